@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/base/log.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static nd_log_level current_level = ND_LOG_INFO;
+static char current_prefix[128];
+
+void nd_log_init(nd_log_level level, const char *prefix)
+{
+    current_level = level;
+    snprintf(current_prefix, sizeof current_prefix, "%s", prefix ? prefix : "");
+}
+
+nd_log_level nd_log_get_level(void)
+{
+    return current_level;
+}
+
+void nd_log(nd_log_level level, const char *format, ...)
+{
+    static const char *const tag[] = {"error: ", "warning: ", "", "debug: "};
+    char line[4096];
+    if (level > current_level) {
+        return;
+    }
+    int used = snprintf(line, sizeof line, "%s%s%s", current_prefix, current_prefix[0] ? ": " : "",
+                        tag[level]);
+    va_list args;
+    va_start(args, format);
+    int body = vsnprintf(line + used, sizeof line - (size_t)used - 1, format, args);
+    va_end(args);
+    size_t length = strlen(line);
+    if (body < 0 || length == 0) {
+        return;
+    }
+    line[length++] = '\n';
+    for (size_t done = 0; done < length;) {
+        ssize_t n = write(STDERR_FILENO, line + done, length - done);
+        if (n <= 0) {
+            return; /* a closed or full stderr must never stop the program */
+        }
+        done += (size_t)n;
+    }
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/base/status.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static _Thread_local nd_error last_error;
+
+nd_status nd_vfail(nd_status status, const char *format, va_list args)
+{
+    ND_ASSERT(status != ND_OK);
+    last_error.status = status;
+    vsnprintf(last_error.message, sizeof last_error.message, format, args);
+    return status;
+}
+
+nd_status nd_fail(nd_status status, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    nd_vfail(status, format, args);
+    va_end(args);
+    return status;
+}
+
+nd_status nd_fail_context(nd_status status, const char *format, ...)
+{
+    size_t used = strlen(last_error.message);
+    va_list args;
+    va_start(args, format);
+    used +=
+        (size_t)snprintf(last_error.message + used, sizeof last_error.message - used, " (while ");
+    if (used < sizeof last_error.message) {
+        vsnprintf(last_error.message + used, sizeof last_error.message - used, format, args);
+        used = strlen(last_error.message);
+        snprintf(last_error.message + used, sizeof last_error.message - used, ")");
+    }
+    va_end(args);
+    return status;
+}
+
+const nd_error *nd_error_last(void)
+{
+    return &last_error;
+}
+
+void nd_error_clear(void)
+{
+    last_error.status = ND_OK;
+    last_error.message[0] = '\0';
+}
+
+const char *nd_status_name(nd_status status)
+{
+    switch (status) {
+    case ND_OK:
+        return "ok";
+    case ND_ERR_INTERNAL:
+        return "internal";
+    case ND_ERR_CONFIG:
+        return "configuration";
+    case ND_ERR_DATA:
+        return "data";
+    case ND_ERR_NUMERIC:
+        return "numeric";
+    case ND_ERR_CANTCREATE:
+        return "output";
+    case ND_ERR_IO:
+        return "i/o";
+    case ND_ERR_PREEMPTED:
+        return "preempted";
+    case ND_ERR_HANG:
+        return "hang";
+    }
+    return "unknown";
+}
+
+_Noreturn void nd_assert_failed(const char *expression, const char *file, int line)
+{
+    fprintf(stderr, "%s:%d: invariant broken: %s\n", file, line, expression);
+    abort();
+}
+
+nd_status nd_alloc(size_t count, size_t size, void **out)
+{
+    void *p = calloc(count ? count : 1, size ? size : 1);
+    if (!p) {
+        return nd_fail(ND_ERR_INTERNAL, "out of host memory: %zu elements of %zu bytes", count,
+                       size);
+    }
+    *out = p;
+    return ND_OK;
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_BASE_STATUS_H
+#define ND_BASE_STATUS_H
+/*
+ * Status codes and the thread's error record.
+ *
+ * Every fallible function returns nd_status. The function that first recognises a fault fills the calling thread's
+ * nd_error once with a whole sentence (what, where, how to mend); callers pass the status up with ND_TRY and may add
+ * a breadcrumb ("while reading model.path"). Only main() turns a status into a process exit code: a status value IS
+ * the documented exit code (docs/launch.md).
+ */
+#include <stdarg.h>
+#include <stddef.h>
+
+typedef enum nd_status {
+    ND_OK = 0,
+    ND_ERR_INTERNAL = 1, /* a bug of ours, or a library that failed without a better class */
+    ND_ERR_CONFIG =
+        2, /* usage or configuration: flags, YAML, mesh, keys, versions, missing device */
+    ND_ERR_DATA = 65,       /* bad data, model or checkpoint file */
+    ND_ERR_NUMERIC = 70,    /* NaN or infinity by policy, no valid token in a step */
+    ND_ERR_CANTCREATE = 73, /* output cannot be written or would overwrite something */
+    ND_ERR_IO = 74,         /* I/O: network, port in use, lost peer, failing read */
+    ND_ERR_PREEMPTED = 75,  /* asked to stop by a signal; ended at a step boundary */
+    ND_ERR_HANG = 124,      /* a deadline passed: stuck peer, rendezvous incomplete */
+} nd_status;
+
+enum { ND_ERROR_MESSAGE_MAX = 2048 };
+
+typedef struct nd_error {
+    nd_status status;
+    char message[ND_ERROR_MESSAGE_MAX]; /* one or a few whole sentences, no trailing newline */
+} nd_error;
+
+/* Fills the thread's record (replacing an older one) and returns `status`. */
+nd_status nd_fail(nd_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+nd_status nd_vfail(nd_status status, const char *format, va_list args);
+
+/* Appends " (while ...)" to the record; returns `status` so that it can end a return statement. */
+nd_status nd_fail_context(nd_status status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* The calling thread's record; its status is ND_OK when nothing failed since nd_error_clear. */
+const nd_error *nd_error_last(void);
+void nd_error_clear(void);
+
+/* Short class name of a status: "configuration", "data", ... for log lines. */
+const char *nd_status_name(nd_status status);
+
+/* Returns from the calling function when `expr` is not ND_OK. */
+#define ND_TRY(expr)                                                                               \
+    do {                                                                                           \
+        nd_status nd_try_status_ = (expr);                                                         \
+        if (nd_try_status_ != ND_OK) {                                                             \
+            return nd_try_status_;                                                                 \
+        }                                                                                          \
+    } while (0)
+
+/* The same for functions with one cleanup label: needs `nd_status status` in scope. */
+#define ND_TRY_OUT(expr)                                                                           \
+    do {                                                                                           \
+        status = (expr);                                                                           \
+        if (status != ND_OK) {                                                                     \
+            goto out;                                                                              \
+        }                                                                                          \
+    } while (0)
+
+/* A programmer's invariant: prints file, line and expression, then aborts. Never for users' mistakes. */
+#define ND_ASSERT(cond) ((cond) ? (void)0 : nd_assert_failed(#cond, __FILE__, __LINE__))
+_Noreturn void nd_assert_failed(const char *expression, const char *file, int line);
+
+/* Allocation outside of a training step. Fails with ND_ERR_INTERNAL and the size. */
+nd_status nd_alloc(size_t count, size_t size,
+                   void **out); /* zeroed; *out owned by the caller, free() it */
+#define ND_ALLOC(count, out) nd_alloc((size_t)(count), sizeof(**(out)), (void **)(out))
+
+#endif

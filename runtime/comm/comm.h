@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_COMM_COMM_H
+#define ND_COMM_COMM_H
+/*
+ * Communicators: collective operations among the ranks of one group.
+ *
+ * A transport is this rank's end of the world (self, local threads, ucx, nccl). A communicator is one group on it.
+ * A group of size 1 always uses `self`, which copies nothing where send and receive buffer are the same, so callers
+ * never ask for the size of an axis.
+ *
+ * Every operation is enqueued on `stream` and completes `done`; the buffers are lent until then. With done == NULL the
+ * call returns when the operation is complete. All members must enter the operations of a group in the same order with
+ * the same counts; operations of different groups may be pending together. Each communicator allows at least 4 pending
+ * operations.
+ *
+ * Reductions: the order is fixed (each slice reduced once, ascending by rank, accumulated in F32 for BF16, in the type
+ * itself otherwise, then gathered), so all members get the same bits and a repeated run gets the same bits.
+ *
+ * Faults: a deadline (seconds) bounds every operation. ND_ERR_HANG names group, op, sequence number and the ranks that
+ * are not there; ND_ERR_IO a peer that died; ND_ERR_INTERNAL members that called different operations. After a fault
+ * the transport is unusable and the worker exits.
+ */
+#include <stdint.h>
+
+#include "runtime/base/progress.h"
+#include "runtime/device/device.h"
+#include "runtime/mesh/mesh.h"
+#include "runtime/tensor/dtype.h"
+
+typedef enum nd_redop { ND_REDOP_SUM = 0, ND_REDOP_MAX } nd_redop;
+
+typedef enum nd_comm_op {
+    ND_COMM_ALL_REDUCE = 0,
+    ND_COMM_ALL_GATHER,
+    ND_COMM_REDUCE_SCATTER,
+    ND_COMM_BROADCAST,
+    ND_COMM_EXCHANGE,
+    ND_COMM_ALL_TO_ALL,
+    ND_COMM_BARRIER,
+    ND_COMM_OP_COUNT
+} nd_comm_op;
+
+const char *nd_comm_op_name(nd_comm_op op); /* "all_reduce" */
+
+typedef struct nd_transport nd_transport;
+typedef struct nd_comm nd_comm;
+
+typedef struct nd_comm_stats { /* since creation, for metrics and tests */
+    int64_t calls[ND_COMM_OP_COUNT];
+    int64_t bytes_sent[ND_COMM_OP_COUNT]; /* payload this rank put on the wire (0 for self) */
+} nd_comm_stats;
+
+/* One backend. `comm` functions mirror the public ones below, which check arguments, count, and publish progress. */
+typedef struct nd_comm_backend {
+    const char *name; /* "self", "local", "ucx", "nccl" */
+    nd_status (*create)(nd_transport *transport, nd_comm *comm);
+    void (*destroy)(nd_comm *comm);
+    nd_status (*all_reduce)(nd_comm *, nd_stream *, void *buffer, int64_t count, nd_dtype, nd_redop,
+                            nd_event *);
+    nd_status (*all_gather)(nd_comm *, nd_stream *, const void *send, void *recv, int64_t count,
+                            nd_dtype, nd_event *);
+    nd_status (*reduce_scatter)(nd_comm *, nd_stream *, const void *send, void *recv, int64_t count,
+                                nd_dtype, nd_redop, nd_event *);
+    nd_status (*broadcast)(nd_comm *, nd_stream *, void *buffer, int64_t count, nd_dtype, int root,
+                           nd_event *);
+    nd_status (*exchange)(nd_comm *, nd_stream *, const void *send, int to, void *recv, int from,
+                          int64_t count, nd_dtype, nd_event *);
+    nd_status (*all_to_all)(nd_comm *, nd_stream *, const void *send, void *recv, int64_t count,
+                            nd_dtype, nd_event *);
+    nd_status (*barrier)(nd_comm *, nd_stream *, nd_event *);
+    void (*close)(nd_transport *transport);
+} nd_comm_backend;
+
+struct nd_transport {
+    const nd_comm_backend *backend;
+    int rank, size;             /* world */
+    double timeout_seconds;     /* deadline of every operation; > 0 */
+    nd_progress_slot *progress; /* this rank's slot, never NULL */
+    const nd_progress *page;    /* slots of all workers of this host, or NULL */
+    int (*slot_of_rank)(void *context,
+                        int rank); /* slot on this host's page, -1 elsewhere; may be NULL */
+    void *slot_context;
+    void *native;
+};
+
+struct nd_comm {
+    nd_transport *transport;
+    const nd_comm_backend *backend; /* self when size is 1 */
+    nd_group_kind kind;
+    int id;           /* the same on all members, distinct within the job */
+    int size, index;  /* this rank is member `index` */
+    int *ranks;       /* [size] world ranks, owned */
+    int64_t sequence; /* operations entered */
+    nd_comm_stats stats;
+    void *native;
+};
+
+/*
+ * The group of `kind` that `transport->rank` belongs to. Collective over the world: every rank creates the same kinds
+ * in the same order. `duplicate` distinguishes several communicators of one kind (weights gathered and gradients
+ * reduced at the same time must not serialise): 0, 1, ...
+ */
+nd_status nd_comm_create(nd_transport *transport, const nd_mesh *mesh, nd_group_kind kind,
+                         int duplicate, nd_comm **out);
+void nd_comm_destroy(nd_comm *comm);
+void nd_transport_close(nd_transport *transport); /* NULL is legal */
+
+/* buffer (count): every member ends with the reduction over members. In place. */
+nd_status nd_comm_all_reduce(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
+                             nd_dtype dtype, nd_redop op, nd_event *done);
+/* send (count) of each member -> recv (size x count) in member order. In place when send == recv + index x count. */
+nd_status nd_comm_all_gather(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
+                             int64_t count, nd_dtype dtype, nd_event *done);
+/* send (size x count) -> recv (count): slice `index` of the reduction. In place when recv == send + index x count;
+ * `send` is otherwise left as it was. */
+nd_status nd_comm_reduce_scatter(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
+                                 int64_t count, nd_dtype dtype, nd_redop op, nd_event *done);
+/* buffer (count) of member `root` -> all. */
+nd_status nd_comm_broadcast(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
+                            nd_dtype dtype, int root, nd_event *done);
+/* send (count) to member `to` while recv (count) arrives from member `from`: one hop of a ring. */
+nd_status nd_comm_exchange(nd_comm *comm, nd_stream *stream, const void *send, int to, void *recv,
+                           int from, int64_t count, nd_dtype dtype, nd_event *done);
+/* send (size x count), slice j to member j -> recv (size x count), slice i from member i. Not in place. */
+nd_status nd_comm_all_to_all(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
+                             int64_t count, nd_dtype dtype, nd_event *done);
+nd_status nd_comm_barrier(nd_comm *comm);
+
+/* Transports. */
+
+/* The only rank of a world of one. */
+nd_status nd_transport_open_self(nd_progress_slot *progress, nd_transport **out);
+
+/* `size` ranks as threads of this process, for tests: a hub made once, then one transport per thread. */
+typedef struct nd_local_hub nd_local_hub;
+nd_status nd_local_hub_create(int size, nd_local_hub **out);
+void nd_local_hub_destroy(nd_local_hub *hub);
+nd_status nd_transport_open_local(nd_local_hub *hub, int rank, double timeout_seconds,
+                                  nd_progress_slot *progress, nd_transport **out);
+
+/*
+ * UCX. `exchange` is the allgather of the rendezvous store: every rank gives `bytes` bytes and gets those of all ranks
+ * (recv: size x bytes), with the store's own deadline.
+ */
+typedef struct nd_ucx_options {
+    int rank, size;
+    double timeout_seconds;
+    nd_progress_slot *progress;
+    const nd_progress *page;
+    int (*slot_of_rank)(void *context, int rank);
+    void *slot_context;
+    nd_status (*exchange)(void *context, const void *send, void *recv, size_t bytes);
+    void *exchange_context;
+} nd_ucx_options;
+nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **out);
+
+/* All communicators of one rank, by kind; `gradients` duplicates dp_shard_cp for the reduce-scatters. */
+typedef struct nd_groups {
+    nd_comm *by_kind[ND_GROUP_COUNT];
+    nd_comm *gradients;
+} nd_groups;
+nd_status nd_groups_create(nd_transport *transport, const nd_mesh *mesh, nd_groups *out);
+void nd_groups_destroy(nd_groups *groups);
+
+#endif

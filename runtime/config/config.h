@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CONFIG_CONFIG_H
+#define ND_CONFIG_CONFIG_H
+/*
+ * The configuration of a run: one plain struct, filled from defaults, a YAML file (native or accelerate's) and the
+ * command line, later wins. One field table (config_fields.def) drives reading, --help, overrides, the echo and
+ * run.json; a key exists once. docs/config.md lists the keys.
+ *
+ * Strings are owned by the config (nd_config_fini). Relative paths in a file are relative to the working directory,
+ * as on the command line.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "runtime/base/status.h"
+#include "runtime/mesh/mesh.h"
+
+typedef enum nd_device_choice {
+    ND_CHOOSE_AUTO = 0,
+    ND_CHOOSE_CPU,
+    ND_CHOOSE_CUDA
+} nd_device_choice;
+typedef enum nd_precision {
+    ND_PRECISION_BF16 = 0,
+    ND_PRECISION_FP32,
+    ND_PRECISION_FP8
+} nd_precision;
+typedef enum nd_data_format {
+    ND_DATA_AUTO = 0,
+    ND_DATA_TEXT,
+    ND_DATA_JSONL,
+    ND_DATA_LLMC,
+    ND_DATA_MEGATRON
+} nd_data_format;
+typedef enum nd_optimizer_kind { ND_OPTIMIZER_ADAMW = 0, ND_OPTIMIZER_SGD } nd_optimizer_kind;
+typedef enum nd_schedule_kind {
+    ND_SCHEDULE_CONSTANT = 0,
+    ND_SCHEDULE_LINEAR,
+    ND_SCHEDULE_COSINE,
+    ND_SCHEDULE_WSD
+} nd_schedule_kind;
+typedef enum nd_recompute {
+    ND_RECOMPUTE_NONE = 0,
+    ND_RECOMPUTE_SELECTIVE,
+    ND_RECOMPUTE_FULL
+} nd_recompute;
+typedef enum nd_cp_comm { ND_CP_ALLGATHER = 0, ND_CP_RING } nd_cp_comm;
+typedef enum nd_fp8_recipe {
+    ND_FP8_TENSORWISE = 0,
+    ND_FP8_ROWWISE,
+    ND_FP8_ROWWISE_GW_HP,
+    ND_FP8_DELAYED
+} nd_fp8_recipe;
+typedef enum nd_weights_dtype { ND_WEIGHTS_BF16 = 0, ND_WEIGHTS_FP32 } nd_weights_dtype;
+
+typedef struct nd_config {
+    struct {
+        int64_t workers; /* total over all nodes */
+        nd_device_choice device;
+        int64_t threads_per_worker; /* 0: allowed CPUs / local workers */
+        char *log_dir;              /* "": worker output is not kept in files */
+        double grace_seconds;       /* between TERM and KILL */
+        int64_t nnodes, node_rank;
+        int64_t nproc_per_node; /* 0: workers / nnodes */
+        char *rdzv_endpoint;    /* host:port; "" on one host */
+        char *rdzv_key_file;    /* "" on one host */
+        char *gpu_ids;          /* "all" or a comma list */
+        double comm_timeout_seconds;
+        double rdzv_timeout_seconds;
+    } launch;
+    struct {
+        int64_t dp_replicate, dp_shard, cp, tp; /* dp_shard -1: what is left */
+    } mesh;
+    struct {
+        char *path;   /* Hugging Face folder: config.json + safetensors */
+        char *config; /* a config.json alone: fresh weights */
+        char *name;   /* org/name in the local Hugging Face cache */
+        int64_t seed;
+    } model;
+    struct {
+        char *path;
+        nd_data_format format;
+        char *tokenizer; /* "bytes", or "file": token ids as they are in llmc and megatron files */
+        char *validation_path; /* "": no validation */
+        int64_t shuffle_seed;
+    } data;
+    struct {
+        int64_t steps, sequence_length, micro_batch_size, gradient_accumulation_steps;
+        nd_precision precision;
+        int64_t seed;
+        int64_t
+            validation_interval; /* steps; 0: only after the last step, when there is validation data */
+        int64_t validation_batches; /* blocks per data rank at each validation; 0: all */
+    } train;
+    struct {
+        nd_optimizer_kind name;
+        double lr, beta1, beta2, eps, weight_decay;
+        double max_grad_norm; /* 0: off */
+        nd_schedule_kind schedule;
+        int64_t warmup_steps;
+        double min_lr;
+        int64_t decay_steps; /* wsd: length of the final decay; 0: a tenth of the steps */
+    } optimizer;
+    struct {
+        bool reshard_after_forward;
+        nd_cp_comm cp_comm;
+        nd_recompute recompute;
+    } parallel;
+    struct {
+        nd_fp8_recipe recipe;
+        bool all_gather;
+        char *filter; /* "accelerate", "auto", or a comma list of name patterns to convert */
+    } fp8;
+    struct {
+        char *dir; /* "": runs/<config>-<n> */
+        bool save_model;
+        nd_weights_dtype dtype;
+    } output;
+    struct {
+        int64_t interval;
+        char *level; /* error | warning | info | debug */
+    } log;
+
+    /* Derived, not keys. */
+    char *source; /* the YAML file, or "" */
+    bool from_accelerate;
+    nd_mesh resolved_mesh; /* after nd_config_resolve */
+} nd_config;
+
+/* Defaults. */
+nd_status nd_config_init(nd_config *config);
+void nd_config_fini(nd_config *config);
+
+/*
+ * What the program was asked to do besides training; filled by nd_config_parse from the same command line.
+ */
+typedef struct nd_cli {
+    bool help, version;
+    int plan_rank; /* --rank R of `ndtrain plan`, -1 */
+    char *resume;  /* unused: checkpoint flags are refused */
+} nd_cli;
+
+/*
+ * Defaults <- --config-file <- other flags in order. argv[0] is skipped. ND_ERR_CONFIG: file, line, key, what was
+ * wrong, nearest known name.
+ */
+nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv);
+
+/*
+ * Checks that need no other file: ranges, keys that exclude each other, the mesh against the worker count (fills
+ * resolved_mesh), nodes. Called by nd_config_parse's users after the last change.
+ */
+nd_status nd_config_resolve(nd_config *config);
+
+/* --help: usage, flags grouped by section with type, default, range, unit. */
+void nd_config_help(FILE *out, const char *program);
+
+/* The resolved configuration as native YAML: reading it again gives the same config. Owned by the caller. */
+nd_status nd_config_to_yaml(const nd_config *config, char **out);
+
+/*
+ * Job-scoped fields only, as "key=value\n" lines in table order: compared between nodes at rendezvous. Two texts that
+ * differ: nd_config_diff names the first key and both values in its sentence.
+ */
+nd_status nd_config_job_text(const nd_config *config, char **out);
+nd_status nd_config_diff(const char *text_a, const char *name_a, const char *text_b,
+                         const char *name_b);
+
+/* Value of "section.key" as text ("" when unknown), for run.json and messages. Owned by the caller. */
+nd_status nd_config_get(const nd_config *config, const char *key, char **out);
+
+/* Calls visit(context, "section.key", value text, is_job_scoped) for every key in table order: run.json. */
+nd_status nd_config_each(const nd_config *config,
+                         void (*visit)(void *, const char *, const char *, bool), void *context);
+
+#endif

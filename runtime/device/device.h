@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_DEVICE_DEVICE_H
+#define ND_DEVICE_DEVICE_H
+/*
+ * One compute device: memory, copies, streams, events. A backend is one table of functions (cpu here, cuda beside it).
+ *
+ * A stream orders work. On the CPU compute runs inside the call, so only communication is pending; on CUDA everything
+ * is. An event marks the end of work enqueued on a stream: nd_stream_wait makes later work of another stream see its
+ * results (no host wait on CUDA; on the CPU it progresses communication until the operation is complete).
+ */
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "runtime/base/status.h"
+
+typedef enum nd_device_kind { ND_DEVICE_CPU = 0, ND_DEVICE_CUDA } nd_device_kind;
+
+typedef struct nd_device nd_device;
+typedef struct nd_stream nd_stream;
+
+/* Caller storage. `finish` completes the pending operation on the CPU; `native` is a cudaEvent_t on CUDA. */
+typedef struct nd_event {
+    nd_status (*finish)(void *operation); /* NULL: nothing pending, already complete */
+    void *operation;
+    void *native;
+} nd_event;
+
+struct nd_stream {
+    nd_device *device;
+    void *native; /* cudaStream_t, NULL on the CPU */
+};
+
+typedef struct nd_device_table {
+    const char *name; /* "cpu", "cuda" */
+    void (*close)(nd_device *device);
+    /* Zeroed memory, aligned to 4096 bytes (cpu: huge pages where possible). Before step 0 only. */
+    nd_status (*alloc)(nd_device *device, size_t bytes, void **out);
+    void (*free)(nd_device *device, void *p, size_t bytes);
+    nd_status (*copy)(nd_stream *stream, void *dst, const void *src,
+                      size_t bytes); /* any direction */
+    nd_status (*zero)(nd_stream *stream, void *dst, size_t bytes);
+    nd_status (*stream_init)(nd_device *device, nd_stream *stream);
+    void (*stream_fini)(nd_stream *stream);
+    nd_status (*event_init)(nd_device *device, nd_event *event);
+    void (*event_fini)(nd_event *event);
+    nd_status (*event_record)(nd_event *event, nd_stream *stream);
+    nd_status (*stream_wait)(nd_stream *stream, nd_event *event);
+    nd_status (*stream_sync)(nd_stream *stream); /* host waits for all work of the stream */
+} nd_device_table;
+
+struct nd_device {
+    const nd_device_table *table;
+    nd_device_kind kind;
+    int ordinal;   /* CUDA ordinal, 0 on the CPU */
+    int threads;   /* CPU threads of this worker */
+    char name[96]; /* "cpu, 2 threads", "NVIDIA H200" */
+    void *native;
+};
+
+/* threads >= 1: OpenMP threads of this worker's parallel regions. */
+nd_status nd_device_open_cpu(int threads, nd_device **out);
+void nd_device_close(nd_device *device); /* NULL is legal */
+
+static inline nd_status nd_device_alloc(nd_device *d, size_t bytes, void **out)
+{
+    return d->table->alloc(d, bytes, out);
+}
+static inline void nd_device_free(nd_device *d, void *p, size_t bytes)
+{
+    d->table->free(d, p, bytes);
+}
+static inline nd_status nd_copy(nd_stream *s, void *dst, const void *src, size_t bytes)
+{
+    return s->device->table->copy(s, dst, src, bytes);
+}
+static inline nd_status nd_zero(nd_stream *s, void *dst, size_t bytes)
+{
+    return s->device->table->zero(s, dst, bytes);
+}
+static inline nd_status nd_stream_wait(nd_stream *s, nd_event *e)
+{
+    return s->device->table->stream_wait(s, e);
+}
+static inline nd_status nd_stream_sync(nd_stream *s)
+{
+    return s->device->table->stream_sync(s);
+}
+
+#endif

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_RDZV_IDENTITY_H
+#define ND_RDZV_IDENTITY_H
+/*
+ * Who this worker is. Sources in order: the environment (RANK, WORLD_SIZE, LOCAL_RANK, ... as torchrun and ndlaunch
+ * set it), PMIx, a single process.
+ */
+#include "runtime/base/status.h"
+
+typedef enum nd_identity_source {
+    ND_IDENTITY_SINGLE = 0,  /* world of one, no store */
+    ND_IDENTITY_NDLAUNCH,    /* environment with ND_*: store in ndlaunch */
+    ND_IDENTITY_ENVIRONMENT, /* torchrun-like environment without ndlaunch: rank 0 hosts the store */
+    ND_IDENTITY_PMIX
+} nd_identity_source;
+
+typedef struct nd_identity {
+    nd_identity_source source;
+    int rank, world_size;
+    int local_rank, local_world_size;
+    int node_rank, nnodes;
+    char master_addr[256]; /* store endpoint */
+    int master_port;
+    char run_id[64]; /* the same on all ranks; names the job in messages */
+    char host[128];
+    int key_fd;      /* inherited descriptor holding the 32-byte job key, -1: none */
+    int progress_fd; /* inherited progress page, -1: private */
+    int config_fd;   /* inherited resolved configuration (native YAML), -1: none */
+} nd_identity;
+
+/* ND_ERR_CONFIG when the variables contradict each other (RANK >= WORLD_SIZE, one missing, not a number). */
+nd_status nd_identity_read(nd_identity *out);
+const char *nd_identity_source_name(nd_identity_source source);
+
+#endif

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_RDZV_STORE_H
+#define ND_RDZV_STORE_H
+/*
+ * A worker's connection to the job's store: small values exchanged before communicators exist.
+ *
+ * Blocking calls with deadlines; one thread. The channel is TLS 1.3 with the job's 32-byte key as external PSK. A
+ * world of one needs no store: nd_store_open_single gives one that answers locally, so callers have one path.
+ * While a call waits, whoever hosts the store prints who is missing every 10 seconds.
+ */
+#include <stddef.h>
+#include <stdint.h>
+
+#include "runtime/base/status.h"
+#include "runtime/rdzv/identity.h"
+
+typedef struct nd_store nd_store;
+
+/* Connects, authenticates and says hello (version, run id, rank). ND_ERR_IO / ND_ERR_HANG / ND_ERR_CONFIG (wrong key,
+ * other version) with a sentence. timeout_seconds also bounds each later call. */
+nd_status nd_store_open(const nd_identity *identity, double timeout_seconds, nd_store **out);
+nd_status nd_store_open_single(nd_store **out);
+void nd_store_close(nd_store *store); /* says goodbye; NULL is legal */
+
+nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes);
+/* Waits until the key exists. *bytes in: capacity, out: size. A larger value is ND_ERR_INTERNAL. */
+nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *bytes);
+/* Adds to an integer key (0 at first); *out is the sum. */
+nd_status nd_store_add(nd_store *store, const char *key, int64_t delta, int64_t *out);
+/* All ranks of the job; `name` names the place in messages. */
+nd_status nd_store_barrier(nd_store *store, const char *name);
+/* Allgather over all ranks: send (bytes), recv (world_size x bytes). One message each way per rank. */
+nd_status nd_store_exchange(nd_store *store, const char *name, const void *send, void *recv,
+                            size_t bytes);
+
+#endif

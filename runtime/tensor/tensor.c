@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/tensor/tensor.h"
+
+static nd_tensor make(void *data, nd_dtype dtype, int axes, const int64_t *shape)
+{
+    nd_tensor t = {.data = data, .dtype = dtype, .axes = axes};
+    int64_t stride = 1;
+    for (int a = axes - 1; a >= 0; a--) {
+        t.shape[a] = shape[a];
+        t.stride[a] = stride;
+        stride *= shape[a];
+    }
+    return t;
+}
+
+nd_tensor nd_tensor_1d(void *data, nd_dtype dtype, int64_t n0)
+{
+    return make(data, dtype, 1, (int64_t[]){n0});
+}
+
+nd_tensor nd_tensor_2d(void *data, nd_dtype dtype, int64_t n0, int64_t n1)
+{
+    return make(data, dtype, 2, (int64_t[]){n0, n1});
+}
+
+nd_tensor nd_tensor_3d(void *data, nd_dtype dtype, int64_t n0, int64_t n1, int64_t n2)
+{
+    return make(data, dtype, 3, (int64_t[]){n0, n1, n2});
+}
+
+nd_tensor nd_tensor_4d(void *data, nd_dtype dtype, int64_t n0, int64_t n1, int64_t n2, int64_t n3)
+{
+    return make(data, dtype, 4, (int64_t[]){n0, n1, n2, n3});
+}
+
+int64_t nd_tensor_count(nd_tensor t)
+{
+    int64_t n = 1;
+    for (int a = 0; a < t.axes; a++) {
+        n *= t.shape[a];
+    }
+    return n;
+}
+
+size_t nd_tensor_bytes(nd_tensor t)
+{
+    return (size_t)nd_tensor_count(t) * nd_dtype_size(t.dtype);
+}
+
+bool nd_tensor_is_contiguous(nd_tensor t)
+{
+    int64_t stride = 1;
+    for (int a = t.axes - 1; a >= 0; a--) {
+        if (t.shape[a] != 1 && t.stride[a] != stride) {
+            return false;
+        }
+        stride *= t.shape[a];
+    }
+    return true;
+}
+
+static void *offset(nd_tensor t, int64_t elements)
+{
+    return t.data ? (char *)t.data + (size_t)elements * nd_dtype_size(t.dtype) : NULL;
+}
+
+nd_tensor nd_tensor_rows(nd_tensor t, int64_t begin, int64_t count)
+{
+    ND_ASSERT(begin >= 0 && count >= 0 && begin + count <= t.shape[0]);
+    t.data = offset(t, begin * t.stride[0]);
+    t.shape[0] = count;
+    return t;
+}
+
+nd_tensor nd_tensor_columns(nd_tensor t, int64_t begin, int64_t count)
+{
+    int last = t.axes - 1;
+    ND_ASSERT(begin >= 0 && count >= 0 && begin + count <= t.shape[last]);
+    t.data = offset(t, begin);
+    t.shape[last] = count;
+    return t;
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <stdlib.h>
+
+#include "runtime/base/rng.h"
+
+/* Known answers of Random123's kat_vectors for philox4x32 10. */
+Test(rng, philox_known_answers)
+{
+    nd_rng_block zero = nd_rng_philox(0, 0, 0);
+    cr_assert_eq(zero.w[0], 0x6627e8d5u);
+    cr_assert_eq(zero.w[1], 0xe169c58du);
+    cr_assert_eq(zero.w[2], 0xbc57ac4cu);
+    cr_assert_eq(zero.w[3], 0x9b00dbd8u);
+    nd_rng_block ones = nd_rng_philox(~0ull, ~0ull, ~0ull);
+    cr_assert_eq(ones.w[0], 0x408f276du);
+    cr_assert_eq(ones.w[1], 0x41c83b0eu);
+    cr_assert_eq(ones.w[2], 0xa20bc7c6u);
+    cr_assert_eq(ones.w[3], 0x6d5451fdu);
+}
+
+Test(rng, normal_has_mean_zero_and_variance_one)
+{
+    enum { N = 200000 };
+    double sum = 0, square = 0;
+    for (int i = 0; i < N; i++) {
+        double x = nd_rng_normal(7, 3, (uint64_t)i);
+        sum += x;
+        square += x * x;
+    }
+    /* Standard errors: 1/sqrt(N) of the mean, sqrt(2/N) of the variance; five of them. */
+    cr_assert_float_eq(sum / N, 0, 5 * 0.00224);
+    cr_assert_float_eq(square / N, 1, 5 * 0.00317);
+}
+
+Test(rng, permute_is_a_bijection_that_depends_on_seed_and_stream)
+{
+    const uint64_t sizes[] = {1, 2, 3, 17, 64, 1000};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        uint64_t n = sizes[s];
+        char *seen = calloc(n, 1);
+        for (uint64_t i = 0; i < n; i++) {
+            uint64_t p = nd_rng_permute(42, 0, n, i);
+            cr_assert_lt(p, n);
+            cr_assert(!seen[p], "%lu twice for n = %lu", (unsigned long)p, (unsigned long)n);
+            seen[p] = 1;
+        }
+        free(seen);
+    }
+    int same_seed = 0, same_stream = 0;
+    for (uint64_t i = 0; i < 1000; i++) {
+        same_seed += nd_rng_permute(1, 0, 1000, i) == nd_rng_permute(2, 0, 1000, i);
+        same_stream += nd_rng_permute(1, 0, 1000, i) == nd_rng_permute(1, 1, 1000, i);
+    }
+    cr_assert_lt(same_seed, 20);
+    cr_assert_lt(same_stream, 20);
+}

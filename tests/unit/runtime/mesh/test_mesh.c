@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "runtime/mesh/mesh.h"
+
+Test(mesh, rank_formula_and_back)
+{
+    nd_mesh mesh = {{1, 2, 3, 2, 5}};
+    for (int r = 0; r < nd_mesh_world_size(&mesh); r++) {
+        nd_coord c = nd_mesh_coord_of(&mesh, r);
+        cr_assert_eq((((c.at[0] * 2 + c.at[1]) * 3 + c.at[2]) * 2 + c.at[3]) * 5 + c.at[4], r);
+        cr_assert_eq(nd_mesh_rank_of(&mesh, c), r);
+    }
+}
+
+Test(mesh, groups_partition_the_world_and_agree)
+{
+    nd_mesh mesh = {{1, 2, 3, 2, 2}};
+    int world = nd_mesh_world_size(&mesh);
+    for (nd_group_kind k = 0; k < ND_GROUP_COUNT; k++) {
+        int size = nd_mesh_group_size(&mesh, k);
+        for (int r = 0; r < world; r++) {
+            int index = nd_mesh_group_index(&mesh, k, r);
+            cr_assert_eq(nd_mesh_group_member(&mesh, k, r, index), r);
+            for (int i = 0, last = -1; i < size; i++) {
+                int member = nd_mesh_group_member(&mesh, k, r, i);
+                cr_assert_gt(member, last, "members ascend");
+                last = member;
+                cr_assert_eq(nd_mesh_group_index(&mesh, k, member), i);
+            }
+        }
+    }
+    cr_assert_eq(nd_mesh_group_size(&mesh, ND_GROUP_DP_SHARD_CP), 6);
+    cr_assert_eq(nd_mesh_group_member(&mesh, ND_GROUP_TP, 5, 0), 4, "tp peers are adjacent");
+    cr_assert_eq(nd_mesh_group_member(&mesh, ND_GROUP_DP_SHARD, 1, 2), 9);
+}
+
+Test(mesh, resolve_fills_dp_shard_and_names_the_numbers)
+{
+    nd_mesh mesh = {{1, 2, -1, 1, 2}};
+    cr_assert_eq(nd_mesh_resolve(&mesh, 12), ND_OK);
+    cr_assert_eq(mesh.size[ND_AXIS_DP_SHARD], 3);
+    nd_mesh wrong = {{1, 2, 2, 1, 2}};
+    cr_assert_eq(nd_mesh_resolve(&wrong, 6), ND_ERR_CONFIG);
+    cr_assert(strstr(nd_error_last()->message, "= 8 workers") &&
+              strstr(nd_error_last()->message, "is 6"));
+    nd_mesh left = {{1, 2, -1, 1, 2}};
+    cr_assert_eq(nd_mesh_resolve(&left, 6), ND_ERR_CONFIG);
+    nd_mesh zero = {{1, 0, 1, 1, 1}};
+    cr_assert_eq(nd_mesh_resolve(&zero, 1), ND_ERR_CONFIG);
+}
