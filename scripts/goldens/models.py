@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole-model goldens: transformers' Llama in F32 and BF16, and ten AdamW steps.
+
+A golden folder holds
+  config.json, model.safetensors   the model before training, as transformers saves it (F32)
+  golden.safetensors               input_ids, labels (steps, B, S) I32; grad.<name>: gradients of step 1, not clipped;
+                                   final.<name>: weights after the last step
+  golden.json                      losses, gradient norms, hyper-parameters, distances of the BF16 run
+
+Labels are those of the next token already (labels[i] belongs to input i); -100 is not counted. The loss is the mean
+over counted labels.
+"""
+import json
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+transformers.utils.logging.disable_progress_bar()
+STEPS, BATCH, SEQUENCE = 10, 2, 48
+OPTIMIZER = dict(lr=2e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, max_grad_norm=1.0)
+
+MODELS = {
+    # Llama 2: as many KV heads as heads, plain RoPE, head of its own.
+    "llama2": dict(vocab_size=96, hidden_size=32, intermediate_size=88, num_hidden_layers=2,
+                   num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=256,
+                   rms_norm_eps=1e-5, tie_word_embeddings=False,
+                   rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
+    # Llama 3: grouped heads, heads wider than hidden / heads, scaled RoPE. With 64 original positions the wavelengths
+    # 6.3, 32.4 and 167 to 6.0e5 fall into the kept (< 16), the smoothed (16 to 64) and the slowed band.
+    "llama3": dict(vocab_size=128, hidden_size=32, intermediate_size=96, num_hidden_layers=2,
+                   num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=512,
+                   rms_norm_eps=1e-5, tie_word_embeddings=False,
+                   rope_parameters=dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
+                                        high_freq_factor=4.0, original_max_position_embeddings=64)),
+    # One tensor for embedding and head; sizes that no power of two divides.
+    "tied": dict(vocab_size=97, hidden_size=48, intermediate_size=75, num_hidden_layers=3,
+                 num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=256,
+                 rms_norm_eps=1e-6, tie_word_embeddings=True,
+                 rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
+}
+
+
+def build(name):
+    """A model whose weights are large enough that no part of it is near linear: std 1 / sqrt(fan in), norms not 1."""
+    config = LlamaConfig(use_cache=False, bos_token_id=1, eos_token_id=2, **MODELS[name])
+    model = LlamaForCausalLM(config)
+    generator = torch.Generator().manual_seed(1000 + list(MODELS).index(name))
+    with torch.no_grad():
+        for key, p in sorted(model.named_parameters()):
+            values = torch.randn(p.shape, generator=generator)
+            if p.dim() == 1:
+                p.copy_(1 + 0.2 * values)
+            elif "embed_tokens" in key:
+                p.copy_(0.3 * values)
+            else:
+                p.copy_(values / p.shape[1] ** 0.5)
+    return model
+
+
+def make_data(name):
+    """A stream that can be learned in part, next = 5 t + 3 + noise; a prompt and scattered labels are not counted."""
+    vocab = MODELS[name]["vocab_size"]
+    generator = torch.Generator().manual_seed(2000 + list(MODELS).index(name))
+    shape = (STEPS, BATCH)
+    tokens = [torch.randint(0, vocab, shape, generator=generator)]
+    for _ in range(SEQUENCE):
+        tokens.append((5 * tokens[-1] + 3 + torch.randint(0, 3, shape, generator=generator)) % vocab)
+    tokens = torch.stack(tokens, dim=2)  # (steps, B, S + 1)
+    labels = tokens[:, :, 1:].clone()
+    labels[torch.rand(labels.shape, generator=generator) < 0.1] = -100
+    labels[:, 1, :17] = -100
+    return tokens[:, :, :-1].contiguous(), labels
+
+
+def to_bfloat16(model):
+    """model.to(bfloat16) with the rotary frequencies left in F32, as a model loaded in BF16 has them."""
+    frequencies = model.model.rotary_emb.inv_freq.clone()
+    model = model.to(torch.bfloat16)
+    model.model.rotary_emb.inv_freq = frequencies
+    return model
+
+
+def loss_of(model, ids, labels):
+    logits = model(input_ids=ids).logits.float()
+    return torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), labels.reshape(-1), ignore_index=-100)
+
+
+def gradients(model, ids, labels):
+    model.zero_grad()
+    loss = loss_of(model, ids, labels)
+    loss.backward()
+    return loss.item(), {key: p.grad.detach().float().clone() for key, p in model.named_parameters()}
+
+
+def train(model, ids, labels):
+    """AdamW with decay on matrices only and clipping by the global norm; losses and norms before clipping."""
+    o = OPTIMIZER
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    optimizer = torch.optim.AdamW(
+        [dict(params=matrices, weight_decay=o["weight_decay"]), dict(params=vectors, weight_decay=0.0)],
+        lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"], foreach=False)
+    losses, norms = [], []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, ids[step], labels[step])
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), o["max_grad_norm"], foreach=False).item())
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, norms
+
+
+def relative_l2(a, b):
+    return ((a.double() - b.double()).norm() / b.double().norm()).item()
+
+
+def bfloat16_distances(name, ids, labels):
+    """
+    How far the same model run in BF16 is from F32: per tensor the relative L2 distance of its gradient in step 1's
+    batch; for the loss, which may agree by luck in one batch, also the root mean square over all batches.
+    """
+    full, half = build(name), to_bfloat16(build(name))
+    loss, exact = gradients(full, ids[0], labels[0])
+    loss_half, rounded = gradients(half, ids[0], labels[0])
+    with torch.no_grad():
+        pairs = [(loss_of(full, i, l).item(), loss_of(half, i, l).item()) for i, l in zip(ids, labels)]
+    mean_square = sum(((b - a) / a) ** 2 for a, b in pairs) / len(pairs)
+    losses, norms = train(half, ids, labels)
+    return dict(loss=loss_half, loss_relative_distance=abs(loss_half - loss) / loss,
+                loss_relative_distance_rms=mean_square ** 0.5,
+                gradient_relative_l2={key: relative_l2(rounded[key], exact[key]) for key in exact},
+                losses=losses, grad_norms=norms)
+
+
+def make(name, folder):
+    ids, labels = make_data(name)
+    model = build(name)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    loss, grads = gradients(model, ids[0], labels[0])
+    losses, norms = train(model, ids, labels)
+    assert losses[0] == loss
+    tensors = dict(input_ids=ids.int(), labels=labels.int())
+    tensors |= {f"grad.{key}": value for key, value in grads.items()}
+    tensors |= {f"final.{key}": p.detach().clone() for key, p in model.named_parameters()}
+    save_file(tensors, folder / "golden.safetensors")
+    record = dict(
+        versions=dict(torch=torch.__version__, transformers=transformers.__version__),
+        steps=STEPS, batch=BATCH, sequence=SEQUENCE, optimizer=OPTIMIZER,
+        valid_labels=[int((l != -100).sum()) for l in labels],
+        loss=loss, losses=losses, grad_norms=norms, bf16=bfloat16_distances(name, ids, labels))
+    (folder / "golden.json").write_text(json.dumps(record, indent=1) + "\n")
