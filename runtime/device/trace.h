@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_DEVICE_TRACE_H
+#define ND_DEVICE_TRACE_H
+/*
+ * Where the time of a step goes, by kind of work: host time around each call, which on the CPU is the work itself.
+ * One trace per rank, written by its thread only; nothing is allocated.
+ */
+#include <stdint.h>
+
+#include "runtime/base/clock.h"
+
+typedef enum nd_trace_kind {
+    ND_TRACE_HEAD = 0, /* final projection and cross entropy */
+    ND_TRACE_GEMM,
+    ND_TRACE_ATTENTION,
+    ND_TRACE_ELEMENTWISE, /* norms, RoPE, SwiGLU, embedding, casts */
+    ND_TRACE_COMMUNICATION,
+    ND_TRACE_OPTIMIZER,
+    ND_TRACE_DATA, /* waiting for the loader */
+    ND_TRACE_COUNT
+} nd_trace_kind;
+
+typedef struct nd_trace {
+    int64_t ns[ND_TRACE_COUNT];
+    int64_t calls[ND_TRACE_COUNT];
+} nd_trace;
+
+const char *nd_trace_name(nd_trace_kind kind);
+
+static inline void nd_trace_add(nd_trace *trace, nd_trace_kind kind, int64_t begin_ns)
+{
+    trace->ns[kind] += nd_clock_ns() - begin_ns;
+    trace->calls[kind]++;
+}
+
+#endif

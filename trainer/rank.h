@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TRAINER_RANK_H
+#define ND_TRAINER_RANK_H
+/*
+ * One rank of the job: everything a step needs hangs off it, nothing is global, so N ranks can live in one process as
+ * threads (tests) or one each in N processes. All members are borrowed from whoever set the rank up.
+ */
+#include "kernels/ops.h"
+#include "runtime/comm/comm.h"
+#include "runtime/config/config.h"
+#include "runtime/config/llama_shape.h"
+#include "runtime/device/trace.h"
+
+typedef struct nd_rank {
+    int rank, world_size;
+    nd_mesh mesh;
+    nd_coord coord;
+    const nd_config *config;
+    nd_llama_shape shape;
+    nd_device *device;
+    nd_stream stream;
+    const nd_ops *ops;
+    nd_transport *transport;
+    nd_groups groups;
+    nd_progress_slot *progress;
+    nd_trace trace;
+} nd_rank;
+
+/* Runs a call, charges its time to `kind`, and returns from the calling function when it fails. */
+#define ND_RUN(rank_, kind_, call_)                                                                                    \
+    do {                                                                                                               \
+        int64_t nd_begin_ = nd_clock_ns();                                                                             \
+        nd_status nd_run_status_ = (call_);                                                                            \
+        nd_trace_add(&(rank_)->trace, (kind_), nd_begin_);                                                             \
+        if (nd_run_status_ != ND_OK) {                                                                                 \
+            return nd_run_status_;                                                                                     \
+        }                                                                                                              \
+    } while (0)
+
+/* An op of the backend: ND_OP(rank, ND_TRACE_GEMM, matmul, c, a, false, b, true, 0.0f). */
+#define ND_OP(rank_, kind_, op_, ...) ND_RUN(rank_, kind_, (rank_)->ops->op_(&(rank_)->stream, __VA_ARGS__))
+
+#endif
