@@ -27,17 +27,18 @@ typedef struct nd_rank {
 } nd_rank;
 
 /* Runs a call, charges its time to `kind`, and returns from the calling function when it fails. */
-#define ND_RUN(rank_, kind_, call_)                                                                                    \
-    do {                                                                                                               \
-        int64_t nd_begin_ = nd_clock_ns();                                                                             \
-        nd_status nd_run_status_ = (call_);                                                                            \
-        nd_trace_add(&(rank_)->trace, (kind_), nd_begin_);                                                             \
-        if (nd_run_status_ != ND_OK) {                                                                                 \
-            return nd_run_status_;                                                                                     \
-        }                                                                                                              \
+#define ND_RUN(rank_, kind_, call_)                                                                \
+    do {                                                                                           \
+        int64_t nd_begin_ = nd_clock_ns();                                                         \
+        nd_status nd_run_status_ = (call_);                                                        \
+        nd_trace_add(&(rank_)->trace, (kind_), nd_begin_);                                         \
+        if (nd_run_status_ != ND_OK) {                                                             \
+            return nd_run_status_;                                                                 \
+        }                                                                                          \
     } while (0)
 
 /* An op of the backend: ND_OP(rank, ND_TRACE_GEMM, matmul, c, a, false, b, true, 0.0f). */
-#define ND_OP(rank_, kind_, op_, ...) ND_RUN(rank_, kind_, (rank_)->ops->op_(&(rank_)->stream, __VA_ARGS__))
+#define ND_OP(rank_, kind_, op_, ...)                                                              \
+    ND_RUN(rank_, kind_, (rank_)->ops->op_(&(rank_)->stream, __VA_ARGS__))
 
 #endif

@@ -6,8 +6,14 @@
 enum { ALIGNMENT = 256 };
 
 static const char *const class_names[ND_MEM_CLASS_COUNT] = {
-    "state",   "gathered weights", "unsharded gradients", "activations",
-    "scratch", "head",             "communication",       "data",
+    "state",
+    "gathered weights",
+    "unsharded gradients",
+    "activations",
+    "scratch",
+    "head",
+    "communication",
+    "data",
 };
 
 const char *nd_mem_class_name(nd_mem_class class)
@@ -30,7 +36,8 @@ static nd_mem_segment *append(nd_memplan *plan, nd_mem_class class, const char *
     return s;
 }
 
-int nd_memplan_add(nd_memplan *plan, nd_mem_class class, const char *name, int64_t count, size_t element_size)
+int nd_memplan_add(nd_memplan *plan, nd_mem_class class, const char *name, int64_t count,
+                   size_t element_size)
 {
     ND_ASSERT(count >= 0);
     nd_mem_segment *s = append(plan, class, name, (size_t)count * element_size);
@@ -82,7 +89,8 @@ void nd_memplan_print(const nd_memplan *plan, FILE *out)
         if (nd_memplan_class_bytes(plan, c) == 0) {
             continue;
         }
-        fprintf(out, "  %-22s %12.2f MiB\n", class_names[c], (double)nd_memplan_class_bytes(plan, c) / mib);
+        fprintf(out, "  %-22s %12.2f MiB\n", class_names[c],
+                (double)nd_memplan_class_bytes(plan, c) / mib);
         for (int i = 0; i < plan->count; i++) {
             const nd_mem_segment *s = &plan->segments[i];
             if (s->class == c && s->bytes > 0) {

@@ -31,21 +31,23 @@ typedef struct nd_mem_segment {
     char name[56];
     size_t bytes;
     size_t offset;
-    bool external; /* owned elsewhere (a library or the transport): counted and printed, not allocated here */
+    bool
+        external; /* owned elsewhere (a library or the transport): counted and printed, not allocated here */
 } nd_mem_segment;
 
 typedef struct nd_memplan {
     nd_mem_segment segments[ND_MEMPLAN_MAX_SEGMENTS];
     int count;
-    size_t total;     /* bytes of the one allocation */
-    size_t external;  /* bytes counted besides */
+    size_t total;    /* bytes of the one allocation */
+    size_t external; /* bytes counted besides */
     nd_device *device;
     void *base;
 } nd_memplan;
 
 void nd_memplan_init(nd_memplan *plan);
 /* Returns the segment's id. Zero bytes is legal (its pointer is NULL). */
-int nd_memplan_add(nd_memplan *plan, nd_mem_class class, const char *name, int64_t count, size_t element_size);
+int nd_memplan_add(nd_memplan *plan, nd_mem_class class, const char *name, int64_t count,
+                   size_t element_size);
 /* Memory that someone else allocates for this run. */
 void nd_memplan_add_external(nd_memplan *plan, nd_mem_class class, const char *name, size_t bytes);
 /* One zeroed allocation of plan->total. */

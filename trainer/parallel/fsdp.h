@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_PARALLEL_FSDP_H
+#define ND_PARALLEL_FSDP_H
+/*
+ * Fully sharded data parallel: this rank's shards of weights, gradients and moments, and the gathered units.
+ *
+ * Protocol per unit: prefetch (begins the all-gather) -> acquire (its weights are valid) -> release (its buffer may be
+ * reused). Gradients: grad_acquire (a buffer for the unit's unsharded gradient) -> the model writes them ->
+ * grad_release (begins the reduce-scatter) -> grad_finish before the optimizer.
+ *
+ * reshard_after_forward true: blocks share two buffers (ZeRO-3). false: every unit keeps its buffer (ZeRO-2), and it
+ * is gathered once per optimizer step, since the weights do not change between micro-batches. The tail is never
+ * resharded. One shard (DDP) keeps every unit in the compute dtype, or, in fp32, uses the master weights themselves.
+ * With one shard the gradient buffer of a unit is its slice of the accumulator.
+ */
+#include "runtime/device/memplan.h"
+#include "trainer/model/params.h"
+#include "trainer/rank.h"
+
+enum { ND_FSDP_BLOCK_SLOTS = 2 };
+
+typedef struct nd_weight_slot {
+    int unit;        /* unit it holds or is being filled with, -1: none */
+    int64_t version; /* of the weights it was gathered from */
+    bool held;       /* between acquire and release */
+    bool pending;    /* `gathered` is not waited for yet */
+    void *data;      /* segment HP, act dtype */
+    nd_event gathered;
+} nd_weight_slot;
+
+typedef struct nd_grad_slot {
+    int unit; /* -1: free */
+    bool pending;
+    bool fresh;  /* nothing written yet: products overwrite, sums start at zero */
+    float *data; /* unsharded, F32 */
+    float *
+        received; /* reduce-scattered shard of a later micro-batch, then added to the accumulator */
+    nd_event reduced;
+} nd_grad_slot;
+
+typedef struct nd_fsdp {
+    nd_rank *rank;
+    nd_layout *layout;
+    nd_dtype act;
+    bool resident; /* every unit has its own weight buffer */
+    bool aliased;  /* gathered weights are the master weights */
+    int64_t version;
+    bool first_micro;                         /* gradients of the step start now */
+    float *master, *grad, *moment1, *moment2; /* (shard_total) */
+    int slot_count, *slot_of_unit;            /* fixed slot of a unit, -1: any block slot */
+    nd_weight_slot *slots;
+    nd_grad_slot grad_slots[ND_FSDP_BLOCK_SLOTS + 1]; /* blocks, then embedding and tail */
+    bool *unit_fresh; /* one shard: nothing accumulated yet in this step */
+    int ids[16];      /* segments of the memory plan */
+} nd_fsdp;
+
+/* Lays out and plans; the layout is borrowed. Call bind after the plan was committed. */
+nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_dtype act,
+                       nd_memplan *plan);
+void nd_fsdp_bind(nd_fsdp *fsdp, const nd_memplan *plan);
+void nd_fsdp_fini(nd_fsdp *fsdp);
+
+/* The master weights changed: gathered copies are stale. */
+void nd_fsdp_weights_changed(nd_fsdp *fsdp);
+
+nd_status nd_fsdp_prefetch(nd_fsdp *fsdp,
+                           int unit); /* no-op when it is there, or no buffer is free */
+nd_status nd_fsdp_acquire(nd_fsdp *fsdp, int unit);
+void nd_fsdp_release(nd_fsdp *fsdp, int unit);
+
+/* Rows of the neighbours first..last (one product) or of one parameter, local block, act dtype; unit acquired. */
+nd_tensor nd_fsdp_weight(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer);
+
+void nd_fsdp_begin_micro(nd_fsdp *fsdp, bool first);
+nd_status nd_fsdp_grad_acquire(nd_fsdp *fsdp, int unit);
+/* F32 gradient of the same rows; unit grad-acquired. */
+nd_tensor nd_fsdp_grad(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer);
+/* beta of the products that write this unit's gradients: 0 while it is fresh, else 1. */
+float nd_fsdp_grad_beta(const nd_fsdp *fsdp, int unit);
+/* Zeroes a parameter's gradient when its unit is fresh: for gradients that are sums (norms, lookups). */
+nd_status nd_fsdp_grad_zero_if_fresh(nd_fsdp *fsdp, nd_param_id id, int64_t layer);
+nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, int unit);
+/* All reduce-scatters of this micro-batch are complete and added up. */
+nd_status nd_fsdp_grad_finish(nd_fsdp *fsdp);
+
+/* Fresh weights: this rank's shards of the initial values. */
+nd_status nd_fsdp_init_weights(nd_fsdp *fsdp, double init_std, uint64_t seed);
+
+#endif

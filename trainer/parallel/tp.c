@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/parallel/tp.h"
+
+static nd_comm *tp_comm(const nd_rank *rank)
+{
+    return rank->groups.by_kind[ND_GROUP_TP];
+}
+
+static nd_tensor full_view(const nd_rank *rank, nd_tensor local, void *buffer)
+{
+    int size = tp_comm(rank)->size;
+    return size == 1 ? local
+                     : nd_tensor_2d(buffer, local.dtype, local.shape[0] * size, local.shape[1]);
+}
+
+nd_status nd_tp_gather(nd_rank *rank, nd_tensor local, void *buffer, nd_trace_kind kind,
+                       nd_tensor *full)
+{
+    nd_tensor out = full_view(rank, local, buffer);
+    ND_RUN(rank, kind,
+           nd_comm_all_gather(tp_comm(rank), &rank->stream, local.data, out.data,
+                              nd_tensor_count(local), local.dtype, NULL));
+    *full = out;
+    return ND_OK;
+}
+
+nd_tensor nd_tp_partial(const nd_rank *rank, nd_tensor local, void *buffer)
+{
+    return full_view(rank, local, buffer);
+}
+
+nd_status nd_tp_reduce(nd_rank *rank, nd_tensor partial, nd_tensor local, nd_trace_kind kind)
+{
+    ND_RUN(rank, kind,
+           nd_comm_reduce_scatter(tp_comm(rank), &rank->stream, partial.data, local.data,
+                                  nd_tensor_count(local), local.dtype, ND_REDOP_SUM, NULL));
+    return ND_OK;
+}
