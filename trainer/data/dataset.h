@@ -22,6 +22,9 @@
 
 typedef struct nd_dataset nd_dataset;
 
+/* The label of a position that does not count: the short last block, prompts of JSONL, validation past the end. */
+enum { ND_LABEL_IGNORED = -100 };
+
 /* vocab: the model's; every id is checked against it when a block is read (and all of a text's at open: byte < 256). */
 nd_status nd_dataset_open(const char *path, nd_data_format format, const char *tokenizer,
                           int64_t vocab, int64_t sequence, nd_dataset **out);

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/base/fsio.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <openssl/evp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "runtime/base/clock.h"
+
+static nd_status open_regular(const char *path, nd_status blame, int *fd_out, size_t *size)
+{
+    /* O_NONBLOCK: opening a FIFO by mistake must not wait for a writer. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        return nd_fail(blame, "cannot open \"%s\": %s", path, strerror(errno));
+    }
+    struct stat st;
+    if (fstat(fd, &st) != 0) {
+        int code = errno;
+        close(fd);
+        return nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", path, strerror(code));
+    }
+    if (!S_ISREG(st.st_mode)) {
+        close(fd);
+        return nd_fail(blame, "\"%s\" is %s, not a file", path,
+                       S_ISDIR(st.st_mode) ? "a folder" : "a device, pipe or socket");
+    }
+    *fd_out = fd;
+    *size = (size_t)st.st_size;
+    return ND_OK;
+}
+
+nd_status nd_fs_read(const char *path, size_t max_bytes, nd_status blame, char **out, size_t *size)
+{
+    int fd = -1;
+    size_t bytes = 0;
+    char *data = NULL;
+    ND_TRY(open_regular(path, blame, &fd, &bytes));
+    nd_status status = ND_OK;
+    if (bytes > max_bytes) {
+        status = nd_fail(blame, "\"%s\" has %zu bytes; at most %zu are read: is it the right file?",
+                         path, bytes, max_bytes);
+        goto out;
+    }
+    ND_TRY_OUT(nd_alloc(bytes + 1, 1, (void **)&data));
+    ND_TRY_OUT(nd_fs_pread(fd, path, data, bytes, 0));
+    *out = data;
+    *size = bytes;
+    data = NULL;
+out:
+    free(data);
+    close(fd);
+    return status;
+}
+
+nd_status nd_fs_map_open(const char *path, nd_status blame, nd_fs_map *out)
+{
+    int fd = -1;
+    nd_fs_map map = {0};
+    ND_TRY(open_regular(path, blame, &fd, &map.size));
+    if (map.size > 0) {
+        void *data = mmap(NULL, map.size, PROT_READ, MAP_PRIVATE, fd, 0);
+        int code = errno;
+        if (data == MAP_FAILED) {
+            close(fd);
+            return nd_fail(ND_ERR_IO, "cannot map \"%s\" (%zu bytes): %s", path, map.size,
+                           strerror(code));
+        }
+        map.data = data;
+    }
+    close(fd);
+    *out = map;
+    return ND_OK;
+}
+
+void nd_fs_map_close(nd_fs_map *map)
+{
+    if (map->data) {
+        munmap((void *)map->data, map->size);
+    }
+    *map = (nd_fs_map){0};
+}
+
+void nd_fs_map_prefetch(const nd_fs_map *map, size_t offset, size_t bytes)
+{
+    if (offset >= map->size) {
+        return;
+    }
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t begin = offset / page * page;
+    size_t end = bytes > map->size - offset ? map->size : offset + bytes;
+    madvise((void *)(map->data + begin), end - begin, MADV_WILLNEED); /* a hint: no error matters */
+}
+
+nd_status nd_fs_pread(int fd, const char *path, void *out, size_t size, int64_t offset)
+{
+    size_t done = 0;
+    while (done < size) {
+        ssize_t n = pread(fd, (char *)out + done, size - done, (off_t)offset + (off_t)done);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0) {
+            return nd_fail(ND_ERR_IO, "reading \"%s\" failed at byte %lld: %s", path,
+                           (long long)offset + (long long)done, strerror(errno));
+        }
+        if (n == 0) {
+            return nd_fail(ND_ERR_IO,
+                           "\"%s\" ended at byte %lld while it was read; another program shortened "
+                           "it",
+                           path, (long long)offset + (long long)done);
+        }
+        done += (size_t)n;
+    }
+    return ND_OK;
+}
+
+nd_status nd_fs_pwrite(int fd, const char *path, const void *data, size_t size, int64_t offset)
+{
+    size_t done = 0;
+    while (done < size) {
+        ssize_t n = pwrite(fd, (const char *)data + done, size - done, (off_t)offset + (off_t)done);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            return nd_fail(ND_ERR_CANTCREATE, "writing \"%s\" failed at byte %lld: %s", path,
+                           (long long)offset + (long long)done,
+                           n < 0 ? strerror(errno) : "the device takes no more bytes");
+        }
+        done += (size_t)n;
+    }
+    return ND_OK;
+}
+
+nd_status nd_fs_sync_close(int fd, const char *path)
+{
+    int sync_code = fsync(fd) == 0 ? 0 : errno;
+    int close_code = close(fd) == 0 ? 0 : errno;
+    if (sync_code || close_code) {
+        return nd_fail(ND_ERR_CANTCREATE, "\"%s\" could not be made durable: %s", path,
+                       strerror(sync_code ? sync_code : close_code));
+    }
+    return ND_OK;
+}
+
+nd_status nd_fs_sync_folder(const char *folder)
+{
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) {
+        return nd_fail(ND_ERR_CANTCREATE, "cannot open folder \"%s\": %s", folder, strerror(errno));
+    }
+    /* Some file systems have no fsync of folders and say EINVAL. */
+    int code = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;
+    close(fd);
+    if (code) {
+        return nd_fail(ND_ERR_CANTCREATE, "folder \"%s\" could not be made durable: %s", folder,
+                       strerror(code));
+    }
+    return ND_OK;
+}
+
+static nd_status write_and_rename(const char *path, const char *temporary, const void *data,
+                                  size_t size)
+{
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        return nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, strerror(errno));
+    }
+    nd_status status = nd_fs_pwrite(fd, path, data, size, 0);
+    if (status == ND_OK) {
+        status = nd_fs_sync_close(fd, path);
+    } else {
+        close(fd);
+    }
+    if (status == ND_OK && rename(temporary, path) != 0) {
+        status = nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, strerror(errno));
+    }
+    if (status != ND_OK) {
+        unlink(temporary);
+    }
+    return status;
+}
+
+nd_status nd_fs_write_atomic(const char *path, const void *data, size_t size)
+{
+    nd_status status = ND_OK;
+    char *temporary = NULL, *folder = NULL;
+    ND_TRY_OUT(nd_fs_format(&temporary, "%s.tmp-%d-%llx", path, (int)getpid(),
+                            (unsigned long long)nd_clock_ns()));
+    ND_TRY_OUT(nd_fs_parent(path, &folder));
+    ND_TRY_OUT(write_and_rename(path, temporary, data, size));
+    ND_TRY_OUT(nd_fs_sync_folder(folder));
+out:
+    free(folder);
+    free(temporary);
+    return status;
+}
+
+nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purpose)
+{
+    struct statvfs fs;
+    if (statvfs(folder, &fs) != 0) {
+        return nd_fail(ND_ERR_CANTCREATE, "cannot examine the file system of \"%s\": %s", folder,
+                       strerror(errno));
+    }
+    uint64_t available = (uint64_t)fs.f_bavail * fs.f_frsize;
+    if (available < bytes) {
+        return nd_fail(
+            ND_ERR_CANTCREATE,
+            "%s needs %.1f MB in \"%s\", but only %.1f MB are free there: free space, or "
+            "write elsewhere",
+            purpose, (double)bytes * 1e-6, folder, (double)available * 1e-6);
+    }
+    return ND_OK;
+}
+
+void nd_fs_remove_flat_folder(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    if (!dir) {
+        return;
+    }
+    for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
+            unlinkat(dirfd(dir), entry->d_name, 0);
+        }
+    }
+    closedir(dir);
+    rmdir(folder);
+}
+
+nd_status nd_fs_parent(const char *path, char **out)
+{
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') {
+        n--;
+    }
+    while (n > 0 && path[n - 1] != '/') {
+        n--;
+    }
+    while (n > 1 && path[n - 1] == '/') {
+        n--;
+    }
+    return n == 0 ? nd_fs_format(out, ".") : nd_fs_format(out, "%.*s", (int)n, path);
+}
+
+nd_status nd_fs_format(char **out, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    char *text = NULL;
+    int n = vasprintf(&text, format, args);
+    va_end(args);
+    if (n < 0) {
+        return nd_fail(ND_ERR_INTERNAL, "out of host memory for a file name");
+    }
+    *out = text;
+    return ND_OK;
+}
+
+bool nd_fs_exists(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0;
+}
+
+nd_status nd_fs_sha256(const void *data, size_t size, char hex[65])
+{
+    unsigned char digest[EVP_MAX_MD_SIZE];
+    unsigned length = 0;
+    if (EVP_Digest(data, size, digest, &length, EVP_sha256(), NULL) != 1 || length != 32) {
+        return nd_fail(ND_ERR_INTERNAL, "OpenSSL could not compute a SHA-256 of %zu bytes", size);
+    }
+    for (int i = 0; i < 32; i++) {
+        snprintf(hex + 2 * i, 3, "%02x", digest[i]);
+    }
+    return ND_OK;
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_BASE_FSIO_H
+#define ND_BASE_FSIO_H
+/*
+ * Files: read a small one whole, map a large one, write one atomically, and the pieces larger writers are made of.
+ *
+ * `blame` is the status that a missing or unreadable file means to the caller (ND_ERR_CONFIG for a YAML file,
+ * ND_ERR_DATA for data); a device that fails while reading is ND_ERR_IO, a file that cannot be written or a full disk
+ * is ND_ERR_CANTCREATE. All functions are blocking and may be called from any thread.
+ */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "runtime/base/status.h"
+
+/* The whole file and a terminating NUL that is not counted in *size; refuses more than max_bytes. Owned by the caller. */
+nd_status nd_fs_read(const char *path, size_t max_bytes, nd_status blame, char **out, size_t *size);
+
+/* A regular file mapped read-only. An empty file has data NULL and size 0. */
+typedef struct nd_fs_map {
+    const uint8_t *data;
+    size_t size;
+} nd_fs_map;
+
+nd_status nd_fs_map_open(const char *path, nd_status blame, nd_fs_map *out);
+void nd_fs_map_close(nd_fs_map *map); /* an all-zero map is legal */
+/* Starts reading [offset, offset + bytes) from disk without waiting for it; clipped to the map. */
+void nd_fs_map_prefetch(const nd_fs_map *map, size_t offset, size_t bytes);
+
+/* Exactly `size` bytes at `offset`; `path` is for the error's sentence. */
+nd_status nd_fs_pread(int fd, const char *path, void *out, size_t size, int64_t offset);
+nd_status nd_fs_pwrite(int fd, const char *path, const void *data, size_t size, int64_t offset);
+
+/* fsync and close in one; closes on failure too. */
+nd_status nd_fs_sync_close(int fd, const char *path);
+/* Makes a rename or a new file in the folder durable. */
+nd_status nd_fs_sync_folder(const char *folder);
+
+/*
+ * Replaces `path` by these bytes or leaves it as it was: temporary file beside it, fsync, rename, fsync of the folder.
+ * The temporary file is removed on failure.
+ */
+nd_status nd_fs_write_atomic(const char *path, const void *data, size_t size);
+
+/* ND_ERR_CANTCREATE with both numbers when the file system of `folder` has less than `bytes` free for this user. */
+nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purpose);
+
+/* Removes a folder and the plain files in it; it has no sub-folders. What is not there is no error. */
+void nd_fs_remove_flat_folder(const char *folder);
+
+/* "a/b/c" -> "a/b"; "c" -> "."; "/c" -> "/"; trailing slashes do not count. Owned by the caller. */
+nd_status nd_fs_parent(const char *path, char **out);
+
+/* snprintf into fresh memory. Owned by the caller. */
+nd_status nd_fs_format(char **out, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+bool nd_fs_exists(const char *path);
+
+/* SHA-256 (OpenSSL) in lower-case hex. */
+nd_status nd_fs_sha256(const void *data, size_t size, char hex[65]);
+
+#endif

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TESTS_SUPPORT_TEMPDIR_H
+#define ND_TESTS_SUPPORT_TEMPDIR_H
+/* A folder of one test, with the files that the test writes. For Criterion: each test is a process of its own. */
+#include <criterion/criterion.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "runtime/base/fsio.h"
+#include "runtime/base/status.h"
+
+typedef struct tempdir {
+    char path[64];
+    char name[PATH_MAX]; /* of the last tempdir_file */
+} tempdir;
+
+static inline void tempdir_make(tempdir *dir)
+{
+    snprintf(dir->path, sizeof dir->path, "/tmp/nd_test_XXXXXX");
+    cr_assert_not_null(mkdtemp(dir->path));
+}
+
+static inline void tempdir_remove(tempdir *dir)
+{
+    nd_fs_remove_flat_folder(dir->path);
+}
+
+static inline const char *tempdir_file(tempdir *dir, const char *name)
+{
+    snprintf(dir->name, sizeof dir->name, "%s/%s", dir->path, name);
+    return dir->name;
+}
+
+/* Writes a file and returns its path, valid until the next call. */
+static inline const char *tempdir_write(tempdir *dir, const char *name, const void *data,
+                                        size_t size)
+{
+    const char *path = tempdir_file(dir, name);
+    FILE *f = fopen(path, "wb");
+    cr_assert_not_null(f, "%s", path);
+    cr_assert_eq(fwrite(data, 1, size, f), size);
+    cr_assert_eq(fclose(f), 0);
+    return path;
+}
+
+/* The expression fails with this status, and its sentence holds these words. */
+#define assert_fails(expr, expected, words)                                                        \
+    do {                                                                                           \
+        nd_error_clear();                                                                          \
+        nd_status got_ = (expr);                                                                   \
+        cr_assert_eq(got_, (expected), "%s gave %d: %s", #expr, got_, nd_error_last()->message);   \
+        cr_assert_eq(nd_error_last()->status, got_);                                               \
+        cr_assert_not_null(strstr(nd_error_last()->message, (words)), "no \"%s\" in: %s", (words), \
+                           nd_error_last()->message);                                              \
+    } while (0)
+
+#define assert_ok(expr)                                                                            \
+    do {                                                                                           \
+        nd_status got_ = (expr);                                                                   \
+        cr_assert_eq(got_, ND_OK, "%s gave %d: %s", #expr, got_, nd_error_last()->message);        \
+    } while (0)
+
+#endif

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "tests/support/tempdir.h"
+#include "trainer/data/dataset.h"
+
+enum { IGNORED = ND_LABEL_IGNORED };
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+}
+
+static void teardown(void)
+{
+    tempdir_remove(&dir);
+}
+
+TestSuite(dataset, .init = setup, .fini = teardown);
+
+static nd_dataset *opened;
+
+static nd_status try_open(const char *path, nd_data_format format, const char *tokenizer,
+                          int64_t vocab, int64_t sequence)
+{
+    return nd_dataset_open(path, format, tokenizer, vocab, sequence, &opened);
+}
+
+static nd_status open_text_of(const char *name, const char *text, int64_t sequence)
+{
+    const char *path = tempdir_write(&dir, name, text, strlen(text));
+    return try_open(path, ND_DATA_AUTO, "bytes", 256, sequence);
+}
+
+static void assert_block(int64_t index, int64_t n, const int32_t *inputs, const int32_t *labels)
+{
+    int32_t x[64], y[64];
+    assert_ok(nd_dataset_block(opened, index, x, y));
+    for (int64_t i = 0; i < n; i++) {
+        cr_assert_eq(x[i], inputs[i], "input %ld is %d", (long)i, x[i]);
+        cr_assert_eq(y[i], labels[i], "label %ld is %d", (long)i, y[i]);
+    }
+}
+
+Test(dataset, text_is_cut_into_blocks_and_the_short_last_one_is_kept)
+{
+    assert_ok(open_text_of("a.txt", "abcdefgh\xff\x01z", 4));
+    cr_assert_eq(nd_dataset_tokens(opened), 11);
+    cr_assert_eq(nd_dataset_blocks(opened), 2); /* 5 + 5 + 1: one token alone has no label */
+    cr_assert_str_eq(nd_dataset_format_name(opened), "text");
+    assert_block(0, 4, (int32_t[]){'a', 'b', 'c', 'd'}, (int32_t[]){'b', 'c', 'd', 'e'});
+    assert_block(1, 4, (int32_t[]){'f', 'g', 'h', 0xff}, (int32_t[]){'g', 'h', 0xff, 1});
+    nd_dataset_close(opened);
+    assert_ok(open_text_of("b.txt", "abcdefgh", 4));
+    cr_assert_eq(nd_dataset_blocks(opened), 2);
+    assert_block(1, 4, (int32_t[]){'f', 'g', 'h', 0}, (int32_t[]){'g', 'h', IGNORED, IGNORED});
+    nd_dataset_close(opened);
+    assert_ok(open_text_of("c", "abcdefghi", 4)); /* no suffix: text; exactly S in the last */
+    assert_block(1, 4, (int32_t[]){'f', 'g', 'h', 'i'}, (int32_t[]){'g', 'h', 'i', IGNORED});
+    nd_dataset_close(opened);
+}
+
+Test(dataset, text_errors_say_what_to_do)
+{
+    assert_fails(try_open("", ND_DATA_AUTO, "bytes", 256, 4), ND_ERR_CONFIG, "set data.path");
+    assert_fails(try_open(tempdir_file(&dir, "no.txt"), ND_DATA_AUTO, "bytes", 256, 4), ND_ERR_DATA,
+                 "does not exist");
+    assert_fails(try_open(dir.path, ND_DATA_AUTO, "bytes", 256, 4), ND_ERR_DATA, "is a folder");
+    assert_fails(open_text_of("a.txt", "", 4), ND_ERR_DATA, "is empty");
+    assert_fails(open_text_of("b.txt", "x", 4), ND_ERR_DATA, "a single token");
+    const char *path = tempdir_write(&dir, "c.txt", "text", 4);
+    assert_fails(try_open(path, ND_DATA_AUTO, "bytes", 32000, 4), ND_ERR_CONFIG,
+                 "vocab_size is 32000");
+    assert_fails(try_open(path, ND_DATA_AUTO, "file", 256, 4), ND_ERR_CONFIG, "holds no token ids");
+    assert_fails(try_open(path, ND_DATA_AUTO, "gpt2", 256, 4), ND_ERR_CONFIG,
+                 "data.tokenizer is \"gpt2\"");
+}
+
+Test(dataset, jsonl_concatenates_rows_and_hides_prompts)
+{
+    assert_ok(open_text_of("a.jsonl",
+                           "{\"text\": \"abc\", \"id\": 7}\r\n"
+                           "\n"
+                           "{\"text\": \"\"}\n"
+                           "{\"prompt\": \"PQ\", \"completion\": \"xyz\"}\n"
+                           "{\"prompt\": \"\", \"completion\": \"\\u00e9\\u0000\"}\n"
+                           "{\"text\": \"end\"}",
+                           4));
+    /* a b c P Q | x y z C3 A9 | 00 e n d */
+    cr_assert_eq(nd_dataset_tokens(opened), 14);
+    cr_assert_eq(nd_dataset_blocks(opened), 3);
+    cr_assert_str_eq(nd_dataset_format_name(opened), "jsonl");
+    assert_block(0, 4, (int32_t[]){'a', 'b', 'c', 'P'}, (int32_t[]){'b', 'c', IGNORED, IGNORED});
+    assert_block(1, 4, (int32_t[]){'x', 'y', 'z', 0xc3}, (int32_t[]){'y', 'z', 0xc3, 0xa9});
+    assert_block(2, 4, (int32_t[]){0, 'e', 'n', 'd'}, (int32_t[]){'e', 'n', 'd', IGNORED});
+    nd_dataset_close(opened);
+}
+
+Test(dataset, jsonl_block_boundaries_fall_anywhere_in_rows)
+{
+    /* Rows of lengths 1 to 40; token k of the concatenation is byte k % 251, written as an escape where needed. */
+    static char text[64 * 1024];
+    size_t used = 0;
+    int k = 0;
+    for (int row = 1; row <= 40; row++) {
+        used += (size_t)snprintf(text + used, sizeof text - used, "{\"text\":\"");
+        for (int i = 0; i < row; i++, k++) {
+            used += (size_t)snprintf(text + used, sizeof text - used, "\\u%04x", k % 127);
+        }
+        used += (size_t)snprintf(text + used, sizeof text - used, "\"}\n");
+    }
+    for (int64_t S = 1; S <= 60; S += 7) {
+        assert_ok(open_text_of("a.jsonl", text, S));
+        cr_assert_eq(nd_dataset_tokens(opened), 820);
+        for (int64_t b = 0; b < nd_dataset_blocks(opened); b++) {
+            int32_t x[64], y[64];
+            assert_ok(nd_dataset_block(opened, b, x, y));
+            for (int64_t p = 0; p < S; p++) {
+                int64_t at = b * (S + 1) + p;
+                cr_assert_eq(x[p], at < 820 ? at % 127 : 0);
+                cr_assert_eq(y[p], at + 1 < 820 ? (at + 1) % 127 : IGNORED);
+            }
+        }
+        nd_dataset_close(opened);
+    }
+}
+
+Test(dataset, jsonl_errors_name_the_line)
+{
+    static const struct {
+        const char *text, *words;
+    } bad[] = {
+        {"{\"text\": \"a\"}\n{\"text\": \"b\"\n", "line 2, column"},
+        {"\n\n{\"text\": 5}\n", "line 3: \"text\" is not a string"},
+        {"{\"title\": \"x\"}\n", "line 1 has neither \"text\" nor \"prompt\""},
+        {"{\"prompt\": \"x\"}\n", "line 1: \"completion\" is missing"},
+        {"{\"completion\": \"x\"}\n", "line 1: \"prompt\" is missing"},
+        {"{\"text\": \"x\", \"completion\": \"y\"}\n", "line 1 has \"text\" and also"},
+        {"[1]\n", "line 1 is not a JSON object"},
+        {"{\"text\": \"x\", \"text\": \"y\"}\n", "duplicate object key"},
+        {"{\"text\": \"\xff\xfe\"}\n", "line 1, column"},
+        {"{\"text\": \"x\"} {\"text\": \"y\"}\n", "line 1, column"},
+        {"{\"text\": \"\"}\n", "is empty"},
+        {"\n", "is empty"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_fails(open_text_of("a.jsonl", bad[i].text, 4), ND_ERR_DATA, bad[i].words);
+    }
+    const char *path = tempdir_write(&dir, "b.jsonl", "{\"text\": \"abcdef\"}\n", 19);
+    assert_fails(try_open(path, ND_DATA_AUTO, "bytes", 300, 4), ND_ERR_CONFIG, "vocab_size is 300");
+}
+
+/* ---- llm.c -------------------------------------------------------------------------------------------------- */
+
+static const char *write_llmc(int32_t magic, int32_t version, int32_t announced, const void *ids,
+                              size_t bytes)
+{
+    static uint8_t file[4096];
+    int32_t header[256] = {magic, version, announced};
+    memcpy(file, header, sizeof header);
+    memcpy(file + sizeof header, ids, bytes);
+    return tempdir_write(&dir, "a.bin", file, sizeof header + bytes);
+}
+
+Test(dataset, llmc_files_of_both_widths)
+{
+    const uint16_t narrow[] = {1, 2, 65535, 4, 5, 6};
+    assert_ok(try_open(write_llmc(20240520, 1, 6, narrow, sizeof narrow), ND_DATA_AUTO, "file",
+                       65536, 3));
+    cr_assert_str_eq(nd_dataset_format_name(opened), "llmc");
+    assert_block(0, 3, (int32_t[]){1, 2, 65535}, (int32_t[]){2, 65535, 4});
+    assert_block(1, 3, (int32_t[]){5, 6, 0}, (int32_t[]){6, IGNORED, IGNORED});
+    nd_dataset_close(opened);
+    const uint32_t wide[] = {128000, 128255, 0};
+    assert_ok(
+        try_open(write_llmc(20240801, 7, 3, wide, sizeof wide), ND_DATA_LLMC, "file", 128256, 2));
+    assert_block(0, 2, (int32_t[]){128000, 128255}, (int32_t[]){128255, 0});
+    nd_dataset_close(opened);
+}
+
+Test(dataset, llmc_errors)
+{
+    const uint16_t ids[] = {1, 2, 3, 4};
+    assert_fails(try_open(write_llmc(20240520, 1, 5, ids, sizeof ids), ND_DATA_AUTO, "file", 9, 3),
+                 ND_ERR_DATA, "announces 5 tokens");
+    assert_fails(try_open(write_llmc(20240520, 1, 3, ids, sizeof ids), ND_DATA_AUTO, "file", 9, 3),
+                 ND_ERR_DATA, "announces 3 tokens");
+    assert_fails(try_open(write_llmc(20240520, 1, -4, ids, sizeof ids), ND_DATA_AUTO, "file", 9, 3),
+                 ND_ERR_DATA, "announces -4 tokens");
+    assert_fails(try_open(write_llmc(20240520, 7, 4, ids, sizeof ids), ND_DATA_AUTO, "file", 9, 3),
+                 ND_ERR_DATA, "version 7");
+    assert_fails(try_open(write_llmc(5, 1, 4, ids, sizeof ids), ND_DATA_LLMC, "file", 9, 3),
+                 ND_ERR_DATA, "begins with magic 5");
+    assert_fails(try_open(write_llmc(20240520, 1, 0, ids, 0), ND_DATA_AUTO, "file", 9, 3),
+                 ND_ERR_DATA, "is empty");
+    assert_fails(
+        try_open(tempdir_write(&dir, "a.bin", ids, sizeof ids), ND_DATA_LLMC, "file", 9, 3),
+        ND_ERR_DATA, "less than the 1024");
+    assert_fails(try_open(write_llmc(20240520, 1, 4, ids, sizeof ids), ND_DATA_AUTO, "bytes", 9, 3),
+                 ND_ERR_CONFIG, "set data.tokenizer to \"file\"");
+
+    int32_t x[4], y[4];
+    assert_ok(try_open(write_llmc(20240520, 1, 4, ids, sizeof ids), ND_DATA_AUTO, "file", 4, 3));
+    assert_fails(nd_dataset_block(opened, 0, x, y), ND_ERR_DATA,
+                 "token 3 (byte 1030) has id 4, but the model's vocabulary ends at 3");
+    nd_dataset_close(opened);
+}
+
+/* ---- Megatron ----------------------------------------------------------------------------------------------- */
+
+typedef struct idx_file {
+    uint8_t data[1024];
+    size_t size;
+} idx_file;
+
+static void put(idx_file *f, const void *p, size_t n)
+{
+    memcpy(f->data + f->size, p, n);
+    f->size += n;
+}
+
+/* Three sequences of 3, 2 and 4 tokens in two documents. */
+static idx_file make_idx(uint8_t code, int64_t width)
+{
+    idx_file f = {.size = 0};
+    const int32_t lengths[] = {3, 2, 4};
+    const int64_t pointers[] = {0, 3 * width, 5 * width}, documents[] = {0, 2, 3};
+    const uint64_t version = 1, sequences = 3, boundaries = 3;
+    put(&f, "MMIDIDX\0", 9);
+    put(&f, &version, 8);
+    put(&f, &code, 1);
+    put(&f, &sequences, 8);
+    put(&f, &boundaries, 8);
+    put(&f, lengths, sizeof lengths);
+    put(&f, pointers, sizeof pointers);
+    put(&f, documents, sizeof documents);
+    return f;
+}
+
+static const uint16_t nine[] = {10, 11, 12, 13, 14, 15, 16, 17, 18};
+
+static nd_status open_pair(const idx_file *idx, const void *bin, size_t bytes)
+{
+    tempdir_write(&dir, "m.bin", bin, bytes);
+    return try_open(tempdir_write(&dir, "m.idx", idx->data, idx->size), ND_DATA_MEGATRON, "file",
+                    256, 4);
+}
+
+Test(dataset, megatron_pair_by_any_of_its_names)
+{
+    idx_file idx = make_idx(8, 2);
+    tempdir_write(&dir, "m.bin", nine, sizeof nine);
+    tempdir_write(&dir, "m.idx", idx.data, idx.size);
+    const char *names[] = {"m", "m.bin", "m.idx"};
+    for (int i = 0; i < 3; i++) {
+        assert_ok(try_open(tempdir_file(&dir, names[i]), ND_DATA_AUTO, "file", 256, 4));
+        cr_assert_str_eq(nd_dataset_format_name(opened), "megatron");
+        cr_assert_eq(nd_dataset_tokens(opened), 9);
+        assert_block(0, 4, (int32_t[]){10, 11, 12, 13}, (int32_t[]){11, 12, 13, 14});
+        assert_block(1, 4, (int32_t[]){15, 16, 17, 18}, (int32_t[]){16, 17, 18, IGNORED});
+        nd_dataset_close(opened);
+    }
+}
+
+Test(dataset, megatron_token_types_and_modes)
+{
+    uint8_t u8[9];
+    int16_t i16[9];
+    int32_t i32[9];
+    int64_t i64[9];
+    for (int i = 0; i < 9; i++) {
+        u8[i] = (uint8_t)nine[i];
+        i16[i] = (int16_t)nine[i];
+        i32[i] = nine[i];
+        i64[i] = nine[i];
+    }
+    const struct {
+        uint8_t code;
+        const void *data;
+        int64_t width;
+    } types[] = {{1, u8, 1}, {2, u8, 1}, {3, i16, 2}, {4, i32, 4}, {5, i64, 8}, {8, nine, 2}};
+    for (size_t t = 0; t < 6; t++) {
+        idx_file idx = make_idx(types[t].code, types[t].width);
+        if (t == 0) {
+            put(&idx, "\0\1\0", 3); /* modes, one byte a sequence */
+        }
+        assert_ok(open_pair(&idx, types[t].data, (size_t)(9 * types[t].width)));
+        assert_block(1, 4, (int32_t[]){15, 16, 17, 18}, (int32_t[]){16, 17, 18, IGNORED});
+        nd_dataset_close(opened);
+    }
+    int64_t far = (int64_t)1 << 40;
+    i64[6] = far;
+    idx_file idx = make_idx(5, 8);
+    assert_ok(open_pair(&idx, i64, sizeof i64));
+    int32_t x[4], y[4];
+    assert_fails(nd_dataset_block(opened, 1, x, y), ND_ERR_DATA,
+                 "token 6 (byte 48) has id 1099511627776");
+    nd_dataset_close(opened);
+    i32[8] = -1;
+    idx = make_idx(4, 4);
+    assert_ok(open_pair(&idx, i32, sizeof i32));
+    assert_fails(nd_dataset_block(opened, 1, x, y), ND_ERR_DATA,
+                 "token 8 (byte 32) has the negative id -1");
+    nd_dataset_close(opened);
+}
+
+/* The good index with one field changed. */
+static nd_status open_with(size_t at, int64_t value, size_t bytes)
+{
+    idx_file idx = make_idx(8, 2);
+    memcpy(idx.data + at, &value, bytes);
+    return open_pair(&idx, nine, sizeof nine);
+}
+
+Test(dataset, megatron_index_that_disagrees_or_is_damaged)
+{
+    idx_file idx = make_idx(8, 2);
+    assert_ok(open_pair(&idx, nine, sizeof nine));
+    nd_dataset_close(opened);
+    assert_fails(open_pair(&idx, nine, sizeof nine - 2), ND_ERR_DATA,
+                 "truncated, or they are not a pair");
+    assert_fails(open_pair(&idx, nine, sizeof nine - 1), ND_ERR_DATA, "has 17");
+    assert_fails(open_pair(&idx, nine, 8), ND_ERR_DATA, "describes at least 10 bytes");
+    assert_fails(open_with(0, 'X', 1), ND_ERR_DATA, "MMIDIDX");
+    assert_fails(open_with(9, 2, 8), ND_ERR_DATA, "version 2");
+    assert_fails(open_with(17, 7, 1), ND_ERR_DATA, "type code 7");
+    assert_fails(open_with(17, 200, 1), ND_ERR_DATA, "type code 200");
+    assert_fails(open_with(17, 4, 1), ND_ERR_DATA, "begins at byte 6 of the .bin, where 12");
+    assert_fails(open_with(18, INT64_MAX, 8), ND_ERR_DATA, "does not match its");
+    assert_fails(open_with(18, (int64_t)1 << 62, 8), ND_ERR_DATA, "does not match its");
+    assert_fails(open_with(26, INT64_C(-1), 8), ND_ERR_DATA, "does not match its");
+    assert_fails(open_with(34, -3, 4), ND_ERR_DATA, "has length -3");
+    assert_fails(open_with(34, 4, 4), ND_ERR_DATA, "begins at byte 6");
+    assert_fails(open_with(34 + 12 + 8, 4, 8), ND_ERR_DATA, "begins at byte 4");
+    assert_fails(open_with(34 + 12 + 24, 1, 8), ND_ERR_DATA, "document boundary 0 is 1");
+    assert_fails(open_with(34 + 12 + 24 + 8, 9, 8), ND_ERR_DATA, "document boundary 1 is 9");
+    assert_fails(open_with(34 + 12 + 24 + 16, 2, 8), ND_ERR_DATA, "end at sequence 2");
+    for (size_t size = 0; size < idx.size; size++) {
+        idx_file cut = idx;
+        cut.size = size;
+        assert_fails(open_pair(&cut, nine, sizeof nine), ND_ERR_DATA, "truncated");
+    }
+    unlink(tempdir_file(&dir, "m.idx"));
+    assert_fails(try_open(tempdir_file(&dir, "m.bin"), ND_DATA_AUTO, "file", 256, 4), ND_ERR_DATA,
+                 "is missing");
+    tempdir_write(&dir, "m.idx", idx.data, idx.size);
+    unlink(tempdir_file(&dir, "m.bin"));
+    assert_fails(try_open(tempdir_file(&dir, "m.idx"), ND_DATA_AUTO, "file", 256, 4), ND_ERR_DATA,
+                 "m.bin\" does not exist");
+}
+
+/* ---- digest ------------------------------------------------------------------------------------------------- */
+
+static void digest_of(const uint8_t *data, size_t size, char hex[65])
+{
+    assert_ok(try_open(tempdir_write(&dir, "d.txt", data, size), ND_DATA_TEXT, "bytes", 256, 4));
+    assert_ok(nd_dataset_digest(opened, hex));
+    nd_dataset_close(opened);
+}
+
+Test(dataset, digest_sees_size_beginning_and_end_of_a_large_file_and_all_of_a_small_one)
+{
+    enum { LARGE = 1 << 20 };
+    static uint8_t data[LARGE];
+    char first[65], other[65];
+    const size_t sizes[] = {1000, LARGE};
+    for (int s = 0; s < 2; s++) {
+        size_t size = sizes[s];
+        digest_of(data, size, first);
+        cr_assert_eq(strlen(first), 64);
+        digest_of(data, size, other);
+        cr_assert_str_eq(first, other);
+        digest_of(data, size - 1, other);
+        cr_assert_str_neq(first, other);
+        const size_t places[] = {0, size - 1};
+        for (int p = 0; p < 2; p++) {
+            data[places[p]] = 1;
+            digest_of(data, size, other);
+            cr_assert_str_neq(first, other);
+            data[places[p]] = 0;
+        }
+    }
+}

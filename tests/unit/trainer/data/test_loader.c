@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "runtime/base/rng.h"
+#include "tests/support/tempdir.h"
+#include "trainer/data/loader.h"
+
+/* Text of N blocks whose bytes tell block and position: byte p of block k is (17 k + p) % 256. */
+enum { S = 16, N = 23 };
+
+static nd_dataset *make_dataset(int64_t bytes)
+{
+    tempdir dir;
+    tempdir_make(&dir);
+    uint8_t text[N * (S + 1)];
+    for (size_t i = 0; i < sizeof text; i++) {
+        text[i] = (uint8_t)i;
+    }
+    nd_dataset *dataset;
+    const char *path = tempdir_write(&dir, "a.txt", text, (size_t)bytes);
+    assert_ok(nd_dataset_open(path, ND_DATA_AUTO, "bytes", 256, S, &dataset));
+    tempdir_remove(&dir);
+    return dataset;
+}
+
+static nd_loader_options options_of(int dp_size, int dp_index, int cp_size, int cp_index)
+{
+    return (nd_loader_options){.sequence = S,
+                               .micro_batch = 2,
+                               .accumulation = 3,
+                               .dp_size = dp_size,
+                               .dp_index = dp_index,
+                               .cp_size = cp_size,
+                               .cp_index = cp_index,
+                               .seed = 5};
+}
+
+/* The order of the contract, computed here from the formula of DESIGN 9. */
+static int64_t expected_block(const nd_loader_options *o, int64_t step, int64_t micro, int64_t b)
+{
+    int64_t G = o->accumulation * o->dp_size * o->micro_batch;
+    int64_t i = step * G + micro * o->dp_size * o->micro_batch + o->dp_index * o->micro_batch + b;
+    return (int64_t)nd_rng_permute((uint64_t)o->seed, (uint64_t)(i / N), N, (uint64_t)(i % N));
+}
+
+Test(loader, order_is_the_formula_for_every_data_rank_over_epochs)
+{
+    nd_dataset *dataset = make_dataset(N * (S + 1));
+    for (int r = 0; r < 3; r++) {
+        nd_loader_options o = options_of(3, r, 1, 0);
+        nd_loader *loader;
+        assert_ok(nd_loader_open(dataset, &o, &loader));
+        for (int64_t step = 0; step < 6; step++) { /* 6 x 18 samples: almost five epochs of 23 */
+            nd_step_batch batch;
+            assert_ok(nd_loader_next(loader, &batch));
+            cr_assert_eq(batch.valid, 6 * S);
+            for (int row = 0; row < 6; row++) {
+                int64_t block = expected_block(&o, step, row / 2, row % 2);
+                for (int p = 0; p < S; p++) {
+                    cr_assert_eq(batch.inputs[row * S + p], (block * (S + 1) + p) % 256);
+                    cr_assert_eq(batch.labels[row * S + p], (block * (S + 1) + p + 1) % 256);
+                }
+            }
+        }
+        nd_loader_close(loader);
+    }
+    nd_dataset_close(dataset);
+}
+
+Test(loader, starts_at_first_step_and_rewinds_to_it)
+{
+    nd_dataset *dataset = make_dataset(N * (S + 1));
+    nd_loader_options o = options_of(2, 1, 1, 0);
+    o.first_step = 4;
+    nd_loader *loader;
+    nd_step_batch batch;
+    assert_ok(nd_loader_open(dataset, &o, &loader));
+    for (int round = 0; round < 3; round++) {
+        for (int64_t step = 4; step < 7; step++) {
+            assert_ok(nd_loader_next(loader, &batch));
+            cr_assert_eq(batch.inputs[0], expected_block(&o, step, 0, 0) * (S + 1) % 256);
+        }
+        assert_ok(nd_loader_rewind(loader));
+    }
+    nd_loader_close(loader);
+    nd_dataset_close(dataset);
+}
+
+Test(loader, every_block_once_an_epoch_whatever_the_mesh)
+{
+    nd_dataset *dataset = make_dataset(N * (S + 1));
+    int first_epoch[2][N] = {{0}};
+    for (int mesh = 0; mesh < 2;
+         mesh++) { /* 1 x accumulation 6, and 3 data ranks x accumulation 2 */
+        int dp = mesh == 0 ? 1 : 3;
+        for (int r = 0; r < dp; r++) {
+            nd_loader_options o = options_of(dp, r, 1, 0);
+            o.accumulation = 6 / dp;
+            o.micro_batch = 1;
+            nd_loader *loader;
+            nd_step_batch batch;
+            assert_ok(nd_loader_open(dataset, &o, &loader));
+            for (int64_t step = 0; step < 4; step++) {
+                assert_ok(nd_loader_next(loader, &batch));
+                for (int64_t m = 0; m < o.accumulation; m++) {
+                    int64_t i = step * 6 + m * dp + r;
+                    for (int k = 0; i < N && k < N; k++) {
+                        if (k * (S + 1) % 256 == batch.inputs[m * S] &&
+                            (k * (S + 1) + 1) % 256 == batch.inputs[m * S + 1]) {
+                            first_epoch[mesh][i] = k + 1;
+                        }
+                    }
+                }
+            }
+            nd_loader_close(loader);
+        }
+    }
+    int seen[N] = {0};
+    for (int i = 0; i < N; i++) {
+        cr_assert_eq(first_epoch[0][i], first_epoch[1][i]);
+        cr_assert(first_epoch[0][i] > 0 && !seen[first_epoch[0][i] - 1]++);
+    }
+    nd_dataset_close(dataset);
+}
+
+Test(loader, context_parallel_ranks_hold_chunks_r_and_2cp_minus_1_minus_r)
+{
+    nd_dataset *dataset = make_dataset(N * (S + 1));
+    for (int cp = 2; cp <= 8; cp *= 2) {
+        int chunk = S / (2 * cp), local = S / cp;
+        for (int r = 0; r < cp; r++) {
+            nd_loader_options o = options_of(1, 0, cp, r);
+            nd_loader *loader;
+            nd_step_batch batch;
+            assert_ok(nd_loader_open(dataset, &o, &loader));
+            assert_ok(nd_loader_next(loader, &batch));
+            cr_assert_eq(batch.valid, 6 * local);
+            for (int row = 0; row < 6; row++) {
+                int64_t block = expected_block(&o, 0, row / 2, row % 2);
+                for (int p = 0; p < local; p++) {
+                    int at = p < chunk ? r * chunk + p : (2 * cp - 1 - r) * chunk + (p - chunk);
+                    cr_assert_eq(batch.inputs[row * local + p], (block * (S + 1) + at) % 256);
+                    cr_assert_eq(batch.labels[row * local + p], (block * (S + 1) + at + 1) % 256);
+                    cr_assert_eq(batch.positions[(row % 2) * local + p], at);
+                }
+            }
+            nd_loader_close(loader);
+        }
+    }
+    nd_dataset_close(dataset);
+}
+
+Test(loader, validation_is_in_file_order_and_pads_with_uncounted_labels)
+{
+    nd_dataset *dataset = make_dataset(7 * (S + 1) + 5); /* eight blocks, the last with 4 labels */
+    cr_assert_eq(nd_dataset_blocks(dataset), 8);
+    nd_loader_options o = options_of(3, 0, 1, 0);
+    o.accumulation = 1;
+    o.validation = true;
+    int64_t steps = nd_loader_validation_steps(dataset, &o);
+    cr_assert_eq(steps, 2); /* six blocks a call */
+    int64_t valid = 0;
+    for (int round = 0; round < 2; round++) {
+        for (int r = 0; r < 3; r++) {
+            o.dp_index = r;
+            nd_loader *loader;
+            nd_step_batch batch;
+            assert_ok(nd_loader_open(dataset, &o, &loader));
+            for (int64_t step = 0; step < steps; step++) {
+                assert_ok(nd_loader_next(loader, &batch));
+                int64_t block = step * 6 + r * 2;
+                if (block < 8) {
+                    cr_assert_eq(batch.inputs[0], block * (S + 1) % 256);
+                    valid += batch.valid;
+                } else {
+                    cr_assert_eq(batch.valid, 0);
+                    cr_assert_eq(batch.labels[2 * S - 1], ND_LABEL_IGNORED);
+                }
+            }
+            nd_loader_close(loader);
+        }
+    }
+    cr_assert_eq(valid, 2 * (7 * S + 4));
+    nd_dataset_close(dataset);
+}
+
+Test(loader, an_error_of_the_thread_is_the_error_of_the_step_that_needs_it)
+{
+    tempdir dir;
+    tempdir_make(&dir);
+    uint16_t tokens[512 + 4 * (S + 1)] = {0};
+    int32_t header[256] = {20240520, 1, 4 * (S + 1)};
+    memcpy(tokens, header, sizeof header);
+    for (int i = 0; i < 4 * (S + 1); i++) {
+        tokens[512 + i] = (uint16_t)(i % 50);
+    }
+    tokens[512 + 2 * (S + 1) + 3] = 700; /* in block 2 */
+    const char *path = tempdir_write(&dir, "a.bin", tokens, sizeof tokens);
+    nd_dataset *dataset;
+    assert_ok(nd_dataset_open(path, ND_DATA_AUTO, "file", 300, S, &dataset));
+    nd_loader_options o = options_of(1, 0, 1, 0);
+    o.micro_batch = o.accumulation = 1;
+    o.validation = true;
+    nd_loader *loader;
+    nd_step_batch batch;
+    assert_ok(nd_loader_open(dataset, &o, &loader));
+    assert_ok(nd_loader_next(loader, &batch));
+    assert_ok(nd_loader_next(loader, &batch));
+    for (int again = 0; again < 2; again++) {
+        assert_fails(nd_loader_next(loader, &batch), ND_ERR_DATA,
+                     "token 37 (byte 1098) has id 700");
+    }
+    nd_loader_close(loader);
+    nd_dataset_close(dataset);
+    tempdir_remove(&dir);
+}
+
+Test(loader, closes_at_any_time)
+{
+    nd_dataset *dataset = make_dataset(N * (S + 1));
+    for (int taken = 0; taken < 4; taken++) {
+        nd_loader_options o = options_of(1, 0, 2, 1);
+        nd_loader *loader;
+        nd_step_batch batch;
+        assert_ok(nd_loader_open(dataset, &o, &loader));
+        for (int i = 0; i < taken; i++) {
+            assert_ok(nd_loader_next(loader, &batch));
+        }
+        nd_loader_close(loader);
+    }
+    nd_loader_close(NULL);
+    nd_dataset_close(dataset);
+}

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/data/loader.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/log.h"
+#include "runtime/base/rng.h"
+#include "trainer/data/dataset_impl.h"
+
+enum { SLOTS = 2, WAIT_SECONDS = 300, JOIN_SECONDS = 30 };
+
+/* One step's arrays. The caller holds at most one slot while the thread fills the other. */
+typedef struct slot {
+    int32_t *inputs, *labels; /* (accumulation, B, s); owned */
+    int64_t valid;
+} slot;
+
+struct nd_loader {
+    const nd_dataset *dataset;
+    nd_loader_options options;
+    int64_t chunk; /* positions of one contiguous piece: S / (2 cp), or S when cp is 1 */
+    slot slots[SLOTS];
+    int32_t *positions;                   /* (B, s); owned */
+    int32_t *block_inputs, *block_labels; /* (S): the thread's scratch when cp > 1; owned */
+    pthread_t thread;
+    bool thread_started, primitives_made;
+    atomic_bool stop; /* also read between the blocks of a step */
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t filled, freed;
+    int64_t produced; /* steps the thread has delivered since open or rewind */
+    int64_t taken;    /* steps given to the caller */
+    bool lent;        /* the caller holds slot (taken - 1) % SLOTS */
+    int64_t rewinds;  /* a step begun before a rewind is thrown away */
+    nd_error error;   /* of the thread; the last one: nothing is produced after it */
+};
+
+static struct timespec deadline_after(clockid_t clock, int seconds)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    t.tv_sec += seconds;
+    return t;
+}
+
+/* Which block is sample i: N when validation is past its end. */
+static int64_t block_of(const nd_loader *loader, int64_t i)
+{
+    int64_t N = loader->dataset->blocks;
+    if (loader->options.validation) {
+        return i < N ? i : N;
+    }
+    return (int64_t)nd_rng_permute((uint64_t)loader->options.seed, (uint64_t)(i / N), (uint64_t)N,
+                                   (uint64_t)(i % N));
+}
+
+/* This rank's two chunks, r and 2 cp - 1 - r, out of a whole sequence. */
+static void take_chunks(const nd_loader *loader, const int32_t *sequence, int32_t *out)
+{
+    int64_t n = loader->chunk;
+    int cp = loader->options.cp_size, r = loader->options.cp_index;
+    memcpy(out, sequence + r * n, (size_t)n * sizeof *out);
+    memcpy(out + n, sequence + (2 * cp - 1 - r) * n, (size_t)n * sizeof *out);
+}
+
+static nd_status fill_sample(nd_loader *loader, int64_t sample, int32_t *inputs, int32_t *labels)
+{
+    const nd_loader_options *o = &loader->options;
+    bool whole = o->cp_size == 1;
+    int64_t block = block_of(loader, sample);
+    int64_t local = o->sequence / o->cp_size;
+    if (block == loader->dataset->blocks) {
+        for (int64_t i = 0; i < local; i++) {
+            inputs[i] = 0;
+            labels[i] = ND_LABEL_IGNORED;
+        }
+        return ND_OK;
+    }
+    ND_TRY(nd_dataset_block(loader->dataset, block, whole ? inputs : loader->block_inputs,
+                            whole ? labels : loader->block_labels));
+    if (!whole) {
+        take_chunks(loader, loader->block_inputs, inputs);
+        take_chunks(loader, loader->block_labels, labels);
+    }
+    return ND_OK;
+}
+
+/* Step `step` of the run, all micro-batches. Ends early, with the slot half filled, when the loader closes. */
+static nd_status fill_step(nd_loader *loader, int64_t step, slot *out)
+{
+    const nd_loader_options *o = &loader->options;
+    int64_t local = o->sequence / o->cp_size, B = o->micro_batch;
+    int64_t round = o->dp_size * B; /* samples of one micro-batch over all data ranks */
+    int64_t valid = 0;
+    for (int64_t row = 0; row < o->accumulation * B && !atomic_load(&loader->stop); row++) {
+        int64_t micro = row / B, b = row % B;
+        int64_t sample =
+            step * o->accumulation * round + micro * round + (int64_t)o->dp_index * B + b;
+        int32_t *labels = out->labels + row * local;
+        ND_TRY(fill_sample(loader, sample, out->inputs + row * local, labels));
+        for (int64_t i = 0; i < local; i++) {
+            valid += labels[i] != ND_LABEL_IGNORED;
+        }
+    }
+    out->valid = valid;
+    return ND_OK;
+}
+
+/* Waits, with the lock held, until a slot is free; false when the loader closes. */
+static bool wait_for_slot(nd_loader *loader)
+{
+    while (!atomic_load(&loader->stop) &&
+           (loader->error.status != ND_OK ||
+            loader->produced - loader->taken + (loader->lent ? 1 : 0) >= SLOTS)) {
+        pthread_cond_wait(&loader->freed, &loader->lock); /* close always ends it */
+    }
+    return !atomic_load(&loader->stop);
+}
+
+static void *prefetch_main(void *context)
+{
+    nd_loader *loader = context;
+    pthread_mutex_lock(&loader->lock);
+    while (wait_for_slot(loader)) {
+        int64_t number = loader->produced, rewinds = loader->rewinds;
+        pthread_mutex_unlock(&loader->lock);
+        nd_status status =
+            fill_step(loader, loader->options.first_step + number, &loader->slots[number % SLOTS]);
+        pthread_mutex_lock(&loader->lock);
+        if (loader->rewinds != rewinds) {
+            continue;
+        }
+        if (status == ND_OK) {
+            loader->produced++;
+        } else {
+            loader->error = *nd_error_last();
+        }
+        pthread_cond_signal(&loader->filled);
+    }
+    pthread_mutex_unlock(&loader->lock);
+    return NULL;
+}
+
+static nd_status make_primitives(nd_loader *loader)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&loader->lock, NULL);
+    pthread_cond_init(&loader->filled, &monotonic);
+    pthread_cond_init(&loader->freed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    loader->primitives_made = true;
+
+    /* Signals belong to the thread that drives the rank. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int code = pthread_create(&loader->thread, NULL, prefetch_main, loader);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (code != 0) {
+        return nd_fail(ND_ERR_INTERNAL, "cannot start the data prefetch thread: %s",
+                       strerror(code));
+    }
+    loader->thread_started = true;
+    return ND_OK;
+}
+
+static nd_status make_arrays(nd_loader *loader)
+{
+    const nd_loader_options *o = &loader->options;
+    int64_t local = o->sequence / o->cp_size;
+    for (int i = 0; i < SLOTS; i++) {
+        ND_TRY(ND_ALLOC(o->accumulation * o->micro_batch * local, &loader->slots[i].inputs));
+        ND_TRY(ND_ALLOC(o->accumulation * o->micro_batch * local, &loader->slots[i].labels));
+    }
+    ND_TRY(ND_ALLOC(o->micro_batch * local, &loader->positions));
+    ND_TRY(ND_ALLOC(o->sequence, &loader->block_inputs));
+    ND_TRY(ND_ALLOC(o->sequence, &loader->block_labels));
+    for (int64_t i = 0; i < o->sequence; i++) {
+        loader->block_inputs[i] = (int32_t)i;
+    }
+    for (int64_t b = 0; b < o->micro_batch; b++) {
+        if (o->cp_size == 1) {
+            memcpy(loader->positions + b * local, loader->block_inputs, (size_t)local * 4);
+        } else {
+            take_chunks(loader, loader->block_inputs, loader->positions + b * local);
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_loader_open(const nd_dataset *dataset, const nd_loader_options *options,
+                         nd_loader **out)
+{
+    const nd_loader_options *o = options;
+    ND_ASSERT(o->sequence == dataset->sequence && o->micro_batch >= 1 && o->accumulation >= 1);
+    ND_ASSERT(o->dp_index >= 0 && o->dp_index < o->dp_size && o->first_step >= 0);
+    ND_ASSERT(o->cp_index >= 0 && o->cp_index < o->cp_size);
+    ND_ASSERT(o->cp_size == 1 || o->sequence % (2 * o->cp_size) == 0);
+    nd_status status = ND_OK;
+    nd_loader *loader = NULL;
+    ND_TRY_OUT(ND_ALLOC(1, &loader));
+    loader->dataset = dataset;
+    loader->options = *o;
+    loader->chunk = o->cp_size == 1 ? o->sequence : o->sequence / (2 * o->cp_size);
+    ND_TRY_OUT(make_arrays(loader));
+    ND_TRY_OUT(make_primitives(loader));
+    *out = loader;
+    loader = NULL;
+out:
+    nd_loader_close(loader);
+    return status;
+}
+
+/* False when the thread hangs in the file system: its memory must then be left to it. */
+static bool join_thread(nd_loader *loader)
+{
+    pthread_mutex_lock(&loader->lock);
+    atomic_store(&loader->stop, true);
+    pthread_cond_signal(&loader->freed);
+    pthread_mutex_unlock(&loader->lock);
+    struct timespec deadline = deadline_after(CLOCK_REALTIME, JOIN_SECONDS);
+    if (pthread_timedjoin_np(loader->thread, NULL, &deadline) == 0) {
+        return true;
+    }
+    nd_log_warning("the data prefetch thread is stuck reading \"%s\"; leaving it behind",
+                   loader->dataset->path);
+    return false;
+}
+
+void nd_loader_close(nd_loader *loader)
+{
+    if (!loader || (loader->thread_started && !join_thread(loader))) {
+        return;
+    }
+    if (loader->primitives_made) {
+        pthread_cond_destroy(&loader->freed);
+        pthread_cond_destroy(&loader->filled);
+        pthread_mutex_destroy(&loader->lock);
+    }
+    for (int i = 0; i < SLOTS; i++) {
+        free(loader->slots[i].inputs);
+        free(loader->slots[i].labels);
+    }
+    free(loader->block_labels);
+    free(loader->block_inputs);
+    free(loader->positions);
+    free(loader);
+}
+
+/* With the lock held: until step `taken` is there, or the thread has failed. */
+static nd_status wait_for_step(nd_loader *loader)
+{
+    struct timespec deadline = deadline_after(CLOCK_MONOTONIC, WAIT_SECONDS);
+    while (loader->produced == loader->taken) {
+        if (loader->error.status != ND_OK) {
+            return nd_fail(loader->error.status, "%s", loader->error.message);
+        }
+        if (pthread_cond_timedwait(&loader->filled, &loader->lock, &deadline) == ETIMEDOUT &&
+            loader->produced == loader->taken && loader->error.status == ND_OK) {
+            return nd_fail(
+                ND_ERR_HANG,
+                "the data of step %lld did not arrive within %d s: reading \"%s\" hangs; is "
+                "its file system reachable?",
+                (long long)(loader->options.first_step + loader->taken + 1), WAIT_SECONDS,
+                loader->dataset->path);
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_loader_next(nd_loader *loader, nd_step_batch *out)
+{
+    double begin = nd_clock_seconds();
+    pthread_mutex_lock(&loader->lock);
+    loader->lent = false;
+    pthread_cond_signal(&loader->freed);
+    nd_status status = wait_for_step(loader);
+    if (status == ND_OK) {
+        const slot *s = &loader->slots[loader->taken % SLOTS];
+        loader->taken++;
+        loader->lent = true;
+        *out = (nd_step_batch){.inputs = s->inputs,
+                               .labels = s->labels,
+                               .positions = loader->positions,
+                               .valid = s->valid,
+                               .wait_seconds = nd_clock_seconds() - begin};
+        /* The other slot is free now: the thread reads one step ahead. */
+        pthread_cond_signal(&loader->freed);
+    }
+    pthread_mutex_unlock(&loader->lock);
+    return status;
+}
+
+nd_status nd_loader_rewind(nd_loader *loader)
+{
+    pthread_mutex_lock(&loader->lock);
+    loader->produced = 0;
+    loader->taken = 0;
+    loader->lent = false;
+    loader->rewinds++;
+    pthread_cond_signal(&loader->freed);
+    pthread_mutex_unlock(&loader->lock);
+    return ND_OK;
+}
+
+int64_t nd_loader_validation_steps(const nd_dataset *dataset, const nd_loader_options *options)
+{
+    int64_t round = options->accumulation * options->micro_batch * options->dp_size;
+    return (dataset->blocks + round - 1) / round;
+}

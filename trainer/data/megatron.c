@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Megatron-LM token files: ids without a header in .bin; lengths, positions and document boundaries in .idx.
+ * Source: Megatron-LM core/datasets/indexed_dataset.py. Its writer places the sequences one after another, so that
+ * the .bin is the concatenation of all documents; an .idx that says anything else is refused, and once it is checked
+ * only the .bin is needed.
+ */
+#include "trainer/data/dataset_impl.h"
+
+#include <string.h>
+
+static const char magic[9] = "MMIDIDX\0";
+
+enum { HEADER_BYTES = 34, VERSION = 1 };
+
+typedef struct idx_view {
+    const char *idx, *bin;
+    uint64_t sequences, documents;
+    const uint8_t *lengths;      /* (sequences) i32 */
+    const uint8_t *pointers;     /* (sequences) i64 */
+    const uint8_t *documents_at; /* (documents) i64 */
+} idx_view;
+
+static int64_t i64_at(const uint8_t *p, uint64_t index)
+{
+    int64_t x;
+    memcpy(&x, p + 8 * index, sizeof x);
+    return x;
+}
+
+static int32_t i32_at(const uint8_t *p, uint64_t index)
+{
+    int32_t x;
+    memcpy(&x, p + 4 * index, sizeof x);
+    return x;
+}
+
+static nd_status type_of_code(const char *idx, uint8_t code, nd_token_type *type)
+{
+    static const struct {
+        bool known;
+        nd_token_type type;
+    } codes[] = {
+        [1] = {true, ND_TOKEN_U8},  [2] = {true, ND_TOKEN_I8},  [3] = {true, ND_TOKEN_I16},
+        [4] = {true, ND_TOKEN_I32}, [5] = {true, ND_TOKEN_I64}, [8] = {true, ND_TOKEN_U16},
+    };
+    if (code >= sizeof codes / sizeof *codes || !codes[code].known) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "\"%s\": token type code %u is not an integer type (1 u8, 2 i8, 3 i16, 4 i32, 5 "
+            "i64, 8 u16)",
+            idx, code);
+    }
+    *type = codes[code].type;
+    return ND_OK;
+}
+
+static nd_status parse_header(const uint8_t *data, size_t size, idx_view *view, nd_token_type *type)
+{
+    if (size < HEADER_BYTES) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" has %zu bytes, less than the %d of a Megatron index header: it is "
+                       "truncated or not an index",
+                       view->idx, size, HEADER_BYTES);
+    }
+    if (memcmp(data, magic, sizeof magic) != 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" does not begin with MMIDIDX: it is not a Megatron index", view->idx);
+    }
+    int64_t version = i64_at(data + 9, 0);
+    if (version != VERSION) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" has version %lld of the Megatron index; version 1 is read",
+                       view->idx, (long long)version);
+    }
+    ND_TRY(type_of_code(view->idx, data[17], type));
+    view->sequences = (uint64_t)i64_at(data + 18, 0);
+    view->documents = (uint64_t)i64_at(data + 26, 0);
+
+    uint64_t room = size - HEADER_BYTES;
+    uint64_t S = view->sequences, D = view->documents;
+    bool fits = S <= room / 12 && D <= (room - 12 * S) / 8;
+    uint64_t rest = fits ? room - 12 * S - 8 * D : 0;
+    if (!fits || (rest != 0 && rest != S)) { /* optional modes: one byte a sequence */
+        return nd_fail(
+            ND_ERR_DATA,
+            "\"%s\" has %zu bytes, which does not match its %llu sequences and %llu document "
+            "boundaries: it is truncated or damaged",
+            view->idx, size, (unsigned long long)S, (unsigned long long)D);
+    }
+    view->lengths = data + HEADER_BYTES;
+    view->pointers = view->lengths + 4 * S;
+    view->documents_at = view->pointers + 8 * S;
+    return ND_OK;
+}
+
+static nd_status check_sequences(const idx_view *view, size_t width, uint64_t bin_bytes)
+{
+    uint64_t end = 0; /* of the sequence before, in bytes of the .bin */
+    for (uint64_t i = 0; i < view->sequences; i++) {
+        int32_t length = i32_at(view->lengths, i);
+        int64_t pointer = i64_at(view->pointers, i);
+        if (length < 0 || pointer < 0 || (uint64_t)pointer != end) {
+            return nd_fail(
+                ND_ERR_DATA,
+                "\"%s\": sequence %llu has length %d and begins at byte %lld of the .bin, "
+                "where %llu was expected: the index is damaged or of another .bin",
+                view->idx, (unsigned long long)i, length, (long long)pointer,
+                (unsigned long long)end);
+        }
+        end += (uint64_t)length * width; /* no overflow: end was at most bin_bytes before */
+        if (end > bin_bytes) {
+            break;
+        }
+    }
+    if (end != bin_bytes) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "\"%s\" describes %s%llu bytes of tokens, but \"%s\" has %llu: one of them is "
+            "truncated, or they are not a pair",
+            view->idx, end > bin_bytes ? "at least " : "", (unsigned long long)end, view->bin,
+            (unsigned long long)bin_bytes);
+    }
+    return ND_OK;
+}
+
+/* Boundaries of documents in sequences: from 0, not falling, to the number of sequences. */
+static nd_status check_documents(const idx_view *view)
+{
+    int64_t before = 0;
+    for (uint64_t i = 0; i < view->documents; i++) {
+        int64_t at = i64_at(view->documents_at, i);
+        if (at < before || (i == 0 && at != 0) || (uint64_t)at > view->sequences) {
+            return nd_fail(
+                ND_ERR_DATA,
+                "\"%s\": document boundary %llu is %lld after %lld, with %llu sequences: the "
+                "index is damaged",
+                view->idx, (unsigned long long)i, (long long)at, (long long)before,
+                (unsigned long long)view->sequences);
+        }
+        before = at;
+    }
+    if (view->documents == 0 || (uint64_t)before != view->sequences) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\": the document boundaries end at sequence %lld, but there are %llu "
+                       "sequences: the index is damaged",
+                       view->idx, (long long)before, (unsigned long long)view->sequences);
+    }
+    return ND_OK;
+}
+
+nd_status nd_megatron_parse(const uint8_t *data, size_t size, uint64_t bin_bytes, const char *idx,
+                            const char *bin, nd_token_type *type, int64_t *tokens)
+{
+    idx_view view = {.idx = idx, .bin = bin};
+    nd_token_type found = ND_TOKEN_U8;
+    ND_TRY(parse_header(data, size, &view, &found));
+    ND_TRY(check_sequences(&view, nd_token_size(found), bin_bytes));
+    ND_TRY(check_documents(&view));
+    *type = found;
+    *tokens = (int64_t)(bin_bytes / nd_token_size(found));
+    return ND_OK;
+}
+
+nd_status nd_megatron_open(nd_dataset *dataset, const char *idx_path)
+{
+    if (!nd_fs_exists(idx_path)) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "\"%s\" is taken for Megatron data, but its index \"%s\" is missing; an llm.c "
+            "file would begin with its magic: copy the index beside it, or set data.format",
+            dataset->path, idx_path);
+    }
+    ND_TRY(nd_fs_map_open(dataset->path, ND_ERR_DATA, &dataset->map));
+    nd_fs_map idx;
+    ND_TRY(nd_fs_map_open(idx_path, ND_ERR_DATA, &idx));
+    nd_status status = nd_megatron_parse(idx.data, idx.size, dataset->map.size, idx_path,
+                                         dataset->path, &dataset->type, &dataset->tokens);
+    nd_fs_map_close(&idx);
+    return status;
+}
