@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "runtime/base/fsio.h"
+#include "tests/support/tempdir.h"
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+}
+
+static void teardown(void)
+{
+    tempdir_remove(&dir);
+}
+
+TestSuite(fsio, .init = setup, .fini = teardown);
+
+Test(fsio, read_gives_the_whole_file_with_a_terminator)
+{
+    char *text;
+    size_t size;
+    const char *path = tempdir_write(&dir, "a", "ab\0c", 4);
+    assert_ok(nd_fs_read(path, 4, ND_ERR_CONFIG, &text, &size));
+    cr_assert_eq(size, 4);
+    cr_assert_eq(memcmp(text, "ab\0c", 5), 0);
+    free(text);
+    assert_fails(nd_fs_read(path, 3, ND_ERR_CONFIG, &text, &size), ND_ERR_CONFIG,
+                 "has 4 bytes; at most 3");
+    assert_ok(nd_fs_read(tempdir_write(&dir, "b", "", 0), 3, ND_ERR_CONFIG, &text, &size));
+    cr_assert_eq(size, 0);
+    free(text);
+}
+
+Test(fsio, what_is_not_a_file_is_refused_with_the_callers_status)
+{
+    char *text;
+    size_t size;
+    nd_fs_map map;
+    assert_fails(nd_fs_read(dir.path, 9, ND_ERR_CONFIG, &text, &size), ND_ERR_CONFIG,
+                 "is a folder");
+    assert_fails(nd_fs_map_open(dir.path, ND_ERR_DATA, &map), ND_ERR_DATA, "is a folder");
+    assert_fails(nd_fs_read(tempdir_file(&dir, "none"), 9, ND_ERR_CONFIG, &text, &size),
+                 ND_ERR_CONFIG, strerror(ENOENT));
+    const char *fifo = tempdir_file(&dir, "fifo");
+    cr_assert_eq(mkfifo(fifo, 0600), 0);
+    assert_fails(nd_fs_read(fifo, 9, ND_ERR_DATA, &text, &size), ND_ERR_DATA, "pipe"); /* at once */
+}
+
+Test(fsio, map_of_a_file_and_of_an_empty_one)
+{
+    nd_fs_map map;
+    assert_ok(nd_fs_map_open(tempdir_write(&dir, "a", "hello", 5), ND_ERR_DATA, &map));
+    cr_assert_eq(map.size, 5);
+    cr_assert_eq(memcmp(map.data, "hello", 5), 0);
+    nd_fs_map_prefetch(&map, 3, 100);
+    nd_fs_map_prefetch(&map, 5, 1);
+    nd_fs_map_close(&map);
+    cr_assert_null(map.data);
+    assert_ok(nd_fs_map_open(tempdir_write(&dir, "b", "", 0), ND_ERR_DATA, &map));
+    cr_assert_eq(map.size, 0);
+    nd_fs_map_prefetch(&map, 0, 1);
+    nd_fs_map_close(&map);
+}
+
+static void assert_holds(const char *path, const char *expected)
+{
+    char *text;
+    size_t size;
+    assert_ok(nd_fs_read(path, 4096, ND_ERR_DATA, &text, &size));
+    cr_assert_str_eq(text, expected);
+    free(text);
+}
+
+/* Number of files in the test's folder. */
+static int file_count(void)
+{
+    char command[128];
+    int n = -1;
+    snprintf(command, sizeof command, "ls -A %s | wc -l", dir.path);
+    FILE *f = popen(command, "r");
+    cr_assert_eq(fscanf(f, "%d", &n), 1);
+    pclose(f);
+    return n;
+}
+
+Test(fsio, atomic_write_replaces_or_leaves_alone)
+{
+    const char *path = tempdir_file(&dir, "a.json");
+    assert_ok(nd_fs_write_atomic(path, "first", 5));
+    assert_ok(nd_fs_write_atomic(path, "second", 6));
+    assert_holds(path, "second");
+    cr_assert_eq(file_count(), 1);
+
+    /* A file-size limit stands in for a full disk. */
+    signal(SIGXFSZ, SIG_IGN);
+    struct rlimit small = {1000, 1000};
+    char large[5000] = {0};
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &small), 0);
+    assert_fails(nd_fs_write_atomic(path, large, sizeof large), ND_ERR_CANTCREATE,
+                 "failed at byte 1000: File too large");
+    assert_holds(path, "second");
+    cr_assert_eq(file_count(), 1, "the temporary file is still there");
+    assert_fails(nd_fs_write_atomic("/proc/nothing/x", "x", 1), ND_ERR_CANTCREATE,
+                 "cannot write \"/proc/nothing/x\"");
+}
+
+Test(fsio, full_device_is_cantcreate)
+{
+    int fd = open("/dev/full", O_WRONLY);
+    cr_assert_geq(fd, 0);
+    assert_fails(nd_fs_pwrite(fd, "x", "abc", 3, 0), ND_ERR_CANTCREATE, strerror(ENOSPC));
+    close(fd);
+}
+
+Test(fsio, a_file_that_ends_early_is_an_io_error)
+{
+    char buffer[8];
+    int fd = open(tempdir_write(&dir, "a", "hello", 5), O_RDONLY);
+    assert_ok(nd_fs_pread(fd, "a", buffer, 3, 2));
+    assert_fails(nd_fs_pread(fd, "a", buffer, 4, 2), ND_ERR_IO, "\"a\" ended at byte 5");
+    close(fd);
+}
+
+Test(fsio, free_space_preflight_shows_both_numbers)
+{
+    assert_ok(nd_fs_check_space(dir.path, 1, "a byte"));
+    assert_fails(nd_fs_check_space(dir.path, UINT64_C(1) << 60, "an exabyte"), ND_ERR_CANTCREATE,
+                 "an exabyte needs 1152921504606.8 MB");
+    assert_fails(nd_fs_check_space("/nowhere/at/all", 1, "x"), ND_ERR_CANTCREATE, "cannot examine");
+}
+
+Test(fsio, parent_of_a_path)
+{
+    static const char *const cases[][2] = {{"a/b/c", "a/b"}, {"a", "."},    {"/a", "/"},
+                                           {"a/b/", "a"},    {"a//b", "a"}, {"/", "/"},
+                                           {"a/", "."},      {"/a//", "/"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *parent;
+        assert_ok(nd_fs_parent(cases[i][0], &parent));
+        if (strcmp(cases[i][0], "/") != 0) {
+            cr_assert_str_eq(parent, cases[i][1], "of %s: %s", cases[i][0], parent);
+        }
+        free(parent);
+    }
+}
+
+/* FIPS 180-2, "abc". */
+Test(fsio, sha256_known_answer)
+{
+    char hex[65];
+    assert_ok(nd_fs_sha256("abc", 3, hex));
+    cr_assert_str_eq(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
