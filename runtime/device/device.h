@@ -54,7 +54,8 @@ struct nd_device {
     int ordinal;   /* CUDA ordinal, 0 on the CPU */
     int threads;   /* CPU threads of this worker */
     char name[96]; /* "cpu, 2 threads", "NVIDIA H200" */
-    void *native;
+    void *native;  /* what the ops of a backend keep for the device (kernels/cpu/context.h) */
+    void (*native_close)(void *native); /* called when the device closes; NULL: nothing to do */
 };
 
 /* threads >= 1: OpenMP threads of this worker's parallel regions. */

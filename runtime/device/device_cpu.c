@@ -8,6 +8,9 @@
 
 static void cpu_close(nd_device *device)
 {
+    if (device->native_close) {
+        device->native_close(device->native);
+    }
     free(device);
 }
 

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Forward of blocked attention: FlashAttention-2 (Dao, 2023), with the score tiles transposed. */
+#include "kernels/cpu/attention.h"
+
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+#include "kernels/cpu/context.h"
+#include "kernels/cpu/cpu_ops.h"
+
+typedef struct call {
+    const nd_attention *a;
+    const nd_tile_ops *tiles;
+    nd_tensor out, lse, q, k, v;
+    int64_t row_blocks; /* row blocks of one head in a task */
+} call;
+
+/* One thread's scratch. NB row blocks, W = words of D, all sizes for words of one element. */
+typedef struct workspace {
+    nd_word *qt;   /* [NB] B (k = D, n = ND_TILE) */
+    float *ot;     /* [NB] (D, ND_TILE): outputs so far, transposed, not yet divided by the sums */
+    float *max;    /* [NB] (ND_TILE) */
+    float *sum;    /* [NB] (ND_TILE) */
+    nd_word *k;    /* A (m = ND_TILE keys, k = D) */
+    nd_word *vt;   /* A (m = D, k = ND_TILE keys) */
+    float *scores; /* (ND_TILE keys, ND_TILE) */
+    nd_word *p;    /* B (k = ND_TILE keys, n = ND_TILE) */
+    float *alpha;  /* (ND_TILE) */
+    void *temporary; /* ND_TILE x D elements */
+} workspace;
+
+/* Row blocks per head of a task: enough to share the packing of K and V, few enough to keep all threads busy. */
+static int64_t task_row_blocks(int threads, const nd_attention *a)
+{
+    int64_t all = nd_attention_row_blocks(a), group = nd_attention_group(a);
+    int64_t blocks = ND_ATTENTION_BLOCKS / group;
+    while (blocks > 1 && a->batch * a->kv_heads * nd_ceil_div(all, blocks) < (int64_t)threads * 4) {
+        blocks /= 2;
+    }
+    blocks = blocks > all ? all : blocks;
+    return blocks < 1 ? 1 : blocks;
+}
+
+static size_t workspace_init(workspace *w, char *base, const nd_attention *a, int64_t row_blocks)
+{
+    const int64_t d = a->head_dim, nb = row_blocks * nd_attention_group(a);
+    size_t used = 0;
+    w->qt = nd_attention_cut(base, &used, nb * d * ND_TILE);
+    w->ot = nd_attention_cut(base, &used, nb * d * ND_TILE);
+    w->max = nd_attention_cut(base, &used, nb * ND_TILE);
+    w->sum = nd_attention_cut(base, &used, nb * ND_TILE);
+    w->k = nd_attention_cut(base, &used, ND_TILE * d);
+    w->vt = nd_attention_cut(base, &used, d * ND_TILE);
+    w->scores = nd_attention_cut(base, &used, ND_TILE * ND_TILE);
+    w->p = nd_attention_cut(base, &used, ND_TILE * ND_TILE);
+    w->alpha = nd_attention_cut(base, &used, ND_TILE);
+    w->temporary = nd_attention_cut(base, &used, ND_TILE * d);
+    return used;
+}
+
+size_t nd_attention_fwd_scratch(int threads, const nd_attention *a)
+{
+    workspace unused;
+    return (size_t)threads * workspace_init(&unused, NULL, a, task_row_blocks(threads, a));
+}
+
+/* The row block's queries are packed, its running values reset. */
+static void row_block_begin(const call *c, workspace *w, int64_t block, int64_t b, int64_t q0,
+                            int rows, int64_t head)
+{
+    const int64_t d = c->a->head_dim;
+    c->tiles->pack_b_transposed(w->qt + block * d * ND_TILE, ND_TILE,
+                                nd_attention_row(c->q, b, q0, head), c->q.dtype, c->q.stride[1],
+                                rows, (int)d, w->temporary);
+    memset(w->ot + block * d * ND_TILE, 0, (size_t)(d * ND_TILE) * sizeof(float));
+    for (int r = 0; r < ND_TILE; r++) {
+        w->max[block * ND_TILE + r] = -INFINITY;
+        w->sum[block * ND_TILE + r] = 0.0f;
+    }
+}
+
+/* One tile of keys against one row block: scores, softmax, and its part of the outputs. */
+static void row_block_step(const call *c, workspace *w, int64_t block, int64_t q0, int rows,
+                           int64_t key0, int keys)
+{
+    const nd_attention *a = c->a;
+    const nd_tile_ops *tiles = c->tiles;
+    const int d = (int)a->head_dim, words = (d + tiles->group - 1) / tiles->group;
+    int32_t limit[ND_TILE];
+    int64_t seen = nd_attention_last_key(a, q0 + rows - 1) - key0 + 1;
+    keys = seen < keys ? (int)seen : keys;
+    if (keys <= 0) {
+        return;
+    }
+    const nd_word *qt = w->qt + block * d * ND_TILE;
+    float *ot = w->ot + block * d * ND_TILE;
+    tiles->gemm(keys, ND_TILE, words, w->k, words, qt, ND_TILE, w->scores, ND_TILE, false);
+    const nd_softmax_step step = {.scores = w->scores,
+                                  .p = w->p,
+                                  .keys = keys,
+                                  .limit = nd_attention_limit(a, q0, key0, keys, limit),
+                                  .scale = a->scale * (float)M_LOG2E,
+                                  .max = w->max + block * ND_TILE,
+                                  .sum = w->sum + block * ND_TILE,
+                                  .alpha = w->alpha};
+    tiles->softmax(&step);
+    tiles->scale_columns(ot, d, w->alpha);
+    tiles->gemm(d, ND_TILE, (keys + tiles->group - 1) / tiles->group, w->vt, ND_TILE / tiles->group,
+                w->p, ND_TILE, ot, ND_TILE, true);
+}
+
+static void row_block_end(const call *c, workspace *w, int64_t block, int64_t b, int64_t q0,
+                          int rows, int64_t head)
+{
+    const nd_attention *a = c->a;
+    const int64_t d = a->head_dim;
+    const float *max = w->max + block * ND_TILE, *sum = w->sum + block * ND_TILE;
+    float *lse = (float *)c->lse.data + (b * a->heads + head) * a->sq + q0;
+    float inverse[ND_TILE];
+    for (int r = 0; r < rows; r++) {
+        bool blind = sum[r] == 0.0f;
+        inverse[r] = blind ? 0.0f : 1.0f / sum[r];
+        lse[r] = blind ? -INFINITY : (max[r] + log2f(sum[r])) * (float)M_LN2;
+    }
+    c->tiles->store_transposed(nd_attention_row(c->out, b, q0, head), c->out.dtype,
+                               c->out.stride[1], w->ot + block * d * ND_TILE, (int)d, rows, inverse,
+                               false, w->temporary);
+}
+
+typedef enum phase { BEGIN, STEP, END } phase;
+
+/* Applies one phase to the task's row blocks: queries [q0, q_end) of the heads of KV head `kv`. */
+static void for_row_blocks(const call *c, workspace *w, phase what, int64_t b, int64_t kv,
+                           int64_t q0, int64_t q_end, int64_t key0, int keys)
+{
+    const int64_t group = nd_attention_group(c->a);
+    int64_t block = 0;
+    for (int64_t g = 0; g < group; g++) {
+        for (int64_t q = q0; q < q_end; q += ND_TILE, block++) {
+            int rows = (int)(q_end - q < ND_TILE ? q_end - q : ND_TILE);
+            int64_t head = kv * group + g;
+            if (what == BEGIN) {
+                row_block_begin(c, w, block, b, q, rows, head);
+            } else if (what == STEP) {
+                row_block_step(c, w, block, q, rows, key0, keys);
+            } else {
+                row_block_end(c, w, block, b, q, rows, head);
+            }
+        }
+    }
+}
+
+static void run_task(const call *c, workspace *w, int64_t b, int64_t kv, int64_t q0, int64_t q_end)
+{
+    const nd_attention *a = c->a;
+    const nd_tile_ops *tiles = c->tiles;
+    const int d = (int)a->head_dim, words = (d + tiles->group - 1) / tiles->group;
+    for_row_blocks(c, w, BEGIN, b, kv, q0, q_end, 0, 0);
+    int64_t last_key = nd_attention_last_key(a, q_end - 1);
+    for (int64_t key0 = 0; key0 <= last_key; key0 += ND_TILE) {
+        int keys = (int)(a->sk - key0 < ND_TILE ? a->sk - key0 : ND_TILE);
+        tiles->pack_a(w->k, words, nd_attention_row(c->k, b, key0, kv), c->k.dtype, c->k.stride[1],
+                      keys, d);
+        tiles->pack_a_transposed(w->vt, ND_TILE / tiles->group, nd_attention_row(c->v, b, key0, kv),
+                                 c->v.dtype, c->v.stride[1], keys, d, w->temporary);
+        for_row_blocks(c, w, STEP, b, kv, q0, q_end, key0, keys);
+    }
+    for_row_blocks(c, w, END, b, kv, q0, q_end, 0, 0);
+}
+
+nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention *a, nd_tensor out,
+                               nd_tensor lse, nd_tensor q, nd_tensor k, nd_tensor v, void *scratch)
+{
+    nd_cpu_context *context = nd_cpu_context_of(stream);
+    ND_ASSERT(a->heads % a->kv_heads == 0 && a->scale > 0.0f);
+    ND_ASSERT(q.dtype == k.dtype && k.dtype == v.dtype);
+    bool bf16 = q.dtype == ND_DTYPE_BF16 && context->tiles_bf16;
+    const int threads = stream->device->threads;
+    const call c = {.a = a,
+                    .tiles = bf16 ? context->tiles_bf16 : context->tiles_f32,
+                    .out = out,
+                    .lse = lse,
+                    .q = q,
+                    .k = k,
+                    .v = v,
+                    .row_blocks = task_row_blocks(threads, a)};
+    const int64_t span = c.row_blocks * ND_TILE, spans = nd_ceil_div(a->sq, span);
+    const int64_t tasks = a->batch * a->kv_heads * spans;
+    workspace sized;
+    const size_t bytes = workspace_init(&sized, NULL, a, c.row_blocks);
+    /* Tasks are independent, so their order does not change results; late queries see most keys and go first. */
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t t = 0; t < tasks; t++) {
+        workspace w;
+        workspace_init(&w, (char *)scratch + (size_t)omp_get_thread_num() * bytes, a, c.row_blocks);
+        int64_t q0 = (spans - 1 - t / (a->batch * a->kv_heads)) * span;
+        int64_t pair = t % (a->batch * a->kv_heads);
+        int64_t q_end = q0 + span < a->sq ? q0 + span : a->sq;
+        run_task(&c, &w, pair / a->kv_heads, pair % a->kv_heads, q0, q_end);
+    }
+    return ND_OK;
+}

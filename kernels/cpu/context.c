@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/context.h"
+
+#include <omp.h>
+#include <stdlib.h>
+
+#include "kernels/cpu/matmul.h"
+
+static void destroy(void *native)
+{
+    nd_cpu_context *context = native;
+    nd_dnnl_destroy(context->dnnl);
+    free(context->widened);
+    free(context);
+}
+
+static void choose_tiles(nd_cpu_context *context)
+{
+    static const nd_tile_ops *const f32[ND_CPU_ISA_COUNT] = {
+        &nd_tiles_f32_baseline, &nd_tiles_f32_avx2, &nd_tiles_f32_avx512, &nd_tiles_f32_avx512_bf16,
+        &nd_tiles_f32_avx512_bf16};
+    static const nd_tile_ops *const bf16[ND_CPU_ISA_COUNT] = {
+        NULL, NULL, NULL, &nd_tiles_bf16_avx512_bf16, &nd_tiles_bf16_avx512_bf16};
+    context->tiles_f32 = f32[context->isa];
+    context->tiles_bf16 = bf16[context->isa];
+}
+
+/* Our level and oneDNN's are made one: the lower of the CPU's, ND_CPU_ISA and ONEDNN_MAX_CPU_ISA. */
+static nd_status choose_isa(nd_cpu_isa *out)
+{
+    nd_cpu_isa isa = ND_CPU_ISA_BASELINE;
+    ND_TRY(nd_cpu_isa_choose(&isa));
+    if (isa < nd_cpu_isa_detect()) {
+        nd_dnnl_limit_isa(isa);
+    }
+    nd_cpu_isa library = nd_dnnl_effective_isa();
+    *out = library < isa ? library : isa;
+    return ND_OK;
+}
+
+nd_status nd_cpu_context_create(nd_device *device)
+{
+    ND_ASSERT(device->kind == ND_DEVICE_CPU);
+    if (device->native) {
+        return ND_OK;
+    }
+    nd_cpu_context *context = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(ND_ALLOC(1, &context));
+    ND_TRY_OUT(choose_isa(&context->isa));
+    choose_tiles(context);
+    ND_TRY_OUT(nd_dnnl_create(&context->dnnl));
+    if (context->isa < ND_CPU_ISA_AVX512_BF16) {
+        ND_TRY_OUT(ND_ALLOC(nd_cpu_widened_floats(), &context->widened));
+    }
+    device->native = context;
+    device->native_close = destroy;
+    return ND_OK;
+out:
+    destroy(context);
+    return status;
+}
+
+nd_cpu_context *nd_cpu_context_of(nd_stream *stream)
+{
+    nd_device *device = stream->device;
+    ND_ASSERT(device->native);
+    if (omp_get_max_threads() != device->threads) {
+        omp_set_num_threads(device->threads);
+    }
+    return device->native;
+}

@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/dnnl_matmul.h"
+
+#include <dnnl.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { PAGE = 4096, FIRST_CAPACITY = 64 };
+
+typedef struct entry {
+    nd_dnnl_product key;
+    dnnl_primitive_t primitive; /* NULL: free slot */
+    dnnl_memory_t a, b, c, scratch;
+} entry;
+
+struct nd_dnnl {
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
+    entry *entries; /* open addressing; capacity is a power of two, at most half full */
+    int64_t capacity, count;
+    void *scratch;
+    size_t scratch_bytes;
+};
+
+static nd_status fail(dnnl_status_t code, const char *call)
+{
+    static const char *const words[] = {"success",
+                                        "out of memory",
+                                        "invalid arguments",
+                                        "unimplemented",
+                                        "last implementation reached",
+                                        "runtime error",
+                                        "not required"};
+    const char *word = (size_t)code < sizeof words / sizeof words[0] ? words[code] : "unknown";
+    const dnnl_version_t *v = dnnl_version();
+    return nd_fail(ND_ERR_INTERNAL, "oneDNN %d.%d.%d refused %s: %s (status %d).", v->major,
+                   v->minor, v->patch, call, word, (int)code);
+}
+
+#define ND_DNNL(call)                                                                              \
+    do {                                                                                           \
+        dnnl_status_t nd_dnnl_code_ = (call);                                                      \
+        if (nd_dnnl_code_ != dnnl_success) {                                                       \
+            return fail(nd_dnnl_code_, #call);                                                     \
+        }                                                                                          \
+    } while (0)
+
+/* ---- the two API generations: memory descriptors by value (2) or by handle (3) ---- */
+
+static dnnl_data_type_t data_type(nd_dtype dtype)
+{
+    ND_ASSERT(dtype == ND_DTYPE_F32 || dtype == ND_DTYPE_BF16);
+    return dtype == ND_DTYPE_F32 ? dnnl_f32 : dnnl_bf16;
+}
+
+/* Extents and strides of op(x) (rows, columns) where the stored matrix has row stride `ld`. */
+static void describe(int64_t rows, int64_t columns, int64_t ld, bool transposed, dnnl_dims_t dims,
+                     dnnl_dims_t strides)
+{
+    dims[0] = rows;
+    dims[1] = columns;
+    strides[0] = transposed ? 1 : ld;
+    strides[1] = transposed ? ld : 1;
+}
+
+#if DNNL_VERSION_MAJOR >= 3
+typedef dnnl_memory_desc_t layout;
+
+static dnnl_status_t layout_init(layout *out, const dnnl_dims_t dims, dnnl_data_type_t type,
+                                 const dnnl_dims_t strides)
+{
+    return dnnl_memory_desc_create_with_strides(out, 2, dims, type, strides);
+}
+
+static void layout_fini(layout *l)
+{
+    dnnl_memory_desc_destroy(*l);
+}
+
+static dnnl_status_t append_sum(dnnl_post_ops_t ops)
+{
+    return dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_data_type_undef);
+}
+
+static dnnl_status_t describe_product(dnnl_primitive_desc_t *out, dnnl_engine_t engine, layout *a,
+                                      layout *b, layout *c, dnnl_primitive_attr_t attributes)
+{
+    return dnnl_matmul_primitive_desc_create(out, engine, *a, *b, NULL, *c, attributes);
+}
+
+static dnnl_status_t memory_init(dnnl_memory_t *out, const_dnnl_memory_desc_t desc,
+                                 dnnl_engine_t engine)
+{
+    return dnnl_memory_create(out, desc, engine, DNNL_MEMORY_NONE);
+}
+#else
+typedef dnnl_memory_desc_t layout;
+typedef const dnnl_memory_desc_t *const_dnnl_memory_desc_t;
+
+static dnnl_status_t layout_init(layout *out, const dnnl_dims_t dims, dnnl_data_type_t type,
+                                 const dnnl_dims_t strides)
+{
+    return dnnl_memory_desc_init_by_strides(out, 2, dims, type, strides);
+}
+
+static void layout_fini(layout *l)
+{
+}
+
+static dnnl_status_t append_sum(dnnl_post_ops_t ops)
+{
+    return dnnl_post_ops_append_sum(ops, 1.0f);
+}
+
+static dnnl_status_t describe_product(dnnl_primitive_desc_t *out, dnnl_engine_t engine, layout *a,
+                                      layout *b, layout *c, dnnl_primitive_attr_t attributes)
+{
+    dnnl_matmul_desc_t product;
+    dnnl_status_t status = dnnl_matmul_desc_init(&product, a, b, NULL, c);
+    return status == dnnl_success
+               ? dnnl_primitive_desc_create(out, &product, attributes, engine, NULL)
+               : status;
+}
+
+static dnnl_status_t memory_init(dnnl_memory_t *out, const_dnnl_memory_desc_t desc,
+                                 dnnl_engine_t engine)
+{
+    return dnnl_memory_create(out, desc, engine, DNNL_MEMORY_NONE);
+}
+#endif
+
+/* ---- making a primitive ---- */
+
+static dnnl_status_t attributes_init(dnnl_primitive_attr_t *attributes, bool accumulate)
+{
+    dnnl_status_t status = dnnl_primitive_attr_create(attributes);
+    if (status != dnnl_success) {
+        return status;
+    }
+    status = dnnl_primitive_attr_set_scratchpad_mode(*attributes, dnnl_scratchpad_mode_user);
+    if (status == dnnl_success && accumulate) {
+        dnnl_post_ops_t sum = NULL;
+        status = dnnl_post_ops_create(&sum);
+        status = status == dnnl_success ? append_sum(sum) : status;
+        status =
+            status == dnnl_success ? dnnl_primitive_attr_set_post_ops(*attributes, sum) : status;
+        dnnl_post_ops_destroy(sum);
+    }
+    return status;
+}
+
+static dnnl_status_t plan(nd_dnnl *dnnl, const nd_dnnl_product *p, dnnl_primitive_desc_t *out)
+{
+    dnnl_dims_t dims[3], strides[3];
+    describe(p->m, p->k, p->lda, p->a_transposed, dims[0], strides[0]);
+    describe(p->k, p->n, p->ldb, p->b_transposed, dims[1], strides[1]);
+    describe(p->m, p->n, p->ldc, false, dims[2], strides[2]);
+    const dnnl_data_type_t types[3] = {data_type(p->in), data_type(p->in), data_type(p->out)};
+    layout layouts[3];
+    int made = 0;
+    dnnl_status_t status = dnnl_success;
+    while (made < 3 && status == dnnl_success) {
+        status = layout_init(&layouts[made], dims[made], types[made], strides[made]);
+        made += status == dnnl_success;
+    }
+    dnnl_primitive_attr_t attributes = NULL;
+    status = status == dnnl_success ? attributes_init(&attributes, p->accumulate) : status;
+    if (status == dnnl_success) {
+        status =
+            describe_product(out, dnnl->engine, &layouts[0], &layouts[1], &layouts[2], attributes);
+    }
+    dnnl_primitive_attr_destroy(attributes);
+    while (made > 0) {
+        layout_fini(&layouts[--made]);
+    }
+    return status;
+}
+
+static dnnl_status_t entry_memories(nd_dnnl *dnnl, entry *e, const_dnnl_primitive_desc_t d)
+{
+    const struct {
+        dnnl_query_t query;
+        dnnl_memory_t *memory;
+    } operands[] = {{dnnl_query_src_md, &e->a},
+                    {dnnl_query_weights_md, &e->b},
+                    {dnnl_query_dst_md, &e->c},
+                    {dnnl_query_scratchpad_md, &e->scratch}};
+    dnnl_status_t status = dnnl_success;
+    for (int i = 0; i < 4 && status == dnnl_success; i++) {
+        status = memory_init(operands[i].memory,
+                             dnnl_primitive_desc_query_md(d, operands[i].query, 0), dnnl->engine);
+    }
+    return status;
+}
+
+static void entry_fini(entry *e)
+{
+    dnnl_memory_destroy(e->a);
+    dnnl_memory_destroy(e->b);
+    dnnl_memory_destroy(e->c);
+    dnnl_memory_destroy(e->scratch);
+    dnnl_primitive_destroy(e->primitive);
+    *e = (entry){0};
+}
+
+/* The shared scratchpad covers the largest primitive; only making a primitive can enlarge it. */
+static nd_status reserve_scratch(nd_dnnl *dnnl, const_dnnl_primitive_desc_t d)
+{
+    const_dnnl_memory_desc_t desc = dnnl_primitive_desc_query_md(d, dnnl_query_scratchpad_md, 0);
+    size_t bytes = desc ? dnnl_memory_desc_get_size(desc) : 0;
+    if (bytes <= dnnl->scratch_bytes) {
+        return ND_OK;
+    }
+    bytes = (bytes + PAGE - 1) / PAGE * PAGE;
+    void *larger = aligned_alloc(PAGE, bytes);
+    if (!larger) {
+        return nd_fail(ND_ERR_INTERNAL, "Out of host memory: %.1f MiB wanted as oneDNN scratchpad.",
+                       (double)bytes / 1048576.0);
+    }
+    free(dnnl->scratch);
+    dnnl->scratch = larger;
+    dnnl->scratch_bytes = bytes;
+    return ND_OK;
+}
+
+static nd_status entry_init(nd_dnnl *dnnl, entry *e, const nd_dnnl_product *p)
+{
+    dnnl_primitive_desc_t description = NULL;
+    dnnl_status_t code = plan(dnnl, p, &description);
+    nd_status status = code == dnnl_success ? reserve_scratch(dnnl, description) : ND_OK;
+    if (code == dnnl_success && status == ND_OK) {
+        code = entry_memories(dnnl, e, description);
+    }
+    if (code == dnnl_success && status == ND_OK) {
+        code = dnnl_primitive_create(&e->primitive, description);
+    }
+    dnnl_primitive_desc_destroy(description);
+    if (code == dnnl_success && status == ND_OK) {
+        e->key = *p;
+        return ND_OK;
+    }
+    entry_fini(e);
+    if (status != ND_OK) {
+        return status;
+    }
+    fail(code, "a matrix product");
+    return nd_fail_context(ND_ERR_INTERNAL, "while preparing a %s product of %lld x %lld x %lld",
+                           nd_dtype_name(p->in), (long long)p->m, (long long)p->n, (long long)p->k);
+}
+
+/* ---- the table of primitives ---- */
+
+static bool same(const nd_dnnl_product *x, const nd_dnnl_product *y)
+{
+    return x->m == y->m && x->n == y->n && x->k == y->k && x->lda == y->lda && x->ldb == y->ldb &&
+           x->ldc == y->ldc && x->a_transposed == y->a_transposed &&
+           x->b_transposed == y->b_transposed && x->accumulate == y->accumulate && x->in == y->in &&
+           x->out == y->out;
+}
+
+static uint64_t hash(const nd_dnnl_product *p)
+{
+    const int64_t words[] = {
+        p->m,   p->n,
+        p->k,   p->lda,
+        p->ldb, p->ldc,
+        p->in,  p->out * 8 + p->a_transposed * 4 + p->b_transposed * 2 + p->accumulate};
+    uint64_t h = 0;
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        h = (h ^ (uint64_t)words[i]) * 0x9e3779b97f4a7c15u;
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+/* The slot that holds `p` or the free one where it belongs. */
+static entry *slot_of(entry *entries, int64_t capacity, const nd_dnnl_product *p)
+{
+    int64_t i = (int64_t)(hash(p) & (uint64_t)(capacity - 1));
+    while (entries[i].primitive && !same(&entries[i].key, p)) {
+        i = (i + 1) & (capacity - 1);
+    }
+    return &entries[i];
+}
+
+static nd_status grow(nd_dnnl *dnnl)
+{
+    int64_t capacity = dnnl->capacity * 2;
+    entry *larger = NULL;
+    ND_TRY(ND_ALLOC(capacity, &larger));
+    for (int64_t i = 0; i < dnnl->capacity; i++) {
+        if (dnnl->entries[i].primitive) {
+            *slot_of(larger, capacity, &dnnl->entries[i].key) = dnnl->entries[i];
+        }
+    }
+    free(dnnl->entries);
+    dnnl->entries = larger;
+    dnnl->capacity = capacity;
+    return ND_OK;
+}
+
+static nd_status find(nd_dnnl *dnnl, const nd_dnnl_product *p, entry **out)
+{
+    entry *e = slot_of(dnnl->entries, dnnl->capacity, p);
+    if (!e->primitive) {
+        if (2 * (dnnl->count + 1) > dnnl->capacity) {
+            ND_TRY(grow(dnnl));
+            e = slot_of(dnnl->entries, dnnl->capacity, p);
+        }
+        ND_TRY(entry_init(dnnl, e, p));
+        dnnl->count++;
+    }
+    *out = e;
+    return ND_OK;
+}
+
+/* ---- public ---- */
+
+static nd_status open_engine(nd_dnnl *dnnl)
+{
+    ND_DNNL(dnnl_engine_create(&dnnl->engine, dnnl_cpu, 0));
+    ND_DNNL(dnnl_stream_create(&dnnl->stream, dnnl->engine, dnnl_stream_default_flags));
+    return ND_OK;
+}
+
+nd_status nd_dnnl_create(nd_dnnl **out)
+{
+    nd_dnnl *dnnl = NULL;
+    ND_TRY(ND_ALLOC(1, &dnnl));
+    dnnl->capacity = FIRST_CAPACITY;
+    nd_status status = ND_ALLOC(dnnl->capacity, &dnnl->entries);
+    status = status == ND_OK ? open_engine(dnnl) : status;
+    if (status != ND_OK) {
+        nd_dnnl_destroy(dnnl);
+        return status;
+    }
+    *out = dnnl;
+    return ND_OK;
+}
+
+void nd_dnnl_destroy(nd_dnnl *dnnl)
+{
+    if (!dnnl) {
+        return;
+    }
+    for (int64_t i = 0; dnnl->entries && i < dnnl->capacity; i++) {
+        entry_fini(&dnnl->entries[i]);
+    }
+    dnnl_stream_destroy(dnnl->stream);
+    dnnl_engine_destroy(dnnl->engine);
+    free(dnnl->entries);
+    free(dnnl->scratch);
+    free(dnnl);
+}
+
+nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c, const void *a,
+                         const void *b)
+{
+    entry *e = NULL;
+    ND_TRY(find(dnnl, product, &e));
+    ND_DNNL(dnnl_memory_set_data_handle(e->a, (void *)a));
+    ND_DNNL(dnnl_memory_set_data_handle(e->b, (void *)b));
+    ND_DNNL(dnnl_memory_set_data_handle(e->c, c));
+    ND_DNNL(dnnl_memory_set_data_handle(e->scratch, dnnl->scratch));
+    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, e->a},
+                                         {DNNL_ARG_WEIGHTS, e->b},
+                                         {DNNL_ARG_DST, e->c},
+                                         {DNNL_ARG_SCRATCHPAD, e->scratch}};
+    ND_DNNL(dnnl_primitive_execute(e->primitive, dnnl->stream, 4, arguments));
+    ND_DNNL(dnnl_stream_wait(dnnl->stream));
+    return ND_OK;
+}
+
+int64_t nd_dnnl_primitives(const nd_dnnl *dnnl)
+{
+    return dnnl->count;
+}
+
+nd_status nd_dnnl_implementation(nd_dnnl *dnnl, const nd_dnnl_product *product, char out[64])
+{
+    dnnl_primitive_desc_t description = NULL;
+    const char *name = "";
+    ND_DNNL(plan(dnnl, product, &description));
+    dnnl_primitive_desc_query(description, dnnl_query_impl_info_str, 0, &name);
+    snprintf(out, 64, "%s", name);
+    dnnl_primitive_desc_destroy(description);
+    return ND_OK;
+}
+
+void nd_dnnl_limit_isa(nd_cpu_isa isa)
+{
+    static const dnnl_cpu_isa_t levels[ND_CPU_ISA_COUNT] = {
+        dnnl_cpu_isa_sse41, dnnl_cpu_isa_avx2, dnnl_cpu_isa_avx512_core,
+        dnnl_cpu_isa_avx512_core_bf16, dnnl_cpu_isa_avx512_core_amx};
+    /* Refused after the first product or when built without the control: the level then stays as it is. */
+    dnnl_set_max_cpu_isa(levels[isa]);
+}
+
+nd_cpu_isa nd_dnnl_effective_isa(void)
+{
+    unsigned level = (unsigned)dnnl_get_effective_cpu_isa();
+    const struct {
+        unsigned bits;
+        nd_cpu_isa isa;
+    } known[] = {{dnnl_cpu_isa_avx512_core_amx, ND_CPU_ISA_AMX},
+                 {dnnl_cpu_isa_avx512_core_bf16, ND_CPU_ISA_AVX512_BF16},
+                 {dnnl_cpu_isa_avx512_core, ND_CPU_ISA_AVX512},
+                 {dnnl_cpu_isa_avx2, ND_CPU_ISA_AVX2}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if ((level & known[i].bits) == known[i].bits) {
+            return known[i].isa;
+        }
+    }
+    return ND_CPU_ISA_BASELINE;
+}

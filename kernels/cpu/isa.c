@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/isa.h"
+
+#include <cpuid.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static const char *const names[ND_CPU_ISA_COUNT] = {"baseline", "avx2", "avx512", "avx512_bf16",
+                                                    "amx"};
+
+const char *nd_cpu_isa_name(nd_cpu_isa isa)
+{
+    return names[isa];
+}
+
+/* CPUID leaf 7: EDX bits 24 (AMX-TILE) and 22 (AMX-BF16); the kernel must grant the 8 KiB tile state as well. */
+static bool has_amx_bf16(void)
+{
+    const long arch_request_permission = 0x1023, tile_data = 18;
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 24 & 1) || !(d >> 22 & 1)) {
+        return false;
+    }
+    return syscall(SYS_arch_prctl, arch_request_permission, tile_data) == 0;
+}
+
+nd_cpu_isa nd_cpu_isa_detect(void)
+{
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
+        return ND_CPU_ISA_BASELINE;
+    }
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl")) {
+        return ND_CPU_ISA_AVX2;
+    }
+    if (!__builtin_cpu_supports("avx512bf16")) {
+        return ND_CPU_ISA_AVX512;
+    }
+    return has_amx_bf16() ? ND_CPU_ISA_AMX : ND_CPU_ISA_AVX512_BF16;
+}
+
+nd_status nd_cpu_isa_choose(nd_cpu_isa *out)
+{
+    nd_cpu_isa detected = nd_cpu_isa_detect();
+    const char *wanted = getenv("ND_CPU_ISA");
+    if (!wanted || !*wanted) {
+        *out = detected;
+        return ND_OK;
+    }
+    for (int i = 0; i < ND_CPU_ISA_COUNT; i++) {
+        if (strcmp(wanted, names[i]) != 0) {
+            continue;
+        }
+        if (i > (int)detected) {
+            return nd_fail(
+                ND_ERR_CONFIG,
+                "ND_CPU_ISA asks for %s, but this CPU has %s at most; unset it or name a "
+                "lower level",
+                wanted, names[detected]);
+        }
+        *out = (nd_cpu_isa)i;
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_CONFIG,
+                   "ND_CPU_ISA is \"%s\"; it may be baseline, avx2, avx512, avx512_bf16 or amx",
+                   wanted);
+}

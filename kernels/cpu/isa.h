@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CPU_ISA_H
+#define ND_CPU_ISA_H
+/*
+ * Which instruction sets this process may use. Our own kernels are compiled once per set (meson.build here) and chosen
+ * at run time, so one binary runs on any x86-64; oneDNN is told the same limit.
+ *
+ * The environment variable ND_CPU_ISA (baseline, avx2, avx512, avx512_bf16, amx) lowers the level, for tests and for
+ * comparing machines; a level that the CPU lacks is a configuration error.
+ */
+#include "runtime/base/status.h"
+
+typedef enum nd_cpu_isa {
+    ND_CPU_ISA_BASELINE = 0, /* x86-64: SSE2 */
+    ND_CPU_ISA_AVX2,         /* AVX2 and FMA */
+    ND_CPU_ISA_AVX512,       /* AVX-512 F, BW, DQ, VL */
+    ND_CPU_ISA_AVX512_BF16,  /* and BF16 dot products */
+    ND_CPU_ISA_AMX,          /* and BF16 tiles */
+    ND_CPU_ISA_COUNT
+} nd_cpu_isa;
+
+const char *nd_cpu_isa_name(nd_cpu_isa isa);
+
+/* What the CPU has. */
+nd_cpu_isa nd_cpu_isa_detect(void);
+
+/* What to use: the CPU's level, lowered by ND_CPU_ISA. */
+nd_status nd_cpu_isa_choose(nd_cpu_isa *out);
+
+#endif

@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Compiled once per instruction set with its -m flags and -DND_ISA=<name>: see meson.build. */
+#include "kernels/cpu/tile.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/vector_math.h"
+
+#define PASTE_(a, b) a##_##b
+#define PASTE(a, b)  PASTE_(a, b)
+
+enum { R = ND_TILE, RV = ND_TILE / ND_VL }; /* columns of a score tile, and vectors of them */
+
+typedef const float float_alias __attribute__((may_alias));
+typedef float float_out __attribute__((may_alias));
+
+static inline int smaller(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- products ---- */
+
+/* Rows and column vectors of the register tile: with a row of B and one word of A it fills the registers. */
+#if ND_VL == 16
+enum { MR = 6, NV = 4 };
+#else
+enum { MR = 6, NV = 2 };
+#endif
+
+static inline nd_vf multiply_add(bool bf16, nd_vf c, const nd_word *a, nd_vf b)
+{
+#ifdef __AVX512BF16__
+    if (bf16) {
+        __m512i word = _mm512_set1_epi32((int)*a);
+        return (nd_vf)_mm512_dpbf16_ps((__m512)c, (__m512bh)word, (__m512bh)b);
+    }
+#endif
+    return c + nd_v_set(*(float_alias *)a) * b;
+}
+
+/* c (mr, nv ND_VL) = a b (+ c), with c in registers: mr, nv and bf16 are constants where this is inlined. */
+static inline __attribute__((always_inline)) void micro(const bool bf16, const int mr, const int nv,
+                                                        int words, const nd_word *a, int64_t lda,
+                                                        const nd_word *b, int64_t ldb, float *c,
+                                                        int64_t ldc, bool add)
+{
+    nd_vf sum[MR][NV];
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < nv; j++) {
+            sum[i][j] = add ? nd_v_load(c + i * ldc + j * ND_VL) : (nd_vf){0};
+        }
+    }
+    for (int l = 0; l < words; l++) {
+        nd_vf row[NV];
+#pragma GCC unroll 4
+        for (int j = 0; j < nv; j++) {
+            row[j] = nd_v_load((float_alias *)(b + l * ldb) + j * ND_VL);
+        }
+#pragma GCC unroll 6
+        for (int i = 0; i < mr; i++) {
+#pragma GCC unroll 4
+            for (int j = 0; j < nv; j++) {
+                sum[i][j] = multiply_add(bf16, sum[i][j], a + i * lda + l, row[j]);
+            }
+        }
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < nv; j++) {
+            nd_v_store(c + i * ldc + j * ND_VL, sum[i][j]);
+        }
+    }
+}
+
+/* All rows of nv column vectors. */
+static inline __attribute__((always_inline)) void
+column_panel(const bool bf16, const int nv, int m, int words, const nd_word *a, int64_t lda,
+             const nd_word *b, int64_t ldb, float *c, int64_t ldc, bool add)
+{
+    int i = 0;
+    for (; i + MR <= m; i += MR) {
+        micro(bf16, MR, nv, words, a + i * lda, lda, b, ldb, c + i * ldc, ldc, add);
+    }
+    a += i * lda;
+    c += i * ldc;
+    switch (m - i) {
+    case 5:
+        micro(bf16, 5, nv, words, a, lda, b, ldb, c, ldc, add);
+        break;
+    case 4:
+        micro(bf16, 4, nv, words, a, lda, b, ldb, c, ldc, add);
+        break;
+    case 3:
+        micro(bf16, 3, nv, words, a, lda, b, ldb, c, ldc, add);
+        break;
+    case 2:
+        micro(bf16, 2, nv, words, a, lda, b, ldb, c, ldc, add);
+        break;
+    case 1:
+        micro(bf16, 1, nv, words, a, lda, b, ldb, c, ldc, add);
+        break;
+    default:
+        break;
+    }
+}
+
+static inline __attribute__((always_inline)) void gemm_any(const bool bf16, int m, int n, int words,
+                                                           const nd_word *a, int64_t lda,
+                                                           const nd_word *b, int64_t ldb, float *c,
+                                                           int64_t ldc, bool add)
+{
+    int j = 0;
+    for (; j + NV * ND_VL <= n; j += NV * ND_VL) {
+        column_panel(bf16, NV, m, words, a, lda, b + j, ldb, c + j, ldc, add);
+    }
+    /* n is a multiple of ND_TILE_PAD, so only 16 lanes leave a part of a panel. */
+#if ND_VL == 16
+    switch ((n - j) / ND_VL) {
+    case 3:
+        column_panel(bf16, 3, m, words, a, lda, b + j, ldb, c + j, ldc, add);
+        break;
+    case 2:
+        column_panel(bf16, 2, m, words, a, lda, b + j, ldb, c + j, ldc, add);
+        break;
+    case 1:
+        column_panel(bf16, 1, m, words, a, lda, b + j, ldb, c + j, ldc, add);
+        break;
+    default:
+        break;
+    }
+#endif
+}
+
+static void gemm_f32(int m, int n, int words, const nd_word *a, int64_t lda, const nd_word *b,
+                     int64_t ldb, float *c, int64_t ldc, bool add)
+{
+    gemm_any(false, m, n, words, a, lda, b, ldb, c, ldc, add);
+}
+
+/* ---- transposition of 32-bit words ---- */
+
+typedef int32_t nd_vi_unaligned __attribute__((vector_size(ND_VL * 4), aligned(4), may_alias));
+
+/* A ND_VL x ND_VL block by log2(ND_VL) rounds, each exchanging lanes of rows `step` apart. */
+static inline void transpose_block(nd_word *y, int64_t ldy, const nd_word *x, int64_t ldx)
+{
+    nd_vi v[ND_VL], lanes;
+#pragma GCC unroll 16
+    for (int i = 0; i < ND_VL; i++) {
+        v[i] = (nd_vi) * (const nd_vi_unaligned *)(x + i * ldx);
+        lanes[i] = i;
+    }
+#pragma GCC unroll 4
+    for (int step = 1; step < ND_VL; step *= 2) {
+        nd_vi upper = -((lanes & step) != 0);       /* 1 in lanes that take from the other row */
+        nd_vi low = lanes + upper * (ND_VL - step); /* row i, with lanes of row i + step */
+        nd_vi high = lanes + step + upper * (ND_VL - step); /* the rest, moved down by step */
+#pragma GCC unroll 16
+        for (int i = 0; i < ND_VL; i++) {
+            if ((i & step) == 0) {
+                nd_vi a = v[i], b = v[i + step];
+                v[i] = __builtin_shuffle(a, b, low);
+                v[i + step] = __builtin_shuffle(a, b, high);
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < ND_VL; i++) {
+        *(nd_vi_unaligned *)(y + i * ldy) = (nd_vi_unaligned)v[i];
+    }
+}
+
+/* y (columns, rows) = x^T for x (rows, columns). */
+static void transpose(nd_word *y, int64_t ldy, const nd_word *x, int64_t ldx, int rows, int columns)
+{
+    int full_rows = rows / ND_VL * ND_VL, full_columns = columns / ND_VL * ND_VL;
+    for (int i = 0; i < full_rows; i += ND_VL) {
+        for (int j = 0; j < full_columns; j += ND_VL) {
+            transpose_block(y + j * ldy + i, ldy, x + i * ldx + j, ldx);
+        }
+    }
+    for (int i = 0; i < rows; i++) {
+        for (int j = i < full_rows ? full_columns : 0; j < columns; j++) {
+            y[j * ldy + i] = x[i * ldx + j];
+        }
+    }
+}
+
+/* ---- packing ---- */
+
+/* One row of act values as F32 words. */
+static inline void row_words_f32(nd_word *to, const void *row, nd_dtype dtype, int columns)
+{
+    if (dtype == ND_DTYPE_F32) {
+        memcpy(to, row, (size_t)columns * 4);
+        return;
+    }
+    const nd_bf16 *from = row;
+    for (int j = 0; j < columns; j++) {
+        to[j] = (nd_word)from[j] << 16;
+    }
+}
+
+static inline const void *row_of(const void *x, nd_dtype dtype, int64_t stride, int row)
+{
+    return (const char *)x + row * stride * (dtype == ND_DTYPE_F32 ? 4 : 2);
+}
+
+static void pack_a_f32(nd_word *a, int64_t lda, const void *x, nd_dtype dtype, int64_t stride,
+                       int rows, int columns)
+{
+    for (int i = 0; i < rows; i++) {
+        row_words_f32(a + i * lda, row_of(x, dtype, stride, i), dtype, columns);
+    }
+}
+
+static void zero_columns(nd_word *b, int64_t ldb, int words, int from)
+{
+    for (int l = 0; from < ldb && l < words; l++) {
+        memset(b + l * ldb + from, 0, (size_t)(ldb - from) * 4);
+    }
+}
+
+static void pack_b_transposed_f32(nd_word *b, int64_t ldb, const void *x, nd_dtype dtype,
+                                  int64_t stride, int rows, int columns, nd_word *temporary)
+{
+    pack_a_f32(temporary, columns, x, dtype, stride, rows, columns);
+    transpose(b, ldb, temporary, columns, rows, columns);
+    zero_columns(b, ldb, columns, rows);
+}
+
+static void pack_b_f32(nd_word *b, int64_t ldb, const void *x, nd_dtype dtype, int64_t stride,
+                       int rows, int columns)
+{
+    pack_a_f32(b, ldb, x, dtype, stride, rows, columns);
+    zero_columns(b, ldb, rows, columns);
+}
+
+static void pack_a_transposed_f32(nd_word *a, int64_t lda, const void *x, nd_dtype dtype,
+                                  int64_t stride, int rows, int columns, nd_word *temporary)
+{
+    pack_a_f32(temporary, columns, x, dtype, stride, rows, columns);
+    transpose(a, lda, temporary, columns, rows, columns);
+}
+
+/* ---- softmax ---- */
+
+/* Scores of keys beyond each query's limit become -inf. */
+static void mask_scores(float *scores, int keys, const int32_t *limit)
+{
+    const nd_vf minus_infinity = nd_v_set(-INFINITY);
+    for (int j = 0; j < keys; j++) {
+        for (int v = 0; v < RV; v++) {
+            float *at = scores + j * R + v * ND_VL;
+            nd_vi last = (nd_vi) * (const nd_vi_unaligned *)(limit + v * ND_VL);
+            nd_vi visible = (nd_vi)(last >= j);
+            nd_v_store(
+                at, (nd_vf)(((nd_vi)nd_v_load(at) & visible) | ((nd_vi)minus_infinity & ~visible)));
+        }
+    }
+}
+
+/* Updates the running maxima, rescales the sums; returns the finite shift of column vector v. */
+static inline nd_vf shift_columns(const nd_softmax_step *s, int v)
+{
+    const nd_vf minus_infinity = nd_v_set(-INFINITY);
+    nd_vf top = minus_infinity, second = minus_infinity;
+    int j = 0;
+    for (; j + 1 < s->keys; j += 2) {
+        top = nd_v_max(top, nd_v_load(s->scores + j * R + v * ND_VL));
+        second = nd_v_max(second, nd_v_load(s->scores + (j + 1) * R + v * ND_VL));
+    }
+    if (j < s->keys) {
+        top = nd_v_max(top, nd_v_load(s->scores + j * R + v * ND_VL));
+    }
+    nd_vf before = nd_v_load(s->max + v * ND_VL);
+    nd_vf after = nd_v_max(before, nd_v_max(top, second) * s->scale);
+    nd_vf shift = (nd_vf)((nd_vi)after & (nd_vi)(after != minus_infinity));
+    nd_v_store(s->max + v * ND_VL, after);
+    nd_v_store(s->alpha + v * ND_VL, nd_v_exp2(before - shift));
+    return shift;
+}
+
+static inline void add_sum(const nd_softmax_step *s, int v, nd_vf added)
+{
+    float *sum = s->sum + v * ND_VL;
+    nd_v_store(sum, nd_v_load(sum) * nd_v_load(s->alpha + v * ND_VL) + added);
+}
+
+static void softmax_f32(const nd_softmax_step *s)
+{
+    if (s->limit) {
+        mask_scores(s->scores, s->keys, s->limit);
+    }
+    for (int v = 0; v < RV; v++) {
+        nd_vf shift = shift_columns(s, v), sum = {0};
+        for (int j = 0; j < s->keys; j++) {
+            nd_vf p = nd_v_exp2(nd_v_load(s->scores + j * R + v * ND_VL) * s->scale - shift);
+            sum += p;
+            nd_v_store((float_out *)s->p + j * R + v * ND_VL, p);
+        }
+        add_sum(s, v, sum);
+    }
+}
+
+static inline nd_vf probability(const float *score, nd_vf lse, float scale)
+{
+    return nd_v_exp2(nd_v_load(score) * scale - lse);
+}
+
+#define LOG2_E 1.44269504f
+
+static void dscore_f32(const nd_dscore_step *s)
+{
+    if (s->limit) {
+        mask_scores(s->scores, s->keys, s->limit);
+    }
+    for (int v = 0; v < RV; v++) {
+        nd_vf lse = nd_v_load(s->lse + v * ND_VL), delta = nd_v_load(s->delta + v * ND_VL);
+        for (int j = 0; j < s->keys; j++) {
+            int at = j * R + v * ND_VL;
+            nd_vf p = probability(s->scores + at, lse, s->scale * LOG2_E);
+            nd_vf ds = p * (nd_v_load(s->dp + at) - delta) * s->scale;
+            nd_v_store((float_out *)s->p + at, p);
+            nd_v_store((float_out *)s->ds_rows + at, ds);
+            if (s->ds_columns != s->ds_rows) {
+                nd_v_store((float_out *)s->ds_columns + at, ds);
+            }
+        }
+    }
+}
+
+/* ---- results ---- */
+
+static void scale_columns(float *c, int m, const float *factor)
+{
+    nd_vf f[RV];
+    nd_vi changed = {0};
+    for (int v = 0; v < RV; v++) {
+        f[v] = nd_v_load(factor + v * ND_VL);
+        changed |= (nd_vi)(f[v] != nd_v_set(1.0f));
+    }
+    bool any = false;
+    for (int i = 0; i < ND_VL; i++) {
+        any |= changed[i] != 0;
+    }
+    for (int i = 0; any && i < m; i++) {
+        for (int v = 0; v < RV; v++) {
+            float *at = c + i * R + v * ND_VL;
+            nd_v_store(at, nd_v_load(at) * f[v]);
+        }
+    }
+}
+
+static void store_row(void *y, nd_dtype dtype, const float *x, int count, float factor, bool add)
+{
+    if (dtype == ND_DTYPE_F32) {
+        float *to = y;
+        for (int j = 0; j < count; j++) {
+            to[j] = add ? to[j] + x[j] * factor : x[j] * factor;
+        }
+        return;
+    }
+    nd_bf16 *to = y;
+    int j = 0;
+    for (; j + ND_VL <= count; j += ND_VL) {
+        nd_v_store_bf16(to + j, nd_v_load(x + j) * factor);
+    }
+    for (; j < count; j++) {
+        to[j] = nd_bf16_from_f32(x[j] * factor);
+    }
+}
+
+static void store_transposed(void *y, nd_dtype dtype, int64_t stride, const float *x, int rows,
+                             int columns, const float *factor, bool add, float *temporary)
+{
+    transpose((nd_word *)temporary, rows, (const nd_word *)x, R, rows, columns);
+    for (int i = 0; i < columns; i++) {
+        store_row((void *)row_of(y, dtype, stride, i), dtype, temporary + (int64_t)i * rows, rows,
+                  factor ? factor[i] : 1.0f, add);
+    }
+}
+
+const nd_tile_ops PASTE(nd_tiles_f32, ND_ISA) = {
+    .name = "f32",
+    .group = 1,
+    .gemm = gemm_f32,
+    .pack_a = pack_a_f32,
+    .pack_b_transposed = pack_b_transposed_f32,
+    .pack_b = pack_b_f32,
+    .pack_a_transposed = pack_a_transposed_f32,
+    .softmax = softmax_f32,
+    .dscore = dscore_f32,
+    .scale_columns = scale_columns,
+    .store_transposed = store_transposed,
+};
+
+#ifdef __AVX512BF16__
+#include "kernels/cpu/tile_kernels_bf16.inc"
+#endif
