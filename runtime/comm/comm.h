@@ -10,8 +10,9 @@
  *
  * Every operation is enqueued on `stream` and completes `done`; the buffers are lent until then. With done == NULL the
  * call returns when the operation is complete. All members must enter the operations of a group in the same order with
- * the same counts; operations of different groups may be pending together. Each communicator allows at least 4 pending
- * operations.
+ * the same counts; operations of different groups may be pending together. Each communicator allows 8 pending
+ * operations; one more first completes the oldest. An event must be waited for before its storage is reused or goes
+ * away. Pending operations advance whenever this rank enqueues or waits on any communicator of the transport.
  *
  * Reductions: the order is fixed (each slice reduced once, ascending by rank, accumulated in F32 for BF16, in the type
  * itself otherwise, then gathered), so all members get the same bits and a repeated run gets the same bits.
@@ -87,7 +88,7 @@ struct nd_comm {
     nd_transport *transport;
     const nd_comm_backend *backend; /* self when size is 1 */
     nd_group_kind kind;
-    int id;           /* the same on all members, distinct within the job */
+    int id;           /* the same on all members, distinct among the groups of one rank */
     int size, index;  /* this rank is member `index` */
     int *ranks;       /* [size] world ranks, owned */
     int64_t sequence; /* operations entered */
@@ -125,6 +126,9 @@ nd_status nd_comm_exchange(nd_comm *comm, nd_stream *stream, const void *send, i
 nd_status nd_comm_all_to_all(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
                              int64_t count, nd_dtype dtype, nd_event *done);
 nd_status nd_comm_barrier(nd_comm *comm);
+
+/* Host memory that a communicator of `size` members keeps for reductions (0 for 1); untouched unless it reduces. */
+size_t nd_comm_staging_bytes(int size);
 
 /* Transports. */
 

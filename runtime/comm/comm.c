@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/comm/comm.h"
+
+#include <stdlib.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/comm/reduce.h"
+
+/* The front of every backend: checks arguments, counts, numbers the operation and publishes it. */
+
+const char *nd_comm_op_name(nd_comm_op op)
+{
+    static const char *const names[ND_COMM_OP_COUNT] = {
+        "all_reduce", "all_gather", "reduce_scatter", "broadcast",
+        "exchange",   "all_to_all", "barrier"};
+    return op >= 0 && op < ND_COMM_OP_COUNT ? names[op] : "unknown";
+}
+
+static nd_status check_buffers(const nd_comm *comm, nd_comm_op op, int64_t count, nd_dtype dtype,
+                               const void *send, const void *recv)
+{
+    if (count < 0 || dtype < 0 || dtype >= ND_DTYPE_COUNT) {
+        return nd_fail(ND_ERR_INTERNAL, "%s of %s: %lld elements of type %d is not a request",
+                       nd_comm_op_name(op), nd_group_name(comm->kind), (long long)count,
+                       (int)dtype);
+    }
+    if (count > 0 && (!send || !recv)) {
+        return nd_fail(ND_ERR_INTERNAL, "%s of %s: no buffer for %lld elements",
+                       nd_comm_op_name(op), nd_group_name(comm->kind), (long long)count);
+    }
+    return ND_OK;
+}
+
+static nd_status check_reduction(const nd_comm *comm, nd_comm_op op, nd_dtype dtype, nd_redop redop)
+{
+    if (!nd_reduce_supports(dtype) || (redop != ND_REDOP_SUM && redop != ND_REDOP_MAX)) {
+        return nd_fail(ND_ERR_INTERNAL,
+                       "%s of %s: no reduction %d of %s (f32, bf16, f64, i64, i32)",
+                       nd_comm_op_name(op), nd_group_name(comm->kind), (int)redop,
+                       dtype >= 0 && dtype < ND_DTYPE_COUNT ? nd_dtype_name(dtype) : "unknown");
+    }
+    return ND_OK;
+}
+
+static nd_status check_member(const nd_comm *comm, nd_comm_op op, int member)
+{
+    if (member < 0 || member >= comm->size) {
+        return nd_fail(ND_ERR_INTERNAL, "%s of %s: member %d of a group of %d", nd_comm_op_name(op),
+                       nd_group_name(comm->kind), member, comm->size);
+    }
+    return ND_OK;
+}
+
+/* Two places of a buffer are either one (in place) or apart. */
+static nd_status check_apart(const nd_comm *comm, nd_comm_op op, const void *a, size_t a_bytes,
+                             const void *b, size_t b_bytes)
+{
+    uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+    if (x < y + b_bytes && y < x + a_bytes) {
+        return nd_fail(ND_ERR_INTERNAL,
+                       "%s of %s: send and receive buffer overlap (%zu and %zu bytes)",
+                       nd_comm_op_name(op), nd_group_name(comm->kind), a_bytes, b_bytes);
+    }
+    return ND_OK;
+}
+
+/* Numbers the operation. A group of one has nobody to wait for: it does not hide the last real collective. */
+static void enter(nd_comm *comm, nd_comm_op op, int64_t count, nd_dtype dtype)
+{
+    comm->sequence++;
+    comm->stats.calls[op]++;
+    if (comm->size == 1) {
+        return;
+    }
+    nd_progress_slot *slot = comm->transport->progress;
+    int64_t bytes = count * (int64_t)nd_dtype_size(dtype);
+    atomic_store_explicit(&slot->group, (int32_t)comm->kind, memory_order_relaxed);
+    atomic_store_explicit(&slot->op, (int32_t)op, memory_order_relaxed);
+    atomic_store_explicit(&slot->sequence, comm->sequence, memory_order_relaxed);
+    atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
+    atomic_store_explicit(&slot->heartbeat_ns, nd_clock_ns(), memory_order_relaxed);
+}
+
+static nd_status nothing_to_do(nd_event *done)
+{
+    if (done) {
+        done->finish = NULL;
+    }
+    return ND_OK;
+}
+
+nd_status nd_comm_all_reduce(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
+                             nd_dtype dtype, nd_redop op, nd_event *done)
+{
+    ND_TRY(check_buffers(comm, ND_COMM_ALL_REDUCE, count, dtype, buffer, buffer));
+    ND_TRY(check_reduction(comm, ND_COMM_ALL_REDUCE, dtype, op));
+    enter(comm, ND_COMM_ALL_REDUCE, count, dtype);
+    return count == 0 ? nothing_to_do(done)
+                      : comm->backend->all_reduce(comm, stream, buffer, count, dtype, op, done);
+}
+
+nd_status nd_comm_all_gather(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
+                             int64_t count, nd_dtype dtype, nd_event *done)
+{
+    ND_TRY(check_buffers(comm, ND_COMM_ALL_GATHER, count, dtype, send, recv));
+    size_t bytes = (size_t)count * nd_dtype_size(dtype);
+    if (send != (const char *)recv + (size_t)comm->index * bytes) {
+        ND_TRY(
+            check_apart(comm, ND_COMM_ALL_GATHER, send, bytes, recv, bytes * (size_t)comm->size));
+    }
+    enter(comm, ND_COMM_ALL_GATHER, count, dtype);
+    return count == 0 ? nothing_to_do(done)
+                      : comm->backend->all_gather(comm, stream, send, recv, count, dtype, done);
+}
+
+nd_status nd_comm_reduce_scatter(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
+                                 int64_t count, nd_dtype dtype, nd_redop op, nd_event *done)
+{
+    ND_TRY(check_buffers(comm, ND_COMM_REDUCE_SCATTER, count, dtype, send, recv));
+    ND_TRY(check_reduction(comm, ND_COMM_REDUCE_SCATTER, dtype, op));
+    size_t bytes = (size_t)count * nd_dtype_size(dtype);
+    if (recv != (const char *)send + (size_t)comm->index * bytes) {
+        ND_TRY(check_apart(comm, ND_COMM_REDUCE_SCATTER, send, bytes * (size_t)comm->size, recv,
+                           bytes));
+    }
+    enter(comm, ND_COMM_REDUCE_SCATTER, count, dtype);
+    return count == 0
+               ? nothing_to_do(done)
+               : comm->backend->reduce_scatter(comm, stream, send, recv, count, dtype, op, done);
+}
+
+nd_status nd_comm_broadcast(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
+                            nd_dtype dtype, int root, nd_event *done)
+{
+    ND_TRY(check_buffers(comm, ND_COMM_BROADCAST, count, dtype, buffer, buffer));
+    ND_TRY(check_member(comm, ND_COMM_BROADCAST, root));
+    enter(comm, ND_COMM_BROADCAST, count, dtype);
+    return count == 0 ? nothing_to_do(done)
+                      : comm->backend->broadcast(comm, stream, buffer, count, dtype, root, done);
+}
+
+nd_status nd_comm_exchange(nd_comm *comm, nd_stream *stream, const void *send, int to, void *recv,
+                           int from, int64_t count, nd_dtype dtype, nd_event *done)
+{
+    ND_TRY(check_buffers(comm, ND_COMM_EXCHANGE, count, dtype, send, recv));
+    ND_TRY(check_member(comm, ND_COMM_EXCHANGE, to));
+    ND_TRY(check_member(comm, ND_COMM_EXCHANGE, from));
+    if ((to == comm->index) != (from == comm->index)) {
+        return nd_fail(ND_ERR_INTERNAL,
+                       "exchange of %s: member %d sends to %d but receives from %d; with itself it "
+                       "must do both",
+                       nd_group_name(comm->kind), comm->index, to, from);
+    }
+    size_t bytes = (size_t)count * nd_dtype_size(dtype);
+    if (comm->size > 1) {
+        ND_TRY(check_apart(comm, ND_COMM_EXCHANGE, send, bytes, recv, bytes));
+    }
+    enter(comm, ND_COMM_EXCHANGE, count, dtype);
+    return count == 0
+               ? nothing_to_do(done)
+               : comm->backend->exchange(comm, stream, send, to, recv, from, count, dtype, done);
+}
+
+nd_status nd_comm_all_to_all(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
+                             int64_t count, nd_dtype dtype, nd_event *done)
+{
+    ND_TRY(check_buffers(comm, ND_COMM_ALL_TO_ALL, count, dtype, send, recv));
+    size_t bytes = (size_t)comm->size * (size_t)count * nd_dtype_size(dtype);
+    if (comm->size > 1) {
+        ND_TRY(check_apart(comm, ND_COMM_ALL_TO_ALL, send, bytes, recv, bytes));
+    }
+    enter(comm, ND_COMM_ALL_TO_ALL, count, dtype);
+    return count == 0 ? nothing_to_do(done)
+                      : comm->backend->all_to_all(comm, stream, send, recv, count, dtype, done);
+}
+
+nd_status nd_comm_barrier(nd_comm *comm)
+{
+    enter(comm, ND_COMM_BARRIER, 0, ND_DTYPE_U8);
+    return comm->backend->barrier(comm, NULL, NULL);
+}
+
+void nd_transport_close(nd_transport *transport)
+{
+    if (transport) {
+        transport->backend->close(transport);
+        free(transport);
+    }
+}

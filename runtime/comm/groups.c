@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/comm/comm.h"
+
+#include <stdlib.h>
+
+#include "runtime/comm/backends.h"
+
+enum { DUPLICATES_MAX = 8 };
+
+static nd_status fill_members(nd_comm *comm, const nd_mesh *mesh)
+{
+    int rank = comm->transport->rank;
+    ND_TRY(ND_ALLOC(comm->size, &comm->ranks));
+    for (int i = 0; i < comm->size; i++) {
+        comm->ranks[i] = nd_mesh_group_member(mesh, comm->kind, rank, i);
+    }
+    return ND_OK;
+}
+
+nd_status nd_comm_create(nd_transport *transport, const nd_mesh *mesh, nd_group_kind kind,
+                         int duplicate, nd_comm **out)
+{
+    if (nd_mesh_world_size(mesh) != transport->size) {
+        return nd_fail(ND_ERR_INTERNAL, "a mesh of %d ranks on a transport of %d",
+                       nd_mesh_world_size(mesh), transport->size);
+    }
+    ND_ASSERT(duplicate >= 0 && duplicate < DUPLICATES_MAX);
+    nd_comm *comm = NULL;
+    ND_TRY(ND_ALLOC(1, &comm));
+    comm->transport = transport;
+    comm->kind = kind;
+    comm->id = (int)kind + ND_GROUP_COUNT * duplicate;
+    comm->size = nd_mesh_group_size(mesh, kind);
+    comm->index = nd_mesh_group_index(mesh, kind, transport->rank);
+    comm->backend = comm->size == 1 ? &nd_self_backend : transport->backend;
+    nd_status status = fill_members(comm, mesh);
+    if (status == ND_OK) {
+        status = comm->backend->create(transport, comm);
+    }
+    if (status != ND_OK) {
+        free(comm->ranks);
+        free(comm);
+        return status;
+    }
+    *out = comm;
+    return ND_OK;
+}
+
+void nd_comm_destroy(nd_comm *comm)
+{
+    if (comm) {
+        comm->backend->destroy(comm);
+        free(comm->ranks);
+        free(comm);
+    }
+}
+
+nd_status nd_groups_create(nd_transport *transport, const nd_mesh *mesh, nd_groups *out)
+{
+    nd_groups groups = {0};
+    nd_status status = ND_OK;
+    for (int kind = 0; status == ND_OK && kind < ND_GROUP_COUNT; kind++) {
+        status = nd_comm_create(transport, mesh, (nd_group_kind)kind, 0, &groups.by_kind[kind]);
+    }
+    if (status == ND_OK) {
+        status = nd_comm_create(transport, mesh, ND_GROUP_DP_SHARD_CP, 1, &groups.gradients);
+    }
+    if (status != ND_OK) {
+        nd_groups_destroy(&groups);
+        return status;
+    }
+    *out = groups;
+    return ND_OK;
+}
+
+void nd_groups_destroy(nd_groups *groups)
+{
+    nd_comm_destroy(groups->gradients);
+    groups->gradients = NULL;
+    for (int kind = 0; kind < ND_GROUP_COUNT; kind++) {
+        nd_comm_destroy(groups->by_kind[kind]);
+        groups->by_kind[kind] = NULL;
+    }
+}

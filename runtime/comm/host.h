@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_COMM_HOST_H
+#define ND_COMM_HOST_H
+/*
+ * Collectives in host memory, written once over a small point-to-point interface (nd_wire) that the local and the ucx
+ * transport implement: both run the same schedule and give the same bits.
+ *
+ * An operation is up to four lanes of messages (two of receives, two of sends). A plan says what message m of a lane
+ * is, when it may be posted and what follows its arrival; the engine posts up to ND_HOST_WINDOW messages of a lane at
+ * a time and calls the plan until every lane is done. All pending operations of a transport are advanced while it waits
+ * for one of them. One thread drives a transport.
+ *
+ * Requests live in the operations and operations in their communicator: a running operation allocates nothing.
+ */
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "runtime/comm/comm.h"
+
+enum {
+    ND_HOST_PENDING = 8, /* operations of one communicator that may be pending */
+    ND_HOST_WINDOW = 16, /* messages of one lane in flight */
+};
+
+/* A tag: communicator (8 bits), sender's world rank (20), sequence (10), operation (3), dtype (4), hash of the
+ * remaining arguments (18), phase (1). Members that call different operations therefore never match, and the engine
+ * can name what the other one called. */
+typedef uint64_t nd_tag;
+enum {
+    ND_TAG_PHASE_BITS = 1,
+    ND_TAG_HASH_BITS = 18,
+    ND_TAG_DTYPE_BITS = 4,
+    ND_TAG_OP_BITS = 3,
+    ND_TAG_SEQUENCE_BITS = 10,
+    ND_TAG_RANK_BITS = 20,
+    ND_TAG_HASH_AT = ND_TAG_PHASE_BITS,
+    ND_TAG_DTYPE_AT = ND_TAG_HASH_AT + ND_TAG_HASH_BITS,
+    ND_TAG_OP_AT = ND_TAG_DTYPE_AT + ND_TAG_DTYPE_BITS,
+    ND_TAG_SEQUENCE_AT = ND_TAG_OP_AT + ND_TAG_OP_BITS,
+    ND_TAG_RANK_AT = ND_TAG_SEQUENCE_AT + ND_TAG_SEQUENCE_BITS,
+    ND_TAG_COMM_AT = ND_TAG_RANK_AT + ND_TAG_RANK_BITS,
+};
+#define ND_TAG_FIELD(tag, name)                                                                    \
+    ((tag) >> ND_TAG_##name##_AT & ((UINT64_C(1) << ND_TAG_##name##_BITS) - 1))
+
+enum {
+    ND_REQUEST_IDLE = 0,
+    ND_REQUEST_POSTED,
+    ND_REQUEST_BUSY,
+    ND_REQUEST_DONE,
+    ND_REQUEST_FAILED
+};
+
+/* One message in flight. The engine fills it, the wire moves `state` from POSTED to DONE or FAILED. */
+typedef struct nd_wire_request {
+    _Atomic int state;
+    int peer;        /* world rank */
+    int64_t message; /* index within its lane */
+    nd_tag tag;
+    void *buffer;
+    size_t bytes;
+    void *native; /* the wire's own */
+    struct nd_wire_request *next;
+} nd_wire_request;
+
+typedef struct nd_wire {
+    nd_status (*connect)(nd_transport *transport, int rank); /* repeated calls are cheap */
+    nd_status (*send)(nd_transport *transport, nd_wire_request *request);
+    nd_status (*recv)(nd_transport *transport, nd_wire_request *request);
+    void (*cancel)(nd_transport *transport, nd_wire_request *request);
+    nd_status (*progress)(nd_transport *transport);
+    /* Sleeps until something may have arrived, `seconds` at most. `idle` counts calls without an arrival between. */
+    nd_status (*wait)(nd_transport *transport, int idle, double seconds);
+    /* A message that arrived without being wanted: its tag where (tag & mask) == (wanted & mask). */
+    bool (*peek)(nd_transport *transport, nd_tag wanted, nd_tag mask, nd_tag *found, size_t *bytes);
+    bool (*gone)(nd_transport *transport, int rank); /* its process or thread has ended */
+    /* One clause about the process of `rank` (" (process 71 is stopped)"), or "". */
+    void (*describe)(nd_transport *transport, int rank, char *text, size_t size);
+    void (*close)(nd_transport *transport, bool failed);
+} nd_wire;
+
+enum { ND_LANE_RECV = 0, ND_LANE_RECV_RESULT, ND_LANE_SEND, ND_LANE_SEND_RESULT, ND_LANE_COUNT };
+
+typedef struct nd_host_op nd_host_op;
+
+/* What a plan says about one message. */
+typedef struct nd_message {
+    int member; /* index within the group */
+    void *buffer;
+    size_t bytes;
+} nd_message;
+
+typedef struct nd_host_plan {
+    bool needs_staging; /* runs only while no earlier operation uses the staging buffer */
+    void (*begin)(nd_host_op *op); /* sets the lanes' totals and copies this rank's own part */
+    void (*message)(nd_host_op *op, int lane, int64_t index, nd_message *out);
+    bool (*ready)(const nd_host_op *op, int lane, int64_t index); /* NULL: always */
+    void (*arrived)(nd_host_op *op, int lane, int64_t index);     /* NULL: nothing follows */
+} nd_host_plan;
+
+typedef struct nd_lane {
+    int64_t total, next, done;
+    nd_wire_request requests[ND_HOST_WINDOW];
+} nd_lane;
+
+struct nd_host_op {
+    nd_comm *comm;
+    const nd_host_plan *plan;
+    nd_event *event; /* the caller's, until it is waited for */
+    bool active, begun;
+    nd_comm_op kind;
+    nd_dtype dtype;
+    nd_redop redop;
+    int root, to, from;
+    int64_t count;
+    int64_t sequence;
+    nd_tag tag; /* with this rank as sender, phase 0 */
+    const char *send;
+    char *recv;
+    size_t element; /* bytes */
+    size_t block;   /* bytes of one member's part, where the plan has such */
+    nd_lane lanes[ND_LANE_COUNT];
+    /* Plans with rounds (reduce.c's order needs all of a round before it computes). */
+    int64_t chunk;       /* elements of one round */
+    int64_t waiting[2];  /* receives missing in the round that holds this half of the staging */
+    int64_t reduced[2];  /* rounds computed in this half */
+    uint64_t steps_done; /* bit m: receive m of a stepwise plan has arrived */
+};
+
+typedef struct nd_host_comm {
+    nd_comm *comm;
+    struct nd_host_comm *next;
+    int active;
+    char *staging;
+    size_t staging_bytes;
+    const void **sources; /* [size], for nd_reduce */
+    nd_host_op ops[ND_HOST_PENDING];
+} nd_host_comm;
+
+/* transport->native of both host transports. */
+typedef struct nd_host {
+    const nd_wire *wire;
+    void *state; /* the wire's */
+    nd_host_comm *comms;
+    int active;
+    nd_status failed; /* first fault; everything later repeats it */
+    char message[ND_ERROR_MESSAGE_MAX];
+} nd_host;
+
+/* host_ops.c: the functions of nd_comm_backend, shared by both backends. */
+extern const nd_comm_backend nd_host_local_backend, nd_host_ucx_backend;
+nd_status nd_host_transport_create(const nd_comm_backend *backend, const nd_wire *wire,
+                                   nd_transport **out);
+
+/* host_engine.c */
+nd_status nd_host_enqueue(nd_comm *comm, const nd_host_op *wanted, nd_event *done);
+void nd_host_abandon(nd_host *host); /* takes back every request of every operation */
+nd_status nd_host_raise(nd_host *host,
+                        nd_status status); /* keeps the thread's error as the fault */
+
+/* host_plans.c */
+extern const nd_host_plan nd_plan_direct;  /* all-gather, all-to-all, exchange, barrier of few */
+extern const nd_host_plan nd_plan_gather;  /* small all-reduce: gather everything, reduce here */
+extern const nd_host_plan nd_plan_bruck;   /* the same and small all-gather of many: log2 n steps */
+extern const nd_host_plan nd_plan_barrier; /* dissemination: log2 n steps */
+extern const nd_host_plan nd_plan_tree;    /* broadcast */
+extern const nd_host_plan nd_plan_reduce;  /* reduce-scatter, large all-reduce */
+int64_t nd_plan_reduce_chunk(const nd_comm *comm, size_t staging_bytes, size_t element);
+
+/* host_report.c: recognise a fault of a waiting operation. All return ND_OK when there is none. */
+nd_status nd_host_check_mismatch(const nd_host_op *op);
+nd_status nd_host_check_gone(const nd_host_op *op);
+nd_status nd_host_report_hang(const nd_host_op *op, double seconds);
+
+static inline nd_host *nd_host_of(const nd_comm *comm)
+{
+    return comm->transport->native;
+}
+
+#endif

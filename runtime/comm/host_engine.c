@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/comm/host.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/base/clock.h"
+
+static const double SLICE_SECONDS = 0.1; /* the longest sleep without a look at the peers */
+
+static int request_state(const nd_wire_request *request)
+{
+    return atomic_load_explicit(&request->state, memory_order_acquire);
+}
+
+nd_status nd_host_raise(nd_host *host, nd_status status)
+{
+    if (host->failed == ND_OK) {
+        host->failed = status;
+        snprintf(host->message, sizeof host->message, "%s", nd_error_last()->message);
+        nd_host_abandon(host);
+    }
+    return nd_fail(host->failed, "%s", host->message);
+}
+
+static void abandon_op(nd_comm *comm, nd_host_op *op)
+{
+    for (int lane = 0; lane < ND_LANE_COUNT; lane++) {
+        for (int i = 0; i < ND_HOST_WINDOW; i++) {
+            nd_wire_request *request = &op->lanes[lane].requests[i];
+            if (request_state(request) != ND_REQUEST_IDLE) {
+                nd_host_of(comm)->wire->cancel(comm->transport, request);
+                atomic_store(&request->state, ND_REQUEST_IDLE);
+            }
+        }
+    }
+    op->active = false;
+}
+
+void nd_host_abandon(nd_host *host)
+{
+    for (nd_host_comm *hc = host->comms; hc; hc = hc->next) {
+        for (int i = 0; i < ND_HOST_PENDING; i++) {
+            if (hc->ops[i].active) {
+                abandon_op(hc->comm, &hc->ops[i]);
+            }
+        }
+        hc->active = 0;
+    }
+    host->active = 0;
+}
+
+/* Posting. */
+
+static nd_status post(nd_host_op *op, int lane, nd_wire_request *request)
+{
+    nd_comm *comm = op->comm;
+    const nd_wire *wire = nd_host_of(comm)->wire;
+    bool sends = lane == ND_LANE_SEND || lane == ND_LANE_SEND_RESULT;
+    bool result = lane == ND_LANE_RECV_RESULT || lane == ND_LANE_SEND_RESULT;
+    nd_message message;
+    request->message = op->lanes[lane].next;
+    op->plan->message(op, lane, request->message, &message);
+    request->peer = comm->ranks[message.member];
+    request->buffer = message.buffer;
+    request->bytes = message.bytes;
+    nd_tag sender = (nd_tag)(sends ? comm->transport->rank : request->peer);
+    nd_tag sender_mask = ((UINT64_C(1) << ND_TAG_RANK_BITS) - 1) << ND_TAG_RANK_AT;
+    request->tag = (op->tag & ~sender_mask) | sender << ND_TAG_RANK_AT | (result ? 1 : 0);
+    atomic_store_explicit(&request->state, ND_REQUEST_POSTED, memory_order_relaxed);
+    op->lanes[lane].next++;
+    if (sends) {
+        comm->stats.bytes_sent[op->kind] += (int64_t)request->bytes;
+        return wire->send(comm->transport, request);
+    }
+    return wire->recv(comm->transport, request);
+}
+
+/* Collects what is done in a lane and posts what may follow. */
+static nd_status advance_lane(nd_host_op *op, int lane, bool *moved)
+{
+    nd_lane *l = &op->lanes[lane];
+    if (l->done == l->total) {
+        return ND_OK;
+    }
+    for (int i = 0; i < ND_HOST_WINDOW; i++) {
+        nd_wire_request *request = &l->requests[i];
+        int state = request_state(request);
+        if (state == ND_REQUEST_FAILED) {
+            ND_TRY(nd_host_check_mismatch(op));
+            ND_TRY(nd_host_check_gone(op));
+            return nd_fail(ND_ERR_IO,
+                           "a message of %zu bytes with rank %d failed in %s of %s, operation %lld",
+                           request->bytes, request->peer, nd_comm_op_name(op->kind),
+                           nd_group_name(op->comm->kind), (long long)op->sequence);
+        }
+        if (state == ND_REQUEST_DONE) {
+            atomic_store_explicit(&request->state, ND_REQUEST_IDLE, memory_order_relaxed);
+            l->done++;
+            *moved = true;
+            if (op->plan->arrived) {
+                op->plan->arrived(op, lane, request->message);
+            }
+            state = ND_REQUEST_IDLE;
+        }
+        if (state == ND_REQUEST_IDLE && l->next < l->total &&
+            (!op->plan->ready || op->plan->ready(op, lane, l->next))) {
+            *moved = true;
+            ND_TRY(post(op, lane, request));
+        }
+    }
+    return ND_OK;
+}
+
+static bool staging_is_free(const nd_host_comm *hc, const nd_host_op *op)
+{
+    for (int i = 0; i < ND_HOST_PENDING; i++) {
+        const nd_host_op *other = &hc->ops[i];
+        if (other->active && other->plan->needs_staging && other->sequence < op->sequence) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static nd_status advance_op(nd_host *host, nd_host_comm *hc, nd_host_op *op, bool *moved)
+{
+    if (!op->begun) {
+        if (op->plan->needs_staging && !staging_is_free(hc, op)) {
+            return ND_OK;
+        }
+        op->plan->begin(op);
+        op->begun = true;
+    }
+    bool done = true;
+    for (int lane = 0; lane < ND_LANE_COUNT; lane++) {
+        ND_TRY(advance_lane(op, lane, moved));
+        done = done && op->lanes[lane].done == op->lanes[lane].total;
+    }
+    if (done) {
+        op->active = false;
+        hc->active--;
+        host->active--;
+        *moved = true;
+    }
+    return ND_OK;
+}
+
+/* Oldest first within a communicator: a later operation may wait for the staging of an earlier one. */
+static nd_status advance_comm(nd_host *host, nd_host_comm *hc, bool *moved)
+{
+    for (int i = 1; hc->active > 0 && i <= ND_HOST_PENDING; i++) {
+        nd_host_op *op = &hc->ops[(hc->comm->sequence + i) % ND_HOST_PENDING];
+        if (op->active) {
+            ND_TRY(advance_op(host, hc, op, moved));
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status advance_all(nd_transport *transport, bool *moved)
+{
+    nd_host *host = transport->native;
+    *moved = false;
+    ND_TRY(host->wire->progress(transport));
+    for (nd_host_comm *hc = host->comms; hc && host->active > 0; hc = hc->next) {
+        ND_TRY(advance_comm(host, hc, moved));
+    }
+    return ND_OK;
+}
+
+/* Waiting. */
+
+static void publish_wait(const nd_host_op *op, int64_t since_ns)
+{
+    nd_progress_slot *slot = op->comm->transport->progress;
+    atomic_store_explicit(&slot->group, (int32_t)op->comm->kind, memory_order_relaxed);
+    atomic_store_explicit(&slot->op, (int32_t)op->kind, memory_order_relaxed);
+    atomic_store_explicit(&slot->sequence, op->sequence, memory_order_relaxed);
+    atomic_store_explicit(&slot->since_ns, since_ns, memory_order_relaxed);
+    atomic_store_explicit(&slot->heartbeat_ns, nd_clock_ns(), memory_order_relaxed);
+}
+
+/* An operation that has not begun waits for an earlier one of its communicator: that is the one to report. */
+static const nd_host_op *blocking_op(const nd_host_op *op)
+{
+    const nd_host_comm *hc = op->comm->native;
+    const nd_host_op *first = op;
+    for (int i = 0; !op->begun && i < ND_HOST_PENDING; i++) {
+        if (hc->ops[i].active && hc->ops[i].begun && hc->ops[i].sequence < first->sequence) {
+            first = &hc->ops[i];
+        }
+    }
+    return first;
+}
+
+/* Nothing arrived for a while: is there a reason? */
+static nd_status look_around(const nd_host_op *op, double started)
+{
+    const nd_transport *transport = op->comm->transport;
+    double now = nd_clock_seconds();
+    const nd_host_op *blocker = blocking_op(op);
+    atomic_store_explicit(&transport->progress->heartbeat_ns, nd_clock_ns(), memory_order_relaxed);
+    ND_TRY(nd_host_check_mismatch(blocker)); /* first: such a peer ends soon */
+    ND_TRY(nd_host_check_gone(blocker));
+    if (now - started >= transport->timeout_seconds) {
+        return nd_host_report_hang(blocker, now - started);
+    }
+    return ND_OK;
+}
+
+static nd_status wait_until_done(nd_host_op *op)
+{
+    nd_transport *transport = op->comm->transport;
+    nd_host *host = transport->native;
+    double started = nd_clock_seconds();
+    double looked = started;
+    for (int idle = 0; op->active; idle++) {
+        bool moved;
+        ND_TRY(advance_all(transport, &moved));
+        if (moved) {
+            idle = -1;
+            continue;
+        }
+        double now = nd_clock_seconds();
+        double left = started + transport->timeout_seconds - now;
+        if (now - looked >= SLICE_SECONDS / 2 || left <= 0) {
+            ND_TRY(look_around(op, started));
+            looked = now;
+        }
+        double seconds = left < SLICE_SECONDS ? left : SLICE_SECONDS;
+        ND_TRY(host->wire->wait(transport, idle, seconds > 0 ? seconds : 0));
+    }
+    return ND_OK;
+}
+
+static nd_status wait_op(nd_host_op *op)
+{
+    nd_host *host = nd_host_of(op->comm);
+    if (host->failed != ND_OK) {
+        return nd_host_raise(host, host->failed);
+    }
+    if (!op->active) {
+        return ND_OK;
+    }
+    publish_wait(op, nd_clock_ns());
+    nd_status status = wait_until_done(op);
+    if (status != ND_OK) { /* the slot keeps showing where this rank was stuck */
+        return nd_host_raise(host, status);
+    }
+    publish_wait(op, 0);
+    return ND_OK;
+}
+
+/* nd_event.finish */
+static nd_status finish_event(void *operation)
+{
+    nd_host_op *op = operation;
+    op->event = NULL;
+    return wait_op(op);
+}
+
+/* Enqueueing. */
+
+static nd_tag op_tag(const nd_host_op *op)
+{
+    uint64_t h = (uint64_t)op->count * UINT64_C(0x9e3779b97f4a7c15);
+    h = (h ^ (uint64_t)op->redop << 32 ^ (uint64_t)op->root) * UINT64_C(0xd6e8feb86659fd93);
+    h >>= 64 - ND_TAG_HASH_BITS;
+    uint64_t sequence = (uint64_t)op->sequence & ((1u << ND_TAG_SEQUENCE_BITS) - 1);
+    return (nd_tag)op->comm->id << ND_TAG_COMM_AT |
+           (nd_tag)op->comm->transport->rank << ND_TAG_RANK_AT | sequence << ND_TAG_SEQUENCE_AT |
+           (nd_tag)op->kind << ND_TAG_OP_AT | (nd_tag)op->dtype << ND_TAG_DTYPE_AT |
+           h << ND_TAG_HASH_AT;
+}
+
+/* The place of an operation that is complete; its event, if nobody waited, must not finish the new one. */
+static nd_status acquire_op(nd_comm *comm, nd_host_op **out)
+{
+    nd_host_comm *hc = comm->native;
+    nd_host_op *op = &hc->ops[comm->sequence % ND_HOST_PENDING];
+    ND_TRY(wait_op(op));
+    if (op->event && op->event->operation == op) {
+        op->event->finish = NULL;
+    }
+    *out = op;
+    return ND_OK;
+}
+
+nd_status nd_host_enqueue(nd_comm *comm, const nd_host_op *wanted, nd_event *done)
+{
+    nd_host_comm *hc = comm->native;
+    nd_host *host = nd_host_of(comm);
+    nd_host_op *op = NULL;
+    ND_TRY(acquire_op(comm, &op));
+    op->comm = comm;
+    op->plan = wanted->plan;
+    op->kind = wanted->kind;
+    op->dtype = wanted->dtype;
+    op->redop = wanted->redop;
+    op->root = wanted->root;
+    op->to = wanted->to;
+    op->from = wanted->from;
+    op->count = wanted->count;
+    op->send = wanted->send;
+    op->recv = wanted->recv;
+    op->element = wanted->element;
+    op->block = wanted->block;
+    op->chunk = wanted->chunk;
+    op->sequence = comm->sequence;
+    op->tag = op_tag(op);
+    op->begun = false;
+    op->reduced[0] = op->reduced[1] = 0;
+    op->steps_done = 0;
+    for (int lane = 0; lane < ND_LANE_COUNT; lane++) {
+        op->lanes[lane].total = op->lanes[lane].next = op->lanes[lane].done = 0;
+    }
+    op->active = true;
+    hc->active++;
+    host->active++;
+    op->event = done;
+    bool moved;
+    nd_status status = advance_all(comm->transport, &moved); /* the first messages leave now */
+    if (status != ND_OK) {
+        return nd_host_raise(host, status);
+    }
+    if (!done) {
+        return wait_op(op);
+    }
+    done->finish = finish_event;
+    done->operation = op;
+    return ND_OK;
+}

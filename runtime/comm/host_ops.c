@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/comm/host.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+/*
+ * Which plan an operation takes. Everything here depends only on what all members know (count, type, size), so that
+ * all of them choose alike. Bounds measured with nd_bench_comm, eight ranks on two cores.
+ */
+enum {
+    DIRECT_MAX = 8,             /* members; above, short operations take log2 n steps */
+    SHORT_REDUCE_BYTES = 32768, /* all-reduce: total received when everything is gathered at once */
+    SHORT_GATHER_BYTES = 4096,  /* all-gather of many: one block */
+};
+static const size_t STAGING_BYTES = 2u << 20;         /* of a communicator, at least */
+static const size_t STAGING_BYTES_PER_MEMBER = 32768; /* and two rounds of 16 KiB from each */
+
+size_t nd_comm_staging_bytes(int size)
+{
+    if (size <= 1) {
+        return 0;
+    }
+    size_t bytes = (size_t)size * STAGING_BYTES_PER_MEMBER;
+    return bytes < STAGING_BYTES ? STAGING_BYTES : bytes;
+}
+
+static nd_status map_staging(nd_host_comm *hc, size_t bytes)
+{
+    /* Untouched pages cost nothing: only communicators that reduce use theirs. */
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) {
+        return nd_fail(ND_ERR_INTERNAL, "out of host memory: %zu bytes of staging for a group",
+                       bytes);
+    }
+    hc->staging = p;
+    hc->staging_bytes = bytes;
+    return ND_OK;
+}
+
+static nd_status connect_members(nd_comm *comm)
+{
+    nd_host *host = nd_host_of(comm);
+    for (int k = 1; k < comm->size && comm->size <= DIRECT_MAX * 2; k++) {
+        int member = (comm->index + k) % comm->size;
+        ND_TRY(host->wire->connect(comm->transport, comm->ranks[member]));
+    }
+    return comm->backend->barrier(comm, NULL, NULL);
+}
+
+static void host_destroy(nd_comm *comm)
+{
+    nd_host_comm *hc = comm->native;
+    if (!hc) {
+        return;
+    }
+    nd_host *host = nd_host_of(comm);
+    if (hc->active >
+        0) { /* dropped in mid-air: nothing of it may touch the callers' buffers any more */
+        nd_host_abandon(host);
+    }
+    for (nd_host_comm **at = &host->comms; *at; at = &(*at)->next) {
+        if (*at == hc) {
+            *at = hc->next;
+            break;
+        }
+    }
+    if (hc->staging) {
+        munmap(hc->staging, hc->staging_bytes);
+    }
+    free(hc->sources);
+    free(hc);
+    comm->native = NULL;
+}
+
+static nd_status host_create(nd_transport *transport, nd_comm *comm)
+{
+    nd_host *host = transport->native;
+    nd_host_comm *hc = NULL;
+    nd_status status = ND_ALLOC(1, &hc);
+    if (status != ND_OK) {
+        return status;
+    }
+    comm->native = hc;
+    hc->comm = comm;
+    hc->next = host->comms;
+    host->comms = hc;
+    for (int i = 0; i < ND_HOST_PENDING; i++) {
+        hc->ops[i].comm = comm;
+    }
+    ND_TRY_OUT(ND_ALLOC(comm->size, &hc->sources));
+    ND_TRY_OUT(map_staging(hc, nd_comm_staging_bytes(comm->size)));
+    status = connect_members(comm);
+    if (status != ND_OK) {
+        nd_fail_context(status, "the members of %s met for the first time",
+                        nd_group_name(comm->kind));
+    }
+out:
+    if (status != ND_OK) {
+        host_destroy(comm);
+    }
+    return status;
+}
+
+static nd_status host_all_reduce(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
+                                 nd_dtype dtype, nd_redop redop, nd_event *done)
+{
+    const nd_host_comm *hc = comm->native;
+    size_t element = nd_dtype_size(dtype), bytes = (size_t)count * element;
+    size_t gathered = bytes * (size_t)comm->size;
+    bool few = comm->size <= DIRECT_MAX;
+    nd_host_op op = {.plan = &nd_plan_reduce,
+                     .kind = ND_COMM_ALL_REDUCE,
+                     .dtype = dtype,
+                     .redop = redop,
+                     .count = count,
+                     .send = buffer,
+                     .recv = buffer,
+                     .element = element,
+                     .block = bytes,
+                     .chunk = nd_plan_reduce_chunk(comm, hc->staging_bytes, element)};
+    if (gathered - bytes <= SHORT_REDUCE_BYTES && gathered <= hc->staging_bytes) {
+        op.plan = few ? &nd_plan_gather : &nd_plan_bruck;
+    }
+    return nd_host_enqueue(comm, &op, done);
+}
+
+static nd_status host_all_gather(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
+                                 int64_t count, nd_dtype dtype, nd_event *done)
+{
+    const nd_host_comm *hc = comm->native;
+    size_t element = nd_dtype_size(dtype), block = (size_t)count * element;
+    bool stepwise = comm->size > DIRECT_MAX && block <= SHORT_GATHER_BYTES &&
+                    block * (size_t)comm->size <= hc->staging_bytes;
+    nd_host_op op = {.plan = stepwise ? &nd_plan_bruck : &nd_plan_direct,
+                     .kind = ND_COMM_ALL_GATHER,
+                     .dtype = dtype,
+                     .count = count,
+                     .send = send,
+                     .recv = recv,
+                     .element = element,
+                     .block = block};
+    return nd_host_enqueue(comm, &op, done);
+}
+
+static nd_status host_reduce_scatter(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
+                                     int64_t count, nd_dtype dtype, nd_redop redop, nd_event *done)
+{
+    const nd_host_comm *hc = comm->native;
+    size_t element = nd_dtype_size(dtype);
+    nd_host_op op = {.plan = &nd_plan_reduce,
+                     .kind = ND_COMM_REDUCE_SCATTER,
+                     .dtype = dtype,
+                     .redop = redop,
+                     .count = count,
+                     .send = send,
+                     .recv = recv,
+                     .element = element,
+                     .chunk = nd_plan_reduce_chunk(comm, hc->staging_bytes, element)};
+    return nd_host_enqueue(comm, &op, done);
+}
+
+static nd_status host_broadcast(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
+                                nd_dtype dtype, int root, nd_event *done)
+{
+    nd_host_op op = {.plan = &nd_plan_tree,
+                     .kind = ND_COMM_BROADCAST,
+                     .dtype = dtype,
+                     .root = root,
+                     .count = count,
+                     .send = buffer,
+                     .recv = buffer,
+                     .element = nd_dtype_size(dtype),
+                     .block = (size_t)count * nd_dtype_size(dtype)};
+    return nd_host_enqueue(comm, &op, done);
+}
+
+static nd_status host_exchange(nd_comm *comm, nd_stream *stream, const void *send, int to,
+                               void *recv, int from, int64_t count, nd_dtype dtype, nd_event *done)
+{
+    nd_host_op op = {.plan = &nd_plan_direct,
+                     .kind = ND_COMM_EXCHANGE,
+                     .dtype = dtype,
+                     .to = to,
+                     .from = from,
+                     .count = count,
+                     .send = send,
+                     .recv = recv,
+                     .element = nd_dtype_size(dtype),
+                     .block = (size_t)count * nd_dtype_size(dtype)};
+    return nd_host_enqueue(comm, &op, done);
+}
+
+static nd_status host_all_to_all(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
+                                 int64_t count, nd_dtype dtype, nd_event *done)
+{
+    nd_host_op op = {.plan = &nd_plan_direct,
+                     .kind = ND_COMM_ALL_TO_ALL,
+                     .dtype = dtype,
+                     .count = count,
+                     .send = send,
+                     .recv = recv,
+                     .element = nd_dtype_size(dtype),
+                     .block = (size_t)count * nd_dtype_size(dtype)};
+    return nd_host_enqueue(comm, &op, done);
+}
+
+static nd_status host_barrier(nd_comm *comm, nd_stream *stream, nd_event *done)
+{
+    nd_host_op op = {.plan = comm->size <= DIRECT_MAX ? &nd_plan_direct : &nd_plan_barrier,
+                     .kind = ND_COMM_BARRIER,
+                     .dtype = ND_DTYPE_U8};
+    return nd_host_enqueue(comm, &op, done);
+}
+
+static void host_close(nd_transport *transport)
+{
+    nd_host *host = transport->native;
+    if (host) {
+        ND_ASSERT(host->comms == NULL); /* communicators are destroyed before their transport */
+        host->wire->close(transport, host->failed != ND_OK);
+        free(host);
+    }
+}
+
+#define HOST_BACKEND(NAME)                                                                         \
+    {                                                                                              \
+        .name = (NAME), .create = host_create, .destroy = host_destroy,                            \
+        .all_reduce = host_all_reduce, .all_gather = host_all_gather,                              \
+        .reduce_scatter = host_reduce_scatter, .broadcast = host_broadcast,                        \
+        .exchange = host_exchange, .all_to_all = host_all_to_all, .barrier = host_barrier,         \
+        .close = host_close                                                                        \
+    }
+
+const nd_comm_backend nd_host_local_backend = HOST_BACKEND("local");
+const nd_comm_backend nd_host_ucx_backend = HOST_BACKEND("ucx");
+
+nd_status nd_host_transport_create(const nd_comm_backend *backend, const nd_wire *wire,
+                                   nd_transport **out)
+{
+    nd_transport *transport = NULL;
+    nd_host *host = NULL;
+    ND_TRY(ND_ALLOC(1, &transport));
+    nd_status status = ND_ALLOC(1, &host);
+    if (status != ND_OK) {
+        free(transport);
+        return status;
+    }
+    host->wire = wire;
+    transport->backend = backend;
+    transport->native = host;
+    *out = transport;
+    return ND_OK;
+}

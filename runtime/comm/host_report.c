@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/comm/host.h"
+
+#include <stdio.h>
+
+#include "runtime/base/clock.h"
+
+/*
+ * Who is missing. A peer that sent nothing of its own contribution comes before one that only owes a result, because
+ * that one may itself be waiting for the first.
+ */
+static bool is_open(const nd_wire_request *request)
+{
+    int state = atomic_load_explicit(&request->state, memory_order_acquire);
+    return state == ND_REQUEST_POSTED || state == ND_REQUEST_FAILED;
+}
+
+enum { MISSING_SHOWN = 6 };
+
+/* World ranks of the first lane that has open requests, each once; returns how many there are in all. */
+static int missing_ranks(const nd_host_op *op, int ranks[MISSING_SHOWN])
+{
+    for (int lane = 0; lane < ND_LANE_COUNT; lane++) {
+        int found = 0;
+        for (int i = 0; i < ND_HOST_WINDOW; i++) {
+            const nd_wire_request *request = &op->lanes[lane].requests[i];
+            bool known = false;
+            for (int k = 0; k < found && k < MISSING_SHOWN; k++) {
+                known = known || ranks[k] == request->peer;
+            }
+            if (is_open(request) && !known) {
+                if (found < MISSING_SHOWN) {
+                    ranks[found] = request->peer;
+                }
+                found++;
+            }
+        }
+        if (found > 0) {
+            return found;
+        }
+    }
+    return 0;
+}
+
+/* Text grows to the right; what does not fit is cut. */
+typedef struct text_buffer {
+    char text[1024];
+    size_t used;
+} text_buffer;
+
+__attribute__((format(printf, 2, 3))) static void append(text_buffer *to, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(to->text + to->used, sizeof to->text - to->used, format, args);
+    va_end(args);
+    to->used += n > 0 ? (size_t)n : 0;
+    if (to->used >= sizeof to->text) {
+        to->used = sizeof to->text - 1;
+    }
+}
+
+static const nd_progress_slot *slot_of(const nd_transport *transport, int rank)
+{
+    if (!transport->page || !transport->slot_of_rank) {
+        return NULL;
+    }
+    int slot = transport->slot_of_rank(transport->slot_context, rank);
+    return slot >= 0 && slot < transport->page->count ? &transport->page->slots[slot] : NULL;
+}
+
+#define LOAD(field) atomic_load_explicit(&slot->field, memory_order_relaxed)
+
+/* "rank 3 is in reduce_scatter of dp_shard_cp, operation 17, since 12.3 s (process 71 is stopped)" */
+static void describe_rank(const nd_host_op *op, int rank, text_buffer *to)
+{
+    const nd_transport *transport = op->comm->transport;
+    const nd_progress_slot *slot = slot_of(transport, rank);
+    char process[128] = "";
+    nd_host *host = transport->native;
+    host->wire->describe((nd_transport *)transport, rank, process, sizeof process);
+    if (!slot) {
+        append(to, "; rank %d has not answered%s", rank, process);
+        return;
+    }
+    int group = LOAD(group), kind = LOAD(op);
+    int64_t since = LOAD(since_ns), sequence = LOAD(sequence);
+    bool known = group >= 0 && group < ND_GROUP_COUNT && kind >= 0 && kind < ND_COMM_OP_COUNT;
+    if (known && since > 0) {
+        append(to, "; rank %d is in %s of %s, operation %lld, since %.1f s%s", rank,
+               nd_comm_op_name((nd_comm_op)kind), nd_group_name((nd_group_kind)group),
+               (long long)sequence, (double)(nd_clock_ns() - since) * 1e-9, process);
+        return;
+    }
+    append(to, "; rank %d has not entered it: phase %s, step %lld", rank,
+           nd_phase_name((nd_phase)LOAD(phase)), (long long)LOAD(step));
+    if (known && sequence > 0) {
+        append(to, ", last in %s of %s, operation %lld", nd_comm_op_name((nd_comm_op)kind),
+               nd_group_name((nd_group_kind)group), (long long)sequence);
+    }
+    append(to, "%s", process);
+}
+
+nd_status nd_host_report_hang(const nd_host_op *op, double seconds)
+{
+    int ranks[MISSING_SHOWN];
+    int count = missing_ranks(op, ranks);
+    text_buffer who = {0}, what = {0};
+    for (int i = 0; i < count && i < MISSING_SHOWN; i++) {
+        append(&who, "%s%d", i ? ", " : "", ranks[i]);
+        describe_rank(op, ranks[i], &what);
+    }
+    if (count > MISSING_SHOWN) {
+        append(&who, " and %d more", count - MISSING_SHOWN);
+    }
+    return nd_fail(
+        ND_ERR_HANG,
+        "rank %d waited %.1f s in %s of %s, operation %lld (%lld x %s), for rank%s %s%s; "
+        "the deadline is launch.comm_timeout_seconds",
+        op->comm->transport->rank, seconds, nd_comm_op_name(op->kind),
+        nd_group_name(op->comm->kind), (long long)op->sequence, (long long)op->count,
+        nd_dtype_name(op->dtype), count == 1 ? "" : "s", count ? who.text : "(none)", what.text);
+}
+
+nd_status nd_host_check_gone(const nd_host_op *op)
+{
+    const nd_transport *transport = op->comm->transport;
+    nd_host *host = transport->native;
+    for (int lane = 0; lane < ND_LANE_COUNT; lane++) {
+        for (int i = 0; i < ND_HOST_WINDOW; i++) {
+            const nd_wire_request *request = &op->lanes[lane].requests[i];
+            if (is_open(request) && host->wire->gone((nd_transport *)transport, request->peer)) {
+                return nd_fail(ND_ERR_IO,
+                               "rank %d has ended while rank %d waited for it in %s of %s, "
+                               "operation %lld",
+                               request->peer, transport->rank, nd_comm_op_name(op->kind),
+                               nd_group_name(op->comm->kind), (long long)op->sequence);
+            }
+        }
+    }
+    return ND_OK;
+}
+
+/* The operation of this communicator with the low bits of `sequence`, complete or not; NULL when forgotten. */
+static const nd_host_op *recent_op(const nd_host_op *op, uint64_t sequence)
+{
+    const nd_host_comm *hc = op->comm->native;
+    const uint64_t mask = (1u << ND_TAG_SEQUENCE_BITS) - 1;
+    for (int i = 0; i < ND_HOST_PENDING; i++) {
+        const nd_host_op *other = &hc->ops[i];
+        if (other->plan && ((uint64_t)other->sequence & mask) == sequence) {
+            return other;
+        }
+    }
+    return NULL;
+}
+
+static nd_status report_mismatch(const nd_host_op *mine, int rank, nd_tag found, size_t bytes)
+{
+    unsigned kind = (unsigned)ND_TAG_FIELD(found, OP), dtype = (unsigned)ND_TAG_FIELD(found, DTYPE);
+    const char *op_name = kind < ND_COMM_OP_COUNT ? nd_comm_op_name((nd_comm_op)kind) : "unknown";
+    const char *dtype_name = dtype < ND_DTYPE_COUNT ? nd_dtype_name((nd_dtype)dtype) : "unknown";
+    return nd_fail(ND_ERR_INTERNAL,
+                   "the members of %s called different operations as number %lld: rank %d called "
+                   "%s of %lld x %s, rank %d called %s of %s with another count, reduction or root "
+                   "(a message of %zu bytes arrived)",
+                   nd_group_name(mine->comm->kind), (long long)mine->sequence,
+                   mine->comm->transport->rank, nd_comm_op_name(mine->kind), (long long)mine->count,
+                   nd_dtype_name(mine->dtype), rank, op_name, dtype_name, bytes);
+}
+
+nd_status nd_host_check_mismatch(const nd_host_op *op)
+{
+    nd_transport *transport = op->comm->transport;
+    nd_host *host = transport->native;
+    const nd_tag hash_bits = ((UINT64_C(1) << ND_TAG_SEQUENCE_AT) - 1) & ~UINT64_C(1);
+    const nd_tag whole = ~UINT64_C(0) << ND_TAG_RANK_AT; /* communicator and sender */
+    for (int k = 1; k < op->comm->size; k++) {
+        int rank = op->comm->ranks[(op->comm->index + k) % op->comm->size];
+        nd_tag wanted = (nd_tag)op->comm->id << ND_TAG_COMM_AT | (nd_tag)rank << ND_TAG_RANK_AT;
+        nd_tag found;
+        size_t bytes;
+        if (!host->wire->peek(transport, wanted, whole, &found, &bytes)) {
+            continue;
+        }
+        const nd_host_op *mine = recent_op(op, ND_TAG_FIELD(found, SEQUENCE));
+        if (mine && ((mine->tag ^ found) & hash_bits) != 0) {
+            return report_mismatch(mine, rank, found, bytes);
+        }
+    }
+    return ND_OK;
+}

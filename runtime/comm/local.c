@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/comm/host.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/*
+ * The local wire: ranks are threads. Each rank has a box with the sends to it that nobody received yet and the
+ * receives it has posted. Whoever completes a pair copies from buffer to buffer; the request that waited in the box is
+ * BUSY meanwhile. Waiting is a condition variable with a deadline.
+ */
+typedef struct local_box {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    uint64_t events;        /* arrivals and completions so far */
+    nd_wire_request *sends; /* to this rank, oldest first */
+    nd_wire_request *recvs; /* of this rank, oldest first */
+    bool gone;
+} local_box;
+
+struct nd_local_hub {
+    int size;
+    local_box *boxes; /* [size] */
+};
+
+typedef struct local_state {
+    nd_local_hub *hub;
+    local_box *box; /* this rank's */
+    uint64_t seen;  /* events at the end of the last wait */
+} local_state;
+
+static local_state *state_of(const nd_transport *transport)
+{
+    return ((nd_host *)transport->native)->state;
+}
+
+static void list_append(nd_wire_request **list, nd_wire_request *request)
+{
+    while (*list) {
+        list = &(*list)->next;
+    }
+    request->next = NULL;
+    *list = request;
+}
+
+static nd_wire_request *list_take(nd_wire_request **list, nd_tag tag)
+{
+    for (; *list; list = &(*list)->next) {
+        nd_wire_request *request = *list;
+        if (request->tag == tag) {
+            *list = request->next;
+            atomic_store_explicit(&request->state, ND_REQUEST_BUSY, memory_order_relaxed);
+            return request;
+        }
+    }
+    return NULL;
+}
+
+static bool list_remove(nd_wire_request **list, const nd_wire_request *request)
+{
+    for (; *list; list = &(*list)->next) {
+        if (*list == request) {
+            *list = request->next;
+            return true;
+        }
+    }
+    return false;
+}
+
+static void notify(local_box *box)
+{
+    pthread_mutex_lock(&box->lock);
+    box->events++;
+    pthread_cond_broadcast(&box->changed);
+    pthread_mutex_unlock(&box->lock);
+}
+
+/* Copies one message; the last access to the other's request is the store of its state, under its box's lock. */
+static void deliver(nd_wire_request *send, nd_wire_request *recv, nd_wire_request *mine,
+                    local_box *others_box)
+{
+    nd_wire_request *other = mine == send ? recv : send;
+    int result = send->bytes == recv->bytes ? ND_REQUEST_DONE : ND_REQUEST_FAILED;
+    if (result == ND_REQUEST_DONE && send->bytes > 0) {
+        memcpy(recv->buffer, send->buffer, send->bytes);
+    }
+    atomic_store_explicit(&mine->state, result, memory_order_release);
+    pthread_mutex_lock(&others_box->lock);
+    atomic_store_explicit(&other->state, result, memory_order_release);
+    others_box->events++;
+    pthread_cond_broadcast(&others_box->changed);
+    pthread_mutex_unlock(&others_box->lock);
+}
+
+static nd_status local_connect(nd_transport *transport, int rank)
+{
+    return ND_OK;
+}
+
+static nd_status local_send(nd_transport *transport, nd_wire_request *request)
+{
+    local_box *box = &state_of(transport)->hub->boxes[request->peer];
+    pthread_mutex_lock(&box->lock);
+    nd_wire_request *recv = list_take(&box->recvs, request->tag);
+    if (!recv) {
+        list_append(&box->sends, request);
+        box->events++;
+        pthread_cond_broadcast(&box->changed);
+    }
+    pthread_mutex_unlock(&box->lock);
+    if (recv) {
+        deliver(request, recv, request, box);
+    }
+    return ND_OK;
+}
+
+static nd_status local_recv(nd_transport *transport, nd_wire_request *request)
+{
+    local_state *state = state_of(transport);
+    pthread_mutex_lock(&state->box->lock);
+    nd_wire_request *send = list_take(&state->box->sends, request->tag);
+    if (!send) {
+        list_append(&state->box->recvs, request);
+    }
+    pthread_mutex_unlock(&state->box->lock);
+    if (send) {
+        deliver(send, request, request, &state->hub->boxes[request->peer]);
+    }
+    return ND_OK;
+}
+
+/* Taken out of its list, or waited for while the other thread is copying (which always ends). */
+static void local_cancel(nd_transport *transport, nd_wire_request *request)
+{
+    local_state *state = state_of(transport);
+    local_box *boxes[2] = {state->box, &state->hub->boxes[request->peer]};
+    for (int i = 0; i < 2; i++) {
+        pthread_mutex_lock(&boxes[i]->lock);
+        list_remove(i == 0 ? &boxes[i]->recvs : &boxes[i]->sends, request);
+        pthread_mutex_unlock(&boxes[i]->lock);
+    }
+    pthread_mutex_lock(&state->box->lock);
+    while (atomic_load_explicit(&request->state, memory_order_acquire) == ND_REQUEST_BUSY) {
+        pthread_cond_wait(&state->box->changed, &state->box->lock);
+    }
+    pthread_mutex_unlock(&state->box->lock);
+}
+
+/* Messages move inside send and recv. */
+static nd_status local_progress(nd_transport *transport)
+{
+    return ND_OK;
+}
+
+static nd_status local_wait(nd_transport *transport, int idle, double seconds)
+{
+    local_state *state = state_of(transport);
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    int64_t ns = until.tv_nsec + (int64_t)(seconds * 1e9);
+    until.tv_sec += (time_t)(ns / 1000000000);
+    until.tv_nsec = (long)(ns % 1000000000);
+    pthread_mutex_lock(&state->box->lock);
+    while (state->box->events == state->seen &&
+           pthread_cond_timedwait(&state->box->changed, &state->box->lock, &until) == 0) {
+    }
+    state->seen = state->box->events;
+    pthread_mutex_unlock(&state->box->lock);
+    return ND_OK;
+}
+
+static bool local_peek(nd_transport *transport, nd_tag wanted, nd_tag mask, nd_tag *found,
+                       size_t *bytes)
+{
+    local_box *box = state_of(transport)->box;
+    pthread_mutex_lock(&box->lock);
+    const nd_wire_request *request = box->sends;
+    while (request && ((request->tag ^ wanted) & mask) != 0) {
+        request = request->next;
+    }
+    if (request) {
+        *found = request->tag;
+        *bytes = request->bytes;
+    }
+    pthread_mutex_unlock(&box->lock);
+    return request != NULL;
+}
+
+static bool local_gone(nd_transport *transport, int rank)
+{
+    local_box *box = &state_of(transport)->hub->boxes[rank];
+    pthread_mutex_lock(&box->lock);
+    bool gone = box->gone;
+    pthread_mutex_unlock(&box->lock);
+    return gone;
+}
+
+static void local_describe(nd_transport *transport, int rank, char *text, size_t size)
+{
+    snprintf(text, size, "%s", local_gone(transport, rank) ? " (its thread has ended)" : "");
+}
+
+static void local_close(nd_transport *transport, bool failed)
+{
+    local_state *state = state_of(transport);
+    pthread_mutex_lock(&state->box->lock);
+    state->box->gone = true;
+    pthread_mutex_unlock(&state->box->lock);
+    for (int i = 0; i < state->hub->size; i++) {
+        notify(&state->hub->boxes[i]);
+    }
+    free(state);
+}
+
+static const nd_wire local_wire = {
+    .connect = local_connect,
+    .send = local_send,
+    .recv = local_recv,
+    .cancel = local_cancel,
+    .progress = local_progress,
+    .wait = local_wait,
+    .peek = local_peek,
+    .gone = local_gone,
+    .describe = local_describe,
+    .close = local_close,
+};
+
+nd_status nd_local_hub_create(int size, nd_local_hub **out)
+{
+    ND_ASSERT(size >= 1);
+    nd_local_hub *hub = NULL;
+    ND_TRY(ND_ALLOC(1, &hub));
+    nd_status status = ND_ALLOC(size, &hub->boxes);
+    if (status != ND_OK) {
+        free(hub);
+        return status;
+    }
+    hub->size = size;
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    for (int i = 0; i < size; i++) {
+        pthread_mutex_init(&hub->boxes[i].lock, NULL);
+        pthread_cond_init(&hub->boxes[i].changed, &attr);
+    }
+    pthread_condattr_destroy(&attr);
+    *out = hub;
+    return ND_OK;
+}
+
+void nd_local_hub_destroy(nd_local_hub *hub)
+{
+    if (!hub) {
+        return;
+    }
+    for (int i = 0; i < hub->size; i++) {
+        pthread_cond_destroy(&hub->boxes[i].changed);
+        pthread_mutex_destroy(&hub->boxes[i].lock);
+    }
+    free(hub->boxes);
+    free(hub);
+}
+
+nd_status nd_transport_open_local(nd_local_hub *hub, int rank, double timeout_seconds,
+                                  nd_progress_slot *progress, nd_transport **out)
+{
+    ND_ASSERT(rank >= 0 && rank < hub->size && timeout_seconds > 0 && progress);
+    local_state *state = NULL;
+    nd_transport *transport = NULL;
+    ND_TRY(ND_ALLOC(1, &state));
+    nd_status status = nd_host_transport_create(&nd_host_local_backend, &local_wire, &transport);
+    if (status != ND_OK) {
+        free(state);
+        return status;
+    }
+    state->hub = hub;
+    state->box = &hub->boxes[rank];
+    ((nd_host *)transport->native)->state = state;
+    transport->rank = rank;
+    transport->size = hub->size;
+    transport->timeout_seconds = timeout_seconds;
+    transport->progress = progress;
+    *out = transport;
+    return ND_OK;
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TESTS_UNIT_RUNTIME_COMM_CASES_H
+#define TESTS_UNIT_RUNTIME_COMM_CASES_H
+/* Bodies for nd_ranks that both transports must pass. Contexts lie in memory that forked ranks share. */
+#include "tests/support/ranks.h"
+
+/* Every operation, type, reduction and form on the world group, against a serial model. */
+typedef struct case_collectives {
+    int64_t counts[8]; /* ends with -1 */
+    double large;      /* one more count: this share of a round of the staging, 0 for none */
+    uint64_t digest[ND_RANKS_MAX]; /* out: over everything received, in order */
+} case_collectives;
+nd_status case_collectives_body(nd_transport *transport, void *context);
+
+/* Shared memory for a context; lives until the test process ends. */
+void *case_shared(size_t bytes);
+
+/* The world group of a transport (mesh: dp_shard = size). */
+nd_status case_world(nd_transport *transport, nd_comm **out);
+
+/* Operations pending together: four on one communicator, others on three more, waited for in another order. */
+nd_status case_pending_body(nd_transport *transport, void *context);
+/* All groups of a 2 x 2 x 1 x 2 mesh (8 ranks): each sums its members' ranks. */
+nd_status case_groups_body(nd_transport *transport, void *context);
+/* MAX and SUM with NaN in one member's contribution: all members get the same bits. */
+nd_status case_nan_body(nd_transport *transport, void *context);
+
+/* Faults. The context names the rank that misbehaves; the others report what they saw by their status. */
+typedef enum case_fault {
+    CASE_SKIP,        /* sleeps instead of entering operation 3 */
+    CASE_LEAVE,       /* returns instead of entering operation 3 */
+    CASE_OTHER_OP,    /* calls another operation */
+    CASE_OTHER_COUNT, /* another count */
+    CASE_OTHER_TYPE,  /* another type of the same size */
+    CASE_STOP,        /* raises SIGSTOP (processes only) */
+    CASE_KILL,        /* raises SIGKILL (processes only) */
+} case_fault;
+typedef struct case_faulty {
+    case_fault fault;
+    int rank;
+    int64_t count; /* F32 elements of the operations */
+} case_faulty;
+nd_status case_fault_body(nd_transport *transport, void *context);
+
+#endif

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+
+#include <string.h>
+
+#include "tests/unit/runtime/comm/cases.h"
+
+static const int sizes[] = {1, 2, 3, 4, 8, 11}; /* 11: more than take the direct plans */
+
+static void run(int size, nd_status (*body)(nd_transport *, void *), void *context)
+{
+    nd_ranks ranks = {.size = size, .body = body, .context = context};
+    nd_status status = nd_ranks_run_threads(&ranks);
+    cr_assert_eq(status, ND_OK, "%d ranks: %s", size, nd_error_last()->message);
+}
+
+Test(local, collectives_match_the_serial_model)
+{
+    for (int s = 0; s < 6; s++) {
+        case_collectives *c = case_shared(sizeof *c);
+        *c = (case_collectives){.counts = {0, 1, 7, 1000, 2049, -1}};
+        run(sizes[s], case_collectives_body, c);
+    }
+}
+
+Test(local, large_buffers_go_through_the_staging_in_rounds)
+{
+    for (int s = 1; s < 6; s++) {
+        case_collectives *c = case_shared(sizeof *c);
+        *c = (case_collectives){.counts = {-1}, .large = sizes[s] == 2 ? 1.2 : 2.3};
+        run(sizes[s], case_collectives_body, c);
+    }
+}
+
+Test(local, the_same_bits_every_time)
+{
+    case_collectives *a = case_shared(sizeof *a), *b = case_shared(sizeof *b);
+    *a = *b = (case_collectives){.counts = {3, 70000, -1}};
+    run(4, case_collectives_body, a);
+    run(4, case_collectives_body, b);
+    cr_assert_eq(memcmp(a->digest, b->digest, sizeof a->digest), 0);
+}
+
+Test(local, operations_of_several_groups_are_pending_together)
+{
+    run(1, case_pending_body, NULL);
+    run(2, case_pending_body, NULL);
+    run(5, case_pending_body, NULL);
+}
+
+Test(local, groups_of_a_mesh)
+{
+    run(8, case_groups_body, NULL);
+}
+
+Test(local, nan_reaches_every_member)
+{
+    run(3, case_nan_body, NULL);
+}
+
+/*
+ * The rank that notices first must fail with `status` and a sentence that holds each of `words`; another one may
+ * instead notice that one's end, as in a real job.
+ */
+static void expect_fault(case_fault fault, int64_t count, nd_status status,
+                         const char *const *words)
+{
+    case_faulty *c = case_shared(sizeof *c);
+    *c = (case_faulty){.fault = fault, .rank = 2, .count = count};
+    nd_ranks ranks = {.size = 4, .timeout_seconds = 0.5, .body = case_fault_body, .context = c};
+    nd_ranks_run_threads(&ranks);
+    int named = 0;
+    for (int r = 0; r < 4; r++) {
+        const nd_rank_result *result = &ranks.results[r];
+        bool ended = strstr(result->message, "has ended") != NULL;
+        if (r == 2 || (ended && status != ND_ERR_IO)) {
+            continue;
+        }
+        cr_assert_eq(result->status, status, "rank %d: status %d: %s", r, result->status,
+                     result->message);
+        for (int w = 0; words[w]; w++) {
+            cr_assert_not_null(strstr(result->message, words[w]), "rank %d: no '%s' in: %s", r,
+                               words[w], result->message);
+        }
+        named++;
+    }
+    cr_assert_gt(named, 0, "nobody named the fault: %s", ranks.results[0].message);
+}
+
+Test(local, a_rank_that_skips_is_named_with_what_it_does)
+{
+    const char *words[] = {"all_reduce of world, operation 3", "for rank 2;",
+                           "rank 2 has not entered it: phase backward, step 41", NULL};
+    expect_fault(CASE_SKIP, 10, ND_ERR_HANG, words);
+    expect_fault(CASE_SKIP, 200000, ND_ERR_HANG, words);
+}
+
+Test(local, a_rank_that_ends_is_named_before_the_deadline)
+{
+    const char *words[] = {"has ended while", "all_reduce of world, operation 3", NULL};
+    expect_fault(CASE_LEAVE, 10, ND_ERR_IO, words);
+}
+
+Test(local, different_operations_are_named)
+{
+    const char *words[] = {"different operations as number 3", NULL};
+    expect_fault(CASE_OTHER_COUNT, 10, ND_ERR_INTERNAL, words);
+    expect_fault(CASE_OTHER_COUNT, 200000, ND_ERR_INTERNAL, words);
+    expect_fault(CASE_OTHER_TYPE, 10, ND_ERR_INTERNAL, words);
+}
