@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "runtime/base/progress.h"
+
+Test(progress, what_a_worker_writes_its_launcher_reads)
+{
+    nd_progress page;
+    cr_assert_eq(nd_progress_create(4, &page), ND_OK);
+    cr_assert_eq(page.count, 4);
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(atomic_load(&page.slots[i].rank), -1);
+        cr_assert_eq(atomic_load(&page.slots[i].phase), ND_PHASE_START);
+        cr_assert_eq(atomic_load(&page.slots[i].sequence), 0);
+    }
+    pid_t child = fork();
+    cr_assert_geq(child, 0);
+    if (child == 0) {
+        nd_progress own;
+        if (nd_progress_open(dup(page.fd), 4, &own) != ND_OK) {
+            _exit(1);
+        }
+        atomic_store(&own.slots[2].rank, 2);
+        atomic_store(&own.slots[2].bytes, (int64_t)5 << 40);
+        nd_progress_set_phase(&own.slots[2], ND_PHASE_BACKWARD, 17);
+        nd_progress_close(&own);
+        _exit(0);
+    }
+    int status = 0;
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert_eq(status, 0);
+    cr_assert_eq(atomic_load(&page.slots[2].rank), 2);
+    cr_assert_eq(atomic_load(&page.slots[2].phase), ND_PHASE_BACKWARD);
+    cr_assert_eq(atomic_load(&page.slots[2].step), 17);
+    cr_assert_eq(atomic_load(&page.slots[2].bytes), (int64_t)5 << 40);
+    cr_assert_eq(atomic_load(&page.slots[1].rank), -1);
+    nd_progress_close(&page);
+    cr_assert_null(page.slots);
+    nd_progress_close(&page); /* twice is legal */
+}
+
+Test(progress, a_worker_without_a_launcher_has_a_private_page)
+{
+    nd_progress page;
+    cr_assert_eq(nd_progress_open(-1, 1, &page), ND_OK);
+    nd_progress_set_phase(&page.slots[0], ND_PHASE_SAVE, 3);
+    cr_assert_eq(atomic_load(&page.slots[0].phase), ND_PHASE_SAVE);
+    nd_progress_close(&page);
+}
+
+/* Touching a page behind the end of the file would be SIGBUS: the size is checked before. */
+Test(progress, a_page_that_is_too_small_or_no_page_is_refused)
+{
+    nd_progress page, other;
+    cr_assert_eq(nd_progress_create(2, &page), ND_OK);
+    cr_assert_eq(nd_progress_open(page.fd, 3, &other), ND_ERR_INTERNAL);
+    cr_assert_not_null(strstr(nd_error_last()->message, "not one of 3 slots"));
+    cr_assert_eq(nd_progress_open(9999, 1, &other), ND_ERR_INTERNAL);
+    cr_assert_not_null(strstr(nd_error_last()->message, "9999"));
+    nd_progress_close(&page);
+}
+
+Test(progress, every_phase_has_a_name_of_its_own)
+{
+    for (int a = 0; a < ND_PHASE_COUNT; a++) {
+        cr_assert_str_neq(nd_phase_name((nd_phase)a), "unknown");
+        for (int b = 0; b < a; b++) {
+            cr_assert_str_neq(nd_phase_name((nd_phase)a), nd_phase_name((nd_phase)b));
+        }
+    }
+    cr_assert_str_eq(nd_phase_name(ND_PHASE_COUNT), "unknown");
+    cr_assert_str_eq(nd_phase_name((nd_phase)-1), "unknown");
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/status.h"
+
+static nd_status inner(int fault)
+{
+    return fault ? nd_fail(ND_ERR_DATA, "row %d of a.jsonl is broken", fault) : ND_OK;
+}
+
+static nd_status outer(int fault, int *reached)
+{
+    ND_TRY(inner(fault));
+    *reached = 1;
+    return ND_OK;
+}
+
+static nd_status with_cleanup(int fault, int *reached, int *cleaned)
+{
+    nd_status status = ND_OK;
+    ND_TRY_OUT(inner(fault));
+    *reached = 1;
+out:
+    *cleaned = 1;
+    return status;
+}
+
+Test(status, the_record_holds_the_sentence_and_the_macros_pass_the_status_up)
+{
+    int reached = 0, cleaned = 0;
+    cr_assert_eq(nd_error_last()->status, ND_OK);
+    cr_assert_eq(outer(0, &reached), ND_OK);
+    cr_assert(reached);
+    reached = 0;
+    cr_assert_eq(outer(7, &reached), ND_ERR_DATA);
+    cr_assert_not(reached);
+    cr_assert_eq(nd_error_last()->status, ND_ERR_DATA);
+    cr_assert_str_eq(nd_error_last()->message, "row 7 of a.jsonl is broken");
+    cr_assert_eq(with_cleanup(8, &reached, &cleaned), ND_ERR_DATA);
+    cr_assert(cleaned && !reached);
+    nd_error_clear();
+    cr_assert_eq(nd_error_last()->status, ND_OK);
+    cr_assert_str_eq(nd_error_last()->message, "");
+}
+
+Test(status, breadcrumbs_are_appended_and_keep_the_status)
+{
+    nd_status status = inner(3);
+    cr_assert_eq(nd_fail_context(status, "reading data.path of node %d", 1), ND_ERR_DATA);
+    cr_assert_str_eq(nd_error_last()->message,
+                     "row 3 of a.jsonl is broken (while reading data.path of node 1)");
+}
+
+/* Long paths and many breadcrumbs end in a cut text, never past the record. */
+Test(status, a_message_that_is_too_long_is_cut)
+{
+    char *text = malloc(3 * ND_ERROR_MESSAGE_MAX);
+    memset(text, 'x', 3 * ND_ERROR_MESSAGE_MAX - 1);
+    text[3 * ND_ERROR_MESSAGE_MAX - 1] = '\0';
+    nd_fail(ND_ERR_IO, "%s", text);
+    cr_assert_eq(strlen(nd_error_last()->message), ND_ERROR_MESSAGE_MAX - 1);
+    for (int room = 0; room < 16; room++) {
+        nd_fail(ND_ERR_IO, "%.*s", ND_ERROR_MESSAGE_MAX - 1 - room, text);
+        nd_fail_context(ND_ERR_IO, "%s", text);
+        cr_assert_eq(strlen(nd_error_last()->message), ND_ERROR_MESSAGE_MAX - 1);
+    }
+    free(text);
+}
+
+static void *fail_in_thread(void *argument)
+{
+    nd_fail(ND_ERR_HANG, "of the other thread");
+    return NULL;
+}
+
+Test(status, each_thread_has_its_own_record)
+{
+    nd_fail(ND_ERR_CONFIG, "mine");
+    pthread_t thread;
+    cr_assert_eq(pthread_create(&thread, NULL, fail_in_thread, NULL), 0);
+    pthread_join(thread, NULL);
+    cr_assert_eq(nd_error_last()->status, ND_ERR_CONFIG);
+    cr_assert_str_eq(nd_error_last()->message, "mine");
+}
+
+/* Statuses are the documented exit codes: the numbers are an interface. */
+Test(status, numbers_and_names)
+{
+    const struct {
+        nd_status status;
+        int code;
+        const char *name;
+    } expected[] = {
+        {ND_OK, 0, "ok"},
+        {ND_ERR_INTERNAL, 1, "internal"},
+        {ND_ERR_CONFIG, 2, "configuration"},
+        {ND_ERR_DATA, 65, "data"},
+        {ND_ERR_NUMERIC, 70, "numeric"},
+        {ND_ERR_CANTCREATE, 73, "output"},
+        {ND_ERR_IO, 74, "i/o"},
+        {ND_ERR_PREEMPTED, 75, "preempted"},
+        {ND_ERR_HANG, 124, "hang"},
+    };
+    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
+        cr_assert_eq((int)expected[i].status, expected[i].code);
+        cr_assert_str_eq(nd_status_name(expected[i].status), expected[i].name);
+    }
+    cr_assert_str_eq(nd_status_name((nd_status)99), "unknown");
+}
+
+Test(status, alloc_gives_zeroed_memory_and_an_error_instead_of_a_wrapped_size)
+{
+    int64_t *values = NULL;
+    cr_assert_eq(ND_ALLOC(1000, &values), ND_OK);
+    for (int i = 0; i < 1000; i++) {
+        cr_assert_eq(values[i], 0);
+    }
+    free(values);
+    values = NULL;
+    /* volatile: the compiler must not see that the product is too large */
+    volatile size_t count = SIZE_MAX / 4;
+    cr_assert_eq(ND_ALLOC(count, &values), ND_ERR_INTERNAL);
+    cr_assert_null(values);
+    cr_assert_not_null(strstr(nd_error_last()->message, "elements of 8 bytes"));
+    cr_assert_eq(ND_ALLOC(0, &values), ND_OK);
+    cr_assert_not_null(values);
+    free(values);
+}
+
+Test(status, a_broken_invariant_aborts, .signal = SIGABRT)
+{
+    volatile int zero = 0;
+    ND_ASSERT(zero == 1);
+}
