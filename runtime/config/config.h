@@ -52,11 +52,14 @@ typedef enum nd_fp8_recipe {
     ND_FP8_ROWWISE_GW_HP,
     ND_FP8_DELAYED
 } nd_fp8_recipe;
+typedef enum nd_fp8_format { ND_FP8_HYBRID = 0, ND_FP8_E4M3 } nd_fp8_format;
+typedef enum nd_fp8_amax { ND_FP8_AMAX_MOST_RECENT = 0, ND_FP8_AMAX_MAX } nd_fp8_amax;
 typedef enum nd_weights_dtype { ND_WEIGHTS_BF16 = 0, ND_WEIGHTS_FP32 } nd_weights_dtype;
 
 typedef struct nd_config {
     struct {
-        int64_t workers; /* total over all nodes */
+        int64_t
+            workers; /* total over all nodes; 0: what the mesh or nodes x nproc_per_node needs */
         nd_device_choice device;
         int64_t threads_per_worker; /* 0: allowed CPUs / local workers */
         char *log_dir;              /* "": worker output is not kept in files */
@@ -70,25 +73,25 @@ typedef struct nd_config {
         double rdzv_timeout_seconds;
     } launch;
     struct {
-        int64_t dp_replicate, dp_shard, cp, tp; /* dp_shard -1: what is left */
+        int64_t dp_replicate, dp_shard, cp, tp; /* one of the first two may be -1: what is left */
     } mesh;
     struct {
         char *path;   /* Hugging Face folder: config.json + safetensors */
         char *config; /* a config.json alone: fresh weights */
         char *name;   /* org/name in the local Hugging Face cache */
-        int64_t seed;
+        int64_t seed; /* of fresh weights; -1: train.seed */
     } model;
     struct {
         char *path;
         nd_data_format format;
         char *tokenizer; /* "bytes", or "file": token ids as they are in llmc and megatron files */
         char *validation_path; /* "": no validation */
-        int64_t shuffle_seed;
+        int64_t shuffle_seed;  /* -1: train.seed */
     } data;
     struct {
         int64_t steps, sequence_length, micro_batch_size, gradient_accumulation_steps;
         nd_precision precision;
-        int64_t seed;
+        int64_t seed; /* the run's: model.seed and data.shuffle_seed follow it */
         int64_t
             validation_interval; /* steps; 0: only after the last step, when there is validation data */
         int64_t validation_batches; /* blocks per data rank at each validation; 0: all */
@@ -111,6 +114,10 @@ typedef struct nd_config {
         nd_fp8_recipe recipe;
         bool all_gather;
         char *filter; /* "accelerate", "auto", or a comma list of name patterns to convert */
+        nd_fp8_format format; /* of delayed: E4M3 forward and E5M2 backward, or E4M3 in both */
+        int64_t amax_history_length; /* of delayed */
+        nd_fp8_amax amax_compute;    /* of delayed */
+        int64_t margin;              /* of delayed: scales are divided by 2^margin */
     } fp8;
     struct {
         char *dir; /* "": runs/<config>-<n> */
@@ -125,6 +132,7 @@ typedef struct nd_config {
     /* Derived, not keys. */
     char *source; /* the YAML file, or "" */
     bool from_accelerate;
+    bool resolved;         /* nd_config_resolve succeeded */
     nd_mesh resolved_mesh; /* after nd_config_resolve */
 } nd_config;
 
@@ -138,8 +146,13 @@ void nd_config_fini(nd_config *config);
 typedef struct nd_cli {
     bool help, version;
     int plan_rank; /* --rank R of `ndtrain plan`, -1 */
-    char *resume;  /* unused: checkpoint flags are refused */
 } nd_cli;
+
+/*
+ * Reads a YAML text (native or accelerate's) over what the config holds; `name` stands for it in messages and becomes
+ * config->source.
+ */
+nd_status nd_config_read_text(nd_config *config, const char *text, size_t bytes, const char *name);
 
 /*
  * Defaults <- --config-file <- other flags in order. argv[0] is skipped. ND_ERR_CONFIG: file, line, key, what was

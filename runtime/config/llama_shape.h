@@ -3,6 +3,7 @@
 #define ND_CONFIG_LLAMA_SHAPE_H
 /* The numbers of a Llama: what a Hugging Face config.json says (formats.md 2), and which meshes can hold it. */
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "runtime/base/status.h"
@@ -35,6 +36,9 @@ typedef struct nd_llama_shape {
 
 /* Reads a config.json. ND_ERR_DATA names file, key, value and what is supported. Both RoPE spellings are read. */
 nd_status nd_llama_shape_read(const char *path, nd_llama_shape *out);
+/* The same from memory; `name` stands for the text in messages. */
+nd_status nd_llama_shape_parse(const char *text, size_t bytes, const char *name,
+                               nd_llama_shape *out);
 /* Writes a config.json that transformers opens (old RoPE spelling and torch_dtype = dtype_name). */
 nd_status nd_llama_shape_write(const nd_llama_shape *shape, const char *dtype_name,
                                const char *path);

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/config/config.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/config/flags.h"
+
+nd_status nd_config_init(nd_config *config)
+{
+    memset(config, 0, sizeof *config);
+    nd_status status = nd_text_replace(&config->source, "");
+    for (int i = 0; i < ND_FIELD_COUNT && status == ND_OK; i++) {
+        nd_given given = {"", nd_fields[i].key, nd_fields[i].initial, false};
+        status = nd_field_set(config, (nd_field_id)i, &given);
+    }
+    if (status != ND_OK) {
+        nd_config_fini(config);
+    }
+    return status;
+}
+
+void nd_config_fini(nd_config *config)
+{
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        if (nd_fields[i].type == ND_FIELD_TYPE_TEXT || nd_fields[i].type == ND_FIELD_TYPE_LIST) {
+            char **text = (char **)((char *)config + nd_fields[i].offset);
+            free(*text);
+            *text = NULL;
+        }
+    }
+    free(config->source);
+    config->source = NULL;
+}
+
+static nd_status read_root(nd_reader *reader, const nd_yaml_node *root, const char *name)
+{
+    char where[600];
+    snprintf(where, sizeof where, "%.500s: ", name);
+    nd_reader_begin(reader, ND_LAYER_FILE);
+    reader->config->from_accelerate = false;
+    ND_TRY(nd_read_yaml(reader, root, name));
+    ND_TRY(nd_reader_end(reader, where));
+    return nd_text_replace(&reader->config->source, name);
+}
+
+nd_status nd_config_read_text(nd_config *config, const char *text, size_t bytes, const char *name)
+{
+    nd_reader reader;
+    nd_yaml_node *root = NULL;
+    nd_reader_init(&reader, config);
+    ND_TRY(nd_yaml_parse(text, bytes, name, &root));
+    nd_status status = read_root(&reader, root, name);
+    nd_yaml_destroy(root);
+    return status;
+}
+
+static nd_status read_file(nd_reader *reader, const char *path)
+{
+    nd_yaml_node *root = NULL;
+    ND_TRY(nd_yaml_read(path, &root));
+    nd_status status = read_root(reader, root, path);
+    nd_yaml_destroy(root);
+    return status;
+}
+
+nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
+{
+    const char *config_file = NULL;
+    nd_reader reader;
+    nd_reader_init(&reader, config);
+    *cli = (nd_cli){.plan_rank = -1};
+    ND_TRY(nd_flags_scan(argc, argv, &config_file, cli));
+    if (cli->help || cli->version) {
+        return ND_OK;
+    }
+    if (config_file) {
+        ND_TRY(read_file(&reader, config_file));
+    }
+    nd_reader_begin(&reader, ND_LAYER_FLAGS);
+    ND_TRY(nd_flags_apply(&reader, cli, argc, argv));
+    return nd_reader_end(&reader, "");
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The configuration as text: native YAML, the lines that nodes compare, and one key or each key for run.json. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/config/fields.h"
+
+/* A double-quoted YAML scalar. nd_field_set let no control character in. */
+static void append_quoted(nd_text *text, const char *value)
+{
+    nd_text_append(text, "\"");
+    for (const char *c = value; *c; c++) {
+        nd_text_append(text, *c == '"' || *c == '\\' ? "\\%c" : "%c", *c);
+    }
+    nd_text_append(text, "\"");
+}
+
+nd_status nd_config_to_yaml(const nd_config *config, char **out)
+{
+    nd_text text = {0};
+    const char *section = "";
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        const nd_field *f = &nd_fields[i];
+        char *value = NULL;
+        nd_status status = nd_field_format(config, (nd_field_id)i, &value);
+        if (status != ND_OK) {
+            free(text.data);
+            return status;
+        }
+        if (strcmp(section, f->section) != 0) {
+            nd_text_append(&text, "%s:\n", f->section);
+            section = f->section;
+        }
+        nd_text_append(&text, "  %s: ", f->key);
+        if ((f->type == ND_FIELD_TYPE_TEXT && !f->choices) || f->type == ND_FIELD_TYPE_LIST) {
+            append_quoted(&text, value);
+        } else {
+            nd_text_append(&text, "%s", value);
+        }
+        nd_text_append(&text, "\n");
+        free(value);
+    }
+    return nd_text_take(&text, out);
+}
+
+nd_status nd_config_each(const nd_config *config,
+                         void (*visit)(void *, const char *, const char *, bool), void *context)
+{
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        char name[96], *value = NULL;
+        ND_TRY(nd_field_format(config, (nd_field_id)i, &value));
+        snprintf(name, sizeof name, "%s.%s", nd_fields[i].section, nd_fields[i].key);
+        visit(context, name, value, nd_fields[i].job);
+        free(value);
+    }
+    return ND_OK;
+}
+
+static void append_job_line(void *context, const char *key, const char *value, bool job)
+{
+    if (job) {
+        nd_text_append(context, "%s=%s\n", key, value);
+    }
+}
+
+nd_status nd_config_job_text(const nd_config *config, char **out)
+{
+    nd_text text = {0};
+    nd_status status = nd_config_each(config, append_job_line, &text);
+    if (status != ND_OK) {
+        free(text.data);
+        return status;
+    }
+    return nd_text_take(&text, out);
+}
+
+nd_status nd_config_diff(const char *text_a, const char *name_a, const char *text_b,
+                         const char *name_b)
+{
+    const char *a = text_a, *b = text_b;
+    while (*a || *b) {
+        size_t na = strcspn(a, "\n"), nb = strcspn(b, "\n");
+        if (na == nb && memcmp(a, b, na) == 0) {
+            a += na + (a[na] == '\n');
+            b += nb + (b[nb] == '\n');
+            continue;
+        }
+        size_t ka = strcspn(a, "=\n"), kb = strcspn(b, "=\n");
+        if (ka == kb && memcmp(a, b, ka) == 0 && a[ka] == '=' && b[kb] == '=') {
+            return nd_fail(ND_ERR_CONFIG,
+                           "the nodes have different configurations: %.*s is '%.*s' on %s but "
+                           "'%.*s' on %s; start every node with the same settings",
+                           (int)ka, a, (int)(na - ka - 1), a + ka + 1, name_a, (int)(nb - kb - 1),
+                           b + kb + 1, name_b);
+        }
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "the nodes have different configurations: %s has '%.*s' where %s has '%.*s'; "
+            "start every node with the same version and settings",
+            name_a, (int)na, a, name_b, (int)nb, b);
+    }
+    return ND_OK;
+}
+
+nd_status nd_config_get(const nd_config *config, const char *key, char **out)
+{
+    const char *dot = strchr(key, '.');
+    char section[64];
+    if (dot && (size_t)(dot - key) < sizeof section) {
+        memcpy(section, key, (size_t)(dot - key));
+        section[dot - key] = '\0';
+        int id = nd_field_find(section, dot + 1);
+        if (id >= 0) {
+            return nd_field_format(config, (nd_field_id)id, out);
+        }
+    }
+    char *empty = NULL;
+    ND_TRY(nd_text_replace(&empty, ""));
+    *out = empty;
+    return ND_OK;
+}

@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/config/flags.h"
+
+#include <string.h>
+
+#include "runtime/base/suggest.h"
+
+typedef nd_status (*flag_fn)(nd_reader *, const nd_given *);
+
+static nd_status refuse(const nd_given *given, const char *sentence)
+{
+    return nd_fail(ND_ERR_CONFIG, "%s %.80s: %s", given->name, given->text, sentence);
+}
+
+static nd_status parse_switch(const nd_given *given, bool *out)
+{
+    if (!nd_bool_parse(given->text, true, out)) {
+        return nd_fail(ND_ERR_CONFIG, "%s is '%.80s'; it must be true or false", given->name,
+                       given->text);
+    }
+    return ND_OK;
+}
+
+static nd_status take_beta(nd_reader *r, const nd_given *given, bool second)
+{
+    char pair[160], other[40];
+    double kept = second ? r->config->optimizer.beta1 : r->config->optimizer.beta2;
+    snprintf(other, sizeof other, "%.17g", kept);
+    snprintf(pair, sizeof pair, "%.80s,%.80s", second ? other : given->text,
+             second ? given->text : other);
+    nd_given both = {"", given->name, pair, false};
+    return nd_reader_set(r, ND_FIELD_optimizer_betas, &both);
+}
+
+static nd_status take_beta1(nd_reader *r, const nd_given *given)
+{
+    return take_beta(r, given, false);
+}
+
+static nd_status take_beta2(nd_reader *r, const nd_given *given)
+{
+    return take_beta(r, given, true);
+}
+
+static nd_status take_gradient_checkpointing(nd_reader *r, const nd_given *given)
+{
+    bool on = false;
+    ND_TRY(parse_switch(given, &on));
+    return nd_reader_put(r, ND_FIELD_parallel_recompute, on ? "full" : "none");
+}
+
+static nd_status take_cpu(nd_reader *r, const nd_given *given)
+{
+    bool on = false;
+    ND_TRY(parse_switch(given, &on));
+    return on ? nd_reader_put(r, ND_FIELD_launch_device, "cpu") : ND_OK;
+}
+
+/* Shard over what is left, unless sizes were given: then the sizes say it. */
+static nd_status take_use_fsdp(nd_reader *r, const nd_given *given)
+{
+    bool on = false;
+    ND_TRY(parse_switch(given, &on));
+    if (on && r->config->mesh.dp_replicate == -1) {
+        ND_TRY(nd_reader_put(r, ND_FIELD_mesh_dp_replicate, "1"));
+        return nd_reader_put(r, ND_FIELD_mesh_dp_shard, "-1");
+    }
+    return ND_OK;
+}
+
+/* Replicate over what is left, unless sizes were given. */
+static nd_status take_multi_gpu(nd_reader *r, const nd_given *given)
+{
+    bool on = false;
+    ND_TRY(parse_switch(given, &on));
+    if (on && r->config->mesh.dp_shard == -1) {
+        ND_TRY(nd_reader_put(r, ND_FIELD_mesh_dp_shard, "1"));
+        return nd_reader_put(r, ND_FIELD_mesh_dp_replicate, "-1");
+    }
+    return ND_OK;
+}
+
+/* The sizes themselves switch it on. */
+static nd_status take_use_parallelism_config(nd_reader *r, const nd_given *given)
+{
+    bool on = false;
+    return parse_switch(given, &on);
+}
+
+static nd_status take_standalone(nd_reader *r, const nd_given *given)
+{
+    bool on = false;
+    ND_TRY(parse_switch(given, &on));
+    if (on) {
+        ND_TRY(nd_reader_put(r, ND_FIELD_launch_nnodes, "1"));
+        ND_TRY(nd_reader_put(r, ND_FIELD_launch_node_rank, "0"));
+        ND_TRY(nd_reader_put(r, ND_FIELD_launch_rdzv_endpoint, ""));
+    }
+    return ND_OK;
+}
+
+static nd_status take_as(nd_reader *r, const nd_given *given, const char *key)
+{
+    bool is_bool = false;
+    return nd_accelerate_apply(r, nd_accelerate_find_flag(key, &is_bool), given);
+}
+
+static nd_status take_master_addr(nd_reader *r, const nd_given *given)
+{
+    return take_as(r, given, "main_process_ip");
+}
+
+static nd_status take_master_port(nd_reader *r, const nd_given *given)
+{
+    return take_as(r, given, "main_process_port");
+}
+
+static nd_status take_only(const nd_given *given, const char *value, const char *sentence)
+{
+    return strcmp(given->text, value) == 0 ? ND_OK : refuse(given, sentence);
+}
+
+static nd_status take_max_restarts(nd_reader *r, const nd_given *given)
+{
+    return take_only(given, "0",
+                     "a failed job is not restarted, because there are no checkpoints "
+                     "yet; the only value is 0");
+}
+
+static nd_status take_pp(nd_reader *r, const nd_given *given)
+{
+    return take_only(given, "1", "pipeline parallelism does not exist yet; the only value is 1");
+}
+
+static nd_status take_sp(nd_reader *r, const nd_given *given)
+{
+    return take_only(given, "1", "Ulysses sequence parallelism does not exist here; use --cp-size");
+}
+
+static nd_status take_tracker(nd_reader *r, const nd_given *given)
+{
+    return take_only(given, "none",
+                     "no tracking service is called; every step is written to metrics.jsonl in the "
+                     "run's folder (the only value is none)");
+}
+
+static nd_status take_quiet(nd_reader *r, const nd_given *given)
+{
+    bool on = false;
+    ND_TRY(parse_switch(given, &on));
+    return on ? nd_reader_put(r, ND_FIELD_log_level, "error") : ND_OK;
+}
+
+static const struct {
+    const char *names;
+    bool is_switch;
+    flag_fn take;
+    const char *sentence; /* when take is NULL */
+} known_flags[] = {
+#define ND_FLAG_CALL(names, is_switch, function) {names, is_switch, function, NULL},
+#define ND_FLAG_REFUSE(names, sentence)          {names, true, NULL, sentence},
+#include "runtime/config/config_flags.def"
+};
+enum { KNOWN_COUNT = sizeof known_flags / sizeof known_flags[0] };
+
+/* Flags of the program itself, handled by the scan. */
+static const char own_flags[] = "config-file set rank help version";
+
+bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size)
+{
+    while (index-- > 0) {
+        list += strcspn(list, " ");
+        list += strspn(list, " ");
+    }
+    size_t n = strcspn(list, " ");
+    if (n == 0 || n >= size) {
+        return false;
+    }
+    memcpy(buffer, list, n);
+    buffer[n] = '\0';
+    return true;
+}
+
+bool nd_flag_list_holds(const char *list, const char *name)
+{
+    char word[ND_FLAG_NAME_MAX];
+    for (int i = 0; nd_flag_list_word(list, i, word, sizeof word); i++) {
+        if (strcmp(word, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int nd_flag_find_field(const char *name)
+{
+    char dotted[ND_FLAG_NAME_MAX];
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        if (nd_flag_list_holds(nd_fields[i].flags, name)) {
+            return i;
+        }
+        snprintf(dotted, sizeof dotted, "%s.%s", nd_fields[i].section, nd_fields[i].key);
+        if (nd_suggest_distance(dotted, name) == 0) { /* '-' and '_' alike */
+            return i;
+        }
+    }
+    return -1;
+}
+
+static void offer_list(nd_suggest *search, const char *list, char (*words)[ND_FLAG_NAME_MAX])
+{
+    for (int i = 0; nd_flag_list_word(list, i, words[0], ND_FLAG_NAME_MAX); i++) {
+        int before = search->distance;
+        nd_suggest_offer(search, words[0]);
+        if (search->distance < before) { /* keep the winner's text alive */
+            memcpy(words[1], words[0], ND_FLAG_NAME_MAX);
+            search->best = words[1];
+        }
+    }
+}
+
+static void offer(void *search, const char *name)
+{
+    nd_suggest_offer(search, name);
+}
+
+static nd_status unknown_flag(const char *arg, const char *name)
+{
+    char words[2][ND_FLAG_NAME_MAX];
+    nd_suggest search;
+    nd_suggest_init(&search, name);
+    offer_list(&search, own_flags, words);
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        offer_list(&search, nd_fields[i].flags, words);
+    }
+    for (int i = 0; i < KNOWN_COUNT; i++) {
+        offer_list(&search, known_flags[i].names, words);
+    }
+    nd_accelerate_each_flag(offer, &search);
+    if (search.best) {
+        return nd_fail(ND_ERR_CONFIG, "unknown flag %.80s; did you mean --%s?", arg, search.best);
+    }
+    return nd_fail(ND_ERR_CONFIG,
+                   "unknown flag %.80s; --help lists the flags, and --set "
+                   "section.key=value sets any key",
+                   arg);
+}
+
+static nd_status unknown_positional(const char *arg)
+{
+    size_t length = strlen(arg);
+    if (length > 3 && strcmp(arg + length - 3, ".py") == 0) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "%.200s is a Python script, and no Python runs here: the training program is "
+            "built in; drop it and say model, data and steps by flags or in the "
+            "--config-file",
+            arg);
+    }
+    return nd_fail(ND_ERR_CONFIG,
+                   "unexpected argument '%.200s'; flags begin with --, and --help "
+                   "lists them",
+                   arg);
+}
+
+/* One argument taken apart: "--a_b=v" -> name "a-b", value "v"; value NULL when there is no '='. */
+static bool split_flag(const char *arg, char name[ND_FLAG_NAME_MAX], const char **value)
+{
+    if (arg[0] != '-' || !arg[1] || (arg[1] >= '0' && arg[1] <= '9')) {
+        return false;
+    }
+    const char *body = arg + 1 + (arg[1] == '-');
+    size_t n = strcspn(body, "=");
+    *value = body[n] ? body + n + 1 : NULL;
+    n = n < ND_FLAG_NAME_MAX - 1 ? n : ND_FLAG_NAME_MAX - 1;
+    for (size_t i = 0; i < n; i++) {
+        name[i] = body[i] == '_' ? '-' : body[i];
+    }
+    name[n] = '\0';
+    if (strcmp(arg, "-h") == 0) {
+        memcpy(name, "help", 5);
+    }
+    return true;
+}
+
+/* What a flag's name stands for. */
+typedef struct target {
+    int field;                    /* -1: none */
+    int known;                    /* index in known_flags, -1: none */
+    const nd_accelerate_key *key; /* NULL: none */
+    bool is_switch;
+    bool own;
+} target;
+
+static target find_target(const char *name)
+{
+    target t = {-1, -1, NULL, false, nd_flag_list_holds(own_flags, name)};
+    char underscored[ND_FLAG_NAME_MAX];
+    if (t.own) {
+        t.is_switch = strcmp(name, "help") == 0 || strcmp(name, "version") == 0;
+        return t;
+    }
+    t.field = nd_flag_find_field(name);
+    if (t.field >= 0) {
+        t.is_switch = nd_fields[t.field].type == ND_FIELD_TYPE_BOOL;
+        return t;
+    }
+    for (int i = 0; i < KNOWN_COUNT; i++) {
+        if (nd_flag_list_holds(known_flags[i].names, name)) {
+            t.known = i;
+            t.is_switch = known_flags[i].is_switch;
+            return t;
+        }
+    }
+    snprintf(underscored, sizeof underscored, "%s", name);
+    for (char *c = underscored; *c; c++) {
+        *c = *c == '-' ? '_' : *c;
+    }
+    t.key = nd_accelerate_find_flag(underscored, &t.is_switch);
+    return t;
+}
+
+/* The value of the flag at argv[*i]; *i moves over a value that stands alone. */
+static nd_status take_value(const target *t, int argc, char **argv, int *i, const char **value)
+{
+    bool ignored = false;
+    if (*value) {
+        return ND_OK;
+    }
+    const char *next = *i + 1 < argc ? argv[*i + 1] : NULL;
+    if (t->is_switch) {
+        bool is_value = next && nd_bool_parse(next, true, &ignored);
+        *value = is_value ? next : "true";
+        *i += is_value;
+        return ND_OK;
+    }
+    if (!next || strncmp(next, "--", 2) == 0) {
+        return nd_fail(ND_ERR_CONFIG, "%s needs a value", argv[*i]);
+    }
+    *value = next;
+    ++*i;
+    return ND_OK;
+}
+
+static nd_status apply_set(nd_reader *reader, const char *text)
+{
+    char name[ND_FLAG_NAME_MAX], shown[ND_FLAG_NAME_MAX + 8];
+    size_t n = strcspn(text, "=");
+    if (!text[n] || n == 0 || n >= sizeof name) {
+        return nd_fail(ND_ERR_CONFIG, "--set %.200s: write it as section.key=value", text);
+    }
+    memcpy(name, text, n);
+    name[n] = '\0';
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        snprintf(shown, sizeof shown, "%s.%s", nd_fields[i].section, nd_fields[i].key);
+        if (nd_suggest_distance(shown, name) == 0) {
+            nd_given given = {"", shown, text + n + 1, false};
+            return nd_reader_set(reader, (nd_field_id)i, &given);
+        }
+    }
+    if (strncmp(name, "checkpoint.", 11) == 0) {
+        return nd_fail(ND_ERR_CONFIG, "--set %s: %s", name, nd_checkpoint_sentence);
+    }
+    char words[2][ND_FLAG_NAME_MAX];
+    nd_suggest search;
+    nd_suggest_init(&search, name);
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        snprintf(shown, sizeof shown, "%s.%s", nd_fields[i].section, nd_fields[i].key);
+        offer_list(&search, shown, words);
+    }
+    return nd_fail(ND_ERR_CONFIG, "--set %s: unknown key%s%s%s", name,
+                   search.best ? "; did you mean " : "; --help lists the keys",
+                   search.best ? search.best : "", search.best ? "?" : "");
+}
+
+static nd_status apply_rank(nd_cli *cli, const char *text)
+{
+    int64_t rank = 0;
+    if (!nd_int_parse(text, &rank) || rank < 0 || rank > 1 << 24) {
+        return nd_fail(ND_ERR_CONFIG, "--rank is '%.80s'; it must be a rank, 0 or more", text);
+    }
+    cli->plan_rank = (int)rank;
+    return ND_OK;
+}
+
+/* torchrun's elastic MIN:MAX is accepted where it means one number. */
+static nd_status apply_field(nd_reader *reader, nd_field_id id, const nd_given *given)
+{
+    const char *colon = strchr(given->text, ':');
+    if (id == ND_FIELD_launch_nnodes && colon) {
+        size_t n = (size_t)(colon - given->text);
+        if (strlen(colon + 1) != n || strncmp(given->text, colon + 1, n) != 0) {
+            return refuse(given, "the number of nodes does not change during a job; give one "
+                                 "number");
+        }
+        nd_given one = {given->where, given->name, colon + 1, false};
+        return nd_reader_set(reader, id, &one);
+    }
+    return nd_reader_set(reader, id, given);
+}
+
+static nd_status apply_flag(nd_reader *reader, nd_cli *cli, const char *name, const target *t,
+                            const char *value)
+{
+    char shown[ND_FLAG_NAME_MAX + 2];
+    snprintf(shown, sizeof shown, "--%s", name);
+    nd_given given = {"", shown, value, false};
+    if (t->own) {
+        return strcmp(name, "set") == 0    ? apply_set(reader, value)
+               : strcmp(name, "rank") == 0 ? apply_rank(cli, value)
+                                           : ND_OK;
+    }
+    if (t->field >= 0) {
+        return apply_field(reader, (nd_field_id)t->field, &given);
+    }
+    if (t->known >= 0 && known_flags[t->known].take) {
+        return known_flags[t->known].take(reader, &given);
+    }
+    if (t->known >= 0) {
+        return nd_fail(ND_ERR_CONFIG, "%s: %s", shown, known_flags[t->known].sentence);
+    }
+    return nd_accelerate_apply(reader, t->key, &given);
+}
+
+nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli *cli)
+{
+    char name[ND_FLAG_NAME_MAX];
+    for (int i = 1; i < argc; i++) {
+        const char *value;
+        if (!split_flag(argv[i], name, &value)) {
+            continue;
+        }
+        target t = find_target(name);
+        if (!t.own) {
+            continue;
+        }
+        cli->help |= strcmp(name, "help") == 0;
+        cli->version |= strcmp(name, "version") == 0;
+        if (strcmp(name, "config-file") == 0) {
+            ND_TRY(take_value(&t, argc, argv, &i, &value));
+            if (*config_file) {
+                return nd_fail(ND_ERR_CONFIG,
+                               "--config-file is given twice (%.200s and %.200s); one is read",
+                               *config_file, value);
+            }
+            *config_file = value;
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_flags_apply(nd_reader *reader, nd_cli *cli, int argc, char **argv)
+{
+    char name[ND_FLAG_NAME_MAX];
+    for (int i = 1; i < argc; i++) {
+        const char *value;
+        if (!split_flag(argv[i], name, &value)) {
+            return unknown_positional(argv[i]);
+        }
+        target t = find_target(name);
+        if (!t.own && t.field < 0 && t.known < 0 && !t.key) {
+            return unknown_flag(argv[i], name);
+        }
+        bool refused = t.known >= 0 && !known_flags[t.known].take;
+        if (refused) {
+            return apply_flag(reader, cli, name, &t, "");
+        }
+        ND_TRY(take_value(&t, argc, argv, &i, &value));
+        ND_TRY(apply_flag(reader, cli, name, &t, value));
+    }
+    return ND_OK;
+}

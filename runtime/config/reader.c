@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/config/reader.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/log.h"
+
+const char nd_checkpoint_sentence[] =
+    "checkpoints are not written yet, so a run can neither save nor resume one; the trained model "
+    "is saved at the end (output.save_model) and model.path goes on from it";
+
+void nd_reader_init(nd_reader *reader, nd_config *config)
+{
+    memset(reader, 0, sizeof *reader);
+    reader->config = config;
+    nd_reader_begin(reader, ND_LAYER_FILE);
+}
+
+void nd_reader_begin(nd_reader *reader, nd_layer layer)
+{
+    reader->layer = layer;
+    reader->distributed = ND_DISTRIBUTED_UNSAID;
+    reader->no_shard = reader->hybrid_shard = reader->parallelism = false;
+    reader->fp8_ao = reader->fp8_te = false;
+    reader->main_ip[0] = reader->notices[0] = '\0';
+    reader->main_port = -1;
+}
+
+nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_given *given)
+{
+    ND_TRY(nd_field_set(reader->config, id, given));
+    reader->set_by[id] = (uint8_t)reader->layer;
+    return ND_OK;
+}
+
+nd_status nd_reader_put(nd_reader *reader, nd_field_id id, const char *text)
+{
+    nd_given given = {"", nd_fields[id].key, text, false};
+    return nd_reader_set(reader, id, &given);
+}
+
+void nd_reader_notice(nd_reader *reader, const char *key)
+{
+    size_t used = strlen(reader->notices);
+    snprintf(reader->notices + used, sizeof reader->notices - used, "%s%s", used ? ", " : "", key);
+}
+
+nd_status nd_reader_flatten(const nd_yaml_node *node, const char *where, const char *name,
+                            char **out)
+{
+    if (node->kind == ND_YAML_SCALAR) {
+        char *copy = NULL;
+        ND_TRY(nd_text_replace(&copy, node->text));
+        *out = copy;
+        return ND_OK;
+    }
+    if (node->kind == ND_YAML_MAP) {
+        return nd_fail(ND_ERR_CONFIG, "%s%s is a map of keys; it must be a single value", where,
+                       name);
+    }
+    nd_text text = {0};
+    nd_text_append(&text, "[");
+    for (const nd_yaml_node *n = node->first; n; n = n->next) {
+        if (n->kind != ND_YAML_SCALAR) {
+            free(text.data);
+            return nd_fail(ND_ERR_CONFIG,
+                           "%s%s holds %s inside a list; its items must be single "
+                           "values",
+                           where, name, nd_yaml_kind_name(n->kind));
+        }
+        nd_text_append(&text, "%s%s", n == node->first ? "" : ", ", n->text);
+    }
+    nd_text_append(&text, "]");
+    return nd_text_take(&text, out);
+}
+
+/* Of model.path, config and name the one that the newest layer gives counts; two in one layer contradict each other. */
+static nd_status settle_model(nd_reader *reader, const char *where)
+{
+    static const nd_field_id ids[] = {ND_FIELD_model_path, ND_FIELD_model_config,
+                                      ND_FIELD_model_name};
+    char **const members[] = {&reader->config->model.path, &reader->config->model.config,
+                              &reader->config->model.name};
+    int chosen = -1;
+    for (int i = 0; i < 3; i++) {
+        if (reader->set_by[ids[i]] != reader->layer || !**members[i]) {
+            continue;
+        }
+        if (chosen >= 0) {
+            return nd_fail(ND_ERR_CONFIG,
+                           "%smodel.%s is '%s' and model.%s is '%s'; give one of model.path, "
+                           "model.config and model.name",
+                           where, nd_fields[ids[chosen]].key, *members[chosen],
+                           nd_fields[ids[i]].key, *members[i]);
+        }
+        chosen = i;
+    }
+    for (int i = 0; i < 3 && chosen >= 0; i++) {
+        if (i != chosen) {
+            ND_TRY(nd_text_replace(members[i], ""));
+        }
+    }
+    return ND_OK;
+}
+
+/* accelerate's and torchrun's address in two parts; the port is 29500 as there. */
+static nd_status settle_endpoint(nd_reader *reader)
+{
+    char endpoint[300];
+    if (!reader->main_ip[0] && reader->main_port < 0) {
+        return ND_OK;
+    }
+    const char *ip = reader->main_ip[0] ? reader->main_ip : "127.0.0.1";
+    bool v6 = strchr(ip, ':') && ip[0] != '[';
+    snprintf(endpoint, sizeof endpoint, "%s%s%s:%lld", v6 ? "[" : "", ip, v6 ? "]" : "",
+             (long long)(reader->main_port < 0 ? 29500 : reader->main_port));
+    return nd_reader_put(reader, ND_FIELD_launch_rdzv_endpoint, endpoint);
+}
+
+nd_status nd_reader_end(nd_reader *reader, const char *where)
+{
+    ND_TRY(settle_model(reader, where));
+    ND_TRY(settle_endpoint(reader));
+    nd_config *c = reader->config;
+    if (reader->fp8_te && reader->set_by[ND_FIELD_fp8_recipe] != reader->layer) {
+        c->fp8.recipe = ND_FP8_DELAYED;
+        c->fp8.all_gather = false;
+    } else if (reader->fp8_ao && reader->set_by[ND_FIELD_fp8_recipe] != reader->layer) {
+        c->fp8.recipe = ND_FP8_TENSORWISE;
+        if (reader->set_by[ND_FIELD_fp8_all_gather] != reader->layer) {
+            c->fp8.all_gather = true; /* accelerate's default */
+        }
+    }
+    if (reader->notices[0]) {
+        nd_log_info("%swithout a meaning here, ignored: %s", where, reader->notices);
+    }
+    return ND_OK;
+}

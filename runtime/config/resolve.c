@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What the configuration says as a whole: derived values, and keys that contradict each other. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/config/fields.h"
+
+static long long ll(int64_t value)
+{
+    return (long long)value;
+}
+
+/* Saturating product of positive factors, as a double: exact below 2^53, and only compared beyond. */
+static double product(const int64_t *factors, int count)
+{
+    double p = 1;
+    for (int i = 0; i < count; i++) {
+        p *= (double)factors[i];
+    }
+    return p;
+}
+
+/* The number of workers from whichever of workers, nnodes x nproc_per_node and the mesh is given. */
+static nd_status resolve_workers(nd_config *c)
+{
+    int64_t nodes = c->launch.nnodes, per_node = c->launch.nproc_per_node;
+    if (c->launch.workers == 0 && per_node > 0) {
+        if (per_node * nodes > nd_fields[ND_FIELD_launch_workers].max) {
+            return nd_fail(ND_ERR_CONFIG,
+                           "launch.nnodes %lld x launch.nproc_per_node %lld are more "
+                           "workers than the supported %.0f",
+                           ll(nodes), ll(per_node), nd_fields[ND_FIELD_launch_workers].max);
+        }
+        c->launch.workers = nodes * per_node;
+    }
+    if (c->launch.workers == 0 && c->from_accelerate) {
+        return nd_fail(ND_ERR_CONFIG, "%s has no num_processes; pass --num-processes N", c->source);
+    }
+    if (c->launch.workers == 0) {
+        int64_t axes[] = {c->mesh.dp_replicate, c->mesh.dp_shard, c->mesh.cp, c->mesh.tp};
+        for (int i = 0; i < 4; i++) {
+            axes[i] = axes[i] < 1 ? 1 : axes[i];
+        }
+        if (product(axes, 4) > nd_fields[ND_FIELD_launch_workers].max) {
+            return nd_fail(ND_ERR_CONFIG, "the mesh has more than %.0f ranks; check the axis sizes",
+                           nd_fields[ND_FIELD_launch_workers].max);
+        }
+        int64_t needed = axes[0] * axes[1] * axes[2] * axes[3];
+        c->launch.workers = needed < nodes ? nodes : needed;
+    }
+    if (per_node > 0 && per_node * nodes != c->launch.workers) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "launch.nnodes %lld x launch.nproc_per_node %lld = %lld, but launch.workers is "
+            "%lld; remove one of them or make them agree",
+            ll(nodes), ll(per_node), ll(per_node * nodes), ll(c->launch.workers));
+    }
+    if (c->launch.workers % nodes != 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "launch.workers %lld is not a multiple of launch.nnodes %lld; every node "
+                       "starts the same number of workers",
+                       ll(c->launch.workers), ll(nodes));
+    }
+    c->launch.nproc_per_node = c->launch.workers / nodes;
+    return ND_OK;
+}
+
+/* Fills the axis that is -1 and compares the product with the workers; the axes are written back. */
+static nd_status resolve_mesh(nd_config *c)
+{
+    int64_t replicate = c->mesh.dp_replicate;
+    if (replicate == -1) {
+        if (c->mesh.dp_shard == -1) {
+            return nd_fail(ND_ERR_CONFIG,
+                           "mesh.dp_replicate and mesh.dp_shard are both -1; only one "
+                           "of them can be what is left");
+        }
+        int64_t others[] = {c->mesh.dp_shard, c->mesh.cp, c->mesh.tp};
+        double needed = product(others, 3);
+        if (needed > (double)c->launch.workers || c->launch.workers % (int64_t)needed != 0) {
+            return nd_fail(
+                ND_ERR_CONFIG,
+                "mesh.dp_replicate is -1 (what is left), but dp_shard %lld x cp %lld x tp "
+                "%lld = %.0f does not divide the %lld workers; change an axis or "
+                "launch.workers",
+                ll(others[0]), ll(others[1]), ll(others[2]), needed, ll(c->launch.workers));
+        }
+        replicate = c->launch.workers / (int64_t)needed;
+    }
+    nd_mesh mesh = {{1, (int)replicate, (int)c->mesh.dp_shard, (int)c->mesh.cp, (int)c->mesh.tp}};
+    ND_TRY(nd_mesh_resolve(&mesh, c->launch.workers));
+    c->mesh.dp_replicate = mesh.size[ND_AXIS_DP_REPLICATE];
+    c->mesh.dp_shard = mesh.size[ND_AXIS_DP_SHARD];
+    c->resolved_mesh = mesh;
+    return ND_OK;
+}
+
+/* "host:port", "[v6]:port" */
+static nd_status check_endpoint(const nd_config *c)
+{
+    const char *endpoint = c->launch.rdzv_endpoint;
+    if (!*endpoint) {
+        return ND_OK;
+    }
+    const char *colon = strrchr(endpoint, ':');
+    int64_t port = -1;
+    bool bracket = endpoint[0] == '[';
+    bool good = colon && colon != endpoint && nd_int_parse(colon + 1, &port) && port >= 0 &&
+                port <= 65535 && (bracket ? colon[-1] == ']' : strchr(endpoint, ':') == colon);
+    if (!good) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "launch.rdzv_endpoint is '%.200s'; it must be HOST:PORT or [IPV6]:PORT with a "
+            "port of 0 to 65535",
+            endpoint);
+    }
+    if (port == 0 && c->launch.nnodes > 1) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "launch.rdzv_endpoint is '%.200s'; with %lld nodes the port must be a fixed "
+                       "one, because the others have to find it",
+                       endpoint, ll(c->launch.nnodes));
+    }
+    return ND_OK;
+}
+
+static nd_status check_nodes(const nd_config *c)
+{
+    ND_TRY(check_endpoint(c));
+    if (c->launch.node_rank >= c->launch.nnodes) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "launch.node_rank is %lld, but there are %lld nodes, numbered from 0",
+                       ll(c->launch.node_rank), ll(c->launch.nnodes));
+    }
+    if (c->launch.nnodes > 1 && !*c->launch.rdzv_endpoint) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "a job of %lld nodes needs launch.rdzv_endpoint: the HOST:PORT where node 0 "
+                       "listens, the same on every node",
+                       ll(c->launch.nnodes));
+    }
+    if (c->launch.nnodes > 1 && !*c->launch.rdzv_key_file) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "a job of %lld nodes needs launch.rdzv_key_file: a file of 32 random bytes, "
+            "mode 0600, the same on every node (head -c 32 /dev/urandom > job.key; chmod "
+            "600 job.key)",
+            ll(c->launch.nnodes));
+    }
+    return ND_OK;
+}
+
+static nd_status check_gpu_ids(const nd_config *c)
+{
+    const char *p = c->launch.gpu_ids;
+    if (strcmp(p, "all") == 0) {
+        return ND_OK;
+    }
+    for (;;) {
+        size_t n = strspn(p, "0123456789");
+        if (n == 0 || n > 4 || (p[n] && p[n] != ',')) {
+            return nd_fail(
+                ND_ERR_CONFIG,
+                "launch.gpu_ids is '%.100s'; it must be all, or GPU numbers such as 0,1,3",
+                c->launch.gpu_ids);
+        }
+        if (!p[n]) {
+            return ND_OK;
+        }
+        p += n + 1;
+    }
+}
+
+static nd_status check_model(const nd_config *c)
+{
+    const char *name = c->model.name;
+    int given = (*c->model.path != 0) + (*c->model.config != 0) + (*name != 0);
+    if (given != 1) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "%s of model.path, model.config and model.name is given; a run needs exactly "
+            "one",
+            given ? "more than one" : "none");
+    }
+    const char *slash = strchr(name, '/');
+    if (*name && (name[0] == '.' || name[0] == '/' || name[0] == '~' || slash == NULL ||
+                  strchr(slash + 1, '/') || !slash[1])) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "model.name is '%.200s'; it must be ORG/NAME as on the Hugging Face hub (for a "
+            "folder use --model-path, for a config.json --model-config)",
+            name);
+    }
+    return ND_OK;
+}
+
+static nd_status check_data(const nd_config *c)
+{
+    bool bytes = strcmp(c->data.tokenizer, "bytes") == 0;
+    bool ids = c->data.format == ND_DATA_LLMC || c->data.format == ND_DATA_MEGATRON;
+    bool text = c->data.format == ND_DATA_TEXT || c->data.format == ND_DATA_JSONL;
+    if (!*c->data.path) {
+        return nd_fail(ND_ERR_CONFIG, "data.path is empty; name the training file");
+    }
+    if (bytes && ids) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "data.format %s holds token ids, but data.tokenizer is bytes; use "
+                       "data.tokenizer: file",
+                       c->data.format == ND_DATA_LLMC ? "llmc" : "megatron");
+    }
+    if (!bytes && text) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "data.format %s holds text, but data.tokenizer is file (ids as they stand in "
+            "the file); use data.tokenizer: bytes, or make a Megatron file with "
+            "scripts/tokenize.py",
+            c->data.format == ND_DATA_TEXT ? "text" : "jsonl");
+    }
+    if (c->train.validation_interval > 0 && !*c->data.validation_path) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "train.validation_interval is %lld, but data.validation_path is empty; name a "
+            "validation file or set the interval to 0",
+            ll(c->train.validation_interval));
+    }
+    return ND_OK;
+}
+
+static nd_status check_training(const nd_config *c)
+{
+    int64_t tokens[] = {c->train.sequence_length, c->train.micro_batch_size,
+                        c->train.gradient_accumulation_steps, c->mesh.dp_replicate,
+                        c->mesh.dp_shard};
+    if (product(tokens, 5) > 4503599627370496.0) { /* 2^52: sums stay exact in I64 and F64 */
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "one step would have %.3g tokens (sequence_length %lld x micro_batch_size %lld "
+            "x gradient_accumulation_steps %lld x %lld data-parallel ranks); at most 2^52 "
+            "are supported",
+            product(tokens, 5), ll(tokens[0]), ll(tokens[1]), ll(tokens[2]),
+            ll(tokens[3] * tokens[4]));
+    }
+    if (c->optimizer.min_lr > c->optimizer.lr) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "optimizer.min_lr %g is larger than optimizer.lr %g; it is the rate at the end "
+            "of the schedule",
+            c->optimizer.min_lr, c->optimizer.lr);
+    }
+    if (c->train.precision == ND_PRECISION_FP8 && c->fp8.all_gather &&
+        c->fp8.recipe != ND_FP8_TENSORWISE) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "fp8.all_gather needs fp8.recipe tensorwise (one scale for a whole weight); "
+                       "set fp8.all_gather: false for the other recipes");
+    }
+    return ND_OK;
+}
+
+nd_status nd_config_resolve(nd_config *config)
+{
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        ND_TRY(nd_field_check(config, (nd_field_id)i));
+    }
+    ND_TRY(resolve_workers(config));
+    ND_TRY(resolve_mesh(config));
+    ND_TRY(check_nodes(config));
+    ND_TRY(check_gpu_ids(config));
+    ND_TRY(check_model(config));
+    ND_TRY(check_data(config));
+    ND_TRY(check_training(config));
+    if (config->model.seed == -1) {
+        config->model.seed = config->train.seed;
+    }
+    if (config->data.shuffle_seed == -1) {
+        config->data.shuffle_seed = config->train.seed;
+    }
+    config->resolved = true;
+    return ND_OK;
+}
