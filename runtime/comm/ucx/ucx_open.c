@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/comm/ucx/ucx_wire.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static nd_status create_worker(ucx_state *state)
+{
+    ucp_config_t *config = NULL;
+    ND_TRY(ND_UCX(ucp_config_read(NULL, NULL, &config)));
+    const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES |
+                                               UCP_PARAM_FIELD_ESTIMATED_NUM_EPS |
+                                               UCP_PARAM_FIELD_NAME,
+                                 .features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP,
+                                 .estimated_num_eps = (size_t)state->size,
+                                 .name = "ndtrain"};
+    nd_status status = ND_UCX(ucp_init(&params, config, &state->context));
+    ucp_config_release(config);
+    ND_TRY(status);
+    const ucp_worker_params_t worker_params = {
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_EVENTS,
+        .thread_mode = UCS_THREAD_MODE_SINGLE,
+        .events = UCP_WAKEUP_TAG_RECV | UCP_WAKEUP_TAG_SEND | UCP_WAKEUP_RX | UCP_WAKEUP_TX};
+    ND_TRY(ND_UCX(ucp_worker_create(state->context, &worker_params, &state->worker)));
+    int fd = -1;
+    ND_TRY(ND_UCX(ucp_worker_get_efd(state->worker, &fd)));
+    state->polled[0] = (struct pollfd){.fd = fd, .events = POLLIN};
+    state->polled_count = 1;
+    return ND_OK;
+}
+
+/* First the cards, which hold the length of each address, then the addresses, padded to the longest. */
+static nd_status exchange_addresses(ucx_state *state, const nd_ucx_options *options)
+{
+    nd_status status = ND_OK;
+    ucp_address_t *address = NULL;
+    size_t bytes = 0;
+    char *mine = NULL;
+    ucx_card *cards = NULL;
+    ND_TRY(ND_UCX(ucp_worker_get_address(state->worker, &address, &bytes)));
+    ucx_card card = {
+        .host = state->host, .pid = (int32_t)getpid(), .address_bytes = (uint32_t)bytes};
+    ND_TRY_OUT(ND_ALLOC(state->size, &cards));
+    ND_TRY_OUT(options->exchange(options->exchange_context, &card, cards, sizeof card));
+    for (int r = 0; r < state->size; r++) {
+        state->peers[r].card = cards[r];
+        if (cards[r].address_bytes > state->address_stride) {
+            state->address_stride = cards[r].address_bytes;
+        }
+    }
+    ND_TRY_OUT(ND_ALLOC(state->address_stride, &mine));
+    ND_TRY_OUT(ND_ALLOC(state->address_stride * (size_t)state->size, &state->addresses));
+    memcpy(mine, address, bytes);
+    ND_TRY_OUT(options->exchange(options->exchange_context, mine, state->addresses,
+                                 state->address_stride));
+out:
+    free(cards);
+    free(mine);
+    ucp_worker_release_address(state->worker, address);
+    return status;
+}
+
+static nd_status fill_state(ucx_state *state, const nd_ucx_options *options)
+{
+    state->rank = options->rank;
+    state->size = options->size;
+    state->host = ucx_host_identity();
+    ND_TRY(ND_ALLOC(state->size, &state->peers));
+    for (int r = 0; r < state->size; r++) {
+        state->peers[r].pidfd = -1;
+    }
+    ND_TRY(ND_ALLOC(state->size + 1, &state->polled));
+    ND_TRY(ND_ALLOC(state->size + 1, &state->polled_rank));
+    ND_TRY(create_worker(state));
+    return exchange_addresses(state, options);
+}
+
+nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **out)
+{
+    ND_ASSERT(options->progress && options->exchange && options->timeout_seconds > 0);
+    if (options->size > 1 << ND_TAG_RANK_BITS) {
+        return nd_fail(ND_ERR_CONFIG, "%d ranks are more than the %d that message tags number",
+                       options->size, 1 << ND_TAG_RANK_BITS);
+    }
+    nd_transport *transport = NULL;
+    ucx_state *state = NULL;
+    ND_TRY(nd_host_transport_create(&nd_host_ucx_backend, &nd_ucx_wire, &transport));
+    nd_status status = ND_ALLOC(1, &state);
+    if (status == ND_OK) {
+        ((nd_host *)transport->native)->state = state;
+        status = fill_state(state, options);
+    }
+    if (status != ND_OK) {
+        nd_transport_close(transport);
+        return status;
+    }
+    transport->rank = options->rank;
+    transport->size = options->size;
+    transport->timeout_seconds = options->timeout_seconds;
+    transport->progress = options->progress;
+    transport->page = options->page;
+    transport->slot_of_rank = options->slot_of_rank;
+    transport->slot_context = options->slot_context;
+    *out = transport;
+    return ND_OK;
+}

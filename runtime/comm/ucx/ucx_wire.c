@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/comm/ucx/ucx_wire.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <string.h>
+
+enum { YIELDS_BEFORE_SLEEP = 50 }; /* then the ranks that share our cores need them more */
+
+nd_status nd_ucx_check(ucs_status_t code, const char *call)
+{
+    if (code == UCS_OK) {
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_IO, "UCX: %s (in %.60s); UCX_LOG_LEVEL=info tells more",
+                   ucs_status_string(code), call);
+}
+
+static void finish(nd_wire_request *request, bool good)
+{
+    request->native = NULL;
+    atomic_store_explicit(&request->state, good ? ND_REQUEST_DONE : ND_REQUEST_FAILED,
+                          memory_order_release);
+}
+
+static void on_sent(void *native, ucs_status_t code, void *user_data)
+{
+    finish(user_data, code == UCS_OK);
+    ucp_request_free(native);
+}
+
+static void on_received(void *native, ucs_status_t code, const ucp_tag_recv_info_t *info,
+                        void *user_data)
+{
+    nd_wire_request *request = user_data;
+    finish(request, code == UCS_OK && info->length == request->bytes);
+    ucp_request_free(native);
+}
+
+/* A request that is complete at once has no native part and no callback. */
+static void keep(nd_wire_request *request, ucs_status_ptr_t native, bool good_if_done)
+{
+    if (UCS_PTR_IS_ERR(native)) {
+        finish(request, false);
+    } else if (native == NULL) {
+        finish(request, good_if_done);
+    } else {
+        request->native = native;
+    }
+}
+
+static nd_status ucx_send(nd_transport *transport, nd_wire_request *request)
+{
+    ucx_state *state = ucx_state_of(transport);
+    ND_TRY(ucx_connect(transport, request->peer));
+    const ucp_request_param_t param = {.op_attr_mask =
+                                           UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+                                       .cb.send = on_sent,
+                                       .user_data = request};
+    keep(request,
+         ucp_tag_send_nbx(state->peers[request->peer].endpoint, request->buffer, request->bytes,
+                          request->tag, &param),
+         true);
+    return ND_OK;
+}
+
+static nd_status ucx_recv(nd_transport *transport, nd_wire_request *request)
+{
+    ucx_state *state = ucx_state_of(transport);
+    ucp_tag_recv_info_t info = {.length = request->bytes};
+    const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
+                                                       UCP_OP_ATTR_FIELD_USER_DATA |
+                                                       UCP_OP_ATTR_FIELD_RECV_INFO,
+                                       .cb.recv = on_received,
+                                       .user_data = request,
+                                       .recv_info.tag_info = &info};
+    ucs_status_ptr_t native = ucp_tag_recv_nbx(state->worker, request->buffer, request->bytes,
+                                               request->tag, ~UINT64_C(0), &param);
+    keep(request, native, info.length == request->bytes);
+    return ND_OK;
+}
+
+/* After a fault only. A receive is taken back; a send may stay with UCX, whose worker is then left alone. */
+static void ucx_cancel(nd_transport *transport, nd_wire_request *request)
+{
+    ucx_state *state = ucx_state_of(transport);
+    if (request->native) {
+        ucp_request_cancel(state->worker, request->native);
+        for (int i = 0; i < 100 && request->native; i++) {
+            ucp_worker_progress(state->worker);
+        }
+    }
+}
+
+static nd_status ucx_progress(nd_transport *transport)
+{
+    ucx_state *state = ucx_state_of(transport);
+    for (int i = 0; i < 16 && ucp_worker_progress(state->worker) != 0; i++) {
+    }
+    return ND_OK;
+}
+
+static void look_at_pidfds(ucx_state *state)
+{
+    for (int i = state->polled_count - 1; i >= 1; i--) {
+        if (state->polled[i].revents != 0) {
+            ucx_mark_gone(state, state->polled_rank[i]);
+        }
+    }
+}
+
+static nd_status ucx_wait(nd_transport *transport, int idle, double seconds)
+{
+    ucx_state *state = ucx_state_of(transport);
+    if (idle < YIELDS_BEFORE_SLEEP) {
+        sched_yield();
+        return ND_OK;
+    }
+    ucs_status_t code = ucp_worker_arm(state->worker);
+    if (code == UCS_ERR_BUSY) { /* something arrived meanwhile */
+        return ND_OK;
+    }
+    ND_TRY(nd_ucx_check(code, "ucp_worker_arm"));
+    int n = poll(state->polled, (nfds_t)state->polled_count, (int)(seconds * 1e3) + 1);
+    if (n < 0 && errno != EINTR) {
+        return nd_fail(ND_ERR_INTERNAL, "waiting for a message: poll: %s", strerror(errno));
+    }
+    if (n > 0) {
+        look_at_pidfds(state);
+    }
+    return ND_OK;
+}
+
+static bool ucx_peek(nd_transport *transport, nd_tag wanted, nd_tag mask, nd_tag *found,
+                     size_t *bytes)
+{
+    ucp_tag_recv_info_t info;
+    if (!ucp_tag_probe_nb(ucx_state_of(transport)->worker, wanted, mask, 0, &info)) {
+        return false;
+    }
+    *found = info.sender_tag;
+    *bytes = info.length;
+    return true;
+}
+
+const nd_wire nd_ucx_wire = {
+    .connect = ucx_connect,
+    .send = ucx_send,
+    .recv = ucx_recv,
+    .cancel = ucx_cancel,
+    .progress = ucx_progress,
+    .wait = ucx_wait,
+    .peek = ucx_peek,
+    .gone = ucx_gone,
+    .describe = ucx_describe,
+    .close = ucx_close,
+};

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_COMM_UCX_UCX_WIRE_H
+#define ND_COMM_UCX_UCX_WIRE_H
+/*
+ * The ucx wire: tagged messages of one UCP worker per rank. Endpoints are made when a peer is first needed.
+ *
+ * UCX does not notice the end of a peer that shares memory with us, so ranks of this host are also watched through a
+ * pidfd, which joins the descriptors that a sleeping rank polls.
+ */
+#include <poll.h>
+#include <ucp/api/ucp.h>
+
+#include "runtime/comm/host.h"
+
+/* What a rank says of itself besides its UCX address. */
+typedef struct ucx_card {
+    uint64_t host; /* hash of boot id and pid namespace: equal where pids mean the same */
+    int32_t pid;
+    uint32_t address_bytes;
+} ucx_card;
+
+typedef struct ucx_peer {
+    ucp_ep_h endpoint; /* NULL until needed */
+    ucx_card card;
+    int pidfd; /* -1: another host, or not connected */
+    bool gone;
+} ucx_peer;
+
+typedef struct ucx_state {
+    ucp_context_h context;
+    ucp_worker_h worker;
+    int rank, size;
+    uint64_t host;
+    char *addresses; /* [size] of address_stride bytes */
+    size_t address_stride;
+    ucx_peer *peers;       /* [size] */
+    struct pollfd *polled; /* [1 + size]: the worker, then the pidfds */
+    int *polled_rank;      /* [1 + size] */
+    int polled_count;
+} ucx_state;
+
+#define ND_UCX(call) nd_ucx_check((call), #call)
+nd_status nd_ucx_check(ucs_status_t code, const char *call);
+
+extern const nd_wire nd_ucx_wire;
+
+static inline ucx_state *ucx_state_of(const nd_transport *transport)
+{
+    return ((nd_host *)transport->native)->state;
+}
+
+/* ucx_peers.c */
+uint64_t ucx_host_identity(void);
+nd_status ucx_connect(nd_transport *transport, int rank);
+void ucx_mark_gone(ucx_state *state, int rank);
+bool ucx_gone(nd_transport *transport, int rank);
+void ucx_describe(nd_transport *transport, int rank, char *text, size_t size);
+void ucx_close(nd_transport *transport, bool failed);
+
+#endif

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/ranks.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "runtime/base/clock.h"
+#include "tests/support/ranks_internal.h"
+
+/* The rendezvous store's allgather, in memory that the forked ranks share. */
+enum { PLACE_BYTES = 8192 };
+
+typedef struct shared_table {
+    _Atomic int arrived[4]; /* ranks in exchange number k */
+    nd_rank_result results[ND_RANKS_MAX];
+    char places[4][ND_RANKS_MAX][PLACE_BYTES];
+} shared_table;
+
+typedef struct exchange_end {
+    shared_table *table;
+    int rank, size, number;
+} exchange_end;
+
+static nd_status exchange(void *context, const void *send, void *recv, size_t bytes)
+{
+    exchange_end *end = context;
+    shared_table *table = end->table;
+    int number = end->number++;
+    ND_CHECK(number < 4 && bytes <= PLACE_BYTES, "exchange %d of %zu bytes", number, bytes);
+    memcpy(table->places[number][end->rank], send, bytes);
+    atomic_fetch_add(&table->arrived[number], 1);
+    for (double until = nd_clock_seconds() + 20;
+         atomic_load(&table->arrived[number]) < end->size;) {
+        ND_CHECK(nd_clock_seconds() < until, "rank %d waits in exchange %d", end->rank, number);
+        usleep(200);
+    }
+    for (int r = 0; r < end->size; r++) {
+        memcpy((char *)recv + (size_t)r * bytes, table->places[number][r], bytes);
+    }
+    return ND_OK;
+}
+
+static void child_main(nd_ranks *ranks, shared_table *table, int rank)
+{
+    nd_rank_result *result = &table->results[rank];
+    exchange_end end = {.table = table, .rank = rank, .size = ranks->size};
+    nd_transport *transport = NULL;
+    atomic_store(&ranks->page->slots[rank].rank, rank);
+    if (ranks->tls) {
+        setenv("UCX_TLS", ranks->tls, 1);
+    }
+    nd_ucx_options options = {.rank = rank,
+                              .size = ranks->size,
+                              .timeout_seconds = ranks->timeout_seconds,
+                              .progress = &ranks->page->slots[rank],
+                              .page = ranks->page,
+                              .slot_of_rank = nd_ranks_slot,
+                              .exchange = exchange,
+                              .exchange_context = &end};
+    nd_status status = nd_transport_open_ucx(&options, &transport);
+    if (status != ND_OK) {
+        nd_ranks_store_failure(result, status);
+        result->finished = true;
+        return;
+    }
+    nd_ranks_run_body(ranks, transport, result);
+}
+
+/* Waits for all children; kills what is left when every operation's deadline has long passed. */
+static void reap(nd_ranks *ranks, pid_t *children)
+{
+    double until = nd_clock_seconds() + 60 + 10 * ranks->timeout_seconds;
+    for (int left = ranks->size; left > 0;) {
+        bool late = nd_clock_seconds() > until;
+        left = 0;
+        int stopped = 0;
+        for (int r = 0; r < ranks->size; r++) {
+            int code;
+            if (children[r] > 0 && waitpid(children[r], &code, WNOHANG | WUNTRACED) > 0) {
+                bool ended = !WIFSTOPPED(code);
+                children[r] = ended ? -1 : -children[r]; /* negative: stopped */
+            }
+            stopped += children[r] < -1;
+            left += children[r] != -1;
+        }
+        /* A rank that stopped itself ends when the others have. */
+        for (int r = 0; r < ranks->size && left > 0 && (late || left == stopped); r++) {
+            pid_t pid = children[r] < -1 ? -children[r] : children[r];
+            if (pid > 0) {
+                kill(pid, SIGKILL);
+                waitpid(pid, NULL, 0);
+                children[r] = -1;
+            }
+        }
+        usleep(1000);
+    }
+}
+
+nd_status nd_ranks_run_processes(nd_ranks *ranks)
+{
+    nd_progress page;
+    pid_t children[ND_RANKS_MAX];
+    ND_TRY(nd_ranks_begin(ranks, &page));
+    shared_table *table =
+        mmap(NULL, sizeof *table, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ND_ASSERT(table != MAP_FAILED);
+    fflush(NULL);
+    for (int r = 0; r < ranks->size; r++) {
+        children[r] = fork();
+        ND_ASSERT(children[r] >= 0);
+        if (children[r] == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            child_main(ranks, table, r);
+            fflush(NULL);
+            _exit(0);
+        }
+    }
+    reap(ranks, children);
+    memcpy(ranks->results, table->results, sizeof ranks->results);
+    munmap(table, sizeof *table);
+    return nd_ranks_end(ranks, &page);
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+
+#include <string.h>
+
+#include "tests/unit/runtime/comm/cases.h"
+
+/* Ranks as processes over UCX: shared memory (what UCX chooses on one host) and TCP on the loopback. */
+static const char *const tcp = "tcp,self";
+
+static void run(int size, const char *tls, nd_status (*body)(nd_transport *, void *), void *context)
+{
+    nd_ranks ranks = {.size = size, .body = body, .context = context, .tls = tls};
+    nd_status status = nd_ranks_run_processes(&ranks);
+    cr_assert_eq(status, ND_OK, "%d ranks: %s", size, nd_error_last()->message);
+}
+
+Test(ucx, collectives_match_the_serial_model)
+{
+    static const int sizes[] = {1, 2, 3, 4, 8, 10};
+    for (int s = 0; s < 6; s++) {
+        case_collectives *c = case_shared(sizeof *c);
+        *c = (case_collectives){.counts = {0, 1, 7, 1000, 2049, -1}};
+        run(sizes[s], NULL, case_collectives_body, c);
+    }
+}
+
+Test(ucx, large_buffers_go_through_the_staging_in_rounds)
+{
+    static const int sizes[] = {2, 3, 8};
+    for (int s = 0; s < 3; s++) {
+        case_collectives *c = case_shared(sizeof *c);
+        *c = (case_collectives){.counts = {-1}, .large = sizes[s] == 2 ? 1.2 : 2.3};
+        run(sizes[s], NULL, case_collectives_body, c);
+    }
+}
+
+Test(ucx, over_tcp)
+{
+    case_collectives *c = case_shared(sizeof *c);
+    *c = (case_collectives){.counts = {1, 1000, -1}, .large = 1.2};
+    run(3, tcp, case_collectives_body, c);
+    run(8, tcp, case_groups_body, NULL);
+}
+
+Test(ucx, the_same_bits_as_in_threads_and_over_tcp)
+{
+    case_collectives *c[4];
+    for (int k = 0; k < 4; k++) {
+        c[k] = case_shared(sizeof *c[k]);
+        *c[k] = (case_collectives){.counts = {3, 70000, -1}};
+    }
+    nd_ranks threads = {.size = 4, .body = case_collectives_body, .context = c[0]};
+    cr_assert_eq(nd_ranks_run_threads(&threads), ND_OK, "%s", nd_error_last()->message);
+    run(4, NULL, case_collectives_body, c[1]);
+    run(4, NULL, case_collectives_body, c[2]);
+    run(4, tcp, case_collectives_body, c[3]);
+    for (int k = 1; k < 4; k++) {
+        cr_assert_eq(memcmp(c[0]->digest, c[k]->digest, sizeof c[0]->digest), 0, "run %d", k);
+    }
+}
+
+Test(ucx, operations_of_several_groups_are_pending_together)
+{
+    run(2, NULL, case_pending_body, NULL);
+    run(5, NULL, case_pending_body, NULL);
+}
+
+Test(ucx, groups_of_a_mesh)
+{
+    run(8, NULL, case_groups_body, NULL);
+}
+
+Test(ucx, nan_reaches_every_member)
+{
+    run(3, NULL, case_nan_body, NULL);
+}
+
+/*
+ * The rank that notices first must fail with `status` and a sentence that holds each of `words`; another one may
+ * instead notice that one's end, as in a real job. No rank may take much longer than the deadline.
+ */
+static void expect_fault(case_fault fault, int64_t count, const char *tls, nd_status status,
+                         const char *const *words)
+{
+    case_faulty *c = case_shared(sizeof *c);
+    *c = (case_faulty){.fault = fault, .rank = 2, .count = count};
+    nd_ranks ranks = {
+        .size = 4, .timeout_seconds = 1.5, .body = case_fault_body, .context = c, .tls = tls};
+    nd_ranks_run_processes(&ranks);
+    int named = 0;
+    for (int r = 0; r < 4; r++) {
+        const nd_rank_result *result = &ranks.results[r];
+        bool ended = strstr(result->message, "has ended") != NULL;
+        if ((r == 2 && result->status != status) || (ended && status != ND_ERR_IO)) {
+            continue;
+        }
+        cr_assert_eq(result->status, status, "rank %d: status %d: %s", r, result->status,
+                     result->message);
+        for (int w = 0; words[w]; w++) {
+            cr_assert_not_null(strstr(result->message, words[w]), "rank %d: no '%s' in: %s", r,
+                               words[w], result->message);
+        }
+        named++;
+    }
+    cr_assert_gt(named, 0, "nobody named the fault: %s", ranks.results[0].message);
+}
+
+Test(ucx, a_stopped_process_is_named)
+{
+    const char *words[] = {"all_reduce of world, operation 3", "for rank 2;",
+                           "phase backward, step 41", "is stopped by a signal", NULL};
+    expect_fault(CASE_STOP, 10, NULL, ND_ERR_HANG, words);
+    expect_fault(CASE_STOP, 200000, NULL, ND_ERR_HANG, words);
+    expect_fault(CASE_STOP, 200000, tcp, ND_ERR_HANG, words);
+}
+
+Test(ucx, a_rank_that_skips_is_named)
+{
+    const char *words[] = {"all_reduce of world, operation 3", "for rank 2;",
+                           "rank 2 has not entered it: phase backward, step 41", NULL};
+    expect_fault(CASE_SKIP, 200000, NULL, ND_ERR_HANG, words);
+}
+
+Test(ucx, a_killed_process_is_named_before_the_deadline)
+{
+    const char *words[] = {"has ended while", "all_reduce of world, operation 3", NULL};
+    expect_fault(CASE_KILL, 10, NULL, ND_ERR_IO, words);
+    expect_fault(CASE_KILL, 200000, NULL, ND_ERR_IO, words);
+    expect_fault(CASE_KILL, 200000, tcp, ND_ERR_IO, words);
+    expect_fault(CASE_LEAVE, 10, NULL, ND_ERR_IO, words);
+}
+
+Test(ucx, different_operations_are_named)
+{
+    const char *words[] = {"different operations as number 3", NULL};
+    expect_fault(CASE_OTHER_COUNT, 10, NULL, ND_ERR_INTERNAL, words);
+    expect_fault(CASE_OTHER_COUNT, 200000, NULL, ND_ERR_INTERNAL, words);
+    expect_fault(CASE_OTHER_TYPE, 10, NULL, ND_ERR_INTERNAL, words);
+    expect_fault(CASE_OTHER_OP, 10, NULL, ND_ERR_INTERNAL, words);
+}
