@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/parity/golden_reader.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PATH_SIZE = 4096 };
+
+struct nd_golden {
+    char path[PATH_SIZE];
+    nd_st_list list;
+    unsigned char *bytes; /* the whole file: malloc keeps it aligned for every dtype */
+    json_t *record;       /* golden.json, or NULL */
+};
+
+const char *nd_golden_folder(const char *name, char *buffer, size_t size)
+{
+    snprintf(buffer, size, "%s/%s", ND_GOLDENS_FOLDER, name);
+    return buffer;
+}
+
+/* Reads the file behind `fd` whole. */
+static nd_status read_all(int fd, const char *path, unsigned char **out)
+{
+    struct stat info;
+    if (fstat(fd, &info) != 0) {
+        return nd_fail(ND_ERR_IO, "%s cannot be examined.", path);
+    }
+    size_t size = (size_t)info.st_size;
+    unsigned char *bytes = NULL;
+    ND_TRY(ND_ALLOC(size, &bytes));
+    for (size_t done = 0; done < size;) {
+        ssize_t n = pread(fd, bytes + done, size - done, (off_t)done);
+        if (n <= 0) {
+            free(bytes);
+            return nd_fail(ND_ERR_IO, "%s ended after %zu of %zu bytes.", path, done, size);
+        }
+        done += (size_t)n;
+    }
+    *out = bytes;
+    return ND_OK;
+}
+
+nd_status nd_golden_open(const char *path, nd_golden **out)
+{
+    nd_status status = ND_OK;
+    int fd = -1;
+    nd_golden *golden = NULL;
+    ND_TRY(ND_ALLOC(1, &golden));
+    nd_golden_folder(path, golden->path, sizeof(golden->path));
+    fd = open(golden->path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        status = nd_fail(ND_ERR_DATA, "%s is missing: run scripts/golden.py.", golden->path);
+        goto out;
+    }
+    ND_TRY_OUT(nd_st_read_header(fd, golden->path, &golden->list));
+    ND_TRY_OUT(read_all(fd, golden->path, &golden->bytes));
+out:
+    if (fd >= 0) {
+        close(fd);
+    }
+    if (status != ND_OK) {
+        nd_golden_close(golden);
+        return status;
+    }
+    *out = golden;
+    return ND_OK;
+}
+
+nd_status nd_golden_open_model(const char *name, nd_golden **out)
+{
+    char path[PATH_SIZE];
+    nd_golden *golden = NULL;
+    snprintf(path, sizeof(path), "%s/golden.safetensors", name);
+    ND_TRY(nd_golden_open(path, &golden));
+    snprintf(path, sizeof(path), "%s/%s/golden.json", ND_GOLDENS_FOLDER, name);
+    json_error_t error;
+    golden->record = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
+    if (golden->record == NULL) {
+        nd_golden_close(golden);
+        return nd_fail(ND_ERR_DATA, "%s:%d: %s.", path, error.line, error.text);
+    }
+    *out = golden;
+    return ND_OK;
+}
+
+void nd_golden_close(nd_golden *golden)
+{
+    if (golden == NULL) {
+        return;
+    }
+    nd_st_list_fini(&golden->list);
+    free(golden->bytes);
+    json_decref(golden->record);
+    free(golden);
+}
+
+const nd_st_tensor *nd_golden_find(const nd_golden *golden, const char *name)
+{
+    return nd_st_list_find(&golden->list, name);
+}
+
+static const void *values(const nd_golden *golden, const char *name, nd_st_dtype dtype,
+                          int64_t count)
+{
+    const nd_st_tensor *tensor = nd_golden_find(golden, name);
+    cr_assert_not_null(tensor, "%s holds no %s", golden->path, name);
+    cr_assert_eq(tensor->dtype, dtype, "%s in %s is %s, wanted %s", name, golden->path,
+                 nd_st_dtype_name(tensor->dtype), nd_st_dtype_name(dtype));
+    int64_t has = nd_st_tensor_count(tensor);
+    cr_assert(count < 0 || has == count, "%s in %s has %lld elements, wanted %lld", name,
+              golden->path, (long long)has, (long long)count);
+    return golden->bytes + tensor->begin;
+}
+
+const float *nd_golden_f32(const nd_golden *golden, const char *name, int64_t count)
+{
+    return values(golden, name, ND_ST_F32, count);
+}
+
+const int32_t *nd_golden_i32(const nd_golden *golden, const char *name, int64_t count)
+{
+    return values(golden, name, ND_ST_I32, count);
+}
+
+const uint16_t *nd_golden_bf16(const nd_golden *golden, const char *name, int64_t count)
+{
+    return values(golden, name, ND_ST_BF16, count);
+}
+
+const uint8_t *nd_golden_u8(const nd_golden *golden, const char *name, int64_t count)
+{
+    return values(golden, name, ND_ST_U8, count);
+}
+
+static const json_t *look_up(const nd_golden *golden, const char *key, va_list more)
+{
+    const json_t *node = golden->record;
+    cr_assert_not_null(node, "%s was opened without its record", golden->path);
+    for (; key != NULL; key = va_arg(more, const char *)) {
+        node = json_object_get(node, key);
+        cr_assert_not_null(node, "the record beside %s has no %s there", golden->path, key);
+    }
+    return node;
+}
+
+double nd_golden_number(const nd_golden *golden, const char *key, ...)
+{
+    va_list more;
+    va_start(more, key);
+    const json_t *node = look_up(golden, key, more);
+    va_end(more);
+    cr_assert(json_is_number(node), "%s in the record beside %s leads to no number", key,
+              golden->path);
+    return json_number_value(node);
+}
+
+void nd_golden_numbers(const nd_golden *golden, double *out, int64_t count, const char *key, ...)
+{
+    va_list more;
+    va_start(more, key);
+    const json_t *node = look_up(golden, key, more);
+    va_end(more);
+    cr_assert_eq((int64_t)json_array_size(node), count,
+                 "%s in the record beside %s is no array of %lld", key, golden->path,
+                 (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        out[i] = json_number_value(json_array_get(node, (size_t)i));
+    }
+}
+
+double nd_relative_l2(const float *got, const float *want, int64_t count)
+{
+    double difference = 0, norm = 0;
+    for (int64_t i = 0; i < count; i++) {
+        double d = (double)got[i] - want[i];
+        difference += d * d;
+        norm += (double)want[i] * want[i];
+    }
+    return difference == 0 ? 0 : sqrt(difference / norm);
+}
