@@ -37,6 +37,11 @@ typedef struct nd_metrics_options {
 
 nd_status nd_metrics_open(const nd_metrics_options *options, nd_metrics **out);
 void nd_metrics_close(nd_metrics *metrics);
+/*
+ * A line of metrics.jsonl (ND_ERR_CANTCREATE when the disk takes no more) and, for the first step, every log.interval
+ * steps and the last one, a step line whose speed is the mean since the line before. On a terminal, runs of more than 20
+ * seconds have a progress bar below; it ends with a carriage return, so that whatever is written next takes its row.
+ */
 nd_status nd_metrics_step(nd_metrics *metrics, const nd_step_record *record);
 /* {"step": s, "validation_loss": x, ...} and a line on the terminal. */
 nd_status nd_metrics_validation(nd_metrics *metrics, int64_t step, double loss, int64_t tokens,

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/metrics/run_record.h"
 
-#include <errno.h>
 #include <jansson.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -30,23 +28,15 @@ static json_t *string_or_null(const char *text)
     return text && text[0] ? string(text) : json_null();
 }
 
-/* The table gives text; numbers and booleans become JSON's own. */
+/* The table gives text; numbers, booleans and lists of numbers become JSON's own. */
 static json_t *typed_value(const char *text)
 {
-    if (strcmp(text, "true") == 0 || strcmp(text, "false") == 0) {
-        return json_boolean(text[0] == 't');
+    json_t *value = json_loads(text, JSON_DECODE_ANY, NULL);
+    if (json_is_number(value) || json_is_boolean(value) || json_is_array(value)) {
+        return value;
     }
-    if (text[0] == '\0' || !strchr("+-.0123456789", text[0])) {
-        return string(text);
-    }
-    char *end;
-    errno = 0;
-    long long integer = strtoll(text, &end, 10);
-    if (*end == '\0' && errno == 0) {
-        return json_integer(integer);
-    }
-    double real = strtod(text, &end);
-    return *end == '\0' && isfinite(real) ? json_real(real) : string(text);
+    json_decref(value);
+    return string(text);
 }
 
 static void visit_field(void *context, const char *key, const char *value, bool job_scoped)
