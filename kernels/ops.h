@@ -174,7 +174,7 @@ struct nd_ops {
 };
 
 /* Backends. Each checks its own table for completeness the first time. */
-nd_status nd_ops_ref(const nd_ops **out);                          /* naive F32 C, the oracle */
+nd_status nd_ops_ref(const nd_ops **out); /* naive F32 C, the oracle */
 /* oneDNN, vectorised. What the ops keep (primitives, their scratch) hangs off the device and dies with it. */
 nd_status nd_ops_cpu(nd_device *device, const nd_ops **out);
 
