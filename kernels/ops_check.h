@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_KERNELS_OPS_CHECK_H
+#define ND_KERNELS_OPS_CHECK_H
+/* Small predicates with which every backend states an op's shape contract (ops.h) in ND_ASSERTs. */
+#include "runtime/tensor/tensor.h"
+
+static inline bool nd_is_act(nd_tensor t)
+{
+    return t.dtype == ND_DTYPE_BF16 || t.dtype == ND_DTYPE_F32;
+}
+
+/* A 2-d view (n0, n1) with a contiguous last axis. */
+static inline bool nd_is_2d(nd_tensor t, int64_t n0, int64_t n1)
+{
+    return t.axes == 2 && t.shape[0] == n0 && t.shape[1] == n1 && (n1 <= 1 || t.stride[1] == 1);
+}
+
+static inline bool nd_is_2d_of(nd_tensor t, nd_dtype dtype, int64_t n0, int64_t n1)
+{
+    return t.dtype == dtype && nd_is_2d(t, n0, n1);
+}
+
+/* `n` contiguous elements, whatever the number of axes. */
+static inline bool nd_is_vector(nd_tensor t, nd_dtype dtype, int64_t n)
+{
+    return t.dtype == dtype && nd_tensor_count(t) == n && nd_tensor_is_contiguous(t);
+}
+
+static inline bool nd_is_4d(nd_tensor t, int64_t n0, int64_t n1, int64_t n2, int64_t n3)
+{
+    return t.axes == 4 && t.shape[0] == n0 && t.shape[1] == n1 && t.shape[2] == n2 &&
+           t.shape[3] == n3 && (n3 <= 1 || t.stride[3] == 1);
+}
+
+/* Distance of element `index` (row-major over the shape) from the view's first, in elements of memory. */
+static inline int64_t nd_offset_of(nd_tensor t, int64_t index)
+{
+    int64_t at = 0;
+    for (int axis = t.axes - 1; axis >= 0; axis--) {
+        at += index % t.shape[axis] * t.stride[axis];
+        index /= t.shape[axis];
+    }
+    return at;
+}
+
+#endif

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <math.h>
+
+#include "kernels/ref/ref.h"
+
+/*
+ * Scores are computed again wherever they are needed, so scratch holds only the F64 sums of one row: 2 D numbers.
+ * The backward runs twice over all pairs, once by query for dq and once by key for dk and dv.
+ */
+
+static int64_t at4(nd_tensor t, int64_t b, int64_t s, int64_t h)
+{
+    return b * t.stride[0] + s * t.stride[1] + h * t.stride[2];
+}
+
+/* <x(b, i, h), y(b, j, g)> over the head size. */
+static double dot(nd_tensor x, int64_t at_x, nd_tensor y, int64_t at_y, int64_t D)
+{
+    double sum = 0.0;
+    for (int64_t d = 0; d < D; d++) {
+        sum += (double)nd_ref_get(x, at_x + d) * nd_ref_get(y, at_y + d);
+    }
+    return sum;
+}
+
+/* Keys that query i sees: [0, visible). */
+static int64_t visible_keys(const nd_attention *a, int64_t i)
+{
+    int64_t end = i + a->diag + 1;
+    return end < 0 ? 0 : end < a->sk ? end : a->sk;
+}
+
+static void check_queries(const nd_attention *a, nd_tensor t)
+{
+    ND_ASSERT(nd_is_act(t) && nd_is_4d(t, a->batch, a->sq, a->heads, a->head_dim));
+}
+
+static void check_keys(const nd_attention *a, nd_tensor t)
+{
+    ND_ASSERT(nd_is_act(t) && nd_is_4d(t, a->batch, a->sk, a->kv_heads, a->head_dim));
+}
+
+static void check_rows(const nd_attention *a, nd_tensor t)
+{
+    ND_ASSERT(nd_is_vector(t, ND_DTYPE_F32, a->batch * a->heads * a->sq));
+    ND_ASSERT(a->kv_heads > 0 && a->heads % a->kv_heads == 0);
+}
+
+size_t nd_ref_attention_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
+                                bool backward)
+{
+    return 2 * (size_t)a->head_dim * sizeof(double);
+}
+
+/* One query: out = sum_j exp(s_j - m) v_j / sum_j exp(s_j - m), lse = m + log(sum). */
+static void forward_row(const nd_attention *a, nd_tensor out, int64_t at_out, float *lse,
+                        nd_tensor q, int64_t at_q, nd_tensor k, nd_tensor v, int64_t b, int64_t kv,
+                        int64_t keys, double *sums)
+{
+    int64_t D = a->head_dim;
+    double max = -INFINITY, total = 0.0;
+    for (int64_t j = 0; j < keys; j++) {
+        max = fmax(max, a->scale * dot(q, at_q, k, at4(k, b, j, kv), D));
+    }
+    for (int64_t d = 0; d < D; d++) {
+        sums[d] = 0.0;
+    }
+    for (int64_t j = 0; j < keys; j++) {
+        double p = exp(a->scale * dot(q, at_q, k, at4(k, b, j, kv), D) - max);
+        total += p;
+        for (int64_t d = 0; d < D; d++) {
+            sums[d] += p * nd_ref_get(v, at4(v, b, j, kv) + d);
+        }
+    }
+    *lse = keys > 0 ? (float)(max + log(total)) : -INFINITY;
+    for (int64_t d = 0; d < D; d++) {
+        nd_ref_put(out, at_out + d, keys > 0 ? sums[d] / total : 0.0);
+    }
+}
+
+nd_status nd_ref_attention_fwd(nd_stream *stream, const nd_attention *a, nd_tensor out,
+                               nd_tensor lse, nd_tensor q, nd_tensor k, nd_tensor v, void *scratch)
+{
+    check_queries(a, out);
+    check_queries(a, q);
+    check_keys(a, k);
+    check_keys(a, v);
+    check_rows(a, lse);
+    int64_t group = a->heads / a->kv_heads;
+    for (int64_t b = 0; b < a->batch; b++) {
+        for (int64_t h = 0; h < a->heads; h++) {
+            for (int64_t i = 0; i < a->sq; i++) {
+                float *row_lse = (float *)lse.data + (b * a->heads + h) * a->sq + i;
+                forward_row(a, out, at4(out, b, i, h), row_lse, q, at4(q, b, i, h), k, v, b,
+                            h / group, visible_keys(a, i), scratch);
+            }
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_ref_attention_delta(nd_stream *stream, const nd_attention *a, nd_tensor delta,
+                                 nd_tensor out, nd_tensor dout)
+{
+    check_queries(a, out);
+    check_queries(a, dout);
+    check_rows(a, delta);
+    for (int64_t b = 0; b < a->batch; b++) {
+        for (int64_t h = 0; h < a->heads; h++) {
+            for (int64_t i = 0; i < a->sq; i++) {
+                ((float *)delta.data)[(b * a->heads + h) * a->sq + i] =
+                    (float)dot(out, at4(out, b, i, h), dout, at4(dout, b, i, h), a->head_dim);
+            }
+        }
+    }
+    return ND_OK;
+}
+
+typedef struct backward {
+    const nd_attention *a;
+    nd_tensor q, k, v, dout, lse, delta;
+} backward;
+
+typedef struct pair {
+    double p, ds; /* probability of key j for query i, and the gradient of the raw product <q, k> */
+} pair;
+
+/* p = exp(s - lse); dp = <dout, v>; ds = p (dp - delta) scale. */
+static pair pair_of(const backward *w, int64_t b, int64_t h, int64_t i, int64_t j)
+{
+    const nd_attention *a = w->a;
+    int64_t kv = h / (a->heads / a->kv_heads), D = a->head_dim;
+    int64_t row = (b * a->heads + h) * a->sq + i;
+    double s = a->scale * dot(w->q, at4(w->q, b, i, h), w->k, at4(w->k, b, j, kv), D);
+    double dp = dot(w->dout, at4(w->dout, b, i, h), w->v, at4(w->v, b, j, kv), D);
+    double p = exp(s - ((const float *)w->lse.data)[row]);
+    return (pair){p, p * (dp - ((const float *)w->delta.data)[row]) * a->scale};
+}
+
+static void store_row(nd_tensor t, int64_t at, const double *sums, int64_t D, bool add)
+{
+    for (int64_t d = 0; d < D; d++) {
+        nd_ref_put(t, at + d, (add ? nd_ref_get(t, at + d) : 0.0) + sums[d]);
+    }
+}
+
+/* dq_i = sum_j ds_ij k_j. */
+static void backward_query(const backward *w, nd_tensor dq, int64_t b, int64_t h, int64_t i,
+                           bool add, double *sums)
+{
+    const nd_attention *a = w->a;
+    int64_t kv = h / (a->heads / a->kv_heads), D = a->head_dim;
+    for (int64_t d = 0; d < D; d++) {
+        sums[d] = 0.0;
+    }
+    for (int64_t j = 0; j < visible_keys(a, i); j++) {
+        pair x = pair_of(w, b, h, i, j);
+        for (int64_t d = 0; d < D; d++) {
+            sums[d] += x.ds * nd_ref_get(w->k, at4(w->k, b, j, kv) + d);
+        }
+    }
+    store_row(dq, at4(dq, b, i, h), sums, D, add);
+}
+
+/* dk_j = sum_i ds_ij q_i and dv_j = sum_i p_ij dout_i, over all query heads of the group. */
+static void backward_key(const backward *w, nd_tensor dk, nd_tensor dv, int64_t b, int64_t kv,
+                         int64_t j, bool add, double *sums)
+{
+    const nd_attention *a = w->a;
+    int64_t group = a->heads / a->kv_heads, D = a->head_dim;
+    double *sums_k = sums, *sums_v = sums + D;
+    for (int64_t d = 0; d < D; d++) {
+        sums_k[d] = sums_v[d] = 0.0;
+    }
+    for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
+        for (int64_t i = 0; i < a->sq; i++) {
+            if (j >= visible_keys(a, i)) {
+                continue;
+            }
+            pair x = pair_of(w, b, h, i, j);
+            for (int64_t d = 0; d < D; d++) {
+                sums_k[d] += x.ds * nd_ref_get(w->q, at4(w->q, b, i, h) + d);
+                sums_v[d] += x.p * nd_ref_get(w->dout, at4(w->dout, b, i, h) + d);
+            }
+        }
+    }
+    store_row(dk, at4(dk, b, j, kv), sums_k, D, add);
+    store_row(dv, at4(dv, b, j, kv), sums_v, D, add);
+}
+
+nd_status nd_ref_attention_bwd(nd_stream *stream, const nd_attention *a, nd_tensor dq, nd_tensor dk,
+                               nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor dout,
+                               nd_tensor lse, nd_tensor delta, bool add_q, bool add_kv,
+                               void *scratch)
+{
+    backward w = {.a = a, .q = q, .k = k, .v = v, .dout = dout, .lse = lse, .delta = delta};
+    check_queries(a, q);
+    check_queries(a, dout);
+    check_queries(a, dq);
+    check_keys(a, k);
+    check_keys(a, v);
+    check_keys(a, dk);
+    check_keys(a, dv);
+    check_rows(a, lse);
+    check_rows(a, delta);
+    ND_ASSERT(!add_q || dq.dtype == ND_DTYPE_F32);
+    ND_ASSERT(!add_kv || (dk.dtype == ND_DTYPE_F32 && dv.dtype == ND_DTYPE_F32));
+    for (int64_t b = 0; b < a->batch; b++) {
+        for (int64_t h = 0; h < a->heads; h++) {
+            for (int64_t i = 0; i < a->sq; i++) {
+                backward_query(&w, dq, b, h, i, add_q, scratch);
+            }
+        }
+        for (int64_t kv = 0; kv < a->kv_heads; kv++) {
+            for (int64_t j = 0; j < a->sk; j++) {
+                backward_key(&w, dk, dv, b, kv, j, add_kv, scratch);
+            }
+        }
+    }
+    return ND_OK;
+}
+
+/* The larger lse is taken out first, so that nothing overflows; two times -inf stays -inf with acc unchanged. */
+nd_status nd_ref_lse_merge(nd_stream *stream, const nd_attention *a, nd_tensor acc,
+                           nd_tensor acc_lse, nd_tensor out, nd_tensor lse)
+{
+    check_queries(a, acc);
+    check_queries(a, out);
+    check_rows(a, acc_lse);
+    check_rows(a, lse);
+    ND_ASSERT(acc.dtype == ND_DTYPE_F32);
+    for (int64_t b = 0; b < a->batch; b++) {
+        for (int64_t h = 0; h < a->heads; h++) {
+            for (int64_t i = 0; i < a->sq; i++) {
+                int64_t row = (b * a->heads + h) * a->sq + i;
+                float *old = (float *)acc_lse.data + row;
+                float new = ((const float *)lse.data)[row];
+                if (new == -INFINITY) {
+                    continue;
+                }
+                double max = fmax(*old, new);
+                double merged = max + log(exp(*old - max) + exp(new - max));
+                double keep = exp(*old - merged), take = exp(new - merged);
+                for (int64_t d = 0; d < a->head_dim; d++) {
+                    int64_t at = at4(acc, b, i, h) + d;
+                    double taken = nd_ref_get(out, at4(out, b, i, h) + d) * take;
+                    nd_ref_put(acc, at, nd_ref_get(acc, at) * keep + taken);
+                }
+                *old = (float)merged;
+            }
+        }
+    }
+    return ND_OK;
+}

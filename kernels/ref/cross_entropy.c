@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <math.h>
+
+#include "kernels/ref/ref.h"
+
+enum { NOT_COUNTED = -100 };
+
+nd_status nd_ref_ce_stats(nd_stream *stream, nd_tensor row_max, nd_tensor row_sum, nd_tensor target,
+                          nd_tensor logits, nd_tensor labels, int64_t first, int64_t valid)
+{
+    int64_t n = logits.shape[0], V = logits.shape[1];
+    ND_ASSERT(nd_is_act(logits) && nd_is_2d(logits, n, V) && valid >= 0 && valid <= V);
+    ND_ASSERT(nd_is_vector(row_max, ND_DTYPE_F32, n) && nd_is_vector(row_sum, ND_DTYPE_F32, n));
+    ND_ASSERT(nd_is_vector(target, ND_DTYPE_F32, n) && nd_is_vector(labels, ND_DTYPE_I32, n));
+    for (int64_t i = 0; i < n; i++) {
+        int64_t row = i * logits.stride[0];
+        float max = -INFINITY;
+        for (int64_t v = 0; v < valid; v++) {
+            max = fmaxf(max, nd_ref_get(logits, row + v));
+        }
+        double sum = 0.0;
+        for (int64_t v = 0; v < valid; v++) {
+            sum += exp((double)nd_ref_get(logits, row + v) - max);
+        }
+        int64_t column = ((const int32_t *)labels.data)[i] - first;
+        ((float *)row_max.data)[i] = max;
+        ((float *)row_sum.data)[i] = (float)sum;
+        ((float *)target.data)[i] =
+            column >= 0 && column < valid ? nd_ref_get(logits, row + column) : 0.0f;
+    }
+    return ND_OK;
+}
+
+nd_status nd_ref_ce_rescale(nd_stream *stream, nd_tensor row_sum, nd_tensor row_max,
+                            nd_tensor global_max)
+{
+    int64_t n = nd_tensor_count(row_sum);
+    float *sum = row_sum.data;
+    const float *max = row_max.data, *global = global_max.data;
+    ND_ASSERT(nd_is_vector(row_sum, ND_DTYPE_F32, n) && nd_is_vector(row_max, ND_DTYPE_F32, n));
+    ND_ASSERT(nd_is_vector(global_max, ND_DTYPE_F32, n));
+    for (int64_t i = 0; i < n; i++) {
+        /* A slice without a valid column has the sum 0 and the maximum -inf. */
+        sum[i] = max[i] == -INFINITY ? 0.0f : (float)(sum[i] * exp((double)max[i] - global[i]));
+    }
+    return ND_OK;
+}
+
+nd_status nd_ref_ce_loss(nd_stream *stream, double *loss_sum, nd_tensor max, nd_tensor sum,
+                         nd_tensor target, nd_tensor labels)
+{
+    int64_t n = nd_tensor_count(labels);
+    ND_ASSERT(nd_is_vector(labels, ND_DTYPE_I32, n) && nd_is_vector(max, ND_DTYPE_F32, n));
+    ND_ASSERT(nd_is_vector(sum, ND_DTYPE_F32, n) && nd_is_vector(target, ND_DTYPE_F32, n));
+    double loss = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        if (((const int32_t *)labels.data)[i] != NOT_COUNTED) {
+            loss += log((double)((const float *)sum.data)[i]) + ((const float *)max.data)[i] -
+                    ((const float *)target.data)[i];
+        }
+    }
+    *loss_sum += loss;
+    return ND_OK;
+}
+
+nd_status nd_ref_ce_bwd(nd_stream *stream, nd_tensor logits, nd_tensor max, nd_tensor sum,
+                        nd_tensor labels, int64_t first, int64_t valid, float scale)
+{
+    int64_t n = logits.shape[0], V = logits.shape[1];
+    ND_ASSERT(nd_is_act(logits) && nd_is_2d(logits, n, V) && valid >= 0 && valid <= V);
+    ND_ASSERT(nd_is_vector(max, ND_DTYPE_F32, n) && nd_is_vector(sum, ND_DTYPE_F32, n));
+    ND_ASSERT(nd_is_vector(labels, ND_DTYPE_I32, n));
+    for (int64_t i = 0; i < n; i++) {
+        int32_t label = ((const int32_t *)labels.data)[i];
+        for (int64_t v = 0; v < V; v++) {
+            int64_t at = i * logits.stride[0] + v;
+            double gradient = 0.0;
+            if (label != NOT_COUNTED && v < valid) {
+                double shifted = (double)nd_ref_get(logits, at) - ((const float *)max.data)[i];
+                double p = exp(shifted) / ((const float *)sum.data)[i];
+                gradient = (p - (v == label - first ? 1.0 : 0.0)) * scale;
+            }
+            nd_ref_put(logits, at, gradient);
+        }
+    }
+    return ND_OK;
+}
