@@ -30,11 +30,10 @@ static nd_status refuse_tabs(const char *text, size_t bytes, const char *name)
         for (; i < bytes && (text[i] == ' ' || text[i] == '\t'); i++) {
             tab |= text[i] == '\t';
         }
-        bool blank = i == bytes || text[i] == '\n' || text[i] == '\r' || text[i] == '#';
-        if (tab && !blank) {
+        if (tab) {
             return nd_fail(ND_ERR_CONFIG,
-                           "%s:%d: the line is indented with a tab; YAML allows only spaces there",
-                           name, line);
+                           "%s:%d: the line is indented with a tab; YAML allows only spaces there", name,
+                           line);
         }
         while (i < bytes && text[i] != '\n') {
             i++;

@@ -192,8 +192,8 @@ static bool is_clean_text(const char *text)
             code = code << 6 | (*p & 0x3f);
         }
         if (code < least[more] || code == 0x7f || code > 0x10ffff ||
-            (code >= 0xd800 && code < 0xe000) || code == 0xfeff || code == 0xfffe ||
-            code == 0xffff) {
+            (code >= 0xd800 && code < 0xe000) || code == 0x2028 || code == 0x2029 ||
+            code == 0xfeff || code == 0xfffe || code == 0xffff) {
             return false;
         }
     }
@@ -211,11 +211,11 @@ nd_status nd_text_replace(char **target, const char *text)
     return ND_OK;
 }
 
-/* "[a, b]" -> "a,b"; spaces around the items go. */
-static void strip_list(const char *text, char *out)
+/* "[a, b]" -> "a,b"; spaces around the items go. In quotes brackets belong to the text. */
+static void strip_list(const char *text, bool quoted, char *out)
 {
     size_t length = strlen(text);
-    if (length >= 2 && text[0] == '[' && text[length - 1] == ']') {
+    if (!quoted && length >= 2 && text[0] == '[' && text[length - 1] == ']') {
         text++;
         length -= 2;
     }
@@ -251,7 +251,7 @@ static nd_status set_text(nd_config *config, nd_field_id id, const nd_given *giv
                        given->where, given->name);
     }
     if (f->type == ND_FIELD_TYPE_LIST) {
-        strip_list(text, buffer);
+        strip_list(text, given->quoted, buffer);
         text = buffer;
     } else if (f->choices) {
         size_t length = 0;
@@ -274,7 +274,7 @@ static nd_status set_pair(nd_config *config, nd_field_id id, const nd_given *giv
     if (given->quoted || strlen(given->text) >= sizeof buffer) {
         return wrong_type(f, given, "two numbers such as [0.9, 0.95]");
     }
-    strip_list(given->text, buffer);
+    strip_list(given->text, false, buffer);
     char *comma = strchr(buffer, ',');
     if (!comma) {
         return wrong_type(f, given, "two numbers such as [0.9, 0.95]");

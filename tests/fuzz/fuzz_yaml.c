@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Any bytes as a configuration file: parsed, mapped onto the fields, resolved; what passes must survive its own echo. */
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/log.h"
+#include "runtime/config/config.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    nd_config config, again;
+    nd_log_init(ND_LOG_ERROR, NULL);
+    ND_ASSERT(nd_config_init(&config) == ND_OK);
+    ND_ASSERT(nd_config_init(&again) == ND_OK);
+    if (nd_config_read_text(&config, (const char *)data, size, "fuzz.yaml") == ND_OK &&
+        nd_config_resolve(&config) == ND_OK) {
+        char *once = NULL, *twice = NULL;
+        ND_ASSERT(nd_config_to_yaml(&config, &once) == ND_OK);
+        ND_ASSERT(nd_config_read_text(&again, once, strlen(once), "echo.yaml") == ND_OK);
+        ND_ASSERT(nd_config_resolve(&again) == ND_OK);
+        ND_ASSERT(nd_config_to_yaml(&again, &twice) == ND_OK);
+        ND_ASSERT(strcmp(once, twice) == 0);
+        free(once);
+        free(twice);
+    }
+    nd_config_fini(&config);
+    nd_config_fini(&again);
+    return 0;
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <limits.h>
+#include <string.h>
+
+#include "runtime/base/suggest.h"
+
+Test(suggest, distance_counts_edits_and_swaps)
+{
+    cr_assert_eq(nd_suggest_distance("steps", "steps"), 0);
+    cr_assert_eq(nd_suggest_distance("stepz", "steps"), 1);
+    cr_assert_eq(nd_suggest_distance("step", "steps"), 1);
+    cr_assert_eq(nd_suggest_distance("setps", "steps"), 1, "a swap is one edit");
+    cr_assert_eq(nd_suggest_distance("", "abc"), 3);
+    cr_assert_eq(nd_suggest_distance("kitten", "sitting"), 3);
+    cr_assert_eq(nd_suggest_distance("Num_Steps", "num-steps"), 0, "case and '_' are free");
+}
+
+Test(suggest, long_names_are_far)
+{
+    char name[80];
+    memset(name, 'a', sizeof name);
+    name[63] = '\0';
+    cr_assert_eq(nd_suggest_distance(name, name), 0);
+    name[63] = 'a';
+    name[64] = '\0';
+    cr_assert_eq(nd_suggest_distance(name, "a"), INT_MAX);
+}
+
+static const char *nearest(const char *word)
+{
+    static const char *const names[] = {"steps", "sequence_length", "seed", "precision"};
+    nd_suggest search;
+    nd_suggest_init(&search, word);
+    for (int i = 0; i < 4; i++) {
+        nd_suggest_offer(&search, names[i]);
+    }
+    return search.best;
+}
+
+Test(suggest, only_near_names_are_offered)
+{
+    cr_assert_str_eq(nearest("stepz"), "steps");
+    cr_assert_str_eq(nearest("sequence_lenght"), "sequence_length");
+    cr_assert_str_eq(nearest("precison"), "precision");
+    cr_assert_null(nearest("foo"));
+    cr_assert_null(nearest("tp"), "two wrong letters of two are no similarity");
+    cr_assert_null(nearest(""));
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support.h"
+
+#include "runtime/config/flags.h"
+
+Test(flags, both_spellings_and_both_forms)
+{
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, "--num-steps", "5", "--sequence_length=256", "--micro_batch-size", "3",
+                       "--precision=fp32", "--lr", "1e-5", "--betas", "0.8,0.9",
+                       "--log_level=debug"),
+                 ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(c.train.steps, 5);
+    cr_expect_eq(c.train.sequence_length, 256);
+    cr_expect_eq(c.train.micro_batch_size, 3);
+    cr_expect_eq(c.train.precision, ND_PRECISION_FP32);
+    cr_expect_eq(c.optimizer.lr, 1e-5);
+    cr_expect_eq(c.optimizer.beta1, 0.8);
+    cr_expect_str_eq(c.log.level, "debug");
+    nd_config_fini(&c);
+}
+
+Test(flags, switches_take_a_value_or_none)
+{
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, "--reshard-after-forward", "false", "--save-model", "--fp8-all-gather",
+                       "--num-steps", "2"),
+                 ND_OK, "%s", nd_error_last()->message);
+    cr_expect_not(c.parallel.reshard_after_forward);
+    cr_expect(c.output.save_model);
+    cr_expect(c.fp8.all_gather);
+    cr_expect_eq(c.train.steps, 2);
+    nd_config_fini(&c);
+}
+
+Test(flags, set_reaches_every_key_and_later_wins)
+{
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, "--num-steps", "5", "--set", "train.steps=6",
+                       "--set=optimizer.min-lr=1e-6", "--set",
+                       "data.validation_path=", "--train.seed", "3"),
+                 ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(c.train.steps, 6);
+    cr_expect_eq(c.optimizer.min_lr, 1e-6);
+    cr_expect_str_eq(c.data.validation_path, "");
+    cr_expect_eq(c.train.seed, 3);
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--set", "train.steps=6", "--train-steps", "5"), ND_OK);
+    cr_expect_eq(c.train.steps, 5);
+    nd_config_fini(&c);
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        char *value = NULL, setting[5000];
+        cr_assert_eq(nd_config_init(&c), ND_OK);
+        cr_assert_eq(nd_field_format(&c, (nd_field_id)i, &value), ND_OK);
+        snprintf(setting, sizeof setting, "%s.%s=%s", nd_fields[i].section, nd_fields[i].key,
+                 value);
+        nd_config_fini(&c);
+        cr_expect_eq(FLAGS(&c, "--set", setting), ND_OK, "%s", nd_error_last()->message);
+        nd_config_fini(&c);
+        free(value);
+    }
+}
+
+Test(flags, each_flag_means_one_field)
+{
+    char word[ND_FLAG_NAME_MAX];
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        cr_expect(nd_flag_list_word(nd_fields[i].flags, 0, word, sizeof word), "%s.%s has no flag",
+                  nd_fields[i].section, nd_fields[i].key);
+        for (int w = 0; nd_flag_list_word(nd_fields[i].flags, w, word, sizeof word); w++) {
+            cr_expect_eq(nd_flag_find_field(word), i, "--%s", word);
+            cr_expect_null(strchr(word, '_'), "the table writes '-': %s", word);
+        }
+    }
+}
+
+Test(flags, names_of_accelerate_torchrun_and_finetrainers)
+{
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, "--num_machines", "2", "--machine_rank", "1", "--main_process_ip",
+                       "head", "--main-process-port=77", "--rdzv-key-file", "k", "--num-processes",
+                       "4", "--mixed_precision", "no", "--use_fsdp", "--fsdp_version", "2",
+                       "--fsdp_activation_checkpointing", "true", "--max-restarts=0",
+                       "--log-with=none", "--parallelism_config_tp_size", "2", "--rdzv_backend",
+                       "c10d"),
+                 ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(c.launch.nnodes, 2);
+    cr_expect_eq(c.launch.node_rank, 1);
+    cr_expect_str_eq(c.launch.rdzv_endpoint, "head:77");
+    cr_expect_eq(c.train.precision, ND_PRECISION_FP32);
+    cr_expect_eq(c.parallel.recompute, ND_RECOMPUTE_FULL);
+    cr_expect_eq(c.resolved_mesh.size[ND_AXIS_TP], 2);
+    cr_expect_eq(c.resolved_mesh.size[ND_AXIS_DP_SHARD], 2);
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--standalone", "--nnodes=1:1", "--nproc-per-node=4", "--dp_degree", "2",
+                       "--dp_shards", "2", "--pp_degree", "1", "--cp_degree", "1", "--tp_degree",
+                       "1", "--train_steps", "9", "--batch_size", "2", "--gradient_checkpointing",
+                       "--beta1", "0.7", "--beta2", "0.8", "--lr_scheduler", "linear"),
+                 ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(c.launch.workers, 4);
+    cr_expect_eq(c.train.steps, 9);
+    cr_expect_eq(c.train.micro_batch_size, 2);
+    cr_expect_eq(c.parallel.recompute, ND_RECOMPUTE_FULL);
+    cr_expect_eq(c.optimizer.beta1, 0.7);
+    cr_expect_eq(c.optimizer.beta2, 0.8);
+    cr_expect_eq(c.optimizer.schedule, ND_SCHEDULE_LINEAR);
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--multi-gpu", "--num-processes", "4", "--tp-size", "2"), ND_OK);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(c.resolved_mesh.size[ND_AXIS_DP_REPLICATE], 2);
+    nd_config_fini(&c);
+}
+
+Test(flags, refused_with_a_sentence)
+{
+    EXPECT_BAD_FLAGS(("--checkpoint-frequency", "100"), "--checkpoint-frequency",
+                     "checkpoints are not written yet");
+    EXPECT_BAD_FLAGS(("--resume_from_checkpoint=latest"), "--resume-from-checkpoint",
+                     "checkpoints");
+    EXPECT_BAD_FLAGS(("--set", "checkpoint.interval=3"), "checkpoints are not written yet");
+    EXPECT_BAD_FLAGS(("--log_with", "wandb"), "--log-with wandb", "metrics.jsonl");
+    EXPECT_BAD_FLAGS(("--max-restarts", "3"), "--max-restarts 3", "only value is 0");
+    EXPECT_BAD_FLAGS(("--pp-size", "2"), "pipeline parallelism");
+    EXPECT_BAD_FLAGS(("--mixed-precision", "fp16"), "--mixed-precision", "FP16");
+    EXPECT_BAD_FLAGS(("--nnodes", "1:4"), "--nnodes 1:4", "one number");
+    EXPECT_BAD_FLAGS(("--nproc-per-node", "gpu"), "--nproc-per-node is 'gpu'", "an integer");
+    EXPECT_BAD_FLAGS(("train.py", "--num-steps", "3"), "train.py is a Python script");
+    EXPECT_BAD_FLAGS(("-m", "pkg"), "--m:", "ndlaunch starts its own worker");
+    EXPECT_BAD_FLAGS(("--tee", "3"), "--tee", "--log-dir");
+    EXPECT_BAD_FLAGS(("--fsdp_offload_params", "true"), "--fsdp-offload-params", "not offloaded");
+    EXPECT_BAD_FLAGS(("--use-deepspeed"), "--use-deepspeed");
+    EXPECT_BAD_FLAGS(("--dynamo_bakend", "x"), "unknown flag", "dynamo_backend");
+}
+
+Test(flags, unknown_or_broken)
+{
+    EXPECT_BAD_FLAGS(("--num-stepz", "3"), "unknown flag --num-stepz", "did you mean --num-steps?");
+    EXPECT_BAD_FLAGS(("--sequence_lenght=3"), "did you mean --sequence-length?");
+    EXPECT_BAD_FLAGS(("--zzzzzzz"), "unknown flag --zzzzzzz", "--help");
+    EXPECT_BAD_FLAGS(("train"), "unexpected argument 'train'");
+    EXPECT_BAD_FLAGS(("--num-steps"), "--num-steps needs a value");
+    EXPECT_BAD_FLAGS(("--num-steps", "--lr", "3"), "--num-steps needs a value");
+    EXPECT_BAD_FLAGS(("--num-steps", "x"), "--num-steps is 'x'", "an integer");
+    EXPECT_BAD_FLAGS(("--num-steps", "0"), "--num-steps is 0", "1 to");
+    EXPECT_BAD_FLAGS(("--set", "train.stepz=3"), "train.stepz", "did you mean train.steps?");
+    EXPECT_BAD_FLAGS(("--set", "train.steps"), "section.key=value");
+    EXPECT_BAD_FLAGS(("--rank", "x"), "--rank is 'x'");
+    EXPECT_BAD_FLAGS(("--data-path", "a\nb"), "--data-path", "control character");
+    EXPECT_BAD_FLAGS(("--data-path", "a\xff"), "--data-path", "UTF-8");
+    EXPECT_BAD_FLAGS(("--model-path", "a", "--model-config", "b"), "model.path is 'a'",
+                     "model.config is 'b'");
+}
+
+Test(flags, negative_numbers_are_values)
+{
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, "--dp-shard-size", "-1", "--num-processes", "4"), ND_OK);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK);
+    cr_expect_eq(c.mesh.dp_shard, 4);
+    nd_config_fini(&c);
+}
+
+Test(flags, what_else_is_asked)
+{
+    nd_config c;
+    nd_cli cli;
+    cr_assert_eq(nd_config_init(&c), ND_OK);
+    char *help[] = {"ndlaunch", "--nonsense", "--help"};
+    cr_assert_eq(nd_config_parse(&c, &cli, 3, help), ND_OK, "help wins over mistakes");
+    cr_expect(cli.help && !cli.version && cli.plan_rank == -1);
+    char *rank[] = {"plan", "--rank", "3"};
+    cr_assert_eq(nd_config_parse(&c, &cli, 3, rank), ND_OK);
+    cr_expect_eq(cli.plan_rank, 3);
+    char *version[] = {"ndlaunch", "--version"};
+    cr_assert_eq(nd_config_parse(&c, &cli, 2, version), ND_OK);
+    cr_expect(cli.version);
+    nd_config_fini(&c);
+}
+
+Test(flags, flags_win_over_the_file)
+{
+    nd_config c;
+    char path[1024];
+    cr_assert_eq(FLAGS(&c, "--tp-size", "1", "--config-file",
+                       source_path("configs/tp_hsdp.yaml", path), "--num-processes", "4",
+                       "--model-path", "folder"),
+                 ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(c.mesh.tp, 1, "a flag before --config-file wins as well");
+    cr_expect_str_eq(c.model.path, "folder");
+    cr_expect_str_eq(c.model.config, "");
+    nd_config_fini(&c);
+}
+
+Test(flags, help_fits_and_names_every_key)
+{
+    char *text = NULL, name[96];
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    nd_config_help(out, "ndlaunch");
+    fclose(out);
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        snprintf(name, sizeof name, "%s.%s", nd_fields[i].section, nd_fields[i].key);
+        cr_expect(strstr(text, name), "%s is not in --help", name);
+    }
+    for (const char *line = text; *line;) {
+        size_t n = strcspn(line, "\n");
+        cr_expect_leq(n, 100u, "%.*s", (int)n, line);
+        line += n + (line[n] == '\n');
+    }
+    free(text);
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support.h"
+
+Test(resolve, workers_nodes_and_axes)
+{
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, "--dp-shard-size", "2", "--tp-size", "2"), ND_OK);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK);
+    cr_expect_eq(c.launch.workers, 4, "what the mesh needs");
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--nproc-per-node", "4", "--nnodes", "2", "--rdzv-endpoint", "h:1",
+                       "--rdzv-key-file", "k", "--dp-replicate-size", "-1", "--dp-shard-size", "2"),
+                 ND_OK);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(c.launch.workers, 8);
+    cr_expect_eq(c.mesh.dp_replicate, 4);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "resolving twice changes nothing");
+    cr_expect_eq(c.mesh.dp_replicate, 4);
+    nd_config_fini(&c);
+}
+
+Test(resolve, the_mesh_against_the_workers)
+{
+    EXPECT_BAD_TEXT("launch: {workers: 6}\nmesh: {dp_replicate: 2, dp_shard: 2, tp: 2}\n",
+                    "dp_replicate 2 x dp_shard 2 x cp 1 x tp 2 = 8 workers", "launch.workers is 6");
+    EXPECT_BAD_TEXT("launch: {workers: 6}\nmesh: {dp_shard: -1, tp: 4}\n", "dp_shard is -1", "= 4",
+                    "6 workers");
+    EXPECT_BAD_TEXT("launch: {workers: 6}\nmesh: {dp_replicate: -1, dp_shard: 4}\n",
+                    "dp_replicate is -1", "= 4", "6 workers");
+    EXPECT_BAD_TEXT("launch: {workers: 6}\nmesh: {dp_replicate: -1, dp_shard: -1}\n", "both -1");
+    EXPECT_BAD_TEXT(
+        "mesh: {dp_replicate: 16777216, dp_shard: 16777216, cp: 16777216, tp: 16777216}\n",
+        "more than 16777216 ranks");
+}
+
+Test(resolve, nodes)
+{
+    EXPECT_BAD_FLAGS(("--num-processes", "8", "--nproc-per-node", "3"), "= 3",
+                     "launch.workers is 8");
+    EXPECT_BAD_FLAGS(("--num-processes", "9", "--nnodes", "2"), "9", "2", "multiple");
+    EXPECT_BAD_FLAGS(("--node-rank", "1"), "node_rank is 1", "1 nodes");
+    EXPECT_BAD_FLAGS(("--nnodes", "2"), "rdzv_endpoint", "HOST:PORT");
+    EXPECT_BAD_FLAGS(("--nnodes", "2", "--rdzv-endpoint", "h:1"), "rdzv_key_file", "0600");
+    EXPECT_BAD_FLAGS(("--nnodes", "2", "--rdzv-endpoint", "h:0", "--rdzv-key-file", "k"), "'h:0'",
+                     "fixed");
+    static const char *const bad[] = {"h", "h:", ":5", "h:99999", "h:x", "::1:5", "[::1:5", "h:-1"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        EXPECT_BAD_FLAGS(("--rdzv-endpoint", bad[i]), bad[i], "HOST:PORT");
+    }
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, "--rdzv-endpoint", "[::1]:0"), ND_OK);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    nd_config_fini(&c);
+    EXPECT_BAD_FLAGS(("--gpu-ids", "0,,1"), "'0,,1'", "all");
+    EXPECT_BAD_FLAGS(("--gpu-ids", "0,a"), "'0,a'");
+    EXPECT_BAD_FLAGS(("--gpu-ids", ""), "launch.gpu_ids");
+}
+
+Test(resolve, model_and_data)
+{
+    EXPECT_BAD_FLAGS(("--model-name", "llama"), "'llama'", "ORG/NAME");
+    EXPECT_BAD_FLAGS(("--model-name", "./a/b"), "'./a/b'", "--model-path");
+    EXPECT_BAD_FLAGS(("--model-name", "a/b/c"), "ORG/NAME");
+    EXPECT_BAD_FLAGS(("--data-path", ""), "data.path is empty");
+    EXPECT_BAD_FLAGS(("--data-format", "megatron"), "megatron", "tokenizer: file");
+    EXPECT_BAD_FLAGS(("--data-format", "jsonl", "--tokenizer", "file"), "jsonl",
+                     "tokenizer: bytes");
+    EXPECT_BAD_FLAGS(("--validation-interval", "5", "--validation-path="),
+                     "validation_interval is 5", "validation_path is empty");
+}
+
+Test(resolve, training)
+{
+    EXPECT_BAD_FLAGS(("--lr", "1e-4", "--min-lr", "1e-3"), "min_lr 0.001", "lr 0.0001");
+    EXPECT_BAD_FLAGS(("--precision", "fp8", "--fp8-recipe", "rowwise", "--fp8-all-gather"),
+                     "fp8.all_gather", "tensorwise");
+    EXPECT_BAD_FLAGS(("--sequence-length", "134217728", "--micro-batch-size", "65536",
+                      "--gradient-accumulation-steps", "1000000"),
+                     "134217728", "2^52");
+}
+
+Test(resolve, checks_what_was_put_into_the_struct)
+{
+    nd_config c;
+    cr_assert_eq(nd_config_init(&c), ND_OK);
+    c.train.steps = 0;
+    expect_sentence(nd_config_resolve(&c), ND_ERR_CONFIG, "steps", "train.steps is 0",
+                    (char *)NULL);
+    c.train.steps = 1;
+    c.optimizer.beta2 = 2;
+    expect_sentence(nd_config_resolve(&c), ND_ERR_CONFIG, "betas", "optimizer.betas", (char *)NULL);
+    nd_config_fini(&c);
+}
