@@ -32,8 +32,8 @@ static nd_status refuse_tabs(const char *text, size_t bytes, const char *name)
         }
         if (tab) {
             return nd_fail(ND_ERR_CONFIG,
-                           "%s:%d: the line is indented with a tab; YAML allows only spaces there", name,
-                           line);
+                           "%s:%d: the line is indented with a tab; YAML allows only spaces there",
+                           name, line);
         }
         while (i < bytes && text[i] != '\n') {
             i++;

@@ -55,8 +55,8 @@ nd_status nd_read_accelerate(nd_reader *reader, const nd_yaml_node *root, const 
 
 bool nd_accelerate_is_top_key(const char *key);
 /*
- * A flag that is one of accelerate's YAML keys ("fsdp_version", '_' only): *known tells whether it is one; *is_bool
- * whether it may stand without a value.
+ * A flag that is one of accelerate's YAML keys ("fsdp_version", '_' only), NULL when it is none; *is_bool tells whether
+ * it may stand without a value.
  */
 typedef struct nd_accelerate_key nd_accelerate_key;
 const nd_accelerate_key *nd_accelerate_find_flag(const char *flag, bool *is_bool);

@@ -2,6 +2,8 @@
 /* The configurations in configs/: each is read and resolved, and its model fits its mesh. */
 #include "support.h"
 
+#include "runtime/base/fsio.h"
+#include "runtime/config/fields.h"
 #include "runtime/config/llama_shape.h"
 
 static const struct {
@@ -54,4 +56,20 @@ Test(shipped, the_documented_long_run)
                  ND_OK);
     cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
     nd_config_fini(&c);
+}
+
+Test(shipped, the_documentation_names_every_key_and_default)
+{
+    char path[1024], wanted[256], *text = NULL;
+    size_t size = 0;
+    cr_assert_eq(
+        nd_fs_read(source_path("docs/config.md", path), 1 << 20, ND_ERR_DATA, &text, &size), ND_OK,
+        "%s", nd_error_last()->message);
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        const nd_field *f = &nd_fields[i];
+        snprintf(wanted, sizeof wanted, "| `%s.%s`%s | %s |", f->section, f->key,
+                 f->job ? "" : " *node*", *f->initial ? f->initial : "empty");
+        cr_expect(strstr(text, wanted), "docs/config.md has no line with %s", wanted);
+    }
+    free(text);
 }
