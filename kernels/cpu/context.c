@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "kernels/cpu/matmul.h"
+#include "kernels/ops.h"
 
 static void destroy(void *native)
 {
@@ -69,4 +70,10 @@ nd_cpu_context *nd_cpu_context_of(nd_stream *stream)
         omp_set_num_threads(device->threads);
     }
     return device->native;
+}
+
+const char *nd_ops_machine(const nd_device *device)
+{
+    const nd_cpu_context *context = device->native;
+    return context ? nd_cpu_isa_name(context->isa) : "unknown";
 }

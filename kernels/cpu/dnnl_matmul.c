@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "kernels/ops.h"
+
 enum { PAGE = 4096, FIRST_CAPACITY = 64 };
 
 typedef struct entry {
@@ -412,4 +414,12 @@ nd_cpu_isa nd_dnnl_effective_isa(void)
         }
     }
     return ND_CPU_ISA_BASELINE;
+}
+
+const char *nd_ops_library_version(void)
+{
+    static char text[32];
+    const dnnl_version_t *v = dnnl_version();
+    snprintf(text, sizeof text, "%d.%d.%d", v->major, v->minor, v->patch);
+    return text;
 }

@@ -5,6 +5,8 @@
  * Who this worker is. Sources in order: the environment (RANK, WORLD_SIZE, LOCAL_RANK, ... as torchrun and ndlaunch
  * set it), PMIx, a single process.
  */
+#include <stdbool.h>
+
 #include "runtime/base/status.h"
 
 typedef enum nd_identity_source {
@@ -25,7 +27,10 @@ typedef struct nd_identity {
     char host[128];
     int key_fd;      /* inherited descriptor holding the 32-byte job key, -1: none */
     int progress_fd; /* inherited progress page, -1: private */
+    int failure_fd;  /* inherited failure page (failure.h), -1: none */
     int config_fd;   /* inherited resolved configuration (native YAML), -1: none */
+    int epoch;       /* how often the job was restarted; members of an older epoch are refused */
+    bool terminal;   /* somebody looks at a terminal: rank 0 may draw a progress bar */
 } nd_identity;
 
 /* ND_ERR_CONFIG when the variables contradict each other (RANK >= WORLD_SIZE, one missing, not a number). */

@@ -408,7 +408,7 @@ nd_status nd_cp_attention_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tenso
                               const float *lse, nd_tensor dout)
 {
     const nd_dims *d = &cp->dims;
-    nd_cp_block whole;
+    nd_cp_block whole[2];
     ND_TRY(make_delta(cp, o, dout));
     if (is_ring(cp)) {
         return ring_bwd(cp, dqkv, qkv, lse, dout);
@@ -416,7 +416,7 @@ nd_status nd_cp_attention_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tenso
     if (d->chunks > 1) {
         return gathered_bwd(cp, dqkv, qkv, lse, dout);
     }
-    nd_cp_blocks_gathered(1, 0, d->chunk, &whole);
+    nd_cp_blocks_gathered(1, 0, d->chunk, whole);
     kv_source kv = local_source(d, qkv), dkv = local_source(d, dqkv);
-    return run_bwd(cp, &whole, dqkv, &dkv, qkv, &kv, lse, dout, false, false);
+    return run_bwd(cp, &whole[0], dqkv, &dkv, qkv, &kv, lse, dout, false, false);
 }

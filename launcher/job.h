@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_LAUNCHER_JOB_H
+#define ND_LAUNCHER_JOB_H
+/*
+ * The workers of this host from spawn to the last exit, on one libuv loop: the store, the output, signals, the first
+ * failure. Everything runs in the main thread.
+ */
+#include <stdio.h>
+#include <uv.h>
+
+#include "runtime/base/progress.h"
+#include "runtime/config/config.h"
+#include "runtime/rdzv/failure.h"
+#include "runtime/rdzv/host.h"
+
+enum { ND_TAIL_LINES = 20, ND_TAIL_BYTES = 512, ND_LINE_MAX = 8192 };
+
+typedef struct nd_job nd_job;
+
+/* One of a worker's two output streams; whole lines go on. */
+typedef struct nd_output {
+    struct nd_launched *worker;
+    uv_pipe_t pipe;
+    int to;     /* our descriptor */
+    FILE *file; /* --log-dir, or NULL */
+    char line[ND_LINE_MAX];
+    size_t used;
+} nd_output;
+
+typedef struct nd_launched {
+    nd_job *job;
+    int rank, local_rank;
+    uv_process_t process;
+    bool running;
+    bool stopped;      /* we ended it because another one failed */
+    int64_t exit_code; /* after it ran */
+    int signal;
+    int64_t ended_ns;
+    nd_output out, err;
+    char tail[ND_TAIL_LINES][ND_TAIL_BYTES]; /* last lines of stderr */
+    int tail_count;
+} nd_launched;
+
+struct nd_job {
+    uv_loop_t loop;
+    const nd_config *config;
+    const char *program; /* the worker binary */
+    char host_name[128], run_id[64];
+    int local_workers, world_size;
+    int config_fd, key_fd;
+    nd_host *store;
+    nd_progress progress;
+    nd_failure_page failures;
+    nd_launched *workers; /* [local_workers] */
+    int running;
+    uv_timer_t kill_timer;
+    uv_signal_t signals[6];
+    int64_t last_interrupt_ns;
+    bool stopping; /* a failure was seen */
+    bool asked;    /* a signal asked us to end */
+};
+
+/* Runs the job to its end. *exit_code: 0, the first failing worker's code, or 128 + its signal. */
+nd_status nd_job_run(nd_job *job, int *exit_code);
+
+/* output.c */
+nd_status nd_output_open(nd_output *output, nd_launched *worker, bool is_error);
+void nd_output_start(nd_output *output);
+void nd_output_close(nd_output *output);
+
+/* spawn.c */
+nd_status nd_job_spawn(nd_job *job, int local_rank, uv_exit_cb on_exit);
+
+/* report.c: the failure screen; returns the exit code of the job. */
+int nd_job_report(const nd_job *job);
+
+#endif

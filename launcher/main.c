@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * ndlaunch: starts and watches the workers of a job.
+ *   ndlaunch --config-file FILE [flags]
+ *   ndlaunch --make-key FILE | --help | --version
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "launcher/job.h"
+#include "launcher/preflight.h"
+#include "runtime/base/log.h"
+#include "runtime/base/version.h"
+#include "runtime/rdzv/key.h"
+
+/* The resolved configuration as an anonymous file that workers inherit. */
+static nd_status config_to_fd(const nd_config *config, int *fd)
+{
+    char *text = NULL;
+    ND_TRY(nd_config_to_yaml(config, &text));
+    size_t bytes = strlen(text);
+    *fd = memfd_create("nd-config", MFD_CLOEXEC);
+    bool written = *fd >= 0 && write(*fd, text, bytes) == (ssize_t)bytes;
+    free(text);
+    return written ? ND_OK
+                   : nd_fail(ND_ERR_INTERNAL, "the configuration cannot be handed down: %s",
+                             strerror(errno));
+}
+
+static void echo(const nd_config *config)
+{
+    char *text = NULL;
+    char mesh[128];
+    nd_log_info("ndlaunch: %d workers, mesh %s", nd_mesh_world_size(&config->resolved_mesh),
+                nd_mesh_format(&config->resolved_mesh, mesh, sizeof mesh));
+    if (nd_log_get_level() >= ND_LOG_DEBUG && nd_config_to_yaml(config, &text) == ND_OK) {
+        nd_log_debug("resolved configuration:\n%s", text);
+        free(text);
+    }
+}
+
+static nd_status launch(const nd_config *config, int *exit_code)
+{
+    char program[4096];
+    nd_job job = {.config = config,
+                  .program = program,
+                  .world_size = nd_mesh_world_size(&config->resolved_mesh)};
+    job.local_workers = job.world_size;
+    if (config->launch.nnodes > 1) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "launch.nnodes is %lld, but this ndlaunch starts workers on one host only",
+                       (long long)config->launch.nnodes);
+    }
+    ND_TRY(nd_preflight_find_worker(program, sizeof program));
+    ND_TRY(config_to_fd(config, &job.config_fd));
+    ND_TRY(nd_preflight_run(program, job.config_fd, exit_code));
+    if (*exit_code != 0) {
+        return ND_OK; /* the check has said why */
+    }
+    echo(config);
+    return nd_job_run(&job, exit_code);
+}
+
+static nd_status run(int argc, char **argv, int *exit_code)
+{
+    nd_config config = {0};
+    nd_cli cli = {.plan_rank = -1};
+    nd_status status = nd_config_init(&config);
+    status = status == ND_OK ? nd_config_parse(&config, &cli, argc, argv) : status;
+    if (status == ND_OK && cli.help) {
+        nd_config_help(stdout, "ndlaunch");
+    } else if (status == ND_OK && cli.version) {
+        printf("ndlaunch %s\n", ND_VERSION);
+    } else if (status == ND_OK) {
+        status = nd_config_resolve(&config);
+        nd_log_init(strcmp(config.log.level, "debug") == 0 ? ND_LOG_DEBUG : ND_LOG_INFO, NULL);
+        status = status == ND_OK ? launch(&config, exit_code) : status;
+    }
+    nd_config_fini(&config);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    int exit_code = 0;
+    nd_status status;
+    if (argc == 3 && strcmp(argv[1], "--make-key") == 0) {
+        status = nd_key_make_file(argv[2]);
+    } else {
+        status = run(argc, argv, &exit_code);
+    }
+    if (status != ND_OK) {
+        nd_log_error("%s", nd_error_last()->message);
+        return (int)status;
+    }
+    return exit_code;
+}

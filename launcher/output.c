@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Workers' output. Rank 0's bytes go through as they come (a progress bar must be able to rewrite its line); other
+ * ranks' lines are whole and begin with "host:rank: ".
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "launcher/job.h"
+
+static void write_all(int fd, const char *bytes, size_t count)
+{
+    while (count > 0) {
+        ssize_t n = write(fd, bytes, count);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            return; /* nobody reads: the job goes on */
+        }
+        bytes += n;
+        count -= (size_t)n;
+    }
+}
+
+static void keep_tail(nd_launched *worker, const char *line)
+{
+    char *slot = worker->tail[worker->tail_count++ % ND_TAIL_LINES];
+    snprintf(slot, ND_TAIL_BYTES, "%.*s", ND_TAIL_BYTES - 1, line);
+}
+
+static void emit_line(nd_output *output)
+{
+    nd_launched *worker = output->worker;
+    char text[ND_LINE_MAX + 192];
+    output->line[output->used] = '\0';
+    if (output == &worker->err) {
+        keep_tail(worker, output->line);
+    }
+    if (output->file) {
+        fprintf(output->file, "%s\n", output->line);
+    }
+    if (worker->rank != 0) {
+        int n = snprintf(text, sizeof text, "%s:%d: %s\n", worker->job->host_name, worker->rank,
+                         output->line);
+        write_all(output->to, text, (size_t)n);
+    }
+    output->used = 0;
+}
+
+static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
+{
+    static char bytes[65536]; /* read and used up within one callback of the only loop */
+    *buffer = uv_buf_init(bytes, sizeof bytes);
+}
+
+static void on_read(uv_stream_t *stream, ssize_t count, const uv_buf_t *buffer)
+{
+    nd_output *output = stream->data;
+    if (count < 0) {
+        nd_output_close(output);
+        return;
+    }
+    if (output->worker->rank == 0) {
+        write_all(output->to, buffer->base, (size_t)count);
+    }
+    for (ssize_t i = 0; i < count; i++) {
+        char c = buffer->base[i];
+        if (c == '\n' || output->used == sizeof output->line - 1) {
+            emit_line(output);
+        }
+        if (c == '\r') {
+            output->used = 0; /* a rewritten line: only its last state is kept */
+        } else if (c != '\n') {
+            output->line[output->used++] = c;
+        }
+    }
+}
+
+static nd_status open_file(nd_output *output, const char *kind)
+{
+    const char *dir = output->worker->job->config->launch.log_dir;
+    char path[4096];
+    if (!dir[0]) {
+        return ND_OK;
+    }
+    if (mkdir(dir, 0777) != 0 && errno != EEXIST) {
+        return nd_fail(ND_ERR_CANTCREATE, "launch.log_dir %s cannot be made: %s", dir,
+                       strerror(errno));
+    }
+    snprintf(path, sizeof path, "%s/rank-%d.%s.log", dir, output->worker->rank, kind);
+    output->file = fopen(path, "we");
+    if (!output->file) {
+        return nd_fail(ND_ERR_CANTCREATE, "%s cannot be written: %s", path, strerror(errno));
+    }
+    setvbuf(output->file, NULL, _IOLBF, 0);
+    return ND_OK;
+}
+
+nd_status nd_output_open(nd_output *output, nd_launched *worker, bool is_error)
+{
+    output->worker = worker;
+    output->to = is_error ? STDERR_FILENO : STDOUT_FILENO;
+    uv_pipe_init(&worker->job->loop, &output->pipe, 0);
+    output->pipe.data = output;
+    return open_file(output, is_error ? "stderr" : "stdout");
+}
+
+void nd_output_start(nd_output *output)
+{
+    uv_read_start((uv_stream_t *)&output->pipe, on_alloc, on_read);
+}
+
+void nd_output_close(nd_output *output)
+{
+    if (uv_is_closing((uv_handle_t *)&output->pipe)) {
+        return;
+    }
+    if (output->used > 0) {
+        emit_line(output);
+    }
+    if (output->file) {
+        fclose(output->file);
+        output->file = NULL;
+    }
+    uv_close((uv_handle_t *)&output->pipe, NULL);
+}

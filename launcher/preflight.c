@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/preflight.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/version.h"
+
+enum { CONFIG_FD = 3, CHECK_SECONDS = 120 };
+
+nd_status nd_preflight_find_worker(char *path, int capacity)
+{
+    const char *named = getenv("ND_WORKER");
+    char self[3072];
+    if (named && named[0]) {
+        snprintf(path, (size_t)capacity, "%s", named);
+    } else {
+        ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+        self[n > 0 ? n : 0] = '\0';
+        char *slash = strrchr(self, '/');
+        snprintf(path, (size_t)capacity, "%.*s/ndtrain", slash ? (int)(slash - self) : 0, self);
+    }
+    if (access(path, X_OK) != 0) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "the worker program %s cannot be run: %s; build it with scripts/build, or name it in "
+            "ND_WORKER",
+            path, strerror(errno));
+    }
+    return ND_OK;
+}
+
+/* The first line of the check's output, bounded in time; the rest is thrown away. */
+static bool read_version(int fd, int64_t deadline, char *line, size_t capacity)
+{
+    size_t used = 0;
+    bool whole = false;
+    for (;;) {
+        char bytes[512];
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        int64_t left = (deadline - nd_clock_ns()) / 1000000;
+        if (left <= 0 || poll(&p, 1, (int)left) <= 0) {
+            return false;
+        }
+        ssize_t n = read(fd, bytes, sizeof bytes);
+        if (n <= 0) {
+            break;
+        }
+        for (ssize_t i = 0; i < n; i++) {
+            whole = whole || bytes[i] == '\n';
+            if (!whole && used < capacity - 1) {
+                line[used++] = bytes[i];
+            }
+        }
+    }
+    line[used] = '\0';
+    return true;
+}
+
+static nd_status spawn_check(const char *program, int config_fd, int out, pid_t *pid)
+{
+    posix_spawn_file_actions_t actions;
+    char *args[] = {(char *)program, "check", NULL};
+    char *env[] = {"ND_RUN_ID=check",
+                   "RANK=0",
+                   "WORLD_SIZE=1",
+                   "LOCAL_RANK=0",
+                   "LOCAL_WORLD_SIZE=1",
+                   "MASTER_ADDR=127.0.0.1",
+                   "MASTER_PORT=1",
+                   "ND_CONFIG_FD=3",
+                   NULL,
+                   NULL,
+                   NULL,
+                   NULL,
+                   NULL,
+                   NULL};
+    static const char *const kept[] = {
+        "HOME=", "HF_HOME=", "HF_HUB_CACHE=", "XDG_CACHE_HOME=", "LD_LIBRARY_PATH="};
+    extern char **environ;
+    int n = 8;
+    for (char **e = environ; *e; e++) {
+        for (size_t k = 0; k < sizeof kept / sizeof *kept; k++) {
+            if (strncmp(*e, kept[k], strlen(kept[k])) == 0 && n < 13) {
+                env[n++] = *e;
+            }
+        }
+    }
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, config_fd, CONFIG_FD);
+    int code = posix_spawn(pid, program, &actions, NULL, args, env);
+    posix_spawn_file_actions_destroy(&actions);
+    return code == 0 ? ND_OK
+                     : nd_fail(ND_ERR_IO, "the worker program %s cannot be started: %s", program,
+                               strerror(code));
+}
+
+nd_status nd_preflight_run(const char *program, int config_fd, int *exit_code)
+{
+    int pipe_fds[2], wait_status = 0;
+    char line[256];
+    pid_t pid;
+    if (pipe2(pipe_fds, O_CLOEXEC) != 0) {
+        return nd_fail(ND_ERR_INTERNAL, "no pipe for the check: %s", strerror(errno));
+    }
+    nd_status status = spawn_check(program, config_fd, pipe_fds[1], &pid);
+    close(pipe_fds[1]);
+    if (status != ND_OK) {
+        close(pipe_fds[0]);
+        return status;
+    }
+    bool ended = read_version(pipe_fds[0], nd_clock_ns() + (int64_t)CHECK_SECONDS * 1000000000,
+                              line, sizeof line);
+    close(pipe_fds[0]);
+    if (!ended) {
+        kill(pid, SIGKILL);
+    }
+    waitpid(pid, &wait_status, 0);
+    if (!ended) {
+        return nd_fail(ND_ERR_HANG, "%s check did not end within %d s", program, CHECK_SECONDS);
+    }
+    if (strcmp(line, "ndtrain " ND_VERSION) != 0) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "the worker program %s says '%s', but this is ndlaunch %s; build both from the same "
+            "source",
+            program, line, ND_VERSION);
+    }
+    *exit_code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
+    return ND_OK;
+}

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_LAUNCHER_PREFLIGHT_H
+#define ND_LAUNCHER_PREFLIGHT_H
+/* The worker program's own check of configuration, model and data, once, before any worker starts. */
+#include "runtime/base/status.h"
+
+/* The worker program: $ND_WORKER, or ndtrain beside this program. ND_ERR_CONFIG when it is not there. */
+nd_status nd_preflight_find_worker(char *path, int capacity);
+/*
+ * Runs `<program> check` with the resolved configuration behind config_fd. Its sentence goes to stderr and its code to
+ * *exit_code. ND_ERR_CONFIG when it is of another version: both are named.
+ */
+nd_status nd_preflight_run(const char *program, int config_fd, int *exit_code);
+
+#endif

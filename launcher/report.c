@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The failure screen: the first failing rank, why, where it was, its last words; who was only stopped with it. */
+#include <string.h>
+
+#include "launcher/job.h"
+#include "runtime/comm/comm.h"
+
+static bool failed(const nd_launched *worker)
+{
+    return !worker->stopped && (worker->exit_code != 0 || worker->signal != 0);
+}
+
+/* When the worker knew: its own record where it left one, else when its end was seen. */
+static int64_t failure_time(const nd_job *job, const nd_launched *worker)
+{
+    int64_t recorded = atomic_load(&job->failures.slots[worker->local_rank].time_ns);
+    return recorded != 0 ? recorded : worker->ended_ns;
+}
+
+static const nd_launched *first_failure(const nd_job *job)
+{
+    const nd_launched *first = NULL;
+    for (int i = 0; i < job->local_workers; i++) {
+        const nd_launched *w = &job->workers[i];
+        if (failed(w) && (!first || failure_time(job, w) < failure_time(job, first))) {
+            first = w;
+        }
+    }
+    return first;
+}
+
+static void print_place(const nd_job *job, const nd_launched *worker)
+{
+    const nd_progress_slot *slot = &job->progress.slots[worker->local_rank];
+    int64_t sequence = atomic_load(&slot->sequence), since = atomic_load(&slot->since_ns);
+    fprintf(stderr, "  phase %s, step %lld", nd_phase_name((nd_phase)atomic_load(&slot->phase)),
+            (long long)atomic_load(&slot->step));
+    if (sequence > 0) {
+        fprintf(stderr, "; %s %s of group %s, sequence %lld", since ? "inside" : "after",
+                nd_comm_op_name((nd_comm_op)atomic_load(&slot->op)),
+                nd_group_name((nd_group_kind)atomic_load(&slot->group)), (long long)sequence);
+    }
+    fprintf(stderr, "\n");
+}
+
+static void print_tail(const nd_launched *worker)
+{
+    int count = worker->tail_count < ND_TAIL_LINES ? worker->tail_count : ND_TAIL_LINES;
+    fprintf(stderr, "  its last lines:\n");
+    for (int i = 0; i < count; i++) {
+        fprintf(stderr, "    %s\n", worker->tail[(worker->tail_count - count + i) % ND_TAIL_LINES]);
+    }
+}
+
+static void print_collateral(const nd_job *job, const nd_launched *first)
+{
+    fprintf(stderr, "  collateral (ended with it):");
+    for (int i = 0; i < job->local_workers; i++) {
+        if (&job->workers[i] != first) {
+            fprintf(stderr, " %d", job->workers[i].rank);
+        }
+    }
+    fprintf(stderr, "\n");
+}
+
+int nd_job_report(const nd_job *job)
+{
+    const nd_launched *first = first_failure(job);
+    if (!first) {
+        return 0;
+    }
+    const nd_failure_slot *record = &job->failures.slots[first->local_rank];
+    int code = first->signal ? 128 + first->signal : (int)first->exit_code;
+    if (code == ND_ERR_PREEMPTED) {
+        fprintf(stderr, "ndlaunch: the job was stopped at a step boundary\n");
+        return code;
+    }
+    fprintf(stderr, "\nndlaunch: rank %d failed first (host %s, pid %d, device %s): ", first->rank,
+            job->host_name, first->process.pid,
+            record->device[0] ? record->device : "not chosen yet");
+    if (first->signal) {
+        fprintf(stderr, "signal %d (%s)\n", first->signal, strsignal(first->signal));
+    } else {
+        fprintf(stderr, "exit code %d (%s)\n", code, nd_status_name((nd_status)code));
+    }
+    print_place(job, first);
+    if (atomic_load(&record->time_ns) != 0) {
+        fprintf(stderr, "  it said: %s\n", record->message);
+    } else if (first->tail_count > 0) {
+        print_tail(first);
+    }
+    if (job->local_workers > 1) {
+        print_collateral(job, first);
+    }
+    return code;
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/device/affinity.h"
+
+#include <hwloc.h>
+#include <stdio.h>
+#include <string.h>
+
+/* CPUs [first, first + count) of the allowed set, in topology order. */
+static void take_cpus(hwloc_topology_t topology, hwloc_const_cpuset_t allowed, int first, int count,
+                      hwloc_cpuset_t out)
+{
+    int seen = 0;
+    hwloc_obj_t pu = NULL;
+    while ((pu = hwloc_get_next_obj_inside_cpuset_by_type(topology, allowed, HWLOC_OBJ_PU, pu)) !=
+           NULL) {
+        if (seen >= first && seen < first + count) {
+            hwloc_bitmap_or(out, out, pu->cpuset);
+        }
+        seen++;
+    }
+}
+
+static nd_status apply(hwloc_topology_t topology, int local_rank, int local_workers,
+                       int threads_wanted, nd_affinity *out)
+{
+    nd_status status = ND_OK;
+    hwloc_cpuset_t allowed = hwloc_bitmap_alloc(), mine = hwloc_bitmap_alloc();
+    if (!allowed || !mine || hwloc_get_cpubind(topology, allowed, HWLOC_CPUBIND_PROCESS) != 0) {
+        hwloc_bitmap_free(allowed);
+        hwloc_bitmap_free(mine);
+        return nd_fail(ND_ERR_INTERNAL, "the CPUs that this process may use cannot be read");
+    }
+    int cpus = hwloc_bitmap_weight(allowed);
+    *out = (nd_affinity){.allowed = cpus, .threads = threads_wanted};
+    int share = cpus / local_workers;
+    if (out->threads == 0) {
+        out->threads = share > 0 ? share : 1;
+    }
+    hwloc_bitmap_list_snprintf(out->cpus, sizeof out->cpus, allowed);
+    if (share > 0) {
+        take_cpus(topology, allowed, local_rank * share, share, mine);
+        if (hwloc_set_cpubind(topology, mine, HWLOC_CPUBIND_PROCESS) == 0) {
+            out->bound = share;
+            hwloc_bitmap_list_snprintf(out->cpus, sizeof out->cpus, mine);
+        }
+    }
+    hwloc_bitmap_free(allowed);
+    hwloc_bitmap_free(mine);
+    return status;
+}
+
+nd_status nd_affinity_apply(int local_rank, int local_workers, int threads_wanted, nd_affinity *out)
+{
+    hwloc_topology_t topology;
+    ND_ASSERT(local_workers >= 1 && local_rank >= 0 && local_rank < local_workers);
+    if (hwloc_topology_init(&topology) != 0) {
+        return nd_fail(ND_ERR_INTERNAL, "hwloc cannot be initialised");
+    }
+    hwloc_topology_set_all_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_STRUCTURE);
+    nd_status status =
+        hwloc_topology_load(topology) == 0
+            ? apply(topology, local_rank, local_workers, threads_wanted, out)
+            : nd_fail(ND_ERR_INTERNAL, "hwloc cannot read the topology of this machine");
+    hwloc_topology_destroy(topology);
+    return status;
+}

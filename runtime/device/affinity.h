@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_DEVICE_AFFINITY_H
+#define ND_DEVICE_AFFINITY_H
+/*
+ * CPUs of a worker: threads = allowed CPUs / local workers, at least 1, and a binding by hwloc that is never wider than
+ * the mask the process was given. With at least one CPU per worker each gets its own, neighbours in the topology, so
+ * that a worker's threads share caches; with fewer CPUs than workers nobody is bound and the scheduler balances.
+ */
+#include "runtime/base/status.h"
+
+typedef struct nd_affinity {
+    int allowed;    /* CPUs in the mask of the process */
+    int threads;    /* of this worker */
+    int bound;      /* CPUs it was bound to; 0: not bound */
+    char cpus[128]; /* their list, such as "0-3" */
+} nd_affinity;
+
+/* threads_wanted 0: as above. More than the worker's CPUs is honoured. */
+nd_status nd_affinity_apply(int local_rank, int local_workers, int threads_wanted,
+                            nd_affinity *out);
+
+#endif

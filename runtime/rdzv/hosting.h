@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_RDZV_HOSTING_H
+#define ND_RDZV_HOSTING_H
+/*
+ * The store inside of a worker: rank 0 of a start without ndlaunch runs host.h in a thread of its own. The thread
+ * touches nothing but its loop; the caller's thread only starts and stops it.
+ */
+#include <stdint.h>
+
+#include "runtime/rdzv/identity.h"
+#include "runtime/rdzv/tls.h"
+
+typedef struct nd_hosting nd_hosting;
+
+/* Listens at the identity's master address and port. */
+nd_status nd_hosting_start(const nd_identity *identity, const uint8_t key[ND_KEY_BYTES],
+                           nd_hosting **out);
+/* Waits until the other ranks have left the store, at most timeout_seconds, then ends the thread. NULL is legal. */
+void nd_hosting_stop(nd_hosting *hosting, double timeout_seconds);
+
+#endif

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/rdzv/identity.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+const char *nd_identity_source_name(nd_identity_source source)
+{
+    switch (source) {
+    case ND_IDENTITY_SINGLE:
+        return "a single process";
+    case ND_IDENTITY_NDLAUNCH:
+        return "ndlaunch";
+    case ND_IDENTITY_ENVIRONMENT:
+        return "torchrun's environment";
+    case ND_IDENTITY_PMIX:
+        return "PMIx";
+    }
+    return "an unknown source";
+}
+
+/* An integer variable in [low, high]. A missing one is `fallback`, or an error when that is INT_MIN. */
+static nd_status read_number(const char *name, int low, int high, int fallback, int *out)
+{
+    const char *text = getenv(name);
+    if (!text || !text[0]) {
+        if (fallback == INT_MIN) {
+            return nd_fail(
+                ND_ERR_CONFIG,
+                "%s is missing in the environment while RANK or WORLD_SIZE is set: start "
+                "workers with ndlaunch, or set RANK, WORLD_SIZE, LOCAL_RANK, "
+                "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+                name);
+        }
+        *out = fallback;
+        return ND_OK;
+    }
+    char *rest;
+    errno = 0;
+    long value = strtol(text, &rest, 10);
+    if (errno || *rest || rest == text) {
+        return nd_fail(ND_ERR_CONFIG, "%s=%s in the environment is not a number", name, text);
+    }
+    if (value < low || value > high) {
+        return nd_fail(ND_ERR_CONFIG, "%s=%s in the environment is outside of %d to %d", name, text,
+                       low, high);
+    }
+    *out = (int)value;
+    return ND_OK;
+}
+
+static nd_status read_text(const char *name, const char *fallback, char *out, size_t capacity)
+{
+    const char *text = getenv(name);
+    if (!text || !text[0]) {
+        text = fallback;
+    }
+    if (!text) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "%s is missing in the environment while RANK or WORLD_SIZE is set: start workers "
+            "with ndlaunch",
+            name);
+    }
+    if (strlen(text) >= capacity) {
+        return nd_fail(ND_ERR_CONFIG, "%s in the environment is longer than %zu characters", name,
+                       capacity - 1);
+    }
+    snprintf(out, capacity, "%s", text);
+    return ND_OK;
+}
+
+/* A descriptor inherited from ndlaunch; children of the worker do not get it. */
+static nd_status read_descriptor(const char *name, int *out)
+{
+    ND_TRY(read_number(name, 3, INT_MAX, -1, out));
+    if (*out >= 0 && fcntl(*out, F_SETFD, FD_CLOEXEC) != 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s=%d in the environment is not an open descriptor: a leftover of another "
+                       "program? unset it",
+                       name, *out);
+    }
+    return ND_OK;
+}
+
+static nd_status read_ranks(nd_identity *id)
+{
+    const int needed = INT_MIN;
+    ND_TRY(read_number("WORLD_SIZE", 1, INT_MAX, needed, &id->world_size));
+    ND_TRY(read_number("RANK", 0, INT_MAX, needed, &id->rank));
+    ND_TRY(read_number("LOCAL_WORLD_SIZE", 1, INT_MAX, needed, &id->local_world_size));
+    ND_TRY(read_number("LOCAL_RANK", 0, INT_MAX, needed, &id->local_rank));
+    if (id->rank >= id->world_size) {
+        return nd_fail(ND_ERR_CONFIG, "RANK=%d is not below WORLD_SIZE=%d", id->rank,
+                       id->world_size);
+    }
+    if (id->local_rank >= id->local_world_size) {
+        return nd_fail(ND_ERR_CONFIG, "LOCAL_RANK=%d is not below LOCAL_WORLD_SIZE=%d",
+                       id->local_rank, id->local_world_size);
+    }
+    if (id->local_world_size > id->world_size || id->local_rank > id->rank) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "LOCAL_RANK=%d of LOCAL_WORLD_SIZE=%d contradicts RANK=%d of WORLD_SIZE=%d",
+                       id->local_rank, id->local_world_size, id->rank, id->world_size);
+    }
+    ND_TRY(read_text("MASTER_ADDR", NULL, id->master_addr, sizeof id->master_addr));
+    return read_number("MASTER_PORT", 1, 65535, needed, &id->master_port);
+}
+
+static nd_status read_ndlaunch(nd_identity *id)
+{
+    ND_TRY(read_number("ND_NODE_RANK", 0, INT_MAX, 0, &id->node_rank));
+    ND_TRY(read_number("ND_NNODES", 1, INT_MAX, 1, &id->nnodes));
+    ND_TRY(read_number("ND_EPOCH", 0, INT_MAX, 0, &id->epoch));
+    ND_TRY(read_descriptor("ND_KEY_FD", &id->key_fd));
+    ND_TRY(read_descriptor("ND_PROGRESS_FD", &id->progress_fd));
+    ND_TRY(read_descriptor("ND_FAILURE_FD", &id->failure_fd));
+    return read_descriptor("ND_CONFIG_FD", &id->config_fd);
+}
+
+/*
+ * torchrun: with TORCHELASTIC_USE_AGENT_STORE its agent owns MASTER_PORT, so ours is the next one unless
+ * ND_MASTER_PORT says otherwise.
+ */
+static nd_status read_torchrun(nd_identity *id)
+{
+    const char *agent = getenv("TORCHELASTIC_USE_AGENT_STORE");
+    int port = id->master_port + (agent && strcmp(agent, "True") == 0);
+    int nodes = (id->world_size + id->local_world_size - 1) / id->local_world_size;
+    ND_TRY(read_number("ND_MASTER_PORT", 1, 65535, port < 65536 ? port : id->master_port - 1,
+                       &id->master_port));
+    ND_TRY(read_number("GROUP_RANK", 0, INT_MAX, id->rank / id->local_world_size, &id->node_rank));
+    ND_TRY(read_number("GROUP_WORLD_SIZE", 1, INT_MAX, nodes, &id->nnodes));
+    return read_number("TORCHELASTIC_RESTART_COUNT", 0, INT_MAX, 0, &id->epoch);
+}
+
+nd_status nd_identity_read(nd_identity *out)
+{
+    nd_identity id = {.source = ND_IDENTITY_SINGLE,
+                      .world_size = 1,
+                      .local_world_size = 1,
+                      .nnodes = 1,
+                      .key_fd = -1,
+                      .progress_fd = -1,
+                      .failure_fd = -1,
+                      .config_fd = -1};
+    const char *terminal = getenv("ND_TERMINAL");
+    snprintf(id.run_id, sizeof id.run_id, "single");
+    if (gethostname(id.host, sizeof id.host) != 0) {
+        snprintf(id.host, sizeof id.host, "localhost");
+    }
+    id.host[sizeof id.host - 1] = '\0';
+    if (getenv("ND_RUN_ID")) {
+        id.source = ND_IDENTITY_NDLAUNCH;
+        ND_TRY(read_text("ND_RUN_ID", NULL, id.run_id, sizeof id.run_id));
+        ND_TRY(read_ranks(&id));
+        ND_TRY(read_ndlaunch(&id));
+        id.terminal = terminal && strcmp(terminal, "1") == 0;
+    } else if (getenv("RANK") || getenv("WORLD_SIZE")) {
+        id.source = ND_IDENTITY_ENVIRONMENT;
+        ND_TRY(read_text("TORCHELASTIC_RUN_ID", "environment", id.run_id, sizeof id.run_id));
+        ND_TRY(read_ranks(&id));
+        ND_TRY(read_torchrun(&id));
+        id.terminal = id.world_size == 1 && isatty(STDERR_FILENO);
+    } else if (getenv("PMIX_RANK")) {
+        /* A world of one per rank would train the same model many times over, silently. */
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "this worker was started by a PMIx launcher (srun --mpi=pmix or mpirun), which "
+            "this version cannot join: start one ndlaunch per node instead");
+    } else {
+        id.terminal = isatty(STDERR_FILENO);
+    }
+    *out = id;
+    return ND_OK;
+}

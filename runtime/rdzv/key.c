@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/rdzv/key.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { HEX_BYTES = 2 * ND_KEY_BYTES };
+
+nd_status nd_key_random(uint8_t key[ND_KEY_BYTES])
+{
+    ssize_t got;
+    do {
+        got = getrandom(key, ND_KEY_BYTES, 0);
+    } while (got < 0 && errno == EINTR);
+    if (got != ND_KEY_BYTES) {
+        return nd_fail(ND_ERR_INTERNAL, "the system gives no random bytes for the job key: %s",
+                       strerror(errno));
+    }
+    return ND_OK;
+}
+
+nd_status nd_key_make_file(const char *path)
+{
+    uint8_t key[ND_KEY_BYTES];
+    char text[HEX_BYTES + 2];
+    ND_TRY(nd_key_random(key));
+    for (int i = 0; i < ND_KEY_BYTES; i++) {
+        snprintf(text + 2 * i, 3, "%02x", key[i]);
+    }
+    text[HEX_BYTES] = '\n';
+    explicit_bzero(key, sizeof key);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        int error = errno;
+        explicit_bzero(text, sizeof text);
+        return nd_fail(ND_ERR_CANTCREATE, "the key file %s cannot be made: %s%s", path,
+                       strerror(error), error == EEXIST ? "; remove it or name another one" : "");
+    }
+    ssize_t wrote = write(fd, text, HEX_BYTES + 1);
+    explicit_bzero(text, sizeof text);
+    if (close(fd) != 0 || wrote != HEX_BYTES + 1) {
+        unlink(path);
+        return nd_fail(ND_ERR_CANTCREATE, "the key file %s cannot be written: %s", path,
+                       strerror(errno));
+    }
+    return ND_OK;
+}
+
+static nd_status check_owner_and_mode(const char *path, const struct stat *st)
+{
+    if (!S_ISREG(st->st_mode)) {
+        return nd_fail(ND_ERR_CONFIG, "the key file %s is not a regular file", path);
+    }
+    if (st->st_uid != geteuid()) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "the key file %s belongs to user %u, not to the user of this job (%u)", path,
+                       (unsigned)st->st_uid, (unsigned)geteuid());
+    }
+    if (st->st_mode & (S_IRWXG | S_IRWXO)) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "the key file %s has mode %04o and can be used by others: its key is not secret "
+            "any more; make a new one with `ndlaunch --make-key FILE` (mode 0600)",
+            path, (unsigned)(st->st_mode & 07777));
+    }
+    return ND_OK;
+}
+
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9') {
+        return c - '0';
+    }
+    c |= 0x20;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+static bool decode(const char *text, size_t bytes, uint8_t key[ND_KEY_BYTES])
+{
+    if (bytes == ND_KEY_BYTES) {
+        memcpy(key, text, ND_KEY_BYTES);
+        return true;
+    }
+    if (bytes == HEX_BYTES + 1 && text[HEX_BYTES] == '\n') {
+        bytes--;
+    }
+    if (bytes != HEX_BYTES) {
+        return false;
+    }
+    for (int i = 0; i < ND_KEY_BYTES; i++) {
+        int high = hex_digit(text[2 * i]), low = hex_digit(text[2 * i + 1]);
+        if (high < 0 || low < 0) {
+            return false;
+        }
+        key[i] = (uint8_t)(high << 4 | low);
+    }
+    return true;
+}
+
+nd_status nd_key_read_file(const char *path, uint8_t key[ND_KEY_BYTES])
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        return nd_fail(ND_ERR_CONFIG, "the key file %s cannot be read: %s", path, strerror(errno));
+    }
+    struct stat st;
+    char text[HEX_BYTES + 2];
+    nd_status status =
+        fstat(fd, &st) == 0
+            ? check_owner_and_mode(path, &st)
+            : nd_fail(ND_ERR_CONFIG, "the key file %s cannot be read: %s", path, strerror(errno));
+    if (status == ND_OK) {
+        ssize_t got = read(fd, text, sizeof text);
+        if (got < 0 || !decode(text, (size_t)got, key)) {
+            status = nd_fail(ND_ERR_CONFIG,
+                             "the key file %s holds no key: it must have exactly %d bytes, or %d "
+                             "hexadecimal digits, and has %lld bytes",
+                             path, ND_KEY_BYTES, HEX_BYTES, (long long)st.st_size);
+        }
+        explicit_bzero(text, sizeof text);
+    }
+    close(fd);
+    return status;
+}
+
+nd_status nd_key_to_fd(const uint8_t key[ND_KEY_BYTES], int *fd)
+{
+    int made = memfd_create("nd-key", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (made < 0 || write(made, key, ND_KEY_BYTES) != ND_KEY_BYTES ||
+        fcntl(made, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) != 0) {
+        nd_status status =
+            nd_fail(ND_ERR_INTERNAL, "the job key cannot be kept in memory: %s", strerror(errno));
+        if (made >= 0) {
+            close(made);
+        }
+        return status;
+    }
+    *fd = made;
+    return ND_OK;
+}
+
+nd_status nd_key_read_fd(int fd, uint8_t key[ND_KEY_BYTES])
+{
+    if (pread(fd, key, ND_KEY_BYTES, 0) != ND_KEY_BYTES) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "the inherited descriptor %d (ND_KEY_FD) does not hold the job key: start "
+                       "workers with ndlaunch",
+                       fd);
+    }
+    return ND_OK;
+}

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_RDZV_KEY_H
+#define ND_RDZV_KEY_H
+/*
+ * The job key: 32 random bytes that every member of a job proves to have. It travels over an inherited descriptor to
+ * local workers and in a file of mode 0600 to other nodes; never in an argument or the environment.
+ */
+#include <stdint.h>
+
+#include "runtime/base/status.h"
+#include "runtime/rdzv/tls.h"
+
+nd_status nd_key_random(uint8_t key[ND_KEY_BYTES]);
+
+/* Writes a fresh key as 64 hexadecimal digits into a new file of mode 0600. ND_ERR_CANTCREATE, also when it exists. */
+nd_status nd_key_make_file(const char *path);
+/*
+ * 32 raw bytes, or 64 hexadecimal digits with or without a newline. ND_ERR_CONFIG when the file is missing, not this
+ * user's, open to group or others, or of another size.
+ */
+nd_status nd_key_read_file(const char *path, uint8_t key[ND_KEY_BYTES]);
+
+/* An anonymous, sealed file that holds the key; *fd is close-on-exec and owned by the caller. */
+nd_status nd_key_to_fd(const uint8_t key[ND_KEY_BYTES], int *fd);
+nd_status nd_key_read_fd(int fd, uint8_t key[ND_KEY_BYTES]);
+
+#endif

@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/rdzv/server.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/rdzv/ranks.h"
+#include "runtime/rdzv/server_internal.h"
+
+static const int64_t second_ns = 1000000000;
+/* When all places for strangers are taken, one that has said nothing for this long makes room. */
+static const int64_t crowded_ns = 250000000;
+
+nd_status nd_server_create(const nd_server_options *options, const nd_server_hooks *hooks,
+                           nd_server **out)
+{
+    nd_server *server;
+    ND_TRY(ND_ALLOC(1, &server));
+    server->hooks = *hooks;
+    snprintf(server->version, sizeof server->version, "%s", options->version);
+    snprintf(server->run_id, sizeof server->run_id, "%s", options->run_id);
+    server->epoch = options->epoch;
+    server->nnodes = options->nnodes;
+    double hello = options->hello_seconds > 0 ? options->hello_seconds : 5;
+    double notice = options->notice_seconds > 0 ? options->notice_seconds : 10;
+    server->hello_ns = (int64_t)(hello * 1e9);
+    server->notice_ns = (int64_t)(notice * 1e9);
+    nd_status status = ND_ALLOC(options->nnodes, &server->nodes);
+    if (status == ND_OK && options->world_size > 0) {
+        status = nd_server_set_world(server, options->world_size);
+    }
+    if (status != ND_OK) {
+        nd_server_destroy(server);
+        return status;
+    }
+    *out = server;
+    return ND_OK;
+}
+
+nd_status nd_server_set_world(nd_server *server, int world_size)
+{
+    ND_ASSERT(server->world_size == 0 && world_size > 0);
+    ND_TRY(ND_ALLOC(world_size, &server->ranks));
+    server->world_size = world_size;
+    return ND_OK;
+}
+
+static void free_peer(nd_peer *peer)
+{
+    nd_wire_parser_fini(&peer->parser);
+    free(peer);
+}
+
+void nd_server_destroy(nd_server *server)
+{
+    if (!server) {
+        return;
+    }
+    while (server->peers) {
+        nd_peer *peer = server->peers;
+        server->peers = peer->next;
+        nd_server_stop_waiting(server, peer);
+        free_peer(peer);
+    }
+    nd_server_store_fini(server);
+    nd_wire_buffer_fini(&server->out);
+    free(server->ranks);
+    free(server->nodes);
+    free(server);
+}
+
+void *nd_peer_transport(const nd_peer *peer)
+{
+    return peer->transport;
+}
+
+const char *nd_peer_name(const nd_peer *peer)
+{
+    return peer->name;
+}
+
+const char *nd_peer_host(const nd_peer *peer)
+{
+    return peer->host;
+}
+
+bool nd_peer_is_member(const nd_peer *peer)
+{
+    return peer->member;
+}
+
+int nd_server_members(const nd_server *server, nd_wire_role role)
+{
+    return server->members[role];
+}
+
+void nd_server_note_refused(nd_server *server, const char *name, const char *why, int64_t now)
+{
+    enum { SHOWN = 3 };
+    char line[512];
+    if (server->refused_since == 0 || now - server->refused_since > 10 * second_ns) {
+        if (server->refused > SHOWN) {
+            snprintf(line, sizeof line, "%d more connections to the store were refused",
+                     server->refused - SHOWN);
+            server->hooks.notice(server->hooks.context, line);
+        }
+        server->refused = 0;
+        server->refused_since = now;
+    }
+    if (server->refused++ < SHOWN) {
+        snprintf(line, sizeof line, "a connection from %s to the store was refused: %s", name, why);
+        server->hooks.notice(server->hooks.context, line);
+    }
+}
+
+static void drop(nd_server *server, nd_peer *peer)
+{
+    if (!peer->dropped) {
+        peer->dropped = true;
+        server->hooks.drop(server->hooks.context, peer);
+    }
+}
+
+void nd_server_flush(nd_server *server, nd_peer *peer)
+{
+    if (nd_wire_end(&server->out) == ND_OK) {
+        server->hooks.send(server->hooks.context, peer, server->out.data, server->out.size);
+    } else {
+        drop(server, peer);
+    }
+    server->out.size = 0;
+    server->out.failed = false;
+}
+
+void nd_server_error(nd_server *server, nd_peer *peer, uint32_t request, nd_status status,
+                     const char *message)
+{
+    nd_wire_begin(&server->out, ND_WIRE_ERROR);
+    nd_wire_put_u32(&server->out, request);
+    nd_wire_put_u32(&server->out, (uint32_t)status);
+    nd_wire_put_text(&server->out, message);
+    nd_server_flush(server, peer);
+}
+
+void nd_server_send(nd_server *server, nd_peer *peer, const void *frames, size_t count)
+{
+    if (!peer->dropped) {
+        server->hooks.send(server->hooks.context, peer, frames, count);
+    }
+}
+
+void nd_server_refuse(nd_server *server, nd_peer *peer, nd_status status, const char *message)
+{
+    if (!peer->dropped) {
+        nd_server_error(server, peer, 0, status, message);
+        drop(server, peer);
+    }
+}
+
+bool nd_server_has_room(nd_server *server, int64_t now)
+{
+    if (server->strangers < ND_SERVER_STRANGERS_MAX) {
+        return true;
+    }
+    nd_peer *oldest = NULL;
+    for (nd_peer *peer = server->peers; peer; peer = peer->next) {
+        if (!peer->member && !peer->dropped && (!oldest || peer->since < oldest->since)) {
+            oldest = peer;
+        }
+    }
+    if (oldest && now - oldest->since > crowded_ns) {
+        nd_server_note_refused(server, oldest->name, "it said nothing while others waited", now);
+        drop(server, oldest);
+    }
+    return false;
+}
+
+nd_status nd_server_connect(nd_server *server, void *transport, const char *name, int64_t now,
+                            nd_peer **out)
+{
+    nd_peer *peer;
+    ND_TRY(ND_ALLOC(1, &peer));
+    peer->server = server;
+    peer->transport = transport;
+    snprintf(peer->name, sizeof peer->name, "%s", name);
+    nd_wire_parser_init(&peer->parser, ND_WIRE_LIMIT_STRANGER);
+    peer->since = now;
+    peer->index = -1;
+    peer->next = server->peers;
+    if (server->peers) {
+        server->peers->previous = peer;
+    }
+    server->peers = peer;
+    server->strangers++;
+    *out = peer;
+    return ND_OK;
+}
+
+typedef struct hello {
+    uint32_t protocol, epoch, index;
+    uint8_t role;
+    char version[ND_WIRE_TEXT_MAX], run_id[ND_WIRE_TEXT_MAX], host[ND_WIRE_TEXT_MAX];
+} hello;
+
+static nd_status read_hello(const nd_wire_frame *frame, hello *out)
+{
+    nd_wire_cursor cursor = nd_wire_body(frame);
+    out->protocol = nd_wire_get_u32(&cursor);
+    nd_wire_get_text(&cursor, out->version, sizeof out->version);
+    nd_wire_get_text(&cursor, out->run_id, sizeof out->run_id);
+    out->epoch = nd_wire_get_u32(&cursor);
+    out->role = nd_wire_get_u8(&cursor);
+    out->index = nd_wire_get_u32(&cursor);
+    nd_wire_get_text(&cursor, out->host, sizeof out->host);
+    if (frame->type != ND_WIRE_HELLO || !nd_wire_finished(&cursor) || out->role > ND_WIRE_NODE) {
+        return nd_fail(ND_ERR_IO, "the first message was not a hello");
+    }
+    return ND_OK;
+}
+
+/* Version, job, epoch and the place that the peer wants. */
+static nd_status judge_hello(const nd_server *server, const hello *h)
+{
+    const char *who = h->role == ND_WIRE_NODE ? "node" : "rank";
+    if (h->protocol != ND_WIRE_PROTOCOL || strcmp(h->version, server->version) != 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s %u on %s has version %s, the store has %s: install the same version on "
+                       "all nodes",
+                       who, h->index, h->host, h->version, server->version);
+    }
+    /* A node learns the run id here; a worker has it from its own launcher. */
+    if (strcmp(h->run_id, server->run_id) != 0 && !(h->role == ND_WIRE_NODE && !h->run_id[0])) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s %u on %s belongs to job %s, this store to job %s: two jobs share an "
+                       "endpoint; give each its own port",
+                       who, h->index, h->host, h->run_id, server->run_id);
+    }
+    if (h->epoch != server->epoch) {
+        return nd_fail(ND_ERR_CONFIG, "%s %u on %s is of start %u of the job, this is start %u",
+                       who, h->index, h->host, h->epoch, server->epoch);
+    }
+    if (h->role == ND_WIRE_NODE) {
+        if (h->index == 0 || h->index >= (uint32_t)server->nnodes) {
+            return nd_fail(ND_ERR_CONFIG,
+                           "node rank %u of %s is outside of 1 to %d: this job has %d node%s",
+                           h->index, h->host, server->nnodes - 1, server->nnodes,
+                           server->nnodes == 1 ? "" : "s");
+        }
+        if (server->nodes[h->index]) {
+            return nd_fail(ND_ERR_CONFIG,
+                           "node rank %u, claimed by %s, is taken: give each node its own "
+                           "--node-rank",
+                           h->index, h->host);
+        }
+        return ND_OK;
+    }
+    if (h->index >= (uint32_t)server->world_size) {
+        return nd_fail(ND_ERR_CONFIG, "rank %u of %s is outside of a world of %d", h->index,
+                       h->host, server->world_size);
+    }
+    if (server->ranks[h->index] == ND_SERVER_RANK_HERE ||
+        server->ranks[h->index] == ND_SERVER_RANK_LOST) {
+        return nd_fail(ND_ERR_CONFIG, "rank %u, claimed by %s, is taken", h->index, h->host);
+    }
+    return ND_OK;
+}
+
+static nd_status accept_hello(nd_server *server, nd_peer *peer, const nd_wire_frame *frame)
+{
+    hello h;
+    ND_TRY(read_hello(frame, &h));
+    ND_TRY(judge_hello(server, &h));
+    peer->member = true;
+    peer->role = (nd_wire_role)h.role;
+    peer->index = (int)h.index;
+    peer->parser.limit = ND_WIRE_LIMIT_MEMBER;
+    snprintf(peer->host, sizeof peer->host, "%s", h.host);
+    snprintf(peer->name, sizeof peer->name, "%s %u (%s)", h.role == ND_WIRE_NODE ? "node" : "rank",
+             h.index, h.host);
+    server->strangers--;
+    server->members[peer->role]++;
+    if (peer->role == ND_WIRE_NODE) {
+        server->nodes[peer->index] = true;
+    } else {
+        server->left -= server->ranks[peer->index] == ND_SERVER_RANK_LEFT;
+        server->ranks[peer->index] = ND_SERVER_RANK_HERE;
+    }
+    nd_wire_begin(&server->out, ND_WIRE_WELCOME);
+    nd_wire_put_text(&server->out, server->run_id);
+    nd_wire_put_u32(&server->out, (uint32_t)server->world_size);
+    nd_server_flush(server, peer);
+    if (server->hooks.joined) {
+        server->hooks.joined(server->hooks.context, peer, peer->role, peer->index);
+    }
+    return ND_OK;
+}
+
+static nd_status take_frame(nd_server *server, nd_peer *peer, const nd_wire_frame *frame,
+                            int64_t now)
+{
+    if (!peer->member) {
+        return accept_hello(server, peer, frame);
+    }
+    if (frame->type == ND_WIRE_BYE) {
+        peer->goodbye = true;
+        drop(server, peer);
+        return ND_OK;
+    }
+    if (peer->role == ND_WIRE_WORKER) {
+        return nd_server_request(server, peer, frame, now);
+    }
+    if (frame->type >= ND_WIRE_NODE_FIRST && frame->type <= ND_WIRE_NODE_LAST &&
+        server->hooks.node_frame) {
+        return server->hooks.node_frame(server->hooks.context, peer, peer->index, frame);
+    }
+    return nd_fail(ND_ERR_IO, "a message of unknown type %d", (int)frame->type);
+}
+
+void nd_server_receive(nd_server *server, nd_peer *peer, const void *bytes, size_t count,
+                       int64_t now)
+{
+    nd_status status = peer->dropped ? ND_OK : nd_wire_feed(&peer->parser, bytes, count);
+    while (status == ND_OK && !peer->dropped) {
+        nd_wire_frame frame;
+        status = nd_wire_next(&peer->parser, &frame);
+        if (status == ND_OK && frame.type == ND_WIRE_NONE) {
+            return;
+        }
+        if (status == ND_OK) {
+            status = take_frame(server, peer, &frame, now);
+        }
+    }
+    if (status != ND_OK && !peer->dropped) {
+        char why[ND_ERROR_MESSAGE_MAX];
+        snprintf(why, sizeof why, "%s", nd_error_last()->message);
+        nd_server_note_refused(server, peer->name, why, now);
+        nd_server_refuse(server, peer, status, why);
+    }
+}
+
+void nd_server_gone(nd_server *server, nd_peer *peer)
+{
+    nd_server_stop_waiting(server, peer);
+    if (peer->next) {
+        peer->next->previous = peer->previous;
+    }
+    if (peer->previous) {
+        peer->previous->next = peer->next;
+    } else {
+        server->peers = peer->next;
+    }
+    if (!peer->member) {
+        server->strangers--;
+    } else {
+        server->members[peer->role]--;
+        if (peer->role == ND_WIRE_NODE) {
+            server->nodes[peer->index] = false;
+        } else {
+            nd_server_worker_left(server, peer, peer->goodbye);
+        }
+        if (server->hooks.left) {
+            server->hooks.left(server->hooks.context, peer, peer->role, peer->index, peer->goodbye);
+        }
+    }
+    free_peer(peer);
+}
+
+void nd_server_tick(nd_server *server, int64_t now)
+{
+    for (nd_peer *peer = server->peers; peer; peer = peer->next) {
+        if (!peer->member && !peer->dropped && now - peer->since > server->hello_ns) {
+            char why[96];
+            snprintf(why, sizeof why, "it did not identify itself within %.3g s",
+                     (double)server->hello_ns * 1e-9);
+            nd_server_note_refused(server, peer->name, why, now);
+            drop(server, peer);
+        }
+    }
+    nd_server_store_tick(server, now);
+}

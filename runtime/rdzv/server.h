@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_RDZV_SERVER_H
+#define ND_RDZV_SERVER_H
+/*
+ * The store's engine, without I/O and without a clock of its own: plaintext bytes of each peer go in, frames come out
+ * through hooks, and `now` (nd_clock_ns) is an argument. host.h gives it sockets and TLS; tests give it strings.
+ *
+ * A peer is a stranger until its hello (version, run id, epoch, index) is accepted: at most 64 strangers, five seconds
+ * each, frames of 512 bytes. Members are workers, whose requests the engine answers, and nodes (other launchers),
+ * whose frames it hands to a hook. Everything runs in one thread; hooks may not call back into the engine.
+ */
+#include <stdint.h>
+
+#include "runtime/rdzv/wire.h"
+
+enum { ND_SERVER_STRANGERS_MAX = 64 };
+
+typedef struct nd_server nd_server;
+typedef struct nd_peer nd_peer;
+
+typedef struct nd_server_hooks {
+    void *context;
+    /* Plaintext frames for the peer; the bytes are borrowed for the call. */
+    void (*send)(void *context, nd_peer *peer, const void *bytes, size_t count);
+    /* Close the connection after what was sent. The peer is freed when the host calls nd_server_gone. */
+    void (*drop)(void *context, nd_peer *peer);
+    /* A line for the user: who is missing, who was refused. */
+    void (*notice)(void *context, const char *line);
+    /* A worker or node was accepted, or left; clean: it said goodbye. May be NULL. */
+    void (*joined)(void *context, nd_peer *peer, nd_wire_role role, int index);
+    void (*left)(void *context, nd_peer *peer, nd_wire_role role, int index, bool clean);
+    /* A frame of a node (types ND_WIRE_NODE_*). ND_OK, or the peer is dropped with the error. May be NULL. */
+    nd_status (*node_frame)(void *context, nd_peer *peer, int node, const nd_wire_frame *frame);
+} nd_server_hooks;
+
+typedef struct nd_server_options {
+    const char *version, *run_id; /* copied */
+    uint32_t epoch;
+    int world_size;        /* 0: not known yet, workers are refused until nd_server_set_world */
+    int nnodes;            /* nodes 1 .. nnodes - 1 may join */
+    double hello_seconds;  /* for a stranger; 0: 5 */
+    double notice_seconds; /* between lines about who is missing; 0: 10 */
+} nd_server_options;
+
+nd_status nd_server_create(const nd_server_options *options, const nd_server_hooks *hooks,
+                           nd_server **out);
+void nd_server_destroy(nd_server *server); /* frees the peers that are left, without hooks */
+nd_status nd_server_set_world(nd_server *server, int world_size);
+
+/* True when one more stranger may come in; drops one that has been idle when all places are taken. */
+bool nd_server_has_room(nd_server *server, int64_t now);
+/* A new connection; `name` (address) is copied, for messages. `transport` is the host's pointer. */
+nd_status nd_server_connect(nd_server *server, void *transport, const char *name, int64_t now,
+                            nd_peer **out);
+/* Bytes of the peer; the engine drops the peer itself where they are wrong. */
+void nd_server_receive(nd_server *server, nd_peer *peer, const void *bytes, size_t count,
+                       int64_t now);
+/* What was sent to the peer has left: the next part of a long answer may follow. */
+void nd_server_drained(nd_server *server, nd_peer *peer);
+/* The connection is closed; frees the peer. */
+void nd_server_gone(nd_server *server, nd_peer *peer);
+/* Deadlines and notices; to be called every 0.1 s or so. */
+void nd_server_tick(nd_server *server, int64_t now);
+
+/* Whole frames for a member, as for nodes; nothing when it is being dropped. */
+void nd_server_send(nd_server *server, nd_peer *peer, const void *frames, size_t count);
+/* Sends an ERROR frame of request 0 to the peer and drops it. */
+void nd_server_refuse(nd_server *server, nd_peer *peer, nd_status status, const char *message);
+
+/* Tells the user about a connection that did not become a member, at most a few lines in ten seconds. */
+void nd_server_note_refused(nd_server *server, const char *name, const char *why, int64_t now);
+
+void *nd_peer_transport(const nd_peer *peer);
+const char *nd_peer_name(const nd_peer *peer); /* "rank 3 (host)", "node 1 (host)" or the address */
+const char *nd_peer_host(const nd_peer *peer); /* as it said in hello */
+bool nd_peer_is_member(const nd_peer *peer);
+int nd_server_members(const nd_server *server, nd_wire_role role); /* connected now */
+
+#endif

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_RDZV_SERVER_INTERNAL_H
+#define ND_RDZV_SERVER_INTERNAL_H
+/* What server.c (peers, hello, deadlines) and server_store.c (values, exchanges) share. */
+#include "runtime/rdzv/server.h"
+
+enum {
+    ND_SERVER_BUCKETS = 1024,
+    ND_SERVER_SLICE = 64 << 10,       /* part of an exchange's result in one frame */
+    ND_SERVER_VALUES_MAX = 256 << 20, /* bytes of all keys and values */
+    ND_SERVER_EXCHANGE_MAX = 1 << 30, /* bytes of one exchange's result */
+    ND_SERVER_RANK_NEVER = 0,
+    ND_SERVER_RANK_HERE,
+    ND_SERVER_RANK_LEFT, /* said goodbye */
+    ND_SERVER_RANK_LOST,
+};
+
+typedef struct nd_value {
+    struct nd_value *next;
+    char key[ND_WIRE_TEXT_MAX];
+    size_t bytes;
+    uint8_t *data;
+} nd_value;
+
+typedef struct nd_exchange {
+    struct nd_exchange *next; /* among the unfinished */
+    char name[ND_WIRE_TEXT_MAX];
+    size_t bytes; /* of one rank */
+    int arrived;
+    bool *here;    /* [world] */
+    uint8_t *data; /* [world x bytes] */
+    int users;     /* peers that wait for it or are being sent its result */
+    int64_t since, noticed;
+} nd_exchange;
+
+typedef enum nd_wait { ND_WAIT_NONE = 0, ND_WAIT_KEY, ND_WAIT_EXCHANGE } nd_wait;
+
+struct nd_peer {
+    nd_peer *next, *previous;
+    nd_server *server;
+    void *transport;
+    char name[ND_WIRE_TEXT_MAX + 32];
+    char host[ND_WIRE_TEXT_MAX];
+    nd_wire_parser parser;
+    int64_t since;
+    bool member, dropped, goodbye;
+    nd_wire_role role;
+    int index;
+    nd_wait wait; /* the one request that may be open */
+    uint32_t request;
+    int64_t deadline, wait_since, noticed;
+    char key[ND_WIRE_TEXT_MAX];
+    nd_exchange *exchange; /* waited for, or being sent */
+    size_t sent;
+};
+
+struct nd_server {
+    nd_server_hooks hooks;
+    char version[64], run_id[64];
+    uint32_t epoch;
+    int world_size, nnodes;
+    int64_t hello_ns, notice_ns;
+    nd_peer *peers;
+    int strangers;
+    int members[2];
+    uint8_t *ranks; /* [world_size] ND_SERVER_RANK_* */
+    bool *nodes;    /* [nnodes] connected */
+    int left;       /* ranks that left or were lost */
+    nd_value *buckets[ND_SERVER_BUCKETS];
+    size_t value_bytes;
+    nd_exchange *exchanges;
+    nd_wire_buffer out; /* reused for every frame */
+    int64_t refused_since;
+    int refused;
+};
+
+/* Ends the frame in server->out, sends it, empties the buffer. */
+void nd_server_flush(nd_server *server, nd_peer *peer);
+void nd_server_error(nd_server *server, nd_peer *peer, uint32_t request, nd_status status,
+                     const char *message);
+
+/* One request of a worker. An error drops the peer. */
+nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_frame *frame,
+                            int64_t now);
+/* A worker went; what waited for it ends with a sentence. */
+void nd_server_worker_left(nd_server *server, nd_peer *peer, bool clean);
+void nd_server_stop_waiting(nd_server *server, nd_peer *peer);
+void nd_server_store_tick(nd_server *server, int64_t now);
+void nd_server_store_fini(nd_server *server);
+
+#endif

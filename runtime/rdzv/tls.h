@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_RDZV_TLS_H
+#define ND_RDZV_TLS_H
+/*
+ * TLS 1.3 with the job's 32-byte key as external pre-shared key, on OpenSSL, over memory buffers: the caller moves the
+ * ciphertext. Key exchange is psk_dhe_ke (forward secrecy); there are no certificates, tickets or early data. Both
+ * sides require that the key was used (SSL_session_reused), so a server with any certificate does not pass.
+ *
+ * One thread per nd_tls; a context may be shared by the connections of one thread.
+ */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "runtime/base/status.h"
+
+enum { ND_KEY_BYTES = 32 };
+
+typedef struct nd_tls_context nd_tls_context;
+typedef struct nd_tls nd_tls;
+
+/* The key is copied, and wiped by destroy. */
+nd_status nd_tls_context_create(bool server, const uint8_t key[ND_KEY_BYTES], nd_tls_context **out);
+void nd_tls_context_destroy(nd_tls_context *context);
+
+/* The context is borrowed until destroy. */
+nd_status nd_tls_create(nd_tls_context *context, nd_tls **out);
+void nd_tls_destroy(nd_tls *tls);
+
+/*
+ * Takes ciphertext from the network and goes on with the handshake. ND_ERR_CONFIG: the other side has another key.
+ * ND_ERR_IO: it does not speak this protocol. After an error nd_tls_output may still hold an alert to send.
+ */
+nd_status nd_tls_input(nd_tls *tls, const void *bytes, size_t count);
+bool nd_tls_established(const nd_tls *tls);
+/* Plaintext received so far; *count 0: none now. *closed: the other side ended the session. */
+nd_status nd_tls_read(nd_tls *tls, void *out, size_t capacity, size_t *count, bool *closed);
+/* Only when established. */
+nd_status nd_tls_write(nd_tls *tls, const void *bytes, size_t count);
+/* Takes ciphertext to be sent; returns the number of bytes, 0 when there is none. */
+size_t nd_tls_output(nd_tls *tls, void *out, size_t capacity);
+
+#endif

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/parity/mesh_run.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/ranks.h"
+#include "trainer/trainer.h"
+
+typedef struct shared_run {
+    const mesh_job *job;
+    const mesh_case *mesh;
+    nd_config config;
+    nd_dataset *data;
+    mesh_result *out;
+    char **written[2]; /* [gradients, weights][tensor][element] */
+    pthread_mutex_t lock;
+} shared_run;
+
+static void fill_config(nd_config *c, const mesh_job *job, const mesh_case *m)
+{
+    int64_t dp = (int64_t)m->dp_replicate * m->dp_shard;
+    c->launch.workers = dp * m->cp * m->tp;
+    c->launch.comm_timeout_seconds = 60;
+    c->resolved_mesh = (nd_mesh){{1, m->dp_replicate, m->dp_shard, m->cp, m->tp}};
+    c->train.steps = job->steps;
+    c->train.sequence_length = job->sequence;
+    c->train.micro_batch_size = m->micro_batch;
+    c->train.gradient_accumulation_steps = job->global_batch / (dp * m->micro_batch);
+    c->train.precision = job->precision;
+    c->train.seed = 7;
+    c->optimizer.name = job->optimizer;
+    c->optimizer.lr = job->lr;
+    c->optimizer.beta1 = 0.9;
+    c->optimizer.beta2 = 0.95;
+    c->optimizer.eps = 1e-8;
+    c->optimizer.weight_decay = job->weight_decay;
+    c->optimizer.max_grad_norm = job->max_grad_norm;
+    c->optimizer.schedule = ND_SCHEDULE_CONSTANT;
+    c->parallel.reshard_after_forward = !m->zero2;
+    c->parallel.cp_comm = m->ring ? ND_CP_RING : ND_CP_ALLGATHER;
+    c->parallel.recompute = m->recompute;
+}
+
+static int tensor_index(const mesh_result *out, const char *name)
+{
+    for (int i = 0; i < out->tensors; i++) {
+        if (strcmp(out->names[i], name) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+typedef struct collect_context {
+    shared_run *run;
+    const float *state;
+    float **into;
+    char **written;
+    int rank;
+} collect_context;
+
+/* First holder of an element writes it, every other one must hold the same bits. */
+static nd_status collect_run(void *context, const nd_run *run)
+{
+    collect_context *c = context;
+    int t = tensor_index(c->run->out, run->param->name);
+    ND_CHECK(t >= 0, "tensor %s is not in the table", run->param->name);
+    for (int64_t i = 0; i < run->count; i++) {
+        int64_t e = run->global_begin + i;
+        float value = c->state[run->state_begin + i];
+        if (!c->written[t][e]) {
+            c->written[t][e] = 1;
+            c->into[t][e] = value;
+        }
+        ND_CHECK(memcmp(&c->into[t][e], &value, sizeof value) == 0,
+                 "%s: element %lld of %s is %.9g on rank %d and %.9g on another holder",
+                 c->run->mesh->name, (long long)e, run->param->name, (double)value, c->rank,
+                 (double)c->into[t][e]);
+    }
+    return ND_OK;
+}
+
+static nd_status collect(shared_run *run, const nd_trainer *t, bool gradients)
+{
+    const nd_layout *layout = t->model->layout;
+    collect_context context = {
+        .run = run,
+        .state = gradients ? t->model->fsdp.grad : t->model->fsdp.master,
+        .into = gradients ? run->out->gradients : run->out->weights,
+        .written = run->written[gradients ? 0 : 1],
+        .rank = t->rank->rank,
+    };
+    nd_status status = ND_OK;
+    pthread_mutex_lock(&run->lock);
+    for (int u = 0; u < layout->unit_count && status == ND_OK; u++) {
+        status = nd_layout_each_run(layout, u, layout->shard_index, collect_run, &context);
+    }
+    pthread_mutex_unlock(&run->lock);
+    return status;
+}
+
+static nd_status train_steps(shared_run *run, nd_trainer *t, nd_loader *loader)
+{
+    for (int64_t step = 0; step < run->job->steps; step++) {
+        nd_step_batch batch;
+        nd_step_result result;
+        ND_TRY(nd_loader_next(loader, &batch));
+        ND_TRY(nd_trainer_step(t, &batch, &result));
+        if (step == 0) {
+            ND_TRY(collect(run, t, true));
+        }
+        if (t->rank->rank == 0) {
+            run->out->loss[step] = result.loss;
+            run->out->norm[step] = result.grad_norm;
+        }
+    }
+    return collect(run, t, false);
+}
+
+static nd_status train_rank(shared_run *run, nd_rank *rank)
+{
+    nd_trainer *trainer = NULL;
+    nd_loader *loader = NULL;
+    nd_status status = ND_OK;
+    nd_loader_options options = {
+        .sequence = run->job->sequence,
+        .micro_batch = run->mesh->micro_batch,
+        .accumulation = run->config.train.gradient_accumulation_steps,
+        .dp_size = nd_mesh_group_size(&rank->mesh, ND_GROUP_DP),
+        .dp_index = nd_mesh_group_index(&rank->mesh, ND_GROUP_DP, rank->rank),
+        .cp_size = rank->mesh.size[ND_AXIS_CP],
+        .cp_index = rank->coord.at[ND_AXIS_CP],
+        .seed = 11,
+    };
+    ND_TRY_OUT(nd_trainer_create(rank, &trainer));
+    ND_TRY_OUT(nd_trainer_commit(trainer));
+    ND_TRY_OUT(nd_fsdp_init_weights(&trainer->model->fsdp, rank->shape.init_std, 3));
+    ND_TRY_OUT(nd_loader_open(run->data, &options, &loader));
+    ND_TRY_OUT(train_steps(run, trainer, loader));
+out:
+    nd_loader_close(loader);
+    nd_trainer_destroy(trainer);
+    return status;
+}
+
+static nd_status rank_body(nd_transport *transport, void *context)
+{
+    shared_run *run = context;
+    nd_rank rank = {
+        .rank = transport->rank,
+        .world_size = transport->size,
+        .mesh = run->config.resolved_mesh,
+        .config = &run->config,
+        .shape = run->job->shape,
+        .transport = transport,
+        .progress = transport->progress,
+    };
+    nd_status status = ND_OK;
+    rank.coord = nd_mesh_coord_of(&rank.mesh, rank.rank);
+    ND_TRY(nd_device_open_cpu(1, &rank.device));
+    ND_TRY_OUT(nd_ops_cpu(rank.device, &rank.ops));
+    ND_TRY_OUT(rank.device->table->stream_init(rank.device, &rank.stream));
+    ND_TRY_OUT(nd_groups_create(transport, &rank.mesh, &rank.groups));
+    status = train_rank(run, &rank);
+    nd_groups_destroy(&rank.groups);
+out:
+    nd_device_close(rank.device);
+    return status;
+}
+
+/* Whole tensors by name, from the layout of a mesh of one. */
+static nd_status make_tables(shared_run *run)
+{
+    mesh_result *out = run->out;
+    nd_layout *layout = NULL;
+    nd_mesh one = {{1, 1, 1, 1, 1}};
+    ND_TRY(
+        nd_layout_create(&run->job->shape, &one, nd_mesh_coord_of(&one, 0), NULL, NULL, &layout));
+    out->tensors = layout->param_count;
+    ND_TRY(ND_ALLOC(out->tensors, &out->names));
+    ND_TRY(ND_ALLOC(out->tensors, &out->sizes));
+    ND_TRY(ND_ALLOC(out->tensors, &out->gradients));
+    ND_TRY(ND_ALLOC(out->tensors, &out->weights));
+    ND_TRY(ND_ALLOC(out->tensors, &run->written[0]));
+    ND_TRY(ND_ALLOC(out->tensors, &run->written[1]));
+    for (int i = 0; i < out->tensors; i++) {
+        const nd_param *p = &layout->params[i];
+        memcpy(out->names[i], p->name, sizeof out->names[i]);
+        out->sizes[i] = p->rows * p->cols;
+        ND_TRY(ND_ALLOC(out->sizes[i], &out->gradients[i]));
+        ND_TRY(ND_ALLOC(out->sizes[i], &out->weights[i]));
+        ND_TRY(ND_ALLOC(out->sizes[i], &run->written[0][i]));
+        ND_TRY(ND_ALLOC(out->sizes[i], &run->written[1][i]));
+    }
+    nd_layout_destroy(layout);
+    return ND_OK;
+}
+
+/* Every element of every tensor had a holder. */
+static nd_status check_complete(const shared_run *run)
+{
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < run->out->tensors; i++) {
+            for (int64_t e = 0; e < run->out->sizes[i]; e++) {
+                ND_CHECK(run->written[k][i][e], "%s: nobody holds element %lld of %s",
+                         run->mesh->name, (long long)e, run->out->names[i]);
+            }
+        }
+    }
+    return ND_OK;
+}
+
+nd_status mesh_run(const mesh_job *job, const mesh_case *mesh, mesh_result *out)
+{
+    shared_run run = {.job = job, .mesh = mesh, .out = out};
+    nd_status status = ND_OK;
+    memset(out, 0, sizeof *out);
+    out->steps = job->steps;
+    fill_config(&run.config, job, mesh);
+    pthread_mutex_init(&run.lock, NULL);
+    ND_TRY_OUT(make_tables(&run));
+    ND_TRY_OUT(nd_dataset_open(job->data_path, job->format, job->tokenizer, job->shape.vocab,
+                               job->sequence, &run.data));
+    nd_ranks ranks = {.size = (int)run.config.launch.workers,
+                      .timeout_seconds = 60,
+                      .body = rank_body,
+                      .context = &run};
+    ND_TRY_OUT(nd_ranks_run_threads(&ranks));
+    ND_TRY_OUT(check_complete(&run));
+out:
+    for (int k = 0; k < 2 && run.written[k]; k++) {
+        for (int i = 0; i < out->tensors; i++) {
+            free(run.written[k][i]);
+        }
+        free(run.written[k]);
+    }
+    nd_dataset_close(run.data);
+    pthread_mutex_destroy(&run.lock);
+    return status == ND_OK ? ND_OK : nd_fail_context(status, "training on mesh %s", mesh->name);
+}
+
+void mesh_result_free(mesh_result *result)
+{
+    for (int i = 0; i < result->tensors; i++) {
+        free(result->gradients[i]);
+        free(result->weights[i]);
+    }
+    free(result->gradients);
+    free(result->weights);
+    free(result->names);
+    free(result->sizes);
+    memset(result, 0, sizeof *result);
+}
+
+double mesh_relative_l2(const float *a, const float *b, int64_t count)
+{
+    double difference = 0.0, norm = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        double d = (double)a[i] - (double)b[i];
+        difference += d * d;
+        norm += (double)b[i] * (double)b[i];
+    }
+    return norm > 0.0 ? sqrt(difference / norm) : sqrt(difference);
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TESTS_PARITY_MESH_RUN_H
+#define TESTS_PARITY_MESH_RUN_H
+/*
+ * Trains a tiny Llama for some steps on a mesh of ranks that are threads of this process, with the product's own
+ * trainer, loader and ops, and collects what meshes are compared by: losses, norms, step-1 gradients and final weights
+ * as whole tensors. Replicas that should hold the same bytes are compared on the way.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "runtime/config/config.h"
+#include "runtime/config/llama_shape.h"
+
+enum { MESH_RUN_MAX_STEPS = 32 };
+
+typedef struct mesh_case {
+    const char *name;
+    int dp_replicate, dp_shard, cp, tp;
+    int64_t micro_batch;
+    bool zero2; /* reshard_after_forward false */
+    bool ring;
+    nd_recompute recompute;
+} mesh_case;
+
+typedef struct mesh_job {
+    nd_llama_shape shape;
+    const char *data_path;
+    nd_data_format format;
+    const char *tokenizer;
+    int64_t global_batch, sequence, steps;
+    nd_optimizer_kind optimizer;
+    nd_precision precision;
+    double lr, max_grad_norm, weight_decay;
+} mesh_job;
+
+typedef struct mesh_result {
+    int64_t steps;
+    double loss[MESH_RUN_MAX_STEPS], norm[MESH_RUN_MAX_STEPS];
+    int tensors;
+    char (*names)[96];
+    int64_t *sizes;
+    float **gradients; /* of step 1, unclipped, [tensors][sizes] */
+    float **weights;   /* after the last step */
+} mesh_result;
+
+/* Fails with a sentence that names the case; replicas that differ are a failure. */
+nd_status mesh_run(const mesh_job *job, const mesh_case *mesh, mesh_result *out);
+void mesh_result_free(mesh_result *result);
+
+/* ||a - b|| / ||b||, 0 when both are 0. */
+double mesh_relative_l2(const float *a, const float *b, int64_t count);
+
+#endif

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Mesh equivalence in F32: every mesh against one worker at equal global batch (DESIGN 10.3).
+ *
+ * Bounds. A gradient element is a sum over at most 768 tokens whose order depends on the mesh: relative error about
+ * sqrt(768) x 6e-8 = 1.7e-6 in the L2 norm, so 1e-5 leaves a factor of 6; a wrong factor or a missing term is orders
+ * above it. Losses are means of F64 sums of F32 terms: 1e-6 relative. AdamW divides by the root of the second moment,
+ * which magnifies the noise of tiny gradients: losses and norms within 1e-5.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/base/rng.h"
+#include "tests/parity/mesh_run.h"
+#include "tests/support/tempdir.h"
+
+enum { SEQUENCE = 32, GLOBAL_BATCH = 24, STEPS = 20, TOKENS = 9000 };
+
+static const mesh_case one = {"one worker", 1, 1, 1, 1, 1, .zero2 = true};
+static tempdir dir;
+
+/* GQA, odd vocabulary (padded to tp), ffn that only 4 and its divisors cut. */
+static nd_llama_shape shape_of(int64_t vocab, int64_t ffn, bool tied)
+{
+    return (nd_llama_shape){
+        .vocab = vocab,
+        .hidden = 40,
+        .ffn = ffn,
+        .layers = 3,
+        .heads = 8,
+        .kv_heads = 4,
+        .head_dim = 6,
+        .max_positions = 128,
+        .rms_eps = 1e-5,
+        .init_std = 0.08,
+        .tied = tied,
+        .rope = {.type = ND_ROPE_DEFAULT, .theta = 10000.0},
+    };
+}
+
+/* A llm.c file of ids below `vocab` with some structure to learn. */
+static const char *token_file(int64_t vocab)
+{
+    static uint32_t words[256 + TOKENS];
+    int32_t *header = (int32_t *)words;
+    memset(words, 0, 1024);
+    header[0] = 20240801;
+    header[1] = 7;
+    header[2] = TOKENS;
+    for (int i = 0; i < TOKENS; i++) {
+        uint64_t r = nd_rng_u64(5, 0, (uint64_t)i);
+        words[256 + i] =
+            (uint32_t)(r % 4 ? (uint64_t)(i * i / 7) % (uint64_t)vocab : r / 4 % (uint64_t)vocab);
+    }
+    return tempdir_write(&dir, "tokens.bin", words, sizeof words);
+}
+
+/* Prompts of very different lengths: ranks get unequal numbers of counted labels, some blocks none. */
+static const char *jsonl_file(void)
+{
+    static char text[60000];
+    size_t used = 0;
+    for (int row = 0; row < 160; row++) {
+        int prompt = (int)(nd_rng_u64(9, 1, (uint64_t)row) % 90), completion = 3 + row % 23;
+        used += (size_t)snprintf(
+            text + used, sizeof text - used, "{\"prompt\": \"%.*s\", \"completion\": \"%.*s\"}\n",
+            prompt,
+            "the quick brown fox jumps over the lazy dog and then sits down to rest in the shade "
+            "of a tree",
+            completion, "abcdefghijklmnopqrstuvwxyz");
+    }
+    return tempdir_write(&dir, "rows.jsonl", text, used);
+}
+
+static mesh_job job_of(nd_llama_shape shape, const char *path, nd_data_format format,
+                       nd_optimizer_kind optimizer)
+{
+    return (mesh_job){
+        .shape = shape,
+        .data_path = path,
+        .format = format,
+        .tokenizer = format == ND_DATA_JSONL ? "bytes" : "file",
+        .global_batch = GLOBAL_BATCH,
+        .sequence = SEQUENCE,
+        .steps = STEPS,
+        .optimizer = optimizer,
+        .precision = ND_PRECISION_FP32,
+        .lr = optimizer == ND_OPTIMIZER_SGD ? 0.2 : 2e-3,
+        .max_grad_norm = optimizer == ND_OPTIMIZER_SGD ? 0.0 : 0.5,
+        .weight_decay = optimizer == ND_OPTIMIZER_SGD ? 0.0 : 0.1,
+    };
+}
+
+static void compare(const mesh_job *job, const mesh_result *expected, const mesh_case *mesh)
+{
+    mesh_result got;
+    bool sgd = job->optimizer == ND_OPTIMIZER_SGD;
+    assert_ok(mesh_run(job, mesh, &got));
+    for (int i = 0; i < got.tensors; i++) {
+        double error = mesh_relative_l2(got.gradients[i], expected->gradients[i], got.sizes[i]);
+        cr_assert_lt(error, 1e-5, "%s: gradient of %s differs by %.2e", mesh->name, got.names[i],
+                     error);
+    }
+    for (int64_t s = 0; s < job->steps; s++) {
+        double loss = fabs(got.loss[s] / expected->loss[s] - 1.0),
+               norm = fabs(got.norm[s] / expected->norm[s] - 1.0);
+        cr_assert_lt(loss, sgd ? 1e-6 : 1e-5, "%s: loss of step %ld differs by %.2e", mesh->name,
+                     (long)s + 1, loss);
+        cr_assert_lt(norm, 1e-5, "%s: norm of step %ld differs by %.2e", mesh->name, (long)s + 1,
+                     norm);
+    }
+    for (int i = 0; sgd && i < got.tensors; i++) {
+        double error = mesh_relative_l2(got.weights[i], expected->weights[i], got.sizes[i]);
+        cr_assert_lt(error, 1e-5, "%s: weights of %s differ by %.2e", mesh->name, got.names[i],
+                     error);
+    }
+    mesh_result_free(&got);
+}
+
+static void compare_all(const mesh_job *job, const mesh_case *meshes, size_t count)
+{
+    mesh_result expected;
+    assert_ok(mesh_run(job, &one, &expected));
+    cr_assert_lt(expected.loss[STEPS - 1], expected.loss[0], "the model learns");
+    for (size_t i = 0; i < count; i++) {
+        compare(job, &expected, &meshes[i]);
+    }
+    mesh_result_free(&expected);
+}
+
+static void both_optimizers(nd_llama_shape shape, const mesh_case *meshes, size_t count)
+{
+    tempdir_make(&dir);
+    const char *path = token_file(shape.vocab);
+    mesh_job sgd = job_of(shape, path, ND_DATA_LLMC, ND_OPTIMIZER_SGD);
+    mesh_job adamw = job_of(shape, path, ND_DATA_LLMC, ND_OPTIMIZER_ADAMW);
+    compare_all(&sgd, meshes, count);
+    compare_all(&adamw, meshes, count);
+    tempdir_remove(&dir);
+}
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+Test(mesh, data_parallel_and_sharding, .timeout = 600)
+{
+    static const mesh_case meshes[] = {
+        {"ddp 2", 2, 1, 1, 1, 1},
+        {"ddp 4, micro-batch 2", 4, 1, 1, 1, 2},
+        {"fsdp 2", 1, 2, 1, 1, 1},
+        {"fsdp 2, zero-2", 1, 2, 1, 1, 1, .zero2 = true},
+        {"fsdp 3, micro-batch 2", 1, 3, 1, 1, 2},
+        {"fsdp 4", 1, 4, 1, 1, 1},
+        {"fsdp 4, zero-2, micro-batch 2", 1, 4, 1, 1, 2, .zero2 = true},
+        {"fsdp 8", 1, 8, 1, 1, 1},
+        {"fsdp 8, zero-2", 1, 8, 1, 1, 1, .zero2 = true},
+        {"hsdp 2 x 2", 2, 2, 1, 1, 1},
+    };
+    both_optimizers(shape_of(97, 75, false), meshes, COUNT(meshes));
+}
+
+Test(mesh, tensor_parallel, .timeout = 600)
+{
+    static const mesh_case meshes[] = {
+        {"tp 2", 1, 1, 1, 2, 1},
+        {"tp 4", 1, 1, 1, 4, 1},
+        {"tp 4, micro-batch 2", 1, 1, 1, 4, 2},
+        {"dp 2 x tp 2", 2, 1, 1, 2, 1},
+        {"fsdp 2 x tp 2", 1, 2, 1, 2, 1},
+        {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
+        {"fsdp 6 x tp 2", 1, 6, 1, 2, 1},
+    };
+    both_optimizers(shape_of(97, 76, false), meshes, COUNT(meshes));
+}
+
+Test(mesh, context_parallel, .timeout = 600)
+{
+    static const mesh_case meshes[] = {
+        {"cp 2", 1, 1, 2, 1, 1},
+        {"cp 2, ring", 1, 1, 2, 1, 1, .ring = true},
+        {"cp 4, micro-batch 2", 1, 1, 4, 1, 2},
+        {"cp 4, ring, micro-batch 2", 1, 1, 4, 1, 2, .ring = true},
+        {"cp 8", 1, 1, 8, 1, 1},
+        {"cp 8, ring", 1, 1, 8, 1, 1, .ring = true},
+        {"fsdp 2 x cp 2", 1, 2, 2, 1, 1},
+        {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1},
+        {"fsdp 2 x cp 2 x tp 2, ring", 1, 2, 2, 2, 1, .ring = true},
+    };
+    both_optimizers(shape_of(97, 76, false), meshes, COUNT(meshes));
+}
+
+Test(mesh, tied_embeddings, .timeout = 600)
+{
+    static const mesh_case meshes[] = {
+        {"tied, fsdp 3", 1, 3, 1, 1, 1},
+        {"tied, tp 2", 1, 1, 1, 2, 1},
+        {"tied, fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1},
+        {"tied, ddp 2, recompute", 2, 1, 1, 1, 1, .recompute = ND_RECOMPUTE_FULL},
+    };
+    both_optimizers(shape_of(101, 76, true), meshes, COUNT(meshes));
+}
+
+Test(mesh, labels_that_do_not_count, .timeout = 600)
+{
+    static const mesh_case meshes[] = {
+        {"-100, ddp 4", 4, 1, 1, 1, 1},
+        {"-100, fsdp 3", 1, 3, 1, 1, 1},
+        {"-100, hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
+        {"-100, fsdp 2 x cp 4", 1, 2, 4, 1, 1},
+        {"-100, cp 2 ring x tp 2", 1, 1, 2, 2, 1, .ring = true},
+    };
+    tempdir_make(&dir);
+    mesh_job job = job_of(shape_of(256, 76, false), jsonl_file(), ND_DATA_JSONL, ND_OPTIMIZER_SGD);
+    compare_all(&job, meshes, COUNT(meshes));
+    tempdir_remove(&dir);
+}
+
+/* Recompute changes no bit, whatever it drops. */
+Test(mesh, recompute_gives_the_same_bits, .timeout = 600)
+{
+    static const mesh_case base[] = {
+        {"one", 1, 1, 1, 1, 1},
+        {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1, .ring = true},
+        {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
+    };
+    tempdir_make(&dir);
+    mesh_job job =
+        job_of(shape_of(97, 76, false), token_file(97), ND_DATA_LLMC, ND_OPTIMIZER_ADAMW);
+    job.steps = 4;
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        job.precision = bf16 ? ND_PRECISION_BF16 : ND_PRECISION_FP32;
+        for (size_t i = 0; i < COUNT(base); i++) {
+            mesh_result expected, got;
+            assert_ok(mesh_run(&job, &base[i], &expected));
+            for (int mode = ND_RECOMPUTE_SELECTIVE; mode <= (int)ND_RECOMPUTE_FULL; mode++) {
+                mesh_case again = base[i];
+                again.recompute = (nd_recompute)mode;
+                assert_ok(mesh_run(&job, &again, &got));
+                cr_assert_eq(memcmp(got.loss, expected.loss, sizeof got.loss), 0, "%s, mode %d",
+                             again.name, mode);
+                for (int t = 0; t < got.tensors; t++) {
+                    cr_assert_eq(
+                        memcmp(got.weights[t], expected.weights[t], (size_t)got.sizes[t] * 4), 0,
+                        "%s, mode %d: %s", again.name, mode, got.names[t]);
+                }
+                mesh_result_free(&got);
+            }
+            mesh_result_free(&expected);
+        }
+    }
+    tempdir_remove(&dir);
+}
+
+/* The same run twice: the same bits. */
+Test(mesh, same_mesh_twice_gives_the_same_bits, .timeout = 600)
+{
+    static const mesh_case mesh = {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1};
+    mesh_result first, second;
+    tempdir_make(&dir);
+    mesh_job job =
+        job_of(shape_of(97, 76, false), token_file(97), ND_DATA_LLMC, ND_OPTIMIZER_ADAMW);
+    job.precision = ND_PRECISION_BF16;
+    assert_ok(mesh_run(&job, &mesh, &first));
+    assert_ok(mesh_run(&job, &mesh, &second));
+    cr_assert_eq(memcmp(first.loss, second.loss, sizeof first.loss), 0);
+    cr_assert_eq(memcmp(first.norm, second.norm, sizeof first.norm), 0);
+    for (int t = 0; t < first.tensors; t++) {
+        cr_assert_eq(memcmp(first.weights[t], second.weights[t], (size_t)first.sizes[t] * 4), 0,
+                     "%s", first.names[t]);
+    }
+    mesh_result_free(&first);
+    mesh_result_free(&second);
+    tempdir_remove(&dir);
+}

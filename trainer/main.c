@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * ndtrain: the worker.
+ *   ndtrain train [flags]   one worker of a job, started by ndlaunch, srun, or alone
+ *   ndtrain check [flags]   reads and checks configuration, model and data; starts nothing
+ *   ndtrain plan  [flags]   prints mesh, groups, memory plan and estimated step time; starts nothing
+ *   ndtrain version
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "runtime/base/log.h"
+#include "runtime/base/version.h"
+#include "runtime/rdzv/failure.h"
+#include "runtime/rdzv/guard.h"
+#include "trainer/plan.h"
+#include "trainer/train.h"
+#include "trainer/trainer.h"
+
+static void init_log(const nd_config *config, const nd_identity *id)
+{
+    static const char *const names[] = {"error", "warning", "info", "debug"};
+    char prefix[200];
+    nd_log_level level = ND_LOG_INFO;
+    for (nd_log_level l = ND_LOG_ERROR; l <= ND_LOG_DEBUG; l++) {
+        level = strcmp(config->log.level, names[l]) == 0 ? l : level;
+    }
+    if (id->rank > 0 && level == ND_LOG_INFO) {
+        level = ND_LOG_WARNING;
+    }
+    snprintf(prefix, sizeof prefix, "rank %d", id->rank);
+    nd_log_init(level, id->rank > 0 && id->source != ND_IDENTITY_NDLAUNCH ? prefix : "");
+}
+
+/* The resolved configuration that ndlaunch hands down as an inherited memory file. */
+static nd_status read_inherited(nd_config *config, int fd)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0 || st.st_size <= 0) {
+        return nd_fail(ND_ERR_INTERNAL,
+                       "the inherited configuration (descriptor %d) cannot be read", fd);
+    }
+    char *text = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (text == MAP_FAILED) {
+        return nd_fail(ND_ERR_INTERNAL, "the inherited configuration cannot be mapped: %s",
+                       strerror(errno));
+    }
+    nd_status status =
+        nd_config_read_text(config, text, (size_t)st.st_size, "configuration from ndlaunch");
+    munmap(text, (size_t)st.st_size);
+    return status;
+}
+
+static nd_status read_config(nd_config *config, nd_cli *cli, const nd_identity *id, int argc,
+                             char **argv)
+{
+    ND_TRY(nd_config_init(config));
+    if (id->config_fd >= 0) {
+        ND_TRY(read_inherited(config, id->config_fd));
+    } else {
+        ND_TRY(nd_config_parse(config, cli, argc, argv));
+        if (cli->help) {
+            nd_config_help(stdout, "ndtrain train|check|plan");
+            return ND_OK;
+        }
+    }
+    return nd_config_resolve(config);
+}
+
+static void on_stop_signal(int signal_number)
+{
+    nd_train_request_stop(signal_number);
+}
+
+/* TERM and USR1 end the run at the next step boundary; INT too, a second INT at once. */
+static void install_signals(void)
+{
+    struct sigaction action = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART};
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
+    action.sa_flags |= (int)SA_RESETHAND;
+    sigaction(SIGINT, &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+static nd_status check_world(const nd_config *config, const nd_identity *id)
+{
+    int world = nd_mesh_world_size(&config->resolved_mesh);
+    if (world == id->world_size) {
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_CONFIG,
+                   "the configuration needs %d workers, but this job has %d (%s); start it with "
+                   "ndlaunch, or with as many "
+                   "tasks as launch.workers",
+                   world, id->world_size, nd_identity_source_name(id->source));
+}
+
+static nd_status command_train(const nd_config *config, nd_worker *worker, int argc, char **argv)
+{
+    nd_inputs inputs = {0};
+    nd_run_context context = {.worker = worker, .inputs = &inputs, .argc = argc, .argv = argv};
+    install_signals();
+    nd_status status = check_world(config, &worker->identity);
+    status = status == ND_OK ? nd_inputs_open(config, &inputs) : status;
+    status = status == ND_OK ? nd_worker_join(worker, config, &inputs.shape) : status;
+    status = status == ND_OK ? nd_train(&context) : status;
+    nd_inputs_close(&inputs);
+    return status;
+}
+
+static nd_status command_check(const nd_config *config, nd_worker *worker)
+{
+    nd_inputs inputs = {0};
+    printf("ndtrain %s\n", ND_VERSION); /* ndlaunch compares it with its own */
+    fflush(stdout);
+    nd_status status = nd_inputs_open(config, &inputs);
+    status = status == ND_OK ? nd_trainer_check_precision(config) : status;
+    nd_inputs_close(&inputs);
+    return status;
+}
+
+static nd_status command_plan(const nd_config *config, nd_worker *worker, int rank)
+{
+    nd_inputs inputs = {0};
+    int world = nd_mesh_world_size(&config->resolved_mesh);
+    rank = rank < 0 ? 0 : rank;
+    if (rank >= world) {
+        return nd_fail(ND_ERR_CONFIG, "--rank %d: the mesh has ranks 0 to %d", rank, world - 1);
+    }
+    nd_status status = nd_inputs_open_model(config, &inputs);
+    status = status == ND_OK ? nd_worker_open_device(config, 0, 1, worker) : status;
+    status = status == ND_OK ? nd_plan_print(stdout, config, &inputs, worker, rank) : status;
+    nd_inputs_close(&inputs);
+    return status;
+}
+
+static int report(const nd_identity *id, nd_status status)
+{
+    if (status != ND_OK) {
+        nd_log_error("%s", nd_error_last()->message);
+        nd_failure_report(id, status, nd_error_last()->message);
+    }
+    return (int)status;
+}
+
+static int usage(FILE *out)
+{
+    fprintf(out,
+            "usage: ndtrain train|check|plan [--config-file FILE] [flags]\n"
+            "       ndtrain train --help lists all flags; ndtrain version prints the version\n");
+    return out == stdout ? 0 : (int)ND_ERR_CONFIG;
+}
+
+static nd_status run_command(const char *command, const nd_config *config, const nd_cli *cli,
+                             nd_worker *worker, int argc, char **argv)
+{
+    if (strcmp(command, "plan") == 0) {
+        return command_plan(config, worker, cli->plan_rank);
+    }
+    if (strcmp(command, "check") == 0) {
+        return command_check(config, worker);
+    }
+    return command_train(config, worker, argc, argv);
+}
+
+int main(int argc, char **argv)
+{
+    nd_worker worker = {0};
+    nd_config config = {0};
+    nd_cli cli = {.plan_rank = -1};
+    nd_worker_guard();
+    const char *command = argc > 1 ? argv[1] : "";
+    if (strcmp(command, "version") == 0 || strcmp(command, "--version") == 0) {
+        printf("ndtrain %s\n", ND_VERSION);
+        return 0;
+    }
+    if (strcmp(command, "--help") == 0) {
+        return usage(stdout);
+    }
+    if (strcmp(command, "train") != 0 && strcmp(command, "check") != 0 &&
+        strcmp(command, "plan") != 0) {
+        return usage(stderr);
+    }
+    nd_status status = nd_identity_read(&worker.identity);
+    status =
+        status == ND_OK ? read_config(&config, &cli, &worker.identity, argc - 1, argv + 1) : status;
+    if (status == ND_OK && !cli.help) {
+        init_log(&config, &worker.identity);
+        status = run_command(command, &config, &cli, &worker, argc, argv);
+    }
+    int code = report(&worker.identity, status);
+    nd_worker_close(&worker);
+    nd_config_fini(&config);
+    return code;
+}

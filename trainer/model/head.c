@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Final norm, vocabulary-parallel head and cross entropy, chunked over tokens: logits are never there for the whole
+ * sequence. The head's backward runs inside its forward, so the global number of counted labels is known beforehand
+ * and dlogits are scaled at birth.
+ *
+ * A chunk takes the same rows of every tp peer (rows [begin, begin + rows) of each one's Tl), so its gathered order is
+ * (peer, row); nd_model_load_batch put the labels in that order.
+ */
+#include "trainer/model/llama.h"
+
+static const nd_trace_kind HEAD = ND_TRACE_HEAD;
+
+static nd_status tp_all_reduce(nd_model *m, float *values, int64_t count, nd_redop op)
+{
+    nd_rank *r = m->rank;
+    ND_RUN(r, ND_TRACE_COMMUNICATION,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_TP], &r->stream, values, count,
+                              ND_DTYPE_F32, op, NULL));
+    return ND_OK;
+}
+
+/* Loss of the chunk; row statistics become global over the vocabulary. */
+static nd_status chunk_loss(nd_model *m, nd_tensor logits, nd_tensor labels, nd_tensor global_max,
+                            nd_tensor sum)
+{
+    nd_rank *r = m->rank;
+    const nd_dims *d = &m->dims;
+    int64_t n = labels.shape[0];
+    nd_tensor row_max = nd_tensor_1d(m->row_max, ND_DTYPE_F32, n);
+    nd_tensor target = nd_tensor_1d(m->row_sums + n, ND_DTYPE_F32, n);
+    ND_OP(r, HEAD, ce_stats, row_max, sum, target, logits, labels, d->vocab_first, d->vocab_valid);
+    ND_TRY(nd_copy(&r->stream, m->global_max, m->row_max, (size_t)n * 4));
+    ND_TRY(tp_all_reduce(m, m->global_max, n, ND_REDOP_MAX));
+    ND_OP(r, HEAD, ce_rescale, sum, row_max, global_max);
+    ND_TRY(tp_all_reduce(m, m->row_sums, 2 * n, ND_REDOP_SUM));
+    ND_OP(r, HEAD, ce_loss, m->loss_sum, global_max, sum, target, labels);
+    return ND_OK;
+}
+
+static nd_status chunk(nd_model *m, int64_t begin, int64_t rows, bool train, double inverse_tokens,
+                       float beta)
+{
+    nd_rank *r = m->rank;
+    const nd_dims *d = &m->dims;
+    int64_t n = rows * (d->T / d->Tl);
+    nd_tensor w = nd_fsdp_weight(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1); /* (V, C) */
+    nd_tensor logits = nd_tensor_2d(m->logits.data, d->act, n, d->V);
+    nd_tensor labels = nd_tensor_1d(m->labels + begin * (d->T / d->Tl), ND_DTYPE_I32, n);
+    nd_tensor global_max = nd_tensor_1d(m->global_max, ND_DTYPE_F32, n);
+    nd_tensor sum = nd_tensor_1d(m->row_sums, ND_DTYPE_F32, n);
+    nd_tensor h;
+    /* 1. tp: the chunk's rows of all peers */
+    ND_TRY(nd_tp_gather(r, nd_tensor_rows(m->h_final, begin, rows), m->head_full,
+                        ND_TRACE_COMMUNICATION, &h));
+    /* 2. logits of this vocabulary slice; 3. loss */
+    ND_OP(r, HEAD, matmul, logits, h, false, w, true, 0.0f);
+    ND_TRY(chunk_loss(m, logits, labels, global_max, sum));
+    if (!train) {
+        return ND_OK;
+    }
+    /* 3'. dlogits in place */
+    ND_OP(r, HEAD, ce_bwd, logits, global_max, sum, labels, d->vocab_first, d->vocab_valid,
+          (float)inverse_tokens);
+    /* 2'. weight gradient, and the rows' gradient: partial over the vocabulary; 1'. reduce-scatter */
+    ND_OP(r, HEAD, matmul, nd_fsdp_grad(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1), logits, true,
+          h, false, beta);
+    nd_tensor dh = nd_tensor_rows(m->dh_final, begin, rows);
+    nd_tensor partial = nd_tp_partial(r, dh, m->head_dfull);
+    ND_OP(r, HEAD, matmul, partial, logits, false, w, false, 0.0f);
+    return nd_tp_reduce(r, partial, dh, ND_TRACE_COMMUNICATION);
+}
+
+nd_status nd_head_forward(nd_model *m, nd_tensor x, nd_tensor delta, bool train,
+                          double inverse_tokens)
+{
+    nd_rank *r = m->rank;
+    const nd_dims *d = &m->dims;
+    float beta = 0.0f;
+    ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_fwd, m->h_final, m->x_final, m->rstd_final, x, delta,
+          nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1), (float)r->shape.rms_eps);
+    if (train) {
+        ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, m->layout->tail));
+        ND_TRY(nd_fsdp_grad_zero_if_fresh(&m->fsdp, ND_PARAM_NORM_F, -1));
+        beta = nd_fsdp_grad_beta(&m->fsdp, m->layout->tail);
+    }
+    for (int64_t begin = 0; begin < d->Tl; begin += d->head_rows) {
+        int64_t rows = d->Tl - begin < d->head_rows ? d->Tl - begin : d->head_rows;
+        ND_TRY(chunk(m, begin, rows, train, inverse_tokens, beta));
+        beta = 1.0f;
+    }
+    return ND_OK;
+}
+
+nd_status nd_head_backward(nd_model *m)
+{
+    nd_rank *r = m->rank;
+    int tail = m->layout->tail;
+    ND_TRY(nd_fsdp_acquire(&m->fsdp, tail));
+    ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_bwd, m->dx,
+          nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1), m->dh_final, (nd_tensor){0},
+          m->x_final, nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
+          m->rstd_final);
+    nd_fsdp_release(&m->fsdp, tail);
+    return m->layout->tied ? ND_OK : nd_fsdp_grad_release(&m->fsdp, tail);
+}

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/model/llama.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/rope.h"
+
+/* Segments of the memory plan, in the order of ids_of_plan. */
+enum {
+    ID_X_IN,
+    ID_RSTD1,
+    ID_H1,
+    ID_QKV,
+    ID_O,
+    ID_LSE,
+    ID_X_MID,
+    ID_RSTD2,
+    ID_H2,
+    ID_GU,
+    ID_ACT,
+    ID_BRANCH,
+    ID_DX,
+    ID_DH,
+    ID_DACT,
+    ID_DQKV,
+    ID_DOUT,
+    ID_FULL_A,
+    ID_FULL_B,
+    ID_X_FINAL,
+    ID_H_FINAL,
+    ID_RSTD_FINAL,
+    ID_DH_FINAL,
+    ID_LOGITS,
+    ID_HEAD_FULL,
+    ID_HEAD_DFULL,
+    ID_ROW_MAX,
+    ID_ROW_SUMS,
+    ID_GLOBAL_MAX,
+    ID_LOSS,
+    ID_IDS,
+    ID_LABELS,
+    ID_POSITIONS,
+    ID_ROPE_COS,
+    ID_ROPE_SIN,
+    ID_COUNT
+};
+
+/* What each mode keeps of a block: one bit per activation, ID_X_IN .. ID_ACT. */
+static unsigned kept_activations(nd_recompute mode)
+{
+    const unsigned all = (1u << ND_ACT_COUNT) - 1;
+    switch (mode) {
+    case ND_RECOMPUTE_NONE:
+        return all;
+    case ND_RECOMPUTE_SELECTIVE:
+        return all & ~(1u << ID_H1 | 1u << ID_H2 | 1u << ID_ACT);
+    case ND_RECOMPUTE_FULL:
+        break;
+    }
+    return 1u << ID_X_IN;
+}
+
+typedef struct act_spec {
+    const char *name;
+    int64_t rows, columns;
+    size_t width;
+} act_spec;
+
+static void describe_activations(const nd_dims *d, act_spec out[ND_ACT_COUNT])
+{
+    size_t act = nd_dtype_size(d->act);
+    out[ID_X_IN] = (act_spec){"block inputs", d->Tl, d->C, act};
+    out[ID_RSTD1] = (act_spec){"norm 1 statistics", d->Tl, 1, 4};
+    out[ID_H1] = (act_spec){"norm 1 outputs", d->Tl, d->C, act};
+    out[ID_QKV] = (act_spec){"q k v", d->T, d->QKV, act};
+    out[ID_O] = (act_spec){"attention outputs", d->T, d->H * d->D, act};
+    out[ID_LSE] = (act_spec){"attention lse", d->T, d->H, 4};
+    out[ID_X_MID] = (act_spec){"after attention", d->Tl, d->C, act};
+    out[ID_RSTD2] = (act_spec){"norm 2 statistics", d->Tl, 1, 4};
+    out[ID_H2] = (act_spec){"norm 2 outputs", d->Tl, d->C, act};
+    out[ID_GU] = (act_spec){"gate up", d->T, 2 * d->F, act};
+    out[ID_ACT] = (act_spec){"swiglu outputs", d->T, d->F, act};
+}
+
+/* Every layer's tensor starts on a 256-byte boundary. */
+static int64_t layer_stride(const act_spec *spec)
+{
+    int64_t bytes = spec->rows * spec->columns * (int64_t)spec->width;
+    return (bytes + 255) / 256 * 256;
+}
+
+static void plan_blocks(nd_model *m, nd_memplan *plan)
+{
+    const nd_dims *d = &m->dims;
+    act_spec specs[ND_ACT_COUNT];
+    unsigned kept = kept_activations(m->recompute);
+    describe_activations(d, specs);
+    for (int i = 0; i < ND_ACT_COUNT; i++) {
+        bool keep = kept >> i & 1;
+        m->ids_of_plan[i] =
+            nd_memplan_add(plan, keep ? ND_MEM_ACTIVATIONS : ND_MEM_SCRATCH, specs[i].name,
+                           layer_stride(&specs[i]) * (keep ? d->L : 1), 1);
+    }
+}
+
+static void plan_shared(nd_model *m, nd_memplan *plan)
+{
+    const nd_dims *d = &m->dims;
+    size_t act = nd_dtype_size(d->act);
+    int64_t local = d->Tl * d->C, full = d->Tl == d->T ? 0 : d->T * d->C;
+    int64_t n = d->head_rows * (d->T / d->Tl);
+    struct {
+        int id;
+        nd_mem_class class;
+        const char *name;
+        int64_t count;
+        size_t width;
+    } specs[] = {
+        {ID_BRANCH, ND_MEM_SCRATCH, "branch output", local, act},
+        {ID_DX, ND_MEM_SCRATCH, "residual gradient", local, act},
+        {ID_DH, ND_MEM_SCRATCH, "norm gradient", local, act},
+        {ID_DACT, ND_MEM_SCRATCH, "swiglu gradient", d->T * d->F, act},
+        {ID_DQKV, ND_MEM_SCRATCH, "q k v gradient", d->T * d->QKV, act},
+        {ID_DOUT, ND_MEM_SCRATCH, "attention gradient", d->T * d->H * d->D, act},
+        {ID_FULL_A, ND_MEM_SCRATCH, "tp: gathered", full, act},
+        {ID_FULL_B, ND_MEM_SCRATCH, "tp: partial sums", full, act},
+        {ID_X_FINAL, ND_MEM_HEAD, "final residual", local, act},
+        {ID_H_FINAL, ND_MEM_HEAD, "final norm output", local, act},
+        {ID_RSTD_FINAL, ND_MEM_HEAD, "final norm statistics", d->Tl, 4},
+        {ID_DH_FINAL, ND_MEM_HEAD, "final norm gradient", local, act},
+        {ID_LOGITS, ND_MEM_HEAD, "logits of a chunk", n * d->V, act},
+        {ID_HEAD_FULL, ND_MEM_HEAD, "tp: gathered chunk", full ? n * d->C : 0, act},
+        {ID_HEAD_DFULL, ND_MEM_HEAD, "tp: chunk gradient", full ? n * d->C : 0, act},
+        {ID_ROW_MAX, ND_MEM_HEAD, "row maxima", n, 4},
+        {ID_ROW_SUMS, ND_MEM_HEAD, "row sums and targets", 2 * n, 4},
+        {ID_GLOBAL_MAX, ND_MEM_HEAD, "global maxima", n, 4},
+        {ID_LOSS, ND_MEM_HEAD, "loss", 1, 8},
+        {ID_IDS, ND_MEM_DATA, "token ids", d->T, 4},
+        {ID_LABELS, ND_MEM_DATA, "labels", d->T, 4},
+        {ID_POSITIONS, ND_MEM_DATA, "positions", d->T, 4},
+        {ID_ROPE_COS, ND_MEM_DATA, "rope cosines", d->S * d->D / 2, 4},
+        {ID_ROPE_SIN, ND_MEM_DATA, "rope sines", d->S * d->D / 2, 4},
+    };
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+        m->ids_of_plan[specs[i].id] =
+            nd_memplan_add(plan, specs[i].class, specs[i].name, specs[i].count, specs[i].width);
+    }
+}
+
+nd_status nd_model_create(nd_rank *rank, nd_memplan *plan, nd_model **out)
+{
+    nd_model *m = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(ND_ALLOC(1, &m));
+    m->rank = rank;
+    m->dims = nd_dims_of(&rank->shape, &rank->mesh, rank->coord, rank->config);
+    m->recompute = rank->config->parallel.recompute;
+    ND_TRY_OUT(nd_layout_create(&rank->shape, &rank->mesh, rank->coord, NULL, NULL, &m->layout));
+    ND_TRY_OUT(ND_ALLOC(m->dims.L, &m->acts));
+    ND_TRY_OUT(nd_fsdp_init(&m->fsdp, rank, m->layout, m->dims.act, plan));
+    plan_blocks(m, plan);
+    plan_shared(m, plan);
+    nd_cp_init(&m->cp, rank, &m->dims, plan);
+    *out = m;
+out:
+    if (status != ND_OK) {
+        nd_model_destroy(m);
+    }
+    return status;
+}
+
+static void bind_blocks(nd_model *m, const nd_memplan *plan)
+{
+    const nd_dims *d = &m->dims;
+    act_spec specs[ND_ACT_COUNT];
+    unsigned kept = kept_activations(m->recompute);
+    describe_activations(d, specs);
+    for (int64_t l = 0; l < d->L; l++) {
+        nd_block_acts *a = &m->acts[l];
+        nd_tensor *views[ND_ACT_COUNT] = {
+            [ID_X_IN] = &a->x_in,   [ID_RSTD1] = &a->rstd1, [ID_H1] = &a->h1,
+            [ID_QKV] = &a->qkv,     [ID_O] = &a->o,         [ID_X_MID] = &a->x_mid,
+            [ID_RSTD2] = &a->rstd2, [ID_H2] = &a->h2,       [ID_GU] = &a->gu,
+            [ID_ACT] = &a->act,
+        };
+        for (int i = 0; i < ND_ACT_COUNT; i++) {
+            char *data = nd_memplan_at(plan, m->ids_of_plan[i]);
+            data += (kept >> i & 1) ? l * layer_stride(&specs[i]) : 0;
+            if (i == ID_LSE) {
+                a->lse = (float *)data;
+            } else if (i == ID_RSTD1 || i == ID_RSTD2) {
+                *views[i] = nd_tensor_1d(data, ND_DTYPE_F32, specs[i].rows);
+            } else {
+                *views[i] = nd_tensor_2d(data, d->act, specs[i].rows, specs[i].columns);
+            }
+        }
+    }
+}
+
+nd_status nd_model_bind(nd_model *m, const nd_memplan *plan)
+{
+    const nd_dims *d = &m->dims;
+    const int *id = m->ids_of_plan;
+    nd_fsdp_bind(&m->fsdp, plan);
+    nd_cp_bind(&m->cp, plan);
+    bind_blocks(m, plan);
+    m->branch = nd_tensor_2d(nd_memplan_at(plan, id[ID_BRANCH]), d->act, d->Tl, d->C);
+    m->dx = nd_tensor_2d(nd_memplan_at(plan, id[ID_DX]), d->act, d->Tl, d->C);
+    m->dh = nd_tensor_2d(nd_memplan_at(plan, id[ID_DH]), d->act, d->Tl, d->C);
+    m->dact = nd_tensor_2d(nd_memplan_at(plan, id[ID_DACT]), d->act, d->T, d->F);
+    m->dqkv = nd_tensor_2d(nd_memplan_at(plan, id[ID_DQKV]), d->act, d->T, d->QKV);
+    m->dout = nd_tensor_2d(nd_memplan_at(plan, id[ID_DOUT]), d->act, d->T, d->H * d->D);
+    m->full_a = nd_memplan_at(plan, id[ID_FULL_A]);
+    m->full_b = nd_memplan_at(plan, id[ID_FULL_B]);
+    m->x_final = nd_tensor_2d(nd_memplan_at(plan, id[ID_X_FINAL]), d->act, d->Tl, d->C);
+    m->h_final = nd_tensor_2d(nd_memplan_at(plan, id[ID_H_FINAL]), d->act, d->Tl, d->C);
+    m->rstd_final = nd_tensor_1d(nd_memplan_at(plan, id[ID_RSTD_FINAL]), ND_DTYPE_F32, d->Tl);
+    m->dh_final = nd_tensor_2d(nd_memplan_at(plan, id[ID_DH_FINAL]), d->act, d->Tl, d->C);
+    m->logits = nd_tensor_2d(nd_memplan_at(plan, id[ID_LOGITS]), d->act,
+                             d->head_rows * (d->T / d->Tl), d->V);
+    m->head_full = nd_memplan_at(plan, id[ID_HEAD_FULL]);
+    m->head_dfull = nd_memplan_at(plan, id[ID_HEAD_DFULL]);
+    m->row_max = nd_memplan_at(plan, id[ID_ROW_MAX]);
+    m->row_sums = nd_memplan_at(plan, id[ID_ROW_SUMS]);
+    m->global_max = nd_memplan_at(plan, id[ID_GLOBAL_MAX]);
+    m->loss_sum = nd_memplan_at(plan, id[ID_LOSS]);
+    m->ids = nd_memplan_at(plan, id[ID_IDS]);
+    m->labels = nd_memplan_at(plan, id[ID_LABELS]);
+    m->positions = nd_memplan_at(plan, id[ID_POSITIONS]);
+    float *cosines = nd_memplan_at(plan, id[ID_ROPE_COS]),
+          *sines = nd_memplan_at(plan, id[ID_ROPE_SIN]);
+    nd_rope_table(&m->rank->shape.rope, d->D, d->S, cosines, sines);
+    m->rope = (nd_rope_view){cosines, sines, d->S};
+    return ND_OK;
+}
+
+void nd_model_destroy(nd_model *m)
+{
+    if (m) {
+        nd_fsdp_fini(&m->fsdp);
+        nd_layout_destroy(m->layout);
+        free(m->acts);
+        free(m);
+    }
+}
+
+/* Labels in the order in which the head meets them: chunk by chunk, in each the rows of all tp peers. */
+static nd_status load_labels(nd_model *m, const int32_t *labels)
+{
+    const nd_dims *d = &m->dims;
+    int64_t peers = d->T / d->Tl;
+    for (int64_t begin = 0; begin < d->Tl; begin += d->head_rows) {
+        int64_t rows = d->Tl - begin < d->head_rows ? d->Tl - begin : d->head_rows;
+        for (int64_t p = 0; p < peers; p++) {
+            ND_TRY(nd_copy(&m->rank->stream, m->labels + begin * peers + p * rows,
+                           labels + p * d->Tl + begin, (size_t)rows * 4));
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_model_load_batch(nd_model *m, const int32_t *inputs, const int32_t *labels,
+                              const int32_t *positions)
+{
+    size_t bytes = (size_t)m->dims.T * 4;
+    ND_TRY(nd_copy(&m->rank->stream, m->ids, inputs, bytes));
+    ND_TRY(nd_copy(&m->rank->stream, m->positions, positions, bytes));
+    return load_labels(m, labels);
+}

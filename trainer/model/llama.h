@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_MODEL_LLAMA_H
+#define ND_MODEL_LLAMA_H
+/*
+ * The Llama of one rank: activations, workspaces, and the two numbered lists of ops, forward (llama_fwd.c) and
+ * backward (llama_bwd.c, in mirror order), with the head and its loss in head.c.
+ *
+ * What a block keeps from forward to backward depends on `recompute`; what it does not keep lives in one shared set of
+ * buffers and is computed again by the same ops, so the results are the same bits.
+ *   none       everything
+ *   selective  not the norm outputs (h1, h2) and the SwiGLU output (act); matmul and attention outputs are kept
+ *   full       only the block's input (x_in)
+ */
+#include "trainer/model/dims.h"
+#include "trainer/parallel/cp.h"
+#include "trainer/parallel/fsdp.h"
+#include "trainer/parallel/tp.h"
+
+/* Activations of one block. (rows, columns); q, k, v are columns of qkv, gate and up of gu. */
+typedef struct nd_block_acts {
+    nd_tensor x_in;  /* (Tl, C) block input: the residual stream */
+    nd_tensor rstd1; /* (Tl) F32 */
+    nd_tensor h1;    /* (Tl, C) normed input */
+    nd_tensor qkv;   /* (T, QKV) roped */
+    nd_tensor o;     /* (T, H D) attention output */
+    float *lse;      /* (chunks, B, H, chunk) */
+    nd_tensor x_mid; /* (Tl, C) after attention */
+    nd_tensor rstd2; /* (Tl) F32 */
+    nd_tensor h2;    /* (Tl, C) */
+    nd_tensor gu;    /* (T, 2 F) gate | up */
+    nd_tensor act;   /* (T, F) silu(gate) up */
+} nd_block_acts;
+
+enum { ND_ACT_COUNT = 11 };
+
+typedef struct nd_model {
+    nd_rank *rank;
+    nd_dims dims;
+    nd_layout *layout;
+    nd_fsdp fsdp;
+    nd_cp cp;
+    nd_recompute recompute;
+
+    nd_block_acts *acts; /* [L] */
+    nd_rope_view rope;
+
+    /* One micro-batch, on the device. */
+    int32_t *ids, *labels,
+        *positions; /* (T) each; labels in head order: (head chunk, tp peer, row) */
+
+    /* Buffers shared by all blocks. */
+    nd_tensor branch; /* (Tl, C) output of attention or MLP before it joins the residual stream */
+    nd_tensor dx, dh; /* (Tl, C) gradient of the residual stream, of a norm output */
+    nd_tensor dact;   /* (T, F) */
+    nd_tensor dqkv, dout;  /* (T, QKV), (T, H D) */
+    void *full_a, *full_b; /* (T, C): gathered activations, partial sums; NULL when tp is 1 */
+
+    /* Head. n = tp x head_rows rows of one chunk. */
+    nd_tensor x_final, h_final, rstd_final, dh_final; /* (Tl, C), (Tl, C), (Tl), (Tl, C) */
+    nd_tensor logits;                                 /* (n, V) */
+    void *head_full, *head_dfull; /* (n, C) gathered rows and their gradient; NULL when tp is 1 */
+    float *row_max, *row_sums, *global_max; /* (n), (2 n): sum | target, (n) */
+    double *loss_sum; /* NLL over counted labels of this rank, since it was zeroed */
+
+    int ids_of_plan[64];
+} nd_model;
+
+/* Lays out everything this rank needs into `plan`; no memory yet. */
+nd_status nd_model_create(nd_rank *rank, nd_memplan *plan, nd_model **out);
+/* After the plan was committed: pointers, RoPE table. */
+nd_status nd_model_bind(nd_model *model, const nd_memplan *plan);
+void nd_model_destroy(nd_model *model);
+
+/* inputs, labels (B, s) of one micro-batch and positions (B, s): copied to the device. */
+nd_status nd_model_load_batch(nd_model *model, const int32_t *inputs, const int32_t *labels,
+                              const int32_t *positions);
+
+/*
+ * Forward of the loaded micro-batch up to the final norm, then the head: adds to *loss_sum. With train the head's
+ * backward runs inside (dlogits scaled by inverse_tokens) and the blocks' activations are kept.
+ */
+nd_status nd_model_forward(nd_model *model, bool train, double inverse_tokens);
+/* Backward of the blocks and the embedding; gradients are accumulated into the shards. */
+nd_status nd_model_backward(nd_model *model);
+
+/* Parts, in their own files. */
+nd_status nd_block_forward(nd_model *model, int64_t layer, nd_tensor x, nd_tensor delta);
+nd_status nd_block_recompute(nd_model *model, int64_t layer);
+nd_status nd_head_forward(nd_model *model, nd_tensor x, nd_tensor delta, bool train,
+                          double inverse_tokens);
+/* Gradient of the residual stream after the last block, into model->dx. */
+nd_status nd_head_backward(nd_model *model);
+
+#endif

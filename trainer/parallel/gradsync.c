@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/parallel/gradsync.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+nd_status nd_gradsync_init(nd_gradsync *sync, nd_fsdp *fsdp, nd_memplan *plan)
+{
+    *sync = (nd_gradsync){.fsdp = fsdp};
+    ND_TRY(nd_layout_replicated_ranges(fsdp->layout, &sync->replicated, &sync->replicated_count));
+    ND_TRY(nd_layout_decay_ranges(fsdp->layout, &sync->all, &sync->all_count));
+    for (int i = 0; i < sync->replicated_count; i++) {
+        sync->packed_count += sync->replicated[i].end - sync->replicated[i].begin;
+    }
+    sync->id_packed =
+        nd_memplan_add(plan, ND_MEM_SCRATCH, "tp: packed norm gradients", sync->packed_count, 4);
+    sync->id_norm = nd_memplan_add(plan, ND_MEM_SCRATCH, "gradient norm", 1, 8);
+    return ND_OK;
+}
+
+void nd_gradsync_bind(nd_gradsync *sync, const nd_memplan *plan)
+{
+    sync->packed = nd_memplan_at(plan, sync->id_packed);
+    sync->norm = nd_memplan_at(plan, sync->id_norm);
+}
+
+void nd_gradsync_fini(nd_gradsync *sync)
+{
+    free(sync->replicated);
+    free(sync->all);
+    sync->replicated = sync->all = NULL;
+}
+
+static nd_status copy_packed(nd_gradsync *sync, bool pack)
+{
+    float *at = sync->packed;
+    for (int i = 0; i < sync->replicated_count; i++) {
+        const nd_flat_range *range = &sync->replicated[i];
+        float *grad = sync->fsdp->grad + range->begin;
+        size_t bytes = (size_t)(range->end - range->begin) * 4;
+        ND_TRY(pack ? nd_copy(&sync->fsdp->rank->stream, at, grad, bytes)
+                    : nd_copy(&sync->fsdp->rank->stream, grad, at, bytes));
+        at += range->end - range->begin;
+    }
+    return ND_OK;
+}
+
+nd_status nd_gradsync_reduce(nd_gradsync *sync)
+{
+    nd_fsdp *fsdp = sync->fsdp;
+    nd_rank *r = fsdp->rank;
+    nd_comm *tp = r->groups.by_kind[ND_GROUP_TP];
+    ND_TRY(copy_packed(sync, true));
+    ND_RUN(r, ND_TRACE_COMMUNICATION,
+           nd_comm_all_reduce(tp, &r->stream, sync->packed, sync->packed_count, ND_DTYPE_F32,
+                              ND_REDOP_SUM, NULL));
+    ND_TRY(copy_packed(sync, false));
+    ND_RUN(r, ND_TRACE_COMMUNICATION,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_DP_REPLICATE], &r->stream, fsdp->grad,
+                              fsdp->layout->shard_total, ND_DTYPE_F32, ND_REDOP_SUM, NULL));
+    return ND_OK;
+}
+
+static bool is_replicated(const nd_gradsync *sync, const nd_flat_range *range)
+{
+    for (int i = 0; i < sync->replicated_count; i++) {
+        if (sync->replicated[i].begin == range->begin) {
+            return true;
+        }
+    }
+    return false;
+}
+
+nd_status nd_gradsync_norm(nd_gradsync *sync, double *norm)
+{
+    nd_rank *r = sync->fsdp->rank;
+    bool counts_replicated = r->coord.at[ND_AXIS_TP] == 0;
+    ND_TRY(nd_zero(&r->stream, sync->norm, sizeof *sync->norm));
+    for (int i = 0; i < sync->all_count; i++) {
+        if (counts_replicated || !is_replicated(sync, &sync->all[i])) {
+            ND_OP(r, ND_TRACE_OPTIMIZER, sum_squares, sync->norm,
+                  sync->fsdp->grad + sync->all[i].begin, sync->all[i].end - sync->all[i].begin);
+        }
+    }
+    ND_RUN(r, ND_TRACE_COMMUNICATION,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_MODEL], &r->stream, sync->norm, 1,
+                              ND_DTYPE_F64, ND_REDOP_SUM, NULL));
+    double square = 0.0;
+    ND_TRY(nd_copy(&r->stream, &square, sync->norm, sizeof square));
+    ND_TRY(nd_stream_sync(&r->stream));
+    *norm = sqrt(square);
+    return ND_OK;
+}

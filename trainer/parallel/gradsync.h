@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_PARALLEL_GRADSYNC_H
+#define ND_PARALLEL_GRADSYNC_H
+/*
+ * What is left of gradient synchronisation once a step's micro-batches are reduce-scattered, and the gradient norm.
+ *
+ *  1. norms (replicated over tp, each rank saw only its tokens): summed over tp, packed into one all-reduce
+ *  2. HSDP: the whole shard summed over dp_replicate, once a step
+ *  3. norm: every element counted once whatever the mesh; replicated parameters by tp index 0 only
+ */
+#include "trainer/parallel/fsdp.h"
+
+typedef struct nd_gradsync {
+    nd_fsdp *fsdp;
+    nd_flat_range *replicated, *all;
+    int replicated_count, all_count;
+    int64_t packed_count;
+    int id_packed, id_norm;
+    float *packed;
+    double *norm;
+} nd_gradsync;
+
+nd_status nd_gradsync_init(nd_gradsync *sync, nd_fsdp *fsdp, nd_memplan *plan);
+void nd_gradsync_bind(nd_gradsync *sync, const nd_memplan *plan);
+void nd_gradsync_fini(nd_gradsync *sync);
+
+/* Steps 1 and 2. */
+nd_status nd_gradsync_reduce(nd_gradsync *sync);
+/* Step 3: the global L2 norm of the gradient, the same number on every rank. */
+nd_status nd_gradsync_norm(nd_gradsync *sync, double *norm);
+
+#endif

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/plan.h"
+
+#include "trainer/metrics/metrics.h"
+#include "trainer/trainer.h"
+
+/*
+ * What the estimate assumes; printed beside it. A CPU core: BF16 products as measured per instruction set, F32 at half
+ * of it. Shared memory and loopback: bytes per second of one worker's collectives.
+ */
+static const double CPU_CORE_FLOPS = 100e9, LINK_BYTES_PER_SECOND = 2e9;
+
+static void print_groups(FILE *out, const nd_mesh *mesh, int rank)
+{
+    static const nd_group_kind shown[] = {
+        ND_GROUP_TP, ND_GROUP_CP,          ND_GROUP_DP_SHARD, ND_GROUP_DP_REPLICATE,
+        ND_GROUP_DP, ND_GROUP_DP_SHARD_CP, ND_GROUP_DP_CP,    ND_GROUP_MODEL,
+    };
+    static const char *const use[] = {
+        "activations between column- and row-parallel products, vocabulary-parallel loss",
+        "keys and values",
+        "(part of dp_shard_cp)",
+        "gradients once a step (HSDP)",
+        "which samples a rank reads",
+        "weights gathered, gradients reduce-scattered",
+        "loss and token counts",
+        "gradient norm",
+    };
+    fprintf(out, "groups of rank %d (members share all other coordinates):\n", rank);
+    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
+        int size = nd_mesh_group_size(mesh, shown[i]);
+        int first = nd_mesh_group_member(mesh, shown[i], rank, 0);
+        int stride = size > 1 ? nd_mesh_group_member(mesh, shown[i], rank, 1) - first : 1;
+        fprintf(out, "  %-13s %5d rank%s ", nd_group_name(shown[i]), size, size == 1 ? " " : "s");
+        fprintf(out, "%d", first);
+        for (int m = 1; m < size && m < 4; m++) {
+            fprintf(out, ", %d", nd_mesh_group_member(mesh, shown[i], rank, m));
+        }
+        fprintf(out, size > 4 ? ", ... %d" : "%.0d",
+                size > 4 ? nd_mesh_group_member(mesh, shown[i], rank, size - 1) : 0);
+        fprintf(out, size > 1 ? " (first step %d): %s\n" : "%.0d: %s\n", size > 1 ? stride : 0,
+                use[i]);
+    }
+}
+
+static void print_estimate(FILE *out, const nd_trainer *trainer)
+{
+    const nd_rank *r = trainer->rank;
+    const nd_config *config = r->config;
+    const nd_dims *d = &trainer->model->dims;
+    double tokens = (double)config->train.sequence_length * (double)config->train.micro_batch_size *
+                    (double)config->train.gradient_accumulation_steps *
+                    nd_mesh_group_size(&r->mesh, ND_GROUP_DP);
+    double flops = tokens * nd_flops_per_token_causal(&r->shape, config->train.sequence_length) /
+                   r->world_size;
+    flops *= config->parallel.recompute == ND_RECOMPUTE_FULL ? 4.0 / 3.0 : 1.0;
+    double rate = CPU_CORE_FLOPS * r->device->threads * (d->act == ND_DTYPE_F32 ? 0.5 : 1.0);
+    double micros = (double)config->train.gradient_accumulation_steps;
+    double width = (double)nd_dtype_size(d->act), shards = trainer->model->layout->shards;
+    double unit_bytes = (double)trainer->model->layout->shard_total * (shards - 1);
+    double gathers = trainer->model->fsdp.resident ? 1.0 : 2.0 * micros;
+    double bytes = unit_bytes * (width * gathers + 4.0 * micros);
+    double tp = r->mesh.size[ND_AXIS_TP];
+    bytes += micros * (double)d->L * 8.0 * (double)(d->Tl * d->C) * width * (tp - 1);
+    double compute = flops / rate, wire = bytes / LINK_BYTES_PER_SECOND;
+    fprintf(out, "estimated step: %.3f s = %.3f s compute + %.3f s communication; %.0f tokens/s\n",
+            compute + wire, compute, wire, tokens / (compute + wire));
+    fprintf(out,
+            "  assumes %.0f GFLOP/s a core in bf16 (half in fp32), %d thread%s a worker with a "
+            "core each, %.1f GB/s "
+            "a worker's links, nothing overlapped\n",
+            CPU_CORE_FLOPS * 1e-9, r->device->threads, r->device->threads == 1 ? "" : "s",
+            LINK_BYTES_PER_SECOND * 1e-9);
+}
+
+nd_status nd_plan_print(FILE *out, const nd_config *config, const nd_inputs *inputs,
+                        nd_worker *worker, int rank)
+{
+    nd_rank *r = &worker->rank;
+    nd_trainer *trainer = NULL;
+    char mesh[128];
+    r->rank = rank;
+    r->mesh = config->resolved_mesh;
+    r->world_size = nd_mesh_world_size(&r->mesh);
+    r->coord = nd_mesh_coord_of(&r->mesh, rank);
+    r->config = config;
+    r->shape = inputs->shape;
+    r->device = worker->device;
+    ND_TRY(nd_trainer_create(r, &trainer));
+    fprintf(out, "mesh: %s, %d workers; tp peers are adjacent ranks\n",
+            nd_mesh_format(&r->mesh, mesh, sizeof mesh), r->world_size);
+    print_groups(out, &r->mesh, rank);
+    fprintf(out,
+            "model: %lld parameters, %lld layers, hidden %lld, ffn %lld, %lld heads, %lld KV "
+            "heads, vocab %lld%s\n",
+            (long long)nd_llama_shape_parameters(&r->shape), (long long)r->shape.layers,
+            (long long)r->shape.hidden, (long long)r->shape.ffn, (long long)r->shape.heads,
+            (long long)r->shape.kv_heads, (long long)r->shape.vocab,
+            r->shape.tied ? ", tied embeddings" : "");
+    fprintf(out, "shard of a rank: %lld of them, padded\n",
+            (long long)trainer->model->layout->shard_total);
+    fprintf(out, "memory plan of rank %d:\n", rank);
+    nd_memplan_print(&trainer->plan, out);
+    print_estimate(out, trainer);
+    nd_trainer_destroy(trainer);
+    return ND_OK;
+}

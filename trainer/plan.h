@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TRAINER_PLAN_H
+#define ND_TRAINER_PLAN_H
+/*
+ * `ndtrain plan`: mesh, the rule of each group, one rank's groups, parameters, the memory plan of a rank, and an
+ * estimated step time, without starting anything. The same code plans a run, so the plan is what a run allocates.
+ */
+#include <stdio.h>
+
+#include "trainer/inputs.h"
+#include "trainer/worker.h"
+
+/* rank: whose groups and plan are shown. */
+nd_status nd_plan_print(FILE *out, const nd_config *config, const nd_inputs *inputs,
+                        nd_worker *worker, int rank);
+
+#endif

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/run_files.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/log.h"
+#include "runtime/base/version.h"
+#include "trainer/metrics/run_record.h"
+#include "trainer/version.h"
+
+static nd_status write_record(const nd_run_files *files, const nd_worker *worker,
+                              const nd_trainer *trainer, int argc, char **argv)
+{
+    const nd_rank *r = trainer->rank;
+    nd_run_amount memory[ND_MEMPLAN_MAX_SEGMENTS];
+    int memory_count = 0;
+    for (int i = 0; i < trainer->plan.count; i++) {
+        const nd_mem_segment *s = &trainer->plan.segments[i];
+        if (s->bytes > 0) {
+            memory[memory_count++] = (nd_run_amount){s->name, (int64_t)s->bytes};
+        }
+    }
+    const nd_run_text machine[] = {
+        {"device", r->device->name},        {"ops", r->ops->name},
+        {"isa", nd_ops_machine(r->device)}, {"transport", r->transport->backend->name},
+        {"cpus", worker->affinity.cpus},
+    };
+    const nd_run_amount model[] = {
+        {"parameters", nd_llama_shape_parameters(&r->shape)},
+        {"planned_bytes", (int64_t)(trainer->plan.total + trainer->plan.external)},
+    };
+    nd_run_text libraries[ND_LIBRARY_COUNT];
+    const char *hosts[] = {worker->identity.host};
+    nd_run_record record = {
+        .config = r->config,
+        .program_version = ND_VERSION,
+        .argc = argc,
+        .argv = argv,
+        .identity = &worker->identity,
+        .hosts = hosts,
+        .host_count = 1,
+        .libraries = libraries,
+        .library_count = nd_library_versions(libraries),
+        .machine = machine,
+        .machine_count = (int)(sizeof machine / sizeof *machine),
+        .model = model,
+        .model_count = (int)(sizeof model / sizeof *model),
+        .memory = memory,
+        .memory_count = memory_count,
+    };
+    return nd_run_record_write(files->dir, &record);
+}
+
+static void echo(const nd_worker *worker, const nd_trainer *trainer, const char *dir)
+{
+    const nd_rank *r = trainer->rank;
+    char mesh[128];
+    nd_log_info("run folder: %s", dir);
+    nd_log_info("mesh: %s on %s, %s; %s communication", nd_mesh_format(&r->mesh, mesh, sizeof mesh),
+                r->device->name, nd_ops_machine(r->device), r->transport->backend->name);
+    nd_log_info("cpus: %d allowed, %d local workers, %d thread%s each%s", worker->affinity.allowed,
+                worker->identity.local_world_size, worker->affinity.threads,
+                worker->affinity.threads == 1 ? "" : "s",
+                worker->affinity.bound ? ", bound" : ", not bound: more workers than cpus");
+    nd_log_info("model: %.2f M parameters; memory plan of a worker: %.1f MiB (ndtrain plan shows "
+                "its parts)",
+                (double)nd_llama_shape_parameters(&r->shape) * 1e-6,
+                (double)(trainer->plan.total + trainer->plan.external) / 1048576.0);
+}
+
+nd_status nd_run_files_open(nd_run_files *files, const nd_worker *worker, const nd_trainer *trainer,
+                            int argc, char **argv)
+{
+    const nd_rank *r = trainer->rank;
+    const nd_config *config = r->config;
+    ND_TRY(nd_run_folder_create(config, &files->dir));
+    ND_TRY(write_record(files, worker, trainer, argc, argv));
+    echo(worker, trainer, files->dir);
+    nd_metrics_options options = {
+        .config = config,
+        .shape = &r->shape,
+        .dir = files->dir,
+        .world_size = r->world_size,
+        .tokens_per_step = config->train.sequence_length * config->train.micro_batch_size *
+                           config->train.gradient_accumulation_steps *
+                           nd_mesh_group_size(&r->mesh, ND_GROUP_DP),
+        .terminal = worker->identity.terminal,
+    };
+    return nd_metrics_open(&options, &files->metrics);
+}
+
+nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, int64_t steps)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/trace.json", files->dir);
+    FILE *out = fopen(path, "w");
+    if (!out) {
+        return nd_fail(ND_ERR_CANTCREATE, "%s cannot be written: %s", path, strerror(errno));
+    }
+    fprintf(out, "{\"steps\": %lld", (long long)steps);
+    for (nd_trace_kind k = 0; k < ND_TRACE_COUNT; k++) {
+        fprintf(out, ", \"%s_ms\": %.3f, \"%s_calls\": %lld", nd_trace_name(k),
+                (double)trace->ns[k] * 1e-6, nd_trace_name(k), (long long)trace->calls[k]);
+    }
+    fprintf(out, "}\n");
+    if (fclose(out) != 0) {
+        return nd_fail(ND_ERR_CANTCREATE, "%s cannot be written: %s", path, strerror(errno));
+    }
+    return ND_OK;
+}
+
+void nd_run_files_close(nd_run_files *files)
+{
+    nd_metrics_close(files->metrics);
+    free(files->dir);
+    files->dir = NULL;
+    files->metrics = NULL;
+}

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TRAINER_RUN_FILES_H
+#define ND_TRAINER_RUN_FILES_H
+/* The run folder of rank 0: run.json, metrics.jsonl, trace.json, the echo on the terminal. */
+#include "trainer/metrics/metrics.h"
+#include "trainer/trainer.h"
+#include "trainer/worker.h"
+
+typedef struct nd_run_files {
+    char *dir;           /* NULL except on rank 0 */
+    nd_metrics *metrics; /* NULL except on rank 0 */
+} nd_run_files;
+
+nd_status nd_run_files_open(nd_run_files *files, const nd_worker *worker, const nd_trainer *trainer,
+                            int argc, char **argv);
+/* Where the time of the steps went: <dir>/trace.json, and one line in the log. */
+nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, int64_t steps);
+void nd_run_files_close(nd_run_files *files);
+
+#endif

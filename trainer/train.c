@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/train.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "runtime/base/log.h"
+#include "trainer/ckpt/model_io.h"
+#include "trainer/metrics/metrics.h"
+#include "trainer/run_files.h"
+#include "trainer/trainer.h"
+
+static volatile sig_atomic_t stop_signal;
+
+void nd_train_request_stop(int signal_number)
+{
+    stop_signal = signal_number;
+}
+
+/* What the loop holds; everything is closed in nd_train. */
+typedef struct run_state {
+    const nd_run_context *context;
+    const nd_config *config;
+    nd_rank *rank;
+    nd_trainer *trainer;
+    nd_loader *loader, *validation_loader;
+    int64_t validation_batches;
+    nd_run_files files; /* rank 0 */
+    int64_t tokens_seen;
+    bool stopped;
+} run_state;
+
+static int64_t seed_or(int64_t seed, int64_t run_seed)
+{
+    return seed >= 0 ? seed : run_seed;
+}
+
+static nd_loader_options loader_options(const run_state *s, bool validation)
+{
+    const nd_rank *r = s->rank;
+    return (nd_loader_options){
+        .sequence = s->config->train.sequence_length,
+        .micro_batch = s->config->train.micro_batch_size,
+        .accumulation = validation ? 1 : s->config->train.gradient_accumulation_steps,
+        .dp_size = nd_mesh_group_size(&r->mesh, ND_GROUP_DP),
+        .dp_index = nd_mesh_group_index(&r->mesh, ND_GROUP_DP, r->rank),
+        .cp_size = r->mesh.size[ND_AXIS_CP],
+        .cp_index = r->coord.at[ND_AXIS_CP],
+        .seed = seed_or(s->config->data.shuffle_seed, s->config->train.seed),
+        .validation = validation,
+    };
+}
+
+static nd_status open_loaders(run_state *s)
+{
+    const nd_inputs *inputs = s->context->inputs;
+    nd_loader_options options = loader_options(s, false);
+    ND_TRY(nd_loader_open(inputs->data, &options, &s->loader));
+    if (!inputs->validation) {
+        return ND_OK;
+    }
+    options = loader_options(s, true);
+    int64_t all = nd_loader_validation_steps(inputs->validation, &options);
+    int64_t wanted = s->config->train.validation_batches;
+    s->validation_batches = wanted > 0 && wanted < all ? wanted : all;
+    return nd_loader_open(inputs->validation, &options, &s->validation_loader);
+}
+
+static nd_status load_weights(run_state *s)
+{
+    nd_model *model = s->trainer->model;
+    if (s->context->inputs->weights) {
+        return nd_model_io_load(model, s->context->inputs->weights);
+    }
+    uint64_t seed = (uint64_t)seed_or(s->config->model.seed, s->config->train.seed);
+    return nd_fsdp_init_weights(&model->fsdp, s->rank->shape.init_std, seed);
+}
+
+/* A signal that reached one rank stops all of them at the same boundary. */
+static nd_status agree_to_stop(run_state *s)
+{
+    nd_rank *r = s->rank;
+    int64_t stop = stop_signal;
+    ND_RUN(r, ND_TRACE_COMMUNICATION,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &stop, 1, ND_DTYPE_I64,
+                              ND_REDOP_MAX, NULL));
+    s->stopped = stop != 0;
+    return ND_OK;
+}
+
+static double peak_memory(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (double)usage.ru_maxrss * 1024.0;
+}
+
+static nd_status validate(run_state *s)
+{
+    double loss = 0.0, begin = nd_clock_seconds();
+    int64_t tokens = 0;
+    ND_TRY(nd_trainer_evaluate(s->trainer, s->validation_loader, s->validation_batches, &loss,
+                               &tokens));
+    if (!s->files.metrics) {
+        return ND_OK;
+    }
+    return nd_metrics_validation(s->files.metrics, s->trainer->step, loss, tokens,
+                                 nd_clock_seconds() - begin);
+}
+
+static bool validates_after(const run_state *s, int64_t step)
+{
+    int64_t interval = s->config->train.validation_interval;
+    bool last = step == s->config->train.steps || s->stopped;
+    return s->validation_loader && (last || (interval > 0 && step % interval == 0));
+}
+
+static nd_status one_step(run_state *s)
+{
+    nd_rank *r = s->rank;
+    nd_step_batch batch;
+    nd_step_result result;
+    int64_t wire = nd_groups_bytes_sent(&r->groups), begin = nd_clock_ns();
+    ND_RUN(r, ND_TRACE_DATA, nd_loader_next(s->loader, &batch));
+    ND_TRY(nd_trainer_step(s->trainer, &batch, &result));
+    ND_TRY(agree_to_stop(s));
+    s->tokens_seen += result.tokens;
+    if (!s->files.metrics) {
+        return ND_OK;
+    }
+    nd_step_record record = {
+        .step = s->trainer->step,
+        .loss = result.loss,
+        .grad_norm = result.grad_norm,
+        .lr = result.lr,
+        .tokens = result.tokens,
+        .tokens_seen = s->tokens_seen,
+        .step_seconds = (double)(nd_clock_ns() - begin) * 1e-9,
+        .data_wait_seconds = batch.wait_seconds,
+        .peak_memory_bytes = peak_memory(),
+        .wire_bytes = nd_groups_bytes_sent(&r->groups) - wire,
+    };
+    return nd_metrics_step(s->files.metrics, &record);
+}
+
+static nd_status loop(run_state *s)
+{
+    while (s->trainer->step < s->config->train.steps && !s->stopped) {
+        ND_TRY(one_step(s));
+        if (validates_after(s, s->trainer->step)) {
+            ND_TRY(validate(s));
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status save_model(run_state *s)
+{
+    const nd_config *config = s->config;
+    if (!config->output.save_model) {
+        return ND_OK;
+    }
+    nd_progress_set_phase(s->rank->progress, ND_PHASE_SAVE, s->trainer->step);
+    bool bytes = s->rank->shape.vocab == 256 && strcmp(config->data.tokenizer, "bytes") == 0;
+    nd_dtype dtype = config->output.dtype == ND_WEIGHTS_FP32 ? ND_DTYPE_F32 : ND_DTYPE_BF16;
+    char folder[4096];
+    snprintf(folder, sizeof folder, "%s/model", s->files.dir ? s->files.dir : "");
+    ND_TRY(nd_model_io_save(s->trainer->model, folder, dtype, bytes));
+    if (s->rank->rank == 0) {
+        nd_log_info("model saved: %s", folder);
+    }
+    return ND_OK;
+}
+
+static nd_status run(run_state *s)
+{
+    const nd_run_context *context = s->context;
+    ND_TRY(nd_trainer_create(s->rank, &s->trainer));
+    if (s->rank->rank == 0) {
+        ND_TRY(nd_run_files_open(&s->files, context->worker, s->trainer, context->argc,
+                                 context->argv));
+    }
+    ND_TRY(nd_trainer_commit(s->trainer));
+    ND_TRY(load_weights(s));
+    ND_TRY(open_loaders(s));
+    ND_TRY(nd_comm_barrier(s->rank->groups.by_kind[ND_GROUP_WORLD]));
+    ND_TRY(loop(s));
+    if (s->files.metrics) {
+        ND_TRY(nd_run_files_trace(&s->files, &s->rank->trace, s->trainer->step));
+    }
+    ND_TRY(save_model(s));
+    nd_progress_set_phase(s->rank->progress, ND_PHASE_DONE, s->trainer->step);
+    if (s->stopped) {
+        return nd_fail(ND_ERR_PREEMPTED,
+                       "stopped by a signal after step %lld of %lld, at a step boundary",
+                       (long long)s->trainer->step, (long long)s->config->train.steps);
+    }
+    return ND_OK;
+}
+
+nd_status nd_train(const nd_run_context *context)
+{
+    run_state state = {
+        .context = context, .config = context->worker->rank.config, .rank = &context->worker->rank};
+    nd_status status = run(&state);
+    nd_loader_close(state.validation_loader);
+    nd_loader_close(state.loader);
+    nd_run_files_close(&state.files);
+    nd_trainer_destroy(state.trainer);
+    return status;
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/trainer.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "trainer/optim/schedule.h"
+
+nd_status nd_trainer_check_precision(const nd_config *config)
+{
+    if (config->train.precision == ND_PRECISION_FP8) {
+        return nd_fail(ND_ERR_CONFIG, "train.precision fp8 is not there yet; use bf16 or fp32");
+    }
+    return ND_OK;
+}
+
+nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
+{
+    nd_trainer *t = NULL;
+    nd_status status = nd_trainer_check_precision(rank->config);
+    if (status != ND_OK) {
+        return status;
+    }
+    ND_TRY(ND_ALLOC(1, &t));
+    t->rank = rank;
+    nd_memplan_init(&t->plan);
+    ND_TRY_OUT(nd_model_create(rank, &t->plan, &t->model));
+    ND_TRY_OUT(nd_gradsync_init(&t->sync, &t->model->fsdp, &t->plan));
+    ND_TRY_OUT(nd_optimizer_init(&t->optimizer, &t->model->fsdp));
+    *out = t;
+out:
+    if (status != ND_OK) {
+        nd_trainer_destroy(t);
+    }
+    return status;
+}
+
+nd_status nd_trainer_commit(nd_trainer *t)
+{
+    ND_TRY(nd_memplan_commit(&t->plan, t->rank->device));
+    nd_gradsync_bind(&t->sync, &t->plan);
+    return nd_model_bind(t->model, &t->plan);
+}
+
+void nd_trainer_destroy(nd_trainer *t)
+{
+    if (t) {
+        nd_optimizer_fini(&t->optimizer);
+        nd_gradsync_fini(&t->sync);
+        nd_model_destroy(t->model);
+        nd_memplan_fini(&t->plan);
+        free(t);
+    }
+}
+
+/* Sums a number over the ranks that hold different tokens. */
+static nd_status sum_tokens(nd_trainer *t, int64_t *count)
+{
+    nd_rank *r = t->rank;
+    ND_RUN(r, ND_TRACE_COMMUNICATION,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_DP_CP], &r->stream, count, 1, ND_DTYPE_I64,
+                              ND_REDOP_SUM, NULL));
+    return ND_OK;
+}
+
+/* The device's loss sum, over all ranks that hold different tokens, per counted label. */
+static nd_status mean_loss(nd_trainer *t, int64_t tokens, double *loss)
+{
+    nd_rank *r = t->rank;
+    double sum = 0.0;
+    ND_RUN(r, ND_TRACE_COMMUNICATION,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_DP_CP], &r->stream, t->model->loss_sum, 1,
+                              ND_DTYPE_F64, ND_REDOP_SUM, NULL));
+    ND_TRY(nd_copy(&r->stream, &sum, t->model->loss_sum, sizeof sum));
+    ND_TRY(nd_stream_sync(&r->stream));
+    *loss = sum / (double)tokens;
+    return ND_OK;
+}
+
+static nd_status micro_batch(nd_trainer *t, const nd_step_batch *batch, int64_t micro,
+                             double inverse_tokens)
+{
+    nd_model *m = t->model;
+    int64_t step = t->step + 1, offset = micro * m->dims.T;
+    nd_fsdp_begin_micro(&m->fsdp, micro == 0);
+    ND_TRY(
+        nd_model_load_batch(m, batch->inputs + offset, batch->labels + offset, batch->positions));
+    nd_progress_set_phase(t->rank->progress, ND_PHASE_FORWARD, step);
+    ND_TRY(nd_model_forward(m, true, inverse_tokens));
+    nd_progress_set_phase(t->rank->progress, ND_PHASE_BACKWARD, step);
+    return nd_model_backward(m);
+}
+
+nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
+{
+    nd_rank *r = t->rank;
+    int64_t micros = r->config->train.gradient_accumulation_steps, tokens = batch->valid;
+    ND_TRY(sum_tokens(t, &tokens));
+    if (tokens == 0) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "step %lld has no label to learn from on any rank: all are -100; check the prompts "
+            "and completions of data.path",
+            (long long)t->step + 1);
+    }
+    ND_TRY(nd_zero(&r->stream, t->model->loss_sum, sizeof(double)));
+    for (int64_t micro = 0; micro < micros; micro++) {
+        ND_TRY(micro_batch(t, batch, micro, 1.0 / (double)tokens));
+    }
+    ND_TRY(nd_gradsync_reduce(&t->sync));
+    ND_TRY(mean_loss(t, tokens, &out->loss));
+    ND_TRY(nd_gradsync_norm(&t->sync, &out->grad_norm));
+    out->tokens = tokens;
+    return ND_OK;
+}
+
+nd_status nd_trainer_step(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
+{
+    ND_TRY(nd_trainer_gradients(t, batch, out));
+    int64_t step = t->step + 1;
+    if (!isfinite(out->loss) || !isfinite(out->grad_norm)) {
+        return nd_fail(ND_ERR_NUMERIC,
+                       "step %lld: the loss is %g and the gradient norm %g; the weights are those "
+                       "of step %lld; try a "
+                       "lower optimizer.lr, more warmup_steps, or optimizer.max_grad_norm",
+                       (long long)step, out->loss, out->grad_norm, (long long)t->step);
+    }
+    nd_progress_set_phase(t->rank->progress, ND_PHASE_OPTIMIZER, step);
+    out->lr = nd_schedule_lr(t->rank->config, step);
+    ND_TRY(nd_optimizer_step(&t->optimizer, step, out->lr, out->grad_norm));
+    t->step = step;
+    return ND_OK;
+}
+
+nd_status nd_trainer_evaluate(nd_trainer *t, nd_loader *loader, int64_t batches, double *loss,
+                              int64_t *tokens)
+{
+    nd_rank *r = t->rank;
+    nd_model *m = t->model;
+    int64_t counted = 0;
+    nd_progress_set_phase(r->progress, ND_PHASE_EVAL, t->step);
+    ND_TRY(nd_zero(&r->stream, m->loss_sum, sizeof(double)));
+    ND_TRY(nd_loader_rewind(loader));
+    for (int64_t i = 0; i < batches; i++) {
+        nd_step_batch batch;
+        ND_TRY(nd_loader_next(loader, &batch));
+        counted += batch.valid;
+        ND_TRY(nd_model_load_batch(m, batch.inputs, batch.labels, batch.positions));
+        ND_TRY(nd_model_forward(m, false, 0.0));
+    }
+    ND_TRY(sum_tokens(t, &counted));
+    if (counted == 0) {
+        return nd_fail(ND_ERR_DATA, "the validation data has no label that counts: all are -100; "
+                                    "check data.validation_path");
+    }
+    *tokens = counted;
+    return mean_loss(t, counted, loss);
+}

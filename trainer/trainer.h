@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TRAINER_TRAINER_H
+#define ND_TRAINER_TRAINER_H
+/*
+ * The training step of one rank, without files: memory, model, gradient synchronisation, optimizer. Driven by the loop
+ * (train.c) in a process of its own, and by tests with N ranks as threads.
+ */
+#include "runtime/device/memplan.h"
+#include "trainer/data/loader.h"
+#include "trainer/model/llama.h"
+#include "trainer/optim/optimizer.h"
+#include "trainer/parallel/gradsync.h"
+
+typedef struct nd_trainer {
+    nd_rank *rank; /* borrowed */
+    nd_memplan plan;
+    nd_model *model;
+    nd_gradsync sync;
+    nd_optimizer optimizer;
+    int64_t step; /* optimizer steps done */
+} nd_trainer;
+
+typedef struct nd_step_result {
+    double loss;      /* mean NLL over the counted labels of the step, global */
+    double grad_norm; /* before clipping */
+    double lr;
+    int64_t tokens; /* counted labels of the step, global */
+} nd_step_result;
+
+/* ND_ERR_CONFIG for a precision that this program does not train in. */
+nd_status nd_trainer_check_precision(const nd_config *config);
+
+/* Plans memory; nothing is allocated on the device yet (enough for `ndtrain plan`). */
+nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out);
+/* Allocates the plan and binds. The rank's groups must exist from here on. */
+nd_status nd_trainer_commit(nd_trainer *trainer);
+void nd_trainer_destroy(nd_trainer *trainer);
+
+/* Gradients of one step (all micro-batches), reduced over the mesh; fills loss, grad_norm, tokens. */
+nd_status nd_trainer_gradients(nd_trainer *trainer, const nd_step_batch *batch,
+                               nd_step_result *out);
+/* Gradients, then the update. ND_ERR_NUMERIC, alike on all ranks, when loss or norm is not finite. */
+nd_status nd_trainer_step(nd_trainer *trainer, const nd_step_batch *batch, nd_step_result *out);
+
+/* Mean NLL over `batches` calls of the (rewound) validation loader; all ranks take part. */
+nd_status nd_trainer_evaluate(nd_trainer *trainer, nd_loader *loader, int64_t batches, double *loss,
+                              int64_t *tokens);
+
+#endif

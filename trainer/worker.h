@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TRAINER_WORKER_H
+#define ND_TRAINER_WORKER_H
+/*
+ * A worker process from its environment to a rank that can train: identity, store, device, CPUs, transport, groups.
+ * Owns all of them; nd_worker_close undoes them in reverse order.
+ */
+#include "runtime/device/affinity.h"
+#include "runtime/rdzv/identity.h"
+#include "runtime/rdzv/store.h"
+#include "trainer/rank.h"
+
+typedef struct nd_worker {
+    nd_identity identity;
+    nd_store *store;
+    nd_progress progress;
+    nd_affinity affinity;
+    nd_device *device;
+    nd_transport *transport;
+    nd_rank rank;
+} nd_worker;
+
+/* Device and ops only: what checks and plans need. `kind` of config is resolved and said in the log. */
+nd_status nd_worker_open_device(const nd_config *config, int local_rank, int local_workers,
+                                nd_worker *worker);
+/* The rest: joins the job. The config is borrowed. */
+nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_llama_shape *shape);
+void nd_worker_close(nd_worker *worker);
+
+#endif
