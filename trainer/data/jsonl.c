@@ -10,7 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROW_BYTES_MAX = 1 << 30, ROWS_AT_FIRST = 1024 };
+#include "runtime/base/log.h"
+
+enum { ROW_BYTES_MAX = 1 << 30, ROWS_AT_FIRST = 1024, LONG_FILE_BYTES = 256 << 20 };
 
 /* A parsed row: strings lent by `root`. */
 typedef struct row_text {
@@ -147,6 +149,11 @@ static nd_status index_rows(nd_dataset *dataset)
 nd_status nd_jsonl_open(nd_dataset *dataset)
 {
     ND_TRY(nd_fs_map_open(dataset->path, ND_ERR_DATA, &dataset->map));
+    if (dataset->map.size > LONG_FILE_BYTES) {
+        nd_log_info("indexing the %.1f GB of \"%s\", about ten seconds each; a token file "
+                    "(scripts/tokenize.py) opens at once",
+                    (double)dataset->map.size * 1e-9, dataset->path);
+    }
     return index_rows(dataset);
 }
 

@@ -176,6 +176,28 @@ Test(hf_folder, what_is_written_reads_back)
     }
 }
 
+/* More elements in one call than are converted at a time. */
+Test(hf_folder, one_long_piece)
+{
+    enum { ROWS = 3, COLS = 50001, N = ROWS * COLS };
+    static float values[N], back[N];
+    nd_hf_writer *writer;
+    nd_hf_reader *reader;
+    nd_hf_writer_options o = options_of(true, ND_DTYPE_BF16);
+    const nd_hf_tensor one = {.name = "x", .axes = 2, .shape = {ROWS, COLS}};
+    for (int i = 0; i < N; i++) {
+        values[i] = nd_bf16_to_f32(nd_bf16_from_f32(value_of(0, i)));
+    }
+    const char *folder = tempdir_file(&dir, "m");
+    assert_ok(nd_hf_writer_open(folder, &o, &one, 1, &writer));
+    assert_ok(nd_hf_writer_write(writer, "x", 0, N, values));
+    assert_ok(nd_hf_writer_commit(writer));
+    assert_ok(nd_hf_reader_open(folder, &reader));
+    assert_ok(nd_hf_reader_read(reader, "x", 0, N, back));
+    cr_assert_eq(memcmp(values, back, sizeof back), 0);
+    nd_hf_reader_close(reader);
+}
+
 Test(hf_folder, a_large_model_is_sharded_with_an_index)
 {
     nd_hf_writer_options o = options_of(false, ND_DTYPE_F32);
