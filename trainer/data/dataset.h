@@ -5,8 +5,9 @@
  * A file of text or tokens as a sequence of blocks of S + 1 tokens: inputs are the first S, labels the last S.
  *
  * Packing: all documents are concatenated and cut into blocks of S + 1 (as the reference program does); the last,
- * short block is kept, its missing labels are -100 (its missing inputs are 0). Files are memory-mapped; a block is
- * decoded on demand, nothing is copied at open. JSONL is indexed once at open (row offsets only).
+ * short block is kept, its missing labels are -100 (its missing inputs are 0); one token left over has no label and is
+ * dropped. Files are memory-mapped; a block is decoded on demand, nothing is copied at open. Only JSONL is read whole
+ * at open, for an index of 16 bytes a row; decoding its rows allocates (in the prefetch thread).
  *
  * Formats: text (bytes; id = byte), JSONL ({"text": ...} or {"prompt": ..., "completion": ...}; prompt labels are
  * -100; UTF-8 bytes of the strings), llm.c .bin, Megatron .bin/.idx (path with or without the suffix). auto picks by
