@@ -10,8 +10,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "runtime/base/clock.h"
-
 static void read_file(const char *path, char *text, size_t size)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -148,39 +146,18 @@ void ucx_describe(nd_transport *transport, int rank, char *text, size_t size)
              state_in_words(process_state(card->pid)));
 }
 
-/* What was sent leaves first, within a bound. */
-static void close_endpoints(ucx_state *state)
-{
-    const ucp_request_param_t param = {.op_attr_mask = 0};
-    double until = nd_clock_seconds() + 2.0;
-    for (int rank = 0; rank < state->size; rank++) {
-        ucx_peer *peer = &state->peers[rank];
-        if (!peer->endpoint) {
-            continue;
-        }
-        ucs_status_ptr_t closing = ucp_ep_close_nbx(peer->endpoint, &param);
-        while (UCS_PTR_IS_PTR(closing) && ucp_request_check_status(closing) == UCS_INPROGRESS &&
-               nd_clock_seconds() < until) {
-            ucp_worker_progress(state->worker);
-        }
-        if (UCS_PTR_IS_PTR(closing)) {
-            ucp_request_free(closing);
-        }
-    }
-}
-
-/* After a fault UCX may still hold requests and a peer that hangs: its worker is left to the end of the process. */
+/* Without an orderly end UCX may hold requests of a peer that hangs: its worker is left to the end of the process. */
 void ucx_close(nd_transport *transport, bool failed)
 {
     ucx_state *state = ucx_state_of(transport);
     if (!state) {
         return;
     }
-    if (state->worker && !failed) {
-        close_endpoints(state);
+    bool orderly = !state->worker || (!failed && state->addresses && ucx_take_leave(transport));
+    if (orderly && state->worker) {
         ucp_worker_destroy(state->worker);
     }
-    if (state->context && !(failed && state->worker)) {
+    if (orderly && state->context) {
         ucp_cleanup(state->context);
     }
     for (int rank = 0; state->peers && rank < state->size; rank++) {

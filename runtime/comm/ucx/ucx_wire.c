@@ -5,6 +5,8 @@
 #include <sched.h>
 #include <string.h>
 
+#include "runtime/base/clock.h"
+
 enum { YIELDS_BEFORE_SLEEP = 50 }; /* then the ranks that share our cores need them more */
 
 nd_status nd_ucx_check(ucs_status_t code, const char *call)
@@ -109,7 +111,7 @@ static void look_at_pidfds(ucx_state *state)
     }
 }
 
-static nd_status ucx_wait(nd_transport *transport, int idle, double seconds)
+nd_status ucx_wait(nd_transport *transport, int idle, double seconds)
 {
     ucx_state *state = ucx_state_of(transport);
     if (idle < YIELDS_BEFORE_SLEEP) {
@@ -140,6 +142,70 @@ static bool ucx_peek(nd_transport *transport, nd_tag wanted, nd_tag mask, nd_tag
     }
     *found = info.sender_tag;
     *bytes = info.length;
+    return true;
+}
+
+/* A message of an operation that this rank never entered: the others work on, so it goes without ceremony. */
+static bool is_wanted_elsewhere(nd_transport *transport)
+{
+    const nd_tag farewell_bit = UINT64_C(128) << ND_TAG_COMM_AT; /* no communicator has it */
+    nd_tag found;
+    size_t bytes;
+    return ucx_peek(transport, 0, farewell_bit, &found, &bytes);
+}
+
+/* One step of the leave-taking; false when the other side does not come in time. */
+static bool meet(nd_transport *transport, int to, int from, uint64_t step, double until)
+{
+    ucx_state *state = ucx_state_of(transport);
+    const nd_tag base = UINT64_C(255) << ND_TAG_COMM_AT | step << ND_TAG_SEQUENCE_AT;
+    nd_wire_request *send = &state->farewell[0], *recv = &state->farewell[1];
+    if (ucx_connect(transport, to) != ND_OK || state->peers[to].gone) {
+        return false;
+    }
+    *send = (nd_wire_request){.state = ND_REQUEST_POSTED, .peer = to};
+    *recv = (nd_wire_request){.state = ND_REQUEST_POSTED, .peer = from};
+    send->tag = base | (nd_tag)state->rank << ND_TAG_RANK_AT;
+    recv->tag = base | (nd_tag)from << ND_TAG_RANK_AT;
+    const ucp_request_param_t param = {.op_attr_mask =
+                                           UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+                                       .cb.send = on_sent,
+                                       .user_data = send};
+    /* Synchronous: complete when the other side has it, so nothing is on its way when this rank goes. */
+    keep(send, ucp_tag_send_sync_nbx(state->peers[to].endpoint, NULL, 0, send->tag, &param), true);
+    ucx_recv(transport, recv);
+    bool met = false;
+    for (int idle = 0; !met && nd_clock_seconds() < until; idle++) {
+        ucx_progress(transport);
+        int states[2] = {atomic_load(&send->state), atomic_load(&recv->state)};
+        if (is_wanted_elsewhere(transport) || states[0] == ND_REQUEST_FAILED ||
+            states[1] == ND_REQUEST_FAILED ||
+            (states[1] == ND_REQUEST_POSTED && state->peers[from].gone) ||
+            (states[0] == ND_REQUEST_POSTED && state->peers[to].gone)) {
+            break;
+        }
+        met = states[0] == ND_REQUEST_DONE && states[1] == ND_REQUEST_DONE;
+        if (!met && ucx_wait(transport, idle, 0.05) != ND_OK) {
+            break;
+        }
+    }
+    ucx_cancel(transport, send);
+    ucx_cancel(transport, recv);
+    return met;
+}
+
+bool ucx_take_leave(nd_transport *transport)
+{
+    const ucx_state *state = ucx_state_of(transport);
+    double until = nd_clock_seconds() + 2;
+    uint64_t step = 0;
+    for (int distance = 1; distance < state->size; distance *= 2) {
+        int to = (state->rank + state->size - distance) % state->size;
+        int from = (state->rank + distance) % state->size;
+        if (!meet(transport, to, from, step++, until)) {
+            return false;
+        }
+    }
     return true;
 }
 

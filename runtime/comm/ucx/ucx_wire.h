@@ -37,12 +37,20 @@ typedef struct ucx_state {
     struct pollfd *polled; /* [1 + size]: the worker, then the pidfds */
     int *polled_rank;      /* [1 + size] */
     int polled_count;
+    nd_wire_request farewell[2];
 } ucx_state;
 
 #define ND_UCX(call) nd_ucx_check((call), #call)
 nd_status nd_ucx_check(ucs_status_t code, const char *call);
 
+/* ucx_wire.c */
 extern const nd_wire nd_ucx_wire;
+nd_status ucx_wait(nd_transport *transport, int idle, double seconds);
+/*
+ * A barrier of the world before the workers go, 2 s at most and without complaint: a rank that closes its connections
+ * while another still reads would cost that one its last messages. False when not all took part.
+ */
+bool ucx_take_leave(nd_transport *transport);
 
 static inline ucx_state *ucx_state_of(const nd_transport *transport)
 {
