@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/comm/host.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -55,8 +56,11 @@ static void host_destroy(nd_comm *comm)
         return;
     }
     nd_host *host = nd_host_of(comm);
-    if (hc->active >
-        0) { /* dropped in mid-air: nothing of it may touch the callers' buffers any more */
+    /* Dropped in mid-air by a rank that failed elsewhere: no orderly end any more. That rank's error stays as it is. */
+    if (hc->active > 0 && host->failed == ND_OK) {
+        host->failed = ND_ERR_INTERNAL;
+        snprintf(host->message, sizeof host->message, "%s was destroyed with pending operations",
+                 nd_group_name(comm->kind));
         nd_host_abandon(host);
     }
     for (nd_host_comm **at = &host->comms; *at; at = &(*at)->next) {
