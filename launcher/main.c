@@ -57,7 +57,7 @@ static nd_status launch(const nd_config *config, int *exit_code)
     }
     ND_TRY(nd_preflight_find_worker(program, sizeof program));
     ND_TRY(config_to_fd(config, &job.config_fd));
-    ND_TRY(nd_preflight_run(program, job.config_fd, exit_code));
+    ND_TRY(nd_preflight_run(program, job.config_fd, config->source, exit_code));
     if (*exit_code != 0) {
         return ND_OK; /* the check has said why */
     }

@@ -67,9 +67,12 @@ static bool read_version(int fd, int64_t deadline, char *line, size_t capacity)
     return true;
 }
 
-static nd_status spawn_check(const char *program, int config_fd, int out, pid_t *pid)
+static nd_status spawn_check(const char *program, int config_fd, const char *config_name, int out,
+                             pid_t *pid)
 {
     posix_spawn_file_actions_t actions;
+    char name[1024];
+    snprintf(name, sizeof name, "ND_CONFIG_NAME=%s", config_name);
     char *args[] = {(char *)program, "check", NULL};
     char *env[] = {"ND_RUN_ID=check",
                    "RANK=0",
@@ -79,6 +82,7 @@ static nd_status spawn_check(const char *program, int config_fd, int out, pid_t 
                    "MASTER_ADDR=127.0.0.1",
                    "MASTER_PORT=1",
                    "ND_CONFIG_FD=3",
+                   name,
                    NULL,
                    NULL,
                    NULL,
@@ -88,10 +92,10 @@ static nd_status spawn_check(const char *program, int config_fd, int out, pid_t 
     static const char *const kept[] = {
         "HOME=", "HF_HOME=", "HF_HUB_CACHE=", "XDG_CACHE_HOME=", "LD_LIBRARY_PATH="};
     extern char **environ;
-    int n = 8;
+    int n = 9;
     for (char **e = environ; *e; e++) {
         for (size_t k = 0; k < sizeof kept / sizeof *kept; k++) {
-            if (strncmp(*e, kept[k], strlen(kept[k])) == 0 && n < 13) {
+            if (strncmp(*e, kept[k], strlen(kept[k])) == 0 && n < 14) {
                 env[n++] = *e;
             }
         }
@@ -106,7 +110,8 @@ static nd_status spawn_check(const char *program, int config_fd, int out, pid_t 
                                strerror(code));
 }
 
-nd_status nd_preflight_run(const char *program, int config_fd, int *exit_code)
+nd_status nd_preflight_run(const char *program, int config_fd, const char *config_name,
+                           int *exit_code)
 {
     int pipe_fds[2], wait_status = 0;
     char line[256];
@@ -114,7 +119,7 @@ nd_status nd_preflight_run(const char *program, int config_fd, int *exit_code)
     if (pipe2(pipe_fds, O_CLOEXEC) != 0) {
         return nd_fail(ND_ERR_INTERNAL, "no pipe for the check: %s", strerror(errno));
     }
-    nd_status status = spawn_check(program, config_fd, pipe_fds[1], &pid);
+    nd_status status = spawn_check(program, config_fd, config_name, pipe_fds[1], &pid);
     close(pipe_fds[1]);
     if (status != ND_OK) {
         close(pipe_fds[0]);

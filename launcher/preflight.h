@@ -7,9 +7,10 @@
 /* The worker program: $ND_WORKER, or ndtrain beside this program. ND_ERR_CONFIG when it is not there. */
 nd_status nd_preflight_find_worker(char *path, int capacity);
 /*
- * Runs `<program> check` with the resolved configuration behind config_fd. Its sentence goes to stderr and its code to
+ * Runs `<program> check` with the resolved configuration behind config_fd, read from the file config_name. Its sentence goes to stderr and its code to
  * *exit_code. ND_ERR_CONFIG when it is of another version: both are named.
  */
-nd_status nd_preflight_run(const char *program, int config_fd, int *exit_code);
+nd_status nd_preflight_run(const char *program, int config_fd, const char *config_name,
+                           int *exit_code);
 
 #endif

@@ -51,8 +51,9 @@ static nd_status read_inherited(nd_config *config, int fd)
         return nd_fail(ND_ERR_INTERNAL, "the inherited configuration cannot be mapped: %s",
                        strerror(errno));
     }
-    nd_status status =
-        nd_config_read_text(config, text, (size_t)st.st_size, "configuration from ndlaunch");
+    const char *name = getenv("ND_CONFIG_NAME"); /* the file that ndlaunch read */
+    nd_status status = nd_config_read_text(config, text, (size_t)st.st_size,
+                                           name && name[0] ? name : "configuration from ndlaunch");
     munmap(text, (size_t)st.st_size);
     return status;
 }
@@ -87,6 +88,7 @@ static void install_signals(void)
     action.sa_flags |= (int)SA_RESETHAND;
     sigaction(SIGINT, &action, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write, with a sentence */
 }
 
 static nd_status check_world(const nd_config *config, const nd_identity *id)
@@ -135,7 +137,7 @@ static nd_status command_plan(const nd_config *config, nd_worker *worker, int ra
         return nd_fail(ND_ERR_CONFIG, "--rank %d: the mesh has ranks 0 to %d", rank, world - 1);
     }
     nd_status status = nd_inputs_open_model(config, &inputs);
-    status = status == ND_OK ? nd_worker_open_device(config, 0, 1, worker) : status;
+    status = status == ND_OK ? nd_worker_open_planner(config, worker) : status;
     status = status == ND_OK ? nd_plan_print(stdout, config, &inputs, worker, rank) : status;
     nd_inputs_close(&inputs);
     return status;

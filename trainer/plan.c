@@ -5,10 +5,22 @@
 #include "trainer/trainer.h"
 
 /*
- * What the estimate assumes; printed beside it. A CPU core: BF16 products as measured per instruction set, F32 at half
- * of it. Shared memory and loopback: bytes per second of one worker's collectives.
+ * What the estimate assumes; printed beside it. A CPU core: BF16 products on AVX-512 with BF16 dot products, F32 at half
+ * of it, shared memory. A GPU: half of the 989 TFLOP/s of an H100, its NVLink. Nothing is overlapped.
  */
-static const double CPU_CORE_FLOPS = 100e9, LINK_BYTES_PER_SECOND = 2e9;
+typedef struct assumption {
+    const char *worker;
+    double flops, bytes_per_second;
+} assumption;
+
+static assumption assume(const nd_rank *r, bool f32)
+{
+    double share = f32 ? 0.5 : 1.0;
+    if (r->config->launch.device == ND_CHOOSE_CUDA) {
+        return (assumption){"one H100 a worker at half of its BF16 peak", 495e12 * share, 200e9};
+    }
+    return (assumption){"one core a thread", 100e9 * r->device->threads * share, 2e9};
+}
 
 static void print_groups(FILE *out, const nd_mesh *mesh, int rank)
 {
@@ -54,7 +66,7 @@ static void print_estimate(FILE *out, const nd_trainer *trainer)
     double flops = tokens * nd_flops_per_token_causal(&r->shape, config->train.sequence_length) /
                    r->world_size;
     flops *= config->parallel.recompute == ND_RECOMPUTE_FULL ? 4.0 / 3.0 : 1.0;
-    double rate = CPU_CORE_FLOPS * r->device->threads * (d->act == ND_DTYPE_F32 ? 0.5 : 1.0);
+    assumption a = assume(r, d->act == ND_DTYPE_F32);
     double micros = (double)config->train.gradient_accumulation_steps;
     double width = (double)nd_dtype_size(d->act), shards = trainer->model->layout->shards;
     double unit_bytes = (double)trainer->model->layout->shard_total * (shards - 1);
@@ -62,15 +74,11 @@ static void print_estimate(FILE *out, const nd_trainer *trainer)
     double bytes = unit_bytes * (width * gathers + 4.0 * micros);
     double tp = r->mesh.size[ND_AXIS_TP];
     bytes += micros * (double)d->L * 8.0 * (double)(d->Tl * d->C) * width * (tp - 1);
-    double compute = flops / rate, wire = bytes / LINK_BYTES_PER_SECOND;
+    double compute = flops / a.flops, wire = bytes / a.bytes_per_second;
     fprintf(out, "estimated step: %.3f s = %.3f s compute + %.3f s communication; %.0f tokens/s\n",
             compute + wire, compute, wire, tokens / (compute + wire));
-    fprintf(out,
-            "  assumes %.0f GFLOP/s a core in bf16 (half in fp32), %d thread%s a worker with a "
-            "core each, %.1f GB/s "
-            "a worker's links, nothing overlapped\n",
-            CPU_CORE_FLOPS * 1e-9, r->device->threads, r->device->threads == 1 ? "" : "s",
-            LINK_BYTES_PER_SECOND * 1e-9);
+    fprintf(out, "  assumes %s: %.0f GFLOP/s and %.0f GB/s a worker, nothing overlapped\n",
+            a.worker, a.flops * 1e-9, a.bytes_per_second * 1e-9);
 }
 
 nd_status nd_plan_print(FILE *out, const nd_config *config, const nd_inputs *inputs,

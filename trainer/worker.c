@@ -22,6 +22,13 @@ nd_status nd_worker_open_device(const nd_config *config, int local_rank, int loc
     return nd_ops_cpu(worker->device, &worker->rank.ops);
 }
 
+nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker)
+{
+    int threads = (int)config->launch.threads_per_worker;
+    ND_TRY(nd_device_open_cpu(threads > 0 ? threads : 1, &worker->device));
+    return nd_ops_cpu(worker->device, &worker->rank.ops);
+}
+
 static int slot_of_rank(void *context, int rank)
 {
     const nd_identity *id = context;

@@ -23,6 +23,8 @@ typedef struct nd_worker {
 /* Device and ops only: what checks and plans need. `kind` of config is resolved and said in the log. */
 nd_status nd_worker_open_device(const nd_config *config, int local_rank, int local_workers,
                                 nd_worker *worker);
+/* For a plan: the CPU's ops whatever the device, since nothing runs. */
+nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker);
 /* The rest: joins the job. The config is borrowed. */
 nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_llama_shape *shape);
 void nd_worker_close(nd_worker *worker);
