@@ -15,7 +15,7 @@ enum { R = ND_TILE, RV = ND_TILE / ND_VL }; /* columns of a score tile, and vect
 typedef const float float_alias __attribute__((may_alias));
 typedef float float_out __attribute__((may_alias));
 
-static inline int smaller(int a, int b)
+__attribute__((unused)) static inline int smaller(int a, int b)
 {
     return a < b ? a : b;
 }
@@ -142,6 +142,20 @@ static void gemm_f32(int m, int n, int words, const nd_word *a, int64_t lda, con
     gemm_any(false, m, n, words, a, lda, b, ldb, c, ldc, add);
 }
 
+/* Lane i of the result is element index[i] of a and b side by side. */
+static inline nd_vi shuffle(nd_vi a, nd_vi b, nd_vi index)
+{
+#if defined(__clang__)
+    nd_vi out;
+    for (int i = 0; i < ND_VL; i++) {
+        out[i] = index[i] < ND_VL ? a[index[i]] : b[index[i] - ND_VL];
+    }
+    return out;
+#else
+    return __builtin_shuffle(a, b, index);
+#endif
+}
+
 /* ---- transposition of 32-bit words ---- */
 
 typedef int32_t nd_vi_unaligned __attribute__((vector_size(ND_VL * 4), aligned(4), may_alias));
@@ -164,8 +178,8 @@ static inline void transpose_block(nd_word *y, int64_t ldy, const nd_word *x, in
         for (int i = 0; i < ND_VL; i++) {
             if ((i & step) == 0) {
                 nd_vi a = v[i], b = v[i + step];
-                v[i] = __builtin_shuffle(a, b, low);
-                v[i + step] = __builtin_shuffle(a, b, high);
+                v[i] = shuffle(a, b, low);
+                v[i + step] = shuffle(a, b, high);
             }
         }
     }
