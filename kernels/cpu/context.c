@@ -12,16 +12,21 @@ static void destroy(void *native)
     nd_cpu_context *context = native;
     nd_dnnl_destroy(context->dnnl);
     free(context->widened);
+    free(context->partials);
     free(context);
 }
 
-static void choose_tiles(nd_cpu_context *context)
+static void choose_kernels(nd_cpu_context *context)
 {
     static const nd_tile_ops *const f32[ND_CPU_ISA_COUNT] = {
         &nd_tiles_f32_baseline, &nd_tiles_f32_avx2, &nd_tiles_f32_avx512, &nd_tiles_f32_avx512_bf16,
         &nd_tiles_f32_avx512_bf16};
     static const nd_tile_ops *const bf16[ND_CPU_ISA_COUNT] = {
         NULL, NULL, NULL, &nd_tiles_bf16_avx512_bf16, &nd_tiles_bf16_avx512_bf16};
+    static const nd_row_ops *const rows[ND_CPU_ISA_COUNT] = {&nd_rows_baseline, &nd_rows_avx2,
+                                                             &nd_rows_avx512, &nd_rows_avx512_bf16,
+                                                             &nd_rows_avx512_bf16};
+    context->rows = rows[context->isa];
     context->tiles_f32 = f32[context->isa];
     context->tiles_bf16 = bf16[context->isa];
 }
@@ -49,7 +54,8 @@ nd_status nd_cpu_context_create(nd_device *device)
     nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(1, &context));
     ND_TRY_OUT(choose_isa(&context->isa));
-    choose_tiles(context);
+    choose_kernels(context);
+    ND_TRY_OUT(ND_ALLOC(ND_CPU_PARTIALS, &context->partials));
     ND_TRY_OUT(nd_dnnl_create(&context->dnnl));
     if (context->isa < ND_CPU_ISA_AVX512_BF16) {
         ND_TRY_OUT(ND_ALLOC(nd_cpu_widened_floats(), &context->widened));

@@ -8,14 +8,19 @@
  */
 #include "kernels/cpu/dnnl_matmul.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/row_kernels.h"
 #include "kernels/cpu/tile.h"
 #include "runtime/device/device.h"
+
+enum { ND_CPU_PARTIALS = 131072 }; /* partial sums (F64) of fixed blocks: 1 MiB */
 
 typedef struct nd_cpu_context {
     nd_cpu_isa isa;
     nd_dnnl *dnnl;
     const nd_tile_ops *tiles_f32;  /* operands F32: always there */
     const nd_tile_ops *tiles_bf16; /* operands BF16; NULL where the CPU cannot multiply them */
+    const nd_row_ops *rows;
+    double *partials; /* ND_CPU_PARTIALS; live within one op */
     float
         *widened; /* operand and result tiles of nd_cpu_matmul where BF16 is widened; may be NULL */
 } nd_cpu_context;

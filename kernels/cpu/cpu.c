@@ -1,20 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cpu/context.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/ops.h"
+
+#include "kernels/cpu/context.h"
+
+static const nd_ops cpu_ops = {
+    .name = "cpu",
+    .matmul = nd_cpu_matmul,
+    .embedding_fwd = nd_cpu_embedding_fwd,
+    .embedding_bwd = nd_cpu_embedding_bwd,
+    .rmsnorm_fwd = nd_cpu_rmsnorm_fwd,
+    .rmsnorm_bwd = nd_cpu_rmsnorm_bwd,
+    .rope = nd_cpu_rope,
+    .swiglu_fwd = nd_cpu_swiglu_fwd,
+    .swiglu_bwd = nd_cpu_swiglu_bwd,
+    .attention_fwd = nd_cpu_attention_fwd,
+    .attention_delta = nd_cpu_attention_delta,
+    .attention_bwd = nd_cpu_attention_bwd,
+    .attention_scratch = nd_cpu_attention_scratch,
+    .lse_merge = nd_cpu_lse_merge,
+    .ce_stats = nd_cpu_ce_stats,
+    .ce_rescale = nd_cpu_ce_rescale,
+    .ce_loss = nd_cpu_ce_loss,
+    .ce_bwd = nd_cpu_ce_bwd,
+    .add = nd_cpu_add,
+    .accumulate = nd_cpu_accumulate,
+    .cast = nd_cpu_cast,
+    .sum_squares = nd_cpu_sum_squares,
+    .adamw = nd_cpu_adamw,
+    .sgd = nd_cpu_sgd,
+};
+
 nd_status nd_ops_cpu(nd_device *device, const nd_ops **out)
 {
-    static nd_ops table;
-    const nd_ops *ref;
-    ND_TRY(nd_ops_ref(&ref));
+    ND_TRY(nd_ops_check(&cpu_ops));
     ND_TRY(nd_cpu_context_create(device));
-    table = *ref;
-    table.name = "cpu";
-    table.matmul = nd_cpu_matmul;
-    table.attention_fwd = nd_cpu_attention_fwd;
-    table.attention_bwd = nd_cpu_attention_bwd;
-    table.attention_delta = nd_cpu_attention_delta;
-    table.attention_scratch = nd_cpu_attention_scratch;
-    *out = &table;
+    *out = &cpu_ops;
     return ND_OK;
 }

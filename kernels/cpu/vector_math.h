@@ -10,7 +10,8 @@
  *
  * Plain arithmetic is GCC's vector arithmetic (+ - * on nd_vf); these files allow contraction to FMA.
  * bf16 stores round to nearest even. nd_v_exp and nd_v_exp2: relative error below 2e-7 for results that are normal
- * numbers; results below 2^-126 are 0, exp(-inf) = 0 exactly; arguments must not be NaN or above 88 (127 for exp2).
+ * numbers; results below 2^-126 are 0, exp(-inf) = 0 exactly, NaN stays NaN; arguments must not be above 88 (127 for
+ * exp2).
  */
 #include <immintrin.h>
 #include <stdint.h>
@@ -46,6 +47,7 @@ static inline void nd_v_store(float *p, nd_vf x)
     *(nd_vf_unaligned *)p = (nd_vf_unaligned)x;
 }
 
+/* Maximum and minimum; b when either is NaN. */
 static inline nd_vf nd_v_max(nd_vf a, nd_vf b)
 {
 #if ND_VL == 16
@@ -128,14 +130,22 @@ static inline nd_vi nd_v_round_bf16(nd_vf x)
     return (rounded & ~nan) | (((bits >> 16 & 0xffff) | 0x40) & nan);
 }
 
+static inline void nd_v_store_bf16_exact(nd_bf16 *p, nd_vf x)
+{
+#if ND_VL == 16
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)nd_v_round_bf16(x)));
+#else
+    *(nd_vh_unaligned *)p = (nd_vh_unaligned) __builtin_convertvector(nd_v_round_bf16(x), nd_vh);
+#endif
+}
+
+/* The same but that the instruction for it, where there is one, takes subnormal numbers for zero. */
 static inline void nd_v_store_bf16(nd_bf16 *p, nd_vf x)
 {
 #if defined(__AVX512BF16__)
     _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)x));
-#elif ND_VL == 16
-    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)nd_v_round_bf16(x)));
 #else
-    *(nd_vh_unaligned *)p = (nd_vh_unaligned) __builtin_convertvector(nd_v_round_bf16(x), nd_vh);
+    nd_v_store_bf16_exact(p, x);
 #endif
 }
 
@@ -143,12 +153,11 @@ static inline void nd_v_store_bf16(nd_bf16 *p, nd_vf x)
 static inline nd_vf nd_v_scale_by_power(nd_vf p, nd_vf n, nd_vf rounded, nd_vf x)
 {
 #if ND_VL == 16
-    return (nd_vf)_mm512_mask_scalef_ps(_mm512_setzero_ps(),
-                                        _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), 14),
-                                        (__m512)p, (__m512)n);
+    __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLE_UQ);
+    return (nd_vf)_mm512_mask_scalef_ps(_mm512_setzero_ps(), normal, (__m512)p, (__m512)n);
 #else
     nd_vi scaled = (nd_vi)p + ((nd_vi)rounded << 23);
-    return (nd_vf)(scaled & (nd_vi)(x > -126.0f));
+    return (nd_vf)(scaled & ~(nd_vi)(x <= -126.0f));
 #endif
 }
 
@@ -159,7 +168,7 @@ static inline nd_vf nd_v_scale_by_power(nd_vf p, nd_vf n, nd_vf rounded, nd_vf x
 static inline nd_vf nd_v_exp2(nd_vf x)
 {
     const float magic = 12582912.0f;
-    nd_vf clamped = nd_v_max(x, nd_v_set(-127.0f));
+    nd_vf clamped = nd_v_max(nd_v_set(-127.0f), x);
     nd_vf rounded = clamped + magic;
     nd_vf n = rounded - magic;
     nd_vf f = clamped - n;
@@ -176,7 +185,7 @@ static inline nd_vf nd_v_exp2(nd_vf x)
 static inline nd_vf nd_v_exp(nd_vf x)
 {
     const float magic = 12582912.0f;
-    nd_vf clamped = nd_v_max(x, nd_v_set(-88.0f));
+    nd_vf clamped = nd_v_max(nd_v_set(-88.0f), x);
     nd_vf rounded = clamped * 1.44269504f + magic;
     nd_vf n = rounded - magic;
     nd_vf r = clamped - n * 0.693359375f;

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/context.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/view.h"
+
+enum {
+    FLAT_RUN = 16384,     /* elements of one item where everything is contiguous */
+    SQUARES_BLOCK = 16384 /* elements whose squares are summed first */
+};
+
+/* Elements in row-major order, cut into runs that are contiguous in every view. */
+typedef struct elementwise {
+    const nd_row_ops *rows;
+    nd_tensor out, a, b;
+    int64_t count, run;
+} elementwise;
+
+static int64_t common_run(int64_t count, int64_t run, nd_tensor t)
+{
+    int64_t own = nd_run_of(t);
+    if (own == count) {
+        return run;
+    }
+    ND_ASSERT(run == count || run % own == 0 || own % run == 0);
+    return own < run ? own : run;
+}
+
+/* The longest run of all views, or pieces of fixed size when all are contiguous. */
+static void cut(elementwise *w, const nd_tensor *views, int count)
+{
+    int64_t run = w->count;
+    for (int i = 0; i < count; i++) {
+        ND_ASSERT(nd_is_act(views[i]) && nd_tensor_count(views[i]) == w->count);
+        run = common_run(w->count, run, views[i]);
+    }
+    w->run = run == w->count ? FLAT_RUN : run;
+}
+
+static int64_t items_of(const elementwise *w)
+{
+    return (w->count + w->run - 1) / w->run;
+}
+
+static void add_runs(void *arg, int64_t begin, int64_t end)
+{
+    const elementwise *w = arg;
+    for (int64_t item = begin; item < end; item++) {
+        int64_t at = item * w->run;
+        w->rows->add(nd_address(w->out, nd_offset_of(w->out, at)), w->out.dtype,
+                     nd_address(w->a, nd_offset_of(w->a, at)), w->a.dtype,
+                     nd_address(w->b, nd_offset_of(w->b, at)), w->b.dtype,
+                     w->count - at < w->run ? w->count - at : w->run);
+    }
+}
+
+nd_status nd_cpu_add(nd_stream *stream, nd_tensor out, nd_tensor a, nd_tensor b)
+{
+    elementwise w = {.rows = nd_cpu_context_of(stream)->rows,
+                     .out = out,
+                     .a = a,
+                     .b = b,
+                     .count = nd_tensor_count(out)};
+    cut(&w, (const nd_tensor[]){out, a, b}, 3);
+    nd_cpu_parallel(stream, items_of(&w), w.run, add_runs, &w);
+    return ND_OK;
+}
+
+nd_status nd_cpu_accumulate(nd_stream *stream, nd_tensor acc, nd_tensor x)
+{
+    ND_ASSERT(acc.dtype == ND_DTYPE_F32);
+    return nd_cpu_add(stream, acc, acc, x);
+}
+
+static void cast_runs(void *arg, int64_t begin, int64_t end)
+{
+    const elementwise *w = arg;
+    for (int64_t item = begin; item < end; item++) {
+        int64_t at = item * w->run;
+        w->rows->cast(nd_address(w->out, nd_offset_of(w->out, at)), w->out.dtype,
+                      nd_address(w->a, nd_offset_of(w->a, at)), w->a.dtype,
+                      w->count - at < w->run ? w->count - at : w->run);
+    }
+}
+
+nd_status nd_cpu_cast(nd_stream *stream, nd_tensor out, nd_tensor x)
+{
+    elementwise w = {
+        .rows = nd_cpu_context_of(stream)->rows, .out = out, .a = x, .count = nd_tensor_count(out)};
+    cut(&w, (const nd_tensor[]){out, x}, 2);
+    nd_cpu_parallel(stream, items_of(&w), w.run, cast_runs, &w);
+    return ND_OK;
+}
+
+typedef struct squares {
+    const nd_row_ops *rows;
+    const float *x;
+    int64_t count;
+    double *partials;
+} squares;
+
+static void square_blocks(void *arg, int64_t begin, int64_t end)
+{
+    const squares *w = arg;
+    for (int64_t block = begin; block < end; block++) {
+        int64_t at = block * SQUARES_BLOCK, rest = w->count - at;
+        w->partials[block] =
+            w->rows->sum_squares(w->x + at, rest < SQUARES_BLOCK ? rest : SQUARES_BLOCK);
+    }
+}
+
+/* Blocks are summed in order; a range with more blocks than there is room for is done in parts. */
+nd_status nd_cpu_sum_squares(nd_stream *stream, double *out, const float *x, int64_t count)
+{
+    nd_cpu_context *context = nd_cpu_context_of(stream);
+    const int64_t part = (int64_t)ND_CPU_PARTIALS * SQUARES_BLOCK;
+    double sum = 0.0;
+    for (int64_t begin = 0; begin < count; begin += part) {
+        squares w = {.rows = context->rows,
+                     .x = x + begin,
+                     .count = count - begin < part ? count - begin : part,
+                     .partials = context->partials};
+        int64_t blocks = (w.count + SQUARES_BLOCK - 1) / SQUARES_BLOCK;
+        nd_cpu_parallel(stream, blocks, SQUARES_BLOCK, square_blocks, &w);
+        for (int64_t block = 0; block < blocks; block++) {
+            sum += context->partials[block];
+        }
+    }
+    *out += sum;
+    return ND_OK;
+}

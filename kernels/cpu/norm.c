@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string.h>
+
+#include "kernels/cpu/context.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/view.h"
+
+typedef struct forward {
+    const nd_row_ops *rows;
+    nd_tensor y, sum, rstd, x, delta, weight;
+    float eps;
+} forward;
+
+static void forward_rows(void *arg, int64_t begin, int64_t end)
+{
+    const forward *w = arg;
+    bool bf16 = w->y.dtype == ND_DTYPE_BF16, add = w->delta.data;
+    for (int64_t i = begin; i < end; i++) {
+        ((float *)w->rstd.data)[i] = w->rows->norm_fwd(
+            nd_row(w->y, i), add ? nd_row(w->sum, i) : NULL, nd_row(w->x, i),
+            add ? nd_row(w->delta, i) : NULL, w->weight.data, w->y.shape[1], w->eps, bf16);
+    }
+}
+
+nd_status nd_cpu_rmsnorm_fwd(nd_stream *stream, nd_tensor y, nd_tensor sum, nd_tensor rstd,
+                             nd_tensor x, nd_tensor delta, nd_tensor weight, float eps)
+{
+    int64_t n = y.shape[0], C = y.shape[1];
+    ND_ASSERT(nd_is_act(y) && nd_is_2d(y, n, C) && nd_is_2d_of(x, y.dtype, n, C));
+    ND_ASSERT(!delta.data || nd_is_2d_of(sum, y.dtype, n, C));
+    ND_ASSERT(!delta.data || nd_is_2d_of(delta, y.dtype, n, C));
+    ND_ASSERT(nd_is_vector(rstd, ND_DTYPE_F32, n) && nd_is_vector(weight, y.dtype, C));
+    forward w = {.rows = nd_cpu_context_of(stream)->rows,
+                 .y = y,
+                 .sum = sum,
+                 .rstd = rstd,
+                 .x = x,
+                 .delta = delta,
+                 .weight = weight,
+                 .eps = eps};
+    nd_cpu_parallel(stream, n, C, forward_rows, &w);
+    return ND_OK;
+}
+
+typedef struct backward {
+    const nd_row_ops *rows;
+    nd_tensor dx, dweight, dy, dres, x, weight, rstd;
+    int64_t blocks;  /* row blocks; block b holds rows [n b / blocks, n (b + 1) / blocks) */
+    float *partials; /* (blocks, C): dweight of each block */
+} backward;
+
+static void backward_blocks(void *arg, int64_t begin, int64_t end)
+{
+    const backward *w = arg;
+    int64_t n = w->dy.shape[0], C = w->dy.shape[1];
+    bool bf16 = w->dy.dtype == ND_DTYPE_BF16;
+    for (int64_t block = begin; block < end; block++) {
+        float *partial = w->partials + block * C;
+        memset(partial, 0, (size_t)C * sizeof *partial);
+        for (int64_t i = n * block / w->blocks; i < n * (block + 1) / w->blocks; i++) {
+            w->rows->norm_bwd(nd_row(w->dx, i), partial, nd_row(w->dy, i),
+                              w->dres.data ? nd_row(w->dres, i) : NULL, nd_row(w->x, i),
+                              w->weight.data, ((const float *)w->rstd.data)[i], C, bf16);
+        }
+    }
+}
+
+/* dweight is the sum of the blocks in their order. */
+static void combine_partials(const backward *w)
+{
+    int64_t C = w->dy.shape[1];
+    for (int64_t block = 0; block < w->blocks; block++) {
+        w->rows->add(w->dweight.data, ND_DTYPE_F32, w->dweight.data, ND_DTYPE_F32,
+                     w->partials + block * C, ND_DTYPE_F32, C);
+    }
+}
+
+/* As many blocks as the partial sums have room for, at most 32 and none without a row: a matter of shape alone. */
+static int64_t block_count(int64_t n, int64_t C)
+{
+    int64_t room = 2 * (int64_t)ND_CPU_PARTIALS / C, blocks = n < 32 ? n : 32;
+    ND_ASSERT(room > 0);
+    return blocks < room ? blocks : room;
+}
+
+nd_status nd_cpu_rmsnorm_bwd(nd_stream *stream, nd_tensor dx, nd_tensor dweight, nd_tensor dy,
+                             nd_tensor dres, nd_tensor x, nd_tensor weight, nd_tensor rstd)
+{
+    int64_t n = dy.shape[0], C = dy.shape[1];
+    nd_cpu_context *context = nd_cpu_context_of(stream);
+    ND_ASSERT(nd_is_act(dy) && nd_is_2d(dy, n, C) && nd_is_2d_of(dx, dy.dtype, n, C) && C > 0);
+    ND_ASSERT(nd_is_2d_of(x, dy.dtype, n, C));
+    ND_ASSERT(!dres.data || nd_is_2d_of(dres, dy.dtype, n, C));
+    ND_ASSERT(nd_is_vector(dweight, ND_DTYPE_F32, C) && nd_is_vector(weight, dy.dtype, C));
+    ND_ASSERT(nd_is_vector(rstd, ND_DTYPE_F32, n));
+    backward w = {.rows = context->rows,
+                  .dx = dx,
+                  .dweight = dweight,
+                  .dy = dy,
+                  .dres = dres,
+                  .x = x,
+                  .weight = weight,
+                  .rstd = rstd,
+                  .blocks = block_count(n, C),
+                  .partials = (float *)context->partials};
+    if (n > 0) {
+        nd_cpu_parallel(stream, w.blocks, n / w.blocks * C, backward_blocks, &w);
+        combine_partials(&w);
+    }
+    return ND_OK;
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Compiled once per instruction set with its -m flags and -DND_ISA=<name>: see meson.build. */
+#include "kernels/cpu/row_kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/vector_math.h"
+
+#define PASTE_(a, b) a##_##b
+#define PASTE(a, b)  PASTE_(a, b)
+#define INLINE       static inline __attribute__((always_inline))
+
+/* Sums and maxima run in this many vectors, which hides the latency of the additions. */
+enum { UNROLL = 4, STEP = UNROLL * ND_VL };
+
+/* Lanes of the vector at element i that exist in a row of n: ND_VL but at the end, never negative. */
+INLINE int lanes_at(int64_t i, int64_t n)
+{
+    return n - i >= ND_VL ? ND_VL : n - i > 0 ? (int)(n - i) : 0;
+}
+
+/* Elements [i, i + lanes) of a row, zeros above. */
+INLINE nd_vf load(const void *row, int64_t i, int lanes, bool bf16)
+{
+#if ND_VL == 16
+    __mmask16 mask = (__mmask16)((1u << lanes) - 1);
+    if (bf16) {
+        __m256i h = _mm256_maskz_loadu_epi16(mask, (const nd_bf16 *)row + i);
+        return (nd_vf)_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+    }
+    return (nd_vf)_mm512_maskz_loadu_ps(mask, (const float *)row + i);
+#else
+    if (lanes == ND_VL) {
+        return bf16 ? nd_v_load_bf16((const nd_bf16 *)row + i) : nd_v_load((const float *)row + i);
+    }
+    float part[ND_VL] = {0};
+    for (int l = 0; l < lanes; l++) {
+        part[l] =
+            bf16 ? nd_bf16_to_f32(((const nd_bf16 *)row)[i + l]) : ((const float *)row)[i + l];
+    }
+    return nd_v_load(part);
+#endif
+}
+
+/* The same with -inf above: neutral for a maximum, and its exponential is 0. */
+INLINE nd_vf load_or_minus_infinity(const void *row, int64_t i, int lanes, bool bf16)
+{
+    nd_vf x = load(row, i, lanes, bf16);
+    if (lanes == ND_VL) {
+        return x;
+    }
+    float part[ND_VL];
+    nd_v_store(part, x);
+    for (int l = lanes; l < ND_VL; l++) {
+        part[l] = -INFINITY;
+    }
+    return nd_v_load(part);
+}
+
+INLINE void store(void *row, int64_t i, int lanes, bool bf16, nd_vf x)
+{
+    if (lanes == ND_VL) {
+        if (bf16) {
+            nd_v_store_bf16((nd_bf16 *)row + i, x);
+        } else {
+            nd_v_store((float *)row + i, x);
+        }
+        return;
+    }
+    float part[ND_VL];
+    nd_v_store(part, x);
+    for (int l = 0; l < lanes; l++) {
+        if (bf16) {
+            ((nd_bf16 *)row)[i + l] = nd_bf16_from_f32(part[l]);
+        } else {
+            ((float *)row)[i + l] = part[l];
+        }
+    }
+}
+
+INLINE float sum_of(const nd_vf s[UNROLL])
+{
+    return nd_v_sum((s[0] + s[1]) + (s[2] + s[3]));
+}
+
+/* Calls fn(..., bf16) with a constant, so that each element type gets its own loop. */
+#define BY_TYPE(fn, bf16, ...) ((bf16) ? fn(__VA_ARGS__, true) : fn(__VA_ARGS__, false))
+
+#include "kernels/cpu/row_exp.inc"
+#include "kernels/cpu/row_flat.inc"
+#include "kernels/cpu/row_norm.inc"
+
+const nd_row_ops PASTE(nd_rows, ND_ISA) = {
+    .norm_fwd = norm_fwd,
+    .norm_bwd = norm_bwd,
+    .rope = rope,
+    .swiglu_fwd = swiglu_fwd,
+    .swiglu_bwd = swiglu_bwd,
+    .ce_stats = ce_stats,
+    .ce_bwd = ce_bwd,
+    .add = add,
+    .cast = cast,
+    .blend = blend,
+    .sum_squares = sum_squares,
+    .adamw = adamw,
+    .sgd = sgd,
+};

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CPU_ROW_KERNELS_H
+#define ND_CPU_ROW_KERNELS_H
+/*
+ * Kernels over one row (or one flat range) of contiguous elements, in one table per instruction set; row_kernels.c
+ * implements them and is compiled once per set. They know neither tensors nor threads. Formulas are in kernels/ops.h.
+ *
+ * Rows are BF16 when `bf16`, else F32. All arithmetic is F32 with fused multiply-adds where the CPU has them. Sums run in
+ * a fixed number of lanes that are combined in a fixed order. A NaN or an infinity reaches the result; subnormal
+ * numbers may count as zero, but not in `cast`.
+ */
+#include "kernels/ops.h"
+
+typedef struct nd_row_ops {
+    /* Returns rstd. delta NULL: x is normalised and sum is not touched. */
+    float (*norm_fwd)(void *y, void *sum, const void *x, const void *delta, const void *weight,
+                      int64_t C, float eps, bool bf16);
+    /* dweight (C) += dy x rstd; dres may be NULL. */
+    void (*norm_bwd)(void *dx, float *dweight, const void *dy, const void *dres, const void *x,
+                     const void *weight, float rstd, int64_t C, bool bf16);
+    /* One head: (2 half) elements; sign -1 is the inverse rotation. */
+    void (*rope)(void *out, const void *x, const float *cosine, const float *sine, int64_t half,
+                 float sign, bool bf16);
+    void (*swiglu_fwd)(void *out, const void *gate, const void *up, int64_t F, bool bf16);
+    void (*swiglu_bwd)(void *dgate, void *dup, const void *dout, const void *gate, const void *up,
+                       int64_t F, bool bf16);
+    /* Maximum of n logits, and the sum of exp(logit - maximum). */
+    void (*ce_stats)(float *max, float *sum, const void *logits, int64_t n, bool bf16);
+    /* logits = exp(logit - max) factor, in place. */
+    void (*ce_bwd)(void *logits, float max, float factor, int64_t n, bool bf16);
+    /* sums (n) = a + b, each F32 or BF16. */
+    void (*add)(void *sums, nd_dtype sums_dtype, const void *a, nd_dtype a_dtype, const void *b,
+                nd_dtype b_dtype, int64_t n);
+    /* Exact widening, or rounding to nearest even; between equal dtypes a copy of the bits. */
+    void (*cast)(void *out, nd_dtype out_dtype, const void *x, nd_dtype x_dtype, int64_t n);
+    /* acc = acc keep + x take. */
+    void (*blend)(float *acc, float keep, const void *x, float take, int64_t n, bool bf16);
+    double (*sum_squares)(const float *x, int64_t n);
+    void (*adamw)(const nd_adamw *o, bool decay, float *p, float *m, float *v, const float *grad,
+                  int64_t n);
+    void (*sgd)(const nd_adamw *o, bool decay, float *p, const float *grad, int64_t n);
+} nd_row_ops;
+
+extern const nd_row_ops nd_rows_baseline, nd_rows_avx2, nd_rows_avx512, nd_rows_avx512_bf16;
+
+#endif
