@@ -212,6 +212,7 @@ Test(mesh, labels_that_do_not_count, .timeout = 600)
     };
     tempdir_make(&dir);
     mesh_job job = job_of(shape_of(256, 76, false), jsonl_file(), ND_DATA_JSONL, ND_OPTIMIZER_SGD);
+    job.lr = 0.05; /* few labels count: at 0.2 twenty noisy steps magnify rounding tenfold */
     compare_all(&job, meshes, COUNT(meshes));
     tempdir_remove(&dir);
 }
