@@ -19,6 +19,7 @@
 #include "runtime/base/version.h"
 #include "runtime/rdzv/failure.h"
 #include "runtime/rdzv/guard.h"
+#include "trainer/metrics/metrics.h"
 #include "trainer/plan.h"
 #include "trainer/train.h"
 #include "trainer/trainer.h"
@@ -124,6 +125,8 @@ static nd_status command_check(const nd_config *config, nd_worker *worker)
     fflush(stdout);
     nd_status status = nd_inputs_open(config, &inputs);
     status = status == ND_OK ? nd_trainer_check_precision(config) : status;
+    status = status == ND_OK ? nd_worker_check_device(config) : status;
+    status = status == ND_OK ? nd_run_folder_check(config) : status;
     nd_inputs_close(&inputs);
     return status;
 }

@@ -7,15 +7,22 @@
 #include "runtime/base/log.h"
 #include "runtime/rdzv/failure.h"
 
+nd_status nd_worker_check_device(const nd_config *config)
+{
+    if (config->launch.device == ND_CHOOSE_CUDA) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "launch.device is cuda for %lld workers, but this program was built without "
+                       "the CUDA backend and "
+                       "sees no GPU; use --device cpu",
+                       (long long)config->launch.workers);
+    }
+    return ND_OK;
+}
+
 nd_status nd_worker_open_device(const nd_config *config, int local_rank, int local_workers,
                                 nd_worker *worker)
 {
-    if (config->launch.device == ND_CHOOSE_CUDA) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "launch.device is cuda, but this program was built without the CUDA backend; "
-            "use --device cpu");
-    }
+    ND_TRY(nd_worker_check_device(config));
     ND_TRY(nd_affinity_apply(local_rank, local_workers, (int)config->launch.threads_per_worker,
                              &worker->affinity));
     ND_TRY(nd_device_open_cpu(worker->affinity.threads, &worker->device));

@@ -20,6 +20,8 @@ typedef struct nd_worker {
     nd_rank rank;
 } nd_worker;
 
+/* ND_ERR_CONFIG when the device that was asked for is not there. */
+nd_status nd_worker_check_device(const nd_config *config);
 /* Device and ops only: what checks and plans need. `kind` of config is resolved and said in the log. */
 nd_status nd_worker_open_device(const nd_config *config, int local_rank, int local_workers,
                                 nd_worker *worker);

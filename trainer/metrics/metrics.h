@@ -50,6 +50,8 @@ nd_status nd_metrics_validation(nd_metrics *metrics, int64_t step, double loss, 
 /* Chooses or checks the run folder: `output.dir`, or runs/<config>-<n>. ND_ERR_CANTCREATE when it holds a run already
  * or cannot be written. Creates it. Owned by the caller. */
 nd_status nd_run_folder_create(const nd_config *config, char **out);
+/* Before any worker starts: that the folder could be used. A given one is made when it is not there. */
+nd_status nd_run_folder_check(const nd_config *config);
 
 /* FLOPs of one token of training (forward and backward). Sources: performance.md 1. */
 double nd_flops_per_token_causal(const nd_llama_shape *shape,

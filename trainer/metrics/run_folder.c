@@ -81,6 +81,15 @@ static void name_of(const nd_config *config, char name[128])
     }
 }
 
+nd_status nd_run_folder_check(const nd_config *config)
+{
+    if (config->output.dir[0]) {
+        return open_given(config->output.dir);
+    }
+    ND_TRY(make_path("runs"));
+    return access("runs", W_OK | X_OK) == 0 ? ND_OK : fail_create("runs");
+}
+
 nd_status nd_run_folder_create(const nd_config *config, char **out)
 {
     if (config->output.dir && config->output.dir[0]) {

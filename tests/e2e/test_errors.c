@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Bad input as a user meets it: ndlaunch as a process, its exit code (docs/launch.md) and the words of its sentence.
+ * Every case runs in a folder of its own with a good model, good data and a good configuration, of which one thing is
+ * broken. Nothing may be written where a run is refused.
+ */
+#include <criterion/criterion.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "tests/support/tempdir.h"
+
+static tempdir dir;
+static char output[16384];
+
+static const char model[] =
+    "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, \"intermediate_size\": "
+    "64, "
+    "\"num_hidden_layers\": 1, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, "
+    "\"max_position_embeddings\": 128%s}";
+
+static void setup(void)
+{
+    char text[4096], config[1024];
+    tempdir_make(&dir);
+    memset(text, 'a', sizeof text);
+    tempdir_write(&dir, "text.txt", text, sizeof text);
+    int n = snprintf(config, sizeof config, model, "");
+    tempdir_write(&dir, "model.json", config, (size_t)n);
+}
+
+static void teardown(void)
+{
+    char command[256];
+    snprintf(command, sizeof command, "rm -rf %s", dir.path);
+    cr_assert_eq(system(command), 0);
+}
+
+TestSuite(errors, .init = setup, .fini = teardown, .timeout = 60);
+
+/* Runs a shell command in the folder and keeps what it printed; returns the exit code. */
+static int run(const char *command)
+{
+    char line[2048];
+    snprintf(line, sizeof line, "cd %s && { %s; } 2>&1", dir.path, command);
+    FILE *f = popen(line, "r");
+    cr_assert_not_null(f);
+    size_t n = fread(output, 1, sizeof output - 1, f);
+    output[n] = '\0';
+    int status = pclose(f);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/* The good flags, then the broken ones; FROM names the model. */
+#define FROM(model_flag)                                                                           \
+    ND_LAUNCH " " model_flag                                                                       \
+              " --set data.path=text.txt --sequence-length 32 --num-steps 1 --device cpu "         \
+              "--set output.dir=out --set output.save_model=false "
+#define LAUNCH FROM("--set model.config=model.json")
+
+static void write_file(const char *name, const char *text)
+{
+    tempdir_write(&dir, name, text, strlen(text));
+}
+
+static void refused_with(int code, const char *command, const char *word_1, const char *word_2)
+{
+    int got = run(command);
+    cr_assert_eq(got, code, "%s\nexit code %d, not %d:\n%s", command, got, code, output);
+    cr_assert_not_null(strstr(output, word_1), "%s\nno \"%s\" in:\n%s", command, word_1, output);
+    cr_assert_not_null(strstr(output, word_2), "%s\nno \"%s\" in:\n%s", command, word_2, output);
+    struct stat st;
+    cr_assert_neq(stat(tempdir_file(&dir, "out/metrics.jsonl"), &st), 0, "%s\nwrote a run",
+                  command);
+}
+
+static void refused_model(int code, const char *extra, const char *word_1, const char *word_2)
+{
+    char config[1024];
+    int n = snprintf(config, sizeof config, model, extra);
+    tempdir_write(&dir, "model.json", config, (size_t)n);
+    refused_with(code, LAUNCH, word_1, word_2);
+}
+
+Test(errors, the_good_run_is_good)
+{
+    cr_assert_eq(run(LAUNCH), 0, "%s", output);
+}
+
+Test(errors, yaml)
+{
+    write_file("c.yaml", "train:\n  stepz: 3\n");
+    refused_with(2, LAUNCH "--config-file c.yaml", "c.yaml:2", "steps");
+    write_file("c.yaml", "train:\n  steps: 3\n  steps: 4\n");
+    refused_with(2, LAUNCH "--config-file c.yaml", "c.yaml:3", "steps");
+    write_file("c.yaml", "train:\n  steps: many\n");
+    refused_with(2, LAUNCH "--config-file c.yaml", "c.yaml:2", "many");
+    write_file("c.yaml", "train:\n\tsteps: 3\n");
+    refused_with(2, LAUNCH "--config-file c.yaml", "c.yaml:2", "tab");
+    write_file("c.yaml", "train: [1, 2\n");
+    refused_with(2, LAUNCH "--config-file c.yaml", "c.yaml:", "");
+    write_file("c.yaml", "optimizer:\n  lr: -1\n");
+    refused_with(2, LAUNCH "--config-file c.yaml", "lr", "-1");
+    refused_with(2, LAUNCH "--config-file missing.yaml", "missing.yaml", "");
+}
+
+Test(errors, flags)
+{
+    refused_with(2, LAUNCH "--num-stepz 3", "--num-stepz", "num-steps");
+    refused_with(2, LAUNCH "train.py", "train.py", "");
+    refused_with(2, LAUNCH "--resume-from-checkpoint latest", "checkpoint", "");
+    refused_with(2, LAUNCH "--precision fp8", "fp8", "bf16");
+    refused_with(2, LAUNCH "--device cuda", "cuda", "");
+}
+
+Test(errors, mesh_and_shape)
+{
+    refused_with(2, LAUNCH "--num-processes 6 --dp-shard-size 2 --tp-size 2", "4", "6");
+    refused_with(2, LAUNCH "--num-processes 3 --dp-shard-size 1 --tp-size 3", "heads", "3");
+    refused_with(2, LAUNCH "--num-processes 4 --dp-shard-size 1 --tp-size 4", "4", "2");
+    refused_with(2, LAUNCH "--num-processes 8 --dp-shard-size 1 --cp-size 8 --sequence-length 40",
+                 "40", "16");
+    refused_with(2, LAUNCH "--num-processes 2 --dp-shard-size 1 --tp-size 2 --sequence-length 31",
+                 "31", "2");
+    refused_with(2, LAUNCH "--sequence-length 256", "256", "128");
+}
+
+Test(errors, model_config)
+{
+    refused_model(65, ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 2}", "model.json",
+                  "yarn");
+    refused_model(65, ", \"hidden_size\": 32", "model.json", "hidden_size");
+    refused_model(65, ", \"attention_bias\": true", "model.json", "attention_bias");
+    refused_with(65, LAUNCH "--set model.config=nowhere.json", "nowhere.json", "");
+    char config[1024];
+    int n = snprintf(config, sizeof config, model, "");
+    char *at = strstr(config, "\"hidden_size\": 32");
+    memcpy(at, "\"hidden_size\": 33", 17);
+    tempdir_write(&dir, "model.json", config, (size_t)n);
+    refused_with(65, LAUNCH, "33", "");
+}
+
+Test(errors, text_and_jsonl)
+{
+    char config[1024];
+    refused_with(65, LAUNCH "--set data.path=nowhere.txt", "nowhere.txt", "");
+    write_file("empty.txt", "");
+    refused_with(65, LAUNCH "--set data.path=empty.txt", "empty.txt", "empty");
+    write_file("rows.jsonl", "{\"text\": \"good\"}\n{\"text\": \n");
+    refused_with(65, LAUNCH "--set data.path=rows.jsonl", "rows.jsonl", "2");
+    int n = snprintf(config, sizeof config, model, "");
+    char *at = strstr(config, "256");
+    memcpy(at, "300", 3);
+    tempdir_write(&dir, "model.json", config, (size_t)n);
+    refused_with(2, LAUNCH, "300", "256");
+}
+
+static void write_llmc(int32_t count, uint32_t token)
+{
+    uint32_t words[256 + 128] = {20240801, 7, (uint32_t)count};
+    for (int i = 0; i < 128; i++) {
+        words[256 + i] = token;
+    }
+    tempdir_write(&dir, "tokens.bin", words, sizeof words);
+}
+
+#define TOKENS_FILE "--set data.path=tokens.bin --set data.format=llmc --set data.tokenizer=file"
+
+Test(errors, llmc)
+{
+    write_llmc(129, 3);
+    refused_with(65, LAUNCH TOKENS_FILE, "tokens.bin", "129");
+    write_llmc(128, 256);
+    int code = run(LAUNCH TOKENS_FILE);
+    cr_assert_eq(code, 65, "%d: %s", code, output);
+    cr_assert(strstr(output, "tokens.bin") && strstr(output, "256"), "%s", output);
+}
+
+/* A .idx of one sequence of `length` tokens beside a .bin of 200. */
+static void write_megatron(int32_t length)
+{
+    uint8_t idx[34 + 4 + 8 + 16] = {0}, bin[400] = {0};
+    uint64_t one = 1, two = 2, documents[2] = {0, 1};
+    memcpy(idx, "MMIDIDX\0\0", 9);
+    memcpy(idx + 9, &one, 8);
+    idx[17] = 8;
+    memcpy(idx + 18, &one, 8);
+    memcpy(idx + 26, &two, 8);
+    memcpy(idx + 34, &length, 4);
+    memcpy(idx + 46, documents, 16);
+    tempdir_write(&dir, "corpus.idx", idx, sizeof idx);
+    tempdir_write(&dir, "corpus.bin", bin, sizeof bin);
+}
+
+#define CORPUS "--set data.path=corpus --set data.format=megatron --set data.tokenizer=file"
+
+Test(errors, megatron)
+{
+    write_megatron(200);
+    cr_assert_eq(run(LAUNCH CORPUS), 0, "%s", output);
+    cr_assert_eq(run("rm -r out"), 0);
+    write_megatron(300);
+    refused_with(65, LAUNCH CORPUS, "corpus", "");
+    cr_assert_eq(run("truncate -s 40 corpus.idx"), 0);
+    refused_with(65, LAUNCH CORPUS, "corpus.idx", "");
+    cr_assert_eq(run("rm corpus.idx"), 0);
+    refused_with(65, LAUNCH CORPUS, "corpus", "");
+}
+
+Test(errors, weights)
+{
+    cr_assert_eq(run(LAUNCH "--set output.save_model=true"), 0, "%s", output);
+    cr_assert_eq(run("mv out/model good && rm -r out"), 0);
+    cr_assert_eq(run(FROM("--model-path good")), 0, "%s", output);
+    cr_assert_eq(run("rm -r out; cp -r good cut && truncate -s -8 cut/model.safetensors"), 0);
+    refused_with(65, FROM("--model-path cut"), "model.safetensors", "");
+    cr_assert_eq(run("cp -r good extra && sed -i 's/lm_head.weight/lm_hood.weight/' "
+                     "extra/model.safetensors"),
+                 0);
+    refused_with(65, FROM("--model-path extra"), "lm_", "extra");
+    cr_assert_eq(run("cp -r good two && sed -i 's/model.norm.weight/lm_head.weight\\x22,\\x22/' "
+                     "two/model.safetensors"),
+                 0);
+    refused_with(65, FROM("--model-path two"), "two", "");
+    refused_with(65, FROM("--model-path nowhere"), "nowhere", "");
+    refused_with(65, FROM("--model-name some/model-that-is-not-here"),
+                 "some/model-that-is-not-here", "");
+}
+
+Test(errors, output_folder)
+{
+    cr_assert_eq(run(LAUNCH), 0, "%s", output);
+    cr_assert_eq(run("cp out/metrics.jsonl before"), 0);
+    int code = run(LAUNCH);
+    cr_assert_eq(code, 73, "%d: %s", code, output);
+    cr_assert_not_null(strstr(output, "out"), "%s", output);
+    cr_assert_eq(run("cmp before out/metrics.jsonl"), 0, "the older run is as it was");
+    write_file("file", "x");
+    cr_assert_eq(run(LAUNCH "--set output.dir=file/out"), 73, "%s", output);
+}
+
+Test(errors, rendezvous)
+{
+    cr_assert_eq(run(ND_LAUNCH " --make-key key"), 0, "%s", output);
+    cr_assert_eq(run("stat -c %a key | grep -x 600"), 0);
+    cr_assert_eq(run(ND_LAUNCH " --make-key key"), 73, "%s", output);
+}
