@@ -119,16 +119,28 @@ static nd_status open_store(nd_job *job, const uint8_t key[ND_KEY_BYTES])
     }
     ND_TRY(nd_address_resolve(host, port, addresses, &count));
     options.address = addresses[0];
+    if (!nd_address_is_loopback(&addresses[0]) && !job->config->launch.rdzv_key_file[0]) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "launch.rdzv_endpoint %s is open to other hosts and needs a key: make one "
+                       "with `ndlaunch --make-key FILE`, copy it to all nodes, and name it with "
+                       "--rdzv-key-file",
+                       job->config->launch.rdzv_endpoint);
+    }
     return nd_host_open(&options, &job->store);
 }
 
 static nd_status prepare(nd_job *job)
 {
     uint8_t key[ND_KEY_BYTES];
-    ND_TRY(nd_key_random(key));
+    ND_TRY(job->config->launch.rdzv_key_file[0]
+               ? nd_key_read_file(job->config->launch.rdzv_key_file, key)
+               : nd_key_random(key));
     ND_TRY(nd_key_to_fd(key, &job->key_fd));
-    snprintf(job->run_id, sizeof job->run_id, "nd-%02x%02x%02x%02x", key[0] ^ key[16],
-             key[1] ^ key[17], key[2] ^ key[18], key[3] ^ key[19]);
+    uint8_t
+        name[ND_KEY_BYTES]; /* a key file may serve many jobs: the name is another random number */
+    ND_TRY(nd_key_random(name));
+    snprintf(job->run_id, sizeof job->run_id, "nd-%02x%02x%02x%02x", name[0], name[1], name[2],
+             name[3]);
     ND_TRY(nd_progress_create(job->local_workers, &job->progress));
     ND_TRY(nd_failure_page_create(job->local_workers, &job->failures));
     ND_TRY(ND_ALLOC(job->local_workers, &job->workers));

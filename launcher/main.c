@@ -84,10 +84,22 @@ static nd_status run(int argc, char **argv, int *exit_code)
     return status;
 }
 
+static int usage(void)
+{
+    fprintf(stderr,
+            "usage: ndlaunch --config-file FILE [flags]\n"
+            "       ndlaunch --make-key FILE\n"
+            "       ndlaunch --help lists all flags; ndlaunch --version prints the version\n");
+    return (int)ND_ERR_CONFIG;
+}
+
 int main(int argc, char **argv)
 {
     int exit_code = 0;
     nd_status status;
+    if (argc == 1) {
+        return usage();
+    }
     if (argc == 3 && strcmp(argv[1], "--make-key") == 0) {
         status = nd_key_make_file(argv[2]);
     } else {

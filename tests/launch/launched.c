@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/launch/launched.h"
+
+#include <fcntl.h>
+#include <ftw.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include "runtime/base/clock.h"
+
+enum { POLL_US = 5000, ARGUMENTS_MAX = 64 };
+
+const char *launched_build_root(void)
+{
+    const char *root = getenv("ND_BUILD_ROOT");
+    cr_assert_not_null(root, "run with `meson test`, which sets ND_BUILD_ROOT");
+    return root;
+}
+
+void launched_use_test_worker(void)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/tests/launch/launch_test_worker", launched_build_root());
+    setenv("ND_WORKER", path, 1);
+}
+
+void launched_start(launched *l, const tempdir *dir, const char *name, const char *const *argv)
+{
+    snprintf(l->output, sizeof l->output, "%s/%s", dir->path, name);
+    int fd = open(l->output, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
+    cr_assert_geq(fd, 0);
+    l->pid = fork();
+    cr_assert_geq(l->pid, 0);
+    if (l->pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        dup2(fd, STDOUT_FILENO);
+        dup2(fd, STDERR_FILENO);
+        execv(argv[0], (char *const *)argv);
+        _exit(111);
+    }
+    close(fd);
+}
+
+void launched_ndlaunch(launched *l, const tempdir *dir, const char *name, int workers,
+                       const char *const *further)
+{
+    char program[PATH_MAX], count[16], model[128], data[128], out[200];
+    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
+    snprintf(count, sizeof count, "%d", workers);
+    snprintf(model, sizeof model, "model.config=%s/model.json", dir->path);
+    snprintf(data, sizeof data, "data.path=%s/text.txt", dir->path);
+    snprintf(out, sizeof out, "output.dir=%s/run-%s", dir->path, name);
+    const char *argv[ARGUMENTS_MAX] = {
+        program,
+        "--device",
+        "cpu",
+        "--threads-per-worker",
+        "1",
+        "--num-processes",
+        count,
+        "--dp-shard-size",
+        "-1",
+        "--set",
+        model,
+        "--set",
+        data,
+        "--set",
+        out,
+        "--set",
+        "data.validation_path=",
+        "--set",
+        "output.save_model=false",
+        "--precision",
+        "fp32",
+        "--sequence-length",
+        "32",
+        "--set",
+        "log.interval=1",
+    };
+    int n = 0;
+    while (argv[n]) {
+        n++;
+    }
+    for (int i = 0; further && further[i]; i++) {
+        cr_assert_lt(n, ARGUMENTS_MAX - 1);
+        argv[n++] = further[i];
+    }
+    launched_start(l, dir, name, argv);
+}
+
+int launched_wait(launched *l, double seconds)
+{
+    int64_t deadline = nd_clock_ns() + (int64_t)(seconds * 1e9);
+    int status = 0;
+    while (waitpid(l->pid, &status, WNOHANG) == 0) {
+        if (nd_clock_ns() > deadline) {
+            kill(l->pid, SIGKILL);
+            waitpid(l->pid, &status, 0);
+            cr_assert_fail("it did not end within %g s:\n%s", seconds, launched_read(l));
+        }
+        usleep(POLL_US);
+    }
+    l->pid = 0;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+const char *launched_read(launched *l)
+{
+    int fd = open(l->output, O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd < 0 ? 0 : pread(fd, l->text, sizeof l->text - 1, 0);
+    l->text[got > 0 ? got : 0] = '\0';
+    close(fd);
+    return l->text;
+}
+
+void launched_until(launched *l, const char *words, int count, double seconds)
+{
+    int64_t deadline = nd_clock_ns() + (int64_t)(seconds * 1e9);
+    for (;;) {
+        int seen = 0;
+        for (const char *at = launched_read(l); (at = strstr(at, words)); at += strlen(words)) {
+            seen++;
+        }
+        if (seen >= count) {
+            return;
+        }
+        if (nd_clock_ns() > deadline) {
+            kill(l->pid, SIGKILL);
+            cr_assert_fail("\"%s\" came %d times, not %d, within %g s:\n%s", words, seen, count,
+                           seconds, l->text);
+        }
+        usleep(POLL_US);
+    }
+}
+
+pid_t launched_worker(launched *l, int rank)
+{
+    char words[32];
+    snprintf(words, sizeof words, "ready %d pid ", rank);
+    launched_until(l, words, 1, 20);
+    return (pid_t)atol(strstr(l->text, words) + strlen(words));
+}
+
+static bool is_gone(pid_t pid)
+{
+    char path[64], text[256] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return true;
+    }
+    ssize_t got = read(fd, text, sizeof text - 1);
+    close(fd);
+    const char *state = got > 0 ? strrchr(text, ')') : NULL;
+    return !state || state[2] == 'Z' || state[2] == 'X';
+}
+
+bool launched_gone(pid_t pid, double seconds)
+{
+    int64_t deadline = nd_clock_ns() + (int64_t)(seconds * 1e9);
+    while (!is_gone(pid)) {
+        if (nd_clock_ns() > deadline) {
+            return false;
+        }
+        usleep(POLL_US);
+    }
+    return true;
+}
+
+void launched_write_inputs(tempdir *dir)
+{
+    static const char model[] =
+        "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":32,"
+        "\"intermediate_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,"
+        "\"num_key_value_heads\":2,\"vocab_size\":256,\"max_position_embeddings\":256,"
+        "\"rms_norm_eps\":1e-5,\"rope_theta\":10000.0,\"hidden_act\":\"silu\","
+        "\"tie_word_embeddings\":false}";
+    char text[8192];
+    tempdir_write(dir, "model.json", model, sizeof model - 1);
+    for (size_t i = 0; i < sizeof text; i++) {
+        text[i] = (char)('a' + (i * i / 7 + i / 13) % 26);
+    }
+    tempdir_write(dir, "text.txt", text, sizeof text);
+}
+
+static int remove_entry(const char *path, const struct stat *st, int kind, struct FTW *walk)
+{
+    return remove(path);
+}
+
+void launched_remove(const tempdir *dir)
+{
+    nftw(dir->path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+}

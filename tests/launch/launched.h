@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TESTS_LAUNCH_LAUNCHED_H
+#define ND_TESTS_LAUNCH_LAUNCHED_H
+/*
+ * A program under test as a child process, its output in files of the test's folder. Every wait has a deadline, after
+ * which the program is killed and the test fails.
+ */
+#include <sys/types.h>
+
+#include "tests/support/tempdir.h"
+
+typedef struct launched {
+    pid_t pid; /* 0 after its end was seen */
+    char output[160];
+    char text[1 << 16]; /* standard output and error so far, after launched_read */
+} launched;
+
+/* The folder of the test program's build: ndlaunch, ndtrain and the test worker lie in it or below. */
+const char *launched_build_root(void);
+/* Sets ND_WORKER to the test worker. */
+void launched_use_test_worker(void);
+
+/* Starts argv[0] (up to NULL) with standard output and error in dir/<name>. */
+void launched_start(launched *l, const tempdir *dir, const char *name, const char *const *argv);
+/* The same with ndlaunch as argv[0] and a tiny job of `workers` before the further arguments. */
+void launched_ndlaunch(launched *l, const tempdir *dir, const char *name, int workers,
+                       const char *const *further);
+/* Exit code, or 128 + signal. */
+int launched_wait(launched *l, double seconds);
+const char *launched_read(launched *l);
+/* Waits until the output holds the words `count` times. */
+void launched_until(launched *l, const char *words, int count, double seconds);
+/* The pid that "ready <rank> pid <pid>" of the test worker told. */
+pid_t launched_worker(launched *l, int rank);
+/* True when the process has gone (a zombie counts as gone) within the time. */
+bool launched_gone(pid_t pid, double seconds);
+
+/* Files of a tiny model and text: dir/model.json, dir/text.txt. */
+void launched_write_inputs(tempdir *dir);
+
+/* Removes the folder with all that is below it. */
+void launched_remove(const tempdir *dir);
+
+#define assert_says(l, words)                                                                      \
+    cr_assert_not_null(strstr(launched_read(l), (words)), "no \"%s\" in:\n%s", (words), (l)->text)
+
+#endif

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A worker that fails, is killed or stopped, and an ndlaunch that is killed. */
+#include <signal.h>
+#include <string.h>
+
+#include "tests/launch/launched.h"
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    launched_write_inputs(&dir);
+}
+
+static void teardown(void)
+{
+    launched_remove(&dir);
+}
+
+TestSuite(failures, .init = setup, .fini = teardown, .timeout = 120);
+
+static void start_test_worker(launched *l, const char *what, const char *rank, int workers)
+{
+    launched_use_test_worker();
+    setenv("ND_TEST", what, 1);
+    setenv("ND_TEST_RANK", rank, 1);
+    launched_ndlaunch(l, &dir, "out", workers, NULL);
+}
+
+Test(failures, the_first_failing_workers_code_is_the_jobs)
+{
+    launched l;
+    start_test_worker(&l, "exit 7", "2", 3);
+    cr_assert_eq(launched_wait(&l, 30), 7, "%s", launched_read(&l));
+    assert_says(&l, "rank 2 failed first (host ");
+    assert_says(&l, "last words");
+    assert_says(&l, "collateral (ended with it): 0 1");
+}
+
+Test(failures, the_screen_holds_the_workers_own_sentence)
+{
+    launched l;
+    start_test_worker(&l, "fail", "1", 2);
+    cr_assert_eq(launched_wait(&l, 30), 65, "%s", launched_read(&l));
+    assert_says(&l, "rank 1 failed first");
+    assert_says(&l, "exit code 65 (data)");
+    assert_says(&l, "it said: the test file is damaged");
+}
+
+Test(failures, a_killed_worker_is_named_with_its_signal)
+{
+    launched l;
+    start_test_worker(&l, "until signal", "1", 3);
+    pid_t pids[3];
+    for (int rank = 0; rank < 3; rank++) {
+        pids[rank] = launched_worker(&l, rank);
+    }
+    kill(pids[1], SIGKILL);
+    cr_assert_eq(launched_wait(&l, 30), 128 + SIGKILL, "%s", launched_read(&l));
+    assert_says(&l, "rank 1 failed first");
+    assert_says(&l, "signal 9 (Killed)");
+    for (int rank = 0; rank < 3; rank++) {
+        cr_assert(launched_gone(pids[rank], 0.5), "rank %d is still there", rank);
+    }
+}
+
+Test(failures, workers_that_ignore_the_end_are_killed)
+{
+    launched l;
+    start_test_worker(&l, "stubborn", "1", 2);
+    pid_t stubborn = launched_worker(&l, 0);
+    kill(launched_worker(&l, 1), SIGSEGV);
+    cr_assert_eq(launched_wait(&l, 30), 128 + SIGSEGV, "%s", launched_read(&l));
+    assert_says(&l, "did not end in time");
+    cr_assert(launched_gone(stubborn, 0.5));
+}
+
+Test(failures, no_worker_outlives_a_killed_ndlaunch)
+{
+    launched l;
+    start_test_worker(&l, "stubborn", "1", 2);
+    pid_t first = launched_worker(&l, 0), second = launched_worker(&l, 1);
+    kill(l.pid, SIGKILL);
+    cr_assert_eq(launched_wait(&l, 30), 128 + SIGKILL);
+    cr_assert(launched_gone(first, 2) && launched_gone(second, 2));
+}
+
+/* The real trainer: rank 1 is stopped in the middle of its run. */
+Test(failures, a_stopped_worker_is_named_within_the_deadline)
+{
+    launched l;
+    char path[64], text[1 << 14];
+    launched_ndlaunch(
+        &l, &dir, "out", 2,
+        (const char *[]){"--num-steps", "1000000", "--comm-timeout-seconds", "1.5", NULL});
+    launched_until(&l, "\nstep ", 3, 30);
+    /* The worker of rank 1, among the children of ndlaunch by its environment. */
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)l.pid, (int)l.pid);
+    FILE *f = fopen(path, "r");
+    cr_assert_not_null(f);
+    pid_t stopped = 0;
+    for (int pid; fscanf(f, "%d", &pid) == 1;) {
+        snprintf(path, sizeof path, "/proc/%d/environ", pid);
+        FILE *environment = fopen(path, "rb");
+        size_t got = environment ? fread(text, 1, sizeof text, environment) : 0;
+        stopped = memmem(text, got, "\0RANK=1", 8) ? pid : stopped;
+        fclose(environment);
+    }
+    fclose(f);
+    cr_assert_gt(stopped, 0);
+    kill(stopped, SIGSTOP);
+    int code = launched_wait(&l, 30);
+    cr_assert_eq(code, 124, "%d: %s", code, launched_read(&l));
+    assert_says(&l, "rank 0 failed first");
+    const char *said = strstr(l.text, "it said: ");
+    cr_assert_not_null(said, "%s", l.text);
+    cr_assert_not_null(strstr(said, "rank 1"), "%s", l.text);
+    cr_assert(launched_gone(stopped, 0.5));
+}

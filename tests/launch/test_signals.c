@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Signals to ndlaunch reach the workers; the trainer ends at a step boundary. */
+#include <signal.h>
+#include <string.h>
+
+#include "tests/launch/launched.h"
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    launched_write_inputs(&dir);
+}
+
+static void teardown(void)
+{
+    launched_remove(&dir);
+}
+
+TestSuite(signals, .init = setup, .fini = teardown, .timeout = 120);
+
+static void ends_at_a_step_boundary(int number)
+{
+    launched l;
+    launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--num-steps", "1000000", NULL});
+    launched_until(&l, "\nstep ", 2, 30);
+    kill(l.pid, number);
+    int code = launched_wait(&l, 30);
+    cr_assert_eq(code, 75, "%d: %s", code, launched_read(&l));
+    assert_says(&l, "the job was stopped at a step boundary");
+    cr_assert_null(strstr(l.text, "failed first"), "%s", l.text);
+}
+
+Test(signals, term_ends_the_trainer_at_a_step_boundary)
+{
+    ends_at_a_step_boundary(SIGTERM);
+}
+
+Test(signals, usr1_ends_the_trainer_at_a_step_boundary)
+{
+    ends_at_a_step_boundary(SIGUSR1);
+}
+
+Test(signals, each_worker_gets_the_signal)
+{
+    launched l;
+    launched_use_test_worker();
+    setenv("ND_TEST", "until signal", 1);
+    launched_ndlaunch(&l, &dir, "out", 2, NULL);
+    launched_worker(&l, 0);
+    launched_worker(&l, 1);
+    kill(l.pid, SIGUSR1);
+    cr_assert_eq(launched_wait(&l, 30), 0, "%s", launched_read(&l));
+    assert_says(&l, "rank 0 ended by signal 10");
+    assert_says(&l, "rank 1 ended by signal 10");
+}
+
+Test(signals, workers_that_do_not_end_are_killed_after_the_grace_time)
+{
+    launched l;
+    launched_use_test_worker();
+    setenv("ND_TEST", "stubborn", 1);
+    launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", "0.3", NULL});
+    pid_t first = launched_worker(&l, 0);
+    launched_worker(&l, 1);
+    kill(l.pid, SIGTERM);
+    cr_assert_eq(launched_wait(&l, 30), 128 + SIGKILL, "%s", launched_read(&l));
+    cr_assert(launched_gone(first, 0.5));
+}
+
+Test(signals, a_second_interrupt_kills)
+{
+    launched l;
+    launched_use_test_worker();
+    setenv("ND_TEST", "stubborn", 1);
+    launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", "60", NULL});
+    launched_worker(&l, 0);
+    launched_worker(&l, 1);
+    kill(l.pid, SIGINT);
+    launched_until(&l, "Interrupt forwarded", 1, 20);
+    kill(l.pid, SIGINT);
+    cr_assert_eq(launched_wait(&l, 20), 128 + SIGKILL, "%s", launched_read(&l));
+}

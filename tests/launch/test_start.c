@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a job's workers get, and what stops a job before its workers start. */
+#include <arpa/inet.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include "runtime/base/version.h"
+#include "tests/launch/launched.h"
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    launched_write_inputs(&dir);
+    launched_use_test_worker();
+}
+
+static void teardown(void)
+{
+    launched_remove(&dir);
+}
+
+TestSuite(start, .init = setup, .fini = teardown, .timeout = 120);
+
+Test(start, workers_get_torchruns_names_and_ours)
+{
+    launched l;
+    setenv("ND_TEST", "self", 1);
+    setenv("WORLD_SIZE", "77", 1); /* of an outer launcher */
+    launched_ndlaunch(&l, &dir, "out", 3, NULL);
+    cr_assert_eq(launched_wait(&l, 30), 0, "%s", launched_read(&l));
+    assert_says(&l, "rank 0 of 3, local 0 of 3, node 0 of 1, run nd-");
+    assert_says(&l, "rank 2 of 3, local 2 of 3");
+    assert_says(&l, "env RANK=1\n");
+    assert_says(&l, "env WORLD_SIZE=3\n");
+    assert_says(&l, "env MASTER_ADDR=127.0.0.1\n");
+    assert_says(&l, ":1: ready 1 pid "); /* "host:rank: " before the lines of ranks other than 0 */
+    cr_assert_null(strstr(l.text, "WORLD_SIZE=77"));
+}
+
+Test(start, the_key_is_in_no_environment_and_no_argument)
+{
+    launched l;
+    char key[65], path[64], bytes[1 << 16];
+    setenv("ND_TEST", "self", 1);
+    launched_ndlaunch(&l, &dir, "out", 2, NULL);
+    cr_assert_eq(launched_wait(&l, 30), 0, "%s", launched_read(&l));
+    const char *at = strstr(launched_read(&l), ":1: key ");
+    cr_assert_not_null(at);
+    snprintf(key, sizeof key, "%.64s", at + 8);
+    cr_assert_eq(strlen(key), 64);
+    cr_assert_null(strstr(at + 8 + 64, key));
+    for (char *env = l.text; (env = strstr(env, "env ")); env++) {
+        cr_assert_neq(strncmp(env + 4 + strcspn(env, "="), key, 64), 0);
+        cr_assert(!strncmp(env, "env ND_KEY_FD=3\n", 16) || strncmp(env, "env ND_KEY", 10) != 0);
+    }
+    /* Workers that stay: their arguments and environment as other users of the host see them. */
+    setenv("ND_TEST", "until signal", 1);
+    launched_ndlaunch(&l, &dir, "out2", 2, NULL);
+    snprintf(path, sizeof path, "/proc/%d/cmdline", (int)launched_worker(&l, 1));
+    FILE *f = fopen(path, "rb");
+    cr_assert_not_null(f);
+    size_t got = fread(bytes, 1, sizeof bytes - 1, f);
+    fclose(f);
+    bytes[got] = '\0';
+    cr_assert_not_null(strstr(bytes, "launch_test_worker"));
+    cr_assert_str_eq(bytes + strlen(bytes) + 1, "train");
+    cr_assert_eq(got, strlen(bytes) + 1 + sizeof "train"); /* and nothing else */
+    kill(l.pid, SIGUSR1);
+    cr_assert_eq(launched_wait(&l, 30), 0, "%s", launched_read(&l));
+}
+
+Test(start, a_worker_of_another_version_is_refused)
+{
+    launched l;
+    static const char script[] = "#!/bin/sh\necho ndtrain 9.9.9\n";
+    tempdir_write(&dir, "ndtrain", script, sizeof script - 1);
+    cr_assert_eq(chmod(dir.name, 0700), 0);
+    setenv("ND_WORKER", dir.name, 1);
+    launched_ndlaunch(&l, &dir, "out", 2, NULL);
+    cr_assert_eq(launched_wait(&l, 30), 2);
+    assert_says(&l, "ndtrain 9.9.9");
+    assert_says(&l, ND_VERSION);
+    cr_assert_null(strstr(l.text, "ready"));
+}
+
+Test(start, a_missing_worker_is_a_sentence)
+{
+    launched l;
+    setenv("ND_WORKER", "/nonexistent/ndtrain", 1);
+    launched_ndlaunch(&l, &dir, "out", 2, NULL);
+    cr_assert_eq(launched_wait(&l, 30), 2);
+    assert_says(&l, "/nonexistent/ndtrain cannot be run");
+}
+
+Test(start, a_port_in_use_is_code_74)
+{
+    launched l;
+    char endpoint[32];
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof address;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    cr_assert_eq(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    cr_assert_eq(listen(fd, 1), 0);
+    cr_assert_eq(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
+    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", ntohs(address.sin_port));
+    launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--rdzv-endpoint", endpoint, NULL});
+    cr_assert_eq(launched_wait(&l, 30), 74, "%s", launched_read(&l));
+    assert_says(&l, "is in use by another program");
+    assert_says(&l, strchr(endpoint, ':') + 1);
+    close(fd);
+}
+
+Test(start, beyond_loopback_a_key_file_is_needed)
+{
+    launched l;
+    launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--rdzv-endpoint", "0.0.0.0:0", NULL});
+    cr_assert_eq(launched_wait(&l, 30), 2, "%s", launched_read(&l));
+    assert_says(&l, "--rdzv-key-file");
+    assert_says(&l, "--make-key");
+}
+
+Test(start, usage)
+{
+    launched l;
+    char program[PATH_MAX];
+    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
+    launched_start(&l, &dir, "none", (const char *[]){program, NULL});
+    cr_assert_eq(launched_wait(&l, 30), 2);
+    assert_says(&l, "usage: ndlaunch --config-file FILE");
+    launched_start(&l, &dir, "help", (const char *[]){program, "--help", NULL});
+    cr_assert_eq(launched_wait(&l, 30), 0);
+    assert_says(&l, "--rdzv-key-file");
+    launched_start(&l, &dir, "version", (const char *[]){program, "--version", NULL});
+    cr_assert_eq(launched_wait(&l, 30), 0);
+    cr_assert_str_eq(launched_read(&l), "ndlaunch " ND_VERSION "\n");
+}
+
+/* torchrun's variables and no ndlaunch: rank 0 hosts the store, also for a rank that comes first. */
+Test(start, without_ndlaunch_rank_0_hosts_the_store)
+{
+    launched ranks[3];
+    char program[PATH_MAX], port[16], number[8], name[16];
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof address;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); /* a port that is free just now */
+    cr_assert_eq(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    cr_assert_eq(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
+    close(fd);
+    snprintf(port, sizeof port, "%d", ntohs(address.sin_port));
+    snprintf(program, sizeof program, "%s", getenv("ND_WORKER"));
+    setenv("ND_TEST", "done", 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    setenv("MASTER_PORT", port, 1);
+    setenv("WORLD_SIZE", "3", 1);
+    setenv("LOCAL_WORLD_SIZE", "3", 1);
+    for (int rank = 2; rank >= 0; rank--) {
+        snprintf(number, sizeof number, "%d", rank);
+        snprintf(name, sizeof name, "rank%d", rank);
+        setenv("RANK", number, 1);
+        setenv("LOCAL_RANK", number, 1);
+        launched_start(&ranks[rank], &dir, name, (const char *[]){program, "train", NULL});
+    }
+    for (int rank = 0; rank < 3; rank++) {
+        cr_assert_eq(launched_wait(&ranks[rank], 30), 0, "%s", launched_read(&ranks[rank]));
+        assert_says(&ranks[rank], "ready ");
+    }
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A worker for tests of ndlaunch: joins the store as ndtrain does, then does what ND_TEST says.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/base/log.h"
+#include "runtime/base/version.h"
+#include "runtime/rdzv/failure.h"
+#include "runtime/rdzv/guard.h"
+#include "runtime/rdzv/store.h"
+
+extern char **environ;
+
+static volatile sig_atomic_t asked;
+
+static void on_signal(int number)
+{
+    asked = number;
+}
+
+/* What others can see of this process: its arguments and its environment. */
+static int print_self(const nd_identity *id)
+{
+    char bytes[32];
+    printf("rank %d of %d, local %d of %d, node %d of %d, run %s, at %s:%d\n", id->rank,
+           id->world_size, id->local_rank, id->local_world_size, id->node_rank, id->nnodes,
+           id->run_id, id->master_addr, id->master_port);
+    for (char **e = environ; id->rank == 1 && *e; e++) {
+        printf("env %s\n", *e);
+    }
+    if (id->rank == 1 && pread(id->key_fd, bytes, sizeof bytes, 0) == sizeof bytes) {
+        printf("key ");
+        for (size_t i = 0; i < sizeof bytes; i++) {
+            printf("%02x", (unsigned char)bytes[i]);
+        }
+        printf("\n");
+    }
+    return 0;
+}
+
+static int until_signal(const nd_identity *id)
+{
+    for (int i = 0; i < 600 && !asked; i++) {
+        usleep(100000);
+    }
+    printf("rank %d ended by signal %d\n", id->rank, (int)asked);
+    return asked == SIGTERM ? ND_ERR_PREEMPTED : asked == SIGUSR1 ? 0 : 3;
+}
+
+static int act(const nd_identity *id, const char *what, int chosen)
+{
+    if (strcmp(what, "self") == 0) {
+        return print_self(id);
+    }
+    if (strcmp(what, "until signal") == 0) {
+        return until_signal(id);
+    }
+    if (strcmp(what, "stubborn") == 0) {
+        signal(SIGINT, SIG_IGN);
+        signal(SIGTERM, SIG_IGN);
+    } else if (id->rank == chosen && strcmp(what, "fail") == 0) {
+        nd_fail(ND_ERR_DATA, "the test file is damaged");
+        fprintf(stderr, "error: the test file is damaged\n");
+        nd_failure_report(id, ND_ERR_DATA, nd_error_last()->message);
+        return ND_ERR_DATA;
+    } else if (id->rank == chosen && strcmp(what, "exit 7") == 0) {
+        fprintf(stderr, "last words\n");
+        return 7;
+    } else if (id->rank == chosen && strcmp(what, "abort") == 0) {
+        raise(SIGKILL);
+    } else if (strcmp(what, "done") == 0) {
+        return 0;
+    }
+    sleep(60);
+    return 99;
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = getenv("ND_TEST"), *chosen = getenv("ND_TEST_RANK");
+    nd_worker_guard();
+    if (argc > 1 && strcmp(argv[1], "check") == 0) {
+        printf("ndtrain %s\n", ND_VERSION);
+        return 0;
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    signal(SIGTERM, on_signal);
+    signal(SIGINT, on_signal);
+    signal(SIGUSR1, on_signal);
+    nd_identity id;
+    nd_store *store = NULL;
+    nd_status status = nd_identity_read(&id);
+    status = status == ND_OK ? nd_store_open(&id, 20, &store) : status;
+    status = status == ND_OK ? nd_store_barrier(store, "all here") : status;
+    if (status != ND_OK) {
+        fprintf(stderr, "%s\n", nd_error_last()->message);
+        nd_store_close(store);
+        return (int)status;
+    }
+    printf("ready %d pid %ld\n", id.rank, (long)getpid());
+    int code = act(&id, what ? what : "done", chosen ? atoi(chosen) : 1);
+    nd_store_close(store);
+    return code;
+}
