@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Key files: modes, sizes, digits; and TLS between two ends in memory with equal and different keys. */
+#include <criterion/criterion.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "runtime/rdzv/key.h"
+#include "tests/support/tempdir.h"
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+}
+
+static void teardown(void)
+{
+    tempdir_remove(&dir);
+}
+
+TestSuite(key, .init = setup, .fini = teardown);
+
+static const char *write_private(const char *name, const void *data, size_t size)
+{
+    const char *path = tempdir_write(&dir, name, data, size);
+    cr_assert_eq(chmod(path, 0600), 0);
+    return path;
+}
+
+Test(key, a_made_file_is_private_new_and_random)
+{
+    uint8_t a[ND_KEY_BYTES], b[ND_KEY_BYTES];
+    struct stat st;
+    assert_ok(nd_key_make_file(tempdir_file(&dir, "a")));
+    cr_assert_eq(stat(dir.name, &st), 0);
+    cr_assert_eq(st.st_mode & 07777, 0600);
+    assert_ok(nd_key_read_file(dir.name, a));
+    assert_fails(nd_key_make_file(dir.name), ND_ERR_CANTCREATE, "exists");
+    assert_ok(nd_key_make_file(tempdir_file(&dir, "b")));
+    assert_ok(nd_key_read_file(dir.name, b));
+    cr_assert_arr_neq(a, b, ND_KEY_BYTES);
+}
+
+Test(key, raw_bytes_and_both_cases_of_hexadecimal_are_read)
+{
+    uint8_t raw[ND_KEY_BYTES], key[ND_KEY_BYTES];
+    char hex[2 * ND_KEY_BYTES + 2];
+    for (int i = 0; i < ND_KEY_BYTES; i++) {
+        raw[i] = (uint8_t)(i * 37 + 11);
+        snprintf(hex + 2 * i, 3, i % 2 ? "%02x" : "%02X", raw[i]);
+    }
+    hex[2 * ND_KEY_BYTES] = '\n';
+    assert_ok(nd_key_read_file(write_private("raw", raw, ND_KEY_BYTES), key));
+    cr_assert_arr_eq(key, raw, ND_KEY_BYTES);
+    assert_ok(nd_key_read_file(write_private("hex", hex, 2 * ND_KEY_BYTES), key));
+    cr_assert_arr_eq(key, raw, ND_KEY_BYTES);
+    assert_ok(nd_key_read_file(write_private("line", hex, 2 * ND_KEY_BYTES + 1), key));
+    cr_assert_arr_eq(key, raw, ND_KEY_BYTES);
+    hex[5] = 'g';
+    assert_fails(nd_key_read_file(write_private("bad", hex, 2 * ND_KEY_BYTES), key), ND_ERR_CONFIG,
+                 "holds no key");
+}
+
+Test(key, other_sizes_modes_and_kinds_are_refused)
+{
+    uint8_t bytes[80] = {0}, key[ND_KEY_BYTES];
+    static const size_t sizes[] = {0, 31, 33, 63, 66, 80};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        assert_fails(nd_key_read_file(write_private("size", bytes, sizes[i]), key), ND_ERR_CONFIG,
+                     "holds no key");
+    }
+    static const mode_t modes[] = {0640, 0604, 0620, 0602, 0610, 0601};
+    write_private("mode", bytes, ND_KEY_BYTES);
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        cr_assert_eq(chmod(dir.name, modes[i]), 0);
+        assert_fails(nd_key_read_file(dir.name, key), ND_ERR_CONFIG, "--make-key");
+    }
+    assert_fails(nd_key_read_file(dir.path, key), ND_ERR_CONFIG, "not a regular file");
+    assert_fails(nd_key_read_file("/nonexistent/key", key), ND_ERR_CONFIG, "cannot be read");
+}
+
+/* Moves ciphertext from one end to the other. */
+static nd_status pump(nd_tls *from, nd_tls *to)
+{
+    char cipher[4096];
+    size_t count;
+    while ((count = nd_tls_output(from, cipher, sizeof cipher)) > 0) {
+        ND_TRY(nd_tls_input(to, cipher, count));
+    }
+    return ND_OK;
+}
+
+typedef struct ends {
+    nd_tls_context *contexts[2];
+    nd_tls *client, *server;
+} ends;
+
+static nd_status connect_ends(ends *e, uint8_t client_first, uint8_t server_first)
+{
+    uint8_t key[ND_KEY_BYTES] = {client_first, 2, 3};
+    assert_ok(nd_tls_context_create(false, key, &e->contexts[0]));
+    key[0] = server_first;
+    assert_ok(nd_tls_context_create(true, key, &e->contexts[1]));
+    assert_ok(nd_tls_create(e->contexts[0], &e->client));
+    assert_ok(nd_tls_create(e->contexts[1], &e->server));
+    for (int i = 0; i < 4; i++) {
+        ND_TRY(pump(e->client, e->server));
+        ND_TRY(pump(e->server, e->client));
+    }
+    return ND_OK;
+}
+
+static void close_ends(ends *e)
+{
+    nd_tls_destroy(e->client);
+    nd_tls_destroy(e->server);
+    nd_tls_context_destroy(e->contexts[0]);
+    nd_tls_context_destroy(e->contexts[1]);
+}
+
+Test(key, ends_with_the_same_key_talk_in_secret)
+{
+    ends e;
+    char plain[32], cipher[4096];
+    size_t count;
+    bool closed;
+    assert_ok(connect_ends(&e, 1, 1));
+    cr_assert(nd_tls_established(e.client) && nd_tls_established(e.server));
+    assert_ok(nd_tls_write(e.client, "a secret word", 13));
+    count = nd_tls_output(e.client, cipher, sizeof cipher);
+    cr_assert_null(memmem(cipher, count, "secret", 6));
+    assert_ok(nd_tls_input(e.server, cipher, count));
+    assert_ok(nd_tls_read(e.server, plain, sizeof plain, &count, &closed));
+    cr_assert_eq(count, 13);
+    cr_assert_arr_eq(plain, "a secret word", 13);
+    close_ends(&e);
+}
+
+Test(key, ends_with_different_keys_do_not_meet)
+{
+    ends e;
+    assert_fails(connect_ends(&e, 1, 9), ND_ERR_CONFIG, "key");
+    cr_assert_not(nd_tls_established(e.server));
+    close_ends(&e);
+}
+
+Test(key, a_changed_byte_ends_the_channel)
+{
+    ends e;
+    char cipher[4096];
+    assert_ok(connect_ends(&e, 1, 1));
+    assert_ok(nd_tls_write(e.client, "a secret word", 13));
+    size_t count = nd_tls_output(e.client, cipher, sizeof cipher), got;
+    bool closed;
+    cipher[count - 1] ^= 1;
+    nd_status status = nd_tls_input(e.server, cipher, count);
+    char plain[32];
+    status = status == ND_OK ? nd_tls_read(e.server, plain, sizeof plain, &got, &closed) : status;
+    cr_assert_eq(status, ND_ERR_IO);
+    close_ends(&e);
+}
+
+Test(key, junk_is_not_the_protocol)
+{
+    uint8_t key[ND_KEY_BYTES] = {1};
+    nd_tls_context *context;
+    nd_tls *tls;
+    assert_ok(nd_tls_context_create(true, key, &context));
+    assert_ok(nd_tls_create(context, &tls));
+    assert_fails(nd_tls_input(tls, "GET / HTTP/1.1\r\n\r\n", 18), ND_ERR_IO,
+                 "does not speak the rendezvous protocol");
+    nd_tls_destroy(tls);
+    nd_tls_context_destroy(context);
+}

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The store's engine, driven by frames in memory with a clock of the test's own. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "runtime/rdzv/server.h"
+#include "tests/support/tempdir.h"
+
+enum { PEERS = 80 };
+static const int64_t second = 1000000000;
+
+typedef struct client {
+    nd_peer *peer;
+    nd_wire_parser answers;
+    bool dropped;
+} client;
+
+static client clients[PEERS];
+static char notices[1 << 14];
+static nd_server *server;
+static int64_t now = 1000000000;
+
+static void on_send(void *context, nd_peer *peer, const void *bytes, size_t count)
+{
+    client *c = nd_peer_transport(peer);
+    assert_ok(nd_wire_feed(&c->answers, bytes, count));
+}
+
+static void on_drop(void *context, nd_peer *peer)
+{
+    ((client *)nd_peer_transport(peer))->dropped = true;
+}
+
+static void on_notice(void *context, const char *line)
+{
+    size_t used = strlen(notices);
+    snprintf(notices + used, sizeof notices - used, "%s\n", line);
+}
+
+static void open_server(int world)
+{
+    nd_server_options options = {
+        .version = "1.2", .run_id = "job", .epoch = 3, .world_size = world, .nnodes = 2};
+    nd_server_hooks hooks = {.send = on_send, .drop = on_drop, .notice = on_notice};
+    assert_ok(nd_server_create(&options, &hooks, &server));
+}
+
+static void connect_client(int i)
+{
+    nd_wire_parser_init(&clients[i].answers, ND_WIRE_LIMIT_MEMBER);
+    assert_ok(nd_server_connect(server, &clients[i], "10.0.0.9 port 7", now, &clients[i].peer));
+}
+
+static void give(int i, nd_wire_buffer *out)
+{
+    assert_ok(nd_wire_end(out));
+    nd_server_receive(server, clients[i].peer, out->data, out->size, now);
+    nd_wire_buffer_fini(out);
+    *out = (nd_wire_buffer){0};
+}
+
+static void hello(int i, const char *version, const char *run, uint32_t epoch, nd_wire_role role,
+                  int index)
+{
+    nd_wire_buffer out = {0};
+    nd_wire_begin(&out, ND_WIRE_HELLO);
+    nd_wire_put_u32(&out, ND_WIRE_PROTOCOL);
+    nd_wire_put_text(&out, version);
+    nd_wire_put_text(&out, run);
+    nd_wire_put_u32(&out, epoch);
+    nd_wire_put_u8(&out, (uint8_t)role);
+    nd_wire_put_u32(&out, (uint32_t)index);
+    nd_wire_put_text(&out, "hosty");
+    give(i, &out);
+}
+
+static nd_wire_frame answer(int i)
+{
+    nd_wire_frame frame;
+    assert_ok(nd_wire_next(&clients[i].answers, &frame));
+    return frame;
+}
+
+static void join(int i)
+{
+    connect_client(i);
+    hello(i, "1.2", "job", 3, ND_WIRE_WORKER, i);
+    cr_assert_eq(answer(i).type, ND_WIRE_WELCOME);
+}
+
+static void request(int i, nd_wire_type type, const char *key, const void *value, size_t bytes)
+{
+    nd_wire_buffer out = {0};
+    nd_wire_begin(&out, type);
+    nd_wire_put_u32(&out, 7);
+    if (type == ND_WIRE_GET || type == ND_WIRE_EXCHANGE) {
+        nd_wire_put_u64(&out, 30000); /* ms */
+    }
+    nd_wire_put_text(&out, key);
+    if (type == ND_WIRE_ADD) {
+        nd_wire_put_u64(&out, (uint64_t)(int64_t)-5);
+    } else if (type != ND_WIRE_GET) {
+        nd_wire_put_blob(&out, value, bytes);
+    }
+    give(i, &out);
+}
+
+/* The next answer is an error with this status and these words. */
+static void expect_error(int i, nd_status status, const char *words)
+{
+    char message[ND_ERROR_MESSAGE_MAX];
+    nd_wire_frame frame = answer(i);
+    cr_assert_eq(frame.type, ND_WIRE_ERROR);
+    nd_wire_cursor cursor = nd_wire_body(&frame);
+    nd_wire_get_u32(&cursor);
+    cr_assert_eq(nd_wire_get_u32(&cursor), (uint32_t)status);
+    nd_wire_get_text(&cursor, message, sizeof message);
+    cr_assert_not_null(strstr(message, words), "no \"%s\" in: %s", words, message);
+}
+
+static void close_server(void)
+{
+    nd_server_destroy(server);
+    for (int i = 0; i < PEERS; i++) {
+        nd_wire_parser_fini(&clients[i].answers);
+    }
+}
+
+TestSuite(server, .fini = close_server, .timeout = 60);
+
+Test(server, an_exchange_gives_everyone_all_parts_in_rank_order)
+{
+    open_server(3);
+    for (int i = 0; i < 3; i++) {
+        join(i);
+    }
+    request(2, ND_WIRE_EXCHANGE, "x", "cc", 2);
+    request(0, ND_WIRE_EXCHANGE, "x", "aa", 2);
+    cr_assert_eq(answer(0).type, ND_WIRE_NONE);
+    request(1, ND_WIRE_EXCHANGE, "x", "bb", 2);
+    for (int i = 0; i < 3; i++) {
+        size_t count;
+        nd_wire_frame frame = answer(i);
+        cr_assert_eq(frame.type, ND_WIRE_SLICE);
+        nd_wire_cursor cursor = nd_wire_body(&frame);
+        cr_assert_eq(nd_wire_get_u32(&cursor), 7);
+        cr_assert_eq(nd_wire_get_u64(&cursor), 0);
+        const uint8_t *data = nd_wire_get_blob(&cursor, &count);
+        cr_assert_eq(count, 6);
+        cr_assert_arr_eq(data, "aabbcc", 6);
+    }
+}
+
+Test(server, get_waits_for_set_and_ends_at_its_deadline)
+{
+    open_server(2);
+    join(0);
+    join(1);
+    request(0, ND_WIRE_GET, "k", NULL, 0);
+    cr_assert_eq(answer(0).type, ND_WIRE_NONE);
+    request(1, ND_WIRE_SET, "k", "value", 5);
+    cr_assert_eq(answer(1).type, ND_WIRE_DONE);
+    cr_assert_eq(answer(0).type, ND_WIRE_VALUE);
+    request(0, ND_WIRE_GET, "other", NULL, 0);
+    now += 29 * second;
+    nd_server_tick(server, now);
+    cr_assert_eq(answer(0).type, ND_WIRE_NONE);
+    now += 2 * second;
+    nd_server_tick(server, now);
+    expect_error(0, ND_ERR_HANG, "nobody set the key 'other' within 3");
+}
+
+Test(server, add_sums)
+{
+    open_server(1);
+    join(0);
+    for (int64_t sum = -5; sum >= -10; sum -= 5) {
+        request(0, ND_WIRE_ADD, "n", NULL, 0);
+        nd_wire_frame frame = answer(0);
+        cr_assert_eq(frame.type, ND_WIRE_SUM);
+        nd_wire_cursor cursor = nd_wire_body(&frame);
+        nd_wire_get_u32(&cursor);
+        cr_assert_eq((int64_t)nd_wire_get_u64(&cursor), sum);
+    }
+    request(0, ND_WIRE_SET, "t", "text", 4);
+    cr_assert_eq(answer(0).type, ND_WIRE_DONE);
+    request(0, ND_WIRE_ADD, "t", NULL, 0);
+    expect_error(0, ND_ERR_INTERNAL, "the key t is not an integer");
+}
+
+Test(server, missing_ranks_are_named_while_others_wait)
+{
+    open_server(8);
+    for (int i = 0; i < 8; i += i == 2 ? 2 : 1) { /* rank 3 never comes */
+        join(i);
+        if (i != 5) { /* rank 5 is there, but does not enter */
+            request(i, ND_WIRE_EXCHANGE, "meet", "z", 1);
+        }
+    }
+    now += 11 * second;
+    nd_server_tick(server, now);
+    cr_assert_not_null(strstr(notices, "waiting at 'meet' for 11 s; missing of 8 ranks: 3, 5 "
+                                       "(never connected: 3)"),
+                       "%s", notices);
+    now += 20 * second;
+    nd_server_tick(server, now);
+    expect_error(0, ND_ERR_HANG, "missing of 8 ranks: 3, 5");
+}
+
+Test(server, a_lost_rank_ends_the_others_wait)
+{
+    open_server(2);
+    join(0);
+    join(1);
+    request(0, ND_WIRE_EXCHANGE, "meet", "z", 1);
+    nd_server_gone(server, clients[1].peer);
+    expect_error(0, ND_ERR_IO, "rank 1 (hosty) was lost while others waited at 'meet'");
+    cr_assert_eq(nd_server_members(server, ND_WIRE_WORKER), 1);
+}
+
+Test(server, hello_must_fit_version_job_epoch_and_place)
+{
+    open_server(2);
+    static const struct {
+        const char *version, *run;
+        uint32_t epoch;
+        nd_wire_role role;
+        int index;
+        const char *words;
+    } cases[] = {
+        {"1.3", "job", 3, ND_WIRE_WORKER, 0, "rank 0 on hosty has version 1.3, the store has 1.2"},
+        {"1.2", "jab", 3, ND_WIRE_WORKER, 0, "two jobs share an endpoint"},
+        {"1.2", "job", 2, ND_WIRE_WORKER, 0, "is of start 2 of the job, this is start 3"},
+        {"1.2", "job", 3, ND_WIRE_WORKER, 2, "outside of a world of 2"},
+        {"1.2", "", 3, ND_WIRE_NODE, 2, "node rank 2 of hosty is outside of 1 to 1"},
+        {"1.2", "", 3, ND_WIRE_NODE, 0, "outside of 1 to 1"},
+    };
+    for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
+        connect_client(i);
+        hello(i, cases[i].version, cases[i].run, cases[i].epoch, cases[i].role, cases[i].index);
+        expect_error(i, ND_ERR_CONFIG, cases[i].words);
+        cr_assert(clients[i].dropped);
+    }
+    connect_client(20);
+    hello(20, "1.2", "", 3, ND_WIRE_NODE, 1);
+    cr_assert_eq(answer(20).type, ND_WIRE_WELCOME);
+    connect_client(21);
+    hello(21, "1.2", "", 3, ND_WIRE_NODE, 1);
+    expect_error(21, ND_ERR_CONFIG, "is taken");
+}
+
+Test(server, strangers_are_few_short_lived_and_brief)
+{
+    open_server(2);
+    for (int i = 0; i < ND_SERVER_STRANGERS_MAX; i++) {
+        cr_assert(nd_server_has_room(server, now));
+        connect_client(i);
+    }
+    cr_assert_not(nd_server_has_room(server, now));
+    cr_assert_not(clients[0].dropped);
+    cr_assert_not(nd_server_has_room(server, now + second)); /* but an idle one makes room */
+    int dropped = 0;
+    for (int i = 0; i < ND_SERVER_STRANGERS_MAX; i++) {
+        dropped += clients[i].dropped;
+    }
+    cr_assert_eq(dropped, 1);
+    static const uint8_t large[] = {1, 2, 0, 0, 1}; /* 513 bytes */
+    int i = clients[3].dropped ? 4 : 3;
+    nd_server_receive(server, clients[i].peer, large, sizeof large, now);
+    cr_assert(clients[i].dropped);
+    nd_server_tick(server, now + 6 * second);
+    for (int k = 0; k < ND_SERVER_STRANGERS_MAX; k++) {
+        cr_assert(clients[k].dropped);
+    }
+    cr_assert_not_null(strstr(notices, "refused"));
+}
+
+Test(server, a_member_that_sends_junk_is_dropped)
+{
+    open_server(2);
+    join(0);
+    nd_wire_buffer out = {0};
+    nd_wire_begin(&out, ND_WIRE_SET); /* a set without key and value */
+    nd_wire_put_u32(&out, 1);
+    give(0, &out);
+    expect_error(0, ND_ERR_IO, "a damaged set message");
+    cr_assert(clients[0].dropped);
+}
