@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Meshes as real processes under ndlaunch, over shared memory and over TCP: the losses of one worker at equal global
+ * batch (F32, SGD, 10 steps, 1e-6 relative: sums of at most 512 F32 terms in another order), and the same run twice gives the same
+ * bytes of metrics (times aside) and of the saved weights.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "tests/support/tempdir.h"
+
+enum { STEPS = 10 };
+
+static tempdir dir;
+
+static void run(const char *command)
+{
+    static char line[4096], output[8192];
+    snprintf(line, sizeof line, "cd %s && { %s; } 2>&1", dir.path, command);
+    FILE *f = popen(line, "r");
+    cr_assert_not_null(f);
+    size_t n = fread(output, 1, sizeof output - 1, f);
+    output[n] = '\0';
+    int status = pclose(f);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s\n%s", command, output);
+}
+
+static void setup(void)
+{
+    static const char model[] =
+        "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, "
+        "\"intermediate_size\": 72, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+        "\"num_key_value_heads\": 2, \"max_position_embeddings\": 128}";
+    static char text[20000];
+    tempdir_make(&dir);
+    for (size_t i = 0; i < sizeof text; i++) {
+        text[i] = (char)('a' + (i * i / 3 + i / 7) % 26);
+    }
+    tempdir_write(&dir, "text.txt", text, sizeof text);
+    tempdir_write(&dir, "model.json", model, strlen(model));
+}
+
+static void teardown(void)
+{
+    run("rm -rf one mesh again");
+    tempdir_remove(&dir);
+}
+
+TestSuite(processes, .init = setup, .fini = teardown, .timeout = 120);
+
+/* A run into folder `out` with a global batch of 8 blocks of 64 tokens. */
+static void train(const char *environment, const char *out, const char *mesh, int accumulation,
+                  const char *more)
+{
+    char command[2048];
+    snprintf(
+        command, sizeof command,
+        "%s " ND_LAUNCH
+        " --device cpu --set model.config=model.json --set data.path=text.txt --sequence-length 64 "
+        "--num-steps %d --precision fp32 --set optimizer.lr=0.1 --set optimizer.schedule=constant "
+        "--set log.interval=100 "
+        "--set output.dtype=fp32 --set output.save_model=true --set output.dir=%s "
+        "--set train.gradient_accumulation_steps=%d %s %s",
+        environment, STEPS, out, accumulation, mesh, more);
+    run(command);
+}
+
+static void read_losses(const char *out, double losses[STEPS])
+{
+    char path[256], line[4096];
+    int n = 0;
+    snprintf(path, sizeof path, "%s/%s/metrics.jsonl", dir.path, out);
+    FILE *f = fopen(path, "r");
+    cr_assert_not_null(f, "%s", path);
+    while (n < STEPS && fgets(line, sizeof line, f)) {
+        const char *at = strstr(line, "\"loss\":");
+        if (at) {
+            losses[n++] = strtod(at + 7, NULL);
+        }
+    }
+    fclose(f);
+    cr_assert_eq(n, STEPS, "%s has %d losses", path, n);
+}
+
+static void compare(const char *environment, const char *mesh, int accumulation)
+{
+    double expected[STEPS], got[STEPS];
+    train("", "one", "--num-processes 1 --dp-shard-size 1", 8,
+          "--set optimizer.name=sgd --set optimizer.max_grad_norm=0");
+    train(environment, "mesh", mesh, accumulation,
+          "--set optimizer.name=sgd --set optimizer.max_grad_norm=0");
+    read_losses("one", expected);
+    read_losses("mesh", got);
+    cr_assert_lt(expected[STEPS - 1], expected[0], "the model learns");
+    for (int i = 0; i < STEPS; i++) {
+        cr_assert_lt(fabs(got[i] / expected[i] - 1.0), 1e-6,
+                     "%s: step %d has loss %.9g, one worker %.9g", mesh, i + 1, got[i],
+                     expected[i]);
+    }
+}
+
+Test(processes, fsdp_4)
+{
+    compare("", "--num-processes 4 --dp-shard-size 4", 2);
+}
+
+Test(processes, hsdp_x_tp)
+{
+    compare("", "--num-processes 8 --dp-replicate-size 2 --dp-shard-size 2 --tp-size 2", 2);
+}
+
+Test(processes, cp_4_ring)
+{
+    compare("", "--num-processes 4 --dp-shard-size 1 --cp-size 4 --set parallel.cp_comm=ring", 8);
+}
+
+Test(processes, fsdp_x_tp_over_tcp)
+{
+    compare("UCX_TLS=tcp,self", "--num-processes 4 --dp-shard-size 2 --tp-size 2", 4);
+}
+
+/* metrics.jsonl up to the first time of each line: times and memory stand last. */
+#define SAME                                                                                       \
+    "for r in mesh again; do sed -E 's/,\"(step|validation)_ms\".*//' $r/metrics.jsonl > $r.txt; " \
+    "done; "                                                                                       \
+    "cmp mesh.txt again.txt && cmp mesh/model/model.safetensors again/model/model.safetensors && " \
+    "test -s mesh.txt"
+
+Test(processes, the_same_run_twice)
+{
+    const char *mesh = "--num-processes 4 --dp-shard-size 2 --tp-size 2 --precision bf16";
+    train("", "mesh", mesh, 2, "");
+    train("", "again", mesh, 2, "");
+    run(SAME);
+}
+
+/* A saved model trains on from the same weights on any mesh: saved again after a step of size 0, it has the same bytes. */
+Test(processes, a_saved_model_loads_onto_any_mesh)
+{
+    train("", "one", "--num-processes 2 --dp-shard-size 2", 2, "");
+    static const char *const meshes[] = {
+        "--num-processes 1 --dp-shard-size 1",
+        "--num-processes 4 --dp-shard-size 2 --tp-size 2",
+        "--num-processes 8 --dp-shard-size 2 --cp-size 2 --tp-size 2",
+    };
+    for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
+        char command[2048];
+        snprintf(
+            command, sizeof command,
+            ND_LAUNCH
+            " --device cpu --model-path one/model --set data.path=text.txt --sequence-length 64 "
+            "--num-steps 1 "
+            "--precision fp32 --set optimizer.name=sgd --set optimizer.lr=1e-300 --set "
+            "optimizer.min_lr=0 "
+            "--set output.dtype=fp32 --set output.dir=again %s && cmp one/model/model.safetensors "
+            "again/model/model.safetensors && rm -r again",
+            meshes[i]);
+        run(command);
+    }
+}
