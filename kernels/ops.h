@@ -129,7 +129,7 @@ struct nd_ops {
     /*
      * Online merge of a partial result: acc F32 (B, Sq, H, D), acc_lse F32 (B, H, Sq) absorb out (act), lse.
      *   lse' = log(exp(acc_lse) + exp(lse)); acc = acc exp(acc_lse - lse') + out exp(lse - lse')
-     * -inf on either side is exact and gives no NaN.
+     * -inf on either side is exact and gives no NaN; acc is not read in rows whose acc_lse is -inf.
      */
     nd_status (*lse_merge)(nd_stream *, const nd_attention *, nd_tensor acc, nd_tensor acc_lse,
                            nd_tensor out, nd_tensor lse);

@@ -33,7 +33,7 @@ size_t nd_cpu_attention_scratch(const nd_device *device, const nd_attention *a, 
                     : nd_attention_fwd_scratch(device->threads, a);
 }
 
-/* ---- delta and the merge of partial results: one pass over rows of D ---- */
+/* ---- delta: one pass over rows of D ---- */
 
 static inline float element(const void *row, nd_dtype dtype, int64_t d)
 {
@@ -70,41 +70,6 @@ nd_status nd_cpu_attention_delta(nd_stream *stream, const nd_attention *a, nd_te
                 to[(b * a->heads + h) * a->sq + i] =
                     dot(nd_attention_row(out, b, i, h), out.dtype, nd_attention_row(dout, b, i, h),
                         dout.dtype, a->head_dim);
-            }
-        }
-    }
-    return ND_OK;
-}
-
-/* acc (D) = acc keep + out take. A row whose weight is 0 does not count, whatever it holds. */
-static void merge_row(float *acc, const void *out, nd_dtype dtype, int64_t count, float keep,
-                      float take)
-{
-    for (int64_t d = 0; d < count; d++) {
-        float kept = keep != 0.0f ? acc[d] * keep : 0.0f;
-        acc[d] = kept + (take != 0.0f ? element(out, dtype, d) * take : 0.0f);
-    }
-}
-
-nd_status nd_cpu_lse_merge(nd_stream *stream, const nd_attention *a, nd_tensor acc,
-                           nd_tensor acc_lse, nd_tensor out, nd_tensor lse)
-{
-    nd_cpu_context_of(stream);
-    float *old = acc_lse.data;
-    const float *new = lse.data;
-#pragma omp parallel for schedule(static) collapse(2)
-    for (int64_t b = 0; b < a->batch; b++) {
-        for (int64_t i = 0; i < a->sq; i++) {
-            for (int64_t h = 0; h < a->heads; h++) {
-                int64_t at = (b * a->heads + h) * a->sq + i;
-                float top = fmaxf(old[at], new[at]);
-                if (top == -INFINITY) {
-                    continue; /* nothing seen so far: acc and acc_lse stay */
-                }
-                float merged = top + logf(expf(old[at] - top) + expf(new[at] - top));
-                merge_row(nd_attention_row(acc, b, i, h), nd_attention_row(out, b, i, h), out.dtype,
-                          a->head_dim, expf(old[at] - merged), expf(new[at] - merged));
-                old[at] = merged;
             }
         }
     }

@@ -220,7 +220,7 @@ nd_status nd_ref_attention_bwd(nd_stream *stream, const nd_attention *a, nd_tens
     return ND_OK;
 }
 
-/* The larger lse is taken out first, so that nothing overflows; two times -inf stays -inf with acc unchanged. */
+/* The larger lse is taken out first, so that nothing overflows; where acc_lse is -inf acc is not read. */
 nd_status nd_ref_lse_merge(nd_stream *stream, const nd_attention *a, nd_tensor acc,
                            nd_tensor acc_lse, nd_tensor out, nd_tensor lse)
 {
@@ -244,7 +244,8 @@ nd_status nd_ref_lse_merge(nd_stream *stream, const nd_attention *a, nd_tensor a
                 for (int64_t d = 0; d < a->head_dim; d++) {
                     int64_t at = at4(acc, b, i, h) + d;
                     double taken = nd_ref_get(out, at4(out, b, i, h) + d) * take;
-                    nd_ref_put(acc, at, nd_ref_get(acc, at) * keep + taken);
+                    double kept = keep == 0.0 ? 0.0 : nd_ref_get(acc, at) * keep;
+                    nd_ref_put(acc, at, kept + taken);
                 }
                 *old = (float)merged;
             }

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/ops/conformance.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "kernels/cpu/isa.h"
+#include "kernels/ops_check.h"
+#include "runtime/base/rng.h"
+
+/* ---- sides ---- */
+
+void nd_expect_ok(nd_status status, const char *what)
+{
+    cr_assert(status == ND_OK, "%s failed: %s", what, nd_error_last()->message);
+}
+
+void nd_side_open_ref(nd_side *side)
+{
+    ND_OK_OR_FAIL(nd_device_open_cpu(1, &side->device));
+    ND_OK_OR_FAIL(side->device->table->stream_init(side->device, &side->stream));
+    ND_OK_OR_FAIL(nd_ops_ref(&side->ops));
+}
+
+void nd_side_open_cpu(nd_side *side, int threads)
+{
+    ND_OK_OR_FAIL(nd_device_open_cpu(threads, &side->device));
+    ND_OK_OR_FAIL(side->device->table->stream_init(side->device, &side->stream));
+    ND_OK_OR_FAIL(nd_ops_cpu(side->device, &side->ops));
+}
+
+void nd_side_close(nd_side *side)
+{
+    side->device->table->stream_fini(&side->stream);
+    nd_device_close(side->device);
+}
+
+typedef void (*check_fn)(const nd_side *ref, const nd_backend *backend);
+
+static void check_at(const char *level, int threads, check_fn check)
+{
+    nd_side ref;
+    nd_backend backend;
+    nd_side_open_ref(&ref);
+    nd_side_open_cpu(&backend.side, threads);
+    snprintf(backend.name, sizeof backend.name, "cpu, %s, threads %d", level, threads);
+    check(&ref, &backend);
+    nd_case_free();
+    nd_side_close(&backend.side);
+    nd_side_close(&ref);
+}
+
+void nd_best_backend(check_fn check)
+{
+    nd_cpu_isa isa;
+    ND_OK_OR_FAIL(nd_cpu_isa_choose(&isa));
+    for (int threads = 1; threads <= 3; threads++) {
+        check_at(nd_cpu_isa_name(isa), threads, check);
+    }
+}
+
+void nd_each_backend(check_fn check)
+{
+    nd_best_backend(check);
+    for (int isa = nd_cpu_isa_detect(); isa >= ND_CPU_ISA_BASELINE; isa--) {
+        setenv("ND_CPU_ISA", nd_cpu_isa_name((nd_cpu_isa)isa), 1);
+        check_at(nd_cpu_isa_name((nd_cpu_isa)isa), 1, check);
+    }
+    unsetenv("ND_CPU_ISA");
+}
+
+/* ---- tensors ---- */
+
+enum { MAX_TENSORS = 4096 };
+
+static struct allocation {
+    char *memory;
+    size_t bytes;
+} allocations[MAX_TENSORS];
+static int allocation_count;
+static uint64_t seed;
+
+static char *new_memory(size_t bytes)
+{
+    cr_assert(allocation_count < MAX_TENSORS, "a case made more than %d tensors", MAX_TENSORS);
+    char *memory = malloc(bytes);
+    cr_assert(memory != NULL);
+    memset(memory, 0x5a, bytes);
+    allocations[allocation_count++] = (struct allocation){memory, bytes};
+    return memory;
+}
+
+/* A few elements more than the view needs, so that a store beyond its end is seen as well. */
+static nd_tensor allocate(nd_dtype dtype, int axes, const int64_t *shape, int64_t gap)
+{
+    nd_tensor t = {.dtype = dtype, .axes = axes};
+    int64_t stride = 1;
+    for (int a = axes - 1; a >= 0; a--) {
+        t.shape[a] = shape[a];
+        t.stride[a] = stride;
+        stride = stride * shape[a] + gap;
+    }
+    t.data = new_memory((size_t)(stride + 64) * nd_dtype_size(dtype));
+    return t;
+}
+
+static struct allocation *allocation_of(nd_tensor t)
+{
+    for (int i = 0; i < allocation_count; i++) {
+        if (allocations[i].memory == t.data) {
+            return &allocations[i];
+        }
+    }
+    cr_assert(false, "a tensor that the harness did not make");
+    return NULL;
+}
+
+void nd_case_free(void)
+{
+    while (allocation_count > 0) {
+        free(allocations[--allocation_count].memory);
+    }
+}
+
+float nd_get(nd_tensor t, int64_t index)
+{
+    int64_t at = nd_offset_of(t, index);
+    return t.dtype == ND_DTYPE_F32 ? ((const float *)t.data)[at]
+                                   : nd_bf16_to_f32(((const nd_bf16 *)t.data)[at]);
+}
+
+void nd_put(nd_tensor t, int64_t index, float value)
+{
+    int64_t at = nd_offset_of(t, index);
+    if (t.dtype == ND_DTYPE_F32) {
+        ((float *)t.data)[at] = value;
+    } else {
+        ((nd_bf16 *)t.data)[at] = nd_bf16_from_f32(value);
+    }
+}
+
+nd_tensor nd_random(nd_dtype dtype, int axes, const int64_t *shape, int64_t gap, float deviation)
+{
+    nd_tensor t = allocate(dtype, axes, shape, gap);
+    seed++;
+    for (int64_t i = 0; i < nd_tensor_count(t); i++) {
+        nd_put(t, i, deviation * nd_rng_normal(seed, 0, (uint64_t)i));
+    }
+    return t;
+}
+
+nd_tensor nd_random_1d(nd_dtype dtype, int64_t n0, float deviation)
+{
+    return nd_random(dtype, 1, (int64_t[]){n0}, 0, deviation);
+}
+
+nd_tensor nd_random_2d(nd_dtype dtype, int64_t n0, int64_t n1, int64_t gap, float deviation)
+{
+    return nd_random(dtype, 2, (int64_t[]){n0, n1}, gap, deviation);
+}
+
+nd_tensor nd_random_ids(int64_t n, int64_t low, int64_t high)
+{
+    nd_tensor t = allocate(ND_DTYPE_I32, 1, &n, 0);
+    seed++;
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t draw = nd_rng_u64(seed, 0, (uint64_t)i) % (uint64_t)(high - low);
+        ((int32_t *)t.data)[i] = (int32_t)(low + (int64_t)draw);
+    }
+    return t;
+}
+
+nd_tensor nd_clone(nd_tensor t)
+{
+    struct allocation from = *allocation_of(t);
+    t.data = new_memory(from.bytes);
+    memcpy(t.data, from.memory, from.bytes);
+    return t;
+}
+
+void nd_case_poison(nd_tensor t)
+{
+    for (int64_t i = 0; i < nd_tensor_count(t); i++) {
+        nd_put(t, i, NAN);
+    }
+}
+
+/* ---- comparisons ---- */
+
+/* Copies the elements of `from` into `to`, after which equal tensors are equal as memory. */
+static void copy_elements(nd_tensor to, nd_tensor from)
+{
+    size_t size = nd_dtype_size(to.dtype);
+    for (int64_t i = 0; i < nd_tensor_count(to); i++) {
+        memcpy((char *)to.data + (size_t)nd_offset_of(to, i) * size,
+               (const char *)from.data + (size_t)nd_offset_of(from, i) * size, size);
+    }
+}
+
+static void expect_same_gaps(const char *backend, const char *what, nd_tensor got, nd_tensor want)
+{
+    struct allocation *a = allocation_of(got), *b = allocation_of(want);
+    cr_assert(a->bytes == b->bytes);
+    copy_elements(got, want);
+    for (size_t i = 0; i < a->bytes; i++) {
+        cr_assert(a->memory[i] == b->memory[i],
+                  "%s: %s: byte %zu, outside of the view, was written", backend, what, i);
+    }
+}
+
+void nd_expect_close(const char *backend, const char *what, nd_tensor got, nd_tensor want,
+                     nd_tolerance tolerance)
+{
+    double rounding = got.dtype == ND_DTYPE_BF16 ? nd_eps_bf16 : nd_eps_f32;
+    cr_assert(got.dtype == want.dtype && nd_tensor_count(got) == nd_tensor_count(want));
+    for (int64_t i = 0; i < nd_tensor_count(got); i++) {
+        double g = nd_get(got, i), w = nd_get(want, i);
+        double allowed = tolerance.absolute + (tolerance.relative + rounding) * fabs(w);
+        bool close = isnan(w) ? isnan(g) : isinf(w) ? g == w : fabs(g - w) <= allowed;
+        cr_assert(close, "%s: %s: element %lld is %.9g, the reference has %.9g, allowed are %.3g",
+                  backend, what, (long long)i, g, w, allowed);
+    }
+    expect_same_gaps(backend, what, got, want);
+}
+
+void nd_expect_same(const char *backend, const char *what, nd_tensor got, nd_tensor want)
+{
+    struct allocation *a = allocation_of(got), *b = allocation_of(want);
+    cr_assert(a->bytes == b->bytes);
+    for (size_t i = 0; i < a->bytes; i++) {
+        cr_assert(a->memory[i] == b->memory[i], "%s: %s: byte %zu (of element %zu) differs",
+                  backend, what, i, i / nd_dtype_size(got.dtype));
+    }
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TESTS_OPS_CONFORMANCE_H
+#define ND_TESTS_OPS_CONFORMANCE_H
+/*
+ * A backend's op against the reference's: the same inputs in the same layout, once through each table, then a comparison of
+ * every element, and of the memory between the rows of views, which no op may touch.
+ *
+ * Tensors live until nd_case_free. Mistakes of the test and disagreements end the test with a sentence.
+ */
+#include "kernels/ops.h"
+
+/* The backend under test, or the reference. */
+typedef struct nd_side {
+    const nd_ops *ops;
+    nd_device *device;
+    nd_stream stream;
+} nd_side;
+
+/* One backend at one level: "cpu, avx2, 2 threads". */
+typedef struct nd_backend {
+    char name[64];
+    nd_side side;
+} nd_backend;
+
+/*
+ * Calls check(reference, backend) for the CPU backend at each instruction set of this CPU, with 1 thread, and at the best
+ * one with 2 and 3 threads too. Every level but the first that makes a product shares oneDNN's level with it.
+ */
+void nd_each_backend(void (*check)(const nd_side *ref, const nd_backend *backend));
+/* The same for the best level alone, or for the one that the environment's ND_CPU_ISA names. */
+void nd_best_backend(void (*check)(const nd_side *ref, const nd_backend *backend));
+
+/* Opens the reference, or the CPU backend with `threads`; nd_side_close ends it. */
+void nd_side_open_ref(nd_side *side);
+void nd_side_open_cpu(nd_side *side, int threads);
+void nd_side_close(nd_side *side);
+
+/*
+ * Tensors of F32 or BF16 filled with draws of mean 0 and the given deviation; `gap` elements lie between rows of the
+ * last axis (and twice as many between those of the axis before it, and so on). The seed counts up with each tensor.
+ */
+nd_tensor nd_random(nd_dtype dtype, int axes, const int64_t *shape, int64_t gap, float deviation);
+nd_tensor nd_random_1d(nd_dtype dtype, int64_t n0, float deviation);
+nd_tensor nd_random_2d(nd_dtype dtype, int64_t n0, int64_t n1, int64_t gap, float deviation);
+nd_tensor nd_random_ids(int64_t n, int64_t low, int64_t high); /* I32 in [low, high) */
+nd_tensor nd_clone(nd_tensor t); /* same layout, same contents, gaps too */
+void nd_case_free(void);         /* frees all tensors made so far */
+void nd_case_poison(
+    nd_tensor t); /* fills the elements with NaN: outputs that must be overwritten */
+
+/* Scalar access by row-major index. */
+float nd_get(nd_tensor t, int64_t index);
+void nd_put(nd_tensor t, int64_t index, float value);
+
+/*
+ * |got - want| <= absolute + relative |want| for every element, plus one rounding of the stored dtype: values that differ
+ * by anything may round to neighbours, which are 2^-7 (BF16) or 2^-23 (F32) apart. NaN equals NaN, infinities must
+ * be equal. `got` and `want` must be clones: their gaps must have stayed equal.
+ */
+typedef struct nd_tolerance {
+    double relative, absolute;
+} nd_tolerance;
+
+void nd_expect_close(const char *backend, const char *what, nd_tensor got, nd_tensor want,
+                     nd_tolerance tolerance);
+/* Equal bits, elements and gaps. */
+void nd_expect_same(const char *backend, const char *what, nd_tensor got, nd_tensor want);
+
+/* Fails the test with the thread's error when `status` is not ND_OK. */
+void nd_expect_ok(nd_status status, const char *what);
+#define ND_OK_OR_FAIL(call) nd_expect_ok((call), #call)
+
+static const double nd_eps_f32 = 1.1920928955078125e-07; /* 2^-23 */
+static const double nd_eps_bf16 = 0.0078125;             /* 2^-7 */
+
+#endif

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+/* SwiGLU, RoPE and the embedding. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "kernels/rope.h"
+#include "tests/ops/conformance.h"
+
+static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
+static const struct {
+    int64_t n, F, gap;
+} shapes[] = {{1, 1, 0}, {5, 13, 3}, {40, 176, 16}, {130, 1411, 0}, {0, 8, 0}};
+
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+
+/* Gates from -150 to 150 among the usual ones: both ends of the exponential. */
+static nd_tensor random_gate(nd_dtype dtype, int64_t n, int64_t F, int64_t gap)
+{
+    nd_tensor gate = nd_random_2d(dtype, n, F, gap, 3.0f);
+    for (int64_t i = 0; i < nd_tensor_count(gate); i += 11) {
+        nd_put(gate, i, nd_get(gate, i) * 10.0f);
+    }
+    return gate;
+}
+
+/*
+ * exp: 2e-7, then a handful of roundings: 8 eps relative to the terms. 1 + g (1 - s) cancels near its root at -1.28, where its
+ * terms are about 1, so the error is absolute there: 8 eps times |d u s| (at most about 16 x 0.3). Results below 2^-126
+ * may be 0.
+ */
+static const nd_tolerance forward_tolerance = {.relative = 8 * 1.2e-7, .absolute = 1e-36};
+static const nd_tolerance backward_tolerance = {.relative = 8 * 1.2e-7, .absolute = 40 * 1.2e-7};
+
+static void swiglu_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, int shape,
+                        bool in_place)
+{
+    int64_t n = shapes[shape].n, F = shapes[shape].F, gap = shapes[shape].gap;
+    nd_tensor gate = random_gate(dtype, n, F, gap), up = nd_random_2d(dtype, n, F, gap, 1.0f);
+    nd_tensor dout = nd_random_2d(dtype, n, F, gap, 1.0f), out[2], dgate[2], dup[2];
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_tensor own_gate = nd_clone(gate), own_up = nd_clone(up);
+        nd_stream stream = side->stream;
+        out[s] = nd_clone(gate);
+        dgate[s] = in_place ? own_gate : nd_clone(gate);
+        dup[s] = in_place ? own_up : nd_clone(gate);
+        ND_OK_OR_FAIL(side->ops->swiglu_fwd(&stream, out[s], own_gate, own_up));
+        ND_OK_OR_FAIL(side->ops->swiglu_bwd(&stream, dgate[s], dup[s], dout, own_gate, own_up));
+    }
+    nd_expect_close(backend->name, "swiglu_fwd", out[1], out[0], forward_tolerance);
+    nd_expect_close(backend->name, "swiglu_bwd dgate", dgate[1], dgate[0], backward_tolerance);
+    nd_expect_close(backend->name, "swiglu_bwd dup", dup[1], dup[0], forward_tolerance);
+    nd_case_free();
+}
+
+static void check_swiglu(const nd_side *ref, const nd_backend *backend)
+{
+    for (int d = 0; d < 2; d++) {
+        for (int shape = 0; shape < SHAPES; shape++) {
+            swiglu_once(ref, backend, dtypes[d], shape, false);
+            swiglu_once(ref, backend, dtypes[d], shape, true);
+        }
+    }
+}
+
+Test(swiglu, forward_and_backward)
+{
+    nd_each_backend(check_swiglu);
+}
+
+static void check_nan(const nd_side *ref, const nd_backend *backend)
+{
+    nd_tensor gate = nd_random_2d(ND_DTYPE_BF16, 2, 70, 0, 1.0f), up = nd_clone(gate);
+    nd_tensor out = nd_clone(gate);
+    nd_stream stream = backend->side.stream;
+    nd_put(gate, 3, NAN);
+    nd_put(gate, 139, NAN);
+    ND_OK_OR_FAIL(backend->side.ops->swiglu_fwd(&stream, out, gate, up));
+    for (int64_t i = 0; i < 140; i++) {
+        cr_assert(isnan(nd_get(out, i)) == (i == 3 || i == 139), "%s: element %d", backend->name,
+                  (int)i);
+    }
+}
+
+Test(swiglu, a_nan_stays_where_it_is)
+{
+    nd_each_backend(check_nan);
+}
+
+enum { POSITIONS = 96 };
+
+static nd_rope_view rope_table(int64_t D)
+{
+    static float cosines[POSITIONS * 64], sines[POSITIONS * 64];
+    nd_rope_config config = {.type = ND_ROPE_DEFAULT, .theta = 10000.0};
+    cr_assert(D <= 128);
+    nd_rope_table(&config, D, POSITIONS, cosines, sines);
+    return (nd_rope_view){.cos = cosines, .sin = sines, .positions = POSITIONS};
+}
+
+static void rope_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, int64_t n,
+                      int64_t heads, int64_t D, int64_t gap, bool in_place)
+{
+    nd_rope_view table = rope_table(D);
+    nd_tensor x = nd_random(dtype, 3, (int64_t[]){n, heads, D}, gap, 1.0f), out[2][2];
+    nd_tensor positions = nd_random_ids(n, 0, POSITIONS);
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        for (int inverse = 0; inverse < 2; inverse++) {
+            nd_tensor own = nd_clone(x);
+            out[s][inverse] = in_place ? own : nd_clone(x);
+            ND_OK_OR_FAIL(
+                side->ops->rope(&stream, out[s][inverse], own, positions, table, inverse));
+        }
+    }
+    /* Two products of numbers up to about 5, and their sum. */
+    nd_tolerance tolerance = {.absolute = 5 * nd_eps_f32};
+    nd_expect_close(backend->name, "rope", out[1][0], out[0][0], tolerance);
+    nd_expect_close(backend->name, "rope, inverse", out[1][1], out[0][1], tolerance);
+    nd_case_free();
+}
+
+static void check_rope(const nd_side *ref, const nd_backend *backend)
+{
+    for (int d = 0; d < 2; d++) {
+        for (int in_place = 0; in_place < 2; in_place++) {
+            rope_once(ref, backend, dtypes[d], 1, 1, 2, 0, in_place);
+            rope_once(ref, backend, dtypes[d], 7, 3, 10, 5, in_place);
+            rope_once(ref, backend, dtypes[d], 90, 8, 64, 0, in_place);
+            rope_once(ref, backend, dtypes[d], 33, 2, 128, 32, in_place);
+        }
+    }
+}
+
+Test(rope, both_directions)
+{
+    nd_each_backend(check_rope);
+}
+
+static void embedding_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, int64_t n,
+                           int64_t V, int64_t C, int64_t gap)
+{
+    const int64_t first = 10;
+    nd_tensor table = nd_random_2d(dtype, V, C, gap, 1.0f);
+    nd_tensor ids = nd_random_ids(n, 0, first + V + 5); /* some before, some behind the slice */
+    nd_tensor dout = nd_random_2d(dtype, n, C, gap, 1.0f);
+    nd_tensor dtable = nd_random_2d(ND_DTYPE_F32, V, C, gap, 1.0f), out[2], dt[2];
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        out[s] = nd_clone(dout);
+        dt[s] = nd_clone(dtable);
+        ND_OK_OR_FAIL(side->ops->embedding_fwd(&stream, out[s], ids, table, first));
+        ND_OK_OR_FAIL(side->ops->embedding_bwd(&stream, dt[s], ids, dout, first));
+    }
+    /* Copies, and F32 additions in the order that the contract fixes. */
+    nd_expect_same(backend->name, "embedding_fwd", out[1], out[0]);
+    nd_expect_same(backend->name, "embedding_bwd", dt[1], dt[0]);
+    nd_case_free();
+}
+
+static void check_embedding(const nd_side *ref, const nd_backend *backend)
+{
+    for (int d = 0; d < 2; d++) {
+        embedding_once(ref, backend, dtypes[d], 1, 1, 1, 0);
+        embedding_once(ref, backend, dtypes[d], 19, 7, 45, 3);
+        embedding_once(ref, backend, dtypes[d], 700, 50, 160, 0);
+        embedding_once(ref, backend, dtypes[d], 0, 5, 32, 0);
+    }
+}
+
+Test(embedding, forward_and_backward)
+{
+    nd_each_backend(check_embedding);
+}

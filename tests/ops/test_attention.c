@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "tests/ops/conformance.h"
+
+static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
+
+/* batch, Sq, Sk, H, K, D, diag: causal, unmasked, with a prefix, with blind rows, odd sizes, more than one tile. */
+static const nd_attention cases[] = {
+    {1, 1, 1, 1, 1, 2, 0, 1.0f},          {2, 9, 9, 4, 2, 8, 0, 0.35f},
+    {1, 70, 70, 2, 1, 16, 0, 0.25f},      {2, 5, 33, 6, 2, 10, 33, 0.3f},
+    {1, 20, 52, 2, 2, 32, 32, 0.18f},     {1, 40, 30, 4, 1, 16, -10, 0.25f},
+    {1, 130, 300, 2, 1, 64, 170, 0.125f}, {1, 12, 4, 3, 3, 8, -12, 0.35f},
+};
+
+enum { CASES = sizeof cases / sizeof cases[0] };
+
+static nd_tensor queries(const nd_attention *a, nd_dtype dtype, int64_t gap)
+{
+    int64_t shape[] = {a->batch, a->sq, a->heads, a->head_dim};
+    return nd_random(dtype, 4, shape, gap, 1.0f);
+}
+
+static nd_tensor keys(const nd_attention *a, nd_dtype dtype, int64_t gap)
+{
+    int64_t shape[] = {a->batch, a->sk, a->kv_heads, a->head_dim};
+    return nd_random(dtype, 4, shape, gap, 1.0f);
+}
+
+static nd_tensor rows(const nd_attention *a)
+{
+    return nd_random(ND_DTYPE_F32, 3, (int64_t[]){a->batch, a->heads, a->sq}, 0, 1.0f);
+}
+
+static void *scratch_of(const nd_side *side, const nd_attention *a, nd_dtype act, bool backward)
+{
+    size_t bytes = side->ops->attention_scratch(side->device, a, act, backward);
+    void *scratch = aligned_alloc(64, (bytes + 127) / 64 * 64);
+    cr_assert(scratch != NULL);
+    return scratch;
+}
+
+/*
+ * F32: a score is a sum of D products, scaled: 4 eps D; it moves p by that factor. Sums over Sk keys of weights that add
+ * up to 1: about sqrt(Sk) eps. Together below 2 eps (4 D + Sk), on values of size 1. BF16: in addition probabilities and
+ * score gradients may be rounded to BF16 (2^-8 each) before the sum, at random over keys; bounded by one eps_bf16 (2^-7) of the
+ * largest value, about 4, for sums of weights that add up to 1.
+ */
+static nd_tolerance forward_tolerance(const nd_attention *a, nd_dtype dtype)
+{
+    double f32 = 2.0 * (double)(4 * a->head_dim + a->sk) * nd_eps_f32;
+    return (nd_tolerance){.absolute = dtype == ND_DTYPE_BF16 ? f32 + 2.0 * nd_eps_bf16 : f32};
+}
+
+static void forward_once(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
+                         nd_dtype dtype, int64_t gap)
+{
+    nd_tensor q = queries(a, dtype, gap), k = keys(a, dtype, gap), v = keys(a, dtype, gap);
+    nd_tensor out = queries(a, dtype, gap), lse = rows(a), o[2], l[2];
+    nd_case_poison(out);
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        void *scratch = scratch_of(side, a, dtype, false);
+        o[s] = nd_clone(out);
+        l[s] = nd_clone(lse);
+        ND_OK_OR_FAIL(side->ops->attention_fwd(&stream, a, o[s], l[s], q, k, v, scratch));
+        free(scratch);
+    }
+    nd_tolerance exact = forward_tolerance(a, ND_DTYPE_F32);
+    nd_expect_close(backend->name, "attention_fwd lse", l[1], l[0], exact);
+    nd_expect_close(backend->name, "attention_fwd out", o[1], o[0], forward_tolerance(a, dtype));
+    nd_case_free();
+}
+
+static void check_forward(const nd_side *ref, const nd_backend *backend)
+{
+    for (int d = 0; d < 2; d++) {
+        for (int c = 0; c < CASES; c++) {
+            forward_once(ref, backend, &cases[c], dtypes[d], 0);
+            forward_once(ref, backend, &cases[c], dtypes[d], 6);
+        }
+    }
+}
+
+Test(attention, forward)
+{
+    nd_each_backend(check_forward);
+}
+
+static nd_tensor gradient_output(nd_tensor like, bool add, bool wide)
+{
+    nd_dtype dtype = add || wide ? ND_DTYPE_F32 : like.dtype;
+    nd_tensor t = nd_random(dtype, 4, like.shape, 3, 1.0f);
+    if (!add) {
+        nd_case_poison(t);
+    }
+    return t;
+}
+
+/* flags: 1 add_q, 2 add_kv, 4 F32 outputs that are overwritten. */
+static void backward_once(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
+                          nd_dtype dtype, int flags)
+{
+    bool add_q = flags & 1, add_kv = flags & 2, wide = flags & 4;
+    nd_tensor q = queries(a, dtype, 0), k = keys(a, dtype, 2), v = keys(a, dtype, 2);
+    nd_tensor dout = queries(a, dtype, 2), out = queries(a, dtype, 0), lse = rows(a), delta[2];
+    nd_tensor grads[3] = {gradient_output(q, add_q, wide), gradient_output(k, add_kv, wide),
+                          gradient_output(v, add_kv, wide)};
+    nd_tensor got[2][3];
+    nd_stream stream = ref->stream;
+    void *scratch = scratch_of(ref, a, dtype, false);
+    ND_OK_OR_FAIL(ref->ops->attention_fwd(&stream, a, out, lse, q, k, v, scratch));
+    free(scratch);
+    delta[0] = rows(a);
+    delta[1] = nd_clone(delta[0]);
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        stream = side->stream;
+        scratch = scratch_of(side, a, dtype, true);
+        for (int g = 0; g < 3; g++) {
+            got[s][g] = nd_clone(grads[g]);
+        }
+        ND_OK_OR_FAIL(side->ops->attention_delta(&stream, a, delta[s], out, dout));
+        ND_OK_OR_FAIL(side->ops->attention_bwd(&stream, a, got[s][0], got[s][1], got[s][2], q, k, v,
+                                               dout, lse, delta[0], add_q, add_kv, scratch));
+        free(scratch);
+    }
+    nd_expect_close(backend->name, "attention_delta", delta[1], delta[0],
+                    (nd_tolerance){.absolute = 2.0 * (double)(a->head_dim + 4) * nd_eps_f32});
+    /*
+     * A key's gradient sums over all rows that see it, H / K heads of Sq queries, with weights p that can all be near 1 and
+     * factors dp - delta of up to about 4 sqrt(D): the forward's bound times that factor and, for random errors, the root
+     * of the number of rows.
+     */
+    double rows_per_key = (double)(a->sq * (a->heads / a->kv_heads));
+    double growth = 2.0 * sqrt((double)a->head_dim) * a->scale * sqrt(rows_per_key) + 2.0;
+    nd_tolerance tolerance = forward_tolerance(a, dtype);
+    tolerance.absolute *= growth;
+    nd_expect_close(backend->name, "attention_bwd dq", got[1][0], got[0][0], tolerance);
+    nd_expect_close(backend->name, "attention_bwd dk", got[1][1], got[0][1], tolerance);
+    nd_expect_close(backend->name, "attention_bwd dv", got[1][2], got[0][2], tolerance);
+    nd_case_free();
+}
+
+static void check_backward(const nd_side *ref, const nd_backend *backend)
+{
+    for (int d = 0; d < 2; d++) {
+        for (int c = 0; c < CASES; c++) {
+            for (int flags = 0; flags < 5; flags++) {
+                backward_once(ref, backend, &cases[c], dtypes[d], flags);
+            }
+        }
+    }
+}
+
+Test(attention, backward)
+{
+    nd_each_backend(check_backward);
+}
+
+/* Partial results absorbed one after the other; -inf on either side, on both, and lse far apart. */
+static void check_merge(const nd_side *ref, const nd_backend *backend)
+{
+    static const nd_attention a = {2, 37, 1, 3, 1, 20, 0, 1.0f};
+    for (int d = 0; d < 2; d++) {
+        nd_tensor acc = queries(&a, ND_DTYPE_F32, 4), acc_lse = rows(&a);
+        nd_tensor out = queries(&a, dtypes[d], 2), lse = rows(&a), got[2][2];
+        for (int64_t i = 0; i < nd_tensor_count(lse); i++) {
+            nd_put(lse, i, i % 5 == 0 ? -INFINITY : i % 7 == 0 ? 60.0f : nd_get(lse, i));
+            nd_put(acc_lse, i, i % 3 == 0 ? -INFINITY : i % 11 == 0 ? 60.0f : nd_get(acc_lse, i));
+        }
+        for (int64_t i = 0; i < nd_tensor_count(acc); i++) { /* what must not be read */
+            int64_t h = i / a.head_dim % a.heads, s = i / a.head_dim / a.heads % a.sq;
+            int64_t b = i / a.head_dim / a.heads / a.sq;
+            if (isinf(nd_get(acc_lse, (b * a.heads + h) * a.sq + s))) {
+                bool both = isinf(nd_get(lse, (b * a.heads + h) * a.sq + s));
+                nd_put(acc, i, both ? 0.0f : NAN);
+            }
+        }
+        for (int s = 0; s < 2; s++) {
+            const nd_side *side = s ? &backend->side : ref;
+            nd_stream stream = side->stream;
+            got[s][0] = nd_clone(acc);
+            got[s][1] = nd_clone(acc_lse);
+            ND_OK_OR_FAIL(side->ops->lse_merge(&stream, &a, got[s][0], got[s][1], out, lse));
+        }
+        /* Weights within a few eps, of values up to about 5; the merged lse of 60 within a few eps of itself. */
+        nd_tolerance tolerance = {.relative = 4 * nd_eps_f32, .absolute = 40 * nd_eps_f32};
+        nd_expect_close(backend->name, "lse_merge acc", got[1][0], got[0][0], tolerance);
+        nd_expect_close(backend->name, "lse_merge lse", got[1][1], got[0][1], tolerance);
+        nd_case_free();
+    }
+}
+
+Test(attention, merge)
+{
+    nd_each_backend(check_merge);
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <math.h>
+
+#include "tests/ops/conformance.h"
+
+static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
+
+typedef struct ce_case {
+    int64_t n, V, valid, gap;
+    float deviation;
+} ce_case;
+
+static const ce_case cases[] = {
+    {1, 1, 1, 0, 1.0f},       {9, 13, 11, 3, 2.0f},     {40, 64, 64, 0, 30.0f},
+    {6, 9001, 9000, 7, 4.0f}, {300, 257, 257, 0, 1.0f}, {3, 16, 0, 0, 1.0f},
+    {0, 16, 16, 0, 1.0f},
+};
+
+enum { CASES = sizeof cases / sizeof cases[0], FIRST = 20 };
+
+/* Labels in the slice, in others, and not counted. */
+static nd_tensor random_labels(int64_t n, int64_t V)
+{
+    nd_tensor labels = nd_random_ids(n, 0, FIRST + V + 10);
+    for (int64_t i = 0; i < n; i += 3) {
+        ((int32_t *)labels.data)[i] = i % 2 ? -100 : (int32_t)(FIRST + i % V);
+    }
+    return labels;
+}
+
+typedef struct ce_result {
+    nd_tensor max, sum, target, rescaled, logits;
+    double loss;
+} ce_result;
+
+static ce_result run(const nd_side *side, nd_tensor logits, nd_tensor labels, nd_tensor global_max,
+                     const ce_case *c, const ce_result *stats)
+{
+    nd_stream stream = side->stream;
+    nd_tensor vector = nd_random_1d(ND_DTYPE_F32, c->n, 1.0f);
+    ce_result r = {.max = nd_clone(vector), .sum = nd_clone(vector), .target = vector, .loss = 1.5};
+    ND_OK_OR_FAIL(
+        side->ops->ce_stats(&stream, r.max, r.sum, r.target, logits, labels, FIRST, c->valid));
+    stats = stats ? stats : &r; /* what follows starts from the same statistics on both sides */
+    r.rescaled = nd_clone(stats->sum);
+    ND_OK_OR_FAIL(side->ops->ce_rescale(&stream, r.rescaled, stats->max, global_max));
+    ND_OK_OR_FAIL(
+        side->ops->ce_loss(&stream, &r.loss, stats->max, stats->sum, stats->target, labels));
+    r.logits = nd_clone(logits);
+    ND_OK_OR_FAIL(side->ops->ce_bwd(&stream, r.logits, stats->max, stats->sum, labels, FIRST,
+                                    c->valid, 0.25f));
+    return r;
+}
+
+static void check_case(const nd_side *ref, const nd_backend *backend, nd_dtype dtype,
+                       const ce_case *c)
+{
+    nd_tensor logits = nd_random_2d(dtype, c->n, c->V, c->gap, c->deviation);
+    nd_tensor labels = random_labels(c->n, c->V);
+    nd_tensor global_max = nd_random_1d(ND_DTYPE_F32, c->n, 0.0f);
+    for (int64_t i = 0; i < c->n; i++) {
+        nd_put(global_max, i, 5.0f * c->deviation + (float)(i % 7)); /* above every logit */
+    }
+    ce_result want = run(ref, logits, labels, global_max, c, NULL);
+    ce_result got = run(&backend->side, logits, labels, global_max, c, &want);
+    /* The sum: positive terms, each within 2e-7, and at most V additions. The maximum and the target are exact. */
+    nd_tolerance sum = {.relative = ((double)c->V / 8.0 + 4.0) * nd_eps_f32};
+    /* exp of a difference of up to 10 deviations (its rounding counts that often), twice a rounding. */
+    nd_tolerance exp_of = {.relative = (4.0 + 10.0 * c->deviation) * nd_eps_f32, .absolute = 1e-37};
+    nd_expect_same(backend->name, "ce_stats max", got.max, want.max);
+    nd_expect_same(backend->name, "ce_stats target", got.target, want.target);
+    nd_expect_close(backend->name, "ce_stats sum", got.sum, want.sum, sum);
+    nd_expect_close(backend->name, "ce_rescale", got.rescaled, want.rescaled, exp_of);
+    /* p - 1 cancels where p is near 1: there the error is that of p, which is at most 1, times the scale 0.25. */
+    nd_expect_close(backend->name, "ce_bwd", got.logits, want.logits,
+                    (nd_tolerance){exp_of.relative, c->valid > 0 ? exp_of.relative * 0.25 : 0.0});
+    double allowed = 1e-15 * (double)(c->n + 4) * (fabs(want.loss) + 1.0);
+    bool same = isnan(want.loss) ? isnan(got.loss)
+                                 : got.loss == want.loss || fabs(got.loss - want.loss) <= allowed;
+    cr_assert(same, "%s: loss %.17g, the reference has %.17g", backend->name, got.loss, want.loss);
+    nd_case_free();
+}
+
+static void check_all(const nd_side *ref, const nd_backend *backend)
+{
+    for (int d = 0; d < 2; d++) {
+        for (int c = 0; c < CASES; c++) {
+            check_case(ref, backend, dtypes[d], &cases[c]);
+        }
+    }
+}
+
+Test(cross_entropy, every_op)
+{
+    nd_each_backend(check_all);
+}
+
+/* Two slices with their statistics combined give the loss and gradients of the whole row. */
+static void check_slices(const nd_side *ref, const nd_backend *backend)
+{
+    enum { N = 5, V = 60, CUT = 23 };
+    const nd_ops *ops = backend->side.ops;
+    nd_stream stream = backend->side.stream;
+    nd_tensor logits = nd_random_2d(ND_DTYPE_F32, N, V, 0, 3.0f), labels = nd_random_ids(N, 0, V);
+    nd_tensor v[2][3], whole[3], global = nd_random_1d(ND_DTYPE_F32, N, 1.0f);
+    for (int i = 0; i < 3; i++) {
+        whole[i] = nd_clone(global);
+        v[0][i] = nd_clone(global);
+        v[1][i] = nd_clone(global);
+    }
+    nd_tensor slice[2] = {nd_tensor_columns(logits, 0, CUT),
+                          nd_tensor_columns(logits, CUT, V - CUT)};
+    nd_expect_ok(ops->ce_stats(&stream, whole[0], whole[1], whole[2], logits, labels, 0, V),
+                 "whole");
+    for (int s = 0; s < 2; s++) {
+        ND_OK_OR_FAIL(ops->ce_stats(&stream, v[s][0], v[s][1], v[s][2], slice[s], labels, s * CUT,
+                                    slice[s].shape[1]));
+    }
+    for (int64_t i = 0; i < N; i++) {
+        nd_put(global, i, fmaxf(nd_get(v[0][0], i), nd_get(v[1][0], i)));
+    }
+    for (int s = 0; s < 2; s++) {
+        ND_OK_OR_FAIL(ops->ce_rescale(&stream, v[s][1], v[s][0], global));
+    }
+    ND_OK_OR_FAIL(ops->add(&stream, v[0][1], v[0][1], v[1][1]));
+    ND_OK_OR_FAIL(ops->add(&stream, v[0][2], v[0][2], v[1][2]));
+    nd_expect_same(backend->name, "max of slices", global, whole[0]);
+    nd_expect_same(backend->name, "target of slices", v[0][2], whole[2]);
+    nd_expect_close(backend->name, "sum of slices", v[0][1], whole[1],
+                    (nd_tolerance){.relative = 40 * nd_eps_f32});
+}
+
+Test(cross_entropy, slices_combine)
+{
+    nd_each_backend(check_slices);
+}
+
+static void check_nan(const nd_side *ref, const nd_backend *backend)
+{
+    for (int64_t at = 0; at < 50; at += 7) {
+        nd_tensor logits = nd_random_2d(ND_DTYPE_BF16, 1, 50, 0, 1.0f),
+                  labels = nd_random_ids(1, 0, 50);
+        nd_tensor max = nd_random_1d(ND_DTYPE_F32, 1, 1.0f), sum = nd_clone(max),
+                  target = nd_clone(max);
+        nd_stream stream = backend->side.stream;
+        nd_put(logits, at, NAN);
+        ND_OK_OR_FAIL(
+            backend->side.ops->ce_stats(&stream, max, sum, target, logits, labels, 0, 50));
+        cr_assert(isnan(nd_get(sum, 0)), "%s: the NaN at %d is lost", backend->name, (int)at);
+        nd_case_free();
+    }
+}
+
+Test(cross_entropy, a_nan_reaches_the_sum)
+{
+    nd_each_backend(check_nan);
+}

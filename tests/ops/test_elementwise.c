@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+/* add, accumulate, cast, sum_squares and the optimizers. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "tests/ops/conformance.h"
+
+static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
+
+/* Layouts of one count: flat, gaps in one tensor, in all, and 4-d views over 2-d ones. */
+typedef enum layout { FLAT, STRIDED, MIXED, FOUR_AXES, LAYOUTS } layout;
+
+static nd_tensor operand(nd_dtype dtype, layout how, int which, int64_t n, int64_t C)
+{
+    switch (how) {
+    case FLAT:
+        return nd_random_1d(dtype, n * C, 1.0f);
+    case STRIDED:
+        return nd_random_2d(dtype, n, C, 7, 1.0f);
+    case MIXED:
+        return nd_random_2d(dtype, n, C, which == 1 ? 9 : 0, 1.0f);
+    default:
+        return nd_random(dtype, 4, (int64_t[]){1, n, 2, C / 2}, which == 0 ? 4 : 0, 1.0f);
+    }
+}
+
+static void add_once(const nd_side *ref, const nd_backend *backend, int types, layout how,
+                     int64_t n, int64_t C)
+{
+    nd_tensor a = operand(dtypes[types & 1], how, 1, n, C);
+    nd_tensor b = operand(dtypes[types >> 1 & 1], how, 2, n, C);
+    nd_tensor to = operand(dtypes[types >> 2 & 1], how, 0, n, C), sum[2], own[2], acc[2], cast[2];
+    nd_tensor f32 = operand(ND_DTYPE_F32, how, 0, n, C);
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        sum[s] = nd_clone(to);
+        own[s] = nd_clone(a);
+        acc[s] = nd_clone(f32);
+        cast[s] = nd_clone(to);
+        ND_OK_OR_FAIL(side->ops->add(&stream, sum[s], a, b));
+        ND_OK_OR_FAIL(side->ops->add(&stream, own[s], own[s], b));
+        ND_OK_OR_FAIL(side->ops->accumulate(&stream, acc[s], b));
+        ND_OK_OR_FAIL(side->ops->cast(&stream, cast[s], a));
+    }
+    /* One F32 addition and one rounding: exact in any order of evaluation. */
+    nd_expect_same(backend->name, "add", sum[1], sum[0]);
+    nd_expect_same(backend->name, "add in place", own[1], own[0]);
+    nd_expect_same(backend->name, "accumulate", acc[1], acc[0]);
+    nd_expect_same(backend->name, "cast", cast[1], cast[0]);
+    nd_case_free();
+}
+
+static void check_add(const nd_side *ref, const nd_backend *backend)
+{
+    for (int types = 0; types < 8; types++) {
+        for (int how = 0; how < LAYOUTS; how++) {
+            add_once(ref, backend, types, (layout)how, 3, 14);
+            add_once(ref, backend, types, (layout)how, 65, 520);
+        }
+        add_once(ref, backend, types, FLAT, 1, 1);
+        add_once(ref, backend, types, FLAT, 0, 8);
+    }
+}
+
+Test(elementwise, add_accumulate_and_cast)
+{
+    nd_each_backend(check_add);
+}
+
+/* Every BF16 widened, and F32 numbers around every rounding boundary, of every exponent, narrowed. */
+static void check_cast(const nd_side *ref, const nd_backend *backend)
+{
+    enum { CODES = 65536, PATTERNS = 6 };
+    static const uint32_t lower[PATTERNS] = {0x0000, 0x7fff, 0x8000, 0x8001, 0xffff, 0x0001};
+    nd_tensor narrow = nd_random_1d(ND_DTYPE_BF16, CODES * PATTERNS, 1.0f);
+    nd_tensor wide = nd_random_1d(ND_DTYPE_F32, CODES * PATTERNS, 1.0f), back[2], up[2];
+    for (uint32_t i = 0; i < CODES * PATTERNS; i++) {
+        uint32_t bits = (i / PATTERNS) << 16 | lower[i % PATTERNS];
+        memcpy((float *)wide.data + i, &bits, sizeof bits);
+        ((nd_bf16 *)narrow.data)[i] = (nd_bf16)(i / PATTERNS);
+    }
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        back[s] = nd_clone(narrow);
+        up[s] = nd_clone(wide);
+        ND_OK_OR_FAIL(side->ops->cast(&stream, back[s], wide));
+        ND_OK_OR_FAIL(side->ops->cast(&stream, up[s], narrow));
+    }
+    nd_expect_same(backend->name, "cast to bf16", back[1], back[0]);
+    nd_expect_same(backend->name, "cast to f32", up[1], up[0]);
+}
+
+Test(elementwise, casts_of_every_bf16_and_of_every_rounding_boundary)
+{
+    nd_each_backend(check_cast);
+}
+
+static void check_sum_squares(const nd_side *ref, const nd_backend *backend)
+{
+    static const int64_t counts[] = {0, 1, 15, 16, 17, 16384, 16385, 100003};
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+        nd_tensor x = nd_random_1d(ND_DTYPE_F32, counts[c], 1.0f);
+        double sum[2] = {2.5, 2.5};
+        for (int s = 0; s < 2; s++) {
+            const nd_side *side = s ? &backend->side : ref;
+            nd_stream stream = side->stream;
+            ND_OK_OR_FAIL(side->ops->sum_squares(&stream, &sum[s], x.data, counts[c]));
+        }
+        /* F64 sums of positive terms in two orders: each order errs by at most count x 2^-53. */
+        double allowed = 2.0 * (double)(counts[c] + 1) * 0x1p-53 * sum[0];
+        cr_assert(fabs(sum[1] - sum[0]) <= allowed, "%s: %.17g, the reference has %.17g",
+                  backend->name, sum[1], sum[0]);
+        nd_case_free();
+    }
+}
+
+Test(elementwise, sum_squares)
+{
+    nd_each_backend(check_sum_squares);
+}
+
+static const nd_adamw settings = {.lr = 1e-2f,
+                                  .beta1 = 0.9f,
+                                  .beta2 = 0.95f,
+                                  .eps = 1e-8f,
+                                  .weight_decay = 0.1f,
+                                  .grad_scale = 0.7f,
+                                  .bias1 = 0.19f,
+                                  .bias2 = 0.0975f};
+
+static void optimizers_once(const nd_side *ref, const nd_backend *backend, int64_t count)
+{
+    /* A range left out in the middle must stay as it is. */
+    const nd_flat_range ranges[] = {
+        {0, count / 3, true}, {count / 3, count / 2, false}, {count / 2 + count / 8, count, true}};
+    nd_tensor p = nd_random_1d(ND_DTYPE_F32, count, 1.0f),
+              grad = nd_random_1d(ND_DTYPE_F32, count, 1.0f);
+    nd_tensor m = nd_random_1d(ND_DTYPE_F32, count, 1.0f),
+              v = nd_random_1d(ND_DTYPE_F32, count, 1.0f);
+    nd_tensor adam[2][3], sgd[2];
+    for (int64_t i = 0; i < count; i++) {
+        nd_put(v, i, fabsf(nd_get(v, i)));
+    }
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        adam[s][0] = nd_clone(p);
+        adam[s][1] = nd_clone(m);
+        adam[s][2] = nd_clone(v);
+        sgd[s] = nd_clone(p);
+        ND_OK_OR_FAIL(side->ops->adamw(&stream, &settings, adam[s][0].data, adam[s][1].data,
+                                       adam[s][2].data, grad.data, ranges, 3));
+        ND_OK_OR_FAIL(side->ops->sgd(&stream, &settings, sgd[s].data, grad.data, ranges, 3));
+    }
+    /*
+     * A few roundings of terms of size up to about 5. The step of AdamW is lr (m / bias1) / sqrt(v / bias2): its relative
+     * error of some 8 eps counts in proportion to the step, which is below 5 here but where v is nearly 0, so that
+     * elements with a tiny v are compared by the step's own size: |m| lr / bias1 / sqrt(v / bias2) <= 5 for v > 1e-5.
+     */
+    nd_tolerance tolerance = {.absolute = 40 * nd_eps_f32};
+    for (int64_t i = 0; i < count; i++) {
+        if (nd_get(adam[0][2], i) < 1e-5f) {
+            nd_put(adam[0][0], i, 0.0f);
+            nd_put(adam[1][0], i, 0.0f);
+        }
+    }
+    nd_expect_close(backend->name, "adamw p", adam[1][0], adam[0][0], tolerance);
+    nd_expect_close(backend->name, "adamw m", adam[1][1], adam[0][1], tolerance);
+    nd_expect_close(backend->name, "adamw v", adam[1][2], adam[0][2], tolerance);
+    nd_expect_close(backend->name, "sgd p", sgd[1], sgd[0], tolerance);
+    for (int64_t i = ranges[1].end; i < ranges[2].begin; i++) {
+        cr_assert(nd_get(adam[1][1], i) == nd_get(m, i) && nd_get(sgd[1], i) == nd_get(p, i),
+                  "%s: element %lld is in no range and was changed", backend->name, (long long)i);
+    }
+    nd_case_free();
+}
+
+static void check_optimizers(const nd_side *ref, const nd_backend *backend)
+{
+    optimizers_once(ref, backend, 8);
+    optimizers_once(ref, backend, 1001);
+    optimizers_once(ref, backend, 70001);
+}
+
+Test(optimizer, adamw_and_sgd)
+{
+    nd_each_backend(check_optimizers);
+}

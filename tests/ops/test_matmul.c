@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <math.h>
+
+#include "tests/ops/conformance.h"
+
+static const struct {
+    int64_t m, n, k, gap;
+} shapes[] = {{1, 1, 1, 0},     {1, 33, 17, 0},    {5, 7, 9, 3},   {64, 64, 64, 0},
+              {65, 40, 130, 8}, {17, 129, 300, 5}, {96, 31, 2, 0}, {1, 16, 512, 0}};
+
+typedef struct types {
+    nd_dtype in, out;
+} types;
+
+static const types pairs[] = {
+    {ND_DTYPE_F32, ND_DTYPE_F32}, {ND_DTYPE_BF16, ND_DTYPE_BF16}, {ND_DTYPE_BF16, ND_DTYPE_F32}};
+
+static void matmul_once(const nd_side *ref, const nd_backend *backend, types t, int shape,
+                        int flags)
+{
+    int64_t m = shapes[shape].m, n = shapes[shape].n, k = shapes[shape].k, gap = shapes[shape].gap;
+    bool at = flags & 1, bt = flags & 2;
+    float beta = flags & 4 ? 1.0f : 0.0f;
+    nd_tensor a = nd_random_2d(t.in, at ? k : m, at ? m : k, gap, 1.0f);
+    nd_tensor b = nd_random_2d(t.in, bt ? n : k, bt ? k : n, gap, 1.0f);
+    nd_tensor c = nd_random_2d(t.out, m, n, gap, 1.0f), result[2];
+    if (beta == 0.0f) {
+        nd_case_poison(c);
+    }
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        result[s] = nd_clone(c);
+        ND_OK_OR_FAIL(side->ops->matmul(&stream, result[s], a, at, b, bt, beta));
+    }
+    /*
+     * k products of size about 1. Each of the k additions errs by half an eps of a partial sum of at most about
+     * 4 sqrt(k), and the errors add at random: 2 k eps. One more for the addition of c.
+     */
+    nd_tolerance tolerance = {.absolute = 2.0 * (double)(k + 4) * nd_eps_f32};
+    nd_expect_close(backend->name, "matmul", result[1], result[0], tolerance);
+    nd_case_free();
+}
+
+static void check_matmul(const nd_side *ref, const nd_backend *backend)
+{
+    for (size_t shape = 0; shape < sizeof shapes / sizeof shapes[0]; shape++) {
+        for (int flags = 0; flags < 8; flags++) {
+            for (size_t pair = 0; pair < sizeof pairs / sizeof pairs[0]; pair++) {
+                matmul_once(ref, backend, pairs[pair], (int)shape, flags);
+            }
+        }
+    }
+}
+
+Test(matmul, shapes_transposes_and_types)
+{
+    nd_best_backend(check_matmul);
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+
+#include "tests/ops/conformance.h"
+
+static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
+static const struct {
+    int64_t n, C, gap;
+} shapes[] = {{1, 1, 0},    {1, 64, 0},    {3, 7, 5}, {33, 48, 16},
+              {70, 515, 3}, {257, 512, 0}, {0, 16, 0}};
+
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+
+/* Which outputs share memory with which inputs. */
+typedef enum sharing { APART, SUM_IS_X, SUM_IS_DELTA, NO_DELTA, SHARINGS } sharing;
+
+static void forward_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, int shape,
+                         sharing how)
+{
+    int64_t n = shapes[shape].n, C = shapes[shape].C, gap = shapes[shape].gap;
+    nd_tensor x = nd_random_2d(dtype, n, C, gap, 2.0f),
+              delta = nd_random_2d(dtype, n, C, gap, 1.0f);
+    nd_tensor weight = nd_random_1d(dtype, C, 1.0f), none = {0};
+    nd_tensor out[2][3]; /* y, sum, rstd of the two sides */
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        nd_tensor own_x = nd_clone(x), own_delta = nd_clone(delta);
+        out[s][0] = nd_clone(x);
+        out[s][1] = how == SUM_IS_X ? own_x : how == SUM_IS_DELTA ? own_delta : nd_clone(delta);
+        out[s][2] = s ? nd_clone(out[0][2]) : nd_random_1d(ND_DTYPE_F32, n, 1.0f);
+        nd_case_poison(out[s][0]);
+        ND_OK_OR_FAIL(side->ops->rmsnorm_fwd(&stream, out[s][0], how == NO_DELTA ? none : out[s][1],
+                                             out[s][2], own_x, how == NO_DELTA ? none : own_delta,
+                                             weight, 1e-5f));
+    }
+    /* The sum of C squares: C additions, halved by the root. y inherits rstd's relative error. */
+    nd_tolerance tolerance = {.relative = (double)C * nd_eps_f32};
+    nd_expect_same(backend->name, "rmsnorm_fwd sum", out[1][1], out[0][1]);
+    nd_expect_close(backend->name, "rmsnorm_fwd rstd", out[1][2], out[0][2], tolerance);
+    nd_expect_close(backend->name, "rmsnorm_fwd y", out[1][0], out[0][0], tolerance);
+    nd_case_free();
+}
+
+static void check_forward(const nd_side *ref, const nd_backend *backend)
+{
+    for (int d = 0; d < 2; d++) {
+        for (int shape = 0; shape < SHAPES; shape++) {
+            for (int how = 0; how < SHARINGS; how++) {
+                forward_once(ref, backend, dtypes[d], shape, (sharing)how);
+            }
+        }
+    }
+}
+
+Test(rmsnorm, forward)
+{
+    nd_each_backend(check_forward);
+}
+
+typedef enum bwd_sharing { BWD_APART, DX_IS_DRES, DX_IS_DY, NO_DRES, BWD_SHARINGS } bwd_sharing;
+
+static void backward_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, int shape,
+                          bwd_sharing how)
+{
+    int64_t n = shapes[shape].n, C = shapes[shape].C, gap = shapes[shape].gap;
+    nd_tensor x = nd_random_2d(dtype, n, C, gap, 2.0f), dy = nd_random_2d(dtype, n, C, gap, 1.0f);
+    nd_tensor dres = nd_random_2d(dtype, n, C, gap, 1.0f), weight = nd_random_1d(dtype, C, 1.0f);
+    nd_tensor dweight = nd_random_1d(ND_DTYPE_F32, C, 1.0f), y = nd_clone(x), none = {0};
+    nd_tensor rstd = nd_random_1d(ND_DTYPE_F32, n, 1.0f), dx[2], dw[2];
+    nd_stream stream = ref->stream;
+    ND_OK_OR_FAIL(ref->ops->rmsnorm_fwd(&stream, y, none, rstd, x, none, weight, 1e-5f));
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_tensor own_dy = nd_clone(dy), own_dres = nd_clone(dres);
+        stream = side->stream;
+        dx[s] = how == DX_IS_DRES ? own_dres : how == DX_IS_DY ? own_dy : nd_clone(x);
+        dw[s] = nd_clone(dweight);
+        ND_OK_OR_FAIL(side->ops->rmsnorm_bwd(&stream, dx[s], dw[s], own_dy,
+                                             how == NO_DRES ? none : own_dres, x, weight, rstd));
+    }
+    /*
+     * dx: a dot product of C terms of size about 1, divided by C and multiplied by x rstd of at most about 5 (and all
+     * of it by rstd, at most 1 / sqrt(eps) = 316 when a row is one small number). dweight: n terms of size about 1.
+     */
+    double largest = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        largest = nd_get(rstd, i) > largest ? nd_get(rstd, i) : largest;
+    }
+    double scale = 16.0 * largest * nd_eps_f32;
+    nd_expect_close(backend->name, "rmsnorm_bwd dx", dx[1], dx[0],
+                    (nd_tolerance){.relative = (double)C * nd_eps_f32, .absolute = scale});
+    nd_expect_close(backend->name, "rmsnorm_bwd dweight", dw[1], dw[0],
+                    (nd_tolerance){.absolute = (double)(n + 4) * 4.0 * nd_eps_f32});
+    nd_case_free();
+}
+
+static void check_backward(const nd_side *ref, const nd_backend *backend)
+{
+    for (int d = 0; d < 2; d++) {
+        for (int shape = 0; shape < SHAPES; shape++) {
+            for (int how = 0; how < BWD_SHARINGS; how++) {
+                backward_once(ref, backend, dtypes[d], shape, (bwd_sharing)how);
+            }
+        }
+    }
+}
+
+Test(rmsnorm, backward)
+{
+    nd_each_backend(check_backward);
+}
