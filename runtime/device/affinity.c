@@ -25,7 +25,7 @@ static nd_status apply(hwloc_topology_t topology, int local_rank, int local_work
 {
     nd_status status = ND_OK;
     hwloc_cpuset_t allowed = hwloc_bitmap_alloc(), mine = hwloc_bitmap_alloc();
-    if (!allowed || !mine || hwloc_get_cpubind(topology, allowed, HWLOC_CPUBIND_PROCESS) != 0) {
+    if (!allowed || !mine || hwloc_get_cpubind(topology, allowed, HWLOC_CPUBIND_THREAD) != 0) {
         hwloc_bitmap_free(allowed);
         hwloc_bitmap_free(mine);
         return nd_fail(ND_ERR_INTERNAL, "the CPUs that this process may use cannot be read");
@@ -39,7 +39,7 @@ static nd_status apply(hwloc_topology_t topology, int local_rank, int local_work
     hwloc_bitmap_list_snprintf(out->cpus, sizeof out->cpus, allowed);
     if (share > 0) {
         take_cpus(topology, allowed, local_rank * share, share, mine);
-        if (hwloc_set_cpubind(topology, mine, HWLOC_CPUBIND_PROCESS) == 0) {
+        if (hwloc_set_cpubind(topology, mine, HWLOC_CPUBIND_THREAD) == 0) {
             out->bound = share;
             hwloc_bitmap_list_snprintf(out->cpus, sizeof out->cpus, mine);
         }
