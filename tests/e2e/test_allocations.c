@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * No allocation inside a step: a run of 12 steps makes exactly as many allocations of its own as a run of 2, on every
+ * rank. (The preflight's RANK is 0 too, but rank 0 ends later and writes last.)
+ */
+#include <criterion/criterion.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "tests/support/tempdir.h"
+
+static tempdir dir;
+
+static void run(const char *command)
+{
+    static char line[4096], output[8192];
+    snprintf(line, sizeof line, "cd %s && { %s; } 2>&1", dir.path, command);
+    FILE *f = popen(line, "r");
+    cr_assert_not_null(f);
+    size_t n = fread(output, 1, sizeof output - 1, f);
+    output[n] = '\0';
+    int status = pclose(f);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s\n%s", command, output);
+}
+
+static void train(const char *mesh, int steps, const char *counts)
+{
+    char command[2048];
+    snprintf(command, sizeof command,
+             "mkdir -p %s && rm -rf out && LD_PRELOAD=" ND_COUNTER " ND_COUNT_DIR=%s " ND_LAUNCH
+             " --device cpu --set model.config=model.json --set data.path=text.txt "
+             "--sequence-length 64 --num-steps %d "
+             "--set optimizer.schedule=constant --set train.gradient_accumulation_steps=2 --set "
+             "log.interval=1 "
+             "--set output.save_model=false --set output.dir=out %s",
+             counts, counts, steps, mesh);
+    run(command);
+}
+
+static long count_of(const char *counts, int rank)
+{
+    char path[256];
+    long count = -1;
+    snprintf(path, sizeof path, "%s/%s/%d", dir.path, counts, rank);
+    FILE *f = fopen(path, "r");
+    cr_assert_not_null(f, "%s", path);
+    cr_assert_eq(fscanf(f, "%ld", &count), 1);
+    fclose(f);
+    return count;
+}
+
+static void compare(const char *mesh, int ranks)
+{
+    train(mesh, 2, "few");
+    train(mesh, 12, "many");
+    for (int r = 0; r < ranks; r++) {
+        long few = count_of("few", r), many = count_of("many", r);
+        cr_assert_gt(few, 10, "rank %d: the counter counts", r);
+        cr_assert_eq(many, few, "%s, rank %d: %ld allocations in 10 more steps", mesh, r,
+                     many - few);
+    }
+    run("rm -rf few many out");
+}
+
+Test(allocations, none_inside_a_step, .timeout = 120)
+{
+    static const char model[] =
+        "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, "
+        "\"intermediate_size\": 72, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+        "\"num_key_value_heads\": 2, \"max_position_embeddings\": 128}";
+    char text[20000];
+    memset(text, 'x', sizeof text);
+    tempdir_make(&dir);
+    tempdir_write(&dir, "text.txt", text, sizeof text);
+    tempdir_write(&dir, "model.json", model, strlen(model));
+    compare("--num-processes 1 --dp-shard-size 1", 1);
+    compare("--num-processes 4 --dp-shard-size 2 --tp-size 2", 4);
+    compare("--num-processes 4 --dp-replicate-size 2 --dp-shard-size 1 --cp-size 2 --set "
+            "parallel.cp_comm=ring "
+            "--set parallel.recompute=full",
+            4);
+    tempdir_remove(&dir);
+}
