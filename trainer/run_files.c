@@ -92,6 +92,24 @@ nd_status nd_run_files_open(nd_run_files *files, const nd_worker *worker, const 
     return nd_metrics_open(&options, &files->metrics);
 }
 
+/* Anonymous and shared memory of this process now: what the plan names, without the program's own files. */
+static int64_t resident_bytes(void)
+{
+    char line[256];
+    long long kib, total = 0;
+    FILE *f = fopen("/proc/self/status", "re");
+    while (f && fgets(line, sizeof line, f)) {
+        if (sscanf(line, "RssAnon: %lld kB", &kib) == 1 ||
+            sscanf(line, "RssShmem: %lld kB", &kib) == 1) {
+            total += kib;
+        }
+    }
+    if (f) {
+        fclose(f);
+    }
+    return total * 1024;
+}
+
 nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, int64_t steps)
 {
     char path[4096];
@@ -100,7 +118,8 @@ nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, i
     if (!out) {
         return nd_fail(ND_ERR_CANTCREATE, "%s cannot be written: %s", path, strerror(errno));
     }
-    fprintf(out, "{\"steps\": %lld", (long long)steps);
+    fprintf(out, "{\"steps\": %lld, \"resident_bytes\": %lld", (long long)steps,
+            (long long)resident_bytes());
     for (nd_trace_kind k = 0; k < ND_TRACE_COUNT; k++) {
         fprintf(out, ", \"%s_ms\": %.3f, \"%s_calls\": %lld", nd_trace_name(k),
                 (double)trace->ns[k] * 1e-6, nd_trace_name(k), (long long)trace->calls[k]);

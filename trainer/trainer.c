@@ -14,6 +14,17 @@ nd_status nd_trainer_check_precision(const nd_config *config)
     return ND_OK;
 }
 
+/* What the transport may hold for this rank's groups; a group that never reduces leaves its pages untouched. */
+static size_t staging_bytes(const nd_mesh *mesh)
+{
+    size_t bytes =
+        nd_comm_staging_bytes(nd_mesh_group_size(mesh, ND_GROUP_DP_SHARD_CP)); /* gradients */
+    for (nd_group_kind kind = 0; kind < ND_GROUP_COUNT; kind++) {
+        bytes += nd_comm_staging_bytes(nd_mesh_group_size(mesh, kind));
+    }
+    return bytes;
+}
+
 nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
 {
     nd_trainer *t = NULL;
@@ -27,6 +38,8 @@ nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
     ND_TRY_OUT(nd_model_create(rank, &t->plan, &t->model));
     ND_TRY_OUT(nd_gradsync_init(&t->sync, &t->model->fsdp, &t->plan));
     ND_TRY_OUT(nd_optimizer_init(&t->optimizer, &t->model->fsdp));
+    nd_memplan_add_external(&t->plan, ND_MEM_COMMUNICATION, "staging of reductions",
+                            staging_bytes(&rank->mesh));
     *out = t;
 out:
     if (status != ND_OK) {

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What a worker holds against its plan: RssAnon + RssShmem after two steps (trace.json) within 15 % of planned_bytes
+ * (run.json) plus one constant of 150 MB for the libraries' own memory. The table is printed.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "tests/support/tempdir.h"
+
+static tempdir dir;
+
+static void run(const char *command)
+{
+    static char line[4096], output[8192];
+    snprintf(line, sizeof line, "cd %s && { %s; } 2>&1", dir.path, command);
+    FILE *f = popen(line, "r");
+    cr_assert_not_null(f);
+    size_t n = fread(output, 1, sizeof output - 1, f);
+    output[n] = '\0';
+    int status = pclose(f);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s\n%s", command, output);
+}
+
+static double number_in(const char *file, const char *key)
+{
+    static char text[1 << 16];
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", dir.path, file);
+    FILE *f = fopen(path, "r");
+    cr_assert_not_null(f, "%s", path);
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    text[n] = '\0';
+    fclose(f);
+    const char *at = strstr(text, key);
+    cr_assert_not_null(at, "no %s in %s", key, path);
+    return strtod(strchr(at, ':') + 1, NULL);
+}
+
+static void check(const char *name, const char *flags)
+{
+    char command[2048];
+    const double constant = 150e6;
+    snprintf(command, sizeof command,
+             "rm -rf out && " ND_LAUNCH
+             " --device cpu --set model.config=model.json --set data.path=text.txt "
+             "--sequence-length 1024 --num-steps 2 --set output.save_model=false --set "
+             "output.dir=out %s",
+             flags);
+    run(command);
+    double plan = number_in("out/run.json", "\"planned_bytes\""),
+           held = number_in("out/trace.json", "\"resident_bytes\"");
+    fprintf(stderr, "memory: %-28s plan %8.1f MB, held %8.1f MB, %+6.1f %%\n", name, plan * 1e-6,
+            held * 1e-6, (held / plan - 1.0) * 100.0);
+    cr_assert_leq(fabs(held - plan), 0.15 * plan + constant, "%s: plan %.1f MB, held %.1f MB", name,
+                  plan * 1e-6, held * 1e-6);
+}
+
+Test(memory, a_worker_stays_within_its_plan, .timeout = 280)
+{
+    static const char model[] =
+        "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 512, "
+        "\"intermediate_size\": 1408, \"num_hidden_layers\": 6, \"num_attention_heads\": 8, "
+        "\"num_key_value_heads\": 4, \"max_position_embeddings\": 2048}";
+    static char text[40000];
+    memset(text, 'x', sizeof text);
+    tempdir_make(&dir);
+    tempdir_write(&dir, "text.txt", text, sizeof text);
+    tempdir_write(&dir, "model.json", model, strlen(model));
+    check("one worker", "--num-processes 1 --dp-shard-size 1");
+    check("one worker, fp32", "--num-processes 1 --dp-shard-size 1 --precision fp32");
+    check("fsdp 2", "--num-processes 2 --dp-shard-size 2");
+    check("tp 2, selective recompute",
+          "--num-processes 2 --dp-shard-size 1 --tp-size 2 --set parallel.recompute=selective");
+    check("hsdp 2 x 2 x tp 2",
+          "--num-processes 8 --dp-replicate-size 2 --dp-shard-size 2 --tp-size 2");
+    check("cp 4, full recompute",
+          "--num-processes 4 --dp-shard-size 1 --cp-size 4 --set parallel.recompute=full");
+    run("rm -rf out");
+    tempdir_remove(&dir);
+}
