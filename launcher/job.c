@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "launcher/nodes.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
@@ -34,12 +35,15 @@ static void on_kill_timer(uv_timer_t *timer)
 }
 
 /* A first failure: the others are told to end, and killed soon after. */
-static void stop_peers(nd_job *job)
+void nd_job_stop(nd_job *job)
 {
     if (job->stopping) {
         return;
     }
     job->stopping = true;
+    if (job->running == 0) {
+        return;
+    }
     for (int i = 0; i < job->local_workers; i++) {
         job->workers[i].stopped = job->workers[i].running;
     }
@@ -47,14 +51,48 @@ static void stop_peers(nd_job *job)
     uv_timer_start(&job->kill_timer, on_kill_timer, PEER_STOP_MS, 0);
 }
 
-static void close_everything(nd_job *job)
+void nd_job_finish(nd_job *job, int exit_code)
 {
+    if (job->finished) {
+        return;
+    }
+    job->finished = true;
+    job->exit_code = exit_code;
     for (size_t i = 0; i < sizeof forwarded / sizeof *forwarded; i++) {
         uv_close((uv_handle_t *)&job->signals[i], NULL);
     }
     uv_close((uv_handle_t *)&job->kill_timer, NULL);
+    nd_nodes_close(job);
     nd_host_close(job->store);
     job->store = NULL;
+}
+
+/* The last worker of this node has gone. */
+static void workers_ended(nd_job *job)
+{
+    char *screen = NULL;
+    size_t bytes;
+    FILE *out = open_memstream(&screen, &bytes);
+    int code = nd_job_report(job, out ? out : stderr);
+    if (out) {
+        fclose(out);
+    }
+    uv_timer_stop(&job->kill_timer);
+    if (job->nodes || job->join) {
+        nd_nodes_ended(job, code, screen ? screen : "");
+    } else {
+        fputs(screen ? screen : "", stderr);
+        nd_job_finish(job, code);
+    }
+    free(screen);
+}
+
+static void start_grace(nd_job *job)
+{
+    if (!uv_is_active((uv_handle_t *)&job->kill_timer) && job->running > 0) {
+        uv_timer_start(&job->kill_timer, on_kill_timer,
+                       (uint64_t)(job->config->launch.grace_seconds * 1000.0), 0);
+    }
 }
 
 static void on_exit_worker(uv_process_t *process, int64_t code, int number)
@@ -67,12 +105,14 @@ static void on_exit_worker(uv_process_t *process, int64_t code, int number)
     worker->ended_ns = nd_clock_ns();
     job->running--;
     uv_close((uv_handle_t *)process, NULL);
-    bool failure = code != 0 || number != 0;
-    if (failure && !(code == ND_ERR_PREEMPTED && job->asked) && job->running > 0) {
-        stop_peers(job);
+    if (code == ND_ERR_PREEMPTED && number == 0) {
+        start_grace(job); /* all ranks agree on the step after which they end */
+    } else if ((code != 0 || number != 0) && !job->stopping) {
+        nd_nodes_failed(job, number ? 128 + number : (int)code);
+        nd_job_stop(job);
     }
     if (job->running == 0) {
-        close_everything(job);
+        workers_ended(job);
     }
 }
 
@@ -86,11 +126,12 @@ static void on_signal(uv_signal_t *handle, int number)
     job->asked = true;
     signal_workers(job, again ? SIGKILL : number);
     bool ends = number == SIGTERM || number == SIGINT || number == SIGQUIT || number == SIGHUP;
-    if (ends && !uv_is_active((uv_handle_t *)&job->kill_timer)) {
+    if (ends && job->running == 0) {
+        nd_job_finish(job, 128 + number); /* only other nodes still have workers */
+    } else if (ends && !uv_is_active((uv_handle_t *)&job->kill_timer)) {
         nd_log_info("ndlaunch: signal %s forwarded; workers have %.0f s to end their step",
                     strsignal(number), job->config->launch.grace_seconds);
-        uv_timer_start(&job->kill_timer, on_kill_timer,
-                       (uint64_t)(job->config->launch.grace_seconds * 1000.0), 0);
+        start_grace(job);
     }
 }
 
@@ -108,8 +149,11 @@ static nd_status open_store(nd_job *job, const uint8_t key[ND_KEY_BYTES])
         .server = {.version = ND_VERSION,
                    .run_id = job->run_id,
                    .world_size = job->world_size,
-                   .nnodes = 1},
-        .hooks = {.context = job, .notice = on_notice},
+                   .nnodes = (int)job->config->launch.nnodes},
+        .hooks = {.context = job,
+                  .notice = on_notice,
+                  .left = nd_nodes_on_left,
+                  .node_frame = nd_nodes_on_frame},
     };
     memcpy(options.key, key, ND_KEY_BYTES);
     char host[ND_HOST_MAX] = "127.0.0.1";
@@ -126,7 +170,24 @@ static nd_status open_store(nd_job *job, const uint8_t key[ND_KEY_BYTES])
                        "--rdzv-key-file",
                        job->config->launch.rdzv_endpoint);
     }
-    return nd_host_open(&options, &job->store);
+    ND_TRY(nd_host_open(&options, &job->store));
+    explicit_bzero(options.key, sizeof options.key);
+    snprintf(job->master_addr, sizeof job->master_addr, "%s", nd_host_address(job->store));
+    job->master_port = nd_host_port(job->store);
+    return ND_OK;
+}
+
+/* The other nodes, where there are any; ranks and run id are known after it. */
+static nd_status meet_nodes(nd_job *job, const uint8_t key[ND_KEY_BYTES])
+{
+    if (job->config->launch.node_rank > 0) {
+        return nd_nodes_join(job, key);
+    }
+    if (job->config->launch.nnodes > 1) {
+        ND_TRY(nd_nodes_create(job));
+    }
+    ND_TRY(open_store(job, key));
+    return job->nodes ? nd_nodes_gather(job) : ND_OK;
 }
 
 static nd_status prepare(nd_job *job)
@@ -145,6 +206,10 @@ static nd_status prepare(nd_job *job)
     ND_TRY(nd_failure_page_create(job->local_workers, &job->failures));
     ND_TRY(ND_ALLOC(job->local_workers, &job->workers));
     uv_loop_init(&job->loop);
+    job->loop.data = job;
+    nd_status status = meet_nodes(job, key);
+    explicit_bzero(key, sizeof key);
+    ND_TRY(status);
     uv_timer_init(&job->loop, &job->kill_timer);
     job->kill_timer.data = job;
     for (size_t i = 0; i < sizeof forwarded / sizeof *forwarded; i++) {
@@ -152,7 +217,29 @@ static nd_status prepare(nd_job *job)
         job->signals[i].data = job;
         uv_signal_start(&job->signals[i], on_signal, forwarded[i]);
     }
-    return open_store(job, key);
+    return job->nodes || job->join ? nd_nodes_watch(job) : ND_OK;
+}
+
+/* A job that could not start. Workers that did are killed, by PR_SET_PDEATHSIG at the latest when we return. */
+static void abandon(nd_job *job)
+{
+    if (job->running > 0) {
+        signal_workers(job, SIGKILL);
+        return;
+    }
+    if (job->loop.data && !job->signals[0].data) { /* before signals are watched */
+        nd_host_close(job->store);
+        uv_run(&job->loop, UV_RUN_DEFAULT);
+    }
+}
+
+static void release(nd_job *job)
+{
+    nd_failure_page_close(&job->failures);
+    nd_progress_close(&job->progress);
+    nd_nodes_destroy(job->nodes);
+    nd_join_destroy(job->join);
+    free(job->workers);
 }
 
 nd_status nd_job_run(nd_job *job, int *exit_code)
@@ -161,18 +248,17 @@ nd_status nd_job_run(nd_job *job, int *exit_code)
     gethostname(job->host_name, sizeof job->host_name - 1);
     nd_status status = prepare(job);
     for (int i = 0; status == ND_OK && i < job->local_workers; i++) {
-        job->workers[i] = (nd_launched){.job = job, .rank = i, .local_rank = i};
+        job->workers[i] = (nd_launched){.job = job, .rank = job->first_rank + i, .local_rank = i};
         status = nd_job_spawn(job, i, on_exit_worker);
     }
     if (status != ND_OK) {
-        signal_workers(job, SIGKILL); /* PR_SET_PDEATHSIG ends them too when we return */
+        abandon(job);
+        release(job);
         return status;
     }
     uv_run(&job->loop, UV_RUN_DEFAULT);
-    *exit_code = nd_job_report(job);
+    *exit_code = job->exit_code;
     uv_loop_close(&job->loop);
-    nd_failure_page_close(&job->failures);
-    nd_progress_close(&job->progress);
-    free(job->workers);
+    release(job);
     return ND_OK;
 }

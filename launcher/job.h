@@ -46,9 +46,14 @@ struct nd_job {
     const nd_config *config;
     const char *program; /* the worker binary */
     char host_name[128], run_id[64];
-    int local_workers, world_size;
+    int local_workers, world_size, first_rank;
     int config_fd, key_fd;
-    nd_host *store;
+    char *job_text; /* what all nodes must agree on, with digests; owned */
+    nd_host *store; /* NULL on nodes other than 0 */
+    char master_addr[128];
+    int master_port;
+    struct nd_nodes *nodes; /* node 0 of several, or NULL */
+    struct nd_join *join;   /* another node of several, or NULL */
     nd_progress progress;
     nd_failure_page failures;
     nd_launched *workers; /* [local_workers] */
@@ -58,10 +63,17 @@ struct nd_job {
     int64_t last_interrupt_ns;
     bool stopping; /* a failure was seen */
     bool asked;    /* a signal asked us to end */
+    bool finished; /* handles are closing */
+    int exit_code;
 };
 
 /* Runs the job to its end. *exit_code: 0, the first failing worker's code, or 128 + its signal. */
 nd_status nd_job_run(nd_job *job, int *exit_code);
+
+/* For nodes.h: tells the workers to end, as after a failure. */
+void nd_job_stop(nd_job *job);
+/* The job is over: closes everything, which ends the loop. */
+void nd_job_finish(nd_job *job, int exit_code);
 
 /* output.c */
 nd_status nd_output_open(nd_output *output, nd_launched *worker, bool is_error);
@@ -71,7 +83,7 @@ void nd_output_close(nd_output *output);
 /* spawn.c */
 nd_status nd_job_spawn(nd_job *job, int local_rank, uv_exit_cb on_exit);
 
-/* report.c: the failure screen; returns the exit code of the job. */
-int nd_job_report(const nd_job *job);
+/* report.c: the failure screen of this node's workers; returns their exit code. */
+int nd_job_report(const nd_job *job, FILE *out);
 
 #endif

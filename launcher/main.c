@@ -43,26 +43,36 @@ static void echo(const nd_config *config)
     }
 }
 
+/* What the nodes compare: settings of the job, and digests of its files in place of their paths. */
+static nd_status job_text(const nd_config *config, const char *digests, char **out)
+{
+    char *settings = NULL;
+    ND_TRY(nd_config_job_text(config, &settings));
+    bool made = asprintf(out, "%s%s", settings, digests) >= 0;
+    free(settings);
+    return made ? ND_OK : nd_fail(ND_ERR_INTERNAL, "out of host memory");
+}
+
 static nd_status launch(const nd_config *config, int *exit_code)
 {
     char program[4096];
     nd_job job = {.config = config,
                   .program = program,
                   .world_size = nd_mesh_world_size(&config->resolved_mesh)};
-    job.local_workers = job.world_size;
-    if (config->launch.nnodes > 1) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "launch.nnodes is %lld, but this ndlaunch starts workers on one host only",
-                       (long long)config->launch.nnodes);
-    }
+    char digests[1024];
+    job.local_workers = job.world_size / (int)config->launch.nnodes;
     ND_TRY(nd_preflight_find_worker(program, sizeof program));
     ND_TRY(config_to_fd(config, &job.config_fd));
-    ND_TRY(nd_preflight_run(program, job.config_fd, config->source, exit_code));
+    ND_TRY(nd_preflight_run(program, job.config_fd, config->source, digests, sizeof digests,
+                            exit_code));
     if (*exit_code != 0) {
         return ND_OK; /* the check has said why */
     }
     echo(config);
-    return nd_job_run(&job, exit_code);
+    ND_TRY(job_text(config, digests, &job.job_text));
+    nd_status status = nd_job_run(&job, exit_code);
+    free(job.job_text);
+    return status;
 }
 
 static nd_status run(int argc, char **argv, int *exit_code)

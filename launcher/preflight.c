@@ -40,11 +40,10 @@ nd_status nd_preflight_find_worker(char *path, int capacity)
     return ND_OK;
 }
 
-/* The first line of the check's output, bounded in time; the rest is thrown away. */
-static bool read_version(int fd, int64_t deadline, char *line, size_t capacity)
+/* All of the check's output that fits, bounded in time. */
+static bool read_answer(int fd, int64_t deadline, char *text, size_t capacity)
 {
     size_t used = 0;
-    bool whole = false;
     for (;;) {
         char bytes[512];
         struct pollfd p = {.fd = fd, .events = POLLIN};
@@ -56,15 +55,25 @@ static bool read_version(int fd, int64_t deadline, char *line, size_t capacity)
         if (n <= 0) {
             break;
         }
-        for (ssize_t i = 0; i < n; i++) {
-            whole = whole || bytes[i] == '\n';
-            if (!whole && used < capacity - 1) {
-                line[used++] = bytes[i];
-            }
+        size_t fits = capacity - 1 - used < (size_t)n ? capacity - 1 - used : (size_t)n;
+        memcpy(text + used, bytes, fits);
+        used += fits;
+    }
+    text[used] = '\0';
+    return true;
+}
+
+/* Lines "digest NAME HEX" as "NAME=HEX". */
+static void take_digests(char *lines, char *out, size_t capacity)
+{
+    size_t used = 0;
+    char name[64], hex[80], *rest = NULL;
+    out[0] = '\0';
+    for (char *line = strtok_r(lines, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        if (sscanf(line, "digest %63s %79s", name, hex) == 2 && used + 160 < capacity) {
+            used += (size_t)snprintf(out + used, capacity - used, "%s=%s\n", name, hex);
         }
     }
-    line[used] = '\0';
-    return true;
 }
 
 static nd_status spawn_check(const char *program, int config_fd, const char *config_name, int out,
@@ -111,10 +120,10 @@ static nd_status spawn_check(const char *program, int config_fd, const char *con
 }
 
 nd_status nd_preflight_run(const char *program, int config_fd, const char *config_name,
-                           int *exit_code)
+                           char *digests, size_t capacity, int *exit_code)
 {
     int pipe_fds[2], wait_status = 0;
-    char line[256];
+    char line[2048];
     pid_t pid;
     if (pipe2(pipe_fds, O_CLOEXEC) != 0) {
         return nd_fail(ND_ERR_INTERNAL, "no pipe for the check: %s", strerror(errno));
@@ -125,8 +134,8 @@ nd_status nd_preflight_run(const char *program, int config_fd, const char *confi
         close(pipe_fds[0]);
         return status;
     }
-    bool ended = read_version(pipe_fds[0], nd_clock_ns() + (int64_t)CHECK_SECONDS * 1000000000,
-                              line, sizeof line);
+    bool ended = read_answer(pipe_fds[0], nd_clock_ns() + (int64_t)CHECK_SECONDS * 1000000000, line,
+                             sizeof line);
     close(pipe_fds[0]);
     if (!ended) {
         kill(pid, SIGKILL);
@@ -135,6 +144,9 @@ nd_status nd_preflight_run(const char *program, int config_fd, const char *confi
     if (!ended) {
         return nd_fail(ND_ERR_HANG, "%s check did not end within %d s", program, CHECK_SECONDS);
     }
+    size_t first = strcspn(line, "\n");
+    take_digests(line + first + (line[first] == '\n'), digests, capacity);
+    line[first] = '\0';
     if (strcmp(line, "ndtrain " ND_VERSION) != 0) {
         return nd_fail(
             ND_ERR_CONFIG,

@@ -8,9 +8,9 @@
 nd_status nd_preflight_find_worker(char *path, int capacity);
 /*
  * Runs `<program> check` with the resolved configuration behind config_fd, read from the file config_name. Its sentence goes to stderr and its code to
- * *exit_code. ND_ERR_CONFIG when it is of another version: both are named.
+ * *exit_code; its lines "digest NAME HEX" go to digests as "NAME=HEX". ND_ERR_CONFIG when it is of another version: both are named.
  */
 nd_status nd_preflight_run(const char *program, int config_fd, const char *config_name,
-                           int *exit_code);
+                           char *digests, size_t capacity, int *exit_code);
 
 #endif

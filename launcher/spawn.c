@@ -15,24 +15,27 @@ static nd_status make_environment(const nd_job *job, int local_rank,
                                   char text[OWN_VARIABLES][VARIABLE_MAX], char ***out)
 {
     static const char *const names[] = {
-        "RANK",         "LOCAL_RANK",      "WORLD_SIZE",  "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-        "MASTER_PORT",  "ND_RUN_ID",       "ND_KEY_FD",   "ND_PROGRESS_FD",   "ND_FAILURE_FD",
-        "ND_CONFIG_FD", "ND_LAUNCHER_PID", "ND_TERMINAL", "ND_CONFIG_NAME",
+        "RANK",           "LOCAL_RANK",     "WORLD_SIZE",   "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",    "MASTER_PORT",    "ND_RUN_ID",    "ND_KEY_FD",
+        "ND_PROGRESS_FD", "ND_FAILURE_FD",  "ND_CONFIG_FD", "ND_LAUNCHER_PID",
+        "ND_TERMINAL",    "ND_CONFIG_NAME", "ND_NODE_RANK", "ND_NNODES",
     };
     enum { COUNT = sizeof names / sizeof *names };
-    char port[16], pid[24], ranks[4][16];
-    snprintf(port, sizeof port, "%d", nd_host_port(job->store));
+    char port[16], pid[24], ranks[6][16];
+    snprintf(port, sizeof port, "%d", job->master_port);
     snprintf(pid, sizeof pid, "%ld", (long)getpid());
     snprintf(ranks[0], sizeof ranks[0], "%d", job->workers[local_rank].rank);
     snprintf(ranks[1], sizeof ranks[1], "%d", local_rank);
     snprintf(ranks[2], sizeof ranks[2], "%d", job->world_size);
     snprintf(ranks[3], sizeof ranks[3], "%d", job->local_workers);
+    snprintf(ranks[4], sizeof ranks[4], "%lld", (long long)job->config->launch.node_rank);
+    snprintf(ranks[5], sizeof ranks[5], "%lld", (long long)job->config->launch.nnodes);
     const char *values[COUNT] = {
         ranks[0],
         ranks[1],
         ranks[2],
         ranks[3],
-        nd_host_address(job->store),
+        job->master_addr,
         port,
         job->run_id,
         "3",
@@ -40,8 +43,10 @@ static nd_status make_environment(const nd_job *job, int local_rank,
         "5",
         "6",
         pid,
-        isatty(STDERR_FILENO) && local_rank == 0 ? "1" : "0",
+        isatty(STDERR_FILENO) && job->workers[local_rank].rank == 0 ? "1" : "0",
         job->config->source,
+        ranks[4],
+        ranks[5],
     };
     int inherited = 0, n = 0;
     while (environ[inherited]) {

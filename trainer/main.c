@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/failure.h"
@@ -118,6 +119,31 @@ static nd_status command_train(const nd_config *config, nd_worker *worker, int a
     return status;
 }
 
+/* Content of the input files for the comparison between nodes, where paths may differ. */
+static nd_status print_digests(const nd_inputs *inputs)
+{
+    const nd_llama_shape *m = &inputs->shape;
+    char hex[65], *text;
+    ND_TRY(nd_fs_format(
+        &text, "%lld %lld %lld %lld %lld %lld %lld %lld %a %a %d %d %a %a %a %a %lld",
+        (long long)m->vocab, (long long)m->hidden, (long long)m->ffn, (long long)m->layers,
+        (long long)m->heads, (long long)m->kv_heads, (long long)m->head_dim,
+        (long long)m->max_positions, m->rms_eps, m->init_std, m->tied, (int)m->rope.type,
+        m->rope.theta, m->rope.factor, m->rope.low_freq_factor, m->rope.high_freq_factor,
+        (long long)m->rope.original_max_positions));
+    nd_status status = nd_fs_sha256(text, strlen(text), hex);
+    free(text);
+    ND_TRY(status);
+    printf("digest model.config %s\n", hex);
+    ND_TRY(nd_dataset_digest(inputs->data, hex));
+    printf("digest data.path %s\n", hex);
+    if (inputs->validation) {
+        ND_TRY(nd_dataset_digest(inputs->validation, hex));
+        printf("digest data.validation_path %s\n", hex);
+    }
+    return ND_OK;
+}
+
 static nd_status command_check(const nd_config *config, nd_worker *worker)
 {
     nd_inputs inputs = {0};
@@ -127,6 +153,9 @@ static nd_status command_check(const nd_config *config, nd_worker *worker)
     status = status == ND_OK ? nd_trainer_check_precision(config) : status;
     status = status == ND_OK ? nd_worker_check_device(config) : status;
     status = status == ND_OK ? nd_run_folder_check(config) : status;
+    if (status == ND_OK && config->launch.nnodes > 1) {
+        status = print_digests(&inputs);
+    }
     nd_inputs_close(&inputs);
     return status;
 }

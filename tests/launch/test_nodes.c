@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Several ndlaunch processes as the nodes of one job: on loopback, and in two network namespaces. */
+#include <arpa/inet.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include "tests/launch/launched.h"
+
+static tempdir dir;
+static char endpoint[32], key_file[128];
+
+static void setup(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof address;
+    launched l;
+    char program[PATH_MAX];
+    tempdir_make(&dir);
+    launched_write_inputs(&dir);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); /* a port that is free just now */
+    cr_assert_eq(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    cr_assert_eq(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
+    close(fd);
+    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", ntohs(address.sin_port));
+    snprintf(key_file, sizeof key_file, "%s/key", dir.path);
+    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
+    launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key_file, NULL});
+    cr_assert_eq(launched_wait(&l, 20), 0, "%s", launched_read(&l));
+}
+
+static void teardown(void)
+{
+    launched_remove(&dir);
+}
+
+TestSuite(nodes, .init = setup, .fini = teardown, .timeout = 120);
+
+static void start_node(launched *l, int node, int workers, const char *const *further)
+{
+    char name[16], rank[8];
+    snprintf(name, sizeof name, "node%d", node);
+    snprintf(rank, sizeof rank, "%d", node);
+    const char *argv[24] = {"--nnodes",
+                            "2",
+                            "--node-rank",
+                            rank,
+                            "--rdzv-endpoint",
+                            endpoint,
+                            "--rdzv-key-file",
+                            key_file,
+                            "--rdzv-timeout-seconds",
+                            "20"};
+    int n = 10;
+    for (int i = 0; further && further[i]; i++) {
+        argv[n++] = further[i];
+    }
+    launched_ndlaunch(l, &dir, name, workers, argv);
+}
+
+static void start_test_nodes(launched nodes[2], const char *what, const char *rank)
+{
+    launched_use_test_worker();
+    setenv("ND_TEST", what, 1);
+    setenv("ND_TEST_RANK", rank, 1);
+    for (int i = 0; i < 2; i++) {
+        start_node(&nodes[i], i, 4, NULL);
+    }
+}
+
+/* The numbers of each step of a run: loss, norm and learning rate with 17 digits. */
+static void read_metrics(const char *run, char *out, size_t capacity)
+{
+    char path[256], line[4096];
+    size_t used = 0;
+    snprintf(path, sizeof path, "%s/run-%s/metrics.jsonl", dir.path, run);
+    FILE *f = fopen(path, "r");
+    cr_assert_not_null(f, "%s", path);
+    out[0] = '\0';
+    while (fgets(line, sizeof line, f)) {
+        char *end = strstr(line, ",\"tokens\"");
+        used +=
+            end ? (size_t)snprintf(out + used, capacity - used, "%.*s\n", (int)(end - line), line)
+                : 0;
+        cr_assert_lt(used, capacity);
+    }
+    fclose(f);
+    cr_assert_gt(used, 100);
+}
+
+Test(nodes, two_of_two_workers_train_as_one_of_four)
+{
+    launched nodes[2], one;
+    char split[4096], whole[4096];
+    const char *const steps[] = {"--num-steps", "4", NULL};
+    launched_ndlaunch(&one, &dir, "one", 4, steps);
+    cr_assert_eq(launched_wait(&one, 60), 0, "%s", launched_read(&one));
+    start_node(&nodes[1], 1, 4, steps); /* it waits for node 0 */
+    start_node(&nodes[0], 0, 4, steps);
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(launched_wait(&nodes[i], 60), 0, "node %d: %s", i, launched_read(&nodes[i]));
+    }
+    read_metrics("node0", split, sizeof split);
+    read_metrics("one", whole, sizeof whole);
+    cr_assert_str_eq(split, whole);
+}
+
+Test(nodes, workers_know_their_node_and_where_the_store_is)
+{
+    launched nodes[2];
+    char place[128];
+    start_test_nodes(nodes, "self", "0");
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(launched_wait(&nodes[i], 30), 0, "%s", launched_read(&nodes[i]));
+    }
+    assert_says(&nodes[0], "rank 1 of 4, local 1 of 2, node 0 of 2, run nd-");
+    assert_says(&nodes[1], "rank 3 of 4, local 1 of 2, node 1 of 2, run nd-");
+    snprintf(place, sizeof place, ", at %s", endpoint);
+    assert_says(&nodes[1], place);
+}
+
+Test(nodes, a_failure_elsewhere_is_shown_by_node_0_and_ends_all)
+{
+    launched nodes[2];
+    start_test_nodes(nodes, "fail", "3");
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(launched_wait(&nodes[i], 30), 65, "%s", launched_read(&nodes[i]));
+        assert_says(&nodes[i], "rank 3 failed first");
+        assert_says(&nodes[i], "it said: the test file is damaged");
+    }
+}
+
+Test(nodes, a_worker_killed_on_node_0_ends_node_1)
+{
+    launched nodes[2];
+    start_test_nodes(nodes, "until signal", "3");
+    pid_t victim = launched_worker(&nodes[0], 1), other = launched_worker(&nodes[1], 3);
+    kill(victim, SIGKILL);
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(launched_wait(&nodes[i], 30), 137, "%s", launched_read(&nodes[i]));
+    }
+    assert_says(&nodes[0], "rank 1 failed first");
+    assert_says(&nodes[1], "node 0 (host ");
+    cr_assert(launched_gone(other, 0.5));
+}
+
+Test(nodes, a_lost_launcher_ends_the_job_with_its_node_named)
+{
+    for (int lost = 0; lost < 2; lost++) {
+        launched nodes[2];
+        char words[32];
+        start_test_nodes(nodes, "until signal", "3");
+        launched_worker(&nodes[0], 0);
+        launched_worker(&nodes[1], 2);
+        kill(nodes[lost].pid, SIGKILL);
+        cr_assert_eq(launched_wait(&nodes[lost], 30), 137);
+        cr_assert_eq(launched_wait(&nodes[!lost], 30), 74, "%s", launched_read(&nodes[!lost]));
+        snprintf(words, sizeof words, "node %d (", lost);
+        assert_says(&nodes[!lost], words);
+        assert_says(&nodes[!lost], "was lost");
+    }
+}
+
+Test(nodes, different_settings_stop_all_with_key_and_both_values)
+{
+    launched nodes[2];
+    launched_use_test_worker();
+    start_node(&nodes[0], 0, 4, (const char *[]){"--learning-rate", "0.5", NULL});
+    start_node(&nodes[1], 1, 4, (const char *[]){"--learning-rate", "0.25", NULL});
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(launched_wait(&nodes[i], 30), 2, "%s", launched_read(&nodes[i]));
+        assert_says(&nodes[i], "optimizer.lr is '0.5' on node 0");
+        assert_says(&nodes[i], "'0.25' on node 1");
+    }
+}
+
+Test(nodes, different_data_under_the_same_name_is_a_difference)
+{
+    launched nodes[2];
+    char other[256];
+    tempdir_write(&dir, "other.txt", "another text entirely, of at least forty characters", 51);
+    snprintf(other, sizeof other, "data.path=%s/other.txt", dir.path);
+    start_node(&nodes[0], 0, 4, NULL);
+    start_node(&nodes[1], 1, 4, (const char *[]){"--set", other, NULL});
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(launched_wait(&nodes[i], 30), 2, "%s", launched_read(&nodes[i]));
+        assert_says(&nodes[i], "data.path is '");
+    }
+}
+
+Test(nodes, a_wrong_key_is_refused_and_the_node_named_as_missing)
+{
+    launched nodes[2];
+    char wrong[64 + 1];
+    memset(wrong, 'a', 64);
+    launched_use_test_worker();
+    tempdir_write(&dir, "wrong", wrong, 64);
+    cr_assert_eq(chmod(dir.name, 0600), 0);
+    start_node(&nodes[0], 0, 4, (const char *[]){"--rdzv-timeout-seconds", "2", NULL});
+    start_node(&nodes[1], 1, 4, (const char *[]){"--rdzv-key-file", dir.name, NULL});
+    cr_assert_eq(launched_wait(&nodes[1], 30), 2, "%s", launched_read(&nodes[1]));
+    assert_says(&nodes[1], "need the key of its node 0");
+    cr_assert_eq(launched_wait(&nodes[0], 30), 124, "%s", launched_read(&nodes[0]));
+    assert_says(&nodes[0], "node 1 of 2 nodes is missing after 2 s");
+}
+
+Test(nodes, a_readable_key_file_is_refused)
+{
+    launched l;
+    cr_assert_eq(chmod(key_file, 0644), 0);
+    launched_use_test_worker();
+    start_node(&l, 0, 4, NULL);
+    cr_assert_eq(launched_wait(&l, 30), 2, "%s", launched_read(&l));
+    assert_says(&l, "has mode 0644");
+}
+
+Test(nodes, node_0_missing_is_said_at_the_deadline)
+{
+    launched l;
+    launched_use_test_worker();
+    start_node(&l, 1, 4, (const char *[]){"--rdzv-timeout-seconds", "1", NULL});
+    cr_assert_eq(launched_wait(&l, 30), 124, "%s", launched_read(&l));
+    assert_says(&l, "was not reached within 1 s");
+}
+
+Test(nodes, a_signal_to_one_launcher_stops_all_at_the_same_step)
+{
+    launched nodes[2];
+    const char *const steps[] = {"--num-steps", "1000000", NULL};
+    start_node(&nodes[0], 0, 4, steps);
+    start_node(&nodes[1], 1, 4, steps);
+    launched_until(&nodes[0], "\nstep ", 2, 30);
+    kill(nodes[1].pid, SIGTERM);
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(launched_wait(&nodes[i], 30), 75, "%s", launched_read(&nodes[i]));
+        cr_assert_null(strstr(nodes[i].text, "failed first"), "%s", nodes[i].text);
+    }
+}
