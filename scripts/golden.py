@@ -10,6 +10,10 @@ Everything is seeded and runs on one thread, so the same versions on the same pr
 processor may round F32 sums in another order: --check makes them again in a temporary folder and compares values,
 with 2e-6 relative L2 per tensor (inputs, integers and codes exactly).
 """
+import sys
+
+sys.path.append(sys.path.pop(0))  # this folder last: its tokenize.py is not Python's module of that name
+
 import argparse
 import filecmp
 import json
