@@ -54,10 +54,54 @@ static nd_status write_record(const nd_run_files *files, const nd_worker *worker
     return nd_run_record_write(files->dir, &record);
 }
 
+/* Keys whose values are not the defaults, a line per section; run.json has all of them. */
+typedef struct echo_context {
+    nd_config defaults;
+    char section[32];
+    char line[1024];
+} echo_context;
+
+static void flush_section(echo_context *c)
+{
+    if (c->line[0]) {
+        nd_log_info("%s: %s", c->section, c->line);
+    }
+    c->line[0] = '\0';
+}
+
+static void echo_key(void *context, const char *key, const char *value, bool is_job)
+{
+    echo_context *c = context;
+    char *usual = NULL;
+    const char *dot = strchr(key, '.');
+    size_t used, length = dot ? (size_t)(dot - key) : strlen(key);
+    if (strncmp(c->section, key, length) != 0 || c->section[length] != '\0') {
+        flush_section(c);
+        snprintf(c->section, sizeof c->section, "%.*s", (int)length, key);
+    }
+    if (dot && nd_config_get(&c->defaults, key, &usual) == ND_OK && strcmp(usual, value) != 0) {
+        used = strlen(c->line);
+        snprintf(c->line + used, sizeof c->line - used, "%s%s %s", used ? ", " : "", dot + 1,
+                 value);
+    }
+    free(usual);
+}
+
+static void echo_config(const nd_config *config)
+{
+    echo_context context = {0};
+    if (nd_config_init(&context.defaults) == ND_OK) {
+        (void)nd_config_each(config, echo_key, &context);
+        flush_section(&context);
+    }
+    nd_config_fini(&context.defaults);
+}
+
 static void echo(const nd_worker *worker, const nd_trainer *trainer, const char *dir)
 {
     const nd_rank *r = trainer->rank;
     char mesh[128];
+    echo_config(r->config);
     nd_log_info("run folder: %s", dir);
     nd_log_info("mesh: %s on %s, %s; %s communication", nd_mesh_format(&r->mesh, mesh, sizeof mesh),
                 r->device->name, nd_ops_machine(r->device), r->transport->backend->name);
