@@ -230,6 +230,7 @@ static void abandon(nd_job *job)
     if (job->loop.data && !job->signals[0].data) { /* before signals are watched */
         nd_host_close(job->store);
         uv_run(&job->loop, UV_RUN_DEFAULT);
+        uv_loop_close(&job->loop);
     }
 }
 

@@ -83,7 +83,7 @@ Test(netns, two_nodes_train_over_a_network)
     launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key, NULL});
     cr_assert_eq(launched_wait(&l, 20), 0, "%s", launched_read(&l));
     for (int i = 0; i < 2; i++) {
-        char name[16], rank[8], out[128];
+        char name[32], rank[16], out[128];
         snprintf(name, sizeof name, "node%d", i);
         snprintf(rank, sizeof rank, "%d", i);
         snprintf(out, sizeof out, "output.dir=%s/run%d", dir.path, i);

@@ -39,7 +39,7 @@ TestSuite(nodes, .init = setup, .fini = teardown, .timeout = 120);
 
 static void start_node(launched *l, int node, int workers, const char *const *further)
 {
-    char name[16], rank[8];
+    char name[32], rank[16];
     snprintf(name, sizeof name, "node%d", node);
     snprintf(rank, sizeof rank, "%d", node);
     const char *argv[24] = {"--nnodes",

@@ -143,7 +143,7 @@ Test(start, usage)
 Test(start, without_ndlaunch_rank_0_hosts_the_store)
 {
     launched ranks[3];
-    char program[PATH_MAX], port[16], number[8], name[16];
+    char program[PATH_MAX], port[16], number[16], name[32];
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t bytes = sizeof address;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); /* a port that is free just now */
