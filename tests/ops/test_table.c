@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "tests/ops/conformance.h"
+
+/* Every entry in turn is taken out, and the error names the one that is missing. */
+Test(table, a_missing_op_is_named)
+{
+    const nd_ops *complete;
+    const size_t entries = sizeof(nd_ops) / sizeof(void (*)(void));
+    static char seen[32][ND_ERROR_MESSAGE_MAX];
+    ND_OK_OR_FAIL(nd_ops_ref(&complete));
+    ND_OK_OR_FAIL(nd_ops_check(complete));
+    cr_assert(entries - 1 <= 32);
+    for (size_t i = 1; i < entries; i++) { /* the first is the name */
+        nd_ops broken = *complete;
+        memset((char *)&broken + i * sizeof(void (*)(void)), 0, sizeof(void (*)(void)));
+        cr_assert(nd_ops_check(&broken) == ND_ERR_INTERNAL);
+        strcpy(seen[i - 1], nd_error_last()->message);
+        cr_assert(strstr(seen[i - 1], "\"ref\"") != NULL, "%s", seen[i - 1]);
+        for (size_t k = 0; k + 1 < i; k++) {
+            cr_assert(strcmp(seen[k], seen[i - 1]) != 0, "two ops have the error %s", seen[k]);
+        }
+    }
+    nd_ops broken = *complete;
+    broken.lse_merge = NULL;
+    cr_assert(nd_ops_check(&broken) != ND_OK);
+    cr_assert(strstr(nd_error_last()->message, "\"lse_merge\"") != NULL, "%s",
+              nd_error_last()->message);
+}

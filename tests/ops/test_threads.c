@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The ops of a step outside of products and attention give the same bits with 1, 2, 3 and 5 threads: their sums are cut
+ * into blocks by shape alone. Sizes are above what is done in one thread, and divide by none of these counts.
+ */
+#include <criterion/criterion.h>
+#include <stdio.h>
+
+#include "kernels/rope.h"
+#include "tests/ops/conformance.h"
+
+enum { N = 509, C = 331, POSITIONS = 64, HEADS = 5, D = 34 };
+
+/* All results of one pass through the ops. */
+enum { RESULTS = 14 };
+
+typedef struct inputs {
+    nd_tensor a, b, weight, rows, labels, ids, table, heads, positions, vector;
+    nd_rope_view rope;
+} inputs;
+
+static inputs make_inputs(nd_dtype dtype)
+{
+    static float cosines[POSITIONS * D / 2], sines[POSITIONS * D / 2];
+    const nd_rope_config config = {.type = ND_ROPE_DEFAULT, .theta = 500.0};
+    nd_rope_table(&config, D, POSITIONS, cosines, sines);
+    return (inputs){.a = nd_random_2d(dtype, N, C, 3, 1.0f),
+                    .b = nd_random_2d(dtype, N, C, 0, 1.0f),
+                    .weight = nd_random_1d(dtype, C, 1.0f),
+                    .rows = nd_random_1d(ND_DTYPE_F32, N, 1.0f),
+                    .labels = nd_random_ids(N, 0, C),
+                    .ids = nd_random_ids(N, 0, 90),
+                    .table = nd_random_2d(ND_DTYPE_F32, 90, C, 0, 1.0f),
+                    .heads = nd_random(dtype, 3, (int64_t[]){N, HEADS, D}, 0, 1.0f),
+                    .positions = nd_random_ids(N, 0, POSITIONS),
+                    .vector = nd_random_1d(ND_DTYPE_F32, N * C, 1.0f),
+                    .rope = {cosines, sines, POSITIONS}};
+}
+
+static void run_norm_and_swiglu(const nd_ops *ops, nd_stream *stream, const inputs *in,
+                                nd_tensor *r)
+{
+    nd_tensor none = {0};
+    r[0] = nd_clone(in->a);
+    r[1] = nd_clone(in->b);
+    r[2] = nd_clone(in->rows);
+    ND_OK_OR_FAIL(ops->rmsnorm_fwd(stream, r[0], r[1], r[2], in->a, in->b, in->weight, 1e-5f));
+    r[3] = nd_clone(in->a);
+    r[4] = nd_random_1d(ND_DTYPE_F32, C, 0.0f);
+    ND_OK_OR_FAIL(ops->rmsnorm_bwd(stream, r[3], r[4], in->b, none, r[1], in->weight, r[2]));
+    r[5] = nd_clone(in->a);
+    ND_OK_OR_FAIL(ops->swiglu_fwd(stream, r[5], in->a, in->b));
+    r[6] = nd_clone(in->a);
+    r[7] = nd_clone(in->b);
+    ND_OK_OR_FAIL(ops->swiglu_bwd(stream, r[6], r[7], in->b, in->a, in->b));
+}
+
+static void run_rest(const nd_ops *ops, nd_stream *stream, const inputs *in, nd_tensor *r,
+                     double *sums)
+{
+    nd_tensor max = nd_clone(in->rows), sum = nd_clone(in->rows), target = nd_clone(in->rows);
+    ND_OK_OR_FAIL(ops->ce_stats(stream, max, sum, target, in->a, in->labels, 0, C - 2));
+    ND_OK_OR_FAIL(ops->ce_loss(stream, &sums[0], max, sum, target, in->labels));
+    r[8] = nd_clone(in->a);
+    ND_OK_OR_FAIL(ops->ce_bwd(stream, r[8], max, sum, in->labels, 0, C - 2, 0.1f));
+    r[9] = nd_clone(in->table);
+    ND_OK_OR_FAIL(ops->embedding_bwd(stream, r[9], in->ids, in->b, 3));
+    r[10] = nd_clone(in->heads);
+    ND_OK_OR_FAIL(ops->rope(stream, r[10], in->heads, in->positions, in->rope, false));
+    ND_OK_OR_FAIL(ops->sum_squares(stream, &sums[1], in->vector.data, N * C));
+    const nd_adamw o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0.1f, 0.05f};
+    const nd_flat_range ranges[] = {{0, 777, true}, {777, N * C, false}};
+    for (int i = 11; i < 14; i++) {
+        r[i] = nd_random_1d(ND_DTYPE_F32, N * C, 0.0f);
+    }
+    ND_OK_OR_FAIL(
+        ops->adamw(stream, &o, r[11].data, r[12].data, r[13].data, in->vector.data, ranges, 2));
+    ND_OK_OR_FAIL(ops->add(stream, r[0], r[0], in->a));
+    ND_OK_OR_FAIL(ops->accumulate(stream, r[11], in->vector));
+    ND_OK_OR_FAIL(ops->cast(stream, r[1], in->a));
+}
+
+static void run(const inputs *in, int threads, nd_tensor results[RESULTS], double sums[2])
+{
+    nd_side side;
+    nd_side_open_cpu(&side, threads);
+    sums[0] = sums[1] = 0.0;
+    run_norm_and_swiglu(side.ops, &side.stream, in, results);
+    run_rest(side.ops, &side.stream, in, results, sums);
+    nd_side_close(&side);
+}
+
+static void check(nd_dtype dtype)
+{
+    static const int counts[] = {2, 3, 5};
+    inputs in = make_inputs(dtype);
+    nd_tensor one[RESULTS], many[RESULTS];
+    double one_sums[2], sums[2];
+    run(&in, 1, one, one_sums);
+    for (int i = 0; i < 3; i++) {
+        run(&in, counts[i], many, sums);
+        for (int r = 0; r < RESULTS; r++) {
+            char what[64];
+            snprintf(what, sizeof what, "result %d with %d threads", r, counts[i]);
+            nd_expect_same("cpu", what, many[r], one[r]);
+        }
+        cr_assert(sums[0] == one_sums[0] && sums[1] == one_sums[1], "sums with %d threads",
+                  counts[i]);
+    }
+    nd_case_free();
+}
+
+Test(threads, same_bits_whatever_their_number)
+{
+    check(ND_DTYPE_F32);
+    check(ND_DTYPE_BF16);
+}
