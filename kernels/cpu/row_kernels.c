@@ -12,17 +12,47 @@
 #define INLINE       static inline __attribute__((always_inline))
 
 /* Sums and maxima run in this many vectors, which hides the latency of the additions. */
-enum { UNROLL = 4, STEP = UNROLL * ND_VL };
+enum { UNROLL = 4 };
 
-/* Lanes of the vector at element i that exist in a row of n: ND_VL but at the end, never negative. */
-INLINE int lanes_at(int64_t i, int64_t n)
-{
-    return n - i >= ND_VL ? ND_VL : n - i > 0 ? (int)(n - i) : 0;
-}
+/*
+ * Runs `call` for every vector of a row of n: `i` is its first element, `lanes` how many of its lanes exist: all ND_VL, as a
+ * constant, but at the end.
+ */
+#define EACH_VECTOR(n, call)                                                                       \
+    do {                                                                                           \
+        int64_t i = 0;                                                                             \
+        for (; i + ND_VL <= (n); i += ND_VL) {                                                     \
+            enum { lanes = ND_VL };                                                                \
+            call;                                                                                  \
+        }                                                                                          \
+        if (i < (n)) {                                                                             \
+            int lanes = (int)((n)-i);                                                              \
+            call;                                                                                  \
+        }                                                                                          \
+    } while (0)
+
+/* The same for a reduction: `call` works on lane set `u` of UNROLL, always in the same order. */
+#define EACH_VECTOR_UNROLLED(n, call)                                                              \
+    do {                                                                                           \
+        int64_t i = 0;                                                                             \
+        while (i + UNROLL * ND_VL <= (n)) {                                                        \
+            for (int u = 0; u < UNROLL; u++, i += ND_VL) {                                         \
+                enum { lanes = ND_VL };                                                            \
+                call;                                                                              \
+            }                                                                                      \
+        }                                                                                          \
+        for (int u = 0; i < (n); u++, i += ND_VL) {                                                \
+            int lanes = (n)-i < ND_VL ? (int)((n)-i) : ND_VL;                                      \
+            call;                                                                                  \
+        }                                                                                          \
+    } while (0)
 
 /* Elements [i, i + lanes) of a row, zeros above. */
 INLINE nd_vf load(const void *row, int64_t i, int lanes, bool bf16)
 {
+    if (lanes == ND_VL) {
+        return bf16 ? nd_v_load_bf16((const nd_bf16 *)row + i) : nd_v_load((const float *)row + i);
+    }
 #if ND_VL == 16
     __mmask16 mask = (__mmask16)((1u << lanes) - 1);
     if (bf16) {
@@ -31,9 +61,6 @@ INLINE nd_vf load(const void *row, int64_t i, int lanes, bool bf16)
     }
     return (nd_vf)_mm512_maskz_loadu_ps(mask, (const float *)row + i);
 #else
-    if (lanes == ND_VL) {
-        return bf16 ? nd_v_load_bf16((const nd_bf16 *)row + i) : nd_v_load((const float *)row + i);
-    }
     float part[ND_VL] = {0};
     for (int l = 0; l < lanes; l++) {
         part[l] =

@@ -28,6 +28,7 @@
 
 typedef float nd_vf __attribute__((vector_size(ND_VL * 4)));
 typedef int32_t nd_vi __attribute__((vector_size(ND_VL * 4)));
+typedef uint32_t nd_vu __attribute__((vector_size(ND_VL * 4)));
 typedef float nd_vf_unaligned __attribute__((vector_size(ND_VL * 4), aligned(4), may_alias));
 typedef uint16_t nd_vh __attribute__((vector_size(ND_VL * 2)));
 typedef uint16_t nd_vh_unaligned __attribute__((vector_size(ND_VL * 2), aligned(2), may_alias));
@@ -123,11 +124,9 @@ static inline nd_vf nd_v_load_bf16(const nd_bf16 *p)
 /* The upper halves after rounding to nearest even, one per 32-bit lane; a NaN stays a NaN. */
 static inline nd_vi nd_v_round_bf16(nd_vf x)
 {
-    nd_vi bits = (nd_vi)x;
-    nd_vi odd = (bits >> 16) & 1;
-    nd_vi rounded = ((bits + 0x7fff + odd) >> 16) & 0xffff;
-    nd_vi nan = (nd_vi)(x != x);
-    return (rounded & ~nan) | (((bits >> 16 & 0xffff) | 0x40) & nan);
+    nd_vu bits = (nd_vu)x, nan = (nd_vu)(x != x);
+    nd_vu rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return (nd_vi)((rounded & ~nan) | ((bits >> 16 | 0x40) & nan));
 }
 
 static inline void nd_v_store_bf16_exact(nd_bf16 *p, nd_vf x)
@@ -149,6 +148,17 @@ static inline void nd_v_store_bf16(nd_bf16 *p, nd_vf x)
 #endif
 }
 
+/* The value that nd_v_store_bf16 leaves. */
+static inline nd_vf nd_v_rounded_to_bf16(nd_vf x)
+{
+#if defined(__AVX512BF16__)
+    __m512i half = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x));
+    return (nd_vf)_mm512_slli_epi32(half, 16);
+#else
+    return (nd_vf)(nd_v_round_bf16(x) << 16);
+#endif
+}
+
 /* 2^n p for n = rounded - magic held in the low mantissa bits of `rounded`; 0 where x <= -126. */
 static inline nd_vf nd_v_scale_by_power(nd_vf p, nd_vf n, nd_vf rounded, nd_vf x)
 {
@@ -156,8 +166,8 @@ static inline nd_vf nd_v_scale_by_power(nd_vf p, nd_vf n, nd_vf rounded, nd_vf x
     __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLE_UQ);
     return (nd_vf)_mm512_mask_scalef_ps(_mm512_setzero_ps(), normal, (__m512)p, (__m512)n);
 #else
-    nd_vi scaled = (nd_vi)p + ((nd_vi)rounded << 23);
-    return (nd_vf)(scaled & ~(nd_vi)(x <= -126.0f));
+    nd_vu scaled = (nd_vu)p + ((nd_vu)rounded << 23);
+    return (nd_vf)(scaled & ~(nd_vu)(x <= -126.0f));
 #endif
 }
 
