@@ -156,3 +156,34 @@ Test(cross_entropy, a_nan_reaches_the_sum)
 {
     nd_each_backend(check_nan);
 }
+
+/*
+ * With maximum 0, sum 1, scale 1 and labels elsewhere the gradient is exp(logit) itself. In F32 it is within 2 ulp (2^-22 of
+ * the value) as long as the result is a normal number, and 0 below.
+ */
+static void check_exponential(const nd_side *ref, const nd_backend *backend)
+{
+    enum { COUNT = 100000 };
+    nd_tensor logits = nd_random_2d(ND_DTYPE_F32, 1, COUNT, 0, 1.0f),
+              labels = nd_random_ids(1, 0, 1);
+    nd_tensor zero = nd_random_1d(ND_DTYPE_F32, 1, 0.0f), one = nd_clone(zero);
+    nd_stream stream = backend->side.stream;
+    nd_put(one, 0, 1.0f);
+    for (int64_t i = 0; i < COUNT; i++) {
+        nd_put(logits, i, -100.0f * (float)i / COUNT);
+    }
+    nd_tensor got = nd_clone(logits);
+    ND_OK_OR_FAIL(backend->side.ops->ce_bwd(&stream, got, zero, one, labels, COUNT, COUNT, 1.0f));
+    for (int64_t i = 0; i < COUNT; i++) {
+        double want = exp((double)nd_get(logits, i));
+        double error = fabs(nd_get(got, i) - want),
+               allowed = want < 0x1p-125 ? 0x1p-125 : want * 0x1p-22;
+        cr_assert(error <= allowed, "%s: exp(%.9g) is %.9g instead of %.9g", backend->name,
+                  (double)nd_get(logits, i), (double)nd_get(got, i), want);
+    }
+}
+
+Test(cross_entropy, the_exponential_is_within_two_ulp)
+{
+    nd_each_backend(check_exponential);
+}
