@@ -154,7 +154,8 @@ static int64_t resident_bytes(void)
     return total * 1024;
 }
 
-nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, int64_t steps)
+nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, int64_t first_step,
+                             int64_t steps)
 {
     char path[4096];
     snprintf(path, sizeof path, "%s/trace.json", files->dir);
@@ -162,8 +163,8 @@ nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, i
     if (!out) {
         return nd_fail(ND_ERR_CANTCREATE, "%s cannot be written: %s", path, strerror(errno));
     }
-    fprintf(out, "{\"steps\": %lld, \"resident_bytes\": %lld", (long long)steps,
-            (long long)resident_bytes());
+    fprintf(out, "{\"first_step\": %lld, \"steps\": %lld, \"resident_bytes\": %lld",
+            (long long)first_step, (long long)steps, (long long)resident_bytes());
     for (nd_trace_kind k = 0; k < ND_TRACE_COUNT; k++) {
         fprintf(out, ", \"%s_ms\": %.3f, \"%s_calls\": %lld", nd_trace_name(k),
                 (double)trace->ns[k] * 1e-6, nd_trace_name(k), (long long)trace->calls[k]);

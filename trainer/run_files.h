@@ -13,8 +13,9 @@ typedef struct nd_run_files {
 
 nd_status nd_run_files_open(nd_run_files *files, const nd_worker *worker, const nd_trainer *trainer,
                             int argc, char **argv);
-/* Where the time of the steps went: <dir>/trace.json, and one line in the log. */
-nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, int64_t steps);
+/* Where the time of `steps` steps from first_step (counted from 1) on went, validation included: <dir>/trace.json. */
+nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, int64_t first_step,
+                             int64_t steps);
 void nd_run_files_close(nd_run_files *files);
 
 #endif

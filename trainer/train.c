@@ -30,8 +30,11 @@ typedef struct run_state {
     int64_t validation_batches;
     nd_run_files files; /* rank 0 */
     int64_t tokens_seen;
+    int64_t trace_from; /* the trace holds the steps after this one */
     bool stopped;
 } run_state;
+
+enum { WARM_UP_STEPS = 2 };
 
 static int64_t seed_or(int64_t seed, int64_t run_seed)
 {
@@ -146,10 +149,20 @@ static nd_status one_step(run_state *s)
     return nd_metrics_step(s->files.metrics, &record);
 }
 
+/* The first steps touch fresh memory and prepare library code: they would hide where a later step's time goes. */
+static void forget_warm_up(run_state *s)
+{
+    if (s->trainer->step == WARM_UP_STEPS && s->config->train.steps > WARM_UP_STEPS) {
+        s->rank->trace = (nd_trace){0};
+        s->trace_from = WARM_UP_STEPS;
+    }
+}
+
 static nd_status loop(run_state *s)
 {
     while (s->trainer->step < s->config->train.steps && !s->stopped) {
         ND_TRY(one_step(s));
+        forget_warm_up(s);
         if (validates_after(s, s->trainer->step)) {
             ND_TRY(validate(s));
         }
@@ -189,7 +202,8 @@ static nd_status run(run_state *s)
     ND_TRY(nd_comm_barrier(s->rank->groups.by_kind[ND_GROUP_WORLD]));
     ND_TRY(loop(s));
     if (s->files.metrics) {
-        ND_TRY(nd_run_files_trace(&s->files, &s->rank->trace, s->trainer->step));
+        ND_TRY(nd_run_files_trace(&s->files, &s->rank->trace, s->trace_from + 1,
+                                  s->trainer->step - s->trace_from));
     }
     ND_TRY(save_model(s));
     nd_progress_set_phase(s->rank->progress, ND_PHASE_DONE, s->trainer->step);
