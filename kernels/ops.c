@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/ops.h"
 
+#include <stddef.h>
+
 #define ND_EACH_OP(X)                                                                              \
     X(matmul)                                                                                      \
     X(embedding_fwd)                                                                               \
@@ -24,11 +26,20 @@
     X(cast)                                                                                        \
     X(sum_squares)                                                                                 \
     X(adamw)                                                                                       \
-    X(sgd)
+    X(sgd)                                                                                         \
+    X(amax)                                                                                        \
+    X(fp8_scale)                                                                                   \
+    X(fp8_delayed)                                                                                 \
+    X(fp8_cast)                                                                                    \
+    X(fp8_transpose)                                                                               \
+    X(fp8_count)                                                                                   \
+    X(matmul_fp8)                                                                                  \
+    X(matmul_fp8_scratch)
 
-/* One pointer for the name and one per op: an op added to the struct must be added to the list above. */
+/* One pointer per op from the first on: an op added to the struct must be added to the list above. */
 #define ND_COUNT_OP(op) +1
-_Static_assert(sizeof(nd_ops) == (1 ND_EACH_OP(ND_COUNT_OP)) * sizeof(void (*)(void)),
+_Static_assert(sizeof(nd_ops) - offsetof(nd_ops, matmul) ==
+                   (0 ND_EACH_OP(ND_COUNT_OP)) * sizeof(void (*)(void)),
                "ND_EACH_OP lists every op of nd_ops");
 
 nd_status nd_ops_check(const nd_ops *ops)

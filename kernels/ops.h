@@ -56,10 +56,44 @@ typedef struct nd_flat_range {
     bool decay;
 } nd_flat_range;
 
+/*
+ * FP8. FMAX is the largest finite value of a format: 448 (E4M3), 57344 (E5M2). `scale` is what a value is multiplied
+ * by before it is rounded to a code, `inverse` = 1.0f / scale what a code is multiplied by to get the value back: F32,
+ * on the device, as many as the granularity says: 1, one per row, or one per column of the matrix (rows, columns).
+ */
+typedef enum nd_granularity { ND_PER_TENSOR = 0, ND_PER_ROW, ND_PER_COLUMN } nd_granularity;
+
+/*
+ * A matrix in FP8, a view that owns nothing: value(i, j) = code(i, j) inverse[g], g = 0, i or j. `codes` and
+ * `transposed` hold the same codes; either may be absent (data NULL), its dtype is then ignored.
+ */
+typedef struct nd_fp8 {
+    nd_tensor codes;        /* (rows, columns), E4M3 or E5M2; row stride free */
+    nd_tensor transposed;   /* (columns, rows), the same dtype; row stride free */
+    float *scale, *inverse; /* 1, (rows) or (columns) */
+    nd_granularity granularity;
+} nd_fp8;
+
+/* Which of its past amaxes a delayed scale follows: the last one, or the largest of the history. */
+typedef enum nd_amax_algorithm { ND_AMAX_MOST_RECENT = 0, ND_AMAX_MAX } nd_amax_algorithm;
+
+/* Delayed scaling of `count` tensors; F32, on the device. At the start amax is 0, scale and inverse are 1. */
+typedef struct nd_fp8_history {
+    int64_t length, count; /* length >= 1 */
+    float *amax;        /* (length, count): row 0 is this step's, then past steps from the oldest */
+    const float *limit; /* (count): FMAX of the tensor's format / 2^margin */
+    float *scale, *inverse; /* (count) */
+} nd_fp8_history;
+
 typedef struct nd_ops nd_ops;
 
 struct nd_ops {
     const char *name; /* "ref", "cpu", "cuda" */
+    /*
+     * matmul_fp8 reads an operand only where its summed axis is the contiguous one: `codes` of a and of a transposed
+     * b, `transposed` of a transposed a and of b. Where this is false it takes whichever is there.
+     */
+    bool fp8_needs_transposed;
 
     /* ---- linear algebra ---- */
     /*
@@ -171,6 +205,63 @@ struct nd_ops {
     /* p -= lr (grad grad_scale + wd p (decay ranges)): torch.optim.SGD without momentum. */
     nd_status (*sgd)(nd_stream *, const nd_adamw *, float *p, const float *grad,
                      const nd_flat_range *ranges, int range_count);
+
+    /* ---- FP8: scales ---- */
+    /*
+     * amax (1, rows or columns; F32) = largest |x| of all of x, of each row or column. x act or F32, 2-d, or 1-d per
+     * tensor. NaN in x gives NaN, as torch.max does. merge: the maximum with what is there (NaN on either side gives
+     * NaN), so the amax of pieces is that of the whole; otherwise overwritten, 0 where x is empty.
+     */
+    nd_status (*amax)(nd_stream *, float *amax, nd_tensor x, nd_granularity granularity,
+                      bool merge);
+    /*
+     * Current scaling: scale (count) = FMAX / max(amax, 1e-12), divided in F64 and rounded to F32; NaN stays NaN, and
+     * an infinite amax gives scale 0 and an infinite inverse, so that the product shows it. power_of_two: then
+     * 2^floor(l), l = log2(scale) rounded to F32 (which may round up to an integer). Source: torchao 0.18,
+     * float8_utils.amax_to_scale.
+     */
+    nd_status (*fp8_scale)(nd_stream *, float *scale, float *inverse, const float *amax,
+                           int64_t count, nd_dtype format, bool power_of_two);
+    /*
+     * Delayed scaling, once per step, after row 0 is complete (all micro-batches, all ranks). For each tensor, with
+     * newest = amax[0]: when newest is not 0, rows 2.. move up by one, newest goes to the last row, and row 0 becomes
+     * 0. A = newest, or (max, and newest not 0) the largest of the whole history, row 0 and the row that drops out
+     * included, NaN ignored. When A is finite and above 0, scale = limit / A in F32, FLT_MAX where that is infinite;
+     * else the scale stays. inverse = 1.0f / scale. Source: Transformer Engine, common/recipe/delayed_scaling.cu.
+     */
+    nd_status (*fp8_delayed)(nd_stream *, const nd_fp8_history *history,
+                             nd_amax_algorithm algorithm);
+
+    /* ---- FP8: codes ---- */
+    /*
+     * codes = x scale (in F32), limited to +-FMAX (infinities too), rounded to nearest even; NaN gives a NaN code
+     * (which of them is free), -0 and what rounds to it keeps its sign. Writes out.codes and out.transposed, whichever
+     * are there, in one pass, with the scale that is there; reads no inverse. x act or F32, (rows, columns) as codes;
+     * 1-d per tensor where out.transposed is absent. amax NULL, or F32 (1): merged with the largest |x| of the tensor
+     * as by `amax`.
+     */
+    nd_status (*fp8_cast)(nd_stream *, nd_fp8 out, float *amax, nd_tensor x);
+    /* out (columns, rows) = codes (rows, columns) transposed; one FP8 dtype. */
+    nd_status (*fp8_transpose)(nd_stream *, nd_tensor out, nd_tensor codes);
+    /*
+     * For the health log: counts[0] += elements that are not 0 but whose code is +-0, counts[1] += elements with
+     * |x scale| > FMAX. NaN counts in neither. `as`: what x was cast to; only its form, format and scale are read.
+     */
+    nd_status (*fp8_count)(nd_stream *, int64_t counts[2], nd_tensor x, nd_fp8 as);
+
+    /* ---- FP8: products ---- */
+    /*
+     * c = op(a) op(b) of the dequantised values + beta c, as matmul: c act or F32 (also F32 with BF16 activations),
+     * beta 0 or 1. One of a, b may be E5M2. The sum is that of the codes, in F32; it is multiplied by the inverse
+     * scales (in F32, in any order) and c is added before the one rounding. An operand's scale is per tensor or
+     * constant along the summed axis: op(a) per row, op(b) per column (of the stored matrix: per column of a
+     * transposed a). fast_accumulation: a tensor core may sum with fewer bits. m, n and k are multiples of 16 on cuda;
+     * the model checks users' numbers. scratch: matmul_fp8_scratch bytes, aligned to 256.
+     */
+    nd_status (*matmul_fp8)(nd_stream *, nd_tensor c, nd_fp8 a, bool a_transposed, nd_fp8 b,
+                            bool b_transposed, float beta, bool fast_accumulation, void *scratch);
+    /* Bytes for one call with these extents and c of either type (planned once; enough for smaller extents too). */
+    size_t (*matmul_fp8_scratch)(const nd_device *, int64_t m, int64_t n, int64_t k, nd_dtype act);
 };
 
 /* Backends. Each checks its own table for completeness the first time. */
@@ -184,16 +275,5 @@ const char *nd_ops_library_version(void);
 
 /* ND_ERR_INTERNAL naming the first missing op. */
 nd_status nd_ops_check(const nd_ops *ops);
-
-/*
- * Creates what a first call of each kind would allocate lazily (library primitives, thread pools) for the given
- * product shapes, so that no step allocates. cpu only; a no-op elsewhere.
- */
-typedef struct nd_matmul_shape {
-    int64_t m, n, k;
-    bool a_transposed, b_transposed;
-    nd_dtype in, out;
-    float beta;
-} nd_matmul_shape;
 
 #endif

@@ -26,6 +26,14 @@ static const nd_ops ref_ops = {
     .sum_squares = nd_ref_sum_squares,
     .adamw = nd_ref_adamw,
     .sgd = nd_ref_sgd,
+    .amax = nd_ref_amax,
+    .fp8_scale = nd_ref_fp8_scale,
+    .fp8_delayed = nd_ref_fp8_delayed,
+    .fp8_cast = nd_ref_fp8_cast,
+    .fp8_transpose = nd_ref_fp8_transpose,
+    .fp8_count = nd_ref_fp8_count,
+    .matmul_fp8 = nd_ref_matmul_fp8,
+    .matmul_fp8_scratch = nd_ref_matmul_fp8_scratch,
 };
 
 nd_status nd_ops_ref(const nd_ops **out)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "tests/ops/conformance.h"
@@ -8,19 +9,20 @@
 Test(table, a_missing_op_is_named)
 {
     const nd_ops *complete;
-    const size_t entries = sizeof(nd_ops) / sizeof(void (*)(void));
-    static char seen[32][ND_ERROR_MESSAGE_MAX];
+    const size_t first = offsetof(nd_ops, matmul); /* before it: the name and a property */
+    const size_t entries = (sizeof(nd_ops) - first) / sizeof(void (*)(void));
+    static char seen[64][ND_ERROR_MESSAGE_MAX];
     ND_OK_OR_FAIL(nd_ops_ref(&complete));
     ND_OK_OR_FAIL(nd_ops_check(complete));
-    cr_assert(entries - 1 <= 32);
-    for (size_t i = 1; i < entries; i++) { /* the first is the name */
+    cr_assert(entries <= sizeof seen / sizeof *seen);
+    for (size_t i = 0; i < entries; i++) {
         nd_ops broken = *complete;
-        memset((char *)&broken + i * sizeof(void (*)(void)), 0, sizeof(void (*)(void)));
+        memset((char *)&broken + first + i * sizeof(void (*)(void)), 0, sizeof(void (*)(void)));
         cr_assert(nd_ops_check(&broken) == ND_ERR_INTERNAL);
-        strcpy(seen[i - 1], nd_error_last()->message);
-        cr_assert(strstr(seen[i - 1], "\"ref\"") != NULL, "%s", seen[i - 1]);
-        for (size_t k = 0; k + 1 < i; k++) {
-            cr_assert(strcmp(seen[k], seen[i - 1]) != 0, "two ops have the error %s", seen[k]);
+        strcpy(seen[i], nd_error_last()->message);
+        cr_assert(strstr(seen[i], "\"ref\"") != NULL, "%s", seen[i]);
+        for (size_t k = 0; k < i; k++) {
+            cr_assert(strcmp(seen[k], seen[i]) != 0, "two ops have the error %s", seen[k]);
         }
     }
     nd_ops broken = *complete;

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <float.h>
+#include <math.h>
+
+#include "kernels/ref/ref.h"
+#include "runtime/tensor/fp8.h"
+
+/* torch.max: NaN where either is. */
+static float larger(float a, float b)
+{
+    return isnan(a) || a > b ? a : b;
+}
+
+/* x as (rows, columns); a vector is one row. */
+static nd_tensor matrix_of(nd_tensor x)
+{
+    ND_ASSERT(nd_is_act(x));
+    if (x.axes == 1) {
+        return nd_tensor_2d(x.data, x.dtype, 1, x.shape[0]);
+    }
+    ND_ASSERT(nd_is_2d(x, x.shape[0], x.shape[1]));
+    return x;
+}
+
+/* Which scale belongs to element (i, j). */
+static int64_t group(nd_granularity granularity, int64_t i, int64_t j)
+{
+    return granularity == ND_PER_TENSOR ? 0 : granularity == ND_PER_ROW ? i : j;
+}
+
+nd_status nd_ref_amax(nd_stream *stream, float *amax, nd_tensor x, nd_granularity granularity,
+                      bool merge)
+{
+    nd_tensor m = matrix_of(x);
+    ND_ASSERT(x.axes == 2 || granularity == ND_PER_TENSOR);
+    int64_t rows = m.shape[0], columns = m.shape[1];
+    int64_t groups = granularity == ND_PER_TENSOR ? 1 : granularity == ND_PER_ROW ? rows : columns;
+    for (int64_t g = 0; g < groups && !merge; g++) {
+        amax[g] = 0.0f;
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < columns; j++) {
+            int64_t g = group(granularity, i, j);
+            amax[g] = larger(amax[g], fabsf(nd_ref_get(m, i * m.stride[0] + j)));
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_ref_fp8_scale(nd_stream *stream, float *scale, float *inverse, const float *amax,
+                           int64_t count, nd_dtype format, bool power_of_two)
+{
+    ND_ASSERT(nd_dtype_is_fp8(format));
+    for (int64_t i = 0; i < count; i++) {
+        double least = amax[i] < 1e-12 ? 1e-12 : amax[i];
+        scale[i] = (float)((double)nd_fp8_max(format) / least);
+        if (power_of_two) {
+            scale[i] = exp2f(floorf((float)log2((double)scale[i])));
+        }
+        inverse[i] = 1.0f / scale[i];
+    }
+    return ND_OK;
+}
+
+/* The amax that tensor i's scale follows; moves its history on. */
+static float roll(const nd_fp8_history *h, int64_t i, nd_amax_algorithm algorithm)
+{
+    float newest = h->amax[i], largest = 0.0f;
+    if (newest == 0.0f) {
+        return 0.0f;
+    }
+    for (int64_t row = 0; row < h->length; row++) {
+        largest = fmaxf(largest, h->amax[row * h->count + i]);
+    }
+    for (int64_t row = 1; row + 1 < h->length; row++) {
+        h->amax[row * h->count + i] = h->amax[(row + 1) * h->count + i];
+    }
+    h->amax[(h->length - 1) * h->count + i] = newest;
+    h->amax[i] = 0.0f;
+    return algorithm == ND_AMAX_MAX ? largest : newest;
+}
+
+nd_status nd_ref_fp8_delayed(nd_stream *stream, const nd_fp8_history *h,
+                             nd_amax_algorithm algorithm)
+{
+    ND_ASSERT(h->length >= 1);
+    for (int64_t i = 0; i < h->count; i++) {
+        float amax = roll(h, i, algorithm);
+        if (isfinite(amax) && amax > 0.0f) {
+            float scale = h->limit[i] / amax;
+            h->scale[i] = isinf(scale) ? FLT_MAX : scale;
+        }
+        h->inverse[i] = 1.0f / h->scale[i];
+    }
+    return ND_OK;
+}
+
+/* The format of a matrix, and the check that both its forms are (rows, columns). */
+static nd_dtype format_of(nd_fp8 t, int64_t rows, int64_t columns)
+{
+    ND_ASSERT(t.codes.data || t.transposed.data);
+    ND_ASSERT(!t.transposed.data || nd_is_2d(t.transposed, columns, rows));
+    ND_ASSERT(
+        !t.codes.data || nd_is_2d(t.codes, rows, columns) ||
+        (t.codes.axes == 1 && !t.transposed.data && rows == 1 && columns == t.codes.shape[0]));
+    nd_dtype format = t.codes.data ? t.codes.dtype : t.transposed.dtype;
+    ND_ASSERT(nd_dtype_is_fp8(format));
+    ND_ASSERT(!t.codes.data || !t.transposed.data || t.transposed.dtype == format);
+    return format;
+}
+
+nd_status nd_ref_fp8_cast(nd_stream *stream, nd_fp8 out, float *amax, nd_tensor x)
+{
+    nd_tensor m = matrix_of(x);
+    nd_dtype format = format_of(out, m.shape[0], m.shape[1]);
+    uint8_t *codes = out.codes.data, *transposed = out.transposed.data;
+    for (int64_t i = 0; i < m.shape[0]; i++) {
+        for (int64_t j = 0; j < m.shape[1]; j++) {
+            float value = nd_ref_get(m, i * m.stride[0] + j);
+            float scaled = value * out.scale[group(out.granularity, i, j)];
+            uint8_t code = nd_fp8_from_f32(format, scaled);
+            if (codes) {
+                codes[i * (out.codes.axes == 2 ? out.codes.stride[0] : 0) + j] = code;
+            }
+            if (transposed) {
+                transposed[j * out.transposed.stride[0] + i] = code;
+            }
+        }
+    }
+    return amax ? nd_ref_amax(stream, amax, x, ND_PER_TENSOR, true) : ND_OK;
+}
+
+nd_status nd_ref_fp8_transpose(nd_stream *stream, nd_tensor out, nd_tensor codes)
+{
+    int64_t rows = codes.shape[0], columns = codes.shape[1];
+    ND_ASSERT(nd_dtype_is_fp8(codes.dtype) && nd_is_2d(codes, rows, columns));
+    ND_ASSERT(nd_is_2d_of(out, codes.dtype, columns, rows));
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < columns; j++) {
+            ((uint8_t *)out.data)[j * out.stride[0] + i] =
+                ((const uint8_t *)codes.data)[i * codes.stride[0] + j];
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_ref_fp8_count(nd_stream *stream, int64_t counts[2], nd_tensor x, nd_fp8 as)
+{
+    nd_tensor m = matrix_of(x);
+    nd_dtype format = format_of(as, m.shape[0], m.shape[1]);
+    for (int64_t i = 0; i < m.shape[0]; i++) {
+        for (int64_t j = 0; j < m.shape[1]; j++) {
+            float value = nd_ref_get(m, i * m.stride[0] + j);
+            float scaled = value * as.scale[group(as.granularity, i, j)];
+            counts[0] += value != 0.0f && (nd_fp8_from_f32(format, scaled) & 0x7f) == 0;
+            counts[1] += fabsf(scaled) > nd_fp8_max(format);
+        }
+    }
+    return ND_OK;
+}
