@@ -67,7 +67,7 @@ const char *nd_status_name(nd_status status);
 
 /* A programmer's invariant: prints file, line and expression, then aborts. Never for users' mistakes. */
 #define ND_ASSERT(cond) ((cond) ? (void)0 : nd_assert_failed(#cond, __FILE__, __LINE__))
-_Noreturn void nd_assert_failed(const char *expression, const char *file, int line);
+__attribute__((noreturn)) void nd_assert_failed(const char *expression, const char *file, int line);
 
 /* Allocation outside of a training step. Fails with ND_ERR_INTERNAL and the size. */
 nd_status nd_alloc(size_t count, size_t size,

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CUDA_KERNELS_H
+#define ND_CUDA_KERNELS_H
+/*
+ * Launchers of our CUDA kernels: everything of kernels/ops.h but products and attention itself. Plain C, without CUDA
+ * headers; nothing is allocated and no launcher waits. The tests compile the same .cu files for the host (tests/hostcuda).
+ *
+ * Each launcher has the arguments of the op of its name (kernels/ops.h: formulas, shapes, aliases), with the stream as a
+ * cudaStream_t, and returns a cudaError_t (0: launched). Shapes are the caller's business: cuda.c asserts them. Any
+ * extents, strides and alignments work; pointers and row strides of whole 16 bytes are the fast path. Pointers to results
+ * and operands are device memory, structs given by pointer are read before the launcher returns.
+ *
+ * `scratch`: ND_CUDA_SCRATCH bytes of device memory, aligned to 256. Lent until the kernels have run, so streams that run
+ * at the same time have one each. Its contents do not matter.
+ *
+ * Determinism: sums are in an order given by the shape and the number of processors of the GPU; atomics only find maxima
+ * and count.
+ */
+#include "kernels/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct CUstream_st *nd_cuda_queue; /* cudaStream_t */
+
+enum {
+    ND_CUDA_SCRATCH = 16 << 20,
+    ND_CUDA_EMBEDDING_TOKENS = ND_CUDA_SCRATCH / 4, /* most tokens of embedding_bwd */
+};
+
+/*
+ * What a kernel does with a result beside storing it, without reading it again. Of the values as they are stored (rounded
+ * to act), of the whole tensor. A result with codes need not be stored: its tensor's data may be NULL.
+ */
+typedef struct nd_cuda_fuse {
+    float *
+        amax; /* NULL, or F32 (1): merged with the largest |value|, NaN when there is one; zero it first */
+    nd_tensor
+        codes; /* data NULL, or FP8 of the result's shape: value scale, limited and rounded as by fp8_cast */
+    const float *scale; /* F32 (1), with codes */
+} nd_cuda_fuse;
+
+/* ---- embedding ---- */
+int nd_cuda_embedding_fwd(nd_cuda_queue, nd_tensor out, nd_tensor ids, nd_tensor table,
+                          int64_t first);
+int nd_cuda_embedding_bwd(nd_cuda_queue, nd_tensor dtable, nd_tensor ids, nd_tensor dout,
+                          int64_t first, void *scratch);
+
+/* ---- RMSNorm, RoPE, SwiGLU; fuse NULL: nothing beside ---- */
+int nd_cuda_rmsnorm_fwd(nd_cuda_queue, nd_tensor y, nd_tensor sum, nd_tensor rstd, nd_tensor x,
+                        nd_tensor delta, nd_tensor weight, float eps, const nd_cuda_fuse *fuse);
+int nd_cuda_rmsnorm_bwd(nd_cuda_queue, nd_tensor dx, nd_tensor dweight, nd_tensor dy,
+                        nd_tensor dres, nd_tensor x, nd_tensor weight, nd_tensor rstd,
+                        void *scratch);
+int nd_cuda_rope(nd_cuda_queue, nd_tensor out, nd_tensor x, nd_tensor positions, nd_rope_view table,
+                 bool inverse);
+int nd_cuda_swiglu_fwd(nd_cuda_queue, nd_tensor out, nd_tensor gate, nd_tensor up,
+                       const nd_cuda_fuse *fuse);
+int nd_cuda_swiglu_bwd(nd_cuda_queue, nd_tensor dgate, nd_tensor dup, nd_tensor dout,
+                       nd_tensor gate, nd_tensor up, const nd_cuda_fuse *fuse_gate,
+                       const nd_cuda_fuse *fuse_up);
+
+/* ---- beside attention ---- */
+int nd_cuda_attention_delta(nd_cuda_queue, const nd_attention *, nd_tensor delta, nd_tensor out,
+                            nd_tensor dout);
+int nd_cuda_lse_merge(nd_cuda_queue, const nd_attention *, nd_tensor acc, nd_tensor acc_lse,
+                      nd_tensor out, nd_tensor lse);
+
+/* ---- cross entropy ---- */
+int nd_cuda_ce_stats(nd_cuda_queue, nd_tensor row_max, nd_tensor row_sum, nd_tensor target,
+                     nd_tensor logits, nd_tensor labels, int64_t first, int64_t valid);
+int nd_cuda_ce_rescale(nd_cuda_queue, nd_tensor row_sum, nd_tensor row_max, nd_tensor global_max);
+int nd_cuda_ce_loss(nd_cuda_queue, double *loss_sum, nd_tensor max, nd_tensor sum, nd_tensor target,
+                    nd_tensor labels);
+int nd_cuda_ce_bwd(nd_cuda_queue, nd_tensor logits, nd_tensor max, nd_tensor sum, nd_tensor labels,
+                   int64_t first, int64_t valid, float scale);
+
+/* ---- elementwise, sums ---- */
+int nd_cuda_add(nd_cuda_queue, nd_tensor out, nd_tensor a, nd_tensor b);
+int nd_cuda_accumulate(nd_cuda_queue, nd_tensor acc, nd_tensor x);
+int nd_cuda_cast(nd_cuda_queue, nd_tensor out, nd_tensor x);
+int nd_cuda_sum_squares(nd_cuda_queue, double *out, const float *x, int64_t count, void *scratch);
+/* out (act, contiguous) = value. */
+int nd_cuda_fill(nd_cuda_queue, nd_tensor out, float value);
+/*
+ * out(i, j) F32 = deviation nd_rng_normal(seed, random_stream, first + i pitch + j): the slice of a parameter whose
+ * rows are `pitch` elements long and whose first element is number `first`. The host's bits.
+ */
+int nd_cuda_random_normal(nd_cuda_queue, nd_tensor out, float deviation, uint64_t seed,
+                          uint64_t random_stream, int64_t first, int64_t pitch);
+
+/* ---- optimizers; ranges: host memory ---- */
+/* bf16: NULL, or the resident BF16 copy of p, same offsets: the updated p rounded. */
+int nd_cuda_adamw(nd_cuda_queue, const nd_adamw *, float *p, float *m, float *v, const float *grad,
+                  nd_bf16 *bf16, const nd_flat_range *ranges, int range_count);
+int nd_cuda_sgd(nd_cuda_queue, const nd_adamw *, float *p, const float *grad, nd_bf16 *bf16,
+                const nd_flat_range *ranges, int range_count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
