@@ -97,6 +97,21 @@ int nd_cuda_adamw(nd_cuda_queue, const nd_adamw *, float *p, float *m, float *v,
 int nd_cuda_sgd(nd_cuda_queue, const nd_adamw *, float *p, const float *grad, nd_bf16 *bf16,
                 const nd_flat_range *ranges, int range_count);
 
+/* ---- FP8 ---- */
+int nd_cuda_amax(nd_cuda_queue, float *amax, nd_tensor x, nd_granularity granularity, bool merge);
+int nd_cuda_fp8_scale(nd_cuda_queue, float *scale, float *inverse, const float *amax, int64_t count,
+                      nd_dtype format, bool power_of_two);
+int nd_cuda_fp8_delayed(nd_cuda_queue, const nd_fp8_history *history, nd_amax_algorithm algorithm);
+int nd_cuda_fp8_cast(nd_cuda_queue, nd_fp8 out, float *amax, nd_tensor x);
+int nd_cuda_fp8_transpose(nd_cuda_queue, nd_tensor out, nd_tensor codes);
+int nd_cuda_fp8_count(nd_cuda_queue, int64_t *counts, nd_tensor x, nd_fp8 as);
+/*
+ * What a library leaves of matmul_fp8 that multiplies codes only: c (m, n) = product (m, n; F32) a[i] b[j] + beta c. a: F32
+ * (1), or (m) with a_rows; b: F32 (1), or (n) with b_columns. product may be c.
+ */
+int nd_cuda_fp8_rescale(nd_cuda_queue, nd_tensor c, nd_tensor product, const float *a, bool a_rows,
+                        const float *b, bool b_columns, float beta);
+
 #ifdef __cplusplus
 }
 #endif

@@ -76,7 +76,7 @@ const char *nd_status_name(nd_status status)
     return "unknown";
 }
 
-_Noreturn void nd_assert_failed(const char *expression, const char *file, int line)
+void nd_assert_failed(const char *expression, const char *file, int line)
 {
     fprintf(stderr, "%s:%d: invariant broken: %s\n", file, line, expression);
     abort();
