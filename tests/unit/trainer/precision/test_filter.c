@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "trainer/precision/filter.h"
+
+enum { Q, K, V, O, GATE, UP, DOWN };
+
+/* Llama 3.1 8B. */
+static nd_llama_shape eight_b(void)
+{
+    return (nd_llama_shape){.vocab = 128256,
+                            .hidden = 4096,
+                            .ffn = 14336,
+                            .layers = 32,
+                            .heads = 32,
+                            .kv_heads = 8,
+                            .head_dim = 128};
+}
+
+static nd_config config_of(const char *filter, nd_fp8_recipe recipe)
+{
+    nd_config c = {
+        .train = {.precision = ND_PRECISION_FP8, .sequence_length = 8192, .micro_batch_size = 1}};
+    c.fp8.filter = (char *)filter;
+    c.fp8.recipe = recipe;
+    return c;
+}
+
+static nd_filter filter_of(const char *text, nd_fp8_recipe recipe, const nd_llama_shape *shape)
+{
+    nd_filter f;
+    nd_config c = config_of(text, recipe);
+    cr_assert_eq(nd_filter_init(&f, &c, shape), ND_OK, "%s", nd_error_last()->message);
+    return f;
+}
+
+static void expect_refused(const char *text, const nd_llama_shape *shape, const char *a,
+                           const char *b)
+{
+    nd_filter f;
+    nd_config c = config_of(text, ND_FP8_TENSORWISE);
+    cr_assert_eq(nd_filter_init(&f, &c, shape), ND_ERR_CONFIG);
+    cr_expect(strstr(nd_error_last()->message, a), "%s", nd_error_last()->message);
+    cr_expect(strstr(nd_error_last()->message, b), "%s", nd_error_last()->message);
+}
+
+Test(filter, accelerate_leaves_out_the_first_and_the_last)
+{
+    nd_llama_shape shape = eight_b();
+    nd_filter f = filter_of("accelerate", ND_FP8_TENSORWISE, &shape);
+    cr_expect_eq(f.converted, 7 * 32 - 1);
+    cr_expect_not(nd_filter_converts(&f, 0, Q));
+    cr_expect(nd_filter_converts(&f, 0, K));
+    cr_expect(nd_filter_converts(&f, 1, Q));
+    cr_expect(nd_filter_converts(&f, 31, DOWN));
+    nd_filter_fini(&f);
+}
+
+Test(filter, nothing_without_fp8)
+{
+    nd_llama_shape shape = eight_b();
+    nd_config c = config_of("accelerate", ND_FP8_TENSORWISE);
+    nd_filter f;
+    c.train.precision = ND_PRECISION_BF16;
+    cr_assert_eq(nd_filter_init(&f, &c, &shape), ND_OK);
+    cr_expect_not(nd_filter_converts(&f, 1, K));
+    nd_filter_fini(&f);
+}
+
+/* torchao's own words: Llama 8B's wk and wv (4096 -> 1024) stay in BF16 under both recipes. */
+Test(filter, thresholds_of_torchao)
+{
+    nd_llama_shape shape = eight_b();
+    nd_filter f = filter_of("auto", ND_FP8_TENSORWISE, &shape);
+    cr_expect_eq(f.converted, 5 * 32);
+    cr_expect(nd_filter_converts(&f, 0, Q), "it has no first and last");
+    cr_expect_not(nd_filter_converts(&f, 5, K));
+    cr_expect_not(nd_filter_converts(&f, 5, V));
+    nd_filter_fini(&f);
+    f = filter_of("auto", ND_FP8_ROWWISE, &shape);
+    cr_expect_eq(f.converted, 5 * 32);
+    nd_filter_fini(&f);
+    shape.hidden = 2048; /* o: 2048 x 4096, gate: 14336 x 2048, down: 2048 x 14336 */
+    f = filter_of("auto", ND_FP8_ROWWISE_GW_HP, &shape);
+    cr_expect_not(nd_filter_converts(&f, 0, O));
+    cr_expect(nd_filter_converts(&f, 0, GATE));
+    cr_expect_not(nd_filter_converts(&f, 0, DOWN));
+    cr_expect_not(nd_filter_converts(&f, 0, Q), "4096 x 2048 is at both limits");
+    nd_filter_fini(&f);
+}
+
+Test(filter, patterns)
+{
+    nd_llama_shape shape = eight_b();
+    nd_filter f = filter_of("mlp,layers.3.self_attn.q_proj", ND_FP8_TENSORWISE, &shape);
+    cr_expect_eq(f.converted, 3 * 32 + 1);
+    cr_expect(nd_filter_converts(&f, 3, Q));
+    cr_expect_not(nd_filter_converts(&f, 30, Q));
+    nd_filter_fini(&f);
+    f = filter_of("*.1?.*_proj", ND_FP8_TENSORWISE, &shape);
+    cr_expect_eq(f.converted, 70);
+    nd_filter_fini(&f);
+    f = filter_of("*", ND_FP8_TENSORWISE, &shape);
+    cr_expect_eq(f.converted, 7 * 32);
+    nd_filter_fini(&f);
+    expect_refused("w1", &shape, "w1 matches no linear", "gate_proj");
+    expect_refused("mlp, lm_head", &shape, "lm_head", "BF16");
+}
+
+Test(filter, sizes_of_sixteen)
+{
+    nd_llama_shape shape = eight_b();
+    shape.ffn = 14340;
+    nd_filter f = filter_of("accelerate", ND_FP8_TENSORWISE, &shape);
+    cr_expect_eq(f.converted, 4 * 32 - 1);
+    nd_filter_fini(&f);
+    expect_refused("up_proj", &shape, "14340 x 4096", "divisible by 16");
+    shape.hidden = 4104;
+    expect_refused("accelerate", &shape, "no linear", "4104");
+}
+
+Test(filter, conditions_of_the_mesh)
+{
+    nd_llama_shape shape = eight_b();
+    nd_mesh mesh = {{1, 1, 1, 1, 8}};
+    nd_config c = config_of("accelerate", ND_FP8_TENSORWISE);
+    nd_filter f = filter_of("accelerate", ND_FP8_TENSORWISE, &shape);
+    cr_expect_eq(nd_filter_check(&f, &c, &shape, &mesh), ND_OK);
+    c.train.sequence_length = 8200;
+    cr_expect_eq(nd_filter_check(&f, &c, &shape, &mesh), ND_ERR_CONFIG);
+    cr_expect(strstr(nd_error_last()->message, "8200 tokens"), "%s", nd_error_last()->message);
+    c.train.sequence_length = 8192;
+    shape.ffn = 14352; /* 16 divides it, but not an eighth of it */
+    cr_expect_eq(nd_filter_check(&f, &c, &shape, &mesh), ND_ERR_CONFIG);
+    cr_expect(strstr(nd_error_last()->message, "1794 x 4096"), "%s", nd_error_last()->message);
+    nd_filter_fini(&f);
+}
+
+static void add_line(void *context, const char *text)
+{
+    size_t used = strlen(context);
+    snprintf((char *)context + used, 4096 - used, "%s\n", text);
+}
+
+Test(filter, table_names_every_linear_once)
+{
+    char text[4096] = "";
+    nd_llama_shape shape = eight_b();
+    nd_filter f = filter_of("accelerate", ND_FP8_TENSORWISE, &shape);
+    nd_filter_each_line(&f, &shape, add_line, text);
+    int lines = 0;
+    for (const char *p = text; (p = strchr(p, '\n')) != NULL; p++) {
+        lines++;
+    }
+    cr_expect_eq(lines, 9, "q in two lines, six others, the head\n%s", text);
+    cr_expect(strstr(text, "layers.0.self_attn.q_proj"), "%s", text);
+    cr_expect(strstr(text, "first linear"), "%s", text);
+    cr_expect(strstr(text, "layers.1-31.self_attn.q_proj"), "%s", text);
+    cr_expect(strstr(text, "layers.0-31.mlp.down_proj"), "%s", text);
+    cr_expect(strstr(text, "lm_head"), "%s", text);
+    nd_filter_fini(&f);
+}

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/precision/filter.h"
+
+#include <fnmatch.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MULTIPLE = 16, MAX_NAME = 96 };
+
+static const struct {
+    nd_param_id param;
+    const char *module;
+} linears[ND_LINEARS_OF_BLOCK] = {
+    {ND_PARAM_Q, "self_attn.q_proj"}, {ND_PARAM_K, "self_attn.k_proj"},
+    {ND_PARAM_V, "self_attn.v_proj"}, {ND_PARAM_O, "self_attn.o_proj"},
+    {ND_PARAM_GATE, "mlp.gate_proj"}, {ND_PARAM_UP, "mlp.up_proj"},
+    {ND_PARAM_DOWN, "mlp.down_proj"},
+};
+
+int nd_linear_of_param(nd_param_id id)
+{
+    for (int i = 0; i < ND_LINEARS_OF_BLOCK; i++) {
+        if (linears[i].param == id) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+nd_param_id nd_linear_param(int linear)
+{
+    return linears[linear].param;
+}
+
+/* Out and in features: global, or of one rank when tp is above 1. */
+static void sizes_of(const nd_llama_shape *s, int linear, int64_t tp, int64_t *out, int64_t *in)
+{
+    int64_t q = s->heads * s->head_dim, kv = s->kv_heads * s->head_dim;
+    const int64_t rows[ND_LINEARS_OF_BLOCK] = {q, kv, kv, s->hidden, s->ffn, s->ffn, s->hidden};
+    bool by_rows = linears[linear].param != ND_PARAM_O && linears[linear].param != ND_PARAM_DOWN;
+    int64_t columns = linears[linear].param == ND_PARAM_O      ? q
+                      : linears[linear].param == ND_PARAM_DOWN ? s->ffn
+                                                               : s->hidden;
+    *out = by_rows ? rows[linear] / tp : rows[linear];
+    *in = by_rows ? columns : columns / tp;
+}
+
+static bool size_fits(const nd_llama_shape *shape, int linear)
+{
+    int64_t out, in;
+    sizes_of(shape, linear, 1, &out, &in);
+    return out % MULTIPLE == 0 && in % MULTIPLE == 0;
+}
+
+/* Source of the thresholds: torchao 0.18, float8/float8_linear_utils.py, measured there on an H100. */
+static bool is_small(const nd_llama_shape *shape, int linear, nd_fp8_recipe recipe)
+{
+    int64_t n, k;
+    sizes_of(shape, linear, 1, &n, &k);
+    if (recipe == ND_FP8_TENSORWISE || recipe == ND_FP8_DELAYED) {
+        return k <= 4096 && n <= 1024;
+    }
+    return n <= 2048 || k <= 1024 || (n <= 4096 && k <= 2048);
+}
+
+static void module_name(char name[MAX_NAME], int64_t layer, int linear)
+{
+    snprintf(name, MAX_NAME, "model.layers.%lld.%s", (long long)layer, linears[linear].module);
+}
+
+static bool matches(const char *pattern, const char *name)
+{
+    return strpbrk(pattern, "*?[") ? fnmatch(pattern, name, 0) == 0 : strstr(name, pattern) != NULL;
+}
+
+static nd_filter_reason reason_by_rule(const nd_config *config, const nd_llama_shape *shape,
+                                       int64_t layer, int linear)
+{
+    bool automatic = config->fp8.filter && strcmp(config->fp8.filter, "auto") == 0;
+    if (!size_fits(shape, linear)) {
+        return ND_FILTER_SIZE;
+    }
+    if (automatic) {
+        return is_small(shape, linear, config->fp8.recipe) ? ND_FILTER_SMALL : ND_FILTER_CONVERTED;
+    }
+    return layer == 0 && linear == 0 ? ND_FILTER_FIRST : ND_FILTER_CONVERTED;
+}
+
+/* Marks what one pattern matches. */
+static nd_status apply_pattern(nd_filter *f, const nd_llama_shape *shape, const char *pattern)
+{
+    int matched = 0;
+    for (int64_t i = 0; i < f->layers * ND_LINEARS_OF_BLOCK; i++) {
+        char name[MAX_NAME];
+        int64_t out, in;
+        int linear = (int)(i % ND_LINEARS_OF_BLOCK);
+        module_name(name, i / ND_LINEARS_OF_BLOCK, linear);
+        if (!matches(pattern, name)) {
+            continue;
+        }
+        matched++;
+        f->reasons[i] = ND_FILTER_CONVERTED;
+        if (!size_fits(shape, linear)) {
+            sizes_of(shape, linear, 1, &out, &in);
+            return nd_fail(ND_ERR_CONFIG,
+                           "fp8.filter %s names %s of %lld x %lld, but FP8 products need sizes "
+                           "divisible by 16; leave it out, or use fp8.filter: accelerate, which "
+                           "keeps such linears in BF16",
+                           pattern, name, (long long)out, (long long)in);
+        }
+    }
+    if (matched == 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "fp8.filter %s matches no linear; they are model.layers.0 to %lld with "
+                       ".self_attn.q_proj, k_proj, v_proj, o_proj and .mlp.gate_proj, up_proj, "
+                       "down_proj (lm_head always stays in BF16)",
+                       pattern, (long long)f->layers - 1);
+    }
+    return ND_OK;
+}
+
+static nd_status apply_patterns(nd_filter *f, const nd_config *config, const nd_llama_shape *shape)
+{
+    char *list = strdup(config->fp8.filter), *rest = NULL;
+    nd_status status = list ? ND_OK : nd_fail(ND_ERR_INTERNAL, "out of memory");
+    for (int64_t i = 0; i < f->layers * ND_LINEARS_OF_BLOCK; i++) {
+        f->reasons[i] = ND_FILTER_UNMATCHED;
+    }
+    for (char *p = list ? strtok_r(list, ", ", &rest) : NULL; p && status == ND_OK;
+         p = strtok_r(NULL, ", ", &rest)) {
+        status = apply_pattern(f, shape, p);
+    }
+    free(list);
+    return status;
+}
+
+static nd_status decide(nd_filter *f, const nd_config *config, const nd_llama_shape *shape)
+{
+    const char *filter = config->fp8.filter;
+    bool by_rule = !filter || strcmp(filter, "accelerate") == 0 || strcmp(filter, "auto") == 0;
+    if (!by_rule) {
+        ND_TRY(apply_patterns(f, config, shape));
+    }
+    for (int64_t i = 0; i < f->layers * ND_LINEARS_OF_BLOCK; i++) {
+        if (by_rule) {
+            f->reasons[i] = reason_by_rule(config, shape, i / ND_LINEARS_OF_BLOCK,
+                                           (int)(i % ND_LINEARS_OF_BLOCK));
+        }
+        f->converted += f->reasons[i] == ND_FILTER_CONVERTED;
+    }
+    if (f->converted == 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "train.precision is fp8, but with fp8.filter %s no linear would run in FP8 "
+                       "(hidden %lld, ffn %lld, %lld heads and %lld KV heads of %lld); use another "
+                       "filter, or train.precision bf16",
+                       filter ? filter : "accelerate", (long long)shape->hidden,
+                       (long long)shape->ffn, (long long)shape->heads, (long long)shape->kv_heads,
+                       (long long)shape->head_dim);
+    }
+    return ND_OK;
+}
+
+nd_status nd_filter_init(nd_filter *f, const nd_config *config, const nd_llama_shape *shape)
+{
+    *f = (nd_filter){.layers = shape->layers};
+    if (config->train.precision != ND_PRECISION_FP8) {
+        return ND_OK;
+    }
+    ND_TRY(ND_ALLOC(shape->layers * ND_LINEARS_OF_BLOCK, &f->reasons));
+    nd_status status = decide(f, config, shape);
+    if (status != ND_OK) {
+        nd_filter_fini(f);
+    }
+    return status;
+}
+
+void nd_filter_fini(nd_filter *f)
+{
+    free(f->reasons);
+    f->reasons = NULL;
+}
+
+bool nd_filter_converts(const nd_filter *f, int64_t layer, int linear)
+{
+    return f->reasons && f->reasons[layer * ND_LINEARS_OF_BLOCK + linear] == ND_FILTER_CONVERTED;
+}
+
+nd_status nd_filter_check(const nd_filter *f, const nd_config *config, const nd_llama_shape *shape,
+                          const nd_mesh *mesh)
+{
+    int64_t tp = mesh->size[ND_AXIS_TP], cp = mesh->size[ND_AXIS_CP];
+    int64_t sequence = config->train.sequence_length, micro = config->train.micro_batch_size;
+    for (int64_t i = 0; f->reasons && i < f->layers * ND_LINEARS_OF_BLOCK; i++) {
+        char name[MAX_NAME];
+        int64_t out, in, all_out, all_in;
+        int linear = (int)(i % ND_LINEARS_OF_BLOCK);
+        sizes_of(shape, linear, tp, &out, &in);
+        sizes_of(shape, linear, 1, &all_out, &all_in);
+        if (f->reasons[i] == ND_FILTER_CONVERTED && (out % MULTIPLE || in % MULTIPLE)) {
+            module_name(name, i / ND_LINEARS_OF_BLOCK, linear);
+            return nd_fail(ND_ERR_CONFIG,
+                           "%s is %lld x %lld, on each of %lld tp ranks %lld x %lld; FP8 products "
+                           "need sizes divisible by 16: use a smaller mesh.tp, or leave the linear "
+                           "out by fp8.filter",
+                           name, (long long)all_out, (long long)all_in, (long long)tp,
+                           (long long)out, (long long)in);
+        }
+    }
+    int64_t tokens = micro * (sequence / cp);
+    if (f->reasons && tokens % MULTIPLE) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "a rank's products have %lld tokens (train.micro_batch_size %lld x "
+                       "train.sequence_length %lld / mesh.cp %lld); FP8 products need a number "
+                       "divisible by 16: change the sequence length or the micro-batch",
+                       (long long)tokens, (long long)micro, (long long)sequence, (long long)cp);
+    }
+    return ND_OK;
+}
+
+static const char *why(nd_filter_reason reason)
+{
+    static const char *const text[] = {
+        [ND_FILTER_CONVERTED] = "fp8",
+        [ND_FILTER_FIRST] = "bf16: the first linear of the model",
+        [ND_FILTER_LAST] = "bf16: the last linear of the model, fused with the loss",
+        [ND_FILTER_SIZE] = "bf16: 16 does not divide its sizes",
+        [ND_FILTER_SMALL] = "bf16: too small to gain from FP8",
+        [ND_FILTER_UNMATCHED] = "bf16: no pattern of fp8.filter matches",
+    };
+    return text[reason];
+}
+
+void nd_filter_each_line(const nd_filter *f, const nd_llama_shape *shape,
+                         void (*line)(void *context, const char *text), void *context)
+{
+    char text[256], layers[48];
+    for (int linear = 0; f->reasons && linear < ND_LINEARS_OF_BLOCK; linear++) {
+        int64_t out, in, end;
+        sizes_of(shape, linear, 1, &out, &in);
+        for (int64_t begin = 0; begin < f->layers; begin = end) {
+            nd_filter_reason reason = f->reasons[begin * ND_LINEARS_OF_BLOCK + linear];
+            end = begin + 1;
+            while (end < f->layers && f->reasons[end * ND_LINEARS_OF_BLOCK + linear] == reason) {
+                end++;
+            }
+            if (end == begin + 1) {
+                snprintf(layers, sizeof layers, "%lld", (long long)begin);
+            } else {
+                snprintf(layers, sizeof layers, "%lld-%lld", (long long)begin, (long long)end - 1);
+            }
+            snprintf(text, sizeof text, "layers.%s.%-18s %6lld x %-6lld %s", layers,
+                     linears[linear].module, (long long)out, (long long)in, why(reason));
+            line(context, text);
+        }
+    }
+    if (f->reasons) {
+        snprintf(text, sizeof text, "lm_head %6lld x %-6lld %s", (long long)shape->vocab,
+                 (long long)shape->hidden, why(ND_FILTER_LAST));
+        line(context, text);
+    }
+}

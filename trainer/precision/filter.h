@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_PRECISION_FILTER_H
+#define ND_PRECISION_FILTER_H
+/*
+ * Which linears an FP8 recipe converts, and why; decided once, before step 0, from the shape alone (so alike on every
+ * rank). The head is fused with the loss and always stays in BF16.
+ *
+ *   accelerate    all but the first and the last linear by module order (layer 0's q_proj and lm_head), and those whose
+ *                 sizes 16 does not divide (accelerate's default filter)
+ *   auto          torchao's thresholds below which FP8 is slower (float8_linear_utils.py), by recipe
+ *   a,b,...       linears whose module name matches a pattern: a part of the name, or with * ? [ a shell pattern of
+ *                 the whole; "*" is all
+ */
+#include <stdio.h>
+
+#include "runtime/config/config.h"
+#include "runtime/config/llama_shape.h"
+#include "trainer/model/params.h"
+
+enum { ND_LINEARS_OF_BLOCK = 7 }; /* q k v o gate up down, in module order */
+
+typedef enum nd_filter_reason {
+    ND_FILTER_CONVERTED = 0,
+    ND_FILTER_FIRST,     /* the model's first linear */
+    ND_FILTER_LAST,      /* its last */
+    ND_FILTER_SIZE,      /* 16 does not divide its sizes */
+    ND_FILTER_SMALL,     /* below torchao's threshold */
+    ND_FILTER_UNMATCHED, /* no pattern matches */
+} nd_filter_reason;
+
+typedef struct nd_filter {
+    int64_t layers;
+    nd_filter_reason *reasons; /* [layers][ND_LINEARS_OF_BLOCK], owned; NULL: no FP8 */
+    int64_t converted;         /* linears in FP8 */
+} nd_filter;
+
+/*
+ * Nothing is converted unless train.precision is fp8. ND_ERR_CONFIG: a pattern that matches nothing, a linear named
+ * whose sizes 16 does not divide, nothing left to convert.
+ */
+nd_status nd_filter_init(nd_filter *filter, const nd_config *config, const nd_llama_shape *shape);
+void nd_filter_fini(nd_filter *filter);
+
+/* -1: not a linear of a block. */
+int nd_linear_of_param(nd_param_id id);
+nd_param_id nd_linear_param(int linear);
+bool nd_filter_converts(const nd_filter *filter, int64_t layer, int linear);
+
+/*
+ * Conditions of the products on this mesh, with numbers: local weight sizes and a rank's tokens in multiples of 16.
+ * ND_ERR_CONFIG.
+ */
+nd_status nd_filter_check(const nd_filter *filter, const nd_config *config,
+                          const nd_llama_shape *shape, const nd_mesh *mesh);
+
+/* The start-up table: every linear with its sizes, precision and why; equal neighbours of the layers in one line. */
+void nd_filter_each_line(const nd_filter *filter, const nd_llama_shape *shape,
+                         void (*line)(void *context, const char *text), void *context);
+
+#endif

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/precision/recipe.h"
+
+#include <stdio.h>
+
+#define CURRENT(format, along)                                                                     \
+    {                                                                                              \
+        ND_SCALING_CURRENT, ND_DTYPE_F8_##format, ND_PER_##along                                   \
+    }
+#define DELAYED(format)                                                                            \
+    {                                                                                              \
+        ND_SCALING_DELAYED, ND_DTYPE_F8_##format, ND_PER_TENSOR                                    \
+    }
+#define IN_BF16                                                                                    \
+    {                                                                                              \
+        .scaling = ND_SCALING_NONE                                                                 \
+    }
+
+/* A scale must be constant along the summed axis: rows of the operand that keeps its rows in the result, else columns. */
+static const nd_recipe recipes[] = {
+    [ND_FP8_TENSORWISE] =
+        {
+            .name = "tensorwise",
+            .output = {CURRENT(E4M3, TENSOR), CURRENT(E4M3, TENSOR), true},
+            .input_gradient = {CURRENT(E5M2, TENSOR), CURRENT(E4M3, TENSOR), false},
+            .weight_gradient = {CURRENT(E5M2, TENSOR), CURRENT(E4M3, TENSOR), false},
+        },
+    [ND_FP8_ROWWISE] =
+        {
+            .name = "rowwise",
+            .output = {CURRENT(E4M3, ROW), CURRENT(E4M3, ROW), true},
+            .input_gradient = {CURRENT(E4M3, ROW), CURRENT(E4M3, COLUMN), false},
+            .weight_gradient = {CURRENT(E4M3, COLUMN), CURRENT(E4M3, COLUMN), false},
+            .power_of_two = true,
+        },
+    [ND_FP8_ROWWISE_GW_HP] =
+        {
+            .name = "rowwise_with_gw_hp",
+            .output = {CURRENT(E4M3, ROW), CURRENT(E4M3, ROW), true},
+            .input_gradient = {CURRENT(E4M3, ROW), CURRENT(E4M3, TENSOR), false},
+            .weight_gradient = {IN_BF16, IN_BF16, false},
+            .power_of_two = true,
+        },
+    [ND_FP8_DELAYED] =
+        {
+            .name = "delayed",
+            .output = {DELAYED(E4M3), DELAYED(E4M3), true},
+            .input_gradient = {DELAYED(E5M2), DELAYED(E4M3), false},
+            .weight_gradient = {DELAYED(E5M2), DELAYED(E4M3), false},
+        },
+};
+
+nd_recipe nd_recipe_of(const nd_config *config)
+{
+    if (config->train.precision != ND_PRECISION_FP8) {
+        return (nd_recipe){0};
+    }
+    nd_recipe recipe = recipes[config->fp8.recipe];
+    if (config->fp8.recipe == ND_FP8_DELAYED) {
+        if (config->fp8.format == ND_FP8_E4M3) {
+            recipe.input_gradient.a.format = ND_DTYPE_F8_E4M3;
+            recipe.weight_gradient.a.format = ND_DTYPE_F8_E4M3;
+        }
+        recipe.history_length = config->fp8.amax_history_length;
+        recipe.algorithm =
+            config->fp8.amax_compute == ND_FP8_AMAX_MAX ? ND_AMAX_MAX : ND_AMAX_MOST_RECENT;
+        recipe.margin = config->fp8.margin;
+    }
+    return recipe;
+}
+
+bool nd_recipe_is_per_tensor(const nd_recipe *recipe)
+{
+    return recipe->name && recipe->output.a.granularity == ND_PER_TENSOR;
+}
+
+bool nd_recipe_is_delayed(const nd_recipe *recipe)
+{
+    return recipe->output.a.scaling == ND_SCALING_DELAYED;
+}
+
+float nd_fp8_max(nd_dtype format)
+{
+    return format == ND_DTYPE_F8_E4M3 ? 448.0f : 57344.0f;
+}
+
+static const char *operand(const nd_cast_rule *rule, char buffer[32])
+{
+    static const char *const along[] = {
+        [ND_PER_TENSOR] = "tensor", [ND_PER_ROW] = "row", [ND_PER_COLUMN] = "column"};
+    snprintf(buffer, 32, "%s per %s", rule->format == ND_DTYPE_F8_E4M3 ? "e4m3" : "e5m2",
+             along[rule->granularity]);
+    return buffer;
+}
+
+const char *nd_gemm_rule_format(const nd_gemm_rule *rule, char *buffer, size_t size)
+{
+    char a[32], b[32];
+    if (rule->a.scaling == ND_SCALING_NONE) {
+        snprintf(buffer, size, "bf16");
+    } else {
+        snprintf(buffer, size, "%s x %s%s", operand(&rule->a, a), operand(&rule->b, b),
+                 rule->fast_accumulation ? ", fast accumulation" : "");
+    }
+    return buffer;
+}
