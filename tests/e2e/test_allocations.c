@@ -5,23 +5,10 @@
  */
 #include <criterion/criterion.h>
 #include <string.h>
-#include <sys/wait.h>
 
-#include "tests/support/tempdir.h"
+#include "tests/support/shell.h"
 
 static tempdir dir;
-
-static void run(const char *command)
-{
-    static char line[4096], output[8192];
-    snprintf(line, sizeof line, "cd %s && { %s; } 2>&1", dir.path, command);
-    FILE *f = popen(line, "r");
-    cr_assert_not_null(f);
-    size_t n = fread(output, 1, sizeof output - 1, f);
-    output[n] = '\0';
-    int status = pclose(f);
-    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s\n%s", command, output);
-}
 
 static void train(const char *mesh, int steps, const char *counts)
 {
@@ -34,7 +21,7 @@ static void train(const char *mesh, int steps, const char *counts)
              "log.interval=1 "
              "--set output.save_model=false --set output.dir=out %s",
              counts, counts, steps, mesh);
-    run(command);
+    shell(&dir, command);
 }
 
 static long count_of(const char *counts, int rank)
@@ -59,7 +46,7 @@ static void compare(const char *mesh, int ranks)
         cr_assert_eq(many, few, "%s, rank %d: %ld allocations in 10 more steps", mesh, r,
                      many - few);
     }
-    run("rm -rf few many out");
+    shell(&dir, "rm -rf few many out");
 }
 
 Test(allocations, none_inside_a_step, .timeout = 120)

@@ -8,12 +8,10 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 
-#include "tests/support/tempdir.h"
+#include "tests/support/shell.h"
 
 static tempdir dir;
-static char output[16384];
 
 static const char model[] =
     "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, \"intermediate_size\": "
@@ -33,25 +31,10 @@ static void setup(void)
 
 static void teardown(void)
 {
-    char command[256];
-    snprintf(command, sizeof command, "rm -rf %s", dir.path);
-    cr_assert_eq(system(command), 0);
+    shell_remove(&dir);
 }
 
 TestSuite(errors, .init = setup, .fini = teardown, .timeout = 60);
-
-/* Runs a shell command in the folder and keeps what it printed; returns the exit code. */
-static int run(const char *command)
-{
-    char line[2048];
-    snprintf(line, sizeof line, "cd %s && { %s; } 2>&1", dir.path, command);
-    FILE *f = popen(line, "r");
-    cr_assert_not_null(f);
-    size_t n = fread(output, 1, sizeof output - 1, f);
-    output[n] = '\0';
-    int status = pclose(f);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
 
 /* The good flags, then the broken ones; FROM names the model. */
 #define FROM(model_flag)                                                                           \
@@ -67,10 +50,12 @@ static void write_file(const char *name, const char *text)
 
 static void refused_with(int code, const char *command, const char *word_1, const char *word_2)
 {
-    int got = run(command);
-    cr_assert_eq(got, code, "%s\nexit code %d, not %d:\n%s", command, got, code, output);
-    cr_assert_not_null(strstr(output, word_1), "%s\nno \"%s\" in:\n%s", command, word_1, output);
-    cr_assert_not_null(strstr(output, word_2), "%s\nno \"%s\" in:\n%s", command, word_2, output);
+    int got = shell_run(&dir, command);
+    cr_assert_eq(got, code, "%s\nexit code %d, not %d:\n%s", command, got, code, shell_output);
+    cr_assert_not_null(strstr(shell_output, word_1), "%s\nno \"%s\" in:\n%s", command, word_1,
+                       shell_output);
+    cr_assert_not_null(strstr(shell_output, word_2), "%s\nno \"%s\" in:\n%s", command, word_2,
+                       shell_output);
     struct stat st;
     cr_assert_neq(stat(tempdir_file(&dir, "out/metrics.jsonl"), &st), 0, "%s\nwrote a run",
                   command);
@@ -86,7 +71,7 @@ static void refused_model(int code, const char *extra, const char *word_1, const
 
 Test(errors, the_good_run_is_good)
 {
-    cr_assert_eq(run(LAUNCH), 0, "%s", output);
+    cr_assert_eq(shell_run(&dir, LAUNCH), 0, "%s", shell_output);
 }
 
 Test(errors, yaml)
@@ -173,9 +158,10 @@ Test(errors, llmc)
     write_llmc(129, 3);
     refused_with(65, LAUNCH TOKENS_FILE, "tokens.bin", "129");
     write_llmc(128, 256);
-    int code = run(LAUNCH TOKENS_FILE);
-    cr_assert_eq(code, 65, "%d: %s", code, output);
-    cr_assert(strstr(output, "tokens.bin") && strstr(output, "256"), "%s", output);
+    int code = shell_run(&dir, LAUNCH TOKENS_FILE);
+    cr_assert_eq(code, 65, "%d: %s", code, shell_output);
+    cr_assert(strstr(shell_output, "tokens.bin") && strstr(shell_output, "256"), "%s",
+              shell_output);
 }
 
 /* A .idx of one sequence of `length` tokens beside a .bin of 200. */
@@ -199,30 +185,32 @@ static void write_megatron(int32_t length)
 Test(errors, megatron)
 {
     write_megatron(200);
-    cr_assert_eq(run(LAUNCH CORPUS), 0, "%s", output);
-    cr_assert_eq(run("rm -r out"), 0);
+    cr_assert_eq(shell_run(&dir, LAUNCH CORPUS), 0, "%s", shell_output);
+    cr_assert_eq(shell_run(&dir, "rm -r out"), 0);
     write_megatron(300);
     refused_with(65, LAUNCH CORPUS, "corpus", "");
-    cr_assert_eq(run("truncate -s 40 corpus.idx"), 0);
+    cr_assert_eq(shell_run(&dir, "truncate -s 40 corpus.idx"), 0);
     refused_with(65, LAUNCH CORPUS, "corpus.idx", "");
-    cr_assert_eq(run("rm corpus.idx"), 0);
+    cr_assert_eq(shell_run(&dir, "rm corpus.idx"), 0);
     refused_with(65, LAUNCH CORPUS, "corpus", "");
 }
 
 Test(errors, weights)
 {
-    cr_assert_eq(run(LAUNCH "--set output.save_model=true"), 0, "%s", output);
-    cr_assert_eq(run("mv out/model good && rm -r out"), 0);
-    cr_assert_eq(run(FROM("--model-path good")), 0, "%s", output);
-    cr_assert_eq(run("rm -r out; cp -r good cut && truncate -s -8 cut/model.safetensors"), 0);
+    cr_assert_eq(shell_run(&dir, LAUNCH "--set output.save_model=true"), 0, "%s", shell_output);
+    cr_assert_eq(shell_run(&dir, "mv out/model good && rm -r out"), 0);
+    cr_assert_eq(shell_run(&dir, FROM("--model-path good")), 0, "%s", shell_output);
+    cr_assert_eq(
+        shell_run(&dir, "rm -r out; cp -r good cut && truncate -s -8 cut/model.safetensors"), 0);
     refused_with(65, FROM("--model-path cut"), "model.safetensors", "");
-    cr_assert_eq(run("cp -r good extra && sed -i 's/lm_head.weight/lm_hood.weight/' "
-                     "extra/model.safetensors"),
+    cr_assert_eq(shell_run(&dir, "cp -r good extra && sed -i 's/lm_head.weight/lm_hood.weight/' "
+                                 "extra/model.safetensors"),
                  0);
     refused_with(65, FROM("--model-path extra"), "lm_", "extra");
-    cr_assert_eq(run("cp -r good two && sed -i 's/model.norm.weight/lm_head.weight\\x22,\\x22/' "
-                     "two/model.safetensors"),
-                 0);
+    cr_assert_eq(
+        shell_run(&dir, "cp -r good two && sed -i 's/model.norm.weight/lm_head.weight\\x22,\\x22/' "
+                        "two/model.safetensors"),
+        0);
     refused_with(65, FROM("--model-path two"), "two", "");
     refused_with(65, FROM("--model-path nowhere"), "nowhere", "");
     refused_with(65, FROM("--model-name some/model-that-is-not-here"),
@@ -231,19 +219,19 @@ Test(errors, weights)
 
 Test(errors, output_folder)
 {
-    cr_assert_eq(run(LAUNCH), 0, "%s", output);
-    cr_assert_eq(run("cp out/metrics.jsonl before"), 0);
-    int code = run(LAUNCH);
-    cr_assert_eq(code, 73, "%d: %s", code, output);
-    cr_assert_not_null(strstr(output, "out"), "%s", output);
-    cr_assert_eq(run("cmp before out/metrics.jsonl"), 0, "the older run is as it was");
+    cr_assert_eq(shell_run(&dir, LAUNCH), 0, "%s", shell_output);
+    cr_assert_eq(shell_run(&dir, "cp out/metrics.jsonl before"), 0);
+    int code = shell_run(&dir, LAUNCH);
+    cr_assert_eq(code, 73, "%d: %s", code, shell_output);
+    cr_assert_not_null(strstr(shell_output, "out"), "%s", shell_output);
+    cr_assert_eq(shell_run(&dir, "cmp before out/metrics.jsonl"), 0, "the older run is as it was");
     write_file("file", "x");
-    cr_assert_eq(run(LAUNCH "--set output.dir=file/out"), 73, "%s", output);
+    cr_assert_eq(shell_run(&dir, LAUNCH "--set output.dir=file/out"), 73, "%s", shell_output);
 }
 
 Test(errors, rendezvous)
 {
-    cr_assert_eq(run(ND_LAUNCH " --make-key key"), 0, "%s", output);
-    cr_assert_eq(run("stat -c %a key | grep -x 600"), 0);
-    cr_assert_eq(run(ND_LAUNCH " --make-key key"), 73, "%s", output);
+    cr_assert_eq(shell_run(&dir, ND_LAUNCH " --make-key key"), 0, "%s", shell_output);
+    cr_assert_eq(shell_run(&dir, "stat -c %a key | grep -x 600"), 0);
+    cr_assert_eq(shell_run(&dir, ND_LAUNCH " --make-key key"), 73, "%s", shell_output);
 }

@@ -6,23 +6,10 @@
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
-#include <sys/wait.h>
 
-#include "tests/support/tempdir.h"
+#include "tests/support/shell.h"
 
 static tempdir dir;
-
-static void run(const char *command)
-{
-    static char line[4096], output[8192];
-    snprintf(line, sizeof line, "cd %s && { %s; } 2>&1", dir.path, command);
-    FILE *f = popen(line, "r");
-    cr_assert_not_null(f);
-    size_t n = fread(output, 1, sizeof output - 1, f);
-    output[n] = '\0';
-    int status = pclose(f);
-    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s\n%s", command, output);
-}
 
 static double number_in(const char *file, const char *key)
 {
@@ -49,7 +36,7 @@ static void check(const char *name, const char *flags)
              "--sequence-length 1024 --num-steps 2 --set output.save_model=false --set "
              "output.dir=out %s",
              flags);
-    run(command);
+    shell(&dir, command);
     double plan = number_in("out/run.json", "\"planned_bytes\""),
            held = number_in("out/trace.json", "\"resident_bytes\"");
     fprintf(stderr, "memory: %-28s plan %8.1f MB, held %8.1f MB, %+6.1f %%\n", name, plan * 1e-6,
@@ -78,6 +65,5 @@ Test(memory, a_worker_stays_within_its_plan, .timeout = 280)
           "--num-processes 8 --dp-replicate-size 2 --dp-shard-size 2 --tp-size 2");
     check("cp 4, full recompute",
           "--num-processes 4 --dp-shard-size 1 --cp-size 4 --set parallel.recompute=full");
-    run("rm -rf out");
-    tempdir_remove(&dir);
+    shell_remove(&dir);
 }

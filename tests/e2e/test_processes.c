@@ -8,25 +8,12 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#include <sys/wait.h>
 
-#include "tests/support/tempdir.h"
+#include "tests/support/shell.h"
 
 enum { STEPS = 10 };
 
 static tempdir dir;
-
-static void run(const char *command)
-{
-    static char line[4096], output[8192];
-    snprintf(line, sizeof line, "cd %s && { %s; } 2>&1", dir.path, command);
-    FILE *f = popen(line, "r");
-    cr_assert_not_null(f);
-    size_t n = fread(output, 1, sizeof output - 1, f);
-    output[n] = '\0';
-    int status = pclose(f);
-    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s\n%s", command, output);
-}
 
 static void setup(void)
 {
@@ -45,8 +32,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    run("rm -rf one mesh again");
-    tempdir_remove(&dir);
+    shell_remove(&dir);
 }
 
 TestSuite(processes, .init = setup, .fini = teardown, .timeout = 120);
@@ -65,7 +51,7 @@ static void train(const char *environment, const char *out, const char *mesh, in
         "--set output.dtype=fp32 --set output.save_model=true --set output.dir=%s "
         "--set train.gradient_accumulation_steps=%d %s %s",
         environment, STEPS, out, accumulation, mesh, more);
-    run(command);
+    shell(&dir, command);
 }
 
 static void read_losses(const char *out, double losses[STEPS])
@@ -134,30 +120,5 @@ Test(processes, the_same_run_twice)
     const char *mesh = "--num-processes 4 --dp-shard-size 2 --tp-size 2 --precision bf16";
     train("", "mesh", mesh, 2, "");
     train("", "again", mesh, 2, "");
-    run(SAME);
-}
-
-/* A saved model trains on from the same weights on any mesh: saved again after a step of size 0, it has the same bytes. */
-Test(processes, a_saved_model_loads_onto_any_mesh)
-{
-    train("", "one", "--num-processes 2 --dp-shard-size 2", 2, "");
-    static const char *const meshes[] = {
-        "--num-processes 1 --dp-shard-size 1",
-        "--num-processes 4 --dp-shard-size 2 --tp-size 2",
-        "--num-processes 8 --dp-shard-size 2 --cp-size 2 --tp-size 2",
-    };
-    for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
-        char command[2048];
-        snprintf(
-            command, sizeof command,
-            ND_LAUNCH
-            " --device cpu --model-path one/model --set data.path=text.txt --sequence-length 64 "
-            "--num-steps 1 "
-            "--precision fp32 --set optimizer.name=sgd --set optimizer.lr=1e-300 --set "
-            "optimizer.min_lr=0 "
-            "--set output.dtype=fp32 --set output.dir=again %s && cmp one/model/model.safetensors "
-            "again/model/model.safetensors && rm -r again",
-            meshes[i]);
-        run(command);
-    }
+    shell(&dir, SAME);
 }

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Compare a run's last validation loss with what Hugging Face transformers computes from the model it saved.
+
+  python scripts/check_model.py runs/FOLDER [--blocks-per-batch 8]
+
+The Python needs torch and transformers. run.json names the validation data (a text or an llm.c file), the sequence
+length and the precision; metrics.jsonl holds the loss. transformers runs the saved weights in F32 over the same blocks:
+all of the validation file, so train.validation_batches must have been 0. Bound on the relative difference: 1e-5 for a run
+and a model in fp32, 1e-2 where either is BF16 or FP8 (2^-8 of every activation or weight). Exit status: 0 within the bound,
+1 outside it, 2 the run cannot be checked.
+"""
+import argparse
+import array
+import json
+import pathlib
+import sys
+
+sys.path.append(sys.path.pop(0))  # this folder last: its tokenize.py is not Python's module of that name
+
+BOUND_FP32, BOUND_BF16 = 1e-5, 1e-2
+IGNORED = -100
+
+
+class CannotCheck(Exception):
+    pass
+
+
+def load_json(path):
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as e:
+        raise CannotCheck(f"{path} cannot be read: {e}") from None
+
+
+def last_validation(path):
+    try:
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+    except (OSError, ValueError) as e:
+        raise CannotCheck(f"{path} cannot be read: {e}") from None
+    found = [r for r in records if "validation_loss" in r]
+    if not found:
+        raise CannotCheck(f"{path} has no validation; set data.validation_path")
+    return found[-1]["validation_loss"], found[-1]["validation_tokens"]
+
+
+def read_tokens(path, kind):
+    data = pathlib.Path(path).read_bytes()
+    if kind == "text":
+        return list(data)
+    if kind == "llmc":
+        magic = int.from_bytes(data[:4], "little")
+        ids = array.array("H" if magic == 20240520 else "I")
+        ids.frombytes(data[1024:])
+        if sys.byteorder == "big":
+            ids.byteswap()
+        return ids.tolist()
+    raise CannotCheck(f"{path}: only text and llm.c files can be checked here, not {kind}")
+
+
+def kind_of(config):
+    if config["data.format"] != "auto":
+        return config["data.format"]
+    return "llmc" if config["data.validation_path"].endswith(".bin") else "text"
+
+
+def blocks(tokens, length):
+    """Inputs and labels of docs/formats.md's blocks: length + 1 tokens each, the last one filled up."""
+    for begin in range(0, len(tokens), length + 1):
+        block = tokens[begin : begin + length + 1]
+        if len(block) < 2:
+            return
+        fill = length + 1 - len(block)
+        yield block[:-1] + [0] * fill, block[1:] + [IGNORED] * fill
+
+
+def transformers_loss(folder, pairs, per_batch):
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM
+    except ImportError as e:
+        raise CannotCheck(f"this Python cannot import torch and transformers ({e}); `pip install torch transformers`") from None
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for begin in range(0, len(pairs), per_batch):
+            inputs, labels = (torch.tensor(t) for t in zip(*pairs[begin : begin + per_batch]))
+            logits = model(inputs).logits.flatten(0, 1)
+            total += torch.nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum").double().item()
+            count += int((labels != IGNORED).sum())
+    return total / count, count
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("run", type=pathlib.Path, help="a run's folder, with run.json, metrics.jsonl and model/")
+    p.add_argument("--blocks-per-batch", type=int, default=8)
+    arguments = p.parse_args()
+    config = load_json(arguments.run / "run.json")["config"]
+    if config["train.validation_batches"] != 0:
+        raise CannotCheck("the run validated on a part of the file: set train.validation_batches to 0")
+    ours, our_tokens = last_validation(arguments.run / "metrics.jsonl")
+    tokens = read_tokens(config["data.validation_path"], kind_of(config))
+    pairs = list(blocks(tokens, config["train.sequence_length"]))
+    theirs, their_tokens = transformers_loss(arguments.run / "model", pairs, arguments.blocks_per_batch)
+    if our_tokens != their_tokens:
+        raise CannotCheck(f"the run validated {our_tokens} tokens, {config['data.validation_path']} has {their_tokens}")
+    fp32 = config["train.precision"] == "fp32" and config["output.dtype"] == "fp32"
+    bound = BOUND_FP32 if fp32 else BOUND_BF16
+    difference = abs(ours / theirs - 1.0)
+    print(f"validation loss {ours:.7g} here, {theirs:.7g} in transformers: relative difference {difference:.2g}, "
+          f"bound {bound:g}")
+    return 0 if difference <= bound else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (CannotCheck, OSError, KeyError) as error:
+        print(f"check_model: {error}", file=sys.stderr)
+        sys.exit(2)
