@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "tests/support/shell.h"
+#include "tests/support/skip.h"
 
 static tempdir dir;
 
@@ -65,7 +66,7 @@ Test(saved_model, has_the_same_validation_loss_in_transformers)
 {
     const char *python = getenv("ND_PEER_PYTHON");
     if (!python) {
-        cr_skip_test("ND_PEER_PYTHON names no Python with torch and transformers");
+        skip_test("ND_PEER_PYTHON names no Python with torch and transformers");
     }
     check(python, "fp32");
     check(python, "bf16");

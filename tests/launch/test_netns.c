@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "tests/launch/launched.h"
+#include "tests/support/skip.h"
 
 static tempdir dir;
 static char spaces[2][32];
@@ -74,7 +75,7 @@ Test(netns, two_nodes_train_over_a_network)
     launched nodes[2], l;
     char program[PATH_MAX], key[128], model[128], data[128];
     if (!make_spaces()) {
-        cr_skip("network namespaces are not permitted here (ip netns add, ip link add)");
+        skip_test("network namespaces are not permitted here (ip netns add, ip link add)");
     }
     snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
     snprintf(key, sizeof key, "%s/key", dir.path);
