@@ -7,6 +7,7 @@
  * A stream orders work. On the CPU compute runs inside the call, so only communication is pending; on CUDA everything
  * is. An event marks the end of work enqueued on a stream: nd_stream_wait makes later work of another stream see its
  * results (no host wait on CUDA; on the CPU it progresses communication until the operation is complete).
+ * Device memory is not the host's on CUDA: only copies reach it.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,6 +47,8 @@ typedef struct nd_device_table {
     nd_status (*event_record)(nd_event *event, nd_stream *stream);
     nd_status (*stream_wait)(nd_stream *stream, nd_event *event);
     nd_status (*stream_sync)(nd_stream *stream); /* host waits for all work of the stream */
+    void (*range_push)(const char *name);        /* names what follows in a profiler; may be NULL */
+    void (*range_pop)(void);
 } nd_device_table;
 
 struct nd_device {
@@ -56,6 +59,10 @@ struct nd_device {
     char name[96]; /* "cpu, 2 threads", "NVIDIA H200" */
     void *native;  /* what the ops of a backend keep for the device (kernels/cpu/context.h) */
     void (*native_close)(void *native); /* called when the device closes; NULL: nothing to do */
+    /* Called again and again while the host waits for a stream, with the seconds waited so far: who can tell that the wait
+     * will not end (a lost peer, a deadline) fails, and the wait with it. NULL: nobody. */
+    nd_status (*idle)(void *context, double seconds);
+    void *idle_context;
 };
 
 /* threads >= 1: OpenMP threads of this worker's parallel regions. */
@@ -85,6 +92,18 @@ static inline nd_status nd_stream_wait(nd_stream *s, nd_event *e)
 static inline nd_status nd_stream_sync(nd_stream *s)
 {
     return s->device->table->stream_sync(s);
+}
+static inline void nd_range_push(const nd_device *d, const char *name)
+{
+    if (d->table->range_push) {
+        d->table->range_push(name);
+    }
+}
+static inline void nd_range_pop(const nd_device *d)
+{
+    if (d->table->range_pop) {
+        d->table->range_pop();
+    }
 }
 
 #endif

@@ -56,7 +56,18 @@ nd_status nd_memplan_commit(nd_memplan *plan, nd_device *device)
 {
     ND_ASSERT(!plan->base);
     plan->device = device;
-    return nd_device_alloc(device, plan->total, &plan->base);
+    nd_status status = nd_device_alloc(device, plan->total, &plan->base);
+    if (status != ND_OK) {
+        char parts[512] = "";
+        size_t used = 0;
+        for (nd_mem_class c = 0; c < ND_MEM_CLASS_COUNT && used < sizeof parts; c++) {
+            used += (size_t)snprintf(parts + used, sizeof parts - used, "%s%s %.0f MiB",
+                                     c ? ", " : "", class_names[c],
+                                     (double)nd_memplan_class_bytes(plan, c) / 1048576.0);
+        }
+        return nd_fail_context(status, "allocating the plan: %s", parts);
+    }
+    return ND_OK;
 }
 
 void *nd_memplan_at(const nd_memplan *plan, int id)

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_DEVICE_CUDA_CHECK_H
+#define ND_DEVICE_CUDA_CHECK_H
+/* For code that calls the CUDA runtime: error mapping and the device's trail of ops. */
+#include <cuda_runtime_api.h>
+
+#include "runtime/device/device.h"
+
+/*
+ * Fills the error record from a CUDA error: the call, the error's name and text, the device, and the last ops enqueued on
+ * it. Returns ND_ERR_INTERNAL, or ND_ERR_CONFIG when there is no memory. `device` may be NULL.
+ */
+nd_status nd_cuda_failed(const nd_device *device, cudaError_t error, const char *call);
+
+#define ND_CUDA(device_, call_)                                                                    \
+    do {                                                                                           \
+        cudaError_t nd_cuda_error_ = (call_);                                                      \
+        if (nd_cuda_error_ != cudaSuccess) {                                                       \
+            return nd_cuda_failed((device_), nd_cuda_error_, #call_);                              \
+        }                                                                                          \
+    } while (0)
+
+/* Notes that `op` (a static string) was enqueued, and reports what its launch returned. */
+nd_status nd_cuda_op_done(nd_stream *stream, const char *op, cudaError_t launched);
+
+static inline cudaStream_t nd_cuda_stream(const nd_stream *stream)
+{
+    return (cudaStream_t)stream->native;
+}
+
+#endif

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stdlib.h>
+
+#include "runtime/device/cuda.h"
+#include "runtime/device/cuda_check.h"
+
+struct nd_cuda_graph {
+    nd_device *device;
+    cudaGraphExec_t executable;
+};
+
+nd_status nd_cuda_capture_begin(nd_stream *stream)
+{
+    ND_CUDA(stream->device,
+            cudaStreamBeginCapture(nd_cuda_stream(stream), cudaStreamCaptureModeThreadLocal));
+    return ND_OK;
+}
+
+nd_status nd_cuda_capture_end(nd_stream *stream, nd_cuda_graph **out)
+{
+    nd_device *device = stream->device;
+    cudaGraph_t recorded = NULL;
+    nd_cuda_graph *graph = NULL;
+    ND_CUDA(device, cudaStreamEndCapture(nd_cuda_stream(stream), &recorded));
+    nd_status status = ND_ALLOC(1, &graph);
+    if (status == ND_OK) {
+        cudaError_t error = cudaGraphInstantiate(&graph->executable, recorded, 0);
+        graph->device = device;
+        if (error != cudaSuccess) {
+            status = nd_cuda_failed(device, error, "cudaGraphInstantiate");
+            free(graph);
+        }
+    }
+    cudaGraphDestroy(recorded);
+    if (status == ND_OK) {
+        *out = graph;
+    }
+    return status;
+}
+
+nd_status nd_cuda_graph_launch(nd_cuda_graph *graph, nd_stream *stream)
+{
+    ND_CUDA(graph->device, cudaGraphLaunch(graph->executable, nd_cuda_stream(stream)));
+    return ND_OK;
+}
+
+void nd_cuda_graph_destroy(nd_cuda_graph *graph)
+{
+    if (graph) {
+        cudaGraphExecDestroy(graph->executable);
+        free(graph);
+    }
+}

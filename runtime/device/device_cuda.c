@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/device/cuda.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/device/cuda_check.h"
+#ifdef ND_HAVE_NVTX
+#include <nvtx3/nvToolsExt.h>
+#endif
+
+enum { TRAIL = 8 };
+
+typedef struct cuda_device {
+    nd_device device;
+    const char *trail[TRAIL]; /* ops enqueued last, a ring of static strings */
+    int trail_next;
+    bool sync_each_op; /* ND_CUDA_SYNC */
+} cuda_device;
+
+static cuda_device *cuda_of(const nd_device *device)
+{
+    return (cuda_device *)device;
+}
+
+static void format_trail(const nd_device *device, char *text, size_t size)
+{
+    const cuda_device *cuda = cuda_of(device);
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < TRAIL && used < size; i++) {
+        const char *op = cuda->trail[(cuda->trail_next + i) % TRAIL];
+        if (op) {
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "", op);
+        }
+    }
+}
+
+nd_status nd_cuda_failed(const nd_device *device, cudaError_t error, const char *call)
+{
+    char trail[256] = "";
+    const char *name = cudaGetErrorName(error), *meaning = cudaGetErrorString(error);
+    if (device && device->kind == ND_DEVICE_CUDA) {
+        format_trail(device, trail, sizeof trail);
+    }
+    return nd_fail(error == cudaErrorMemoryAllocation ? ND_ERR_CONFIG : ND_ERR_INTERNAL,
+                   "CUDA error %d (%s: %s) from %.120s on %s%s%s%s", (int)error, name, meaning,
+                   call, device ? device->name : "the GPU", trail[0] ? ", after the ops " : "",
+                   trail,
+                   trail[0] ? "; the fault may be of any of them, ND_CUDA_SYNC=1 finds which" : "");
+}
+
+nd_status nd_cuda_op_done(nd_stream *stream, const char *op, cudaError_t launched)
+{
+    cuda_device *cuda = cuda_of(stream->device);
+    cuda->trail[cuda->trail_next] = op;
+    cuda->trail_next = (cuda->trail_next + 1) % TRAIL;
+    if (launched == cudaSuccess && cuda->sync_each_op) {
+        launched = cudaStreamSynchronize(nd_cuda_stream(stream));
+    }
+    return launched == cudaSuccess ? ND_OK : nd_cuda_failed(stream->device, launched, op);
+}
+
+static void cuda_close(nd_device *device)
+{
+    if (device->native_close) {
+        device->native_close(device->native);
+    }
+    free(cuda_of(device));
+}
+
+static nd_status cuda_alloc(nd_device *device, size_t bytes, void **out)
+{
+    size_t free_bytes = 0, total = 0;
+    void *p = NULL;
+    const double gib = 1073741824.0;
+    ND_CUDA(device, cudaMemGetInfo(&free_bytes, &total));
+    cudaError_t error =
+        bytes > free_bytes ? cudaErrorMemoryAllocation : cudaMalloc(&p, bytes ? bytes : 1);
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); /* not sticky: taken back */
+        return nd_fail(ND_ERR_CONFIG,
+                       "out of device memory: the plan needs %.2f GiB in one piece, and %.2f of "
+                       "%.2f GiB are free on %s; use recompute, a smaller micro batch, a shorter "
+                       "sequence or more shards (ndtrain plan shows what each needs)",
+                       (double)bytes / gib, (double)free_bytes / gib, (double)total / gib,
+                       device->name);
+    }
+    ND_CUDA(device, error);
+    error = cudaMemset(p, 0, bytes ? bytes : 1);
+    if (error != cudaSuccess) {
+        cudaFree(p);
+        return nd_cuda_failed(device, error, "cudaMemset");
+    }
+    *out = p;
+    return ND_OK;
+}
+
+static void cuda_free(nd_device *device, void *p, size_t bytes)
+{
+    cudaFree(p);
+}
+
+static nd_status cuda_copy(nd_stream *stream, void *dst, const void *src, size_t bytes)
+{
+    if (bytes > 0) {
+        ND_CUDA(stream->device,
+                cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, nd_cuda_stream(stream)));
+    }
+    return ND_OK;
+}
+
+static nd_status cuda_zero(nd_stream *stream, void *dst, size_t bytes)
+{
+    if (bytes > 0) {
+        ND_CUDA(stream->device, cudaMemsetAsync(dst, 0, bytes, nd_cuda_stream(stream)));
+    }
+    return ND_OK;
+}
+
+static nd_status cuda_stream_init(nd_device *device, nd_stream *stream)
+{
+    cudaStream_t native = NULL;
+    ND_CUDA(device, cudaStreamCreateWithFlags(&native, cudaStreamNonBlocking));
+    *stream = (nd_stream){.device = device, .native = native};
+    return ND_OK;
+}
+
+static void cuda_stream_fini(nd_stream *stream)
+{
+    if (stream->native) {
+        cudaStreamDestroy(nd_cuda_stream(stream));
+        stream->native = NULL;
+    }
+}
+
+static nd_status cuda_event_init(nd_device *device, nd_event *event)
+{
+    cudaEvent_t native = NULL;
+    ND_CUDA(device, cudaEventCreateWithFlags(&native, cudaEventDisableTiming));
+    *event = (nd_event){.native = native};
+    return ND_OK;
+}
+
+static void cuda_event_fini(nd_event *event)
+{
+    if (event->native) {
+        cudaEventDestroy((cudaEvent_t)event->native);
+        event->native = NULL;
+    }
+}
+
+static nd_status cuda_event_record(nd_event *event, nd_stream *stream)
+{
+    ND_CUDA(stream->device, cudaEventRecord((cudaEvent_t)event->native, nd_cuda_stream(stream)));
+    return ND_OK;
+}
+
+static nd_status cuda_stream_wait(nd_stream *stream, nd_event *event)
+{
+    if (event->native) {
+        ND_CUDA(stream->device,
+                cudaStreamWaitEvent(nd_cuda_stream(stream), (cudaEvent_t)event->native, 0));
+    }
+    return ND_OK;
+}
+
+/* The GPU is asked, not waited for, so that a lost peer or a passed deadline ends the wait. */
+static nd_status cuda_stream_sync(nd_stream *stream)
+{
+    nd_device *device = stream->device;
+    int64_t begin = nd_clock_ns();
+    for (;;) {
+        cudaError_t state = cudaStreamQuery(nd_cuda_stream(stream));
+        if (state == cudaSuccess) {
+            return ND_OK;
+        }
+        if (state != cudaErrorNotReady) {
+            return nd_cuda_failed(device, state, "cudaStreamQuery");
+        }
+        double seconds = (double)(nd_clock_ns() - begin) * 1e-9;
+        if (device->idle) {
+            ND_TRY(device->idle(device->idle_context, seconds));
+        }
+        if (seconds < 0.002) {
+            sched_yield();
+        } else {
+            nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+        }
+    }
+}
+
+#ifdef ND_HAVE_NVTX
+static void cuda_range_push(const char *name)
+{
+    nvtxRangePushA(name);
+}
+
+static void cuda_range_pop(void)
+{
+    nvtxRangePop();
+}
+#endif
+
+static const nd_device_table cuda_table = {
+    .name = "cuda",
+    .close = cuda_close,
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .copy = cuda_copy,
+    .zero = cuda_zero,
+    .stream_init = cuda_stream_init,
+    .stream_fini = cuda_stream_fini,
+    .event_init = cuda_event_init,
+    .event_fini = cuda_event_fini,
+    .event_record = cuda_event_record,
+    .stream_wait = cuda_stream_wait,
+    .stream_sync = cuda_stream_sync,
+#ifdef ND_HAVE_NVTX
+    .range_push = cuda_range_push,
+    .range_pop = cuda_range_pop,
+#endif
+};
+
+static nd_status no_driver(void)
+{
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    if (driver == 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "device cuda needs an NVIDIA driver and this machine has none that loads "
+                       "(libcuda.so.1); install it, or use --device cpu");
+    }
+    return nd_fail(ND_ERR_CONFIG,
+                   "the NVIDIA driver here supports CUDA %d.%d and this program was built with "
+                   "%d.%d; install a newer driver, or use --device cpu",
+                   driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
+                   CUDART_VERSION % 1000 / 10);
+}
+
+nd_status nd_cuda_count(int *out)
+{
+    int count = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaErrorInsufficientDriver || error == cudaErrorStubLibrary) {
+        cudaGetLastError();
+        return no_driver();
+    }
+    if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) {
+        const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+        cudaGetLastError();
+        return nd_fail(ND_ERR_CONFIG,
+                       "device cuda needs a GPU and the driver sees none%s%s%s; use --device cpu",
+                       visible ? " (CUDA_VISIBLE_DEVICES is '" : "", visible ? visible : "",
+                       visible ? "')" : "");
+    }
+    ND_CUDA(NULL, error);
+    *out = count;
+    return ND_OK;
+}
+
+static nd_status check_capability(const nd_cuda_options *options, const struct cudaDeviceProp *gpu)
+{
+    int capability = gpu->major * 10 + gpu->minor;
+    if (capability < 80) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "GPU %d (%s) has compute capability %d.%d; ndtrain needs 8.0 (Ampere) or "
+                       "newer; choose another by launch.gpu_ids, or use --device cpu",
+                       options->ordinal, gpu->name, gpu->major, gpu->minor);
+    }
+    if (options->fp8 && capability < 89) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "GPU %d (%s) has compute capability %d.%d; precision fp8 needs 8.9 (Ada, "
+                       "Hopper) or newer; use --precision bf16",
+                       options->ordinal, gpu->name, gpu->major, gpu->minor);
+    }
+    return ND_OK;
+}
+
+nd_status nd_device_open_cuda(const nd_cuda_options *options, nd_device **out)
+{
+    int count = 0;
+    struct cudaDeviceProp gpu;
+    const char *sync = getenv("ND_CUDA_SYNC");
+    ND_TRY(nd_cuda_count(&count));
+    if (options->local_workers > count || options->ordinal >= count) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%d worker%s of this host want a GPU each, GPU %d among them, and %d %s "
+                       "visible; use fewer workers, or set launch.gpu_ids and CUDA_VISIBLE_DEVICES",
+                       options->local_workers, options->local_workers == 1 ? "" : "s",
+                       options->ordinal, count, count == 1 ? "is" : "are");
+    }
+    ND_CUDA(NULL, cudaGetDeviceProperties(&gpu, options->ordinal));
+    ND_TRY(check_capability(options, &gpu));
+    ND_CUDA(NULL, cudaSetDevice(options->ordinal));
+    cuda_device *cuda = NULL;
+    ND_TRY(ND_ALLOC(1, &cuda));
+    cuda->device.table = &cuda_table;
+    cuda->device.kind = ND_DEVICE_CUDA;
+    cuda->device.ordinal = options->ordinal;
+    cuda->device.threads = 1;
+    cuda->sync_each_op = sync && sync[0] && strcmp(sync, "0") != 0;
+    snprintf(cuda->device.name, sizeof cuda->device.name, "%.80s", gpu.name);
+    *out = &cuda->device;
+    return ND_OK;
+}
+
+nd_status nd_cuda_info_of(nd_device *device, nd_cuda_info *out)
+{
+    struct cudaDeviceProp gpu;
+    nd_cuda_info info = {0};
+    ND_ASSERT(device->kind == ND_DEVICE_CUDA);
+    ND_CUDA(device, cudaGetDeviceProperties(&gpu, device->ordinal));
+    ND_CUDA(device, cudaMemGetInfo(&info.free_bytes, &info.total_bytes));
+    ND_CUDA(device, cudaDriverGetVersion(&info.driver));
+    ND_CUDA(device, cudaRuntimeGetVersion(&info.runtime));
+    info.major = gpu.major;
+    info.minor = gpu.minor;
+    info.processors = gpu.multiProcessorCount;
+    *out = info;
+    return ND_OK;
+}
+
+nd_status nd_cuda_pinned_alloc(nd_device *device, size_t bytes, void **out)
+{
+    void *p = NULL;
+    ND_CUDA(device, cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocDefault));
+    memset(p, 0, bytes);
+    *out = p;
+    return ND_OK;
+}
+
+void nd_cuda_pinned_free(nd_device *device, void *p)
+{
+    if (p) {
+        cudaFreeHost(p);
+    }
+}

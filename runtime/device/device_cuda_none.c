@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The functions of cuda.h in a program that was built without CUDA. */
+#include "runtime/device/cuda.h"
+
+static nd_status absent(void)
+{
+    return nd_fail(ND_ERR_CONFIG,
+                   "this program was built without the CUDA backend; build it where the CUDA "
+                   "Toolkit is found (meson configure build -Dtoolkit=FOLDER says where), or use "
+                   "--device cpu");
+}
+
+nd_status nd_cuda_count(int *out)
+{
+    return absent();
+}
+
+nd_status nd_device_open_cuda(const nd_cuda_options *options, nd_device **out)
+{
+    return absent();
+}
+
+nd_status nd_cuda_info_of(nd_device *device, nd_cuda_info *out)
+{
+    return absent();
+}
+
+nd_status nd_cuda_pinned_alloc(nd_device *device, size_t bytes, void **out)
+{
+    return absent();
+}
+
+void nd_cuda_pinned_free(nd_device *device, void *p)
+{
+}
+
+nd_status nd_cuda_capture_begin(nd_stream *stream)
+{
+    return absent();
+}
+
+nd_status nd_cuda_capture_end(nd_stream *stream, nd_cuda_graph **out)
+{
+    return absent();
+}
+
+nd_status nd_cuda_graph_launch(nd_cuda_graph *graph, nd_stream *stream)
+{
+    return absent();
+}
+
+void nd_cuda_graph_destroy(nd_cuda_graph *graph)
+{
+}

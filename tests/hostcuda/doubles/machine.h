@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TESTS_HOSTCUDA_MACHINE_H
+#define ND_TESTS_HOSTCUDA_MACHINE_H
+/* What the files of the runtime's double share. */
+#include <stdint.h>
+
+#include "tests/hostcuda/doubles/double.h"
+
+enum { MACHINE_DEVICES = 32, MACHINE_REGIONS = 256 };
+
+typedef struct task {
+    struct task *next;
+    nd_double_task *run;
+    size_t bytes;
+    _Alignas(max_align_t) unsigned char closure[];
+} task;
+
+struct CUgraph_st { /* also the executable graph */
+    task *head, **tail;
+    cudaStream_t origin;
+};
+
+struct CUevent_st {
+    uint64_t recorded, done; /* numbers of the last record enqueued and run */
+    int pending;             /* tasks that hold it */
+    bool destroyed, timed;
+    int64_t when_ns;
+    cudaGraph_t capture;      /* recorded inside a capture */
+    cudaStream_t recorded_on; /* then: by this stream */
+};
+
+struct CUstream_st {
+    struct CUstream_st *next;
+    task *head, **tail;
+    uint64_t submitted, finished;
+    cudaGraph_t capture;
+    bool unjoined; /* capture: work that the origin does not wait for yet */
+    bool running;
+};
+
+typedef struct region {
+    char *begin;
+    size_t bytes, mapped;
+    bool device; /* else pinned host memory */
+} region;
+
+typedef struct double_device {
+    struct CUstream_st *streams;
+    region regions[MACHINE_REGIONS];
+    int region_count;
+    size_t used;
+    int open; /* nested: device memory is accessible */
+    cudaError_t broken;
+    nd_double_counts counts;
+} double_device;
+
+double_device *machine_current(void);
+cudaError_t machine_error(cudaError_t error); /* remembers it for cudaGetLastError */
+void machine_open(double_device *device);     /* device memory becomes accessible */
+void machine_close(double_device *device);
+const region *machine_find(const double_device *device, const void *p, size_t bytes);
+cudaError_t queue_submit(cudaStream_t stream, nd_double_task *run, const void *closure,
+                         size_t bytes);
+void queue_run(double_device *device, cudaStream_t stream, uint64_t until);
+void queue_round(double_device *device, cudaStream_t stream); /* as far as it goes now */
+void queue_wait(double_device *device, cudaStream_t stream);
+
+#endif

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a user reads when the GPU, its driver or its memory is not what the run needs. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/device/cuda.h"
+#include "runtime/device/cuda_check.h"
+#include "runtime/device/memplan.h"
+#include "tests/hostcuda/doubles/double.h"
+
+static void expect_refused(const nd_cuda_options *options, const char *a, const char *b)
+{
+    nd_device *device = NULL;
+    nd_status status = nd_device_open_cuda(options, &device);
+    const char *message = nd_error_last()->message;
+    cr_assert_eq(status, ND_ERR_CONFIG, "%s", message);
+    cr_expect(strstr(message, a) && strstr(message, b), "%s", message);
+}
+
+static const nd_cuda_options one_worker = {.local_workers = 1};
+
+Test(device, no_driver)
+{
+    nd_double_machine_get()->devices = -1;
+    expect_refused(&one_worker, "NVIDIA driver", "--device cpu");
+}
+
+Test(device, a_driver_that_is_older_than_the_program)
+{
+    nd_double_machine_get()->driver = 12040;
+    expect_refused(&one_worker, "supports CUDA 12.4", "built with");
+}
+
+Test(device, no_gpu)
+{
+    nd_double_machine_get()->devices = 0;
+    expect_refused(&one_worker, "sees none", "--device cpu");
+    setenv("CUDA_VISIBLE_DEVICES", "7", 1);
+    expect_refused(&one_worker, "CUDA_VISIBLE_DEVICES is '7'", "--device cpu");
+}
+
+Test(device, fewer_gpus_than_workers)
+{
+    nd_double_machine_get()->devices = 2;
+    nd_cuda_options options = {.ordinal = 0, .local_workers = 4};
+    expect_refused(&options, "4 workers", "2 are visible");
+}
+
+Test(device, compute_capability)
+{
+    nd_double_machine_get()->capability = 75;
+    expect_refused(&one_worker, "7.5", "8.0");
+    nd_double_machine_get()->capability = 86;
+    nd_cuda_options fp8 = {.local_workers = 1, .fp8 = true};
+    expect_refused(&fp8, "8.6", "8.9");
+    nd_device *device = NULL;
+    cr_assert_eq(nd_device_open_cuda(&one_worker, &device), ND_OK);
+    nd_device_close(device);
+}
+
+Test(device, a_plan_that_does_not_fit)
+{
+    nd_device *device = NULL;
+    nd_memplan plan;
+    nd_double_machine_get()->memory = (size_t)64 << 20;
+    cr_assert_eq(nd_device_open_cuda(&one_worker, &device), ND_OK);
+    nd_memplan_init(&plan);
+    nd_memplan_add(&plan, ND_MEM_STATE, "master weights", 128 << 20, 1);
+    cr_assert_eq(nd_memplan_commit(&plan, device), ND_ERR_CONFIG);
+    const char *message = nd_error_last()->message;
+    cr_expect(strstr(message, "0.12 GiB") && strstr(message, "0.06 of 0.06 GiB"), "%s", message);
+    cr_expect(strstr(message, "state 128"), "%s", message);
+    nd_device_close(device);
+}
+
+static void fault(void *closure)
+{
+    nd_double_break(cudaErrorIllegalAddress);
+}
+
+Test(device, a_fault_names_the_last_ops)
+{
+    nd_device *device = NULL;
+    nd_stream stream;
+    cr_assert_eq(nd_device_open_cuda(&one_worker, &device), ND_OK);
+    cr_assert_eq(device->table->stream_init(device, &stream), ND_OK);
+    cr_assert_eq(nd_cuda_op_done(&stream, "rmsnorm_fwd", cudaSuccess), ND_OK);
+    cudaError_t launched = nd_double_launch(nd_cuda_stream(&stream), fault, "", 1);
+    cr_assert_eq(nd_cuda_op_done(&stream, "matmul", launched), ND_OK);
+    cr_assert_eq(nd_stream_sync(&stream), ND_ERR_INTERNAL);
+    const char *message = nd_error_last()->message;
+    cr_expect(strstr(message, "error 700") && strstr(message, "rmsnorm_fwd, matmul"), "%s",
+              message);
+}
