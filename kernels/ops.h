@@ -149,14 +149,15 @@ struct nd_ops {
     nd_status (*attention_delta)(nd_stream *, const nd_attention *, nd_tensor delta, nd_tensor out,
                                  nd_tensor dout);
     /*
-     * dq, dk, dv of one block from the final (merged) lse and delta. Each output is act or F32. add_q: dq is F32
+     * dq, dk, dv of one block from the final (merged) out, lse and delta. A backend reads out or delta, whichever it
+     * needs. Each output is act or F32. add_q: dq is F32
      * and is added to; add_kv: dk and dv are F32 and are added to (blocks of a ring, prefixes of gathered keys);
      * otherwise they are overwritten.
      */
     nd_status (*attention_bwd)(nd_stream *, const nd_attention *, nd_tensor dq, nd_tensor dk,
-                               nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor dout,
-                               nd_tensor lse, nd_tensor delta, bool add_q, bool add_kv,
-                               void *scratch);
+                               nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out,
+                               nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add_q,
+                               bool add_kv, void *scratch);
     /* Bytes of scratch for one call of the above with these extents (planned once). */
     size_t (*attention_scratch)(const nd_device *, const nd_attention *, nd_dtype act,
                                 bool backward);

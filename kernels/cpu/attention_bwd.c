@@ -309,9 +309,9 @@ static void run_all(const call *c, char *scratch, size_t bytes, int threads)
 }
 
 nd_status nd_cpu_attention_bwd(nd_stream *stream, const nd_attention *a, nd_tensor dq, nd_tensor dk,
-                               nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor dout,
-                               nd_tensor lse, nd_tensor delta, bool add_q, bool add_kv,
-                               void *scratch)
+                               nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out,
+                               nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add_q,
+                               bool add_kv, void *scratch)
 {
     nd_cpu_context *context = nd_cpu_context_of(stream);
     ND_ASSERT(a->heads % a->kv_heads == 0 && a->scale > 0.0f);

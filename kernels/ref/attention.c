@@ -189,9 +189,9 @@ static void backward_key(const backward *w, nd_tensor dk, nd_tensor dv, int64_t 
 }
 
 nd_status nd_ref_attention_bwd(nd_stream *stream, const nd_attention *a, nd_tensor dq, nd_tensor dk,
-                               nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor dout,
-                               nd_tensor lse, nd_tensor delta, bool add_q, bool add_kv,
-                               void *scratch)
+                               nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out,
+                               nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add_q,
+                               bool add_kv, void *scratch)
 {
     backward w = {.a = a, .q = q, .k = k, .v = v, .dout = dout, .lse = lse, .delta = delta};
     check_queries(a, q);

@@ -47,9 +47,9 @@ nd_status nd_ref_attention_fwd(nd_stream *, const nd_attention *, nd_tensor out,
 nd_status nd_ref_attention_delta(nd_stream *, const nd_attention *, nd_tensor delta, nd_tensor out,
                                  nd_tensor dout);
 nd_status nd_ref_attention_bwd(nd_stream *, const nd_attention *, nd_tensor dq, nd_tensor dk,
-                               nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor dout,
-                               nd_tensor lse, nd_tensor delta, bool add_q, bool add_kv,
-                               void *scratch);
+                               nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out,
+                               nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add_q,
+                               bool add_kv, void *scratch);
 size_t nd_ref_attention_scratch(const nd_device *, const nd_attention *, nd_dtype act,
                                 bool backward);
 nd_status nd_ref_lse_merge(nd_stream *, const nd_attention *, nd_tensor acc, nd_tensor acc_lse,

@@ -125,7 +125,7 @@ static void backward_once(const nd_side *ref, const nd_backend *backend, const n
         }
         ND_OK_OR_FAIL(side->ops->attention_delta(&stream, a, delta[s], out, dout));
         ND_OK_OR_FAIL(side->ops->attention_bwd(&stream, a, got[s][0], got[s][1], got[s][2], q, k, v,
-                                               dout, lse, delta[0], add_q, add_kv, scratch));
+                                               out, dout, lse, delta[0], add_q, add_kv, scratch));
         free(scratch);
     }
     nd_expect_close(backend->name, "attention_delta", delta[1], delta[0],

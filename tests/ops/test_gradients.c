@@ -259,8 +259,8 @@ static void check_attention(nd_attention a)
     double scratch[64];
     attention_loss(&j);
     ND_OK_OR_FAIL(ref.ops->attention_delta(&stream, &a, delta, j.out, j.dout));
-    ND_OK_OR_FAIL(ref.ops->attention_bwd(&stream, &a, dq, dk, dv, j.q, j.k, j.v, j.dout, j.lse,
-                                         delta, false, false, scratch));
+    ND_OK_OR_FAIL(ref.ops->attention_bwd(&stream, &a, dq, dk, dv, j.q, j.k, j.v, j.out, j.dout,
+                                         j.lse, delta, false, false, scratch));
     expect_gradient("attention dq", attention_loss, &j, j.q, dq);
     expect_gradient("attention dk", attention_loss, &j, j.k, dk);
     expect_gradient("attention dv", attention_loss, &j, j.v, dv);

@@ -205,8 +205,9 @@ static void check_attention(const char *kind)
     void *scratch = malloc((forward > backward ? forward : backward) + 1);
     CHECK(ops->attention_fwd(&stream, &a, out, lse, q, k, v, scratch));
     CHECK(ops->attention_delta(&stream, &a, delta, QUERY_VIEW(f32(NAME("out"))), dout));
-    CHECK(ops->attention_bwd(&stream, &a, dq, dk, dv, q, k, v, dout, ROW_VIEW(f32(NAME("lse"))),
-                             ROW_VIEW(f32(NAME("delta"))), false, false, scratch));
+    CHECK(ops->attention_bwd(&stream, &a, dq, dk, dv, q, k, v, QUERY_VIEW(f32(NAME("out"))), dout,
+                             ROW_VIEW(f32(NAME("lse"))), ROW_VIEW(f32(NAME("delta"))), false, false,
+                             scratch));
     /*
      * A score is off by (D + 1) u times sum |q k| scale, which is below 8 here, so a probability is off by 8 (D + 1) u
      * of itself; a sum over at most Sk keys adds Sk. The backward multiplies two such factors and sums over D.

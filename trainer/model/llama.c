@@ -198,6 +198,26 @@ static void bind_blocks(nd_model *m, const nd_memplan *plan)
     }
 }
 
+/* The table is made by the host and copied. */
+static nd_status load_rope_table(nd_model *m, float *cosines, float *sines)
+{
+    const nd_dims *d = &m->dims;
+    int64_t count = d->S * d->D / 2;
+    float *host = NULL;
+    ND_TRY(ND_ALLOC(2 * count, &host));
+    nd_rope_table(&m->rank->shape.rope, d->D, d->S, host, host + count);
+    nd_stream *stream = &m->rank->stream;
+    nd_status status = nd_copy(stream, cosines, host, (size_t)count * 4);
+    if (status == ND_OK) {
+        status = nd_copy(stream, sines, host + count, (size_t)count * 4);
+    }
+    if (status == ND_OK) {
+        status = nd_stream_sync(stream);
+    }
+    free(host);
+    return status;
+}
+
 nd_status nd_model_bind(nd_model *m, const nd_memplan *plan)
 {
     const nd_dims *d = &m->dims;
@@ -230,9 +250,8 @@ nd_status nd_model_bind(nd_model *m, const nd_memplan *plan)
     m->positions = nd_memplan_at(plan, id[ID_POSITIONS]);
     float *cosines = nd_memplan_at(plan, id[ID_ROPE_COS]),
           *sines = nd_memplan_at(plan, id[ID_ROPE_SIN]);
-    nd_rope_table(&m->rank->shape.rope, d->D, d->S, cosines, sines);
     m->rope = (nd_rope_view){cosines, sines, d->S};
-    return ND_OK;
+    return load_rope_table(m, cosines, sines);
 }
 
 void nd_model_destroy(nd_model *m)

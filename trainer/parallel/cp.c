@@ -264,10 +264,6 @@ static nd_status ring_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
     nd_comm *comm = r->groups.by_kind[ND_GROUP_CP];
     nd_tensor acc = nd_tensor_2d(cp->acc, ND_DTYPE_F32, d->T, d->H * d->D);
     nd_tensor part = nd_tensor_2d(cp->part, d->act, d->T, d->H * d->D);
-    ND_TRY(nd_zero(&r->stream, cp->acc, nd_tensor_bytes(acc)));
-    for (int64_t i = 0; i < d->T * d->H; i++) {
-        cp->acc_lse[i] = -INFINITY;
-    }
     ND_TRY(pack_kv(cp, qkv, cp->visiting[0]));
     for (int step = 0; step < comm->size; step++) {
         nd_event arrived = {0};
@@ -280,10 +276,16 @@ static nd_status ring_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
         for (int b = 0; b < count; b++) {
             int c = blocks[b].q_chunk;
             nd_attention a = describe(d, &blocks[b]);
-            ND_TRY(run_fwd(cp, &blocks[b], qkv, &kv, part, cp->part_lse));
-            ND_OP(r, ND_TRACE_ATTENTION, lse_merge, &a, q_view(d, acc, c, 0, d->H),
-                  row_view(d, cp->acc_lse, c), q_view(d, part, c, 0, d->H),
-                  row_view(d, cp->part_lse, c));
+            /* The first block of a chunk is the sum so far; both chunks have one in step 0. */
+            ND_TRY(run_fwd(cp, &blocks[b], qkv, &kv, part, step == 0 ? cp->acc_lse : cp->part_lse));
+            if (step > 0) {
+                ND_OP(r, ND_TRACE_ATTENTION, lse_merge, &a, q_view(d, acc, c, 0, d->H),
+                      row_view(d, cp->acc_lse, c), q_view(d, part, c, 0, d->H),
+                      row_view(d, cp->part_lse, c));
+            }
+        }
+        if (step == 0) {
+            ND_OP(r, ND_TRACE_ATTENTION, cast, acc, part);
         }
         ND_RUN(r, ND_TRACE_COMMUNICATION, nd_stream_wait(&r->stream, &arrived));
     }
@@ -310,8 +312,8 @@ nd_status nd_cp_attention_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
 
 /* One block of the backward: dq into `dq`, dk and dv into `dkv`. */
 static nd_status run_bwd(nd_cp *cp, const nd_cp_block *block, nd_tensor dq, const kv_source *dkv,
-                         nd_tensor qkv, const kv_source *kv, const float *lse, nd_tensor dout,
-                         bool add_q, bool add_kv)
+                         nd_tensor qkv, const kv_source *kv, nd_tensor o, const float *lse,
+                         nd_tensor dout, bool add_q, bool add_kv)
 {
     const nd_dims *d = &cp->dims;
     int c = block->q_chunk;
@@ -322,8 +324,8 @@ static nd_status run_bwd(nd_cp *cp, const nd_cp_block *block, nd_tensor dq, cons
           q_view(d, qkv, c, 0, d->H),
           kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->k, block),
           kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->v, block),
-          q_view(d, dout, c, 0, d->H), row_view(d, lse, c), row_view(d, cp->delta, c), add_q,
-          add_kv, cp->scratch);
+          q_view(d, o, c, 0, d->H), q_view(d, dout, c, 0, d->H), row_view(d, lse, c),
+          row_view(d, cp->delta, c), add_q, add_kv, cp->scratch);
     return ND_OK;
 }
 
@@ -349,7 +351,7 @@ static nd_status store_dkv(nd_cp *cp, nd_tensor dqkv, const float *dkv)
     return ND_OK;
 }
 
-static nd_status ring_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, const float *lse,
+static nd_status ring_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tensor o, const float *lse,
                           nd_tensor dout)
 {
     const nd_dims *d = &cp->dims;
@@ -370,7 +372,7 @@ static nd_status ring_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, const float 
         kv_source dkv = buffer_source(d, cp->dkv[step % 2], ND_DTYPE_F32, d->s);
         int count = nd_cp_blocks_ring(comm->size, comm->index, step, d->chunk, blocks);
         for (int b = 0; b < count; b++) {
-            ND_TRY(run_bwd(cp, &blocks[b], dq, &dkv, qkv, &kv, lse, dout, true, true));
+            ND_TRY(run_bwd(cp, &blocks[b], dq, &dkv, qkv, &kv, o, lse, dout, true, true));
         }
         ND_RUN(r, ND_TRACE_COMMUNICATION, nd_stream_wait(&r->stream, &arrived));
         /* dK and dV follow their keys; the last hop brings our own home. */
@@ -380,8 +382,8 @@ static nd_status ring_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, const float 
     return store_dkv(cp, dqkv, cp->dkv[comm->size % 2]);
 }
 
-static nd_status gathered_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, const float *lse,
-                              nd_tensor dout)
+static nd_status gathered_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
+                              const float *lse, nd_tensor dout)
 {
     const nd_dims *d = &cp->dims;
     nd_rank *r = cp->rank;
@@ -393,7 +395,7 @@ static nd_status gathered_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, const fl
     ND_TRY(nd_zero(&r->stream, cp->dkv_global, (size_t)(d->B * d->S * kv_columns) * 4));
     int count = nd_cp_blocks_gathered(comm->size, comm->index, d->chunk, blocks);
     for (int b = 0; b < count; b++) {
-        ND_TRY(run_bwd(cp, &blocks[b], dqkv, &dkv, qkv, &kv, lse, dout, false, true));
+        ND_TRY(run_bwd(cp, &blocks[b], dqkv, &dkv, qkv, &kv, o, lse, dout, false, true));
     }
     ND_RUN(
         r, ND_TRACE_ATTENTION,
@@ -411,12 +413,12 @@ nd_status nd_cp_attention_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tenso
     nd_cp_block whole[2];
     ND_TRY(make_delta(cp, o, dout));
     if (is_ring(cp)) {
-        return ring_bwd(cp, dqkv, qkv, lse, dout);
+        return ring_bwd(cp, dqkv, qkv, o, lse, dout);
     }
     if (d->chunks > 1) {
-        return gathered_bwd(cp, dqkv, qkv, lse, dout);
+        return gathered_bwd(cp, dqkv, qkv, o, lse, dout);
     }
     nd_cp_blocks_gathered(1, 0, d->chunk, whole);
     kv_source kv = local_source(d, qkv), dkv = local_source(d, dqkv);
-    return run_bwd(cp, &whole[0], dqkv, &dkv, qkv, &kv, lse, dout, false, false);
+    return run_bwd(cp, &whole[0], dqkv, &dkv, qkv, &kv, o, lse, dout, false, false);
 }
