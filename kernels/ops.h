@@ -196,6 +196,12 @@ struct nd_ops {
     nd_status (*sum_squares)(nd_stream *, double *out, const float *x,
                              int64_t count); /* *out += sum x^2, F64 blocks */
 
+    /*
+     * out[i] = deviation nd_rng_normal(seed, random_stream, first + i), rounded once: the same bits in every backend.
+     */
+    nd_status (*random_normal)(nd_stream *, float *out, int64_t count, float deviation,
+                               uint64_t seed, uint64_t random_stream, uint64_t first);
+
     /* ---- optimizers over flat F32 shards; in place ---- */
     /*
      * AdamW (Loshchilov and Hutter, 2019; torch.optim.AdamW): g = grad grad_scale; p -= lr wd p (decay ranges);

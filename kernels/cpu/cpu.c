@@ -27,6 +27,7 @@ static const nd_ops cpu_ops = {
     .accumulate = nd_cpu_accumulate,
     .cast = nd_cpu_cast,
     .sum_squares = nd_cpu_sum_squares,
+    .random_normal = nd_cpu_random_normal,
     .adamw = nd_cpu_adamw,
     .sgd = nd_cpu_sgd,
     .amax = nd_ref_amax,

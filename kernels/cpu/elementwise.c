@@ -129,3 +129,32 @@ nd_status nd_cpu_sum_squares(nd_stream *stream, double *out, const float *x, int
     *out += sum;
     return ND_OK;
 }
+
+typedef struct draws {
+    const nd_row_ops *rows;
+    float *out, deviation;
+    int64_t count;
+    uint64_t seed, stream, first;
+} draws;
+
+static void draw_runs(void *arg, int64_t begin, int64_t end)
+{
+    const draws *w = arg;
+    int64_t at = begin * FLAT_RUN, stop = end * FLAT_RUN < w->count ? end * FLAT_RUN : w->count;
+    w->rows->random_normal(w->out + at, w->deviation, w->seed, w->stream, w->first + (uint64_t)at,
+                           stop - at);
+}
+
+nd_status nd_cpu_random_normal(nd_stream *stream, float *out, int64_t count, float deviation,
+                               uint64_t seed, uint64_t random_stream, uint64_t first)
+{
+    draws w = {.rows = nd_cpu_context_of(stream)->rows,
+               .out = out,
+               .deviation = deviation,
+               .count = count,
+               .seed = seed,
+               .stream = random_stream,
+               .first = first};
+    nd_cpu_parallel(stream, (count + FLAT_RUN - 1) / FLAT_RUN, FLAT_RUN, draw_runs, &w);
+    return ND_OK;
+}

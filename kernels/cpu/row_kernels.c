@@ -117,6 +117,7 @@ INLINE float sum_of(const nd_vf s[UNROLL])
 #include "kernels/cpu/row_exp.inc"
 #include "kernels/cpu/row_flat.inc"
 #include "kernels/cpu/row_norm.inc"
+#include "kernels/cpu/row_random.inc"
 
 const nd_row_ops PASTE(nd_rows, ND_ISA) = {
     .norm_fwd = norm_fwd,
@@ -130,6 +131,7 @@ const nd_row_ops PASTE(nd_rows, ND_ISA) = {
     .cast = cast,
     .blend = blend,
     .sum_squares = sum_squares,
+    .random_normal = random_normal,
     .adamw = adamw,
     .sgd = sgd,
 };

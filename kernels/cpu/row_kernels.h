@@ -36,6 +36,9 @@ typedef struct nd_row_ops {
     /* acc = acc keep + x take. */
     void (*blend)(float *acc, float keep, const void *x, float take, int64_t n, bool bf16);
     double (*sum_squares)(const float *x, int64_t n);
+    /* The values of nd_rng_normal, times deviation. */
+    void (*random_normal)(float *out, float deviation, uint64_t seed, uint64_t stream,
+                          uint64_t first, int64_t n);
     void (*adamw)(const nd_adamw *o, bool decay, float *p, float *m, float *v, const float *grad,
                   int64_t n);
     void (*sgd)(const nd_adamw *o, bool decay, float *p, const float *grad, int64_t n);

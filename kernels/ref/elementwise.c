@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/ref/ref.h"
+#include "runtime/base/rng.h"
 
 nd_status nd_ref_add(nd_stream *stream, nd_tensor out, nd_tensor a, nd_tensor b)
 {
@@ -36,5 +37,14 @@ nd_status nd_ref_sum_squares(nd_stream *stream, double *out, const float *x, int
         sum += (double)x[i] * x[i];
     }
     *out += sum;
+    return ND_OK;
+}
+
+nd_status nd_ref_random_normal(nd_stream *stream, float *out, int64_t count, float deviation,
+                               uint64_t seed, uint64_t random_stream, uint64_t first)
+{
+    for (int64_t i = 0; i < count; i++) {
+        out[i] = deviation * nd_rng_normal(seed, random_stream, first + (uint64_t)i);
+    }
     return ND_OK;
 }

@@ -24,6 +24,7 @@ static const nd_ops ref_ops = {
     .accumulate = nd_ref_accumulate,
     .cast = nd_ref_cast,
     .sum_squares = nd_ref_sum_squares,
+    .random_normal = nd_ref_random_normal,
     .adamw = nd_ref_adamw,
     .sgd = nd_ref_sgd,
     .amax = nd_ref_amax,

@@ -66,6 +66,8 @@ nd_status nd_ref_add(nd_stream *, nd_tensor out, nd_tensor a, nd_tensor b);
 nd_status nd_ref_accumulate(nd_stream *, nd_tensor acc, nd_tensor x);
 nd_status nd_ref_cast(nd_stream *, nd_tensor out, nd_tensor x);
 nd_status nd_ref_sum_squares(nd_stream *, double *out, const float *x, int64_t count);
+nd_status nd_ref_random_normal(nd_stream *, float *out, int64_t count, float deviation,
+                               uint64_t seed, uint64_t random_stream, uint64_t first);
 nd_status nd_ref_adamw(nd_stream *, const nd_adamw *, float *p, float *m, float *v,
                        const float *grad, const nd_flat_range *ranges, int range_count);
 nd_status nd_ref_sgd(nd_stream *, const nd_adamw *, float *p, const float *grad,

@@ -36,9 +36,7 @@ float nd_rng_normal(uint64_t seed, uint64_t stream, uint64_t index)
     for (int i = 0; i < 4; i++) {
         sum += (int32_t)(b.w[i] & 0xffff) + (int32_t)(b.w[i] >> 16);
     }
-    /* Each uniform u in {0..65535}: variance (65536^2 - 1) / 12. 8 of them: deviation 65536 sqrt(2/3) to 1e-10. */
-    const float scale = 1.0f / 53509.92f;
-    return (float)(2 * sum - 8 * 65535) * 0.5f * scale;
+    return nd_rng_normal_of(sum);
 }
 
 static uint64_t feistel(uint64_t seed, uint64_t stream, int half_bits, uint64_t x)

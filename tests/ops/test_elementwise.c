@@ -122,6 +122,34 @@ Test(elementwise, sum_squares)
     nd_each_backend(check_sum_squares);
 }
 
+static void check_random_normal(const nd_side *ref, const nd_backend *backend)
+{
+    static const int64_t counts[] = {0, 1, 15, 16, 33, 100003};
+    static const uint64_t firsts[] = {0, 0xfffffff9u, 1ull << 40};
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0] * 3; c++) {
+        int64_t count = counts[c / 3];
+        nd_tensor out[2];
+        for (int s = 0; s < 2; s++) {
+            const nd_side *side = s ? &backend->side : ref;
+            nd_stream stream = side->stream;
+            out[s] = nd_random_1d(ND_DTYPE_F32, count + 1, 1.0f);
+            ((float *)out[s].data)[count] = 7.0f;
+            ND_OK_OR_FAIL(side->ops->random_normal(&stream, out[s].data, count, 0.02f,
+                                                   0x123456789abcdefu, 1ull << 33 | 5,
+                                                   firsts[c % 3]));
+        }
+        cr_assert_eq(memcmp(out[0].data, out[1].data, (size_t)(count + 1) * 4), 0,
+                     "%s: other bits than the reference in %lld values from %llu on", backend->name,
+                     (long long)count, (unsigned long long)firsts[c % 3]);
+        nd_case_free();
+    }
+}
+
+Test(elementwise, random_normal)
+{
+    nd_each_backend(check_random_normal);
+}
+
 static const nd_adamw settings = {.lr = 1e-2f,
                                   .beta1 = 0.9f,
                                   .beta2 = 0.95f,

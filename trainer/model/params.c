@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/rng.h"
 
 enum { SHARD_ALIGNMENT = 256, TENSOR_ALIGNMENT = 64 };
 
@@ -246,13 +245,4 @@ nd_status nd_layout_decay_ranges(const nd_layout *layout, nd_flat_range **out, i
 nd_status nd_layout_replicated_ranges(const nd_layout *layout, nd_flat_range **out, int *count)
 {
     return collect_ranges(layout, true, out, count);
-}
-
-float nd_param_initial(const nd_param *param, double init_std, uint64_t seed,
-                       int64_t global_element)
-{
-    if (param->init == ND_INIT_ONE) {
-        return 1.0f;
-    }
-    return (float)init_std * nd_rng_normal(seed, param->stream, (uint64_t)global_element);
 }

@@ -107,8 +107,4 @@ nd_status nd_layout_decay_ranges(const nd_layout *layout, nd_flat_range **out, i
 /* Ranges of the flat state arrays that hold parameters replicated over tp (norms); owned by the caller. */
 nd_status nd_layout_replicated_ranges(const nd_layout *layout, nd_flat_range **out, int *count);
 
-/* Initial value of one element: a function of seed, parameter and global element index, whatever the mesh. */
-float nd_param_initial(const nd_param *param, double init_std, uint64_t seed,
-                       int64_t global_element);
-
 #endif
