@@ -25,8 +25,17 @@
     X(accumulate)                                                                                  \
     X(cast)                                                                                        \
     X(sum_squares)                                                                                 \
-    X(random_normal) X(adamw) X(sgd) X(amax) X(fp8_scale) X(fp8_delayed) X(fp8_cast)               \
-        X(fp8_transpose) X(fp8_count) X(matmul_fp8) X(matmul_fp8_scratch)
+    X(random_normal)                                                                               \
+    X(adamw)                                                                                       \
+    X(sgd)                                                                                         \
+    X(amax)                                                                                        \
+    X(fp8_scale)                                                                                   \
+    X(fp8_delayed)                                                                                 \
+    X(fp8_cast)                                                                                    \
+    X(fp8_transpose)                                                                               \
+    X(fp8_count)                                                                                   \
+    X(matmul_fp8)                                                                                  \
+    X(matmul_fp8_scratch)
 
 /* One pointer per op from the first on: an op added to the struct must be added to the list above. */
 #define ND_COUNT_OP(op) +1

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 enum { SHARD_ALIGNMENT = 256, TENSOR_ALIGNMENT = 64 };
 
 typedef enum dim { DIM_1 = 0, DIM_V, DIM_C, DIM_F, DIM_QD, DIM_KD, DIM_COUNT } dim;
