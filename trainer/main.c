@@ -150,7 +150,7 @@ static nd_status command_check(const nd_config *config, nd_worker *worker)
     printf("ndtrain %s\n", ND_VERSION); /* ndlaunch compares it with its own */
     fflush(stdout);
     nd_status status = nd_inputs_open(config, &inputs);
-    status = status == ND_OK ? nd_trainer_check_precision(config) : status;
+    status = status == ND_OK ? nd_trainer_check_precision(config, &inputs.shape) : status;
     status = status == ND_OK ? nd_worker_check_device(config) : status;
     status = status == ND_OK ? nd_run_folder_check(config) : status;
     if (status == ND_OK && config->launch.nnodes > 1) {

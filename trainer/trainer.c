@@ -6,12 +6,13 @@
 
 #include "trainer/optim/schedule.h"
 
-nd_status nd_trainer_check_precision(const nd_config *config)
+nd_status nd_trainer_check_precision(const nd_config *config, const nd_llama_shape *shape)
 {
-    if (config->train.precision == ND_PRECISION_FP8) {
-        return nd_fail(ND_ERR_CONFIG, "train.precision fp8 is not there yet; use bf16 or fp32");
-    }
-    return ND_OK;
+    nd_filter filter;
+    ND_TRY(nd_filter_init(&filter, config, shape));
+    nd_status status = nd_filter_check(&filter, config, shape, &config->resolved_mesh);
+    nd_filter_fini(&filter);
+    return status;
 }
 
 /* What the transport may hold for this rank's groups; a group that never reduces leaves its pages untouched. */
@@ -28,10 +29,7 @@ static size_t staging_bytes(const nd_mesh *mesh)
 nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
 {
     nd_trainer *t = NULL;
-    nd_status status = nd_trainer_check_precision(rank->config);
-    if (status != ND_OK) {
-        return status;
-    }
+    nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(1, &t));
     t->rank = rank;
     nd_memplan_init(&t->plan);
@@ -139,6 +137,7 @@ nd_status nd_trainer_step(nd_trainer *t, const nd_step_batch *batch, nd_step_res
                        (long long)step, out->loss, out->grad_norm, (long long)t->step);
     }
     nd_progress_set_phase(t->rank->progress, ND_PHASE_OPTIMIZER, step);
+    ND_TRY(nd_scales_advance(&t->model->scales));
     out->lr = nd_schedule_lr(t->rank->config, step);
     ND_TRY(nd_optimizer_step(&t->optimizer, step, out->lr, out->grad_norm));
     t->step = step;

@@ -27,8 +27,8 @@ typedef struct nd_step_result {
     int64_t tokens; /* counted labels of the step, global */
 } nd_step_result;
 
-/* ND_ERR_CONFIG for a precision that this program does not train in. */
-nd_status nd_trainer_check_precision(const nd_config *config);
+/* What FP8 asks of model and mesh, before any worker starts: ND_ERR_CONFIG with the numbers. */
+nd_status nd_trainer_check_precision(const nd_config *config, const nd_llama_shape *shape);
 
 /* Plans memory; nothing is allocated on the device yet (enough for `ndtrain plan`). */
 nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out);

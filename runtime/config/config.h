@@ -54,6 +54,7 @@ typedef enum nd_fp8_recipe {
 } nd_fp8_recipe;
 typedef enum nd_fp8_format { ND_FP8_HYBRID = 0, ND_FP8_E4M3 } nd_fp8_format;
 typedef enum nd_fp8_amax { ND_FP8_AMAX_MOST_RECENT = 0, ND_FP8_AMAX_MAX } nd_fp8_amax;
+typedef enum nd_nonfinite { ND_NONFINITE_STOP = 0, ND_NONFINITE_SKIP } nd_nonfinite;
 typedef enum nd_weights_dtype { ND_WEIGHTS_BF16 = 0, ND_WEIGHTS_FP32 } nd_weights_dtype;
 
 typedef struct nd_config {
@@ -94,6 +95,8 @@ typedef struct nd_config {
         int64_t seed; /* the run's: model.seed and data.shuffle_seed follow it */
         int64_t
             validation_interval; /* steps; 0: only after the last step, when there is validation data */
+        nd_nonfinite
+            nonfinite; /* what to do with a step whose loss or gradient norm is not finite */
         int64_t validation_batches; /* blocks per data rank at each validation; 0: all */
     } train;
     struct {
@@ -118,6 +121,7 @@ typedef struct nd_config {
         int64_t amax_history_length; /* of delayed */
         nd_fp8_amax amax_compute;    /* of delayed */
         int64_t margin;              /* of delayed: scales are divided by 2^margin */
+        int64_t health_interval;     /* steps between health reports; 0: none */
     } fp8;
     struct {
         char *dir; /* "": runs/<config>-<n> */

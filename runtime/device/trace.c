@@ -4,7 +4,7 @@
 const char *nd_trace_name(nd_trace_kind kind)
 {
     static const char *const names[ND_TRACE_COUNT] = {
-        "head", "gemm", "attention", "elementwise", "communication", "optimizer", "data",
+        "head", "gemm", "attention", "elementwise", "cast", "communication", "optimizer", "data",
     };
     return names[kind];
 }

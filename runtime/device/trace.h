@@ -13,7 +13,8 @@ typedef enum nd_trace_kind {
     ND_TRACE_HEAD = 0, /* final projection and cross entropy */
     ND_TRACE_GEMM,
     ND_TRACE_ATTENTION,
-    ND_TRACE_ELEMENTWISE, /* norms, RoPE, SwiGLU, embedding, casts */
+    ND_TRACE_ELEMENTWISE, /* norms, RoPE, SwiGLU, embedding, BF16 copies */
+    ND_TRACE_CAST,        /* FP8: amaxes, scales, codes */
     ND_TRACE_COMMUNICATION,
     ND_TRACE_OPTIMIZER,
     ND_TRACE_DATA, /* waiting for the loader */

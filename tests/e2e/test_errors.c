@@ -96,7 +96,7 @@ Test(errors, flags)
     refused_with(2, LAUNCH "--num-stepz 3", "--num-stepz", "num-steps");
     refused_with(2, LAUNCH "train.py", "train.py", "");
     refused_with(2, LAUNCH "--resume-from-checkpoint latest", "checkpoint", "");
-    refused_with(2, LAUNCH "--precision fp8", "fp8", "bf16");
+    refused_with(2, LAUNCH "--precision fp7", "fp7", "fp8");
     refused_with(2, LAUNCH "--device cuda", "cuda", "");
 }
 

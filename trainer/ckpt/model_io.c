@@ -147,7 +147,8 @@ static nd_status open_writer(save_job *job, const char *folder, nd_dtype dtype, 
     for (int t = 0; t < job->tp; t++) {
         nd_coord coord = r->coord;
         coord.at[ND_AXIS_TP] = t;
-        ND_TRY(nd_layout_create(&r->shape, &r->mesh, coord, NULL, NULL, &job->layouts[t]));
+        ND_TRY(nd_layout_create(&r->shape, &r->mesh, coord, nd_scales_in_segment,
+                                &job->model->scales, &job->layouts[t]));
     }
     return ND_OK;
 }

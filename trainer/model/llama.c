@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/rope.h"
+#include "trainer/model/linear.h"
 
 /* Segments of the memory plan, in the order of ids_of_plan. */
 enum {
@@ -19,6 +20,9 @@ enum {
     ID_H2,
     ID_GU,
     ID_ACT,
+    ID_H1_CODES,
+    ID_H2_CODES,
+    ID_ACT_CODES,
     ID_BRANCH,
     ID_DX,
     ID_DH,
@@ -43,10 +47,11 @@ enum {
     ID_POSITIONS,
     ID_ROPE_COS,
     ID_ROPE_SIN,
-    ID_COUNT
+    ID_LINEAR,
+    ID_COUNT = ID_LINEAR + ND_LINEAR_PLAN_IDS
 };
 
-/* What each mode keeps of a block: one bit per activation, ID_X_IN .. ID_ACT. */
+/* What each mode keeps of a block: one bit per activation, ID_X_IN .. ID_ACT_CODES. */
 static unsigned kept_activations(nd_recompute mode)
 {
     const unsigned all = (1u << ND_ACT_COUNT) - 1;
@@ -54,7 +59,8 @@ static unsigned kept_activations(nd_recompute mode)
     case ND_RECOMPUTE_NONE:
         return all;
     case ND_RECOMPUTE_SELECTIVE:
-        return all & ~(1u << ID_H1 | 1u << ID_H2 | 1u << ID_ACT);
+        return all & ~(1u << ID_H1 | 1u << ID_H2 | 1u << ID_ACT | 1u << ID_H1_CODES |
+                       1u << ID_H2_CODES | 1u << ID_ACT_CODES);
     case ND_RECOMPUTE_FULL:
         break;
     }
@@ -81,6 +87,42 @@ static void describe_activations(const nd_dims *d, act_spec out[ND_ACT_COUNT])
     out[ID_H2] = (act_spec){"norm 2 outputs", d->Tl, d->C, act};
     out[ID_GU] = (act_spec){"gate up", d->T, 2 * d->F, act};
     out[ID_ACT] = (act_spec){"swiglu outputs", d->T, d->F, act};
+    out[ID_H1_CODES] = (act_spec){"norm 1 outputs, fp8 codes", d->Tl, d->C, 1};
+    out[ID_H2_CODES] = (act_spec){"norm 2 outputs, fp8 codes", d->Tl, d->C, 1};
+    out[ID_ACT_CODES] = (act_spec){"swiglu outputs, fp8 codes", d->T, d->F, 1};
+}
+
+/* The group of linears that an activation is the input of, and whether it is its codes; -1: of none. */
+static int input_of(int id, bool *codes)
+{
+    *codes = id >= ID_H1_CODES;
+    switch (id) {
+    case ID_H1:
+    case ID_H1_CODES:
+        return ND_INPUT_QKV;
+    case ID_H2:
+    case ID_H2_CODES:
+        return ND_INPUT_GATE_UP;
+    case ID_ACT:
+    case ID_ACT_CODES:
+        return ND_INPUT_DOWN;
+    default:
+        return -1;
+    }
+}
+
+typedef enum place { PLACE_NONE, PLACE_SHARED, PLACE_KEPT } place;
+
+/* Where an activation of a layer lives. Backward needs an input of linears as codes or in BF16, not both. */
+static place place_of(const nd_model *m, int id, int64_t layer)
+{
+    bool codes, kept = kept_activations(m->recompute) >> id & 1;
+    int input = input_of(id, &codes);
+    bool as_codes = input >= 0 && nd_linear_keeps_codes(&m->scales, (nd_input)input, layer);
+    if (codes && !as_codes) {
+        return PLACE_NONE;
+    }
+    return kept && codes == as_codes ? PLACE_KEPT : PLACE_SHARED;
 }
 
 /* Every layer's tensor starts on a 256-byte boundary. */
@@ -92,15 +134,17 @@ static int64_t layer_stride(const act_spec *spec)
 
 static void plan_blocks(nd_model *m, nd_memplan *plan)
 {
-    const nd_dims *d = &m->dims;
     act_spec specs[ND_ACT_COUNT];
-    unsigned kept = kept_activations(m->recompute);
-    describe_activations(d, specs);
+    describe_activations(&m->dims, specs);
     for (int i = 0; i < ND_ACT_COUNT; i++) {
-        bool keep = kept >> i & 1;
+        int64_t kept = 0, shared = 0, stride = layer_stride(&specs[i]);
+        for (int64_t l = 0; l < m->dims.L; l++) {
+            kept += place_of(m, i, l) == PLACE_KEPT;
+            shared |= place_of(m, i, l) == PLACE_SHARED;
+        }
         m->ids_of_plan[i] =
-            nd_memplan_add(plan, keep ? ND_MEM_ACTIVATIONS : ND_MEM_SCRATCH, specs[i].name,
-                           layer_stride(&specs[i]) * (keep ? d->L : 1), 1);
+            nd_memplan_add(plan, ND_MEM_ACTIVATIONS, specs[i].name, kept * stride, 1);
+        m->ids_shared[i] = nd_memplan_add(plan, ND_MEM_SCRATCH, specs[i].name, shared * stride, 1);
     }
 }
 
@@ -156,11 +200,15 @@ nd_status nd_model_create(nd_rank *rank, nd_memplan *plan, nd_model **out)
     m->rank = rank;
     m->dims = nd_dims_of(&rank->shape, &rank->mesh, rank->coord, rank->config);
     m->recompute = rank->config->parallel.recompute;
-    ND_TRY_OUT(nd_layout_create(&rank->shape, &rank->mesh, rank->coord, NULL, NULL, &m->layout));
+    ND_TRY_OUT(nd_scales_init(&m->scales, rank));
+    ND_TRY_OUT(nd_layout_create(&rank->shape, &rank->mesh, rank->coord, nd_scales_in_segment,
+                                &m->scales, &m->layout));
     ND_TRY_OUT(ND_ALLOC(m->dims.L, &m->acts));
-    ND_TRY_OUT(nd_fsdp_init(&m->fsdp, rank, m->layout, m->dims.act, plan));
+    ND_TRY_OUT(nd_fsdp_init(&m->fsdp, rank, m->layout, &m->scales, m->dims.act, plan));
+    ND_TRY_OUT(nd_scales_plan(&m->scales, m->layout, nd_linear_vector(&m->dims), plan));
     plan_blocks(m, plan);
     plan_shared(m, plan);
+    nd_linear_plan(m, plan, ID_LINEAR);
     nd_cp_init(&m->cp, rank, &m->dims, plan);
     *out = m;
 out:
@@ -170,29 +218,61 @@ out:
     return status;
 }
 
+/* One layer's activation: its own part of what is kept, or the buffer that the layers share. */
+static char *activation_at(nd_model *m, const nd_memplan *plan, int id, int64_t layer,
+                           int64_t stride)
+{
+    int64_t before = 0;
+    switch (place_of(m, id, layer)) {
+    case PLACE_NONE:
+        break;
+    case PLACE_SHARED:
+        return nd_memplan_at(plan, m->ids_shared[id]);
+    case PLACE_KEPT:
+        for (int64_t l = 0; l < layer; l++) {
+            before += place_of(m, id, l) == PLACE_KEPT;
+        }
+        return (char *)nd_memplan_at(plan, m->ids_of_plan[id]) + before * stride;
+    }
+    return NULL;
+}
+
+static nd_dtype activation_dtype(const nd_dims *d, int id)
+{
+    return id >= ID_H1_CODES ? ND_DTYPE_F8_E4M3 : d->act;
+}
+
 static void bind_blocks(nd_model *m, const nd_memplan *plan)
 {
     const nd_dims *d = &m->dims;
     act_spec specs[ND_ACT_COUNT];
-    unsigned kept = kept_activations(m->recompute);
     describe_activations(d, specs);
     for (int64_t l = 0; l < d->L; l++) {
         nd_block_acts *a = &m->acts[l];
         nd_tensor *views[ND_ACT_COUNT] = {
-            [ID_X_IN] = &a->x_in,   [ID_RSTD1] = &a->rstd1, [ID_H1] = &a->h1,
-            [ID_QKV] = &a->qkv,     [ID_O] = &a->o,         [ID_X_MID] = &a->x_mid,
-            [ID_RSTD2] = &a->rstd2, [ID_H2] = &a->h2,       [ID_GU] = &a->gu,
+            [ID_X_IN] = &a->x_in,
+            [ID_RSTD1] = &a->rstd1,
+            [ID_H1] = &a->h1,
+            [ID_QKV] = &a->qkv,
+            [ID_O] = &a->o,
+            [ID_X_MID] = &a->x_mid,
+            [ID_RSTD2] = &a->rstd2,
+            [ID_H2] = &a->h2,
+            [ID_GU] = &a->gu,
             [ID_ACT] = &a->act,
+            [ID_H1_CODES] = &a->h1_codes,
+            [ID_H2_CODES] = &a->h2_codes,
+            [ID_ACT_CODES] = &a->act_codes,
         };
         for (int i = 0; i < ND_ACT_COUNT; i++) {
-            char *data = nd_memplan_at(plan, m->ids_of_plan[i]);
-            data += (kept >> i & 1) ? l * layer_stride(&specs[i]) : 0;
+            char *data = activation_at(m, plan, i, l, layer_stride(&specs[i]));
             if (i == ID_LSE) {
                 a->lse = (float *)data;
             } else if (i == ID_RSTD1 || i == ID_RSTD2) {
                 *views[i] = nd_tensor_1d(data, ND_DTYPE_F32, specs[i].rows);
             } else {
-                *views[i] = nd_tensor_2d(data, d->act, specs[i].rows, specs[i].columns);
+                *views[i] =
+                    nd_tensor_2d(data, activation_dtype(d, i), specs[i].rows, specs[i].columns);
             }
         }
     }
@@ -223,6 +303,8 @@ nd_status nd_model_bind(nd_model *m, const nd_memplan *plan)
     const nd_dims *d = &m->dims;
     const int *id = m->ids_of_plan;
     nd_fsdp_bind(&m->fsdp, plan);
+    ND_TRY(nd_scales_bind(&m->scales, plan));
+    nd_linear_bind(m, plan, ID_LINEAR);
     nd_cp_bind(&m->cp, plan);
     bind_blocks(m, plan);
     m->branch = nd_tensor_2d(nd_memplan_at(plan, id[ID_BRANCH]), d->act, d->Tl, d->C);
@@ -258,6 +340,7 @@ void nd_model_destroy(nd_model *m)
 {
     if (m) {
         nd_fsdp_fini(&m->fsdp);
+        nd_scales_fini(&m->scales);
         nd_layout_destroy(m->layout);
         free(m->acts);
         free(m);

@@ -10,11 +10,13 @@
  *   none       everything
  *   selective  not the norm outputs (h1, h2) and the SwiGLU output (act); matmul and attention outputs are kept
  *   full       only the block's input (x_in)
+ * In FP8 with a scale per tensor h1, h2 and act are kept as codes.
  */
 #include "trainer/model/dims.h"
 #include "trainer/parallel/cp.h"
 #include "trainer/parallel/fsdp.h"
 #include "trainer/parallel/tp.h"
+#include "trainer/precision/scales.h"
 
 /* Activations of one block. (rows, columns); q, k, v are columns of qkv, gate and up of gu. */
 typedef struct nd_block_acts {
@@ -29,15 +31,31 @@ typedef struct nd_block_acts {
     nd_tensor h2;    /* (Tl, C) */
     nd_tensor gu;    /* (T, 2 F) gate | up */
     nd_tensor act;   /* (T, F) silu(gate) up */
+    /* The same as FP8 codes where that is what backward keeps of them (linear.h); else data is NULL. */
+    nd_tensor h1_codes, h2_codes, act_codes;
 } nd_block_acts;
 
-enum { ND_ACT_COUNT = 11 };
+enum { ND_ACT_COUNT = 14 };
+
+typedef enum nd_pass { ND_PASS_TRAIN = 0, ND_PASS_EVAL, ND_PASS_BACKWARD } nd_pass;
+
+/* Buffers of FP8 products, shared by all blocks; NULL where nothing needs them. */
+typedef struct nd_fp8_scratch {
+    void *x, *x_transposed;   /* an input: (T, columns) */
+    void *dy, *dy_transposed; /* gradients of the outputs of a group */
+    void *dy_local;           /* (Tl, C), before it is gathered over tp; NULL when tp is 1 */
+    void *w, *w_transposed;   /* a weight */
+    void *gemm;               /* of nd_ops.matmul_fp8 */
+} nd_fp8_scratch;
 
 typedef struct nd_model {
     nd_rank *rank;
     nd_dims dims;
     nd_layout *layout;
     nd_fsdp fsdp;
+    nd_scales scales;
+    nd_fp8_scratch fp8;
+    nd_pass pass;
     nd_cp cp;
     nd_recompute recompute;
 
@@ -62,7 +80,7 @@ typedef struct nd_model {
     float *row_max, *row_sums, *global_max; /* (n), (2 n): sum | target, (n) */
     double *loss_sum; /* NLL over counted labels of this rank, since it was zeroed */
 
-    int ids_of_plan[64];
+    int ids_of_plan[64], ids_shared[ND_ACT_COUNT];
 } nd_model;
 
 /* Lays out everything this rank needs into `plan`; no memory yet. */

@@ -5,9 +5,9 @@
  * m->dx (Tl, C) carries the gradient of the residual stream downwards. Weight gradients are F32, written by products
  * with beta 0 the first time in a unit's buffer and added afterwards.
  */
-#include "trainer/model/llama.h"
+#include "trainer/model/linear.h"
 
-static const nd_trace_kind GEMM = ND_TRACE_GEMM, ELEMENTWISE = ND_TRACE_ELEMENTWISE;
+static const nd_trace_kind ELEMENTWISE = ND_TRACE_ELEMENTWISE;
 static const nd_trace_kind COMM = ND_TRACE_COMMUNICATION;
 
 static nd_status mlp_half_backward(nd_model *m, int64_t layer, float beta)
@@ -15,24 +15,14 @@ static nd_status mlp_half_backward(nd_model *m, int64_t layer, float beta)
     nd_rank *r = m->rank;
     const nd_dims *d = &m->dims;
     const nd_block_acts *a = &m->acts[layer];
-    nd_tensor dx_full, h2_full;
-    nd_tensor wgu = nd_fsdp_weight(&m->fsdp, ND_PARAM_GATE, ND_PARAM_UP, layer);
-    nd_tensor wdown = nd_fsdp_weight(&m->fsdp, ND_PARAM_DOWN, ND_PARAM_DOWN, layer);
     nd_tensor gate = nd_tensor_columns(a->gu, 0, d->F), up = nd_tensor_columns(a->gu, d->F, d->F);
     /* 11. down: the reduce-scatter becomes a gather */
-    ND_TRY(nd_tp_gather(r, m->dx, m->full_a, COMM, &dx_full));
-    ND_OP(r, GEMM, matmul, m->dact, dx_full, false, wdown, false, 0.0f);
-    ND_OP(r, GEMM, matmul, nd_fsdp_grad(&m->fsdp, ND_PARAM_DOWN, ND_PARAM_DOWN, layer), dx_full,
-          true, a->act, false, beta);
+    ND_TRY(nd_linear_row_bwd(m, ND_INPUT_DOWN, layer, m->dact, m->dx, a->act, a->act_codes, beta));
     /* 10. SwiGLU, in place of gate and up */
     ND_OP(r, ELEMENTWISE, swiglu_bwd, gate, up, m->dact, gate, up);
     /* 9. gate and up; 8. the gather becomes a reduce-scatter, the input is gathered again */
-    nd_tensor partial = nd_tp_partial(r, m->dh, m->full_b);
-    ND_OP(r, GEMM, matmul, partial, a->gu, false, wgu, false, 0.0f);
-    ND_TRY(nd_tp_reduce(r, partial, m->dh, COMM));
-    ND_TRY(nd_tp_gather(r, a->h2, m->full_a, COMM, &h2_full));
-    ND_OP(r, GEMM, matmul, nd_fsdp_grad(&m->fsdp, ND_PARAM_GATE, ND_PARAM_UP, layer), a->gu, true,
-          h2_full, false, beta);
+    ND_TRY(
+        nd_linear_column_bwd(m, ND_INPUT_GATE_UP, layer, m->dh, a->gu, a->h2, a->h2_codes, beta));
     /* 7. norm; the residual's own gradient joins */
     ND_OP(r, ELEMENTWISE, rmsnorm_bwd, m->dx,
           nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_2, ND_PARAM_NORM_2, layer), m->dh, m->dx, a->x_mid,
@@ -45,14 +35,8 @@ static nd_status attention_half_backward(nd_model *m, int64_t layer, float beta)
     nd_rank *r = m->rank;
     const nd_dims *d = &m->dims;
     const nd_block_acts *a = &m->acts[layer];
-    nd_tensor dx_full, h1_full;
-    nd_tensor wqkv = nd_fsdp_weight(&m->fsdp, ND_PARAM_Q, ND_PARAM_V, layer);
-    nd_tensor wo = nd_fsdp_weight(&m->fsdp, ND_PARAM_O, ND_PARAM_O, layer);
     /* 6. output projection */
-    ND_TRY(nd_tp_gather(r, m->dx, m->full_a, COMM, &dx_full));
-    ND_OP(r, GEMM, matmul, m->dout, dx_full, false, wo, false, 0.0f);
-    ND_OP(r, GEMM, matmul, nd_fsdp_grad(&m->fsdp, ND_PARAM_O, ND_PARAM_O, layer), dx_full, true,
-          a->o, false, beta);
+    ND_TRY(nd_linear_row_bwd(m, ND_INPUT_O, layer, m->dout, m->dx, a->o, (nd_tensor){0}, beta));
     /* 5. attention */
     ND_TRY(nd_cp_attention_bwd(&m->cp, m->dqkv, a->qkv, a->o, a->lse, m->dout));
     /* 4. RoPE */
@@ -61,12 +45,7 @@ static nd_status attention_half_backward(nd_model *m, int64_t layer, float beta)
     ND_OP(r, ELEMENTWISE, rope, dqk, dqk, nd_tensor_1d(m->positions, ND_DTYPE_I32, d->T), m->rope,
           true);
     /* 3. q, k, v; 2. the gather becomes a reduce-scatter, the input is gathered again */
-    nd_tensor partial = nd_tp_partial(r, m->dh, m->full_b);
-    ND_OP(r, GEMM, matmul, partial, m->dqkv, false, wqkv, false, 0.0f);
-    ND_TRY(nd_tp_reduce(r, partial, m->dh, COMM));
-    ND_TRY(nd_tp_gather(r, a->h1, m->full_a, COMM, &h1_full));
-    ND_OP(r, GEMM, matmul, nd_fsdp_grad(&m->fsdp, ND_PARAM_Q, ND_PARAM_V, layer), m->dqkv, true,
-          h1_full, false, beta);
+    ND_TRY(nd_linear_column_bwd(m, ND_INPUT_QKV, layer, m->dh, m->dqkv, a->h1, a->h1_codes, beta));
     /* 1. norm */
     ND_OP(r, ELEMENTWISE, rmsnorm_bwd, m->dx,
           nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_1, ND_PARAM_NORM_1, layer), m->dh, m->dx, a->x_in,
@@ -108,6 +87,7 @@ static nd_status embed_backward(nd_model *m)
 
 nd_status nd_model_backward(nd_model *m)
 {
+    m->pass = ND_PASS_BACKWARD;
     ND_TRY(nd_head_backward(m));
     for (int64_t l = m->dims.L - 1; l >= 0; l--) {
         ND_TRY(block_backward(m, l));

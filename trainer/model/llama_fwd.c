@@ -3,9 +3,9 @@
  * The forward list. Shapes: (Tl, C) between the tensor-parallel regions, (T, ...) inside. T = B s local tokens,
  * Tl = T / tp.
  */
-#include "trainer/model/llama.h"
+#include "trainer/model/linear.h"
 
-static const nd_trace_kind GEMM = ND_TRACE_GEMM, ELEMENTWISE = ND_TRACE_ELEMENTWISE;
+static const nd_trace_kind ELEMENTWISE = ND_TRACE_ELEMENTWISE;
 
 static const nd_tensor none = {0};
 
@@ -15,17 +15,12 @@ static nd_status attention_half(nd_model *m, int64_t layer, nd_tensor x, nd_tens
     nd_rank *r = m->rank;
     const nd_dims *d = &m->dims;
     const nd_block_acts *a = &m->acts[layer];
-    nd_tensor h1_full;
     nd_tensor w1 = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_1, ND_PARAM_NORM_1, layer);
-    nd_tensor wqkv = nd_fsdp_weight(&m->fsdp, ND_PARAM_Q, ND_PARAM_V, layer); /* (QKV, C) */
-    nd_tensor wo = nd_fsdp_weight(&m->fsdp, ND_PARAM_O, ND_PARAM_O, layer);   /* (C, H D) */
     /* 1. residual sum and norm. Without delta the input is the sum already. */
     ND_OP(r, ELEMENTWISE, rmsnorm_fwd, a->h1, delta.data ? a->x_in : none, a->rstd1, x, delta, w1,
           (float)r->shape.rms_eps);
-    /* 2. tp: (Tl, C) -> (T, C) */
-    ND_TRY(nd_tp_gather(r, a->h1, m->full_a, ND_TRACE_COMMUNICATION, &h1_full));
-    /* 3. q, k, v in one product */
-    ND_OP(r, GEMM, matmul, a->qkv, h1_full, false, wqkv, true, 0.0f);
+    /* 2. tp: (Tl, C) -> (T, C); 3. q, k, v */
+    ND_TRY(nd_linear_column_fwd(m, ND_INPUT_QKV, layer, a->h1, a->h1_codes, a->qkv));
     /* 4. RoPE on q and k, in place: they are neighbours and have the same head size */
     nd_tensor qk = nd_tensor_3d(a->qkv.data, d->act, d->T, d->H + d->K, d->D);
     qk.stride[0] = d->QKV;
@@ -34,9 +29,7 @@ static nd_status attention_half(nd_model *m, int64_t layer, nd_tensor x, nd_tens
     /* 5. attention, through context parallel */
     ND_TRY(nd_cp_attention_fwd(&m->cp, a->qkv, a->o, a->lse));
     /* 6. output projection; tp: partial sums (T, C) -> (Tl, C) */
-    nd_tensor partial = nd_tp_partial(r, m->branch, m->full_b);
-    ND_OP(r, GEMM, matmul, partial, a->o, false, wo, true, 0.0f);
-    return nd_tp_reduce(r, partial, m->branch, ND_TRACE_COMMUNICATION);
+    return nd_linear_row_fwd(m, ND_INPUT_O, layer, a->o, none, m->branch);
 }
 
 static nd_status mlp_half(nd_model *m, int64_t layer, bool with_output)
@@ -44,27 +37,20 @@ static nd_status mlp_half(nd_model *m, int64_t layer, bool with_output)
     nd_rank *r = m->rank;
     const nd_dims *d = &m->dims;
     const nd_block_acts *a = &m->acts[layer];
-    nd_tensor h2_full;
     nd_tensor w2 = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_2, ND_PARAM_NORM_2, layer);
-    nd_tensor wgu = nd_fsdp_weight(&m->fsdp, ND_PARAM_GATE, ND_PARAM_UP, layer);     /* (2 F, C) */
-    nd_tensor wdown = nd_fsdp_weight(&m->fsdp, ND_PARAM_DOWN, ND_PARAM_DOWN, layer); /* (C, F) */
     /* 7. residual sum and norm */
     ND_OP(r, ELEMENTWISE, rmsnorm_fwd, a->h2, a->x_mid, a->rstd2, a->x_in, m->branch, w2,
           (float)r->shape.rms_eps);
-    /* 8. tp: (Tl, C) -> (T, C) */
-    ND_TRY(nd_tp_gather(r, a->h2, m->full_a, ND_TRACE_COMMUNICATION, &h2_full));
-    /* 9. gate and up in one product */
-    ND_OP(r, GEMM, matmul, a->gu, h2_full, false, wgu, true, 0.0f);
+    /* 8. tp: (Tl, C) -> (T, C); 9. gate and up */
+    ND_TRY(nd_linear_column_fwd(m, ND_INPUT_GATE_UP, layer, a->h2, a->h2_codes, a->gu));
     /* 10. SwiGLU */
     ND_OP(r, ELEMENTWISE, swiglu_fwd, a->act, nd_tensor_columns(a->gu, 0, d->F),
           nd_tensor_columns(a->gu, d->F, d->F));
     if (!with_output) {
-        return ND_OK;
+        return nd_linear_recast(m, ND_INPUT_DOWN, layer, a->act, a->act_codes);
     }
     /* 11. down projection; tp: partial sums (T, C) -> (Tl, C) */
-    nd_tensor partial = nd_tp_partial(r, m->branch, m->full_b);
-    ND_OP(r, GEMM, matmul, partial, a->act, false, wdown, true, 0.0f);
-    return nd_tp_reduce(r, partial, m->branch, ND_TRACE_COMMUNICATION);
+    return nd_linear_row_fwd(m, ND_INPUT_DOWN, layer, a->act, a->act_codes, m->branch);
 }
 
 nd_status nd_block_forward(nd_model *m, int64_t layer, nd_tensor x, nd_tensor delta)
@@ -94,7 +80,9 @@ nd_status nd_block_recompute(nd_model *m, int64_t layer)
           (float)r->shape.rms_eps);
     ND_OP(r, ELEMENTWISE, swiglu_fwd, a->act, nd_tensor_columns(a->gu, 0, d->F),
           nd_tensor_columns(a->gu, d->F, d->F));
-    return ND_OK;
+    ND_TRY(nd_linear_recast(m, ND_INPUT_QKV, layer, a->h1, a->h1_codes));
+    ND_TRY(nd_linear_recast(m, ND_INPUT_GATE_UP, layer, a->h2, a->h2_codes));
+    return nd_linear_recast(m, ND_INPUT_DOWN, layer, a->act, a->act_codes);
 }
 
 static nd_status embed(nd_model *m)
@@ -117,6 +105,8 @@ static nd_status embed(nd_model *m)
 nd_status nd_model_forward(nd_model *m, bool train, double inverse_tokens)
 {
     const nd_layout *layout = m->layout;
+    m->pass = train ? ND_PASS_TRAIN : ND_PASS_EVAL;
+    ND_TRY(nd_scales_refresh(&m->scales, m->fsdp.master, m->fsdp.version));
     ND_TRY(embed(m));
     nd_tensor x = m->acts[0].x_in, delta = none;
     for (int64_t l = 0; l < m->dims.L; l++) {

@@ -212,7 +212,20 @@ nd_status nd_layout_each_run(const nd_layout *layout, int unit, int shard_index,
     return ND_OK;
 }
 
-/* Parameter ranges of this rank's state for which `want` holds (or all, with their decay). */
+nd_flat_range nd_layout_shard_range(const nd_layout *layout, const nd_param *p)
+{
+    const nd_segment *segment = &layout->units[p->unit].segments[p->segment];
+    int64_t begin = p->offset - segment->shard_count * layout->shard_index;
+    int64_t end = begin + p->local_rows * p->local_cols;
+    begin = begin > 0 ? begin : 0;
+    end = end < segment->shard_count ? end : segment->shard_count;
+    if (begin >= end) {
+        return (nd_flat_range){0};
+    }
+    return (nd_flat_range){segment->shard_offset + begin, segment->shard_offset + end, p->decay};
+}
+
+/* Parameter ranges of this rank's state: all with their decay, or those replicated over tp. */
 static nd_status collect_ranges(const nd_layout *layout, bool only_replicated, nd_flat_range **out,
                                 int *count)
 {
@@ -221,14 +234,9 @@ static nd_status collect_ranges(const nd_layout *layout, bool only_replicated, n
     ND_TRY(ND_ALLOC(layout->param_count, &ranges));
     for (int i = 0; i < layout->param_count; i++) {
         const nd_param *p = &layout->params[i];
-        const nd_segment *segment = &layout->units[p->unit].segments[p->segment];
-        int64_t shard_begin = segment->shard_count * layout->shard_index;
-        int64_t begin = p->offset - shard_begin, end = begin + p->local_rows * p->local_cols;
-        begin = begin > 0 ? begin : 0;
-        end = end < segment->shard_count ? end : segment->shard_count;
-        if (begin < end && (!only_replicated || p->split == ND_SPLIT_NONE)) {
-            ranges[n++] = (nd_flat_range){segment->shard_offset + begin,
-                                          segment->shard_offset + end, p->decay};
+        nd_flat_range range = nd_layout_shard_range(layout, p);
+        if (range.begin < range.end && (!only_replicated || p->split == ND_SPLIT_NONE)) {
+            ranges[n++] = range;
         }
     }
     *out = ranges;

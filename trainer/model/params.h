@@ -101,6 +101,9 @@ typedef struct nd_run {
 nd_status nd_layout_each_run(const nd_layout *layout, int unit, int shard_index,
                              nd_status (*visit)(void *context, const nd_run *run), void *context);
 
+/* The part of a parameter's local block that this rank's shard holds, in the flat state arrays; begin == end: none. */
+nd_flat_range nd_layout_shard_range(const nd_layout *layout, const nd_param *param);
+
 /* Ranges of the flat state arrays with their weight decay, for the optimizer; owned by the caller. */
 nd_status nd_layout_decay_ranges(const nd_layout *layout, nd_flat_range **out, int *count);
 

@@ -10,6 +10,7 @@ enum {
     ID_MOMENT1,
     ID_MOMENT2,
     ID_WEIGHT_BLOCKS,
+    ID_WEIGHT_CODES,
     ID_WEIGHT_EMBED,
     ID_WEIGHT_TAIL,
     ID_GRAD_BLOCKS,
@@ -17,9 +18,9 @@ enum {
     ID_RECEIVED
 };
 
-static const nd_segment *hp(const nd_layout *layout, int unit)
+static const nd_segment *segment_of(const nd_layout *layout, int unit, nd_segment_kind kind)
 {
-    return &layout->units[unit].segments[ND_SEGMENT_HP];
+    return &layout->units[unit].segments[kind];
 }
 
 static int64_t max_i64(int64_t a, int64_t b)
@@ -27,32 +28,80 @@ static int64_t max_i64(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* All blocks have the same count; embedding and tail have their own. */
-static int64_t block_count(const nd_layout *layout)
-{
-    return hp(layout, layout->first_block)->count;
-}
-
 static int block_units(const nd_layout *layout)
 {
     return layout->tail - layout->first_block;
+}
+
+/* Elements of a segment in the largest block: a filter may leave a linear of one block in BF16. */
+static int64_t largest_block(const nd_layout *layout, nd_segment_kind kind)
+{
+    int64_t most = 0;
+    for (int u = layout->first_block; u < layout->tail; u++) {
+        most = max_i64(most, segment_of(layout, u, kind)->count);
+    }
+    return most;
+}
+
+/* Elements of both segments: of a unit, or of its shard. */
+static int64_t unit_count(const nd_layout *layout, int unit)
+{
+    return segment_of(layout, unit, ND_SEGMENT_HP)->count +
+           segment_of(layout, unit, ND_SEGMENT_FP8)->count;
+}
+
+static int64_t unit_shard_count(const nd_layout *layout, int unit)
+{
+    return segment_of(layout, unit, ND_SEGMENT_HP)->shard_count +
+           segment_of(layout, unit, ND_SEGMENT_FP8)->shard_count;
+}
+
+static int block_slots(const nd_fsdp *fsdp)
+{
+    int blocks = block_units(fsdp->layout);
+    return fsdp->resident || blocks < ND_FSDP_BLOCK_SLOTS ? blocks : ND_FSDP_BLOCK_SLOTS;
+}
+
+/* Where slot `s` of the blocks begins in their common buffer: a block of its own, or one that any block fits into. */
+static int64_t block_slot_offset(const nd_fsdp *fsdp, nd_segment_kind kind, int s)
+{
+    const nd_layout *layout = fsdp->layout;
+    int64_t offset = 0;
+    if (block_slots(fsdp) < block_units(layout)) {
+        return s * largest_block(layout, kind);
+    }
+    for (int b = 0; b < s; b++) {
+        offset += segment_of(layout, layout->first_block + b, kind)->count;
+    }
+    return offset;
 }
 
 static void plan_weights(nd_fsdp *fsdp, nd_memplan *plan)
 {
     const nd_layout *layout = fsdp->layout;
     size_t width = nd_dtype_size(fsdp->act);
-    int blocks = block_units(layout);
-    int slots = fsdp->resident || blocks < ND_FSDP_BLOCK_SLOTS ? blocks : ND_FSDP_BLOCK_SLOTS;
+    int slots = block_slots(fsdp);
     fsdp->slot_count = slots + (layout->tied ? 1 : 2);
-    int64_t in_blocks = fsdp->aliased ? 0 : slots * block_count(layout);
-    int64_t in_embed = fsdp->aliased || layout->tied ? 0 : hp(layout, 0)->count;
-    int64_t in_tail = fsdp->aliased ? 0 : hp(layout, layout->tail)->count;
+    int64_t in_blocks = fsdp->aliased ? 0 : block_slot_offset(fsdp, ND_SEGMENT_HP, slots);
+    int64_t in_embed =
+        fsdp->aliased || layout->tied ? 0 : segment_of(layout, 0, ND_SEGMENT_HP)->count;
+    int64_t in_tail = fsdp->aliased ? 0 : segment_of(layout, layout->tail, ND_SEGMENT_HP)->count;
     fsdp->ids[ID_WEIGHT_BLOCKS] =
         nd_memplan_add(plan, ND_MEM_WEIGHTS, "decoder blocks", in_blocks, width);
+    fsdp->ids[ID_WEIGHT_CODES] = nd_memplan_add(plan, ND_MEM_WEIGHTS, "decoder blocks, fp8 codes",
+                                                block_slot_offset(fsdp, ND_SEGMENT_FP8, slots), 1);
     fsdp->ids[ID_WEIGHT_EMBED] = nd_memplan_add(plan, ND_MEM_WEIGHTS, "embedding", in_embed, width);
     fsdp->ids[ID_WEIGHT_TAIL] =
         nd_memplan_add(plan, ND_MEM_WEIGHTS, "norm and head", in_tail, width);
+}
+
+static int64_t largest_block_gradient(const nd_layout *layout)
+{
+    int64_t most = 0;
+    for (int u = layout->first_block; u < layout->tail; u++) {
+        most = max_i64(most, unit_count(layout, u));
+    }
+    return most;
 }
 
 static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
@@ -60,13 +109,14 @@ static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
     const nd_layout *layout = fsdp->layout;
     bool sharded = layout->shards > 1;
     bool accumulates = fsdp->rank->config->train.gradient_accumulation_steps > 1;
-    int64_t edges = max_i64(hp(layout, 0)->count, hp(layout, layout->tail)->count);
-    int64_t shard =
-        max_i64(max_i64(hp(layout, 0)->shard_count, hp(layout, layout->tail)->shard_count),
-                hp(layout, layout->first_block)->shard_count);
+    int64_t edges = max_i64(unit_count(layout, 0), unit_count(layout, layout->tail));
+    int64_t shard = 0;
+    for (int u = 0; u < layout->unit_count; u++) {
+        shard = max_i64(shard, unit_shard_count(layout, u));
+    }
     fsdp->ids[ID_GRAD_BLOCKS] =
         nd_memplan_add(plan, ND_MEM_GRADIENTS, "decoder blocks",
-                       sharded ? ND_FSDP_BLOCK_SLOTS * block_count(layout) : 0, 4);
+                       sharded ? ND_FSDP_BLOCK_SLOTS * largest_block_gradient(layout) : 0, 4);
     fsdp->ids[ID_GRAD_EDGES] =
         nd_memplan_add(plan, ND_MEM_GRADIENTS, "embedding, norm and head", sharded ? edges : 0, 4);
     fsdp->ids[ID_RECEIVED] =
@@ -74,12 +124,12 @@ static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
                        sharded && accumulates ? (ND_FSDP_BLOCK_SLOTS + 1) * shard : 0, 4);
 }
 
-nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_dtype act,
-                       nd_memplan *plan)
+nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scales *scales,
+                       nd_dtype act, nd_memplan *plan)
 {
     const nd_config *config = rank->config;
     bool moments = config->optimizer.name == ND_OPTIMIZER_ADAMW;
-    *fsdp = (nd_fsdp){.rank = rank, .layout = layout, .act = act, .version = 1};
+    *fsdp = (nd_fsdp){.rank = rank, .layout = layout, .scales = scales, .act = act, .version = 1};
     fsdp->aliased = layout->shards == 1 && act == ND_DTYPE_F32;
     fsdp->resident = layout->shards == 1 || !config->parallel.reshard_after_forward;
     fsdp->ids[ID_MASTER] =
@@ -120,13 +170,19 @@ void nd_fsdp_bind(nd_fsdp *fsdp, const nd_memplan *plan)
     fsdp->moment2 = nd_memplan_at(plan, fsdp->ids[ID_MOMENT2]);
     int blocks = fsdp->slot_count - (layout->tied ? 1 : 2);
     char *weights = nd_memplan_at(plan, fsdp->ids[ID_WEIGHT_BLOCKS]);
+    char *codes = nd_memplan_at(plan, fsdp->ids[ID_WEIGHT_CODES]);
+    size_t width = nd_dtype_size(fsdp->act);
     for (int s = 0; s < blocks; s++) {
-        fsdp->slots[s].data =
-            weights ? weights + (size_t)(s * block_count(layout)) * nd_dtype_size(fsdp->act) : NULL;
+        nd_weight_slot *slot = &fsdp->slots[s];
+        slot->data[ND_SEGMENT_HP] =
+            weights ? weights + (size_t)block_slot_offset(fsdp, ND_SEGMENT_HP, s) * width : NULL;
+        slot->data[ND_SEGMENT_FP8] =
+            codes ? codes + block_slot_offset(fsdp, ND_SEGMENT_FP8, s) : NULL;
     }
-    fsdp->slots[blocks].data = nd_memplan_at(plan, fsdp->ids[ID_WEIGHT_TAIL]);
+    fsdp->slots[blocks].data[ND_SEGMENT_HP] = nd_memplan_at(plan, fsdp->ids[ID_WEIGHT_TAIL]);
     if (!layout->tied) {
-        fsdp->slots[blocks + 1].data = nd_memplan_at(plan, fsdp->ids[ID_WEIGHT_EMBED]);
+        fsdp->slots[blocks + 1].data[ND_SEGMENT_HP] =
+            nd_memplan_at(plan, fsdp->ids[ID_WEIGHT_EMBED]);
     }
     float *blocks_grad = nd_memplan_at(plan, fsdp->ids[ID_GRAD_BLOCKS]);
     float *received = nd_memplan_at(plan, fsdp->ids[ID_RECEIVED]);
@@ -135,7 +191,7 @@ void nd_fsdp_bind(nd_fsdp *fsdp, const nd_memplan *plan)
     for (int s = 0; s <= ND_FSDP_BLOCK_SLOTS; s++) {
         bool edge = s == ND_FSDP_BLOCK_SLOTS;
         fsdp->grad_slots[s].data = edge          ? nd_memplan_at(plan, fsdp->ids[ID_GRAD_EDGES])
-                                   : blocks_grad ? blocks_grad + s * block_count(layout)
+                                   : blocks_grad ? blocks_grad + s * largest_block_gradient(layout)
                                                  : NULL;
         fsdp->grad_slots[s].received = received ? received + s * stride : NULL;
     }
@@ -149,224 +205,4 @@ void nd_fsdp_fini(nd_fsdp *fsdp)
     fsdp->slots = NULL;
     fsdp->slot_of_unit = NULL;
     fsdp->unit_fresh = NULL;
-}
-
-void nd_fsdp_weights_changed(nd_fsdp *fsdp)
-{
-    fsdp->version++;
-}
-
-static nd_weight_slot *slot_holding(const nd_fsdp *fsdp, int unit)
-{
-    for (int s = 0; s < fsdp->slot_count; s++) {
-        if (fsdp->slots[s].unit == unit && fsdp->slots[s].version == fsdp->version) {
-            return &fsdp->slots[s];
-        }
-    }
-    return NULL;
-}
-
-/* A buffer for the unit: its own, or a block buffer that nobody holds or waits for. NULL when all are busy. */
-static nd_weight_slot *slot_for(nd_fsdp *fsdp, int unit)
-{
-    if (fsdp->slot_of_unit[unit] >= 0) {
-        return &fsdp->slots[fsdp->slot_of_unit[unit]];
-    }
-    for (int s = 0; s < ND_FSDP_BLOCK_SLOTS; s++) {
-        if (!fsdp->slots[s].held && !fsdp->slots[s].pending) {
-            return &fsdp->slots[s];
-        }
-    }
-    return NULL;
-}
-
-static nd_status begin_gather(nd_fsdp *fsdp, nd_weight_slot *slot, int unit)
-{
-    nd_rank *r = fsdp->rank;
-    const nd_segment *segment = hp(fsdp->layout, unit);
-    float *shard = fsdp->master + segment->shard_offset;
-    slot->unit = unit;
-    slot->version = fsdp->version;
-    if (fsdp->aliased) {
-        slot->data = shard;
-        return ND_OK;
-    }
-    int64_t n = segment->shard_count;
-    char *own =
-        (char *)slot->data + (size_t)(n * fsdp->layout->shard_index) * nd_dtype_size(fsdp->act);
-    ND_OP(r, ND_TRACE_ELEMENTWISE, cast, nd_tensor_1d(own, fsdp->act, n),
-          nd_tensor_1d(shard, ND_DTYPE_F32, n));
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_gather(r->groups.by_kind[ND_GROUP_DP_SHARD_CP], &r->stream, own, slot->data,
-                              n, fsdp->act, &slot->gathered));
-    slot->pending = true;
-    return ND_OK;
-}
-
-nd_status nd_fsdp_prefetch(nd_fsdp *fsdp, int unit)
-{
-    if (unit < 0 || unit >= fsdp->layout->unit_count || slot_holding(fsdp, unit)) {
-        return ND_OK;
-    }
-    nd_weight_slot *slot = slot_for(fsdp, unit);
-    return slot ? begin_gather(fsdp, slot, unit) : ND_OK;
-}
-
-nd_status nd_fsdp_acquire(nd_fsdp *fsdp, int unit)
-{
-    nd_rank *r = fsdp->rank;
-    nd_weight_slot *slot = slot_holding(fsdp, unit);
-    if (!slot) {
-        slot = slot_for(fsdp, unit);
-        ND_ASSERT(slot); /* the caller releases a block before it acquires the next but one */
-        ND_TRY(begin_gather(fsdp, slot, unit));
-    }
-    if (slot->pending) {
-        slot->pending = false;
-        ND_RUN(r, ND_TRACE_COMMUNICATION, nd_stream_wait(&r->stream, &slot->gathered));
-    }
-    slot->held = true;
-    return ND_OK;
-}
-
-void nd_fsdp_release(nd_fsdp *fsdp, int unit)
-{
-    nd_weight_slot *slot = slot_holding(fsdp, unit);
-    ND_ASSERT(slot && slot->held);
-    slot->held = false;
-}
-
-/* Offset and shape of the neighbours first..last in their unit. */
-static nd_tensor block_view(const nd_layout *layout, nd_param_id first, nd_param_id last,
-                            int64_t layer, void *base, nd_dtype dtype)
-{
-    const nd_param *p = &layout->params[nd_layout_find(layout, first, layer)];
-    int64_t rows = 0;
-    for (nd_param_id id = first; id <= last; id++) {
-        rows += layout->params[nd_layout_find(layout, id, layer)].local_rows;
-    }
-    char *data = (char *)base + (size_t)p->offset * nd_dtype_size(dtype);
-    return p->axes == 1 ? nd_tensor_1d(data, dtype, rows)
-                        : nd_tensor_2d(data, dtype, rows, p->local_cols);
-}
-
-nd_tensor nd_fsdp_weight(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer)
-{
-    int unit = fsdp->layout->params[nd_layout_find(fsdp->layout, first, layer)].unit;
-    const nd_weight_slot *slot = slot_holding(fsdp, unit);
-    ND_ASSERT(slot && slot->held);
-    return block_view(fsdp->layout, first, last, layer, slot->data, fsdp->act);
-}
-
-void nd_fsdp_begin_micro(nd_fsdp *fsdp, bool first)
-{
-    fsdp->first_micro = first;
-    for (int u = 0; first && u < fsdp->layout->unit_count; u++) {
-        fsdp->unit_fresh[u] = true;
-    }
-}
-
-static bool sharded(const nd_fsdp *fsdp)
-{
-    return fsdp->layout->shards > 1;
-}
-
-static nd_grad_slot *grad_slot_of(const nd_fsdp *fsdp, int unit)
-{
-    for (int s = 0; s <= ND_FSDP_BLOCK_SLOTS; s++) {
-        if (fsdp->grad_slots[s].unit == unit) {
-            return (nd_grad_slot *)&fsdp->grad_slots[s];
-        }
-    }
-    return NULL;
-}
-
-/* Waits for the reduce-scatter of a slot and adds what arrived; the slot is free afterwards. */
-static nd_status finish_slot(nd_fsdp *fsdp, nd_grad_slot *slot)
-{
-    nd_rank *r = fsdp->rank;
-    if (!slot->pending) {
-        return ND_OK;
-    }
-    const nd_segment *segment = hp(fsdp->layout, slot->unit);
-    slot->pending = false;
-    slot->unit = -1;
-    ND_RUN(r, ND_TRACE_COMMUNICATION, nd_stream_wait(&r->stream, &slot->reduced));
-    if (!fsdp->first_micro) {
-        ND_OP(r, ND_TRACE_ELEMENTWISE, accumulate,
-              nd_tensor_1d(fsdp->grad + segment->shard_offset, ND_DTYPE_F32, segment->shard_count),
-              nd_tensor_1d(slot->received, ND_DTYPE_F32, segment->shard_count));
-    }
-    return ND_OK;
-}
-
-nd_status nd_fsdp_grad_acquire(nd_fsdp *fsdp, int unit)
-{
-    if (!sharded(fsdp)) {
-        return ND_OK;
-    }
-    bool block = fsdp->layout->units[unit].kind == ND_UNIT_BLOCK;
-    nd_grad_slot *slot =
-        &fsdp->grad_slots[block ? unit % ND_FSDP_BLOCK_SLOTS : ND_FSDP_BLOCK_SLOTS];
-    ND_TRY(finish_slot(fsdp, slot));
-    ND_ASSERT(slot->unit == -1);
-    slot->unit = unit;
-    slot->fresh = true;
-    return ND_OK;
-}
-
-nd_tensor nd_fsdp_grad(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer)
-{
-    int unit = fsdp->layout->params[nd_layout_find(fsdp->layout, first, layer)].unit;
-    nd_grad_slot *slot = grad_slot_of(fsdp, unit);
-    ND_ASSERT(slot || !sharded(fsdp));
-    float *base = sharded(fsdp) ? slot->data : fsdp->grad + hp(fsdp->layout, unit)->shard_offset;
-    return block_view(fsdp->layout, first, last, layer, base, ND_DTYPE_F32);
-}
-
-static bool is_fresh(const nd_fsdp *fsdp, int unit)
-{
-    return sharded(fsdp) ? grad_slot_of(fsdp, unit)->fresh : fsdp->unit_fresh[unit];
-}
-
-float nd_fsdp_grad_beta(const nd_fsdp *fsdp, int unit)
-{
-    return is_fresh(fsdp, unit) ? 0.0f : 1.0f;
-}
-
-nd_status nd_fsdp_grad_zero_if_fresh(nd_fsdp *fsdp, nd_param_id id, int64_t layer)
-{
-    int unit = fsdp->layout->params[nd_layout_find(fsdp->layout, id, layer)].unit;
-    if (!is_fresh(fsdp, unit)) {
-        return ND_OK;
-    }
-    nd_tensor g = nd_fsdp_grad(fsdp, id, id, layer);
-    return nd_zero(&fsdp->rank->stream, g.data, nd_tensor_bytes(g));
-}
-
-nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, int unit)
-{
-    nd_rank *r = fsdp->rank;
-    if (!sharded(fsdp)) {
-        fsdp->unit_fresh[unit] = false;
-        return ND_OK;
-    }
-    nd_grad_slot *slot = grad_slot_of(fsdp, unit);
-    const nd_segment *segment = hp(fsdp->layout, unit);
-    float *to = fsdp->first_micro ? fsdp->grad + segment->shard_offset : slot->received;
-    slot->fresh = false;
-    slot->pending = true;
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_reduce_scatter(r->groups.gradients, &r->stream, slot->data, to,
-                                  segment->shard_count, ND_DTYPE_F32, ND_REDOP_SUM,
-                                  &slot->reduced));
-    return ND_OK;
-}
-
-nd_status nd_fsdp_grad_finish(nd_fsdp *fsdp)
-{
-    for (int s = 0; s <= ND_FSDP_BLOCK_SLOTS; s++) {
-        ND_TRY(finish_slot(fsdp, &fsdp->grad_slots[s]));
-    }
-    return ND_OK;
 }

@@ -12,35 +12,40 @@
  * is gathered once per optimizer step, since the weights do not change between micro-batches. The tail is never
  * resharded. One shard (DDP) keeps every unit in the compute dtype, or, in fp32, uses the master weights themselves.
  * With one shard the gradient buffer of a unit is its slice of the accumulator.
+ *
+ * A unit's segments are gathered each for itself: HP in the compute dtype, FP8 in codes that each rank casts from its F32
+ * shard with the precomputed scales of whole weights (precision/scales.h).
  */
 #include "runtime/device/memplan.h"
 #include "trainer/model/params.h"
+#include "trainer/precision/scales.h"
 #include "trainer/rank.h"
 
 enum { ND_FSDP_BLOCK_SLOTS = 2 };
 
 typedef struct nd_weight_slot {
-    int unit;        /* unit it holds or is being filled with, -1: none */
-    int64_t version; /* of the weights it was gathered from */
-    bool held;       /* between acquire and release */
-    bool pending;    /* `gathered` is not waited for yet */
-    void *data;      /* segment HP, act dtype */
-    nd_event gathered;
+    int unit;                     /* unit it holds or is being filled with, -1: none */
+    int64_t version;              /* of the weights it was gathered from */
+    bool held;                    /* between acquire and release */
+    bool pending;                 /* `gathered` is not waited for yet */
+    void *data[ND_SEGMENT_COUNT]; /* HP: act dtype; FP8: codes */
+    nd_event gathered[ND_SEGMENT_COUNT];
 } nd_weight_slot;
 
 typedef struct nd_grad_slot {
     int unit; /* -1: free */
     bool pending;
     bool fresh;  /* nothing written yet: products overwrite, sums start at zero */
-    float *data; /* unsharded, F32 */
+    float *data; /* unsharded, F32: segment HP, then FP8 */
     float *
         received; /* reduce-scattered shard of a later micro-batch, then added to the accumulator */
-    nd_event reduced;
+    nd_event reduced[ND_SEGMENT_COUNT];
 } nd_grad_slot;
 
 typedef struct nd_fsdp {
     nd_rank *rank;
     nd_layout *layout;
+    nd_scales *scales;
     nd_dtype act;
     bool resident; /* every unit has its own weight buffer */
     bool aliased;  /* gathered weights are the master weights */
@@ -51,12 +56,12 @@ typedef struct nd_fsdp {
     nd_weight_slot *slots;
     nd_grad_slot grad_slots[ND_FSDP_BLOCK_SLOTS + 1]; /* blocks, then embedding and tail */
     bool *unit_fresh; /* one shard: nothing accumulated yet in this step */
-    int ids[16];      /* segments of the memory plan */
+    int ids[20];      /* segments of the memory plan */
 } nd_fsdp;
 
-/* Lays out and plans; the layout is borrowed. Call bind after the plan was committed. */
-nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_dtype act,
-                       nd_memplan *plan);
+/* Lays out and plans; layout and scales are borrowed. Call bind after the plan was committed. */
+nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scales *scales,
+                       nd_dtype act, nd_memplan *plan);
 void nd_fsdp_bind(nd_fsdp *fsdp, const nd_memplan *plan);
 void nd_fsdp_fini(nd_fsdp *fsdp);
 
@@ -70,6 +75,8 @@ void nd_fsdp_release(nd_fsdp *fsdp, int unit);
 
 /* Rows of the neighbours first..last (one product) or of one parameter, local block, act dtype; unit acquired. */
 nd_tensor nd_fsdp_weight(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer);
+/* Codes of a parameter of segment FP8, local block; unit acquired. */
+nd_tensor nd_fsdp_codes(const nd_fsdp *fsdp, nd_param_id id, int64_t layer);
 
 void nd_fsdp_begin_micro(nd_fsdp *fsdp, bool first);
 nd_status nd_fsdp_grad_acquire(nd_fsdp *fsdp, int unit);
@@ -82,6 +89,12 @@ nd_status nd_fsdp_grad_zero_if_fresh(nd_fsdp *fsdp, nd_param_id id, int64_t laye
 nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, int unit);
 /* All reduce-scatters of this micro-batch are complete and added up. */
 nd_status nd_fsdp_grad_finish(nd_fsdp *fsdp);
+
+/* The slot that holds the unit's current weights, or NULL; for this folder's files. */
+nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, int unit);
+/* Neighbours first..last of one segment, whose buffer is `base`; for this folder's files. */
+nd_tensor nd_fsdp_view(const nd_layout *layout, nd_param_id first, nd_param_id last, int64_t layer,
+                       void *base, nd_dtype dtype);
 
 /* Fresh weights: this rank's shards of the initial values. */
 nd_status nd_fsdp_init_weights(nd_fsdp *fsdp, double init_std, uint64_t seed);

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Gradients: a unit's unsharded buffer, its reduce-scatters, the sum over micro-batches. */
+#include "trainer/parallel/fsdp.h"
+
+void nd_fsdp_begin_micro(nd_fsdp *fsdp, bool first)
+{
+    fsdp->first_micro = first;
+    for (int u = 0; first && u < fsdp->layout->unit_count; u++) {
+        fsdp->unit_fresh[u] = true;
+    }
+}
+
+static bool sharded(const nd_fsdp *fsdp)
+{
+    return fsdp->layout->shards > 1;
+}
+
+static nd_grad_slot *grad_slot_of(const nd_fsdp *fsdp, int unit)
+{
+    for (int s = 0; s <= ND_FSDP_BLOCK_SLOTS; s++) {
+        if (fsdp->grad_slots[s].unit == unit) {
+            return (nd_grad_slot *)&fsdp->grad_slots[s];
+        }
+    }
+    return NULL;
+}
+
+/* Waits for the reduce-scatter of a slot and adds what arrived; the slot is free afterwards. */
+static nd_status finish_slot(nd_fsdp *fsdp, nd_grad_slot *slot)
+{
+    nd_rank *r = fsdp->rank;
+    if (!slot->pending) {
+        return ND_OK;
+    }
+    const nd_segment *segments = fsdp->layout->units[slot->unit].segments;
+    slot->pending = false;
+    slot->unit = -1;
+    for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
+        if (segments[kind].count > 0) {
+            ND_RUN(r, ND_TRACE_COMMUNICATION, nd_stream_wait(&r->stream, &slot->reduced[kind]));
+        }
+    }
+    if (!fsdp->first_micro) { /* the shards of both segments are neighbours */
+        int64_t count = segments[ND_SEGMENT_HP].shard_count + segments[ND_SEGMENT_FP8].shard_count;
+        float *shard = fsdp->grad + segments[ND_SEGMENT_HP].shard_offset;
+        ND_OP(r, ND_TRACE_ELEMENTWISE, accumulate, nd_tensor_1d(shard, ND_DTYPE_F32, count),
+              nd_tensor_1d(slot->received, ND_DTYPE_F32, count));
+    }
+    return ND_OK;
+}
+
+nd_status nd_fsdp_grad_acquire(nd_fsdp *fsdp, int unit)
+{
+    if (!sharded(fsdp)) {
+        return ND_OK;
+    }
+    bool block = fsdp->layout->units[unit].kind == ND_UNIT_BLOCK;
+    nd_grad_slot *slot =
+        &fsdp->grad_slots[block ? unit % ND_FSDP_BLOCK_SLOTS : ND_FSDP_BLOCK_SLOTS];
+    ND_TRY(finish_slot(fsdp, slot));
+    ND_ASSERT(slot->unit == -1);
+    slot->unit = unit;
+    slot->fresh = true;
+    return ND_OK;
+}
+
+nd_tensor nd_fsdp_grad(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer)
+{
+    const nd_param *p = &fsdp->layout->params[nd_layout_find(fsdp->layout, first, layer)];
+    const nd_segment *segments = fsdp->layout->units[p->unit].segments;
+    nd_grad_slot *slot = grad_slot_of(fsdp, p->unit);
+    ND_ASSERT(slot || !sharded(fsdp));
+    float *base = sharded(fsdp) ? slot->data : fsdp->grad + segments[ND_SEGMENT_HP].shard_offset;
+    base += p->segment == ND_SEGMENT_FP8 ? segments[ND_SEGMENT_HP].count : 0;
+    return nd_fsdp_view(fsdp->layout, first, last, layer, base, ND_DTYPE_F32);
+}
+
+static bool is_fresh(const nd_fsdp *fsdp, int unit)
+{
+    return sharded(fsdp) ? grad_slot_of(fsdp, unit)->fresh : fsdp->unit_fresh[unit];
+}
+
+float nd_fsdp_grad_beta(const nd_fsdp *fsdp, int unit)
+{
+    return is_fresh(fsdp, unit) ? 0.0f : 1.0f;
+}
+
+nd_status nd_fsdp_grad_zero_if_fresh(nd_fsdp *fsdp, nd_param_id id, int64_t layer)
+{
+    int unit = fsdp->layout->params[nd_layout_find(fsdp->layout, id, layer)].unit;
+    if (!is_fresh(fsdp, unit)) {
+        return ND_OK;
+    }
+    nd_tensor g = nd_fsdp_grad(fsdp, id, id, layer);
+    return nd_zero(&fsdp->rank->stream, g.data, nd_tensor_bytes(g));
+}
+
+nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, int unit)
+{
+    nd_rank *r = fsdp->rank;
+    if (!sharded(fsdp)) {
+        fsdp->unit_fresh[unit] = false;
+        return ND_OK;
+    }
+    nd_grad_slot *slot = grad_slot_of(fsdp, unit);
+    const nd_segment *segments = fsdp->layout->units[unit].segments;
+    const float *from = slot->data;
+    float *to =
+        fsdp->first_micro ? fsdp->grad + segments[ND_SEGMENT_HP].shard_offset : slot->received;
+    slot->fresh = false;
+    slot->pending = true;
+    for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
+        if (segments[kind].count > 0) {
+            ND_RUN(r, ND_TRACE_COMMUNICATION,
+                   nd_comm_reduce_scatter(r->groups.gradients, &r->stream, from, to,
+                                          segments[kind].shard_count, ND_DTYPE_F32, ND_REDOP_SUM,
+                                          &slot->reduced[kind]));
+        }
+        from += segments[kind].count;
+        to += segments[kind].shard_count;
+    }
+    return ND_OK;
+}
+
+nd_status nd_fsdp_grad_finish(nd_fsdp *fsdp)
+{
+    for (int s = 0; s <= ND_FSDP_BLOCK_SLOTS; s++) {
+        ND_TRY(finish_slot(fsdp, &fsdp->grad_slots[s]));
+    }
+    return ND_OK;
+}

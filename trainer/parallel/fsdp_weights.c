@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Gathered weights: which slot holds which unit, its all-gathers, views into it. */
+#include "trainer/parallel/fsdp.h"
+
+void nd_fsdp_weights_changed(nd_fsdp *fsdp)
+{
+    fsdp->version++;
+}
+
+nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, int unit)
+{
+    for (int s = 0; s < fsdp->slot_count; s++) {
+        if (fsdp->slots[s].unit == unit && fsdp->slots[s].version == fsdp->version) {
+            return &fsdp->slots[s];
+        }
+    }
+    return NULL;
+}
+
+/* A buffer for the unit: its own, or a block buffer that nobody holds or waits for. NULL when all are busy. */
+static nd_weight_slot *slot_for(nd_fsdp *fsdp, int unit)
+{
+    if (fsdp->slot_of_unit[unit] >= 0) {
+        return &fsdp->slots[fsdp->slot_of_unit[unit]];
+    }
+    for (int s = 0; s < ND_FSDP_BLOCK_SLOTS; s++) {
+        if (!fsdp->slots[s].held && !fsdp->slots[s].pending) {
+            return &fsdp->slots[s];
+        }
+    }
+    return NULL;
+}
+
+/* This rank's part of the unit's codes, each weight with its own scale. */
+static nd_status cast_codes(nd_fsdp *fsdp, int unit, char *own)
+{
+    nd_scales *scales = fsdp->scales;
+    int64_t layer = fsdp->layout->units[unit].layer;
+    int64_t begin = fsdp->layout->units[unit].segments[ND_SEGMENT_FP8].shard_offset;
+    for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+        int64_t site = nd_site_weight(scales, layer, linear);
+        nd_flat_range range = scales->weights[site];
+        int64_t count = range.end - range.begin;
+        if (count == 0) {
+            continue;
+        }
+        nd_fp8 out = nd_scales_at(scales, site);
+        out.codes = nd_tensor_1d(own + (range.begin - begin), ND_DTYPE_F8_E4M3, count);
+        ND_TRY(nd_scales_cast(scales, site, out, NULL,
+                              nd_tensor_1d(fsdp->master + range.begin, ND_DTYPE_F32, count)));
+        scales->casts.weights++;
+    }
+    return ND_OK;
+}
+
+static nd_status gather_segment(nd_fsdp *fsdp, nd_weight_slot *slot, int unit, nd_segment_kind kind)
+{
+    nd_rank *r = fsdp->rank;
+    const nd_segment *segment = &fsdp->layout->units[unit].segments[kind];
+    bool codes = kind == ND_SEGMENT_FP8;
+    nd_dtype dtype = codes ? ND_DTYPE_U8 : fsdp->act;
+    int64_t n = segment->shard_count;
+    char *own =
+        (char *)slot->data[kind] + (size_t)(n * fsdp->layout->shard_index) * nd_dtype_size(dtype);
+    if (codes) {
+        ND_TRY(cast_codes(fsdp, unit, own));
+    } else {
+        ND_OP(r, ND_TRACE_ELEMENTWISE, cast, nd_tensor_1d(own, fsdp->act, n),
+              nd_tensor_1d(fsdp->master + segment->shard_offset, ND_DTYPE_F32, n));
+    }
+    ND_RUN(r, ND_TRACE_COMMUNICATION,
+           nd_comm_all_gather(r->groups.by_kind[ND_GROUP_DP_SHARD_CP], &r->stream, own,
+                              slot->data[kind], n, dtype, &slot->gathered[kind]));
+    return ND_OK;
+}
+
+static nd_status begin_gather(nd_fsdp *fsdp, nd_weight_slot *slot, int unit)
+{
+    const nd_segment *segments = fsdp->layout->units[unit].segments;
+    slot->unit = unit;
+    slot->version = fsdp->version;
+    if (fsdp->aliased) {
+        slot->data[ND_SEGMENT_HP] = fsdp->master + segments[ND_SEGMENT_HP].shard_offset;
+        return ND_OK;
+    }
+    for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
+        if (segments[kind].count > 0) {
+            ND_TRY(gather_segment(fsdp, slot, unit, kind));
+        }
+    }
+    slot->pending = true;
+    return ND_OK;
+}
+
+static nd_status finish_gather(nd_fsdp *fsdp, nd_weight_slot *slot)
+{
+    nd_rank *r = fsdp->rank;
+    slot->pending = false;
+    for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
+        if (fsdp->layout->units[slot->unit].segments[kind].count > 0) {
+            ND_RUN(r, ND_TRACE_COMMUNICATION, nd_stream_wait(&r->stream, &slot->gathered[kind]));
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_fsdp_prefetch(nd_fsdp *fsdp, int unit)
+{
+    if (unit < 0 || unit >= fsdp->layout->unit_count || nd_fsdp_slot_holding(fsdp, unit)) {
+        return ND_OK;
+    }
+    nd_weight_slot *slot = slot_for(fsdp, unit);
+    return slot ? begin_gather(fsdp, slot, unit) : ND_OK;
+}
+
+nd_status nd_fsdp_acquire(nd_fsdp *fsdp, int unit)
+{
+    nd_weight_slot *slot = nd_fsdp_slot_holding(fsdp, unit);
+    if (!slot) {
+        slot = slot_for(fsdp, unit);
+        ND_ASSERT(slot); /* the caller releases a block before it acquires the next but one */
+        ND_TRY(begin_gather(fsdp, slot, unit));
+    }
+    if (slot->pending) {
+        ND_TRY(finish_gather(fsdp, slot));
+    }
+    slot->held = true;
+    return ND_OK;
+}
+
+void nd_fsdp_release(nd_fsdp *fsdp, int unit)
+{
+    nd_weight_slot *slot = nd_fsdp_slot_holding(fsdp, unit);
+    ND_ASSERT(slot && slot->held);
+    slot->held = false;
+}
+
+nd_tensor nd_fsdp_view(const nd_layout *layout, nd_param_id first, nd_param_id last, int64_t layer,
+                       void *base, nd_dtype dtype)
+{
+    const nd_param *p = &layout->params[nd_layout_find(layout, first, layer)];
+    int64_t rows = 0;
+    for (nd_param_id id = first; id <= last; id++) {
+        rows += layout->params[nd_layout_find(layout, id, layer)].local_rows;
+    }
+    char *data = (char *)base + (size_t)p->offset * nd_dtype_size(dtype);
+    return p->axes == 1 ? nd_tensor_1d(data, dtype, rows)
+                        : nd_tensor_2d(data, dtype, rows, p->local_cols);
+}
+
+nd_tensor nd_fsdp_weight(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer)
+{
+    int unit = fsdp->layout->params[nd_layout_find(fsdp->layout, first, layer)].unit;
+    const nd_weight_slot *slot = nd_fsdp_slot_holding(fsdp, unit);
+    ND_ASSERT(slot && slot->held);
+    return nd_fsdp_view(fsdp->layout, first, last, layer, slot->data[ND_SEGMENT_HP], fsdp->act);
+}
+
+nd_tensor nd_fsdp_codes(const nd_fsdp *fsdp, nd_param_id id, int64_t layer)
+{
+    const nd_param *p = &fsdp->layout->params[nd_layout_find(fsdp->layout, id, layer)];
+    const nd_weight_slot *slot = nd_fsdp_slot_holding(fsdp, p->unit);
+    ND_ASSERT(slot && slot->held && p->segment == ND_SEGMENT_FP8);
+    return nd_fsdp_view(fsdp->layout, id, id, layer, slot->data[ND_SEGMENT_FP8], ND_DTYPE_F8_E4M3);
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/precision/scales.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum {
+    ID_SCALE,
+    ID_INVERSE,
+    ID_AMAX,
+    ID_LIMIT,
+    ID_ROUNDED,
+    ID_VECTORS,
+    ID_COUNTS,
+};
+
+static bool enabled(const nd_scales *s)
+{
+    return s->recipe.name != NULL;
+}
+
+static int64_t weight_sites(const nd_scales *s)
+{
+    return s->layers * ND_LINEARS_OF_BLOCK;
+}
+
+int64_t nd_site_weight(const nd_scales *s, int64_t layer, int linear)
+{
+    ND_ASSERT(layer < s->layers);
+    return layer * ND_LINEARS_OF_BLOCK + linear;
+}
+
+int64_t nd_site_input(const nd_scales *s, int64_t layer, int input)
+{
+    return weight_sites(s) + layer * ND_INPUTS_OF_BLOCK + input;
+}
+
+int64_t nd_site_gradient(const nd_scales *s, int64_t layer, int linear)
+{
+    return weight_sites(s) + s->layers * ND_INPUTS_OF_BLOCK + layer * ND_LINEARS_OF_BLOCK + linear;
+}
+
+nd_status nd_scales_init(nd_scales *s, nd_rank *rank)
+{
+    *s = (nd_scales){
+        .rank = rank, .recipe = nd_recipe_of(rank->config), .layers = rank->shape.layers};
+    s->sites = weight_sites(s) * 2 + s->layers * ND_INPUTS_OF_BLOCK;
+    s->codes_gathered = nd_recipe_is_per_tensor(&s->recipe) && rank->config->fp8.all_gather;
+    ND_TRY(nd_filter_init(&s->filter, rank->config, &rank->shape));
+    return nd_filter_check(&s->filter, rank->config, &rank->shape, &rank->mesh);
+}
+
+bool nd_scales_in_segment(void *context, const nd_param *param)
+{
+    const nd_scales *s = context;
+    int linear = nd_linear_of_param(param->id);
+    return s->codes_gathered && linear >= 0 && nd_filter_converts(&s->filter, param->layer, linear);
+}
+
+/* Where the converted weights lie in this rank's flat state. */
+static nd_status find_weights(nd_scales *s)
+{
+    const nd_layout *layout = s->layout;
+    ND_TRY(ND_ALLOC(weight_sites(s), &s->weights));
+    for (int i = 0; i < layout->param_count; i++) {
+        const nd_param *p = &layout->params[i];
+        int linear = nd_linear_of_param(p->id);
+        if (linear >= 0 && nd_filter_converts(&s->filter, p->layer, linear)) {
+            s->weights[nd_site_weight(s, p->layer, linear)] = nd_layout_shard_range(layout, p);
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_scales_plan(nd_scales *s, const nd_layout *layout, int64_t vector, nd_memplan *plan)
+{
+    s->layout = layout;
+    if (!enabled(s)) {
+        return ND_OK;
+    }
+    bool delayed = nd_recipe_is_delayed(&s->recipe), rows = !nd_recipe_is_per_tensor(&s->recipe);
+    int64_t length = delayed ? s->recipe.history_length : 1;
+    s->ids[ID_SCALE] = nd_memplan_add(plan, ND_MEM_STATE, "fp8: scales", s->sites, 4);
+    s->ids[ID_INVERSE] = nd_memplan_add(plan, ND_MEM_STATE, "fp8: inverse scales", s->sites, 4);
+    s->ids[ID_AMAX] = nd_memplan_add(
+        plan, ND_MEM_STATE, delayed ? "fp8: amax history" : "fp8: amaxes", length * s->sites, 4);
+    s->ids[ID_LIMIT] =
+        nd_memplan_add(plan, ND_MEM_STATE, "fp8: largest values", delayed ? s->sites : 0, 4);
+    s->ids[ID_ROUNDED] =
+        nd_memplan_add(plan, ND_MEM_SCRATCH, "fp8: amaxes in bf16", weight_sites(s), 2);
+    s->ids[ID_VECTORS] =
+        nd_memplan_add(plan, ND_MEM_SCRATCH, "fp8: scales of rows", rows ? 6 * vector : 0, 4);
+    s->ids[ID_COUNTS] = nd_memplan_add(plan, ND_MEM_STATE, "fp8: health counts",
+                                       s->rank->config->fp8.health_interval ? s->sites : 0, 16);
+    ND_TRY(ND_ALLOC(s->sites, &s->elements));
+    return find_weights(s);
+}
+
+/* The start of delayed scaling: scales 1, and the largest value of each site's format. */
+static nd_status start_delayed(nd_scales *s)
+{
+    nd_stream *stream = &s->rank->stream;
+    float *ones = NULL, *limit = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(ND_ALLOC(s->sites, &ones));
+    ND_TRY_OUT(ND_ALLOC(s->sites, &limit));
+    for (int64_t i = 0; i < s->sites; i++) {
+        nd_dtype format = i < nd_site_gradient(s, 0, 0) ? s->recipe.output.a.format
+                                                        : s->recipe.input_gradient.a.format;
+        ones[i] = 1.0f;
+        limit[i] = (float)ldexp((double)nd_fp8_max(format), -(int)s->recipe.margin);
+    }
+    ND_TRY_OUT(nd_copy(stream, s->scale, ones, (size_t)s->sites * 4));
+    ND_TRY_OUT(nd_copy(stream, s->inverse, ones, (size_t)s->sites * 4));
+    ND_TRY_OUT(nd_copy(stream, s->limit, limit, (size_t)s->sites * 4));
+    ND_TRY_OUT(nd_stream_sync(stream));
+out:
+    free(ones);
+    free(limit);
+    return status;
+}
+
+nd_status nd_scales_bind(nd_scales *s, const nd_memplan *plan)
+{
+    if (!enabled(s)) {
+        return ND_OK;
+    }
+    s->scale = nd_memplan_at(plan, s->ids[ID_SCALE]);
+    s->inverse = nd_memplan_at(plan, s->ids[ID_INVERSE]);
+    s->amax = nd_memplan_at(plan, s->ids[ID_AMAX]);
+    s->limit = nd_memplan_at(plan, s->ids[ID_LIMIT]);
+    s->rounded = nd_memplan_at(plan, s->ids[ID_ROUNDED]);
+    s->counts = nd_memplan_at(plan, s->ids[ID_COUNTS]);
+    float *vectors = nd_memplan_at(plan, s->ids[ID_VECTORS]);
+    int64_t n = (int64_t)(plan->segments[s->ids[ID_VECTORS]].bytes / 4) / 6;
+    for (int i = 0; vectors && i < 2; i++) {
+        s->vectors[i] = (nd_scale_vectors){vectors + 3 * i * n, vectors + (3 * i + 1) * n,
+                                           vectors + (3 * i + 2) * n};
+    }
+    return nd_recipe_is_delayed(&s->recipe) ? start_delayed(s) : ND_OK;
+}
+
+void nd_scales_fini(nd_scales *s)
+{
+    nd_filter_fini(&s->filter);
+    free(s->weights);
+    free(s->elements);
+    s->weights = NULL;
+    s->elements = NULL;
+}
+
+nd_fp8 nd_scales_at(const nd_scales *s, int64_t site)
+{
+    return (nd_fp8){
+        .scale = s->scale + site, .inverse = s->inverse + site, .granularity = ND_PER_TENSOR};
+}
+
+static nd_status max_over(nd_scales *s, nd_group_kind group, float *amax, int64_t count)
+{
+    nd_rank *r = s->rank;
+    ND_RUN(r, ND_TRACE_COMMUNICATION,
+           nd_comm_all_reduce(r->groups.by_kind[group], &r->stream, amax, count, ND_DTYPE_F32,
+                              ND_REDOP_MAX, NULL));
+    return ND_OK;
+}
+
+/* Amaxes of the BF16 copies of the weights. */
+static nd_status round_weights(nd_scales *s)
+{
+    nd_tensor amax = nd_tensor_1d(s->amax, ND_DTYPE_F32, weight_sites(s));
+    nd_tensor rounded = nd_tensor_1d(s->rounded, ND_DTYPE_BF16, weight_sites(s));
+    ND_OP(s->rank, ND_TRACE_CAST, cast, rounded, amax);
+    ND_OP(s->rank, ND_TRACE_CAST, cast, amax, rounded);
+    return ND_OK;
+}
+
+nd_status nd_scales_refresh(nd_scales *s, const float *master, int64_t version)
+{
+    nd_rank *r = s->rank;
+    if (!enabled(s) || s->version == (uint64_t)version) {
+        return ND_OK;
+    }
+    s->version = (uint64_t)version;
+    ND_TRY(nd_zero(&r->stream, s->amax, (size_t)weight_sites(s) * 4));
+    for (int64_t i = 0; i < weight_sites(s); i++) {
+        int64_t count = s->weights[i].end - s->weights[i].begin;
+        if (count > 0) {
+            ND_OP(r, ND_TRACE_CAST, amax, s->amax + i,
+                  nd_tensor_1d((float *)master + s->weights[i].begin, ND_DTYPE_F32, count),
+                  ND_PER_TENSOR, false);
+        }
+    }
+    if (!s->codes_gathered) {
+        ND_TRY(round_weights(s));
+    }
+    if (nd_recipe_is_delayed(&s->recipe)) {
+        return ND_OK;
+    }
+    ND_TRY(max_over(s, ND_GROUP_MODEL, s->amax, weight_sites(s)));
+    ND_OP(r, ND_TRACE_CAST, fp8_scale, s->scale, s->inverse, s->amax, weight_sites(s),
+          ND_DTYPE_F8_E4M3, s->recipe.power_of_two);
+    return ND_OK;
+}
+
+nd_status nd_scales_settle(nd_scales *s, int64_t first, int64_t count, nd_dtype format, bool split)
+{
+    nd_scale_vectors at = {s->amax + first, s->scale + first, s->inverse + first};
+    return nd_scales_settle_vector(s, &at, count, format, split);
+}
+
+nd_status nd_scales_settle_vector(nd_scales *s, nd_scale_vectors *v, int64_t count, nd_dtype format,
+                                  bool split)
+{
+    if (split) {
+        ND_TRY(max_over(s, ND_GROUP_TP, v->amax, count));
+    }
+    ND_OP(s->rank, ND_TRACE_CAST, fp8_scale, v->scale, v->inverse, v->amax, count, format,
+          s->recipe.power_of_two);
+    return ND_OK;
+}
+
+nd_status nd_scales_measure(nd_scales *s, int64_t site, nd_tensor x)
+{
+    ND_OP(s->rank, ND_TRACE_CAST, amax, s->amax + site, x, ND_PER_TENSOR, false);
+    return ND_OK;
+}
+
+nd_status nd_scales_cast(nd_scales *s, int64_t site, nd_fp8 out, float *amax, nd_tensor x)
+{
+    ND_OP(s->rank, ND_TRACE_CAST, fp8_cast, out, amax, x);
+    if (s->healthy) {
+        s->elements[site] += nd_tensor_count(x);
+        ND_OP(s->rank, ND_TRACE_CAST, fp8_count, s->counts[site], x, out);
+        if (out.granularity != ND_PER_TENSOR) {
+            ND_TRY(nd_scales_measure(s, site, x));
+        }
+    }
+    return ND_OK;
+}
+
+/* A next step merges into amaxes of 0; those of the weights are overwritten when the weights change. */
+nd_status nd_scales_forget(nd_scales *s)
+{
+    if (!nd_recipe_is_delayed(&s->recipe)) {
+        return ND_OK;
+    }
+    int64_t first = weight_sites(s);
+    return nd_zero(&s->rank->stream, s->amax + first, (size_t)(s->sites - first) * 4);
+}
+
+nd_status nd_scales_advance(nd_scales *s)
+{
+    if (!nd_recipe_is_delayed(&s->recipe)) {
+        return ND_OK;
+    }
+    ND_TRY(max_over(s, ND_GROUP_WORLD, s->amax, s->sites));
+    nd_fp8_history history = {
+        .length = s->recipe.history_length,
+        .count = s->sites,
+        .amax = s->amax,
+        .limit = s->limit,
+        .scale = s->scale,
+        .inverse = s->inverse,
+    };
+    ND_OP(s->rank, ND_TRACE_CAST, fp8_delayed, &history, s->recipe.algorithm);
+    return ND_OK;
+}
+
+int nd_scales_state(const nd_scales *s, nd_scale_state out[3])
+{
+    if (!nd_recipe_is_delayed(&s->recipe)) {
+        return 0;
+    }
+    out[0] = (nd_scale_state){"fp8.scale", s->scale, s->sites};
+    out[1] = (nd_scale_state){"fp8.inverse", s->inverse, s->sites};
+    out[2] = (nd_scale_state){"fp8.amax_history", s->amax, s->sites * s->recipe.history_length};
+    return 3;
+}
