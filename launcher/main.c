@@ -85,6 +85,11 @@ static nd_status run(int argc, char **argv, int *exit_code)
         nd_config_help(stdout, "ndlaunch");
     } else if (status == ND_OK && cli.version) {
         printf("ndlaunch %s\n", ND_VERSION);
+    } else if (status == ND_OK && cli.plan_rank >= 0) {
+        status = nd_fail(ND_ERR_CONFIG,
+                         "--rank %d: it says which rank's groups `ndtrain plan` prints; ndlaunch "
+                         "gives the ranks itself, and a node's number is --node-rank",
+                         cli.plan_rank);
     } else if (status == ND_OK) {
         status = nd_config_resolve(&config);
         nd_log_init(strcmp(config.log.level, "debug") == 0 ? ND_LOG_DEBUG : ND_LOG_INFO, NULL);

@@ -68,10 +68,15 @@ static nd_status read_config(nd_config *config, nd_cli *cli, const nd_identity *
         ND_TRY(read_inherited(config, id->config_fd));
     } else {
         ND_TRY(nd_config_parse(config, cli, argc, argv));
-        if (cli->help) {
-            nd_config_help(stdout, "ndtrain train|check|plan");
-            return ND_OK;
-        }
+    }
+    if (cli->help || cli->version) {
+        return ND_OK;
+    }
+    if (cli->plan_rank >= 0 && strcmp(argv[0], "plan") != 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "--rank %d: it says which rank's groups `ndtrain plan` prints; a worker's "
+                       "rank comes from ndlaunch, or from RANK in the environment",
+                       cli->plan_rank);
     }
     return nd_config_resolve(config);
 }
@@ -192,9 +197,23 @@ static int usage(FILE *out)
     return out == stdout ? 0 : (int)ND_ERR_CONFIG;
 }
 
+static void print_version(void)
+{
+    printf("ndtrain %s\n", ND_VERSION);
+}
+
 static nd_status run_command(const char *command, const nd_config *config, const nd_cli *cli,
                              nd_worker *worker, int argc, char **argv)
 {
+    if (cli->help) {
+        nd_config_help(stdout, "ndtrain train|check|plan");
+        return ND_OK;
+    }
+    if (cli->version) {
+        print_version();
+        return ND_OK;
+    }
+    init_log(config, &worker->identity);
     if (strcmp(command, "plan") == 0) {
         return command_plan(config, worker, cli->plan_rank);
     }
@@ -212,7 +231,7 @@ int main(int argc, char **argv)
     nd_worker_guard();
     const char *command = argc > 1 ? argv[1] : "";
     if (strcmp(command, "version") == 0 || strcmp(command, "--version") == 0) {
-        printf("ndtrain %s\n", ND_VERSION);
+        print_version();
         return 0;
     }
     if (strcmp(command, "--help") == 0) {
@@ -225,10 +244,7 @@ int main(int argc, char **argv)
     nd_status status = nd_identity_read(&worker.identity);
     status =
         status == ND_OK ? read_config(&config, &cli, &worker.identity, argc - 1, argv + 1) : status;
-    if (status == ND_OK && !cli.help) {
-        init_log(&config, &worker.identity);
-        status = run_command(command, &config, &cli, &worker, argc, argv);
-    }
+    status = status == ND_OK ? run_command(command, &config, &cli, &worker, argc, argv) : status;
     int code = report(&worker.identity, status);
     nd_worker_close(&worker);
     nd_config_fini(&config);

@@ -97,7 +97,7 @@ typedef struct nd_config {
             validation_interval; /* steps; 0: only after the last step, when there is validation data */
         nd_nonfinite
             nonfinite; /* what to do with a step whose loss or gradient norm is not finite */
-        int64_t validation_batches; /* blocks per data rank at each validation; 0: all */
+        int64_t validation_batches; /* micro-batches per data rank at each validation; 0: all */
     } train;
     struct {
         nd_optimizer_kind name;

@@ -140,9 +140,8 @@ static nd_status check_nodes(const nd_config *c)
     if (c->launch.nnodes > 1 && !*c->launch.rdzv_key_file) {
         return nd_fail(
             ND_ERR_CONFIG,
-            "a job of %lld nodes needs launch.rdzv_key_file: a file of 32 random bytes, "
-            "mode 0600, the same on every node (head -c 32 /dev/urandom > job.key; chmod "
-            "600 job.key)",
+            "a job of %lld nodes needs launch.rdzv_key_file: make a key once with `ndlaunch "
+            "--make-key FILE`, copy it to every node, and name it with --rdzv-key-file",
             ll(c->launch.nnodes));
     }
     return ND_OK;

@@ -37,11 +37,12 @@ static void teardown(void)
 TestSuite(errors, .init = setup, .fini = teardown, .timeout = 60);
 
 /* The good flags, then the broken ones; FROM names the model. */
-#define FROM(model_flag)                                                                           \
-    ND_LAUNCH " " model_flag                                                                       \
-              " --set data.path=text.txt --sequence-length 32 --num-steps 1 --device cpu "         \
-              "--set output.dir=out --set output.save_model=false "
-#define LAUNCH FROM("--set model.config=model.json")
+#define FROM_FLAGS(model_flag)                                                                     \
+    " " model_flag " --set data.path=text.txt --sequence-length 32 --num-steps 1 --device cpu "    \
+    "--set output.dir=out --set output.save_model=false "
+#define FROM(model_flag) ND_LAUNCH FROM_FLAGS(model_flag)
+#define LAUNCH           FROM("--set model.config=model.json")
+#define TRAIN            ND_TRAIN " train" FROM_FLAGS("--set model.config=model.json")
 
 static void write_file(const char *name, const char *text)
 {
@@ -98,6 +99,14 @@ Test(errors, flags)
     refused_with(2, LAUNCH "--resume-from-checkpoint latest", "checkpoint", "");
     refused_with(2, LAUNCH "--precision fp7", "fp7", "fp8");
     refused_with(2, LAUNCH "--device cuda", "cuda", "");
+}
+
+Test(errors, flags_of_another_command)
+{
+    refused_with(2, LAUNCH "--rank 0", "--rank 0", "--node-rank");
+    refused_with(2, TRAIN "--rank 0", "--rank 0", "ndtrain plan");
+    cr_assert_eq(shell_run(&dir, TRAIN "--version"), 0, "%s", shell_output);
+    cr_assert_str_eq(shell_output, "ndtrain " ND_VERSION "\n");
 }
 
 Test(errors, mesh_and_shape)

@@ -40,7 +40,7 @@ Test(resolve, nodes)
     EXPECT_BAD_FLAGS(("--num-processes", "9", "--nnodes", "2"), "9", "2", "multiple");
     EXPECT_BAD_FLAGS(("--node-rank", "1"), "node_rank is 1", "1 nodes");
     EXPECT_BAD_FLAGS(("--nnodes", "2"), "rdzv_endpoint", "HOST:PORT");
-    EXPECT_BAD_FLAGS(("--nnodes", "2", "--rdzv-endpoint", "h:1"), "rdzv_key_file", "0600");
+    EXPECT_BAD_FLAGS(("--nnodes", "2", "--rdzv-endpoint", "h:1"), "rdzv_key_file", "--make-key");
     EXPECT_BAD_FLAGS(("--nnodes", "2", "--rdzv-endpoint", "h:0", "--rdzv-key-file", "k"), "'h:0'",
                      "fixed");
     static const char *const bad[] = {"h", "h:", ":5", "h:99999", "h:x", "::1:5", "[::1:5", "h:-1"};
