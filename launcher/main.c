@@ -61,6 +61,7 @@ static nd_status launch(const nd_config *config, int *exit_code)
                   .world_size = nd_mesh_world_size(&config->resolved_mesh)};
     char digests[1024];
     job.local_workers = job.world_size / (int)config->launch.nnodes;
+    ND_TRY(nd_preflight_check_files(config));
     ND_TRY(nd_preflight_find_worker(program, sizeof program));
     ND_TRY(config_to_fd(config, &job.config_fd));
     ND_TRY(nd_preflight_run(program, job.config_fd, config->source, digests, sizeof digests,

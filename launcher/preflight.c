@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/limits.h"
 #include "runtime/base/version.h"
 
 enum { CONFIG_FD = 3, CHECK_SECONDS = 120 };
@@ -36,6 +37,25 @@ nd_status nd_preflight_find_worker(char *path, int capacity)
             "the worker program %s cannot be run: %s; build it with scripts/build, or name it in "
             "ND_WORKER",
             path, strerror(errno));
+    }
+    return ND_OK;
+}
+
+nd_status nd_preflight_check_files(const nd_config *config)
+{
+    const long long spare = 64; /* the loop's own, files, libraries */
+    long long world = nd_mesh_world_size(&config->resolved_mesh), nodes = config->launch.nnodes;
+    long long local = world / nodes, allowed = nd_limits_raise_files();
+    /* Two pipes a worker and one while it starts; its log files; on node 0 a connection of each worker and node. */
+    long long needed = (config->launch.log_dir[0] ? 5 : 3) * local + spare;
+    needed += config->launch.node_rank == 0 ? world + nodes : 0;
+    if (allowed < needed) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "ndlaunch needs %lld open files for %lld workers, %lld of them on this node, "
+            "but the hard limit is %lld (ulimit -Hn): raise it (limits.conf, or "
+            "LimitNOFILE= of the service) or start fewer workers",
+            needed, world, local, allowed);
     }
     return ND_OK;
 }

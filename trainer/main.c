@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "runtime/base/fsio.h"
+#include "runtime/base/limits.h"
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/failure.h"
@@ -229,6 +230,7 @@ int main(int argc, char **argv)
     nd_config config = {0};
     nd_cli cli = {.plan_rank = -1};
     nd_worker_guard();
+    nd_limits_raise_files(); /* rank 0 may host the store, and each rank has sockets to others */
     const char *command = argc > 1 ? argv[1] : "";
     if (strcmp(command, "version") == 0 || strcmp(command, "--version") == 0) {
         print_version();

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/rdzv/host.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "runtime/base/clock.h"
 
@@ -37,7 +40,8 @@ struct nd_host {
     connection *connections;
     bool waiting; /* a connection was not accepted for want of room */
     bool dropping, closing;
-    int handles; /* not yet closed: listener, tick, connections */
+    bool told_full; /* that no file can be opened any more */
+    int handles;    /* not yet closed: listener, tick, connections */
     int port;
     char address[ND_ADDRESS_TEXT_MAX];
     char received[64 << 10], plain[CIPHER_BYTES];
@@ -266,16 +270,37 @@ static void accept_waiting(nd_host *host)
     }
 }
 
+/* libuv accepts and closes what comes while this process may open no further file, and tells nobody: so we look. */
+static void look_for_room(nd_host *host)
+{
+    int listener;
+    if (host->told_full || uv_fileno((uv_handle_t *)&host->listener, &listener) != 0) {
+        return;
+    }
+    int fd = fcntl(listener, F_DUPFD_CLOEXEC, 0);
+    if (fd >= 0) {
+        close(fd);
+    } else if (errno == EMFILE || errno == ENFILE) {
+        host->told_full = true;
+        host->hooks.notice(host->hooks.context,
+                           "no further file can be opened (ulimit -n): the store refuses workers "
+                           "and nodes that are not connected yet");
+    }
+}
+
 static void on_connection(uv_stream_t *listener, int status)
 {
     if (status == 0) {
         accept_waiting(listener->data);
+    } else {
+        look_for_room(listener->data);
     }
 }
 
 static void on_tick(uv_timer_t *timer)
 {
     nd_host *host = timer->data;
+    look_for_room(host);
     nd_server_tick(host->server, nd_clock_ns());
     reap(host);
     if (host->waiting) {

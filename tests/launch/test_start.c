@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -121,6 +122,35 @@ Test(start, beyond_loopback_a_key_file_is_needed)
     cr_assert_eq(launched_wait(&l, 30), 2, "%s", launched_read(&l));
     assert_says(&l, "--rdzv-key-file");
     assert_says(&l, "--make-key");
+}
+
+static void limit_files(rlim_t soft, rlim_t hard)
+{
+    struct rlimit files;
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
+    files = (struct rlimit){soft, hard ? hard : files.rlim_max};
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
+}
+
+/* Eight workers have 16 pipes and 8 connections at ndlaunch. */
+Test(start, a_low_soft_limit_of_open_files_is_raised)
+{
+    launched l;
+    limit_files(24, 0);
+    launched_ndlaunch(&l, &dir, "out", 8, NULL);
+    cr_assert_eq(launched_wait(&l, 30), 0, "%s", launched_read(&l));
+    assert_says(&l, "ready 7 pid ");
+}
+
+Test(start, a_low_hard_limit_of_open_files_is_a_sentence)
+{
+    launched l;
+    limit_files(96, 96);
+    launched_ndlaunch(&l, &dir, "out", 8, NULL);
+    cr_assert_eq(launched_wait(&l, 30), 2, "%s", launched_read(&l));
+    assert_says(&l, "needs 97 open files for 8 workers"); /* 8 + 1 connections, 3 x 8, 64 */
+    assert_says(&l, "hard limit is 96");
+    cr_assert_null(strstr(l.text, "ready"));
 }
 
 Test(start, usage)

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/base/limits.h"
+
+#include <sys/resource.h>
+
+/* Some systems allow a billion; programs that our children may be would walk over all of them. */
+static const rlim_t enough_files = 1 << 20;
+
+int64_t nd_limits_raise_files(void)
+{
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0) {
+        return 0;
+    }
+    rlim_t wanted = files.rlim_max < enough_files ? files.rlim_max : enough_files;
+    if (files.rlim_cur < wanted) {
+        struct rlimit raised = {.rlim_cur = wanted, .rlim_max = files.rlim_max};
+        files.rlim_cur = setrlimit(RLIMIT_NOFILE, &raised) == 0 ? wanted : files.rlim_cur;
+    }
+    return (int64_t)files.rlim_cur;
+}
