@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "launcher/environment.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/limits.h"
 #include "runtime/base/version.h"
@@ -100,40 +101,22 @@ static nd_status spawn_check(const char *program, int config_fd, const char *con
                              pid_t *pid)
 {
     posix_spawn_file_actions_t actions;
-    char name[1024];
-    snprintf(name, sizeof name, "ND_CONFIG_NAME=%s", config_name);
-    char *args[] = {(char *)program, "check", NULL};
-    char *env[] = {"ND_RUN_ID=check",
-                   "RANK=0",
-                   "WORLD_SIZE=1",
-                   "LOCAL_RANK=0",
-                   "LOCAL_WORLD_SIZE=1",
-                   "MASTER_ADDR=127.0.0.1",
-                   "MASTER_PORT=1",
-                   "ND_CONFIG_FD=3",
-                   name,
-                   NULL,
-                   NULL,
-                   NULL,
-                   NULL,
-                   NULL,
-                   NULL};
-    static const char *const kept[] = {
-        "HOME=", "HF_HOME=", "HF_HUB_CACHE=", "XDG_CACHE_HOME=", "LD_LIBRARY_PATH="};
-    extern char **environ;
-    int n = 9;
-    for (char **e = environ; *e; e++) {
-        for (size_t k = 0; k < sizeof kept / sizeof *kept; k++) {
-            if (strncmp(*e, kept[k], strlen(kept[k])) == 0 && n < 14) {
-                env[n++] = *e;
-            }
-        }
-    }
+    char *args[] = {(char *)program, "check", NULL}, **env, pid_text[24];
+    snprintf(pid_text, sizeof pid_text, "%ld", (long)getpid());
+    const nd_variable own[] = {
+        {"ND_RUN_ID", "check"},        {"RANK", "0"},
+        {"WORLD_SIZE", "1"},           {"LOCAL_RANK", "0"},
+        {"LOCAL_WORLD_SIZE", "1"},     {"MASTER_ADDR", "127.0.0.1"},
+        {"MASTER_PORT", "1"},          {"ND_CONFIG_FD", "3"},
+        {"ND_LAUNCHER_PID", pid_text}, {"ND_CONFIG_NAME", config_name},
+    };
+    ND_TRY(nd_environment_make(own, sizeof own / sizeof *own, &env));
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
     posix_spawn_file_actions_adddup2(&actions, config_fd, CONFIG_FD);
     int code = posix_spawn(pid, program, &actions, NULL, args, env);
     posix_spawn_file_actions_destroy(&actions);
+    free(env);
     return code == 0 ? ND_OK
                      : nd_fail(ND_ERR_IO, "the worker program %s cannot be started: %s", program,
                                strerror(code));

@@ -4,82 +4,51 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "launcher/environment.h"
 #include "launcher/job.h"
 
-extern char **environ;
+enum { FIRST_FD = 3, FD_COUNT = 4 };
 
-enum { FIRST_FD = 3, FD_COUNT = 4, OWN_VARIABLES = 20, VARIABLE_MAX = 1024 };
-
-/* Our variables over the inherited environment; what came from an outer launcher is left out. */
-static nd_status make_environment(const nd_job *job, int local_rank,
-                                  char text[OWN_VARIABLES][VARIABLE_MAX], char ***out)
+static nd_status make_environment(const nd_job *job, int local_rank, char ***out)
 {
-    static const char *const names[] = {
-        "RANK",           "LOCAL_RANK",     "WORLD_SIZE",   "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",    "MASTER_PORT",    "ND_RUN_ID",    "ND_KEY_FD",
-        "ND_PROGRESS_FD", "ND_FAILURE_FD",  "ND_CONFIG_FD", "ND_LAUNCHER_PID",
-        "ND_TERMINAL",    "ND_CONFIG_NAME", "ND_NODE_RANK", "ND_NNODES",
-    };
-    enum { COUNT = sizeof names / sizeof *names };
-    char port[16], pid[24], ranks[6][16];
+    int rank = job->workers[local_rank].rank;
+    char port[16], pid[24], numbers[6][16];
     snprintf(port, sizeof port, "%d", job->master_port);
     snprintf(pid, sizeof pid, "%ld", (long)getpid());
-    snprintf(ranks[0], sizeof ranks[0], "%d", job->workers[local_rank].rank);
-    snprintf(ranks[1], sizeof ranks[1], "%d", local_rank);
-    snprintf(ranks[2], sizeof ranks[2], "%d", job->world_size);
-    snprintf(ranks[3], sizeof ranks[3], "%d", job->local_workers);
-    snprintf(ranks[4], sizeof ranks[4], "%lld", (long long)job->config->launch.node_rank);
-    snprintf(ranks[5], sizeof ranks[5], "%lld", (long long)job->config->launch.nnodes);
-    const char *values[COUNT] = {
-        ranks[0],
-        ranks[1],
-        ranks[2],
-        ranks[3],
-        job->master_addr,
-        port,
-        job->run_id,
-        "3",
-        "4",
-        "5",
-        "6",
-        pid,
-        isatty(STDERR_FILENO) && job->workers[local_rank].rank == 0 ? "1" : "0",
-        job->config->source,
-        ranks[4],
-        ranks[5],
+    snprintf(numbers[0], sizeof numbers[0], "%d", rank);
+    snprintf(numbers[1], sizeof numbers[1], "%d", local_rank);
+    snprintf(numbers[2], sizeof numbers[2], "%d", job->world_size);
+    snprintf(numbers[3], sizeof numbers[3], "%d", job->local_workers);
+    snprintf(numbers[4], sizeof numbers[4], "%d", (int)job->config->launch.node_rank);
+    snprintf(numbers[5], sizeof numbers[5], "%d", (int)job->config->launch.nnodes);
+    const nd_variable own[] = {
+        {"RANK", numbers[0]},
+        {"LOCAL_RANK", numbers[1]},
+        {"WORLD_SIZE", numbers[2]},
+        {"LOCAL_WORLD_SIZE", numbers[3]},
+        {"MASTER_ADDR", job->master_addr},
+        {"MASTER_PORT", port},
+        {"ND_RUN_ID", job->run_id},
+        {"ND_NODE_RANK", numbers[4]},
+        {"ND_NNODES", numbers[5]},
+        {"ND_LAUNCHER_PID", pid},
+        {"ND_TERMINAL", isatty(STDERR_FILENO) && rank == 0 ? "1" : "0"},
+        {"ND_CONFIG_NAME", job->config->source},
+        {"ND_KEY_FD", "3"}, /* the order of fds[] below */
+        {"ND_PROGRESS_FD", "4"},
+        {"ND_FAILURE_FD", "5"},
+        {"ND_CONFIG_FD", "6"},
     };
-    int inherited = 0, n = 0;
-    while (environ[inherited]) {
-        inherited++;
-    }
-    char **env = NULL;
-    ND_TRY(ND_ALLOC(inherited + COUNT + 1, &env));
-    for (int i = 0; i < inherited; i++) {
-        bool ours = false;
-        for (int k = 0; k < COUNT; k++) {
-            size_t length = strlen(names[k]);
-            ours |= strncmp(environ[i], names[k], length) == 0 && environ[i][length] == '=';
-        }
-        if (!ours) {
-            env[n++] = environ[i];
-        }
-    }
-    for (int k = 0; k < COUNT; k++) {
-        snprintf(text[k], VARIABLE_MAX, "%s=%s", names[k], values[k]);
-        env[n++] = text[k];
-    }
-    *out = env;
-    return ND_OK;
+    return nd_environment_make(own, sizeof own / sizeof *own, out);
 }
 
 nd_status nd_job_spawn(nd_job *job, int local_rank, uv_exit_cb on_exit)
 {
     nd_launched *worker = &job->workers[local_rank];
-    char text[OWN_VARIABLES][VARIABLE_MAX];
     char **env = NULL;
     ND_TRY(nd_output_open(&worker->out, worker, false));
     ND_TRY(nd_output_open(&worker->err, worker, true));
-    ND_TRY(make_environment(job, local_rank, text, &env));
+    ND_TRY(make_environment(job, local_rank, &env));
     const int fds[FD_COUNT] = {job->key_fd, job->progress.fd, job->failures.fd, job->config_fd};
     uv_stdio_container_t stdio[FIRST_FD + FD_COUNT] = {
         {.flags = UV_IGNORE},

@@ -86,6 +86,17 @@ Test(failures, no_worker_outlives_a_killed_ndlaunch)
     cr_assert(launched_gone(first, 2) && launched_gone(second, 2));
 }
 
+Test(failures, the_check_does_not_outlive_a_killed_ndlaunch)
+{
+    launched l;
+    start_test_worker(&l, "check stays", "0", 2);
+    launched_until(&l, "check pid ", 1, 20);
+    pid_t check = (pid_t)atol(strstr(l.text, "check pid ") + 10);
+    kill(l.pid, SIGKILL);
+    cr_assert_eq(launched_wait(&l, 30), 128 + SIGKILL);
+    cr_assert(launched_gone(check, 2));
+}
+
 /* The real trainer: rank 1 is stopped in the middle of its run. */
 Test(failures, a_stopped_worker_is_named_within_the_deadline)
 {

@@ -74,6 +74,27 @@ Test(start, the_key_is_in_no_environment_and_no_argument)
     cr_assert_eq(launched_wait(&l, 30), 0, "%s", launched_read(&l));
 }
 
+Test(start, the_check_sees_the_workers_environment)
+{
+    launched l;
+    setenv("ND_TEST", "check environment", 1);
+    setenv("CUDA_VISIBLE_DEVICES", "3", 1);
+    setenv("HUGGINGFACE_HUB_CACHE", "/somewhere", 1);
+    setenv("ND_CPU_ISA", "avx512", 1);
+    setenv("RANK", "5", 1); /* of an outer launcher */
+    setenv("ND_EPOCH", "7", 1);
+    launched_ndlaunch(&l, &dir, "out", 1, NULL);
+    launched_until(&l, "check env PATH=", 1, 20);
+    launched_until(&l, "check env RANK=0\n", 1, 20);
+    assert_says(&l, "check env CUDA_VISIBLE_DEVICES=3\n");
+    assert_says(&l, "check env HUGGINGFACE_HUB_CACHE=/somewhere\n");
+    assert_says(&l, "check env ND_CPU_ISA=avx512\n");
+    cr_assert_null(strstr(l.text, "RANK=5"));
+    cr_assert_null(strstr(l.text, "ND_EPOCH"));
+    kill(l.pid, SIGKILL);
+    launched_wait(&l, 30);
+}
+
 Test(start, a_worker_of_another_version_is_refused)
 {
     launched l;

@@ -80,13 +80,28 @@ static int act(const nd_identity *id, const char *what, int chosen)
     return 99;
 }
 
+/* `check`: ndlaunch compares the version; what else it sees of this process goes to stderr. */
+static int check(const char *what)
+{
+    printf("ndtrain %s\n", ND_VERSION);
+    if (strcmp(what, "check environment") == 0) {
+        for (char **e = environ; *e; e++) {
+            fprintf(stderr, "check env %s\n", *e);
+        }
+    } else if (strcmp(what, "check stays") == 0) {
+        fflush(stdout);
+        fprintf(stderr, "check pid %ld\n", (long)getpid());
+        sleep(60);
+    }
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *what = getenv("ND_TEST"), *chosen = getenv("ND_TEST_RANK");
     nd_worker_guard();
     if (argc > 1 && strcmp(argv[1], "check") == 0) {
-        printf("ndtrain %s\n", ND_VERSION);
-        return 0;
+        return check(what ? what : "done");
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
     signal(SIGTERM, on_signal);
