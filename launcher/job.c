@@ -215,7 +215,9 @@ static nd_status prepare(nd_job *job)
     for (size_t i = 0; i < sizeof forwarded / sizeof *forwarded; i++) {
         uv_signal_init(&job->loop, &job->signals[i]);
         job->signals[i].data = job;
-        uv_signal_start(&job->signals[i], on_signal, forwarded[i]);
+        if (!job->under_nohup || forwarded[i] != SIGHUP) {
+            uv_signal_start(&job->signals[i], on_signal, forwarded[i]);
+        }
     }
     return job->nodes || job->join ? nd_nodes_watch(job) : ND_OK;
 }
@@ -245,7 +247,9 @@ static void release(nd_job *job)
 
 nd_status nd_job_run(nd_job *job, int *exit_code)
 {
+    struct sigaction hangup;
     signal(SIGPIPE, SIG_IGN);
+    job->under_nohup = sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
     gethostname(job->host_name, sizeof job->host_name - 1);
     nd_status status = prepare(job);
     for (int i = 0; status == ND_OK && i < job->local_workers; i++) {

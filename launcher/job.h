@@ -60,6 +60,7 @@ struct nd_job {
     int running;
     uv_timer_t kill_timer;
     uv_signal_t signals[6];
+    bool under_nohup; /* HUP was ignored when we started, and stays so */
     int64_t last_interrupt_ns;
     bool stopping; /* a failure was seen */
     bool asked;    /* a signal asked us to end */

@@ -5,6 +5,7 @@
  *   ndlaunch --make-key FILE | --help | --version
  */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -113,6 +114,7 @@ int main(int argc, char **argv)
 {
     int exit_code = 0;
     nd_status status;
+    signal(SIGUSR2, SIG_IGN); /* until it is forwarded, it has no meaning */
     if (argc == 1) {
         return usage();
     }

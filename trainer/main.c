@@ -87,12 +87,19 @@ static void on_stop_signal(int signal_number)
     nd_train_request_stop(signal_number);
 }
 
-/* TERM and USR1 end the run at the next step boundary; INT too, a second INT at once. */
+/*
+ * TERM, HUP and USR1 end the run at the next step boundary; INT too, a second INT at once. QUIT keeps the system's
+ * meaning: it ends a process that does not come to a boundary, with a core dump where these are on.
+ */
 static void install_signals(void)
 {
-    struct sigaction action = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART};
+    struct sigaction action = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART}, hangup;
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);
+    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN) {
+        sigaction(SIGHUP, &action, NULL); /* not under nohup */
+    }
+    signal(SIGUSR2, SIG_IGN); /* has no meaning here, and its default would end the run */
     action.sa_flags |= (int)SA_RESETHAND;
     sigaction(SIGINT, &action, NULL);
     signal(SIGPIPE, SIG_IGN);
@@ -116,7 +123,6 @@ static nd_status command_train(const nd_config *config, nd_worker *worker, int a
 {
     nd_inputs inputs = {0};
     nd_run_context context = {.worker = worker, .inputs = &inputs, .argc = argc, .argv = argv};
-    install_signals();
     nd_status status = check_world(config, &worker->identity);
     status = status == ND_OK ? nd_inputs_open(config, &inputs) : status;
     status = status == ND_OK ? nd_worker_join(worker, config, &inputs.shape) : status;
@@ -242,6 +248,9 @@ int main(int argc, char **argv)
     if (strcmp(command, "train") != 0 && strcmp(command, "check") != 0 &&
         strcmp(command, "plan") != 0) {
         return usage(stderr);
+    }
+    if (strcmp(command, "train") == 0) {
+        install_signals();
     }
     nd_status status = nd_identity_read(&worker.identity);
     status =

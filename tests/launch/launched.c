@@ -115,14 +115,20 @@ const char *launched_read(launched *l)
     return l->text;
 }
 
+int launched_count(launched *l, const char *words)
+{
+    int seen = 0;
+    for (const char *at = launched_read(l); (at = strstr(at, words)); at += strlen(words)) {
+        seen++;
+    }
+    return seen;
+}
+
 void launched_until(launched *l, const char *words, int count, double seconds)
 {
     int64_t deadline = nd_clock_ns() + (int64_t)(seconds * 1e9);
     for (;;) {
-        int seen = 0;
-        for (const char *at = launched_read(l); (at = strstr(at, words)); at += strlen(words)) {
-            seen++;
-        }
+        int seen = launched_count(l, words);
         if (seen >= count) {
             return;
         }
@@ -141,6 +147,28 @@ pid_t launched_worker(launched *l, int rank)
     snprintf(words, sizeof words, "ready %d pid ", rank);
     launched_until(l, words, 1, 20);
     return (pid_t)atol(strstr(l->text, words) + strlen(words));
+}
+
+pid_t launched_child(const launched *l, int rank)
+{
+    char path[64], text[1 << 14], wanted[32];
+    int length = snprintf(wanted + 1, sizeof wanted - 1, "RANK=%d", rank) + 2;
+    wanted[0] = '\0'; /* an entry from its beginning to its end */
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)l->pid, (int)l->pid);
+    FILE *f = fopen(path, "r");
+    cr_assert_not_null(f);
+    pid_t found = 0;
+    for (int pid; fscanf(f, "%d", &pid) == 1;) {
+        snprintf(path, sizeof path, "/proc/%d/environ", pid);
+        FILE *environment = fopen(path, "rb");
+        cr_assert_not_null(environment);
+        size_t got = fread(text, 1, sizeof text, environment);
+        found = memmem(text, got, wanted, (size_t)length) ? pid : found;
+        fclose(environment);
+    }
+    fclose(f);
+    cr_assert_gt(found, 0, "no worker has rank %d", rank);
+    return found;
 }
 
 static bool is_gone(pid_t pid)

@@ -28,10 +28,14 @@ void launched_ndlaunch(launched *l, const tempdir *dir, const char *name, int wo
 /* Exit code, or 128 + signal. */
 int launched_wait(launched *l, double seconds);
 const char *launched_read(launched *l);
+/* How often the output holds the words. */
+int launched_count(launched *l, const char *words);
 /* Waits until the output holds the words `count` times. */
 void launched_until(launched *l, const char *words, int count, double seconds);
 /* The pid that "ready <rank> pid <pid>" of the test worker told. */
 pid_t launched_worker(launched *l, int rank);
+/* The pid of the worker with this rank, any program, among the children of ndlaunch. */
+pid_t launched_child(const launched *l, int rank);
 /* True when the process has gone (a zombie counts as gone) within the time. */
 bool launched_gone(pid_t pid, double seconds);
 

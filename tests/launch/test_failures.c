@@ -97,29 +97,34 @@ Test(failures, the_check_does_not_outlive_a_killed_ndlaunch)
     cr_assert(launched_gone(check, 2));
 }
 
+/* Stopped workers notice nothing of a closed pipe or connection: only the system's signal ends them. */
+Test(failures, no_trainer_outlives_a_killed_ndlaunch)
+{
+    launched l;
+    launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--num-steps", "1000000", NULL});
+    launched_until(&l, "\nstep ", 2, 30);
+    pid_t workers[2] = {launched_child(&l, 0), launched_child(&l, 1)};
+    for (int rank = 0; rank < 2; rank++) {
+        kill(workers[rank], SIGSTOP);
+    }
+    kill(l.pid, SIGKILL);
+    cr_assert_eq(launched_wait(&l, 30), 128 + SIGKILL);
+    for (int rank = 0; rank < 2; rank++) {
+        bool gone = launched_gone(workers[rank], 5);
+        kill(workers[rank], SIGKILL);
+        cr_assert(gone, "rank %d is still there", rank);
+    }
+}
+
 /* The real trainer: rank 1 is stopped in the middle of its run. */
 Test(failures, a_stopped_worker_is_named_within_the_deadline)
 {
     launched l;
-    char path[64], text[1 << 14];
     launched_ndlaunch(
         &l, &dir, "out", 2,
         (const char *[]){"--num-steps", "1000000", "--comm-timeout-seconds", "1.5", NULL});
     launched_until(&l, "\nstep ", 3, 30);
-    /* The worker of rank 1, among the children of ndlaunch by its environment. */
-    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)l.pid, (int)l.pid);
-    FILE *f = fopen(path, "r");
-    cr_assert_not_null(f);
-    pid_t stopped = 0;
-    for (int pid; fscanf(f, "%d", &pid) == 1;) {
-        snprintf(path, sizeof path, "/proc/%d/environ", pid);
-        FILE *environment = fopen(path, "rb");
-        size_t got = environment ? fread(text, 1, sizeof text, environment) : 0;
-        stopped = memmem(text, got, "\0RANK=1", 8) ? pid : stopped;
-        fclose(environment);
-    }
-    fclose(f);
-    cr_assert_gt(stopped, 0);
+    pid_t stopped = launched_child(&l, 1);
     kill(stopped, SIGSTOP);
     int code = launched_wait(&l, 30);
     cr_assert_eq(code, 124, "%d: %s", code, launched_read(&l));

@@ -2,6 +2,7 @@
 /* Signals to ndlaunch reach the workers; the trainer ends at a step boundary. */
 #include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "tests/launch/launched.h"
 
@@ -40,6 +41,54 @@ Test(signals, term_ends_the_trainer_at_a_step_boundary)
 Test(signals, usr1_ends_the_trainer_at_a_step_boundary)
 {
     ends_at_a_step_boundary(SIGUSR1);
+}
+
+Test(signals, int_ends_the_trainer_at_a_step_boundary)
+{
+    ends_at_a_step_boundary(SIGINT);
+}
+
+Test(signals, hup_ends_the_trainer_at_a_step_boundary)
+{
+    ends_at_a_step_boundary(SIGHUP);
+}
+
+/* Steps go on after the signal; TERM ends the run. */
+static void is_passed_over(int number)
+{
+    launched l;
+    launched_ndlaunch(&l, &dir, "out", 2,
+                      (const char *[]){"--num-steps", "1000000", "--set", "log.interval=20", NULL});
+    launched_until(&l, "\nstep ", 2, 30);
+    kill(l.pid, number);
+    int seen = launched_count(&l, "\nstep ");
+    launched_until(&l, "\nstep ", seen + 3, 30);
+    kill(l.pid, SIGTERM);
+    int code = launched_wait(&l, 30);
+    cr_assert_eq(code, 75, "%d: %s", code, launched_read(&l));
+}
+
+Test(signals, usr2_is_passed_over)
+{
+    is_passed_over(SIGUSR2);
+}
+
+Test(signals, hup_is_passed_over_under_nohup)
+{
+    signal(SIGHUP, SIG_IGN); /* what nohup does; programs inherit it */
+    is_passed_over(SIGHUP);
+}
+
+Test(signals, quit_ends_the_trainer_at_once)
+{
+    launched l;
+    struct rlimit none = {0, 0};
+    setrlimit(RLIMIT_CORE, &none);
+    launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--num-steps", "1000000", NULL});
+    launched_until(&l, "\nstep ", 2, 30);
+    kill(l.pid, SIGQUIT);
+    cr_assert_eq(launched_wait(&l, 30), 128 + SIGQUIT, "%s", launched_read(&l));
+    assert_says(&l, "signal 3 (Quit)");
 }
 
 Test(signals, each_worker_gets_the_signal)
