@@ -279,6 +279,8 @@ nd_status nd_ops_cpu(nd_device *device, const nd_ops **out);
 /* What the CPU backend runs on: the instruction set in use ("avx512_bf16"), oneDNN's version. Static strings. */
 const char *nd_ops_machine(const nd_device *device);
 const char *nd_ops_library_version(void);
+/* Date of its OpenMP standard, and the compiler whose library runs its threads. */
+const char *nd_ops_openmp_version(void);
 
 /* ND_ERR_INTERNAL naming the first missing op. */
 nd_status nd_ops_check(const nd_ops *ops);

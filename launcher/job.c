@@ -30,6 +30,10 @@ static void signal_workers(nd_job *job, int number)
 static void on_kill_timer(uv_timer_t *timer)
 {
     nd_job *job = timer->data;
+    if (job->running == 0) { /* the other nodes' workers did not end */
+        nd_job_finish(job, 128 + SIGTERM);
+        return;
+    }
     nd_log_warning("ndlaunch: %d workers did not end in time and are killed", job->running);
     signal_workers(job, SIGKILL);
 }
@@ -89,7 +93,7 @@ static void workers_ended(nd_job *job)
 
 static void start_grace(nd_job *job)
 {
-    if (!uv_is_active((uv_handle_t *)&job->kill_timer) && job->running > 0) {
+    if (!uv_is_active((uv_handle_t *)&job->kill_timer)) {
         uv_timer_start(&job->kill_timer, on_kill_timer,
                        (uint64_t)(job->config->launch.grace_seconds * 1000.0), 0);
     }
@@ -126,11 +130,13 @@ static void on_signal(uv_signal_t *handle, int number)
     job->asked = true;
     signal_workers(job, again ? SIGKILL : number);
     bool ends = number == SIGTERM || number == SIGINT || number == SIGQUIT || number == SIGHUP;
-    if (ends && job->running == 0) {
+    if (again && job->running == 0) {
         nd_job_finish(job, 128 + number); /* only other nodes still have workers */
     } else if (ends && !uv_is_active((uv_handle_t *)&job->kill_timer)) {
-        nd_log_info("ndlaunch: signal %s forwarded; workers have %.0f s to end their step",
-                    strsignal(number), job->config->launch.grace_seconds);
+        if (job->running > 0) {
+            nd_log_info("ndlaunch: signal %s forwarded; workers have %.0f s to end their step",
+                        strsignal(number), job->config->launch.grace_seconds);
+        }
         start_grace(job);
     }
 }
@@ -190,12 +196,18 @@ static nd_status meet_nodes(nd_job *job, const uint8_t key[ND_KEY_BYTES])
     return job->nodes ? nd_nodes_gather(job) : ND_OK;
 }
 
+static nd_status take_key(const char *file, uint8_t key[ND_KEY_BYTES])
+{
+    if (strcmp(file, "-") == 0) {
+        return nd_key_read_stdin(key);
+    }
+    return file[0] ? nd_key_read_file(file, key) : nd_key_random(key);
+}
+
 static nd_status prepare(nd_job *job)
 {
     uint8_t key[ND_KEY_BYTES];
-    ND_TRY(job->config->launch.rdzv_key_file[0]
-               ? nd_key_read_file(job->config->launch.rdzv_key_file, key)
-               : nd_key_random(key));
+    ND_TRY(take_key(job->config->launch.rdzv_key_file, key));
     ND_TRY(nd_key_to_fd(key, &job->key_fd));
     uint8_t
         name[ND_KEY_BYTES]; /* a key file may serve many jobs: the name is another random number */
@@ -250,7 +262,7 @@ nd_status nd_job_run(nd_job *job, int *exit_code)
     struct sigaction hangup;
     signal(SIGPIPE, SIG_IGN);
     job->under_nohup = sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
-    gethostname(job->host_name, sizeof job->host_name - 1);
+    nd_identity_host(job->host_name, sizeof job->host_name);
     nd_status status = prepare(job);
     for (int i = 0; status == ND_OK && i < job->local_workers; i++) {
         job->workers[i] = (nd_launched){.job = job, .rank = job->first_rank + i, .local_rank = i};

@@ -46,6 +46,7 @@ struct nd_job {
     const nd_config *config;
     const char *program; /* the worker binary */
     char host_name[128], run_id[64];
+    char slurm_job[32]; /* its id, or "" */
     int local_workers, world_size, first_rank;
     int config_fd, key_fd;
     char *job_text; /* what all nodes must agree on, with digests; owned */

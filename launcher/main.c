@@ -14,6 +14,7 @@
 
 #include "launcher/job.h"
 #include "launcher/preflight.h"
+#include "launcher/slurm.h"
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/key.h"
@@ -54,13 +55,14 @@ static nd_status job_text(const nd_config *config, const char *digests, char **o
     return made ? ND_OK : nd_fail(ND_ERR_INTERNAL, "out of host memory");
 }
 
-static nd_status launch(const nd_config *config, int *exit_code)
+static nd_status launch(const nd_config *config, const nd_slurm *slurm, int *exit_code)
 {
     char program[4096];
     nd_job job = {.config = config,
                   .program = program,
                   .world_size = nd_mesh_world_size(&config->resolved_mesh)};
     char digests[1024];
+    snprintf(job.slurm_job, sizeof job.slurm_job, "%s", slurm->job_id);
     job.local_workers = job.world_size / (int)config->launch.nnodes;
     ND_TRY(nd_preflight_check_files(config));
     ND_TRY(nd_preflight_find_worker(program, sizeof program));
@@ -70,7 +72,9 @@ static nd_status launch(const nd_config *config, int *exit_code)
     if (*exit_code != 0) {
         return ND_OK; /* the check has said why */
     }
-    echo(config);
+    if (config->launch.node_rank == 0) {
+        echo(config);
+    }
     ND_TRY(job_text(config, digests, &job.job_text));
     nd_status status = nd_job_run(&job, exit_code);
     free(job.job_text);
@@ -81,7 +85,10 @@ static nd_status run(int argc, char **argv, int *exit_code)
 {
     nd_config config = {0};
     nd_cli cli = {.plan_rank = -1};
+    nd_slurm slurm;
+    ND_TRY(nd_slurm_read(&slurm));
     nd_status status = nd_config_init(&config);
+    nd_slurm_set_defaults(&slurm, &config);
     status = status == ND_OK ? nd_config_parse(&config, &cli, argc, argv) : status;
     if (status == ND_OK && cli.help) {
         nd_config_help(stdout, "ndlaunch");
@@ -93,9 +100,10 @@ static nd_status run(int argc, char **argv, int *exit_code)
                          "gives the ranks itself, and a node's number is --node-rank",
                          cli.plan_rank);
     } else if (status == ND_OK) {
-        status = nd_config_resolve(&config);
+        status = nd_slurm_complete(&slurm, &config);
+        status = status == ND_OK ? nd_config_resolve(&config) : status;
         nd_log_init(strcmp(config.log.level, "debug") == 0 ? ND_LOG_DEBUG : ND_LOG_INFO, NULL);
-        status = status == ND_OK ? launch(&config, exit_code) : status;
+        status = status == ND_OK ? launch(&config, &slurm, exit_code) : status;
     }
     nd_config_fini(&config);
     return status;

@@ -85,9 +85,9 @@ int nd_job_report(const nd_job *job, FILE *out)
         fprintf(out, "ndlaunch: the job was stopped at a step boundary\n");
         return code;
     }
-    fprintf(out, "\nndlaunch: rank %d failed first (host %s, pid %d, device %s): ", first->rank,
-            job->host_name, first->process.pid,
-            record->device[0] ? record->device : "not chosen yet");
+    fprintf(out, "\nndlaunch: rank %d failed first (host %s%s%s, pid %d, device %s): ", first->rank,
+            job->host_name, job->slurm_job[0] ? ", Slurm job " : "", job->slurm_job,
+            first->process.pid, record->device[0] ? record->device : "not chosen yet");
     if (first->signal) {
         fprintf(out, "signal %d (%s)\n", first->signal, strsignal(first->signal));
     } else {

@@ -33,15 +33,14 @@ static nd_status write_record(const nd_run_files *files, const nd_worker *worker
         {"planned_bytes", (int64_t)(trainer->plan.total + trainer->plan.external)},
     };
     nd_run_text libraries[ND_LIBRARY_COUNT];
-    const char *hosts[] = {worker->identity.host};
     nd_run_record record = {
         .config = r->config,
         .program_version = ND_VERSION,
         .argc = argc,
         .argv = argv,
         .identity = &worker->identity,
-        .hosts = hosts,
-        .host_count = 1,
+        .hosts = worker->peers.hosts,
+        .host_count = worker->peers.host_count,
         .libraries = libraries,
         .library_count = nd_library_versions(libraries),
         .machine = machine,

@@ -4,7 +4,7 @@
 /* Versions that a run's bits may depend on. ND_VERSION comes from the build. */
 #include "trainer/metrics/run_record.h"
 
-enum { ND_LIBRARY_COUNT = 4 };
+enum { ND_LIBRARY_COUNT = 6 };
 
 /* Fills name and version of the libraries in use; returns their number. Strings are static. */
 int nd_library_versions(nd_run_text out[ND_LIBRARY_COUNT]);

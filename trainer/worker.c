@@ -83,6 +83,7 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_ll
     }
     ND_TRY(nd_worker_open_device(config, id->local_rank, id->local_world_size, worker));
     nd_failure_set_device(id, worker->device->table->name);
+    ND_TRY(nd_peers_meet(worker->store, id, "", &worker->peers));
     nd_progress_set_phase(rank->progress, ND_PHASE_INIT, 0);
     ND_TRY(open_transport(worker, config));
     rank->rank = id->rank;
@@ -105,6 +106,7 @@ void nd_worker_close(nd_worker *worker)
         worker->device->table->stream_fini(&worker->rank.stream);
     }
     nd_device_close(worker->device);
+    nd_peers_fini(&worker->peers);
     nd_store_close(worker->store);
     nd_progress_close(&worker->progress);
 }

@@ -8,11 +8,13 @@
 #include "runtime/device/affinity.h"
 #include "runtime/rdzv/identity.h"
 #include "runtime/rdzv/store.h"
+#include "trainer/peers.h"
 #include "trainer/rank.h"
 
 typedef struct nd_worker {
     nd_identity identity;
     nd_store *store;
+    nd_peers peers;
     nd_progress progress;
     nd_affinity affinity;
     nd_device *device;

@@ -157,6 +157,8 @@ typedef struct nd_ucx_options {
     void *exchange_context;
 } nd_ucx_options;
 nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **out);
+const char *
+nd_transport_ucx_version(void); /* of the library in use; "none" in a build without it */
 
 /* All communicators of one rank, by kind; `gradients` duplicates dp_shard_cp for the reduce-scatters. */
 typedef struct nd_groups {

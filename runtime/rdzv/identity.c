@@ -24,6 +24,19 @@ const char *nd_identity_source_name(nd_identity_source source)
     return "an unknown source";
 }
 
+void nd_identity_host(char *out, size_t capacity)
+{
+    const char *node = getenv("SLURM_JOB_ID") ? getenv("SLURMD_NODENAME") : NULL;
+    if (node && node[0]) {
+        snprintf(out, capacity, "%s", node);
+        return;
+    }
+    if (gethostname(out, capacity) != 0) {
+        snprintf(out, capacity, "localhost");
+    }
+    out[capacity - 1] = '\0';
+}
+
 /* An integer variable in [low, high]. A missing one is `fallback`, or an error when that is INT_MIN. */
 static nd_status read_number(const char *name, int low, int high, int fallback, int *out)
 {
@@ -151,10 +164,7 @@ nd_status nd_identity_read(nd_identity *out)
                       .config_fd = -1};
     const char *terminal = getenv("ND_TERMINAL");
     snprintf(id.run_id, sizeof id.run_id, "single");
-    if (gethostname(id.host, sizeof id.host) != 0) {
-        snprintf(id.host, sizeof id.host, "localhost");
-    }
-    id.host[sizeof id.host - 1] = '\0';
+    nd_identity_host(id.host, sizeof id.host);
     if (getenv("ND_RUN_ID")) {
         id.source = ND_IDENTITY_NDLAUNCH;
         ND_TRY(read_text("ND_RUN_ID", NULL, id.run_id, sizeof id.run_id));

@@ -6,6 +6,7 @@
  * set it), PMIx, a single process.
  */
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "runtime/base/status.h"
 
@@ -35,6 +36,8 @@ typedef struct nd_identity {
 
 /* ND_ERR_CONFIG when the variables contradict each other (RANK >= WORLD_SIZE, one missing, not a number). */
 nd_status nd_identity_read(nd_identity *out);
+/* What the job calls this host: the node's name in Slurm, else the host name. */
+void nd_identity_host(char *out, size_t capacity);
 const char *nd_identity_source_name(nd_identity_source source);
 
 #endif

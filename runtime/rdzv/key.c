@@ -3,12 +3,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "runtime/base/clock.h"
 
 enum { HEX_BYTES = 2 * ND_KEY_BYTES };
 
@@ -126,6 +129,51 @@ nd_status nd_key_read_file(const char *path, uint8_t key[ND_KEY_BYTES])
         explicit_bzero(text, sizeof text);
     }
     close(fd);
+    return status;
+}
+
+/* Up to `capacity` bytes, until their end. */
+static nd_status read_stream(int fd, char *text, size_t capacity, size_t *got)
+{
+    const int seconds = 60;
+    int64_t deadline = nd_clock_ns() + (int64_t)seconds * 1000000000;
+    for (*got = 0; *got < capacity;) {
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        int64_t left = (deadline - nd_clock_ns()) / 1000000;
+        int ready = left > 0 ? poll(&p, 1, (int)left) : 0;
+        if (ready == 0) {
+            return nd_fail(ND_ERR_CONFIG, "no job key came over standard input within %d s",
+                           seconds);
+        }
+        ssize_t n = ready > 0 ? read(fd, text + *got, capacity - *got) : -1;
+        if (n < 0 && errno != EINTR && errno != EAGAIN) {
+            return nd_fail(ND_ERR_CONFIG, "the job key cannot be read from standard input: %s",
+                           strerror(errno));
+        }
+        if (n == 0) {
+            break;
+        }
+        *got += n > 0 ? (size_t)n : 0;
+    }
+    return ND_OK;
+}
+
+nd_status nd_key_read_stdin(uint8_t key[ND_KEY_BYTES])
+{
+    struct stat st;
+    char text[HEX_BYTES + 2];
+    size_t got = 0;
+    if (fstat(STDIN_FILENO, &st) == 0 && S_ISREG(st.st_mode)) {
+        ND_TRY(check_owner_and_mode("on standard input", &st));
+    }
+    nd_status status = read_stream(STDIN_FILENO, text, sizeof text, &got);
+    if (status == ND_OK && !decode(text, got, key)) {
+        status = nd_fail(ND_ERR_CONFIG,
+                         "standard input holds no job key: it must give exactly %d bytes, or %d "
+                         "hexadecimal digits, and gave %zu bytes%s",
+                         ND_KEY_BYTES, HEX_BYTES, got, got == sizeof text ? " or more" : "");
+    }
+    explicit_bzero(text, sizeof text);
     return status;
 }
 

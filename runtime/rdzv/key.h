@@ -3,7 +3,7 @@
 #define ND_RDZV_KEY_H
 /*
  * The job key: 32 random bytes that every member of a job proves to have. It travels over an inherited descriptor to
- * local workers and in a file of mode 0600 to other nodes; never in an argument or the environment.
+ * local workers, and in a file of mode 0600 or over standard input to other nodes; never in an argument or the environment.
  */
 #include <stdint.h>
 
@@ -19,6 +19,11 @@ nd_status nd_key_make_file(const char *path);
  * user's, open to group or others, or of another size.
  */
 nd_status nd_key_read_file(const char *path, uint8_t key[ND_KEY_BYTES]);
+/*
+ * The same content from standard input: what srun passes on to its tasks, so that the key lies on no disk of theirs. A
+ * regular file must be as above. ND_ERR_CONFIG when it holds no key, or nothing comes within 60 s.
+ */
+nd_status nd_key_read_stdin(uint8_t key[ND_KEY_BYTES]);
 
 /* An anonymous, sealed file that holds the key; *fd is close-on-exec and owned by the caller. */
 nd_status nd_key_to_fd(const uint8_t key[ND_KEY_BYTES], int *fd);

@@ -89,7 +89,10 @@ static json_t *identity_object(const nd_run_record *record)
     json_object_set_new(object, "world_size", json_integer(id->world_size));
     json_object_set_new(object, "nnodes", json_integer(id->nnodes));
     json_object_set_new(object, "hosts", strings(record->hosts, record->host_count));
+    const char *nodes = getenv("SLURM_STEP_NODELIST"); /* "node[1-2]" */
     json_object_set_new(object, "slurm_job_id", string_or_null(getenv("SLURM_JOB_ID")));
+    json_object_set_new(object, "slurm_nodes",
+                        string_or_null(nodes ? nodes : getenv("SLURM_JOB_NODELIST")));
     return object;
 }
 

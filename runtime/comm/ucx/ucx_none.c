@@ -7,3 +7,8 @@ nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **ou
                    "this build has no UCX, so CPU workers cannot talk to each other: install "
                    "libucx-dev, configure with -Ducx=enabled and build again, or run one worker");
 }
+
+const char *nd_transport_ucx_version(void)
+{
+    return "none";
+}

@@ -105,3 +105,8 @@ nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **ou
     *out = transport;
     return ND_OK;
 }
+
+const char *nd_transport_ucx_version(void)
+{
+    return ucp_get_version_string();
+}

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/slurm/slurm_job.h"
+
+#include <dirent.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include "runtime/base/clock.h"
+
+enum { POLL_US = 100000 };
+
+void slurm_setup(tempdir *dir)
+{
+    char program[PATH_MAX];
+    cr_assert_not_null(getenv("ND_SLURM_FOLDER"), "run below tests/slurm/private_slurm");
+    /* What a failed test left behind would keep this one waiting. */
+    cr_assert_eq(slurm_shell("scancel --user=root; for i in $(seq 300); do "
+                             "[ -z \"$(squeue -h)\" ] && exit 0; sleep 0.1; done; squeue; exit 1"),
+                 0);
+    tempdir_make(dir);
+    launched_write_inputs(dir);
+    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
+    setenv("ND_LAUNCH", program, 1);
+}
+
+void slurm_add(slurm_arguments *arguments, const char *const *further)
+{
+    for (int i = 0; further && further[i]; i++) {
+        cr_assert_lt(arguments->count, SLURM_ARGUMENTS_MAX - 1);
+        arguments->list[arguments->count++] = further[i];
+    }
+}
+
+const char *const *slurm_flags(const tempdir *dir, const char *name)
+{
+    static char model[160], data[160], out[200];
+    static const char *flags[] = {"--device",
+                                  "cpu",
+                                  "--threads-per-worker",
+                                  "1",
+                                  "--precision",
+                                  "fp32",
+                                  "--sequence-length",
+                                  "32",
+                                  "--set",
+                                  model,
+                                  "--set",
+                                  data,
+                                  "--set",
+                                  out,
+                                  "--set",
+                                  "data.validation_path=",
+                                  "--set",
+                                  "train.validation_interval=0",
+                                  "--set",
+                                  "output.save_model=false",
+                                  "--set",
+                                  "log.interval=20",
+                                  NULL};
+    snprintf(model, sizeof model, "model.config=%s/model.json", dir->path);
+    snprintf(data, sizeof data, "data.path=%s/text.txt", dir->path);
+    snprintf(out, sizeof out, "output.dir=%s/run-%s", dir->path, name);
+    return flags;
+}
+
+static void start(launched *l, const tempdir *dir, const char *name, const slurm_arguments *a)
+{
+    char path[PATH_MAX];
+    const char *argv[SLURM_ARGUMENTS_MAX + 3] = {"/usr/bin/env"}; /* finds the program in PATH */
+    memcpy(argv + 1, a->list, sizeof a->list);
+    snprintf(path, sizeof path, "%s", name);
+    launched_start(l, dir, path, argv);
+}
+
+int slurm_submit(launched *l, const tempdir *dir, const char *name, const char *const *options,
+                 const char *script, const char *const *further)
+{
+    char output[200], path[PATH_MAX], said[64];
+    slurm_arguments a = {0};
+    launched submitted;
+    snprintf(output, sizeof output, "--output=%s/%s", dir->path, name);
+    snprintf(path, sizeof path, "%s/scripts/slurm/%s", getenv("ND_SOURCE_ROOT"), script);
+    slurm_add(&a, (const char *[]){"sbatch", "--parsable", output, NULL});
+    slurm_add(&a, options);
+    slurm_add(&a, (const char *[]){path, NULL});
+    slurm_add(&a, slurm_flags(dir, name));
+    slurm_add(&a, further);
+    snprintf(said, sizeof said, "%s.sbatch", name);
+    start(&submitted, dir, said, &a);
+    cr_assert_eq(launched_wait(&submitted, SLURM_SECONDS), 0, "%s", launched_read(&submitted));
+    snprintf(l->output, sizeof l->output, "%s/%s", dir->path, name);
+    l->pid = 0;
+    int job = atoi(launched_read(&submitted));
+    cr_assert_gt(job, 0, "%s", submitted.text);
+    return job;
+}
+
+/* The first number behind `key` in the job's record, and the one behind the next colon. */
+static bool job_field(int job, const char *key, char *out, size_t capacity)
+{
+    char command[128], text[8192];
+    snprintf(command, sizeof command, "scontrol show job --oneliner %d 2>/dev/null", job);
+    FILE *f = popen(command, "r");
+    cr_assert_not_null(f);
+    size_t got = fread(text, 1, sizeof text - 1, f);
+    pclose(f);
+    text[got] = '\0';
+    const char *at = strstr(text, key);
+    if (at) {
+        at += strlen(key);
+        snprintf(out, capacity, "%.*s", (int)strcspn(at, " \n"), at);
+    }
+    return at != NULL;
+}
+
+int slurm_wait(launched *l, int job, double seconds)
+{
+    int64_t deadline = nd_clock_ns() + (int64_t)(seconds * 1e9);
+    char state[32] = "", code[32] = "";
+    int exit_code = 0, number = 0;
+    for (;;) {
+        bool known = job_field(job, " JobState=", state, sizeof state);
+        if (known && strcmp(state, "PENDING") && strcmp(state, "RUNNING") &&
+            strcmp(state, "COMPLETING") && strcmp(state, "CONFIGURING")) {
+            break;
+        }
+        if (nd_clock_ns() > deadline) {
+            slurm_shell("scancel --signal=KILL --full %d; scancel %d", job, job);
+            cr_assert_fail("job %d is still %s after %g s:\n%s", job, state, seconds,
+                           launched_read(l));
+        }
+        usleep(POLL_US);
+    }
+    cr_assert(job_field(job, " ExitCode=", code, sizeof code));
+    cr_assert_eq(sscanf(code, "%d:%d", &exit_code, &number), 2);
+    return number ? 128 + number : exit_code;
+}
+
+void slurm_run(launched *l, const tempdir *dir, const char *name, const char *const *options,
+               const char *program, const char *const *further)
+{
+    char path[PATH_MAX];
+    slurm_arguments a = {0};
+    snprintf(path, sizeof path, "%s/%s", launched_build_root(), program);
+    slurm_add(&a, (const char *[]){"srun", NULL});
+    slurm_add(&a, options);
+    slurm_add(&a, (const char *[]){path, NULL});
+    slurm_add(&a, further);
+    start(l, dir, name, &a);
+}
+
+int slurm_shell(const char *format, ...)
+{
+    char command[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(command, sizeof command, format, args);
+    va_end(args);
+    int status = system(command);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+void slurm_metrics(const tempdir *dir, const char *name, char *out, size_t capacity)
+{
+    char path[256], line[4096];
+    size_t used = 0;
+    snprintf(path, sizeof path, "%s/run-%s/metrics.jsonl", dir->path, name);
+    FILE *f = fopen(path, "r");
+    cr_assert_not_null(f, "%s", path);
+    out[0] = '\0';
+    while (fgets(line, sizeof line, f)) {
+        char *end = strstr(line, ",\"tokens\"");
+        used +=
+            end ? (size_t)snprintf(out + used, capacity - used, "%.*s\n", (int)(end - line), line)
+                : 0;
+        cr_assert_lt(used, capacity);
+    }
+    fclose(f);
+    cr_assert_gt(used, 100);
+}
+
+void slurm_run_record(const tempdir *dir, const char *name, char *out, size_t capacity)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/run-%s/run.json", dir->path, name);
+    FILE *f = fopen(path, "r");
+    cr_assert_not_null(f, "%s", path);
+    size_t got = fread(out, 1, capacity - 1, f);
+    out[got] = '\0';
+    fclose(f);
+}
+
+static bool has_variable(const char *environment, size_t bytes, const char *variable)
+{
+    size_t length = strlen(variable) + 1;
+    for (size_t i = 0; i + length <= bytes;) {
+        size_t one = strnlen(environment + i, bytes - i) + 1;
+        if (one == length && memcmp(environment + i, variable, length) == 0) {
+            return true;
+        }
+        i += one;
+    }
+    return false;
+}
+
+pid_t slurm_worker(int job, int rank)
+{
+    static char environment[1 << 17];
+    char path[300], job_variable[40], ranks[2][40], name[32];
+    pid_t found = 0;
+    snprintf(job_variable, sizeof job_variable, "SLURM_JOB_ID=%d", job);
+    snprintf(ranks[0], sizeof ranks[0], "RANK=%d", rank);
+    snprintf(ranks[1], sizeof ranks[1], "PMIX_RANK=%d", rank);
+    DIR *proc = opendir("/proc");
+    cr_assert_not_null(proc);
+    for (struct dirent *e; (e = readdir(proc)) != NULL;) {
+        pid_t pid = (pid_t)atol(e->d_name);
+        snprintf(path, sizeof path, "/proc/%d/comm", (int)pid);
+        FILE *f = pid > 0 ? fopen(path, "r") : NULL;
+        bool worker = f && fgets(name, sizeof name, f) && strcmp(name, "ndtrain\n") == 0;
+        if (f) {
+            fclose(f);
+        }
+        snprintf(path, sizeof path, "/proc/%d/environ", (int)pid);
+        f = worker ? fopen(path, "r") : NULL;
+        size_t got = f ? fread(environment, 1, sizeof environment, f) : 0;
+        if (f) {
+            fclose(f);
+        }
+        if (has_variable(environment, got, job_variable) &&
+            (has_variable(environment, got, ranks[0]) ||
+             has_variable(environment, got, ranks[1]))) {
+            found = pid;
+        }
+    }
+    closedir(proc);
+    cr_assert_gt(found, 0, "worker %d of job %d is not there", rank, job);
+    return found;
+}

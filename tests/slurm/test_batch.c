@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The batch scripts on two nodes of a real Slurm, one ndlaunch on each. */
+#include <signal.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "tests/slurm/slurm_job.h"
+
+static tempdir dir;
+
+static void setup(void)
+{
+    slurm_setup(&dir);
+}
+
+static void teardown(void)
+{
+    launched_remove(&dir);
+}
+
+TestSuite(batch, .init = setup, .fini = teardown, .timeout = 600);
+
+/* An executable shell script in place of ndlaunch; $real is the true one. */
+static void replace_ndlaunch(const char *body)
+{
+    char text[1024];
+    int n = snprintf(text, sizeof text, "#!/bin/sh\nreal=%s\n%s\n", getenv("ND_LAUNCH"), body);
+    tempdir_write(&dir, "ndlaunch", text, (size_t)n);
+    cr_assert_eq(chmod(dir.name, 0755), 0);
+    setenv("ND_LAUNCH", dir.name, 1);
+}
+
+/* The mesh of tp_hsdp.yaml (2 x 2 x 2), once as ndlaunch starts it on one host. */
+static void train_on_one_host(char *metrics, size_t capacity)
+{
+    launched one;
+    char config[PATH_MAX];
+    slurm_arguments a = {0};
+    snprintf(config, sizeof config, "%s/configs/tp_hsdp.yaml", getenv("ND_SOURCE_ROOT"));
+    slurm_add(&a, (const char *[]){getenv("ND_LAUNCH"), "--config-file", config, "--num-steps", "5",
+                                   NULL});
+    slurm_add(&a, slurm_flags(&dir, "one"));
+    launched_start(&one, &dir, "one", a.list);
+    cr_assert_eq(launched_wait(&one, SLURM_SECONDS), 0, "%s", launched_read(&one));
+    slurm_metrics(&dir, "one", metrics, capacity);
+}
+
+Test(batch, two_nodes_of_four_workers_train_as_one_host_bit_for_bit)
+{
+    launched l;
+    static char whole[8192], split[8192], record[1 << 16], words[64];
+    train_on_one_host(whole, sizeof whole);
+    int job = slurm_submit(&l, &dir, "two", NULL, "tp_hsdp.sbatch",
+                           (const char *[]){"--num-steps", "5", NULL});
+    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
+    slurm_metrics(&dir, "two", split, sizeof split);
+    cr_assert_str_eq(split, whole);
+    slurm_run_record(&dir, "two", record, sizeof record);
+    snprintf(words, sizeof words, "\"slurm_job_id\": \"%d\"", job);
+    cr_assert_not_null(strstr(record, words), "%s", record);
+    cr_assert_not_null(strstr(record, "\"slurm_nodes\": \"node[1-2]\""), "%s", record);
+    cr_assert_not_null(strstr(record, "\"nnodes\": 2"), "%s", record);
+    const char *hosts = strstr(record, "\"hosts\": [");
+    cr_assert_not_null(hosts);
+    cr_assert_not_null(strstr(hosts, "\"node1\""));
+    cr_assert_not_null(strstr(hosts, "\"node2\""));
+}
+
+Test(batch, the_other_scripts_train_too)
+{
+    launched cp, fp8;
+    const char *const cp_flags[] = {"--num-steps", "2", NULL};
+    /* Of fp8.yaml only the shape of the job: its model needs GPUs. */
+    const char *const fp8_flags[] = {
+        "--num-steps", "2", "--set", "data.format=text", "--set", "data.tokenizer=bytes", NULL};
+    int jobs[2] = {slurm_submit(&cp, &dir, "cp", NULL, "cp.sbatch", cp_flags),
+                   slurm_submit(&fp8, &dir, "fp8", NULL, "fp8.sbatch", fp8_flags)};
+    cr_assert_eq(slurm_wait(&cp, jobs[0], SLURM_SECONDS), 0, "%s", launched_read(&cp));
+    assert_says(&cp, "step 2/2");
+    cr_assert_eq(slurm_wait(&fp8, jobs[1], SLURM_SECONDS), 0, "%s", launched_read(&fp8));
+    assert_says(&fp8, "step 2/2");
+}
+
+Test(batch, a_bad_configuration_is_code_2)
+{
+    launched l;
+    int job = slurm_submit(&l, &dir, "bad", NULL, "tp_hsdp.sbatch",
+                           (const char *[]){"--set", "optimizer.lrr=1", NULL});
+    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 2, "%s", launched_read(&l));
+    assert_says(&l, "optimizer.lrr");
+}
+
+Test(batch, a_node_whose_settings_differ_ends_all_with_key_and_both_values)
+{
+    launched l;
+    replace_ndlaunch(
+        "[ \"$SLURM_NODEID\" = 1 ] && [ $# -gt 2 ] && set -- \"$@\" --learning-rate 0.25\n"
+        "exec \"$real\" \"$@\"");
+    int job = slurm_submit(&l, &dir, "differs", NULL, "tp_hsdp.sbatch",
+                           (const char *[]){"--learning-rate", "0.5", NULL});
+    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 2, "%s", launched_read(&l));
+    assert_says(&l, "optimizer.lr is '0.5' on node 0 (node1)");
+    assert_says(&l, "'0.25' on node 1 (node2)");
+}
+
+Test(batch, a_killed_worker_is_named_with_job_and_node)
+{
+    launched l;
+    char words[128];
+    int job = slurm_submit(&l, &dir, "killed", NULL, "tp_hsdp.sbatch",
+                           (const char *[]){"--num-steps", "1000000", NULL});
+    launched_until(&l, "\nstep ", 2, SLURM_SECONDS);
+    kill(slurm_worker(job, 5), SIGKILL);
+    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 137, "%s", launched_read(&l));
+    snprintf(words, sizeof words, "rank 5 failed first (host node2, Slurm job %d, pid ", job);
+    assert_says(&l, words);
+    assert_says(&l, "signal 9 (Killed)");
+}
+
+/* While a job runs its key is in nobody's arguments and environment, and in nothing that Slurm keeps. */
+Test(batch, the_key_is_nowhere_to_be_seen_and_term_ends_the_job_at_a_step)
+{
+    launched l;
+    replace_ndlaunch("[ \"$1\" = --make-key ] || exec \"$real\" \"$@\"\n"
+                     "\"$real\" \"$@\" && cp \"$2\" \"${0%/*}/copy\"");
+    int job = slurm_submit(&l, &dir, "key", NULL, "tp_hsdp.sbatch",
+                           (const char *[]){"--num-steps", "1000000", NULL});
+    launched_until(&l, "\nstep ", 2, SLURM_SECONDS);
+    struct stat st;
+    cr_assert_eq(stat(tempdir_file(&dir, "copy"), &st), 0);
+    cr_assert_geq(st.st_size, 64);
+    /* grep says 1 for nothing found, 2 when a process or a file went meanwhile as well; 0 would be a find. */
+    cr_assert_neq(slurm_shell("grep -saFf %s /proc/[0-9]*/cmdline /proc/[0-9]*/environ", dir.name),
+                  0);
+    cr_assert_neq(slurm_shell("grep -rsaFf %s %s", dir.name, getenv("ND_SLURM_FOLDER")), 0);
+    cr_assert_neq(slurm_shell("grep -saFf %s %s", dir.name, l.output), 0);
+    cr_assert_eq(slurm_shell("grep -saqFf %s %s", dir.name, dir.name), 0);
+    cr_assert_eq(slurm_shell("scancel --signal=TERM %d", job), 0);
+    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 75, "%s", launched_read(&l));
+    assert_says(&l, "the job was stopped at a step boundary");
+    cr_assert_null(strstr(l.text, "failed first"), "%s", l.text);
+}
+
+/* Slurm looks at time limits and warnings every 30 s; the job's own limit is made shorter than the minute it can be. */
+Test(batch, a_warning_and_a_time_limit_end_jobs_at_a_step)
+{
+    launched warned, limited;
+    const char *const steps[] = {"--num-steps", "1000000", NULL};
+    int jobs[2] = {slurm_submit(&warned, &dir, "warned",
+                                (const char *[]){"--oversubscribe", "--time=1", NULL},
+                                "tp_hsdp.sbatch", steps),
+                   slurm_submit(&limited, &dir, "limited",
+                                (const char *[]){"--oversubscribe", "--time=9", NULL},
+                                "tp_hsdp.sbatch", steps)};
+    launched_until(&limited, "\nstep ", 2, SLURM_SECONDS);
+    cr_assert_eq(slurm_shell("scontrol update jobid=%d EndTime=now+1second", jobs[1]), 0);
+    cr_assert_eq(slurm_wait(&warned, jobs[0], 300), 75, "%s", launched_read(&warned));
+    assert_says(&warned, "the job was stopped at a step boundary");
+    cr_assert_eq(slurm_wait(&limited, jobs[1], 300), 75, "%s", launched_read(&limited));
+    assert_says(&limited, "the job was stopped at a step boundary");
+}
