@@ -2,7 +2,6 @@
 #include "kernels/cpu/cpu_ops.h"
 
 #include "kernels/cpu/context.h"
-#include "kernels/ref/ref.h"
 
 static const nd_ops cpu_ops = {
     .name = "cpu",
@@ -30,14 +29,14 @@ static const nd_ops cpu_ops = {
     .random_normal = nd_cpu_random_normal,
     .adamw = nd_cpu_adamw,
     .sgd = nd_cpu_sgd,
-    .amax = nd_ref_amax,
-    .fp8_scale = nd_ref_fp8_scale,
-    .fp8_delayed = nd_ref_fp8_delayed,
-    .fp8_cast = nd_ref_fp8_cast,
-    .fp8_transpose = nd_ref_fp8_transpose,
-    .fp8_count = nd_ref_fp8_count,
-    .matmul_fp8 = nd_ref_matmul_fp8,
-    .matmul_fp8_scratch = nd_ref_matmul_fp8_scratch,
+    .amax = nd_cpu_amax,
+    .fp8_scale = nd_cpu_fp8_scale,
+    .fp8_delayed = nd_cpu_fp8_delayed,
+    .fp8_cast = nd_cpu_fp8_cast,
+    .fp8_transpose = nd_cpu_fp8_transpose,
+    .fp8_count = nd_cpu_fp8_count,
+    .matmul_fp8 = nd_cpu_matmul_fp8,
+    .matmul_fp8_scratch = nd_cpu_matmul_fp8_scratch,
 };
 
 nd_status nd_ops_cpu(nd_device *device, const nd_ops **out)

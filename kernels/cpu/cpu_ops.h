@@ -49,5 +49,17 @@ nd_status nd_cpu_adamw(nd_stream *, const nd_adamw *, float *p, float *m, float 
                        const float *grad, const nd_flat_range *ranges, int range_count);
 nd_status nd_cpu_sgd(nd_stream *, const nd_adamw *, float *p, const float *grad,
                      const nd_flat_range *ranges, int range_count);
+nd_status nd_cpu_amax(nd_stream *, float *amax, nd_tensor x, nd_granularity granularity,
+                      bool merge);
+nd_status nd_cpu_fp8_scale(nd_stream *, float *scale, float *inverse, const float *amax,
+                           int64_t count, nd_dtype format, bool power_of_two);
+nd_status nd_cpu_fp8_delayed(nd_stream *, const nd_fp8_history *history,
+                             nd_amax_algorithm algorithm);
+nd_status nd_cpu_fp8_cast(nd_stream *, nd_fp8 out, float *amax, nd_tensor x);
+nd_status nd_cpu_fp8_transpose(nd_stream *, nd_tensor out, nd_tensor codes);
+nd_status nd_cpu_fp8_count(nd_stream *, int64_t counts[2], nd_tensor x, nd_fp8 as);
+nd_status nd_cpu_matmul_fp8(nd_stream *, nd_tensor c, nd_fp8 a, bool a_transposed, nd_fp8 b,
+                            bool b_transposed, float beta, bool fast_accumulation, void *scratch);
+size_t nd_cpu_matmul_fp8_scratch(const nd_device *, int64_t m, int64_t n, int64_t k, nd_dtype act);
 
 #endif

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/dnnl_matmul.h"
 
-#include <dnnl.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "kernels/cpu/dnnl_api.h"
 #include "kernels/ops.h"
 
 enum { PAGE = 4096, FIRST_CAPACITY = 64 };
@@ -13,6 +13,7 @@ typedef struct entry {
     nd_dnnl_product key;
     dnnl_primitive_t primitive; /* NULL: free slot */
     dnnl_memory_t a, b, c, scratch;
+    dnnl_memory_t factors; /* NULL without */
 } entry;
 
 struct nd_dnnl {
@@ -47,8 +48,6 @@ static nd_status fail(dnnl_status_t code, const char *call)
         }                                                                                          \
     } while (0)
 
-/* ---- the two API generations: memory descriptors by value (2) or by handle (3) ---- */
-
 static dnnl_data_type_t data_type(nd_dtype dtype)
 {
     ND_ASSERT(dtype == ND_DTYPE_F32 || dtype == ND_DTYPE_BF16);
@@ -65,89 +64,45 @@ static void describe(int64_t rows, int64_t columns, int64_t ld, bool transposed,
     strides[1] = transposed ? ld : 1;
 }
 
-#if DNNL_VERSION_MAJOR >= 3
-typedef dnnl_memory_desc_t layout;
-
-static dnnl_status_t layout_init(layout *out, const dnnl_dims_t dims, dnnl_data_type_t type,
-                                 const dnnl_dims_t strides)
-{
-    return dnnl_memory_desc_create_with_strides(out, 2, dims, type, strides);
-}
-
-static void layout_fini(layout *l)
-{
-    dnnl_memory_desc_destroy(*l);
-}
-
-static dnnl_status_t append_sum(dnnl_post_ops_t ops)
-{
-    return dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_data_type_undef);
-}
-
-static dnnl_status_t describe_product(dnnl_primitive_desc_t *out, dnnl_engine_t engine, layout *a,
-                                      layout *b, layout *c, dnnl_primitive_attr_t attributes)
-{
-    return dnnl_matmul_primitive_desc_create(out, engine, *a, *b, NULL, *c, attributes);
-}
-
-static dnnl_status_t memory_init(dnnl_memory_t *out, const_dnnl_memory_desc_t desc,
-                                 dnnl_engine_t engine)
-{
-    return dnnl_memory_create(out, desc, engine, DNNL_MEMORY_NONE);
-}
-#else
-typedef dnnl_memory_desc_t layout;
-typedef const dnnl_memory_desc_t *const_dnnl_memory_desc_t;
-
-static dnnl_status_t layout_init(layout *out, const dnnl_dims_t dims, dnnl_data_type_t type,
-                                 const dnnl_dims_t strides)
-{
-    return dnnl_memory_desc_init_by_strides(out, 2, dims, type, strides);
-}
-
-static void layout_fini(layout *l)
-{
-}
-
-static dnnl_status_t append_sum(dnnl_post_ops_t ops)
-{
-    return dnnl_post_ops_append_sum(ops, 1.0f);
-}
-
-static dnnl_status_t describe_product(dnnl_primitive_desc_t *out, dnnl_engine_t engine, layout *a,
-                                      layout *b, layout *c, dnnl_primitive_attr_t attributes)
-{
-    dnnl_matmul_desc_t product;
-    dnnl_status_t status = dnnl_matmul_desc_init(&product, a, b, NULL, c);
-    return status == dnnl_success
-               ? dnnl_primitive_desc_create(out, &product, attributes, engine, NULL)
-               : status;
-}
-
-static dnnl_status_t memory_init(dnnl_memory_t *out, const_dnnl_memory_desc_t desc,
-                                 dnnl_engine_t engine)
-{
-    return dnnl_memory_create(out, desc, engine, DNNL_MEMORY_NONE);
-}
-#endif
-
 /* ---- making a primitive ---- */
 
-static dnnl_status_t attributes_init(dnnl_primitive_attr_t *attributes, bool accumulate)
+/* A (1, 1) or (1, n) matrix of factors, broadcast over the product. */
+static dnnl_status_t factors_layout(const nd_dnnl_product *p, nd_layout *out)
+{
+    dnnl_dims_t dims, strides;
+    int64_t width = p->factors == ND_DNNL_FACTOR_EACH_COLUMN ? p->n : 1;
+    describe(1, width, width, false, dims, strides);
+    return nd_layout_init(out, dims, dnnl_f32, strides);
+}
+
+/* What is done to a sum before it is rounded: first the factors, then c. */
+static dnnl_status_t append_operations(dnnl_post_ops_t operations, const nd_dnnl_product *p)
+{
+    dnnl_status_t status = dnnl_success;
+    if (p->factors != ND_DNNL_FACTOR_NONE) {
+        nd_layout factors;
+        status = factors_layout(p, &factors);
+        if (status == dnnl_success) {
+            status = nd_append_factors(operations, &factors);
+            nd_layout_fini(&factors);
+        }
+    }
+    return status == dnnl_success && p->accumulate ? nd_append_sum(operations) : status;
+}
+
+static dnnl_status_t attributes_init(dnnl_primitive_attr_t *attributes, const nd_dnnl_product *p)
 {
     dnnl_status_t status = dnnl_primitive_attr_create(attributes);
     if (status != dnnl_success) {
         return status;
     }
+    dnnl_post_ops_t operations = NULL;
     status = dnnl_primitive_attr_set_scratchpad_mode(*attributes, dnnl_scratchpad_mode_user);
-    if (status == dnnl_success && accumulate) {
-        dnnl_post_ops_t sum = NULL;
-        status = dnnl_post_ops_create(&sum);
-        status = status == dnnl_success ? append_sum(sum) : status;
-        status =
-            status == dnnl_success ? dnnl_primitive_attr_set_post_ops(*attributes, sum) : status;
-        dnnl_post_ops_destroy(sum);
-    }
+    status = status == dnnl_success ? dnnl_post_ops_create(&operations) : status;
+    status = status == dnnl_success ? append_operations(operations, p) : status;
+    status =
+        status == dnnl_success ? dnnl_primitive_attr_set_post_ops(*attributes, operations) : status;
+    dnnl_post_ops_destroy(operations);
     return status;
 }
 
@@ -158,27 +113,39 @@ static dnnl_status_t plan(nd_dnnl *dnnl, const nd_dnnl_product *p, dnnl_primitiv
     describe(p->k, p->n, p->ldb, p->b_transposed, dims[1], strides[1]);
     describe(p->m, p->n, p->ldc, false, dims[2], strides[2]);
     const dnnl_data_type_t types[3] = {data_type(p->in), data_type(p->in), data_type(p->out)};
-    layout layouts[3];
+    nd_layout layouts[3];
     int made = 0;
     dnnl_status_t status = dnnl_success;
     while (made < 3 && status == dnnl_success) {
-        status = layout_init(&layouts[made], dims[made], types[made], strides[made]);
+        status = nd_layout_init(&layouts[made], dims[made], types[made], strides[made]);
         made += status == dnnl_success;
     }
     dnnl_primitive_attr_t attributes = NULL;
-    status = status == dnnl_success ? attributes_init(&attributes, p->accumulate) : status;
+    status = status == dnnl_success ? attributes_init(&attributes, p) : status;
     if (status == dnnl_success) {
-        status =
-            describe_product(out, dnnl->engine, &layouts[0], &layouts[1], &layouts[2], attributes);
+        status = nd_describe_product(out, dnnl->engine, &layouts[0], &layouts[1], &layouts[2],
+                                     attributes);
     }
     dnnl_primitive_attr_destroy(attributes);
     while (made > 0) {
-        layout_fini(&layouts[--made]);
+        nd_layout_fini(&layouts[--made]);
     }
     return status;
 }
 
-static dnnl_status_t entry_memories(nd_dnnl *dnnl, entry *e, const_dnnl_primitive_desc_t d)
+static dnnl_status_t factors_memory(nd_dnnl *dnnl, const nd_dnnl_product *p, dnnl_memory_t *out)
+{
+    nd_layout factors;
+    dnnl_status_t status = factors_layout(p, &factors);
+    if (status == dnnl_success) {
+        status = nd_memory_init(out, nd_layout_description(&factors), dnnl->engine);
+        nd_layout_fini(&factors);
+    }
+    return status;
+}
+
+static dnnl_status_t entry_memories(nd_dnnl *dnnl, entry *e, const nd_dnnl_product *p,
+                                    const_dnnl_primitive_desc_t d)
 {
     const struct {
         dnnl_query_t query;
@@ -189,8 +156,12 @@ static dnnl_status_t entry_memories(nd_dnnl *dnnl, entry *e, const_dnnl_primitiv
                     {dnnl_query_scratchpad_md, &e->scratch}};
     dnnl_status_t status = dnnl_success;
     for (int i = 0; i < 4 && status == dnnl_success; i++) {
-        status = memory_init(operands[i].memory,
-                             dnnl_primitive_desc_query_md(d, operands[i].query, 0), dnnl->engine);
+        status =
+            nd_memory_init(operands[i].memory,
+                           dnnl_primitive_desc_query_md(d, operands[i].query, 0), dnnl->engine);
+    }
+    if (status == dnnl_success && p->factors != ND_DNNL_FACTOR_NONE) {
+        status = factors_memory(dnnl, p, &e->factors);
     }
     return status;
 }
@@ -201,6 +172,7 @@ static void entry_fini(entry *e)
     dnnl_memory_destroy(e->b);
     dnnl_memory_destroy(e->c);
     dnnl_memory_destroy(e->scratch);
+    dnnl_memory_destroy(e->factors);
     dnnl_primitive_destroy(e->primitive);
     *e = (entry){0};
 }
@@ -231,7 +203,7 @@ static nd_status entry_init(nd_dnnl *dnnl, entry *e, const nd_dnnl_product *p)
     dnnl_status_t code = plan(dnnl, p, &description);
     nd_status status = code == dnnl_success ? reserve_scratch(dnnl, description) : ND_OK;
     if (code == dnnl_success && status == ND_OK) {
-        code = entry_memories(dnnl, e, description);
+        code = entry_memories(dnnl, e, p, description);
     }
     if (code == dnnl_success && status == ND_OK) {
         code = dnnl_primitive_create(&e->primitive, description);
@@ -256,17 +228,21 @@ static bool same(const nd_dnnl_product *x, const nd_dnnl_product *y)
 {
     return x->m == y->m && x->n == y->n && x->k == y->k && x->lda == y->lda && x->ldb == y->ldb &&
            x->ldc == y->ldc && x->a_transposed == y->a_transposed &&
-           x->b_transposed == y->b_transposed && x->accumulate == y->accumulate && x->in == y->in &&
-           x->out == y->out;
+           x->b_transposed == y->b_transposed && x->accumulate == y->accumulate &&
+           x->factors == y->factors && x->in == y->in && x->out == y->out;
 }
 
 static uint64_t hash(const nd_dnnl_product *p)
 {
     const int64_t words[] = {
-        p->m,   p->n,
-        p->k,   p->lda,
-        p->ldb, p->ldc,
-        p->in,  p->out * 8 + p->a_transposed * 4 + p->b_transposed * 2 + p->accumulate};
+        p->m,
+        p->n,
+        p->k,
+        p->lda,
+        p->ldb,
+        p->ldc,
+        p->in,
+        p->out * 32 + p->factors * 8 + p->a_transposed * 4 + p->b_transposed * 2 + p->accumulate};
     uint64_t h = 0;
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         h = (h ^ (uint64_t)words[i]) * 0x9e3779b97f4a7c15u;
@@ -356,7 +332,7 @@ void nd_dnnl_destroy(nd_dnnl *dnnl)
 }
 
 nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c, const void *a,
-                         const void *b)
+                         const void *b, const float *factors)
 {
     entry *e = NULL;
     ND_TRY(find(dnnl, product, &e));
@@ -364,11 +340,17 @@ nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c,
     ND_DNNL(dnnl_memory_set_data_handle(e->b, (void *)b));
     ND_DNNL(dnnl_memory_set_data_handle(e->c, c));
     ND_DNNL(dnnl_memory_set_data_handle(e->scratch, dnnl->scratch));
-    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, e->a},
-                                         {DNNL_ARG_WEIGHTS, e->b},
-                                         {DNNL_ARG_DST, e->c},
-                                         {DNNL_ARG_SCRATCHPAD, e->scratch}};
-    ND_DNNL(dnnl_primitive_execute(e->primitive, dnnl->stream, 4, arguments));
+    const dnnl_exec_arg_t arguments[] = {
+        {DNNL_ARG_SRC, e->a},
+        {DNNL_ARG_WEIGHTS, e->b},
+        {DNNL_ARG_DST, e->c},
+        {DNNL_ARG_SCRATCHPAD, e->scratch},
+        {DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, e->factors}};
+    int count = e->factors ? 5 : 4;
+    if (e->factors) {
+        ND_DNNL(dnnl_memory_set_data_handle(e->factors, (void *)(uintptr_t)factors));
+    }
+    ND_DNNL(dnnl_primitive_execute(e->primitive, dnnl->stream, count, arguments));
     ND_DNNL(dnnl_stream_wait(dnnl->stream));
     return ND_OK;
 }

@@ -15,18 +15,27 @@
 
 typedef struct nd_dnnl nd_dnnl;
 
-/* c (m, n) = op(a) op(b) + beta c; lda, ldb, ldc are the row strides of the stored matrices, in elements. */
+/* What the sums are multiplied by before c is added: nothing, one F32 number, or one for each column of c. */
+typedef enum nd_dnnl_factors {
+    ND_DNNL_FACTOR_NONE = 0,
+    ND_DNNL_FACTOR_ONE,
+    ND_DNNL_FACTOR_EACH_COLUMN
+} nd_dnnl_factors;
+
+/* c (m, n) = op(a) op(b) factor + beta c; lda, ldb, ldc are the row strides of the stored matrices, in elements. */
 typedef struct nd_dnnl_product {
     int64_t m, n, k, lda, ldb, ldc;
     bool a_transposed, b_transposed, accumulate;
+    nd_dnnl_factors factors;
     nd_dtype in, out;
 } nd_dnnl_product;
 
 nd_status nd_dnnl_create(nd_dnnl **out);
 void nd_dnnl_destroy(nd_dnnl *dnnl); /* NULL is legal */
 
+/* factors: as many as the product says, NULL for none. */
 nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c, const void *a,
-                         const void *b);
+                         const void *b, const float *factors);
 
 /* Primitives made so far: constant once every shape of a step has been seen. */
 int64_t nd_dnnl_primitives(const nd_dnnl *dnnl);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/matmul.h"
 
-#include "kernels/cpu/context.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/view.h"
 
 static int64_t smaller(int64_t a, int64_t b)
 {
@@ -10,49 +10,43 @@ static int64_t smaller(int64_t a, int64_t b)
 }
 
 /* The stored matrix of op(x), rows [r0, r0 + rows) and columns [c0, c0 + columns) of op(x), widened; row stride T. */
-static void widen(float *tile, nd_tensor x, bool transposed, int64_t r0, int64_t rows, int64_t c0,
-                  int64_t columns)
+static void widen(const nd_row_ops *kernels, float *tile, nd_tensor x, bool transposed, int64_t r0,
+                  int64_t rows, int64_t c0, int64_t columns)
 {
     int64_t first = transposed ? c0 : r0, count = transposed ? columns : rows;
     int64_t left = transposed ? r0 : c0, width = transposed ? rows : columns;
-    int64_t stride = x.stride[0];
-    const nd_bf16 *source = (const nd_bf16 *)x.data + first * stride + left;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < count; i++) {
-        for (int64_t j = 0; j < width; j++) {
-            tile[i * ND_CPU_WIDEN_TILE + j] = nd_bf16_to_f32(source[i * stride + j]);
+        int64_t at = (first + i) * x.stride[0] + left;
+        float *to = tile + i * ND_CPU_WIDEN_TILE;
+        if (x.dtype == ND_DTYPE_BF16) {
+            kernels->cast(to, ND_DTYPE_F32, (const nd_bf16 *)x.data + at, ND_DTYPE_BF16, width);
+        } else {
+            kernels->widen_fp8(to, (const uint8_t *)x.data + at, width,
+                               x.dtype == ND_DTYPE_F8_E4M3);
         }
     }
 }
 
-/* c = tile (+ c), rounded once when c is BF16. */
-static void store(nd_tensor c, int64_t r0, int64_t rows, int64_t c0, int64_t columns,
-                  const float *tile, bool accumulate)
+/* c = tile factor (+ c), rounded once when c is BF16. */
+static void store(const nd_row_ops *kernels, nd_tensor c, int64_t r0, int64_t rows, int64_t c0,
+                  int64_t columns, const float *tile, const nd_cpu_factors *f, bool accumulate)
 {
-    int64_t stride = c.stride[0];
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows; i++) {
-        const float *from = tile + i * ND_CPU_WIDEN_TILE;
-        int64_t at = (r0 + i) * stride + c0;
-        if (c.dtype == ND_DTYPE_F32) {
-            float *to = (float *)c.data + at;
-            for (int64_t j = 0; j < columns; j++) {
-                to[j] = accumulate ? to[j] + from[j] : from[j];
-            }
-        } else {
-            nd_bf16 *to = (nd_bf16 *)c.data + at;
-            for (int64_t j = 0; j < columns; j++) {
-                to[j] = nd_bf16_from_f32(accumulate ? nd_bf16_to_f32(to[j]) + from[j] : from[j]);
-            }
-        }
+        kernels->scaled_sum(
+            nd_address(c, (r0 + i) * c.stride[0] + c0), tile + i * ND_CPU_WIDEN_TILE,
+            f->all * (f->rows ? f->rows[r0 + i] : 1.0f), f->columns ? f->columns + c0 : NULL,
+            accumulate, columns, c.dtype == ND_DTYPE_BF16);
     }
 }
 
-/* BF16 operands without BF16 instructions: tiles of op(a) and op(b) widened, their product summed over k in F32. */
-static nd_status multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tensor a, nd_tensor b,
-                                  const nd_dnnl_product *p)
+/* Tiles of op(a) and op(b) are widened, their product is summed over k in F32. */
+nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tensor a, nd_tensor b,
+                                  const nd_dnnl_product *p, const nd_cpu_factors *factors)
 {
     enum { T = ND_CPU_WIDEN_TILE };
+    const nd_row_ops *kernels = context->rows;
     float *ta = context->widened, *tb = ta + T * T, *tc = tb + T * T;
     for (int64_t i = 0; i < p->m; i += T) {
         for (int64_t j = 0; j < p->n; j += T) {
@@ -68,11 +62,11 @@ static nd_status multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tenso
             for (int64_t l = 0; l < p->k; l += T) {
                 tile.k = smaller(T, p->k - l);
                 tile.accumulate = l > 0;
-                widen(ta, a, p->a_transposed, i, tile.m, l, tile.k);
-                widen(tb, b, p->b_transposed, l, tile.k, j, tile.n);
-                ND_TRY(nd_dnnl_matmul(context->dnnl, &tile, tc, ta, tb));
+                widen(kernels, ta, a, p->a_transposed, i, tile.m, l, tile.k);
+                widen(kernels, tb, b, p->b_transposed, l, tile.k, j, tile.n);
+                ND_TRY(nd_dnnl_matmul(context->dnnl, &tile, tc, ta, tb, NULL));
             }
-            store(c, i, tile.m, j, tile.n, tc, p->accumulate);
+            store(kernels, c, i, tile.m, j, tile.n, tc, factors, p->accumulate);
         }
     }
     return ND_OK;
@@ -103,7 +97,7 @@ nd_status nd_cpu_matmul(nd_stream *stream, nd_tensor c, nd_tensor a, bool a_tran
     }
     ND_ASSERT(p.k > 0);
     if (p.in == ND_DTYPE_BF16 && context->isa < ND_CPU_ISA_AVX512_BF16) {
-        return multiply_widened(context, c, a, b, &p);
+        return nd_cpu_multiply_widened(context, c, a, b, &p, &(nd_cpu_factors){.all = 1.0f});
     }
-    return nd_dnnl_matmul(context->dnnl, &p, c.data, a.data, b.data);
+    return nd_dnnl_matmul(context->dnnl, &p, c.data, a.data, b.data, NULL);
 }

@@ -10,6 +10,9 @@
  */
 #include <stddef.h>
 
+#include "kernels/cpu/context.h"
+#include "runtime/tensor/tensor.h"
+
 enum { ND_CPU_WIDEN_TILE = 512 }; /* extents of a widened tile in m, n and k */
 
 /* Floats of the three tiles (a, b, c) that the widening path needs. */
@@ -17,5 +20,18 @@ static inline size_t nd_cpu_widened_floats(void)
 {
     return (size_t)3 * ND_CPU_WIDEN_TILE * ND_CPU_WIDEN_TILE;
 }
+
+/* What sum (i, j) is multiplied by: all rows[i] columns[j]; NULL: 1. */
+typedef struct nd_cpu_factors {
+    float all;
+    const float *rows, *columns;
+} nd_cpu_factors;
+
+/*
+ * c = op(a) op(b) factor (+ c) by widening to F32. a and b BF16 or FP8 codes, c BF16 or F32; p has the extents, and whether
+ * operands are transposed and c is added to. Only where the context has tiles for it.
+ */
+nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tensor a, nd_tensor b,
+                                  const nd_dnnl_product *p, const nd_cpu_factors *factors);
 
 #endif

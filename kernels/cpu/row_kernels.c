@@ -116,6 +116,7 @@ INLINE float sum_of(const nd_vf s[UNROLL])
 
 #include "kernels/cpu/row_exp.inc"
 #include "kernels/cpu/row_flat.inc"
+#include "kernels/cpu/row_fp8.inc"
 #include "kernels/cpu/row_norm.inc"
 #include "kernels/cpu/row_random.inc"
 
@@ -134,4 +135,14 @@ const nd_row_ops PASTE(nd_rows, ND_ISA) = {
     .random_normal = random_normal,
     .adamw = adamw,
     .sgd = sgd,
+    .amax = amax,
+    .amax_columns = amax_columns,
+    .cast_fp8 = cast_fp8,
+    .count_fp8 = count_fp8,
+    .widen_fp8 = widen_fp8,
+    .scaled_sum = scaled_sum,
+    .transpose_bytes = transpose_bytes,
+#if defined(__AVX512BF16__)
+    .widen_fp8_bf16 = widen_fp8_bf16,
+#endif
 };

@@ -42,6 +42,31 @@ typedef struct nd_row_ops {
     void (*adamw)(const nd_adamw *o, bool decay, float *p, float *m, float *v, const float *grad,
                   int64_t n);
     void (*sgd)(const nd_adamw *o, bool decay, float *p, const float *grad, int64_t n);
+
+    /* The bits of the largest |x|. As integers sizes are ordered as numbers are, with NaN above infinity. */
+    uint32_t (*amax)(const void *x, int64_t n, bool bf16);
+    /* amax (n) = the larger of itself and |x|, element by element. */
+    void (*amax_columns)(float *amax, const void *x, int64_t n, bool bf16);
+    /* codes (n) of x scale; `scale` is one number or, with `each`, n of them. e4m3 or else E5M2. */
+    void (*cast_fp8)(uint8_t *codes, const void *x, const float *scale, bool each, int64_t n,
+                     bool e4m3, bool bf16);
+    /* Adds the elements that become 0, and those that are limited. */
+    void (*count_fp8)(int64_t counts[2], const void *x, const float *scale, bool each, int64_t n,
+                      bool e4m3, bool bf16);
+    void (*widen_fp8)(float *out, const uint8_t *codes, int64_t n, bool e4m3);
+    /*
+     * out (rows, columns), dense, = values of codes with row stride `stride`, times 2^exponent of their row and column; either
+     * list may be NULL. Exponents are within +-64, so all is exact. NULL without AVX512_BF16.
+     */
+    void (*widen_fp8_bf16)(nd_bf16 *out, const uint8_t *codes, int64_t stride, int64_t rows,
+                           int64_t columns, bool e4m3, const int16_t *row_exponents,
+                           const int16_t *column_exponents);
+    /* c (n) = sum row columns[j] (+ c); columns NULL: 1. */
+    void (*scaled_sum)(void *c, const float *sum, float row, const float *columns, bool accumulate,
+                       int64_t n, bool bf16);
+    /* out (columns, rows) = in (rows, columns) transposed. */
+    void (*transpose_bytes)(uint8_t *out, int64_t out_stride, const uint8_t *in, int64_t stride,
+                            int64_t rows, int64_t columns);
 } nd_row_ops;
 
 extern const nd_row_ops nd_rows_baseline, nd_rows_avx2, nd_rows_avx512, nd_rows_avx512_bf16;

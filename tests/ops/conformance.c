@@ -161,6 +161,11 @@ nd_tensor nd_random_2d(nd_dtype dtype, int64_t n0, int64_t n1, int64_t gap, floa
     return nd_random(dtype, 2, (int64_t[]){n0, n1}, gap, deviation);
 }
 
+nd_tensor nd_blank_2d(nd_dtype dtype, int64_t n0, int64_t n1, int64_t gap)
+{
+    return allocate(dtype, 2, (int64_t[]){n0, n1}, gap);
+}
+
 nd_tensor nd_random_ids(int64_t n, int64_t low, int64_t high)
 {
     nd_tensor t = allocate(ND_DTYPE_I32, 1, &n, 0);

@@ -42,6 +42,8 @@ void nd_side_close(nd_side *side);
 nd_tensor nd_random(nd_dtype dtype, int axes, const int64_t *shape, int64_t gap, float deviation);
 nd_tensor nd_random_1d(nd_dtype dtype, int64_t n0, float deviation);
 nd_tensor nd_random_2d(nd_dtype dtype, int64_t n0, int64_t n1, int64_t gap, float deviation);
+/* The same layouts of any dtype, the contents being anything. */
+nd_tensor nd_blank_2d(nd_dtype dtype, int64_t n0, int64_t n1, int64_t gap);
 nd_tensor nd_random_ids(int64_t n, int64_t low, int64_t high); /* I32 in [low, high) */
 nd_tensor nd_clone(nd_tensor t); /* same layout, same contents, gaps too */
 void nd_case_free(void);         /* frees all tensors made so far */

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <float.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "kernels/cpu/context.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/view.h"
+#include "runtime/tensor/fp8.h"
+
+enum {
+    RUN = 16384, /* elements of one item of a row */
+    STRIP = 128, /* columns of one item where columns are independent */
+    BLOCK = 64   /* rows and columns of a block that is transposed */
+};
+
+/* What an op needs of its operands; an item is `height` rows of `width` columns of x. */
+typedef struct work {
+    const nd_row_ops *kernels;
+    nd_tensor x; /* (rows, columns) */
+    nd_fp8 fp8;
+    bool e4m3, bf16, merge;
+    float *amax;
+    _Atomic uint32_t *most;        /* bits of the largest |x| so far; NULL: not wanted */
+    _Atomic int64_t *counts;       /* two */
+    int64_t height, width, across; /* across: items side by side */
+} work;
+
+typedef struct item {
+    int64_t row, column, rows, columns;
+} item;
+
+static item item_of(const work *w, int64_t index)
+{
+    item t = {.row = index / w->across * w->height, .column = index % w->across * w->width};
+    int64_t below = w->x.shape[0] - t.row, right = w->x.shape[1] - t.column;
+    t.rows = below < w->height ? below : w->height;
+    t.columns = right < w->width ? right : w->width;
+    return t;
+}
+
+static void each_item(nd_stream *stream, work *w, int64_t height, int64_t width, nd_cpu_body body)
+{
+    w->height = height;
+    w->width = width < w->x.shape[1] ? width : w->x.shape[1];
+    if (nd_tensor_count(w->x) == 0) {
+        return;
+    }
+    w->across = (w->x.shape[1] + w->width - 1) / w->width;
+    int64_t down = (w->x.shape[0] + height - 1) / height;
+    nd_cpu_parallel(stream, down * w->across, height * w->width, body, w);
+}
+
+static const void *x_at(const work *w, int64_t row, int64_t column)
+{
+    return nd_address(w->x, row * w->x.stride[0] + column);
+}
+
+static work work_of(nd_stream *stream, nd_tensor x)
+{
+    ND_ASSERT(nd_is_act(x));
+    work w = {.kernels = nd_cpu_context_of(stream)->rows, .x = x, .bf16 = x.dtype == ND_DTYPE_BF16};
+    if (x.axes == 1) {
+        w.x = nd_tensor_2d(x.data, x.dtype, 1, x.shape[0]);
+    }
+    ND_ASSERT(nd_is_2d(w.x, w.x.shape[0], w.x.shape[1]));
+    return w;
+}
+
+/* A matrix without gaps as one row. */
+static void flatten(nd_tensor *t)
+{
+    if (nd_tensor_is_contiguous(*t)) {
+        *t = nd_tensor_2d(t->data, t->dtype, 1, nd_tensor_count(*t));
+    }
+}
+
+/* ---- amax ---- */
+
+static uint32_t bits_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits & 0x7fffffff;
+}
+
+static float size_of(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* The largest is the same whatever the order in which threads come here. */
+static void raise_most(_Atomic uint32_t *most, uint32_t bits)
+{
+    uint32_t seen = atomic_load_explicit(most, memory_order_relaxed);
+    while (bits > seen && !atomic_compare_exchange_weak_explicit(
+                              most, &seen, bits, memory_order_relaxed, memory_order_relaxed)) {
+    }
+}
+
+static void amax_of_tensor(void *arg, int64_t begin, int64_t end)
+{
+    const work *w = arg;
+    uint32_t most = 0;
+    for (int64_t index = begin; index < end; index++) {
+        item t = item_of(w, index);
+        uint32_t bits = w->kernels->amax(x_at(w, t.row, t.column), t.columns, w->bf16);
+        most = bits > most ? bits : most;
+    }
+    raise_most(w->most, most);
+}
+
+static void amax_of_rows(void *arg, int64_t begin, int64_t end)
+{
+    const work *w = arg;
+    for (int64_t row = begin; row < end; row++) {
+        uint32_t bits = w->kernels->amax(x_at(w, row, 0), w->x.shape[1], w->bf16);
+        uint32_t before = w->merge ? bits_of(w->amax[row]) : 0;
+        w->amax[row] = size_of(bits > before ? bits : before);
+    }
+}
+
+static void amax_of_columns(void *arg, int64_t begin, int64_t end)
+{
+    const work *w = arg;
+    for (int64_t index = begin; index < end; index++) {
+        item t = item_of(w, index);
+        for (int64_t row = 0; row < t.rows; row++) {
+            w->kernels->amax_columns(w->amax + t.column, x_at(w, row, t.column), t.columns,
+                                     w->bf16);
+        }
+    }
+}
+
+static void amax_tensor(nd_stream *stream, work w)
+{
+    _Atomic uint32_t most = w.merge ? bits_of(*w.amax) : 0;
+    w.most = &most;
+    flatten(&w.x);
+    each_item(stream, &w, 1, RUN, amax_of_tensor);
+    *w.amax = size_of(most);
+}
+
+nd_status nd_cpu_amax(nd_stream *stream, float *amax, nd_tensor x, nd_granularity granularity,
+                      bool merge)
+{
+    work w = work_of(stream, x);
+    w.amax = amax;
+    w.merge = merge;
+    ND_ASSERT(x.axes == 2 || granularity == ND_PER_TENSOR);
+    if (granularity == ND_PER_TENSOR) {
+        amax_tensor(stream, w);
+        return ND_OK;
+    }
+    int64_t count = w.x.shape[granularity == ND_PER_ROW ? 0 : 1];
+    if (!merge) {
+        memset(amax, 0, (size_t)count * sizeof *amax);
+    }
+    if (granularity == ND_PER_ROW) {
+        each_item(stream, &w, 1, w.x.shape[1], amax_of_rows);
+    } else {
+        each_item(stream, &w, w.x.shape[0], STRIP, amax_of_columns);
+    }
+    return ND_OK;
+}
+
+/* ---- casts ---- */
+
+/* The scale of element (row, column), and whether that of the next column is another one. */
+static const float *scale_at(const work *w, int64_t row, int64_t column)
+{
+    switch (w->fp8.granularity) {
+    case ND_PER_ROW:
+        return w->fp8.scale + row;
+    case ND_PER_COLUMN:
+        return w->fp8.scale + column;
+    default:
+        return w->fp8.scale;
+    }
+}
+
+static void cast_piece(const work *w, uint8_t *codes, int64_t row, int64_t column, int64_t columns)
+{
+    w->kernels->cast_fp8(codes, x_at(w, row, column), scale_at(w, row, column),
+                         w->fp8.granularity == ND_PER_COLUMN, columns, w->e4m3, w->bf16);
+}
+
+static uint32_t larger_amax(const work *w, uint32_t most, int64_t row, int64_t column,
+                            int64_t columns)
+{
+    if (!w->most) {
+        return 0;
+    }
+    uint32_t bits = w->kernels->amax(x_at(w, row, column), columns, w->bf16);
+    return bits > most ? bits : most;
+}
+
+static void cast_rows(void *arg, int64_t begin, int64_t end)
+{
+    const work *w = arg;
+    uint32_t most = 0;
+    for (int64_t index = begin; index < end; index++) {
+        item t = item_of(w, index);
+        most = larger_amax(w, most, t.row, t.column, t.columns);
+        uint8_t *codes = w->fp8.codes.data;
+        cast_piece(w, codes + t.row * w->fp8.codes.stride[0] + t.column, t.row, t.column,
+                   t.columns);
+    }
+    if (w->most) {
+        raise_most(w->most, most);
+    }
+}
+
+/* Blocks are cast into the stack, copied to `codes` if wanted, and transposed. */
+static void cast_blocks(void *arg, int64_t begin, int64_t end)
+{
+    const work *w = arg;
+    nd_tensor plain = w->fp8.codes, transposed = w->fp8.transposed;
+    uint32_t most = 0;
+    uint8_t block[BLOCK * BLOCK];
+    for (int64_t index = begin; index < end; index++) {
+        item t = item_of(w, index);
+        for (int64_t i = 0; i < t.rows; i++) {
+            most = larger_amax(w, most, t.row + i, t.column, t.columns);
+            cast_piece(w, block + i * BLOCK, t.row + i, t.column, t.columns);
+            if (plain.data) {
+                memcpy((uint8_t *)plain.data + (t.row + i) * plain.stride[0] + t.column,
+                       block + i * BLOCK, (size_t)t.columns);
+            }
+        }
+        w->kernels->transpose_bytes((uint8_t *)transposed.data + t.column * transposed.stride[0] +
+                                        t.row,
+                                    transposed.stride[0], block, BLOCK, t.rows, t.columns);
+    }
+    if (w->most) {
+        raise_most(w->most, most);
+    }
+}
+
+/* The format of a matrix that x is cast to, after a check of its shape. Vectors become matrices of one row. */
+static nd_dtype format_of(nd_fp8 *out, nd_tensor x)
+{
+    if (out->codes.data && out->codes.axes == 1) {
+        out->codes = nd_tensor_2d(out->codes.data, out->codes.dtype, 1, out->codes.shape[0]);
+    }
+    nd_tensor plain = out->codes, transposed = out->transposed;
+    nd_dtype format = plain.data ? plain.dtype : transposed.dtype;
+    ND_ASSERT((plain.data || transposed.data) && nd_dtype_is_fp8(format));
+    ND_ASSERT(!plain.data || nd_is_2d_of(plain, format, x.shape[0], x.shape[1]));
+    ND_ASSERT(!transposed.data || nd_is_2d_of(transposed, format, x.shape[1], x.shape[0]));
+    return format;
+}
+
+nd_status nd_cpu_fp8_cast(nd_stream *stream, nd_fp8 out, float *amax, nd_tensor x)
+{
+    work w = work_of(stream, x);
+    w.e4m3 = format_of(&out, w.x) == ND_DTYPE_F8_E4M3;
+    w.fp8 = out;
+    _Atomic uint32_t most = amax ? bits_of(*amax) : 0;
+    w.most = amax ? &most : NULL;
+    if (out.transposed.data) {
+        each_item(stream, &w, BLOCK, BLOCK, cast_blocks);
+    } else {
+        if (out.granularity == ND_PER_TENSOR && nd_tensor_is_contiguous(w.x) &&
+            nd_tensor_is_contiguous(out.codes)) {
+            flatten(&w.x);
+            flatten(&w.fp8.codes);
+        }
+        each_item(stream, &w, 1, RUN, cast_rows);
+    }
+    if (amax) {
+        *amax = size_of(most);
+    }
+    return ND_OK;
+}
+
+typedef struct transpose {
+    const nd_row_ops *kernels;
+    nd_tensor out, codes;
+} transpose;
+
+static void transpose_strips(void *arg, int64_t begin, int64_t end)
+{
+    const transpose *w = arg;
+    int64_t rows = w->codes.shape[0], columns = w->codes.shape[1];
+    for (int64_t strip = begin; strip < end; strip++) {
+        int64_t row = strip * BLOCK, count = rows - row < BLOCK ? rows - row : BLOCK;
+        w->kernels->transpose_bytes((uint8_t *)w->out.data + row, w->out.stride[0],
+                                    (const uint8_t *)w->codes.data + row * w->codes.stride[0],
+                                    w->codes.stride[0], count, columns);
+    }
+}
+
+nd_status nd_cpu_fp8_transpose(nd_stream *stream, nd_tensor out, nd_tensor codes)
+{
+    int64_t rows = codes.shape[0], columns = codes.shape[1];
+    ND_ASSERT(nd_dtype_is_fp8(codes.dtype) && nd_is_2d(codes, rows, columns));
+    ND_ASSERT(nd_is_2d_of(out, codes.dtype, columns, rows));
+    transpose w = {.kernels = nd_cpu_context_of(stream)->rows, .out = out, .codes = codes};
+    nd_cpu_parallel(stream, (rows + BLOCK - 1) / BLOCK, BLOCK * columns, transpose_strips, &w);
+    return ND_OK;
+}
+
+static void count_rows(void *arg, int64_t begin, int64_t end)
+{
+    const work *w = arg;
+    int64_t found[2] = {0, 0};
+    for (int64_t index = begin; index < end; index++) {
+        item t = item_of(w, index);
+        w->kernels->count_fp8(found, x_at(w, t.row, t.column), scale_at(w, t.row, t.column),
+                              w->fp8.granularity == ND_PER_COLUMN, t.columns, w->e4m3, w->bf16);
+    }
+    for (int i = 0; i < 2; i++) {
+        atomic_fetch_add_explicit(&w->counts[i], found[i], memory_order_relaxed);
+    }
+}
+
+nd_status nd_cpu_fp8_count(nd_stream *stream, int64_t counts[2], nd_tensor x, nd_fp8 as)
+{
+    work w = work_of(stream, x);
+    _Atomic int64_t found[2] = {0, 0};
+    w.e4m3 = format_of(&as, w.x) == ND_DTYPE_F8_E4M3;
+    w.fp8 = as;
+    w.counts = found;
+    each_item(stream, &w, 1, RUN, count_rows);
+    counts[0] += found[0];
+    counts[1] += found[1];
+    return ND_OK;
+}

@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: Apache-2.0
+/* amax, FP8 scales and codes: every result is the reference's bit for bit. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "runtime/base/rng.h"
+#include "tests/ops/conformance.h"
+
+static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
+static const nd_dtype formats[] = {ND_DTYPE_F8_E4M3, ND_DTYPE_F8_E5M2};
+static const nd_granularity granularities[] = {ND_PER_TENSOR, ND_PER_ROW, ND_PER_COLUMN};
+
+static const struct {
+    int64_t rows, columns, gap;
+} shapes[] = {{1, 1, 0},   {3, 5, 0},     {1, 700, 0}, {70, 3, 4},    {64, 64, 0},  {65, 130, 16},
+              {33, 17, 3}, {5, 1000, 24}, {300, 1, 0}, {129, 257, 0}, {2, 20000, 8}};
+
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static int64_t groups_of(nd_granularity granularity, int64_t rows, int64_t columns)
+{
+    return granularity == ND_PER_TENSOR ? 1 : granularity == ND_PER_ROW ? rows : columns;
+}
+
+/* Draws of many sizes, with zeros and, when `special`, infinities and NaN. */
+static nd_tensor values(nd_dtype dtype, int64_t rows, int64_t columns, int64_t gap, bool special)
+{
+    static const float odd[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e-40f, -3e38f};
+    nd_tensor t = nd_random_2d(dtype, rows, columns, gap, 1.0f);
+    for (int64_t i = 0; i < rows * columns; i++) {
+        uint64_t draw = nd_rng_u64(77, (uint64_t)(rows * columns), (uint64_t)i);
+        float size = exp2f((float)(draw % 24) - 16.0f);
+        nd_put(t, i, draw % 29 == 0 ? odd[draw / 29 % (special ? 7 : 2)] : nd_get(t, i) * size);
+    }
+    return t;
+}
+
+static nd_tensor zeros(int64_t n0, int64_t n1)
+{
+    nd_tensor t = nd_blank_2d(ND_DTYPE_F32, n0, n1, 0);
+    memset(t.data, 0, nd_tensor_bytes(t));
+    return t;
+}
+
+/* Equal bits, but that any NaN is as good as another. */
+static void expect_same_numbers(const char *backend, const char *what, nd_tensor got,
+                                nd_tensor want)
+{
+    for (int64_t i = 0; i < nd_tensor_count(got); i++) {
+        if (isnan(nd_get(got, i)) && isnan(nd_get(want, i))) {
+            nd_put(got, i, nd_get(want, i));
+        }
+    }
+    nd_expect_same(backend, what, got, want);
+}
+
+/* ---- amax ---- */
+
+static void amax_once(const nd_side *ref, const nd_backend *backend, nd_tensor x, nd_granularity g,
+                      bool merge)
+{
+    int64_t groups = x.axes == 1 ? 1 : groups_of(g, x.shape[0], x.shape[1]);
+    nd_tensor amax = nd_random_1d(ND_DTYPE_F32, groups, 0.5f), result[2];
+    for (int64_t i = 0; i < groups; i++) {
+        nd_put(amax, i, i % 11 == 10 ? NAN : fabsf(nd_get(amax, i)));
+    }
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        result[s] = nd_clone(amax);
+        ND_OK_OR_FAIL(side->ops->amax(&stream, result[s].data, x, g, merge));
+    }
+    expect_same_numbers(backend->name, "amax", result[1], result[0]);
+}
+
+static void check_amax(const nd_side *ref, const nd_backend *backend)
+{
+    for (int flags = 0; flags < 8 * SHAPES; flags++) {
+        int64_t rows = shapes[flags / 8].rows, columns = shapes[flags / 8].columns;
+        int64_t gap = shapes[flags / 8].gap;
+        nd_dtype dtype = dtypes[flags & 1];
+        nd_tensor x = values(dtype, rows, columns, gap, flags & 2);
+        for (int g = 0; g < 3; g++) {
+            amax_once(ref, backend, x, granularities[g], flags & 4);
+        }
+        nd_tensor flat = nd_random_1d(dtype, rows * columns, 1.0f);
+        amax_once(ref, backend, flat, ND_PER_TENSOR, flags & 4);
+        nd_case_free();
+    }
+}
+
+Test(fp8, amax)
+{
+    nd_each_backend(check_amax);
+}
+
+/* A NaN wins wherever it stands, and an amax of nothing is 0. */
+static void check_amax_rules(const nd_side *ref, const nd_backend *backend)
+{
+    nd_stream stream = backend->side.stream;
+    const nd_ops *ops = backend->side.ops;
+    float amax = 7.0f;
+    for (int64_t at = 0; at < 301; at += 20) {
+        nd_tensor x = nd_random_1d(ND_DTYPE_BF16, 301, 1.0f);
+        nd_put(x, at, NAN);
+        ND_OK_OR_FAIL(ops->amax(&stream, &amax, x, ND_PER_TENSOR, false));
+        cr_assert(isnan(amax));
+        nd_put(x, at, -INFINITY);
+        ND_OK_OR_FAIL(ops->amax(&stream, &amax, x, ND_PER_TENSOR, true));
+        cr_assert(isnan(amax), "a NaN that was there is kept");
+        ND_OK_OR_FAIL(ops->amax(&stream, &amax, x, ND_PER_TENSOR, false));
+        cr_assert(isinf(amax) && amax > 0);
+    }
+    nd_tensor nothing = nd_tensor_1d(NULL, ND_DTYPE_F32, 0);
+    ND_OK_OR_FAIL(ops->amax(&stream, &amax, nothing, ND_PER_TENSOR, true));
+    cr_assert(isinf(amax));
+    ND_OK_OR_FAIL(ops->amax(&stream, &amax, nothing, ND_PER_TENSOR, false));
+    cr_assert(amax == 0.0f);
+    nd_case_free();
+}
+
+Test(fp8, amax_of_not_a_number_and_of_nothing)
+{
+    nd_each_backend(check_amax_rules);
+}
+
+/* ---- scales ---- */
+
+static void check_scale(const nd_side *ref, const nd_backend *backend)
+{
+    static const float odd[] = {0.0f,     -0.0f, 1e-45f, 1e-13f,     1e-12f,     1.1e-12f, 3e38f,
+                                INFINITY, NAN,   448.0f, 447.99997f, 448.00003f, 0.4375f};
+    enum { COUNT = 400 };
+    nd_tensor amax = nd_random_1d(ND_DTYPE_F32, COUNT, 3.0f);
+    for (int64_t i = 0; i < COUNT; i++) {
+        nd_put(amax, i, i < 13 ? odd[i] : fabsf(nd_get(amax, i)));
+    }
+    for (int flags = 0; flags < 4; flags++) {
+        nd_tensor scale[2], inverse[2];
+        for (int s = 0; s < 2; s++) {
+            const nd_side *side = s ? &backend->side : ref;
+            nd_stream stream = side->stream;
+            scale[s] = nd_clone(amax);
+            inverse[s] = nd_clone(amax);
+            ND_OK_OR_FAIL(side->ops->fp8_scale(&stream, scale[s].data, inverse[s].data, amax.data,
+                                               COUNT, formats[flags & 1], flags & 2));
+        }
+        nd_expect_same(backend->name, "scale", scale[1], scale[0]);
+        nd_expect_same(backend->name, "inverse", inverse[1], inverse[0]);
+    }
+    nd_case_free();
+}
+
+Test(fp8, scales)
+{
+    nd_best_backend(check_scale);
+}
+
+typedef struct delayed {
+    nd_tensor amax, limit, scale, inverse;
+} delayed;
+
+static nd_fp8_history history_of(const delayed *d, int64_t length, int64_t count)
+{
+    return (nd_fp8_history){.length = length,
+                            .count = count,
+                            .amax = d->amax.data,
+                            .limit = d->limit.data,
+                            .scale = d->scale.data,
+                            .inverse = d->inverse.data};
+}
+
+/* This step's amaxes: mostly numbers, and whatever may go wrong. */
+static void new_amaxes(nd_tensor amax, int64_t count, int step)
+{
+    static const float odd[] = {0.0f, 0.0f, INFINITY, NAN, 1e-44f, 1e-39f};
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t draw = nd_rng_u64(5, (uint64_t)step, (uint64_t)i);
+        nd_put(amax, i, draw % 3 == 0 ? odd[draw / 3 % 6] : (float)(draw % 1000) / 64.0f);
+    }
+}
+
+static void delayed_once(const nd_side *ref, const nd_backend *backend, int64_t length,
+                         int64_t count, nd_amax_algorithm algorithm)
+{
+    enum { STEPS = 12 };
+    delayed sides[2];
+    for (int s = 0; s < 2; s++) {
+        sides[s] =
+            (delayed){zeros(length, count), zeros(1, count), zeros(1, count), zeros(1, count)};
+        for (int64_t i = 0; i < count; i++) {
+            nd_put(sides[s].limit, i, i % 2 ? 448.0f : 57344.0f / 4.0f);
+            nd_put(sides[s].scale, i, 1.0f);
+        }
+    }
+    for (int step = 0; step < STEPS; step++) {
+        for (int s = 0; s < 2; s++) {
+            const nd_side *side = s ? &backend->side : ref;
+            nd_stream stream = side->stream;
+            nd_fp8_history history = history_of(&sides[s], length, count);
+            new_amaxes(sides[s].amax, count, step);
+            ND_OK_OR_FAIL(side->ops->fp8_delayed(&stream, &history, algorithm));
+        }
+        nd_expect_same(backend->name, "history", sides[1].amax, sides[0].amax);
+        nd_expect_same(backend->name, "scale", sides[1].scale, sides[0].scale);
+        nd_expect_same(backend->name, "inverse", sides[1].inverse, sides[0].inverse);
+    }
+    nd_case_free();
+}
+
+static void check_delayed(const nd_side *ref, const nd_backend *backend)
+{
+    static const int64_t lengths[] = {1, 2, 3, 5, 40}, counts[] = {1, 15, 16, 17, 50};
+    for (int i = 0; i < 25; i++) {
+        delayed_once(ref, backend, lengths[i % 5], counts[i / 5], ND_AMAX_MAX);
+        delayed_once(ref, backend, lengths[i % 5], counts[i / 5], ND_AMAX_MOST_RECENT);
+    }
+}
+
+Test(fp8, delayed_scales)
+{
+    nd_best_backend(check_delayed);
+}
+
+/* ---- codes ---- */
+
+typedef struct form {
+    bool codes, transposed, amax;
+} form;
+
+static const form forms[] = {{true, false, false},
+                             {false, true, false},
+                             {true, true, false},
+                             {true, false, true},
+                             {true, true, true}};
+
+/* Casts x on both sides and compares all that is written. */
+static void cast_once(const nd_side *ref, const nd_backend *backend, nd_tensor x, nd_dtype format,
+                      nd_granularity g, form f, float deviation)
+{
+    int64_t rows = x.shape[0], columns = x.shape[1];
+    nd_tensor scale = nd_random_1d(ND_DTYPE_F32, groups_of(g, rows, columns), deviation);
+    nd_tensor amax = zeros(1, 1);
+    nd_tensor plain = nd_blank_2d(format, rows, columns, 5);
+    nd_tensor transposed = nd_blank_2d(format, columns, rows, 3), result[2][3];
+    for (int64_t i = 0; i < nd_tensor_count(scale) && deviation == 0.0f; i++) {
+        nd_put(scale, i, 1.0f);
+    }
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        result[s][0] = nd_clone(plain);
+        result[s][1] = nd_clone(transposed);
+        result[s][2] = nd_clone(amax);
+        nd_fp8 out = {.scale = scale.data, .granularity = g};
+        out.codes = f.codes ? result[s][0] : (nd_tensor){0};
+        out.transposed = f.transposed ? result[s][1] : (nd_tensor){0};
+        ND_OK_OR_FAIL(side->ops->fp8_cast(&stream, out, f.amax ? result[s][2].data : NULL, x));
+    }
+    nd_expect_same(backend->name, "codes", result[1][0], result[0][0]);
+    nd_expect_same(backend->name, "transposed codes", result[1][1], result[0][1]);
+    expect_same_numbers(backend->name, "amax", result[1][2], result[0][2]);
+}
+
+/* All numbers that BF16 has, NaN and infinities too. */
+static nd_tensor every_bf16(void)
+{
+    nd_tensor x = nd_random_2d(ND_DTYPE_BF16, 256, 256, 7, 1.0f);
+    for (int i = 0; i < 65536; i++) {
+        ((nd_bf16 *)x.data)[i / 256 * x.stride[0] + i % 256] = (nd_bf16)i;
+    }
+    return x;
+}
+
+/* F32 numbers that lie half-way between two codes, their neighbours, and any bits at all. */
+static nd_tensor f32_near_ties(nd_dtype format)
+{
+    nd_tensor x = nd_random_2d(ND_DTYPE_F32, 64, 128, 0, 1.0f);
+    for (int i = 0; i < 64 * 128; i++) {
+        int shift = format == ND_DTYPE_F8_E4M3 ? 20 : 21;
+        uint64_t draw = nd_rng_u64(9, 9, (uint64_t)i);
+        uint32_t bits = (uint32_t)draw;
+        if (i % 4 != 3) {
+            /* Half a unit in the last place, for exponents 2^-20 to 2^19, and the numbers beside it. */
+            bits = (bits >> shift << shift) | 1u << (shift - 1);
+            bits = (bits & 0x807fffff) | (uint32_t)(107 + draw / 7919 % 40) << 23;
+            bits += (uint32_t)(i % 4) - 1;
+        }
+        memcpy((float *)x.data + i, &bits, sizeof bits);
+    }
+    return x;
+}
+
+/* The ties of the subnormals: odd multiples of half the smallest, and their neighbours. */
+static nd_tensor f32_near_subnormal_ties(nd_dtype format)
+{
+    nd_tensor x = nd_random_2d(ND_DTYPE_F32, 6, 48, 0, 1.0f);
+    float half = format == ND_DTYPE_F8_E4M3 ? 0x1p-10f : 0x1p-17f;
+    for (int i = 0; i < 6 * 48; i++) {
+        float tie = half * (float)(i / 6 - 24);
+        nd_put(x, i, i % 3 == 0 ? tie : nextafterf(tie, i % 3 == 1 ? INFINITY : -INFINITY));
+    }
+    return x;
+}
+
+static void check_cast_of_everything(const nd_side *ref, const nd_backend *backend)
+{
+    for (int f = 0; f < 2; f++) {
+        for (int how = 0; how < 5; how++) {
+            cast_once(ref, backend, every_bf16(), formats[f], ND_PER_TENSOR, forms[how], 0.0f);
+            cast_once(ref, backend, f32_near_ties(formats[f]), formats[f], ND_PER_TENSOR,
+                      forms[how], 0.0f);
+            cast_once(ref, backend, f32_near_subnormal_ties(formats[f]), formats[f], ND_PER_TENSOR,
+                      forms[how], 0.0f);
+            nd_case_free();
+        }
+    }
+}
+
+Test(fp8, codes_of_every_bf16_number_and_of_ties)
+{
+    nd_each_backend(check_cast_of_everything);
+}
+
+static void check_cast(const nd_side *ref, const nd_backend *backend)
+{
+    for (int c = 0; c < SHAPES * 12; c++) {
+        int shape = c / 12;
+        nd_tensor x = values(dtypes[c & 1], shapes[shape].rows, shapes[shape].columns,
+                             shapes[shape].gap, c & 2);
+        for (int how = 0; how < 5; how++) {
+            cast_once(ref, backend, x, formats[c >> 1 & 1], granularities[c % 3], forms[how],
+                      50.0f);
+        }
+        nd_case_free();
+    }
+}
+
+Test(fp8, casts_of_all_shapes_forms_and_granularities)
+{
+    nd_each_backend(check_cast);
+}
+
+static void check_cast_of_vectors(const nd_side *ref, const nd_backend *backend)
+{
+    static const int64_t counts[] = {0, 1, 15, 16, 33, 40000};
+    for (int i = 0; i < 12; i++) {
+        int64_t count = counts[i / 2];
+        nd_tensor x = nd_random_1d(dtypes[i & 1], count, 2.0f), codes[2];
+        float scale = 17.5f;
+        for (int s = 0; s < 2; s++) {
+            const nd_side *side = s ? &backend->side : ref;
+            nd_stream stream = side->stream;
+            codes[s] = nd_blank_2d(ND_DTYPE_F8_E4M3, 1, count, 0);
+            nd_fp8 out = {.codes = nd_tensor_1d(codes[s].data, ND_DTYPE_F8_E4M3, count),
+                          .scale = &scale};
+            ND_OK_OR_FAIL(side->ops->fp8_cast(&stream, out, NULL, x));
+        }
+        nd_expect_same(backend->name, "codes", codes[1], codes[0]);
+        nd_case_free();
+    }
+}
+
+Test(fp8, casts_of_flat_shards)
+{
+    nd_best_backend(check_cast_of_vectors);
+}
+
+static void check_transpose(const nd_side *ref, const nd_backend *backend)
+{
+    for (int shape = 0; shape < SHAPES; shape++) {
+        int64_t rows = shapes[shape].rows, columns = shapes[shape].columns;
+        nd_tensor codes = nd_blank_2d(ND_DTYPE_F8_E5M2, rows, columns, shapes[shape].gap);
+        nd_tensor out = nd_blank_2d(ND_DTYPE_F8_E5M2, columns, rows, 11), result[2];
+        for (int64_t i = 0; i < rows * columns; i++) {
+            ((uint8_t *)codes.data)[i / columns * codes.stride[0] + i % columns] =
+                (uint8_t)nd_rng_u64(3, 3, (uint64_t)i);
+        }
+        for (int s = 0; s < 2; s++) {
+            const nd_side *side = s ? &backend->side : ref;
+            nd_stream stream = side->stream;
+            result[s] = nd_clone(out);
+            ND_OK_OR_FAIL(side->ops->fp8_transpose(&stream, result[s], codes));
+        }
+        nd_expect_same(backend->name, "transposed", result[1], result[0]);
+        nd_case_free();
+    }
+}
+
+Test(fp8, transposes)
+{
+    nd_each_backend(check_transpose);
+}
+
+static void count_once(const nd_side *ref, const nd_backend *backend, nd_tensor x, nd_dtype format,
+                       nd_granularity g)
+{
+    int64_t counts[2][2] = {{5, 6}, {5, 6}};
+    nd_tensor scale = nd_random_1d(ND_DTYPE_F32, groups_of(g, x.shape[0], x.shape[1]), 50.0f);
+    nd_fp8 as = {.codes = nd_blank_2d(format, x.shape[0], x.shape[1], 0),
+                 .scale = scale.data,
+                 .granularity = g};
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        ND_OK_OR_FAIL(side->ops->fp8_count(&stream, counts[s], x, as));
+    }
+    for (int i = 0; i < 2; i++) {
+        cr_assert(counts[1][i] == counts[0][i], "%s: count %d is %lld, the reference has %lld",
+                  backend->name, i, (long long)counts[1][i], (long long)counts[0][i]);
+    }
+}
+
+static void check_count(const nd_side *ref, const nd_backend *backend)
+{
+    for (int c = 0; c < SHAPES * 12; c++) {
+        int shape = c / 12;
+        nd_tensor x = values(dtypes[c & 1], shapes[shape].rows, shapes[shape].columns,
+                             shapes[shape].gap, c & 2);
+        count_once(ref, backend, x, formats[c >> 1 & 1], granularities[c % 3]);
+        nd_case_free();
+    }
+}
+
+Test(fp8, counts_of_underflow_and_saturation)
+{
+    nd_each_backend(check_count);
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <math.h>
+
+#include "runtime/tensor/fp8.h"
+#include "tests/ops/conformance.h"
+
+static const struct {
+    int64_t m, n, k, gap;
+} shapes[] = {{1, 1, 1, 0},    {1, 33, 17, 0},    {5, 7, 9, 3},
+              {64, 64, 64, 0}, {65, 40, 130, 8},  {17, 129, 300, 5},
+              {96, 31, 2, 0},  {300, 48, 64, 16}, {600, 20, 530, 0}};
+
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+/* How the scales of an operand come about. */
+typedef enum scaling { TENSOR, POWERS_PER_LINE, ANY_PER_LINE, SCALINGS } scaling;
+
+typedef struct operand {
+    nd_fp8 fp8;
+    bool transposed;
+} operand;
+
+/* A random matrix cast by the reference: op(it) is (rows, columns), its lines being the axis that is not summed. */
+static operand cast_operand(const nd_side *ref, int64_t rows, int64_t columns, bool first,
+                            int variant, scaling how, int64_t gap)
+{
+    operand o = {.transposed = variant & 1};
+    nd_dtype format = variant & 2 ? ND_DTYPE_F8_E5M2 : ND_DTYPE_F8_E4M3;
+    int64_t r = o.transposed ? columns : rows, c = o.transposed ? rows : columns;
+    nd_granularity line = first != o.transposed ? ND_PER_ROW : ND_PER_COLUMN;
+    nd_stream stream = ref->stream;
+    o.fp8.granularity = how == TENSOR ? ND_PER_TENSOR : line;
+    int64_t groups = how == TENSOR ? 1 : line == ND_PER_ROW ? r : c;
+    nd_tensor x = nd_random_2d(ND_DTYPE_BF16, r, c, 0, 1.0f);
+    nd_tensor amax = nd_random_1d(ND_DTYPE_F32, groups, 1.0f);
+    o.fp8.codes = nd_blank_2d(format, r, c, gap);
+    o.fp8.transposed = nd_blank_2d(format, c, r, gap);
+    o.fp8.scale = nd_random_1d(ND_DTYPE_F32, groups, 1.0f).data;
+    o.fp8.inverse = nd_random_1d(ND_DTYPE_F32, groups, 1.0f).data;
+    ND_OK_OR_FAIL(ref->ops->amax(&stream, amax.data, x, o.fp8.granularity, false));
+    ND_OK_OR_FAIL(ref->ops->fp8_scale(&stream, o.fp8.scale, o.fp8.inverse, amax.data, groups,
+                                      format, how == POWERS_PER_LINE));
+    ND_OK_OR_FAIL(ref->ops->fp8_cast(&stream, o.fp8, NULL, x));
+    if (variant & 4) {
+        o.fp8.codes = (nd_tensor){0};
+    } else {
+        o.fp8.transposed = (nd_tensor){0};
+    }
+    return o;
+}
+
+/* Bytes after the scratch that a product asks for stay what they were. */
+static void *scratch_of(const nd_side *side, int64_t m, int64_t n, int64_t k, nd_tensor *out)
+{
+    size_t bytes = side->ops->matmul_fp8_scratch(side->device, m, n, k, ND_DTYPE_BF16);
+    *out = nd_blank_2d(ND_DTYPE_U8, 1, (int64_t)bytes + 512, 0);
+    char *begin = (char *)(((uintptr_t)out->data + 255) / 256 * 256);
+    for (char *p = begin + bytes; p < (char *)out->data + bytes + 512; p++) {
+        *p = 0x77;
+    }
+    return begin;
+}
+
+static void expect_untouched(const nd_side *side, int64_t m, int64_t n, int64_t k, nd_tensor out,
+                             const char *begin)
+{
+    size_t bytes = side->ops->matmul_fp8_scratch(side->device, m, n, k, ND_DTYPE_BF16);
+    for (const char *p = begin + bytes; p < (char *)out.data + bytes + 512; p++) {
+        cr_assert(*p == 0x77, "a byte after the scratch was written");
+    }
+}
+
+static void multiply_once(const nd_side *ref, const nd_backend *backend, int shape, int variant,
+                          scaling ha, scaling hb)
+{
+    int64_t m = shapes[shape].m, n = shapes[shape].n, k = shapes[shape].k, gap = shapes[shape].gap;
+    float beta = variant & 64 ? 1.0f : 0.0f;
+    nd_dtype out = variant & 128 ? ND_DTYPE_BF16 : ND_DTYPE_F32;
+    /* One of the two may be E5M2. */
+    int va = variant & 7, vb = variant >> 3 & 7;
+    vb = va & 2 ? vb & 5 : vb;
+    operand a = cast_operand(ref, m, k, true, va, ha, gap);
+    operand b = cast_operand(ref, k, n, false, vb, hb, gap);
+    nd_tensor c = nd_random_2d(out, m, n, gap, 1.0f), result[2];
+    if (beta == 0.0f) {
+        nd_case_poison(c);
+    }
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        nd_tensor memory;
+        void *scratch = scratch_of(side, m, n, k, &memory);
+        result[s] = nd_clone(c);
+        ND_OK_OR_FAIL(side->ops->matmul_fp8(&stream, result[s], a.fp8, a.transposed, b.fp8,
+                                            b.transposed, beta, false, scratch));
+        expect_untouched(side, m, n, k, memory, scratch);
+    }
+    /*
+     * As for matmul, k dequantised products of size about 1, each addition erring by half an eps of a partial sum of at most
+     * about 4 sqrt(k): 2 k eps. Three more roundings of the whole for the factors and one for c.
+     */
+    nd_tolerance tolerance = {.relative = 3.0 * nd_eps_f32,
+                              .absolute = 2.0 * (double)(k + 4) * nd_eps_f32};
+    nd_expect_close(backend->name, "matmul_fp8", result[1], result[0], tolerance);
+    nd_case_free();
+}
+
+static void check_variants(const nd_side *ref, const nd_backend *backend)
+{
+    for (int variant = 0; variant < 256; variant++) {
+        int scalings = variant * 7 % (SCALINGS * SCALINGS);
+        multiply_once(ref, backend, variant % SHAPES, variant, (scaling)(scalings / SCALINGS),
+                      (scaling)(scalings % SCALINGS));
+    }
+}
+
+Test(matmul_fp8, shapes_forms_formats_and_results)
+{
+    nd_best_backend(check_variants);
+}
+
+static void check_scalings(const nd_side *ref, const nd_backend *backend)
+{
+    for (int c = 0; c < SCALINGS * SCALINGS * 16; c++) {
+        int variant = (c & 1) | (c & 2) << 2 | (c & 4) << 4 | (c & 8) << 4;
+        int scalings = c / 16;
+        for (int shape = 3; shape < SHAPES; shape += 4) {
+            multiply_once(ref, backend, shape, variant, (scaling)(scalings / SCALINGS),
+                          (scaling)(scalings % SCALINGS));
+        }
+    }
+}
+
+Test(matmul_fp8, granularities)
+{
+    nd_each_backend(check_scalings);
+}
+
+/* Each code times 1: widening is exact, and NaN and infinity arrive. */
+static void check_codes(const nd_side *ref, const nd_backend *backend)
+{
+    float one = 1.0f;
+    for (int f = 0; f < 4; f++) {
+        nd_dtype format = f & 1 ? ND_DTYPE_F8_E5M2 : ND_DTYPE_F8_E4M3;
+        bool left = f & 2;
+        nd_tensor codes = nd_blank_2d(format, left ? 256 : 1, left ? 1 : 256, 0);
+        nd_tensor unit = nd_blank_2d(ND_DTYPE_F8_E4M3, 1, 1, 0), memory;
+        nd_tensor c = nd_random_2d(ND_DTYPE_F32, codes.shape[0], codes.shape[1], 0, 1.0f);
+        for (int i = 0; i < 256; i++) {
+            ((uint8_t *)codes.data)[i] = (uint8_t)i;
+        }
+        *(uint8_t *)unit.data = 0x38; /* 1.0 */
+        nd_fp8 x = {.codes = codes, .scale = &one, .inverse = &one};
+        nd_fp8 y = {.codes = unit, .scale = &one, .inverse = &one};
+        nd_stream stream = backend->side.stream;
+        void *scratch = scratch_of(&backend->side, c.shape[0], c.shape[1], 1, &memory);
+        ND_OK_OR_FAIL(backend->side.ops->matmul_fp8(&stream, c, left ? x : y, false, left ? y : x,
+                                                    false, 0.0f, false, scratch));
+        for (int i = 0; i < 256; i++) {
+            float got = nd_get(c, i), want = nd_fp8_to_f32(format, (uint8_t)i);
+            cr_assert(isnan(want) ? isnan(got) : got == want, "%s: code %d is %g, not %g",
+                      backend->name, i, (double)got, (double)want);
+        }
+        nd_case_free();
+    }
+}
+
+Test(matmul_fp8, every_code)
+{
+    nd_each_backend(check_codes);
+}
+
+/* A NaN or infinite scale reaches the result; one that is no small power of two is applied without loss. */
+static void check_odd_scales(const nd_side *ref, const nd_backend *backend)
+{
+    static const float inverses[] = {NAN, INFINITY, 0x1p-100f, 0x1p100f, 0x1p-140f, 0.0f, 0x1p64f};
+    for (int i = 0; i < 7; i++) {
+        operand a = cast_operand(ref, 48, 32, true, 0, POWERS_PER_LINE, 0);
+        operand b = cast_operand(ref, 32, 16, false, 0, TENSOR, 0);
+        nd_tensor result[2], memory;
+        a.fp8.inverse[5] = inverses[i];
+        *b.fp8.inverse = 0.5f;
+        for (int s = 0; s < 2; s++) {
+            const nd_side *side = s ? &backend->side : ref;
+            nd_stream stream = side->stream;
+            void *scratch = scratch_of(side, 48, 16, 32, &memory);
+            result[s] = s ? nd_clone(result[0]) : nd_random_2d(ND_DTYPE_F32, 48, 16, 0, 1.0f);
+            ND_OK_OR_FAIL(side->ops->matmul_fp8(&stream, result[s], a.fp8, false, b.fp8, false,
+                                                0.0f, false, scratch));
+        }
+        /* The codes' sums are exact in F32; a subnormal result may be lost. */
+        nd_expect_close(backend->name, "matmul_fp8", result[1], result[0],
+                        (nd_tolerance){.relative = 64.0 * nd_eps_f32, .absolute = 1e-38});
+        nd_case_free();
+    }
+}
+
+Test(matmul_fp8, odd_scales)
+{
+    nd_best_backend(check_odd_scales);
+}
+
+static void check_nothing(const nd_side *ref, const nd_backend *backend)
+{
+    operand a = cast_operand(ref, 4, 8, true, 0, TENSOR, 0),
+            b = cast_operand(ref, 8, 3, false, 0, TENSOR, 0);
+    nd_stream stream = backend->side.stream;
+    nd_tensor c = nd_random_2d(ND_DTYPE_F32, 4, 3, 0, 1.0f), before = nd_clone(c);
+    a.fp8.codes = nd_tensor_rows(a.fp8.codes, 0, 0);
+    ND_OK_OR_FAIL(backend->side.ops->matmul_fp8(&stream, nd_tensor_rows(c, 0, 0), a.fp8, false,
+                                                b.fp8, false, 0.0f, false, NULL));
+    nd_expect_same(backend->name, "c", c, before);
+    nd_case_free();
+}
+
+Test(matmul_fp8, no_rows)
+{
+    nd_best_backend(check_nothing);
+}
