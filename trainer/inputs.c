@@ -52,8 +52,10 @@ nd_status nd_inputs_open(const nd_config *config, nd_inputs *inputs)
 
 void nd_inputs_close(nd_inputs *inputs)
 {
-    nd_dataset_close(inputs->validation);
-    nd_dataset_close(inputs->data);
+    if (!inputs->still_read) {
+        nd_dataset_close(inputs->validation);
+        nd_dataset_close(inputs->data);
+    }
     nd_hf_reader_close(inputs->weights);
     free(inputs->model_folder);
     memset(inputs, 0, sizeof *inputs);

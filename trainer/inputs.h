@@ -12,10 +12,11 @@
 
 typedef struct nd_inputs {
     nd_llama_shape shape;
-    char *model_folder;    /* "" for fresh weights */
+    char *model_folder;    /* NULL for fresh weights */
     nd_hf_reader *weights; /* NULL for fresh weights */
     nd_dataset *data;
     nd_dataset *validation; /* NULL: none */
+    bool still_read; /* a thread that hangs in the file system reads the data: it is left open */
 } nd_inputs;
 
 /* Shape and weights only, with the checks of shape against mesh. */

@@ -107,7 +107,8 @@ nd_status nd_plan_print(FILE *out, const nd_config *config, const nd_inputs *inp
             r->shape.tied ? ", tied embeddings" : "");
     fprintf(out, "shard of a rank: %lld of them, padded\n",
             (long long)trainer->model->layout->shard_total);
-    fprintf(out, "memory plan of rank %d:\n", rank);
+    fprintf(out, "memory plan of rank %d, %d thread%s:\n", rank, r->device->threads,
+            r->device->threads == 1 ? "" : "s");
     nd_memplan_print(&trainer->plan, out);
     print_estimate(out, trainer);
     nd_trainer_destroy(trainer);

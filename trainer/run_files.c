@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/run_files.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
 #include "trainer/metrics/run_record.h"
 #include "trainer/version.h"
+
+enum { SMALL_FILES_BYTES = 1 << 20 }; /* what a run writes beside its weights */
 
 static nd_status write_record(const nd_run_files *files, const nd_worker *worker,
                               const nd_trainer *trainer, int argc, char **argv)
@@ -114,12 +116,25 @@ static void echo(const nd_worker *worker, const nd_trainer *trainer, const char 
                 (double)(trainer->plan.total + trainer->plan.external) / 1048576.0);
 }
 
+/* A disk that is too full for the model is said before training, not after it. */
+static nd_status check_room_for_model(const nd_config *config, const nd_llama_shape *shape,
+                                      const char *dir)
+{
+    if (!config->output.save_model) {
+        return ND_OK;
+    }
+    const uint64_t width = config->output.dtype == ND_WEIGHTS_FP32 ? 4 : 2;
+    uint64_t bytes = (uint64_t)nd_llama_shape_parameters(shape) * width + SMALL_FILES_BYTES;
+    return nd_fs_check_space(dir, bytes, "the trained model");
+}
+
 nd_status nd_run_files_open(nd_run_files *files, const nd_worker *worker, const nd_trainer *trainer,
                             int argc, char **argv)
 {
     const nd_rank *r = trainer->rank;
     const nd_config *config = r->config;
     ND_TRY(nd_run_folder_create(config, &files->dir));
+    ND_TRY(check_room_for_model(config, &r->shape, files->dir));
     ND_TRY(write_record(files, worker, trainer, argc, argv));
     echo(worker, trainer, files->dir);
     nd_metrics_options options = {
@@ -153,14 +168,12 @@ static int64_t resident_bytes(void)
     return total * 1024;
 }
 
-nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, int64_t first_step,
-                             int64_t steps)
+static char *trace_text(const nd_trace *trace, int64_t first_step, int64_t steps, size_t *size)
 {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/trace.json", files->dir);
-    FILE *out = fopen(path, "w");
+    char *text = NULL;
+    FILE *out = open_memstream(&text, size);
     if (!out) {
-        return nd_fail(ND_ERR_CANTCREATE, "%s cannot be written: %s", path, strerror(errno));
+        return NULL;
     }
     fprintf(out, "{\"first_step\": %lld, \"steps\": %lld, \"resident_bytes\": %lld",
             (long long)first_step, (long long)steps, (long long)resident_bytes());
@@ -170,9 +183,25 @@ nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, i
     }
     fprintf(out, "}\n");
     if (fclose(out) != 0) {
-        return nd_fail(ND_ERR_CANTCREATE, "%s cannot be written: %s", path, strerror(errno));
+        free(text);
+        return NULL;
     }
-    return ND_OK;
+    return text;
+}
+
+nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, int64_t first_step,
+                             int64_t steps)
+{
+    size_t size = 0;
+    char *path = NULL, *text = trace_text(trace, first_step, steps, &size);
+    nd_status status = text ? nd_fs_format(&path, "%s/trace.json", files->dir)
+                            : nd_fail(ND_ERR_INTERNAL, "out of host memory for trace.json");
+    if (status == ND_OK) {
+        status = nd_fs_write_atomic(path, text, size);
+    }
+    free(path);
+    free(text);
+    return status;
 }
 
 void nd_run_files_close(nd_run_files *files)

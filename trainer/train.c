@@ -36,36 +36,15 @@ typedef struct run_state {
 
 enum { WARM_UP_STEPS = 2 };
 
-static int64_t seed_or(int64_t seed, int64_t run_seed)
-{
-    return seed >= 0 ? seed : run_seed;
-}
-
-static nd_loader_options loader_options(const run_state *s, bool validation)
-{
-    const nd_rank *r = s->rank;
-    return (nd_loader_options){
-        .sequence = s->config->train.sequence_length,
-        .micro_batch = s->config->train.micro_batch_size,
-        .accumulation = validation ? 1 : s->config->train.gradient_accumulation_steps,
-        .dp_size = nd_mesh_group_size(&r->mesh, ND_GROUP_DP),
-        .dp_index = nd_mesh_group_index(&r->mesh, ND_GROUP_DP, r->rank),
-        .cp_size = r->mesh.size[ND_AXIS_CP],
-        .cp_index = r->coord.at[ND_AXIS_CP],
-        .seed = seed_or(s->config->data.shuffle_seed, s->config->train.seed),
-        .validation = validation,
-    };
-}
-
 static nd_status open_loaders(run_state *s)
 {
     const nd_inputs *inputs = s->context->inputs;
-    nd_loader_options options = loader_options(s, false);
+    nd_loader_options options = nd_trainer_loader_options(s->rank, false);
     ND_TRY(nd_loader_open(inputs->data, &options, &s->loader));
     if (!inputs->validation) {
         return ND_OK;
     }
-    options = loader_options(s, true);
+    options = nd_trainer_loader_options(s->rank, true);
     int64_t all = nd_loader_validation_steps(inputs->validation, &options);
     int64_t wanted = s->config->train.validation_batches;
     s->validation_batches = wanted > 0 && wanted < all ? wanted : all;
@@ -78,7 +57,7 @@ static nd_status load_weights(run_state *s)
     if (s->context->inputs->weights) {
         return nd_model_io_load(model, s->context->inputs->weights);
     }
-    uint64_t seed = (uint64_t)seed_or(s->config->model.seed, s->config->train.seed);
+    uint64_t seed = (uint64_t)s->config->model.seed;
     return nd_fsdp_init_weights(&model->fsdp, s->rank->shape.init_std, seed);
 }
 
@@ -117,8 +96,9 @@ static nd_status validate(run_state *s)
 static bool validates_after(const run_state *s, int64_t step)
 {
     int64_t interval = s->config->train.validation_interval;
-    bool last = step == s->config->train.steps || s->stopped;
-    return s->validation_loader && (last || (interval > 0 && step % interval == 0));
+    bool last = step == s->config->train.steps;
+    /* Who sent a signal waits: the grace time belongs to saving. */
+    return s->validation_loader && !s->stopped && (last || (interval > 0 && step % interval == 0));
 }
 
 static nd_status one_step(run_state *s)
@@ -152,7 +132,8 @@ static nd_status one_step(run_state *s)
 /* The first steps touch fresh memory and prepare library code: they would hide where a later step's time goes. */
 static void forget_warm_up(run_state *s)
 {
-    if (s->trainer->step == WARM_UP_STEPS && s->config->train.steps > WARM_UP_STEPS) {
+    if (s->trainer->step == WARM_UP_STEPS && s->config->train.steps > WARM_UP_STEPS &&
+        !s->stopped) {
         s->rank->trace = (nd_trace){0};
         s->trace_from = WARM_UP_STEPS;
     }
@@ -220,8 +201,9 @@ nd_status nd_train(const nd_run_context *context)
     run_state state = {
         .context = context, .config = context->worker->rank.config, .rank = &context->worker->rank};
     nd_status status = run(&state);
-    nd_loader_close(state.validation_loader);
-    nd_loader_close(state.loader);
+    bool joined = nd_loader_close(state.validation_loader);
+    joined = nd_loader_close(state.loader) && joined;
+    context->inputs->still_read = !joined;
     nd_run_files_close(&state.files);
     nd_trainer_destroy(state.trainer);
     return status;

@@ -26,6 +26,30 @@ static size_t staging_bytes(const nd_mesh *mesh)
     return bytes;
 }
 
+nd_loader_options nd_trainer_loader_options(const nd_rank *rank, bool validation)
+{
+    const nd_config *config = rank->config;
+    return (nd_loader_options){
+        .sequence = config->train.sequence_length,
+        .micro_batch = config->train.micro_batch_size,
+        .accumulation = validation ? 1 : config->train.gradient_accumulation_steps,
+        .dp_size = nd_mesh_group_size(&rank->mesh, ND_GROUP_DP),
+        .dp_index = nd_mesh_group_index(&rank->mesh, ND_GROUP_DP, rank->rank),
+        .cp_size = rank->mesh.size[ND_AXIS_CP],
+        .cp_index = rank->coord.at[ND_AXIS_CP],
+        .seed = config->data.shuffle_seed,
+        .validation = validation,
+    };
+}
+
+static size_t loader_bytes(const nd_rank *rank)
+{
+    nd_loader_options train = nd_trainer_loader_options(rank, false),
+                      validation = nd_trainer_loader_options(rank, true);
+    return nd_loader_bytes(&train) +
+           (rank->config->data.validation_path[0] ? nd_loader_bytes(&validation) : 0);
+}
+
 nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
 {
     nd_trainer *t = NULL;
@@ -38,6 +62,7 @@ nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
     ND_TRY_OUT(nd_optimizer_init(&t->optimizer, &t->model->fsdp));
     nd_memplan_add_external(&t->plan, ND_MEM_COMMUNICATION, "staging of reductions",
                             staging_bytes(&rank->mesh));
+    nd_memplan_add_external(&t->plan, ND_MEM_DATA, "prefetched batches", loader_bytes(rank));
     *out = t;
 out:
     if (status != ND_OK) {

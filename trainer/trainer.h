@@ -30,6 +30,9 @@ typedef struct nd_step_result {
 /* What FP8 asks of model and mesh, before any worker starts: ND_ERR_CONFIG with the numbers. */
 nd_status nd_trainer_check_precision(const nd_config *config, const nd_llama_shape *shape);
 
+/* This rank's part of each step's batch, as the configuration says. */
+nd_loader_options nd_trainer_loader_options(const nd_rank *rank, bool validation);
+
 /* Plans memory; nothing is allocated on the device yet (enough for `ndtrain plan`). */
 nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out);
 /* Allocates the plan and binds. The rank's groups must exist from here on. */

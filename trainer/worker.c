@@ -31,8 +31,9 @@ nd_status nd_worker_open_device(const nd_config *config, int local_rank, int loc
 
 nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker)
 {
-    int threads = (int)config->launch.threads_per_worker;
-    ND_TRY(nd_device_open_cpu(threads > 0 ? threads : 1, &worker->device));
+    int threads = nd_affinity_threads((int)config->launch.nproc_per_node,
+                                      (int)config->launch.threads_per_worker);
+    ND_TRY(nd_device_open_cpu(threads, &worker->device));
     return nd_ops_cpu(worker->device, &worker->rank.ops);
 }
 

@@ -24,10 +24,13 @@ typedef struct nd_worker {
 
 /* ND_ERR_CONFIG when the device that was asked for is not there. */
 nd_status nd_worker_check_device(const nd_config *config);
-/* Device and ops only: what checks and plans need. `kind` of config is resolved and said in the log. */
+/* Device and ops only. */
 nd_status nd_worker_open_device(const nd_config *config, int local_rank, int local_workers,
                                 nd_worker *worker);
-/* For a plan: the CPU's ops whatever the device, since nothing runs. */
+/*
+ * For a plan: the CPU's ops whatever the device, since nothing runs, with the threads that a worker on a machine of as many
+ * CPUs as this one would have.
+ */
 nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker);
 /* The rest: joins the job. The config is borrowed. */
 nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_llama_shape *shape);

@@ -77,13 +77,16 @@ nd_status nd_fs_map_open(const char *path, nd_status blame, nd_fs_map *out)
         }
         map.data = data;
     }
-    close(fd);
+    map.descriptor = fd + 1;
     *out = map;
     return ND_OK;
 }
 
 void nd_fs_map_close(nd_fs_map *map)
 {
+    if (map->descriptor > 0) {
+        close(map->descriptor - 1);
+    }
     if (map->data) {
         munmap((void *)map->data, map->size);
     }

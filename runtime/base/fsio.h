@@ -21,10 +21,18 @@ nd_status nd_fs_read(const char *path, size_t max_bytes, nd_status blame, char *
 typedef struct nd_fs_map {
     const uint8_t *data;
     size_t size;
+    int descriptor; /* + 1: 0 is none */
 } nd_fs_map;
 
 nd_status nd_fs_map_open(const char *path, nd_status blame, nd_fs_map *out);
 void nd_fs_map_close(nd_fs_map *map); /* an all-zero map is legal */
+/*
+ * Runs `read`, which reads the mapped file. ND_ERR_IO, whatever it returns, when the file is shorter than when it was
+ * mapped or when its device fails, instead of zeros or a SIGBUS. `read` is then left in the middle: it owns nothing and
+ * holds no lock. From any thread.
+ */
+nd_status nd_fs_map_guard(const nd_fs_map *map, const char *path, nd_status (*read)(void *context),
+                          void *context);
 /* Starts reading [offset, offset + bytes) from disk without waiting for it; clipped to the map. */
 void nd_fs_map_prefetch(const nd_fs_map *map, size_t offset, size_t bytes);
 

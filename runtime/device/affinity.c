@@ -2,8 +2,11 @@
 #include "runtime/device/affinity.h"
 
 #include <hwloc.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
+
+enum { MAX_CPUS = 8192 };
 
 /* CPUs [first, first + count) of the allowed set, in topology order. */
 static void take_cpus(hwloc_topology_t topology, hwloc_const_cpuset_t allowed, int first, int count,
@@ -20,6 +23,21 @@ static void take_cpus(hwloc_topology_t topology, hwloc_const_cpuset_t allowed, i
     }
 }
 
+static int threads_of(int cpus, int local_workers, int threads_wanted)
+{
+    int share = cpus / local_workers;
+    return threads_wanted > 0 ? threads_wanted : share > 0 ? share : 1;
+}
+
+int nd_affinity_threads(int local_workers, int threads_wanted)
+{
+    cpu_set_t *set = CPU_ALLOC(MAX_CPUS);
+    size_t bytes = CPU_ALLOC_SIZE(MAX_CPUS);
+    int cpus = set && sched_getaffinity(0, bytes, set) == 0 ? CPU_COUNT_S(bytes, set) : 1;
+    CPU_FREE(set);
+    return threads_of(cpus, local_workers, threads_wanted);
+}
+
 static nd_status apply(hwloc_topology_t topology, int local_rank, int local_workers,
                        int threads_wanted, nd_affinity *out)
 {
@@ -31,11 +49,9 @@ static nd_status apply(hwloc_topology_t topology, int local_rank, int local_work
         return nd_fail(ND_ERR_INTERNAL, "the CPUs that this process may use cannot be read");
     }
     int cpus = hwloc_bitmap_weight(allowed);
-    *out = (nd_affinity){.allowed = cpus, .threads = threads_wanted};
+    *out =
+        (nd_affinity){.allowed = cpus, .threads = threads_of(cpus, local_workers, threads_wanted)};
     int share = cpus / local_workers;
-    if (out->threads == 0) {
-        out->threads = share > 0 ? share : 1;
-    }
     hwloc_bitmap_list_snprintf(out->cpus, sizeof out->cpus, allowed);
     if (share > 0) {
         take_cpus(topology, allowed, local_rank * share, share, mine);

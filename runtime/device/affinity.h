@@ -19,4 +19,7 @@ typedef struct nd_affinity {
 nd_status nd_affinity_apply(int local_rank, int local_workers, int threads_wanted,
                             nd_affinity *out);
 
+/* The threads that nd_affinity_apply would choose, without binding anything. */
+int nd_affinity_threads(int local_workers, int threads_wanted);
+
 #endif

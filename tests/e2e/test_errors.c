@@ -234,6 +234,8 @@ Test(errors, output_folder)
     cr_assert_eq(code, 73, "%d: %s", code, shell_output);
     cr_assert_not_null(strstr(shell_output, "out"), "%s", shell_output);
     cr_assert_eq(shell_run(&dir, "cmp before out/metrics.jsonl"), 0, "the older run is as it was");
+    cr_assert_eq(shell_run(&dir, "rm -r out && mkdir -p out/model"), 0);
+    refused_with(73, LAUNCH, "already holds a run", "model");
     write_file("file", "x");
     cr_assert_eq(shell_run(&dir, LAUNCH "--set output.dir=file/out"), 73, "%s", shell_output);
 }

@@ -20,9 +20,16 @@ enum { CONVERT_ELEMENTS = 64 * 1024, SMALL_FILES_BYTES = 1 << 20 };
 
 static const int64_t default_file_bytes = 5000000000;
 
+/*
+ * Bytes of a file that may wait for the disk. A disk that is slower than the ranks that send is felt at each piece, under
+ * that exchange's deadline, and not all at once at the end, where the others would give up on it.
+ */
+static const int64_t max_unsynced_bytes = 256 << 20;
+
 typedef struct weight_file {
     char *path;
     int fd; /* -1 when not open */
+    int64_t unsynced;
     nd_st_list list;
 } weight_file;
 
@@ -93,7 +100,7 @@ static nd_status split_files(nd_hf_writer *writer, const nd_hf_tensor *tensors, 
     return ND_OK;
 }
 
-/* Creates the file at its full size, so that a full disk is found now rather than after training. */
+/* Creates the file at its full size, so that a full disk is found before the first tensor is written. */
 static nd_status create_file(nd_hf_writer *writer, weight_file *file)
 {
     char *head = NULL;
@@ -280,6 +287,14 @@ nd_status nd_hf_writer_write(nd_hf_writer *writer, const char *name, int64_t beg
     } else {
         ND_TRY(nd_fs_pwrite(e->file->fd, e->file->path, values, (size_t)count * 4,
                             (int64_t)e->tensor->begin + 4 * begin));
+    }
+    e->file->unsynced += count * (int64_t)nd_dtype_size(writer->options.dtype);
+    if (e->file->unsynced >= max_unsynced_bytes) {
+        e->file->unsynced = 0;
+        if (fdatasync(e->file->fd) != 0) {
+            return nd_fail(ND_ERR_CANTCREATE, "writing \"%s\" failed: %s", e->file->path,
+                           strerror(errno));
+        }
     }
     return nd_coverage_add(&e->coverage, begin, begin + count);
 }

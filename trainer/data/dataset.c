@@ -184,31 +184,43 @@ const char *nd_dataset_format_name(const nd_dataset *dataset)
     return format_names[dataset->format];
 }
 
+typedef struct block_read {
+    const nd_dataset *dataset;
+    int64_t index;
+    int32_t *inputs, *labels;
+} block_read;
+
+static nd_status read_block(void *context)
+{
+    const block_read *r = context;
+    const int64_t S = r->dataset->sequence, first = r->index * (S + 1);
+    const int64_t left = r->dataset->tokens - first;
+    const int64_t count = left < S + 1 ? left : S + 1; /* tokens of this block, >= 2 */
+    if (r->dataset->format == ND_DATA_JSONL) {
+        ND_TRY(nd_jsonl_block(r->dataset, first, count, r->inputs, r->labels));
+    } else {
+        int64_t head = count < S ? count : S;
+        ND_TRY(nd_flat_read(r->dataset, first, head, r->inputs));
+        memcpy(r->labels, r->inputs + 1, (size_t)(head - 1) * sizeof *r->labels);
+        if (count == S + 1) {
+            ND_TRY(nd_flat_read(r->dataset, first + S, 1, r->labels + S - 1));
+        }
+    }
+    for (int64_t i = count; i < S; i++) {
+        r->inputs[i] = 0;
+    }
+    for (int64_t i = count - 1; i < S; i++) {
+        r->labels[i] = ND_LABEL_IGNORED;
+    }
+    return ND_OK;
+}
+
 nd_status nd_dataset_block(const nd_dataset *dataset, int64_t index, int32_t *inputs,
                            int32_t *labels)
 {
     ND_ASSERT(index >= 0 && index < dataset->blocks);
-    int64_t S = dataset->sequence;
-    int64_t first = index * (S + 1);
-    int64_t left = dataset->tokens - first;
-    int64_t count = left < S + 1 ? left : S + 1; /* tokens of this block, >= 2 */
-    if (dataset->format == ND_DATA_JSONL) {
-        ND_TRY(nd_jsonl_block(dataset, first, count, inputs, labels));
-    } else {
-        int64_t head = count < S ? count : S;
-        ND_TRY(nd_flat_read(dataset, first, head, inputs));
-        memcpy(labels, inputs + 1, (size_t)(head - 1) * sizeof *labels);
-        if (count == S + 1) {
-            ND_TRY(nd_flat_read(dataset, first + S, 1, labels + S - 1));
-        }
-    }
-    for (int64_t i = count; i < S; i++) {
-        inputs[i] = 0;
-    }
-    for (int64_t i = count - 1; i < S; i++) {
-        labels[i] = ND_LABEL_IGNORED;
-    }
-    return ND_OK;
+    block_read read = {.dataset = dataset, .index = index, .inputs = inputs, .labels = labels};
+    return nd_fs_map_guard(&dataset->map, dataset->path, read_block, &read);
 }
 
 static void put_u64(uint8_t *p, uint64_t x)

@@ -235,10 +235,13 @@ static bool join_thread(nd_loader *loader)
     return false;
 }
 
-void nd_loader_close(nd_loader *loader)
+bool nd_loader_close(nd_loader *loader)
 {
-    if (!loader || (loader->thread_started && !join_thread(loader))) {
-        return;
+    if (!loader) {
+        return true;
+    }
+    if (loader->thread_started && !join_thread(loader)) {
+        return false;
     }
     if (loader->primitives_made) {
         pthread_cond_destroy(&loader->freed);
@@ -253,6 +256,15 @@ void nd_loader_close(nd_loader *loader)
     free(loader->block_inputs);
     free(loader->positions);
     free(loader);
+    return true;
+}
+
+size_t nd_loader_bytes(const nd_loader_options *options)
+{
+    const nd_loader_options *o = options;
+    int64_t row = o->sequence / o->cp_size;
+    int64_t slots = SLOTS * 2 * o->accumulation * o->micro_batch * row;
+    return (size_t)(slots + o->micro_batch * row + 2 * o->sequence) * sizeof(int32_t);
 }
 
 /* With the lock held: until step `taken` is there, or the thread has failed. */

@@ -40,7 +40,12 @@ typedef struct nd_step_batch {
 
 nd_status nd_loader_open(const nd_dataset *dataset, const nd_loader_options *options,
                          nd_loader **out);
-void nd_loader_close(nd_loader *loader); /* joins the thread */
+/*
+ * Joins the thread. False when it hangs in the file system: then the dataset must stay open, since the thread still reads it.
+ */
+bool nd_loader_close(nd_loader *loader);
+/* What a loader of these options holds. */
+size_t nd_loader_bytes(const nd_loader_options *options);
 nd_status nd_loader_next(nd_loader *loader, nd_step_batch *out);
 /* Validation: back to block 0. */
 nd_status nd_loader_rewind(nd_loader *loader);

@@ -43,7 +43,7 @@ static nd_status make_path(const char *path)
 
 static nd_status open_given(const char *dir)
 {
-    static const char *const marks[] = {"run.json", "metrics.jsonl"};
+    static const char *const marks[] = {"run.json", "metrics.jsonl", "trace.json", "model"};
     struct stat st;
     ND_TRY(make_path(dir));
     if (stat(dir, &st) != 0) {

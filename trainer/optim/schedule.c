@@ -3,16 +3,16 @@
 
 #include <math.h>
 
-static double wsd(const nd_config *config, int64_t step)
+static double wsd(const nd_config *config, int64_t done)
 {
     int64_t steps = config->train.steps;
     int64_t decay =
         config->optimizer.decay_steps ? config->optimizer.decay_steps : (steps + 9) / 10;
     double lr = config->optimizer.lr;
-    if (step <= steps - decay) {
+    if (done <= steps - decay) {
         return lr;
     }
-    return lr + (config->optimizer.min_lr - lr) * (double)(step - (steps - decay)) / (double)decay;
+    return lr + (config->optimizer.min_lr - lr) * (double)(done - (steps - decay)) / (double)decay;
 }
 
 double nd_schedule_lr(const nd_config *config, int64_t step)
@@ -22,7 +22,7 @@ double nd_schedule_lr(const nd_config *config, int64_t step)
     if (step <= warmup) {
         return lr * (double)step / (double)warmup;
     }
-    double p = left > 0 ? (double)(step - warmup) / (double)left : 1.0;
+    double p = (double)(step - 1 - warmup) / (double)left;
     switch (config->optimizer.schedule) {
     case ND_SCHEDULE_CONSTANT:
         return lr;
@@ -33,5 +33,5 @@ double nd_schedule_lr(const nd_config *config, int64_t step)
     case ND_SCHEDULE_WSD:
         break;
     }
-    return wsd(config, step);
+    return wsd(config, step - 1);
 }

@@ -30,14 +30,16 @@ Test(schedule, shapes_at_their_corners)
     expect(&constant, 1, 0.1);
     expect(&constant, 10, 1.0);
     expect(&constant, 100, 1.0);
-    expect(&linear, 60, 0.55);
-    expect(&linear, 110, 0.1);
-    expect(&cosine, 60, 0.55);
-    expect(&cosine, 110, 0.1);
+    expect(&linear, 61, 0.55);
+    expect(&linear, 11, 1.0);
+    expect(&linear, 110, 0.1 + 0.9 / 100);
+    expect(&cosine, 61, 0.55);
+    expect(&cosine, 11, 1.0);
+    expect(&cosine, 110, 0.1 + 0.45 * (1.0 + cos(M_PI * 0.99)));
     wsd.optimizer.decay_steps = 20;
-    expect(&wsd, 80, 1.0);
-    expect(&wsd, 90, 0.55);
-    expect(&wsd, 100, 0.1);
+    expect(&wsd, 81, 1.0);
+    expect(&wsd, 91, 0.55);
+    expect(&wsd, 100, 0.1 + 0.9 / 20);
 }
 
 /* A warm-up or decay longer than the run leaves a finite rate between 0 and lr. */

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a run writes and when it validates, of small runs on two workers. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/shell.h"
+#include "tests/support/skip.h"
+
+enum { S = 64 };
+
+static tempdir dir;
+
+static void setup(void)
+{
+    static const char model[] =
+        "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, "
+        "\"intermediate_size\": 64, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, "
+        "\"num_key_value_heads\": 2, \"max_position_embeddings\": 128}";
+    char text[40 * (S + 1)];
+    tempdir_make(&dir);
+    for (size_t i = 0; i < sizeof text; i++) {
+        text[i] = (char)('a' + (i * i / 3 + i / 7) % 26);
+    }
+    tempdir_write(&dir, "text.txt", text, sizeof text);
+    tempdir_write(&dir, "block.txt", text, S + 1);
+    tempdir_write(&dir, "model.json", model, strlen(model));
+}
+
+static void teardown(void)
+{
+    shell_remove(&dir);
+}
+
+TestSuite(run, .init = setup, .fini = teardown, .timeout = 120);
+
+#define RUN                                                                                        \
+    ND_LAUNCH                                                                                      \
+    " --device cpu --num-processes 2 --dp-shard-size 2 --set model.config=model.json "             \
+    "--sequence-length 64 --set optimizer.schedule=constant --set output.dir=out "
+
+/* Values of "key": in metrics.jsonl, in order; how many there are. */
+static int values_of(const char *key, double *values, int room)
+{
+    char line[4096], quoted[64];
+    int n = 0;
+    snprintf(quoted, sizeof quoted, "\"%s\":", key);
+    FILE *f = fopen(tempdir_file(&dir, "out/metrics.jsonl"), "r");
+    cr_assert_not_null(f);
+    while (fgets(line, sizeof line, f)) {
+        const char *at = strstr(line, quoted);
+        if (at) {
+            cr_assert_lt(n, room);
+            values[n++] = strtod(at + strlen(quoted), NULL);
+        }
+    }
+    fclose(f);
+    return n;
+}
+
+/* One block for training and validation, weights that stay as they are: the two losses are the same number. */
+Test(run, validation_is_the_loss_of_its_data)
+{
+    double losses[2], validation[2];
+    shell(&dir, RUN "--set data.path=block.txt --set data.validation_path=block.txt --num-steps 2 "
+                    "--num-processes 1 --dp-shard-size 1 --precision fp32 "
+                    "--set train.validation_interval=1 --set optimizer.lr=1e-300 "
+                    "--set optimizer.weight_decay=0 --set output.save_model=false");
+    cr_assert_eq(values_of("loss", losses, 2), 2);
+    cr_assert_eq(values_of("validation_loss", validation, 2), 2);
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(validation[i], losses[1], "%.17g, not %.17g", validation[i], losses[1]);
+    }
+}
+
+Test(run, validates_every_so_many_steps_and_at_the_end)
+{
+    double steps[16], validation[16];
+    shell(&dir, RUN "--set data.path=text.txt --set data.validation_path=block.txt --num-steps 7 "
+                    "--set train.validation_interval=3 --set output.save_model=false");
+    cr_assert_eq(values_of("validation_loss", validation, 16), 3);
+    cr_assert_eq(values_of("step", steps, 16), 7 + 3);
+    cr_assert(steps[3] == 3 && steps[7] == 6 && steps[9] == 7);
+}
+
+/* A batch is a micro-batch of each data-parallel rank: 2 x 4 x 2 blocks of 64 labels. */
+Test(run, validates_as_many_batches_as_it_is_told)
+{
+    double tokens[2];
+    shell(&dir, RUN "--set data.path=text.txt --set data.validation_path=text.txt --num-steps 1 "
+                    "--set train.micro_batch_size=4 --set train.validation_batches=2 "
+                    "--set output.save_model=false");
+    cr_assert_eq(values_of("validation_tokens", tokens, 2), 1);
+    cr_assert_eq(tokens[0], 2 * 4 * 2 * S);
+}
+
+Test(run, saves_the_weights_in_the_type_that_was_asked_for)
+{
+    static const char *const types[][2] = {{"fp32", "F32"}, {"bf16", "BF16"}};
+    for (int i = 0; i < 2; i++) {
+        char command[1024];
+        snprintf(command, sizeof command,
+                 RUN
+                 "--set data.path=text.txt --num-steps 1 --set output.dtype=%s && "
+                 "head -c 200 out/model/model.safetensors | grep -a '\"dtype\":\"%s\"' && "
+                 "test -s out/model/tokenizer.json && test -s out/model/config.json && rm -r out",
+                 types[i][0], types[i][1]);
+        shell(&dir, command);
+    }
+}
+
+/* Who sends a signal waits: the run ends at the step, without a validation, and saves what it has. */
+Test(run, a_signal_ends_it_without_a_validation)
+{
+    double validation[1];
+    int code = shell_run(
+        &dir, RUN
+        "--set data.path=text.txt --set data.validation_path=text.txt --num-steps 100000 "
+        "--set train.validation_interval=0 & pid=$!; "
+        "n=0; until [ -s out/metrics.jsonl ] || [ $n -ge 600 ]; do sleep 0.1; n=$((n+1)); done; "
+        "kill -TERM $pid; wait $pid");
+    cr_assert_eq(code, 75, "ended with %d:\n%s", code, shell_output);
+    cr_assert_eq(values_of("validation_loss", validation, 1), 0);
+    shell(&dir, "test -s out/model/model.safetensors && test -s out/trace.json");
+}
+
+/* Found before the first step, not when the model is to be saved. */
+Test(run, a_disk_too_full_for_the_model_is_found_at_the_start)
+{
+    if (shell_run(&dir, "mkdir small && unshare -m true") != 0) {
+        skip_test("a file system of a test's own is not permitted here (unshare -m)");
+    }
+    int code = shell_run(&dir, "unshare -m sh -c 'mount -t tmpfs -o size=64k none small && " RUN
+                               "--set data.path=text.txt --num-steps 1 --set output.dir=small/out; "
+                               "code=$?; test -e small/out/metrics.jsonl && exit 1; exit $code'");
+    cr_assert_eq(code, 73, "ended with %d:\n%s", code, shell_output);
+    cr_assert_not_null(strstr(shell_output, "the trained model"), "%s", shell_output);
+}
