@@ -15,12 +15,14 @@ than the memory; outputs appear under their names only when they are complete.
 
 Needs the Python package transformers, or tokenizers for a tokenizer.json.
 """
+import sys
+
+sys.path.append(sys.path.pop(0))  # this folder last: its tokenize.py is not Python's module of that name
 import argparse
 import array
 import json
 import os
 import struct
-import sys
 
 LLMC_GPT2 = (20240520, 1, "H")
 LLMC_LLAMA3 = (20240801, 7, "I")
@@ -46,10 +48,13 @@ class Encoder:
     def _from_transformers(self, name):
         try:
             from transformers import AutoTokenizer
-        except ImportError:
-            sys.exit("tokenize: the Python package transformers is needed: pip install transformers; or give a "
-                     "tokenizer.json, for which the package tokenizers is enough")
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        except ImportError as error:
+            sys.exit(f"tokenize: the Python package transformers cannot be imported ({error}): pip install transformers; "
+                     "or give a tokenizer.json, for which the package tokenizers is enough")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+        except (ImportError, OSError, ValueError) as error:
+            sys.exit(f"tokenize: no tokenizer {name}: {error}")
         tokenizer.model_max_length = sys.maxsize  # no warning about long documents: they are packed into blocks
 
         def encode_all(texts, special):
@@ -59,9 +64,12 @@ class Encoder:
     def _from_file(self, path):
         try:
             from tokenizers import Tokenizer
-        except ImportError:
-            sys.exit("tokenize: the Python package tokenizers is needed: pip install tokenizers")
-        tokenizer = Tokenizer.from_file(path)
+        except ImportError as error:
+            sys.exit(f"tokenize: the Python package tokenizers cannot be imported ({error}): pip install tokenizers")
+        try:
+            tokenizer = Tokenizer.from_file(path)
+        except Exception as error:  # the package raises nothing more special
+            sys.exit(f"tokenize: {path} is no tokenizer.json: {error}")
         names = ("<|end_of_text|>", "<|endoftext|>", "</s>")
         known = (tokenizer.token_to_id(n) for n in names)
 

@@ -3,6 +3,7 @@
 
 Run through check_tokenize.sh.
 """
+import importlib.util
 import json
 import os
 import subprocess
@@ -28,8 +29,9 @@ def train(path, vocab):
     return tokenizer
 
 
-def run(*arguments, fails=None):
-    done = subprocess.run([sys.executable, TOKENIZE, *arguments], capture_output=True, text=True)
+def run(*arguments, fails=None, environment={}):
+    done = subprocess.run([sys.executable, TOKENIZE, *arguments], capture_output=True, text=True,
+                          env={**os.environ, **environment})
     if fails is None:
         assert done.returncode == 0, done.stderr
     else:
@@ -46,6 +48,21 @@ def compare(path, vocab, kind, expected):
     found, count, ids = read(path, vocab)
     assert (found, count) == (kind, len(expected)), (found, count, len(expected))
     assert ids == expected[:len(expected) // 2 * 2]
+
+
+def compare_transformers(here, tokenizer, whole, texts):
+    """The same tokenizer as a folder, for transformers' AutoTokenizer."""
+    if not importlib.util.find_spec("transformers"):
+        print(f"skipped: {sys.executable} has no transformers; set ND_PEER_PYTHON to one that has")
+        return
+    from transformers import PreTrainedTokenizerFast
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(here("folder"))
+    run("--tokenizer", here("folder"), "--output", here("ft"), "--append-eos", here("a.txt"))
+    compare(here("ft"), 600, "megatron", whole + [1])
+    run("--tokenizer", here("folder"), "--output", here("fj"), "--no-special-tokens", here("a.jsonl"))
+    compare(here("fj"), 600, "megatron",
+            [i for t in texts for i in tokenizer.encode(t, add_special_tokens=False).ids])
+    run("--tokenizer", here("none"), "--output", here("x"), here("a.txt"), fails="no tokenizer " + here("none"))
 
 
 with tempfile.TemporaryDirectory() as top:
@@ -72,6 +89,15 @@ with tempfile.TemporaryDirectory() as top:
     run("--tokenizer", here("tokenizer.json"), "--output", here("b"), "--no-special-tokens", here("a.jsonl"))
     compare(here("b"), 600, "megatron", bare)
 
+    compare_transformers(here, tokenizer, whole, rows)
+
+    # Why a package cannot be imported is said, also when it is there.
+    os.makedirs(here("broken/transformers"))
+    with open(here("broken/transformers/__init__.py"), "w", encoding="utf-8") as file:
+        file.write('raise ImportError("a library of it is missing")\n')
+    run("--tokenizer", here("none"), "--output", here("x"), here("a.txt"), fails="a library of it is missing",
+        environment={"PYTHONPATH": here("broken")})
+
     # Ids beyond 16 bits: 70,000 added tokens, of which the last is used.
     tokenizer.add_tokens([f"<extra_{i}>" for i in range(70000)])
     tokenizer.save(here("large.json"))
@@ -86,6 +112,7 @@ with tempfile.TemporaryDirectory() as top:
         file.write('{"text": "a"}\n{"prompt": "q", "completion": "r"}\n')
     run("--tokenizer", here("tokenizer.json"), "--output", here("p"), here("p.jsonl"), fails="line 2 has no string")
     run("--tokenizer", here("tokenizer.json"), "--output", here("p"), here("none.txt"), fails="is not a file")
+    run("--tokenizer", here("p.jsonl"), "--output", here("p"), here("a.txt"), fails="is no tokenizer.json")
     assert not [name for name in os.listdir(top) if name.startswith("p.") and name != "p.jsonl"]
     assert not [name for name in os.listdir(top) if name.endswith(".tmp")]
 print("check_tokenize: every id as the tokenizer gives it")
