@@ -19,6 +19,8 @@
 #include "runtime/base/version.h"
 #include "runtime/rdzv/key.h"
 
+enum { CHECK_SECONDS = 120 }; /* for the check before the start, and time to index the data */
+
 /* The resolved configuration as an anonymous file that workers inherit. */
 static nd_status config_to_fd(const nd_config *config, int *fd)
 {
@@ -67,7 +69,8 @@ static nd_status launch(const nd_config *config, const nd_slurm *slurm, int *exi
     ND_TRY(nd_preflight_check_files(config));
     ND_TRY(nd_preflight_find_worker(program, sizeof program));
     ND_TRY(config_to_fd(config, &job.config_fd));
-    ND_TRY(nd_preflight_run(program, job.config_fd, config->source, digests, sizeof digests,
+    ND_TRY(nd_preflight_run(program, job.config_fd, config->source,
+                            CHECK_SECONDS + nd_config_data_seconds(config), digests, sizeof digests,
                             exit_code));
     if (*exit_code != 0) {
         return ND_OK; /* the check has said why */

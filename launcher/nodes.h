@@ -26,10 +26,13 @@ enum { ND_NODE_SCREEN_MAX = 64 << 10, ND_NODE_BEAT_MS = 2000, ND_NODE_SILENT_MS 
 
 typedef struct nd_nodes nd_nodes;
 
+/* Seconds for the nodes to meet: launch.rdzv_timeout_seconds, and what one's check may take longer than another's. */
+double nd_nodes_limit(const nd_job *job);
+
 /* Node 0, its store open: waits for the other nodes. ND_ERR_HANG names who is missing at the deadline; ND_ERR_CONFIG
  * when a node's settings differ. */
 nd_status nd_nodes_gather(nd_job *job);
-/* Other nodes: connects to node 0 until launch.rdzv_timeout_seconds, compares settings, learns ranks and run id. */
+/* Other nodes: connects to node 0 within nd_nodes_limit, compares settings, learns ranks and run id. */
 nd_status nd_nodes_join(nd_job *job, const uint8_t key[ND_KEY_BYTES]);
 
 /* The store's hooks of node 0; before nd_nodes_create has made job->nodes they must not be called. */

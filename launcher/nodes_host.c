@@ -216,7 +216,8 @@ static nd_status say_missing(nd_nodes *nodes, double seconds, bool last)
         return ND_OK;
     }
     return nd_fail(ND_ERR_HANG,
-                   "%s (launch.rdzv_timeout_seconds): start ndlaunch there with --node-rank, the "
+                   "%s (launch.rdzv_timeout_seconds, and time to index JSONL): start ndlaunch "
+                   "there with --node-rank, the "
                    "same endpoint and the same key",
                    line);
 }
@@ -235,7 +236,7 @@ nd_status nd_nodes_gather(nd_job *job)
 {
     nd_nodes *nodes = job->nodes;
     nd_status status = ND_OK;
-    double limit = job->config->launch.rdzv_timeout_seconds;
+    double limit = nd_nodes_limit(job);
     int64_t begin = nd_clock_ns(), noticed = begin;
     while (status == ND_OK && !all_joined(nodes)) {
         uv_run(&job->loop, UV_RUN_ONCE); /* the store ticks ten times a second */

@@ -66,11 +66,16 @@ static nd_status take_plan(nd_job *job, int64_t deadline)
     return ND_OK;
 }
 
+double nd_nodes_limit(const nd_job *job)
+{
+    return job->config->launch.rdzv_timeout_seconds + nd_config_data_seconds(job->config);
+}
+
 static nd_status join_job(nd_job *job, const uint8_t key[ND_KEY_BYTES])
 {
     nd_join *join = job->join;
     char host[ND_HOST_MAX];
-    double limit = job->config->launch.rdzv_timeout_seconds;
+    double limit = nd_nodes_limit(job);
     /* Node 0 gives up at its own deadline and says who was missing: a little later than that. */
     int64_t deadline = nd_clock_ns() + (int64_t)((2 * limit + 5) * 1e9);
     int world;

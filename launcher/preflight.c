@@ -18,7 +18,7 @@
 #include "runtime/base/limits.h"
 #include "runtime/base/version.h"
 
-enum { CONFIG_FD = 3, CHECK_SECONDS = 120 };
+enum { CONFIG_FD = 3 };
 
 nd_status nd_preflight_find_worker(char *path, int capacity)
 {
@@ -123,7 +123,7 @@ static nd_status spawn_check(const char *program, int config_fd, const char *con
 }
 
 nd_status nd_preflight_run(const char *program, int config_fd, const char *config_name,
-                           char *digests, size_t capacity, int *exit_code)
+                           double seconds, char *digests, size_t capacity, int *exit_code)
 {
     int pipe_fds[2], wait_status = 0;
     char line[2048];
@@ -137,15 +137,18 @@ nd_status nd_preflight_run(const char *program, int config_fd, const char *confi
         close(pipe_fds[0]);
         return status;
     }
-    bool ended = read_answer(pipe_fds[0], nd_clock_ns() + (int64_t)CHECK_SECONDS * 1000000000, line,
-                             sizeof line);
+    bool ended =
+        read_answer(pipe_fds[0], nd_clock_ns() + (int64_t)(seconds * 1e9), line, sizeof line);
     close(pipe_fds[0]);
     if (!ended) {
         kill(pid, SIGKILL);
     }
     waitpid(pid, &wait_status, 0);
     if (!ended) {
-        return nd_fail(ND_ERR_HANG, "%s check did not end within %d s", program, CHECK_SECONDS);
+        return nd_fail(ND_ERR_HANG,
+                       "the check of model and data (%s check) did not end within %.0f s: is a "
+                       "file on a disk that does not answer?",
+                       program, seconds);
     }
     size_t first = strcspn(line, "\n");
     take_digests(line + first + (line[first] == '\n'), digests, capacity);

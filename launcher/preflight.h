@@ -12,10 +12,10 @@ nd_status nd_preflight_find_worker(char *path, int capacity);
  */
 nd_status nd_preflight_check_files(const nd_config *config);
 /*
- * Runs `<program> check` with the resolved configuration behind config_fd, read from the file config_name. Its sentence goes to stderr and its code to
+ * Runs `<program> check`, for at most `seconds`, with the resolved configuration behind config_fd, read from the file config_name. Its sentence goes to stderr and its code to
  * *exit_code; its lines "digest NAME HEX" go to digests as "NAME=HEX". ND_ERR_CONFIG when it is of another version: both are named.
  */
 nd_status nd_preflight_run(const char *program, int config_fd, const char *config_name,
-                           char *digests, size_t capacity, int *exit_code);
+                           double seconds, char *digests, size_t capacity, int *exit_code);
 
 #endif

@@ -124,6 +124,7 @@ static nd_status command_train(const nd_config *config, nd_worker *worker, int a
     nd_inputs inputs = {0};
     nd_run_context context = {.worker = worker, .inputs = &inputs, .argc = argc, .argv = argv};
     nd_status status = check_world(config, &worker->identity);
+    status = status == ND_OK ? nd_worker_meet(worker, config) : status;
     status = status == ND_OK ? nd_inputs_open(config, &inputs) : status;
     status = status == ND_OK ? nd_worker_join(worker, config, &inputs.shape) : status;
     status = status == ND_OK ? nd_train(&context) : status;

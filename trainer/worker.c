@@ -69,7 +69,7 @@ static nd_status open_transport(nd_worker *worker, const nd_config *config)
     return nd_transport_open_ucx(&options, &worker->transport);
 }
 
-nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_llama_shape *shape)
+nd_status nd_worker_meet(nd_worker *worker, const nd_config *config)
 {
     nd_identity *id = &worker->identity;
     nd_rank *rank = &worker->rank;
@@ -81,11 +81,21 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_ll
         ND_TRY(nd_store_open_single(&worker->store));
     } else {
         ND_TRY(nd_store_open(id, config->launch.rdzv_timeout_seconds, &worker->store));
+        ND_TRY(nd_store_barrier(worker->store, "start"));
+        nd_store_set_timeout(worker->store,
+                             config->launch.rdzv_timeout_seconds + nd_config_data_seconds(config));
     }
+    nd_progress_set_phase(rank->progress, ND_PHASE_INIT, 0);
+    return ND_OK;
+}
+
+nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_llama_shape *shape)
+{
+    nd_identity *id = &worker->identity;
+    nd_rank *rank = &worker->rank;
     ND_TRY(nd_worker_open_device(config, id->local_rank, id->local_world_size, worker));
     nd_failure_set_device(id, worker->device->table->name);
     ND_TRY(nd_peers_meet(worker->store, id, "", &worker->peers));
-    nd_progress_set_phase(rank->progress, ND_PHASE_INIT, 0);
     ND_TRY(open_transport(worker, config));
     rank->rank = id->rank;
     rank->world_size = id->world_size;

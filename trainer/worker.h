@@ -32,7 +32,12 @@ nd_status nd_worker_open_device(const nd_config *config, int local_rank, int loc
  * CPUs as this one would have.
  */
 nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker);
-/* The rest: joins the job. The config is borrowed. */
+/*
+ * Joins the job's store and waits until all ranks have, within launch.rdzv_timeout_seconds. Comes before the data are
+ * opened: ranks may take minutes to index them, and nobody takes that for a rank that is not there.
+ */
+nd_status nd_worker_meet(nd_worker *worker, const nd_config *config);
+/* The rest, after nd_worker_meet. The config is borrowed. */
 nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_llama_shape *shape);
 void nd_worker_close(nd_worker *worker);
 

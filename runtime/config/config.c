@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "runtime/config/flags.h"
 
@@ -80,4 +81,21 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
     nd_reader_begin(&reader, ND_LAYER_FLAGS);
     ND_TRY(nd_flags_apply(&reader, cli, argc, argv));
     return nd_reader_end(&reader, "");
+}
+
+static double index_seconds(const nd_config *config, const char *path)
+{
+    const double seconds_per_byte = 100e-9;
+    struct stat st;
+    size_t length = strlen(path);
+    bool named = length > 6 && strcmp(path + length - 6, ".jsonl") == 0;
+    bool is_jsonl =
+        config->data.format == ND_DATA_JSONL || (config->data.format == ND_DATA_AUTO && named);
+    return is_jsonl && stat(path, &st) == 0 ? seconds_per_byte * (double)st.st_size : 0.0;
+}
+
+double nd_config_data_seconds(const nd_config *config)
+{
+    return index_seconds(config, config->data.path) +
+           index_seconds(config, config->data.validation_path);
 }

@@ -170,6 +170,12 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
  */
 nd_status nd_config_resolve(nd_config *config);
 
+/*
+ * How long a healthy program may take to index the data: JSONL is parsed once from end to end, which takes ten seconds
+ * a GB; a hundred are allowed for slow disks. 0 for other formats. Added to the deadlines that data come under.
+ */
+double nd_config_data_seconds(const nd_config *config);
+
 /* --help: usage, flags grouped by section with type, default, range, unit. */
 void nd_config_help(FILE *out, const char *program);
 

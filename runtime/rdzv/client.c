@@ -220,6 +220,11 @@ nd_status nd_store_open(const nd_identity *identity, double timeout_seconds, nd_
     return ND_OK;
 }
 
+void nd_store_set_timeout(nd_store *store, double timeout_seconds)
+{
+    store->timeout_seconds = timeout_seconds;
+}
+
 nd_status nd_store_open_single(nd_store **out)
 {
     nd_store *store;

@@ -19,6 +19,8 @@ typedef struct nd_store nd_store;
 /* Connects, authenticates and says hello (version, run id, rank). ND_ERR_IO / ND_ERR_HANG / ND_ERR_CONFIG (wrong key,
  * other version) with a sentence. timeout_seconds also bounds each later call. */
 nd_status nd_store_open(const nd_identity *identity, double timeout_seconds, nd_store **out);
+/* What bounds each call from now on. */
+void nd_store_set_timeout(nd_store *store, double timeout_seconds);
 nd_status nd_store_open_single(nd_store **out);
 void nd_store_close(nd_store *store); /* says goodbye; NULL is legal */
 

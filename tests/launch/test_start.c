@@ -190,18 +190,45 @@ Test(start, usage)
     cr_assert_str_eq(launched_read(&l), "ndlaunch " ND_VERSION "\n");
 }
 
-/* torchrun's variables and no ndlaunch: rank 0 hosts the store, also for a rank that comes first. */
-Test(start, without_ndlaunch_rank_0_hosts_the_store)
+static int free_port(void)
 {
-    launched ranks[3];
-    char program[PATH_MAX], port[16], number[16], name[32];
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t bytes = sizeof address;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); /* a port that is free just now */
     cr_assert_eq(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
     cr_assert_eq(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
     close(fd);
-    snprintf(port, sizeof port, "%d", ntohs(address.sin_port));
+    return ntohs(address.sin_port);
+}
+
+/* Indexing data takes minutes: who is missing must be known before, and who indexes must not be taken for missing. */
+Test(start, ranks_meet_before_they_open_the_data)
+{
+    launched l;
+    char program[PATH_MAX], port[16];
+    snprintf(program, sizeof program, "%s/ndtrain", launched_build_root());
+    snprintf(port, sizeof port, "%d", free_port());
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    setenv("MASTER_PORT", port, 1);
+    setenv("WORLD_SIZE", "2", 1);
+    setenv("LOCAL_WORLD_SIZE", "2", 1);
+    setenv("RANK", "0", 1);
+    setenv("LOCAL_RANK", "0", 1);
+    launched_start(&l, &dir, "rank0",
+                   (const char *[]){program, "train", "--num-processes", "2", "--device", "cpu",
+                                    "--data-path", "/nonexistent.txt", "--rdzv-timeout-seconds",
+                                    "0.5", NULL});
+    cr_assert_eq(launched_wait(&l, 60), 124, "%s", launched_read(&l));
+    assert_says(&l, "missing of 2 ranks: 1");
+    cr_assert_null(strstr(l.text, "nonexistent"), "%s", l.text);
+}
+
+/* torchrun's variables and no ndlaunch: rank 0 hosts the store, also for a rank that comes first. */
+Test(start, without_ndlaunch_rank_0_hosts_the_store)
+{
+    launched ranks[3];
+    char program[PATH_MAX], port[16], number[16], name[32];
+    snprintf(port, sizeof port, "%d", free_port());
     snprintf(program, sizeof program, "%s", getenv("ND_WORKER"));
     setenv("ND_TEST", "done", 1);
     setenv("MASTER_ADDR", "127.0.0.1", 1);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support.h"
 
+#include "runtime/config/fields.h"
+#include "tests/support/tempdir.h"
+
 Test(resolve, workers_nodes_and_axes)
 {
     nd_config c;
@@ -90,4 +93,23 @@ Test(resolve, checks_what_was_put_into_the_struct)
     c.optimizer.beta2 = 2;
     expect_sentence(nd_config_resolve(&c), ND_ERR_CONFIG, "betas", "optimizer.betas", (char *)NULL);
     nd_config_fini(&c);
+}
+
+/* 100 s a GB of JSONL; other formats are mapped and open at once. */
+Test(resolve, time_to_index_the_data)
+{
+    tempdir dir;
+    nd_config c;
+    tempdir_make(&dir);
+    cr_assert_eq(truncate(tempdir_write(&dir, "big.jsonl", "", 0), 3000000000), 0); /* no disk */
+    cr_assert_eq(nd_config_init(&c), ND_OK);
+    cr_expect_eq(nd_config_data_seconds(&c), 0.0);
+    assert_ok(nd_text_replace(&c.data.path, tempdir_file(&dir, "big.jsonl")));
+    cr_expect_float_eq(nd_config_data_seconds(&c), 300.0, 1e-9);
+    assert_ok(nd_text_replace(&c.data.validation_path, c.data.path));
+    cr_expect_float_eq(nd_config_data_seconds(&c), 600.0, 1e-9);
+    c.data.format = ND_DATA_TEXT;
+    cr_expect_eq(nd_config_data_seconds(&c), 0.0);
+    nd_config_fini(&c);
+    tempdir_remove(&dir);
 }
