@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * FP8 casts, scales and one linear of each recipe against torchao, delayed scales against a table worked out from the
+ * formulas (scripts/goldens/fp8.py, delayed.py). Codes and scales must be equal bit for bit, by the reference and by
+ * the CPU backend.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/ops.h"
+#include "runtime/tensor/fp8.h"
+#include "tests/parity/golden_reader.h"
+
+enum { M = 32, K = 48, N = 64, STEPS = 30, BACKENDS = 2 };
+
+static nd_golden *golden;
+static nd_device *device;
+static nd_stream stream;
+static const nd_ops *backends[BACKENDS];
+static const nd_dtype formats[] = {ND_DTYPE_F8_E4M3, ND_DTYPE_F8_E5M2};
+static const char *const format_names[] = {"e4m3", "e5m2"};
+
+#define CHECK(expr) cr_assert_eq((expr), ND_OK, "%s", nd_error_last()->message)
+
+static void set_up(void)
+{
+    CHECK(nd_device_open_cpu(2, &device));
+    CHECK(device->table->stream_init(device, &stream));
+    CHECK(nd_ops_ref(&backends[0]));
+    CHECK(nd_ops_cpu(device, &backends[1]));
+}
+
+static void tear_down(void)
+{
+    device->table->stream_fini(&stream);
+    nd_device_close(device);
+    nd_golden_close(golden);
+}
+
+TestSuite(fp8_op_goldens, .init = set_up, .fini = tear_down);
+
+/* "prefix.name" without a buffer of the caller's; good until the eighth next call. */
+static const char *join(const char *prefix, const char *name)
+{
+    static char texts[8][128];
+    static int next;
+    char text[sizeof texts[0]];
+    snprintf(text, sizeof text, "%s.%s", prefix, name);
+    return memcpy(texts[next++ % 8], text, sizeof text);
+}
+
+static void *new_memory(size_t bytes)
+{
+    void *p = aligned_alloc(256, (bytes + 256) / 256 * 256);
+    cr_assert(p != NULL);
+    memset(p, 0x55, bytes);
+    return p;
+}
+
+/* ---- casts and scales ---- */
+
+static void expect_codes(const char *name, const uint8_t *got, nd_dtype format, int64_t count)
+{
+    const uint8_t *want = nd_golden_u8(golden, name, count);
+    for (int64_t i = 0; i < count; i++) {
+        bool nan = isnan(nd_fp8_to_f32(format, want[i])) && isnan(nd_fp8_to_f32(format, got[i]));
+        cr_assert(nan || got[i] == want[i], "%s[%lld] is 0x%02x, the golden 0x%02x", name,
+                  (long long)i, got[i], want[i]);
+    }
+}
+
+static void check_cast(const nd_ops *ops, nd_tensor x, nd_dtype format, const char *name)
+{
+    float one = 1.0f;
+    int64_t count = x.shape[0];
+    uint8_t *codes = new_memory((size_t)count);
+    nd_fp8 out = {.codes = nd_tensor_1d(codes, format, count), .scale = &one};
+    CHECK(ops->fp8_cast(&stream, out, NULL, x));
+    expect_codes(name, codes, format, count);
+    free(codes);
+}
+
+Test(fp8_op_goldens, codes_of_every_bf16_value_and_of_f32_ties)
+{
+    static nd_bf16 every[65536];
+    CHECK(nd_golden_open("fp8/casts.safetensors", &golden));
+    for (int i = 0; i < 65536; i++) {
+        every[i] = (nd_bf16)i;
+    }
+    const nd_st_tensor *values = nd_golden_find(golden, "f32.values");
+    cr_assert(values != NULL);
+    int64_t count = values->shape[0];
+    float *f32 = (float *)(uintptr_t)nd_golden_f32(golden, "f32.values", count);
+    for (int b = 0; b < BACKENDS; b++) {
+        for (int f = 0; f < 2; f++) {
+            check_cast(backends[b], nd_tensor_1d(every, ND_DTYPE_BF16, 65536), formats[f],
+                       join(format_names[f], "bf16"));
+            check_cast(backends[b], nd_tensor_1d(f32, ND_DTYPE_F32, count), formats[f],
+                       join(format_names[f], "f32"));
+        }
+    }
+}
+
+static void expect_scales(const char *name, const float *got, int64_t count)
+{
+    const float *want = nd_golden_f32(golden, name, count);
+    for (int64_t i = 0; i < count; i++) {
+        cr_assert(isnan(want[i]) ? isnan(got[i]) : got[i] == want[i],
+                  "%s[%lld] is %.9g, the golden %.9g", name, (long long)i, (double)got[i],
+                  (double)want[i]);
+    }
+}
+
+Test(fp8_op_goldens, scales)
+{
+    CHECK(nd_golden_open("fp8/casts.safetensors", &golden));
+    int64_t count = nd_golden_find(golden, "scale.amax")->shape[0];
+    const float *amax = nd_golden_f32(golden, "scale.amax", count);
+    float *scale = new_memory((size_t)count * 4), *inverse = new_memory((size_t)count * 4);
+    for (int i = 0; i < 4 * BACKENDS; i++) {
+        const nd_ops *ops = backends[i / 4];
+        const char *name = join("scale", format_names[i & 1]);
+        bool power_of_two = i & 2;
+        CHECK(ops->fp8_scale(&stream, scale, inverse, amax, count, formats[i & 1], power_of_two));
+        expect_scales(power_of_two ? join(name, "pow2") : name, scale, count);
+        for (int64_t k = 0; k < count; k++) {
+            cr_assert(isnan(scale[k]) || inverse[k] == 1.0f / scale[k]);
+        }
+    }
+    free(scale);
+    free(inverse);
+}
+
+/* ---- delayed scaling ---- */
+
+/* The six sequences of amaxes, side by side as six tensors, of one case ("max.4.margin2.e4m3"). */
+static void check_delayed(const nd_ops *ops, nd_amax_algorithm algorithm, int64_t length,
+                          int margin, int format)
+{
+    static const char *const sequences[] = {"smooth", "zeros", "infinity", "nan", "tiny", "spikes"};
+    enum { COUNT = 6 };
+    float scale[COUNT], inverse[COUNT], limit[COUNT];
+    float *amax = new_memory((size_t)length * COUNT * sizeof *amax);
+    char name[64];
+    snprintf(name, sizeof name, "%s.%d.margin%d.%s",
+             algorithm == ND_AMAX_MAX ? "max" : "most_recent", (int)length, margin,
+             format_names[format]);
+    memset(amax, 0, (size_t)length * COUNT * sizeof *amax);
+    for (int i = 0; i < COUNT; i++) {
+        scale[i] = inverse[i] = 1.0f;
+        limit[i] = ldexpf(nd_fp8_max(formats[format]), -margin);
+    }
+    nd_fp8_history history = {length, COUNT, amax, limit, scale, inverse};
+    for (int step = 0; step < STEPS; step++) {
+        for (int i = 0; i < COUNT; i++) {
+            amax[i] = nd_golden_f32(golden, join("amax", sequences[i]), STEPS)[step];
+        }
+        CHECK(ops->fp8_delayed(&stream, &history, algorithm));
+        for (int i = 0; i < COUNT; i++) {
+            float want = nd_golden_f32(golden, join(name, sequences[i]), STEPS)[step];
+            cr_assert(scale[i] == want && inverse[i] == 1.0f / want && amax[i] == 0.0f,
+                      "%s.%s, step %d: %.9g, the table has %.9g", name, sequences[i], step,
+                      (double)scale[i], (double)want);
+        }
+    }
+    free(amax);
+}
+
+Test(fp8_op_goldens, delayed_scales)
+{
+    static const int64_t lengths[] = {1, 4, 1024};
+    CHECK(nd_golden_open("fp8/delayed.safetensors", &golden));
+    for (int i = 0; i < 6 * BACKENDS; i++) {
+        const nd_ops *ops = backends[i / 6];
+        nd_amax_algorithm algorithm = i % 2 ? ND_AMAX_MAX : ND_AMAX_MOST_RECENT;
+        check_delayed(ops, algorithm, lengths[i % 3], 0, 0);
+        check_delayed(ops, algorithm, lengths[i % 3], 0, 1);
+        check_delayed(ops, algorithm, lengths[i % 3], 2, 0);
+    }
+}
+
+/* ---- one linear of each recipe ---- */
+
+/* An operand of a product: a tensor, how it is cast, and the golden's name for the cast. */
+typedef struct cast {
+    const char *source, *name;
+    nd_dtype format;
+    nd_granularity granularity;
+} cast;
+
+typedef struct product {
+    const char *result;
+    cast a, b;
+    bool a_transposed, b_transposed;
+} product;
+
+static nd_tensor source_of(const char *name)
+{
+    int64_t rows = name[0] == 'w' ? N : M, columns = name[0] == 'd' ? N : K;
+    void *data = (void *)(uintptr_t)nd_golden_bf16(golden, name, rows * columns);
+    return nd_tensor_2d(data, ND_DTYPE_BF16, rows, columns);
+}
+
+/* Casts, compares scale and codes with the golden's; the caller frees with free_cast. */
+static nd_fp8 make_cast(const nd_ops *ops, const char *recipe, const cast *c, bool power_of_two)
+{
+    nd_tensor x = source_of(c->source);
+    int64_t rows = x.shape[0], columns = x.shape[1];
+    int64_t groups = c->granularity == ND_PER_TENSOR ? 1
+                     : c->granularity == ND_PER_ROW  ? rows
+                                                     : columns;
+    const char *name = join(recipe, c->name);
+    float *amax = new_memory((size_t)groups * sizeof *amax);
+    nd_fp8 out = {.codes =
+                      nd_tensor_2d(new_memory((size_t)(rows * columns)), c->format, rows, columns),
+                  .scale = new_memory((size_t)groups * sizeof(float)),
+                  .inverse = new_memory((size_t)groups * sizeof(float)),
+                  .granularity = c->granularity};
+    CHECK(ops->amax(&stream, amax, x, c->granularity, false));
+    CHECK(ops->fp8_scale(&stream, out.scale, out.inverse, amax, groups, c->format, power_of_two));
+    CHECK(ops->fp8_cast(&stream, out, NULL, x));
+    expect_scales(join(name, "scale"), out.scale, groups);
+    expect_codes(join(name, "codes"), out.codes.data, c->format, rows * columns);
+    free(amax);
+    return out;
+}
+
+static void free_cast(nd_fp8 x)
+{
+    free(x.codes.data);
+    free(x.scale);
+    free(x.inverse);
+}
+
+/*
+ * Both sides round an F32 sum of at most 64 products to BF16, in other orders and with the scales before or after the
+ * sum. The sums differ by less than 64 x 2^-23 of the largest result's size, after which they may round to neighbours,
+ * 2^-7 apart.
+ */
+static void expect_result(const char *name, const nd_bf16 *got, int64_t count)
+{
+    const nd_bf16 *want = nd_golden_bf16(golden, name, count);
+    double largest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        largest = fmax(largest, fabs((double)nd_bf16_to_f32(want[i])));
+    }
+    for (int64_t i = 0; i < count; i++) {
+        double g = nd_bf16_to_f32(got[i]), w = nd_bf16_to_f32(want[i]);
+        cr_assert(fabs(g - w) <= 0x1p-7 * fabs(w) + 64 * 0x1p-23 * largest,
+                  "%s[%lld] is %.9g, the golden %.9g", name, (long long)i, g, w);
+    }
+}
+
+static void check_product(const nd_ops *ops, const char *recipe, const product *p,
+                          bool power_of_two)
+{
+    nd_fp8 a = make_cast(ops, recipe, &p->a, power_of_two);
+    nd_fp8 b = make_cast(ops, recipe, &p->b, power_of_two);
+    int64_t m = a.codes.shape[p->a_transposed], k = a.codes.shape[!p->a_transposed];
+    int64_t n = b.codes.shape[!p->b_transposed];
+    nd_bf16 *c = new_memory((size_t)(m * n) * sizeof *c);
+    void *scratch = new_memory(ops->matmul_fp8_scratch(device, m, n, k, ND_DTYPE_BF16));
+    CHECK(ops->matmul_fp8(&stream, nd_tensor_2d(c, ND_DTYPE_BF16, m, n), a, p->a_transposed, b,
+                          p->b_transposed, 0.0f, false, scratch));
+    expect_result(join(recipe, p->result), c, m * n);
+    free(scratch);
+    free(c);
+    free_cast(a);
+    free_cast(b);
+}
+
+#define E4M3(source, name, along)                                                                  \
+    {                                                                                              \
+        source, name, ND_DTYPE_F8_E4M3, ND_PER_##along                                             \
+    }
+#define E5M2(source, name, along)                                                                  \
+    {                                                                                              \
+        source, name, ND_DTYPE_F8_E5M2, ND_PER_##along                                             \
+    }
+
+Test(fp8_op_goldens, tensorwise_linear)
+{
+    static const product products[] = {
+        {"y", E4M3("x", "x", TENSOR), E4M3("w", "w", TENSOR), false, true},
+        {"dx", E5M2("dy", "dy", TENSOR), E4M3("w", "w_dx", TENSOR), false, false},
+        {"dw", E5M2("dy", "dy_dw", TENSOR), E4M3("x", "x_dw", TENSOR), true, false},
+    };
+    CHECK(nd_golden_open("fp8/linear.safetensors", &golden));
+    for (int i = 0; i < 3 * BACKENDS; i++) {
+        check_product(backends[i / 3], "tensorwise", &products[i % 3], false);
+    }
+}
+
+Test(fp8_op_goldens, rowwise_linear)
+{
+    static const product products[] = {
+        {"y", E4M3("x", "x", ROW), E4M3("w", "w", ROW), false, true},
+        {"dx", E4M3("dy", "dy", ROW), E4M3("w", "w_dx", COLUMN), false, false},
+        {"dw", E4M3("dy", "dy_dw", COLUMN), E4M3("x", "x_dw", COLUMN), true, false},
+    };
+    CHECK(nd_golden_open("fp8/linear.safetensors", &golden));
+    for (int i = 0; i < 3 * BACKENDS; i++) {
+        check_product(backends[i / 3], "rowwise", &products[i % 3], true);
+    }
+}
+
+/* Its weight gradient is a product in BF16. */
+Test(fp8_op_goldens, rowwise_with_gw_hp_linear)
+{
+    static const product products[] = {
+        {"y", E4M3("x", "x", ROW), E4M3("w", "w", ROW), false, true},
+        {"dx", E4M3("dy", "dy", ROW), E4M3("w", "w_dx", TENSOR), false, false},
+    };
+    CHECK(nd_golden_open("fp8/linear.safetensors", &golden));
+    for (int i = 0; i < 2 * BACKENDS; i++) {
+        check_product(backends[i / 2], "rowwise_with_gw_hp", &products[i % 2], true);
+    }
+    for (int b = 0; b < BACKENDS; b++) {
+        nd_bf16 dw[N * K];
+        CHECK(backends[b]->matmul(&stream, nd_tensor_2d(dw, ND_DTYPE_BF16, N, K), source_of("dy"),
+                                  true, source_of("x"), false, 0.0f));
+        expect_result("rowwise_with_gw_hp.dw", dw, N * K);
+    }
+}
+
+/* With FP8 all-gather a weight's codes come from its F32 master. */
+Test(fp8_op_goldens, codes_of_a_master_weight)
+{
+    CHECK(nd_golden_open("fp8/linear.safetensors", &golden));
+    float *master = (float *)(uintptr_t)nd_golden_f32(golden, "master.w", N * K);
+    nd_tensor w = nd_tensor_1d(master, ND_DTYPE_F32, N * K);
+    for (int b = 0; b < BACKENDS; b++) {
+        float amax = 0.0f, scale, inverse;
+        uint8_t codes[N * K];
+        /* The weight in two shards, as two ranks have it. */
+        nd_tensor shards[2] = {nd_tensor_1d(master, ND_DTYPE_F32, 1000),
+                               nd_tensor_1d(master + 1000, ND_DTYPE_F32, N * K - 1000)};
+        for (int s = 0; s < 2; s++) {
+            CHECK(backends[b]->amax(&stream, &amax, shards[s], ND_PER_TENSOR, true));
+        }
+        CHECK(backends[b]->fp8_scale(&stream, &scale, &inverse, &amax, 1, ND_DTYPE_F8_E4M3, false));
+        expect_scales("master.scale", &scale, 1);
+        nd_fp8 out = {.codes = nd_tensor_1d(codes, ND_DTYPE_F8_E4M3, N * K), .scale = &scale};
+        CHECK(backends[b]->fp8_cast(&stream, out, NULL, w));
+        expect_codes("master.codes", codes, ND_DTYPE_F8_E4M3, N * K);
+    }
+}
