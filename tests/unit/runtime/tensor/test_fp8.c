@@ -61,7 +61,7 @@ Test(fp8_codes, every_bf16_number_gets_the_nearest_code)
     for (int f = 0; f < 2; f++) {
         for (int bits = 0; bits <= 0x7f80; bits++) {
             float x = nd_bf16_to_f32((nd_bf16)bits);
-            int want = isinf(x) ? last_finite(formats[f]) : nearest(formats[f], (double)x);
+            int want = nearest(formats[f], (double)fminf(x, nd_fp8_max(formats[f])));
             cr_assert(nd_fp8_from_f32(formats[f], x) == want, "format %d, %g", f, (double)x);
             cr_assert(nd_fp8_from_f32(formats[f], -x) == (want | 0x80), "format %d, -%g", f,
                       (double)x);
