@@ -9,7 +9,7 @@
  * never ask for the size of an axis.
  *
  * Every operation is enqueued on `stream` and completes `done`; the buffers are lent until then. With done == NULL the
- * call returns when the operation is complete. All members must enter the operations of a group in the same order with
+ * call returns when the operation is complete (nccl: when it is enqueued on `stream` itself). All members must enter the operations of a group in the same order with
  * the same counts; operations of different groups may be pending together. Each communicator allows 8 pending
  * operations; one more first completes the oldest. An event must be waited for before its storage is reused or goes
  * away. Pending operations advance whenever this rank enqueues or waits on any communicator of the transport.
@@ -159,6 +159,25 @@ typedef struct nd_ucx_options {
 nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **out);
 const char *
 nd_transport_ucx_version(void); /* of the library in use; "none" in a build without it */
+
+/*
+ * NCCL, for device cuda: the device is open and current, and the options are as above. Buffers are device memory; an
+ * all-reduce without an event may also be of host memory (4096 bytes at most), and then waits. Otherwise no call waits on
+ * the host: with done == NULL later work of `stream` sees the result. Sums are NCCL's: BF16 is rounded at each hop, and
+ * all members get the same bits.
+ */
+typedef struct nd_nccl_options {
+    int rank, size;
+    double timeout_seconds;
+    nd_progress_slot *progress;
+    const nd_progress *page;
+    int (*slot_of_rank)(void *context, int rank);
+    void *slot_context;
+    nd_status (*exchange)(void *context, const void *send, void *recv, size_t bytes);
+    void *exchange_context;
+    nd_device *device;
+} nd_nccl_options;
+nd_status nd_transport_open_nccl(const nd_nccl_options *options, nd_transport **out);
 
 /* All communicators of one rank, by kind; `gradients` duplicates dp_shard_cp for the reduce-scatters. */
 typedef struct nd_groups {

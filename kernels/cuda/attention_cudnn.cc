@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/attention_cudnn.h"
+
+#include <cuda_runtime_api.h>
+#include <cudnn_frontend.h>
+#include <dlfcn.h>
+
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace cudnn_frontend {
+void *cudnn_dlhandle = nullptr; /* where the frontend looks for cuDNN's functions */
+}
+
+namespace fe = cudnn_frontend;
+using fe::graph::Graph;
+using fe::graph::Tensor_attributes;
+
+enum { OLDEST = 90500, PLANS = 64 };
+enum uid : int64_t { Q = 1, K, V, OUT, STATS, DOUT, DQ, DK, DV };
+
+struct plan {
+    nd_sdpa_form form;
+    std::shared_ptr<Graph> graph;
+    std::unordered_map<int64_t, void *> pointers; /* filled anew for each call */
+    int64_t workspace = 0;
+};
+
+struct nd_cudnn {
+    nd_device *device;
+    int capability;
+    cudnnHandle_t handle = nullptr;
+    std::shared_ptr<fe::DeviceProperties> description;
+    std::vector<std::unique_ptr<plan>> plans;
+};
+
+static nd_status failed(const char *call, const std::string &message)
+{
+    return nd_fail(ND_ERR_INTERNAL, "cuDNN attention, %s: %.900s", call, message.c_str());
+}
+
+#define ND_CUDNN(call_)                                                                            \
+    do {                                                                                           \
+        auto nd_cudnn_error_ = (call_);                                                            \
+        if (nd_cudnn_error_.is_bad()) {                                                            \
+            return failed(#call_, nd_cudnn_error_.get_message());                                  \
+        }                                                                                          \
+    } while (0)
+
+static nd_status open_library(void)
+{
+    static const char *const name = "libcudnn.so.9";
+    fe::cudnn_dlhandle = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+    if (!fe::cudnn_dlhandle) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "cuDNN is needed for device cuda and cannot be opened: %s; install cuDNN 9, "
+                       "or name its folder in LD_LIBRARY_PATH",
+                       dlerror());
+    }
+    size_t version = fe::detail::get_backend_version();
+    if (version < OLDEST) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "cuDNN here is version %zu and device cuda needs %d or newer; install a "
+                       "newer cuDNN 9",
+                       version, (int)OLDEST);
+    }
+    return ND_OK;
+}
+
+static nd_status describe_device(nd_cudnn *cudnn, const char *description)
+{
+    std::vector<uint8_t> bytes(description, description + std::strlen(description));
+    cudnn->description = std::make_shared<fe::DeviceProperties>();
+    ND_CUDNN(cudnn->description->deserialize(bytes));
+    return ND_OK;
+}
+
+extern "C" nd_status nd_cudnn_create(nd_device *device, int capability, const char *description,
+                                     nd_cudnn **out)
+{
+    ND_TRY(open_library());
+    nd_cudnn *cudnn = new (std::nothrow) nd_cudnn{};
+    if (!cudnn) {
+        return nd_fail(ND_ERR_INTERNAL, "out of host memory");
+    }
+    cudnn->device = device;
+    cudnn->capability = capability;
+    nd_status status = ND_OK;
+    if (device) {
+        cudnnStatus_t created = fe::detail::create_handle(&cudnn->handle);
+        if (created != CUDNN_STATUS_SUCCESS) {
+            status = failed("cudnnCreate", fe::detail::get_error_string(created));
+        }
+    } else {
+        status = describe_device(cudnn, description);
+    }
+    if (status != ND_OK) {
+        nd_cudnn_destroy(cudnn);
+        return status;
+    }
+    *out = cudnn;
+    return ND_OK;
+}
+
+extern "C" void nd_cudnn_destroy(nd_cudnn *cudnn)
+{
+    if (cudnn) {
+        cudnn->plans.clear();
+        if (cudnn->handle) {
+            fe::detail::destroy_handle(cudnn->handle);
+        }
+        delete cudnn;
+    }
+}
+
+extern "C" size_t nd_cudnn_version(const nd_cudnn *cudnn)
+{
+    return fe::detail::get_backend_version();
+}
+
+/* (B, heads, rows, D) as cuDNN orders the axes. */
+static Tensor_attributes tensor(const nd_sdpa_form &f, const char *name, int64_t id, int64_t heads,
+                                int64_t rows, const nd_sdpa_strides &s)
+{
+    return Tensor_attributes()
+        .set_name(name)
+        .set_uid(id)
+        .set_dim({f.batch, heads, rows, f.head_dim})
+        .set_stride({s.batch, s.head, s.row, 1});
+}
+
+static Tensor_attributes statistics(const nd_sdpa_form &f)
+{
+    return Tensor_attributes()
+        .set_name("stats")
+        .set_uid(STATS)
+        .set_dim({f.batch, f.heads, f.sq, 1})
+        .set_stride({f.stats_batch, f.stats_head, 1, 1})
+        .set_data_type(fe::DataType_t::FLOAT);
+}
+
+template <typename Options> static void set_mask(Options &options, const nd_sdpa_form &f)
+{
+    if (f.mask != ND_SDPA_ALL) {
+        options.set_diagonal_alignment(f.mask == ND_SDPA_TOP_LEFT
+                                           ? fe::DiagonalAlignment_t::TOP_LEFT
+                                           : fe::DiagonalAlignment_t::BOTTOM_RIGHT);
+        options.set_diagonal_band_right_bound(0);
+    }
+}
+
+static void finish_output(const std::shared_ptr<Tensor_attributes> &t, const Tensor_attributes &as)
+{
+    t->set_output(true).set_uid(as.get_uid()).set_dim(as.get_dim()).set_stride(as.get_stride());
+}
+
+static void make_forward(Graph &graph, const nd_sdpa_form &f)
+{
+    auto q = graph.tensor(tensor(f, "q", Q, f.heads, f.sq, f.q));
+    auto k = graph.tensor(tensor(f, "k", K, f.kv_heads, f.sk, f.k));
+    auto v = graph.tensor(tensor(f, "v", V, f.kv_heads, f.sk, f.v));
+    auto options = fe::graph::SDPA_attributes().set_name("forward").set_generate_stats(true);
+    options.set_attn_scale(f.scale);
+    set_mask(options, f);
+    auto [out, stats] = graph.sdpa(q, k, v, options);
+    finish_output(out, tensor(f, "out", OUT, f.heads, f.sq, f.out));
+    finish_output(stats, statistics(f));
+    stats->set_data_type(fe::DataType_t::FLOAT);
+}
+
+static void make_backward(Graph &graph, const nd_sdpa_form &f)
+{
+    auto q = graph.tensor(tensor(f, "q", Q, f.heads, f.sq, f.q));
+    auto k = graph.tensor(tensor(f, "k", K, f.kv_heads, f.sk, f.k));
+    auto v = graph.tensor(tensor(f, "v", V, f.kv_heads, f.sk, f.v));
+    auto out = graph.tensor(tensor(f, "out", OUT, f.heads, f.sq, f.out));
+    auto dout = graph.tensor(tensor(f, "dout", DOUT, f.heads, f.sq, f.dout));
+    auto stats = graph.tensor(statistics(f));
+    auto options = fe::graph::SDPA_backward_attributes().set_name("backward");
+    options.set_attn_scale(f.scale);
+    options.set_deterministic_algorithm(f.deterministic != 0);
+    set_mask(options, f);
+    auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, dout, stats, options);
+    finish_output(dq, tensor(f, "dq", DQ, f.heads, f.sq, f.dq));
+    finish_output(dk, tensor(f, "dk", DK, f.kv_heads, f.sk, f.dk));
+    finish_output(dv, tensor(f, "dv", DV, f.kv_heads, f.sk, f.dv));
+}
+
+static nd_status build(nd_cudnn *cudnn, plan &p)
+{
+    p.graph = std::make_shared<Graph>();
+    Graph &graph = *p.graph;
+    graph.set_io_data_type(fe::DataType_t::BFLOAT16)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
+    if (!cudnn->handle) {
+        graph.set_sm_version(cudnn->capability);
+        graph.set_device_properties(cudnn->description);
+    }
+    if (p.form.backward) {
+        make_backward(graph, p.form);
+    } else {
+        make_forward(graph, p.form);
+    }
+    ND_CUDNN(graph.validate());
+    if (cudnn->handle) {
+        ND_CUDNN(graph.build_operation_graph(cudnn->handle));
+    } else {
+        ND_CUDNN(graph.build_operation_graph());
+    }
+    ND_CUDNN(graph.create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}));
+    ND_CUDNN(graph.check_support());
+    ND_CUDNN(graph.build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE));
+    ND_CUDNN(graph.get_workspace_size(p.workspace));
+    return ND_OK;
+}
+
+static nd_status find(nd_cudnn *cudnn, const nd_sdpa_form *form, plan **out)
+{
+    for (auto &p : cudnn->plans) {
+        if (std::memcmp(&p->form, form, sizeof *form) == 0) {
+            *out = p.get();
+            return ND_OK;
+        }
+    }
+    if (cudnn->plans.size() == PLANS) {
+        return nd_fail(ND_ERR_INTERNAL, "more than %d forms of attention", (int)PLANS);
+    }
+    auto made = std::make_unique<plan>();
+    made->form = *form;
+    nd_status status = build(cudnn, *made);
+    if (status != ND_OK) {
+        return nd_fail_context(
+            status, "planning %s of batch %lld, %lld queries, %lld keys, %lld heads, %lld KV heads",
+            form->backward ? "the backward" : "the forward", (long long)form->batch,
+            (long long)form->sq, (long long)form->sk, (long long)form->heads,
+            (long long)form->kv_heads);
+    }
+    *out = made.get();
+    cudnn->plans.push_back(std::move(made));
+    return ND_OK;
+}
+
+/* Nothing of C++ leaves this file. */
+template <typename Body> static nd_status guarded(Body body)
+{
+    try {
+        return body();
+    } catch (const std::exception &e) {
+        return failed("an exception", e.what());
+    }
+}
+
+extern "C" nd_status nd_cudnn_workspace(nd_cudnn *cudnn, const nd_sdpa_form *form, size_t *out)
+{
+    return guarded([&]() -> nd_status {
+        plan *p = nullptr;
+        ND_TRY(find(cudnn, form, &p));
+        *out = (size_t)p->workspace;
+        return ND_OK;
+    });
+}
+
+extern "C" nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_sdpa_form *form,
+                                  const nd_sdpa_tensors *t)
+{
+    return guarded([&]() -> nd_status {
+        plan *p = nullptr;
+        ND_TRY(find(cudnn, form, &p));
+        auto &at = p->pointers;
+        at[Q] = const_cast<void *>(t->q);
+        at[K] = const_cast<void *>(t->k);
+        at[V] = const_cast<void *>(t->v);
+        at[OUT] = t->out;
+        at[STATS] = t->stats;
+        if (form->backward) {
+            at[DOUT] = const_cast<void *>(t->dout);
+            at[DQ] = t->dq;
+            at[DK] = t->dk;
+            at[DV] = t->dv;
+        }
+        cudnnStatus_t set = fe::detail::set_stream(cudnn->handle, (cudaStream_t)stream->native);
+        if (set != CUDNN_STATUS_SUCCESS) {
+            return failed("cudnnSetStream", fe::detail::get_error_string(set));
+        }
+        ND_CUDNN(p->graph->execute(cudnn->handle, at, t->workspace));
+        return ND_OK;
+    });
+}

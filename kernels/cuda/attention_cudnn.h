@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CUDA_ATTENTION_CUDNN_H
+#define ND_CUDA_ATTENTION_CUDNN_H
+/*
+ * Scaled dot-product attention of cuDNN behind a C interface: BF16, forward with LSE and backward, one plan per form, kept
+ * from its first use. libcudnn is opened at run time. attention_cudnn.cc is the only C++ of the host side.
+ *
+ * A plan costs about a second to build. Building needs no GPU when a description of one is given.
+ */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "runtime/device/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct nd_cudnn nd_cudnn;
+
+typedef enum nd_sdpa_mask {
+    ND_SDPA_ALL = 0,      /* every query sees every key */
+    ND_SDPA_TOP_LEFT,     /* query i sees keys 0..i */
+    ND_SDPA_BOTTOM_RIGHT, /* query i sees keys 0..i + sk - sq; sq <= sk */
+} nd_sdpa_mask;
+
+/* Strides in elements of the axes (batch, sequence, head); the last axis is contiguous. */
+typedef struct nd_sdpa_strides {
+    int64_t batch, row, head;
+} nd_sdpa_strides;
+
+/* What a plan is for. Compared by bytes: zero it first. */
+typedef struct nd_sdpa_form {
+    int64_t batch, sq, sk, heads, kv_heads, head_dim;
+    nd_sdpa_strides q, k, v, out, dout, dq, dk, dv; /* forward: the first four */
+    int64_t stats_batch, stats_head;                /* F32 (B, H, Sq), rows contiguous */
+    float scale;
+    int32_t mask; /* nd_sdpa_mask */
+    int32_t backward, deterministic;
+} nd_sdpa_form;
+
+/* Device pointers, aligned to 16 bytes. Forward writes out and stats; backward reads them and writes dq, dk, dv. */
+typedef struct nd_sdpa_tensors {
+    const void *q, *k, *v;
+    void *out;
+    float *stats;
+    const void *dout;
+    void *dq, *dk, *dv;
+    void *workspace;
+} nd_sdpa_tensors;
+
+/*
+ * ND_ERR_CONFIG when the library is missing or too old, or when this program was built without cudnn-frontend. device
+ * NULL: only builds plans, for the GPU that `description` describes (cuDNN's JSON, see docs/cuda.md).
+ */
+nd_status nd_cudnn_create(nd_device *device, int capability, const char *description,
+                          nd_cudnn **out);
+void nd_cudnn_destroy(nd_cudnn *cudnn); /* NULL is legal */
+/* 91900: 9.19.0. */
+size_t nd_cudnn_version(const nd_cudnn *cudnn);
+
+/* Bytes that a call of this form needs; builds its plan. */
+nd_status nd_cudnn_workspace(nd_cudnn *cudnn, const nd_sdpa_form *form, size_t *out);
+nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_sdpa_form *form,
+                       const nd_sdpa_tensors *tensors);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

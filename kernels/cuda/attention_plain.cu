@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/attention_plain.h"
+
+#include "kernels/cuda/common.cuh"
+
+using namespace nd;
+
+namespace {
+
+enum { THREADS = 64 };
+
+/* A (B, S, heads, D) view. */
+template <class T> struct view {
+    T *data;
+    int64_t batch, token, head;
+
+    __device__ T *row(int64_t b, int64_t i, int64_t h) const
+    {
+        return data + b * batch + i * token + h * head;
+    }
+};
+
+struct shape {
+    int64_t batch, sq, sk, diag;
+    int64_t stat_batch, stat_head; /* strides of lse and delta */
+    int heads, group, columns;     /* group: query heads per KV head */
+    float scale;
+
+    __device__ int64_t stat(int64_t b, int64_t h, int64_t i) const
+    {
+        return b * stat_batch + h * stat_head + i;
+    }
+};
+
+/* Keys [0, visible) of row i. */
+__device__ inline int64_t visible(const shape &s, int64_t i)
+{
+    int64_t n = i + s.diag + 1;
+    return n < 0 ? 0 : n < s.sk ? n : s.sk;
+}
+
+template <class A, class B> __device__ inline float dot(const A *a, const B *b, int n)
+{
+    float sum = 0.0f;
+    for (int d = 0; d < n; d++) {
+        sum += widen(a[d]) * widen(b[d]);
+    }
+    return sum;
+}
+
+template <class O>
+__device__ inline void put(O *to, const float *sums, float factor, int n, bool add)
+{
+    for (int d = 0; d < n; d++) {
+        float value = sums[d] * factor;
+        narrow(add ? widen(to[d]) + value : value, to[d]);
+    }
+}
+
+template <class T>
+__global__ void __launch_bounds__(THREADS)
+    forward(shape s, view<T> out, float *lse, view<const T> q, view<const T> k, view<const T> v)
+{
+    int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (at >= s.batch * s.heads * s.sq) {
+        return;
+    }
+    int64_t i = at % s.sq, h = at / s.sq % s.heads, b = at / s.sq / s.heads;
+    int64_t n = visible(s, i);
+    float sums[ND_PLAIN_HEAD_DIM], most = -INFINITY, total = 0.0f;
+    for (int d = 0; d < s.columns; d++) {
+        sums[d] = 0.0f;
+    }
+    for (int64_t j = 0; j < n; j++) {
+        float score = s.scale * dot(q.row(b, i, h), k.row(b, j, h / s.group), s.columns);
+        const T *value = v.row(b, j, h / s.group);
+        float next = score > most ? score : most;
+        float keep = expf(most - next), p = expf(score - next);
+        for (int d = 0; d < s.columns; d++) {
+            sums[d] = sums[d] * keep + p * widen(value[d]);
+        }
+        total = total * keep + p;
+        most = next;
+    }
+    put(out.row(b, i, h), sums, n > 0 ? 1.0f / total : 0.0f, s.columns, false);
+    lse[s.stat(b, h, i)] = n > 0 ? most + logf(total) : -INFINITY;
+}
+
+/* What the backward of one pair of query and key needs. */
+template <class T> struct pair {
+    float p, ds; /* probability, gradient of the score */
+
+    __device__ pair(const shape &s, const T *q, const T *k, const T *v, const T *dout, float lse,
+                    float delta)
+    {
+        p = expf(s.scale * dot(q, k, s.columns) - lse);
+        ds = p * (dot(dout, v, s.columns) - delta);
+    }
+};
+
+template <class T, class O>
+__global__ void __launch_bounds__(THREADS)
+    queries(shape s, view<O> dq, view<const T> q, view<const T> k, view<const T> v,
+            view<const T> dout, const float *lse, const float *delta, bool add)
+{
+    int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (at >= s.batch * s.heads * s.sq) {
+        return;
+    }
+    int64_t i = at % s.sq, h = at / s.sq % s.heads, b = at / s.sq / s.heads;
+    int64_t row = s.stat(b, h, i), n = lse[row] == -INFINITY ? 0 : visible(s, i);
+    float sums[ND_PLAIN_HEAD_DIM];
+    for (int d = 0; d < s.columns; d++) {
+        sums[d] = 0.0f;
+    }
+    for (int64_t j = 0; j < n; j++) {
+        const T *key = k.row(b, j, h / s.group);
+        pair<T> x(s, q.row(b, i, h), key, v.row(b, j, h / s.group), dout.row(b, i, h), lse[row],
+                  delta[row]);
+        for (int d = 0; d < s.columns; d++) {
+            sums[d] += x.ds * widen(key[d]);
+        }
+    }
+    put(dq.row(b, i, h), sums, s.scale, s.columns, add);
+}
+
+template <class T, class O>
+__global__ void __launch_bounds__(THREADS)
+    keys(shape s, view<O> dk, view<O> dv, view<const T> q, view<const T> k, view<const T> v,
+         view<const T> dout, const float *lse, const float *delta, bool add)
+{
+    int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int kv_heads = s.heads / s.group;
+    if (at >= s.batch * kv_heads * s.sk) {
+        return;
+    }
+    int64_t j = at % s.sk, kv = at / s.sk % kv_heads, b = at / s.sk / kv_heads;
+    float sums_k[ND_PLAIN_HEAD_DIM], sums_v[ND_PLAIN_HEAD_DIM];
+    for (int d = 0; d < s.columns; d++) {
+        sums_k[d] = sums_v[d] = 0.0f;
+    }
+    for (int64_t h = kv * s.group; h < (kv + 1) * s.group; h++) {
+        for (int64_t i = j - s.diag > 0 ? j - s.diag : 0; i < s.sq; i++) {
+            int64_t row = s.stat(b, h, i);
+            if (lse[row] == -INFINITY) {
+                continue;
+            }
+            const T *query = q.row(b, i, h), *gradient = dout.row(b, i, h);
+            pair<T> x(s, query, k.row(b, j, kv), v.row(b, j, kv), gradient, lse[row], delta[row]);
+            for (int d = 0; d < s.columns; d++) {
+                sums_k[d] += x.ds * widen(query[d]);
+                sums_v[d] += x.p * widen(gradient[d]);
+            }
+        }
+    }
+    put(dk.row(b, j, kv), sums_k, s.scale, s.columns, add);
+    put(dv.row(b, j, kv), sums_v, 1.0f, s.columns, add);
+}
+
+shape shape_of(const nd_attention *a, nd_tensor stat)
+{
+    return {a->batch,         a->sq,          a->sk,         a->diag,
+            stat.stride[0],   stat.stride[1], (int)a->heads, (int)(a->heads / a->kv_heads),
+            (int)a->head_dim, a->scale};
+}
+
+template <class T> view<T> view_of(nd_tensor t)
+{
+    return {(T *)t.data, t.stride[0], t.stride[1], t.stride[2]};
+}
+
+unsigned blocks_of(int64_t rows)
+{
+    return (unsigned)((rows + THREADS - 1) / THREADS);
+}
+
+template <class T>
+int launch_forward(nd_cuda_queue queue, const nd_attention *a, nd_tensor out, nd_tensor lse,
+                   nd_tensor q, nd_tensor k, nd_tensor v)
+{
+    return ND_LAUNCH((forward<T>), blocks_of(a->batch * a->heads * a->sq), THREADS, queue,
+                     shape_of(a, lse), view_of<T>(out), (float *)lse.data, view_of<const T>(q),
+                     view_of<const T>(k), view_of<const T>(v));
+}
+
+template <class T, class O>
+int launch_queries(nd_cuda_queue queue, const nd_attention *a, nd_tensor dq, nd_tensor q,
+                   nd_tensor k, nd_tensor v, nd_tensor dout, nd_tensor lse, nd_tensor delta,
+                   bool add)
+{
+    return ND_LAUNCH((queries<T, O>), blocks_of(a->batch * a->heads * a->sq), THREADS, queue,
+                     shape_of(a, lse), view_of<O>(dq), view_of<const T>(q), view_of<const T>(k),
+                     view_of<const T>(v), view_of<const T>(dout), (const float *)lse.data,
+                     (const float *)delta.data, add);
+}
+
+template <class T, class O>
+int launch_keys(nd_cuda_queue queue, const nd_attention *a, nd_tensor dk, nd_tensor dv, nd_tensor q,
+                nd_tensor k, nd_tensor v, nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add)
+{
+    return ND_LAUNCH((keys<T, O>), blocks_of(a->batch * a->kv_heads * a->sk), THREADS, queue,
+                     shape_of(a, lse), view_of<O>(dk), view_of<O>(dv), view_of<const T>(q),
+                     view_of<const T>(k), view_of<const T>(v), view_of<const T>(dout),
+                     (const float *)lse.data, (const float *)delta.data, add);
+}
+
+template <class T>
+int launch_backward(nd_cuda_queue queue, const nd_attention *a, nd_tensor dq, nd_tensor dk,
+                    nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor dout,
+                    nd_tensor lse, nd_tensor delta, bool add_q, bool add_kv)
+{
+    auto launch_q = dq.dtype == ND_DTYPE_F32 ? launch_queries<T, float> : launch_queries<T, T>;
+    auto launch_k = dk.dtype == ND_DTYPE_F32 ? launch_keys<T, float> : launch_keys<T, T>;
+    int launched = launch_q(queue, a, dq, q, k, v, dout, lse, delta, add_q);
+    return launched || !dk.data ? launched
+                                : launch_k(queue, a, dk, dv, q, k, v, dout, lse, delta, add_kv);
+}
+
+} // namespace
+
+int nd_cuda_attention_plain_fwd(nd_cuda_queue queue, const nd_attention *a, nd_tensor out,
+                                nd_tensor lse, nd_tensor q, nd_tensor k, nd_tensor v)
+{
+    auto launch = q.dtype == ND_DTYPE_F32 ? launch_forward<float> : launch_forward<bf16>;
+    return launch(queue, a, out, lse, q, k, v);
+}
+
+int nd_cuda_attention_plain_bwd(nd_cuda_queue queue, const nd_attention *a, nd_tensor dq,
+                                nd_tensor dk, nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v,
+                                nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add_q,
+                                bool add_kv)
+{
+    auto launch = q.dtype == ND_DTYPE_F32 ? launch_backward<float> : launch_backward<bf16>;
+    return launch(queue, a, dq, dk, dv, q, k, v, dout, lse, delta, add_q, add_kv);
+}

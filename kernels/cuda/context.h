@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CUDA_CONTEXT_H
+#define ND_CUDA_CONTEXT_H
+/*
+ * What the CUDA ops keep for one GPU: cuBLASLt with its plans, the attention plans, and the memory that a call borrows.
+ * nd_ops_cuda creates it, it hangs off nd_device.native, and closing the device destroys it. All ops of a rank run on one
+ * stream, so one workspace serves them; another stream that computes at the same time would need its own.
+ */
+#include "kernels/cuda/attention_cudnn.h"
+#include "kernels/cuda/matmul_lt.h"
+#include "runtime/device/device.h"
+
+typedef struct nd_cuda_context {
+    nd_device *device;
+    nd_lt *lt;
+    nd_cudnn *cudnn;
+    void *scratch;            /* ND_CUDA_SCRATCH bytes for the kernels */
+    size_t attention_scratch; /* the most that was planned for a call of attention */
+    int capability;           /* 90: Hopper */
+    bool deterministic;       /* attention adds up gradients in a fixed order */
+} nd_cuda_context;
+
+static inline nd_cuda_context *nd_cuda_context_of(const nd_device *device)
+{
+    return device->native;
+}
+
+#endif

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CUDA_OPS_H
+#define ND_CUDA_OPS_H
+/* The CUDA backend's table. A program built without CUDA has these functions too: they say so. */
+#include "kernels/ops.h"
+
+/*
+ * Opens cuBLASLt and cuDNN and makes what the ops keep; it hangs off the device and dies with it. deterministic:
+ * attention's backward adds in a fixed order (the rest always does).
+ */
+nd_status nd_ops_cuda(nd_device *device, bool deterministic, const nd_ops **out);
+/* The table for planning only: its ..._scratch functions may be asked with a device that is not a GPU. */
+nd_status nd_ops_cuda_planner(const nd_ops **out);
+/* Device memory that nd_ops_cuda allocates. */
+size_t nd_ops_cuda_workspace(void);
+
+#endif

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/lt_plan.h"
+
+#include <string.h>
+
+#include "kernels/cuda/matmul_lt.h"
+
+int32_t nd_lt_alignment(const void *p)
+{
+    uintptr_t low = (uintptr_t)p & -(uintptr_t)p;
+    return low == 0 || low > 256 ? 256 : (int32_t)low;
+}
+
+static cudaDataType_t type_of(int32_t dtype)
+{
+    switch ((nd_dtype)dtype) {
+    case ND_DTYPE_BF16:
+        return CUDA_R_16BF;
+    case ND_DTYPE_F8_E4M3:
+        return CUDA_R_8F_E4M3;
+    case ND_DTYPE_F8_E5M2:
+        return CUDA_R_8F_E5M2;
+    default:
+        ND_ASSERT(dtype == ND_DTYPE_F32);
+        return CUDA_R_32F;
+    }
+}
+
+static nd_status describe(const nd_lt_library *l, const nd_lt_key *key, nd_lt_plan *plan)
+{
+    int32_t op_a = key->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    int32_t op_b = key->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    ND_CUBLAS(l->desc_init(&plan->desc, sizeof plan->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a));
+    ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b));
+    if (key->scaling != ND_LT_UNSCALED) {
+        int8_t fast = (int8_t)key->fast;
+        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
+    }
+    if (key->scaling == ND_LT_VECTORS) {
+        int32_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode, sizeof mode));
+        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode, sizeof mode));
+    }
+    ND_CUBLAS(l->layout_init(&plan->a, sizeof plan->a, type_of(key->a),
+                             (uint64_t)(key->a_transposed ? key->k : key->m),
+                             (uint64_t)(key->a_transposed ? key->m : key->k), key->lda));
+    ND_CUBLAS(l->layout_init(&plan->b, sizeof plan->b, type_of(key->b),
+                             (uint64_t)(key->b_transposed ? key->n : key->k),
+                             (uint64_t)(key->b_transposed ? key->k : key->n), key->ldb));
+    ND_CUBLAS(l->layout_init(&plan->d, sizeof plan->d, type_of(key->d), (uint64_t)key->m,
+                             (uint64_t)key->n, key->ldd));
+    return ND_OK;
+}
+
+/* Partial sums of a split k are F32, added in a fixed order: no rounding of them to BF16, no atomics. */
+static nd_status prefer(const nd_lt_library *l, const nd_lt_key *key,
+                        cublasLtMatmulPreferenceOpaque_t *preference)
+{
+    uint64_t workspace = ND_LT_WORKSPACE;
+    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const struct {
+        cublasLtMatmulPreferenceAttributes_t attribute;
+        uint32_t bytes;
+    } alignments[] = {
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (uint32_t)key->align_a},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (uint32_t)key->align_b},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (uint32_t)key->align_d},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (uint32_t)key->align_d},
+    };
+    ND_CUBLAS(l->preference_init(preference, sizeof *preference));
+    ND_CUBLAS(l->preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                sizeof workspace));
+    ND_CUBLAS(l->preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
+                                sizeof reductions));
+    for (size_t i = 0; i < sizeof alignments / sizeof *alignments; i++) {
+        ND_CUBLAS(l->preference_set(preference, alignments[i].attribute, &alignments[i].bytes,
+                                    sizeof alignments[i].bytes));
+    }
+    return ND_OK;
+}
+
+nd_status nd_lt_plan_init(const nd_lt_library *l, cublasLtHandle_t handle, nd_lt_key key,
+                          int wanted, nd_lt_plan *plan, cublasLtMatmulHeuristicResult_t *results,
+                          int *found)
+{
+    cublasLtMatmulPreferenceOpaque_t preference;
+    memset(plan, 0, sizeof *plan);
+    ND_TRY(describe(l, &key, plan));
+    ND_TRY(prefer(l, &key, &preference));
+    *found = 0;
+    cublasStatus_t status = l->heuristic(handle, &plan->desc, &plan->a, &plan->b, &plan->d,
+                                         &plan->d, &preference, wanted, results, found);
+    if (status != CUBLAS_STATUS_SUCCESS || *found == 0) {
+        return nd_fail(
+            ND_ERR_INTERNAL,
+            "cuBLASLt has no algorithm (status %d) for %s (%lld, %lld) = %s %s (ld %lld) x %s %s "
+            "(ld %lld), k %lld, beta %d, aligned to %d, %d, %d bytes",
+            (int)status, nd_dtype_name((nd_dtype)key.d), (long long)key.m, (long long)key.n,
+            nd_dtype_name((nd_dtype)key.a), key.a_transposed ? "T" : "N", (long long)key.lda,
+            nd_dtype_name((nd_dtype)key.b), key.b_transposed ? "T" : "N", (long long)key.ldb,
+            (long long)key.k, (int)key.beta, (int)key.align_a, (int)key.align_b, (int)key.align_d);
+    }
+    plan->key = key;
+    plan->used = true;
+    plan->algorithm = results[0].algo;
+    plan->workspace = results[0].workspaceSize;
+    return ND_OK;
+}

@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/matmul_lt.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/lt_plan.h"
+#include "runtime/device/cuda_check.h"
+
+enum { PLANS = 1024, VECTOR_SCALES_SINCE = 120900 };
+
+struct nd_lt {
+    nd_device *device;
+    nd_lt_library library;
+    cublasLtHandle_t handle;
+    int capability, candidates, plan_count;
+    void *workspace;
+    nd_lt_plan plans[PLANS]; /* open addressing */
+};
+
+/* Pointers of one call. Scales: NULL for 1. */
+typedef struct operands {
+    const void *a, *b;
+    void *d;
+    const float *scale_a, *scale_b;
+} operands;
+
+nd_status nd_lt_create(nd_device *device, int capability, nd_lt **out)
+{
+    nd_lt *lt = NULL;
+    ND_TRY(ND_ALLOC(1, &lt));
+    nd_status status = ND_OK;
+    lt->device = device;
+    lt->capability = capability;
+    lt->candidates = 1;
+    ND_TRY_OUT(nd_lt_library_open(&lt->library));
+    ND_TRY_OUT(nd_device_alloc(device, ND_LT_WORKSPACE, &lt->workspace));
+    cublasStatus_t created = lt->library.create(&lt->handle);
+    if (created != CUBLAS_STATUS_SUCCESS) {
+        lt->handle = NULL;
+        status = nd_lt_failed(created, "cublasLtCreate");
+    }
+out:
+    if (status != ND_OK) {
+        nd_lt_destroy(lt);
+        return status;
+    }
+    *out = lt;
+    return ND_OK;
+}
+
+void nd_lt_destroy(nd_lt *lt)
+{
+    if (lt) {
+        if (lt->handle) {
+            lt->library.destroy(lt->handle);
+        }
+        if (lt->workspace) {
+            nd_device_free(lt->device, lt->workspace, ND_LT_WORKSPACE);
+        }
+        free(lt);
+    }
+}
+
+size_t nd_lt_version(const nd_lt *lt)
+{
+    return lt->library.version();
+}
+
+int nd_lt_plan_count(const nd_lt *lt)
+{
+    return lt->plan_count;
+}
+
+void nd_lt_set_candidates(nd_lt *lt, int candidates)
+{
+    lt->candidates = candidates > ND_LT_CANDIDATES ? ND_LT_CANDIDATES : candidates;
+}
+
+static nd_status run(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const operands *x)
+{
+    const float one = 1.0f, beta = (float)plan->key.beta;
+    const nd_lt_library *l = &lt->library;
+    if (plan->key.scaling != ND_LT_UNSCALED) {
+        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &x->scale_a,
+                              sizeof x->scale_a));
+        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x->scale_b,
+                              sizeof x->scale_b));
+    }
+    ND_CUBLAS(l->matmul(lt->handle, &plan->desc, &one, x->a, &plan->a, x->b, &plan->b, &beta, x->d,
+                        &plan->d, x->d, &plan->d, &plan->algorithm, lt->workspace, plan->workspace,
+                        nd_cuda_stream(stream)));
+    return ND_OK;
+}
+
+static size_t matrix_bytes(int64_t ld, int64_t columns, int32_t dtype)
+{
+    return (size_t)(ld * columns) * nd_dtype_size((nd_dtype)dtype);
+}
+
+/* Memory of its own for one call of a plan: A, B, D and scales, zeroed. */
+typedef struct bench {
+    void *memory;
+    size_t bytes;
+    operands x;
+    cudaEvent_t begin, end;
+} bench;
+
+static void bench_fini(nd_lt *lt, bench *b)
+{
+    if (b->begin) {
+        cudaEventDestroy(b->begin);
+    }
+    if (b->end) {
+        cudaEventDestroy(b->end);
+    }
+    nd_device_free(lt->device, b->memory, b->bytes);
+}
+
+static nd_status bench_init(nd_lt *lt, const nd_lt_key *key, bench *out)
+{
+    bench b = {0};
+    size_t a = matrix_bytes(key->lda, key->a_transposed ? key->m : key->k, key->a) + 256;
+    size_t second = matrix_bytes(key->ldb, key->b_transposed ? key->k : key->n, key->b) + 256;
+    size_t d = matrix_bytes(key->ldd, key->n, key->d) + 256;
+    size_t scales = (size_t)(key->m + key->n) * 4 + 512;
+    a = (a + 255) / 256 * 256;
+    second = (second + 255) / 256 * 256;
+    d = (d + 255) / 256 * 256;
+    b.bytes = a + second + d + scales;
+    ND_TRY(nd_device_alloc(lt->device, b.bytes, &b.memory));
+    char *at = b.memory;
+    b.x = (operands){at, at + a, at + a + second, NULL, NULL};
+    if (key->scaling != ND_LT_UNSCALED) {
+        b.x.scale_a = (const float *)(at + a + second + d);
+        b.x.scale_b = b.x.scale_a + (key->m + 63) / 64 * 64;
+    }
+    cudaError_t error = cudaEventCreate(&b.begin);
+    if (error == cudaSuccess) {
+        error = cudaEventCreate(&b.end);
+    }
+    if (error != cudaSuccess) {
+        bench_fini(lt, &b);
+        return nd_cuda_failed(lt->device, error, "cudaEventCreate");
+    }
+    *out = b;
+    return ND_OK;
+}
+
+static nd_status bench_run(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, bench *b, int repeats,
+                           double *seconds)
+{
+    float ms = 0.0f;
+    ND_TRY(run(lt, stream, plan, &b->x)); /* warm */
+    ND_CUDA(lt->device, cudaEventRecord(b->begin, nd_cuda_stream(stream)));
+    for (int i = 0; i < repeats; i++) {
+        ND_TRY(run(lt, stream, plan, &b->x));
+    }
+    ND_CUDA(lt->device, cudaEventRecord(b->end, nd_cuda_stream(stream)));
+    ND_TRY(nd_stream_sync(stream));
+    ND_CUDA(lt->device, cudaEventElapsedTime(&ms, b->begin, b->end));
+    *seconds = (double)ms * 1e-3 / repeats;
+    return ND_OK;
+}
+
+/* Times the candidates and keeps the fastest. */
+static nd_status choose(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan,
+                        const cublasLtMatmulHeuristicResult_t *results, int found)
+{
+    bench b;
+    double best = 1e30, seconds = 0.0;
+    int best_at = 0;
+    nd_status status = ND_OK;
+    ND_TRY(bench_init(lt, &plan->key, &b));
+    for (int i = 0; i < found; i++) {
+        plan->algorithm = results[i].algo;
+        plan->workspace = results[i].workspaceSize;
+        ND_TRY_OUT(bench_run(lt, stream, plan, &b, 5, &seconds));
+        if (seconds < best) {
+            best = seconds;
+            best_at = i;
+        }
+    }
+    plan->algorithm = results[best_at].algo;
+    plan->workspace = results[best_at].workspaceSize;
+out:
+    bench_fini(lt, &b);
+    return status;
+}
+
+static uint32_t hash_of(const nd_lt_key *key)
+{
+    const unsigned char *bytes = (const unsigned char *)key;
+    uint32_t hash = 2166136261u;
+    for (size_t i = 0; i < sizeof *key; i++) {
+        hash = (hash ^ bytes[i]) * 16777619u;
+    }
+    return hash;
+}
+
+/* The plan of a form; *out is NULL when the library refuses vectors of scales for it (the caller has another way). */
+static nd_status plan_of(nd_lt *lt, nd_stream *stream, const nd_lt_key *key, nd_lt_plan **out)
+{
+    uint32_t at = hash_of(key) % PLANS;
+    while (lt->plans[at].used && memcmp(&lt->plans[at].key, key, sizeof *key) != 0) {
+        at = (at + 1) % PLANS;
+    }
+    nd_lt_plan *plan = &lt->plans[at];
+    if (!plan->used) {
+        cublasLtMatmulHeuristicResult_t results[ND_LT_CANDIDATES];
+        int found = 0, wanted = lt->candidates > 1 ? lt->candidates : 1;
+        if (lt->plan_count == PLANS - 1) {
+            return nd_fail(ND_ERR_INTERNAL, "more than %d forms of matrix products", PLANS - 1);
+        }
+        nd_status status =
+            nd_lt_plan_init(&lt->library, lt->handle, *key, wanted, plan, results, &found);
+        if (status != ND_OK && key->scaling == ND_LT_VECTORS) {
+            nd_error_clear();
+            plan->key = *key;
+            plan->used = true;
+            plan->refused = true;
+        } else if (status != ND_OK) {
+            return status;
+        } else if (found > 1) {
+            ND_TRY(choose(lt, stream, plan, results, found));
+        }
+        lt->plan_count++;
+    }
+    *out = plan->refused ? NULL : plan;
+    return ND_OK;
+}
+
+nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, nd_tensor c, nd_tensor a, bool a_transposed,
+                       nd_tensor b, bool b_transposed, float beta)
+{
+    nd_lt_plan *plan = NULL;
+    int64_t k = a.shape[a_transposed ? 0 : 1];
+    nd_lt_key key = {
+        .m = c.shape[1],
+        .n = c.shape[0],
+        .k = k,
+        .lda = b.stride[0],
+        .ldb = a.stride[0],
+        .ldd = c.stride[0],
+        .a = b.dtype,
+        .b = a.dtype,
+        .d = c.dtype,
+        .a_transposed = b_transposed,
+        .b_transposed = a_transposed,
+        .beta = beta != 0.0f,
+        .align_a = nd_lt_alignment(b.data),
+        .align_b = nd_lt_alignment(a.data),
+        .align_d = nd_lt_alignment(c.data),
+    };
+    operands x = {.a = b.data, .b = a.data, .d = c.data};
+    ND_TRY(plan_of(lt, stream, &key, &plan));
+    return run(lt, stream, plan, &x);
+}
+
+/* The stored matrix whose rows run along the summed axis: (rows of op(a), k), or (columns of op(b), k). */
+static nd_tensor along_k(const nd_fp8 *x, bool as_stored)
+{
+    nd_tensor t = as_stored ? x->codes : x->transposed;
+    ND_ASSERT(t.data && t.axes == 2);
+    return t;
+}
+
+static nd_lt_key fp8_key(nd_tensor c, nd_tensor a, nd_tensor b, bool beta, bool fast,
+                         nd_lt_scaling scaling)
+{
+    return (nd_lt_key){
+        .m = c.shape[1],
+        .n = c.shape[0],
+        .k = a.shape[1],
+        .lda = b.stride[0],
+        .ldb = a.stride[0],
+        .ldd = c.stride[0],
+        .a = b.dtype,
+        .b = a.dtype,
+        .d = c.dtype,
+        .a_transposed = true,
+        .beta = beta,
+        .fast = fast,
+        .scaling = (int32_t)scaling,
+        .align_a = nd_lt_alignment(b.data),
+        .align_b = nd_lt_alignment(a.data),
+        .align_d = nd_lt_alignment(c.data),
+    };
+}
+
+static nd_status check_fp8(nd_tensor c, nd_tensor a, nd_tensor b)
+{
+    int64_t m = c.shape[0], n = c.shape[1], k = a.shape[1];
+    bool sixteen =
+        m % 16 == 0 && n % 16 == 0 && k % 16 == 0 && a.stride[0] % 16 == 0 && b.stride[0] % 16 == 0;
+    bool aligned = nd_lt_alignment(a.data) >= 16 && nd_lt_alignment(b.data) >= 16 &&
+                   nd_lt_alignment(c.data) >= 16 &&
+                   c.stride[0] * (int64_t)nd_dtype_size(c.dtype) % 16 == 0;
+    if (!sixteen || !aligned) {
+        return nd_fail(ND_ERR_INTERNAL,
+                       "an FP8 product of (%lld, %lld) with k %lld, rows %lld and %lld apart: all "
+                       "must be multiples of 16, and matrices aligned to 16 bytes",
+                       (long long)m, (long long)n, (long long)k, (long long)a.stride[0],
+                       (long long)b.stride[0]);
+    }
+    return ND_OK;
+}
+
+/* Rows [begin, begin + count) of c as a product of codes alone, then scaled by our kernel. */
+static nd_status rescaled_rows(nd_lt *lt, nd_stream *stream, nd_tensor c, nd_tensor a, nd_tensor b,
+                               const nd_fp8 *fa, const nd_fp8 *fb, float beta, bool fast,
+                               nd_tensor product)
+{
+    nd_lt_plan *plan = NULL;
+    nd_lt_key key = fp8_key(product, a, b, false, fast, ND_LT_SCALARS);
+    operands x = {.a = b.data, .b = a.data, .d = product.data};
+    bool a_rows = fa->granularity != ND_PER_TENSOR, b_columns = fb->granularity != ND_PER_TENSOR;
+    ND_TRY(plan_of(lt, stream, &key, &plan));
+    ND_TRY(run(lt, stream, plan, &x));
+    int launched = nd_cuda_fp8_rescale(nd_cuda_stream(stream), c, product, fa->inverse, a_rows,
+                                       fb->inverse, b_columns, beta);
+    return nd_cuda_op_done(stream, "fp8_rescale", (cudaError_t)launched);
+}
+
+static nd_status rescaled(nd_lt *lt, nd_stream *stream, nd_tensor c, nd_tensor a, nd_tensor b,
+                          const nd_fp8 *fa, const nd_fp8 *fb, float beta, bool fast, void *scratch)
+{
+    int64_t m = c.shape[0], n = c.shape[1];
+    if (c.dtype == ND_DTYPE_F32 && beta == 0.0f) {
+        return rescaled_rows(lt, stream, c, a, b, fa, fb, beta, fast, c);
+    }
+    int64_t step = ND_LT_PRODUCT_BYTES / (n * 4) / 16 * 16;
+    step = step < 16 ? 16 : step;
+    for (int64_t begin = 0; begin < m; begin += step) {
+        int64_t rows = m - begin < step ? m - begin : step;
+        nd_fp8 part = *fa;
+        part.inverse += fa->granularity == ND_PER_TENSOR ? 0 : begin;
+        ND_TRY(rescaled_rows(lt, stream, nd_tensor_rows(c, begin, rows),
+                             nd_tensor_rows(a, begin, rows), b, &part, fb, beta, fast,
+                             nd_tensor_2d(scratch, ND_DTYPE_F32, rows, n)));
+    }
+    return ND_OK;
+}
+
+size_t nd_lt_matmul_fp8_scratch(int64_t m, int64_t n, int64_t k, nd_dtype act)
+{
+    size_t all = (size_t)(m * n) * 4, sixteen_rows = (size_t)n * 16 * 4;
+    size_t most = ND_LT_PRODUCT_BYTES > sixteen_rows ? ND_LT_PRODUCT_BYTES : sixteen_rows;
+    return all < most ? all : most;
+}
+
+nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, nd_tensor c, const nd_fp8 *a,
+                           bool a_transposed, const nd_fp8 *b, bool b_transposed, float beta,
+                           bool fast_accumulation, void *scratch)
+{
+    nd_tensor rows = along_k(a, !a_transposed), columns = along_k(b, b_transposed);
+    bool a_vector = a->granularity != ND_PER_TENSOR, b_vector = b->granularity != ND_PER_TENSOR;
+    nd_lt_plan *plan = NULL;
+    operands x = {columns.data, rows.data, c.data, b->inverse, a->inverse};
+    ND_TRY(check_fp8(c, rows, columns));
+    if (a_vector == b_vector) {
+        bool newer = lt->capability >= 90 && lt->library.version() >= VECTOR_SCALES_SINCE;
+        nd_lt_key key = fp8_key(c, rows, columns, beta != 0.0f, fast_accumulation,
+                                a_vector ? ND_LT_VECTORS : ND_LT_SCALARS);
+        if (!a_vector || newer) {
+            ND_TRY(plan_of(lt, stream, &key, &plan));
+        }
+    }
+    return plan ? run(lt, stream, plan, &x)
+                : rescaled(lt, stream, c, rows, columns, a, b, beta, fast_accumulation, scratch);
+}
+
+nd_status nd_lt_time(nd_lt *lt, nd_stream *stream, const nd_lt_form *form, int repeats,
+                     double *seconds)
+{
+    bool fp8 = nd_dtype_size(form->a) == 1;
+    bool at = fp8 ? false : form->a_transposed, bt = fp8 ? true : form->b_transposed;
+    nd_lt_plan *plan = NULL;
+    bench b;
+    nd_lt_key key = {
+        .m = form->n,
+        .n = form->m,
+        .k = form->k,
+        .lda = bt ? form->k : form->n,
+        .ldb = at ? form->m : form->k,
+        .ldd = form->n,
+        .a = form->b,
+        .b = form->a,
+        .d = form->c,
+        .a_transposed = bt,
+        .b_transposed = at,
+        .beta = form->beta != 0.0f,
+        .fast = fp8 && form->fast_accumulation,
+        .scaling = fp8 ? ND_LT_SCALARS : ND_LT_UNSCALED,
+        .align_a = 256,
+        .align_b = 256,
+        .align_d = 256,
+    };
+    ND_TRY(plan_of(lt, stream, &key, &plan));
+    ND_TRY(bench_init(lt, &key, &b));
+    nd_status status = bench_run(lt, stream, plan, &b, repeats, seconds);
+    bench_fini(lt, &b);
+    return status;
+}

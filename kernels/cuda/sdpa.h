@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CUDA_SDPA_H
+#define ND_CUDA_SDPA_H
+/*
+ * The attention ops over cuDNN, which knows BF16 results, three masks, and no addition to what is there. A block of any
+ * `diag` is cut into at most three parts by rows: rows that see nothing, rows under a diagonal that ends at the last key,
+ * rows that see all keys. F32 or added gradients go through BF16 results in the scratch.
+ *
+ * Deterministic: cuDNN's own way needs a workspace of B H Sq Sk 2 bytes, so the backward is also cut into groups of KV
+ * heads and of query rows until that is at most ND_SDPA_ORDERED_BYTES, and dk and dv are added up in F32 in a fixed order.
+ */
+#include "kernels/cuda/context.h"
+#include "kernels/ops.h"
+
+enum { ND_SDPA_ORDERED_BYTES = 1 << 30 };
+
+nd_status nd_cuda_sdpa_fwd(nd_stream *, const nd_attention *, nd_tensor out, nd_tensor lse,
+                           nd_tensor q, nd_tensor k, nd_tensor v, void *scratch);
+nd_status nd_cuda_sdpa_bwd(nd_stream *, const nd_attention *, nd_tensor dq, nd_tensor dk,
+                           nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out,
+                           nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add_q, bool add_kv,
+                           void *scratch);
+/* context NULL: of a GPU that is not here, by formula (docs/cuda.md). */
+size_t nd_cuda_sdpa_scratch(nd_cuda_context *, const nd_attention *, nd_dtype act, bool backward,
+                            bool deterministic);
+
+#endif

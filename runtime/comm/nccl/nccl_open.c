@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "runtime/comm/nccl/nccl_state.h"
+#include "runtime/device/cuda.h"
+
+/* What every rank tells the others before NCCL exists. */
+typedef struct card {
+    ncclUniqueId id; /* rank 0's counts */
+    int32_t pid;
+    char host[60];
+} card;
+
+static nd_status exchange_cards(nccl_state *state, const nd_nccl_options *options, card **out)
+{
+    card mine, *all = NULL;
+    memset(&mine, 0, sizeof mine);
+    mine.pid = (int32_t)getpid();
+    gethostname(mine.host, sizeof mine.host - 1);
+    if (options->rank == 0) {
+        ncclResult_t result = state->library.unique_id(&mine.id);
+        if (result != ncclSuccess) {
+            return nd_fail(ND_ERR_INTERNAL, "NCCL error %d (%s) from ncclGetUniqueId", (int)result,
+                           state->library.error_string(result));
+        }
+    }
+    ND_TRY(ND_ALLOC(options->size, &all));
+    nd_status status = options->exchange(options->exchange_context, &mine, all, sizeof mine);
+    if (status != ND_OK) {
+        free(all);
+        return status;
+    }
+    for (int r = 0; r < options->size; r++) {
+        bool here = strcmp(all[r].host, mine.host) == 0 && all[r].pid != mine.pid;
+        state->peers[r].pidfd = here ? (int)syscall(SYS_pidfd_open, all[r].pid, 0) : -1;
+    }
+    *out = all;
+    return ND_OK;
+}
+
+static nd_status open_world(nd_transport *transport, const nd_nccl_options *options)
+{
+    nccl_state *state = nccl_state_of(transport);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    card *cards = NULL;
+    config.blocking = 0;
+    ND_TRY(exchange_cards(state, options, &cards));
+    ncclResult_t result =
+        state->library.init(&state->world, options->size, cards[0].id, options->rank, &config);
+    free(cards);
+    return nccl_settle(transport, NULL, state->world, result, "the start of NCCL");
+}
+
+static nd_status fill(nd_transport *transport, const nd_nccl_options *options)
+{
+    nccl_state *state = nccl_state_of(transport);
+    nd_device *device = options->device;
+    state->device = device;
+    ND_TRY(ND_ALLOC(options->size, &state->peers));
+    for (int r = 0; r < options->size; r++) {
+        state->peers[r].pidfd = -1;
+    }
+    ND_TRY(nccl_library_open(&state->library));
+    ND_TRY(device->table->stream_init(device, &state->stream));
+    ND_TRY(nd_device_alloc(device, NCCL_STAGE_BYTES, &state->stage));
+    ND_TRY(nd_cuda_pinned_alloc(device, NCCL_STAGE_BYTES, &state->pinned));
+    ND_TRY(open_world(transport, options));
+    device->idle = nccl_watch;
+    device->idle_context = transport;
+    return ND_OK;
+}
+
+nd_status nd_transport_open_nccl(const nd_nccl_options *options, nd_transport **out)
+{
+    ND_ASSERT(options->progress && options->exchange && options->timeout_seconds > 0);
+    nd_transport *transport = NULL;
+    nccl_state *state = NULL;
+    ND_TRY(ND_ALLOC(1, &transport));
+    nd_status status = ND_ALLOC(1, &state);
+    if (status != ND_OK) {
+        free(transport);
+        return status;
+    }
+    *transport = (nd_transport){
+        .backend = &nd_nccl_backend,
+        .rank = options->rank,
+        .size = options->size,
+        .timeout_seconds = options->timeout_seconds,
+        .progress = options->progress,
+        .page = options->page,
+        .slot_of_rank = options->slot_of_rank,
+        .slot_context = options->slot_context,
+        .native = state,
+    };
+    status = fill(transport, options);
+    if (status != ND_OK) {
+        nd_transport_close(transport);
+        return status;
+    }
+    *out = transport;
+    return ND_OK;
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/hostcuda/cuda_ranks.h"
+
+#include "runtime/device/cuda.h"
+
+typedef struct exchange_context {
+    nd_comm *comm;
+    nd_stream stream;
+} exchange_context;
+
+static nd_status exchange(void *context, const void *send, void *recv, size_t bytes)
+{
+    exchange_context *c = context;
+    return nd_comm_all_gather(c->comm, &c->stream, send, recv, (int64_t)bytes, ND_DTYPE_U8, NULL);
+}
+
+nd_status cuda_rank_open(nd_transport *local, double timeout_seconds, nd_device **device,
+                         nd_transport **transport)
+{
+    nd_cuda_options options = {.ordinal = local->rank, .local_workers = local->size};
+    nd_mesh mesh = {{1, 1, local->size, 1, 1}};
+    nd_device *cpu = NULL;
+    exchange_context context = {0};
+    nd_status status = ND_OK;
+    ND_TRY(nd_device_open_cuda(&options, device));
+    if (local->size == 1) {
+        return nd_transport_open_self(local->progress, transport);
+    }
+    ND_TRY_OUT(nd_device_open_cpu(1, &cpu));
+    ND_TRY_OUT(cpu->table->stream_init(cpu, &context.stream));
+    ND_TRY_OUT(nd_comm_create(local, &mesh, ND_GROUP_WORLD, 7, &context.comm));
+    nd_nccl_options nccl = {.rank = local->rank,
+                            .size = local->size,
+                            .timeout_seconds = timeout_seconds,
+                            .progress = local->progress,
+                            .page = local->page,
+                            .exchange = exchange,
+                            .exchange_context = &context,
+                            .device = *device};
+    status = nd_transport_open_nccl(&nccl, transport);
+out:
+    nd_comm_destroy(context.comm);
+    nd_device_close(cpu);
+    if (status != ND_OK) {
+        nd_device_close(*device);
+        *device = NULL;
+    }
+    return status;
+}

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TESTS_HOSTCUDA_CUDA_RANKS_H
+#define ND_TESTS_HOSTCUDA_CUDA_RANKS_H
+/* Ranks as threads, each with a GPU of the double and a transport over the double of NCCL. */
+#include "runtime/comm/comm.h"
+
+/*
+ * The device of one rank and its NCCL transport; `local` (tests/support/ranks.h) carries what the rendezvous store would.
+ * A world of one gets the self transport. Close the transport, then the device.
+ */
+nd_status cuda_rank_open(nd_transport *local, double timeout_seconds, nd_device **device,
+                         nd_transport **transport);
+
+#endif

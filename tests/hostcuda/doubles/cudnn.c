@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A double of attention_cudnn.cc: attention in F32 over BF16 operands, for the forms that cuDNN's plans take on Ampere and
+ * newer. A form that cuDNN has no plan for is refused; pointers that it would misread abort with a sentence.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/attention_cudnn.h"
+#include "runtime/tensor/dtype.h"
+#include "tests/hostcuda/doubles/double.h"
+
+struct nd_cudnn {
+    int capability;
+};
+
+nd_status nd_cudnn_create(nd_device *device, int capability, const char *description,
+                          nd_cudnn **out)
+{
+    ND_TRY(ND_ALLOC(1, out));
+    (*out)->capability = capability;
+    return ND_OK;
+}
+
+void nd_cudnn_destroy(nd_cudnn *cudnn)
+{
+    free(cudnn);
+}
+
+size_t nd_cudnn_version(const nd_cudnn *cudnn)
+{
+    return 91900;
+}
+
+static bool whole(const nd_sdpa_strides *s, int64_t head_dim)
+{
+    return s->batch % 8 == 0 && s->row % 8 == 0 && s->head % 8 == 0 && s->row >= head_dim;
+}
+
+static nd_status check_form(const nd_sdpa_form *f)
+{
+    const nd_sdpa_strides *all[] = {&f->q, &f->k, &f->v, &f->out, &f->dout, &f->dq, &f->dk, &f->dv};
+    bool ok = f->head_dim % 8 == 0 && f->head_dim <= 128 && f->heads % f->kv_heads == 0;
+    ok = ok && f->sq >= 1 && f->sk >= 1 && f->batch >= 1;
+    ok = ok && (f->mask != ND_SDPA_BOTTOM_RIGHT || f->sq <= f->sk);
+    for (int i = 0; i < (f->backward ? 8 : 4); i++) {
+        ok = ok && whole(all[i], f->head_dim);
+    }
+    return ok ? ND_OK
+              : nd_fail(ND_ERR_INTERNAL, "cuDNN's double has no plan for this form of attention");
+}
+
+nd_status nd_cudnn_workspace(nd_cudnn *cudnn, const nd_sdpa_form *f, size_t *out)
+{
+    ND_TRY(check_form(f));
+    int64_t rows = f->batch * f->heads;
+    int64_t bytes = 256;
+    if (f->backward) {
+        bytes += rows * (4 * f->sq * f->head_dim + 4 * f->sk * f->head_dim + 4 * f->sq);
+        bytes += f->deterministic ? rows * f->sq * f->sk * 2 : 0;
+    }
+    *out = (size_t)bytes;
+    return ND_OK;
+}
+
+typedef struct attention_call {
+    nd_sdpa_form f;
+    nd_sdpa_tensors t;
+} attention_call;
+
+static int64_t at(const nd_sdpa_strides *s, int64_t b, int64_t i, int64_t h)
+{
+    return b * s->batch + i * s->row + h * s->head;
+}
+
+static float dot(const nd_bf16 *a, const nd_bf16 *b, int64_t n)
+{
+    float sum = 0.0f;
+    for (int64_t d = 0; d < n; d++) {
+        sum += nd_bf16_to_f32(a[d]) * nd_bf16_to_f32(b[d]);
+    }
+    return sum;
+}
+
+static int64_t visible(const nd_sdpa_form *f, int64_t i)
+{
+    int64_t n = f->mask == ND_SDPA_ALL        ? f->sk
+                : f->mask == ND_SDPA_TOP_LEFT ? i + 1
+                                              : i + 1 + f->sk - f->sq;
+    return n < f->sk ? n : f->sk;
+}
+
+static void forward_row(const attention_call *c, int64_t b, int64_t h, int64_t i)
+{
+    const nd_sdpa_form *f = &c->f;
+    int64_t n = visible(f, i), D = f->head_dim, kv = h / (f->heads / f->kv_heads);
+    const nd_bf16 *q = (const nd_bf16 *)c->t.q + at(&f->q, b, i, h);
+    float *p = malloc((size_t)n * sizeof *p), most = -INFINITY, total = 0.0f, sums[128] = {0};
+    for (int64_t j = 0; j < n; j++) {
+        p[j] = f->scale * dot(q, (const nd_bf16 *)c->t.k + at(&f->k, b, j, kv), D);
+        most = fmaxf(most, p[j]);
+    }
+    for (int64_t j = 0; j < n; j++) {
+        const nd_bf16 *v = (const nd_bf16 *)c->t.v + at(&f->v, b, j, kv);
+        p[j] = expf(p[j] - most);
+        total += p[j];
+        for (int64_t d = 0; d < D; d++) {
+            sums[d] += p[j] * nd_bf16_to_f32(v[d]);
+        }
+    }
+    nd_bf16 *out = (nd_bf16 *)c->t.out + at(&f->out, b, i, h);
+    for (int64_t d = 0; d < D; d++) {
+        out[d] = nd_bf16_from_f32(sums[d] / total);
+    }
+    c->t.stats[b * f->stats_batch + h * f->stats_head + i] = most + logf(total);
+    free(p);
+}
+
+static void run_forward(void *closure)
+{
+    const attention_call *c = closure;
+    for (int64_t b = 0; b < c->f.batch; b++) {
+        for (int64_t h = 0; h < c->f.heads; h++) {
+            for (int64_t i = 0; i < c->f.sq; i++) {
+                forward_row(c, b, h, i);
+            }
+        }
+    }
+}
+
+/* One query row: its dq, and what it adds to dk and dv of its KV head (F32, (sk, D) each). */
+static void backward_row(const attention_call *c, int64_t b, int64_t h, int64_t i, float *dk,
+                         float *dv)
+{
+    const nd_sdpa_form *f = &c->f;
+    int64_t n = visible(f, i), D = f->head_dim, kv = h / (f->heads / f->kv_heads);
+    const nd_bf16 *q = (const nd_bf16 *)c->t.q + at(&f->q, b, i, h);
+    const nd_bf16 *dout = (const nd_bf16 *)c->t.dout + at(&f->dout, b, i, h);
+    float delta = dot((const nd_bf16 *)c->t.out + at(&f->out, b, i, h), dout, D);
+    float lse = c->t.stats[b * f->stats_batch + h * f->stats_head + i], dq[128] = {0};
+    for (int64_t j = 0; j < n; j++) {
+        const nd_bf16 *k = (const nd_bf16 *)c->t.k + at(&f->k, b, j, kv);
+        const nd_bf16 *v = (const nd_bf16 *)c->t.v + at(&f->v, b, j, kv);
+        float p = expf(f->scale * dot(q, k, D) - lse);
+        float ds = p * (dot(dout, v, D) - delta) * f->scale;
+        for (int64_t d = 0; d < D; d++) {
+            dq[d] += ds * nd_bf16_to_f32(k[d]);
+            dk[j * D + d] += ds * nd_bf16_to_f32(q[d]);
+            dv[j * D + d] += p * nd_bf16_to_f32(dout[d]);
+        }
+    }
+    nd_bf16 *to = (nd_bf16 *)c->t.dq + at(&f->dq, b, i, h);
+    for (int64_t d = 0; d < D; d++) {
+        to[d] = nd_bf16_from_f32(dq[d]);
+    }
+}
+
+static void run_backward(void *closure)
+{
+    const attention_call *c = closure;
+    const nd_sdpa_form *f = &c->f;
+    int64_t group = f->heads / f->kv_heads, D = f->head_dim;
+    float *dk = malloc((size_t)(2 * f->sk * D) * sizeof *dk), *dv = dk + f->sk * D;
+    for (int64_t b = 0; b < f->batch; b++) {
+        for (int64_t kv = 0; kv < f->kv_heads; kv++) {
+            memset(dk, 0, (size_t)(2 * f->sk * D) * sizeof *dk);
+            for (int64_t r = 0; r < group * f->sq; r++) {
+                backward_row(c, b, kv * group + r / f->sq, r % f->sq, dk, dv);
+            }
+            for (int64_t j = 0; j < f->sk; j++) {
+                for (int64_t d = 0; d < D; d++) {
+                    ((nd_bf16 *)c->t.dk)[at(&f->dk, b, j, kv) + d] =
+                        nd_bf16_from_f32(dk[j * D + d]);
+                    ((nd_bf16 *)c->t.dv)[at(&f->dv, b, j, kv) + d] =
+                        nd_bf16_from_f32(dv[j * D + d]);
+                }
+            }
+        }
+    }
+    free(dk);
+}
+
+static void need(const char *what, const void *p, const nd_sdpa_form *f, const nd_sdpa_strides *s,
+                 int64_t rows, int64_t heads)
+{
+    int64_t last = at(s, f->batch - 1, rows - 1, heads - 1) + f->head_dim;
+    nd_double_need_device(what, p, (size_t)last * sizeof(nd_bf16));
+    if ((uintptr_t)p % 16 != 0) {
+        nd_double_violation("cuDNN attention: %s is not aligned to 16 bytes", what);
+    }
+}
+
+nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_sdpa_form *f,
+                       const nd_sdpa_tensors *t)
+{
+    size_t workspace = 0;
+    attention_call call = {*f, *t};
+    ND_TRY(nd_cudnn_workspace(cudnn, f, &workspace));
+    need("q", t->q, f, &f->q, f->sq, f->heads);
+    need("k", t->k, f, &f->k, f->sk, f->kv_heads);
+    need("v", t->v, f, &f->v, f->sk, f->kv_heads);
+    need("out", t->out, f, &f->out, f->sq, f->heads);
+    int64_t last = (f->batch - 1) * f->stats_batch + (f->heads - 1) * f->stats_head + f->sq;
+    nd_double_need_device("stats", t->stats, (size_t)last * 4);
+    nd_double_need_device("workspace", t->workspace, workspace);
+    if (f->backward) {
+        need("dout", t->dout, f, &f->dout, f->sq, f->heads);
+        need("dq", t->dq, f, &f->dq, f->sq, f->heads);
+        need("dk", t->dk, f, &f->dk, f->sk, f->kv_heads);
+        need("dv", t->dv, f, &f->dv, f->sk, f->kv_heads);
+    }
+    cudaError_t error = nd_double_launch(
+        (cudaStream_t)stream->native, f->backward ? run_backward : run_forward, &call, sizeof call);
+    return error == cudaSuccess ? ND_OK
+                                : nd_fail(ND_ERR_INTERNAL, "the device has failed (%d)", error);
+}

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TESTS_HOSTCUDA_NCCL_DOUBLE_H
+#define ND_TESTS_HOSTCUDA_NCCL_DOUBLE_H
+/* What tests do to the double of NCCL. */
+#include <nccl.h>
+
+/* Declared with a prototype, which nccl.h lacks in C. */
+ncclResult_t ncclGroupStart(void);
+ncclResult_t ncclGroupEnd(void);
+
+/* From now on every communicator of this world reports a remote error, on every rank. */
+void nd_double_nccl_break(ncclComm_t comm);
+
+#endif

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The NCCL transport over the double of NCCL: results, order between streams, faults. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "runtime/comm/nccl/nccl_state.h"
+#include "runtime/device/cuda.h"
+#include "tests/hostcuda/cuda_ranks.h"
+#include "tests/hostcuda/doubles/double.h"
+#include "tests/hostcuda/doubles/nccl_double.h"
+#include "tests/support/ranks.h"
+
+enum { N = 24 };
+
+typedef struct job {
+    nd_transport *transport;
+    nd_device *device;
+    nd_stream stream;
+    nd_groups groups;
+    float *memory; /* 64 N, on the device */
+    float *host;   /* 64 N, pinned */
+} job;
+
+typedef nd_status job_body(job *j);
+
+typedef struct job_context {
+    job_body *body;
+    nd_mesh mesh;
+    double timeout_seconds;
+} job_context;
+
+static nd_status run_job(nd_transport *local, void *context)
+{
+    const job_context *c = context;
+    job j = {0};
+    nd_status status = ND_OK;
+    ND_TRY(cuda_rank_open(local, c->timeout_seconds, &j.device, &j.transport));
+    ND_TRY_OUT(j.device->table->stream_init(j.device, &j.stream));
+    ND_TRY_OUT(nd_groups_create(j.transport, &c->mesh, &j.groups));
+    ND_TRY_OUT(nd_device_alloc(j.device, 64 * N * 4, (void **)&j.memory));
+    ND_TRY_OUT(nd_cuda_pinned_alloc(j.device, 64 * N * 4, (void **)&j.host));
+    status = c->body(&j);
+    nd_groups_destroy(&j.groups);
+    nd_device_free(j.device, j.memory, 64 * N * 4);
+    nd_cuda_pinned_free(j.device, j.host);
+    j.device->table->stream_fini(&j.stream);
+out:
+    nd_transport_close(j.transport);
+    nd_device_close(j.device);
+    return status;
+}
+
+static nd_ranks ranks_of(const job_context *context)
+{
+    return (nd_ranks){.size = nd_mesh_world_size(&context->mesh),
+                      .timeout_seconds = 60,
+                      .body = run_job,
+                      .context = (void *)context};
+}
+
+static void expect_all_fine(job_body *body, nd_mesh mesh)
+{
+    for (int order = ND_DOUBLE_LAZY; order <= ND_DOUBLE_OTHERS; order++) {
+        job_context context = {body, mesh, 60.0};
+        nd_ranks ranks = ranks_of(&context);
+        nd_double_machine_get()->order = order;
+        nd_status status = nd_ranks_run_threads(&ranks);
+        cr_assert_eq(status, ND_OK, "order %d: %s", order, nd_error_last()->message);
+    }
+}
+
+/* Element i of what rank r contributes. */
+static float part(int r, int i)
+{
+    return (float)(r * 100 + i);
+}
+
+static nd_status fill(job *j, int64_t count)
+{
+    for (int i = 0; i < count; i++) {
+        j->host[i] = part(j->transport->rank, i);
+    }
+    return nd_copy(&j->stream, j->memory, j->host, (size_t)count * 4);
+}
+
+static nd_status fetch(job *j, const float *from, int64_t count)
+{
+    ND_TRY(nd_copy(&j->stream, j->host, from, (size_t)count * 4));
+    return nd_stream_sync(&j->stream);
+}
+
+static nd_status every_operation(job *j)
+{
+    for (int kind = 0; kind < ND_GROUP_COUNT; kind++) {
+        nd_comm *comm = j->groups.by_kind[kind];
+        float *out = j->memory + 32 * N, sum = 0.0f, most = 0.0f;
+        int n = comm->size, next = (comm->index + 1) % n, before = (comm->index + n - 1) % n;
+        ND_TRY(fill(j, 16 * N));
+        ND_TRY(nd_comm_all_gather(comm, &j->stream, j->memory, out, N, ND_DTYPE_F32, NULL));
+        ND_TRY(fetch(j, out, n * N));
+        for (int m = 0; m < n; m++) {
+            ND_CHECK(j->host[m * N + 3] == part(comm->ranks[m], 3), "all_gather of %s: %g",
+                     nd_group_name(comm->kind), (double)j->host[m * N + 3]);
+            sum += part(comm->ranks[m], comm->index * N + 5);
+            most = part(comm->ranks[m], 2) > most ? part(comm->ranks[m], 2) : most;
+        }
+        ND_TRY(nd_comm_reduce_scatter(comm, &j->stream, j->memory, out, N, ND_DTYPE_F32,
+                                      ND_REDOP_SUM, NULL));
+        ND_TRY(fetch(j, out, N));
+        ND_CHECK(j->host[5] == sum, "reduce_scatter: %g, not %g", (double)j->host[5], (double)sum);
+        ND_TRY(nd_comm_all_to_all(comm, &j->stream, j->memory, out, N, ND_DTYPE_F32, NULL));
+        ND_TRY(fetch(j, out, n * N));
+        for (int m = 0; m < n; m++) {
+            ND_CHECK(j->host[m * N] == part(comm->ranks[m], comm->index * N), "all_to_all");
+        }
+        ND_TRY(nd_comm_exchange(comm, &j->stream, j->memory, next, out, before, N, ND_DTYPE_F32,
+                                NULL));
+        ND_TRY(fetch(j, out, N));
+        ND_CHECK(j->host[7] == part(comm->ranks[before], 7), "exchange");
+        ND_TRY(
+            nd_comm_all_reduce(comm, &j->stream, j->memory, N, ND_DTYPE_F32, ND_REDOP_MAX, NULL));
+        ND_TRY(fetch(j, j->memory, N));
+        ND_CHECK(j->host[2] == most, "all_reduce: %g, not %g", (double)j->host[2], (double)most);
+        ND_TRY(fill(j, N));
+        ND_TRY(nd_comm_broadcast(comm, &j->stream, j->memory, N, ND_DTYPE_F32, n - 1, NULL));
+        ND_TRY(fetch(j, j->memory, N));
+        ND_CHECK(j->host[1] == part(comm->ranks[n - 1], 1), "broadcast");
+        int64_t tokens = comm->index + 1;
+        ND_TRY(nd_comm_all_reduce(comm, &j->stream, &tokens, 1, ND_DTYPE_I64, ND_REDOP_SUM, NULL));
+        ND_CHECK(tokens == n * (n + 1) / 2, "host memory: %lld", (long long)tokens);
+        ND_TRY(nd_comm_barrier(comm));
+    }
+    return ND_OK;
+}
+
+Test(nccl, every_operation_of_every_group)
+{
+    expect_all_fine(every_operation, (nd_mesh){{1, 2, 2, 1, 2}});
+    expect_all_fine(every_operation, (nd_mesh){{1, 1, 1, 3, 1}});
+}
+
+/* A gather that is waited for late, a reduction on another communicator of the same group, and reuse of buffers. */
+static nd_status overlapped(job *j)
+{
+    nd_comm *weights = j->groups.by_kind[ND_GROUP_DP_SHARD_CP], *gradients = j->groups.gradients;
+    float *out = j->memory + 16 * N, *sums = j->memory + 32 * N;
+    nd_event gathered = {0}, reduced = {0};
+    int n = weights->size;
+    for (int round = 0; round < 5; round++) {
+        float want = 0.0f;
+        for (int i = 0; i < n * N; i++) {
+            j->host[i] = part(weights->index, i) + (float)round;
+        }
+        for (int m = 0; m < n; m++) {
+            want += part(m, weights->index * N) + (float)round;
+        }
+        ND_TRY(nd_copy(&j->stream, j->memory, j->host, (size_t)(n * N) * 4));
+        ND_TRY(nd_comm_all_gather(weights, &j->stream, j->memory, out, N, ND_DTYPE_F32, &gathered));
+        ND_TRY(nd_comm_reduce_scatter(gradients, &j->stream, j->memory, sums, N, ND_DTYPE_F32,
+                                      ND_REDOP_SUM, &reduced));
+        ND_TRY(nd_stream_wait(&j->stream, &gathered));
+        ND_TRY(nd_stream_wait(&j->stream, &reduced));
+        ND_TRY(fetch(j, out, 32 * N));
+        float last = part(n - 1, 0) + (float)round;
+        ND_CHECK(j->host[(n - 1) * N] == last, "gathered %g, not %g, in round %d",
+                 (double)j->host[(n - 1) * N], (double)last, round);
+        ND_CHECK(j->host[16 * N] == want, "reduced %g, not %g, in round %d",
+                 (double)j->host[16 * N], (double)want, round);
+    }
+    return ND_OK;
+}
+
+Test(nccl, operations_with_events_overlap)
+{
+    expect_all_fine(overlapped, (nd_mesh){{1, 1, 4, 1, 1}});
+}
+
+static nd_status one_does_not_enter(job *j)
+{
+    nd_comm *comm = j->groups.by_kind[ND_GROUP_TP];
+    if (j->transport->rank == 1) {
+        nd_status status = nd_comm_barrier(j->groups.by_kind[ND_GROUP_WORLD]);
+        ND_CHECK(status != ND_OK, "the barrier ended without rank 0");
+        return ND_OK;
+    }
+    ND_TRY(nd_comm_all_reduce(comm, &j->stream, j->memory, N, ND_DTYPE_F32, ND_REDOP_SUM, NULL));
+    return nd_stream_sync(&j->stream);
+}
+
+Test(nccl, a_missing_peer_is_named)
+{
+    job_context context = {one_does_not_enter, {{1, 1, 1, 1, 2}}, 0.5};
+    nd_ranks ranks = ranks_of(&context);
+    nd_ranks_run_threads(&ranks);
+    const char *message = ranks.results[0].message;
+    cr_expect_eq(ranks.results[0].status, ND_ERR_HANG, "%s", message);
+    cr_expect(strstr(message, "all_reduce of tp, operation 1 (24 x f32), for any of the ranks 1"),
+              "%s", message);
+    cr_expect(strstr(message, "launch.comm_timeout_seconds"), "%s", message);
+}
+
+static nd_status network_breaks(job *j)
+{
+    nd_comm *comm = j->groups.by_kind[ND_GROUP_TP];
+    if (j->transport->rank == 0) {
+        nd_double_nccl_break(((nccl_comm *)comm->native)->native);
+    } else {
+        ND_TRY(nd_comm_barrier(comm));
+    }
+    ND_TRY(nd_comm_all_reduce(comm, &j->stream, j->memory, N, ND_DTYPE_F32, ND_REDOP_SUM, NULL));
+    return nd_stream_sync(&j->stream);
+}
+
+Test(nccl, an_asynchronous_error_ends_every_rank)
+{
+    job_context context = {network_breaks, {{1, 1, 1, 1, 3}}, 60.0};
+    nd_ranks ranks = ranks_of(&context);
+    nd_ranks_run_threads(&ranks);
+    for (int r = 0; r < 3; r++) {
+        const char *message = ranks.results[r].message;
+        cr_expect_eq(ranks.results[r].status, ND_ERR_IO, "%s", message);
+        cr_expect(strstr(message, "NCCL error") && strstr(message, "remote"), "%s", message);
+    }
+}
+
+static nd_status nothing(job *j)
+{
+    return ND_OK;
+}
+
+Test(nccl, an_old_library_is_refused_with_both_versions)
+{
+    job_context context = {nothing, {{1, 1, 1, 1, 2}}, 60.0};
+    nd_ranks ranks = ranks_of(&context);
+    setenv("ND_DOUBLE_NCCL", "21403", 1);
+    nd_ranks_run_threads(&ranks);
+    const char *message = ranks.results[0].message;
+    cr_expect_eq(ranks.results[0].status, ND_ERR_CONFIG, "%s", message);
+    cr_expect(strstr(message, "21403") && strstr(message, "21800"), "%s", message);
+}
