@@ -44,10 +44,10 @@ nd_loader_options nd_trainer_loader_options(const nd_rank *rank, bool validation
 
 static size_t loader_bytes(const nd_rank *rank)
 {
+    const char *path = rank->config->data.validation_path;
     nd_loader_options train = nd_trainer_loader_options(rank, false),
                       validation = nd_trainer_loader_options(rank, true);
-    return nd_loader_bytes(&train) +
-           (rank->config->data.validation_path[0] ? nd_loader_bytes(&validation) : 0);
+    return nd_loader_bytes(&train) + (path && path[0] ? nd_loader_bytes(&validation) : 0);
 }
 
 nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)

@@ -120,6 +120,17 @@ static nd_status train_steps(shared_run *run, nd_trainer *t, nd_loader *loader)
     return collect(run, t, false);
 }
 
+static void keep_counts(mesh_result *out, const nd_trainer *t)
+{
+    for (nd_group_kind kind = 0; kind < ND_GROUP_COUNT; kind++) {
+        const nd_comm *comm = t->rank->groups.by_kind[kind];
+        if (comm) {
+            memcpy(out->calls[kind], comm->stats.calls, sizeof out->calls[kind]);
+        }
+    }
+    out->activation_bytes = nd_memplan_class_bytes(&t->plan, ND_MEM_ACTIVATIONS);
+}
+
 static nd_status train_rank(shared_run *run, nd_rank *rank)
 {
     nd_trainer *trainer = NULL;
@@ -140,6 +151,9 @@ static nd_status train_rank(shared_run *run, nd_rank *rank)
     ND_TRY_OUT(nd_fsdp_init_weights(&trainer->model->fsdp, rank->shape.init_std, 3));
     ND_TRY_OUT(nd_loader_open(run->data, &options, &loader));
     ND_TRY_OUT(train_steps(run, trainer, loader));
+    if (rank->rank == 0) {
+        keep_counts(run->out, trainer);
+    }
 out:
     nd_loader_close(loader);
     nd_trainer_destroy(trainer);

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "runtime/comm/comm.h"
 #include "runtime/config/config.h"
 #include "runtime/config/llama_shape.h"
 
@@ -42,6 +43,9 @@ typedef struct mesh_result {
     int64_t *sizes;
     float **gradients; /* of step 1, unclipped, [tensors][sizes] */
     float **weights;   /* after the last step */
+    /* Of rank 0: calls of its groups' operations during the steps, and its planned bytes of activations. */
+    int64_t calls[ND_GROUP_COUNT][ND_COMM_OP_COUNT];
+    size_t activation_bytes;
 } mesh_result;
 
 /* Fails with a sentence that names the case; replicas that differ are a failure. */

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The modes that change no number do what they are for: which operations a group performs and what is kept, counted in the
+ * trainer itself. (That the numbers stay is test_mesh.c.)
+ */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "runtime/base/rng.h"
+#include "tests/parity/mesh_run.h"
+#include "tests/support/tempdir.h"
+
+enum { LAYERS = 6, STEPS = 2, GLOBAL_BATCH = 8, SEQUENCE = 32 };
+
+static tempdir dir;
+
+static mesh_job job_of(void)
+{
+    char text[4000];
+    tempdir_make(&dir);
+    for (size_t i = 0; i < sizeof text; i++) {
+        text[i] = (char)('a' + nd_rng_u64(3, 0, i) % 26);
+    }
+    return (mesh_job){
+        .shape = {.vocab = 256,
+                  .hidden = 32,
+                  .ffn = 64,
+                  .layers = LAYERS,
+                  .heads = 4,
+                  .kv_heads = 2,
+                  .head_dim = 8,
+                  .max_positions = 64,
+                  .rms_eps = 1e-5,
+                  .init_std = 0.05,
+                  .rope = {.type = ND_ROPE_DEFAULT, .theta = 10000.0}},
+        .data_path = tempdir_write(&dir, "text.txt", text, sizeof text),
+        .format = ND_DATA_TEXT,
+        .tokenizer = "bytes",
+        .global_batch = GLOBAL_BATCH,
+        .sequence = SEQUENCE,
+        .steps = STEPS,
+        .optimizer = ND_OPTIMIZER_ADAMW,
+        .precision = ND_PRECISION_BF16,
+        .lr = 1e-3,
+    };
+}
+
+static mesh_result run(mesh_case mesh)
+{
+    mesh_result result;
+    mesh_job job = job_of();
+    assert_ok(mesh_run(&job, &mesh, &result));
+    tempdir_remove(&dir);
+    return result;
+}
+
+/* Units: the embedding, the blocks, the tail. ZeRO-2 gathers each once an optimizer step. */
+Test(modes, zero2_keeps_weights_and_zero3_gathers_them_again)
+{
+    mesh_result zero2 = run((mesh_case){"fsdp 2, zero-2", 1, 2, 1, 1, 1, .zero2 = true});
+    mesh_result zero3 = run((mesh_case){"fsdp 2", 1, 2, 1, 1, 1});
+    const int64_t micros = GLOBAL_BATCH / 2;
+    const int64_t few = zero2.calls[ND_GROUP_DP_SHARD_CP][ND_COMM_ALL_GATHER],
+                  many = zero3.calls[ND_GROUP_DP_SHARD_CP][ND_COMM_ALL_GATHER];
+    cr_assert_eq(few, STEPS * (LAYERS + 2), "ZeRO-2 gathered %ld times", (long)few);
+    /* Two blocks' weights are there at a time, so each pass in either direction gathers all others. */
+    cr_assert_geq(many, STEPS * micros * 2 * (LAYERS - 2), "ZeRO-3 gathered %ld times", (long)many);
+    mesh_result_free(&zero2);
+    mesh_result_free(&zero3);
+}
+
+Test(modes, ring_exchanges_and_allgather_gathers)
+{
+    mesh_result ring = run((mesh_case){"cp 4, ring", 1, 1, 4, 1, 1, .ring = true});
+    mesh_result gather = run((mesh_case){"cp 4", 1, 1, 4, 1, 1});
+    cr_assert_eq(ring.calls[ND_GROUP_CP][ND_COMM_ALL_GATHER], 0);
+    cr_assert_geq(ring.calls[ND_GROUP_CP][ND_COMM_EXCHANGE], STEPS * GLOBAL_BATCH * LAYERS * 2 * 3);
+    cr_assert_eq(gather.calls[ND_GROUP_CP][ND_COMM_EXCHANGE], 0);
+    cr_assert_geq(gather.calls[ND_GROUP_CP][ND_COMM_ALL_GATHER], STEPS * GLOBAL_BATCH * LAYERS);
+    mesh_result_free(&ring);
+    mesh_result_free(&gather);
+}
+
+Test(modes, recompute_keeps_less)
+{
+    size_t kept[3];
+    for (int mode = ND_RECOMPUTE_NONE; mode <= (int)ND_RECOMPUTE_FULL; mode++) {
+        mesh_result result =
+            run((mesh_case){"one", 1, 1, 1, 1, 1, .recompute = (nd_recompute)mode});
+        kept[mode] = result.activation_bytes;
+        mesh_result_free(&result);
+    }
+    cr_assert_lt(kept[ND_RECOMPUTE_SELECTIVE], kept[ND_RECOMPUTE_NONE]);
+    cr_assert_lt(kept[ND_RECOMPUTE_FULL], kept[ND_RECOMPUTE_SELECTIVE]);
+}
