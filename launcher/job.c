@@ -11,6 +11,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/key.h"
+#include "runtime/rdzv/uv.h"
 
 enum {
     PEER_STOP_MS = 3000
@@ -161,7 +162,6 @@ static nd_status open_store(nd_job *job, const uint8_t key[ND_KEY_BYTES])
                   .left = nd_nodes_on_left,
                   .node_frame = nd_nodes_on_frame},
     };
-    memcpy(options.key, key, ND_KEY_BYTES);
     char host[ND_HOST_MAX] = "127.0.0.1";
     int port = 0;
     if (job->config->launch.rdzv_endpoint[0]) {
@@ -176,8 +176,10 @@ static nd_status open_store(nd_job *job, const uint8_t key[ND_KEY_BYTES])
                        "--rdzv-key-file",
                        job->config->launch.rdzv_endpoint);
     }
-    ND_TRY(nd_host_open(&options, &job->store));
+    memcpy(options.key, key, ND_KEY_BYTES);
+    nd_status status = nd_host_open(&options, &job->store);
     explicit_bzero(options.key, sizeof options.key);
+    ND_TRY(status);
     snprintf(job->master_addr, sizeof job->master_addr, "%s", nd_host_address(job->store));
     job->master_port = nd_host_port(job->store);
     return ND_OK;
@@ -204,48 +206,64 @@ static nd_status take_key(const char *file, uint8_t key[ND_KEY_BYTES])
     return file[0] ? nd_key_read_file(file, key) : nd_key_random(key);
 }
 
-static nd_status prepare(nd_job *job)
+/* A key file may serve many jobs: the name is a random number of its own. */
+static nd_status name_job(nd_job *job)
 {
-    uint8_t key[ND_KEY_BYTES];
-    ND_TRY(take_key(job->config->launch.rdzv_key_file, key));
-    ND_TRY(nd_key_to_fd(key, &job->key_fd));
-    uint8_t
-        name[ND_KEY_BYTES]; /* a key file may serve many jobs: the name is another random number */
+    uint8_t name[ND_KEY_BYTES];
     ND_TRY(nd_key_random(name));
     snprintf(job->run_id, sizeof job->run_id, "nd-%02x%02x%02x%02x", name[0], name[1], name[2],
              name[3]);
+    return ND_OK;
+}
+
+static nd_status watch_signals(nd_job *job)
+{
+    for (size_t i = 0; i < sizeof forwarded / sizeof *forwarded; i++) {
+        ND_TRY(ND_UV(uv_signal_init(&job->loop, &job->signals[i])));
+        job->signals[i].data = job;
+        if (!job->under_nohup || forwarded[i] != SIGHUP) {
+            ND_TRY(ND_UV(uv_signal_start(&job->signals[i], on_signal, forwarded[i])));
+        }
+    }
+    return ND_OK;
+}
+
+/* Everything but the workers. The caller wipes the key. */
+static nd_status prepare(nd_job *job, uint8_t key[ND_KEY_BYTES])
+{
+    ND_TRY(take_key(job->config->launch.rdzv_key_file, key));
+    ND_TRY(nd_key_to_fd(key, &job->key_fd));
+    ND_TRY(name_job(job));
     ND_TRY(nd_progress_create(job->local_workers, &job->progress));
     ND_TRY(nd_failure_page_create(job->local_workers, &job->failures));
     ND_TRY(ND_ALLOC(job->local_workers, &job->workers));
-    uv_loop_init(&job->loop);
+    ND_TRY(ND_UV(uv_loop_init(&job->loop)));
     job->loop.data = job;
-    nd_status status = meet_nodes(job, key);
-    explicit_bzero(key, sizeof key);
-    ND_TRY(status);
-    uv_timer_init(&job->loop, &job->kill_timer);
+    ND_TRY(meet_nodes(job, key));
+    ND_TRY(ND_UV(uv_timer_init(&job->loop, &job->kill_timer)));
     job->kill_timer.data = job;
-    for (size_t i = 0; i < sizeof forwarded / sizeof *forwarded; i++) {
-        uv_signal_init(&job->loop, &job->signals[i]);
-        job->signals[i].data = job;
-        if (!job->under_nohup || forwarded[i] != SIGHUP) {
-            uv_signal_start(&job->signals[i], on_signal, forwarded[i]);
-        }
-    }
+    ND_TRY(watch_signals(job));
     return job->nodes || job->join ? nd_nodes_watch(job) : ND_OK;
 }
 
-/* A job that could not start. Workers that did are killed, by PR_SET_PDEATHSIG at the latest when we return. */
+static void close_handle(uv_handle_t *handle, void *context)
+{
+    if (!uv_is_closing(handle)) {
+        uv_close(handle, NULL);
+    }
+}
+
+/* A job that could not start. Workers that did are killed. */
 static void abandon(nd_job *job)
 {
-    if (job->running > 0) {
-        signal_workers(job, SIGKILL);
+    if (!job->loop.data) {
         return;
     }
-    if (job->loop.data && !job->signals[0].data) { /* before signals are watched */
-        nd_host_close(job->store);
-        uv_run(&job->loop, UV_RUN_DEFAULT);
-        uv_loop_close(&job->loop);
-    }
+    signal_workers(job, SIGKILL);
+    nd_host_close(job->store);
+    uv_walk(&job->loop, close_handle, NULL);
+    uv_run(&job->loop, UV_RUN_DEFAULT);
+    uv_loop_close(&job->loop);
 }
 
 static void release(nd_job *job)
@@ -263,7 +281,9 @@ nd_status nd_job_run(nd_job *job, int *exit_code)
     signal(SIGPIPE, SIG_IGN);
     job->under_nohup = sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
     nd_identity_host(job->host_name, sizeof job->host_name);
-    nd_status status = prepare(job);
+    uint8_t key[ND_KEY_BYTES];
+    nd_status status = prepare(job, key);
+    explicit_bzero(key, sizeof key);
     for (int i = 0; status == ND_OK && i < job->local_workers; i++) {
         job->workers[i] = (nd_launched){.job = job, .rank = job->first_rank + i, .local_rank = i};
         status = nd_job_spawn(job, i, on_exit_worker);

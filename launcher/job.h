@@ -79,7 +79,7 @@ void nd_job_finish(nd_job *job, int exit_code);
 
 /* output.c */
 nd_status nd_output_open(nd_output *output, nd_launched *worker, bool is_error);
-void nd_output_start(nd_output *output);
+nd_status nd_output_start(nd_output *output);
 void nd_output_close(nd_output *output);
 
 /* spawn.c */

@@ -7,6 +7,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/rdzv/ranks.h"
+#include "runtime/rdzv/uv.h"
 
 enum { PULSE_MS = 20 };
 
@@ -363,10 +364,9 @@ nd_status nd_nodes_watch(nd_job *job)
     if (job->join) {
         return nd_join_watch(job);
     }
-    uv_timer_init(&job->loop, &job->nodes->pulse);
+    ND_TRY(ND_UV(uv_timer_init(&job->loop, &job->nodes->pulse)));
     job->nodes->pulse.data = job;
-    uv_timer_start(&job->nodes->pulse, on_pulse, PULSE_MS, PULSE_MS);
-    return ND_OK;
+    return ND_UV(uv_timer_start(&job->nodes->pulse, on_pulse, PULSE_MS, PULSE_MS));
 }
 
 void nd_nodes_failed(nd_job *job, int code)

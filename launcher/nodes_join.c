@@ -8,6 +8,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/address.h"
+#include "runtime/rdzv/uv.h"
 
 enum { PULSE_MS = 100 };
 
@@ -218,13 +219,12 @@ nd_status nd_join_watch(nd_job *job)
 {
     nd_join *join = job->join;
     join->heard_ns = join->beat_ns = nd_clock_ns();
-    uv_timer_init(&job->loop, &join->pulse);
-    uv_poll_init(&job->loop, &join->poll, nd_channel_fd(join->channel));
+    ND_TRY(ND_UV(uv_timer_init(&job->loop, &join->pulse)));
+    ND_TRY(ND_UV(uv_poll_init(&job->loop, &join->poll, nd_channel_fd(join->channel))));
     join->pulse.data = join->poll.data = job;
     join->watching = true;
-    uv_timer_start(&join->pulse, on_pulse, PULSE_MS, PULSE_MS);
-    uv_poll_start(&join->poll, UV_READABLE, on_readable);
-    return ND_OK;
+    ND_TRY(ND_UV(uv_timer_start(&join->pulse, on_pulse, PULSE_MS, PULSE_MS)));
+    return ND_UV(uv_poll_start(&join->poll, UV_READABLE, on_readable));
 }
 
 void nd_join_failed(nd_job *job, int code)

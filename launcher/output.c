@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "launcher/job.h"
+#include "runtime/rdzv/uv.h"
 
 static void write_all(int fd, const char *bytes, size_t count)
 {
@@ -104,14 +105,14 @@ nd_status nd_output_open(nd_output *output, nd_launched *worker, bool is_error)
 {
     output->worker = worker;
     output->to = is_error ? STDERR_FILENO : STDOUT_FILENO;
-    uv_pipe_init(&worker->job->loop, &output->pipe, 0);
+    ND_TRY(ND_UV(uv_pipe_init(&worker->job->loop, &output->pipe, 0)));
     output->pipe.data = output;
     return open_file(output, is_error ? "stderr" : "stdout");
 }
 
-void nd_output_start(nd_output *output)
+nd_status nd_output_start(nd_output *output)
 {
-    uv_read_start((uv_stream_t *)&output->pipe, on_alloc, on_read);
+    return ND_UV(uv_read_start((uv_stream_t *)&output->pipe, on_alloc, on_read));
 }
 
 void nd_output_close(nd_output *output)

@@ -80,7 +80,6 @@ nd_status nd_job_spawn(nd_job *job, int local_rank, uv_exit_cb on_exit)
     }
     worker->running = true;
     job->running++;
-    nd_output_start(&worker->out);
-    nd_output_start(&worker->err);
-    return ND_OK;
+    ND_TRY(nd_output_start(&worker->out));
+    return nd_output_start(&worker->err);
 }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/rdzv/uv.h"
 
 enum {
     TICK_MS = 100,
@@ -239,7 +240,12 @@ static nd_status open_connection(nd_host *host)
         return status;
     }
     c->host = host;
-    uv_tcp_init(host->loop, &c->tcp);
+    status = ND_UV(uv_tcp_init(host->loop, &c->tcp));
+    if (status != ND_OK) {
+        nd_tls_destroy(c->tls);
+        free(c);
+        return status;
+    }
     c->tcp.data = c;
     host->handles++;
     if (uv_accept((uv_stream_t *)&host->listener, (uv_stream_t *)&c->tcp) != 0) {
@@ -258,8 +264,11 @@ static nd_status open_connection(nd_host *host)
         c->next->previous = c;
     }
     host->connections = c;
-    uv_read_start((uv_stream_t *)&c->tcp, on_buffer, on_read);
-    return ND_OK;
+    status = ND_UV(uv_read_start((uv_stream_t *)&c->tcp, on_buffer, on_read));
+    if (status != ND_OK) {
+        close_connection(c);
+    }
+    return status;
 }
 
 static void accept_waiting(nd_host *host)
@@ -334,9 +343,21 @@ static nd_status bind_listener(nd_host *host, const nd_address *address)
     }
     nd_address bound = {.bytes = sizeof bound.storage};
     int bytes = (int)sizeof bound.storage;
-    uv_tcp_getsockname(&host->listener, (struct sockaddr *)&bound.storage, &bytes);
+    ND_TRY(ND_UV(uv_tcp_getsockname(&host->listener, (struct sockaddr *)&bound.storage, &bytes)));
     host->port = nd_address_port(&bound);
     return ND_OK;
+}
+
+static nd_status start_listening(nd_host *host, const nd_address *address)
+{
+    ND_TRY(ND_UV(uv_tcp_init(host->loop, &host->listener)));
+    host->listener.data = host;
+    host->handles++;
+    ND_TRY(ND_UV(uv_timer_init(host->loop, &host->tick)));
+    host->tick.data = host;
+    host->handles++;
+    ND_TRY(bind_listener(host, address));
+    return ND_UV(uv_timer_start(&host->tick, on_tick, TICK_MS, TICK_MS));
 }
 
 nd_status nd_host_open(const nd_host_options *options, nd_host **out)
@@ -357,16 +378,11 @@ nd_status nd_host_open(const nd_host_options *options, nd_host **out)
         free(host);
         return status;
     }
-    uv_tcp_init(host->loop, &host->listener);
-    uv_timer_init(host->loop, &host->tick);
-    host->listener.data = host->tick.data = host;
-    host->handles = 2;
-    status = bind_listener(host, &options->address);
+    status = start_listening(host, &options->address);
     if (status != ND_OK) {
         nd_host_close(host);
         return status;
     }
-    uv_timer_start(&host->tick, on_tick, TICK_MS, TICK_MS);
     *out = host;
     return ND_OK;
 }
@@ -377,11 +393,17 @@ void nd_host_close(nd_host *host)
         return;
     }
     host->closing = true;
+    host->handles++; /* until the end of this function */
     while (host->connections) {
         close_connection(host->connections);
     }
-    uv_close((uv_handle_t *)&host->listener, on_handle_closed);
-    uv_close((uv_handle_t *)&host->tick, on_handle_closed);
+    if (host->listener.data) {
+        uv_close((uv_handle_t *)&host->listener, on_handle_closed);
+    }
+    if (host->tick.data) {
+        uv_close((uv_handle_t *)&host->tick, on_handle_closed);
+    }
+    release_host(host);
 }
 
 nd_server *nd_host_server(nd_host *host)

@@ -10,6 +10,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/host.h"
+#include "runtime/rdzv/uv.h"
 
 struct nd_hosting {
     pthread_t thread;
@@ -71,25 +72,38 @@ static nd_status open_host(nd_hosting *hosting, const nd_identity *identity, con
     return status;
 }
 
+static nd_status start_thread(nd_hosting *hosting)
+{
+    nd_status status = ND_UV(uv_timer_init(&hosting->loop, &hosting->watch));
+    if (status == ND_OK) {
+        hosting->watch.data = hosting;
+        status = ND_UV(uv_timer_start(&hosting->watch, on_watch, 20, 20));
+    }
+    if (status == ND_OK && pthread_create(&hosting->thread, NULL, run, hosting) != 0) {
+        status = nd_fail(ND_ERR_INTERNAL, "the store's thread cannot be started");
+    }
+    if (status != ND_OK) {
+        nd_host_close(hosting->host);
+        if (hosting->watch.data) {
+            uv_close((uv_handle_t *)&hosting->watch, NULL);
+        }
+    }
+    return status;
+}
+
 nd_status nd_hosting_start(const nd_identity *identity, const uint8_t key[ND_KEY_BYTES],
                            nd_hosting **out)
 {
     nd_hosting *hosting;
     ND_TRY(ND_ALLOC(1, &hosting));
-    if (uv_loop_init(&hosting->loop) != 0) {
+    nd_status status = ND_UV(uv_loop_init(&hosting->loop));
+    if (status != ND_OK) {
         free(hosting);
-        return nd_fail(ND_ERR_INTERNAL, "the store's event loop cannot be made");
+        return status;
     }
-    nd_status status = open_host(hosting, identity, key);
+    status = open_host(hosting, identity, key);
     if (status == ND_OK) {
-        uv_timer_init(&hosting->loop, &hosting->watch);
-        hosting->watch.data = hosting;
-        uv_timer_start(&hosting->watch, on_watch, 20, 20);
-        if (pthread_create(&hosting->thread, NULL, run, hosting) != 0) {
-            nd_host_close(hosting->host);
-            uv_close((uv_handle_t *)&hosting->watch, NULL);
-            status = nd_fail(ND_ERR_INTERNAL, "the store's thread cannot be started");
-        }
+        status = start_thread(hosting);
     }
     if (status != ND_OK) {
         uv_run(&hosting->loop, UV_RUN_DEFAULT);
