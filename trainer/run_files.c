@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "runtime/base/fsio.h"
-#include "runtime/base/log.h"
 #include "runtime/base/version.h"
+#include "trainer/echo.h"
 #include "trainer/metrics/run_record.h"
 #include "trainer/version.h"
 
@@ -55,67 +55,6 @@ static nd_status write_record(const nd_run_files *files, const nd_worker *worker
     return nd_run_record_write(files->dir, &record);
 }
 
-/* Keys whose values are not the defaults, a line per section; run.json has all of them. */
-typedef struct echo_context {
-    nd_config defaults;
-    char section[32];
-    char line[1024];
-} echo_context;
-
-static void flush_section(echo_context *c)
-{
-    if (c->line[0]) {
-        nd_log_info("%s: %s", c->section, c->line);
-    }
-    c->line[0] = '\0';
-}
-
-static void echo_key(void *context, const char *key, const char *value, bool is_job)
-{
-    echo_context *c = context;
-    char *usual = NULL;
-    const char *dot = strchr(key, '.');
-    size_t used, length = dot ? (size_t)(dot - key) : strlen(key);
-    if (strncmp(c->section, key, length) != 0 || c->section[length] != '\0') {
-        flush_section(c);
-        snprintf(c->section, sizeof c->section, "%.*s", (int)length, key);
-    }
-    if (dot && nd_config_get(&c->defaults, key, &usual) == ND_OK && strcmp(usual, value) != 0) {
-        used = strlen(c->line);
-        snprintf(c->line + used, sizeof c->line - used, "%s%s %s", used ? ", " : "", dot + 1,
-                 value);
-    }
-    free(usual);
-}
-
-static void echo_config(const nd_config *config)
-{
-    echo_context context = {0};
-    if (nd_config_init(&context.defaults) == ND_OK) {
-        (void)nd_config_each(config, echo_key, &context);
-        flush_section(&context);
-    }
-    nd_config_fini(&context.defaults);
-}
-
-static void echo(const nd_worker *worker, const nd_trainer *trainer, const char *dir)
-{
-    const nd_rank *r = trainer->rank;
-    char mesh[128];
-    echo_config(r->config);
-    nd_log_info("run folder: %s", dir);
-    nd_log_info("mesh: %s on %s, %s; %s communication", nd_mesh_format(&r->mesh, mesh, sizeof mesh),
-                r->device->name, nd_ops_machine(r->device), r->transport->backend->name);
-    nd_log_info("cpus: %d allowed, %d local workers, %d thread%s each%s", worker->affinity.allowed,
-                worker->identity.local_world_size, worker->affinity.threads,
-                worker->affinity.threads == 1 ? "" : "s",
-                worker->affinity.bound ? ", bound" : ", not bound: more workers than cpus");
-    nd_log_info("model: %.2f M parameters; memory plan of a worker: %.1f MiB (ndtrain plan shows "
-                "its parts)",
-                (double)nd_llama_shape_parameters(&r->shape) * 1e-6,
-                (double)(trainer->plan.total + trainer->plan.external) / 1048576.0);
-}
-
 /* A disk that is too full for the model is said before training, not after it. */
 static nd_status check_room_for_model(const nd_config *config, const nd_llama_shape *shape,
                                       const char *dir)
@@ -128,15 +67,15 @@ static nd_status check_room_for_model(const nd_config *config, const nd_llama_sh
     return nd_fs_check_space(dir, bytes, "the trained model");
 }
 
-nd_status nd_run_files_open(nd_run_files *files, const nd_worker *worker, const nd_trainer *trainer,
-                            int argc, char **argv)
+nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
+                            const nd_trainer *trainer)
 {
     const nd_rank *r = trainer->rank;
     const nd_config *config = r->config;
     ND_TRY(nd_run_folder_create(config, &files->dir));
     ND_TRY(check_room_for_model(config, &r->shape, files->dir));
-    ND_TRY(write_record(files, worker, trainer, argc, argv));
-    echo(worker, trainer, files->dir);
+    ND_TRY(write_record(files, run->worker, trainer, run->argc, run->argv));
+    nd_echo_run(run, trainer, files->dir);
     nd_metrics_options options = {
         .config = config,
         .shape = &r->shape,
@@ -145,7 +84,7 @@ nd_status nd_run_files_open(nd_run_files *files, const nd_worker *worker, const 
         .tokens_per_step = config->train.sequence_length * config->train.micro_batch_size *
                            config->train.gradient_accumulation_steps *
                            nd_mesh_group_size(&r->mesh, ND_GROUP_DP),
-        .terminal = worker->identity.terminal,
+        .terminal = run->worker->identity.terminal,
     };
     return nd_metrics_open(&options, &files->metrics);
 }

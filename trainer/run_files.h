@@ -3,16 +3,16 @@
 #define ND_TRAINER_RUN_FILES_H
 /* The run folder of rank 0: run.json, metrics.jsonl, trace.json, the echo on the terminal. */
 #include "trainer/metrics/metrics.h"
+#include "trainer/train.h"
 #include "trainer/trainer.h"
-#include "trainer/worker.h"
 
 typedef struct nd_run_files {
     char *dir;           /* NULL except on rank 0 */
     nd_metrics *metrics; /* NULL except on rank 0 */
 } nd_run_files;
 
-nd_status nd_run_files_open(nd_run_files *files, const nd_worker *worker, const nd_trainer *trainer,
-                            int argc, char **argv);
+nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
+                            const nd_trainer *trainer);
 /* Where the time of `steps` steps from first_step (counted from 1) on went, validation included: <dir>/trace.json. */
 nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, int64_t first_step,
                              int64_t steps);

@@ -171,11 +171,9 @@ static nd_status save_model(run_state *s)
 
 static nd_status run(run_state *s)
 {
-    const nd_run_context *context = s->context;
     ND_TRY(nd_trainer_create(s->rank, &s->trainer));
     if (s->rank->rank == 0) {
-        ND_TRY(nd_run_files_open(&s->files, context->worker, s->trainer, context->argc,
-                                 context->argv));
+        ND_TRY(nd_run_files_open(&s->files, s->context, s->trainer));
     }
     ND_TRY(nd_trainer_commit(s->trainer));
     ND_TRY(load_weights(s));

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "runtime/config/flags.h"
 
@@ -65,6 +66,14 @@ static nd_status read_file(nd_reader *reader, const char *path)
     return status;
 }
 
+/* A validation file that nobody named is used where it is there. */
+static nd_status drop_unnamed_validation(nd_reader *reader)
+{
+    char **path = &reader->config->data.validation_path;
+    bool unnamed = reader->set_by[ND_FIELD_data_validation_path] == ND_LAYER_DEFAULT;
+    return unnamed && access(*path, F_OK) != 0 ? nd_text_replace(path, "") : ND_OK;
+}
+
 nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
 {
     const char *config_file = NULL;
@@ -80,7 +89,8 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
     }
     nd_reader_begin(&reader, ND_LAYER_FLAGS);
     ND_TRY(nd_flags_apply(&reader, cli, argc, argv));
-    return nd_reader_end(&reader, "");
+    ND_TRY(nd_reader_end(&reader, ""));
+    return drop_unnamed_validation(&reader);
 }
 
 static double index_seconds(const nd_config *config, const char *path)

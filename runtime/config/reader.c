@@ -104,6 +104,17 @@ static nd_status settle_model(nd_reader *reader, const char *where)
     return ND_OK;
 }
 
+/* The default validation file belongs to the default text: other data bring their own or none. */
+static nd_status settle_validation(nd_reader *reader)
+{
+    char **path = &reader->config->data.validation_path;
+    bool newer = reader->set_by[ND_FIELD_data_path] == reader->layer &&
+                 reader->set_by[ND_FIELD_data_validation_path] != reader->layer;
+    bool usual_data = strcmp(reader->config->data.path, nd_fields[ND_FIELD_data_path].initial) == 0;
+    bool usual = strcmp(*path, nd_fields[ND_FIELD_data_validation_path].initial) == 0;
+    return newer && usual && !usual_data ? nd_text_replace(path, "") : ND_OK;
+}
+
 /* accelerate's and torchrun's address in two parts; the port is 29500 as there. */
 static nd_status settle_endpoint(nd_reader *reader)
 {
@@ -121,6 +132,7 @@ static nd_status settle_endpoint(nd_reader *reader)
 nd_status nd_reader_end(nd_reader *reader, const char *where)
 {
     ND_TRY(settle_model(reader, where));
+    ND_TRY(settle_validation(reader));
     ND_TRY(settle_endpoint(reader));
     nd_config *c = reader->config;
     if (reader->fp8_te && reader->set_by[ND_FIELD_fp8_recipe] != reader->layer) {

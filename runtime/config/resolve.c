@@ -213,13 +213,6 @@ static nd_status check_data(const nd_config *c)
             "scripts/tokenize.py",
             c->data.format == ND_DATA_TEXT ? "text" : "jsonl");
     }
-    if (c->train.validation_interval > 0 && !*c->data.validation_path) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "train.validation_interval is %lld, but data.validation_path is empty; name a "
-            "validation file or set the interval to 0",
-            ll(c->train.validation_interval));
-    }
     return ND_OK;
 }
 
@@ -255,19 +248,6 @@ static nd_status check_training(const nd_config *c)
     return ND_OK;
 }
 
-/* The default validation file belongs to the default text: other data bring their own or none. */
-static nd_status resolve_validation(nd_config *c)
-{
-    nd_config defaults = {0};
-    nd_status status = nd_config_init(&defaults);
-    if (status == ND_OK && strcmp(c->data.path, defaults.data.path) != 0 &&
-        strcmp(c->data.validation_path, defaults.data.validation_path) == 0) {
-        status = nd_text_replace(&c->data.validation_path, "");
-    }
-    nd_config_fini(&defaults);
-    return status;
-}
-
 nd_status nd_config_resolve(nd_config *config)
 {
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
@@ -278,7 +258,6 @@ nd_status nd_config_resolve(nd_config *config)
     ND_TRY(check_nodes(config));
     ND_TRY(check_gpu_ids(config));
     ND_TRY(check_model(config));
-    ND_TRY(resolve_validation(config));
     ND_TRY(check_data(config));
     ND_TRY(check_training(config));
     if (config->model.seed == -1) {

@@ -83,6 +83,40 @@ Test(run, validates_every_so_many_steps_and_at_the_end)
     cr_assert(steps[3] == 3 && steps[7] == 6 && steps[9] == 7);
 }
 
+/* A configuration with validation, data of one's own without: a run without validation, and bad data are said. */
+Test(run, other_data_go_without_the_usual_validation_file)
+{
+    static const char config[] = "data: {path: data/train.txt, validation_path: data/valid.txt}\n"
+                                 "train: {validation_interval: 1}\noutput: {save_model: false}\n";
+    double validation[1];
+    tempdir_write(&dir, "c.yaml", config, sizeof config - 1);
+    shell(&dir, RUN "--config-file c.yaml --num-steps 1 --data-path text.txt");
+    cr_assert_not_null(strstr(shell_output, "no validation: data.validation_path names no file"),
+                       "%s", shell_output);
+    cr_assert_eq(values_of("validation_loss", validation, 1), 0);
+    int code = shell_run(&dir, "rm -r out; " RUN "--config-file c.yaml --data-path missing.txt");
+    cr_assert_eq(code, 65, "ended with %d:\n%s", code, shell_output);
+    cr_assert_not_null(strstr(shell_output, "missing.txt"), "%s", shell_output);
+    code = shell_run(&dir, RUN "--data-path text.txt --validation-path missing.txt");
+    cr_assert_eq(code, 65, "ended with %d:\n%s", code, shell_output);
+}
+
+/* 40 blocks of 65 tokens, of which a step of two workers takes 2, and the last run's takes 64. */
+Test(run, says_how_often_it_reads_the_data)
+{
+    shell(&dir, RUN "--data-path text.txt --num-steps 10 --set output.save_model=false");
+    cr_assert_not_null(strstr(shell_output, "2600 tokens, 40 blocks of 65; the run reads them 0.5 "
+                                            "times"),
+                       "%s", shell_output);
+    cr_assert_null(strstr(shell_output, "more data"), "%s", shell_output);
+    shell(&dir,
+          "rm -r out; " RUN "--data-path text.txt --num-steps 1 --set output.save_model=false "
+          "--set train.micro_batch_size=32");
+    cr_assert_not_null(
+        strstr(shell_output, "a step takes 64 blocks, but the training data have 40"), "%s",
+        shell_output);
+}
+
 /* A batch is a micro-batch of each data-parallel rank: 2 x 4 x 2 blocks of 64 labels. */
 Test(run, validates_as_many_batches_as_it_is_told)
 {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support.h"
 
+#include <unistd.h>
+
 #include "runtime/config/fields.h"
 #include "tests/support/tempdir.h"
 
@@ -68,8 +70,64 @@ Test(resolve, model_and_data)
     EXPECT_BAD_FLAGS(("--data-format", "megatron"), "megatron", "tokenizer: file");
     EXPECT_BAD_FLAGS(("--data-format", "jsonl", "--tokenizer", "file"), "jsonl",
                      "tokenizer: bytes");
-    EXPECT_BAD_FLAGS(("--validation-interval", "5", "--validation-path="),
-                     "validation_interval is 5", "validation_path is empty");
+}
+
+/* A native file that names both data files, as the shipped ones do. */
+static void write_shipped(const char *path)
+{
+    FILE *f = fopen(path, "w");
+    cr_assert_not_null(f);
+    fputs("data: {path: data/train.txt, validation_path: data/valid.txt}\n"
+          "train: {validation_interval: 50}\n",
+          f);
+    cr_assert_eq(fclose(f), 0);
+}
+
+Test(resolve, the_usual_validation_file_goes_with_the_usual_data)
+{
+    nd_config c;
+    char path[] = "/tmp/nd_config_XXXXXX", *text = NULL;
+    cr_assert_geq(mkstemp(path), 0);
+    write_shipped(path);
+    static const struct {
+        const char *flags[4], *left;
+    } cases[] = {
+        {{"--data-path=my.txt"}, ""},
+        {{"--data-path=my.txt", "--validation-path=my_valid.txt"}, "my_valid.txt"},
+        {{"--validation-path=data/valid.txt", "--data-path=my.txt"}, "data/valid.txt"},
+        {{"--data-path=data/train.txt"}, "data/valid.txt"},
+        {{"--num-steps=3"}, "data/valid.txt"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *flags[6] = {"--config-file", path};
+        size_t count = 0;
+        for (; cases[i].flags[count]; count++) {
+            flags[count + 2] = cases[i].flags[count];
+        }
+        cr_assert_eq(flags_of(&c, count + 2, flags), ND_OK, "%s", nd_error_last()->message);
+        cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+        cr_expect_str_eq(c.data.validation_path, cases[i].left, "case %zu", i);
+        /* The worker reads what ndlaunch resolved. */
+        cr_assert_eq(nd_config_to_yaml(&c, &text), ND_OK);
+        nd_config_fini(&c);
+        cr_assert_eq(read_text(&c, text), ND_OK);
+        cr_expect_str_eq(c.data.validation_path, cases[i].left, "case %zu, read again", i);
+        nd_config_fini(&c);
+        free(text);
+    }
+    unlink(path);
+}
+
+Test(resolve, a_validation_file_that_nobody_named_may_be_missing)
+{
+    nd_config c;
+    cr_assert_eq(chdir("/"), 0, "where there is no data/valid.txt");
+    cr_assert_eq(FLAGS(&c, "--num-steps", "1"), ND_OK);
+    cr_expect_str_eq(c.data.validation_path, "");
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--validation-path", "data/valid.txt"), ND_OK);
+    cr_expect_str_eq(c.data.validation_path, "data/valid.txt", "an error when it is opened");
+    nd_config_fini(&c);
 }
 
 Test(resolve, training)
