@@ -91,10 +91,10 @@ int nd_cuda_random_normal(nd_cuda_queue, nd_tensor out, float deviation, uint64_
                           uint64_t random_stream, int64_t first, int64_t pitch);
 
 /* ---- optimizers; ranges: host memory ---- */
-/* bf16: NULL, or the resident BF16 copy of p, same offsets: the updated p rounded. */
+/* resident: NULL, or the resident BF16 copy of p, same offsets: the updated p rounded. */
 int nd_cuda_adamw(nd_cuda_queue, const nd_adamw *, float *p, float *m, float *v, const float *grad,
-                  nd_bf16 *bf16, const nd_flat_range *ranges, int range_count);
-int nd_cuda_sgd(nd_cuda_queue, const nd_adamw *, float *p, const float *grad, nd_bf16 *bf16,
+                  nd_bf16 *resident, const nd_flat_range *ranges, int range_count);
+int nd_cuda_sgd(nd_cuda_queue, const nd_adamw *, float *p, const float *grad, nd_bf16 *resident,
                 const nd_flat_range *ranges, int range_count);
 
 /* ---- FP8 ---- */

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/map.cuh"
+
+using namespace nd;
+
+namespace {
+
+enum { NOT_COUNTED = -100, STATS_THREADS = 512, LOSS_THREADS = 1024 };
+
+/* ---- statistics: one pass over the row, a maximum and a sum on its scale per thread, then both over the block ---- */
+
+struct running {
+    float max, sum;
+};
+
+/* Below every logit but -inf: differences with it are finite, so that a slice of -inf so far gives no NaN. */
+#define ND_NO_MAX (-3.402823466e+38f)
+
+template <class T, int N, int TOGETHER>
+__device__ inline void absorb(running &r, const pack<T, N> (&x)[TOGETHER], int64_t n)
+{
+    float max = r.max, sum = 0.0f;
+    ND_UNROLL
+    for (int u = 0; u < TOGETHER; u++) {
+        ND_UNROLL
+        for (int i = 0; i < N; i++) {
+            if (u * N + i < n) {
+                max = fmaxf(max, get(x[u], i));
+            }
+        }
+    }
+    ND_UNROLL
+    for (int u = 0; u < TOGETHER; u++) {
+        ND_UNROLL
+        for (int i = 0; i < N; i++) {
+            if (u * N + i < n) {
+                sum += exp_for<T>(get(x[u], i) - max);
+            }
+        }
+    }
+    r.sum = r.sum * exp_for<T>(r.max - max) + sum;
+    r.max = max;
+}
+
+template <class T, int N>
+__global__ void __launch_bounds__(STATS_THREADS)
+    stats_kernel(float *row_max, float *row_sum, float *target, const T *logits, int64_t stride,
+                 const int32_t *labels, int64_t first, int64_t valid)
+{
+    constexpr int TOGETHER = N == 1 ? 1 : 4;
+    ND_SHARED(float, slots, 64);
+    const T *x = logits + (int64_t)blockIdx.x * stride;
+    running r = {ND_NO_MAX, 0.0f};
+    int64_t whole = valid / N * N, at = (int64_t)threadIdx.x * N;
+    const int64_t step = STATS_THREADS * N;
+    for (; at + (TOGETHER - 1) * step < whole; at += TOGETHER * step) {
+        pack<T, N> packs[TOGETHER];
+        ND_UNROLL
+        for (int u = 0; u < TOGETHER; u++) {
+            packs[u] = load<N>(x + at + u * step);
+        }
+        absorb<T, N, TOGETHER>(r, packs, TOGETHER * N);
+    }
+    for (; at < valid; at += step) {
+        pack<T, N> packs[1] = {load<N>(x + at, valid - at)};
+        absorb<T, N, 1>(r, packs, valid - at);
+    }
+    float max = block_max(r.max, slots);
+    float sum = block_sum(r.sum * exp_for<T>(r.max - max), slots + 32);
+    if (threadIdx.x == 0) {
+        bool none = max == ND_NO_MAX; /* no valid column, or none above -inf */
+        int64_t column = labels[blockIdx.x] - first;
+        row_max[blockIdx.x] = none ? -INFINITY : max;
+        row_sum[blockIdx.x] = none && valid > 0 ? NAN : sum;
+        target[blockIdx.x] = column >= 0 && column < valid ? widen(x[column]) : 0.0f;
+    }
+}
+
+template <class T, int N>
+int launch_stats(nd_cuda_queue queue, nd_tensor row_max, nd_tensor row_sum, nd_tensor target,
+                 nd_tensor logits, nd_tensor labels, int64_t first, int64_t valid)
+{
+    return ND_LAUNCH_MEETING((stats_kernel<T, N>), logits.shape[0], STATS_THREADS, queue,
+                             (float *)row_max.data, (float *)row_sum.data, (float *)target.data,
+                             (const T *)logits.data, logits.stride[0], (const int32_t *)labels.data,
+                             first, valid);
+}
+
+template <class T>
+int stats(nd_cuda_queue queue, nd_tensor row_max, nd_tensor row_sum, nd_tensor target,
+          nd_tensor logits, nd_tensor labels, int64_t first, int64_t valid)
+{
+    constexpr int PACK = type_of<T>::pack;
+    bool packs = aligned(logits.data, logits.stride[0] * (int64_t)sizeof(T));
+    return packs
+               ? launch_stats<T, PACK>(queue, row_max, row_sum, target, logits, labels, first,
+                                       valid)
+               : launch_stats<T, 1>(queue, row_max, row_sum, target, logits, labels, first, valid);
+}
+
+/* ---- small vectors ---- */
+
+struct rescale_of {
+    static constexpr int together = 1;
+    float *sum;
+    const float *max, *global;
+
+    struct state {
+        int64_t at;
+    };
+
+    __device__ void load(int64_t v, state &s) const
+    {
+        s.at = v;
+    }
+
+    __device__ void finish(state &s) const
+    {
+        float own = max[s.at]; /* -inf: a slice without a valid column */
+        sum[s.at] = own == -INFINITY ? 0.0f : sum[s.at] * expf(own - global[s.at]);
+    }
+};
+
+/* Thread t adds rows t, t + 1024, ... in F64; then a fixed tree. */
+__global__ void __launch_bounds__(LOSS_THREADS)
+    loss_kernel(double *loss_sum, const float *max, const float *sum, const float *target,
+                const int32_t *labels, int64_t n)
+{
+    ND_SHARED(double, slots, 32);
+    double loss = 0.0;
+    for (int64_t i = threadIdx.x; i < n; i += LOSS_THREADS) {
+        if (labels[i] != NOT_COUNTED) {
+            loss += log((double)sum[i]) + (double)max[i] - (double)target[i];
+        }
+    }
+    loss = block_sum(loss, slots);
+    if (threadIdx.x == 0) {
+        *loss_sum += loss;
+    }
+}
+
+/* ---- gradient, in place ---- */
+
+template <class T, int N> struct gradient_of {
+    static constexpr int together = N == 1 ? 1 : 4;
+    T *logits;
+    const float *max, *sum;
+    const int32_t *labels;
+    int64_t first, valid;
+    float scale;
+    layout<1> l;
+
+    struct state {
+        T *at;
+        int64_t row, column;
+        int n;
+        pack<T, N> x;
+    };
+
+    __device__ void load(int64_t v, state &s) const
+    {
+        place p = l.template find<N>(v);
+        s.row = p.row;
+        s.column = p.column;
+        s.n = p.n;
+        s.at = logits + l.offset(0, p);
+        s.x = nd::load<N>(s.at, p.n);
+    }
+
+    __device__ void finish(state &s) const
+    {
+        int32_t label = labels[s.row];
+        bool counted = label != NOT_COUNTED;
+        int64_t hot = label - first - s.column; /* which of the pack is the label's */
+        float row_max = max[s.row], factor = 1.0f / sum[s.row], x[N];
+        ND_UNROLL
+        for (int i = 0; i < N; i++) {
+            float p = exp_for<T>(get(s.x, i) - row_max) * factor;
+            float gradient = (p - (i == hot ? 1.0f : 0.0f)) * scale;
+            x[i] = counted && s.column + i < valid ? gradient : 0.0f;
+        }
+        store_floats<N>(s.at, x, s.n);
+    }
+};
+
+template <class T>
+int gradient(nd_cuda_queue queue, nd_tensor logits, nd_tensor max, nd_tensor sum, nd_tensor labels,
+             int64_t first, int64_t valid, float scale)
+{
+    constexpr int PACK = type_of<T>::pack;
+    const nd_tensor t[1] = {logits};
+    int N;
+    layout<1> l = layout_of(t, PACK, true, &N);
+    T *x = (T *)logits.data;
+    const float *m = (const float *)max.data, *s = (const float *)sum.data;
+    const int32_t *label = (const int32_t *)labels.data;
+    if (N == 1) {
+        return map(queue, gradient_of<T, 1>{x, m, s, label, first, valid, scale, l}, l.count());
+    }
+    return map(queue, gradient_of<T, PACK>{x, m, s, label, first, valid, scale, l}, l.count());
+}
+
+} // namespace
+
+int nd_cuda_ce_stats(nd_cuda_queue queue, nd_tensor row_max, nd_tensor row_sum, nd_tensor target,
+                     nd_tensor logits, nd_tensor labels, int64_t first, int64_t valid)
+{
+    if (logits.shape[0] == 0) {
+        return 0;
+    }
+    return logits.dtype == ND_DTYPE_F32
+               ? stats<float>(queue, row_max, row_sum, target, logits, labels, first, valid)
+               : stats<bf16>(queue, row_max, row_sum, target, logits, labels, first, valid);
+}
+
+int nd_cuda_ce_rescale(nd_cuda_queue queue, nd_tensor row_sum, nd_tensor row_max,
+                       nd_tensor global_max)
+{
+    rescale_of f = {(float *)row_sum.data, (const float *)row_max.data,
+                    (const float *)global_max.data};
+    return map(queue, f, count_of(row_sum));
+}
+
+int nd_cuda_ce_loss(nd_cuda_queue queue, double *loss_sum, nd_tensor max, nd_tensor sum,
+                    nd_tensor target, nd_tensor labels)
+{
+    return ND_LAUNCH_MEETING(loss_kernel, 1, LOSS_THREADS, queue, loss_sum, (const float *)max.data,
+                             (const float *)sum.data, (const float *)target.data,
+                             (const int32_t *)labels.data, count_of(labels));
+}
+
+int nd_cuda_ce_bwd(nd_cuda_queue queue, nd_tensor logits, nd_tensor max, nd_tensor sum,
+                   nd_tensor labels, int64_t first, int64_t valid, float scale)
+{
+    if (logits.shape[0] == 0) {
+        return 0;
+    }
+    return logits.dtype == ND_DTYPE_F32
+               ? gradient<float>(queue, logits, max, sum, labels, first, valid, scale)
+               : gradient<bf16>(queue, logits, max, sum, labels, first, valid, scale);
+}

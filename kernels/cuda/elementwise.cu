@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+/* add, accumulate, cast, fills and initial values. */
+#include "kernels/cuda/map.cuh"
+
+using namespace nd;
+
+namespace {
+
+/* out = a + b, or a alone. */
+template <class O, class A, class B, bool SUM, int N> struct sum_of {
+    static constexpr int together = N == 1 ? 1 : 4;
+    O *out;
+    const A *a;
+    const B *b;
+    layout<3> l;
+
+    struct state {
+        O *to;
+        int n;
+        pack<A, N> a;
+        pack<B, N> b;
+    };
+
+    __device__ void load(int64_t v, state &s) const
+    {
+        place p = l.template find<N>(v);
+        s.to = out + l.offset(0, p);
+        s.n = p.n;
+        s.a = nd::load<N>(a + l.offset(1, p), p.n);
+        if (SUM) {
+            s.b = nd::load<N>(b + l.offset(2, p), p.n);
+        }
+    }
+
+    __device__ void finish(state &s) const
+    {
+        float x[N];
+        ND_UNROLL
+        for (int i = 0; i < N; i++) {
+            x[i] = SUM ? get(s.a, i) + get(s.b, i) : get(s.a, i);
+        }
+        store_floats<N>(s.to, x, s.n);
+    }
+};
+
+template <class O, class A, class B, bool SUM>
+int add_typed(nd_cuda_queue queue, const nd_tensor (&t)[3])
+{
+    constexpr int PACK = sizeof(O) + sizeof(A) + sizeof(B) == 6 ? 8 : 4;
+    int N;
+    layout<3> l = layout_of(t, PACK, false, &N);
+    O *out = (O *)t[0].data;
+    const A *a = (const A *)t[1].data;
+    const B *b = (const B *)t[2].data;
+    if (N == 1) {
+        return map(queue, sum_of<O, A, B, SUM, 1>{out, a, b, l}, l.count());
+    }
+    return map(queue, sum_of<O, A, B, SUM, PACK>{out, a, b, l}, l.count());
+}
+
+template <class O, class A> int add_second(nd_cuda_queue queue, const nd_tensor (&t)[3])
+{
+    if (!t[2].data) {
+        return add_typed<O, A, A, false>(queue, t);
+    }
+    return t[2].dtype == ND_DTYPE_F32 ? add_typed<O, A, float, true>(queue, t)
+                                      : add_typed<O, A, bf16, true>(queue, t);
+}
+
+template <class O> int add_first(nd_cuda_queue queue, const nd_tensor (&t)[3])
+{
+    return t[1].dtype == ND_DTYPE_F32 ? add_second<O, float>(queue, t)
+                                      : add_second<O, bf16>(queue, t);
+}
+
+template <class T, int N> struct fill_of {
+    static constexpr int together = N == 1 ? 1 : 4;
+    T *out;
+    float value;
+    int64_t count;
+
+    struct state {
+        int64_t at;
+    };
+
+    __device__ void load(int64_t v, state &s) const
+    {
+        s.at = v * N;
+    }
+
+    __device__ void finish(state &s) const
+    {
+        float x[N];
+        ND_UNROLL
+        for (int i = 0; i < N; i++) {
+            x[i] = value;
+        }
+        int64_t left = count - s.at;
+        store_floats<N>(out + s.at, x, left < N ? (int)left : N);
+    }
+};
+
+template <class T> int fill_typed(nd_cuda_queue queue, T *out, int64_t count, float value)
+{
+    constexpr int PACK = type_of<T>::pack;
+    if (!aligned(out)) {
+        return map(queue, fill_of<T, 1>{out, value, count}, count);
+    }
+    return map(queue, fill_of<T, PACK>{out, value, count}, ceil_div(count, PACK));
+}
+
+/* nd_rng_normal (runtime/base/rng.c), bit for bit: Philox4x32-10, the sum of eight 16-bit uniforms. */
+__device__ float random_normal(uint64_t seed, uint64_t random_stream, uint64_t index)
+{
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32);
+    uint32_t c2 = (uint32_t)random_stream, c3 = (uint32_t)(random_stream >> 32);
+    ND_UNROLL
+    for (int round = 0; round < 10; round++) {
+        uint32_t n0 = __umulhi(0xCD9E8D57u, c2) ^ c1 ^ k0;
+        uint32_t n2 = __umulhi(0xD2511F53u, c0) ^ c3 ^ k1;
+        c1 = 0xCD9E8D57u * c2;
+        c3 = 0xD2511F53u * c0;
+        c0 = n0;
+        c2 = n2;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    const uint32_t words[4] = {c0, c1, c2, c3};
+    int32_t sum = 0;
+    ND_UNROLL
+    for (int i = 0; i < 4; i++) {
+        sum += (int32_t)(words[i] & 0xffff) + (int32_t)(words[i] >> 16);
+    }
+    const float scale = 1.0f / 53509.92f;
+    return (float)(2 * sum - 8 * 65535) * 0.5f * scale;
+}
+
+struct normal_of {
+    static constexpr int together = 1;
+    float *out;
+    float deviation;
+    uint64_t seed, random_stream;
+    int64_t first, pitch;
+    layout<1> l;
+
+    struct state {
+        place p;
+    };
+
+    __device__ void load(int64_t v, state &s) const
+    {
+        s.p = l.find<1>(v);
+    }
+
+    __device__ void finish(state &s) const
+    {
+        int64_t index = first + s.p.row * pitch + s.p.column;
+        out[l.offset(0, s.p)] = deviation * random_normal(seed, random_stream, (uint64_t)index);
+    }
+};
+
+} // namespace
+
+int nd_cuda_add(nd_cuda_queue queue, nd_tensor out, nd_tensor a, nd_tensor b)
+{
+    const nd_tensor t[3] = {out, a, b};
+    return out.dtype == ND_DTYPE_F32 ? add_first<float>(queue, t) : add_first<bf16>(queue, t);
+}
+
+int nd_cuda_accumulate(nd_cuda_queue queue, nd_tensor acc, nd_tensor x)
+{
+    return nd_cuda_add(queue, acc, acc, x);
+}
+
+int nd_cuda_cast(nd_cuda_queue queue, nd_tensor out, nd_tensor x)
+{
+    const nd_tensor t[3] = {out, x, {}};
+    return out.dtype == ND_DTYPE_F32 ? add_first<float>(queue, t) : add_first<bf16>(queue, t);
+}
+
+int nd_cuda_fill(nd_cuda_queue queue, nd_tensor out, float value)
+{
+    int64_t count = count_of(out);
+    return out.dtype == ND_DTYPE_F32 ? fill_typed(queue, (float *)out.data, count, value)
+                                     : fill_typed(queue, (bf16 *)out.data, count, value);
+}
+
+int nd_cuda_random_normal(nd_cuda_queue queue, nd_tensor out, float deviation, uint64_t seed,
+                          uint64_t random_stream, int64_t first, int64_t pitch)
+{
+    const nd_tensor t[1] = {out};
+    int N;
+    layout<1> l = layout_of(t, 1, true, &N);
+    normal_of f = {(float *)out.data, deviation, seed, random_stream, first, pitch, l};
+    return map(queue, f, l.count());
+}

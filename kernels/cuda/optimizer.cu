@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Optimizers over flat shards, and sums of squares. Ranges begin anywhere: a thread owns N elements at multiples of N of the
+ * shard and touches those inside the range.
+ */
+#include "kernels/cuda/common.cuh"
+
+using namespace nd;
+
+namespace {
+
+enum { THREADS = 256, TOGETHER = 2, MOST_RANGES = 64 };
+
+/* Some ranges of a shard; block b belongs to the last range whose first_block is at most b. */
+struct range_list {
+    int64_t begin[MOST_RANGES], end[MOST_RANGES];
+    uint32_t first_block[MOST_RANGES];
+    uint64_t decay; /* a bit per range */
+    int count;
+};
+
+__device__ inline int range_of(const range_list &ranges, uint32_t block)
+{
+    int low = 0, high = ranges.count; /* first_block[low] <= block < first_block[high] */
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (ranges.first_block[middle] <= block) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+/* p -= lr wd p; m, v; p -= lr (m / bias1) / (sqrt(v / bias2) + eps). */
+template <int N> struct adamw_step {
+    float lr, beta1, beta2, eps, weight_decay, grad_scale, bias1, bias2;
+    float *p, *m, *v;
+    const float *grad;
+    bf16 *resident;
+
+    struct state {
+        pack<float, N> p, m, v, grad;
+    };
+
+    __device__ void load(int64_t at, state &s) const
+    {
+        s.p = nd::load<N>(p + at);
+        s.m = nd::load<N>(m + at);
+        s.v = nd::load<N>(v + at);
+        s.grad = nd::load<N>(grad + at);
+    }
+
+    __device__ void update(state &s, float decay) const
+    {
+        ND_UNROLL
+        for (int i = 0; i < N; i++) {
+            float g = s.grad.e[i] * grad_scale, x = s.p.e[i] - decay * s.p.e[i];
+            s.m.e[i] = beta1 * s.m.e[i] + (1.0f - beta1) * g;
+            s.v.e[i] = beta2 * s.v.e[i] + (1.0f - beta2) * g * g;
+            s.p.e[i] = x - lr * (s.m.e[i] / bias1) / (sqrtf(s.v.e[i] / bias2) + eps);
+        }
+    }
+
+    __device__ void finish(int64_t at, state &s, bool decays) const
+    {
+        update(s, decays ? lr * weight_decay : 0.0f);
+        store<N>(p + at, s.p);
+        store<N>(m + at, s.m);
+        store<N>(v + at, s.v);
+        if (resident) {
+            store_floats<N>(resident + at, s.p.e);
+        }
+    }
+};
+
+template <int N> struct sgd_step {
+    float lr, weight_decay, grad_scale;
+    float *p;
+    const float *grad;
+    bf16 *resident;
+
+    struct state {
+        pack<float, N> p, grad;
+    };
+
+    __device__ void load(int64_t at, state &s) const
+    {
+        s.p = nd::load<N>(p + at);
+        s.grad = nd::load<N>(grad + at);
+    }
+
+    __device__ void finish(int64_t at, state &s, bool decays) const
+    {
+        float decay = decays ? weight_decay : 0.0f;
+        ND_UNROLL
+        for (int i = 0; i < N; i++) {
+            s.p.e[i] -= lr * (s.grad.e[i] * grad_scale + decay * s.p.e[i]);
+        }
+        store<N>(p + at, s.p);
+        if (resident) {
+            store_floats<N>(resident + at, s.p.e);
+        }
+    }
+};
+
+/* S: the step in packs of N; S1: the same for one element, at the ends of a range. */
+template <int N, class S, class S1>
+__global__ void __launch_bounds__(THREADS)
+    update_kernel(const S step, const S1 single, const range_list ranges)
+{
+    int r = range_of(ranges, blockIdx.x);
+    int64_t begin = ranges.begin[r], end = ranges.end[r];
+    bool decays = ranges.decay >> r & 1;
+    int64_t at =
+        begin / N * N +
+        ((blockIdx.x - ranges.first_block[r]) * (int64_t)(THREADS * TOGETHER) + threadIdx.x) * N;
+    typename S::state states[TOGETHER];
+    ND_UNROLL
+    for (int u = 0; u < TOGETHER; u++) {
+        int64_t mine = at + (int64_t)u * THREADS * N;
+        if (mine >= begin && mine + N <= end) {
+            step.load(mine, states[u]);
+        }
+    }
+    ND_UNROLL
+    for (int u = 0; u < TOGETHER; u++) {
+        int64_t mine = at + (int64_t)u * THREADS * N;
+        if (mine >= begin && mine + N <= end) {
+            step.finish(mine, states[u], decays);
+        } else if (N > 1 && mine < end && mine + N > begin) {
+            for (int64_t one = mine > begin ? mine : begin; one < end && one < mine + N; one++) {
+                typename S1::state state;
+                single.load(one, state);
+                single.finish(one, state, decays);
+            }
+        }
+    }
+}
+
+/* Takes the next ranges, at most MOST_RANGES; returns the blocks that they need. */
+template <int N> int64_t take_ranges(const nd_flat_range *ranges, int count, range_list &list)
+{
+    int64_t blocks = 0;
+    list = {};
+    for (int r = 0; r < count; r++) {
+        int64_t elements = ranges[r].end - ranges[r].begin / N * N;
+        list.begin[r] = ranges[r].begin;
+        list.end[r] = ranges[r].end;
+        list.first_block[r] = (uint32_t)blocks;
+        list.decay |= (uint64_t)(ranges[r].decay ? 1 : 0) << r;
+        blocks += ranges[r].end > ranges[r].begin
+                      ? ceil_div(elements, (int64_t)N * THREADS * TOGETHER)
+                      : 0;
+    }
+    list.count = count;
+    return blocks;
+}
+
+template <int N, class S, class S1>
+int update(nd_cuda_queue queue, const S &step, const S1 &single, const nd_flat_range *ranges,
+           int count)
+{
+    for (int done = 0; done < count; done += MOST_RANGES) {
+        int now = count - done < MOST_RANGES ? count - done : (int)MOST_RANGES;
+        range_list list;
+        int64_t blocks = take_ranges<N>(ranges + done, now, list);
+        if (blocks == 0) {
+            continue;
+        }
+        int error =
+            ND_LAUNCH((update_kernel<N, S, S1>), blocks, THREADS, queue, step, single, list);
+        if (error) {
+            return error;
+        }
+    }
+    return 0;
+}
+
+template <int N>
+adamw_step<N> adamw_of(const nd_adamw *o, float *p, float *m, float *v, const float *grad,
+                       nd_bf16 *resident)
+{
+    return {o->lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->grad_scale, o->bias1, o->bias2,
+            p,     m,        v,        grad,   (bf16 *)resident};
+}
+
+template <int N>
+sgd_step<N> sgd_of(const nd_adamw *o, float *p, const float *grad, nd_bf16 *resident)
+{
+    return {o->lr, o->weight_decay, o->grad_scale, p, grad, (bf16 *)resident};
+}
+
+/* ---- sum of squares: F64 per thread, a tree per block, then the blocks in one more tree ---- */
+
+enum { SUM_BLOCKS = 1024, SUM_TOGETHER = 4 };
+
+__device__ inline double squares_of(const pack<float, 4> &x)
+{
+    double sum = 0.0;
+    ND_UNROLL
+    for (int i = 0; i < 4; i++) {
+        sum += (double)x.e[i] * (double)x.e[i];
+    }
+    return sum;
+}
+
+/* x is aligned to 16 bytes; `before` elements that precede it and the ones behind the last pack go to the first threads. */
+__global__ void __launch_bounds__(THREADS)
+    squares_kernel(double *partials, const float *x, int before, int64_t count)
+{
+    ND_SHARED(double, slots, 32);
+    const int64_t packs = count / 4, stride = (int64_t)gridDim.x * THREADS;
+    int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x, v = thread;
+    double sum = 0.0;
+    for (; v + (SUM_TOGETHER - 1) * stride < packs; v += SUM_TOGETHER * stride) {
+        pack<float, 4> four[SUM_TOGETHER];
+        ND_UNROLL
+        for (int u = 0; u < SUM_TOGETHER; u++) {
+            four[u] = load<4>(x + (v + u * stride) * 4);
+        }
+        ND_UNROLL
+        for (int u = 0; u < SUM_TOGETHER; u++) {
+            sum += squares_of(four[u]);
+        }
+    }
+    for (; v < packs; v += stride) {
+        sum += squares_of(load<4>(x + v * 4));
+    }
+    if (thread < before) {
+        sum += (double)x[thread - before] * (double)x[thread - before];
+    }
+    if (thread < count % 4) {
+        sum += (double)x[packs * 4 + thread] * (double)x[packs * 4 + thread];
+    }
+    sum = block_sum(sum, slots);
+    if (threadIdx.x == 0) {
+        partials[blockIdx.x] = sum;
+    }
+}
+
+__global__ void __launch_bounds__(SUM_BLOCKS)
+    sum_partials_kernel(double *out, const double *partials, int count)
+{
+    ND_SHARED(double, slots, 32);
+    double sum = (int)threadIdx.x < count ? partials[threadIdx.x] : 0.0;
+    sum = block_sum(sum, slots);
+    if (threadIdx.x == 0) {
+        *out += sum;
+    }
+}
+
+} // namespace
+
+int nd_cuda_adamw(nd_cuda_queue queue, const nd_adamw *o, float *p, float *m, float *v,
+                  const float *grad, nd_bf16 *resident, const nd_flat_range *ranges,
+                  int range_count)
+{
+    bool packs = aligned(p) && aligned(m) && aligned(v) && aligned(grad) && aligned(resident, 0, 8);
+    adamw_step<1> single = adamw_of<1>(o, p, m, v, grad, resident);
+    if (!packs) {
+        return update<1>(queue, single, single, ranges, range_count);
+    }
+    return update<4>(queue, adamw_of<4>(o, p, m, v, grad, resident), single, ranges, range_count);
+}
+
+int nd_cuda_sgd(nd_cuda_queue queue, const nd_adamw *o, float *p, const float *grad,
+                nd_bf16 *resident, const nd_flat_range *ranges, int range_count)
+{
+    bool packs = aligned(p) && aligned(grad) && aligned(resident, 0, 8);
+    sgd_step<1> single = sgd_of<1>(o, p, grad, resident);
+    if (!packs) {
+        return update<1>(queue, single, single, ranges, range_count);
+    }
+    return update<4>(queue, sgd_of<4>(o, p, grad, resident), single, ranges, range_count);
+}
+
+int nd_cuda_sum_squares(nd_cuda_queue queue, double *out, const float *x, int64_t count,
+                        void *scratch)
+{
+    int64_t before = (int64_t)(-(uintptr_t)x / sizeof(float) % 4);
+    before = before < count ? before : count;
+    count -= before;
+    int64_t wanted = ceil_div(count, (int64_t)THREADS * 4 * SUM_TOGETHER);
+    int blocks = (int)(wanted < 1 ? 1 : wanted < SUM_BLOCKS ? wanted : (int64_t)SUM_BLOCKS);
+    int error = ND_LAUNCH_MEETING(squares_kernel, blocks, THREADS, queue, (double *)scratch,
+                                  x + before, (int)before, count);
+    if (error) {
+        return error;
+    }
+    return ND_LAUNCH_MEETING(sum_partials_kernel, 1, SUM_BLOCKS, queue, out,
+                             (const double *)scratch, blocks);
+}

@@ -1,0 +1,425 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * One block holds one row in registers: K packs of N elements a thread. Rows too long for that (K = 0) are read twice, the
+ * second time from the cache.
+ */
+#include "kernels/cuda/fuse.cuh"
+#include "kernels/cuda/map.cuh"
+
+using namespace nd;
+
+namespace {
+
+enum { MAX_THREADS = 512 };
+
+/* ---- forward ---- */
+
+struct forward_args {
+    void *y, *sum;
+    float *rstd;
+    const void *x, *delta, *weight;
+    int64_t y_stride, sum_stride, x_stride, delta_stride;
+    int64_t rows;
+    int columns;
+    float eps;
+    fuse_view fuse;
+};
+
+/* x, or x + delta rounded and stored. */
+template <class T, int N>
+__device__ inline pack<T, N> read_input(const forward_args &a, int64_t row, int column, int n)
+{
+    pack<T, N> in = load<N>((const T *)a.x + row * a.x_stride + column, n);
+    if (a.delta) {
+        pack<T, N> delta = load<N>((const T *)a.delta + row * a.delta_stride + column, n);
+        float sum[N];
+        ND_UNROLL
+        for (int i = 0; i < N; i++) {
+            sum[i] = get(in, i) + get(delta, i);
+        }
+        narrow_all(sum, in);
+        store<N>((T *)a.sum + row * a.sum_stride + column, in, n);
+    }
+    return in;
+}
+
+template <class T, int N> __device__ inline float squares_of(const pack<T, N> &in)
+{
+    float sum = 0.0f;
+    ND_UNROLL
+    for (int i = 0; i < N; i++) {
+        sum += get(in, i) * get(in, i);
+    }
+    return sum;
+}
+
+template <class T, int N, bool FUSED>
+__device__ inline uint32_t write_output(const forward_args &a, int64_t row, int column, int n,
+                                        const pack<T, N> &in, float rstd)
+{
+    pack<T, N> weight = load<N>((const T *)a.weight + column, n);
+    float y[N];
+    ND_UNROLL
+    for (int i = 0; i < N; i++) {
+        y[i] = get(weight, i) * (get(in, i) * rstd);
+    }
+    T *to = a.y ? (T *)a.y + row * a.y_stride + column : NULL;
+    if constexpr (FUSED) {
+        return store_fused<N>(to, a.fuse, row, column, y, n);
+    }
+    store_floats<N>(to, y, n);
+    return 0;
+}
+
+template <class T, int N, int K, bool FUSED>
+__global__ void __launch_bounds__(MAX_THREADS) forward_kernel(const forward_args a)
+{
+    ND_SHARED(float, slots, 64);
+    const int step = (int)blockDim.x * N, mine = (int)threadIdx.x * N;
+    int parity = 0;
+    uint32_t largest = 0;
+    for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x, parity ^= 32) {
+        pack<T, N> in[K > 0 ? K : 1];
+        float squares = 0.0f;
+        if constexpr (K > 0) {
+            ND_UNROLL
+            for (int k = 0; k < K; k++) {
+                int column = mine + k * step;
+                if (column < a.columns) {
+                    in[k] = read_input<T, N>(a, row, column, a.columns - column);
+                    squares += squares_of<T, N>(in[k]);
+                }
+            }
+        } else {
+            for (int column = mine; column < a.columns; column += step) {
+                in[0] = read_input<T, N>(a, row, column, a.columns - column);
+                squares += squares_of<T, N>(in[0]);
+            }
+        }
+        squares = block_sum(squares, slots + parity);
+        float rstd = 1.0f / sqrtf(squares / (float)a.columns + a.eps);
+        if (threadIdx.x == 0) {
+            a.rstd[row] = rstd;
+        }
+        if constexpr (K > 0) {
+            ND_UNROLL
+            for (int k = 0; k < K; k++) {
+                int column = mine + k * step, n = a.columns - column;
+                if (n > 0) {
+                    uint32_t size = write_output<T, N, FUSED>(a, row, column, n, in[k], rstd);
+                    largest = larger(largest, size);
+                }
+            }
+        } else {
+            const T *from = (const T *)(a.delta ? a.sum : a.x);
+            from += row * (a.delta ? a.sum_stride : a.x_stride);
+            for (int column = mine; column < a.columns; column += step) {
+                int n = a.columns - column;
+                in[0] = load<N>(from + column, n);
+                uint32_t size = write_output<T, N, FUSED>(a, row, column, n, in[0], rstd);
+                largest = larger(largest, size);
+            }
+        }
+    }
+    if (FUSED && a.fuse.amax) {
+        amax_merge(a.fuse.amax, largest);
+    }
+}
+
+/* Threads for a row of `packs`, with about two packs a thread; *K: packs a thread holds, 0 when they are too many. */
+int threads_for(int64_t packs, int *K)
+{
+    int64_t threads = ceil_div(ceil_div(packs, 2), 32) * 32;
+    threads = threads < 32 ? 32 : threads > MAX_THREADS ? (int64_t)MAX_THREADS : threads;
+    int64_t each = ceil_div(packs, threads);
+    *K = each <= 2 ? 2 : each <= 4 ? 4 : 0;
+    return (int)threads;
+}
+
+template <class T, int N, bool FUSED> int launch_forward(nd_cuda_queue queue, const forward_args &a)
+{
+    int K, threads = threads_for(ceil_div(a.columns, N), &K);
+    int64_t blocks = a.rows < 0x7fffffff ? a.rows : 0x7fffffff;
+    switch (K) {
+    case 2:
+        return ND_LAUNCH_MEETING((forward_kernel<T, N, 2, FUSED>), blocks, threads, queue, a);
+    case 4:
+        return ND_LAUNCH_MEETING((forward_kernel<T, N, 4, FUSED>), blocks, threads, queue, a);
+    default:
+        return ND_LAUNCH_MEETING((forward_kernel<T, N, 0, FUSED>), blocks, threads, queue, a);
+    }
+}
+
+template <class T> int forward(nd_cuda_queue queue, const forward_args &a, bool packs, bool fused)
+{
+    constexpr int PACK = type_of<T>::pack;
+    if (fused) {
+        return packs ? launch_forward<T, PACK, true>(queue, a)
+                     : launch_forward<T, 1, true>(queue, a);
+    }
+    return packs ? launch_forward<T, PACK, false>(queue, a) : launch_forward<T, 1, false>(queue, a);
+}
+
+/* ---- backward ---- */
+
+struct backward_args {
+    void *dx;
+    float *partials; /* (blocks, columns): each block's sum of dy x rstd */
+    const void *dy, *dres, *x, *weight;
+    const float *rstd;
+    int64_t dx_stride, dy_stride, dres_stride, x_stride;
+    int64_t rows;
+    int columns;
+};
+
+template <class T, int N> struct row_packs {
+    pack<T, N> dy, x, dres;
+};
+
+template <class T, int N>
+__device__ inline void read_row(const backward_args &a, int64_t row, int column, row_packs<T, N> &r)
+{
+    int n = a.columns - column;
+    if (row < a.rows && n > 0) {
+        r.dy = load<N>((const T *)a.dy + row * a.dy_stride + column, n);
+        r.x = load<N>((const T *)a.x + row * a.x_stride + column, n);
+        if (a.dres) {
+            r.dres = load<N>((const T *)a.dres + row * a.dres_stride + column, n);
+        }
+    }
+}
+
+/* sum of w dy x, and dy x rstd added to dweight. */
+template <class T, int N>
+__device__ inline float row_dot(const row_packs<T, N> &r, const pack<T, N> &weight, float rstd,
+                                float *dweight)
+{
+    float dot = 0.0f;
+    ND_UNROLL
+    for (int i = 0; i < N; i++) {
+        float product = get(r.dy, i) * get(r.x, i);
+        dot += get(weight, i) * product;
+        dweight[i] += product * rstd;
+    }
+    return dot;
+}
+
+/* dx = dres + rstd (w dy - x rstd^2 mean(w dy x)). */
+template <class T, int N>
+__device__ inline void write_dx(const backward_args &a, int64_t row, int column,
+                                const row_packs<T, N> &r, const pack<T, N> &weight, float rstd,
+                                float factor)
+{
+    float dx[N];
+    ND_UNROLL
+    for (int i = 0; i < N; i++) {
+        float g = get(weight, i) * get(r.dy, i);
+        dx[i] = rstd * (g - get(r.x, i) * factor) + (a.dres ? get(r.dres, i) : 0.0f);
+    }
+    store_floats<N>((T *)a.dx + row * a.dx_stride + column, dx, a.columns - column);
+}
+
+/*
+ * Rows b, b + blocks, ... AHEAD: the next row is read before this one is reduced, so that memory is never idle; K = 4 has no
+ * registers left for that.
+ */
+template <class T, int N, int K, bool AHEAD>
+__global__ void __launch_bounds__(MAX_THREADS) backward_kernel(const backward_args a)
+{
+    ND_SHARED(float, slots, 64);
+    const int step = (int)blockDim.x * N, mine = (int)threadIdx.x * N;
+    float dweight[K][N] = {};
+    pack<T, N> weight[K];
+    row_packs<T, N> next[K];
+    int parity = 0;
+    ND_UNROLL
+    for (int k = 0; k < K; k++) {
+        int column = mine + k * step;
+        weight[k] = load<N>((const T *)a.weight + (column < a.columns ? column : 0),
+                            column < a.columns ? a.columns - column : 0);
+        next[k] = {zeros<T, N>(), zeros<T, N>(), zeros<T, N>()};
+        if (AHEAD) {
+            read_row(a, blockIdx.x, column, next[k]);
+        }
+    }
+    for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x, parity ^= 32) {
+        row_packs<T, N> now[K];
+        float rstd = a.rstd[row], dot = 0.0f;
+        ND_UNROLL
+        for (int k = 0; k < K; k++) {
+            now[k] = next[k];
+            if (AHEAD) {
+                read_row(a, row + gridDim.x, mine + k * step, next[k]);
+            } else {
+                read_row(a, row, mine + k * step, now[k]);
+            }
+        }
+        ND_UNROLL
+        for (int k = 0; k < K; k++) {
+            dot += row_dot<T, N>(now[k], weight[k], rstd, dweight[k]);
+        }
+        dot = block_sum(dot, slots + parity);
+        float factor = dot / (float)a.columns * rstd * rstd;
+        ND_UNROLL
+        for (int k = 0; k < K; k++) {
+            if (mine + k * step < a.columns) {
+                write_dx(a, row, mine + k * step, now[k], weight[k], rstd, factor);
+            }
+        }
+    }
+    ND_UNROLL
+    for (int k = 0; k < K; k++) {
+        int column = mine + k * step;
+        if (column < a.columns) {
+            float *to = a.partials + (int64_t)blockIdx.x * a.columns + column;
+            ND_UNROLL
+            for (int i = 0; i < N; i++) {
+                if (column + i < a.columns) {
+                    to[i] = dweight[k][i];
+                }
+            }
+        }
+    }
+}
+
+/* Rows of any length; the sums of dweight stay in the partials. */
+template <class T>
+__global__ void __launch_bounds__(MAX_THREADS) backward_long_kernel(const backward_args a)
+{
+    ND_SHARED(float, slots, 64);
+    const int step = (int)blockDim.x;
+    float *sums = a.partials + (int64_t)blockIdx.x * a.columns;
+    int parity = 0;
+    for (int column = (int)threadIdx.x; column < a.columns; column += step) {
+        sums[column] = 0.0f;
+    }
+    for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x, parity ^= 32) {
+        row_packs<T, 1> r = {zeros<T, 1>(), zeros<T, 1>(), zeros<T, 1>()};
+        float rstd = a.rstd[row], dot = 0.0f;
+        for (int column = (int)threadIdx.x; column < a.columns; column += step) {
+            read_row(a, row, column, r);
+            dot += row_dot<T, 1>(r, load<1>((const T *)a.weight + column), rstd, sums + column);
+        }
+        dot = block_sum(dot, slots + parity);
+        float factor = dot / (float)a.columns * rstd * rstd;
+        for (int column = (int)threadIdx.x; column < a.columns; column += step) {
+            read_row(a, row, column, r);
+            write_dx(a, row, column, r, load<1>((const T *)a.weight + column), rstd, factor);
+        }
+    }
+}
+
+enum {
+    SUM_COLUMNS = 32,
+    SUM_LANES = 16
+}; /* a warp reads 32 columns; 16 warps share the blocks' partials */
+
+__global__ void __launch_bounds__(SUM_COLUMNS *SUM_LANES)
+    dweight_kernel(float *dweight, const float *partials, int blocks, int columns)
+{
+    ND_SHARED(float, sums, SUM_COLUMNS *SUM_LANES);
+    int lane = (int)threadIdx.x / SUM_COLUMNS;
+    int column = (int)(blockIdx.x * SUM_COLUMNS + threadIdx.x % SUM_COLUMNS);
+    float sum = 0.0f;
+    for (int b = lane; b < blocks && column < columns; b += SUM_LANES) {
+        sum += partials[(int64_t)b * columns + column];
+    }
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (lane == 0 && column < columns) {
+        for (int l = 1; l < SUM_LANES; l++) {
+            sum += sums[l * SUM_COLUMNS + threadIdx.x];
+        }
+        dweight[column] += sum;
+    }
+}
+
+template <class T, int N>
+int launch_backward(nd_cuda_queue queue, const backward_args &a, int *blocks)
+{
+    int K, threads = threads_for(ceil_div(a.columns, N), &K);
+    /* As many blocks as fit at once: 512 threads of 128 registers a processor. */
+    int64_t most = (int64_t)ND_CUDA_SCRATCH / 4 / a.columns;
+    int64_t wanted = (int64_t)processors() * (MAX_THREADS / threads);
+    int64_t count = wanted < most ? wanted : most;
+    *blocks = (int)(count < a.rows ? (count < 1 ? 1 : count) : a.rows);
+    switch (K) {
+    case 2:
+        return ND_LAUNCH_MEETING((backward_kernel<T, N, 2, true>), *blocks, threads, queue, a);
+    case 4:
+        return ND_LAUNCH_MEETING((backward_kernel<T, N, 4, false>), *blocks, threads, queue, a);
+    default:
+        return ND_LAUNCH_MEETING((backward_long_kernel<T>), *blocks, MAX_THREADS, queue, a);
+    }
+}
+
+template <class T>
+int backward(nd_cuda_queue queue, const backward_args &a, bool packs, int *blocks)
+{
+    return packs ? launch_backward<T, type_of<T>::pack>(queue, a, blocks)
+                 : launch_backward<T, 1>(queue, a, blocks);
+}
+
+} // namespace
+
+int nd_cuda_rmsnorm_fwd(nd_cuda_queue queue, nd_tensor y, nd_tensor sum, nd_tensor rstd,
+                        nd_tensor x, nd_tensor delta, nd_tensor weight, float eps,
+                        const nd_cuda_fuse *fuse)
+{
+    fuse_view f = fuse_view_of(fuse);
+    forward_args a = {y.data,
+                      sum.data,
+                      (float *)rstd.data,
+                      x.data,
+                      delta.data,
+                      weight.data,
+                      y.stride[0],
+                      sum.stride[0],
+                      x.stride[0],
+                      delta.stride[0],
+                      x.shape[0],
+                      (int)x.shape[1],
+                      eps,
+                      f};
+    bool f32 = x.dtype == ND_DTYPE_F32;
+    int N, pack = f32 ? type_of<float>::pack : type_of<bf16>::pack;
+    nd_tensor codes = {};
+    if (fuse) {
+        codes = fuse->codes;
+    }
+    nd_tensor added = delta.data ? sum : delta;
+    const nd_tensor t[5] = {x, y, added, delta, codes};
+    layout_of(t, pack, true, &N);
+    if (a.rows == 0 || a.columns == 0) {
+        return 0;
+    }
+    bool packs = N > 1 && aligned(weight.data);
+    return f32 ? forward<float>(queue, a, packs, fuse_is_on(fuse))
+               : forward<bf16>(queue, a, packs, fuse_is_on(fuse));
+}
+
+int nd_cuda_rmsnorm_bwd(nd_cuda_queue queue, nd_tensor dx, nd_tensor dweight, nd_tensor dy,
+                        nd_tensor dres, nd_tensor x, nd_tensor weight, nd_tensor rstd,
+                        void *scratch)
+{
+    backward_args a = {
+        dx.data,     (float *)scratch,   dy.data,         dres.data,    x.data,
+        weight.data, (float *)rstd.data, dx.stride[0],    dy.stride[0], dres.stride[0],
+        x.stride[0], dy.shape[0],        (int)dy.shape[1]};
+    bool f32 = x.dtype == ND_DTYPE_F32;
+    const nd_tensor t[4] = {dx, dy, dres, x};
+    int N, blocks = 0;
+    layout_of(t, f32 ? type_of<float>::pack : type_of<bf16>::pack, true, &N);
+    if (a.rows == 0 || a.columns == 0) {
+        return 0;
+    }
+    bool packs = N > 1 && aligned(weight.data);
+    int error =
+        f32 ? backward<float>(queue, a, packs, &blocks) : backward<bf16>(queue, a, packs, &blocks);
+    if (error) {
+        return error;
+    }
+    return ND_LAUNCH_MEETING(dweight_kernel, ceil_div(a.columns, SUM_COLUMNS),
+                             SUM_COLUMNS * SUM_LANES, queue, (float *)dweight.data,
+                             (const float *)scratch, blocks, a.columns);
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/fuse.cuh"
+#include "kernels/cuda/map.cuh"
+
+using namespace nd;
+
+namespace {
+
+/* 1 / (1 + e^-g). */
+template <class T> __device__ inline float sigmoid(float g)
+{
+    return divide_for<T>(1.0f, 1.0f + exp_for<T>(-g));
+}
+
+enum { OUT = 0, GATE, UP, CODES, FORWARD_OPERANDS };
+
+template <class T, int N> struct forward_of {
+    static constexpr int together = N == 1 ? 1 : 2, amaxes = 1;
+    T *out;
+    const T *gate, *up;
+    layout<FORWARD_OPERANDS> l;
+    fuse_view fuse;
+    float *amax[1];
+
+    struct state {
+        int64_t row, column, to;
+        int n;
+        pack<T, N> gate, up;
+    };
+
+    __device__ void load(int64_t v, state &s) const
+    {
+        place p = l.template find<N>(v);
+        s.row = p.row;
+        s.column = p.column;
+        s.to = l.offset(OUT, p);
+        s.n = p.n;
+        s.gate = nd::load<N>(gate + l.offset(GATE, p), p.n);
+        s.up = nd::load<N>(up + l.offset(UP, p), p.n);
+    }
+
+    __device__ void compute(const state &s, float (&x)[N]) const
+    {
+        ND_UNROLL
+        for (int i = 0; i < N; i++) {
+            float g = get(s.gate, i);
+            x[i] = g * sigmoid<T>(g) * get(s.up, i);
+        }
+    }
+
+    __device__ void finish(state &s) const
+    {
+        float x[N];
+        compute(s, x);
+        store_floats<N>(out + s.to, x, s.n);
+    }
+
+    __device__ void finish(state &s, uint32_t (&sizes)[1]) const
+    {
+        float x[N];
+        compute(s, x);
+        T *to = out ? out + s.to : NULL;
+        sizes[0] = larger(sizes[0], store_fused<N>(to, fuse, s.row, s.column, x, s.n));
+    }
+};
+
+template <class T, int N>
+int forward_packs(nd_cuda_queue queue, const nd_tensor (&t)[FORWARD_OPERANDS],
+                  const layout<FORWARD_OPERANDS> &l, const nd_cuda_fuse *fuse)
+{
+    T *out = (T *)t[OUT].data;
+    const T *gate = (const T *)t[GATE].data, *up = (const T *)t[UP].data;
+    if (fuse_is_on(fuse)) {
+        forward_of<T, N> f = {out, gate, up, l, fuse_view_of(fuse), {fuse->amax}};
+        return map_amax(queue, f, l.count());
+    }
+    return map(queue, forward_of<T, N>{out, gate, up, l, {}, {NULL}}, l.count());
+}
+
+template <class T>
+int forward(nd_cuda_queue queue, const nd_tensor (&t)[FORWARD_OPERANDS], const nd_cuda_fuse *fuse)
+{
+    constexpr int PACK = type_of<T>::pack;
+    int N;
+    layout<FORWARD_OPERANDS> l = layout_of(t, PACK, fuse_is_on(fuse), &N);
+    return N == PACK ? forward_packs<T, PACK>(queue, t, l, fuse)
+                     : forward_packs<T, 1>(queue, t, l, fuse);
+}
+
+enum { DGATE = 0, DUP, DOUT, B_GATE, B_UP, GATE_CODES, UP_CODES, BACKWARD_OPERANDS };
+
+/* silu(g) = g s(g), silu'(g) = s (1 + g (1 - s)). */
+template <class T, int N> struct backward_of {
+    static constexpr int together = N == 1 ? 1 : 2, amaxes = 2;
+    T *dgate, *dup;
+    const T *dout, *gate, *up;
+    layout<BACKWARD_OPERANDS> l;
+    fuse_view fuse[2];
+    float *amax[2];
+
+    struct state {
+        int64_t row, column, to_gate, to_up;
+        int n;
+        pack<T, N> dout, gate, up;
+    };
+
+    __device__ void load(int64_t v, state &s) const
+    {
+        place p = l.template find<N>(v);
+        s.row = p.row;
+        s.column = p.column;
+        s.to_gate = l.offset(DGATE, p);
+        s.to_up = l.offset(DUP, p);
+        s.n = p.n;
+        s.dout = nd::load<N>(dout + l.offset(DOUT, p), p.n);
+        s.gate = nd::load<N>(gate + l.offset(B_GATE, p), p.n);
+        s.up = nd::load<N>(up + l.offset(B_UP, p), p.n);
+    }
+
+    __device__ void compute(const state &s, float (&dg)[N], float (&du)[N]) const
+    {
+        ND_UNROLL
+        for (int i = 0; i < N; i++) {
+            float g = get(s.gate, i), d = get(s.dout, i), sigma = sigmoid<T>(g);
+            dg[i] = d * get(s.up, i) * sigma * (1.0f + g * (1.0f - sigma));
+            du[i] = d * g * sigma;
+        }
+    }
+
+    __device__ void finish(state &s) const
+    {
+        float dg[N], du[N];
+        compute(s, dg, du);
+        store_floats<N>(dgate + s.to_gate, dg, s.n);
+        store_floats<N>(dup + s.to_up, du, s.n);
+    }
+
+    __device__ void finish(state &s, uint32_t (&sizes)[2]) const
+    {
+        float dg[N], du[N];
+        compute(s, dg, du);
+        T *to_gate = dgate ? dgate + s.to_gate : NULL, *to_up = dup ? dup + s.to_up : NULL;
+        sizes[0] = larger(sizes[0], store_fused<N>(to_gate, fuse[0], s.row, s.column, dg, s.n));
+        sizes[1] = larger(sizes[1], store_fused<N>(to_up, fuse[1], s.row, s.column, du, s.n));
+    }
+};
+
+template <class T, int N>
+int backward_packs(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS],
+                   const layout<BACKWARD_OPERANDS> &l, const nd_cuda_fuse *fuse_gate,
+                   const nd_cuda_fuse *fuse_up)
+{
+    backward_of<T, N> f = {(T *)t[DGATE].data,
+                           (T *)t[DUP].data,
+                           (const T *)t[DOUT].data,
+                           (const T *)t[B_GATE].data,
+                           (const T *)t[B_UP].data,
+                           l,
+                           {fuse_view_of(fuse_gate), fuse_view_of(fuse_up)},
+                           {fuse_gate ? fuse_gate->amax : NULL, fuse_up ? fuse_up->amax : NULL}};
+    bool fused = fuse_is_on(fuse_gate) || fuse_is_on(fuse_up);
+    return fused ? map_amax(queue, f, l.count()) : map(queue, f, l.count());
+}
+
+template <class T>
+int backward(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS],
+             const nd_cuda_fuse *fuse_gate, const nd_cuda_fuse *fuse_up)
+{
+    constexpr int PACK = type_of<T>::pack;
+    int N;
+    bool fused = fuse_is_on(fuse_gate) || fuse_is_on(fuse_up);
+    layout<BACKWARD_OPERANDS> l = layout_of(t, PACK, fused, &N);
+    return N == PACK ? backward_packs<T, PACK>(queue, t, l, fuse_gate, fuse_up)
+                     : backward_packs<T, 1>(queue, t, l, fuse_gate, fuse_up);
+}
+
+nd_tensor codes_of(const nd_cuda_fuse *fuse)
+{
+    nd_tensor none = {};
+    return fuse ? fuse->codes : none;
+}
+
+} // namespace
+
+int nd_cuda_swiglu_fwd(nd_cuda_queue queue, nd_tensor out, nd_tensor gate, nd_tensor up,
+                       const nd_cuda_fuse *fuse)
+{
+    const nd_tensor t[FORWARD_OPERANDS] = {out, gate, up, codes_of(fuse)};
+    return gate.dtype == ND_DTYPE_F32 ? forward<float>(queue, t, fuse)
+                                      : forward<bf16>(queue, t, fuse);
+}
+
+int nd_cuda_swiglu_bwd(nd_cuda_queue queue, nd_tensor dgate, nd_tensor dup, nd_tensor dout,
+                       nd_tensor gate, nd_tensor up, const nd_cuda_fuse *fuse_gate,
+                       const nd_cuda_fuse *fuse_up)
+{
+    const nd_tensor t[BACKWARD_OPERANDS] = {
+        dgate, dup, dout, gate, up, codes_of(fuse_gate), codes_of(fuse_up)};
+    return gate.dtype == ND_DTYPE_F32 ? backward<float>(queue, t, fuse_gate, fuse_up)
+                                      : backward<bf16>(queue, t, fuse_gate, fuse_up);
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TESTS_FIBERS_H
+#define ND_TESTS_FIBERS_H
+/*
+ * The threads of a block as fibers: each runs until it meets the others at a barrier or a shuffle, then the next one runs.
+ *
+ * A launch ends the process with a sentence when the kernel does what a GPU punishes with a hang, a fault or silence:
+ * a barrier that some threads of the block have left out by returning, a shuffle that some lanes of the warp do not take
+ * part in, different exchanges met in one warp, a misaligned access of packs, threads that meet in a launch that
+ * promised they do not, more than 1024 threads, more than 48 KiB of shared memory. Shared memory holds NaN bytes at the
+ * start of each block.
+ *
+ * A race shows only in some orders, so threads, warps and blocks can run in three: ND_HOSTCUDA_ORDER in the environment,
+ * or hostcuda_set_order.
+ *
+ * All state belongs to the host thread that launches: several may launch at a time.
+ */
+#include <stddef.h>
+#include <stdint.h>
+
+enum hostcuda_order { HOSTCUDA_ASCENDING = 0, HOSTCUDA_DESCENDING, HOSTCUDA_SHUFFLED };
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* For all launches from now on. */
+void hostcuda_set_order(enum hostcuda_order order);
+/* Kernels launched by the calling thread so far. */
+int64_t hostcuda_launch_count(void);
+
+/*
+ * Where defined (it is not here), launches are handed to it instead of running at once: it runs run(closure) with a copy
+ * of the `bytes` of the closure, now or later but in the order of the queue, and returns a cudaError_t.
+ */
+int hostcuda_submit(void *queue, void (*run)(void *closure), const void *closure, size_t bytes)
+    __attribute__((weak));
+#ifdef __cplusplus
+}
+
+namespace hostcuda {
+
+struct index {
+    unsigned x, y, z;
+};
+
+/* The built-in variables of the thread that runs. */
+struct place {
+    index thread, block, block_size, grid_size;
+};
+extern thread_local place here;
+
+enum exchange_kind { SYNC = 1, SHUFFLE, REDUCE };
+
+/* Memory of the block that runs: the same for every thread that gives the same key. */
+void *shared(const void *key, size_t bytes);
+void wait_block();
+/*
+ * All lanes of the warp give a word and get those of all 32. Valid until the lane's next exchange but one.
+ */
+const uint64_t *exchange(unsigned mask, uint64_t word, exchange_kind kind);
+void expect_aligned(const void *p, size_t bytes, const char *file, int line);
+
+/* Runs thread(context) for every thread of the grid. */
+void run_grid(const char *kernel, int64_t grid, int64_t block, bool meets, void (*thread)(void *),
+              void *context);
+
+template <class F> int submit(void *queue, const F &work)
+{
+    if (hostcuda_submit) {
+        return hostcuda_submit(
+            queue, [](void *closure) { (*(F *)closure)(); }, &work, sizeof work);
+    }
+    work();
+    return 0;
+}
+
+template <class F>
+int launch(const char *kernel, int64_t grid, int64_t block, bool meets, void *queue,
+           const F &thread)
+{
+    return submit(queue, [=]() {
+        run_grid(
+            kernel, grid, block, meets, [](void *context) { (*(const F *)context)(); },
+            (void *)&thread);
+    });
+}
+
+} // namespace hostcuda
+#endif
+#endif
