@@ -140,23 +140,20 @@ struct normal_of {
     static constexpr int together = 1;
     float *out;
     float deviation;
-    uint64_t seed, random_stream;
-    int64_t first, pitch;
-    layout<1> l;
+    uint64_t seed, random_stream, first;
 
     struct state {
-        place p;
+        int64_t at;
     };
 
     __device__ void load(int64_t v, state &s) const
     {
-        s.p = l.find<1>(v);
+        s.at = v;
     }
 
     __device__ void finish(state &s) const
     {
-        int64_t index = first + s.p.row * pitch + s.p.column;
-        out[l.offset(0, s.p)] = deviation * random_normal(seed, random_stream, (uint64_t)index);
+        out[s.at] = deviation * random_normal(seed, random_stream, first + (uint64_t)s.at);
     }
 };
 
@@ -186,12 +183,8 @@ int nd_cuda_fill(nd_cuda_queue queue, nd_tensor out, float value)
                                      : fill_typed(queue, (bf16 *)out.data, count, value);
 }
 
-int nd_cuda_random_normal(nd_cuda_queue queue, nd_tensor out, float deviation, uint64_t seed,
-                          uint64_t random_stream, int64_t first, int64_t pitch)
+int nd_cuda_random_normal(nd_cuda_queue queue, float *out, int64_t count, float deviation,
+                          uint64_t seed, uint64_t random_stream, uint64_t first)
 {
-    const nd_tensor t[1] = {out};
-    int N;
-    layout<1> l = layout_of(t, 1, true, &N);
-    normal_of f = {(float *)out.data, deviation, seed, random_stream, first, pitch, l};
-    return map(queue, f, l.count());
+    return map(queue, normal_of{out, deviation, seed, random_stream, first}, count);
 }

@@ -34,10 +34,9 @@ enum {
  * to act), of the whole tensor. A result with codes need not be stored: its tensor's data may be NULL.
  */
 typedef struct nd_cuda_fuse {
-    float *
-        amax; /* NULL, or F32 (1): merged with the largest |value|, NaN when there is one; zero it first */
-    nd_tensor
-        codes; /* data NULL, or FP8 of the result's shape: value scale, limited and rounded as by fp8_cast */
+    /* NULL, or F32 (1): merged with the largest |value|, NaN when there is one. Zero it before the first. */
+    float *amax;
+    nd_tensor codes; /* data NULL, or FP8 of the result's shape: cast as by fp8_cast, per tensor */
     const float *scale; /* F32 (1), with codes */
 } nd_cuda_fuse;
 
@@ -83,12 +82,8 @@ int nd_cuda_cast(nd_cuda_queue, nd_tensor out, nd_tensor x);
 int nd_cuda_sum_squares(nd_cuda_queue, double *out, const float *x, int64_t count, void *scratch);
 /* out (act, contiguous) = value. */
 int nd_cuda_fill(nd_cuda_queue, nd_tensor out, float value);
-/*
- * out(i, j) F32 = deviation nd_rng_normal(seed, random_stream, first + i pitch + j): the slice of a parameter whose
- * rows are `pitch` elements long and whose first element is number `first`. The host's bits.
- */
-int nd_cuda_random_normal(nd_cuda_queue, nd_tensor out, float deviation, uint64_t seed,
-                          uint64_t random_stream, int64_t first, int64_t pitch);
+int nd_cuda_random_normal(nd_cuda_queue, float *out, int64_t count, float deviation, uint64_t seed,
+                          uint64_t random_stream, uint64_t first);
 
 /* ---- optimizers; ranges: host memory ---- */
 /* resident: NULL, or the resident BF16 copy of p, same offsets: the updated p rounded. */

@@ -20,6 +20,8 @@
 
 enum hostcuda_order { HOSTCUDA_ASCENDING = 0, HOSTCUDA_DESCENDING, HOSTCUDA_SHUFFLED };
 
+struct CUstream_st;
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -29,11 +31,11 @@ void hostcuda_set_order(enum hostcuda_order order);
 int64_t hostcuda_launch_count(void);
 
 /*
- * Where defined (it is not here), launches are handed to it instead of running at once: it runs run(closure) with a copy
- * of the `bytes` of the closure, now or later but in the order of the queue, and returns a cudaError_t.
+ * In a program that has the double of the CUDA runtime (doubles/double.h), launches go onto its streams; in others they
+ * run at once. A cudaError_t.
  */
-int hostcuda_submit(void *queue, void (*run)(void *closure), const void *closure, size_t bytes)
-    __attribute__((weak));
+int nd_double_launch(struct CUstream_st *stream, void (*kernel)(void *closure), const void *closure,
+                     size_t bytes) __attribute__((weak));
 #ifdef __cplusplus
 }
 
@@ -64,10 +66,10 @@ void expect_aligned(const void *p, size_t bytes, const char *file, int line);
 void run_grid(const char *kernel, int64_t grid, int64_t block, bool meets, void (*thread)(void *),
               void *context);
 
-template <class F> int submit(void *queue, const F &work)
+template <class F> int submit(CUstream_st *queue, const F &work)
 {
-    if (hostcuda_submit) {
-        return hostcuda_submit(
+    if (nd_double_launch) {
+        return nd_double_launch(
             queue, [](void *closure) { (*(F *)closure)(); }, &work, sizeof work);
     }
     work();
@@ -75,7 +77,7 @@ template <class F> int submit(void *queue, const F &work)
 }
 
 template <class F>
-int launch(const char *kernel, int64_t grid, int64_t block, bool meets, void *queue,
+int launch(const char *kernel, int64_t grid, int64_t block, bool meets, CUstream_st *queue,
            const F &thread)
 {
     return submit(queue, [=]() {

@@ -40,8 +40,6 @@
 #define ND_LAUNCH_MEETING(kernel, grid, block, queue, ...)                                         \
     nd::launch(true, #kernel, (kernel), (int64_t)(grid), (int64_t)(block), (queue), __VA_ARGS__)
 
-struct CUstream_st;
-
 namespace nd {
 
 template <class T> struct as_is {

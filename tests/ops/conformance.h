@@ -23,6 +23,8 @@ typedef struct nd_backend {
 } nd_backend;
 
 /*
+ * The backends are those of the program: backends.c here, and others in tests/hostcuda.
+ *
  * Calls check(reference, backend) for the CPU backend at each instruction set of this CPU, with 1 thread, and at the best
  * one with 2 and 3 threads too. Every level but the first that makes a product shares oneDNN's level with it.
  */
@@ -65,7 +67,7 @@ typedef struct nd_tolerance {
 
 void nd_expect_close(const char *backend, const char *what, nd_tensor got, nd_tensor want,
                      nd_tolerance tolerance);
-/* Equal bits, elements and gaps. */
+/* Equal bits, elements and gaps; a NaN equals any NaN. */
 void nd_expect_same(const char *backend, const char *what, nd_tensor got, nd_tensor want);
 
 /* Fails the test with the thread's error when `status` is not ND_OK. */
