@@ -118,7 +118,7 @@ int amax_typed(nd_cuda_queue queue, float *amax, nd_tensor x, nd_granularity gra
     constexpr int PACK = type_of<T>::pack;
     const nd_tensor t[1] = {x};
     int N;
-    layout<1> l = layout_of(t, PACK, false, &N);
+    layout<1> l = layout_of(t, PACK, granularity != ND_PER_TENSOR, &N);
     return N == PACK ? amax_packs<T, PACK>(queue, amax, x, granularity, l)
                      : amax_packs<T, 1>(queue, amax, x, granularity, l);
 }
