@@ -58,6 +58,9 @@ static nd_status read_inherited(nd_config *config, int fd)
     nd_status status = nd_config_read_text(config, text, (size_t)st.st_size,
                                            name && name[0] ? name : "configuration from ndlaunch");
     munmap(text, (size_t)st.st_size);
+    if (status == ND_OK && !(name && name[0])) {
+        config->source[0] = '\0'; /* ndlaunch read flags only */
+    }
     return status;
 }
 

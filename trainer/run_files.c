@@ -7,6 +7,7 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/version.h"
+#include "trainer/command_line.h"
 #include "trainer/echo.h"
 #include "trainer/metrics/run_record.h"
 #include "trainer/version.h"
@@ -55,6 +56,22 @@ static nd_status write_record(const nd_run_files *files, const nd_worker *worker
     return nd_run_record_write(files->dir, &record);
 }
 
+/* run.json names the command of the user: ndlaunch's, where it started this worker. */
+static nd_status write_user_record(const nd_run_files *files, const nd_run_context *run,
+                                   const nd_trainer *trainer)
+{
+    const char *launcher = getenv("ND_LAUNCHER_PID");
+    nd_command_line line = {0};
+    int pid = launcher ? atoi(launcher) : 0;
+    if (run->worker->identity.source != ND_IDENTITY_NDLAUNCH || pid <= 0 ||
+        nd_command_line_read(pid, &line) != ND_OK) {
+        return write_record(files, run->worker, trainer, run->argc, run->argv);
+    }
+    nd_status status = write_record(files, run->worker, trainer, line.argc, line.argv);
+    nd_command_line_free(&line);
+    return status;
+}
+
 /* A disk that is too full for the model is said before training, not after it. */
 static nd_status check_room_for_model(const nd_config *config, const nd_llama_shape *shape,
                                       const char *dir)
@@ -74,7 +91,7 @@ nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
     const nd_config *config = r->config;
     ND_TRY(nd_run_folder_create(config, &files->dir));
     ND_TRY(check_room_for_model(config, &r->shape, files->dir));
-    ND_TRY(write_record(files, run->worker, trainer, run->argc, run->argv));
+    ND_TRY(write_user_record(files, run, trainer));
     nd_echo_run(run, trainer, files->dir);
     nd_metrics_options options = {
         .config = config,

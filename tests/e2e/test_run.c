@@ -101,6 +101,20 @@ Test(run, other_data_go_without_the_usual_validation_file)
     cr_assert_eq(code, 65, "ended with %d:\n%s", code, shell_output);
 }
 
+/* The flags as they were typed; run.json writes one of them a line. */
+Test(run, is_recorded_with_the_command_that_started_it)
+{
+    shell(&dir,
+          RUN "--num-steps 1 --data-path=text.txt --set output.save_model=false --set output.dir=");
+    shell(&dir, "cd runs/run-1 && grep '\"config_file\": null' run.json && "
+                "sed -n '/\"command\"/,/]/p' run.json");
+    static const char *const words[] = {"ndlaunch\",\n", "\"--num-steps\",\n    \"1\"",
+                                        "\"--data-path=text.txt\"", "\"output.dir=\"\n  ]"};
+    for (int i = 0; i < 4; i++) {
+        cr_assert_not_null(strstr(shell_output, words[i]), "no %s in %s", words[i], shell_output);
+    }
+}
+
 /* 40 blocks of 65 tokens, of which a step of two workers takes 2, and the last run's takes 64. */
 Test(run, says_how_often_it_reads_the_data)
 {
