@@ -243,6 +243,7 @@ static nd_status prepare(nd_job *job, uint8_t key[ND_KEY_BYTES])
     ND_TRY(ND_UV(uv_timer_init(&job->loop, &job->kill_timer)));
     job->kill_timer.data = job;
     ND_TRY(watch_signals(job));
+    ND_TRY(nd_output_make_folder(job));
     return job->nodes || job->join ? nd_nodes_watch(job) : ND_OK;
 }
 
@@ -279,6 +280,7 @@ nd_status nd_job_run(nd_job *job, int *exit_code)
 {
     struct sigaction hangup;
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write */
     job->under_nohup = sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
     nd_identity_host(job->host_name, sizeof job->host_name);
     uint8_t key[ND_KEY_BYTES];

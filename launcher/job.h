@@ -46,7 +46,9 @@ struct nd_job {
     const nd_config *config;
     const char *program; /* the worker binary */
     char host_name[128], run_id[64];
-    char slurm_job[32]; /* its id, or "" */
+    char slurm_job[32];    /* its id, or "" */
+    char log_folder[4096]; /* of this start, below launch.log_dir, or "" */
+    bool log_failed;       /* said once */
     int local_workers, world_size, first_rank;
     int config_fd, key_fd;
     char *job_text; /* what all nodes must agree on, with digests; owned */
@@ -78,6 +80,8 @@ void nd_job_stop(nd_job *job);
 void nd_job_finish(nd_job *job, int exit_code);
 
 /* output.c */
+nd_status
+nd_output_make_folder(nd_job *job); /* launch.log_dir/<run id>; once, before the first is opened */
 nd_status nd_output_open(nd_output *output, nd_launched *worker, bool is_error);
 nd_status nd_output_start(nd_output *output);
 void nd_output_close(nd_output *output);

@@ -6,10 +6,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "launcher/job.h"
+#include "runtime/base/fsio.h"
+#include "runtime/base/log.h"
 #include "runtime/rdzv/uv.h"
 
 static void write_all(int fd, const char *bytes, size_t count)
@@ -33,6 +34,18 @@ static void keep_tail(nd_launched *worker, const char *line)
     snprintf(slot, ND_TAIL_BYTES, "%.*s", ND_TAIL_BYTES - 1, line);
 }
 
+/* A full disk stops no job. */
+static void say_lost_lines(nd_job *job)
+{
+    if (!job->log_failed) {
+        job->log_failed = true;
+        nd_log_warning(
+            "ndlaunch: %s: %s; lines of workers are missing in these files, the job goes "
+            "on",
+            job->log_folder, strerror(errno));
+    }
+}
+
 static void emit_line(nd_output *output)
 {
     nd_launched *worker = output->worker;
@@ -41,8 +54,8 @@ static void emit_line(nd_output *output)
     if (output == &worker->err) {
         keep_tail(worker, output->line);
     }
-    if (output->file) {
-        fprintf(output->file, "%s\n", output->line);
+    if (output->file && fprintf(output->file, "%s\n", output->line) < 0) {
+        say_lost_lines(worker->job);
     }
     if (worker->rank != 0) {
         int n = snprintf(text, sizeof text, "%s:%d: %s\n", worker->job->host_name, worker->rank,
@@ -81,19 +94,32 @@ static void on_read(uv_stream_t *stream, ssize_t count, const uv_buf_t *buffer)
     }
 }
 
-static nd_status open_file(nd_output *output, const char *kind)
+nd_status nd_output_make_folder(nd_job *job)
 {
-    const char *dir = output->worker->job->config->launch.log_dir;
-    char path[4096];
+    const char *dir = job->config->launch.log_dir;
+    size_t capacity = sizeof job->log_folder;
     if (!dir[0]) {
         return ND_OK;
     }
-    if (mkdir(dir, 0777) != 0 && errno != EEXIST) {
-        return nd_fail(ND_ERR_CANTCREATE, "launch.log_dir %s cannot be made: %s", dir,
-                       strerror(errno));
+    if ((size_t)snprintf(job->log_folder, capacity, "%s/%s", dir, job->run_id) >= capacity) {
+        return nd_fail(ND_ERR_CANTCREATE, "launch.log_dir has more than %zu characters",
+                       capacity - sizeof job->run_id);
     }
-    snprintf(path, sizeof path, "%s/rank-%d.%s.log", dir, output->worker->rank, kind);
-    output->file = fopen(path, "we");
+    ND_TRY(nd_fs_make_folders(job->log_folder, "the folder of launch.log_dir",
+                              "Give another folder as launch.log_dir."));
+    nd_log_info("ndlaunch: output of the workers is kept in %s", job->log_folder);
+    return ND_OK;
+}
+
+static nd_status open_file(nd_output *output, const char *kind)
+{
+    const char *folder = output->worker->job->log_folder;
+    char path[sizeof output->worker->job->log_folder + 64];
+    if (!folder[0]) {
+        return ND_OK;
+    }
+    snprintf(path, sizeof path, "%s/rank-%d.%s.log", folder, output->worker->rank, kind);
+    output->file = fopen(path, "wxe"); /* never over another file */
     if (!output->file) {
         return nd_fail(ND_ERR_CANTCREATE, "%s cannot be written: %s", path, strerror(errno));
     }

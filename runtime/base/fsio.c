@@ -242,6 +242,30 @@ void nd_fs_remove_flat_folder(const char *folder)
     rmdir(folder);
 }
 
+nd_status nd_fs_make_folders(const char *path, const char *what, const char *mend)
+{
+    char part[4096];
+    size_t length = strlen(path);
+    if (length >= sizeof part) {
+        return nd_fail(ND_ERR_CANTCREATE,
+                       "the path of %s has %zu characters; at most %zu are possible. %s", what,
+                       length, sizeof part - 1, mend);
+    }
+    for (size_t i = 1; i <= length; i++) {
+        if (path[i] != '/' && path[i] != '\0') {
+            continue;
+        }
+        memcpy(part, path, i);
+        part[i] = '\0';
+        /* A parent may exist in a place where nothing can be made: only the last one's answer counts. */
+        if (mkdir(part, 0777) != 0 && errno != EEXIST && i == length) {
+            return nd_fail(ND_ERR_CANTCREATE, "%s %s cannot be created: %s. %s", what, path,
+                           strerror(errno), mend);
+        }
+    }
+    return ND_OK;
+}
+
 nd_status nd_fs_parent(const char *path, char **out)
 {
     size_t n = strlen(path);

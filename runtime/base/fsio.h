@@ -54,6 +54,12 @@ nd_status nd_fs_write_atomic(const char *path, const void *data, size_t size);
 /* ND_ERR_CANTCREATE with both numbers when the file system of `folder` has less than `bytes` free for this user. */
 nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purpose);
 
+/*
+ * mkdir -p. ND_ERR_CANTCREATE: "<what> <path> cannot be created: <why>. <mend>". That the last part exists is no error,
+ * whatever it is.
+ */
+nd_status nd_fs_make_folders(const char *path, const char *what, const char *mend);
+
 /* Removes a folder and the plain files in it; it has no sub-folders. What is not there is no error. */
 void nd_fs_remove_flat_folder(const char *folder);
 

@@ -145,6 +145,71 @@ Test(start, beyond_loopback_a_key_file_is_needed)
     assert_says(&l, "--make-key");
 }
 
+/* What the command prints; it ends with 0. */
+static const char *shell_prints(const char *format, const char *folder)
+{
+    static char text[1 << 14];
+    char command[512];
+    snprintf(command, sizeof command, format, folder);
+    FILE *f = popen(command, "r");
+    cr_assert_not_null(f);
+    text[fread(text, 1, sizeof text - 1, f)] = '\0';
+    cr_assert_eq(pclose(f), 0, "%s", command);
+    return text;
+}
+
+Test(start, log_dir_keeps_each_workers_streams_of_each_start)
+{
+    launched l;
+    char logs[128];
+    snprintf(logs, sizeof logs, "%s/deep/logs", dir.path);
+    setenv("ND_TEST", "exit 7", 1); /* rank 1, with a line on its standard error */
+    for (int start = 1; start <= 2; start++) {
+        launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--log-dir", logs, NULL});
+        cr_assert_eq(launched_wait(&l, 30), 7, "%s", launched_read(&l));
+        assert_says(&l, "output of the workers is kept in ");
+        assert_says(&l, logs);
+        cr_assert_eq(atoi(shell_prints("ls -d %s/nd-???????? | wc -l", logs)), start);
+    }
+    cr_assert_eq(atoi(shell_prints("ls %s/nd-*/* | wc -l", logs)), 8);
+    cr_assert_eq(atoi(shell_prints("grep -cx 'ready 0 pid [0-9]*' -h %s/nd-*/rank-0.stdout.log | "
+                                   "grep -cx 1",
+                                   logs)),
+                 2);
+    cr_assert_str_eq(shell_prints("cat %s/nd-*/rank-1.stderr.log", logs),
+                     "last words\nlast words\n");
+}
+
+Test(start, a_log_dir_that_cannot_be_made_stops_the_start)
+{
+    launched l;
+    char logs[128];
+    snprintf(logs, sizeof logs, "%s/text.txt/logs", dir.path); /* below a file */
+    launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--log-dir", logs, NULL});
+    cr_assert_eq(launched_wait(&l, 30), 73, "%s", launched_read(&l));
+    assert_says(&l, "launch.log_dir");
+    assert_says(&l, logs);
+    cr_assert_null(strstr(l.text, "ready"));
+}
+
+/* A limit of file sizes is what a test can have of a full disk. The workers' lines themselves go to /dev/null. */
+Test(start, log_files_that_cannot_grow_stop_nobody)
+{
+    launched l;
+    char command[1024];
+    setenv("ND_TEST", "chatter", 1);
+    snprintf(command, sizeof command,
+             "ulimit -f 64; exec %s/ndlaunch --device cpu --num-processes 2 --set "
+             "model.config=%s/model.json --set data.path=%s/text.txt --sequence-length 32 "
+             "--log-dir %s/logs >/dev/null",
+             launched_build_root(), dir.path, dir.path, dir.path);
+    launched_start(&l, &dir, "out", (const char *[]){"/bin/bash", "-c", command, NULL});
+    cr_assert_eq(launched_wait(&l, 60), 0, "%s", launched_read(&l));
+    cr_assert_eq(launched_count(&l, "File too large"), 1, "%s", l.text);
+    cr_assert_str_eq(shell_prints("stat -c %%s %s/logs/nd-*/rank-?.stdout.log", dir.path),
+                     "65536\n65536\n");
+}
+
 static void limit_files(rlim_t soft, rlim_t hard)
 {
     struct rlimit files;

@@ -57,6 +57,12 @@ static int act(const nd_identity *id, const char *what, int chosen)
     if (strcmp(what, "self") == 0) {
         return print_self(id);
     }
+    if (strcmp(what, "chatter") == 0) {
+        for (int i = 0; i < 4000; i++) {
+            printf("line %d of rank %d, of which there are many\n", i, id->rank);
+        }
+        return 0;
+    }
     if (strcmp(what, "until signal") == 0) {
         return until_signal(id);
     }

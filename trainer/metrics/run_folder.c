@@ -17,28 +17,9 @@ static nd_status fail_create(const char *path)
                    strerror(errno), mend);
 }
 
-/* mkdir -p. */
 static nd_status make_path(const char *path)
 {
-    char part[4096];
-    size_t length = strlen(path);
-    if (length >= sizeof part) {
-        return nd_fail(ND_ERR_CANTCREATE,
-                       "output.dir has %zu characters; at most %zu are possible.", length,
-                       sizeof part - 1);
-    }
-    for (size_t i = 1; i <= length; i++) {
-        if (path[i] != '/' && path[i] != '\0') {
-            continue;
-        }
-        memcpy(part, path, i);
-        part[i] = '\0';
-        /* A parent may exist in a place where nothing can be made: only the last one's answer counts. */
-        if (mkdir(part, 0777) != 0 && errno != EEXIST && i == length) {
-            return fail_create(path);
-        }
-    }
-    return ND_OK;
+    return nd_fs_make_folders(path, "the run folder", mend);
 }
 
 static nd_status open_given(const char *dir)

@@ -160,3 +160,20 @@ Test(fsio, sha256_known_answer)
     assert_ok(nd_fs_sha256("abc", 3, hex));
     cr_assert_str_eq(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
+
+Test(fsio, make_folders_makes_all_and_names_what_fails)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/a/b/c", dir.path);
+    assert_ok(nd_fs_make_folders(path, "the folder", "Mend it."));
+    cr_assert(nd_fs_exists(path));
+    assert_ok(nd_fs_make_folders(path, "the folder", "Mend it.")); /* it may be there */
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(rmdir(path), 0);
+        *strrchr(path, '/') = '\0';
+    }
+    tempdir_write(&dir, "file", "", 0);
+    snprintf(path, sizeof path, "%s/file/b", dir.path);
+    assert_fails(nd_fs_make_folders(path, "the folder", "Mend it."), ND_ERR_CANTCREATE, "/file/b");
+    cr_assert_not_null(strstr(nd_error_last()->message, "Mend it."));
+}
