@@ -12,7 +12,8 @@
  *   Views  2-d tensors may have stride[0] > shape[1] (a slice of columns); the last axis is contiguous. Vectors are
  *          contiguous.
  *   Math   is F32 (ref: F64 where it sums): operands are widened, results rounded once (to nearest even) when stored.
- *          Sums are in an order that depends only on the shape and the backend, never on timing or the thread count.
+ *          Sums are in an order that never depends on timing, but on shape, backend and, in products and
+ *          attention, the device's thread count.
  *   Alias  an output may be the same view as an input only where the op says so. No other overlap.
  *   Stream results are visible to later calls on the same stream.
  *   Errors ND_ERR_INTERNAL when a library refuses; bad shapes are ND_ASSERTs: the model checks users' numbers first.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A preloaded library that counts the allocations which the program itself makes (the return address lies in the
- * executable), and writes their number to $ND_COUNT_DIR/<RANK> when the process ends.
+ * A preloaded library that counts the allocations which the program itself makes, and those that the C library makes for
+ * it such as in strdup or fopen (the return address lies in one of the two), and writes their number to
+ * $ND_COUNT_DIR/<RANK> when the process ends.
  */
 #include <fcntl.h>
 #include <link.h>
@@ -9,6 +10,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -18,31 +20,45 @@ void *__libc_calloc(size_t count, size_t size);
 void *__libc_realloc(void *p, size_t size);
 void *__libc_memalign(size_t alignment, size_t size);
 
-static uintptr_t begin, end; /* of the executable */
+typedef struct range {
+    uintptr_t begin, end;
+} range;
+
+static range program, c_library;
 static _Atomic long count;
 
-static int first_object(struct dl_phdr_info *info, size_t size, void *context)
+static void widen(range *r, const struct dl_phdr_info *info)
 {
     for (int i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *h = &info->dlpi_phdr[i];
         if (h->p_type == PT_LOAD) {
             uintptr_t at = info->dlpi_addr + h->p_vaddr;
-            begin = begin && begin < at ? begin : at;
-            end = end > at + h->p_memsz ? end : at + h->p_memsz;
+            r->begin = r->begin && r->begin < at ? r->begin : at;
+            r->end = r->end > at + h->p_memsz ? r->end : at + h->p_memsz;
         }
     }
-    return 1; /* the executable comes first */
 }
 
-__attribute__((constructor)) static void find_executable(void)
+static int take_object(struct dl_phdr_info *info, size_t size, void *context)
 {
-    dl_iterate_phdr(first_object, NULL);
+    if (!program.begin) { /* the executable comes first */
+        widen(&program, info);
+    } else if (strstr(info->dlpi_name, "/libc.so")) {
+        widen(&c_library, info);
+    }
+    return 0;
+}
+
+__attribute__((constructor)) static void find_objects(void)
+{
+    dl_iterate_phdr(take_object, NULL);
 }
 
 static void note(const void *caller)
 {
     uintptr_t at = (uintptr_t)caller;
-    if (at >= begin && at < end) {
+    if ((at >= program.begin && at < program.end) ||
+        (at >= c_library.begin && at < c_library.end)) {
         atomic_fetch_add(&count, 1);
     }
 }

@@ -157,6 +157,7 @@ static void check_bf16(const char *name)
     assert_ok(nd_trainer_gradients(f.trainer, &batch, &result));
     double loss = nd_golden_number(f.golden, "loss", NULL);
     double bf16_loss = nd_golden_number(f.golden, "bf16", "loss", NULL);
+    /* Torch's own error may be 0 by chance, so half a rounding to BF16 (2^-10) of the loss is allowed besides. */
     cr_assert_leq(fabs(result.loss - loss), 1.5 * fabs(bf16_loss - loss) + 1e-3 * loss,
                   "%s: %.7g, f32 %.7g, torch %.7g", name, result.loss, loss, bf16_loss);
     const nd_layout *layout = f.trainer->model->layout;
