@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+/* `ndtrain plan` for real sizes: nothing is allocated, so any machine can plan any job. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "tests/support/shell.h"
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+}
+
+static void teardown(void)
+{
+    shell_remove(&dir);
+}
+
+TestSuite(plan, .init = setup, .fini = teardown, .timeout = 60);
+
+/* In the source tree: the shipped files name each other by paths from there. */
+#define PLAN "cd " ND_SOURCE " && " ND_TRAIN " plan --config-file configs/"
+
+static void says(const char *line)
+{
+    cr_assert_not_null(strstr(shell_output, line), "no \"%s\" in:\n%s", line, shell_output);
+}
+
+/* The line "  <name>  <number> MiB" of a part, -1 when it is not there. */
+static double part(const char *name)
+{
+    char line[128];
+    snprintf(line, sizeof line, "\n%s ", name);
+    const char *at = strstr(shell_output, line);
+    return at ? strtod(at + strlen(line), NULL) : -1.0;
+}
+
+/* Parts are lines with two spaces before them; what they are made of has four. Each number is rounded to 0.01. */
+static void parts_are_the_total(void)
+{
+    double sum = 0.0;
+    int count = 0;
+    const char *line = strstr(shell_output, "\nmemory plan of rank ");
+    cr_assert_not_null(line, "%s", shell_output);
+    for (line = strchr(line + 1, '\n'); line && strncmp(line, "\n  total", 8) != 0;
+         line = strchr(line + 1, '\n')) {
+        if (line[3] != ' ') {
+            sum += strtod(line + 1 + strcspn(line + 1, "0123456789"), NULL);
+            count++;
+        }
+    }
+    cr_assert_geq(count, 6, "%d parts in:\n%s", count, shell_output);
+    cr_assert_leq(fabs(sum - part("  total")), 0.005 * (count + 1), "%g in:\n%s", sum,
+                  shell_output);
+}
+
+Test(plan, llama_8b_on_eight_workers)
+{
+    shell(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --rank 5");
+    says("mesh: 2 x 2 x 1 x 2 (dp_replicate x dp_shard x cp x tp), 8 workers");
+    says("groups of rank 5 ");
+    says("  tp                2 ranks 4, 5 ");
+    says("  dp_shard_cp       2 ranks 5, 7 ");
+    says("  dp_replicate      2 ranks 1, 5 ");
+    says("  model             4 ranks 4, 5, 6, 7 ");
+    says("model: 8030261248 parameters");
+    says("memory plan of rank 5");
+    /* F32 shards of 8,030,261,248 parameters over dp_shard 2 x tp 2; the padding is below a thousandth. */
+    double mib = 8030261248.0 / 4 * 4 / (1 << 20);
+    cr_assert_float_eq(part("    master weights") / mib, 1.0, 1e-3, "%s", shell_output);
+    cr_assert_float_eq(part("  state") / (4 * mib), 1.0, 1e-3, "%s", shell_output);
+    parts_are_the_total();
+    says("estimated step: ");
+}
+
+Test(plan, llama_405b_on_16384_workers)
+{
+    shell(&dir, PLAN "llama-3.1-405b/tp_hsdp.yaml --num-processes 16384 --dp-replicate-size 32 "
+                     "--rank 16383");
+    says("mesh: 32 x 64 x 1 x 8 (dp_replicate x dp_shard x cp x tp), 16384 workers");
+    says("  tp                8 ranks 16376, 16377, 16378, 16379, ... 16383 ");
+    says("  dp_shard_cp      64 ranks 15879, 15887, 15895, 15903, ... 16383 ");
+    says("  dp_replicate     32 ranks 511, 1023, 1535, 2047, ... 16383 ");
+    says("  dp             2048 ranks 7, 15, 23, 31, ... 16383 ");
+    double mib = 405853388800.0 / 512 * 4 / (1 << 20); /* dp_shard 64 x tp 8 */
+    cr_assert_float_eq(part("    master weights") / mib, 1.0, 1e-3, "%s", shell_output);
+    parts_are_the_total();
+    says("estimated step: ");
+}
+
+Test(plan, a_rank_outside_of_the_mesh)
+{
+    int code = shell_run(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --rank 8");
+    cr_assert_eq(code, 2, "%d: %s", code, shell_output);
+    says("--rank 8: the mesh has ranks 0 to 7");
+}
