@@ -22,18 +22,24 @@ static nd_status split(nd_command_line *line, size_t size)
 
 nd_status nd_command_line_read(int pid, nd_command_line *out)
 {
-    char path[64];
+    char path[64], bytes[4096];
     nd_command_line line = {0};
-    size_t room = 0;
+    size_t size = 0;
     snprintf(path, sizeof path, "/proc/%d/cmdline", pid);
-    FILE *f = fopen(path, "re");
-    if (!f) {
+    FILE *in = fopen(path, "re");
+    if (!in) {
         return nd_fail(ND_ERR_IO, "%s cannot be read: %s", path, strerror(errno));
     }
-    ssize_t size = getdelim(&line.text, &room, EOF, f); /* EOF is no byte: the whole file */
-    fclose(f);
-    nd_status status = size > 0 ? split(&line, (size_t)size)
-                                : nd_fail(ND_ERR_IO, "%s holds no command line", path);
+    FILE *copy = open_memstream(&line.text, &size); /* it ends with a NUL that is not counted */
+    for (size_t n; copy && (n = fread(bytes, 1, sizeof bytes, in)) > 0;) {
+        fwrite(bytes, 1, n, copy);
+    }
+    fclose(in);
+    if (copy) {
+        fclose(copy);
+    }
+    nd_status status =
+        size > 0 ? split(&line, size) : nd_fail(ND_ERR_IO, "%s holds no command line", path);
     if (status != ND_OK) {
         nd_command_line_free(&line);
         return status;
