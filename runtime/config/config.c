@@ -54,7 +54,7 @@ nd_status nd_config_read_text(nd_config *config, const char *text, size_t bytes,
     ND_TRY(nd_yaml_parse(text, bytes, name, &root));
     nd_status status = read_root(&reader, root, name);
     nd_yaml_destroy(root);
-    return status;
+    return status == ND_OK ? nd_reader_finish(&reader) : status;
 }
 
 static nd_status read_file(nd_reader *reader, const char *path)
@@ -90,6 +90,7 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
     nd_reader_begin(&reader, ND_LAYER_FLAGS);
     ND_TRY(nd_flags_apply(&reader, cli, argc, argv));
     ND_TRY(nd_reader_end(&reader, ""));
+    ND_TRY(nd_reader_finish(&reader));
     return drop_unnamed_validation(&reader);
 }
 

@@ -246,10 +246,15 @@ static nd_status unknown_flag(const char *arg, const char *name)
                    arg);
 }
 
-static nd_status unknown_positional(const char *arg)
+static bool is_script(const char *arg)
 {
     size_t length = strlen(arg);
-    if (length > 3 && strcmp(arg + length - 3, ".py") == 0) {
+    return length > 3 && strcmp(arg + length - 3, ".py") == 0;
+}
+
+static nd_status unknown_positional(const char *arg)
+{
+    if (is_script(arg)) {
         return nd_fail(
             ND_ERR_CONFIG,
             "%.200s is a Python script, and no Python runs here: the training program is "
@@ -320,6 +325,12 @@ static target find_target(const char *name)
     return t;
 }
 
+/* No flag, and not the script that accelerate's and torchrun's flags are followed by. */
+static bool is_word(const char *arg)
+{
+    return arg[0] != '-' && !is_script(arg);
+}
+
 /* The value of the flag at argv[*i]; *i moves over a value that stands alone. */
 static nd_status take_value(const target *t, int argc, char **argv, int *i, const char **value)
 {
@@ -329,7 +340,7 @@ static nd_status take_value(const target *t, int argc, char **argv, int *i, cons
     }
     const char *next = *i + 1 < argc ? argv[*i + 1] : NULL;
     if (t->is_switch) {
-        bool is_value = next && nd_bool_parse(next, true, &ignored);
+        bool is_value = next && (t->key ? is_word(next) : nd_bool_parse(next, true, &ignored));
         *value = is_value ? next : "true";
         *i += is_value;
         return ND_OK;

@@ -57,10 +57,19 @@ static nd_status take_distributed_type(nd_reader *r, const nd_accelerate_key *ke
     return ND_OK;
 }
 
+/* A later value replaces this one; only the last is refused. */
+static void refuse_later(nd_reader *r, const nd_given *given)
+{
+    snprintf(r->no_fp16, sizeof r->no_fp16,
+             "%.600s%s is %.80s: FP16 is not supported; use bf16, which needs no loss scaling",
+             given->where, given->name, given->text);
+}
+
 static nd_status take_precision(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
 {
     if (strcasecmp(given->text, "fp16") == 0) {
-        return refuse(given, "FP16 is not supported; use bf16, which needs no loss scaling");
+        refuse_later(r, given);
+        return ND_OK;
     }
     bool value = false;
     bool off = nd_bool_parse(given->text, false, &value) && !value; /* a bare `no` in YAML */
@@ -74,6 +83,17 @@ static nd_status parse_switch(const nd_given *given, bool *out)
     if (!nd_bool_parse(given->text, true, out)) {
         return nd_fail(ND_ERR_CONFIG, "%s%s is '%.80s'; it must be true or false", given->where,
                        given->name, given->text);
+    }
+    return ND_OK;
+}
+
+/* The key of accelerate's first versions. */
+static nd_status take_fp16(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
+{
+    bool on = false;
+    ND_TRY(parse_switch(given, &on));
+    if (on) {
+        refuse_later(r, given);
     }
     return ND_OK;
 }
@@ -274,10 +294,12 @@ const nd_accelerate_key *nd_accelerate_find_flag(const char *flag, bool *is_bool
     for (int i = 0; i < KEY_COUNT; i++) {
         const nd_accelerate_key *k = &keys[i];
         if (strcmp(k->name, flag) == 0) {
-            *is_bool =
-                (k->values && (strstr(k->values, "false") != NULL)) || k->take == take_recompute ||
-                k->take == take_use_cpu ||
-                (k->field < ND_FIELD_COUNT && nd_fields[k->field].type == ND_FIELD_TYPE_BOOL);
+            bool idle = !k->take && !k->values && k->field == ND_FIELD_COUNT;
+            bool sets_bool =
+                k->field < ND_FIELD_COUNT && nd_fields[k->field].type == ND_FIELD_TYPE_BOOL;
+            *is_bool = idle || (k->values && (strstr(k->values, "false") != NULL)) ||
+                       k->take == take_recompute || k->take == take_use_cpu ||
+                       k->take == take_fp16 || (sets_bool && k->take != take_reshard);
             return k;
         }
     }

@@ -31,6 +31,9 @@ nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_given *given
 {
     ND_TRY(nd_field_set(reader->config, id, given));
     reader->set_by[id] = (uint8_t)reader->layer;
+    if (id == ND_FIELD_train_precision) {
+        reader->no_fp16[0] = '\0';
+    }
     return ND_OK;
 }
 
@@ -129,10 +132,25 @@ static nd_status settle_endpoint(nd_reader *reader)
     return nd_reader_put(reader, ND_FIELD_launch_rdzv_endpoint, endpoint);
 }
 
+/* FSDP1's strategy as a flag: how the workers are divided, unless flags give sizes. In a file settle_mesh reads it. */
+static nd_status settle_strategy(nd_reader *reader)
+{
+    bool sized = reader->set_by[ND_FIELD_mesh_dp_replicate] == ND_LAYER_FLAGS ||
+                 reader->set_by[ND_FIELD_mesh_dp_shard] == ND_LAYER_FLAGS;
+    char nodes[32];
+    if (reader->layer != ND_LAYER_FLAGS || sized || !(reader->no_shard || reader->hybrid_shard)) {
+        return ND_OK;
+    }
+    snprintf(nodes, sizeof nodes, "%lld", (long long)reader->config->launch.nnodes);
+    ND_TRY(nd_reader_put(reader, ND_FIELD_mesh_dp_replicate, reader->no_shard ? "-1" : nodes));
+    return nd_reader_put(reader, ND_FIELD_mesh_dp_shard, reader->no_shard ? "1" : "-1");
+}
+
 nd_status nd_reader_end(nd_reader *reader, const char *where)
 {
     ND_TRY(settle_model(reader, where));
     ND_TRY(settle_validation(reader));
+    ND_TRY(settle_strategy(reader));
     ND_TRY(settle_endpoint(reader));
     nd_config *c = reader->config;
     if (reader->fp8_te && reader->set_by[ND_FIELD_fp8_recipe] != reader->layer) {
@@ -148,4 +166,9 @@ nd_status nd_reader_end(nd_reader *reader, const char *where)
         nd_log_info("%swithout a meaning here, ignored: %s", where, reader->notices);
     }
     return ND_OK;
+}
+
+nd_status nd_reader_finish(const nd_reader *reader)
+{
+    return reader->no_fp16[0] ? nd_fail(ND_ERR_CONFIG, "%s", reader->no_fp16) : ND_OK;
 }

@@ -32,12 +32,17 @@ typedef struct nd_reader {
     char main_ip[256];           /* "" unless given */
     int64_t main_port;           /* -1 unless given */
     char notices[1024];          /* keys without a meaning here, comma-separated */
+
+    char no_fp16[768]; /* of all layers: why the precision that was said last is refused, or "" */
 } nd_reader;
 
 void nd_reader_init(nd_reader *reader, nd_config *config);
 void nd_reader_begin(nd_reader *reader, nd_layer layer);
 /* Settles what only a complete layer can: which model, main address, notices. `where` is a message's beginning. */
 nd_status nd_reader_end(nd_reader *reader, const char *where);
+
+/* After the last layer: refuses what no later value has replaced. */
+nd_status nd_reader_finish(const nd_reader *reader);
 
 nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_given *given);
 /* The same with a value of our own choosing, named by its key. */
@@ -56,7 +61,7 @@ nd_status nd_read_accelerate(nd_reader *reader, const nd_yaml_node *root, const 
 bool nd_accelerate_is_top_key(const char *key);
 /*
  * A flag that is one of accelerate's YAML keys ("fsdp_version", '_' only), NULL when it is none; *is_bool tells whether
- * it may stand without a value.
+ * it may stand without a value: a switch, or a key that has no meaning here.
  */
 typedef struct nd_accelerate_key nd_accelerate_key;
 const nd_accelerate_key *nd_accelerate_find_flag(const char *flag, bool *is_bool);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support.h"
 
+#include <unistd.h>
+
 #include "runtime/config/flags.h"
 
 Test(flags, both_spellings_and_both_forms)
@@ -111,6 +113,68 @@ Test(flags, names_of_accelerate_torchrun_and_finetrainers)
     cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
     cr_expect_eq(c.resolved_mesh.size[ND_AXIS_DP_REPLICATE], 2);
     nd_config_fini(&c);
+}
+
+/* A word after a flag of accelerate's is its value, as it is after '='. */
+Test(flags, words_of_accelerate)
+{
+    nd_config c;
+    static const struct {
+        const char *flag, *word;
+        bool reshard;
+        int dp_replicate;
+    } cases[] = {
+        {"--fsdp_sharding_strategy", "FULL_SHARD", true, 1},
+        {"--fsdp_sharding_strategy", "SHARD_GRAD_OP", false, 1},
+        {"--fsdp-reshard-after-forward", "FULL_SHARD", true, 1},
+        {"--fsdp_reshard_after_forward", "false", false, 1},
+        {"--fsdp_sharding_strategy", "2", false, 1},
+        {"--fsdp_sharding_strategy", "NO_SHARD", false, 4},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cr_assert_eq(FLAGS(&c, "--use_fsdp", cases[i].flag, cases[i].word, "--num-processes", "4"),
+                     ND_OK, "%s", nd_error_last()->message);
+        cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+        cr_expect_eq(c.parallel.reshard_after_forward, cases[i].reshard, "case %zu", i);
+        cr_expect_eq(c.resolved_mesh.size[ND_AXIS_DP_REPLICATE], cases[i].dp_replicate);
+        nd_config_fini(&c);
+    }
+    /* Without a meaning here: with a word or without. */
+    cr_assert_eq(FLAGS(&c, "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP", "--downcast_bf16",
+                       "--fp8_override_linear_precision", "false,false,false", "--num-steps", "3",
+                       "--dynamo_use_dynamic"),
+                 ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(c.train.steps, 3);
+    nd_config_fini(&c);
+    EXPECT_BAD_FLAGS(("--fsdp_sharding_strategy", "HALF_SHARD"), "HALF_SHARD", "SHARD_GRAD_OP");
+    EXPECT_BAD_FLAGS(("--fsdp_sharding_strategy"), "needs a value");
+    EXPECT_BAD_FLAGS(("--fsdp_offload_params", "cpu"), "cpu", "not offloaded");
+    EXPECT_BAD_FLAGS(("--same_network", "train.py"), "train.py is a Python script");
+}
+
+Test(flags, the_last_precision_counts)
+{
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, "--mixed_precision", "fp16", "--mixed_precision", "bf16"), ND_OK, "%s",
+                 nd_error_last()->message);
+    cr_expect_eq(c.train.precision, ND_PRECISION_BF16);
+    nd_config_fini(&c);
+    EXPECT_BAD_FLAGS(("--mixed_precision", "bf16", "--mixed_precision", "fp16"), "FP16");
+    char path[] = "/tmp/nd_config_XXXXXX";
+    static const char text[] =
+        "distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: fp16\n";
+    int fd = mkstemp(path);
+    cr_assert(fd >= 0 && write(fd, text, sizeof text - 1) == (ssize_t)sizeof text - 1);
+    close(fd);
+    cr_assert_eq(FLAGS(&c, "--config-file", path, "--mixed_precision", "bf16"), ND_OK, "%s",
+                 nd_error_last()->message);
+    cr_expect_eq(c.train.precision, ND_PRECISION_BF16);
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--precision", "fp32", "--config-file", path), ND_OK);
+    cr_expect_eq(c.train.precision, ND_PRECISION_FP32, "flags come after the file");
+    nd_config_fini(&c);
+    EXPECT_BAD_FLAGS(("--config-file", path), path, ":3: mixed_precision is fp16", "bf16");
+    unlink(path);
 }
 
 Test(flags, refused_with_a_sentence)
