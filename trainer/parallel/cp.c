@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/parallel/cp.h"
+#include "trainer/parallel/cp_impl.h"
 
 #include <math.h>
-#include <string.h>
 
 enum {
     ID_PACK,
@@ -58,7 +57,7 @@ static bool is_ring(const nd_cp *cp)
     return cp->dims.chunks > 1 && cp->method == ND_CP_RING;
 }
 
-static nd_attention describe(const nd_dims *d, const nd_cp_block *block)
+nd_attention nd_cp_describe(const nd_dims *d, const nd_cp_block *block)
 {
     return (nd_attention){
         .batch = d->B,
@@ -77,7 +76,7 @@ static size_t scratch_bytes(const nd_cp *cp)
     const nd_dims *d = &cp->dims;
     int64_t keys = is_ring(cp) ? d->s : d->S; /* the longest block */
     nd_cp_block longest = {0, 0, keys, keys};
-    nd_attention a = describe(d, &longest);
+    nd_attention a = nd_cp_describe(d, &longest);
     size_t fwd = cp->rank->ops->attention_scratch(cp->rank->device, &a, d->act, false);
     size_t bwd = cp->rank->ops->attention_scratch(cp->rank->device, &a, d->act, true);
     return fwd > bwd ? fwd : bwd;
@@ -137,8 +136,7 @@ void nd_cp_bind(nd_cp *cp, const nd_memplan *plan)
     cp->scratch = nd_memplan_at(plan, cp->ids[ID_SCRATCH]);
 }
 
-/* Rows of query chunk `c` of a (T, columns) tensor, `heads` heads from column `column`: (B, chunk, heads, D). */
-static nd_tensor q_view(const nd_dims *d, nd_tensor t, int c, int64_t column, int64_t heads)
+nd_tensor nd_cp_q_view(const nd_dims *d, nd_tensor t, int c, int64_t column, int64_t heads)
 {
     nd_tensor v = nd_tensor_4d(t.data, t.dtype, d->B, d->chunk, heads, d->D);
     v.data =
@@ -159,44 +157,37 @@ static nd_tensor kv_view(const nd_dims *d, void *data, nd_dtype dtype, int64_t r
     return v;
 }
 
-static nd_tensor row_view(const nd_dims *d, const float *base, int chunk)
+nd_tensor nd_cp_row_view(const nd_dims *d, const float *base, int chunk)
 {
     return nd_tensor_3d((float *)base + chunk * d->B * d->H * d->chunk, ND_DTYPE_F32, d->B, d->H,
                         d->chunk);
 }
 
-/* Where the keys of a block are: the projection itself (cp = 1), or a buffer of k v rows. */
-typedef struct kv_source {
-    void *data;
-    nd_dtype dtype;
-    int64_t rows, stride; /* rows per sample, elements per row */
-    int64_t k, v;         /* first column of each */
-} kv_source;
-
-static kv_source local_source(const nd_dims *d, nd_tensor qkv)
+nd_kv_source nd_cp_local_source(const nd_dims *d, nd_tensor qkv)
 {
-    return (kv_source){qkv.data, qkv.dtype, d->s, qkv.stride[0], d->H * d->D, (d->H + d->K) * d->D};
+    return (nd_kv_source){qkv.data,      qkv.dtype,   d->s,
+                          qkv.stride[0], d->H * d->D, (d->H + d->K) * d->D};
 }
 
-static kv_source buffer_source(const nd_dims *d, void *data, nd_dtype dtype, int64_t rows)
+nd_kv_source nd_cp_buffer_source(const nd_dims *d, void *data, nd_dtype dtype, int64_t rows)
 {
-    return (kv_source){data, dtype, rows, 2 * d->K * d->D, 0, d->K * d->D};
+    return (nd_kv_source){data, dtype, rows, 2 * d->K * d->D, 0, d->K * d->D};
 }
 
-static nd_status run_fwd(nd_cp *cp, const nd_cp_block *block, nd_tensor qkv, const kv_source *kv,
-                         nd_tensor o, const float *lse)
+nd_status nd_cp_run_fwd(nd_cp *cp, const nd_cp_block *block, nd_tensor qkv, const nd_kv_source *kv,
+                        nd_tensor o, const float *lse)
 {
     const nd_dims *d = &cp->dims;
-    nd_attention a = describe(d, block);
-    ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_fwd, &a, q_view(d, o, block->q_chunk, 0, d->H),
-          row_view(d, lse, block->q_chunk), q_view(d, qkv, block->q_chunk, 0, d->H),
+    nd_attention a = nd_cp_describe(d, block);
+    ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_fwd, &a,
+          nd_cp_q_view(d, o, block->q_chunk, 0, d->H), nd_cp_row_view(d, lse, block->q_chunk),
+          nd_cp_q_view(d, qkv, block->q_chunk, 0, d->H),
           kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->k, block),
           kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->v, block), cp->scratch);
     return ND_OK;
 }
 
-/* k and v columns of qkv, packed to rows of 2 K D. */
-static nd_status pack_kv(nd_cp *cp, nd_tensor qkv, void *out)
+nd_status nd_cp_pack_kv(nd_cp *cp, nd_tensor qkv, void *out)
 {
     const nd_dims *d = &cp->dims;
     int64_t kv = 2 * d->K * d->D;
@@ -205,127 +196,38 @@ static nd_status pack_kv(nd_cp *cp, nd_tensor qkv, void *out)
     return ND_OK;
 }
 
-/* Copies between rank order (cp, B, s, X) and global order (B, S, X), X bytes wide rows, chunk by chunk. */
-static nd_status reorder(nd_cp *cp, char *ranks, char *global, size_t row_bytes, bool to_global)
-{
-    const nd_dims *d = &cp->dims;
-    int n = cp->rank->groups.by_kind[ND_GROUP_CP]->size;
-    size_t bytes = (size_t)d->chunk * row_bytes;
-    for (int p = 0; p < n; p++) {
-        for (int64_t b = 0; b < d->B; b++) {
-            for (int c = 0; c < 2; c++) {
-                int64_t place = c == 0 ? p : 2 * n - 1 - p;
-                char *in_ranks = ranks + (size_t)((p * d->B + b) * d->s + c * d->chunk) * row_bytes;
-                char *in_global = global + (size_t)(b * d->S + place * d->chunk) * row_bytes;
-                ND_TRY(to_global ? nd_copy(&cp->rank->stream, in_global, in_ranks, bytes)
-                                 : nd_copy(&cp->rank->stream, in_ranks, in_global, bytes));
-            }
-        }
-    }
-    return ND_OK;
-}
-
-static nd_status gather_kv(nd_cp *cp, nd_tensor qkv, kv_source *out)
-{
-    const nd_dims *d = &cp->dims;
-    nd_rank *r = cp->rank;
-    int64_t kv = 2 * d->K * d->D;
-    if (d->chunks == 1) {
-        *out = local_source(d, qkv);
-        return ND_OK;
-    }
-    ND_TRY(pack_kv(cp, qkv, cp->pack));
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_gather(r->groups.by_kind[ND_GROUP_CP], &r->stream, cp->pack, cp->visiting[0],
-                              d->T * kv, d->act, NULL));
-    ND_RUN(r, ND_TRACE_ATTENTION,
-           reorder(cp, cp->visiting[0], cp->global_kv, (size_t)kv * nd_dtype_size(d->act), true));
-    *out = buffer_source(d, cp->global_kv, d->act, d->S);
-    return ND_OK;
-}
-
-/* Begins one hop of the ring: `from` goes to the next rank, `to` arrives from the one before. */
-static nd_status hop(nd_cp *cp, const void *from, void *to, nd_dtype dtype, nd_event *done)
-{
-    const nd_dims *d = &cp->dims;
-    nd_rank *r = cp->rank;
-    nd_comm *comm = r->groups.by_kind[ND_GROUP_CP];
-    int next = (comm->index + 1) % comm->size, before = (comm->index + comm->size - 1) % comm->size;
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_exchange(comm, &r->stream, from, next, to, before, d->T * 2 * d->K * d->D, dtype,
-                            done));
-    return ND_OK;
-}
-
-static nd_status ring_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
-{
-    const nd_dims *d = &cp->dims;
-    nd_rank *r = cp->rank;
-    nd_comm *comm = r->groups.by_kind[ND_GROUP_CP];
-    nd_tensor acc = nd_tensor_2d(cp->acc, ND_DTYPE_F32, d->T, d->H * d->D);
-    nd_tensor part = nd_tensor_2d(cp->part, d->act, d->T, d->H * d->D);
-    ND_TRY(pack_kv(cp, qkv, cp->visiting[0]));
-    for (int step = 0; step < comm->size; step++) {
-        nd_event arrived = {0};
-        nd_cp_block blocks[2];
-        if (step + 1 < comm->size) {
-            ND_TRY(hop(cp, cp->visiting[step % 2], cp->visiting[(step + 1) % 2], d->act, &arrived));
-        }
-        kv_source kv = buffer_source(d, cp->visiting[step % 2], d->act, d->s);
-        int count = nd_cp_blocks_ring(comm->size, comm->index, step, d->chunk, blocks);
-        for (int b = 0; b < count; b++) {
-            int c = blocks[b].q_chunk;
-            nd_attention a = describe(d, &blocks[b]);
-            /* The first block of a chunk is the sum so far; both chunks have one in step 0. */
-            ND_TRY(run_fwd(cp, &blocks[b], qkv, &kv, part, step == 0 ? cp->acc_lse : cp->part_lse));
-            if (step > 0) {
-                ND_OP(r, ND_TRACE_ATTENTION, lse_merge, &a, q_view(d, acc, c, 0, d->H),
-                      row_view(d, cp->acc_lse, c), q_view(d, part, c, 0, d->H),
-                      row_view(d, cp->part_lse, c));
-            }
-        }
-        if (step == 0) {
-            ND_OP(r, ND_TRACE_ATTENTION, cast, acc, part);
-        }
-        ND_RUN(r, ND_TRACE_COMMUNICATION, nd_stream_wait(&r->stream, &arrived));
-    }
-    ND_OP(r, ND_TRACE_ATTENTION, cast, o, acc);
-    return nd_copy(&r->stream, lse, cp->acc_lse, (size_t)(d->T * d->H) * 4);
-}
-
 nd_status nd_cp_attention_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
 {
     const nd_dims *d = &cp->dims;
     nd_comm *comm = cp->rank->groups.by_kind[ND_GROUP_CP];
-    kv_source kv;
+    nd_kv_source kv;
     nd_cp_block blocks[2];
     if (is_ring(cp)) {
-        return ring_fwd(cp, qkv, o, lse);
+        return nd_cp_ring_fwd(cp, qkv, o, lse);
     }
-    ND_TRY(gather_kv(cp, qkv, &kv));
+    ND_TRY(nd_cp_gather_kv(cp, qkv, &kv));
     int count = nd_cp_blocks_gathered(comm->size, comm->index, d->chunk, blocks);
     for (int b = 0; b < count; b++) {
-        ND_TRY(run_fwd(cp, &blocks[b], qkv, &kv, o, lse));
+        ND_TRY(nd_cp_run_fwd(cp, &blocks[b], qkv, &kv, o, lse));
     }
     return ND_OK;
 }
 
-/* One block of the backward: dq into `dq`, dk and dv into `dkv`. */
-static nd_status run_bwd(nd_cp *cp, const nd_cp_block *block, nd_tensor dq, const kv_source *dkv,
-                         nd_tensor qkv, const kv_source *kv, nd_tensor o, const float *lse,
-                         nd_tensor dout, bool add_q, bool add_kv)
+nd_status nd_cp_run_bwd(nd_cp *cp, const nd_cp_block *block, nd_tensor dq, const nd_kv_source *dkv,
+                        nd_tensor qkv, const nd_kv_source *kv, nd_tensor o, const float *lse,
+                        nd_tensor dout, bool add_q, bool add_kv)
 {
     const nd_dims *d = &cp->dims;
     int c = block->q_chunk;
-    nd_attention a = describe(d, block);
-    ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_bwd, &a, q_view(d, dq, c, 0, d->H),
+    nd_attention a = nd_cp_describe(d, block);
+    ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_bwd, &a, nd_cp_q_view(d, dq, c, 0, d->H),
           kv_view(d, dkv->data, dkv->dtype, dkv->rows, dkv->stride, dkv->k, block),
           kv_view(d, dkv->data, dkv->dtype, dkv->rows, dkv->stride, dkv->v, block),
-          q_view(d, qkv, c, 0, d->H),
+          nd_cp_q_view(d, qkv, c, 0, d->H),
           kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->k, block),
           kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->v, block),
-          q_view(d, o, c, 0, d->H), q_view(d, dout, c, 0, d->H), row_view(d, lse, c),
-          row_view(d, cp->delta, c), add_q, add_kv, cp->scratch);
+          nd_cp_q_view(d, o, c, 0, d->H), nd_cp_q_view(d, dout, c, 0, d->H),
+          nd_cp_row_view(d, lse, c), nd_cp_row_view(d, cp->delta, c), add_q, add_kv, cp->scratch);
     return ND_OK;
 }
 
@@ -334,76 +236,20 @@ static nd_status make_delta(nd_cp *cp, nd_tensor o, nd_tensor dout)
     const nd_dims *d = &cp->dims;
     for (int c = 0; c < d->chunks; c++) {
         nd_cp_block all = {c, 0, d->chunk, 0};
-        nd_attention a = describe(d, &all);
-        ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_delta, &a, row_view(d, cp->delta, c),
-              q_view(d, o, c, 0, d->H), q_view(d, dout, c, 0, d->H));
+        nd_attention a = nd_cp_describe(d, &all);
+        ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_delta, &a, nd_cp_row_view(d, cp->delta, c),
+              nd_cp_q_view(d, o, c, 0, d->H), nd_cp_q_view(d, dout, c, 0, d->H));
     }
     return ND_OK;
 }
 
-/* F32 dq and dkv -> the columns of dqkv. */
-static nd_status store_dkv(nd_cp *cp, nd_tensor dqkv, const float *dkv)
+nd_status nd_cp_store_dkv(nd_cp *cp, nd_tensor dqkv, const float *dkv)
 {
     const nd_dims *d = &cp->dims;
     int64_t kv = 2 * d->K * d->D;
     ND_OP(cp->rank, ND_TRACE_ATTENTION, cast, nd_tensor_columns(dqkv, d->H * d->D, kv),
           nd_tensor_2d((float *)dkv, ND_DTYPE_F32, d->T, kv));
     return ND_OK;
-}
-
-static nd_status ring_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tensor o, const float *lse,
-                          nd_tensor dout)
-{
-    const nd_dims *d = &cp->dims;
-    nd_rank *r = cp->rank;
-    nd_comm *comm = r->groups.by_kind[ND_GROUP_CP];
-    nd_tensor dq = nd_tensor_2d(cp->dq, ND_DTYPE_F32, d->T, d->H * d->D);
-    size_t dkv_bytes = (size_t)(d->T * 2 * d->K * d->D) * 4;
-    ND_TRY(nd_zero(&r->stream, dq.data, nd_tensor_bytes(dq)));
-    ND_TRY(nd_zero(&r->stream, cp->dkv[0], dkv_bytes));
-    ND_TRY(pack_kv(cp, qkv, cp->visiting[0]));
-    for (int step = 0; step < comm->size; step++) {
-        nd_event arrived = {0};
-        nd_cp_block blocks[2];
-        if (step + 1 < comm->size) {
-            ND_TRY(hop(cp, cp->visiting[step % 2], cp->visiting[(step + 1) % 2], d->act, &arrived));
-        }
-        kv_source kv = buffer_source(d, cp->visiting[step % 2], d->act, d->s);
-        kv_source dkv = buffer_source(d, cp->dkv[step % 2], ND_DTYPE_F32, d->s);
-        int count = nd_cp_blocks_ring(comm->size, comm->index, step, d->chunk, blocks);
-        for (int b = 0; b < count; b++) {
-            ND_TRY(run_bwd(cp, &blocks[b], dq, &dkv, qkv, &kv, o, lse, dout, true, true));
-        }
-        ND_RUN(r, ND_TRACE_COMMUNICATION, nd_stream_wait(&r->stream, &arrived));
-        /* dK and dV follow their keys; the last hop brings our own home. */
-        ND_TRY(hop(cp, cp->dkv[step % 2], cp->dkv[(step + 1) % 2], ND_DTYPE_F32, NULL));
-    }
-    ND_OP(r, ND_TRACE_ATTENTION, cast, nd_tensor_columns(dqkv, 0, d->H * d->D), dq);
-    return store_dkv(cp, dqkv, cp->dkv[comm->size % 2]);
-}
-
-static nd_status gathered_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
-                              const float *lse, nd_tensor dout)
-{
-    const nd_dims *d = &cp->dims;
-    nd_rank *r = cp->rank;
-    nd_comm *comm = r->groups.by_kind[ND_GROUP_CP];
-    int64_t kv_columns = 2 * d->K * d->D;
-    nd_cp_block blocks[2];
-    kv_source kv, dkv = buffer_source(d, cp->dkv_global, ND_DTYPE_F32, d->S);
-    ND_TRY(gather_kv(cp, qkv, &kv));
-    ND_TRY(nd_zero(&r->stream, cp->dkv_global, (size_t)(d->B * d->S * kv_columns) * 4));
-    int count = nd_cp_blocks_gathered(comm->size, comm->index, d->chunk, blocks);
-    for (int b = 0; b < count; b++) {
-        ND_TRY(run_bwd(cp, &blocks[b], dqkv, &dkv, qkv, &kv, o, lse, dout, false, true));
-    }
-    ND_RUN(
-        r, ND_TRACE_ATTENTION,
-        reorder(cp, (char *)cp->dkv_ranks, (char *)cp->dkv_global, (size_t)kv_columns * 4, false));
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_reduce_scatter(comm, &r->stream, cp->dkv_ranks, cp->dkv[0], d->T * kv_columns,
-                                  ND_DTYPE_F32, ND_REDOP_SUM, NULL));
-    return store_dkv(cp, dqkv, cp->dkv[0]);
 }
 
 nd_status nd_cp_attention_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
@@ -413,12 +259,12 @@ nd_status nd_cp_attention_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tenso
     nd_cp_block whole[2];
     ND_TRY(make_delta(cp, o, dout));
     if (is_ring(cp)) {
-        return ring_bwd(cp, dqkv, qkv, o, lse, dout);
+        return nd_cp_ring_bwd(cp, dqkv, qkv, o, lse, dout);
     }
     if (d->chunks > 1) {
-        return gathered_bwd(cp, dqkv, qkv, o, lse, dout);
+        return nd_cp_gathered_bwd(cp, dqkv, qkv, o, lse, dout);
     }
     nd_cp_blocks_gathered(1, 0, d->chunk, whole);
-    kv_source kv = local_source(d, qkv), dkv = local_source(d, dqkv);
-    return run_bwd(cp, &whole[0], dqkv, &dkv, qkv, &kv, o, lse, dout, false, false);
+    nd_kv_source kv = nd_cp_local_source(d, qkv), dkv = nd_cp_local_source(d, dqkv);
+    return nd_cp_run_bwd(cp, &whole[0], dqkv, &dkv, qkv, &kv, o, lse, dout, false, false);
 }
