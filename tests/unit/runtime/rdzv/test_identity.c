@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Who a worker is, from the environments of ndlaunch, torchrun and none. */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <string.h>
+
+#include "runtime/rdzv/identity.h"
+#include "tests/support/tempdir.h"
+
+static void set_all(const char *const (*variables)[2])
+{
+    for (; (*variables)[0]; variables++) {
+        setenv((*variables)[0], (*variables)[1], 1);
+    }
+}
+
+static void setup(void)
+{
+    static const char *const names[] = {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ND_RUN_ID",
+        "ND_NODE_RANK",
+        "ND_NNODES",
+        "ND_EPOCH",
+        "ND_KEY_FD",
+        "ND_PROGRESS_FD",
+        "ND_FAILURE_FD",
+        "ND_CONFIG_FD",
+        "ND_MASTER_PORT",
+        "ND_TERMINAL",
+        "PMIX_RANK",
+        "TORCHELASTIC_RUN_ID",
+        "SLURM_JOB_ID",
+        "SLURM_PROCID",
+        "SLURMD_NODENAME",
+        "TORCHELASTIC_RESTART_COUNT",
+        "PMIX_NAMESPACE",
+        "PMI_RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "TORCHELASTIC_USE_AGENT_STORE",
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        unsetenv(names[i]);
+    }
+}
+
+TestSuite(identity, .init = setup);
+
+/* Rank 5 of 8, the second of four on the second node. */
+static void set_torchrun(void)
+{
+    static const char *const variables[][2] = {
+        {"RANK", "5"},
+        {"WORLD_SIZE", "8"},
+        {"LOCAL_RANK", "1"},
+        {"MASTER_PORT", "29500"},
+        {"LOCAL_WORLD_SIZE", "4"},
+        {"MASTER_ADDR", "10.0.0.1"},
+        {NULL, NULL},
+    };
+    set_all(variables);
+}
+
+Test(identity, alone)
+{
+    nd_identity id;
+    assert_ok(nd_identity_read(&id));
+    cr_assert_eq(id.source, ND_IDENTITY_SINGLE);
+    cr_assert(id.rank == 0 && id.world_size == 1 && id.local_rank == 0 && id.local_world_size == 1);
+    cr_assert(id.key_fd == -1 && id.progress_fd == -1 && id.failure_fd == -1 && id.config_fd == -1);
+    cr_assert_neq(id.host[0], '\0');
+}
+
+Test(identity, of_ndlaunch)
+{
+    nd_identity id;
+    char fd[16];
+    int file = open("/dev/null", O_RDONLY);
+    set_torchrun();
+    setenv("ND_RUN_ID", "nd-1234", 1);
+    snprintf(fd, sizeof fd, "%d", file);
+    setenv("ND_CONFIG_FD", fd, 1);
+    setenv("ND_NODE_RANK", "1", 1);
+    setenv("ND_NNODES", "2", 1);
+    setenv("ND_TERMINAL", "1", 1);
+    setenv("GROUP_RANK", "9", 1); /* torchrun's, without a meaning here */
+    assert_ok(nd_identity_read(&id));
+    cr_assert_eq(id.source, ND_IDENTITY_NDLAUNCH);
+    cr_assert(id.rank == 5 && id.world_size == 8 && id.local_rank == 1 && id.local_world_size == 4);
+    cr_assert(id.node_rank == 1 && id.nnodes == 2 && id.epoch == 0);
+    cr_assert_str_eq(id.run_id, "nd-1234");
+    cr_assert_str_eq(id.master_addr, "10.0.0.1");
+    cr_assert_eq(id.master_port, 29500);
+    cr_assert_eq(id.config_fd, file);
+    cr_assert_eq(id.key_fd, -1);
+    cr_assert(fcntl(file, F_GETFD) & FD_CLOEXEC);
+    cr_assert(id.terminal);
+    close(file);
+    assert_fails(nd_identity_read(&id), ND_ERR_CONFIG, "ND_CONFIG_FD");
+}
+
+Test(identity, of_torchrun)
+{
+    nd_identity id;
+    set_torchrun();
+    assert_ok(nd_identity_read(&id));
+    cr_assert_eq(id.source, ND_IDENTITY_ENVIRONMENT);
+    cr_assert_str_eq(id.run_id, "environment");
+    cr_assert(id.node_rank == 1 && id.nnodes == 2 && id.epoch == 0);
+    cr_assert_eq(id.master_port, 29500);
+    setenv("TORCHELASTIC_RUN_ID", "job 7", 1);
+    setenv("TORCHELASTIC_RESTART_COUNT", "2", 1);
+    setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1); /* its agent has the port */
+    setenv("GROUP_RANK", "3", 1);
+    setenv("GROUP_WORLD_SIZE", "4", 1);
+    assert_ok(nd_identity_read(&id));
+    cr_assert_str_eq(id.run_id, "job 7");
+    cr_assert(id.node_rank == 3 && id.nnodes == 4 && id.epoch == 2);
+    cr_assert_eq(id.master_port, 29501);
+    setenv("MASTER_PORT", "65535", 1);
+    assert_ok(nd_identity_read(&id));
+    cr_assert_eq(id.master_port, 65534);
+    setenv("ND_MASTER_PORT", "4000", 1);
+    assert_ok(nd_identity_read(&id));
+    cr_assert_eq(id.master_port, 4000);
+}
+
+Test(identity, a_variable_that_is_missing)
+{
+    static const char *const needed[] = {"WORLD_SIZE",       "LOCAL_RANK",  "RANK",
+                                         "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"};
+    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {
+        nd_identity id = {.rank = -7};
+        set_torchrun();
+        unsetenv(needed[i]);
+        assert_fails(nd_identity_read(&id), ND_ERR_CONFIG, needed[i]);
+        cr_assert_eq(id.rank, -7, "written on failure");
+    }
+}
+
+Test(identity, variables_that_contradict_each_other)
+{
+    static const char *const bad[][3] = {
+        {"RANK", "8", "RANK=8 is not below WORLD_SIZE=8"},
+        {"LOCAL_RANK", "4", "LOCAL_RANK=4 is not below LOCAL_WORLD_SIZE=4"},
+        {"LOCAL_WORLD_SIZE", "9", "contradicts"},
+        {"RANK", "0", "contradicts"},
+        {"RANK", "five", "RANK=five in the environment is not a number"},
+        {"RANK", "5 ", "is not a number"},
+        {"WORLD_SIZE", "-8", "WORLD_SIZE=-8 in the environment is outside of"},
+        {"WORLD_SIZE", "99999999999999999999", "WORLD_SIZE"},
+        {"MASTER_PORT", "70000", "outside of 1 to 65535"},
+        {"MASTER_PORT", "0", "outside of 1 to 65535"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        nd_identity id;
+        set_torchrun();
+        setenv(bad[i][0], bad[i][1], 1);
+        assert_fails(nd_identity_read(&id), ND_ERR_CONFIG, bad[i][2]);
+    }
+    char longer[400];
+    nd_identity id;
+    memset(longer, 'a', sizeof longer);
+    longer[sizeof longer - 1] = '\0';
+    set_torchrun();
+    setenv("MASTER_ADDR", longer, 1);
+    assert_fails(nd_identity_read(&id), ND_ERR_CONFIG, "MASTER_ADDR");
+}
