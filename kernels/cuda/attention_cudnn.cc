@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The project's headers are C. */
+extern "C" {
 #include "kernels/cuda/attention_cudnn.h"
+}
 
 #include <cuda_runtime_api.h>
 #include <cudnn_frontend.h>

@@ -192,8 +192,7 @@ static nd_status sum_squares(nd_stream *s, double *out, const float *x, int64_t 
 static nd_status random_normal(nd_stream *s, float *out, int64_t count, float deviation,
                                uint64_t seed, uint64_t random_stream, uint64_t first)
 {
-    nd_tensor row = nd_tensor_2d(out, ND_DTYPE_F32, 1, count);
-    return LAUNCH(s, random_normal, row, deviation, seed, random_stream, (int64_t)first, count);
+    return LAUNCH(s, random_normal, out, count, deviation, seed, random_stream, first);
 }
 
 static nd_status adamw(nd_stream *s, const nd_adamw *hyper, float *p, float *m, float *v,
@@ -244,6 +243,9 @@ static nd_status fp8_count(nd_stream *s, int64_t counts[2], nd_tensor x, nd_fp8 
 static nd_status matmul_fp8(nd_stream *s, nd_tensor c, nd_fp8 a, bool a_transposed, nd_fp8 b,
                             bool b_transposed, float beta, bool fast_accumulation, void *scratch)
 {
+    if (c.shape[0] == 0 || c.shape[1] == 0) {
+        return ND_OK;
+    }
     ND_TRY(nd_lt_matmul_fp8(nd_cuda_context_of(s->device)->lt, s, c, &a, a_transposed, &b,
                             b_transposed, beta, fast_accumulation, scratch));
     return nd_cuda_op_done(s, "matmul_fp8", cudaSuccess);

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+/* FP8 products in the forms that the CUDA backend takes: extents of 16, the layout whose rows run along the summed axis. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/ops/conformance.h"
+
+static const struct {
+    int64_t m, n, k, gap;
+} shapes[] = {{16, 16, 16, 0}, {64, 48, 128, 0}, {112, 16, 272, 16}, {32, 160, 80, 32}};
+
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+/* Per tensor or per line of the axis that is not summed; transposed or not; only what the backend reads is there. */
+static nd_fp8 operand(const nd_side *ref, int64_t lines, int64_t k, bool stored_along_k,
+                      nd_dtype format, bool vector, int64_t gap)
+{
+    nd_stream stream = ref->stream;
+    nd_fp8 x = {.granularity = !vector          ? ND_PER_TENSOR
+                               : stored_along_k ? ND_PER_ROW
+                                                : ND_PER_COLUMN};
+    int64_t rows = stored_along_k ? lines : k, columns = stored_along_k ? k : lines;
+    int64_t groups = vector ? lines : 1;
+    nd_tensor values = nd_random_2d(ND_DTYPE_BF16, rows, columns, 0, 1.0f);
+    nd_tensor amax = nd_random_1d(ND_DTYPE_F32, groups, 1.0f);
+    if (stored_along_k) {
+        x.codes = nd_blank_2d(format, rows, columns, gap);
+    } else {
+        x.transposed = nd_blank_2d(format, columns, rows, gap);
+    }
+    x.scale = nd_random_1d(ND_DTYPE_F32, groups, 1.0f).data;
+    x.inverse = nd_random_1d(ND_DTYPE_F32, groups, 1.0f).data;
+    ND_OK_OR_FAIL(ref->ops->amax(&stream, amax.data, values, x.granularity, false));
+    ND_OK_OR_FAIL(
+        ref->ops->fp8_scale(&stream, x.scale, x.inverse, amax.data, groups, format, false));
+    ND_OK_OR_FAIL(ref->ops->fp8_cast(&stream, x, NULL, values));
+    return x;
+}
+
+/*
+ * The double sums in F32: as for matmul. A tensor core keeps about 14 bits of a partial sum (of at most about 11) until it is
+ * promoted after 128 products, that is 4 additions of 32: 4 2^-14 11 a promotion, at random over k / 128 of them; 3 times that.
+ */
+static double bound(const nd_backend *backend, int64_t k)
+{
+    double exact = 2.0 * (double)(k + 4) * nd_eps_f32;
+    bool tensor_core = !strstr(backend->name, "double");
+    return tensor_core ? exact + 0.01 * sqrt((double)k / 128.0 + 1.0) : exact;
+}
+
+static void multiply(const nd_side *ref, const nd_backend *backend, int shape, int variant)
+{
+    int64_t m = shapes[shape].m, n = shapes[shape].n, k = shapes[shape].k, gap = shapes[shape].gap;
+    bool at = variant & 1, bt = variant & 2, va = variant & 4, vb = variant & 8;
+    float beta = variant & 16 ? 1.0f : 0.0f;
+    nd_dtype out = variant & 32 ? ND_DTYPE_BF16 : ND_DTYPE_F32;
+    nd_fp8 a = operand(ref, m, k, !at, shape & 1 ? ND_DTYPE_F8_E5M2 : ND_DTYPE_F8_E4M3, va, gap);
+    nd_fp8 b = operand(ref, n, k, bt, ND_DTYPE_F8_E4M3, vb, gap);
+    nd_tensor c = nd_random_2d(out, m, n, gap, 1.0f), result[2];
+    void *scratch = malloc(ref->ops->matmul_fp8_scratch(ref->device, m, n, k, ND_DTYPE_BF16) + 1);
+    if (beta == 0.0f) {
+        nd_case_poison(c);
+    }
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        result[s] = nd_clone(c);
+        ND_OK_OR_FAIL(
+            side->ops->matmul_fp8(&stream, result[s], a, at, b, bt, beta, false, scratch));
+    }
+    nd_tolerance tolerance = {.relative = 3.0 * nd_eps_f32, .absolute = bound(backend, k)};
+    nd_expect_close(backend->name, "matmul_fp8", result[1], result[0], tolerance);
+    free(scratch);
+    nd_case_free();
+}
+
+static void check_all(const nd_side *ref, const nd_backend *backend)
+{
+    for (int variant = 0; variant < 64; variant++) {
+        for (int shape = 0; shape < SHAPES; shape++) {
+            multiply(ref, backend, shape, variant);
+        }
+    }
+}
+
+Test(matmul_fp8_cuda, forms_and_scales)
+{
+    nd_best_backend(check_all);
+}
+
+/* A library without vectors of scales: the product of the codes, then our kernel. */
+Test(matmul_fp8_cuda, an_older_library)
+{
+    setenv("ND_DOUBLE_CUBLASLT", "120800", 1);
+    nd_best_backend(check_all);
+}
+
+static void check_refusal(const nd_side *ref, const nd_backend *backend)
+{
+    nd_stream stream = backend->side.stream;
+    nd_fp8 a = operand(ref, 24, 32, true, ND_DTYPE_F8_E4M3, false, 0);
+    nd_fp8 b = operand(ref, 16, 32, true, ND_DTYPE_F8_E4M3, false, 0);
+    nd_tensor c = nd_random_2d(ND_DTYPE_F32, 24, 16, 0, 1.0f);
+    cr_expect_eq(backend->side.ops->matmul_fp8(&stream, c, a, false, b, true, 0.0f, false, NULL),
+                 ND_ERR_INTERNAL);
+    cr_expect(strstr(nd_error_last()->message, "multiples of 16"), "%s", nd_error_last()->message);
+    nd_case_free();
+}
+
+Test(matmul_fp8_cuda, extents_that_are_no_multiples_of_16_are_said)
+{
+    nd_best_backend(check_refusal);
+}
