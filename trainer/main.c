@@ -19,8 +19,8 @@
 #include "runtime/base/limits.h"
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
-#include "runtime/rdzv/failure.h"
 #include "runtime/rdzv/guard.h"
+#include "trainer/agree.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/plan.h"
 #include "trainer/train.h"
@@ -37,7 +37,7 @@ static void init_log(const nd_config *config, const nd_identity *id)
     if (id->rank > 0 && level == ND_LOG_INFO) {
         level = ND_LOG_WARNING;
     }
-    snprintf(prefix, sizeof prefix, "rank %d", id->rank);
+    snprintf(prefix, sizeof prefix, "%s:%d", id->host, id->rank); /* as ndlaunch does */
     nd_log_init(level, id->rank > 0 && id->source != ND_IDENTITY_NDLAUNCH ? prefix : "");
 }
 
@@ -64,6 +64,28 @@ static nd_status read_inherited(nd_config *config, int fd)
     return status;
 }
 
+/* Ranks that no ndlaunch started: how many there are is said, and all of launch.* about nodes is somebody else's. */
+static nd_status take_world(nd_config *config, const nd_identity *id)
+{
+    if (id->source != ND_IDENTITY_PMIX && id->source != ND_IDENTITY_ENVIRONMENT) {
+        return ND_OK;
+    }
+    if (config->launch.nnodes > 1 && config->launch.nnodes != id->nnodes) {
+        return nd_fail(ND_ERR_CONFIG, "launch.nnodes is %lld, but this job has %d nodes (%s)",
+                       (long long)config->launch.nnodes, id->nnodes,
+                       nd_identity_source_name(id->source));
+    }
+    if (config->launch.workers == 0) {
+        config->launch.workers = config->launch.nproc_per_node > 0
+                                     ? config->launch.nproc_per_node * id->nnodes
+                                     : id->world_size;
+    }
+    config->launch.nnodes = 1;
+    config->launch.node_rank = 0;
+    config->launch.nproc_per_node = 0;
+    return ND_OK;
+}
+
 static nd_status read_config(nd_config *config, nd_cli *cli, const nd_identity *id, int argc,
                              char **argv)
 {
@@ -82,6 +104,7 @@ static nd_status read_config(nd_config *config, nd_cli *cli, const nd_identity *
                        "rank comes from ndlaunch, or from RANK in the environment",
                        cli->plan_rank);
     }
+    ND_TRY(take_world(config, id));
     return nd_config_resolve(config);
 }
 
@@ -129,6 +152,7 @@ static nd_status command_train(const nd_config *config, nd_worker *worker, int a
     nd_status status = check_world(config, &worker->identity);
     status = status == ND_OK ? nd_worker_meet(worker, config) : status;
     status = status == ND_OK ? nd_inputs_open(config, &inputs) : status;
+    status = status == ND_OK ? nd_agree(worker, config, &inputs) : status;
     status = status == ND_OK ? nd_worker_join(worker, config, &inputs.shape) : status;
     status = status == ND_OK ? nd_train(&context) : status;
     nd_inputs_close(&inputs);
@@ -136,28 +160,9 @@ static nd_status command_train(const nd_config *config, nd_worker *worker, int a
 }
 
 /* Content of the input files for the comparison between nodes, where paths may differ. */
-static nd_status print_digests(const nd_inputs *inputs)
+static void print_digest(void *context, const char *key, const char *hex)
 {
-    const nd_llama_shape *m = &inputs->shape;
-    char hex[65], *text;
-    ND_TRY(nd_fs_format(
-        &text, "%lld %lld %lld %lld %lld %lld %lld %lld %a %a %d %d %a %a %a %a %lld",
-        (long long)m->vocab, (long long)m->hidden, (long long)m->ffn, (long long)m->layers,
-        (long long)m->heads, (long long)m->kv_heads, (long long)m->head_dim,
-        (long long)m->max_positions, m->rms_eps, m->init_std, m->tied, (int)m->rope.type,
-        m->rope.theta, m->rope.factor, m->rope.low_freq_factor, m->rope.high_freq_factor,
-        (long long)m->rope.original_max_positions));
-    nd_status status = nd_fs_sha256(text, strlen(text), hex);
-    free(text);
-    ND_TRY(status);
-    printf("digest model.config %s\n", hex);
-    ND_TRY(nd_dataset_digest(inputs->data, hex));
-    printf("digest data.path %s\n", hex);
-    if (inputs->validation) {
-        ND_TRY(nd_dataset_digest(inputs->validation, hex));
-        printf("digest data.validation_path %s\n", hex);
-    }
-    return ND_OK;
+    printf("digest %s %s\n", key, hex);
 }
 
 static nd_status command_check(const nd_config *config, nd_worker *worker)
@@ -170,7 +175,7 @@ static nd_status command_check(const nd_config *config, nd_worker *worker)
     status = status == ND_OK ? nd_worker_check_device(config) : status;
     status = status == ND_OK ? nd_run_folder_check(config) : status;
     if (status == ND_OK && config->launch.nnodes > 1) {
-        status = print_digests(&inputs);
+        status = nd_inputs_each_digest(&inputs, print_digest, NULL);
     }
     nd_inputs_close(&inputs);
     return status;
@@ -189,15 +194,6 @@ static nd_status command_plan(const nd_config *config, nd_worker *worker, int ra
     status = status == ND_OK ? nd_plan_print(stdout, config, &inputs, worker, rank) : status;
     nd_inputs_close(&inputs);
     return status;
-}
-
-static int report(const nd_identity *id, nd_status status)
-{
-    if (status != ND_OK) {
-        nd_log_error("%s", nd_error_last()->message);
-        nd_failure_report(id, status, nd_error_last()->message);
-    }
-    return (int)status;
 }
 
 static int usage(FILE *out)
@@ -253,15 +249,15 @@ int main(int argc, char **argv)
         strcmp(command, "plan") != 0) {
         return usage(stderr);
     }
+    nd_status status = nd_identity_read(&worker.identity);
     if (strcmp(command, "train") == 0) {
         install_signals();
+        status = status == ND_OK ? nd_identity_join(&worker.identity) : status;
     }
-    nd_status status = nd_identity_read(&worker.identity);
     status =
         status == ND_OK ? read_config(&config, &cli, &worker.identity, argc - 1, argv + 1) : status;
     status = status == ND_OK ? run_command(command, &config, &cli, &worker, argc, argv) : status;
-    int code = report(&worker.identity, status);
-    nd_worker_close(&worker);
+    int code = nd_worker_close(&worker, status, status == ND_OK ? NULL : nd_error_last()->message);
     nd_config_fini(&config);
     return code;
 }

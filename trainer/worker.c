@@ -3,9 +3,14 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "runtime/base/log.h"
+#include "runtime/rdzv/address.h"
 #include "runtime/rdzv/failure.h"
+#include "runtime/rdzv/pmix.h"
+
+enum { KILLED_SECONDS = 30 }; /* for the end of a job that was aborted to reach this process */
 
 nd_status nd_worker_check_device(const nd_config *config)
 {
@@ -23,8 +28,10 @@ nd_status nd_worker_open_device(const nd_config *config, int local_rank, int loc
                                 nd_worker *worker)
 {
     ND_TRY(nd_worker_check_device(config));
-    ND_TRY(nd_affinity_apply(local_rank, local_workers, (int)config->launch.threads_per_worker,
-                             &worker->affinity));
+    bool met = worker->peers.sharers > 0; /* a mask of its own is not divided */
+    ND_TRY(nd_affinity_apply(met ? worker->peers.share : local_rank,
+                             met ? worker->peers.sharers : local_workers,
+                             (int)config->launch.threads_per_worker, &worker->affinity));
     ND_TRY(nd_device_open_cpu(worker->affinity.threads, &worker->device));
     return nd_ops_cpu(worker->device, &worker->rank.ops);
 }
@@ -60,13 +67,51 @@ static nd_status open_transport(nd_worker *worker, const nd_config *config)
         .size = worker->identity.world_size,
         .timeout_seconds = config->launch.comm_timeout_seconds,
         .progress = slot,
-        .page = &worker->progress,
+        .page =
+            worker->identity.progress_fd >= 0 ? &worker->progress : NULL, /* else a private one */
         .slot_of_rank = slot_of_rank,
         .slot_context = &worker->identity,
         .exchange = store_exchange,
         .exchange_context = worker->store,
     };
     return nd_transport_open_ucx(&options, &worker->transport);
+}
+
+/*
+ * Ranks that learn of one failure at the same time take turns, the lowest first: it aborts the job, which kills the
+ * others before they say the same. A rank that gave its own reason has aborted it already, hence the time before the
+ * first.
+ */
+static void wait_for_turn(const nd_worker *worker, double first_seconds)
+{
+    const double apart = 0.5, most = 10;
+    double turn = apart * worker->identity.rank;
+    usleep((useconds_t)((first_seconds + (turn < most ? turn : most)) * 1e6));
+}
+
+/* In the store's or the watch's thread. */
+static void on_lost(void *context, const char *sentence)
+{
+    const nd_worker *worker = context;
+    nd_pmix *pmix = worker->identity.pmix;
+    if (pmix) {
+        wait_for_turn(worker, 0.5);
+    }
+    nd_log_error("%s", sentence);
+    if (pmix) {
+        nd_pmix_abort(pmix, ND_ERR_IO, sentence);
+        sleep(KILLED_SECONDS);
+    }
+    _exit(ND_ERR_IO);
+}
+
+/* Where PMIx started the worker, launch.rdzv_endpoint says at which of its addresses rank 0 listens. */
+static nd_status take_endpoint(nd_identity *id, const nd_config *config)
+{
+    if (id->source != ND_IDENTITY_PMIX || !config->launch.rdzv_endpoint[0]) {
+        return ND_OK;
+    }
+    return nd_endpoint_parse(config->launch.rdzv_endpoint, id->master_addr, &id->master_port);
 }
 
 nd_status nd_worker_meet(nd_worker *worker, const nd_config *config)
@@ -80,13 +125,16 @@ nd_status nd_worker_meet(nd_worker *worker, const nd_config *config)
     if (id->world_size == 1) {
         ND_TRY(nd_store_open_single(&worker->store));
     } else {
+        ND_TRY(take_endpoint(id, config));
         ND_TRY(nd_store_open(id, config->launch.rdzv_timeout_seconds, &worker->store));
+        ND_TRY(nd_store_watch(worker->store, on_lost, worker));
         ND_TRY(nd_store_barrier(worker->store, "start"));
         nd_store_set_timeout(worker->store,
                              config->launch.rdzv_timeout_seconds + nd_config_data_seconds(config));
     }
+    worker->met = true;
     nd_progress_set_phase(rank->progress, ND_PHASE_INIT, 0);
-    return ND_OK;
+    return nd_peers_meet(worker->store, id, &worker->peers);
 }
 
 nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_llama_shape *shape)
@@ -95,7 +143,8 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_ll
     nd_rank *rank = &worker->rank;
     ND_TRY(nd_worker_open_device(config, id->local_rank, id->local_world_size, worker));
     nd_failure_set_device(id, worker->device->table->name);
-    ND_TRY(nd_peers_meet(worker->store, id, "", &worker->peers));
+    ND_TRY(nd_peers_compare_devices(worker->store, id, &worker->peers, worker->device->table->name,
+                                    ""));
     ND_TRY(open_transport(worker, config));
     rank->rank = id->rank;
     rank->world_size = id->world_size;
@@ -109,8 +158,41 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_ll
     return nd_groups_create(worker->transport, &rank->mesh, &rank->groups);
 }
 
-void nd_worker_close(nd_worker *worker)
+/* All ranks fail for one reason, mostly; those that may only echo another one's wait for it. */
+static void wait_for_speaker(const nd_worker *worker, nd_status status)
 {
+    if (worker->voice == ND_VOICE_ALIKE && worker->identity.rank > 0) {
+        wait_for_turn(worker, 2); /* rank 0 reads the same configuration and files */
+    } else if (worker->voice == ND_VOICE_ECHO || status == ND_ERR_IO) {
+        wait_for_turn(worker, 4); /* a lost peer is mostly another one's failure */
+    } else if (status == ND_ERR_HANG) {
+        wait_for_turn(worker, 0); /* all wait for the same rank */
+    }
+}
+
+static void end_failed(nd_worker *worker, nd_status status, const char *message)
+{
+    nd_pmix *pmix = worker->identity.pmix;
+    if (pmix && worker->identity.world_size > 1) {
+        wait_for_speaker(worker, status);
+    }
+    nd_log_error("%s", message);
+    nd_failure_report(&worker->identity, status, message);
+    if (pmix) {
+        nd_pmix_abort(pmix, (int)status, message);
+        sleep(worker->identity.world_size > 1 ? KILLED_SECONDS : 0);
+    }
+}
+
+int nd_worker_close(nd_worker *worker, nd_status status, const char *message)
+{
+    bool failed = status != ND_OK && status != ND_ERR_PREEMPTED;
+    if (failed) {
+        end_failed(worker, status, message);
+    } else if (message) {
+        nd_log_error("%s", message);
+        nd_failure_report(&worker->identity, status, message);
+    }
     nd_groups_destroy(&worker->rank.groups);
     nd_transport_close(worker->transport);
     if (worker->rank.stream.device) {
@@ -118,6 +200,16 @@ void nd_worker_close(nd_worker *worker)
     }
     nd_device_close(worker->device);
     nd_peers_fini(&worker->peers);
-    nd_store_close(worker->store);
+    if (failed) {
+        nd_store_abandon(worker->store);
+    } else {
+        nd_store_close(worker->store);
+    }
+    if (!failed && worker->identity.pmix && worker->met) {
+        /* All end together: some settings of Slurm kill the step at the first task whose code is not 0. */
+        (void)nd_pmix_exchange(worker->identity.pmix, "end", NULL, NULL, 0, KILLED_SECONDS);
+    }
+    nd_identity_leave(&worker->identity);
     nd_progress_close(&worker->progress);
+    return (int)status;
 }

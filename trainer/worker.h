@@ -11,10 +11,20 @@
 #include "trainer/peers.h"
 #include "trainer/rank.h"
 
+/* Which of the ranks that fail together gives the reason, where no ndlaunch sorts it out. */
+typedef enum nd_voice {
+    ND_VOICE_ALIKE =
+        0, /* all have the same one, as before they have compared their settings: rank 0 speaks */
+    ND_VOICE_OWN, /* this rank has its own */
+    ND_VOICE_ECHO /* another rank has it */
+} nd_voice;
+
 typedef struct nd_worker {
     nd_identity identity;
     nd_store *store;
     nd_peers peers;
+    bool met; /* the ranks know of each other */
+    nd_voice voice;
     nd_progress progress;
     nd_affinity affinity;
     nd_device *device;
@@ -34,11 +44,16 @@ nd_status nd_worker_open_device(const nd_config *config, int local_rank, int loc
 nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker);
 /*
  * Joins the job's store and waits until all ranks have, within launch.rdzv_timeout_seconds. Comes before the data are
- * opened: ranks may take minutes to index them, and nobody takes that for a rank that is not there.
+ * opened: ranks may take minutes to index them, and nobody takes that for a rank that is not there. Where a rank hosts the
+ * store, a rank that dies ends all of them from here on.
  */
 nd_status nd_worker_meet(nd_worker *worker, const nd_config *config);
-/* The rest, after nd_worker_meet. The config is borrowed. */
+/* The rest, among ranks that agree (agree.h). The config is borrowed. */
 nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_llama_shape *shape);
-void nd_worker_close(nd_worker *worker);
+/*
+ * Reports how the worker ended and closes it. A failure of one that PMIx started ends all: srun gives its code.
+ * `message` is the failure's sentence, or NULL; it is logged. Returns the exit code.
+ */
+int nd_worker_close(nd_worker *worker, nd_status status, const char *message);
 
 #endif

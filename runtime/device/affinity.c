@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/device/affinity.h"
 
+#include <errno.h>
 #include <hwloc.h>
 #include <sched.h>
 #include <stdio.h>
@@ -79,4 +80,22 @@ nd_status nd_affinity_apply(int local_rank, int local_workers, int threads_wante
             : nd_fail(ND_ERR_INTERNAL, "hwloc cannot read the topology of this machine");
     hwloc_topology_destroy(topology);
     return status;
+}
+
+nd_status nd_affinity_digest(uint64_t *out)
+{
+    cpu_set_t *set = CPU_ALLOC(MAX_CPUS);
+    size_t bytes = CPU_ALLOC_SIZE(MAX_CPUS);
+    uint64_t h = UINT64_C(0xcbf29ce484222325);
+    if (!set || sched_getaffinity(0, bytes, set) != 0) {
+        CPU_FREE(set);
+        return nd_fail(ND_ERR_INTERNAL, "the CPUs that this process may use cannot be read: %s",
+                       strerror(errno));
+    }
+    for (int i = 0; i < MAX_CPUS; i++) {
+        h = CPU_ISSET_S(i, bytes, set) ? (h ^ (uint64_t)i) * UINT64_C(0x100000001b3) : h;
+    }
+    CPU_FREE(set);
+    *out = h;
+    return ND_OK;
 }

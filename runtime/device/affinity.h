@@ -6,6 +6,8 @@
  * the mask the process was given. With at least one CPU per worker each gets its own, neighbours in the topology, so
  * that a worker's threads share caches; with fewer CPUs than workers nobody is bound and the scheduler balances.
  */
+#include <stdint.h>
+
 #include "runtime/base/status.h"
 
 typedef struct nd_affinity {
@@ -14,6 +16,9 @@ typedef struct nd_affinity {
     int bound;      /* CPUs it was bound to; 0: not bound */
     char cpus[128]; /* their list, such as "0-3" */
 } nd_affinity;
+
+/* Equal for processes that were given the same CPUs. */
+nd_status nd_affinity_digest(uint64_t *out);
 
 /* threads_wanted 0: as above. More than the worker's CPUs is honoured. */
 nd_status nd_affinity_apply(int local_rank, int local_workers, int threads_wanted,

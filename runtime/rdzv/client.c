@@ -11,8 +11,11 @@
 #include "runtime/rdzv/channel.h"
 #include "runtime/rdzv/hosting.h"
 #include "runtime/rdzv/key.h"
+#include "runtime/rdzv/pmix.h"
+#include "runtime/rdzv/pmix_meet.h"
 #include "runtime/rdzv/server.h"
 #include "runtime/rdzv/shared_key.h"
+#include "runtime/rdzv/watch.h"
 
 struct nd_store {
     int rank, world_size;
@@ -25,6 +28,11 @@ struct nd_store {
     nd_wire_parser answers;
     nd_hosting *hosting;                   /* rank 0 of a start without ndlaunch */
     char key_path[ND_SHARED_KEY_PATH_MAX]; /* private key file to remove, or "" */
+    nd_pmix *pmix;                         /* exchanges go over it; borrowed, or NULL */
+    nd_watch *watch;                       /* of the connection to rank 0 */
+    bool hosted;                           /* by rank 0 */
+    void (*lost)(void *context, const char *sentence);
+    void *lost_context;
 };
 
 /* The store answers at the deadline with who is missing; past this margin it is not there any more. */
@@ -177,6 +185,17 @@ static nd_status open_environment(nd_store *store, const nd_identity *identity)
     }
 }
 
+static nd_status open_pmix(nd_store *store, const nd_identity *identity)
+{
+    nd_identity there = *identity;
+    uint8_t key[ND_KEY_BYTES];
+    store->pmix = identity->pmix;
+    ND_TRY(nd_pmix_meet(&there, store->timeout_seconds, key, &store->hosting));
+    nd_status status = connect_store(store, &there, key);
+    explicit_bzero(key, sizeof key);
+    return status;
+}
+
 static nd_status open_ndlaunch(nd_store *store, const nd_identity *identity)
 {
     uint8_t key[ND_KEY_BYTES];
@@ -207,15 +226,17 @@ nd_status nd_store_open(const nd_identity *identity, double timeout_seconds, nd_
     case ND_IDENTITY_ENVIRONMENT:
         status = open_environment(store, identity);
         break;
-    default:
-        status = nd_fail(ND_ERR_CONFIG, "this build has no store for workers started by %s",
-                         nd_identity_source_name(identity->source));
+    case ND_IDENTITY_PMIX:
+        status = open_pmix(store, identity);
+        break;
+    case ND_IDENTITY_SINGLE:
+        break;
     }
     if (status != ND_OK) {
-        store->timeout_seconds = 0; /* nobody is worth waiting for */
-        nd_store_close(store);
+        nd_store_abandon(store);
         return status;
     }
+    store->hosted = identity->source != ND_IDENTITY_NDLAUNCH;
     *out = store;
     return ND_OK;
 }
@@ -262,17 +283,18 @@ nd_status nd_store_open_single(nd_store **out)
     return ND_OK;
 }
 
-void nd_store_close(nd_store *store)
+static void close_store(nd_store *store, bool goodbye)
 {
     if (!store) {
         return;
     }
-    if (store->channel) {
+    nd_watch_stop(store->watch);
+    if (store->channel && goodbye) {
         nd_wire_begin(&store->out, ND_WIRE_BYE);
         send_frame(store, nd_clock_ns() + margin_ns);
-        nd_channel_close(store->channel);
     }
-    nd_hosting_stop(store->hosting, store->timeout_seconds);
+    nd_channel_close(store->channel);
+    nd_hosting_stop(store->hosting, goodbye ? store->timeout_seconds : 0);
     if (store->key_path[0]) {
         unlink(store->key_path);
     }
@@ -280,6 +302,44 @@ void nd_store_close(nd_store *store)
     nd_wire_parser_fini(&store->answers);
     nd_wire_buffer_fini(&store->out);
     free(store);
+}
+
+void nd_store_close(nd_store *store)
+{
+    close_store(store, true);
+}
+
+void nd_store_abandon(nd_store *store)
+{
+    close_store(store, store && store->channel && !store->hosted);
+}
+
+static void say_lost(void *context, const char *who)
+{
+    nd_store *store = context;
+    char sentence[ND_WIRE_TEXT_MAX + 128];
+    snprintf(sentence, sizeof sentence, "%s was lost: it ended without a goodbye", who);
+    store->lost(store->lost_context, sentence);
+}
+
+static void on_host_gone(void *context)
+{
+    say_lost(context, "rank 0, which hosts the store,");
+}
+
+nd_status nd_store_watch(nd_store *store, void (*lost)(void *context, const char *sentence),
+                         void *context)
+{
+    if (!store->hosted) {
+        return ND_OK;
+    }
+    store->lost = lost;
+    store->lost_context = context;
+    if (store->hosting) {
+        nd_hosting_watch(store->hosting, say_lost, store);
+        return ND_OK;
+    }
+    return nd_watch_start(nd_channel_fd(store->channel), on_host_gone, store, &store->watch);
 }
 
 nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes)
@@ -348,6 +408,9 @@ nd_status nd_store_barrier(nd_store *store, const char *name)
 nd_status nd_store_exchange(nd_store *store, const char *name, const void *send, void *recv,
                             size_t bytes)
 {
+    if (store->pmix) {
+        return nd_pmix_exchange(store->pmix, name, send, recv, bytes, store->timeout_seconds);
+    }
     int64_t deadline = deadline_of(store);
     size_t total = (size_t)store->world_size * bytes, got = 0;
     ND_TRY(check_key(name));

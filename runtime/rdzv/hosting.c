@@ -18,11 +18,22 @@ struct nd_hosting {
     uv_timer_t watch;
     nd_host *host;
     _Atomic int64_t leave_by; /* nd_clock_ns; 0: stay */
+    void *context;
+    _Atomic(void (*)(void *context, const char *who)) lost; /* NULL: nobody asks */
 };
 
 static void notice(void *context, const char *line)
 {
     nd_log_warning("%s", line);
+}
+
+static void on_left(void *context, nd_peer *peer, nd_wire_role role, int index, bool clean)
+{
+    nd_hosting *hosting = context;
+    void (*lost)(void *, const char *) = atomic_load(&hosting->lost);
+    if (role == ND_WIRE_WORKER && !clean && lost && atomic_load(&hosting->leave_by) == 0) {
+        lost(hosting->context, nd_peer_name(peer));
+    }
 }
 
 static void on_watch(uv_timer_t *timer)
@@ -53,7 +64,7 @@ static nd_status open_host(nd_hosting *hosting, const nd_identity *identity, con
                    .epoch = (uint32_t)identity->epoch,
                    .world_size = identity->world_size,
                    .nnodes = 1},
-        .hooks = {.notice = notice},
+        .hooks = {.context = hosting, .notice = notice, .left = on_left},
     };
     nd_address addresses[ND_ADDRESS_MAX];
     int count;
@@ -113,6 +124,23 @@ nd_status nd_hosting_start(const nd_identity *identity, const uint8_t key[ND_KEY
     }
     *out = hosting;
     return ND_OK;
+}
+
+int nd_hosting_port(const nd_hosting *hosting)
+{
+    return nd_host_port(hosting->host);
+}
+
+const char *nd_hosting_address(const nd_hosting *hosting)
+{
+    return nd_host_address(hosting->host);
+}
+
+void nd_hosting_watch(nd_hosting *hosting, void (*lost)(void *context, const char *who),
+                      void *context)
+{
+    hosting->context = context;
+    atomic_store(&hosting->lost, lost);
 }
 
 void nd_hosting_stop(nd_hosting *hosting, double timeout_seconds)

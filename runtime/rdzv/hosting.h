@@ -12,9 +12,17 @@
 
 typedef struct nd_hosting nd_hosting;
 
-/* Listens at the identity's master address and port. */
+/* Listens at the identity's master address and port; port 0: the system chooses. */
 nd_status nd_hosting_start(const nd_identity *identity, const uint8_t key[ND_KEY_BYTES],
                            nd_hosting **out);
+int nd_hosting_port(const nd_hosting *hosting);
+const char *nd_hosting_address(const nd_hosting *hosting); /* numeric */
+/*
+ * From now on a worker whose connection closes without a goodbye is told to `lost`, in the store's thread: its name, as
+ * "rank 3 (node2)".
+ */
+void nd_hosting_watch(nd_hosting *hosting, void (*lost)(void *context, const char *who),
+                      void *context);
 /* Waits until the other ranks have left the store, at most timeout_seconds, then ends the thread. NULL is legal. */
 void nd_hosting_stop(nd_hosting *hosting, double timeout_seconds);
 

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/rdzv/pmix.h"
+
 const char *nd_identity_source_name(nd_identity_source source)
 {
     switch (source) {
@@ -177,15 +179,45 @@ nd_status nd_identity_read(nd_identity *out)
         ND_TRY(read_ranks(&id));
         ND_TRY(read_torchrun(&id));
         id.terminal = id.world_size == 1 && isatty(STDERR_FILENO);
-    } else if (getenv("PMIX_RANK")) {
-        /* A world of one per rank would train the same model many times over, silently. */
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "this worker was started by a PMIx launcher (srun --mpi=pmix or mpirun), which "
-            "this version cannot join: start one ndlaunch per node instead");
+    } else if (getenv("PMIX_RANK") && getenv("PMIX_NAMESPACE")) {
+        id.source = ND_IDENTITY_PMIX;
+        ND_TRY(read_number("PMIX_RANK", 0, INT_MAX, INT_MIN, &id.rank));
+        ND_TRY(read_text("PMIX_NAMESPACE", NULL, id.run_id, sizeof id.run_id));
     } else {
         id.terminal = isatty(STDERR_FILENO);
     }
     *out = id;
     return ND_OK;
+}
+
+/* srun without PMIx gives each task nothing but a number: each would train the same model by itself, silently. */
+static nd_status check_alone(void)
+{
+    int tasks = 1;
+    const char *step = getenv("SLURM_STEP_ID");
+    if (step && strlen(step) < 10) { /* not the shell of sbatch or salloc, 4294967290 and above */
+        ND_TRY(read_number("SLURM_STEP_NUM_TASKS", 1, INT_MAX, 1, &tasks));
+    }
+    if (tasks > 1) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "srun started %d ndtrain without PMIx, so that they cannot find each other: "
+                       "use `srun --mpi=pmix` (`srun --mpi=list` shows whether this Slurm has it), "
+                       "or start one ndlaunch per node",
+                       tasks);
+    }
+    return ND_OK;
+}
+
+nd_status nd_identity_join(nd_identity *identity)
+{
+    if (identity->source == ND_IDENTITY_PMIX) {
+        return nd_pmix_open(identity, &identity->pmix);
+    }
+    return identity->source == ND_IDENTITY_SINGLE ? check_alone() : ND_OK;
+}
+
+void nd_identity_leave(nd_identity *identity)
+{
+    nd_pmix_close(identity->pmix);
+    identity->pmix = NULL;
 }

@@ -32,10 +32,20 @@ typedef struct nd_identity {
     int config_fd;   /* inherited resolved configuration (native YAML), -1: none */
     int epoch;       /* how often the job was restarted; members of an older epoch are refused */
     bool terminal;   /* somebody looks at a terminal: rank 0 may draw a progress bar */
+    struct nd_pmix *pmix; /* after nd_identity_join of a worker that PMIx started, else NULL */
 } nd_identity;
 
-/* ND_ERR_CONFIG when the variables contradict each other (RANK >= WORLD_SIZE, one missing, not a number). */
+/*
+ * From the environment alone: of PMIx only the rank. ND_ERR_CONFIG when the variables contradict each other (RANK >=
+ * WORLD_SIZE, one missing, not a number).
+ */
 nd_status nd_identity_read(nd_identity *out);
+/*
+ * A worker that is going to train: joins PMIx where that started it, and learns the rest. ND_ERR_CONFIG for one of
+ * several tasks of srun that have no means to find each other.
+ */
+nd_status nd_identity_join(nd_identity *identity);
+void nd_identity_leave(nd_identity *identity);
 /* What the job calls this host: the node's name in Slurm, else the host name. */
 void nd_identity_host(char *out, size_t capacity);
 const char *nd_identity_source_name(nd_identity_source source);

@@ -23,6 +23,16 @@ nd_status nd_store_open(const nd_identity *identity, double timeout_seconds, nd_
 void nd_store_set_timeout(nd_store *store, double timeout_seconds);
 nd_status nd_store_open_single(nd_store **out);
 void nd_store_close(nd_store *store); /* says goodbye; NULL is legal */
+/* The same after a failure of this rank: without a goodbye, and without waiting for anyone. */
+void nd_store_abandon(nd_store *store);
+
+/*
+ * Where a rank hosts the store: from now on a rank that ends without a goodbye is noticed at once, whatever the others
+ * are doing. Rank 0 hears of every other one, the others hear of rank 0. `lost` gets a sentence, in a thread of its
+ * own; it may be called several times on rank 0. ndlaunch watches its workers itself: then nothing is done.
+ */
+nd_status nd_store_watch(nd_store *store, void (*lost)(void *context, const char *sentence),
+                         void *context);
 
 nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes);
 /* Waits until the key exists. *bytes in: capacity, out: size. A larger value is ND_ERR_INTERNAL. */

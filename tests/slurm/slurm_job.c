@@ -142,12 +142,26 @@ void slurm_run(launched *l, const tempdir *dir, const char *name, const char *co
 {
     char path[PATH_MAX];
     slurm_arguments a = {0};
-    snprintf(path, sizeof path, "%s/%s", launched_build_root(), program);
+    if (program[0] == '/') {
+        snprintf(path, sizeof path, "%s", program);
+    } else {
+        snprintf(path, sizeof path, "%s/%s", launched_build_root(), program);
+    }
     slurm_add(&a, (const char *[]){"srun", NULL});
     slurm_add(&a, options);
     slurm_add(&a, (const char *[]){path, NULL});
     slurm_add(&a, further);
     start(l, dir, name, &a);
+}
+
+int slurm_current_job(void)
+{
+    int job = 0;
+    FILE *f = popen("squeue --noheader --states=RUNNING --format=%A", "r");
+    cr_assert_not_null(f);
+    cr_assert_eq(fscanf(f, "%d", &job), 1);
+    pclose(f);
+    return job;
 }
 
 int slurm_shell(const char *format, ...)

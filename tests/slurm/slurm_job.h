@@ -30,9 +30,12 @@ int slurm_submit(launched *l, const tempdir *dir, const char *name, const char *
 /* Its exit code, or 128 + signal, once it has ended. */
 int slurm_wait(launched *l, int job, double seconds);
 
-/* srun <options> <program of the build> <further> in the background; launched_wait gives its exit code. */
+/* srun <options> <program> <further> in the background; launched_wait gives its exit code. `program` is of the build, or a path. */
 void slurm_run(launched *l, const tempdir *dir, const char *name, const char *const *options,
                const char *program, const char *const *further);
+
+/* The one job that runs now. */
+int slurm_current_job(void);
 
 /* A shell command; its exit status. */
 int slurm_shell(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/rdzv/pmix.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/rdzv/pmix_library.h"
+
+struct nd_pmix {
+    nd_pmix_library library;
+    pmix_proc_t self;
+    int world_size;
+    int values; /* published so far: numbers the keys, alike on all ranks */
+};
+
+static nd_status failed(const nd_pmix *pmix, pmix_status_t code, const char *what)
+{
+    nd_status status = code == PMIX_ERR_TIMEOUT ? ND_ERR_HANG
+                       : code == PMIX_ERR_UNREACH || code == PMIX_ERR_LOST_CONNECTION
+                           ? ND_ERR_IO
+                           : ND_ERR_INTERNAL;
+    return nd_fail(status, "PMIx: %s failed: %s (%d)", what, pmix->library.PMIx_Error_string(code),
+                   (int)code);
+}
+
+static void copy_key(char *out, const char *key)
+{
+    snprintf(out, PMIX_MAX_KEYLEN + 1, "%s", key);
+}
+
+/* Of this job (rank PMIX_RANK_WILDCARD) or of one process. The value is the caller's, see free_value. */
+static pmix_status_t get(const nd_pmix *pmix, pmix_rank_t rank, const char *name,
+                         pmix_value_t **value)
+{
+    pmix_proc_t proc = pmix->self;
+    char key[PMIX_MAX_KEYLEN + 1];
+    proc.rank = rank;
+    copy_key(key, name);
+    return pmix->library.PMIx_Get(&proc, key, NULL, 0, value);
+}
+
+static void free_value(pmix_value_t *value)
+{
+    if (value->type == PMIX_BYTE_OBJECT) {
+        free(value->data.bo.bytes);
+    } else if (value->type == PMIX_STRING) {
+        free(value->data.string);
+    }
+    free(value);
+}
+
+/* A number that the server gives; `fallback` where it does not, or an error when that is negative. */
+static nd_status get_number(const nd_pmix *pmix, pmix_rank_t rank, const char *key, int fallback,
+                            int *out)
+{
+    pmix_value_t *value = NULL;
+    pmix_status_t code = get(pmix, rank, key, &value);
+    if (code != PMIX_SUCCESS) {
+        char what[PMIX_MAX_KEYLEN + 16];
+        snprintf(what, sizeof what, "reading %s", key);
+        *out = fallback;
+        return fallback >= 0 ? ND_OK : failed(pmix, code, what);
+    }
+    switch (value->type) {
+    case PMIX_UINT16:
+        *out = value->data.uint16;
+        break;
+    case PMIX_UINT32:
+        *out = (int)value->data.uint32;
+        break;
+    case PMIX_PROC_RANK:
+        *out = (int)value->data.rank;
+        break;
+    default:
+        *out = fallback;
+        break;
+    }
+    free_value(value);
+    return *out >= 0 ? ND_OK
+                     : nd_fail(ND_ERR_INTERNAL, "PMIx: %s is no number of a known type", key);
+}
+
+static nd_status read_identity(nd_pmix *pmix, nd_identity *id)
+{
+    nd_identity read = *id;
+    ND_TRY(get_number(pmix, PMIX_RANK_WILDCARD, PMIX_JOB_SIZE, -1, &read.world_size));
+    ND_TRY(get_number(pmix, PMIX_RANK_WILDCARD, PMIX_LOCAL_SIZE, -1, &read.local_world_size));
+    ND_TRY(get_number(pmix, pmix->self.rank, PMIX_LOCAL_RANK, -1, &read.local_rank));
+    int nodes = (read.world_size + read.local_world_size - 1) / read.local_world_size;
+    ND_TRY(get_number(pmix, PMIX_RANK_WILDCARD, PMIX_NUM_NODES, nodes, &read.nnodes));
+    ND_TRY(get_number(pmix, pmix->self.rank, PMIX_NODEID, 0, &read.node_rank));
+    read.rank = (int)pmix->self.rank;
+    snprintf(read.run_id, sizeof read.run_id, "%.60s", pmix->self.nspace);
+    if (read.rank >= read.world_size || read.local_rank >= read.local_world_size ||
+        read.local_world_size > read.world_size) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "PMIx says rank %d of %d, local rank %d of %d, which contradict each other",
+                       read.rank, read.world_size, read.local_rank, read.local_world_size);
+    }
+    pmix->world_size = read.world_size;
+    *id = read;
+    return ND_OK;
+}
+
+nd_status nd_pmix_open(nd_identity *identity, nd_pmix **out)
+{
+    nd_pmix *pmix;
+    ND_TRY(ND_ALLOC(1, &pmix));
+    nd_status status = nd_pmix_library_open(&pmix->library);
+    if (status == ND_OK) {
+        pmix_status_t code = pmix->library.PMIx_Init(&pmix->self, NULL, 0);
+        if (code != PMIX_SUCCESS) {
+            status = nd_fail(ND_ERR_CONFIG,
+                             "PMIx_Init failed: %s (%d); PMIX_RANK is set, so a PMIx launcher was "
+                             "meant: is the server's PMIx (srun --mpi=list) compatible with this "
+                             "node's libpmix?",
+                             pmix->library.PMIx_Error_string(code), (int)code);
+        }
+    }
+    if (status != ND_OK) {
+        free(pmix);
+        return status;
+    }
+    status = read_identity(pmix, identity);
+    if (status != ND_OK) {
+        nd_pmix_close(pmix);
+        return status;
+    }
+    *out = pmix;
+    return ND_OK;
+}
+
+void nd_pmix_close(nd_pmix *pmix)
+{
+    if (pmix) {
+        pmix->library.PMIx_Finalize(NULL, 0);
+        free(pmix);
+    }
+}
+
+static nd_status put(nd_pmix *pmix, const char *name, const void *bytes, size_t count)
+{
+    char key[PMIX_MAX_KEYLEN + 1];
+    pmix_value_t value = {.type = PMIX_BYTE_OBJECT};
+    value.data.bo.bytes = (char *)bytes; /* borrowed: Put copies */
+    value.data.bo.size = count;
+    copy_key(key, name);
+    pmix_status_t code = pmix->library.PMIx_Put(PMIX_GLOBAL, key, &value);
+    if (code == PMIX_SUCCESS) {
+        code = pmix->library.PMIx_Commit();
+    }
+    return code == PMIX_SUCCESS ? ND_OK : failed(pmix, code, "publishing a value");
+}
+
+/* Waits for all ranks; what they have published is here afterwards. */
+static nd_status fence(nd_pmix *pmix, const char *name, double timeout_seconds)
+{
+    pmix_info_t info[2] = {{.value.type = PMIX_BOOL}, {.value.type = PMIX_INT}};
+    copy_key(info[0].key, PMIX_COLLECT_DATA);
+    info[0].value.data.flag = true;
+    copy_key(info[1].key, PMIX_TIMEOUT);
+    info[1].value.data.integer = (int)(timeout_seconds < 1 ? 1 : timeout_seconds);
+    pmix_status_t code = pmix->library.PMIx_Fence(NULL, 0, info, 2);
+    if (code == PMIX_ERR_TIMEOUT) {
+        return nd_fail(ND_ERR_HANG,
+                       "PMIx: not all %d ranks reached '%s' within %.3g s "
+                       "(launch.rdzv_timeout_seconds, SLURM_PMIX_TIMEOUT)",
+                       pmix->world_size, name, timeout_seconds);
+    }
+    return code == PMIX_SUCCESS ? ND_OK : failed(pmix, code, "meeting all ranks (PMIx_Fence)");
+}
+
+static nd_status take(nd_pmix *pmix, const char *key, int rank, void *out, size_t bytes)
+{
+    pmix_value_t *value = NULL;
+    pmix_status_t code = get(pmix, (pmix_rank_t)rank, key, &value);
+    if (code != PMIX_SUCCESS) {
+        return failed(pmix, code, "reading another rank's value");
+    }
+    nd_status status = ND_OK;
+    if (value->type == PMIX_BYTE_OBJECT && value->data.bo.size == bytes) {
+        memcpy(out, value->data.bo.bytes, bytes);
+    } else {
+        status = nd_fail(ND_ERR_INTERNAL,
+                         "PMIx: rank %d published another value than %zu bytes; are all ranks of "
+                         "the same version?",
+                         rank, bytes);
+    }
+    free_value(value);
+    return status;
+}
+
+nd_status nd_pmix_exchange(nd_pmix *pmix, const char *name, const void *send, void *recv,
+                           size_t bytes, double timeout_seconds)
+{
+    char key[32];
+    snprintf(key, sizeof key, "nd.%d", pmix->values++);
+    if (bytes > 0) {
+        ND_TRY(put(pmix, key, send, bytes));
+    }
+    ND_TRY(fence(pmix, name, timeout_seconds));
+    for (int rank = 0; bytes > 0 && rank < pmix->world_size; rank++) {
+        ND_TRY(take(pmix, key, rank, (char *)recv + (size_t)rank * bytes, bytes));
+    }
+    return ND_OK;
+}
+
+nd_status nd_pmix_share(nd_pmix *pmix, const char *name, void *value, size_t bytes,
+                        double timeout_seconds)
+{
+    char key[32];
+    snprintf(key, sizeof key, "nd.%d", pmix->values++);
+    if (pmix->self.rank == 0) {
+        ND_TRY(put(pmix, key, value, bytes));
+    }
+    ND_TRY(fence(pmix, name, timeout_seconds));
+    return pmix->self.rank == 0 ? ND_OK : take(pmix, key, 0, value, bytes);
+}
+
+void nd_pmix_abort(nd_pmix *pmix, int code, const char *message)
+{
+    char text[256];
+    snprintf(text, sizeof text, "%.250s", message);
+    pmix->library.PMIx_Abort(code, text, NULL, 0);
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+/* srun --mpi=pmix ndtrain: workers without a launcher, on two nodes of a real Slurm. */
+#include <signal.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "tests/slurm/slurm_job.h"
+
+static tempdir dir;
+static char config[PATH_MAX];
+
+static void setup(void)
+{
+    slurm_setup(&dir);
+    snprintf(config, sizeof config, "%s/configs/tp_hsdp.yaml", getenv("ND_SOURCE_ROOT"));
+}
+
+static void teardown(void)
+{
+    launched_remove(&dir);
+}
+
+TestSuite(pmix, .init = setup, .fini = teardown, .timeout = 600);
+
+static const char *const two_nodes[] = {"--nodes=2", "--ntasks=8", "--overcommit", "--mpi=pmix",
+                                        NULL};
+static const char *const many_steps[] = {"--num-steps", "1000000", NULL};
+
+/* Eight tasks on two nodes, or what the options say. */
+static void start(launched *l, const char *name, const char *const *options, const char *program,
+                  const char *const *further)
+{
+    slurm_arguments a = {0};
+    slurm_add(&a, (const char *[]){"train", "--config-file", config, NULL});
+    slurm_add(&a, slurm_flags(&dir, name));
+    slurm_add(&a, further);
+    slurm_run(l, &dir, name, options, program, a.list);
+}
+
+static void expect(launched *l, int code)
+{
+    int got = launched_wait(l, SLURM_SECONDS);
+    cr_assert_eq(got, code, "%d, not %d: %s", got, code, launched_read(l));
+}
+
+/* How often the words stand in the output. */
+static int count(launched *l, const char *words)
+{
+    int seen = 0;
+    for (const char *at = launched_read(l); (at = strstr(at, words)); at += strlen(words)) {
+        seen++;
+    }
+    return seen;
+}
+
+Test(pmix, eight_tasks_on_two_nodes_train_as_ndlaunch_does_bit_for_bit)
+{
+    launched one, two;
+    static char whole[8192], split[8192], record[1 << 16];
+    slurm_arguments a = {0};
+    slurm_add(&a, (const char *[]){getenv("ND_LAUNCH"), "--config-file", config, "--num-steps", "5",
+                                   NULL});
+    slurm_add(&a, slurm_flags(&dir, "one"));
+    launched_start(&one, &dir, "one", a.list);
+    cr_assert_eq(launched_wait(&one, SLURM_SECONDS), 0, "%s", launched_read(&one));
+    start(&two, "two", two_nodes, "ndtrain", (const char *[]){"--num-steps", "5", NULL});
+    expect(&two, 0);
+    slurm_metrics(&dir, "one", whole, sizeof whole);
+    slurm_metrics(&dir, "two", split, sizeof split);
+    cr_assert_str_eq(split, whole);
+    slurm_run_record(&dir, "two", record, sizeof record);
+    cr_assert_not_null(strstr(record, "\"started_by\": \"PMIx\""), "%s", record);
+    cr_assert_not_null(strstr(record, "\"slurm_nodes\": \"node[1-2]\""), "%s", record);
+    cr_assert_not_null(strstr(record, "\"node2\""), "%s", record);
+    cr_assert_null(strstr(record, "\"slurm_job_id\": null"), "%s", record);
+}
+
+/* Ranks that go round the nodes have no neighbours on theirs, and the same numbers. */
+Test(pmix, a_cyclic_distribution_gives_the_same)
+{
+    launched block, cyclic;
+    static char one[8192], other[8192];
+    const char *const options[] = {
+        "--nodes=2", "--ntasks=8", "--overcommit", "--mpi=pmix", "--distribution=cyclic", NULL};
+    start(&block, "block", two_nodes, "ndtrain", (const char *[]){"--num-steps", "3", NULL});
+    expect(&block, 0);
+    start(&cyclic, "cyclic", options, "ndtrain", (const char *[]){"--num-steps", "3", NULL});
+    expect(&cyclic, 0);
+    slurm_metrics(&dir, "block", one, sizeof one);
+    slurm_metrics(&dir, "cyclic", other, sizeof other);
+    cr_assert_str_eq(one, other);
+}
+
+Test(pmix, a_bad_configuration_is_code_2_said_once)
+{
+    launched l;
+    start(&l, "bad", two_nodes, "ndtrain", (const char *[]){"--set", "optimizer.lrr=1", NULL});
+    expect(&l, 2);
+    assert_says(&l, "did you mean optimizer.lr?");
+    cr_assert_leq(count(&l, "optimizer.lrr"), 4, "%s", l.text); /* once, but for a very slow end */
+}
+
+Test(pmix, another_number_of_tasks_than_the_mesh_is_code_2)
+{
+    launched l;
+    const char *const options[] = {"--nodes=2", "--ntasks=4", "--overcommit", "--mpi=pmix", NULL};
+    start(&l, "four", options, "ndtrain", NULL);
+    expect(&l, 2);
+    assert_says(&l, "the configuration needs 8 workers, but this job has 4 (PMIx)");
+}
+
+Test(pmix, a_node_whose_settings_differ_ends_all_with_key_and_both_values)
+{
+    launched l;
+    char text[2048];
+    int n = snprintf(text, sizeof text,
+                     "#!/bin/sh\n[ \"$SLURM_NODEID\" = 1 ] && set -- \"$@\" --learning-rate 0.25\n"
+                     "exec %s/ndtrain \"$@\"\n",
+                     launched_build_root());
+    tempdir_write(&dir, "ndtrain", text, (size_t)n);
+    cr_assert_eq(chmod(dir.name, 0755), 0);
+    start(&l, "differs", two_nodes, dir.name, (const char *[]){"--learning-rate", "0.5", NULL});
+    expect(&l, 2);
+    assert_says(&l, "optimizer.lr is '0.5' on rank 0 (node1)");
+    assert_says(&l, "'0.25' on rank 4 (node2)");
+}
+
+Test(pmix, a_failure_of_one_rank_is_the_code_of_srun)
+{
+    launched l;
+    /* Rank 0 cannot write its folder; the others learn of it only by the end of the job. */
+    char out[200];
+    snprintf(out, sizeof out, "output.dir=%s/text.txt/below", dir.path);
+    start(&l, "cannot", two_nodes, "ndtrain", (const char *[]){"--set", out, NULL});
+    expect(&l, 73);
+    assert_says(&l, "text.txt/below");
+}
+
+static void kill_rank(int rank, const char *words)
+{
+    launched l;
+    char name[32];
+    snprintf(name, sizeof name, "kill%d", rank);
+    start(&l, name, two_nodes, "ndtrain", many_steps);
+    launched_until(&l, "\nstep ", 2, SLURM_SECONDS);
+    cr_assert_eq(kill(slurm_worker(slurm_current_job(), rank), SIGKILL), 0);
+    expect(&l, 74); /* KillOnBadExit is 0 here: it is our end of the job */
+    assert_says(&l, words);
+    cr_assert_null(strstr(l.text, "the deadline"), "%s", l.text);
+}
+
+Test(pmix, a_killed_rank_ends_the_step_and_is_named)
+{
+    kill_rank(5, "rank 5 (node2) was lost");
+}
+
+Test(pmix, a_killed_rank_0_ends_the_step_and_is_named)
+{
+    kill_rank(0, "rank 0, which hosts the store, was lost");
+}
+
+static void ends_at_a_step(const char *name, const char *const *options)
+{
+    launched l;
+    start(&l, name, options, "ndtrain", many_steps);
+    launched_until(&l, "\nstep ", 2, SLURM_SECONDS);
+    cr_assert_eq(slurm_shell("scancel --signal=TERM %d", slurm_current_job()), 0);
+    expect(&l, 75);
+    const char *step = strstr(launched_read(&l), "stopped by a signal after step ");
+    cr_assert_not_null(step, "%s", l.text);
+    char words[64];
+    snprintf(words, sizeof words, "%.*s", (int)strcspn(step, "0123456789") + 12, step);
+    words[strcspn(words, "0123456789") +
+          strspn(words + strcspn(words, "0123456789"), "0123456789")] = '\0';
+    cr_assert_eq(count(&l, words), 8, "\"%s\" in: %s", words, l.text);
+}
+
+Test(pmix, term_ends_all_ranks_at_the_same_step)
+{
+    ends_at_a_step("term", two_nodes);
+}
+
+Test(pmix, term_is_code_75_also_where_slurm_kills_at_the_first_bad_exit)
+{
+    ends_at_a_step("bad-exit", (const char *[]){"--nodes=2", "--ntasks=8", "--overcommit",
+                                                "--mpi=pmix", "--kill-on-bad-exit=1", NULL});
+}
+
+/* Signals to srun itself, as a batch script passes them on. */
+Test(pmix, usr1_to_srun_reaches_all_ranks)
+{
+    launched l;
+    start(&l, "usr1", two_nodes, "ndtrain", many_steps);
+    launched_until(&l, "\nstep ", 2, SLURM_SECONDS);
+    kill(l.pid, SIGUSR1);
+    expect(&l, 75);
+    assert_says(&l, "stopped by a signal after step ");
+}
+
+Test(pmix, tasks_without_pmix_are_refused)
+{
+    launched l;
+    const char *const options[] = {"--nodes=2", "--ntasks=8", "--overcommit", "--mpi=none", NULL};
+    start(&l, "none", options, "ndtrain", NULL);
+    expect(&l, 2);
+    assert_says(&l, "srun started 8 ndtrain without PMIx");
+    assert_says(&l, "--mpi=pmix");
+}
+
+/* A library that cannot be opened stands for one that is missing. */
+Test(pmix, a_missing_library_is_a_sentence_only_when_pmix_was_asked_for)
+{
+    launched l;
+    tempdir_write(&dir, "libpmix.so.2", "none", 4);
+    setenv("LD_LIBRARY_PATH", dir.path, 1);
+    start(&l, "library", two_nodes, "ndtrain", NULL);
+    expect(&l, 2);
+    assert_says(&l, "the PMIx library cannot be opened");
+    const char *const one[] = {"--nodes=1", "--ntasks=1", "--mpi=none", NULL};
+    const char *const mesh[] = {"--num-steps",
+                                "2",
+                                "--num-processes",
+                                "1",
+                                "--dp-replicate-size",
+                                "1",
+                                "--dp-shard-size",
+                                "1",
+                                "--tp-size",
+                                "1",
+                                NULL};
+    start(&l, "alone", one, "ndtrain", mesh);
+    expect(&l, 0);
+}
