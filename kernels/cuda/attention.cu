@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(THREADS)
     const T *x = out + offset_of(out_view, p), *y = dout + offset_of(dout_view, p);
     float sum = 0.0f;
     for (int column = p.lane * N; column < a.columns && p.here; column += LANES * N) {
-        pack<T, N> left = load<N>(x + column, a.columns - column);
-        pack<T, N> right = load<N>(y + column, a.columns - column);
+        pack<T, N> left = load<N>(x + column);
+        pack<T, N> right = load<N>(y + column);
         ND_UNROLL
         for (int i = 0; i < N; i++) {
             sum += get(left, i) * get(right, i);
@@ -99,18 +99,14 @@ __global__ void __launch_bounds__(THREADS)
         return;
     }
     for (int column = p.lane * N; column < a.columns; column += LANES * N) {
-        int n = a.columns - column;
-        pack<T, N> x = load<N>(from + column, n);
-        pack<float, N> sums = zeros<float, N>();
-        if (keep != 0.0f) {
-            sums = load<N>(to + column, n);
-        }
+        pack<T, N> x = load<N>(from + column);
+        pack<float, N> sums = load<N>(to + column, keep != 0.0f);
         ND_UNROLL
         for (int i = 0; i < N; i++) {
             float kept = keep != 0.0f ? sums.e[i] * keep : 0.0f;
             sums.e[i] = kept + get(x, i) * take;
         }
-        store<N>(to + column, sums, n);
+        store<N>(to + column, sums);
     }
 }
 
@@ -122,7 +118,8 @@ heads_view view_of(nd_tensor t)
 bool packs_fit(nd_tensor t, int N)
 {
     int64_t size = size_of(t.dtype), to = smaller(16, N * (int)size);
-    return aligned(t.data, (t.stride[0] | t.stride[1] | t.stride[2]) * size, to);
+    return t.shape[3] % N == 0 &&
+           aligned(t.data, (t.stride[0] | t.stride[1] | t.stride[2]) * size, to);
 }
 
 row_args args_of(const nd_attention *a)

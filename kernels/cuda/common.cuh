@@ -5,7 +5,7 @@
  * Elements, packs of them, and reductions: what every kernel is made of.
  *
  * A thread moves N elements at a time, a pack: 16 bytes of the widest type of the kernel (8 BF16, 4 F32), or N = 1 where
- * a pointer or a stride is not a multiple of that. All arithmetic is in F32.
+ * a pointer, a stride or a row is not a multiple of that. All arithmetic is in F32.
  */
 #include "kernels/cuda/platform.cuh"
 
@@ -93,26 +93,6 @@ template <class T, int N> struct alignas(smaller(16, (int)sizeof(T) * N)) pack<T
     uint32_t w[(int)sizeof(T) * N / 4];
 };
 
-__device__ inline uint32_t bits_of(bf16 x)
-{
-    return x.bits;
-}
-
-__device__ inline uint32_t bits_of(uint8_t x)
-{
-    return x;
-}
-
-__device__ inline void put_bits(bf16 *p, uint32_t bits)
-{
-    p->bits = (uint16_t)bits;
-}
-
-__device__ inline void put_bits(uint8_t *p, uint32_t bits)
-{
-    *p = (uint8_t)bits;
-}
-
 /* Element i, widened; i is known when the loop around it is unrolled. */
 template <int N> __device__ inline float get(const pack<float, N> &x, int i)
 {
@@ -146,57 +126,17 @@ template <class T, int N> __device__ inline pack<T, N> zeros()
     return out;
 }
 
-/* n: elements that are there; those beyond are 0. */
-template <int N, class T> __device__ inline pack<T, N> load(const T *p, int64_t n = N)
+/* Zeros, and nothing is read, where it is not `there`. */
+template <int N, class T> __device__ inline pack<T, N> load(const T *p, bool there = true)
 {
-    if (n >= N) {
-        ND_EXPECT_ALIGNED(p, alignof(pack<T, N>));
-        return *(const pack<T, N> *)p;
-    }
-    pack<T, N> out = zeros<T, N>();
-    if constexpr (sizeof(T) < 4 && N > 1) {
-        constexpr int PER_WORD = 4 / (int)sizeof(T);
-        ND_UNROLL
-        for (int i = 0; i < N - 1; i++) {
-            if (i < n) {
-                out.w[i / PER_WORD] |= bits_of(p[i]) << (i % PER_WORD * 8 * (int)sizeof(T));
-            }
-        }
-    } else {
-        ND_UNROLL
-        for (int i = 0; i < N - 1; i++) {
-            if (i < n) {
-                out.e[i] = p[i];
-            }
-        }
-    }
-    return out;
+    ND_EXPECT_ALIGNED(p, there ? alignof(pack<T, N>) : 1);
+    return there ? *(const pack<T, N> *)p : zeros<T, N>();
 }
 
-template <int N, class T> __device__ inline void store(T *p, const pack<T, N> &x, int64_t n = N)
+template <int N, class T> __device__ inline void store(T *p, const pack<T, N> &x)
 {
-    if (n >= N) {
-        ND_EXPECT_ALIGNED(p, alignof(pack<T, N>));
-        *(pack<T, N> *)p = x;
-        return;
-    }
-    if constexpr (sizeof(T) < 4 && N > 1) {
-        constexpr int PER_WORD = 4 / (int)sizeof(T);
-        ND_UNROLL
-        for (int i = 0; i < N - 1; i++) {
-            if (i < n) {
-                uint32_t bits = x.w[i / PER_WORD] >> (i % PER_WORD * 8 * (int)sizeof(T));
-                put_bits(p + i, bits);
-            }
-        }
-    } else {
-        ND_UNROLL
-        for (int i = 0; i < N - 1; i++) {
-            if (i < n) {
-                p[i] = x.e[i];
-            }
-        }
-    }
+    ND_EXPECT_ALIGNED(p, alignof(pack<T, N>));
+    *(pack<T, N> *)p = x;
 }
 
 template <int N> __device__ inline void narrow_all(const float (&x)[N], pack<float, N> &out)
@@ -219,12 +159,11 @@ template <int N> __device__ inline void narrow_all(const float (&x)[N], pack<bf1
     }
 }
 
-template <int N, class T>
-__device__ inline void store_floats(T *p, const float (&x)[N], int64_t n = N)
+template <int N, class T> __device__ inline void store_floats(T *p, const float (&x)[N])
 {
     pack<T, N> out;
     narrow_all(x, out);
-    store<N>(p, out, n);
+    store<N>(p, out);
 }
 
 /* ---- functions ---- */

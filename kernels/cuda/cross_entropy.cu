@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(STATS_THREADS)
         absorb<T, N, TOGETHER>(r, packs, TOGETHER * N);
     }
     for (; at < valid; at += step) {
-        pack<T, N> packs[1] = {load<N>(x + at, valid - at)};
+        pack<T, N> packs[1] = {load<N>(x + at)}; /* rows are whole packs, beyond `valid` too */
         absorb<T, N, 1>(r, packs, valid - at);
     }
     float max = block_max(r.max, slots);
@@ -91,7 +91,8 @@ int stats(nd_cuda_queue queue, nd_tensor row_max, nd_tensor row_sum, nd_tensor t
           nd_tensor logits, nd_tensor labels, int64_t first, int64_t valid)
 {
     constexpr int PACK = type_of<T>::pack;
-    bool packs = aligned(logits.data, logits.stride[0] * (int64_t)sizeof(T));
+    bool packs =
+        logits.shape[1] % PACK == 0 && aligned(logits.data, logits.stride[0] * (int64_t)sizeof(T));
     return packs
                ? launch_stats<T, PACK>(queue, row_max, row_sum, target, logits, labels, first,
                                        valid)
@@ -152,34 +153,35 @@ template <class T, int N> struct gradient_of {
 
     struct state {
         T *at;
-        int64_t row, column;
-        int n;
+        int64_t column, hot; /* which of the pack is the label's */
+        float max, sum;
+        bool counted;
         pack<T, N> x;
     };
 
     __device__ void load(int64_t v, state &s) const
     {
         place p = l.template find<N>(v);
-        s.row = p.row;
+        int32_t label = labels[p.row];
         s.column = p.column;
-        s.n = p.n;
+        s.hot = label - first - p.column;
+        s.counted = label != NOT_COUNTED;
+        s.max = max[p.row];
+        s.sum = sum[p.row];
         s.at = logits + l.offset(0, p);
-        s.x = nd::load<N>(s.at, p.n);
+        s.x = nd::load<N>(s.at);
     }
 
     __device__ void finish(state &s) const
     {
-        int32_t label = labels[s.row];
-        bool counted = label != NOT_COUNTED;
-        int64_t hot = label - first - s.column; /* which of the pack is the label's */
-        float row_max = max[s.row], factor = 1.0f / sum[s.row], x[N];
+        float factor = 1.0f / s.sum, x[N];
         ND_UNROLL
         for (int i = 0; i < N; i++) {
-            float p = exp_for<T>(get(s.x, i) - row_max) * factor;
-            float gradient = (p - (i == hot ? 1.0f : 0.0f)) * scale;
-            x[i] = counted && s.column + i < valid ? gradient : 0.0f;
+            float p = exp_for<T>(get(s.x, i) - s.max) * factor;
+            float gradient = (p - (i == s.hot ? 1.0f : 0.0f)) * scale;
+            x[i] = s.counted && s.column + i < valid ? gradient : 0.0f;
         }
-        store_floats<N>(s.at, x, s.n);
+        store_floats<N>(s.at, x);
     }
 };
 

@@ -16,7 +16,6 @@ template <class O, class A, class B, bool SUM, int N> struct sum_of {
 
     struct state {
         O *to;
-        int n;
         pack<A, N> a;
         pack<B, N> b;
     };
@@ -25,10 +24,9 @@ template <class O, class A, class B, bool SUM, int N> struct sum_of {
     {
         place p = l.template find<N>(v);
         s.to = out + l.offset(0, p);
-        s.n = p.n;
-        s.a = nd::load<N>(a + l.offset(1, p), p.n);
+        s.a = nd::load<N>(a + l.offset(1, p));
         if (SUM) {
-            s.b = nd::load<N>(b + l.offset(2, p), p.n);
+            s.b = nd::load<N>(b + l.offset(2, p));
         }
     }
 
@@ -39,7 +37,7 @@ template <class O, class A, class B, bool SUM, int N> struct sum_of {
         for (int i = 0; i < N; i++) {
             x[i] = SUM ? get(s.a, i) + get(s.b, i) : get(s.a, i);
         }
-        store_floats<N>(s.to, x, s.n);
+        store_floats<N>(s.to, x);
     }
 };
 
@@ -77,7 +75,6 @@ template <class T, int N> struct fill_of {
     static constexpr int together = N == 1 ? 1 : 4;
     T *out;
     float value;
-    int64_t count;
 
     struct state {
         int64_t at;
@@ -95,18 +92,17 @@ template <class T, int N> struct fill_of {
         for (int i = 0; i < N; i++) {
             x[i] = value;
         }
-        int64_t left = count - s.at;
-        store_floats<N>(out + s.at, x, left < N ? (int)left : N);
+        store_floats<N>(out + s.at, x);
     }
 };
 
 template <class T> int fill_typed(nd_cuda_queue queue, T *out, int64_t count, float value)
 {
     constexpr int PACK = type_of<T>::pack;
-    if (!aligned(out)) {
-        return map(queue, fill_of<T, 1>{out, value, count}, count);
+    if (!aligned(out) || count % PACK != 0) {
+        return map(queue, fill_of<T, 1>{out, value}, count);
     }
-    return map(queue, fill_of<T, PACK>{out, value, count}, ceil_div(count, PACK));
+    return map(queue, fill_of<T, PACK>{out, value}, count / PACK);
 }
 
 /* nd_rng_normal (runtime/base/rng.c), bit for bit: Philox4x32-10, the sum of eight 16-bit uniforms. */

@@ -20,7 +20,6 @@ template <class T, int N> struct look_up {
 
     struct state {
         T *to;
-        int n;
         pack<T, N> x;
     };
 
@@ -29,14 +28,13 @@ template <class T, int N> struct look_up {
         place p = l.template find<N>(v);
         int64_t row = ids[p.row] - first;
         s.to = out + l.offset(0, p);
-        s.n = p.n;
         bool here = row >= 0 && row < vocabulary;
-        s.x = nd::load<N>(table + (here ? row * l.stride[1][2] + p.column : 0), here ? p.n : 0);
+        s.x = nd::load<N>(table + (here ? row * l.stride[1][2] + p.column : 0), here);
     }
 
     __device__ void finish(state &s) const
     {
-        store<N>(s.to, s.x, s.n);
+        store<N>(s.to, s.x);
     }
 };
 
@@ -107,15 +105,14 @@ __global__ void __launch_bounds__(ADD_THREADS)
     if (!(links[i] & HEAD_FLAG) || row < 0 || row >= vocabulary || column >= columns) {
         return;
     }
-    int n = columns - column < N ? (int)(columns - column) : N;
     float *to = dtable + row * dtable_stride + column;
-    pack<float, N> sums = load<N>(to, n);
+    pack<float, N> sums = load<N>(to);
     for (int at = i; at != LINK_MASK;) {
         pack<T, N> x[AHEAD];
         ND_UNROLL
         for (int a = 0; a < AHEAD; a++) {
             bool there = at != LINK_MASK;
-            x[a] = load<N>(dout + (there ? at : 0) * dout_stride + column, there ? n : 0);
+            x[a] = load<N>(dout + (there ? at : 0) * dout_stride + column, there);
             at = there ? (int)(links[at] & LINK_MASK) : at;
         }
         ND_UNROLL
@@ -127,7 +124,7 @@ __global__ void __launch_bounds__(ADD_THREADS)
             }
         }
     }
-    store<N>(to, sums, n);
+    store<N>(to, sums);
 }
 
 template <class T, int N>

@@ -34,7 +34,7 @@ template <class T, int N> struct amax_of {
     __device__ void load(int64_t v, state &s) const
     {
         place p = l.template find<N>(v);
-        s.x = nd::load<N>(x + l.offset(0, p), p.n);
+        s.x = nd::load<N>(x + l.offset(0, p));
     }
 
     __device__ void finish(state &s, uint32_t (&sizes)[1]) const
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(THREADS)
     const T *from = x + (row < rows ? row : 0) * stride;
     uint32_t size = 0;
     for (int64_t at = (int64_t)(threadIdx.x % 32) * N; at < columns; at += 32 * N) {
-        size = larger(size, size_of_pack<T, N>(load<N>(from + at, columns - at)));
+        size = larger(size, size_of_pack<T, N>(load<N>(from + at)));
     }
     size = __reduce_max_sync(0xffffffffu, size);
     if (row < rows && threadIdx.x % 32 == 0) {
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(COLUMN_LANES *COLUMN_ROWS)
     uint32_t sizes[N] = {};
     for (int64_t row = segment * SEGMENT + threadIdx.x / COLUMN_LANES;
          row < end && column < columns; row += COLUMN_ROWS) {
-        pack<T, N> in = load<N>(x + row * stride + column, columns - column);
+        pack<T, N> in = load<N>(x + row * stride + column);
         ND_UNROLL
         for (int i = 0; i < N; i++) {
             sizes[i] = larger(sizes[i], size_bits(get(in, i)));
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(COLUMN_LANES *COLUMN_ROWS)
     }
     ND_UNROLL
     for (int i = 0; i < N; i++) {
-        if (column + i < columns && sizes[i] > 0) {
+        if (sizes[i] > 0) {
             atomicMax((unsigned *)amax + column + i, sizes[i]);
         }
     }
@@ -253,7 +253,6 @@ template <class T, int N> struct rescale_of {
     struct state {
         T *to;
         int64_t row, column;
-        int n;
         pack<float, N> product;
         pack<T, N> c;
     };
@@ -264,9 +263,8 @@ template <class T, int N> struct rescale_of {
         s.to = c + l.offset(0, p);
         s.row = p.row;
         s.column = p.column;
-        s.n = p.n;
-        s.product = nd::load<N>(product + l.offset(1, p), p.n);
-        s.c = nd::load<N>(s.to, add ? p.n : 0);
+        s.product = nd::load<N>(product + l.offset(1, p));
+        s.c = nd::load<N>(s.to, add);
     }
 
     __device__ void finish(state &s) const
@@ -274,10 +272,10 @@ template <class T, int N> struct rescale_of {
         float x[N], row_scale = a[a_rows ? s.row : 0];
         ND_UNROLL
         for (int i = 0; i < N; i++) {
-            float column_scale = b[b_columns && i < s.n ? s.column + i : 0];
+            float column_scale = b[b_columns ? s.column + i : 0];
             x[i] = s.product.e[i] * row_scale * column_scale + get(s.c, i);
         }
-        store_floats<N>(s.to, x, s.n);
+        store_floats<N>(s.to, x);
     }
 };
 

@@ -85,8 +85,8 @@ __device__ inline void write_tile(const codes8 *tile, const tile_args &a, int64_
             out = {{in.e[2], in.e[3], in.e[0], in.e[1]}};
         }
         uint8_t *to = a.transposed + (column0 + column) * a.transposed_stride + row;
-        if (ALIGNED) {
-            store<16>(to, out, left);
+        if (ALIGNED) { /* rows come in sixteens */
+            store<16>(to, out);
         } else {
             for (int k = 0; k < 16 && k < left; k++) {
                 to[k] = (uint8_t)(out.w[k / 4] >> (8 * (k % 4)));
@@ -104,7 +104,7 @@ template <class T, bool ALIGNED> struct elements8 {
     {
         ND_UNROLL
         for (int k = 0; k < 8 / PACK; k++) {
-            packs[k] = load<PACK>(p + (left > k * PACK ? k * PACK : 0), left - k * PACK);
+            packs[k] = load<PACK>(p + k * PACK, k * PACK < left);
         }
     }
 
@@ -117,7 +117,7 @@ template <class T, bool ALIGNED> struct elements8 {
 template <bool ALIGNED> __device__ inline void store8(uint8_t *p, codes8 x, int64_t left)
 {
     if (ALIGNED) {
-        store<8>(p, pack<uint8_t, 8>{{x.low, x.high}}, left);
+        store<8>(p, pack<uint8_t, 8>{{x.low, x.high}});
     } else {
         for (int k = 0; k < 8 && k < left; k++) {
             p[k] = (uint8_t)((k < 4 ? x.low : x.high) >> (8 * (k % 4)));
@@ -127,16 +127,13 @@ template <bool ALIGNED> __device__ inline void store8(uint8_t *p, codes8 x, int6
 
 /* Codes of 8 neighbouring columns of one row. */
 template <class T, bool ALIGNED>
-__device__ inline codes8 encode8(const tile_args &a, const elements8<T, ALIGNED> &x, int64_t row,
-                                 int64_t column)
+__device__ inline codes8 encode8(const tile_args &a, const elements8<T, ALIGNED> &x,
+                                 const float (&scale)[8])
 {
     float scaled[8];
-    bool columns = a.granularity == ND_PER_COLUMN;
-    float scale = columns ? 0.0f : a.scale[a.granularity == ND_PER_ROW ? row : 0];
     ND_UNROLL
     for (int i = 0; i < 8; i++) {
-        int64_t at = column + i < a.columns ? column + i : column;
-        scaled[i] = x[i] * (columns ? a.scale[at] : scale);
+        scaled[i] = x[i] * scale[i];
     }
     return words_of(a.e4m3 ? encode_all<ND_DTYPE_F8_E4M3>(scaled)
                            : encode_all<ND_DTYPE_F8_E5M2>(scaled));
@@ -153,6 +150,12 @@ __global__ void __launch_bounds__(TILE_THREADS) cast_tile_kernel(const tile_args
     codes8 codes[BLOCK];
     uint32_t size = 0;
     elements8<T, ALIGNED> x[BLOCK];
+    float scale[8];
+    ND_UNROLL
+    for (int i = 0; i < 8; i++) {
+        bool own = a.granularity == ND_PER_COLUMN && column + i < a.columns;
+        scale[i] = a.scale[own ? column + i : 0];
+    }
     ND_UNROLL
     for (int r = 0; r < BLOCK; r++) {
         int64_t row = row0 + row_group * BLOCK + r;
@@ -165,7 +168,14 @@ __global__ void __launch_bounds__(TILE_THREADS) cast_tile_kernel(const tile_args
         int64_t row = row0 + row_group * BLOCK + r;
         codes[r] = {0, 0};
         if (row < a.rows && left > 0) {
-            codes[r] = encode8<T, ALIGNED>(a, x[r], row, column);
+            if (a.granularity == ND_PER_ROW) {
+                float own = a.scale[row];
+                ND_UNROLL
+                for (int i = 0; i < 8; i++) {
+                    scale[i] = own;
+                }
+            }
+            codes[r] = encode8<T, ALIGNED>(a, x[r], scale);
             if (a.codes) {
                 store8<ALIGNED>(a.codes + row * a.codes_stride + column, codes[r], left);
             }
@@ -198,7 +208,7 @@ __global__ void __launch_bounds__(TILE_THREADS) transpose_kernel(const tile_args
         const uint8_t *from = (const uint8_t *)a.x + (n > 0 ? row * a.x_stride + column : 0);
         codes[r] = {0, 0};
         if (ALIGNED) {
-            codes[r] = words_of(load<8>(from, n > 0 ? n : 0));
+            codes[r] = words_of(load<8>(from, n > 0));
         } else {
             for (int k = 0; k < 8 && k < n; k++) {
                 uint32_t &word = k < 4 ? codes[r].low : codes[r].high;
@@ -220,7 +230,8 @@ int64_t tiles_of(tile_args &a)
 template <class T> int cast_tiles(nd_cuda_queue queue, tile_args a)
 {
     int64_t blocks = tiles_of(a);
-    bool fine = aligned(a.x, a.x_stride * (int64_t)sizeof(T)) &&
+    bool fine = a.rows % 16 == 0 && a.columns % 8 == 0 &&
+                aligned(a.x, a.x_stride * (int64_t)sizeof(T)) &&
                 aligned(a.codes, a.codes ? a.codes_stride : 0, 8) &&
                 aligned(a.transposed, a.transposed_stride);
     return fine ? ND_LAUNCH_MEETING((cast_tile_kernel<T, true>), blocks, TILE_THREADS, queue, a)
@@ -240,34 +251,41 @@ template <class T, int N> struct cast_of {
     float *amax[1];
 
     struct state {
-        int64_t row, column, to;
-        int n;
+        int64_t column, to;
+        float scale; /* unless per column */
         pack<T, N> x;
     };
 
     __device__ void load(int64_t v, state &s) const
     {
         place p = l.template find<N>(v);
-        s.row = p.row;
         s.column = p.column;
         s.to = l.offset(1, p);
-        s.n = p.n;
-        s.x = nd::load<N>(x + l.offset(0, p), p.n);
+        s.scale = scale[granularity == ND_PER_ROW ? p.row : 0];
+        s.x = nd::load<N>(x + l.offset(0, p));
     }
 
     __device__ void finish(state &s, uint32_t (&sizes)[1]) const
     {
-        bool columns = granularity == ND_PER_COLUMN;
-        float by = columns ? 0.0f : scale[granularity == ND_PER_ROW ? s.row : 0], scaled[N];
+        float by[N], scaled[N];
         ND_UNROLL
         for (int i = 0; i < N; i++) {
-            float value = get(s.x, i);
-            sizes[0] = larger(sizes[0], size_bits(value));
-            scaled[i] = value * (columns ? scale[s.column + (i < s.n ? i : 0)] : by);
+            by[i] = s.scale;
+        }
+        if (granularity == ND_PER_COLUMN) {
+            ND_UNROLL
+            for (int i = 0; i < N; i++) {
+                by[i] = scale[s.column + i];
+            }
+        }
+        ND_UNROLL
+        for (int i = 0; i < N; i++) {
+            sizes[0] = larger(sizes[0], size_bits(get(s.x, i)));
+            scaled[i] = get(s.x, i) * by[i];
         }
         pack<uint8_t, N> out =
             e4m3 ? encode_all<ND_DTYPE_F8_E4M3>(scaled) : encode_all<ND_DTYPE_F8_E5M2>(scaled);
-        store<N>(codes + s.to, out, s.n);
+        store<N>(codes + s.to, out);
     }
 
     __device__ void finish(state &s) const
@@ -334,7 +352,8 @@ int nd_cuda_fp8_transpose(nd_cuda_queue queue, nd_tensor out, nd_tensor codes)
     if (blocks == 0) {
         return 0;
     }
-    return aligned(a.x, a.x_stride, 8) && aligned(a.transposed, a.transposed_stride)
-               ? ND_LAUNCH_MEETING((transpose_kernel<true>), blocks, TILE_THREADS, queue, a)
-               : ND_LAUNCH_MEETING((transpose_kernel<false>), blocks, TILE_THREADS, queue, a);
+    bool fine = a.rows % 16 == 0 && a.columns % 8 == 0 && aligned(a.x, a.x_stride, 8) &&
+                aligned(a.transposed, a.transposed_stride);
+    return fine ? ND_LAUNCH_MEETING((transpose_kernel<true>), blocks, TILE_THREADS, queue, a)
+                : ND_LAUNCH_MEETING((transpose_kernel<false>), blocks, TILE_THREADS, queue, a);
 }

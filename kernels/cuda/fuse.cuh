@@ -78,6 +78,12 @@ struct fuse_view {
     const float *scale;
     int64_t stride;
     bool e4m3;
+
+    /* Read it before the first store, which the compiler must take for one to it. */
+    __device__ float scale_value() const
+    {
+        return codes ? *scale : 1.0f;
+    }
 };
 
 inline fuse_view fuse_view_of(const nd_cuda_fuse *fuse)
@@ -103,23 +109,23 @@ inline bool fuse_is_on(const nd_cuda_fuse *fuse)
  * amax_merge.
  */
 template <int N, class T>
-__device__ inline uint32_t store_fused(T *to, const fuse_view &f, int64_t row, int64_t column,
-                                       const float (&x)[N], int n)
+__device__ inline uint32_t store_fused(T *to, const fuse_view &f, float scale, int64_t row,
+                                       int64_t column, const float (&x)[N])
 {
     pack<T, N> stored;
     float values[N];
     uint32_t size = 0;
     narrow_all(x, stored);
     if (to) {
-        store<N>(to, stored, n);
+        store<N>(to, stored);
     }
     ND_UNROLL
     for (int i = 0; i < N; i++) {
         values[i] = get(stored, i);
-        size = larger(size, i < n ? size_bits(values[i]) : 0u);
+        size = larger(size, size_bits(values[i]));
     }
     if (f.codes) {
-        store<N>(f.codes + row * f.stride + column, encode_scaled<N>(values, *f.scale, f.e4m3), n);
+        store<N>(f.codes + row * f.stride + column, encode_scaled<N>(values, scale, f.e4m3));
     }
     return size;
 }

@@ -18,15 +18,14 @@ namespace nd {
 
 enum { MAP_THREADS = 256 };
 
-/* A pack of a row: its columns are [column, column + n). */
+/* A pack of a row: its columns are [column, column + N). */
 struct place {
     int64_t row, column;
     int64_t at[3]; /* the row's index on each outer axis; 2-d views use the last */
-    int n;
 };
 
 template <int OPERANDS> struct layout {
-    int64_t rows, inner, packs; /* packs of one row */
+    int64_t rows, packs; /* packs of one row */
     int64_t stride[OPERANDS][3];
     int axes;  /* outer axes: 1, or up to 3 */
     bool wide; /* more packs than a divider takes */
@@ -47,8 +46,6 @@ template <int OPERANDS> struct layout {
             p.row = wide ? v / packs : (int64_t)by_packs.quotient((uint32_t)v);
             p.column = (v - p.row * packs) * N;
         }
-        int64_t left = inner - p.column;
-        p.n = left < N ? (int)left : N;
         p.at[0] = p.at[1] = 0;
         p.at[2] = p.row;
         if (axes > 1) {
@@ -123,7 +120,7 @@ template <int OPERANDS> bool packs_align(const nd_tensor *t, const layout<OPERAN
 }
 
 /*
- * The layout of operands of one count, in packs of `pack` elements where they align; *N is pack or 1. Operands without
+ * The layout of operands of one count, in packs of `pack` elements where rows are made of aligned ones; *N is pack or 1. Operands without
  * data take part in nothing. keep_rows: the operands are 2-d and place.row is their row; else neighbouring axes are
  * merged where every operand allows it, and the flat case is one row.
  */
@@ -163,7 +160,6 @@ layout<OPERANDS> layout_of(const nd_tensor (&t)[OPERANDS], int pack, bool keep_r
         }
     }
     int64_t outer[3] = {1, 1, 1};
-    l.inner = shape[kept - 1];
     for (int a = 0; a + 1 < kept; a++) {
         int to = 3 - (kept - 1) + a;
         outer[to] = shape[a];
@@ -173,8 +169,8 @@ layout<OPERANDS> layout_of(const nd_tensor (&t)[OPERANDS], int pack, bool keep_r
     }
     l.rows = outer[0] * outer[1] * outer[2];
     l.axes = outer[0] * outer[1] > 1 ? 3 : 1;
-    *N = packs_align<OPERANDS>(t, l, pack) ? pack : 1;
-    l.packs = ceil_div(l.inner, *N);
+    *N = shape[kept - 1] % pack == 0 && packs_align<OPERANDS>(t, l, pack) ? pack : 1;
+    l.packs = shape[kept - 1] / *N;
     l.wide = l.rows * l.packs >= (int64_t)1 << 31;
     l.by_packs = divider::by(l.packs > 0 ? l.packs : 1);
     l.by_last = divider::by(outer[2] > 0 ? outer[2] : 1);

@@ -35,7 +35,7 @@ __device__ inline int range_of(const range_list &ranges, uint32_t block)
 
 /* p -= lr wd p; m, v; p -= lr (m / bias1) / (sqrt(v / bias2) + eps). */
 template <int N> struct adamw_step {
-    float lr, beta1, beta2, eps, weight_decay, grad_scale, bias1, bias2;
+    float lr, beta1, beta2, eps, weight_decay, grad_scale, by_bias1, by_bias2; /* by: 1 / bias */
     float *p, *m, *v;
     const float *grad;
     bf16 *resident;
@@ -59,7 +59,7 @@ template <int N> struct adamw_step {
             float g = s.grad.e[i] * grad_scale, x = s.p.e[i] - decay * s.p.e[i];
             s.m.e[i] = beta1 * s.m.e[i] + (1.0f - beta1) * g;
             s.v.e[i] = beta2 * s.v.e[i] + (1.0f - beta2) * g * g;
-            s.p.e[i] = x - lr * (s.m.e[i] / bias1) / (sqrtf(s.v.e[i] / bias2) + eps);
+            s.p.e[i] = x - lr * (s.m.e[i] * by_bias1) / (sqrtf(s.v.e[i] * by_bias2) + eps);
         }
     }
 
@@ -130,6 +130,7 @@ __global__ void __launch_bounds__(THREADS)
         if (mine >= begin && mine + N <= end) {
             step.finish(mine, states[u], decays);
         } else if (N > 1 && mine < end && mine + N > begin) {
+            ND_NO_UNROLL
             for (int64_t one = mine > begin ? mine : begin; one < end && one < mine + N; one++) {
                 typename S1::state state;
                 single.load(one, state);
@@ -182,8 +183,19 @@ template <int N>
 adamw_step<N> adamw_of(const nd_adamw *o, float *p, float *m, float *v, const float *grad,
                        nd_bf16 *resident)
 {
-    return {o->lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->grad_scale, o->bias1, o->bias2,
-            p,     m,        v,        grad,   (bf16 *)resident};
+    return {o->lr,
+            o->beta1,
+            o->beta2,
+            o->eps,
+            o->weight_decay,
+            o->grad_scale,
+            1.0f / o->bias1,
+            1.0f / o->bias2,
+            p,
+            m,
+            v,
+            grad,
+            (bf16 *)resident};
 }
 
 template <int N>

@@ -8,7 +8,7 @@
  *   ND_LAUNCH(kernel, grid, block, queue, arguments...)   a kernel whose threads do not meet
  *   ND_LAUNCH_MEETING(...)                                the same for kernels with barriers, shuffles or shared memory
  *   ND_SHARED(type, name, count)                          static shared memory, aligned to 16 bytes
- *   ND_UNROLL                                             unrolls the loop that follows
+ *   ND_UNROLL, ND_NO_UNROLL                               for the loop that follows
  *   zero_async, processors                                below
  *
  * Both launches are expressions of type int, a cudaError_t. A template's kernel is put in parentheses.
@@ -20,6 +20,7 @@
 
 #define ND_SHARED(type, name, count) __shared__ __align__(16) type name[count]
 #define ND_UNROLL                    _Pragma("unroll")
+#define ND_NO_UNROLL                 _Pragma("unroll 1")
 #define ND_EXPECT_ALIGNED(p, bytes)  ((void)0)
 
 #define ND_LAUNCH(kernel, grid, block, queue, ...)                                                 \

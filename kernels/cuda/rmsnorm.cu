@@ -25,22 +25,36 @@ struct forward_args {
     fuse_view fuse;
 };
 
-/* x, or x + delta rounded and stored. */
+template <class T, int N> struct input_packs {
+    pack<T, N> x, delta;
+};
+
 template <class T, int N>
-__device__ inline pack<T, N> read_input(const forward_args &a, int64_t row, int column, int n)
+__device__ inline void read_input(const forward_args &a, int64_t row, int column,
+                                  input_packs<T, N> &in)
 {
-    pack<T, N> in = load<N>((const T *)a.x + row * a.x_stride + column, n);
+    bool there = column < a.columns;
+    in.x = load<N>((const T *)a.x + row * a.x_stride + column, there);
+    in.delta = zeros<T, N>();
     if (a.delta) {
-        pack<T, N> delta = load<N>((const T *)a.delta + row * a.delta_stride + column, n);
+        in.delta = load<N>((const T *)a.delta + row * a.delta_stride + column, there);
+    }
+}
+
+/* x, or x + delta rounded and stored: what is normalised. */
+template <class T, int N>
+__device__ inline void add_input(const forward_args &a, int64_t row, int column,
+                                 input_packs<T, N> &in)
+{
+    if (a.delta && column < a.columns) {
         float sum[N];
         ND_UNROLL
         for (int i = 0; i < N; i++) {
-            sum[i] = get(in, i) + get(delta, i);
+            sum[i] = get(in.x, i) + get(in.delta, i);
         }
-        narrow_all(sum, in);
-        store<N>((T *)a.sum + row * a.sum_stride + column, in, n);
+        narrow_all(sum, in.x);
+        store<N>((T *)a.sum + row * a.sum_stride + column, in.x);
     }
-    return in;
 }
 
 template <class T, int N> __device__ inline float squares_of(const pack<T, N> &in)
@@ -54,10 +68,9 @@ template <class T, int N> __device__ inline float squares_of(const pack<T, N> &i
 }
 
 template <class T, int N, bool FUSED>
-__device__ inline uint32_t write_output(const forward_args &a, int64_t row, int column, int n,
-                                        const pack<T, N> &in, float rstd)
+__device__ inline uint32_t write_output(const forward_args &a, float scale, int64_t row, int column,
+                                        const pack<T, N> &in, const pack<T, N> &weight, float rstd)
 {
-    pack<T, N> weight = load<N>((const T *)a.weight + column, n);
     float y[N];
     ND_UNROLL
     for (int i = 0; i < N; i++) {
@@ -65,9 +78,9 @@ __device__ inline uint32_t write_output(const forward_args &a, int64_t row, int 
     }
     T *to = a.y ? (T *)a.y + row * a.y_stride + column : NULL;
     if constexpr (FUSED) {
-        return store_fused<N>(to, a.fuse, row, column, y, n);
+        return store_fused<N>(to, a.fuse, scale, row, column, y);
     }
-    store_floats<N>(to, y, n);
+    store_floats<N>(to, y);
     return 0;
 }
 
@@ -76,24 +89,33 @@ __global__ void __launch_bounds__(MAX_THREADS) forward_kernel(const forward_args
 {
     ND_SHARED(float, slots, 64);
     const int step = (int)blockDim.x * N, mine = (int)threadIdx.x * N;
+    const T *weights = (const T *)a.weight;
+    const float scale = FUSED ? a.fuse.scale_value() : 1.0f;
     int parity = 0;
     uint32_t largest = 0;
+    pack<T, N> weight[K > 0 ? K : 1];
+    ND_UNROLL
+    for (int k = 0; k < K; k++) {
+        weight[k] = load<N>(weights + mine + k * step, mine + k * step < a.columns);
+    }
     for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x, parity ^= 32) {
-        pack<T, N> in[K > 0 ? K : 1];
+        input_packs<T, N> in[K > 0 ? K : 1];
         float squares = 0.0f;
         if constexpr (K > 0) {
             ND_UNROLL
+            for (int k = 0; k < K; k++) { /* all reads before the first store */
+                read_input(a, row, mine + k * step, in[k]);
+            }
+            ND_UNROLL
             for (int k = 0; k < K; k++) {
-                int column = mine + k * step;
-                if (column < a.columns) {
-                    in[k] = read_input<T, N>(a, row, column, a.columns - column);
-                    squares += squares_of<T, N>(in[k]);
-                }
+                add_input(a, row, mine + k * step, in[k]);
+                squares += squares_of<T, N>(in[k].x);
             }
         } else {
             for (int column = mine; column < a.columns; column += step) {
-                in[0] = read_input<T, N>(a, row, column, a.columns - column);
-                squares += squares_of<T, N>(in[0]);
+                read_input(a, row, column, in[0]);
+                add_input(a, row, column, in[0]);
+                squares += squares_of<T, N>(in[0].x);
             }
         }
         squares = block_sum(squares, slots + parity);
@@ -104,9 +126,10 @@ __global__ void __launch_bounds__(MAX_THREADS) forward_kernel(const forward_args
         if constexpr (K > 0) {
             ND_UNROLL
             for (int k = 0; k < K; k++) {
-                int column = mine + k * step, n = a.columns - column;
-                if (n > 0) {
-                    uint32_t size = write_output<T, N, FUSED>(a, row, column, n, in[k], rstd);
+                int column = mine + k * step;
+                if (column < a.columns) {
+                    uint32_t size =
+                        write_output<T, N, FUSED>(a, scale, row, column, in[k].x, weight[k], rstd);
                     largest = larger(largest, size);
                 }
             }
@@ -114,9 +137,10 @@ __global__ void __launch_bounds__(MAX_THREADS) forward_kernel(const forward_args
             const T *from = (const T *)(a.delta ? a.sum : a.x);
             from += row * (a.delta ? a.sum_stride : a.x_stride);
             for (int column = mine; column < a.columns; column += step) {
-                int n = a.columns - column;
-                in[0] = load<N>(from + column, n);
-                uint32_t size = write_output<T, N, FUSED>(a, row, column, n, in[0], rstd);
+                pack<T, N> again = load<N>(from + column);
+                weight[0] = load<N>(weights + column);
+                uint32_t size =
+                    write_output<T, N, FUSED>(a, scale, row, column, again, weight[0], rstd);
                 largest = larger(largest, size);
             }
         }
@@ -179,13 +203,12 @@ template <class T, int N> struct row_packs {
 template <class T, int N>
 __device__ inline void read_row(const backward_args &a, int64_t row, int column, row_packs<T, N> &r)
 {
-    int n = a.columns - column;
-    if (row < a.rows && n > 0) {
-        r.dy = load<N>((const T *)a.dy + row * a.dy_stride + column, n);
-        r.x = load<N>((const T *)a.x + row * a.x_stride + column, n);
-        if (a.dres) {
-            r.dres = load<N>((const T *)a.dres + row * a.dres_stride + column, n);
-        }
+    bool there = row < a.rows && column < a.columns;
+    r.dy = load<N>((const T *)a.dy + row * a.dy_stride + column, there);
+    r.x = load<N>((const T *)a.x + row * a.x_stride + column, there);
+    r.dres = zeros<T, N>();
+    if (a.dres) {
+        r.dres = load<N>((const T *)a.dres + row * a.dres_stride + column, there);
     }
 }
 
@@ -216,7 +239,7 @@ __device__ inline void write_dx(const backward_args &a, int64_t row, int column,
         float g = get(weight, i) * get(r.dy, i);
         dx[i] = rstd * (g - get(r.x, i) * factor) + (a.dres ? get(r.dres, i) : 0.0f);
     }
-    store_floats<N>((T *)a.dx + row * a.dx_stride + column, dx, a.columns - column);
+    store_floats<N>((T *)a.dx + row * a.dx_stride + column, dx);
 }
 
 /*
@@ -231,24 +254,24 @@ __global__ void __launch_bounds__(MAX_THREADS) backward_kernel(const backward_ar
     float dweight[K][N] = {};
     pack<T, N> weight[K];
     row_packs<T, N> next[K];
+    float next_rstd = blockIdx.x < a.rows ? a.rstd[blockIdx.x] : 0.0f;
     int parity = 0;
     ND_UNROLL
     for (int k = 0; k < K; k++) {
         int column = mine + k * step;
-        weight[k] = load<N>((const T *)a.weight + (column < a.columns ? column : 0),
-                            column < a.columns ? a.columns - column : 0);
-        next[k] = {zeros<T, N>(), zeros<T, N>(), zeros<T, N>()};
+        weight[k] = load<N>((const T *)a.weight + column, column < a.columns);
         if (AHEAD) {
             read_row(a, blockIdx.x, column, next[k]);
         }
     }
     for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x, parity ^= 32) {
         row_packs<T, N> now[K];
-        float rstd = a.rstd[row], dot = 0.0f;
+        float rstd = next_rstd, dot = 0.0f;
+        next_rstd = row + gridDim.x < a.rows ? a.rstd[row + gridDim.x] : 0.0f;
         ND_UNROLL
         for (int k = 0; k < K; k++) {
-            now[k] = next[k];
             if (AHEAD) {
+                now[k] = next[k];
                 read_row(a, row + gridDim.x, mine + k * step, next[k]);
             } else {
                 read_row(a, row, mine + k * step, now[k]);
@@ -274,9 +297,7 @@ __global__ void __launch_bounds__(MAX_THREADS) backward_kernel(const backward_ar
             float *to = a.partials + (int64_t)blockIdx.x * a.columns + column;
             ND_UNROLL
             for (int i = 0; i < N; i++) {
-                if (column + i < a.columns) {
-                    to[i] = dweight[k][i];
-                }
+                to[i] = dweight[k][i];
             }
         }
     }
@@ -294,7 +315,7 @@ __global__ void __launch_bounds__(MAX_THREADS) backward_long_kernel(const backwa
         sums[column] = 0.0f;
     }
     for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x, parity ^= 32) {
-        row_packs<T, 1> r = {zeros<T, 1>(), zeros<T, 1>(), zeros<T, 1>()};
+        row_packs<T, 1> r;
         float rstd = a.rstd[row], dot = 0.0f;
         for (int column = (int)threadIdx.x; column < a.columns; column += step) {
             read_row(a, row, column, r);

@@ -24,7 +24,7 @@ template <class T, int N> struct forward_of {
 
     struct state {
         int64_t row, column, to;
-        int n;
+        float scale;
         pack<T, N> gate, up;
     };
 
@@ -34,9 +34,9 @@ template <class T, int N> struct forward_of {
         s.row = p.row;
         s.column = p.column;
         s.to = l.offset(OUT, p);
-        s.n = p.n;
-        s.gate = nd::load<N>(gate + l.offset(GATE, p), p.n);
-        s.up = nd::load<N>(up + l.offset(UP, p), p.n);
+        s.scale = fuse.scale_value();
+        s.gate = nd::load<N>(gate + l.offset(GATE, p));
+        s.up = nd::load<N>(up + l.offset(UP, p));
     }
 
     __device__ void compute(const state &s, float (&x)[N]) const
@@ -52,7 +52,7 @@ template <class T, int N> struct forward_of {
     {
         float x[N];
         compute(s, x);
-        store_floats<N>(out + s.to, x, s.n);
+        store_floats<N>(out + s.to, x);
     }
 
     __device__ void finish(state &s, uint32_t (&sizes)[1]) const
@@ -60,7 +60,7 @@ template <class T, int N> struct forward_of {
         float x[N];
         compute(s, x);
         T *to = out ? out + s.to : NULL;
-        sizes[0] = larger(sizes[0], store_fused<N>(to, fuse, s.row, s.column, x, s.n));
+        sizes[0] = larger(sizes[0], store_fused<N>(to, fuse, s.scale, s.row, s.column, x));
     }
 };
 
@@ -100,7 +100,7 @@ template <class T, int N> struct backward_of {
 
     struct state {
         int64_t row, column, to_gate, to_up;
-        int n;
+        float scale[2];
         pack<T, N> dout, gate, up;
     };
 
@@ -111,10 +111,11 @@ template <class T, int N> struct backward_of {
         s.column = p.column;
         s.to_gate = l.offset(DGATE, p);
         s.to_up = l.offset(DUP, p);
-        s.n = p.n;
-        s.dout = nd::load<N>(dout + l.offset(DOUT, p), p.n);
-        s.gate = nd::load<N>(gate + l.offset(B_GATE, p), p.n);
-        s.up = nd::load<N>(up + l.offset(B_UP, p), p.n);
+        s.scale[0] = fuse[0].scale_value();
+        s.scale[1] = fuse[1].scale_value();
+        s.dout = nd::load<N>(dout + l.offset(DOUT, p));
+        s.gate = nd::load<N>(gate + l.offset(B_GATE, p));
+        s.up = nd::load<N>(up + l.offset(B_UP, p));
     }
 
     __device__ void compute(const state &s, float (&dg)[N], float (&du)[N]) const
@@ -131,8 +132,8 @@ template <class T, int N> struct backward_of {
     {
         float dg[N], du[N];
         compute(s, dg, du);
-        store_floats<N>(dgate + s.to_gate, dg, s.n);
-        store_floats<N>(dup + s.to_up, du, s.n);
+        store_floats<N>(dgate + s.to_gate, dg);
+        store_floats<N>(dup + s.to_up, du);
     }
 
     __device__ void finish(state &s, uint32_t (&sizes)[2]) const
@@ -140,8 +141,10 @@ template <class T, int N> struct backward_of {
         float dg[N], du[N];
         compute(s, dg, du);
         T *to_gate = dgate ? dgate + s.to_gate : NULL, *to_up = dup ? dup + s.to_up : NULL;
-        sizes[0] = larger(sizes[0], store_fused<N>(to_gate, fuse[0], s.row, s.column, dg, s.n));
-        sizes[1] = larger(sizes[1], store_fused<N>(to_up, fuse[1], s.row, s.column, du, s.n));
+        sizes[0] =
+            larger(sizes[0], store_fused<N>(to_gate, fuse[0], s.scale[0], s.row, s.column, dg));
+        sizes[1] =
+            larger(sizes[1], store_fused<N>(to_up, fuse[1], s.scale[1], s.row, s.column, du));
     }
 };
 

@@ -30,6 +30,7 @@
 /* ---- platform.cuh ---- */
 
 #define ND_UNROLL
+#define ND_NO_UNROLL
 #define ND_SHARED(type, name, count)                                                               \
     static const char name##_key = 0;                                                              \
     type *name = (type *)hostcuda::shared(&name##_key, sizeof(type) * (count))
