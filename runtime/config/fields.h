@@ -9,6 +9,7 @@
 #include <stddef.h>
 
 #include "runtime/config/config.h"
+#include "runtime/config/text.h"
 
 typedef enum nd_field_type {
     ND_FIELD_TYPE_INT = 0,
@@ -72,23 +73,12 @@ int nd_section_find(const char *name);
 /* "1 or more", "0 to 64", "bf16, fp32 or fp8"; returns buffer. */
 const char *nd_field_range(nd_field_id id, char *buffer, size_t size);
 
+/* Choice number `index` of "a|b|c", not terminated; NULL when there are fewer. */
+const char *nd_choice_at(const char *choices, unsigned index, size_t *length);
+
 /* true, yes, on / false, no, off in any case; with `digits` 1 and 0 too. */
 bool nd_bool_parse(const char *text, bool digits, bool *out);
 /* Decimal, whole text, no overflow. */
 bool nd_int_parse(const char *text, int64_t *out);
-
-/* Replaces an owned string; NULL is stored as "". */
-nd_status nd_text_replace(char **target, const char *text);
-
-/* A string that grows; on any failure `status` stays set and later appends do nothing. */
-typedef struct nd_text {
-    char *data;
-    size_t used, room;
-    nd_status status;
-} nd_text;
-
-void nd_text_append(nd_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Hands the string over (or frees it and returns the failure). */
-nd_status nd_text_take(nd_text *text, char **out);
 
 #endif

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/config/text.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+nd_status nd_text_replace(char **target, const char *text)
+{
+    char *copy = strdup(text ? text : "");
+    if (!copy) {
+        return nd_fail(ND_ERR_INTERNAL, "out of host memory while copying a string");
+    }
+    free(*target);
+    *target = copy;
+    return ND_OK;
+}
+
+bool nd_text_is_clean(const char *text)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    while (*p) {
+        int more = *p < 0x80    ? 0
+                   : *p > 0xf4  ? -1
+                   : *p >= 0xf0 ? 3
+                   : *p >= 0xe0 ? 2
+                   : *p >= 0xc2 ? 1
+                                : -1;
+        static const unsigned first_mask[] = {0x7f, 0x1f, 0x0f, 0x07};
+        static const unsigned least[] = {0x20, 0xa0, 0x800, 0x10000};
+        if (more < 0) {
+            return false;
+        }
+        unsigned code = *p++ & first_mask[more];
+        for (int i = 0; i < more; i++, p++) {
+            if ((*p & 0xc0) != 0x80) {
+                return false;
+            }
+            code = code << 6 | (*p & 0x3f);
+        }
+        if (code < least[more] || code == 0x7f || code > 0x10ffff ||
+            (code >= 0xd800 && code < 0xe000) || code == 0x2028 || code == 0x2029 ||
+            code == 0xfeff || code == 0xfffe || code == 0xffff) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void nd_text_append(nd_text *text, const char *format, ...)
+{
+    va_list args;
+    if (text->status != ND_OK) {
+        return;
+    }
+    va_start(args, format);
+    int more = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    if (more < 0) {
+        text->status = nd_fail(ND_ERR_INTERNAL, "cannot format '%s'", format);
+        return;
+    }
+    if (text->used + (size_t)more + 1 > text->room) {
+        size_t room = (text->used + (size_t)more + 1) * 2;
+        char *data = realloc(text->data, room);
+        if (!data) {
+            text->status = nd_fail(ND_ERR_INTERNAL, "out of host memory: %zu bytes", room);
+            return;
+        }
+        text->data = data;
+        text->room = room;
+    }
+    va_start(args, format);
+    vsnprintf(text->data + text->used, (size_t)more + 1, format, args);
+    va_end(args);
+    text->used += (size_t)more;
+}
+
+nd_status nd_text_take(nd_text *text, char **out)
+{
+    nd_text_append(text, "%s", ""); /* an empty text is a string, too */
+    nd_status status = text->status;
+    if (status != ND_OK) {
+        free(text->data);
+    } else {
+        *out = text->data;
+    }
+    *text = (nd_text){0};
+    return status;
+}
