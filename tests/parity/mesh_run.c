@@ -31,6 +31,10 @@ static void fill_config(nd_config *c, const mesh_job *job, const mesh_case *m)
     c->train.gradient_accumulation_steps = job->global_batch / (dp * m->micro_batch);
     c->train.precision = job->precision;
     c->train.seed = 7;
+    c->fp8.recipe = job->recipe;
+    c->fp8.all_gather = job->all_gather;
+    c->fp8.amax_compute = job->amax_compute;
+    c->fp8.amax_history_length = job->history_length;
     c->optimizer.name = job->optimizer;
     c->optimizer.lr = job->lr;
     c->optimizer.beta1 = 0.9;
@@ -108,6 +112,10 @@ static nd_status train_steps(shared_run *run, nd_trainer *t, nd_loader *loader)
         nd_step_batch batch;
         nd_step_result result;
         ND_TRY(nd_loader_next(loader, &batch));
+        if (step == 0 && run->job->observe) {
+            ND_TRY(nd_trainer_gradients(t, &batch, &result));
+            ND_TRY(run->job->observe(run->job->observe_context, t));
+        }
         ND_TRY(nd_trainer_step(t, &batch, &result));
         if (step == 0) {
             ND_TRY(collect(run, t, true));
@@ -131,6 +139,15 @@ static void keep_counts(mesh_result *out, const nd_trainer *t)
     out->activation_bytes = nd_memplan_class_bytes(&t->plan, ND_MEM_ACTIVATIONS);
 }
 
+static void round_weights(nd_trainer *t)
+{
+    for (int64_t i = 0; i < t->model->layout->shard_total; i++) {
+        float *w = &t->model->fsdp.master[i];
+        *w = nd_bf16_to_f32(nd_bf16_from_f32(*w));
+    }
+    nd_fsdp_weights_changed(&t->model->fsdp);
+}
+
 static nd_status train_rank(shared_run *run, nd_rank *rank)
 {
     nd_trainer *trainer = NULL;
@@ -149,6 +166,9 @@ static nd_status train_rank(shared_run *run, nd_rank *rank)
     ND_TRY_OUT(nd_trainer_create(rank, &trainer));
     ND_TRY_OUT(nd_trainer_commit(trainer));
     ND_TRY_OUT(nd_fsdp_init_weights(&trainer->model->fsdp, rank->shape.init_std, 3));
+    if (run->job->bf16_weights) {
+        round_weights(trainer);
+    }
     ND_TRY_OUT(nd_loader_open(run->data, &options, &loader));
     ND_TRY_OUT(train_steps(run, trainer, loader));
     if (rank->rank == 0) {

@@ -24,6 +24,8 @@ typedef struct mesh_case {
     nd_recompute recompute;
 } mesh_case;
 
+struct nd_trainer;
+
 typedef struct mesh_job {
     nd_llama_shape shape;
     const char *data_path;
@@ -33,6 +35,15 @@ typedef struct mesh_job {
     nd_optimizer_kind optimizer;
     nd_precision precision;
     double lr, max_grad_norm, weight_decay;
+    /* FP8, with precision ND_PRECISION_FP8 */
+    nd_fp8_recipe recipe;
+    nd_fp8_amax amax_compute;
+    int64_t history_length;
+    bool all_gather;
+    bool bf16_weights; /* initial weights are rounded to BF16 */
+    /* Called on every rank after the gradients of step 1, before the update; ranks run at the same time. */
+    nd_status (*observe)(void *context, struct nd_trainer *trainer);
+    void *observe_context;
 } mesh_job;
 
 typedef struct mesh_result {
