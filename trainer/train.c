@@ -106,7 +106,8 @@ static nd_status one_step(run_state *s)
     nd_rank *r = s->rank;
     nd_step_batch batch;
     nd_step_result result;
-    int64_t wire = nd_groups_bytes_sent(&r->groups), begin = nd_clock_ns();
+    int64_t wire[ND_TRAFFIC_COUNT], sent[ND_TRAFFIC_COUNT], begin = nd_clock_ns();
+    nd_traffic_bytes(&r->groups, wire);
     ND_RUN(r, ND_TRACE_DATA, nd_loader_next(s->loader, &batch));
     ND_TRY(nd_trainer_step(s->trainer, &batch, &result));
     ND_TRY(agree_to_stop(s));
@@ -124,8 +125,12 @@ static nd_status one_step(run_state *s)
         .step_seconds = (double)(nd_clock_ns() - begin) * 1e-9,
         .data_wait_seconds = batch.wait_seconds,
         .peak_memory_bytes = peak_memory(),
-        .wire_bytes = nd_groups_bytes_sent(&r->groups) - wire,
+        .skipped = result.skipped,
     };
+    nd_traffic_bytes(&r->groups, sent);
+    for (int k = 0; k < ND_TRAFFIC_COUNT; k++) {
+        record.wire_bytes[k] = sent[k] - wire[k];
+    }
     return nd_metrics_step(s->files.metrics, &record);
 }
 

@@ -4,7 +4,10 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "runtime/base/log.h"
+#include "trainer/model/nonfinite.h"
 #include "trainer/optim/schedule.h"
+#include "trainer/precision/health.h"
 
 nd_status nd_trainer_check_precision(const nd_config *config, const nd_llama_shape *shape)
 {
@@ -150,21 +153,51 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     return ND_OK;
 }
 
+/* Loss and norm are the same on every rank, and so is what becomes of the step. */
+static nd_status not_finite(nd_trainer *t, nd_step_result *out)
+{
+    char where[ND_NONFINITE_NAME];
+    long long step = (long long)t->step + 1;
+    bool skip = t->rank->config->train.nonfinite == ND_NONFINITE_SKIP;
+    ND_TRY(nd_nonfinite_find(t->model, where));
+    const char *first = where[0] ? where : "none of weights, block inputs and gradients";
+    if (!skip) {
+        return nd_fail(
+            ND_ERR_NUMERIC,
+            "step %lld: the loss is %g and the gradient norm %g; the first tensor that is "
+            "not finite is %s; the weights are those of step %lld; try a lower "
+            "optimizer.lr, more warmup_steps, optimizer.max_grad_norm, or "
+            "train.nonfinite: skip",
+            step, out->loss, out->grad_norm, first, step - 1);
+    }
+    if (t->rank->rank == 0) {
+        nd_log_warning("step %lld is skipped: the loss is %g and the gradient norm %g; the first "
+                       "tensor that is not finite is %s",
+                       step, out->loss, out->grad_norm, first);
+    }
+    ND_TRY(nd_scales_forget(&t->model->scales));
+    out->lr = nd_schedule_lr(t->rank->config, t->step + 1);
+    out->skipped = true;
+    t->skipped++;
+    t->step++;
+    return ND_OK;
+}
+
 nd_status nd_trainer_step(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
 {
-    ND_TRY(nd_trainer_gradients(t, batch, out));
+    nd_scales *scales = &t->model->scales;
     int64_t step = t->step + 1;
+    *out = (nd_step_result){0};
+    ND_TRY(nd_health_begin(scales, step));
+    ND_TRY(nd_trainer_gradients(t, batch, out));
+    ND_TRY(nd_health_end(scales, step));
     if (!isfinite(out->loss) || !isfinite(out->grad_norm)) {
-        return nd_fail(ND_ERR_NUMERIC,
-                       "step %lld: the loss is %g and the gradient norm %g; the weights are those "
-                       "of step %lld; try a "
-                       "lower optimizer.lr, more warmup_steps, or optimizer.max_grad_norm",
-                       (long long)step, out->loss, out->grad_norm, (long long)t->step);
+        return not_finite(t, out);
     }
     nd_progress_set_phase(t->rank->progress, ND_PHASE_OPTIMIZER, step);
-    ND_TRY(nd_scales_advance(&t->model->scales));
+    ND_TRY(nd_scales_advance(scales));
     out->lr = nd_schedule_lr(t->rank->config, step);
-    ND_TRY(nd_optimizer_step(&t->optimizer, step, out->lr, out->grad_norm));
+    ND_TRY(nd_optimizer_step(&t->optimizer, step - t->skipped, out->lr, out->grad_norm));
     t->step = step;
     return ND_OK;
 }

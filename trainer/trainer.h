@@ -17,7 +17,8 @@ typedef struct nd_trainer {
     nd_model *model;
     nd_gradsync sync;
     nd_optimizer optimizer;
-    int64_t step; /* optimizer steps done */
+    int64_t step;    /* steps done, also those that were skipped */
+    int64_t skipped; /* without an update: not finite, and train.nonfinite is skip */
 } nd_trainer;
 
 typedef struct nd_step_result {
@@ -25,6 +26,7 @@ typedef struct nd_step_result {
     double grad_norm; /* before clipping */
     double lr;
     int64_t tokens; /* counted labels of the step, global */
+    bool skipped;
 } nd_step_result;
 
 /* What FP8 asks of model and mesh, before any worker starts: ND_ERR_CONFIG with the numbers. */
@@ -42,7 +44,10 @@ void nd_trainer_destroy(nd_trainer *trainer);
 /* Gradients of one step (all micro-batches), reduced over the mesh; fills loss, grad_norm, tokens. */
 nd_status nd_trainer_gradients(nd_trainer *trainer, const nd_step_batch *batch,
                                nd_step_result *out);
-/* Gradients, then the update. ND_ERR_NUMERIC, alike on all ranks, when loss or norm is not finite. */
+/*
+ * Gradients, then the update. When loss or norm is not finite, alike on all ranks: ND_ERR_NUMERIC naming the step and
+ * the first tensor, or, with train.nonfinite skip, a warning and no update.
+ */
 nd_status nd_trainer_step(nd_trainer *trainer, const nd_step_batch *batch, nd_step_result *out);
 
 /* Mean NLL over `batches` calls of the (rewound) validation loader; all ranks take part. */

@@ -186,7 +186,5 @@ typedef struct nd_groups {
 } nd_groups;
 nd_status nd_groups_create(nd_transport *transport, const nd_mesh *mesh, nd_groups *out);
 void nd_groups_destroy(nd_groups *groups);
-/* Payload that this rank put on the wire since the groups were made, all operations together. */
-int64_t nd_groups_bytes_sent(const nd_groups *groups);
 
 #endif

@@ -82,21 +82,3 @@ void nd_groups_destroy(nd_groups *groups)
         groups->by_kind[kind] = NULL;
     }
 }
-
-static int64_t bytes_of(const nd_comm *comm)
-{
-    int64_t bytes = 0;
-    for (int op = 0; op < ND_COMM_OP_COUNT; op++) {
-        bytes += comm->stats.bytes_sent[op];
-    }
-    return bytes;
-}
-
-int64_t nd_groups_bytes_sent(const nd_groups *groups)
-{
-    int64_t bytes = bytes_of(groups->gradients);
-    for (int kind = 0; kind < ND_GROUP_COUNT; kind++) {
-        bytes += bytes_of(groups->by_kind[kind]);
-    }
-    return bytes;
-}

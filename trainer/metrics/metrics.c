@@ -117,23 +117,38 @@ static const char *number(char text[32], double value)
     return text;
 }
 
+/* {"weights":1,"gradients":2,...}; returns their sum. */
+static int64_t wire_object(char text[256], const int64_t bytes[ND_TRAFFIC_COUNT])
+{
+    int64_t sum = 0;
+    int used = 0;
+    for (nd_traffic_kind k = 0; k < ND_TRAFFIC_COUNT; k++) {
+        sum += bytes[k];
+        used += snprintf(text + used, 256 - (size_t)used, "%s\"%s\":%lld", k == 0 ? "{" : ",",
+                         nd_traffic_name(k), (long long)bytes[k]);
+    }
+    snprintf(text + used, 256 - (size_t)used, "}");
+    return sum;
+}
+
 static nd_status write_step(nd_metrics *m, const nd_step_record *r, double tokens_per_second)
 {
-    char line[LINE_MAX_BYTES], t[10][32];
+    char line[LINE_MAX_BYTES], t[10][32], wire[256];
     double each = tokens_per_second / m->world_size;
-    int length =
-        snprintf(line, sizeof line,
-                 "{\"step\":%lld,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"tokens\":%lld,"
-                 "\"tokens_seen\":%lld,\"wire_bytes\":%lld,\"step_ms\":%s,\"data_wait_ms\":%s,"
-                 "\"tokens_per_second\":%s,\"tokens_per_second_per_worker\":%s,"
-                 "\"tflops_per_worker_causal\":%s,\"tflops_per_worker_accelerate\":%s,"
-                 "\"peak_memory_bytes\":%.0f}\n",
-                 (long long)r->step, number(t[0], r->loss), number(t[1], r->grad_norm),
-                 number(t[2], r->lr), (long long)r->tokens, (long long)r->tokens_seen,
-                 (long long)r->wire_bytes, number(t[3], r->step_seconds * 1e3),
-                 number(t[4], r->data_wait_seconds * 1e3), number(t[5], tokens_per_second),
-                 number(t[6], each), number(t[7], each * m->flops_causal * 1e-12),
-                 number(t[8], each * m->flops_accelerate * 1e-12), r->peak_memory_bytes);
+    int64_t wire_bytes = wire_object(wire, r->wire_bytes);
+    int length = snprintf(
+        line, sizeof line,
+        "{\"step\":%lld,%s\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"tokens\":%lld,"
+        "\"tokens_seen\":%lld,\"wire_bytes\":%lld,\"wire\":%s,\"step_ms\":%s,\"data_wait_ms\":%s,"
+        "\"tokens_per_second\":%s,\"tokens_per_second_per_worker\":%s,"
+        "\"tflops_per_worker_causal\":%s,\"tflops_per_worker_accelerate\":%s,"
+        "\"peak_memory_bytes\":%.0f}\n",
+        (long long)r->step, r->skipped ? "\"skipped\":true," : "", number(t[0], r->loss),
+        number(t[1], r->grad_norm), number(t[2], r->lr), (long long)r->tokens,
+        (long long)r->tokens_seen, (long long)wire_bytes, wire, number(t[3], r->step_seconds * 1e3),
+        number(t[4], r->data_wait_seconds * 1e3), number(t[5], tokens_per_second),
+        number(t[6], each), number(t[7], each * m->flops_causal * 1e-12),
+        number(t[8], each * m->flops_accelerate * 1e-12), r->peak_memory_bytes);
     return append_line(m, line, length);
 }
 

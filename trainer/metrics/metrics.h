@@ -13,6 +13,7 @@
 #include "runtime/base/status.h"
 #include "runtime/config/config.h"
 #include "runtime/config/llama_shape.h"
+#include "trainer/metrics/traffic.h"
 
 typedef struct nd_metrics nd_metrics;
 
@@ -22,8 +23,9 @@ typedef struct nd_step_record {
     int64_t tokens;      /* valid labels of the step, global */
     int64_t tokens_seen; /* since the start, global */
     double step_seconds, data_wait_seconds;
-    double peak_memory_bytes; /* of this worker */
-    int64_t wire_bytes;       /* sent by this rank in the step */
+    double peak_memory_bytes;             /* of this worker */
+    int64_t wire_bytes[ND_TRAFFIC_COUNT]; /* sent by this rank in the step */
+    bool skipped;                         /* not finite, and train.nonfinite is skip */
 } nd_step_record;
 
 typedef struct nd_metrics_options {

@@ -32,6 +32,11 @@ nd_param_id nd_linear_param(int linear)
     return linears[linear].param;
 }
 
+const char *nd_linear_name(int linear)
+{
+    return linears[linear].module;
+}
+
 /* Out and in features: global, or of one rank when tp is above 1. */
 static void sizes_of(const nd_llama_shape *s, int linear, int64_t tp, int64_t *out, int64_t *in)
 {

@@ -44,6 +44,7 @@ void nd_filter_fini(nd_filter *filter);
 /* -1: not a linear of a block. */
 int nd_linear_of_param(nd_param_id id);
 nd_param_id nd_linear_param(int linear);
+const char *nd_linear_name(int linear); /* "self_attn.q_proj" */
 bool nd_filter_converts(const nd_filter *filter, int64_t layer, int linear);
 
 /*

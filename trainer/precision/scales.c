@@ -91,8 +91,8 @@ nd_status nd_scales_plan(nd_scales *s, const nd_layout *layout, int64_t vector, 
     s->ids[ID_VECTORS] =
         nd_memplan_add(plan, ND_MEM_SCRATCH, "fp8: scales of rows", rows ? 6 * vector : 0, 4);
     s->ids[ID_COUNTS] = nd_memplan_add(plan, ND_MEM_STATE, "fp8: health counts",
-                                       s->rank->config->fp8.health_interval ? s->sites : 0, 16);
-    ND_TRY(ND_ALLOC(s->sites, &s->elements));
+                                       s->rank->config->fp8.health_interval ? s->sites : 0, 24);
+    ND_TRY(ND_ALLOC(s->sites, &s->report));
     return find_weights(s);
 }
 
@@ -144,9 +144,9 @@ void nd_scales_fini(nd_scales *s)
 {
     nd_filter_fini(&s->filter);
     free(s->weights);
-    free(s->elements);
+    free(s->report);
     s->weights = NULL;
-    s->elements = NULL;
+    s->report = NULL;
 }
 
 nd_fp8 nd_scales_at(const nd_scales *s, int64_t site)
@@ -229,7 +229,7 @@ nd_status nd_scales_cast(nd_scales *s, int64_t site, nd_fp8 out, float *amax, nd
 {
     ND_OP(s->rank, ND_TRACE_CAST, fp8_cast, out, amax, x);
     if (s->healthy) {
-        s->elements[site] += nd_tensor_count(x);
+        s->report[site].elements += nd_tensor_count(x);
         ND_OP(s->rank, ND_TRACE_CAST, fp8_count, s->counts[site], x, out);
         if (out.granularity != ND_PER_TENSOR) {
             ND_TRY(nd_scales_measure(s, site, x));

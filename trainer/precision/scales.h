@@ -24,6 +24,13 @@ typedef struct nd_scale_vectors {
     float *amax, *scale, *inverse;
 } nd_scale_vectors;
 
+/* What the health log knows of a site, on the host. */
+typedef struct nd_site_report {
+    int64_t elements;  /* cast here since the counts were zeroed */
+    int64_t counts[3]; /* of all ranks: underflow, saturation, elements */
+    float amax, scale;
+} nd_site_report;
+
 /* Operands cast since the start: an operand of each linear (input: of each group) counts once per cast. */
 typedef struct nd_cast_counts {
     int64_t weights, inputs, gradients;
@@ -44,9 +51,10 @@ typedef struct nd_scales {
     float *limit;           /* (sites), delayed */
     nd_bf16 *rounded;       /* (layers x linears) */
     nd_scale_vectors vectors[2];
-    int64_t (*counts)[2]; /* (sites): nd_ops.fp8_count since the last reading; health log only */
-    int64_t *elements;    /* host, [sites]: what was counted */
-    bool healthy;         /* counting now */
+    int64_t (
+        *counts)[3]; /* (sites): nd_ops.fp8_count, and room for the elements; health log only */
+    nd_site_report *report; /* host, [sites] */
+    bool healthy;           /* counting now */
     nd_cast_counts casts;
     int ids[12];
 } nd_scales;

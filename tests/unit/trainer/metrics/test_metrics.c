@@ -57,7 +57,7 @@ static nd_step_record record_of(int64_t step)
                             .step_seconds = 0.5,
                             .data_wait_seconds = 0.001,
                             .peak_memory_bytes = 12345678,
-                            .wire_bytes = 4096};
+                            .wire_bytes = {4000, 96}};
 }
 
 static char *read_file(const char *path)

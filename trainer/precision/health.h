@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_PRECISION_HEALTH_H
+#define ND_PRECISION_HEALTH_H
+/*
+ * The health of FP8, every fp8.health_interval steps, in the debug log: for each converted linear and each of its
+ * operands the amax and scale of rank 0, and over all ranks the share of elements that became 0 without being 0
+ * (underflow) and that were beyond the format (saturation).
+ */
+#include "trainer/precision/scales.h"
+
+/* Before the gradients of a step: whether this one is counted. */
+nd_status nd_health_begin(nd_scales *scales, int64_t step);
+/* After them; collective when the step was counted. The lines go to nd_log_debug on rank 0. */
+nd_status nd_health_end(nd_scales *scales, int64_t step);
+
+/* One operand of the last report; shares in 0 .. 1. For tests. */
+typedef struct nd_health_entry {
+    float amax, scale;
+    double underflow, saturation;
+} nd_health_entry;
+nd_health_entry nd_health_of(const nd_scales *scales, int64_t site);
+
+#endif
