@@ -5,164 +5,6 @@
 
 #include "runtime/base/suggest.h"
 
-typedef nd_status (*flag_fn)(nd_reader *, const nd_given *);
-
-static nd_status refuse(const nd_given *given, const char *sentence)
-{
-    return nd_fail(ND_ERR_CONFIG, "%s %.80s: %s", given->name, given->text, sentence);
-}
-
-static nd_status parse_switch(const nd_given *given, bool *out)
-{
-    if (!nd_bool_parse(given->text, true, out)) {
-        return nd_fail(ND_ERR_CONFIG, "%s is '%.80s'; it must be true or false", given->name,
-                       given->text);
-    }
-    return ND_OK;
-}
-
-static nd_status take_beta(nd_reader *r, const nd_given *given, bool second)
-{
-    char pair[160], other[40];
-    double kept = second ? r->config->optimizer.beta1 : r->config->optimizer.beta2;
-    snprintf(other, sizeof other, "%.17g", kept);
-    snprintf(pair, sizeof pair, "%.80s,%.80s", second ? other : given->text,
-             second ? given->text : other);
-    nd_given both = {"", given->name, pair, false};
-    return nd_reader_set(r, ND_FIELD_optimizer_betas, &both);
-}
-
-static nd_status take_beta1(nd_reader *r, const nd_given *given)
-{
-    return take_beta(r, given, false);
-}
-
-static nd_status take_beta2(nd_reader *r, const nd_given *given)
-{
-    return take_beta(r, given, true);
-}
-
-static nd_status take_gradient_checkpointing(nd_reader *r, const nd_given *given)
-{
-    bool on = false;
-    ND_TRY(parse_switch(given, &on));
-    return nd_reader_put(r, ND_FIELD_parallel_recompute, on ? "full" : "none");
-}
-
-static nd_status take_cpu(nd_reader *r, const nd_given *given)
-{
-    bool on = false;
-    ND_TRY(parse_switch(given, &on));
-    return on ? nd_reader_put(r, ND_FIELD_launch_device, "cpu") : ND_OK;
-}
-
-/* Shard over what is left, unless sizes were given: then the sizes say it. */
-static nd_status take_use_fsdp(nd_reader *r, const nd_given *given)
-{
-    bool on = false;
-    ND_TRY(parse_switch(given, &on));
-    if (on && r->config->mesh.dp_replicate == -1) {
-        ND_TRY(nd_reader_put(r, ND_FIELD_mesh_dp_replicate, "1"));
-        return nd_reader_put(r, ND_FIELD_mesh_dp_shard, "-1");
-    }
-    return ND_OK;
-}
-
-/* Replicate over what is left, unless sizes were given. */
-static nd_status take_multi_gpu(nd_reader *r, const nd_given *given)
-{
-    bool on = false;
-    ND_TRY(parse_switch(given, &on));
-    if (on && r->config->mesh.dp_shard == -1) {
-        ND_TRY(nd_reader_put(r, ND_FIELD_mesh_dp_shard, "1"));
-        return nd_reader_put(r, ND_FIELD_mesh_dp_replicate, "-1");
-    }
-    return ND_OK;
-}
-
-/* The sizes themselves switch it on. */
-static nd_status take_use_parallelism_config(nd_reader *r, const nd_given *given)
-{
-    bool on = false;
-    return parse_switch(given, &on);
-}
-
-static nd_status take_standalone(nd_reader *r, const nd_given *given)
-{
-    bool on = false;
-    ND_TRY(parse_switch(given, &on));
-    if (on) {
-        ND_TRY(nd_reader_put(r, ND_FIELD_launch_nnodes, "1"));
-        ND_TRY(nd_reader_put(r, ND_FIELD_launch_node_rank, "0"));
-        ND_TRY(nd_reader_put(r, ND_FIELD_launch_rdzv_endpoint, ""));
-    }
-    return ND_OK;
-}
-
-static nd_status take_as(nd_reader *r, const nd_given *given, const char *key)
-{
-    bool is_bool = false;
-    return nd_accelerate_apply(r, nd_accelerate_find_flag(key, &is_bool), given);
-}
-
-static nd_status take_master_addr(nd_reader *r, const nd_given *given)
-{
-    return take_as(r, given, "main_process_ip");
-}
-
-static nd_status take_master_port(nd_reader *r, const nd_given *given)
-{
-    return take_as(r, given, "main_process_port");
-}
-
-static nd_status take_only(const nd_given *given, const char *value, const char *sentence)
-{
-    return strcmp(given->text, value) == 0 ? ND_OK : refuse(given, sentence);
-}
-
-static nd_status take_max_restarts(nd_reader *r, const nd_given *given)
-{
-    return take_only(given, "0",
-                     "a failed job is not restarted, because there are no checkpoints "
-                     "yet; the only value is 0");
-}
-
-static nd_status take_pp(nd_reader *r, const nd_given *given)
-{
-    return take_only(given, "1", "pipeline parallelism does not exist yet; the only value is 1");
-}
-
-static nd_status take_sp(nd_reader *r, const nd_given *given)
-{
-    return take_only(given, "1", "Ulysses sequence parallelism does not exist here; use --cp-size");
-}
-
-static nd_status take_tracker(nd_reader *r, const nd_given *given)
-{
-    return take_only(given, "none",
-                     "no tracking service is called; every step is written to metrics.jsonl in the "
-                     "run's folder (the only value is none)");
-}
-
-static nd_status take_quiet(nd_reader *r, const nd_given *given)
-{
-    bool on = false;
-    ND_TRY(parse_switch(given, &on));
-    return on ? nd_reader_put(r, ND_FIELD_log_level, "error") : ND_OK;
-}
-
-static const struct {
-    const char *names;
-    bool is_switch;
-    flag_fn take;
-    const char *sentence; /* when take is NULL */
-} known_flags[] = {
-#define ND_FLAG_CALL(names, is_switch, function) {names, is_switch, function, NULL},
-#define ND_FLAG_REFUSE(names, sentence)          {names, true, NULL, sentence},
-#include "runtime/config/config_flags.def"
-};
-enum { KNOWN_COUNT = sizeof known_flags / sizeof known_flags[0] };
-
 /* Flags of the program itself, handled by the scan. */
 static const char own_flags[] = "config-file set rank help version";
 
@@ -233,8 +75,8 @@ static nd_status unknown_flag(const char *arg, const char *name)
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         offer_list(&search, nd_fields[i].flags, words);
     }
-    for (int i = 0; i < KNOWN_COUNT; i++) {
-        offer_list(&search, known_flags[i].names, words);
+    for (int i = 0; i < nd_flags_known_count; i++) {
+        offer_list(&search, nd_flags_known[i].names, words);
     }
     nd_accelerate_each_flag(offer, &search);
     if (search.best) {
@@ -291,7 +133,7 @@ static bool split_flag(const char *arg, char name[ND_FLAG_NAME_MAX], const char 
 /* What a flag's name stands for. */
 typedef struct target {
     int field;                    /* -1: none */
-    int known;                    /* index in known_flags, -1: none */
+    int known;                    /* index in nd_flags_known, -1: none */
     const nd_accelerate_key *key; /* NULL: none */
     bool is_switch;
     bool own;
@@ -310,10 +152,10 @@ static target find_target(const char *name)
         t.is_switch = nd_fields[t.field].type == ND_FIELD_TYPE_BOOL;
         return t;
     }
-    for (int i = 0; i < KNOWN_COUNT; i++) {
-        if (nd_flag_list_holds(known_flags[i].names, name)) {
+    for (int i = 0; i < nd_flags_known_count; i++) {
+        if (nd_flag_list_holds(nd_flags_known[i].names, name)) {
             t.known = i;
-            t.is_switch = known_flags[i].is_switch;
+            t.is_switch = nd_flags_known[i].is_switch;
             return t;
         }
     }
@@ -401,8 +243,9 @@ static nd_status apply_field(nd_reader *reader, nd_field_id id, const nd_given *
     if (id == ND_FIELD_launch_nnodes && colon) {
         size_t n = (size_t)(colon - given->text);
         if (strlen(colon + 1) != n || strncmp(given->text, colon + 1, n) != 0) {
-            return refuse(given, "the number of nodes does not change during a job; give one "
-                                 "number");
+            return nd_reader_refuse(given,
+                                    "the number of nodes does not change during a job; give one "
+                                    "number");
         }
         nd_given one = {given->where, given->name, colon + 1, false};
         return nd_reader_set(reader, id, &one);
@@ -424,11 +267,11 @@ static nd_status apply_flag(nd_reader *reader, nd_cli *cli, const char *name, co
     if (t->field >= 0) {
         return apply_field(reader, (nd_field_id)t->field, &given);
     }
-    if (t->known >= 0 && known_flags[t->known].take) {
-        return known_flags[t->known].take(reader, &given);
+    if (t->known >= 0 && nd_flags_known[t->known].take) {
+        return nd_flags_known[t->known].take(reader, &given);
     }
     if (t->known >= 0) {
-        return nd_fail(ND_ERR_CONFIG, "%s: %s", shown, known_flags[t->known].sentence);
+        return nd_fail(ND_ERR_CONFIG, "%s: %s", shown, nd_flags_known[t->known].sentence);
     }
     return nd_accelerate_apply(reader, t->key, &given);
 }
@@ -472,7 +315,7 @@ nd_status nd_flags_apply(nd_reader *reader, nd_cli *cli, int argc, char **argv)
         if (!t.own && t.field < 0 && t.known < 0 && !t.key) {
             return unknown_flag(argv[i], name);
         }
-        bool refused = t.known >= 0 && !known_flags[t.known].take;
+        bool refused = t.known >= 0 && !nd_flags_known[t.known].take;
         if (refused) {
             return apply_flag(reader, cli, name, &t, "");
         }

@@ -14,6 +14,17 @@
 
 enum { ND_FLAG_NAME_MAX = 96 };
 
+/* A flag that accelerate, torchrun or Finetrainers know and that is not simply a key's. */
+typedef struct nd_flag {
+    const char *names; /* space-separated */
+    bool is_switch;
+    nd_status (*take)(nd_reader *reader, const nd_given *given); /* NULL: refused */
+    const char *sentence;                                        /* why */
+} nd_flag;
+
+extern const nd_flag nd_flags_known[];
+extern const int nd_flags_known_count;
+
 /* Does the space-separated list hold the name? */
 bool nd_flag_list_holds(const char *list, const char *name);
 /* Word number `index` of such a list into buffer; false when there are fewer. */

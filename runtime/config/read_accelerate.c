@@ -6,214 +6,18 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/suggest.h"
-#include "runtime/config/reader.h"
-
-typedef enum map_id { TOP = 0, FSDP, PARALLELISM, FP8, DYNAMO, MAP_COUNT } map_id;
+#include "runtime/config/accelerate.h"
 
 /* Sub-maps; accelerate adds the prefix where a key lacks it, except for parallelism. */
 static const struct {
     const char *key, *prefix;
-} maps[MAP_COUNT] = {
-    [TOP] = {"", ""},
-    [FSDP] = {"fsdp_config", "fsdp_"},
-    [PARALLELISM] = {"parallelism_config", ""},
-    [FP8] = {"fp8_config", "fp8_"},
-    [DYNAMO] = {"dynamo_config", "dynamo_"},
+} maps[ND_ACCELERATE_MAP_COUNT] = {
+    [ND_ACCELERATE_TOP] = {"", ""},
+    [ND_ACCELERATE_FSDP] = {"fsdp_config", "fsdp_"},
+    [ND_ACCELERATE_PARALLELISM] = {"parallelism_config", ""},
+    [ND_ACCELERATE_FP8] = {"fp8_config", "fp8_"},
+    [ND_ACCELERATE_DYNAMO] = {"dynamo_config", "dynamo_"},
 };
-
-typedef nd_status (*take_fn)(nd_reader *, const nd_accelerate_key *, const nd_given *);
-
-struct nd_accelerate_key {
-    map_id map;
-    const char *name;
-    nd_field_id field;    /* ND_FIELD_COUNT: none */
-    const char *values;   /* ONLY: what is accepted */
-    const char *sentence; /* ONLY: why the rest is not */
-    take_fn take;         /* CALL */
-};
-
-static nd_status refuse(const nd_given *given, const char *sentence)
-{
-    return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s: %s", given->where, given->name, given->text,
-                   sentence);
-}
-
-static nd_status take_distributed_type(nd_reader *r, const nd_accelerate_key *key,
-                                       const nd_given *given)
-{
-    if (strcasecmp(given->text, "NO") == 0) {
-        r->distributed = ND_DISTRIBUTED_NO;
-    } else if (strcmp(given->text, "MULTI_GPU") == 0) {
-        r->distributed = ND_DISTRIBUTED_REPLICATE;
-    } else if (strcmp(given->text, "MULTI_CPU") == 0) {
-        r->distributed = ND_DISTRIBUTED_REPLICATE;
-        return nd_reader_put(r, ND_FIELD_launch_device, "cpu");
-    } else if (strcmp(given->text, "FSDP") == 0) {
-        r->distributed = ND_DISTRIBUTED_FSDP;
-    } else {
-        return refuse(given, "supported are NO, MULTI_GPU, MULTI_CPU and FSDP; for DeepSpeed's or "
-                             "Megatron's sharding use FSDP with a parallelism_config");
-    }
-    return ND_OK;
-}
-
-/* A later value replaces this one; only the last is refused. */
-static void refuse_later(nd_reader *r, const nd_given *given)
-{
-    snprintf(r->no_fp16, sizeof r->no_fp16,
-             "%.600s%s is %.80s: FP16 is not supported; use bf16, which needs no loss scaling",
-             given->where, given->name, given->text);
-}
-
-static nd_status take_precision(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
-{
-    if (strcasecmp(given->text, "fp16") == 0) {
-        refuse_later(r, given);
-        return ND_OK;
-    }
-    bool value = false;
-    bool off = nd_bool_parse(given->text, false, &value) && !value; /* a bare `no` in YAML */
-    nd_given ours = *given;
-    ours.text = off ? "fp32" : given->text;
-    return nd_reader_set(r, ND_FIELD_train_precision, &ours);
-}
-
-static nd_status parse_switch(const nd_given *given, bool *out)
-{
-    if (!nd_bool_parse(given->text, true, out)) {
-        return nd_fail(ND_ERR_CONFIG, "%s%s is '%.80s'; it must be true or false", given->where,
-                       given->name, given->text);
-    }
-    return ND_OK;
-}
-
-/* The key of accelerate's first versions. */
-static nd_status take_fp16(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
-{
-    bool on = false;
-    ND_TRY(parse_switch(given, &on));
-    if (on) {
-        refuse_later(r, given);
-    }
-    return ND_OK;
-}
-
-static nd_status take_use_cpu(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
-{
-    bool cpu = false;
-    ND_TRY(parse_switch(given, &cpu));
-    return cpu ? nd_reader_put(r, ND_FIELD_launch_device, "cpu") : ND_OK;
-}
-
-static nd_status take_num_processes(nd_reader *r, const nd_accelerate_key *key,
-                                    const nd_given *given)
-{
-    if (strcmp(given->text, "-1") == 0) {
-        return ND_OK; /* accelerate's "not said" */
-    }
-    return nd_reader_set(r, ND_FIELD_launch_workers, given);
-}
-
-static nd_status take_main_ip(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
-{
-    if (strlen(given->text) >= sizeof r->main_ip) {
-        return refuse(given, "the name is too long");
-    }
-    memcpy(r->main_ip, given->text, strlen(given->text) + 1);
-    return ND_OK;
-}
-
-static nd_status take_main_port(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
-{
-    int64_t port = 0;
-    if (!nd_int_parse(given->text, &port) || port < 0 || port > 65535) {
-        return refuse(given, "it must be a port, 0 to 65535");
-    }
-    r->main_port = port;
-    return ND_OK;
-}
-
-/* A boolean (FSDP2) or the name or number of an FSDP1 strategy. */
-static nd_status take_reshard(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
-{
-    static const struct {
-        const char *name, *number;
-        bool reshard, hybrid, none;
-    } strategies[] = {
-        {"FULL_SHARD", "1", true, false, false},
-        {"SHARD_GRAD_OP", "2", false, false, false},
-        {"NO_SHARD", "3", false, false, true},
-        {"HYBRID_SHARD", "4", true, true, false},
-        {"HYBRID_SHARD_ZERO2", "5", false, true, false},
-    };
-    bool reshard = false;
-    if (!nd_bool_parse(given->text, false, &reshard)) {
-        int found = -1;
-        for (int i = 0; i < 5; i++) {
-            if (strcasecmp(given->text, strategies[i].name) == 0 ||
-                strcmp(given->text, strategies[i].number) == 0) {
-                found = i;
-            }
-        }
-        if (found < 0) {
-            return refuse(given, "it must be true, false, or FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, "
-                                 "HYBRID_SHARD or HYBRID_SHARD_ZERO2");
-        }
-        reshard = strategies[found].reshard;
-        r->hybrid_shard = strategies[found].hybrid;
-        r->no_shard = strategies[found].none;
-    }
-    return nd_reader_put(r, ND_FIELD_parallel_reshard_after_forward, reshard ? "true" : "false");
-}
-
-static nd_status take_recompute(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
-{
-    bool full = false;
-    ND_TRY(parse_switch(given, &full));
-    return nd_reader_put(r, ND_FIELD_parallel_recompute, full ? "full" : "none");
-}
-
-static nd_status take_size(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
-{
-    int64_t size = 0;
-    if (!nd_int_parse(given->text, &size) || size < 1) {
-        return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s; it must be 1 or more", given->where,
-                       given->name, given->text);
-    }
-    r->parallelism = true;
-    return nd_reader_set(r, key->field, given);
-}
-
-static nd_status take_cp_comm(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
-{
-    nd_given ours = *given;
-    if (strcmp(given->text, "alltoall") == 0) {
-        ours.text = "ring"; /* what accelerate's alltoall is */
-    } else if (strcmp(given->text, "allgather") != 0) {
-        return refuse(given, "it must be allgather or alltoall");
-    }
-    return nd_reader_set(r, ND_FIELD_parallel_cp_comm, &ours);
-}
-
-static nd_status take_fp8_backend(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
-{
-    r->fp8_ao = strcasecmp(given->text, "AO") == 0;
-    r->fp8_te = strcasecmp(given->text, "TE") == 0;
-    return r->fp8_ao || r->fp8_te
-               ? ND_OK
-               : refuse(given, "supported are AO (recipe tensorwise) and TE (recipe delayed)");
-}
-
-static const nd_accelerate_key keys[] = {
-#define ND_KEY_FIELD(map, key, section, name)                                                      \
-    {map, #key, ND_FIELD_##section##_##name, NULL, NULL, NULL},
-#define ND_KEY_ONLY(map, key, values, sentence) {map, #key, ND_FIELD_COUNT, values, sentence, NULL},
-#define ND_KEY_IDLE(map, key)                   {map, #key, ND_FIELD_COUNT, NULL, NULL, NULL},
-#define ND_KEY_CALL(map, key, function, section, name)                                             \
-    {map, #key, ND_FIELD_##section##_##name, NULL, NULL, function},
-#include "runtime/config/accelerate_keys.def"
-};
-enum { KEY_COUNT = sizeof keys / sizeof keys[0] };
 
 /* deepspeed_config and the like: sub-maps of engines that do not exist here; empty ones are harmless. */
 static const char *const foreign_maps[] = {"deepspeed_config", "megatron_lm_config",
@@ -231,7 +35,7 @@ static bool is_foreign(const char *key)
 
 static int find_map(const char *key)
 {
-    for (int m = FSDP; m < MAP_COUNT; m++) {
+    for (int m = ND_ACCELERATE_FSDP; m < ND_ACCELERATE_MAP_COUNT; m++) {
         if (strcmp(maps[m].key, key) == 0) {
             return m;
         }
@@ -239,13 +43,14 @@ static int find_map(const char *key)
     return -1;
 }
 
-static const nd_accelerate_key *find_key(map_id map, const char *name)
+static const nd_accelerate_key *find_key(nd_accelerate_map map, const char *name)
 {
     size_t prefix = strlen(maps[map].prefix);
-    for (int i = 0; i < KEY_COUNT; i++) {
-        if (keys[i].map == map && (strcmp(keys[i].name, name) == 0 ||
-                                   (prefix && strcmp(keys[i].name + prefix, name) == 0))) {
-            return &keys[i];
+    for (int i = 0; i < nd_accelerate_key_count; i++) {
+        if (nd_accelerate_keys[i].map == map &&
+            (strcmp(nd_accelerate_keys[i].name, name) == 0 ||
+             (prefix && strcmp(nd_accelerate_keys[i].name + prefix, name) == 0))) {
+            return &nd_accelerate_keys[i];
         }
     }
     return NULL;
@@ -253,7 +58,7 @@ static const nd_accelerate_key *find_key(map_id map, const char *name)
 
 bool nd_accelerate_is_top_key(const char *key)
 {
-    return find_key(TOP, key) || find_map(key) >= 0 || is_foreign(key);
+    return find_key(ND_ACCELERATE_TOP, key) || find_map(key) >= 0 || is_foreign(key);
 }
 
 static bool one_of(const char *values, const char *text)
@@ -280,9 +85,9 @@ nd_status nd_accelerate_apply(nd_reader *reader, const nd_accelerate_key *key,
         return key->take(reader, key, given);
     }
     if (key->values) {
-        return one_of(key->values, given->text) ? ND_OK : refuse(given, key->sentence);
+        return one_of(key->values, given->text) ? ND_OK : nd_reader_refuse(given, key->sentence);
     }
-    if (key->field == ND_FIELD_COUNT) {
+    if (nd_accelerate_is_idle(key)) {
         nd_reader_notice(reader, given->name);
         return ND_OK;
     }
@@ -291,15 +96,10 @@ nd_status nd_accelerate_apply(nd_reader *reader, const nd_accelerate_key *key,
 
 const nd_accelerate_key *nd_accelerate_find_flag(const char *flag, bool *is_bool)
 {
-    for (int i = 0; i < KEY_COUNT; i++) {
-        const nd_accelerate_key *k = &keys[i];
+    for (int i = 0; i < nd_accelerate_key_count; i++) {
+        const nd_accelerate_key *k = &nd_accelerate_keys[i];
         if (strcmp(k->name, flag) == 0) {
-            bool idle = !k->take && !k->values && k->field == ND_FIELD_COUNT;
-            bool sets_bool =
-                k->field < ND_FIELD_COUNT && nd_fields[k->field].type == ND_FIELD_TYPE_BOOL;
-            *is_bool = idle || (k->values && (strstr(k->values, "false") != NULL)) ||
-                       k->take == take_recompute || k->take == take_use_cpu ||
-                       k->take == take_fp16 || (sets_bool && k->take != take_reshard);
+            *is_bool = nd_accelerate_is_switch(k);
             return k;
         }
     }
@@ -308,43 +108,44 @@ const nd_accelerate_key *nd_accelerate_find_flag(const char *flag, bool *is_bool
 
 void nd_accelerate_each_flag(void (*offer)(void *, const char *), void *context)
 {
-    for (int i = 0; i < KEY_COUNT; i++) {
-        offer(context, keys[i].name);
+    for (int i = 0; i < nd_accelerate_key_count; i++) {
+        offer(context, nd_accelerate_keys[i].name);
     }
 }
 
 void nd_accelerate_each_top_key(void (*offer)(void *, const char *), void *context)
 {
-    for (int i = 0; i < KEY_COUNT; i++) {
-        if (keys[i].map == TOP) {
-            offer(context, keys[i].name);
+    for (int i = 0; i < nd_accelerate_key_count; i++) {
+        if (nd_accelerate_keys[i].map == ND_ACCELERATE_TOP) {
+            offer(context, nd_accelerate_keys[i].name);
         }
     }
-    for (int m = FSDP; m < MAP_COUNT; m++) {
+    for (int m = ND_ACCELERATE_FSDP; m < ND_ACCELERATE_MAP_COUNT; m++) {
         offer(context, maps[m].key);
     }
 }
 
-static nd_status unknown_key(map_id map, const char *where, const char *name)
+static nd_status unknown_key(nd_accelerate_map map, const char *where, const char *name)
 {
     nd_suggest search;
     nd_suggest_init(&search, name);
-    for (int i = 0; i < KEY_COUNT; i++) {
-        if (keys[i].map == map) {
-            nd_suggest_offer(&search, keys[i].name);
-            nd_suggest_offer(&search, keys[i].name + strlen(maps[map].prefix));
+    for (int i = 0; i < nd_accelerate_key_count; i++) {
+        if (nd_accelerate_keys[i].map == map) {
+            nd_suggest_offer(&search, nd_accelerate_keys[i].name);
+            nd_suggest_offer(&search, nd_accelerate_keys[i].name + strlen(maps[map].prefix));
         }
     }
-    for (int m = FSDP; map == TOP && m < MAP_COUNT; m++) {
+    for (int m = ND_ACCELERATE_FSDP; map == ND_ACCELERATE_TOP && m < ND_ACCELERATE_MAP_COUNT; m++) {
         nd_suggest_offer(&search, maps[m].key);
     }
     return nd_fail(ND_ERR_CONFIG, "%sunknown key '%s%s%.80s' of an accelerate configuration%s%s%s",
-                   where, maps[map].key, map == TOP ? "" : ".", name,
+                   where, maps[map].key, map == ND_ACCELERATE_TOP ? "" : ".", name,
                    search.best ? "; did you mean " : "; remove it", search.best ? search.best : "",
                    search.best ? "?" : "");
 }
 
-static nd_status read_key(nd_reader *reader, map_id map, const nd_yaml_node *node, const char *file)
+static nd_status read_key(nd_reader *reader, nd_accelerate_map map, const nd_yaml_node *node,
+                          const char *file)
 {
     char where[600];
     snprintf(where, sizeof where, "%.500s:%d: ", file, node->line);
@@ -352,8 +153,7 @@ static nd_status read_key(nd_reader *reader, map_id map, const nd_yaml_node *nod
     if (!key) {
         return unknown_key(map, where, node->key);
     }
-    bool idle = !key->take && !key->values && key->field == ND_FIELD_COUNT;
-    if (idle) {
+    if (nd_accelerate_is_idle(key)) {
         nd_reader_notice(reader, node->key);
         return ND_OK;
     }
@@ -368,7 +168,8 @@ static nd_status read_key(nd_reader *reader, map_id map, const nd_yaml_node *nod
     return status;
 }
 
-static nd_status read_map(nd_reader *reader, map_id map, const nd_yaml_node *node, const char *file)
+static nd_status read_map(nd_reader *reader, nd_accelerate_map map, const nd_yaml_node *node,
+                          const char *file)
 {
     if (nd_yaml_is_null(node)) {
         return ND_OK;
@@ -425,7 +226,7 @@ nd_status nd_read_accelerate(nd_reader *reader, const nd_yaml_node *root, const 
     for (const nd_yaml_node *n = root->first; n; n = n->next) {
         int map = find_map(n->key);
         if (map >= 0) {
-            ND_TRY(read_map(reader, (map_id)map, n, file));
+            ND_TRY(read_map(reader, (nd_accelerate_map)map, n, file));
         } else if (is_foreign(n->key)) {
             if (!nd_yaml_is_null(n) && n->count > 0) {
                 return nd_fail(ND_ERR_CONFIG,
@@ -434,7 +235,7 @@ nd_status nd_read_accelerate(nd_reader *reader, const nd_yaml_node *root, const 
                                file, n->line, n->key);
             }
         } else {
-            ND_TRY(read_key(reader, TOP, n, file));
+            ND_TRY(read_key(reader, ND_ACCELERATE_TOP, n, file));
         }
     }
     nd_config *c = reader->config;
@@ -454,7 +255,7 @@ nd_status nd_read_accelerate(nd_reader *reader, const nd_yaml_node *root, const 
         ND_TRY(nd_reader_put(reader, ND_FIELD_launch_workers, "1"));
     }
     c->from_accelerate = true;
-    /* accelerate's FP8 without a backend is torchao's. */
+    /* accelerate's ND_ACCELERATE_FP8 without a backend is torchao's. */
     if (c->train.precision == ND_PRECISION_FP8 && !reader->fp8_te) {
         reader->fp8_ao = true;
     }

@@ -49,6 +49,21 @@ void nd_reader_notice(nd_reader *reader, const char *key)
     snprintf(reader->notices + used, sizeof reader->notices - used, "%s%s", used ? ", " : "", key);
 }
 
+nd_status nd_reader_switch(const nd_given *given, bool *out)
+{
+    if (!nd_bool_parse(given->text, true, out)) {
+        return nd_fail(ND_ERR_CONFIG, "%s%s is '%.80s'; it must be true or false", given->where,
+                       given->name, given->text);
+    }
+    return ND_OK;
+}
+
+nd_status nd_reader_refuse(const nd_given *given, const char *sentence)
+{
+    return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s: %s", given->where, given->name, given->text,
+                   sentence);
+}
+
 nd_status nd_reader_flatten(const nd_yaml_node *node, const char *where, const char *name,
                             char **out)
 {

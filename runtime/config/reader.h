@@ -48,6 +48,10 @@ nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_given *given
 /* The same with a value of our own choosing, named by its key. */
 nd_status nd_reader_put(nd_reader *reader, nd_field_id id, const char *text);
 void nd_reader_notice(nd_reader *reader, const char *key);
+/* true or false as files and flags write it. */
+nd_status nd_reader_switch(const nd_given *given, bool *out);
+/* ND_ERR_CONFIG: "<where><name> is <text>: <sentence>". */
+nd_status nd_reader_refuse(const nd_given *given, const char *sentence);
 
 /* A scalar or a list of scalars as text: *out is owned by the caller; a map or a nested list fails. */
 nd_status nd_reader_flatten(const nd_yaml_node *node, const char *where, const char *name,

@@ -185,10 +185,10 @@ Test(flags, refused_with_a_sentence)
                      "checkpoints");
     EXPECT_BAD_FLAGS(("--set", "checkpoint.interval=3"), "checkpoints are not written yet");
     EXPECT_BAD_FLAGS(("--log_with", "wandb"), "--log-with wandb", "metrics.jsonl");
-    EXPECT_BAD_FLAGS(("--max-restarts", "3"), "--max-restarts 3", "only value is 0");
+    EXPECT_BAD_FLAGS(("--max-restarts", "3"), "--max-restarts is 3", "only value is 0");
     EXPECT_BAD_FLAGS(("--pp-size", "2"), "pipeline parallelism");
     EXPECT_BAD_FLAGS(("--mixed-precision", "fp16"), "--mixed-precision", "FP16");
-    EXPECT_BAD_FLAGS(("--nnodes", "1:4"), "--nnodes 1:4", "one number");
+    EXPECT_BAD_FLAGS(("--nnodes", "1:4"), "--nnodes is 1:4", "one number");
     EXPECT_BAD_FLAGS(("--nproc-per-node", "gpu"), "--nproc-per-node is 'gpu'", "an integer");
     EXPECT_BAD_FLAGS(("train.py", "--num-steps", "3"), "train.py is a Python script");
     EXPECT_BAD_FLAGS(("-m", "pkg"), "--m:", "ndlaunch starts its own worker");
