@@ -184,7 +184,7 @@ Test(flags, refused_with_a_sentence)
     EXPECT_BAD_FLAGS(("--resume_from_checkpoint=latest"), "--resume-from-checkpoint",
                      "checkpoints");
     EXPECT_BAD_FLAGS(("--set", "checkpoint.interval=3"), "checkpoints are not written yet");
-    EXPECT_BAD_FLAGS(("--log_with", "wandb"), "--log-with wandb", "metrics.jsonl");
+    EXPECT_BAD_FLAGS(("--log_with", "wandb"), "--log-with is wandb", "metrics.jsonl");
     EXPECT_BAD_FLAGS(("--max-restarts", "3"), "--max-restarts is 3", "only value is 0");
     EXPECT_BAD_FLAGS(("--pp-size", "2"), "pipeline parallelism");
     EXPECT_BAD_FLAGS(("--mixed-precision", "fp16"), "--mixed-precision", "FP16");
