@@ -114,50 +114,6 @@ void nd_server_note_refused(nd_server *server, const char *name, const char *why
     }
 }
 
-static void drop(nd_server *server, nd_peer *peer)
-{
-    if (!peer->dropped) {
-        peer->dropped = true;
-        server->hooks.drop(server->hooks.context, peer);
-    }
-}
-
-void nd_server_flush(nd_server *server, nd_peer *peer)
-{
-    if (nd_wire_end(&server->out) == ND_OK) {
-        server->hooks.send(server->hooks.context, peer, server->out.data, server->out.size);
-    } else {
-        drop(server, peer);
-    }
-    server->out.size = 0;
-    server->out.failed = false;
-}
-
-void nd_server_error(nd_server *server, nd_peer *peer, uint32_t request, nd_status status,
-                     const char *message)
-{
-    nd_wire_begin(&server->out, ND_WIRE_ERROR);
-    nd_wire_put_u32(&server->out, request);
-    nd_wire_put_u32(&server->out, (uint32_t)status);
-    nd_wire_put_text(&server->out, message);
-    nd_server_flush(server, peer);
-}
-
-void nd_server_send(nd_server *server, nd_peer *peer, const void *frames, size_t count)
-{
-    if (!peer->dropped) {
-        server->hooks.send(server->hooks.context, peer, frames, count);
-    }
-}
-
-void nd_server_refuse(nd_server *server, nd_peer *peer, nd_status status, const char *message)
-{
-    if (!peer->dropped) {
-        nd_server_error(server, peer, 0, status, message);
-        drop(server, peer);
-    }
-}
-
 bool nd_server_has_room(nd_server *server, int64_t now)
 {
     if (server->strangers < ND_SERVER_STRANGERS_MAX) {
@@ -171,7 +127,7 @@ bool nd_server_has_room(nd_server *server, int64_t now)
     }
     if (oldest && now - oldest->since > crowded_ns) {
         nd_server_note_refused(server, oldest->name, "it said nothing while others waited", now);
-        drop(server, oldest);
+        nd_server_drop(server, oldest);
     }
     return false;
 }
@@ -304,7 +260,7 @@ static nd_status take_frame(nd_server *server, nd_peer *peer, const nd_wire_fram
     }
     if (frame->type == ND_WIRE_BYE) {
         peer->goodbye = true;
-        drop(server, peer);
+        nd_server_drop(server, peer);
         return ND_OK;
     }
     if (peer->role == ND_WIRE_WORKER) {
@@ -374,7 +330,7 @@ void nd_server_tick(nd_server *server, int64_t now)
             snprintf(why, sizeof why, "it did not identify itself within %.3g s",
                      (double)server->hello_ns * 1e-9);
             nd_server_note_refused(server, peer->name, why, now);
-            drop(server, peer);
+            nd_server_drop(server, peer);
         }
     }
     nd_server_store_tick(server, now);

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_RDZV_SERVER_INTERNAL_H
 #define ND_RDZV_SERVER_INTERNAL_H
-/* What server.c (peers, hello, deadlines) and server_store.c (values, exchanges) share. */
+/*
+ * The parts of the engine, each standing on those before it: server_send.c, server_exchange.c, server_store.c (values,
+ * requests), server.c (peers, hello, deadlines).
+ */
 #include "runtime/rdzv/server.h"
 
 enum {
@@ -74,17 +77,27 @@ struct nd_server {
     int refused;
 };
 
+/* server_send.c */
+void nd_server_drop(nd_server *server, nd_peer *peer);
 /* Ends the frame in server->out, sends it, empties the buffer. */
 void nd_server_flush(nd_server *server, nd_peer *peer);
 void nd_server_error(nd_server *server, nd_peer *peer, uint32_t request, nd_status status,
                      const char *message);
+void nd_server_begin_wait(nd_peer *peer, nd_wait wait, uint32_t request, uint64_t timeout_ms,
+                          int64_t now);
 
-/* One request of a worker. An error drops the peer. */
+/* server_exchange.c */
+nd_status nd_server_exchange(nd_server *server, nd_peer *peer, nd_wire_cursor *cursor, int64_t now);
+void nd_server_stop_waiting(nd_server *server, nd_peer *peer);
+/* Who waits for the peer that went gets a sentence. */
+void nd_server_exchange_left(nd_server *server, const nd_peer *gone, bool clean);
+void nd_server_exchange_tick(nd_server *server, int64_t now);
+
+/* server_store.c. One request of a worker; an error drops the peer. */
 nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_frame *frame,
                             int64_t now);
 /* A worker went; what waited for it ends with a sentence. */
 void nd_server_worker_left(nd_server *server, nd_peer *peer, bool clean);
-void nd_server_stop_waiting(nd_server *server, nd_peer *peer);
 void nd_server_store_tick(nd_server *server, int64_t now);
 void nd_server_store_fini(nd_server *server);
 

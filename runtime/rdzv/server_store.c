@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Values, and the requests of workers. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/rdzv/ranks.h"
 #include "runtime/rdzv/server_internal.h"
 
 static uint32_t bucket_of(const char *key)
@@ -124,16 +124,6 @@ static nd_status take_add(nd_server *server, nd_peer *peer, nd_wire_cursor *curs
     return ND_OK;
 }
 
-static void begin_wait(nd_peer *peer, nd_wait wait, uint32_t request, uint64_t timeout_ms,
-                       int64_t now)
-{
-    const uint64_t year_ms = 366ull * 24 * 3600 * 1000;
-    peer->wait = wait;
-    peer->request = request;
-    peer->wait_since = peer->noticed = now;
-    peer->deadline = now + (int64_t)(timeout_ms < year_ms ? timeout_ms : year_ms) * 1000000;
-}
-
 static nd_status take_get(nd_server *server, nd_peer *peer, nd_wire_cursor *cursor, int64_t now)
 {
     uint32_t request = nd_wire_get_u32(cursor);
@@ -148,203 +138,8 @@ static nd_status take_get(nd_server *server, nd_peer *peer, nd_wire_cursor *curs
         send_value(server, peer, request, value);
         return ND_OK;
     }
-    begin_wait(peer, ND_WAIT_KEY, request, timeout_ms, now);
+    nd_server_begin_wait(peer, ND_WAIT_KEY, request, timeout_ms, now);
     snprintf(peer->key, sizeof peer->key, "%s", key);
-    return ND_OK;
-}
-
-/* Exchanges. */
-
-static void release_exchange(nd_exchange *exchange)
-{
-    if (--exchange->users == 0) {
-        free(exchange->here);
-        free(exchange->data);
-        free(exchange);
-    }
-}
-
-static void unlink_exchange(nd_server *server, nd_exchange *exchange)
-{
-    nd_exchange **at = &server->exchanges;
-    while (*at && *at != exchange) {
-        at = &(*at)->next;
-    }
-    if (*at) {
-        *at = exchange->next;
-    }
-}
-
-void nd_server_stop_waiting(nd_server *server, nd_peer *peer)
-{
-    nd_exchange *exchange = peer->exchange;
-    peer->wait = ND_WAIT_NONE;
-    peer->exchange = NULL;
-    if (exchange) {
-        if (exchange->users == 1) {
-            unlink_exchange(server, exchange);
-        }
-        release_exchange(exchange);
-    }
-}
-
-/* Everybody who waits in it gets the sentence. */
-static void break_exchange(nd_server *server, nd_exchange *exchange, nd_status status,
-                           const char *message)
-{
-    unlink_exchange(server, exchange);
-    exchange->users++; /* ours */
-    for (nd_peer *peer = server->peers; peer; peer = peer->next) {
-        if (peer->exchange == exchange) {
-            uint32_t request = peer->request;
-            nd_server_stop_waiting(server, peer);
-            nd_server_error(server, peer, request, status, message);
-        }
-    }
-    release_exchange(exchange);
-}
-
-static nd_status open_exchange(nd_server *server, const char *name, size_t count, int64_t now,
-                               nd_exchange **out)
-{
-    for (nd_exchange *e = server->exchanges; e; e = e->next) {
-        if (strcmp(e->name, name) == 0) {
-            *out = e;
-            return ND_OK;
-        }
-    }
-    if (count > (size_t)ND_SERVER_EXCHANGE_MAX / (size_t)server->world_size) {
-        return nd_fail(ND_ERR_INTERNAL, "an exchange of %zu bytes by each of %d ranks is too large",
-                       count, server->world_size);
-    }
-    nd_exchange *exchange;
-    ND_TRY(ND_ALLOC(1, &exchange));
-    if (ND_ALLOC(server->world_size, &exchange->here) != ND_OK ||
-        ND_ALLOC((size_t)server->world_size * count, &exchange->data) != ND_OK) {
-        free(exchange->here);
-        free(exchange);
-        return nd_error_last()->status;
-    }
-    snprintf(exchange->name, sizeof exchange->name, "%s", name);
-    exchange->bytes = count;
-    exchange->since = exchange->noticed = now;
-    exchange->next = server->exchanges;
-    server->exchanges = exchange;
-    *out = exchange;
-    return ND_OK;
-}
-
-/* Sends one slice of the result; the next one follows when this one has left. */
-static void send_slice(nd_server *server, nd_peer *peer)
-{
-    nd_exchange *exchange = peer->exchange;
-    size_t total = (size_t)server->world_size * exchange->bytes;
-    size_t part = total - peer->sent < ND_SERVER_SLICE ? total - peer->sent : ND_SERVER_SLICE;
-    nd_wire_begin(&server->out, ND_WIRE_SLICE);
-    nd_wire_put_u32(&server->out, peer->request);
-    nd_wire_put_u64(&server->out, peer->sent);
-    nd_wire_put_blob(&server->out, exchange->data + peer->sent, part);
-    peer->sent += part;
-    if (peer->sent == total) {
-        peer->exchange = NULL;
-        release_exchange(exchange);
-    }
-    nd_server_flush(server, peer);
-}
-
-void nd_server_drained(nd_server *server, nd_peer *peer)
-{
-    if (peer->exchange && peer->wait == ND_WAIT_NONE && !peer->dropped) {
-        send_slice(server, peer);
-    }
-}
-
-static void finish_exchange(nd_server *server, nd_exchange *exchange)
-{
-    unlink_exchange(server, exchange);
-    exchange->users++;
-    for (nd_peer *peer = server->peers; peer; peer = peer->next) {
-        if (peer->exchange == exchange) {
-            peer->wait = ND_WAIT_NONE;
-            peer->sent = 0;
-            send_slice(server, peer);
-        }
-    }
-    release_exchange(exchange);
-}
-
-/* Ranks that left can no longer come; when all wait and nothing is complete, they wait for each other. */
-static void check_deadlock(nd_server *server, nd_exchange *exchange)
-{
-    char message[1024], list[256];
-    if (server->left > 0) {
-        bool *gone = calloc((size_t)server->world_size, 1);
-        for (int r = 0; gone && r < server->world_size; r++) {
-            gone[r] = server->ranks[r] >= ND_SERVER_RANK_LEFT && !exchange->here[r];
-        }
-        list[0] = '\0';
-        if (gone) {
-            nd_ranks_text(gone, true, server->world_size, list, sizeof list);
-        }
-        free(gone);
-        if (list[0]) {
-            snprintf(message, sizeof message,
-                     "the exchange '%.200s' cannot be completed: rank %s left the job",
-                     exchange->name, list);
-            break_exchange(server, exchange, ND_ERR_IO, message);
-            return;
-        }
-    }
-    int waiting = 0;
-    for (const nd_exchange *e = server->exchanges; e; e = e->next) {
-        waiting += e->arrived;
-    }
-    if (waiting == server->world_size && server->exchanges->next) {
-        nd_exchange *a = server->exchanges, *b = a->next;
-        nd_ranks_text(a->here, true, server->world_size, list, sizeof list);
-        snprintf(message, sizeof message,
-                 "the ranks do not meet: %d wait at '%.200s' (%s), %d at '%.200s'", a->arrived,
-                 a->name, list, b->arrived, b->name);
-        while (server->exchanges) {
-            break_exchange(server, server->exchanges, ND_ERR_INTERNAL, message);
-        }
-    }
-}
-
-static nd_status take_exchange(nd_server *server, nd_peer *peer, nd_wire_cursor *cursor,
-                               int64_t now)
-{
-    char name[ND_WIRE_TEXT_MAX], message[512];
-    size_t count;
-    uint32_t request = nd_wire_get_u32(cursor);
-    uint64_t timeout_ms = nd_wire_get_u64(cursor);
-    nd_wire_get_text(cursor, name, sizeof name);
-    const uint8_t *bytes = nd_wire_get_blob(cursor, &count);
-    if (!nd_wire_finished(cursor)) {
-        return nd_fail(ND_ERR_IO, "a damaged exchange message");
-    }
-    nd_exchange *exchange = NULL;
-    ND_TRY(open_exchange(server, name, count, now, &exchange));
-    begin_wait(peer, ND_WAIT_EXCHANGE, request, timeout_ms, now);
-    peer->exchange = exchange;
-    exchange->users++;
-    if (count != exchange->bytes) {
-        snprintf(message, sizeof message,
-                 "rank %d entered the exchange '%.200s' with %zu bytes, others with %zu",
-                 peer->index, name, count, exchange->bytes);
-        break_exchange(server, exchange, ND_ERR_INTERNAL, message);
-        return ND_OK;
-    }
-    if (count > 0) {
-        memcpy(exchange->data + (size_t)peer->index * count, bytes, count);
-    }
-    exchange->here[peer->index] = true;
-    exchange->arrived++;
-    if (exchange->arrived == server->world_size) {
-        finish_exchange(server, exchange);
-    } else {
-        check_deadlock(server, exchange);
-    }
     return ND_OK;
 }
 
@@ -363,7 +158,7 @@ nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_fram
     case ND_WIRE_ADD:
         return take_add(server, peer, &cursor);
     case ND_WIRE_EXCHANGE:
-        return take_exchange(server, peer, &cursor, now);
+        return nd_server_exchange(server, peer, &cursor, now);
     default:
         return nd_fail(ND_ERR_IO, "a message of unknown type %d", (int)frame->type);
     }
@@ -374,14 +169,7 @@ void nd_server_worker_left(nd_server *server, nd_peer *gone, bool clean)
     char message[768];
     server->ranks[gone->index] = clean ? ND_SERVER_RANK_LEFT : ND_SERVER_RANK_LOST;
     server->left++;
-    for (nd_exchange *e = server->exchanges, *next; e; e = next) {
-        next = e->next;
-        if (!clean || !e->here[gone->index]) {
-            snprintf(message, sizeof message, "%.280s %s while others waited at '%.200s'",
-                     gone->name, clean ? "left the job" : "was lost", e->name);
-            break_exchange(server, e, ND_ERR_IO, message);
-        }
-    }
+    nd_server_exchange_left(server, gone, clean);
     for (nd_peer *peer = clean ? NULL : server->peers; peer; peer = peer->next) {
         if (peer->wait == ND_WAIT_KEY) {
             snprintf(message, sizeof message,
@@ -393,55 +181,10 @@ void nd_server_worker_left(nd_server *server, nd_peer *gone, bool clean)
     }
 }
 
-/* "ranks 3, 5 of 8 are missing (5 never connected)" */
-static void describe_missing(const nd_server *server, const nd_exchange *exchange, char *out,
-                             size_t capacity)
-{
-    char missing[200], never[200] = "";
-    bool *unseen = calloc((size_t)server->world_size, 1);
-    nd_ranks_text(exchange->here, false, server->world_size, missing, sizeof missing);
-    for (int r = 0; unseen && r < server->world_size; r++) {
-        unseen[r] = server->ranks[r] == ND_SERVER_RANK_NEVER;
-    }
-    if (unseen) {
-        nd_ranks_text(unseen, true, server->world_size, never, sizeof never);
-    }
-    free(unseen);
-    snprintf(out, capacity, "missing of %d ranks: %s%s%s%s", server->world_size, missing,
-             never[0] ? " (never connected: " : "", never, never[0] ? ")" : "");
-}
-
-static void tick_exchange(nd_server *server, nd_exchange *exchange, int64_t now)
-{
-    char missing[512], line[1024];
-    int64_t deadline = INT64_MAX;
-    for (const nd_peer *peer = server->peers; peer; peer = peer->next) {
-        if (peer->exchange == exchange && peer->deadline < deadline) {
-            deadline = peer->deadline;
-        }
-    }
-    double waited = (double)(now - exchange->since) * 1e-9;
-    if (now >= deadline) {
-        describe_missing(server, exchange, missing, sizeof missing);
-        snprintf(line, sizeof line, "the exchange '%.200s' was not complete after %.3g s; %s",
-                 exchange->name, waited, missing);
-        break_exchange(server, exchange, ND_ERR_HANG, line);
-    } else if (now - exchange->noticed >= server->notice_ns) {
-        exchange->noticed = now;
-        describe_missing(server, exchange, missing, sizeof missing);
-        snprintf(line, sizeof line, "waiting at '%.200s' for %.0f s; %s", exchange->name, waited,
-                 missing);
-        server->hooks.notice(server->hooks.context, line);
-    }
-}
-
 void nd_server_store_tick(nd_server *server, int64_t now)
 {
     char line[1024];
-    for (nd_exchange *e = server->exchanges, *next; e; e = next) {
-        next = e->next;
-        tick_exchange(server, e, now);
-    }
+    nd_server_exchange_tick(server, now);
     for (nd_peer *peer = server->peers; peer; peer = peer->next) {
         if (peer->wait != ND_WAIT_KEY) {
             continue;
