@@ -173,6 +173,8 @@ static nd_status command_check(const nd_config *config, nd_worker *worker)
     nd_status status = nd_inputs_open(config, &inputs);
     status = status == ND_OK ? nd_trainer_check_precision(config, &inputs.shape) : status;
     status = status == ND_OK ? nd_worker_check_device(config) : status;
+    status = status == ND_OK ? nd_worker_open_planner(config, worker) : status;
+    status = status == ND_OK ? nd_plan_check_memory(config, &inputs, worker) : status;
     status = status == ND_OK ? nd_run_folder_check(config) : status;
     if (status == ND_OK && config->launch.nnodes > 1) {
         status = nd_inputs_each_digest(&inputs, print_digest, NULL);

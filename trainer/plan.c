@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/plan.h"
 
+#include <math.h>
+
+#include "runtime/base/log.h"
+#include "runtime/device/affinity.h"
+#include "runtime/device/host_memory.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/trainer.h"
 
@@ -19,7 +24,42 @@ static assumption assume(const nd_rank *r, bool f32)
     if (r->config->launch.device == ND_CHOOSE_CUDA) {
         return (assumption){"one H100 a worker at half of its BF16 peak", 495e12 * share, 200e9};
     }
-    return (assumption){"one core a thread", 100e9 * r->device->threads * share, 2e9};
+    /* Threads beyond the worker's share of the CPUs wait for each other. */
+    double cpus = nd_affinity_threads(1, 0), local = (double)r->config->launch.nproc_per_node;
+    double cores = fmin(r->device->threads, cpus / local);
+    return (assumption){"one core a thread, shared where there are more threads than cores",
+                        100e9 * cores * share, 2e9};
+}
+
+static const double gib = 1073741824.0;
+
+static double planned_bytes(const nd_trainer *trainer)
+{
+    return (double)(trainer->plan.total + trainer->plan.external);
+}
+
+/* The host's workers together against its memory; for GPUs the usual size, since any machine can plan any job. */
+static void print_fit(FILE *out, const nd_trainer *trainer)
+{
+    const nd_config *config = trainer->rank->config;
+    const double gpu_gib = 79.6,
+                 context_gib = 1.0; /* of an 80 GB card; of that, CUDA and its libraries */
+    double each = planned_bytes(trainer) / gib;
+    if (config->launch.device == ND_CHOOSE_CUDA) {
+        fprintf(out, "%s a GPU of 80 GB: %.2f of the %.1f GiB that are left beside CUDA\n",
+                each <= gpu_gib - context_gib ? "fits" : "does not fit", each,
+                gpu_gib - context_gib);
+        return;
+    }
+    nd_host_memory host = nd_host_memory_read("");
+    double all = each * (double)config->launch.nproc_per_node;
+    fprintf(out,
+            "%s: %lld worker%s of %.2f GiB take %.1f of its %.1f GiB, of which %.1f are free\n",
+            all > (double)host.physical / gib    ? "does not fit this host"
+            : all > (double)host.available / gib ? "fits this host once other programs give way"
+                                                 : "fits this host",
+            (long long)config->launch.nproc_per_node, config->launch.nproc_per_node == 1 ? "" : "s",
+            each, all, (double)host.physical / gib, (double)host.available / gib);
 }
 
 static void print_groups(FILE *out, const nd_mesh *mesh, int rank)
@@ -81,12 +121,11 @@ static void print_estimate(FILE *out, const nd_trainer *trainer)
             a.worker, a.flops * 1e-9, a.bytes_per_second * 1e-9);
 }
 
-nd_status nd_plan_print(FILE *out, const nd_config *config, const nd_inputs *inputs,
-                        nd_worker *worker, int rank)
+/* The trainer of one rank, planned and not committed. */
+static nd_status plan_rank(const nd_config *config, const nd_inputs *inputs, nd_worker *worker,
+                           int rank, nd_trainer **out)
 {
     nd_rank *r = &worker->rank;
-    nd_trainer *trainer = NULL;
-    char mesh[128];
     r->rank = rank;
     r->mesh = config->resolved_mesh;
     r->world_size = nd_mesh_world_size(&r->mesh);
@@ -94,7 +133,45 @@ nd_status nd_plan_print(FILE *out, const nd_config *config, const nd_inputs *inp
     r->config = config;
     r->shape = inputs->shape;
     r->device = worker->device;
-    ND_TRY(nd_trainer_create(r, &trainer));
+    return nd_trainer_create(r, out);
+}
+
+nd_status nd_plan_check_memory(const nd_config *config, const nd_inputs *inputs, nd_worker *worker)
+{
+    nd_trainer *trainer = NULL;
+    double local = (double)config->launch.nproc_per_node;
+    if (config->launch.device == ND_CHOOSE_CUDA) {
+        return ND_OK; /* each worker asks its own device */
+    }
+    ND_TRY(plan_rank(config, inputs, worker, 0, &trainer));
+    double each = planned_bytes(trainer) / gib, all = each * local;
+    nd_trainer_destroy(trainer);
+    nd_host_memory host = nd_host_memory_read("");
+    double physical = (double)host.physical / gib, available = (double)host.available / gib;
+    if (host.physical > 0 && all > physical) {
+        return nd_fail(ND_ERR_RESOURCE,
+                       "%.0f workers with a plan of %.2f GiB each need %.1f GiB, but this host has "
+                       "%.1f GiB of memory; use a smaller model, a shorter sequence, a smaller "
+                       "micro-batch, parallel.recompute, more shards or more hosts (ndtrain plan "
+                       "shows what each needs)",
+                       local, each, all, physical);
+    }
+    if (host.physical > 0 && all > available) {
+        nd_log_warning(
+            "%.0f workers with a plan of %.2f GiB each need %.1f GiB, but of this host's "
+            "%.1f GiB only %.1f are free now",
+            local, each, all, physical, available);
+    }
+    return ND_OK;
+}
+
+nd_status nd_plan_print(FILE *out, const nd_config *config, const nd_inputs *inputs,
+                        nd_worker *worker, int rank)
+{
+    nd_rank *r = &worker->rank;
+    nd_trainer *trainer = NULL;
+    char mesh[128];
+    ND_TRY(plan_rank(config, inputs, worker, rank, &trainer));
     fprintf(out, "mesh: %s, %d workers; tp peers are adjacent ranks\n",
             nd_mesh_format(&r->mesh, mesh, sizeof mesh), r->world_size);
     print_groups(out, &r->mesh, rank);
@@ -110,6 +187,7 @@ nd_status nd_plan_print(FILE *out, const nd_config *config, const nd_inputs *inp
     fprintf(out, "memory plan of rank %d, %d thread%s:\n", rank, r->device->threads,
             r->device->threads == 1 ? "" : "s");
     nd_memplan_print(&trainer->plan, out);
+    print_fit(out, trainer);
     print_estimate(out, trainer);
     nd_trainer_destroy(trainer);
     return ND_OK;

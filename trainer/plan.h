@@ -10,6 +10,12 @@
 #include "trainer/inputs.h"
 #include "trainer/worker.h"
 
+/*
+ * The plans of this host's workers together against its memory: ND_ERR_RESOURCE with the numbers when there is not that
+ * much, a warning when it is not free now. The worker has the planner's device.
+ */
+nd_status nd_plan_check_memory(const nd_config *config, const nd_inputs *inputs, nd_worker *worker);
+
 /* rank: whose groups and plan are shown. */
 nd_status nd_plan_print(FILE *out, const nd_config *config, const nd_inputs *inputs,
                         nd_worker *worker, int rank);

@@ -177,10 +177,10 @@ static nd_status save_model(run_state *s)
 static nd_status run(run_state *s)
 {
     ND_TRY(nd_trainer_create(s->rank, &s->trainer));
+    ND_TRY(nd_trainer_commit(s->trainer));
     if (s->rank->rank == 0) {
         ND_TRY(nd_run_files_open(&s->files, s->context, s->trainer));
     }
-    ND_TRY(nd_trainer_commit(s->trainer));
     ND_TRY(load_weights(s));
     ND_TRY(open_loaders(s));
     ND_TRY(nd_comm_barrier(s->rank->groups.by_kind[ND_GROUP_WORLD]));

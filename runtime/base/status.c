@@ -64,6 +64,8 @@ const char *nd_status_name(nd_status status)
         return "data";
     case ND_ERR_NUMERIC:
         return "numeric";
+    case ND_ERR_RESOURCE:
+        return "resource";
     case ND_ERR_CANTCREATE:
         return "output";
     case ND_ERR_IO:
@@ -86,7 +88,7 @@ nd_status nd_alloc(size_t count, size_t size, void **out)
 {
     void *p = calloc(count ? count : 1, size ? size : 1);
     if (!p) {
-        return nd_fail(ND_ERR_INTERNAL, "out of host memory: %zu elements of %zu bytes", count,
+        return nd_fail(ND_ERR_RESOURCE, "out of host memory: %zu elements of %zu bytes", count,
                        size);
     }
     *out = p;

@@ -19,6 +19,7 @@ typedef enum nd_status {
         2, /* usage or configuration: flags, YAML, mesh, keys, versions, missing device */
     ND_ERR_DATA = 65,       /* bad data, model or checkpoint file */
     ND_ERR_NUMERIC = 70,    /* NaN or infinity by policy, no valid token in a step */
+    ND_ERR_RESOURCE = 71,   /* memory of the host or a device is used up */
     ND_ERR_CANTCREATE = 73, /* output cannot be written or would overwrite something */
     ND_ERR_IO = 74,         /* I/O: network, port in use, lost peer, failing read */
     ND_ERR_PREEMPTED = 75,  /* asked to stop by a signal; ended at a step boundary */

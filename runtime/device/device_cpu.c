@@ -6,6 +6,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "runtime/device/host_memory.h"
+
 static void cpu_close(nd_device *device)
 {
     if (device->native_close) {
@@ -17,14 +19,20 @@ static void cpu_close(nd_device *device)
 /* Anonymous pages are zero already and cost nothing until touched; huge pages save most of the faults. */
 static nd_status cpu_alloc(nd_device *device, size_t bytes, void **out)
 {
-    void *p =
-        mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const double gib = 1073741824.0;
+    uint64_t physical = nd_host_memory_read("").physical;
+    void *p = MAP_FAILED;
+    if (physical == 0 || bytes <= physical) { /* the kernel may promise more than it has */
+        p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                 0);
+    }
     if (p == MAP_FAILED) {
         return nd_fail(
-            ND_ERR_INTERNAL,
-            "out of host memory: %.1f MiB wanted; use a smaller model, a shorter sequence, "
-            "recompute, or more shards (ndtrain plan shows what each needs)",
-            (double)bytes / 1048576.0);
+            ND_ERR_RESOURCE,
+            "out of host memory: %.2f GiB wanted in one piece, and this host has %.1f GiB; use a "
+            "smaller model, a shorter sequence, recompute, or more shards (ndtrain plan shows what "
+            "each needs)",
+            (double)bytes / gib, (double)physical / gib);
     }
     madvise(p, bytes, MADV_HUGEPAGE);
     *out = p;

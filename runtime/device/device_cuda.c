@@ -83,7 +83,7 @@ static nd_status cuda_alloc(nd_device *device, size_t bytes, void **out)
         bytes > free_bytes ? cudaErrorMemoryAllocation : cudaMalloc(&p, bytes ? bytes : 1);
     if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError(); /* not sticky: taken back */
-        return nd_fail(ND_ERR_CONFIG,
+        return nd_fail(ND_ERR_RESOURCE,
                        "out of device memory: the plan needs %.2f GiB in one piece, and %.2f of "
                        "%.2f GiB are free on %s; use recompute, a smaller micro batch, a shorter "
                        "sequence or more shards (ndtrain plan shows what each needs)",

@@ -5,6 +5,8 @@
 
 enum { ALIGNMENT = 256 };
 
+static const size_t LARGE_BYTES = (size_t)10 << 30; /* a plan is printed in GiB from here on */
+
 static const char *const class_names[ND_MEM_CLASS_COUNT] = {
     "state",
     "gathered weights",
@@ -95,20 +97,24 @@ size_t nd_memplan_class_bytes(const nd_memplan *plan, nd_mem_class class)
 
 void nd_memplan_print(const nd_memplan *plan, FILE *out)
 {
-    const double mib = 1048576.0;
+    bool large = plan->total + plan->external >= LARGE_BYTES;
+    const double unit = large ? 1073741824.0 : 1048576.0;
+    const int digits = large ? 3 : 2;
+    const char *name = large ? "GiB" : "MiB";
     for (nd_mem_class c = 0; c < ND_MEM_CLASS_COUNT; c++) {
         if (nd_memplan_class_bytes(plan, c) == 0) {
             continue;
         }
-        fprintf(out, "  %-22s %12.2f MiB\n", class_names[c],
-                (double)nd_memplan_class_bytes(plan, c) / mib);
+        fprintf(out, "  %-22s %12.*f %s\n", class_names[c], digits,
+                (double)nd_memplan_class_bytes(plan, c) / unit, name);
         for (int i = 0; i < plan->count; i++) {
             const nd_mem_segment *s = &plan->segments[i];
             if (s->class == c && s->bytes > 0) {
-                fprintf(out, "    %-32s %12.2f MiB%s\n", s->name, (double)s->bytes / mib,
-                        s->external ? " (allocated by the library)" : "");
+                fprintf(out, "    %-32s %12.*f %s%s\n", s->name, digits, (double)s->bytes / unit,
+                        name, s->external ? " (allocated by the library)" : "");
             }
         }
     }
-    fprintf(out, "  %-22s %12.2f MiB\n", "total", (double)(plan->total + plan->external) / mib);
+    fprintf(out, "  %-22s %12.*f %s\n", "total", digits,
+            (double)(plan->total + plan->external) / unit, name);
 }

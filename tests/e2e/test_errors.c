@@ -136,6 +136,18 @@ Test(errors, model_config)
     refused_with(65, LAUNCH, "33", "");
 }
 
+/* Terabytes: refused before a worker starts, and by a worker that is started alone. */
+Test(errors, a_model_that_no_host_holds)
+{
+    write_file("model.json",
+               "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 65536, "
+               "\"intermediate_size\": 1048576, \"num_hidden_layers\": 1, "
+               "\"num_attention_heads\": 512}");
+    refused_with(71, LAUNCH "--num-processes 2 --dp-shard-size 2", "2 workers with a plan of",
+                 "of memory");
+    refused_with(71, TRAIN, "out of host memory", "state");
+}
+
 Test(errors, text_and_jsonl)
 {
     char config[1024];

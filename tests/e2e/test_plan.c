@@ -28,16 +28,22 @@ static void says(const char *line)
     cr_assert_not_null(strstr(shell_output, line), "no \"%s\" in:\n%s", line, shell_output);
 }
 
-/* The line "  <name>  <number> MiB" of a part, -1 when it is not there. */
+/* The line "  <name>  <number> <unit>" of a part in GiB, as plans of this size are printed; -1 when it is not there. */
 static double part(const char *name)
 {
-    char line[128];
+    char line[128], unit[8];
     snprintf(line, sizeof line, "\n%s ", name);
     const char *at = strstr(shell_output, line);
-    return at ? strtod(at + strlen(line), NULL) : -1.0;
+    if (!at) {
+        return -1.0;
+    }
+    double value = 0.0;
+    cr_assert_eq(sscanf(at + strlen(line), "%lf %7s", &value, unit), 2);
+    cr_assert_str_eq(unit, "GiB");
+    return value;
 }
 
-/* Parts are lines with two spaces before them; what they are made of has four. Each number is rounded to 0.01. */
+/* Parts are lines with two spaces before them; what they are made of has four. Each number is rounded to 0.001. */
 static void parts_are_the_total(void)
 {
     double sum = 0.0;
@@ -52,7 +58,7 @@ static void parts_are_the_total(void)
         }
     }
     cr_assert_geq(count, 6, "%d parts in:\n%s", count, shell_output);
-    cr_assert_leq(fabs(sum - part("  total")), 0.005 * (count + 1), "%g in:\n%s", sum,
+    cr_assert_leq(fabs(sum - part("  total")), 0.0005 * (count + 1), "%g in:\n%s", sum,
                   shell_output);
 }
 
@@ -68,11 +74,38 @@ Test(plan, llama_8b_on_eight_workers)
     says("model: 8030261248 parameters");
     says("memory plan of rank 5");
     /* F32 shards of 8,030,261,248 parameters over dp_shard 2 x tp 2; the padding is below a thousandth. */
-    double mib = 8030261248.0 / 4 * 4 / (1 << 20);
-    cr_assert_float_eq(part("    master weights") / mib, 1.0, 1e-3, "%s", shell_output);
-    cr_assert_float_eq(part("  state") / (4 * mib), 1.0, 1e-3, "%s", shell_output);
+    double gib = 8030261248.0 / 4 * 4 / (1 << 30);
+    cr_assert_float_eq(part("    master weights") / gib, 1.0, 1e-3, "%s", shell_output);
+    cr_assert_float_eq(part("  state") / (4 * gib), 1.0, 1e-3, "%s", shell_output);
     parts_are_the_total();
+    says("\nfits a GPU of 80 GB: ");
     says("estimated step: ");
+    shell(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --device cuda --num-processes 1 --dp-shard-size 1 "
+                     "--dp-replicate-size 1 --tp-size 1");
+    says("\ndoes not fit a GPU of 80 GB: ");
+    shell(&dir, PLAN "tp_hsdp.yaml");
+    says(" MiB\nfits this host: 8 workers of ");
+}
+
+/* The estimate of 8 workers on the CPUs of one has the products take as long as they do on that one. */
+Test(plan, workers_share_the_cpus)
+{
+    double rate[2];
+    static const char *const flags[] = {"--num-processes 1 --threads-per-worker 1",
+                                        "--num-processes 8 --threads-per-worker 1"};
+    for (int i = 0; i < 2; i++) {
+        char command[512];
+        snprintf(command, sizeof command,
+                 "cd " ND_SOURCE
+                 " && taskset -c $(taskset -cp $$ | sed 's/.*: //; s/[-,].*//') " ND_TRAIN
+                 " plan --device cpu %s",
+                 flags[i]);
+        shell(&dir, command);
+        const char *at = strstr(shell_output, "more threads than cores: ");
+        cr_assert_not_null(at, "%s", shell_output);
+        rate[i] = strtod(strchr(at, ':') + 1, NULL);
+    }
+    cr_assert_float_eq(rate[1] / rate[0], 1.0 / 8, 0.01, "%g and %g GFLOP/s", rate[0], rate[1]);
 }
 
 Test(plan, llama_405b_on_16384_workers)
@@ -84,10 +117,13 @@ Test(plan, llama_405b_on_16384_workers)
     says("  dp_shard_cp      64 ranks 15879, 15887, 15895, 15903, ... 16383 ");
     says("  dp_replicate     32 ranks 511, 1023, 1535, 2047, ... 16383 ");
     says("  dp             2048 ranks 7, 15, 23, 31, ... 16383 ");
-    double mib = 405853388800.0 / 512 * 4 / (1 << 20); /* dp_shard 64 x tp 8 */
-    cr_assert_float_eq(part("    master weights") / mib, 1.0, 1e-3, "%s", shell_output);
+    double gib = 405853388800.0 / 512 * 4 / (1 << 30); /* dp_shard 64 x tp 8 */
+    cr_assert_float_eq(part("    master weights") / gib, 1.0, 1e-3, "%s", shell_output);
     parts_are_the_total();
     says("estimated step: ");
+    shell(&dir, PLAN "llama-3.1-405b/tp_hsdp.yaml --num-processes 1024 --dp-replicate-size 2 "
+                     "--device cpu");
+    says("\ndoes not fit this host: 1024 workers of ");
 }
 
 Test(plan, a_rank_outside_of_the_mesh)

@@ -108,6 +108,7 @@ Test(status, numbers_and_names)
         {ND_ERR_CONFIG, 2, "configuration"},
         {ND_ERR_DATA, 65, "data"},
         {ND_ERR_NUMERIC, 70, "numeric"},
+        {ND_ERR_RESOURCE, 71, "resource"},
         {ND_ERR_CANTCREATE, 73, "output"},
         {ND_ERR_IO, 74, "i/o"},
         {ND_ERR_PREEMPTED, 75, "preempted"},
@@ -131,7 +132,7 @@ Test(status, alloc_gives_zeroed_memory_and_an_error_instead_of_a_wrapped_size)
     values = NULL;
     /* volatile: the compiler must not see that the product is too large */
     volatile size_t count = SIZE_MAX / 4;
-    cr_assert_eq(ND_ALLOC(count, &values), ND_ERR_INTERNAL);
+    cr_assert_eq(ND_ALLOC(count, &values), ND_ERR_RESOURCE);
     cr_assert_null(values);
     cr_assert_not_null(strstr(nd_error_last()->message, "elements of 8 bytes"));
     cr_assert_eq(ND_ALLOC(0, &values), ND_OK);
