@@ -5,6 +5,8 @@
  * One rank of the job: everything a step needs hangs off it, nothing is global, so N ranks can live in one process as
  * threads (tests) or one each in N processes. All members are borrowed from whoever set the rank up.
  */
+#include <string.h>
+
 #include "kernels/ops.h"
 #include "runtime/comm/comm.h"
 #include "runtime/config/config.h"
@@ -25,6 +27,12 @@ typedef struct nd_rank {
     nd_progress_slot *progress;
     nd_trace trace;
 } nd_rank;
+
+/* Also true for a plan of a GPU that is not here. */
+static inline bool nd_rank_is_gpu(const nd_rank *rank)
+{
+    return strcmp(rank->ops->name, "cuda") == 0;
+}
 
 /* Runs a call, charges its time to `kind`, and returns from the calling function when it fails. */
 #define ND_RUN(rank_, kind_, call_)                                                                \

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
 #include "trainer/model/nonfinite.h"
 #include "trainer/optim/schedule.h"
@@ -53,6 +54,18 @@ static size_t loader_bytes(const nd_rank *rank)
     return nd_loader_bytes(&train) + (path && path[0] ? nd_loader_bytes(&validation) : 0);
 }
 
+/* Memory that libraries and the transport allocate. NCCL's own buffers depend on the GPUs and are not known here. */
+static void plan_libraries(const nd_rank *rank, nd_memplan *plan)
+{
+    if (nd_rank_is_gpu(rank)) {
+        nd_memplan_add_external(plan, ND_MEM_SCRATCH, "workspaces of cuBLASLt and kernels",
+                                nd_ops_cuda_workspace());
+    } else {
+        nd_memplan_add_external(plan, ND_MEM_COMMUNICATION, "staging of reductions",
+                                staging_bytes(&rank->mesh));
+    }
+}
+
 nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
 {
     nd_trainer *t = NULL;
@@ -63,8 +76,7 @@ nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
     ND_TRY_OUT(nd_model_create(rank, &t->plan, &t->model));
     ND_TRY_OUT(nd_gradsync_init(&t->sync, &t->model->fsdp, &t->plan));
     ND_TRY_OUT(nd_optimizer_init(&t->optimizer, &t->model->fsdp));
-    nd_memplan_add_external(&t->plan, ND_MEM_COMMUNICATION, "staging of reductions",
-                            staging_bytes(&rank->mesh));
+    plan_libraries(rank, &t->plan);
     nd_memplan_add_external(&t->plan, ND_MEM_DATA, "prefetched batches", loader_bytes(rank));
     *out = t;
 out:

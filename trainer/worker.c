@@ -5,33 +5,33 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
 #include "runtime/rdzv/address.h"
 #include "runtime/rdzv/failure.h"
 #include "runtime/rdzv/pmix.h"
+#include "trainer/gpu.h"
 
 enum { KILLED_SECONDS = 30 }; /* for the end of a job that was aborted to reach this process */
 
 nd_status nd_worker_check_device(const nd_config *config)
 {
-    if (config->launch.device == ND_CHOOSE_CUDA) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "launch.device is cuda for %lld workers, but this program was built without "
-                       "the CUDA backend and "
-                       "sees no GPU; use --device cpu",
-                       (long long)config->launch.workers);
-    }
-    return ND_OK;
+    bool gpu = false;
+    ND_TRY(nd_gpu_is_wanted(config, &gpu));
+    return gpu ? nd_gpu_check(config, (int)config->launch.nproc_per_node) : ND_OK;
 }
 
 nd_status nd_worker_open_device(const nd_config *config, int local_rank, int local_workers,
                                 nd_worker *worker)
 {
-    ND_TRY(nd_worker_check_device(config));
-    bool met = worker->peers.sharers > 0; /* a mask of its own is not divided */
+    bool gpu = false, met = worker->peers.sharers > 0; /* a mask of its own is not divided */
+    ND_TRY(nd_gpu_is_wanted(config, &gpu));
     ND_TRY(nd_affinity_apply(met ? worker->peers.share : local_rank,
                              met ? worker->peers.sharers : local_workers,
                              (int)config->launch.threads_per_worker, &worker->affinity));
+    if (gpu) {
+        return nd_gpu_open(config, local_rank, local_workers, &worker->device, &worker->rank.ops);
+    }
     ND_TRY(nd_device_open_cpu(worker->affinity.threads, &worker->device));
     return nd_ops_cpu(worker->device, &worker->rank.ops);
 }
@@ -41,6 +41,9 @@ nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker)
     int threads = nd_affinity_threads((int)config->launch.nproc_per_node,
                                       (int)config->launch.threads_per_worker);
     ND_TRY(nd_device_open_cpu(threads, &worker->device));
+    if (config->launch.device == ND_CHOOSE_CUDA) {
+        return nd_ops_cuda_planner(&worker->rank.ops);
+    }
     return nd_ops_cpu(worker->device, &worker->rank.ops);
 }
 
@@ -56,11 +59,31 @@ static nd_status store_exchange(void *context, const void *send, void *recv, siz
     return nd_store_exchange(context, "communicator addresses", send, recv, bytes);
 }
 
+static nd_status open_nccl(nd_worker *worker, const nd_config *config, nd_progress_slot *slot)
+{
+    nd_nccl_options options = {
+        .rank = worker->identity.rank,
+        .size = worker->identity.world_size,
+        .timeout_seconds = config->launch.comm_timeout_seconds,
+        .progress = slot,
+        .page = &worker->progress,
+        .slot_of_rank = slot_of_rank,
+        .slot_context = &worker->identity,
+        .exchange = store_exchange,
+        .exchange_context = worker->store,
+        .device = worker->device,
+    };
+    return nd_transport_open_nccl(&options, &worker->transport);
+}
+
 static nd_status open_transport(nd_worker *worker, const nd_config *config)
 {
     nd_progress_slot *slot = &worker->progress.slots[worker->identity.local_rank];
     if (worker->identity.world_size == 1) {
         return nd_transport_open_self(slot, &worker->transport);
+    }
+    if (worker->device->kind == ND_DEVICE_CUDA) {
+        return open_nccl(worker, config, slot);
     }
     nd_ucx_options options = {
         .rank = worker->identity.rank,

@@ -11,8 +11,8 @@
  * Every operation is enqueued on `stream` and completes `done`; the buffers are lent until then. With done == NULL the
  * call returns when the operation is complete (nccl: when it is enqueued on `stream` itself). All members must enter the operations of a group in the same order with
  * the same counts; operations of different groups may be pending together. Each communicator allows 8 pending
- * operations; one more first completes the oldest. An event must be waited for before its storage is reused or goes
- * away. Pending operations advance whenever this rank enqueues or waits on any communicator of the transport.
+ * operations; one more first completes the oldest. An event must be waited for, by the stream that it was given with,
+ * before its storage is reused or goes away. Pending operations advance whenever this rank enqueues or waits on any communicator of the transport.
  *
  * Reductions: the order is fixed (each slice reduced once, ascending by rank, accumulated in F32 for BF16, in the type
  * itself otherwise, then gathered), so all members get the same bits and a repeated run gets the same bits.

@@ -92,6 +92,7 @@ typedef struct nd_config {
     struct {
         int64_t steps, sequence_length, micro_batch_size, gradient_accumulation_steps;
         nd_precision precision;
+        bool deterministic;
         int64_t seed; /* the run's: model.seed and data.shuffle_seed follow it */
         int64_t
             validation_interval; /* steps; 0: only after the last step, when there is validation data */

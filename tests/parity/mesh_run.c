@@ -87,12 +87,13 @@ static nd_status collect_run(void *context, const nd_run *run)
     return ND_OK;
 }
 
-static nd_status collect(shared_run *run, const nd_trainer *t, bool gradients)
+static nd_status collect_host(shared_run *run, const nd_trainer *t, bool gradients,
+                              const float *state)
 {
     const nd_layout *layout = t->model->layout;
     collect_context context = {
         .run = run,
-        .state = gradients ? t->model->fsdp.grad : t->model->fsdp.master,
+        .state = state,
         .into = gradients ? run->out->gradients : run->out->weights,
         .written = run->written[gradients ? 0 : 1],
         .rank = t->rank->rank,
@@ -103,6 +104,22 @@ static nd_status collect(shared_run *run, const nd_trainer *t, bool gradients)
         status = nd_layout_each_run(layout, u, layout->shard_index, collect_run, &context);
     }
     pthread_mutex_unlock(&run->lock);
+    return status;
+}
+
+static nd_status collect(shared_run *run, nd_trainer *t, bool gradients)
+{
+    const float *state = gradients ? t->model->fsdp.grad : t->model->fsdp.master;
+    int64_t count = t->model->layout->shard_total;
+    nd_stream *stream = &t->rank->stream;
+    float *host = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(ND_ALLOC(count, &host));
+    ND_TRY_OUT(nd_copy(stream, host, state, (size_t)count * sizeof *host));
+    ND_TRY_OUT(nd_stream_sync(stream));
+    status = collect_host(run, t, gradients, host);
+out:
+    free(host);
     return status;
 }
 
@@ -194,14 +211,14 @@ static nd_status rank_body(nd_transport *transport, void *context)
     };
     nd_status status = ND_OK;
     rank.coord = nd_mesh_coord_of(&rank.mesh, rank.rank);
-    ND_TRY(nd_device_open_cpu(1, &rank.device));
-    ND_TRY_OUT(nd_ops_cpu(rank.device, &rank.ops));
+    ND_TRY(mesh_rank_open(&rank));
     ND_TRY_OUT(rank.device->table->stream_init(rank.device, &rank.stream));
-    ND_TRY_OUT(nd_groups_create(transport, &rank.mesh, &rank.groups));
+    ND_TRY_OUT(nd_groups_create(rank.transport, &rank.mesh, &rank.groups));
     status = train_rank(run, &rank);
     nd_groups_destroy(&rank.groups);
+    rank.device->table->stream_fini(&rank.stream);
 out:
-    nd_device_close(rank.device);
+    mesh_rank_close(&rank, transport);
     return status;
 }
 

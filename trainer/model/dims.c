@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/model/dims.h"
 
-enum { HEAD_LOGITS_BYTES = 64 << 20 }; /* logits of one head chunk stay near the last-level cache */
+/* Logits of one head chunk: near the last-level cache of a CPU, enough rows to fill a GPU. */
+enum { HEAD_LOGITS_BYTES = 64 << 20, HEAD_LOGITS_BYTES_GPU = 512 << 20 };
 
 static int64_t min_i64(int64_t a, int64_t b)
 {
@@ -9,7 +10,7 @@ static int64_t min_i64(int64_t a, int64_t b)
 }
 
 nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord coord,
-                   const nd_config *config)
+                   const nd_config *config, bool gpu)
 {
     int64_t tp = mesh->size[ND_AXIS_TP], cp = mesh->size[ND_AXIS_CP];
     nd_dims d = {
@@ -35,7 +36,7 @@ nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord co
     int64_t left = shape->vocab - d.vocab_first;
     d.vocab_valid = left < 0 ? 0 : min_i64(left, d.V);
     int64_t row_bytes = tp * d.V * (int64_t)nd_dtype_size(d.act);
-    int64_t rows = HEAD_LOGITS_BYTES / row_bytes;
+    int64_t rows = (gpu ? HEAD_LOGITS_BYTES_GPU : HEAD_LOGITS_BYTES) / row_bytes;
     d.head_rows = rows < 1 ? 1 : min_i64(rows, d.Tl);
     return d;
 }

@@ -27,6 +27,6 @@ typedef struct nd_dims {
 } nd_dims;
 
 nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord coord,
-                   const nd_config *config);
+                   const nd_config *config, bool gpu);
 
 #endif

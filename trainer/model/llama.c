@@ -198,7 +198,8 @@ nd_status nd_model_create(nd_rank *rank, nd_memplan *plan, nd_model **out)
     nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(1, &m));
     m->rank = rank;
-    m->dims = nd_dims_of(&rank->shape, &rank->mesh, rank->coord, rank->config);
+    m->dims =
+        nd_dims_of(&rank->shape, &rank->mesh, rank->coord, rank->config, nd_rank_is_gpu(rank));
     m->recompute = rank->config->parallel.recompute;
     ND_TRY_OUT(nd_scales_init(&m->scales, rank));
     ND_TRY_OUT(nd_layout_create(&rank->shape, &rank->mesh, rank->coord, nd_scales_in_segment,

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TRAINER_GPU_H
+#define ND_TRAINER_GPU_H
+/* Which device a worker computes on, and its GPU where it is one. */
+#include "kernels/ops.h"
+#include "runtime/config/config.h"
+
+/*
+ * launch.device resolved: cuda when it is asked for, or auto and a GPU is visible. ND_ERR_CONFIG with the reason when cuda
+ * was asked for and there is none.
+ */
+nd_status nd_gpu_is_wanted(const nd_config *config, bool *out);
+/* ND_ERR_CONFIG unless `local_workers` of this host find a GPU each (launch.gpu_ids). */
+nd_status nd_gpu_check(const nd_config *config, int local_workers);
+nd_status nd_gpu_open(const nd_config *config, int local_rank, int local_workers,
+                      nd_device **device, const nd_ops **ops);
+
+#endif
