@@ -47,7 +47,7 @@ nd_status nd_cuda_failed(const nd_device *device, cudaError_t error, const char 
     if (device && device->kind == ND_DEVICE_CUDA) {
         format_trail(device, trail, sizeof trail);
     }
-    return nd_fail(error == cudaErrorMemoryAllocation ? ND_ERR_CONFIG : ND_ERR_INTERNAL,
+    return nd_fail(error == cudaErrorMemoryAllocation ? ND_ERR_RESOURCE : ND_ERR_INTERNAL,
                    "CUDA error %d (%s: %s) from %.120s on %s%s%s%s", (int)error, name, meaning,
                    call, device ? device->name : "the GPU", trail[0] ? ", after the ops " : "",
                    trail,
