@@ -7,6 +7,7 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/version.h"
+#include "trainer/ckpt/hf_side_files.h"
 #include "trainer/command_line.h"
 #include "trainer/echo.h"
 #include "trainer/metrics/run_record.h"
@@ -73,14 +74,16 @@ static nd_status write_user_record(const nd_run_files *files, const nd_run_conte
 }
 
 /* A disk that is too full for the model is said before training, not after it. */
-static nd_status check_room_for_model(const nd_config *config, const nd_llama_shape *shape,
+static nd_status check_room_for_model(const nd_config *config, const nd_inputs *inputs,
                                       const char *dir)
 {
     if (!config->output.save_model) {
         return ND_OK;
     }
     const uint64_t width = config->output.dtype == ND_WEIGHTS_FP32 ? 4 : 2;
-    uint64_t bytes = (uint64_t)nd_llama_shape_parameters(shape) * width + SMALL_FILES_BYTES;
+    uint64_t bytes =
+        (uint64_t)nd_llama_shape_parameters(&inputs->shape) * width + SMALL_FILES_BYTES;
+    bytes += inputs->model_folder ? nd_hf_side_files_bytes(inputs->model_folder, true) : 0;
     return nd_fs_check_space(dir, bytes, "the trained model");
 }
 
@@ -90,7 +93,7 @@ nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
     const nd_rank *r = trainer->rank;
     const nd_config *config = r->config;
     ND_TRY(nd_run_folder_create(config, &files->dir));
-    ND_TRY(check_room_for_model(config, &r->shape, files->dir));
+    ND_TRY(check_room_for_model(config, run->inputs, files->dir));
     ND_TRY(write_user_record(files, run, trainer));
     nd_echo_run(run, trainer, files->dir);
     nd_metrics_options options = {

@@ -167,7 +167,8 @@ static nd_status save_model(run_state *s)
     nd_dtype dtype = config->output.dtype == ND_WEIGHTS_FP32 ? ND_DTYPE_F32 : ND_DTYPE_BF16;
     char folder[4096];
     snprintf(folder, sizeof folder, "%s/model", s->files.dir ? s->files.dir : "");
-    ND_TRY(nd_model_io_save(s->trainer->model, folder, dtype, bytes));
+    ND_TRY(nd_model_io_save(s->trainer->model, folder, dtype, bytes,
+                            s->context->inputs->model_folder));
     if (s->rank->rank == 0) {
         nd_log_info("model saved: %s", folder);
     }

@@ -94,3 +94,58 @@ Test(saved_model, loads_onto_any_mesh)
         shell(&dir, command);
     }
 }
+
+/* A model with a tokenizer of its own: ids below 300, so the byte tokenizer is not written. */
+Test(saved_model, takes_along_the_tokenizer_of_the_model_it_goes_on_from)
+{
+    static const char *const names[] = {"tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "special_tokens_map.json",
+                                        "tokenizer.model",
+                                        "vocab.json",
+                                        "merges.txt",
+                                        "added_tokens.json",
+                                        "chat_template.jinja",
+                                        "chat_template.json",
+                                        "generation_config.json"};
+    const size_t count = sizeof names / sizeof *names;
+    uint32_t words[256 + 4096] = {20240801, 7, 4096};
+    for (uint32_t i = 0; i < 4096; i++) {
+        words[256 + i] = i * i / 3 % 300;
+    }
+    tempdir_write(&dir, "tokens.bin", words, sizeof words);
+    shell(&dir, "sed -i 's/: 256,/: 300,/' model.json");
+#define TOKENS                                                                                     \
+    ND_LAUNCH " --device cpu --set data.path=tokens.bin --set data.tokenizer=file "                \
+              "--sequence-length 64 --num-steps 1 "
+    shell(&dir, TOKENS "--model-config model.json --set output.dir=one && test ! -e "
+                       "one/model/tokenizer.json");
+    for (size_t i = 0; i < count; i++) {
+        char path[128];
+        snprintf(path, sizeof path, "one/model/%s", names[i]);
+        tempdir_write(&dir, path, names[i], strlen(names[i]));
+    }
+    shell(&dir, "mkdir blobs && mv one/model/vocab.json blobs/ && ln -s ../../blobs/vocab.json "
+                "one/model/vocab.json; chmod a-w one/model/*");
+    shell(&dir, TOKENS "--model-path one/model --set output.dir=two");
+    for (size_t i = 0; i < count; i++) {
+        char command[256];
+        snprintf(command, sizeof command, "test ! -L two/model/%s && cmp one/model/%s two/model/%s",
+                 names[i], names[i], names[i]);
+        shell(&dir, command);
+    }
+}
+
+/* With the byte tokenizer only what is not the tokenizer's. */
+Test(saved_model, has_the_byte_tokenizer_where_the_data_are_bytes)
+{
+    train("one", "bf16", "--sequence-length 64 --num-steps 1");
+    shell(&dir, "cd one/model && cp tokenizer.json ../good.json && echo other >tokenizer.json && "
+                "echo other >merges.txt && echo other >generation_config.json");
+    shell(&dir,
+          ND_LAUNCH " --device cpu --model-path one/model --data-path text.txt "
+                    "--sequence-length 64 --num-steps 1 --set output.dir=two && "
+                    "cmp one/good.json two/model/tokenizer.json && "
+                    "cmp one/model/generation_config.json two/model/generation_config.json && "
+                    "test ! -e two/model/merges.txt");
+}

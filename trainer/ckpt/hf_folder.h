@@ -45,6 +45,9 @@ typedef struct nd_hf_writer_options {
     nd_dtype dtype;         /* BF16 or F32 */
     int64_t max_file_bytes; /* a larger model is sharded; 0: 5e9, as transformers */
     bool byte_tokenizer;    /* write tokenizer.json and tokenizer_config.json for id = byte */
+    const char *
+        source; /* folder of the model that was trained further: its tokenizer (without byte_tokenizer) and
+                           generation_config.json are copied; NULL: none. Borrowed until commit. */
 } nd_hf_writer_options;
 
 /* ND_ERR_CANTCREATE when folder exists (it is never overwritten) or cannot be made. Free space is checked first. */

@@ -14,6 +14,7 @@
 #include "runtime/base/fsio.h"
 #include "trainer/ckpt/byte_tokenizer.h"
 #include "trainer/ckpt/coverage.h"
+#include "trainer/ckpt/hf_side_files.h"
 #include "trainer/ckpt/safetensors.h"
 
 enum { CONVERT_ELEMENTS = 64 * 1024, SMALL_FILES_BYTES = 1 << 20 };
@@ -376,6 +377,10 @@ static nd_status finish_files(nd_hf_writer *writer)
     ND_TRY(write_config(writer));
     if (writer->options.byte_tokenizer) {
         ND_TRY(nd_byte_tokenizer_write(writer->temporary));
+    }
+    if (writer->options.source) {
+        ND_TRY(nd_hf_side_files_copy(writer->options.source, writer->temporary,
+                                     !writer->options.byte_tokenizer));
     }
     return nd_fs_sync_folder(writer->temporary);
 }

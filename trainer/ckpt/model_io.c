@@ -122,12 +122,13 @@ static nd_status save_units(save_job *job)
     return ND_OK;
 }
 
-static nd_status open_writer(save_job *job, const char *folder, nd_dtype dtype, bool byte_tokenizer)
+static nd_status open_writer(save_job *job, const char *folder, nd_dtype dtype, bool byte_tokenizer,
+                             const char *source)
 {
     const nd_rank *r = job->model->rank;
     const nd_layout *layout = job->model->layout;
     nd_hf_writer_options options = {
-        .shape = r->shape, .dtype = dtype, .byte_tokenizer = byte_tokenizer};
+        .shape = r->shape, .dtype = dtype, .byte_tokenizer = byte_tokenizer, .source = source};
     nd_hf_tensor *tensors = NULL;
     ND_TRY(ND_ALLOC(layout->param_count, &tensors));
     for (int i = 0; i < layout->param_count; i++) {
@@ -153,7 +154,8 @@ static nd_status open_writer(save_job *job, const char *folder, nd_dtype dtype, 
     return ND_OK;
 }
 
-nd_status nd_model_io_save(nd_model *model, const char *folder, nd_dtype dtype, bool byte_tokenizer)
+nd_status nd_model_io_save(nd_model *model, const char *folder, nd_dtype dtype, bool byte_tokenizer,
+                           const char *source)
 {
     nd_rank *r = model->rank;
     nd_status status = ND_OK;
@@ -166,7 +168,7 @@ nd_status nd_model_io_save(nd_model *model, const char *folder, nd_dtype dtype, 
                                              : job.piece;
     ND_TRY(ND_ALLOC(job.piece * job.members, &job.gathered));
     if (r->rank == 0) {
-        ND_TRY_OUT(open_writer(&job, folder, dtype, byte_tokenizer));
+        ND_TRY_OUT(open_writer(&job, folder, dtype, byte_tokenizer, source));
     }
     ND_TRY_OUT(save_units(&job));
     if (job.writer) {

@@ -11,8 +11,8 @@
 #include "trainer/model/llama.h"
 
 nd_status nd_model_io_load(nd_model *model, const nd_hf_reader *reader);
-/* All ranks of the job take part. */
-nd_status nd_model_io_save(nd_model *model, const char *folder, nd_dtype dtype,
-                           bool byte_tokenizer);
+/* All ranks of the job take part. `source` as in nd_hf_writer_options. */
+nd_status nd_model_io_save(nd_model *model, const char *folder, nd_dtype dtype, bool byte_tokenizer,
+                           const char *source);
 
 #endif
