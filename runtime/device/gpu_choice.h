@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_DEVICE_GPU_CHOICE_H
+#define ND_DEVICE_GPU_CHOICE_H
+/* Which of the visible GPUs a worker takes: pure arithmetic, for any build. */
+#include <stdbool.h>
+
+#include "runtime/base/status.h"
+
+typedef struct nd_gpu_request {
+    const char *gpu_ids; /* launch.gpu_ids: "all", or ordinals among the visible GPUs, as "0,2" */
+    int visible;         /* GPUs that this process sees */
+    int local_rank, local_workers;
+    bool launched; /* by ndlaunch, whose workers all see the same GPUs */
+} nd_gpu_request;
+
+/*
+ * The GPU of the local rank; 0 where a worker that ndlaunch did not start sees exactly one, as each task does under
+ * srun --gpus-per-task=1. ND_ERR_CONFIG with the numbers when there are fewer GPUs than workers. Whether two tasks were
+ * given the same single GPU can only be told by comparing the hardware (trainer/peers.h).
+ */
+nd_status nd_gpu_choose(const nd_gpu_request *request, int *ordinal);
+
+#endif

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What ndlaunch takes from Slurm's environment, with variables as Slurm 22.05 and newer set them. */
+#include <string.h>
+
+#include "launcher/slurm.h"
+#include "tests/support/tempdir.h"
+
+static const char *const names[] = {
+    "SLURM_JOB_ID",  "SLURMD_NODENAME",      "SLURM_JOB_NUM_NODES",
+    "SLURM_STEP_ID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS",
+    "SLURM_NODEID",  "SLURM_GPUS_ON_NODE",   "CUDA_VISIBLE_DEVICES"};
+
+static nd_config config;
+
+static void setup(void)
+{
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        unsetenv(names[i]);
+    }
+    assert_ok(nd_config_init(&config));
+}
+
+static void teardown(void)
+{
+    nd_config_fini(&config);
+}
+
+TestSuite(slurm, .init = setup, .fini = teardown);
+
+/* The second of two nodes, one ndlaunch on each. */
+static void set_step(void)
+{
+    setenv("SLURM_JOB_ID", "77", 1);
+    setenv("SLURMD_NODENAME", "c12", 1);
+    setenv("SLURM_JOB_NUM_NODES", "2", 1);
+    setenv("SLURM_STEP_ID", "0", 1);
+    setenv("SLURM_STEP_NUM_NODES", "2", 1);
+    setenv("SLURM_STEP_NUM_TASKS", "2", 1);
+    setenv("SLURM_NODEID", "1", 1);
+}
+
+static nd_slurm complete(int argc, char **argv)
+{
+    nd_slurm slurm;
+    nd_cli cli = {.plan_rank = -1};
+    assert_ok(nd_slurm_read(&slurm));
+    nd_slurm_set_defaults(&slurm, &config);
+    assert_ok(nd_config_parse(&config, &cli, argc, argv));
+    assert_ok(nd_slurm_complete(&slurm, &config));
+    return slurm;
+}
+
+Test(slurm, outside_of_a_job_nothing_changes)
+{
+    setenv("CUDA_VISIBLE_DEVICES", "0,1", 1);
+    char *argv[] = {(char *)"ndlaunch"};
+    nd_slurm slurm = complete(1, argv);
+    cr_assert_not(slurm.in_job);
+    cr_assert_str_empty(slurm.job_id);
+    cr_assert_eq(config.launch.nnodes, 1);
+    cr_assert_eq(config.launch.nproc_per_node, 0);
+}
+
+Test(slurm, a_step_gives_nodes_and_gpus)
+{
+    set_step();
+    setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3", 1);
+    setenv("SLURM_GPUS_ON_NODE", "8", 1); /* of the job; the step sees four */
+    char *argv[] = {(char *)"ndlaunch"};
+    nd_slurm slurm = complete(1, argv);
+    cr_assert_str_eq(slurm.job_id, "77");
+    cr_assert_str_eq(slurm.node, "c12");
+    cr_assert_eq(config.launch.nnodes, 2);
+    cr_assert_eq(config.launch.node_rank, 1);
+    cr_assert_eq(config.launch.nproc_per_node, 4);
+}
+
+Test(slurm, what_is_told_goes_before)
+{
+    set_step();
+    setenv("SLURM_GPUS_ON_NODE", "8", 1);
+    char *argv[] = {(char *)"ndlaunch", (char *)"--num-processes", (char *)"6",
+                    (char *)"--node-rank", (char *)"0"};
+    complete(5, argv);
+    cr_assert_eq(config.launch.workers, 6);
+    cr_assert_eq(config.launch.nproc_per_node, 0);
+    cr_assert_eq(config.launch.node_rank, 0);
+}
+
+Test(slurm, cpus_have_no_workers_for_gpus)
+{
+    set_step();
+    setenv("SLURM_GPUS_ON_NODE", "8", 1);
+    char *argv[] = {(char *)"ndlaunch", (char *)"--device", (char *)"cpu"};
+    complete(3, argv);
+    cr_assert_eq(config.launch.nproc_per_node, 0);
+    setup();
+    set_step();
+    setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles", 1);
+    complete(1, argv);
+    cr_assert_eq(config.launch.nproc_per_node, 0);
+}
+
+Test(slurm, the_shell_of_a_batch_script_is_no_step)
+{
+    set_step();
+    setenv("SLURM_STEP_ID", "4294967291", 1);
+    char *argv[] = {(char *)"ndlaunch"};
+    nd_slurm slurm = complete(1, argv);
+    cr_assert(slurm.in_job);
+    cr_assert_not(slurm.in_step);
+    cr_assert_eq(config.launch.nnodes, 1);
+}
+
+Test(slurm, contradictions_are_refused)
+{
+    nd_slurm slurm;
+    set_step();
+    setenv("SLURM_STEP_NUM_TASKS", "8", 1);
+    assert_ok(nd_slurm_read(&slurm));
+    nd_slurm_set_defaults(&slurm, &config);
+    assert_fails(nd_slurm_complete(&slurm, &config), ND_ERR_CONFIG,
+                 "srun started 8 ndlaunch on 2 nodes");
+    set_step();
+    assert_ok(nd_slurm_read(&slurm));
+    config.launch.nnodes = 1; /* as num_machines of a file says */
+    assert_fails(nd_slurm_complete(&slurm, &config), ND_ERR_CONFIG,
+                 "srun started ndlaunch on 2 nodes, but launch.nnodes is 1");
+    setenv("SLURM_NODEID", "one", 1);
+    assert_fails(nd_slurm_read(&slurm), ND_ERR_CONFIG, "SLURM_NODEID=one");
+}
