@@ -52,6 +52,7 @@ struct nd_job {
     int local_workers, world_size, first_rank;
     int config_fd, key_fd;
     char *job_text; /* what all nodes must agree on, with digests; owned */
+    int cannot_start; /* 0, or the code with which this node's check failed: the other nodes are told */
     nd_host *store; /* NULL on nodes other than 0 */
     char master_addr[128];
     int master_port;

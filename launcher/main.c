@@ -57,29 +57,51 @@ static nd_status job_text(const nd_config *config, const char *digests, char **o
     return made ? ND_OK : nd_fail(ND_ERR_INTERNAL, "out of host memory");
 }
 
+/* Everything that can be checked before a worker starts. *exit_code is that of a check that has said why itself. */
+static nd_status check(nd_job *job, char *program, size_t capacity, char *digests,
+                       size_t digests_capacity, int *exit_code)
+{
+    const nd_config *config = job->config;
+    ND_TRY(nd_preflight_check_files(config));
+    ND_TRY(nd_preflight_find_worker(program, (int)capacity));
+    ND_TRY(config_to_fd(config, &job->config_fd));
+    return nd_preflight_run(program, job->config_fd, config->source,
+                            CHECK_SECONDS + nd_config_data_seconds(config), digests,
+                            digests_capacity, exit_code);
+}
+
+/* The other nodes would wait for this one in vain. */
+static void tell_nodes(nd_job *job, int code)
+{
+    char message[ND_ERROR_MESSAGE_MAX];
+    int ignored;
+    snprintf(message, sizeof message, "%s", nd_error_last()->message);
+    job->cannot_start = code;
+    (void)nd_job_run(job, &ignored);
+    nd_fail(nd_error_last()->status, "%s",
+            message); /* what main says is why, not that others heard */
+}
+
 static nd_status launch(const nd_config *config, const nd_slurm *slurm, int *exit_code)
 {
-    char program[4096];
+    char program[4096], digests[1024];
     nd_job job = {.config = config,
                   .program = program,
                   .world_size = nd_mesh_world_size(&config->resolved_mesh)};
-    char digests[1024];
     snprintf(job.slurm_job, sizeof job.slurm_job, "%s", slurm->job_id);
     job.local_workers = job.world_size / (int)config->launch.nnodes;
-    ND_TRY(nd_preflight_check_files(config));
-    ND_TRY(nd_preflight_find_worker(program, sizeof program));
-    ND_TRY(config_to_fd(config, &job.config_fd));
-    ND_TRY(nd_preflight_run(program, job.config_fd, config->source,
-                            CHECK_SECONDS + nd_config_data_seconds(config), digests, sizeof digests,
-                            exit_code));
-    if (*exit_code != 0) {
-        return ND_OK; /* the check has said why */
+    nd_status status = check(&job, program, sizeof program, digests, sizeof digests, exit_code);
+    if (status != ND_OK || *exit_code != 0) {
+        if (config->launch.nnodes > 1) {
+            tell_nodes(&job, status != ND_OK ? (int)status : *exit_code);
+        }
+        return status;
     }
     if (config->launch.node_rank == 0) {
         echo(config);
     }
     ND_TRY(job_text(config, digests, &job.job_text));
-    nd_status status = nd_job_run(&job, exit_code);
+    status = nd_job_run(&job, exit_code);
     free(job.job_text);
     return status;
 }

@@ -30,7 +30,7 @@ typedef struct nd_nodes nd_nodes;
 double nd_nodes_limit(const nd_job *job);
 
 /* Node 0, its store open: waits for the other nodes. ND_ERR_HANG names who is missing at the deadline; ND_ERR_CONFIG
- * when a node's settings differ. */
+ * when a node's settings differ; another status when the check of a node failed, also this one's (job->cannot_start). */
 nd_status nd_nodes_gather(nd_job *job);
 /* Other nodes: connects to node 0 within nd_nodes_limit, compares settings, learns ranks and run id. */
 nd_status nd_nodes_join(nd_job *job, const uint8_t key[ND_KEY_BYTES]);

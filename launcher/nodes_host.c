@@ -12,8 +12,9 @@
 enum { PULSE_MS = 20 };
 
 static const int64_t second_ns = 1000000000;
-static const int64_t stop_ns = 20000000000;   /* for a node to end its workers when told */
-static const int64_t leave_ns = 3000000000;   /* for nodes to leave after the release */
+static const int64_t stop_ns = 20000000000; /* for a node to end its workers when told */
+static const int64_t leave_ns = 3000000000; /* for nodes to leave after the release */
+static const double refusing_seconds = 10;
 static const int64_t notice_ns = 10000000000; /* between lines about missing nodes */
 
 typedef struct node {
@@ -31,6 +32,7 @@ struct nd_nodes {
     int count;
     node *all; /* [count]; 0 is this one */
     nd_status refused;
+    int turned_away; /* nodes that were told so when they came */
     char refusal[ND_ERROR_MESSAGE_MAX];
     bool running, stop_sent, released;
     int64_t stop_ns, release_ns, beat_ns;
@@ -48,6 +50,12 @@ nd_status nd_nodes_create(nd_job *job)
         return status;
     }
     nodes->all[0].joined = true;
+    if (job->cannot_start) {
+        nodes->refused = (nd_status)job->cannot_start;
+        snprintf(nodes->refusal, sizeof nodes->refusal,
+                 "node 0 (%s) cannot start: its check failed, as its own lines say",
+                 job->host_name);
+    }
     snprintf(nodes->all[0].host, sizeof nodes->all[0].host, "%s", job->host_name);
     job->nodes = nodes;
     return ND_OK;
@@ -117,6 +125,10 @@ static nd_status take_join(nd_job *job, nd_peer *peer, int index, nd_wire_cursor
     if (!nd_wire_finished(cursor) || nodes->running) {
         return nd_fail(ND_ERR_IO, "node %d joined with a damaged message, or late", index);
     }
+    if (nodes->refused != ND_OK) {
+        nodes->turned_away++;
+        return nd_fail(nodes->refused, "%s", nodes->refusal);
+    }
     char ours[ND_WIRE_TEXT_MAX + 32], theirs[ND_WIRE_TEXT_MAX + 32];
     snprintf(ours, sizeof ours, "node 0 (%s)", job->host_name);
     snprintf(theirs, sizeof theirs, "node %d (%s)", index, nd_peer_host(peer));
@@ -137,6 +149,19 @@ static nd_status take_join(nd_job *job, nd_peer *peer, int index, nd_wire_cursor
     return ND_OK;
 }
 
+/* The check of another node failed. */
+static nd_status cannot_start(nd_nodes *nodes, const nd_peer *peer, int index, int code)
+{
+    nodes->turned_away++;
+    if (nodes->refused != ND_OK) {
+        return nd_fail(nodes->refused, "%s", nodes->refusal);
+    }
+    return refuse(nodes,
+                  nd_fail(code > 0 ? (nd_status)code : ND_ERR_INTERNAL,
+                          "node %d (%s) cannot start: its check failed, as its own lines say",
+                          index, nd_peer_host(peer)));
+}
+
 nd_status nd_nodes_on_frame(void *context, nd_peer *peer, int index, const nd_wire_frame *frame)
 {
     nd_job *job = context;
@@ -148,9 +173,14 @@ nd_status nd_nodes_on_frame(void *context, nd_peer *peer, int index, const nd_wi
         return take_join(job, peer, index, &cursor);
     case ND_NODE_BEAT:
         return ND_OK;
-    case ND_NODE_FAIL:
-        note_failure(n, (int)nd_wire_get_u32(&cursor));
+    case ND_NODE_FAIL: {
+        int code = (int)nd_wire_get_u32(&cursor);
+        if (!job->nodes->running && nd_wire_finished(&cursor)) {
+            return cannot_start(job->nodes, peer, index, code);
+        }
+        note_failure(n, code);
         break;
+    }
     case ND_NODE_END: {
         size_t bytes;
         int code = (int)nd_wire_get_u32(&cursor);
@@ -243,7 +273,10 @@ nd_status nd_nodes_gather(nd_job *job)
         uv_run(&job->loop, UV_RUN_ONCE); /* the store ticks ten times a second */
         int64_t now = nd_clock_ns();
         double waited = (double)(now - begin) * 1e-9;
-        if (nodes->refused != ND_OK) {
+        /* A node that cannot start itself stays a while to tell the others, who would wait for it in vain. */
+        bool told = !job->cannot_start || nodes->turned_away >= nodes->count - 1 ||
+                    waited > refusing_seconds;
+        if (nodes->refused != ND_OK && told) {
             status = nd_fail(nodes->refused, "%s", nodes->refusal);
         } else if (waited > limit && !all_joined(nodes)) {
             status = say_missing(nodes, limit, true);

@@ -12,7 +12,8 @@
 
 enum { PULSE_MS = 100 };
 
-static const int64_t send_ns = 2000000000;     /* for a message to leave */
+static const int64_t send_ns = 2000000000; /* for a message to leave */
+static const double telling_seconds = 30;  /* for node 0 to be there when this node cannot start */
 static const int64_t release_ns = 60000000000; /* for node 0 to end the job once told to stop */
 
 struct nd_join {
@@ -77,6 +78,9 @@ static nd_status join_job(nd_job *job, const uint8_t key[ND_KEY_BYTES])
     nd_join *join = job->join;
     char host[ND_HOST_MAX];
     double limit = nd_nodes_limit(job);
+    if (job->cannot_start && limit > telling_seconds) {
+        limit = telling_seconds;
+    }
     /* Node 0 gives up at its own deadline and says who was missing: a little later than that. */
     int64_t deadline = nd_clock_ns() + (int64_t)((2 * limit + 5) * 1e9);
     int world;
@@ -90,6 +94,9 @@ static nd_status join_job(nd_job *job, const uint8_t key[ND_KEY_BYTES])
                       .index = (int)job->config->launch.node_rank};
     ND_TRY(
         nd_channel_hello(join->channel, &hello, deadline, job->run_id, sizeof job->run_id, &world));
+    if (job->cannot_start) {
+        return send_frame(join, ND_NODE_FAIL, (uint32_t[]){(uint32_t)job->cannot_start}, 1, NULL);
+    }
     ND_TRY(send_frame(join, ND_NODE_JOIN, (uint32_t[]){(uint32_t)job->local_workers}, 1,
                       job->job_text));
     nd_status status = take_plan(job, deadline);

@@ -9,7 +9,7 @@
 
 enum { HEX_BYTES = 65, TEXT_MAX = 64 << 10 };
 
-static const char text_key[] = "configuration of rank 0";
+static const char text_key[] = "configuration of rank 0", explained[] = "configurations differ";
 
 nd_status nd_inputs_each_digest(const nd_inputs *inputs,
                                 void (*visit)(void *context, const char *key, const char *hex),
@@ -62,13 +62,14 @@ static nd_status job_text(const nd_config *config, const nd_inputs *inputs, char
     return status;
 }
 
-/* This rank is the first that differs: the sentence with key and values. */
+/* This rank is the first that differs: the sentence with key and values. Rank 0, which has one of them, waits for it. */
 static nd_status explain(const nd_worker *worker, const char *text)
 {
     char *theirs = NULL, names[2][192];
     size_t bytes = TEXT_MAX;
     ND_TRY(ND_ALLOC(TEXT_MAX + 1, &theirs));
     nd_status status = nd_store_get(worker->store, text_key, theirs, &bytes);
+    status = status == ND_OK ? nd_store_barrier(worker->store, explained) : status;
     if (status == ND_OK) {
         theirs[bytes] = '\0';
         snprintf(names[0], sizeof names[0], "rank 0 (%s)", worker->peers.cards[0].host);
@@ -107,6 +108,7 @@ static nd_status compare(nd_worker *worker, const char *text)
         return explain(worker, text);
     }
     worker->voice = ND_VOICE_ECHO;
+    ND_TRY(nd_store_barrier(worker->store, explained));
     return nd_fail(ND_ERR_CONFIG, "the configuration of rank %d (%s) is not that of rank 0 (%s)",
                    differs, worker->peers.cards[differs].host, worker->peers.cards[0].host);
 }

@@ -115,9 +115,10 @@ static void on_stop_signal(int signal_number)
 
 /*
  * TERM, HUP and USR1 end the run at the next step boundary; INT too, a second INT at once. QUIT keeps the system's
- * meaning: it ends a process that does not come to a boundary, with a core dump where these are on.
+ * meaning: it ends a process that does not come to a boundary, with a core dump where these are on. Under ndlaunch an INT
+ * may come twice, from it and from a resource manager that signals every process: there the second one is ndlaunch's.
  */
-static void install_signals(void)
+static void install_signals(const nd_identity *id)
 {
     struct sigaction action = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART}, hangup;
     sigaction(SIGTERM, &action, NULL);
@@ -126,7 +127,9 @@ static void install_signals(void)
         sigaction(SIGHUP, &action, NULL); /* not under nohup */
     }
     signal(SIGUSR2, SIG_IGN); /* has no meaning here, and its default would end the run */
-    action.sa_flags |= (int)SA_RESETHAND;
+    if (id->source != ND_IDENTITY_NDLAUNCH) {
+        action.sa_flags |= (int)SA_RESETHAND;
+    }
     sigaction(SIGINT, &action, NULL);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write, with a sentence */
@@ -253,7 +256,7 @@ int main(int argc, char **argv)
     }
     nd_status status = nd_identity_read(&worker.identity);
     if (strcmp(command, "train") == 0) {
-        install_signals();
+        install_signals(&worker.identity);
         status = status == ND_OK ? nd_identity_join(&worker.identity) : status;
     }
     status =

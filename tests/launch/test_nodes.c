@@ -224,6 +224,62 @@ Test(nodes, node_0_missing_is_said_at_the_deadline)
     assert_says(&l, "was not reached within 1 s");
 }
 
+/* The others do not wait for a node whose check failed: launch.rdzv_timeout_seconds is 300 here. */
+Test(nodes, a_node_that_cannot_start_ends_all_at_once)
+{
+    for (int bad = 0; bad < 2; bad++) {
+        launched nodes[2];
+        char words[64];
+        const char *const good_flags[] = {"--rdzv-timeout-seconds", "300", NULL};
+        const char *const bad_flags[] = {"--rdzv-timeout-seconds", "300", "--set",
+                                         "data.path=/nonexistent/text.txt", NULL};
+        start_node(&nodes[bad], bad, 4, bad_flags);
+        start_node(&nodes[!bad], !bad, 4, good_flags);
+        for (int i = 0; i < 2; i++) {
+            cr_assert_eq(launched_wait(&nodes[i], 60), 65, "node %d: %s", i,
+                         launched_read(&nodes[i]));
+        }
+        assert_says(&nodes[bad], "/nonexistent/text.txt");
+        snprintf(words, sizeof words, "node %d (", bad);
+        assert_says(&nodes[!bad], words);
+        assert_says(&nodes[!bad], "cannot start: its check failed");
+    }
+}
+
+/* launch.comm_timeout_seconds is the bound: who waits for the frozen rank says so, node 0 shows it. */
+Test(nodes, a_frozen_worker_of_another_node_is_named_by_node_0)
+{
+    launched nodes[2];
+    const char *const flags[] = {"--num-steps", "1000000", "--comm-timeout-seconds", "3", NULL};
+    start_node(&nodes[0], 0, 4, flags);
+    start_node(&nodes[1], 1, 4, flags);
+    launched_until(&nodes[0], "\nstep ", 2, 30);
+    pid_t frozen = launched_child(&nodes[1], 3);
+    kill(frozen, SIGSTOP);
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(launched_wait(&nodes[i], 60), 124, "node %d: %s", i, launched_read(&nodes[i]));
+    }
+    const char *said = strstr(launched_read(&nodes[0]), "it said: ");
+    cr_assert_not_null(said, "%s", nodes[0].text);
+    cr_assert_not_null(strstr(said, "rank 3"), "%s", nodes[0].text);
+    cr_assert(launched_gone(frozen, 2));
+}
+
+/* Launchers hear of each other every two seconds; 15 s of silence is the bound (docs/launch.md). */
+Test(nodes, a_frozen_launcher_is_named_after_its_silence)
+{
+    launched nodes[2];
+    start_test_nodes(nodes, "until signal", "3");
+    launched_worker(&nodes[0], 0);
+    launched_worker(&nodes[1], 2);
+    kill(nodes[1].pid, SIGSTOP);
+    cr_assert_eq(launched_wait(&nodes[0], 60), 74, "%s", launched_read(&nodes[0]));
+    assert_says(&nodes[0], "node 1 (host ");
+    assert_says(&nodes[0], "no sign of life for 15 s");
+    kill(nodes[1].pid, SIGCONT); /* it finds node 0 gone, and ends its workers */
+    cr_assert_eq(launched_wait(&nodes[1], 60), 74, "%s", launched_read(&nodes[1]));
+}
+
 Test(nodes, a_signal_to_one_launcher_stops_all_at_the_same_step)
 {
     launched nodes[2];

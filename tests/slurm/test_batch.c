@@ -117,6 +117,28 @@ Test(batch, a_killed_worker_is_named_with_job_and_node)
     assert_says(&l, "signal 9 (Killed)");
 }
 
+/* Slurm signals every process of the step, and ndlaunch passes the signal on: the workers get it twice. */
+Test(batch, an_interrupt_of_the_whole_step_ends_it_at_a_step)
+{
+    launched l;
+    int job = slurm_submit(&l, &dir, "interrupt", NULL, "tp_hsdp.sbatch",
+                           (const char *[]){"--num-steps", "1000000", NULL});
+    launched_until(&l, "\nstep ", 2, SLURM_SECONDS);
+    cr_assert_eq(slurm_shell("scancel --signal=INT %d", job), 0);
+    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 75, "%s", launched_read(&l));
+}
+
+/* ndlaunch by itself is right only once per node. */
+Test(batch, several_ndlaunch_on_a_node_are_refused)
+{
+    launched l;
+    slurm_run(&l, &dir, "several",
+              (const char *[]){"--nodes=2", "--ntasks=4", "--overcommit", NULL}, "ndlaunch",
+              slurm_flags(&dir, "several"));
+    cr_assert_eq(launched_wait(&l, SLURM_SECONDS), 2, "%s", launched_read(&l));
+    assert_says(&l, "srun started 4 ndlaunch on 2 nodes");
+}
+
 /* While a job runs its key is in nobody's arguments and environment, and in nothing that Slurm keeps. */
 Test(batch, the_key_is_nowhere_to_be_seen_and_term_ends_the_job_at_a_step)
 {
