@@ -80,9 +80,9 @@ void nd_echo_run(const nd_run_context *run, const nd_trainer *trainer, const cha
     nd_log_info("run folder: %s", dir);
     nd_log_info("mesh: %s on %s, %s; %s communication", nd_mesh_format(&r->mesh, mesh, sizeof mesh),
                 r->device->name, nd_ops_machine(r->device), r->transport->backend->name);
-    nd_log_info("cpus: %d allowed, %d local workers, %d thread%s each%s", worker->affinity.allowed,
-                worker->identity.local_world_size, worker->affinity.threads,
-                worker->affinity.threads == 1 ? "" : "s",
+    nd_log_info("cpus: %d for %d local worker%s, %d thread%s each%s", worker->affinity.allowed,
+                worker->peers.sharers, worker->peers.sharers == 1 ? "" : "s",
+                worker->affinity.threads, worker->affinity.threads == 1 ? "" : "s",
                 worker->affinity.bound ? ", bound" : ", not bound: more workers than cpus");
     nd_log_info("model: %.2f M parameters; memory plan of a worker: %.1f MiB (ndtrain plan shows "
                 "its parts)",

@@ -19,7 +19,7 @@ int nd_hosting_port(const nd_hosting *hosting);
 const char *nd_hosting_address(const nd_hosting *hosting); /* numeric */
 /*
  * From now on a worker whose connection closes without a goodbye is told to `lost`, in the store's thread: its name, as
- * "rank 3 (node2)".
+ * "rank 3 (node2)". Rank 0 is this process.
  */
 void nd_hosting_watch(nd_hosting *hosting, void (*lost)(void *context, const char *who),
                       void *context);

@@ -117,7 +117,7 @@ Test(batch, a_killed_worker_is_named_with_job_and_node)
     assert_says(&l, "signal 9 (Killed)");
 }
 
-/* Slurm signals every process of the step, and ndlaunch passes the signal on: the workers get it twice. */
+/* Slurm may signal every process of the step, and ndlaunch passes the signal on: twice is once. */
 Test(batch, an_interrupt_of_the_whole_step_ends_it_at_a_step)
 {
     launched l;

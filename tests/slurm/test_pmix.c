@@ -109,6 +109,19 @@ Test(pmix, another_number_of_tasks_than_the_mesh_is_code_2)
     assert_says(&l, "the configuration needs 8 workers, but this job has 4 (PMIx)");
 }
 
+/* launch.rdzv_endpoint says where rank 0 listens, which must be an address of its host. */
+Test(pmix, rank_0_listens_where_the_endpoint_says)
+{
+    launched l;
+    start(&l, "named", two_nodes, "ndtrain",
+          (const char *[]){"--num-steps", "2", "--rdzv-endpoint", "127.0.0.1:0", NULL});
+    expect(&l, 0);
+    start(&l, "foreign", two_nodes, "ndtrain",
+          (const char *[]){"--num-steps", "2", "--rdzv-endpoint", "192.0.2.77:0", NULL});
+    expect(&l, 2);
+    assert_says(&l, "192.0.2.77 is not an address of this host");
+}
+
 Test(pmix, a_node_whose_settings_differ_ends_all_with_key_and_both_values)
 {
     launched l;
