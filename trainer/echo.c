@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/base/log.h"
+#include "trainer/precision/table.h"
 
 /* Keys whose values are not the defaults, a line per section; run.json has all of them. */
 typedef struct echo_context {
@@ -71,6 +72,11 @@ static void echo_data(const nd_run_context *run, const nd_rank *r)
     }
 }
 
+static void echo_line(void *context, const char *text)
+{
+    nd_log_info("%s", text);
+}
+
 void nd_echo_run(const nd_run_context *run, const nd_trainer *trainer, const char *dir)
 {
     const nd_worker *worker = run->worker;
@@ -88,5 +94,6 @@ void nd_echo_run(const nd_run_context *run, const nd_trainer *trainer, const cha
                 "its parts)",
                 (double)nd_llama_shape_parameters(&r->shape) * 1e-6,
                 (double)(trainer->plan.total + trainer->plan.external) / 1048576.0);
+    nd_precision_each_line(&trainer->model->scales, &r->shape, echo_line, NULL);
     echo_data(run, r);
 }

@@ -7,6 +7,7 @@
 #include "runtime/device/affinity.h"
 #include "runtime/device/host_memory.h"
 #include "trainer/metrics/metrics.h"
+#include "trainer/precision/table.h"
 #include "trainer/trainer.h"
 
 /*
@@ -95,6 +96,23 @@ static void print_groups(FILE *out, const nd_mesh *mesh, int rank)
     }
 }
 
+/* Of one shard of every unit: codes have one byte. */
+static double gathered_bytes(const nd_layout *layout, double width)
+{
+    double bytes = 0.0;
+    for (int u = 0; u < layout->unit_count; u++) {
+        const nd_segment *segments = layout->units[u].segments;
+        bytes += (double)segments[ND_SEGMENT_HP].shard_count * width +
+                 (double)segments[ND_SEGMENT_FP8].shard_count;
+    }
+    return bytes;
+}
+
+static void print_line(void *context, const char *text)
+{
+    fprintf(context, "%s\n", text);
+}
+
 static void print_estimate(FILE *out, const nd_trainer *trainer)
 {
     const nd_rank *r = trainer->rank;
@@ -108,12 +126,15 @@ static void print_estimate(FILE *out, const nd_trainer *trainer)
     flops *= config->parallel.recompute == ND_RECOMPUTE_FULL ? 4.0 / 3.0 : 1.0;
     assumption a = assume(r, d->act == ND_DTYPE_F32);
     double micros = (double)config->train.gradient_accumulation_steps;
-    double width = (double)nd_dtype_size(d->act), shards = trainer->model->layout->shards;
-    double unit_bytes = (double)trainer->model->layout->shard_total * (shards - 1);
+    const nd_layout *layout = trainer->model->layout;
+    double width = (double)nd_dtype_size(d->act), shards = layout->shards;
     double gathers = trainer->model->fsdp.resident ? 1.0 : 2.0 * micros;
-    double bytes = unit_bytes * (width * gathers + 4.0 * micros);
+    double bytes = gathered_bytes(layout, width) * (shards - 1) * gathers +
+                   (double)layout->shard_total * (shards - 1) * 4.0 * micros;
     double tp = r->mesh.size[ND_AXIS_TP];
-    bytes += micros * (double)d->L * 8.0 * (double)(d->Tl * d->C) * width * (tp - 1);
+    double gather_width = nd_recipe_is_per_tensor(&trainer->model->scales.recipe) ? 1.0 : width;
+    bytes += micros * (double)d->L * (double)(d->Tl * d->C) * (6.0 * gather_width + 4.0 * width) *
+             (tp - 1);
     double compute = flops / a.flops, wire = bytes / a.bytes_per_second;
     fprintf(out, "estimated step: %.3f s = %.3f s compute + %.3f s communication; %.0f tokens/s\n",
             compute + wire, compute, wire, tokens / (compute + wire));
@@ -184,6 +205,7 @@ nd_status nd_plan_print(FILE *out, const nd_config *config, const nd_inputs *inp
             r->shape.tied ? ", tied embeddings" : "");
     fprintf(out, "shard of a rank: %lld of them, padded\n",
             (long long)trainer->model->layout->shard_total);
+    nd_precision_each_line(&trainer->model->scales, &r->shape, print_line, out);
     fprintf(out, "memory plan of rank %d, %d thread%s:\n", rank, r->device->threads,
             r->device->threads == 1 ? "" : "s");
     nd_memplan_print(&trainer->plan, out);

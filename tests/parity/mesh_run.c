@@ -35,6 +35,8 @@ static void fill_config(nd_config *c, const mesh_job *job, const mesh_case *m)
     c->fp8.all_gather = job->all_gather;
     c->fp8.amax_compute = job->amax_compute;
     c->fp8.amax_history_length = job->history_length;
+    c->fp8.health_interval = job->health_interval;
+    c->train.nonfinite = job->nonfinite;
     c->optimizer.name = job->optimizer;
     c->optimizer.lr = job->lr;
     c->optimizer.beta1 = 0.9;
@@ -131,7 +133,10 @@ static nd_status train_steps(shared_run *run, nd_trainer *t, nd_loader *loader)
         ND_TRY(nd_loader_next(loader, &batch));
         if (step == 0 && run->job->observe) {
             ND_TRY(nd_trainer_gradients(t, &batch, &result));
-            ND_TRY(run->job->observe(run->job->observe_context, t));
+            ND_TRY(run->job->observe(run->job->context, t));
+        }
+        if (run->job->before_step) {
+            ND_TRY(run->job->before_step(run->job->context, t, step));
         }
         ND_TRY(nd_trainer_step(t, &batch, &result));
         if (step == 0) {

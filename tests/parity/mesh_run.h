@@ -41,9 +41,12 @@ typedef struct mesh_job {
     int64_t history_length;
     bool all_gather;
     bool bf16_weights; /* initial weights are rounded to BF16 */
-    /* Called on every rank after the gradients of step 1, before the update; ranks run at the same time. */
+    nd_nonfinite nonfinite;
+    int64_t health_interval;
+    /* Called on every rank, at the same time: before every step (from 0), and after the gradients of the first one. */
+    nd_status (*before_step)(void *context, struct nd_trainer *trainer, int64_t step);
     nd_status (*observe)(void *context, struct nd_trainer *trainer);
-    void *observe_context;
+    void *context;
 } mesh_job;
 
 typedef struct mesh_result {

@@ -15,24 +15,31 @@ static const struct {
     [ND_INPUT_DOWN] = {6, 6},
 };
 
-static int count_converted(const nd_scales *s, nd_input input, int64_t layer)
+/* Transformer Engine's validation runs in BF16, where the BF16 weights are at hand. */
+static bool in_fp8(const nd_model *m, int64_t layer, int linear)
 {
-    int n = 0;
-    for (int l = groups[input].first; l <= groups[input].last; l++) {
-        n += nd_filter_converts(&s->filter, layer, l);
-    }
-    return n;
+    const nd_scales *s = &m->scales;
+    bool in_bf16 =
+        m->pass == ND_PASS_EVAL && nd_recipe_is_delayed(&s->recipe) && !s->codes_gathered;
+    return !in_bf16 && nd_filter_converts(&s->filter, layer, linear);
 }
 
-static bool all_converted(const nd_scales *s, nd_input input, int64_t layer)
+static bool any_in_fp8(const nd_model *m, nd_input input, int64_t layer)
 {
-    return count_converted(s, input, layer) == groups[input].last - groups[input].first + 1;
+    bool any = false;
+    for (int l = groups[input].first; l <= groups[input].last; l++) {
+        any |= in_fp8(m, layer, l);
+    }
+    return any;
 }
 
 bool nd_linear_keeps_codes(const nd_scales *s, nd_input input, int64_t layer)
 {
-    return input != ND_INPUT_O && nd_recipe_is_per_tensor(&s->recipe) &&
-           all_converted(s, input, layer);
+    bool all = input != ND_INPUT_O && nd_recipe_is_per_tensor(&s->recipe);
+    for (int l = groups[input].first; l <= groups[input].last; l++) {
+        all &= nd_filter_converts(&s->filter, layer, l);
+    }
+    return all;
 }
 
 /* ---- the parts of a group: neighbours in BF16 together, each FP8 linear alone ---- */
@@ -55,16 +62,15 @@ static part first_part(nd_input input)
 
 static bool next_part(const nd_model *m, nd_input input, int64_t layer, part *p)
 {
-    const nd_filter *filter = &m->scales.filter;
     int last = groups[input].last;
     if (p->last == last) {
         return false;
     }
     p->offset += p->rows;
     p->first = ++p->last;
-    p->fp8 = nd_filter_converts(filter, layer, p->first);
+    p->fp8 = in_fp8(m, layer, p->first);
     p->rows = rows_of(m, layer, p->first);
-    while (!p->fp8 && p->last < last && !nd_filter_converts(filter, layer, p->last + 1)) {
+    while (!p->fp8 && p->last < last && !in_fp8(m, layer, p->last + 1)) {
         p->rows += rows_of(m, layer, ++p->last);
     }
     return true;
@@ -245,12 +251,14 @@ nd_status nd_linear_column_fwd(nd_model *m, nd_input input, int64_t layer, nd_te
     const nd_recipe *recipe = &m->scales.recipe;
     nd_tensor full = none;
     nd_fp8 x = {0}, w;
+    bool any = any_in_fp8(m, input, layer);
+    codes = any ? codes : none;
     if (!codes.data) {
         ND_TRY(nd_tp_gather(r, local, m->full_a, COMM, &full));
     } else {
         ND_TRY(nd_linear_recast(m, input, layer, local, codes));
     }
-    if (count_converted(&m->scales, input, layer) > 0) {
+    if (any) {
         ND_TRY(column_input(m, input, layer, codes, full, false, &x));
     }
     for (part p = first_part(input); next_part(m, input, layer, &p);) {
@@ -302,7 +310,7 @@ static nd_status settle_gradients(nd_model *m, nd_input input, int64_t layer, nd
     const nd_cast_rule *rule = &s->recipe.input_gradient.a;
     int first = groups[input].first, count = groups[input].last - first + 1;
     if (rule->granularity != ND_PER_TENSOR || rule->scaling != ND_SCALING_CURRENT ||
-        count_converted(s, input, layer) == 0) {
+        !any_in_fp8(m, input, layer)) {
         return ND_OK;
     }
     for (part p = first_part(input); next_part(m, input, layer, &p);) {
@@ -343,13 +351,13 @@ static nd_status column_weight_gradients(nd_model *m, nd_input input, int64_t la
 {
     nd_rank *r = m->rank;
     const nd_gemm_rule *rule = &m->scales.recipe.weight_gradient;
-    bool in_fp8 = rule->a.scaling != ND_SCALING_NONE;
+    bool cast = rule->a.scaling != ND_SCALING_NONE;
     nd_fp8 x = {0};
-    if (in_fp8 && count_converted(&m->scales, input, layer) > 0) {
+    if (cast && any_in_fp8(m, input, layer)) {
         ND_TRY(column_input(m, input, layer, codes, full, true, &x));
     }
     for (part p = first_part(input); next_part(m, input, layer, &p);) {
-        if (p.fp8 && in_fp8) {
+        if (p.fp8 && cast) {
             nd_fp8 *g = &casts[p.first - groups[input].first];
             if (rule->a.granularity != ND_PER_TENSOR) {
                 ND_TRY(gradient_operand(m, layer, &p, &rule->a, dy, true, g));

@@ -113,6 +113,17 @@ static int input_of(int id, bool *codes)
 
 typedef enum place { PLACE_NONE, PLACE_SHARED, PLACE_KEPT } place;
 
+/* The backward buffer that an input of linears can lie in until its codes are made; -1: it needs one of its own. */
+static int borrowed_buffer(const nd_model *m, int id, int64_t layer)
+{
+    bool codes;
+    int input = input_of(id, &codes);
+    if (codes || input < 0 || !nd_linear_keeps_codes(&m->scales, (nd_input)input, layer)) {
+        return -1;
+    }
+    return id == ID_ACT ? ID_DACT : ID_DH;
+}
+
 /* Where an activation of a layer lives. Backward needs an input of linears as codes or in BF16, not both. */
 static place place_of(const nd_model *m, int id, int64_t layer)
 {
@@ -140,7 +151,7 @@ static void plan_blocks(nd_model *m, nd_memplan *plan)
         int64_t kept = 0, shared = 0, stride = layer_stride(&specs[i]);
         for (int64_t l = 0; l < m->dims.L; l++) {
             kept += place_of(m, i, l) == PLACE_KEPT;
-            shared |= place_of(m, i, l) == PLACE_SHARED;
+            shared |= place_of(m, i, l) == PLACE_SHARED && borrowed_buffer(m, i, l) < 0;
         }
         m->ids_of_plan[i] =
             nd_memplan_add(plan, ND_MEM_ACTIVATIONS, specs[i].name, kept * stride, 1);
@@ -224,11 +235,12 @@ static char *activation_at(nd_model *m, const nd_memplan *plan, int id, int64_t 
                            int64_t stride)
 {
     int64_t before = 0;
+    int borrowed = borrowed_buffer(m, id, layer);
     switch (place_of(m, id, layer)) {
     case PLACE_NONE:
         break;
     case PLACE_SHARED:
-        return nd_memplan_at(plan, m->ids_shared[id]);
+        return nd_memplan_at(plan, borrowed < 0 ? m->ids_shared[id] : m->ids_of_plan[borrowed]);
     case PLACE_KEPT:
         for (int64_t l = 0; l < layer; l++) {
             before += place_of(m, id, l) == PLACE_KEPT;

@@ -72,16 +72,17 @@ nd_status nd_block_recompute(nd_model *m, int64_t layer)
         ND_TRY(attention_half(m, layer, a->x_in, none));
         return mlp_half(m, layer, false);
     }
+    /* Each input becomes codes before the next one is made: they may share a buffer. */
     ND_OP(r, ELEMENTWISE, rmsnorm_fwd, a->h1, none, a->rstd1, a->x_in, none,
           nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_1, ND_PARAM_NORM_1, layer),
           (float)r->shape.rms_eps);
+    ND_TRY(nd_linear_recast(m, ND_INPUT_QKV, layer, a->h1, a->h1_codes));
     ND_OP(r, ELEMENTWISE, rmsnorm_fwd, a->h2, none, a->rstd2, a->x_mid, none,
           nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_2, ND_PARAM_NORM_2, layer),
           (float)r->shape.rms_eps);
+    ND_TRY(nd_linear_recast(m, ND_INPUT_GATE_UP, layer, a->h2, a->h2_codes));
     ND_OP(r, ELEMENTWISE, swiglu_fwd, a->act, nd_tensor_columns(a->gu, 0, d->F),
           nd_tensor_columns(a->gu, d->F, d->F));
-    ND_TRY(nd_linear_recast(m, ND_INPUT_QKV, layer, a->h1, a->h1_codes));
-    ND_TRY(nd_linear_recast(m, ND_INPUT_GATE_UP, layer, a->h2, a->h2_codes));
     return nd_linear_recast(m, ND_INPUT_DOWN, layer, a->act, a->act_codes);
 }
 

@@ -253,13 +253,13 @@ void nd_filter_each_line(const nd_filter *f, const nd_llama_shape *shape,
             } else {
                 snprintf(layers, sizeof layers, "%lld-%lld", (long long)begin, (long long)end - 1);
             }
-            snprintf(text, sizeof text, "layers.%s.%-18s %6lld x %-6lld %s", layers,
+            snprintf(text, sizeof text, "  layers.%s.%-18s %6lld x %-6lld %s", layers,
                      linears[linear].module, (long long)out, (long long)in, why(reason));
             line(context, text);
         }
     }
     if (f->reasons) {
-        snprintf(text, sizeof text, "lm_head %6lld x %-6lld %s", (long long)shape->vocab,
+        snprintf(text, sizeof text, "  lm_head %6lld x %-6lld %s", (long long)shape->vocab,
                  (long long)shape->hidden, why(ND_FILTER_LAST));
         line(context, text);
     }

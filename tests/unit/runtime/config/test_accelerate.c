@@ -209,6 +209,11 @@ Test(accelerate, refusals)
     EXPECT_BAD_TEXT("distributed_type: FSDP\nparallelism_config:\n  tp_size: 2\n", "tp_size");
     EXPECT_BAD_TEXT("distributed_type: FSDP\nfp8_config:\n  backend: MSAMP\n", "AO", "TE");
     EXPECT_BAD_TEXT("distributed_type: FSDP\nfp8_config:\n  fp8_format: E5M2\n", "hybrid or e4m3");
+    EXPECT_BAD_TEXT("distributed_type: FSDP\nfp8_config:\n  backend: AO\n  margin: 1\n", "margin",
+                    "backend: TE");
+    EXPECT_BAD_TEXT("distributed_type: FSDP\nfp8_config:\n  backend: TE\n"
+                    "  enable_fsdp_float8_all_gather: true\n",
+                    "enable_fsdp_float8_all_gather", "backend: AO");
     EXPECT_BAD_TEXT("distributed_type: FSDP\ndeepspeed_config:\n  zero_stage: 3\n", "test.yaml:2",
                     "deepspeed_config");
     EXPECT_BAD_TEXT("distributed_type: FSDP\ncompute_environment: AMAZON_SAGEMAKER\n",

@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What an FP8 step makes, keeps, sends and says: counters, memory, bytes on the wire, state, health, steps that fail. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "runtime/base/rng.h"
+#include "tests/parity/fp8_fixture.h"
+#include "tests/parity/mesh_run.h"
+#include "tests/support/ranks.h"
+#include "tests/support/tempdir.h"
+#include "trainer/metrics/traffic.h"
+#include "trainer/precision/health.h"
+
+enum { SEQUENCE = 64, LAYERS = 4, VOCAB = 96, TOKENS = 8192 };
+
+static tempdir dir;
+
+static nd_llama_shape shape(void)
+{
+    return (nd_llama_shape){
+        .vocab = VOCAB,
+        .hidden = 64,
+        .ffn = 128,
+        .layers = LAYERS,
+        .heads = 8,
+        .kv_heads = 4,
+        .head_dim = 16,
+        .max_positions = 128,
+        .rms_eps = 1e-5,
+        .init_std = 0.08,
+        .rope = {.type = ND_ROPE_DEFAULT, .theta = 10000.0},
+    };
+}
+
+static mesh_job job_of(nd_fp8_recipe recipe, bool all_gather)
+{
+    static uint32_t words[256 + TOKENS];
+    words[0] = 20240801;
+    words[1] = 7;
+    words[2] = TOKENS;
+    for (int i = 0; i < TOKENS; i++) {
+        words[256 + i] = (uint32_t)(nd_rng_u64(5, 0, (uint64_t)i) % VOCAB);
+    }
+    tempdir_make(&dir);
+    return (mesh_job){
+        .shape = shape(),
+        .data_path = tempdir_write(&dir, "tokens.bin", words, sizeof words),
+        .format = ND_DATA_LLMC,
+        .tokenizer = "file",
+        .global_batch = 4,
+        .sequence = SEQUENCE,
+        .steps = 1,
+        .optimizer = ND_OPTIMIZER_ADAMW,
+        .precision = ND_PRECISION_FP8,
+        .lr = 1e-3,
+        .max_grad_norm = 1.0,
+        .recipe = recipe,
+        .all_gather = all_gather,
+        .history_length = 4,
+    };
+}
+
+static void run(const mesh_job *job, const mesh_case *mesh, nd_status expected)
+{
+    mesh_result result;
+    nd_status status = mesh_run(job, mesh, &result);
+    cr_assert_eq(status, expected, "%s: %s", mesh->name, nd_error_last()->message);
+    mesh_result_free(&result);
+}
+
+/* ---- codes made ---- */
+
+static nd_status count_casts(void *context, nd_trainer *t)
+{
+    if (t->rank->rank == 0) {
+        *(nd_cast_counts *)context = t->model->scales.casts;
+    }
+    return ND_OK;
+}
+
+/* The default filter: 7 L - 1 linears. Weights once a step, gradients once a micro-batch. */
+Test(fp8_step, seven_linears_of_each_layer_but_the_first)
+{
+    static const mesh_case one = {"one worker", 1, 1, 1, 1, 1};
+    nd_cast_counts casts = {0};
+    mesh_job job = job_of(ND_FP8_TENSORWISE, true);
+    job.observe = count_casts;
+    job.context = &casts;
+    run(&job, &one, ND_OK);
+    cr_expect_eq(casts.weights, 7 * LAYERS - 1, "%ld", (long)casts.weights);
+    cr_expect_eq(casts.gradients, 4 * (7 * LAYERS - 1), "%ld", (long)casts.gradients);
+    /* Four inputs a layer; in backward again the attention output, and the first layer's, kept in BF16 for q. */
+    cr_expect_eq(casts.inputs, 4 * (5 * LAYERS + 1), "%ld", (long)casts.inputs);
+    tempdir_remove(&dir);
+}
+
+/* ---- bytes on the wire ---- */
+
+typedef struct traffic_of_rank {
+    int64_t got[ND_TRAFFIC_COUNT], wanted[ND_TRAFFIC_COUNT];
+} traffic_of_rank;
+
+/* Bytes that a rank sends of one unit's weights: its shard to each other member. */
+static int64_t unit_bytes(const nd_layout *layout, int unit)
+{
+    const nd_segment *s = layout->units[unit].segments;
+    return (s[ND_SEGMENT_HP].shard_count * 2 + s[ND_SEGMENT_FP8].shard_count) *
+           (layout->shards - 1);
+}
+
+/*
+ * One micro-batch, ZeRO-3: embedding and tail are gathered once; blocks once in forward and, but for the last two, which
+ * are still there, again in backward. Activations over tp: a layer gathers its two norm outputs and the gradients of
+ * its two outputs, twice the former, and reduce-scatters four times; the embedding and the head's chunk have their own.
+ */
+static nd_status count_traffic(void *context, nd_trainer *t)
+{
+    const nd_layout *layout = t->model->layout;
+    const nd_dims *d = &t->model->dims;
+    traffic_of_rank *out = (traffic_of_rank *)context + t->rank->rank;
+    bool in_codes = nd_recipe_is_per_tensor(&t->model->scales.recipe);
+    bool fp8 = t->model->scales.recipe.name != NULL;
+    int64_t peers = t->rank->mesh.size[ND_AXIS_TP] - 1, width = fp8 && in_codes ? 1 : 2;
+    int64_t gathers = 6 * LAYERS * width, first = width == 1 ? 2 : 0; /* layer 0's input is BF16 */
+    nd_traffic_bytes(&t->rank->groups, out->got);
+    for (int u = 0; u < layout->unit_count; u++) {
+        int64_t layer = layout->units[u].layer;
+        out->wanted[ND_TRAFFIC_WEIGHTS] +=
+            unit_bytes(layout, u) * (layer >= 0 && layer < LAYERS - 2 ? 2 : 1);
+        for (int k = 0; k < ND_SEGMENT_COUNT; k++) {
+            out->wanted[ND_TRAFFIC_GRADIENTS] +=
+                layout->units[u].segments[k].shard_count * (layout->shards - 1) * 4;
+        }
+    }
+    out->wanted[ND_TRAFFIC_ACTIVATIONS] =
+        d->Tl * d->C * peers * (gathers + first + 4 * LAYERS * 2 + 4 * 2);
+    return ND_OK;
+}
+
+static void check_traffic(const mesh_case *mesh, nd_precision precision, nd_fp8_recipe recipe,
+                          bool all_gather)
+{
+    traffic_of_rank seen[8] = {0};
+    mesh_job job = job_of(recipe, all_gather);
+    job.precision = precision;
+    job.global_batch = mesh->dp_replicate * mesh->dp_shard;
+    job.observe = count_traffic;
+    job.context = seen;
+    run(&job, mesh, ND_OK);
+    for (int r = 0; r < mesh->dp_shard * mesh->tp; r++) {
+        for (int k = 0; k < ND_TRAFFIC_OTHER; k++) {
+            cr_expect_eq(seen[r].got[k], seen[r].wanted[k], "%s, rank %d, %s: %ld, %ld wanted",
+                         mesh->name, r, nd_traffic_name((nd_traffic_kind)k), (long)seen[r].got[k],
+                         (long)seen[r].wanted[k]);
+        }
+    }
+    tempdir_remove(&dir);
+}
+
+Test(fp8_step, wire_bytes_are_the_formula, .timeout = 120)
+{
+    static const mesh_case fsdp = {"fsdp 4", 1, 4, 1, 1, 1};
+    static const mesh_case both = {"fsdp 2 x tp 2", 1, 2, 1, 2, 1};
+    check_traffic(&fsdp, ND_PRECISION_FP8, ND_FP8_TENSORWISE, true);
+    check_traffic(&fsdp, ND_PRECISION_FP8, ND_FP8_TENSORWISE, false);
+    check_traffic(&both, ND_PRECISION_FP8, ND_FP8_TENSORWISE, true);
+    check_traffic(&both, ND_PRECISION_FP8, ND_FP8_DELAYED, true);
+    check_traffic(&both, ND_PRECISION_FP8, ND_FP8_ROWWISE, false);
+    check_traffic(&both, ND_PRECISION_BF16, ND_FP8_TENSORWISE, false);
+}
+
+/* ---- memory ---- */
+
+static size_t planned(nd_precision precision, nd_fp8_recipe recipe, bool all_gather,
+                      nd_recompute recompute, size_t *activations)
+{
+    nd_config config = {.train = {.sequence_length = 1024, .micro_batch_size = 2}};
+    nd_rank rank = {.world_size = 2, .mesh = {{1, 1, 2, 1, 1}}, .config = &config};
+    nd_trainer *trainer;
+    config.train.precision = precision;
+    config.train.gradient_accumulation_steps = 1;
+    config.data.validation_path = "";
+    config.fp8.recipe = recipe;
+    config.fp8.all_gather = all_gather;
+    config.fp8.amax_history_length = 16;
+    config.parallel.recompute = recompute;
+    config.parallel.reshard_after_forward = true;
+    config.resolved_mesh = rank.mesh;
+    rank.shape = shape();
+    rank.shape.hidden = 256;
+    rank.shape.ffn = 704;
+    rank.shape.head_dim = 32;
+    cr_assert_eq(nd_device_open_cpu(1, &rank.device), ND_OK);
+    cr_assert_eq(nd_ops_cpu(rank.device, &rank.ops), ND_OK);
+    cr_assert_eq(nd_trainer_create(&rank, &trainer), ND_OK, "%s", nd_error_last()->message);
+    size_t total = trainer->plan.total;
+    *activations = nd_memplan_class_bytes(&trainer->plan, ND_MEM_ACTIVATIONS);
+    nd_trainer_destroy(trainer);
+    nd_device_close(rank.device);
+    return total;
+}
+
+/* Kept as codes, h1, h2 and act take half: of a layer's T (8 C + QKV + ...) elements T (2 C + F) bytes less. */
+Test(fp8_step, less_memory_than_bf16)
+{
+    size_t bf16_kept, kept;
+    size_t bf16 =
+        planned(ND_PRECISION_BF16, ND_FP8_TENSORWISE, false, ND_RECOMPUTE_NONE, &bf16_kept);
+    const int64_t tokens = 2048, saved = tokens * (2 * 256 + 704);
+    for (int all_gather = 0; all_gather < 2; all_gather++) {
+        for (int delayed = 0; delayed < 2; delayed++) {
+            size_t fp8 = planned(ND_PRECISION_FP8, delayed ? ND_FP8_DELAYED : ND_FP8_TENSORWISE,
+                                 all_gather, ND_RECOMPUTE_NONE, &kept);
+            cr_expect_lt(fp8, bf16, "%zu bytes, bf16 %zu", fp8, bf16);
+            /* The first layer's h1 stays in BF16 for its q. */
+            cr_expect_eq(bf16_kept - kept, (size_t)(LAYERS * saved - tokens * 256), "%zu",
+                         bf16_kept - kept);
+        }
+    }
+    (void)planned(ND_PRECISION_FP8, ND_FP8_ROWWISE, false, ND_RECOMPUTE_NONE, &kept);
+    cr_expect_eq(kept, bf16_kept, "rowwise keeps what its weight gradient needs");
+}
+
+/* ---- state ---- */
+
+static void copy_state(fp8_fixture *to, const fp8_fixture *from, bool scales)
+{
+    size_t bytes = (size_t)to->trainer->model->layout->shard_total * 4;
+    nd_fsdp *a = &to->trainer->model->fsdp;
+    const nd_fsdp *b = &from->trainer->model->fsdp;
+    nd_scale_state there[3], here[3];
+    memcpy(a->master, b->master, bytes);
+    memcpy(a->moment1, b->moment1, bytes);
+    memcpy(a->moment2, b->moment2, bytes);
+    nd_fsdp_weights_changed(a);
+    to->trainer->step = from->trainer->step;
+    int count = nd_scales_state(&from->trainer->model->scales, there);
+    cr_assert_eq(count, 3);
+    cr_assert_eq(nd_scales_state(&to->trainer->model->scales, here), 3);
+    for (int i = 0; scales && i < count; i++) {
+        cr_assert_eq(here[i].count, there[i].count);
+        memcpy(here[i].data, there[i].data, (size_t)here[i].count * 4);
+    }
+}
+
+/* What nd_scales_state lists is all that delayed scaling needs to go on with the same bits, and it is needed. */
+Test(fp8_step, delayed_goes_on_from_its_state)
+{
+    double losses[3];
+    for (int with = 0; with < 2; with++) {
+        fp8_fixture first, second;
+        nd_step_result result;
+        fp8_fixture_open(&first, ND_PRECISION_FP8, ND_FP8_DELAYED, false);
+        fp8_fixture_open(&second, ND_PRECISION_FP8, ND_FP8_DELAYED, false);
+        for (int step = 0; step < 4; step++) {
+            nd_step_batch batch = fp8_fixture_batch(&first, step);
+            if (step == 3) {
+                copy_state(&second, &first, with);
+            }
+            assert_ok(nd_trainer_step(first.trainer, &batch, &result));
+            losses[0] = result.loss;
+        }
+        nd_step_batch batch = fp8_fixture_batch(&second, 3);
+        assert_ok(nd_trainer_step(second.trainer, &batch, &result));
+        losses[1 + with] = result.loss;
+        fp8_fixture_close(&first);
+        fp8_fixture_close(&second);
+    }
+    cr_expect_eq(memcmp(&losses[0], &losses[2], 8), 0, "%.17g, %.17g", losses[0], losses[2]);
+    cr_expect_neq(memcmp(&losses[0], &losses[1], 8), 0);
+}
+
+Test(fp8_step, current_scaling_has_no_state)
+{
+    fp8_fixture f;
+    nd_scale_state state[3];
+    fp8_fixture_open(&f, ND_PRECISION_FP8, ND_FP8_TENSORWISE, true);
+    cr_expect_eq(nd_scales_state(&f.trainer->model->scales, state), 0);
+    fp8_fixture_close(&f);
+}
+
+/*
+ * The scales that delayed scaling uses in step 2 are those of step 1's amaxes: FMAX / amax; in step 1 they are 1. The
+ * amax of the weights is that of the weights of step 1, and two micro-batches give the larger of theirs.
+ */
+Test(fp8_step, delayed_scales_follow_the_amaxes_of_the_step)
+{
+    fp8_fixture f;
+    nd_step_result result;
+    fp8_fixture_open(&f, ND_PRECISION_FP8, ND_FP8_DELAYED, false);
+    nd_scales *s = &f.trainer->model->scales;
+    int64_t site = nd_site_weight(s, 1, 6);
+    nd_flat_range w = s->weights[site];
+    float amax = 0.0f;
+    for (int64_t i = w.begin; i < w.end; i++) {
+        amax = fmaxf(amax, fabsf(f.trainer->model->fsdp.master[i]));
+    }
+    amax = nd_bf16_to_f32(nd_bf16_from_f32(amax));
+    cr_expect_eq(s->scale[site], 1.0f);
+    nd_step_batch batch = fp8_fixture_batch(&f, 0);
+    assert_ok(nd_trainer_step(f.trainer, &batch, &result));
+    cr_expect_eq(s->scale[site], 448.0f / amax, "%.9g, %.9g", s->scale[site], 448.0f / amax);
+    int64_t gradient = nd_site_gradient(s, 1, 6);
+    cr_expect_gt(s->scale[gradient], 57344.0f, "gradients are below 1");
+    float before = s->scale[gradient];
+    assert_ok(nd_model_load_batch(f.trainer->model, batch.inputs, batch.labels, batch.positions));
+    assert_ok(nd_model_forward(f.trainer->model, false, 0.0)); /* validation takes no amax */
+    cr_expect_eq(s->amax[nd_site_input(s, 1, 0)], 0.0f);
+    cr_expect_eq(s->scale[gradient], before);
+    fp8_fixture_close(&f);
+}
+
+/* ---- health ---- */
+
+/* In step 1 of delayed scaling the scales are 1: the gradients, small as they are, underflow in part. */
+static nd_status check_underflow(void *context, nd_trainer *t, int64_t step)
+{
+    const nd_scales *s = &t->model->scales;
+    if (step == 1) {
+        nd_health_entry g = nd_health_of(s, nd_site_gradient(s, 1, 6));
+        ND_CHECK(g.underflow > 0.005 && g.saturation == 0.0, "gradient %g %g", g.underflow,
+                 g.saturation);
+        *(int *)context = 1;
+    }
+    return ND_OK;
+}
+
+Test(fp8_step, health_counts_what_is_lost, .timeout = 60)
+{
+    static const mesh_case one = {"one", 1, 1, 1, 1, 1};
+    int checked = 0;
+    mesh_job job = job_of(ND_FP8_DELAYED, false);
+    job.steps = 2;
+    job.health_interval = 1;
+    job.before_step = check_underflow;
+    job.context = &checked;
+    run(&job, &one, ND_OK);
+    cr_expect(checked);
+    tempdir_remove(&dir);
+}
+
+static nd_status check_health(void *context, nd_trainer *t, int64_t step)
+{
+    const nd_scales *s = &t->model->scales;
+    if (step == 2 && t->rank->rank == 0) { /* step 2 was reported */
+        for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+            nd_health_entry w = nd_health_of(s, nd_site_weight(s, 1, linear));
+            nd_health_entry g = nd_health_of(s, nd_site_gradient(s, 1, linear));
+            ND_CHECK(w.amax > 0.1f && w.amax < 1.0f, "amax %g", (double)w.amax);
+            ND_CHECK(fabsf(w.scale * w.amax - 448.0f) < 1e-3f, "scale %g", (double)w.scale);
+            /* The largest element times its own scale may be one rounding beyond the format. */
+            ND_CHECK(w.saturation < 1e-3 && w.underflow < 0.01, "weight %g %g", w.saturation,
+                     w.underflow);
+            ND_CHECK(g.saturation < 1e-3 && g.underflow < 0.05 && g.amax > 0.0f, "gradient %g %g",
+                     g.saturation, g.underflow);
+        }
+        *(int *)context = 1;
+    }
+    return ND_OK;
+}
+
+Test(fp8_step, health_of_every_linear, .timeout = 60)
+{
+    static const mesh_case mesh = {"fsdp 2 x tp 2", 1, 2, 1, 2, 1};
+    int checked = 0;
+    mesh_job job = job_of(ND_FP8_TENSORWISE, true);
+    job.steps = 3;
+    job.health_interval = 2;
+    job.before_step = check_health;
+    job.context = &checked;
+    run(&job, &mesh, ND_OK);
+    cr_expect(checked);
+    tempdir_remove(&dir);
+}
+
+/* ---- steps that are not finite ---- */
+
+typedef struct poison {
+    nd_param_id id;
+    int64_t layer;
+    float value;
+    int64_t step;    /* the weight is poisoned before it, and mended before the next */
+    int64_t skipped; /* seen by rank 0 */
+} poison;
+
+static nd_status put_poison(void *context, nd_trainer *t, int64_t step)
+{
+    poison *p = context;
+    const nd_layout *layout = t->model->layout;
+    nd_flat_range range =
+        nd_layout_shard_range(layout, &layout->params[nd_layout_find(layout, p->id, p->layer)]);
+    float *first = t->model->fsdp.master + range.begin;
+    static _Thread_local float kept;
+    if (range.begin < range.end && step == p->step) {
+        kept = *first;
+        *first = p->value;
+    } else if (range.begin < range.end && step == p->step + 1) {
+        *first = kept;
+    }
+    nd_fsdp_weights_changed(&t->model->fsdp);
+    if (t->rank->rank == 0) {
+        p->skipped = t->skipped;
+    }
+    return ND_OK;
+}
+
+static void expect_stop(poison *p, const char *tensor)
+{
+    static const mesh_case meshes[] = {{"one", 1, 1, 1, 1, 1}, {"fsdp 2 x tp 2", 1, 2, 1, 2, 1}};
+    for (int i = 0; i < 4; i++) {
+        mesh_job job = job_of(ND_FP8_TENSORWISE, true);
+        job.precision = i < 2 ? ND_PRECISION_FP8 : ND_PRECISION_BF16;
+        job.steps = 3;
+        job.before_step = put_poison;
+        job.context = p;
+        run(&job, &meshes[i % 2], ND_ERR_NUMERIC);
+        const char *said = nd_error_last()->message;
+        cr_expect(strstr(said, "step 2: the loss is"), "%s", said);
+        cr_expect(strstr(said, tensor), "%s", said);
+        cr_expect(strstr(said, "the weights are those of step 1"), "%s", said);
+        tempdir_remove(&dir);
+    }
+}
+
+Test(fp8_step, stops_at_the_first_tensor, .timeout = 120)
+{
+    poison weight = {ND_PARAM_UP, 2, NAN, 1, 0}, large = {ND_PARAM_NORM_1, 1, 3e38f, 1, 0};
+    expect_stop(&weight, "not finite is the weight model.layers.2.mlp.up_proj.weight");
+    expect_stop(&large, "not finite is ");
+}
+
+Test(fp8_step, skips_alike_and_goes_on, .timeout = 60)
+{
+    static const mesh_case mesh = {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1};
+    for (int recipe = ND_FP8_TENSORWISE; recipe <= (int)ND_FP8_DELAYED; recipe++) {
+        poison p = {ND_PARAM_K, 1, NAN, 1, 0};
+        mesh_job job = job_of((nd_fp8_recipe)recipe, recipe == ND_FP8_TENSORWISE);
+        mesh_result result;
+        job.steps = 4;
+        job.nonfinite = ND_NONFINITE_SKIP;
+        job.before_step = put_poison;
+        job.context = &p;
+        assert_ok(mesh_run(&job, &mesh, &result));
+        cr_expect(isfinite(result.loss[0]));
+        cr_expect_not(isfinite(result.loss[1]) && isfinite(result.norm[1]));
+        cr_expect(isfinite(result.loss[2]) && isfinite(result.norm[3]), "recipe %d: %g %g", recipe,
+                  result.loss[2], result.norm[3]);
+        cr_expect_eq(p.skipped, 1);
+        mesh_result_free(&result);
+        tempdir_remove(&dir);
+    }
+}
