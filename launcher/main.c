@@ -62,6 +62,8 @@ static nd_status check(nd_job *job, char *program, size_t capacity, char *digest
                        size_t digests_capacity, int *exit_code)
 {
     const nd_config *config = job->config;
+    ND_TRY(nd_config_check_model_path(config)); /* the worker cannot tell who named them */
+    ND_TRY(nd_config_check_data_paths(config));
     ND_TRY(nd_preflight_check_files(config));
     ND_TRY(nd_preflight_find_worker(program, (int)capacity));
     ND_TRY(config_to_fd(config, &job->config_fd));

@@ -17,6 +17,7 @@ static nd_status find_model_folder(const nd_config *config, char **out)
 
 nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs)
 {
+    ND_TRY(nd_config_check_model_path(config));
     ND_TRY(find_model_folder(config, &inputs->model_folder));
     if (inputs->model_folder) {
         ND_TRY(nd_hf_reader_open(inputs->model_folder, &inputs->weights));
@@ -40,6 +41,7 @@ nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs)
 nd_status nd_inputs_open(const nd_config *config, nd_inputs *inputs)
 {
     ND_TRY(nd_inputs_open_model(config, inputs));
+    ND_TRY(nd_config_check_data_paths(config));
     ND_TRY(nd_dataset_open(config->data.path, config->data.format, config->data.tokenizer,
                            inputs->shape.vocab, config->train.sequence_length, &inputs->data));
     if (!config->data.validation_path[0]) {

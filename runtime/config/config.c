@@ -31,6 +31,10 @@ void nd_config_fini(nd_config *config)
             *text = NULL;
         }
     }
+    for (int i = 0; i < ND_PATH_COUNT; i++) {
+        free(config->path_origin[i]);
+        config->path_origin[i] = NULL;
+    }
     free(config->source);
     config->source = NULL;
 }
@@ -60,6 +64,13 @@ nd_status nd_config_read_text(nd_config *config, const char *text, size_t bytes,
 static nd_status read_file(nd_reader *reader, const char *path)
 {
     nd_yaml_node *root = NULL;
+    char folder[4096];
+    if (access(path, F_OK) != 0 && path[0] != '/') {
+        return nd_fail(ND_ERR_CONFIG,
+                       "--config-file %s does not exist; paths are relative to the working "
+                       "directory, %s",
+                       path, getcwd(folder, sizeof folder) ? folder : "which cannot be read");
+    }
     ND_TRY(nd_yaml_read(path, &root));
     nd_status status = read_root(reader, root, path);
     nd_yaml_destroy(root);
@@ -79,6 +90,7 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
     const char *config_file = NULL;
     nd_reader reader;
     nd_reader_init(&reader, config);
+    reader.notes_origins = true;
     *cli = (nd_cli){.plan_rank = -1};
     ND_TRY(nd_flags_scan(argc, argv, &config_file, cli));
     if (cli->help || cli->version) {

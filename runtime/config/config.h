@@ -57,6 +57,15 @@ typedef enum nd_fp8_amax { ND_FP8_AMAX_MOST_RECENT = 0, ND_FP8_AMAX_MAX } nd_fp8
 typedef enum nd_nonfinite { ND_NONFINITE_STOP = 0, ND_NONFINITE_SKIP } nd_nonfinite;
 typedef enum nd_weights_dtype { ND_WEIGHTS_BF16 = 0, ND_WEIGHTS_FP32 } nd_weights_dtype;
 
+/* Keys that name files which must be there. */
+typedef enum nd_path_key {
+    ND_PATH_MODEL_PATH = 0,
+    ND_PATH_MODEL_CONFIG,
+    ND_PATH_DATA,
+    ND_PATH_VALIDATION,
+    ND_PATH_COUNT
+} nd_path_key;
+
 typedef struct nd_config {
     struct {
         int64_t
@@ -135,7 +144,8 @@ typedef struct nd_config {
     } log;
 
     /* Derived, not keys. */
-    char *source; /* the YAML file, or "" */
+    char *source;                     /* the YAML file, or "" */
+    char *path_origin[ND_PATH_COUNT]; /* "file.yaml:12: data.path", "--data-path"; NULL: unknown */
     bool from_accelerate;
     bool resolved;         /* nd_config_resolve succeeded */
     nd_mesh resolved_mesh; /* after nd_config_resolve */
@@ -176,6 +186,13 @@ nd_status nd_config_resolve(nd_config *config);
  * a GB; a hundred are allowed for slow disks. 0 for other formats. Added to the deadlines that data come under.
  */
 double nd_config_data_seconds(const nd_config *config);
+
+/*
+ * ND_ERR_DATA when a file that is named is not there: key, where it was given, path, working directory. What is in the
+ * files is for those who read them.
+ */
+nd_status nd_config_check_model_path(const nd_config *config);
+nd_status nd_config_check_data_paths(const nd_config *config);
 
 /* --help: usage, flags grouped by section with type, default, range, unit. */
 void nd_config_help(FILE *out, const char *program);

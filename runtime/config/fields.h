@@ -58,6 +58,9 @@ typedef struct nd_given {
     bool quoted;       /* in quotes: text, not a number or boolean */
 } nd_given;
 
+/* Remembers who gave a path, for nd_config_check_*_path; other fields are none of its business. */
+nd_status nd_path_note_origin(nd_config *config, nd_field_id id, const nd_given *given);
+
 nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_given *given);
 
 /* The value in the form that nd_field_set reads; owned by the caller. */

@@ -30,6 +30,9 @@ void nd_reader_begin(nd_reader *reader, nd_layer layer)
 nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_given *given)
 {
     ND_TRY(nd_field_set(reader->config, id, given));
+    if (reader->notes_origins) {
+        ND_TRY(nd_path_note_origin(reader->config, id, given));
+    }
     reader->set_by[id] = (uint8_t)reader->layer;
     if (id == ND_FIELD_train_precision) {
         reader->no_fp16[0] = '\0';

@@ -20,8 +20,9 @@ typedef enum nd_distributed {
 } nd_distributed;
 
 typedef struct nd_reader {
-    nd_config *config; /* borrowed */
-    nd_layer layer;    /* being read */
+    nd_config *config;  /* borrowed */
+    bool notes_origins; /* where paths were given is kept, as users wrote it */
+    nd_layer layer;     /* being read */
     uint8_t set_by[ND_FIELD_COUNT];
 
     /* What accelerate's keys said in this layer. */

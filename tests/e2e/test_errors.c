@@ -163,6 +163,48 @@ Test(errors, text_and_jsonl)
     refused_with(2, LAUNCH, "300", "256");
 }
 
+/* Key, where it was given, and the folder: what a wrong path is mended with. */
+Test(errors, missing_files_name_who_asked_for_them)
+{
+#define BARE ND_LAUNCH " --device cpu --num-steps 1 --set output.dir=out "
+    write_file("c.yaml", "train: {steps: 1}\ndata:\n  path: nowhere.txt\n");
+    refused_with(65, BARE, "model.config is \"configs/model-small.json\" (the default)", dir.path);
+    refused_with(65, BARE "--model-config=model.json --config-file c.yaml",
+                 "c.yaml:3: data.path is \"nowhere.txt\"", dir.path);
+    refused_with(65, BARE "--model-config=model.json --data none.txt", "--data is \"none.txt\"",
+                 dir.path);
+    refused_with(65, BARE "--set model.config=/none.json", "model.config is \"/none.json\"",
+                 "--model-config");
+    refused_with(65, BARE "--model_path none", "--model-path is \"none\"", dir.path);
+    refused_with(65, LAUNCH "--validation-path none.txt", "--validation-path is \"none.txt\"",
+                 "--validation-path=");
+    refused_with(65, LAUNCH "--data-path none --tokenizer file", "--data-path is \"none\"",
+                 "does not exist");
+    refused_with(65, TRAIN "--data-path none", "--data-path is \"none\"", dir.path);
+    refused_with(2, BARE "--config-file none.yaml", "--config-file none.yaml does not exist",
+                 dir.path);
+}
+
+Test(errors, binary_data)
+{
+    static const struct {
+        const char *begin;
+        size_t size;
+        const char *kind;
+    } cases[] = {
+        {"\x1f\x8b\x08rest", 7, "gzip"}, {"\x28\xb5\x2f\xfdrest", 8, "zstd"},
+        {"PAR1rest", 8, "Parquet"},      {"PK\x03\x04rest", 8, "zip"},
+        {"\x89PNG\r\n\x1a\n", 8, "PNG"},
+    };
+    static const char *const names[] = {"data.txt", "data.jsonl"};
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof *cases; i++) {
+        char command[1024];
+        tempdir_write(&dir, names[i % 2], cases[i / 2].begin, cases[i / 2].size);
+        snprintf(command, sizeof command, "%s --data-path %s", LAUNCH, names[i % 2]);
+        refused_with(65, command, cases[i / 2].kind, names[i % 2]);
+    }
+}
+
 static void write_llmc(int32_t count, uint32_t token)
 {
     uint32_t words[256 + 128] = {20240801, 7, (uint32_t)count};

@@ -81,20 +81,24 @@ static nd_status check_tokenizer(nd_data_format format, const char *path, const 
 nd_status nd_text_open(nd_dataset *dataset)
 {
     ND_TRY(nd_fs_map_open(dataset->path, ND_ERR_DATA, &dataset->map));
+    ND_TRY(nd_text_check(dataset));
     dataset->type = ND_TOKEN_U8;
     dataset->tokens = (int64_t)dataset->map.size;
     return ND_OK;
 }
 
+static nd_status check_exists(const nd_dataset *dataset)
+{
+    return nd_fs_exists(dataset->path)
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "the data file \"%s\" does not exist: set data.path to a file of yours, "
+                         "or run scripts/prepare_data for the default text",
+                         dataset->path);
+}
+
 static nd_status open_format(nd_dataset *dataset, const char *idx)
 {
-    if (!nd_fs_exists(dataset->path)) {
-        return nd_fail(
-            ND_ERR_DATA,
-            "the data file \"%s\" does not exist: set data.path to a file of yours, or run "
-            "scripts/prepare_data for the default text",
-            dataset->path);
-    }
     switch (dataset->format) {
     case ND_DATA_JSONL:
         return nd_jsonl_open(dataset);
@@ -146,6 +150,7 @@ nd_status nd_dataset_open(const char *path, nd_data_format format, const char *t
     dataset->sequence = sequence;
     ND_TRY_OUT(
         nd_fs_format(&dataset->path, "%s", dataset->format == ND_DATA_MEGATRON ? bin : path));
+    ND_TRY_OUT(check_exists(dataset));
     ND_TRY_OUT(check_tokenizer(dataset->format, path, tokenizer, vocab));
     ND_TRY_OUT(open_format(dataset, idx));
     ND_TRY_OUT(count_blocks(dataset));

@@ -43,6 +43,8 @@ struct nd_dataset {
  * closes the dataset.
  */
 nd_status nd_text_open(nd_dataset *dataset);
+/* ND_ERR_DATA when the mapped file begins as a compressed or binary file of a known kind does. */
+nd_status nd_text_check(const nd_dataset *dataset);
 nd_status nd_jsonl_open(nd_dataset *dataset);
 nd_status nd_llmc_open(nd_dataset *dataset);
 nd_status nd_megatron_open(nd_dataset *dataset, const char *idx_path);

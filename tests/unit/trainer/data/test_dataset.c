@@ -350,6 +350,8 @@ Test(dataset, megatron_index_that_disagrees_or_is_damaged)
     unlink(tempdir_file(&dir, "m.bin"));
     assert_fails(try_open(tempdir_file(&dir, "m.idx"), ND_DATA_AUTO, "file", 256, 4), ND_ERR_DATA,
                  "m.bin\" does not exist");
+    assert_fails(try_open(tempdir_file(&dir, "none"), ND_DATA_AUTO, "file", 256, 4), ND_ERR_DATA,
+                 "none\" does not exist");
 }
 
 /* ---- digest ------------------------------------------------------------------------------------------------- */

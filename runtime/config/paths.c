@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Files that the configuration names and that are not there: which key named them, and where. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/config/fields.h"
+
+static const nd_field_id path_fields[ND_PATH_COUNT] = {
+    [ND_PATH_MODEL_PATH] = ND_FIELD_model_path,
+    [ND_PATH_MODEL_CONFIG] = ND_FIELD_model_config,
+    [ND_PATH_DATA] = ND_FIELD_data_path,
+    [ND_PATH_VALIDATION] = ND_FIELD_data_validation_path,
+};
+
+nd_status nd_path_note_origin(nd_config *config, nd_field_id id, const nd_given *given)
+{
+    char origin[700];
+    for (int i = 0; i < ND_PATH_COUNT; i++) {
+        if (path_fields[i] == id) {
+            snprintf(origin, sizeof origin, "%s%s", given->where, given->name);
+            return nd_text_replace(&config->path_origin[i], origin);
+        }
+    }
+    return ND_OK;
+}
+
+/* A pair of Megatron files may be named without a suffix. */
+static bool is_there(const char *path, bool is_data)
+{
+    static const char *const suffixes[] = {"", ".bin", ".idx"};
+    char name[8192];
+    for (int i = 0; i < (is_data ? 3 : 1); i++) {
+        snprintf(name, sizeof name, "%s%s", path, suffixes[i]);
+        if (access(name, F_OK) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static nd_status check(const nd_config *config, nd_path_key key, const char *path, const char *mend)
+{
+    const nd_field *f = &nd_fields[path_fields[key]];
+    char name[64], folder[4096];
+    if (!*path || is_there(path, key == ND_PATH_DATA || key == ND_PATH_VALIDATION)) {
+        return ND_OK;
+    }
+    const char *origin = config->path_origin[key];
+    bool usual = strcmp(path, f->initial) == 0 && !origin;
+    snprintf(name, sizeof name, "%s.%s", f->section, f->key);
+    if (path[0] == '/') {
+        return nd_fail(ND_ERR_DATA, "%s is \"%s\"%s, which does not exist: %s",
+                       origin ? origin : name, path, usual ? " (the default)" : "", mend);
+    }
+    return nd_fail(ND_ERR_DATA,
+                   "%s is \"%s\"%s, which does not exist; paths are relative to the working "
+                   "directory, %s: %s",
+                   origin ? origin : name, path, usual ? " (the default)" : "",
+                   getcwd(folder, sizeof folder) ? folder : "which cannot be read", mend);
+}
+
+nd_status nd_config_check_model_path(const nd_config *config)
+{
+    ND_TRY(check(config, ND_PATH_MODEL_PATH, config->model.path,
+                 "give a Hugging Face folder with --model-path"));
+    return check(config, ND_PATH_MODEL_CONFIG, config->model.config,
+                 "change into the folder that the path is meant from, or give a config.json with "
+                 "--model-config or a folder with --model-path");
+}
+
+nd_status nd_config_check_data_paths(const nd_config *config)
+{
+    ND_TRY(check(config, ND_PATH_DATA, config->data.path,
+                 "give a file with --data-path, or run scripts/prepare_data for the default text"));
+    return check(config, ND_PATH_VALIDATION, config->data.validation_path,
+                 "give a file with --validation-path, or none with --validation-path=");
+}
