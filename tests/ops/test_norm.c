@@ -6,8 +6,8 @@
 static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
 static const struct {
     int64_t n, C, gap;
-} shapes[] = {{1, 1, 0},    {1, 64, 0},    {3, 7, 5}, {33, 48, 16},
-              {70, 515, 3}, {257, 512, 0}, {0, 16, 0}};
+} shapes[] = {{1, 1, 0},     {1, 64, 0}, {3, 7, 5},     {33, 48, 16},  {70, 515, 3},
+              {257, 512, 0}, {0, 16, 0}, {3, 16384, 0}, {2, 20480, 8}, {2, 5001, 0}};
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
