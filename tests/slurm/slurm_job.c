@@ -80,7 +80,11 @@ int slurm_submit(launched *l, const tempdir *dir, const char *name, const char *
     slurm_arguments a = {0};
     launched submitted;
     snprintf(output, sizeof output, "--output=%s/%s", dir->path, name);
-    snprintf(path, sizeof path, "%s/scripts/slurm/%s", getenv("ND_SOURCE_ROOT"), script);
+    if (script[0] == '/') {
+        snprintf(path, sizeof path, "%s", script);
+    } else {
+        snprintf(path, sizeof path, "%s/scripts/slurm/%s", getenv("ND_SOURCE_ROOT"), script);
+    }
     slurm_add(&a, (const char *[]){"sbatch", "--parsable", output, NULL});
     slurm_add(&a, options);
     slurm_add(&a, (const char *[]){path, NULL});

@@ -24,7 +24,10 @@ void slurm_add(slurm_arguments *arguments, const char *const *further); /* to NU
 /* Flags of the tiny job: model, data, output in dir/run-<name>, F32, one thread. Valid until the next call. */
 const char *const *slurm_flags(const tempdir *dir, const char *name);
 
-/* sbatch <options> <script of scripts/slurm> <the tiny job's flags> <further>; output goes to dir/<name>. Returns the job's id. */
+/*
+ * sbatch <options> <script> <the tiny job's flags> <further>; output goes to dir/<name>. Returns the job's id. `script` is
+ * one of scripts/slurm, or a path.
+ */
 int slurm_submit(launched *l, const tempdir *dir, const char *name, const char *const *options,
                  const char *script, const char *const *further);
 /* Its exit code, or 128 + signal, once it has ended. */

@@ -163,21 +163,36 @@ Test(batch, the_key_is_nowhere_to_be_seen_and_term_ends_the_job_at_a_step)
     cr_assert_null(strstr(l.text, "failed first"), "%s", l.text);
 }
 
-/* Slurm looks at time limits and warnings every 30 s; the job's own limit is made shorter than the minute it can be. */
-Test(batch, a_warning_and_a_time_limit_end_jobs_at_a_step)
+/* A script without ndlaunch. */
+static void write_direct_script(void)
 {
-    launched warned, limited;
+    char text[1024];
+    int n = snprintf(text, sizeof text,
+                     "#!/bin/sh\nexec srun --mpi=pmix --ntasks=8 --overcommit %s/ndtrain train "
+                     "--config-file %s/configs/tp_hsdp.yaml \"$@\"\n",
+                     launched_build_root(), getenv("ND_SOURCE_ROOT"));
+    tempdir_write(&dir, "direct.sh", text, (size_t)n);
+}
+
+/* Slurm looks at time limits and warnings every 30 s; the job's own limit is made shorter than the minute it can be. */
+Test(batch, warnings_and_a_time_limit_end_jobs_at_a_step)
+{
+    launched warned, direct, limited;
     const char *const steps[] = {"--num-steps", "1000000", NULL};
-    int jobs[2] = {slurm_submit(&warned, &dir, "warned",
-                                (const char *[]){"--oversubscribe", "--time=1", NULL},
-                                "tp_hsdp.sbatch", steps),
-                   slurm_submit(&limited, &dir, "limited",
-                                (const char *[]){"--oversubscribe", "--time=9", NULL},
-                                "tp_hsdp.sbatch", steps)};
+    const char *const minute[] = {"--oversubscribe", "--time=1", NULL};
+    const char *const to_step[] = {"--oversubscribe", "--time=1", "--nodes=2", "--signal=USR1@120",
+                                   NULL};
+    const char *const minutes[] = {"--oversubscribe", "--time=9", NULL};
+    write_direct_script();
+    int to_shell = slurm_submit(&warned, &dir, "warned", minute, "tp_hsdp.sbatch", steps);
+    int to_tasks = slurm_submit(&direct, &dir, "direct", to_step, dir.name, steps);
+    int limit = slurm_submit(&limited, &dir, "limited", minutes, "tp_hsdp.sbatch", steps);
     launched_until(&limited, "\nstep ", 2, SLURM_SECONDS);
-    cr_assert_eq(slurm_shell("scontrol update jobid=%d EndTime=now+1second", jobs[1]), 0);
-    cr_assert_eq(slurm_wait(&warned, jobs[0], 300), 75, "%s", launched_read(&warned));
+    cr_assert_eq(slurm_shell("scontrol update jobid=%d EndTime=now+1second", limit), 0);
+    cr_assert_eq(slurm_wait(&warned, to_shell, 300), 75, "%s", launched_read(&warned));
     assert_says(&warned, "the job was stopped at a step boundary");
-    cr_assert_eq(slurm_wait(&limited, jobs[1], 300), 75, "%s", launched_read(&limited));
+    cr_assert_eq(slurm_wait(&direct, to_tasks, 300), 75, "%s", launched_read(&direct));
+    assert_says(&direct, "stopped by a signal after step ");
+    cr_assert_eq(slurm_wait(&limited, limit, 300), 75, "%s", launched_read(&limited));
     assert_says(&limited, "the job was stopped at a step boundary");
 }

@@ -55,8 +55,8 @@ Test(placement, gpus_per_node_are_chosen_by_the_local_rank)
     }
 }
 
-/* Every thread of the process may run on `cpu` and nowhere else. */
-static void assert_threads_on(pid_t pid, int cpu)
+/* No thread of the process may run on a CPU that is not in the mask. */
+static void assert_threads_within(pid_t pid, const cpu_set_t *mask)
 {
     char path[64];
     int threads = 0;
@@ -64,11 +64,11 @@ static void assert_threads_on(pid_t pid, int cpu)
     DIR *tasks = opendir(path);
     cr_assert_not_null(tasks);
     for (struct dirent *e; (e = readdir(tasks)) != NULL;) {
-        cpu_set_t set;
+        cpu_set_t set, both;
         pid_t thread = (pid_t)atol(e->d_name);
         if (thread > 0 && sched_getaffinity(thread, sizeof set, &set) == 0) {
-            cr_assert(CPU_COUNT(&set) == 1 && CPU_ISSET(cpu, &set), "thread %d of %d", (int)thread,
-                      (int)pid);
+            CPU_OR(&both, &set, mask);
+            cr_assert(CPU_EQUAL(&both, mask), "thread %d of %d", (int)thread, (int)pid);
             threads++;
         }
     }
@@ -76,15 +76,11 @@ static void assert_threads_on(pid_t pid, int cpu)
     cr_assert_geq(threads, 2); /* data loading, at least, has one of its own */
 }
 
-/* Two tasks with a CPU each: neither divides it, and no thread leaves it. */
-Test(placement, no_thread_leaves_the_mask_of_its_task)
+/* The first task has two CPUs of this host and the second one has one of them, where there are two. */
+static int make_masks(cpu_set_t masks[2], char *commands, size_t capacity)
 {
-    launched l;
-    static char record[1 << 16];
-    const char *const options[] = {"--nodes=1", "--ntasks=2", "--overcommit", "--mpi=pmix", NULL};
-    int cpus[2], found = 0;
+    int cpus[2] = {0, 0}, found = 0;
     cpu_set_t all;
-    char bind[64];
     cr_assert_eq(sched_getaffinity(0, sizeof all, &all), 0);
     for (int cpu = 0; cpu < CPU_SETSIZE && found < 2; cpu++) {
         if (CPU_ISSET(cpu, &all)) {
@@ -92,23 +88,43 @@ Test(placement, no_thread_leaves_the_mask_of_its_task)
         }
     }
     cpus[1] = found > 1 ? cpus[1] : cpus[0];
-    snprintf(bind, sizeof bind, "taskset -c $((SLURM_PROCID ? %d : %d)) \"$@\"", cpus[1], cpus[0]);
+    CPU_ZERO(&masks[0]);
+    CPU_ZERO(&masks[1]);
+    CPU_SET(cpus[0], &masks[0]);
+    CPU_SET(cpus[1], &masks[0]);
+    CPU_SET(cpus[1], &masks[1]);
+    snprintf(commands, capacity,
+             "if [ $SLURM_PROCID = 0 ]; then exec taskset -c %d,%d \"$@\"; fi; "
+             "exec taskset -c %d \"$@\"",
+             cpus[0], cpus[1], cpus[1]);
+    return found;
+}
+
+/* Masks of their own are not divided among the tasks of the node, and no thread leaves them. */
+Test(placement, a_mask_is_used_whole_and_never_left)
+{
+    launched l;
+    static char record[1 << 16];
+    char commands[160], ndtrain[PATH_MAX];
+    cpu_set_t masks[2];
+    const char *const options[] = {"--nodes=1", "--ntasks=2", "--overcommit", "--mpi=pmix", NULL};
     slurm_arguments a = {0};
-    char ndtrain[PATH_MAX];
+    int found = make_masks(masks, commands, sizeof commands);
     snprintf(ndtrain, sizeof ndtrain, "%s/ndtrain", launched_build_root());
-    slurm_add(&a, (const char *[]){"-c", bind, "bash", ndtrain, "train", "--num-processes", "2",
+    slurm_add(&a, (const char *[]){"-c", commands, "bash", ndtrain, "train", "--num-processes", "2",
                                    "--dp-shard-size", "2", "--num-steps", "1000000", NULL});
     slurm_add(&a, slurm_flags(&dir, "bound"));
     slurm_add(&a, (const char *[]){"--threads-per-worker", "0", NULL});
+    /* Slurm itself would bind the tasks to fewer. */
+    setenv("SLURM_CPU_BIND", "none", 1);
     slurm_run(&l, &dir, "bound", options, "/bin/bash", a.list);
     launched_until(&l, "\nstep ", 1, SLURM_SECONDS);
     int job = slurm_current_job();
-    assert_threads_on(slurm_worker(job, 0), cpus[0]);
-    assert_threads_on(slurm_worker(job, 1), cpus[1]);
+    assert_threads_within(slurm_worker(job, 0), &masks[0]);
+    assert_threads_within(slurm_worker(job, 1), &masks[1]);
     kill(l.pid, SIGUSR1);
     cr_assert_eq(launched_wait(&l, SLURM_SECONDS), 75, "%s", launched_read(&l));
     slurm_run_record(&dir, "bound", record, sizeof record);
-    snprintf(bind, sizeof bind, "\"cpus\": \"%d\"", cpus[0]);
-    cr_assert_not_null(strstr(record, bind), "%s", record);
-    cr_assert_not_null(strstr(record, "cpu, 1 thread\""), "%s", record);
+    cr_assert_not_null(strstr(record, found > 1 ? "\"cpu, 2 threads\"" : "\"cpu, 1 thread\""), "%s",
+                       record);
 }
