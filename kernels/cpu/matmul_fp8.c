@@ -3,9 +3,10 @@
  * Products of FP8 matrices. Every FP8 value is a BF16 value, so codes are widened exactly, multiplied by oneDNN as BF16
  * with F32 sums, and the inverse scales are applied to the sums before the one rounding.
  *
- * oneDNN multiplies sums by one number or by one per column, for nothing; by one per row it cannot. Scales per row of op(a)
- * that are powers of two (those of the rowwise recipes) are therefore put into the widened a, where they only change
- * exponents, and any other ones are applied in a pass of our own over F32 sums of CHUNK rows at a time.
+ * oneDNN multiplies sums by one number or by one per column for nothing, provided that c has no gaps between its rows (with
+ * gaps it falls back to a plain loop, thousands of times slower), and by one per row it cannot. Scales per row of op(a)
+ * that are powers of two (those of the rowwise recipes) are put into the widened a, where they only change exponents. What is
+ * left, other scales per row and a c with gaps, goes through F32 sums of CHUNK rows at a time and a pass of our own.
  */
 #include <math.h>
 
@@ -16,7 +17,7 @@
 #include "runtime/tensor/fp8.h"
 
 enum {
-    CHUNK = 128,       /* rows whose sums are kept in F32 */
+    CHUNK = 256,       /* rows whose sums are kept in F32 */
     EXPONENT_MAX = 64, /* of scales that are put into operands: far from where BF16 ends */
     ALIGNMENT = 256
 };
@@ -120,18 +121,20 @@ static void widen(nd_stream *stream, operand x, nd_bf16 *out, const int16_t *exp
 typedef struct chunk {
     const nd_row_ops *kernels;
     nd_tensor c; /* (rows, n) */
-    const float *sums, *rows, *columns;
-    float all;
+    const float *sums;
+    nd_cpu_factors factors; /* rows: of these rows */
     bool accumulate;
 } chunk;
 
 static void finish_rows(void *arg, int64_t begin, int64_t end)
 {
     const chunk *w = arg;
+    const nd_cpu_factors *f = &w->factors;
     int64_t n = w->c.shape[1];
     for (int64_t i = begin; i < end; i++) {
-        w->kernels->scaled_sum(nd_row(w->c, i), w->sums + i * n, w->all * w->rows[i], w->columns,
-                               w->accumulate, n, w->c.dtype == ND_DTYPE_BF16);
+        w->kernels->scaled_sum(nd_row(w->c, i), w->sums + i * n,
+                               f->all * (f->rows ? f->rows[i] : 1.0f), f->columns, w->accumulate, n,
+                               w->c.dtype == ND_DTYPE_BF16);
     }
 }
 
@@ -151,10 +154,9 @@ static nd_status multiply_chunks(nd_stream *stream, nd_tensor c, const nd_bf16 *
         chunk w = {.kernels = context->rows,
                    .c = nd_tensor_rows(c, i, p.m),
                    .sums = sums,
-                   .rows = f->rows + i,
-                   .columns = f->columns,
-                   .all = f->all,
+                   .factors = *f,
                    .accumulate = whole->accumulate};
+        w.factors.rows = f->rows ? f->rows + i : NULL;
         nd_cpu_parallel(stream, p.m, p.n, finish_rows, &w);
     }
     return ND_OK;
@@ -173,25 +175,26 @@ static const float *columns_times(float *out, const float *columns, int64_t n, f
 }
 
 static nd_status multiply_bf16(nd_stream *stream, nd_tensor c, operand x, operand y,
-                               nd_dnnl_product p, const nd_cpu_factors *f, char *memory)
+                               nd_dnnl_product p, nd_cpu_factors f, char *memory)
 {
     const scratch s = scratch_of(p.m, p.n, p.k);
     nd_bf16 *a = (nd_bf16 *)(memory + s.a), *b = (nd_bf16 *)(memory + s.b);
     int16_t *exponents = (int16_t *)(memory + s.exponents);
     float *columns = (float *)(memory + s.columns), *sums = (float *)(memory + s.sums);
-    bool put = f->rows && find_exponents(exponents, f->rows, p.m);
+    bool put = f.rows && find_exponents(exponents, f.rows, p.m);
+    f.rows = put ? NULL : f.rows;
     widen(stream, x, a, put ? exponents : NULL);
     widen(stream, y, b, NULL);
     p.in = ND_DTYPE_BF16;
     p.lda = x.stored.shape[1];
     p.ldb = y.stored.shape[1];
-    if (f->rows && !put) {
-        return multiply_chunks(stream, c, a, b, sums, &p, f);
+    if (f.rows || p.ldc != p.n) {
+        return multiply_chunks(stream, c, a, b, sums, &p, &f);
     }
-    const float *factors = &f->all;
+    const float *factors = &f.all;
     p.factors = ND_DNNL_FACTOR_ONE;
-    if (f->columns) {
-        factors = columns_times(columns, f->columns, p.n, f->all);
+    if (f.columns) {
+        factors = columns_times(columns, f.columns, p.n, f.all);
         p.factors = ND_DNNL_FACTOR_EACH_COLUMN;
     }
     return nd_dnnl_matmul(nd_cpu_context_of(stream)->dnnl, &p, c.data, a, b, factors);
@@ -223,5 +226,5 @@ nd_status nd_cpu_matmul_fp8(nd_stream *stream, nd_tensor c, nd_fp8 a, bool a_tra
     if (context->isa < ND_CPU_ISA_AVX512_BF16) {
         return nd_cpu_multiply_widened(context, c, x.stored, y.stored, &p, &f);
     }
-    return multiply_bf16(stream, c, x, y, p, &f, memory);
+    return multiply_bf16(stream, c, x, y, p, f, memory);
 }
