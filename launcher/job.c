@@ -13,64 +13,7 @@
 #include "runtime/rdzv/key.h"
 #include "runtime/rdzv/uv.h"
 
-enum {
-    PEER_STOP_MS = 3000
-}; /* a failed job's other workers cannot finish their step: they get this long */
-
 static const int forwarded[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
-
-static void signal_workers(nd_job *job, int number)
-{
-    for (int i = 0; i < job->local_workers; i++) {
-        if (job->workers[i].running) {
-            uv_process_kill(&job->workers[i].process, number);
-        }
-    }
-}
-
-static void on_kill_timer(uv_timer_t *timer)
-{
-    nd_job *job = timer->data;
-    if (job->running == 0) { /* the other nodes' workers did not end */
-        nd_job_finish(job, 128 + SIGTERM);
-        return;
-    }
-    nd_log_warning("ndlaunch: %d workers did not end in time and are killed", job->running);
-    signal_workers(job, SIGKILL);
-}
-
-/* A first failure: the others are told to end, and killed soon after. */
-void nd_job_stop(nd_job *job)
-{
-    if (job->stopping) {
-        return;
-    }
-    job->stopping = true;
-    if (job->running == 0) {
-        return;
-    }
-    for (int i = 0; i < job->local_workers; i++) {
-        job->workers[i].stopped = job->workers[i].running;
-    }
-    signal_workers(job, SIGTERM);
-    uv_timer_start(&job->kill_timer, on_kill_timer, PEER_STOP_MS, 0);
-}
-
-void nd_job_finish(nd_job *job, int exit_code)
-{
-    if (job->finished) {
-        return;
-    }
-    job->finished = true;
-    job->exit_code = exit_code;
-    for (size_t i = 0; i < sizeof forwarded / sizeof *forwarded; i++) {
-        uv_close((uv_handle_t *)&job->signals[i], NULL);
-    }
-    uv_close((uv_handle_t *)&job->kill_timer, NULL);
-    nd_nodes_close(job);
-    nd_host_close(job->store);
-    job->store = NULL;
-}
 
 /* The last worker of this node has gone. */
 static void workers_ended(nd_job *job)
@@ -92,14 +35,6 @@ static void workers_ended(nd_job *job)
     free(screen);
 }
 
-static void start_grace(nd_job *job)
-{
-    if (!uv_is_active((uv_handle_t *)&job->kill_timer)) {
-        uv_timer_start(&job->kill_timer, on_kill_timer,
-                       (uint64_t)(job->config->launch.grace_seconds * 1000.0), 0);
-    }
-}
-
 static void on_exit_worker(uv_process_t *process, int64_t code, int number)
 {
     nd_launched *worker = process->data;
@@ -111,7 +46,7 @@ static void on_exit_worker(uv_process_t *process, int64_t code, int number)
     job->running--;
     uv_close((uv_handle_t *)process, NULL);
     if (code == ND_ERR_PREEMPTED && number == 0) {
-        start_grace(job); /* all ranks agree on the step after which they end */
+        nd_job_start_grace(job); /* all ranks agree on the step after which they end */
     } else if ((code != 0 || number != 0) && !job->stopping) {
         nd_nodes_failed(job, number ? 128 + number : (int)code);
         nd_job_stop(job);
@@ -129,7 +64,7 @@ static void on_signal(uv_signal_t *handle, int number)
         number == SIGINT && job->last_interrupt_ns && now - job->last_interrupt_ns < 1000000000;
     job->last_interrupt_ns = number == SIGINT ? now : job->last_interrupt_ns;
     job->asked = true;
-    signal_workers(job, again ? SIGKILL : number);
+    nd_job_signal(job, again ? SIGKILL : number);
     bool ends = number == SIGTERM || number == SIGINT || number == SIGQUIT || number == SIGHUP;
     if (again && job->running == 0) {
         nd_job_finish(job, 128 + number); /* only other nodes still have workers */
@@ -138,7 +73,7 @@ static void on_signal(uv_signal_t *handle, int number)
             nd_log_info("ndlaunch: signal %s forwarded; workers have %.0f s to end their step",
                         strsignal(number), job->config->launch.grace_seconds);
         }
-        start_grace(job);
+        nd_job_start_grace(job);
     }
 }
 
@@ -260,7 +195,7 @@ static void abandon(nd_job *job)
     if (!job->loop.data) {
         return;
     }
-    signal_workers(job, SIGKILL);
+    nd_job_signal(job, SIGKILL);
     nd_host_close(job->store);
     uv_walk(&job->loop, close_handle, NULL);
     uv_run(&job->loop, UV_RUN_DEFAULT);

@@ -75,8 +75,12 @@ struct nd_job {
 /* Runs the job to its end. *exit_code: 0, the first failing worker's code, or 128 + its signal. */
 nd_status nd_job_run(nd_job *job, int *exit_code);
 
-/* For nodes.h: tells the workers to end, as after a failure. */
+/* stop.c. A signal to all workers that run. */
+void nd_job_signal(nd_job *job, int number);
+/* A first failure: tells the workers to end, and kills them soon after. */
 void nd_job_stop(nd_job *job);
+/* Workers that have not ended after launch.grace_seconds are killed. */
+void nd_job_start_grace(nd_job *job);
 /* The job is over: closes everything, which ends the loop. */
 void nd_job_finish(nd_job *job, int exit_code);
 

@@ -4,8 +4,8 @@
 /*
  * A job of several ndlaunch processes. Node 0 hosts the store and is the collector: it compares the others'
  * configurations with its own, hands out ranks, hears of failures in the order in which they arrive, tells all to
- * stop, prints the screen of the first failure and gives its code to all. The others (nodes_join.c) hold one
- * connection to it (nodes_host.c).
+ * stop, prints the screen of the first failure and gives its code to all. The others hold one connection
+ * to it. nodes.c stands over nodes_host.c, which stands over nodes_gather.c, and over nodes_join.c.
  *
  * Frames, in order of a job's life. All go over the store's connection, so from and to members only.
  */
@@ -46,19 +46,22 @@ nd_status nd_nodes_watch(nd_job *job);
 void nd_nodes_failed(nd_job *job, int code);
 /* All workers of this node have ended; the text is the failure screen or "". nd_job_finish follows when the job has. */
 void nd_nodes_ended(nd_job *job, int code, const char *screen);
-/* Closes handles; nd_nodes_destroy after the loop has run out. */
-void nd_nodes_close(nd_job *job);
+/* After the loop has run out. */
 void nd_nodes_destroy(nd_nodes *nodes);
 
-/* The connection of a node other than 0; nodes_join.c. */
+/* The same three for node 0, nodes_host.c. */
+nd_status nd_collect_watch(nd_job *job);
+void nd_collect_failed(nd_job *job, int code);
+void nd_collect_ended(nd_job *job, int code, const char *screen);
+
+/* And for the connection of another node, nodes_join.c. */
 typedef struct nd_join nd_join;
 nd_status nd_join_watch(nd_job *job);
 void nd_join_failed(nd_job *job, int code);
 void nd_join_ended(nd_job *job, int code, const char *screen);
-void nd_join_close(nd_job *job);
 void nd_join_destroy(nd_join *join);
 
-/* Wire helpers: a frame with up to one number and one blob. */
+/* nodes_frame.c: a frame of some numbers and one text, or none where it is NULL. */
 void nd_node_frame(nd_wire_buffer *out, int type, const uint32_t *numbers, int count,
                    const char *text);
 

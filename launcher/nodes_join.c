@@ -27,18 +27,6 @@ struct nd_join {
     int code;
 };
 
-void nd_node_frame(nd_wire_buffer *out, int type, const uint32_t *numbers, int count,
-                   const char *text)
-{
-    nd_wire_begin(out, (nd_wire_type)type);
-    for (int i = 0; i < count; i++) {
-        nd_wire_put_u32(out, numbers[i]);
-    }
-    if (text) {
-        nd_wire_put_blob(out, text, strlen(text));
-    }
-}
-
 static nd_status send_frame(nd_join *join, int type, const uint32_t *numbers, int count,
                             const char *text)
 {
@@ -66,11 +54,6 @@ static nd_status take_plan(nd_job *job, int64_t deadline)
         return nd_fail(ND_ERR_IO, "node 0 did not answer with a plan for this job");
     }
     return ND_OK;
-}
-
-double nd_nodes_limit(const nd_job *job)
-{
-    return job->config->launch.rdzv_timeout_seconds + nd_config_data_seconds(job->config);
 }
 
 static nd_status join_job(nd_job *job, const uint8_t key[ND_KEY_BYTES])
@@ -255,13 +238,4 @@ void nd_join_ended(nd_job *job, int code, const char *screen)
         lose_node_0(job, nd_error_last()->message);
     }
     leave(job);
-}
-
-void nd_join_close(nd_job *job)
-{
-    if (job->join->watching) {
-        job->join->watching = false;
-        uv_close((uv_handle_t *)&job->join->poll, NULL);
-        uv_close((uv_handle_t *)&job->join->pulse, NULL);
-    }
 }
