@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -144,30 +143,4 @@ void ucx_describe(nd_transport *transport, int rank, char *text, size_t size)
     }
     snprintf(text, size, " (process %d is %s)", card->pid,
              state_in_words(process_state(card->pid)));
-}
-
-/* Without an orderly end UCX may hold requests of a peer that hangs: its worker is left to the end of the process. */
-void ucx_close(nd_transport *transport, bool failed)
-{
-    ucx_state *state = ucx_state_of(transport);
-    if (!state) {
-        return;
-    }
-    bool orderly = !state->worker || (!failed && state->addresses && ucx_take_leave(transport));
-    if (orderly && state->worker) {
-        ucp_worker_destroy(state->worker);
-    }
-    if (orderly && state->context) {
-        ucp_cleanup(state->context);
-    }
-    for (int rank = 0; state->peers && rank < state->size; rank++) {
-        if (state->peers[rank].pidfd >= 0) {
-            close(state->peers[rank].pidfd);
-        }
-    }
-    free(state->addresses);
-    free(state->peers);
-    free(state->polled);
-    free(state->polled_rank);
-    free(state);
 }

@@ -3,7 +3,9 @@
 
 #include <errno.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "runtime/base/clock.h"
 
@@ -111,7 +113,7 @@ static void look_at_pidfds(ucx_state *state)
     }
 }
 
-nd_status ucx_wait(nd_transport *transport, int idle, double seconds)
+static nd_status ucx_wait(nd_transport *transport, int idle, double seconds)
 {
     ucx_state *state = ucx_state_of(transport);
     if (idle < YIELDS_BEFORE_SLEEP) {
@@ -194,7 +196,11 @@ static bool meet(nd_transport *transport, int to, int from, uint64_t step, doubl
     return met;
 }
 
-bool ucx_take_leave(nd_transport *transport)
+/*
+ * A barrier of the world before the workers go, 2 s at most and without complaint: a rank that closes its connections
+ * while another still reads would cost that one its last messages. False when not all took part.
+ */
+static bool take_leave(nd_transport *transport)
 {
     const ucx_state *state = ucx_state_of(transport);
     double until = nd_clock_seconds() + 2;
@@ -207,6 +213,32 @@ bool ucx_take_leave(nd_transport *transport)
         }
     }
     return true;
+}
+
+/* Without an orderly end UCX may hold requests of a peer that hangs: its worker is left to the end of the process. */
+static void ucx_close(nd_transport *transport, bool failed)
+{
+    ucx_state *state = ucx_state_of(transport);
+    if (!state) {
+        return;
+    }
+    bool orderly = !state->worker || (!failed && state->addresses && take_leave(transport));
+    if (orderly && state->worker) {
+        ucp_worker_destroy(state->worker);
+    }
+    if (orderly && state->context) {
+        ucp_cleanup(state->context);
+    }
+    for (int rank = 0; state->peers && rank < state->size; rank++) {
+        if (state->peers[rank].pidfd >= 0) {
+            close(state->peers[rank].pidfd);
+        }
+    }
+    free(state->addresses);
+    free(state->peers);
+    free(state->polled);
+    free(state->polled_rank);
+    free(state);
 }
 
 const nd_wire nd_ucx_wire = {

@@ -43,14 +43,8 @@ typedef struct ucx_state {
 #define ND_UCX(call) nd_ucx_check((call), #call)
 nd_status nd_ucx_check(ucs_status_t code, const char *call);
 
-/* ucx_wire.c */
+/* ucx_wire.c, which stands on ucx_peers.c */
 extern const nd_wire nd_ucx_wire;
-nd_status ucx_wait(nd_transport *transport, int idle, double seconds);
-/*
- * A barrier of the world before the workers go, 2 s at most and without complaint: a rank that closes its connections
- * while another still reads would cost that one its last messages. False when not all took part.
- */
-bool ucx_take_leave(nd_transport *transport);
 
 static inline ucx_state *ucx_state_of(const nd_transport *transport)
 {
@@ -63,6 +57,5 @@ nd_status ucx_connect(nd_transport *transport, int rank);
 void ucx_mark_gone(ucx_state *state, int rank);
 bool ucx_gone(nd_transport *transport, int rank);
 void ucx_describe(nd_transport *transport, int rank, char *text, size_t size);
-void ucx_close(nd_transport *transport, bool failed);
 
 #endif
