@@ -64,7 +64,11 @@ static void on_signal(uv_signal_t *handle, int number)
         number == SIGINT && job->last_interrupt_ns && now - job->last_interrupt_ns < 1000000000;
     job->last_interrupt_ns = number == SIGINT ? now : job->last_interrupt_ns;
     job->asked = true;
-    nd_job_signal(job, again ? SIGKILL : number);
+    if (again) {
+        nd_job_kill(job, ND_KILLED_INTERRUPT);
+    } else {
+        nd_job_signal(job, number);
+    }
     bool ends = number == SIGTERM || number == SIGINT || number == SIGQUIT || number == SIGHUP;
     if (again && job->running == 0) {
         nd_job_finish(job, 128 + number); /* only other nodes still have workers */

@@ -27,12 +27,15 @@ typedef struct nd_output {
     size_t used;
 } nd_output;
 
+typedef enum nd_killed { ND_KILLED_NOT = 0, ND_KILLED_GRACE, ND_KILLED_INTERRUPT } nd_killed;
+
 typedef struct nd_launched {
     nd_job *job;
     int rank, local_rank;
     uv_process_t process;
     bool running;
     bool stopped;      /* we ended it because another one failed */
+    nd_killed killed;  /* we ended it because it did not end when it was asked to */
     int64_t exit_code; /* after it ran */
     int signal;
     int64_t ended_ns;
@@ -77,6 +80,8 @@ nd_status nd_job_run(nd_job *job, int *exit_code);
 
 /* stop.c. A signal to all workers that run. */
 void nd_job_signal(nd_job *job, int number);
+/* SIGKILL to those that run, and why: they have not failed. */
+void nd_job_kill(nd_job *job, nd_killed why);
 /* A first failure: tells the workers to end, and kills them soon after. */
 void nd_job_stop(nd_job *job);
 /* Workers that have not ended after launch.grace_seconds are killed. */

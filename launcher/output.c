@@ -46,6 +46,40 @@ static void say_lost_lines(nd_job *job)
     }
 }
 
+/*
+ * The sentence that ends a worker: the failure screen has it. That of a stop at a boundary is no failure; one says it.
+ */
+static bool is_for_the_screen(const nd_output *output, const char *line, size_t length)
+{
+    static const char mark[] = "error: ";
+    const nd_launched *worker = output->worker;
+    const nd_failure_slot *record = &worker->job->failures.slots[worker->local_rank];
+    const size_t begin = sizeof mark - 1;
+    if (output != &worker->err || length <= begin || memcmp(line, mark, begin) != 0 ||
+        atomic_load(&record->time_ns) == 0 || length - begin >= sizeof record->message ||
+        (record->status == ND_ERR_PREEMPTED && worker->rank == 0)) {
+        return false;
+    }
+    return memcmp(record->message, line + begin, length - begin) == 0 &&
+           record->message[length - begin] == '\0';
+}
+
+/* Rank 0's bytes as they come. Its lines are looked at only where they are whole. */
+static void pass_on(const nd_output *output, const char *bytes, size_t count)
+{
+    const char *end = bytes + count, *unwritten = bytes, *newline;
+    bool begins = output->used == 0;
+    for (const char *line = bytes; (newline = memchr(line, '\n', (size_t)(end - line))) != NULL;
+         line = newline + 1) {
+        if (begins && is_for_the_screen(output, line, (size_t)(newline - line))) {
+            write_all(output->to, unwritten, (size_t)(line - unwritten));
+            unwritten = newline + 1;
+        }
+        begins = true;
+    }
+    write_all(output->to, unwritten, (size_t)(end - unwritten));
+}
+
 static void emit_line(nd_output *output)
 {
     nd_launched *worker = output->worker;
@@ -57,7 +91,7 @@ static void emit_line(nd_output *output)
     if (output->file && fprintf(output->file, "%s\n", output->line) < 0) {
         say_lost_lines(worker->job);
     }
-    if (worker->rank != 0) {
+    if (worker->rank != 0 && !is_for_the_screen(output, output->line, output->used)) {
         int n = snprintf(text, sizeof text, "%s:%d: %s\n", worker->job->host_name, worker->rank,
                          output->line);
         write_all(output->to, text, (size_t)n);
@@ -79,7 +113,7 @@ static void on_read(uv_stream_t *stream, ssize_t count, const uv_buf_t *buffer)
         return;
     }
     if (output->worker->rank == 0) {
-        write_all(output->to, buffer->base, (size_t)count);
+        pass_on(output, buffer->base, (size_t)count);
     }
     for (ssize_t i = 0; i < count; i++) {
         char c = buffer->base[i];

@@ -5,6 +5,8 @@
 #include "launcher/job.h"
 #include "runtime/comm/comm.h"
 
+enum { OTHERS_MAX = 3 }; /* sentences of other ranks */
+
 static bool failed(const nd_launched *worker)
 {
     return !worker->stopped && (worker->exit_code != 0 || worker->signal != 0);
@@ -23,6 +25,13 @@ static bool is_echo(const nd_launched *worker)
     return worker->signal == 0 && worker->exit_code == ND_ERR_IO;
 }
 
+/* Of failures the one with the least weight counts as first: a stop at a boundary explains no other worker's end. */
+static int weight(const nd_launched *worker)
+{
+    bool stopped = worker->signal == 0 && worker->exit_code == ND_ERR_PREEMPTED;
+    return stopped ? 2 : is_echo(worker) ? 1 : 0;
+}
+
 static const nd_launched *first_failure(const nd_job *job)
 {
     const nd_launched *first = NULL;
@@ -32,7 +41,7 @@ static const nd_launched *first_failure(const nd_job *job)
             continue;
         }
         bool earlier = first && failure_time(job, w) < failure_time(job, first);
-        if (!first || is_echo(w) < is_echo(first) || (is_echo(w) == is_echo(first) && earlier)) {
+        if (!first || weight(w) < weight(first) || (weight(w) == weight(first) && earlier)) {
             first = w;
         }
     }
@@ -62,15 +71,68 @@ static void print_tail(FILE *out, const nd_launched *worker)
     }
 }
 
-static void print_collateral(FILE *out, const nd_job *job, const nd_launched *first)
+typedef bool (*rank_filter)(const nd_launched *worker, const nd_launched *first);
+
+static bool is_other(const nd_launched *worker, const nd_launched *first)
 {
-    fprintf(out, "  collateral (ended with it):");
-    for (int i = 0; i < job->local_workers; i++) {
-        if (&job->workers[i] != first) {
-            fprintf(out, " %d", job->workers[i].rank);
+    return worker != first;
+}
+
+static bool was_killed_too(const nd_launched *worker, const nd_launched *first)
+{
+    return worker->killed == first->killed;
+}
+
+/* " 0-65 67-199" */
+static void print_ranks(FILE *out, const nd_job *job, rank_filter wanted, const nd_launched *first)
+{
+    for (int begin = 0; begin < job->local_workers; begin++) {
+        int end = begin;
+        while (end < job->local_workers && wanted(&job->workers[end], first)) {
+            end++;
+        }
+        if (end > begin) {
+            fprintf(out, end - begin > 1 ? " %d-%d" : " %d", job->workers[begin].rank,
+                    job->workers[end - 1].rank);
+            begin = end - 1;
         }
     }
     fprintf(out, "\n");
+}
+
+/* Other sentences than the first one's; of a lost peer the first one's tells more. */
+static void print_other_sentences(FILE *out, const nd_job *job, const nd_launched *first)
+{
+    const nd_failure_slot *told = &job->failures.slots[first->local_rank];
+    int left = OTHERS_MAX;
+    for (int i = 0; i < job->local_workers && left > 0; i++) {
+        const nd_launched *w = &job->workers[i];
+        const nd_failure_slot *record = &job->failures.slots[w->local_rank];
+        if (w == first || atomic_load(&record->time_ns) == 0 || record->status == ND_ERR_IO ||
+            record->status == ND_ERR_PREEMPTED ||
+            (atomic_load(&told->time_ns) != 0 && strcmp(record->message, told->message) == 0)) {
+            continue;
+        }
+        fprintf(out, "  rank %d said: %s\n", w->rank, record->message);
+        told = record;
+        left--;
+    }
+}
+
+/* Workers that did not end when they were asked to have not failed: we ended them. */
+static void print_killed(FILE *out, const nd_job *job, const nd_launched *first)
+{
+    if (first->killed == ND_KILLED_INTERRUPT) {
+        fprintf(out, "\nndlaunch: ended by ndlaunch at the second interrupt, ranks");
+    } else {
+        fprintf(out,
+                "\nndlaunch: ended by ndlaunch: launch.grace_seconds (%g) were over; raise it if "
+                "saving needs longer; ranks",
+                job->config->launch.grace_seconds);
+    }
+    print_ranks(out, job, was_killed_too, first);
+    fprintf(out, "  rank %d:", first->rank);
+    print_place(out, job, first);
 }
 
 int nd_job_report(const nd_job *job, FILE *out)
@@ -83,6 +145,10 @@ int nd_job_report(const nd_job *job, FILE *out)
     int code = first->signal ? 128 + first->signal : (int)first->exit_code;
     if (code == ND_ERR_PREEMPTED) {
         fprintf(out, "ndlaunch: the job was stopped at a step boundary\n");
+        return code;
+    }
+    if (first->killed) {
+        print_killed(out, job, first);
         return code;
     }
     fprintf(out, "\nndlaunch: rank %d failed first (host %s%s%s, pid %d, device %s): ", first->rank,
@@ -99,8 +165,10 @@ int nd_job_report(const nd_job *job, FILE *out)
     } else if (first->tail_count > 0) {
         print_tail(out, first);
     }
+    print_other_sentences(out, job, first);
     if (job->local_workers > 1) {
-        print_collateral(out, job, first);
+        fprintf(out, "  collateral (ended with it):");
+        print_ranks(out, job, is_other, first);
     }
     return code;
 }

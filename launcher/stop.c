@@ -17,6 +17,15 @@ void nd_job_signal(nd_job *job, int number)
     }
 }
 
+void nd_job_kill(nd_job *job, nd_killed why)
+{
+    for (int i = 0; i < job->local_workers; i++) {
+        nd_launched *w = &job->workers[i];
+        w->killed = w->running && !w->stopped ? why : w->killed;
+    }
+    nd_job_signal(job, SIGKILL);
+}
+
 static void on_kill_timer(uv_timer_t *timer)
 {
     nd_job *job = timer->data;
@@ -25,7 +34,7 @@ static void on_kill_timer(uv_timer_t *timer)
         return;
     }
     nd_log_warning("ndlaunch: %d workers did not end in time and are killed", job->running);
-    nd_job_signal(job, SIGKILL);
+    nd_job_kill(job, ND_KILLED_GRACE);
 }
 
 /* A first failure: the others are told to end, and killed soon after. */

@@ -199,8 +199,9 @@ static void end_failed(nd_worker *worker, nd_status status, const char *message)
     if (pmix && worker->identity.world_size > 1) {
         wait_for_speaker(worker, status);
     }
+    nd_failure_report(&worker->identity, status,
+                      message); /* first: ndlaunch knows the line by it */
     nd_log_error("%s", message);
-    nd_failure_report(&worker->identity, status, message);
     if (pmix) {
         nd_pmix_abort(pmix, (int)status, message);
         sleep(worker->identity.world_size > 1 ? KILLED_SECONDS : 0);
@@ -213,8 +214,8 @@ int nd_worker_close(nd_worker *worker, nd_status status, const char *message)
     if (failed) {
         end_failed(worker, status, message);
     } else if (message) {
-        nd_log_error("%s", message);
         nd_failure_report(&worker->identity, status, message);
+        nd_log_error("%s", message);
     }
     nd_groups_destroy(&worker->rank.groups);
     nd_transport_close(worker->transport);

@@ -35,7 +35,7 @@ Test(failures, the_first_failing_workers_code_is_the_jobs)
     cr_assert_eq(launched_wait(&l, 30), 7, "%s", launched_read(&l));
     assert_says(&l, "rank 2 failed first (host ");
     assert_says(&l, "last words");
-    assert_says(&l, "collateral (ended with it): 0 1");
+    assert_says(&l, "collateral (ended with it): 0-1\n");
 }
 
 Test(failures, the_screen_holds_the_workers_own_sentence)
@@ -46,6 +46,28 @@ Test(failures, the_screen_holds_the_workers_own_sentence)
     assert_says(&l, "rank 1 failed first");
     assert_says(&l, "exit code 65 (data)");
     assert_says(&l, "it said: the test file is damaged");
+}
+
+/* Whole lines of other ranks, and the bytes of rank 0: its own sentence is on the screen, the others are where they were. */
+Test(failures, a_sentence_is_said_once)
+{
+    static const char *const ranks[] = {"0", "1"};
+    for (int i = 0; i < 2; i++) {
+        launched l;
+        start_test_worker(&l, "fail", ranks[i], 2);
+        cr_assert_eq(launched_wait(&l, 30), 65, "%s", launched_read(&l));
+        cr_assert_eq(launched_count(&l, "the test file is damaged"), 1, "rank %d: %s", i, l.text);
+        cr_assert_eq(launched_count(&l, "a line before\n"), 1, "rank %d: %s", i, l.text);
+        cr_assert_eq(launched_count(&l, "a line after\n"), 1, "rank %d: %s", i, l.text);
+    }
+}
+
+Test(failures, ranks_that_ended_with_it_are_ranges)
+{
+    launched l;
+    start_test_worker(&l, "exit 7", "3", 8);
+    cr_assert_eq(launched_wait(&l, 30), 7, "%s", launched_read(&l));
+    assert_says(&l, "collateral (ended with it): 0-2 4-7\n");
 }
 
 Test(failures, a_killed_worker_is_named_with_its_signal)

@@ -115,6 +115,9 @@ Test(signals, workers_that_do_not_end_are_killed_after_the_grace_time)
     launched_worker(&l, 1);
     kill(l.pid, SIGTERM);
     cr_assert_eq(launched_wait(&l, 30), 128 + SIGKILL, "%s", launched_read(&l));
+    assert_says(&l, "ended by ndlaunch: launch.grace_seconds (0.3) were over; raise it if saving "
+                    "needs longer; ranks 0-1\n");
+    cr_assert_null(strstr(l.text, "failed first"), "%s", l.text);
     cr_assert(launched_gone(first, 0.5));
 }
 
@@ -130,4 +133,5 @@ Test(signals, a_second_interrupt_kills)
     launched_until(&l, "Interrupt forwarded", 1, 20);
     kill(l.pid, SIGINT);
     cr_assert_eq(launched_wait(&l, 20), 128 + SIGKILL, "%s", launched_read(&l));
+    assert_says(&l, "ended by ndlaunch at the second interrupt, ranks 0-1\n");
 }

@@ -71,8 +71,8 @@ static int act(const nd_identity *id, const char *what, int chosen)
         signal(SIGTERM, SIG_IGN);
     } else if (id->rank == chosen && strcmp(what, "fail") == 0) {
         nd_fail(ND_ERR_DATA, "the test file is damaged");
-        fprintf(stderr, "error: the test file is damaged\n");
         nd_failure_report(id, ND_ERR_DATA, nd_error_last()->message);
+        fprintf(stderr, "a line before\nerror: the test file is damaged\na line after\n");
         return ND_ERR_DATA;
     } else if (id->rank == chosen && strcmp(what, "exit 7") == 0) {
         fprintf(stderr, "last words\n");
