@@ -31,7 +31,8 @@ static void on_left(void *context, nd_peer *peer, nd_wire_role role, int index, 
 {
     nd_hosting *hosting = context;
     void (*lost)(void *, const char *) = atomic_load(&hosting->lost);
-    if (role == ND_WIRE_WORKER && index != 0 && !clean && lost && atomic_load(&hosting->leave_by) == 0) {
+    if (role == ND_WIRE_WORKER && index != 0 && !clean && lost &&
+        atomic_load(&hosting->leave_by) == 0) {
         lost(hosting->context, nd_peer_name(peer));
     }
 }
