@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/gpu.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "runtime/device/cuda.h"
+#include "runtime/device/gpu_choice.h"
 
 nd_status nd_gpu_is_wanted(const nd_config *config, bool *out)
 {
@@ -24,49 +24,30 @@ nd_status nd_gpu_is_wanted(const nd_config *config, bool *out)
     return ND_OK;
 }
 
-/* The GPU of a local rank, -1 when the list is too short. The list was checked with the configuration. */
-static int gpu_of(const nd_config *config, int local_rank)
-{
-    const char *p = config->launch.gpu_ids;
-    if (strcmp(p, "all") == 0) {
-        return local_rank;
-    }
-    for (int i = 0; i < local_rank; i++) {
-        p = strchr(p, ',');
-        if (!p) {
-            return -1;
-        }
-        p++;
-    }
-    return atoi(p);
-}
-
 nd_status nd_gpu_check(const nd_config *config, int local_workers)
 {
-    int count = 0;
-    ND_TRY(nd_cuda_count(&count));
-    for (int r = 0; r < local_workers; r++) {
-        int gpu = gpu_of(config, r);
-        if (gpu < 0 || gpu >= count) {
-            return nd_fail(
-                ND_ERR_CONFIG,
-                "%d worker%s of this host need a GPU each; launch.gpu_ids is '%.60s' and "
-                "%d %s visible; use fewer workers, or --device cpu",
-                local_workers, local_workers == 1 ? "" : "s", config->launch.gpu_ids, count,
-                count == 1 ? "is" : "are");
-        }
+    nd_gpu_request request = {
+        .gpu_ids = config->launch.gpu_ids, .local_workers = local_workers, .launched = true};
+    int ordinal;
+    ND_TRY(nd_cuda_count(&request.visible));
+    for (; request.local_rank < local_workers; request.local_rank++) {
+        ND_TRY(nd_gpu_choose(&request, &ordinal));
     }
     return ND_OK;
 }
 
-nd_status nd_gpu_open(const nd_config *config, int local_rank, int local_workers,
-                      nd_device **device, const nd_ops **ops)
+nd_status nd_gpu_open(const nd_config *config, const nd_identity *identity, nd_device **device,
+                      const nd_ops **ops)
 {
     nd_device *gpu = NULL;
-    ND_TRY(nd_gpu_check(config, local_workers));
-    nd_cuda_options options = {.ordinal = gpu_of(config, local_rank),
-                               .local_workers = local_workers,
-                               .fp8 = config->train.precision == ND_PRECISION_FP8};
+    nd_gpu_request request = {.gpu_ids = config->launch.gpu_ids,
+                              .local_rank = identity->local_rank,
+                              .local_workers = identity->local_world_size,
+                              .launched = identity->source == ND_IDENTITY_NDLAUNCH};
+    nd_cuda_options options = {.fp8 = config->train.precision == ND_PRECISION_FP8};
+    ND_TRY(nd_cuda_count(&request.visible));
+    ND_TRY(nd_gpu_choose(&request, &options.ordinal));
+    options.local_workers = request.visible < request.local_workers ? 1 : request.local_workers;
     ND_TRY(nd_device_open_cuda(&options, &gpu));
     nd_status status = nd_ops_cuda(gpu, config->train.deterministic, ops);
     if (status != ND_OK) {
@@ -74,5 +55,15 @@ nd_status nd_gpu_open(const nd_config *config, int local_rank, int local_workers
         return status;
     }
     *device = gpu;
+    return ND_OK;
+}
+
+nd_status nd_gpu_id(nd_device *device, char out[ND_CUDA_ID_MAX])
+{
+    nd_cuda_info info = {0};
+    if (device->kind == ND_DEVICE_CUDA) {
+        ND_TRY(nd_cuda_info_of(device, &info));
+    }
+    memcpy(out, info.id, ND_CUDA_ID_MAX);
     return ND_OK;
 }

@@ -4,6 +4,8 @@
 /* Which device a worker computes on, and its GPU where it is one. */
 #include "kernels/ops.h"
 #include "runtime/config/config.h"
+#include "runtime/device/cuda.h"
+#include "runtime/rdzv/identity.h"
 
 /*
  * launch.device resolved: cuda when it is asked for, or auto and a GPU is visible. ND_ERR_CONFIG with the reason when cuda
@@ -12,7 +14,10 @@
 nd_status nd_gpu_is_wanted(const nd_config *config, bool *out);
 /* ND_ERR_CONFIG unless `local_workers` of this host find a GPU each (launch.gpu_ids). */
 nd_status nd_gpu_check(const nd_config *config, int local_workers);
-nd_status nd_gpu_open(const nd_config *config, int local_rank, int local_workers,
-                      nd_device **device, const nd_ops **ops);
+/* The GPU that this worker takes (runtime/device/gpu_choice.h). */
+nd_status nd_gpu_open(const nd_config *config, const nd_identity *identity, nd_device **device,
+                      const nd_ops **ops);
+/* Names the hardware among all of the host, "" on the CPU or where the driver does not say. */
+nd_status nd_gpu_id(nd_device *device, char out[ND_CUDA_ID_MAX]);
 
 #endif

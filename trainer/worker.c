@@ -30,7 +30,7 @@ nd_status nd_worker_open_device(const nd_config *config, int local_rank, int loc
                              met ? worker->peers.sharers : local_workers,
                              (int)config->launch.threads_per_worker, &worker->affinity));
     if (gpu) {
-        return nd_gpu_open(config, local_rank, local_workers, &worker->device, &worker->rank.ops);
+        return nd_gpu_open(config, &worker->identity, &worker->device, &worker->rank.ops);
     }
     ND_TRY(nd_device_open_cpu(worker->affinity.threads, &worker->device));
     return nd_ops_cpu(worker->device, &worker->rank.ops);
@@ -59,6 +59,12 @@ static nd_status store_exchange(void *context, const void *send, void *recv, siz
     return nd_store_exchange(context, "communicator addresses", send, recv, bytes);
 }
 
+/* Without ndlaunch each worker has a page of its own, which says nothing about others. */
+static const nd_progress *shared_page(const nd_worker *worker)
+{
+    return worker->identity.progress_fd >= 0 ? &worker->progress : NULL;
+}
+
 static nd_status open_nccl(nd_worker *worker, const nd_config *config, nd_progress_slot *slot)
 {
     nd_nccl_options options = {
@@ -66,7 +72,7 @@ static nd_status open_nccl(nd_worker *worker, const nd_config *config, nd_progre
         .size = worker->identity.world_size,
         .timeout_seconds = config->launch.comm_timeout_seconds,
         .progress = slot,
-        .page = &worker->progress,
+        .page = shared_page(worker),
         .slot_of_rank = slot_of_rank,
         .slot_context = &worker->identity,
         .exchange = store_exchange,
@@ -90,8 +96,7 @@ static nd_status open_transport(nd_worker *worker, const nd_config *config)
         .size = worker->identity.world_size,
         .timeout_seconds = config->launch.comm_timeout_seconds,
         .progress = slot,
-        .page =
-            worker->identity.progress_fd >= 0 ? &worker->progress : NULL, /* else a private one */
+        .page = shared_page(worker),
         .slot_of_rank = slot_of_rank,
         .slot_context = &worker->identity,
         .exchange = store_exchange,
@@ -164,10 +169,12 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_ll
 {
     nd_identity *id = &worker->identity;
     nd_rank *rank = &worker->rank;
+    char gpu[ND_CUDA_ID_MAX];
     ND_TRY(nd_worker_open_device(config, id->local_rank, id->local_world_size, worker));
     nd_failure_set_device(id, worker->device->table->name);
+    ND_TRY(nd_gpu_id(worker->device, gpu));
     ND_TRY(nd_peers_compare_devices(worker->store, id, &worker->peers, worker->device->table->name,
-                                    ""));
+                                    gpu));
     ND_TRY(open_transport(worker, config));
     rank->rank = id->rank;
     rank->world_size = id->world_size;

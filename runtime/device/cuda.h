@@ -16,11 +16,15 @@ typedef struct nd_cuda_options {
     bool fp8;          /* compute capability 8.9 or newer */
 } nd_cuda_options;
 
+enum { ND_CUDA_ID_MAX = 48 };
+
 typedef struct nd_cuda_info {
     int major, minor;               /* compute capability */
     int processors;                 /* streaming multiprocessors */
     int driver, runtime;            /* CUDA versions, 13000 is 13.0 */
     size_t total_bytes, free_bytes; /* device memory; free at the time of the call */
+    char id
+        [ND_CUDA_ID_MAX]; /* "GPU-..." as nvidia-smi -L names it; "" where the driver does not say */
 } nd_cuda_info;
 
 /* Visible GPUs. ND_ERR_CONFIG with the reason (no CUDA in this program, no driver, an older driver, no GPU) when none. */

@@ -309,6 +309,19 @@ nd_status nd_device_open_cuda(const nd_cuda_options *options, nd_device **out)
     return ND_OK;
 }
 
+static void format_id(const struct cudaDeviceProp *gpu, char out[ND_CUDA_ID_MAX])
+{
+    const unsigned char *u = (const unsigned char *)gpu->uuid.bytes;
+    bool known = false;
+    int used = snprintf(out, ND_CUDA_ID_MAX, "GPU-");
+    for (int i = 0; i < 16; i++) {
+        known |= u[i] != 0;
+        used += snprintf(out + used, ND_CUDA_ID_MAX - (size_t)used, "%02x%s", u[i],
+                         i == 3 || i == 5 || i == 7 || i == 9 ? "-" : "");
+    }
+    out[0] = known ? out[0] : '\0';
+}
+
 nd_status nd_cuda_info_of(nd_device *device, nd_cuda_info *out)
 {
     struct cudaDeviceProp gpu;
@@ -321,6 +334,7 @@ nd_status nd_cuda_info_of(nd_device *device, nd_cuda_info *out)
     info.major = gpu.major;
     info.minor = gpu.minor;
     info.processors = gpu.multiProcessorCount;
+    format_id(&gpu, info.id);
     *out = info;
     return ND_OK;
 }
