@@ -8,7 +8,7 @@
 
 /*
  * Fills the error record from a CUDA error: the call, the error's name and text, the device, and the last ops enqueued on
- * it. Returns ND_ERR_INTERNAL, or ND_ERR_CONFIG when there is no memory. `device` may be NULL.
+ * it. Returns ND_ERR_INTERNAL, or ND_ERR_RESOURCE when there is no memory. `device` may be NULL.
  */
 nd_status nd_cuda_failed(const nd_device *device, cudaError_t error, const char *call);
 
