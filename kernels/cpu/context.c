@@ -81,5 +81,8 @@ nd_cpu_context *nd_cpu_context_of(nd_stream *stream)
 const char *nd_ops_machine(const nd_device *device)
 {
     const nd_cpu_context *context = device->native;
+    if (device->kind != ND_DEVICE_CPU) {
+        return device->name; /* what is kept for it is another backend's */
+    }
     return context ? nd_cpu_isa_name(context->isa) : "unknown";
 }

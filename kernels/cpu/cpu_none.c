@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The CPU backend's functions in a program that was built without it. */
+#include "kernels/ops.h"
+
+nd_status nd_ops_cpu(nd_device *device, const nd_ops **out)
+{
+    return nd_fail(ND_ERR_CONFIG,
+                   "this program was built without the CPU backend (oneDNN and OpenMP were missing "
+                   "or disabled); use --device cuda, or build again where they are");
+}
+
+const char *nd_ops_machine(const nd_device *device)
+{
+    return device->name;
+}
+
+const char *nd_ops_library_version(void)
+{
+    return "none";
+}
+
+const char *nd_ops_openmp_version(void)
+{
+    return "none";
+}
