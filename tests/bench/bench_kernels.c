@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * nd_bench_kernels: the bandwidth of each CUDA kernel beside that of a copy in the same call, at the shapes of Llama-3.1-8B.
+ *   --tokens N (8192)   rows of the activations; a quarter of them is the chunk of logits
+ *   --repeats N (20)    timed launches of each, of which the median counts
+ * Bytes are those that a kernel must move at least: each operand once. Before each timed launch the L2 cache is written
+ * over. The last line is JSON: copy_gbps, and for each kernel its microseconds, GB/s and share of the copy.
+ */
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/kernels.h"
+#include "runtime/device/cuda.h"
+#include "runtime/device/cuda_check.h"
+
+enum { C = 4096, F = 14336, H = 32, D = 128, V = 128256, REPEATS_MAX = 201, L2 = 256 << 20 };
+
+typedef struct bench {
+    nd_device *device;
+    nd_stream stream;
+    cudaStream_t queue;
+    cudaEvent_t begin, end;
+    int64_t n, chunk; /* tokens, rows of logits */
+    int repeats;
+    char *arena, *flush;
+    size_t bytes, used;
+    nd_tensor x, y, z, w, weight, rstd, dweight; /* (n, C) x 4, (C), (n), (C) */
+    nd_tensor gate, up, out;                     /* (n, F) */
+    nd_tensor logits, stat[3], labels, ids,
+        table;                            /* (chunk, V), (chunk) x 3, (chunk), (n), (V, C) */
+    nd_tensor wide, delta, dtable;        /* F32 (n, C), (n H), (V, C) */
+    nd_tensor codes, transposed, codes_f; /* (n, C), (C, n), (n, F) */
+    float *state[4], *amax, *scale, *per_row, *cosines, *sines;
+    double *sum;
+    void *scratch;
+    int64_t parameters; /* of the optimizer's shard */
+    int64_t distinct;   /* ids */
+    nd_attention attention;
+} bench;
+
+typedef struct kernel_case {
+    const char *name;
+    double bytes;
+    int (*run)(bench *b);
+} kernel_case;
+
+/* ---- memory ---- */
+
+static void *take(bench *b, int64_t bytes)
+{
+    void *p = b->arena ? b->arena + b->used : NULL;
+    b->used += ((size_t)bytes + 255) / 256 * 256;
+    return p;
+}
+
+static nd_tensor take_2d(bench *b, nd_dtype dtype, int64_t n0, int64_t n1)
+{
+    return nd_tensor_2d(take(b, n0 * n1 * (int64_t)nd_dtype_size(dtype)), dtype, n0, n1);
+}
+
+static nd_tensor take_1d(bench *b, nd_dtype dtype, int64_t n0)
+{
+    return nd_tensor_1d(take(b, n0 * (int64_t)nd_dtype_size(dtype)), dtype, n0);
+}
+
+/* Once without an arena for its size, once with it. */
+static void lay_out(bench *b)
+{
+    const nd_dtype act = ND_DTYPE_BF16, f32 = ND_DTYPE_F32;
+    nd_tensor *const hidden[] = {&b->x, &b->y, &b->z, &b->w}, *const ffn[] = {&b->gate, &b->up,
+                                                                              &b->out};
+    b->used = 0;
+    for (int i = 0; i < 4; i++) {
+        *hidden[i] = take_2d(b, act, b->n, C);
+        b->state[i] = take(b, b->parameters * 4);
+    }
+    for (int i = 0; i < 3; i++) {
+        *ffn[i] = take_2d(b, act, b->n, F);
+        b->stat[i] = take_1d(b, f32, b->chunk);
+    }
+    b->weight = take_1d(b, act, C);
+    b->rstd = take_1d(b, f32, b->n);
+    b->dweight = take_1d(b, f32, C);
+    b->logits = take_2d(b, act, b->chunk, V);
+    b->labels = take_1d(b, ND_DTYPE_I32, b->chunk);
+    b->ids = take_1d(b, ND_DTYPE_I32, b->n);
+    b->table = take_2d(b, act, V, C);
+    b->wide = take_2d(b, f32, b->n, C);
+    b->delta = take_1d(b, f32, b->n * H);
+    b->dtable = take_2d(b, f32, V, C);
+    b->codes = take_2d(b, ND_DTYPE_F8_E4M3, b->n, C);
+    b->transposed = take_2d(b, ND_DTYPE_F8_E4M3, C, b->n);
+    b->codes_f = take_2d(b, ND_DTYPE_F8_E4M3, b->n, F);
+    b->amax = take(b, 4);
+    b->scale = take(b, 8);
+    b->per_row = take(b, (b->n > C ? b->n : C) * 4);
+    b->cosines = take(b, b->n * D * 2);
+    b->sines = take(b, b->n * D * 2);
+    b->sum = take(b, 8);
+    b->scratch = take(b, ND_CUDA_SCRATCH);
+    b->flush = take(b, L2);
+}
+
+/* Draws of deviation 1 in the BF16 tensor t. */
+static int randomize(bench *b, nd_tensor t, uint64_t seed)
+{
+    int64_t count = nd_tensor_count(t), part = nd_tensor_count(b->wide);
+    for (int64_t at = 0; at < count; at += part) {
+        int64_t now = count - at < part ? count - at : part;
+        nd_tensor to = nd_tensor_1d((nd_bf16 *)t.data + at, t.dtype, now);
+        nd_tensor from = nd_tensor_1d(b->wide.data, ND_DTYPE_F32, now);
+        int error = nd_cuda_random_normal(b->queue, b->wide.data, now, 1.0f, seed, 0, (uint64_t)at);
+        error = error ? error : nd_cuda_cast(b->queue, to, from);
+        if (error) {
+            return error;
+        }
+    }
+    return 0;
+}
+
+static nd_status fill(bench *b)
+{
+    nd_tensor *const all[] = {&b->x,    &b->y,  &b->z,   &b->w,     &b->weight,
+                              &b->gate, &b->up, &b->out, &b->logits};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        ND_CUDA(b->device, (cudaError_t)randomize(b, *all[i], i));
+    }
+    float one[2] = {1.0f, 1.0f};
+    int32_t *ids = NULL;
+    ND_TRY(ND_ALLOC(b->n, &ids));
+    for (int64_t i = 0; i < b->n; i++) { /* a power law, as words have */
+        int64_t rank = i * 7919 % b->n;  /* each number below n once, 7919 being odd and prime */
+        ids[i] = (int32_t)(V / (1 + rank) % V);
+        b->distinct += rank == 0 || V / (1 + rank) != V / rank;
+    }
+    nd_status status = nd_copy(&b->stream, b->ids.data, ids, (size_t)b->n * 4);
+    if (status == ND_OK) {
+        status = nd_copy(&b->stream, b->labels.data, ids, (size_t)b->chunk * 4);
+    }
+    if (status == ND_OK) {
+        status = nd_copy(&b->stream, b->scale, one, sizeof one);
+    }
+    if (status == ND_OK) {
+        status = nd_stream_sync(&b->stream);
+    }
+    free(ids);
+    return status;
+}
+
+/* ---- cases ---- */
+
+static int copy(bench *b)
+{
+    size_t half = (size_t)b->parameters * 4;
+    return (int)cudaMemcpyAsync(b->state[1], b->state[0], half, cudaMemcpyDefault, b->queue);
+}
+
+static int norm_forward(bench *b)
+{
+    return nd_cuda_rmsnorm_fwd(b->queue, b->y, b->z, b->rstd, b->x, b->w, b->weight, 1e-5f, NULL);
+}
+
+static int norm_forward_fused(bench *b)
+{
+    nd_cuda_fuse fuse = {.amax = b->amax, .codes = b->codes, .scale = b->scale};
+    nd_tensor none = {0};
+    return nd_cuda_rmsnorm_fwd(b->queue, none, b->z, b->rstd, b->x, b->w, b->weight, 1e-5f, &fuse);
+}
+
+static int norm_backward(bench *b)
+{
+    return nd_cuda_rmsnorm_bwd(b->queue, b->y, b->dweight, b->w, b->z, b->x, b->weight, b->rstd,
+                               b->scratch);
+}
+
+static int rope(bench *b)
+{
+    nd_tensor x = nd_tensor_3d(b->x.data, ND_DTYPE_BF16, b->n, H, D);
+    nd_rope_view table = {b->cosines, b->sines, b->n};
+    nd_tensor first = nd_tensor_1d(b->per_row, ND_DTYPE_I32, b->n); /* zeros: position 0 */
+    int error = (int)cudaMemsetAsync(b->per_row, 0, (size_t)b->n * 4, b->queue);
+    return error ? error : nd_cuda_rope(b->queue, x, x, first, table, false);
+}
+
+static int swiglu_forward(bench *b)
+{
+    return nd_cuda_swiglu_fwd(b->queue, b->out, b->gate, b->up, NULL);
+}
+
+static int swiglu_forward_fused(bench *b)
+{
+    nd_cuda_fuse fuse = {.amax = b->amax, .codes = b->codes_f, .scale = b->scale};
+    nd_tensor none = {0};
+    return nd_cuda_swiglu_fwd(b->queue, none, b->gate, b->up, &fuse);
+}
+
+static int swiglu_backward(bench *b)
+{
+    return nd_cuda_swiglu_bwd(b->queue, b->gate, b->up, b->out, b->gate, b->up, NULL, NULL);
+}
+
+static int ce_stats(bench *b)
+{
+    return nd_cuda_ce_stats(b->queue, b->stat[0], b->stat[1], b->stat[2], b->logits, b->labels, 0,
+                            V);
+}
+
+static int ce_backward(bench *b)
+{
+    return nd_cuda_ce_bwd(b->queue, b->logits, b->stat[0], b->stat[1], b->labels, 0, V, 1.0f);
+}
+
+static int add(bench *b)
+{
+    return nd_cuda_add(b->queue, b->y, b->x, b->w);
+}
+
+static int accumulate(bench *b)
+{
+    return nd_cuda_accumulate(b->queue, b->wide, b->x);
+}
+
+static int cast(bench *b)
+{
+    return nd_cuda_cast(b->queue, b->y, b->wide);
+}
+
+static int sum_squares(bench *b)
+{
+    return nd_cuda_sum_squares(b->queue, b->sum, b->state[0], b->parameters, b->scratch);
+}
+
+static int adamw(bench *b)
+{
+    static const nd_adamw o = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0.1f, 0.05f};
+    nd_flat_range all = {0, b->parameters, true};
+    return nd_cuda_adamw(b->queue, &o, b->state[0], b->state[1], b->state[2], b->state[3], NULL,
+                         &all, 1);
+}
+
+static int amax(bench *b)
+{
+    return nd_cuda_amax(b->queue, b->amax, b->x, ND_PER_TENSOR, true);
+}
+
+static int amax_rows(bench *b)
+{
+    return nd_cuda_amax(b->queue, b->per_row, b->x, ND_PER_ROW, true);
+}
+
+static int amax_columns(bench *b)
+{
+    return nd_cuda_amax(b->queue, b->per_row, b->x, ND_PER_COLUMN, true);
+}
+
+static int fp8_cast(bench *b)
+{
+    nd_fp8 to = {.codes = b->codes, .scale = b->scale, .inverse = b->scale + 1};
+    return nd_cuda_fp8_cast(b->queue, to, NULL, b->x);
+}
+
+static int fp8_cast_both(bench *b)
+{
+    nd_fp8 to = {b->codes, b->transposed, b->scale, b->scale + 1, ND_PER_TENSOR};
+    return nd_cuda_fp8_cast(b->queue, to, b->amax, b->x);
+}
+
+static int fp8_transpose(bench *b)
+{
+    return nd_cuda_fp8_transpose(b->queue, b->transposed, b->codes);
+}
+
+static int embedding_forward(bench *b)
+{
+    return nd_cuda_embedding_fwd(b->queue, b->y, b->ids, b->table, 0);
+}
+
+static int embedding_backward(bench *b)
+{
+    return nd_cuda_embedding_bwd(b->queue, b->dtable, b->ids, b->x, 0, b->scratch);
+}
+
+static int lse_merge(bench *b)
+{
+    nd_tensor acc = nd_tensor_4d(b->wide.data, ND_DTYPE_F32, 1, b->n, H, D);
+    nd_tensor out = nd_tensor_4d(b->x.data, ND_DTYPE_BF16, 1, b->n, H, D);
+    return nd_cuda_lse_merge(b->queue, &b->attention, acc, b->delta, out, b->delta);
+}
+
+static int attention_delta(bench *b)
+{
+    nd_tensor out = nd_tensor_4d(b->x.data, ND_DTYPE_BF16, 1, b->n, H, D);
+    nd_tensor dout = nd_tensor_4d(b->y.data, ND_DTYPE_BF16, 1, b->n, H, D);
+    return nd_cuda_attention_delta(b->queue, &b->attention, b->delta, out, dout);
+}
+
+/* ---- measuring ---- */
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Median microseconds of one launch. */
+static nd_status measure(bench *b, const kernel_case *k, double *us)
+{
+    double times[REPEATS_MAX];
+    for (int i = -2; i < b->repeats; i++) { /* the first two warm up */
+        float ms = 0.0f;
+        ND_CUDA(b->device, cudaMemsetAsync(b->flush, i & 1, L2, b->queue));
+        ND_CUDA(b->device, cudaEventRecord(b->begin, b->queue));
+        ND_CUDA(b->device, (cudaError_t)k->run(b));
+        ND_CUDA(b->device, cudaEventRecord(b->end, b->queue));
+        ND_CUDA(b->device, cudaEventSynchronize(b->end));
+        ND_CUDA(b->device, cudaEventElapsedTime(&ms, b->begin, b->end));
+        times[i < 0 ? 0 : i] = (double)ms * 1e3;
+    }
+    qsort(times, (size_t)b->repeats, sizeof *times, compare);
+    *us = times[b->repeats / 2];
+    return ND_OK;
+}
+
+static nd_status run(bench *b)
+{
+    const double c = (double)b->n * C, f = (double)b->n * F, v = (double)b->chunk * V;
+    const double p = (double)b->parameters, rows = (double)b->distinct * C;
+    const kernel_case cases[] = {
+        {"copy", 8 * p, copy},
+        {"rmsnorm_fwd", 8 * c, norm_forward},
+        {"rmsnorm_fwd, FP8", 7 * c, norm_forward_fused},
+        {"rmsnorm_bwd", 8 * c, norm_backward},
+        {"rope", 4 * c, rope},
+        {"swiglu_fwd", 6 * f, swiglu_forward},
+        {"swiglu_fwd, FP8", 5 * f, swiglu_forward_fused},
+        {"swiglu_bwd", 10 * f, swiglu_backward},
+        {"ce_stats", 2 * v, ce_stats},
+        {"ce_bwd", 4 * v, ce_backward},
+        {"add", 6 * c, add},
+        {"accumulate", 10 * c, accumulate},
+        {"cast to bf16", 6 * c, cast},
+        {"sum_squares", 4 * p, sum_squares},
+        {"adamw", 28 * p, adamw},
+        {"amax", 2 * c, amax},
+        {"amax of rows", 2 * c, amax_rows},
+        {"amax of columns", 2 * c, amax_columns},
+        {"fp8_cast", 3 * c, fp8_cast},
+        {"fp8_cast, both, amax", 4 * c, fp8_cast_both},
+        {"fp8_transpose", 2 * c, fp8_transpose},
+        {"embedding_fwd", 2 * c + 2 * rows, embedding_forward},
+        {"embedding_bwd", 2 * c + 8 * rows, embedding_backward},
+        {"lse_merge", 10 * c, lse_merge},
+        {"attention_delta", 4 * c, attention_delta},
+    };
+    double copy_gbps = 0.0, us[sizeof cases / sizeof *cases];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ND_TRY(measure(b, &cases[i], &us[i]));
+        double gbps = cases[i].bytes / us[i] * 1e-3;
+        copy_gbps = i == 0 ? gbps : copy_gbps;
+        printf("%-22s %9.1f MB %9.1f us %8.1f GB/s %6.1f %% of copy\n", cases[i].name,
+               cases[i].bytes * 1e-6, us[i], gbps, 100.0 * gbps / copy_gbps);
+    }
+    printf("{\"device\": \"%s\", \"tokens\": %lld, \"copy_gbps\": %.1f, \"kernels\": {",
+           b->device->name, (long long)b->n, copy_gbps);
+    for (size_t i = 1; i < sizeof cases / sizeof *cases; i++) {
+        double gbps = cases[i].bytes / us[i] * 1e-3;
+        printf("%s\"%s\": {\"us\": %.1f, \"gbps\": %.1f, \"share\": %.3f}", i > 1 ? ", " : "",
+               cases[i].name, us[i], gbps, gbps / copy_gbps);
+    }
+    printf("}}\n");
+    return ND_OK;
+}
+
+static nd_status open_and_run(bench *b)
+{
+    nd_cuda_options options = {.local_workers = 1};
+    ND_TRY(nd_device_open_cuda(&options, &b->device));
+    ND_TRY(b->device->table->stream_init(b->device, &b->stream));
+    b->queue = nd_cuda_stream(&b->stream);
+    ND_CUDA(b->device, cudaEventCreate(&b->begin));
+    ND_CUDA(b->device, cudaEventCreate(&b->end));
+    lay_out(b);
+    b->bytes = b->used;
+    void *arena = NULL;
+    ND_TRY(nd_device_alloc(b->device, b->bytes, &arena));
+    b->arena = arena;
+    lay_out(b);
+    nd_status status = fill(b);
+    if (status == ND_OK) {
+        status = run(b);
+    }
+    nd_device_free(b->device, b->arena, b->bytes);
+    cudaEventDestroy(b->begin);
+    cudaEventDestroy(b->end);
+    b->device->table->stream_fini(&b->stream);
+    nd_device_close(b->device);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    static bench b = {.n = 8192, .repeats = 20};
+    for (int i = 1; i < argc; i++) {
+        bool tokens = strcmp(argv[i], "--tokens") == 0, repeats = strcmp(argv[i], "--repeats") == 0;
+        long value = i + 1 < argc ? strtol(argv[i + 1], NULL, 10) : 0;
+        if (tokens && value >= 16 && value % 16 == 0) {
+            b.n = value;
+        } else if (repeats && value >= 1 && value < REPEATS_MAX) {
+            b.repeats = (int)value;
+        } else {
+            fprintf(stderr,
+                    "usage: nd_bench_kernels [--tokens N, a multiple of 16] [--repeats 1..%d]\n",
+                    REPEATS_MAX - 1);
+            return ND_ERR_CONFIG;
+        }
+        i++;
+    }
+    b.chunk = b.n / 4;
+    b.parameters = b.n * F; /* 117 M at 8,192 tokens: half a decoder layer */
+    b.attention = (nd_attention){1, b.n, b.n, H, H, D, 0, 1.0f};
+    nd_status status = open_and_run(&b);
+    if (status != ND_OK) {
+        fprintf(stderr, "nd_bench_kernels: %s\n", nd_error_last()->message);
+    }
+    return status;
+}
