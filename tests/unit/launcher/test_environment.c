@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "launcher/environment.h"
+#include "tests/support/tempdir.h"
+
+/* The value of the only variable of this name, NULL without one. */
+static const char *value_of(char **env, const char *name)
+{
+    const char *found = NULL;
+    size_t length = strlen(name);
+    for (; *env; env++) {
+        if (strncmp(*env, name, length) == 0 && (*env)[length] == '=') {
+            cr_assert_null(found, "%s is there twice", name);
+            found = *env + length + 1;
+        }
+    }
+    return found;
+}
+
+Test(environment, ours_stands_over_what_is_inherited)
+{
+    const nd_variable own[] = {{"RANK", "3"}, {"ND_TEST_OWN", ""}};
+    char **env;
+    setenv("RANK", "77", 1);
+    setenv("RANKING", "kept", 1);
+    setenv("ND_TEST_OWN", "replaced", 1);
+    assert_ok(nd_environment_make(own, 2, &env));
+    cr_assert_str_eq(value_of(env, "RANK"), "3");
+    cr_assert_str_eq(value_of(env, "RANKING"), "kept");
+    cr_assert_str_eq(value_of(env, "ND_TEST_OWN"), "");
+    cr_assert_str_eq(value_of(env, "PATH"), getenv("PATH"));
+    free(env);
+}
+
+/* Who a worker is must not come from a launcher around ours, also where we say nothing. */
+Test(environment, an_outer_launchers_identity_is_left_out)
+{
+    static const char *const names[] = {"WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "ND_EPOCH",
+                                        "ND_KEY_FD",  "ND_RUN_ID",  "ND_CONFIG_FD"};
+    char **env;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        setenv(names[i], "9", 1);
+    }
+    setenv("ND_CPU_ISA", "avx2", 1);
+    setenv("CUDA_VISIBLE_DEVICES", "1,2", 1);
+    assert_ok(nd_environment_make(NULL, 0, &env));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        cr_assert_null(value_of(env, names[i]), "%s", names[i]);
+    }
+    cr_assert_str_eq(value_of(env, "ND_CPU_ISA"), "avx2");
+    cr_assert_str_eq(value_of(env, "CUDA_VISIBLE_DEVICES"), "1,2");
+    free(env);
+}

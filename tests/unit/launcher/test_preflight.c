@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The check before the start, with shell scripts as worker programs. */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "launcher/preflight.h"
+#include "runtime/base/version.h"
+#include "tests/support/tempdir.h"
+
+static tempdir dir;
+static char digests[512];
+static int exit_code;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+}
+
+static void teardown(void)
+{
+    tempdir_remove(&dir);
+}
+
+TestSuite(preflight, .init = setup, .fini = teardown, .timeout = 60);
+
+static nd_status run(const char *script, double seconds)
+{
+    char text[1024];
+    int n = snprintf(text, sizeof text, "#!/bin/sh\n%s\n", script);
+    const char *path = tempdir_write(&dir, "worker", text, (size_t)n);
+    cr_assert_eq(chmod(path, 0700), 0);
+    int config = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    nd_status status =
+        nd_preflight_run(path, config, "c.yaml", seconds, digests, sizeof digests, &exit_code);
+    close(config);
+    return status;
+}
+
+#define SAYS_VERSION "echo ndtrain " ND_VERSION "; "
+
+Test(preflight, code_and_digests_are_taken)
+{
+    assert_ok(run(SAYS_VERSION "echo digest data.path 12ab; echo noise; echo digest model.config "
+                               "77; test $1 = check && test $ND_CONFIG_NAME = c.yaml && exit 65",
+                  30));
+    cr_assert_eq(exit_code, 65);
+    cr_assert_str_eq(digests, "data.path=12ab\nmodel.config=77\n");
+    assert_ok(run(SAYS_VERSION "kill -9 $$", 30));
+    cr_assert_eq(exit_code, 128 + SIGKILL);
+}
+
+Test(preflight, a_check_that_does_not_end_is_killed_at_its_deadline)
+{
+    char script[256];
+    snprintf(script, sizeof script, SAYS_VERSION "echo $$ >%s/pid; exec sleep 50", dir.path);
+    assert_fails(run(script, 0.5), ND_ERR_HANG, "did not end within");
+    FILE *f = fopen(tempdir_file(&dir, "pid"), "r");
+    int pid = 0;
+    cr_assert(f && fscanf(f, "%d", &pid) == 1);
+    fclose(f);
+    cr_assert_eq(kill(pid, 0), -1, "it is still there");
+}
+
+Test(preflight, another_version_is_named)
+{
+    assert_fails(run("echo ndtrain 9.9.9", 30), ND_ERR_CONFIG, "ndtrain 9.9.9");
+    assert_fails(run("true", 30), ND_ERR_CONFIG, ND_VERSION);
+}
+
+/* 16 workers of two nodes: on node 0 connections of 16 workers and 2 nodes. */
+Test(preflight, open_files_that_a_node_needs)
+{
+    nd_config config = {.resolved_mesh = {{1, 1, 16, 1, 1}}};
+    struct rlimit files;
+    config.launch.nnodes = 2;
+    config.launch.log_dir = (char *)"";
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
+    files.rlim_cur = 50;
+    files.rlim_max = 16 + 2 + 3 * 8 + 64;
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
+    assert_ok(nd_preflight_check_files(&config));
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
+    cr_assert_eq(files.rlim_cur, files.rlim_max, "the soft limit is raised");
+    files.rlim_cur = --files.rlim_max;
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
+    assert_fails(nd_preflight_check_files(&config), ND_ERR_CONFIG, "needs 106 open files");
+    cr_assert_not_null(strstr(nd_error_last()->message, "hard limit is 105"));
+    config.launch.node_rank = 1;
+    assert_ok(nd_preflight_check_files(&config));
+    config.launch.log_dir = (char *)"logs";
+    assert_ok(nd_preflight_check_files(&config)); /* 5 x 8 + 64 = 104 */
+}
