@@ -77,7 +77,7 @@ static void print_groups(FILE *out, const nd_mesh *mesh, int rank)
         "which samples a rank reads",
         "weights gathered, gradients reduce-scattered",
         "loss and token counts",
-        "gradient norm",
+        "gradient norm, FP8 scales of weights",
     };
     fprintf(out, "groups of rank %d (members share all other coordinates):\n", rank);
     for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {

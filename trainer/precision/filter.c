@@ -238,7 +238,7 @@ static const char *why(nd_filter_reason reason)
 void nd_filter_each_line(const nd_filter *f, const nd_llama_shape *shape,
                          void (*line)(void *context, const char *text), void *context)
 {
-    char text[256], layers[48];
+    char text[256], name[MAX_NAME];
     for (int linear = 0; f->reasons && linear < ND_LINEARS_OF_BLOCK; linear++) {
         int64_t out, in, end;
         sizes_of(shape, linear, 1, &out, &in);
@@ -248,18 +248,19 @@ void nd_filter_each_line(const nd_filter *f, const nd_llama_shape *shape,
             while (end < f->layers && f->reasons[end * ND_LINEARS_OF_BLOCK + linear] == reason) {
                 end++;
             }
-            if (end == begin + 1) {
-                snprintf(layers, sizeof layers, "%lld", (long long)begin);
-            } else {
-                snprintf(layers, sizeof layers, "%lld-%lld", (long long)begin, (long long)end - 1);
+            int used = snprintf(name, sizeof name, "layers.%lld", (long long)begin);
+            if (end > begin + 1) {
+                used +=
+                    snprintf(name + used, sizeof name - (size_t)used, "-%lld", (long long)end - 1);
             }
-            snprintf(text, sizeof text, "  layers.%s.%-18s %6lld x %-6lld %s", layers,
-                     linears[linear].module, (long long)out, (long long)in, why(reason));
+            snprintf(name + used, sizeof name - (size_t)used, ".%s", linears[linear].module);
+            snprintf(text, sizeof text, "  %-32s %6lld x %-6lld %s", name, (long long)out,
+                     (long long)in, why(reason));
             line(context, text);
         }
     }
     if (f->reasons) {
-        snprintf(text, sizeof text, "  lm_head %6lld x %-6lld %s", (long long)shape->vocab,
+        snprintf(text, sizeof text, "  %-32s %6lld x %-6lld %s", "lm_head", (long long)shape->vocab,
                  (long long)shape->hidden, why(ND_FILTER_LAST));
         line(context, text);
     }
