@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 
 #include "runtime/base/log.h"
+#include "runtime/device/cuda.h"
 #include "trainer/ckpt/model_io.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/run_files.h"
@@ -73,9 +74,14 @@ static nd_status agree_to_stop(run_state *s)
     return ND_OK;
 }
 
-static double peak_memory(void)
+/* Of the process, or of the GPU, where everything is allocated before the first step. */
+static double peak_memory(const nd_rank *r)
 {
     struct rusage usage;
+    nd_cuda_info gpu;
+    if (r->device->kind == ND_DEVICE_CUDA && nd_cuda_info_of(r->device, &gpu) == ND_OK) {
+        return (double)(gpu.total_bytes - gpu.free_bytes);
+    }
     getrusage(RUSAGE_SELF, &usage);
     return (double)usage.ru_maxrss * 1024.0;
 }
@@ -124,7 +130,7 @@ static nd_status one_step(run_state *s)
         .tokens_seen = s->tokens_seen,
         .step_seconds = (double)(nd_clock_ns() - begin) * 1e-9,
         .data_wait_seconds = batch.wait_seconds,
-        .peak_memory_bytes = peak_memory(),
+        .peak_memory_bytes = peak_memory(r),
         .skipped = result.skipped,
     };
     nd_traffic_bytes(&r->groups, sent);

@@ -79,8 +79,10 @@ typedef struct save_job {
     nd_hf_writer *writer; /* rank 0 only */
     nd_layout **layouts;  /* [tp] */
     int tp, members;
-    int64_t piece; /* elements */
-    float *gathered;
+    int64_t piece;   /* elements */
+    float *gathered; /* (members, piece), on the host */
+    float *
+        landing; /* where they arrive: on a GPU its gradients, which nobody needs now; else the same */
 } save_job;
 
 /* Member i of the model group is (shard, tp) = (i / tp, i mod tp). */
@@ -90,8 +92,13 @@ static nd_status save_piece(save_job *job, int unit, nd_segment_kind kind, int64
     nd_rank *r = job->model->rank;
     const nd_segment *segment = &job->model->layout->units[unit].segments[kind];
     const float *own = job->model->fsdp.master + segment->shard_offset + begin;
-    ND_TRY(nd_comm_all_gather(r->groups.by_kind[ND_GROUP_MODEL], &r->stream, own, job->gathered,
+    ND_TRY(nd_comm_all_gather(r->groups.by_kind[ND_GROUP_MODEL], &r->stream, own, job->landing,
                               count, ND_DTYPE_F32, NULL));
+    if (job->landing != job->gathered && job->writer) {
+        ND_TRY(nd_copy(&r->stream, job->gathered, job->landing,
+                       (size_t)(count * job->members) * sizeof *job->landing));
+        ND_TRY(nd_stream_sync(&r->stream));
+    }
     for (int i = 0; job->writer && i < job->members; i++) {
         save_context context = {
             .writer = job->writer,
@@ -166,7 +173,11 @@ nd_status nd_model_io_save(nd_model *model, const char *folder, nd_dtype dtype, 
     job.piece = job.piece < SAVE_PIECE_MIN   ? SAVE_PIECE_MIN
                 : job.piece > SAVE_PIECE_MAX ? SAVE_PIECE_MAX
                                              : job.piece;
+    if (nd_rank_is_gpu(r) && job.piece > model->layout->shard_total / job.members) {
+        job.piece = model->layout->shard_total / job.members;
+    }
     ND_TRY(ND_ALLOC(job.piece * job.members, &job.gathered));
+    job.landing = nd_rank_is_gpu(r) ? model->fsdp.grad : job.gathered;
     if (r->rank == 0) {
         ND_TRY_OUT(open_writer(&job, folder, dtype, byte_tokenizer, source));
     }
