@@ -18,7 +18,7 @@
 #include "runtime/base/limits.h"
 #include "runtime/base/version.h"
 
-enum { CONFIG_FD = 3 };
+enum { CONFIG_FD = 3, LOCAL_WORKERS_MAX = 65536 };
 
 nd_status nd_preflight_find_worker(char *path, int capacity)
 {
@@ -47,6 +47,13 @@ nd_status nd_preflight_check_files(const nd_config *config)
     const long long spare = 64; /* the loop's own, files, libraries */
     long long world = nd_mesh_world_size(&config->resolved_mesh), nodes = config->launch.nnodes;
     long long local = world / nodes, allowed = nd_limits_raise_files();
+    if (local > LOCAL_WORKERS_MAX) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "launch.workers is %lld, which makes %lld workers for each of %lld node%s, "
+                       "but at most %d on one node are supported; start fewer workers, or more "
+                       "nodes (--nnodes)",
+                       world, local, nodes, nodes == 1 ? "" : "s", (int)LOCAL_WORKERS_MAX);
+    }
     /* Two pipes a worker and one while it starts; its log files; on node 0 a connection of each worker and node. */
     long long needed = (config->launch.log_dir[0] ? 5 : 3) * local + spare;
     needed += config->launch.node_rank == 0 ? world + nodes : 0;

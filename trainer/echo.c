@@ -50,6 +50,20 @@ static void echo_config(const nd_config *config)
     nd_config_fini(&context.defaults);
 }
 
+/* Threads of different workers on one CPU wait for each other at the end of every parallel region. */
+static void warn_of_threads(const nd_run_context *run, const nd_config *config)
+{
+    const nd_affinity *a = &run->worker->affinity;
+    int workers = run->worker->peers.sharers, threads = a->threads * workers;
+    if (config->launch.threads_per_worker > 1 && threads > a->allowed) {
+        nd_log_warning(
+            "launch.threads_per_worker %d x %d workers are %d threads on %d cpu%s: steps "
+            "may take many times as long; leave it out, or use %d",
+            a->threads, workers, threads, a->allowed, a->allowed == 1 ? "" : "s",
+            a->allowed > workers ? a->allowed / workers : 1);
+    }
+}
+
 /* How often the run goes through its data; data that one step uses up are worth a warning. */
 static void echo_data(const nd_run_context *run, const nd_rank *r)
 {
@@ -90,6 +104,7 @@ void nd_echo_run(const nd_run_context *run, const nd_trainer *trainer, const cha
                 worker->peers.sharers, worker->peers.sharers == 1 ? "" : "s",
                 worker->affinity.threads, worker->affinity.threads == 1 ? "" : "s",
                 worker->affinity.bound ? ", bound" : ", not bound: more workers than cpus");
+    warn_of_threads(run, r->config);
     nd_log_info("model: %.2f M parameters; memory plan of a worker: %.1f MiB (ndtrain plan shows "
                 "its parts)",
                 (double)nd_llama_shape_parameters(&r->shape) * 1e-6,

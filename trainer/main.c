@@ -171,8 +171,6 @@ static void print_digest(void *context, const char *key, const char *hex)
 static nd_status command_check(const nd_config *config, nd_worker *worker)
 {
     nd_inputs inputs = {0};
-    printf("ndtrain %s\n", ND_VERSION); /* ndlaunch compares it with its own */
-    fflush(stdout);
     nd_status status = nd_inputs_open(config, &inputs);
     status = status == ND_OK ? nd_trainer_check_precision(config, &inputs.shape) : status;
     status = status == ND_OK ? nd_worker_check_device(config) : status;
@@ -253,6 +251,10 @@ int main(int argc, char **argv)
     if (strcmp(command, "train") != 0 && strcmp(command, "check") != 0 &&
         strcmp(command, "plan") != 0) {
         return usage(stderr);
+    }
+    if (strcmp(command, "check") == 0) {
+        print_version(); /* before anything can fail: ndlaunch compares it with its own */
+        fflush(stdout);
     }
     nd_status status = nd_identity_read(&worker.identity);
     if (strcmp(command, "train") == 0) {

@@ -101,6 +101,21 @@ Test(run, other_data_go_without_the_usual_validation_file)
     cr_assert_eq(code, 65, "ended with %d:\n%s", code, shell_output);
 }
 
+Test(run, warns_of_more_threads_than_cpus)
+{
+    static const char *const flags[] = {"--threads-per-worker 2", "--threads-per-worker 1"};
+    for (int i = 0; i < 2; i++) {
+        char command[1024];
+        snprintf(command, sizeof command,
+                 "rm -rf out; taskset -c $(taskset -cp $$ | sed 's/.*: //; s/[-,].*//') " RUN
+                 "--num-steps 1 --data-path text.txt --set output.save_model=false %s",
+                 flags[i]);
+        shell(&dir, command);
+        bool warned = strstr(shell_output, "are 4 threads on 1 cpu: ") != NULL;
+        cr_assert_eq(warned, i == 0, "%s", shell_output);
+    }
+}
+
 /* The flags as they were typed; run.json writes one of them a line. */
 Test(run, is_recorded_with_the_command_that_started_it)
 {

@@ -109,6 +109,15 @@ Test(start, a_worker_of_another_version_is_refused)
     cr_assert_null(strstr(l.text, "ready"));
 }
 
+Test(start, more_workers_than_a_node_may_have)
+{
+    launched l;
+    launched_ndlaunch(&l, &dir, "out", 100000, NULL);
+    cr_assert_eq(launched_wait(&l, 30), 2);
+    assert_says(&l, "launch.workers is 100000");
+    cr_assert_eq(launched_count(&l, "\n"), 1, "%s", l.text);
+}
+
 Test(start, a_missing_worker_is_a_sentence)
 {
     launched l;
