@@ -20,6 +20,8 @@ typedef struct nd_rank {
     const nd_config *config;
     nd_llama_shape shape;
     nd_device *device;
+    bool
+        cast_units; /* one shard: a unit's weights are cast when they are needed; no room for all of them */
     nd_stream stream;
     const nd_ops *ops;
     nd_transport *transport;

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
+#include "runtime/device/cuda.h"
 #include "trainer/model/nonfinite.h"
 #include "trainer/optim/schedule.h"
 #include "trainer/precision/health.h"
@@ -66,7 +67,7 @@ static void plan_libraries(const nd_rank *rank, nd_memplan *plan)
     }
 }
 
-nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
+static nd_status create(nd_rank *rank, nd_trainer **out)
 {
     nd_trainer *t = NULL;
     nd_status status = ND_OK;
@@ -84,6 +85,28 @@ out:
         nd_trainer_destroy(t);
     }
     return status;
+}
+
+/* A GPU that trains alone keeps all weights in the compute dtype only where they fit beside the rest. */
+static bool is_too_large(const nd_trainer *t)
+{
+    nd_cuda_info gpu;
+    return t->rank->device->kind == ND_DEVICE_CUDA && t->model->layout->shards == 1 &&
+           t->rank->config->parallel.reshard_after_forward && !t->rank->cast_units &&
+           nd_cuda_info_of(t->rank->device, &gpu) == ND_OK && t->plan.total > gpu.free_bytes;
+}
+
+nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
+{
+    nd_trainer *t = NULL;
+    ND_TRY(create(rank, &t));
+    if (is_too_large(t)) {
+        nd_trainer_destroy(t);
+        rank->cast_units = true;
+        ND_TRY(create(rank, &t));
+    }
+    *out = t;
+    return ND_OK;
 }
 
 nd_status nd_trainer_commit(nd_trainer *t)

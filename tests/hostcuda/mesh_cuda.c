@@ -6,16 +6,18 @@
 #include "tests/parity/mesh_run.h"
 #include "trainer/rank.h"
 
-static bool on_gpus;
+static bool on_gpus, casts_units;
 
-void mesh_use_gpus(bool gpus)
+void mesh_use_gpus(bool gpus, bool cast_units)
 {
     on_gpus = gpus;
+    casts_units = cast_units;
 }
 
 static nd_status open_gpu(nd_rank *rank)
 {
     nd_transport *local = rank->transport;
+    rank->cast_units = casts_units;
     ND_TRY(cuda_rank_open(local, 100.0, &rank->device, &rank->transport));
     return nd_ops_cuda(rank->device, false, &rank->ops);
 }

@@ -4,6 +4,7 @@
 /* Ranks of tests/parity/mesh_run.h on the CPU, or each on a GPU of the double. */
 #include <stdbool.h>
 
-void mesh_use_gpus(bool gpus); /* for the runs that follow */
+/* For the runs that follow. cast_units: one GPU alone casts its weights unit by unit, as where they do not all fit. */
+void mesh_use_gpus(bool gpus, bool cast_units);
 
 #endif

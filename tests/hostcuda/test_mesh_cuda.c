@@ -85,14 +85,15 @@ static void expect_alike(const mesh_case *mesh, const mesh_result *got, const me
     }
 }
 
-static void compare(nd_precision precision, const mesh_case *meshes, int count, int order)
+static void compare(nd_precision precision, const mesh_case *meshes, int count, int order,
+                    bool cast_units)
 {
     tempdir_make(&dir);
     mesh_job job = job_of(token_file(), precision);
     mesh_result want, got;
-    mesh_use_gpus(false);
+    mesh_use_gpus(false, false);
     cr_assert_eq(mesh_run(&job, &one, &want), ND_OK, "%s", nd_error_last()->message);
-    mesh_use_gpus(true);
+    mesh_use_gpus(true, cast_units);
     nd_double_machine_get()->order = order;
     for (int i = 0; i < count; i++) {
         cr_assert_eq(mesh_run(&job, &meshes[i], &got), ND_OK, "%s", nd_error_last()->message);
@@ -115,22 +116,29 @@ enum { MESHES = sizeof meshes / sizeof *meshes };
 
 Test(mesh_cuda, f32, .timeout = 300)
 {
-    compare(ND_PRECISION_FP32, meshes, MESHES, ND_DOUBLE_LAZY);
+    compare(ND_PRECISION_FP32, meshes, MESHES, ND_DOUBLE_LAZY, false);
 }
 
 Test(mesh_cuda, bf16, .timeout = 300)
 {
-    compare(ND_PRECISION_BF16, meshes, MESHES, ND_DOUBLE_LAZY);
+    compare(ND_PRECISION_BF16, meshes, MESHES, ND_DOUBLE_LAZY, false);
 }
 
 Test(mesh_cuda, fp8, .timeout = 300)
 {
-    compare(ND_PRECISION_FP8, meshes, MESHES, ND_DOUBLE_LAZY);
+    compare(ND_PRECISION_FP8, meshes, MESHES, ND_DOUBLE_LAZY, false);
 }
 
 /* The other streams run as early as they can: what they read must be there, what they write must be free. */
 Test(mesh_cuda, f32_with_eager_streams, .timeout = 300)
 {
-    compare(ND_PRECISION_FP32, meshes + 2, MESHES - 2, ND_DOUBLE_OTHERS);
-    compare(ND_PRECISION_FP32, meshes + 2, 1, ND_DOUBLE_EAGER);
+    compare(ND_PRECISION_FP32, meshes + 2, MESHES - 2, ND_DOUBLE_OTHERS, false);
+    compare(ND_PRECISION_FP32, meshes + 2, 1, ND_DOUBLE_EAGER, false);
+}
+
+/* What a model does whose weights in the compute dtype do not fit beside its state. */
+Test(mesh_cuda, units_cast_one_at_a_time, .timeout = 300)
+{
+    compare(ND_PRECISION_BF16, meshes, 2, ND_DOUBLE_OTHERS, true);
+    compare(ND_PRECISION_FP8, meshes, 2, ND_DOUBLE_LAZY, true);
 }

@@ -131,7 +131,8 @@ nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scale
     bool moments = config->optimizer.name == ND_OPTIMIZER_ADAMW;
     *fsdp = (nd_fsdp){.rank = rank, .layout = layout, .scales = scales, .act = act, .version = 1};
     fsdp->aliased = layout->shards == 1 && act == ND_DTYPE_F32;
-    fsdp->resident = layout->shards == 1 || !config->parallel.reshard_after_forward;
+    fsdp->resident =
+        (layout->shards == 1 && !rank->cast_units) || !config->parallel.reshard_after_forward;
     fsdp->ids[ID_MASTER] =
         nd_memplan_add(plan, ND_MEM_STATE, "master weights", layout->shard_total, 4);
     fsdp->ids[ID_GRAD] = nd_memplan_add(plan, ND_MEM_STATE, "gradients", layout->shard_total, 4);
