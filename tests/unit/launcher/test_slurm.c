@@ -94,6 +94,7 @@ Test(slurm, cpus_have_no_workers_for_gpus)
     char *argv[] = {(char *)"ndlaunch", (char *)"--device", (char *)"cpu"};
     complete(3, argv);
     cr_assert_eq(config.launch.nproc_per_node, 0);
+    teardown();
     setup();
     set_step();
     setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles", 1);

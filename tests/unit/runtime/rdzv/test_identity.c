@@ -36,6 +36,8 @@ static void setup(void)
         "ND_MASTER_PORT",
         "ND_TERMINAL",
         "PMIX_RANK",
+        "SLURM_STEP_ID",
+        "SLURM_STEP_NUM_TASKS",
         "TORCHELASTIC_RUN_ID",
         "SLURM_JOB_ID",
         "SLURM_PROCID",
@@ -172,4 +174,45 @@ Test(identity, variables_that_contradict_each_other)
     set_torchrun();
     setenv("MASTER_ADDR", longer, 1);
     assert_fails(nd_identity_read(&id), ND_ERR_CONFIG, "MASTER_ADDR");
+}
+
+/* torchrun's variables, PMIx, alone: in this order. */
+Test(identity, sources_in_order)
+{
+    nd_identity id;
+    setenv("PMIX_NAMESPACE", "slurm.pmix.7.0", 1);
+    setenv("PMIX_RANK", "3", 1);
+    assert_ok(nd_identity_read(&id));
+    cr_assert_eq(id.source, ND_IDENTITY_PMIX);
+    cr_assert_eq(id.rank, 3);
+    cr_assert_str_eq(id.run_id, "slurm.pmix.7.0");
+    set_torchrun();
+    assert_ok(nd_identity_read(&id));
+    cr_assert_eq(id.source, ND_IDENTITY_ENVIRONMENT);
+    cr_assert_eq(id.rank, 5);
+}
+
+Test(identity, several_tasks_of_srun_are_not_alone)
+{
+    nd_identity id;
+    setenv("SLURM_STEP_ID", "0", 1);
+    setenv("SLURM_STEP_NUM_TASKS", "4", 1);
+    assert_ok(nd_identity_read(&id)); /* ndtrain plan and check may */
+    assert_fails(nd_identity_join(&id), ND_ERR_CONFIG, "srun started 4 ndtrain without PMIx");
+    setenv("SLURM_STEP_ID", "4294967290", 1); /* the shell of salloc */
+    assert_ok(nd_identity_join(&id));
+    setenv("SLURM_STEP_ID", "0", 1);
+    setenv("SLURM_STEP_NUM_TASKS", "1", 1);
+    assert_ok(nd_identity_join(&id));
+}
+
+Test(identity, a_slurm_job_calls_the_host_by_its_node)
+{
+    char host[128];
+    setenv("SLURMD_NODENAME", "c7", 1);
+    nd_identity_host(host, sizeof host);
+    cr_assert_str_neq(host, "c7");
+    setenv("SLURM_JOB_ID", "12", 1);
+    nd_identity_host(host, sizeof host);
+    cr_assert_str_eq(host, "c7");
 }

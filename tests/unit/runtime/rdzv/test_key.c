@@ -173,3 +173,53 @@ Test(key, junk_is_not_the_protocol)
     nd_tls_destroy(tls);
     nd_tls_context_destroy(context);
 }
+
+/* Standard input of this test's process holds these bytes and ends. */
+static void give_stdin(const char *bytes, size_t count)
+{
+    int pipes[2];
+    cr_assert_eq(pipe(pipes), 0);
+    cr_assert_eq(write(pipes[1], bytes, count), (ssize_t)count);
+    close(pipes[1]);
+    cr_assert_eq(dup2(pipes[0], STDIN_FILENO), STDIN_FILENO);
+    close(pipes[0]);
+}
+
+Test(key, standard_input_gives_the_key_as_a_file_does)
+{
+    uint8_t from_file[ND_KEY_BYTES], from_stdin[ND_KEY_BYTES];
+    char text[80];
+    const char *path = tempdir_file(&dir, "key");
+    assert_ok(nd_key_make_file(path));
+    assert_ok(nd_key_read_file(path, from_file));
+    FILE *f = fopen(path, "r");
+    cr_assert_not_null(f);
+    size_t count = fread(text, 1, sizeof text, f);
+    fclose(f);
+    give_stdin(text, count);
+    assert_ok(nd_key_read_stdin(from_stdin));
+    cr_assert_arr_eq(from_file, from_stdin, ND_KEY_BYTES);
+}
+
+Test(key, standard_input_without_a_key_is_refused)
+{
+    uint8_t key[ND_KEY_BYTES];
+    char many[200];
+    memset(many, 'a', sizeof many);
+    give_stdin("", 0);
+    assert_fails(nd_key_read_stdin(key), ND_ERR_CONFIG, "and gave 0 bytes");
+    give_stdin("not a key", 9);
+    assert_fails(nd_key_read_stdin(key), ND_ERR_CONFIG, "and gave 9 bytes");
+    give_stdin(many, sizeof many);
+    assert_fails(nd_key_read_stdin(key), ND_ERR_CONFIG, "or more");
+}
+
+Test(key, a_readable_file_on_standard_input_is_refused)
+{
+    uint8_t key[ND_KEY_BYTES];
+    const char *path = tempdir_file(&dir, "key");
+    assert_ok(nd_key_make_file(path));
+    cr_assert_eq(chmod(path, 0644), 0);
+    cr_assert_not_null(freopen(path, "r", stdin));
+    assert_fails(nd_key_read_stdin(key), ND_ERR_CONFIG, "mode 0644");
+}
