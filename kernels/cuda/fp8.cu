@@ -46,7 +46,8 @@ template <class T, int N> struct amax_of {
 /* A warp per row. */
 template <class T, int N>
 __global__ void __launch_bounds__(THREADS)
-    row_amax_kernel(float *amax, const T *x, int64_t stride, int64_t rows, int64_t columns)
+    row_amax_kernel(float *amax, const T *x, int64_t stride, int64_t rows, int64_t columns,
+                    bool merge)
 {
     int64_t row = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     const T *from = x + (row < rows ? row : 0) * stride;
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(THREADS)
     size = __reduce_max_sync(0xffffffffu, size);
     if (row < rows && threadIdx.x % 32 == 0) {
         uint32_t *to = (uint32_t *)amax + row;
-        *to = larger(*to, size); /* the launcher has zeroed it unless it is merged with */
+        *to = merge ? larger(*to, size) : size;
     }
 }
 
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(COLUMN_LANES *COLUMN_ROWS)
 
 template <class T, int N>
 int amax_packs(nd_cuda_queue queue, float *amax, nd_tensor x, nd_granularity granularity,
-               const layout<1> &l)
+               bool merge, const layout<1> &l)
 {
     const T *from = (const T *)x.data;
     int64_t rows = x.axes == 1 ? 1 : x.shape[0], columns = x.shape[x.axes - 1];
@@ -105,7 +106,7 @@ int amax_packs(nd_cuda_queue queue, float *amax, nd_tensor x, nd_granularity gra
     }
     if (granularity == ND_PER_ROW) {
         return ND_LAUNCH_MEETING((row_amax_kernel<T, N>), ceil_div(rows, THREADS / 32), THREADS,
-                                 queue, amax, from, stride, rows, columns);
+                                 queue, amax, from, stride, rows, columns, merge);
     }
     int strips = (int)ceil_div(columns, COLUMN_LANES * N);
     return ND_LAUNCH((column_amax_kernel<T, N>), ceil_div(rows, SEGMENT) * strips,
@@ -113,14 +114,15 @@ int amax_packs(nd_cuda_queue queue, float *amax, nd_tensor x, nd_granularity gra
 }
 
 template <class T>
-int amax_typed(nd_cuda_queue queue, float *amax, nd_tensor x, nd_granularity granularity)
+int amax_typed(nd_cuda_queue queue, float *amax, nd_tensor x, nd_granularity granularity,
+               bool merge)
 {
     constexpr int PACK = type_of<T>::pack;
     const nd_tensor t[1] = {x};
     int N;
     layout<1> l = layout_of(t, PACK, granularity != ND_PER_TENSOR, &N);
-    return N == PACK ? amax_packs<T, PACK>(queue, amax, x, granularity, l)
-                     : amax_packs<T, 1>(queue, amax, x, granularity, l);
+    return N == PACK ? amax_packs<T, PACK>(queue, amax, x, granularity, merge, l)
+                     : amax_packs<T, 1>(queue, amax, x, granularity, merge, l);
 }
 
 /* ---- scales ---- */
@@ -302,7 +304,9 @@ int nd_cuda_amax(nd_cuda_queue queue, float *amax, nd_tensor x, nd_granularity g
     int64_t groups = granularity == ND_PER_TENSOR ? 1
                      : granularity == ND_PER_ROW  ? x.shape[0]
                                                   : x.shape[1];
-    if (!merge && groups > 0) {
+    /* Rows are written by their own warp; the others are found by atomic maxima. */
+    bool by_rows = granularity == ND_PER_ROW && x.shape[1] > 0;
+    if (!merge && !by_rows && groups > 0) {
         int error = zero_async(queue, amax, (size_t)groups * sizeof(float));
         if (error) {
             return error;
@@ -311,8 +315,8 @@ int nd_cuda_amax(nd_cuda_queue queue, float *amax, nd_tensor x, nd_granularity g
     if (count_of(x) == 0) {
         return 0;
     }
-    return x.dtype == ND_DTYPE_F32 ? amax_typed<float>(queue, amax, x, granularity)
-                                   : amax_typed<bf16>(queue, amax, x, granularity);
+    return x.dtype == ND_DTYPE_F32 ? amax_typed<float>(queue, amax, x, granularity, merge)
+                                   : amax_typed<bf16>(queue, amax, x, granularity, merge);
 }
 
 int nd_cuda_fp8_scale(nd_cuda_queue queue, float *scale, float *inverse, const float *amax,
