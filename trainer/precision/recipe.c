@@ -79,11 +79,6 @@ bool nd_recipe_is_delayed(const nd_recipe *recipe)
     return recipe->output.a.scaling == ND_SCALING_DELAYED;
 }
 
-float nd_fp8_max(nd_dtype format)
-{
-    return format == ND_DTYPE_F8_E4M3 ? 448.0f : 57344.0f;
-}
-
 static const char *operand(const nd_cast_rule *rule, char buffer[32])
 {
     static const char *const along[] = {

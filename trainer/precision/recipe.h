@@ -10,6 +10,7 @@
  */
 #include "kernels/ops.h"
 #include "runtime/config/config.h"
+#include "runtime/tensor/fp8.h"
 
 typedef enum nd_scaling {
     ND_SCALING_NONE = 0, /* not cast: the product runs in BF16 */
@@ -49,9 +50,6 @@ nd_recipe nd_recipe_of(const nd_config *config);
  */
 bool nd_recipe_is_per_tensor(const nd_recipe *recipe);
 bool nd_recipe_is_delayed(const nd_recipe *recipe);
-
-/* The largest finite value of an FP8 format. */
-float nd_fp8_max(nd_dtype format);
 
 /* "e4m3 per tensor x e4m3 per tensor, fast accumulation", or "bf16"; returns buffer. */
 const char *nd_gemm_rule_format(const nd_gemm_rule *rule, char *buffer, size_t size);
