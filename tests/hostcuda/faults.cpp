@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/hostcuda/faults.h"
 
-#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/map.cuh"
 
 using namespace nd;
 
@@ -117,4 +117,24 @@ double faults_tree(int threads)
     double sums_of_blocks[3];
     ND_LAUNCH_MEETING(tree, 3, threads, NULL, sums_of_blocks);
     return sums_of_blocks[0] + sums_of_blocks[1] + sums_of_blocks[2];
+}
+
+uint32_t pieces_quotient(uint32_t n, uint32_t d)
+{
+    return divider::by(d).quotient(n);
+}
+
+int64_t pieces_offset(const int64_t shape[3], const int64_t stride[3], int64_t index, int wide)
+{
+    nd_tensor t[1] = {};
+    int N;
+    t[0].data = numbers;
+    t[0].axes = 3;
+    for (int a = 0; a < 3; a++) {
+        t[0].shape[a] = shape[a];
+        t[0].stride[a] = stride[a];
+    }
+    layout<1> l = layout_of(t, 1, false, &N);
+    l.wide = wide != 0;
+    return l.offset(0, l.find<1>(index));
 }
