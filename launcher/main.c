@@ -118,7 +118,10 @@ static nd_status run(int argc, char **argv, int *exit_code)
     nd_slurm_set_defaults(&slurm, &config);
     status = status == ND_OK ? nd_config_parse(&config, &cli, argc, argv) : status;
     if (status == ND_OK && cli.help) {
-        nd_config_help(stdout, "ndlaunch");
+        nd_config_help(
+            stdout, "ndlaunch",
+            "  --make-key FILE\n      writes a fresh job key into a new file of mode 0600 "
+            "and ends: several nodes share one\n");
     } else if (status == ND_OK && cli.version) {
         printf("ndlaunch %s\n", ND_VERSION);
     } else if (status == ND_OK && cli.plan_rank >= 0) {
@@ -134,6 +137,30 @@ static nd_status run(int argc, char **argv, int *exit_code)
     }
     nd_config_fini(&config);
     return status;
+}
+
+/* "--make-key FILE" or "--make-key=FILE", which stands alone; NULL when it is not there. */
+static const char *make_key_flag(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], "--make-key", 10) == 0 || strncmp(argv[i], "--make_key", 10) == 0) {
+            return argv[i];
+        }
+    }
+    return NULL;
+}
+
+static nd_status make_key(const char *flag, int argc, char **argv)
+{
+    const char *file = flag[10] == '=' && argc == 2                ? flag + 11
+                       : !flag[10] && argc == 3 && flag == argv[1] ? argv[2]
+                                                                   : "";
+    if (!*file || *file == '-') {
+        return nd_fail(ND_ERR_CONFIG,
+                       "--make-key needs the name of a new file, and no other flag: `ndlaunch "
+                       "--make-key job.key`; then start each node with --rdzv-key-file job.key");
+    }
+    return nd_key_make_file(file);
 }
 
 static int usage(void)
@@ -153,8 +180,9 @@ int main(int argc, char **argv)
     if (argc == 1) {
         return usage();
     }
-    if (argc == 3 && strcmp(argv[1], "--make-key") == 0) {
-        status = nd_key_make_file(argv[2]);
+    const char *key_flag = make_key_flag(argc, argv);
+    if (key_flag) {
+        status = make_key(key_flag, argc, argv);
     } else {
         status = run(argc, argv, &exit_code);
     }

@@ -168,6 +168,21 @@ static void print_digest(void *context, const char *key, const char *hex)
     printf("digest %s %s\n", key, hex);
 }
 
+static void print_good(const nd_config *config, const nd_inputs *inputs)
+{
+    char mesh[128];
+    const nd_mesh *m = &config->resolved_mesh;
+    printf("configuration, model and data are good: mesh %s; %.2f M parameters; %lld training "
+           "tokens",
+           nd_mesh_format(m, mesh, sizeof mesh),
+           (double)nd_llama_shape_parameters(&inputs->shape) * 1e-6,
+           (long long)nd_dataset_tokens(inputs->data));
+    if (inputs->validation) {
+        printf(", %lld for validation", (long long)nd_dataset_tokens(inputs->validation));
+    }
+    printf("\n");
+}
+
 static nd_status command_check(const nd_config *config, nd_worker *worker)
 {
     nd_inputs inputs = {0};
@@ -179,6 +194,9 @@ static nd_status command_check(const nd_config *config, nd_worker *worker)
     status = status == ND_OK ? nd_run_folder_check(config) : status;
     if (status == ND_OK && config->launch.nnodes > 1) {
         status = nd_inputs_each_digest(&inputs, print_digest, NULL);
+    }
+    if (status == ND_OK) {
+        print_good(config, &inputs);
     }
     nd_inputs_close(&inputs);
     return status;
@@ -216,7 +234,13 @@ static nd_status run_command(const char *command, const nd_config *config, const
                              nd_worker *worker, int argc, char **argv)
 {
     if (cli->help) {
-        nd_config_help(stdout, "ndtrain train|check|plan");
+        nd_config_help(
+            stdout, "ndtrain train|check|plan",
+            "  train\n      one worker of a job: ndlaunch, srun or torchrun starts it\n"
+            "  check\n      reads configuration, model and data; starts nothing\n"
+            "  plan\n      prints mesh, groups, memory and estimated time; starts nothing\n"
+            "  --rank R\n      of plan: whose groups and memory are printed, else rank "
+            "0's\n");
         return ND_OK;
     }
     if (cli->version) {
@@ -252,7 +276,7 @@ int main(int argc, char **argv)
         strcmp(command, "plan") != 0) {
         return usage(stderr);
     }
-    if (strcmp(command, "check") == 0) {
+    if (strcmp(command, "check") == 0 && getenv("ND_CONFIG_FD")) {
         print_version(); /* before anything can fail: ndlaunch compares it with its own */
         fflush(stdout);
     }

@@ -194,8 +194,8 @@ double nd_config_data_seconds(const nd_config *config);
 nd_status nd_config_check_model_path(const nd_config *config);
 nd_status nd_config_check_data_paths(const nd_config *config);
 
-/* --help: usage, flags grouped by section with type, default, range, unit. */
-void nd_config_help(FILE *out, const char *program);
+/* --help: usage, the program's own flags (`own`, whole lines), flags grouped by section with type, default, range, unit. */
+void nd_config_help(FILE *out, const char *program, const char *own);
 
 /* The resolved configuration as native YAML: reading it again gives the same config. Owned by the caller. */
 nd_status nd_config_to_yaml(const nd_config *config, char **out);

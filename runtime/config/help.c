@@ -67,7 +67,7 @@ static void print_field(FILE *out, nd_field_id id)
     print_wrapped(out, INDENT, line);
 }
 
-void nd_config_help(FILE *out, const char *program)
+void nd_config_help(FILE *out, const char *program, const char *own)
 {
     fprintf(out, "usage: %s [--config-file FILE] [flags]\n\n", program);
     print_wrapped(
@@ -78,6 +78,7 @@ void nd_config_help(FILE *out, const char *program)
     fprintf(out, "\n  --config-file FILE\n      YAML configuration\n"
                  "  --set SECTION.KEY=VALUE\n      sets any key\n"
                  "  --help, --version\n");
+    fputs(own, out);
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         if (i == 0 || strcmp(nd_fields[i].section, nd_fields[i - 1].section) != 0) {
             int section = nd_section_find(nd_fields[i].section);
@@ -92,4 +93,9 @@ void nd_config_help(FILE *out, const char *program)
         "(--mixed-precision, --use-fsdp, --fsdp-*, --parallelism-config-*, "
         "--main-process-ip, --standalone, ...); one that cannot be honoured is refused with "
         "a sentence.");
+    fputs(
+        "\nExit codes: 0 done, 1 internal error, 2 usage or configuration, 65 data or model file,\n"
+        "70 numbers, 71 memory, 73 output, 74 I/O or a lost worker, 75 stopped by a signal, 124 a\n"
+        "deadline, 128 + N ended by signal N.\n",
+        out);
 }

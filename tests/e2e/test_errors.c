@@ -300,3 +300,16 @@ Test(errors, rendezvous)
     cr_assert_eq(shell_run(&dir, "stat -c %a key | grep -x 600"), 0);
     cr_assert_eq(shell_run(&dir, ND_LAUNCH " --make-key key"), 73, "%s", shell_output);
 }
+
+Test(errors, check_says_what_is_good)
+{
+    shell(&dir, ND_TRAIN " check --set model.config=model.json --data-path text.txt "
+                         "--sequence-length 32 --device cpu");
+    cr_assert_not_null(strstr(shell_output,
+                              "configuration, model and data are good: mesh 1 x 1 x 1 "
+                              "x 1 (dp_replicate x dp_shard x cp x tp); 0.03 M "
+                              "parameters; 4096 training tokens\n"),
+                       "%s", shell_output);
+    shell(&dir, ND_TRAIN " plan --help");
+    cr_assert_not_null(strstr(shell_output, "\n  --rank R\n"), "%s", shell_output);
+}

@@ -259,6 +259,10 @@ Test(start, usage)
     launched_start(&l, &dir, "help", (const char *[]){program, "--help", NULL});
     cr_assert_eq(launched_wait(&l, 30), 0);
     assert_says(&l, "--rdzv-key-file");
+    assert_says(&l, "\n  --make-key FILE\n");
+    launched_start(&l, &dir, "key", (const char *[]){program, "--make-key", NULL});
+    cr_assert_eq(launched_wait(&l, 30), 2);
+    assert_says(&l, "--make-key needs the name of a new file");
     launched_start(&l, &dir, "version", (const char *[]){program, "--version", NULL});
     cr_assert_eq(launched_wait(&l, 30), 0);
     cr_assert_str_eq(launched_read(&l), "ndlaunch " ND_VERSION "\n");

@@ -263,12 +263,13 @@ Test(flags, help_fits_and_names_every_key)
     char *text = NULL, name[96];
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
-    nd_config_help(out, "ndlaunch");
+    nd_config_help(out, "ndlaunch", "  --own FLAG\n      of the program\n");
     fclose(out);
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         snprintf(name, sizeof name, "%s.%s", nd_fields[i].section, nd_fields[i].key);
         cr_expect(strstr(text, name), "%s is not in --help", name);
     }
+    cr_expect(strstr(text, "\n  --own FLAG\n") && strstr(text, "\nExit codes: 0 done, "));
     for (const char *line = text; *line;) {
         size_t n = strcspn(line, "\n");
         cr_expect_leq(n, 100u, "%.*s", (int)n, line);
