@@ -3,6 +3,8 @@
 
 /* Logits of one head chunk: near the last-level cache of a CPU, enough rows to fill a GPU. */
 enum { HEAD_LOGITS_BYTES = 64 << 20, HEAD_LOGITS_BYTES_GPU = 512 << 20 };
+/* Rows of a product's tile on a GPU: a chunk of whole tiles leaves none with a part of the work. */
+enum { GPU_TILE = 128 };
 
 static int64_t min_i64(int64_t a, int64_t b)
 {
@@ -37,6 +39,7 @@ nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord co
     d.vocab_valid = left < 0 ? 0 : min_i64(left, d.V);
     int64_t row_bytes = tp * d.V * (int64_t)nd_dtype_size(d.act);
     int64_t rows = (gpu ? HEAD_LOGITS_BYTES_GPU : HEAD_LOGITS_BYTES) / row_bytes;
+    rows -= gpu && rows >= GPU_TILE ? rows % GPU_TILE : 0;
     d.head_rows = rows < 1 ? 1 : min_i64(rows, d.Tl);
     return d;
 }
