@@ -51,11 +51,11 @@ static void compare(const char *mesh, int ranks)
     shell(&dir, "rm -rf few many out");
 }
 
-Test(allocations, none_inside_a_step, .timeout = 120)
+Test(allocations, none_inside_a_step, .timeout = 280)
 {
     static const char model[] =
         "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, "
-        "\"intermediate_size\": 72, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+        "\"intermediate_size\": 64, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
         "\"num_key_value_heads\": 2, \"max_position_embeddings\": 128}";
     char text[20000];
     memset(text, 'x', sizeof text);
@@ -64,6 +64,11 @@ Test(allocations, none_inside_a_step, .timeout = 120)
     tempdir_write(&dir, "model.json", model, strlen(model));
     compare("--num-processes 1 --dp-shard-size 1", 1);
     compare("--num-processes 4 --dp-shard-size 2 --tp-size 2", 4);
+    compare("--num-processes 4 --dp-shard-size 2 --tp-size 2 --precision fp8 --fp8-all-gather "
+            "--fp8-filter mlp",
+            4);
+    compare("--num-processes 1 --dp-shard-size 1 --precision fp8 --fp8-recipe rowwise", 1);
+    compare("--num-processes 2 --dp-shard-size 2 --precision fp8 --fp8-recipe delayed", 2);
     compare("--num-processes 4 --dp-replicate-size 2 --dp-shard-size 1 --cp-size 2 --set "
             "parallel.cp_comm=ring "
             "--set parallel.recompute=full",

@@ -121,6 +121,21 @@ Test(errors, mesh_and_shape)
     refused_with(2, LAUNCH "--sequence-length 256", "256", "128");
 }
 
+#define FP8 LAUNCH "--precision fp8 "
+
+Test(errors, fp8)
+{
+    refused_with(2, FP8 "--fp8-recipe tensorwize", "tensorwize", "it must be tensorwise");
+    refused_with(2, FP8 "--fp8-recipe rowwise --fp8-all-gather", "fp8.all_gather", "delayed");
+    refused_with(2, FP8 "--fp8-filter w1", "w1 matches no linear", "q_proj");
+    refused_with(2, FP8 "--sequence-length 24", "24 tokens", "divisible by 16");
+    refused_with(2, FP8 "--num-processes 2 --dp-shard-size 1 --tp-size 2", "8 x 32",
+                 "divisible by 16");
+    write_file("c.yaml", "distributed_type: FSDP\nnum_processes: 1\nmixed_precision: fp8\n"
+                         "fp8_config:\n  backend: AO\n  amax_history_len: 16\n");
+    refused_with(2, LAUNCH "--config-file c.yaml", "amax_history_len", "backend: TE");
+}
+
 Test(errors, model_config)
 {
     refused_model(65, ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 2}", "model.json",
