@@ -250,6 +250,9 @@ static nd_status apply_field(nd_reader *reader, nd_field_id id, const nd_given *
         nd_given one = {given->where, given->name, colon + 1, false};
         return nd_reader_set(reader, id, &one);
     }
+    if (id == ND_FIELD_launch_nproc_per_node) {
+        return nd_flag_take_per_node(reader, given);
+    }
     return nd_reader_set(reader, id, given);
 }
 
@@ -257,7 +260,7 @@ static nd_status apply_flag(nd_reader *reader, nd_cli *cli, const char *name, co
                             const char *value)
 {
     char shown[ND_FLAG_NAME_MAX + 2];
-    snprintf(shown, sizeof shown, "--%s", name);
+    snprintf(shown, sizeof shown, name[1] ? "--%s" : "-%s", name);
     nd_given given = {"", shown, value, false};
     if (t->own) {
         return strcmp(name, "set") == 0    ? apply_set(reader, value)

@@ -33,6 +33,9 @@ bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size);
 /* The field whose flag (or section.key) this is, -1 when none. */
 int nd_flag_find_field(const char *name);
 
+/* launch.nproc_per_node: a number, or torchrun's auto, gpu (the GPUs that are visible), cpu (NUMA nodes). */
+nd_status nd_flag_take_per_node(nd_reader *reader, const nd_given *given);
+
 /* --config-file's value, or NULL; more than one fails. Also finds --help and --version. */
 nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli *cli);
 /* Applies everything but --config-file, in order. */

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Flags that are not simply a key's: what each does, or why it is refused. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "runtime/config/flags.h"
+
+enum { ND_GPUS_MAX = 64 }; /* of one node */
 
 static nd_status take_beta(nd_reader *r, const nd_given *given, bool second)
 {
@@ -133,6 +138,76 @@ static nd_status take_quiet(nd_reader *r, const nd_given *given)
     bool on = false;
     ND_TRY(nd_reader_switch(given, &on));
     return on ? nd_reader_put(r, ND_FIELD_log_level, "error") : ND_OK;
+}
+
+/* transformers' flag takes both kinds. A folder is one that is there; other names are of the hub. */
+static nd_status take_model(nd_reader *r, const nd_given *given)
+{
+    struct stat st;
+    bool folder = stat(given->text, &st) == 0 && S_ISDIR(st.st_mode);
+    bool path = given->text[0] == '/' || given->text[0] == '.' || given->text[0] == '~';
+    return nd_reader_set(r, folder || path ? ND_FIELD_model_path : ND_FIELD_model_name, given);
+}
+
+/* torchrun's: what it sets does not exist here, and its value changes no result. */
+static nd_status take_idle(nd_reader *r, const nd_given *given)
+{
+    nd_reader_notice(r, given->name);
+    return ND_OK;
+}
+
+/* Numbers in a list such as "0-1,3"; 1 where it cannot be read. */
+static int count_listed(const char *path)
+{
+    int first = 0, last = 0, count = 0, end = 0;
+    FILE *f = fopen(path, "re");
+    while (f && fscanf(f, "%d", &first) == 1) {
+        last = first;
+        end = fscanf(f, "-%d", &last);
+        count += last >= first ? last - first + 1 : 0;
+        if (end == EOF || fgetc(f) != ',') {
+            break;
+        }
+    }
+    if (f) {
+        fclose(f);
+    }
+    return count > 0 ? count : 1;
+}
+
+static int count_gpus(void)
+{
+    int count = 0;
+    char path[32];
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (visible) { /* a comma list; empty or -1: none */
+        for (const char *c = visible; *c && *c != '-'; c += strcspn(c, ","), c += *c == ',') {
+            count++;
+        }
+        return count;
+    }
+    do {
+        snprintf(path, sizeof path, "/dev/nvidia%d", count);
+    } while (access(path, F_OK) == 0 && ++count < ND_GPUS_MAX);
+    return count;
+}
+
+nd_status nd_flag_take_per_node(nd_reader *r, const nd_given *given)
+{
+    char number[16];
+    nd_given counted = *given;
+    bool automatic = strcmp(given->text, "auto") == 0;
+    bool gpu = strcmp(given->text, "gpu") == 0, cpu = strcmp(given->text, "cpu") == 0;
+    if (automatic || gpu || cpu) {
+        int gpus = cpu ? 0 : count_gpus();
+        if (gpu && gpus == 0) {
+            return nd_reader_refuse(given, "no GPU is visible here; use cpu, or a number");
+        }
+        snprintf(number, sizeof number, "%d",
+                 gpus > 0 ? gpus : count_listed("/sys/devices/system/node/has_cpu"));
+        counted.text = number;
+    }
+    return nd_reader_set(r, ND_FIELD_launch_nproc_per_node, &counted);
 }
 
 const nd_flag nd_flags_known[] = {

@@ -152,6 +152,51 @@ Test(flags, words_of_accelerate)
     EXPECT_BAD_FLAGS(("--same_network", "train.py"), "train.py is a Python script");
 }
 
+Test(flags, processes_of_a_node_are_counted)
+{
+    nd_config c;
+    static const struct {
+        const char *visible, *text;
+        int workers; /* 0: at least one */
+    } cases[] = {{"0,1,5", "gpu", 3}, {"0,1,5", "auto", 3}, {"0", "cpu", 0},
+                 {"", "auto", 0},     {"-1", "auto", 0},    {"0", "7", 7}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        setenv("CUDA_VISIBLE_DEVICES", cases[i].visible, 1);
+        cr_assert_eq(FLAGS(&c, "--standalone", "--nproc_per_node", cases[i].text), ND_OK, "%s",
+                     nd_error_last()->message);
+        cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+        cr_expect(cases[i].workers ? c.launch.workers == cases[i].workers : c.launch.workers >= 1,
+                  "case %zu: %lld workers", i, (long long)c.launch.workers);
+        nd_config_fini(&c);
+    }
+}
+
+Test(flags, a_model_is_a_folder_or_a_name)
+{
+    nd_config c;
+    static const char *const cases[][3] = {
+        {"/tmp", "/tmp", ""}, {"./nowhere", "./nowhere", ""}, {"some/model", "", "some/model"}};
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(FLAGS(&c, i % 2 ? "--model_name_or_path" : "--pretrained-model-name-or-path",
+                           cases[i][0]),
+                     ND_OK);
+        cr_expect_str_eq(c.model.path, cases[i][1]);
+        cr_expect_str_eq(c.model.name, cases[i][2]);
+        cr_expect_str_eq(c.model.config, "");
+        nd_config_fini(&c);
+    }
+}
+
+Test(flags, of_torchrun_that_change_nothing)
+{
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, "--rdzv_id", "job7", "--rdzv-backend", "c10d", "--monitor_interval", "5",
+                       "--tee=3", "--redirects", "0:1,1:2", "--num-steps", "3"),
+                 ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(c.train.steps, 3);
+    nd_config_fini(&c);
+}
+
 Test(flags, the_last_precision_counts)
 {
     nd_config c;
@@ -189,10 +234,18 @@ Test(flags, refused_with_a_sentence)
     EXPECT_BAD_FLAGS(("--pp-size", "2"), "pipeline parallelism");
     EXPECT_BAD_FLAGS(("--mixed-precision", "fp16"), "--mixed-precision", "FP16");
     EXPECT_BAD_FLAGS(("--nnodes", "1:4"), "--nnodes is 1:4", "one number");
-    EXPECT_BAD_FLAGS(("--nproc-per-node", "gpu"), "--nproc-per-node is 'gpu'", "an integer");
+    EXPECT_BAD_FLAGS(("--nproc-per-node", "many"), "--nproc-per-node is 'many'", "an integer");
+    setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    EXPECT_BAD_FLAGS(("--nproc-per-node", "gpu"), "--nproc-per-node is gpu", "no GPU");
     EXPECT_BAD_FLAGS(("train.py", "--num-steps", "3"), "train.py is a Python script");
-    EXPECT_BAD_FLAGS(("-m", "pkg"), "--m:", "ndlaunch starts its own worker");
-    EXPECT_BAD_FLAGS(("--tee", "3"), "--tee", "--log-dir");
+    EXPECT_BAD_FLAGS(("-m", "pkg"), "-m: ndlaunch starts its own worker");
+    EXPECT_BAD_FLAGS(("--num_train_epochs", "3"), "--num-train-epochs: ", "--num-steps");
+    EXPECT_BAD_FLAGS(("--warmup_ratio=0.1"), "--warmup-steps");
+    EXPECT_BAD_FLAGS(("--bf16"), "--precision bf16");
+    EXPECT_BAD_FLAGS(("--config", "a.yaml"), "--config-file");
+    EXPECT_BAD_FLAGS(("--training.seq_len", "8192"), "--training.seq-len: ", "--sequence-length");
+    EXPECT_BAD_FLAGS(("--parallelism.tensor_parallel_degree", "8"), "--tp-size");
+    EXPECT_BAD_FLAGS(("--checkpoint.interval=5"), "checkpoints are not written yet");
     EXPECT_BAD_FLAGS(("--fsdp_offload_params", "true"), "--fsdp-offload-params", "not offloaded");
     EXPECT_BAD_FLAGS(("--use-deepspeed"), "--use-deepspeed");
     EXPECT_BAD_FLAGS(("--dynamo_bakend", "x"), "unknown flag", "dynamo_backend");
