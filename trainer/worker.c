@@ -11,6 +11,7 @@
 #include "runtime/rdzv/failure.h"
 #include "runtime/rdzv/pmix.h"
 #include "trainer/gpu.h"
+#include "trainer/hang.h"
 
 enum { KILLED_SECONDS = 30 }; /* for the end of a job that was aborted to reach this process */
 
@@ -189,28 +190,44 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_ll
 }
 
 /* All ranks fail for one reason, mostly; those that may only echo another one's wait for it. */
-static void wait_for_speaker(const nd_worker *worker, nd_status status)
+static void wait_for_speaker(const nd_worker *worker, nd_status status, bool first)
 {
+    if (status == ND_ERR_HANG && first) {
+        return;
+    }
     if (worker->voice == ND_VOICE_ALIKE && worker->identity.rank > 0) {
         wait_for_turn(worker, 2); /* rank 0 reads the same configuration and files */
-    } else if (worker->voice == ND_VOICE_ECHO || status == ND_ERR_IO) {
+    } else if (worker->voice == ND_VOICE_ECHO || status == ND_ERR_IO || status == ND_ERR_HANG) {
         wait_for_turn(worker, 4); /* a lost peer is mostly another one's failure */
-    } else if (status == ND_ERR_HANG) {
-        wait_for_turn(worker, 0); /* all wait for the same rank */
+    }
+}
+
+/* Ranks that no ndlaunch watches settle among themselves who speaks. */
+static void settle_speaker(const nd_worker *worker, nd_status status, char *silent, size_t capacity)
+{
+    bool first = false;
+    if (worker->identity.source == ND_IDENTITY_NDLAUNCH || worker->identity.world_size == 1) {
+        return;
+    }
+    if (status == ND_ERR_HANG && worker->met) {
+        nd_hang_report(worker, &first, silent, capacity);
+    }
+    if (worker->identity.pmix) {
+        wait_for_speaker(worker, status, first);
     }
 }
 
 static void end_failed(nd_worker *worker, nd_status status, const char *message)
 {
     nd_pmix *pmix = worker->identity.pmix;
-    if (pmix && worker->identity.world_size > 1) {
-        wait_for_speaker(worker, status);
-    }
-    nd_failure_report(&worker->identity, status,
-                      message); /* first: ndlaunch knows the line by it */
-    nd_log_error("%s", message);
+    char text[ND_ERROR_MESSAGE_MAX + 300], silent[300] = "";
+    snprintf(text, sizeof text, "%s", message); /* the thread's record may get another error */
+    settle_speaker(worker, status, silent, sizeof silent);
+    snprintf(text + strlen(text), sizeof text - strlen(text), "%s", silent);
+    nd_failure_report(&worker->identity, status, text); /* first: ndlaunch knows the line by it */
+    nd_log_error("%s", text);
     if (pmix) {
-        nd_pmix_abort(pmix, (int)status, message);
+        nd_pmix_abort(pmix, (int)status, text);
         sleep(worker->identity.world_size > 1 ? KILLED_SECONDS : 0);
     }
 }

@@ -172,6 +172,19 @@ Test(pmix, a_killed_rank_0_ends_the_step_and_is_named)
     kill_rank(0, "rank 0, which hosts the store, was lost");
 }
 
+/* launch.comm_timeout_seconds is the bound: who waits for the frozen rank names it and ends the step. */
+Test(pmix, a_frozen_rank_is_named_within_the_deadline)
+{
+    launched l;
+    start(&l, "frozen", two_nodes, "ndtrain",
+          (const char *[]){"--num-steps", "1000000", "--comm-timeout-seconds", "4", NULL});
+    launched_until(&l, "\nstep ", 2, SLURM_SECONDS);
+    cr_assert_eq(kill(slurm_worker(slurm_current_job(), 5), SIGSTOP), 0);
+    expect(&l, 124);
+    assert_says(
+        &l, "not waiting for anyone: rank 5\n"); /* the others wait for it, or for one that does */
+}
+
 static void ends_at_a_step(const char *name, const char *const *options)
 {
     launched l;
