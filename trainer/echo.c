@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/base/log.h"
+#include "trainer/gpu.h"
 #include "trainer/precision/table.h"
 
 /* Keys whose values are not the defaults, a line per section; run.json has all of them. */
@@ -99,7 +100,7 @@ void nd_echo_run(const nd_run_context *run, const nd_trainer *trainer, const cha
     echo_config(r->config);
     nd_log_info("run folder: %s", dir);
     nd_log_info("mesh: %s on %s, %s; %s communication", nd_mesh_format(&r->mesh, mesh, sizeof mesh),
-                r->device->name, nd_ops_machine(r->device), r->transport->backend->name);
+                r->device->name, nd_device_machine(r->device), r->transport->backend->name);
     nd_log_info("cpus: %d for %d local worker%s, %d thread%s each%s", worker->affinity.allowed,
                 worker->peers.sharers, worker->peers.sharers == 1 ? "" : "s",
                 worker->affinity.threads, worker->affinity.threads == 1 ? "" : "s",

@@ -67,3 +67,8 @@ nd_status nd_gpu_id(nd_device *device, char out[ND_CUDA_ID_MAX])
     memcpy(out, info.id, ND_CUDA_ID_MAX);
     return ND_OK;
 }
+
+const char *nd_device_machine(const nd_device *device)
+{
+    return device->kind == ND_DEVICE_CUDA ? nd_ops_cuda_machine(device) : nd_ops_machine(device);
+}

@@ -20,4 +20,7 @@ nd_status nd_gpu_open(const nd_config *config, const nd_identity *identity, nd_d
 /* Names the hardware among all of the host, "" on the CPU or where the driver does not say. */
 nd_status nd_gpu_id(nd_device *device, char out[ND_CUDA_ID_MAX]);
 
+/* What the ops run on, for the log and run.json: the CPU's instruction set, or the GPU's kind and its libraries. */
+const char *nd_device_machine(const nd_device *device);
+
 #endif

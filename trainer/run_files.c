@@ -7,6 +7,7 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/version.h"
+#include "trainer/gpu.h"
 #include "trainer/ckpt/hf_side_files.h"
 #include "trainer/command_line.h"
 #include "trainer/echo.h"
@@ -28,8 +29,8 @@ static nd_status write_record(const nd_run_files *files, const nd_worker *worker
         }
     }
     const nd_run_text machine[] = {
-        {"device", r->device->name},        {"ops", r->ops->name},
-        {"isa", nd_ops_machine(r->device)}, {"transport", r->transport->backend->name},
+        {"device", r->device->name},           {"ops", r->ops->name},
+        {"isa", nd_device_machine(r->device)}, {"transport", r->transport->backend->name},
         {"cpus", worker->affinity.cpus},
     };
     const nd_run_amount model[] = {

@@ -160,9 +160,14 @@ static nd_status micro_batch(nd_trainer *t, const nd_step_batch *batch, int64_t 
     ND_TRY(
         nd_model_load_batch(m, batch->inputs + offset, batch->labels + offset, batch->positions));
     nd_progress_set_phase(t->rank->progress, ND_PHASE_FORWARD, step);
+    nd_range_push(t->rank->device, "forward");
     ND_TRY(nd_model_forward(m, true, inverse_tokens));
+    nd_range_pop(t->rank->device);
     nd_progress_set_phase(t->rank->progress, ND_PHASE_BACKWARD, step);
-    return nd_model_backward(m);
+    nd_range_push(t->rank->device, "backward");
+    ND_TRY(nd_model_backward(m));
+    nd_range_pop(t->rank->device);
+    return ND_OK;
 }
 
 nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
@@ -232,7 +237,9 @@ nd_status nd_trainer_step(nd_trainer *t, const nd_step_batch *batch, nd_step_res
     nd_progress_set_phase(t->rank->progress, ND_PHASE_OPTIMIZER, step);
     ND_TRY(nd_scales_advance(scales));
     out->lr = nd_schedule_lr(t->rank->config, step);
+    nd_range_push(t->rank->device, "optimizer");
     ND_TRY(nd_optimizer_step(&t->optimizer, step - t->skipped, out->lr, out->grad_norm));
+    nd_range_pop(t->rank->device);
     t->step = step;
     return ND_OK;
 }

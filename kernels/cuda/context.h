@@ -16,8 +16,9 @@ typedef struct nd_cuda_context {
     nd_cudnn *cudnn;
     void *scratch;            /* ND_CUDA_SCRATCH bytes for the kernels */
     size_t attention_scratch; /* the most that was planned for a call of attention */
-    int capability;           /* 90: Hopper */
-    bool deterministic;       /* attention adds up gradients in a fixed order */
+    char machine[96];
+    int capability;     /* 90: Hopper */
+    bool deterministic; /* attention adds up gradients in a fixed order */
 } nd_cuda_context;
 
 static inline nd_cuda_context *nd_cuda_context_of(const nd_device *device)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/cuda_ops.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "kernels/cuda/kernels.h"
@@ -318,6 +319,10 @@ static nd_status context_create(nd_device *device, bool deterministic)
     ND_TRY_OUT(nd_lt_create(device, context->capability, &context->lt));
     ND_TRY_OUT(nd_cudnn_create(device, context->capability, NULL, &context->cudnn));
     ND_TRY_OUT(nd_device_alloc(device, ND_CUDA_SCRATCH, &context->scratch));
+    snprintf(context->machine, sizeof context->machine,
+             "sm_%d, CUDA %d.%d, driver %d.%d, cuBLASLt %zu, cuDNN %zu", context->capability,
+             info.runtime / 1000, info.runtime % 1000 / 10, info.driver / 1000,
+             info.driver % 1000 / 10, nd_lt_version(context->lt), nd_cudnn_version(context->cudnn));
     device->native = context;
     device->native_close = context_destroy;
 out:
@@ -340,6 +345,11 @@ nd_status nd_ops_cuda_planner(const nd_ops **out)
 {
     *out = &cuda_ops;
     return ND_OK;
+}
+
+const char *nd_ops_cuda_machine(const nd_device *device)
+{
+    return nd_cuda_context_of(device)->machine;
 }
 
 size_t nd_ops_cuda_workspace(void)

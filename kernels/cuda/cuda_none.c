@@ -18,6 +18,11 @@ nd_status nd_ops_cuda_planner(const nd_ops **out)
     return absent();
 }
 
+const char *nd_ops_cuda_machine(const nd_device *device)
+{
+    return "none";
+}
+
 size_t nd_ops_cuda_workspace(void)
 {
     return 0;
