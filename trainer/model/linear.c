@@ -274,14 +274,13 @@ nd_status nd_linear_column_fwd(nd_model *m, nd_input input, int64_t layer, nd_te
     return ND_OK;
 }
 
-/* The gradient of one part's output; its codes lie at the part's place in the common buffers. */
+/* The gradient of one part's output. */
 static nd_status gradient_operand(nd_model *m, int64_t layer, const part *p,
                                   const nd_cast_rule *rule, nd_tensor dy, bool weight_gradient,
                                   nd_fp8 *out)
 {
     bool per_tensor = rule->granularity == ND_PER_TENSOR;
     bool transposes = m->rank->ops->fp8_needs_transposed;
-    size_t at = (size_t)(p->offset * dy.shape[0]);
     cast_request q = {
         .rule = rule,
         .site = nd_site_gradient(&m->scales, layer, p->first),
@@ -289,15 +288,12 @@ static nd_status gradient_operand(nd_model *m, int64_t layer, const part *p,
         .split = rule->granularity == ND_PER_ROW,
         .known = per_tensor, /* measured with the others of the group */
         .record = true,
-        .vectors = &m->scales.vectors[weight_gradient ? 1 : 0],
+        .vectors = &m->scales.vectors[2],
+        .codes = m->fp8.dy,
+        .transposed = transposes ? m->fp8.dy_transposed : NULL,
     };
-    char *codes = (char *)m->fp8.dy + at;
-    char *transposed = transposes ? (char *)m->fp8.dy_transposed + at : NULL;
-    if (per_tensor) { /* one cast serves both products */
-        q.codes = codes;
-        q.transposed = transposed;
-    } else {
-        want(&q, weight_gradient && transposes, codes, transposed);
+    if (!per_tensor) { /* each product has its own cast; with one scale both use this one */
+        want(&q, weight_gradient && transposes, m->fp8.dy, m->fp8.dy_transposed);
     }
     m->scales.casts.gradients++;
     return cast_operand(m, &q, out);
@@ -322,68 +318,60 @@ static nd_status settle_gradients(nd_model *m, nd_input input, int64_t layer, nd
     return nd_scales_settle(s, nd_site_gradient(s, layer, first), count, rule->format, true);
 }
 
-static nd_status column_input_gradient(nd_model *m, nd_input input, int64_t layer, nd_tensor dx,
-                                       nd_tensor dy, nd_fp8 casts[3])
+static nd_status column_part_bwd_bf16(nd_model *m, int64_t layer, const part *p, nd_tensor dx,
+                                      float dx_beta, nd_tensor dy, nd_tensor full, float beta)
 {
     nd_rank *r = m->rank;
-    const nd_recipe *recipe = &m->scales.recipe;
-    float beta = 0.0f;
-    nd_fp8 w;
-    for (part p = first_part(input); next_part(m, input, layer, &p);) {
-        nd_tensor d = nd_tensor_columns(dy, p.offset, p.rows);
-        if (p.fp8) {
-            nd_fp8 *g = &casts[p.first - groups[input].first];
-            ND_TRY(gradient_operand(m, layer, &p, &recipe->input_gradient.a, dy, false, g));
-            ND_TRY(weight_operand(m, layer, p.first, &recipe->input_gradient.b, true, &w));
-            ND_OP(r, GEMM, matmul_fp8, dx, *g, false, w, false, beta,
-                  recipe->input_gradient.fast_accumulation, m->fp8.gemm);
-        } else {
-            ND_OP(r, GEMM, matmul, dx, d, false, weight_of(m, layer, &p), false, beta);
-        }
-        beta = 1.0f;
-    }
+    nd_tensor d = nd_tensor_columns(dy, p->offset, p->rows);
+    ND_OP(r, GEMM, matmul, dx, d, false, weight_of(m, layer, p), false, dx_beta);
+    ND_OP(r, GEMM, matmul, gradient_of(m, layer, p), d, true, full, false, beta);
     return ND_OK;
 }
 
-static nd_status column_weight_gradients(nd_model *m, nd_input input, int64_t layer, nd_tensor dy,
-                                         nd_tensor full, nd_tensor codes, nd_fp8 casts[3],
-                                         float beta)
+static nd_status column_part_bwd_fp8(nd_model *m, int64_t layer, const part *p, nd_tensor dx,
+                                     float dx_beta, nd_tensor dy, nd_tensor full, nd_fp8 x,
+                                     float beta)
 {
     nd_rank *r = m->rank;
-    const nd_gemm_rule *rule = &m->scales.recipe.weight_gradient;
-    bool cast = rule->a.scaling != ND_SCALING_NONE;
-    nd_fp8 x = {0};
-    if (cast && any_in_fp8(m, input, layer)) {
-        ND_TRY(column_input(m, input, layer, codes, full, true, &x));
+    const nd_gemm_rule *for_dx = &m->scales.recipe.input_gradient;
+    const nd_gemm_rule *for_dw = &m->scales.recipe.weight_gradient;
+    nd_tensor dw = gradient_of(m, layer, p);
+    nd_fp8 g, w;
+    ND_TRY(gradient_operand(m, layer, p, &for_dx->a, dy, false, &g));
+    ND_TRY(weight_operand(m, layer, p->first, &for_dx->b, true, &w));
+    ND_OP(r, GEMM, matmul_fp8, dx, g, false, w, false, dx_beta, for_dx->fast_accumulation,
+          m->fp8.gemm);
+    if (for_dw->a.scaling == ND_SCALING_NONE) {
+        ND_OP(r, GEMM, matmul, dw, nd_tensor_columns(dy, p->offset, p->rows), true, full, false,
+              beta);
+        return ND_OK;
     }
-    for (part p = first_part(input); next_part(m, input, layer, &p);) {
-        if (p.fp8 && cast) {
-            nd_fp8 *g = &casts[p.first - groups[input].first];
-            if (rule->a.granularity != ND_PER_TENSOR) {
-                ND_TRY(gradient_operand(m, layer, &p, &rule->a, dy, true, g));
-            }
-            ND_OP(r, GEMM, matmul_fp8, gradient_of(m, layer, &p), *g, true, x, false, beta,
-                  rule->fast_accumulation, m->fp8.gemm);
-        } else {
-            ND_OP(r, GEMM, matmul, gradient_of(m, layer, &p),
-                  nd_tensor_columns(dy, p.offset, p.rows), true, full, false, beta);
-        }
+    if (for_dw->a.granularity != ND_PER_TENSOR) {
+        ND_TRY(gradient_operand(m, layer, p, &for_dw->a, dy, true, &g));
     }
+    ND_OP(r, GEMM, matmul_fp8, dw, g, true, x, false, beta, for_dw->fast_accumulation, m->fp8.gemm);
     return ND_OK;
 }
 
 nd_status nd_linear_column_bwd(nd_model *m, nd_input input, int64_t layer, nd_tensor dlocal,
                                nd_tensor dy, nd_tensor local, nd_tensor codes, float beta)
 {
-    nd_fp8 casts[3] = {0};
-    nd_tensor partial = nd_tp_partial(m->rank, dlocal, m->full_b), full = none;
+    bool cast = m->scales.recipe.weight_gradient.a.scaling != ND_SCALING_NONE;
+    nd_tensor dx = nd_tp_partial(m->rank, dlocal, m->full_b), full = none;
+    nd_fp8 x = {0};
+    float dx_beta = 0.0f;
     ND_TRY(settle_gradients(m, input, layer, dy));
-    ND_TRY(column_input_gradient(m, input, layer, partial, dy, casts));
-    ND_TRY(nd_tp_reduce(m->rank, partial, dlocal, COMM));
     if (!codes.data) {
         ND_TRY(nd_tp_gather(m->rank, local, m->full_a, COMM, &full));
     }
-    return column_weight_gradients(m, input, layer, dy, full, codes, casts, beta);
+    if (cast && any_in_fp8(m, input, layer)) {
+        ND_TRY(column_input(m, input, layer, codes, full, true, &x));
+    }
+    for (part p = first_part(input); next_part(m, input, layer, &p); dx_beta = 1.0f) {
+        ND_TRY(p.fp8 ? column_part_bwd_fp8(m, layer, &p, dx, dx_beta, dy, full, x, beta)
+                     : column_part_bwd_bf16(m, layer, &p, dx, dx_beta, dy, full, beta));
+    }
+    return nd_tp_reduce(m->rank, dx, dlocal, COMM);
 }
 
 /* ---- row-parallel: one linear ---- */
@@ -464,7 +452,7 @@ static nd_status row_gradient(nd_model *m, int64_t layer, const part *p, const n
         .rule = rule,
         .site = nd_site_gradient(&m->scales, layer, p->first),
         .x = dy,
-        .vectors = &m->scales.vectors[weight_gradient ? 1 : 0],
+        .vectors = &m->scales.vectors[2],
     };
     want(&q, weight_gradient && m->rank->ops->fp8_needs_transposed, m->fp8.dy,
          m->fp8.dy_transposed);

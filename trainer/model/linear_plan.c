@@ -32,7 +32,7 @@ void nd_linear_plan(nd_model *m, nd_memplan *plan, int first_id)
     const nd_scales *s = &m->scales;
     int64_t per_tensor = nd_recipe_is_per_tensor(&s->recipe);
     int64_t transposes = m->rank->ops->fp8_needs_transposed;
-    int64_t inputs = max_i64(d->C, d->H * d->D), outputs = max_i64(d->C, max_i64(d->QKV, 2 * d->F));
+    int64_t inputs = max_i64(d->C, d->H * d->D), outputs = max_i64(inputs, d->F);
     int64_t weight = 0;
     size_t scratch = 0;
     if (!s->recipe.name) {

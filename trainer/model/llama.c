@@ -143,9 +143,16 @@ static int64_t layer_stride(const act_spec *spec)
     return (bytes + 255) / 256 * 256;
 }
 
+/* Recompute makes the codes of one input after the other, each before its use: they share one buffer. */
+static int shared_id(int id)
+{
+    return id >= ID_H1_CODES ? ID_ACT_CODES : id;
+}
+
 static void plan_blocks(nd_model *m, nd_memplan *plan)
 {
     act_spec specs[ND_ACT_COUNT];
+    int64_t codes = 0;
     describe_activations(&m->dims, specs);
     for (int i = 0; i < ND_ACT_COUNT; i++) {
         int64_t kept = 0, shared = 0, stride = layer_stride(&specs[i]);
@@ -155,8 +162,14 @@ static void plan_blocks(nd_model *m, nd_memplan *plan)
         }
         m->ids_of_plan[i] =
             nd_memplan_add(plan, ND_MEM_ACTIVATIONS, specs[i].name, kept * stride, 1);
-        m->ids_shared[i] = nd_memplan_add(plan, ND_MEM_SCRATCH, specs[i].name, shared * stride, 1);
+        if (shared_id(i) == i && i != ID_ACT_CODES) {
+            m->ids_shared[i] =
+                nd_memplan_add(plan, ND_MEM_SCRATCH, specs[i].name, shared * stride, 1);
+        }
+        codes = shared && i >= ID_H1_CODES && stride > codes ? stride : codes;
     }
+    m->ids_shared[ID_ACT_CODES] =
+        nd_memplan_add(plan, ND_MEM_SCRATCH, "fp8: codes of a recomputed input", codes, 1);
 }
 
 static void plan_shared(nd_model *m, nd_memplan *plan)
@@ -240,7 +253,8 @@ static char *activation_at(nd_model *m, const nd_memplan *plan, int id, int64_t 
     case PLACE_NONE:
         break;
     case PLACE_SHARED:
-        return nd_memplan_at(plan, borrowed < 0 ? m->ids_shared[id] : m->ids_of_plan[borrowed]);
+        return nd_memplan_at(plan, borrowed < 0 ? m->ids_shared[shared_id(id)]
+                                                : m->ids_of_plan[borrowed]);
     case PLACE_KEPT:
         for (int64_t l = 0; l < layer; l++) {
             before += place_of(m, id, l) == PLACE_KEPT;

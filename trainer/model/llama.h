@@ -104,6 +104,8 @@ nd_status nd_model_backward(nd_model *model);
 /* Parts, in their own files. */
 nd_status nd_block_forward(nd_model *model, int64_t layer, nd_tensor x, nd_tensor delta);
 nd_status nd_block_recompute(nd_model *model, int64_t layer);
+/* The codes of a normed input (second: norm 2) that the block did not keep, just before the products that need them. */
+nd_status nd_block_recompute_codes(nd_model *model, int64_t layer, bool second);
 nd_status nd_head_forward(nd_model *model, nd_tensor x, nd_tensor delta, bool train,
                           double inverse_tokens);
 /* Gradient of the residual stream after the last block, into model->dx. */

@@ -20,6 +20,7 @@ static nd_status mlp_half_backward(nd_model *m, int64_t layer, float beta)
     ND_TRY(nd_linear_row_bwd(m, ND_INPUT_DOWN, layer, m->dact, m->dx, a->act, a->act_codes, beta));
     /* 10. SwiGLU, in place of gate and up */
     ND_OP(r, ELEMENTWISE, swiglu_bwd, gate, up, m->dact, gate, up);
+    ND_TRY(nd_block_recompute_codes(m, layer, true));
     /* 9. gate and up; 8. the gather becomes a reduce-scatter, the input is gathered again */
     ND_TRY(
         nd_linear_column_bwd(m, ND_INPUT_GATE_UP, layer, m->dh, a->gu, a->h2, a->h2_codes, beta));
@@ -44,6 +45,7 @@ static nd_status attention_half_backward(nd_model *m, int64_t layer, float beta)
     dqk.stride[0] = d->QKV;
     ND_OP(r, ELEMENTWISE, rope, dqk, dqk, nd_tensor_1d(m->positions, ND_DTYPE_I32, d->T), m->rope,
           true);
+    ND_TRY(nd_block_recompute_codes(m, layer, false));
     /* 3. q, k, v; 2. the gather becomes a reduce-scatter, the input is gathered again */
     ND_TRY(nd_linear_column_bwd(m, ND_INPUT_QKV, layer, m->dh, m->dqkv, a->h1, a->h1_codes, beta));
     /* 1. norm */

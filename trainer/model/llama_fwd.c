@@ -59,6 +59,17 @@ nd_status nd_block_forward(nd_model *m, int64_t layer, nd_tensor x, nd_tensor de
     return mlp_half(m, layer, true);
 }
 
+static nd_status norm_again(nd_model *m, int64_t layer, bool second)
+{
+    nd_rank *r = m->rank;
+    const nd_block_acts *a = &m->acts[layer];
+    nd_param_id id = second ? ND_PARAM_NORM_2 : ND_PARAM_NORM_1;
+    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, second ? a->h2 : a->h1, none, second ? a->rstd2 : a->rstd1,
+          second ? a->x_mid : a->x_in, none, nd_fsdp_weight(&m->fsdp, id, id, layer),
+          (float)r->shape.rms_eps);
+    return ND_OK;
+}
+
 /* Everything that the block did not keep, by the same ops on the same operands. */
 nd_status nd_block_recompute(nd_model *m, int64_t layer)
 {
@@ -72,18 +83,27 @@ nd_status nd_block_recompute(nd_model *m, int64_t layer)
         ND_TRY(attention_half(m, layer, a->x_in, none));
         return mlp_half(m, layer, false);
     }
-    /* Each input becomes codes before the next one is made: they may share a buffer. */
-    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, a->h1, none, a->rstd1, a->x_in, none,
-          nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_1, ND_PARAM_NORM_1, layer),
-          (float)r->shape.rms_eps);
-    ND_TRY(nd_linear_recast(m, ND_INPUT_QKV, layer, a->h1, a->h1_codes));
-    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, a->h2, none, a->rstd2, a->x_mid, none,
-          nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_2, ND_PARAM_NORM_2, layer),
-          (float)r->shape.rms_eps);
-    ND_TRY(nd_linear_recast(m, ND_INPUT_GATE_UP, layer, a->h2, a->h2_codes));
+    if (!a->h1_codes.data) {
+        ND_TRY(norm_again(m, layer, false));
+    }
+    if (!a->h2_codes.data) {
+        ND_TRY(norm_again(m, layer, true));
+    }
     ND_OP(r, ELEMENTWISE, swiglu_fwd, a->act, nd_tensor_columns(a->gu, 0, d->F),
           nd_tensor_columns(a->gu, d->F, d->F));
     return nd_linear_recast(m, ND_INPUT_DOWN, layer, a->act, a->act_codes);
+}
+
+nd_status nd_block_recompute_codes(nd_model *m, int64_t layer, bool second)
+{
+    const nd_block_acts *a = &m->acts[layer];
+    nd_tensor codes = second ? a->h2_codes : a->h1_codes;
+    if (m->recompute == ND_RECOMPUTE_NONE || !codes.data) {
+        return ND_OK;
+    }
+    ND_TRY(norm_again(m, layer, second));
+    return nd_linear_recast(m, second ? ND_INPUT_GATE_UP : ND_INPUT_QKV, layer,
+                            second ? a->h2 : a->h1, codes);
 }
 
 static nd_status embed(nd_model *m)

@@ -89,7 +89,7 @@ nd_status nd_scales_plan(nd_scales *s, const nd_layout *layout, int64_t vector, 
     s->ids[ID_ROUNDED] =
         nd_memplan_add(plan, ND_MEM_SCRATCH, "fp8: amaxes in bf16", weight_sites(s), 2);
     s->ids[ID_VECTORS] =
-        nd_memplan_add(plan, ND_MEM_SCRATCH, "fp8: scales of rows", rows ? 6 * vector : 0, 4);
+        nd_memplan_add(plan, ND_MEM_SCRATCH, "fp8: scales of rows", rows ? 9 * vector : 0, 4);
     s->ids[ID_COUNTS] = nd_memplan_add(plan, ND_MEM_STATE, "fp8: health counts",
                                        s->rank->config->fp8.health_interval ? s->sites : 0, 24);
     ND_TRY(ND_ALLOC(s->sites, &s->report));
@@ -132,8 +132,8 @@ nd_status nd_scales_bind(nd_scales *s, const nd_memplan *plan)
     s->rounded = nd_memplan_at(plan, s->ids[ID_ROUNDED]);
     s->counts = nd_memplan_at(plan, s->ids[ID_COUNTS]);
     float *vectors = nd_memplan_at(plan, s->ids[ID_VECTORS]);
-    int64_t n = (int64_t)(plan->segments[s->ids[ID_VECTORS]].bytes / 4) / 6;
-    for (int i = 0; vectors && i < 2; i++) {
+    int64_t n = (int64_t)(plan->segments[s->ids[ID_VECTORS]].bytes / 4) / 9;
+    for (int i = 0; vectors && i < 3; i++) {
         s->vectors[i] = (nd_scale_vectors){vectors + 3 * i * n, vectors + (3 * i + 1) * n,
                                            vectors + (3 * i + 2) * n};
     }

@@ -10,7 +10,7 @@
  * each weight, one all-reduce MAX over dp_shard x cp x tp, scales. When weights are gathered in BF16 the amax is rounded to
  * BF16 first: rounding is monotone, so that is the amax of the gathered weight.
  *
- * Scales along rows or columns (rowwise) are not kept: they live in the two vector sets while a product needs them.
+ * Scales along rows or columns (rowwise) are not kept: they live in one vector set for each kind of operand while a product needs them.
  */
 #include "runtime/device/memplan.h"
 #include "trainer/precision/filter.h"
@@ -45,12 +45,12 @@ typedef struct nd_scales {
     int64_t layers, sites;
     nd_flat_range *
         weights; /* [layers x linears] this rank's part in the flat state; empty: not here, or BF16 */
-    uint64_t version;       /* of the weights that the weight scales belong to; 0: none */
-    float *scale, *inverse; /* (sites) */
-    float *amax;            /* (sites): of this step; row 0 of the history */
-    float *limit;           /* (sites), delayed */
-    nd_bf16 *rounded;       /* (layers x linears) */
-    nd_scale_vectors vectors[2];
+    uint64_t version;            /* of the weights that the weight scales belong to; 0: none */
+    float *scale, *inverse;      /* (sites) */
+    float *amax;                 /* (sites): of this step; row 0 of the history */
+    float *limit;                /* (sites), delayed */
+    nd_bf16 *rounded;            /* (layers x linears) */
+    nd_scale_vectors vectors[3]; /* of an input, a weight, a gradient */
     int64_t (
         *counts)[3]; /* (sites): nd_ops.fp8_count, and room for the elements; health log only */
     nd_site_report *report; /* host, [sites] */
