@@ -8,6 +8,7 @@
 #include "runtime/base/log.h"
 #include "runtime/device/cuda.h"
 #include "trainer/model/nonfinite.h"
+#include "trainer/metrics/step_line.h"
 #include "trainer/optim/schedule.h"
 #include "trainer/precision/health.h"
 
@@ -208,12 +209,12 @@ static nd_status not_finite(nd_trainer *t, nd_step_result *out)
             "not finite is %s; the weights are those of step %lld; try a lower "
             "optimizer.lr, more warmup_steps, optimizer.max_grad_norm, or "
             "train.nonfinite: skip",
-            step, out->loss, out->grad_norm, first, step - 1);
+            step, nd_plain(out->loss), nd_plain(out->grad_norm), first, step - 1);
     }
     if (t->rank->rank == 0) {
         nd_log_warning("step %lld is skipped: the loss is %g and the gradient norm %g; the first "
                        "tensor that is not finite is %s",
-                       step, out->loss, out->grad_norm, first);
+                       step, nd_plain(out->loss), nd_plain(out->grad_norm), first);
     }
     ND_TRY(nd_scales_forget(&t->model->scales));
     out->lr = nd_schedule_lr(t->rank->config, t->step + 1);

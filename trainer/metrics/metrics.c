@@ -17,6 +17,8 @@
 enum { LINE_MAX_BYTES = 1024 };
 static const double bar_period_seconds = 0.1;
 static const double long_run_seconds = 20; /* shorter runs get no bar */
+/* Without a terminal the time left is said after this, and again after as much as has gone by, at most an hour. */
+static const double first_left_seconds = 60, largest_left_seconds = 3600;
 
 struct nd_metrics {
     int fd; /* metrics.jsonl */
@@ -30,6 +32,8 @@ struct nd_metrics {
     double bar_drawn_at;   /* nd_clock_seconds of the last drawing */
     double smooth_seconds; /* of a step: moving mean, for the time left */
     double window_seconds; /* steps since the last line */
+    double run_seconds;    /* of all steps so far */
+    double say_left_at;    /* run_seconds at which the time left is said next */
     int64_t window_steps;
 };
 
@@ -55,6 +59,7 @@ nd_status nd_metrics_open(const nd_metrics_options *options, nd_metrics **out)
     m->world_size = options->world_size;
     m->tokens_per_step = options->tokens_per_step;
     m->terminal = options->terminal;
+    m->say_left_at = first_left_seconds;
     int64_t sequence = options->config->train.sequence_length;
     m->flops_causal = nd_flops_per_token_causal(options->shape, sequence);
     m->flops_accelerate = nd_flops_per_token_accelerate(options->shape, sequence);
@@ -169,6 +174,19 @@ static void draw_bar(nd_metrics *m, const nd_step_record *r)
     m->bar_drawn_at = now;
 }
 
+static void say_time_left(nd_metrics *m, const nd_step_record *r)
+{
+    char text[64];
+    m->run_seconds += r->step_seconds;
+    if (m->terminal || m->steps == r->step || m->run_seconds < m->say_left_at) {
+        return;
+    }
+    nd_log_info(
+        "step %lld/%lld  about %s left", (long long)r->step, (long long)m->steps,
+        nd_duration_format(text, sizeof text, m->smooth_seconds * (double)(m->steps - r->step)));
+    m->say_left_at = m->run_seconds + fmin(m->run_seconds, largest_left_seconds);
+}
+
 nd_status nd_metrics_step(nd_metrics *m, const nd_step_record *r)
 {
     double rate = r->step_seconds > 0 ? (double)m->tokens_per_step / r->step_seconds : 0;
@@ -190,9 +208,7 @@ nd_status nd_metrics_step(nd_metrics *m, const nd_step_record *r)
                              .lr = r->lr,
                              .step_seconds = seconds,
                              .tokens_per_second = all,
-                             .tokens_per_second_per_worker = each,
-                             .tflops_causal = each * m->flops_causal * 1e-12,
-                             .tflops_accelerate = each * m->flops_accelerate * 1e-12,
+                             .tflops = each * m->flops_causal * 1e-12,
                              .peak_memory_bytes = r->peak_memory_bytes};
         char line[LINE_MAX_BYTES];
         clear_bar(m);
@@ -201,6 +217,7 @@ nd_status nd_metrics_step(nd_metrics *m, const nd_step_record *r)
         m->window_steps = 0;
     }
     draw_bar(m, r);
+    say_time_left(m, r);
     return ND_OK;
 }
 
@@ -216,6 +233,6 @@ nd_status nd_metrics_validation(nd_metrics *m, int64_t step, double loss, int64_
     ND_TRY(append_line(m, line, length));
     clear_bar(m);
     nd_log_info("step %lld/%lld  validation loss %.4f over %lld tokens in %.1f s", (long long)step,
-                (long long)m->steps, loss, (long long)tokens, seconds);
+                (long long)m->steps, nd_plain(loss), (long long)tokens, seconds);
     return ND_OK;
 }

@@ -2,6 +2,7 @@
 #include "trainer/metrics/step_line.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -46,17 +47,26 @@ char *nd_duration_format(char *text, size_t size, double seconds)
     return text;
 }
 
+double nd_plain(double value)
+{
+    return isnan(value) ? (double)NAN : value;
+}
+
 char *nd_step_line_format(char *text, size_t size, const nd_step_view *view)
 {
-    char all[SHORT], each[SHORT], memory[SHORT];
+    char all[SHORT], memory[SHORT];
+    bool slow = view->step_seconds >= 10;
     snprintf(text, size,
-             "step %lld/%lld  loss %.4f  grad norm %.3f  lr %.2e  %.*f ms  %s tok/s  "
-             "%s tok/s/worker  TFLOP/s/worker %.3f causal, %.3f accelerate  peak %s",
-             (long long)view->step, (long long)view->steps, view->loss, view->grad_norm, view->lr,
-             view->step_seconds < 0.01 ? 2 : 0, view->step_seconds * 1e3,
+             "step %lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.*f %s  %s tok/s  "
+             "%.*f TFLOP/s/worker  peak %s",
+             (long long)view->step, (long long)view->steps, nd_plain(view->loss),
+             nd_plain(view->grad_norm), view->lr,
+             slow                        ? 1
+             : view->step_seconds < 0.01 ? 2
+                                         : 0,
+             view->step_seconds * (slow ? 1 : 1e3), slow ? "s" : "ms",
              nd_quantity_format(all, sizeof all, view->tokens_per_second),
-             nd_quantity_format(each, sizeof each, view->tokens_per_second_per_worker),
-             view->tflops_causal, view->tflops_accelerate,
+             view->tflops < 10 ? 3 : 1, view->tflops,
              nd_bytes_format(memory, sizeof memory, view->peak_memory_bytes));
     return text;
 }
@@ -74,7 +84,7 @@ char *nd_progress_bar_format(char *text, size_t size, int64_t step, int64_t step
     }
     bar[BAR_WIDTH] = '\0';
     snprintf(text, size, "[%s] %3d %%  step %lld/%lld  loss %.4f  %s left", bar, (int)(part * 100),
-             (long long)step, (long long)steps, loss,
+             (long long)step, (long long)steps, nd_plain(loss),
              nd_duration_format(left, sizeof left, seconds_left));
     return text;
 }

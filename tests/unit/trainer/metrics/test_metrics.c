@@ -210,9 +210,29 @@ Test(metrics, plain_lines_come_at_the_interval)
     cr_assert_eq(count_of(text, "\nstep 4/10  "), 1);
     cr_assert_eq(count_of(text, "\nstep 8/10  "), 1);
     cr_assert_eq(count_of(text, "\nstep 10/10  "), 1);
-    cr_assert_eq(count_of(text, "  833 ms  1229 tok/s  307 tok/s/worker  "), 1, "%s", text);
+    cr_assert_eq(count_of(text, "  833 ms  1229 tok/s  "), 1, "%s", text);
     cr_assert_eq(count_of(text, "\033"), 0, "a file gets no control sequences");
     cr_assert_eq(count_of(text, "\r"), 0);
+    free(text);
+}
+
+/* 40 s a step: said after 80 s, 160 s, 320 s, 640 s and so on, and no more at the end. */
+Test(metrics, a_long_run_without_a_terminal_says_the_time_left)
+{
+    const char *heard = catch_stderr();
+    config.train.steps = 17;
+    config.log.interval = 1000;
+    nd_metrics *metrics = open_metrics(false);
+    for (int64_t step = 1; step <= 17; step++) {
+        nd_step_record record = record_of(step);
+        record.step_seconds = 40;
+        assert_ok(nd_metrics_step(metrics, &record));
+    }
+    nd_metrics_close(metrics);
+    char *text = read_file(heard);
+    cr_assert_eq(count_of(text, " left\n"), 4, "%s", text);
+    cr_assert_eq(count_of(text, "step 2/17  about 10 min 00 s left\n"), 1, "%s", text);
+    cr_assert_eq(count_of(text, "step 16/17  about 40 s left\n"), 1, "%s", text);
     free(text);
 }
 

@@ -16,16 +16,37 @@ Test(step_line, names_every_number_with_its_unit)
                          .lr = 3e-4,
                          .step_seconds = 0.251,
                          .tokens_per_second = 16320,
-                         .tokens_per_second_per_worker = 2040,
-                         .tflops_causal = 0.1234,
-                         .tflops_accelerate = 0.11,
+                         .tflops = 0.1234,
                          .peak_memory_bytes = 321.0 * (1 << 20)};
     cr_assert_str_eq(nd_step_line_format(text, sizeof text, &view),
-                     "step 120/1000  loss 2.3457  grad norm 1.500  lr 3.00e-04  251 ms  "
-                     "16.3 k tok/s  2040 tok/s/worker  "
-                     "TFLOP/s/worker 0.123 causal, 0.110 accelerate  peak 321 MiB");
+                     "step 120/1000  loss 2.3457  norm 1.500  lr 3.00e-04  251 ms  "
+                     "16.3 k tok/s  0.123 TFLOP/s/worker  peak 321 MiB");
     view.step_seconds = 0.00321; /* tiny models still show a time */
     cr_assert_not_null(strstr(nd_step_line_format(text, sizeof text, &view), "  3.21 ms  "));
+}
+
+Test(step_line, fits_a_terminal)
+{
+    nd_step_view view = {.step = 100000,
+                         .steps = 100000,
+                         .loss = 12.34567,
+                         .grad_norm = 999.5,
+                         .lr = 3e-4,
+                         .step_seconds = 99.9,
+                         .tokens_per_second = 999949,
+                         .tflops = 999.9,
+                         .peak_memory_bytes = 139.4 * (1 << 30)};
+    cr_assert_leq(strlen(nd_step_line_format(text, sizeof text, &view)), 120, "%s", text);
+    view.step_seconds = 1234.4;
+    cr_assert_not_null(strstr(nd_step_line_format(text, sizeof text, &view), "  1234.4 s  "), "%s",
+                       text);
+}
+
+Test(step_line, not_a_number_has_no_sign)
+{
+    nd_step_view view = {.loss = -NAN, .grad_norm = copysign(NAN, -1.0)};
+    nd_step_line_format(text, sizeof text, &view);
+    cr_assert_not_null(strstr(text, "loss nan  norm nan  "), "%s", text);
 }
 
 Test(step_line, never_writes_past_its_buffer)
