@@ -6,6 +6,7 @@
 #include "runtime/base/log.h"
 #include "runtime/device/affinity.h"
 #include "runtime/device/host_memory.h"
+#include "trainer/gpu.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/precision/table.h"
 #include "trainer/trainer.h"
@@ -161,7 +162,9 @@ nd_status nd_plan_check_memory(const nd_config *config, const nd_inputs *inputs,
 {
     nd_trainer *trainer = NULL;
     double local = (double)config->launch.nproc_per_node;
-    if (config->launch.device == ND_CHOOSE_CUDA) {
+    bool gpu = false;
+    ND_TRY(nd_gpu_is_wanted(config, &gpu));
+    if (gpu) {
         return ND_OK; /* each worker asks its own device */
     }
     ND_TRY(plan_rank(config, inputs, worker, 0, &trainer));
