@@ -33,6 +33,7 @@ static void fill_config(nd_config *c, const mesh_job *job, const mesh_case *m)
     c->train.seed = 7;
     c->fp8.recipe = job->recipe;
     c->fp8.all_gather = job->all_gather;
+    c->fp8.filter = (char *)job->filter;
     c->fp8.amax_compute = job->amax_compute;
     c->fp8.amax_history_length = job->history_length;
     c->fp8.health_interval = job->health_interval;

@@ -40,7 +40,8 @@ typedef struct mesh_job {
     nd_fp8_amax amax_compute;
     int64_t history_length;
     bool all_gather;
-    bool bf16_weights; /* initial weights are rounded to BF16 */
+    const char *filter; /* NULL: accelerate */
+    bool bf16_weights;  /* initial weights are rounded to BF16 */
     nd_nonfinite nonfinite;
     int64_t health_interval;
     /* Called on every rank, at the same time: before every step (from 0), and after the gradients of the first one. */

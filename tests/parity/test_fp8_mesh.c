@@ -352,6 +352,22 @@ Test(fp8_mesh, delayed, .timeout = 600)
     recipe_on_all_meshes(ND_FP8_DELAYED, true);
 }
 
+/* Groups in which some linears stay in BF16: their input travels and is kept in BF16 and is cast after its gather. */
+Test(fp8_mesh, groups_of_both_kinds, .timeout = 600)
+{
+    static const mesh_case meshes[] = {
+        {"fsdp 2 x tp 2", 1, 2, 1, 2, 1},
+        {"fsdp 2 x tp 2, selective", 1, 2, 1, 2, 1, .recompute = ND_RECOMPUTE_SELECTIVE},
+    };
+    tempdir_make(&dir);
+    for (int all_gather = 0; all_gather < 2; all_gather++) {
+        mesh_job job = job_of(token_file(false), ND_FP8_TENSORWISE, all_gather);
+        job.filter = "k_proj,up_proj,layers.1.mlp.down_proj,layers.0.self_attn.o_proj";
+        losses_stay_near(&job, meshes, sizeof meshes / sizeof *meshes);
+    }
+    tempdir_remove(&dir);
+}
+
 static void assert_same_result(const mesh_result *a, const mesh_result *b, const char *what)
 {
     cr_assert_eq(memcmp(a->loss, b->loss, sizeof a->loss), 0, "%s: losses", what);
