@@ -98,8 +98,11 @@ struct machine {
 
     ~machine()
     {
+        ASAN_UNPOISON_MEMORY_REGION(arena, ARENA);
         for (fiber &f : fibers) {
             if (f.stack) {
+                /* What is mapped here next must not inherit the redzones of the fiber's frames. */
+                ASAN_UNPOISON_MEMORY_REGION(f.stack, STACK + PAGE);
                 munmap(f.stack, STACK + PAGE);
             }
         }
