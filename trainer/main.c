@@ -23,6 +23,7 @@
 #include "trainer/agree.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/plan.h"
+#include "trainer/thread_wait.h"
 #include "trainer/train.h"
 #include "trainer/trainer.h"
 
@@ -262,9 +263,12 @@ int main(int argc, char **argv)
     nd_worker worker = {0};
     nd_config config = {0};
     nd_cli cli = {.plan_rank = -1};
+    const char *command = argc > 1 ? argv[1] : "";
+    if (strcmp(command, "train") == 0) {
+        nd_thread_wait_shorten(argv);
+    }
     nd_worker_guard();
     nd_limits_raise_files(); /* rank 0 may host the store, and each rank has sockets to others */
-    const char *command = argc > 1 ? argv[1] : "";
     if (strcmp(command, "version") == 0 || strcmp(command, "--version") == 0) {
         print_version();
         return 0;

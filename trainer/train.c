@@ -86,13 +86,22 @@ static double peak_memory(const nd_rank *r)
     return (double)usage.ru_maxrss * 1024.0;
 }
 
+static nd_status stop_is_asked(void *context, bool *stop)
+{
+    run_state *s = context;
+    ND_TRY(agree_to_stop(s));
+    *stop = s->stopped;
+    return ND_OK;
+}
+
 static nd_status validate(run_state *s)
 {
     double loss = 0.0, begin = nd_clock_seconds();
     int64_t tokens = 0;
-    ND_TRY(nd_trainer_evaluate(s->trainer, s->validation_loader, s->validation_batches, &loss,
-                               &tokens));
-    if (!s->files.metrics) {
+    const nd_trainer_pause pause = {stop_is_asked, s};
+    ND_TRY(nd_trainer_evaluate(s->trainer, s->validation_loader, s->validation_batches, &pause,
+                               &loss, &tokens));
+    if (!s->files.metrics || s->stopped) {
         return ND_OK;
     }
     return nd_metrics_validation(s->files.metrics, s->trainer->step, loss, tokens,

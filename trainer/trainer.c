@@ -245,8 +245,8 @@ nd_status nd_trainer_step(nd_trainer *t, const nd_step_batch *batch, nd_step_res
     return ND_OK;
 }
 
-nd_status nd_trainer_evaluate(nd_trainer *t, nd_loader *loader, int64_t batches, double *loss,
-                              int64_t *tokens)
+nd_status nd_trainer_evaluate(nd_trainer *t, nd_loader *loader, int64_t batches,
+                              const nd_trainer_pause *pause, double *loss, int64_t *tokens)
 {
     nd_rank *r = t->rank;
     nd_model *m = t->model;
@@ -254,8 +254,14 @@ nd_status nd_trainer_evaluate(nd_trainer *t, nd_loader *loader, int64_t batches,
     nd_progress_set_phase(r->progress, ND_PHASE_EVAL, t->step);
     ND_TRY(nd_zero(&r->stream, m->loss_sum, sizeof(double)));
     ND_TRY(nd_loader_rewind(loader));
+    *tokens = 0;
     for (int64_t i = 0; i < batches; i++) {
         nd_step_batch batch;
+        bool stop = false;
+        ND_TRY(pause->asked(pause->context, &stop));
+        if (stop) {
+            return ND_OK;
+        }
         ND_TRY(nd_loader_next(loader, &batch));
         counted += batch.valid;
         ND_TRY(nd_model_load_batch(m, batch.inputs, batch.labels, batch.positions));

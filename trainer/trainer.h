@@ -50,8 +50,17 @@ nd_status nd_trainer_gradients(nd_trainer *trainer, const nd_step_batch *batch,
  */
 nd_status nd_trainer_step(nd_trainer *trainer, const nd_step_batch *batch, nd_step_result *out);
 
-/* Mean NLL over `batches` calls of the (rewound) validation loader; all ranks take part. */
-nd_status nd_trainer_evaluate(nd_trainer *trainer, nd_loader *loader, int64_t batches, double *loss,
-                              int64_t *tokens);
+/* Asked before each batch of a long loop, on all ranks; *stop is alike on all of them. */
+typedef struct nd_trainer_pause {
+    nd_status (*asked)(void *context, bool *stop);
+    void *context;
+} nd_trainer_pause;
+
+/*
+ * Mean NLL over `batches` calls of the (rewound) validation loader; all ranks take part. Stopped by `pause`: no loss, and
+ * *tokens is 0.
+ */
+nd_status nd_trainer_evaluate(nd_trainer *trainer, nd_loader *loader, int64_t batches,
+                              const nd_trainer_pause *pause, double *loss, int64_t *tokens);
 
 #endif

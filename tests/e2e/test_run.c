@@ -187,6 +187,22 @@ Test(run, a_signal_ends_it_without_a_validation)
     shell(&dir, "test -s out/model/model.safetensors && test -s out/trace.json");
 }
 
+/* The validation after the last step is left when the signal comes, not waited for. */
+Test(run, a_signal_ends_a_validation)
+{
+    double validation[1];
+    shell(&dir, "i=0; while [ $i -lt 2000 ]; do cat text.txt; i=$((i+1)); done > long.txt");
+    int code = shell_run(
+        &dir,
+        RUN "--set data.path=text.txt --set data.validation_path=long.txt --num-steps 1 "
+            "--set launch.grace_seconds=60 & pid=$!; n=0; "
+            "until grep -q loss out/metrics.jsonl 2>/dev/null || [ $n -ge 600 ]; do sleep 0.1; "
+            "n=$((n+1)); done; kill -TERM $pid; wait $pid");
+    cr_assert_eq(code, 75, "ended with %d:\n%s", code, shell_output);
+    cr_assert_eq(values_of("validation_loss", validation, 1), 0);
+    shell(&dir, "test -s out/model/model.safetensors");
+}
+
 /* Found before the first step, not when the model is to be saved. */
 Test(run, a_disk_too_full_for_the_model_is_found_at_the_start)
 {
