@@ -5,16 +5,17 @@
 #   scripts/gpu_check.sh [--phase build|conformance|bench|all] [--out FOLDER] [--dry-run]
 #
 # Each call works for at most 9 minutes, finishes what it began, and ends with exit code 75 when something is left: call it
-# again to go on. What is done is kept in FOLDER (gpu_check unless told); remove it to start over. FOLDER/gpu_check.json and
-# FOLDER/gpu_check.md hold all results. The build needs the CUDA Toolkit, NCCL and cuDNN, and no oneDNN, UCX or Criterion;
-# the conformance of ops needs Criterion, the comparison ND_PEER_PYTHON (a Python with torch and transformers; python3
-# unless told). --dry-run goes through everything at toy sizes on the doubles of build/tests/hostcuda, which need no GPU.
+# again to go on. What is done is kept in FOLDER (gpu_check, or gpu_check-dry-run with --dry-run); remove it to start over.
+# FOLDER/gpu_check.json and FOLDER/gpu_check.md hold all results. The build needs the CUDA Toolkit, NCCL and cuDNN, and no
+# oneDNN, UCX or Criterion; the conformance of ops needs Criterion, the comparison ND_PEER_PYTHON (a Python with torch and
+# transformers; python3 unless told). --dry-run goes through everything at toy sizes on the doubles of build/tests/hostcuda
+# (scripts/build), which need no GPU; its report says so.
 #
 # ND_GPU_LIMIT: seconds of one call (520). ND_GPU_BUILD: the build folder (build-gpu).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-phase=all out=gpu_check dry=
+phase=all out= dry=
 while [ $# -gt 0 ]; do
     case "$1" in
     --phase) phase=${2:-}; shift ;;
@@ -32,9 +33,63 @@ programs=$build tests=$build/tests/gpu/test_gpu_ops
 if [ -n "$dry" ]; then
     build=build programs=build/tests/hostcuda tests=build/tests/hostcuda/test_hostcuda_ops
 fi
-mkdir -p "$out/items" || exit 73
+mode='on a GPU'
+[ -z "$dry" ] || mode='dry run on doubles'
+out=${out:-gpu_check${dry:+-dry-run}}
+
+no_gpu() { # why none can be used, in a few words; fails where one can be
+    python3 - <<'PY'
+import ctypes, sys
+try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+except OSError:
+    print("the NVIDIA driver (libcuda.so.1) is not installed")
+    sys.exit()
+count = ctypes.c_int(0)
+error = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+if error or count.value == 0:
+    print(f"the driver sees none (CUDA error {error})" if error else "the driver sees none")
+    sys.exit()
+sys.exit(1)
+PY
+}
+if [ -z "$dry" ] && why=$(no_gpu); then
+    echo "gpu_check: this machine has no GPU to check, as $why; --dry-run goes through everything without one" >&2
+    exit 2
+fi
+if [ -n "$dry" ] && [ ! -x "$programs/ndlaunch" ]; then
+    echo "gpu_check: $programs/ndlaunch is not there; run scripts/build first, on a machine with the CUDA Toolkit" >&2
+    exit 2
+elif [ "$phase" != build ] && [ "$phase" != all ] && [ ! -x "$programs/ndlaunch" ]; then
+    echo "gpu_check: $programs/ndlaunch is not there; run scripts/gpu_check.sh --phase build first" >&2
+    exit 2
+fi
+if [ -f "$out/mode" ] && [ "$(cat "$out/mode")" != "$mode" ]; then
+    echo "gpu_check: $out holds results of another mode ($(cat "$out/mode")); name another folder with --out, or remove it" >&2
+    exit 2
+fi
+mkdir -p "$out/items" && echo "$mode" >"$out/mode" || exit 73
 out=$(cd "$out" && pwd)
-left=0 failed=0
+left=0 failed=0 child=
+
+# An item is a session of its own, as Criterion leaves its process group; ndlaunch gives its workers ten seconds to end.
+of_child() { # the processes of the item
+    cat /proc/[0-9]*/stat 2>/dev/null | awk -v session="$child" '{ pid = $1; sub(/^.*\) /, ""); if ($4 == session && $1 != "Z") print pid }'
+}
+end_child() {
+    local tenths all
+    for ((tenths = 0; tenths < 150; tenths++)); do
+        all=$([ -z "$child" ] || of_child)
+        [ -n "$all" ] || break
+        [ "$tenths" != 0 ] || kill -TERM $all 2>/dev/null
+        sleep 0.1
+    done
+    [ -z "$all" ] || kill -KILL $all 2>/dev/null
+    child=
+}
+trap end_child EXIT
+trap 'exit 143' TERM
+trap 'exit 130' INT
 
 # item NAME LIMIT COMMAND...: runs the command once; its lines that are JSON objects are the result. A command that fails is
 # tried again by the next call; one that needs more time than is left waits for it.
@@ -49,10 +104,14 @@ item() {
         return 0
     fi
     echo "gpu_check: $name"
-    timeout -k 5 "$most" bash -c '"$@"' "$name" "$@" >"$out/items/$name.out" 2>"$out/items/$name.err" </dev/null || code=$?
+    setsid timeout -k 15 "$most" bash -c '"$@"' "$name" "$@" >"$out/items/$name.out" 2>"$out/items/$name.err" </dev/null &
+    child=$!
+    wait "$child" || code=$?
+    end_child
     printf '{"item": "%s", "exit_code": %d, "seconds": %d}\n' "$name" "$code" $((SECONDS - begin)) >"$out/items/$name.status"
     if [ "$code" = 0 ] || [ "$code" = 77 ]; then
         touch "$out/items/$name.done"
+        [ "$code" = 0 ] || echo "gpu_check: $name was skipped"
     else
         failed=1
         echo "gpu_check: $name ended with $code; the last lines:" >&2
@@ -142,6 +201,9 @@ if [ "$phase" = build ] || [ "$phase" = all ]; then
         # Ninja keeps what it has compiled: a build that is cut off goes on with the next call.
         item compile 500 ninja -C "$build"
     fi
+fi
+if [ "$phase" = all ] && [ ! -x "$programs/ndlaunch" ]; then
+    phase=none # the build failed, or goes on with the next call
 fi
 if [ "$phase" = conformance ] || [ "$phase" = all ]; then
     item ops 500 conformance_ops

@@ -124,16 +124,19 @@ def table(title, rows):
 def report(folder):
     folder = pathlib.Path(folder)
     items = read_items(folder)
+    mode = (folder / "mode").read_text().strip()
     results = [value for item in items for value in item["results"]]
-    (folder / "gpu_check.json").write_text(json.dumps({"items": items}, indent=1) + "\n")
+    (folder / "gpu_check.json").write_text(json.dumps({"mode": mode, "items": items}, indent=1) + "\n")
     of = lambda key: [value for value in results if key in value]
-    lines = ["# ndtrain on a GPU", ""]
+    lines = [f"# ndtrain: {mode}", ""]
+    if "dry run" in mode:
+        lines += ["No GPU took part: nothing here says how fast one is, nor that one computes the same.", ""]
     for value in of("commit") + of("memory_gib"):
         lines.append("- " + ", ".join(f"{k} {v}" for k, v in value.items()))
     lines += ["", "| item | result | seconds | |", "|---|---|---|---|"]
     for item in items:
         result = "done" if item["done"] else f"failed ({item['exit_code']})"
-        if any("skipped" in value for value in item["results"]):
+        if item["exit_code"] == 77 or any("skipped" in value for value in item["results"]):
             result = "skipped"
         lines.append(f"| {item['item']} | {result} | {item['seconds']} | {' '.join(item['said'])[:160].replace('|', '/')} |")
     lines += table("Runs", of("run")) + table("torch and transformers", of("compile")) + table("Products", of("product"))
