@@ -87,6 +87,11 @@ static void echo_data(const nd_run_context *run, const nd_rank *r)
     }
 }
 
+static void warn_line(void *context, const char *text)
+{
+    nd_log_warning("%s", text);
+}
+
 static void echo_line(void *context, const char *text)
 {
     nd_log_info("%s", text);
@@ -98,6 +103,7 @@ void nd_echo_run(const nd_run_context *run, const nd_trainer *trainer, const cha
     const nd_rank *r = trainer->rank;
     char mesh[128];
     echo_config(r->config);
+    (void)nd_config_each_warning(r->config, warn_line, NULL);
     nd_log_info("run folder: %s", dir);
     nd_log_info("mesh: %s on %s, %s; %s communication", nd_mesh_format(&r->mesh, mesh, sizeof mesh),
                 r->device->name, nd_device_machine(r->device), r->transport->backend->name);

@@ -181,6 +181,10 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
  */
 nd_status nd_config_resolve(nd_config *config);
 
+/* A sentence for each kind of FP8 settings that are not the defaults and that the run does not read. */
+nd_status nd_config_each_warning(const nd_config *config,
+                                 void (*line)(void *context, const char *text), void *context);
+
 /*
  * How long a healthy program may take to index the data: JSONL is parsed once from end to end, which takes ten seconds
  * a GB; a hundred are allowed for slow disks. 0 for other formats. Added to the deadlines that data come under.

@@ -237,13 +237,13 @@ static nd_status check_training(const nd_config *c)
             "of the schedule",
             c->optimizer.min_lr, c->optimizer.lr);
     }
-    if (c->train.precision == ND_PRECISION_FP8 && c->fp8.all_gather &&
-        c->fp8.recipe != ND_FP8_TENSORWISE && c->fp8.recipe != ND_FP8_DELAYED) {
+    if (c->fp8.all_gather && c->fp8.recipe != ND_FP8_TENSORWISE &&
+        c->fp8.recipe != ND_FP8_DELAYED) { /* whatever the precision: the next run may be in FP8 */
         return nd_fail(
             ND_ERR_CONFIG,
             "fp8.all_gather needs one scale for a whole weight, as the recipes tensorwise "
-            "and delayed have; set fp8.all_gather: false for fp8.recipe rowwise and "
-            "rowwise_with_gw_hp");
+            "and delayed have; set fp8.all_gather: false (--fp8-all-gather false) for fp8.recipe "
+            "rowwise and rowwise_with_gw_hp");
     }
     return ND_OK;
 }

@@ -134,7 +134,9 @@ Test(resolve, training)
 {
     EXPECT_BAD_FLAGS(("--lr", "1e-4", "--min-lr", "1e-3"), "min_lr 0.001", "lr 0.0001");
     EXPECT_BAD_FLAGS(("--precision", "fp8", "--fp8-recipe", "rowwise", "--fp8-all-gather"),
-                     "fp8.all_gather", "tensorwise");
+                     "fp8.all_gather", "tensorwise", "--fp8-all-gather false");
+    EXPECT_BAD_FLAGS(("--precision", "bf16", "--fp8-recipe", "rowwise", "--fp8-all-gather"),
+                     "fp8.all_gather");
     EXPECT_BAD_FLAGS(("--sequence-length", "134217728", "--micro-batch-size", "65536",
                       "--gradient-accumulation-steps", "1000000"),
                      "134217728", "2^52");
@@ -170,4 +172,42 @@ Test(resolve, time_to_index_the_data)
     cr_expect_eq(nd_config_data_seconds(&c), 0.0);
     nd_config_fini(&c);
     tempdir_remove(&dir);
+}
+
+static void append_line(void *context, const char *text)
+{
+    char *all = context;
+    size_t used = strlen(all);
+    snprintf(all + used, 1024 - used, "%s\n", text);
+}
+
+/* The warnings of these flags are exactly `wanted`, a line each. */
+#define EXPECT_WARNINGS(list, wanted)                                                              \
+    do {                                                                                           \
+        nd_config c_;                                                                              \
+        char got_[1024] = "";                                                                      \
+        cr_assert_eq(FLAGS(&c_, UNWRAP list), ND_OK, "%s", nd_error_last()->message);              \
+        cr_assert_eq(nd_config_each_warning(&c_, append_line, got_), ND_OK);                       \
+        cr_expect_str_eq(got_, wanted);                                                            \
+        nd_config_fini(&c_);                                                                       \
+    } while (0)
+
+Test(resolve, fp8_keys_without_effect_are_named)
+{
+    EXPECT_WARNINGS(("--precision", "bf16"), "");
+    EXPECT_WARNINGS(("--precision", "bf16", "--fp8-all-gather", "--fp8-recipe", "delayed",
+                     "--fp8-health-interval", "5"),
+                    "fp8.recipe, fp8.all_gather, fp8.health_interval: without effect, because "
+                    "train.precision is not fp8\n");
+    EXPECT_WARNINGS(("--precision", "fp8", "--fp8-all-gather", "--fp8-filter", "auto"), "");
+    EXPECT_WARNINGS(("--precision", "fp8", "--fp8-margin", "1", "--fp8-format", "e4m3",
+                     "--fp8-amax-compute", "max", "--fp8-all-gather"),
+                    "fp8.format, fp8.amax_compute, fp8.margin: without effect, because only "
+                    "fp8.recipe delayed reads them\n");
+    EXPECT_WARNINGS(("--precision", "fp8", "--fp8-margin", "1", "--fp8-recipe", "delayed"), "");
+    EXPECT_WARNINGS(("--precision", "fp8", "--fp8-health-interval", "5"),
+                    "fp8.health_interval 5: without effect, because log.level is info and the "
+                    "reports have level debug\n");
+    EXPECT_WARNINGS(("--precision", "fp8", "--fp8-health-interval", "5", "--log-level", "debug"),
+                    "");
 }
