@@ -114,6 +114,25 @@ static void print_line(void *context, const char *text)
     fprintf(context, "%s\n", text);
 }
 
+/* Of the FLOPs of a token, those in products of converted linears: 6 a weight, or 4 where dw is in BF16. */
+static double fp8_flops_per_token(const nd_trainer *trainer)
+{
+    const nd_scales *scales = &trainer->model->scales;
+    const nd_llama_shape *s = &trainer->rank->shape;
+    double q = (double)(s->heads * s->head_dim), kv = (double)(s->kv_heads * s->head_dim);
+    double c = (double)s->hidden, f = (double)s->ffn, weights = 0.0;
+    for (int64_t layer = 0; layer < s->layers; layer++) {
+        for (int i = 0; i < ND_LINEARS_OF_BLOCK; i++) {
+            nd_param_id id = nd_linear_param(i);
+            double out = id == ND_PARAM_K || id == ND_PARAM_V   ? kv
+                         : id == ND_PARAM_Q || id == ND_PARAM_O ? q
+                                                                : f;
+            weights += nd_filter_converts(&scales->filter, layer, i) ? out * c : 0.0;
+        }
+    }
+    return weights * (scales->recipe.weight_gradient.a.scaling == ND_SCALING_NONE ? 4.0 : 6.0);
+}
+
 static void print_estimate(FILE *out, const nd_trainer *trainer)
 {
     const nd_rank *r = trainer->rank;
@@ -122,8 +141,10 @@ static void print_estimate(FILE *out, const nd_trainer *trainer)
     double tokens = (double)config->train.sequence_length * (double)config->train.micro_batch_size *
                     (double)config->train.gradient_accumulation_steps *
                     nd_mesh_group_size(&r->mesh, ND_GROUP_DP);
-    double flops = tokens * nd_flops_per_token_causal(&r->shape, config->train.sequence_length) /
-                   r->world_size;
+    bool cuda = config->launch.device == ND_CHOOSE_CUDA, fp8 = trainer->model->scales.recipe.name;
+    double each = nd_flops_per_token_causal(&r->shape, config->train.sequence_length);
+    each -= cuda && fp8 ? 0.5 * fp8_flops_per_token(trainer) : 0.0; /* half the time */
+    double flops = tokens * each / r->world_size;
     flops *= config->parallel.recompute == ND_RECOMPUTE_FULL ? 4.0 / 3.0 : 1.0;
     assumption a = assume(r, d->act == ND_DTYPE_F32);
     double micros = (double)config->train.gradient_accumulation_steps;
@@ -141,6 +162,10 @@ static void print_estimate(FILE *out, const nd_trainer *trainer)
             compute + wire, compute, wire, tokens / (compute + wire));
     fprintf(out, "  assumes %s: %.0f GFLOP/s and %.0f GB/s a worker, nothing overlapped\n",
             a.worker, a.flops * 1e-9, a.bytes_per_second * 1e-9);
+    if (fp8) {
+        fprintf(out, cuda ? "  FP8 products of converted linears count at twice the BF16 rate\n"
+                          : "  FP8 products count at the BF16 rate: a CPU widens their codes\n");
+    }
 }
 
 /* The trainer of one rank, planned and not committed. */

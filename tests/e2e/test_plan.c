@@ -126,6 +126,29 @@ Test(plan, llama_405b_on_16384_workers)
     says("\ndoes not fit this host: 1024 workers of ");
 }
 
+/* Seconds of compute in the estimate of a plan with these flags. */
+static double compute_seconds(const char *flags)
+{
+    char command[512];
+    snprintf(command, sizeof command, PLAN "llama-3.1-8b/fp8.yaml --recompute none %s", flags);
+    shell(&dir, command);
+    const char *at = strstr(shell_output, "estimated step: ");
+    at = at ? strchr(at, '=') : NULL;
+    cr_assert_not_null(at, "%s", shell_output);
+    return strtod(at + 1, NULL);
+}
+
+Test(plan, fp8_products_take_half_the_time_on_a_gpu)
+{
+    double bf16 = compute_seconds("--precision bf16"), fp8 = compute_seconds("--precision fp8");
+    says("twice the BF16 rate");
+    cr_expect(fp8 > 0.5 * bf16 && fp8 < 0.75 * bf16, "%g and %g s", fp8, bf16);
+    bf16 = compute_seconds("--precision bf16 --device cpu");
+    fp8 = compute_seconds("--precision fp8 --device cpu");
+    says("at the BF16 rate: a CPU");
+    cr_expect_float_eq(fp8 / bf16, 1.0, 1e-3, "%g and %g s", fp8, bf16);
+}
+
 Test(plan, a_rank_outside_of_the_mesh)
 {
     int code = shell_run(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --rank 8");
