@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/gpu.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "kernels/cuda/cuda_ops.h"
@@ -18,6 +19,14 @@ nd_status nd_gpu_is_wanted(const nd_config *config, bool *out)
     if (status != ND_OK && config->launch.device == ND_CHOOSE_AUTO) {
         nd_error_clear(); /* no GPU: the CPU it is, and the start says so */
         return ND_OK;
+    }
+    if (status != ND_OK && nd_ops_cuda_lacks_cudnn()) {
+        char first[ND_ERROR_MESSAGE_MAX];
+        snprintf(first, sizeof first, "%s", nd_error_last()->message);
+        return nd_fail(status,
+                       "%s. It also needs cuDNN attention, and this program was built without the "
+                       "headers of cudnn-frontend; run scripts/setup --cuda and build again",
+                       first);
     }
     ND_TRY(status);
     *out = true;

@@ -120,6 +120,11 @@ extern "C" void nd_cudnn_destroy(nd_cudnn *cudnn)
     }
 }
 
+extern "C" bool nd_cudnn_is_built(void)
+{
+    return true;
+}
+
 extern "C" size_t nd_cudnn_version(const nd_cudnn *cudnn)
 {
     return fe::detail::get_backend_version();

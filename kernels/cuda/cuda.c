@@ -352,6 +352,11 @@ const char *nd_ops_cuda_machine(const nd_device *device)
     return nd_cuda_context_of(device)->machine;
 }
 
+bool nd_ops_cuda_lacks_cudnn(void)
+{
+    return !nd_cudnn_is_built();
+}
+
 size_t nd_ops_cuda_workspace(void)
 {
     return ND_LT_WORKSPACE + ND_CUDA_SCRATCH;

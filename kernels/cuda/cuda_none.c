@@ -23,6 +23,11 @@ const char *nd_ops_cuda_machine(const nd_device *device)
     return "none";
 }
 
+bool nd_ops_cuda_lacks_cudnn(void)
+{
+    return false;
+}
+
 size_t nd_ops_cuda_workspace(void)
 {
     return 0;

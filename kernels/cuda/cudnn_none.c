@@ -15,6 +15,11 @@ nd_status nd_cudnn_create(nd_device *device, int capability, const char *descrip
     return absent();
 }
 
+bool nd_cudnn_is_built(void)
+{
+    return false;
+}
+
 void nd_cudnn_destroy(nd_cudnn *cudnn)
 {
 }
