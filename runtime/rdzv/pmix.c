@@ -30,6 +30,8 @@ static void copy_key(char *out, const char *key)
     snprintf(out, PMIX_MAX_KEYLEN + 1, "%s", key);
 }
 
+enum { GET_SECONDS = 60 }; /* a value is there at once, or it never comes */
+
 /* Of this job (rank PMIX_RANK_WILDCARD) or of one process. The value is the caller's, see free_value. */
 static pmix_status_t get(const nd_pmix *pmix, pmix_rank_t rank, const char *name,
                          pmix_value_t **value)
@@ -38,12 +40,15 @@ static pmix_status_t get(const nd_pmix *pmix, pmix_rank_t rank, const char *name
     char key[PMIX_MAX_KEYLEN + 1];
     proc.rank = rank;
     copy_key(key, name);
-    return pmix->library.PMIx_Get(&proc, key, NULL, 0, value);
+    pmix_info_t limit = {.value.type = PMIX_INT, .value.data.integer = GET_SECONDS};
+    copy_key(limit.key, PMIX_TIMEOUT);
+    return pmix->library.PMIx_Get(&proc, key, &limit, 1, value);
 }
 
 static void free_value(pmix_value_t *value)
 {
-    if (value->type == PMIX_BYTE_OBJECT) {
+    if (value->type == PMIX_BYTE_OBJECT) { /* maybe the job key */
+        explicit_bzero(value->data.bo.bytes, value->data.bo.size);
         free(value->data.bo.bytes);
     } else if (value->type == PMIX_STRING) {
         free(value->data.string);
@@ -88,6 +93,11 @@ static nd_status read_identity(nd_pmix *pmix, nd_identity *id)
     ND_TRY(get_number(pmix, PMIX_RANK_WILDCARD, PMIX_JOB_SIZE, -1, &read.world_size));
     ND_TRY(get_number(pmix, PMIX_RANK_WILDCARD, PMIX_LOCAL_SIZE, -1, &read.local_world_size));
     ND_TRY(get_number(pmix, pmix->self.rank, PMIX_LOCAL_RANK, -1, &read.local_rank));
+    if (read.world_size < 1 || read.local_world_size < 1) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "PMIx says that the job has %d ranks, and this node %d of them",
+                       read.world_size, read.local_world_size);
+    }
     int nodes = (read.world_size + read.local_world_size - 1) / read.local_world_size;
     ND_TRY(get_number(pmix, PMIX_RANK_WILDCARD, PMIX_NUM_NODES, nodes, &read.nnodes));
     ND_TRY(get_number(pmix, pmix->self.rank, PMIX_NODEID, 0, &read.node_rank));

@@ -6,7 +6,8 @@
  * communicators exist, and the end of the whole job.
  *
  * libpmix is opened at run time, when PMIx started the worker and not before: a machine without it runs everything else.
- * Calls block, with deadlines; nd_pmix_abort may be called from any thread, the others from one.
+ * Calls block: fences and reads with deadlines, joining and leaving as long as libpmix waits for the server of its node.
+ * nd_pmix_abort may be called from any thread, the others from one.
  */
 #include <stddef.h>
 
