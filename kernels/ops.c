@@ -37,7 +37,8 @@
     X(matmul_fp8)                                                                                  \
     X(matmul_fp8_scratch)
 
-/* One pointer per op from the first on: an op added to the struct must be added to the list above. */
+/* One pointer per op from the first on: an op added to the struct must be added to the list
+ * above. */
 #define ND_COUNT_OP(op) +1
 _Static_assert(sizeof(nd_ops) - offsetof(nd_ops, matmul) ==
                    (0 ND_EACH_OP(ND_COUNT_OP)) * sizeof(void (*)(void)),

@@ -32,7 +32,8 @@ static inline bool nd_is_4d(nd_tensor t, int64_t n0, int64_t n1, int64_t n2, int
            t.shape[3] == n3 && (n3 <= 1 || t.stride[3] == 1);
 }
 
-/* Distance of element `index` (row-major over the shape) from the view's first, in elements of memory. */
+/* Distance of element `index` (row-major over the shape) from the view's first, in elements of
+ * memory. */
 static inline int64_t nd_offset_of(nd_tensor t, int64_t index)
 {
     int64_t at = 0;

@@ -9,8 +9,8 @@ typedef struct nd_variable {
 } nd_variable;
 
 /*
- * `own` over this process's environment, without what an outer launcher may have set there. *out ends with NULL and is
- * one block, owned by the caller; it borrows the texts of the environment.
+ * `own` over this process's environment, without what an outer launcher may have set there. *out
+ * ends with NULL and is one block, owned by the caller; it borrows the texts of the environment.
  */
 nd_status nd_environment_make(const nd_variable *own, int count, char ***out);
 

@@ -2,8 +2,8 @@
 #ifndef ND_LAUNCHER_JOB_H
 #define ND_LAUNCHER_JOB_H
 /*
- * The workers of this host from spawn to the last exit, on one libuv loop: the store, the output, signals, the first
- * failure. Everything runs in the main thread.
+ * The workers of this host from spawn to the last exit, on one libuv loop: the store, the output,
+ * signals, the first failure. Everything runs in the main thread.
  */
 #include <stdio.h>
 #include <uv.h>
@@ -54,9 +54,9 @@ struct nd_job {
     bool log_failed;       /* said once */
     int local_workers, world_size, first_rank;
     int config_fd, key_fd;
-    char *job_text; /* what all nodes must agree on, with digests; owned */
-    int cannot_start; /* 0, or the code with which this node's check failed: the other nodes are told */
-    nd_host *store; /* NULL on nodes other than 0 */
+    char *job_text;   /* what all nodes must agree on, with digests; owned */
+    int cannot_start; /* 0, or the code of this node's failed check: other nodes are told */
+    nd_host *store;   /* NULL on nodes other than 0 */
     char master_addr[128];
     int master_port;
     struct nd_nodes *nodes; /* node 0 of several, or NULL */

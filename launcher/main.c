@@ -57,7 +57,8 @@ static nd_status job_text(const nd_config *config, const char *digests, char **o
     return made ? ND_OK : nd_fail(ND_ERR_INTERNAL, "out of host memory");
 }
 
-/* Everything that can be checked before a worker starts. *exit_code is that of a check that has said why itself. */
+/* Everything that can be checked before a worker starts. *exit_code is that of a check that has
+ * said why itself. */
 static nd_status check(nd_job *job, char *program, size_t capacity, char *digests,
                        size_t digests_capacity, int *exit_code)
 {

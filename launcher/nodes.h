@@ -2,12 +2,14 @@
 #ifndef ND_LAUNCHER_NODES_H
 #define ND_LAUNCHER_NODES_H
 /*
- * A job of several ndlaunch processes. Node 0 hosts the store and is the collector: it compares the others'
- * configurations with its own, hands out ranks, hears of failures in the order in which they arrive, tells all to
- * stop, prints the screen of the first failure and gives its code to all. The others hold one connection
- * to it. nodes.c stands over nodes_host.c, which stands over nodes_gather.c, and over nodes_join.c.
+ * A job of several ndlaunch processes. Node 0 hosts the store and is the collector: it compares the
+ * others' configurations with its own, hands out ranks, hears of failures in the order in which
+ * they arrive, tells all to stop, prints the screen of the first failure and gives its code to all.
+ * The others hold one connection to it. nodes.c stands over nodes_host.c, which stands over
+ * nodes_gather.c, and over nodes_join.c.
  *
- * Frames, in order of a job's life. All go over the store's connection, so from and to members only.
+ * Frames, in order of a job's life. All go over the store's connection, so from and to members
+ * only.
  */
 #include "launcher/job.h"
 #include "runtime/rdzv/channel.h"
@@ -26,16 +28,20 @@ enum { ND_NODE_SCREEN_MAX = 64 << 10, ND_NODE_BEAT_MS = 2000, ND_NODE_SILENT_MS 
 
 typedef struct nd_nodes nd_nodes;
 
-/* Seconds for the nodes to meet: launch.rdzv_timeout_seconds, and what one's check may take longer than another's. */
+/* Seconds for the nodes to meet: launch.rdzv_timeout_seconds, and what one's check may take longer
+ * than another's. */
 double nd_nodes_limit(const nd_job *job);
 
-/* Node 0, its store open: waits for the other nodes. ND_ERR_HANG names who is missing at the deadline; ND_ERR_CONFIG
- * when a node's settings differ; another status when the check of a node failed, also this one's (job->cannot_start). */
+/* Node 0, its store open: waits for the other nodes. ND_ERR_HANG names who is missing at the
+ * deadline; ND_ERR_CONFIG when a node's settings differ; another status when the check of a node
+ * failed, also this one's (job->cannot_start). */
 nd_status nd_nodes_gather(nd_job *job);
-/* Other nodes: connects to node 0 within nd_nodes_limit, compares settings, learns ranks and run id. */
+/* Other nodes: connects to node 0 within nd_nodes_limit, compares settings, learns ranks and run
+ * id. */
 nd_status nd_nodes_join(nd_job *job, const uint8_t key[ND_KEY_BYTES]);
 
-/* The store's hooks of node 0; before nd_nodes_create has made job->nodes they must not be called. */
+/* The store's hooks of node 0; before nd_nodes_create has made job->nodes they must not be
+ * called. */
 nd_status nd_nodes_create(nd_job *job);
 nd_status nd_nodes_on_frame(void *job, nd_peer *peer, int node, const nd_wire_frame *frame);
 void nd_nodes_on_left(void *job, nd_peer *peer, nd_wire_role role, int index, bool clean);
@@ -44,7 +50,8 @@ void nd_nodes_on_left(void *job, nd_peer *peer, nd_wire_role role, int index, bo
 nd_status nd_nodes_watch(nd_job *job);
 /* A first failure here. */
 void nd_nodes_failed(nd_job *job, int code);
-/* All workers of this node have ended; the text is the failure screen or "". nd_job_finish follows when the job has. */
+/* All workers of this node have ended; the text is the failure screen or "". nd_job_finish follows
+ * when the job has. */
 void nd_nodes_ended(nd_job *job, int code, const char *screen);
 /* After the loop has run out. */
 void nd_nodes_destroy(nd_nodes *nodes);

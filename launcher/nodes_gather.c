@@ -168,7 +168,8 @@ nd_status nd_nodes_gather(nd_job *job)
         uv_run(&job->loop, UV_RUN_ONCE); /* the store ticks ten times a second */
         int64_t now = nd_clock_ns();
         double waited = (double)(now - begin) * 1e-9;
-        /* A node that cannot start itself stays a while to tell the others, who would wait for it in vain. */
+        /* A node that cannot start itself stays a while to tell the others, who would wait for it
+         * in vain. */
         bool told = !job->cannot_start || nodes->turned_away >= nodes->count - 1 ||
                     waited > refusing_seconds;
         if (nodes->refused != ND_OK && told) {

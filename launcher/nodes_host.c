@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Node 0 of several while workers run. Hooks of the store only take notes; what follows from them is done by the pulse, outside of it. */
+/* Node 0 of several while workers run. Hooks of the store only take notes; what follows from them
+ * is done by the pulse, outside of it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -89,7 +90,8 @@ nd_status nd_nodes_on_frame(void *context, nd_peer *peer, int index, const nd_wi
                                      : nd_fail(ND_ERR_IO, "node %d sent a damaged message", index);
 }
 
-/* Causes first: a lost peer (74) is mostly another failure's echo, a stop at a boundary (75) is no failure. */
+/* Causes first: a lost peer (74) is mostly another failure's echo, a stop at a boundary (75) is no
+ * failure. */
 static int weight(const nd_node *n)
 {
     return n->code == ND_ERR_PREEMPTED ? 2 : n->code == ND_ERR_IO && !n->lost ? 1 : 0;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_LAUNCHER_NODES_INTERNAL_H
 #define ND_LAUNCHER_NODES_INTERNAL_H
-/* Node 0 of several: what nodes_gather.c (until all are there) and nodes_host.c (while workers run) share. */
+/* Node 0 of several: what nodes_gather.c (until all are there) and nodes_host.c (while workers run)
+ * share. */
 #include "launcher/nodes.h"
 
 typedef struct nd_node {

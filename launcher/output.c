@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Workers' output. Rank 0's bytes go through as they come (a progress bar must be able to rewrite its line); other
- * ranks' lines are whole and begin with "host:rank: ".
+ * Workers' output. Rank 0's bytes go through as they come (a progress bar must be able to rewrite
+ * its line); other ranks' lines are whole and begin with "host:rank: ".
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -47,7 +47,8 @@ static void say_lost_lines(nd_job *job)
 }
 
 /*
- * The sentence that ends a worker: the failure screen has it. That of a stop at a boundary is no failure; one says it.
+ * The sentence that ends a worker: the failure screen has it. That of a stop at a boundary is no
+ * failure; one says it.
  */
 static bool is_for_the_screen(const nd_output *output, const char *line, size_t length)
 {

@@ -54,7 +54,8 @@ nd_status nd_preflight_check_files(const nd_config *config)
                        "nodes (--nnodes)",
                        world, local, nodes, nodes == 1 ? "" : "s", (int)LOCAL_WORKERS_MAX);
     }
-    /* Two pipes a worker and one while it starts; its log files; on node 0 a connection of each worker and node. */
+    /* Two pipes a worker and one while it starts; its log files; on node 0 a connection of each
+     * worker and node. */
     long long needed = (config->launch.log_dir[0] ? 5 : 3) * local + spare;
     needed += config->launch.node_rank == 0 ? world + nodes : 0;
     if (allowed < needed) {

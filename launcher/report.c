@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The failure screen: the first failing rank, why, where it was, its last words; who was only stopped with it. */
+/* The failure screen: the first failing rank, why, where it was, its last words; who was only
+ * stopped with it. */
 #include <string.h>
 
 #include "launcher/job.h"
@@ -19,13 +20,15 @@ static int64_t failure_time(const nd_job *job, const nd_launched *worker)
     return recorded != 0 ? recorded : worker->ended_ns;
 }
 
-/* A lost peer (74) is mostly what another worker's death looks like, and may be noticed before the death itself. */
+/* A lost peer (74) is mostly what another worker's death looks like, and may be noticed before the
+ * death itself. */
 static bool is_echo(const nd_launched *worker)
 {
     return worker->signal == 0 && worker->exit_code == ND_ERR_IO;
 }
 
-/* Of failures the one with the least weight counts as first: a stop at a boundary explains no other worker's end. */
+/* Of failures the one with the least weight counts as first: a stop at a boundary explains no other
+ * worker's end. */
 static int weight(const nd_launched *worker)
 {
     bool stopped = worker->signal == 0 && worker->exit_code == ND_ERR_PREEMPTED;

@@ -32,7 +32,8 @@ static void read_text(const char *name, char *out, size_t capacity)
     snprintf(out, capacity, "%s", text ? text : "");
 }
 
-/* srun numbers its steps from 0; the shells of sbatch and salloc have ids at the end of the range, or none. */
+/* srun numbers its steps from 0; the shells of sbatch and salloc have ids at the end of the range,
+ * or none. */
 static bool is_step(void)
 {
     enum { FIRST_SPECIAL_DIGITS = 10 }; /* 4294967290 and above */
@@ -40,7 +41,8 @@ static bool is_step(void)
     return id && id[0] && strlen(id) < FIRST_SPECIAL_DIGITS;
 }
 
-/* Slurm narrows CUDA_VISIBLE_DEVICES to what the task may use: "0,1", "GPU-...", or "NoDevFiles" for none. */
+/* Slurm narrows CUDA_VISIBLE_DEVICES to what the task may use: "0,1", "GPU-...", or "NoDevFiles"
+ * for none. */
 static nd_status read_gpus(int *out)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");

@@ -66,8 +66,7 @@ nd_status nd_job_spawn(nd_job *job, int local_rank, uv_exit_cb on_exit)
         .file = job->program,
         .args = args,
         .env = env,
-        .flags =
-            UV_PROCESS_DETACHED, /* its own session: a terminal's signals reach ndlaunch only, which forwards them */
+        .flags = UV_PROCESS_DETACHED, /* its own session: ndlaunch gets the terminal's signals */
         .stdio_count = FIRST_FD + FD_COUNT,
         .stdio = stdio,
     };

@@ -62,7 +62,8 @@ void nd_job_start_grace(nd_job *job)
     }
 }
 
-/* Watchers of the job and of its nodes. Workers' pipes close at their end, the store's handles with it. */
+/* Watchers of the job and of its nodes. Workers' pipes close at their end, the store's handles with
+ * it. */
 static void close_watcher(uv_handle_t *handle, void *context)
 {
     uv_handle_type type = uv_handle_get_type(handle);

@@ -62,7 +62,8 @@ static nd_status job_text(const nd_config *config, const nd_inputs *inputs, char
     return status;
 }
 
-/* This rank is the first that differs: the sentence with key and values. Rank 0, which has one of them, waits for it. */
+/* This rank is the first that differs: the sentence with key and values. Rank 0, which has one of
+ * them, waits for it. */
 static nd_status explain(const nd_worker *worker, const char *text)
 {
     char *theirs = NULL, names[2][192];

@@ -2,8 +2,8 @@
 #ifndef ND_TRAINER_AGREE_H
 #define ND_TRAINER_AGREE_H
 /*
- * Ranks that no ndlaunch started compare their configurations themselves: the keys of the job, and digests of model and
- * data in place of their paths, as ndlaunch does between nodes.
+ * Ranks that no ndlaunch started compare their configurations themselves: the keys of the job, and
+ * digests of model and data in place of their paths, as ndlaunch does between nodes.
  */
 #include "trainer/inputs.h"
 #include "trainer/worker.h"
@@ -14,8 +14,8 @@ nd_status nd_inputs_each_digest(const nd_inputs *inputs,
                                 void *context);
 
 /*
- * All ranks call it. ND_ERR_CONFIG on all of them when one differs from rank 0; the first that does gives the key and
- * both values, the others only its number. Sets the worker's voice.
+ * All ranks call it. ND_ERR_CONFIG on all of them when one differs from rank 0; the first that does
+ * gives the key and both values, the others only its number. Sets the worker's voice.
  */
 nd_status nd_agree(nd_worker *worker, const nd_config *config, const nd_inputs *inputs);
 

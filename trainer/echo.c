@@ -51,7 +51,8 @@ static void echo_config(const nd_config *config)
     nd_config_fini(&context.defaults);
 }
 
-/* Threads of different workers on one CPU wait for each other at the end of every parallel region. */
+/* Threads of different workers on one CPU wait for each other at the end of every parallel
+ * region. */
 static void warn_of_threads(const nd_run_context *run, const nd_config *config)
 {
     const nd_affinity *a = &run->worker->affinity;

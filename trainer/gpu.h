@@ -8,8 +8,8 @@
 #include "runtime/rdzv/identity.h"
 
 /*
- * launch.device resolved: cuda when it is asked for, or auto and a GPU is visible. ND_ERR_CONFIG with the reason when cuda
- * was asked for and there is none.
+ * launch.device resolved: cuda when it is asked for, or auto and a GPU is visible. ND_ERR_CONFIG
+ * with the reason when cuda was asked for and there is none.
  */
 nd_status nd_gpu_is_wanted(const nd_config *config, bool *out);
 /* ND_ERR_CONFIG unless `local_workers` of this host find a GPU each (launch.gpu_ids). */
@@ -20,7 +20,8 @@ nd_status nd_gpu_open(const nd_config *config, const nd_identity *identity, nd_d
 /* Names the hardware among all of the host, "" on the CPU or where the driver does not say. */
 nd_status nd_gpu_id(nd_device *device, char out[ND_CUDA_ID_MAX]);
 
-/* What the ops run on, for the log and run.json: the CPU's instruction set, or the GPU's kind and its libraries. */
+/* What the ops run on, for the log and run.json: the CPU's instruction set, or the GPU's kind and
+ * its libraries. */
 const char *nd_device_machine(const nd_device *device);
 
 #endif

@@ -2,8 +2,8 @@
 #ifndef ND_TRAINER_INPUTS_H
 #define ND_TRAINER_INPUTS_H
 /*
- * The files that a run reads, opened and checked: model shape (and weights), training and validation data. Used by the
- * check before any worker starts, by every worker, and by the plan.
+ * The files that a run reads, opened and checked: model shape (and weights), training and
+ * validation data. Used by the check before any worker starts, by every worker, and by the plan.
  */
 #include "runtime/config/config.h"
 #include "runtime/config/llama_shape.h"

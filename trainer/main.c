@@ -3,7 +3,7 @@
  * ndtrain: the worker.
  *   ndtrain train [flags]   one worker of a job, started by ndlaunch, srun, or alone
  *   ndtrain check [flags]   reads and checks configuration, model and data; starts nothing
- *   ndtrain plan  [flags]   prints mesh, groups, memory plan and estimated step time; starts nothing
+ *   ndtrain plan  [flags] prints mesh, groups, memory plan and estimated step time; starts nothing
  *   ndtrain version
  */
 #include <errno.h>
@@ -65,7 +65,8 @@ static nd_status read_inherited(nd_config *config, int fd)
     return status;
 }
 
-/* Ranks that no ndlaunch started: how many there are is said, and all of launch.* about nodes is somebody else's. */
+/* Ranks that no ndlaunch started: how many there are is said, and all of launch.* about nodes is
+ * somebody else's. */
 static nd_status take_world(nd_config *config, const nd_identity *id)
 {
     if (id->source != ND_IDENTITY_PMIX && id->source != ND_IDENTITY_ENVIRONMENT) {
@@ -115,9 +116,10 @@ static void on_stop_signal(int signal_number)
 }
 
 /*
- * TERM, HUP and USR1 end the run at the next step boundary; INT too, a second INT at once. QUIT keeps the system's
- * meaning: it ends a process that does not come to a boundary, with a core dump where these are on. Under ndlaunch an INT
- * may come twice, from it and from a resource manager that signals every process: there the second one is ndlaunch's.
+ * TERM, HUP and USR1 end the run at the next step boundary; INT too, a second INT at once. QUIT
+ * keeps the system's meaning: it ends a process that does not come to a boundary, with a core dump
+ * where these are on. Under ndlaunch an INT may come twice, from it and from a resource manager
+ * that signals every process: there the second one is ndlaunch's.
  */
 static void install_signals(const nd_identity *id)
 {

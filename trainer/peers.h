@@ -2,8 +2,9 @@
 #ifndef ND_TRAINER_PEERS_H
 #define ND_TRAINER_PEERS_H
 /*
- * What the ranks of a job tell each other about where they run: hosts, for run.json; masks of CPUs, so that a mask is
- * divided among those who share it; devices, so that all have the same kind and no two the same GPU.
+ * What the ranks of a job tell each other about where they run: hosts, for run.json; masks of CPUs,
+ * so that a mask is divided among those who share it; devices, so that all have the same kind and
+ * no two the same GPU.
  */
 #include "runtime/rdzv/identity.h"
 #include "runtime/rdzv/store.h"
@@ -22,8 +23,8 @@ typedef struct nd_peer_device {
 
 typedef struct nd_peers {
     nd_peer_card *cards; /* [world_size], owned */
-    const char **
-        hosts; /* [host_count] each once, in the order of ranks; owned, the names belong to the cards */
+    const char *
+        *hosts; /* [host_count] each once, in the order of ranks; owned, but not the names */
     int host_count;
     int sharers,
         share; /* ranks of this host with the same CPUs as this one, and its number among them */
@@ -31,7 +32,8 @@ typedef struct nd_peers {
 
 /* All ranks call it. */
 nd_status nd_peers_meet(nd_store *store, const nd_identity *identity, nd_peers *out);
-/* All ranks call it with the device each opened. ND_ERR_CONFIG naming two ranks whose devices do not go together. */
+/* All ranks call it with the device each opened. ND_ERR_CONFIG naming two ranks whose devices do
+ * not go together. */
 nd_status nd_peers_compare_devices(nd_store *store, const nd_identity *identity,
                                    const nd_peers *peers, const char *kind, const char *gpu);
 void nd_peers_fini(nd_peers *peers);

@@ -12,8 +12,9 @@
 #include "trainer/trainer.h"
 
 /*
- * What the estimate assumes; printed beside it. A CPU core: BF16 products on AVX-512 with BF16 dot products, F32 at half
- * of it, shared memory. A GPU: half of the 989 TFLOP/s of an H100, its NVLink. Nothing is overlapped.
+ * What the estimate assumes; printed beside it. A CPU core: BF16 products on AVX-512 with BF16 dot
+ * products, F32 at half of it, shared memory. A GPU: half of the 989 TFLOP/s of an H100, its
+ * NVLink. Nothing is overlapped.
  */
 typedef struct assumption {
     const char *worker;
@@ -40,7 +41,8 @@ static double planned_bytes(const nd_trainer *trainer)
     return (double)(trainer->plan.total + trainer->plan.external);
 }
 
-/* The host's workers together against its memory; for GPUs the usual size, since any machine can plan any job. */
+/* The host's workers together against its memory; for GPUs the usual size, since any machine can
+ * plan any job. */
 static void print_fit(FILE *out, const nd_trainer *trainer)
 {
     const nd_config *config = trainer->rank->config;
@@ -114,7 +116,8 @@ static void print_line(void *context, const char *text)
     fprintf(context, "%s\n", text);
 }
 
-/* Of the FLOPs of a token, those in products of converted linears: 6 a weight, or 4 where dw is in BF16. */
+/* Of the FLOPs of a token, those in products of converted linears: 6 a weight, or 4 where dw is in
+ * BF16. */
 static double fp8_flops_per_token(const nd_trainer *trainer)
 {
     const nd_scales *scales = &trainer->model->scales;

@@ -2,8 +2,9 @@
 #ifndef ND_TRAINER_RANK_H
 #define ND_TRAINER_RANK_H
 /*
- * One rank of the job: everything a step needs hangs off it, nothing is global, so N ranks can live in one process as
- * threads (tests) or one each in N processes. All members are borrowed from whoever set the rank up.
+ * One rank of the job: everything a step needs hangs off it, nothing is global, so N ranks can live
+ * in one process as threads (tests) or one each in N processes. All members are borrowed from
+ * whoever set the rank up.
  */
 #include <string.h>
 
@@ -20,8 +21,7 @@ typedef struct nd_rank {
     const nd_config *config;
     nd_llama_shape shape;
     nd_device *device;
-    bool
-        cast_units; /* one shard: a unit's weights are cast when they are needed; no room for all of them */
+    bool cast_units; /* one shard: weights are cast unit by unit when needed, for want of room */
     nd_stream stream;
     const nd_ops *ops;
     nd_transport *transport;

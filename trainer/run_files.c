@@ -110,7 +110,8 @@ nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
     return nd_metrics_open(&options, &files->metrics);
 }
 
-/* Anonymous and shared memory of this process now: what the plan names, without the program's own files. */
+/* Anonymous and shared memory of this process now: what the plan names, without the program's own
+ * files. */
 static int64_t resident_bytes(void)
 {
     char line[256];

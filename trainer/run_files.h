@@ -13,7 +13,8 @@ typedef struct nd_run_files {
 
 nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
                             const nd_trainer *trainer);
-/* Where the time of `steps` steps from first_step (counted from 1) on went, validation included: <dir>/trace.json. */
+/* Where the time of `steps` steps from first_step (counted from 1) on went, validation included:
+ * <dir>/trace.json. */
 nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, int64_t first_step,
                              int64_t steps);
 void nd_run_files_close(nd_run_files *files);

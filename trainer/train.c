@@ -149,7 +149,8 @@ static nd_status one_step(run_state *s)
     return nd_metrics_step(s->files.metrics, &record);
 }
 
-/* The first steps touch fresh memory and prepare library code: they would hide where a later step's time goes. */
+/* The first steps touch fresh memory and prepare library code: they would hide where a later step's
+ * time goes. */
 static void forget_warm_up(run_state *s)
 {
     if (s->trainer->step == WARM_UP_STEPS && s->config->train.steps > WARM_UP_STEPS &&

@@ -14,7 +14,8 @@ typedef struct nd_run_context {
 
 nd_status nd_train(const nd_run_context *run);
 
-/* Asks the run to end at the next step boundary, alike on all ranks (ND_ERR_PREEMPTED). Async-signal-safe. */
+/* Asks the run to end at the next step boundary, alike on all ranks (ND_ERR_PREEMPTED).
+ * Async-signal-safe. */
 void nd_train_request_stop(int signal_number);
 
 #endif

@@ -21,7 +21,8 @@ nd_status nd_trainer_check_precision(const nd_config *config, const nd_llama_sha
     return status;
 }
 
-/* What the transport may hold for this rank's groups; a group that never reduces leaves its pages untouched. */
+/* What the transport may hold for this rank's groups; a group that never reduces leaves its pages
+ * untouched. */
 static size_t staging_bytes(const nd_mesh *mesh)
 {
     size_t bytes =
@@ -56,7 +57,8 @@ static size_t loader_bytes(const nd_rank *rank)
     return nd_loader_bytes(&train) + (path && path[0] ? nd_loader_bytes(&validation) : 0);
 }
 
-/* Memory that libraries and the transport allocate. NCCL's own buffers depend on the GPUs and are not known here. */
+/* Memory that libraries and the transport allocate. NCCL's own buffers depend on the GPUs and are
+ * not known here. */
 static void plan_libraries(const nd_rank *rank, nd_memplan *plan)
 {
     if (nd_rank_is_gpu(rank)) {
@@ -88,7 +90,8 @@ out:
     return status;
 }
 
-/* A GPU that trains alone keeps all weights in the compute dtype only where they fit beside the rest. */
+/* A GPU that trains alone keeps all weights in the compute dtype only where they fit beside the
+ * rest. */
 static bool is_too_large(const nd_trainer *t)
 {
     nd_cuda_info gpu;

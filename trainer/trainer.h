@@ -2,8 +2,8 @@
 #ifndef ND_TRAINER_TRAINER_H
 #define ND_TRAINER_TRAINER_H
 /*
- * The training step of one rank, without files: memory, model, gradient synchronisation, optimizer. Driven by the loop
- * (train.c) in a process of its own, and by tests with N ranks as threads.
+ * The training step of one rank, without files: memory, model, gradient synchronisation, optimizer.
+ * Driven by the loop (train.c) in a process of its own, and by tests with N ranks as threads.
  */
 #include "runtime/device/memplan.h"
 #include "trainer/data/loader.h"
@@ -41,12 +41,13 @@ nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out);
 nd_status nd_trainer_commit(nd_trainer *trainer);
 void nd_trainer_destroy(nd_trainer *trainer);
 
-/* Gradients of one step (all micro-batches), reduced over the mesh; fills loss, grad_norm, tokens. */
+/* Gradients of one step (all micro-batches), reduced over the mesh; fills loss, grad_norm,
+ * tokens. */
 nd_status nd_trainer_gradients(nd_trainer *trainer, const nd_step_batch *batch,
                                nd_step_result *out);
 /*
- * Gradients, then the update. When loss or norm is not finite, alike on all ranks: ND_ERR_NUMERIC naming the step and
- * the first tensor, or, with train.nonfinite skip, a warning and no update.
+ * Gradients, then the update. When loss or norm is not finite, alike on all ranks: ND_ERR_NUMERIC
+ * naming the step and the first tensor, or, with train.nonfinite skip, a warning and no update.
  */
 nd_status nd_trainer_step(nd_trainer *trainer, const nd_step_batch *batch, nd_step_result *out);
 
@@ -57,8 +58,8 @@ typedef struct nd_trainer_pause {
 } nd_trainer_pause;
 
 /*
- * Mean NLL over `batches` calls of the (rewound) validation loader; all ranks take part. Stopped by `pause`: no loss, and
- * *tokens is 0.
+ * Mean NLL over `batches` calls of the (rewound) validation loader; all ranks take part. Stopped by
+ * `pause`: no loss, and *tokens is 0.
  */
 nd_status nd_trainer_evaluate(nd_trainer *trainer, nd_loader *loader, int64_t batches,
                               const nd_trainer_pause *pause, double *loss, int64_t *tokens);

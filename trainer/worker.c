@@ -107,9 +107,9 @@ static nd_status open_transport(nd_worker *worker, const nd_config *config)
 }
 
 /*
- * Ranks that learn of one failure at the same time take turns, the lowest first: it aborts the job, which kills the
- * others before they say the same. A rank that gave its own reason has aborted it already, hence the time before the
- * first.
+ * Ranks that learn of one failure at the same time take turns, the lowest first: it aborts the job,
+ * which kills the others before they say the same. A rank that gave its own reason has aborted it
+ * already, hence the time before the first.
  */
 static void wait_for_turn(const nd_worker *worker, double first_seconds)
 {
@@ -134,7 +134,8 @@ static void on_lost(void *context, const char *sentence)
     _exit(ND_ERR_IO);
 }
 
-/* Where PMIx started the worker, launch.rdzv_endpoint says at which of its addresses rank 0 listens. */
+/* Where PMIx started the worker, launch.rdzv_endpoint says at which of its addresses rank 0
+ * listens. */
 static nd_status take_endpoint(nd_identity *id, const nd_config *config)
 {
     if (id->source != ND_IDENTITY_PMIX || !config->launch.rdzv_endpoint[0]) {
@@ -254,7 +255,8 @@ int nd_worker_close(nd_worker *worker, nd_status status, const char *message)
         nd_store_close(worker->store);
     }
     if (!failed && worker->identity.pmix && worker->met) {
-        /* All end together: some settings of Slurm kill the step at the first task whose code is not 0. */
+        /* All end together: some settings of Slurm kill the step at the first task whose code is
+         * not 0. */
         (void)nd_pmix_exchange(worker->identity.pmix, "end", NULL, NULL, 0, KILLED_SECONDS);
     }
     nd_identity_leave(&worker->identity);

@@ -2,8 +2,8 @@
 #ifndef ND_TRAINER_WORKER_H
 #define ND_TRAINER_WORKER_H
 /*
- * A worker process from its environment to a rank that can train: identity, store, device, CPUs, transport, groups.
- * Owns all of them; nd_worker_close undoes them in reverse order.
+ * A worker process from its environment to a rank that can train: identity, store, device, CPUs,
+ * transport, groups. Owns all of them; nd_worker_close undoes them in reverse order.
  */
 #include "runtime/device/affinity.h"
 #include "runtime/rdzv/identity.h"
@@ -38,21 +38,23 @@ nd_status nd_worker_check_device(const nd_config *config);
 nd_status nd_worker_open_device(const nd_config *config, int local_rank, int local_workers,
                                 nd_worker *worker);
 /*
- * For a plan: the CPU's ops whatever the device, since nothing runs, with the threads that a worker on a machine of as many
- * CPUs as this one would have.
+ * For a plan: the CPU's ops whatever the device, since nothing runs, with the threads that a worker
+ * on a machine of as many CPUs as this one would have.
  */
 nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker);
 /*
- * Joins the job's store and waits until all ranks have, within launch.rdzv_timeout_seconds. Comes before the data are
- * opened: ranks may take minutes to index them, and nobody takes that for a rank that is not there. Where a rank hosts the
- * store, a rank that dies ends all of them from here on.
+ * Joins the job's store and waits until all ranks have, within launch.rdzv_timeout_seconds. Comes
+ * before the data are opened: ranks may take minutes to index them, and nobody takes that for a
+ * rank that is not there. Where a rank hosts the store, a rank that dies ends all of them from here
+ * on.
  */
 nd_status nd_worker_meet(nd_worker *worker, const nd_config *config);
 /* The rest, among ranks that agree (agree.h). The config is borrowed. */
 nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_llama_shape *shape);
 /*
- * Reports how the worker ended and closes it. A failure of one that PMIx started ends all: srun gives its code.
- * `message` is the failure's sentence, or NULL; it is logged. Returns the exit code.
+ * Reports how the worker ended and closes it. A failure of one that PMIx started ends all: srun
+ * gives its code. `message` is the failure's sentence, or NULL; it is logged. Returns the exit
+ * code.
  */
 int nd_worker_close(nd_worker *worker, nd_status status, const char *message);
 

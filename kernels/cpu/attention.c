@@ -33,7 +33,7 @@ size_t nd_cpu_attention_scratch(const nd_device *device, const nd_attention *a, 
                     : nd_attention_fwd_scratch(device->threads, a);
 }
 
-/* ---- delta: one pass over rows of D ---- */
+/* delta: one pass over rows of D */
 
 static inline float element(const void *row, nd_dtype dtype, int64_t d)
 {

@@ -4,14 +4,15 @@
 /*
  * Geometry and scratch of blocked attention, shared by attention_fwd.c and attention_bwd.c.
  *
- * Queries are handled in row blocks: ND_TILE consecutive queries of one head. Scores are computed transposed, keys in
- * rows and queries in columns, so that maxima, sums, lse and delta are vectors over queries, and so that the rows of K
- * and V serve as left operands. The G = H / K query heads that share a KV head are handled together: their row blocks
- * use each packed tile of K and V.
+ * Queries are handled in row blocks: ND_TILE consecutive queries of one head. Scores are computed
+ * transposed, keys in rows and queries in columns, so that maxima, sums, lse and delta are vectors
+ * over queries, and so that the rows of K and V serve as left operands. The G = H / K query heads
+ * that share a KV head are handled together: their row blocks use each packed tile of K and V.
  *
- * Numerics: scores, softmax, lse, delta and all sums are F32. With BF16 inputs on a CPU with BF16 products the
- * probabilities and the score gradients are rounded to BF16 before they are multiplied (their row sums are not); on
- * other CPUs BF16 inputs are widened and nothing is rounded but the results. Subnormal numbers may count as zero.
+ * Numerics: scores, softmax, lse, delta and all sums are F32. With BF16 inputs on a CPU with BF16
+ * products the probabilities and the score gradients are rounded to BF16 before they are multiplied
+ * (their row sums are not); on other CPUs BF16 inputs are widened and nothing is rounded but the
+ * results. Subnormal numbers may count as zero.
  *
  * Sizes of scratch depend on the extents and the thread count only, and allow for words of one F32.
  */
@@ -46,11 +47,13 @@ static inline int64_t nd_attention_last_key(const nd_attention *a, int64_t i)
     return last < a->sk ? last : a->sk - 1;
 }
 
-/* Fills limit (ND_TILE) for queries from q0 on, relative to key0; NULL when all `keys` are visible to all of them. */
+/* Fills limit (ND_TILE) for queries from q0 on, relative to key0; NULL when all `keys` are visible
+ * to all of them. */
 const int32_t *nd_attention_limit(const nd_attention *a, int64_t q0, int64_t key0, int keys,
                                   int32_t limit[ND_TILE]);
 
-/* Cuts `count` 4-byte elements off a thread's scratch, aligned to 64 bytes. With base NULL only *used advances. */
+/* Cuts `count` 4-byte elements off a thread's scratch, aligned to 64 bytes. With base NULL only
+ * *used advances. */
 void *nd_attention_cut(char *base, size_t *used, int64_t count);
 
 /* Bytes of the two passes' scratch. */

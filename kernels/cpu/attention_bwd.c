@@ -2,9 +2,10 @@
 /*
  * Backward of blocked attention: FlashAttention-2 (Dao, 2023), with the score tiles transposed.
  *
- * A task owns one KV head of one sequence and a share of its key blocks: dK and dV of a key block are summed over all
- * queries by one thread, in a fixed order. dQ is summed over the task's key blocks in scratch; where a KV head is cut
- * into several parts (more threads than KV heads) each part has its own sum, and the parts are added in order.
+ * A task owns one KV head of one sequence and a share of its key blocks: dK and dV of a key block
+ * are summed over all queries by one thread, in a fixed order. dQ is summed over the task's key
+ * blocks in scratch; where a KV head is cut into several parts (more threads than KV heads) each
+ * part has its own sum, and the parts are added in order.
  */
 #include "kernels/cpu/attention.h"
 
@@ -154,7 +155,8 @@ static void load_queries(const call *c, workspace *w, const row_block *r)
     }
 }
 
-/* The five products of one tile: `keys` keys from `first` of the loaded block against the loaded queries. */
+/* The five products of one tile: `keys` keys from `first` of the loaded block against the loaded
+ * queries. */
 static void tile_step(const call *c, workspace *w, const row_block *r, int64_t key0, int first,
                       int keys, float *dq)
 {
@@ -238,7 +240,8 @@ static void run_key_block(const call *c, workspace *w, int64_t b, int64_t kv, in
     store_keys(c, c->dv, w->dv, b, kv, key0, keys);
 }
 
-/* Part p of a KV head takes key blocks p, 2 P - 1 - p, 2 P + p, ...: causal work is spread evenly. */
+/* Part p of a KV head takes key blocks p, 2 P - 1 - p, 2 P + p, ...: causal work is spread
+ * evenly. */
 static void run_task(const call *c, workspace *w, int64_t pair, int64_t part, float *dq_sum)
 {
     const int64_t parts = c->division.parts;

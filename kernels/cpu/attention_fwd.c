@@ -30,7 +30,8 @@ typedef struct workspace {
     void *temporary; /* ND_TILE x D elements */
 } workspace;
 
-/* Row blocks per head of a task: enough to share the packing of K and V, few enough to keep all threads busy. */
+/* Row blocks per head of a task: enough to share the packing of K and V, few enough to keep all
+ * threads busy. */
 static int64_t task_row_blocks(int threads, const nd_attention *a)
 {
     int64_t all = nd_attention_row_blocks(a), group = nd_attention_group(a);
@@ -189,7 +190,8 @@ nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention *a, nd_tens
     const int64_t tasks = a->batch * a->kv_heads * spans;
     workspace sized;
     const size_t bytes = workspace_init(&sized, NULL, a, c.row_blocks);
-    /* Tasks are independent, so their order does not change results; late queries see most keys and go first. */
+    /* Tasks are independent, so their order does not change results; late queries see most keys and
+     * go first. */
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (int64_t t = 0; t < tasks; t++) {
         workspace w;

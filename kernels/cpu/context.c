@@ -31,7 +31,8 @@ static void choose_kernels(nd_cpu_context *context)
     context->tiles_bf16 = bf16[context->isa];
 }
 
-/* Our level and oneDNN's are made one: the lower of the CPU's, ND_CPU_ISA and ONEDNN_MAX_CPU_ISA. */
+/* Our level and oneDNN's are made one: the lower of the CPU's, ND_CPU_ISA and
+ * ONEDNN_MAX_CPU_ISA. */
 static nd_status choose_isa(nd_cpu_isa *out)
 {
     nd_cpu_isa isa = ND_CPU_ISA_BASELINE;

@@ -2,9 +2,10 @@
 #ifndef ND_CPU_CONTEXT_H
 #define ND_CPU_CONTEXT_H
 /*
- * What the CPU ops keep for one device: the chosen instruction set, oneDNN's engine with the primitives made so far,
- * and the tile kernels. nd_ops_cpu creates it, it hangs off nd_device.native, and closing the device destroys it. One
- * host thread at a time uses it, the one that drives the device.
+ * What the CPU ops keep for one device: the chosen instruction set, oneDNN's engine with the
+ * primitives made so far, and the tile kernels. nd_ops_cpu creates it, it hangs off
+ * nd_device.native, and closing the device destroys it. One host thread at a time uses it, the one
+ * that drives the device.
  */
 #include "kernels/cpu/dnnl_matmul.h"
 #include "kernels/cpu/isa.h"
@@ -27,7 +28,8 @@ typedef struct nd_cpu_context {
 
 nd_status nd_cpu_context_create(nd_device *device);
 
-/* The stream's context. Also makes the calling thread's OpenMP regions (ours and oneDNN's) as wide as the device. */
+/* The stream's context. Also makes the calling thread's OpenMP regions (ours and oneDNN's) as wide
+ * as the device. */
 nd_cpu_context *nd_cpu_context_of(nd_stream *stream);
 
 #endif

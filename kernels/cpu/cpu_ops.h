@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_CPU_OPS_H
 #define ND_CPU_OPS_H
-/* The CPU backend's ops, one per entry of kernels/ops.h, where their contracts are. cpu.c makes the table of them. */
+/* The CPU backend's ops, one per entry of kernels/ops.h, where their contracts are. cpu.c makes the
+ * table of them. */
 #include "kernels/ops.h"
 
 nd_status nd_cpu_matmul(nd_stream *, nd_tensor c, nd_tensor a, bool a_transposed, nd_tensor b,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_CPU_DNNL_API_H
 #define ND_CPU_DNNL_API_H
-/* The two generations of oneDNN's C API behind one set of names: memory descriptors by value (2) or by handle (3). */
+/* The two generations of oneDNN's C API behind one set of names: memory descriptors by value (2) or
+ * by handle (3). */
 #include <dnnl.h>
 
 #if DNNL_VERSION_MAJOR >= 3

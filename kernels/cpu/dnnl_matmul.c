@@ -64,7 +64,7 @@ static void describe(int64_t rows, int64_t columns, int64_t ld, bool transposed,
     strides[1] = transposed ? ld : 1;
 }
 
-/* ---- making a primitive ---- */
+/* making a primitive */
 
 /* A (1, 1) or (1, n) matrix of factors, broadcast over the product. */
 static dnnl_status_t factors_layout(const nd_dnnl_product *p, nd_layout *out)
@@ -222,7 +222,7 @@ static nd_status entry_init(nd_dnnl *dnnl, entry *e, const nd_dnnl_product *p)
                            nd_dtype_name(p->in), (long long)p->m, (long long)p->n, (long long)p->k);
 }
 
-/* ---- the table of primitives ---- */
+/* the table of primitives */
 
 static bool same(const nd_dnnl_product *x, const nd_dnnl_product *y)
 {
@@ -292,7 +292,7 @@ static nd_status find(nd_dnnl *dnnl, const nd_dnnl_product *p, entry **out)
     return ND_OK;
 }
 
-/* ---- public ---- */
+/* public */
 
 static nd_status open_engine(nd_dnnl *dnnl)
 {
@@ -376,7 +376,8 @@ void nd_dnnl_limit_isa(nd_cpu_isa isa)
     static const dnnl_cpu_isa_t levels[ND_CPU_ISA_COUNT] = {
         dnnl_cpu_isa_sse41, dnnl_cpu_isa_avx2, dnnl_cpu_isa_avx512_core,
         dnnl_cpu_isa_avx512_core_bf16, dnnl_cpu_isa_avx512_core_amx};
-    /* Refused after the first product or when built without the control: the level then stays as it is. */
+    /* Refused after the first product or when built without the control: the level then stays as it
+     * is. */
     dnnl_set_max_cpu_isa(levels[isa]);
 }
 

@@ -2,10 +2,12 @@
 #ifndef ND_CPU_DNNL_MATMUL_H
 #define ND_CPU_DNNL_MATMUL_H
 /*
- * Matrix products by oneDNN (its C API, versions 2.6 and 3): one primitive per shape, made at its first use and kept.
+ * Matrix products by oneDNN (its C API, versions 2.6 and 3): one primitive per shape, made at its
+ * first use and kept.
  *
- * Scratchpads are ours: one buffer that grows when a primitive is made, so a product whose primitive exists allocates
- * nothing here. Not thread-safe: one nd_dnnl per driving thread. Products use the OpenMP threads of the calling thread.
+ * Scratchpads are ours: one buffer that grows when a primitive is made, so a product whose
+ * primitive exists allocates nothing here. Not thread-safe: one nd_dnnl per driving thread.
+ * Products use the OpenMP threads of the calling thread.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,14 +17,16 @@
 
 typedef struct nd_dnnl nd_dnnl;
 
-/* What the sums are multiplied by before c is added: nothing, one F32 number, or one for each column of c. */
+/* What the sums are multiplied by before c is added: nothing, one F32 number, or one for each
+ * column of c. */
 typedef enum nd_dnnl_factors {
     ND_DNNL_FACTOR_NONE = 0,
     ND_DNNL_FACTOR_ONE,
     ND_DNNL_FACTOR_EACH_COLUMN
 } nd_dnnl_factors;
 
-/* c (m, n) = op(a) op(b) factor + beta c; lda, ldb, ldc are the row strides of the stored matrices, in elements. */
+/* c (m, n) = op(a) op(b) factor + beta c; lda, ldb, ldc are the row strides of the stored matrices,
+ * in elements. */
 typedef struct nd_dnnl_product {
     int64_t m, n, k, lda, ldb, ldc;
     bool a_transposed, b_transposed, accumulate;

@@ -77,7 +77,7 @@ static void flatten(nd_tensor *t)
     }
 }
 
-/* ---- amax ---- */
+/* amax */
 
 static uint32_t bits_of(float x)
 {
@@ -168,7 +168,7 @@ nd_status nd_cpu_amax(nd_stream *stream, float *amax, nd_tensor x, nd_granularit
     return ND_OK;
 }
 
-/* ---- casts ---- */
+/* casts */
 
 /* The scale of element (row, column), and whether that of the next column is another one. */
 static const float *scale_at(const work *w, int64_t row, int64_t column)
@@ -241,7 +241,8 @@ static void cast_blocks(void *arg, int64_t begin, int64_t end)
     }
 }
 
-/* The format of a matrix that x is cast to, after a check of its shape. Vectors become matrices of one row. */
+/* The format of a matrix that x is cast to, after a check of its shape. Vectors become matrices of
+ * one row. */
 static nd_dtype format_of(nd_fp8 *out, nd_tensor x)
 {
     if (out->codes.data && out->codes.axes == 1) {

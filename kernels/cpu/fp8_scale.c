@@ -27,7 +27,8 @@ nd_status nd_cpu_fp8_scale(nd_stream *stream, float *scale, float *inverse, cons
     return ND_OK;
 }
 
-/* Moves the histories of `n` tensors on, those whose newest amax is 0 excepted; largest: of the old rows. */
+/* Moves the histories of `n` tensors on, those whose newest amax is 0 excepted; largest: of the old
+ * rows. */
 static void roll(const nd_fp8_history *h, int64_t first, int64_t n, float largest[LANES])
 {
     float *newest = h->amax + first;

@@ -16,7 +16,8 @@ const char *nd_cpu_isa_name(nd_cpu_isa isa)
     return names[isa];
 }
 
-/* CPUID leaf 7: EDX bits 24 (AMX-TILE) and 22 (AMX-BF16); the kernel must grant the 8 KiB tile state as well. */
+/* CPUID leaf 7: EDX bits 24 (AMX-TILE) and 22 (AMX-BF16); the kernel must grant the 8 KiB tile
+ * state as well. */
 static bool has_amx_bf16(void)
 {
     const long arch_request_permission = 0x1023, tile_data = 18;

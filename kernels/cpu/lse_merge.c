@@ -20,8 +20,9 @@ static int64_t offset(nd_tensor t, int64_t b, int64_t i, int64_t h)
 }
 
 /*
- * With e = exp(-|old - new|): lse' = max(old, new) + log(1 + e), and the sides weigh 1 / (1 + e) and e / (1 + e), the
- * larger one the former. A side of -inf gives e = 0. A side of weight 0 is not read: acc may be uninitialised at first.
+ * With e = exp(-|old - new|): lse' = max(old, new) + log(1 + e), and the sides weigh 1 / (1 + e)
+ * and e / (1 + e), the larger one the former. A side of -inf gives e = 0. A side of weight 0 is not
+ * read: acc may be uninitialised at first.
  */
 static void merge_row(const merge *w, int64_t b, int64_t i, int64_t h)
 {

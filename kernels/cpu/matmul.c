@@ -9,7 +9,8 @@ static int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* The stored matrix of op(x), rows [r0, r0 + rows) and columns [c0, c0 + columns) of op(x), widened; row stride T. */
+/* The stored matrix of op(x), rows [r0, r0 + rows) and columns [c0, c0 + columns) of op(x),
+ * widened; row stride T. */
 static void widen(const nd_row_ops *kernels, float *tile, nd_tensor x, bool transposed, int64_t r0,
                   int64_t rows, int64_t c0, int64_t columns)
 {

@@ -4,9 +4,10 @@
 /*
  * Matrix products of the CPU backend: nd_cpu_matmul (declared in cpu_ops.h) hands them to oneDNN.
  *
- * Where the CPU has BF16 dot products (AVX512_BF16, AMX) oneDNN multiplies BF16 as it is. Elsewhere operands are
- * widened to F32, which is exact, tile by tile, multiplied in F32 and the sum is rounded once: on such CPUs oneDNN has
- * no BF16 product (AVX2) or one that is slower than this (AVX-512).
+ * Where the CPU has BF16 dot products (AVX512_BF16, AMX) oneDNN multiplies BF16 as it is. Elsewhere
+ * operands are widened to F32, which is exact, tile by tile, multiplied in F32 and the sum is
+ * rounded once: on such CPUs oneDNN has no BF16 product (AVX2) or one that is slower than this
+ * (AVX-512).
  */
 #include <stddef.h>
 
@@ -28,8 +29,9 @@ typedef struct nd_cpu_factors {
 } nd_cpu_factors;
 
 /*
- * c = op(a) op(b) factor (+ c) by widening to F32. a and b BF16 or FP8 codes, c BF16 or F32; p has the extents, and whether
- * operands are transposed and c is added to. Only where the context has tiles for it.
+ * c = op(a) op(b) factor (+ c) by widening to F32. a and b BF16 or FP8 codes, c BF16 or F32; p has
+ * the extents, and whether operands are transposed and c is added to. Only where the context has
+ * tiles for it.
  */
 nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tensor a, nd_tensor b,
                                   const nd_dnnl_product *p, const nd_cpu_factors *factors);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Products of FP8 matrices. Every FP8 value is a BF16 value, so codes are widened exactly, multiplied by oneDNN as BF16
- * with F32 sums, and the inverse scales are applied to the sums before the one rounding.
+ * Products of FP8 matrices. Every FP8 value is a BF16 value, so codes are widened exactly,
+ * multiplied by oneDNN as BF16 with F32 sums, and the inverse scales are applied to the sums before
+ * the one rounding.
  *
- * oneDNN multiplies sums by one number or by one per column for nothing, provided that c has no gaps between its rows (with
- * gaps it falls back to a plain loop, thousands of times slower), and by one per row it cannot. Scales per row of op(a)
- * that are powers of two (those of the rowwise recipes) are put into the widened a, where they only change exponents. What is
- * left, other scales per row and a c with gaps, goes through F32 sums of CHUNK rows at a time and a pass of our own.
+ * oneDNN multiplies sums by one number or by one per column for nothing, provided that c has no
+ * gaps between its rows (with gaps it falls back to a plain loop, thousands of times slower), and
+ * by one per row it cannot. Scales per row of op(a) that are powers of two (those of the rowwise
+ * recipes) are put into the widened a, where they only change exponents. What is left, other scales
+ * per row and a c with gaps, goes through F32 sums of CHUNK rows at a time and a pass of our own.
  */
 #include <math.h>
 

@@ -76,7 +76,8 @@ static void combine_partials(const backward *w)
     }
 }
 
-/* As many blocks as the partial sums have room for, at most 32 and none without a row: a matter of shape alone. */
+/* As many blocks as the partial sums have room for, at most 32 and none without a row: a matter of
+ * shape alone. */
 static int64_t block_count(int64_t n, int64_t C)
 {
     int64_t room = 2 * (int64_t)ND_CPU_PARTIALS / C, blocks = n < 32 ? n : 32;

@@ -4,7 +4,8 @@
 #include "kernels/cpu/parallel.h"
 #include "kernels/ops.h"
 
-/* Elements that are worth a thread: some 10 microseconds of work, several times what waking one costs. */
+/* Elements that are worth a thread: some 10 microseconds of work, several times what waking one
+ * costs. */
 enum { ELEMENTS_PER_THREAD = 32768 };
 
 void nd_cpu_parallel(nd_stream *stream, int64_t items, int64_t work, nd_cpu_body body, void *arg)

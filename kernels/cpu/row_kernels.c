@@ -15,8 +15,8 @@
 enum { UNROLL = 4 };
 
 /*
- * Runs `call` for every vector of a row of n: `i` is its first element, `lanes` how many of its lanes exist: all ND_VL, as a
- * constant, but at the end.
+ * Runs `call` for every vector of a row of n: `i` is its first element, `lanes` how many of its
+ * lanes exist: all ND_VL, as a constant, but at the end.
  */
 #define EACH_VECTOR(n, call)                                                                       \
     do {                                                                                           \

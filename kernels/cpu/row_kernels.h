@@ -2,12 +2,13 @@
 #ifndef ND_CPU_ROW_KERNELS_H
 #define ND_CPU_ROW_KERNELS_H
 /*
- * Kernels over one row (or one flat range) of contiguous elements, in one table per instruction set; row_kernels.c
- * implements them and is compiled once per set. They know neither tensors nor threads. Formulas are in kernels/ops.h.
+ * Kernels over one row (or one flat range) of contiguous elements, in one table per instruction
+ * set; row_kernels.c implements them and is compiled once per set. They know neither tensors nor
+ * threads. Formulas are in kernels/ops.h.
  *
- * Rows are BF16 when `bf16`, else F32. All arithmetic is F32 with fused multiply-adds where the CPU has them. Sums run in
- * a fixed number of lanes that are combined in a fixed order. A NaN or an infinity reaches the result; subnormal
- * numbers may count as zero, but not in `cast`.
+ * Rows are BF16 when `bf16`, else F32. All arithmetic is F32 with fused multiply-adds where the CPU
+ * has them. Sums run in a fixed number of lanes that are combined in a fixed order. A NaN or an
+ * infinity reaches the result; subnormal numbers may count as zero, but not in `cast`.
  */
 #include "kernels/ops.h"
 
@@ -43,7 +44,8 @@ typedef struct nd_row_ops {
                   int64_t n);
     void (*sgd)(const nd_adamw *o, bool decay, float *p, const float *grad, int64_t n);
 
-    /* The bits of the largest |x|. As integers sizes are ordered as numbers are, with NaN above infinity. */
+    /* The bits of the largest |x|. As integers sizes are ordered as numbers are, with NaN above
+     * infinity. */
     uint32_t (*amax)(const void *x, int64_t n, bool bf16);
     /* amax (n) = the larger of itself and |x|, element by element. */
     void (*amax_columns)(float *amax, const void *x, int64_t n, bool bf16);
@@ -55,8 +57,9 @@ typedef struct nd_row_ops {
                       bool e4m3, bool bf16);
     void (*widen_fp8)(float *out, const uint8_t *codes, int64_t n, bool e4m3);
     /*
-     * out (rows, columns), dense, = values of codes with row stride `stride`, times 2^exponent of their row and column; either
-     * list may be NULL. Exponents are within +-64, so all is exact. NULL without AVX512_BF16.
+     * out (rows, columns), dense, = values of codes with row stride `stride`, times 2^exponent of
+     * their row and column; either list may be NULL. Exponents are within +-64, so all is exact.
+     * NULL without AVX512_BF16.
      */
     void (*widen_fp8_bf16)(nd_bf16 *out, const uint8_t *codes, int64_t stride, int64_t rows,
                            int64_t columns, bool e4m3, const int16_t *row_exponents,

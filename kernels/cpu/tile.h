@@ -2,14 +2,16 @@
 #ifndef ND_CPU_TILE_H
 #define ND_CPU_TILE_H
 /*
- * Small dense tiles for attention: products, packing, and the elementwise steps between the products, in one table per
- * instruction set and operand type. tile_kernels.c implements them and is compiled once per instruction set.
+ * Small dense tiles for attention: products, packing, and the elementwise steps between the
+ * products, in one table per instruction set and operand type. tile_kernels.c implements them and
+ * is compiled once per instruction set.
  *
- * Operands are matrices of 32-bit words along k. A word is one F32, or two consecutive BF16 of k (the lower half is the
- * even one): the form that BF16 dot products and AMX tiles want. W(k) = k for F32, (k + 1) / 2 for BF16, the missing
- * last half being zero.
+ * Operands are matrices of 32-bit words along k. A word is one F32, or two consecutive BF16 of k
+ * (the lower half is the even one): the form that BF16 dot products and AMX tiles want. W(k) = k
+ * for F32, (k + 1) / 2 for BF16, the missing last half being zero.
  *   A (m, k): row-major, [m][W(k)] words, row stride lda words.
- *   B (k, n): [W(k)][n] words, row stride ldb words; n is padded to a multiple of ND_TILE_PAD with zeros.
+ *   B (k, n): [W(k)][n] words, row stride ldb words; n is padded to a multiple of ND_TILE_PAD
+ *   with zeros.
  * Results are F32 [m][n], also padded in n. Nothing here allocates or starts threads.
  */
 #include <stdbool.h>
@@ -24,7 +26,8 @@ enum {
 
 typedef uint32_t nd_word;
 
-/* One step of the online softmax over a tile of scores, transposed: keys in rows, queries in columns. */
+/* One step of the online softmax over a tile of scores, transposed: keys in rows, queries in
+ * columns. */
 typedef struct nd_softmax_step {
     float *scores; /* (keys, ND_TILE), overwritten */
     nd_word *p;    /* out: B operand (k = keys, n = ND_TILE) of the probabilities */
@@ -59,11 +62,13 @@ typedef struct nd_tile_ops {
     void (*gemm)(int m, int n, int words, const nd_word *a, int64_t lda, const nd_word *b,
                  int64_t ldb, float *c, int64_t ldc, bool add);
 
-    /* Packing from act rows x (rows, columns) of row stride `stride`; dtype BF16 or F32 (F32 only with F32 words). */
+    /* Packing from act rows x (rows, columns) of row stride `stride`; dtype BF16 or F32 (F32 only
+     * with F32 words). */
     /* A (rows, columns): k = columns. */
     void (*pack_a)(nd_word *a, int64_t lda, const void *x, nd_dtype dtype, int64_t stride, int rows,
                    int columns);
-    /* B (columns, rows): k = columns, n = rows, padded to `n` columns. `temporary`: rows x W(columns) words. */
+    /* B (columns, rows): k = columns, n = rows, padded to `n` columns. `temporary`: rows x
+     * W(columns) words. */
     void (*pack_b_transposed)(nd_word *b, int64_t ldb, const void *x, nd_dtype dtype,
                               int64_t stride, int rows, int columns, nd_word *temporary);
     /* B (rows, columns): k = rows, n = columns, padded to ldb. */
@@ -76,9 +81,11 @@ typedef struct nd_tile_ops {
     void (*softmax)(const nd_softmax_step *step);
     void (*dscore)(const nd_dscore_step *step);
 
-    /* c (m, ND_TILE) *= factor (ND_TILE), column by column; nothing happens when all factors are 1. */
+    /* c (m, ND_TILE) *= factor (ND_TILE), column by column; nothing happens when all factors are
+     * 1. */
     void (*scale_columns)(float *c, int m, const float *factor);
-    /* y (columns, rows) of dtype, row stride `stride`, = factor[column] x^T for x (rows, ND_TILE); factor may be NULL. */
+    /* y (columns, rows) of dtype, row stride `stride`, = factor[column] x^T for x (rows, ND_TILE);
+     * factor may be NULL. */
     void (*store_transposed)(void *y, nd_dtype dtype, int64_t stride, const float *x, int rows,
                              int columns, const float *factor, bool add, float *temporary);
 } nd_tile_ops;

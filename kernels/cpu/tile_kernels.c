@@ -20,9 +20,10 @@ __attribute__((unused)) static inline int smaller(int a, int b)
     return a < b ? a : b;
 }
 
-/* ---- products ---- */
+/* products */
 
-/* Rows and column vectors of the register tile: with a row of B and one word of A it fills the registers. */
+/* Rows and column vectors of the register tile: with a row of B and one word of A it fills the
+ * registers. */
 #if ND_VL == 16
 enum { MR = 6, NV = 4 };
 #else
@@ -40,7 +41,8 @@ static inline nd_vf multiply_add(bool bf16, nd_vf c, const nd_word *a, nd_vf b)
     return c + nd_v_set(*(float_alias *)a) * b;
 }
 
-/* c (mr, nv ND_VL) = a b (+ c), with c in registers: mr, nv and bf16 are constants where this is inlined. */
+/* c (mr, nv ND_VL) = a b (+ c), with c in registers: mr, nv and bf16 are constants where this is
+ * inlined. */
 static inline __attribute__((always_inline)) void micro(const bool bf16, const int mr, const int nv,
                                                         int words, const nd_word *a, int64_t lda,
                                                         const nd_word *b, int64_t ldb, float *c,
@@ -144,7 +146,7 @@ static void gemm_f32(int m, int n, int words, const nd_word *a, int64_t lda, con
 
 #include "kernels/cpu/tile_pack.inc"
 
-/* ---- softmax ---- */
+/* softmax */
 
 /* Scores of keys beyond each query's limit become -inf. */
 static void mask_scores(float *scores, int keys, const int32_t *limit)
@@ -231,7 +233,7 @@ static void dscore_f32(const nd_dscore_step *s)
     }
 }
 
-/* ---- results ---- */
+/* results */
 
 static void scale_columns(float *c, int m, const float *factor)
 {

@@ -2,16 +2,17 @@
 #ifndef ND_CPU_VECTOR_MATH_H
 #define ND_CPU_VECTOR_MATH_H
 /*
- * One vector of floats of the instruction set that the including file is compiled for, and the few functions on it
- * that the CPU kernels share. Files that use it are compiled once per instruction set (kernels/cpu/meson.build), each
- * time with the -m flags of that set; nothing here may be included by a file that is compiled once.
+ * One vector of floats of the instruction set that the including file is compiled for, and the few
+ * functions on it that the CPU kernels share. Files that use it are compiled once per instruction
+ * set (kernels/cpu/meson.build), each time with the -m flags of that set; nothing here may be
+ * included by a file that is compiled once.
  *
  *   AVX-512: 16 lanes, AVX2: 8, x86-64 baseline (SSE2): 4.
  *
- * Plain arithmetic is GCC's vector arithmetic (+ - * on nd_vf); these files allow contraction to FMA.
- * bf16 stores round to nearest even. nd_v_exp and nd_v_exp2: relative error below 2e-7 for results that are normal
- * numbers; results below 2^-126 are 0, exp(-inf) = 0 exactly, NaN stays NaN; arguments must not be above 88 (127 for
- * exp2).
+ * Plain arithmetic is GCC's vector arithmetic (+ - * on nd_vf); these files allow contraction to
+ * FMA. bf16 stores round to nearest even. nd_v_exp and nd_v_exp2: relative error below 2e-7 for
+ * results that are normal numbers; results below 2^-126 are 0, exp(-inf) = 0 exactly, NaN stays
+ * NaN; arguments must not be above 88 (127 for exp2).
  */
 #include <immintrin.h>
 #include <stdint.h>
@@ -138,7 +139,8 @@ static inline void nd_v_store_bf16_exact(nd_bf16 *p, nd_vf x)
 #endif
 }
 
-/* The same but that the instruction for it, where there is one, takes subnormal numbers for zero. */
+/* The same but that the instruction for it, where there is one, takes subnormal numbers for
+ * zero. */
 static inline void nd_v_store_bf16(nd_bf16 *p, nd_vf x)
 {
 #if defined(__AVX512BF16__)
@@ -172,8 +174,8 @@ static inline nd_vf nd_v_scale_by_power(nd_vf p, nd_vf n, nd_vf rounded, nd_vf x
 }
 
 /*
- * 2^x by rounding to an integer (adding 1.5 x 2^23 leaves it in the low mantissa bits) and a polynomial on [-1/2, 1/2].
- * Coefficients: least maximal relative error of degree 6 with p(0) = 1.
+ * 2^x by rounding to an integer (adding 1.5 x 2^23 leaves it in the low mantissa bits) and a
+ * polynomial on [-1/2, 1/2]. Coefficients: least maximal relative error of degree 6 with p(0) = 1.
  */
 static inline nd_vf nd_v_exp2(nd_vf x)
 {
@@ -191,7 +193,8 @@ static inline nd_vf nd_v_exp2(nd_vf x)
     return nd_v_scale_by_power(p, n, rounded, x);
 }
 
-/* e^x = 2^n e^r, r = x - n ln 2 with ln 2 in two parts (Cody and Waite), the polynomial being that of e^r. */
+/* e^x = 2^n e^r, r = x - n ln 2 with ln 2 in two parts (Cody and Waite), the polynomial being that
+ * of e^r. */
 static inline nd_vf nd_v_exp(nd_vf x)
 {
     const float magic = 12582912.0f;

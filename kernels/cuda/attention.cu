@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Beside attention: delta, and the merge of partial results. LANES threads of a warp share one head of one token. */
+/* Beside attention: delta, and the merge of partial results. LANES threads of a warp share one head
+ * of one token. */
 #include "kernels/cuda/map.cuh"
 
 using namespace nd;
@@ -72,8 +73,9 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 /*
- * With e = exp(-|old - new|): lse' = max(old, new) + log(1 + e), and the sides weigh 1 / (1 + e) and e / (1 + e), the
- * larger one the former. A side of weight 0 is not read: acc may be uninitialised at first.
+ * With e = exp(-|old - new|): lse' = max(old, new) + log(1 + e), and the sides weigh 1 / (1 + e)
+ * and e / (1 + e), the larger one the former. A side of weight 0 is not read: acc may be
+ * uninitialised at first.
  */
 template <class T, int N, int LANES>
 __global__ void __launch_bounds__(THREADS)

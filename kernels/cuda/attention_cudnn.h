@@ -2,8 +2,9 @@
 #ifndef ND_CUDA_ATTENTION_CUDNN_H
 #define ND_CUDA_ATTENTION_CUDNN_H
 /*
- * Scaled dot-product attention of cuDNN behind a C interface: BF16, forward with LSE and backward, one plan per form, kept
- * from its first use. libcudnn is opened at run time. attention_cudnn.cc is the only C++ of the host side.
+ * Scaled dot-product attention of cuDNN behind a C interface: BF16, forward with LSE and backward,
+ * one plan per form, kept from its first use. libcudnn is opened at run time. attention_cudnn.cc is
+ * the only C++ of the host side.
  *
  * A plan costs about a second to build. Building needs no GPU when a description of one is given.
  */
@@ -40,7 +41,8 @@ typedef struct nd_sdpa_form {
     int32_t backward, deterministic;
 } nd_sdpa_form;
 
-/* Device pointers, aligned to 16 bytes. Forward writes out and stats; backward reads them and writes dq, dk, dv. */
+/* Device pointers, aligned to 16 bytes. Forward writes out and stats; backward reads them and
+ * writes dq, dk, dv. */
 typedef struct nd_sdpa_tensors {
     const void *q, *k, *v;
     void *out;
@@ -51,8 +53,9 @@ typedef struct nd_sdpa_tensors {
 } nd_sdpa_tensors;
 
 /*
- * ND_ERR_CONFIG when the library is missing or too old, or when this program was built without cudnn-frontend. device
- * NULL: only builds plans, for the GPU that `description` describes (cuDNN's JSON, see docs/cuda.md).
+ * ND_ERR_CONFIG when the library is missing or too old, or when this program was built without
+ * cudnn-frontend. device NULL: only builds plans, for the GPU that `description` describes (cuDNN's
+ * JSON, see docs/cuda.md).
  */
 nd_status nd_cudnn_create(nd_device *device, int capability, const char *description,
                           nd_cudnn **out);

@@ -2,10 +2,11 @@
 #ifndef ND_CUDA_ATTENTION_PLAIN_H
 #define ND_CUDA_ATTENTION_PLAIN_H
 /*
- * Attention without cuDNN, for what cuDNN does not take: F32, head sizes that are no multiple of 8 or above 128, rows that
- * see no key. One thread per row, F32 throughout, a fixed order: correct on every GPU, and slow. Arguments as in
- * kernels/ops.h, but lse and delta may be strided like views of rows, and without dk.data only dq is computed; head_dim at
- * most ND_PLAIN_HEAD_DIM. Returns a cudaError_t.
+ * Attention without cuDNN, for what cuDNN does not take: F32, head sizes that are no multiple of 8
+ * or above 128, rows that see no key. One thread per row, F32 throughout, a fixed order: correct on
+ * every GPU, and slow. Arguments as in kernels/ops.h, but lse and delta may be strided like views
+ * of rows, and without dk.data only dq is computed; head_dim at most ND_PLAIN_HEAD_DIM. Returns a
+ * cudaError_t.
  */
 #include "kernels/cuda/kernels.h"
 

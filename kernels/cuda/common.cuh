@@ -4,8 +4,9 @@
 /*
  * Elements, packs of them, and reductions: what every kernel is made of.
  *
- * A thread moves N elements at a time, a pack: 16 bytes of the widest type of the kernel (8 BF16, 4 F32), or N = 1 where
- * a pointer, a stride or a row is not a multiple of that. All arithmetic is in F32.
+ * A thread moves N elements at a time, a pack: 16 bytes of the widest type of the kernel (8 BF16, 4
+ * F32), or N = 1 where a pointer, a stride or a row is not a multiple of that. All arithmetic is in
+ * F32.
  */
 #include "kernels/cuda/platform.cuh"
 
@@ -180,7 +181,8 @@ __device__ inline float exp2_fast(float x)
 #endif
 }
 
-/* e^x, for results that are stored as T: an error of |x| 2^-24 is nothing beside BF16's rounding. */
+/* e^x, for results that are stored as T: an error of |x| 2^-24 is nothing beside BF16's
+ * rounding. */
 template <class T> __device__ inline float exp_for(float x)
 {
     if constexpr (sizeof(T) == 2) {
@@ -229,8 +231,8 @@ __device__ inline float warp_max(float x)
 }
 
 /*
- * Over a block of whole warps, at most 32. slots: 32 of shared memory, not in use by a reduction that another warp may
- * still be reading: alternate between two, or put a barrier between.
+ * Over a block of whole warps, at most 32. slots: 32 of shared memory, not in use by a reduction
+ * that another warp may still be reading: alternate between two, or put a barrier between.
  */
 template <class T> __device__ inline T block_sum(T x, T *slots)
 {
@@ -266,7 +268,8 @@ __device__ inline uint32_t larger(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-/* All threads of the warp take part. The order does not matter, and once a large value is there few have to be sent. */
+/* All threads of the warp take part. The order does not matter, and once a large value is there few
+ * have to be sent. */
 __device__ inline void amax_merge(float *amax, uint32_t bits)
 {
     bits = __reduce_max_sync(0xffffffffu, bits);
@@ -287,7 +290,8 @@ inline bool aligned(const void *p, int64_t stride_bytes = 0, int64_t to = 16)
     return ((uintptr_t)p | (uintptr_t)stride_bytes) % (uintptr_t)to == 0;
 }
 
-/* Quotients of numbers below 2^31 by a fixed one. Source: Granlund and Montgomery (1994), for 31-bit numerators. */
+/* Quotients of numbers below 2^31 by a fixed one. Source: Granlund and Montgomery (1994), for
+ * 31-bit numerators. */
 struct divider {
     uint32_t divisor, multiplier, shift;
 

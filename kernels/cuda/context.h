@@ -2,9 +2,10 @@
 #ifndef ND_CUDA_CONTEXT_H
 #define ND_CUDA_CONTEXT_H
 /*
- * What the CUDA ops keep for one GPU: cuBLASLt with its plans, the attention plans, and the memory that a call borrows.
- * nd_ops_cuda creates it, it hangs off nd_device.native, and closing the device destroys it. All ops of a rank run on one
- * stream, so one workspace serves them; another stream that computes at the same time would need its own.
+ * What the CUDA ops keep for one GPU: cuBLASLt with its plans, the attention plans, and the memory
+ * that a call borrows. nd_ops_cuda creates it, it hangs off nd_device.native, and closing the
+ * device destroys it. All ops of a rank run on one stream, so one workspace serves them; another
+ * stream that computes at the same time would need its own.
  */
 #include "kernels/cuda/attention_cudnn.h"
 #include "kernels/cuda/matmul_lt.h"

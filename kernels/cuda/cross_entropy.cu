@@ -7,13 +7,15 @@ namespace {
 
 enum { NOT_COUNTED = -100, STATS_THREADS = 512, LOSS_THREADS = 1024 };
 
-/* ---- statistics: one pass over the row, a maximum and a sum on its scale per thread, then both over the block ---- */
+/* ---- statistics: one pass over the row, a maximum and a sum on its scale per thread, then both
+ * over the block ---- */
 
 struct running {
     float max, sum;
 };
 
-/* Below every logit but -inf: differences with it are finite, so that a slice of -inf so far gives no NaN. */
+/* Below every logit but -inf: differences with it are finite, so that a slice of -inf so far gives
+ * no NaN. */
 #define ND_NO_MAX (-3.402823466e+38f)
 
 template <class T, int N, int TOGETHER>

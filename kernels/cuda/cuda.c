@@ -43,7 +43,8 @@ static nd_status embedding_fwd(nd_stream *s, nd_tensor out, nd_tensor ids, nd_te
     return LAUNCH(s, embedding_fwd, out, ids, table, first);
 }
 
-/* The kernel sorts as many tokens as its scratch holds; more go one part after the other, in order. */
+/* The kernel sorts as many tokens as its scratch holds; more go one part after the other, in
+ * order. */
 static nd_status embedding_bwd(nd_stream *s, nd_tensor dtable, nd_tensor ids, nd_tensor dout,
                                int64_t first)
 {

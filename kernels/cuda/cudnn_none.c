@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The functions of attention_cudnn.h in a program that was built without the headers of cudnn-frontend. */
+/* The functions of attention_cudnn.h in a program that was built without the headers of
+ * cudnn-frontend. */
 #include "kernels/cuda/attention_cudnn.h"
 
 static nd_status absent(void)

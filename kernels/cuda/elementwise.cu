@@ -105,7 +105,8 @@ template <class T> int fill_typed(nd_cuda_queue queue, T *out, int64_t count, fl
     return map(queue, fill_of<T, PACK>{out, value}, count / PACK);
 }
 
-/* nd_rng_normal (runtime/base/rng.c), bit for bit: Philox4x32-10, the sum of eight 16-bit uniforms. */
+/* nd_rng_normal (runtime/base/rng.c), bit for bit: Philox4x32-10, the sum of eight 16-bit
+ * uniforms. */
 __device__ float random_normal(uint64_t seed, uint64_t random_stream, uint64_t index)
 {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The backward adds the tokens of a table row in ascending order without a sort: a first kernel links each token to the
- * next one with the same id, a second starts at the first token of each id and walks. The links cost n^2 comparisons of
- * numbers in shared memory, which is nothing beside the model up to a hundred thousand tokens.
+ * The backward adds the tokens of a table row in ascending order without a sort: a first kernel
+ * links each token to the next one with the same id, a second starts at the first token of each id
+ * and walks. The links cost n^2 comparisons of numbers in shared memory, which is nothing beside
+ * the model up to a hundred thousand tokens.
  */
 #include "kernels/cuda/map.cuh"
 
@@ -59,7 +60,8 @@ int forward(nd_cuda_queue queue, nd_tensor out, nd_tensor ids, nd_tensor table, 
 
 enum { LINK_THREADS = 128, LINK_TILE = 1024, HEAD_FLAG = 1 << 30, LINK_MASK = HEAD_FLAG - 1 };
 
-/* links[i] = the next token with i's id, or LINK_MASK; HEAD_FLAG is set where no earlier token has it. */
+/* links[i] = the next token with i's id, or LINK_MASK; HEAD_FLAG is set where no earlier token has
+ * it. */
 __global__ void __launch_bounds__(LINK_THREADS)
     link_kernel(uint32_t *links, const int32_t *ids, int n)
 {
@@ -93,7 +95,8 @@ __global__ void __launch_bounds__(LINK_THREADS)
 
 enum { ADD_THREADS = 128, AHEAD = 4 /* tokens whose gradients are read at once */ };
 
-/* Block (i, strip of columns): when token i is the first of its id, adds the gradients of all of them to their row. */
+/* Block (i, strip of columns): when token i is the first of its id, adds the gradients of all of
+ * them to their row. */
 template <class T, int N>
 __global__ void __launch_bounds__(ADD_THREADS)
     add_kernel(float *dtable, int64_t dtable_stride, const T *dout, int64_t dout_stride,

@@ -2,10 +2,12 @@
 /*
  * Casts to FP8 and transposes of codes.
  *
- * The transpose goes through shared memory in tiles of 128 x 128 codes. A thread holds 8 x 8 of them: 8 columns of 8 rows.
- * It transposes them in registers and writes one word of 8 codes per column. In the tile a column's 16 words are permuted by
- * an exclusive or with the number of its group of 8 columns, so that neither the writes (16 groups, one word each) nor
- * the reads (one column, 8 pairs of words) meet in a bank; a pair stays a pair, in turned order where the group is odd.
+ * The transpose goes through shared memory in tiles of 128 x 128 codes. A thread holds 8 x 8 of
+ * them: 8 columns of 8 rows. It transposes them in registers and writes one word of 8 codes per
+ * column. In the tile a column's 16 words are permuted by an exclusive or with the number of its
+ * group of 8 columns, so that neither the writes (16 groups, one word each) nor the reads (one
+ * column, 8 pairs of words) meet in a bank; a pair stays a pair, in turned order where the group is
+ * odd.
  */
 #include "kernels/cuda/fuse.cuh"
 #include "kernels/cuda/map.cuh"
@@ -50,7 +52,8 @@ __device__ inline void transpose4(uint32_t a, uint32_t b, uint32_t c, uint32_t d
     out[3] = __byte_perm(ab_odd, cd_odd, 0x7632);
 }
 
-/* Writes the transpose of a thread's 8 x 8 codes into the tile: a word of 8 rows for each of its columns. */
+/* Writes the transpose of a thread's 8 x 8 codes into the tile: a word of 8 rows for each of its
+ * columns. */
 __device__ inline void put_block(codes8 *tile, const codes8 (&rows)[BLOCK], int column_group,
                                  int row_group)
 {

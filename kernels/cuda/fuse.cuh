@@ -31,7 +31,8 @@ template <nd_dtype FORMAT> __device__ inline uint32_t encode_pair(float first, f
         if (bits > 0x7f800000u) {
             code = 0x7f;
         } else if (bits < NORMAL) {
-            /* Added to 2^23 units of the last place, a subnormal is rounded to whole units in the low bits. */
+            /* Added to 2^23 units of the last place, a subnormal is rounded to whole units in the
+             * low bits. */
             code = __float_as_uint(__uint_as_float(bits) + (E4M3 ? 16384.0f : 128.0f)) & 0xfu;
         } else {
             bits = bits < FMAX ? bits : FMAX;
@@ -105,8 +106,8 @@ inline bool fuse_is_on(const nd_cuda_fuse *fuse)
 }
 
 /*
- * Stores a pack of results as T at `to` (unless NULL) and its codes, and returns the largest size among them (bits) for
- * amax_merge.
+ * Stores a pack of results as T at `to` (unless NULL) and its codes, and returns the largest size
+ * among them (bits) for amax_merge.
  */
 template <int N, class T>
 __device__ inline uint32_t store_fused(T *to, const fuse_view &f, float scale, int64_t row,

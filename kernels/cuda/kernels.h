@@ -2,19 +2,21 @@
 #ifndef ND_CUDA_KERNELS_H
 #define ND_CUDA_KERNELS_H
 /*
- * Launchers of our CUDA kernels: everything of kernels/ops.h but products and attention itself. Plain C, without CUDA
- * headers; nothing is allocated and no launcher waits. The tests compile the same .cu files for the host (tests/hostcuda).
+ * Launchers of our CUDA kernels: everything of kernels/ops.h but products and attention itself.
+ * Plain C, without CUDA headers; nothing is allocated and no launcher waits. The tests compile the
+ * same .cu files for the host (tests/hostcuda).
  *
- * Each launcher has the arguments of the op of its name (kernels/ops.h: formulas, shapes, aliases), with the stream as a
- * cudaStream_t, and returns a cudaError_t (0: launched). Shapes are the caller's business: cuda.c asserts them. Any
- * extents, strides and alignments work; pointers and row strides of whole 16 bytes are the fast path. Pointers to results
- * and operands are device memory, structs given by pointer are read before the launcher returns.
+ * Each launcher has the arguments of the op of its name (kernels/ops.h: formulas, shapes, aliases),
+ * with the stream as a cudaStream_t, and returns a cudaError_t (0: launched). Shapes are the
+ * caller's business: cuda.c asserts them. Any extents, strides and alignments work; pointers and
+ * row strides of whole 16 bytes are the fast path. Pointers to results and operands are device
+ * memory, structs given by pointer are read before the launcher returns.
  *
- * `scratch`: ND_CUDA_SCRATCH bytes of device memory, aligned to 256. Lent until the kernels have run, so streams that run
- * at the same time have one each. Its contents do not matter.
+ * `scratch`: ND_CUDA_SCRATCH bytes of device memory, aligned to 256. Lent until the kernels have
+ * run, so streams that run at the same time have one each. Its contents do not matter.
  *
- * Determinism: sums are in an order given by the shape and the number of processors of the GPU; atomics only find maxima
- * and count.
+ * Determinism: sums are in an order given by the shape and the number of processors of the GPU;
+ * atomics only find maxima and count.
  */
 #include "kernels/ops.h"
 
@@ -30,23 +32,25 @@ enum {
 };
 
 /*
- * What a kernel does with a result beside storing it, without reading it again. Of the values as they are stored (rounded
- * to act), of the whole tensor. A result with codes need not be stored: its tensor's data may be NULL.
+ * What a kernel does with a result beside storing it, without reading it again. Of the values as
+ * they are stored (rounded to act), of the whole tensor. A result with codes need not be stored:
+ * its tensor's data may be NULL.
  */
 typedef struct nd_cuda_fuse {
-    /* NULL, or F32 (1): merged with the largest |value|, NaN when there is one. Zero it before the first. */
+    /* NULL, or F32 (1): merged with the largest |value|, NaN when there is one. Zero it before the
+     * first. */
     float *amax;
     nd_tensor codes; /* data NULL, or FP8 of the result's shape: cast as by fp8_cast, per tensor */
     const float *scale; /* F32 (1), with codes */
 } nd_cuda_fuse;
 
-/* ---- embedding ---- */
+/* embedding */
 int nd_cuda_embedding_fwd(nd_cuda_queue, nd_tensor out, nd_tensor ids, nd_tensor table,
                           int64_t first);
 int nd_cuda_embedding_bwd(nd_cuda_queue, nd_tensor dtable, nd_tensor ids, nd_tensor dout,
                           int64_t first, void *scratch);
 
-/* ---- RMSNorm, RoPE, SwiGLU; fuse NULL: nothing beside ---- */
+/* RMSNorm, RoPE, SwiGLU; fuse NULL: nothing beside */
 int nd_cuda_rmsnorm_fwd(nd_cuda_queue, nd_tensor y, nd_tensor sum, nd_tensor rstd, nd_tensor x,
                         nd_tensor delta, nd_tensor weight, float eps, const nd_cuda_fuse *fuse);
 int nd_cuda_rmsnorm_bwd(nd_cuda_queue, nd_tensor dx, nd_tensor dweight, nd_tensor dy,
@@ -60,13 +64,13 @@ int nd_cuda_swiglu_bwd(nd_cuda_queue, nd_tensor dgate, nd_tensor dup, nd_tensor 
                        nd_tensor gate, nd_tensor up, const nd_cuda_fuse *fuse_gate,
                        const nd_cuda_fuse *fuse_up);
 
-/* ---- beside attention ---- */
+/* beside attention */
 int nd_cuda_attention_delta(nd_cuda_queue, const nd_attention *, nd_tensor delta, nd_tensor out,
                             nd_tensor dout);
 int nd_cuda_lse_merge(nd_cuda_queue, const nd_attention *, nd_tensor acc, nd_tensor acc_lse,
                       nd_tensor out, nd_tensor lse);
 
-/* ---- cross entropy ---- */
+/* cross entropy */
 int nd_cuda_ce_stats(nd_cuda_queue, nd_tensor row_max, nd_tensor row_sum, nd_tensor target,
                      nd_tensor logits, nd_tensor labels, int64_t first, int64_t valid);
 int nd_cuda_ce_rescale(nd_cuda_queue, nd_tensor row_sum, nd_tensor row_max, nd_tensor global_max);
@@ -75,7 +79,7 @@ int nd_cuda_ce_loss(nd_cuda_queue, double *loss_sum, nd_tensor max, nd_tensor su
 int nd_cuda_ce_bwd(nd_cuda_queue, nd_tensor logits, nd_tensor max, nd_tensor sum, nd_tensor labels,
                    int64_t first, int64_t valid, float scale);
 
-/* ---- elementwise, sums ---- */
+/* elementwise, sums */
 int nd_cuda_add(nd_cuda_queue, nd_tensor out, nd_tensor a, nd_tensor b);
 int nd_cuda_accumulate(nd_cuda_queue, nd_tensor acc, nd_tensor x);
 int nd_cuda_cast(nd_cuda_queue, nd_tensor out, nd_tensor x);
@@ -85,14 +89,14 @@ int nd_cuda_fill(nd_cuda_queue, nd_tensor out, float value);
 int nd_cuda_random_normal(nd_cuda_queue, float *out, int64_t count, float deviation, uint64_t seed,
                           uint64_t random_stream, uint64_t first);
 
-/* ---- optimizers; ranges: host memory ---- */
+/* optimizers; ranges: host memory */
 /* resident: NULL, or the resident BF16 copy of p, same offsets: the updated p rounded. */
 int nd_cuda_adamw(nd_cuda_queue, const nd_adamw *, float *p, float *m, float *v, const float *grad,
                   nd_bf16 *resident, const nd_flat_range *ranges, int range_count);
 int nd_cuda_sgd(nd_cuda_queue, const nd_adamw *, float *p, const float *grad, nd_bf16 *resident,
                 const nd_flat_range *ranges, int range_count);
 
-/* ---- FP8 ---- */
+/* FP8 */
 int nd_cuda_amax(nd_cuda_queue, float *amax, nd_tensor x, nd_granularity granularity, bool merge);
 int nd_cuda_fp8_scale(nd_cuda_queue, float *scale, float *inverse, const float *amax, int64_t count,
                       nd_dtype format, bool power_of_two);
@@ -101,8 +105,9 @@ int nd_cuda_fp8_cast(nd_cuda_queue, nd_fp8 out, float *amax, nd_tensor x);
 int nd_cuda_fp8_transpose(nd_cuda_queue, nd_tensor out, nd_tensor codes);
 int nd_cuda_fp8_count(nd_cuda_queue, int64_t *counts, nd_tensor x, nd_fp8 as);
 /*
- * What a library leaves of matmul_fp8 that multiplies codes only: c (m, n) = product (m, n; F32) a[i] b[j] + beta c. a: F32
- * (1), or (m) with a_rows; b: F32 (1), or (n) with b_columns. product may be c.
+ * What a library leaves of matmul_fp8 that multiplies codes only: c (m, n) = product (m, n; F32)
+ * a[i] b[j] + beta c. a: F32 (1), or (m) with a_rows; b: F32 (1), or (n) with b_columns. product
+ * may be c.
  */
 int nd_cuda_fp8_rescale(nd_cuda_queue, nd_tensor c, nd_tensor product, const float *a, bool a_rows,
                         const float *b, bool b_columns, float beta);

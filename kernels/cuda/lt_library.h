@@ -29,7 +29,8 @@ typedef struct nd_lt_library {
                              cudaStream_t);
 } nd_lt_library;
 
-/* Opens the library of the version that this program was built with, or newer within its major version. */
+/* Opens the library of the version that this program was built with, or newer within its major
+ * version. */
 nd_status nd_lt_library_open(nd_lt_library *out);
 
 /* Maps a status: the library's word for it and `call`. */

@@ -53,7 +53,8 @@ static nd_status describe(const nd_lt_library *l, const nd_lt_key *key, nd_lt_pl
     return ND_OK;
 }
 
-/* Partial sums of a split k are F32, added in a fixed order: no rounding of them to BF16, no atomics. */
+/* Partial sums of a split k are F32, added in a fixed order: no rounding of them to BF16, no
+ * atomics. */
 static nd_status prefer(const nd_lt_library *l, const nd_lt_key *key,
                         cublasLtMatmulPreferenceOpaque_t *preference)
 {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_CUDA_LT_PLAN_H
 #define ND_CUDA_LT_PLAN_H
-/* One form of a cuBLASLt product in the library's own, column-major terms, and the table of plans. */
+/* One form of a cuBLASLt product in the library's own, column-major terms, and the table of
+ * plans. */
 #include <stdbool.h>
 
 #include "kernels/cuda/lt_library.h"
@@ -14,7 +15,8 @@ typedef enum nd_lt_scaling {
     ND_LT_VECTORS  /* (m) for A, (n) for B */
 } nd_lt_scaling;
 
-/* d (m, n) = op(A) op(B) + beta d, all column-major. Compared by bytes: no padding is left unset. */
+/* d (m, n) = op(A) op(B) + beta d, all column-major. Compared by bytes: no padding is left
+ * unset. */
 typedef struct nd_lt_key {
     int64_t m, n, k, lda, ldb, ldd;
     int32_t a, b, d; /* nd_dtype */
@@ -37,7 +39,8 @@ typedef struct nd_lt_plan {
 
 enum { ND_LT_CANDIDATES = 16 };
 
-/* Descriptor, layouts and up to `wanted` algorithms, best first. *found is at least 1 on success. */
+/* Descriptor, layouts and up to `wanted` algorithms, best first. *found is at least 1 on
+ * success. */
 nd_status nd_lt_plan_init(const nd_lt_library *library, cublasLtHandle_t handle, nd_lt_key key,
                           int wanted, nd_lt_plan *plan, cublasLtMatmulHeuristicResult_t *results,
                           int *found);

@@ -2,14 +2,18 @@
 #ifndef ND_CUDA_MAP_CUH
 #define ND_CUDA_MAP_CUH
 /*
- * Elementwise work over strided views: a layout (which element of each operand a pack is) and a kernel that walks it.
+ * Elementwise work over strided views: a layout (which element of each operand a pack is) and a
+ * kernel that walks it.
  *
- * map_kernel<F> gives each thread F::together packs at a time and issues the loads of all of them before the first is
- * used, so that enough bytes are in flight to cover the latency of memory. F has
+ * map_kernel<F> gives each thread F::together packs at a time and issues the loads of all of them
+ * before the first is used, so that enough bytes are in flight to cover the latency of memory. F
+ * has
  *   struct state                        what load leaves for finish
  *   void load(int64_t v, state &) const
- *   void finish(state &) const          after load, by the same thread; may store where load of the same v has read
- * map_amax_kernel<F> also merges the largest sizes of F::amaxes results into f.amax[k] (NULL: not wanted); there
+ *   void finish(state &) const          after load, by the same thread; may store where load of the
+ *                                       same v has read
+ * map_amax_kernel<F> also merges the largest sizes of F::amaxes results into f.amax[k] (NULL: not
+ * wanted); there
  *   void finish(state &, uint32_t (&sizes)[F::amaxes]) const    raises sizes, bits of |x|
  */
 #include "kernels/cuda/common.cuh"
@@ -66,7 +70,8 @@ template <int OPERANDS> struct layout {
     }
 };
 
-/* Strides of t seen as `shape`: its own, or those of contiguous memory when it has another shape. */
+/* Strides of t seen as `shape`: its own, or those of contiguous memory when it has another
+ * shape. */
 inline void strides_as(const nd_tensor &t, int axes, const int64_t *shape, int64_t *stride)
 {
     bool same = t.axes == axes;
@@ -120,9 +125,10 @@ template <int OPERANDS> bool packs_align(const nd_tensor *t, const layout<OPERAN
 }
 
 /*
- * The layout of operands of one count, in packs of `pack` elements where rows are made of aligned ones; *N is pack or 1. Operands without
- * data take part in nothing. keep_rows: the operands are 2-d and place.row is their row; else neighbouring axes are
- * merged where every operand allows it, and the flat case is one row.
+ * The layout of operands of one count, in packs of `pack` elements where rows are made of aligned
+ * ones; *N is pack or 1. Operands without data take part in nothing. keep_rows: the operands are
+ * 2-d and place.row is their row; else neighbouring axes are merged where every operand allows it,
+ * and the flat case is one row.
  */
 template <int OPERANDS>
 layout<OPERANDS> layout_of(const nd_tensor (&t)[OPERANDS], int pack, bool keep_rows, int *N)

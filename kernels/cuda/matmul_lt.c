@@ -199,7 +199,8 @@ static uint32_t hash_of(const nd_lt_key *key)
     return hash;
 }
 
-/* The plan of a form; *out is NULL when the library refuses vectors of scales for it (the caller has another way). */
+/* The plan of a form; *out is NULL when the library refuses vectors of scales for it (the caller
+ * has another way). */
 static nd_status plan_of(nd_lt *lt, nd_stream *stream, const nd_lt_key *key, nd_lt_plan **out)
 {
     uint32_t at = hash_of(key) % PLANS;
@@ -258,7 +259,8 @@ nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, nd_tensor c, nd_tensor a, b
     return run(lt, stream, plan, &x);
 }
 
-/* The stored matrix whose rows run along the summed axis: (rows of op(a), k), or (columns of op(b), k). */
+/* The stored matrix whose rows run along the summed axis: (rows of op(a), k), or (columns of op(b),
+ * k). */
 static nd_tensor along_k(const nd_fp8 *x, bool as_stored)
 {
     nd_tensor t = as_stored ? x->codes : x->transposed;

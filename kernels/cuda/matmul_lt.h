@@ -2,10 +2,12 @@
 #ifndef ND_CUDA_MATMUL_LT_H
 #define ND_CUDA_MATMUL_LT_H
 /*
- * Matrix products through cuBLASLt: BF16, F32 and FP8. One plan (descriptor, layouts, algorithm) per form of call, kept
- * from its first use; a step that met its forms before asks the library for nothing and allocates nothing.
+ * Matrix products through cuBLASLt: BF16, F32 and FP8. One plan (descriptor, layouts, algorithm)
+ * per form of call, kept from its first use; a step that met its forms before asks the library for
+ * nothing and allocates nothing.
  *
- * cuBLASLt is column-major: a row-major c (m, n) = op(a) op(b) is its c^T (n, m) = op(b)^T op(a)^T, so its A is our b.
+ * cuBLASLt is column-major: a row-major c (m, n) = op(a) op(b) is its c^T (n, m) = op(b)^T op(a)^T,
+ * so its A is our b.
  */
 #include "kernels/ops.h"
 
@@ -17,7 +19,8 @@ enum {
         64 << 20, /* most scratch of a product whose scales are applied afterwards */
 };
 
-/* Opens cuBLASLt and allocates the workspace. ND_ERR_CONFIG when the library is missing or too old. */
+/* Opens cuBLASLt and allocates the workspace. ND_ERR_CONFIG when the library is missing or too
+ * old. */
 nd_status nd_lt_create(nd_device *device, int capability, nd_lt **out);
 void nd_lt_destroy(nd_lt *lt); /* NULL is legal */
 /* The version of the library that was opened, 130100 is 13.1.0. */
@@ -32,11 +35,13 @@ nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, nd_tensor c, const nd_f
 size_t nd_lt_matmul_fp8_scratch(int64_t m, int64_t n, int64_t k, nd_dtype act);
 
 /*
- * Autotune: from now on the first use of a form times the library's best `candidates` algorithms on memory of its own
- * (allocated and freed inside, so before step 0 only) and keeps the fastest. 0 or 1: the library's first choice.
+ * Autotune: from now on the first use of a form times the library's best `candidates` algorithms on
+ * memory of its own (allocated and freed inside, so before step 0 only) and keeps the fastest. 0 or
+ * 1: the library's first choice.
  */
 void nd_lt_set_candidates(nd_lt *lt, int candidates);
-/* Seconds of one product of this form, the mean of `repeats` on memory of its own; makes its plan. For tuning and benches. */
+/* Seconds of one product of this form, the mean of `repeats` on memory of its own; makes its plan.
+ * For tuning and benches. */
 typedef struct nd_lt_form {
     int64_t m, n, k;
     bool a_transposed, b_transposed;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Optimizers over flat shards, and sums of squares. Ranges begin anywhere: a thread owns N elements at multiples of N of the
- * shard and touches those inside the range.
+ * Optimizers over flat shards, and sums of squares. Ranges begin anywhere: a thread owns N elements
+ * at multiples of N of the shard and touches those inside the range.
  */
 #include "kernels/cuda/common.cuh"
 
@@ -218,7 +218,8 @@ __device__ inline double squares_of(const pack<float, 4> &x)
     return sum;
 }
 
-/* x is aligned to 16 bytes; `before` elements that precede it and the ones behind the last pack go to the first threads. */
+/* x is aligned to 16 bytes; `before` elements that precede it and the ones behind the last pack go
+ * to the first threads. */
 __global__ void __launch_bounds__(THREADS)
     squares_kernel(double *partials, const float *x, int before, int64_t count)
 {

@@ -2,16 +2,19 @@
 #ifndef ND_CUDA_PLATFORM_CUH
 #define ND_CUDA_PLATFORM_CUH
 /*
- * What the kernels take from CUDA. Under nvcc this is the CUDA runtime; when the same files are compiled for the host, a
- * header given on the command line (tests/hostcuda/hostcuda.h) has defined the same names before.
+ * What the kernels take from CUDA. Under nvcc this is the CUDA runtime; when the same files are
+ * compiled for the host, a header given on the command line (tests/hostcuda/hostcuda.h) has defined
+ * the same names before.
  *
  *   ND_LAUNCH(kernel, grid, block, queue, arguments...)   a kernel whose threads do not meet
- *   ND_LAUNCH_MEETING(...)                                the same for kernels with barriers, shuffles or shared memory
+ *   ND_LAUNCH_MEETING(...)                                the same for kernels with barriers,
+ *                                                         shuffles or shared memory
  *   ND_SHARED(type, name, count)                          static shared memory, aligned to 16 bytes
  *   ND_UNROLL, ND_NO_UNROLL                               for the loop that follows
  *   zero_async, processors                                below
  *
- * Both launches are expressions of type int, a cudaError_t. A template's kernel is put in parentheses.
+ * Both launches are expressions of type int, a cudaError_t. A template's kernel is put in
+ * parentheses.
  */
 #include "kernels/cuda/kernels.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * One block holds one row in registers: K packs of N elements a thread. Rows too long for that (K = 0) are read twice, the
- * second time from the cache.
+ * One block holds one row in registers: K packs of N elements a thread. Rows too long for that (K =
+ * 0) are read twice, the second time from the cache.
  */
 #include "kernels/cuda/fuse.cuh"
 #include "kernels/cuda/map.cuh"
@@ -150,7 +150,8 @@ __global__ void __launch_bounds__(MAX_THREADS) forward_kernel(const forward_args
     }
 }
 
-/* Threads for a row of `packs`, with about two packs a thread; *K: packs a thread holds, 0 when they are too many. */
+/* Threads for a row of `packs`, with about two packs a thread; *K: packs a thread holds, 0 when
+ * they are too many. */
 int threads_for(int64_t packs, int *K)
 {
     int64_t threads = ceil_div(ceil_div(packs, 2), 32) * 32;
@@ -243,8 +244,8 @@ __device__ inline void write_dx(const backward_args &a, int64_t row, int column,
 }
 
 /*
- * Rows b, b + blocks, ... AHEAD: the next row is read before this one is reduced, so that memory is never idle; K = 4 has no
- * registers left for that.
+ * Rows b, b + blocks, ... AHEAD: the next row is read before this one is reduced, so that memory is
+ * never idle; K = 4 has no registers left for that.
  */
 template <class T, int N, int K, bool AHEAD>
 __global__ void __launch_bounds__(MAX_THREADS) backward_kernel(const backward_args a)

@@ -26,7 +26,8 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high)
     return x < low ? low : x > high ? high : x;
 }
 
-/* Rows [begin, end), which all see a key; `causal`: under the diagonal, which ends at the last key of the last row. */
+/* Rows [begin, end), which all see a key; `causal`: under the diagonal, which ends at the last key
+ * of the last row. */
 static void cut_rows(const nd_attention *a, int64_t begin, int64_t end, bool causal, bool ordered,
                      cut *out)
 {
@@ -186,7 +187,8 @@ static layout layout_of(const nd_attention *a, const cut *c, size_t workspace)
     return l;
 }
 
-/* cuDNN 9.19 on Hopper: dq in F32, dk and dv per query head, one statistic; or all scores in BF16 where it is ordered. */
+/* cuDNN 9.19 on Hopper: dq in F32, dk and dv per query head, one statistic; or all scores in BF16
+ * where it is ordered. */
 static size_t workspace_by_formula(const nd_attention *a, const piece *p, bool backward,
                                    bool ordered)
 {
@@ -339,7 +341,8 @@ static nd_tensor in_scratch(void *scratch, size_t offset, nd_dtype dtype, nd_ten
                         like.shape[2], like.shape[3]);
 }
 
-/* Where everything of this call lies; what is written directly keeps its strides, and the plans are for those. */
+/* Where everything of this call lies; what is written directly keeps its strides, and the plans are
+ * for those. */
 static nd_status place(nd_cuda_context *context, backward *w, const cut *c, void *scratch,
                        layout *out)
 {

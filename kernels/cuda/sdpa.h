@@ -2,12 +2,14 @@
 #ifndef ND_CUDA_SDPA_H
 #define ND_CUDA_SDPA_H
 /*
- * The attention ops over cuDNN, which knows BF16 results, three masks, and no addition to what is there. A block of any
- * `diag` is cut into at most three parts by rows: rows that see nothing, rows under a diagonal that ends at the last key,
- * rows that see all keys. F32 or added gradients go through BF16 results in the scratch.
+ * The attention ops over cuDNN, which knows BF16 results, three masks, and no addition to what is
+ * there. A block of any `diag` is cut into at most three parts by rows: rows that see nothing, rows
+ * under a diagonal that ends at the last key, rows that see all keys. F32 or added gradients go
+ * through BF16 results in the scratch.
  *
- * Deterministic: cuDNN's own way needs a workspace of B H Sq Sk 2 bytes, so the backward is also cut into groups of KV
- * heads and of query rows until that is at most ND_SDPA_ORDERED_BYTES, and dk and dv are added up in F32 in a fixed order.
+ * Deterministic: cuDNN's own way needs a workspace of B H Sq Sk 2 bytes, so the backward is also
+ * cut into groups of KV heads and of query rows until that is at most ND_SDPA_ORDERED_BYTES, and dk
+ * and dv are added up in F32 in a fixed order.
  */
 #include "kernels/cuda/context.h"
 #include "kernels/ops.h"

@@ -4,8 +4,9 @@
 #include "kernels/ref/ref.h"
 
 /*
- * Scores are computed again wherever they are needed, so scratch holds only the F64 sums of one row: 2 D numbers.
- * The backward runs twice over all pairs, once by query for dq and once by key for dk and dv.
+ * Scores are computed again wherever they are needed, so scratch holds only the F64 sums of one
+ * row: 2 D numbers. The backward runs twice over all pairs, once by query for dq and once by key
+ * for dk and dv.
  */
 
 static int64_t at4(nd_tensor t, int64_t b, int64_t s, int64_t h)
@@ -220,7 +221,8 @@ nd_status nd_ref_attention_bwd(nd_stream *stream, const nd_attention *a, nd_tens
     return ND_OK;
 }
 
-/* The larger lse is taken out first, so that nothing overflows; where acc_lse is -inf acc is not read. */
+/* The larger lse is taken out first, so that nothing overflows; where acc_lse is -inf acc is not
+ * read. */
 nd_status nd_ref_lse_merge(nd_stream *stream, const nd_attention *a, nd_tensor acc,
                            nd_tensor acc_lse, nd_tensor out, nd_tensor lse)
 {

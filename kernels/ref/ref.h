@@ -2,10 +2,11 @@
 #ifndef ND_REF_REF_H
 #define ND_REF_REF_H
 /*
- * The oracle: every op of kernels/ops.h as the plainest loop that states its formula. One thread, no blocking, no
- * vectorisation. Stored values are F32 or BF16; formulas with sums or functions are evaluated in F64 and rounded once
- * when stored, so that a comparison measures the error of the other backend. Plain F32 steps (add, accumulate,
- * rescale, optimizers) are done in F32, in the order that ops.h writes.
+ * The oracle: every op of kernels/ops.h as the plainest loop that states its formula. One thread,
+ * no blocking, no vectorisation. Stored values are F32 or BF16; formulas with sums or functions are
+ * evaluated in F64 and rounded once when stored, so that a comparison measures the error of the
+ * other backend. Plain F32 steps (add, accumulate, rescale, optimizers) are done in F32, in the
+ * order that ops.h writes.
  */
 #include "kernels/ops.h"
 #include "kernels/ops_check.h"

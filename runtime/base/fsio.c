@@ -257,7 +257,8 @@ nd_status nd_fs_make_folders(const char *path, const char *what, const char *men
         }
         memcpy(part, path, i);
         part[i] = '\0';
-        /* A parent may exist in a place where nothing can be made: only the last one's answer counts. */
+        /* A parent may exist in a place where nothing can be made: only the last one's answer
+         * counts. */
         if (mkdir(part, 0777) != 0 && errno != EEXIST && i == length) {
             return nd_fail(ND_ERR_CANTCREATE, "%s %s cannot be created: %s. %s", what, path,
                            strerror(errno), mend);

@@ -2,11 +2,13 @@
 #ifndef ND_BASE_FSIO_H
 #define ND_BASE_FSIO_H
 /*
- * Files: read a small one whole, map a large one, write one atomically, and the pieces larger writers are made of.
+ * Files: read a small one whole, map a large one, write one atomically, and the pieces larger
+ * writers are made of.
  *
- * `blame` is the status that a missing or unreadable file means to the caller (ND_ERR_CONFIG for a YAML file,
- * ND_ERR_DATA for data); a device that fails while reading is ND_ERR_IO, a file that cannot be written or a full disk
- * is ND_ERR_CANTCREATE. All functions are blocking and may be called from any thread.
+ * `blame` is the status that a missing or unreadable file means to the caller (ND_ERR_CONFIG for a
+ * YAML file, ND_ERR_DATA for data); a device that fails while reading is ND_ERR_IO, a file that
+ * cannot be written or a full disk is ND_ERR_CANTCREATE. All functions are blocking and may be
+ * called from any thread.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -14,7 +16,8 @@
 
 #include "runtime/base/status.h"
 
-/* The whole file and a terminating NUL that is not counted in *size; refuses more than max_bytes. Owned by the caller. */
+/* The whole file and a terminating NUL that is not counted in *size; refuses more than max_bytes.
+ * Owned by the caller. */
 nd_status nd_fs_read(const char *path, size_t max_bytes, nd_status blame, char **out, size_t *size);
 
 /* A regular file mapped read-only. An empty file has data NULL and size 0. */
@@ -27,9 +30,9 @@ typedef struct nd_fs_map {
 nd_status nd_fs_map_open(const char *path, nd_status blame, nd_fs_map *out);
 void nd_fs_map_close(nd_fs_map *map); /* an all-zero map is legal */
 /*
- * Runs `read`, which reads the mapped file. ND_ERR_IO, whatever it returns, when the file is shorter than when it was
- * mapped or when its device fails, instead of zeros or a SIGBUS. `read` is then left in the middle: it owns nothing and
- * holds no lock. From any thread.
+ * Runs `read`, which reads the mapped file. ND_ERR_IO, whatever it returns, when the file is
+ * shorter than when it was mapped or when its device fails, instead of zeros or a SIGBUS. `read` is
+ * then left in the middle: it owns nothing and holds no lock. From any thread.
  */
 nd_status nd_fs_map_guard(const nd_fs_map *map, const char *path, nd_status (*read)(void *context),
                           void *context);
@@ -46,21 +49,23 @@ nd_status nd_fs_sync_close(int fd, const char *path);
 nd_status nd_fs_sync_folder(const char *folder);
 
 /*
- * Replaces `path` by these bytes or leaves it as it was: temporary file beside it, fsync, rename, fsync of the folder.
- * The temporary file is removed on failure.
+ * Replaces `path` by these bytes or leaves it as it was: temporary file beside it, fsync, rename,
+ * fsync of the folder. The temporary file is removed on failure.
  */
 nd_status nd_fs_write_atomic(const char *path, const void *data, size_t size);
 
-/* ND_ERR_CANTCREATE with both numbers when the file system of `folder` has less than `bytes` free for this user. */
+/* ND_ERR_CANTCREATE with both numbers when the file system of `folder` has less than `bytes` free
+ * for this user. */
 nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purpose);
 
 /*
- * mkdir -p. ND_ERR_CANTCREATE: "<what> <path> cannot be created: <why>. <mend>". That the last part exists is no error,
- * whatever it is.
+ * mkdir -p. ND_ERR_CANTCREATE: "<what> <path> cannot be created: <why>. <mend>". That the last part
+ * exists is no error, whatever it is.
  */
 nd_status nd_fs_make_folders(const char *path, const char *what, const char *mend);
 
-/* Removes a folder and the plain files in it; it has no sub-folders. What is not there is no error. */
+/* Removes a folder and the plain files in it; it has no sub-folders. What is not there is no
+ * error. */
 void nd_fs_remove_flat_folder(const char *folder);
 
 /* "a/b/c" -> "a/b"; "c" -> "."; "/c" -> "/"; trailing slashes do not count. Owned by the caller. */

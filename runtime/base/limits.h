@@ -5,8 +5,8 @@
 #include <stdint.h>
 
 /*
- * Raises the number of files that may be open to what the user is allowed (1,024 is a usual default, too few for a
- * thousand connections), and returns it.
+ * Raises the number of files that may be open to what the user is allowed (1,024 is a usual
+ * default, too few for a thousand connections), and returns it.
  */
 int64_t nd_limits_raise_files(void);
 

@@ -4,8 +4,9 @@
 /*
  * The human log: lower-case sentences on stderr, whole lines, one write() each.
  *
- * One of the two places of global mutable state: level and prefix are set once by main() before threads start.
- * Rank 0 logs without a prefix; other ranks log only warnings and errors unless the level is debug.
+ * One of the two places of global mutable state: level and prefix are set once by main() before
+ * threads start. Rank 0 logs without a prefix; other ranks log only warnings and errors unless the
+ * level is debug.
  */
 typedef enum nd_log_level {
     ND_LOG_ERROR = 0,

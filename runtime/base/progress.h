@@ -2,9 +2,10 @@
 #ifndef ND_BASE_PROGRESS_H
 #define ND_BASE_PROGRESS_H
 /*
- * The progress page: one slot per local worker in memory shared with ndlaunch (a memfd inherited by number), so that
- * a stuck rank is named even when it is stopped or spinning. A worker writes only its own slot, with relaxed atomics;
- * readers may see two fields of different moments, which is good enough for a diagnosis.
+ * The progress page: one slot per local worker in memory shared with ndlaunch (a memfd inherited by
+ * number), so that a stuck rank is named even when it is stopped or spinning. A worker writes only
+ * its own slot, with relaxed atomics; readers may see two fields of different moments, which is
+ * good enough for a diagnosis.
  *
  * A worker without a launcher maps a private page: the same code, nobody reads it.
  */

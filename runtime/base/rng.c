@@ -61,7 +61,8 @@ uint64_t nd_rng_permute(uint64_t seed, uint64_t stream, uint64_t n, uint64_t i)
         half_bits++;
     }
     uint64_t x = i;
-    do { /* the domain is below 4 n, so the expected walk is short; it ends because the cycle contains i < n */
+    /* The domain is below 4 n, so the walk is short; it ends because the cycle contains i < n. */
+    do {
         x = feistel(seed, stream, half_bits, x);
     } while (x >= n);
     return x;

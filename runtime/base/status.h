@@ -4,10 +4,10 @@
 /*
  * Status codes and the thread's error record.
  *
- * Every fallible function returns nd_status. The function that first recognises a fault fills the calling thread's
- * nd_error once with a whole sentence (what, where, how to mend); callers pass the status up with ND_TRY and may add
- * a breadcrumb ("while reading model.path"). Only main() turns a status into a process exit code: a status value IS
- * the documented exit code (docs/launch.md).
+ * Every fallible function returns nd_status. The function that first recognises a fault fills the
+ * calling thread's nd_error once with a whole sentence (what, where, how to mend); callers pass the
+ * status up with ND_TRY and may add a breadcrumb ("while reading model.path"). Only main() turns a
+ * status into a process exit code: a status value IS the documented exit code (docs/launch.md).
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -66,7 +66,8 @@ const char *nd_status_name(nd_status status);
         }                                                                                          \
     } while (0)
 
-/* A programmer's invariant: prints file, line and expression, then aborts. Never for users' mistakes. */
+/* A programmer's invariant: prints file, line and expression, then aborts. Never for users'
+ * mistakes. */
 #define ND_ASSERT(cond) ((cond) ? (void)0 : nd_assert_failed(#cond, __FILE__, __LINE__))
 __attribute__((noreturn)) void nd_assert_failed(const char *expression, const char *file, int line);
 

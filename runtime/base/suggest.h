@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_BASE_SUGGEST_H
 #define ND_BASE_SUGGEST_H
-/* The known name nearest to what a user typed: for "did you mean ..." in error sentences. No allocation. */
+/* The known name nearest to what a user typed: for "did you mean ..." in error sentences. No
+ * allocation. */
 #include <stddef.h>
 
 /*
- * Edits (insert, delete, replace, swap of neighbours) from a to b; case and the difference between '-' and '_' are
- * free. Names longer than 63 characters are infinitely far (INT_MAX).
+ * Edits (insert, delete, replace, swap of neighbours) from a to b; case and the difference between
+ * '-' and '_' are free. Names longer than 63 characters are infinitely far (INT_MAX).
  */
 int nd_suggest_distance(const char *a, const char *b);
 
-/* Running search: start with nd_suggest_init, offer every name, read `best` (borrowed; NULL: nothing near enough). */
+/* Running search: start with nd_suggest_init, offer every name, read `best` (borrowed; NULL:
+ * nothing near enough). */
 typedef struct nd_suggest {
     const char *word;
     const char *best;

@@ -19,8 +19,8 @@ static int line_of(const yaml_event_t *event)
 }
 
 /*
- * Tabs first: libyaml's own message for them is obscure, and inside some constructs it lets them through. Only the
- * white space a line begins with matters.
+ * Tabs first: libyaml's own message for them is obscure, and inside some constructs it lets them
+ * through. Only the white space a line begins with matters.
  */
 static nd_status refuse_tabs(const char *text, size_t bytes, const char *name)
 {
@@ -151,7 +151,8 @@ out:
     return status;
 }
 
-/* Fills a map or a sequence up to its end event. Children hang on the parent at once, so one destroy frees all. */
+/* Fills a map or a sequence up to its end event. Children hang on the parent at once, so one
+ * destroy frees all. */
 static nd_status fill_children(reader *r, nd_yaml_node *parent, int depth)
 {
     nd_yaml_node **tail = &parent->first;
@@ -191,7 +192,8 @@ static nd_status fill_children(reader *r, nd_yaml_node *parent, int depth)
     }
 }
 
-/* The node that begins with `event`. *out is set even on failure when a part of it exists: the tree owns it. */
+/* The node that begins with `event`. *out is set even on failure when a part of it exists: the tree
+ * owns it. */
 static nd_status build_node(reader *r, const yaml_event_t *event, int depth, nd_yaml_node **out)
 {
     if (depth > ND_YAML_MAX_DEPTH) {

@@ -2,12 +2,13 @@
 #ifndef ND_BASE_YAML_H
 #define ND_BASE_YAML_H
 /*
- * YAML as a small tree of nodes with line numbers, on libyaml's event API: the part of YAML that configuration files
- * use (maps, sequences, scalars of any style, comments).
+ * YAML as a small tree of nodes with line numbers, on libyaml's event API: the part of YAML that
+ * configuration files use (maps, sequences, scalars of any style, comments).
  *
- * Refused with a sentence (ND_ERR_CONFIG, "FILE:LINE: ..."): broken syntax, tabs as indentation, a doubled key, keys
- * that are not plain names, anchors, aliases and tags, several documents, zero bytes, too large or too deep input. The
- * tree owns all its strings; every pointer into it is valid until nd_yaml_destroy.
+ * Refused with a sentence (ND_ERR_CONFIG, "FILE:LINE: ..."): broken syntax, tabs as indentation, a
+ * doubled key, keys that are not plain names, anchors, aliases and tags, several documents, zero
+ * bytes, too large or too deep input. The tree owns all its strings; every pointer into it is valid
+ * until nd_yaml_destroy.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -28,7 +29,8 @@ typedef struct nd_yaml_node {
     struct nd_yaml_node *first, *next;
 } nd_yaml_node;
 
-/* `name` stands for the text in messages. An empty text has no root and fails. *out is owned by the caller. */
+/* `name` stands for the text in messages. An empty text has no root and fails. *out is owned by the
+ * caller. */
 nd_status nd_yaml_parse(const char *text, size_t bytes, const char *name, nd_yaml_node **out);
 nd_status nd_yaml_read(const char *path, nd_yaml_node **out);
 void nd_yaml_destroy(nd_yaml_node *root);

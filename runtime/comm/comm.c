@@ -64,7 +64,8 @@ static nd_status check_apart(const nd_comm *comm, nd_comm_op op, const void *a, 
     return ND_OK;
 }
 
-/* Numbers the operation. A group of one has nobody to wait for: it does not hide the last real collective. */
+/* Numbers the operation. A group of one has nobody to wait for: it does not hide the last real
+ * collective. */
 static void enter(nd_comm *comm, nd_comm_op op, int64_t count, nd_dtype dtype)
 {
     comm->sequence++;

@@ -4,22 +4,25 @@
 /*
  * Communicators: collective operations among the ranks of one group.
  *
- * A transport is this rank's end of the world (self, local threads, ucx, nccl). A communicator is one group on it.
- * A group of size 1 always uses `self`, which copies nothing where send and receive buffer are the same, so callers
- * never ask for the size of an axis.
+ * A transport is this rank's end of the world (self, local threads, ucx, nccl). A communicator is
+ * one group on it. A group of size 1 always uses `self`, which copies nothing where send and
+ * receive buffer are the same, so callers never ask for the size of an axis.
  *
- * Every operation is enqueued on `stream` and completes `done`; the buffers are lent until then. With done == NULL the
- * call returns when the operation is complete (nccl: when it is enqueued on `stream` itself). All members must enter the operations of a group in the same order with
- * the same counts; operations of different groups may be pending together. Each communicator allows 8 pending
- * operations; one more first completes the oldest. An event must be waited for, by the stream that it was given with,
- * before its storage is reused or goes away. Pending operations advance whenever this rank enqueues or waits on any communicator of the transport.
+ * Every operation is enqueued on `stream` and completes `done`; the buffers are lent until then.
+ * With done == NULL the call returns when the operation is complete (nccl: when it is enqueued on
+ * `stream` itself). All members must enter the operations of a group in the same order with the
+ * same counts; operations of different groups may be pending together. Each communicator allows 8
+ * pending operations; one more first completes the oldest. An event must be waited for, by the
+ * stream that it was given with, before its storage is reused or goes away. Pending operations
+ * advance whenever this rank enqueues or waits on any communicator of the transport.
  *
- * Reductions: the order is fixed (each slice reduced once, ascending by rank, accumulated in F32 for BF16, in the type
- * itself otherwise, then gathered), so all members get the same bits and a repeated run gets the same bits.
+ * Reductions: the order is fixed (each slice reduced once, ascending by rank, accumulated in F32
+ * for BF16, in the type itself otherwise, then gathered), so all members get the same bits and a
+ * repeated run gets the same bits.
  *
- * Faults: a deadline (seconds) bounds every operation. ND_ERR_HANG names group, op, sequence number and the ranks that
- * are not there; ND_ERR_IO a peer that died; ND_ERR_INTERNAL members that called different operations. After a fault
- * the transport is unusable and the worker exits.
+ * Faults: a deadline (seconds) bounds every operation. ND_ERR_HANG names group, op, sequence number
+ * and the ranks that are not there; ND_ERR_IO a peer that died; ND_ERR_INTERNAL members that called
+ * different operations. After a fault the transport is unusable and the worker exits.
  */
 #include <stdint.h>
 
@@ -51,7 +54,8 @@ typedef struct nd_comm_stats { /* since creation, for metrics and tests */
     int64_t bytes_sent[ND_COMM_OP_COUNT]; /* payload this rank put on the wire (0 for self) */
 } nd_comm_stats;
 
-/* One backend. `comm` functions mirror the public ones below, which check arguments, count, and publish progress. */
+/* One backend. `comm` functions mirror the public ones below, which check arguments, count, and
+ * publish progress. */
 typedef struct nd_comm_backend {
     const char *name; /* "self", "local", "ucx", "nccl" */
     nd_status (*create)(nd_transport *transport, nd_comm *comm);
@@ -97,9 +101,9 @@ struct nd_comm {
 };
 
 /*
- * The group of `kind` that `transport->rank` belongs to. Collective over the world: every rank creates the same kinds
- * in the same order. `duplicate` distinguishes several communicators of one kind (weights gathered and gradients
- * reduced at the same time must not serialise): 0, 1, ...
+ * The group of `kind` that `transport->rank` belongs to. Collective over the world: every rank
+ * creates the same kinds in the same order. `duplicate` distinguishes several communicators of one
+ * kind (weights gathered and gradients reduced at the same time must not serialise): 0, 1, ...
  */
 nd_status nd_comm_create(nd_transport *transport, const nd_mesh *mesh, nd_group_kind kind,
                          int duplicate, nd_comm **out);
@@ -109,11 +113,12 @@ void nd_transport_close(nd_transport *transport); /* NULL is legal */
 /* buffer (count): every member ends with the reduction over members. In place. */
 nd_status nd_comm_all_reduce(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
                              nd_dtype dtype, nd_redop op, nd_event *done);
-/* send (count) of each member -> recv (size x count) in member order. In place when send == recv + index x count. */
+/* send (count) of each member -> recv (size x count) in member order. In place when send == recv +
+ * index x count. */
 nd_status nd_comm_all_gather(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
                              int64_t count, nd_dtype dtype, nd_event *done);
-/* send (size x count) -> recv (count): slice `index` of the reduction. In place when recv == send + index x count;
- * `send` is otherwise left as it was. */
+/* send (size x count) -> recv (count): slice `index` of the reduction. In place when recv == send +
+ * index x count; `send` is otherwise left as it was. */
 nd_status nd_comm_reduce_scatter(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
                                  int64_t count, nd_dtype dtype, nd_redop op, nd_event *done);
 /* buffer (count) of member `root` -> all. */
@@ -122,12 +127,14 @@ nd_status nd_comm_broadcast(nd_comm *comm, nd_stream *stream, void *buffer, int6
 /* send (count) to member `to` while recv (count) arrives from member `from`: one hop of a ring. */
 nd_status nd_comm_exchange(nd_comm *comm, nd_stream *stream, const void *send, int to, void *recv,
                            int from, int64_t count, nd_dtype dtype, nd_event *done);
-/* send (size x count), slice j to member j -> recv (size x count), slice i from member i. Not in place. */
+/* send (size x count), slice j to member j -> recv (size x count), slice i from member i. Not in
+ * place. */
 nd_status nd_comm_all_to_all(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
                              int64_t count, nd_dtype dtype, nd_event *done);
 nd_status nd_comm_barrier(nd_comm *comm);
 
-/* Host memory that a communicator of `size` members keeps for reductions (0 for 1); untouched unless it reduces. */
+/* Host memory that a communicator of `size` members keeps for reductions (0 for 1); untouched
+ * unless it reduces. */
 size_t nd_comm_staging_bytes(int size);
 
 /* Transports. */
@@ -135,7 +142,8 @@ size_t nd_comm_staging_bytes(int size);
 /* The only rank of a world of one. */
 nd_status nd_transport_open_self(nd_progress_slot *progress, nd_transport **out);
 
-/* `size` ranks as threads of this process, for tests: a hub made once, then one transport per thread. */
+/* `size` ranks as threads of this process, for tests: a hub made once, then one transport per
+ * thread. */
 typedef struct nd_local_hub nd_local_hub;
 nd_status nd_local_hub_create(int size, nd_local_hub **out);
 void nd_local_hub_destroy(nd_local_hub *hub);
@@ -143,8 +151,8 @@ nd_status nd_transport_open_local(nd_local_hub *hub, int rank, double timeout_se
                                   nd_progress_slot *progress, nd_transport **out);
 
 /*
- * UCX. `exchange` is the allgather of the rendezvous store: every rank gives `bytes` bytes and gets those of all ranks
- * (recv: size x bytes), with the store's own deadline.
+ * UCX. `exchange` is the allgather of the rendezvous store: every rank gives `bytes` bytes and gets
+ * those of all ranks (recv: size x bytes), with the store's own deadline.
  */
 typedef struct nd_ucx_options {
     int rank, size;
@@ -161,10 +169,10 @@ const char *
 nd_transport_ucx_version(void); /* of the library in use; "none" in a build without it */
 
 /*
- * NCCL, for device cuda: the device is open and current, and the options are as above. Buffers are device memory; an
- * all-reduce without an event may also be of host memory (4096 bytes at most), and then waits. Otherwise no call waits on
- * the host: with done == NULL later work of `stream` sees the result. Sums are NCCL's: BF16 is rounded at each hop, and
- * all members get the same bits.
+ * NCCL, for device cuda: the device is open and current, and the options are as above. Buffers are
+ * device memory; an all-reduce without an event may also be of host memory (4096 bytes at most),
+ * and then waits. Otherwise no call waits on the host: with done == NULL later work of `stream`
+ * sees the result. Sums are NCCL's: BF16 is rounded at each hop, and all members get the same bits.
  */
 typedef struct nd_nccl_options {
     int rank, size;
@@ -179,7 +187,8 @@ typedef struct nd_nccl_options {
 } nd_nccl_options;
 nd_status nd_transport_open_nccl(const nd_nccl_options *options, nd_transport **out);
 
-/* All communicators of one rank, by kind; `gradients` duplicates dp_shard_cp for the reduce-scatters. */
+/* All communicators of one rank, by kind; `gradients` duplicates dp_shard_cp for the
+ * reduce-scatters. */
 typedef struct nd_groups {
     nd_comm *by_kind[ND_GROUP_COUNT];
     nd_comm *gradients;

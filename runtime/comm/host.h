@@ -2,15 +2,17 @@
 #ifndef ND_COMM_HOST_H
 #define ND_COMM_HOST_H
 /*
- * Collectives in host memory, written once over a small point-to-point interface (nd_wire) that the local and the ucx
- * transport implement: both run the same schedule and give the same bits.
+ * Collectives in host memory, written once over a small point-to-point interface (nd_wire) that the
+ * local and the ucx transport implement: both run the same schedule and give the same bits.
  *
- * An operation is up to four lanes of messages (two of receives, two of sends). A plan says what message m of a lane
- * is, when it may be posted and what follows its arrival; the engine posts up to ND_HOST_WINDOW messages of a lane at
- * a time and calls the plan until every lane is done. All pending operations of a transport are advanced while it waits
- * for one of them. One thread drives a transport.
+ * An operation is up to four lanes of messages (two of receives, two of sends). A plan says what
+ * message m of a lane is, when it may be posted and what follows its arrival; the engine posts up
+ * to ND_HOST_WINDOW messages of a lane at a time and calls the plan until every lane is done. All
+ * pending operations of a transport are advanced while it waits for one of them. One thread drives
+ * a transport.
  *
- * Requests live in the operations and operations in their communicator: a running operation allocates nothing.
+ * Requests live in the operations and operations in their communicator: a running operation
+ * allocates nothing.
  */
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -22,9 +24,9 @@ enum {
     ND_HOST_WINDOW = 16, /* messages of one lane in flight */
 };
 
-/* A tag: communicator (8 bits), sender's world rank (20), sequence (10), operation (3), dtype (4), hash of the
- * remaining arguments (18), phase (1). Members that call different operations therefore never match, and the engine
- * can name what the other one called. */
+/* A tag: communicator (8 bits), sender's world rank (20), sequence (10), operation (3), dtype (4),
+ * hash of the remaining arguments (18), phase (1). Members that call different operations therefore
+ * never match, and the engine can name what the other one called. */
 typedef uint64_t nd_tag;
 enum {
     ND_TAG_PHASE_BITS = 1,
@@ -51,7 +53,8 @@ enum {
     ND_REQUEST_FAILED
 };
 
-/* One message in flight. The engine fills it, the wire moves `state` from POSTED to DONE or FAILED. */
+/* One message in flight. The engine fills it, the wire moves `state` from POSTED to DONE or
+ * FAILED. */
 typedef struct nd_wire_request {
     _Atomic int state;
     int peer;        /* world rank */
@@ -69,9 +72,11 @@ typedef struct nd_wire {
     nd_status (*recv)(nd_transport *transport, nd_wire_request *request);
     void (*cancel)(nd_transport *transport, nd_wire_request *request);
     nd_status (*progress)(nd_transport *transport);
-    /* Sleeps until something may have arrived, `seconds` at most. `idle` counts calls without an arrival between. */
+    /* Sleeps until something may have arrived, `seconds` at most. `idle` counts calls without an
+     * arrival between. */
     nd_status (*wait)(nd_transport *transport, int idle, double seconds);
-    /* A message that arrived without being wanted: its tag where (tag & mask) == (wanted & mask). */
+    /* A message that arrived without being wanted: its tag where (tag & mask) == (wanted &
+     * mask). */
     bool (*peek)(nd_transport *transport, nd_tag wanted, nd_tag mask, nd_tag *found, size_t *bytes);
     bool (*gone)(nd_transport *transport, int rank); /* its process or thread has ended */
     /* One clause about the process of `rank` (" (process 71 is stopped)"), or "". */

@@ -146,7 +146,8 @@ static nd_status advance_op(nd_host *host, nd_host_comm *hc, nd_host_op *op, boo
     return ND_OK;
 }
 
-/* Oldest first within a communicator: a later operation may wait for the staging of an earlier one. */
+/* Oldest first within a communicator: a later operation may wait for the staging of an earlier
+ * one. */
 static nd_status advance_comm(nd_host *host, nd_host_comm *hc, bool *moved)
 {
     for (int i = 1; hc->active > 0 && i <= ND_HOST_PENDING; i++) {
@@ -181,7 +182,8 @@ static void publish_wait(const nd_host_op *op, int64_t since_ns)
     atomic_store_explicit(&slot->heartbeat_ns, nd_clock_ns(), memory_order_relaxed);
 }
 
-/* An operation that has not begun waits for an earlier one of its communicator: that is the one to report. */
+/* An operation that has not begun waits for an earlier one of its communicator: that is the one to
+ * report. */
 static const nd_host_op *blocking_op(const nd_host_op *op)
 {
     const nd_host_comm *hc = op->comm->native;
@@ -274,7 +276,8 @@ static nd_tag op_tag(const nd_host_op *op)
            h << ND_TAG_HASH_AT;
 }
 
-/* The place of an operation that is complete; its event, if nobody waited, must not finish the new one. */
+/* The place of an operation that is complete; its event, if nobody waited, must not finish the new
+ * one. */
 static nd_status acquire_op(nd_comm *comm, nd_host_op **out)
 {
     nd_host_comm *hc = comm->native;

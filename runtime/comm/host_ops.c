@@ -6,8 +6,9 @@
 #include <sys/mman.h>
 
 /*
- * Which plan an operation takes. Everything here depends only on what all members know (count, type, size), so that
- * all of them choose alike. Bounds measured with nd_bench_comm, eight ranks on two cores.
+ * Which plan an operation takes. Everything here depends only on what all members know (count,
+ * type, size), so that all of them choose alike. Bounds measured with nd_bench_comm, eight ranks on
+ * two cores.
  */
 enum {
     DIRECT_MAX = 8,             /* members; above, short operations take log2 n steps */
@@ -56,7 +57,8 @@ static void host_destroy(nd_comm *comm)
         return;
     }
     nd_host *host = nd_host_of(comm);
-    /* Dropped in mid-air by a rank that failed elsewhere: no orderly end any more. That rank's error stays as it is. */
+    /* Dropped in mid-air by a rank that failed elsewhere: no orderly end any more. That rank's
+     * error stays as it is. */
     if (hc->active > 0 && host->failed == ND_OK) {
         host->failed = ND_ERR_INTERNAL;
         snprintf(host->message, sizeof host->message, "%s was destroyed with pending operations",

@@ -5,8 +5,8 @@
 
 #include "runtime/comm/reduce.h"
 
-/* Member at distance k after (before) this one. Message k of every member pairs with message k of that one, so lanes
- * that are posted in order cannot wait for each other in a circle. */
+/* Member at distance k after (before) this one. Message k of every member pairs with message k of
+ * that one, so lanes that are posted in order cannot wait for each other in a circle. */
 static int after(const nd_comm *comm, int64_t k)
 {
     return (int)((comm->index + k) % comm->size);
@@ -85,7 +85,8 @@ static void direct_message(nd_host_op *op, int lane, int64_t index, nd_message *
 
 const nd_host_plan nd_plan_direct = {.begin = direct_begin, .message = direct_message};
 
-/* Gather: a short all-reduce as one exchange; staging holds the block of member (index + k) % size at place k. */
+/* Gather: a short all-reduce as one exchange; staging holds the block of member (index + k) % size
+ * at place k. */
 
 static void gather_finish(nd_host_op *op)
 {
@@ -134,7 +135,8 @@ const nd_host_plan nd_plan_gather = {.needs_staging = true,
                                      .message = gather_message,
                                      .arrived = gather_arrived};
 
-/* Bruck: step m passes on the first min(2^m, n - 2^m) blocks of the staging to the member 2^m before. */
+/* Bruck: step m passes on the first min(2^m, n - 2^m) blocks of the staging to the member 2^m
+ * before. */
 
 static void bruck_begin(nd_host_op *op)
 {
@@ -205,7 +207,8 @@ const nd_host_plan nd_plan_barrier = {.begin = barrier_begin,
                                       .ready = step_ready,
                                       .arrived = barrier_arrived};
 
-/* Tree: relative place v = (index - root) mod n; its parent clears v's lowest bit, its children set a lower one. */
+/* Tree: relative place v = (index - root) mod n; its parent clears v's lowest bit, its children set
+ * a lower one. */
 
 static int tree_place(const nd_host_op *op)
 {
@@ -247,9 +250,10 @@ const nd_host_plan nd_plan_tree = {
     .begin = tree_begin, .message = tree_message, .ready = tree_ready};
 
 /*
- * Reduce: member j owns slice j. In rounds of `chunk` elements, every member sends its part of slice j to j, who
- * receives into one half of the staging while the other half is reduced; an all-reduce then returns the result.
- * A result may land in a slice whose own contribution is still counted as being sent: its owner has received it.
+ * Reduce: member j owns slice j. In rounds of `chunk` elements, every member sends its part of
+ * slice j to j, who receives into one half of the staging while the other half is reduced; an
+ * all-reduce then returns the result. A result may land in a slice whose own contribution is still
+ * counted as being sent: its owner has received it.
  */
 
 static int64_t slice_begin(const nd_host_op *op, int member)

@@ -6,8 +6,8 @@
 #include "runtime/base/clock.h"
 
 /*
- * Who is missing. A peer that sent nothing of its own contribution comes before one that only owes a result, because
- * that one may itself be waiting for the first.
+ * Who is missing. A peer that sent nothing of its own contribution comes before one that only owes
+ * a result, because that one may itself be waiting for the first.
  */
 static bool is_open(const nd_wire_request *request)
 {
@@ -17,7 +17,8 @@ static bool is_open(const nd_wire_request *request)
 
 enum { MISSING_SHOWN = 6 };
 
-/* World ranks of the first lane that has open requests, each once; returns how many there are in all. */
+/* World ranks of the first lane that has open requests, each once; returns how many there are in
+ * all. */
 static int missing_ranks(const nd_host_op *op, int ranks[MISSING_SHOWN])
 {
     for (int lane = 0; lane < ND_LANE_COUNT; lane++) {
@@ -71,7 +72,8 @@ static const nd_progress_slot *slot_of(const nd_transport *transport, int rank)
 
 #define LOAD(field) atomic_load_explicit(&slot->field, memory_order_relaxed)
 
-/* "rank 3 is in reduce_scatter of dp_shard_cp, operation 17, since 12.3 s (process 71 is stopped)" */
+/* "rank 3 is in reduce_scatter of dp_shard_cp, operation 17, since 12.3 s (process 71 is
+ * stopped)" */
 static void describe_rank(const nd_host_op *op, int rank, text_buffer *to)
 {
     const nd_transport *transport = op->comm->transport;
@@ -141,7 +143,8 @@ nd_status nd_host_check_gone(const nd_host_op *op)
     return ND_OK;
 }
 
-/* The operation of this communicator with the low bits of `sequence`, complete or not; NULL when forgotten. */
+/* The operation of this communicator with the low bits of `sequence`, complete or not; NULL when
+ * forgotten. */
 static const nd_host_op *recent_op(const nd_host_op *op, uint64_t sequence)
 {
     const nd_host_comm *hc = op->comm->native;

@@ -8,9 +8,10 @@
 #include <time.h>
 
 /*
- * The local wire: ranks are threads. Each rank has a box with the sends to it that nobody received yet and the
- * receives it has posted. Whoever completes a pair copies from buffer to buffer; the request that waited in the box is
- * BUSY meanwhile. Waiting is a condition variable with a deadline.
+ * The local wire: ranks are threads. Each rank has a box with the sends to it that nobody received
+ * yet and the receives it has posted. Whoever completes a pair copies from buffer to buffer; the
+ * request that waited in the box is BUSY meanwhile. Waiting is a condition variable with a
+ * deadline.
  */
 typedef struct local_box {
     pthread_mutex_t lock;
@@ -78,7 +79,8 @@ static void notify(local_box *box)
     pthread_mutex_unlock(&box->lock);
 }
 
-/* Copies one message; the last access to the other's request is the store of its state, under its box's lock. */
+/* Copies one message; the last access to the other's request is the store of its state, under its
+ * box's lock. */
 static void deliver(nd_wire_request *send, nd_wire_request *recv, nd_wire_request *mine,
                     local_box *others_box)
 {

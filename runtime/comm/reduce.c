@@ -2,8 +2,9 @@
 #include "runtime/comm/reduce.h"
 
 /*
- * The body of each loop is written once, as an always-inline function, and compiled per instruction set below: the
- * compiler vectorises it with what the enclosing function may use. Blocks keep the accumulator in the first cache.
+ * The body of each loop is written once, as an always-inline function, and compiled per instruction
+ * set below: the compiler vectorises it with what the enclosing function may use. Blocks keep the
+ * accumulator in the first cache.
  */
 enum { BLOCK = 1024 };
 
@@ -23,7 +24,8 @@ typedef struct reduce_args {
 #define MAX_INT(a, b)   ((b) > (a) ? (b) : (a))
 #define SAME(x)         (x)
 
-/* NAME: dst (count) of TYPE from n sources; ACC is the accumulator's type, LOAD and STORE convert. */
+/* NAME: dst (count) of TYPE from n sources; ACC is the accumulator's type, LOAD and STORE
+ * convert. */
 #define DEFINE_REDUCTION(NAME, TYPE, ACC, LOAD, STORE, COMBINE)                                    \
     INLINE void NAME(const reduce_args *args)                                                      \
     {                                                                                              \

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The group of one: every operation is at most one copy, none where send and receive place are the same. */
+/* The group of one: every operation is at most one copy, none where send and receive place are the
+ * same. */
 
 static nd_status self_copy(nd_stream *stream, const void *send, void *recv, int64_t count,
                            nd_dtype dtype, nd_event *done)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_CONFIG_ACCELERATE_H
 #define ND_CONFIG_ACCELERATE_H
-/* The table of accelerate's keys, made of accelerate_keys.def. Internal to read_accelerate.c, accelerate_take.c. */
+/* The table of accelerate's keys, made of accelerate_keys.def. Internal to read_accelerate.c,
+ * accelerate_take.c. */
 #include "runtime/config/reader.h"
 
 /* The file itself and its sub-maps. */

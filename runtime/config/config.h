@@ -2,12 +2,13 @@
 #ifndef ND_CONFIG_CONFIG_H
 #define ND_CONFIG_CONFIG_H
 /*
- * The configuration of a run: one plain struct, filled from defaults, a YAML file (native or accelerate's) and the
- * command line, later wins. One field table (config_fields.def) drives reading, --help, overrides, the echo and
- * run.json; a key exists once. docs/config.md lists the keys.
+ * The configuration of a run: one plain struct, filled from defaults, a YAML file (native or
+ * accelerate's) and the command line, later wins. One field table (config_fields.def) drives
+ * reading, --help, overrides, the echo and run.json; a key exists once. docs/config.md lists the
+ * keys.
  *
- * Strings are owned by the config (nd_config_fini). Relative paths in a file are relative to the working directory,
- * as on the command line.
+ * Strings are owned by the config (nd_config_fini). Relative paths in a file are relative to the
+ * working directory, as on the command line.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -102,9 +103,8 @@ typedef struct nd_config {
         int64_t steps, sequence_length, micro_batch_size, gradient_accumulation_steps;
         nd_precision precision;
         bool deterministic;
-        int64_t seed; /* the run's: model.seed and data.shuffle_seed follow it */
-        int64_t
-            validation_interval; /* steps; 0: only after the last step, when there is validation data */
+        int64_t seed;                /* the run's: model.seed and data.shuffle_seed follow it */
+        int64_t validation_interval; /* steps; 0: only after the last step, if at all */
         nd_nonfinite
             nonfinite; /* what to do with a step whose loss or gradient norm is not finite */
         int64_t validation_batches; /* micro-batches per data rank at each validation; 0: all */
@@ -156,7 +156,8 @@ nd_status nd_config_init(nd_config *config);
 void nd_config_fini(nd_config *config);
 
 /*
- * What the program was asked to do besides training; filled by nd_config_parse from the same command line.
+ * What the program was asked to do besides training; filled by nd_config_parse from the same
+ * command line.
  */
 typedef struct nd_cli {
     bool help, version;
@@ -164,58 +165,65 @@ typedef struct nd_cli {
 } nd_cli;
 
 /*
- * Reads a YAML text (native or accelerate's) over what the config holds; `name` stands for it in messages and becomes
- * config->source.
+ * Reads a YAML text (native or accelerate's) over what the config holds; `name` stands for it in
+ * messages and becomes config->source.
  */
 nd_status nd_config_read_text(nd_config *config, const char *text, size_t bytes, const char *name);
 
 /*
- * Defaults <- --config-file <- other flags in order. argv[0] is skipped. ND_ERR_CONFIG: file, line, key, what was
- * wrong, nearest known name.
+ * Defaults <- --config-file <- other flags in order. argv[0] is skipped. ND_ERR_CONFIG: file, line,
+ * key, what was wrong, nearest known name.
  */
 nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv);
 
 /*
- * Checks that need no other file: ranges, keys that exclude each other, the mesh against the worker count (fills
- * resolved_mesh), nodes. Called by nd_config_parse's users after the last change.
+ * Checks that need no other file: ranges, keys that exclude each other, the mesh against the worker
+ * count (fills resolved_mesh), nodes. Called by nd_config_parse's users after the last change.
  */
 nd_status nd_config_resolve(nd_config *config);
 
-/* A sentence for each kind of FP8 settings that are not the defaults and that the run does not read. */
+/* A sentence for each kind of FP8 settings that are not the defaults and that the run does not
+ * read. */
 nd_status nd_config_each_warning(const nd_config *config,
                                  void (*line)(void *context, const char *text), void *context);
 
 /*
- * How long a healthy program may take to index the data: JSONL is parsed once from end to end, which takes ten seconds
- * a GB; a hundred are allowed for slow disks. 0 for other formats. Added to the deadlines that data come under.
+ * How long a healthy program may take to index the data: JSONL is parsed once from end to end,
+ * which takes ten seconds a GB; a hundred are allowed for slow disks. 0 for other formats. Added to
+ * the deadlines that data come under.
  */
 double nd_config_data_seconds(const nd_config *config);
 
 /*
- * ND_ERR_DATA when a file that is named is not there: key, where it was given, path, working directory. What is in the
- * files is for those who read them.
+ * ND_ERR_DATA when a file that is named is not there: key, where it was given, path, working
+ * directory. What is in the files is for those who read them.
  */
 nd_status nd_config_check_model_path(const nd_config *config);
 nd_status nd_config_check_data_paths(const nd_config *config);
 
-/* --help: usage, the program's own flags (`own`, whole lines), flags grouped by section with type, default, range, unit. */
+/* --help: usage, the program's own flags (`own`, whole lines), flags grouped by section with type,
+ * default, range, unit. */
 void nd_config_help(FILE *out, const char *program, const char *own);
 
-/* The resolved configuration as native YAML: reading it again gives the same config. Owned by the caller. */
+/* The resolved configuration as native YAML: reading it again gives the same config. Owned by the
+ * caller. */
 nd_status nd_config_to_yaml(const nd_config *config, char **out);
 
 /*
- * Job-scoped fields only, as "key=value\n" lines in table order: compared between nodes at rendezvous. Two texts that
- * differ: nd_config_diff names the first key and both values in its sentence.
+ * Job-scoped fields only, as "key=value\n" lines in table order: compared between nodes at
+ * rendezvous. Two texts that differ: nd_config_diff names the first key and both values in its
+ * sentence.
  */
 nd_status nd_config_job_text(const nd_config *config, char **out);
 nd_status nd_config_diff(const char *text_a, const char *name_a, const char *text_b,
                          const char *name_b);
 
-/* Value of "section.key" as text ("" when unknown), for run.json and messages. Owned by the caller. */
+/* Value of "section.key" as text ("" when unknown), for run.json and messages. Owned by the
+ * caller. */
 nd_status nd_config_get(const nd_config *config, const char *key, char **out);
 
-/* Calls visit(context, "section.key", value text, is_job_scoped) for every key in table order: run.json. */
+/* Calls visit(context, "section.key", value text, is_job_scoped) for every key in table order:
+ * run.json. */
 nd_status nd_config_each(const nd_config *config,
                          void (*visit)(void *, const char *, const char *, bool), void *context);
 

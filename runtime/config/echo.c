@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The configuration as text: native YAML, the lines that nodes compare, and one key or each key for run.json. */
+/* The configuration as text: native YAML, the lines that nodes compare, and one key or each key for
+ * run.json. */
 #include <stdlib.h>
 #include <string.h>
 

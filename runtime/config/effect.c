@@ -11,7 +11,8 @@ static bool is_of_delayed(int field)
            field == ND_FIELD_fp8_amax_compute || field == ND_FIELD_fp8_margin;
 }
 
-/* "fp8.margin, fp8.format": keys of the section with another value than the default; NULL when there are none. */
+/* "fp8.margin, fp8.format": keys of the section with another value than the default; NULL when
+ * there are none. */
 static nd_status changed_keys(const nd_config *config, bool of_delayed_only, char **out)
 {
     nd_config usual;

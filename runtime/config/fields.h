@@ -2,8 +2,8 @@
 #ifndef ND_CONFIG_FIELDS_H
 #define ND_CONFIG_FIELDS_H
 /*
- * The field table made of config_fields.def, and the one function each that sets, prints and checks a field: files,
- * flags, the echo and --help all go through here. Internal to runtime/config.
+ * The field table made of config_fields.def, and the one function each that sets, prints and checks
+ * a field: files, flags, the echo and --help all go through here. Internal to runtime/config.
  */
 #include <stdbool.h>
 #include <stddef.h>

@@ -2,10 +2,11 @@
 #ifndef ND_CONFIG_FLAGS_H
 #define ND_CONFIG_FLAGS_H
 /*
- * The command line: names and values of flags, what each does to a reader. Internal to runtime/config.
+ * The command line: names and values of flags, what each does to a reader. Internal to
+ * runtime/config.
  *
- * A name is written with '-' or '_'; the table's names use '-'. A word of a list such as "num-steps steps" is compared
- * whole.
+ * A name is written with '-' or '_'; the table's names use '-'. A word of a list such as "num-steps
+ * steps" is compared whole.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -33,7 +34,8 @@ bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size);
 /* The field whose flag (or section.key) this is, -1 when none. */
 int nd_flag_find_field(const char *name);
 
-/* launch.nproc_per_node: a number, or torchrun's auto, gpu (the GPUs that are visible), cpu (NUMA nodes). */
+/* launch.nproc_per_node: a number, or torchrun's auto, gpu (the GPUs that are visible), cpu (NUMA
+ * nodes). */
 nd_status nd_flag_take_per_node(nd_reader *reader, const nd_given *given);
 
 /* --config-file's value, or NULL; more than one fails. Also finds --help and --version. */

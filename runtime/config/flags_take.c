@@ -140,7 +140,8 @@ static nd_status take_quiet(nd_reader *r, const nd_given *given)
     return on ? nd_reader_put(r, ND_FIELD_log_level, "error") : ND_OK;
 }
 
-/* transformers' flag takes both kinds. A folder is one that is there; other names are of the hub. */
+/* transformers' flag takes both kinds. A folder is one that is there; other names are of the
+ * hub. */
 static nd_status take_model(nd_reader *r, const nd_given *given)
 {
     struct stat st;

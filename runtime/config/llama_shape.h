@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_CONFIG_LLAMA_SHAPE_H
 #define ND_CONFIG_LLAMA_SHAPE_H
-/* The numbers of a Llama: what a Hugging Face config.json says (formats.md 2), and which meshes can hold it. */
+/* The numbers of a Llama: what a Hugging Face config.json says (formats.md 2), and which meshes can
+ * hold it. */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -34,7 +35,8 @@ typedef struct nd_llama_shape {
     int64_t bos_id, eos_id; /* -1: none; eos: the first when it is a list */
 } nd_llama_shape;
 
-/* Reads a config.json. ND_ERR_DATA names file, key, value and what is supported. Both RoPE spellings are read. */
+/* Reads a config.json. ND_ERR_DATA names file, key, value and what is supported. Both RoPE
+ * spellings are read. */
 nd_status nd_llama_shape_read(const char *path, nd_llama_shape *out);
 /* The same from memory; `name` stands for the text in messages. */
 nd_status nd_llama_shape_parse(const char *text, size_t bytes, const char *name,
@@ -44,8 +46,9 @@ nd_status nd_llama_shape_write(const nd_llama_shape *shape, const char *dtype_na
                                const char *path);
 
 /*
- * ND_ERR_CONFIG with all numbers when an axis does not divide what it splits: heads, KV heads and ffn by tp; the
- * sequence by 2 cp (by cp when cp is 1); local tokens micro_batch x sequence / cp by tp; head_dim even.
+ * ND_ERR_CONFIG with all numbers when an axis does not divide what it splits: heads, KV heads and
+ * ffn by tp; the sequence by 2 cp (by cp when cp is 1); local tokens micro_batch x sequence / cp by
+ * tp; head_dim even.
  */
 nd_status nd_llama_shape_check_mesh(const nd_llama_shape *shape, const nd_mesh *mesh,
                                     int64_t micro_batch, int64_t sequence);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A config.json as Hugging Face writes it: what is supported is taken, what is not is refused by name. */
+/* A config.json as Hugging Face writes it: what is supported is taken, what is not is refused by
+ * name. */
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>

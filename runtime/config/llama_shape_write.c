@@ -26,7 +26,8 @@ static json_t *token_of(int64_t id)
     return id < 0 ? json_null() : json_integer(id);
 }
 
-/* 15 digits where they read back as the same numbers (1e-05), else 17. Atomic, like all that a model folder holds. */
+/* 15 digits where they read back as the same numbers (1e-05), else 17. Atomic, like all that a
+ * model folder holds. */
 static nd_status write_json(const json_t *map, const char *path)
 {
     nd_status status = ND_ERR_INTERNAL;

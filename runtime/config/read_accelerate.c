@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* accelerate's configuration files: a fixed set of keys, each mapped to a field, refused, or named in a notice. */
+/* accelerate's configuration files: a fixed set of keys, each mapped to a field, refused, or named
+ * in a notice. */
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -19,7 +20,8 @@ static const struct {
     [ND_ACCELERATE_DYNAMO] = {"dynamo_config", "dynamo_"},
 };
 
-/* deepspeed_config and the like: sub-maps of engines that do not exist here; empty ones are harmless. */
+/* deepspeed_config and the like: sub-maps of engines that do not exist here; empty ones are
+ * harmless. */
 static const char *const foreign_maps[] = {"deepspeed_config", "megatron_lm_config",
                                            "mpirun_config"};
 

@@ -96,7 +96,8 @@ nd_status nd_reader_flatten(const nd_yaml_node *node, const char *where, const c
     return nd_text_take(&text, out);
 }
 
-/* Of model.path, config and name the one that the newest layer gives counts; two in one layer contradict each other. */
+/* Of model.path, config and name the one that the newest layer gives counts; two in one layer
+ * contradict each other. */
 static nd_status settle_model(nd_reader *reader, const char *where)
 {
     static const nd_field_id ids[] = {ND_FIELD_model_path, ND_FIELD_model_config,
@@ -150,7 +151,8 @@ static nd_status settle_endpoint(nd_reader *reader)
     return nd_reader_put(reader, ND_FIELD_launch_rdzv_endpoint, endpoint);
 }
 
-/* FSDP1's strategy as a flag: how the workers are divided, unless flags give sizes. In a file settle_mesh reads it. */
+/* FSDP1's strategy as a flag: how the workers are divided, unless flags give sizes. In a file
+ * settle_mesh reads it. */
 static nd_status settle_strategy(nd_reader *reader)
 {
     bool sized = reader->set_by[ND_FIELD_mesh_dp_replicate] == ND_LAYER_FLAGS ||

@@ -2,8 +2,9 @@
 #ifndef ND_CONFIG_READER_H
 #define ND_CONFIG_READER_H
 /*
- * What happens between defaults and a filled nd_config: layers (file, command line) that set fields, and what
- * accelerate's keys leave to be settled when a layer is complete. Internal to runtime/config.
+ * What happens between defaults and a filled nd_config: layers (file, command line) that set
+ * fields, and what accelerate's keys leave to be settled when a layer is complete. Internal to
+ * runtime/config.
  */
 #include <stdint.h>
 
@@ -39,7 +40,8 @@ typedef struct nd_reader {
 
 void nd_reader_init(nd_reader *reader, nd_config *config);
 void nd_reader_begin(nd_reader *reader, nd_layer layer);
-/* Settles what only a complete layer can: which model, main address, notices. `where` is a message's beginning. */
+/* Settles what only a complete layer can: which model, main address, notices. `where` is a
+ * message's beginning. */
 nd_status nd_reader_end(nd_reader *reader, const char *where);
 
 /* After the last layer: refuses what no later value has replaced. */
@@ -54,7 +56,8 @@ nd_status nd_reader_switch(const nd_given *given, bool *out);
 /* ND_ERR_CONFIG: "<where><name> is <text>: <sentence>". */
 nd_status nd_reader_refuse(const nd_given *given, const char *sentence);
 
-/* A scalar or a list of scalars as text: *out is owned by the caller; a map or a nested list fails. */
+/* A scalar or a list of scalars as text: *out is owned by the caller; a map or a nested list
+ * fails. */
 nd_status nd_reader_flatten(const nd_yaml_node *node, const char *where, const char *name,
                             char **out);
 
@@ -65,8 +68,8 @@ nd_status nd_read_accelerate(nd_reader *reader, const nd_yaml_node *root, const 
 
 bool nd_accelerate_is_top_key(const char *key);
 /*
- * A flag that is one of accelerate's YAML keys ("fsdp_version", '_' only), NULL when it is none; *is_bool tells whether
- * it may stand without a value: a switch, or a key that has no meaning here.
+ * A flag that is one of accelerate's YAML keys ("fsdp_version", '_' only), NULL when it is none;
+ * *is_bool tells whether it may stand without a value: a switch, or a key that has no meaning here.
  */
 typedef struct nd_accelerate_key nd_accelerate_key;
 const nd_accelerate_key *nd_accelerate_find_flag(const char *flag, bool *is_bool);

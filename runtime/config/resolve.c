@@ -10,7 +10,8 @@ static long long ll(int64_t value)
     return (long long)value;
 }
 
-/* Saturating product of positive factors, as a double: exact below 2^53, and only compared beyond. */
+/* Saturating product of positive factors, as a double: exact below 2^53, and only compared
+ * beyond. */
 static double product(const int64_t *factors, int count)
 {
     double p = 1;
@@ -20,7 +21,8 @@ static double product(const int64_t *factors, int count)
     return p;
 }
 
-/* The number of workers from whichever of workers, nnodes x nproc_per_node and the mesh is given. */
+/* The number of workers from whichever of workers, nnodes x nproc_per_node and the mesh is
+ * given. */
 static nd_status resolve_workers(nd_config *c)
 {
     int64_t nodes = c->launch.nnodes, per_node = c->launch.nproc_per_node;
@@ -65,7 +67,8 @@ static nd_status resolve_workers(nd_config *c)
     return ND_OK;
 }
 
-/* Fills the axis that is -1 and compares the product with the workers; the axes are written back. */
+/* Fills the axis that is -1 and compares the product with the workers; the axes are written
+ * back. */
 static nd_status resolve_mesh(nd_config *c)
 {
     int64_t replicate = c->mesh.dp_replicate;

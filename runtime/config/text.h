@@ -10,7 +10,8 @@
 /* Replaces an owned string; NULL is stored as "". */
 nd_status nd_text_replace(char **target, const char *text);
 
-/* Printable UTF-8 without control characters: what the echo can write and any node can read back. */
+/* Printable UTF-8 without control characters: what the echo can write and any node can read
+ * back. */
 bool nd_text_is_clean(const char *text);
 
 /* A string that grows; on any failure `status` stays set and later appends do nothing. */

@@ -4,9 +4,10 @@
 /*
  * NVIDIA GPUs as devices. A program built without CUDA has these functions too: they say so.
  *
- * One process drives one GPU with one thread. Everything is asynchronous on streams; a fault that a kernel caused shows at
- * some later call, so the device remembers the last ops that were enqueued and names them ("after rmsnorm_fwd, matmul").
- * ND_CUDA_SYNC=1 in the environment makes every op wait for its result: slow, but the fault then names its op.
+ * One process drives one GPU with one thread. Everything is asynchronous on streams; a fault that a
+ * kernel caused shows at some later call, so the device remembers the last ops that were enqueued
+ * and names them ("after rmsnorm_fwd, matmul"). ND_CUDA_SYNC=1 in the environment makes every op
+ * wait for its result: slow, but the fault then names its op.
  */
 #include "runtime/device/device.h"
 
@@ -23,11 +24,11 @@ typedef struct nd_cuda_info {
     int processors;                 /* streaming multiprocessors */
     int driver, runtime;            /* CUDA versions, 13000 is 13.0 */
     size_t total_bytes, free_bytes; /* device memory; free at the time of the call */
-    char id
-        [ND_CUDA_ID_MAX]; /* "GPU-..." as nvidia-smi -L names it; "" where the driver does not say */
+    char id[ND_CUDA_ID_MAX]; /* "GPU-...", as nvidia-smi -L has it; "" where the driver is silent */
 } nd_cuda_info;
 
-/* Visible GPUs. ND_ERR_CONFIG with the reason (no CUDA in this program, no driver, an older driver, no GPU) when none. */
+/* Visible GPUs. ND_ERR_CONFIG with the reason (no CUDA in this program, no driver, an older driver,
+ * no GPU) when none. */
 nd_status nd_cuda_count(int *out);
 nd_status nd_device_open_cuda(const nd_cuda_options *options, nd_device **out);
 nd_status nd_cuda_info_of(nd_device *device, nd_cuda_info *out);
@@ -37,8 +38,8 @@ nd_status nd_cuda_pinned_alloc(nd_device *device, size_t bytes, void **out);
 void nd_cuda_pinned_free(nd_device *device, void *p);
 
 /*
- * CUDA graphs: work enqueued on `stream` (and on streams that it waits for) between begin and end is recorded and not run;
- * launch runs it with the same pointers. The graph is owned by the caller.
+ * CUDA graphs: work enqueued on `stream` (and on streams that it waits for) between begin and end
+ * is recorded and not run; launch runs it with the same pointers. The graph is owned by the caller.
  */
 typedef struct nd_cuda_graph nd_cuda_graph;
 nd_status nd_cuda_capture_begin(nd_stream *stream);

@@ -7,8 +7,9 @@
 #include "runtime/device/device.h"
 
 /*
- * Fills the error record from a CUDA error: the call, the error's name and text, the device, and the last ops enqueued on
- * it. Returns ND_ERR_INTERNAL, or ND_ERR_RESOURCE when there is no memory. `device` may be NULL.
+ * Fills the error record from a CUDA error: the call, the error's name and text, the device, and
+ * the last ops enqueued on it. Returns ND_ERR_INTERNAL, or ND_ERR_RESOURCE when there is no memory.
+ * `device` may be NULL.
  */
 nd_status nd_cuda_failed(const nd_device *device, cudaError_t error, const char *call);
 

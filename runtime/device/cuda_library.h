@@ -2,8 +2,9 @@
 #ifndef ND_DEVICE_CUDA_LIBRARY_H
 #define ND_DEVICE_CUDA_LIBRARY_H
 /*
- * Libraries beside the CUDA runtime (cuBLASLt, cuDNN, NCCL) are opened at run time, so that one program starts on machines
- * with and without them, and says which one is missing when it is needed.
+ * Libraries beside the CUDA runtime (cuBLASLt, cuDNN, NCCL) are opened at run time, so that one
+ * program starts on machines with and without them, and says which one is missing when it is
+ * needed.
  */
 #include <stddef.h>
 
@@ -15,8 +16,9 @@ typedef struct nd_cuda_symbol {
 } nd_cuda_symbol;
 
 /*
- * Opens the first of `sonames` (NULL-terminated) that loads and resolves all symbols. ND_ERR_CONFIG names `what`, the
- * file names tried, and the loader's reason; or the symbol that the library lacks. The library stays open.
+ * Opens the first of `sonames` (NULL-terminated) that loads and resolves all symbols. ND_ERR_CONFIG
+ * names `what`, the file names tried, and the loader's reason; or the symbol that the library
+ * lacks. The library stays open.
  */
 nd_status nd_cuda_library_open(const char *what, const char *const *sonames,
                                const nd_cuda_symbol *symbols, size_t count);

@@ -2,12 +2,14 @@
 #ifndef ND_DEVICE_DEVICE_H
 #define ND_DEVICE_DEVICE_H
 /*
- * One compute device: memory, copies, streams, events. A backend is one table of functions (cpu here, cuda beside it).
+ * One compute device: memory, copies, streams, events. A backend is one table of functions (cpu
+ * here, cuda beside it).
  *
- * A stream orders work. On the CPU compute runs inside the call, so only communication is pending; on CUDA everything
- * is. An event marks the end of work enqueued on a stream: nd_stream_wait makes later work of another stream see its
- * results (no host wait on CUDA; on the CPU it progresses communication until the operation is complete).
- * Device memory is not the host's on CUDA: only copies reach it.
+ * A stream orders work. On the CPU compute runs inside the call, so only communication is pending;
+ * on CUDA everything is. An event marks the end of work enqueued on a stream: nd_stream_wait makes
+ * later work of another stream see its results (no host wait on CUDA; on the CPU it progresses
+ * communication until the operation is complete). Device memory is not the host's on CUDA: only
+ * copies reach it.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,7 +21,8 @@ typedef enum nd_device_kind { ND_DEVICE_CPU = 0, ND_DEVICE_CUDA } nd_device_kind
 typedef struct nd_device nd_device;
 typedef struct nd_stream nd_stream;
 
-/* Caller storage. `finish` completes the pending operation on the CPU; `native` is a cudaEvent_t on CUDA. */
+/* Caller storage. `finish` completes the pending operation on the CPU; `native` is a cudaEvent_t on
+ * CUDA. */
 typedef struct nd_event {
     nd_status (*finish)(void *operation); /* NULL: nothing pending, already complete */
     void *operation;
@@ -59,8 +62,9 @@ struct nd_device {
     char name[96]; /* "cpu, 2 threads", "NVIDIA H200" */
     void *native;  /* what the ops of a backend keep for the device (kernels/cpu/context.h) */
     void (*native_close)(void *native); /* called when the device closes; NULL: nothing to do */
-    /* Called again and again while the host waits for a stream, with the seconds waited so far: who can tell that the wait
-     * will not end (a lost peer, a deadline) fails, and the wait with it. NULL: nobody. */
+    /* Called again and again while the host waits for a stream, with the seconds waited so far: who
+     * can tell that the wait will not end (a lost peer, a deadline) fails, and the wait with it.
+     * NULL: nobody. */
     nd_status (*idle)(void *context, double seconds);
     void *idle_context;
 };

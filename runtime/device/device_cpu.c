@@ -16,7 +16,8 @@ static void cpu_close(nd_device *device)
     free(device);
 }
 
-/* Anonymous pages are zero already and cost nothing until touched; huge pages save most of the faults. */
+/* Anonymous pages are zero already and cost nothing until touched; huge pages save most of the
+ * faults. */
 static nd_status cpu_alloc(nd_device *device, size_t bytes, void **out)
 {
     const double gib = 1073741824.0;

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The n-th number of a comma list, -1 beyond its end; the list's syntax has been checked with the configuration. */
+/* The n-th number of a comma list, -1 beyond its end; the list's syntax has been checked with the
+ * configuration. */
 static int list_at(const char *list, int n)
 {
     for (; n > 0 && list; n--) {

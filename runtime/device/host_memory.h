@@ -2,8 +2,8 @@
 #ifndef ND_DEVICE_HOST_MEMORY_H
 #define ND_DEVICE_HOST_MEMORY_H
 /*
- * How much memory this process may use: that of the machine, or of the control groups (version 2) that it is in, as a
- * container or a batch system sets them.
+ * How much memory this process may use: that of the machine, or of the control groups (version 2)
+ * that it is in, as a container or a batch system sets them.
  */
 #include <stdint.h>
 
@@ -12,7 +12,8 @@ typedef struct nd_host_memory {
     uint64_t available; /* bytes that nobody uses now; the page cache counts as free */
 } nd_host_memory;
 
-/* `root` is "", or a folder that stands for "/" in a test. All zero where the kernel does not tell. */
+/* `root` is "", or a folder that stands for "/" in a test. All zero where the kernel does not
+ * tell. */
 nd_host_memory nd_host_memory_read(const char *root);
 
 #endif

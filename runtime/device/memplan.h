@@ -4,8 +4,8 @@
 /*
  * The memory of a run: named segments, planned before step 0, printed, then allocated once.
  *
- * Adding a segment costs nothing, so the same code that lays out a run also answers `ndtrain plan` for any size. A
- * segment's pointer is valid from nd_memplan_commit to nd_memplan_fini.
+ * Adding a segment costs nothing, so the same code that lays out a run also answers `ndtrain plan`
+ * for any size. A segment's pointer is valid from nd_memplan_commit to nd_memplan_fini.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -31,8 +31,7 @@ typedef struct nd_mem_segment {
     char name[56];
     size_t bytes;
     size_t offset;
-    bool
-        external; /* owned elsewhere (a library or the transport): counted and printed, not allocated here */
+    bool external; /* owned by a library or the transport: counted and printed only */
 } nd_mem_segment;
 
 typedef struct nd_memplan {

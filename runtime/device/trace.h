@@ -2,8 +2,8 @@
 #ifndef ND_DEVICE_TRACE_H
 #define ND_DEVICE_TRACE_H
 /*
- * Where the time of a step goes, by kind of work: host time around each call, which on the CPU is the work itself.
- * One trace per rank, written by its thread only; nothing is allocated.
+ * Where the time of a step goes, by kind of work: host time around each call, which on the CPU is
+ * the work itself. One trace per rank, written by its thread only; nothing is allocated.
  */
 #include <stdint.h>
 

@@ -2,11 +2,13 @@
 #ifndef ND_MESH_MESH_H
 #define ND_MESH_MESH_H
 /*
- * The n-dimensional mesh: ranks <-> coordinates, and the groups of ranks that share all coordinates outside a set of
- * axes. Pure arithmetic: no communication, no allocation, any size.
+ * The n-dimensional mesh: ranks <-> coordinates, and the groups of ranks that share all coordinates
+ * outside a set of axes. Pure arithmetic: no communication, no allocation, any size.
  *
- * Axes outer to inner: pp, dp_replicate, dp_shard, cp, tp. The innermost varies fastest, so tp peers are adjacent:
- *   rank = (((i_pp N_dp_replicate + i_dp_replicate) N_dp_shard + i_dp_shard) N_cp + i_cp) N_tp + i_tp
+ * Axes outer to inner: pp, dp_replicate, dp_shard, cp, tp. The innermost varies fastest, so tp
+ * peers are adjacent:
+ *   rank = (((i_pp N_dp_replicate + i_dp_replicate) N_dp_shard + i_dp_shard) N_cp + i_cp) N_tp
+ *          + i_tp
  */
 #include <stdint.h>
 
@@ -29,7 +31,8 @@ typedef struct nd_coord {
     int at[ND_AXIS_COUNT];
 } nd_coord;
 
-/* Groups by name. Each is a set of axes; ranks of a group are ordered as in the mesh (inner axis fastest). */
+/* Groups by name. Each is a set of axes; ranks of a group are ordered as in the mesh (inner axis
+ * fastest). */
 typedef enum nd_group_kind {
     ND_GROUP_DP_REPLICATE = 0, /* HSDP: all-reduce of gradients */
     ND_GROUP_DP_SHARD,
@@ -58,8 +61,8 @@ int nd_mesh_group_index(const nd_mesh *mesh, nd_group_kind kind, int rank);
 int nd_mesh_group_member(const nd_mesh *mesh, nd_group_kind kind, int rank, int index);
 
 /*
- * Product of the axes against the number of workers; a dp_shard of -1 is filled with what is left. ND_ERR_CONFIG
- * names each axis and both numbers.
+ * Product of the axes against the number of workers; a dp_shard of -1 is filled with what is left.
+ * ND_ERR_CONFIG names each axis and both numbers.
  */
 nd_status nd_mesh_resolve(nd_mesh *mesh, int64_t workers);
 

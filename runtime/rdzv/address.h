@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_RDZV_ADDRESS_H
 #define ND_RDZV_ADDRESS_H
-/* Endpoints: "host:port", "[v6]:port", and names turned into addresses. Numeric addresses are what others are told. */
+/* Endpoints: "host:port", "[v6]:port", and names turned into addresses. Numeric addresses are what
+ * others are told. */
 #include <stdbool.h>
 #include <sys/socket.h>
 
@@ -17,7 +18,8 @@ typedef struct nd_address {
 /* ND_ERR_CONFIG with the mend when it is not host:port with a port of 0 to 65535. */
 nd_status nd_endpoint_parse(const char *text, char host[ND_HOST_MAX], int *port);
 
-/* IPv4 and IPv6, in the resolver's order; *count is at least 1. ND_ERR_IO with the resolver's reason. */
+/* IPv4 and IPv6, in the resolver's order; *count is at least 1. ND_ERR_IO with the resolver's
+ * reason. */
 nd_status nd_address_resolve(const char *host, int port, nd_address out[ND_ADDRESS_MAX],
                              int *count);
 bool nd_address_is_loopback(const nd_address *address);

@@ -2,8 +2,9 @@
 #ifndef ND_RDZV_CHANNEL_H
 #define ND_RDZV_CHANNEL_H
 /*
- * The client's end of a connection to the store: a socket, TLS, frames. Blocking with deadlines (nd_clock_ns); used by
- * workers (client.c) and by the launchers of further nodes, which also poll it from their event loop.
+ * The client's end of a connection to the store: a socket, TLS, frames. Blocking with deadlines
+ * (nd_clock_ns); used by workers (client.c) and by the launchers of further nodes, which also poll
+ * it from their event loop.
  */
 #include <stdint.h>
 
@@ -13,8 +14,9 @@
 typedef struct nd_channel nd_channel;
 
 /*
- * Connects and proves the key, trying each address in turn and again until the deadline (it says so every 10 s).
- * ND_ERR_CONFIG: the key differs. ND_ERR_HANG: nobody there until the deadline, with the last reason.
+ * Connects and proves the key, trying each address in turn and again until the deadline (it says so
+ * every 10 s). ND_ERR_CONFIG: the key differs. ND_ERR_HANG: nobody there until the deadline, with
+ * the last reason.
  */
 nd_status nd_channel_open(const char *host, int port, const uint8_t key[ND_KEY_BYTES],
                           double timeout_seconds, nd_channel **out);
@@ -22,7 +24,8 @@ void nd_channel_close(nd_channel *channel); /* NULL is legal */
 
 /* Sends whole frames. */
 nd_status nd_channel_send(nd_channel *channel, const nd_wire_buffer *frames, int64_t deadline);
-/* The next frame, valid until the next receive. With a deadline in the past it takes only what is there: type NONE. */
+/* The next frame, valid until the next receive. With a deadline in the past it takes only what is
+ * there: type NONE. */
 nd_status nd_channel_receive(nd_channel *channel, int64_t deadline, nd_wire_frame *frame);
 
 int nd_channel_fd(const nd_channel *channel);
@@ -35,7 +38,8 @@ typedef struct nd_hello {
     nd_wire_role role;
     int index;
 } nd_hello;
-/* Says hello and waits for the welcome; run_id gets the store's. A refusal is its status and sentence. */
+/* Says hello and waits for the welcome; run_id gets the store's. A refusal is its status and
+ * sentence. */
 nd_status nd_channel_hello(nd_channel *channel, const nd_hello *hello, int64_t deadline,
                            char *run_id, size_t capacity, int *world_size);
 /* The error that an ND_WIRE_ERROR frame carries, as this thread's error. */

@@ -48,7 +48,8 @@ static nd_status connect_store(nd_store *store, const nd_identity *identity,
     return ND_OK;
 }
 
-/* Without ndlaunch: rank 0 makes or reads the key and hosts; the others wait until both are there. */
+/* Without ndlaunch: rank 0 makes or reads the key and hosts; the others wait until both are
+ * there. */
 static nd_status open_environment(nd_store *store, const nd_identity *identity)
 {
     char path[ND_SHARED_KEY_PATH_MAX];

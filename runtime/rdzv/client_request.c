@@ -5,7 +5,8 @@
 #include "runtime/base/clock.h"
 #include "runtime/rdzv/client_internal.h"
 
-/* The store answers at the deadline with who is missing; past this margin it is not there any more. */
+/* The store answers at the deadline with who is missing; past this margin it is not there any
+ * more. */
 const int64_t nd_store_margin_ns = 3000000000;
 
 nd_status nd_store_send(nd_store *store, int64_t deadline)

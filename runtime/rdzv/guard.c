@@ -13,7 +13,8 @@ void nd_worker_guard(void)
         return;
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    /* ndlaunch may have died before prctl: then this process has another parent already and no signal will come. */
+    /* ndlaunch may have died before prctl: then this process has another parent already and no
+     * signal will come. */
     if ((long)getppid() != strtol(launcher, NULL, 10)) {
         _exit(128 + SIGKILL);
     }

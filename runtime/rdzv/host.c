@@ -20,7 +20,8 @@ static void on_handle_closed(uv_handle_t *handle)
     nd_host_release(handle->data);
 }
 
-/* libuv accepts and closes what comes while this process may open no further file, and tells nobody: so we look. */
+/* libuv accepts and closes what comes while this process may open no further file, and tells
+ * nobody: so we look. */
 static void look_for_room(nd_host *host)
 {
     int listener;

@@ -2,8 +2,9 @@
 #ifndef ND_RDZV_HOST_H
 #define ND_RDZV_HOST_H
 /*
- * The store on a socket: one listening address, TLS per connection, the engine of server.h behind it, on the caller's
- * libuv loop. ndlaunch runs it on its own loop; rank 0 of a torchrun-like start runs it in a thread (hosting.h).
+ * The store on a socket: one listening address, TLS per connection, the engine of server.h behind
+ * it, on the caller's libuv loop. ndlaunch runs it on its own loop; rank 0 of a torchrun-like start
+ * runs it in a thread (hosting.h).
  */
 #include <uv.h>
 
@@ -22,9 +23,11 @@ typedef struct nd_host_options {
         hooks; /* context, notice, joined, left, node_frame; send and drop are the host's */
 } nd_host_options;
 
-/* Binds once and keeps the socket. ND_ERR_IO naming the port that is in use; ND_ERR_CONFIG for a foreign address. */
+/* Binds once and keeps the socket. ND_ERR_IO naming the port that is in use; ND_ERR_CONFIG for a
+ * foreign address. */
 nd_status nd_host_open(const nd_host_options *options, nd_host **out);
-/* Stops listening and closes everything; the loop must run once more until its handles are closed, which frees it. */
+/* Stops listening and closes everything; the loop must run once more until its handles are closed,
+ * which frees it. */
 void nd_host_close(nd_host *host);
 
 nd_server *nd_host_server(nd_host *host);

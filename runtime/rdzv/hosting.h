@@ -2,8 +2,8 @@
 #ifndef ND_RDZV_HOSTING_H
 #define ND_RDZV_HOSTING_H
 /*
- * The store inside of a worker: rank 0 of a start without ndlaunch runs host.h in a thread of its own. The thread
- * touches nothing but its loop; the caller's thread only starts and stops it.
+ * The store inside of a worker: rank 0 of a start without ndlaunch runs host.h in a thread of its
+ * own. The thread touches nothing but its loop; the caller's thread only starts and stops it.
  */
 #include <stdint.h>
 
@@ -18,12 +18,13 @@ nd_status nd_hosting_start(const nd_identity *identity, const uint8_t key[ND_KEY
 int nd_hosting_port(const nd_hosting *hosting);
 const char *nd_hosting_address(const nd_hosting *hosting); /* numeric */
 /*
- * From now on a worker whose connection closes without a goodbye is told to `lost`, in the store's thread: its name, as
- * "rank 3 (node2)". Rank 0 is this process.
+ * From now on a worker whose connection closes without a goodbye is told to `lost`, in the store's
+ * thread: its name, as "rank 3 (node2)". Rank 0 is this process.
  */
 void nd_hosting_watch(nd_hosting *hosting, void (*lost)(void *context, const char *who),
                       void *context);
-/* Waits until the other ranks have left the store, at most timeout_seconds, then ends the thread. NULL is legal. */
+/* Waits until the other ranks have left the store, at most timeout_seconds, then ends the thread.
+ * NULL is legal. */
 void nd_hosting_stop(nd_hosting *hosting, double timeout_seconds);
 
 #endif

@@ -39,7 +39,8 @@ void nd_identity_host(char *out, size_t capacity)
     out[capacity - 1] = '\0';
 }
 
-/* An integer variable in [low, high]. A missing one is `fallback`, or an error when that is INT_MIN. */
+/* An integer variable in [low, high]. A missing one is `fallback`, or an error when that is
+ * INT_MIN. */
 static nd_status read_number(const char *name, int low, int high, int fallback, int *out)
 {
     const char *text = getenv(name);
@@ -139,8 +140,8 @@ static nd_status read_ndlaunch(nd_identity *id)
 }
 
 /*
- * torchrun: with TORCHELASTIC_USE_AGENT_STORE its agent owns MASTER_PORT, so ours is the next one unless
- * ND_MASTER_PORT says otherwise.
+ * torchrun: with TORCHELASTIC_USE_AGENT_STORE its agent owns MASTER_PORT, so ours is the next one
+ * unless ND_MASTER_PORT says otherwise.
  */
 static nd_status read_torchrun(nd_identity *id)
 {
@@ -190,7 +191,8 @@ nd_status nd_identity_read(nd_identity *out)
     return ND_OK;
 }
 
-/* srun without PMIx gives each task nothing but a number: each would train the same model by itself, silently. */
+/* srun without PMIx gives each task nothing but a number: each would train the same model by
+ * itself, silently. */
 static nd_status check_alone(void)
 {
     int tasks = 1;

@@ -2,8 +2,8 @@
 #ifndef ND_RDZV_IDENTITY_H
 #define ND_RDZV_IDENTITY_H
 /*
- * Who this worker is. Sources in order: the environment (RANK, WORLD_SIZE, LOCAL_RANK, ... as torchrun and ndlaunch
- * set it), PMIx, a single process.
+ * Who this worker is. Sources in order: the environment (RANK, WORLD_SIZE, LOCAL_RANK, ... as
+ * torchrun and ndlaunch set it), PMIx, a single process.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 typedef enum nd_identity_source {
     ND_IDENTITY_SINGLE = 0,  /* world of one, no store */
     ND_IDENTITY_NDLAUNCH,    /* environment with ND_*: store in ndlaunch */
-    ND_IDENTITY_ENVIRONMENT, /* torchrun-like environment without ndlaunch: rank 0 hosts the store */
+    ND_IDENTITY_ENVIRONMENT, /* torchrun-like environment: rank 0 hosts the store */
     ND_IDENTITY_PMIX
 } nd_identity_source;
 
@@ -36,13 +36,13 @@ typedef struct nd_identity {
 } nd_identity;
 
 /*
- * From the environment alone: of PMIx only the rank. ND_ERR_CONFIG when the variables contradict each other (RANK >=
- * WORLD_SIZE, one missing, not a number).
+ * From the environment alone: of PMIx only the rank. ND_ERR_CONFIG when the variables contradict
+ * each other (RANK >= WORLD_SIZE, one missing, not a number).
  */
 nd_status nd_identity_read(nd_identity *out);
 /*
- * A worker that is going to train: joins PMIx where that started it, and learns the rest. ND_ERR_CONFIG for one of
- * several tasks of srun that have no means to find each other.
+ * A worker that is going to train: joins PMIx where that started it, and learns the rest.
+ * ND_ERR_CONFIG for one of several tasks of srun that have no means to find each other.
  */
 nd_status nd_identity_join(nd_identity *identity);
 void nd_identity_leave(nd_identity *identity);

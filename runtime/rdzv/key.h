@@ -2,8 +2,9 @@
 #ifndef ND_RDZV_KEY_H
 #define ND_RDZV_KEY_H
 /*
- * The job key: 32 random bytes that every member of a job proves to have. It travels over an inherited descriptor to
- * local workers, and in a file of mode 0600 or over standard input to other nodes; never in an argument or the environment.
+ * The job key: 32 random bytes that every member of a job proves to have. It travels over an
+ * inherited descriptor to local workers, and in a file of mode 0600 or over standard input to other
+ * nodes; never in an argument or the environment.
  */
 #include <stdint.h>
 
@@ -12,16 +13,18 @@
 
 nd_status nd_key_random(uint8_t key[ND_KEY_BYTES]);
 
-/* Writes a fresh key as 64 hexadecimal digits into a new file of mode 0600. ND_ERR_CANTCREATE, also when it exists. */
+/* Writes a fresh key as 64 hexadecimal digits into a new file of mode 0600. ND_ERR_CANTCREATE, also
+ * when it exists. */
 nd_status nd_key_make_file(const char *path);
 /*
- * 32 raw bytes, or 64 hexadecimal digits with or without a newline. ND_ERR_CONFIG when the file is missing, not this
- * user's, open to group or others, or of another size.
+ * 32 raw bytes, or 64 hexadecimal digits with or without a newline. ND_ERR_CONFIG when the file is
+ * missing, not this user's, open to group or others, or of another size.
  */
 nd_status nd_key_read_file(const char *path, uint8_t key[ND_KEY_BYTES]);
 /*
- * The same content from standard input: what srun passes on to its tasks, so that the key lies on no disk of theirs. A
- * regular file must be as above. ND_ERR_CONFIG when it holds no key, or nothing comes within 60 s.
+ * The same content from standard input: what srun passes on to its tasks, so that the key lies on
+ * no disk of theirs. A regular file must be as above. ND_ERR_CONFIG when it holds no key, or
+ * nothing comes within 60 s.
  */
 nd_status nd_key_read_stdin(uint8_t key[ND_KEY_BYTES]);
 

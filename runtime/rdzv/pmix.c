@@ -32,7 +32,8 @@ static void copy_key(char *out, const char *key)
 
 enum { GET_SECONDS = 60 }; /* a value is there at once, or it never comes */
 
-/* Of this job (rank PMIX_RANK_WILDCARD) or of one process. The value is the caller's, see free_value. */
+/* Of this job (rank PMIX_RANK_WILDCARD) or of one process. The value is the caller's, see
+ * free_value. */
 static pmix_status_t get(const nd_pmix *pmix, pmix_rank_t rank, const char *name,
                          pmix_value_t **value)
 {
@@ -56,7 +57,8 @@ static void free_value(pmix_value_t *value)
     free(value);
 }
 
-/* A number that the server gives; `fallback` where it does not, or an error when that is negative. */
+/* A number that the server gives; `fallback` where it does not, or an error when that is
+ * negative. */
 static nd_status get_number(const nd_pmix *pmix, pmix_rank_t rank, const char *key, int fallback,
                             int *out)
 {

@@ -2,12 +2,13 @@
 #ifndef ND_RDZV_PMIX_H
 #define ND_RDZV_PMIX_H
 /*
- * The PMIx server that started this worker (srun --mpi=pmix, mpirun): who the worker is, small values exchanged before
- * communicators exist, and the end of the whole job.
+ * The PMIx server that started this worker (srun --mpi=pmix, mpirun): who the worker is, small
+ * values exchanged before communicators exist, and the end of the whole job.
  *
- * libpmix is opened at run time, when PMIx started the worker and not before: a machine without it runs everything else.
- * Calls block: fences and reads with deadlines, joining and leaving as long as libpmix waits for the server of its node.
- * nd_pmix_abort may be called from any thread, the others from one.
+ * libpmix is opened at run time, when PMIx started the worker and not before: a machine without it
+ * runs everything else. Calls block: fences and reads with deadlines, joining and leaving as long
+ * as libpmix waits for the server of its node. nd_pmix_abort may be called from any thread, the
+ * others from one.
  */
 #include <stddef.h>
 
@@ -16,17 +17,18 @@
 typedef struct nd_pmix nd_pmix;
 
 /*
- * Connects to the server and fills rank, size, local rank and size, nodes and run id. ND_ERR_CONFIG where libpmix is
- * missing or this program was built without PMIx.
+ * Connects to the server and fills rank, size, local rank and size, nodes and run id. ND_ERR_CONFIG
+ * where libpmix is missing or this program was built without PMIx.
  */
 nd_status nd_pmix_open(nd_identity *identity, nd_pmix **out);
 /* PMIx_Finalize; NULL is legal. */
 void nd_pmix_close(nd_pmix *pmix);
 
 /*
- * All ranks, in the same order: Put, Commit, Fence, Get. send (bytes) of each rank -> recv (world_size x bytes) in the
- * order of ranks. Nothing is sent when bytes is 0: a barrier. `name` stands for the place in messages. ND_ERR_HANG at
- * the deadline, which some servers (Slurm: SLURM_PMIX_TIMEOUT, 300 s) set themselves.
+ * All ranks, in the same order: Put, Commit, Fence, Get. send (bytes) of each rank -> recv
+ * (world_size x bytes) in the order of ranks. Nothing is sent when bytes is 0: a barrier. `name`
+ * stands for the place in messages. ND_ERR_HANG at the deadline, which some servers (Slurm:
+ * SLURM_PMIX_TIMEOUT, 300 s) set themselves.
  */
 nd_status nd_pmix_exchange(nd_pmix *pmix, const char *name, const void *send, void *recv,
                            size_t bytes, double timeout_seconds);
@@ -35,8 +37,8 @@ nd_status nd_pmix_share(nd_pmix *pmix, const char *name, void *value, size_t byt
                         double timeout_seconds);
 
 /*
- * Ends all processes of the job; srun and mpirun give `code`. Returns when the server has been told: this process will
- * be killed, too.
+ * Ends all processes of the job; srun and mpirun give `code`. Returns when the server has been
+ * told: this process will be killed, too.
  */
 void nd_pmix_abort(nd_pmix *pmix, int code, const char *message);
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_RDZV_PMIX_LIBRARY_H
 #define ND_RDZV_PMIX_LIBRARY_H
-/* The functions of libpmix that nd_pmix calls. The macros of pmix.h are not used: some of them call the library. */
+/* The functions of libpmix that nd_pmix calls. The macros of pmix.h are not used: some of them call
+ * the library. */
 #include <pmix.h>
 
 #include "runtime/base/status.h"
@@ -23,7 +24,8 @@ typedef struct nd_pmix_library {
 #undef ND_PMIX_MEMBER
 } nd_pmix_library;
 
-/* ND_ERR_CONFIG with what to install. The library stays open: its threads may run on after PMIx_Finalize. */
+/* ND_ERR_CONFIG with what to install. The library stays open: its threads may run on after
+ * PMIx_Finalize. */
 nd_status nd_pmix_library_open(nd_pmix_library *out);
 
 #endif

@@ -26,7 +26,8 @@ typedef struct place {
     int32_t port;
 } place;
 
-/* The running system and its network: two nodes that are one host share both, two containers of it do not. */
+/* The running system and its network: two nodes that are one host share both, two containers of it
+ * do not. */
 static uint64_t network_identity(void)
 {
     char text[64] = "";

@@ -5,7 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Writes the ranks r in [0, count) with member[r] == wanted as ranges; ends with ", ..." where out is too short. */
+/* Writes the ranks r in [0, count) with member[r] == wanted as ranges; ends with ", ..." where out
+ * is too short. */
 void nd_ranks_text(const bool *member, bool wanted, int count, char *out, size_t capacity);
 
 #endif

@@ -2,12 +2,14 @@
 #ifndef ND_RDZV_SERVER_H
 #define ND_RDZV_SERVER_H
 /*
- * The store's engine, without I/O and without a clock of its own: plaintext bytes of each peer go in, frames come out
- * through hooks, and `now` (nd_clock_ns) is an argument. host.h gives it sockets and TLS; tests give it strings.
+ * The store's engine, without I/O and without a clock of its own: plaintext bytes of each peer go
+ * in, frames come out through hooks, and `now` (nd_clock_ns) is an argument. host.h gives it
+ * sockets and TLS; tests give it strings.
  *
- * A peer is a stranger until its hello (version, run id, epoch, index) is accepted: at most 64 strangers, five seconds
- * each, frames of 512 bytes. Members are workers, whose requests the engine answers, and nodes (other launchers),
- * whose frames it hands to a hook. Everything runs in one thread; hooks may not call back into the engine.
+ * A peer is a stranger until its hello (version, run id, epoch, index) is accepted: at most 64
+ * strangers, five seconds each, frames of 512 bytes. Members are workers, whose requests the engine
+ * answers, and nodes (other launchers), whose frames it hands to a hook. Everything runs in one
+ * thread; hooks may not call back into the engine.
  */
 #include <stdint.h>
 
@@ -22,14 +24,16 @@ typedef struct nd_server_hooks {
     void *context;
     /* Plaintext frames for the peer; the bytes are borrowed for the call. */
     void (*send)(void *context, nd_peer *peer, const void *bytes, size_t count);
-    /* Close the connection after what was sent. The peer is freed when the host calls nd_server_gone. */
+    /* Close the connection after what was sent. The peer is freed when the host calls
+     * nd_server_gone. */
     void (*drop)(void *context, nd_peer *peer);
     /* A line for the user: who is missing, who was refused. */
     void (*notice)(void *context, const char *line);
     /* A worker or node was accepted, or left; clean: it said goodbye. May be NULL. */
     void (*joined)(void *context, nd_peer *peer, nd_wire_role role, int index);
     void (*left)(void *context, nd_peer *peer, nd_wire_role role, int index, bool clean);
-    /* A frame of a node (types ND_WIRE_NODE_*). ND_OK, or the peer is dropped with the error. May be NULL. */
+    /* A frame of a node (types ND_WIRE_NODE_*). ND_OK, or the peer is dropped with the error. May
+     * be NULL. */
     nd_status (*node_frame)(void *context, nd_peer *peer, int node, const nd_wire_frame *frame);
 } nd_server_hooks;
 
@@ -47,7 +51,8 @@ nd_status nd_server_create(const nd_server_options *options, const nd_server_hoo
 void nd_server_destroy(nd_server *server); /* frees the peers that are left, without hooks */
 nd_status nd_server_set_world(nd_server *server, int world_size);
 
-/* True when one more stranger may come in; drops one that has been idle when all places are taken. */
+/* True when one more stranger may come in; drops one that has been idle when all places are
+ * taken. */
 bool nd_server_has_room(nd_server *server, int64_t now);
 /* A new connection; `name` (address) is copied, for messages. `transport` is the host's pointer. */
 nd_status nd_server_connect(nd_server *server, void *transport, const char *name, int64_t now,
@@ -67,7 +72,8 @@ void nd_server_send(nd_server *server, nd_peer *peer, const void *frames, size_t
 /* Sends an ERROR frame of request 0 to the peer and drops it. */
 void nd_server_refuse(nd_server *server, nd_peer *peer, nd_status status, const char *message);
 
-/* Tells the user about a connection that did not become a member, at most a few lines in ten seconds. */
+/* Tells the user about a connection that did not become a member, at most a few lines in ten
+ * seconds. */
 void nd_server_note_refused(nd_server *server, const char *name, const char *why, int64_t now);
 
 void *nd_peer_transport(const nd_peer *peer);

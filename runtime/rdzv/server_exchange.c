@@ -125,7 +125,8 @@ static void finish_exchange(nd_server *server, nd_exchange *exchange)
     release_exchange(exchange);
 }
 
-/* Ranks that left can no longer come; when all wait and nothing is complete, they wait for each other. */
+/* Ranks that left can no longer come; when all wait and nothing is complete, they wait for each
+ * other. */
 static void check_deadlock(nd_server *server, nd_exchange *exchange)
 {
     char message[1024], list[256];

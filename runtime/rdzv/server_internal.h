@@ -2,8 +2,8 @@
 #ifndef ND_RDZV_SERVER_INTERNAL_H
 #define ND_RDZV_SERVER_INTERNAL_H
 /*
- * The parts of the engine, each standing on those before it: server_send.c, server_exchange.c, server_store.c (values,
- * requests), server.c (peers, hello, deadlines).
+ * The parts of the engine, each standing on those before it: server_send.c, server_exchange.c,
+ * server_store.c (values, requests), server.c (peers, hello, deadlines).
  */
 #include "runtime/rdzv/server.h"
 

@@ -11,7 +11,8 @@
 #include "runtime/rdzv/address.h"
 #include "runtime/rdzv/key.h"
 
-/* $XDG_RUNTIME_DIR is private by its contract; else a folder below /tmp that must be this user's alone. */
+/* $XDG_RUNTIME_DIR is private by its contract; else a folder below /tmp that must be this user's
+ * alone. */
 static nd_status private_folder(char *out, size_t capacity)
 {
     struct stat st;

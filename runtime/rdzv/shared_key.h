@@ -2,8 +2,9 @@
 #ifndef ND_RDZV_SHARED_KEY_H
 #define ND_RDZV_SHARED_KEY_H
 /*
- * The job key of a start without ndlaunch: from the file that ND_RDZV_KEY_FILE names, or, when all ranks are on one
- * host and the store listens on loopback, from a file that rank 0 puts into the user's private runtime folder.
+ * The job key of a start without ndlaunch: from the file that ND_RDZV_KEY_FILE names, or, when all
+ * ranks are on one host and the store listens on loopback, from a file that rank 0 puts into the
+ * user's private runtime folder.
  */
 #include <stdint.h>
 

@@ -4,9 +4,10 @@
 /*
  * A worker's connection to the job's store: small values exchanged before communicators exist.
  *
- * Blocking calls with deadlines; one thread. The channel is TLS 1.3 with the job's 32-byte key as external PSK. A
- * world of one needs no store: nd_store_open_single gives one that answers locally, so callers have one path.
- * While a call waits, whoever hosts the store prints who is missing every 10 seconds.
+ * Blocking calls with deadlines; one thread. The channel is TLS 1.3 with the job's 32-byte key as
+ * external PSK. A world of one needs no store: nd_store_open_single gives one that answers locally,
+ * so callers have one path. While a call waits, whoever hosts the store prints who is missing every
+ * 10 seconds.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -16,8 +17,9 @@
 
 typedef struct nd_store nd_store;
 
-/* Connects, authenticates and says hello (version, run id, rank). ND_ERR_IO / ND_ERR_HANG / ND_ERR_CONFIG (wrong key,
- * other version) with a sentence. timeout_seconds also bounds each later call. */
+/* Connects, authenticates and says hello (version, run id, rank). ND_ERR_IO / ND_ERR_HANG /
+ * ND_ERR_CONFIG (wrong key, other version) with a sentence. timeout_seconds also bounds each later
+ * call. */
 nd_status nd_store_open(const nd_identity *identity, double timeout_seconds, nd_store **out);
 /* What bounds each call from now on. */
 void nd_store_set_timeout(nd_store *store, double timeout_seconds);
@@ -27,9 +29,10 @@ void nd_store_close(nd_store *store); /* says goodbye; NULL is legal */
 void nd_store_abandon(nd_store *store);
 
 /*
- * Where a rank hosts the store: from now on a rank that ends without a goodbye is noticed at once, whatever the others
- * are doing. Rank 0 hears of every other one, the others hear of rank 0. `lost` gets a sentence, in a thread of its
- * own; it may be called several times on rank 0. ndlaunch watches its workers itself: then nothing is done.
+ * Where a rank hosts the store: from now on a rank that ends without a goodbye is noticed at once,
+ * whatever the others are doing. Rank 0 hears of every other one, the others hear of rank 0. `lost`
+ * gets a sentence, in a thread of its own; it may be called several times on rank 0. ndlaunch
+ * watches its workers itself: then nothing is done.
  */
 nd_status nd_store_watch(nd_store *store, void (*lost)(void *context, const char *sentence),
                          void *context);
@@ -41,7 +44,8 @@ nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *by
 nd_status nd_store_add(nd_store *store, const char *key, int64_t delta, int64_t *out);
 /* All ranks of the job; `name` names the place in messages. */
 nd_status nd_store_barrier(nd_store *store, const char *name);
-/* Allgather over all ranks: send (bytes), recv (world_size x bytes). One message each way per rank. */
+/* Allgather over all ranks: send (bytes), recv (world_size x bytes). One message each way per
+ * rank. */
 nd_status nd_store_exchange(nd_store *store, const char *name, const void *send, void *recv,
                             size_t bytes);
 

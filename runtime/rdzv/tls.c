@@ -86,7 +86,8 @@ nd_status nd_tls_context_create(bool server, const uint8_t key[ND_KEY_BYTES], nd
     }
     SSL_CTX_set_session_cache_mode(context->ctx, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_options(context->ctx, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION);
-    /* A client that meets a server with a certificate goes on to the check of SSL_session_reused, which fails. */
+    /* A client that meets a server with a certificate goes on to the check of SSL_session_reused,
+     * which fails. */
     SSL_CTX_set_verify(context->ctx, SSL_VERIFY_NONE, NULL);
     if (server) {
         SSL_CTX_set_psk_find_session_callback(context->ctx, find_key);

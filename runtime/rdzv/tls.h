@@ -2,9 +2,10 @@
 #ifndef ND_RDZV_TLS_H
 #define ND_RDZV_TLS_H
 /*
- * TLS 1.3 with the job's 32-byte key as external pre-shared key, on OpenSSL, over memory buffers: the caller moves the
- * ciphertext. Key exchange is psk_dhe_ke (forward secrecy); there are no certificates, tickets or early data. Both
- * sides require that the key was used (SSL_session_reused), so a server with any certificate does not pass.
+ * TLS 1.3 with the job's 32-byte key as external pre-shared key, on OpenSSL, over memory buffers:
+ * the caller moves the ciphertext. Key exchange is psk_dhe_ke (forward secrecy); there are no
+ * certificates, tickets or early data. Both sides require that the key was used
+ * (SSL_session_reused), so a server with any certificate does not pass.
  *
  * One thread per nd_tls; a context may be shared by the connections of one thread.
  */
@@ -28,8 +29,9 @@ nd_status nd_tls_create(nd_tls_context *context, nd_tls **out);
 void nd_tls_destroy(nd_tls *tls);
 
 /*
- * Takes ciphertext from the network and goes on with the handshake. ND_ERR_CONFIG: the other side has another key.
- * ND_ERR_IO: it does not speak this protocol. After an error nd_tls_output may still hold an alert to send.
+ * Takes ciphertext from the network and goes on with the handshake. ND_ERR_CONFIG: the other side
+ * has another key. ND_ERR_IO: it does not speak this protocol. After an error nd_tls_output may
+ * still hold an alert to send.
  */
 nd_status nd_tls_input(nd_tls *tls, const void *bytes, size_t count);
 bool nd_tls_established(const nd_tls *tls);

@@ -2,8 +2,9 @@
 #ifndef ND_RDZV_WATCH_H
 #define ND_RDZV_WATCH_H
 /*
- * A thread that waits for the other end of a socket to go away: how a rank without a launcher learns that the store's
- * host, rank 0, has died, whatever the rank is doing. It only looks at the socket's state and reads nothing from it.
+ * A thread that waits for the other end of a socket to go away: how a rank without a launcher
+ * learns that the store's host, rank 0, has died, whatever the rank is doing. It only looks at the
+ * socket's state and reads nothing from it.
  */
 #include "runtime/base/status.h"
 

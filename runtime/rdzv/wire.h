@@ -4,10 +4,11 @@
 /*
  * The rendezvous protocol's frames, without I/O: bytes in, frames out.
  *
- * A frame is u32 length (of type and body), u8 type, body. Integers are little-endian; a text or a blob is u32 length
- * and bytes. The length is checked against the parser's limit before anything is kept for it: 512 bytes until the peer's
- * hello is accepted, 1 MiB after. Writers collect an allocation failure and give it at nd_wire_end; readers collect a
- * short body and give it at nd_wire_finished, so that a message is written or read in one run of calls.
+ * A frame is u32 length (of type and body), u8 type, body. Integers are little-endian; a text or a
+ * blob is u32 length and bytes. The length is checked against the parser's limit before anything is
+ * kept for it: 512 bytes until the peer's hello is accepted, 1 MiB after. Writers collect an
+ * allocation failure and give it at nd_wire_end; readers collect a short body and give it at
+ * nd_wire_finished, so that a message is written or read in one run of calls.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -47,7 +48,8 @@ typedef enum nd_wire_type {
 
 typedef enum nd_wire_role { ND_WIRE_WORKER = 0, ND_WIRE_NODE } nd_wire_role;
 
-/* A growing byte buffer that frames are written into, one after the other. Owned by the caller (fini). */
+/* A growing byte buffer that frames are written into, one after the other. Owned by the caller
+ * (fini). */
 typedef struct nd_wire_buffer {
     uint8_t *data;
     size_t size, capacity;
@@ -62,7 +64,8 @@ void nd_wire_put_u32(nd_wire_buffer *buffer, uint32_t value);
 void nd_wire_put_u64(nd_wire_buffer *buffer, uint64_t value);
 void nd_wire_put_text(nd_wire_buffer *buffer, const char *text);
 void nd_wire_put_blob(nd_wire_buffer *buffer, const void *bytes, size_t count);
-/* Closes the frame. ND_ERR_INTERNAL when memory ran out or the frame is longer than ND_WIRE_LIMIT_MEMBER. */
+/* Closes the frame. ND_ERR_INTERNAL when memory ran out or the frame is longer than
+ * ND_WIRE_LIMIT_MEMBER. */
 nd_status nd_wire_end(nd_wire_buffer *buffer);
 
 /* Reads a body in order; `bad` sticks. */
@@ -102,7 +105,8 @@ void nd_wire_parser_init(nd_wire_parser *parser, size_t limit);
 void nd_wire_parser_fini(nd_wire_parser *parser);
 /* Keeps a copy of the bytes. */
 nd_status nd_wire_feed(nd_wire_parser *parser, const void *bytes, size_t count);
-/* The next whole frame, valid until the next feed. ND_ERR_IO for a length of 0 or beyond the limit. */
+/* The next whole frame, valid until the next feed. ND_ERR_IO for a length of 0 or beyond the
+ * limit. */
 nd_status nd_wire_next(nd_wire_parser *parser, nd_wire_frame *frame);
 
 #endif

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TENSOR_DTYPE_H
 #define ND_TENSOR_DTYPE_H
-/* Element types, their sizes and names, and exact scalar conversions (round to nearest, ties to even). */
+/* Element types, their sizes and names, and exact scalar conversions (round to nearest, ties to
+ * even). */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

@@ -2,8 +2,9 @@
 #ifndef ND_TENSOR_FP8_H
 #define ND_TENSOR_FP8_H
 /*
- * Exact scalar conversions of FP8 codes. E4M3 (e4m3fn): bias 7, no infinity, NaN is S.1111.111. E5M2: bias 15, infinity
- * and NaN as in IEEE. Source: Micikevicius et al., FP8 Formats for Deep Learning (2022).
+ * Exact scalar conversions of FP8 codes. E4M3 (e4m3fn): bias 7, no infinity, NaN is S.1111.111.
+ * E5M2: bias 15, infinity and NaN as in IEEE. Source: Micikevicius et al., FP8 Formats for Deep
+ * Learning (2022).
  */
 #include <math.h>
 #include <stdbool.h>
@@ -32,7 +33,8 @@ static inline uint8_t nd_fp8_from_f32(nd_dtype dtype, float x)
         return sign | 0x7f;
     }
     if (size < (e4m3 ? 0x1p-6f : 0x1p-14f)) {
-        /* Subnormal: added to 2^23 units of the last place, it is rounded to whole units in the low bits. */
+        /* Subnormal: added to 2^23 units of the last place, it is rounded to whole units in the low
+         * bits. */
         float sum = size + (e4m3 ? 0x1p14f : 0x1p7f);
         memcpy(&bits, &sum, sizeof bits);
         return (uint8_t)(sign | (bits & 0xf));

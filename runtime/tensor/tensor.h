@@ -4,9 +4,10 @@
 /*
  * A tensor view: pointer, dtype, shape. It owns nothing and is passed by value.
  *
- * Row-major; the last axis is contiguous. `stride` is in elements, so a view may skip columns or rows (a head of a
- * (T, H D) activation, a slice of a gathered buffer). Shapes use the glossary of docs/tour.md: B batch, S sequence,
- * T = B S tokens, C hidden, H query heads, K KV heads, D head size, F ffn, V vocabulary.
+ * Row-major; the last axis is contiguous. `stride` is in elements, so a view may skip columns or
+ * rows (a head of a (T, H D) activation, a slice of a gathered buffer). Shapes use the glossary of
+ * docs/tour.md: B batch, S sequence, T = B S tokens, C hidden, H query heads, K KV heads, D head
+ * size, F ffn, V vocabulary.
  */
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * nd_bench_comm: latency and bus bandwidth of each collective, by size and rank count, beside what memcpy does.
+ * nd_bench_comm: latency and bus bandwidth of each collective, by size and rank count, beside what
+ * memcpy does.
  *
- *   nd_bench_comm [--ranks 2,4,8] [--sizes 1024,65536,1048576] [--ops all_gather,...] [--tcp] [--seconds 0.3]
+ *   nd_bench_comm [--ranks 2,4,8] [--sizes 1024,65536,1048576] [--ops all_gather,...] [--tcp]
+ *                 [--seconds 0.3]
  *
- * Ranks are processes of this host over UCX (shared memory, or TCP on the loopback). A size is the whole buffer in
- * bytes: what all_gather receives, reduce_scatter sends, all_reduce and broadcast hold. Times are of the slowest rank.
- * Bus bandwidth is the usual one (NCCL tests): algorithm bandwidth x (n-1)/n for gathers, 2 (n-1)/n for all_reduce,
- * 1 for broadcast and exchange. `copies` is the time relative to one core copying, with memcpy, the bytes that all
- * ranks together must move: (n-1) x size per gather or reduction, twice that for all_reduce; with two cores for all
+ * Ranks are processes of this host over UCX (shared memory, or TCP on the loopback). A size is the
+ * whole buffer in bytes: what all_gather receives, reduce_scatter sends, all_reduce and broadcast
+ * hold. Times are of the slowest rank. Bus bandwidth is the usual one (NCCL tests): algorithm
+ * bandwidth x (n-1)/n for gathers, 2 (n-1)/n for all_reduce, 1 for broadcast and exchange. `copies`
+ * is the time relative to one core copying, with memcpy, the bytes that all ranks together must
+ * move: (n-1) x size per gather or reduction, twice that for all_reduce; with two cores for all
  * ranks 0.5 is the bound.
  */
 #include <getopt.h>

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * nd_bench_fp8: what the linears of a block cost in FP8 (tensorwise, weights gathered as codes) beside BF16 on this CPU.
+ * nd_bench_fp8: what the linears of a block cost in FP8 (tensorwise, weights gathered as codes)
+ * beside BF16 on this CPU.
  *   nd_bench_fp8 [--threads N (2)] [--repeats N (9)] [--cpu-time]
- * Per group of linears that share an input: ms of the BF16 products, of all that FP8 does in their stead, and the ratio;
- * then where FP8's time goes. BF16 and FP8 alternate and the least time of each part counts, so that other load matters
- * little; --cpu-time counts one thread's processor time instead, for machines that are busy all the time. Shapes: a block of configs/bench/llama-56m.json at 1,024 tokens. The last line is JSON.
+ * Per group of linears that share an input: ms of the BF16 products, of all that FP8 does in their
+ * stead, and the ratio; then where FP8's time goes. BF16 and FP8 alternate and the least time of
+ * each part counts, so that other load matters little; --cpu-time counts one thread's processor
+ * time instead, for machines that are busy all the time. Shapes: a block of
+ * configs/bench/llama-56m.json at 1,024 tokens. The last line is JSON.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * nd_bench_kernels: the bandwidth of each CUDA kernel beside that of a copy in the same call, at the shapes of Llama-3.1-8B.
+ * nd_bench_kernels: the bandwidth of each CUDA kernel beside that of a copy in the same call, at
+ * the shapes of Llama-3.1-8B.
  *   --tokens N (8192)   rows of the activations; a quarter of them is the chunk of logits
  *   --repeats N (20)    timed launches of each, of which the median counts
- * Bytes are those that a kernel must move at least: each operand once. Before each timed launch the L2 cache is written
- * over. The last line is JSON: copy_gbps, and for each kernel its microseconds, GB/s and share of the copy.
+ * Bytes are those that a kernel must move at least: each operand once. Before each timed launch the
+ * L2 cache is written over. The last line is JSON: copy_gbps, and for each kernel its microseconds,
+ * GB/s and share of the copy.
  */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -46,7 +48,7 @@ typedef struct kernel_case {
     int (*run)(bench *b);
 } kernel_case;
 
-/* ---- memory ---- */
+/* memory */
 
 static void *take(bench *b, int64_t bytes)
 {
@@ -149,7 +151,7 @@ static nd_status fill(bench *b)
     return status;
 }
 
-/* ---- cases ---- */
+/* cases */
 
 static int copy(bench *b)
 {
@@ -296,7 +298,7 @@ static int attention_delta(bench *b)
     return nd_cuda_attention_delta(b->queue, &b->attention, b->delta, out, dout);
 }
 
-/* ---- measuring ---- */
+/* measuring */
 
 static int compare(const void *a, const void *b)
 {

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * nd_bench_ops: how fast the CPU backend's products are on this machine.
- *   nd_bench_ops             GFLOP/s of each product of a training step, forward, input gradient, weight gradient
- *   nd_bench_ops --ceiling   only the products of one step, the head as plain products; the last line is JSON with
- *                            tokens_per_second: what a step could reach if everything else were free
- * Options: --threads N (2), --repeats N (5); the shapes are those of configs/bench/llama-56m.json at 1,024 tokens.
+ *   nd_bench_ops             GFLOP/s of each product of a training step, forward, input gradient,
+ *                            weight gradient
+ *   nd_bench_ops --ceiling   only the products of one step, the head as plain products; the last
+ *                            line is JSON with tokens_per_second: what a step could reach if
+ *                            everything else were free
+ * Options: --threads N (2), --repeats N (5); the shapes are those of configs/bench/llama-56m.json
+ * at 1,024 tokens.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A preloaded library that counts the allocations which the program itself makes, and those that the C library makes for
- * it such as in strdup or fopen (the return address lies in one of the two), and writes their number to
- * $ND_COUNT_DIR/<RANK> when the process ends.
+ * A preloaded library that counts the allocations which the program itself makes, and those that
+ * the C library makes for it such as in strdup or fopen (the return address lies in one of the
+ * two), and writes their number to $ND_COUNT_DIR/<RANK> when the process ends.
  */
 #include <fcntl.h>
 #include <link.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* accelerate's own configuration files, as they are, through --config-file: three steps of a tiny model. */
+/* accelerate's own configuration files, as they are, through --config-file: three steps of a tiny
+ * model. */
 #include <criterion/criterion.h>
 #include <string.h>
 
@@ -29,7 +30,8 @@ static void teardown(void)
 
 TestSuite(accelerate, .init = setup, .fini = teardown, .timeout = 120);
 
-/* The file says workers, mesh, precision and recompute; flags say model, data and length, which it has no keys for. */
+/* The file says workers, mesh, precision and recompute; flags say model, data and length, which it
+ * has no keys for. */
 static void trains(const char *file, const char *mesh, const char *recompute)
 {
     char command[2048];

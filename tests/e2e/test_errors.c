@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Bad input as a user meets it: ndlaunch as a process, its exit code (docs/launch.md) and the words of its sentence.
- * Every case runs in a folder of its own with a good model, good data and a good configuration, of which one thing is
- * broken. Nothing may be written where a run is refused.
+ * Bad input as a user meets it: ndlaunch as a process, its exit code (docs/launch.md) and the words
+ * of its sentence. Every case runs in a folder of its own with a good model, good data and a good
+ * configuration, of which one thing is broken. Nothing may be written where a run is refused.
  */
 #include <criterion/criterion.h>
 #include <stdint.h>

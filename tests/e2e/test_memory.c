@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a worker holds against its plan: RssAnon + RssShmem after two steps (trace.json) within 15 % of planned_bytes
- * (run.json) plus one constant of 150 MB for the libraries' own memory. The table is printed.
+ * What a worker holds against its plan: RssAnon + RssShmem after two steps (trace.json) within 15 %
+ * of planned_bytes (run.json) plus one constant of 150 MB for the libraries' own memory. The table
+ * is printed.
  */
 #include <criterion/criterion.h>
 #include <math.h>

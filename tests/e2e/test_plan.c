@@ -28,7 +28,8 @@ static void says(const char *line)
     cr_assert_not_null(strstr(shell_output, line), "no \"%s\" in:\n%s", line, shell_output);
 }
 
-/* The line "  <name>  <number> <unit>" of a part in GiB, as plans of this size are printed; -1 when it is not there. */
+/* The line " <name> <number> <unit>" of a part in GiB, as plans of this size are printed; -1 when
+ * it is not there. */
 static double part(const char *name)
 {
     char line[128], unit[8];
@@ -43,7 +44,8 @@ static double part(const char *name)
     return value;
 }
 
-/* Parts are lines with two spaces before them; what they are made of has four. Each number is rounded to 0.001. */
+/* Parts are lines with two spaces before them; what they are made of has four. Each number is
+ * rounded to 0.001. */
 static void parts_are_the_total(void)
 {
     double sum = 0.0;
@@ -73,7 +75,8 @@ Test(plan, llama_8b_on_eight_workers)
     says("  model             4 ranks 4, 5, 6, 7 ");
     says("model: 8030261248 parameters");
     says("memory plan of rank 5");
-    /* F32 shards of 8,030,261,248 parameters over dp_shard 2 x tp 2; the padding is below a thousandth. */
+    /* F32 shards of 8,030,261,248 parameters over dp_shard 2 x tp 2; the padding is below a
+     * thousandth. */
     double gib = 8030261248.0 / 4 * 4 / (1 << 30);
     cr_assert_float_eq(part("    master weights") / gib, 1.0, 1e-3, "%s", shell_output);
     cr_assert_float_eq(part("  state") / (4 * gib), 1.0, 1e-3, "%s", shell_output);
@@ -87,7 +90,8 @@ Test(plan, llama_8b_on_eight_workers)
     says(" MiB\nfits this host: 8 workers of ");
 }
 
-/* The estimate of 8 workers on the CPUs of one has the products take as long as they do on that one. */
+/* The estimate of 8 workers on the CPUs of one has the products take as long as they do on that
+ * one. */
 Test(plan, workers_share_the_cpus)
 {
     double rate[2];

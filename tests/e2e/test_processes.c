@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Meshes as real processes under ndlaunch, over shared memory and over TCP: the losses of one worker at equal global
- * batch (F32, SGD, 10 steps, 1e-6 relative: sums of at most 512 F32 terms in another order), and the same run twice gives the same
- * bytes of metrics (times aside) and of the saved weights.
+ * Meshes as real processes under ndlaunch, over shared memory and over TCP: the losses of one
+ * worker at equal global batch (F32, SGD, 10 steps, 1e-6 relative: sums of at most 512 F32 terms in
+ * another order), and the same run twice gives the same bytes of metrics (times aside) and of the
+ * saved weights.
  */
 #include <criterion/criterion.h>
 #include <math.h>

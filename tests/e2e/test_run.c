@@ -58,7 +58,8 @@ static int values_of(const char *key, double *values, int room)
     return n;
 }
 
-/* One block for training and validation, weights that stay as they are: the two losses are the same number. */
+/* One block for training and validation, weights that stay as they are: the two losses are the same
+ * number. */
 Test(run, validation_is_the_loss_of_its_data)
 {
     double losses[2], validation[2];
@@ -83,7 +84,8 @@ Test(run, validates_every_so_many_steps_and_at_the_end)
     cr_assert(steps[3] == 3 && steps[7] == 6 && steps[9] == 7);
 }
 
-/* A configuration with validation, data of one's own without: a run without validation, and bad data are said. */
+/* A configuration with validation, data of one's own without: a run without validation, and bad
+ * data are said. */
 Test(run, other_data_go_without_the_usual_validation_file)
 {
     static const char config[] = "data: {path: data/train.txt, validation_path: data/valid.txt}\n"
@@ -172,7 +174,8 @@ Test(run, saves_the_weights_in_the_type_that_was_asked_for)
     }
 }
 
-/* Who sends a signal waits: the run ends at the step, without a validation, and saves what it has. */
+/* Who sends a signal waits: the run ends at the step, without a validation, and saves what it
+ * has. */
 Test(run, a_signal_ends_it_without_a_validation)
 {
     double validation[1];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The saved model: it loads onto any mesh with the same bytes, and Hugging Face transformers computes the run's validation loss
- * from it (scripts/check_model.py: within 1e-5 in FP32, 1e-2 in BF16). The latter needs a Python with torch and
- * transformers, named by ND_PEER_PYTHON.
+ * The saved model: it loads onto any mesh with the same bytes, and Hugging Face transformers
+ * computes the run's validation loss from it (scripts/check_model.py: within 1e-5 in FP32, 1e-2 in
+ * BF16). The latter needs a Python with torch and transformers, named by ND_PEER_PYTHON.
  */
 #include <criterion/criterion.h>
 #include <stdlib.h>

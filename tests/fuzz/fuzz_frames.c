@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Bytes of a member or a stranger for the store's engine: it may refuse them, but not crash, and what it answers is
- * whole frames. The first byte says whether a hello goes first, and into pieces of which size the rest is cut.
+ * Bytes of a member or a stranger for the store's engine: it may refuse them, but not crash, and
+ * what it answers is whole frames. The first byte says whether a hello goes first, and into pieces
+ * of which size the rest is cut.
  */
 #include <stdint.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A Megatron index: the first eight bytes of the input are the size of the .bin, the rest is the .idx. What is accepted
- * must describe exactly that many bytes.
+ * A Megatron index: the first eight bytes of the input are the size of the .bin, the rest is the
+ * .idx. What is accepted must describe exactly that many bytes.
  */
 #include <stdlib.h>
 #include <string.h>

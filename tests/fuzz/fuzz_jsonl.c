@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A JSONL file: whatever opens gives all its blocks, with ids that are bytes and labels that are bytes or ignored. */
+/* A JSONL file: whatever opens gives all its blocks, with ids that are bytes and labels that are
+ * bytes or ignored. */
 #include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>

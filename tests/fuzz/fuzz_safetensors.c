@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A whole safetensors file from memory: what the reader accepts must lie inside the file, chained without holes. */
+/* A whole safetensors file from memory: what the reader accepts must lie inside the file, chained
+ * without holes. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Any bytes as a configuration file: parsed, mapped onto the fields, resolved; what passes must survive its own echo. */
+/* Any bytes as a configuration file: parsed, mapped onto the fields, resolved; what passes must
+ * survive its own echo. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

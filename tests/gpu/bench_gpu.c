@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a GPU does with the ops of an 8B Llama layer, against its own ceilings in the same call: products beside a plain loop
- * of cuBLASLt on the same form, memory-bound kernels beside a copy of the same bytes. One JSON object a line on stdout.
+ * What a GPU does with the ops of an 8B Llama layer, against its own ceilings in the same call:
+ * products beside a plain loop of cuBLASLt on the same form, memory-bound kernels beside a copy of
+ * the same bytes. One JSON object a line on stdout.
  *
  *   nd_bench_gpu [tokens]        8192 unless told
  */

@@ -2,9 +2,10 @@
 #ifndef ND_TESTS_GPU_MIRROR_H
 #define ND_TESTS_GPU_MIRROR_H
 /*
- * The CUDA ops for callers that hold host memory: each call copies what its arguments span to the device, runs the op, waits,
- * and copies everything back, gaps between rows included. Addresses keep their alignment. So the conformance suites, written
- * for host memory, run on a GPU (and on its double) without a change.
+ * The CUDA ops for callers that hold host memory: each call copies what its arguments span to the
+ * device, runs the op, waits, and copies everything back, gaps between rows included. Addresses
+ * keep their alignment. So the conformance suites, written for host memory, run on a GPU (and on
+ * its double) without a change.
  */
 #include "kernels/ops.h"
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* FP8 products in the forms that the CUDA backend takes: extents of 16, the layout whose rows run along the summed axis. */
+/* FP8 products in the forms that the CUDA backend takes: extents of 16, the layout whose rows run
+ * along the summed axis. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
@@ -13,7 +14,8 @@ static const struct {
 
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
-/* Per tensor or per line of the axis that is not summed; transposed or not; only what the backend reads is there. */
+/* Per tensor or per line of the axis that is not summed; transposed or not; only what the backend
+ * reads is there. */
 static nd_fp8 operand(const nd_side *ref, int64_t lines, int64_t k, bool stored_along_k,
                       nd_dtype format, bool vector, int64_t gap)
 {
@@ -40,8 +42,9 @@ static nd_fp8 operand(const nd_side *ref, int64_t lines, int64_t k, bool stored_
 }
 
 /*
- * The double sums in F32: as for matmul. A tensor core keeps about 14 bits of a partial sum (of at most about 11) until it is
- * promoted after 128 products, that is 4 additions of 32: 4 2^-14 11 a promotion, at random over k / 128 of them; 3 times that.
+ * The double sums in F32: as for matmul. A tensor core keeps about 14 bits of a partial sum (of at
+ * most about 11) until it is promoted after 128 products, that is 4 additions of 32: 4 2^-14 11 a
+ * promotion, at random over k / 128 of them; 3 times that.
  */
 static double bound(const nd_backend *backend, int64_t k)
 {

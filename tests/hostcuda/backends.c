@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The suites of tests/ops against the CUDA kernels on the host, with threads and blocks in each order. */
+/* The suites of tests/ops against the CUDA kernels on the host, with threads and blocks in each
+ * order. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 

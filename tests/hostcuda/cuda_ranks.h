@@ -5,8 +5,9 @@
 #include "runtime/comm/comm.h"
 
 /*
- * The device of one rank and its NCCL transport; `local` (tests/support/ranks.h) carries what the rendezvous store would.
- * A world of one gets the self transport. Close the transport, then the device.
+ * The device of one rank and its NCCL transport; `local` (tests/support/ranks.h) carries what the
+ * rendezvous store would. A world of one gets the self transport. Close the transport, then the
+ * device.
  */
 nd_status cuda_rank_open(nd_transport *local, double timeout_seconds, nd_device **device,
                          nd_transport **transport);

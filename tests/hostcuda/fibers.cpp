@@ -133,7 +133,8 @@ hostcuda_order order()
     return chosen_order;
 }
 
-/* i-th of n in the chosen order. The shuffled one is an affine map with an odd-prime step, another one each time. */
+/* i-th of n in the chosen order. The shuffled one is an affine map with an odd-prime step, another
+ * one each time. */
 struct sequence {
     int64_t n, start, step;
 

@@ -2,16 +2,18 @@
 #ifndef ND_TESTS_FIBERS_H
 #define ND_TESTS_FIBERS_H
 /*
- * The threads of a block as fibers: each runs until it meets the others at a barrier or a shuffle, then the next one runs.
+ * The threads of a block as fibers: each runs until it meets the others at a barrier or a shuffle,
+ * then the next one runs.
  *
- * A launch ends the process with a sentence when the kernel does what a GPU punishes with a hang, a fault or silence:
- * a barrier that some threads of the block have left out by returning, a shuffle that some lanes of the warp do not take
- * part in, different exchanges met in one warp, a misaligned access of packs, threads that meet in a launch that
- * promised they do not, more than 1024 threads, more than 48 KiB of shared memory. Shared memory holds NaN bytes at the
- * start of each block.
+ * A launch ends the process with a sentence when the kernel does what a GPU punishes with a hang, a
+ * fault or silence: a barrier that some threads of the block have left out by returning, a shuffle
+ * that some lanes of the warp do not take part in, different exchanges met in one warp, a
+ * misaligned access of packs, threads that meet in a launch that promised they do not, more than
+ * 1024 threads, more than 48 KiB of shared memory. Shared memory holds NaN bytes at the start of
+ * each block.
  *
- * A race shows only in some orders, so threads, warps and blocks can run in three: ND_HOSTCUDA_ORDER in the environment,
- * or hostcuda_set_order.
+ * A race shows only in some orders, so threads, warps and blocks can run in three:
+ * ND_HOSTCUDA_ORDER in the environment, or hostcuda_set_order.
  *
  * All state belongs to the host thread that launches: several may launch at a time.
  */
@@ -31,8 +33,8 @@ void hostcuda_set_order(enum hostcuda_order order);
 int64_t hostcuda_launch_count(void);
 
 /*
- * In a program that has the double of the CUDA runtime (doubles/double.h), launches go onto its streams; in others they
- * run at once. A cudaError_t.
+ * In a program that has the double of the CUDA runtime (doubles/double.h), launches go onto its
+ * streams; in others they run at once. A cudaError_t.
  */
 int nd_double_launch(struct CUstream_st *stream, void (*kernel)(void *closure), const void *closure,
                      size_t bytes) __attribute__((weak));
@@ -57,7 +59,8 @@ enum exchange_kind { SYNC = 1, SHUFFLE, REDUCE };
 void *shared(const void *key, size_t bytes);
 void wait_block();
 /*
- * All lanes of the warp give a word and get those of all 32. Valid until the lane's next exchange but one.
+ * All lanes of the warp give a word and get those of all 32. Valid until the lane's next exchange
+ * but one.
  */
 const uint64_t *exchange(unsigned mask, uint64_t word, exchange_kind kind);
 void expect_aligned(const void *p, size_t bytes, const char *file, int line);

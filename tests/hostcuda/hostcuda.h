@@ -2,13 +2,14 @@
 #ifndef ND_TESTS_HOSTCUDA_H
 #define ND_TESTS_HOSTCUDA_H
 /*
- * CUDA for kernels compiled for the host: included on the command line before a .cu file. It defines what
- * kernels/cuda/platform.cuh lists, and the built-in variables and functions that our kernels use. Nothing of the CUDA
- * Toolkit is needed.
+ * CUDA for kernels compiled for the host: included on the command line before a .cu file. It
+ * defines what kernels/cuda/platform.cuh lists, and the built-in variables and functions that our
+ * kernels use. Nothing of the CUDA Toolkit is needed.
  *
- * Blocks run one after another in the calling thread, before the launch returns. Threads of a kernel that was launched
- * with ND_LAUNCH run one after another; those of ND_LAUNCH_MEETING are fibers that stop at barriers and shuffles
- * (fibers.h, where the mistakes that are caught are listed).
+ * Blocks run one after another in the calling thread, before the launch returns. Threads of a
+ * kernel that was launched with ND_LAUNCH run one after another; those of ND_LAUNCH_MEETING are
+ * fibers that stop at barriers and shuffles (fibers.h, where the mistakes that are caught are
+ * listed).
  */
 #include <math.h>
 #include <stddef.h>
@@ -27,7 +28,7 @@
 #define blockDim  hostcuda::here.block_size
 #define gridDim   hostcuda::here.grid_size
 
-/* ---- platform.cuh ---- */
+/* platform.cuh */
 
 #define ND_UNROLL
 #define ND_NO_UNROLL
@@ -68,7 +69,7 @@ inline int processors()
 
 } // namespace nd
 
-/* ---- built-in functions ---- */
+/* built-in functions */
 
 inline float __uint_as_float(uint32_t bits)
 {

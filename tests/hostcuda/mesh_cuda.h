@@ -4,7 +4,8 @@
 /* Ranks of tests/parity/mesh_run.h on the CPU, or each on a GPU of the double. */
 #include <stdbool.h>
 
-/* For the runs that follow. cast_units: one GPU alone casts its weights unit by unit, as where they do not all fit. */
+/* For the runs that follow. cast_units: one GPU alone casts its weights unit by unit, as where they
+ * do not all fit. */
 void mesh_use_gpus(bool gpus, bool cast_units);
 
 #endif

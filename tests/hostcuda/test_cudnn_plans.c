@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * cuDNN's plans of our attention for Hopper, built without a GPU: the real library, the description of an H200, and a driver
- * library that only answers (fake_driver.c). Nothing runs. Plans must exist for every form that the trainer uses, and need no
- * more workspace than the memory plan of a GPU that is not here assumes. Skipped where cuDNN or NVRTC is not found.
+ * cuDNN's plans of our attention for Hopper, built without a GPU: the real library, the description
+ * of an H200, and a driver library that only answers (fake_driver.c). Nothing runs. Plans must
+ * exist for every form that the trainer uses, and need no more workspace than the memory plan of a
+ * GPU that is not here assumes. Skipped where cuDNN or NVRTC is not found.
  */
 #include <criterion/criterion.h>
 #include <stdio.h>

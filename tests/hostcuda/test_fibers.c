@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The emulator: what it must catch, and that it runs threads as a GPU does; and the arithmetic of indices. */
+/* The emulator: what it must catch, and that it runs threads as a GPU does; and the arithmetic of
+ * indices. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <signal.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the kernels do beyond the op table: fused amax and casts, resident copies, scales of products, fills. */
+/* What the kernels do beyond the op table: fused amax and casts, resident copies, scales of
+ * products, fills. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
@@ -21,7 +22,8 @@ typedef struct fused {
     float amax;
 } fused;
 
-/* Results stored, cast and measured one after the other: what the fused kernel must give, bit for bit. */
+/* Results stored, cast and measured one after the other: what the fused kernel must give, bit for
+ * bit. */
 static void expect_fused(const nd_side *ref, const char *what, nd_tensor want, fused got,
                          float before, float scale, bool stored)
 {
@@ -125,7 +127,8 @@ Test(fuse, amax_without_codes)
     nd_each_backend(check_amax_alone);
 }
 
-/* More ranges than one launch takes, some empty, ending anywhere; the copy is the updated parameter, rounded. */
+/* More ranges than one launch takes, some empty, ending anywhere; the copy is the updated
+ * parameter, rounded. */
 static void check_resident(const nd_side *ref, const nd_backend *backend)
 {
     enum { COUNT = 40000, RANGES = 150 };
@@ -167,7 +170,8 @@ static void check_resident(const nd_side *ref, const nd_backend *backend)
                              0);
             }
         }
-        /* Terms up to about 5 and a step whose divisor is at least sqrt(v / bias2) > 1: a few roundings. */
+        /* Terms up to about 5 and a step whose divisor is at least sqrt(v / bias2) > 1: a few
+         * roundings. */
         nd_tolerance tolerance = {.absolute = 16 * nd_eps_f32};
         nd_expect_close(backend->name, "p", side[1][0], side[0][0], tolerance);
         nd_expect_close(backend->name, "m", side[1][1], side[0][1], tolerance);

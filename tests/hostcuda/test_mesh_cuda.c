@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The whole trainer with device cuda over the doubles: one worker and meshes, against one worker on the CPU.
+ * The whole trainer with device cuda over the doubles: one worker and meshes, against one worker on
+ * the CPU.
  *
- * Bounds. F32: as in tests/parity/test_mesh.c, gradients within 1e-5 in relative L2 and losses within 1e-5. BF16 and FP8: a
- * loss is a mean over hundreds of tokens of terms whose logits err by a few BF16 roundings (2^-8) of numbers of size about 1,
- * in part at random: 2^-8 of it covers both. A wrong scale, a lost wait or a missing term is far above.
+ * Bounds. F32: as in tests/parity/test_mesh.c, gradients within 1e-5 in relative L2 and losses
+ * within 1e-5. BF16 and FP8: a loss is a mean over hundreds of tokens of terms whose logits err by
+ * a few BF16 roundings (2^-8) of numbers of size about 1, in part at random: 2^-8 of it covers
+ * both. A wrong scale, a lost wait or a missing term is far above.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -129,7 +131,8 @@ Test(mesh_cuda, fp8, .timeout = 300)
     compare(ND_PRECISION_FP8, meshes, MESHES, ND_DOUBLE_LAZY, false);
 }
 
-/* The other streams run as early as they can: what they read must be there, what they write must be free. */
+/* The other streams run as early as they can: what they read must be there, what they write must be
+ * free. */
 Test(mesh_cuda, f32_with_eager_streams, .timeout = 300)
 {
     compare(ND_PRECISION_FP32, meshes + 2, MESHES - 2, ND_DOUBLE_OTHERS, false);

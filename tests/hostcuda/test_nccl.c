@@ -139,7 +139,8 @@ Test(nccl, every_operation_of_every_group)
     expect_all_fine(every_operation, (nd_mesh){{1, 1, 1, 3, 1}});
 }
 
-/* A gather that is waited for late, a reduction on another communicator of the same group, and reuse of buffers. */
+/* A gather that is waited for late, a reduction on another communicator of the same group, and
+ * reuse of buffers. */
 static nd_status overlapped(job *j)
 {
     nd_comm *weights = j->groups.by_kind[ND_GROUP_DP_SHARD_CP], *gradients = j->groups.gradients;

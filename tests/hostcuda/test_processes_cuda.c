@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The programs as a user runs them, with device cuda over the doubles: eight processes under ndlaunch, a saved model, and
- * what is said when GPUs are missing. ND_HOSTCUDA is the folder of the programs.
+ * The programs as a user runs them, with device cuda over the doubles: eight processes under
+ * ndlaunch, a saved model, and what is said when GPUs are missing. ND_HOSTCUDA is the folder of the
+ * programs.
  */
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Streams, events, copies and graphs of the CUDA device; and that its double notices a missing wait. */
+/* Streams, events, copies and graphs of the CUDA device; and that its double notices a missing
+ * wait. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <string.h>
@@ -76,7 +77,8 @@ static void scale(nd_stream *stream, int *to, int value)
     cr_assert_eq(nd_cuda_op_done(stream, "scale", error), ND_OK);
 }
 
-/* (0 + 3) 5 with a wait between the streams; 0 5 + 3 without it when the second stream runs first. */
+/* (0 + 3) 5 with a wait between the streams; 0 5 + 3 without it when the second stream runs
+ * first. */
 static int across_streams(bool wait)
 {
     fixture f = begin(ND_DOUBLE_LAZY);

@@ -2,8 +2,8 @@
 #ifndef ND_TESTS_LAUNCH_LAUNCHED_H
 #define ND_TESTS_LAUNCH_LAUNCHED_H
 /*
- * A program under test as a child process, its output in files of the test's folder. Every wait has a deadline, after
- * which the program is killed and the test fails.
+ * A program under test as a child process, its output in files of the test's folder. Every wait has
+ * a deadline, after which the program is killed and the test fails.
  */
 #include <sys/types.h>
 
@@ -15,7 +15,8 @@ typedef struct launched {
     char text[1 << 16]; /* standard output and error so far, after launched_read */
 } launched;
 
-/* The folder of the test program's build: ndlaunch, ndtrain and the test worker lie in it or below. */
+/* The folder of the test program's build: ndlaunch, ndtrain and the test worker lie in it or
+ * below. */
 const char *launched_build_root(void);
 /* Sets ND_WORKER to the test worker. */
 void launched_use_test_worker(void);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Trainers without a launcher of ours, with the variables that torchrun --no-python sets: rank 0 hosts the store. */
+/* Trainers without a launcher of ours, with the variables that torchrun --no-python sets: rank 0
+ * hosts the store. */
 #include <arpa/inet.h>
 #include <signal.h>
 #include <string.h>

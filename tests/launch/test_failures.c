@@ -48,7 +48,8 @@ Test(failures, the_screen_holds_the_workers_own_sentence)
     assert_says(&l, "it said: the test file is damaged");
 }
 
-/* Whole lines of other ranks, and the bytes of rank 0: its own sentence is on the screen, the others are where they were. */
+/* Whole lines of other ranks, and the bytes of rank 0: its own sentence is on the screen, the
+ * others are where they were. */
 Test(failures, a_sentence_is_said_once)
 {
     static const char *const ranks[] = {"0", "1"};
@@ -119,7 +120,8 @@ Test(failures, the_check_does_not_outlive_a_killed_ndlaunch)
     cr_assert(launched_gone(check, 2));
 }
 
-/* Stopped workers notice nothing of a closed pipe or connection: only the system's signal ends them. */
+/* Stopped workers notice nothing of a closed pipe or connection: only the system's signal ends
+ * them. */
 Test(failures, no_trainer_outlives_a_killed_ndlaunch)
 {
     launched l;

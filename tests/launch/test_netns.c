@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Two nodes with nothing but a network between them: two network namespaces joined by a veth pair. Skipped, with the
- * reason, where this process may not make namespaces.
+ * Two nodes with nothing but a network between them: two network namespaces joined by a veth pair.
+ * Skipped, with the reason, where this process may not make namespaces.
  */
 #include <stdarg.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Several ndlaunch processes as the nodes of one job: on loopback, and in two network namespaces. */
+/* Several ndlaunch processes as the nodes of one job: on loopback, and in two network
+ * namespaces. */
 #include <arpa/inet.h>
 #include <signal.h>
 #include <string.h>
@@ -246,7 +247,8 @@ Test(nodes, a_node_that_cannot_start_ends_all_at_once)
     }
 }
 
-/* launch.comm_timeout_seconds is the bound: who waits for the frozen rank says so, node 0 shows it. */
+/* launch.comm_timeout_seconds is the bound: who waits for the frozen rank says so, node 0 shows
+ * it. */
 Test(nodes, a_frozen_worker_of_another_node_is_named_by_node_0)
 {
     launched nodes[2];

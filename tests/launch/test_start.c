@@ -201,7 +201,8 @@ Test(start, a_log_dir_that_cannot_be_made_stops_the_start)
     cr_assert_null(strstr(l.text, "ready"));
 }
 
-/* A limit of file sizes is what a test can have of a full disk. The workers' lines themselves go to /dev/null. */
+/* A limit of file sizes is what a test can have of a full disk. The workers' lines themselves go to
+ * /dev/null. */
 Test(start, log_files_that_cannot_grow_stop_nobody)
 {
     launched l;
@@ -279,7 +280,8 @@ static int free_port(void)
     return ntohs(address.sin_port);
 }
 
-/* Indexing data takes minutes: who is missing must be known before, and who indexes must not be taken for missing. */
+/* Indexing data takes minutes: who is missing must be known before, and who indexes must not be
+ * taken for missing. */
 Test(start, ranks_meet_before_they_open_the_data)
 {
     launched l;
@@ -301,7 +303,8 @@ Test(start, ranks_meet_before_they_open_the_data)
     cr_assert_null(strstr(l.text, "nonexistent"), "%s", l.text);
 }
 
-/* torchrun's variables and no ndlaunch: rank 0 hosts the store, also for a rank that comes first. */
+/* torchrun's variables and no ndlaunch: rank 0 hosts the store, also for a rank that comes
+ * first. */
 Test(start, without_ndlaunch_rank_0_hosts_the_store)
 {
     launched ranks[3];

@@ -8,7 +8,7 @@
 #include "kernels/ops_check.h"
 #include "runtime/base/rng.h"
 
-/* ---- sides ---- */
+/* sides */
 
 void nd_expect_ok(nd_status status, const char *what)
 {
@@ -28,7 +28,7 @@ void nd_side_close(nd_side *side)
     nd_device_close(side->device);
 }
 
-/* ---- tensors ---- */
+/* tensors */
 
 enum { MAX_TENSORS = 4096 };
 
@@ -149,7 +149,7 @@ void nd_case_poison(nd_tensor t)
     }
 }
 
-/* ---- comparisons ---- */
+/* comparisons */
 
 /* Copies the elements of `from` into `to`, after which equal tensors are equal as memory. */
 static void copy_elements(nd_tensor to, nd_tensor from)

@@ -2,10 +2,12 @@
 #ifndef ND_TESTS_OPS_CONFORMANCE_H
 #define ND_TESTS_OPS_CONFORMANCE_H
 /*
- * A backend's op against the reference's: the same inputs in the same layout, once through each table, then a comparison of
- * every element, and of the memory between the rows of views, which no op may touch.
+ * A backend's op against the reference's: the same inputs in the same layout, once through each
+ * table, then a comparison of every element, and of the memory between the rows of views, which no
+ * op may touch.
  *
- * Tensors live until nd_case_free. Mistakes of the test and disagreements end the test with a sentence.
+ * Tensors live until nd_case_free. Mistakes of the test and disagreements end the test with a
+ * sentence.
  */
 #include "kernels/ops.h"
 
@@ -25,8 +27,9 @@ typedef struct nd_backend {
 /*
  * The backends are those of the program: backends.c here, and others in tests/hostcuda.
  *
- * Calls check(reference, backend) for the CPU backend at each instruction set of this CPU, with 1 thread, and at the best
- * one with 2 and 3 threads too. Every level but the first that makes a product shares oneDNN's level with it.
+ * Calls check(reference, backend) for the CPU backend at each instruction set of this CPU, with 1
+ * thread, and at the best one with 2 and 3 threads too. Every level but the first that makes a
+ * product shares oneDNN's level with it.
  */
 void nd_each_backend(void (*check)(const nd_side *ref, const nd_backend *backend));
 /* The same for the best level alone, or for the one that the environment's ND_CPU_ISA names. */
@@ -38,8 +41,9 @@ void nd_side_open_cpu(nd_side *side, int threads);
 void nd_side_close(nd_side *side);
 
 /*
- * Tensors of F32 or BF16 filled with draws of mean 0 and the given deviation; `gap` elements lie between rows of the
- * last axis (and twice as many between those of the axis before it, and so on). The seed counts up with each tensor.
+ * Tensors of F32 or BF16 filled with draws of mean 0 and the given deviation; `gap` elements lie
+ * between rows of the last axis (and twice as many between those of the axis before it, and so on).
+ * The seed counts up with each tensor.
  */
 nd_tensor nd_random(nd_dtype dtype, int axes, const int64_t *shape, int64_t gap, float deviation);
 nd_tensor nd_random_1d(nd_dtype dtype, int64_t n0, float deviation);
@@ -57,9 +61,10 @@ float nd_get(nd_tensor t, int64_t index);
 void nd_put(nd_tensor t, int64_t index, float value);
 
 /*
- * |got - want| <= absolute + relative |want| for every element, plus one rounding of the stored dtype: values that differ
- * by anything may round to neighbours, which are 2^-7 (BF16) or 2^-23 (F32) apart. NaN equals NaN, infinities must
- * be equal. `got` and `want` must be clones: their gaps must have stayed equal.
+ * |got - want| <= absolute + relative |want| for every element, plus one rounding of the stored
+ * dtype: values that differ by anything may round to neighbours, which are 2^-7 (BF16) or 2^-23
+ * (F32) apart. NaN equals NaN, infinities must be equal. `got` and `want` must be clones: their
+ * gaps must have stayed equal.
  */
 typedef struct nd_tolerance {
     double relative, absolute;

@@ -25,9 +25,10 @@ static nd_tensor random_gate(nd_dtype dtype, int64_t n, int64_t F, int64_t gap)
 }
 
 /*
- * exp: 2e-7, then a handful of roundings: 8 eps relative to the terms. The sigmoid ends at e^-88 = 6e-39 and may be 0 there:
- * times the other factors, at most about 1000, 1e-35. 1 + g (1 - s) cancels near its root at -1.28, where its terms are
- * about 1, so the error is absolute there: 8 eps times |d u s| (at most about 16 x 0.3).
+ * exp: 2e-7, then a handful of roundings: 8 eps relative to the terms. The sigmoid ends at e^-88 =
+ * 6e-39 and may be 0 there: times the other factors, at most about 1000, 1e-35. 1 + g (1 - s)
+ * cancels near its root at -1.28, where its terms are about 1, so the error is absolute there: 8
+ * eps times |d u s| (at most about 16 x 0.3).
  */
 static const nd_tolerance forward_tolerance = {.relative = 8 * 1.2e-7, .absolute = 1e-35};
 static const nd_tolerance backward_tolerance = {.relative = 8 * 1.2e-7, .absolute = 40 * 1.2e-7};

@@ -7,7 +7,8 @@
 
 static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
 
-/* batch, Sq, Sk, H, K, D, diag: causal, unmasked, with a prefix, with blind rows, odd sizes, more than one tile. */
+/* batch, Sq, Sk, H, K, D, diag: causal, unmasked, with a prefix, with blind rows, odd sizes, more
+ * than one tile. */
 static const nd_attention cases[] = {
     {1, 1, 1, 1, 1, 2, 0, 1.0f},          {2, 9, 9, 4, 2, 8, 0, 0.35f},
     {1, 70, 70, 2, 1, 16, 0, 0.25f},      {2, 5, 33, 6, 2, 10, 33, 0.3f},
@@ -43,10 +44,11 @@ static void *scratch_of(const nd_side *side, const nd_attention *a, nd_dtype act
 }
 
 /*
- * F32: a score is a sum of D products, scaled: 4 eps D; it moves p by that factor. Sums over Sk keys of weights that add
- * up to 1: about sqrt(Sk) eps. Together below 2 eps (4 D + Sk), on values of size 1. BF16: in addition probabilities and
- * score gradients may be rounded to BF16 (2^-8 each) before the sum, at random over keys; bounded by one eps_bf16 (2^-7) of the
- * largest value, about 4, for sums of weights that add up to 1.
+ * F32: a score is a sum of D products, scaled: 4 eps D; it moves p by that factor. Sums over Sk
+ * keys of weights that add up to 1: about sqrt(Sk) eps. Together below 2 eps (4 D + Sk), on values
+ * of size 1. BF16: in addition probabilities and score gradients may be rounded to BF16 (2^-8 each)
+ * before the sum, at random over keys; bounded by one eps_bf16 (2^-7) of the largest value, about
+ * 4, for sums of weights that add up to 1.
  */
 static nd_tolerance forward_tolerance(const nd_attention *a, nd_dtype dtype)
 {
@@ -131,9 +133,9 @@ static void backward_once(const nd_side *ref, const nd_backend *backend, const n
     nd_expect_close(backend->name, "attention_delta", delta[1], delta[0],
                     (nd_tolerance){.absolute = 2.0 * (double)(a->head_dim + 4) * nd_eps_f32});
     /*
-     * A key's gradient sums over all rows that see it, H / K heads of Sq queries, with weights p that can all be near 1 and
-     * factors dp - delta of up to about 4 sqrt(D): the forward's bound times that factor and, for random errors, the root
-     * of the number of rows.
+     * A key's gradient sums over all rows that see it, H / K heads of Sq queries, with weights p
+     * that can all be near 1 and factors dp - delta of up to about 4 sqrt(D): the forward's bound
+     * times that factor and, for random errors, the root of the number of rows.
      */
     double rows_per_key = (double)(a->sq * (a->heads / a->kv_heads));
     double growth = 2.0 * sqrt((double)a->head_dim) * a->scale * sqrt(rows_per_key) + 2.0;
@@ -187,7 +189,8 @@ static void check_merge(const nd_side *ref, const nd_backend *backend)
             got[s][1] = nd_clone(acc_lse);
             ND_OK_OR_FAIL(side->ops->lse_merge(&stream, &a, got[s][0], got[s][1], out, lse));
         }
-        /* Weights within a few eps, of values up to about 5; the merged lse of 60 within a few eps of itself. */
+        /* Weights within a few eps, of values up to about 5; the merged lse of 60 within a few eps
+         * of itself. */
         nd_tolerance tolerance = {.relative = 4 * nd_eps_f32, .absolute = 40 * nd_eps_f32};
         nd_expect_close(backend->name, "lse_merge acc", got[1][0], got[0][0], tolerance);
         nd_expect_close(backend->name, "lse_merge lse", got[1][1], got[0][1], tolerance);

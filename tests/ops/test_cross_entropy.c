@@ -64,15 +64,18 @@ static void check_case(const nd_side *ref, const nd_backend *backend, nd_dtype d
     }
     ce_result want = run(ref, logits, labels, global_max, c, NULL);
     ce_result got = run(&backend->side, logits, labels, global_max, c, &want);
-    /* The sum: positive terms, each within 2e-7, and at most V additions. The maximum and the target are exact. */
+    /* The sum: positive terms, each within 2e-7, and at most V additions. The maximum and the
+     * target are exact. */
     nd_tolerance sum = {.relative = ((double)c->V / 8.0 + 4.0) * nd_eps_f32};
-    /* exp of a difference of up to 10 deviations (its rounding counts that often), twice a rounding. */
+    /* exp of a difference of up to 10 deviations (its rounding counts that often), twice a
+     * rounding. */
     nd_tolerance exp_of = {.relative = (4.0 + 10.0 * c->deviation) * nd_eps_f32, .absolute = 1e-37};
     nd_expect_same(backend->name, "ce_stats max", got.max, want.max);
     nd_expect_same(backend->name, "ce_stats target", got.target, want.target);
     nd_expect_close(backend->name, "ce_stats sum", got.sum, want.sum, sum);
     nd_expect_close(backend->name, "ce_rescale", got.rescaled, want.rescaled, exp_of);
-    /* p - 1 cancels where p is near 1: there the error is that of p, which is at most 1, times the scale 0.25. */
+    /* p - 1 cancels where p is near 1: there the error is that of p, which is at most 1, times the
+     * scale 0.25. */
     nd_expect_close(backend->name, "ce_bwd", got.logits, want.logits,
                     (nd_tolerance){exp_of.relative, c->valid > 0 ? exp_of.relative * 0.25 : 0.0});
     double allowed = 1e-15 * (double)(c->n + 4) * (fabs(want.loss) + 1.0);
@@ -158,8 +161,8 @@ Test(cross_entropy, a_nan_reaches_the_sum)
 }
 
 /*
- * With maximum 0, sum 1, scale 1 and labels elsewhere the gradient is exp(logit) itself. In F32 it is within 2 ulp (2^-22 of
- * the value) as long as the result is a normal number, and 0 below.
+ * With maximum 0, sum 1, scale 1 and labels elsewhere the gradient is exp(logit) itself. In F32 it
+ * is within 2 ulp (2^-22 of the value) as long as the result is a normal number, and 0 below.
  */
 static void check_exponential(const nd_side *ref, const nd_backend *backend)
 {

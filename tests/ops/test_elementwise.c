@@ -69,7 +69,8 @@ Test(elementwise, add_accumulate_and_cast)
     nd_each_backend(check_add);
 }
 
-/* Every BF16 widened, and F32 numbers around every rounding boundary, of every exponent, narrowed. */
+/* Every BF16 widened, and F32 numbers around every rounding boundary, of every exponent,
+ * narrowed. */
 static void check_cast(const nd_side *ref, const nd_backend *backend)
 {
     enum { CODES = 65536, PATTERNS = 6 };
@@ -184,9 +185,10 @@ static void optimizers_once(const nd_side *ref, const nd_backend *backend, int64
         ND_OK_OR_FAIL(side->ops->sgd(&stream, &settings, sgd[s].data, grad.data, ranges, 3));
     }
     /*
-     * A few roundings of terms of size up to about 5. The step of AdamW is lr (m / bias1) / sqrt(v / bias2): its relative
-     * error of some 8 eps counts in proportion to the step, which is below 5 here but where v is nearly 0, so that
-     * elements with a tiny v are compared by the step's own size: |m| lr / bias1 / sqrt(v / bias2) <= 5 for v > 1e-5.
+     * A few roundings of terms of size up to about 5. The step of AdamW is lr (m / bias1) / sqrt(v
+     * / bias2): its relative error of some 8 eps counts in proportion to the step, which is below 5
+     * here but where v is nearly 0, so that elements with a tiny v are compared by the step's own
+     * size: |m| lr / bias1 / sqrt(v / bias2) <= 5 for v > 1e-5.
      */
     nd_tolerance tolerance = {.absolute = 40 * nd_eps_f32};
     for (int64_t i = 0; i < count; i++) {

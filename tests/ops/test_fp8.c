@@ -55,7 +55,7 @@ static void expect_same_numbers(const char *backend, const char *what, nd_tensor
     nd_expect_same(backend, what, got, want);
 }
 
-/* ---- amax ---- */
+/* amax */
 
 static void amax_once(const nd_side *ref, const nd_backend *backend, nd_tensor x, nd_granularity g,
                       bool merge)
@@ -125,7 +125,7 @@ Test(fp8, amax_of_not_a_number_and_of_nothing)
     nd_each_backend(check_amax_rules);
 }
 
-/* ---- scales ---- */
+/* scales */
 
 static void check_scale(const nd_side *ref, const nd_backend *backend)
 {
@@ -223,7 +223,7 @@ Test(fp8, delayed_scales)
     nd_best_backend(check_delayed);
 }
 
-/* ---- codes ---- */
+/* codes */
 
 typedef struct form {
     bool codes, transposed, amax;
@@ -282,7 +282,8 @@ static nd_tensor f32_near_ties(nd_dtype format)
         uint64_t draw = nd_rng_u64(9, 9, (uint64_t)i);
         uint32_t bits = (uint32_t)draw;
         if (i % 4 != 3) {
-            /* Half a unit in the last place, for exponents 2^-20 to 2^19, and the numbers beside it. */
+            /* Half a unit in the last place, for exponents 2^-20 to 2^19, and the numbers beside
+             * it. */
             bits = (bits >> shift << shift) | 1u << (shift - 1);
             bits = (bits & 0x807fffff) | (uint32_t)(107 + draw / 7919 % 40) << 23;
             bits += (uint32_t)(i % 4) - 1;

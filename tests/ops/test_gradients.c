@@ -2,10 +2,11 @@
 /*
  * The reference's backward ops against finite differences of its forward ops, in F32 storage.
  *
- * Each case has a loss <weights, outputs> in F64 and compares d loss / d x with the four-point difference
- * (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12 h, h = 2^-5. Its truncation error is h^4 / 30 times a fifth derivative, about
- * 3e-8 times a number that is below 1000 for these inputs; outputs are rounded to F32, which adds some
- * 1.5 x 2^-24 / h times the root of the number of outputs that depend on x, about 3e-6 x 8. Together: 1e-4.
+ * Each case has a loss <weights, outputs> in F64 and compares d loss / d x with the four-point
+ * difference (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12 h, h = 2^-5. Its truncation error is h^4 /
+ * 30 times a fifth derivative, about 3e-8 times a number that is below 1000 for these inputs;
+ * outputs are rounded to F32, which adds some 1.5 x 2^-24 / h times the root of the number of
+ * outputs that depend on x, about 3e-6 x 8. Together: 1e-4.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -57,7 +58,8 @@ static void expect_gradient(const char *what, loss_fn loss, const void *job, nd_
             f[step + 2] = loss(job);
         }
         nd_put(x, i, at);
-        /* The steps that F32 made of at + h and at - h may differ from h by half an ulp of x: 2^-24 / h of the result. */
+        /* The steps that F32 made of at + h and at - h may differ from h by half an ulp of x: 2^-24
+         * / h of the result. */
         double expected = (8.0 * (f[3] - f[1]) - (f[4] - f[0])) / (12.0 * (double)h);
         double allowed = tolerance * (1.0 + fabs(expected));
         cr_assert(fabs(nd_get(gradient, i) - expected) <= allowed,
@@ -80,7 +82,7 @@ static nd_tensor random2(int64_t n, int64_t C)
     return nd_random_2d(ND_DTYPE_F32, n, C, 0, 1.0f);
 }
 
-/* ---- RMSNorm: y and the residual sum both count ---- */
+/* RMSNorm: y and the residual sum both count */
 
 typedef struct norm_job {
     nd_tensor x, delta, weight, y, sum, rstd, dy, dres;
@@ -114,7 +116,7 @@ Test(gradients, rmsnorm)
     expect_gradient("rmsnorm dweight", norm_loss, &j, j.weight, dweight);
 }
 
-/* ---- SwiGLU ---- */
+/* SwiGLU */
 
 typedef struct swiglu_job {
     nd_tensor gate, up, out, dout;
@@ -136,7 +138,7 @@ Test(gradients, swiglu)
     expect_gradient("swiglu dup", swiglu_loss, &j, j.up, dup);
 }
 
-/* ---- RoPE: the inverse rotation is the gradient ---- */
+/* RoPE: the inverse rotation is the gradient */
 
 typedef struct rope_job {
     nd_tensor x, positions, out, dout;
@@ -167,7 +169,7 @@ Test(gradients, rope)
     expect_gradient("rope dx", rope_loss, &j, j.x, dx);
 }
 
-/* ---- embedding ---- */
+/* embedding */
 
 typedef struct embedding_job {
     nd_tensor table, ids, out, dout;
@@ -188,7 +190,7 @@ Test(gradients, embedding)
     expect_gradient("embedding dtable", embedding_loss, &j, j.table, dtable);
 }
 
-/* ---- cross entropy over a slice with padding, with rows that are not counted ---- */
+/* cross entropy over a slice with padding, with rows that are not counted */
 
 typedef struct ce_job {
     nd_tensor logits, labels, max, sum, target;
@@ -223,7 +225,7 @@ Test(gradients, cross_entropy)
     expect_gradient("cross entropy dlogits", ce_loss, &j, j.logits, dlogits);
 }
 
-/* ---- attention, whole and as two blocks merged by LSE ---- */
+/* attention, whole and as two blocks merged by LSE */
 
 typedef struct attention_job {
     nd_attention a;
@@ -274,7 +276,8 @@ Test(gradients, attention)
     check_attention((nd_attention){1, 6, 4, 2, 1, 4, -2, 0.5f});
 }
 
-/* A causal block and a prefix, merged, are the causal attention over both, whichever comes first. */
+/* A causal block and a prefix, merged, are the causal attention over both, whichever comes
+ * first. */
 Test(gradients, attention_of_two_blocks)
 {
     enum { S = 7, PREFIX = 4, H = 2, D = 6 };
@@ -312,7 +315,7 @@ Test(gradients, attention_of_two_blocks)
     }
 }
 
-/* ---- products: dA = dC B^T and dB = A^T dC through the op's own transposes ---- */
+/* products: dA = dC B^T and dB = A^T dC through the op's own transposes */
 
 typedef struct matmul_job {
     nd_tensor a, b, c, dc;

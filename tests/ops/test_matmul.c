@@ -35,8 +35,9 @@ static void matmul_once(const nd_side *ref, const nd_backend *backend, types t, 
         ND_OK_OR_FAIL(side->ops->matmul(&stream, result[s], a, at, b, bt, beta));
     }
     /*
-     * k products of size about 1. Each of the k additions errs by half an eps of a partial sum of at most about
-     * 4 sqrt(k), and the errors add at random: 2 k eps. One more for the addition of c.
+     * k products of size about 1. Each of the k additions errs by half an eps of a partial sum of
+     * at most about 4 sqrt(k), and the errors add at random: 2 k eps. One more for the addition of
+     * c.
      */
     nd_tolerance tolerance = {.absolute = 2.0 * (double)(k + 4) * nd_eps_f32};
     nd_expect_close(backend->name, "matmul", result[1], result[0], tolerance);

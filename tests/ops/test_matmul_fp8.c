@@ -23,7 +23,8 @@ typedef struct operand {
     bool transposed;
 } operand;
 
-/* A random matrix cast by the reference: op(it) is (rows, columns), its lines being the axis that is not summed. */
+/* A random matrix cast by the reference: op(it) is (rows, columns), its lines being the axis that
+ * is not summed. */
 static operand cast_operand(const nd_side *ref, int64_t rows, int64_t columns, bool first,
                             int variant, scaling how, int64_t gap)
 {
@@ -99,8 +100,9 @@ static void multiply_once(const nd_side *ref, const nd_backend *backend, int sha
         expect_untouched(side, m, n, k, memory, scratch);
     }
     /*
-     * As for matmul, k dequantised products of size about 1, each addition erring by half an eps of a partial sum of at most
-     * about 4 sqrt(k): 2 k eps. Three more roundings of the whole for the factors and one for c.
+     * As for matmul, k dequantised products of size about 1, each addition erring by half an eps of
+     * a partial sum of at most about 4 sqrt(k): 2 k eps. Three more roundings of the whole for the
+     * factors and one for c.
      */
     nd_tolerance tolerance = {.relative = 3.0 * nd_eps_f32,
                               .absolute = 2.0 * (double)(k + 4) * nd_eps_f32};
@@ -172,7 +174,8 @@ Test(matmul_fp8, every_code)
     nd_each_backend(check_codes);
 }
 
-/* A NaN or infinite scale reaches the result; one that is no small power of two is applied without loss. */
+/* A NaN or infinite scale reaches the result; one that is no small power of two is applied without
+ * loss. */
 static void check_odd_scales(const nd_side *ref, const nd_backend *backend)
 {
     static const float inverses[] = {NAN, INFINITY, 0x1p-100f, 0x1p100f, 0x1p-140f, 0.0f, 0x1p64f};
@@ -221,8 +224,8 @@ Test(matmul_fp8, no_rows)
 }
 
 /*
- * oneDNN has a fallback, "ref", that is thousands of times slower than its other implementations; no product with factors may
- * get it.
+ * oneDNN has a fallback, "ref", that is thousands of times slower than its other implementations;
+ * no product with factors may get it.
  */
 Test(matmul_fp8, every_product_has_a_quick_implementation)
 {

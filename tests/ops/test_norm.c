@@ -80,8 +80,9 @@ static void backward_once(const nd_side *ref, const nd_backend *backend, nd_dtyp
                                              how == NO_DRES ? none : own_dres, x, weight, rstd));
     }
     /*
-     * dx: a dot product of C terms of size about 1, divided by C and multiplied by x rstd of at most about 5 (and all
-     * of it by rstd, at most 1 / sqrt(eps) = 316 when a row is one small number). dweight: n terms of size about 1.
+     * dx: a dot product of C terms of size about 1, divided by C and multiplied by x rstd of at
+     * most about 5 (and all of it by rstd, at most 1 / sqrt(eps) = 316 when a row is one small
+     * number). dweight: n terms of size about 1.
      */
     double largest = 0.0;
     for (int64_t i = 0; i < n; i++) {

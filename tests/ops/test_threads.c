@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The ops of a step outside of products and attention give the same bits with 1, 2, 3 and 5 threads: their sums are cut
- * into blocks by shape alone. Sizes are above what is done in one thread, and divide by none of these counts.
+ * The ops of a step outside of products and attention give the same bits with 1, 2, 3 and 5
+ * threads: their sums are cut into blocks by shape alone. Sizes are above what is done in one
+ * thread, and divide by none of these counts.
  */
 #include <criterion/criterion.h>
 #include <stdio.h>

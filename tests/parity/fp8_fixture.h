@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_PARITY_FP8_FIXTURE_H
 #define TESTS_PARITY_FP8_FIXTURE_H
-/* The 4-layer Llama of the FP8 goldens and its data, on one worker with the product's own trainer. */
+/* The 4-layer Llama of the FP8 goldens and its data, on one worker with the product's own
+ * trainer. */
 #include "tests/parity/golden_reader.h"
 #include "trainer/ckpt/hf_folder.h"
 #include "trainer/trainer.h"

@@ -2,10 +2,12 @@
 #ifndef ND_TESTS_GOLDEN_READER_H
 #define ND_TESTS_GOLDEN_READER_H
 /*
- * Reads what scripts/golden.py wrote: a safetensors file of named tensors, and for whole models the record beside it.
+ * Reads what scripts/golden.py wrote: a safetensors file of named tensors, and for whole models the
+ * record beside it.
  *
- * A missing tensor, another dtype or another size ends the test with a sentence (the files are committed: it is a
- * mistake of the test). Pointers belong to the nd_golden and live until nd_golden_close.
+ * A missing tensor, another dtype or another size ends the test with a sentence (the files are
+ * committed: it is a mistake of the test). Pointers belong to the nd_golden and live until
+ * nd_golden_close.
  */
 #include <stdint.h>
 
@@ -32,13 +34,15 @@ const int32_t *nd_golden_i32(const nd_golden *golden, const char *name, int64_t 
 const uint16_t *nd_golden_bf16(const nd_golden *golden, const char *name, int64_t count);
 const uint8_t *nd_golden_u8(const nd_golden *golden, const char *name, int64_t count);
 
-/* Numbers of golden.json by their keys, ended by NULL: (golden, "bf16", "gradient_relative_l2", name, NULL). */
+/* Numbers of golden.json by their keys, ended by NULL: (golden, "bf16", "gradient_relative_l2",
+ * name, NULL). */
 double nd_golden_number(const nd_golden *golden, const char *key, ...) __attribute__((sentinel));
 /* An array of exactly `count` numbers: (golden, out, 10, "losses", NULL). */
 void nd_golden_numbers(const nd_golden *golden, double *out, int64_t count, const char *key, ...)
     __attribute__((sentinel));
 
-/* |got - want| / |want| (L2, in F64): the distance that the bounds of whole-model goldens are stated in. */
+/* |got - want| / |want| (L2, in F64): the distance that the bounds of whole-model goldens are
+ * stated in. */
 double nd_relative_l2(const float *got, const float *want, int64_t count);
 
 #endif

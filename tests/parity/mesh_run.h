@@ -2,9 +2,10 @@
 #ifndef TESTS_PARITY_MESH_RUN_H
 #define TESTS_PARITY_MESH_RUN_H
 /*
- * Trains a tiny Llama for some steps on a mesh of ranks that are threads of this process, with the product's own
- * trainer, loader and ops, and collects what meshes are compared by: losses, norms, step-1 gradients and final weights
- * as whole tensors. Replicas that should hold the same bytes are compared on the way.
+ * Trains a tiny Llama for some steps on a mesh of ranks that are threads of this process, with the
+ * product's own trainer, loader and ops, and collects what meshes are compared by: losses, norms,
+ * step-1 gradients and final weights as whole tensors. Replicas that should hold the same bytes are
+ * compared on the way.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -44,7 +45,8 @@ typedef struct mesh_job {
     bool bf16_weights;  /* initial weights are rounded to BF16 */
     nd_nonfinite nonfinite;
     int64_t health_interval;
-    /* Called on every rank, at the same time: before every step (from 0), and after the gradients of the first one. */
+    /* Called on every rank, at the same time: before every step (from 0), and after the gradients
+     * of the first one. */
     nd_status (*before_step)(void *context, struct nd_trainer *trainer, int64_t step);
     nd_status (*observe)(void *context, struct nd_trainer *trainer);
     void *context;
@@ -58,14 +60,15 @@ typedef struct mesh_result {
     int64_t *sizes;
     float **gradients; /* of step 1, unclipped, [tensors][sizes] */
     float **weights;   /* after the last step */
-    /* Of rank 0: calls of its groups' operations during the steps, and its planned bytes of activations. */
+    /* Of rank 0: calls of its groups' operations during the steps, and its planned bytes of
+     * activations. */
     int64_t calls[ND_GROUP_COUNT][ND_COMM_OP_COUNT];
     size_t activation_bytes;
 } mesh_result;
 
 /*
- * The device, the ops and, where it is not the one that is there, the transport of a rank; and their end. mesh_cpu.c here,
- * another in tests/hostcuda.
+ * The device, the ops and, where it is not the one that is there, the transport of a rank; and
+ * their end. mesh_cpu.c here, another in tests/hostcuda.
  */
 struct nd_rank;
 nd_status mesh_rank_open(struct nd_rank *rank);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Training in FP8 against torchao (scripts/golden.py): a 4-layer Llama, ten AdamW steps on BF16 copies of F32 master
- * weights, all linears but the first and the last converted.
+ * Training in FP8 against torchao (scripts/golden.py): a 4-layer Llama, ten AdamW steps on BF16
+ * copies of F32 master weights, all linears but the first and the last converted.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -23,8 +23,9 @@ static void train(fp8_fixture *f, double losses[STEPS], double norms[STEPS])
 }
 
 /*
- * The issue's bound of 1e-3 on each loss. torchao rounds gradients to BF16 where this program keeps F32, and its
- * attention and norms round in other places; both are the same for the bf16 run, which stands beside it.
+ * The issue's bound of 1e-3 on each loss. torchao rounds gradients to BF16 where this program keeps
+ * F32, and its attention and norms round in other places; both are the same for the bf16 run, which
+ * stands beside it.
  */
 static void check(const char *name, nd_precision precision, nd_fp8_recipe recipe)
 {

@@ -2,13 +2,14 @@
 /*
  * FP8 on meshes against one worker.
  *
- * Before the first update scales and codes of weights are the same bits on every mesh, whatever a rank holds of them, and
- * so are the scale and the codes of the first input that is cast (of the first block's k and v) where ranks see the same
- * tokens: all blocks of this data are equal, so every micro-batch is. Under context parallelism a scale covers
- * the rank's own tokens: it is compared with one worker's input, split and cast here.
+ * Before the first update scales and codes of weights are the same bits on every mesh, whatever a
+ * rank holds of them, and so are the scale and the codes of the first input that is cast (of the
+ * first block's k and v) where ranks see the same tokens: all blocks of this data are equal, so
+ * every micro-batch is. Under context parallelism a scale covers the rank's own tokens: it is
+ * compared with one worker's input, split and cast here.
  *
- * Later steps differ: sums in another order fall to the other side of a rounding to 3 bits now and then. The losses
- * of 20 steps stay within 5e-3.
+ * Later steps differ: sums in another order fall to the other side of a rounding to 3 bits now and
+ * then. The losses of 20 steps stay within 5e-3.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -352,7 +353,8 @@ Test(fp8_mesh, delayed, .timeout = 600)
     recipe_on_all_meshes(ND_FP8_DELAYED, true);
 }
 
-/* Groups in which some linears stay in BF16: their input travels and is kept in BF16 and is cast after its gather. */
+/* Groups in which some linears stay in BF16: their input travels and is kept in BF16 and is cast
+ * after its gather. */
 Test(fp8_mesh, groups_of_both_kinds, .timeout = 600)
 {
     static const mesh_case meshes[] = {
@@ -377,7 +379,8 @@ static void assert_same_result(const mesh_result *a, const mesh_result *b, const
     }
 }
 
-/* Casting again in backward uses the scales of the forward pass, and delayed amaxes are not taken twice. */
+/* Casting again in backward uses the scales of the forward pass, and delayed amaxes are not taken
+ * twice. */
 Test(fp8_mesh, recompute_gives_the_same_bits, .timeout = 600)
 {
     static const mesh_case base[] = {{"one", 1, 1, 1, 1, 1},
@@ -404,9 +407,9 @@ Test(fp8_mesh, recompute_gives_the_same_bits, .timeout = 600)
 }
 
 /*
- * Gathering codes or BF16: the scale of a weight is that of its F32 or of its BF16 values, and so are the codes. While
- * the master weights are BF16 values, as a model loaded from a BF16 file has them, both are the same bits: loss and
- * every gradient of the first step.
+ * Gathering codes or BF16: the scale of a weight is that of its F32 or of its BF16 values, and so
+ * are the codes. While the master weights are BF16 values, as a model loaded from a BF16 file has
+ * them, both are the same bits: loss and every gradient of the first step.
  */
 Test(fp8_mesh, all_gather_of_codes_changes_nothing_for_bf16_weights, .timeout = 600)
 {

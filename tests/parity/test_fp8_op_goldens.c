@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * FP8 casts, scales and one linear of each recipe against torchao, delayed scales against a table worked out from the
- * formulas (scripts/goldens/fp8.py, delayed.py). Codes and scales must be equal bit for bit, by the reference and by
- * the CPU backend.
+ * FP8 casts, scales and one linear of each recipe against torchao, delayed scales against a table
+ * worked out from the formulas (scripts/goldens/fp8.py, delayed.py). Codes and scales must be equal
+ * bit for bit, by the reference and by the CPU backend.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -60,7 +60,7 @@ static void *new_memory(size_t bytes)
     return p;
 }
 
-/* ---- casts and scales ---- */
+/* casts and scales */
 
 static void expect_codes(const char *name, const uint8_t *got, nd_dtype format, int64_t count)
 {
@@ -134,7 +134,7 @@ Test(fp8_op_goldens, scales)
     free(inverse);
 }
 
-/* ---- delayed scaling ---- */
+/* delayed scaling */
 
 /* The six sequences of amaxes, side by side as six tensors, of one case ("max.4.margin2.e4m3"). */
 static void check_delayed(const nd_ops *ops, nd_amax_algorithm algorithm, int64_t length,
@@ -182,7 +182,7 @@ Test(fp8_op_goldens, delayed_scales)
     }
 }
 
-/* ---- one linear of each recipe ---- */
+/* one linear of each recipe */
 
 /* An operand of a product: a tensor, how it is cast, and the golden's name for the cast. */
 typedef struct cast {
@@ -236,9 +236,9 @@ static void free_cast(nd_fp8 x)
 }
 
 /*
- * Both sides round an F32 sum of at most 64 products to BF16, in other orders and with the scales before or after the
- * sum. The sums differ by less than 64 x 2^-23 of the largest result's size, after which they may round to neighbours,
- * 2^-7 apart.
+ * Both sides round an F32 sum of at most 64 products to BF16, in other orders and with the scales
+ * before or after the sum. The sums differ by less than 64 x 2^-23 of the largest result's size,
+ * after which they may round to neighbours, 2^-7 apart.
  */
 static void expect_result(const char *name, const nd_bf16 *got, int64_t count)
 {

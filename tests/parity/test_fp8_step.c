@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What an FP8 step makes, keeps, sends and says: counters, memory, bytes on the wire, state, health, steps that fail. */
+/* What an FP8 step makes, keeps, sends and says: counters, memory, bytes on the wire, state,
+ * health, steps that fail. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
@@ -69,7 +70,7 @@ static void run(const mesh_job *job, const mesh_case *mesh, nd_status expected)
     mesh_result_free(&result);
 }
 
-/* ---- codes made ---- */
+/* codes made */
 
 static nd_status count_casts(void *context, nd_trainer *t)
 {
@@ -90,12 +91,13 @@ Test(fp8_step, seven_linears_of_each_layer_but_the_first)
     run(&job, &one, ND_OK);
     cr_expect_eq(casts.weights, 7 * LAYERS - 1, "%ld", (long)casts.weights);
     cr_expect_eq(casts.gradients, 4 * (7 * LAYERS - 1), "%ld", (long)casts.gradients);
-    /* Four inputs a layer; in backward again the attention output, and the first layer's, kept in BF16 for q. */
+    /* Four inputs a layer; in backward again the attention output, and the first layer's, kept in
+     * BF16 for q. */
     cr_expect_eq(casts.inputs, 4 * (5 * LAYERS + 1), "%ld", (long)casts.inputs);
     tempdir_remove(&dir);
 }
 
-/* ---- bytes on the wire ---- */
+/* bytes on the wire */
 
 typedef struct traffic_of_rank {
     int64_t got[ND_TRAFFIC_COUNT], wanted[ND_TRAFFIC_COUNT];
@@ -110,9 +112,10 @@ static int64_t unit_bytes(const nd_layout *layout, int unit)
 }
 
 /*
- * One micro-batch, ZeRO-3: embedding and tail are gathered once; blocks once in forward and, but for the last two, which
- * are still there, again in backward. Activations over tp: a layer gathers its two norm outputs and the gradients of
- * its two outputs, twice the former, and reduce-scatters four times; the embedding and the head's chunk have their own.
+ * One micro-batch, ZeRO-3: embedding and tail are gathered once; blocks once in forward and, but
+ * for the last two, which are still there, again in backward. Activations over tp: a layer gathers
+ * its two norm outputs and the gradients of its two outputs, twice the former, and reduce-scatters
+ * four times; the embedding and the head's chunk have their own.
  */
 static nd_status count_traffic(void *context, nd_trainer *t)
 {
@@ -170,7 +173,7 @@ Test(fp8_step, wire_bytes_are_the_formula, .timeout = 120)
     check_traffic(&both, ND_PRECISION_BF16, ND_FP8_TENSORWISE, false);
 }
 
-/* ---- memory ---- */
+/* memory */
 
 static size_t planned(nd_precision precision, nd_fp8_recipe recipe, bool all_gather,
                       nd_recompute recompute, size_t *activations)
@@ -201,7 +204,8 @@ static size_t planned(nd_precision precision, nd_fp8_recipe recipe, bool all_gat
     return total;
 }
 
-/* Kept as codes, h1, h2 and act take half: of a layer's T (8 C + QKV + ...) elements T (2 C + F) bytes less. */
+/* Kept as codes, h1, h2 and act take half: of a layer's T (8 C + QKV + ...) elements T (2 C + F)
+ * bytes less. */
 Test(fp8_step, less_memory_than_bf16)
 {
     size_t bf16_kept, kept;
@@ -222,7 +226,7 @@ Test(fp8_step, less_memory_than_bf16)
     cr_expect_eq(kept, bf16_kept, "rowwise keeps what its weight gradient needs");
 }
 
-/* ---- state ---- */
+/* state */
 
 static void copy_state(fp8_fixture *to, const fp8_fixture *from, bool scales)
 {
@@ -244,7 +248,8 @@ static void copy_state(fp8_fixture *to, const fp8_fixture *from, bool scales)
     }
 }
 
-/* What nd_scales_state lists is all that delayed scaling needs to go on with the same bits, and it is needed. */
+/* What nd_scales_state lists is all that delayed scaling needs to go on with the same bits, and it
+ * is needed. */
 Test(fp8_step, delayed_goes_on_from_its_state)
 {
     double losses[3];
@@ -281,8 +286,9 @@ Test(fp8_step, current_scaling_has_no_state)
 }
 
 /*
- * The scales that delayed scaling uses in step 2 are those of step 1's amaxes: FMAX / amax; in step 1 they are 1. The
- * amax of the weights is that of the weights of step 1, and two micro-batches give the larger of theirs.
+ * The scales that delayed scaling uses in step 2 are those of step 1's amaxes: FMAX / amax; in step
+ * 1 they are 1. The amax of the weights is that of the weights of step 1, and two micro-batches
+ * give the larger of theirs.
  */
 Test(fp8_step, delayed_scales_follow_the_amaxes_of_the_step)
 {
@@ -311,9 +317,10 @@ Test(fp8_step, delayed_scales_follow_the_amaxes_of_the_step)
     fp8_fixture_close(&f);
 }
 
-/* ---- health ---- */
+/* health */
 
-/* In step 1 of delayed scaling the scales are 1: the gradients, small as they are, underflow in part. */
+/* In step 1 of delayed scaling the scales are 1: the gradients, small as they are, underflow in
+ * part. */
 static nd_status check_underflow(void *context, nd_trainer *t, int64_t step)
 {
     const nd_scales *s = &t->model->scales;
@@ -374,7 +381,7 @@ Test(fp8_step, health_of_every_linear, .timeout = 60)
     tempdir_remove(&dir);
 }
 
-/* ---- steps that are not finite ---- */
+/* steps that are not finite */
 
 typedef struct poison {
     nd_param_id id;

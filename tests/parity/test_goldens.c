@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Whole models against PyTorch and transformers (scripts/golden.py): loss, every gradient and 10 AdamW steps in F32,
- * and the distance of BF16 from F32. Bounds of DESIGN 10.2.
+ * Whole models against PyTorch and transformers (scripts/golden.py): loss, every gradient and 10
+ * AdamW steps in F32, and the distance of BF16 from F32. Bounds of DESIGN 10.2.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -134,7 +134,8 @@ static void check_fp32(const char *name)
         if (step == 0) {
             compare_tensors(&f, f.trainer->model->fsdp.grad, "grad", 1e-4);
         }
-        /* The first loss to 1e-5; later ones follow ten updates of Adam, which magnifies rounding: 1e-4. */
+        /* The first loss to 1e-5; later ones follow ten updates of Adam, which magnifies rounding:
+         * 1e-4. */
         cr_assert_float_eq(result.loss / losses[step], 1.0, step == 0 ? 1e-5 : 1e-4,
                            "%s: loss %.9g of step %ld, golden %.9g", name, result.loss,
                            (long)step + 1, losses[step]);
@@ -142,12 +143,14 @@ static void check_fp32(const char *name)
                            "%s: norm %.9g of step %ld, golden %.9g", name, result.grad_norm,
                            (long)step + 1, norms[step]);
     }
-    /* Adam moves every element by about lr a step; weights agree to a small part of the ten moves. */
+    /* Adam moves every element by about lr a step; weights agree to a small part of the ten
+     * moves. */
     compare_tensors(&f, f.trainer->model->fsdp.master, "final", 2e-3);
     fixture_close(&f);
 }
 
-/* BF16: each gradient is no further from the F32 golden than 1.5 times the same model run as .to(bfloat16). */
+/* BF16: each gradient is no further from the F32 golden than 1.5 times the same model run as
+ * .to(bfloat16). */
 static void check_bf16(const char *name)
 {
     fixture f;
@@ -157,7 +160,8 @@ static void check_bf16(const char *name)
     assert_ok(nd_trainer_gradients(f.trainer, &batch, &result));
     double loss = nd_golden_number(f.golden, "loss", NULL);
     double bf16_loss = nd_golden_number(f.golden, "bf16", "loss", NULL);
-    /* Torch's own error may be 0 by chance, so half a rounding to BF16 (2^-10) of the loss is allowed besides. */
+    /* Torch's own error may be 0 by chance, so half a rounding to BF16 (2^-10) of the loss is
+     * allowed besides. */
     cr_assert_leq(fabs(result.loss - loss), 1.5 * fabs(bf16_loss - loss) + 1e-3 * loss,
                   "%s: %.7g, f32 %.7g, torch %.7g", name, result.loss, loss, bf16_loss);
     const nd_layout *layout = f.trainer->model->layout;

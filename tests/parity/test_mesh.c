@@ -2,10 +2,11 @@
 /*
  * Mesh equivalence in F32: every mesh against one worker at equal global batch (DESIGN 10.3).
  *
- * Bounds. A gradient element is a sum over at most 768 tokens whose order depends on the mesh: relative error about
- * sqrt(768) x 6e-8 = 1.7e-6 in the L2 norm, so 1e-5 leaves a factor of 6; a wrong factor or a missing term is orders
- * above it. Losses are means of F64 sums of F32 terms: 1e-6 relative. AdamW divides by the root of the second moment,
- * which magnifies the noise of tiny gradients: losses and norms within 1e-5.
+ * Bounds. A gradient element is a sum over at most 768 tokens whose order depends on the mesh:
+ * relative error about sqrt(768) x 6e-8 = 1.7e-6 in the L2 norm, so 1e-5 leaves a factor of 6; a
+ * wrong factor or a missing term is orders above it. Losses are means of F64 sums of F32 terms:
+ * 1e-6 relative. AdamW divides by the root of the second moment, which magnifies the noise of tiny
+ * gradients: losses and norms within 1e-5.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -57,7 +58,8 @@ static const char *token_file(int64_t vocab)
     return tempdir_write(&dir, "tokens.bin", words, sizeof words);
 }
 
-/* Prompts of very different lengths: ranks get unequal numbers of counted labels, some blocks none. */
+/* Prompts of very different lengths: ranks get unequal numbers of counted labels, some blocks
+ * none. */
 static const char *jsonl_file(void)
 {
     static char text[60000];

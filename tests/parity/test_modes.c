@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The modes that change no number do what they are for: which operations a group performs and what is kept, counted in the
- * trainer itself. (That the numbers stay is test_mesh.c.)
+ * The modes that change no number do what they are for: which operations a group performs and what
+ * is kept, counted in the trainer itself. (That the numbers stay is test_mesh.c.)
  */
 #include <criterion/criterion.h>
 #include <string.h>
@@ -63,7 +63,8 @@ Test(modes, zero2_keeps_weights_and_zero3_gathers_them_again)
     const int64_t few = zero2.calls[ND_GROUP_DP_SHARD_CP][ND_COMM_ALL_GATHER],
                   many = zero3.calls[ND_GROUP_DP_SHARD_CP][ND_COMM_ALL_GATHER];
     cr_assert_eq(few, STEPS * (LAYERS + 2), "ZeRO-2 gathered %ld times", (long)few);
-    /* Two blocks' weights are there at a time, so each pass in either direction gathers all others. */
+    /* Two blocks' weights are there at a time, so each pass in either direction gathers all
+     * others. */
     cr_assert_geq(many, STEPS * micros * 2 * (LAYERS - 2), "ZeRO-3 gathered %ld times", (long)many);
     mesh_result_free(&zero2);
     mesh_result_free(&zero3);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * kernels/ref against PyTorch. The goldens are exact to half a unit in the last place (made in F64), so a tolerance is
- * what F32 rounding in the op itself can add up to: `roundings` x u x the largest magnitude of the result, u = 2^-24,
- * with the count of roundings in the longest chain explained at each call. A wrong formula is off by many orders more.
+ * kernels/ref against PyTorch. The goldens are exact to half a unit in the last place (made in
+ * F64), so a tolerance is what F32 rounding in the op itself can add up to: `roundings` x u x the
+ * largest magnitude of the result, u = 2^-24, with the count of roundings in the longest chain
+ * explained at each call. A wrong formula is off by many orders more.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -113,7 +114,8 @@ Test(op_goldens, rmsnorm)
     /* C squares and sums, a root, two products. */
     expect(rstd, "rmsnorm.rstd", C + 4);
     expect(y, "rmsnorm.y", C + 6);
-    /* The row's sum of dy w x has C terms, each as large as the result; then it is scaled by x rstd^3 / C. */
+    /* The row's sum of dy w x has C terms, each as large as the result; then it is scaled by x
+     * rstd^3 / C. */
     expect(dx, "rmsnorm.dx", 4 * C);
     expect(dweight, "rmsnorm.dweight", 4 * N);
 }
@@ -123,8 +125,9 @@ static void check_rope(const char *kind, nd_rope_config config)
     enum { N = 11, H = 3, D = 16, P = 160 };
     char name[64];
     /*
-     * Table. transformers rounds inv_freq and the angle to F32 first (a power, a quotient and, with llama3 scaling, a
-     * dozen more operations: 16 roundings), so its angle is off by 16 u times the angle.
+     * Table. transformers rounds inv_freq and the angle to F32 first (a power, a quotient and, with
+     * llama3 scaling, a dozen more operations: 16 roundings), so its angle is off by 16 u times the
+     * angle.
      */
     float *cos_table = fresh(P * D / 2, 1e30f), *sin_table = fresh(P * D / 2, 1e30f);
     nd_rope_table(&config, D, P, cos_table, sin_table);
@@ -209,8 +212,9 @@ static void check_attention(const char *kind)
                              ROW_VIEW(f32(NAME("lse"))), ROW_VIEW(f32(NAME("delta"))), false, false,
                              scratch));
     /*
-     * A score is off by (D + 1) u times sum |q k| scale, which is below 8 here, so a probability is off by 8 (D + 1) u
-     * of itself; a sum over at most Sk keys adds Sk. The backward multiplies two such factors and sums over D.
+     * A score is off by (D + 1) u times sum |q k| scale, which is below 8 here, so a probability is
+     * off by 8 (D + 1) u of itself; a sum over at most Sk keys adds Sk. The backward multiplies two
+     * such factors and sums over D.
      */
     double score = 8.0 * (double)(a.head_dim + 1), sum = (double)(a.sk + a.sq);
     expect(out, NAME("out"), 2 * score + sum);
@@ -245,8 +249,8 @@ Test(op_goldens, attention_first_queries_see_nothing)
 enum { CE_ROWS = 9, CE_COLUMNS = 13, CE_VALID = 11 };
 
 /*
- * Cross entropy of the golden's logits held as `slices` column slices, as vocabulary-parallel ranks hold them: the
- * ranks' maxima and sums are combined here.
+ * Cross entropy of the golden's logits held as `slices` column slices, as vocabulary-parallel ranks
+ * hold them: the ranks' maxima and sums are combined here.
  */
 static void check_cross_entropy(int slices, const int64_t *begin)
 {
@@ -277,8 +281,8 @@ static void check_cross_entropy(int slices, const int64_t *begin)
         }
         free(part_max[i].data), free(part_sum[i].data), free(part_target[i].data);
     }
-    /* The logarithm turns a relative error of the sum (columns + 4 roundings) into an absolute one; max and target are
-     * exact, but up to 16 in size. */
+    /* The logarithm turns a relative error of the sum (columns + 4 roundings) into an absolute one;
+     * max and target are exact, but up to 16 in size. */
     double loss = 0;
     CHECK(ops->ce_loss(&stream, &loss, max, sum, target, labels));
     cr_assert_float_eq(loss / (N - 2), *f32("cross_entropy.loss"), 32 * U * 16);

@@ -2,8 +2,9 @@
 #ifndef ND_TESTS_SLURM_SLURM_JOB_H
 #define ND_TESTS_SLURM_SLURM_JOB_H
 /*
- * Jobs of the private Slurm that tests/slurm/private_slurm runs these tests beside. A tiny model trains on text in the
- * test's folder; waits are bounded and generous, since a loaded machine is no fault.
+ * Jobs of the private Slurm that tests/slurm/private_slurm runs these tests beside. A tiny model
+ * trains on text in the test's folder; waits are bounded and generous, since a loaded machine is no
+ * fault.
  */
 #include <criterion/criterion.h>
 #include <stdbool.h>
@@ -21,19 +22,21 @@ typedef struct slurm_arguments {
     int count;
 } slurm_arguments;
 void slurm_add(slurm_arguments *arguments, const char *const *further); /* to NULL; NULL is legal */
-/* Flags of the tiny job: model, data, output in dir/run-<name>, F32, one thread. Valid until the next call. */
+/* Flags of the tiny job: model, data, output in dir/run-<name>, F32, one thread. Valid until the
+ * next call. */
 const char *const *slurm_flags(const tempdir *dir, const char *name);
 
 /*
- * sbatch <options> <script> <the tiny job's flags> <further>; output goes to dir/<name>. Returns the job's id. `script` is
- * one of scripts/slurm, or a path.
+ * sbatch <options> <script> <the tiny job's flags> <further>; output goes to dir/<name>. Returns
+ * the job's id. `script` is one of scripts/slurm, or a path.
  */
 int slurm_submit(launched *l, const tempdir *dir, const char *name, const char *const *options,
                  const char *script, const char *const *further);
 /* Its exit code, or 128 + signal, once it has ended. */
 int slurm_wait(launched *l, int job, double seconds);
 
-/* srun <options> <program> <further> in the background; launched_wait gives its exit code. `program` is of the build, or a path. */
+/* srun <options> <program> <further> in the background; launched_wait gives its exit code.
+ * `program` is of the build, or a path. */
 void slurm_run(launched *l, const tempdir *dir, const char *name, const char *const *options,
                const char *program, const char *const *further);
 

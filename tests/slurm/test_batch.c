@@ -139,7 +139,8 @@ Test(batch, several_ndlaunch_on_a_node_are_refused)
     assert_says(&l, "srun started 4 ndlaunch on 2 nodes");
 }
 
-/* While a job runs its key is in nobody's arguments and environment, and in nothing that Slurm keeps. */
+/* While a job runs its key is in nobody's arguments and environment, and in nothing that Slurm
+ * keeps. */
 Test(batch, the_key_is_nowhere_to_be_seen_and_term_ends_the_job_at_a_step)
 {
     launched l;
@@ -174,7 +175,8 @@ static void write_direct_script(void)
     tempdir_write(&dir, "direct.sh", text, (size_t)n);
 }
 
-/* Slurm looks at time limits and warnings every 30 s; the job's own limit is made shorter than the minute it can be. */
+/* Slurm looks at time limits and warnings every 30 s; the job's own limit is made shorter than the
+ * minute it can be. */
 Test(batch, warnings_and_a_time_limit_end_jobs_at_a_step)
 {
     launched warned, direct, limited;

@@ -76,7 +76,8 @@ static void assert_threads_within(pid_t pid, const cpu_set_t *mask)
     cr_assert_geq(threads, 2); /* data loading, at least, has one of its own */
 }
 
-/* The first task has two CPUs of this host and the second one has one of them, where there are two. */
+/* The first task has two CPUs of this host and the second one has one of them, where there are
+ * two. */
 static int make_masks(cpu_set_t masks[2], char *commands, size_t capacity)
 {
     int cpus[2] = {0, 0}, found = 0;

@@ -2,8 +2,9 @@
 #ifndef TESTS_SUPPORT_RANKS_H
 #define TESTS_SUPPORT_RANKS_H
 /*
- * Runs one function on N ranks, each with its own transport: as threads of this process (local) or as forked processes
- * (ucx). The function reports by its status and nd_fail; Criterion's assertions belong outside, in the test.
+ * Runs one function on N ranks, each with its own transport: as threads of this process (local) or
+ * as forked processes (ucx). The function reports by its status and nd_fail; Criterion's assertions
+ * belong outside, in the test.
  */
 #include <stdbool.h>
 
@@ -28,11 +29,13 @@ typedef struct nd_ranks {
     nd_rank_result results[ND_RANKS_MAX];
 } nd_ranks;
 
-/* Both return ND_OK when every rank did, else the first failure as "rank 3: ...". They always end. */
+/* Both return ND_OK when every rank did, else the first failure as "rank 3: ...". They always
+ * end. */
 nd_status nd_ranks_run_threads(nd_ranks *ranks);
 nd_status nd_ranks_run_processes(nd_ranks *ranks);
 
-/* For bodies: returns ND_ERR_INTERNAL with a sentence from the calling function when `cond` is false. */
+/* For bodies: returns ND_ERR_INTERNAL with a sentence from the calling function when `cond` is
+ * false. */
 #define ND_CHECK(cond, ...)                                                                        \
     do {                                                                                           \
         if (!(cond)) {                                                                             \

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TESTS_SUPPORT_TEMPDIR_H
 #define ND_TESTS_SUPPORT_TEMPDIR_H
-/* A folder of one test, with the files that the test writes. For Criterion: each test is a process of its own. */
+/* A folder of one test, with the files that the test writes. For Criterion: each test is a process
+ * of its own. */
 #include <criterion/criterion.h>
 #include <limits.h>
 #include <stdio.h>

@@ -8,7 +8,8 @@
 
 #include "runtime/base/fsio.h"
 
-/* GPT-2's printable bytes stand for themselves (Latin-1); the other 68, in order, are U+0100, U+0101, ... */
+/* GPT-2's printable bytes stand for themselves (Latin-1); the other 68, in order, are U+0100,
+ * U+0101, ... */
 static bool is_printable(int byte)
 {
     return (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;

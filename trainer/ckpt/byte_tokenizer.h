@@ -2,8 +2,9 @@
 #ifndef ND_CKPT_BYTE_TOKENIZER_H
 #define ND_CKPT_BYTE_TOKENIZER_H
 /*
- * tokenizer.json and tokenizer_config.json for models whose ids are bytes, as transformers' AutoTokenizer reads them:
- * byte-level BPE without merges, whose vocabulary maps the character that stands for byte b to id b.
+ * tokenizer.json and tokenizer_config.json for models whose ids are bytes, as transformers'
+ * AutoTokenizer reads them: byte-level BPE without merges, whose vocabulary maps the character that
+ * stands for byte b to id b.
  */
 #include "runtime/base/status.h"
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_CKPT_COVERAGE_H
 #define ND_CKPT_COVERAGE_H
-/* Which elements of a tensor have been written: a sorted set of disjoint ranges, merged as they touch. */
+/* Which elements of a tensor have been written: a sorted set of disjoint ranges, merged as they
+ * touch. */
 #include <stdbool.h>
 #include <stdint.h>
 

@@ -64,7 +64,7 @@ static nd_status collect_places(nd_hf_reader *reader)
     return ND_OK;
 }
 
-/* ---- sharded set --------------------------------------------------------------------------------------------- */
+/* Sharded sets. */
 
 static nd_status check_file_name(const char *index, const char *tensor, const json_t *value)
 {
@@ -170,7 +170,7 @@ static nd_status read_index(nd_hf_reader *reader, const char *index)
     return status;
 }
 
-/* ---- open ---------------------------------------------------------------------------------------------------- */
+/* Open. */
 
 static nd_status open_weights(nd_hf_reader *reader)
 {
@@ -252,7 +252,7 @@ bool nd_hf_reader_has(const nd_hf_reader *reader, const char *name)
     return nd_hf_reader_find(reader, name) != NULL;
 }
 
-/* ---- values -------------------------------------------------------------------------------------------------- */
+/* Values. */
 
 /* IEEE binary16, all cases exact: normal, subnormal, zero, infinity, NaN. */
 static float half_to_f32(uint16_t half)
@@ -269,8 +269,8 @@ static float half_to_f32(uint16_t half)
     return f;
 }
 
-/* Widens `count` 16-bit values that lie in the upper half of out, from the front: none is overwritten before it is
- * read, since value i lies at or after byte 4 i. */
+/* Widens `count` 16-bit values that lie in the upper half of out, from the front: none is
+ * overwritten before it is read, since value i lies at or after byte 4 i. */
 static void widen_in_place(float *out, int64_t count, bool half)
 {
     const uint8_t *source = (const uint8_t *)out + 2 * count;

@@ -22,8 +22,9 @@ enum { CONVERT_ELEMENTS = 64 * 1024, SMALL_FILES_BYTES = 1 << 20 };
 static const int64_t default_file_bytes = 5000000000;
 
 /*
- * Bytes of a file that may wait for the disk. A disk that is slower than the ranks that send is felt at each piece, under
- * that exchange's deadline, and not all at once at the end, where the others would give up on it.
+ * Bytes of a file that may wait for the disk. A disk that is slower than the ranks that send is
+ * felt at each piece, under that exchange's deadline, and not all at once at the end, where the
+ * others would give up on it.
  */
 static const int64_t max_unsynced_bytes = 256 << 20;
 
@@ -74,7 +75,7 @@ static uint64_t bytes_of(const nd_hf_writer *writer, const nd_hf_tensor *tensor)
     return n;
 }
 
-/* ---- opening ------------------------------------------------------------------------------------------------- */
+/* Opening. */
 
 /* Tensors in the given order; a new file begins where the next tensor would not fit. */
 static nd_status split_files(nd_hf_writer *writer, const nd_hf_tensor *tensors, int count)
@@ -101,7 +102,8 @@ static nd_status split_files(nd_hf_writer *writer, const nd_hf_tensor *tensors, 
     return ND_OK;
 }
 
-/* Creates the file at its full size, so that a full disk is found before the first tensor is written. */
+/* Creates the file at its full size, so that a full disk is found before the first tensor is
+ * written. */
 static nd_status create_file(nd_hf_writer *writer, weight_file *file)
 {
     char *head = NULL;
@@ -262,7 +264,7 @@ void nd_hf_writer_abort(nd_hf_writer *writer)
     destroy(writer);
 }
 
-/* ---- values -------------------------------------------------------------------------------------------------- */
+/* Values. */
 
 static nd_status write_bf16(nd_hf_writer *writer, const weight_file *file, int64_t at,
                             const float *values, int64_t count)
@@ -300,7 +302,7 @@ nd_status nd_hf_writer_write(nd_hf_writer *writer, const char *name, int64_t beg
     return nd_coverage_add(&e->coverage, begin, begin + count);
 }
 
-/* ---- commit -------------------------------------------------------------------------------------------------- */
+/* Commit. */
 
 static nd_status check_coverage(const nd_hf_writer *writer)
 {

@@ -81,8 +81,7 @@ typedef struct save_job {
     int tp, members;
     int64_t piece;   /* elements */
     float *gathered; /* (members, piece), on the host */
-    float *
-        landing; /* where they arrive: on a GPU its gradients, which nobody needs now; else the same */
+    float *landing;  /* where they arrive: on a GPU its gradients, free now; else the same */
 } save_job;
 
 /* Member i of the model group is (shard, tp) = (i / tp, i mod tp). */

@@ -4,8 +4,8 @@
 /*
  * Weights between this rank's shards and a Hugging Face folder, on any mesh.
  *
- * Loading: each rank reads only the elements of its own shards. Saving: shards are gathered in pieces of a few MiB,
- * unit by unit; rank 0 writes. Both keep F32 in memory.
+ * Loading: each rank reads only the elements of its own shards. Saving: shards are gathered in
+ * pieces of a few MiB, unit by unit; rank 0 writes. Both keep F32 in memory.
  */
 #include "trainer/ckpt/hf_folder.h"
 #include "trainer/model/llama.h"

@@ -2,10 +2,11 @@
 #ifndef ND_CKPT_SAFETENSORS_H
 #define ND_CKPT_SAFETENSORS_H
 /*
- * The safetensors format: u64 header length, a JSON header, then the tensors without holes (docs/formats.md).
+ * The safetensors format: u64 header length, a JSON header, then the tensors without holes
+ * (docs/formats.md).
  *
- * Reading parses and checks the header only; nothing is allocated from an unchecked length. Writing lays tensors out
- * and makes the header; whoever writes the values uses the offsets.
+ * Reading parses and checks the header only; nothing is allocated from an unchecked length. Writing
+ * lays tensors out and makes the header; whoever writes the values uses the offsets.
  */
 #include <stdint.h>
 
@@ -61,8 +62,9 @@ const nd_st_tensor *nd_st_list_find(const nd_st_list *list, const char *name);
 int64_t nd_st_tensor_count(const nd_st_tensor *tensor); /* elements */
 
 /*
- * Parses a header of `size` bytes in a file of `file_bytes`; `path` is for messages. ND_ERR_DATA says what is wrong:
- * not JSON, duplicate keys, unknown dtype, holes, overlap, sizes that disagree, truncation, bytes after the last.
+ * Parses a header of `size` bytes in a file of `file_bytes`; `path` is for messages. ND_ERR_DATA
+ * says what is wrong: not JSON, duplicate keys, unknown dtype, holes, overlap, sizes that disagree,
+ * truncation, bytes after the last.
  */
 nd_status nd_st_parse(const char *header, size_t size, uint64_t file_bytes, const char *path,
                       nd_st_list *out);
@@ -71,8 +73,9 @@ nd_status nd_st_parse(const char *header, size_t size, uint64_t file_bytes, cons
 nd_status nd_st_read_header(int fd, const char *path, nd_st_list *out);
 
 /*
- * Sorts by element size (large first, so that all are aligned), then by name; sets begin and end; gives the head of
- * the file: length, JSON with {"format": "pt"} as metadata, padded to 8 bytes. *head is owned by the caller.
+ * Sorts by element size (large first, so that all are aligned), then by name; sets begin and end;
+ * gives the head of the file: length, JSON with {"format": "pt"} as metadata, padded to 8 bytes.
+ * *head is owned by the caller.
  */
 nd_status nd_st_layout(nd_st_tensor *tensors, int64_t count, char **head, size_t *head_bytes);
 

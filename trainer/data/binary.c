@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Files that are no text and would train a model on their compressed bytes, told by how they begin. */
+/* Files that are no text and would train a model on their compressed bytes, told by how they
+ * begin. */
 #include <string.h>
 
 #include "trainer/data/dataset_impl.h"

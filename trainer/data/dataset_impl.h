@@ -2,8 +2,8 @@
 #ifndef ND_DATA_DATASET_IMPL_H
 #define ND_DATA_DATASET_IMPL_H
 /*
- * What the formats share: a dataset is either a flat array of ids in a mapped file (text, llm.c, Megatron) or JSONL
- * with an index of its rows. Private to trainer/data.
+ * What the formats share: a dataset is either a flat array of ids in a mapped file (text, llm.c,
+ * Megatron) or JSONL with an index of its rows. Private to trainer/data.
  */
 #include "runtime/base/fsio.h"
 #include "trainer/data/dataset.h"
@@ -39,8 +39,8 @@ struct nd_dataset {
 };
 
 /*
- * Each fills map, tokens and what its format needs; path is owned by the dataset already. On failure the caller
- * closes the dataset.
+ * Each fills map, tokens and what its format needs; path is owned by the dataset already. On
+ * failure the caller closes the dataset.
  */
 nd_status nd_text_open(nd_dataset *dataset);
 /* ND_ERR_DATA when the mapped file begins as a compressed or binary file of a known kind does. */
@@ -54,7 +54,8 @@ bool nd_llmc_has_magic(const char *path);
 
 size_t nd_token_size(nd_token_type type); /* bytes */
 
-/* Tokens [first, first + count) of a flat array; ND_ERR_DATA names an id that is not below vocab. */
+/* Tokens [first, first + count) of a flat array; ND_ERR_DATA names an id that is not below
+ * vocab. */
 nd_status nd_flat_read(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *out);
 
 /* A block of JSONL, in the form of nd_dataset_block. */
@@ -62,8 +63,8 @@ nd_status nd_jsonl_block(const nd_dataset *dataset, int64_t first, int64_t count
                          int32_t *labels);
 
 /*
- * Checks a Megatron .idx of `size` bytes against the .bin's size; gives the token type and count. Apart from the
- * dataset so that it can be fuzzed. `idx` and `bin` are names for messages.
+ * Checks a Megatron .idx of `size` bytes against the .bin's size; gives the token type and count.
+ * Apart from the dataset so that it can be fuzzed. `idx` and `bin` are names for messages.
  */
 nd_status nd_megatron_parse(const uint8_t *data, size_t size, uint64_t bin_bytes, const char *idx,
                             const char *bin, nd_token_type *type, int64_t *tokens);

@@ -12,7 +12,8 @@ size_t nd_token_size(nd_token_type type)
     return sizes[type];
 }
 
-/* The id at p, which need not be aligned. Files are little-endian, as are the machines this runs on. */
+/* The id at p, which need not be aligned. Files are little-endian, as are the machines this runs
+ * on. */
 static int64_t id_at(const uint8_t *p, nd_token_type type)
 {
     int8_t i8;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * JSON lines: each row {"text": ...} or {"prompt": ..., "completion": ...}, other keys ignored; ids are the UTF-8
- * bytes of the strings. Opening parses every row once, to know where its tokens are in the concatenation; a row is
- * parsed again when a block needs it. Empty lines are skipped.
+ * JSON lines: each row {"text": ...} or {"prompt": ..., "completion": ...}, other keys ignored; ids
+ * are the UTF-8 bytes of the strings. Opening parses every row once, to know where its tokens are
+ * in the concatenation; a row is parsed again when a block needs it. Empty lines are skipped.
  */
 #include "trainer/data/dataset_impl.h"
 
@@ -184,8 +184,8 @@ static uint64_t line_of(const nd_dataset *dataset, uint64_t offset)
 }
 
 /*
- * Tokens [skip, skip + count) of a row become tokens place, place + 1, ... of the block: token p is input p and the
- * label of position p - 1, unless it belongs to a prompt.
+ * Tokens [skip, skip + count) of a row become tokens place, place + 1, ... of the block: token p is
+ * input p and the label of position p - 1, unless it belongs to a prompt.
  */
 static void put_row(const row_text *row, size_t skip, size_t count, int64_t place, int64_t S,
                     int32_t *inputs, int32_t *labels)

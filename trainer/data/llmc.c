@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* llm.c token files: 256 int32 of header (magic, version, token count), then the ids. Source: llm.c dev/data. */
+/* llm.c token files: 256 int32 of header (magic, version, token count), then the ids. Source: llm.c
+ * dev/data. */
 #include "trainer/data/dataset_impl.h"
 
 #include <fcntl.h>

@@ -91,7 +91,8 @@ static nd_status fill_sample(nd_loader *loader, int64_t sample, int32_t *inputs,
     return ND_OK;
 }
 
-/* Step `step` of the run, all micro-batches. Ends early, with the slot half filled, when the loader closes. */
+/* Step `step` of the run, all micro-batches. Ends early, with the slot half filled, when the loader
+ * closes. */
 static nd_status fill_step(nd_loader *loader, int64_t step, slot *out)
 {
     const nd_loader_options *o = &loader->options;

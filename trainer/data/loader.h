@@ -6,12 +6,14 @@
  *
  * Order (DESIGN 9): with G = accumulation x dp x B the global batch, sample
  *   i = step x G + micro x (dp x B) + dp_index x B + b        (step from 0)
- * is block perm(seed, epoch)(i mod N) of the N blocks, epoch = i / N. The same on every mesh; tp and cp peers get the
- * same blocks. Validation: blocks 0, 1, 2, ... in file order, the same rule with perm the identity; past the end all
- * labels are -100 so that every rank makes the same number of calls.
+ * is block perm(seed, epoch)(i mod N) of the N blocks, epoch = i / N. The same on every mesh; tp
+ * and cp peers get the same blocks. Validation: blocks 0, 1, 2, ... in file order, the same rule
+ * with perm the identity; past the end all labels are -100 so that every rank makes the same number
+ * of calls.
  *
- * Context parallel: the sequence is cut into 2 cp chunks and this rank holds chunks r and 2 cp - 1 - r, in that order
- * (zig-zag); labels were shifted before, positions are global. cp = 1: the sequence as it is.
+ * Context parallel: the sequence is cut into 2 cp chunks and this rank holds chunks r and 2 cp - 1
+ * - r, in that order (zig-zag); labels were shifted before, positions are global. cp = 1: the
+ * sequence as it is.
  */
 #include <stdint.h>
 
@@ -41,7 +43,8 @@ typedef struct nd_step_batch {
 nd_status nd_loader_open(const nd_dataset *dataset, const nd_loader_options *options,
                          nd_loader **out);
 /*
- * Joins the thread. False when it hangs in the file system: then the dataset must stay open, since the thread still reads it.
+ * Joins the thread. False when it hangs in the file system: then the dataset must stay open, since
+ * the thread still reads it.
  */
 bool nd_loader_close(nd_loader *loader);
 /* What a loader of these options holds. */

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Megatron-LM token files: ids without a header in .bin; lengths, positions and document boundaries in .idx.
- * Source: Megatron-LM core/datasets/indexed_dataset.py. Its writer places the sequences one after another, so that
- * the .bin is the concatenation of all documents; an .idx that says anything else is refused, and once it is checked
- * only the .bin is needed.
+ * Megatron-LM token files: ids without a header in .bin; lengths, positions and document boundaries
+ * in .idx. Source: Megatron-LM core/datasets/indexed_dataset.py. Its writer places the sequences
+ * one after another, so that the .bin is the concatenation of all documents; an .idx that says
+ * anything else is refused, and once it is checked only the .bin is needed.
  */
 #include "trainer/data/dataset_impl.h"
 

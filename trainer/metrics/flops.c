@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/metrics/metrics.h"
 
-/* Weights that a token is multiplied with: all but the input embedding; a tied embedding counts as the head. */
+/* Weights that a token is multiplied with: all but the input embedding; a tied embedding counts as
+ * the head. */
 static double dense_parameters(const nd_llama_shape *shape)
 {
     double all = (double)nd_llama_shape_parameters(shape);
@@ -15,8 +16,9 @@ double nd_flops_per_token_causal(const nd_llama_shape *shape, int64_t sequence)
 }
 
 /*
- * Per layer 18 C F + 12 D (H + K) + 12 H D S: no head, no factor C in the projections, attention counted in full. It is
- * kept as accelerate's examples have it, so that figures can be laid side by side.
+ * Per layer 18 C F + 12 D (H + K) + 12 H D S: no head, no factor C in the projections, attention
+ * counted in full. It is kept as accelerate's examples have it, so that figures can be laid side by
+ * side.
  */
 double nd_flops_per_token_accelerate(const nd_llama_shape *shape, int64_t sequence)
 {

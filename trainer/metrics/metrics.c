@@ -17,7 +17,8 @@
 enum { LINE_MAX_BYTES = 1024 };
 static const double bar_period_seconds = 0.1;
 static const double long_run_seconds = 20; /* shorter runs get no bar */
-/* Without a terminal the time left is said after this, and again after as much as has gone by, at most an hour. */
+/* Without a terminal the time left is said after this, and again after as much as has gone by, at
+ * most an hour. */
 static const double first_left_seconds = 60, largest_left_seconds = 3600;
 
 struct nd_metrics {
@@ -93,7 +94,8 @@ void nd_metrics_close(nd_metrics *m)
     free(m);
 }
 
-/* One write per line, so that a reader who follows the file sees whole lines; more only when the disk takes part of it. */
+/* One write per line, so that a reader who follows the file sees whole lines; more only when the
+ * disk takes part of it. */
 static nd_status append_line(nd_metrics *m, const char *line, int length)
 {
     ND_ASSERT(length > 0 && length < LINE_MAX_BYTES);

@@ -8,7 +8,8 @@
 
 #include "runtime/base/fsio.h"
 
-/* A path or argument need not be UTF-8, as JSON must: what is not ASCII in one that is not becomes '?'. */
+/* A path or argument need not be UTF-8, as JSON must: what is not ASCII in one that is not becomes
+ * '?'. */
 static json_t *string(const char *text)
 {
     json_t *value = json_string(text);

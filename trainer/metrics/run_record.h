@@ -2,8 +2,9 @@
 #ifndef ND_METRICS_RUN_RECORD_H
 #define ND_METRICS_RUN_RECORD_H
 /*
- * run.json in the run folder: everything needed to say later what a run was. Written once by rank 0 before step 1, to a
- * temporary file that is synced and then renamed, so it is whole or absent. docs/formats.md lists its keys.
+ * run.json in the run folder: everything needed to say later what a run was. Written once by rank 0
+ * before step 1, to a temporary file that is synced and then renamed, so it is whole or absent.
+ * docs/formats.md lists its keys.
  */
 #include <stdint.h>
 

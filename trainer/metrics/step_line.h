@@ -2,8 +2,9 @@
 #ifndef ND_METRICS_STEP_LINE_H
 #define ND_METRICS_STEP_LINE_H
 /*
- * What a person reads while a run goes on, as pure functions from numbers to text: the step line, the progress bar.
- * Each writes at most `size` bytes with the final NUL and returns its first argument.
+ * What a person reads while a run goes on, as pure functions from numbers to text: the step line,
+ * the progress bar. Each writes at most `size` bytes with the final NUL and returns its first
+ * argument.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -20,7 +21,7 @@ typedef struct nd_step_view {
 /* Below 120 columns for numbers of usual size. */
 char *nd_step_line_format(char *text, size_t size, const nd_step_view *view);
 
-/* "[=====>    ]  52 %  step 520/1000  loss 2.3456  4 min 03 s left": below 80 columns, no newline. */
+/* "[=====> ] 52 % step 520/1000 loss 2.3456 4 min 03 s left": below 80 columns, no newline. */
 char *nd_progress_bar_format(char *text, size_t size, int64_t step, int64_t steps, double loss,
                              double seconds_left);
 

@@ -6,7 +6,7 @@
 
 typedef enum nd_traffic_kind {
     ND_TRAFFIC_WEIGHTS = 0, /* gathered over dp_shard_cp: 1 byte an FP8 element, 2 a BF16 element */
-    ND_TRAFFIC_GRADIENTS, /* reduce-scattered over dp_shard_cp, all-reduced over dp_replicate: F32 */
+    ND_TRAFFIC_GRADIENTS,   /* reduced over dp_shard_cp and dp_replicate: F32 */
     ND_TRAFFIC_ACTIVATIONS, /* gathered and reduce-scattered over tp */
     ND_TRAFFIC_KEYS_VALUES, /* over cp */
     ND_TRAFFIC_OTHER,       /* loss, norms, amaxes */

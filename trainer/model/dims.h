@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_MODEL_DIMS_H
 #define ND_MODEL_DIMS_H
-/* The extents of one rank's step, all derived from shape, mesh and configuration. Letters: docs/tour.md. */
+/* The extents of one rank's step, all derived from shape, mesh and configuration. Letters:
+ * docs/tour.md. */
 #include "runtime/config/config.h"
 #include "runtime/config/llama_shape.h"
 #include "runtime/tensor/dtype.h"

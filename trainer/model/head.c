@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Final norm, vocabulary-parallel head and cross entropy, chunked over tokens: logits are never there for the whole
- * sequence. The head's backward runs inside its forward, so the global number of counted labels is known beforehand
- * and dlogits are scaled at birth.
+ * Final norm, vocabulary-parallel head and cross entropy, chunked over tokens: logits are never
+ * there for the whole sequence. The head's backward runs inside its forward, so the global number
+ * of counted labels is known beforehand and dlogits are scaled at birth.
  *
- * A chunk takes the same rows of every tp peer (rows [begin, begin + rows) of each one's Tl), so its gathered order is
- * (peer, row); nd_model_load_batch put the labels in that order.
+ * A chunk takes the same rows of every tp peer (rows [begin, begin + rows) of each one's Tl), so
+ * its gathered order is (peer, row); nd_model_load_batch put the labels in that order.
  */
 #include "trainer/model/llama.h"
 
@@ -62,7 +62,8 @@ static nd_status chunk(nd_model *m, int64_t begin, int64_t rows, bool train, dou
     /* 3'. dlogits in place */
     ND_OP(r, HEAD, ce_bwd, logits, global_max, sum, labels, d->vocab_first, d->vocab_valid,
           (float)inverse_tokens);
-    /* 2'. weight gradient, and the rows' gradient: partial over the vocabulary; 1'. reduce-scatter */
+    /* 2'. weight gradient, and the rows' gradient: partial over the vocabulary; 1'.
+     * reduce-scatter */
     ND_OP(r, HEAD, matmul, nd_fsdp_grad(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1), logits, true,
           h, false, beta);
     nd_tensor dh = nd_tensor_rows(m->dh_final, begin, rows);

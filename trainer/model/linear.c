@@ -44,7 +44,7 @@ bool nd_linear_keeps_codes(const nd_scales *s, nd_input input, int64_t layer)
     return all;
 }
 
-/* ---- the parts of a group: neighbours in BF16 together, each FP8 linear alone ---- */
+/* the parts of a group: neighbours in BF16 together, each FP8 linear alone */
 
 static int64_t rows_of(const nd_model *m, int64_t layer, int linear)
 {
@@ -82,7 +82,7 @@ nd_tensor nd_linear_gradient(const nd_model *m, int64_t layer, const nd_linear_p
     return nd_fsdp_grad(&m->fsdp, nd_linear_param(p->first), nd_linear_param(p->last), layer);
 }
 
-/* ---- operands ---- */
+/* operands */
 
 static nd_fp8 with_codes(nd_fp8 out, const nd_cast_request *q)
 {

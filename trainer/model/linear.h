@@ -2,17 +2,21 @@
 #ifndef ND_MODEL_LINEAR_H
 #define ND_MODEL_LINEAR_H
 /*
- * The linears of a block, forward and backward, in BF16 or FP8, with their tensor-parallel exchange. Linears that share
- * an input are a group. Neighbours that stay in BF16 make one product; each FP8 linear makes its own, with its own weight
- * scale and its own gradient scale; the group's input is cast once.
+ * The linears of a block, forward and backward, in BF16 or FP8, with their tensor-parallel
+ * exchange. Linears that share an input are a group. Neighbours that stay in BF16 make one product;
+ * each FP8 linear makes its own, with its own weight scale and its own gradient scale; the group's
+ * input is cast once.
  *
- *   column-parallel (q k v; gate up)   the input is gathered over tp, each rank computes its columns
- *   row-parallel (o; down)             each rank multiplies its columns of the input, partial sums are reduced
+ *   column-parallel (q k v; gate up)   the input is gathered over tp, each rank computes its
+ *                                      columns
+ *   row-parallel (o; down)             each rank multiplies its columns of the input, partial sums
+ *                                      are reduced
  *
- * With one scale per tensor the amax of a tensor that is split over tp is its maximum over tp; inputs and gradients are
- * cast before they are gathered, and travel as codes, unless a BF16 linear of the group needs the BF16 rows too. What
- * backward needs of the input is then kept as codes (1 byte), except the attention output, which the attention's
- * backward needs in BF16: it is cast again with its saved scale. Other recipes gather and keep BF16.
+ * With one scale per tensor the amax of a tensor that is split over tp is its maximum over tp;
+ * inputs and gradients are cast before they are gathered, and travel as codes, unless a BF16 linear
+ * of the group needs the BF16 rows too. What backward needs of the input is then kept as codes (1
+ * byte), except the attention output, which the attention's backward needs in BF16: it is cast
+ * again with its saved scale. Other recipes gather and keep BF16.
  */
 #include "trainer/model/llama.h"
 
@@ -33,14 +37,16 @@ nd_status nd_linear_column_fwd(nd_model *model, nd_input input, int64_t layer, n
 /* dlocal (Tl, C) = dy w; weight gradients = dy^T input (+ beta ...). dy (T, N). */
 nd_status nd_linear_column_bwd(nd_model *model, nd_input input, int64_t layer, nd_tensor dlocal,
                                nd_tensor dy, nd_tensor local, nd_tensor codes, float beta);
-/* out (Tl, C) = sum over tp of x w^T. x (T, K); codes (T, K) are written when the group keeps them. */
+/* out (Tl, C) = sum over tp of x w^T. x (T, K); codes (T, K) are written when the group keeps
+ * them. */
 nd_status nd_linear_row_fwd(nd_model *model, nd_input input, int64_t layer, nd_tensor x,
                             nd_tensor codes, nd_tensor out);
 /* dx (T, K) = dy w, weight gradient = dy^T x (+ beta ...). dy_local (Tl, C). */
 nd_status nd_linear_row_bwd(nd_model *model, nd_input input, int64_t layer, nd_tensor dx,
                             nd_tensor dy_local, nd_tensor x, nd_tensor codes, float beta);
 
-/* Recompute: codes of x again, with the scale of the forward pass; nothing when the group keeps none. */
+/* Recompute: codes of x again, with the scale of the forward pass; nothing when the group keeps
+ * none. */
 nd_status nd_linear_recast(nd_model *model, nd_input input, int64_t layer, nd_tensor x,
                            nd_tensor codes);
 

@@ -6,7 +6,8 @@ static const nd_trace_kind GEMM = ND_TRACE_GEMM;
 static const nd_trace_kind COMM = ND_TRACE_COMMUNICATION;
 static const nd_tensor none = {0};
 
-/* The gathered input of a column-parallel group, for y or (weight_gradient) for dw. `full`: gathered BF16, if any. */
+/* The gathered input of a column-parallel group, for y or (weight_gradient) for dw. `full`:
+ * gathered BF16, if any. */
 static nd_status column_input(nd_model *m, nd_input input, int64_t layer, nd_tensor codes,
                               nd_tensor full, bool weight_gradient, nd_fp8 *out)
 {

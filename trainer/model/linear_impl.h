@@ -37,7 +37,8 @@ nd_cast_request nd_linear_input_request(nd_model *m, nd_input input, int64_t lay
 void nd_linear_want(nd_cast_request *q, bool transposed, void *codes, void *transposed_codes);
 /* Settles the scale as the rule says, then casts. */
 nd_status nd_linear_cast(nd_model *m, const nd_cast_request *q, nd_fp8 *out);
-/* A backend that reads products' operands along the summed axis only needs the transpose of codes that are there. */
+/* A backend that reads products' operands along the summed axis only needs the transpose of codes
+ * that are there. */
 nd_status nd_linear_add_transposed(nd_model *m, nd_fp8 *operand, void *buffer);
 /* The weight of a product; summed over its rows (dx) or its columns (y). */
 nd_status nd_linear_weight_operand(nd_model *m, int64_t layer, int linear, const nd_cast_rule *rule,

@@ -92,7 +92,8 @@ static void describe_activations(const nd_dims *d, act_spec out[ND_ACT_COUNT])
     out[ID_ACT_CODES] = (act_spec){"swiglu outputs, fp8 codes", d->T, d->F, 1};
 }
 
-/* The group of linears that an activation is the input of, and whether it is its codes; -1: of none. */
+/* The group of linears that an activation is the input of, and whether it is its codes; -1: of
+ * none. */
 static int input_of(int id, bool *codes)
 {
     *codes = id >= ID_H1_CODES;
@@ -113,7 +114,8 @@ static int input_of(int id, bool *codes)
 
 typedef enum place { PLACE_NONE, PLACE_SHARED, PLACE_KEPT } place;
 
-/* The backward buffer that an input of linears can lie in until its codes are made; -1: it needs one of its own. */
+/* The backward buffer that an input of linears can lie in until its codes are made; -1: it needs
+ * one of its own. */
 static int borrowed_buffer(const nd_model *m, int id, int64_t layer)
 {
     bool codes;
@@ -124,7 +126,8 @@ static int borrowed_buffer(const nd_model *m, int id, int64_t layer)
     return id == ID_ACT ? ID_DACT : ID_DH;
 }
 
-/* Where an activation of a layer lives. Backward needs an input of linears as codes or in BF16, not both. */
+/* Where an activation of a layer lives. Backward needs an input of linears as codes or in BF16, not
+ * both. */
 static place place_of(const nd_model *m, int id, int64_t layer)
 {
     bool codes, kept = kept_activations(m->recompute) >> id & 1;
@@ -143,7 +146,8 @@ static int64_t layer_stride(const act_spec *spec)
     return (bytes + 255) / 256 * 256;
 }
 
-/* Recompute makes the codes of one input after the other, each before its use: they share one buffer. */
+/* Recompute makes the codes of one input after the other, each before its use: they share one
+ * buffer. */
 static int shared_id(int id)
 {
     return id >= ID_H1_CODES ? ID_ACT_CODES : id;
@@ -374,7 +378,8 @@ void nd_model_destroy(nd_model *m)
     }
 }
 
-/* Labels in the order in which the head meets them: chunk by chunk, in each the rows of all tp peers. */
+/* Labels in the order in which the head meets them: chunk by chunk, in each the rows of all tp
+ * peers. */
 static nd_status load_labels(nd_model *m, const int32_t *labels)
 {
     const nd_dims *d = &m->dims;

@@ -2,13 +2,15 @@
 #ifndef ND_MODEL_LLAMA_H
 #define ND_MODEL_LLAMA_H
 /*
- * The Llama of one rank: activations, workspaces, and the two numbered lists of ops, forward (llama_fwd.c) and
- * backward (llama_bwd.c, in mirror order), with the head and its loss in head.c.
+ * The Llama of one rank: activations, workspaces, and the two numbered lists of ops, forward
+ * (llama_fwd.c) and backward (llama_bwd.c, in mirror order), with the head and its loss in head.c.
  *
- * What a block keeps from forward to backward depends on `recompute`; what it does not keep lives in one shared set of
- * buffers and is computed again by the same ops, so the results are the same bits.
+ * What a block keeps from forward to backward depends on `recompute`; what it does not keep lives
+ * in one shared set of buffers and is computed again by the same ops, so the results are the same
+ * bits.
  *   none       everything
- *   selective  not the norm outputs (h1, h2) and the SwiGLU output (act); matmul and attention outputs are kept
+ *   selective  not the norm outputs (h1, h2) and the SwiGLU output (act); matmul and attention
+ *              outputs are kept
  *   full       only the block's input (x_in)
  * In FP8 with a scale per tensor h1, h2 and act are kept as codes.
  */
@@ -31,7 +33,8 @@ typedef struct nd_block_acts {
     nd_tensor h2;    /* (Tl, C) */
     nd_tensor gu;    /* (T, 2 F) gate | up */
     nd_tensor act;   /* (T, F) silu(gate) up */
-    /* The same as FP8 codes where that is what backward keeps of them (linear.h); else data is NULL. */
+    /* The same as FP8 codes where that is what backward keeps of them (linear.h); else data is
+     * NULL. */
     nd_tensor h1_codes, h2_codes, act_codes;
 } nd_block_acts;
 
@@ -94,8 +97,9 @@ nd_status nd_model_load_batch(nd_model *model, const int32_t *inputs, const int3
                               const int32_t *positions);
 
 /*
- * Forward of the loaded micro-batch up to the final norm, then the head: adds to *loss_sum. With train the head's
- * backward runs inside (dlogits scaled by inverse_tokens) and the blocks' activations are kept.
+ * Forward of the loaded micro-batch up to the final norm, then the head: adds to *loss_sum. With
+ * train the head's backward runs inside (dlogits scaled by inverse_tokens) and the blocks'
+ * activations are kept.
  */
 nd_status nd_model_forward(nd_model *model, bool train, double inverse_tokens);
 /* Backward of the blocks and the embedding; gradients are accumulated into the shards. */
@@ -104,7 +108,8 @@ nd_status nd_model_backward(nd_model *model);
 /* Parts, in their own files. */
 nd_status nd_block_forward(nd_model *model, int64_t layer, nd_tensor x, nd_tensor delta);
 nd_status nd_block_recompute(nd_model *model, int64_t layer);
-/* The codes of a normed input (second: norm 2) that the block did not keep, just before the products that need them. */
+/* The codes of a normed input (second: norm 2) that the block did not keep, just before the
+ * products that need them. */
 nd_status nd_block_recompute_codes(nd_model *model, int64_t layer, bool second);
 nd_status nd_head_forward(nd_model *model, nd_tensor x, nd_tensor delta, bool train,
                           double inverse_tokens);

@@ -2,8 +2,8 @@
 /*
  * The backward list, in mirror order of llama_fwd.c; each step names the forward step it mirrors.
  *
- * m->dx (Tl, C) carries the gradient of the residual stream downwards. Weight gradients are F32, written by products
- * with beta 0 the first time in a unit's buffer and added afterwards.
+ * m->dx (Tl, C) carries the gradient of the residual stream downwards. Weight gradients are F32,
+ * written by products with beta 0 the first time in a unit's buffer and added afterwards.
  */
 #include "trainer/model/linear.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The forward list. Shapes: (Tl, C) between the tensor-parallel regions, (T, ...) inside. T = B s local tokens,
- * Tl = T / tp.
+ * The forward list. Shapes: (Tl, C) between the tensor-parallel regions, (T, ...) inside. T = B s
+ * local tokens, Tl = T / tp.
  */
 #include "trainer/model/linear.h"
 

@@ -24,7 +24,8 @@ static nd_status is_bad_part(nd_model *m, float *state, const nd_param *p, bool 
     return is_bad(m, nd_tensor_1d(state + range.begin, ND_DTYPE_F32, range.end - range.begin), bad);
 }
 
-/* Number of the first bad tensor among this rank's: parameters, inputs of L blocks and of the head, gradients. */
+/* Number of the first bad tensor among this rank's: parameters, inputs of L blocks and of the head,
+ * gradients. */
 static nd_status find_here(nd_model *m, int64_t *first)
 {
     const nd_layout *layout = m->layout;

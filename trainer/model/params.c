@@ -64,7 +64,8 @@ static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_llam
     p->col_begin = p->split == ND_SPLIT_COLS ? p->local_cols * tp_index : 0;
 }
 
-/* q k v and gate up are one matrix each to a product, so only the first of such neighbours is aligned. */
+/* q k v and gate up are one matrix each to a product, so only the first of such neighbours is
+ * aligned. */
 static bool continues_previous(nd_param_id id)
 {
     return id == ND_PARAM_K || id == ND_PARAM_V || id == ND_PARAM_UP;
@@ -170,7 +171,8 @@ int nd_layout_find(const nd_layout *layout, nd_param_id id, int64_t layer)
     return -1;
 }
 
-/* Runs of elements [begin, end) of the local block of p; `state` is the flat state index of element `begin`. */
+/* Runs of elements [begin, end) of the local block of p; `state` is the flat state index of element
+ * `begin`. */
 static nd_status visit_block(const nd_param *p, int64_t begin, int64_t end, int64_t state,
                              nd_status (*visit)(void *, const nd_run *), void *context)
 {

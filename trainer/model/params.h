@@ -2,15 +2,17 @@
 #ifndef ND_MODEL_PARAMS_H
 #define ND_MODEL_PARAMS_H
 /*
- * The parameter table of one rank: which tensors exist, what tensor parallelism leaves of them here, and where they
- * lie. Allocation, init, sharding, loading, saving, the optimizer and the memory plan all iterate it.
+ * The parameter table of one rank: which tensors exist, what tensor parallelism leaves of them
+ * here, and where they lie. Allocation, init, sharding, loading, saving, the optimizer and the
+ * memory plan all iterate it.
  *
- * A unit is what is gathered and released together: the embedding, each decoder block, the tail (final norm and
- * head). A unit has up to two segments, HP (compute dtype) and FP8 (converted linears), each a flat buffer of
- * elements, padded and cut evenly over the `shards` members of dp_shard_cp. The same offsets index master weights,
- * gradients, moments and codes.
+ * A unit is what is gathered and released together: the embedding, each decoder block, the tail
+ * (final norm and head). A unit has up to two segments, HP (compute dtype) and FP8 (converted
+ * linears), each a flat buffer of elements, padded and cut evenly over the `shards` members of
+ * dp_shard_cp. The same offsets index master weights, gradients, moments and codes.
  *
- * With tied embeddings the table lies in the tail unit, is used by the lookup too, and there is no embedding unit.
+ * With tied embeddings the table lies in the tail unit, is used by the lookup too, and there is no
+ * embedding unit.
  */
 #include "runtime/config/llama_shape.h"
 #include "runtime/mesh/mesh.h"
@@ -76,8 +78,9 @@ typedef struct nd_layout {
 } nd_layout;
 
 /*
- * converts(context, param) says which linears an FP8 recipe takes (NULL: none). The layout of every rank of a
- * dp_shard_cp group is the same but for shard_index; of a tp group but for row_begin and col_begin.
+ * converts(context, param) says which linears an FP8 recipe takes (NULL: none). The layout of every
+ * rank of a dp_shard_cp group is the same but for shard_index; of a tp group but for row_begin and
+ * col_begin.
  */
 nd_status nd_layout_create(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord coord,
                            bool (*converts)(void *context, const nd_param *param), void *context,
@@ -88,7 +91,8 @@ void nd_layout_destroy(nd_layout *layout);
 int nd_layout_find(const nd_layout *layout, nd_param_id id, int64_t layer);
 
 /*
- * A run of elements that are neighbours both in this rank's shard and in the global row-major tensor.
+ * A run of elements that are neighbours both in this rank's shard and in the global row-major
+ * tensor.
  */
 typedef struct nd_run {
     const nd_param *param;
@@ -101,13 +105,16 @@ typedef struct nd_run {
 nd_status nd_layout_each_run(const nd_layout *layout, int unit, int shard_index,
                              nd_status (*visit)(void *context, const nd_run *run), void *context);
 
-/* The part of a parameter's local block that this rank's shard holds, in the flat state arrays; begin == end: none. */
+/* The part of a parameter's local block that this rank's shard holds, in the flat state arrays;
+ * begin == end: none. */
 nd_flat_range nd_layout_shard_range(const nd_layout *layout, const nd_param *param);
 
-/* Ranges of the flat state arrays with their weight decay, for the optimizer; owned by the caller. */
+/* Ranges of the flat state arrays with their weight decay, for the optimizer; owned by the
+ * caller. */
 nd_status nd_layout_decay_ranges(const nd_layout *layout, nd_flat_range **out, int *count);
 
-/* Ranges of the flat state arrays that hold parameters replicated over tp (norms); owned by the caller. */
+/* Ranges of the flat state arrays that hold parameters replicated over tp (norms); owned by the
+ * caller. */
 nd_status nd_layout_replicated_ranges(const nd_layout *layout, nd_flat_range **out, int *count);
 
 #endif

@@ -15,7 +15,8 @@ void nd_optimizer_fini(nd_optimizer *optimizer);
 
 /*
  * One update with the learning rate of `step` (from 1). grad_norm: global; gradients are scaled by
- * min(1, max_grad_norm / (grad_norm + 1e-6)) as torch.nn.utils.clip_grad_norm_ does, unless max_grad_norm is 0.
+ * min(1, max_grad_norm / (grad_norm + 1e-6)) as torch.nn.utils.clip_grad_norm_ does, unless
+ * max_grad_norm is 0.
  */
 nd_status nd_optimizer_step(nd_optimizer *optimizer, int64_t step, double lr, double grad_norm);
 

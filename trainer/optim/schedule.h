@@ -2,9 +2,10 @@
 #ifndef ND_OPTIM_SCHEDULE_H
 #define ND_OPTIM_SCHEDULE_H
 /*
- * Learning rate of a step: a pure function of the configuration. Warm-up is linear, (step / warmup_steps) lr for
- * steps 1..warmup_steps. After it, with p in [0, 1) the fraction of the remaining steps done before this one, so that the
- * first has lr and no step is lost to a rate of 0:
+ * Learning rate of a step: a pure function of the configuration. Warm-up is linear, (step /
+ * warmup_steps) lr for steps 1..warmup_steps. After it, with p in [0, 1) the fraction of the
+ * remaining steps done before this one, so that the first has lr and no step is lost to a rate of
+ * 0:
  *   constant  lr
  *   linear    lr + (min_lr - lr) p
  *   cosine    min_lr + (lr - min_lr) (1 + cos(pi p)) / 2

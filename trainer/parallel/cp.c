@@ -41,8 +41,7 @@ int nd_cp_blocks_ring(int size, int index, int step, int64_t chunk, nd_cp_block 
         out[1] = (nd_cp_block){1, 0, 2 * chunk, chunk};
         return 2;
     }
-    if (step <=
-        index) { /* an earlier rank: its first chunk is before both of ours, its second after both */
+    if (step <= index) { /* an earlier rank: one chunk before both of ours, one after */
         out[0] = (nd_cp_block){0, 0, chunk, chunk};
         out[1] = (nd_cp_block){1, 0, chunk, chunk};
         return 2;
@@ -146,7 +145,8 @@ nd_tensor nd_cp_q_view(const nd_dims *d, nd_tensor t, int c, int64_t column, int
     return v;
 }
 
-/* Keys [begin, begin + count) of a buffer of `rows` rows per sample and row stride `stride`: (B, count, K, D). */
+/* Keys [begin, begin + count) of a buffer of `rows` rows per sample and row stride `stride`: (B,
+ * count, K, D). */
 static nd_tensor kv_view(const nd_dims *d, void *data, nd_dtype dtype, int64_t rows, int64_t stride,
                          int64_t column, const nd_cp_block *block)
 {

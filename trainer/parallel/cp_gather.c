@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/parallel/cp_impl.h"
 
-/* Copies between rank order (cp, B, s, X) and global order (B, S, X), X bytes wide rows, chunk by chunk. */
+/* Copies between rank order (cp, B, s, X) and global order (B, S, X), X bytes wide rows, chunk by
+ * chunk. */
 static nd_status reorder(nd_cp *cp, char *ranks, char *global, size_t row_bytes, bool to_global)
 {
     const nd_dims *d = &cp->dims;

@@ -16,7 +16,8 @@ nd_kv_source nd_cp_local_source(const nd_dims *d, nd_tensor qkv);
 nd_kv_source nd_cp_buffer_source(const nd_dims *d, void *data, nd_dtype dtype, int64_t rows);
 
 nd_attention nd_cp_describe(const nd_dims *d, const nd_cp_block *block);
-/* Rows of query chunk `c` of a (T, columns) tensor, `heads` heads from column `column`: (B, chunk, heads, D). */
+/* Rows of query chunk `c` of a (T, columns) tensor, `heads` heads from column `column`: (B, chunk,
+ * heads, D). */
 nd_tensor nd_cp_q_view(const nd_dims *d, nd_tensor t, int c, int64_t column, int64_t heads);
 /* (B, H, chunk) of query chunk `chunk`. */
 nd_tensor nd_cp_row_view(const nd_dims *d, const float *base, int chunk);

@@ -2,19 +2,22 @@
 #ifndef ND_PARALLEL_FSDP_H
 #define ND_PARALLEL_FSDP_H
 /*
- * Fully sharded data parallel: this rank's shards of weights, gradients and moments, and the gathered units.
+ * Fully sharded data parallel: this rank's shards of weights, gradients and moments, and the
+ * gathered units.
  *
- * Protocol per unit: prefetch (begins the all-gather) -> acquire (its weights are valid) -> release (its buffer may be
- * reused). Gradients: grad_acquire (a buffer for the unit's unsharded gradient) -> the model writes them ->
- * grad_release (begins the reduce-scatter) -> grad_finish before the optimizer.
+ * Protocol per unit: prefetch (begins the all-gather) -> acquire (its weights are valid) -> release
+ * (its buffer may be reused). Gradients: grad_acquire (a buffer for the unit's unsharded gradient)
+ * -> the model writes them -> grad_release (begins the reduce-scatter) -> grad_finish before the
+ * optimizer.
  *
- * reshard_after_forward true: blocks share two buffers (ZeRO-3). false: every unit keeps its buffer (ZeRO-2), and it
- * is gathered once per optimizer step, since the weights do not change between micro-batches. The tail is never
- * resharded. One shard (DDP) keeps every unit in the compute dtype, or, in fp32, uses the master weights themselves.
- * With one shard the gradient buffer of a unit is its slice of the accumulator.
+ * reshard_after_forward true: blocks share two buffers (ZeRO-3). false: every unit keeps its buffer
+ * (ZeRO-2), and it is gathered once per optimizer step, since the weights do not change between
+ * micro-batches. The tail is never resharded. One shard (DDP) keeps every unit in the compute
+ * dtype, or, in fp32, uses the master weights themselves. With one shard the gradient buffer of a
+ * unit is its slice of the accumulator.
  *
- * A unit's segments are gathered each for itself: HP in the compute dtype, FP8 in codes that each rank casts from its F32
- * shard with the precomputed scales of whole weights (precision/scales.h).
+ * A unit's segments are gathered each for itself: HP in the compute dtype, FP8 in codes that each
+ * rank casts from its F32 shard with the precomputed scales of whole weights (precision/scales.h).
  */
 #include "runtime/device/memplan.h"
 #include "trainer/model/params.h"
@@ -73,7 +76,8 @@ nd_status nd_fsdp_prefetch(nd_fsdp *fsdp,
 nd_status nd_fsdp_acquire(nd_fsdp *fsdp, int unit);
 void nd_fsdp_release(nd_fsdp *fsdp, int unit);
 
-/* Rows of the neighbours first..last (one product) or of one parameter, local block, act dtype; unit acquired. */
+/* Rows of the neighbours first..last (one product) or of one parameter, local block, act dtype;
+ * unit acquired. */
 nd_tensor nd_fsdp_weight(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer);
 /* Codes of a parameter of segment FP8, local block; unit acquired. */
 nd_tensor nd_fsdp_codes(const nd_fsdp *fsdp, nd_param_id id, int64_t layer);
@@ -84,7 +88,8 @@ nd_status nd_fsdp_grad_acquire(nd_fsdp *fsdp, int unit);
 nd_tensor nd_fsdp_grad(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer);
 /* beta of the products that write this unit's gradients: 0 while it is fresh, else 1. */
 float nd_fsdp_grad_beta(const nd_fsdp *fsdp, int unit);
-/* Zeroes a parameter's gradient when its unit is fresh: for gradients that are sums (norms, lookups). */
+/* Zeroes a parameter's gradient when its unit is fresh: for gradients that are sums (norms,
+ * lookups). */
 nd_status nd_fsdp_grad_zero_if_fresh(nd_fsdp *fsdp, nd_param_id id, int64_t layer);
 nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, int unit);
 /* All reduce-scatters of this micro-batch are complete and added up. */

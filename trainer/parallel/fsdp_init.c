@@ -22,7 +22,8 @@ static nd_status set_to_one(init_context *c, float *to, int64_t count)
     return ND_OK;
 }
 
-/* A value depends on seed, parameter and the element's place in the whole tensor, whatever the mesh. */
+/* A value depends on seed, parameter and the element's place in the whole tensor, whatever the
+ * mesh. */
 static nd_status init_run(void *context, const nd_run *run)
 {
     init_context *c = context;

@@ -17,7 +17,8 @@ nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, int unit)
     return NULL;
 }
 
-/* A buffer for the unit: its own, or a block buffer that nobody holds or waits for. NULL when all are busy. */
+/* A buffer for the unit: its own, or a block buffer that nobody holds or waits for. NULL when all
+ * are busy. */
 static nd_weight_slot *slot_for(nd_fsdp *fsdp, int unit)
 {
     if (fsdp->slot_of_unit[unit] >= 0) {

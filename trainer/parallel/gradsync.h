@@ -2,9 +2,11 @@
 #ifndef ND_PARALLEL_GRADSYNC_H
 #define ND_PARALLEL_GRADSYNC_H
 /*
- * What is left of gradient synchronisation once a step's micro-batches are reduce-scattered, and the gradient norm.
+ * What is left of gradient synchronisation once a step's micro-batches are reduce-scattered, and
+ * the gradient norm.
  *
- *  1. norms (replicated over tp, each rank saw only its tokens): summed over tp, packed into one all-reduce
+ *  1. norms (replicated over tp, each rank saw only its tokens): summed over tp, packed into one
+ *     all-reduce
  *  2. HSDP: the whole shard summed over dp_replicate, once a step
  *  3. norm: every element counted once whatever the mesh; replicated parameters by tp index 0 only
  */

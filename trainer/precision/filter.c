@@ -57,7 +57,8 @@ static bool size_fits(const nd_llama_shape *shape, int linear)
     return out % MULTIPLE == 0 && in % MULTIPLE == 0;
 }
 
-/* Source of the thresholds: torchao 0.18, float8/float8_linear_utils.py, measured there on an H100. */
+/* Source of the thresholds: torchao 0.18, float8/float8_linear_utils.py, measured there on an
+ * H100. */
 static bool is_small(const nd_llama_shape *shape, int linear, nd_fp8_recipe recipe)
 {
     int64_t n, k;

@@ -2,14 +2,15 @@
 #ifndef ND_PRECISION_FILTER_H
 #define ND_PRECISION_FILTER_H
 /*
- * Which linears an FP8 recipe converts, and why; decided once, before step 0, from the shape alone (so alike on every
- * rank). The head is fused with the loss and always stays in BF16.
+ * Which linears an FP8 recipe converts, and why; decided once, before step 0, from the shape alone
+ * (so alike on every rank). The head is fused with the loss and always stays in BF16.
  *
- *   accelerate    all but the first and the last linear by module order (layer 0's q_proj and lm_head), and those whose
- *                 sizes 16 does not divide (accelerate's default filter)
- *   auto          torchao's thresholds below which FP8 is slower (float8_linear_utils.py), by recipe
- *   a,b,...       linears whose module name matches a pattern: a part of the name, or with * ? [ a shell pattern of
- *                 the whole; "*" is all
+ *   accelerate    all but the first and the last linear by module order (layer 0's q_proj and
+ *                 lm_head), and those whose sizes 16 does not divide (accelerate's default filter)
+ *   auto          torchao's thresholds below which FP8 is slower (float8_linear_utils.py), by
+ *                 recipe
+ *   a,b,...       linears whose module name matches a pattern: a part of the name, or with * ? [ a
+ *                 shell pattern of the whole; "*" is all
  */
 #include <stdio.h>
 
@@ -35,8 +36,8 @@ typedef struct nd_filter {
 } nd_filter;
 
 /*
- * Nothing is converted unless train.precision is fp8. ND_ERR_CONFIG: a pattern that matches nothing, a linear named
- * whose sizes 16 does not divide, nothing left to convert.
+ * Nothing is converted unless train.precision is fp8. ND_ERR_CONFIG: a pattern that matches
+ * nothing, a linear named whose sizes 16 does not divide, nothing left to convert.
  */
 nd_status nd_filter_init(nd_filter *filter, const nd_config *config, const nd_llama_shape *shape);
 void nd_filter_fini(nd_filter *filter);
@@ -48,13 +49,14 @@ const char *nd_linear_name(int linear); /* "self_attn.q_proj" */
 bool nd_filter_converts(const nd_filter *filter, int64_t layer, int linear);
 
 /*
- * Conditions of the products on this mesh, with numbers: local weight sizes and a rank's tokens in multiples of 16.
- * ND_ERR_CONFIG.
+ * Conditions of the products on this mesh, with numbers: local weight sizes and a rank's tokens in
+ * multiples of 16. ND_ERR_CONFIG.
  */
 nd_status nd_filter_check(const nd_filter *filter, const nd_config *config,
                           const nd_llama_shape *shape, const nd_mesh *mesh);
 
-/* The start-up table: every linear with its sizes, precision and why; equal neighbours of the layers in one line. */
+/* The start-up table: every linear with its sizes, precision and why; equal neighbours of the
+ * layers in one line. */
 void nd_filter_each_line(const nd_filter *filter, const nd_llama_shape *shape,
                          void (*line)(void *context, const char *text), void *context);
 

@@ -23,7 +23,8 @@ nd_status nd_health_begin(nd_scales *s, int64_t step)
     return nd_zero(&s->rank->stream, s->counts, (size_t)s->sites * sizeof *s->counts);
 }
 
-/* What was counted on the device joins what was counted here; amax and scale of this rank come along. */
+/* What was counted on the device joins what was counted here; amax and scale of this rank come
+ * along. */
 static nd_status collect(nd_scales *s)
 {
     nd_rank *r = s->rank;

@@ -2,9 +2,9 @@
 #ifndef ND_PRECISION_HEALTH_H
 #define ND_PRECISION_HEALTH_H
 /*
- * The health of FP8, every fp8.health_interval steps, in the debug log: for each converted linear and each of its
- * operands the amax and scale of rank 0, and over all ranks the share of elements that became 0 without being 0
- * (underflow) and that were beyond the format (saturation).
+ * The health of FP8, every fp8.health_interval steps, in the debug log: for each converted linear
+ * and each of its operands the amax and scale of rank 0, and over all ranks the share of elements
+ * that became 0 without being 0 (underflow) and that were beyond the format (saturation).
  */
 #include "trainer/precision/scales.h"
 

@@ -16,7 +16,8 @@
         .scaling = ND_SCALING_NONE                                                                 \
     }
 
-/* A scale must be constant along the summed axis: rows of the operand that keeps its rows in the result, else columns. */
+/* A scale must be constant along the summed axis: rows of the operand that keeps its rows in the
+ * result, else columns. */
 static const nd_recipe recipes[] = {
     [ND_FP8_TENSORWISE] =
         {

@@ -2,11 +2,13 @@
 #ifndef ND_PRECISION_RECIPE_H
 #define ND_PRECISION_RECIPE_H
 /*
- * FP8 recipes as data: for each of a linear's three products, how each operand is cast. A granularity is that of the
- * operand as it is stored: x (tokens, in), w (out, in), dy (tokens, out).
+ * FP8 recipes as data: for each of a linear's three products, how each operand is cast. A
+ * granularity is that of the operand as it is stored: x (tokens, in), w (out, in), dy (tokens,
+ * out).
  *
  *   tensorwise, rowwise, rowwise_with_gw_hp   torchao 0.18, float8/config.py
- *   delayed                                   Transformer Engine, common/recipe/__init__.py (DelayedScaling)
+ *   delayed                                   Transformer Engine, common/recipe/__init__.py
+ *                                             (DelayedScaling)
  */
 #include "kernels/ops.h"
 #include "runtime/config/config.h"
@@ -45,8 +47,8 @@ typedef struct nd_recipe {
 nd_recipe nd_recipe_of(const nd_config *config);
 
 /*
- * Every operand has one scale: inputs are kept for backward as codes, weights may be gathered as codes. Otherwise
- * scales lie along rows or columns, inputs are kept in BF16 and cast again.
+ * Every operand has one scale: inputs are kept for backward as codes, weights may be gathered as
+ * codes. Otherwise scales lie along rows or columns, inputs are kept in BF16 and cast again.
  */
 bool nd_recipe_is_per_tensor(const nd_recipe *recipe);
 bool nd_recipe_is_delayed(const nd_recipe *recipe);

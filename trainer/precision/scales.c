@@ -238,7 +238,8 @@ nd_status nd_scales_cast(nd_scales *s, int64_t site, nd_fp8 out, float *amax, nd
     return ND_OK;
 }
 
-/* A next step merges into amaxes of 0; those of the weights are overwritten when the weights change. */
+/* A next step merges into amaxes of 0; those of the weights are overwritten when the weights
+ * change. */
 nd_status nd_scales_forget(nd_scales *s)
 {
     if (!nd_recipe_is_delayed(&s->recipe)) {

@@ -2,22 +2,26 @@
 #ifndef ND_PRECISION_SCALES_H
 #define ND_PRECISION_SCALES_H
 /*
- * The FP8 scales of one rank: for every linear of every block one site each for its weight and its output's gradient, and
- * for every group of linears that share an input one site for that input. A site has a scale, its inverse and an amax, on
- * the device; with `delayed` also a history of amaxes. Nothing is read back to the host inside a step.
+ * The FP8 scales of one rank: for every linear of every block one site each for its weight and its
+ * output's gradient, and for every group of linears that share an input one site for that input. A
+ * site has a scale, its inverse and an amax, on the device; with `delayed` also a history of
+ * amaxes. Nothing is read back to the host inside a step.
  *
- * Weight scales are computed once after every change of the weights, from the F32 shards: amax of this rank's part of
- * each weight, one all-reduce MAX over dp_shard x cp x tp, scales. When weights are gathered in BF16 the amax is rounded to
- * BF16 first: rounding is monotone, so that is the amax of the gathered weight.
+ * Weight scales are computed once after every change of the weights, from the F32 shards: amax of
+ * this rank's part of each weight, one all-reduce MAX over dp_shard x cp x tp, scales. When weights
+ * are gathered in BF16 the amax is rounded to BF16 first: rounding is monotone, so that is the amax
+ * of the gathered weight.
  *
- * Scales along rows or columns (rowwise) are not kept: they live in one vector set for each kind of operand while a product needs them.
+ * Scales along rows or columns (rowwise) are not kept: they live in one vector set for each kind of
+ * operand while a product needs them.
  */
 #include "runtime/device/memplan.h"
 #include "trainer/precision/filter.h"
 #include "trainer/precision/recipe.h"
 #include "trainer/rank.h"
 
-/* Inputs of linears: normed input of q k v; attention output; normed input of gate and up; SwiGLU output. */
+/* Inputs of linears: normed input of q k v; attention output; normed input of gate and up; SwiGLU
+ * output. */
 enum { ND_INPUTS_OF_BLOCK = 4 };
 
 typedef struct nd_scale_vectors {
@@ -31,7 +35,8 @@ typedef struct nd_site_report {
     float amax, scale;
 } nd_site_report;
 
-/* Operands cast since the start: an operand of each linear (input: of each group) counts once per cast. */
+/* Operands cast since the start: an operand of each linear (input: of each group) counts once per
+ * cast. */
 typedef struct nd_cast_counts {
     int64_t weights, inputs, gradients;
 } nd_cast_counts;
@@ -43,9 +48,9 @@ typedef struct nd_scales {
     nd_filter filter;
     bool codes_gathered; /* weights travel as codes: segment FP8 */
     int64_t layers, sites;
-    nd_flat_range *
-        weights; /* [layers x linears] this rank's part in the flat state; empty: not here, or BF16 */
-    uint64_t version;            /* of the weights that the weight scales belong to; 0: none */
+    nd_flat_range
+        *weights;     /* [layers x linears] our part in the flat state; empty: none, or BF16 */
+    uint64_t version; /* of the weights that the weight scales belong to; 0: none */
     float *scale, *inverse;      /* (sites) */
     float *amax;                 /* (sites): of this step; row 0 of the history */
     float *limit;                /* (sites), delayed */
@@ -77,12 +82,13 @@ int64_t nd_site_gradient(const nd_scales *scales, int64_t layer, int linear);
 /* A matrix cast with a site's scale; codes are filled in by the caller. */
 nd_fp8 nd_scales_at(const nd_scales *scales, int64_t site);
 
-/* The weights changed to `version`: new weight scales (delayed: amaxes of this step). No-op when they are known. */
+/* The weights changed to `version`: new weight scales (delayed: amaxes of this step). No-op when
+ * they are known. */
 nd_status nd_scales_refresh(nd_scales *scales, const float *master, int64_t version);
 
 /*
- * Current scaling of neighbouring sites: amax[first..] were measured; `split` when each tp rank measured a part of
- * the tensors. One all-reduce MAX over tp, then scales.
+ * Current scaling of neighbouring sites: amax[first..] were measured; `split` when each tp rank
+ * measured a part of the tensors. One all-reduce MAX over tp, then scales.
  */
 nd_status nd_scales_settle(nd_scales *scales, int64_t first, int64_t count, nd_dtype format,
                            bool split);
@@ -94,19 +100,21 @@ nd_status nd_scales_settle_vector(nd_scales *scales, nd_scale_vectors *vector, i
 nd_status nd_scales_measure(nd_scales *scales, int64_t site, nd_tensor x);
 
 /*
- * fp8_cast, and the health counts of the site when they are on. amax: NULL, or where the largest |x| is merged into.
+ * fp8_cast, and the health counts of the site when they are on. amax: NULL, or where the largest
+ * |x| is merged into.
  */
 nd_status nd_scales_cast(nd_scales *scales, int64_t site, nd_fp8 out, float *amax, nd_tensor x);
 
 /*
- * End of a step, delayed only: this step's amaxes, reduced over all ranks by one all-reduce, enter the history and give
- * the scales of the next step.
+ * End of a step, delayed only: this step's amaxes, reduced over all ranks by one all-reduce, enter
+ * the history and give the scales of the next step.
  */
 nd_status nd_scales_advance(nd_scales *scales);
 /* The step is skipped: its amaxes of inputs and gradients are forgotten. */
 nd_status nd_scales_forget(nd_scales *scales);
 
-/* Entries of the state that a run must carry to go on with the same bits (delayed): empty for the other recipes. */
+/* Entries of the state that a run must carry to go on with the same bits (delayed): empty for the
+ * other recipes. */
 typedef struct nd_scale_state {
     const char *name;
     float *data; /* on the device */

@@ -67,7 +67,8 @@ static void nccl_destroy(nd_comm *comm)
     }
     *at = nc->next;
     if (nc->native) {
-        /* Destroying without work in flight does not wait for the peers; abort where the transport has failed. */
+        /* Destroying without work in flight does not wait for the peers; abort where the transport
+         * has failed. */
         if (nd_stream_sync(&nc->stream) == ND_OK) {
             state->library.destroy(nc->native);
         } else if (nc->native) {

@@ -4,14 +4,16 @@
 /*
  * Communication over NCCL. One world communicator, and one split of it per group.
  *
- * An operation with an event runs on its communicator's own stream: that stream first waits for what the caller's stream
- * holds at that moment, so later work of the caller overlaps with it. An operation without one runs on the caller's stream
- * itself, after what the communicator has pending; nothing waits on the host. A small all-reduce of host memory goes
- * through a pinned buffer and does wait.
+ * An operation with an event runs on its communicator's own stream: that stream first waits for
+ * what the caller's stream holds at that moment, so later work of the caller overlaps with it. An
+ * operation without one runs on the caller's stream itself, after what the communicator has
+ * pending; nothing waits on the host. A small all-reduce of host memory goes through a pinned
+ * buffer and does wait.
  *
- * NCCL is non-blocking: every call that may take long is polled with the transport's deadline. While the host waits for
- * a stream, the device calls nccl_watch, which looks at every communicator's asynchronous error, at the processes of this
- * host's peers, and at the deadline. A fault aborts all communicators: kernels that wait for a lost peer end.
+ * NCCL is non-blocking: every call that may take long is polled with the transport's deadline.
+ * While the host waits for a stream, the device calls nccl_watch, which looks at every
+ * communicator's asynchronous error, at the processes of this host's peers, and at the deadline. A
+ * fault aborts all communicators: kernels that wait for a lost peer end.
  */
 #include <cuda_runtime_api.h>
 #include <nccl.h>

@@ -30,7 +30,8 @@ static nd_status create_worker(ucx_state *state)
     return ND_OK;
 }
 
-/* First the cards, which hold the length of each address, then the addresses, padded to the longest. */
+/* First the cards, which hold the length of each address, then the addresses, padded to the
+ * longest. */
 static nd_status exchange_addresses(ucx_state *state, const nd_ucx_options *options)
 {
     nd_status status = ND_OK;

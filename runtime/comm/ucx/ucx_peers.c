@@ -79,7 +79,8 @@ nd_status ucx_connect(nd_transport *transport, int rank)
     if (peer->endpoint) {
         return ND_OK;
     }
-    /* Shared memory has no error handling in UCX; asking for it would leave only TCP between ranks of one host. */
+    /* Shared memory has no error handling in UCX; asking for it would leave only TCP between ranks
+     * of one host. */
     bool remote = peer->card.host != state->host;
     const ucp_ep_params_t params = {
         .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |

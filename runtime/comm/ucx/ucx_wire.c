@@ -84,7 +84,8 @@ static nd_status ucx_recv(nd_transport *transport, nd_wire_request *request)
     return ND_OK;
 }
 
-/* After a fault only. A receive is taken back; a send may stay with UCX, whose worker is then left alone. */
+/* After a fault only. A receive is taken back; a send may stay with UCX, whose worker is then left
+ * alone. */
 static void ucx_cancel(nd_transport *transport, nd_wire_request *request)
 {
     ucx_state *state = ucx_state_of(transport);
@@ -147,7 +148,8 @@ static bool ucx_peek(nd_transport *transport, nd_tag wanted, nd_tag mask, nd_tag
     return true;
 }
 
-/* A message of an operation that this rank never entered: the others work on, so it goes without ceremony. */
+/* A message of an operation that this rank never entered: the others work on, so it goes without
+ * ceremony. */
 static bool is_wanted_elsewhere(nd_transport *transport)
 {
     const nd_tag farewell_bit = UINT64_C(128) << ND_TAG_COMM_AT; /* no communicator has it */
@@ -173,7 +175,8 @@ static bool meet(nd_transport *transport, int to, int from, uint64_t step, doubl
                                            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
                                        .cb.send = on_sent,
                                        .user_data = send};
-    /* Synchronous: complete when the other side has it, so nothing is on its way when this rank goes. */
+    /* Synchronous: complete when the other side has it, so nothing is on its way when this rank
+     * goes. */
     keep(send, ucp_tag_send_sync_nbx(state->peers[to].endpoint, NULL, 0, send->tag, &param), true);
     ucx_recv(transport, recv);
     bool met = false;
@@ -197,8 +200,9 @@ static bool meet(nd_transport *transport, int to, int from, uint64_t step, doubl
 }
 
 /*
- * A barrier of the world before the workers go, 2 s at most and without complaint: a rank that closes its connections
- * while another still reads would cost that one its last messages. False when not all took part.
+ * A barrier of the world before the workers go, 2 s at most and without complaint: a rank that
+ * closes its connections while another still reads would cost that one its last messages. False
+ * when not all took part.
  */
 static bool take_leave(nd_transport *transport)
 {
@@ -215,7 +219,8 @@ static bool take_leave(nd_transport *transport)
     return true;
 }
 
-/* Without an orderly end UCX may hold requests of a peer that hangs: its worker is left to the end of the process. */
+/* Without an orderly end UCX may hold requests of a peer that hangs: its worker is left to the end
+ * of the process. */
 static void ucx_close(nd_transport *transport, bool failed)
 {
     ucx_state *state = ucx_state_of(transport);

@@ -2,10 +2,11 @@
 #ifndef ND_COMM_UCX_UCX_WIRE_H
 #define ND_COMM_UCX_UCX_WIRE_H
 /*
- * The ucx wire: tagged messages of one UCP worker per rank. Endpoints are made when a peer is first needed.
+ * The ucx wire: tagged messages of one UCP worker per rank. Endpoints are made when a peer is first
+ * needed.
  *
- * UCX does not notice the end of a peer that shares memory with us, so ranks of this host are also watched through a
- * pidfd, which joins the descriptors that a sleeping rank polls.
+ * UCX does not notice the end of a peer that shares memory with us, so ranks of this host are also
+ * watched through a pidfd, which joins the descriptors that a sleeping rank polls.
  */
 #include <poll.h>
 #include <ucp/api/ucp.h>

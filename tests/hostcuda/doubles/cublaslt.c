@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A double of cuBLASLt: descriptors, a heuristic that refuses what the library refuses, and products in F32. Where the real
- * library would read wrong memory or misbehave instead of refusing, it aborts with a sentence.
+ * A double of cuBLASLt: descriptors, a heuristic that refuses what the library refuses, and
+ * products in F32. Where the real library would read wrong memory or misbehave instead of refusing,
+ * it aborts with a sentence.
  */
 #include <cublasLt.h>
 #include <stdlib.h>
@@ -181,7 +182,8 @@ static cublasStatus_t check_layouts(const lt_desc *desc, const lt_layout *a, con
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* The table of types in cublasLtMatmul's documentation, as far as F32 accumulation goes; FP8 on sm_89 and sm_90. */
+/* The table of types in cublasLtMatmul's documentation, as far as F32 accumulation goes; FP8 on
+ * sm_89 and sm_90. */
 static cublasStatus_t check_types(const lt_desc *desc, const lt_layout *a, const lt_layout *b,
                                   const lt_layout *d)
 {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A double of attention_cudnn.cc: attention in F32 over BF16 operands, for the forms that cuDNN's plans take on Ampere and
- * newer. A form that cuDNN has no plan for is refused; pointers that it would misread abort with a sentence.
+ * A double of attention_cudnn.cc: attention in F32 over BF16 operands, for the forms that cuDNN's
+ * plans take on Ampere and newer. A form that cuDNN has no plan for is refused; pointers that it
+ * would misread abort with a sentence.
  */
 #include <math.h>
 #include <stdlib.h>

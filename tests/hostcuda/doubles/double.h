@@ -2,17 +2,19 @@
 #ifndef ND_TESTS_HOSTCUDA_DOUBLE_H
 #define ND_TESTS_HOSTCUDA_DOUBLE_H
 /*
- * A double of the CUDA runtime for tests on machines without a GPU: the entry points that ndtrain calls, with the same
- * names, over host memory.
+ * A double of the CUDA runtime for tests on machines without a GPU: the entry points that ndtrain
+ * calls, with the same names, over host memory.
  *
- * Streams are queues. Nothing runs when it is enqueued: a queue runs when the host waits for it, and other queues only as
- * far as it waits for them, so a missing wait between two streams shows as a wrong result. Device memory is not
- * accessible (PROT_NONE) while the host runs, only while queues run. A broken rule of CUDA prints a sentence and aborts
- * the process. One thread drives one device.
+ * Streams are queues. Nothing runs when it is enqueued: a queue runs when the host waits for it,
+ * and other queues only as far as it waits for them, so a missing wait between two streams shows as
+ * a wrong result. Device memory is not accessible (PROT_NONE) while the host runs, only while
+ * queues run. A broken rule of CUDA prints a sentence and aborts the process. One thread drives one
+ * device.
  *
- * The environment, read at first use: ND_DOUBLE_DEVICES (8; 0: none; -1: no driver), ND_DOUBLE_DRIVER (13000),
- * ND_DOUBLE_CAPABILITY (90), ND_DOUBLE_MEMORY (MiB, 65536), ND_DOUBLE_ORDER (lazy; eager: everything runs when it is
- * enqueued, as far as it can; others: the other queues first).
+ * The environment, read at first use: ND_DOUBLE_DEVICES (8; 0: none; -1: no driver),
+ * ND_DOUBLE_DRIVER (13000), ND_DOUBLE_CAPABILITY (90), ND_DOUBLE_MEMORY (MiB, 65536),
+ * ND_DOUBLE_ORDER (lazy; eager: everything runs when it is enqueued, as far as it can; others: the
+ * other queues first).
  */
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
@@ -24,7 +26,8 @@ extern "C" {
 
 typedef enum nd_double_state { ND_DOUBLE_DONE, ND_DOUBLE_BLOCKED } nd_double_state;
 
-/* One piece of work on a stream; called again while it is blocked. The closure is copied, and freed after it is done. */
+/* One piece of work on a stream; called again while it is blocked. The closure is copied, and freed
+ * after it is done. */
 typedef nd_double_state nd_double_task(void *closure);
 
 /* For doubles of libraries: work that may wait for other ranks. */
@@ -37,7 +40,8 @@ cudaError_t nd_double_launch(cudaStream_t stream, void (*kernel)(void *closure),
 /* From a task: the device has failed, and every later call reports it. */
 void nd_double_break(cudaError_t error);
 
-/* Where memory lies. Each aborts with a sentence when the range straddles an end of an allocation. */
+/* Where memory lies. Each aborts with a sentence when the range straddles an end of an
+ * allocation. */
 bool nd_double_is_device(const void *p, size_t bytes);
 bool nd_double_is_pinned(const void *p, size_t bytes);
 /* Aborts unless the range is device memory of the current device; `what` names the argument. */

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* In the place of runtime/device/cuda_library.c: the libraries' symbols are the doubles in this program. */
+/* In the place of runtime/device/cuda_library.c: the libraries' symbols are the doubles in this
+ * program. */
 #include <dlfcn.h>
 
 #include "runtime/device/cuda_library.h"

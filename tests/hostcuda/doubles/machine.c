@@ -34,7 +34,8 @@ static long number(const char *name, long otherwise)
     return text && *text ? strtol(text, NULL, 10) : otherwise;
 }
 
-/* Says what a crash was when the host touched device memory; the access is then repeated and crashes as usual. */
+/* Says what a crash was when the host touched device memory; the access is then repeated and
+ * crashes as usual. */
 static void on_fault(int signal_number, siginfo_t *info, void *context)
 {
     static const char text[] = "CUDA double: the host touched device memory\n";

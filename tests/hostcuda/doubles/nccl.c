@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A double of NCCL among the threads or processes of one host: a file mapped by all ranks, named in the unique id and
- * unlinked once all have mapped it. An operation is numbered when it is enqueued; when it runs, each member publishes its
- * part in its own buffer, reads everybody's, and says so. Members that enqueue different operations as the same number
- * abort with a sentence, where NCCL would hang or corrupt memory.
+ * A double of NCCL among the threads or processes of one host: a file mapped by all ranks, named in
+ * the unique id and unlinked once all have mapped it. An operation is numbered when it is enqueued;
+ * when it runs, each member publishes its part in its own buffer, reads everybody's, and says so.
+ * Members that enqueue different operations as the same number abort with a sentence, where NCCL
+ * would hang or corrupt memory.
  */
 #include <fcntl.h>
 #include <limits.h>
@@ -145,7 +146,8 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *ou
     return ncclInProgress;
 }
 
-/* A split is made once every rank of the world has said its color; members are in the order of their keys. */
+/* A split is made once every rank of the world has said its color; members are in the order of
+ * their keys. */
 static bool settle(ncclComm_t comm)
 {
     if (comm->split == WORLD_SPLIT) {
@@ -192,7 +194,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return ncclSuccess;
 }
 
-/* Operations in flight end without a result, as kernels do that are told to. The memory stays: queues may hold it. */
+/* Operations in flight end without a result, as kernels do that are told to. The memory stays:
+ * queues may hold it. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     comm->aborted = true;

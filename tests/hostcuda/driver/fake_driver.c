@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A libcuda.so.1 that cuDNN can open to build plans without a GPU: loading code succeeds with made-up handles, everything that
- * would need a device says that there is none. Only the test of plans finds it; it is never installed.
+ * A libcuda.so.1 that cuDNN can open to build plans without a GPU: loading code succeeds with
+ * made-up handles, everything that would need a device says that there is none. Only the test of
+ * plans finds it; it is never installed.
  */
 #define NO_DEVICE 100 /* CUDA_ERROR_NO_DEVICE */
 

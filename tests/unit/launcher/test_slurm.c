@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What ndlaunch takes from Slurm's environment, with variables as Slurm 22.05 and newer set them. */
+/* What ndlaunch takes from Slurm's environment, with variables as Slurm 22.05 and newer set
+ * them. */
 #include <string.h>
 
 #include "launcher/slurm.h"

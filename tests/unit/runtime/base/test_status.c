@@ -8,7 +8,8 @@
 
 #include "runtime/base/status.h"
 
-/* The address sanitizer asks for this by name: an impossible size shall give NULL there too, as it does without it. */
+/* The address sanitizer asks for this by name: an impossible size shall give NULL there too, as it
+ * does without it. */
 const char *__asan_default_options(void);
 const char *__asan_default_options(void)
 {

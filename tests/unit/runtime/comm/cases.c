@@ -21,7 +21,8 @@ nd_status case_world(nd_transport *transport, nd_comm **out)
     return nd_comm_create(transport, &mesh, ND_GROUP_WORLD, 0, out);
 }
 
-/* The serial model: element i of member r's buffer is a pure function, and so is what each operation must give. */
+/* The serial model: element i of member r's buffer is a pure function, and so is what each
+ * operation must give. */
 
 static double element_value(int member, int64_t i)
 {
@@ -285,7 +286,8 @@ out:
     return status;
 }
 
-/* More operations than places: the first ones are completed by the later calls, and waiting for them is harmless. */
+/* More operations than places: the first ones are completed by the later calls, and waiting for
+ * them is harmless. */
 static nd_status overfill(nd_comm *comm)
 {
     enum { OPS = 21 };

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_UNIT_RUNTIME_COMM_CASES_H
 #define TESTS_UNIT_RUNTIME_COMM_CASES_H
-/* Bodies for nd_ranks that both transports must pass. Contexts lie in memory that forked ranks share. */
+/* Bodies for nd_ranks that both transports must pass. Contexts lie in memory that forked ranks
+ * share. */
 #include "tests/support/ranks.h"
 
 /* Every operation, type, reduction and form on the world group, against a serial model. */
@@ -18,14 +19,16 @@ void *case_shared(size_t bytes);
 /* The world group of a transport (mesh: dp_shard = size). */
 nd_status case_world(nd_transport *transport, nd_comm **out);
 
-/* Operations pending together: four on one communicator, others on three more, waited for in another order. */
+/* Operations pending together: four on one communicator, others on three more, waited for in
+ * another order. */
 nd_status case_pending_body(nd_transport *transport, void *context);
 /* All groups of a 2 x 2 x 1 x 2 mesh (8 ranks): each sums its members' ranks. */
 nd_status case_groups_body(nd_transport *transport, void *context);
 /* MAX and SUM with NaN in one member's contribution: all members get the same bits. */
 nd_status case_nan_body(nd_transport *transport, void *context);
 
-/* Faults. The context names the rank that misbehaves; the others report what they saw by their status. */
+/* Faults. The context names the rank that misbehaves; the others report what they saw by their
+ * status. */
 typedef enum case_fault {
     CASE_SKIP,        /* sleeps instead of entering operation 3 */
     CASE_LEAVE,       /* returns instead of entering operation 3 */

@@ -59,8 +59,8 @@ Test(local, nan_reaches_every_member)
 }
 
 /*
- * The rank that notices first must fail with `status` and a sentence that holds each of `words`; another one may
- * instead notice that one's end, as in a real job.
+ * The rank that notices first must fail with `status` and a sentence that holds each of `words`;
+ * another one may instead notice that one's end, as in a real job.
  */
 static void expect_fault(case_fault fault, int64_t count, nd_status status,
                          const char *const *words)

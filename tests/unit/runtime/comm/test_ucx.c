@@ -5,7 +5,8 @@
 
 #include "tests/unit/runtime/comm/cases.h"
 
-/* Ranks as processes over UCX: shared memory (what UCX chooses on one host) and TCP on the loopback. */
+/* Ranks as processes over UCX: shared memory (what UCX chooses on one host) and TCP on the
+ * loopback. */
 static const char *const tcp = "tcp,self";
 
 static void run(int size, const char *tls, nd_status (*body)(nd_transport *, void *), void *context)
@@ -77,8 +78,9 @@ Test(ucx, nan_reaches_every_member)
 }
 
 /*
- * The rank that notices first must fail with `status` and a sentence that holds each of `words`; another one may
- * instead notice that one's end, as in a real job. No rank may take much longer than the deadline.
+ * The rank that notices first must fail with `status` and a sentence that holds each of `words`;
+ * another one may instead notice that one's end, as in a real job. No rank may take much longer
+ * than the deadline.
  */
 static void expect_fault(case_fault fault, int64_t count, const char *tls, nd_status status,
                          const char *const *words)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The local transport under the thread sanitizer: a plain program, as Criterion does not run there. */
+/* The local transport under the thread sanitizer: a plain program, as Criterion does not run
+ * there. */
 #include <stdio.h>
 
 #include "tests/unit/runtime/comm/cases.h"
@@ -16,7 +17,8 @@ static void run(const char *name, int size, nd_status (*body)(nd_transport *, vo
     failures += status != ND_OK;
 }
 
-/* Nobody checks the sentence here (test_local.c does): that operations are taken back without a race is the point. */
+/* Nobody checks the sentence here (test_local.c does): that operations are taken back without a
+ * race is the point. */
 static void run_fault(const char *name, case_fault fault, int64_t count)
 {
     case_faulty c = {.fault = fault, .rank = 1, .count = count};

@@ -206,7 +206,8 @@ Test(llama_shape, parameters)
 {
     nd_llama_shape s;
     cr_assert_eq(parse("{" BASE ", \"num_key_value_heads\": 2}", &s), ND_OK);
-    /* embedding 6400, head 6400, final norm 64; a block: q, o 4096 each, k, v 2048 each, MLP 3 x 6144, norms 128 */
+    /* embedding 6400, head 6400, final norm 64; a block: q, o 4096 each, k, v 2048 each, MLP 3 x
+     * 6144, norms 128 */
     cr_expect_eq(nd_llama_shape_parameters(&s),
                  6400 + 6400 + 64 + 2 * (2 * 4096 + 2 * 2048 + 3 * 6144 + 128));
     s.tied = true;

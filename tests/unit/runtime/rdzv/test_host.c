@@ -46,7 +46,8 @@ static void teardown(void)
 
 TestSuite(host, .init = setup, .fini = teardown, .timeout = 60);
 
-/* Runs the loop until a notice holds the words, for at most 100 rounds of at least one event (ten a second). */
+/* Runs the loop until a notice holds the words, for at most 100 rounds of at least one event (ten a
+ * second). */
 static void until_notice(const char *words)
 {
     for (int i = 0; i < 100 && !strstr(notices, words); i++) {

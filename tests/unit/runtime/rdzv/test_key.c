@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Key files: modes, sizes, digits; and TLS between two ends in memory with equal and different keys. */
+/* Key files: modes, sizes, digits; and TLS between two ends in memory with equal and different
+ * keys. */
 #include <criterion/criterion.h>
 #include <string.h>
 #include <sys/stat.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* FP8 codes against their definition: values worked out from the bit fields, roundings by a search of the nearest value. */
+/* FP8 codes against their definition: values worked out from the bit fields, roundings by a search
+ * of the nearest value. */
 #include <criterion/criterion.h>
 #include <math.h>
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Writes and checks small Hugging Face folders for check_transformers.py, which opens them with transformers:
+ * Writes and checks small Hugging Face folders for check_transformers.py, which opens them with
+ * transformers:
  *   hf_model_tool write FOLDER f32|bf16 tied|untied MAX_FILE_BYTES
  *   hf_model_tool verify FOLDER
- * Element e of a tensor is ((sum of the bytes of its name + 31 e) mod 251 - 128) / 256, exact in BF16.
+ * Element e of a tensor is ((sum of the bytes of its name + 31 e) mod 251 - 128) / 256, exact in
+ * BF16.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -285,7 +285,7 @@ Test(hf_folder, abort_removes_the_temporary_folder)
     nd_hf_writer_abort(NULL);
 }
 
-/* ---- damaged folders ----------------------------------------------------------------------------------------- */
+/* Damaged folders. */
 
 static nd_status open_and_check(const char *folder)
 {

@@ -101,7 +101,8 @@ Test(dataset, jsonl_concatenates_rows_and_hides_prompts)
 
 Test(dataset, jsonl_block_boundaries_fall_anywhere_in_rows)
 {
-    /* Rows of lengths 1 to 40; token k of the concatenation is byte k % 251, written as an escape where needed. */
+    /* Rows of lengths 1 to 40; token k of the concatenation is byte k % 251, written as an escape
+     * where needed. */
     static char text[64 * 1024];
     size_t used = 0;
     int k = 0;
@@ -153,7 +154,7 @@ Test(dataset, jsonl_errors_name_the_line)
     assert_fails(try_open(path, ND_DATA_AUTO, "bytes", 300, 4), ND_ERR_CONFIG, "vocab_size is 300");
 }
 
-/* ---- llm.c -------------------------------------------------------------------------------------------------- */
+/* llm.c files. */
 
 static const char *write_llmc(int32_t magic, int32_t version, int32_t announced, const void *ids,
                               size_t bytes)
@@ -209,7 +210,7 @@ Test(dataset, llmc_errors)
     nd_dataset_close(opened);
 }
 
-/* ---- Megatron ----------------------------------------------------------------------------------------------- */
+/* Megatron files. */
 
 typedef struct idx_file {
     uint8_t data[1024];
@@ -354,7 +355,7 @@ Test(dataset, megatron_index_that_disagrees_or_is_damaged)
                  "none\" does not exist");
 }
 
-/* ---- digest ------------------------------------------------------------------------------------------------- */
+/* Digest. */
 
 static void digest_of(const uint8_t *data, size_t size, char hex[65])
 {

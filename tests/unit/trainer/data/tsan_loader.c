@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The prefetch thread under ThreadSanitizer: steps, rewinds, an error of the thread, closing early. A plain
- * executable, since Criterion does not run under TSan.
+ * The prefetch thread under ThreadSanitizer: steps, rewinds, an error of the thread, closing early.
+ * A plain executable, since Criterion does not run under TSan.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -26,7 +26,8 @@ static const nd_llama_shape llama_405b = {.vocab = 128256,
                                           .kv_heads = 8,
                                           .head_dim = 128};
 
-/* Published tables give a tenth of a GFLOP up to 1,000 and one GFLOP above, from a parameter count of four digits. */
+/* Published tables give a tenth of a GFLOP up to 1,000 and one GFLOP above, from a parameter count
+ * of four digits. */
 static void assert_giga(double flops, double published)
 {
     double unit = published < 1000 ? 0.1 : 1;

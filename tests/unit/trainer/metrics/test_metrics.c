@@ -193,7 +193,8 @@ Test(metrics, validation_is_a_record_and_a_line)
     free(text);
 }
 
-/* Interval 4 of 10 steps: the first, 4, 8 and the last. The figures are means over the steps since the last line. */
+/* Interval 4 of 10 steps: the first, 4, 8 and the last. The figures are means over the steps since
+ * the last line. */
 Test(metrics, plain_lines_come_at_the_interval)
 {
     const char *heard = catch_stderr();

@@ -20,7 +20,8 @@ static int64_t local_place(int size, int rank, int64_t row)
 
 typedef int pair_table[TOKENS][TOKENS];
 
-/* Counts every (query, key) pair that a block makes visible; keys are those of `owner`, or global when it is -1. */
+/* Counts every (query, key) pair that a block makes visible; keys are those of `owner`, or global
+ * when it is -1. */
 static void count_block(pair_table seen, int size, int rank, const nd_cp_block *b, int owner)
 {
     for (int64_t i = 0; i < CHUNK; i++) {
