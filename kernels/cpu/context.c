@@ -4,7 +4,6 @@
 #include <omp.h>
 #include <stdlib.h>
 
-#include "kernels/cpu/matmul.h"
 #include "kernels/ops.h"
 
 static void destroy(void *native)
@@ -59,7 +58,8 @@ nd_status nd_cpu_context_create(nd_device *device)
     ND_TRY_OUT(ND_ALLOC(ND_CPU_PARTIALS, &context->partials));
     ND_TRY_OUT(nd_dnnl_create(&context->dnnl));
     if (context->isa < ND_CPU_ISA_AVX512_BF16) {
-        ND_TRY_OUT(ND_ALLOC(nd_cpu_widened_floats(), &context->widened));
+        const size_t tile = (size_t)ND_CPU_WIDEN_TILE * ND_CPU_WIDEN_TILE;
+        ND_TRY_OUT(ND_ALLOC(3 * tile, &context->widened));
     }
     device->native = context;
     device->native_close = destroy;

@@ -14,6 +14,8 @@
 #include "runtime/device/device.h"
 
 enum { ND_CPU_PARTIALS = 131072 }; /* partial sums (F64) of fixed blocks: 1 MiB */
+/* Where the CPU has no BF16 products: extents of a widened tile in m, n and k. */
+enum { ND_CPU_WIDEN_TILE = 512 };
 
 typedef struct nd_cpu_context {
     nd_cpu_isa isa;
@@ -22,8 +24,7 @@ typedef struct nd_cpu_context {
     const nd_tile_ops *tiles_bf16; /* operands BF16; NULL where the CPU cannot multiply them */
     const nd_row_ops *rows;
     double *partials; /* ND_CPU_PARTIALS; live within one op */
-    float
-        *widened; /* operand and result tiles of nd_cpu_matmul where BF16 is widened; may be NULL */
+    float *widened;   /* tiles of nd_cpu_matmul (a, b, c) where BF16 is widened; may be NULL */
 } nd_cpu_context;
 
 nd_status nd_cpu_context_create(nd_device *device);

@@ -9,18 +9,8 @@
  * rounded once: on such CPUs oneDNN has no BF16 product (AVX2) or one that is slower than this
  * (AVX-512).
  */
-#include <stddef.h>
-
 #include "kernels/cpu/context.h"
 #include "runtime/tensor/tensor.h"
-
-enum { ND_CPU_WIDEN_TILE = 512 }; /* extents of a widened tile in m, n and k */
-
-/* Floats of the three tiles (a, b, c) that the widening path needs. */
-static inline size_t nd_cpu_widened_floats(void)
-{
-    return (size_t)3 * ND_CPU_WIDEN_TILE * ND_CPU_WIDEN_TILE;
-}
 
 /* What sum (i, j) is multiplied by: all rows[i] columns[j]; NULL: 1. */
 typedef struct nd_cpu_factors {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_PARALLEL_CP_IMPL_H
 #define ND_PARALLEL_CP_IMPL_H
-/* What cp.c (one block, views) gives to the two exchanges, cp_gather.c and cp_ring.c. */
+/* Inside cp: cp.c plans and chooses the exchange, cp_gather.c or cp_ring.c; both are made of the
+ * blocks and views of cp_block.c. */
 #include "trainer/parallel/cp.h"
 
 /* Where the keys of a block are: the projection itself (cp = 1), or a buffer of k v rows. */

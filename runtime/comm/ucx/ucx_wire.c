@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/comm/ucx/ucx_wire.h"
+#include "runtime/comm/ucx/ucx_state.h"
 
 #include <errno.h>
 #include <sched.h>

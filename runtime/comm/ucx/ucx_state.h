@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_COMM_UCX_UCX_WIRE_H
-#define ND_COMM_UCX_UCX_WIRE_H
+#ifndef ND_COMM_UCX_UCX_STATE_H
+#define ND_COMM_UCX_UCX_STATE_H
 /*
  * The ucx wire: tagged messages of one UCP worker per rank. Endpoints are made when a peer is first
  * needed.
