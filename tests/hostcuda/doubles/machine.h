@@ -59,6 +59,8 @@ cudaError_t machine_error(cudaError_t error); /* remembers it for cudaGetLastErr
 void machine_open(double_device *device);     /* device memory becomes accessible */
 void machine_close(double_device *device);
 const region *machine_find(const double_device *device, const void *p, size_t bytes);
+/* One task, of which the caller is the owner: its closure is copied into it. */
+task *queue_task(nd_double_task *run, const void *closure, size_t bytes);
 cudaError_t queue_submit(cudaStream_t stream, nd_double_task *run, const void *closure,
                          size_t bytes);
 void queue_run(double_device *device, cudaStream_t stream, uint64_t until);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Streams as queues, events, copies, and graphs. */
+/* Streams as queues of tasks. Events, copies and graphs are in files of their own. */
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 enum { WAIT_SECONDS = 120 };
 
-static task *make_task(nd_double_task *run, const void *closure, size_t bytes)
+task *queue_task(nd_double_task *run, const void *closure, size_t bytes)
 {
     task *t = malloc(sizeof *t + bytes);
     if (!t) {
@@ -110,7 +110,7 @@ cudaError_t queue_submit(cudaStream_t stream, nd_double_task *run, const void *c
     if (device->broken) {
         return machine_error(device->broken);
     }
-    task *t = make_task(run, closure, bytes);
+    task *t = queue_task(run, closure, bytes);
     device->counts.submitted++;
     if (stream->capture) {
         *stream->capture->tail = t;
@@ -231,258 +231,6 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
     }
     queue_wait(device, stream);
     return device->broken ? machine_error(device->broken) : cudaSuccess;
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
-{
-    *out = calloc(1, sizeof **out);
-    (*out)->timed = !(flags & cudaEventDisableTiming);
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventCreate(cudaEvent_t *out)
-{
-    return cudaEventCreateWithFlags(out, cudaEventDefault);
-}
-
-static void event_drop(cudaEvent_t event)
-{
-    if (event->destroyed && event->pending == 0) {
-        free(event);
-    }
-}
-
-cudaError_t cudaEventDestroy(cudaEvent_t event)
-{
-    event->destroyed = true;
-    event_drop(event);
-    return cudaSuccess;
-}
-
-typedef struct event_call {
-    cudaEvent_t event;
-    uint64_t number;
-} event_call;
-
-static nd_double_state run_record(void *closure)
-{
-    event_call *call = closure;
-    if (call->event->done < call->number) {
-        call->event->done = call->number;
-        call->event->when_ns = nd_clock_ns();
-    }
-    call->event->pending--;
-    event_drop(call->event);
-    return ND_DOUBLE_DONE;
-}
-
-static nd_double_state run_wait(void *closure)
-{
-    event_call *call = closure;
-    if (call->event->done < call->number) {
-        return ND_DOUBLE_BLOCKED;
-    }
-    call->event->pending--;
-    event_drop(call->event);
-    return ND_DOUBLE_DONE;
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
-{
-    event->capture = stream->capture;
-    event->recorded_on = stream;
-    if (stream->capture) {
-        return cudaSuccess; /* tasks of a graph run in the order of their recording */
-    }
-    event_call call = {event, ++event->recorded};
-    event->pending++;
-    return queue_submit(stream, run_record, &call, sizeof call);
-}
-
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
-{
-    if (event->capture) {
-        if (!stream->capture) {
-            stream->capture = event->capture; /* joins */
-        } else if (stream->capture != event->capture) {
-            return machine_error(cudaErrorStreamCaptureMerge);
-        }
-        if (stream == event->capture->origin) {
-            event->recorded_on->unjoined = false;
-        }
-        return cudaSuccess;
-    }
-    if (stream->capture) {
-        return machine_error(cudaErrorStreamCaptureIsolation);
-    }
-    event_call call = {event, event->recorded};
-    event->pending++;
-    return queue_submit(stream, run_wait, &call, sizeof call);
-}
-
-cudaError_t cudaEventQuery(cudaEvent_t event)
-{
-    double_device *device = machine_current();
-    if (event->capture) {
-        return machine_error(cudaErrorCapturedEvent);
-    }
-    if (event->done < event->recorded) {
-        queue_round(device, NULL);
-    }
-    return device->broken                   ? machine_error(device->broken)
-           : event->done >= event->recorded ? cudaSuccess
-                                            : cudaErrorNotReady;
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t event)
-{
-    machine_current()->counts.host_waits++;
-    cudaError_t state;
-    while ((state = cudaEventQuery(event)) == cudaErrorNotReady) {
-        sched_yield();
-    }
-    return state;
-}
-
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
-{
-    if (!begin->timed || !end->timed) {
-        return machine_error(cudaErrorInvalidResourceHandle);
-    }
-    *ms = (float)((double)(end->when_ns - begin->when_ns) * 1e-6);
-    return cudaSuccess;
-}
-
-typedef struct copy_call {
-    void *dst;
-    const void *src;
-    size_t bytes;
-    int value;
-    unsigned char inline_source[]; /* pageable host memory is read when the copy is enqueued */
-} copy_call;
-
-static nd_double_state run_copy(void *closure)
-{
-    copy_call *call = closure;
-    memmove(call->dst, call->src ? call->src : call->inline_source, call->bytes);
-    return ND_DOUBLE_DONE;
-}
-
-static nd_double_state run_set(void *closure)
-{
-    copy_call *call = closure;
-    memset(call->dst, call->value, call->bytes);
-    return ND_DOUBLE_DONE;
-}
-
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
-                            cudaStream_t stream)
-{
-    double_device *device = machine_current();
-    const region *to = machine_find(device, dst, bytes), *from = machine_find(device, src, bytes);
-    bool pageable = !to || !from;
-    if (kind != cudaMemcpyDefault) {
-        nd_double_violation("cudaMemcpyAsync of a stated kind: say cudaMemcpyDefault");
-    }
-    if (pageable && stream->capture) {
-        return machine_error(cudaErrorStreamCaptureUnsupported);
-    }
-    size_t held = from ? 0 : bytes;
-    copy_call *call = malloc(sizeof *call + held);
-    *call = (copy_call){.dst = dst, .src = from ? src : NULL, .bytes = bytes};
-    if (!from) {
-        memcpy(call->inline_source, src, bytes);
-    }
-    cudaError_t error = queue_submit(stream, run_copy, call, sizeof *call + held);
-    free(call);
-    if (error == cudaSuccess && !to) {
-        queue_wait(device, stream); /* into pageable memory: returns when it has arrived */
-        error = device->broken;
-    }
-    return error;
-}
-
-cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)
-{
-    copy_call call = {.dst = dst, .bytes = bytes, .value = value};
-    nd_double_need_device("cudaMemsetAsync", dst, bytes);
-    return queue_submit(stream, run_set, &call, sizeof call);
-}
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
-{
-    if (stream->capture) {
-        return machine_error(cudaErrorIllegalState);
-    }
-    cudaGraph_t graph = calloc(1, sizeof *graph);
-    graph->tail = &graph->head;
-    graph->origin = stream;
-    stream->capture = graph;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out)
-{
-    double_device *device = machine_current();
-    cudaGraph_t graph = stream->capture;
-    cudaError_t error = cudaSuccess;
-    if (!graph || graph->origin != stream) {
-        return machine_error(cudaErrorStreamCaptureUnmatched);
-    }
-    for (cudaStream_t s = device->streams; s; s = s->next) {
-        if (s->capture == graph) {
-            error = s->unjoined ? cudaErrorStreamCaptureUnjoined : error;
-            s->capture = NULL;
-            s->unjoined = false;
-        }
-    }
-    *out = graph;
-    return machine_error(error);
-}
-
-static void free_graph(cudaGraph_t graph)
-{
-    while (graph->head) {
-        task *t = graph->head;
-        graph->head = t->next;
-        free(t);
-    }
-    free(graph);
-}
-
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags)
-{
-    cudaGraph_t copy = calloc(1, sizeof *copy);
-    copy->tail = &copy->head;
-    for (const task *t = graph->head; t; t = t->next) {
-        *copy->tail = make_task(t->run, t->closure, t->bytes);
-        copy->tail = &(*copy->tail)->next;
-    }
-    *out = (cudaGraphExec_t)copy;
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream)
-{
-    cudaGraph_t graph = (cudaGraph_t)executable;
-    cudaError_t error = cudaSuccess;
-    machine_current()->counts.graphs_launched++;
-    for (const task *t = graph->head; t && error == cudaSuccess; t = t->next) {
-        error = queue_submit(stream, t->run, t->closure, t->bytes);
-    }
-    return error;
-}
-
-cudaError_t cudaGraphDestroy(cudaGraph_t graph)
-{
-    free_graph(graph);
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable)
-{
-    free_graph((cudaGraph_t)executable);
-    return cudaSuccess;
 }
 
 /* Kernels compiled for the host come here (tests/hostcuda/fibers.h). */

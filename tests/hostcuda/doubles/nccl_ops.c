@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Operations of NCCL's double. */
+#include <string.h>
+
+#include "tests/hostcuda/doubles/double.h"
+#include "tests/hostcuda/doubles/nccl_double.h"
+#include "tests/hostcuda/doubles/nccl_parts.h"
+
+static member *member_of(const call *c, int index)
+{
+    return &c->comm->shared->members[c->comm->split][c->comm->ranks[index]];
+}
+
+char *nccl_buffer_of(const call *c, int index)
+{
+    size_t at = ((size_t)c->comm->split * RANKS + (size_t)c->comm->ranks[index]) * 2;
+    return c->comm->data + (at + (c->number & 1)) * CAPACITY;
+}
+
+static size_t sent_bytes(const call *c)
+{
+    size_t whole = c->count * nccl_width(c->type), sum = 0;
+    switch (c->kind) {
+    case REDUCE_SCATTER:
+        return whole * (size_t)c->comm->size;
+    case BROADCAST:
+        return c->comm->index == c->root ? whole : 0;
+    case GROUP:
+        for (int i = 0; i < c->pair_count; i++) {
+            sum += c->pairs[i].receives ? 0 : c->pairs[i].bytes;
+        }
+        return sum;
+    default:
+        return whole;
+    }
+}
+
+static uint64_t signature_of(const call *c)
+{
+    uint64_t count = c->kind == GROUP ? 0 : (uint64_t)c->count;
+    return (uint64_t)c->kind | (uint64_t)c->type << 4 | (uint64_t)c->op << 12 |
+           (uint64_t)c->root << 16 | count << 24;
+}
+
+/* False while a member has not read what the same half held before. */
+static bool publish(const call *c)
+{
+    const ncclComm_t comm = c->comm;
+    int half = (int)(c->number & 1);
+    for (int i = 0; i < comm->size; i++) {
+        if (c->number > 2 && atomic_load(&member_of(c, i)->consumed) < c->number - 2) {
+            return false;
+        }
+    }
+    member *mine = member_of(c, comm->index);
+    char *to = nccl_buffer_of(c, comm->index);
+    if (c->kind == GROUP) {
+        for (int m = 0; m < comm->size; m++) {
+            int64_t bytes = 0;
+            for (int i = 0; i < c->pair_count; i++) {
+                if (!c->pairs[i].receives && c->pairs[i].peer == m) {
+                    memcpy(to, c->pairs[i].buffer, c->pairs[i].bytes);
+                    to += c->pairs[i].bytes;
+                    bytes += (int64_t)c->pairs[i].bytes;
+                }
+            }
+            atomic_store(&mine->sent[half][m], bytes);
+        }
+    } else if (sent_bytes(c) > 0) {
+        memcpy(to, c->send, sent_bytes(c));
+    }
+    atomic_store(&mine->signature[half], signature_of(c));
+    atomic_store(&mine->published, c->number);
+    return true;
+}
+
+static bool everybody_published(const call *c)
+{
+    for (int i = 0; i < c->comm->size; i++) {
+        const member *m = member_of(c, i);
+        if (atomic_load(&m->published) < c->number) {
+            return false;
+        }
+        if (atomic_load(&m->signature[c->number & 1]) != signature_of(c)) {
+            nd_double_violation("NCCL: ranks %d and %d called different operations as number %lu",
+                                c->comm->world_rank, c->comm->ranks[i], (unsigned long)c->number);
+        }
+    }
+    return true;
+}
+
+static void receive_group(const call *c)
+{
+    int half = (int)(c->number & 1);
+    size_t taken[RANKS] = {0};
+    for (int i = 0; i < c->pair_count; i++) {
+        const pair *p = &c->pairs[i];
+        if (!p->receives) {
+            continue;
+        }
+        const member *from = member_of(c, p->peer);
+        const char *at = nccl_buffer_of(c, p->peer) + taken[p->peer];
+        for (int m = 0; m < c->comm->index; m++) {
+            at += atomic_load(&from->sent[half][m]);
+        }
+        taken[p->peer] += p->bytes;
+        if ((int64_t)taken[p->peer] > atomic_load(&from->sent[half][c->comm->index])) {
+            nd_double_violation("NCCL: rank %d receives more from member %d than that sends",
+                                c->comm->world_rank, p->peer);
+        }
+        memcpy(p->buffer, at, p->bytes);
+    }
+}
+
+static void consume(const call *c)
+{
+    size_t bytes = c->count * nccl_width(c->type);
+    switch (c->kind) {
+    case ALL_REDUCE:
+        nccl_reduce(c, 0, c->count, c->recv);
+        break;
+    case ALL_GATHER:
+        for (int m = 0; m < c->comm->size; m++) {
+            memcpy(c->recv + (size_t)m * bytes, nccl_buffer_of(c, m), bytes);
+        }
+        break;
+    case REDUCE_SCATTER:
+        nccl_reduce(c, (size_t)c->comm->index * c->count, c->count, c->recv);
+        break;
+    case BROADCAST:
+        memcpy(c->recv, nccl_buffer_of(c, c->root), bytes);
+        break;
+    case GROUP:
+        receive_group(c);
+        break;
+    }
+}
+
+static nd_double_state run(void *closure)
+{
+    call *c = closure;
+    if (c->comm->aborted) {
+        return ND_DOUBLE_DONE;
+    }
+    c->published = c->published || publish(c);
+    if (!c->published || !everybody_published(c)) {
+        return ND_DOUBLE_BLOCKED;
+    }
+    consume(c);
+    atomic_store(&member_of(c, c->comm->index)->consumed, c->number);
+    return ND_DOUBLE_DONE;
+}
+
+static ncclResult_t enqueue(call *c, cudaStream_t stream)
+{
+    if (!c->comm->settled) {
+        nd_double_violation("NCCL: an operation on a communicator that is still in progress");
+    }
+    if (atomic_load(&c->comm->shared->broken)) {
+        return ncclRemoteError;
+    }
+    if (sent_bytes(c) > CAPACITY) {
+        nd_double_violation("NCCL: %zu bytes are more than the double moves at a time (%d)",
+                            sent_bytes(c), CAPACITY);
+    }
+    c->number = ++c->comm->enqueued;
+    return nd_double_submit(stream, run, c, sizeof *c) == cudaSuccess ? ncclSuccess
+                                                                      : ncclUnhandledCudaError;
+}
+
+static ncclResult_t collective(kind what, const void *send, size_t send_count, void *recv,
+                               size_t recv_count, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               int root, ncclComm_t comm, cudaStream_t stream)
+{
+    call c = {.comm = comm,
+              .kind = what,
+              .send = send,
+              .recv = recv,
+              .count = count,
+              .type = type,
+              .op = op,
+              .root = root};
+    nd_double_need_device("NCCL's send buffer", send, send_count * nccl_width(type));
+    nd_double_need_device("NCCL's receive buffer", recv, recv_count * nccl_width(type));
+    return enqueue(&c, stream);
+}
+
+ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type,
+                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
+{
+    return collective(ALL_REDUCE, send, count, recv, count, count, type, op, 0, comm, stream);
+}
+
+ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t type,
+                           ncclComm_t comm, cudaStream_t stream)
+{
+    return collective(ALL_GATHER, send, count, recv, count * (size_t)comm->size, count, type,
+                      ncclSum, 0, comm, stream);
+}
+
+ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count, ncclDataType_t type,
+                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
+{
+    return collective(REDUCE_SCATTER, send, count * (size_t)comm->size, recv, count, count, type,
+                      op, 0, comm, stream);
+}
+
+ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataType_t type,
+                           int root, ncclComm_t comm, cudaStream_t stream)
+{
+    return collective(BROADCAST, send, count, recv, count, count, type, ncclSum, root, comm,
+                      stream);
+}
+
+static _Thread_local struct {
+    bool open;
+    cudaStream_t stream;
+    call call;
+} group;
+
+ncclResult_t ncclGroupStart(void)
+{
+    group.open = true;
+    group.stream = NULL;
+    memset(&group.call, 0, sizeof group.call);
+    group.call.kind = GROUP;
+    return ncclSuccess;
+}
+
+static ncclResult_t add_pair(pair p, ncclComm_t comm, cudaStream_t stream)
+{
+    if (!group.open || group.call.pair_count == PAIRS) {
+        nd_double_violation("NCCL: a send or receive outside of a group, or too many");
+    }
+    if (group.stream && (group.stream != stream || group.call.comm != comm)) {
+        nd_double_violation("NCCL: two streams or communicators in one group");
+    }
+    nd_double_need_device("NCCL's buffer", p.buffer, p.bytes);
+    group.stream = stream;
+    group.call.comm = comm;
+    group.call.pairs[group.call.pair_count++] = p;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t comm, cudaStream_t stream)
+{
+    return add_pair((pair){false, (char *)send, count * nccl_width(type), peer}, comm, stream);
+}
+
+ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream)
+{
+    return add_pair((pair){true, recv, count * nccl_width(type), peer}, comm, stream);
+}
+
+ncclResult_t ncclGroupEnd(void)
+{
+    group.open = false;
+    return group.stream ? enqueue(&group.call, group.stream) : ncclSuccess;
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TESTS_HOSTCUDA_NCCL_PARTS_H
+#define ND_TESTS_HOSTCUDA_NCCL_PARTS_H
+/* What the files of NCCL's double share: communicators (nccl.c), operations (nccl_ops.c), and their
+ * arithmetic (nccl_sum.c). */
+#include <nccl.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { RANKS = 16, SPLITS = 40, PAIRS = 2 * RANKS, CAPACITY = 16 << 20, WORLD_SPLIT = 0 };
+
+typedef struct member { /* of one split, indexed by world rank */
+    _Atomic int ready;
+    _Atomic int color, key;
+    _Atomic uint64_t published, consumed;
+    _Atomic uint64_t signature[2];  /* of the operation in each half */
+    _Atomic int64_t sent[2][RANKS]; /* group calls: bytes for each member, one after the other */
+} member;
+
+typedef struct shared {
+    _Atomic int joined, broken;
+    member members[SPLITS][RANKS];
+} shared;
+
+struct ncclComm {
+    shared *shared;
+    char *data; /* [SPLITS][RANKS][2][CAPACITY] */
+    int world_rank, world_size, split, next_split;
+    int size, index, ranks[RANKS];
+    uint64_t enqueued;
+    bool settled, aborted;
+    int color, key;
+};
+
+typedef enum kind { ALL_REDUCE = 1, ALL_GATHER, REDUCE_SCATTER, BROADCAST, GROUP } kind;
+
+typedef struct pair {
+    bool receives;
+    char *buffer;
+    size_t bytes;
+    int peer;
+} pair;
+
+typedef struct call {
+    ncclComm_t comm;
+    kind kind;
+    const char *send;
+    char *recv;
+    size_t count;
+    ncclDataType_t type;
+    ncclRedOp_t op;
+    int root;
+    uint64_t number;
+    bool published;
+    int pair_count;
+    pair pairs[PAIRS];
+} call;
+
+size_t nccl_width(ncclDataType_t type); /* bytes of an element */
+/* What a member of the call's communicator published for it. */
+char *nccl_buffer_of(const call *c, int index);
+/* count elements from the given one of what all members published, reduced into out. */
+void nccl_reduce(const call *c, size_t from, size_t count, char *out);
+
+#endif
