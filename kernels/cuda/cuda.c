@@ -7,6 +7,7 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/sdpa.h"
 #include "kernels/ops_check.h"
+#include "runtime/base/clock.h"
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
 
@@ -361,4 +362,36 @@ bool nd_ops_cuda_lacks_cudnn(void)
 size_t nd_ops_cuda_workspace(void)
 {
     return ND_LT_WORKSPACE + ND_CUDA_SCRATCH;
+}
+
+void nd_ops_cuda_tune(nd_device *device, int candidates, double seconds)
+{
+    nd_lt_tune(nd_cuda_context_of(device)->lt, candidates, nd_clock_seconds() + seconds);
+}
+
+int nd_ops_cuda_choices(const nd_device *device, nd_lt_choice out[ND_LT_PLANS])
+{
+    return nd_lt_choices(nd_cuda_context_of(device)->lt, out);
+}
+
+nd_status nd_ops_cuda_install(nd_device *device, const nd_lt_choice *choices, int count)
+{
+    return nd_lt_install(nd_cuda_context_of(device)->lt, choices, count);
+}
+
+int nd_ops_cuda_unchosen(const nd_device *device)
+{
+    return nd_lt_unchosen(nd_cuda_context_of(device)->lt);
+}
+
+void nd_ops_cuda_versions(const nd_device *device, int *capability, size_t *cublaslt)
+{
+    *capability = nd_cuda_context_of(device)->capability;
+    *cublaslt = nd_lt_version(nd_cuda_context_of(device)->lt);
+}
+
+nd_status nd_ops_cuda_median(nd_stream *stream, nd_status (*call)(void *context, nd_stream *stream),
+                             void *context, int repeats, double *seconds)
+{
+    return nd_cuda_median(stream, call, context, repeats, seconds);
 }

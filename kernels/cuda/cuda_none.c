@@ -32,3 +32,34 @@ size_t nd_ops_cuda_workspace(void)
 {
     return 0;
 }
+
+void nd_ops_cuda_tune(nd_device *device, int candidates, double seconds)
+{
+}
+
+int nd_ops_cuda_choices(const nd_device *device, nd_lt_choice out[ND_LT_PLANS])
+{
+    return 0;
+}
+
+nd_status nd_ops_cuda_install(nd_device *device, const nd_lt_choice *choices, int count)
+{
+    return absent();
+}
+
+int nd_ops_cuda_unchosen(const nd_device *device)
+{
+    return 0;
+}
+
+void nd_ops_cuda_versions(const nd_device *device, int *capability, size_t *cublaslt)
+{
+    *capability = 0;
+    *cublaslt = 0;
+}
+
+nd_status nd_ops_cuda_median(nd_stream *stream, nd_status (*call)(void *context, nd_stream *stream),
+                             void *context, int repeats, double *seconds)
+{
+    return absent();
+}

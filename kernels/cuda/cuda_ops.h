@@ -2,6 +2,7 @@
 #ifndef ND_CUDA_OPS_H
 #define ND_CUDA_OPS_H
 /* The CUDA backend's table. A program built without CUDA has these functions too: they say so. */
+#include "kernels/cuda/lt_choice.h"
 #include "kernels/ops.h"
 
 /*
@@ -18,5 +19,21 @@ nd_status nd_ops_cuda_planner(const nd_ops **out);
 const char *nd_ops_cuda_machine(const nd_device *device);
 /* Device memory that nd_ops_cuda allocates. */
 size_t nd_ops_cuda_workspace(void);
+
+/*
+ * Autotune of the products (matmul_lt.h has the rules): begin times forms at their first use, for
+ * `seconds` at most; install takes choices, here the ones of another run or rank too.
+ */
+void nd_ops_cuda_tune(nd_device *device, int candidates, double seconds);
+int nd_ops_cuda_choices(const nd_device *device, nd_lt_choice out[ND_LT_PLANS]);
+nd_status nd_ops_cuda_install(nd_device *device, const nd_lt_choice *choices, int count);
+/* Forms met since then that were not among the choices. */
+int nd_ops_cuda_unchosen(const nd_device *device);
+/* Compute capability (90) and version of cuBLASLt (130100). */
+void nd_ops_cuda_versions(const nd_device *device, int *capability, size_t *cublaslt);
+/* Seconds of what `call` enqueues: the median of `repeats` (16 at most) calls after a first one.
+ * Waits. */
+nd_status nd_ops_cuda_median(nd_stream *stream, nd_status (*call)(void *context, nd_stream *stream),
+                             void *context, int repeats, double *seconds);
 
 #endif

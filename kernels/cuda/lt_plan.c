@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/lt_plan.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "kernels/cuda/matmul_lt.h"
@@ -81,6 +82,19 @@ static nd_status prefer(const nd_lt_library *l, const nd_lt_key *key,
     return ND_OK;
 }
 
+const char *nd_lt_key_format(const nd_lt_key *key, char *buffer, size_t size)
+{
+    snprintf(buffer, size,
+             "%s (%lld, %lld) = %s %s (ld %lld) x %s %s (ld %lld), k %lld, beta %d, aligned to %d, "
+             "%d, %d bytes",
+             nd_dtype_name((nd_dtype)key->d), (long long)key->m, (long long)key->n,
+             nd_dtype_name((nd_dtype)key->a), key->a_transposed ? "T" : "N", (long long)key->lda,
+             nd_dtype_name((nd_dtype)key->b), key->b_transposed ? "T" : "N", (long long)key->ldb,
+             (long long)key->k, (int)key->beta, (int)key->align_a, (int)key->align_b,
+             (int)key->align_d);
+    return buffer;
+}
+
 nd_status nd_lt_plan_init(const nd_lt_library *l, cublasLtHandle_t handle, nd_lt_key key,
                           int wanted, nd_lt_plan *plan, cublasLtMatmulHeuristicResult_t *results,
                           int *found)
@@ -93,18 +107,69 @@ nd_status nd_lt_plan_init(const nd_lt_library *l, cublasLtHandle_t handle, nd_lt
     cublasStatus_t status = l->heuristic(handle, &plan->desc, &plan->a, &plan->b, &plan->d,
                                          &plan->d, &preference, wanted, results, found);
     if (status != CUBLAS_STATUS_SUCCESS || *found == 0) {
-        return nd_fail(
-            ND_ERR_INTERNAL,
-            "cuBLASLt has no algorithm (status %d) for %s (%lld, %lld) = %s %s (ld %lld) x %s %s "
-            "(ld %lld), k %lld, beta %d, aligned to %d, %d, %d bytes",
-            (int)status, nd_dtype_name((nd_dtype)key.d), (long long)key.m, (long long)key.n,
-            nd_dtype_name((nd_dtype)key.a), key.a_transposed ? "T" : "N", (long long)key.lda,
-            nd_dtype_name((nd_dtype)key.b), key.b_transposed ? "T" : "N", (long long)key.ldb,
-            (long long)key.k, (int)key.beta, (int)key.align_a, (int)key.align_b, (int)key.align_d);
+        char form[256];
+        return nd_fail(ND_ERR_INTERNAL, "cuBLASLt has no algorithm (status %d) for %s", (int)status,
+                       nd_lt_key_format(&key, form, sizeof form));
     }
     plan->key = key;
     plan->used = true;
     plan->algorithm = results[0].algo;
     plan->workspace = results[0].workspaceSize;
     return ND_OK;
+}
+
+nd_status nd_lt_plan_restore(const nd_lt_library *l, cublasLtHandle_t handle,
+                             const nd_lt_choice *choice, nd_lt_plan *plan)
+{
+    cublasLtMatmulHeuristicResult_t result = {0};
+    _Static_assert(sizeof plan->algorithm == sizeof choice->algorithm, "recorded whole");
+    memset(plan, 0, sizeof *plan);
+    memcpy(&plan->algorithm, choice->algorithm, sizeof plan->algorithm);
+    ND_TRY(describe(l, &choice->key, plan));
+    cublasStatus_t status = l->check(handle, &plan->desc, &plan->a, &plan->b, &plan->d, &plan->d,
+                                     &plan->algorithm, &result);
+    if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > ND_LT_WORKSPACE) {
+        char form[256];
+        return nd_fail(ND_ERR_CONFIG,
+                       "cuBLASLt %zu does not accept the recorded algorithm %lld (status %d, %zu "
+                       "bytes of workspace of at most %d) for %s; time again with "
+                       "kernels.autotune, without kernels.autotune_from",
+                       l->version(), (long long)choice->traits.id, (int)status,
+                       result.workspaceSize, (int)ND_LT_WORKSPACE,
+                       nd_lt_key_format(&choice->key, form, sizeof form));
+    }
+    plan->key = choice->key;
+    plan->used = true;
+    plan->workspace = result.workspaceSize;
+    plan->chosen = true;
+    plan->candidates = (int)choice->candidates;
+    plan->picked = (int)choice->picked;
+    plan->seconds = choice->seconds;
+    plan->first_seconds = choice->first_seconds;
+    return ND_OK;
+}
+
+/* Attributes have 2 or 4 bytes. */
+static int64_t trait(const nd_lt_library *l, const cublasLtMatmulAlgo_t *algorithm,
+                     cublasLtMatmulAlgoConfigAttributes_t attribute, size_t bytes)
+{
+    uint32_t value = 0;
+    size_t written = 0;
+    cublasStatus_t status = l->algorithm_get(algorithm, attribute, &value, bytes, &written);
+    return status == CUBLAS_STATUS_SUCCESS && written == bytes ? (int64_t)value : -1;
+}
+
+nd_lt_traits nd_lt_traits_of(const nd_lt_library *l, const cublasLtMatmulAlgo_t *algorithm)
+{
+    return (nd_lt_traits){
+        .id = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_ID, 4),
+        .tile = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, 4),
+        .stages = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID, 4),
+        .split_k = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4),
+        .reduction = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4),
+        .swizzle = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4),
+        .custom = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4),
+        .inner_shape = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2),
+        .cluster_shape = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2),
+    };
 }

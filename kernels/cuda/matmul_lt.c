@@ -5,26 +5,10 @@
 #include <string.h>
 
 #include "kernels/cuda/kernels.h"
-#include "kernels/cuda/lt_plan.h"
+#include "kernels/cuda/lt_state.h"
 #include "runtime/device/cuda_check.h"
 
-enum { PLANS = 1024, VECTOR_SCALES_SINCE = 120900 };
-
-struct nd_lt {
-    nd_device *device;
-    nd_lt_library library;
-    cublasLtHandle_t handle;
-    int capability, candidates, plan_count;
-    void *workspace;
-    nd_lt_plan plans[PLANS]; /* open addressing */
-};
-
-/* Pointers of one call. Scales: NULL for 1. */
-typedef struct operands {
-    const void *a, *b;
-    void *d;
-    const float *scale_a, *scale_b;
-} operands;
+enum { VECTOR_SCALES_SINCE = 120900 };
 
 nd_status nd_lt_create(nd_device *device, int capability, nd_lt **out)
 {
@@ -73,12 +57,7 @@ int nd_lt_plan_count(const nd_lt *lt)
     return lt->plan_count;
 }
 
-void nd_lt_set_candidates(nd_lt *lt, int candidates)
-{
-    lt->candidates = candidates > ND_LT_CANDIDATES ? ND_LT_CANDIDATES : candidates;
-}
-
-static nd_status run(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const operands *x)
+nd_status nd_lt_run(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_lt_operands *x)
 {
     const float one = 1.0f, beta = (float)plan->key.beta;
     const nd_lt_library *l = &lt->library;
@@ -103,7 +82,7 @@ static size_t matrix_bytes(int64_t ld, int64_t columns, int32_t dtype)
 typedef struct bench {
     void *memory;
     size_t bytes;
-    operands x;
+    nd_lt_operands x;
     cudaEvent_t begin, end;
 } bench;
 
@@ -131,7 +110,7 @@ static nd_status bench_init(nd_lt *lt, const nd_lt_key *key, bench *out)
     b.bytes = a + second + d + scales;
     ND_TRY(nd_device_alloc(lt->device, b.bytes, &b.memory));
     char *at = b.memory;
-    b.x = (operands){at, at + a, at + a + second, NULL, NULL};
+    b.x = (nd_lt_operands){at, at + a, at + a + second, NULL, NULL};
     if (key->scaling != ND_LT_UNSCALED) {
         b.x.scale_a = (const float *)(at + a + second + d);
         b.x.scale_b = b.x.scale_a + (key->m + 63) / 64 * 64;
@@ -152,41 +131,16 @@ static nd_status bench_run(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, bench
                            double *seconds)
 {
     float ms = 0.0f;
-    ND_TRY(run(lt, stream, plan, &b->x)); /* warm */
+    ND_TRY(nd_lt_run(lt, stream, plan, &b->x)); /* warm */
     ND_CUDA(lt->device, cudaEventRecord(b->begin, nd_cuda_stream(stream)));
     for (int i = 0; i < repeats; i++) {
-        ND_TRY(run(lt, stream, plan, &b->x));
+        ND_TRY(nd_lt_run(lt, stream, plan, &b->x));
     }
     ND_CUDA(lt->device, cudaEventRecord(b->end, nd_cuda_stream(stream)));
     ND_TRY(nd_stream_sync(stream));
     ND_CUDA(lt->device, cudaEventElapsedTime(&ms, b->begin, b->end));
     *seconds = (double)ms * 1e-3 / repeats;
     return ND_OK;
-}
-
-/* Times the candidates and keeps the fastest. */
-static nd_status choose(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan,
-                        const cublasLtMatmulHeuristicResult_t *results, int found)
-{
-    bench b;
-    double best = 1e30, seconds = 0.0;
-    int best_at = 0;
-    nd_status status = ND_OK;
-    ND_TRY(bench_init(lt, &plan->key, &b));
-    for (int i = 0; i < found; i++) {
-        plan->algorithm = results[i].algo;
-        plan->workspace = results[i].workspaceSize;
-        ND_TRY_OUT(bench_run(lt, stream, plan, &b, 5, &seconds));
-        if (seconds < best) {
-            best = seconds;
-            best_at = i;
-        }
-    }
-    plan->algorithm = results[best_at].algo;
-    plan->workspace = results[best_at].workspaceSize;
-out:
-    bench_fini(lt, &b);
-    return status;
 }
 
 static uint32_t hash_of(const nd_lt_key *key)
@@ -199,35 +153,51 @@ static uint32_t hash_of(const nd_lt_key *key)
     return hash;
 }
 
+nd_lt_plan *nd_lt_slot(nd_lt *lt, const nd_lt_key *key)
+{
+    uint32_t at = hash_of(key) % ND_LT_PLANS;
+    while (lt->plans[at].used && memcmp(&lt->plans[at].key, key, sizeof *key) != 0) {
+        at = (at + 1) % ND_LT_PLANS;
+    }
+    return &lt->plans[at];
+}
+
+static nd_status make_plan(nd_lt *lt, nd_stream *stream, const nd_lt_key *key,
+                           const nd_lt_operands *x, nd_lt_plan *plan)
+{
+    cublasLtMatmulHeuristicResult_t results[ND_LT_CANDIDATES];
+    int found = 0, wanted = lt->candidates > 1 ? lt->candidates : 1;
+    if (lt->plan_count == ND_LT_PLANS - 1) {
+        return nd_fail(ND_ERR_INTERNAL, "more than %d forms of matrix products", ND_LT_PLANS - 1);
+    }
+    nd_status status =
+        nd_lt_plan_init(&lt->library, lt->handle, *key, wanted, plan, results, &found);
+    if (status != ND_OK && key->scaling == ND_LT_VECTORS) {
+        nd_error_clear();
+        plan->key = *key;
+        plan->used = true;
+        plan->refused = true;
+    } else {
+        ND_TRY(status);
+    }
+    plan->number = lt->plan_count++;
+    if (lt->candidates > 1 && !plan->refused) {
+        ND_TRY(nd_lt_choose(lt, stream, plan, x, results, found));
+        plan->chosen = true;
+    }
+    return ND_OK;
+}
+
 /* The plan of a form; *out is NULL when the library refuses vectors of scales for it (the caller
  * has another way). */
-static nd_status plan_of(nd_lt *lt, nd_stream *stream, const nd_lt_key *key, nd_lt_plan **out)
+static nd_status plan_of(nd_lt *lt, nd_stream *stream, const nd_lt_key *key,
+                         const nd_lt_operands *x, nd_lt_plan **out)
 {
-    uint32_t at = hash_of(key) % PLANS;
-    while (lt->plans[at].used && memcmp(&lt->plans[at].key, key, sizeof *key) != 0) {
-        at = (at + 1) % PLANS;
-    }
-    nd_lt_plan *plan = &lt->plans[at];
+    nd_lt_plan *plan = nd_lt_slot(lt, key);
     if (!plan->used) {
-        cublasLtMatmulHeuristicResult_t results[ND_LT_CANDIDATES];
-        int found = 0, wanted = lt->candidates > 1 ? lt->candidates : 1;
-        if (lt->plan_count == PLANS - 1) {
-            return nd_fail(ND_ERR_INTERNAL, "more than %d forms of matrix products", PLANS - 1);
-        }
-        nd_status status =
-            nd_lt_plan_init(&lt->library, lt->handle, *key, wanted, plan, results, &found);
-        if (status != ND_OK && key->scaling == ND_LT_VECTORS) {
-            nd_error_clear();
-            plan->key = *key;
-            plan->used = true;
-            plan->refused = true;
-        } else if (status != ND_OK) {
-            return status;
-        } else if (found > 1) {
-            ND_TRY(choose(lt, stream, plan, results, found));
-        }
-        lt->plan_count++;
+        ND_TRY(make_plan(lt, stream, key, x, plan));
     }
+    plan->touched = true;
     *out = plan->refused ? NULL : plan;
     return ND_OK;
 }
@@ -254,9 +224,9 @@ nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, nd_tensor c, nd_tensor a, b
         .align_b = nd_lt_alignment(a.data),
         .align_d = nd_lt_alignment(c.data),
     };
-    operands x = {.a = b.data, .b = a.data, .d = c.data};
-    ND_TRY(plan_of(lt, stream, &key, &plan));
-    return run(lt, stream, plan, &x);
+    nd_lt_operands x = {.a = b.data, .b = a.data, .d = c.data};
+    ND_TRY(plan_of(lt, stream, &key, &x, &plan));
+    return nd_lt_run(lt, stream, plan, &x);
 }
 
 /* The stored matrix whose rows run along the summed axis: (rows of op(a), k), or (columns of op(b),
@@ -316,10 +286,10 @@ static nd_status rescaled_rows(nd_lt *lt, nd_stream *stream, nd_tensor c, nd_ten
 {
     nd_lt_plan *plan = NULL;
     nd_lt_key key = fp8_key(product, a, b, false, fast, ND_LT_SCALARS);
-    operands x = {.a = b.data, .b = a.data, .d = product.data};
+    nd_lt_operands x = {.a = b.data, .b = a.data, .d = product.data};
     bool a_rows = fa->granularity != ND_PER_TENSOR, b_columns = fb->granularity != ND_PER_TENSOR;
-    ND_TRY(plan_of(lt, stream, &key, &plan));
-    ND_TRY(run(lt, stream, plan, &x));
+    ND_TRY(plan_of(lt, stream, &key, &x, &plan));
+    ND_TRY(nd_lt_run(lt, stream, plan, &x));
     int launched = nd_cuda_fp8_rescale(nd_cuda_stream(stream), c, product, fa->inverse, a_rows,
                                        fb->inverse, b_columns, beta);
     return nd_cuda_op_done(stream, "fp8_rescale", (cudaError_t)launched);
@@ -359,17 +329,17 @@ nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, nd_tensor c, const nd_f
     nd_tensor rows = along_k(a, !a_transposed), columns = along_k(b, b_transposed);
     bool a_vector = a->granularity != ND_PER_TENSOR, b_vector = b->granularity != ND_PER_TENSOR;
     nd_lt_plan *plan = NULL;
-    operands x = {columns.data, rows.data, c.data, b->inverse, a->inverse};
+    nd_lt_operands x = {columns.data, rows.data, c.data, b->inverse, a->inverse};
     ND_TRY(check_fp8(c, rows, columns));
     if (a_vector == b_vector) {
         bool newer = lt->capability >= 90 && lt->library.version() >= VECTOR_SCALES_SINCE;
         nd_lt_key key = fp8_key(c, rows, columns, beta != 0.0f, fast_accumulation,
                                 a_vector ? ND_LT_VECTORS : ND_LT_SCALARS);
         if (!a_vector || newer) {
-            ND_TRY(plan_of(lt, stream, &key, &plan));
+            ND_TRY(plan_of(lt, stream, &key, &x, &plan));
         }
     }
-    return plan ? run(lt, stream, plan, &x)
+    return plan ? nd_lt_run(lt, stream, plan, &x)
                 : rescaled(lt, stream, c, rows, columns, a, b, beta, fast_accumulation, scratch);
 }
 
@@ -399,9 +369,9 @@ nd_status nd_lt_time(nd_lt *lt, nd_stream *stream, const nd_lt_form *form, int r
         .align_b = 256,
         .align_d = 256,
     };
-    ND_TRY(plan_of(lt, stream, &key, &plan));
     ND_TRY(bench_init(lt, &key, &b));
-    nd_status status = bench_run(lt, stream, plan, &b, repeats, seconds);
+    nd_status status = plan_of(lt, stream, &key, &b.x, &plan);
+    status = status == ND_OK ? bench_run(lt, stream, plan, &b, repeats, seconds) : status;
     bench_fini(lt, &b);
     return status;
 }

@@ -9,6 +9,7 @@
  * cuBLASLt is column-major: a row-major c (m, n) = op(a) op(b) is its c^T (n, m) = op(b)^T op(a)^T,
  * so its A is our b.
  */
+#include "kernels/cuda/lt_choice.h"
 #include "kernels/ops.h"
 
 typedef struct nd_lt nd_lt;
@@ -35,11 +36,24 @@ nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, nd_tensor c, const nd_f
 size_t nd_lt_matmul_fp8_scratch(int64_t m, int64_t n, int64_t k, nd_dtype act);
 
 /*
- * Autotune: from now on the first use of a form times the library's best `candidates` algorithms on
- * memory of its own (allocated and freed inside, so before step 0 only) and keeps the fastest. 0 or
- * 1: the library's first choice.
+ * Autotune: until nd_lt_install the first use of a form times the library's best `candidates`
+ * algorithms on the operands of the call, whose result is lost, and keeps the fastest; after
+ * `deadline` (nd_clock_seconds) the library's first choice. 0 or 1 candidates: off. Marks forms as
+ * not yet used.
  */
-void nd_lt_set_candidates(nd_lt *lt, int candidates);
+void nd_lt_tune(nd_lt *lt, int candidates, double deadline);
+/* The forms used since nd_lt_tune, in the order of their first uses; returns how many. */
+int nd_lt_choices(const nd_lt *lt, nd_lt_choice out[ND_LT_PLANS]);
+/* Forgets all forms, then takes these. ND_ERR_CONFIG when the library does not accept one. */
+nd_status nd_lt_install(nd_lt *lt, const nd_lt_choice *choices, int count);
+/* Forms met since nd_lt_install that were not among its choices. */
+int nd_lt_unchosen(const nd_lt *lt);
+
+enum { ND_CUDA_MEDIAN_MAX = 16 };
+/* Seconds of what `call` enqueues: the median of `repeats` calls after a first one. Waits. */
+nd_status nd_cuda_median(nd_stream *stream, nd_status (*call)(void *context, nd_stream *stream),
+                         void *context, int repeats, double *seconds);
+
 /* Seconds of one product of this form, the mean of `repeats` on memory of its own; makes its plan.
  * For tuning and benches. */
 typedef struct nd_lt_form {

@@ -35,6 +35,7 @@ typedef struct lt_algorithm {
     uint32_t workspace;
     uint32_t m, n, k;
     uint16_t types[3];
+    uint16_t index; /* among the three */
 } lt_algorithm;
 
 _Static_assert(sizeof(lt_desc) <= sizeof(cublasLtMatmulDescOpaque_t), "fits");
@@ -236,6 +237,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         lt_algorithm algorithm = {
             .mark = ALGORITHM,
             .workspace = (uint32_t)(i == 1 ? 0 : p->workspace),
+            .index = (uint16_t)i,
             .m = (uint32_t)ld->rows,
             .n = (uint32_t)ld->columns,
             .k = (uint32_t)(x->op_a ? la->rows : la->columns),
@@ -251,11 +253,56 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     return CUBLAS_STATUS_SUCCESS;
 }
 
+/* ND_DOUBLE_LT_REFUSES=1: a library that takes none of the algorithms that were recorded. */
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                       cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t *algo,
+                                       cublasLtMatmulHeuristicResult_t *result)
+{
+    const lt_desc *x = (const lt_desc *)desc;
+    const lt_layout *la = (lt_layout *)a, *lb = (lt_layout *)b, *ld = (lt_layout *)d;
+    lt_algorithm chosen;
+    memcpy(&chosen, algo, sizeof chosen);
+    cublasStatus_t status = check_layouts(x, la, lb, (lt_layout *)c, ld);
+    if (status == CUBLAS_STATUS_SUCCESS) {
+        status = check_types(x, la, lb, ld);
+    }
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        return status;
+    }
+    REFUSE_IF(chosen.mark != ALGORITHM || chosen.index > 2, CUBLAS_STATUS_INVALID_VALUE);
+    REFUSE_IF(getenv("ND_DOUBLE_LT_REFUSES"), CUBLAS_STATUS_NOT_SUPPORTED);
+    REFUSE_IF(chosen.m != ld->rows || chosen.n != ld->columns ||
+                  chosen.k != (x->op_a ? la->rows : la->columns),
+              CUBLAS_STATUS_INVALID_VALUE);
+    memset(result, 0, sizeof *result);
+    result->workspaceSize = chosen.workspace;
+    result->state = CUBLAS_STATUS_SUCCESS;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute,
+                                                    void *value, size_t size, size_t *written)
+{
+    bool narrow = attribute == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID ||
+                  attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
+    lt_algorithm chosen;
+    memcpy(&chosen, algo, sizeof chosen);
+    REFUSE_IF(chosen.mark != ALGORITHM || size != (narrow ? 2 : 4), CUBLAS_STATUS_INVALID_VALUE);
+    uint32_t answer = attribute == CUBLASLT_ALGO_CONFIG_ID ? chosen.index : 0;
+    memcpy(value, &answer, size);
+    *written = size;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
 typedef struct lt_call {
     int64_t m, n, k, lda, ldb, ldd;
     cudaDataType type_a, type_b, type_d;
     bool ta, tb, vectors;
     float alpha, beta;
+    int index; /* of the algorithm */
     const void *a, *b;
     void *d;
     const float *scale_a, *scale_b;
@@ -287,22 +334,38 @@ static float *pack(const void *data, cudaDataType type, int64_t rows, int64_t k,
     return out;
 }
 
-static float dot(const float *a, const float *b, int64_t k)
+/* Each algorithm adds in an order of its own, so that another choice shows in the bits. */
+static float dot(const float *a, const float *b, int64_t k, int index)
 {
-    float lanes[16] = {0}, sum = 0.0f;
+    enum { LANES = 16 };
+    float lanes[LANES] = {0}, sum = 0.0f;
     int64_t p = 0;
-    for (; p + 16 <= k; p += 16) {
-        for (int l = 0; l < 16; l++) {
+    for (; p + LANES <= k; p += LANES) {
+        for (int l = 0; l < LANES; l++) {
             lanes[l] += a[p + l] * b[p + l];
         }
     }
     for (; p < k; p++) {
-        lanes[p % 16] += a[p] * b[p];
+        lanes[p % LANES] += a[p] * b[p];
     }
-    for (int l = 0; l < 16; l++) {
-        sum += lanes[l];
+    for (int l = 0; l < LANES; l++) {
+        sum += lanes[(l * (2 * index + 1) + index) % LANES];
     }
     return sum;
+}
+
+/*
+ * ND_DOUBLE_LT_TIMES="3,1,2": what a product takes on the double's clock with each algorithm, in
+ * seconds; ND_DOUBLE_LT_FP8: times that in FP8 (1). Unset: nothing but the time of this CPU.
+ */
+static double seconds_of(int index, bool fp8)
+{
+    const char *times = getenv("ND_DOUBLE_LT_TIMES"), *factor = getenv("ND_DOUBLE_LT_FP8");
+    for (int i = 0; times && i < index; i++) {
+        times = strchr(times, ',');
+        times = times ? times + 1 : NULL;
+    }
+    return times ? strtod(times, NULL) * (fp8 && factor ? strtod(factor, NULL) : 1.0) : 0.0;
 }
 
 static void run_matmul(void *closure)
@@ -314,7 +377,7 @@ static void run_matmul(void *closure)
         for (int64_t i = 0; i < x->m; i++) {
             float scale = (x->scale_a ? x->scale_a[x->vectors ? i : 0] : 1.0f) *
                           (x->scale_b ? x->scale_b[x->vectors ? j : 0] : 1.0f);
-            float value = x->alpha * scale * dot(a + i * x->k, b + j * x->k, x->k);
+            float value = x->alpha * scale * dot(a + i * x->k, b + j * x->k, x->k, x->index);
             int64_t at = j * x->ldd + i;
             value += x->beta != 0.0f ? x->beta * load(x->d, x->type_d, at) : 0.0f;
             if (x->type_d == CUDA_R_32F) {
@@ -326,6 +389,7 @@ static void run_matmul(void *closure)
     }
     free(a);
     free(b);
+    nd_double_spend(seconds_of(x->index, is_fp8(x->type_a)));
 }
 
 static void need_matrix(const char *what, const void *p, const lt_layout *l, uint32_t align)
@@ -372,6 +436,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         .vectors = x->mode_a == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
         .alpha = *(const float *)alpha,
         .beta = *(const float *)beta,
+        .index = chosen.index,
         .a = A,
         .b = B,
         .d = D,

@@ -13,6 +13,7 @@
  *
  * The environment, read at first use: ND_DOUBLE_DEVICES (8; 0: none; -1: no driver),
  * ND_DOUBLE_DRIVER (13000), ND_DOUBLE_CAPABILITY (90), ND_DOUBLE_MEMORY (MiB, 65536),
+ * ND_DOUBLE_OTHER (none: the number of the GPU that has another name),
  * ND_DOUBLE_ORDER (lazy; eager: everything runs when it is enqueued, as far as it can; others: the
  * other queues first).
  */
@@ -49,6 +50,9 @@ void nd_double_need_device(const char *what, const void *p, size_t bytes);
 /* Aborts with a sentence about what the real library would have refused or done wrong. */
 void nd_double_violation(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
+/* From a task: the device's clock, which events read, goes on by so much more. */
+void nd_double_spend(double seconds);
+
 /* Runs everything that can run on the current device. */
 void nd_double_drain(void);
 
@@ -58,6 +62,7 @@ typedef struct nd_double_machine {
     int driver;  /* 13000: CUDA 13.0 */
     int capability;
     size_t memory;
+    int other; /* the GPU that has another name; -1: none */
     enum { ND_DOUBLE_LAZY, ND_DOUBLE_EAGER, ND_DOUBLE_OTHERS } order;
 } nd_double_machine;
 
@@ -65,7 +70,7 @@ nd_double_machine *nd_double_machine_get(void);
 
 /* How often something was called, for tests. */
 typedef struct nd_double_counts {
-    long allocations, frees, host_waits, submitted, graphs_launched;
+    long allocations, frees, host_waits, submitted, graphs_launched, timings;
 } nd_double_counts;
 nd_double_counts nd_double_counts_get(void);
 

@@ -60,6 +60,7 @@ static void start(void)
     machine.driver = (int)number("ND_DOUBLE_DRIVER", 13000);
     machine.capability = (int)number("ND_DOUBLE_CAPABILITY", 90);
     machine.memory = (size_t)number("ND_DOUBLE_MEMORY", 65536) << 20;
+    machine.other = (int)number("ND_DOUBLE_OTHER", -1);
     machine.order = order && strcmp(order, "eager") == 0    ? ND_DOUBLE_EAGER
                     : order && strcmp(order, "others") == 0 ? ND_DOUBLE_OTHERS
                                                             : ND_DOUBLE_LAZY;
@@ -307,7 +308,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int ordinal)
         return machine_error(cudaErrorInvalidDevice);
     }
     memset(out, 0, sizeof *out);
-    snprintf(out->name, sizeof out->name, "double of a GPU");
+    snprintf(out->name, sizeof out->name, "%s",
+             ordinal == machine.other ? "double of another GPU" : "double of a GPU");
     out->major = machine.capability / 10;
     out->minor = machine.capability % 10;
     out->totalGlobalMem = machine.memory;

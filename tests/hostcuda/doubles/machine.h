@@ -49,7 +49,8 @@ typedef struct double_device {
     region regions[MACHINE_REGIONS];
     int region_count;
     size_t used;
-    int open; /* nested: device memory is accessible */
+    int64_t spent_ns; /* nd_double_spend */
+    int open;         /* nested: device memory is accessible */
     cudaError_t broken;
     nd_double_counts counts;
 } double_device;

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CUDA_LT_CHOICE_H
+#define ND_CUDA_LT_CHOICE_H
+/*
+ * Which algorithm of cuBLASLt makes a form of product: what autotune finds, records and replays.
+ * Without types of CUDA, so that records are read and written by any build.
+ */
+#include <stdint.h>
+
+typedef enum nd_lt_scaling {
+    ND_LT_UNSCALED = 0,
+    ND_LT_SCALARS, /* one per operand */
+    ND_LT_VECTORS  /* (m) for A, (n) for B */
+} nd_lt_scaling;
+
+/* d (m, n) = op(A) op(B) + beta d, all column-major. Compared by bytes: no padding is left
+ * unset. */
+typedef struct nd_lt_key {
+    int64_t m, n, k, lda, ldb, ldd;
+    int32_t a, b, d; /* nd_dtype */
+    int32_t a_transposed, b_transposed;
+    int32_t beta;                      /* 0 or 1 */
+    int32_t fast;                      /* accumulation with fewer bits */
+    int32_t scaling;                   /* nd_lt_scaling */
+    int32_t align_a, align_b, align_d; /* bytes, powers of two up to 256 */
+    int32_t unused;
+} nd_lt_key;
+
+enum {
+    ND_LT_PLANS = 1024,   /* more than the forms of a run */
+    ND_LT_CANDIDATES = 16 /* most algorithms that are timed for one */
+};
+
+/* The library's names of an algorithm's settings, for people; `algorithm` is what counts. */
+typedef struct nd_lt_traits {
+    int64_t id, tile, stages, split_k, reduction, swizzle, custom, inner_shape, cluster_shape;
+} nd_lt_traits;
+
+typedef struct nd_lt_choice {
+    nd_lt_key key;
+    uint64_t algorithm[8]; /* cublasLtMatmulAlgo_t: of one version of the library */
+    int64_t workspace;     /* bytes */
+    int64_t candidates;    /* that were timed; 0: none, there was no time or only one */
+    int64_t picked;        /* its place in the library's own order, from 0 */
+    double seconds;        /* of this algorithm, and of the library's first; 0: not timed */
+    double first_seconds;
+    nd_lt_traits traits;
+} nd_lt_choice;
+
+#endif

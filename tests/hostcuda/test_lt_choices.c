@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Choices of algorithms for products: the fastest is kept, and installed elsewhere it gives the
+ * same bits. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "runtime/device/cuda.h"
+#include "tests/hostcuda/doubles/double.h"
+
+enum { M = 24, N = 40, K = 72, BYTES = 1 << 16 };
+
+typedef struct side {
+    nd_device *device;
+    const nd_ops *ops;
+    nd_stream stream;
+    char *memory;
+} side;
+
+static side open_side(void)
+{
+    side s = {0};
+    nd_cuda_options options = {.local_workers = 1, .fp8 = true};
+    cr_assert_eq(nd_device_open_cuda(&options, &s.device), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_ops_cuda(s.device, true, &s.ops), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(s.device->table->stream_init(s.device, &s.stream), ND_OK);
+    cr_assert_eq(nd_device_alloc(s.device, 3 * BYTES, (void **)&s.memory), ND_OK);
+    return s;
+}
+
+static void close_side(side *s)
+{
+    nd_device_free(s->device, s->memory, 3 * BYTES);
+    s->device->table->stream_fini(&s->stream);
+    nd_device_close(s->device);
+}
+
+/* c = a b^T in F32 of numbers whose sum depends on its order. */
+static void multiply(side *s, float out[M * N])
+{
+    static float values[M * K + N * K];
+    for (int i = 0; i < M * K + N * K; i++) {
+        values[i] = 1.0f / (float)(i % 97 + 3);
+    }
+    nd_tensor a = nd_tensor_2d(s->memory, ND_DTYPE_F32, M, K);
+    nd_tensor b = nd_tensor_2d(s->memory + BYTES, ND_DTYPE_F32, N, K);
+    nd_tensor c = nd_tensor_2d(s->memory + 2 * BYTES, ND_DTYPE_F32, M, N);
+    cr_assert_eq(nd_copy(&s->stream, a.data, values, sizeof(float) * M * K), ND_OK);
+    cr_assert_eq(nd_copy(&s->stream, b.data, values + M * K, sizeof(float) * N * K), ND_OK);
+    cr_assert_eq(s->ops->matmul(&s->stream, c, a, false, b, true, 0.0f), ND_OK, "%s",
+                 nd_error_last()->message);
+    cr_assert_eq(nd_copy(&s->stream, out, c.data, sizeof(float) * M * N), ND_OK);
+    cr_assert_eq(nd_stream_sync(&s->stream), ND_OK);
+}
+
+static nd_lt_choice choices[ND_LT_PLANS];
+static float first[M * N], tuned[M * N], again[M * N];
+
+Test(lt_choices, the_fastest_is_kept_and_can_be_installed_elsewhere)
+{
+    setenv("ND_DOUBLE_LT_TIMES", "3,1,2", 1);
+    side s = open_side();
+    multiply(&s, first); /* the library's first algorithm */
+    cr_assert_eq(nd_ops_cuda_install(s.device, NULL, 0), ND_OK);
+    nd_ops_cuda_tune(s.device, ND_LT_CANDIDATES, 60.0);
+    multiply(&s, tuned);
+    cr_assert_eq(nd_ops_cuda_choices(s.device, choices), 1);
+    cr_expect_eq(choices[0].candidates, 3);
+    cr_expect_eq(choices[0].picked, 1);
+    cr_expect_eq(choices[0].traits.id, 1);
+    cr_expect_eq(choices[0].workspace, 0, "the double's second algorithm needs none");
+    cr_expect(choices[0].seconds > 0.9 && choices[0].seconds < 1.9);
+    cr_expect(choices[0].first_seconds > 2.9);
+    cr_expect(memcmp(first, tuned, sizeof tuned) != 0, "the double's algorithms differ in bits");
+    close_side(&s);
+
+    s = open_side();
+    long timings = nd_double_counts_get().timings;
+    cr_assert_eq(nd_ops_cuda_install(s.device, choices, 1), ND_OK, "%s", nd_error_last()->message);
+    multiply(&s, again);
+    cr_expect(memcmp(again, tuned, sizeof tuned) == 0, "the same algorithm, the same bits");
+    cr_expect_eq(nd_double_counts_get().timings, timings, "nothing was timed");
+    cr_expect_eq(nd_ops_cuda_unchosen(s.device), 0);
+    nd_tensor a = nd_tensor_2d(s.memory, ND_DTYPE_F32, 16, 16);
+    cr_assert_eq(s.ops->matmul(&s.stream, a, a, false, a, false, 0.0f), ND_OK);
+    cr_expect_eq(nd_ops_cuda_unchosen(s.device), 1, "a form that nobody chose for is counted");
+    close_side(&s);
+}
+
+Test(lt_choices, without_time_the_first_algorithm_stays)
+{
+    setenv("ND_DOUBLE_LT_TIMES", "3,1,2", 1);
+    side s = open_side();
+    nd_ops_cuda_tune(s.device, ND_LT_CANDIDATES, 0.0);
+    multiply(&s, tuned);
+    cr_assert_eq(nd_ops_cuda_choices(s.device, choices), 1);
+    cr_expect_eq(choices[0].candidates, 0);
+    cr_expect_eq(choices[0].picked, 0);
+    close_side(&s);
+}
+
+static void expect_refused(side *s, const char *part)
+{
+    cr_expect_neq(nd_ops_cuda_install(s->device, choices, 1), ND_OK);
+    cr_expect(strstr(nd_error_last()->message, part), "%s", nd_error_last()->message);
+}
+
+Test(lt_choices, what_the_library_does_not_take_is_said)
+{
+    side s = open_side();
+    nd_ops_cuda_tune(s.device, ND_LT_CANDIDATES, 60.0);
+    multiply(&s, tuned);
+    cr_assert_eq(nd_ops_cuda_choices(s.device, choices), 1);
+    nd_lt_choice good = choices[0];
+    choices[0].algorithm[0] ^= 1;
+    expect_refused(&s, "does not accept the recorded algorithm");
+    choices[0] = good;
+    choices[0].key.k += 16; /* the algorithm is of another form */
+    choices[0].key.lda += 16;
+    choices[0].key.ldb += 16;
+    expect_refused(&s, "does not accept the recorded algorithm");
+    choices[0] = good;
+    setenv("ND_DOUBLE_LT_REFUSES", "1", 1);
+    expect_refused(&s, "time again with kernels.autotune");
+    close_side(&s);
+}
