@@ -381,6 +381,53 @@ Test(fp8_step, health_of_every_linear, .timeout = 60)
     tempdir_remove(&dir);
 }
 
+/* What the log says of the input of the first block's q k v after step 1. */
+static nd_status note_first_input(void *context, nd_trainer *t, int64_t step)
+{
+    const nd_scales *s = &t->model->scales;
+    if (step == 1 && t->rank->rank == 0) {
+        *(nd_health_entry *)context = nd_health_of(s, nd_site_input(s, 0, 0));
+    }
+    return ND_OK;
+}
+
+/*
+ * The normed inputs of block 0 are the same bits on every mesh before the first update, so their
+ * largest element over all ranks and micro-batches is one worker's. With 16 tokens a sequence each
+ * rank and each micro-batch has another largest element than the whole.
+ */
+Test(fp8_step, health_is_of_all_ranks_and_micro_batches, .timeout = 120)
+{
+    static const mesh_case meshes[] = {{"one", 1, 1, 1, 1, 1},
+                                       {"one micro-batch", 1, 1, 1, 1, 4},
+                                       {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
+                                       {"fsdp 2 x tp 2", 1, 2, 1, 2, 1}};
+    for (int recipe = ND_FP8_TENSORWISE; recipe <= (int)ND_FP8_DELAYED; recipe++) {
+        nd_health_entry seen[4] = {{0}};
+        for (int i = 0; i < 4; i++) {
+            mesh_job job = job_of((nd_fp8_recipe)recipe, false);
+            job.steps = 2;
+            job.sequence = 16;
+            job.health_interval = 1;
+            job.before_step = note_first_input;
+            job.context = &seen[i];
+            run(&job, &meshes[i], ND_OK);
+            cr_expect_gt(seen[i].amax, 1.0f, "%s: %g", meshes[i].name, seen[i].amax);
+            cr_expect_eq(seen[i].amax, seen[0].amax, "recipe %d, %s: amax %.9g, one worker %.9g",
+                         recipe, meshes[i].name, seen[i].amax, seen[0].amax);
+            cr_expect_eq(seen[i].scale, seen[0].scale, "recipe %d, %s: scale %.9g and %.9g", recipe,
+                         meshes[i].name, seen[i].scale, seen[0].scale);
+            tempdir_remove(&dir);
+        }
+        /* E4M3; the rowwise recipes round down to a power of two, delayed starts with 1. */
+        float wanted = recipe == ND_FP8_DELAYED      ? 1.0f
+                       : recipe == ND_FP8_TENSORWISE ? 448.0f / seen[0].amax
+                                                     : exp2f(floorf(log2f(448.0f / seen[0].amax)));
+        cr_expect_float_eq(seen[0].scale / wanted, 1.0f, 1e-6f, "recipe %d: scale %.9g, not %.9g",
+                           recipe, seen[0].scale, wanted);
+    }
+}
+
 /* steps that are not finite */
 
 typedef struct poison {

@@ -20,37 +20,80 @@ nd_status nd_health_begin(nd_scales *s, int64_t step)
         return ND_OK;
     }
     memset(s->report, 0, (size_t)s->sites * sizeof *s->report);
-    return nd_zero(&s->rank->stream, s->counts, (size_t)s->sites * sizeof *s->counts);
+    ND_TRY(nd_zero(&s->rank->stream, s->health.amax, (size_t)s->sites * sizeof(float)));
+    return nd_zero(&s->rank->stream, s->health.counts, (size_t)s->sites * sizeof *s->health.counts);
 }
 
-/* What was counted on the device joins what was counted here; amax and scale of this rank come
- * along. */
-static nd_status collect(nd_scales *s)
+static nd_status reduce(nd_scales *s, void *buffer, int64_t count, nd_dtype dtype, nd_redop op)
 {
     nd_rank *r = s->rank;
-    for (int64_t i = 0; i < s->sites; i++) {
-        ND_TRY(nd_copy(&r->stream, &s->counts[i][2], &s->report[i].elements, sizeof(int64_t)));
-    }
     ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, s->counts,
-                              3 * s->sites, ND_DTYPE_I64, ND_REDOP_SUM, NULL));
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, buffer, count, dtype,
+                              op, NULL));
+    return ND_OK;
+}
+
+/* What was counted on the device joins what was counted here. */
+static nd_status collect_counts(nd_scales *s)
+{
+    nd_stream *stream = &s->rank->stream;
     for (int64_t i = 0; i < s->sites; i++) {
-        nd_site_report *to = &s->report[i];
-        ND_TRY(nd_copy(&r->stream, to->counts, s->counts[i], sizeof to->counts));
-        ND_TRY(nd_copy(&r->stream, &to->amax, s->amax + i, sizeof to->amax));
-        ND_TRY(nd_copy(&r->stream, &to->scale, s->scale + i, sizeof to->scale));
+        ND_TRY(nd_copy(stream, &s->health.counts[i][2], &s->report[i].elements, sizeof(int64_t)));
     }
-    return nd_stream_sync(&r->stream);
+    ND_TRY(reduce(s, s->health.counts, 3 * s->sites, ND_DTYPE_I64, ND_REDOP_SUM));
+    for (int64_t i = 0; i < s->sites; i++) {
+        ND_TRY(
+            nd_copy(stream, s->report[i].counts, s->health.counts[i], sizeof s->report[i].counts));
+    }
+    return ND_OK;
+}
+
+/*
+ * The scale that goes with the largest amax: a scale is a falling function of its amax, so with
+ * current scaling it is the smallest of all ranks, micro-batches, rows and columns. Delayed scales
+ * are alike everywhere.
+ */
+static nd_status find_scales(nd_scales *s)
+{
+    nd_stream *stream = &s->rank->stream;
+    nd_health_state *h = &s->health;
+    const nd_recipe *recipe = &s->recipe;
+    int64_t gradients = nd_site_gradient(s, 0, 0);
+    if (nd_recipe_is_delayed(recipe)) {
+        return nd_copy(stream, h->scale, s->scale, (size_t)s->sites * sizeof(float));
+    }
+    ND_OP(s->rank, ND_TRACE_CAST, fp8_scale, h->scale, h->inverse, h->amax, gradients,
+          recipe->output.a.format, recipe->power_of_two);
+    ND_OP(s->rank, ND_TRACE_CAST, fp8_scale, h->scale + gradients, h->inverse + gradients,
+          h->amax + gradients, s->sites - gradients, recipe->input_gradient.a.format,
+          recipe->power_of_two);
+    return ND_OK;
+}
+
+/* Weights are not cast again where gathered codes are still valid: their amax is that of the
+ * refresh. */
+static nd_status collect_amaxes(nd_scales *s)
+{
+    nd_stream *stream = &s->rank->stream;
+    nd_health_state *h = &s->health;
+    size_t weights = (size_t)nd_site_input(s, 0, 0) * sizeof(float);
+    ND_TRY(nd_copy(stream, h->amax, s->amax, weights));
+    ND_TRY(reduce(s, h->amax, s->sites, ND_DTYPE_F32, ND_REDOP_MAX));
+    ND_TRY(find_scales(s));
+    for (int64_t i = 0; i < s->sites; i++) {
+        ND_TRY(nd_copy(stream, &s->report[i].amax, h->amax + i, sizeof(float)));
+        ND_TRY(nd_copy(stream, &s->report[i].scale, h->scale + i, sizeof(float)));
+    }
+    return ND_OK;
 }
 
 nd_health_entry nd_health_of(const nd_scales *s, int64_t site)
 {
     const nd_site_report *r = &s->report[site];
     double elements = r->counts[2] > 0 ? (double)r->counts[2] : 1.0;
-    bool rows = !nd_recipe_is_per_tensor(&s->recipe);
     return (nd_health_entry){
         .amax = r->amax,
-        .scale = rows ? nd_fp8_max(ND_DTYPE_F8_E4M3) / r->amax : r->scale, /* rows: the smallest */
+        .scale = r->scale,
         .underflow = (double)r->counts[0] / elements,
         .saturation = (double)r->counts[1] / elements,
     };
@@ -84,7 +127,9 @@ nd_status nd_health_end(nd_scales *s, int64_t step)
         return ND_OK;
     }
     s->healthy = false;
-    ND_TRY(collect(s));
+    ND_TRY(collect_counts(s));
+    ND_TRY(collect_amaxes(s));
+    ND_TRY(nd_stream_sync(&s->rank->stream));
     for (int64_t i = 0; i < s->layers * ND_LINEARS_OF_BLOCK && s->rank->rank == 0; i++) {
         int64_t layer = i / ND_LINEARS_OF_BLOCK;
         int linear = (int)(i % ND_LINEARS_OF_BLOCK);

@@ -3,8 +3,9 @@
 #define ND_PRECISION_HEALTH_H
 /*
  * The health of FP8, every fp8.health_interval steps, in the debug log: for each converted linear
- * and each of its operands the amax and scale of rank 0, and over all ranks the share of elements
- * that became 0 without being 0 (underflow) and that were beyond the format (saturation).
+ * and each of its operands, over all ranks and micro-batches, the largest |x|, the scale that goes
+ * with it (of several scales, the smallest; with powers of two, rounded), the share of elements
+ * that became 0 without being 0 (underflow) and that of elements beyond the format (saturation).
  */
 #include "trainer/precision/scales.h"
 

@@ -12,6 +12,7 @@ enum {
     ID_ROUNDED,
     ID_VECTORS,
     ID_COUNTS,
+    ID_HEALTH,
 };
 
 static bool enabled(const nd_scales *s)
@@ -90,8 +91,11 @@ nd_status nd_scales_plan(nd_scales *s, const nd_layout *layout, int64_t vector, 
         nd_memplan_add(plan, ND_MEM_SCRATCH, "fp8: amaxes in bf16", weight_sites(s), 2);
     s->ids[ID_VECTORS] =
         nd_memplan_add(plan, ND_MEM_SCRATCH, "fp8: scales of rows", rows ? 9 * vector : 0, 4);
-    s->ids[ID_COUNTS] = nd_memplan_add(plan, ND_MEM_STATE, "fp8: health counts",
-                                       s->rank->config->fp8.health_interval ? s->sites : 0, 24);
+    int64_t reported = s->rank->config->fp8.health_interval ? s->sites : 0;
+    s->ids[ID_COUNTS] =
+        nd_memplan_add(plan, ND_MEM_STATE, "fp8: health counts", reported, sizeof(int64_t[3]));
+    s->ids[ID_HEALTH] =
+        nd_memplan_add(plan, ND_MEM_STATE, "fp8: health amaxes and scales", 3 * reported, 4);
     ND_TRY(ND_ALLOC(s->sites, &s->report));
     return find_weights(s);
 }
@@ -130,7 +134,13 @@ nd_status nd_scales_bind(nd_scales *s, const nd_memplan *plan)
     s->amax = nd_memplan_at(plan, s->ids[ID_AMAX]);
     s->limit = nd_memplan_at(plan, s->ids[ID_LIMIT]);
     s->rounded = nd_memplan_at(plan, s->ids[ID_ROUNDED]);
-    s->counts = nd_memplan_at(plan, s->ids[ID_COUNTS]);
+    s->health.counts = nd_memplan_at(plan, s->ids[ID_COUNTS]);
+    float *measured = nd_memplan_at(plan, s->ids[ID_HEALTH]);
+    if (measured) {
+        s->health.amax = measured;
+        s->health.scale = measured + s->sites;
+        s->health.inverse = measured + 2 * s->sites;
+    }
     float *vectors = nd_memplan_at(plan, s->ids[ID_VECTORS]);
     int64_t n = (int64_t)(plan->segments[s->ids[ID_VECTORS]].bytes / 4) / 9;
     for (int i = 0; vectors && i < 3; i++) {
@@ -230,10 +240,8 @@ nd_status nd_scales_cast(nd_scales *s, int64_t site, nd_fp8 out, float *amax, nd
     ND_OP(s->rank, ND_TRACE_CAST, fp8_cast, out, amax, x);
     if (s->healthy) {
         s->report[site].elements += nd_tensor_count(x);
-        ND_OP(s->rank, ND_TRACE_CAST, fp8_count, s->counts[site], x, out);
-        if (out.granularity != ND_PER_TENSOR) {
-            ND_TRY(nd_scales_measure(s, site, x));
-        }
+        ND_OP(s->rank, ND_TRACE_CAST, fp8_count, s->health.counts[site], x, out);
+        ND_OP(s->rank, ND_TRACE_CAST, amax, s->health.amax + site, x, ND_PER_TENSOR, true);
     }
     return ND_OK;
 }

@@ -28,11 +28,18 @@ typedef struct nd_scale_vectors {
     float *amax, *scale, *inverse;
 } nd_scale_vectors;
 
+/* What the health log counts and measures, on the device; (sites) each. */
+typedef struct nd_health_state {
+    int64_t (*counts)[3]; /* nd_ops.fp8_count, and room for the elements */
+    float *amax;          /* of all that was cast in the step */
+    float *scale, *inverse;
+} nd_health_state;
+
 /* What the health log knows of a site, on the host. */
 typedef struct nd_site_report {
     int64_t elements;  /* cast here since the counts were zeroed */
     int64_t counts[3]; /* of all ranks: underflow, saturation, elements */
-    float amax, scale;
+    float amax, scale; /* of all ranks: the largest amax, and the scale that goes with it */
 } nd_site_report;
 
 /* Operands cast since the start: an operand of each linear (input: of each group) counts once per
@@ -56,10 +63,9 @@ typedef struct nd_scales {
     float *limit;                /* (sites), delayed */
     nd_bf16 *rounded;            /* (layers x linears) */
     nd_scale_vectors vectors[3]; /* of an input, a weight, a gradient */
-    int64_t (
-        *counts)[3]; /* (sites): nd_ops.fp8_count, and room for the elements; health log only */
-    nd_site_report *report; /* host, [sites] */
-    bool healthy;           /* counting now */
+    nd_health_state health;      /* NULLs without a health log */
+    nd_site_report *report;      /* host, [sites] */
+    bool healthy;                /* counting now */
     nd_cast_counts casts;
     int ids[12];
 } nd_scales;
