@@ -81,6 +81,30 @@ Test(batch, the_other_scripts_train_too)
     assert_says(&fp8, "step 2/2");
 }
 
+/* A copy of what a job needs of the project, in a folder with spaces in its name, as are output and
+ * data. The configuration is the project's own file, relative to it. */
+Test(batch, a_project_below_a_path_with_spaces)
+{
+    launched l;
+    char script[256], record[256];
+    cr_assert_eq(slurm_shell("mkdir -p '%s/a project  of mine/build' && cd '%s/a project  of mine' "
+                             "&& cp -r '%s/scripts' '%s/configs' . && cp '%s/ndlaunch' "
+                             "'%s/ndtrain' build/ && cp ../text.txt 'the text.txt'",
+                             dir.path, dir.path, getenv("ND_SOURCE_ROOT"), getenv("ND_SOURCE_ROOT"),
+                             launched_build_root(), launched_build_root()),
+                 0);
+    unsetenv("ND_LAUNCH");
+    snprintf(script, sizeof script, "%s/a project  of mine/scripts/slurm/tp_hsdp.sbatch", dir.path);
+    int job =
+        slurm_submit(&l, &dir, "spaces", NULL, script,
+                     (const char *[]){"--num-steps", "2", "--set", "data.path=the text.txt",
+                                      "--set", "output.dir=a run", "--log-dir", "some logs", NULL});
+    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
+    assert_says(&l, "step 2/2");
+    snprintf(record, sizeof record, "%s/a project  of mine/a run/run.json", dir.path);
+    cr_assert_eq(access(record, R_OK), 0, "%s", record);
+}
+
 Test(batch, a_bad_configuration_is_code_2)
 {
     launched l;
