@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/compare_precision on a tiny model: check_compare_precision.py SCRIPT BUILD_FOLDER."""
+import json
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as xml
+
+PRECISIONS = ["bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"]
+SEEDS = [3, 4]
+STEPS = 3
+MODEL = dict(model_type="llama", vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+             num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128)
+CONFIG = """
+launch: {workers: 2, device: cpu}
+mesh: {dp_replicate: 1, dp_shard: 2, cp: 1, tp: 1}
+model: {config: model.json}
+data: {path: text.txt, validation_path: text.txt, tokenizer: bytes}
+train: {sequence_length: 64, micro_batch_size: 1, validation_batches: 2}
+optimizer: {lr: 0.1} # so that recipes end apart by more than the table rounds
+output: {save_model: false}
+"""
+
+
+def check(holds, words):
+    if not holds:
+        sys.exit(f"check_compare_precision: {words}")
+
+
+def compare(script, build, folder, *flags, status=0):
+    done = subprocess.run([script, "tiny.yaml", "--build", build, "--num-steps", str(STEPS), *flags], cwd=folder,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=240)
+    check(done.returncode == status, f"{flags} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    return done
+
+
+def lines_of(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def validation_of(run):
+    return [s["validation_loss"] for s in lines_of(run) if "validation_loss" in s][-1]
+
+
+def check_figures(out):
+    """precision.json says what the runs' own files say."""
+    results = json.loads((out / "precision.json").read_text())
+    check(list(results) == PRECISIONS, f"precisions {list(results)}")
+    for name, runs in results.items():
+        check([r["seed"] for r in runs] == SEEDS, f"{name}: seeds {[r['seed'] for r in runs]}")
+        for r in runs:
+            run = out / f"{name}-seed{r['seed']}"
+            config = json.loads((run / "run.json").read_text())["config"]
+            steps = [s for s in lines_of(run) if "loss" in s]
+            precision, recipe = config["train.precision"], config["fp8.recipe"]
+            check((precision if precision == "bf16" else recipe) == name, f"{run} is {precision} {recipe}")
+            check(config["train.seed"] == config["model.seed"] == config["data.shuffle_seed"] == r["seed"], f"seed of {run}")
+            check(r["loss"] == [s["loss"] for s in steps] and len(steps) == STEPS, f"losses of {run}")
+            check(r["validation_loss"] == validation_of(run), f"validation loss of {run}")
+            check(r["tokens_per_second"] == steps[-1]["tokens_per_second"], f"speed of {run}") # two steps warm up
+            check(r["peak_mib"] == max(s["peak_memory_bytes"] for s in steps) / 2**20, f"memory of {run}")
+            check(r["wire_mb"] == statistics.median(s["wire_bytes"] for s in steps) / 1e6, f"wire bytes of {run}")
+    check(results["bf16"][0]["loss"] != results["bf16"][1]["loss"], "two seeds with the same losses")
+    check(results["bf16"][0]["loss"] != results["delayed"][0]["loss"], "bf16 and fp8 with the same losses")
+
+
+def check_table(out, printed):
+    words = (out / "precision.md").read_text()
+    rows = [[c.strip() for c in row.strip("|\n").split("|")] for row in words.splitlines()]
+    head, rows = rows[0], {r[0]: dict(zip(rows[0], r)) for r in rows[2:]}
+    check(words in printed, "the table is not what was printed")
+    check(list(rows) == PRECISIONS and "against bf16" in head, f"rows {list(rows)} under {head}")
+    base = [validation_of(out / f"bf16-seed{s}") for s in SEEDS]
+    for name, row in rows.items():
+        losses = [validation_of(out / f"{name}-seed{s}") for s in SEEDS]
+        check(row["seeds"] == "2" and row["validation loss"] == f"{statistics.fmean(losses):.4f}", f"mean of {name}: {row}")
+        check(row["spread"] == f"{statistics.stdev(losses):.4f}", f"spread of {name}: {row}")
+        if name != "bf16":
+            off = [(x / b - 1) * 100 for x, b in zip(losses, base)]
+            # of two, the standard error of the mean is half of their distance
+            wanted = f"{statistics.fmean(off):+.2f} ± {abs(off[0] - off[1]) / 2:.2f} % ({min(off):+.2f} .. {max(off):+.2f})"
+            check(row["against bf16"] == wanted, f"{name}: {row['against bf16']}, not {wanted}")
+
+
+def check_picture(out):
+    root = xml.parse(out / "precision.svg").getroot()
+    lines = [e for e in root.iter() if e.tag.endswith("polyline")]
+    words = [e.text for e in root.iter() if e.tag.endswith("text")]
+    check(len(lines) == len(PRECISIONS), f"{len(lines)} lines of losses")
+    check(all(len(e.get("points").split()) == STEPS for e in lines), "a line has not one point a step")
+    check(set(PRECISIONS) <= set(words), f"legend {words}")
+    bars = [e for e in root.iter() if e.tag.endswith("rect") and e.get("fill", "").startswith("#")]
+    check(len(bars) == 4 * len(PRECISIONS), f"{len(bars)} bars and legend squares") # three panels and the legend
+
+
+def main():
+    script, build = map(pathlib.Path, sys.argv[1:3])
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / "tiny.yaml").write_text(CONFIG)
+        (folder / "model.json").write_text(json.dumps(MODEL))
+        (folder / "text.txt").write_text("".join(chr(97 + (i * i // 3 + i // 7) % 26) for i in range(40 * 65)))
+        seeds = [str(s) for s in SEEDS]
+        done = compare(script, build, folder, "--out", "both", "--seeds", *seeds)
+        out = folder / "both"
+        check_figures(out)
+        check_table(out, done.stdout)
+        check_picture(out)
+
+        # one seed, the file's; the difference is that of the one run
+        done = compare(script, build, folder, "--out", "one", "--precisions", "bf16", "tensorwise", "--all-gather")
+        off = (validation_of(folder / "one/tensorwise") / validation_of(folder / "one/bf16") - 1) * 100
+        check(f"| {off:+.2f} % |" in done.stdout and "seeds" not in done.stdout, f"one seed:\n{done.stdout}")
+        config = json.loads((folder / "one/tensorwise/run.json").read_text())["config"]
+        check(config["fp8.all_gather"] is True, "--all-gather has no effect")
+
+        # what has ended is not repeated, what has not is
+        kept = (out / "bf16-seed3/metrics.jsonl").stat().st_mtime_ns
+        cut = out / "delayed-seed4/metrics.jsonl"
+        whole = validation_of(out / "delayed-seed4")
+        cut.write_text(cut.read_text().splitlines()[0] + "\n")
+        compare(script, build, folder, "--out", "both", "--seeds", *seeds, "--resume")
+        check((out / "bf16-seed3/metrics.jsonl").stat().st_mtime_ns == kept, "a run that had ended was repeated")
+        check(validation_of(out / "delayed-seed4") == whole, "the repeated run is another")
+        check_figures(out)
+
+        done = compare(script, build, folder, "--out", "both", status=1)
+        check("exists already" in done.stderr, done.stderr)
+        done = compare(script, build, folder, "--out", "wrong", "--num-steps", "none", status=1)
+        check(re.search("the run in wrong/bf16 failed", done.stderr), done.stderr)
+
+
+if __name__ == "__main__":
+    main()
