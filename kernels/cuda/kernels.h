@@ -28,7 +28,8 @@ typedef struct CUstream_st *nd_cuda_queue; /* cudaStream_t */
 
 enum {
     ND_CUDA_SCRATCH = 16 << 20,
-    ND_CUDA_EMBEDDING_TOKENS = ND_CUDA_SCRATCH / 4, /* most tokens of embedding_bwd */
+    /* Most tokens of embedding_bwd: 20 bytes each, in whole tiles of its sort. */
+    ND_CUDA_EMBEDDING_TOKENS = ND_CUDA_SCRATCH / 20 / 512 * 512,
 };
 
 /*

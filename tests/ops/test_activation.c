@@ -169,6 +169,9 @@ static void check_embedding(const nd_side *ref, const nd_backend *backend)
         embedding_once(ref, backend, dtypes[d], 19, 7, 45, 3);
         embedding_once(ref, backend, dtypes[d], 700, 50, 160, 0);
         embedding_once(ref, backend, dtypes[d], 0, 5, 32, 0);
+        embedding_once(ref, backend, dtypes[d], 1300, 2000, 12, 0); /* few tokens are alike */
+        embedding_once(ref, backend, dtypes[d], 600, 270000, 3, 0); /* ids of 19 bits */
+        embedding_once(ref, backend, dtypes[d], 1025, 1, 8, 0);     /* most lie outside */
     }
 }
 
