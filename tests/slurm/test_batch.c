@@ -30,16 +30,17 @@ static void replace_ndlaunch(const char *body)
     setenv("ND_LAUNCH", dir.name, 1);
 }
 
-/* The mesh of tp_hsdp.yaml (2 x 2 x 2), once as ndlaunch starts it on one host. */
-static void train_on_one_host(char *metrics, size_t capacity)
+/* The same job as ndlaunch starts it on one host: the numbers of its steps. */
+static void train_on_one_host(const char *config_file, const char *const *further, char *metrics,
+                              size_t capacity)
 {
     launched one;
     char config[PATH_MAX];
     slurm_arguments a = {0};
-    snprintf(config, sizeof config, "%s/configs/tp_hsdp.yaml", getenv("ND_SOURCE_ROOT"));
-    slurm_add(&a, (const char *[]){getenv("ND_LAUNCH"), "--config-file", config, "--num-steps", "5",
-                                   NULL});
+    snprintf(config, sizeof config, "%s/configs/%s", getenv("ND_SOURCE_ROOT"), config_file);
+    slurm_add(&a, (const char *[]){getenv("ND_LAUNCH"), "--config-file", config, NULL});
     slurm_add(&a, slurm_flags(&dir, "one"));
+    slurm_add(&a, further);
     launched_start(&one, &dir, "one", a.list);
     cr_assert_eq(launched_wait(&one, SLURM_SECONDS), 0, "%s", launched_read(&one));
     slurm_metrics(&dir, "one", metrics, capacity);
@@ -49,9 +50,9 @@ Test(batch, two_nodes_of_four_workers_train_as_one_host_bit_for_bit)
 {
     launched l;
     static char whole[8192], split[8192], record[1 << 16], words[64];
-    train_on_one_host(whole, sizeof whole);
-    int job = slurm_submit(&l, &dir, "two", NULL, "tp_hsdp.sbatch",
-                           (const char *[]){"--num-steps", "5", NULL});
+    const char *const further[] = {"--num-steps", "5", NULL};
+    train_on_one_host("tp_hsdp.yaml", further, whole, sizeof whole);
+    int job = slurm_submit(&l, &dir, "two", NULL, "tp_hsdp.sbatch", further);
     cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
     slurm_metrics(&dir, "two", split, sizeof split);
     cr_assert_str_eq(split, whole);
@@ -66,19 +67,34 @@ Test(batch, two_nodes_of_four_workers_train_as_one_host_bit_for_bit)
     cr_assert_not_null(strstr(hosts, "\"node2\""));
 }
 
-Test(batch, the_other_scripts_train_too)
+Test(batch, context_parallelism_on_two_nodes_trains_as_one_host_bit_for_bit)
 {
-    launched cp, fp8;
-    const char *const cp_flags[] = {"--num-steps", "2", NULL};
-    /* Of fp8.yaml only the shape of the job: its model needs GPUs. */
-    const char *const fp8_flags[] = {
-        "--num-steps", "2", "--set", "data.format=text", "--set", "data.tokenizer=bytes", NULL};
-    int jobs[2] = {slurm_submit(&cp, &dir, "cp", NULL, "cp.sbatch", cp_flags),
-                   slurm_submit(&fp8, &dir, "fp8", NULL, "fp8.sbatch", fp8_flags)};
-    cr_assert_eq(slurm_wait(&cp, jobs[0], SLURM_SECONDS), 0, "%s", launched_read(&cp));
-    assert_says(&cp, "step 2/2");
-    cr_assert_eq(slurm_wait(&fp8, jobs[1], SLURM_SECONDS), 0, "%s", launched_read(&fp8));
-    assert_says(&fp8, "step 2/2");
+    launched l;
+    static char whole[8192], split[8192];
+    const char *const further[] = {"--num-steps", "3", NULL};
+    train_on_one_host("cp.yaml", further, whole, sizeof whole);
+    int job = slurm_submit(&l, &dir, "cp", NULL, "cp.sbatch", further);
+    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
+    slurm_metrics(&dir, "cp", split, sizeof split);
+    cr_assert_str_eq(split, whole);
+}
+
+/* The script's own precision; only its model and its data are replaced by small ones. */
+Test(batch, fp8_on_two_nodes_trains_as_one_host_bit_for_bit)
+{
+    launched l;
+    static char whole[8192], split[8192], record[1 << 16];
+    const char *const further[] = {
+        "--precision",      "fp8",   "--num-steps",          "5", "--set",
+        "data.format=text", "--set", "data.tokenizer=bytes", NULL};
+    train_on_one_host("llama-3.1-8b/fp8.yaml", further, whole, sizeof whole);
+    int job = slurm_submit(&l, &dir, "fp8", NULL, "fp8.sbatch", further);
+    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
+    assert_says(&l, "13 of 15 linears in FP8, weights gathered as codes");
+    slurm_metrics(&dir, "fp8", split, sizeof split);
+    cr_assert_str_eq(split, whole);
+    slurm_run_record(&dir, "fp8", record, sizeof record);
+    cr_assert_not_null(strstr(record, "\"train.precision\": \"fp8\""), "%s", record);
 }
 
 /* A copy of what a job needs of the project, in a folder with spaces in its name, as are output and
