@@ -181,6 +181,9 @@ static int count_gpus(void)
     int count = 0;
     char path[32];
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (visible && strcmp(visible, "NoDevFiles") == 0) {
+        return 0; /* a task of Slurm without GPUs */
+    }
     if (visible) { /* a comma list; empty or -1: none */
         for (const char *c = visible; *c && *c != '-'; c += strcspn(c, ","), c += *c == ',') {
             count++;

@@ -97,6 +97,25 @@ Test(batch, fp8_on_two_nodes_trains_as_one_host_bit_for_bit)
     cr_assert_not_null(strstr(record, "\"train.precision\": \"fp8\""), "%s", record);
 }
 
+/* Two GPUs of each node are the job's. A script of the user's own, below salloc or sbatch. */
+Test(batch, workers_per_node_are_counted)
+{
+    launched l;
+    char text[PATH_MAX + 64];
+    int n = snprintf(text, sizeof text,
+                     "#!/bin/sh\n#SBATCH --nodes=2\n%s/scripts/slurm/launch_nodes \"$@\"\n",
+                     getenv("ND_SOURCE_ROOT"));
+    tempdir_write(&dir, "own.sh", text, (size_t)n);
+    const char *const two[] = {"--gpus-per-node=2", NULL};
+    const char *const further[] = {"--dp-shard-size",  "-1",   "--num-steps", "2",
+                                   "--nproc-per-node", "auto", NULL};
+    int job = slurm_submit(&l, &dir, "counted", two, dir.name, further);
+    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
+    assert_says(&l, "ndlaunch: 4 workers, mesh 1 x 4 x 1 x 1 ");
+    assert_says(&l, "nnodes 2, nproc_per_node 2,");
+    assert_says(&l, "step 2/2");
+}
+
 /* A copy of what a job needs of the project, in a folder with spaces in its name, as are output and
  * data. The configuration is the project's own file, relative to it. */
 Test(batch, a_project_below_a_path_with_spaces)

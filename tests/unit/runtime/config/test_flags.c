@@ -171,6 +171,16 @@ Test(flags, processes_of_a_node_are_counted)
     }
 }
 
+/* -1 in CUDA's language, NoDevFiles in Slurm's. */
+Test(flags, gpus_that_are_hidden_do_not_count)
+{
+    static const char *const hidden[] = {"", "-1", "NoDevFiles"};
+    for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) {
+        setenv("CUDA_VISIBLE_DEVICES", hidden[i], 1);
+        EXPECT_BAD_FLAGS(("--nproc_per_node", "gpu"), "no GPU is visible here");
+    }
+}
+
 Test(flags, a_model_is_a_folder_or_a_name)
 {
     nd_config c;
