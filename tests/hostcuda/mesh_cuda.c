@@ -3,7 +3,7 @@
 
 #include "kernels/cuda/cuda_ops.h"
 #include "tests/hostcuda/cuda_ranks.h"
-#include "tests/parity/mesh_run.h"
+#include "tests/parity/rank_device.h"
 #include "trainer/rank.h"
 
 static bool on_gpus, casts_units;
@@ -28,17 +28,17 @@ static nd_status open_cpu(nd_rank *rank)
     return nd_ops_cpu(rank->device, &rank->ops);
 }
 
-nd_status mesh_rank_open(nd_rank *rank)
+nd_status rank_device_open(nd_rank *rank)
 {
     nd_transport *local = rank->transport;
     nd_status status = on_gpus ? open_gpu(rank) : open_cpu(rank);
     if (status != ND_OK) {
-        mesh_rank_close(rank, local);
+        rank_device_close(rank, local);
     }
     return status;
 }
 
-void mesh_rank_close(nd_rank *rank, nd_transport *local)
+void rank_device_close(nd_rank *rank, nd_transport *local)
 {
     if (rank->transport != local) {
         nd_transport_close(rank->transport);

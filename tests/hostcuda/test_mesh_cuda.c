@@ -11,63 +11,28 @@
 #include <criterion/criterion.h>
 #include <math.h>
 
-#include "runtime/base/rng.h"
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/mesh_cuda.h"
-#include "tests/parity/mesh_run.h"
-#include "tests/support/tempdir.h"
+#include "tests/parity/mesh_data.h"
 
 enum { SEQUENCE = 32, GLOBAL_BATCH = 4, STEPS = 3, TOKENS = 3000, VOCAB = 96 };
 
 static tempdir dir;
 static const mesh_case one = {"one worker", 1, 1, 1, 1, 1, .zero2 = true};
 
-static nd_llama_shape shape_of(void)
+static mesh_job job_of(nd_precision precision)
 {
-    return (nd_llama_shape){
-        .vocab = VOCAB,
-        .hidden = 64,
-        .ffn = 96,
-        .layers = 2,
-        .heads = 4,
-        .kv_heads = 2,
-        .head_dim = 16,
-        .max_positions = 128,
-        .rms_eps = 1e-5,
-        .init_std = 0.08,
-        .rope = {.type = ND_ROPE_DEFAULT, .theta = 10000.0},
-    };
-}
-
-static const char *token_file(void)
-{
-    static uint32_t words[256 + TOKENS];
-    words[0] = 20240801;
-    words[1] = 7;
-    words[2] = TOKENS;
-    for (int i = 0; i < TOKENS; i++) {
-        uint64_t r = nd_rng_u64(5, 0, (uint64_t)i);
-        words[256 + i] = (uint32_t)(r % 4 ? (uint64_t)(i * i / 7) % VOCAB : r / 4 % VOCAB);
-    }
-    return tempdir_write(&dir, "tokens.bin", words, sizeof words);
-}
-
-static mesh_job job_of(const char *path, nd_precision precision)
-{
-    return (mesh_job){
-        .shape = shape_of(),
-        .data_path = path,
-        .format = ND_DATA_LLMC,
-        .tokenizer = "file",
-        .global_batch = GLOBAL_BATCH,
-        .sequence = SEQUENCE,
-        .steps = STEPS,
-        .optimizer = ND_OPTIMIZER_ADAMW,
-        .precision = precision,
-        .lr = 0.003,
-        .max_grad_norm = 1.0,
-        .weight_decay = 0.1,
-    };
+    nd_llama_shape shape = mesh_small_llama(VOCAB);
+    shape.ffn = 96;
+    shape.heads = 4;
+    shape.kv_heads = 2;
+    const char *path = mesh_token_file(&dir, "tokens.bin", TOKENS, VOCAB, 0);
+    mesh_job job = mesh_job_on_tokens(path, shape, precision);
+    job.global_batch = GLOBAL_BATCH;
+    job.sequence = SEQUENCE;
+    job.steps = STEPS;
+    job.lr = 0.003;
+    return job;
 }
 
 static void expect_alike(const mesh_case *mesh, const mesh_result *got, const mesh_result *want,
@@ -91,7 +56,7 @@ static void compare(nd_precision precision, const mesh_case *meshes, int count, 
                     bool cast_units)
 {
     tempdir_make(&dir);
-    mesh_job job = job_of(token_file(), precision);
+    mesh_job job = job_of(precision);
     mesh_result want, got;
     mesh_use_gpus(false, false);
     cr_assert_eq(mesh_run(&job, &one, &want), ND_OK, "%s", nd_error_last()->message);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/parity/rank_device.h"
 #include "tests/support/ranks.h"
 #include "trainer/trainer.h"
 
@@ -217,14 +218,14 @@ static nd_status rank_body(nd_transport *transport, void *context)
     };
     nd_status status = ND_OK;
     rank.coord = nd_mesh_coord_of(&rank.mesh, rank.rank);
-    ND_TRY(mesh_rank_open(&rank));
+    ND_TRY(rank_device_open(&rank));
     ND_TRY_OUT(rank.device->table->stream_init(rank.device, &rank.stream));
     ND_TRY_OUT(nd_groups_create(rank.transport, &rank.mesh, &rank.groups));
     status = train_rank(run, &rank);
     nd_groups_destroy(&rank.groups);
     rank.device->table->stream_fini(&rank.stream);
 out:
-    mesh_rank_close(&rank, transport);
+    rank_device_close(&rank, transport);
     return status;
 }
 

@@ -66,14 +66,6 @@ typedef struct mesh_result {
     size_t activation_bytes;
 } mesh_result;
 
-/*
- * The device, the ops and, where it is not the one that is there, the transport of a rank; and
- * their end. mesh_cpu.c here, another in tests/hostcuda.
- */
-struct nd_rank;
-nd_status mesh_rank_open(struct nd_rank *rank);
-void mesh_rank_close(struct nd_rank *rank, nd_transport *local);
-
 /* Fails with a sentence that names the case; replicas that differ are a failure. */
 nd_status mesh_run(const mesh_job *job, const mesh_case *mesh, mesh_result *out);
 void mesh_result_free(mesh_result *result);

@@ -6,15 +6,15 @@
 #include <criterion/criterion.h>
 #include <math.h>
 
-#include "tests/parity/fp8_fixture.h"
+#include "tests/parity/golden_run.h"
 #include "tests/support/tempdir.h"
 
-enum { STEPS = FP8_FIXTURE_STEPS };
+enum { STEPS = GOLDEN_STEPS };
 
-static void train(fp8_fixture *f, double losses[STEPS], double norms[STEPS])
+static void train(golden_run *f, double losses[STEPS], double norms[STEPS])
 {
     for (int64_t step = 0; step < STEPS; step++) {
-        nd_step_batch batch = fp8_fixture_batch(f, step);
+        nd_step_batch batch = golden_run_batch(f, step);
         nd_step_result result;
         assert_ok(nd_trainer_step(f->trainer, &batch, &result));
         losses[step] = result.loss;
@@ -29,9 +29,9 @@ static void train(fp8_fixture *f, double losses[STEPS], double norms[STEPS])
  */
 static void check(const char *name, nd_precision precision, nd_fp8_recipe recipe)
 {
-    fp8_fixture f;
+    golden_run f;
     double losses[STEPS], norms[STEPS], got[STEPS], got_norms[STEPS];
-    fp8_fixture_open(&f, precision, recipe, false);
+    golden_run_open(&f, "fp8/model", (golden_options){precision, recipe, false});
     nd_golden_numbers(f.golden, losses, STEPS, "losses", name, NULL);
     nd_golden_numbers(f.golden, norms, STEPS, "grad_norms", name, NULL);
     train(&f, got, got_norms);
@@ -47,7 +47,7 @@ static void check(const char *name, nd_precision precision, nd_fp8_recipe recipe
                      "%s: norm %.7g of step %d, %.7g", name, got_norms[step], step + 1,
                      norms[step]);
     }
-    fp8_fixture_close(&f);
+    golden_run_close(&f);
 }
 
 Test(fp8_goldens, bf16)

@@ -16,9 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/rng.h"
-#include "tests/parity/mesh_run.h"
-#include "tests/support/tempdir.h"
+#include "tests/parity/mesh_data.h"
 #include "trainer/model/linear.h"
 #include "trainer/trainer.h"
 
@@ -28,60 +26,23 @@ enum { HIDDEN = 64, FFN = 128, WEIGHTS = LAYERS * ND_LINEARS_OF_BLOCK, MAX_WEIGH
 static const mesh_case one = {"one worker", 1, 1, 1, 1, 1};
 static tempdir dir;
 
-/* 16 divides every matrix, also of four tp ranks. */
-static nd_llama_shape shape(void)
-{
-    return (nd_llama_shape){
-        .vocab = VOCAB,
-        .hidden = HIDDEN,
-        .ffn = FFN,
-        .layers = LAYERS,
-        .heads = 8,
-        .kv_heads = 4,
-        .head_dim = 16,
-        .max_positions = 128,
-        .rms_eps = 1e-5,
-        .init_std = 0.08,
-        .rope = {.type = ND_ROPE_DEFAULT, .theta = 10000.0},
-    };
-}
-
-/* Ids with some structure to learn; with `period` every block is the same. */
+/* With `period` every block is the same. */
 static const char *token_file(bool period)
 {
-    static uint32_t words[256 + STEPS * GLOBAL_BATCH * (SEQUENCE + 1)];
-    int tokens = (int)(sizeof words / 4) - 256;
-    memset(words, 0, 1024);
-    words[0] = 20240801;
-    words[1] = 7;
-    words[2] = (uint32_t)tokens;
-    for (int i = 0; i < tokens; i++) {
-        int at = period ? i % (SEQUENCE + 1) : i;
-        uint64_t r = nd_rng_u64(5, 0, (uint64_t)at);
-        words[256 + i] = (uint32_t)(r % 4 ? (uint64_t)(at * at / 7) % VOCAB : r / 4 % VOCAB);
-    }
-    return tempdir_write(&dir, period ? "same.bin" : "tokens.bin", words, sizeof words);
+    return mesh_token_file(&dir, period ? "same.bin" : "tokens.bin",
+                           STEPS * GLOBAL_BATCH * (SEQUENCE + 1), VOCAB, period ? SEQUENCE + 1 : 0);
 }
 
 static mesh_job job_of(const char *path, nd_fp8_recipe recipe, bool all_gather)
 {
-    return (mesh_job){
-        .shape = shape(),
-        .data_path = path,
-        .format = ND_DATA_LLMC,
-        .tokenizer = "file",
-        .global_batch = GLOBAL_BATCH,
-        .sequence = SEQUENCE,
-        .steps = STEPS,
-        .optimizer = ND_OPTIMIZER_ADAMW,
-        .precision = ND_PRECISION_FP8,
-        .lr = 2e-3,
-        .max_grad_norm = 1.0,
-        .weight_decay = 0.1,
-        .recipe = recipe,
-        .all_gather = all_gather,
-        .history_length = 16,
-    };
+    mesh_job job = mesh_job_on_tokens(path, mesh_small_llama(VOCAB), ND_PRECISION_FP8);
+    job.global_batch = GLOBAL_BATCH;
+    job.sequence = SEQUENCE;
+    job.steps = STEPS;
+    job.recipe = recipe;
+    job.all_gather = all_gather;
+    job.history_length = 16;
+    return job;
 }
 
 /* What a rank has before the first update. */

@@ -5,9 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "runtime/base/rng.h"
-#include "tests/parity/fp8_fixture.h"
-#include "tests/parity/mesh_run.h"
+#include "tests/parity/golden_run.h"
+#include "tests/parity/mesh_data.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tempdir.h"
 #include "trainer/metrics/traffic.h"
@@ -19,47 +18,23 @@ static tempdir dir;
 
 static nd_llama_shape shape(void)
 {
-    return (nd_llama_shape){
-        .vocab = VOCAB,
-        .hidden = 64,
-        .ffn = 128,
-        .layers = LAYERS,
-        .heads = 8,
-        .kv_heads = 4,
-        .head_dim = 16,
-        .max_positions = 128,
-        .rms_eps = 1e-5,
-        .init_std = 0.08,
-        .rope = {.type = ND_ROPE_DEFAULT, .theta = 10000.0},
-    };
+    nd_llama_shape shape = mesh_small_llama(VOCAB);
+    shape.layers = LAYERS;
+    return shape;
 }
 
 static mesh_job job_of(nd_fp8_recipe recipe, bool all_gather)
 {
-    static uint32_t words[256 + TOKENS];
-    words[0] = 20240801;
-    words[1] = 7;
-    words[2] = TOKENS;
-    for (int i = 0; i < TOKENS; i++) {
-        words[256 + i] = (uint32_t)(nd_rng_u64(5, 0, (uint64_t)i) % VOCAB);
-    }
     tempdir_make(&dir);
-    return (mesh_job){
-        .shape = shape(),
-        .data_path = tempdir_write(&dir, "tokens.bin", words, sizeof words),
-        .format = ND_DATA_LLMC,
-        .tokenizer = "file",
-        .global_batch = 4,
-        .sequence = SEQUENCE,
-        .steps = 1,
-        .optimizer = ND_OPTIMIZER_ADAMW,
-        .precision = ND_PRECISION_FP8,
-        .lr = 1e-3,
-        .max_grad_norm = 1.0,
-        .recipe = recipe,
-        .all_gather = all_gather,
-        .history_length = 4,
-    };
+    const char *path = mesh_token_file(&dir, "tokens.bin", TOKENS, VOCAB, 0);
+    mesh_job job = mesh_job_on_tokens(path, shape(), ND_PRECISION_FP8);
+    job.global_batch = 4;
+    job.sequence = SEQUENCE;
+    job.steps = 1;
+    job.recipe = recipe;
+    job.all_gather = all_gather;
+    job.history_length = 4;
+    return job;
 }
 
 static void run(const mesh_job *job, const mesh_case *mesh, nd_status expected)
@@ -228,7 +203,7 @@ Test(fp8_step, less_memory_than_bf16)
 
 /* state */
 
-static void copy_state(fp8_fixture *to, const fp8_fixture *from, bool scales)
+static void copy_state(golden_run *to, const golden_run *from, bool scales)
 {
     size_t bytes = (size_t)to->trainer->model->layout->shard_total * 4;
     nd_fsdp *a = &to->trainer->model->fsdp;
@@ -254,23 +229,25 @@ Test(fp8_step, delayed_goes_on_from_its_state)
 {
     double losses[3];
     for (int with = 0; with < 2; with++) {
-        fp8_fixture first, second;
+        golden_run first, second;
         nd_step_result result;
-        fp8_fixture_open(&first, ND_PRECISION_FP8, ND_FP8_DELAYED, false);
-        fp8_fixture_open(&second, ND_PRECISION_FP8, ND_FP8_DELAYED, false);
+        golden_run_open(&first, "fp8/model",
+                        (golden_options){ND_PRECISION_FP8, ND_FP8_DELAYED, false});
+        golden_run_open(&second, "fp8/model",
+                        (golden_options){ND_PRECISION_FP8, ND_FP8_DELAYED, false});
         for (int step = 0; step < 4; step++) {
-            nd_step_batch batch = fp8_fixture_batch(&first, step);
+            nd_step_batch batch = golden_run_batch(&first, step);
             if (step == 3) {
                 copy_state(&second, &first, with);
             }
             assert_ok(nd_trainer_step(first.trainer, &batch, &result));
             losses[0] = result.loss;
         }
-        nd_step_batch batch = fp8_fixture_batch(&second, 3);
+        nd_step_batch batch = golden_run_batch(&second, 3);
         assert_ok(nd_trainer_step(second.trainer, &batch, &result));
         losses[1 + with] = result.loss;
-        fp8_fixture_close(&first);
-        fp8_fixture_close(&second);
+        golden_run_close(&first);
+        golden_run_close(&second);
     }
     cr_expect_eq(memcmp(&losses[0], &losses[2], 8), 0, "%.17g, %.17g", losses[0], losses[2]);
     cr_expect_neq(memcmp(&losses[0], &losses[1], 8), 0);
@@ -278,11 +255,11 @@ Test(fp8_step, delayed_goes_on_from_its_state)
 
 Test(fp8_step, current_scaling_has_no_state)
 {
-    fp8_fixture f;
+    golden_run f;
     nd_scale_state state[3];
-    fp8_fixture_open(&f, ND_PRECISION_FP8, ND_FP8_TENSORWISE, true);
+    golden_run_open(&f, "fp8/model", (golden_options){ND_PRECISION_FP8, ND_FP8_TENSORWISE, true});
     cr_expect_eq(nd_scales_state(&f.trainer->model->scales, state), 0);
-    fp8_fixture_close(&f);
+    golden_run_close(&f);
 }
 
 /*
@@ -292,9 +269,9 @@ Test(fp8_step, current_scaling_has_no_state)
  */
 Test(fp8_step, delayed_scales_follow_the_amaxes_of_the_step)
 {
-    fp8_fixture f;
+    golden_run f;
     nd_step_result result;
-    fp8_fixture_open(&f, ND_PRECISION_FP8, ND_FP8_DELAYED, false);
+    golden_run_open(&f, "fp8/model", (golden_options){ND_PRECISION_FP8, ND_FP8_DELAYED, false});
     nd_scales *s = &f.trainer->model->scales;
     int64_t site = nd_site_weight(s, 1, 6);
     nd_flat_range w = s->weights[site];
@@ -304,7 +281,7 @@ Test(fp8_step, delayed_scales_follow_the_amaxes_of_the_step)
     }
     amax = nd_bf16_to_f32(nd_bf16_from_f32(amax));
     cr_expect_eq(s->scale[site], 1.0f);
-    nd_step_batch batch = fp8_fixture_batch(&f, 0);
+    nd_step_batch batch = golden_run_batch(&f, 0);
     assert_ok(nd_trainer_step(f.trainer, &batch, &result));
     cr_expect_eq(s->scale[site], 448.0f / amax, "%.9g, %.9g", s->scale[site], 448.0f / amax);
     int64_t gradient = nd_site_gradient(s, 1, 6);
@@ -314,7 +291,7 @@ Test(fp8_step, delayed_scales_follow_the_amaxes_of_the_step)
     assert_ok(nd_model_forward(f.trainer->model, false, 0.0)); /* validation takes no amax */
     cr_expect_eq(s->amax[nd_site_input(s, 1, 0)], 0.0f);
     cr_expect_eq(s->scale[gradient], before);
-    fp8_fixture_close(&f);
+    golden_run_close(&f);
 }
 
 /* health */

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "runtime/base/rng.h"
-#include "tests/parity/mesh_run.h"
+#include "tests/parity/mesh_data.h"
 #include "tests/support/tempdir.h"
 
 enum { SEQUENCE = 32, GLOBAL_BATCH = 24, STEPS = 20, TOKENS = 9000 };
@@ -25,37 +25,18 @@ static tempdir dir;
 /* GQA, odd vocabulary (padded to tp), ffn that only 4 and its divisors cut. */
 static nd_llama_shape shape_of(int64_t vocab, int64_t ffn, bool tied)
 {
-    return (nd_llama_shape){
-        .vocab = vocab,
-        .hidden = 40,
-        .ffn = ffn,
-        .layers = 3,
-        .heads = 8,
-        .kv_heads = 4,
-        .head_dim = 6,
-        .max_positions = 128,
-        .rms_eps = 1e-5,
-        .init_std = 0.08,
-        .tied = tied,
-        .rope = {.type = ND_ROPE_DEFAULT, .theta = 10000.0},
-    };
+    nd_llama_shape shape = mesh_small_llama(vocab);
+    shape.hidden = 40;
+    shape.ffn = ffn;
+    shape.layers = 3;
+    shape.head_dim = 6;
+    shape.tied = tied;
+    return shape;
 }
 
-/* A llm.c file of ids below `vocab` with some structure to learn. */
 static const char *token_file(int64_t vocab)
 {
-    static uint32_t words[256 + TOKENS];
-    int32_t *header = (int32_t *)words;
-    memset(words, 0, 1024);
-    header[0] = 20240801;
-    header[1] = 7;
-    header[2] = TOKENS;
-    for (int i = 0; i < TOKENS; i++) {
-        uint64_t r = nd_rng_u64(5, 0, (uint64_t)i);
-        words[256 + i] =
-            (uint32_t)(r % 4 ? (uint64_t)(i * i / 7) % (uint64_t)vocab : r / 4 % (uint64_t)vocab);
-    }
-    return tempdir_write(&dir, "tokens.bin", words, sizeof words);
+    return mesh_token_file(&dir, "tokens.bin", TOKENS, vocab, 0);
 }
 
 /* Prompts of very different lengths: ranks get unequal numbers of counted labels, some blocks

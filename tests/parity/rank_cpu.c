@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/parity/mesh_run.h"
+#include "tests/parity/rank_device.h"
+
 #include "trainer/rank.h"
 
-nd_status mesh_rank_open(nd_rank *rank)
+nd_status rank_device_open(nd_rank *rank)
 {
     ND_TRY(nd_device_open_cpu(1, &rank->device));
     nd_status status = nd_ops_cpu(rank->device, &rank->ops);
@@ -13,7 +14,7 @@ nd_status mesh_rank_open(nd_rank *rank)
     return status;
 }
 
-void mesh_rank_close(nd_rank *rank, nd_transport *local)
+void rank_device_close(nd_rank *rank, nd_transport *local)
 {
     nd_device_close(rank->device);
 }

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TESTS_PARITY_GOLDEN_RUN_H
+#define TESTS_PARITY_GOLDEN_RUN_H
+/*
+ * The model and the data of a whole-model golden, on one worker with the product's own trainer. The
+ * device is that of rank_device.h: the CPU, a GPU, or a GPU's double.
+ */
+#include "tests/parity/golden_reader.h"
+#include "trainer/ckpt/hf_folder.h"
+#include "trainer/trainer.h"
+
+enum { GOLDEN_STEPS = 10 };
+
+typedef struct golden_run {
+    nd_golden *golden;
+    nd_hf_reader *weights;
+    nd_config config;
+    nd_progress progress;
+    nd_rank rank;
+    nd_transport *self;
+    nd_trainer *trainer;
+    int64_t batch, sequence;
+    int32_t *positions;
+} golden_run;
+
+/* How it trains; what is zero is the default. */
+typedef struct golden_options {
+    nd_precision precision;
+    nd_fp8_recipe recipe;
+    bool all_gather; /* weights become codes from their F32 values */
+} golden_options;
+
+/* `name`: a folder of tests/parity/goldens. Assertions of Criterion on failure. */
+void golden_run_open(golden_run *run, const char *name, golden_options options);
+void golden_run_close(golden_run *run);
+nd_step_batch golden_run_batch(const golden_run *run, int64_t step);
+/* The shard `state` of the trainer (weights, gradients) on the host; the caller frees it. */
+float *golden_run_state(golden_run *run, const float *state);
+
+#endif

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/parity/mesh_data.h"
+
+#include <stdlib.h>
+
+#include "runtime/base/rng.h"
+
+nd_llama_shape mesh_small_llama(int64_t vocab)
+{
+    return (nd_llama_shape){
+        .vocab = vocab,
+        .hidden = 64,
+        .ffn = 128,
+        .layers = 2,
+        .heads = 8,
+        .kv_heads = 4,
+        .head_dim = 16,
+        .max_positions = 128,
+        .rms_eps = 1e-5,
+        .init_std = 0.08,
+        .rope = {.type = ND_ROPE_DEFAULT, .theta = 10000.0},
+    };
+}
+
+const char *mesh_token_file(tempdir *dir, const char *name, int tokens, int64_t vocab, int period)
+{
+    enum { HEADER = 256 };
+    size_t count = HEADER + (size_t)tokens;
+    uint32_t *words = calloc(count, sizeof *words);
+    words[0] = 20240801;
+    words[1] = 7;
+    words[2] = (uint32_t)tokens;
+    for (int i = 0; i < tokens; i++) {
+        uint64_t at = (uint64_t)(period ? i % period : i), r = nd_rng_u64(5, 0, at);
+        words[HEADER + i] = (uint32_t)((r % 4 ? at * at / 7 : r / 4) % (uint64_t)vocab);
+    }
+    const char *path = tempdir_write(dir, name, words, count * sizeof *words);
+    free(words);
+    return path;
+}
+
+mesh_job mesh_job_on_tokens(const char *path, nd_llama_shape shape, nd_precision precision)
+{
+    return (mesh_job){
+        .shape = shape,
+        .data_path = path,
+        .format = ND_DATA_LLMC,
+        .tokenizer = "file",
+        .optimizer = ND_OPTIMIZER_ADAMW,
+        .precision = precision,
+        .lr = 2e-3,
+        .max_grad_norm = 1.0,
+        .weight_decay = 0.1,
+    };
+}
