@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The modes that change no number do what they are for: which operations a group performs and what
- * is kept, counted in the trainer itself. (That the numbers stay is test_mesh.c.)
+ * is kept, counted in the trainer itself. (That the numbers stay is test_mesh.c.) Clipping changes
+ * an update only where the norm is above its bound, and then by one factor.
  */
 #include <criterion/criterion.h>
+#include <math.h>
 #include <string.h>
 
 #include "runtime/base/rng.h"
@@ -93,4 +95,45 @@ Test(modes, recompute_keeps_less)
     }
     cr_assert_lt(kept[ND_RECOMPUTE_SELECTIVE], kept[ND_RECOMPUTE_NONE]);
     cr_assert_lt(kept[ND_RECOMPUTE_FULL], kept[ND_RECOMPUTE_SELECTIVE]);
+}
+
+/* One step of SGD, which unlike AdamW is not blind to the size of gradients. */
+static mesh_result update(double lr, double max_grad_norm)
+{
+    mesh_result result;
+    mesh_job job = job_of();
+    job.steps = 1;
+    job.optimizer = ND_OPTIMIZER_SGD;
+    job.precision = ND_PRECISION_FP32;
+    job.lr = lr;
+    job.max_grad_norm = max_grad_norm;
+    assert_ok(mesh_run(&job, &(mesh_case){"fsdp 2 x tp 2", 1, 2, 1, 2, 2}, &result));
+    tempdir_remove(&dir);
+    return result;
+}
+
+Test(modes, clipping_scales_an_update_to_its_bound_and_never_up)
+{
+    const double lr = 0.125;
+    mesh_result start = update(0.0, 0.0), free_run = update(lr, 0.0);
+    const double norm = free_run.norm[0], bound = norm / 4;
+    mesh_result below = update(lr, 4 * norm), above = update(lr, bound);
+    cr_assert_gt(norm, 0.0);
+    for (int t = 0; t < start.tensors; t++) {
+        for (int64_t i = 0; i < start.sizes[t]; i++) {
+            double w = start.weights[t][i], g = free_run.gradients[t][i];
+            double expected = w - lr * (bound / (norm + 1e-6)) * g;
+            /* the factor and two products are rounded relative to the change, the sum to itself */
+            double most = ldexp(3 * fabs(expected - w) + fabs(w) + fabs(expected), -23);
+            cr_assert_eq(below.weights[t][i], free_run.weights[t][i], "%s: a norm below the bound",
+                         start.names[t]);
+            cr_assert_leq(fabs(above.weights[t][i] - expected), most,
+                          "%s: element %d is %.9g after a clipped step, %.9g expected",
+                          start.names[t], (int)i, above.weights[t][i], expected);
+        }
+    }
+    mesh_result_free(&start);
+    mesh_result_free(&free_run);
+    mesh_result_free(&below);
+    mesh_result_free(&above);
 }

@@ -31,9 +31,11 @@ Test(schedule, shapes_at_their_corners)
     expect(&constant, 10, 1.0);
     expect(&constant, 100, 1.0);
     expect(&linear, 61, 0.55);
+    expect(&linear, 10, 1.0); /* the last step of the warm-up and the first one after it */
     expect(&linear, 11, 1.0);
     expect(&linear, 110, 0.1 + 0.9 / 100);
     expect(&cosine, 61, 0.55);
+    expect(&cosine, 10, 1.0);
     expect(&cosine, 11, 1.0);
     expect(&cosine, 110, 0.1 + 0.45 * (1.0 + cos(M_PI * 0.99)));
     wsd.optimizer.decay_steps = 20;
