@@ -7,6 +7,7 @@
 #include "runtime/base/log.h"
 #include "trainer/gpu.h"
 #include "trainer/precision/table.h"
+#include "trainer/tune/tuning.h"
 
 /* Keys whose values are not the defaults, a line per section; run.json has all of them. */
 typedef struct echo_context {
@@ -118,5 +119,8 @@ void nd_echo_run(const nd_run_context *run, const nd_trainer *trainer, const cha
                 (double)nd_llama_shape_parameters(&r->shape) * 1e-6,
                 (double)(trainer->plan.total + trainer->plan.external) / 1048576.0);
     nd_precision_each_line(&trainer->model->scales, &r->shape, echo_line, NULL);
+    if (r->tuning) {
+        nd_tuning_each_line(r->tuning, echo_line, NULL);
+    }
     echo_data(run, r);
 }

@@ -21,11 +21,13 @@
 #include "runtime/base/version.h"
 #include "runtime/rdzv/guard.h"
 #include "trainer/agree.h"
+#include "trainer/gpu.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/plan.h"
 #include "trainer/thread_wait.h"
 #include "trainer/train.h"
 #include "trainer/trainer.h"
+#include "trainer/tune/tuning.h"
 
 static void init_log(const nd_config *config, const nd_identity *id)
 {
@@ -186,12 +188,24 @@ static void print_good(const nd_config *config, const nd_inputs *inputs)
     printf("\n");
 }
 
+/* A record of autotune that cannot be replayed is said before workers start. */
+static nd_status check_autotune(const nd_config *config, const nd_llama_shape *shape)
+{
+    nd_tuning *tuning = NULL;
+    bool gpu = false;
+    ND_TRY(nd_gpu_is_wanted(config, &gpu));
+    ND_TRY(nd_tuning_check(config, shape, gpu, &tuning));
+    nd_tuning_destroy(tuning);
+    return ND_OK;
+}
+
 static nd_status command_check(const nd_config *config, nd_worker *worker)
 {
     nd_inputs inputs = {0};
     nd_status status = nd_inputs_open(config, &inputs);
     status = status == ND_OK ? nd_trainer_check_precision(config, &inputs.shape) : status;
     status = status == ND_OK ? nd_worker_check_device(config) : status;
+    status = status == ND_OK ? check_autotune(config, &inputs.shape) : status;
     status = status == ND_OK ? nd_worker_open_planner(config, worker) : status;
     status = status == ND_OK ? nd_plan_check_memory(config, &inputs, worker) : status;
     status = status == ND_OK ? nd_run_folder_check(config) : status;
@@ -213,9 +227,17 @@ static nd_status command_plan(const nd_config *config, nd_worker *worker, int ra
     if (rank >= world) {
         return nd_fail(ND_ERR_CONFIG, "--rank %d: the mesh has ranks 0 to %d", rank, world - 1);
     }
+    nd_tuning *tuning = NULL;
+    bool cuda = config->launch.device == ND_CHOOSE_CUDA;
     nd_status status = nd_inputs_open_model(config, &inputs);
+    status = status == ND_OK ? nd_tuning_check(config, &inputs.shape, cuda, &tuning) : status;
     status = status == ND_OK ? nd_worker_open_planner(config, worker) : status;
+    if (tuning) {
+        worker->rank.linears = &tuning->linear_choice;
+        worker->rank.tuning = tuning;
+    }
     status = status == ND_OK ? nd_plan_print(stdout, config, &inputs, worker, rank) : status;
+    nd_tuning_destroy(tuning);
     nd_inputs_close(&inputs);
     return status;
 }

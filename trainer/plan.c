@@ -10,6 +10,7 @@
 #include "trainer/metrics/metrics.h"
 #include "trainer/precision/table.h"
 #include "trainer/trainer.h"
+#include "trainer/tune/tuning.h"
 
 /*
  * What the estimate assumes; printed beside it. A CPU core: BF16 products on AVX-512 with BF16 dot
@@ -237,6 +238,12 @@ nd_status nd_plan_print(FILE *out, const nd_config *config, const nd_inputs *inp
     fprintf(out, "shard of a rank: %lld of them, padded\n",
             (long long)trainer->model->layout->shard_total);
     nd_precision_each_line(&trainer->model->scales, &r->shape, print_line, out);
+    if (r->tuning) {
+        nd_tuning_each_line(r->tuning, print_line, out);
+    } else if (config->kernels.autotune && config->train.precision == ND_PRECISION_FP8) {
+        fprintf(out, "autotune: a run may leave more linears in BF16; this plan has all that the "
+                     "filter converts in FP8\n");
+    }
     fprintf(out, "memory plan of rank %d, %d thread%s:\n", rank, r->device->threads,
             r->device->threads == 1 ? "" : "s");
     nd_memplan_print(&trainer->plan, out);

@@ -28,6 +28,8 @@ typedef struct nd_rank {
     nd_groups groups;
     nd_progress_slot *progress;
     nd_trace trace;
+    const struct nd_linear_choice *linears; /* autotune's (filter.h); NULL: as the filter says */
+    const struct nd_tuning *tuning;         /* of autotune (tune/tuning.h), or NULL */
 } nd_rank;
 
 /* Also true for a plan of a GPU that is not here. */

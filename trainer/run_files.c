@@ -12,6 +12,7 @@
 #include "trainer/command_line.h"
 #include "trainer/echo.h"
 #include "trainer/metrics/run_record.h"
+#include "trainer/tune/tuning.h"
 #include "trainer/version.h"
 
 enum { SMALL_FILES_BYTES = 1 << 20 }; /* what a run writes beside its weights */
@@ -54,6 +55,7 @@ static nd_status write_record(const nd_run_files *files, const nd_worker *worker
         .model_count = (int)(sizeof model / sizeof *model),
         .memory = memory,
         .memory_count = memory_count,
+        .autotune = r->tuning ? r->tuning->json : NULL,
     };
     return nd_run_record_write(files->dir, &record);
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "runtime/base/log.h"
 #include "runtime/device/cuda.h"
@@ -13,6 +14,7 @@
 #include "trainer/metrics/metrics.h"
 #include "trainer/run_files.h"
 #include "trainer/trainer.h"
+#include "trainer/tune/tuning.h"
 
 static volatile sig_atomic_t stop_signal;
 
@@ -30,6 +32,7 @@ typedef struct run_state {
     nd_loader *loader, *validation_loader;
     int64_t validation_batches;
     nd_run_files files; /* rank 0 */
+    nd_tuning *tuning;  /* NULL without autotune */
     int64_t tokens_seen;
     int64_t trace_from; /* the trace holds the steps after this one */
     bool stopped;
@@ -191,8 +194,21 @@ static nd_status save_model(run_state *s)
     return ND_OK;
 }
 
+/* Before memory is planned: linears in BF16 have other buffers than those in FP8. */
+static nd_status tune(run_state *s)
+{
+    bool echo = false;
+    nd_status status = nd_tuning_make(s->rank, &s->tuning, &echo);
+    if (echo) { /* who has the reason ends first */
+        s->context->worker->voice = ND_VOICE_ECHO;
+        sleep(1);
+    }
+    return status;
+}
+
 static nd_status run(run_state *s)
 {
+    ND_TRY(tune(s));
     ND_TRY(nd_trainer_create(s->rank, &s->trainer));
     ND_TRY(nd_trainer_commit(s->trainer));
     if (s->rank->rank == 0) {
@@ -202,6 +218,7 @@ static nd_status run(run_state *s)
     ND_TRY(open_loaders(s));
     ND_TRY(nd_comm_barrier(s->rank->groups.by_kind[ND_GROUP_WORLD]));
     ND_TRY(loop(s));
+    nd_tuning_warn(s->rank);
     if (s->files.metrics) {
         ND_TRY(nd_run_files_trace(&s->files, &s->rank->trace, s->trace_from + 1,
                                   s->trainer->step - s->trace_from));
@@ -226,5 +243,6 @@ nd_status nd_train(const nd_run_context *context)
     context->inputs->still_read = !joined;
     nd_run_files_close(&state.files);
     nd_trainer_destroy(state.trainer);
+    nd_tuning_destroy(state.tuning);
     return status;
 }

@@ -124,6 +124,10 @@ typedef struct nd_config {
         nd_recompute recompute;
     } parallel;
     struct {
+        bool autotune;       /* choose algorithms of products by their times */
+        char *autotune_from; /* "": none; the run.json whose choices are taken */
+    } kernels;
+    struct {
         nd_fp8_recipe recipe;
         bool all_gather;
         char *filter; /* "accelerate", "auto", or a comma list of name patterns to convert */

@@ -251,6 +251,18 @@ static nd_status check_training(const nd_config *c)
     return ND_OK;
 }
 
+static nd_status check_kernels(const nd_config *c)
+{
+    if (c->train.deterministic && c->kernels.autotune && !*c->kernels.autotune_from) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "train.deterministic and kernels.autotune are both true, but choices by "
+                       "time may differ between repetitions; let a run without "
+                       "train.deterministic choose, and replay its choices with "
+                       "kernels.autotune_from: RUN/run.json");
+    }
+    return ND_OK;
+}
+
 nd_status nd_config_resolve(nd_config *config)
 {
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
@@ -263,6 +275,7 @@ nd_status nd_config_resolve(nd_config *config)
     ND_TRY(check_model(config));
     ND_TRY(check_data(config));
     ND_TRY(check_training(config));
+    ND_TRY(check_kernels(config));
     if (config->model.seed == -1) {
         config->model.seed = config->train.seed;
     }

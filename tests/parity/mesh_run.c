@@ -6,9 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/fsio.h"
 #include "tests/parity/rank_device.h"
 #include "tests/support/ranks.h"
 #include "trainer/trainer.h"
+#include "trainer/tune/tuning.h"
 
 typedef struct shared_run {
     const mesh_job *job;
@@ -39,6 +41,8 @@ static void fill_config(nd_config *c, const mesh_job *job, const mesh_case *m)
     c->fp8.amax_history_length = job->history_length;
     c->fp8.health_interval = job->health_interval;
     c->train.nonfinite = job->nonfinite;
+    c->kernels.autotune = job->autotune;
+    c->kernels.autotune_from = (char *)job->autotune_from;
     c->optimizer.name = job->optimizer;
     c->optimizer.lr = job->lr;
     c->optimizer.beta1 = 0.9;
@@ -176,6 +180,8 @@ static nd_status train_rank(shared_run *run, nd_rank *rank)
 {
     nd_trainer *trainer = NULL;
     nd_loader *loader = NULL;
+    nd_tuning *tuning = NULL;
+    bool echo;
     nd_status status = ND_OK;
     nd_loader_options options = {
         .sequence = run->job->sequence,
@@ -187,6 +193,7 @@ static nd_status train_rank(shared_run *run, nd_rank *rank)
         .cp_index = rank->coord.at[ND_AXIS_CP],
         .seed = 11,
     };
+    ND_TRY_OUT(nd_tuning_make(rank, &tuning, &echo));
     ND_TRY_OUT(nd_trainer_create(rank, &trainer));
     ND_TRY_OUT(nd_trainer_commit(trainer));
     ND_TRY_OUT(nd_fsdp_init_weights(&trainer->model->fsdp, rank->shape.init_std, 3));
@@ -197,10 +204,12 @@ static nd_status train_rank(shared_run *run, nd_rank *rank)
     ND_TRY_OUT(train_steps(run, trainer, loader));
     if (rank->rank == 0) {
         keep_counts(run->out, trainer);
+        ND_TRY_OUT(nd_fs_format(&run->out->autotune, "%s", tuning ? tuning->json : ""));
     }
 out:
     nd_loader_close(loader);
     nd_trainer_destroy(trainer);
+    nd_tuning_destroy(tuning);
     return status;
 }
 
@@ -308,6 +317,7 @@ void mesh_result_free(mesh_result *result)
     }
     free(result->gradients);
     free(result->weights);
+    free(result->autotune);
     free(result->names);
     free(result->sizes);
     memset(result, 0, sizeof *result);

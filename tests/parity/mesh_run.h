@@ -45,6 +45,8 @@ typedef struct mesh_job {
     bool bf16_weights;  /* initial weights are rounded to BF16 */
     nd_nonfinite nonfinite;
     int64_t health_interval;
+    bool autotune;
+    const char *autotune_from;
     /* Called on every rank, at the same time: before every step (from 0), and after the gradients
      * of the first one. */
     nd_status (*before_step)(void *context, struct nd_trainer *trainer, int64_t step);
@@ -64,6 +66,7 @@ typedef struct mesh_result {
      * activations. */
     int64_t calls[ND_GROUP_COUNT][ND_COMM_OP_COUNT];
     size_t activation_bytes;
+    char *autotune; /* the record of rank 0; "" without autotune */
 } mesh_result;
 
 /* Fails with a sentence that names the case; replicas that differ are a failure. */

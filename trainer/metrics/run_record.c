@@ -129,6 +129,9 @@ static nd_status build(const nd_run_record *record, json_t **out)
     json_object_set_new(root, "machine", texts(record->machine, record->machine_count));
     json_object_set_new(root, "model", amounts(record->model, record->model_count));
     json_object_set_new(root, "memory_plan_bytes", amounts(record->memory, record->memory_count));
+    if (record->autotune) {
+        json_object_set_new(root, "autotune", json_loads(record->autotune, 0, NULL));
+    }
     *out = root;
     return ND_OK;
 }

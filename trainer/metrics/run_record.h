@@ -39,6 +39,7 @@ typedef struct nd_run_record {
     int model_count;
     const nd_run_amount *memory; /* memory plan of rank 0: bytes per segment */
     int memory_count;
+    const char *autotune; /* JSON text (tune/record.h), or NULL */
 } nd_run_record;
 
 /* ND_ERR_CANTCREATE with a sentence when dir/run.json exists or cannot be written. */

@@ -191,6 +191,52 @@ bool nd_filter_converts(const nd_filter *f, int64_t layer, int linear)
     return f->reasons && f->reasons[layer * ND_LINEARS_OF_BLOCK + linear] == ND_FILTER_CONVERTED;
 }
 
+static const struct {
+    int first, count;
+} groups[ND_GROUPS_OF_BLOCK] = {{0, 3}, {3, 1}, {4, 2}, {6, 1}};
+
+int nd_group_of_linears(int group, int *first)
+{
+    *first = groups[group].first;
+    return groups[group].count;
+}
+
+int nd_filter_mask(const nd_filter *f, int64_t layer, int group)
+{
+    int mask = 0;
+    for (int i = 0; i < groups[group].count; i++) {
+        mask |= nd_filter_converts(f, layer, groups[group].first + i) << i;
+    }
+    return mask;
+}
+
+nd_status nd_filter_choose(nd_filter *f, const nd_linear_choice *choice)
+{
+    f->converted = 0;
+    for (int64_t i = 0; f->reasons && i < f->layers * ND_GROUPS_OF_BLOCK; i++) {
+        int64_t layer = i / ND_GROUPS_OF_BLOCK;
+        int group = (int)(i % ND_GROUPS_OF_BLOCK), asked = nd_filter_mask(f, layer, group);
+        int fp8 = choice->fp8[group][choice->forced ? 0 : asked];
+        if (fp8 < 0 || (!choice->forced && (fp8 & ~asked))) {
+            return nd_fail(ND_ERR_DATA,
+                           "autotune has no choice for what fp8.filter asks for in layer %lld "
+                           "(linears %d of group %d); choose again with kernels.autotune, without "
+                           "kernels.autotune_from",
+                           (long long)layer, asked, group);
+        }
+        for (int l = 0; l < groups[group].count; l++) {
+            nd_filter_reason *reason =
+                &f->reasons[layer * ND_LINEARS_OF_BLOCK + groups[group].first + l];
+            bool converts = fp8 >> l & 1;
+            *reason = converts                         ? ND_FILTER_CONVERTED
+                      : *reason == ND_FILTER_CONVERTED ? ND_FILTER_SLOWER
+                                                       : *reason;
+            f->converted += converts;
+        }
+    }
+    return ND_OK;
+}
+
 nd_status nd_filter_check(const nd_filter *f, const nd_config *config, const nd_llama_shape *shape,
                           const nd_mesh *mesh)
 {
@@ -231,6 +277,7 @@ static const char *why(nd_filter_reason reason)
         [ND_FILTER_LAST] = "bf16: the last linear of the model, fused with the loss",
         [ND_FILTER_SIZE] = "bf16: 16 does not divide its sizes",
         [ND_FILTER_SMALL] = "bf16: too small to gain from FP8",
+        [ND_FILTER_SLOWER] = "bf16: FP8 takes longer here (autotune)",
         [ND_FILTER_UNMATCHED] = "bf16: no pattern of fp8.filter matches",
     };
     return text[reason];

@@ -27,6 +27,7 @@ typedef enum nd_filter_reason {
     ND_FILTER_SIZE,      /* 16 does not divide its sizes */
     ND_FILTER_SMALL,     /* below torchao's threshold */
     ND_FILTER_UNMATCHED, /* no pattern matches */
+    ND_FILTER_SLOWER,    /* autotune: FP8 takes longer here */
 } nd_filter_reason;
 
 typedef struct nd_filter {
@@ -34,6 +35,26 @@ typedef struct nd_filter {
     nd_filter_reason *reasons; /* [layers][ND_LINEARS_OF_BLOCK], owned; NULL: no FP8 */
     int64_t converted;         /* linears in FP8 */
 } nd_filter;
+
+/* Linears that share an input: q k v; o; gate up; down. */
+enum { ND_GROUPS_OF_BLOCK = 4, ND_GROUP_MASKS = 8 };
+/* How many linears a group has, and its first one. */
+int nd_group_of_linears(int group, int *first);
+
+/*
+ * What autotune makes of the filter's linears. Masks have bit i for linear i of a group.
+ *   fp8[group][asked]   of those that the filter asks for, the ones that run in FP8; -1: not known
+ * forced: fp8[group][0] whatever is asked, to find out what it takes.
+ */
+typedef struct nd_linear_choice {
+    bool forced;
+    int8_t fp8[ND_GROUPS_OF_BLOCK][ND_GROUP_MASKS];
+} nd_linear_choice;
+
+/* The linears of a group in a layer that are converted. */
+int nd_filter_mask(const nd_filter *filter, int64_t layer, int group);
+/* ND_ERR_DATA when there is no choice for what the filter asks. No-op without FP8. */
+nd_status nd_filter_choose(nd_filter *filter, const nd_linear_choice *choice);
 
 /*
  * Nothing is converted unless train.precision is fp8. ND_ERR_CONFIG: a pattern that matches

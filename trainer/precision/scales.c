@@ -48,7 +48,8 @@ nd_status nd_scales_init(nd_scales *s, nd_rank *rank)
     s->sites = weight_sites(s) * 2 + s->layers * ND_INPUTS_OF_BLOCK;
     s->codes_gathered = nd_recipe_is_per_tensor(&s->recipe) && rank->config->fp8.all_gather;
     ND_TRY(nd_filter_init(&s->filter, rank->config, &rank->shape));
-    return nd_filter_check(&s->filter, rank->config, &rank->shape, &rank->mesh);
+    ND_TRY(nd_filter_check(&s->filter, rank->config, &rank->shape, &rank->mesh));
+    return rank->linears ? nd_filter_choose(&s->filter, rank->linears) : ND_OK;
 }
 
 bool nd_scales_in_segment(void *context, const nd_param *param)

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Autotune over cuBLASLt's double, whose three algorithms sum in orders of their own and take the
+ * times that the test says: 3, 1 and 2 s a product, and in FP8 half of that. So the second
+ * algorithm wins everywhere; of q k v, one product in BF16 and three in FP8, FP8 loses; gate and up
+ * are a draw, and stay in FP8; o and down win.
+ */
+#include <criterion/criterion.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "tests/hostcuda/doubles/double.h"
+#include "tests/hostcuda/mesh_cuda.h"
+#include "tests/parity/mesh_data.h"
+#include "tests/support/ranks.h"
+#include "trainer/trainer.h"
+#include "trainer/tune/tuning.h"
+
+enum { SEQUENCE = 32, GLOBAL_BATCH = 4, STEPS = 1, TOKENS = 3000, VOCAB = 96 };
+
+static tempdir dir;
+static char data_path[PATH_MAX];
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    snprintf(data_path, sizeof data_path, "%s",
+             mesh_token_file(&dir, "tokens.bin", TOKENS, VOCAB, 0));
+    setenv("ND_DOUBLE_LT_TIMES", "3,1,2", 1);
+    setenv("ND_DOUBLE_LT_FP8", "0.5", 1);
+    mesh_use_gpus(true, false);
+}
+
+static void teardown(void)
+{
+    tempdir_remove(&dir);
+}
+
+TestSuite(tune, .init = setup, .fini = teardown, .timeout = 300);
+
+/* After the first step, on each rank: all its products were foreseen, and it has rank 0's
+ * choices. */
+typedef struct observed {
+    const nd_lt_choice *first; /* rank 0's */
+    int count, checked;
+    long timings; /* events that were compared, on rank 0 */
+} observed;
+
+static nd_status observe(void *context, nd_trainer *t)
+{
+    observed *o = context;
+    const nd_tuning *tuning = t->rank->tuning;
+    ND_CHECK(tuning && tuning->choice_count > 0, "nothing was chosen");
+    int unchosen = nd_ops_cuda_unchosen(t->rank->device);
+    ND_CHECK(unchosen == 0, "%d forms of the step were not foreseen", unchosen);
+    if (t->rank->rank == 0) {
+        o->first = tuning->choices;
+        o->count = tuning->choice_count;
+        o->timings = nd_double_counts_get().timings;
+    }
+    ND_TRY(nd_comm_barrier(t->rank->groups.by_kind[ND_GROUP_WORLD]));
+    ND_CHECK(tuning->choice_count == o->count &&
+                 memcmp(tuning->choices, o->first, (size_t)o->count * sizeof *o->first) == 0,
+             "rank %d has other choices than rank 0", t->rank->rank);
+    ND_TRY(nd_comm_barrier(t->rank->groups.by_kind[ND_GROUP_WORLD]));
+    o->checked += t->rank->rank == 0;
+    return ND_OK;
+}
+
+static mesh_job job_of(nd_precision precision, observed *o)
+{
+    mesh_job job = mesh_job_on_tokens(data_path, mesh_small_llama(VOCAB), precision);
+    job.global_batch = GLOBAL_BATCH;
+    job.sequence = SEQUENCE;
+    job.steps = STEPS;
+    job.lr = 0.003;
+    job.history_length = 4;
+    job.autotune = true;
+    job.observe = observe;
+    job.context = o;
+    return job;
+}
+
+static void expect_same_bits(const mesh_result *a, const mesh_result *b, const char *name)
+{
+    cr_expect(memcmp(a->loss, b->loss, sizeof a->loss) == 0, "%s: losses", name);
+    for (int t = 0; t < a->tensors; t++) {
+        cr_expect(memcmp(a->weights[t], b->weights[t], (size_t)a->sizes[t] * 4) == 0, "%s: %s",
+                  name, a->names[t]);
+    }
+}
+
+static bool differs(const mesh_result *a, const mesh_result *b)
+{
+    for (int t = 0; t < a->tensors; t++) {
+        if (memcmp(a->weights[t], b->weights[t], (size_t)a->sizes[t] * 4) != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void expect_second_algorithm(const char *record, const char *name)
+{
+    json_t *root = json_loads(record, 0, NULL), *product;
+    size_t i;
+    cr_assert_not_null(root);
+    cr_expect_gt(json_array_size(json_object_get(root, "products")), 5, "%s", name);
+    json_array_foreach(json_object_get(root, "products"), i, product)
+    {
+        cr_expect_eq(json_integer_value(json_object_get(product, "picked")), 1, "%s", name);
+        cr_expect_eq(json_integer_value(json_object_get(product, "candidates")), 3, "%s", name);
+    }
+    json_decref(root);
+}
+
+/* "q_proj" in "fp8" of an entry that was asked for it */
+static bool runs_in_fp8(const char *record, const char *linear)
+{
+    json_t *root = json_loads(record, 0, NULL), *entry, *name;
+    size_t i, j;
+    bool found = false;
+    json_array_foreach(json_object_get(root, "linears"), i, entry)
+    {
+        json_array_foreach(json_object_get(entry, "fp8"), j, name)
+        {
+            found |= strstr(json_string_value(name), linear) != NULL;
+        }
+    }
+    json_decref(root);
+    return found;
+}
+
+static const char *write_record(const mesh_result *result)
+{
+    char *text = NULL;
+    cr_assert_eq(nd_fs_format(&text, "{\"autotune\": %s}", result->autotune), ND_OK);
+    const char *path = tempdir_write(&dir, "run.json", text, strlen(text));
+    free(text);
+    return path;
+}
+
+static const mesh_case one = {"one GPU", 1, 1, 1, 1, 1};
+/* Chooses, replays, and compares with a run that does neither. */
+static void check(mesh_job job, const mesh_case *mesh)
+{
+    observed *o = job.context;
+    mesh_result tuned, again, plain;
+    long timings = nd_double_counts_get().timings; /* of the first GPU, as rank 0's */
+    cr_assert_eq(mesh_run(&job, mesh, &tuned), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(o->checked, 1);
+    cr_expect_gt(o->timings, timings + 50);
+    timings = o->timings;
+    expect_second_algorithm(tuned.autotune, mesh->name);
+    if (job.precision == ND_PRECISION_FP8 && !mesh->recompute) {
+        cr_expect_not(runs_in_fp8(tuned.autotune, "q_proj"), "%s: three against one", mesh->name);
+        cr_expect(runs_in_fp8(tuned.autotune, "o_proj"), "%s: half the time", mesh->name);
+        cr_expect(runs_in_fp8(tuned.autotune, "down_proj"), "%s: half the time", mesh->name);
+    }
+    char *path = strdup(write_record(&tuned));
+    setenv("ND_DOUBLE_LT_TIMES", "1,2,3", 1); /* would choose otherwise */
+    job.autotune_from = path;
+    cr_assert_eq(mesh_run(&job, mesh, &again), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(o->timings, timings, "%s: a replay times nothing", mesh->name);
+    expect_same_bits(&again, &tuned, mesh->name);
+    setenv("ND_DOUBLE_LT_TIMES", "3,1,2", 1);
+    if (mesh == &one) {
+        job.autotune = false;
+        job.autotune_from = NULL;
+        job.observe = NULL;
+        cr_assert_eq(mesh_run(&job, mesh, &plain), ND_OK, "%s", nd_error_last()->message);
+        cr_expect(differs(&plain, &tuned), "%s: other algorithms, other bits", mesh->name);
+        mesh_result_free(&plain);
+    }
+    mesh_result_free(&tuned);
+    mesh_result_free(&again);
+    free(path);
+    *o = (observed){0};
+}
+
+static const mesh_case meshes[] = {
+    {"one GPU, full recompute, micro-batch 2", 1, 1, 1, 1, 2, .recompute = ND_RECOMPUTE_FULL},
+    {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
+    {"fsdp 2 x cp 2, ring, zero-2", 1, 2, 2, 1, 1, .ring = true, .zero2 = true},
+};
+
+enum { MESHES = sizeof meshes / sizeof *meshes };
+
+Test(tune, one_gpu)
+{
+    observed o = {0};
+    check(job_of(ND_PRECISION_FP32, &o), &one);
+    check(job_of(ND_PRECISION_BF16, &o), &one);
+    check(job_of(ND_PRECISION_FP8, &o), &one);
+}
+
+Test(tune, meshes)
+{
+    observed o = {0};
+    for (int i = 0; i < MESHES; i++) {
+        check(job_of(i % 2 ? ND_PRECISION_FP8 : ND_PRECISION_BF16, &o), &meshes[i]);
+    }
+}
+
+Test(tune, recipes)
+{
+    static const nd_fp8_recipe recipes[] = {ND_FP8_ROWWISE, ND_FP8_ROWWISE_GW_HP, ND_FP8_DELAYED,
+                                            ND_FP8_TENSORWISE};
+    observed o = {0};
+    for (int i = 0; i < 4; i++) {
+        mesh_job job = job_of(ND_PRECISION_FP8, &o);
+        job.recipe = recipes[i];
+        job.all_gather = recipes[i] == ND_FP8_TENSORWISE;
+        check(job, i % 2 ? &meshes[1] : &one);
+    }
+}
+
+/* Products of codes whose scales are applied afterwards. */
+Test(tune, an_older_library)
+{
+    observed o = {0};
+    mesh_job job = job_of(ND_PRECISION_FP8, &o);
+    setenv("ND_DOUBLE_CUBLASLT", "120800", 1);
+    job.recipe = ND_FP8_ROWWISE;
+    check(job, &one);
+}
+
+static void expect_refused(const mesh_job *job, const mesh_case *mesh, const char *a, const char *b)
+{
+    mesh_result result;
+    cr_expect_eq(mesh_run(job, mesh, &result), ND_ERR_CONFIG);
+    const char *said = nd_error_last()->message;
+    cr_expect(strstr(said, a) && strstr(said, b), "%s", said);
+    mesh_result_free(&result);
+}
+
+/* All ranks end, none waits for the others. */
+Test(tune, a_rank_with_another_gpu_refuses)
+{
+    observed o = {0};
+    mesh_job job = job_of(ND_PRECISION_BF16, &o);
+    nd_double_machine_get()->other = 3;
+    expect_refused(&job, &meshes[1], "rank 3", "autotune");
+}
+
+Test(tune, a_replay_for_another_machine_is_refused)
+{
+    observed o = {0};
+    mesh_result tuned;
+    mesh_job job = job_of(ND_PRECISION_BF16, &o);
+    cr_assert_eq(mesh_run(&job, &one, &tuned), ND_OK, "%s", nd_error_last()->message);
+    job.autotune_from = strdup(write_record(&tuned));
+    nd_double_machine_get()->other = 0;
+    expect_refused(&job, &one, "\"double of a GPU\"", "\"double of another GPU\"");
+    nd_double_machine_get()->other = -1;
+    setenv("ND_DOUBLE_CUBLASLT", "130200", 1);
+    expect_refused(&job, &one, "cublaslt", "130200");
+    unsetenv("ND_DOUBLE_CUBLASLT");
+    setenv("ND_DOUBLE_LT_REFUSES", "1", 1);
+    expect_refused(&job, &one, "does not accept the recorded algorithm", "time again");
+    unsetenv("ND_DOUBLE_LT_REFUSES");
+    expect_refused(&job, &meshes[1], "train.gradient_accumulation_steps 4", "this run has 1");
+    job.precision = ND_PRECISION_FP32;
+    expect_refused(&job, &one, "train.precision bf16", "fp32");
+    free((char *)job.autotune_from);
+    mesh_result_free(&tuned);
+}
+
+Test(tune, on_a_cpu_it_is_an_error)
+{
+    observed o = {0};
+    mesh_job job = job_of(ND_PRECISION_BF16, &o);
+    mesh_use_gpus(false, false);
+    expect_refused(&job, &one, "kernels.autotune is true", "--device cuda");
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The record of autotune: what is written is read, what is damaged is said, nothing crashes. */
+#include <criterion/criterion.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/fsio.h"
+#include "runtime/tensor/dtype.h"
+#include "trainer/tune/record.h"
+
+static const nd_llama_shape shape = {
+    .vocab = 256, .hidden = 64, .ffn = 96, .layers = 3, .heads = 4, .kv_heads = 2, .head_dim = 16};
+static nd_config config;
+static nd_tuning written;
+static nd_lt_choice choices[2];
+static char *text;
+
+static void setup(void)
+{
+    nd_lt_key y = {.m = 96,
+                   .n = 64,
+                   .k = 64,
+                   .lda = 64,
+                   .ldb = 64,
+                   .ldd = 192,
+                   .a = ND_DTYPE_F8_E4M3,
+                   .b = ND_DTYPE_F8_E5M2,
+                   .d = ND_DTYPE_BF16,
+                   .a_transposed = 1,
+                   .fast = 1,
+                   .scaling = ND_LT_SCALARS,
+                   .align_a = 256,
+                   .align_b = 16,
+                   .align_d = 64};
+    nd_lt_key dw = {.m = 64,
+                    .n = 96,
+                    .k = 64,
+                    .lda = 64,
+                    .ldb = 96,
+                    .ldd = 64,
+                    .a = ND_DTYPE_BF16,
+                    .b = ND_DTYPE_BF16,
+                    .d = ND_DTYPE_F32,
+                    .b_transposed = 1,
+                    .beta = 1,
+                    .align_a = 256,
+                    .align_b = 256,
+                    .align_d = 256};
+    cr_assert_eq(nd_config_init(&config), ND_OK);
+    config.train.precision = ND_PRECISION_FP8;
+    choices[0] = (nd_lt_choice){.key = y,
+                                .algorithm = {1, 0xfedcba9876543210u, UINT64_MAX},
+                                .workspace = 33554432,
+                                .candidates = 8,
+                                .picked = 3,
+                                .seconds = 1.25e-3,
+                                .first_seconds = 0.1 + 0.2,
+                                .traits = {66, 20, 36, 1, 0, 1, -1, 5, 12}};
+    choices[1] = (nd_lt_choice){.key = dw, .algorithm = {7}};
+    written = (nd_tuning){.gpu = "NVIDIA H200",
+                          .capability = 90,
+                          .cublaslt = 130100,
+                          .seconds = 3.5,
+                          .linears = {{0, 7, 1, 3e-3, 4e-3, 2e-3}, {3, 1, 1, -1, -1, -1}},
+                          .linear_count = 2,
+                          .choices = choices,
+                          .choice_count = 2};
+    cr_assert_eq(nd_record_write(&written, &config, &shape), ND_OK);
+    cr_assert_eq(nd_fs_format(&text, "{\"steps\": 3, \"autotune\": %s}", written.json), ND_OK);
+}
+
+static void teardown(void)
+{
+    free(text);
+    free(written.json);
+    nd_config_fini(&config);
+}
+
+TestSuite(record, .init = setup, .fini = teardown, .timeout = 120);
+
+static nd_status read_text(const char *from, size_t bytes)
+{
+    nd_tuning *t = NULL;
+    nd_status status = nd_record_read(from, bytes, "run.json", &config, &shape, &t);
+    nd_tuning_destroy(t);
+    return status;
+}
+
+Test(record, what_is_written_is_read)
+{
+    nd_tuning *t = NULL;
+    cr_assert_eq(nd_record_read(text, strlen(text), "run.json", &config, &shape, &t), ND_OK, "%s",
+                 nd_error_last()->message);
+    cr_expect_str_eq(t->gpu, "NVIDIA H200");
+    cr_expect_eq(t->capability, 90);
+    cr_expect_eq(t->cublaslt, 130100);
+    cr_expect_eq(t->seconds, 3.5);
+    cr_assert_eq(t->choice_count, 2);
+    cr_expect(memcmp(t->choices, choices, sizeof choices) == 0, "every bit, times too");
+    cr_assert_eq(t->linear_count, 2);
+    cr_expect(memcmp(t->linears, written.linears, sizeof t->linears) == 0);
+    cr_expect_eq(t->linear_choice.fp8[0][7], 1);
+    cr_expect_eq(t->linear_choice.fp8[3][1], 1);
+    cr_expect_eq(t->linear_choice.fp8[0][0], 0);
+    cr_expect_eq(t->linear_choice.fp8[2][3], -1, "not asked for, so not known");
+    nd_tuning_destroy(t);
+}
+
+static void expect_other(const char *a, const char *b)
+{
+    cr_expect_eq(read_text(text, strlen(text)), ND_ERR_CONFIG);
+    cr_expect(strstr(nd_error_last()->message, a) && strstr(nd_error_last()->message, b), "%s",
+              nd_error_last()->message);
+}
+
+Test(record, another_run_is_named_with_key_and_both_values)
+{
+    config.mesh.tp = 4;
+    expect_other("mesh.tp 1", "this run has 4");
+    config.mesh.tp = 1;
+    config.train.sequence_length = 2048;
+    expect_other("train.sequence_length 1024", "has 2048");
+    config.train.precision = ND_PRECISION_BF16;
+    expect_other("train.precision fp8", "has bf16");
+    config.train.precision = ND_PRECISION_FP8;
+    config.train.sequence_length = 1024;
+    config.fp8.recipe = ND_FP8_DELAYED;
+    expect_other("fp8.recipe tensorwise", "has delayed");
+    config.fp8.recipe = ND_FP8_TENSORWISE;
+    nd_llama_shape other = shape;
+    nd_tuning *t = NULL;
+    other.ffn = 112;
+    cr_expect_eq(nd_record_read(text, strlen(text), "run.json", &config, &other, &t),
+                 ND_ERR_CONFIG);
+    cr_expect(strstr(nd_error_last()->message, "model.intermediate_size 96"), "%s",
+              nd_error_last()->message);
+}
+
+Test(record, data_parallel_ranks_may_be_other)
+{
+    config.mesh.dp_shard = 8;
+    config.mesh.dp_replicate = 2;
+    cr_expect_eq(read_text(text, strlen(text)), ND_OK, "a rank's products are the same");
+}
+
+static void expect_damaged(const json_t *root, const char *what)
+{
+    char *damaged = json_dumps(root, 0);
+    nd_status status = read_text(damaged, strlen(damaged));
+    cr_expect(status == ND_ERR_DATA, "%s: status %d", what, (int)status);
+    cr_expect(strstr(nd_error_last()->message, what), "%s: %s", what, nd_error_last()->message);
+    free(damaged);
+}
+
+/* Each key of an object away, and each of every other type. */
+static int damage_object(json_t *root, json_t *object)
+{
+    json_t *const wrong[] = {
+        json_null(),          json_true(),  json_integer(-7), json_real(-0.5),
+        json_string("wrong"), json_array(), json_object(),    json_integer(INT64_MAX)};
+    json_t *copy = json_deep_copy(object), *value;
+    const char *key;
+    int damages = 0;
+    json_object_foreach(copy, key, value)
+    {
+        if (strcmp(key, "replayed_from") == 0) {
+            continue; /* not read */
+        }
+        json_object_del(object, key);
+        if (strcmp(key, "asked_seconds") != 0 && !strstr(key, "_seconds")) {
+            expect_damaged(root, key);
+        }
+        for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+            char *damaged;
+            json_object_set(object, key, wrong[i]);
+            damaged = json_dumps(root, 0);
+            nd_status status = read_text(damaged, strlen(damaged));
+            bool may = json_typeof(wrong[i]) == json_typeof(value) ||
+                       (json_is_null(wrong[i]) && strstr(key, "seconds")) ||
+                       (json_is_boolean(wrong[i]) && json_is_boolean(value)) ||
+                       (json_is_number(wrong[i]) && json_is_number(value));
+            cr_expect(status != ND_OK || may, "%s: taken from %s", key, damaged);
+            cr_expect(status == ND_OK || strlen(nd_error_last()->message) > 20);
+            free(damaged);
+            damages++;
+        }
+        json_object_set(object, key, value);
+    }
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        json_decref(wrong[i]);
+    }
+    json_decref(copy);
+    return damages;
+}
+
+static json_t *at(json_t *root, const char *list)
+{
+    return json_array_get(json_object_get(json_object_get(root, "autotune"), list), 0);
+}
+
+Test(record, damaged_values_are_said)
+{
+    json_t *root = json_loads(text, 0, NULL);
+    int damages = damage_object(root, json_object_get(root, "autotune"));
+    damages += damage_object(root, json_object_get(json_object_get(root, "autotune"), "settings"));
+    damages += damage_object(root, at(root, "linears"));
+    damages += damage_object(root, at(root, "products"));
+    damages += damage_object(root, json_object_get(at(root, "products"), "traits"));
+    cr_expect_gt(damages, 300, "%d", damages);
+    json_object_set_new(at(root, "products"), "algorithm", json_string("00"));
+    expect_damaged(root, "128 hexadecimal digits");
+    json_decref(root);
+}
+
+Test(record, what_contradicts_itself_is_said)
+{
+    json_t *root = json_loads(text, 0, NULL), *record = json_object_get(root, "autotune");
+    json_t *linears = json_object_get(record, "linears"), *first = json_array_get(linears, 0);
+    json_t *product = json_array_get(json_object_get(record, "products"), 0);
+    json_array_append(linears, first);
+    expect_damaged(root, "is that of an earlier entry");
+    json_array_remove(linears, json_array_size(linears) - 1);
+    json_object_set_new(first, "fp8", json_pack("[s]", "self_attn.o_proj"));
+    expect_damaged(root, "does not name linears of one input");
+    json_object_set_new(first, "asked", json_pack("[s]", "self_attn.q_proj"));
+    json_object_set_new(first, "fp8", json_pack("[s]", "self_attn.k_proj"));
+    expect_damaged(root, "names a linear that was not asked for");
+    json_object_set_new(first, "fp8", json_array());
+    json_object_set_new(product, "ldd", json_integer(95));
+    expect_damaged(root, "less than the rows of its matrix");
+    json_object_set_new(product, "ldd", json_integer(96));
+    json_object_set_new(product, "align", json_pack("[i,i,i]", 16, 24, 16));
+    expect_damaged(root, "powers of two");
+    json_decref(root);
+}
+
+Test(record, files_that_are_no_record)
+{
+    static const char *const files[] = {
+        "", "{", "[]", "3", "{\"autotune\": 3}", "{\"a\": 1}", "{\"a\": 1, \"a\": 2}"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        cr_expect_eq(read_text(files[i], strlen(files[i])), ND_ERR_DATA, "%s", files[i]);
+        cr_expect(strstr(nd_error_last()->message, "run.json"), "%s", nd_error_last()->message);
+    }
+}
+
+/* Cut anywhere, and with any one byte changed: read or refused, never a crash. */
+Test(record, broken_bytes)
+{
+    size_t bytes = strlen(text);
+    for (size_t cut = 0; cut < bytes; cut += 3) {
+        cr_expect_neq(read_text(text, cut), ND_OK);
+    }
+    for (size_t at = 0; at < bytes; at++) {
+        char kept = text[at];
+        text[at] = (char)(kept ^ (1 << at % 7));
+        (void)read_text(text, bytes);
+        text[at] = kept;
+    }
+    cr_expect_eq(read_text(text, bytes), ND_OK);
+}

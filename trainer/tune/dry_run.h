@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TUNE_DRY_RUN_H
+#define ND_TUNE_DRY_RUN_H
+/*
+ * The calls of a step, without a step: the model's own forward and backward run over ops,
+ * communicators and memory that do nothing (dry_ops.h), so what is timed is what a step calls,
+ * whatever the mesh, the recipe and the recompute mode.
+ */
+#include "trainer/precision/filter.h"
+#include "trainer/rank.h"
+#include "trainer/tune/calls.h"
+
+/*
+ * Adds a training step of the rank's configuration, and the forms of a validation, which count
+ * nothing. linears: which are in FP8; NULL as the filter says.
+ */
+nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_calls *calls);
+
+#endif

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/tune/measure.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "runtime/base/clock.h"
+#include "trainer/tune/bench.h"
+#include "trainer/tune/decide.h"
+#include "trainer/tune/dry_run.h"
+
+static const double unknown = -1.0;
+
+typedef struct measurement {
+    nd_rank *rank;
+    double deadline;
+    bool cut_short;
+    unsigned asked[ND_GROUPS_OF_BLOCK]; /* bit m: the filter asks for mask m in some layer */
+    nd_calls bf16;                      /* a step with all linears in BF16 */
+    nd_calls steps[ND_GROUPS_OF_BLOCK][ND_GROUP_MASKS]; /* with these of one group in FP8 */
+    nd_calls all;                                       /* times of all of them */
+} measurement;
+
+static void close_measurement(measurement *m)
+{
+    nd_calls_free(&m->bf16);
+    nd_calls_free(&m->all);
+    for (int i = 0; i < ND_GROUPS_OF_BLOCK * ND_GROUP_MASKS; i++) {
+        nd_calls_free(&m->steps[i / ND_GROUP_MASKS][i % ND_GROUP_MASKS]);
+    }
+}
+
+static nd_status find_asked(measurement *m)
+{
+    nd_filter filter;
+    ND_TRY(nd_filter_init(&filter, m->rank->config, &m->rank->shape));
+    for (int64_t i = 0; filter.reasons && i < filter.layers * ND_GROUPS_OF_BLOCK; i++) {
+        int group = (int)(i % ND_GROUPS_OF_BLOCK);
+        m->asked[group] |= 1u << nd_filter_mask(&filter, i / ND_GROUPS_OF_BLOCK, group);
+    }
+    nd_filter_fini(&filter);
+    return ND_OK;
+}
+
+/* Whether a mask is a part of one that is asked for. */
+static bool is_tried(const measurement *m, int group, int mask)
+{
+    for (int asked = 1; asked < ND_GROUP_MASKS; asked++) {
+        if ((m->asked[group] >> asked & 1) && (mask & ~asked) == 0) {
+            return mask != 0;
+        }
+    }
+    return false;
+}
+
+static nd_status add_all(nd_calls *to, const nd_calls *from)
+{
+    for (int i = 0; i < from->count; i++) {
+        to->weight = from->entries[i].times;
+        ND_TRY(nd_calls_add(to, &from->entries[i].call));
+    }
+    return ND_OK;
+}
+
+/* The steps whose times decide about the linears. */
+static nd_status list_steps(measurement *m)
+{
+    nd_linear_choice choice = {.forced = true};
+    ND_TRY(nd_dry_run(m->rank, &choice, &m->bf16));
+    ND_TRY(add_all(&m->all, &m->bf16));
+    for (int g = 0; g < ND_GROUPS_OF_BLOCK; g++) {
+        for (int mask = 1; mask < ND_GROUP_MASKS; mask++) {
+            if (is_tried(m, g, mask)) {
+                choice.fp8[g][0] = (int8_t)mask;
+                ND_TRY(nd_dry_run(m->rank, &choice, &m->steps[g][mask]));
+                ND_TRY(add_all(&m->all, &m->steps[g][mask]));
+            }
+        }
+        choice.fp8[g][0] = 0;
+    }
+    return ND_OK;
+}
+
+static nd_status time_all(measurement *m)
+{
+    nd_bench bench;
+    nd_status status = ND_OK;
+    ND_TRY(nd_bench_open(&bench, m->rank, &m->all));
+    for (int i = 0; i < m->all.count && status == ND_OK; i++) {
+        nd_call_entry *entry = &m->all.entries[i];
+        entry->seconds = unknown;
+        if (entry->times > 0 && nd_clock_seconds() < m->deadline) {
+            status = nd_bench_time(&bench, &entry->call, &entry->seconds);
+        }
+        m->cut_short |= entry->times > 0 && entry->seconds < 0.0;
+    }
+    nd_bench_close(&bench);
+    return status;
+}
+
+static int64_t times_in(const nd_calls *step, const nd_call *call)
+{
+    const nd_call_entry *entry = nd_calls_find(step, call);
+    return entry ? entry->times : 0;
+}
+
+/* What `step` takes more than `other`; less where it takes less, unless only_more. */
+static double difference(const measurement *m, const nd_calls *step, const nd_calls *other,
+                         bool only_more)
+{
+    double seconds = 0.0;
+    for (int i = 0; i < m->all.count; i++) {
+        const nd_call_entry *entry = &m->all.entries[i];
+        int64_t more = times_in(step, &entry->call) - times_in(other, &entry->call);
+        if (more != 0 && entry->seconds < 0.0) {
+            return NAN;
+        }
+        seconds += more > 0 || !only_more ? (double)more * entry->seconds : 0.0;
+    }
+    return seconds;
+}
+
+static double seconds_or_unknown(double seconds)
+{
+    return seconds >= 0.0 ? seconds : unknown;
+}
+
+/* A group's own time in BF16 is that of the calls that FP8 replaces; with a mask, what the step
+ * then takes more. */
+static void decide_group(const measurement *m, int group, int asked, nd_tuning *t)
+{
+    double seconds[ND_GROUP_MASKS];
+    seconds[0] = difference(m, &m->bf16, &m->steps[group][asked], true);
+    for (int mask = 1; mask < ND_GROUP_MASKS; mask++) {
+        bool part = (mask & ~asked) == 0;
+        seconds[mask] =
+            part ? seconds[0] + difference(m, &m->steps[group][mask], &m->bf16, false) : NAN;
+    }
+    int fp8 = nd_decide_mask(seconds, asked);
+    t->linear_choice.fp8[group][asked] = (int8_t)fp8;
+    t->linears[t->linear_count++] = (nd_tuned_linears){
+        .group = group,
+        .asked = asked,
+        .fp8 = fp8,
+        .asked_seconds = seconds_or_unknown(seconds[asked]),
+        .bf16_seconds = seconds_or_unknown(seconds[0]),
+        .chosen_seconds = seconds_or_unknown(seconds[fp8]),
+    };
+}
+
+static nd_status decide(measurement *m, nd_tuning *t)
+{
+    memset(t->linear_choice.fp8, -1, sizeof t->linear_choice.fp8);
+    if (m->rank->config->train.precision == ND_PRECISION_FP8) {
+        ND_TRY(list_steps(m));
+        ND_TRY(time_all(m));
+    }
+    for (int g = 0; g < ND_GROUPS_OF_BLOCK; g++) {
+        t->linear_choice.fp8[g][0] = 0;
+        for (int asked = 1; asked < ND_GROUP_MASKS; asked++) {
+            if (m->asked[g] >> asked & 1) {
+                decide_group(m, g, asked, t);
+            }
+        }
+    }
+    return ND_OK;
+}
+
+/* Each form of the run that was decided on meets autotune. */
+static nd_status choose_algorithms(measurement *m, nd_tuning *t)
+{
+    nd_device *device = m->rank->device;
+    nd_calls calls = {0};
+    nd_bench bench = {0};
+    nd_status status = ND_OK;
+    nd_ops_cuda_tune(device, ND_LT_CANDIDATES, m->deadline - nd_clock_seconds());
+    ND_TRY_OUT(nd_dry_run(m->rank, &t->linear_choice, &calls));
+    ND_TRY_OUT(nd_bench_open(&bench, m->rank, &calls));
+    for (int i = 0; i < calls.count; i++) {
+        int32_t kind = calls.entries[i].call.kind;
+        if (kind == ND_CALL_MATMUL || kind == ND_CALL_MATMUL_FP8) {
+            ND_TRY_OUT(nd_bench_run(&bench, &calls.entries[i].call));
+        }
+    }
+    ND_TRY_OUT(nd_stream_sync(&m->rank->stream));
+    ND_TRY_OUT(ND_ALLOC(ND_LT_PLANS, &t->choices));
+    t->choice_count = nd_ops_cuda_choices(device, t->choices);
+    for (int i = 0; i < t->choice_count; i++) {
+        m->cut_short |= t->choices[i].candidates == 0;
+    }
+out:
+    nd_bench_close(&bench);
+    nd_calls_free(&calls);
+    return status;
+}
+
+nd_status nd_measure(nd_rank *rank, double budget, nd_tuning *t)
+{
+    double begin = nd_clock_seconds();
+    measurement m = {.rank = rank, .deadline = begin + budget};
+    nd_status status = ND_OK;
+    nd_ops_cuda_tune(rank->device, ND_LT_CANDIDATES, budget);
+    ND_TRY_OUT(find_asked(&m));
+    ND_TRY_OUT(decide(&m, t));
+    ND_TRY_OUT(choose_algorithms(&m, t));
+    ND_TRY_OUT(nd_ops_cuda_install(rank->device, NULL, 0));
+    t->cut_short = m.cut_short;
+    t->seconds = nd_clock_seconds() - begin;
+out:
+    close_measurement(&m);
+    return status;
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Writing; record_read.c reads. */
+#include "trainer/tune/record.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+
+#include "runtime/tensor/dtype.h"
+#include "trainer/tune/record_impl.h"
+
+static void set(json_t *object, const char *key, json_t *value)
+{
+    json_object_set_new(object, key, value);
+}
+
+static void set_number(json_t *settings, const char *key, int64_t value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    set(settings, key, json_string(text));
+}
+
+/* Keys of the configuration that the local products of a step depend on. */
+static nd_status set_config(json_t *settings, const nd_config *config)
+{
+    static const char *const keys[] = {"train.precision",
+                                       "train.sequence_length",
+                                       "train.micro_batch_size",
+                                       "train.gradient_accumulation_steps",
+                                       "mesh.cp",
+                                       "mesh.tp"};
+    static const char *const fp8_keys[] = {"fp8.recipe", "fp8.all_gather", "fp8.filter",
+                                           "fp8.format"};
+    enum { KEYS = sizeof keys / sizeof *keys, FP8_KEYS = sizeof fp8_keys / sizeof *fp8_keys };
+    bool fp8 = config->train.precision == ND_PRECISION_FP8;
+    for (int i = 0; i < KEYS + (fp8 ? FP8_KEYS : 0); i++) {
+        const char *key = i < KEYS ? keys[i] : fp8_keys[i - KEYS];
+        char *value = NULL;
+        ND_TRY(nd_config_get(config, key, &value));
+        set(settings, key, json_string(value));
+        free(value);
+    }
+    return ND_OK;
+}
+
+nd_status nd_record_settings(const nd_config *config, const nd_llama_shape *shape, json_t **out)
+{
+    json_t *settings = json_object();
+    nd_status status = set_config(settings, config);
+    set_number(settings, "model.hidden_size", shape->hidden);
+    set_number(settings, "model.intermediate_size", shape->ffn);
+    set_number(settings, "model.num_hidden_layers", shape->layers);
+    set_number(settings, "model.num_attention_heads", shape->heads);
+    set_number(settings, "model.num_key_value_heads", shape->kv_heads);
+    set_number(settings, "model.head_dim", shape->head_dim);
+    set_number(settings, "model.vocab_size", shape->vocab);
+    set_number(settings, "model.tie_word_embeddings", shape->tied);
+    if (status != ND_OK) {
+        json_decref(settings);
+        return status;
+    }
+    *out = settings;
+    return ND_OK;
+}
+
+static json_t *seconds_or_null(double seconds)
+{
+    return seconds >= 0.0 ? json_real(seconds) : json_null();
+}
+
+static json_t *names_of(int group, int mask)
+{
+    int first, count = nd_group_of_linears(group, &first);
+    json_t *names = json_array();
+    for (int i = 0; i < count; i++) {
+        if (mask >> i & 1) {
+            json_array_append_new(names, json_string(nd_linear_name(first + i)));
+        }
+    }
+    return names;
+}
+
+static json_t *linears_of(const nd_tuning *t)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < t->linear_count; i++) {
+        const nd_tuned_linears *l = &t->linears[i];
+        json_t *entry = json_object();
+        set(entry, "asked", names_of(l->group, l->asked));
+        set(entry, "fp8", names_of(l->group, l->fp8));
+        set(entry, "asked_seconds", seconds_or_null(l->asked_seconds));
+        set(entry, "bf16_seconds", seconds_or_null(l->bf16_seconds));
+        set(entry, "chosen_seconds", seconds_or_null(l->chosen_seconds));
+        json_array_append_new(list, entry);
+    }
+    return list;
+}
+
+static json_t *hex(const uint64_t words[8])
+{
+    char text[8 * 16 + 1];
+    for (int i = 0; i < 8; i++) {
+        snprintf(text + (size_t)i * 16, 17, "%016llx", (unsigned long long)words[i]);
+    }
+    return json_string(text);
+}
+
+const char *const nd_record_scaling[3] = {"none", "tensor", "vector"};
+
+static json_t *product_of(const nd_lt_choice *c)
+{
+    const nd_lt_key *k = &c->key;
+    json_t *p = json_object(), *align = json_array(), *traits = json_object();
+    const int32_t aligned[] = {k->align_a, k->align_b, k->align_d};
+#define ND_SET(key) set(p, #key, json_integer(k->key));
+    ND_RECORD_EXTENTS(ND_SET)
+#undef ND_SET
+    set(p, "a", json_string(nd_dtype_name((nd_dtype)k->a)));
+    set(p, "b", json_string(nd_dtype_name((nd_dtype)k->b)));
+    set(p, "d", json_string(nd_dtype_name((nd_dtype)k->d)));
+    set(p, "a_transposed", json_boolean(k->a_transposed));
+    set(p, "b_transposed", json_boolean(k->b_transposed));
+    set(p, "adds", json_boolean(k->beta));
+    set(p, "fast_accumulation", json_boolean(k->fast));
+    set(p, "scales", json_string(nd_record_scaling[k->scaling]));
+    for (int i = 0; i < 3; i++) {
+        json_array_append_new(align, json_integer(aligned[i]));
+    }
+    set(p, "align", align);
+    set(p, "algorithm", hex(c->algorithm));
+#define ND_SET(key) set(traits, #key, json_integer(c->traits.key));
+    ND_RECORD_TRAITS(ND_SET)
+#undef ND_SET
+    set(p, "traits", traits);
+    set(p, "workspace", json_integer(c->workspace));
+    set(p, "candidates", json_integer(c->candidates));
+    set(p, "picked", json_integer(c->picked));
+    set(p, "seconds", json_real(c->seconds));
+    set(p, "first_seconds", json_real(c->first_seconds));
+    return p;
+}
+
+nd_status nd_record_write(nd_tuning *t, const nd_config *config, const nd_llama_shape *shape)
+{
+    json_t *root = json_object(), *products = json_array(), *settings = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_record_settings(config, shape, &settings));
+    for (int i = 0; i < t->choice_count; i++) {
+        json_array_append_new(products, product_of(&t->choices[i]));
+    }
+    set(root, "gpu", json_string(t->gpu));
+    set(root, "compute_capability", json_integer(t->capability));
+    set(root, "cublaslt", json_integer(t->cublaslt));
+    set(root, "replayed_from", t->from ? json_string(t->from) : json_null());
+    set(root, "timing_seconds", json_real(t->seconds));
+    set(root, "cut_short", json_boolean(t->cut_short));
+    set(root, "settings", json_incref(settings));
+    set(root, "linears", linears_of(t));
+    set(root, "products", json_incref(products));
+    free(t->json);
+    t->json = json_dumps(root, JSON_REAL_PRECISION(17));
+    status = t->json ? ND_OK : nd_fail(ND_ERR_INTERNAL, "out of host memory for autotune's record");
+out:
+    json_decref(settings);
+    json_decref(products);
+    json_decref(root);
+    return status;
+}

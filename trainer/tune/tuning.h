@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TUNE_TUNING_H
+#define ND_TUNE_TUNING_H
+/*
+ * Autotune (kernels.autotune): before memory is planned, rank 0 times the products of a step and
+ * what FP8 adds to them, and chooses an algorithm of cuBLASLt for each form and, for the linears
+ * that the filter converts, FP8 or BF16. All ranks take its choices; run.json holds them, and
+ * kernels.autotune_from replays them without timing.
+ */
+#include <stdbool.h>
+
+#include "kernels/cuda/lt_choice.h"
+#include "trainer/precision/filter.h"
+#include "trainer/rank.h"
+
+/* What became of the linears of a group that the filter converts together; masks as in
+ * nd_linear_choice. */
+typedef struct nd_tuned_linears {
+    int group, asked, fp8;
+    double asked_seconds, bf16_seconds,
+        chosen_seconds; /* in a step, of all layers; -1: not timed */
+} nd_tuned_linears;
+
+enum { ND_TUNED_LINEARS_MAX = ND_GROUPS_OF_BLOCK * ND_GROUP_MASKS };
+
+typedef struct nd_tuning {
+    char gpu[96]; /* "NVIDIA H200" */
+    int64_t capability, cublaslt;
+    char *from;     /* the file that was replayed, or NULL; owned */
+    double seconds; /* that timing took */
+    bool cut_short; /* not everything could be timed */
+    nd_tuned_linears linears[ND_TUNED_LINEARS_MAX];
+    int linear_count;
+    nd_lt_choice *choices; /* owned */
+    int choice_count;
+    nd_linear_choice linear_choice; /* made of linears */
+    char *json;                     /* the record as text: run.json's "autotune"; owned */
+} nd_tuning;
+
+/* Without keys of autotune: *out is NULL. A configuration that asks for it on a CPU, and a record
+ * that is not there or not for this run, as far as that can be said without a GPU: ND_ERR_CONFIG or
+ * ND_ERR_DATA. The caller destroys. */
+nd_status nd_tuning_check(const nd_config *config, const nd_llama_shape *shape, bool gpu,
+                          nd_tuning **out);
+
+/*
+ * All ranks call it, after their groups exist and before memory is planned. Sets rank->linears and
+ * rank->tuning; *out is NULL without autotune. *echo: another rank has the reason of the failure.
+ */
+nd_status nd_tuning_make(nd_rank *rank, nd_tuning **out, bool *echo);
+void nd_tuning_destroy(nd_tuning *tuning); /* NULL is legal */
+/* After steps: rank 0 says when they had forms of products that were not among the choices. */
+void nd_tuning_warn(const nd_rank *rank);
+
+/* What was chosen and why, a line each. */
+void nd_tuning_each_line(const nd_tuning *tuning, void (*line)(void *context, const char *text),
+                         void *context);
+
+#endif
