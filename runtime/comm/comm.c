@@ -175,6 +175,16 @@ nd_status nd_comm_all_to_all(nd_comm *comm, nd_stream *stream, const void *send,
                       : comm->backend->all_to_all(comm, stream, send, recv, count, dtype, done);
 }
 
+nd_status nd_comm_group_begin(nd_comm *comm)
+{
+    return comm->backend->group_begin ? comm->backend->group_begin(comm) : ND_OK;
+}
+
+nd_status nd_comm_group_end(nd_comm *comm)
+{
+    return comm->backend->group_end ? comm->backend->group_end(comm) : ND_OK;
+}
+
 nd_status nd_comm_barrier(nd_comm *comm)
 {
     enter(comm, ND_COMM_BARRIER, 0, ND_DTYPE_U8);

@@ -73,6 +73,8 @@ typedef struct nd_comm_backend {
     nd_status (*all_to_all)(nd_comm *, nd_stream *, const void *send, void *recv, int64_t count,
                             nd_dtype, nd_event *);
     nd_status (*barrier)(nd_comm *, nd_stream *, nd_event *);
+    nd_status (*group_begin)(nd_comm *); /* both NULL: operations go out one by one */
+    nd_status (*group_end)(nd_comm *);
     void (*close)(nd_transport *transport);
 } nd_comm_backend;
 
@@ -132,6 +134,14 @@ nd_status nd_comm_exchange(nd_comm *comm, nd_stream *stream, const void *send, i
 nd_status nd_comm_all_to_all(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
                              int64_t count, nd_dtype dtype, nd_event *done);
 nd_status nd_comm_barrier(nd_comm *comm);
+
+/*
+ * All-gathers and reduce-scatters of `comm` between these two go out together: one launch where the
+ * backend has such (nccl), else one by one as they are entered. They have events, which may be
+ * waited for after the end, and the same stream; what they read is enqueued before the begin.
+ */
+nd_status nd_comm_group_begin(nd_comm *comm);
+nd_status nd_comm_group_end(nd_comm *comm);
 
 /* Host memory that a communicator of `size` members keeps for reductions (0 for 1); untouched
  * unless it reduces. */

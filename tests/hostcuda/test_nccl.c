@@ -176,6 +176,63 @@ Test(nccl, operations_with_events_overlap)
     expect_all_fine(overlapped, (nd_mesh){{1, 1, 4, 1, 1}});
 }
 
+/* A unit's two gathers and its two reduce-scatters, each pair in one group; buffers are written
+ * again in the next round. */
+static nd_status in_groups(job *j)
+{
+    nd_comm *weights = j->groups.by_kind[ND_GROUP_DP_SHARD_CP], *gradients = j->groups.gradients;
+    float *out = j->memory + 16 * N, *sums = j->memory + 40 * N;
+    nd_event gathered[2] = {{0}}, reduced[2] = {{0}};
+    int n = weights->size;
+    for (int round = 0; round < 5; round++) {
+        float sum = 0.0f;
+        for (int i = 0; i < 2 * n * N; i++) {
+            j->host[i] = part(weights->index, i) + (float)round;
+        }
+        for (int m = 0; m < n; m++) {
+            sum += part(m, weights->index * N) + (float)round;
+        }
+        ND_TRY(nd_copy(&j->stream, j->memory, j->host, (size_t)(2 * n * N) * 4));
+        ND_TRY(nd_comm_group_begin(weights));
+        for (int k = 0; k < 2; k++) { /* bytes, as codes are, and F32 */
+            ND_TRY(nd_comm_all_gather(weights, &j->stream, j->memory + k * N, out + k * n * N,
+                                      k ? N : 4 * N, k ? ND_DTYPE_F32 : ND_DTYPE_U8, &gathered[k]));
+        }
+        ND_TRY(nd_comm_group_end(weights));
+        ND_TRY(nd_comm_group_begin(gradients));
+        for (int k = 0; k < 2; k++) {
+            ND_TRY(nd_comm_reduce_scatter(gradients, &j->stream, j->memory + k * n * N,
+                                          sums + k * N, N, ND_DTYPE_F32, ND_REDOP_SUM,
+                                          &reduced[k]));
+        }
+        ND_TRY(nd_comm_group_end(gradients));
+        for (int k = 0; k < 2; k++) {
+            ND_TRY(nd_stream_wait(&j->stream, &gathered[k]));
+            ND_TRY(nd_stream_wait(&j->stream, &reduced[k]));
+        }
+        ND_TRY(fetch(j, out, 26 * N));
+        for (int k = 0; k < 2; k++) {
+            float last = part(n - 1, k * N) + (float)round;
+            float scattered = sum + (float)(n * n * N * k);
+            float got = j->host[(k * n + n - 1) * N], reduction = j->host[(24 + k) * N];
+            ND_CHECK(got == last, "gathered %g, not %g, of %d in round %d", (double)got,
+                     (double)last, k, round);
+            ND_CHECK(reduction == scattered, "reduced %g, not %g, of %d in round %d",
+                     (double)reduction, (double)scattered, k, round);
+        }
+    }
+    return ND_OK;
+}
+
+Test(nccl, groups_are_one_launch)
+{
+    int64_t before = nd_double_nccl_groups();
+    expect_all_fine(in_groups, (nd_mesh){{1, 1, 4, 1, 1}});
+    int64_t orders = ND_DOUBLE_OTHERS - ND_DOUBLE_LAZY + 1, per_rank = 2 * 5;
+    cr_expect_eq(nd_double_nccl_groups() - before, orders * 4 * per_rank, "%ld groups",
+                 (long)(nd_double_nccl_groups() - before));
+}
+
 static nd_status one_does_not_enter(job *j)
 {
     nd_comm *comm = j->groups.by_kind[ND_GROUP_TP];

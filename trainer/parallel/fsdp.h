@@ -16,8 +16,9 @@
  * dtype, or, in fp32, uses the master weights themselves. With one shard the gradient buffer of a
  * unit is its slice of the accumulator.
  *
- * A unit's segments are gathered each for itself: HP in the compute dtype, FP8 in codes that each
- * rank casts from its F32 shard with the precomputed scales of whole weights (precision/scales.h).
+ * A unit's segments are gathered as a group of two all-gathers: HP in the compute dtype, FP8 in
+ * codes that each rank casts from its F32 shard with the precomputed scales of whole weights
+ * (precision/scales.h). Their gradients are reduce-scattered as a group too.
  */
 #include "runtime/device/memplan.h"
 #include "trainer/model/params.h"

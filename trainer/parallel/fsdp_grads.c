@@ -107,18 +107,20 @@ nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, int unit)
     const float *from = slot->data;
     float *to =
         fsdp->first_micro ? fsdp->grad + segments[ND_SEGMENT_HP].shard_offset : slot->received;
+    nd_comm *comm = r->groups.gradients;
     slot->fresh = false;
     slot->pending = true;
+    ND_RUN(r, ND_TRACE_COMMUNICATION, nd_comm_group_begin(comm));
     for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
         if (segments[kind].count > 0) {
             ND_RUN(r, ND_TRACE_COMMUNICATION,
-                   nd_comm_reduce_scatter(r->groups.gradients, &r->stream, from, to,
-                                          segments[kind].shard_count, ND_DTYPE_F32, ND_REDOP_SUM,
-                                          &slot->reduced[kind]));
+                   nd_comm_reduce_scatter(comm, &r->stream, from, to, segments[kind].shard_count,
+                                          ND_DTYPE_F32, ND_REDOP_SUM, &slot->reduced[kind]));
         }
         from += segments[kind].count;
         to += segments[kind].shard_count;
     }
+    ND_RUN(r, ND_TRACE_COMMUNICATION, nd_comm_group_end(comm));
     return ND_OK;
 }
 

@@ -54,24 +54,48 @@ static nd_status cast_codes(nd_fsdp *fsdp, int unit, char *own)
     return ND_OK;
 }
 
-static nd_status gather_segment(nd_fsdp *fsdp, nd_weight_slot *slot, int unit, nd_segment_kind kind)
+static nd_dtype dtype_on_wire(const nd_fsdp *fsdp, nd_segment_kind kind)
+{
+    return kind == ND_SEGMENT_FP8 ? ND_DTYPE_U8 : fsdp->act;
+}
+
+static void *own_part(const nd_fsdp *fsdp, const nd_weight_slot *slot, nd_segment_kind kind)
+{
+    const nd_layout *layout = fsdp->layout;
+    int64_t before = layout->units[slot->unit].segments[kind].shard_count * layout->shard_index;
+    return (char *)slot->data[kind] + (size_t)before * nd_dtype_size(dtype_on_wire(fsdp, kind));
+}
+
+/* This rank's shard in the form that travels, at its place in the gathered buffer. */
+static nd_status cast_own_part(nd_fsdp *fsdp, nd_weight_slot *slot, nd_segment_kind kind)
+{
+    const nd_segment *segment = &fsdp->layout->units[slot->unit].segments[kind];
+    void *own = own_part(fsdp, slot, kind);
+    if (kind == ND_SEGMENT_FP8) {
+        return cast_codes(fsdp, slot->unit, own);
+    }
+    int64_t n = segment->shard_count;
+    ND_OP(fsdp->rank, ND_TRACE_ELEMENTWISE, cast, nd_tensor_1d(own, fsdp->act, n),
+          nd_tensor_1d(fsdp->master + segment->shard_offset, ND_DTYPE_F32, n));
+    return ND_OK;
+}
+
+/* Both segments in one call. */
+static nd_status gather(nd_fsdp *fsdp, nd_weight_slot *slot)
 {
     nd_rank *r = fsdp->rank;
-    const nd_segment *segment = &fsdp->layout->units[unit].segments[kind];
-    bool codes = kind == ND_SEGMENT_FP8;
-    nd_dtype dtype = codes ? ND_DTYPE_U8 : fsdp->act;
-    int64_t n = segment->shard_count;
-    char *own =
-        (char *)slot->data[kind] + (size_t)(n * fsdp->layout->shard_index) * nd_dtype_size(dtype);
-    if (codes) {
-        ND_TRY(cast_codes(fsdp, unit, own));
-    } else {
-        ND_OP(r, ND_TRACE_ELEMENTWISE, cast, nd_tensor_1d(own, fsdp->act, n),
-              nd_tensor_1d(fsdp->master + segment->shard_offset, ND_DTYPE_F32, n));
+    nd_comm *comm = r->groups.by_kind[ND_GROUP_DP_SHARD_CP];
+    const nd_segment *segments = fsdp->layout->units[slot->unit].segments;
+    ND_RUN(r, ND_TRACE_COMMUNICATION, nd_comm_group_begin(comm));
+    for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
+        if (segments[kind].count > 0) {
+            ND_RUN(r, ND_TRACE_COMMUNICATION,
+                   nd_comm_all_gather(comm, &r->stream, own_part(fsdp, slot, kind),
+                                      slot->data[kind], segments[kind].shard_count,
+                                      dtype_on_wire(fsdp, kind), &slot->gathered[kind]));
+        }
     }
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_gather(r->groups.by_kind[ND_GROUP_DP_SHARD_CP], &r->stream, own,
-                              slot->data[kind], n, dtype, &slot->gathered[kind]));
+    ND_RUN(r, ND_TRACE_COMMUNICATION, nd_comm_group_end(comm));
     return ND_OK;
 }
 
@@ -86,9 +110,10 @@ static nd_status begin_gather(nd_fsdp *fsdp, nd_weight_slot *slot, int unit)
     }
     for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
         if (segments[kind].count > 0) {
-            ND_TRY(gather_segment(fsdp, slot, unit, kind));
+            ND_TRY(cast_own_part(fsdp, slot, kind));
         }
     }
+    ND_TRY(gather(fsdp, slot));
     slot->pending = true;
     return ND_OK;
 }

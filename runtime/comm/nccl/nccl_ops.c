@@ -103,6 +103,13 @@ static nd_status nccl_create(nd_transport *transport, nd_comm *comm)
     return status;
 }
 
+static cudaEvent_t next_event(nccl_comm *nc)
+{
+    cudaEvent_t event = nc->events[nc->next_event];
+    nc->next_event = (nc->next_event + 1) % NCCL_EVENTS;
+    return event;
+}
+
 /* Where an operation runs, with the waits that put it in order. */
 static nd_status begin(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t count,
                        nd_dtype dtype, const nd_event *done, cudaStream_t *out)
@@ -118,8 +125,7 @@ static nd_status begin(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t 
     nc->count = count;
     nc->dtype = dtype;
     if (done) {
-        cudaEvent_t ready = nc->events[nc->next_event];
-        nc->next_event = (nc->next_event + 1) % NCCL_EVENTS;
+        cudaEvent_t ready = next_event(nc);
         ND_CUDA(state->device, cudaEventRecord(ready, callers));
         ND_CUDA(state->device, cudaStreamWaitEvent(own, ready, 0));
         *out = own;
@@ -133,20 +139,67 @@ static nd_status begin(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t 
     return ND_OK;
 }
 
+/* The first error of several calls is theirs. */
+static void keep_first(ncclResult_t *kept, ncclResult_t result)
+{
+    bool fine = *kept == ncclSuccess || *kept == ncclInProgress;
+    if (fine && result != ncclSuccess) {
+        *kept = result;
+    }
+}
+
+static void give_event(nccl_comm *nc, nd_event *done)
+{
+    done->finish = NULL;
+    done->native = nc->last;
+    nc->on_own_stream = true;
+}
+
 static nd_status end(nd_comm *comm, ncclResult_t result, const char *call, cudaStream_t where,
                      nd_event *done)
 {
     nccl_state *state = nccl_state_of(comm->transport);
     nccl_comm *nc = nccl_comm_of(comm);
+    if (nc->grouped) {
+        ND_ASSERT(done);
+        keep_first(&nc->group_result, result);
+        give_event(nc, done);
+        return ND_OK;
+    }
     ND_TRY(nccl_settle(comm->transport, nc, nc->native, result, call));
-    nc->last = nc->events[nc->next_event];
-    nc->next_event = (nc->next_event + 1) % NCCL_EVENTS;
+    nc->last = next_event(nc);
     ND_CUDA(state->device, cudaEventRecord(nc->last, where));
     if (done) {
-        done->finish = NULL;
-        done->native = nc->last;
-        nc->on_own_stream = true;
+        give_event(nc, done);
     }
+    return ND_OK;
+}
+
+/* The kernels of a group are enqueued at its end, and so is its event. */
+static nd_status nccl_group_begin(nd_comm *comm)
+{
+    nccl_state *state = nccl_state_of(comm->transport);
+    nccl_comm *nc = nccl_comm_of(comm);
+    ND_ASSERT(!nc->grouped);
+    if (state->failed) {
+        return nccl_again(state);
+    }
+    nc->grouped = true;
+    nc->last = next_event(nc);
+    nc->group_result = ncclSuccess;
+    keep_first(&nc->group_result, state->library.group_start());
+    return ND_OK;
+}
+
+static nd_status nccl_group_end(nd_comm *comm)
+{
+    nccl_state *state = nccl_state_of(comm->transport);
+    nccl_comm *nc = nccl_comm_of(comm);
+    ND_ASSERT(nc->grouped);
+    nc->grouped = false;
+    keep_first(&nc->group_result, state->library.group_end());
+    ND_TRY(nccl_settle(comm->transport, nc, nc->native, nc->group_result, "ncclGroupEnd"));
+    ND_CUDA(state->device, cudaEventRecord(nc->last, nd_cuda_stream(&nc->stream)));
     return ND_OK;
 }
 
@@ -239,21 +292,13 @@ static nd_status nccl_broadcast(nd_comm *comm, nd_stream *stream, void *buffer, 
     return end(comm, result, "ncclBroadcast", where, done);
 }
 
-/* Sends and receives of one group; the first error is the group's. */
+/* Sends and receives of one group. */
 typedef struct group_call {
     const nccl_library *library;
     ncclComm_t native;
     cudaStream_t where;
     ncclResult_t result;
 } group_call;
-
-static void keep(group_call *g, ncclResult_t result)
-{
-    bool fine = g->result == ncclSuccess || g->result == ncclInProgress;
-    if (fine && result != ncclSuccess) {
-        g->result = result;
-    }
-}
 
 static nd_status nccl_exchange(nd_comm *comm, nd_stream *stream, const void *send, int to,
                                void *recv, int from, int64_t count, nd_dtype dtype, nd_event *done)
@@ -270,10 +315,10 @@ static nd_status nccl_exchange(nd_comm *comm, nd_stream *stream, const void *sen
         return end(comm, ncclSuccess, "a copy", g.where, done);
     }
     count_bytes(comm, ND_COMM_EXCHANGE, count, dtype);
-    keep(&g, l->group_start());
-    keep(&g, l->send(send, bytes, ncclUint8, to, g.native, g.where));
-    keep(&g, l->recv(recv, bytes, ncclUint8, from, g.native, g.where));
-    keep(&g, l->group_end());
+    keep_first(&g.result, l->group_start());
+    keep_first(&g.result, l->send(send, bytes, ncclUint8, to, g.native, g.where));
+    keep_first(&g.result, l->recv(recv, bytes, ncclUint8, from, g.native, g.where));
+    keep_first(&g.result, l->group_end());
     return end(comm, g.result, "ncclSend and ncclRecv", g.where, done);
 }
 
@@ -286,13 +331,14 @@ static nd_status nccl_all_to_all(nd_comm *comm, nd_stream *stream, const void *s
     size_t bytes = (size_t)count * nd_dtype_size(dtype);
     count_bytes(comm, ND_COMM_ALL_TO_ALL, count * (comm->size - 1), dtype);
     ND_TRY(begin(comm, stream, ND_COMM_ALL_TO_ALL, count, dtype, done, &g.where));
-    keep(&g, l->group_start());
+    keep_first(&g.result, l->group_start());
     for (int i = 0; i < comm->size; i++) {
         size_t at = (size_t)i * bytes;
-        keep(&g, l->send((const char *)send + at, bytes, ncclUint8, i, g.native, g.where));
-        keep(&g, l->recv((char *)recv + at, bytes, ncclUint8, i, g.native, g.where));
+        keep_first(&g.result,
+                   l->send((const char *)send + at, bytes, ncclUint8, i, g.native, g.where));
+        keep_first(&g.result, l->recv((char *)recv + at, bytes, ncclUint8, i, g.native, g.where));
     }
-    keep(&g, l->group_end());
+    keep_first(&g.result, l->group_end());
     return end(comm, g.result, "ncclSend and ncclRecv", g.where, done);
 }
 
@@ -343,5 +389,7 @@ const nd_comm_backend nd_nccl_backend = {
     .exchange = nccl_exchange,
     .all_to_all = nccl_all_to_all,
     .barrier = nccl_barrier,
+    .group_begin = nccl_group_begin,
+    .group_end = nccl_group_end,
     .close = nccl_close,
 };

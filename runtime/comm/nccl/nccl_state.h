@@ -58,7 +58,9 @@ typedef struct nccl_comm {
     int next_event;
     cudaEvent_t last;   /* of the latest operation; NULL: none yet */
     bool on_own_stream; /* it runs there, and the caller's stream has not waited for it */
-    nd_comm_op op;      /* the latest, for messages */
+    bool grouped;       /* between group_begin and group_end: `last` is the event of them all */
+    ncclResult_t group_result;
+    nd_comm_op op; /* the latest, for messages */
     int64_t sequence, count;
     nd_dtype dtype;
     struct nccl_comm *next;

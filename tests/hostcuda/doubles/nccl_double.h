@@ -3,6 +3,7 @@
 #define ND_TESTS_HOSTCUDA_NCCL_DOUBLE_H
 /* What tests do to the double of NCCL. */
 #include <nccl.h>
+#include <stdint.h>
 
 /* Declared with a prototype, which nccl.h lacks in C. */
 ncclResult_t ncclGroupStart(void);
@@ -10,5 +11,8 @@ ncclResult_t ncclGroupEnd(void);
 
 /* From now on every communicator of this world reports a remote error, on every rank. */
 void nd_double_nccl_break(ncclComm_t comm);
+
+/* Groups with collectives in them that this process has ended. */
+int64_t nd_double_nccl_groups(void);
 
 #endif

@@ -168,6 +168,33 @@ static ncclResult_t enqueue(call *c, cudaStream_t stream)
                                                                       : ncclUnhandledCudaError;
 }
 
+enum { COLLECTIVES = 4 };
+
+static _Thread_local struct {
+    bool open;
+    cudaStream_t stream;
+    call call; /* sends and receives */
+    int collective_count;
+    call collectives[COLLECTIVES];
+} group;
+
+static _Atomic int64_t groups_of_collectives;
+
+int64_t nd_double_nccl_groups(void)
+{
+    return groups_of_collectives;
+}
+
+/* NCCL allows more; the product's groups are of one communicator on one stream. */
+static void join_group(ncclComm_t comm, cudaStream_t stream)
+{
+    if (group.stream && (group.stream != stream || group.call.comm != comm)) {
+        nd_double_violation("NCCL: two streams or communicators in one group");
+    }
+    group.stream = stream;
+    group.call.comm = comm;
+}
+
 static ncclResult_t collective(kind what, const void *send, size_t send_count, void *recv,
                                size_t recv_count, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                int root, ncclComm_t comm, cudaStream_t stream)
@@ -182,7 +209,16 @@ static ncclResult_t collective(kind what, const void *send, size_t send_count, v
               .root = root};
     nd_double_need_device("NCCL's send buffer", send, send_count * nccl_width(type));
     nd_double_need_device("NCCL's receive buffer", recv, recv_count * nccl_width(type));
-    return enqueue(&c, stream);
+    if (!group.open) {
+        return enqueue(&c, stream);
+    }
+    if (group.collective_count == COLLECTIVES || group.call.pair_count > 0) {
+        nd_double_violation("NCCL: more than %d collectives in a group, or with sends",
+                            COLLECTIVES);
+    }
+    join_group(comm, stream);
+    group.collectives[group.collective_count++] = c;
+    return ncclInProgress;
 }
 
 ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type,
@@ -212,16 +248,11 @@ ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataT
                       stream);
 }
 
-static _Thread_local struct {
-    bool open;
-    cudaStream_t stream;
-    call call;
-} group;
-
 ncclResult_t ncclGroupStart(void)
 {
     group.open = true;
     group.stream = NULL;
+    group.collective_count = 0;
     memset(&group.call, 0, sizeof group.call);
     group.call.kind = GROUP;
     return ncclSuccess;
@@ -229,15 +260,12 @@ ncclResult_t ncclGroupStart(void)
 
 static ncclResult_t add_pair(pair p, ncclComm_t comm, cudaStream_t stream)
 {
-    if (!group.open || group.call.pair_count == PAIRS) {
-        nd_double_violation("NCCL: a send or receive outside of a group, or too many");
-    }
-    if (group.stream && (group.stream != stream || group.call.comm != comm)) {
-        nd_double_violation("NCCL: two streams or communicators in one group");
+    if (!group.open || group.call.pair_count == PAIRS || group.collective_count > 0) {
+        nd_double_violation("NCCL: a send or receive outside of a group, beside collectives, or "
+                            "too many");
     }
     nd_double_need_device("NCCL's buffer", p.buffer, p.bytes);
-    group.stream = stream;
-    group.call.comm = comm;
+    join_group(comm, stream);
     group.call.pairs[group.call.pair_count++] = p;
     return ncclSuccess;
 }
@@ -257,5 +285,12 @@ ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, n
 ncclResult_t ncclGroupEnd(void)
 {
     group.open = false;
+    groups_of_collectives += group.collective_count > 0;
+    for (int i = 0; i < group.collective_count; i++) {
+        ncclResult_t result = enqueue(&group.collectives[i], group.stream);
+        if (result != ncclSuccess || i + 1 == group.collective_count) {
+            return result;
+        }
+    }
     return group.stream ? enqueue(&group.call, group.stream) : ncclSuccess;
 }
