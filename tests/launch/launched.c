@@ -1,22 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/launch/launched.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include "runtime/base/clock.h"
 
-enum { POLL_US = 5000, ARGUMENTS_MAX = 64 };
+enum { POLL_US = 5000 };
 
 const char *launched_build_root(void)
 {
     const char *root = getenv("ND_BUILD_ROOT");
     cr_assert_not_null(root, "run with `meson test`, which sets ND_BUILD_ROOT");
     return root;
+}
+
+int launched_free_port(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof address;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    cr_assert_eq(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    cr_assert_eq(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
+    close(fd);
+    return ntohs(address.sin_port);
+}
+
+int launched_shell(const char *format, ...)
+{
+    char command[1024];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(command, sizeof command, format, args);
+    va_end(args);
+    cr_assert_lt(n, (int)sizeof command, "too long: %s", command);
+    int status = system(command);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
 void launched_use_test_worker(void)
@@ -41,53 +67,6 @@ void launched_start(launched *l, const tempdir *dir, const char *name, const cha
         _exit(111);
     }
     close(fd);
-}
-
-void launched_ndlaunch(launched *l, const tempdir *dir, const char *name, int workers,
-                       const char *const *further)
-{
-    char program[PATH_MAX], count[16], model[128], data[128], out[200];
-    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
-    snprintf(count, sizeof count, "%d", workers);
-    snprintf(model, sizeof model, "model.config=%s/model.json", dir->path);
-    snprintf(data, sizeof data, "data.path=%s/text.txt", dir->path);
-    snprintf(out, sizeof out, "output.dir=%s/run-%s", dir->path, name);
-    const char *argv[ARGUMENTS_MAX] = {
-        program,
-        "--device",
-        "cpu",
-        "--threads-per-worker",
-        "1",
-        "--num-processes",
-        count,
-        "--dp-shard-size",
-        "-1",
-        "--set",
-        model,
-        "--set",
-        data,
-        "--set",
-        out,
-        "--set",
-        "data.validation_path=",
-        "--set",
-        "output.save_model=false",
-        "--precision",
-        "fp32",
-        "--sequence-length",
-        "32",
-        "--set",
-        "log.interval=1",
-    };
-    int n = 0;
-    while (argv[n]) {
-        n++;
-    }
-    for (int i = 0; further && further[i]; i++) {
-        cr_assert_lt(n, ARGUMENTS_MAX - 1);
-        argv[n++] = further[i];
-    }
-    launched_start(l, dir, name, argv);
 }
 
 int launched_wait(launched *l, double seconds)
@@ -195,22 +174,6 @@ bool launched_gone(pid_t pid, double seconds)
         usleep(POLL_US);
     }
     return true;
-}
-
-void launched_write_inputs(tempdir *dir)
-{
-    static const char model[] =
-        "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":32,"
-        "\"intermediate_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,"
-        "\"num_key_value_heads\":2,\"vocab_size\":256,\"max_position_embeddings\":256,"
-        "\"rms_norm_eps\":1e-5,\"rope_theta\":10000.0,\"hidden_act\":\"silu\","
-        "\"tie_word_embeddings\":false}";
-    char text[8192];
-    tempdir_write(dir, "model.json", model, sizeof model - 1);
-    for (size_t i = 0; i < sizeof text; i++) {
-        text[i] = (char)('a' + (i * i / 7 + i / 13) % 26);
-    }
-    tempdir_write(dir, "text.txt", text, sizeof text);
 }
 
 static int remove_entry(const char *path, const struct stat *st, int kind, struct FTW *walk)

@@ -18,14 +18,15 @@ typedef struct launched {
 /* The folder of the test program's build: ndlaunch, ndtrain and the test worker lie in it or
  * below. */
 const char *launched_build_root(void);
+/* A TCP port of loopback that is free just now. */
+int launched_free_port(void);
+/* A shell command; its exit code, or 128 + signal. */
+int launched_shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Sets ND_WORKER to the test worker. */
 void launched_use_test_worker(void);
 
 /* Starts argv[0] (up to NULL) with standard output and error in dir/<name>. */
 void launched_start(launched *l, const tempdir *dir, const char *name, const char *const *argv);
-/* The same with ndlaunch as argv[0] and a tiny job of `workers` before the further arguments. */
-void launched_ndlaunch(launched *l, const tempdir *dir, const char *name, int workers,
-                       const char *const *further);
 /* Exit code, or 128 + signal. */
 int launched_wait(launched *l, double seconds);
 const char *launched_read(launched *l);
@@ -39,9 +40,6 @@ pid_t launched_worker(launched *l, int rank);
 pid_t launched_child(const launched *l, int rank);
 /* True when the process has gone (a zombie counts as gone) within the time. */
 bool launched_gone(pid_t pid, double seconds);
-
-/* Files of a tiny model and text: dir/model.json, dir/text.txt. */
-void launched_write_inputs(tempdir *dir);
 
 /* Removes the folder with all that is below it. */
 void launched_remove(const tempdir *dir);

@@ -3,14 +3,14 @@
 #include <signal.h>
 #include <string.h>
 
-#include "tests/launch/launched.h"
+#include "tests/launch/tiny_job.h"
 
 static tempdir dir;
 
 static void setup(void)
 {
     tempdir_make(&dir);
-    launched_write_inputs(&dir);
+    tiny_write_inputs(&dir);
 }
 
 static void teardown(void)
@@ -25,7 +25,7 @@ static void start_test_worker(launched *l, const char *what, const char *rank, i
     launched_use_test_worker();
     setenv("ND_TEST", what, 1);
     setenv("ND_TEST_RANK", rank, 1);
-    launched_ndlaunch(l, &dir, "out", workers, NULL);
+    tiny_ndlaunch(l, &dir, "out", workers, NULL);
 }
 
 Test(failures, the_first_failing_workers_code_is_the_jobs)
@@ -125,7 +125,7 @@ Test(failures, the_check_does_not_outlive_a_killed_ndlaunch)
 Test(failures, no_trainer_outlives_a_killed_ndlaunch)
 {
     launched l;
-    launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--num-steps", "1000000", NULL});
+    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--num-steps", "1000000", NULL});
     launched_until(&l, "\nstep ", 2, 30);
     pid_t workers[2] = {launched_child(&l, 0), launched_child(&l, 1)};
     for (int rank = 0; rank < 2; rank++) {
@@ -144,7 +144,7 @@ Test(failures, no_trainer_outlives_a_killed_ndlaunch)
 Test(failures, a_stopped_worker_is_named_within_the_deadline)
 {
     launched l;
-    launched_ndlaunch(
+    tiny_ndlaunch(
         &l, &dir, "out", 2,
         (const char *[]){"--num-steps", "1000000", "--comm-timeout-seconds", "1.5", NULL});
     launched_until(&l, "\nstep ", 3, 30);

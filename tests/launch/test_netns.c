@@ -3,33 +3,19 @@
  * Two nodes with nothing but a network between them: two network namespaces joined by a veth pair.
  * Skipped, with the reason, where this process may not make namespaces.
  */
-#include <stdarg.h>
 #include <string.h>
 
-#include "tests/launch/launched.h"
+#include "tests/launch/tiny_job.h"
 #include "tests/support/skip.h"
 
 static tempdir dir;
 static char spaces[2][32];
 
-static int run(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-/* A shell command; its exit status. */
-static int run(const char *format, ...)
-{
-    char command[512];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(command, sizeof command, format, args);
-    va_end(args);
-    return system(command);
-}
-
 static void remove_spaces(void)
 {
     for (int i = 0; i < 2; i++) {
         if (spaces[i][0]) {
-            run("ip netns del %s 2>/dev/null", spaces[i]);
+            launched_shell("ip netns del %s 2>/dev/null", spaces[i]);
         }
     }
 }
@@ -38,17 +24,18 @@ static bool make_spaces(void)
 {
     for (int i = 0; i < 2; i++) {
         snprintf(spaces[i], sizeof spaces[i], "ndt%d-%d", (int)getpid(), i);
-        if (run("ip netns add %s 2>/dev/null", spaces[i]) != 0) {
+        if (launched_shell("ip netns add %s 2>/dev/null", spaces[i]) != 0) {
             spaces[i][0] = '\0';
             return false;
         }
     }
-    if (run("ip link add nd0 netns %s type veth peer name nd1 netns %s 2>/dev/null", spaces[0],
-            spaces[1]) != 0) {
+    if (launched_shell("ip link add nd0 netns %s type veth peer name nd1 netns %s 2>/dev/null",
+                       spaces[0], spaces[1]) != 0) {
         return false;
     }
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(run("ip -n %s addr add 10.99.0.%d/24 dev nd%d && ip -n %s link set nd%d up && "
+        cr_assert_eq(launched_shell(
+                         "ip -n %s addr add 10.99.0.%d/24 dev nd%d && ip -n %s link set nd%d up && "
                          "ip -n %s link set lo up",
                          spaces[i], i + 1, i, spaces[i], i, spaces[i]),
                      0);
@@ -59,7 +46,7 @@ static bool make_spaces(void)
 static void setup(void)
 {
     tempdir_make(&dir);
-    launched_write_inputs(&dir);
+    tiny_write_inputs(&dir);
 }
 
 static void teardown(void)
@@ -73,62 +60,27 @@ TestSuite(netns, .init = setup, .fini = teardown, .timeout = 120);
 Test(netns, two_nodes_train_over_a_network)
 {
     launched nodes[2], l;
-    char program[PATH_MAX], key[128], model[128], data[128];
+    char program[PATH_MAX], key[128];
     if (!make_spaces()) {
         skip_test("network namespaces are not permitted here (ip netns add, ip link add)");
     }
     snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
     snprintf(key, sizeof key, "%s/key", dir.path);
-    snprintf(model, sizeof model, "model.config=%s/model.json", dir.path);
-    snprintf(data, sizeof data, "data.path=%s/text.txt", dir.path);
     launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key, NULL});
     cr_assert_eq(launched_wait(&l, 20), 0, "%s", launched_read(&l));
     for (int i = 0; i < 2; i++) {
-        char name[32], rank[16], out[128];
+        char name[32], rank[16];
+        tiny_arguments a = {0};
         snprintf(name, sizeof name, "node%d", i);
         snprintf(rank, sizeof rank, "%d", i);
-        snprintf(out, sizeof out, "output.dir=%s/run%d", dir.path, i);
-        launched_start(&nodes[i], &dir, name,
-                       (const char *[]){"/usr/bin/env",
-                                        "PATH=/usr/sbin:/sbin:/usr/bin:/bin",
-                                        "ip",
-                                        "netns",
-                                        "exec",
-                                        spaces[i],
-                                        program,
-                                        "--nnodes",
-                                        "2",
-                                        "--node-rank",
-                                        rank,
-                                        "--rdzv-endpoint",
-                                        "10.99.0.1:29500",
-                                        "--rdzv-key-file",
-                                        key,
-                                        "--rdzv-timeout-seconds",
-                                        "30",
-                                        "--num-processes",
-                                        "4",
-                                        "--dp-shard-size",
-                                        "4",
-                                        "--device",
-                                        "cpu",
-                                        "--threads-per-worker",
-                                        "1",
-                                        "--set",
-                                        model,
-                                        "--set",
-                                        data,
-                                        "--set",
-                                        "data.validation_path=",
-                                        "--set",
-                                        out,
-                                        "--set",
-                                        "output.save_model=false",
-                                        "--sequence-length",
-                                        "32",
-                                        "--num-steps",
-                                        "3",
-                                        NULL});
+        tiny_add(&a, (const char *[]){"/usr/bin/env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "ip",
+                                      "netns", "exec", spaces[i], program, NULL});
+        tiny_add(&a, (const char *[]){"--nnodes", "2", "--node-rank", rank, "--rdzv-endpoint",
+                                      "10.99.0.1:29500", "--rdzv-key-file", key,
+                                      "--rdzv-timeout-seconds", "30", "--num-processes", "4",
+                                      "--dp-shard-size", "4", "--num-steps", "3", NULL});
+        tiny_add(&a, tiny_flags(&dir, name));
+        launched_start(&nodes[i], &dir, name, a.list);
     }
     for (int i = 0; i < 2; i++) {
         cr_assert_eq(launched_wait(&nodes[i], 60), 0, "node %d: %s", i, launched_read(&nodes[i]));

@@ -1,30 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Several ndlaunch processes as the nodes of one job: on loopback, and in two network
  * namespaces. */
-#include <arpa/inet.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 
-#include "tests/launch/launched.h"
+#include "tests/launch/tiny_job.h"
 
 static tempdir dir;
 static char endpoint[32], key_file[128];
 
 static void setup(void)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t bytes = sizeof address;
     launched l;
     char program[PATH_MAX];
     tempdir_make(&dir);
-    launched_write_inputs(&dir);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); /* a port that is free just now */
-    cr_assert_eq(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
-    cr_assert_eq(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
-    close(fd);
-    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", ntohs(address.sin_port));
+    tiny_write_inputs(&dir);
+    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", launched_free_port());
     snprintf(key_file, sizeof key_file, "%s/key", dir.path);
     snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
     launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key_file, NULL});
@@ -43,21 +35,12 @@ static void start_node(launched *l, int node, int workers, const char *const *fu
     char name[32], rank[16];
     snprintf(name, sizeof name, "node%d", node);
     snprintf(rank, sizeof rank, "%d", node);
-    const char *argv[24] = {"--nnodes",
-                            "2",
-                            "--node-rank",
-                            rank,
-                            "--rdzv-endpoint",
-                            endpoint,
-                            "--rdzv-key-file",
-                            key_file,
-                            "--rdzv-timeout-seconds",
-                            "20"};
-    int n = 10;
-    for (int i = 0; further && further[i]; i++) {
-        argv[n++] = further[i];
-    }
-    launched_ndlaunch(l, &dir, name, workers, argv);
+    tiny_arguments a = {0};
+    tiny_add(&a,
+             (const char *[]){"--nnodes", "2", "--node-rank", rank, "--rdzv-endpoint", endpoint,
+                              "--rdzv-key-file", key_file, "--rdzv-timeout-seconds", "20", NULL});
+    tiny_add(&a, further);
+    tiny_ndlaunch(l, &dir, name, workers, a.list);
 }
 
 static void start_test_nodes(launched nodes[2], const char *what, const char *rank)
@@ -70,40 +53,20 @@ static void start_test_nodes(launched nodes[2], const char *what, const char *ra
     }
 }
 
-/* The numbers of each step of a run: loss, norm and learning rate with 17 digits. */
-static void read_metrics(const char *run, char *out, size_t capacity)
-{
-    char path[256], line[4096];
-    size_t used = 0;
-    snprintf(path, sizeof path, "%s/run-%s/metrics.jsonl", dir.path, run);
-    FILE *f = fopen(path, "r");
-    cr_assert_not_null(f, "%s", path);
-    out[0] = '\0';
-    while (fgets(line, sizeof line, f)) {
-        char *end = strstr(line, ",\"tokens\"");
-        used +=
-            end ? (size_t)snprintf(out + used, capacity - used, "%.*s\n", (int)(end - line), line)
-                : 0;
-        cr_assert_lt(used, capacity);
-    }
-    fclose(f);
-    cr_assert_gt(used, 100);
-}
-
 Test(nodes, two_of_two_workers_train_as_one_of_four)
 {
     launched nodes[2], one;
     char split[4096], whole[4096];
     const char *const steps[] = {"--num-steps", "4", NULL};
-    launched_ndlaunch(&one, &dir, "one", 4, steps);
+    tiny_ndlaunch(&one, &dir, "one", 4, steps);
     cr_assert_eq(launched_wait(&one, 60), 0, "%s", launched_read(&one));
     start_node(&nodes[1], 1, 4, steps); /* it waits for node 0 */
     start_node(&nodes[0], 0, 4, steps);
     for (int i = 0; i < 2; i++) {
         cr_assert_eq(launched_wait(&nodes[i], 60), 0, "node %d: %s", i, launched_read(&nodes[i]));
     }
-    read_metrics("node0", split, sizeof split);
-    read_metrics("one", whole, sizeof whole);
+    tiny_metrics(&dir, "node0", split, sizeof split);
+    tiny_metrics(&dir, "one", whole, sizeof whole);
     cr_assert_str_eq(split, whole);
 }
 

@@ -4,14 +4,14 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#include "tests/launch/launched.h"
+#include "tests/launch/tiny_job.h"
 
 static tempdir dir;
 
 static void setup(void)
 {
     tempdir_make(&dir);
-    launched_write_inputs(&dir);
+    tiny_write_inputs(&dir);
 }
 
 static void teardown(void)
@@ -24,7 +24,7 @@ TestSuite(signals, .init = setup, .fini = teardown, .timeout = 120);
 static void ends_at_a_step_boundary(int number)
 {
     launched l;
-    launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--num-steps", "1000000", NULL});
+    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--num-steps", "1000000", NULL});
     launched_until(&l, "\nstep ", 2, 30);
     kill(l.pid, number);
     int code = launched_wait(&l, 30);
@@ -57,8 +57,8 @@ Test(signals, hup_ends_the_trainer_at_a_step_boundary)
 static void is_passed_over(int number)
 {
     launched l;
-    launched_ndlaunch(&l, &dir, "out", 2,
-                      (const char *[]){"--num-steps", "1000000", "--set", "log.interval=20", NULL});
+    tiny_ndlaunch(&l, &dir, "out", 2,
+                  (const char *[]){"--num-steps", "1000000", "--set", "log.interval=20", NULL});
     launched_until(&l, "\nstep ", 2, 30);
     kill(l.pid, number);
     int seen = launched_count(&l, "\nstep ");
@@ -84,7 +84,7 @@ Test(signals, quit_ends_the_trainer_at_once)
     launched l;
     struct rlimit none = {0, 0};
     setrlimit(RLIMIT_CORE, &none);
-    launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--num-steps", "1000000", NULL});
+    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--num-steps", "1000000", NULL});
     launched_until(&l, "\nstep ", 2, 30);
     kill(l.pid, SIGQUIT);
     cr_assert_eq(launched_wait(&l, 30), 128 + SIGQUIT, "%s", launched_read(&l));
@@ -96,7 +96,7 @@ Test(signals, each_worker_gets_the_signal)
     launched l;
     launched_use_test_worker();
     setenv("ND_TEST", "until signal", 1);
-    launched_ndlaunch(&l, &dir, "out", 2, NULL);
+    tiny_ndlaunch(&l, &dir, "out", 2, NULL);
     launched_worker(&l, 0);
     launched_worker(&l, 1);
     kill(l.pid, SIGUSR1);
@@ -110,7 +110,7 @@ Test(signals, workers_that_do_not_end_are_killed_after_the_grace_time)
     launched l;
     launched_use_test_worker();
     setenv("ND_TEST", "stubborn", 1);
-    launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", "0.3", NULL});
+    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", "0.3", NULL});
     pid_t first = launched_worker(&l, 0);
     launched_worker(&l, 1);
     kill(l.pid, SIGTERM);
@@ -126,7 +126,7 @@ Test(signals, a_second_interrupt_kills)
     launched l;
     launched_use_test_worker();
     setenv("ND_TEST", "stubborn", 1);
-    launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", "60", NULL});
+    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", "60", NULL});
     launched_worker(&l, 0);
     launched_worker(&l, 1);
     kill(l.pid, SIGINT);

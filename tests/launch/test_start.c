@@ -8,14 +8,14 @@
 #include <sys/stat.h>
 
 #include "runtime/base/version.h"
-#include "tests/launch/launched.h"
+#include "tests/launch/tiny_job.h"
 
 static tempdir dir;
 
 static void setup(void)
 {
     tempdir_make(&dir);
-    launched_write_inputs(&dir);
+    tiny_write_inputs(&dir);
     launched_use_test_worker();
 }
 
@@ -31,7 +31,7 @@ Test(start, workers_get_torchruns_names_and_ours)
     launched l;
     setenv("ND_TEST", "self", 1);
     setenv("WORLD_SIZE", "77", 1); /* of an outer launcher */
-    launched_ndlaunch(&l, &dir, "out", 3, NULL);
+    tiny_ndlaunch(&l, &dir, "out", 3, NULL);
     cr_assert_eq(launched_wait(&l, 30), 0, "%s", launched_read(&l));
     assert_says(&l, "rank 0 of 3, local 0 of 3, node 0 of 1, run nd-");
     assert_says(&l, "rank 2 of 3, local 2 of 3");
@@ -47,7 +47,7 @@ Test(start, the_key_is_in_no_environment_and_no_argument)
     launched l;
     char key[65], path[64], bytes[1 << 16];
     setenv("ND_TEST", "self", 1);
-    launched_ndlaunch(&l, &dir, "out", 2, NULL);
+    tiny_ndlaunch(&l, &dir, "out", 2, NULL);
     cr_assert_eq(launched_wait(&l, 30), 0, "%s", launched_read(&l));
     const char *at = strstr(launched_read(&l), ":1: key ");
     cr_assert_not_null(at);
@@ -60,7 +60,7 @@ Test(start, the_key_is_in_no_environment_and_no_argument)
     }
     /* Workers that stay: their arguments and environment as other users of the host see them. */
     setenv("ND_TEST", "until signal", 1);
-    launched_ndlaunch(&l, &dir, "out2", 2, NULL);
+    tiny_ndlaunch(&l, &dir, "out2", 2, NULL);
     snprintf(path, sizeof path, "/proc/%d/cmdline", (int)launched_worker(&l, 1));
     FILE *f = fopen(path, "rb");
     cr_assert_not_null(f);
@@ -83,7 +83,7 @@ Test(start, the_check_sees_the_workers_environment)
     setenv("ND_CPU_ISA", "avx512", 1);
     setenv("RANK", "5", 1); /* of an outer launcher */
     setenv("ND_EPOCH", "7", 1);
-    launched_ndlaunch(&l, &dir, "out", 1, NULL);
+    tiny_ndlaunch(&l, &dir, "out", 1, NULL);
     launched_until(&l, "check env PATH=", 1, 20);
     launched_until(&l, "check env RANK=0\n", 1, 20);
     assert_says(&l, "check env CUDA_VISIBLE_DEVICES=3\n");
@@ -102,7 +102,7 @@ Test(start, a_worker_of_another_version_is_refused)
     tempdir_write(&dir, "ndtrain", script, sizeof script - 1);
     cr_assert_eq(chmod(dir.name, 0700), 0);
     setenv("ND_WORKER", dir.name, 1);
-    launched_ndlaunch(&l, &dir, "out", 2, NULL);
+    tiny_ndlaunch(&l, &dir, "out", 2, NULL);
     cr_assert_eq(launched_wait(&l, 30), 2);
     assert_says(&l, "ndtrain 9.9.9");
     assert_says(&l, ND_VERSION);
@@ -112,7 +112,7 @@ Test(start, a_worker_of_another_version_is_refused)
 Test(start, more_workers_than_a_node_may_have)
 {
     launched l;
-    launched_ndlaunch(&l, &dir, "out", 100000, NULL);
+    tiny_ndlaunch(&l, &dir, "out", 100000, NULL);
     cr_assert_eq(launched_wait(&l, 30), 2);
     assert_says(&l, "launch.workers is 100000");
     cr_assert_eq(launched_count(&l, "\n"), 1, "%s", l.text);
@@ -122,7 +122,7 @@ Test(start, a_missing_worker_is_a_sentence)
 {
     launched l;
     setenv("ND_WORKER", "/nonexistent/ndtrain", 1);
-    launched_ndlaunch(&l, &dir, "out", 2, NULL);
+    tiny_ndlaunch(&l, &dir, "out", 2, NULL);
     cr_assert_eq(launched_wait(&l, 30), 2);
     assert_says(&l, "/nonexistent/ndtrain cannot be run");
 }
@@ -138,7 +138,7 @@ Test(start, a_port_in_use_is_code_74)
     cr_assert_eq(listen(fd, 1), 0);
     cr_assert_eq(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
     snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", ntohs(address.sin_port));
-    launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--rdzv-endpoint", endpoint, NULL});
+    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--rdzv-endpoint", endpoint, NULL});
     cr_assert_eq(launched_wait(&l, 30), 74, "%s", launched_read(&l));
     assert_says(&l, "is in use by another program");
     assert_says(&l, strchr(endpoint, ':') + 1);
@@ -148,7 +148,7 @@ Test(start, a_port_in_use_is_code_74)
 Test(start, beyond_loopback_a_key_file_is_needed)
 {
     launched l;
-    launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--rdzv-endpoint", "0.0.0.0:0", NULL});
+    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--rdzv-endpoint", "0.0.0.0:0", NULL});
     cr_assert_eq(launched_wait(&l, 30), 2, "%s", launched_read(&l));
     assert_says(&l, "--rdzv-key-file");
     assert_says(&l, "--make-key");
@@ -174,7 +174,7 @@ Test(start, log_dir_keeps_each_workers_streams_of_each_start)
     snprintf(logs, sizeof logs, "%s/deep/logs", dir.path);
     setenv("ND_TEST", "exit 7", 1); /* rank 1, with a line on its standard error */
     for (int start = 1; start <= 2; start++) {
-        launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--log-dir", logs, NULL});
+        tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--log-dir", logs, NULL});
         cr_assert_eq(launched_wait(&l, 30), 7, "%s", launched_read(&l));
         assert_says(&l, "output of the workers is kept in ");
         assert_says(&l, logs);
@@ -194,7 +194,7 @@ Test(start, a_log_dir_that_cannot_be_made_stops_the_start)
     launched l;
     char logs[128];
     snprintf(logs, sizeof logs, "%s/text.txt/logs", dir.path); /* below a file */
-    launched_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--log-dir", logs, NULL});
+    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--log-dir", logs, NULL});
     cr_assert_eq(launched_wait(&l, 30), 73, "%s", launched_read(&l));
     assert_says(&l, "launch.log_dir");
     assert_says(&l, logs);
@@ -233,7 +233,7 @@ Test(start, a_low_soft_limit_of_open_files_is_raised)
 {
     launched l;
     limit_files(24, 0);
-    launched_ndlaunch(&l, &dir, "out", 8, NULL);
+    tiny_ndlaunch(&l, &dir, "out", 8, NULL);
     cr_assert_eq(launched_wait(&l, 30), 0, "%s", launched_read(&l));
     assert_says(&l, "ready 7 pid ");
 }
@@ -242,7 +242,7 @@ Test(start, a_low_hard_limit_of_open_files_is_a_sentence)
 {
     launched l;
     limit_files(96, 96);
-    launched_ndlaunch(&l, &dir, "out", 8, NULL);
+    tiny_ndlaunch(&l, &dir, "out", 8, NULL);
     cr_assert_eq(launched_wait(&l, 30), 2, "%s", launched_read(&l));
     assert_says(&l, "needs 97 open files for 8 workers"); /* 8 + 1 connections, 3 x 8, 64 */
     assert_says(&l, "hard limit is 96");

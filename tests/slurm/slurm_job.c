@@ -3,7 +3,6 @@
 
 #include <dirent.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <string.h>
 
 #include "runtime/base/clock.h"
@@ -15,59 +14,30 @@ void slurm_setup(tempdir *dir)
     char program[PATH_MAX];
     cr_assert_not_null(getenv("ND_SLURM_FOLDER"), "run below tests/slurm/private_slurm");
     /* What a failed test left behind would keep this one waiting. */
-    cr_assert_eq(slurm_shell("scancel --user=root; for i in $(seq 300); do "
-                             "[ -z \"$(squeue -h)\" ] && exit 0; sleep 0.1; done; squeue; exit 1"),
-                 0);
+    cr_assert_eq(
+        launched_shell("scancel --user=root; for i in $(seq 300); do "
+                       "[ -z \"$(squeue -h)\" ] && exit 0; sleep 0.1; done; squeue; exit 1"),
+        0);
     tempdir_make(dir);
-    launched_write_inputs(dir);
+    tiny_write_inputs(dir);
     snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
     setenv("ND_LAUNCH", program, 1);
 }
 
-void slurm_add(slurm_arguments *arguments, const char *const *further)
-{
-    for (int i = 0; further && further[i]; i++) {
-        cr_assert_lt(arguments->count, SLURM_ARGUMENTS_MAX - 1);
-        arguments->list[arguments->count++] = further[i];
-    }
-}
-
 const char *const *slurm_flags(const tempdir *dir, const char *name)
 {
-    static char model[160], data[160], out[200];
-    static const char *flags[] = {"--device",
-                                  "cpu",
-                                  "--threads-per-worker",
-                                  "1",
-                                  "--precision",
-                                  "fp32",
-                                  "--sequence-length",
-                                  "32",
-                                  "--set",
-                                  model,
-                                  "--set",
-                                  data,
-                                  "--set",
-                                  out,
-                                  "--set",
-                                  "data.validation_path=",
-                                  "--set",
-                                  "train.validation_interval=0",
-                                  "--set",
-                                  "output.save_model=false",
-                                  "--set",
-                                  "log.interval=20",
-                                  NULL};
-    snprintf(model, sizeof model, "model.config=%s/model.json", dir->path);
-    snprintf(data, sizeof data, "data.path=%s/text.txt", dir->path);
-    snprintf(out, sizeof out, "output.dir=%s/run-%s", dir->path, name);
-    return flags;
+    static tiny_arguments a;
+    a.count = 0;
+    tiny_add(&a, tiny_flags(dir, name));
+    tiny_add(&a, (const char *[]){"--set", "log.interval=20", NULL});
+    a.list[a.count] = NULL;
+    return a.list;
 }
 
-static void start(launched *l, const tempdir *dir, const char *name, const slurm_arguments *a)
+static void start(launched *l, const tempdir *dir, const char *name, const tiny_arguments *a)
 {
     char path[PATH_MAX];
-    const char *argv[SLURM_ARGUMENTS_MAX + 3] = {"/usr/bin/env"}; /* finds the program in PATH */
+    const char *argv[TINY_ARGUMENTS_MAX + 3] = {"/usr/bin/env"}; /* finds the program in PATH */
     memcpy(argv + 1, a->list, sizeof a->list);
     snprintf(path, sizeof path, "%s", name);
     launched_start(l, dir, path, argv);
@@ -77,7 +47,7 @@ int slurm_submit(launched *l, const tempdir *dir, const char *name, const char *
                  const char *script, const char *const *further)
 {
     char output[200], path[PATH_MAX], said[64];
-    slurm_arguments a = {0};
+    tiny_arguments a = {0};
     launched submitted;
     snprintf(output, sizeof output, "--output=%s/%s", dir->path, name);
     if (script[0] == '/') {
@@ -85,11 +55,11 @@ int slurm_submit(launched *l, const tempdir *dir, const char *name, const char *
     } else {
         snprintf(path, sizeof path, "%s/scripts/slurm/%s", getenv("ND_SOURCE_ROOT"), script);
     }
-    slurm_add(&a, (const char *[]){"sbatch", "--parsable", output, NULL});
-    slurm_add(&a, options);
-    slurm_add(&a, (const char *[]){path, NULL});
-    slurm_add(&a, slurm_flags(dir, name));
-    slurm_add(&a, further);
+    tiny_add(&a, (const char *[]){"sbatch", "--parsable", output, NULL});
+    tiny_add(&a, options);
+    tiny_add(&a, (const char *[]){path, NULL});
+    tiny_add(&a, slurm_flags(dir, name));
+    tiny_add(&a, further);
     snprintf(said, sizeof said, "%s.sbatch", name);
     start(&submitted, dir, said, &a);
     cr_assert_eq(launched_wait(&submitted, SLURM_SECONDS), 0, "%s", launched_read(&submitted));
@@ -130,7 +100,7 @@ int slurm_wait(launched *l, int job, double seconds)
             break;
         }
         if (nd_clock_ns() > deadline) {
-            slurm_shell("scancel --signal=KILL --full %d; scancel %d", job, job);
+            launched_shell("scancel --signal=KILL --full %d; scancel %d", job, job);
             cr_assert_fail("job %d is still %s after %g s:\n%s", job, state, seconds,
                            launched_read(l));
         }
@@ -145,16 +115,16 @@ void slurm_run(launched *l, const tempdir *dir, const char *name, const char *co
                const char *program, const char *const *further)
 {
     char path[PATH_MAX];
-    slurm_arguments a = {0};
+    tiny_arguments a = {0};
     if (program[0] == '/') {
         snprintf(path, sizeof path, "%s", program);
     } else {
         snprintf(path, sizeof path, "%s/%s", launched_build_root(), program);
     }
-    slurm_add(&a, (const char *[]){"srun", NULL});
-    slurm_add(&a, options);
-    slurm_add(&a, (const char *[]){path, NULL});
-    slurm_add(&a, further);
+    tiny_add(&a, (const char *[]){"srun", NULL});
+    tiny_add(&a, options);
+    tiny_add(&a, (const char *[]){path, NULL});
+    tiny_add(&a, further);
     start(l, dir, name, &a);
 }
 
@@ -166,47 +136,6 @@ int slurm_current_job(void)
     cr_assert_eq(fscanf(f, "%d", &job), 1);
     pclose(f);
     return job;
-}
-
-int slurm_shell(const char *format, ...)
-{
-    char command[1024];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(command, sizeof command, format, args);
-    va_end(args);
-    int status = system(command);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-void slurm_metrics(const tempdir *dir, const char *name, char *out, size_t capacity)
-{
-    char path[256], line[4096];
-    size_t used = 0;
-    snprintf(path, sizeof path, "%s/run-%s/metrics.jsonl", dir->path, name);
-    FILE *f = fopen(path, "r");
-    cr_assert_not_null(f, "%s", path);
-    out[0] = '\0';
-    while (fgets(line, sizeof line, f)) {
-        char *end = strstr(line, ",\"tokens\"");
-        used +=
-            end ? (size_t)snprintf(out + used, capacity - used, "%.*s\n", (int)(end - line), line)
-                : 0;
-        cr_assert_lt(used, capacity);
-    }
-    fclose(f);
-    cr_assert_gt(used, 100);
-}
-
-void slurm_run_record(const tempdir *dir, const char *name, char *out, size_t capacity)
-{
-    char path[256];
-    snprintf(path, sizeof path, "%s/run-%s/run.json", dir->path, name);
-    FILE *f = fopen(path, "r");
-    cr_assert_not_null(f, "%s", path);
-    size_t got = fread(out, 1, capacity - 1, f);
-    out[got] = '\0';
-    fclose(f);
 }
 
 static bool has_variable(const char *environment, size_t bytes, const char *variable)

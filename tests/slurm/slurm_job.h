@@ -9,21 +9,14 @@
 #include <criterion/criterion.h>
 #include <stdbool.h>
 
-#include "tests/launch/launched.h"
+#include "tests/launch/tiny_job.h"
 
-enum { SLURM_ARGUMENTS_MAX = 80, SLURM_SECONDS = 120 };
+enum { SLURM_SECONDS = 120 };
 
 /* A folder with the tiny model and its text; ND_LAUNCH names the ndlaunch of this build. */
 void slurm_setup(tempdir *dir);
 
-/* An argument list that grows; all pointers are borrowed. */
-typedef struct slurm_arguments {
-    const char *list[SLURM_ARGUMENTS_MAX];
-    int count;
-} slurm_arguments;
-void slurm_add(slurm_arguments *arguments, const char *const *further); /* to NULL; NULL is legal */
-/* Flags of the tiny job: model, data, output in dir/run-<name>, F32, one thread. Valid until the
- * next call. */
+/* tiny_flags, with a line in the log for every 20 steps. Valid until the next call. */
 const char *const *slurm_flags(const tempdir *dir, const char *name);
 
 /*
@@ -42,14 +35,6 @@ void slurm_run(launched *l, const tempdir *dir, const char *name, const char *co
 
 /* The one job that runs now. */
 int slurm_current_job(void);
-
-/* A shell command; its exit status. */
-int slurm_shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-/* The numbers of each step of dir/run-<name>: loss, norm and learning rate with 17 digits. */
-void slurm_metrics(const tempdir *dir, const char *name, char *out, size_t capacity);
-/* Content of dir/run-<name>/run.json. */
-void slurm_run_record(const tempdir *dir, const char *name, char *out, size_t capacity);
 
 /* The process on this host that is worker `rank` of the Slurm job, by its environment. */
 pid_t slurm_worker(int job, int rank);

@@ -36,14 +36,14 @@ static void train_on_one_host(const char *config_file, const char *const *furthe
 {
     launched one;
     char config[PATH_MAX];
-    slurm_arguments a = {0};
+    tiny_arguments a = {0};
     snprintf(config, sizeof config, "%s/configs/%s", getenv("ND_SOURCE_ROOT"), config_file);
-    slurm_add(&a, (const char *[]){getenv("ND_LAUNCH"), "--config-file", config, NULL});
-    slurm_add(&a, slurm_flags(&dir, "one"));
-    slurm_add(&a, further);
+    tiny_add(&a, (const char *[]){getenv("ND_LAUNCH"), "--config-file", config, NULL});
+    tiny_add(&a, slurm_flags(&dir, "one"));
+    tiny_add(&a, further);
     launched_start(&one, &dir, "one", a.list);
     cr_assert_eq(launched_wait(&one, SLURM_SECONDS), 0, "%s", launched_read(&one));
-    slurm_metrics(&dir, "one", metrics, capacity);
+    tiny_metrics(&dir, "one", metrics, capacity);
 }
 
 Test(batch, two_nodes_of_four_workers_train_as_one_host_bit_for_bit)
@@ -54,9 +54,9 @@ Test(batch, two_nodes_of_four_workers_train_as_one_host_bit_for_bit)
     train_on_one_host("tp_hsdp.yaml", further, whole, sizeof whole);
     int job = slurm_submit(&l, &dir, "two", NULL, "tp_hsdp.sbatch", further);
     cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
-    slurm_metrics(&dir, "two", split, sizeof split);
+    tiny_metrics(&dir, "two", split, sizeof split);
     cr_assert_str_eq(split, whole);
-    slurm_run_record(&dir, "two", record, sizeof record);
+    tiny_record(&dir, "two", record, sizeof record);
     snprintf(words, sizeof words, "\"slurm_job_id\": \"%d\"", job);
     cr_assert_not_null(strstr(record, words), "%s", record);
     cr_assert_not_null(strstr(record, "\"slurm_nodes\": \"node[1-2]\""), "%s", record);
@@ -75,7 +75,7 @@ Test(batch, context_parallelism_on_two_nodes_trains_as_one_host_bit_for_bit)
     train_on_one_host("cp.yaml", further, whole, sizeof whole);
     int job = slurm_submit(&l, &dir, "cp", NULL, "cp.sbatch", further);
     cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
-    slurm_metrics(&dir, "cp", split, sizeof split);
+    tiny_metrics(&dir, "cp", split, sizeof split);
     cr_assert_str_eq(split, whole);
 }
 
@@ -91,9 +91,9 @@ Test(batch, fp8_on_two_nodes_trains_as_one_host_bit_for_bit)
     int job = slurm_submit(&l, &dir, "fp8", NULL, "fp8.sbatch", further);
     cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
     assert_says(&l, "13 of 15 linears in FP8, weights gathered as codes");
-    slurm_metrics(&dir, "fp8", split, sizeof split);
+    tiny_metrics(&dir, "fp8", split, sizeof split);
     cr_assert_str_eq(split, whole);
-    slurm_run_record(&dir, "fp8", record, sizeof record);
+    tiny_record(&dir, "fp8", record, sizeof record);
     cr_assert_not_null(strstr(record, "\"train.precision\": \"fp8\""), "%s", record);
 }
 
@@ -122,12 +122,13 @@ Test(batch, a_project_below_a_path_with_spaces)
 {
     launched l;
     char script[256], record[256];
-    cr_assert_eq(slurm_shell("mkdir -p '%s/a project  of mine/build' && cd '%s/a project  of mine' "
-                             "&& cp -r '%s/scripts' '%s/configs' . && cp '%s/ndlaunch' "
-                             "'%s/ndtrain' build/ && cp ../text.txt 'the text.txt'",
-                             dir.path, dir.path, getenv("ND_SOURCE_ROOT"), getenv("ND_SOURCE_ROOT"),
-                             launched_build_root(), launched_build_root()),
-                 0);
+    cr_assert_eq(
+        launched_shell("mkdir -p '%s/a project  of mine/build' && cd '%s/a project  of mine' "
+                       "&& cp -r '%s/scripts' '%s/configs' . && cp '%s/ndlaunch' "
+                       "'%s/ndtrain' build/ && cp ../text.txt 'the text.txt'",
+                       dir.path, dir.path, getenv("ND_SOURCE_ROOT"), getenv("ND_SOURCE_ROOT"),
+                       launched_build_root(), launched_build_root()),
+        0);
     unsetenv("ND_LAUNCH");
     snprintf(script, sizeof script, "%s/a project  of mine/scripts/slurm/tp_hsdp.sbatch", dir.path);
     int job =
@@ -183,7 +184,7 @@ Test(batch, an_interrupt_of_the_whole_step_ends_it_at_a_step)
     int job = slurm_submit(&l, &dir, "interrupt", NULL, "tp_hsdp.sbatch",
                            (const char *[]){"--num-steps", "1000000", NULL});
     launched_until(&l, "\nstep ", 2, SLURM_SECONDS);
-    cr_assert_eq(slurm_shell("scancel --signal=INT %d", job), 0);
+    cr_assert_eq(launched_shell("scancel --signal=INT %d", job), 0);
     cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 75, "%s", launched_read(&l));
 }
 
@@ -212,12 +213,12 @@ Test(batch, the_key_is_nowhere_to_be_seen_and_term_ends_the_job_at_a_step)
     cr_assert_eq(stat(tempdir_file(&dir, "copy"), &st), 0);
     cr_assert_geq(st.st_size, 64);
     /* With -q grep says 0 for a find, also when a process or a file went meanwhile. */
-    cr_assert_neq(slurm_shell("grep -saqFf %s /proc/[0-9]*/cmdline /proc/[0-9]*/environ", dir.name),
-                  0);
-    cr_assert_neq(slurm_shell("grep -rsaqFf %s %s", dir.name, getenv("ND_SLURM_FOLDER")), 0);
-    cr_assert_neq(slurm_shell("grep -saqFf %s %s", dir.name, l.output), 0);
-    cr_assert_eq(slurm_shell("grep -saqFf %s %s", dir.name, dir.name), 0);
-    cr_assert_eq(slurm_shell("scancel --signal=TERM %d", job), 0);
+    cr_assert_neq(
+        launched_shell("grep -saqFf %s /proc/[0-9]*/cmdline /proc/[0-9]*/environ", dir.name), 0);
+    cr_assert_neq(launched_shell("grep -rsaqFf %s %s", dir.name, getenv("ND_SLURM_FOLDER")), 0);
+    cr_assert_neq(launched_shell("grep -saqFf %s %s", dir.name, l.output), 0);
+    cr_assert_eq(launched_shell("grep -saqFf %s %s", dir.name, dir.name), 0);
+    cr_assert_eq(launched_shell("scancel --signal=TERM %d", job), 0);
     cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 75, "%s", launched_read(&l));
     assert_says(&l, "the job was stopped at a step boundary");
     cr_assert_null(strstr(l.text, "failed first"), "%s", l.text);
@@ -249,7 +250,7 @@ Test(batch, warnings_and_a_time_limit_end_jobs_at_a_step)
     int to_tasks = slurm_submit(&direct, &dir, "direct", to_step, dir.name, steps);
     int limit = slurm_submit(&limited, &dir, "limited", minutes, "tp_hsdp.sbatch", steps);
     launched_until(&limited, "\nstep ", 2, SLURM_SECONDS);
-    cr_assert_eq(slurm_shell("scontrol update jobid=%d EndTime=now+1second", limit), 0);
+    cr_assert_eq(launched_shell("scontrol update jobid=%d EndTime=now+1second", limit), 0);
     cr_assert_eq(slurm_wait(&warned, to_shell, 300), 75, "%s", launched_read(&warned));
     assert_says(&warned, "the job was stopped at a step boundary");
     cr_assert_eq(slurm_wait(&direct, to_tasks, 300), 75, "%s", launched_read(&direct));

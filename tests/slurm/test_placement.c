@@ -109,13 +109,13 @@ Test(placement, a_mask_is_used_whole_and_never_left)
     char commands[160], ndtrain[PATH_MAX];
     cpu_set_t masks[2];
     const char *const options[] = {"--nodes=1", "--ntasks=2", "--overcommit", "--mpi=pmix", NULL};
-    slurm_arguments a = {0};
+    tiny_arguments a = {0};
     int found = make_masks(masks, commands, sizeof commands);
     snprintf(ndtrain, sizeof ndtrain, "%s/ndtrain", launched_build_root());
-    slurm_add(&a, (const char *[]){"-c", commands, "bash", ndtrain, "train", "--num-processes", "2",
-                                   "--dp-shard-size", "2", "--num-steps", "1000000", NULL});
-    slurm_add(&a, slurm_flags(&dir, "bound"));
-    slurm_add(&a, (const char *[]){"--threads-per-worker", "0", NULL});
+    tiny_add(&a, (const char *[]){"-c", commands, "bash", ndtrain, "train", "--num-processes", "2",
+                                  "--dp-shard-size", "2", "--num-steps", "1000000", NULL});
+    tiny_add(&a, slurm_flags(&dir, "bound"));
+    tiny_add(&a, (const char *[]){"--threads-per-worker", "0", NULL});
     /* Slurm itself would bind the tasks to fewer. */
     setenv("SLURM_CPU_BIND", "none", 1);
     slurm_run(&l, &dir, "bound", options, "/bin/bash", a.list);
@@ -125,7 +125,7 @@ Test(placement, a_mask_is_used_whole_and_never_left)
     assert_threads_within(slurm_worker(job, 1), &masks[1]);
     kill(l.pid, SIGUSR1);
     cr_assert_eq(launched_wait(&l, SLURM_SECONDS), 75, "%s", launched_read(&l));
-    slurm_run_record(&dir, "bound", record, sizeof record);
+    tiny_record(&dir, "bound", record, sizeof record);
     cr_assert_not_null(strstr(record, found > 1 ? "\"cpu, 2 threads\"" : "\"cpu, 1 thread\""), "%s",
                        record);
 }

@@ -30,10 +30,10 @@ static const char *const many_steps[] = {"--num-steps", "1000000", NULL};
 static void start(launched *l, const char *name, const char *const *options, const char *program,
                   const char *const *further)
 {
-    slurm_arguments a = {0};
-    slurm_add(&a, (const char *[]){"train", "--config-file", config, NULL});
-    slurm_add(&a, slurm_flags(&dir, name));
-    slurm_add(&a, further);
+    tiny_arguments a = {0};
+    tiny_add(&a, (const char *[]){"train", "--config-file", config, NULL});
+    tiny_add(&a, slurm_flags(&dir, name));
+    tiny_add(&a, further);
     slurm_run(l, &dir, name, options, program, a.list);
 }
 
@@ -43,32 +43,22 @@ static void expect(launched *l, int code)
     cr_assert_eq(got, code, "%d, not %d: %s", got, code, launched_read(l));
 }
 
-/* How often the words stand in the output. */
-static int count(launched *l, const char *words)
-{
-    int seen = 0;
-    for (const char *at = launched_read(l); (at = strstr(at, words)); at += strlen(words)) {
-        seen++;
-    }
-    return seen;
-}
-
 Test(pmix, eight_tasks_on_two_nodes_train_as_ndlaunch_does_bit_for_bit)
 {
     launched one, two;
     static char whole[8192], split[8192], record[1 << 16];
-    slurm_arguments a = {0};
-    slurm_add(&a, (const char *[]){getenv("ND_LAUNCH"), "--config-file", config, "--num-steps", "5",
-                                   NULL});
-    slurm_add(&a, slurm_flags(&dir, "one"));
+    tiny_arguments a = {0};
+    tiny_add(&a, (const char *[]){getenv("ND_LAUNCH"), "--config-file", config, "--num-steps", "5",
+                                  NULL});
+    tiny_add(&a, slurm_flags(&dir, "one"));
     launched_start(&one, &dir, "one", a.list);
     cr_assert_eq(launched_wait(&one, SLURM_SECONDS), 0, "%s", launched_read(&one));
     start(&two, "two", two_nodes, "ndtrain", (const char *[]){"--num-steps", "5", NULL});
     expect(&two, 0);
-    slurm_metrics(&dir, "one", whole, sizeof whole);
-    slurm_metrics(&dir, "two", split, sizeof split);
+    tiny_metrics(&dir, "one", whole, sizeof whole);
+    tiny_metrics(&dir, "two", split, sizeof split);
     cr_assert_str_eq(split, whole);
-    slurm_run_record(&dir, "two", record, sizeof record);
+    tiny_record(&dir, "two", record, sizeof record);
     cr_assert_not_null(strstr(record, "\"started_by\": \"PMIx\""), "%s", record);
     cr_assert_not_null(strstr(record, "\"slurm_nodes\": \"node[1-2]\""), "%s", record);
     cr_assert_not_null(strstr(record, "\"node2\""), "%s", record);
@@ -86,8 +76,8 @@ Test(pmix, a_cyclic_distribution_gives_the_same)
     expect(&block, 0);
     start(&cyclic, "cyclic", options, "ndtrain", (const char *[]){"--num-steps", "3", NULL});
     expect(&cyclic, 0);
-    slurm_metrics(&dir, "block", one, sizeof one);
-    slurm_metrics(&dir, "cyclic", other, sizeof other);
+    tiny_metrics(&dir, "block", one, sizeof one);
+    tiny_metrics(&dir, "cyclic", other, sizeof other);
     cr_assert_str_eq(one, other);
 }
 
@@ -97,7 +87,8 @@ Test(pmix, a_bad_configuration_is_code_2_said_once)
     start(&l, "bad", two_nodes, "ndtrain", (const char *[]){"--set", "optimizer.lrr=1", NULL});
     expect(&l, 2);
     assert_says(&l, "did you mean optimizer.lr?");
-    cr_assert_leq(count(&l, "optimizer.lrr"), 4, "%s", l.text); /* once, but for a very slow end */
+    cr_assert_leq(launched_count(&l, "optimizer.lrr"), 4, "%s",
+                  l.text); /* once, but for a very slow end */
 }
 
 Test(pmix, another_number_of_tasks_than_the_mesh_is_code_2)
@@ -191,7 +182,7 @@ static void ends_at_a_step(const char *name, const char *const *options)
     launched l;
     start(&l, name, options, "ndtrain", many_steps);
     launched_until(&l, "\nstep ", 2, SLURM_SECONDS);
-    cr_assert_eq(slurm_shell("scancel --signal=TERM %d", slurm_current_job()), 0);
+    cr_assert_eq(launched_shell("scancel --signal=TERM %d", slurm_current_job()), 0);
     expect(&l, 75);
     const char *step = strstr(launched_read(&l), "stopped by a signal after step ");
     cr_assert_not_null(step, "%s", l.text);
@@ -199,7 +190,7 @@ static void ends_at_a_step(const char *name, const char *const *options)
     snprintf(words, sizeof words, "%.*s", (int)strcspn(step, "0123456789") + 12, step);
     words[strcspn(words, "0123456789") +
           strspn(words + strcspn(words, "0123456789"), "0123456789")] = '\0';
-    cr_assert_eq(count(&l, words), 8, "\"%s\" in: %s", words, l.text);
+    cr_assert_eq(launched_count(&l, words), 8, "\"%s\" in: %s", words, l.text);
 }
 
 Test(pmix, term_ends_all_ranks_at_the_same_step)

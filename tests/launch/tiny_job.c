@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/launch/tiny_job.h"
+
+#include <string.h>
+
+void tiny_add(tiny_arguments *arguments, const char *const *further)
+{
+    for (int i = 0; further && further[i]; i++) {
+        cr_assert_lt(arguments->count, TINY_ARGUMENTS_MAX - 1);
+        arguments->list[arguments->count++] = further[i];
+    }
+}
+
+void tiny_write_inputs(tempdir *dir)
+{
+    static const char model[] =
+        "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":32,"
+        "\"intermediate_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,"
+        "\"num_key_value_heads\":2,\"vocab_size\":256,\"max_position_embeddings\":256,"
+        "\"rms_norm_eps\":1e-5,\"rope_theta\":10000.0,\"hidden_act\":\"silu\","
+        "\"tie_word_embeddings\":false}";
+    char text[8192];
+    tempdir_write(dir, "model.json", model, sizeof model - 1);
+    for (size_t i = 0; i < sizeof text; i++) {
+        text[i] = (char)('a' + (i * i / 7 + i / 13) % 26);
+    }
+    tempdir_write(dir, "text.txt", text, sizeof text);
+}
+
+const char *const *tiny_flags(const tempdir *dir, const char *name)
+{
+    static char model[160], data[160], out[200];
+    static const char *const flags[] = {"--device",
+                                        "cpu",
+                                        "--threads-per-worker",
+                                        "1",
+                                        "--precision",
+                                        "fp32",
+                                        "--sequence-length",
+                                        "32",
+                                        "--set",
+                                        model,
+                                        "--set",
+                                        data,
+                                        "--set",
+                                        out,
+                                        "--set",
+                                        "data.validation_path=",
+                                        "--set",
+                                        "train.validation_interval=0",
+                                        "--set",
+                                        "output.save_model=false",
+                                        NULL};
+    snprintf(model, sizeof model, "model.config=%s/model.json", dir->path);
+    snprintf(data, sizeof data, "data.path=%s/text.txt", dir->path);
+    snprintf(out, sizeof out, "output.dir=%s/run-%s", dir->path, name);
+    return flags;
+}
+
+void tiny_ndlaunch(launched *l, const tempdir *dir, const char *name, int workers,
+                   const char *const *further)
+{
+    char program[PATH_MAX], count[16];
+    tiny_arguments a = {0};
+    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
+    snprintf(count, sizeof count, "%d", workers);
+    tiny_add(&a, (const char *[]){program, "--num-processes", count, "--dp-shard-size", "-1",
+                                  "--set", "log.interval=1", NULL});
+    tiny_add(&a, tiny_flags(dir, name));
+    tiny_add(&a, further);
+    launched_start(l, dir, name, a.list);
+}
+
+void tiny_metrics(const tempdir *dir, const char *name, char *out, size_t capacity)
+{
+    char path[256], line[4096];
+    size_t used = 0;
+    snprintf(path, sizeof path, "%s/run-%s/metrics.jsonl", dir->path, name);
+    FILE *f = fopen(path, "r");
+    cr_assert_not_null(f, "%s", path);
+    out[0] = '\0';
+    while (fgets(line, sizeof line, f)) {
+        char *end = strstr(line, ",\"tokens\"");
+        used +=
+            end ? (size_t)snprintf(out + used, capacity - used, "%.*s\n", (int)(end - line), line)
+                : 0;
+        cr_assert_lt(used, capacity);
+    }
+    fclose(f);
+    cr_assert_gt(used, 100);
+}
+
+void tiny_record(const tempdir *dir, const char *name, char *out, size_t capacity)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/run-%s/run.json", dir->path, name);
+    FILE *f = fopen(path, "r");
+    cr_assert_not_null(f, "%s", path);
+    size_t got = fread(out, 1, capacity - 1, f);
+    out[got] = '\0';
+    fclose(f);
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TESTS_LAUNCH_TINY_JOB_H
+#define ND_TESTS_LAUNCH_TINY_JOB_H
+/*
+ * A job that trains in seconds: its model and text, the flags that make it, and what it has left in
+ * its output folder, dir/run-<name>.
+ */
+#include "tests/launch/launched.h"
+
+enum { TINY_ARGUMENTS_MAX = 80 };
+
+/* An argument list that grows; all pointers are borrowed. */
+typedef struct tiny_arguments {
+    const char *list[TINY_ARGUMENTS_MAX]; /* NULL behind the last */
+    int count;
+} tiny_arguments;
+void tiny_add(tiny_arguments *arguments, const char *const *further); /* to NULL; NULL is legal */
+
+/* Files of the model and its text: dir/model.json, dir/text.txt. */
+void tiny_write_inputs(tempdir *dir);
+/*
+ * The flags: those two files, output in dir/run-<name>, F32, one thread, no validation, no saved
+ * model. No mesh and no number of steps. Valid until the next call.
+ */
+const char *const *tiny_flags(const tempdir *dir, const char *name);
+
+/* ndlaunch with `workers` as one sharding group, each step in the log, and further arguments. */
+void tiny_ndlaunch(launched *l, const tempdir *dir, const char *name, int workers,
+                   const char *const *further);
+
+/* The numbers of each step: loss, norm and learning rate with 17 digits. */
+void tiny_metrics(const tempdir *dir, const char *name, char *out, size_t capacity);
+/* Content of run.json. */
+void tiny_record(const tempdir *dir, const char *name, char *out, size_t capacity);
+
+#endif
