@@ -257,9 +257,9 @@ int nd_worker_close(nd_worker *worker, nd_status status, const char *message)
     if (!failed && worker->identity.pmix && worker->met) {
         /* All end together: some settings of Slurm kill the step at the first task whose code is
          * not 0. */
-        (void)nd_pmix_exchange(worker->identity.pmix, "end", NULL, NULL, 0, KILLED_SECONDS);
+        nd_pmix_end(worker->identity.pmix, KILLED_SECONDS, (int)status);
     }
-    nd_identity_leave(&worker->identity);
+    nd_identity_leave(&worker->identity, (int)status);
     nd_progress_close(&worker->progress);
     return (int)status;
 }

@@ -218,8 +218,8 @@ nd_status nd_identity_join(nd_identity *identity)
     return identity->source == ND_IDENTITY_SINGLE ? check_alone() : ND_OK;
 }
 
-void nd_identity_leave(nd_identity *identity)
+void nd_identity_leave(nd_identity *identity, int exit_code)
 {
-    nd_pmix_close(identity->pmix);
+    nd_pmix_close(identity->pmix, exit_code);
     identity->pmix = NULL;
 }

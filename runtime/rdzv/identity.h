@@ -45,7 +45,8 @@ nd_status nd_identity_read(nd_identity *out);
  * ND_ERR_CONFIG for one of several tasks of srun that have no means to find each other.
  */
 nd_status nd_identity_join(nd_identity *identity);
-void nd_identity_leave(nd_identity *identity);
+/* exit_code: what this process ends with, also where PMIx does not let it go. */
+void nd_identity_leave(nd_identity *identity, int exit_code);
 /* What the job calls this host: the node's name in Slurm, else the host name. */
 void nd_identity_host(char *out, size_t capacity);
 const char *nd_identity_source_name(nd_identity_source source);

@@ -6,14 +6,37 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/rdzv/call_limit.h"
 #include "runtime/rdzv/pmix_library.h"
 
 struct nd_pmix {
     nd_pmix_library library;
+    nd_call_limit *limit;  /* every call that asks the server is bounded */
+    double server_seconds; /* for what the server of this node does alone */
     pmix_proc_t self;
     int world_size;
     int values; /* published so far: numbers the keys, alike on all ranks */
 };
+
+/*
+ * Seconds. A server that keeps to PMIX_TIMEOUT answers at the deadline, and has a moment more for
+ * it. Slurm's keeps to SLURM_PMIX_TIMEOUT alone, whose default is JOIN.
+ */
+enum { JOIN = 300, LEAVE = 30, ABORT = 10, MARGIN = 3 };
+
+static double server_seconds(void)
+{
+    const char *text = getenv("SLURM_PMIX_TIMEOUT");
+    char *rest;
+    double seconds = text ? strtod(text, &rest) : 0;
+    return text && rest != text && !*rest && seconds >= 1 && seconds < 1e6 ? seconds : JOIN;
+}
+
+static int begin_call(const nd_pmix *pmix, const char *what, double seconds, int exit_code)
+{
+    return nd_call_limit_begin(pmix->limit, what, seconds,
+                               "the PMIx server of this node does not answer", exit_code);
+}
 
 static nd_status failed(const nd_pmix *pmix, pmix_status_t code, const char *what)
 {
@@ -43,7 +66,10 @@ static pmix_status_t get(const nd_pmix *pmix, pmix_rank_t rank, const char *name
     copy_key(key, name);
     pmix_info_t limit = {.value.type = PMIX_INT, .value.data.integer = GET_SECONDS};
     copy_key(limit.key, PMIX_TIMEOUT);
-    return pmix->library.PMIx_Get(&proc, key, &limit, 1, value);
+    int call = begin_call(pmix, "PMIx_Get", GET_SECONDS + MARGIN, ND_ERR_HANG);
+    pmix_status_t code = pmix->library.PMIx_Get(&proc, key, &limit, 1, value);
+    nd_call_limit_end(pmix->limit, call);
+    return code;
 }
 
 static void free_value(pmix_value_t *value)
@@ -116,38 +142,50 @@ static nd_status read_identity(nd_pmix *pmix, nd_identity *id)
     return ND_OK;
 }
 
+static nd_status join(nd_pmix *pmix)
+{
+    int call = begin_call(pmix, "PMIx_Init", pmix->server_seconds, ND_ERR_HANG);
+    pmix_status_t code = pmix->library.PMIx_Init(&pmix->self, NULL, 0);
+    nd_call_limit_end(pmix->limit, call);
+    if (code == PMIX_SUCCESS) {
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_CONFIG,
+                   "PMIx_Init failed: %s (%d); PMIX_RANK is set, so a PMIx launcher was meant: is "
+                   "the server's PMIx (srun --mpi=list) compatible with this node's libpmix?",
+                   pmix->library.PMIx_Error_string(code), (int)code);
+}
+
 nd_status nd_pmix_open(nd_identity *identity, nd_pmix **out)
 {
     nd_pmix *pmix;
     ND_TRY(ND_ALLOC(1, &pmix));
+    pmix->server_seconds = server_seconds();
     nd_status status = nd_pmix_library_open(&pmix->library);
-    if (status == ND_OK) {
-        pmix_status_t code = pmix->library.PMIx_Init(&pmix->self, NULL, 0);
-        if (code != PMIX_SUCCESS) {
-            status = nd_fail(ND_ERR_CONFIG,
-                             "PMIx_Init failed: %s (%d); PMIX_RANK is set, so a PMIx launcher was "
-                             "meant: is the server's PMIx (srun --mpi=list) compatible with this "
-                             "node's libpmix?",
-                             pmix->library.PMIx_Error_string(code), (int)code);
-        }
-    }
+    status = status == ND_OK ? nd_call_limit_create(&pmix->limit) : status;
+    status = status == ND_OK ? join(pmix) : status;
     if (status != ND_OK) {
+        nd_call_limit_destroy(pmix->limit);
         free(pmix);
         return status;
     }
     status = read_identity(pmix, identity);
     if (status != ND_OK) {
-        nd_pmix_close(pmix);
+        nd_pmix_close(pmix, (int)status);
         return status;
     }
     *out = pmix;
     return ND_OK;
 }
 
-void nd_pmix_close(nd_pmix *pmix)
+void nd_pmix_close(nd_pmix *pmix, int exit_code)
 {
     if (pmix) {
+        double seconds = pmix->server_seconds < LEAVE ? pmix->server_seconds : LEAVE;
+        int call = begin_call(pmix, "PMIx_Finalize", seconds, exit_code);
         pmix->library.PMIx_Finalize(NULL, 0);
+        nd_call_limit_end(pmix->limit, call);
+        nd_call_limit_destroy(pmix->limit);
         free(pmix);
     }
 }
@@ -159,22 +197,31 @@ static nd_status put(nd_pmix *pmix, const char *name, const void *bytes, size_t 
     value.data.bo.bytes = (char *)bytes; /* borrowed: Put copies */
     value.data.bo.size = count;
     copy_key(key, name);
+    int call = begin_call(pmix, "PMIx_Commit", pmix->server_seconds, ND_ERR_HANG);
     pmix_status_t code = pmix->library.PMIx_Put(PMIX_GLOBAL, key, &value);
     if (code == PMIX_SUCCESS) {
         code = pmix->library.PMIx_Commit();
     }
+    nd_call_limit_end(pmix->limit, call);
     return code == PMIX_SUCCESS ? ND_OK : failed(pmix, code, "publishing a value");
 }
 
 /* Waits for all ranks; what they have published is here afterwards. */
-static nd_status fence(nd_pmix *pmix, const char *name, double timeout_seconds)
+static nd_status fence(nd_pmix *pmix, const char *name, double timeout_seconds, int exit_code)
 {
+    char what[128];
     pmix_info_t info[2] = {{.value.type = PMIX_BOOL}, {.value.type = PMIX_INT}};
     copy_key(info[0].key, PMIX_COLLECT_DATA);
     info[0].value.data.flag = true;
     copy_key(info[1].key, PMIX_TIMEOUT);
     info[1].value.data.integer = (int)(timeout_seconds < 1 ? 1 : timeout_seconds);
+    snprintf(what, sizeof what, "PMIx_Fence at '%s'", name);
+    int call = nd_call_limit_begin(pmix->limit, what, timeout_seconds + MARGIN,
+                                   "other ranks are missing there, or the PMIx server of this node "
+                                   "does not answer",
+                                   exit_code);
     pmix_status_t code = pmix->library.PMIx_Fence(NULL, 0, info, 2);
+    nd_call_limit_end(pmix->limit, call);
     if (code == PMIX_ERR_TIMEOUT) {
         return nd_fail(ND_ERR_HANG,
                        "PMIx: not all %d ranks reached '%s' within %.3g s "
@@ -212,7 +259,7 @@ nd_status nd_pmix_exchange(nd_pmix *pmix, const char *name, const void *send, vo
     if (bytes > 0) {
         ND_TRY(put(pmix, key, send, bytes));
     }
-    ND_TRY(fence(pmix, name, timeout_seconds));
+    ND_TRY(fence(pmix, name, timeout_seconds, ND_ERR_HANG));
     for (int rank = 0; bytes > 0 && rank < pmix->world_size; rank++) {
         ND_TRY(take(pmix, key, rank, (char *)recv + (size_t)rank * bytes, bytes));
     }
@@ -227,13 +274,22 @@ nd_status nd_pmix_share(nd_pmix *pmix, const char *name, void *value, size_t byt
     if (pmix->self.rank == 0) {
         ND_TRY(put(pmix, key, value, bytes));
     }
-    ND_TRY(fence(pmix, name, timeout_seconds));
+    ND_TRY(fence(pmix, name, timeout_seconds, ND_ERR_HANG));
     return pmix->self.rank == 0 ? ND_OK : take(pmix, key, 0, value, bytes);
+}
+
+void nd_pmix_end(nd_pmix *pmix, double timeout_seconds, int exit_code)
+{
+    if (fence(pmix, "end", timeout_seconds, exit_code) != ND_OK) {
+        nd_error_clear();
+    }
 }
 
 void nd_pmix_abort(nd_pmix *pmix, int code, const char *message)
 {
     char text[256];
     snprintf(text, sizeof text, "%.250s", message);
+    int call = begin_call(pmix, "PMIx_Abort", ABORT, code);
     pmix->library.PMIx_Abort(code, text, NULL, 0);
+    nd_call_limit_end(pmix->limit, call);
 }

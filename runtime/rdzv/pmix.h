@@ -6,8 +6,9 @@
  * values exchanged before communicators exist, and the end of the whole job.
  *
  * libpmix is opened at run time, when PMIx started the worker and not before: a machine without it
- * runs everything else. Calls block: fences and reads with deadlines, joining and leaving as long
- * as libpmix waits for the server of its node. nd_pmix_abort may be called from any thread, the
+ * runs everything else. Calls block, and all of them have deadlines. A server that does not answer
+ * at a deadline leaves libpmix waiting, which cannot be stopped: then this process says so and ends,
+ * with the exit code that each function names. nd_pmix_abort may be called from any thread, the
  * others from one.
  */
 #include <stddef.h>
@@ -18,17 +19,18 @@ typedef struct nd_pmix nd_pmix;
 
 /*
  * Connects to the server and fills rank, size, local rank and size, nodes and run id. ND_ERR_CONFIG
- * where libpmix is missing or this program was built without PMIx.
+ * where libpmix is missing or this program was built without PMIx. Limit: SLURM_PMIX_TIMEOUT, else
+ * 300 s; exit code ND_ERR_HANG.
  */
 nd_status nd_pmix_open(nd_identity *identity, nd_pmix **out);
-/* PMIx_Finalize; NULL is legal. */
-void nd_pmix_close(nd_pmix *pmix);
+/* PMIx_Finalize; NULL is legal. Limit: 30 s; the exit code is the caller's own. */
+void nd_pmix_close(nd_pmix *pmix, int exit_code);
 
 /*
  * All ranks, in the same order: Put, Commit, Fence, Get. send (bytes) of each rank -> recv
  * (world_size x bytes) in the order of ranks. Nothing is sent when bytes is 0: a barrier. `name`
- * stands for the place in messages. ND_ERR_HANG at the deadline, which some servers (Slurm:
- * SLURM_PMIX_TIMEOUT, 300 s) set themselves.
+ * stands for the place in messages. ND_ERR_HANG at the deadline, or this process ends with that
+ * code 3 s later: some servers know only a deadline of their own (Slurm: SLURM_PMIX_TIMEOUT, 300 s).
  */
 nd_status nd_pmix_exchange(nd_pmix *pmix, const char *name, const void *send, void *recv,
                            size_t bytes, double timeout_seconds);
@@ -36,9 +38,12 @@ nd_status nd_pmix_exchange(nd_pmix *pmix, const char *name, const void *send, vo
 nd_status nd_pmix_share(nd_pmix *pmix, const char *name, void *value, size_t bytes,
                         double timeout_seconds);
 
+/* Waits for the others at the end of a run, which stands whether they come or not. */
+void nd_pmix_end(nd_pmix *pmix, double timeout_seconds, int exit_code);
+
 /*
  * Ends all processes of the job; srun and mpirun give `code`. Returns when the server has been
- * told: this process will be killed, too.
+ * told: this process will be killed, too. Limit: 10 s, and then the exit code is `code`.
  */
 void nd_pmix_abort(nd_pmix *pmix, int code, const char *message);
 

@@ -16,7 +16,7 @@ nd_status nd_pmix_open(nd_identity *identity, nd_pmix **out)
     return none();
 }
 
-void nd_pmix_close(nd_pmix *pmix)
+void nd_pmix_close(nd_pmix *pmix, int exit_code)
 {
 }
 
@@ -30,6 +30,10 @@ nd_status nd_pmix_share(nd_pmix *pmix, const char *name, void *value, size_t byt
                         double timeout_seconds)
 {
     return none();
+}
+
+void nd_pmix_end(nd_pmix *pmix, double timeout_seconds, int exit_code)
+{
 }
 
 void nd_pmix_abort(nd_pmix *pmix, int code, const char *message)

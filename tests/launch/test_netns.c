@@ -20,7 +20,8 @@ static void remove_spaces(void)
     }
 }
 
-static bool make_spaces(void)
+/* The decoy is an interface of the first space, before the one that leads to the second. */
+static bool make_spaces(bool decoy)
 {
     for (int i = 0; i < 2; i++) {
         snprintf(spaces[i], sizeof spaces[i], "ndt%d-%d", (int)getpid(), i);
@@ -28,6 +29,12 @@ static bool make_spaces(void)
             spaces[i][0] = '\0';
             return false;
         }
+    }
+    if (decoy && launched_shell("ip -n %s link add nd8 type veth peer name nd9 2>/dev/null && "
+                                "ip -n %s addr add 10.98.0.1/24 dev nd8 && "
+                                "ip -n %s link set nd8 up && ip -n %s link set nd9 up",
+                                spaces[0], spaces[0], spaces[0], spaces[0]) != 0) {
+        return false;
     }
     if (launched_shell("ip link add nd0 netns %s type veth peer name nd1 netns %s 2>/dev/null",
                        spaces[0], spaces[1]) != 0) {
@@ -61,7 +68,7 @@ Test(netns, two_nodes_train_over_a_network)
 {
     launched nodes[2], l;
     char program[PATH_MAX], key[128];
-    if (!make_spaces()) {
+    if (!make_spaces(false)) {
         skip_test("network namespaces are not permitted here (ip netns add, ip link add)");
     }
     snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
@@ -86,4 +93,57 @@ Test(netns, two_nodes_train_over_a_network)
         cr_assert_eq(launched_wait(&nodes[i], 60), 0, "node %d: %s", i, launched_read(&nodes[i]));
     }
     assert_says(&nodes[0], "step 3/3");
+}
+
+/* One rank in each space, which PMIx started. Nobody names an address: rank 0 finds the one that
+ * the other reaches. */
+static void meet_over_pmix(const char *const hosts[2])
+{
+    launched ranks[2];
+    char program[PATH_MAX], folder[PATH_MAX];
+    snprintf(program, sizeof program, "%s/ndtrain", launched_build_root());
+    snprintf(folder, sizeof folder, "%s/tests/launch/fake_pmix", launched_build_root());
+    if (access(folder, F_OK) != 0) {
+        skip_test("this build has no PMIx");
+    }
+    setenv("LD_LIBRARY_PATH", folder, 1);
+    setenv("FAKE_PMIX_FOLDER", dir.path, 1);
+    setenv("FAKE_PMIX_SIZE", "2", 1);
+    setenv("FAKE_PMIX_LOCAL_SIZE", "1", 1);
+    setenv("PMIX_NAMESPACE", "fake", 1);
+    setenv("SLURM_JOB_ID", "1", 1);
+    for (int i = 0; i < 2; i++) {
+        char name[32];
+        tiny_arguments a = {0};
+        snprintf(name, sizeof name, "rank%d", i);
+        setenv("PMIX_RANK", i == 0 ? "0" : "1", 1);
+        setenv("SLURMD_NODENAME", hosts[i], 1);
+        tiny_add(&a, (const char *[]){
+                         "/usr/bin/env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "ip", "netns",
+                         "exec", spaces[i], program, "train", "--dp-shard-size", "2", "--num-steps",
+                         "3", "--rdzv-timeout-seconds", "30", "--set", "log.level=debug", NULL});
+        tiny_add(&a, tiny_flags(&dir, "ranks"));
+        launched_start(&ranks[i], &dir, name, a.list);
+    }
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(launched_wait(&ranks[i], 60), 0, "rank %d: %s", i, launched_read(&ranks[i]));
+    }
+    assert_says(&ranks[0], "step 3/3");
+    assert_says(&ranks[0], "rank 0 hosts the store at 10.99.0.1 port ");
+}
+
+Test(netns, rank_0_of_pmix_listens_on_the_way_to_the_others)
+{
+    if (!make_spaces(true)) {
+        skip_test("network namespaces are not permitted here (ip netns add, ip link add)");
+    }
+    meet_over_pmix((const char *[]){"10.99.0.1", "10.99.0.2"});
+}
+
+Test(netns, names_that_nobody_resolves_leave_the_first_interface)
+{
+    if (!make_spaces(false)) {
+        skip_test("network namespaces are not permitted here (ip netns add, ip link add)");
+    }
+    meet_over_pmix((const char *[]){"one.invalid", "two.invalid"});
 }
