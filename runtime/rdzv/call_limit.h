@@ -4,8 +4,8 @@
 /*
  * Bounds on calls of a library that waits for another process, with no limit that can be relied on.
  *
- * Nobody can stop such a call. A thread of its own watches the calls that are open; when one has not
- * returned in time it says so in the log and ends the process, with the code that the call came
+ * Nobody can stop such a call. A thread of its own watches the calls that are open; when one has
+ * not returned in time it says so in the log and ends the process, with the code that the call came
  * with. Calls may be open in several threads at once.
  */
 #include "runtime/base/status.h"

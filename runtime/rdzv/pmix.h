@@ -7,9 +7,9 @@
  *
  * libpmix is opened at run time, when PMIx started the worker and not before: a machine without it
  * runs everything else. Calls block, and all of them have deadlines. A server that does not answer
- * at a deadline leaves libpmix waiting, which cannot be stopped: then this process says so and ends,
- * with the exit code that each function names. nd_pmix_abort may be called from any thread, the
- * others from one.
+ * at a deadline leaves libpmix waiting, which cannot be stopped: then this process says so and
+ * ends, with the exit code that each function names. nd_pmix_abort may be called from any thread,
+ * the others from one.
  */
 #include <stddef.h>
 
@@ -30,7 +30,8 @@ void nd_pmix_close(nd_pmix *pmix, int exit_code);
  * All ranks, in the same order: Put, Commit, Fence, Get. send (bytes) of each rank -> recv
  * (world_size x bytes) in the order of ranks. Nothing is sent when bytes is 0: a barrier. `name`
  * stands for the place in messages. ND_ERR_HANG at the deadline, or this process ends with that
- * code 3 s later: some servers know only a deadline of their own (Slurm: SLURM_PMIX_TIMEOUT, 300 s).
+ * code 3 s later: some servers know only a deadline of their own (Slurm: SLURM_PMIX_TIMEOUT,
+ * 300 s).
  */
 nd_status nd_pmix_exchange(nd_pmix *pmix, const char *name, const void *send, void *recv,
                            size_t bytes, double timeout_seconds);

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The store's thread in rank 0, the threads that watch it, and bounded calls, under the thread
+ * sanitizer: a plain program, as Criterion does not run there. The ranks are threads of this
+ * process, started as torchrun's variables would start them; they meet over loopback.
+ */
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "runtime/rdzv/call_limit.h"
+#include "runtime/rdzv/key.h"
+#include "runtime/rdzv/store.h"
+
+enum { RANKS = 4, LARGE = 1 << 18, SECONDS = 60, LOST = 2 };
+
+typedef struct rank_thread {
+    pthread_t thread;
+    int rank, port;
+    nd_call_limit *limit; /* one for all ranks */
+    bool lose;            /* rank LOST leaves without a goodbye */
+    nd_status status;
+    char message[ND_ERROR_MESSAGE_MAX];
+} rank_thread;
+
+static _Atomic int lost_ranks;
+
+static void on_lost(void *context, const char *sentence)
+{
+    atomic_fetch_add(&lost_ranks, strstr(sentence, "rank 2 ") != NULL);
+}
+
+/* Each function of the store once; the exchange is large enough to take several turns. */
+static nd_status talk(nd_store *store, int rank)
+{
+    static uint8_t all[RANKS][RANKS * LARGE];
+    static uint8_t own[RANKS][LARGE];
+    char value[16] = "";
+    size_t bytes = sizeof value;
+    int64_t sum = 0;
+    if (rank == 1) {
+        ND_TRY(nd_store_set(store, "a key", "a value", 8));
+    }
+    ND_TRY(nd_store_get(store, "a key", value, &bytes));
+    ND_TRY(nd_store_add(store, "a sum", rank, &sum));
+    memset(own[rank], rank + 1, LARGE);
+    ND_TRY(nd_store_exchange(store, "parts", own[rank], all[rank], LARGE));
+    for (int other = 0; other < RANKS; other++) {
+        if (all[rank][(other + 1) * LARGE - 1] != other + 1) {
+            return nd_fail(ND_ERR_INTERNAL, "rank %d has not the part of rank %d", rank, other);
+        }
+    }
+    return strcmp(value, "a value") == 0
+               ? nd_store_barrier(store, "end")
+               : nd_fail(ND_ERR_INTERNAL, "rank %d read \"%s\"", rank, value);
+}
+
+static nd_status run_rank(const rank_thread *t)
+{
+    nd_identity id = {.source = ND_IDENTITY_ENVIRONMENT,
+                      .rank = t->rank,
+                      .world_size = RANKS,
+                      .local_rank = t->rank,
+                      .local_world_size = RANKS,
+                      .nnodes = 1,
+                      .master_addr = "127.0.0.1",
+                      .master_port = t->port,
+                      .run_id = "tsan",
+                      .host = "here",
+                      .key_fd = -1};
+    nd_store *store;
+    int call = nd_call_limit_begin(t->limit, "the store", SECONDS, "nobody answers", 124);
+    nd_status status = nd_store_open(&id, SECONDS, &store);
+    if (status == ND_OK) {
+        status = nd_store_watch(store, on_lost, NULL);
+        status = status == ND_OK ? talk(store, t->rank) : status;
+        if (t->lose && t->rank == LOST) {
+            nd_store_abandon(store);
+        } else {
+            /* Rank 0 leaves when it has heard of the loss. */
+            for (int i = 0; t->lose && t->rank == 0 && i < SECONDS * 100 && !lost_ranks; i++) {
+                usleep(10000);
+            }
+            nd_store_close(store);
+        }
+    }
+    nd_call_limit_end(t->limit, call);
+    return status;
+}
+
+static void *thread_main(void *argument)
+{
+    rank_thread *t = argument;
+    t->status = run_rank(t);
+    if (t->status != ND_OK) {
+        snprintf(t->message, sizeof t->message, "%s", nd_error_last()->message);
+    }
+    return NULL;
+}
+
+static int free_port(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof address;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ND_ASSERT(bind(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
+              getsockname(fd, (struct sockaddr *)&address, &bytes) == 0);
+    close(fd);
+    return ntohs(address.sin_port);
+}
+
+static int run_job(const char *name, bool lose)
+{
+    rank_thread threads[RANKS] = {0};
+    nd_call_limit *limit;
+    int failures = 0, port = free_port();
+    atomic_store(&lost_ranks, 0);
+    ND_ASSERT(nd_call_limit_create(&limit) == ND_OK);
+    for (int r = 0; r < RANKS; r++) {
+        threads[r] = (rank_thread){.rank = r, .port = port, .limit = limit, .lose = lose};
+        ND_ASSERT(pthread_create(&threads[r].thread, NULL, thread_main, &threads[r]) == 0);
+    }
+    for (int r = 0; r < RANKS; r++) {
+        pthread_join(threads[r].thread, NULL);
+        if (threads[r].status != ND_OK) {
+            printf("%s, rank %d: %s\n", name, r, threads[r].message);
+            failures++;
+        }
+    }
+    nd_call_limit_destroy(limit);
+    if (lost_ranks != lose) {
+        printf("%s: %d ranks were lost, not %d\n", name, lost_ranks, lose);
+        failures++;
+    }
+    printf("%s: %s\n", name, failures ? "failed" : "passed");
+    return failures;
+}
+
+int main(void)
+{
+    int failures = run_job("a store in rank 0", false);
+    failures += run_job("another one after it", false);
+    failures += run_job("a rank that leaves without a goodbye", true);
+    return failures > 0;
+}
