@@ -10,6 +10,7 @@ static void destroy(void *native)
 {
     nd_cpu_context *context = native;
     nd_dnnl_destroy(context->dnnl);
+    nd_gemm_destroy(context->gemm);
     free(context->widened);
     free(context->partials);
     free(context);
@@ -60,6 +61,9 @@ nd_status nd_cpu_context_create(nd_device *device)
     if (context->isa < ND_CPU_ISA_AVX512_BF16) {
         const size_t tile = (size_t)ND_CPU_WIDEN_TILE * ND_CPU_WIDEN_TILE;
         ND_TRY_OUT(ND_ALLOC(3 * tile, &context->widened));
+    }
+    if (context->isa == ND_CPU_ISA_AVX512_BF16) {
+        ND_TRY_OUT(nd_gemm_create(&nd_gemm_avx512_bf16, device->threads, &context->gemm));
     }
     device->native = context;
     device->native_close = destroy;

@@ -8,6 +8,7 @@
  * that drives the device.
  */
 #include "kernels/cpu/dnnl_matmul.h"
+#include "kernels/cpu/gemm_bf16.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/row_kernels.h"
 #include "kernels/cpu/tile.h"
@@ -20,6 +21,7 @@ enum { ND_CPU_WIDEN_TILE = 512 };
 typedef struct nd_cpu_context {
     nd_cpu_isa isa;
     nd_dnnl *dnnl;
+    nd_gemm *gemm; /* our own BF16 products; NULL where oneDNN's are the faster ones */
     const nd_tile_ops *tiles_f32;  /* operands F32: always there */
     const nd_tile_ops *tiles_bf16; /* operands BF16; NULL where the CPU cannot multiply them */
     const nd_row_ops *rows;

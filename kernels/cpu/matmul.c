@@ -100,5 +100,9 @@ nd_status nd_cpu_matmul(nd_stream *stream, nd_tensor c, nd_tensor a, bool a_tran
     if (p.in == ND_DTYPE_BF16 && context->isa < ND_CPU_ISA_AVX512_BF16) {
         return nd_cpu_multiply_widened(context, c, a, b, &p, &(nd_cpu_factors){.all = 1.0f});
     }
+    if (context->gemm && nd_gemm_supports(&p)) {
+        nd_gemm_multiply(context->gemm, &p, c.data, a.data, b.data);
+        return ND_OK;
+    }
     return nd_dnnl_matmul(context->dnnl, &p, c.data, a.data, b.data, NULL);
 }

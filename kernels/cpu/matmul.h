@@ -2,9 +2,10 @@
 #ifndef ND_CPU_MATMUL_H
 #define ND_CPU_MATMUL_H
 /*
- * Matrix products of the CPU backend: nd_cpu_matmul (declared in cpu_ops.h) hands them to oneDNN.
+ * Matrix products of the CPU backend: nd_cpu_matmul (declared in cpu_ops.h) hands them to oneDNN,
+ * BF16 ones without AMX to gemm_bf16.h.
  *
- * Where the CPU has BF16 dot products (AVX512_BF16, AMX) oneDNN multiplies BF16 as it is. Elsewhere
+ * Where the CPU has BF16 dot products (AVX512_BF16, AMX) BF16 is multiplied as it is. Elsewhere
  * operands are widened to F32, which is exact, tile by tile, multiplied in F32 and the sum is
  * rounded once: on such CPUs oneDNN has no BF16 product (AVX2) or one that is slower than this
  * (AVX-512).

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The ops of a step outside of products and attention give the same bits with 1, 2, 3 and 5
- * threads: their sums are cut into blocks by shape alone. Sizes are above what is done in one
+ * The ops of a step outside of attention and oneDNN's products give the same bits with 1, 2, 3 and
+ * 5 threads: their sums are cut into blocks by shape alone. Sizes are above what is done in one
  * thread, and divide by none of these counts.
  */
 #include <criterion/criterion.h>
 #include <stdio.h>
 
+#include "kernels/cpu/context.h"
 #include "kernels/rope.h"
 #include "tests/ops/conformance.h"
+#include "tests/support/skip.h"
 
 enum { N = 509, C = 331, POSITIONS = 64, HEADS = 5, D = 34 };
 
@@ -115,4 +117,40 @@ Test(threads, same_bits_whatever_their_number)
 {
     check(ND_DTYPE_F32);
     check(ND_DTYPE_BF16);
+}
+
+/* Several blocks of k, so that sums pass through memory; results of more than one part per axis. */
+enum { ROWS = 334, COLUMNS = 331, DEPTH = 2054 };
+
+static void multiply(int threads, nd_dtype out, bool a_transposed, nd_tensor a, nd_tensor b,
+                     nd_tensor *c)
+{
+    nd_side side;
+    nd_side_open_cpu(&side, threads);
+    if (!((nd_cpu_context *)side.device->native)->gemm) {
+        nd_side_close(&side);
+        skip_test("products are oneDNN's on this CPU");
+    }
+    *c = nd_random_2d(out, ROWS, COLUMNS, 0, 0.0f);
+    ND_OK_OR_FAIL(side.ops->matmul(&side.stream, *c, a, a_transposed, b, false, 0.0f));
+    nd_side_close(&side);
+}
+
+Test(threads, same_bits_of_our_own_products)
+{
+    static const int counts[] = {2, 3, 4, 5};
+    for (int form = 0; form < 4; form++) {
+        bool at = form & 1;
+        nd_dtype out = form & 2 ? ND_DTYPE_F32 : ND_DTYPE_BF16;
+        nd_tensor a = nd_random_2d(ND_DTYPE_BF16, at ? DEPTH : ROWS, at ? ROWS : DEPTH, 0, 1.0f);
+        nd_tensor b = nd_random_2d(ND_DTYPE_BF16, DEPTH, COLUMNS, 0, 1.0f), one, many;
+        multiply(1, out, at, a, b, &one);
+        for (int i = 0; i < 4; i++) {
+            char what[64];
+            snprintf(what, sizeof what, "form %d with %d threads", form, counts[i]);
+            multiply(counts[i], out, at, a, b, &many);
+            nd_expect_same("cpu", what, many, one);
+        }
+        nd_case_free();
+    }
 }

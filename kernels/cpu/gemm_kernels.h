@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CPU_GEMM_KERNELS_H
+#define ND_CPU_GEMM_KERNELS_H
+/*
+ * The inner loops of our own BF16 products (gemm_bf16.c) for CPUs with AVX512_BF16: packing, and
+ * products of packed operands with the sums in registers. Nothing here allocates or starts threads.
+ *
+ * A word is two consecutive BF16 of k, the even one below: what VDPBF16PS multiplies in one lane.
+ * That instruction multiplies exactly, adds in F32, and takes subnormal numbers for zero. k is even
+ * throughout.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "runtime/tensor/dtype.h"
+
+typedef uint32_t nd_gemm_word;
+
+enum {
+    ND_GEMM_COLUMNS = 64, /* columns of a packed B */
+    ND_GEMM_ROWS = 6,     /* rows of A that are multiplied at a time */
+    ND_GEMM_PANEL = 96    /* rows of a panel of a packed A */
+};
+
+/* c (rows, columns) = a b (+ from) (+ c), rounded once when c is BF16. */
+typedef struct nd_gemm_tile {
+    int rows, columns; /* columns <= ND_GEMM_COLUMNS */
+    int words;         /* k / 2 */
+    const nd_bf16 *a;  /* word l of row i begins at a + i a_row + l a_word */
+    int64_t a_row, a_word;
+    const nd_gemm_word *b; /* [words][ND_GEMM_COLUMNS] */
+    const float *from;     /* (rows, columns) of row stride from_row, or NULL */
+    int64_t from_row;
+    void *c; /* BF16 or F32, row stride c_row */
+    int64_t c_row;
+    bool bf16, add;
+} nd_gemm_tile;
+
+typedef struct nd_gemm_kernels {
+    void (*multiply)(const nd_gemm_tile *tile);
+    /* B from `columns` rows x (columns, k) of row stride `stride`: k is the contiguous axis. */
+    void (*pack_rows)(nd_gemm_word *b, const nd_bf16 *x, int64_t stride, int columns, int words);
+    /* B from x (k, columns) of row stride `stride`. */
+    void (*pack_pairs)(nd_gemm_word *b, const nd_bf16 *x, int64_t stride, int columns, int words);
+    /* The same for A, from x (k, rows): [words][ND_GEMM_PANEL]. */
+    void (*pack_panel)(nd_gemm_word *a, const nd_bf16 *x, int64_t stride, int rows, int words);
+} nd_gemm_kernels;
+
+extern const nd_gemm_kernels nd_gemm_avx512_bf16;
+
+#endif
