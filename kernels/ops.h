@@ -200,10 +200,10 @@ struct nd_ops {
      * global. Fixed order. */
     nd_status (*ce_loss)(nd_stream *, double *loss_sum, nd_tensor max, nd_tensor sum,
                          nd_tensor target, nd_tensor labels);
-    /* logits -> dlogits in place: (softmax - onehot) scale; 0 for rows not counted and for columns
-     * >= valid. */
+    /* logits -> dlogits in place: (softmax - onehot) / *count (I64 (1); the quotient 1 / *count in
+     * F64, rounded to F32, multiplies); 0 for rows not counted and for columns >= valid. */
     nd_status (*ce_bwd)(nd_stream *, nd_tensor logits, nd_tensor max, nd_tensor sum,
-                        nd_tensor labels, int64_t first, int64_t valid, float scale);
+                        nd_tensor labels, int64_t first, int64_t valid, const int64_t *count);
 
     /* elementwise and reductions; a, b, out of any 2-d views or flat */
     nd_status (*add)(nd_stream *, nd_tensor out, nd_tensor a,

@@ -17,10 +17,15 @@
 #include "trainer/tune/tuning.h"
 
 static volatile sig_atomic_t stop_signal;
+static nd_trainer *volatile told; /* NULL outside the loop over steps */
 
 void nd_train_request_stop(int signal_number)
 {
+    nd_trainer *trainer = told;
     stop_signal = signal_number;
+    if (trainer) {
+        nd_trainer_request_stop(trainer, signal_number);
+    }
 }
 
 /* What the loop holds; everything is closed in nd_train. */
@@ -35,6 +40,7 @@ typedef struct run_state {
     nd_tuning *tuning;  /* NULL without autotune */
     int64_t tokens_seen;
     int64_t trace_from; /* the trace holds the steps after this one */
+    double gpu_bytes;   /* in use, after the first steps */
     bool stopped;
 } run_state;
 
@@ -65,7 +71,7 @@ static nd_status load_weights(run_state *s)
     return nd_fsdp_init_weights(&model->fsdp, s->rank->shape.init_std, seed);
 }
 
-/* A signal that reached one rank stops all of them at the same boundary. */
+/* The same between the batches of a validation. */
 static nd_status agree_to_stop(run_state *s)
 {
     nd_rank *r = s->rank;
@@ -77,13 +83,18 @@ static nd_status agree_to_stop(run_state *s)
     return ND_OK;
 }
 
-/* Of the process, or of the GPU, where everything is allocated before the first step. */
-static double peak_memory(const nd_rank *r)
+/* Of the process, or of the GPU. There everything is allocated when the first steps are over, and
+ * the driver is not asked again: its answer takes long. */
+static double peak_memory(run_state *s)
 {
     struct rusage usage;
     nd_cuda_info gpu;
-    if (r->device->kind == ND_DEVICE_CUDA && nd_cuda_info_of(r->device, &gpu) == ND_OK) {
-        return (double)(gpu.total_bytes - gpu.free_bytes);
+    if (s->rank->device->kind == ND_DEVICE_CUDA) {
+        bool asks = s->trainer->step <= WARM_UP_STEPS + 1;
+        if (asks && nd_cuda_info_of(s->rank->device, &gpu) == ND_OK) {
+            s->gpu_bytes = (double)(gpu.total_bytes - gpu.free_bytes);
+        }
+        return s->gpu_bytes;
     }
     getrusage(RUSAGE_SELF, &usage);
     return (double)usage.ru_maxrss * 1024.0;
@@ -128,7 +139,7 @@ static nd_status one_step(run_state *s)
     nd_traffic_bytes(&r->groups, wire);
     ND_RUN(r, ND_TRACE_DATA, nd_loader_next(s->loader, &batch));
     ND_TRY(nd_trainer_step(s->trainer, &batch, &result));
-    ND_TRY(agree_to_stop(s));
+    s->stopped = result.stop != 0;
     s->tokens_seen += result.tokens;
     if (!s->files.metrics) {
         return ND_OK;
@@ -142,7 +153,7 @@ static nd_status one_step(run_state *s)
         .tokens_seen = s->tokens_seen,
         .step_seconds = (double)(nd_clock_ns() - begin) * 1e-9,
         .data_wait_seconds = batch.wait_seconds,
-        .peak_memory_bytes = peak_memory(r),
+        .peak_memory_bytes = peak_memory(s),
         .skipped = result.skipped,
     };
     nd_traffic_bytes(&r->groups, sent);
@@ -165,6 +176,10 @@ static void forget_warm_up(run_state *s)
 
 static nd_status loop(run_state *s)
 {
+    told = s->trainer;
+    if (stop_signal) {
+        nd_train_request_stop(stop_signal);
+    }
     while (s->trainer->step < s->config->train.steps && !s->stopped) {
         ND_TRY(one_step(s));
         forget_warm_up(s);
@@ -242,6 +257,7 @@ nd_status nd_train(const nd_run_context *context)
     joined = nd_loader_close(state.loader) && joined;
     context->inputs->still_read = !joined;
     nd_run_files_close(&state.files);
+    told = NULL;
     nd_trainer_destroy(state.trainer);
     nd_tuning_destroy(state.tuning);
     return status;

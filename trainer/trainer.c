@@ -115,7 +115,11 @@ nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
 
 nd_status nd_trainer_commit(nd_trainer *t)
 {
+    void *host = NULL;
     ND_TRY(nd_memplan_commit(&t->plan, t->rank->device));
+    ND_TRY(nd_host_alloc(t->rank->device, 2 * sizeof *t->sent, &host));
+    t->sent = host;
+    t->received = t->sent + 1;
     nd_gradsync_bind(&t->sync, &t->plan);
     return nd_model_bind(t->model, &t->plan);
 }
@@ -126,37 +130,62 @@ void nd_trainer_destroy(nd_trainer *t)
         nd_optimizer_fini(&t->optimizer);
         nd_gradsync_fini(&t->sync);
         nd_model_destroy(t->model);
+        nd_host_free(t->rank->device, t->sent);
         nd_memplan_fini(&t->plan);
         free(t);
     }
 }
 
-/* Sums a number over the ranks that hold different tokens. */
-static nd_status sum_tokens(nd_trainer *t, int64_t *count)
+/* The labels that count here, and on all ranks that hold different tokens: a sum on the device. */
+static nd_status send_tokens(nd_trainer *t, int64_t count)
 {
     nd_rank *r = t->rank;
+    int64_t *tokens = &t->model->numbers->tokens;
+    t->sent->tokens = count;
+    ND_TRY(nd_copy(&r->stream, tokens, &t->sent->tokens, sizeof *tokens));
     ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_DP_CP], &r->stream, count, 1, ND_DTYPE_I64,
-                              ND_REDOP_SUM, NULL));
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_DP_CP], &r->stream, tokens, 1,
+                              ND_DTYPE_I64, ND_REDOP_SUM, NULL));
     return ND_OK;
 }
 
-/* The device's loss sum, over all ranks that hold different tokens, per counted label. */
-static nd_status mean_loss(nd_trainer *t, int64_t tokens, double *loss)
+/* The device's loss sum, over all ranks that hold different tokens. */
+static nd_status sum_loss(nd_trainer *t)
 {
     nd_rank *r = t->rank;
-    double sum = 0.0;
     ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_DP_CP], &r->stream, t->model->loss_sum, 1,
-                              ND_DTYPE_F64, ND_REDOP_SUM, NULL));
-    ND_TRY(nd_copy(&r->stream, &sum, t->model->loss_sum, sizeof sum));
-    ND_TRY(nd_stream_sync(&r->stream));
-    *loss = sum / (double)tokens;
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_DP_CP], &r->stream,
+                              &t->model->numbers->loss_sum, 1, ND_DTYPE_F64, ND_REDOP_SUM, NULL));
     return ND_OK;
 }
 
-static nd_status micro_batch(nd_trainer *t, const nd_step_batch *batch, int64_t micro,
-                             double inverse_tokens)
+/* A signal that reached one rank stops all of them at the same boundary. The device reads the word
+ * when it comes here, not when the host does. */
+static nd_status agree_to_stop(nd_trainer *t)
+{
+    nd_rank *r = t->rank;
+    int64_t *stop = &t->model->numbers->stop;
+    ND_TRY(nd_copy(&r->stream, stop, &t->sent->stop, sizeof *stop));
+    ND_RUN(r, ND_TRACE_COMMUNICATION,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, stop, 1, ND_DTYPE_I64,
+                              ND_REDOP_MAX, NULL));
+    return ND_OK;
+}
+
+/* The only wait of a step. */
+static nd_status read_numbers(nd_trainer *t)
+{
+    nd_stream *stream = &t->rank->stream;
+    ND_TRY(nd_copy(stream, t->received, t->model->numbers, sizeof *t->received));
+    return nd_stream_sync(stream);
+}
+
+void nd_trainer_request_stop(nd_trainer *t, int reason)
+{
+    *(volatile int64_t *)&t->sent->stop = reason;
+}
+
+static nd_status micro_batch(nd_trainer *t, const nd_step_batch *batch, int64_t micro)
 {
     nd_model *m = t->model;
     int64_t step = t->step + 1, offset = micro * m->dims.T;
@@ -165,7 +194,7 @@ static nd_status micro_batch(nd_trainer *t, const nd_step_batch *batch, int64_t 
         nd_model_load_batch(m, batch->inputs + offset, batch->labels + offset, batch->positions));
     nd_progress_set_phase(t->rank->progress, ND_PHASE_FORWARD, step);
     nd_range_push(t->rank->device, "forward");
-    ND_TRY(nd_model_forward(m, true, inverse_tokens));
+    ND_TRY(nd_model_forward(m, true));
     nd_range_pop(t->rank->device);
     nd_progress_set_phase(t->rank->progress, ND_PHASE_BACKWARD, step);
     nd_range_push(t->rank->device, "backward");
@@ -177,23 +206,29 @@ static nd_status micro_batch(nd_trainer *t, const nd_step_batch *batch, int64_t 
 nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
 {
     nd_rank *r = t->rank;
-    int64_t micros = r->config->train.gradient_accumulation_steps, tokens = batch->valid;
-    ND_TRY(sum_tokens(t, &tokens));
-    if (tokens == 0) {
+    nd_step_numbers *numbers = t->model->numbers;
+    int64_t micros = r->config->train.gradient_accumulation_steps;
+    ND_TRY(send_tokens(t, batch->valid));
+    ND_TRY(nd_zero(&r->stream, &numbers->loss_sum, sizeof numbers->loss_sum));
+    for (int64_t micro = 0; micro < micros; micro++) {
+        ND_TRY(micro_batch(t, batch, micro));
+    }
+    ND_TRY(nd_gradsync_reduce(&t->sync));
+    ND_TRY(sum_loss(t));
+    ND_TRY(nd_gradsync_squares(&t->sync, &numbers->squares));
+    ND_TRY(agree_to_stop(t));
+    ND_TRY(read_numbers(t));
+    if (t->received->tokens == 0) {
         return nd_fail(
             ND_ERR_DATA,
             "step %lld has no label to learn from on any rank: all are -100; check the prompts "
             "and completions of data.path",
             (long long)t->step + 1);
     }
-    ND_TRY(nd_zero(&r->stream, t->model->loss_sum, sizeof(double)));
-    for (int64_t micro = 0; micro < micros; micro++) {
-        ND_TRY(micro_batch(t, batch, micro, 1.0 / (double)tokens));
-    }
-    ND_TRY(nd_gradsync_reduce(&t->sync));
-    ND_TRY(mean_loss(t, tokens, &out->loss));
-    ND_TRY(nd_gradsync_norm(&t->sync, &out->grad_norm));
-    out->tokens = tokens;
+    out->loss = t->received->loss_sum / (double)t->received->tokens;
+    out->grad_norm = sqrt(t->received->squares);
+    out->tokens = t->received->tokens;
+    out->stop = t->received->stop;
     return ND_OK;
 }
 
@@ -255,7 +290,7 @@ nd_status nd_trainer_evaluate(nd_trainer *t, nd_loader *loader, int64_t batches,
     nd_model *m = t->model;
     int64_t counted = 0;
     nd_progress_set_phase(r->progress, ND_PHASE_EVAL, t->step);
-    ND_TRY(nd_zero(&r->stream, m->loss_sum, sizeof(double)));
+    ND_TRY(nd_zero(&r->stream, &m->numbers->loss_sum, sizeof m->numbers->loss_sum));
     ND_TRY(nd_loader_rewind(loader));
     *tokens = 0;
     for (int64_t i = 0; i < batches; i++) {
@@ -268,13 +303,16 @@ nd_status nd_trainer_evaluate(nd_trainer *t, nd_loader *loader, int64_t batches,
         ND_TRY(nd_loader_next(loader, &batch));
         counted += batch.valid;
         ND_TRY(nd_model_load_batch(m, batch.inputs, batch.labels, batch.positions));
-        ND_TRY(nd_model_forward(m, false, 0.0));
+        ND_TRY(nd_model_forward(m, false));
     }
-    ND_TRY(sum_tokens(t, &counted));
-    if (counted == 0) {
+    ND_TRY(send_tokens(t, counted));
+    ND_TRY(sum_loss(t));
+    ND_TRY(read_numbers(t));
+    if (t->received->tokens == 0) {
         return nd_fail(ND_ERR_DATA, "the validation data has no label that counts: all are -100; "
                                     "check data.validation_path");
     }
-    *tokens = counted;
-    return mean_loss(t, counted, loss);
+    *tokens = t->received->tokens;
+    *loss = t->received->loss_sum / (double)t->received->tokens;
+    return ND_OK;
 }

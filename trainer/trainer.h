@@ -17,7 +17,8 @@ typedef struct nd_trainer {
     nd_model *model;
     nd_gradsync sync;
     nd_optimizer optimizer;
-    int64_t step;    /* steps done, also those that were skipped */
+    nd_step_numbers *sent, *received; /* host memory: what goes to the device, what comes back */
+    int64_t step;                     /* steps done, also those that were skipped */
     int64_t skipped; /* without an update: not finite, and train.nonfinite is skip */
 } nd_trainer;
 
@@ -26,6 +27,7 @@ typedef struct nd_step_result {
     double grad_norm; /* before clipping */
     double lr;
     int64_t tokens; /* counted labels of the step, global */
+    int64_t stop;   /* not 0: some rank was asked to stop; alike on all ranks */
     bool skipped;
 } nd_step_result;
 
@@ -41,8 +43,11 @@ nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out);
 nd_status nd_trainer_commit(nd_trainer *trainer);
 void nd_trainer_destroy(nd_trainer *trainer);
 
-/* Gradients of one step (all micro-batches), reduced over the mesh; fills loss, grad_norm,
- * tokens. */
+/*
+ * Gradients of one step (all micro-batches), reduced over the mesh; fills loss, grad_norm, tokens,
+ * stop. On a GPU this enqueues the whole step and then waits, once, to read these numbers; what
+ * nd_trainer_step enqueues afterwards, the update, runs while the host prepares the next step.
+ */
 nd_status nd_trainer_gradients(nd_trainer *trainer, const nd_step_batch *batch,
                                nd_step_result *out);
 /*
@@ -50,6 +55,10 @@ nd_status nd_trainer_gradients(nd_trainer *trainer, const nd_step_batch *batch,
  * naming the step and the first tensor, or, with train.nonfinite skip, a warning and no update.
  */
 nd_status nd_trainer_step(nd_trainer *trainer, const nd_step_batch *batch, nd_step_result *out);
+
+/* Every rank's next step says so, if the word comes before the step's numbers are complete.
+ * Async-signal-safe. */
+void nd_trainer_request_stop(nd_trainer *trainer, int reason);
 
 /* Asked before each batch of a long loop, on all ranks; *stop is alike on all of them. */
 typedef struct nd_trainer_pause {

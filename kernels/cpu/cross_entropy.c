@@ -154,7 +154,7 @@ static void backward_rows(void *arg, int64_t begin, int64_t end)
 }
 
 nd_status nd_cpu_ce_bwd(nd_stream *stream, nd_tensor logits, nd_tensor max, nd_tensor sum,
-                        nd_tensor labels, int64_t first, int64_t valid, float scale)
+                        nd_tensor labels, int64_t first, int64_t valid, const int64_t *count)
 {
     int64_t n = logits.shape[0], V = logits.shape[1];
     ND_ASSERT(nd_is_act(logits) && nd_is_2d(logits, n, V) && valid >= 0 && valid <= V);
@@ -167,7 +167,7 @@ nd_status nd_cpu_ce_bwd(nd_stream *stream, nd_tensor logits, nd_tensor max, nd_t
                        .sum = sum.data,
                        .first = first,
                        .valid = valid,
-                       .scale = scale};
+                       .scale = (float)(1.0 / (double)*count)};
     nd_cpu_parallel(stream, n, WORK * V, backward_rows, &w);
     return ND_OK;
 }

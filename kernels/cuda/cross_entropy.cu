@@ -150,7 +150,7 @@ template <class T, int N> struct gradient_of {
     const float *max, *sum;
     const int32_t *labels;
     int64_t first, valid;
-    float scale;
+    const int64_t *count;
     layout<1> l;
 
     struct state {
@@ -176,7 +176,7 @@ template <class T, int N> struct gradient_of {
 
     __device__ void finish(state &s) const
     {
-        float factor = 1.0f / s.sum, x[N];
+        float factor = 1.0f / s.sum, scale = (float)(1.0 / (double)*count), x[N];
         ND_UNROLL
         for (int i = 0; i < N; i++) {
             float p = exp_for<T>(get(s.x, i) - s.max) * factor;
@@ -189,7 +189,7 @@ template <class T, int N> struct gradient_of {
 
 template <class T>
 int gradient(nd_cuda_queue queue, nd_tensor logits, nd_tensor max, nd_tensor sum, nd_tensor labels,
-             int64_t first, int64_t valid, float scale)
+             int64_t first, int64_t valid, const int64_t *count)
 {
     constexpr int PACK = type_of<T>::pack;
     const nd_tensor t[1] = {logits};
@@ -199,9 +199,9 @@ int gradient(nd_cuda_queue queue, nd_tensor logits, nd_tensor max, nd_tensor sum
     const float *m = (const float *)max.data, *s = (const float *)sum.data;
     const int32_t *label = (const int32_t *)labels.data;
     if (N == 1) {
-        return map(queue, gradient_of<T, 1>{x, m, s, label, first, valid, scale, l}, l.count());
+        return map(queue, gradient_of<T, 1>{x, m, s, label, first, valid, count, l}, l.count());
     }
-    return map(queue, gradient_of<T, PACK>{x, m, s, label, first, valid, scale, l}, l.count());
+    return map(queue, gradient_of<T, PACK>{x, m, s, label, first, valid, count, l}, l.count());
 }
 
 } // namespace
@@ -234,12 +234,12 @@ int nd_cuda_ce_loss(nd_cuda_queue queue, double *loss_sum, nd_tensor max, nd_ten
 }
 
 int nd_cuda_ce_bwd(nd_cuda_queue queue, nd_tensor logits, nd_tensor max, nd_tensor sum,
-                   nd_tensor labels, int64_t first, int64_t valid, float scale)
+                   nd_tensor labels, int64_t first, int64_t valid, const int64_t *count)
 {
     if (logits.shape[0] == 0) {
         return 0;
     }
     return logits.dtype == ND_DTYPE_F32
-               ? gradient<float>(queue, logits, max, sum, labels, first, valid, scale)
-               : gradient<bf16>(queue, logits, max, sum, labels, first, valid, scale);
+               ? gradient<float>(queue, logits, max, sum, labels, first, valid, count)
+               : gradient<bf16>(queue, logits, max, sum, labels, first, valid, count);
 }

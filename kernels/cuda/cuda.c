@@ -165,9 +165,9 @@ static nd_status ce_loss(nd_stream *s, double *loss_sum, nd_tensor max, nd_tenso
 }
 
 static nd_status ce_bwd(nd_stream *s, nd_tensor logits, nd_tensor max, nd_tensor sum,
-                        nd_tensor labels, int64_t first, int64_t valid, float scale)
+                        nd_tensor labels, int64_t first, int64_t valid, const int64_t *count)
 {
-    return LAUNCH(s, ce_bwd, logits, max, sum, labels, first, valid, scale);
+    return LAUNCH(s, ce_bwd, logits, max, sum, labels, first, valid, count);
 }
 
 static nd_status add(nd_stream *s, nd_tensor out, nd_tensor a, nd_tensor b)

@@ -78,7 +78,7 @@ int nd_cuda_ce_rescale(nd_cuda_queue, nd_tensor row_sum, nd_tensor row_max, nd_t
 int nd_cuda_ce_loss(nd_cuda_queue, double *loss_sum, nd_tensor max, nd_tensor sum, nd_tensor target,
                     nd_tensor labels);
 int nd_cuda_ce_bwd(nd_cuda_queue, nd_tensor logits, nd_tensor max, nd_tensor sum, nd_tensor labels,
-                   int64_t first, int64_t valid, float scale);
+                   int64_t first, int64_t valid, const int64_t *count);
 
 /* elementwise, sums */
 int nd_cuda_add(nd_cuda_queue, nd_tensor out, nd_tensor a, nd_tensor b);

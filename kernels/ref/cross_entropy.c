@@ -64,9 +64,10 @@ nd_status nd_ref_ce_loss(nd_stream *stream, double *loss_sum, nd_tensor max, nd_
 }
 
 nd_status nd_ref_ce_bwd(nd_stream *stream, nd_tensor logits, nd_tensor max, nd_tensor sum,
-                        nd_tensor labels, int64_t first, int64_t valid, float scale)
+                        nd_tensor labels, int64_t first, int64_t valid, const int64_t *count)
 {
     int64_t n = logits.shape[0], V = logits.shape[1];
+    float scale = (float)(1.0 / (double)*count);
     ND_ASSERT(nd_is_act(logits) && nd_is_2d(logits, n, V) && valid >= 0 && valid <= V);
     ND_ASSERT(nd_is_vector(max, ND_DTYPE_F32, n) && nd_is_vector(sum, ND_DTYPE_F32, n));
     ND_ASSERT(nd_is_vector(labels, ND_DTYPE_I32, n));

@@ -62,7 +62,7 @@ nd_status nd_ref_ce_rescale(nd_stream *, nd_tensor row_sum, nd_tensor row_max,
 nd_status nd_ref_ce_loss(nd_stream *, double *loss_sum, nd_tensor max, nd_tensor sum,
                          nd_tensor target, nd_tensor labels);
 nd_status nd_ref_ce_bwd(nd_stream *, nd_tensor logits, nd_tensor max, nd_tensor sum,
-                        nd_tensor labels, int64_t first, int64_t valid, float scale);
+                        nd_tensor labels, int64_t first, int64_t valid, const int64_t *count);
 nd_status nd_ref_add(nd_stream *, nd_tensor out, nd_tensor a, nd_tensor b);
 nd_status nd_ref_accumulate(nd_stream *, nd_tensor acc, nd_tensor x);
 nd_status nd_ref_cast(nd_stream *, nd_tensor out, nd_tensor x);

@@ -50,7 +50,8 @@ typedef struct nd_device_table {
     nd_status (*event_record)(nd_event *event, nd_stream *stream);
     nd_status (*stream_wait)(nd_stream *stream, nd_event *event);
     nd_status (*stream_sync)(nd_stream *stream); /* host waits for all work of the stream */
-    void (*range_push)(const char *name);        /* names what follows in a profiler; may be NULL */
+    nd_status (*event_sync)(nd_device *device, nd_event *event); /* host waits for the event */
+    void (*range_push)(const char *name); /* names what follows in a profiler; may be NULL */
     void (*range_pop)(void);
 } nd_device_table;
 

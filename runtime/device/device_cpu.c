@@ -96,6 +96,11 @@ static nd_status cpu_stream_wait(nd_stream *stream, nd_event *event)
     return finish(event->operation);
 }
 
+static nd_status cpu_event_sync(nd_device *device, nd_event *event)
+{
+    return cpu_stream_wait(NULL, event);
+}
+
 static nd_status cpu_stream_sync(nd_stream *stream)
 {
     return ND_OK;
@@ -115,6 +120,7 @@ static const nd_device_table cpu_table = {
     .event_record = cpu_event_record,
     .stream_wait = cpu_stream_wait,
     .stream_sync = cpu_stream_sync,
+    .event_sync = cpu_event_sync,
 };
 
 nd_status nd_device_open_cpu(int threads, nd_device **out)

@@ -169,18 +169,18 @@ static nd_status cuda_stream_wait(nd_stream *stream, nd_event *event)
     return ND_OK;
 }
 
-/* The GPU is asked, not waited for, so that a lost peer or a passed deadline ends the wait. */
-static nd_status cuda_stream_sync(nd_stream *stream)
+/* The GPU is asked, not waited for, so that a lost peer or a passed deadline ends the wait. One of
+ * stream and event. */
+static nd_status wait_for(nd_device *device, cudaStream_t stream, cudaEvent_t event)
 {
-    nd_device *device = stream->device;
     int64_t begin = nd_clock_ns();
     for (;;) {
-        cudaError_t state = cudaStreamQuery(nd_cuda_stream(stream));
+        cudaError_t state = event ? cudaEventQuery(event) : cudaStreamQuery(stream);
         if (state == cudaSuccess) {
             return ND_OK;
         }
         if (state != cudaErrorNotReady) {
-            return nd_cuda_failed(device, state, "cudaStreamQuery");
+            return nd_cuda_failed(device, state, event ? "cudaEventQuery" : "cudaStreamQuery");
         }
         double seconds = (double)(nd_clock_ns() - begin) * 1e-9;
         if (device->idle) {
@@ -192,6 +192,16 @@ static nd_status cuda_stream_sync(nd_stream *stream)
             nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
         }
     }
+}
+
+static nd_status cuda_stream_sync(nd_stream *stream)
+{
+    return wait_for(stream->device, nd_cuda_stream(stream), NULL);
+}
+
+static nd_status cuda_event_sync(nd_device *device, nd_event *event)
+{
+    return event->native ? wait_for(device, NULL, (cudaEvent_t)event->native) : ND_OK;
 }
 
 #ifdef ND_HAVE_NVTX
@@ -220,6 +230,7 @@ static const nd_device_table cuda_table = {
     .event_record = cuda_event_record,
     .stream_wait = cuda_stream_wait,
     .stream_sync = cuda_stream_sync,
+    .event_sync = cuda_event_sync,
 #ifdef ND_HAVE_NVTX
     .range_push = cuda_range_push,
     .range_pop = cuda_range_pop,

@@ -36,6 +36,7 @@ typedef struct bench {
     nd_tensor codes, transposed, codes_f; /* (n, C), (C, n), (n, F) */
     float *state[4], *amax, *scale, *per_row, *cosines, *sines;
     double *sum;
+    int64_t *counted;
     void *scratch;
     int64_t parameters; /* of the optimizer's shard */
     int64_t distinct;   /* ids */
@@ -101,6 +102,7 @@ static void lay_out(bench *b)
     b->cosines = take(b, b->n * D * 2);
     b->sines = take(b, b->n * D * 2);
     b->sum = take(b, 8);
+    b->counted = take(b, 8);
     b->scratch = take(b, ND_CUDA_SCRATCH);
     b->flush = take(b, L2);
 }
@@ -130,6 +132,7 @@ static nd_status fill(bench *b)
         ND_CUDA(b->device, (cudaError_t)randomize(b, *all[i], i));
     }
     float one[2] = {1.0f, 1.0f};
+    int64_t counted = b->chunk;
     int32_t *ids = NULL;
     ND_TRY(ND_ALLOC(b->n, &ids));
     for (int64_t i = 0; i < b->n; i++) { /* a power law, as words have */
@@ -143,6 +146,9 @@ static nd_status fill(bench *b)
     }
     if (status == ND_OK) {
         status = nd_copy(&b->stream, b->scale, one, sizeof one);
+    }
+    if (status == ND_OK) {
+        status = nd_copy(&b->stream, b->counted, &counted, sizeof counted);
     }
     if (status == ND_OK) {
         status = nd_stream_sync(&b->stream);
@@ -211,7 +217,7 @@ static int ce_stats(bench *b)
 
 static int ce_backward(bench *b)
 {
-    return nd_cuda_ce_bwd(b->queue, b->logits, b->stat[0], b->stat[1], b->labels, 0, V, 1.0f);
+    return nd_cuda_ce_bwd(b->queue, b->logits, b->stat[0], b->stat[1], b->labels, 0, V, b->counted);
 }
 
 static int add(bench *b)

@@ -234,10 +234,12 @@ static nd_status ce_loss(S s, double *loss, T max, T sum, T target, T labels)
 }
 
 static nd_status ce_bwd(S s, T logits, T max, T sum, T labels, int64_t first, int64_t valid,
-                        float scale)
+                        const int64_t *count)
 {
     SEE(logits, max, sum, labels)
-    return RUN(m.ops->ce_bwd(s, T1(logits), T1(max), T1(sum), T1(labels), first, valid, scale));
+    see(count, sizeof *count);
+    return RUN(
+        m.ops->ce_bwd(s, T1(logits), T1(max), T1(sum), T1(labels), first, valid, there(count)));
 }
 
 static nd_status add(S s, T out, T a, T b)

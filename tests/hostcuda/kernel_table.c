@@ -41,8 +41,9 @@ OP(ce_stats, (S stream, T max, T sum, T target, T logits, T labels, int64_t firs
 OP(ce_rescale, (S stream, T sum, T max, T global_max), sum, max, global_max)
 OP(ce_loss, (S stream, double *loss, T max, T sum, T target, T labels), loss, max, sum, target,
    labels)
-OP(ce_bwd, (S stream, T logits, T max, T sum, T labels, int64_t first, int64_t valid, float scale),
-   logits, max, sum, labels, first, valid, scale)
+OP(ce_bwd,
+   (S stream, T logits, T max, T sum, T labels, int64_t first, int64_t valid, const int64_t *count),
+   logits, max, sum, labels, first, valid, count)
 OP(add, (S stream, T out, T a, T b), out, a, b)
 OP(accumulate, (S stream, T acc, T x), acc, x)
 OP(cast, (S stream, T out, T x), out, x)

@@ -3,10 +3,28 @@
 
 #include "kernels/cuda/cuda_ops.h"
 #include "tests/hostcuda/cuda_ranks.h"
+#include "tests/parity/mesh_data.h"
 #include "tests/parity/rank_device.h"
 #include "trainer/rank.h"
 
+enum { SEQUENCE = 32, GLOBAL_BATCH = 4, TOKENS = 3000, VOCAB = 96 };
+
 static bool on_gpus, casts_units;
+
+mesh_job mesh_cuda_job(tempdir *dir, nd_precision precision)
+{
+    nd_llama_shape shape = mesh_small_llama(VOCAB);
+    shape.ffn = 96;
+    shape.heads = 4;
+    shape.kv_heads = 2;
+    const char *path = mesh_token_file(dir, "tokens.bin", TOKENS, VOCAB, 0);
+    mesh_job job = mesh_job_on_tokens(path, shape, precision);
+    job.global_batch = GLOBAL_BATCH;
+    job.sequence = SEQUENCE;
+    job.steps = MESH_CUDA_STEPS;
+    job.lr = 0.003;
+    return job;
+}
 
 void mesh_use_gpus(bool gpus, bool cast_units)
 {

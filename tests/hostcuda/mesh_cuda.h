@@ -4,6 +4,14 @@
 /* Ranks of tests/parity/mesh_run.h on the CPU, or each on a GPU of the double. */
 #include <stdbool.h>
 
+#include "tests/parity/mesh_run.h"
+#include "tests/support/tempdir.h"
+
+enum { MESH_CUDA_STEPS = 3 };
+
+/* The tiny model and its training; the data is written into `dir`. */
+mesh_job mesh_cuda_job(tempdir *dir, nd_precision precision);
+
 /* For the runs that follow. cast_units: one GPU alone casts its weights unit by unit, as where they
  * do not all fit. */
 void mesh_use_gpus(bool gpus, bool cast_units);

@@ -13,27 +13,11 @@
 
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/mesh_cuda.h"
-#include "tests/parity/mesh_data.h"
 
-enum { SEQUENCE = 32, GLOBAL_BATCH = 4, STEPS = 3, TOKENS = 3000, VOCAB = 96 };
+enum { STEPS = MESH_CUDA_STEPS };
 
 static tempdir dir;
 static const mesh_case one = {"one worker", 1, 1, 1, 1, 1, .zero2 = true};
-
-static mesh_job job_of(nd_precision precision)
-{
-    nd_llama_shape shape = mesh_small_llama(VOCAB);
-    shape.ffn = 96;
-    shape.heads = 4;
-    shape.kv_heads = 2;
-    const char *path = mesh_token_file(&dir, "tokens.bin", TOKENS, VOCAB, 0);
-    mesh_job job = mesh_job_on_tokens(path, shape, precision);
-    job.global_batch = GLOBAL_BATCH;
-    job.sequence = SEQUENCE;
-    job.steps = STEPS;
-    job.lr = 0.003;
-    return job;
-}
 
 static void expect_alike(const mesh_case *mesh, const mesh_result *got, const mesh_result *want,
                          nd_precision precision)
@@ -56,7 +40,7 @@ static void compare(nd_precision precision, const mesh_case *meshes, int count, 
                     bool cast_units)
 {
     tempdir_make(&dir);
-    mesh_job job = job_of(precision);
+    mesh_job job = mesh_cuda_job(&dir, precision);
     mesh_result want, got;
     mesh_use_gpus(false, false);
     cr_assert_eq(mesh_run(&job, &one, &want), ND_OK, "%s", nd_error_last()->message);

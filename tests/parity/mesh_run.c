@@ -145,6 +145,9 @@ static nd_status train_steps(shared_run *run, nd_trainer *t, nd_loader *loader)
             ND_TRY(run->job->before_step(run->job->context, t, step));
         }
         ND_TRY(nd_trainer_step(t, &batch, &result));
+        if (run->job->after_step) {
+            ND_TRY(run->job->after_step(run->job->context, t, step));
+        }
         if (step == 0) {
             ND_TRY(collect(run, t, true));
         }

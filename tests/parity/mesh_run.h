@@ -47,9 +47,10 @@ typedef struct mesh_job {
     int64_t health_interval;
     bool autotune;
     const char *autotune_from;
-    /* Called on every rank, at the same time: before every step (from 0), and after the gradients
-     * of the first one. */
+    /* Called on every rank, at the same time: before and after every step (from 0), and after the
+     * gradients of the first one. */
     nd_status (*before_step)(void *context, struct nd_trainer *trainer, int64_t step);
+    nd_status (*after_step)(void *context, struct nd_trainer *trainer, int64_t step);
     nd_status (*observe)(void *context, struct nd_trainer *trainer);
     void *context;
 } mesh_job;

@@ -288,7 +288,7 @@ Test(fp8_step, delayed_scales_follow_the_amaxes_of_the_step)
     cr_expect_gt(s->scale[gradient], 57344.0f, "gradients are below 1");
     float before = s->scale[gradient];
     assert_ok(nd_model_load_batch(f.trainer->model, batch.inputs, batch.labels, batch.positions));
-    assert_ok(nd_model_forward(f.trainer->model, false, 0.0)); /* validation takes no amax */
+    assert_ok(nd_model_forward(f.trainer->model, false)); /* validation takes no amax */
     cr_expect_eq(s->amax[nd_site_input(s, 1, 0)], 0.0f);
     cr_expect_eq(s->scale[gradient], before);
     golden_run_close(&f);

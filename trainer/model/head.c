@@ -2,7 +2,7 @@
 /*
  * Final norm, vocabulary-parallel head and cross entropy, chunked over tokens: logits are never
  * there for the whole sequence. The head's backward runs inside its forward, so the global number
- * of counted labels is known beforehand and dlogits are scaled at birth.
+ * of counted labels is on the device beforehand and dlogits are divided by it at birth.
  *
  * A chunk takes the same rows of every tp peer (rows [begin, begin + rows) of each one's Tl), so
  * its gathered order is (peer, row); nd_model_load_batch put the labels in that order.
@@ -34,12 +34,11 @@ static nd_status chunk_loss(nd_model *m, nd_tensor logits, nd_tensor labels, nd_
     ND_TRY(tp_all_reduce(m, m->global_max, n, ND_REDOP_MAX));
     ND_OP(r, HEAD, ce_rescale, sum, row_max, global_max);
     ND_TRY(tp_all_reduce(m, m->row_sums, 2 * n, ND_REDOP_SUM));
-    ND_OP(r, HEAD, ce_loss, m->loss_sum, global_max, sum, target, labels);
+    ND_OP(r, HEAD, ce_loss, &m->numbers->loss_sum, global_max, sum, target, labels);
     return ND_OK;
 }
 
-static nd_status chunk(nd_model *m, int64_t begin, int64_t rows, bool train, double inverse_tokens,
-                       float beta)
+static nd_status chunk(nd_model *m, int64_t begin, int64_t rows, bool train, float beta)
 {
     nd_rank *r = m->rank;
     const nd_dims *d = &m->dims;
@@ -61,7 +60,7 @@ static nd_status chunk(nd_model *m, int64_t begin, int64_t rows, bool train, dou
     }
     /* 3'. dlogits in place */
     ND_OP(r, HEAD, ce_bwd, logits, global_max, sum, labels, d->vocab_first, d->vocab_valid,
-          (float)inverse_tokens);
+          &m->numbers->tokens);
     /* 2'. weight gradient, and the rows' gradient: partial over the vocabulary; 1'.
      * reduce-scatter */
     ND_OP(r, HEAD, matmul, nd_fsdp_grad(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1), logits, true,
@@ -72,8 +71,7 @@ static nd_status chunk(nd_model *m, int64_t begin, int64_t rows, bool train, dou
     return nd_tp_reduce(r, partial, dh, ND_TRACE_COMMUNICATION);
 }
 
-nd_status nd_head_forward(nd_model *m, nd_tensor x, nd_tensor delta, bool train,
-                          double inverse_tokens)
+nd_status nd_head_forward(nd_model *m, nd_tensor x, nd_tensor delta, bool train)
 {
     nd_rank *r = m->rank;
     const nd_dims *d = &m->dims;
@@ -87,7 +85,7 @@ nd_status nd_head_forward(nd_model *m, nd_tensor x, nd_tensor delta, bool train,
     }
     for (int64_t begin = 0; begin < d->Tl; begin += d->head_rows) {
         int64_t rows = d->Tl - begin < d->head_rows ? d->Tl - begin : d->head_rows;
-        ND_TRY(chunk(m, begin, rows, train, inverse_tokens, beta));
+        ND_TRY(chunk(m, begin, rows, train, beta));
         beta = 1.0f;
     }
     return ND_OK;

@@ -41,7 +41,7 @@ enum {
     ID_ROW_MAX,
     ID_ROW_SUMS,
     ID_GLOBAL_MAX,
-    ID_LOSS,
+    ID_NUMBERS,
     ID_IDS,
     ID_LABELS,
     ID_POSITIONS,
@@ -207,7 +207,7 @@ static void plan_shared(nd_model *m, nd_memplan *plan)
         {ID_ROW_MAX, ND_MEM_HEAD, "row maxima", n, 4},
         {ID_ROW_SUMS, ND_MEM_HEAD, "row sums and targets", 2 * n, 4},
         {ID_GLOBAL_MAX, ND_MEM_HEAD, "global maxima", n, 4},
-        {ID_LOSS, ND_MEM_HEAD, "loss", 1, 8},
+        {ID_NUMBERS, ND_MEM_HEAD, "numbers of the step", 1, sizeof(nd_step_numbers)},
         {ID_IDS, ND_MEM_DATA, "token ids", d->T, 4},
         {ID_LABELS, ND_MEM_DATA, "labels", d->T, 4},
         {ID_POSITIONS, ND_MEM_DATA, "positions", d->T, 4},
@@ -357,19 +357,22 @@ nd_status nd_model_bind(nd_model *m, const nd_memplan *plan)
     m->row_max = nd_memplan_at(plan, id[ID_ROW_MAX]);
     m->row_sums = nd_memplan_at(plan, id[ID_ROW_SUMS]);
     m->global_max = nd_memplan_at(plan, id[ID_GLOBAL_MAX]);
-    m->loss_sum = nd_memplan_at(plan, id[ID_LOSS]);
+    m->numbers = nd_memplan_at(plan, id[ID_NUMBERS]);
     m->ids = nd_memplan_at(plan, id[ID_IDS]);
     m->labels = nd_memplan_at(plan, id[ID_LABELS]);
     m->positions = nd_memplan_at(plan, id[ID_POSITIONS]);
     float *cosines = nd_memplan_at(plan, id[ID_ROPE_COS]),
           *sines = nd_memplan_at(plan, id[ID_ROPE_SIN]);
     m->rope = (nd_rope_view){cosines, sines, d->S};
+    int64_t slots = m->rank->config->train.gradient_accumulation_steps + 1;
+    ND_TRY(nd_staging_init(&m->staging, m->rank->device, (size_t)(3 * d->T) * 4, slots));
     return load_rope_table(m, cosines, sines);
 }
 
 void nd_model_destroy(nd_model *m)
 {
     if (m) {
+        nd_staging_fini(&m->staging);
         nd_fsdp_fini(&m->fsdp);
         nd_scales_fini(&m->scales);
         nd_layout_destroy(m->layout);
@@ -380,25 +383,31 @@ void nd_model_destroy(nd_model *m)
 
 /* Labels in the order in which the head meets them: chunk by chunk, in each the rows of all tp
  * peers. */
-static nd_status load_labels(nd_model *m, const int32_t *labels)
+static void order_labels(const nd_dims *d, const int32_t *labels, int32_t *out)
 {
-    const nd_dims *d = &m->dims;
     int64_t peers = d->T / d->Tl;
     for (int64_t begin = 0; begin < d->Tl; begin += d->head_rows) {
         int64_t rows = d->Tl - begin < d->head_rows ? d->Tl - begin : d->head_rows;
         for (int64_t p = 0; p < peers; p++) {
-            ND_TRY(nd_copy(&m->rank->stream, m->labels + begin * peers + p * rows,
-                           labels + p * d->Tl + begin, (size_t)rows * 4));
+            memcpy(out + begin * peers + p * rows, labels + p * d->Tl + begin, (size_t)rows * 4);
         }
     }
-    return ND_OK;
 }
 
 nd_status nd_model_load_batch(nd_model *m, const int32_t *inputs, const int32_t *labels,
                               const int32_t *positions)
 {
-    size_t bytes = (size_t)m->dims.T * 4;
-    ND_TRY(nd_copy(&m->rank->stream, m->ids, inputs, bytes));
-    ND_TRY(nd_copy(&m->rank->stream, m->positions, positions, bytes));
-    return load_labels(m, labels);
+    nd_stream *stream = &m->rank->stream;
+    int64_t T = m->dims.T;
+    size_t bytes = (size_t)T * 4;
+    void *slot = NULL;
+    ND_TRY(nd_staging_begin(&m->staging, &slot));
+    int32_t *staged = slot; /* (3, T): ids, positions, labels */
+    memcpy(staged, inputs, bytes);
+    memcpy(staged + T, positions, bytes);
+    order_labels(&m->dims, labels, staged + 2 * T);
+    ND_TRY(nd_copy(stream, m->ids, staged, bytes));
+    ND_TRY(nd_copy(stream, m->positions, staged + T, bytes));
+    ND_TRY(nd_copy(stream, m->labels, staged + 2 * T, bytes));
+    return nd_staging_end(&m->staging, stream);
 }

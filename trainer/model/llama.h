@@ -14,6 +14,7 @@
  *   full       only the block's input (x_in)
  * In FP8 with a scale per tensor h1, h2 and act are kept as codes.
  */
+#include "runtime/device/staging.h"
 #include "trainer/model/dims.h"
 #include "trainer/parallel/cp.h"
 #include "trainer/parallel/fsdp.h"
@@ -39,6 +40,14 @@ typedef struct nd_block_acts {
 } nd_block_acts;
 
 enum { ND_ACT_COUNT = 14 };
+
+/* The numbers of a step, on the device. They are neighbours, so that one copy reads them all. */
+typedef struct nd_step_numbers {
+    double loss_sum; /* NLL over counted labels since it was zeroed: this rank's, then of all */
+    double squares;  /* of all elements of the gradient */
+    int64_t tokens;  /* counted labels of the step, of all ranks */
+    int64_t stop;    /* not 0: a signal asked to stop; the largest of all ranks */
+} nd_step_numbers;
 
 typedef enum nd_pass { ND_PASS_TRAIN = 0, ND_PASS_EVAL, ND_PASS_BACKWARD } nd_pass;
 
@@ -81,7 +90,8 @@ typedef struct nd_model {
     nd_tensor logits;                                 /* (n, V) */
     void *head_full, *head_dfull; /* (n, C) gathered rows and their gradient; NULL when tp is 1 */
     float *row_max, *row_sums, *global_max; /* (n), (2 n): sum | target, (n) */
-    double *loss_sum; /* NLL over counted labels of this rank, since it was zeroed */
+    nd_step_numbers *numbers;
+    nd_staging staging; /* micro-batches on their way to the device */
 
     int ids_of_plan[64], ids_shared[ND_ACT_COUNT];
 } nd_model;
@@ -92,16 +102,17 @@ nd_status nd_model_create(nd_rank *rank, nd_memplan *plan, nd_model **out);
 nd_status nd_model_bind(nd_model *model, const nd_memplan *plan);
 void nd_model_destroy(nd_model *model);
 
-/* inputs, labels (B, s) of one micro-batch and positions (B, s): copied to the device. */
+/* inputs, labels (B, s) of one micro-batch and positions (B, s): copied, and on their way to the
+ * device. */
 nd_status nd_model_load_batch(nd_model *model, const int32_t *inputs, const int32_t *labels,
                               const int32_t *positions);
 
 /*
- * Forward of the loaded micro-batch up to the final norm, then the head: adds to *loss_sum. With
- * train the head's backward runs inside (dlogits scaled by inverse_tokens) and the blocks'
+ * Forward of the loaded micro-batch up to the final norm, then the head: adds to numbers->loss_sum.
+ * With train the head's backward runs inside (dlogits divided by numbers->tokens) and the blocks'
  * activations are kept.
  */
-nd_status nd_model_forward(nd_model *model, bool train, double inverse_tokens);
+nd_status nd_model_forward(nd_model *model, bool train);
 /* Backward of the blocks and the embedding; gradients are accumulated into the shards. */
 nd_status nd_model_backward(nd_model *model);
 
@@ -111,8 +122,7 @@ nd_status nd_block_recompute(nd_model *model, int64_t layer);
 /* The codes of a normed input (second: norm 2) that the block did not keep, just before the
  * products that need them. */
 nd_status nd_block_recompute_codes(nd_model *model, int64_t layer, bool second);
-nd_status nd_head_forward(nd_model *model, nd_tensor x, nd_tensor delta, bool train,
-                          double inverse_tokens);
+nd_status nd_head_forward(nd_model *model, nd_tensor x, nd_tensor delta, bool train);
 /* Gradient of the residual stream after the last block, into model->dx. */
 nd_status nd_head_backward(nd_model *model);
 

@@ -123,7 +123,7 @@ static nd_status embed(nd_model *m)
     return nd_tp_reduce(r, partial, x, ND_TRACE_COMMUNICATION);
 }
 
-nd_status nd_model_forward(nd_model *m, bool train, double inverse_tokens)
+nd_status nd_model_forward(nd_model *m, bool train)
 {
     const nd_layout *layout = m->layout;
     m->pass = train ? ND_PASS_TRAIN : ND_PASS_EVAL;
@@ -140,7 +140,7 @@ nd_status nd_model_forward(nd_model *m, bool train, double inverse_tokens)
         delta = m->branch;
     }
     ND_TRY(nd_fsdp_acquire(&m->fsdp, layout->tail));
-    ND_TRY(nd_head_forward(m, x, delta, train, inverse_tokens));
+    ND_TRY(nd_head_forward(m, x, delta, train));
     nd_fsdp_release(&m->fsdp, layout->tail);
     return ND_OK;
 }

@@ -64,14 +64,14 @@ static void describe(const nd_model *m, int64_t number, char name[ND_NONFINITE_N
 nd_status nd_nonfinite_find(nd_model *m, char name[ND_NONFINITE_NAME])
 {
     nd_rank *r = m->rank;
-    int64_t first;
+    int64_t first, *shared = &m->numbers->tokens;
     ND_TRY(find_here(m, &first));
     first = -first; /* the smallest number of all ranks, by a maximum */
-    ND_TRY(nd_copy(&r->stream, m->loss_sum, &first, sizeof first));
+    ND_TRY(nd_copy(&r->stream, shared, &first, sizeof first));
     ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, m->loss_sum, 1,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, shared, 1,
                               ND_DTYPE_I64, ND_REDOP_MAX, NULL));
-    ND_TRY(nd_copy(&r->stream, &first, m->loss_sum, sizeof first));
+    ND_TRY(nd_copy(&r->stream, &first, shared, sizeof first));
     ND_TRY(nd_stream_sync(&r->stream));
     describe(m, -first, name);
     return ND_OK;

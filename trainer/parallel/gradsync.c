@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/parallel/gradsync.h"
 
-#include <math.h>
 #include <stdlib.h>
 
 nd_status nd_gradsync_init(nd_gradsync *sync, nd_fsdp *fsdp, nd_memplan *plan)
@@ -14,14 +13,12 @@ nd_status nd_gradsync_init(nd_gradsync *sync, nd_fsdp *fsdp, nd_memplan *plan)
     }
     sync->id_packed =
         nd_memplan_add(plan, ND_MEM_SCRATCH, "tp: packed norm gradients", sync->packed_count, 4);
-    sync->id_norm = nd_memplan_add(plan, ND_MEM_SCRATCH, "gradient norm", 1, 8);
     return ND_OK;
 }
 
 void nd_gradsync_bind(nd_gradsync *sync, const nd_memplan *plan)
 {
     sync->packed = nd_memplan_at(plan, sync->id_packed);
-    sync->norm = nd_memplan_at(plan, sync->id_norm);
 }
 
 void nd_gradsync_fini(nd_gradsync *sync)
@@ -71,23 +68,19 @@ static bool is_replicated(const nd_gradsync *sync, const nd_flat_range *range)
     return false;
 }
 
-nd_status nd_gradsync_norm(nd_gradsync *sync, double *norm)
+nd_status nd_gradsync_squares(nd_gradsync *sync, double *squares)
 {
     nd_rank *r = sync->fsdp->rank;
     bool counts_replicated = r->coord.at[ND_AXIS_TP] == 0;
-    ND_TRY(nd_zero(&r->stream, sync->norm, sizeof *sync->norm));
+    ND_TRY(nd_zero(&r->stream, squares, sizeof *squares));
     for (int i = 0; i < sync->all_count; i++) {
         if (counts_replicated || !is_replicated(sync, &sync->all[i])) {
-            ND_OP(r, ND_TRACE_OPTIMIZER, sum_squares, sync->norm,
+            ND_OP(r, ND_TRACE_OPTIMIZER, sum_squares, squares,
                   sync->fsdp->grad + sync->all[i].begin, sync->all[i].end - sync->all[i].begin);
         }
     }
     ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_MODEL], &r->stream, sync->norm, 1,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_MODEL], &r->stream, squares, 1,
                               ND_DTYPE_F64, ND_REDOP_SUM, NULL));
-    double square = 0.0;
-    ND_TRY(nd_copy(&r->stream, &square, sync->norm, sizeof square));
-    ND_TRY(nd_stream_sync(&r->stream));
-    *norm = sqrt(square);
     return ND_OK;
 }

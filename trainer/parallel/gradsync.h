@@ -17,9 +17,8 @@ typedef struct nd_gradsync {
     nd_flat_range *replicated, *all;
     int replicated_count, all_count;
     int64_t packed_count;
-    int id_packed, id_norm;
+    int id_packed;
     float *packed;
-    double *norm;
 } nd_gradsync;
 
 nd_status nd_gradsync_init(nd_gradsync *sync, nd_fsdp *fsdp, nd_memplan *plan);
@@ -28,7 +27,8 @@ void nd_gradsync_fini(nd_gradsync *sync);
 
 /* Steps 1 and 2. */
 nd_status nd_gradsync_reduce(nd_gradsync *sync);
-/* Step 3: the global L2 norm of the gradient, the same number on every rank. */
-nd_status nd_gradsync_norm(nd_gradsync *sync, double *norm);
+/* Step 3: *squares, on the device, becomes the square of the gradient's global L2 norm, the same
+ * number on every rank. */
+nd_status nd_gradsync_squares(nd_gradsync *sync, double *squares);
 
 #endif

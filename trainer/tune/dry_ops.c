@@ -128,7 +128,7 @@ NOTHING(ce_stats, nd_tensor row_max, nd_tensor row_sum, nd_tensor target, nd_ten
 NOTHING(ce_rescale, nd_tensor row_sum, nd_tensor row_max, nd_tensor global_max)
 NOTHING(ce_loss, double *loss_sum, nd_tensor max, nd_tensor sum, nd_tensor target, nd_tensor labels)
 NOTHING(ce_bwd, nd_tensor logits, nd_tensor max, nd_tensor sum, nd_tensor labels, int64_t first,
-        int64_t valid, float scale)
+        int64_t valid, const int64_t *count)
 NOTHING(add, nd_tensor out, nd_tensor a, nd_tensor b)
 NOTHING(accumulate, nd_tensor acc, nd_tensor x)
 NOTHING(sum_squares, double *out, const float *x, int64_t count)

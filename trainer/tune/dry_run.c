@@ -31,6 +31,16 @@ static nd_status dry_wait(nd_stream *stream, nd_event *event)
     return ND_OK;
 }
 
+static nd_status dry_event(nd_device *device, nd_event *event)
+{
+    *event = (nd_event){0};
+    return ND_OK;
+}
+
+static void dry_event_fini(nd_event *event)
+{
+}
+
 static nd_status dry_sync(nd_stream *stream)
 {
     return ND_OK;
@@ -42,6 +52,9 @@ static const nd_device_table dry_device = {
     .free = dry_free,
     .copy = dry_copy,
     .zero = dry_zero,
+    .event_init = dry_event,
+    .event_fini = dry_event_fini,
+    .event_sync = dry_event,
     .stream_wait = dry_wait,
     .stream_sync = dry_sync,
 };
@@ -118,7 +131,7 @@ static nd_status micro_batch(nd_model *m, nd_calls *calls, bool first, int64_t t
 {
     calls->weight = times;
     nd_fsdp_begin_micro(&m->fsdp, first);
-    ND_TRY(nd_model_forward(m, true, 1.0));
+    ND_TRY(nd_model_forward(m, true));
     return nd_model_backward(m);
 }
 
@@ -130,7 +143,7 @@ static nd_status run_step(nd_model *m, nd_calls *calls)
         ND_TRY(micro_batch(m, calls, false, micros - 1));
     }
     calls->weight = 0;
-    return nd_model_forward(m, false, 0.0);
+    return nd_model_forward(m, false);
 }
 
 nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_calls *calls)

@@ -36,6 +36,10 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     if (kind != cudaMemcpyDefault) {
         nd_double_violation("cudaMemcpyAsync of a stated kind: say cudaMemcpyDefault");
     }
+    if (pageable && device->hot) {
+        nd_double_violation("a copy of %zu bytes %s pageable memory inside a step", bytes,
+                            from ? "to" : "from");
+    }
     if (pageable && stream->capture) {
         return machine_error(cudaErrorStreamCaptureUnsupported);
     }

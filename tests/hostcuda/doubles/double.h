@@ -70,9 +70,15 @@ nd_double_machine *nd_double_machine_get(void);
 
 /* How often something was called, for tests. */
 typedef struct nd_double_counts {
-    long allocations, frees, host_waits, submitted, graphs_launched, timings;
+    long allocations, frees, submitted, graphs_launched, timings;
+    long host_waits; /* a loop of queries of unfinished work counts once */
+    long calls;      /* that enqueued something: a graph counts once, what is captured does not */
 } nd_double_counts;
 nd_double_counts nd_double_counts_get(void);
+
+/* From true to false, allocations and copies from or to memory that is neither a device's nor
+ * pinned abort with a sentence. Of the current device. */
+void nd_double_hot(bool hot);
 
 #ifdef __cplusplus
 }

@@ -99,9 +99,11 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     if (event->capture) {
         return machine_error(cudaErrorCapturedEvent);
     }
-    if (event->done < event->recorded) {
+    bool pending = event->done < event->recorded;
+    if (pending) {
         queue_round(device, NULL);
     }
+    queue_asked(device, pending, event->done >= event->recorded);
     return device->broken                   ? machine_error(device->broken)
            : event->done >= event->recorded ? cudaSuccess
                                             : cudaErrorNotReady;

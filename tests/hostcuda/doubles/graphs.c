@@ -60,11 +60,14 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsign
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream)
 {
     cudaGraph_t graph = (cudaGraph_t)executable;
+    nd_double_counts *counts = &machine_current()->counts;
     cudaError_t error = cudaSuccess;
-    machine_current()->counts.graphs_launched++;
+    long calls = counts->calls + 1;
+    counts->graphs_launched++;
     for (const task *t = graph->head; t && error == cudaSuccess; t = t->next) {
         error = queue_submit(stream, t->run, t->closure, t->bytes);
     }
+    counts->calls = calls;
     return error;
 }
 

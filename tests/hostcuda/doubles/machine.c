@@ -79,6 +79,11 @@ nd_double_counts nd_double_counts_get(void)
     return machine_current()->counts;
 }
 
+void nd_double_hot(bool hot)
+{
+    machine_current()->hot = hot;
+}
+
 double_device *machine_current(void)
 {
     pthread_once(&once, start);
@@ -162,6 +167,9 @@ static cudaError_t map(size_t bytes, bool device_memory, void **out)
     double_device *device = machine_current();
     long page = sysconf(_SC_PAGESIZE);
     size_t mapped = (bytes + (size_t)page - 1) / (size_t)page * (size_t)page;
+    if (device->hot) {
+        nd_double_violation("%zu bytes are allocated inside a step", bytes);
+    }
     if (device->region_count == MACHINE_REGIONS) {
         nd_double_violation("more than %d allocations", MACHINE_REGIONS);
     }

@@ -52,6 +52,8 @@ typedef struct double_device {
     int64_t spent_ns; /* nd_double_spend */
     int open;         /* nested: device memory is accessible */
     cudaError_t broken;
+    bool hot;     /* nd_double_hot */
+    bool waiting; /* the host asks again and again */
     nd_double_counts counts;
 } double_device;
 
@@ -67,5 +69,6 @@ cudaError_t queue_submit(cudaStream_t stream, nd_double_task *run, const void *c
 void queue_run(double_device *device, cudaStream_t stream, uint64_t until);
 void queue_round(double_device *device, cudaStream_t stream); /* as far as it goes now */
 void queue_wait(double_device *device, cudaStream_t stream);
+void queue_asked(double_device *device, bool pending, bool done); /* a query, for the counts */
 
 #endif

@@ -95,6 +95,12 @@ void queue_wait(double_device *device, cudaStream_t stream)
     queue_run(device, stream, stream->submitted);
 }
 
+void queue_asked(double_device *device, bool pending, bool done)
+{
+    device->counts.host_waits += pending && !device->waiting;
+    device->waiting = !done;
+}
+
 void nd_double_drain(void)
 {
     queue_round(machine_current(), NULL);
@@ -118,6 +124,7 @@ cudaError_t queue_submit(cudaStream_t stream, nd_double_task *run, const void *c
         stream->unjoined = stream != stream->capture->origin;
         return cudaSuccess;
     }
+    device->counts.calls++;
     *stream->tail = t;
     stream->tail = &t->next;
     stream->submitted++;
@@ -216,7 +223,9 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
     if (error != cudaSuccess) {
         return error;
     }
+    bool pending = stream->head != NULL;
     queue_round(device, stream);
+    queue_asked(device, pending, !stream->head);
     return device->broken ? machine_error(device->broken)
            : stream->head ? cudaErrorNotReady
                           : cudaSuccess;

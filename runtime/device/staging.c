@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/device/staging.h"
+
+#include <stdlib.h>
+
+#include "runtime/device/cuda.h"
+
+nd_status nd_host_alloc(nd_device *device, size_t bytes, void **out)
+{
+    char *p = NULL;
+    if (device->kind == ND_DEVICE_CUDA) {
+        return nd_cuda_pinned_alloc(device, bytes, out);
+    }
+    ND_TRY(ND_ALLOC(bytes > 0 ? bytes : 1, &p));
+    *out = p;
+    return ND_OK;
+}
+
+void nd_host_free(nd_device *device, void *p)
+{
+    if (device && device->kind == ND_DEVICE_CUDA) {
+        nd_cuda_pinned_free(device, p);
+    } else {
+        free(p);
+    }
+}
+
+nd_status nd_staging_init(nd_staging *s, nd_device *device, size_t slot_bytes, int64_t slots)
+{
+    void *memory = NULL;
+    *s = (nd_staging){.device = device, .slot_bytes = (slot_bytes + 255) / 256 * 256};
+    s->slots = slots < ND_STAGING_SLOTS ? (int)slots : ND_STAGING_SLOTS;
+    ND_TRY(nd_host_alloc(device, s->slot_bytes * (size_t)s->slots, &memory));
+    s->memory = memory;
+    for (int i = 0; i < s->slots; i++) {
+        ND_TRY(device->table->event_init(device, &s->copied[i]));
+    }
+    return ND_OK;
+}
+
+void nd_staging_fini(nd_staging *s)
+{
+    for (int i = 0; i < s->slots && s->memory; i++) {
+        s->device->table->event_fini(&s->copied[i]);
+    }
+    nd_host_free(s->device, s->memory);
+    *s = (nd_staging){0};
+}
+
+nd_status nd_staging_begin(nd_staging *s, void **slot)
+{
+    ND_TRY(s->device->table->event_sync(s->device, &s->copied[s->next]));
+    *slot = s->memory + s->slot_bytes * (size_t)s->next;
+    return ND_OK;
+}
+
+nd_status nd_staging_end(nd_staging *s, nd_stream *stream)
+{
+    ND_TRY(s->device->table->event_record(&s->copied[s->next], stream));
+    s->next = (s->next + 1) % s->slots;
+    return ND_OK;
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a step of device cuda asks of the host: one wait, no allocation, no pageable copy. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <signal.h>
+
+#include "runtime/device/cuda.h"
+#include "tests/hostcuda/doubles/double.h"
+#include "tests/hostcuda/mesh_cuda.h"
+#include "trainer/trainer.h"
+
+enum { RANKS = 8 };
+
+static tempdir dir;
+
+/* Of each rank; its own thread writes. */
+typedef struct step_record {
+    nd_double_counts before;
+    long waits[MESH_CUDA_STEPS];
+} step_record;
+
+static step_record records[RANKS];
+
+static nd_status before(void *context, nd_trainer *t, int64_t step)
+{
+    nd_double_hot(true);
+    records[t->rank->rank].before = nd_double_counts_get();
+    return ND_OK;
+}
+
+static nd_status after(void *context, nd_trainer *t, int64_t step)
+{
+    step_record *r = &records[t->rank->rank];
+    nd_double_hot(false);
+    r->waits[step] = nd_double_counts_get().host_waits - r->before.host_waits;
+    return ND_OK;
+}
+
+static void expect_one_wait(const mesh_case *mesh, nd_precision precision, int order)
+{
+    mesh_job job = mesh_cuda_job(&dir, precision);
+    mesh_result got;
+    job.before_step = before;
+    job.after_step = after;
+    mesh_use_gpus(true, false);
+    nd_double_machine_get()->order = order;
+    cr_assert_eq(mesh_run(&job, mesh, &got), ND_OK, "%s", nd_error_last()->message);
+    int ranks = mesh->dp_replicate * mesh->dp_shard * mesh->cp * mesh->tp;
+    for (int i = 0; i < ranks * MESH_CUDA_STEPS; i++) {
+        int rank = i / MESH_CUDA_STEPS, step = i % MESH_CUDA_STEPS;
+        cr_expect_eq(records[rank].waits[step], 1, "%s: step %d of rank %d waited %ld times",
+                     mesh->name, step + 1, rank, records[rank].waits[step]);
+    }
+    mesh_result_free(&got);
+}
+
+static const mesh_case steps_of[] = {
+    {"one GPU, micro-batch 1", 1, 1, 1, 1, 1},
+    {"one GPU, micro-batch 2", 1, 1, 1, 1, 2, .recompute = ND_RECOMPUTE_FULL},
+    {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
+    {"fsdp 2 x cp 2, ring", 1, 2, 2, 1, 1, .ring = true},
+};
+
+/* In BF16 and FP8, with a scale that is measured at once and with delayed ones. */
+Test(step_cuda, the_host_waits_once_and_nothing_is_allocated, .timeout = 300)
+{
+    tempdir_make(&dir);
+    for (size_t i = 0; i < sizeof steps_of / sizeof *steps_of; i++) {
+        expect_one_wait(&steps_of[i], ND_PRECISION_BF16, ND_DOUBLE_LAZY);
+    }
+    expect_one_wait(&steps_of[2], ND_PRECISION_FP8, ND_DOUBLE_OTHERS);
+    tempdir_remove(&dir);
+}
+
+/* That the double would have noticed. */
+Test(step_cuda, a_copy_from_pageable_memory_is_refused, .signal = SIGABRT)
+{
+    nd_device *device = NULL;
+    nd_stream stream;
+    void *memory = NULL;
+    int value = 1;
+    nd_cuda_options options = {.local_workers = 1};
+    cr_assert_eq(nd_device_open_cuda(&options, &device), ND_OK);
+    cr_assert_eq(device->table->stream_init(device, &stream), ND_OK);
+    cr_assert_eq(nd_device_alloc(device, sizeof value, &memory), ND_OK);
+    cr_assert_eq(nd_copy(&stream, memory, &value, sizeof value), ND_OK);
+    nd_double_hot(true);
+    (void)nd_copy(&stream, memory, &value, sizeof value);
+}
+
+static nd_status signal_one_rank(void *context, nd_trainer *t, int64_t step)
+{
+    if (step == 1 && t->rank->rank == 1) {
+        nd_trainer_request_stop(t, SIGTERM);
+    }
+    return ND_OK;
+}
+
+static int64_t stops[RANKS][MESH_CUDA_STEPS];
+
+static nd_status keep_stop(void *context, nd_trainer *t, int64_t step)
+{
+    stops[t->rank->rank][step] = t->received->stop;
+    return ND_OK;
+}
+
+Test(step_cuda, a_signal_to_one_rank_reaches_all_in_that_step, .timeout = 300)
+{
+    mesh_result got;
+    tempdir_make(&dir);
+    mesh_job job = mesh_cuda_job(&dir, ND_PRECISION_BF16);
+    job.before_step = signal_one_rank;
+    job.after_step = keep_stop;
+    mesh_use_gpus(true, false);
+    cr_assert_eq(mesh_run(&job, &steps_of[3], &got), ND_OK, "%s", nd_error_last()->message);
+    for (int rank = 0; rank < 4; rank++) {
+        cr_expect_eq(stops[rank][0], 0);
+        cr_expect_eq(stops[rank][1], SIGTERM);
+    }
+    mesh_result_free(&got);
+    tempdir_remove(&dir);
+}
+
+/* A weight that is infinite, on the rank that holds it, before the second step; mended after it. */
+static nd_status spoil(void *context, nd_trainer *t, int64_t step)
+{
+    nd_stream *stream = &t->rank->stream;
+    static const float infinite = INFINITY;
+    float *weight = t->model->fsdp.master;
+    if (step == 1 && t->rank->rank == 0) {
+        ND_TRY(nd_copy(stream, context, weight, sizeof infinite));
+        ND_TRY(nd_copy(stream, weight, &infinite, sizeof infinite));
+        nd_fsdp_weights_changed(&t->model->fsdp);
+    } else if (step == 1) {
+        nd_fsdp_weights_changed(&t->model->fsdp);
+    }
+    return ND_OK;
+}
+
+static nd_status mend(void *context, nd_trainer *t, int64_t step)
+{
+    cr_expect_eq(t->skipped, step >= 1, "rank %d, step %lld", t->rank->rank, (long long)step + 1);
+    if (step == 1 && t->rank->rank == 0) {
+        ND_TRY(nd_copy(&t->rank->stream, t->model->fsdp.master, context, sizeof(float)));
+    }
+    nd_fsdp_weights_changed(&t->model->fsdp);
+    return ND_OK;
+}
+
+Test(step_cuda, a_step_that_is_not_finite_is_skipped_on_all_ranks, .timeout = 300)
+{
+    float kept = 0.0f;
+    mesh_result got;
+    tempdir_make(&dir);
+    mesh_job job = mesh_cuda_job(&dir, ND_PRECISION_BF16);
+    job.nonfinite = ND_NONFINITE_SKIP;
+    job.before_step = spoil;
+    job.after_step = mend;
+    job.context = &kept;
+    mesh_use_gpus(true, false);
+    cr_assert_eq(mesh_run(&job, &steps_of[3], &got), ND_OK, "%s", nd_error_last()->message);
+    cr_expect(isfinite(got.loss[2]), "the third step's loss is %g", got.loss[2]);
+    mesh_result_free(&got);
+    tempdir_remove(&dir);
+}
