@@ -273,6 +273,11 @@ Test(flags, unknown_or_broken)
     EXPECT_BAD_FLAGS(("--num-steps", "0"), "--num-steps is 0", "1 to");
     EXPECT_BAD_FLAGS(("--set", "train.stepz=3"), "train.stepz", "did you mean train.steps?");
     EXPECT_BAD_FLAGS(("--set", "train.steps"), "section.key=value");
+    EXPECT_BAD_FLAGS(("--set", "=3"), "--set =3", "section.key=value");
+    char longer[300] = "train.";
+    memset(longer + 6, 's', 290);
+    strcpy(longer + 296, "=3");
+    EXPECT_BAD_FLAGS(("--set", longer), "section.key=value");
     EXPECT_BAD_FLAGS(("--rank", "x"), "--rank is 'x'");
     EXPECT_BAD_FLAGS(("--data-path", "a\nb"), "--data-path", "control character");
     EXPECT_BAD_FLAGS(("--data-path", "a\xff"), "--data-path", "UTF-8");

@@ -6,9 +6,10 @@
 #include "runtime/config/llama_shape.h"
 
 /* The keys that must be there, with a hole for more. */
-#define BASE                                                                                       \
+#define BASE_BUT_HEADS                                                                             \
     "\"model_type\": \"llama\", \"vocab_size\": 100, \"hidden_size\": 64, "                        \
-    "\"intermediate_size\": 96, \"num_hidden_layers\": 2, \"num_attention_heads\": 4"
+    "\"intermediate_size\": 96, \"num_hidden_layers\": 2"
+#define BASE BASE_BUT_HEADS ", \"num_attention_heads\": 4"
 
 static nd_status parse(const char *text, nd_llama_shape *shape)
 {
@@ -139,6 +140,8 @@ Test(llama_shape, numbers)
     expect_bad("{" BASE ", \"num_key_value_heads\": 0}", "num_key_value_heads is 0", "1 to");
     expect_bad("{" BASE ", \"head_dim\": 15}", "head_dim is 15", "even");
     expect_bad("{" BASE ", \"head_dim\": \"16\"}", "head_dim is text", "an integer");
+    expect_bad("{" BASE_BUT_HEADS ", \"num_attention_heads\": 5, \"num_key_value_heads\": 5}",
+               "hidden_size 64 is not a multiple of num_attention_heads 5", "no head_dim");
     expect_bad("{" BASE ", \"rms_norm_eps\": -1}", "rms_norm_eps is -1", "supported");
     expect_bad("{" BASE ", \"tie_word_embeddings\": 1}", "tie_word_embeddings is an integer",
                "true or false");

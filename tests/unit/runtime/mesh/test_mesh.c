@@ -49,4 +49,7 @@ Test(mesh, resolve_fills_dp_shard_and_names_the_numbers)
     cr_assert_eq(nd_mesh_resolve(&left, 6), ND_ERR_CONFIG);
     nd_mesh zero = {{1, 0, 1, 1, 1}};
     cr_assert_eq(nd_mesh_resolve(&zero, 1), ND_ERR_CONFIG);
+    nd_mesh huge = {{1, 1 << 30, -1, 1 << 30, 1 << 30}}; /* its product would overflow */
+    cr_assert_eq(nd_mesh_resolve(&huge, 8), ND_ERR_CONFIG);
+    cr_assert(strstr(nd_error_last()->message, "more than 16777216 ranks"));
 }

@@ -129,6 +129,22 @@ Test(dataset, jsonl_block_boundaries_fall_anywhere_in_rows)
     }
 }
 
+Test(dataset, known_binary_files_are_no_text)
+{
+    static const char *const begin[][2] = {{"\x1f\x8b\x08\x01", "gzip"},
+                                           {"PAR1", "Parquet"},
+                                           {"%PDF-1.7", "PDF"},
+                                           {"\x89PNG\r\n", "PNG"},
+                                           {"MMIDIDX", "Megatron index"}};
+    for (size_t i = 0; i < sizeof begin / sizeof *begin; i++) {
+        char text[64];
+        memset(text, 'x', sizeof text);
+        memcpy(text, begin[i][0], strlen(begin[i][0]));
+        const char *path = tempdir_write(&dir, "a.txt", text, sizeof text);
+        assert_fails(try_open(path, ND_DATA_TEXT, "bytes", 256, 4), ND_ERR_DATA, begin[i][1]);
+    }
+}
+
 Test(dataset, jsonl_errors_name_the_line)
 {
     static const struct {
