@@ -11,6 +11,7 @@ static void destroy(void *native)
     nd_cpu_context *context = native;
     nd_dnnl_destroy(context->dnnl);
     nd_gemm_destroy(context->gemm);
+    free(context->dense);
     free(context->widened);
     free(context->partials);
     free(context);

@@ -26,7 +26,9 @@ typedef struct nd_cpu_context {
     const nd_tile_ops *tiles_bf16; /* operands BF16; NULL where the CPU cannot multiply them */
     const nd_row_ops *rows;
     double *partials; /* ND_CPU_PARTIALS; live within one op */
-    float *widened;   /* tiles of nd_cpu_matmul (a, b, c) where BF16 is widened; may be NULL */
+    void *dense;      /* of nd_cpu_multiply_gaps; NULL until it is needed */
+    size_t dense_bytes;
+    float *widened; /* tiles of nd_cpu_matmul (a, b, c) where BF16 is widened; may be NULL */
 } nd_cpu_context;
 
 nd_status nd_cpu_context_create(nd_device *device);

@@ -104,5 +104,8 @@ nd_status nd_cpu_matmul(nd_stream *stream, nd_tensor c, nd_tensor a, bool a_tran
         nd_gemm_multiply(context->gemm, &p, c.data, a.data, b.data);
         return ND_OK;
     }
+    if (p.in == ND_DTYPE_BF16 && nd_cpu_has_gaps(c, a, a_transposed)) {
+        return nd_cpu_multiply_gaps(stream, c, a, b, &p);
+    }
     return nd_dnnl_matmul(context->dnnl, &p, c.data, a.data, b.data, NULL);
 }

@@ -27,10 +27,14 @@ static double number_in(const char *file, const char *key)
     return strtod(strchr(at, ':') + 1, NULL);
 }
 
-static void check(const char *name, const char *flags)
+/* Bytes of the worker of rank 0. */
+typedef struct footprint {
+    double plan, held, peak;
+} footprint;
+
+static footprint measure(const char *name, const char *flags)
 {
     char command[2048];
-    const double constant = 150e6;
     snprintf(command, sizeof command,
              "rm -rf out && " ND_LAUNCH
              " --device cpu --set model.config=model.json --set data.path=text.txt "
@@ -38,12 +42,29 @@ static void check(const char *name, const char *flags)
              "output.dir=out %s",
              flags);
     shell(&dir, command);
-    double plan = number_in("out/run.json", "\"planned_bytes\""),
-           held = number_in("out/trace.json", "\"resident_bytes\"");
-    fprintf(stderr, "memory: %-28s plan %8.1f MB, held %8.1f MB, %+6.1f %%\n", name, plan * 1e-6,
-            held * 1e-6, (held / plan - 1.0) * 100.0);
-    cr_assert_leq(fabs(held - plan), 0.15 * plan + constant, "%s: plan %.1f MB, held %.1f MB", name,
-                  plan * 1e-6, held * 1e-6);
+    footprint f = {.plan = number_in("out/run.json", "\"planned_bytes\""),
+                   .held = number_in("out/trace.json", "\"resident_bytes\""),
+                   .peak = number_in("out/metrics.jsonl", "\"peak_memory_bytes\"")};
+    fprintf(stderr, "memory: %-28s plan %8.1f MB, held %8.1f MB, %+6.1f %%\n", name, f.plan * 1e-6,
+            f.held * 1e-6, (f.held / f.plan - 1.0) * 100.0);
+    return f;
+}
+
+static void check(const char *name, const char *flags)
+{
+    const double constant = 150e6;
+    footprint f = measure(name, flags);
+    cr_assert_leq(fabs(f.held - f.plan), 0.15 * f.plan + constant, "%s: plan %.1f MB, held %.1f MB",
+                  name, f.plan * 1e-6, f.held * 1e-6);
+}
+
+static void write_inputs(const char *model)
+{
+    static char text[40000];
+    memset(text, 'x', sizeof text);
+    tempdir_make(&dir);
+    tempdir_write(&dir, "text.txt", text, sizeof text);
+    tempdir_write(&dir, "model.json", model, strlen(model));
 }
 
 Test(memory, a_worker_stays_within_its_plan, .timeout = 280)
@@ -52,11 +73,7 @@ Test(memory, a_worker_stays_within_its_plan, .timeout = 280)
         "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 512, "
         "\"intermediate_size\": 1408, \"num_hidden_layers\": 6, \"num_attention_heads\": 8, "
         "\"num_key_value_heads\": 4, \"max_position_embeddings\": 2048}";
-    static char text[40000];
-    memset(text, 'x', sizeof text);
-    tempdir_make(&dir);
-    tempdir_write(&dir, "text.txt", text, sizeof text);
-    tempdir_write(&dir, "model.json", model, strlen(model));
+    write_inputs(model);
     check("one worker", "--num-processes 1 --dp-shard-size 1");
     check("one worker, fp32", "--num-processes 1 --dp-shard-size 1 --precision fp32");
     check("fsdp 2", "--num-processes 2 --dp-shard-size 2");
@@ -69,5 +86,42 @@ Test(memory, a_worker_stays_within_its_plan, .timeout = 280)
     check("one worker, fp8", "--num-processes 1 --dp-shard-size 1 --precision fp8");
     check("fsdp 2 x tp 2, fp8 codes gathered",
           "--num-processes 4 --dp-shard-size 2 --tp-size 2 --precision fp8 --fp8-all-gather");
+    shell_remove(&dir);
+}
+
+/*
+ * 4,096 tokens of 6 layers with nothing recomputed: two thirds of the plan are activations. Of each
+ * layer tokens (2 C + F) = 5.0 MB less are kept than in BF16, 30 MB in all; codes and widened
+ * operands of one product take half of that back. The plan says so, and so do the pages: what the
+ * runs hold beside their plans (code, libraries' work space) is the same within 6 MB, so that a
+ * product that allocates for itself shows (oneDNN's for matrices with gaps: 9 MB).
+ */
+Test(memory, fp8_holds_less_than_bf16_where_activations_are_most, .timeout = 280)
+{
+    static const char model[] =
+        "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 256, "
+        "\"intermediate_size\": 704, \"num_hidden_layers\": 6, \"num_attention_heads\": 8, "
+        "\"num_key_value_heads\": 4, \"max_position_embeddings\": 2048}";
+    static const struct {
+        const char *name, *flags;
+    } runs[] = {{"bf16, 4096 tokens", "--precision bf16"},
+                {"fp8, 4096 tokens", "--precision fp8"},
+                {"fp8, codes gathered", "--precision fp8 --fp8-all-gather"}};
+    footprint of[3];
+    write_inputs(model);
+    for (int i = 0; i < 3; i++) {
+        char flags[256];
+        snprintf(flags, sizeof flags, "--num-processes 1 --dp-shard-size 1 --micro-batch-size 4 %s",
+                 runs[i].flags);
+        of[i] = measure(runs[i].name, flags);
+    }
+    for (int i = 1; i < 3; i++) {
+        double planned = of[0].plan - of[i].plan, held = of[0].held - of[i].held;
+        cr_expect_gt(planned, 15e6, "%s: plan %.1f MB", runs[i].name, of[i].plan * 1e-6);
+        cr_expect_lt(fabs(held - planned), 6e6, "%s: %.1f MB less are planned, %.1f MB less held",
+                     runs[i].name, planned * 1e-6, held * 1e-6);
+        cr_expect_lt(of[i].peak, of[0].peak - 0.5 * planned, "%s: peak %.1f MB, bf16 %.1f MB",
+                     runs[i].name, of[i].peak * 1e-6, of[0].peak * 1e-6);
+    }
     shell_remove(&dir);
 }

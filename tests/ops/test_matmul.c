@@ -18,7 +18,10 @@ static const struct {
               {1060, 20, 34, 0},
               {490, 12, 1030, 2},
               {13, 70, 2052, 0},
-              {7, 300, 1100, 0}};
+              {7, 300, 1100, 0},
+              /* gaps, k odd (so never our own): more rows than are copied at a time */
+              {1040, 6, 35, 3},
+              {6, 10, 1037, 4}};
 
 typedef struct types {
     nd_dtype in, out;
