@@ -18,7 +18,7 @@ typedef struct nd_lt_plan {
     cublasLtMatmulAlgo_t algorithm;
     size_t workspace;
     /* Autotune. */
-    bool chosen;  /* timed, or installed from a record */
+    bool chosen;  /* by autotune, or installed from a record */
     bool touched; /* called since the last nd_lt_tune */
     int number;   /* in the order of first uses */
     int candidates, picked;

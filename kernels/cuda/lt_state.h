@@ -26,8 +26,11 @@ typedef struct nd_lt_operands {
 nd_status nd_lt_run(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_lt_operands *x);
 /* The place of a form in the table: its plan, or a free one. */
 nd_lt_plan *nd_lt_slot(nd_lt *lt, const nd_lt_key *key);
-/* Times the algorithms that the library proposed on the operands of the call, whose result is lost,
- * and keeps the fastest. */
+/*
+ * Times the algorithms that the library proposed on the operands of the call, whose result is lost,
+ * and keeps the fastest of those that the library takes back from a record. plan->chosen stays
+ * false when there is none: the library's first choice makes the product.
+ */
 nd_status nd_lt_choose(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_lt_operands *x,
                        const cublasLtMatmulHeuristicResult_t *results, int found);
 

@@ -29,34 +29,48 @@ static nd_status run_candidate(void *context, nd_stream *stream)
     return nd_lt_run(c->lt, stream, c->plan, c->x);
 }
 
+/* What a record could not bring back is not chosen either. */
+static bool can_be_replayed(nd_lt *lt, nd_lt_plan *plan,
+                            const cublasLtMatmulHeuristicResult_t *proposed)
+{
+    cublasLtMatmulHeuristicResult_t result;
+    return proposed->state == CUBLAS_STATUS_SUCCESS &&
+           lt->library.check(lt->handle, &plan->desc, &plan->a, &plan->b, &plan->d, &plan->d,
+                             &proposed->algo, &result) == CUBLAS_STATUS_SUCCESS &&
+           result.workspaceSize <= ND_LT_WORKSPACE;
+}
+
+static void take(nd_lt_plan *plan, const cublasLtMatmulHeuristicResult_t *proposed)
+{
+    plan->algorithm = proposed->algo;
+    plan->workspace = proposed->workspaceSize;
+}
+
 nd_status nd_lt_choose(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_lt_operands *x,
                        const cublasLtMatmulHeuristicResult_t *results, int found)
 {
     candidate c = {lt, plan, x};
     double seconds = 0.0;
-    int best = 0;
+    int best = -1;
+    plan->chosen = can_be_replayed(lt, plan, &results[0]);
     for (int i = 0; i < found && nd_clock_seconds() < lt->deadline; i++) {
-        plan->algorithm = results[i].algo;
-        plan->workspace = results[i].workspaceSize;
-        nd_status status = results[i].state == CUBLAS_STATUS_SUCCESS
-                               ? nd_cuda_median(stream, run_candidate, &c, REPEATS, &seconds)
-                               : ND_ERR_INTERNAL;
-        if (status != ND_OK && i == 0) {
-            return status;
+        if (!can_be_replayed(lt, plan, &results[i])) {
+            continue;
         }
-        if (status != ND_OK) { /* not for this GPU after all; a broken device fails again below */
-            nd_error_clear();
+        take(plan, &results[i]);
+        if (nd_cuda_median(stream, run_candidate, &c, REPEATS, &seconds) != ND_OK) {
+            nd_error_clear(); /* not for this GPU after all; a broken device fails again below */
             continue;
         }
         plan->candidates++;
         plan->first_seconds = i == 0 ? seconds : plan->first_seconds;
-        best = i == 0 || seconds < plan->seconds ? i : best;
+        best = best < 0 || seconds < plan->seconds ? i : best;
         plan->seconds = best == i ? seconds : plan->seconds;
     }
-    plan->algorithm = results[best].algo;
-    plan->workspace = results[best].workspaceSize;
-    plan->picked = best;
-    return ND_OK;
+    plan->chosen |= best >= 0;
+    plan->picked = best < 0 ? 0 : best;
+    take(plan, &results[plan->picked]);
+    return nd_stream_sync(stream);
 }
 
 nd_status nd_cuda_median(nd_stream *stream, nd_status (*call)(void *context, nd_stream *stream),
@@ -100,7 +114,7 @@ int nd_lt_choices(const nd_lt *lt, nd_lt_choice out[ND_LT_PLANS])
     for (int number = 0; number < lt->plan_count; number++) {
         for (int i = 0; i < ND_LT_PLANS; i++) {
             const nd_lt_plan *p = &lt->plans[i];
-            if (!p->used || p->refused || !p->touched || p->number != number) {
+            if (!p->used || !p->chosen || !p->touched || p->number != number) {
                 continue;
             }
             nd_lt_choice choice = {

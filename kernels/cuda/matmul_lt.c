@@ -183,7 +183,6 @@ static nd_status make_plan(nd_lt *lt, nd_stream *stream, const nd_lt_key *key,
     plan->number = lt->plan_count++;
     if (lt->candidates > 1 && !plan->refused) {
         ND_TRY(nd_lt_choose(lt, stream, plan, x, results, found));
-        plan->chosen = true;
     }
     return ND_OK;
 }

@@ -121,7 +121,31 @@ Test(lt_choices, what_the_library_does_not_take_is_said)
     choices[0].key.ldb += 16;
     expect_refused(&s, "does not accept the recorded algorithm");
     choices[0] = good;
-    setenv("ND_DOUBLE_LT_REFUSES", "1", 1);
+    setenv("ND_DOUBLE_LT_REFUSES", "all", 1);
     expect_refused(&s, "time again with kernels.autotune");
+    close_side(&s);
+}
+
+/* An algorithm that the library proposes, runs, and would not take back. */
+Test(lt_choices, what_cannot_be_replayed_is_not_chosen)
+{
+    setenv("ND_DOUBLE_LT_TIMES", "3,1,2", 1);
+    setenv("ND_DOUBLE_LT_REFUSES", "1", 1);
+    side s = open_side();
+    nd_ops_cuda_tune(s.device, ND_LT_CANDIDATES, 60.0);
+    multiply(&s, tuned);
+    cr_assert_eq(nd_ops_cuda_choices(s.device, choices), 1);
+    cr_expect_eq(choices[0].candidates, 2);
+    cr_expect_eq(choices[0].picked, 2, "the second of the others' order");
+    close_side(&s);
+    setenv("ND_DOUBLE_LT_REFUSES", "all", 1);
+    s = open_side();
+    nd_ops_cuda_tune(s.device, ND_LT_CANDIDATES, 60.0);
+    multiply(&s, again);
+    cr_expect_eq(nd_ops_cuda_choices(s.device, choices), 0);
+    cr_assert_eq(nd_ops_cuda_install(s.device, choices, 0), ND_OK);
+    multiply(&s, first);
+    cr_expect(memcmp(first, again, sizeof first) == 0, "the library's first choice in both");
+    cr_expect_eq(nd_ops_cuda_unchosen(s.device), 1);
     close_side(&s);
 }

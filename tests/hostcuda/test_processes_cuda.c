@@ -7,6 +7,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tests/support/shell.h"
@@ -90,4 +91,70 @@ Test(processes_cuda, a_plan_that_does_not_fit_says_what_is_free)
         shell_run(&dir, "ND_DOUBLE_MEMORY=50 " RUN "--device cuda --workers 1 --set output.dir=x");
     cr_expect_eq(code, 71, "%d: %s", code, shell_output);
     cr_expect(strstr(shell_output, "of 0.05 GiB are free"), "%s", shell_output);
+}
+
+static void expect_ended(int code, int expected, const char *a, const char *b)
+{
+    cr_expect_eq(code, expected, "%d: %s", code, shell_output);
+    cr_expect(strstr(shell_output, a) && strstr(shell_output, b), "%s", shell_output);
+}
+
+#define EIGHT                                                                                      \
+    "--device cuda --workers 8 --dp-replicate-size 2 --dp-shard-size 2 --tp-size 2 --precision "   \
+    "fp8 "
+
+/* The double's second algorithm takes a third of the first one's time, and FP8 half of BF16's: as
+ * in test_tune.c. */
+Test(processes_cuda, autotune_is_printed_recorded_and_replayed)
+{
+    setenv("ND_DOUBLE_LT_TIMES", "3,1,2", 1);
+    setenv("ND_DOUBLE_LT_FP8", "0.5", 1);
+    cr_assert_eq(run(EIGHT "--autotune", "tuned"), 0, "%s", shell_output);
+    static const char *const said[] = {"forms of products, timed in",
+                                       "q_proj k_proj v_proj: in fp8 none; a step takes",
+                                       "o_proj: fp8; a step takes", "algorithm 2 of 3, 1000.",
+                                       "bf16: FP8 takes longer here (autotune)"};
+    for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
+        cr_expect(strstr(shell_output, said[i]), "%s: %s", said[i], shell_output);
+    }
+    cr_expect_not(strstr(shell_output, "not among its choices"), "%s", shell_output);
+    setenv("ND_DOUBLE_LT_TIMES", "1,2,3", 1); /* would choose otherwise */
+    cr_assert_eq(run(EIGHT "--autotune-from tuned/run.json", "again"), 0, "%s", shell_output);
+    cr_expect(strstr(shell_output, "forms of products as tuned/run.json has them, nothing timed"),
+              "%s", shell_output);
+    cr_expect_not(strstr(shell_output, "not among its choices"), "%s", shell_output);
+    shell(&dir, "grep -q '\"replayed_from\": \"tuned/run.json\"' again/run.json && "
+                "sed 's/,\"step_ms\".*//' tuned/metrics.jsonl > a && "
+                "sed 's/,\"step_ms\".*//' again/metrics.jsonl > b && cmp a b && "
+                "cmp tuned/model/model.safetensors again/model/model.safetensors && "
+                "sed -n '/\"products\"/,$p' tuned/run.json > a && "
+                "sed -n '/\"products\"/,$p' again/run.json > b && test -s a && cmp a b");
+}
+
+Test(processes_cuda, autotune_that_cannot_be_is_said_before_the_start)
+{
+    expect_ended(run("--device cpu --workers 1 --autotune", "x"), 2, "kernels.autotune is true",
+                 "--device cuda");
+    expect_ended(run("--device cuda --workers 1 --autotune --deterministic", "x"), 2,
+                 "train.deterministic", "kernels.autotune_from: RUN/run.json");
+    expect_ended(run("--device cuda --workers 1 --autotune-from x.json", "x"), 65, "x.json",
+                 "kernels.autotune_from");
+    expect_ended(run("--device cuda --workers 1 --autotune-from model.json", "x"), 65,
+                 "has no record of autotune", "model.json");
+    cr_assert_eq(run("--device cuda --workers 1 --autotune", "one"), 0, "%s", shell_output);
+    cr_assert_eq(run("--device cuda --workers 1 --deterministic --autotune-from one/run.json", "d"),
+                 0, "%s", shell_output);
+    expect_ended(run("--device cuda --workers 2 --tp-size 2 --autotune-from one/run.json", "x"), 2,
+                 "mesh.tp 1", "this run has 2");
+    setenv("ND_DOUBLE_CUBLASLT", "130200", 1);
+    expect_ended(run("--device cuda --workers 1 --autotune-from one/run.json", "x"), 2, "cublaslt",
+                 "rank 0 has 130200");
+}
+
+/* The rank that differs gives the reason, and the others end with it. */
+Test(processes_cuda, a_gpu_unlike_the_one_that_was_timed_refuses)
+{
+    setenv("ND_DOUBLE_OTHER", "2", 1);
+    expect_ended(run("--device cuda --workers 4 --autotune", "x"), 2, "rank 2 failed first",
+                 "rank 2 has \"double of another GPU\"");
 }

@@ -258,7 +258,7 @@ Test(tune, a_replay_for_another_machine_is_refused)
     setenv("ND_DOUBLE_CUBLASLT", "130200", 1);
     expect_refused(&job, &one, "cublaslt", "130200");
     unsetenv("ND_DOUBLE_CUBLASLT");
-    setenv("ND_DOUBLE_LT_REFUSES", "1", 1);
+    setenv("ND_DOUBLE_LT_REFUSES", "all", 1);
     expect_refused(&job, &one, "does not accept the recorded algorithm", "time again");
     unsetenv("ND_DOUBLE_LT_REFUSES");
     expect_refused(&job, &meshes[1], "train.gradient_accumulation_steps 4", "this run has 1");

@@ -55,6 +55,9 @@ static void print_choice(const printer *p, const nd_lt_choice *c)
     } else if (c->picked == 0) {
         snprintf(why, sizeof why, "the library's first algorithm is the fastest of %lld, %.4f ms",
                  (long long)c->candidates, c->seconds * 1e3);
+    } else if (c->first_seconds == 0.0) {
+        snprintf(why, sizeof why, "algorithm %lld of %lld, %.4f ms", (long long)c->picked + 1,
+                 (long long)c->candidates, c->seconds * 1e3);
     } else {
         snprintf(why, sizeof why, "algorithm %lld of %lld, %.4f ms; the library's first %.4f ms",
                  (long long)c->picked + 1, (long long)c->candidates, c->seconds * 1e3,

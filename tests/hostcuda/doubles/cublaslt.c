@@ -253,7 +253,14 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* ND_DOUBLE_LT_REFUSES=1: a library that takes none of the algorithms that were recorded. */
+/* ND_DOUBLE_LT_REFUSES: all, or the number of one of the three algorithms that cannot be taken from
+ * a record. */
+static bool refuses(int index)
+{
+    const char *text = getenv("ND_DOUBLE_LT_REFUSES");
+    return text && (strcmp(text, "all") == 0 || atoi(text) == index);
+}
+
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                        cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                        cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -272,7 +279,7 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDe
         return status;
     }
     REFUSE_IF(chosen.mark != ALGORITHM || chosen.index > 2, CUBLAS_STATUS_INVALID_VALUE);
-    REFUSE_IF(getenv("ND_DOUBLE_LT_REFUSES"), CUBLAS_STATUS_NOT_SUPPORTED);
+    REFUSE_IF(refuses(chosen.index), CUBLAS_STATUS_NOT_SUPPORTED);
     REFUSE_IF(chosen.m != ld->rows || chosen.n != ld->columns ||
                   chosen.k != (x->op_a ? la->rows : la->columns),
               CUBLAS_STATUS_INVALID_VALUE);
