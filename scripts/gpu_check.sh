@@ -4,14 +4,19 @@
 #
 #   scripts/gpu_check.sh [--phase build|conformance|bench|all] [--out FOLDER] [--dry-run]
 #
-# Each call works for at most 9 minutes, finishes what it began, and ends with exit code 75 when something is left: call it
-# again to go on. What is done is kept in FOLDER (gpu_check, or gpu_check-dry-run with --dry-run); remove it to start over.
-# FOLDER/gpu_check.json and FOLDER/gpu_check.md hold all results. The build needs the CUDA Toolkit, NCCL and cuDNN, and no
-# oneDNN, UCX or Criterion; the conformance of ops needs Criterion, the comparison ND_PEER_PYTHON (a Python with torch and
+# Each call works for at most 9 minutes and finishes what it began. What is done is kept in FOLDER (gpu_check, or
+# gpu_check-dry-run with --dry-run) and not done again; what failed, was skipped or was cut off is tried again by the next
+# call. FOLDER/gpu_check.json and FOLDER/gpu_check.md hold all results. Remove FOLDER to start over.
+#
+# Exit codes: 0 all is done; 1 something failed; 2 wrong arguments, or nothing to check here; 3 nothing failed, but something
+# was skipped, and it is said what and why; 75 the time is up: call it again to go on.
+#
+# The build needs the CUDA Toolkit, NCCL and cuDNN (their Python wheels suffice), the headers of cudnn-frontend (build-deps/,
+# or fetched: scripts/setup --cuda), and no oneDNN or UCX. The comparison needs ND_PEER_PYTHON (a Python with torch and
 # transformers; python3 unless told). --dry-run goes through everything at toy sizes on the doubles of build/tests/hostcuda
 # (scripts/build), which need no GPU; its report says so.
 #
-# ND_GPU_LIMIT: seconds of one call (520). ND_GPU_BUILD: the build folder (build-gpu).
+# ND_GPU_LIMIT: seconds of one call (520). ND_GPU_BUILD: the build folder (build-gpu; build with --dry-run).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -21,7 +26,7 @@ while [ $# -gt 0 ]; do
     --phase) phase=${2:-}; shift ;;
     --out) out=${2:-}; shift ;;
     --dry-run) dry=1 ;;
-    --help | -h) sed -n '3,15s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --help | -h) sed -n '3,20s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "gpu_check: unknown argument $1; --help shows those there are" >&2; exit 2 ;;
     esac
     shift
@@ -29,12 +34,11 @@ done
 case "$phase" in build | conformance | bench | all) ;; *) echo "gpu_check: --phase is build, conformance, bench or all" >&2; exit 2 ;; esac
 
 limit=${ND_GPU_LIMIT:-520} build=${ND_GPU_BUILD:-build-gpu} peer=${ND_PEER_PYTHON:-python3}
-programs=$build tests=$build/tests/gpu/test_gpu_ops
+programs=$build tests=$build/tests/gpu/test_gpu mode='on a GPU'
 if [ -n "$dry" ]; then
-    build=build programs=build/tests/hostcuda tests=build/tests/hostcuda/test_hostcuda_ops
+    build=${ND_GPU_BUILD:-build}
+    programs=$build/tests/hostcuda tests=$build/tests/hostcuda/test_hostcuda mode='dry run on doubles'
 fi
-mode='on a GPU'
-[ -z "$dry" ] || mode='dry run on doubles'
 out=${out:-gpu_check${dry:+-dry-run}}
 
 no_gpu() { # why none can be used, in a few words; fails where one can be
@@ -53,6 +57,10 @@ if error or count.value == 0:
 sys.exit(1)
 PY
 }
+if ! command -v python3 >/dev/null; then
+    echo "gpu_check: python3 is needed for the report and is not there" >&2
+    exit 2
+fi
 if [ -z "$dry" ] && why=$(no_gpu); then
     echo "gpu_check: this machine has no GPU to check, as $why; --dry-run goes through everything without one" >&2
     exit 2
@@ -68,9 +76,20 @@ if [ -f "$out/mode" ] && [ "$(cat "$out/mode")" != "$mode" ]; then
     echo "gpu_check: $out holds results of another mode ($(cat "$out/mode")); name another folder with --out, or remove it" >&2
     exit 2
 fi
-mkdir -p "$out/items" && echo "$mode" >"$out/mode" || exit 73
+mkdir -p "$out/items" "$out/data" "$out/runs" && echo "$mode" >"$out/mode" || exit 73
 out=$(cd "$out" && pwd)
-left=0 failed=0 child=
+# The lock is held by everything that this call starts: what outlives a killed call must not share the GPU with the next one.
+exec 9>"$out/lock"
+if ! flock -n 9; then
+    echo "gpu_check: another call still works in $out, or something that it started does; wait for it or end it" >&2
+    exit 2
+fi
+
+gpu=$([ -n "$dry" ] && echo 'doubles of an H200' || nvidia-smi --query-gpu=name,compute_cap,memory.total,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+origin="commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)$(git diff --quiet HEAD 2>/dev/null || echo ', changed'), ${gpu:-no nvidia-smi}"
+left=0 ran=0 child=
+declare -A is_done=()
+while read -r name; do is_done[$name]=1; done < <(python3 scripts/gpu_report.py done "$out")
 
 # An item is a session of its own, as Criterion leaves its process group; ndlaunch gives its workers ten seconds to end.
 of_child() { # the processes of the item
@@ -90,154 +109,236 @@ end_child() {
 trap end_child EXIT
 trap 'exit 143' TERM
 trap 'exit 130' INT
+trap 'exit 141' PIPE # who read the output has gone: what was started ends too
 
-# item NAME LIMIT COMMAND...: runs the command once; its lines that are JSON objects are the result. A command that fails is
-# tried again by the next call; one that needs more time than is left waits for it.
+# item NAME LIMIT COMMAND...: runs the command once; its lines that are JSON objects are the result. Exit code 77: it was
+# skipped, and {"skipped": "why"} is among them. One that needs more time than is left waits for the next call, but the first
+# of a call.
 item() {
-    local name=$1 most=$2 begin=$SECONDS code=0
+    local name=$1 most=$2 begin=$SECONDS code=0 state
     shift 2
-    if [ -f "$out/items/$name.done" ]; then
-        return 0
-    fi
-    if [ $((limit - SECONDS)) -lt "$most" ] && [ "$SECONDS" -gt 5 ]; then
+    [ -z "${is_done[$name]:-}" ] || return 0
+    if [ $((limit - SECONDS)) -lt "$most" ] && [ "$ran" != 0 ]; then
         left=1
+        python3 scripts/gpu_report.py wait "$out" "$name"
         return 0
     fi
+    [ "$name" = machine ] || ran=1
     echo "gpu_check: $name"
+    python3 scripts/gpu_report.py begin "$out" "$name" "$origin" || exit 74
     setsid timeout -k 15 "$most" bash -c '"$@"' "$name" "$@" >"$out/items/$name.out" 2>"$out/items/$name.err" </dev/null &
     child=$!
     wait "$child" || code=$?
     end_child
-    printf '{"item": "%s", "exit_code": %d, "seconds": %d}\n' "$name" "$code" $((SECONDS - begin)) >"$out/items/$name.status"
-    if [ "$code" = 0 ] || [ "$code" = 77 ]; then
-        touch "$out/items/$name.done"
-        [ "$code" = 0 ] || echo "gpu_check: $name was skipped"
-    else
-        failed=1
-        echo "gpu_check: $name ended with $code; the last lines:" >&2
-        tail -n 5 "$out/items/$name.err" "$out/items/$name.out" >&2
-    fi
+    state=$(python3 scripts/gpu_report.py end "$out" "$name" "$code" $((SECONDS - begin)) "$origin") || exit 74
+    [ "$state" = done ] || echo "gpu_check: $name $state" >&2
+}
+# Whether what an item builds on is not there yet, but will be: then that item waits too.
+must_wait() { # item, the one it builds on
+    [ -z "${is_done[$1]:-}" ] && grep -qs '"state": "\(waiting\|cut off\)"' "$out/items/$2.json" || return 1
+    left=1
+    python3 scripts/gpu_report.py wait "$out" "$1"
+}
+value() { python3 scripts/gpu_report.py field "$out" "$1" "$2"; } # of a done item's results
+skip() { # why
+    printf '{"skipped": "%s"}\n' "$1"
+    return 77
 }
 
+# Headers and libraries of cuDNN and NCCL where only their Python wheels have them.
+wheels() {
+    python3 - <<'PY'
+import glob, site, sys
+roots = [p for p in sys.path + site.getsitepackages() + [site.getusersitepackages()] if p]
+for part in ("cudnn", "nccl"):
+    for root in roots:
+        if glob.glob(f"{root}/nvidia/{part}/include/*.h"):
+            print(f"{root}/nvidia/{part}")
+            break
+PY
+}
+if [ -z "$dry" ]; then
+    for folder in $(wheels); do
+        export CPATH="${CPATH:+$CPATH:}$folder/include" LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder/lib"
+    done
+    root=$(scripts/find_cuda || true)
+    [ -z "$root" ] || export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$root/lib64:$root/lib"
+fi
+
 configure() {
-    scripts/setup --cuda || return 1
+    local frontend=
+    if [ ! -d build-deps/cudnn-frontend/include ] && ! scripts/setup --cuda; then
+        frontend=$(dirname "$(find /usr/include /usr/local/include "$(scripts/find_cuda)/include" -name cudnn_frontend.h 2>/dev/null | head -n 1)" 2>/dev/null)
+        [ -f "$frontend/cudnn_frontend.h" ] || return 1
+    fi
     if [ ! -f "$build/build.ninja" ]; then
         rm -rf "$build"
-        meson setup "$build" -Dcuda=enabled -Dgpu_architectures=auto || return 1
+        meson setup "$build" -Dcuda=enabled -Dcpu=disabled -Ducx=disabled -Dgpu_architectures=auto ${frontend:+-Dcudnn_frontend="$frontend"}
     fi
 }
 machine() { # what this host is, as JSON
-    local gpus driver
-    gpus=$(nvidia-smi --query-gpu=name,compute_cap,memory.total,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
-    driver=$(uname -r)
-    printf '{"date": "%s", "gpu": "%s", "linux": "%s", "commit": "%s"}\n' "$(date -u +%Y-%m-%dT%H:%MZ)" "${gpus:-none}" "$driver" \
+    printf '{"date": "%s", "gpu": "%s", "linux": "%s", "commit": "%s"}\n' "$(date -u +%Y-%m-%dT%H:%MZ)" "${gpu:-none}" "$(uname -r)" \
         "$(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
 }
-
-conformance_ops() {
-    if [ ! -x "$tests" ]; then
-        echo '{"skipped": "built without Criterion"}'
-        return 77
-    fi
-    "$tests" --timeout 400 --jobs 1
+suite() { # a test program and its arguments; one that ran no test has failed
+    local log=$out/data/suite.log code=0
+    "$@" >"$log" 2>&1 || code=$?
+    cat "$log"
+    grep -qE 'Synthesis: Tested: *[1-9]' "$log" || { echo "gpu_check: no test ran" >&2; return 1; }
+    return "$code"
 }
-sanitized_ops() {
-    local tool
-    tool=$(command -v compute-sanitizer || echo "$(scripts/find_cuda)/bin/compute-sanitizer")
-    if [ ! -x "$tool" ] || [ ! -x "$tests" ]; then
-        echo '{"skipped": "no compute-sanitizer or no Criterion"}'
-        return 77
+tests_of() { # ops or goldens
+    [ -x "${tests}_$1" ] || { skip "${tests}_$1 was not built"; return; }
+    suite "${tests}_$1" --timeout 480 --jobs 1
+}
+sanitized() { # a suite of the ops' tests
+    local tool=${ND_GPU_SANITIZER:-$(command -v compute-sanitizer || echo "$(scripts/find_cuda)/bin/compute-sanitizer")} code=0
+    [ -z "$dry" ] || [ -n "${ND_GPU_SANITIZER:-}" ] || { skip "compute-sanitizer needs a GPU"; return; }
+    [ -x "$tool" ] || { skip "compute-sanitizer is not there (part of the CUDA Toolkit)"; return; }
+    [ -x "${tests}_ops" ] || { skip "${tests}_ops was not built"; return; }
+    suite "$tool" --error-exitcode 9 --target-processes all "${tests}_ops" --jobs 1 --timeout 480 --filter "$1/*" || code=$?
+    if [ "$code" != 0 ] && grep -q 'Device not supported' "$out/data/suite.log"; then
+        skip "compute-sanitizer does not support this device"
+        return
     fi
-    "$tool" --error-exitcode 9 --target-processes all "$tests" --jobs 1 --timeout 400 --filter "${1:-*}"
+    return "$code"
 }
 # A short run of a small model: run_small NAME options...; prints the losses and what was planned and used.
 run_small() {
-    local name=$1 steps=20
+    local name=$1 steps=20 sequence=512 batch=4
     shift
-    [ -z "$dry" ] || steps=3
+    [ -z "$dry" ] || { steps=3 sequence=64 batch=1; }
     rm -rf "$out/runs/$name"
-    mkdir -p "$out/runs"
-    [ -s "$out/text.txt" ] || awk 'BEGIN { for (i = 0; i < 400000; i++) printf "%c", 97 + (i * i / 3 + i / 7) % 26 }' >"$out/text.txt"
-    "$programs/ndlaunch" --device cuda --workers 1 --set "model.config=configs/model-small.json" --set "data.path=$out/text.txt" \
-        --set data.tokenizer=bytes --sequence-length $([ -n "$dry" ] && echo 64 || echo 512) --micro-batch-size $([ -n "$dry" ] && echo 1 || echo 4) \
-        --num-steps $steps --set output.save_model=false --set "output.dir=$out/runs/$name" "$@" || return 1
-    python3 scripts/gpu_report.py run "$name" "$out/runs/$name"
+    awk 'BEGIN { for (i = 0; i < 400000; i++) printf "%c", 97 + (i * i / 3 + i / 7) % 26 }' >"$out/data/text.txt"
+    "$programs/ndlaunch" --device cuda --workers 1 --set "model.config=configs/model-small.json" --set "data.path=$out/data/text.txt" \
+        --set data.tokenizer=bytes --sequence-length $sequence --micro-batch-size $batch --num-steps $steps \
+        --set output.save_model=false --set "output.dir=$out/runs/$name" "$@" || return 1
+    python3 scripts/gpu_report.py run "$name" "$out/runs/$name" "$gpu" 4
 }
 deterministic_twice() {
     run_small again1 --precision bf16 --set train.deterministic=true >/dev/null && run_small again2 --precision bf16 --set train.deterministic=true >/dev/null || return 1
     python3 scripts/gpu_report.py same "$out/runs/again1" "$out/runs/again2"
 }
-# layers recompute precision: the 8B shape with that many layers at S 8192.
+in_use() { # bytes of the first GPU that the driver has given away
+    [ -z "$dry" ] || { echo 0; return; }
+    nvidia-smi --id=0 --query-gpu=memory.used --format=csv,noheader,nounits 2>/dev/null | awk 'NR == 1 && /^[0-9]+$/ { printf "%.0f\n", $1 * 1048576; found = 1 } END { exit !found }'
+}
+memory_as_planned() {
+    local idle
+    idle=$(in_use) || { skip "nvidia-smi is not there to say what is in use"; return; }
+    run_small memory --precision bf16 >/dev/null || return 1
+    python3 scripts/gpu_report.py memory "$out/runs/memory" "$idle"
+}
+# NAME layers recompute precision: the 8B shape at S 8192, with fewer layers where so many do not fit the GPU.
 run_8b() {
-    local layers=$1 recompute=$2 precision=$3 name="8b-$1-$2-$3" sequence=8192 accumulation=16 steps=5 model=configs/llama-3.1-8b/config.json
+    local name=$1 asked=$2 recompute=$3 precision=$4 layers=$2 code=71 sequence=8192 accumulation=16 steps=5 model=configs/llama-3.1-8b/config.json
     if [ -n "$dry" ]; then
         sequence=64 accumulation=2 model=configs/model-small.json
     fi
-    mkdir -p "$out/runs" "$out/data"
-    python3 scripts/gpu_report.py inputs "$model" "$layers" "$out/data" $((sequence * accumulation * (steps + 2))) || return 1
-    rm -rf "$out/runs/$name"
-    "$programs/ndlaunch" --device cuda --workers 1 --set "model.config=$out/data/layers-$layers.json" --set "data.path=$out/data/tokens-$layers.bin" \
-        --set data.format=llmc --set data.tokenizer=file --sequence-length $sequence --gradient-accumulation-steps $accumulation --precision "$precision" \
-        --set "parallel.recompute=$recompute" --num-steps $steps --set output.save_model=false --set "output.dir=$out/runs/$name" || return 1
-    python3 scripts/gpu_report.py run "$name" "$out/runs/$name"
-}
-peer_8b() { # layers options...
-    local layers=$1 model=configs/llama-3.1-8b/config.json sequence=8192
-    shift
-    if [ -n "$dry" ]; then
-        model=configs/model-small.json sequence=64
+    if [ "$precision" = fp8 ] && [ -z "$dry" ] && ! awk -F', *' '{ exit !($2 >= 8.9) }' <<<"$gpu"; then
+        skip "FP8 needs compute capability 8.9: $gpu"
+        return
     fi
-    "$peer" scripts/gpu_peer.py --model "$model" --layers "$layers" --sequence-length $sequence --accumulation 4 --steps 3 "$@" || return 77
+    for (( ; layers >= 1; layers -= layers > 4 ? 2 : 1)); do
+        python3 scripts/gpu_report.py inputs "$model" "$layers" "$out/data" $((sequence * accumulation * (steps + 2))) || return 1
+        rm -rf "$out/runs/$name"
+        code=0
+        "$programs/ndlaunch" --device cuda --workers 1 --set "model.config=$out/data/layers-$layers.json" --set "data.path=$out/data/tokens-$layers.bin" \
+            --set data.format=llmc --set data.tokenizer=file --sequence-length $sequence --gradient-accumulation-steps $accumulation --precision "$precision" \
+            --set "parallel.recompute=$recompute" --num-steps $steps --set output.save_model=false --set "output.dir=$out/runs/$name" || code=$?
+        rm -f "$out/data/tokens-$layers.bin"
+        [ "$code" = 71 ] || break # 71: the plan does not fit
+    done
+    [ "$code" = 0 ] || return 1
+    python3 scripts/gpu_report.py run "$name" "$out/runs/$name" "$gpu" "$asked"
+}
+# PyTorch on the same shape: mode arguments...; as many micro-batches a step as above.
+peer_8b() {
+    local model=configs/llama-3.1-8b/config.json sequence=8192 accumulation=16
+    if [ -n "$dry" ]; then
+        model=configs/model-small.json sequence=64 accumulation=2
+    fi
+    command -v "$peer" >/dev/null || { skip "$peer is not there; ND_PEER_PYTHON names a Python with torch and transformers"; return; }
+    "$peer" scripts/gpu_peer.py --model "$model" --sequence-length $sequence --accumulation $accumulation --steps 3 ${dry:+--device cpu} "$@"
+}
+torch_most() { # the most layers that fit, compiled, with checkpointing
+    local layers
+    layers=$(value torch-fit fit_layers) || { skip "it is not known how many layers PyTorch fits (item torch-fit)"; return; }
+    peer_8b --layers "$layers" --fewer --checkpoint --compile
+}
+beside_torch() { # the same number of layers here
+    local layers
+    layers=$(value torch-most layers) || { skip "PyTorch was not measured (item torch-most)"; return; }
+    run_8b 8b-torch-bf16 "$layers" full bf16
+}
+bench() { # program, arguments; with fewer tokens where 8192 do not fit the GPU
+    local tokens=8192 code=71
+    [ -z "$dry" ] || tokens=16
+    for (( ; tokens >= 16 && code == 71; tokens /= 2)); do
+        code=0
+        "$@" --tokens $tokens || code=$?
+    done
+    return "$code"
 }
 
 # Items run under timeout, in a shell of their own.
-export out dry build programs tests peer
-export -f configure machine conformance_ops sanitized_ops run_small deterministic_twice run_8b peer_8b
+export out dry build programs tests peer gpu
+export -f configure machine suite tests_of sanitized run_small deterministic_twice in_use memory_as_planned run_8b peer_8b torch_most beside_torch bench value skip
 
-if [ "$phase" = build ] || [ "$phase" = all ]; then
-    item machine 60 machine
-    if [ -z "$dry" ]; then
-        item configure 240 configure
-        # Ninja keeps what it has compiled: a build that is cut off goes on with the next call.
-        item compile 500 ninja -C "$build"
-    fi
+item machine 60 machine
+if [ -z "$dry" ] && { [ "$phase" = build ] || [ "$phase" = all ]; }; then
+    item configure 240 configure
+    # Not kept as done: Ninja knows what there is to do, and goes on where it was cut off.
+    unset 'is_done[compile]'
+    item compile 500 ninja -C "$build"
 fi
 if [ "$phase" = all ] && [ ! -x "$programs/ndlaunch" ]; then
     phase=none # the build failed, or goes on with the next call
 fi
 if [ "$phase" = conformance ] || [ "$phase" = all ]; then
-    item ops 500 conformance_ops
+    recipes=
+    item ops 500 tests_of ops
+    item goldens 500 tests_of goldens
     item small-fp32 200 run_small fp32 --precision fp32
     item small-bf16 200 run_small bf16 --precision bf16
-    item small-fp8 200 run_small fp8 --precision fp8
-    item small-rowwise 200 run_small rowwise --precision fp8 --set fp8.recipe=rowwise
-    item small-delayed 200 run_small delayed --precision fp8 --set fp8.recipe=delayed
+    if [ -n "$dry" ] || awk -F', *' '{ exit !($2 >= 8.9) }' <<<"$gpu"; then
+        recipes='tensorwise rowwise delayed'
+        for recipe in $recipes; do
+            item "small-$recipe" 200 run_small "$recipe" --precision fp8 --set "fp8.recipe=$recipe"
+        done
+    else
+        item small-fp8 10 skip "FP8 needs compute capability 8.9: $gpu"
+    fi
+    item losses 60 python3 scripts/gpu_report.py losses "$out/runs" bf16 $recipes
     item deterministic 300 deterministic_twice
-    item losses 60 python3 scripts/gpu_report.py losses "$out/runs"
-    for suite in elementwise norm embedding rope swiglu cross_entropy attention fp8 matmul optimizer; do
-        [ -n "$dry" ] || item "sanitizer-$suite" 400 sanitized_ops "$suite/*"
+    item memory 200 memory_as_planned
+    suites=$("${tests}_ops" --list 2>/dev/null | sed -n 's/^\([a-z0-9_]*\): [0-9].*/\1/p')
+    if [ -z "$suites" ]; then
+        item sanitizer 10 skip "${tests}_ops has no list of its tests"
+    else
+        rm -f "$out/items/sanitizer.json"
+    fi
+    for name in $suites; do
+        item "sanitizer-$name" 400 sanitized "$name"
     done
 fi
 if [ "$phase" = bench ] || [ "$phase" = all ]; then
-    if [ -z "$dry" ]; then
-        item kernels 300 "$programs/nd_bench_gpu"
-    fi
-    layers_few=8 layers_half=16 layers_all=32
-    [ -z "$dry" ] || { layers_few=1; layers_half=2; layers_all=3; }
+    layers_half=16 layers_all=32
+    [ -z "$dry" ] || { layers_half=2; layers_all=3; }
+    item kernels 300 bench "$programs/nd_bench_kernels" ${dry:+--repeats 1}
+    item products 300 bench "$programs/nd_bench_gpu" ${dry:+--toy}
     for precision in bf16 fp8; do
-        item "8b-half-$precision" 300 run_8b $layers_half none $precision
-        item "8b-few-$precision" 240 run_8b $layers_few full $precision
-        item "8b-all-$precision" 400 run_8b $layers_all full $precision
+        item "8b-half-$precision" 400 run_8b "8b-half-$precision" $layers_half none $precision
+        item "8b-all-$precision" 480 run_8b "8b-all-$precision" $layers_all full $precision
     done
-    for layers in $layers_few $layers_half; do
-        item "torch-$layers-checkpoint" 300 peer_8b "$layers" --checkpoint
-        item "torch-$layers-compile-checkpoint" 400 peer_8b "$layers" --checkpoint --compile
-        item "torch-$layers-compile" 400 peer_8b "$layers" --compile
-    done
+    item torch-fit 480 peer_8b --fit
+    must_wait torch-most torch-fit || item torch-most 500 torch_most
+    must_wait 8b-torch-bf16 torch-most || item 8b-torch-bf16 400 beside_torch
 fi
-python3 scripts/gpu_report.py report "$out" || failed=1
+python3 scripts/gpu_report.py report "$out"
+code=$?
 if [ "$left" = 1 ]; then
     echo "gpu_check: the time of this call is up; call it again to go on" >&2
     exit 75
 fi
-exit "$failed"
+exit "$code"

@@ -2,25 +2,128 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of scripts/gpu_check.sh that handle JSON.
 
+  gpu_report.py done FOLDER                         names of the items that are done; damaged ones are put aside and named
+  gpu_report.py begin FOLDER ITEM ORIGIN            ITEM has begun; until its end it counts as cut off
+  gpu_report.py wait FOLDER ITEM                    ITEM waits for another call
+  gpu_report.py end FOLDER ITEM CODE SECONDS ORIGIN   what it printed and how it ended; prints its state
+  gpu_report.py report FOLDER                       gpu_check.json and gpu_check.md; exit code 1: something failed, 3: nothing
+                                                    failed but something was not done
   gpu_report.py inputs MODEL LAYERS FOLDER TOKENS   a config.json of that many layers, and random tokens (llm.c format)
-  gpu_report.py run NAME RUN_FOLDER                 one line of JSON about a run of ndtrain
+  gpu_report.py run NAME RUN_FOLDER GPU LAYERS      one line of JSON about a run of ndtrain
   gpu_report.py same RUN RUN                        fails unless two runs have the same losses, digit for digit
-  gpu_report.py losses RUNS                         fails unless the small runs' losses agree as they should
-  gpu_report.py report FOLDER                       writes gpu_check.json and gpu_check.md
+  gpu_report.py losses RUNS NAME...                 fails unless the small runs' losses agree as they should
+  gpu_report.py memory RUN_FOLDER IDLE_BYTES        fails unless the driver's memory in use is that of the plan
+  gpu_report.py field FOLDER ITEM KEY               a value of an item's results, or nothing
 """
 import array
 import json
+import os
 import pathlib
 import random
 import statistics
 import sys
 
+sys.path.append(sys.path.pop(0))  # this folder last: its tokenize.py is not Python's module of that name
+import gpu_table
+
 WARM_UP = 2
-PEAK_BF16, PEAK_FP8 = 989e12, 1979e12  # dense, H100 and H200 SXM by their data sheet
+GIB = 2**30
+# CUDA's context, cuBLASLt, cuDNN and the code of the kernels that were used, beside the plan.
+BESIDE_PLAN = 1.5 * GIB
+
+
+def write(path, text):
+    """All of it or nothing, whenever the machine stops."""
+    new = path.with_name(path.name + ".new")
+    with open(new, "w") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(new, path)
+
+
+def item_path(folder, name):
+    return pathlib.Path(folder) / "items" / f"{name}.json"
+
+
+def read_item(path):
+    """None for what is no record of this item, whatever is in the file."""
+    try:
+        value = json.loads(path.read_text())
+        complete = value["item"] == path.stem and isinstance(value["results"], list) and isinstance(value["seconds"], int)
+        return value if complete and value["state"] in ("done", "skipped", "failed", "cut off", "waiting") else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def records(folder):
+    paths = sorted((pathlib.Path(folder) / "items").glob("*.json"), key=lambda p: (p.stat().st_mtime, p.name))
+    return [(p, read_item(p)) for p in paths]
+
+
+def done(folder):
+    for path, value in records(folder):
+        if value is None:
+            print(f"gpu_check: {path} is damaged; it is kept as {path.name}.damaged, and the item runs again", file=sys.stderr)
+            path.rename(path.with_name(path.name + ".damaged"))
+        elif value["state"] == "done":
+            print(value["item"])
+
+
+def record(folder, name, **values):
+    base = {"item": name, "state": "cut off", "exit_code": None, "seconds": 0, "origin": "", "results": [], "said": []}
+    write(item_path(folder, name), json.dumps({**base, **values}, indent=1) + "\n")
+
+
+def begin(folder, name, origin):
+    record(folder, name, origin=origin)
+
+
+def wait(folder, name):
+    old = read_item(item_path(folder, name))
+    if old is None or old["state"] == "cut off":
+        record(folder, name, state="waiting")
+
+
+def objects(path):
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def end(folder, name, code, seconds, origin):
+    code = int(code)
+    logs = [item_path(folder, name).with_suffix(suffix) for suffix in (".out", ".err")]
+    results = list(objects(logs[0]))
+    lines = [line for log in reversed(logs) for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    said = [line for line in lines if "Synthesis" in line or "ERROR SUMMARY" in line][-2:]
+    state = "done" if code == 0 else "skipped" if code == 77 else "failed"
+    if code in (124, 137):
+        said.append(f"ran past its time of {seconds} s")
+    elif state == "failed":
+        said += [line for line in lines if line not in said and not line.startswith("{")][-3:]
+    said += [str(value["skipped"]) for value in results if "skipped" in value]
+    if state == "failed" and not said:
+        said.append(f"exit code {code} and no word")
+    record(folder, name, state=state, exit_code=code, seconds=int(seconds), origin=origin, results=results, said=said)
+    print(state)
+
+
+def field(folder, name, key):
+    value = read_item(item_path(folder, name))
+    for result in value["results"] if value and value["state"] == "done" else []:
+        if key in result:
+            print(result[key])
+            return 0
+    return 1
 
 
 def steps_of(run):
-    lines = (run / "metrics.jsonl").read_text().splitlines()
+    lines = (pathlib.Path(run) / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if "loss" in row and "step_ms" in row]
 
 
@@ -38,115 +141,128 @@ def inputs(model, layers, folder, tokens):
         words.tofile(f)
 
 
-def seconds_at_peak(config, sequence, fp8):
-    """What one token needs at the peak of the type each product uses: blocks' linears in FP8 where asked, the rest in BF16."""
-    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    heads, size = config["num_attention_heads"], config.get("head_dim") or hidden // config["num_attention_heads"]
-    kv = config.get("num_key_value_heads", heads)
-    linear = layers * (hidden * size * (2 * heads + 2 * kv) + 3 * hidden * config["intermediate_size"])
-    attention = layers * 6 * heads * size * sequence  # causal: half of 12
-    head = 6 * hidden * config["vocab_size"]
-    return 6 * linear / (PEAK_FP8 if fp8 else PEAK_BF16) + (attention + head) / PEAK_BF16
+def planned_bytes(folder):
+    return sum(json.loads((pathlib.Path(folder) / "run.json").read_text())["memory_plan_bytes"].values())
 
 
-def run(name, folder):
-    folder = pathlib.Path(folder)
+def run(name, folder, gpu, layers):
     steps = steps_of(folder)
-    record = json.loads((folder / "run.json").read_text())
+    if not steps:
+        raise ValueError(f"{folder} has no step")
+    settings = json.loads((pathlib.Path(folder) / "run.json").read_text())["config"]
+    shape = json.loads(pathlib.Path(settings["model.config"]).read_text())
     timed = steps[WARM_UP:] or steps
-    rate = statistics.median(row["tokens_per_second"] for row in timed)
-    out = {"run": name, "first_loss": steps[0]["loss"], "last_loss": steps[-1]["loss"], "tokens_per_second": rate,
-           "tflops_causal": statistics.median(row["tflops_per_worker_causal"] for row in timed),
-           "tflops_accelerate": statistics.median(row["tflops_per_worker_accelerate"] for row in timed),
-           "used_gib": max(row["peak_memory_bytes"] for row in steps) / 2**30}
-    planned = sum(record.get("memory_plan_bytes", {}).values())
-    out["planned_gib"] = planned / 2**30
-    config = record.get("config", {})
-    model, train = config.get("model.config"), config
-    try:
-        shape = json.loads(pathlib.Path(model).read_text())
-        sequence, fp8 = int(train["train.sequence_length"]), train["train.precision"] == "fp8"
-        out["share_of_speed_of_light"] = rate * seconds_at_peak(shape, sequence, fp8)
-    except (TypeError, KeyError, OSError, ValueError):
-        pass  # the record does not hold them: the share is left out
+    middle = lambda key: statistics.median(row[key] for row in timed)
+    rate, fp8 = middle("tokens_per_second"), settings["train.precision"] == "fp8"
+    out = {"run": name, "layers": shape["num_hidden_layers"], "precision": settings["train.precision"],
+           "recompute": settings["parallel.recompute"], "steps": len(steps), "tokens_per_second": rate,
+           "step_ms": middle("step_ms"), "tflops_causal": middle("tflops_per_worker_causal"),
+           "tflops_accelerate": middle("tflops_per_worker_accelerate"),
+           "first_loss": steps[0]["loss"], "last_loss": steps[-1]["loss"],
+           "planned_gib": planned_bytes(folder) / GIB, "used_gib": max(row["peak_memory_bytes"] for row in steps) / GIB}
+    share = gpu_table.share_of_light(gpu, shape, int(settings["train.sequence_length"]), fp8, rate)
+    if share is not None:
+        out["speed_of_light"] = share
+    if int(layers) != shape["num_hidden_layers"]:
+        out["note"] = f"{layers} layers do not fit this GPU"
     print(json.dumps(out))
 
 
 def same(one, other):
-    a, b = ([row["loss"] for row in steps_of(pathlib.Path(p))] for p in (one, other))
+    a, b = ([row["loss"] for row in steps_of(p)] for p in (one, other))
     print(json.dumps({"deterministic": a == b, "losses": len(a)}))
-    return 0 if a == b else 1
+    return 0 if a == b and a else 1
 
 
-def losses(runs):
+def losses(runs, *names):
     """BF16 within 1 % of F32, every FP8 recipe within 3 % of BF16, at each step of the small model."""
-    rows = {p.name: [row["loss"] for row in steps_of(p)] for p in pathlib.Path(runs).iterdir() if (p / "metrics.jsonl").exists()}
-    bounds = {"bf16": ("fp32", 0.01), "fp8": ("bf16", 0.03), "rowwise": ("bf16", 0.03), "delayed": ("bf16", 0.03)}
     bad = 0
-    for name, (against, bound) in bounds.items():
-        if name not in rows or against not in rows:
+    for name in names:
+        against, bound = ("fp32", 0.01) if name == "bf16" else ("bf16", 0.03)
+        try:
+            rows = [[row["loss"] for row in steps_of(pathlib.Path(runs) / run)] for run in (name, against)]
+        except (OSError, ValueError) as error:
+            print(f"the losses of {name} cannot be compared with those of {against}: {error}", file=sys.stderr)
+            bad = 1
             continue
-        worst = max(abs(x - y) / y for x, y in zip(rows[name], rows[against]))
-        bad += worst > bound
-        print(json.dumps({"losses_of": name, "against": against, "worst_relative": worst, "bound": bound}))
+        # A NaN is no number that is small.
+        worst = max((abs(x - y) / y for x, y in zip(*rows)), default=float("nan"))
+        alike = len(rows[0]) == len(rows[1]) and all(abs(x - y) <= bound * y for x, y in zip(*rows)) and rows[0] != []
+        bad += not alike
+        print(json.dumps({"losses_of": name, "against": against, "steps": len(rows[0]), "worst_relative": worst, "bound": bound}))
     return 1 if bad else 0
 
 
-def read_items(folder):
-    items = []
-    for status in sorted((folder / "items").glob("*.status")):
-        item = json.loads(status.read_text())
-        item["done"] = status.with_suffix(".done").exists()
-        item["results"] = []
-        for line in status.with_suffix(".out").read_text(errors="replace").splitlines():
-            try:
-                value = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(value, dict):
-                item["results"].append(value)
-        errors = status.with_suffix(".err").read_text(errors="replace").splitlines()
-        item["said"] = [line for line in errors if "Synthesis" in line or "ERROR SUMMARY" in line][-2:] or \
-            (errors[-3:] if item["exit_code"] else [])
-        items.append(item)
-    return items
+def memory(folder, idle):
+    """What the driver has given away beyond what was in use before: the plan, and what CUDA keeps for itself."""
+    steps, planned = steps_of(folder), planned_bytes(folder)
+    used = max(row["peak_memory_bytes"] for row in steps) - int(idle)
+    grown = steps[-1]["peak_memory_bytes"] - steps[0]["peak_memory_bytes"]
+    fits = planned <= used <= planned + BESIDE_PLAN and grown <= 0
+    print(json.dumps({"memory": "as planned" if fits else "not as planned", "planned_gib": planned / GIB, "used_gib": used / GIB,
+                      "beside_plan_gib": (used - planned) / GIB, "grown_in_the_run_gib": grown / GIB}))
+    if not fits:
+        print(f"the driver reports {used / GIB:.2f} GiB in use, the plan has {planned / GIB:.2f}, CUDA itself may keep "
+              f"{BESIDE_PLAN / GIB:.2f}; from the first to the last step {grown / GIB:.2f} GiB were added", file=sys.stderr)
+    return 0 if fits else 1
 
 
 def table(title, rows):
     if not rows:
         return []
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    text = lambda v: f"{v:.4g}" if isinstance(v, float) else str(v)
+    text = lambda v: f"{v:.4g}" if isinstance(v, float) else str(v).replace("|", "/").replace("\n", " ")
     return ["", f"## {title}", "", "| " + " | ".join(keys) + " |", "|" + "---|" * len(keys)] + \
         ["| " + " | ".join(text(row.get(key, "")) for key in keys) + " |" for row in rows]
 
 
+def kernel_rows(results):
+    return [{"kernel": name, **values} for value in results if "kernels" in value for name, values in value["kernels"].items()]
+
+
 def report(folder):
     folder = pathlib.Path(folder)
-    items = read_items(folder)
+    items = [value or {"item": p.stem, "state": "cut off", "exit_code": None, "seconds": 0, "origin": "", "results": [],
+                       "said": ["its record is damaged"]} for p, value in records(folder)]
     mode = (folder / "mode").read_text().strip()
-    results = [value for item in items for value in item["results"]]
-    (folder / "gpu_check.json").write_text(json.dumps({"mode": mode, "items": items}, indent=1) + "\n")
+    results = [value for item in items if item["state"] in ("done", "failed") for value in item["results"]]
     of = lambda key: [value for value in results if key in value]
+    speed = gpu_table.speed(items, dry="dry run" in mode)
+    write(folder / "gpu_check.json", json.dumps({"mode": mode, "speed": speed, "items": items}, indent=1) + "\n")
     lines = [f"# ndtrain: {mode}", ""]
     if "dry run" in mode:
         lines += ["No GPU took part: nothing here says how fast one is, nor that one computes the same.", ""]
-    for value in of("commit") + of("memory_gib"):
+    for value in of("commit"):
         lines.append("- " + ", ".join(f"{k} {v}" for k, v in value.items()))
-    lines += ["", "| item | result | seconds | |", "|---|---|---|---|"]
-    for item in items:
-        result = "done" if item["done"] else f"failed ({item['exit_code']})"
-        if item["exit_code"] == 77 or any("skipped" in value for value in item["results"]):
-            result = "skipped"
-        lines.append(f"| {item['item']} | {result} | {item['seconds']} | {' '.join(item['said'])[:160].replace('|', '/')} |")
+    origins = sorted({item["origin"] for item in items if item["origin"]})
+    if len(origins) > 1:
+        lines += ["", "**Results of several states of the program or machine:** " + "; ".join(origins) + "."]
+    for state in ("failed", "skipped", "cut off", "waiting"):
+        there = [item for item in items if item["state"] == state]
+        if there:
+            lines += ["", f"**{state.capitalize()}:** " + "; ".join(
+                item["item"] + (f" ({' '.join(item['said'])[:200]})" if item["said"] else "") for item in there) + "."]
+    lines += table("Speed", speed)
+    lines += table("Items", [{"item": i["item"], "state": i["state"], "seconds": i["seconds"], "said": " ".join(i["said"])[:160]}
+                             for i in items])
     lines += table("Runs", of("run")) + table("torch and transformers", of("compile")) + table("Products", of("product"))
-    lines += table("Attention", of("attention")) + table("Kernels beside a copy", of("kernel")) + table("Losses", of("losses_of"))
-    (folder / "gpu_check.md").write_text("\n".join(lines) + "\n")
+    lines += table("Attention", of("attention")) + table("Kernels beside a copy", kernel_rows(results))
+    lines += table("Losses", of("losses_of")) + table("Memory", of("memory"))
+    write(folder / "gpu_check.md", "\n".join(lines) + "\n")
     print(f"gpu_check: results are in {folder}/gpu_check.md and gpu_check.json")
+    for item in items:
+        if item["state"] in ("failed", "skipped"):
+            print(f"gpu_check: {item['item']} {item['state']}: {' '.join(item['said'])[:300]}", file=sys.stderr)
+    states = {item["state"] for item in items}
+    return 1 if "failed" in states else 3 if "skipped" in states else 0
 
 
 if __name__ == "__main__":
-    commands = {"inputs": (inputs, 4), "run": (run, 2), "same": (same, 2), "losses": (losses, 1), "report": (report, 1)}
-    if len(sys.argv) < 2 or sys.argv[1] not in commands or len(sys.argv) - 2 != commands[sys.argv[1]][1]:
+    commands = {"done": (done, 1), "begin": (begin, 3), "wait": (wait, 2), "end": (end, 5), "report": (report, 1),
+                "inputs": (inputs, 4), "run": (run, 4), "same": (same, 2), "losses": (losses, -2), "memory": (memory, 2),
+                "field": (field, 3)}
+    wanted = commands.get(sys.argv[1] if len(sys.argv) > 1 else "", (None, 0))
+    given = len(sys.argv) - 2
+    if wanted[0] is None or (given != wanted[1] and not (wanted[1] < 0 and given >= -wanted[1])):
         sys.exit(__doc__)
-    sys.exit(commands[sys.argv[1]][0](*sys.argv[2:]))
+    sys.exit(wanted[0](*sys.argv[2:]))

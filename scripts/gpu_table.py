@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of speeds that scripts/gpu_check.sh measures, and the speed of light it compares with."""
+import statistics
+
+# Dense TFLOP/s in BF16 and FP8 by the data sheets, by what a GPU's name contains; the first that fits counts.
+PEAKS = [("H100 PCIe", 756, 1513), ("H200", 989, 1979), ("GH200", 989, 1979), ("H100", 989, 1979), ("B200", 2250, 4500),
+         ("A100", 312, None), ("L40S", 362, 733)]
+MEANT_FOR = "H200"
+
+
+def peaks(gpu):
+    return next(((bf16 * 1e12, (fp8 or bf16) * 1e12) for name, bf16, fp8 in PEAKS if name in gpu), None)
+
+
+def share_of_light(gpu, config, sequence, fp8, rate):
+    """Tokens a second by those that products alone would allow at the peak of the type each uses: the blocks' linears in FP8
+    where asked, the rest in BF16, attention causal. None where the GPU's peak is not known."""
+    known = peaks(gpu)
+    if known is None:
+        return None
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    heads, size = config["num_attention_heads"], config.get("head_dim") or hidden // config["num_attention_heads"]
+    kv = config.get("num_key_value_heads", heads)
+    linear = layers * (hidden * size * (2 * heads + 2 * kv) + 3 * hidden * config["intermediate_size"])
+    attention = layers * 6 * heads * size * sequence  # half of 12
+    head = 6 * hidden * config["vocab_size"]
+    return rate * (6 * linear / known[1 if fp8 else 0] + (attention + head) / known[0])
+
+
+def first(items, name, key):
+    """(value, result) of a done item, or (None, why there is none)."""
+    for item in items:
+        if item["item"] == name:
+            for result in item["results"] if item["state"] == "done" else []:
+                if key in result:
+                    return result[key], result
+            return None, f"{name}: {item['state']}" + (f", {' '.join(item['said'])[:120]}" if item["said"] else "")
+    return None, f"{name}: not run"
+
+
+def row(what, value, unit, least, goal, remark, stands_for):
+    out = {"run": what, "measured": "-" if value is None else f"{value:,.0f}{unit}" if value >= 100 and not unit else f"{value:.3g}{unit}",
+           "at least": f"{least:,}{unit}", "goal": f"{goal:,}{unit}"}
+    if value is None:
+        out["verdict"] = "not measured"
+    elif stands_for:
+        out["verdict"] = stands_for
+    else:
+        out["verdict"] = "goal reached" if value >= goal else "reached" if value >= least else "below"
+    out["remark"] = remark
+    return out
+
+
+def remark_of(value, result):
+    return result if value is None else result.get("note", "")
+
+
+def light_of(items, name, gpu):
+    value, result = first(items, name, "speed_of_light")
+    if value is None and peaks(gpu) is None and first(items, name, "tokens_per_second")[0] is not None:
+        return None, f"the data sheet of {gpu or 'this GPU'} is not in scripts/gpu_table.py"
+    return value, remark_of(value, result)
+
+
+def against_torch(items):
+    ours, mine = first(items, "8b-torch-bf16", "tokens_per_second")
+    theirs, other = first(items, "torch-most", "tokens_per_second")
+    if ours is None or theirs is None:
+        return None, mine if ours is None else other
+    if mine["layers"] != other["layers"]:
+        return None, f"{mine['layers']} layers here, {other['layers']} there"
+    how = f"torch {other['torch']}, " + ("compiled" if other["compile"] else f"not compiled ({other.get('compile_failed', '')})")
+    return ours / theirs, f"{other['layers']} layers: {ours:,.0f} and {theirs:,.0f} tokens/s ({how})"
+
+
+def shares(items, name, pick):
+    for item in items:
+        if item["item"] == name and item["state"] == "done":
+            found = [pair for result in item["results"] for pair in pick(result)]
+            if found:
+                worst = min(found, key=lambda pair: pair[1])
+                middle = statistics.median(share for _, share in found)
+                return 100 * worst[1], f"the least of {len(found)}, {worst[0]}; the median is {100 * middle:.0f} %"
+    return None, first(items, name, "")[1]
+
+
+def speed(items, dry):
+    """One row for each figure to reach on one H200; items as gpu_report.py keeps them."""
+    gpu = first(items, "machine", "gpu")[0] or ""
+    stands_for = "dry run" if dry else "" if MEANT_FOR in gpu else f"for an {MEANT_FOR}"
+    rows = []
+    for precision, least, goal in (("bf16", 6500, 8000), ("fp8", 8500, 11000)):
+        value, result = first(items, f"8b-all-{precision}", "tokens_per_second")
+        remark = remark_of(value, result)
+        rows.append(row(f"all 32 layers, F32 state, full recompute, {precision}, tokens/s", value, "", least, goal, remark,
+                        stands_for or ("fewer layers" if remark and value is not None else "")))
+    value, remark = against_torch(items)
+    rows.append(row("the most layers that PyTorch fits, bf16, beside PyTorch", value, " x", 1.2, 1.4, remark, stands_for))
+    for precision, least, goal in (("bf16", 55, 62), ("fp8", 42, 50)):
+        value, remark = light_of(items, f"8b-half-{precision}", gpu)
+        rows.append(row(f"16 layers, no recompute, {precision}, share of the speed of light", None if value is None else 100 * value,
+                        " %", least, goal, remark, stands_for or ("fewer layers" if remark and value is not None else "")))
+    value, remark = shares(items, "products", lambda r: [(f"{r['product']} {r['type']}", r["share"])] if "product" in r else [])
+    rows.append(row("products beside a plain loop of cuBLASLt", value, " %", 85, 95, remark, stands_for))
+    value, remark = shares(items, "kernels", lambda r: [(k, v["share"]) for k, v in r.get("kernels", {}).items()])
+    rows.append(row("elementwise kernels beside a copy", value, " %", 80, 90, remark, stands_for))
+    return rows

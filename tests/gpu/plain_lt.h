@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TESTS_GPU_PLAIN_LT_H
+#define ND_TESTS_GPU_PLAIN_LT_H
+/*
+ * A plain loop of cuBLASLt, beside which products are measured: the library's first choice for the
+ * form, 32 MiB of workspace, nothing of ours between two calls.
+ */
+#include "kernels/cuda/lt_library.h"
+#include "kernels/cuda/matmul_lt.h"
+
+typedef struct plain_lt {
+    nd_lt_library library;
+    cublasLtHandle_t handle;
+    nd_device *device;
+    void *workspace;
+} plain_lt;
+
+nd_status plain_lt_init(plain_lt *plain, nd_device *device);
+void plain_lt_fini(plain_lt *plain);
+
+/* Row-major c (m, n) = op(a) op(b), FP8 always a (m, k) b^T (n, k) with the scales given, on device
+ * memory; the mean of `repeats` products after a first one. Waits. */
+typedef struct plain_lt_operands {
+    const void *a, *b;
+    void *c;
+    const float *scale; /* FP8: of a and of b */
+} plain_lt_operands;
+nd_status plain_lt_time(plain_lt *plain, nd_stream *stream, const nd_lt_form *form,
+                        const plain_lt_operands *on, int repeats, double *seconds);
+
+#endif

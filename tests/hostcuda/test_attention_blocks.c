@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Gradients of attention whose keys come block by block, as in a ring of context-parallel ranks:
+ * cuDNN rounds each block's gradients to BF16, and they are added in F32.
+ *
+ * Bound, for each element. Rounding block b's result r_b errs by at most 2^-8 |r_b|, and nothing
+ * else is rounded to BF16 here: the double of cuDNN keeps probabilities in F32, which leaves the
+ * F32 errors of scores and sums, below 2^-13 of the largest terms. So the sum is off by at most
+ * 2^-8 sum |r_b|. Sums kept in BF16 would add 2^-8 of each partial sum; the gradients of one sign
+ * here make that several times the bound.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "runtime/device/cuda.h"
+#include "tests/gpu/mirror.h"
+#include "tests/ops/conformance.h"
+
+enum { BLOCKS = 12, ROWS = 32, KEYS = 16, H = 4, K = 2, D = 16 };
+
+typedef struct gradients {
+    nd_tensor dq, dk, dv;
+} gradients;
+
+static nd_tensor tensor(nd_dtype dtype, int64_t rows, int64_t heads, float base)
+{
+    nd_tensor t = nd_random(dtype, 4, (int64_t[]){1, rows, heads, D}, 0, 0.3f);
+    for (int64_t i = 0; i < nd_tensor_count(t); i++) {
+        nd_put(t, i, nd_get(t, i) + base);
+    }
+    return t;
+}
+
+static nd_tensor zeros(int64_t rows, int64_t heads)
+{
+    nd_tensor t = tensor(ND_DTYPE_F32, rows, heads, 0.0f);
+    memset(t.data, 0, nd_tensor_bytes(t));
+    return t;
+}
+
+static nd_tensor some_rows(nd_tensor t, int64_t begin, int64_t rows)
+{
+    t.data = (char *)t.data + begin * t.stride[1] * (int64_t)nd_dtype_size(t.dtype);
+    t.shape[1] = rows;
+    return t;
+}
+
+/* The unmasked block b of `in`, added into out's F32. */
+static void add_block(const nd_side *side, const gradients *in, nd_tensor out, nd_tensor dout,
+                      nd_tensor lse, nd_tensor delta, int b, const gradients *to)
+{
+    nd_attention a = {1, ROWS, KEYS, H, K, D, KEYS, 0.25f};
+    nd_stream stream = side->stream;
+    void *scratch = malloc(side->ops->attention_scratch(side->device, &a, ND_DTYPE_BF16, true));
+    int64_t at = b * KEYS;
+    ND_OK_OR_FAIL(side->ops->attention_bwd(&stream, &a, to->dq, some_rows(to->dk, at, KEYS),
+                                           some_rows(to->dv, at, KEYS), in->dq,
+                                           some_rows(in->dk, at, KEYS), some_rows(in->dv, at, KEYS),
+                                           out, dout, lse, delta, true, true, scratch));
+    free(scratch);
+}
+
+static void expect_within(const char *what, nd_tensor got, nd_tensor want, nd_tensor sizes)
+{
+    double most = 0.0;
+    for (int64_t i = 0; i < nd_tensor_count(want); i++) {
+        double error = fabs((double)nd_get(got, i) - (double)nd_get(want, i));
+        double bound = ldexp((double)nd_get(sizes, i), -8) + ldexp(1.0, -13);
+        most = fmax(most, error / bound);
+        cr_assert_leq(error, bound, "%s, element %lld: %g, not %g", what, (long long)i,
+                      (double)nd_get(got, i), (double)nd_get(want, i));
+    }
+    cr_expect_gt(most, 0.2, "%s: blocks are rounded at all (%g of the bound)", what, most);
+}
+
+static void check_blocks(const nd_side *ref, const nd_backend *backend)
+{
+    gradients in = {tensor(ND_DTYPE_BF16, ROWS, H, 0.5f),
+                    tensor(ND_DTYPE_BF16, BLOCKS * KEYS, K, 0.5f),
+                    tensor(ND_DTYPE_BF16, BLOCKS * KEYS, K, 0.5f)};
+    nd_tensor dout = tensor(ND_DTYPE_BF16, ROWS, H, 1.0f), out = nd_clone(dout);
+    nd_tensor lse = nd_random(ND_DTYPE_F32, 3, (int64_t[]){1, H, ROWS}, 0, 1.0f);
+    nd_tensor delta = nd_clone(lse);
+    nd_attention all = {1, ROWS, BLOCKS * KEYS, H, K, D, BLOCKS * KEYS, 0.25f};
+    nd_stream stream = ref->stream;
+    void *scratch = malloc(ref->ops->attention_scratch(ref->device, &all, ND_DTYPE_BF16, false));
+    ND_OK_OR_FAIL(ref->ops->attention_fwd(&stream, &all, out, lse, in.dq, in.dk, in.dv, scratch));
+    free(scratch);
+    ND_OK_OR_FAIL(ref->ops->attention_delta(&stream, &all, delta, out, dout));
+    gradients got = {zeros(ROWS, H), zeros(BLOCKS * KEYS, K), zeros(BLOCKS * KEYS, K)};
+    gradients want = {zeros(ROWS, H), zeros(BLOCKS * KEYS, K), zeros(BLOCKS * KEYS, K)};
+    nd_tensor sizes = zeros(ROWS, H);
+    for (int b = 0; b < BLOCKS; b++) {
+        nd_tensor before = nd_clone(want.dq);
+        add_block(ref, &in, out, dout, lse, delta, b, &want);
+        add_block(&backend->side, &in, out, dout, lse, delta, b, &got);
+        for (int64_t i = 0; i < nd_tensor_count(sizes); i++) {
+            float block = nd_get(want.dq, i) - nd_get(before, i);
+            nd_put(sizes, i, nd_get(sizes, i) + fabsf(block));
+        }
+    }
+    expect_within("dq", got.dq, want.dq, sizes);
+    for (int64_t i = 0; i < nd_tensor_count(want.dk); i++) { /* one block each */
+        double error = fabs((double)nd_get(got.dk, i) - (double)nd_get(want.dk, i));
+        double bound = ldexp(fabs((double)nd_get(want.dk, i)), -8) + ldexp(1.0, -13);
+        cr_assert_leq(error, bound, "dk, element %lld: %g, not %g", (long long)i,
+                      (double)nd_get(got.dk, i), (double)nd_get(want.dk, i));
+    }
+    nd_case_free();
+}
+
+Test(attention_blocks, gradients_of_blocks_are_rounded_once_and_added_in_f32)
+{
+    nd_best_backend(check_blocks);
+}
