@@ -60,6 +60,8 @@ typedef struct nd_adamw {
 typedef struct nd_flat_range {
     int64_t begin, end;
     bool decay;
+    nd_bf16
+        *copy; /* optimizers: NULL, or a BF16 copy on the device, copy[i] of element begin + i */
 } nd_flat_range;
 
 /*
@@ -81,6 +83,18 @@ typedef struct nd_fp8 {
     float *scale, *inverse; /* 1, (rows) or (columns) */
     nd_granularity granularity;
 } nd_fp8;
+
+/*
+ * What an op does with a result beside storing it, without reading it again (a parameter of its
+ * own; NULL: nothing). Of the values as they are stored, rounded to act. A result with codes need
+ * not be stored: its tensor's data may be NULL, its shape and dtype count.
+ */
+typedef struct nd_fuse {
+    float *amax;     /* NULL, or F32 (1), on the device: merged with the largest |value| as by
+                         * `amax`; 0 before the first */
+    nd_tensor codes; /* data NULL, or FP8 of the result's shape: cast as by fp8_cast, per tensor */
+    const float *scale; /* F32 (1), on the device, with codes */
+} nd_fuse;
 
 /* Which of its past amaxes a delayed scale follows: the last one, or the largest of the history. */
 typedef enum nd_amax_algorithm { ND_AMAX_MOST_RECENT = 0, ND_AMAX_MAX } nd_amax_algorithm;
@@ -129,10 +143,10 @@ struct nd_ops {
     /*
      * sum = x + delta, then y = weight sum rstd. delta.data NULL: sum is not written and x itself
      * is normalised. sum is rounded to act before it is normalised (the residual stream is act). x,
-     * delta, sum, y (n, C); weight act (C); rstd F32 (n). sum may alias x or delta.
+     * delta, sum, y (n, C); weight act (C); rstd F32 (n). sum may alias x or delta. fuse: of y.
      */
     nd_status (*rmsnorm_fwd)(nd_stream *, nd_tensor y, nd_tensor sum, nd_tensor rstd, nd_tensor x,
-                             nd_tensor delta, nd_tensor weight, float eps);
+                             nd_tensor delta, nd_tensor weight, float eps, const nd_fuse *fuse);
     /*
      * dx (n, C) = dres + d(norm)/dx applied to dy; dres.data NULL means 0. dweight F32 (C) += sum_i
      * dy x rstd. x is the normalised input (the sum of the forward). dx may alias dres or dy.
@@ -149,11 +163,13 @@ struct nd_ops {
                       nd_rope_view table, bool inverse);
 
     /* SwiGLU: out = silu(gate) up */
-    nd_status (*swiglu_fwd)(nd_stream *, nd_tensor out, nd_tensor gate,
-                            nd_tensor up); /* (n, F) each */
-    /* dgate, dup may alias gate, up. */
+    /* (n, F) each; fuse: of out. */
+    nd_status (*swiglu_fwd)(nd_stream *, nd_tensor out, nd_tensor gate, nd_tensor up,
+                            const nd_fuse *fuse);
+    /* dgate, dup may alias gate, up; a fuse for each of them. */
     nd_status (*swiglu_bwd)(nd_stream *, nd_tensor dgate, nd_tensor dup, nd_tensor dout,
-                            nd_tensor gate, nd_tensor up);
+                            nd_tensor gate, nd_tensor up, const nd_fuse *fuse_gate,
+                            const nd_fuse *fuse_up);
 
     /* attention */
     /* out, lse of one block; never materialises (Sq, Sk). `scratch`: attention_scratch bytes. */
@@ -225,11 +241,12 @@ struct nd_ops {
     /*
      * AdamW (Loshchilov and Hutter, 2019; torch.optim.AdamW): g = grad grad_scale; p -= lr wd p
      * (decay ranges); m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; p -= lr (m / bias1) / (sqrt(v
-     * / bias2) + eps).
+     * / bias2) + eps). A range's copy gets the updated p as `cast` rounds it.
      */
     nd_status (*adamw)(nd_stream *, const nd_adamw *, float *p, float *m, float *v,
                        const float *grad, const nd_flat_range *ranges, int range_count);
-    /* p -= lr (grad grad_scale + wd p (decay ranges)): torch.optim.SGD without momentum. */
+    /* p -= lr (grad grad_scale + wd p (decay ranges)): torch.optim.SGD without momentum. Copies as
+     * above. */
     nd_status (*sgd)(nd_stream *, const nd_adamw *, float *p, const float *grad,
                      const nd_flat_range *ranges, int range_count);
 

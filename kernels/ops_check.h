@@ -2,7 +2,8 @@
 #ifndef ND_KERNELS_OPS_CHECK_H
 #define ND_KERNELS_OPS_CHECK_H
 /* Small predicates with which every backend states an op's shape contract (ops.h) in ND_ASSERTs. */
-#include "runtime/tensor/tensor.h"
+#include "kernels/ops.h"
+#include "runtime/tensor/fp8.h"
 
 static inline bool nd_is_act(nd_tensor t)
 {
@@ -13,6 +14,14 @@ static inline bool nd_is_act(nd_tensor t)
 static inline bool nd_is_2d(nd_tensor t, int64_t n0, int64_t n1)
 {
     return t.axes == 2 && t.shape[0] == n0 && t.shape[1] == n1 && (n1 <= 1 || t.stride[1] == 1);
+}
+
+/* What `fuse` (may be NULL) asks of a result (n0, n1) fits it, and somebody wants the result. */
+static inline bool nd_is_fuse_of(const nd_fuse *fuse, nd_tensor result, int64_t n0, int64_t n1)
+{
+    bool codes = fuse && fuse->codes.data;
+    return (result.data || codes) && (!codes || (nd_dtype_is_fp8(fuse->codes.dtype) &&
+                                                 fuse->scale && nd_is_2d(fuse->codes, n0, n1)));
 }
 
 static inline bool nd_is_2d_of(nd_tensor t, nd_dtype dtype, int64_t n0, int64_t n1)

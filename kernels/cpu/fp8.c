@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <float.h>
 #include <math.h>
-#include <stdatomic.h>
 #include <string.h>
 
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/fuse.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/view.h"
 #include "runtime/tensor/fp8.h"
@@ -79,29 +79,6 @@ static void flatten(nd_tensor *t)
 
 /* amax */
 
-static uint32_t bits_of(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits & 0x7fffffff;
-}
-
-static float size_of(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-/* The largest is the same whatever the order in which threads come here. */
-static void raise_most(_Atomic uint32_t *most, uint32_t bits)
-{
-    uint32_t seen = atomic_load_explicit(most, memory_order_relaxed);
-    while (bits > seen && !atomic_compare_exchange_weak_explicit(
-                              most, &seen, bits, memory_order_relaxed, memory_order_relaxed)) {
-    }
-}
-
 static void amax_of_tensor(void *arg, int64_t begin, int64_t end)
 {
     const work *w = arg;
@@ -111,7 +88,7 @@ static void amax_of_tensor(void *arg, int64_t begin, int64_t end)
         uint32_t bits = w->kernels->amax(x_at(w, t.row, t.column), t.columns, w->bf16);
         most = bits > most ? bits : most;
     }
-    raise_most(w->most, most);
+    nd_raise_largest(w->most, most);
 }
 
 static void amax_of_rows(void *arg, int64_t begin, int64_t end)
@@ -119,8 +96,8 @@ static void amax_of_rows(void *arg, int64_t begin, int64_t end)
     const work *w = arg;
     for (int64_t row = begin; row < end; row++) {
         uint32_t bits = w->kernels->amax(x_at(w, row, 0), w->x.shape[1], w->bf16);
-        uint32_t before = w->merge ? bits_of(w->amax[row]) : 0;
-        w->amax[row] = size_of(bits > before ? bits : before);
+        uint32_t before = w->merge ? nd_size_bits(w->amax[row]) : 0;
+        w->amax[row] = nd_size_of_bits(bits > before ? bits : before);
     }
 }
 
@@ -138,11 +115,11 @@ static void amax_of_columns(void *arg, int64_t begin, int64_t end)
 
 static void amax_tensor(nd_stream *stream, work w)
 {
-    _Atomic uint32_t most = w.merge ? bits_of(*w.amax) : 0;
+    _Atomic uint32_t most = w.merge ? nd_size_bits(*w.amax) : 0;
     w.most = &most;
     flatten(&w.x);
     each_item(stream, &w, 1, RUN, amax_of_tensor);
-    *w.amax = size_of(most);
+    *w.amax = nd_size_of_bits(most);
 }
 
 nd_status nd_cpu_amax(nd_stream *stream, float *amax, nd_tensor x, nd_granularity granularity,
@@ -211,7 +188,7 @@ static void cast_rows(void *arg, int64_t begin, int64_t end)
                    t.columns);
     }
     if (w->most) {
-        raise_most(w->most, most);
+        nd_raise_largest(w->most, most);
     }
 }
 
@@ -237,7 +214,7 @@ static void cast_blocks(void *arg, int64_t begin, int64_t end)
                                     transposed.stride[0], block, BLOCK, t.rows, t.columns);
     }
     if (w->most) {
-        raise_most(w->most, most);
+        nd_raise_largest(w->most, most);
     }
 }
 
@@ -261,7 +238,7 @@ nd_status nd_cpu_fp8_cast(nd_stream *stream, nd_fp8 out, float *amax, nd_tensor 
     work w = work_of(stream, x);
     w.e4m3 = format_of(&out, w.x) == ND_DTYPE_F8_E4M3;
     w.fp8 = out;
-    _Atomic uint32_t most = amax ? bits_of(*amax) : 0;
+    _Atomic uint32_t most = amax ? nd_size_bits(*amax) : 0;
     w.most = amax ? &most : NULL;
     if (out.transposed.data) {
         each_item(stream, &w, BLOCK, BLOCK, cast_blocks);
@@ -274,7 +251,7 @@ nd_status nd_cpu_fp8_cast(nd_stream *stream, nd_fp8 out, float *amax, nd_tensor 
         each_item(stream, &w, 1, RUN, cast_rows);
     }
     if (amax) {
-        *amax = size_of(most);
+        *amax = nd_size_of_bits(most);
     }
     return ND_OK;
 }

@@ -3,43 +3,68 @@
 
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/fuse.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/view.h"
 
 typedef struct forward {
     const nd_row_ops *rows;
-    nd_tensor y, sum, rstd, x, delta, weight;
+    nd_tensor sum, rstd, x, delta, weight;
     float eps;
+    nd_cpu_result y;
 } forward;
+
+/* y of row i; returns the larger of `most` and its largest size. */
+static uint32_t scale_row(const forward *w, int64_t i, float rstd, uint32_t most)
+{
+    nd_tensor from = w->delta.data ? w->sum : w->x;
+    int64_t C = w->x.shape[1], piece = nd_cpu_piece_of(&w->y, C);
+    float buffer[ND_CPU_PIECE];
+    for (int64_t c = 0; c < C; c += piece) {
+        int64_t n = C - c < piece ? C - c : piece;
+        void *y = nd_cpu_piece_at(&w->y, i, c, buffer);
+        w->rows->norm_scale(y, nd_address(from, i * from.stride[0] + c), nd_address(w->weight, c),
+                            rstd, n, w->y.bf16);
+        most = nd_cpu_piece_done(&w->y, w->rows, y, i, c, n, most);
+    }
+    return most;
+}
 
 static void forward_rows(void *arg, int64_t begin, int64_t end)
 {
-    const forward *w = arg;
-    bool bf16 = w->y.dtype == ND_DTYPE_BF16, add = w->delta.data;
+    forward *w = arg;
+    bool add = w->delta.data;
+    uint32_t most = 0;
     for (int64_t i = begin; i < end; i++) {
-        ((float *)w->rstd.data)[i] = w->rows->norm_fwd(
-            nd_row(w->y, i), add ? nd_row(w->sum, i) : NULL, nd_row(w->x, i),
-            add ? nd_row(w->delta, i) : NULL, w->weight.data, w->y.shape[1], w->eps, bf16);
+        float rstd =
+            w->rows->norm_rstd(add ? nd_row(w->sum, i) : NULL, nd_row(w->x, i),
+                               add ? nd_row(w->delta, i) : NULL, w->x.shape[1], w->eps, w->y.bf16);
+        ((float *)w->rstd.data)[i] = rstd;
+        most = scale_row(w, i, rstd, most);
     }
+    nd_raise_largest(&w->y.most, most);
 }
 
 nd_status nd_cpu_rmsnorm_fwd(nd_stream *stream, nd_tensor y, nd_tensor sum, nd_tensor rstd,
-                             nd_tensor x, nd_tensor delta, nd_tensor weight, float eps)
+                             nd_tensor x, nd_tensor delta, nd_tensor weight, float eps,
+                             const nd_fuse *fuse)
 {
     int64_t n = y.shape[0], C = y.shape[1];
     ND_ASSERT(nd_is_act(y) && nd_is_2d(y, n, C) && nd_is_2d_of(x, y.dtype, n, C));
     ND_ASSERT(!delta.data || nd_is_2d_of(sum, y.dtype, n, C));
     ND_ASSERT(!delta.data || nd_is_2d_of(delta, y.dtype, n, C));
     ND_ASSERT(nd_is_vector(rstd, ND_DTYPE_F32, n) && nd_is_vector(weight, y.dtype, C));
+    ND_ASSERT(nd_is_fuse_of(fuse, y, n, C));
     forward w = {.rows = nd_cpu_context_of(stream)->rows,
-                 .y = y,
                  .sum = sum,
                  .rstd = rstd,
                  .x = x,
                  .delta = delta,
                  .weight = weight,
                  .eps = eps};
+    nd_cpu_result_begin(&w.y, y, fuse);
     nd_cpu_parallel(stream, n, C, forward_rows, &w);
+    nd_cpu_result_end(&w.y);
     return ND_OK;
 }
 

@@ -18,11 +18,12 @@ static void update_chunks(void *arg, int64_t begin, int64_t end)
     const optimizer *w = arg;
     int64_t from = w->range.begin + begin * CHUNK, to = w->range.begin + end * CHUNK;
     int64_t n = (to < w->range.end ? to : w->range.end) - from;
+    nd_bf16 *copy = w->range.copy ? w->range.copy + begin * CHUNK : NULL;
     if (w->m) {
         w->rows->adamw(w->o, w->range.decay, w->p + from, w->m + from, w->v + from, w->grad + from,
-                       n);
+                       copy, n);
     } else {
-        w->rows->sgd(w->o, w->range.decay, w->p + from, w->grad + from, n);
+        w->rows->sgd(w->o, w->range.decay, w->p + from, w->grad + from, copy, n);
     }
 }
 

@@ -121,7 +121,8 @@ INLINE float sum_of(const nd_vf s[UNROLL])
 #include "kernels/cpu/row_random.inc"
 
 const nd_row_ops PASTE(nd_rows, ND_ISA) = {
-    .norm_fwd = norm_fwd,
+    .norm_rstd = norm_rstd,
+    .norm_scale = norm_scale,
     .norm_bwd = norm_bwd,
     .rope = rope,
     .swiglu_fwd = swiglu_fwd,

@@ -13,9 +13,12 @@
 #include "kernels/ops.h"
 
 typedef struct nd_row_ops {
-    /* Returns rstd. delta NULL: x is normalised and sum is not touched. */
-    float (*norm_fwd)(void *y, void *sum, const void *x, const void *delta, const void *weight,
-                      int64_t C, float eps, bool bf16);
+    /* sum = x + delta; returns its rstd, or with delta NULL that of x, and sum is not touched. */
+    float (*norm_rstd)(void *sum, const void *x, const void *delta, int64_t C, float eps,
+                       bool bf16);
+    /* y (n) = weight x rstd. */
+    void (*norm_scale)(void *y, const void *x, const void *weight, float rstd, int64_t n,
+                       bool bf16);
     /* dweight (C) += dy x rstd; dres may be NULL. */
     void (*norm_bwd)(void *dx, float *dweight, const void *dy, const void *dres, const void *x,
                      const void *weight, float rstd, int64_t C, bool bf16);
@@ -40,9 +43,11 @@ typedef struct nd_row_ops {
     /* The values of nd_rng_normal, times deviation. */
     void (*random_normal)(float *out, float deviation, uint64_t seed, uint64_t stream,
                           uint64_t first, int64_t n);
+    /* copy: NULL, or the updated p, rounded as `cast` does. */
     void (*adamw)(const nd_adamw *o, bool decay, float *p, float *m, float *v, const float *grad,
-                  int64_t n);
-    void (*sgd)(const nd_adamw *o, bool decay, float *p, const float *grad, int64_t n);
+                  nd_bf16 *copy, int64_t n);
+    void (*sgd)(const nd_adamw *o, bool decay, float *p, const float *grad, nd_bf16 *copy,
+                int64_t n);
 
     /* The bits of the largest |x|. As integers sizes are ordered as numbers are, with NaN above
      * infinity. */

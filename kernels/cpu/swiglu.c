@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/fuse.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/view.h"
 
@@ -8,59 +9,87 @@ enum { WORK = 4 }; /* an element of SwiGLU costs about four of a plain sum */
 
 typedef struct swiglu {
     const nd_row_ops *rows;
-    nd_tensor out, gate, up;    /* forward */
-    nd_tensor dgate, dup, dout; /* backward, with gate and up */
+    nd_tensor gate, up;
+    nd_tensor dout;           /* backward */
+    nd_cpu_result results[2]; /* forward: out; backward: dgate, dup */
     int64_t F;
-    bool bf16;
 } swiglu;
+
+static void *at(nd_tensor t, int64_t row, int64_t column)
+{
+    return nd_address(t, row * t.stride[0] + column);
+}
 
 static void forward_rows(void *arg, int64_t begin, int64_t end)
 {
-    const swiglu *w = arg;
+    swiglu *w = arg;
+    nd_cpu_result *r = &w->results[0];
+    int64_t piece = nd_cpu_piece_of(r, w->F);
+    float buffer[ND_CPU_PIECE];
+    uint32_t most = 0;
     for (int64_t i = begin; i < end; i++) {
-        w->rows->swiglu_fwd(nd_row(w->out, i), nd_row(w->gate, i), nd_row(w->up, i), w->F, w->bf16);
+        for (int64_t f = 0; f < w->F; f += piece) {
+            int64_t n = w->F - f < piece ? w->F - f : piece;
+            void *out = nd_cpu_piece_at(r, i, f, buffer);
+            w->rows->swiglu_fwd(out, at(w->gate, i, f), at(w->up, i, f), n, r->bf16);
+            most = nd_cpu_piece_done(r, w->rows, out, i, f, n, most);
+        }
     }
+    nd_raise_largest(&r->most, most);
 }
 
-nd_status nd_cpu_swiglu_fwd(nd_stream *stream, nd_tensor out, nd_tensor gate, nd_tensor up)
+nd_status nd_cpu_swiglu_fwd(nd_stream *stream, nd_tensor out, nd_tensor gate, nd_tensor up,
+                            const nd_fuse *fuse)
 {
     int64_t n = out.shape[0], F = out.shape[1];
-    ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, F));
+    ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, F) && nd_is_fuse_of(fuse, out, n, F));
     ND_ASSERT(nd_is_2d_of(gate, out.dtype, n, F) && nd_is_2d_of(up, out.dtype, n, F));
-    swiglu w = {.rows = nd_cpu_context_of(stream)->rows,
-                .out = out,
-                .gate = gate,
-                .up = up,
-                .F = F,
-                .bf16 = out.dtype == ND_DTYPE_BF16};
+    swiglu w = {.rows = nd_cpu_context_of(stream)->rows, .gate = gate, .up = up, .F = F};
+    nd_cpu_result_begin(&w.results[0], out, fuse);
     nd_cpu_parallel(stream, n, WORK * F, forward_rows, &w);
+    nd_cpu_result_end(&w.results[0]);
     return ND_OK;
 }
 
 static void backward_rows(void *arg, int64_t begin, int64_t end)
 {
-    const swiglu *w = arg;
+    swiglu *w = arg;
+    nd_cpu_result *r = w->results;
+    int64_t piece[2] = {nd_cpu_piece_of(&r[0], w->F), nd_cpu_piece_of(&r[1], w->F)};
+    int64_t step = piece[0] < piece[1] ? piece[0] : piece[1];
+    float buffers[2][ND_CPU_PIECE];
+    uint32_t most[2] = {0, 0};
     for (int64_t i = begin; i < end; i++) {
-        w->rows->swiglu_bwd(nd_row(w->dgate, i), nd_row(w->dup, i), nd_row(w->dout, i),
-                            nd_row(w->gate, i), nd_row(w->up, i), w->F, w->bf16);
+        for (int64_t f = 0; f < w->F; f += step) {
+            int64_t n = w->F - f < step ? w->F - f : step;
+            void *d[2] = {nd_cpu_piece_at(&r[0], i, f, buffers[0]),
+                          nd_cpu_piece_at(&r[1], i, f, buffers[1])};
+            w->rows->swiglu_bwd(d[0], d[1], at(w->dout, i, f), at(w->gate, i, f), at(w->up, i, f),
+                                n, r[0].bf16);
+            for (int k = 0; k < 2; k++) {
+                most[k] = nd_cpu_piece_done(&r[k], w->rows, d[k], i, f, n, most[k]);
+            }
+        }
     }
+    nd_raise_largest(&r[0].most, most[0]);
+    nd_raise_largest(&r[1].most, most[1]);
 }
 
 nd_status nd_cpu_swiglu_bwd(nd_stream *stream, nd_tensor dgate, nd_tensor dup, nd_tensor dout,
-                            nd_tensor gate, nd_tensor up)
+                            nd_tensor gate, nd_tensor up, const nd_fuse *fuse_gate,
+                            const nd_fuse *fuse_up)
 {
     int64_t n = dout.shape[0], F = dout.shape[1];
     ND_ASSERT(nd_is_act(dout) && nd_is_2d(dout, n, F));
     ND_ASSERT(nd_is_2d_of(gate, dout.dtype, n, F) && nd_is_2d_of(up, dout.dtype, n, F));
     ND_ASSERT(nd_is_2d_of(dgate, dout.dtype, n, F) && nd_is_2d_of(dup, dout.dtype, n, F));
-    swiglu w = {.rows = nd_cpu_context_of(stream)->rows,
-                .gate = gate,
-                .up = up,
-                .dgate = dgate,
-                .dup = dup,
-                .dout = dout,
-                .F = F,
-                .bf16 = dout.dtype == ND_DTYPE_BF16};
+    ND_ASSERT(nd_is_fuse_of(fuse_gate, dgate, n, F) && nd_is_fuse_of(fuse_up, dup, n, F));
+    swiglu w = {
+        .rows = nd_cpu_context_of(stream)->rows, .gate = gate, .up = up, .dout = dout, .F = F};
+    nd_cpu_result_begin(&w.results[0], dgate, fuse_gate);
+    nd_cpu_result_begin(&w.results[1], dup, fuse_up);
     nd_cpu_parallel(stream, n, WORK * F, backward_rows, &w);
+    nd_cpu_result_end(&w.results[0]);
+    nd_cpu_result_end(&w.results[1]);
     return ND_OK;
 }

@@ -7,6 +7,7 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/sdpa.h"
 #include "kernels/ops_check.h"
+#include "kernels/ops_list.h"
 #include "runtime/base/clock.h"
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
@@ -61,12 +62,13 @@ static nd_status embedding_bwd(nd_stream *s, nd_tensor dtable, nd_tensor ids, nd
 }
 
 static nd_status rmsnorm_fwd(nd_stream *s, nd_tensor y, nd_tensor sum, nd_tensor rstd, nd_tensor x,
-                             nd_tensor delta, nd_tensor weight, float eps)
+                             nd_tensor delta, nd_tensor weight, float eps, const nd_fuse *fuse)
 {
     ND_ASSERT(nd_is_act(x) && nd_is_2d_of(y, x.dtype, x.shape[0], x.shape[1]));
     ND_ASSERT(nd_is_vector(weight, x.dtype, x.shape[1]));
+    ND_ASSERT(nd_is_fuse_of(fuse, y, x.shape[0], x.shape[1]));
     ND_ASSERT(nd_is_vector(rstd, ND_DTYPE_F32, x.shape[0]));
-    return LAUNCH(s, rmsnorm_fwd, y, sum, rstd, x, delta, weight, eps, NULL);
+    return LAUNCH(s, rmsnorm_fwd, y, sum, rstd, x, delta, weight, eps, fuse);
 }
 
 static nd_status rmsnorm_bwd(nd_stream *s, nd_tensor dx, nd_tensor dweight, nd_tensor dy,
@@ -85,17 +87,22 @@ static nd_status rope(nd_stream *s, nd_tensor out, nd_tensor x, nd_tensor positi
     return LAUNCH(s, rope, out, x, positions, table, inverse);
 }
 
-static nd_status swiglu_fwd(nd_stream *s, nd_tensor out, nd_tensor gate, nd_tensor up)
+static nd_status swiglu_fwd(nd_stream *s, nd_tensor out, nd_tensor gate, nd_tensor up,
+                            const nd_fuse *fuse)
 {
     ND_ASSERT(out.dtype == gate.dtype && gate.dtype == up.dtype && nd_is_act(out));
-    return LAUNCH(s, swiglu_fwd, out, gate, up, NULL);
+    ND_ASSERT(nd_is_fuse_of(fuse, out, gate.shape[0], gate.shape[1]));
+    return LAUNCH(s, swiglu_fwd, out, gate, up, fuse);
 }
 
 static nd_status swiglu_bwd(nd_stream *s, nd_tensor dgate, nd_tensor dup, nd_tensor dout,
-                            nd_tensor gate, nd_tensor up)
+                            nd_tensor gate, nd_tensor up, const nd_fuse *fuse_gate,
+                            const nd_fuse *fuse_up)
 {
     ND_ASSERT(dout.dtype == gate.dtype && gate.dtype == up.dtype && nd_is_act(dout));
-    return LAUNCH(s, swiglu_bwd, dgate, dup, dout, gate, up, NULL, NULL);
+    ND_ASSERT(nd_is_fuse_of(fuse_gate, dgate, gate.shape[0], gate.shape[1]));
+    ND_ASSERT(nd_is_fuse_of(fuse_up, dup, gate.shape[0], gate.shape[1]));
+    return LAUNCH(s, swiglu_bwd, dgate, dup, dout, gate, up, fuse_gate, fuse_up);
 }
 
 static void check_attention(const nd_attention *a, nd_tensor q, nd_tensor k, nd_tensor v)
@@ -201,13 +208,13 @@ static nd_status random_normal(nd_stream *s, float *out, int64_t count, float de
 static nd_status adamw(nd_stream *s, const nd_adamw *hyper, float *p, float *m, float *v,
                        const float *grad, const nd_flat_range *ranges, int range_count)
 {
-    return LAUNCH(s, adamw, hyper, p, m, v, grad, NULL, ranges, range_count);
+    return LAUNCH(s, adamw, hyper, p, m, v, grad, ranges, range_count);
 }
 
 static nd_status sgd(nd_stream *s, const nd_adamw *hyper, float *p, const float *grad,
                      const nd_flat_range *ranges, int range_count)
 {
-    return LAUNCH(s, sgd, hyper, p, grad, NULL, ranges, range_count);
+    return LAUNCH(s, sgd, hyper, p, grad, ranges, range_count);
 }
 
 static nd_status amax(nd_stream *s, float *amax, nd_tensor x, nd_granularity granularity,
@@ -260,42 +267,9 @@ static size_t matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, 
     return nd_lt_matmul_fp8_scratch(m, n, k, act);
 }
 
-static const nd_ops cuda_ops = {
-    .name = "cuda",
-    .fp8_needs_transposed = true,
-    .matmul = matmul,
-    .embedding_fwd = embedding_fwd,
-    .embedding_bwd = embedding_bwd,
-    .rmsnorm_fwd = rmsnorm_fwd,
-    .rmsnorm_bwd = rmsnorm_bwd,
-    .rope = rope,
-    .swiglu_fwd = swiglu_fwd,
-    .swiglu_bwd = swiglu_bwd,
-    .attention_fwd = attention_fwd,
-    .attention_delta = attention_delta,
-    .attention_bwd = attention_bwd,
-    .attention_scratch = attention_scratch,
-    .lse_merge = lse_merge,
-    .ce_stats = ce_stats,
-    .ce_rescale = ce_rescale,
-    .ce_loss = ce_loss,
-    .ce_bwd = ce_bwd,
-    .add = add,
-    .accumulate = accumulate,
-    .cast = cast,
-    .sum_squares = sum_squares,
-    .random_normal = random_normal,
-    .adamw = adamw,
-    .sgd = sgd,
-    .amax = amax,
-    .fp8_scale = fp8_scale,
-    .fp8_delayed = fp8_delayed,
-    .fp8_cast = fp8_cast,
-    .fp8_transpose = fp8_transpose,
-    .fp8_count = fp8_count,
-    .matmul_fp8 = matmul_fp8,
-    .matmul_fp8_scratch = matmul_fp8_scratch,
-};
+#define ENTRY(op) .op = op,
+
+static const nd_ops cuda_ops = {.name = "cuda", .fp8_needs_transposed = true, ND_EACH_OP(ENTRY)};
 
 static void context_destroy(void *native)
 {

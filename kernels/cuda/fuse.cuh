@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_CUDA_FUSE_CUH
 #define ND_CUDA_FUSE_CUH
-/* FP8 codes, and what kernels do with their results on the way out (nd_cuda_fuse). */
+/* FP8 codes, and what kernels do with their results on the way out (nd_fuse). */
 #include "kernels/cuda/common.cuh"
 
 namespace nd {
@@ -72,7 +72,7 @@ __device__ inline pack<uint8_t, N> encode_scaled(const float (&x)[N], float scal
     return e4m3 ? encode_all<ND_DTYPE_F8_E4M3>(scaled) : encode_all<ND_DTYPE_F8_E5M2>(scaled);
 }
 
-/* nd_cuda_fuse for a kernel: 2-d, or off (no codes, no amax). */
+/* nd_fuse for a kernel: 2-d, or off (no codes, no amax). */
 struct fuse_view {
     float *amax;
     uint8_t *codes;
@@ -87,7 +87,7 @@ struct fuse_view {
     }
 };
 
-inline fuse_view fuse_view_of(const nd_cuda_fuse *fuse)
+inline fuse_view fuse_view_of(const nd_fuse *fuse)
 {
     fuse_view v = {};
     if (fuse) {
@@ -100,7 +100,7 @@ inline fuse_view fuse_view_of(const nd_cuda_fuse *fuse)
     return v;
 }
 
-inline bool fuse_is_on(const nd_cuda_fuse *fuse)
+inline bool fuse_is_on(const nd_fuse *fuse)
 {
     return fuse && (fuse->amax || fuse->codes.data);
 }

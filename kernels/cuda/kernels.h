@@ -32,38 +32,25 @@ enum {
     ND_CUDA_EMBEDDING_TOKENS = ND_CUDA_SCRATCH / 20 / 512 * 512,
 };
 
-/*
- * What a kernel does with a result beside storing it, without reading it again. Of the values as
- * they are stored (rounded to act), of the whole tensor. A result with codes need not be stored:
- * its tensor's data may be NULL.
- */
-typedef struct nd_cuda_fuse {
-    /* NULL, or F32 (1): merged with the largest |value|, NaN when there is one. Zero it before the
-     * first. */
-    float *amax;
-    nd_tensor codes; /* data NULL, or FP8 of the result's shape: cast as by fp8_cast, per tensor */
-    const float *scale; /* F32 (1), with codes */
-} nd_cuda_fuse;
-
 /* embedding */
 int nd_cuda_embedding_fwd(nd_cuda_queue, nd_tensor out, nd_tensor ids, nd_tensor table,
                           int64_t first);
 int nd_cuda_embedding_bwd(nd_cuda_queue, nd_tensor dtable, nd_tensor ids, nd_tensor dout,
                           int64_t first, void *scratch);
 
-/* RMSNorm, RoPE, SwiGLU; fuse NULL: nothing beside */
+/* RMSNorm, RoPE, SwiGLU */
 int nd_cuda_rmsnorm_fwd(nd_cuda_queue, nd_tensor y, nd_tensor sum, nd_tensor rstd, nd_tensor x,
-                        nd_tensor delta, nd_tensor weight, float eps, const nd_cuda_fuse *fuse);
+                        nd_tensor delta, nd_tensor weight, float eps, const nd_fuse *fuse);
 int nd_cuda_rmsnorm_bwd(nd_cuda_queue, nd_tensor dx, nd_tensor dweight, nd_tensor dy,
                         nd_tensor dres, nd_tensor x, nd_tensor weight, nd_tensor rstd,
                         void *scratch);
 int nd_cuda_rope(nd_cuda_queue, nd_tensor out, nd_tensor x, nd_tensor positions, nd_rope_view table,
                  bool inverse);
 int nd_cuda_swiglu_fwd(nd_cuda_queue, nd_tensor out, nd_tensor gate, nd_tensor up,
-                       const nd_cuda_fuse *fuse);
+                       const nd_fuse *fuse);
 int nd_cuda_swiglu_bwd(nd_cuda_queue, nd_tensor dgate, nd_tensor dup, nd_tensor dout,
-                       nd_tensor gate, nd_tensor up, const nd_cuda_fuse *fuse_gate,
-                       const nd_cuda_fuse *fuse_up);
+                       nd_tensor gate, nd_tensor up, const nd_fuse *fuse_gate,
+                       const nd_fuse *fuse_up);
 
 /* beside attention */
 int nd_cuda_attention_delta(nd_cuda_queue, const nd_attention *, nd_tensor delta, nd_tensor out,
@@ -91,10 +78,9 @@ int nd_cuda_random_normal(nd_cuda_queue, float *out, int64_t count, float deviat
                           uint64_t random_stream, uint64_t first);
 
 /* optimizers; ranges: host memory */
-/* resident: NULL, or the resident BF16 copy of p, same offsets: the updated p rounded. */
 int nd_cuda_adamw(nd_cuda_queue, const nd_adamw *, float *p, float *m, float *v, const float *grad,
-                  nd_bf16 *resident, const nd_flat_range *ranges, int range_count);
-int nd_cuda_sgd(nd_cuda_queue, const nd_adamw *, float *p, const float *grad, nd_bf16 *resident,
+                  const nd_flat_range *ranges, int range_count);
+int nd_cuda_sgd(nd_cuda_queue, const nd_adamw *, float *p, const float *grad,
                 const nd_flat_range *ranges, int range_count);
 
 /* FP8 */

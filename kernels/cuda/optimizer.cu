@@ -14,6 +14,7 @@ enum { THREADS = 256, TOGETHER = 2, MOST_RANGES = 64 };
 /* Some ranges of a shard; block b belongs to the last range whose first_block is at most b. */
 struct range_list {
     int64_t begin[MOST_RANGES], end[MOST_RANGES];
+    bf16 *copy[MOST_RANGES]; /* NULL, or of element begin + i */
     uint32_t first_block[MOST_RANGES];
     uint64_t decay; /* a bit per range */
     int count;
@@ -38,7 +39,6 @@ template <int N> struct adamw_step {
     float lr, beta1, beta2, eps, weight_decay, grad_scale, by_bias1, by_bias2; /* by: 1 / bias */
     float *p, *m, *v;
     const float *grad;
-    bf16 *resident;
 
     struct state {
         pack<float, N> p, m, v, grad;
@@ -63,14 +63,14 @@ template <int N> struct adamw_step {
         }
     }
 
-    __device__ void finish(int64_t at, state &s, bool decays) const
+    __device__ void finish(int64_t at, state &s, bool decays, bf16 *copy) const
     {
         update(s, decays ? lr * weight_decay : 0.0f);
         store<N>(p + at, s.p);
         store<N>(m + at, s.m);
         store<N>(v + at, s.v);
-        if (resident) {
-            store_floats<N>(resident + at, s.p.e);
+        if (copy) {
+            store_floats<N>(copy, s.p.e);
         }
     }
 };
@@ -79,7 +79,6 @@ template <int N> struct sgd_step {
     float lr, weight_decay, grad_scale;
     float *p;
     const float *grad;
-    bf16 *resident;
 
     struct state {
         pack<float, N> p, grad;
@@ -91,7 +90,7 @@ template <int N> struct sgd_step {
         s.grad = nd::load<N>(grad + at);
     }
 
-    __device__ void finish(int64_t at, state &s, bool decays) const
+    __device__ void finish(int64_t at, state &s, bool decays, bf16 *copy) const
     {
         float decay = decays ? weight_decay : 0.0f;
         ND_UNROLL
@@ -99,8 +98,8 @@ template <int N> struct sgd_step {
             s.p.e[i] -= lr * (s.grad.e[i] * grad_scale + decay * s.p.e[i]);
         }
         store<N>(p + at, s.p);
-        if (resident) {
-            store_floats<N>(resident + at, s.p.e);
+        if (copy) {
+            store_floats<N>(copy, s.p.e);
         }
     }
 };
@@ -113,6 +112,7 @@ __global__ void __launch_bounds__(THREADS)
     int r = range_of(ranges, blockIdx.x);
     int64_t begin = ranges.begin[r], end = ranges.end[r];
     bool decays = ranges.decay >> r & 1;
+    bf16 *copy = ranges.copy[r];
     int64_t at =
         begin / N * N +
         ((blockIdx.x - ranges.first_block[r]) * (int64_t)(THREADS * TOGETHER) + threadIdx.x) * N;
@@ -128,13 +128,13 @@ __global__ void __launch_bounds__(THREADS)
     for (int u = 0; u < TOGETHER; u++) {
         int64_t mine = at + (int64_t)u * THREADS * N;
         if (mine >= begin && mine + N <= end) {
-            step.finish(mine, states[u], decays);
+            step.finish(mine, states[u], decays, copy ? copy + (mine - begin) : NULL);
         } else if (N > 1 && mine < end && mine + N > begin) {
             ND_NO_UNROLL
             for (int64_t one = mine > begin ? mine : begin; one < end && one < mine + N; one++) {
                 typename S1::state state;
                 single.load(one, state);
-                single.finish(one, state, decays);
+                single.finish(one, state, decays, copy ? copy + (one - begin) : NULL);
             }
         }
     }
@@ -149,6 +149,7 @@ template <int N> int64_t take_ranges(const nd_flat_range *ranges, int count, ran
         int64_t elements = ranges[r].end - ranges[r].begin / N * N;
         list.begin[r] = ranges[r].begin;
         list.end[r] = ranges[r].end;
+        list.copy[r] = (bf16 *)ranges[r].copy;
         list.first_block[r] = (uint32_t)blocks;
         list.decay |= (uint64_t)(ranges[r].decay ? 1 : 0) << r;
         blocks += ranges[r].end > ranges[r].begin
@@ -180,8 +181,7 @@ int update(nd_cuda_queue queue, const S &step, const S1 &single, const nd_flat_r
 }
 
 template <int N>
-adamw_step<N> adamw_of(const nd_adamw *o, float *p, float *m, float *v, const float *grad,
-                       nd_bf16 *resident)
+adamw_step<N> adamw_of(const nd_adamw *o, float *p, float *m, float *v, const float *grad)
 {
     return {o->lr,
             o->beta1,
@@ -194,14 +194,23 @@ adamw_step<N> adamw_of(const nd_adamw *o, float *p, float *m, float *v, const fl
             p,
             m,
             v,
-            grad,
-            (bf16 *)resident};
+            grad};
 }
 
-template <int N>
-sgd_step<N> sgd_of(const nd_adamw *o, float *p, const float *grad, nd_bf16 *resident)
+template <int N> sgd_step<N> sgd_of(const nd_adamw *o, float *p, const float *grad)
 {
-    return {o->lr, o->weight_decay, o->grad_scale, p, grad, (bf16 *)resident};
+    return {o->lr, o->weight_decay, o->grad_scale, p, grad};
+}
+
+/* Do packs of 4 of the copies lie on their boundaries where those of the shard do? */
+bool copies_align(const nd_flat_range *ranges, int count)
+{
+    bool fine = true;
+    for (int r = 0; r < count; r++) {
+        uintptr_t first = (uintptr_t)ranges[r].copy - (uintptr_t)ranges[r].begin * sizeof(bf16);
+        fine = fine && (!ranges[r].copy || first % (4 * sizeof(bf16)) == 0);
+    }
+    return fine;
 }
 
 /* ---- sum of squares: F64 per thread, a tree per block, then the blocks in one more tree ---- */
@@ -267,26 +276,26 @@ __global__ void __launch_bounds__(SUM_BLOCKS)
 } // namespace
 
 int nd_cuda_adamw(nd_cuda_queue queue, const nd_adamw *o, float *p, float *m, float *v,
-                  const float *grad, nd_bf16 *resident, const nd_flat_range *ranges,
-                  int range_count)
+                  const float *grad, const nd_flat_range *ranges, int range_count)
 {
-    bool packs = aligned(p) && aligned(m) && aligned(v) && aligned(grad) && aligned(resident, 0, 8);
-    adamw_step<1> single = adamw_of<1>(o, p, m, v, grad, resident);
+    bool packs = aligned(p) && aligned(m) && aligned(v) && aligned(grad) &&
+                 copies_align(ranges, range_count);
+    adamw_step<1> single = adamw_of<1>(o, p, m, v, grad);
     if (!packs) {
         return update<1>(queue, single, single, ranges, range_count);
     }
-    return update<4>(queue, adamw_of<4>(o, p, m, v, grad, resident), single, ranges, range_count);
+    return update<4>(queue, adamw_of<4>(o, p, m, v, grad), single, ranges, range_count);
 }
 
 int nd_cuda_sgd(nd_cuda_queue queue, const nd_adamw *o, float *p, const float *grad,
-                nd_bf16 *resident, const nd_flat_range *ranges, int range_count)
+                const nd_flat_range *ranges, int range_count)
 {
-    bool packs = aligned(p) && aligned(grad) && aligned(resident, 0, 8);
-    sgd_step<1> single = sgd_of<1>(o, p, grad, resident);
+    bool packs = aligned(p) && aligned(grad) && copies_align(ranges, range_count);
+    sgd_step<1> single = sgd_of<1>(o, p, grad);
     if (!packs) {
         return update<1>(queue, single, single, ranges, range_count);
     }
-    return update<4>(queue, sgd_of<4>(o, p, grad, resident), single, ranges, range_count);
+    return update<4>(queue, sgd_of<4>(o, p, grad), single, ranges, range_count);
 }
 
 int nd_cuda_sum_squares(nd_cuda_queue queue, double *out, const float *x, int64_t count,

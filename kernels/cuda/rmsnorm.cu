@@ -386,7 +386,7 @@ int backward(nd_cuda_queue queue, const backward_args &a, bool packs, int *block
 
 int nd_cuda_rmsnorm_fwd(nd_cuda_queue queue, nd_tensor y, nd_tensor sum, nd_tensor rstd,
                         nd_tensor x, nd_tensor delta, nd_tensor weight, float eps,
-                        const nd_cuda_fuse *fuse)
+                        const nd_fuse *fuse)
 {
     fuse_view f = fuse_view_of(fuse);
     forward_args a = {y.data,

@@ -66,7 +66,7 @@ template <class T, int N> struct forward_of {
 
 template <class T, int N>
 int forward_packs(nd_cuda_queue queue, const nd_tensor (&t)[FORWARD_OPERANDS],
-                  const layout<FORWARD_OPERANDS> &l, const nd_cuda_fuse *fuse)
+                  const layout<FORWARD_OPERANDS> &l, const nd_fuse *fuse)
 {
     T *out = (T *)t[OUT].data;
     const T *gate = (const T *)t[GATE].data, *up = (const T *)t[UP].data;
@@ -78,7 +78,7 @@ int forward_packs(nd_cuda_queue queue, const nd_tensor (&t)[FORWARD_OPERANDS],
 }
 
 template <class T>
-int forward(nd_cuda_queue queue, const nd_tensor (&t)[FORWARD_OPERANDS], const nd_cuda_fuse *fuse)
+int forward(nd_cuda_queue queue, const nd_tensor (&t)[FORWARD_OPERANDS], const nd_fuse *fuse)
 {
     constexpr int PACK = type_of<T>::pack;
     int N;
@@ -150,8 +150,8 @@ template <class T, int N> struct backward_of {
 
 template <class T, int N>
 int backward_packs(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS],
-                   const layout<BACKWARD_OPERANDS> &l, const nd_cuda_fuse *fuse_gate,
-                   const nd_cuda_fuse *fuse_up)
+                   const layout<BACKWARD_OPERANDS> &l, const nd_fuse *fuse_gate,
+                   const nd_fuse *fuse_up)
 {
     backward_of<T, N> f = {(T *)t[DGATE].data,
                            (T *)t[DUP].data,
@@ -166,8 +166,8 @@ int backward_packs(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS],
 }
 
 template <class T>
-int backward(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS],
-             const nd_cuda_fuse *fuse_gate, const nd_cuda_fuse *fuse_up)
+int backward(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS], const nd_fuse *fuse_gate,
+             const nd_fuse *fuse_up)
 {
     constexpr int PACK = type_of<T>::pack;
     int N;
@@ -177,7 +177,7 @@ int backward(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS],
                      : backward_packs<T, 1>(queue, t, l, fuse_gate, fuse_up);
 }
 
-nd_tensor codes_of(const nd_cuda_fuse *fuse)
+nd_tensor codes_of(const nd_fuse *fuse)
 {
     nd_tensor none = {};
     return fuse ? fuse->codes : none;
@@ -186,7 +186,7 @@ nd_tensor codes_of(const nd_cuda_fuse *fuse)
 } // namespace
 
 int nd_cuda_swiglu_fwd(nd_cuda_queue queue, nd_tensor out, nd_tensor gate, nd_tensor up,
-                       const nd_cuda_fuse *fuse)
+                       const nd_fuse *fuse)
 {
     const nd_tensor t[FORWARD_OPERANDS] = {out, gate, up, codes_of(fuse)};
     return gate.dtype == ND_DTYPE_F32 ? forward<float>(queue, t, fuse)
@@ -194,8 +194,8 @@ int nd_cuda_swiglu_fwd(nd_cuda_queue queue, nd_tensor out, nd_tensor gate, nd_te
 }
 
 int nd_cuda_swiglu_bwd(nd_cuda_queue queue, nd_tensor dgate, nd_tensor dup, nd_tensor dout,
-                       nd_tensor gate, nd_tensor up, const nd_cuda_fuse *fuse_gate,
-                       const nd_cuda_fuse *fuse_up)
+                       nd_tensor gate, nd_tensor up, const nd_fuse *fuse_gate,
+                       const nd_fuse *fuse_up)
 {
     const nd_tensor t[BACKWARD_OPERANDS] = {
         dgate, dup, dout, gate, up, codes_of(fuse_gate), codes_of(fuse_up)};

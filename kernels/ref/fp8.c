@@ -11,6 +11,24 @@ static float larger(float a, float b)
     return isnan(a) || a > b ? a : b;
 }
 
+void nd_ref_emit(nd_tensor out, const nd_fuse *fuse, int64_t i, int64_t j, double value)
+{
+    float stored = (float)value;
+    if (out.dtype == ND_DTYPE_BF16) {
+        stored = nd_bf16_to_f32(nd_bf16_from_f32(stored));
+    }
+    if (out.data) {
+        nd_ref_put(out, i * out.stride[0] + j, stored);
+    }
+    if (fuse && fuse->amax) {
+        *fuse->amax = larger(*fuse->amax, fabsf(stored));
+    }
+    if (fuse && fuse->codes.data) {
+        ((uint8_t *)fuse->codes.data)[i * fuse->codes.stride[0] + j] =
+            nd_fp8_from_f32(fuse->codes.dtype, stored * *fuse->scale);
+    }
+}
+
 /* x as (rows, columns); a vector is one row. */
 static nd_tensor matrix_of(nd_tensor x)
 {

@@ -28,6 +28,10 @@ static inline void nd_ref_put(nd_tensor t, int64_t at, double value)
     }
 }
 
+/* Element (i, j) of a 2-d result: stored if `out` has data, and what `fuse` (may be NULL) asks
+ * for. */
+void nd_ref_emit(nd_tensor out, const nd_fuse *fuse, int64_t i, int64_t j, double value);
+
 nd_status nd_ref_matmul(nd_stream *, nd_tensor c, nd_tensor a, bool a_transposed, nd_tensor b,
                         bool b_transposed, float beta);
 nd_status nd_ref_embedding_fwd(nd_stream *, nd_tensor out, nd_tensor ids, nd_tensor table,
@@ -35,14 +39,16 @@ nd_status nd_ref_embedding_fwd(nd_stream *, nd_tensor out, nd_tensor ids, nd_ten
 nd_status nd_ref_embedding_bwd(nd_stream *, nd_tensor dtable, nd_tensor ids, nd_tensor dout,
                                int64_t first);
 nd_status nd_ref_rmsnorm_fwd(nd_stream *, nd_tensor y, nd_tensor sum, nd_tensor rstd, nd_tensor x,
-                             nd_tensor delta, nd_tensor weight, float eps);
+                             nd_tensor delta, nd_tensor weight, float eps, const nd_fuse *fuse);
 nd_status nd_ref_rmsnorm_bwd(nd_stream *, nd_tensor dx, nd_tensor dweight, nd_tensor dy,
                              nd_tensor dres, nd_tensor x, nd_tensor weight, nd_tensor rstd);
 nd_status nd_ref_rope(nd_stream *, nd_tensor out, nd_tensor x, nd_tensor positions,
                       nd_rope_view table, bool inverse);
-nd_status nd_ref_swiglu_fwd(nd_stream *, nd_tensor out, nd_tensor gate, nd_tensor up);
+nd_status nd_ref_swiglu_fwd(nd_stream *, nd_tensor out, nd_tensor gate, nd_tensor up,
+                            const nd_fuse *fuse);
 nd_status nd_ref_swiglu_bwd(nd_stream *, nd_tensor dgate, nd_tensor dup, nd_tensor dout,
-                            nd_tensor gate, nd_tensor up);
+                            nd_tensor gate, nd_tensor up, const nd_fuse *fuse_gate,
+                            const nd_fuse *fuse_up);
 nd_status nd_ref_attention_fwd(nd_stream *, const nd_attention *, nd_tensor out, nd_tensor lse,
                                nd_tensor q, nd_tensor k, nd_tensor v, void *scratch);
 nd_status nd_ref_attention_delta(nd_stream *, const nd_attention *, nd_tensor delta, nd_tensor out,

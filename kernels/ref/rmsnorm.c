@@ -4,7 +4,8 @@
 #include "kernels/ref/ref.h"
 
 nd_status nd_ref_rmsnorm_fwd(nd_stream *stream, nd_tensor y, nd_tensor sum, nd_tensor rstd,
-                             nd_tensor x, nd_tensor delta, nd_tensor weight, float eps)
+                             nd_tensor x, nd_tensor delta, nd_tensor weight, float eps,
+                             const nd_fuse *fuse)
 {
     int64_t n = y.shape[0], C = y.shape[1];
     bool add = delta.data;
@@ -12,6 +13,7 @@ nd_status nd_ref_rmsnorm_fwd(nd_stream *stream, nd_tensor y, nd_tensor sum, nd_t
     ND_ASSERT(nd_is_act(y) && nd_is_2d(y, n, C) && nd_is_2d_of(x, y.dtype, n, C));
     ND_ASSERT(!add || (nd_is_2d_of(sum, y.dtype, n, C) && nd_is_2d_of(delta, y.dtype, n, C)));
     ND_ASSERT(nd_is_vector(rstd, ND_DTYPE_F32, n) && nd_is_vector(weight, y.dtype, C));
+    ND_ASSERT(nd_is_fuse_of(fuse, y, n, C));
     for (int64_t i = 0; i < n; i++) {
         double squares = 0.0;
         for (int64_t c = 0; c < C; c++) {
@@ -26,8 +28,8 @@ nd_status nd_ref_rmsnorm_fwd(nd_stream *stream, nd_tensor y, nd_tensor sum, nd_t
         double r = 1.0 / sqrt(squares / (double)C + (double)eps);
         ((float *)rstd.data)[i] = (float)r;
         for (int64_t c = 0; c < C; c++) {
-            nd_ref_put(y, i * y.stride[0] + c,
-                       nd_ref_get(weight, c) * r * nd_ref_get(in, i * in.stride[0] + c));
+            nd_ref_emit(y, fuse, i, c,
+                        nd_ref_get(weight, c) * r * nd_ref_get(in, i * in.stride[0] + c));
         }
     }
     return ND_OK;

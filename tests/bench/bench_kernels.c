@@ -172,7 +172,7 @@ static int norm_forward(bench *b)
 
 static int norm_forward_fused(bench *b)
 {
-    nd_cuda_fuse fuse = {.amax = b->amax, .codes = b->codes, .scale = b->scale};
+    nd_fuse fuse = {.amax = b->amax, .codes = b->codes, .scale = b->scale};
     nd_tensor none = {0};
     return nd_cuda_rmsnorm_fwd(b->queue, none, b->z, b->rstd, b->x, b->w, b->weight, 1e-5f, &fuse);
 }
@@ -199,7 +199,7 @@ static int swiglu_forward(bench *b)
 
 static int swiglu_forward_fused(bench *b)
 {
-    nd_cuda_fuse fuse = {.amax = b->amax, .codes = b->codes_f, .scale = b->scale};
+    nd_fuse fuse = {.amax = b->amax, .codes = b->codes_f, .scale = b->scale};
     nd_tensor none = {0};
     return nd_cuda_swiglu_fwd(b->queue, none, b->gate, b->up, &fuse);
 }
@@ -244,8 +244,7 @@ static int adamw(bench *b)
 {
     static const nd_adamw o = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0.1f, 0.05f};
     nd_flat_range all = {0, b->parameters, true};
-    return nd_cuda_adamw(b->queue, &o, b->state[0], b->state[1], b->state[2], b->state[3], NULL,
-                         &all, 1);
+    return nd_cuda_adamw(b->queue, &o, b->state[0], b->state[1], b->state[2], b->state[3], &all, 1);
 }
 
 static int amax(bench *b)

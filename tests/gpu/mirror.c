@@ -3,9 +3,10 @@
 
 #include <stdint.h>
 
+#include "kernels/ops_list.h"
 #include "runtime/device/cuda.h"
 
-enum { RANGES = 24, ARENA = 64 << 20, SCRATCH = 64 << 20 };
+enum { RANGES = 24, MOST_RANGES = 8, ARENA = 64 << 20, SCRATCH = 64 << 20 };
 
 typedef struct range {
     uintptr_t begin, end; /* host */
@@ -120,6 +121,24 @@ static nd_tensor there_tensor(nd_tensor t)
 typedef nd_stream *S;
 typedef nd_tensor T;
 
+static void see_fuse(const nd_fuse *fuse)
+{
+    if (fuse) {
+        see_tensor(fuse->codes);
+        see(fuse->amax, sizeof *fuse->amax);
+        see(fuse->scale, sizeof *fuse->scale);
+    }
+}
+
+static const nd_fuse *there_fuse(const nd_fuse *fuse, nd_fuse *moved)
+{
+    if (!fuse) {
+        return NULL;
+    }
+    *moved = (nd_fuse){there(fuse->amax), there_tensor(fuse->codes), there(fuse->scale)};
+    return moved;
+}
+
 static nd_status matmul(S s, T c, T a, bool at, T b, bool bt, float beta)
 {
     SEE(c, a, b)
@@ -138,10 +157,14 @@ static nd_status embedding_bwd(S s, T dtable, T ids, T dout, int64_t first)
     return RUN(m.ops->embedding_bwd(s, T1(dtable), T1(ids), T1(dout), first));
 }
 
-static nd_status rmsnorm_fwd(S s, T y, T sum, T rstd, T x, T delta, T weight, float eps)
+static nd_status rmsnorm_fwd(S s, T y, T sum, T rstd, T x, T delta, T weight, float eps,
+                             const nd_fuse *fuse)
 {
+    nd_fuse moved;
     SEE(y, sum, rstd, x, delta, weight)
-    return RUN(m.ops->rmsnorm_fwd(s, T1(y), T1(sum), T1(rstd), T1(x), T1(delta), T1(weight), eps));
+    see_fuse(fuse);
+    return RUN(m.ops->rmsnorm_fwd(s, T1(y), T1(sum), T1(rstd), T1(x), T1(delta), T1(weight), eps,
+                                  there_fuse(fuse, &moved)));
 }
 
 static nd_status rmsnorm_bwd(S s, T dx, T dweight, T dy, T dres, T x, T weight, T rstd)
@@ -165,16 +188,23 @@ static nd_status rope(S s, T out, T x, T positions, nd_rope_view table, bool inv
     return status == ND_OK ? from_device(s) : status;
 }
 
-static nd_status swiglu_fwd(S s, T out, T gate, T up)
+static nd_status swiglu_fwd(S s, T out, T gate, T up, const nd_fuse *fuse)
 {
+    nd_fuse moved;
     SEE(out, gate, up)
-    return RUN(m.ops->swiglu_fwd(s, T1(out), T1(gate), T1(up)));
+    see_fuse(fuse);
+    return RUN(m.ops->swiglu_fwd(s, T1(out), T1(gate), T1(up), there_fuse(fuse, &moved)));
 }
 
-static nd_status swiglu_bwd(S s, T dgate, T dup, T dout, T gate, T up)
+static nd_status swiglu_bwd(S s, T dgate, T dup, T dout, T gate, T up, const nd_fuse *fuse_gate,
+                            const nd_fuse *fuse_up)
 {
+    nd_fuse moved[2];
     SEE(dgate, dup, dout, gate, up)
-    return RUN(m.ops->swiglu_bwd(s, T1(dgate), T1(dup), T1(dout), T1(gate), T1(up)));
+    see_fuse(fuse_gate);
+    see_fuse(fuse_up);
+    return RUN(m.ops->swiglu_bwd(s, T1(dgate), T1(dup), T1(dout), T1(gate), T1(up),
+                                 there_fuse(fuse_gate, &moved[0]), there_fuse(fuse_up, &moved[1])));
 }
 
 static nd_status attention_fwd(S s, const nd_attention *a, T out, T lse, T q, T k, T v,
@@ -288,20 +318,44 @@ static int64_t end_of(const nd_flat_range *ranges, int count)
     return end;
 }
 
+/* The ranges with their copies there. */
+static const nd_flat_range *there_ranges(const nd_flat_range *ranges, int count,
+                                         nd_flat_range *moved)
+{
+    for (int i = 0; i < count; i++) {
+        moved[i] = ranges[i];
+        moved[i].copy = there(ranges[i].copy);
+    }
+    return moved;
+}
+
+static void see_copies(const nd_flat_range *ranges, int count)
+{
+    ND_ASSERT(count <= MOST_RANGES);
+    for (int i = 0; i < count; i++) {
+        see(ranges[i].copy, (size_t)(ranges[i].end - ranges[i].begin) * sizeof(nd_bf16));
+    }
+}
+
 static nd_status adamw(S s, const nd_adamw *o, float *p, float *m1, float *m2, const float *grad,
                        const nd_flat_range *ranges, int count)
 {
     int64_t n = end_of(ranges, count);
+    nd_flat_range moved[MOST_RANGES];
     SEE(floats(p, n), floats(m1, n), floats(m2, n), floats(grad, n))
-    return RUN(m.ops->adamw(s, o, there(p), there(m1), there(m2), there(grad), ranges, count));
+    see_copies(ranges, count);
+    return RUN(m.ops->adamw(s, o, there(p), there(m1), there(m2), there(grad),
+                            there_ranges(ranges, count, moved), count));
 }
 
 static nd_status sgd(S s, const nd_adamw *o, float *p, const float *grad,
                      const nd_flat_range *ranges, int count)
 {
     int64_t n = end_of(ranges, count);
+    nd_flat_range moved[MOST_RANGES];
     SEE(floats(p, n), floats(grad, n))
-    return RUN(m.ops->sgd(s, o, there(p), there(grad), ranges, count));
+    see_copies(ranges, count);
+    return RUN(m.ops->sgd(s, o, there(p), there(grad), there_ranges(ranges, count, moved), count));
 }
 
 static int64_t scales_of(nd_granularity g, int64_t rows, int64_t columns)
@@ -406,41 +460,9 @@ static size_t matmul_fp8_scratch(const nd_device *device, int64_t rows, int64_t 
     return bytes;
 }
 
-static nd_ops table = {
-    .name = "cuda",
-    .matmul = matmul,
-    .embedding_fwd = embedding_fwd,
-    .embedding_bwd = embedding_bwd,
-    .rmsnorm_fwd = rmsnorm_fwd,
-    .rmsnorm_bwd = rmsnorm_bwd,
-    .rope = rope,
-    .swiglu_fwd = swiglu_fwd,
-    .swiglu_bwd = swiglu_bwd,
-    .attention_fwd = attention_fwd,
-    .attention_delta = attention_delta,
-    .attention_bwd = attention_bwd,
-    .attention_scratch = attention_scratch,
-    .lse_merge = lse_merge,
-    .ce_stats = ce_stats,
-    .ce_rescale = ce_rescale,
-    .ce_loss = ce_loss,
-    .ce_bwd = ce_bwd,
-    .add = add,
-    .accumulate = accumulate,
-    .cast = cast,
-    .sum_squares = sum_squares,
-    .random_normal = random_normal,
-    .adamw = adamw,
-    .sgd = sgd,
-    .amax = amax,
-    .fp8_scale = fp8_scale,
-    .fp8_delayed = fp8_delayed,
-    .fp8_cast = fp8_cast,
-    .fp8_transpose = fp8_transpose,
-    .fp8_count = fp8_count,
-    .matmul_fp8 = matmul_fp8,
-    .matmul_fp8_scratch = matmul_fp8_scratch,
-};
+#define ENTRY(op) .op = op,
+
+static nd_ops table = {.name = "cuda", ND_EACH_OP(ENTRY)};
 
 nd_status mirror_open(nd_device *device, const nd_ops *ops, const nd_ops **out)
 {

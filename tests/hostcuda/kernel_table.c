@@ -24,15 +24,18 @@ typedef nd_tensor T;
 OP(embedding_fwd, (S stream, T out, T ids, T table, int64_t first), out, ids, table, first)
 OP(embedding_bwd, (S stream, T dtable, T ids, T dout, int64_t first), dtable, ids, dout, first,
    scratch)
-OP(rmsnorm_fwd, (S stream, T y, T sum, T rstd, T x, T delta, T weight, float eps), y, sum, rstd, x,
-   delta, weight, eps, NULL)
+OP(rmsnorm_fwd,
+   (S stream, T y, T sum, T rstd, T x, T delta, T weight, float eps, const nd_fuse *fuse), y, sum,
+   rstd, x, delta, weight, eps, fuse)
 OP(rmsnorm_bwd, (S stream, T dx, T dweight, T dy, T dres, T x, T weight, T rstd), dx, dweight, dy,
    dres, x, weight, rstd, scratch)
 OP(rope, (S stream, T out, T x, T positions, nd_rope_view table, bool inverse), out, x, positions,
    table, inverse)
-OP(swiglu_fwd, (S stream, T out, T gate, T up), out, gate, up, NULL)
-OP(swiglu_bwd, (S stream, T dgate, T dup, T dout, T gate, T up), dgate, dup, dout, gate, up, NULL,
-   NULL)
+OP(swiglu_fwd, (S stream, T out, T gate, T up, const nd_fuse *fuse), out, gate, up, fuse)
+OP(swiglu_bwd,
+   (S stream, T dgate, T dup, T dout, T gate, T up, const nd_fuse *fuse_gate,
+    const nd_fuse *fuse_up),
+   dgate, dup, dout, gate, up, fuse_gate, fuse_up)
 OP(attention_delta, (S stream, const nd_attention *a, T delta, T out, T dout), a, delta, out, dout)
 OP(lse_merge, (S stream, const nd_attention *a, T acc, T acc_lse, T out, T lse), a, acc, acc_lse,
    out, lse)
@@ -55,11 +58,11 @@ OP(random_normal,
 OP(adamw,
    (S stream, const nd_adamw *o, float *p, float *m, float *v, const float *grad,
     const nd_flat_range *ranges, int count),
-   o, p, m, v, grad, NULL, ranges, count)
+   o, p, m, v, grad, ranges, count)
 OP(sgd,
    (S stream, const nd_adamw *o, float *p, const float *grad, const nd_flat_range *ranges,
     int count),
-   o, p, grad, NULL, ranges, count)
+   o, p, grad, ranges, count)
 OP(amax, (S stream, float *out, T x, nd_granularity granularity, bool merge), out, x, granularity,
    merge)
 OP(fp8_scale,

@@ -46,8 +46,9 @@ static void swiglu_once(const nd_side *ref, const nd_backend *backend, nd_dtype 
         out[s] = nd_clone(gate);
         dgate[s] = in_place ? own_gate : nd_clone(gate);
         dup[s] = in_place ? own_up : nd_clone(gate);
-        ND_OK_OR_FAIL(side->ops->swiglu_fwd(&stream, out[s], own_gate, own_up));
-        ND_OK_OR_FAIL(side->ops->swiglu_bwd(&stream, dgate[s], dup[s], dout, own_gate, own_up));
+        ND_OK_OR_FAIL(side->ops->swiglu_fwd(&stream, out[s], own_gate, own_up, NULL));
+        ND_OK_OR_FAIL(
+            side->ops->swiglu_bwd(&stream, dgate[s], dup[s], dout, own_gate, own_up, NULL, NULL));
     }
     nd_expect_close(backend->name, "swiglu_fwd", out[1], out[0], forward_tolerance);
     nd_expect_close(backend->name, "swiglu_bwd dgate", dgate[1], dgate[0], backward_tolerance);
@@ -77,7 +78,7 @@ static void check_nan(const nd_side *ref, const nd_backend *backend)
     nd_stream stream = backend->side.stream;
     nd_put(gate, 3, NAN);
     nd_put(gate, 139, NAN);
-    ND_OK_OR_FAIL(backend->side.ops->swiglu_fwd(&stream, out, gate, up));
+    ND_OK_OR_FAIL(backend->side.ops->swiglu_fwd(&stream, out, gate, up, NULL));
     for (int64_t i = 0; i < 140; i++) {
         cr_assert(isnan(nd_get(out, i)) == (i == 3 || i == 139), "%s: element %d", backend->name,
                   (int)i);

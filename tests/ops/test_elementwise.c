@@ -160,16 +160,32 @@ static const nd_adamw settings = {.lr = 1e-2f,
                                   .bias1 = 0.19f,
                                   .bias2 = 0.0975f};
 
+/* Where the ranges' copies lie, `want` gets what the side's cast makes of the parameters. */
+static void cast_ranges(const nd_side *side, const nd_flat_range *ranges, nd_tensor p,
+                        nd_tensor copies, nd_tensor want)
+{
+    nd_stream stream = side->stream;
+    for (int r = 0; r < 3; r++) {
+        int64_t n = ranges[r].end - ranges[r].begin;
+        if (ranges[r].copy) {
+            int64_t at = ranges[r].copy - (nd_bf16 *)copies.data;
+            nd_tensor to = nd_tensor_1d((nd_bf16 *)want.data + at, ND_DTYPE_BF16, n);
+            nd_tensor from = nd_tensor_1d((float *)p.data + ranges[r].begin, ND_DTYPE_F32, n);
+            ND_OK_OR_FAIL(side->ops->cast(&stream, to, from));
+        }
+    }
+}
+
 static void optimizers_once(const nd_side *ref, const nd_backend *backend, int64_t count)
 {
     /* A range left out in the middle must stay as it is. */
-    const nd_flat_range ranges[] = {
+    nd_flat_range ranges[] = {
         {0, count / 3, true}, {count / 3, count / 2, false}, {count / 2 + count / 8, count, true}};
     nd_tensor p = nd_random_1d(ND_DTYPE_F32, count, 1.0f),
               grad = nd_random_1d(ND_DTYPE_F32, count, 1.0f);
     nd_tensor m = nd_random_1d(ND_DTYPE_F32, count, 1.0f),
               v = nd_random_1d(ND_DTYPE_F32, count, 1.0f);
-    nd_tensor adam[2][3], sgd[2];
+    nd_tensor adam[2][3], sgd[2], copies[2];
     for (int64_t i = 0; i < count; i++) {
         nd_put(v, i, fabsf(nd_get(v, i)));
     }
@@ -180,9 +196,18 @@ static void optimizers_once(const nd_side *ref, const nd_backend *backend, int64
         adam[s][1] = nd_clone(m);
         adam[s][2] = nd_clone(v);
         sgd[s] = nd_clone(p);
+        copies[s] = nd_random_1d(ND_DTYPE_BF16, 2 * count, 1.0f);
+        nd_tensor want = nd_clone(copies[s]);
+        ranges[0].copy = copies[s].data; /* not where the parameters lie; the second has none */
+        ranges[2].copy = (nd_bf16 *)copies[s].data + ranges[0].end;
         ND_OK_OR_FAIL(side->ops->adamw(&stream, &settings, adam[s][0].data, adam[s][1].data,
                                        adam[s][2].data, grad.data, ranges, 3));
+        cast_ranges(side, ranges, adam[s][0], copies[s], want);
+        ranges[0].copy += count;
+        ranges[2].copy += count;
         ND_OK_OR_FAIL(side->ops->sgd(&stream, &settings, sgd[s].data, grad.data, ranges, 3));
+        cast_ranges(side, ranges, sgd[s], copies[s], want);
+        nd_expect_same(side->ops->name, "copies of the parameters", copies[s], want);
     }
     /*
      * A few roundings of terms of size up to about 5. The step of AdamW is lr (m / bias1) / sqrt(v

@@ -91,8 +91,8 @@ typedef struct norm_job {
 static double norm_loss(const void *arg)
 {
     const norm_job *j = arg;
-    ND_OK_OR_FAIL(
-        ref.ops->rmsnorm_fwd(&stream, j->y, j->sum, j->rstd, j->x, j->delta, j->weight, 1e-2f));
+    ND_OK_OR_FAIL(ref.ops->rmsnorm_fwd(&stream, j->y, j->sum, j->rstd, j->x, j->delta, j->weight,
+                                       1e-2f, NULL));
     return weighted(j->dy, j->y) + weighted(j->dres, j->sum);
 }
 
@@ -125,7 +125,7 @@ typedef struct swiglu_job {
 static double swiglu_loss(const void *arg)
 {
     const swiglu_job *j = arg;
-    ND_OK_OR_FAIL(ref.ops->swiglu_fwd(&stream, j->out, j->gate, j->up));
+    ND_OK_OR_FAIL(ref.ops->swiglu_fwd(&stream, j->out, j->gate, j->up, NULL));
     return weighted(j->dout, j->out);
 }
 
@@ -133,7 +133,7 @@ Test(gradients, swiglu)
 {
     swiglu_job j = {random2(4, 9), random2(4, 9), random2(4, 9), random2(4, 9)};
     nd_tensor dgate = random2(4, 9), dup = random2(4, 9);
-    ND_OK_OR_FAIL(ref.ops->swiglu_bwd(&stream, dgate, dup, j.dout, j.gate, j.up));
+    ND_OK_OR_FAIL(ref.ops->swiglu_bwd(&stream, dgate, dup, j.dout, j.gate, j.up, NULL, NULL));
     expect_gradient("swiglu dgate", swiglu_loss, &j, j.gate, dgate);
     expect_gradient("swiglu dup", swiglu_loss, &j, j.up, dup);
 }

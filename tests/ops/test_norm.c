@@ -32,7 +32,7 @@ static void forward_once(const nd_side *ref, const nd_backend *backend, nd_dtype
         nd_case_poison(out[s][0]);
         ND_OK_OR_FAIL(side->ops->rmsnorm_fwd(&stream, out[s][0], how == NO_DELTA ? none : out[s][1],
                                              out[s][2], own_x, how == NO_DELTA ? none : own_delta,
-                                             weight, 1e-5f));
+                                             weight, 1e-5f, NULL));
     }
     /* The sum of C squares: C additions, halved by the root. y inherits rstd's relative error. */
     nd_tolerance tolerance = {.relative = (double)C * nd_eps_f32};
@@ -69,7 +69,7 @@ static void backward_once(const nd_side *ref, const nd_backend *backend, nd_dtyp
     nd_tensor dweight = nd_random_1d(ND_DTYPE_F32, C, 1.0f), y = nd_clone(x), none = {0};
     nd_tensor rstd = nd_random_1d(ND_DTYPE_F32, n, 1.0f), dx[2], dw[2];
     nd_stream stream = ref->stream;
-    ND_OK_OR_FAIL(ref->ops->rmsnorm_fwd(&stream, y, none, rstd, x, none, weight, 1e-5f));
+    ND_OK_OR_FAIL(ref->ops->rmsnorm_fwd(&stream, y, none, rstd, x, none, weight, 1e-5f, NULL));
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
         nd_tensor own_dy = nd_clone(dy), own_dres = nd_clone(dres);

@@ -47,15 +47,16 @@ static void run_norm_and_swiglu(const nd_ops *ops, nd_stream *stream, const inpu
     r[0] = nd_clone(in->a);
     r[1] = nd_clone(in->b);
     r[2] = nd_clone(in->rows);
-    ND_OK_OR_FAIL(ops->rmsnorm_fwd(stream, r[0], r[1], r[2], in->a, in->b, in->weight, 1e-5f));
+    ND_OK_OR_FAIL(
+        ops->rmsnorm_fwd(stream, r[0], r[1], r[2], in->a, in->b, in->weight, 1e-5f, NULL));
     r[3] = nd_clone(in->a);
     r[4] = nd_random_1d(ND_DTYPE_F32, C, 0.0f);
     ND_OK_OR_FAIL(ops->rmsnorm_bwd(stream, r[3], r[4], in->b, none, r[1], in->weight, r[2]));
     r[5] = nd_clone(in->a);
-    ND_OK_OR_FAIL(ops->swiglu_fwd(stream, r[5], in->a, in->b));
+    ND_OK_OR_FAIL(ops->swiglu_fwd(stream, r[5], in->a, in->b, NULL));
     r[6] = nd_clone(in->a);
     r[7] = nd_clone(in->b);
-    ND_OK_OR_FAIL(ops->swiglu_bwd(stream, r[6], r[7], in->b, in->a, in->b));
+    ND_OK_OR_FAIL(ops->swiglu_bwd(stream, r[6], r[7], in->b, in->a, in->b, NULL, NULL));
 }
 
 static void run_rest(const nd_ops *ops, nd_stream *stream, const inputs *in, nd_tensor *r,

@@ -105,7 +105,7 @@ Test(op_goldens, rmsnorm)
     nd_tensor y = out2(N, C), sum = out2(N, C), rstd = out1(N);
     nd_tensor weight = in1("rmsnorm.weight", C);
     CHECK(ops->rmsnorm_fwd(&stream, y, sum, rstd, in2("rmsnorm.x", N, C),
-                           in2("rmsnorm.delta", N, C), weight, 1e-5f));
+                           in2("rmsnorm.delta", N, C), weight, 1e-5f, NULL));
     nd_tensor dx = out2(N, C);
     nd_tensor dweight = nd_tensor_1d(fresh(C, 0), ND_DTYPE_F32, C);
     CHECK(ops->rmsnorm_bwd(&stream, dx, dweight, in2("rmsnorm.dy", N, C), in2("rmsnorm.dres", N, C),
@@ -171,8 +171,8 @@ Test(op_goldens, swiglu)
     enum { N = 5, F = 13 };
     nd_tensor out = out2(N, F), dgate = out2(N, F), dup = out2(N, F);
     nd_tensor gate = in2("swiglu.gate", N, F), up = in2("swiglu.up", N, F);
-    CHECK(ops->swiglu_fwd(&stream, out, gate, up));
-    CHECK(ops->swiglu_bwd(&stream, dgate, dup, in2("swiglu.dout", N, F), gate, up));
+    CHECK(ops->swiglu_fwd(&stream, out, gate, up, NULL));
+    CHECK(ops->swiglu_bwd(&stream, dgate, dup, in2("swiglu.dout", N, F), gate, up, NULL, NULL));
     /* exp, sum, quotient, two products; the derivative has four more. */
     expect(out, "swiglu.out", 8);
     expect(dgate, "swiglu.dgate", 16);

@@ -77,7 +77,8 @@ nd_status nd_head_forward(nd_model *m, nd_tensor x, nd_tensor delta, bool train)
     const nd_dims *d = &m->dims;
     float beta = 0.0f;
     ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_fwd, m->h_final, m->x_final, m->rstd_final, x, delta,
-          nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1), (float)r->shape.rms_eps);
+          nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1), (float)r->shape.rms_eps,
+          NULL);
     if (train) {
         ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, m->layout->tail));
         ND_TRY(nd_fsdp_grad_zero_if_fresh(&m->fsdp, ND_PARAM_NORM_F, -1));

@@ -19,7 +19,7 @@ static nd_status mlp_half_backward(nd_model *m, int64_t layer, float beta)
     /* 11. down: the reduce-scatter becomes a gather */
     ND_TRY(nd_linear_row_bwd(m, ND_INPUT_DOWN, layer, m->dact, m->dx, a->act, a->act_codes, beta));
     /* 10. SwiGLU, in place of gate and up */
-    ND_OP(r, ELEMENTWISE, swiglu_bwd, gate, up, m->dact, gate, up);
+    ND_OP(r, ELEMENTWISE, swiglu_bwd, gate, up, m->dact, gate, up, NULL, NULL);
     ND_TRY(nd_block_recompute_codes(m, layer, true));
     /* 9. gate and up; 8. the gather becomes a reduce-scatter, the input is gathered again */
     ND_TRY(

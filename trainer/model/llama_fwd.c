@@ -18,7 +18,7 @@ static nd_status attention_half(nd_model *m, int64_t layer, nd_tensor x, nd_tens
     nd_tensor w1 = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_1, ND_PARAM_NORM_1, layer);
     /* 1. residual sum and norm. Without delta the input is the sum already. */
     ND_OP(r, ELEMENTWISE, rmsnorm_fwd, a->h1, delta.data ? a->x_in : none, a->rstd1, x, delta, w1,
-          (float)r->shape.rms_eps);
+          (float)r->shape.rms_eps, NULL);
     /* 2. tp: (Tl, C) -> (T, C); 3. q, k, v */
     ND_TRY(nd_linear_column_fwd(m, ND_INPUT_QKV, layer, a->h1, a->h1_codes, a->qkv));
     /* 4. RoPE on q and k, in place: they are neighbours and have the same head size */
@@ -40,12 +40,12 @@ static nd_status mlp_half(nd_model *m, int64_t layer, bool with_output)
     nd_tensor w2 = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_2, ND_PARAM_NORM_2, layer);
     /* 7. residual sum and norm */
     ND_OP(r, ELEMENTWISE, rmsnorm_fwd, a->h2, a->x_mid, a->rstd2, a->x_in, m->branch, w2,
-          (float)r->shape.rms_eps);
+          (float)r->shape.rms_eps, NULL);
     /* 8. tp: (Tl, C) -> (T, C); 9. gate and up */
     ND_TRY(nd_linear_column_fwd(m, ND_INPUT_GATE_UP, layer, a->h2, a->h2_codes, a->gu));
     /* 10. SwiGLU */
     ND_OP(r, ELEMENTWISE, swiglu_fwd, a->act, nd_tensor_columns(a->gu, 0, d->F),
-          nd_tensor_columns(a->gu, d->F, d->F));
+          nd_tensor_columns(a->gu, d->F, d->F), NULL);
     if (!with_output) {
         return nd_linear_recast(m, ND_INPUT_DOWN, layer, a->act, a->act_codes);
     }
@@ -66,7 +66,7 @@ static nd_status norm_again(nd_model *m, int64_t layer, bool second)
     nd_param_id id = second ? ND_PARAM_NORM_2 : ND_PARAM_NORM_1;
     ND_OP(r, ELEMENTWISE, rmsnorm_fwd, second ? a->h2 : a->h1, none, second ? a->rstd2 : a->rstd1,
           second ? a->x_mid : a->x_in, none, nd_fsdp_weight(&m->fsdp, id, id, layer),
-          (float)r->shape.rms_eps);
+          (float)r->shape.rms_eps, NULL);
     return ND_OK;
 }
 
@@ -90,7 +90,7 @@ nd_status nd_block_recompute(nd_model *m, int64_t layer)
         ND_TRY(norm_again(m, layer, true));
     }
     ND_OP(r, ELEMENTWISE, swiglu_fwd, a->act, nd_tensor_columns(a->gu, 0, d->F),
-          nd_tensor_columns(a->gu, d->F, d->F));
+          nd_tensor_columns(a->gu, d->F, d->F), NULL);
     return nd_linear_recast(m, ND_INPUT_DOWN, layer, a->act, a->act_codes);
 }
 

@@ -109,12 +109,13 @@ static nd_status cast(nd_stream *s, nd_tensor out, nd_tensor x)
 NOTHING(embedding_fwd, nd_tensor out, nd_tensor ids, nd_tensor table, int64_t first)
 NOTHING(embedding_bwd, nd_tensor dtable, nd_tensor ids, nd_tensor dout, int64_t first)
 NOTHING(rmsnorm_fwd, nd_tensor y, nd_tensor sum, nd_tensor rstd, nd_tensor x, nd_tensor delta,
-        nd_tensor weight, float eps)
+        nd_tensor weight, float eps, const nd_fuse *fuse)
 NOTHING(rmsnorm_bwd, nd_tensor dx, nd_tensor dweight, nd_tensor dy, nd_tensor dres, nd_tensor x,
         nd_tensor weight, nd_tensor rstd)
 NOTHING(rope, nd_tensor out, nd_tensor x, nd_tensor positions, nd_rope_view table, bool inverse)
-NOTHING(swiglu_fwd, nd_tensor out, nd_tensor gate, nd_tensor up)
-NOTHING(swiglu_bwd, nd_tensor dgate, nd_tensor dup, nd_tensor dout, nd_tensor gate, nd_tensor up)
+NOTHING(swiglu_fwd, nd_tensor out, nd_tensor gate, nd_tensor up, const nd_fuse *fuse)
+NOTHING(swiglu_bwd, nd_tensor dgate, nd_tensor dup, nd_tensor dout, nd_tensor gate, nd_tensor up,
+        const nd_fuse *fuse_gate, const nd_fuse *fuse_up)
 NOTHING(attention_fwd, const nd_attention *a, nd_tensor out, nd_tensor lse, nd_tensor q,
         nd_tensor k, nd_tensor v, void *scratch)
 NOTHING(attention_delta, const nd_attention *a, nd_tensor delta, nd_tensor out, nd_tensor dout)

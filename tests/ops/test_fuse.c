@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What ops do with their results on the way out (nd_fuse): the amax and the codes of a backend's
+ * result are, bit for bit, those that the reference finds in that result as the same backend stores
+ * it, and storing it or not changes nothing.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+
+#include "tests/ops/conformance.h"
+
+static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
+static const nd_dtype formats[] = {ND_DTYPE_F8_E4M3, ND_DTYPE_F8_E5M2};
+/* Scalars, packs, rows of several packs or pieces, gaps of whole packs and of less, no row. */
+static const struct {
+    int64_t n, C, gap;
+} shapes[] = {{1, 1, 0},    {5, 13, 3},   {33, 64, 0},   {9, 1056, 16},
+              {40, 520, 8}, {2, 8208, 0}, {3, 4099, 13}, {0, 16, 0}};
+
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+
+/* What is asked for beside a stored result, or instead of it. */
+typedef enum asked { AMAX = 1, CODES = 2, STORED = 4 } asked;
+
+static const int choices[] = {AMAX | STORED, CODES | STORED, CODES, AMAX | CODES | STORED,
+                              AMAX | CODES};
+
+enum { CHOICES = sizeof choices / sizeof choices[0] };
+
+typedef struct job {
+    const nd_side *ref;
+    const nd_backend *backend;
+    nd_dtype dtype, format;
+    int64_t n, C, gap;
+    int asked;
+} job;
+
+typedef struct fused {
+    nd_tensor stored, codes, codes_before;
+    float amax, scale, before;
+    nd_fuse fuse;
+} fused;
+
+/* A result like `like`, whose memory must not change where it is not stored. */
+static void fused_init(fused *f, const job *j, nd_tensor like, float scale, float before)
+{
+    *f = (fused){.stored = nd_clone(like), .amax = before, .scale = scale, .before = before};
+    f->codes = nd_blank_2d(j->format, j->n, j->C, j->gap);
+    f->codes_before = nd_clone(f->codes);
+    f->fuse.amax = j->asked & AMAX ? &f->amax : NULL;
+    if (j->asked & CODES) {
+        f->fuse.codes = f->codes;
+        f->fuse.scale = &f->scale;
+    }
+}
+
+static nd_tensor to(const job *j, const fused *f)
+{
+    nd_tensor t = f->stored;
+    t.data = j->asked & STORED ? t.data : NULL;
+    return t;
+}
+
+/* want: the result of the op without a fuse; like: what fused_init got. */
+static void expect_fused(const job *j, const char *what, const fused *got, nd_tensor want,
+                         nd_tensor like)
+{
+    nd_stream stream = j->ref->stream;
+    nd_tensor codes = got->codes_before;
+    float scale = got->scale, inverse = 1.0f / scale, amax = got->before;
+    nd_fp8 cast = {.codes = codes, .scale = &scale, .inverse = &inverse};
+    if (j->asked & CODES) {
+        ND_OK_OR_FAIL(j->ref->ops->fp8_cast(&stream, cast, NULL, want));
+    }
+    if (j->asked & AMAX) {
+        ND_OK_OR_FAIL(j->ref->ops->amax(&stream, &amax, want, ND_PER_TENSOR, true));
+    }
+    nd_expect_same(j->backend->name, what, got->stored, j->asked & STORED ? want : like);
+    nd_expect_same(j->backend->name, what, got->codes, codes);
+    cr_assert(got->amax == amax, "%s, %s: amax %.9g, not %.9g", j->backend->name, what, got->amax,
+              amax);
+}
+
+static void norm_once(const job *j, bool add)
+{
+    const nd_ops *ops = j->backend->side.ops;
+    nd_stream stream = j->backend->side.stream;
+    nd_tensor x = nd_random_2d(j->dtype, j->n, j->C, j->gap, 1.0f), none = {0};
+    nd_tensor delta = add ? nd_random_2d(j->dtype, j->n, j->C, j->gap, 1.0f) : none;
+    nd_tensor weight = nd_random_1d(j->dtype, j->C, 1.0f), plain = nd_clone(x);
+    nd_tensor sum[2], rstd[2];
+    fused got;
+    fused_init(&got, j, x, 37.5f, 0.25f);
+    for (int s = 0; s < 2; s++) {
+        sum[s] = add ? nd_clone(x) : none;
+        rstd[s] = s ? nd_clone(rstd[0]) : nd_random_1d(ND_DTYPE_F32, j->n, 1.0f);
+        ND_OK_OR_FAIL(ops->rmsnorm_fwd(&stream, s ? to(j, &got) : plain, sum[s], rstd[s], x, delta,
+                                       weight, 1e-5f, s ? &got.fuse : NULL));
+    }
+    expect_fused(j, "rmsnorm_fwd", &got, plain, x);
+    nd_expect_same(j->backend->name, "rmsnorm_fwd rstd", rstd[1], rstd[0]);
+    if (add) {
+        nd_expect_same(j->backend->name, "rmsnorm_fwd sum", sum[1], sum[0]);
+    }
+    nd_case_free();
+}
+
+static void swiglu_once(const job *j)
+{
+    const nd_ops *ops = j->backend->side.ops;
+    nd_stream stream = j->backend->side.stream;
+    nd_tensor gate = nd_random_2d(j->dtype, j->n, j->C, j->gap, 2.0f);
+    nd_tensor up = nd_random_2d(j->dtype, j->n, j->C, j->gap, 1.0f);
+    nd_tensor dout = nd_random_2d(j->dtype, j->n, j->C, j->gap, 1.0f), plain[3];
+    static const float scales[3] = {37.5f, 5000.0f, 0.5f};
+    fused got[3];
+    for (int i = 0; i < 3; i++) {
+        plain[i] = nd_clone(gate);
+        fused_init(&got[i], j, gate, scales[i], 1.0f);
+    }
+    ND_OK_OR_FAIL(ops->swiglu_fwd(&stream, plain[0], gate, up, NULL));
+    ND_OK_OR_FAIL(ops->swiglu_fwd(&stream, to(j, &got[0]), gate, up, &got[0].fuse));
+    ND_OK_OR_FAIL(ops->swiglu_bwd(&stream, plain[1], plain[2], dout, gate, up, NULL, NULL));
+    ND_OK_OR_FAIL(ops->swiglu_bwd(&stream, to(j, &got[1]), to(j, &got[2]), dout, gate, up,
+                                  &got[1].fuse, &got[2].fuse));
+    expect_fused(j, "swiglu_fwd", &got[0], plain[0], gate);
+    expect_fused(j, "swiglu_bwd dgate", &got[1], plain[1], gate);
+    expect_fused(j, "swiglu_bwd dup", &got[2], plain[2], gate);
+    nd_case_free();
+}
+
+static void check_fused(const nd_side *ref, const nd_backend *backend)
+{
+    for (int i = 0; i < SHAPES * CHOICES * 4; i++) {
+        int shape = i / 4 / CHOICES;
+        job j = {.ref = ref,
+                 .backend = backend,
+                 .dtype = dtypes[i & 1],
+                 .format = formats[i >> 1 & 1],
+                 .n = shapes[shape].n,
+                 .C = shapes[shape].C,
+                 .gap = shapes[shape].gap,
+                 .asked = choices[i / 4 % CHOICES]};
+        norm_once(&j, i % 4 < 2);
+        swiglu_once(&j);
+    }
+}
+
+Test(fuse, codes_and_amax_are_those_of_the_stored_result)
+{
+    nd_each_backend(check_fused);
+}
+
+/* The reference's own way out, against its other ops. */
+static void check_reference(const nd_side *ref, const nd_backend *backend)
+{
+    nd_backend self = {.name = "ref", .side = *ref};
+    check_fused(ref, &self);
+}
+
+Test(fuse, of_the_reference)
+{
+    nd_best_backend(check_reference);
+}
+
+/* In place, only one of the two results with an amax; the other one's is not touched. A NaN shows
+ * in an amax. */
+static void check_alone(const nd_side *ref, const nd_backend *backend)
+{
+    const nd_ops *ops = backend->side.ops;
+    nd_stream stream = backend->side.stream, ref_stream = ref->stream;
+    nd_tensor gu = nd_random_2d(ND_DTYPE_BF16, 20, 1024, 0, 1.0f), gu_again = nd_clone(gu);
+    nd_tensor gate = nd_tensor_columns(gu, 0, 512), up = nd_tensor_columns(gu, 512, 512);
+    nd_tensor dgate = nd_tensor_columns(gu_again, 0, 512),
+              dup = nd_tensor_columns(gu_again, 512, 512);
+    nd_tensor dout = nd_random_2d(ND_DTYPE_BF16, 20, 512, 0, 1.0f), out = nd_clone(dout);
+    float amax[2] = {0.0f, 0.0f}, want;
+    nd_fuse fuse = {.amax = &amax[0]};
+    ND_OK_OR_FAIL(ops->swiglu_bwd(&stream, gate, up, dout, gate, up, NULL, &fuse));
+    ND_OK_OR_FAIL(ops->swiglu_bwd(&stream, dgate, dup, dout, dgate, dup, NULL, NULL));
+    nd_expect_same(backend->name, "swiglu_bwd in place", gu, gu_again);
+    ND_OK_OR_FAIL(ref->ops->amax(&ref_stream, &want, up, ND_PER_TENSOR, false));
+    cr_assert(amax[0] == want && want > 0.0f, "%s: amax %.9g, not %.9g", backend->name, amax[0],
+              want);
+    nd_put(gate, 20 * 512 - 1, NAN);
+    fuse.amax = &amax[1];
+    ND_OK_OR_FAIL(ops->swiglu_fwd(&stream, out, gate, up, &fuse));
+    cr_assert(isnan(amax[1]), "%s: an amax of %.9g", backend->name, amax[1]);
+}
+
+Test(fuse, one_of_two_results_and_nan)
+{
+    nd_each_backend(check_alone);
+}
