@@ -31,6 +31,8 @@ typedef struct call {
     const nd_dnnl_product *p;
     char *c;
     const nd_bf16 *a, *b;
+    float factor;
+    const float *column_factors; /* (n), or NULL */
     int64_t k_block;
 } call;
 
@@ -77,12 +79,15 @@ static nd_gemm_tile destination(const call *c, workspace *w, const block *x, int
     float *partial = w->partial + (x->column - first);
     nd_gemm_tile t = {
         .rows = (int)x->rows, .columns = (int)x->columns, .words = (int)(x->depth / 2), .b = w->b};
+    t.factor = 1.0f;
     if (bf16 && !ends) {
         t.c = partial;
         t.c_row = PARTIAL_COLUMNS;
         t.add = !begins;
         return t;
     }
+    t.factor = c->factor;
+    t.column_factors = c->column_factors ? c->column_factors + x->column : NULL;
     t.c = c->c + (x->row * c->p->ldc + x->column) * (bf16 ? 2 : 4);
     t.c_row = c->p->ldc;
     t.bf16 = bf16;
@@ -205,7 +210,7 @@ static void multiply_share(const call *c, workspace *w, int64_t row_parts, int64
 }
 
 void nd_gemm_multiply(nd_gemm *gemm, const nd_dnnl_product *p, void *c, const nd_bf16 *a,
-                      const nd_bf16 *b)
+                      const nd_bf16 *b, const float *factors)
 {
     ND_ASSERT(nd_gemm_supports(p));
     const int64_t blocks = ceil_div(p->k, K_BLOCK);
@@ -214,6 +219,8 @@ void nd_gemm_multiply(nd_gemm *gemm, const nd_dnnl_product *p, void *c, const nd
                     .c = c,
                     .a = a,
                     .b = b,
+                    .factor = p->factors == ND_DNNL_FACTOR_ONE ? *factors : 1.0f,
+                    .column_factors = p->factors == ND_DNNL_FACTOR_EACH_COLUMN ? factors : NULL,
                     .k_block = ceil_div(ceil_div(p->k, blocks), K_ALIGNMENT) * K_ALIGNMENT};
     if (gemm->threads == 1) {
         multiply_share(&x, gemm->workspaces, 1, 1, 0);
@@ -228,7 +235,7 @@ void nd_gemm_multiply(nd_gemm *gemm, const nd_dnnl_product *p, void *c, const nd
 
 bool nd_gemm_supports(const nd_dnnl_product *p)
 {
-    return p->in == ND_DTYPE_BF16 && p->k % 2 == 0 && p->factors == ND_DNNL_FACTOR_NONE;
+    return p->in == ND_DTYPE_BF16 && p->k % 2 == 0;
 }
 
 nd_status nd_gemm_create(const nd_gemm_kernels *kernels, int threads, nd_gemm **out)

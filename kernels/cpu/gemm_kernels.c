@@ -37,6 +37,10 @@ INLINE void store(const nd_gemm_tile *t, int64_t i, int j, __m512 sum)
         const float *from = t->from + i * t->from_row + j * VL;
         sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(lanes, from));
     }
+    sum = _mm512_mul_ps(sum, _mm512_set1_ps(t->factor));
+    if (t->column_factors) {
+        sum = _mm512_mul_ps(sum, _mm512_maskz_loadu_ps(lanes, t->column_factors + j * VL));
+    }
     if (t->bf16) {
         nd_bf16 *c = (nd_bf16 *)t->c + at;
         if (t->add) {

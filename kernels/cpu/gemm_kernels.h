@@ -22,7 +22,7 @@ enum {
     ND_GEMM_PANEL = 96    /* rows of a panel of a packed A */
 };
 
-/* c (rows, columns) = a b (+ from) (+ c), rounded once when c is BF16. */
+/* c (rows, columns) = (a b (+ from)) factor column_factors (+ c), rounded once when c is BF16. */
 typedef struct nd_gemm_tile {
     int rows, columns; /* columns <= ND_GEMM_COLUMNS */
     int words;         /* k / 2 */
@@ -31,7 +31,9 @@ typedef struct nd_gemm_tile {
     const nd_gemm_word *b; /* [words][ND_GEMM_COLUMNS] */
     const float *from;     /* (rows, columns) of row stride from_row, or NULL */
     int64_t from_row;
-    void *c; /* BF16 or F32, row stride c_row */
+    float factor;
+    const float *column_factors; /* (columns), or NULL: 1 */
+    void *c;                     /* BF16 or F32, row stride c_row */
     int64_t c_row;
     bool bf16, add;
 } nd_gemm_tile;

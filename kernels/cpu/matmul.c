@@ -101,7 +101,7 @@ nd_status nd_cpu_matmul(nd_stream *stream, nd_tensor c, nd_tensor a, bool a_tran
         return nd_cpu_multiply_widened(context, c, a, b, &p, &(nd_cpu_factors){.all = 1.0f});
     }
     if (context->gemm && nd_gemm_supports(&p)) {
-        nd_gemm_multiply(context->gemm, &p, c.data, a.data, b.data);
+        nd_gemm_multiply(context->gemm, &p, c.data, a.data, b.data, NULL);
         return ND_OK;
     }
     if (p.in == ND_DTYPE_BF16 && nd_cpu_has_gaps(c, a, a_transposed)) {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Products of FP8 matrices. Every FP8 value is a BF16 value, so codes are widened exactly,
- * multiplied by oneDNN as BF16 with F32 sums, and the inverse scales are applied to the sums before
- * the one rounding.
+ * multiplied as BF16 with F32 sums (gemm_bf16.h where that is there, else oneDNN), and the inverse
+ * scales are applied to the sums before the one rounding.
  *
  * oneDNN multiplies sums by one number or by one per column for nothing, provided that c has no
  * gaps between its rows (with gaps it falls back to a plain loop, thousands of times slower), and
  * by one per row it cannot. Scales per row of op(a) that are powers of two (those of the rowwise
  * recipes) are put into the widened a, where they only change exponents. What is left, other scales
- * per row and a c with gaps, goes through F32 sums of CHUNK rows at a time and a pass of our own.
+ * per row and, with oneDNN, a c with gaps, goes through F32 sums of CHUNK rows at a time and a pass
+ * of our own.
  */
 #include <math.h>
 
@@ -190,7 +191,9 @@ static nd_status multiply_bf16(nd_stream *stream, nd_tensor c, operand x, operan
     p.in = ND_DTYPE_BF16;
     p.lda = x.stored.shape[1];
     p.ldb = y.stored.shape[1];
-    if (f.rows || p.ldc != p.n) {
+    nd_cpu_context *context = nd_cpu_context_of(stream);
+    bool ours = context->gemm && nd_gemm_supports(&p);
+    if (f.rows || (p.ldc != p.n && !ours)) {
         return multiply_chunks(stream, c, a, b, sums, &p, &f);
     }
     const float *factors = &f.all;
@@ -199,7 +202,11 @@ static nd_status multiply_bf16(nd_stream *stream, nd_tensor c, operand x, operan
         factors = columns_times(columns, f.columns, p.n, f.all);
         p.factors = ND_DNNL_FACTOR_EACH_COLUMN;
     }
-    return nd_dnnl_matmul(nd_cpu_context_of(stream)->dnnl, &p, c.data, a, b, factors);
+    if (ours) {
+        nd_gemm_multiply(context->gemm, &p, c.data, a, b, factors);
+        return ND_OK;
+    }
+    return nd_dnnl_matmul(context->dnnl, &p, c.data, a, b, factors);
 }
 
 nd_status nd_cpu_matmul_fp8(nd_stream *stream, nd_tensor c, nd_fp8 a, bool a_transposed, nd_fp8 b,
