@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "runtime/rdzv/server.h"
+#include "runtime/rdzv/server_internal.h"
 #include "tests/support/tempdir.h"
 
 enum { PEERS = 80 };
@@ -247,6 +247,36 @@ Test(server, hello_must_fit_version_job_epoch_and_place)
     connect_client(21);
     hello(21, "1.2", "", 3, ND_WIRE_NODE, 1);
     expect_error(21, ND_ERR_CONFIG, "is taken");
+    join(1);
+    connect_client(22);
+    hello(22, "1.2", "job", 3, ND_WIRE_WORKER, 1);
+    expect_error(22, ND_ERR_CONFIG, "rank 1, claimed by hosty, is taken");
+}
+
+Test(server, values_have_an_end)
+{
+    static char value[ND_WIRE_LIMIT_MEMBER / 2];
+    int64_t taken = 0;
+    open_server(2);
+    join(0);
+    join(1);
+    for (;; taken++) {
+        char key[32];
+        snprintf(key, sizeof key, "k%d", (int)taken);
+        request(0, ND_WIRE_SET, key, value, sizeof value);
+        nd_wire_frame frame = answer(0);
+        if (frame.type != ND_WIRE_DONE) {
+            cr_assert_eq(frame.type, ND_WIRE_ERROR);
+            break;
+        }
+        cr_assert_lt(taken, 4096);
+    }
+    cr_assert_leq(taken * (int64_t)sizeof value, ND_SERVER_VALUES_MAX);
+    cr_assert_gt((taken + 2) * (int64_t)sizeof value, ND_SERVER_VALUES_MAX);
+    request(1, ND_WIRE_SET, "k0", value, sizeof value); /* a key that is set again takes no more */
+    cr_assert_eq(answer(1).type, ND_WIRE_DONE);
+    request(1, ND_WIRE_SET, "one more", value, sizeof value);
+    expect_error(1, ND_ERR_INTERNAL, "the store is full");
 }
 
 Test(server, strangers_are_few_short_lived_and_brief)
