@@ -176,6 +176,13 @@ configure() {
         meson setup "$build" -Dcuda=enabled -Dcpu=disabled -Ducx=disabled -Dgpu_architectures=auto ${frontend:+-Dcudnn_frontend="$frontend"}
     fi
 }
+compile() { # what the other phases run; tests only where Criterion is
+    local targets=(ndlaunch ndtrain nd_bench_kernels nd_bench_gpu) name
+    for name in tests/gpu/test_gpu_ops tests/gpu/test_gpu_goldens; do
+        ! grep -q "^build $name:" "$build/build.ninja" || targets+=("$name")
+    done
+    ninja -C "$build" "${targets[@]}"
+}
 machine() { # what this host is, as JSON
     printf '{"date": "%s", "gpu": "%s", "linux": "%s", "commit": "%s"}\n' "$(date -u +%Y-%m-%dT%H:%MZ)" "${gpu:-none}" "$(uname -r)" \
         "$(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
@@ -229,9 +236,10 @@ memory_as_planned() {
     run_small memory --precision bf16 >/dev/null || return 1
     python3 scripts/gpu_report.py memory "$out/runs/memory" "$idle"
 }
-# NAME layers recompute precision: the 8B shape at S 8192, with fewer layers where so many do not fit the GPU.
+# NAME layers recompute precision options...: the 8B shape at S 8192, with fewer layers where so many do not fit the GPU.
 run_8b() {
     local name=$1 asked=$2 recompute=$3 precision=$4 layers=$2 code=71 sequence=8192 accumulation=16 steps=5 model=configs/llama-3.1-8b/config.json
+    shift 4
     if [ -n "$dry" ]; then
         sequence=64 accumulation=2 model=configs/model-small.json
     fi
@@ -245,7 +253,7 @@ run_8b() {
         code=0
         "$programs/ndlaunch" --device cuda --workers 1 --set "model.config=$out/data/layers-$layers.json" --set "data.path=$out/data/tokens-$layers.bin" \
             --set data.format=llmc --set data.tokenizer=file --sequence-length $sequence --gradient-accumulation-steps $accumulation --precision "$precision" \
-            --set "parallel.recompute=$recompute" --num-steps $steps --set output.save_model=false --set "output.dir=$out/runs/$name" || code=$?
+            --set "parallel.recompute=$recompute" --num-steps $steps --set output.save_model=false --set "output.dir=$out/runs/$name" "$@" || code=$?
         rm -f "$out/data/tokens-$layers.bin"
         [ "$code" = 71 ] || break # 71: the plan does not fit
     done
@@ -283,14 +291,14 @@ bench() { # program, arguments; with fewer tokens where 8192 do not fit the GPU
 
 # Items run under timeout, in a shell of their own.
 export out dry build programs tests peer gpu
-export -f configure machine suite tests_of sanitized run_small deterministic_twice in_use memory_as_planned run_8b peer_8b torch_most beside_torch bench value skip
+export -f configure compile machine suite tests_of sanitized run_small deterministic_twice in_use memory_as_planned run_8b peer_8b torch_most beside_torch bench value skip
 
 item machine 60 machine
 if [ -z "$dry" ] && { [ "$phase" = build ] || [ "$phase" = all ]; }; then
     item configure 240 configure
     # Not kept as done: Ninja knows what there is to do, and goes on where it was cut off.
     unset 'is_done[compile]'
-    item compile 500 ninja -C "$build"
+    item compile 500 compile
 fi
 if [ "$phase" = all ] && [ ! -x "$programs/ndlaunch" ]; then
     phase=none # the build failed, or goes on with the next call
@@ -330,6 +338,7 @@ if [ "$phase" = bench ] || [ "$phase" = all ]; then
     for precision in bf16 fp8; do
         item "8b-half-$precision" 400 run_8b "8b-half-$precision" $layers_half none $precision
         item "8b-all-$precision" 480 run_8b "8b-all-$precision" $layers_all full $precision
+        item "8b-half-$precision-autotune" 460 run_8b "8b-half-$precision-autotune" $layers_half none $precision --autotune
     done
     item torch-fit 480 peer_8b --fit
     must_wait torch-most torch-fit || item torch-most 500 torch_most

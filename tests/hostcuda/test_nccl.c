@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The NCCL transport over the double of NCCL: results, order between streams, faults. */
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "runtime/comm/nccl/nccl_state.h"
@@ -260,6 +261,7 @@ Test(nccl, a_missing_peer_is_named)
 static nd_status network_breaks(job *j)
 {
     nd_comm *comm = j->groups.by_kind[ND_GROUP_TP];
+    ND_TRY(nd_comm_barrier(comm)); /* all have their communicators */
     if (j->transport->rank == 0) {
         nd_double_nccl_break(((nccl_comm *)comm->native)->native);
     } else {
@@ -278,6 +280,11 @@ Test(nccl, an_asynchronous_error_ends_every_rank)
         const char *message = ranks.results[r].message;
         cr_expect_eq(ranks.results[r].status, ND_ERR_IO, "%s", message);
         cr_expect(strstr(message, "NCCL error") && strstr(message, "remote"), "%s", message);
+        char rank[32];
+        snprintf(rank, sizeof rank, "rank %d: ", r);
+        cr_expect(strstr(message, rank), "%s", message);
+        const char *where = "all_reduce of tp, operation "; /* a barrier is one */
+        cr_expect(strstr(message, where), "%s", message);
     }
 }
 

@@ -123,7 +123,9 @@ nd_status nccl_watch(void *context, double seconds)
         ncclResult_t error = ncclSuccess;
         ncclResult_t asked = nc->native ? state->library.async_error(nc->native, &error) : 0;
         if (asked != ncclSuccess || (error != ncclSuccess && error != ncclInProgress)) {
-            return nccl_failed(transport, nc, asked != ncclSuccess ? asked : error, "a peer");
+            const nccl_comm *stuck = stuck_comm(state); /* what the error keeps from ending */
+            return nccl_failed(transport, stuck ? stuck : nc, asked != ncclSuccess ? asked : error,
+                               "a peer");
         }
     }
     ND_TRY(check_peers(transport));
