@@ -121,7 +121,9 @@ nd_status nd_trainer_commit(nd_trainer *t)
     t->sent = host;
     t->received = t->sent + 1;
     nd_gradsync_bind(&t->sync, &t->plan);
-    return nd_model_bind(t->model, &t->plan);
+    ND_TRY(nd_model_bind(t->model, &t->plan));
+    nd_optimizer_bind(&t->optimizer);
+    return ND_OK;
 }
 
 void nd_trainer_destroy(nd_trainer *t)

@@ -114,12 +114,16 @@ nd_status nd_linear_cast(nd_model *m, const nd_cast_request *q, nd_fp8 *out)
     if (q->rule->granularity != ND_PER_TENSOR) {
         ND_TRY(settle_vector(m, q, &result));
     } else if (!delayed && !q->known) {
-        ND_TRY(nd_scales_measure(s, q->site, q->x));
+        if (q->made != ND_MADE_AMAX) {
+            ND_TRY(nd_scales_measure(s, q->site, q->x));
+        }
         ND_TRY(nd_scales_settle(s, q->site, 1, q->rule->format, q->split));
     }
     result = with_codes(result, q);
-    ND_TRY(
-        nd_scales_cast(s, q->site, result, delayed && q->record ? s->amax + q->site : NULL, q->x));
+    if (q->made != ND_MADE_CODES) {
+        float *amax = delayed && q->record ? s->amax + q->site : NULL;
+        ND_TRY(nd_scales_cast(s, q->site, result, amax, q->x));
+    }
     *out = result;
     return ND_OK;
 }
@@ -184,6 +188,7 @@ nd_cast_request nd_linear_input_request(nd_model *m, nd_input input, int64_t lay
         .x = x,
         .known = m->pass == ND_PASS_BACKWARD,
         .record = m->pass == ND_PASS_TRAIN,
+        .made = nd_linear_take_input(m, input),
         .vectors = &m->scales.vectors[0],
     };
 }

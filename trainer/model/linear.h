@@ -17,6 +17,9 @@
  * of the group needs the BF16 rows too. What backward needs of the input is then kept as codes (1
  * byte), except the attention output, which the attention's backward needs in BF16: it is cast
  * again with its saved scale. Other recipes gather and keep BF16.
+ *
+ * Norms and SwiGLU measure or cast their results on the way out, where that gives the same bits:
+ * what nobody needs in BF16 is then not written.
  */
 #include "trainer/model/llama.h"
 
@@ -44,6 +47,25 @@ nd_status nd_linear_row_fwd(nd_model *model, nd_input input, int64_t layer, nd_t
 /* dx (T, K) = dy w, weight gradient = dy^T x (+ beta ...). dy_local (Tl, C). */
 nd_status nd_linear_row_bwd(nd_model *model, nd_input input, int64_t layer, nd_tensor dx,
                             nd_tensor dy_local, nd_tensor x, nd_tensor codes, float beta);
+
+/*
+ * How an op makes an operand of linears: where it stores it, data NULL when only codes are wanted,
+ * and what it does beside (linear_fuse.c).
+ */
+typedef struct nd_making {
+    nd_tensor to;
+    nd_fuse fuse;
+} nd_making;
+
+/*
+ * Before the op that makes a group's input x (q k v, gate up: (Tl, C); down: (T, F)); codes are
+ * x's, where the group keeps them.
+ */
+nd_status nd_linear_make_input(nd_model *model, nd_input input, int64_t layer, nd_tensor x,
+                               nd_tensor codes, nd_making *out);
+/* Before SwiGLU's backward: the gradients (T, F) of gate's and up's outputs. */
+nd_status nd_linear_make_gradients(nd_model *model, int64_t layer, nd_tensor dgate, nd_tensor dup,
+                                   nd_making out[2]);
 
 /* Recompute: codes of x again, with the scale of the forward pass; nothing when the group keeps
  * none. */

@@ -58,8 +58,8 @@ nd_status nd_linear_column_fwd(nd_model *m, nd_input input, int64_t layer, nd_te
 
 /* The gradient of one part's output. */
 static nd_status gradient_operand(nd_model *m, int64_t layer, const nd_linear_part *p,
-                                  const nd_cast_rule *rule, nd_tensor dy, bool weight_gradient,
-                                  nd_fp8 *out)
+                                  const nd_cast_rule *rule, nd_tensor dy, nd_made made,
+                                  bool weight_gradient, nd_fp8 *out)
 {
     bool per_tensor = rule->granularity == ND_PER_TENSOR;
     bool transposes = m->rank->ops->fp8_needs_transposed;
@@ -70,6 +70,7 @@ static nd_status gradient_operand(nd_model *m, int64_t layer, const nd_linear_pa
         .split = rule->granularity == ND_PER_ROW,
         .known = per_tensor, /* measured with the others of the group */
         .record = true,
+        .made = made,
         .vectors = &m->scales.vectors[2],
         .codes = m->fp8.dy,
         .transposed = transposes ? m->fp8.dy_transposed : NULL,
@@ -78,11 +79,18 @@ static nd_status gradient_operand(nd_model *m, int64_t layer, const nd_linear_pa
         nd_linear_want(&q, weight_gradient && transposes, m->fp8.dy, m->fp8.dy_transposed);
     }
     m->scales.casts.gradients++;
+    if (made == ND_MADE_CODES) {
+        q.codes = nd_linear_gradient_codes(m, p->first);
+        q.transposed = NULL;
+        ND_TRY(nd_linear_cast(m, &q, out));
+        return nd_linear_add_transposed(m, out, m->fp8.dy_transposed);
+    }
     return nd_linear_cast(m, &q, out);
 }
 
 /* Scales of a group's gradients by one reduction. */
-static nd_status settle_gradients(nd_model *m, nd_input input, int64_t layer, nd_tensor dy)
+static nd_status settle_gradients(nd_model *m, nd_input input, int64_t layer, nd_tensor dy,
+                                  nd_made made)
 {
     nd_scales *s = &m->scales;
     const nd_cast_rule *rule = &s->recipe.input_gradient.a;
@@ -93,7 +101,7 @@ static nd_status settle_gradients(nd_model *m, nd_input input, int64_t layer, nd
     }
     for (nd_linear_part p = nd_linear_first_part(input);
          nd_linear_next_part(m, input, layer, &p);) {
-        if (p.fp8) {
+        if (p.fp8 && made != ND_MADE_AMAX) {
             ND_TRY(nd_scales_measure(s, nd_site_gradient(s, layer, p.first),
                                      nd_tensor_columns(dy, p.offset, p.rows)));
         }
@@ -113,15 +121,15 @@ static nd_status column_part_bwd_bf16(nd_model *m, int64_t layer, const nd_linea
 }
 
 static nd_status column_part_bwd_fp8(nd_model *m, int64_t layer, const nd_linear_part *p,
-                                     nd_tensor dx, float dx_beta, nd_tensor dy, nd_tensor full,
-                                     nd_fp8 x, float beta)
+                                     nd_tensor dx, float dx_beta, nd_tensor dy, nd_made made,
+                                     nd_tensor full, nd_fp8 x, float beta)
 {
     nd_rank *r = m->rank;
     const nd_gemm_rule *for_dx = &m->scales.recipe.input_gradient;
     const nd_gemm_rule *for_dw = &m->scales.recipe.weight_gradient;
     nd_tensor dw = nd_linear_gradient(m, layer, p);
     nd_fp8 g, w;
-    ND_TRY(gradient_operand(m, layer, p, &for_dx->a, dy, false, &g));
+    ND_TRY(gradient_operand(m, layer, p, &for_dx->a, dy, made, false, &g));
     ND_TRY(nd_linear_weight_operand(m, layer, p->first, &for_dx->b, true, &w));
     ND_OP(r, GEMM, matmul_fp8, dx, g, false, w, false, dx_beta, for_dx->fast_accumulation,
           m->fp8.gemm);
@@ -131,7 +139,7 @@ static nd_status column_part_bwd_fp8(nd_model *m, int64_t layer, const nd_linear
         return ND_OK;
     }
     if (for_dw->a.granularity != ND_PER_TENSOR) {
-        ND_TRY(gradient_operand(m, layer, p, &for_dw->a, dy, true, &g));
+        ND_TRY(gradient_operand(m, layer, p, &for_dw->a, dy, made, true, &g));
     }
     ND_OP(r, GEMM, matmul_fp8, dw, g, true, x, false, beta, for_dw->fast_accumulation, m->fp8.gemm);
     return ND_OK;
@@ -143,8 +151,9 @@ nd_status nd_linear_column_bwd(nd_model *m, nd_input input, int64_t layer, nd_te
     bool cast = m->scales.recipe.weight_gradient.a.scaling != ND_SCALING_NONE;
     nd_tensor dx = nd_tp_partial(m->rank, dlocal, m->full_b), full = none;
     nd_fp8 x = {0};
+    nd_made made = nd_linear_take_gradients(m, input);
     float dx_beta = 0.0f;
-    ND_TRY(settle_gradients(m, input, layer, dy));
+    ND_TRY(settle_gradients(m, input, layer, dy, made));
     if (!codes.data) {
         ND_TRY(nd_tp_gather(m->rank, local, m->full_a, COMM, &full));
     }
@@ -153,7 +162,7 @@ nd_status nd_linear_column_bwd(nd_model *m, nd_input input, int64_t layer, nd_te
     }
     for (nd_linear_part p = nd_linear_first_part(input); nd_linear_next_part(m, input, layer, &p);
          dx_beta = 1.0f) {
-        ND_TRY(p.fp8 ? column_part_bwd_fp8(m, layer, &p, dx, dx_beta, dy, full, x, beta)
+        ND_TRY(p.fp8 ? column_part_bwd_fp8(m, layer, &p, dx, dx_beta, dy, made, full, x, beta)
                      : column_part_bwd_bf16(m, layer, &p, dx, dx_beta, dy, full, beta));
     }
     return nd_tp_reduce(m->rank, dx, dlocal, COMM);

@@ -33,6 +33,8 @@ void nd_linear_plan(nd_model *m, nd_memplan *plan, int first_id)
     int64_t per_tensor = nd_recipe_is_per_tensor(&s->recipe);
     int64_t transposes = m->rank->ops->fp8_needs_transposed;
     int64_t inputs = max_i64(d->C, d->H * d->D), outputs = max_i64(inputs, d->F);
+    /* Delayed: SwiGLU's backward makes the codes of gate's and of up's gradient at once. */
+    int64_t together = nd_recipe_is_delayed(&s->recipe) ? max_i64(outputs, 2 * d->F) : outputs;
     int64_t weight = 0;
     size_t scratch = 0;
     if (!s->recipe.name) {
@@ -52,7 +54,7 @@ void nd_linear_plan(nd_model *m, nd_memplan *plan, int first_id)
     } specs[ND_LINEAR_PLAN_IDS] = {
         [ID_X] = {"fp8: input of a product", d->T * (per_tensor ? inputs : max_i64(inputs, d->F))},
         [ID_X_T] = {"fp8: input, transposed", transposes * d->T * max_i64(inputs, d->F)},
-        [ID_DY] = {"fp8: output gradients", d->T * outputs},
+        [ID_DY] = {"fp8: output gradients", d->T * together},
         [ID_DY_T] = {"fp8: output gradients, transposed", transposes * d->T * outputs},
         [ID_DY_LOCAL] = {"fp8: gradient before its gather", d->T == d->Tl ? 0 : d->Tl * d->C},
         [ID_W] = {"fp8: weight of a product", s->codes_gathered ? 0 : weight},

@@ -49,6 +49,13 @@ typedef struct nd_step_numbers {
     int64_t stop;    /* not 0: a signal asked to stop; the largest of all ranks */
 } nd_step_numbers;
 
+/*
+ * What the op that makes an operand of linears leaves: the operand; also its amax in the site; or
+ * its FP8 codes instead. Set before the op, taken by the linears that read the operand
+ * (linear_fuse.c).
+ */
+typedef enum nd_made { ND_MADE_PLAIN = 0, ND_MADE_AMAX, ND_MADE_CODES } nd_made;
+
 typedef enum nd_pass { ND_PASS_TRAIN = 0, ND_PASS_EVAL, ND_PASS_BACKWARD } nd_pass;
 
 /* Buffers of FP8 products, shared by all blocks; NULL where nothing needs them. */
@@ -68,6 +75,8 @@ typedef struct nd_model {
     nd_scales scales;
     nd_fp8_scratch fp8;
     nd_pass pass;
+    nd_made made[ND_INPUTS_OF_BLOCK],
+        made_gradients; /* inputs; outputs' gradients of gate and up */
     nd_cp cp;
     nd_recompute recompute;
 

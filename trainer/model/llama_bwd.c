@@ -16,10 +16,13 @@ static nd_status mlp_half_backward(nd_model *m, int64_t layer, float beta)
     const nd_dims *d = &m->dims;
     const nd_block_acts *a = &m->acts[layer];
     nd_tensor gate = nd_tensor_columns(a->gu, 0, d->F), up = nd_tensor_columns(a->gu, d->F, d->F);
+    nd_making d8[2];
     /* 11. down: the reduce-scatter becomes a gather */
     ND_TRY(nd_linear_row_bwd(m, ND_INPUT_DOWN, layer, m->dact, m->dx, a->act, a->act_codes, beta));
     /* 10. SwiGLU, in place of gate and up */
-    ND_OP(r, ELEMENTWISE, swiglu_bwd, gate, up, m->dact, gate, up, NULL, NULL);
+    ND_TRY(nd_linear_make_gradients(m, layer, gate, up, d8));
+    ND_OP(r, ELEMENTWISE, swiglu_bwd, d8[0].to, d8[1].to, m->dact, gate, up, &d8[0].fuse,
+          &d8[1].fuse);
     ND_TRY(nd_block_recompute_codes(m, layer, true));
     /* 9. gate and up; 8. the gather becomes a reduce-scatter, the input is gathered again */
     ND_TRY(

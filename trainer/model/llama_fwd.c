@@ -16,9 +16,11 @@ static nd_status attention_half(nd_model *m, int64_t layer, nd_tensor x, nd_tens
     const nd_dims *d = &m->dims;
     const nd_block_acts *a = &m->acts[layer];
     nd_tensor w1 = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_1, ND_PARAM_NORM_1, layer);
+    nd_making h1;
+    ND_TRY(nd_linear_make_input(m, ND_INPUT_QKV, layer, a->h1, a->h1_codes, &h1));
     /* 1. residual sum and norm. Without delta the input is the sum already. */
-    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, a->h1, delta.data ? a->x_in : none, a->rstd1, x, delta, w1,
-          (float)r->shape.rms_eps, NULL);
+    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, h1.to, delta.data ? a->x_in : none, a->rstd1, x, delta, w1,
+          (float)r->shape.rms_eps, &h1.fuse);
     /* 2. tp: (Tl, C) -> (T, C); 3. q, k, v */
     ND_TRY(nd_linear_column_fwd(m, ND_INPUT_QKV, layer, a->h1, a->h1_codes, a->qkv));
     /* 4. RoPE on q and k, in place: they are neighbours and have the same head size */
@@ -32,20 +34,31 @@ static nd_status attention_half(nd_model *m, int64_t layer, nd_tensor x, nd_tens
     return nd_linear_row_fwd(m, ND_INPUT_O, layer, a->o, none, m->branch);
 }
 
+static nd_status swiglu(nd_model *m, int64_t layer)
+{
+    const nd_dims *d = &m->dims;
+    const nd_block_acts *a = &m->acts[layer];
+    nd_making act;
+    ND_TRY(nd_linear_make_input(m, ND_INPUT_DOWN, layer, a->act, a->act_codes, &act));
+    ND_OP(m->rank, ELEMENTWISE, swiglu_fwd, act.to, nd_tensor_columns(a->gu, 0, d->F),
+          nd_tensor_columns(a->gu, d->F, d->F), &act.fuse);
+    return ND_OK;
+}
+
 static nd_status mlp_half(nd_model *m, int64_t layer, bool with_output)
 {
     nd_rank *r = m->rank;
-    const nd_dims *d = &m->dims;
     const nd_block_acts *a = &m->acts[layer];
     nd_tensor w2 = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_2, ND_PARAM_NORM_2, layer);
+    nd_making h2;
+    ND_TRY(nd_linear_make_input(m, ND_INPUT_GATE_UP, layer, a->h2, a->h2_codes, &h2));
     /* 7. residual sum and norm */
-    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, a->h2, a->x_mid, a->rstd2, a->x_in, m->branch, w2,
-          (float)r->shape.rms_eps, NULL);
+    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, h2.to, a->x_mid, a->rstd2, a->x_in, m->branch, w2,
+          (float)r->shape.rms_eps, &h2.fuse);
     /* 8. tp: (Tl, C) -> (T, C); 9. gate and up */
     ND_TRY(nd_linear_column_fwd(m, ND_INPUT_GATE_UP, layer, a->h2, a->h2_codes, a->gu));
     /* 10. SwiGLU */
-    ND_OP(r, ELEMENTWISE, swiglu_fwd, a->act, nd_tensor_columns(a->gu, 0, d->F),
-          nd_tensor_columns(a->gu, d->F, d->F), NULL);
+    ND_TRY(swiglu(m, layer));
     if (!with_output) {
         return nd_linear_recast(m, ND_INPUT_DOWN, layer, a->act, a->act_codes);
     }
@@ -64,17 +77,18 @@ static nd_status norm_again(nd_model *m, int64_t layer, bool second)
     nd_rank *r = m->rank;
     const nd_block_acts *a = &m->acts[layer];
     nd_param_id id = second ? ND_PARAM_NORM_2 : ND_PARAM_NORM_1;
-    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, second ? a->h2 : a->h1, none, second ? a->rstd2 : a->rstd1,
+    nd_making h;
+    ND_TRY(nd_linear_make_input(m, second ? ND_INPUT_GATE_UP : ND_INPUT_QKV, layer,
+                                second ? a->h2 : a->h1, second ? a->h2_codes : a->h1_codes, &h));
+    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, h.to, none, second ? a->rstd2 : a->rstd1,
           second ? a->x_mid : a->x_in, none, nd_fsdp_weight(&m->fsdp, id, id, layer),
-          (float)r->shape.rms_eps, NULL);
+          (float)r->shape.rms_eps, &h.fuse);
     return ND_OK;
 }
 
 /* Everything that the block did not keep, by the same ops on the same operands. */
 nd_status nd_block_recompute(nd_model *m, int64_t layer)
 {
-    nd_rank *r = m->rank;
-    const nd_dims *d = &m->dims;
     const nd_block_acts *a = &m->acts[layer];
     if (m->recompute == ND_RECOMPUTE_NONE) {
         return ND_OK;
@@ -89,8 +103,7 @@ nd_status nd_block_recompute(nd_model *m, int64_t layer)
     if (!a->h2_codes.data) {
         ND_TRY(norm_again(m, layer, true));
     }
-    ND_OP(r, ELEMENTWISE, swiglu_fwd, a->act, nd_tensor_columns(a->gu, 0, d->F),
-          nd_tensor_columns(a->gu, d->F, d->F), NULL);
+    ND_TRY(swiglu(m, layer));
     return nd_linear_recast(m, ND_INPUT_DOWN, layer, a->act, a->act_codes);
 }
 

@@ -10,6 +10,14 @@ nd_status nd_optimizer_init(nd_optimizer *optimizer, nd_fsdp *fsdp)
     return nd_layout_decay_ranges(fsdp->layout, &optimizer->ranges, &optimizer->range_count);
 }
 
+void nd_optimizer_bind(nd_optimizer *optimizer)
+{
+    for (int i = 0; i < optimizer->range_count; i++) {
+        nd_flat_range *range = &optimizer->ranges[i];
+        range->copy = nd_fsdp_resident(optimizer->fsdp, range->begin);
+    }
+}
+
 void nd_optimizer_fini(nd_optimizer *optimizer)
 {
     free(optimizer->ranges);
@@ -47,6 +55,6 @@ nd_status nd_optimizer_step(nd_optimizer *optimizer, int64_t step, double lr, do
         ND_OP(r, ND_TRACE_OPTIMIZER, adamw, &hyper, fsdp->master, fsdp->moment1, fsdp->moment2,
               fsdp->grad, optimizer->ranges, optimizer->range_count);
     }
-    nd_fsdp_weights_changed(fsdp);
+    nd_fsdp_weights_updated(fsdp);
     return ND_OK;
 }

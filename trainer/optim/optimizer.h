@@ -11,6 +11,8 @@ typedef struct nd_optimizer {
 } nd_optimizer;
 
 nd_status nd_optimizer_init(nd_optimizer *optimizer, nd_fsdp *fsdp);
+/* After nd_fsdp_bind: where the plan keeps weights in BF16, the update writes them too. */
+void nd_optimizer_bind(nd_optimizer *optimizer);
 void nd_optimizer_fini(nd_optimizer *optimizer);
 
 /*

@@ -30,6 +30,7 @@ enum { ND_FSDP_BLOCK_SLOTS = 2 };
 typedef struct nd_weight_slot {
     int unit;                     /* unit it holds or is being filled with, -1: none */
     int64_t version;              /* of the weights it was gathered from */
+    int64_t own_version;          /* of those that the optimizer left this rank's BF16 part of */
     bool held;                    /* between acquire and release */
     bool pending;                 /* `gathered` is not waited for yet */
     void *data[ND_SEGMENT_COUNT]; /* HP: act dtype; FP8: codes */
@@ -71,6 +72,15 @@ void nd_fsdp_fini(nd_fsdp *fsdp);
 
 /* The master weights changed: gathered copies are stale. */
 void nd_fsdp_weights_changed(nd_fsdp *fsdp);
+
+/*
+ * Where the optimizer writes the BF16 copy of element `begin` of the flat state arrays and of what
+ * follows in its segment: this rank's part of a unit that has a buffer of its own. NULL: weights
+ * are cast when their unit is gathered, as buffers are shared, or of codes, or the weights are F32.
+ */
+nd_bf16 *nd_fsdp_resident(const nd_fsdp *fsdp, int64_t begin);
+/* The optimizer changed the master weights and has written all of those copies. */
+void nd_fsdp_weights_updated(nd_fsdp *fsdp);
 
 nd_status nd_fsdp_prefetch(nd_fsdp *fsdp,
                            int unit); /* no-op when it is there, or no buffer is free */

@@ -7,6 +7,30 @@ void nd_fsdp_weights_changed(nd_fsdp *fsdp)
     fsdp->version++;
 }
 
+nd_bf16 *nd_fsdp_resident(const nd_fsdp *fsdp, int64_t begin)
+{
+    const nd_layout *layout = fsdp->layout;
+    for (int u = 0; u < layout->unit_count && fsdp->act == ND_DTYPE_BF16; u++) {
+        const nd_segment *hp = &layout->units[u].segments[ND_SEGMENT_HP];
+        int64_t at = begin - hp->shard_offset;
+        if (fsdp->slot_of_unit[u] >= 0 && at >= 0 && at < hp->shard_count) {
+            nd_bf16 *unit = fsdp->slots[fsdp->slot_of_unit[u]].data[ND_SEGMENT_HP];
+            return unit + hp->shard_count * layout->shard_index + at;
+        }
+    }
+    return NULL;
+}
+
+void nd_fsdp_weights_updated(nd_fsdp *fsdp)
+{
+    nd_fsdp_weights_changed(fsdp);
+    for (int u = 0; u < fsdp->layout->unit_count && fsdp->act == ND_DTYPE_BF16; u++) {
+        if (fsdp->slot_of_unit[u] >= 0) {
+            fsdp->slots[fsdp->slot_of_unit[u]].own_version = fsdp->version;
+        }
+    }
+}
+
 nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, int unit)
 {
     for (int s = 0; s < fsdp->slot_count; s++) {
@@ -73,6 +97,9 @@ static nd_status cast_own_part(nd_fsdp *fsdp, nd_weight_slot *slot, nd_segment_k
     void *own = own_part(fsdp, slot, kind);
     if (kind == ND_SEGMENT_FP8) {
         return cast_codes(fsdp, slot->unit, own);
+    }
+    if (slot->own_version == fsdp->version) { /* the optimizer has written it */
+        return ND_OK;
     }
     int64_t n = segment->shard_count;
     ND_OP(fsdp->rank, ND_TRACE_ELEMENTWISE, cast, nd_tensor_1d(own, fsdp->act, n),

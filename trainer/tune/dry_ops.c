@@ -99,7 +99,8 @@ static nd_status cast(nd_stream *s, nd_tensor out, nd_tensor x)
     return note(s, &call);
 }
 
-/* The rest, which is the same whatever the linears' precision. */
+/* The rest, which is the same whatever the linears' precision, or nearly so: a norm or SwiGLU that
+ * measures or casts its result (nd_fuse) takes no longer for it. */
 #define NOTHING(op, ...)                                                                           \
     static nd_status op(nd_stream *s, __VA_ARGS__)                                                 \
     {                                                                                              \

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What is fused changes no bit. While the health log counts, operands are made first, then measured
+ * and cast, each by an op of its own; without it norms and SwiGLU do so on the way out. And what
+ * the optimizer leaves of the updated weights in BF16 is what a cast of them gives.
+ */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "tests/parity/mesh_data.h"
+#include "tests/support/ranks.h"
+#include "trainer/trainer.h"
+
+enum { SEQUENCE = 64, GLOBAL_BATCH = 8, STEPS = 3, VOCAB = 97 };
+
+#define COUNT(list) (sizeof(list) / sizeof(list)[0])
+
+static tempdir dir;
+
+static mesh_job job_of(nd_precision precision)
+{
+    const char *path =
+        mesh_token_file(&dir, "tokens.bin", STEPS * GLOBAL_BATCH * (SEQUENCE + 1), VOCAB, 0);
+    mesh_job job = mesh_job_on_tokens(path, mesh_small_llama(VOCAB), precision);
+    job.global_batch = GLOBAL_BATCH;
+    job.sequence = SEQUENCE;
+    job.steps = STEPS;
+    job.history_length = 4;
+    return job;
+}
+
+static void run(const mesh_job *job, const mesh_case *mesh, mesh_result *out)
+{
+    nd_status status = mesh_run(job, mesh, out);
+    cr_assert_eq(status, ND_OK, "%s: %s", mesh->name, nd_error_last()->message);
+}
+
+static void expect_same(const mesh_result *got, const mesh_result *want, const char *what)
+{
+    cr_assert_eq(memcmp(got->loss, want->loss, sizeof got->loss), 0, "%s: other losses", what);
+    for (int t = 0; t < got->tensors; t++) {
+        size_t bytes = (size_t)got->sizes[t] * 4;
+        cr_assert_eq(memcmp(got->gradients[t], want->gradients[t], bytes), 0, "%s: gradient of %s",
+                     what, got->names[t]);
+        cr_assert_eq(memcmp(got->weights[t], want->weights[t], bytes), 0, "%s: %s", what,
+                     got->names[t]);
+    }
+}
+
+static void fused_and_apart(nd_fp8_recipe recipe, const char *filter)
+{
+    static const mesh_case meshes[] = {
+        {"one worker", 1, 1, 1, 1, 1},
+        {"one worker, recompute full", 1, 1, 1, 1, 2, .recompute = ND_RECOMPUTE_FULL},
+        {"tp 2, recompute selective", 1, 1, 1, 2, 1, .recompute = ND_RECOMPUTE_SELECTIVE},
+        {"fsdp 2 x tp 2, recompute full", 1, 2, 1, 2, 1, .recompute = ND_RECOMPUTE_FULL},
+    };
+    tempdir_make(&dir);
+    for (size_t i = 0; i < COUNT(meshes); i++) {
+        mesh_result fused, apart;
+        mesh_job job = job_of(ND_PRECISION_FP8);
+        job.recipe = recipe;
+        job.filter = filter;
+        job.all_gather = i % 2 == 1;
+        run(&job, &meshes[i], &fused);
+        job.health_interval = 1;
+        run(&job, &meshes[i], &apart);
+        expect_same(&fused, &apart, meshes[i].name);
+        mesh_result_free(&fused);
+        mesh_result_free(&apart);
+    }
+    tempdir_remove(&dir);
+}
+
+/* The default filter leaves the first q in BF16: its group's input is needed both ways. */
+Test(fused, tensorwise, .timeout = 300)
+{
+    fused_and_apart(ND_FP8_TENSORWISE, NULL);
+}
+
+Test(fused, delayed, .timeout = 300)
+{
+    fused_and_apart(ND_FP8_DELAYED, NULL);
+}
+
+/* SwiGLU's backward: one of its two results is cast, the other stored. */
+Test(fused, delayed_with_gate_in_bf16, .timeout = 300)
+{
+    fused_and_apart(ND_FP8_DELAYED, "q_proj,k_proj,v_proj,up_proj,down_proj");
+}
+
+/* Copies of updated weights: every unit that is gathered next holds the master weights, rounded. */
+static nd_status check_weights(void *context, nd_trainer *t, int64_t step)
+{
+    nd_fsdp *f = &t->model->fsdp;
+    const nd_layout *layout = f->layout;
+    int *resident = context;
+    for (int u = 0; u < layout->unit_count; u++) {
+        const nd_segment *hp = &layout->units[u].segments[ND_SEGMENT_HP];
+        ND_TRY(nd_fsdp_acquire(f, u));
+        const nd_bf16 *all = nd_fsdp_slot_holding(f, u)->data[ND_SEGMENT_HP];
+        const nd_bf16 *own = all + hp->shard_count * layout->shard_index;
+        for (int64_t i = 0; i < hp->shard_count; i++) {
+            nd_bf16 want = nd_bf16_from_f32(f->master[hp->shard_offset + i]);
+            ND_CHECK(own[i] == want, "step %ld, unit %d, element %ld: %04x, not %04x", (long)step,
+                     u, (long)i, own[i], want);
+        }
+        nd_fsdp_release(f, u);
+        if (t->rank->rank == 0 && step == 0) {
+            *resident += nd_fsdp_resident(f, hp->shard_offset) != NULL;
+        }
+    }
+    return ND_OK;
+}
+
+Test(fused, the_optimizer_writes_resident_weights, .timeout = 300)
+{
+    static const struct {
+        mesh_case mesh;
+        int resident; /* units with a copy: of 2 blocks, embedding, norm and head */
+    } cases[] = {
+        {{"one worker", 1, 1, 1, 1, 1}, 4},
+        {{"ddp 2", 2, 1, 1, 1, 1}, 4},
+        {{"fsdp 2, zero 2", 1, 2, 1, 1, 1, .zero2 = true}, 4},
+        {{"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1}, 4}, /* two blocks have a buffer each anyway */
+    };
+    tempdir_make(&dir);
+    for (size_t i = 0; i < COUNT(cases) * 2; i++) {
+        const mesh_case *mesh = &cases[i / 2].mesh;
+        mesh_result result;
+        int resident = 0;
+        mesh_job job = job_of(ND_PRECISION_BF16);
+        job.optimizer = i % 2 ? ND_OPTIMIZER_SGD : ND_OPTIMIZER_ADAMW;
+        job.after_step = check_weights;
+        job.context = &resident;
+        run(&job, mesh, &result);
+        cr_assert_eq(resident, cases[i / 2].resident, "%s: %d units", mesh->name, resident);
+        mesh_result_free(&result);
+    }
+    tempdir_remove(&dir);
+}
+
+/* More blocks than buffers for them: those are cast when they are gathered, embedding and head are
+ * not. F32 weights are the master weights, or are copied. */
+Test(fused, weights_without_a_buffer_of_their_own, .timeout = 300)
+{
+    static const mesh_case mesh = {"fsdp 2", 1, 2, 1, 1, 1};
+    mesh_result result;
+    int resident = 0;
+    tempdir_make(&dir);
+    mesh_job job = job_of(ND_PRECISION_BF16);
+    job.shape.layers = 4;
+    job.after_step = check_weights;
+    job.context = &resident;
+    run(&job, &mesh, &result);
+    cr_assert_eq(resident, 2, "%d units", resident);
+    mesh_result_free(&result);
+    tempdir_remove(&dir);
+}
