@@ -8,6 +8,16 @@
 #include "runtime/tensor/dtype.h"
 #include "trainer/tune/record_impl.h"
 
+void nd_tuning_destroy(nd_tuning *t)
+{
+    if (t) {
+        free(t->from);
+        free(t->choices);
+        free(t->json);
+        free(t);
+    }
+}
+
 static void set(json_t *object, const char *key, json_t *value)
 {
     json_object_set_new(object, key, value);
