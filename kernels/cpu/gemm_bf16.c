@@ -9,13 +9,14 @@ enum {
     K_ALIGNMENT = 32,      /* elements of a cache line */
     ROWS = 1056,           /* rows of A that share a packed B: its packing is below 1 percent */
     ROWS_TRANSPOSED = 480, /* the same where A is packed: below 1 MiB */
+    COLUMNS = 512,         /* columns of B that stay packed for several blocks of rows */
     PARTIAL_COLUMNS = 256, /* of the F32 sums between blocks of k, where the result is BF16 */
     CACHE_LINE = 64
 };
 
 /* One thread's scratch. */
 typedef struct workspace {
-    nd_gemm_word b[K_BLOCK / 2 * ND_GEMM_COLUMNS];
+    nd_gemm_word b[COLUMNS / ND_GEMM_COLUMNS][K_BLOCK / 2 * ND_GEMM_COLUMNS];
     nd_gemm_word a[ROWS_TRANSPOSED * (K_BLOCK / 2)]; /* [panel][words][ND_GEMM_PANEL] */
     float partial[ROWS * PARTIAL_COLUMNS];
 } workspace;
@@ -59,14 +60,14 @@ static void pack_a(const call *c, workspace *w, const block *x)
     }
 }
 
-static void pack_b(const call *c, workspace *w, const block *x)
+static void pack_b(const call *c, nd_gemm_word *b, const block *x)
 {
     const int64_t ld = c->p->ldb;
     const int columns = (int)x->columns, words = (int)(x->depth / 2);
     if (c->p->b_transposed) {
-        c->kernels->pack_rows(w->b, c->b + x->column * ld + x->k, ld, columns, words);
+        c->kernels->pack_rows(b, c->b + x->column * ld + x->k, ld, columns, words);
     } else {
-        c->kernels->pack_pairs(w->b, c->b + x->k * ld + x->column, ld, columns, words);
+        c->kernels->pack_pairs(b, c->b + x->k * ld + x->column, ld, columns, words);
     }
 }
 
@@ -78,7 +79,7 @@ static nd_gemm_tile destination(const call *c, workspace *w, const block *x, int
     const bool bf16 = c->p->out == ND_DTYPE_BF16;
     float *partial = w->partial + (x->column - first);
     nd_gemm_tile t = {
-        .rows = (int)x->rows, .columns = (int)x->columns, .words = (int)(x->depth / 2), .b = w->b};
+        .rows = (int)x->rows, .columns = (int)x->columns, .words = (int)(x->depth / 2)};
     t.factor = 1.0f;
     if (bf16 && !ends) {
         t.c = partial;
@@ -114,17 +115,24 @@ static void multiply_panels(const call *c, const workspace *w, nd_gemm_tile t)
     }
 }
 
-static void multiply_block(const call *c, workspace *w, const block *x)
+/* Which blocks of rows a block belongs to: whether its B is packed already, and is wanted again. */
+typedef enum sharing { ONLY_BLOCK, FIRST_BLOCK, LATER_BLOCK } sharing;
+
+static void multiply_block(const call *c, workspace *w, const block *x, sharing shared)
 {
     block columns = *x;
     if (c->p->a_transposed) {
         pack_a(c, w, x);
     }
     for (int64_t j = 0; j < x->columns; j += ND_GEMM_COLUMNS) {
+        nd_gemm_word *b = w->b[shared == ONLY_BLOCK ? 0 : j / ND_GEMM_COLUMNS];
         columns.column = x->column + j;
         columns.columns = smaller(ND_GEMM_COLUMNS, x->columns - j);
-        pack_b(c, w, &columns);
+        if (shared != LATER_BLOCK) {
+            pack_b(c, b, &columns);
+        }
         nd_gemm_tile t = destination(c, w, &columns, x->column);
+        t.b = b;
         if (c->p->a_transposed) {
             multiply_panels(c, w, t);
         } else {
@@ -143,22 +151,39 @@ static int64_t block_rows(int64_t count, int64_t most)
     return blocks < 2 ? most : ceil_div(ceil_div(count, blocks), ND_GEMM_ROWS) * ND_GEMM_ROWS;
 }
 
-/* All of k for one thread's part of the result. */
+/* All blocks of rows of one block of k and columns. */
+static void multiply_rows(const call *c, workspace *w, block x, int64_t row_end, int64_t rows)
+{
+    sharing shared = row_end - x.row <= rows ? ONLY_BLOCK : FIRST_BLOCK;
+    for (; x.row < row_end; x.row += rows) {
+        x.rows = smaller(rows, row_end - x.row);
+        multiply_block(c, w, &x, shared);
+        shared = LATER_BLOCK;
+    }
+}
+
+static void multiply_depth(const call *c, workspace *w, block x, int64_t row_end, int64_t rows)
+{
+    for (x.k = 0; x.k < c->p->k; x.k += c->k_block) {
+        x.depth = smaller(c->k_block, c->p->k - x.k);
+        multiply_rows(c, w, x, row_end, rows);
+    }
+}
+
+/* One thread's part of the result. Where sums wait in `partial` for the next block of k, a block of
+ * rows is done with all of k before the next one. */
 static void multiply_part(const call *c, workspace *w, const block *part)
 {
     const int64_t row_end = part->row + part->rows, column_end = part->column + part->columns;
     const int64_t rows = block_rows(part->rows, c->p->a_transposed ? ROWS_TRANSPOSED : ROWS);
     const bool partial = c->p->out == ND_DTYPE_BF16 && c->k_block < c->p->k;
-    const int64_t columns = partial ? PARTIAL_COLUMNS : part->columns;
-    block x;
-    for (x.row = part->row; x.row < row_end; x.row += rows) {
-        x.rows = smaller(rows, row_end - x.row);
+    const int64_t span = partial ? rows : part->rows;
+    const int64_t columns = partial ? PARTIAL_COLUMNS : rows < span ? COLUMNS : part->columns;
+    block x = *part;
+    for (x.row = part->row; x.row < row_end; x.row += span) {
         for (x.column = part->column; x.column < column_end; x.column += columns) {
             x.columns = smaller(columns, column_end - x.column);
-            for (x.k = 0; x.k < c->p->k; x.k += c->k_block) {
-                x.depth = smaller(c->k_block, c->p->k - x.k);
-                multiply_block(c, w, &x);
-            }
+            multiply_depth(c, w, x, smaller(x.row + span, row_end), rows);
         }
     }
 }
