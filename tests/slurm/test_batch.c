@@ -116,6 +116,53 @@ Test(batch, workers_per_node_are_counted)
     assert_says(&l, "step 2/2");
 }
 
+/* Options before the script go before its own. */
+Test(batch, one_node_needs_no_other_script)
+{
+    launched l;
+    int job = slurm_submit(&l, &dir, "single", (const char *[]){"--nodes=1", NULL}, "cp.sbatch",
+                           (const char *[]){"--num-steps", "2", NULL});
+    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
+    assert_says(&l, "step 2/2");
+    cr_assert_null(strstr(l.text, "nnodes"), "%s", l.text);
+}
+
+/* As from a terminal: salloc runs a command within its allocation. */
+Test(batch, an_allocation_of_salloc_does_as_well)
+{
+    launched l;
+    char script[PATH_MAX];
+    tiny_arguments a = {0};
+    snprintf(script, sizeof script, "%s/scripts/slurm/launch_nodes", getenv("ND_SOURCE_ROOT"));
+    tiny_add(&a, (const char *[]){"/usr/bin/env", "salloc", "--nodes=2", "--ntasks-per-node=1",
+                                  script, "--dp-shard-size", "4", "--num-steps", "2", NULL});
+    tiny_add(&a, slurm_flags(&dir, "salloc"));
+    launched_start(&l, &dir, "salloc", a.list);
+    cr_assert_eq(launched_wait(&l, SLURM_SECONDS), 0, "%s", launched_read(&l));
+    assert_says(&l, "ndlaunch: 4 workers");
+    assert_says(&l, "nnodes 2, nproc_per_node 2,");
+    assert_says(&l, "step 2/2");
+}
+
+/* A suite that cannot run must not pass in CI. Without its path munged stands for one that is not
+ * installed. */
+Test(batch, a_machine_without_slurm_fails_in_ci_and_skips_elsewhere)
+{
+    launched l;
+    char script[PATH_MAX];
+    static const char *const ci[] = {"CI=true", "CI="};
+    snprintf(script, sizeof script, "%s/tests/slurm/private_slurm", getenv("ND_SOURCE_ROOT"));
+    for (int i = 0; i < 2; i++) {
+        launched_start(
+            &l, &dir, "without",
+            (const char *[]){"/usr/bin/env", "PATH=/usr/bin:/bin", ci[i], script, "true", NULL});
+        int code = launched_wait(&l, SLURM_SECONDS);
+        cr_assert_eq(code, i == 0 ? 1 : 77, "%d: %s", code, launched_read(&l));
+        assert_says(&l, "private_slurm: Slurm cannot run here: munged is not installed");
+        cr_assert_eq(launched_count(&l, "\n"), 1, "%s", l.text);
+    }
+}
+
 /* A copy of what a job needs of the project, in a folder with spaces in its name, as are output and
  * data. The configuration is the project's own file, relative to it. */
 Test(batch, a_project_below_a_path_with_spaces)
