@@ -10,13 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/rng.h"
-#include "tests/parity/mesh_run.h"
-#include "tests/support/tempdir.h"
+#include "tests/parity/mesh_data.h"
 #include "trainer/model/linear.h"
 #include "trainer/trainer.h"
 
-enum { LAYERS = 2, VOCAB = 97, SEQUENCE = 64, GLOBAL_BATCH = 8, STEPS = 3 };
+enum { VOCAB = 97, SEQUENCE = 64, GLOBAL_BATCH = 8, STEPS = 3 };
 enum { MAX_RANKS = 8, MAX_SITES = 64 };
 
 static tempdir dir;
@@ -29,47 +27,19 @@ typedef struct observed {
 
 static observed seen[MAX_RANKS];
 
-static const char *random_tokens(void)
-{
-    static uint32_t words[256 + STEPS * GLOBAL_BATCH * (SEQUENCE + 1)];
-    int tokens = (int)(sizeof words / 4) - 256;
-    words[0] = 20240801;
-    words[1] = 7;
-    words[2] = (uint32_t)tokens;
-    for (int i = 0; i < tokens; i++) {
-        words[256 + i] = (uint32_t)(nd_rng_u64(11, 0, (uint64_t)i) % VOCAB);
-    }
-    return tempdir_write(&dir, "tokens.bin", words, sizeof words);
-}
-
 static mesh_job job_of(nd_fp8_recipe recipe, bool all_gather)
 {
-    return (mesh_job){
-        .shape = {.vocab = VOCAB,
-                  .hidden = 64,
-                  .ffn = 128,
-                  .layers = LAYERS,
-                  .heads = 8,
-                  .kv_heads = 4,
-                  .head_dim = 16,
-                  .max_positions = 128,
-                  .rms_eps = 1e-5,
-                  .init_std = 0.08,
-                  .rope = {.type = ND_ROPE_DEFAULT, .theta = 10000.0}},
-        .data_path = random_tokens(),
-        .format = ND_DATA_LLMC,
-        .tokenizer = "file",
-        .global_batch = GLOBAL_BATCH,
-        .sequence = SEQUENCE,
-        .steps = STEPS,
-        .optimizer = ND_OPTIMIZER_ADAMW,
-        .precision = ND_PRECISION_FP8,
-        .lr = 2e-3,
-        .max_grad_norm = 1.0,
-        .recipe = recipe,
-        .all_gather = all_gather,
-        .history_length = 16,
-    };
+    const char *path =
+        mesh_token_file(&dir, "tokens.bin", STEPS * GLOBAL_BATCH * (SEQUENCE + 1), VOCAB, 0);
+    mesh_job job = mesh_job_on_tokens(path, mesh_small_llama(VOCAB), ND_PRECISION_FP8);
+    job.global_batch = GLOBAL_BATCH;
+    job.sequence = SEQUENCE;
+    job.steps = STEPS;
+    job.weight_decay = 0.0;
+    job.recipe = recipe;
+    job.all_gather = all_gather;
+    job.history_length = 16;
+    return job;
 }
 
 static nd_status keep_scales(void *context, nd_trainer *t)
