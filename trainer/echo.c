@@ -122,5 +122,10 @@ void nd_echo_run(const nd_run_context *run, const nd_trainer *trainer, const cha
     if (r->tuning) {
         nd_tuning_each_line(r->tuning, echo_line, NULL);
     }
+    if (r->config->kernels.cuda_graphs) {
+        nd_log_info("CUDA graphs: each block's forward and backward, recorded in step 2; "
+                    "collectives, embedding, head, update, validation and steps of "
+                    "fp8.health_interval run outside of them");
+    }
     echo_data(run, r);
 }

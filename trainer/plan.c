@@ -47,13 +47,11 @@ static double planned_bytes(const nd_trainer *trainer)
 static void print_fit(FILE *out, const nd_trainer *trainer)
 {
     const nd_config *config = trainer->rank->config;
-    const double gpu_gib = 79.6,
-                 context_gib = 1.0; /* of an 80 GB card; of that, CUDA and its libraries */
+    const double gpu_gib = 79.6; /* of an 80 GB card */
     double each = planned_bytes(trainer) / gib;
     if (config->launch.device == ND_CHOOSE_CUDA) {
-        fprintf(out, "%s a GPU of 80 GB: %.2f of the %.1f GiB that are left beside CUDA\n",
-                each <= gpu_gib - context_gib ? "fits" : "does not fit", each,
-                gpu_gib - context_gib);
+        fprintf(out, "%s a GPU of 80 GB: %.2f of its %.1f GiB\n",
+                each <= gpu_gib ? "fits" : "does not fit", each, gpu_gib);
         return;
     }
     nd_host_memory host = nd_host_memory_read("");

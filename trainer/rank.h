@@ -49,8 +49,15 @@ static inline bool nd_rank_is_gpu(const nd_rank *rank)
         }                                                                                          \
     } while (0)
 
-/* An op of the backend: ND_OP(rank, ND_TRACE_GEMM, matmul, c, a, false, b, true, 0.0f). */
+/* An op of the backend, unless it is in a CUDA graph that runs again:
+ * ND_OP(rank, ND_TRACE_GEMM, matmul, c, a, false, b, true, 0.0f). */
 #define ND_OP(rank_, kind_, op_, ...)                                                              \
-    ND_RUN(rank_, kind_, (rank_)->ops->op_(&(rank_)->stream, __VA_ARGS__))
+    do {                                                                                           \
+        bool nd_enqueue_;                                                                          \
+        ND_TRY(nd_stream_inside(&(rank_)->stream, true, &nd_enqueue_));                            \
+        if (nd_enqueue_) {                                                                         \
+            ND_RUN(rank_, kind_, (rank_)->ops->op_(&(rank_)->stream, __VA_ARGS__));                \
+        }                                                                                          \
+    } while (0)
 
 #endif

@@ -57,13 +57,41 @@ static size_t loader_bytes(const nd_rank *rank)
     return nd_loader_bytes(&train) + (path && path[0] ? nd_loader_bytes(&validation) : 0);
 }
 
-/* Memory that libraries and the transport allocate. NCCL's own buffers depend on the GPUs and are
- * not known here. */
-static void plan_libraries(const nd_rank *rank, nd_memplan *plan)
+/* What the driver and the libraries hold already, or, of a GPU that is not here, what they hold on
+ * one of 80 GB: CUDA's context, the kernels, cuBLASLt and cuDNN. */
+static size_t context_bytes(const nd_rank *rank)
+{
+    nd_cuda_info gpu;
+    size_t used = (size_t)1 << 30;
+    if (rank->device->kind == ND_DEVICE_CUDA && nd_cuda_info_of(rank->device, &gpu) == ND_OK) {
+        used = gpu.total_bytes - gpu.free_bytes;
+        used -= used < nd_ops_cuda_workspace() ? used : nd_ops_cuda_workspace();
+    }
+    return used;
+}
+
+/* Ops of all graphs of a block: at most 32 forward, 96 backward, and these for products that begin
+ * gradients and for those that add to them. Where blocks share buffers, a block may meet both. */
+static int64_t graph_ops(const nd_rank *rank, bool resident)
+{
+    int64_t betas = rank->config->train.gradient_accumulation_steps > 1 ? 2 : 1;
+    int64_t buffers = resident ? 1 : ND_FSDP_BLOCK_SLOTS;
+    return rank->shape.layers * buffers * (32 + 96 * betas);
+}
+
+/* Memory that libraries and the transport allocate. */
+static void plan_libraries(const nd_rank *rank, const nd_model *model, nd_memplan *plan)
 {
     if (nd_rank_is_gpu(rank)) {
         nd_memplan_add_external(plan, ND_MEM_SCRATCH, "workspaces of cuBLASLt and kernels",
                                 nd_ops_cuda_workspace());
+        nd_memplan_add_external(plan, ND_MEM_SCRATCH, "driver and libraries", context_bytes(rank));
+        if (rank->config->kernels.cuda_graphs) {
+            nd_memplan_add_external(plan, ND_MEM_SCRATCH, "CUDA graphs, estimated",
+                                    nd_graphs_bytes(graph_ops(rank, model->fsdp.resident)));
+        }
+        nd_memplan_add_external(plan, ND_MEM_COMMUNICATION, "NCCL, estimated",
+                                nd_comm_nccl_bytes(&rank->mesh));
     } else {
         nd_memplan_add_external(plan, ND_MEM_COMMUNICATION, "staging of reductions",
                                 staging_bytes(&rank->mesh));
@@ -74,13 +102,18 @@ static nd_status create(nd_rank *rank, nd_trainer **out)
 {
     nd_trainer *t = NULL;
     nd_status status = ND_OK;
+    if (rank->config->kernels.cuda_graphs && !nd_rank_is_gpu(rank)) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "kernels.cuda_graphs is true, but this run is on the CPU, as no GPU is "
+                       "visible; set kernels.cuda_graphs: false (--cuda-graphs false)");
+    }
     ND_TRY(ND_ALLOC(1, &t));
     t->rank = rank;
     nd_memplan_init(&t->plan);
     ND_TRY_OUT(nd_model_create(rank, &t->plan, &t->model));
     ND_TRY_OUT(nd_gradsync_init(&t->sync, &t->model->fsdp, &t->plan));
     ND_TRY_OUT(nd_optimizer_init(&t->optimizer, &t->model->fsdp));
-    plan_libraries(rank, &t->plan);
+    plan_libraries(rank, t->model, &t->plan);
     nd_memplan_add_external(&t->plan, ND_MEM_DATA, "prefetched batches", loader_bytes(rank));
     *out = t;
 out:
@@ -95,9 +128,14 @@ out:
 static bool is_too_large(const nd_trainer *t)
 {
     nd_cuda_info gpu;
+    size_t later = nd_comm_nccl_bytes(&t->rank->mesh);
+    if (t->rank->config->kernels.cuda_graphs) {
+        later += nd_graphs_bytes(graph_ops(t->rank, true));
+    }
     return t->rank->device->kind == ND_DEVICE_CUDA && t->model->layout->shards == 1 &&
            t->rank->config->parallel.reshard_after_forward && !t->rank->cast_units &&
-           nd_cuda_info_of(t->rank->device, &gpu) == ND_OK && t->plan.total > gpu.free_bytes;
+           nd_cuda_info_of(t->rank->device, &gpu) == ND_OK &&
+           t->plan.total + later > gpu.free_bytes;
 }
 
 nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
@@ -120,6 +158,9 @@ nd_status nd_trainer_commit(nd_trainer *t)
     ND_TRY(nd_host_alloc(t->rank->device, 2 * sizeof *t->sent, &host));
     t->sent = host;
     t->received = t->sent + 1;
+    if (t->rank->config->kernels.cuda_graphs) {
+        ND_TRY(nd_graphs_create(&t->rank->stream, &t->graphs));
+    }
     nd_gradsync_bind(&t->sync, &t->plan);
     ND_TRY(nd_model_bind(t->model, &t->plan));
     nd_optimizer_bind(&t->optimizer);
@@ -132,6 +173,7 @@ void nd_trainer_destroy(nd_trainer *t)
         nd_optimizer_fini(&t->optimizer);
         nd_gradsync_fini(&t->sync);
         nd_model_destroy(t->model);
+        nd_graphs_destroy(t->graphs);
         nd_host_free(t->rank->device, t->sent);
         nd_memplan_fini(&t->plan);
         free(t);
@@ -209,6 +251,8 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
 {
     nd_rank *r = t->rank;
     nd_step_numbers *numbers = t->model->numbers;
+    /* The first step loads kernels and makes plans, which a capture does not allow. */
+    t->model->graphs = t->trained > 0 && !t->model->scales.healthy ? t->graphs : NULL;
     int64_t micros = r->config->train.gradient_accumulation_steps;
     ND_TRY(send_tokens(t, batch->valid));
     ND_TRY(nd_zero(&r->stream, &numbers->loss_sum, sizeof numbers->loss_sum));
@@ -227,6 +271,7 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
             "and completions of data.path",
             (long long)t->step + 1);
     }
+    t->trained++;
     out->loss = t->received->loss_sum / (double)t->received->tokens;
     out->grad_norm = sqrt(t->received->squares);
     out->tokens = t->received->tokens;

@@ -17,8 +17,10 @@ typedef struct nd_trainer {
     nd_model *model;
     nd_gradsync sync;
     nd_optimizer optimizer;
+    nd_graphs *graphs;                /* kernels.cuda_graphs; else NULL */
     nd_step_numbers *sent, *received; /* host memory: what goes to the device, what comes back */
     int64_t step;                     /* steps done, also those that were skipped */
+    int64_t trained;                  /* gradients made since the start of the process */
     int64_t skipped; /* without an update: not finite, and train.nonfinite is skip */
 } nd_trainer;
 

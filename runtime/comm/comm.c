@@ -64,14 +64,15 @@ static nd_status check_apart(const nd_comm *comm, nd_comm_op op, const void *a, 
     return ND_OK;
 }
 
-/* Numbers the operation. A group of one has nobody to wait for: it does not hide the last real
- * collective. */
-static void enter(nd_comm *comm, nd_comm_op op, int64_t count, nd_dtype dtype)
+/* Numbers the operation, and puts it between the graphs of a stream. A group of one has nobody to
+ * wait for: it does not hide the last real collective. */
+static nd_status enter(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t count,
+                       nd_dtype dtype)
 {
     comm->sequence++;
     comm->stats.calls[op]++;
     if (comm->size == 1) {
-        return;
+        return ND_OK;
     }
     nd_progress_slot *slot = comm->transport->progress;
     int64_t bytes = count * (int64_t)nd_dtype_size(dtype);
@@ -80,6 +81,7 @@ static void enter(nd_comm *comm, nd_comm_op op, int64_t count, nd_dtype dtype)
     atomic_store_explicit(&slot->sequence, comm->sequence, memory_order_relaxed);
     atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
     atomic_store_explicit(&slot->heartbeat_ns, nd_clock_ns(), memory_order_relaxed);
+    return nd_stream_outside(stream);
 }
 
 static nd_status nothing_to_do(nd_event *done)
@@ -95,7 +97,7 @@ nd_status nd_comm_all_reduce(nd_comm *comm, nd_stream *stream, void *buffer, int
 {
     ND_TRY(check_buffers(comm, ND_COMM_ALL_REDUCE, count, dtype, buffer, buffer));
     ND_TRY(check_reduction(comm, ND_COMM_ALL_REDUCE, dtype, op));
-    enter(comm, ND_COMM_ALL_REDUCE, count, dtype);
+    ND_TRY(enter(comm, stream, ND_COMM_ALL_REDUCE, count, dtype));
     return count == 0 ? nothing_to_do(done)
                       : comm->backend->all_reduce(comm, stream, buffer, count, dtype, op, done);
 }
@@ -109,7 +111,7 @@ nd_status nd_comm_all_gather(nd_comm *comm, nd_stream *stream, const void *send,
         ND_TRY(
             check_apart(comm, ND_COMM_ALL_GATHER, send, bytes, recv, bytes * (size_t)comm->size));
     }
-    enter(comm, ND_COMM_ALL_GATHER, count, dtype);
+    ND_TRY(enter(comm, stream, ND_COMM_ALL_GATHER, count, dtype));
     return count == 0 ? nothing_to_do(done)
                       : comm->backend->all_gather(comm, stream, send, recv, count, dtype, done);
 }
@@ -124,7 +126,7 @@ nd_status nd_comm_reduce_scatter(nd_comm *comm, nd_stream *stream, const void *s
         ND_TRY(check_apart(comm, ND_COMM_REDUCE_SCATTER, send, bytes * (size_t)comm->size, recv,
                            bytes));
     }
-    enter(comm, ND_COMM_REDUCE_SCATTER, count, dtype);
+    ND_TRY(enter(comm, stream, ND_COMM_REDUCE_SCATTER, count, dtype));
     return count == 0
                ? nothing_to_do(done)
                : comm->backend->reduce_scatter(comm, stream, send, recv, count, dtype, op, done);
@@ -135,7 +137,7 @@ nd_status nd_comm_broadcast(nd_comm *comm, nd_stream *stream, void *buffer, int6
 {
     ND_TRY(check_buffers(comm, ND_COMM_BROADCAST, count, dtype, buffer, buffer));
     ND_TRY(check_member(comm, ND_COMM_BROADCAST, root));
-    enter(comm, ND_COMM_BROADCAST, count, dtype);
+    ND_TRY(enter(comm, stream, ND_COMM_BROADCAST, count, dtype));
     return count == 0 ? nothing_to_do(done)
                       : comm->backend->broadcast(comm, stream, buffer, count, dtype, root, done);
 }
@@ -156,7 +158,7 @@ nd_status nd_comm_exchange(nd_comm *comm, nd_stream *stream, const void *send, i
     if (comm->size > 1) {
         ND_TRY(check_apart(comm, ND_COMM_EXCHANGE, send, bytes, recv, bytes));
     }
-    enter(comm, ND_COMM_EXCHANGE, count, dtype);
+    ND_TRY(enter(comm, stream, ND_COMM_EXCHANGE, count, dtype));
     return count == 0
                ? nothing_to_do(done)
                : comm->backend->exchange(comm, stream, send, to, recv, from, count, dtype, done);
@@ -170,7 +172,7 @@ nd_status nd_comm_all_to_all(nd_comm *comm, nd_stream *stream, const void *send,
     if (comm->size > 1) {
         ND_TRY(check_apart(comm, ND_COMM_ALL_TO_ALL, send, bytes, recv, bytes));
     }
-    enter(comm, ND_COMM_ALL_TO_ALL, count, dtype);
+    ND_TRY(enter(comm, stream, ND_COMM_ALL_TO_ALL, count, dtype));
     return count == 0 ? nothing_to_do(done)
                       : comm->backend->all_to_all(comm, stream, send, recv, count, dtype, done);
 }
@@ -187,7 +189,7 @@ nd_status nd_comm_group_end(nd_comm *comm)
 
 nd_status nd_comm_barrier(nd_comm *comm)
 {
-    enter(comm, ND_COMM_BARRIER, 0, ND_DTYPE_U8);
+    ND_TRY(enter(comm, NULL, ND_COMM_BARRIER, 0, ND_DTYPE_U8));
     return comm->backend->barrier(comm, NULL, NULL);
 }
 

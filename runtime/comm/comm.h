@@ -197,6 +197,15 @@ typedef struct nd_nccl_options {
 } nd_nccl_options;
 nd_status nd_transport_open_nccl(const nd_nccl_options *options, nd_transport **out);
 
+/*
+ * Device memory that NCCL takes for the groups of a mesh, estimated: it depends on GPUs, links
+ * and NCCL's own environment. Each group with collectives and several ranks has a communicator that
+ * connects at its first use, over 24 channels (16 to 32 on NVLink). A channel has a buffer for what
+ * it receives, 4 MiB of protocol Simple and those of LL and LL128, 10 MiB in granules of 2 MiB, and
+ * a granule for what it sends (sources: NVIDIA/nccl, issues 285 and 1685).
+ */
+size_t nd_comm_nccl_bytes(const nd_mesh *mesh);
+
 /* All communicators of one rank, by kind; `gradients` duplicates dp_shard_cp for the
  * reduce-scatters. */
 typedef struct nd_groups {

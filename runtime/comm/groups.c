@@ -55,6 +55,19 @@ void nd_comm_destroy(nd_comm *comm)
     }
 }
 
+size_t nd_comm_nccl_bytes(const nd_mesh *mesh)
+{
+    static const nd_group_kind used[] = {
+        ND_GROUP_TP,    ND_GROUP_CP,    ND_GROUP_DP_REPLICATE, ND_GROUP_DP_SHARD_CP,
+        ND_GROUP_DP_CP, ND_GROUP_MODEL, ND_GROUP_WORLD};
+    const size_t channels = 24, of_channel = (size_t)12 << 20;
+    size_t communicators = nd_mesh_group_size(mesh, ND_GROUP_DP_SHARD_CP) > 1; /* gradients */
+    for (size_t i = 0; i < sizeof used / sizeof *used; i++) {
+        communicators += nd_mesh_group_size(mesh, used[i]) > 1;
+    }
+    return communicators * channels * of_channel;
+}
+
 nd_status nd_groups_create(nd_transport *transport, const nd_mesh *mesh, nd_groups *out)
 {
     nd_groups groups = {0};

@@ -126,6 +126,7 @@ typedef struct nd_config {
     struct {
         bool autotune;       /* choose algorithms of products by their times */
         char *autotune_from; /* "": none; the run.json whose choices are taken */
+        bool cuda_graphs;    /* of each block's forward and backward */
     } kernels;
     struct {
         nd_fp8_recipe recipe;

@@ -263,6 +263,16 @@ static nd_status check_kernels(const nd_config *c)
     return ND_OK;
 }
 
+static nd_status check_graphs(const nd_config *c)
+{
+    if (c->kernels.cuda_graphs && c->launch.device == ND_CHOOSE_CPU) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "kernels.cuda_graphs is true, but launch.device is cpu, where work is not "
+                       "launched; set kernels.cuda_graphs: false (--cuda-graphs false)");
+    }
+    return ND_OK;
+}
+
 nd_status nd_config_resolve(nd_config *config)
 {
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
@@ -276,6 +286,7 @@ nd_status nd_config_resolve(nd_config *config)
     ND_TRY(check_data(config));
     ND_TRY(check_training(config));
     ND_TRY(check_kernels(config));
+    ND_TRY(check_graphs(config));
     if (config->model.seed == -1) {
         config->model.seed = config->train.seed;
     }

@@ -21,8 +21,19 @@ nd_status nd_cuda_failed(const nd_device *device, cudaError_t error, const char 
         }                                                                                          \
     } while (0)
 
-/* Notes that `op` (a static string) was enqueued, and reports what its launch returned. */
+/* Notes that `op` (a string that lives as long, or is forgotten) was enqueued, and reports what its
+ * launch returned. */
 nd_status nd_cuda_op_done(nd_stream *stream, const char *op, cudaError_t launched);
+
+/*
+ * The names of the ops that are enqueued from begin to end, which a graph keeps, after `name`:
+ * "name (op, op)", cut where it is too long. They stay out of the trail meanwhile.
+ */
+enum { ND_CUDA_OPS_MAX = 384 };
+void nd_cuda_ops_begin(nd_device *device, const char *name);
+void nd_cuda_ops_end(nd_device *device, char out[ND_CUDA_OPS_MAX]);
+/* Such a text no longer exists. */
+void nd_cuda_forget(nd_device *device, const char *op);
 
 static inline cudaStream_t nd_cuda_stream(const nd_stream *stream)
 {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
@@ -7,12 +8,14 @@
 struct nd_cuda_graph {
     nd_device *device;
     cudaGraphExec_t executable;
+    char ops[ND_CUDA_OPS_MAX];
 };
 
-nd_status nd_cuda_capture_begin(nd_stream *stream)
+nd_status nd_cuda_capture_begin(nd_stream *stream, const char *name)
 {
     ND_CUDA(stream->device,
             cudaStreamBeginCapture(nd_cuda_stream(stream), cudaStreamCaptureModeThreadLocal));
+    nd_cuda_ops_begin(stream->device, name);
     return ND_OK;
 }
 
@@ -21,11 +24,14 @@ nd_status nd_cuda_capture_end(nd_stream *stream, nd_cuda_graph **out)
     nd_device *device = stream->device;
     cudaGraph_t recorded = NULL;
     nd_cuda_graph *graph = NULL;
+    char ops[ND_CUDA_OPS_MAX];
+    nd_cuda_ops_end(device, ops);
     ND_CUDA(device, cudaStreamEndCapture(nd_cuda_stream(stream), &recorded));
     nd_status status = ND_ALLOC(1, &graph);
     if (status == ND_OK) {
         cudaError_t error = cudaGraphInstantiate(&graph->executable, recorded, 0);
         graph->device = device;
+        memcpy(graph->ops, ops, sizeof ops);
         if (error != cudaSuccess) {
             status = nd_cuda_failed(device, error, "cudaGraphInstantiate");
             free(graph);
@@ -40,13 +46,14 @@ nd_status nd_cuda_capture_end(nd_stream *stream, nd_cuda_graph **out)
 
 nd_status nd_cuda_graph_launch(nd_cuda_graph *graph, nd_stream *stream)
 {
-    ND_CUDA(graph->device, cudaGraphLaunch(graph->executable, nd_cuda_stream(stream)));
-    return ND_OK;
+    cudaError_t launched = cudaGraphLaunch(graph->executable, nd_cuda_stream(stream));
+    return nd_cuda_op_done(stream, graph->ops, launched);
 }
 
 void nd_cuda_graph_destroy(nd_cuda_graph *graph)
 {
     if (graph) {
+        nd_cuda_forget(graph->device, graph->ops);
         cudaGraphExecDestroy(graph->executable);
         free(graph);
     }

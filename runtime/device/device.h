@@ -31,7 +31,8 @@ typedef struct nd_event {
 
 struct nd_stream {
     nd_device *device;
-    void *native; /* cudaStream_t, NULL on the CPU */
+    void *native;            /* cudaStream_t, NULL on the CPU */
+    struct nd_graphs *graph; /* work is recorded or replayed (graphs.h); NULL: it is enqueued */
 };
 
 typedef struct nd_device_table {
@@ -82,16 +83,38 @@ static inline void nd_device_free(nd_device *d, void *p, size_t bytes)
 {
     d->table->free(d, p, bytes);
 }
+
+/* For streams with a graph, graphs.c. What runs between the graphs of a block comes first: */
+nd_status nd_graphs_outside(struct nd_graphs *graphs);
+/* Before an op, or a copy or fill (not op); not *enqueue: it is in a graph that runs again. */
+nd_status nd_graphs_inside(struct nd_graphs *graphs, bool op, bool *enqueue);
+
+static inline nd_status nd_stream_outside(nd_stream *s)
+{
+    return s && s->graph ? nd_graphs_outside(s->graph) : ND_OK;
+}
+static inline nd_status nd_stream_inside(nd_stream *s, bool op, bool *enqueue)
+{
+    *enqueue = true;
+    return s->graph ? nd_graphs_inside(s->graph, op, enqueue) : ND_OK;
+}
 static inline nd_status nd_copy(nd_stream *s, void *dst, const void *src, size_t bytes)
 {
-    return s->device->table->copy(s, dst, src, bytes);
+    bool enqueue;
+    ND_TRY(nd_stream_inside(s, false, &enqueue));
+    return enqueue ? s->device->table->copy(s, dst, src, bytes) : ND_OK;
 }
 static inline nd_status nd_zero(nd_stream *s, void *dst, size_t bytes)
 {
-    return s->device->table->zero(s, dst, bytes);
+    bool enqueue;
+    ND_TRY(nd_stream_inside(s, false, &enqueue));
+    return enqueue ? s->device->table->zero(s, dst, bytes) : ND_OK;
 }
 static inline nd_status nd_stream_wait(nd_stream *s, nd_event *e)
 {
+    if (e->finish || e->native) {
+        ND_TRY(nd_stream_outside(s));
+    }
     return s->device->table->stream_wait(s, e);
 }
 static inline nd_status nd_stream_sync(nd_stream *s)

@@ -20,6 +20,9 @@ typedef struct cuda_device {
     const char *trail[TRAIL]; /* ops enqueued last, a ring of static strings */
     int trail_next;
     bool sync_each_op; /* ND_CUDA_SYNC */
+    bool captures;     /* ops are added to `captured` */
+    int captured_ops;
+    char captured[ND_CUDA_OPS_MAX];
 } cuda_device;
 
 static cuda_device *cuda_of(const nd_device *device)
@@ -42,7 +45,7 @@ static void format_trail(const nd_device *device, char *text, size_t size)
 
 nd_status nd_cuda_failed(const nd_device *device, cudaError_t error, const char *call)
 {
-    char trail[256] = "";
+    char trail[1024] = "";
     const char *name = cudaGetErrorName(error), *meaning = cudaGetErrorString(error);
     if (device && device->kind == ND_DEVICE_CUDA) {
         format_trail(device, trail, sizeof trail);
@@ -54,9 +57,52 @@ nd_status nd_cuda_failed(const nd_device *device, cudaError_t error, const char 
                    trail[0] ? "; the fault may be of any of them, ND_CUDA_SYNC=1 finds which" : "");
 }
 
+void nd_cuda_ops_begin(nd_device *device, const char *name)
+{
+    cuda_device *cuda = cuda_of(device);
+    cuda->captures = true;
+    cuda->captured_ops = 0;
+    snprintf(cuda->captured, sizeof cuda->captured, "%s", name);
+}
+
+static void append_op(cuda_device *cuda, const char *op)
+{
+    const char *end = ", ...)";
+    size_t used = strlen(cuda->captured), needed = strlen(op) + 2;
+    if (used + needed + strlen(end) < sizeof cuda->captured) {
+        snprintf(cuda->captured + used, sizeof cuda->captured - used, "%s%s",
+                 cuda->captured_ops == 0 ? " (" : ", ", op);
+        cuda->captured_ops++;
+    } else if (cuda->captured[used - 1] != '.') {
+        snprintf(cuda->captured + used, sizeof cuda->captured - used, ", ...");
+    }
+}
+
+void nd_cuda_ops_end(nd_device *device, char out[ND_CUDA_OPS_MAX])
+{
+    cuda_device *cuda = cuda_of(device);
+    cuda->captures = false;
+    if (cuda->captured_ops > 0) {
+        strcat(cuda->captured, ")"); /* append_op left room for it */
+    }
+    memcpy(out, cuda->captured, ND_CUDA_OPS_MAX);
+}
+
+void nd_cuda_forget(nd_device *device, const char *op)
+{
+    cuda_device *cuda = cuda_of(device);
+    for (int i = 0; i < TRAIL; i++) {
+        cuda->trail[i] = cuda->trail[i] == op ? NULL : cuda->trail[i];
+    }
+}
+
 nd_status nd_cuda_op_done(nd_stream *stream, const char *op, cudaError_t launched)
 {
     cuda_device *cuda = cuda_of(stream->device);
+    if (cuda->captures) {
+        append_op(cuda, op);
+        return launched == cudaSuccess ? ND_OK : nd_cuda_failed(stream->device, launched, op);
+    }
     cuda->trail[cuda->trail_next] = op;
     cuda->trail_next = (cuda->trail_next + 1) % TRAIL;
     if (launched == cudaSuccess && cuda->sync_each_op) {

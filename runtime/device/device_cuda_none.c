@@ -34,7 +34,7 @@ void nd_cuda_pinned_free(nd_device *device, void *p)
 {
 }
 
-nd_status nd_cuda_capture_begin(nd_stream *stream)
+nd_status nd_cuda_capture_begin(nd_stream *stream, const char *name)
 {
     return absent();
 }

@@ -86,6 +86,14 @@ Test(plan, llama_8b_on_eight_workers)
     shell(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --device cuda --num-processes 1 --dp-shard-size 1 "
                      "--dp-replicate-size 1 --tp-size 1");
     says("\ndoes not fit a GPU of 80 GB: ");
+    cr_expect_eq(part("    NCCL, estimated"), -1.0, "one GPU has no peer");
+    cr_expect_eq(part("    CUDA graphs, estimated"), -1.0, "they are off");
+    shell(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --device cuda --cuda-graphs true");
+    /* tp, dp_replicate, dp_shard_cp twice, dp_cp, model and the world: 7 x 288 MiB. */
+    cr_expect_float_eq(part("    NCCL, estimated"), 7 * 288.0 / 1024, 1e-3, "%s", shell_output);
+    cr_expect_eq(part("    driver and libraries"), 1.0, "%s", shell_output);
+    cr_expect_gt(part("    CUDA graphs, estimated"), 0.1, "%s", shell_output);
+    parts_are_the_total();
     shell(&dir, PLAN "tp_hsdp.yaml");
     says(" MiB\nfits this host: 8 workers of ");
 }

@@ -160,7 +160,7 @@ Test(streams, a_graph_repeats_the_work_of_two_streams)
     nd_event joined;
     nd_cuda_graph *graph = NULL;
     cr_assert_eq(f.device->table->event_init(f.device, &joined), ND_OK);
-    cr_assert_eq(nd_cuda_capture_begin(&f.compute), ND_OK);
+    cr_assert_eq(nd_cuda_capture_begin(&f.compute, "a test"), ND_OK);
     add(&f.compute, f.memory, 1);
     cr_assert_eq(f.device->table->event_record(&f.event, &f.compute), ND_OK);
     cr_assert_eq(nd_stream_wait(&f.other, &f.event), ND_OK);
@@ -183,7 +183,7 @@ Test(streams, a_graph_must_join_its_streams)
 {
     fixture f = begin(ND_DOUBLE_LAZY);
     nd_cuda_graph *graph = NULL;
-    cr_assert_eq(nd_cuda_capture_begin(&f.compute), ND_OK);
+    cr_assert_eq(nd_cuda_capture_begin(&f.compute, "a test"), ND_OK);
     add(&f.compute, f.memory, 1);
     cr_assert_eq(f.device->table->event_record(&f.event, &f.compute), ND_OK);
     cr_assert_eq(nd_stream_wait(&f.other, &f.event), ND_OK);

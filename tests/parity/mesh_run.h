@@ -47,6 +47,7 @@ typedef struct mesh_job {
     int64_t health_interval;
     bool autotune;
     const char *autotune_from;
+    bool cuda_graphs;
     /* Called on every rank, at the same time: before and after every step (from 0), and after the
      * gradients of the first one. */
     nd_status (*before_step)(void *context, struct nd_trainer *trainer, int64_t step);

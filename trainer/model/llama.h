@@ -14,6 +14,7 @@
  *   full       only the block's input (x_in)
  * In FP8 with a scale per tensor h1, h2 and act are kept as codes.
  */
+#include "runtime/device/graphs.h"
 #include "runtime/device/staging.h"
 #include "trainer/model/dims.h"
 #include "trainer/parallel/cp.h"
@@ -101,6 +102,7 @@ typedef struct nd_model {
     float *row_max, *row_sums, *global_max; /* (n), (2 n): sum | target, (n) */
     nd_step_numbers *numbers;
     nd_staging staging; /* micro-batches on their way to the device */
+    nd_graphs *graphs;  /* borrowed: of the blocks of a training step; NULL: none in this step */
 
     int ids_of_plan[64], ids_shared[ND_ACT_COUNT];
 } nd_model;
@@ -126,6 +128,8 @@ nd_status nd_model_forward(nd_model *model, bool train);
 nd_status nd_model_backward(nd_model *model);
 
 /* Parts, in their own files. */
+/* The work of a block in the buffers that its unit has now. */
+nd_graph_key nd_block_graph_key(const nd_model *model, const char *name, int64_t layer);
 nd_status nd_block_forward(nd_model *model, int64_t layer, nd_tensor x, nd_tensor delta);
 nd_status nd_block_recompute(nd_model *model, int64_t layer);
 /* The codes of a normed input (second: norm 2) that the block did not keep, just before the

@@ -64,12 +64,17 @@ static nd_status block_backward(nd_model *m, int64_t layer)
     ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
     ND_TRY(nd_fsdp_prefetch(&m->fsdp, layer > 0 ? unit - 1 : -1));
     ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, unit));
+    float beta = nd_fsdp_grad_beta(&m->fsdp, unit);
+    nd_graph_key key = nd_block_graph_key(m, "backward", layer);
+    key.variant = beta != 0.0f;
+    key.buffers[2] = nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_1, ND_PARAM_NORM_1, layer).data;
+    ND_TRY(nd_graphs_begin(m->graphs, &key));
     ND_TRY(nd_fsdp_grad_zero_if_fresh(&m->fsdp, ND_PARAM_NORM_1, layer));
     ND_TRY(nd_fsdp_grad_zero_if_fresh(&m->fsdp, ND_PARAM_NORM_2, layer));
     ND_TRY(nd_block_recompute(m, layer));
-    float beta = nd_fsdp_grad_beta(&m->fsdp, unit);
     ND_TRY(mlp_half_backward(m, layer, beta));
     ND_TRY(attention_half_backward(m, layer, beta));
+    ND_TRY(nd_graphs_end(m->graphs));
     nd_fsdp_release(&m->fsdp, unit);
     return nd_fsdp_grad_release(&m->fsdp, unit);
 }

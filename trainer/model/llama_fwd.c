@@ -66,6 +66,15 @@ static nd_status mlp_half(nd_model *m, int64_t layer, bool with_output)
     return nd_linear_row_fwd(m, ND_INPUT_DOWN, layer, a->act, a->act_codes, m->branch);
 }
 
+nd_graph_key nd_block_graph_key(const nd_model *m, const char *name, int64_t layer)
+{
+    const nd_weight_slot *slot =
+        nd_fsdp_slot_holding(&m->fsdp, m->layout->first_block + (int)layer);
+    return (nd_graph_key){.name = name,
+                          .number = layer,
+                          .buffers = {slot->data[ND_SEGMENT_HP], slot->data[ND_SEGMENT_FP8]}};
+}
+
 nd_status nd_block_forward(nd_model *m, int64_t layer, nd_tensor x, nd_tensor delta)
 {
     ND_TRY(attention_half(m, layer, x, delta));
@@ -147,7 +156,10 @@ nd_status nd_model_forward(nd_model *m, bool train)
         int unit = layout->first_block + (int)l;
         ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
         ND_TRY(nd_fsdp_prefetch(&m->fsdp, unit + 1));
+        nd_graph_key key = nd_block_graph_key(m, "forward", l);
+        ND_TRY(nd_graphs_begin(train ? m->graphs : NULL, &key));
         ND_TRY(nd_block_forward(m, l, x, delta));
+        ND_TRY(nd_graphs_end(train ? m->graphs : NULL));
         nd_fsdp_release(&m->fsdp, unit);
         x = m->acts[l].x_mid;
         delta = m->branch;

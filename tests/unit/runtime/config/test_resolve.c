@@ -142,6 +142,14 @@ Test(resolve, training)
                      "134217728", "2^52");
 }
 
+Test(resolve, cuda_graphs_are_not_for_cpus)
+{
+    EXPECT_BAD_FLAGS(("--cuda-graphs", "true", "--device", "cpu"), "kernels.cuda_graphs is true",
+                     "--cuda-graphs false");
+    EXPECT_BAD_TEXT("launch: {device: cpu}\nkernels: {cuda_graphs: true}\n",
+                    "kernels.cuda_graphs is true");
+}
+
 Test(resolve, checks_what_was_put_into_the_struct)
 {
     nd_config c;

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_DEVICE_GRAPHS_H
+#define ND_DEVICE_GRAPHS_H
+/*
+ * CUDA graphs of work that repeats with the same buffers: the forward and the backward of a block.
+ *
+ * Between nd_graphs_begin and nd_graphs_end the ops, copies and fills of the stream belong to one
+ * key. The first time they are recorded, and run from what was recorded. Later, the caller goes
+ * through the same code: an op of a recorded part is not enqueued, the part's graph was launched at
+ * its first op. Collectives and waits for other streams divide the work into parts and run between
+ * them as ever, so a graph has one stream and no peer.
+ *
+ * One thread, one stream. The ops of a key must be the same each time, in number and order; what
+ * they count is checked. Capturing allocates; nothing else here does.
+ */
+#include <stdint.h>
+
+#include "runtime/device/device.h"
+
+typedef struct nd_graphs nd_graphs;
+
+enum { ND_GRAPH_BUFFERS = 3 };
+
+typedef struct nd_graph_key {
+    const char *name; /* static: "forward" */
+    int64_t number;   /* the block's */
+    int64_t variant;  /* what else the ops depend on */
+    const void *buffers[ND_GRAPH_BUFFERS];
+} nd_graph_key;
+
+typedef struct nd_graph_counts {
+    int64_t works, graphs, ops; /* keys; their parts; ops in those */
+    int64_t launches;
+} nd_graph_counts;
+
+/* `stream`: borrowed. ND_ERR_CONFIG where the device has no graphs or ops wait (ND_CUDA_SYNC). */
+nd_status nd_graphs_create(nd_stream *stream, nd_graphs **out);
+void nd_graphs_destroy(nd_graphs *graphs); /* NULL is legal */
+
+/* Both do nothing when `graphs` is NULL. */
+nd_status nd_graphs_begin(nd_graphs *graphs, const nd_graph_key *key);
+nd_status nd_graphs_end(nd_graphs *graphs);
+
+nd_graph_counts nd_graphs_count(const nd_graphs *graphs);
+
+/*
+ * Device memory of graphs with so many ops, an estimate: 64 KiB an op, as grew the memory of a GPU
+ * with the kernels of a graph under driver 470 (forums.developer.nvidia.com, topic 244901).
+ */
+static inline size_t nd_graphs_bytes(int64_t ops)
+{
+    return (size_t)ops << 16;
+}
+
+#endif
