@@ -24,6 +24,7 @@ TestSuite(signals, .init = setup, .fini = teardown, .timeout = 120);
 static void ends_at_a_step_boundary(int number)
 {
     launched l;
+    signal(number, SIG_DFL); /* these tests may themselves run under nohup */
     tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--num-steps", "1000000", NULL});
     launched_until(&l, "\nstep ", 2, 30);
     kill(l.pid, number);
