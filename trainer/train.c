@@ -233,6 +233,7 @@ static nd_status run(run_state *s)
     ND_TRY(open_loaders(s));
     ND_TRY(nd_comm_barrier(s->rank->groups.by_kind[ND_GROUP_WORLD]));
     ND_TRY(loop(s));
+    ND_TRY(nd_stream_sync(&s->rank->stream)); /* a fault of the last update shows here */
     nd_tuning_warn(s->rank);
     if (s->files.metrics) {
         ND_TRY(nd_run_files_trace(&s->files, &s->rank->trace, s->trace_from + 1,

@@ -123,19 +123,39 @@ out:
     return status;
 }
 
+/* What NCCL and the CUDA graphs take of a GPU after the plan. */
+static size_t later_bytes(const nd_trainer *t)
+{
+    size_t graphs = t->rank->config->kernels.cuda_graphs
+                        ? nd_graphs_bytes(graph_ops(t->rank, t->model->fsdp.resident))
+                        : 0;
+    return nd_comm_nccl_bytes(&t->rank->mesh) + graphs;
+}
+
 /* A GPU that trains alone keeps all weights in the compute dtype only where they fit beside the
  * rest. */
 static bool is_too_large(const nd_trainer *t)
 {
     nd_cuda_info gpu;
-    size_t later = nd_comm_nccl_bytes(&t->rank->mesh);
-    if (t->rank->config->kernels.cuda_graphs) {
-        later += nd_graphs_bytes(graph_ops(t->rank, true));
-    }
     return t->rank->device->kind == ND_DEVICE_CUDA && t->model->layout->shards == 1 &&
            t->rank->config->parallel.reshard_after_forward && !t->rank->cast_units &&
            nd_cuda_info_of(t->rank->device, &gpu) == ND_OK &&
-           t->plan.total + later > gpu.free_bytes;
+           t->plan.total + later_bytes(t) > gpu.free_bytes;
+}
+
+/* Only a warning: what comes later is an estimate. */
+static void warn_of_the_rest(const nd_trainer *t)
+{
+    nd_cuda_info gpu;
+    const double gib = 1073741824.0;
+    size_t later = later_bytes(t);
+    if (nd_rank_is_gpu(t->rank) && nd_cuda_info_of(t->rank->device, &gpu) == ND_OK &&
+        t->plan.total <= gpu.free_bytes && t->plan.total + later > gpu.free_bytes) {
+        nd_log_warning("the plan takes %.2f GiB of the %.2f that are free on %s, and NCCL and CUDA "
+                       "graphs will take about %.2f: the first steps may run out of memory",
+                       (double)t->plan.total / gib, (double)gpu.free_bytes / gib,
+                       t->rank->device->name, (double)later / gib);
+    }
 }
 
 nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
@@ -154,6 +174,7 @@ nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
 nd_status nd_trainer_commit(nd_trainer *t)
 {
     void *host = NULL;
+    warn_of_the_rest(t);
     ND_TRY(nd_memplan_commit(&t->plan, t->rank->device));
     ND_TRY(nd_host_alloc(t->rank->device, 2 * sizeof *t->sent, &host));
     t->sent = host;

@@ -119,6 +119,20 @@ static void cuda_close(nd_device *device)
     free(cuda_of(device));
 }
 
+/* Zeros before the call returns: a memset of the default stream would not be ordered before the
+ * first work of our streams, which do not wait for that one. */
+static cudaError_t clear(void *p, size_t bytes)
+{
+    cudaStream_t stream;
+    cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (error == cudaSuccess) {
+        error = cudaMemsetAsync(p, 0, bytes, stream);
+        error = error == cudaSuccess ? cudaStreamSynchronize(stream) : error;
+        cudaStreamDestroy(stream);
+    }
+    return error;
+}
+
 static nd_status cuda_alloc(nd_device *device, size_t bytes, void **out)
 {
     size_t free_bytes = 0, total = 0;
@@ -137,10 +151,10 @@ static nd_status cuda_alloc(nd_device *device, size_t bytes, void **out)
                        device->name);
     }
     ND_CUDA(device, error);
-    error = cudaMemset(p, 0, bytes ? bytes : 1);
+    error = clear(p, bytes ? bytes : 1);
     if (error != cudaSuccess) {
         cudaFree(p);
-        return nd_cuda_failed(device, error, "cudaMemset");
+        return nd_cuda_failed(device, error, "zeroing memory");
     }
     *out = p;
     return ND_OK;
