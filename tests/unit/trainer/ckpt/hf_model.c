@@ -4,6 +4,7 @@
 #include <stdarg.h>
 
 #include "runtime/base/rng.h"
+#include "tests/unit/trainer/ckpt/hf_shape.h"
 #include "trainer/model/params.h"
 
 tempdir hf_dir;
@@ -28,30 +29,6 @@ void hf_shell(const char *format, ...)
 void hf_teardown(void)
 {
     hf_shell("rm -rf %s", hf_dir.path);
-}
-
-/* Two layers, GQA, llama3 RoPE; no two extents are equal. */
-static nd_llama_shape small_shape(bool tied)
-{
-    return (nd_llama_shape){.vocab = 256,
-                            .hidden = 24,
-                            .ffn = 40,
-                            .layers = 2,
-                            .heads = 4,
-                            .kv_heads = 2,
-                            .head_dim = 6,
-                            .max_positions = 512,
-                            .rms_eps = 1e-5,
-                            .init_std = 0.02,
-                            .tied = tied,
-                            .rope = {.type = ND_ROPE_LLAMA3,
-                                     .theta = 500000,
-                                     .factor = 8,
-                                     .low_freq_factor = 1,
-                                     .high_freq_factor = 4,
-                                     .original_max_positions = 64},
-                            .bos_id = -1,
-                            .eos_id = -1};
 }
 
 void hf_list_tensors(const nd_llama_shape *shape)
@@ -82,7 +59,7 @@ float hf_value_of(int tensor, int64_t element)
 nd_hf_writer_options hf_options_of(bool tied, nd_dtype dtype)
 {
     return (nd_hf_writer_options){
-        .shape = small_shape(tied), .dtype = dtype, .byte_tokenizer = true};
+        .shape = hf_small_shape(tied), .dtype = dtype, .byte_tokenizer = true};
 }
 
 /* Elements [begin, end) of tensor i. */

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/unit/trainer/ckpt/hf_shape.h"
 #include "trainer/ckpt/hf_folder.h"
 #include "trainer/model/params.h"
 
@@ -21,29 +22,6 @@ static float value_of(const char *name, int64_t element)
         sum += (unsigned char)*c;
     }
     return (float)((sum + 31 * element) % 251 - 128) / 256.0f;
-}
-
-static nd_llama_shape shape_of(bool tied)
-{
-    return (nd_llama_shape){.vocab = 256,
-                            .hidden = 32,
-                            .ffn = 48,
-                            .layers = 2,
-                            .heads = 4,
-                            .kv_heads = 2,
-                            .head_dim = 8,
-                            .max_positions = 512,
-                            .rms_eps = 1e-5,
-                            .init_std = 0.02,
-                            .tied = tied,
-                            .rope = {.type = ND_ROPE_LLAMA3,
-                                     .theta = 500000,
-                                     .factor = 8,
-                                     .low_freq_factor = 1,
-                                     .high_freq_factor = 4,
-                                     .original_max_positions = 64},
-                            .bos_id = -1,
-                            .eos_id = -1};
 }
 
 static nd_status layout_of(const nd_llama_shape *shape, nd_layout **out)
@@ -129,7 +107,7 @@ int main(int argc, char **argv)
 {
     nd_status status = ND_ERR_CONFIG;
     if (argc == 6 && strcmp(argv[1], "write") == 0) {
-        nd_hf_writer_options options = {.shape = shape_of(strcmp(argv[4], "tied") == 0),
+        nd_hf_writer_options options = {.shape = hf_small_shape(strcmp(argv[4], "tied") == 0),
                                         .dtype = strcmp(argv[3], "bf16") == 0 ? ND_DTYPE_BF16
                                                                               : ND_DTYPE_F32,
                                         .max_file_bytes = atoll(argv[5]),
