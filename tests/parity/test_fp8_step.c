@@ -1,49 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What an FP8 step makes, keeps, sends and says: counters, memory, bytes on the wire, state,
- * health, steps that fail. */
+/* What an FP8 step makes, keeps and sends: counters, memory, bytes on the wire, state. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
 
+#include "tests/parity/fp8_job.h"
 #include "tests/parity/golden_run.h"
-#include "tests/parity/mesh_data.h"
 #include "tests/support/ranks.h"
-#include "tests/support/tempdir.h"
 #include "trainer/metrics/traffic.h"
-#include "trainer/precision/health.h"
-
-enum { SEQUENCE = 64, LAYERS = 4, VOCAB = 96, TOKENS = 8192 };
 
 static tempdir dir;
-
-static nd_llama_shape shape(void)
-{
-    nd_llama_shape shape = mesh_small_llama(VOCAB);
-    shape.layers = LAYERS;
-    return shape;
-}
-
-static mesh_job job_of(nd_fp8_recipe recipe, bool all_gather)
-{
-    tempdir_make(&dir);
-    const char *path = mesh_token_file(&dir, "tokens.bin", TOKENS, VOCAB, 0);
-    mesh_job job = mesh_job_on_tokens(path, shape(), ND_PRECISION_FP8);
-    job.global_batch = 4;
-    job.sequence = SEQUENCE;
-    job.steps = 1;
-    job.recipe = recipe;
-    job.all_gather = all_gather;
-    job.history_length = 4;
-    return job;
-}
-
-static void run(const mesh_job *job, const mesh_case *mesh, nd_status expected)
-{
-    mesh_result result;
-    nd_status status = mesh_run(job, mesh, &result);
-    cr_assert_eq(status, expected, "%s: %s", mesh->name, nd_error_last()->message);
-    mesh_result_free(&result);
-}
 
 /* codes made */
 
@@ -60,15 +26,15 @@ Test(fp8_step, seven_linears_of_each_layer_but_the_first)
 {
     static const mesh_case one = {"one worker", 1, 1, 1, 1, 1};
     nd_cast_counts casts = {0};
-    mesh_job job = job_of(ND_FP8_TENSORWISE, true);
+    mesh_job job = fp8_job(&dir, ND_FP8_TENSORWISE, true);
     job.observe = count_casts;
     job.context = &casts;
-    run(&job, &one, ND_OK);
-    cr_expect_eq(casts.weights, 7 * LAYERS - 1, "%ld", (long)casts.weights);
-    cr_expect_eq(casts.gradients, 4 * (7 * LAYERS - 1), "%ld", (long)casts.gradients);
+    fp8_run(&job, &one, ND_OK);
+    cr_expect_eq(casts.weights, 7 * FP8_LAYERS - 1, "%ld", (long)casts.weights);
+    cr_expect_eq(casts.gradients, 4 * (7 * FP8_LAYERS - 1), "%ld", (long)casts.gradients);
     /* Four inputs a layer; in backward again the attention output, and the first layer's, kept in
      * BF16 for q. */
-    cr_expect_eq(casts.inputs, 4 * (5 * LAYERS + 1), "%ld", (long)casts.inputs);
+    cr_expect_eq(casts.inputs, 4 * (5 * FP8_LAYERS + 1), "%ld", (long)casts.inputs);
     tempdir_remove(&dir);
 }
 
@@ -100,19 +66,20 @@ static nd_status count_traffic(void *context, nd_trainer *t)
     bool in_codes = nd_recipe_is_per_tensor(&t->model->scales.recipe);
     bool fp8 = t->model->scales.recipe.name != NULL;
     int64_t peers = t->rank->mesh.size[ND_AXIS_TP] - 1, width = fp8 && in_codes ? 1 : 2;
-    int64_t gathers = 6 * LAYERS * width, first = width == 1 ? 2 : 0; /* layer 0's input is BF16 */
+    int64_t gathers = 6 * FP8_LAYERS * width,
+            first = width == 1 ? 2 : 0; /* layer 0's input is BF16 */
     nd_traffic_bytes(&t->rank->groups, out->got);
     for (int u = 0; u < layout->unit_count; u++) {
         int64_t layer = layout->units[u].layer;
         out->wanted[ND_TRAFFIC_WEIGHTS] +=
-            unit_bytes(layout, u) * (layer >= 0 && layer < LAYERS - 2 ? 2 : 1);
+            unit_bytes(layout, u) * (layer >= 0 && layer < FP8_LAYERS - 2 ? 2 : 1);
         for (int k = 0; k < ND_SEGMENT_COUNT; k++) {
             out->wanted[ND_TRAFFIC_GRADIENTS] +=
                 layout->units[u].segments[k].shard_count * (layout->shards - 1) * 4;
         }
     }
     out->wanted[ND_TRAFFIC_ACTIVATIONS] =
-        d->Tl * d->C * peers * (gathers + first + 4 * LAYERS * 2 + 4 * 2);
+        d->Tl * d->C * peers * (gathers + first + 4 * FP8_LAYERS * 2 + 4 * 2);
     return ND_OK;
 }
 
@@ -120,12 +87,12 @@ static void check_traffic(const mesh_case *mesh, nd_precision precision, nd_fp8_
                           bool all_gather)
 {
     traffic_of_rank seen[8] = {0};
-    mesh_job job = job_of(recipe, all_gather);
+    mesh_job job = fp8_job(&dir, recipe, all_gather);
     job.precision = precision;
     job.global_batch = mesh->dp_replicate * mesh->dp_shard;
     job.observe = count_traffic;
     job.context = seen;
-    run(&job, mesh, ND_OK);
+    fp8_run(&job, mesh, ND_OK);
     for (int r = 0; r < mesh->dp_shard * mesh->tp; r++) {
         for (int k = 0; k < ND_TRAFFIC_OTHER; k++) {
             cr_expect_eq(seen[r].got[k], seen[r].wanted[k], "%s, rank %d, %s: %ld, %ld wanted",
@@ -165,7 +132,7 @@ static size_t planned(nd_precision precision, nd_fp8_recipe recipe, bool all_gat
     config.parallel.recompute = recompute;
     config.parallel.reshard_after_forward = true;
     config.resolved_mesh = rank.mesh;
-    rank.shape = shape();
+    rank.shape = fp8_shape();
     rank.shape.hidden = 256;
     rank.shape.ffn = 704;
     rank.shape.head_dim = 32;
@@ -193,7 +160,7 @@ Test(fp8_step, less_memory_than_bf16)
                                  all_gather, ND_RECOMPUTE_NONE, &kept);
             cr_expect_lt(fp8, bf16, "%zu bytes, bf16 %zu", fp8, bf16);
             /* The first layer's h1 stays in BF16 for its q. */
-            cr_expect_eq(bf16_kept - kept, (size_t)(LAYERS * saved - tokens * 256), "%zu",
+            cr_expect_eq(bf16_kept - kept, (size_t)(FP8_LAYERS * saved - tokens * 256), "%zu",
                          bf16_kept - kept);
         }
     }
@@ -292,193 +259,4 @@ Test(fp8_step, delayed_scales_follow_the_amaxes_of_the_step)
     cr_expect_eq(s->amax[nd_site_input(s, 1, 0)], 0.0f);
     cr_expect_eq(s->scale[gradient], before);
     golden_run_close(&f);
-}
-
-/* health */
-
-/* In step 1 of delayed scaling the scales are 1: the gradients, small as they are, underflow in
- * part. */
-static nd_status check_underflow(void *context, nd_trainer *t, int64_t step)
-{
-    const nd_scales *s = &t->model->scales;
-    if (step == 1) {
-        nd_health_entry g = nd_health_of(s, nd_site_gradient(s, 1, 6));
-        ND_CHECK(g.underflow > 0.005 && g.saturation == 0.0, "gradient %g %g", g.underflow,
-                 g.saturation);
-        *(int *)context = 1;
-    }
-    return ND_OK;
-}
-
-Test(fp8_step, health_counts_what_is_lost, .timeout = 60)
-{
-    static const mesh_case one = {"one", 1, 1, 1, 1, 1};
-    int checked = 0;
-    mesh_job job = job_of(ND_FP8_DELAYED, false);
-    job.steps = 2;
-    job.health_interval = 1;
-    job.before_step = check_underflow;
-    job.context = &checked;
-    run(&job, &one, ND_OK);
-    cr_expect(checked);
-    tempdir_remove(&dir);
-}
-
-static nd_status check_health(void *context, nd_trainer *t, int64_t step)
-{
-    const nd_scales *s = &t->model->scales;
-    if (step == 2 && t->rank->rank == 0) { /* step 2 was reported */
-        for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
-            nd_health_entry w = nd_health_of(s, nd_site_weight(s, 1, linear));
-            nd_health_entry g = nd_health_of(s, nd_site_gradient(s, 1, linear));
-            ND_CHECK(w.amax > 0.1f && w.amax < 1.0f, "amax %g", (double)w.amax);
-            ND_CHECK(fabsf(w.scale * w.amax - 448.0f) < 1e-3f, "scale %g", (double)w.scale);
-            /* The largest element times its own scale may be one rounding beyond the format. */
-            ND_CHECK(w.saturation < 1e-3 && w.underflow < 0.01, "weight %g %g", w.saturation,
-                     w.underflow);
-            ND_CHECK(g.saturation < 1e-3 && g.underflow < 0.05 && g.amax > 0.0f, "gradient %g %g",
-                     g.saturation, g.underflow);
-        }
-        *(int *)context = 1;
-    }
-    return ND_OK;
-}
-
-Test(fp8_step, health_of_every_linear, .timeout = 60)
-{
-    static const mesh_case mesh = {"fsdp 2 x tp 2", 1, 2, 1, 2, 1};
-    int checked = 0;
-    mesh_job job = job_of(ND_FP8_TENSORWISE, true);
-    job.steps = 3;
-    job.health_interval = 2;
-    job.before_step = check_health;
-    job.context = &checked;
-    run(&job, &mesh, ND_OK);
-    cr_expect(checked);
-    tempdir_remove(&dir);
-}
-
-/* What the log says of the input of the first block's q k v after step 1. */
-static nd_status note_first_input(void *context, nd_trainer *t, int64_t step)
-{
-    const nd_scales *s = &t->model->scales;
-    if (step == 1 && t->rank->rank == 0) {
-        *(nd_health_entry *)context = nd_health_of(s, nd_site_input(s, 0, 0));
-    }
-    return ND_OK;
-}
-
-/*
- * The normed inputs of block 0 are the same bits on every mesh before the first update, so their
- * largest element over all ranks and micro-batches is one worker's. With 16 tokens a sequence each
- * rank and each micro-batch has another largest element than the whole.
- */
-Test(fp8_step, health_is_of_all_ranks_and_micro_batches, .timeout = 120)
-{
-    static const mesh_case meshes[] = {{"one", 1, 1, 1, 1, 1},
-                                       {"one micro-batch", 1, 1, 1, 1, 4},
-                                       {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
-                                       {"fsdp 2 x tp 2", 1, 2, 1, 2, 1}};
-    for (int recipe = ND_FP8_TENSORWISE; recipe <= (int)ND_FP8_DELAYED; recipe++) {
-        nd_health_entry seen[4] = {{0}};
-        for (int i = 0; i < 4; i++) {
-            mesh_job job = job_of((nd_fp8_recipe)recipe, false);
-            job.steps = 2;
-            job.sequence = 16;
-            job.health_interval = 1;
-            job.before_step = note_first_input;
-            job.context = &seen[i];
-            run(&job, &meshes[i], ND_OK);
-            cr_expect_gt(seen[i].amax, 1.0f, "%s: %g", meshes[i].name, seen[i].amax);
-            cr_expect_eq(seen[i].amax, seen[0].amax, "recipe %d, %s: amax %.9g, one worker %.9g",
-                         recipe, meshes[i].name, seen[i].amax, seen[0].amax);
-            cr_expect_eq(seen[i].scale, seen[0].scale, "recipe %d, %s: scale %.9g and %.9g", recipe,
-                         meshes[i].name, seen[i].scale, seen[0].scale);
-            tempdir_remove(&dir);
-        }
-        /* E4M3; the rowwise recipes round down to a power of two, delayed starts with 1. */
-        float wanted = recipe == ND_FP8_DELAYED      ? 1.0f
-                       : recipe == ND_FP8_TENSORWISE ? 448.0f / seen[0].amax
-                                                     : exp2f(floorf(log2f(448.0f / seen[0].amax)));
-        cr_expect_float_eq(seen[0].scale / wanted, 1.0f, 1e-6f, "recipe %d: scale %.9g, not %.9g",
-                           recipe, seen[0].scale, wanted);
-    }
-}
-
-/* steps that are not finite */
-
-typedef struct poison {
-    nd_param_id id;
-    int64_t layer;
-    float value;
-    int64_t step;    /* the weight is poisoned before it, and mended before the next */
-    int64_t skipped; /* seen by rank 0 */
-} poison;
-
-static nd_status put_poison(void *context, nd_trainer *t, int64_t step)
-{
-    poison *p = context;
-    const nd_layout *layout = t->model->layout;
-    nd_flat_range range =
-        nd_layout_shard_range(layout, &layout->params[nd_layout_find(layout, p->id, p->layer)]);
-    float *first = t->model->fsdp.master + range.begin;
-    static _Thread_local float kept;
-    if (range.begin < range.end && step == p->step) {
-        kept = *first;
-        *first = p->value;
-    } else if (range.begin < range.end && step == p->step + 1) {
-        *first = kept;
-    }
-    nd_fsdp_weights_changed(&t->model->fsdp);
-    if (t->rank->rank == 0) {
-        p->skipped = t->skipped;
-    }
-    return ND_OK;
-}
-
-static void expect_stop(poison *p, const char *tensor)
-{
-    static const mesh_case meshes[] = {{"one", 1, 1, 1, 1, 1}, {"fsdp 2 x tp 2", 1, 2, 1, 2, 1}};
-    for (int i = 0; i < 4; i++) {
-        mesh_job job = job_of(ND_FP8_TENSORWISE, true);
-        job.precision = i < 2 ? ND_PRECISION_FP8 : ND_PRECISION_BF16;
-        job.steps = 3;
-        job.before_step = put_poison;
-        job.context = p;
-        run(&job, &meshes[i % 2], ND_ERR_NUMERIC);
-        const char *said = nd_error_last()->message;
-        cr_expect(strstr(said, "step 2: the loss is"), "%s", said);
-        cr_expect(strstr(said, tensor), "%s", said);
-        cr_expect(strstr(said, "the weights are those of step 1"), "%s", said);
-        tempdir_remove(&dir);
-    }
-}
-
-Test(fp8_step, stops_at_the_first_tensor, .timeout = 120)
-{
-    poison weight = {ND_PARAM_UP, 2, NAN, 1, 0}, large = {ND_PARAM_NORM_1, 1, 3e38f, 1, 0};
-    expect_stop(&weight, "not finite is the weight model.layers.2.mlp.up_proj.weight");
-    expect_stop(&large, "not finite is ");
-}
-
-Test(fp8_step, skips_alike_and_goes_on, .timeout = 60)
-{
-    static const mesh_case mesh = {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1};
-    for (int recipe = ND_FP8_TENSORWISE; recipe <= (int)ND_FP8_DELAYED; recipe++) {
-        poison p = {ND_PARAM_K, 1, NAN, 1, 0};
-        mesh_job job = job_of((nd_fp8_recipe)recipe, recipe == ND_FP8_TENSORWISE);
-        mesh_result result;
-        job.steps = 4;
-        job.nonfinite = ND_NONFINITE_SKIP;
-        job.before_step = put_poison;
-        job.context = &p;
-        assert_ok(mesh_run(&job, &mesh, &result));
-        cr_expect(isfinite(result.loss[0]));
-        cr_expect_not(isfinite(result.loss[1]) && isfinite(result.norm[1]));
-        cr_expect(isfinite(result.loss[2]) && isfinite(result.norm[3]), "recipe %d: %g %g", recipe,
-                  result.loss[2], result.norm[3]);
-        cr_expect_eq(p.skipped, 1);
-        mesh_result_free(&result);
-        tempdir_remove(&dir);
-    }
 }

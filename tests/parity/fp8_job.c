@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/parity/fp8_job.h"
+
+#include <criterion/criterion.h>
+
+enum { TOKENS = 8192 };
+
+nd_llama_shape fp8_shape(void)
+{
+    nd_llama_shape shape = mesh_small_llama(FP8_VOCAB);
+    shape.layers = FP8_LAYERS;
+    return shape;
+}
+
+mesh_job fp8_job(tempdir *dir, nd_fp8_recipe recipe, bool all_gather)
+{
+    tempdir_make(dir);
+    const char *path = mesh_token_file(dir, "tokens.bin", TOKENS, FP8_VOCAB, 0);
+    mesh_job job = mesh_job_on_tokens(path, fp8_shape(), ND_PRECISION_FP8);
+    job.global_batch = 4;
+    job.sequence = FP8_SEQUENCE;
+    job.steps = 1;
+    job.recipe = recipe;
+    job.all_gather = all_gather;
+    job.history_length = 4;
+    return job;
+}
+
+void fp8_run(const mesh_job *job, const mesh_case *mesh, nd_status expected)
+{
+    mesh_result result;
+    nd_status status = mesh_run(job, mesh, &result);
+    cr_assert_eq(status, expected, "%s: %s", mesh->name, nd_error_last()->message);
+    mesh_result_free(&result);
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What an FP8 run says of itself: the health of each linear, and steps that are not finite. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "tests/parity/fp8_job.h"
+#include "tests/support/ranks.h"
+#include "trainer/precision/health.h"
+#include "trainer/trainer.h"
+
+static tempdir dir;
+
+/* In step 1 of delayed scaling the scales are 1: the gradients, small as they are, underflow in
+ * part. */
+static nd_status check_underflow(void *context, nd_trainer *t, int64_t step)
+{
+    const nd_scales *s = &t->model->scales;
+    if (step == 1) {
+        nd_health_entry g = nd_health_of(s, nd_site_gradient(s, 1, 6));
+        ND_CHECK(g.underflow > 0.005 && g.saturation == 0.0, "gradient %g %g", g.underflow,
+                 g.saturation);
+        *(int *)context = 1;
+    }
+    return ND_OK;
+}
+
+Test(fp8_health, health_counts_what_is_lost, .timeout = 60)
+{
+    static const mesh_case one = {"one", 1, 1, 1, 1, 1};
+    int checked = 0;
+    mesh_job job = fp8_job(&dir, ND_FP8_DELAYED, false);
+    job.steps = 2;
+    job.health_interval = 1;
+    job.before_step = check_underflow;
+    job.context = &checked;
+    fp8_run(&job, &one, ND_OK);
+    cr_expect(checked);
+    tempdir_remove(&dir);
+}
+
+static nd_status check_health(void *context, nd_trainer *t, int64_t step)
+{
+    const nd_scales *s = &t->model->scales;
+    if (step == 2 && t->rank->rank == 0) { /* step 2 was reported */
+        for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+            nd_health_entry w = nd_health_of(s, nd_site_weight(s, 1, linear));
+            nd_health_entry g = nd_health_of(s, nd_site_gradient(s, 1, linear));
+            ND_CHECK(w.amax > 0.1f && w.amax < 1.0f, "amax %g", (double)w.amax);
+            ND_CHECK(fabsf(w.scale * w.amax - 448.0f) < 1e-3f, "scale %g", (double)w.scale);
+            /* The largest element times its own scale may be one rounding beyond the format. */
+            ND_CHECK(w.saturation < 1e-3 && w.underflow < 0.01, "weight %g %g", w.saturation,
+                     w.underflow);
+            ND_CHECK(g.saturation < 1e-3 && g.underflow < 0.05 && g.amax > 0.0f, "gradient %g %g",
+                     g.saturation, g.underflow);
+        }
+        *(int *)context = 1;
+    }
+    return ND_OK;
+}
+
+Test(fp8_health, health_of_every_linear, .timeout = 60)
+{
+    static const mesh_case mesh = {"fsdp 2 x tp 2", 1, 2, 1, 2, 1};
+    int checked = 0;
+    mesh_job job = fp8_job(&dir, ND_FP8_TENSORWISE, true);
+    job.steps = 3;
+    job.health_interval = 2;
+    job.before_step = check_health;
+    job.context = &checked;
+    fp8_run(&job, &mesh, ND_OK);
+    cr_expect(checked);
+    tempdir_remove(&dir);
+}
+
+/* What the log says of the input of the first block's q k v after step 1. */
+static nd_status note_first_input(void *context, nd_trainer *t, int64_t step)
+{
+    const nd_scales *s = &t->model->scales;
+    if (step == 1 && t->rank->rank == 0) {
+        *(nd_health_entry *)context = nd_health_of(s, nd_site_input(s, 0, 0));
+    }
+    return ND_OK;
+}
+
+/*
+ * The normed inputs of block 0 are the same bits on every mesh before the first update, so their
+ * largest element over all ranks and micro-batches is one worker's. With 16 tokens a sequence each
+ * rank and each micro-batch has another largest element than the whole.
+ */
+Test(fp8_health, health_is_of_all_ranks_and_micro_batches, .timeout = 120)
+{
+    static const mesh_case meshes[] = {{"one", 1, 1, 1, 1, 1},
+                                       {"one micro-batch", 1, 1, 1, 1, 4},
+                                       {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
+                                       {"fsdp 2 x tp 2", 1, 2, 1, 2, 1}};
+    for (int recipe = ND_FP8_TENSORWISE; recipe <= (int)ND_FP8_DELAYED; recipe++) {
+        nd_health_entry seen[4] = {{0}};
+        for (int i = 0; i < 4; i++) {
+            mesh_job job = fp8_job(&dir, (nd_fp8_recipe)recipe, false);
+            job.steps = 2;
+            job.sequence = 16;
+            job.health_interval = 1;
+            job.before_step = note_first_input;
+            job.context = &seen[i];
+            fp8_run(&job, &meshes[i], ND_OK);
+            cr_expect_gt(seen[i].amax, 1.0f, "%s: %g", meshes[i].name, seen[i].amax);
+            cr_expect_eq(seen[i].amax, seen[0].amax, "recipe %d, %s: amax %.9g, one worker %.9g",
+                         recipe, meshes[i].name, seen[i].amax, seen[0].amax);
+            cr_expect_eq(seen[i].scale, seen[0].scale, "recipe %d, %s: scale %.9g and %.9g", recipe,
+                         meshes[i].name, seen[i].scale, seen[0].scale);
+            tempdir_remove(&dir);
+        }
+        /* E4M3; the rowwise recipes round down to a power of two, delayed starts with 1. */
+        float wanted = recipe == ND_FP8_DELAYED      ? 1.0f
+                       : recipe == ND_FP8_TENSORWISE ? 448.0f / seen[0].amax
+                                                     : exp2f(floorf(log2f(448.0f / seen[0].amax)));
+        cr_expect_float_eq(seen[0].scale / wanted, 1.0f, 1e-6f, "recipe %d: scale %.9g, not %.9g",
+                           recipe, seen[0].scale, wanted);
+    }
+}
+
+/* steps that are not finite */
+
+typedef struct poison {
+    nd_param_id id;
+    int64_t layer;
+    float value;
+    int64_t step;    /* the weight is poisoned before it, and mended before the next */
+    int64_t skipped; /* seen by rank 0 */
+} poison;
+
+static nd_status put_poison(void *context, nd_trainer *t, int64_t step)
+{
+    poison *p = context;
+    const nd_layout *layout = t->model->layout;
+    nd_flat_range range =
+        nd_layout_shard_range(layout, &layout->params[nd_layout_find(layout, p->id, p->layer)]);
+    float *first = t->model->fsdp.master + range.begin;
+    static _Thread_local float kept;
+    if (range.begin < range.end && step == p->step) {
+        kept = *first;
+        *first = p->value;
+    } else if (range.begin < range.end && step == p->step + 1) {
+        *first = kept;
+    }
+    nd_fsdp_weights_changed(&t->model->fsdp);
+    if (t->rank->rank == 0) {
+        p->skipped = t->skipped;
+    }
+    return ND_OK;
+}
+
+static void expect_stop(poison *p, const char *tensor)
+{
+    static const mesh_case meshes[] = {{"one", 1, 1, 1, 1, 1}, {"fsdp 2 x tp 2", 1, 2, 1, 2, 1}};
+    for (int i = 0; i < 4; i++) {
+        mesh_job job = fp8_job(&dir, ND_FP8_TENSORWISE, true);
+        job.precision = i < 2 ? ND_PRECISION_FP8 : ND_PRECISION_BF16;
+        job.steps = 3;
+        job.before_step = put_poison;
+        job.context = p;
+        fp8_run(&job, &meshes[i % 2], ND_ERR_NUMERIC);
+        const char *said = nd_error_last()->message;
+        cr_expect(strstr(said, "step 2: the loss is"), "%s", said);
+        cr_expect(strstr(said, tensor), "%s", said);
+        cr_expect(strstr(said, "the weights are those of step 1"), "%s", said);
+        tempdir_remove(&dir);
+    }
+}
+
+Test(fp8_health, stops_at_the_first_tensor, .timeout = 120)
+{
+    poison weight = {ND_PARAM_UP, 2, NAN, 1, 0}, large = {ND_PARAM_NORM_1, 1, 3e38f, 1, 0};
+    expect_stop(&weight, "not finite is the weight model.layers.2.mlp.up_proj.weight");
+    expect_stop(&large, "not finite is ");
+}
+
+Test(fp8_health, skips_alike_and_goes_on, .timeout = 60)
+{
+    static const mesh_case mesh = {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1};
+    for (int recipe = ND_FP8_TENSORWISE; recipe <= (int)ND_FP8_DELAYED; recipe++) {
+        poison p = {ND_PARAM_K, 1, NAN, 1, 0};
+        mesh_job job = fp8_job(&dir, (nd_fp8_recipe)recipe, recipe == ND_FP8_TENSORWISE);
+        mesh_result result;
+        job.steps = 4;
+        job.nonfinite = ND_NONFINITE_SKIP;
+        job.before_step = put_poison;
+        job.context = &p;
+        assert_ok(mesh_run(&job, &mesh, &result));
+        cr_expect(isfinite(result.loss[0]));
+        cr_expect_not(isfinite(result.loss[1]) && isfinite(result.norm[1]));
+        cr_expect(isfinite(result.loss[2]) && isfinite(result.norm[3]), "recipe %d: %g %g", recipe,
+                  result.loss[2], result.norm[3]);
+        cr_expect_eq(p.skipped, 1);
+        mesh_result_free(&result);
+        tempdir_remove(&dir);
+    }
+}
