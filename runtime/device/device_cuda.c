@@ -9,114 +9,17 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/device/cuda_check.h"
+#include "runtime/device/cuda_trail.h"
 #ifdef ND_HAVE_NVTX
 #include <nvtx3/nvToolsExt.h>
 #endif
-
-enum { TRAIL = 8 };
-
-typedef struct cuda_device {
-    nd_device device;
-    const char *trail[TRAIL]; /* ops enqueued last, a ring of static strings */
-    int trail_next;
-    bool sync_each_op; /* ND_CUDA_SYNC */
-    bool captures;     /* ops are added to `captured` */
-    int captured_ops;
-    char captured[ND_CUDA_OPS_MAX];
-} cuda_device;
-
-static cuda_device *cuda_of(const nd_device *device)
-{
-    return (cuda_device *)device;
-}
-
-static void format_trail(const nd_device *device, char *text, size_t size)
-{
-    const cuda_device *cuda = cuda_of(device);
-    size_t used = 0;
-    text[0] = '\0';
-    for (int i = 0; i < TRAIL && used < size; i++) {
-        const char *op = cuda->trail[(cuda->trail_next + i) % TRAIL];
-        if (op) {
-            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "", op);
-        }
-    }
-}
-
-nd_status nd_cuda_failed(const nd_device *device, cudaError_t error, const char *call)
-{
-    char trail[1024] = "";
-    const char *name = cudaGetErrorName(error), *meaning = cudaGetErrorString(error);
-    if (device && device->kind == ND_DEVICE_CUDA) {
-        format_trail(device, trail, sizeof trail);
-    }
-    return nd_fail(error == cudaErrorMemoryAllocation ? ND_ERR_RESOURCE : ND_ERR_INTERNAL,
-                   "CUDA error %d (%s: %s) from %.120s on %s%s%s%s", (int)error, name, meaning,
-                   call, device ? device->name : "the GPU", trail[0] ? ", after the ops " : "",
-                   trail,
-                   trail[0] ? "; the fault may be of any of them, ND_CUDA_SYNC=1 finds which" : "");
-}
-
-void nd_cuda_ops_begin(nd_device *device, const char *name)
-{
-    cuda_device *cuda = cuda_of(device);
-    cuda->captures = true;
-    cuda->captured_ops = 0;
-    snprintf(cuda->captured, sizeof cuda->captured, "%s", name);
-}
-
-static void append_op(cuda_device *cuda, const char *op)
-{
-    const char *end = ", ...)";
-    size_t used = strlen(cuda->captured), needed = strlen(op) + 2;
-    if (used + needed + strlen(end) < sizeof cuda->captured) {
-        snprintf(cuda->captured + used, sizeof cuda->captured - used, "%s%s",
-                 cuda->captured_ops == 0 ? " (" : ", ", op);
-        cuda->captured_ops++;
-    } else if (cuda->captured[used - 1] != '.') {
-        snprintf(cuda->captured + used, sizeof cuda->captured - used, ", ...");
-    }
-}
-
-void nd_cuda_ops_end(nd_device *device, char out[ND_CUDA_OPS_MAX])
-{
-    cuda_device *cuda = cuda_of(device);
-    cuda->captures = false;
-    if (cuda->captured_ops > 0) {
-        strcat(cuda->captured, ")"); /* append_op left room for it */
-    }
-    memcpy(out, cuda->captured, ND_CUDA_OPS_MAX);
-}
-
-void nd_cuda_forget(nd_device *device, const char *op)
-{
-    cuda_device *cuda = cuda_of(device);
-    for (int i = 0; i < TRAIL; i++) {
-        cuda->trail[i] = cuda->trail[i] == op ? NULL : cuda->trail[i];
-    }
-}
-
-nd_status nd_cuda_op_done(nd_stream *stream, const char *op, cudaError_t launched)
-{
-    cuda_device *cuda = cuda_of(stream->device);
-    if (cuda->captures) {
-        append_op(cuda, op);
-        return launched == cudaSuccess ? ND_OK : nd_cuda_failed(stream->device, launched, op);
-    }
-    cuda->trail[cuda->trail_next] = op;
-    cuda->trail_next = (cuda->trail_next + 1) % TRAIL;
-    if (launched == cudaSuccess && cuda->sync_each_op) {
-        launched = cudaStreamSynchronize(nd_cuda_stream(stream));
-    }
-    return launched == cudaSuccess ? ND_OK : nd_cuda_failed(stream->device, launched, op);
-}
 
 static void cuda_close(nd_device *device)
 {
     if (device->native_close) {
         device->native_close(device->native);
     }
-    free(cuda_of(device));
+    free(nd_cuda_device_of(device));
 }
 
 /* Zeros before the call returns: a memset of the default stream would not be ordered before the
@@ -368,7 +271,7 @@ nd_status nd_device_open_cuda(const nd_cuda_options *options, nd_device **out)
     ND_CUDA(NULL, cudaGetDeviceProperties(&gpu, options->ordinal));
     ND_TRY(check_capability(options, &gpu));
     ND_CUDA(NULL, cudaSetDevice(options->ordinal));
-    cuda_device *cuda = NULL;
+    nd_cuda_device *cuda = NULL;
     ND_TRY(ND_ALLOC(1, &cuda));
     cuda->device.table = &cuda_table;
     cuda->device.kind = ND_DEVICE_CUDA;

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_DEVICE_CUDA_TRAIL_H
+#define ND_DEVICE_CUDA_TRAIL_H
+/*
+ * For this folder's files: a CUDA device as it is allocated, with the ops that it enqueued last. A
+ * fault shows at some later call, and they are what its message can name (cuda_check.h).
+ */
+#include "runtime/device/cuda_check.h"
+
+enum { ND_CUDA_TRAIL = 8 };
+
+typedef struct nd_cuda_trail {
+    const char *ops[ND_CUDA_TRAIL]; /* a ring; borrowed strings, NULL: none */
+    int next;
+    bool captures; /* ops are added to `captured` */
+    int captured_ops;
+    char captured[ND_CUDA_OPS_MAX];
+} nd_cuda_trail;
+
+typedef struct nd_cuda_device {
+    nd_device device; /* first: one is the other's address */
+    nd_cuda_trail trail;
+    bool sync_each_op; /* ND_CUDA_SYNC */
+} nd_cuda_device;
+
+static inline nd_cuda_device *nd_cuda_device_of(const nd_device *device)
+{
+    return (nd_cuda_device *)device;
+}
+
+#endif
