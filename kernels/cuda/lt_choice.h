@@ -31,15 +31,32 @@ enum {
     ND_LT_CANDIDATES = 16 /* most algorithms that are timed for one */
 };
 
-/* The library's names of an algorithm's settings, for people; `algorithm` is what counts. */
+/*
+ * The settings of an algorithm: X(field, attribute of the library, its bytes). -1 where the library
+ * does not say. `algorithm` is what runs; a replay compares what the library reads out of it with
+ * these.
+ */
+#define ND_LT_TRAITS(X)                                                                            \
+    X(id, CUBLASLT_ALGO_CONFIG_ID, 4)                                                              \
+    X(tile, CUBLASLT_ALGO_CONFIG_TILE_ID, 4)                                                       \
+    X(stages, CUBLASLT_ALGO_CONFIG_STAGES_ID, 4)                                                   \
+    X(split_k, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4)                                                 \
+    X(reduction, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4)                                         \
+    X(swizzle, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4)                                              \
+    X(custom, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4)                                               \
+    X(inner_shape, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2)                                         \
+    X(cluster_shape, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2)
+
 typedef struct nd_lt_traits {
-    int64_t id, tile, stages, split_k, reduction, swizzle, custom, inner_shape, cluster_shape;
+#define ND_LT_FIELD(field, attribute, bytes) int64_t field;
+    ND_LT_TRAITS(ND_LT_FIELD)
+#undef ND_LT_FIELD
 } nd_lt_traits;
 
 typedef struct nd_lt_choice {
     nd_lt_key key;
     uint64_t algorithm[8]; /* cublasLtMatmulAlgo_t: of one version of the library */
-    int64_t workspace;     /* bytes */
+    int64_t workspace;     /* bytes that the library's check of it asks for */
     int64_t candidates;    /* that were timed; 0: none, there was no time or only one */
     int64_t picked;        /* its place in the library's own order, from 0 */
     double seconds;        /* of this algorithm, and of the library's first; 0: not timed */

@@ -27,7 +27,27 @@ static cudaDataType_t type_of(int32_t dtype)
     }
 }
 
-static nd_status describe(const nd_lt_library *l, const nd_lt_key *key, nd_lt_plan *plan)
+/* Scales that lie somewhere: the library answers for descriptors that have them, and reads none
+ * before the product, which sets its own. */
+static nd_status describe_scales(const nd_lt_library *l, const nd_lt_key *key, const void *anywhere,
+                                 nd_lt_plan *plan)
+{
+    int8_t fast = (int8_t)key->fast;
+    ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
+    if (key->scaling == ND_LT_VECTORS) {
+        int32_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode, sizeof mode));
+        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode, sizeof mode));
+    }
+    ND_CUBLAS(
+        l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &anywhere, sizeof anywhere));
+    ND_CUBLAS(
+        l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &anywhere, sizeof anywhere));
+    return ND_OK;
+}
+
+static nd_status describe(const nd_lt_library *l, const nd_lt_key *key, const void *anywhere,
+                          nd_lt_plan *plan)
 {
     int32_t op_a = key->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     int32_t op_b = key->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -35,13 +55,7 @@ static nd_status describe(const nd_lt_library *l, const nd_lt_key *key, nd_lt_pl
     ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a));
     ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b));
     if (key->scaling != ND_LT_UNSCALED) {
-        int8_t fast = (int8_t)key->fast;
-        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
-    }
-    if (key->scaling == ND_LT_VECTORS) {
-        int32_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode, sizeof mode));
-        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode, sizeof mode));
+        ND_TRY(describe_scales(l, key, anywhere, plan));
     }
     ND_CUBLAS(l->layout_init(&plan->a, sizeof plan->a, type_of(key->a),
                              (uint64_t)(key->a_transposed ? key->k : key->m),
@@ -95,18 +109,31 @@ const char *nd_lt_key_format(const nd_lt_key *key, char *buffer, size_t size)
     return buffer;
 }
 
+/* Only the entries whose state is success say anything. */
+static int keep_valid(cublasLtMatmulHeuristicResult_t *results, int count)
+{
+    int valid = 0;
+    for (int i = 0; i < count; i++) {
+        if (results[i].state == CUBLAS_STATUS_SUCCESS) {
+            results[valid++] = results[i];
+        }
+    }
+    return valid;
+}
+
 nd_status nd_lt_plan_init(const nd_lt_library *l, cublasLtHandle_t handle, nd_lt_key key,
-                          int wanted, nd_lt_plan *plan, cublasLtMatmulHeuristicResult_t *results,
-                          int *found)
+                          const void *anywhere, int wanted, nd_lt_plan *plan,
+                          cublasLtMatmulHeuristicResult_t *results, int *found)
 {
     cublasLtMatmulPreferenceOpaque_t preference;
     memset(plan, 0, sizeof *plan);
-    ND_TRY(describe(l, &key, plan));
+    ND_TRY(describe(l, &key, anywhere, plan));
     ND_TRY(prefer(l, &key, &preference));
     *found = 0;
     cublasStatus_t status = l->heuristic(handle, &plan->desc, &plan->a, &plan->b, &plan->d,
                                          &plan->d, &preference, wanted, results, found);
-    if (status != CUBLAS_STATUS_SUCCESS || *found == 0) {
+    *found = status == CUBLAS_STATUS_SUCCESS ? keep_valid(results, *found) : 0;
+    if (*found == 0) {
         char form[256];
         return nd_fail(ND_ERR_INTERNAL, "cuBLASLt has no algorithm (status %d) for %s", (int)status,
                        nd_lt_key_format(&key, form, sizeof form));
@@ -115,37 +142,6 @@ nd_status nd_lt_plan_init(const nd_lt_library *l, cublasLtHandle_t handle, nd_lt
     plan->used = true;
     plan->algorithm = results[0].algo;
     plan->workspace = results[0].workspaceSize;
-    return ND_OK;
-}
-
-nd_status nd_lt_plan_restore(const nd_lt_library *l, cublasLtHandle_t handle,
-                             const nd_lt_choice *choice, nd_lt_plan *plan)
-{
-    cublasLtMatmulHeuristicResult_t result = {0};
-    _Static_assert(sizeof plan->algorithm == sizeof choice->algorithm, "recorded whole");
-    memset(plan, 0, sizeof *plan);
-    memcpy(&plan->algorithm, choice->algorithm, sizeof plan->algorithm);
-    ND_TRY(describe(l, &choice->key, plan));
-    cublasStatus_t status = l->check(handle, &plan->desc, &plan->a, &plan->b, &plan->d, &plan->d,
-                                     &plan->algorithm, &result);
-    if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > ND_LT_WORKSPACE) {
-        char form[256];
-        return nd_fail(ND_ERR_CONFIG,
-                       "cuBLASLt %zu does not accept the recorded algorithm %lld (status %d, %zu "
-                       "bytes of workspace of at most %d) for %s; time again with "
-                       "kernels.autotune, without kernels.autotune_from",
-                       l->version(), (long long)choice->traits.id, (int)status,
-                       result.workspaceSize, (int)ND_LT_WORKSPACE,
-                       nd_lt_key_format(&choice->key, form, sizeof form));
-    }
-    plan->key = choice->key;
-    plan->used = true;
-    plan->workspace = result.workspaceSize;
-    plan->chosen = true;
-    plan->candidates = (int)choice->candidates;
-    plan->picked = (int)choice->picked;
-    plan->seconds = choice->seconds;
-    plan->first_seconds = choice->first_seconds;
     return ND_OK;
 }
 
@@ -162,14 +158,73 @@ static int64_t trait(const nd_lt_library *l, const cublasLtMatmulAlgo_t *algorit
 nd_lt_traits nd_lt_traits_of(const nd_lt_library *l, const cublasLtMatmulAlgo_t *algorithm)
 {
     return (nd_lt_traits){
-        .id = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_ID, 4),
-        .tile = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, 4),
-        .stages = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID, 4),
-        .split_k = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4),
-        .reduction = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4),
-        .swizzle = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4),
-        .custom = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4),
-        .inner_shape = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2),
-        .cluster_shape = trait(l, algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2),
+#define ND_LT_TRAIT(field, attribute, bytes) .field = trait(l, algorithm, attribute, bytes),
+        ND_LT_TRAITS(ND_LT_TRAIT)
+#undef ND_LT_TRAIT
     };
+}
+
+static nd_status refuse(const nd_lt_library *l, const nd_lt_choice *choice, const char *why)
+{
+    char form[256];
+    return nd_fail(ND_ERR_CONFIG,
+                   "cuBLASLt %zu does not accept the recorded algorithm %lld (%s) for %s; time "
+                   "again with kernels.autotune, without kernels.autotune_from",
+                   l->version(), (long long)choice->traits.id, why,
+                   nd_lt_key_format(&choice->key, form, sizeof form));
+}
+
+/* What the library reads out of the recorded algorithm, and what its check of it asks for, against
+ * the record's own words. */
+static nd_status compare(const nd_lt_library *l, const nd_lt_choice *choice, size_t workspace)
+{
+    cublasLtMatmulAlgo_t algorithm;
+    memcpy(&algorithm, choice->algorithm, sizeof algorithm);
+    nd_lt_traits here = nd_lt_traits_of(l, &algorithm);
+    const struct {
+        const char *name;
+        int64_t recorded, here;
+    } pairs[] = {
+#define ND_LT_PAIR(field, attribute, bytes) {#field, choice->traits.field, here.field},
+        ND_LT_TRAITS(ND_LT_PAIR)
+#undef ND_LT_PAIR
+            {"workspace", choice->workspace, (int64_t)workspace},
+    };
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        if (pairs[i].recorded != pairs[i].here) {
+            char why[128];
+            snprintf(why, sizeof why, "its %s is %lld here and %lld in the record", pairs[i].name,
+                     (long long)pairs[i].here, (long long)pairs[i].recorded);
+            return refuse(l, choice, why);
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_lt_plan_restore(const nd_lt_library *l, cublasLtHandle_t handle,
+                             const nd_lt_choice *choice, const void *anywhere, nd_lt_plan *plan)
+{
+    cublasLtMatmulHeuristicResult_t result = {0};
+    _Static_assert(sizeof plan->algorithm == sizeof choice->algorithm, "recorded whole");
+    memset(plan, 0, sizeof *plan);
+    memcpy(&plan->algorithm, choice->algorithm, sizeof plan->algorithm);
+    ND_TRY(describe(l, &choice->key, anywhere, plan));
+    cublasStatus_t status = l->check(handle, &plan->desc, &plan->a, &plan->b, &plan->d, &plan->d,
+                                     &plan->algorithm, &result);
+    if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > ND_LT_WORKSPACE) {
+        char why[128];
+        snprintf(why, sizeof why, "status %d, %zu bytes of workspace of at most %d", (int)status,
+                 result.workspaceSize, (int)ND_LT_WORKSPACE);
+        return refuse(l, choice, why);
+    }
+    ND_TRY(compare(l, choice, result.workspaceSize));
+    plan->key = choice->key;
+    plan->used = true;
+    plan->workspace = result.workspaceSize;
+    plan->chosen = true;
+    plan->candidates = (int)choice->candidates;
+    plan->picked = (int)choice->picked;
+    plan->seconds = choice->seconds;
+    plan->first_seconds = choice->first_seconds;
+    return ND_OK;
 }

@@ -25,14 +25,18 @@ typedef struct nd_lt_plan {
     double seconds, first_seconds;
 } nd_lt_plan;
 
-/* Descriptor, layouts and up to `wanted` algorithms, best first. *found is at least 1 on
- * success. */
+/*
+ * Descriptor, layouts and up to `wanted` algorithms, best first. *found is at least 1 on success.
+ * anywhere: some device memory, aligned to 16 bytes, that stands for scales until a product has
+ * its own.
+ */
 nd_status nd_lt_plan_init(const nd_lt_library *library, cublasLtHandle_t handle, nd_lt_key key,
-                          int wanted, nd_lt_plan *plan, cublasLtMatmulHeuristicResult_t *results,
-                          int *found);
-/* A plan with an algorithm that was recorded. ND_ERR_CONFIG when the library does not accept it. */
+                          const void *anywhere, int wanted, nd_lt_plan *plan,
+                          cublasLtMatmulHeuristicResult_t *results, int *found);
+/* A plan with an algorithm that was recorded. ND_ERR_CONFIG when the library does not accept it, or
+ * when a setting or its workspace is not what the record says. */
 nd_status nd_lt_plan_restore(const nd_lt_library *library, cublasLtHandle_t handle,
-                             const nd_lt_choice *choice, nd_lt_plan *plan);
+                             const nd_lt_choice *choice, const void *anywhere, nd_lt_plan *plan);
 /* The settings of an algorithm, for people; -1 where the library does not say. */
 nd_lt_traits nd_lt_traits_of(const nd_lt_library *library, const cublasLtMatmulAlgo_t *algorithm);
 /* "bf16 (8192, 4096) = bf16 N (ld 8192) x ...": a form, for messages. */

@@ -29,21 +29,16 @@ static nd_status run_candidate(void *context, nd_stream *stream)
     return nd_lt_run(c->lt, stream, c->plan, c->x);
 }
 
-/* What a record could not bring back is not chosen either. */
+/* What a record could not bring back is not chosen either. *workspace: what the library's check
+ * asks for, which a replay compares. */
 static bool can_be_replayed(nd_lt *lt, nd_lt_plan *plan,
-                            const cublasLtMatmulHeuristicResult_t *proposed)
+                            const cublasLtMatmulHeuristicResult_t *proposed, size_t *workspace)
 {
-    cublasLtMatmulHeuristicResult_t result;
-    return proposed->state == CUBLAS_STATUS_SUCCESS &&
-           lt->library.check(lt->handle, &plan->desc, &plan->a, &plan->b, &plan->d, &plan->d,
-                             &proposed->algo, &result) == CUBLAS_STATUS_SUCCESS &&
-           result.workspaceSize <= ND_LT_WORKSPACE;
-}
-
-static void take(nd_lt_plan *plan, const cublasLtMatmulHeuristicResult_t *proposed)
-{
-    plan->algorithm = proposed->algo;
-    plan->workspace = proposed->workspaceSize;
+    cublasLtMatmulHeuristicResult_t result = {0};
+    cublasStatus_t status = lt->library.check(lt->handle, &plan->desc, &plan->a, &plan->b, &plan->d,
+                                              &plan->d, &proposed->algo, &result);
+    *workspace = result.workspaceSize;
+    return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= ND_LT_WORKSPACE;
 }
 
 nd_status nd_lt_choose(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_lt_operands *x,
@@ -52,12 +47,11 @@ nd_status nd_lt_choose(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_
     candidate c = {lt, plan, x};
     double seconds = 0.0;
     int best = -1;
-    plan->chosen = can_be_replayed(lt, plan, &results[0]);
     for (int i = 0; i < found && nd_clock_seconds() < lt->deadline; i++) {
-        if (!can_be_replayed(lt, plan, &results[i])) {
+        plan->algorithm = results[i].algo;
+        if (!can_be_replayed(lt, plan, &results[i], &plan->workspace)) {
             continue;
         }
-        take(plan, &results[i]);
         if (nd_cuda_median(stream, run_candidate, &c, REPEATS, &seconds) != ND_OK) {
             nd_error_clear(); /* not for this GPU after all; a broken device fails again below */
             continue;
@@ -67,9 +61,12 @@ nd_status nd_lt_choose(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_
         best = best < 0 || seconds < plan->seconds ? i : best;
         plan->seconds = best == i ? seconds : plan->seconds;
     }
-    plan->chosen |= best >= 0;
     plan->picked = best < 0 ? 0 : best;
-    take(plan, &results[plan->picked]);
+    plan->algorithm = results[plan->picked].algo;
+    plan->chosen = can_be_replayed(lt, plan, &results[plan->picked], &plan->workspace);
+    if (!plan->chosen) {
+        plan->workspace = results[0].workspaceSize;
+    }
     return nd_stream_sync(stream);
 }
 
@@ -145,7 +142,7 @@ nd_status nd_lt_install(nd_lt *lt, const nd_lt_choice *choices, int count)
             return nd_fail(ND_ERR_DATA, "choice %d of autotune is for the form of an earlier one",
                            i);
         }
-        ND_TRY(nd_lt_plan_restore(&lt->library, lt->handle, &choices[i], plan));
+        ND_TRY(nd_lt_plan_restore(&lt->library, lt->handle, &choices[i], lt->workspace, plan));
         plan->number = lt->plan_count++;
     }
     return ND_OK;

@@ -8,7 +8,10 @@
 #include "kernels/cuda/lt_state.h"
 #include "runtime/device/cuda_check.h"
 
-enum { VECTOR_SCALES_SINCE = 120900 };
+enum {
+    VECTOR_SCALES_SINCE = 120900,
+    SPARE = 4 /* algorithms asked for: the first of which the library is sure is taken */
+};
 
 nd_status nd_lt_create(nd_device *device, int capability, nd_lt **out)
 {
@@ -166,12 +169,12 @@ static nd_status make_plan(nd_lt *lt, nd_stream *stream, const nd_lt_key *key,
                            const nd_lt_operands *x, nd_lt_plan *plan)
 {
     cublasLtMatmulHeuristicResult_t results[ND_LT_CANDIDATES];
-    int found = 0, wanted = lt->candidates > 1 ? lt->candidates : 1;
+    int found = 0, wanted = lt->candidates > SPARE ? lt->candidates : SPARE;
     if (lt->plan_count == ND_LT_PLANS - 1) {
         return nd_fail(ND_ERR_INTERNAL, "more than %d forms of matrix products", ND_LT_PLANS - 1);
     }
-    nd_status status =
-        nd_lt_plan_init(&lt->library, lt->handle, *key, wanted, plan, results, &found);
+    nd_status status = nd_lt_plan_init(&lt->library, lt->handle, *key, lt->workspace, wanted, plan,
+                                       results, &found);
     if (status != ND_OK && key->scaling == ND_LT_VECTORS) {
         nd_error_clear();
         plan->key = *key;

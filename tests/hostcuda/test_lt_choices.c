@@ -2,6 +2,7 @@
 /* Choices of algorithms for products: the fastest is kept, and installed elsewhere it gives the
  * same bits. */
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -83,7 +84,8 @@ Test(lt_choices, the_fastest_is_kept_and_can_be_installed_elsewhere)
     cr_expect_eq(nd_double_counts_get().timings, timings, "nothing was timed");
     cr_expect_eq(nd_ops_cuda_unchosen(s.device), 0);
     nd_tensor a = nd_tensor_2d(s.memory, ND_DTYPE_F32, 16, 16);
-    cr_assert_eq(s.ops->matmul(&s.stream, a, a, false, a, false, 0.0f), ND_OK);
+    nd_tensor c = nd_tensor_2d(s.memory + BYTES, ND_DTYPE_F32, 16, 16);
+    cr_assert_eq(s.ops->matmul(&s.stream, c, a, false, a, false, 0.0f), ND_OK);
     cr_expect_eq(nd_ops_cuda_unchosen(s.device), 1, "a form that nobody chose for is counted");
     close_side(&s);
 }
@@ -123,6 +125,68 @@ Test(lt_choices, what_the_library_does_not_take_is_said)
     choices[0] = good;
     setenv("ND_DOUBLE_LT_REFUSES", "all", 1);
     expect_refused(&s, "time again with kernels.autotune");
+    close_side(&s);
+}
+
+/* A library that reads an algorithm otherwise than the one that wrote the record runs another
+ * product. */
+Test(lt_choices, each_recorded_setting_is_compared)
+{
+    side s = open_side();
+    nd_ops_cuda_tune(s.device, ND_LT_CANDIDATES, 60.0);
+    multiply(&s, tuned);
+    cr_assert_eq(nd_ops_cuda_choices(s.device, choices), 1);
+    nd_lt_choice good = choices[0];
+    struct {
+        const char *name;
+        int64_t *value;
+    } settings[] = {
+#define SETTING(field, attribute, bytes) {#field, &choices[0].traits.field},
+        ND_LT_TRAITS(SETTING)
+#undef SETTING
+            {"workspace", &choices[0].workspace},
+    };
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        char says[128];
+        choices[0] = good;
+        int64_t here = *settings[i].value;
+        *settings[i].value += 7;
+        snprintf(says, sizeof says, "its %s is %lld here and %lld in the record", settings[i].name,
+                 (long long)here, (long long)here + 7);
+        expect_refused(&s, says);
+    }
+    choices[0] = good;
+    cr_expect_eq(nd_ops_cuda_install(s.device, choices, 1), ND_OK);
+    close_side(&s);
+}
+
+/* The heuristic's entries hold nothing where their state is not success. */
+Test(lt_choices, entries_without_an_algorithm_are_passed_over)
+{
+    setenv("ND_DOUBLE_LT_TIMES", "3,1,2", 1);
+    side s = open_side();
+    multiply(&s, first);
+    setenv("ND_DOUBLE_LT_UNFIT", "0", 1);
+    cr_assert_eq(nd_ops_cuda_install(s.device, NULL, 0), ND_OK);
+    multiply(&s, again);
+    cr_expect(memcmp(first, again, sizeof first) != 0, "the second algorithm");
+    cr_assert_eq(nd_ops_cuda_install(s.device, NULL, 0), ND_OK);
+    nd_ops_cuda_tune(s.device, ND_LT_CANDIDATES, 60.0);
+    multiply(&s, tuned);
+    cr_assert_eq(nd_ops_cuda_choices(s.device, choices), 1);
+    cr_expect_eq(choices[0].candidates, 2);
+    cr_expect_eq(choices[0].traits.id, 1);
+    close_side(&s);
+}
+
+Test(lt_choices, a_form_without_any_algorithm_is_said)
+{
+    setenv("ND_DOUBLE_LT_UNFIT", "all", 1);
+    side s = open_side();
+    nd_tensor a = nd_tensor_2d(s.memory, ND_DTYPE_F32, 16, 16);
+    nd_tensor c = nd_tensor_2d(s.memory + BYTES, ND_DTYPE_F32, 16, 16);
+    cr_expect_eq(s.ops->matmul(&s.stream, c, a, false, a, false, 0.0f), ND_ERR_INTERNAL);
+    cr_expect(strstr(nd_error_last()->message, "has no algorithm"), "%s", nd_error_last()->message);
     close_side(&s);
 }
 

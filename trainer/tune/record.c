@@ -138,8 +138,8 @@ static json_t *product_of(const nd_lt_choice *c)
     }
     set(p, "align", align);
     set(p, "algorithm", hex(c->algorithm));
-#define ND_SET(key) set(traits, #key, json_integer(c->traits.key));
-    ND_RECORD_TRAITS(ND_SET)
+#define ND_SET(key, attribute, bytes) set(traits, #key, json_integer(c->traits.key));
+    ND_LT_TRAITS(ND_SET)
 #undef ND_SET
     set(p, "traits", traits);
     set(p, "workspace", json_integer(c->workspace));

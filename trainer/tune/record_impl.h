@@ -6,11 +6,8 @@
 
 #include "trainer/tune/record.h"
 
-/* Keys of a product: its extents in memory's order, and the library's names of the algorithm. */
+/* Keys of a product: its extents in memory's order. */
 #define ND_RECORD_EXTENTS(X) X(m) X(n) X(k) X(lda) X(ldb) X(ldd)
-#define ND_RECORD_TRAITS(X)                                                                        \
-    X(id)                                                                                          \
-    X(tile) X(stages) X(split_k) X(reduction) X(swizzle) X(custom) X(inner_shape) X(cluster_shape)
 
 extern const char *const nd_record_scaling[3]; /* by nd_lt_scaling */
 

@@ -181,8 +181,9 @@ static nd_status take_product(const reader *r, const json_t *product, nd_lt_choi
     ND_TRY(take_seconds(r, product, "seconds", &out->seconds));
     ND_TRY(take_seconds(r, product, "first_seconds", &out->first_seconds));
     ND_TRY(take_object(r, product, "traits", &traits));
-#define ND_TAKE(field) ND_TRY(take_int(r, traits, #field, -1, UINT32_MAX, &out->traits.field));
-    ND_RECORD_TRAITS(ND_TAKE)
+#define ND_TAKE(field, attribute, bytes)                                                           \
+    ND_TRY(take_int(r, traits, #field, -1, UINT32_MAX, &out->traits.field));
+    ND_LT_TRAITS(ND_TAKE)
 #undef ND_TAKE
     return ND_OK;
 }

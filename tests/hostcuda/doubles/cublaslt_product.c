@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+/* cuBLASLt's double: products, in F32. */
+#include <stdlib.h>
+
+#include "runtime/tensor/fp8.h"
+#include "tests/hostcuda/doubles/cublaslt_parts.h"
+#include "tests/hostcuda/doubles/double.h"
+
+typedef struct lt_call {
+    int64_t m, n, k, lda, ldb, ldd;
+    cudaDataType type_a, type_b, type_d;
+    bool ta, tb, vectors;
+    float alpha, beta;
+    int index; /* of the algorithm */
+    const void *a, *b;
+    void *d;
+    const float *scale_a, *scale_b;
+} lt_call;
+
+static float load(const void *data, cudaDataType type, int64_t at)
+{
+    switch ((int)type) {
+    case CUDA_R_32F:
+        return ((const float *)data)[at];
+    case CUDA_R_16BF:
+        return nd_bf16_to_f32(((const nd_bf16 *)data)[at]);
+    default:
+        return nd_fp8_to_f32(type == CUDA_R_8F_E4M3 ? ND_DTYPE_F8_E4M3 : ND_DTYPE_F8_E5M2,
+                             ((const uint8_t *)data)[at]);
+    }
+}
+
+/* A copy whose rows run along k: element (i, p) of a column-major op(A) (m, k). */
+static float *pack(const void *data, cudaDataType type, int64_t rows, int64_t k, int64_t ld,
+                   bool k_is_contiguous)
+{
+    float *out = malloc((size_t)(rows * k) * sizeof *out);
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t p = 0; p < k; p++) {
+            out[i * k + p] = load(data, type, k_is_contiguous ? i * ld + p : p * ld + i);
+        }
+    }
+    return out;
+}
+
+/* Each algorithm adds in an order of its own, so that another choice shows in the bits. */
+static float dot(const float *a, const float *b, int64_t k, int index)
+{
+    enum { LANES = 16 };
+    float lanes[LANES] = {0}, sum = 0.0f;
+    int64_t p = 0;
+    for (; p + LANES <= k; p += LANES) {
+        for (int l = 0; l < LANES; l++) {
+            lanes[l] += a[p + l] * b[p + l];
+        }
+    }
+    for (; p < k; p++) {
+        lanes[p % LANES] += a[p] * b[p];
+    }
+    for (int l = 0; l < LANES; l++) {
+        sum += lanes[(l * (2 * index + 1) + index) % LANES];
+    }
+    return sum;
+}
+
+/*
+ * ND_DOUBLE_LT_TIMES="3,1,2": what a product takes on the double's clock with each algorithm, in
+ * seconds; ND_DOUBLE_LT_FP8: times that in FP8 (1). Unset: nothing but the time of this CPU.
+ */
+static double seconds_of(int index, bool fp8)
+{
+    const char *times = getenv("ND_DOUBLE_LT_TIMES"), *factor = getenv("ND_DOUBLE_LT_FP8");
+    for (int i = 0; times && i < index; i++) {
+        times = strchr(times, ',');
+        times = times ? times + 1 : NULL;
+    }
+    return times ? strtod(times, NULL) * (fp8 && factor ? strtod(factor, NULL) : 1.0) : 0.0;
+}
+
+static void run_matmul(void *closure)
+{
+    const lt_call *x = closure;
+    float *a = pack(x->a, x->type_a, x->m, x->k, x->lda, x->ta);
+    float *b = pack(x->b, x->type_b, x->n, x->k, x->ldb, !x->tb);
+    for (int64_t j = 0; j < x->n; j++) {
+        for (int64_t i = 0; i < x->m; i++) {
+            float scale = (x->scale_a ? x->scale_a[x->vectors ? i : 0] : 1.0f) *
+                          (x->scale_b ? x->scale_b[x->vectors ? j : 0] : 1.0f);
+            float value = x->alpha * scale * dot(a + i * x->k, b + j * x->k, x->k, x->index);
+            int64_t at = j * x->ldd + i;
+            value += x->beta != 0.0f ? x->beta * load(x->d, x->type_d, at) : 0.0f;
+            if (x->type_d == CUDA_R_32F) {
+                ((float *)x->d)[at] = value;
+            } else {
+                ((nd_bf16 *)x->d)[at] = nd_bf16_from_f32(value);
+            }
+        }
+    }
+    free(a);
+    free(b);
+    nd_double_spend(seconds_of(x->index, is_fp8(x->type_a)));
+}
+
+static size_t matrix_bytes(const lt_layout *l)
+{
+    return ((size_t)l->ld * (l->columns - 1) + l->rows) * width(l->type);
+}
+
+static void need_matrix(const char *what, const void *p, const lt_layout *l, uint32_t align)
+{
+    nd_double_need_device(what, p, matrix_bytes(l));
+    if ((uintptr_t)p % align != 0) {
+        nd_double_violation("cublasLtMatmul: %s is not aligned to %u bytes, which its algorithm "
+                            "was chosen for",
+                            what, align);
+    }
+}
+
+static bool overlap(const void *p, const lt_layout *a, const void *q, const lt_layout *b)
+{
+    const char *x = p, *y = q;
+    return x < y + matrix_bytes(b) && y < x + matrix_bytes(a);
+}
+
+static void need_scales(const char *what, const float *scales, bool vector, int64_t count)
+{
+    if (scales) {
+        nd_double_need_device(what, scales, vector ? (size_t)count * 4 : 4);
+    }
+    if ((uintptr_t)scales % (vector ? 16 : 4) != 0) {
+        nd_double_violation("cublasLtMatmul: %s are not aligned to %d bytes", what,
+                            vector ? 16 : 4);
+    }
+}
+
+static void need_workspace(void *workspace, size_t bytes, size_t asked)
+{
+    if (bytes < asked || (uintptr_t)workspace % 256 != 0) {
+        nd_double_violation("cublasLtMatmul: workspace of %zu bytes, %zu needed, 256-byte aligned",
+                            bytes, asked);
+    }
+    if (bytes > 0) {
+        nd_double_need_device("workspace", workspace, bytes);
+    }
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
+                              const void *A, cublasLtMatrixLayout_t a, const void *B,
+                              cublasLtMatrixLayout_t b, const void *beta, const void *C,
+                              cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace,
+                              size_t workspace_bytes, cudaStream_t stream)
+{
+    const lt_desc *x = (const lt_desc *)desc;
+    const lt_layout *la = (lt_layout *)a, *lb = (lt_layout *)b, *ld = (lt_layout *)d;
+    lt_algorithm chosen;
+    REFUSE_IF(!handle || !alpha || !beta || !algo, CUBLAS_STATUS_INVALID_VALUE);
+    cublasStatus_t status = nd_lt_double_check(x, la, lb, (lt_layout *)c, ld);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        return status;
+    }
+    memcpy(&chosen, algo, sizeof chosen);
+    lt_use use = nd_lt_double_use(x, la, lb, ld);
+    if (chosen.mark != LT_ALGORITHM || memcmp(&use, &chosen.use, sizeof use) != 0) {
+        nd_double_violation("cublasLtMatmul: the algorithm was chosen for another product");
+    }
+    lt_call call = {
+        .m = (int64_t)ld->rows,
+        .n = (int64_t)ld->columns,
+        .k = (int64_t)(x->op_a ? la->rows : la->columns),
+        .lda = la->ld,
+        .ldb = lb->ld,
+        .ldd = ld->ld,
+        .type_a = la->type,
+        .type_b = lb->type,
+        .type_d = ld->type,
+        .ta = x->op_a != CUBLAS_OP_N,
+        .tb = x->op_b != CUBLAS_OP_N,
+        .vectors = x->mode_a == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
+        .alpha = *(const float *)alpha,
+        .beta = *(const float *)beta,
+        .index = chosen.index,
+        .a = A,
+        .b = B,
+        .d = D,
+        .scale_a = x->scale_a,
+        .scale_b = x->scale_b,
+    };
+    if (C != D && call.beta != 0.0f) {
+        nd_double_violation("cublasLtMatmul: C is not D");
+    }
+    need_matrix("A", A, la, chosen.align[0]);
+    need_matrix("B", B, lb, chosen.align[1]);
+    need_matrix("D", D, ld, chosen.align[3]);
+    if (overlap(D, ld, A, la) || overlap(D, ld, B, lb)) {
+        nd_double_violation("cublasLtMatmul: D lies over A or B");
+    }
+    need_workspace(workspace, workspace_bytes, chosen.workspace);
+    need_scales("A's scales", call.scale_a, call.vectors, call.m);
+    need_scales("B's scales", call.scale_b, call.vectors, call.n);
+    return nd_double_launch(stream, run_matmul, &call, sizeof call) == cudaSuccess
+               ? CUBLAS_STATUS_SUCCESS
+               : CUBLAS_STATUS_EXECUTION_FAILED;
+}
