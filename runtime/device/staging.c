@@ -54,9 +54,10 @@ nd_status nd_staging_begin(nd_staging *s, void **slot)
     return ND_OK;
 }
 
-nd_status nd_staging_end(nd_staging *s, nd_stream *stream)
+nd_status nd_staging_end(nd_staging *s, nd_stream *stream, nd_event **copied)
 {
     ND_TRY(s->device->table->event_record(&s->copied[s->next], stream));
+    *copied = &s->copied[s->next];
     s->next = (s->next + 1) % s->slots;
     return ND_OK;
 }

@@ -32,7 +32,8 @@ nd_status nd_staging_init(nd_staging *staging, nd_device *device, size_t slot_by
 void nd_staging_fini(nd_staging *staging);
 /* The next slot, lent until nd_staging_end. */
 nd_status nd_staging_begin(nd_staging *staging, void **slot);
-/* All copies from the slot are enqueued on `stream`. */
-nd_status nd_staging_end(nd_staging *staging, nd_stream *stream);
+/* All copies from the slot are enqueued on `stream`; *copied, borrowed until the next use of the
+ * slot, is complete after them. */
+nd_status nd_staging_end(nd_staging *staging, nd_stream *stream, nd_event **copied);
 
 #endif

@@ -5,7 +5,7 @@
  * of counted labels is on the device beforehand and dlogits are divided by it at birth.
  *
  * A chunk takes the same rows of every tp peer (rows [begin, begin + rows) of each one's Tl), so
- * its gathered order is (peer, row); nd_model_load_batch put the labels in that order.
+ * its gathered order is (peer, row); nd_batches_load put the labels in that order.
  */
 #include "trainer/model/llama.h"
 
@@ -45,7 +45,8 @@ static nd_status chunk(nd_model *m, int64_t begin, int64_t rows, bool train, flo
     int64_t n = rows * (d->T / d->Tl);
     nd_tensor w = nd_fsdp_weight(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1); /* (V, C) */
     nd_tensor logits = nd_tensor_2d(m->logits.data, d->act, n, d->V);
-    nd_tensor labels = nd_tensor_1d(m->labels + begin * (d->T / d->Tl), ND_DTYPE_I32, n);
+    int32_t *first = nd_batches_at(&m->batches, ND_BATCH_LABELS) + begin * (d->T / d->Tl);
+    nd_tensor labels = nd_tensor_1d(first, ND_DTYPE_I32, n);
     nd_tensor global_max = nd_tensor_1d(m->global_max, ND_DTYPE_F32, n);
     nd_tensor sum = nd_tensor_1d(m->row_sums, ND_DTYPE_F32, n);
     nd_tensor h;

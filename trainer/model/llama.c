@@ -2,7 +2,6 @@
 #include "trainer/model/llama.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "kernels/rope.h"
 #include "trainer/model/linear.h"
@@ -42,9 +41,6 @@ enum {
     ID_ROW_SUMS,
     ID_GLOBAL_MAX,
     ID_NUMBERS,
-    ID_IDS,
-    ID_LABELS,
-    ID_POSITIONS,
     ID_ROPE_COS,
     ID_ROPE_SIN,
     ID_LINEAR,
@@ -208,9 +204,6 @@ static void plan_shared(nd_model *m, nd_memplan *plan)
         {ID_ROW_SUMS, ND_MEM_HEAD, "row sums and targets", 2 * n, 4},
         {ID_GLOBAL_MAX, ND_MEM_HEAD, "global maxima", n, 4},
         {ID_NUMBERS, ND_MEM_HEAD, "numbers of the step", 1, sizeof(nd_step_numbers)},
-        {ID_IDS, ND_MEM_DATA, "token ids", d->T, 4},
-        {ID_LABELS, ND_MEM_DATA, "labels", d->T, 4},
-        {ID_POSITIONS, ND_MEM_DATA, "positions", d->T, 4},
         {ID_ROPE_COS, ND_MEM_DATA, "rope cosines", d->S * d->D / 2, 4},
         {ID_ROPE_SIN, ND_MEM_DATA, "rope sines", d->S * d->D / 2, 4},
     };
@@ -237,6 +230,7 @@ nd_status nd_model_create(nd_rank *rank, nd_memplan *plan, nd_model **out)
     ND_TRY_OUT(nd_scales_plan(&m->scales, m->layout, nd_linear_vector(&m->dims), plan));
     plan_blocks(m, plan);
     plan_shared(m, plan);
+    nd_batches_plan(&m->batches, rank, &m->dims, plan);
     nd_linear_plan(m, plan, ID_LINEAR);
     nd_cp_init(&m->cp, rank, &m->dims, plan);
     *out = m;
@@ -358,21 +352,17 @@ nd_status nd_model_bind(nd_model *m, const nd_memplan *plan)
     m->row_sums = nd_memplan_at(plan, id[ID_ROW_SUMS]);
     m->global_max = nd_memplan_at(plan, id[ID_GLOBAL_MAX]);
     m->numbers = nd_memplan_at(plan, id[ID_NUMBERS]);
-    m->ids = nd_memplan_at(plan, id[ID_IDS]);
-    m->labels = nd_memplan_at(plan, id[ID_LABELS]);
-    m->positions = nd_memplan_at(plan, id[ID_POSITIONS]);
     float *cosines = nd_memplan_at(plan, id[ID_ROPE_COS]),
           *sines = nd_memplan_at(plan, id[ID_ROPE_SIN]);
     m->rope = (nd_rope_view){cosines, sines, d->S};
-    int64_t slots = m->rank->config->train.gradient_accumulation_steps + 1;
-    ND_TRY(nd_staging_init(&m->staging, m->rank->device, (size_t)(3 * d->T) * 4, slots));
+    ND_TRY(nd_batches_bind(&m->batches, plan));
     return load_rope_table(m, cosines, sines);
 }
 
 void nd_model_destroy(nd_model *m)
 {
     if (m) {
-        nd_staging_fini(&m->staging);
+        nd_batches_fini(&m->batches);
         nd_fsdp_fini(&m->fsdp);
         nd_scales_fini(&m->scales);
         nd_layout_destroy(m->layout);
@@ -381,33 +371,8 @@ void nd_model_destroy(nd_model *m)
     }
 }
 
-/* Labels in the order in which the head meets them: chunk by chunk, in each the rows of all tp
- * peers. */
-static void order_labels(const nd_dims *d, const int32_t *labels, int32_t *out)
-{
-    int64_t peers = d->T / d->Tl;
-    for (int64_t begin = 0; begin < d->Tl; begin += d->head_rows) {
-        int64_t rows = d->Tl - begin < d->head_rows ? d->Tl - begin : d->head_rows;
-        for (int64_t p = 0; p < peers; p++) {
-            memcpy(out + begin * peers + p * rows, labels + p * d->Tl + begin, (size_t)rows * 4);
-        }
-    }
-}
-
 nd_status nd_model_load_batch(nd_model *m, const int32_t *inputs, const int32_t *labels,
                               const int32_t *positions)
 {
-    nd_stream *stream = &m->rank->stream;
-    int64_t T = m->dims.T;
-    size_t bytes = (size_t)T * 4;
-    void *slot = NULL;
-    ND_TRY(nd_staging_begin(&m->staging, &slot));
-    int32_t *staged = slot; /* (3, T): ids, positions, labels */
-    memcpy(staged, inputs, bytes);
-    memcpy(staged + T, positions, bytes);
-    order_labels(&m->dims, labels, staged + 2 * T);
-    ND_TRY(nd_copy(stream, m->ids, staged, bytes));
-    ND_TRY(nd_copy(stream, m->positions, staged + T, bytes));
-    ND_TRY(nd_copy(stream, m->labels, staged + 2 * T, bytes));
-    return nd_staging_end(&m->staging, stream);
+    return nd_batches_load(&m->batches, inputs, labels, positions);
 }

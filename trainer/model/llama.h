@@ -15,7 +15,7 @@
  * In FP8 with a scale per tensor h1, h2 and act are kept as codes.
  */
 #include "runtime/device/graphs.h"
-#include "runtime/device/staging.h"
+#include "trainer/model/batches.h"
 #include "trainer/model/dims.h"
 #include "trainer/parallel/cp.h"
 #include "trainer/parallel/fsdp.h"
@@ -84,9 +84,7 @@ typedef struct nd_model {
     nd_block_acts *acts; /* [L] */
     nd_rope_view rope;
 
-    /* One micro-batch, on the device. */
-    int32_t *ids, *labels,
-        *positions; /* (T) each; labels in head order: (head chunk, tp peer, row) */
+    nd_batches batches;
 
     /* Buffers shared by all blocks. */
     nd_tensor branch; /* (Tl, C) output of attention or MLP before it joins the residual stream */
@@ -101,8 +99,7 @@ typedef struct nd_model {
     void *head_full, *head_dfull; /* (n, C) gathered rows and their gradient; NULL when tp is 1 */
     float *row_max, *row_sums, *global_max; /* (n), (2 n): sum | target, (n) */
     nd_step_numbers *numbers;
-    nd_staging staging; /* micro-batches on their way to the device */
-    nd_graphs *graphs;  /* borrowed: of the blocks of a training step; NULL: none in this step */
+    nd_graphs *graphs; /* borrowed: of the blocks of a training step; NULL: none in this step */
 
     int ids_of_plan[64], ids_shared[ND_ACT_COUNT];
 } nd_model;
@@ -114,7 +111,7 @@ nd_status nd_model_bind(nd_model *model, const nd_memplan *plan);
 void nd_model_destroy(nd_model *model);
 
 /* inputs, labels (B, s) of one micro-batch and positions (B, s): copied, and on their way to the
- * device. */
+ * device, where it is the current one for what is enqueued from here on. */
 nd_status nd_model_load_batch(nd_model *model, const int32_t *inputs, const int32_t *labels,
                               const int32_t *positions);
 

@@ -46,8 +46,8 @@ static nd_status attention_half_backward(nd_model *m, int64_t layer, float beta)
     /* 4. RoPE */
     nd_tensor dqk = nd_tensor_3d(m->dqkv.data, d->act, d->T, d->H + d->K, d->D);
     dqk.stride[0] = d->QKV;
-    ND_OP(r, ELEMENTWISE, rope, dqk, dqk, nd_tensor_1d(m->positions, ND_DTYPE_I32, d->T), m->rope,
-          true);
+    ND_OP(r, ELEMENTWISE, rope, dqk, dqk, nd_tensor_1d(m->batches.positions, ND_DTYPE_I32, d->T),
+          m->rope, true);
     ND_TRY(nd_block_recompute_codes(m, layer, false));
     /* 3. q, k, v; 2. the gather becomes a reduce-scatter, the input is gathered again */
     ND_TRY(nd_linear_column_bwd(m, ND_INPUT_QKV, layer, m->dh, m->dqkv, a->h1, a->h1_codes, beta));
@@ -91,7 +91,8 @@ static nd_status embed_backward(nd_model *m)
         ND_TRY(nd_fsdp_grad_zero_if_fresh(&m->fsdp, ND_PARAM_EMBED, -1));
     }
     ND_OP(r, ELEMENTWISE, embedding_bwd, nd_fsdp_grad(&m->fsdp, ND_PARAM_EMBED, ND_PARAM_EMBED, -1),
-          nd_tensor_1d(m->ids, ND_DTYPE_I32, d->T), dx_full, d->vocab_first);
+          nd_tensor_1d(nd_batches_at(&m->batches, ND_BATCH_IDS), ND_DTYPE_I32, d->T), dx_full,
+          d->vocab_first);
     return nd_fsdp_grad_release(&m->fsdp, tied ? m->layout->tail : 0);
 }
 

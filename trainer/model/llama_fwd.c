@@ -26,8 +26,8 @@ static nd_status attention_half(nd_model *m, int64_t layer, nd_tensor x, nd_tens
     /* 4. RoPE on q and k, in place: they are neighbours and have the same head size */
     nd_tensor qk = nd_tensor_3d(a->qkv.data, d->act, d->T, d->H + d->K, d->D);
     qk.stride[0] = d->QKV;
-    ND_OP(r, ELEMENTWISE, rope, qk, qk, nd_tensor_1d(m->positions, ND_DTYPE_I32, d->T), m->rope,
-          false);
+    ND_OP(r, ELEMENTWISE, rope, qk, qk, nd_tensor_1d(m->batches.positions, ND_DTYPE_I32, d->T),
+          m->rope, false);
     /* 5. attention, through context parallel */
     ND_TRY(nd_cp_attention_fwd(&m->cp, a->qkv, a->o, a->lse));
     /* 6. output projection; tp: partial sums (T, C) -> (Tl, C) */
@@ -137,7 +137,8 @@ static nd_status embed(nd_model *m)
     nd_tensor partial = nd_tp_partial(r, x, m->full_b);
     ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
     ND_TRY(nd_fsdp_prefetch(&m->fsdp, m->layout->first_block));
-    ND_OP(r, ELEMENTWISE, embedding_fwd, partial, nd_tensor_1d(m->ids, ND_DTYPE_I32, d->T),
+    ND_OP(r, ELEMENTWISE, embedding_fwd, partial,
+          nd_tensor_1d(nd_batches_at(&m->batches, ND_BATCH_IDS), ND_DTYPE_I32, d->T),
           nd_fsdp_weight(&m->fsdp, ND_PARAM_EMBED, ND_PARAM_EMBED, -1), d->vocab_first);
     if (unit != m->layout->tail) { /* a tied table stays until the end of backward */
         nd_fsdp_release(&m->fsdp, unit);

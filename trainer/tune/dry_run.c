@@ -41,6 +41,16 @@ static void dry_event_fini(nd_event *event)
 {
 }
 
+static nd_status dry_stream_init(nd_device *device, nd_stream *stream)
+{
+    *stream = (nd_stream){.device = device};
+    return ND_OK;
+}
+
+static void dry_stream_fini(nd_stream *stream)
+{
+}
+
 static nd_status dry_sync(nd_stream *stream)
 {
     return ND_OK;
@@ -52,6 +62,8 @@ static const nd_device_table dry_device = {
     .free = dry_free,
     .copy = dry_copy,
     .zero = dry_zero,
+    .stream_init = dry_stream_init,
+    .stream_fini = dry_stream_fini,
     .event_init = dry_event,
     .event_fini = dry_event_fini,
     .event_sync = dry_event,
