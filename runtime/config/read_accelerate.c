@@ -162,6 +162,13 @@ static nd_status read_key(nd_reader *reader, nd_accelerate_map map, const nd_yam
     if (nd_yaml_is_null(node)) {
         return ND_OK; /* accelerate's "not said" */
     }
+    bool plain = !key->take && !key->values;
+    if (plain && reader->set_by[key->field] == reader->layer) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s%s: the file has this already under its other name, and may mean either; "
+                       "keep one of them",
+                       where, node->key);
+    }
     char *text = NULL;
     ND_TRY(nd_reader_flatten(node, where, node->key, &text));
     nd_given given = {where, node->key, text, false};
@@ -223,35 +230,6 @@ static nd_status settle_mesh(nd_reader *r, const char *file)
     return set_mesh(r, nodes, "-1");
 }
 
-/* A key of the other FP8 backend would be passed over by accelerate; here it is a contradiction. */
-static nd_status check_fp8_keys(const nd_reader *r, const char *file)
-{
-    static const struct {
-        nd_field_id field;
-        const char *key;
-    } delayed[] = {
-        {ND_FIELD_fp8_format, "fp8_format"},
-        {ND_FIELD_fp8_amax_history_length, "amax_history_len"},
-        {ND_FIELD_fp8_amax_compute, "amax_compute_algo"},
-        {ND_FIELD_fp8_margin, "margin"},
-    };
-    for (size_t i = 0; r->fp8_ao && i < sizeof delayed / sizeof *delayed; i++) {
-        if (r->set_by[delayed[i].field] == r->layer) {
-            return nd_fail(ND_ERR_CONFIG,
-                           "%s: fp8_config has %s, a key of backend TE (delayed scaling), but the "
-                           "backend is AO; remove the key, or set backend: TE",
-                           file, delayed[i].key);
-        }
-    }
-    if (r->fp8_te && r->set_by[ND_FIELD_fp8_all_gather] == r->layer && r->config->fp8.all_gather) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s: fp8_config has enable_fsdp_float8_all_gather, a key of backend AO, but "
-                       "the backend is TE; remove the key, or set backend: AO",
-                       file);
-    }
-    return ND_OK;
-}
-
 nd_status nd_read_accelerate(nd_reader *reader, const nd_yaml_node *root, const char *file)
 {
     for (const nd_yaml_node *n = root->first; n; n = n->next) {
@@ -286,8 +264,7 @@ nd_status nd_read_accelerate(nd_reader *reader, const nd_yaml_node *root, const 
         ND_TRY(nd_reader_put(reader, ND_FIELD_launch_workers, "1"));
     }
     c->from_accelerate = true;
-    ND_TRY(check_fp8_keys(reader, file));
-    /* accelerate's ND_ACCELERATE_FP8 without a backend is torchao's. */
+    /* accelerate's FP8 without a backend is torchao's. */
     if (c->train.precision == ND_PRECISION_FP8 && !reader->fp8_te) {
         reader->fp8_ao = true;
     }

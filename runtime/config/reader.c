@@ -166,22 +166,62 @@ static nd_status settle_strategy(nd_reader *reader)
     return nd_reader_put(reader, ND_FIELD_mesh_dp_shard, reader->no_shard ? "1" : "-1");
 }
 
+/* accelerate would pass over a key of the other FP8 backend; here it is a contradiction. */
+static nd_status check_fp8_backend(const nd_reader *r, const char *where)
+{
+    static const struct {
+        nd_field_id field;
+        const char *key;
+    } delayed[] = {
+        {ND_FIELD_fp8_format, "fp8_format"},
+        {ND_FIELD_fp8_amax_history_length, "amax_history_len"},
+        {ND_FIELD_fp8_amax_compute, "amax_compute_algo"},
+        {ND_FIELD_fp8_margin, "margin"},
+    };
+    for (size_t i = 0; r->fp8_ao && i < sizeof delayed / sizeof *delayed; i++) {
+        if (r->set_by[delayed[i].field] == r->layer) {
+            return nd_fail(ND_ERR_CONFIG,
+                           "%s%s belongs to FP8 backend TE (delayed scaling), but the backend is "
+                           "AO; leave it out, or take backend: TE (--fp8-backend TE)",
+                           where, delayed[i].key);
+        }
+    }
+    if (r->fp8_te && r->set_by[ND_FIELD_fp8_all_gather] == r->layer && r->config->fp8.all_gather) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%senable_fsdp_float8_all_gather belongs to FP8 backend AO, but the backend "
+                       "is TE; leave it out, or take backend: AO (--fp8-backend AO), or recipe "
+                       "delayed (--fp8-recipe), which can gather codes",
+                       where);
+    }
+    return ND_OK;
+}
+
+/* The recipe that accelerate's backend means, unless the same layer names one of ours. */
+static nd_status settle_fp8(nd_reader *reader, const char *where)
+{
+    nd_config *c = reader->config;
+    bool gather_given = reader->set_by[ND_FIELD_fp8_all_gather] == reader->layer;
+    if (reader->set_by[ND_FIELD_fp8_recipe] == reader->layer) {
+        return ND_OK;
+    }
+    ND_TRY(check_fp8_backend(reader, where));
+    if (reader->fp8_te) {
+        c->fp8.recipe = ND_FP8_DELAYED;
+        c->fp8.all_gather = false;
+    } else if (reader->fp8_ao) {
+        c->fp8.recipe = ND_FP8_TENSORWISE;
+        c->fp8.all_gather = gather_given ? c->fp8.all_gather : true; /* accelerate's default */
+    }
+    return ND_OK;
+}
+
 nd_status nd_reader_end(nd_reader *reader, const char *where)
 {
     ND_TRY(settle_model(reader, where));
     ND_TRY(settle_validation(reader));
     ND_TRY(settle_strategy(reader));
     ND_TRY(settle_endpoint(reader));
-    nd_config *c = reader->config;
-    if (reader->fp8_te && reader->set_by[ND_FIELD_fp8_recipe] != reader->layer) {
-        c->fp8.recipe = ND_FP8_DELAYED;
-        c->fp8.all_gather = false;
-    } else if (reader->fp8_ao && reader->set_by[ND_FIELD_fp8_recipe] != reader->layer) {
-        c->fp8.recipe = ND_FP8_TENSORWISE;
-        if (reader->set_by[ND_FIELD_fp8_all_gather] != reader->layer) {
-            c->fp8.all_gather = true; /* accelerate's default */
-        }
-    }
+    ND_TRY(settle_fp8(reader, where));
     if (reader->notices[0]) {
         nd_log_info("%swithout a meaning here, ignored: %s", where, reader->notices);
     }

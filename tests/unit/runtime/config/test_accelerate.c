@@ -214,6 +214,12 @@ Test(accelerate, refusals)
     EXPECT_BAD_TEXT("distributed_type: FSDP\nfp8_config:\n  backend: TE\n"
                     "  enable_fsdp_float8_all_gather: true\n",
                     "enable_fsdp_float8_all_gather", "backend: AO");
+    EXPECT_BAD_TEXT("distributed_type: FSDP\nmixed_precision: fp8\nfp8_config:\n"
+                    "  amax_history_len: 16\n", /* without a backend it is AO */
+                    "amax_history_len", "backend: TE");
+    EXPECT_BAD_TEXT("distributed_type: FSDP\nfp8_config:\n  backend: TE\n  amax_history_len: 16\n"
+                    "  amax_history_length: 32\n",
+                    "test.yaml:5", "amax_history_length", "keep one");
     EXPECT_BAD_TEXT("distributed_type: FSDP\ndeepspeed_config:\n  zero_stage: 3\n", "test.yaml:2",
                     "deepspeed_config");
     EXPECT_BAD_TEXT("distributed_type: FSDP\ncompute_environment: AMAZON_SAGEMAKER\n",

@@ -259,6 +259,9 @@ Test(flags, refused_with_a_sentence)
     EXPECT_BAD_FLAGS(("--fsdp_offload_params", "true"), "--fsdp-offload-params", "not offloaded");
     EXPECT_BAD_FLAGS(("--use-deepspeed"), "--use-deepspeed");
     EXPECT_BAD_FLAGS(("--dynamo_bakend", "x"), "unknown flag", "dynamo_backend");
+    EXPECT_BAD_FLAGS(("--fp8-backend", "TE", "--fp8-enable-fsdp-float8-all-gather", "true"),
+                     "enable_fsdp_float8_all_gather", "backend: AO");
+    EXPECT_BAD_FLAGS(("--fp8-backend", "AO", "--fp8-margin", "1"), "margin", "backend: TE");
 }
 
 Test(flags, unknown_or_broken)
