@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What an FP8 step makes, keeps and sends: counters, memory, bytes on the wire, state. */
+/* What an FP8 step makes and keeps: counters, memory, state. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
@@ -7,7 +7,6 @@
 #include "tests/parity/fp8_job.h"
 #include "tests/parity/golden_run.h"
 #include "tests/support/ranks.h"
-#include "trainer/metrics/traffic.h"
 
 static tempdir dir;
 
@@ -36,83 +35,6 @@ Test(fp8_step, seven_linears_of_each_layer_but_the_first)
      * BF16 for q. */
     cr_expect_eq(casts.inputs, 4 * (5 * FP8_LAYERS + 1), "%ld", (long)casts.inputs);
     tempdir_remove(&dir);
-}
-
-/* bytes on the wire */
-
-typedef struct traffic_of_rank {
-    int64_t got[ND_TRAFFIC_COUNT], wanted[ND_TRAFFIC_COUNT];
-} traffic_of_rank;
-
-/* Bytes that a rank sends of one unit's weights: its shard to each other member. */
-static int64_t unit_bytes(const nd_layout *layout, int unit)
-{
-    const nd_segment *s = layout->units[unit].segments;
-    return (s[ND_SEGMENT_HP].shard_count * 2 + s[ND_SEGMENT_FP8].shard_count) *
-           (layout->shards - 1);
-}
-
-/*
- * One micro-batch, ZeRO-3: embedding and tail are gathered once; blocks once in forward and, but
- * for the last two, which are still there, again in backward. Activations over tp: a layer gathers
- * its two norm outputs and the gradients of its two outputs, twice the former, and reduce-scatters
- * four times; the embedding and the head's chunk have their own.
- */
-static nd_status count_traffic(void *context, nd_trainer *t)
-{
-    const nd_layout *layout = t->model->layout;
-    const nd_dims *d = &t->model->dims;
-    traffic_of_rank *out = (traffic_of_rank *)context + t->rank->rank;
-    bool in_codes = nd_recipe_is_per_tensor(&t->model->scales.recipe);
-    bool fp8 = t->model->scales.recipe.name != NULL;
-    int64_t peers = t->rank->mesh.size[ND_AXIS_TP] - 1, width = fp8 && in_codes ? 1 : 2;
-    int64_t gathers = 6 * FP8_LAYERS * width,
-            first = width == 1 ? 2 : 0; /* layer 0's input is BF16 */
-    nd_traffic_bytes(&t->rank->groups, out->got);
-    for (int u = 0; u < layout->unit_count; u++) {
-        int64_t layer = layout->units[u].layer;
-        out->wanted[ND_TRAFFIC_WEIGHTS] +=
-            unit_bytes(layout, u) * (layer >= 0 && layer < FP8_LAYERS - 2 ? 2 : 1);
-        for (int k = 0; k < ND_SEGMENT_COUNT; k++) {
-            out->wanted[ND_TRAFFIC_GRADIENTS] +=
-                layout->units[u].segments[k].shard_count * (layout->shards - 1) * 4;
-        }
-    }
-    out->wanted[ND_TRAFFIC_ACTIVATIONS] =
-        d->Tl * d->C * peers * (gathers + first + 4 * FP8_LAYERS * 2 + 4 * 2);
-    return ND_OK;
-}
-
-static void check_traffic(const mesh_case *mesh, nd_precision precision, nd_fp8_recipe recipe,
-                          bool all_gather)
-{
-    traffic_of_rank seen[8] = {0};
-    mesh_job job = fp8_job(&dir, recipe, all_gather);
-    job.precision = precision;
-    job.global_batch = mesh->dp_replicate * mesh->dp_shard;
-    job.observe = count_traffic;
-    job.context = seen;
-    fp8_run(&job, mesh, ND_OK);
-    for (int r = 0; r < mesh->dp_shard * mesh->tp; r++) {
-        for (int k = 0; k < ND_TRAFFIC_OTHER; k++) {
-            cr_expect_eq(seen[r].got[k], seen[r].wanted[k], "%s, rank %d, %s: %ld, %ld wanted",
-                         mesh->name, r, nd_traffic_name((nd_traffic_kind)k), (long)seen[r].got[k],
-                         (long)seen[r].wanted[k]);
-        }
-    }
-    tempdir_remove(&dir);
-}
-
-Test(fp8_step, wire_bytes_are_the_formula, .timeout = 120)
-{
-    static const mesh_case fsdp = {"fsdp 4", 1, 4, 1, 1, 1};
-    static const mesh_case both = {"fsdp 2 x tp 2", 1, 2, 1, 2, 1};
-    check_traffic(&fsdp, ND_PRECISION_FP8, ND_FP8_TENSORWISE, true);
-    check_traffic(&fsdp, ND_PRECISION_FP8, ND_FP8_TENSORWISE, false);
-    check_traffic(&both, ND_PRECISION_FP8, ND_FP8_TENSORWISE, true);
-    check_traffic(&both, ND_PRECISION_FP8, ND_FP8_DELAYED, true);
-    check_traffic(&both, ND_PRECISION_FP8, ND_FP8_ROWWISE, false);
-    check_traffic(&both, ND_PRECISION_BF16, ND_FP8_TENSORWISE, false);
 }
 
 /* memory */

@@ -57,7 +57,7 @@ static nd_step_record record_of(int64_t step)
                             .step_seconds = 0.5,
                             .data_wait_seconds = 0.001,
                             .peak_memory_bytes = 12345678,
-                            .wire_bytes = {4000, 96}};
+                            .wire_bytes = {4000, 50, 30, 9, 7}};
 }
 
 static char *read_file(const char *path)
@@ -115,6 +115,12 @@ Test(metrics, every_step_is_one_line_of_json_whose_doubles_come_back_exactly)
         cr_assert_eq(json_integer_value(json_object_get(object, "tokens")), 1000);
         cr_assert_eq(json_integer_value(json_object_get(object, "tokens_seen")), 1000 * step);
         cr_assert_eq(json_integer_value(json_object_get(object, "wire_bytes")), 4096);
+        json_t *wire = json_object_get(object, "wire");
+        cr_assert_eq(json_object_size(wire), ND_TRAFFIC_COUNT);
+        for (int k = 0; k < ND_TRAFFIC_COUNT; k++) {
+            json_t *bytes = json_object_get(wire, nd_traffic_name((nd_traffic_kind)k));
+            cr_assert_eq(json_integer_value(bytes), record_of(step).wire_bytes[k]);
+        }
         cr_assert_eq(json_integer_value(json_object_get(object, "peak_memory_bytes")), 12345678);
         cr_assert_eq(json_number_value(json_object_get(object, "step_ms")), 500);
         cr_assert_eq(json_number_value(json_object_get(object, "data_wait_ms")), 1);
