@@ -15,11 +15,12 @@ static void fill_config(golden_run *run, const golden_options *o)
     c->train.steps = GOLDEN_STEPS;
     c->train.sequence_length = run->sequence;
     c->train.micro_batch_size = run->batch;
-    c->train.gradient_accumulation_steps = 1;
+    c->train.gradient_accumulation_steps = o->accumulation ? o->accumulation : 1;
     c->train.precision = o->precision;
     c->fp8.recipe = o->recipe;
     c->fp8.all_gather = o->all_gather;
     c->fp8.amax_history_length = 16;
+    c->fp8.margin = o->margin;
     c->optimizer.lr = nd_golden_number(run->golden, "optimizer", "lr", NULL);
     c->optimizer.beta1 = nd_golden_number(run->golden, "optimizer", "beta1", NULL);
     c->optimizer.beta2 = nd_golden_number(run->golden, "optimizer", "beta2", NULL);
@@ -82,7 +83,7 @@ nd_step_batch golden_run_batch(const golden_run *run, int64_t step)
         .labels = nd_golden_i32(run->golden, "labels", GOLDEN_STEPS * n) + step * n,
         .positions = run->positions,
     };
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n * run->config.train.gradient_accumulation_steps; i++) {
         batch.valid += batch.labels[i] != -100;
     }
     return batch;

@@ -28,11 +28,14 @@ typedef struct golden_options {
     nd_precision precision;
     nd_fp8_recipe recipe;
     bool all_gather; /* weights become codes from their F32 values */
+    int64_t margin;
+    int64_t accumulation; /* micro-batches of a step, each of one golden step's data; 0: one */
 } golden_options;
 
 /* `name`: a folder of tests/parity/goldens. Assertions of Criterion on failure. */
 void golden_run_open(golden_run *run, const char *name, golden_options options);
 void golden_run_close(golden_run *run);
+/* The data of golden step `step`; with accumulation, of as many from there on. */
 nd_step_batch golden_run_batch(const golden_run *run, int64_t step);
 /* The shard `state` of the trainer (weights, gradients) on the host; the caller frees it. */
 float *golden_run_state(golden_run *run, const float *state);

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What an FP8 step makes and keeps: counters, memory, state. */
+/* What an FP8 step makes and keeps: counters and memory. */
 #include <criterion/criterion.h>
-#include <math.h>
-#include <string.h>
 
 #include "tests/parity/fp8_job.h"
-#include "tests/parity/golden_run.h"
-#include "tests/support/ranks.h"
+#include "trainer/trainer.h"
 
 static tempdir dir;
 
@@ -88,97 +85,4 @@ Test(fp8_step, less_memory_than_bf16)
     }
     (void)planned(ND_PRECISION_FP8, ND_FP8_ROWWISE, false, ND_RECOMPUTE_NONE, &kept);
     cr_expect_eq(kept, bf16_kept, "rowwise keeps what its weight gradient needs");
-}
-
-/* state */
-
-static void copy_state(golden_run *to, const golden_run *from, bool scales)
-{
-    size_t bytes = (size_t)to->trainer->model->layout->shard_total * 4;
-    nd_fsdp *a = &to->trainer->model->fsdp;
-    const nd_fsdp *b = &from->trainer->model->fsdp;
-    nd_scale_state there[3], here[3];
-    memcpy(a->master, b->master, bytes);
-    memcpy(a->moment1, b->moment1, bytes);
-    memcpy(a->moment2, b->moment2, bytes);
-    nd_fsdp_weights_changed(a);
-    to->trainer->step = from->trainer->step;
-    int count = nd_scales_state(&from->trainer->model->scales, there);
-    cr_assert_eq(count, 3);
-    cr_assert_eq(nd_scales_state(&to->trainer->model->scales, here), 3);
-    for (int i = 0; scales && i < count; i++) {
-        cr_assert_eq(here[i].count, there[i].count);
-        memcpy(here[i].data, there[i].data, (size_t)here[i].count * 4);
-    }
-}
-
-/* What nd_scales_state lists is all that delayed scaling needs to go on with the same bits, and it
- * is needed. */
-Test(fp8_step, delayed_goes_on_from_its_state)
-{
-    double losses[3];
-    for (int with = 0; with < 2; with++) {
-        golden_run first, second;
-        nd_step_result result;
-        golden_run_open(&first, "fp8/model",
-                        (golden_options){ND_PRECISION_FP8, ND_FP8_DELAYED, false});
-        golden_run_open(&second, "fp8/model",
-                        (golden_options){ND_PRECISION_FP8, ND_FP8_DELAYED, false});
-        for (int step = 0; step < 4; step++) {
-            nd_step_batch batch = golden_run_batch(&first, step);
-            if (step == 3) {
-                copy_state(&second, &first, with);
-            }
-            assert_ok(nd_trainer_step(first.trainer, &batch, &result));
-            losses[0] = result.loss;
-        }
-        nd_step_batch batch = golden_run_batch(&second, 3);
-        assert_ok(nd_trainer_step(second.trainer, &batch, &result));
-        losses[1 + with] = result.loss;
-        golden_run_close(&first);
-        golden_run_close(&second);
-    }
-    cr_expect_eq(memcmp(&losses[0], &losses[2], 8), 0, "%.17g, %.17g", losses[0], losses[2]);
-    cr_expect_neq(memcmp(&losses[0], &losses[1], 8), 0);
-}
-
-Test(fp8_step, current_scaling_has_no_state)
-{
-    golden_run f;
-    nd_scale_state state[3];
-    golden_run_open(&f, "fp8/model", (golden_options){ND_PRECISION_FP8, ND_FP8_TENSORWISE, true});
-    cr_expect_eq(nd_scales_state(&f.trainer->model->scales, state), 0);
-    golden_run_close(&f);
-}
-
-/*
- * The scales that delayed scaling uses in step 2 are those of step 1's amaxes: FMAX / amax; in step
- * 1 they are 1. The amax of the weights is that of the weights of step 1, and two micro-batches
- * give the larger of theirs.
- */
-Test(fp8_step, delayed_scales_follow_the_amaxes_of_the_step)
-{
-    golden_run f;
-    nd_step_result result;
-    golden_run_open(&f, "fp8/model", (golden_options){ND_PRECISION_FP8, ND_FP8_DELAYED, false});
-    nd_scales *s = &f.trainer->model->scales;
-    int64_t site = nd_site_weight(s, 1, 6);
-    nd_flat_range w = s->weights[site];
-    float amax = 0.0f;
-    for (int64_t i = w.begin; i < w.end; i++) {
-        amax = fmaxf(amax, fabsf(f.trainer->model->fsdp.master[i]));
-    }
-    amax = nd_bf16_to_f32(nd_bf16_from_f32(amax));
-    cr_expect_eq(s->scale[site], 1.0f);
-    nd_step_batch batch = golden_run_batch(&f, 0);
-    assert_ok(nd_trainer_step(f.trainer, &batch, &result));
-    cr_expect_eq(s->scale[site], 448.0f / amax, "%.9g, %.9g", s->scale[site], 448.0f / amax);
-    int64_t gradient = nd_site_gradient(s, 1, 6);
-    cr_expect_gt(s->scale[gradient], 57344.0f, "gradients are below 1");
-    float before = s->scale[gradient];
-    assert_ok(nd_model_load_batch(f.trainer->model, batch.inputs, batch.labels, batch.positions));
-    assert_ok(nd_model_forward(f.trainer->model, false)); /* validation takes no amax */
-    cr_expect_eq(s->amax[nd_site_input(s, 1, 0)], 0.0f);
-    cr_expect_eq(s->scale[gradient], before);
-    golden_run_close(&f);
 }
