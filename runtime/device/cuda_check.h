@@ -8,8 +8,9 @@
 
 /*
  * Fills the error record from a CUDA error: the call, the error's name and text, the device, and
- * the last ops enqueued on it. Returns ND_ERR_INTERNAL, or ND_ERR_RESOURCE when there is no memory.
- * `device` may be NULL.
+ * the last ops enqueued on it, or, where the fault is not of an op, what to do. Returns
+ * ND_ERR_INTERNAL, ND_ERR_RESOURCE (no memory, a GPU that another process has for itself), or
+ * ND_ERR_CONFIG (a driver or a build that does not fit). `device` may be NULL.
  */
 nd_status nd_cuda_failed(const nd_device *device, cudaError_t error, const char *call);
 
@@ -34,6 +35,10 @@ void nd_cuda_ops_begin(nd_device *device, const char *name);
 void nd_cuda_ops_end(nd_device *device, char out[ND_CUDA_OPS_MAX]);
 /* Such a text no longer exists. */
 void nd_cuda_forget(nd_device *device, const char *op);
+
+/* As the device's stream_init, but the GPU takes its blocks before those of other streams: for
+ * communication, which compute waits for soon. */
+nd_status nd_cuda_stream_init_urgent(nd_device *device, nd_stream *stream);
 
 static inline cudaStream_t nd_cuda_stream(const nd_stream *stream)
 {

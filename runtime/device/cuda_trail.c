@@ -17,18 +17,86 @@ static void format_trail(const nd_device *device, char *text, size_t size)
     }
 }
 
+/* Faults that are not of the program: whose they are, and what to do. */
+typedef struct known_fault {
+    cudaError_t error;
+    nd_status status;
+    const char *mend;
+} known_fault;
+
+static const known_fault known_faults[] = {
+    {cudaErrorMemoryAllocation, ND_ERR_RESOURCE,
+     "device memory beside the plan is used up; use recompute, a smaller micro batch, a shorter "
+     "sequence or more shards"},
+    {cudaErrorDevicesUnavailable, ND_ERR_RESOURCE,
+     "another process has this GPU for itself, or its compute mode admits none (nvidia-smi -q -d "
+     "COMPUTE)"},
+    {cudaErrorNoKernelImageForDevice, ND_ERR_CONFIG,
+     "this program was built for other GPUs; build it on this machine, or with "
+     "-Dgpu_architectures"},
+    {cudaErrorSystemNotReady, ND_ERR_CONFIG,
+     "GPUs behind NVSwitch need the fabric manager; start it (systemctl start "
+     "nvidia-fabricmanager)"},
+    {cudaErrorSystemDriverMismatch, ND_ERR_CONFIG,
+     "the driver's module and its libraries are of different versions; restart the machine after "
+     "an update of the driver"},
+    {cudaErrorCompatNotSupportedOnDevice, ND_ERR_CONFIG,
+     "the CUDA compatibility package does not support this GPU; take it out of LD_LIBRARY_PATH"},
+    {cudaErrorECCUncorrectable, ND_ERR_INTERNAL,
+     "the GPU's memory has a fault that cannot be corrected; choose another GPU (nvidia-smi -q -d "
+     "ECC)"},
+    {cudaErrorNvlinkUncorrectable, ND_ERR_INTERNAL,
+     "an NVLink has a fault that cannot be corrected; choose another GPU (nvidia-smi nvlink -e)"},
+};
+
+static const known_fault *find_known(cudaError_t error)
+{
+    for (size_t i = 0; i < sizeof known_faults / sizeof *known_faults; i++) {
+        if (known_faults[i].error == error) {
+            return &known_faults[i];
+        }
+    }
+    return NULL;
+}
+
+/* What is free when there is no memory: ", 0.25 of 79.10 GiB are free". */
+static void format_free(cudaError_t error, char *text, size_t size)
+{
+    size_t free_bytes = 0, total = 0;
+    const double gib = 1073741824.0;
+    text[0] = '\0';
+    if (error == cudaErrorMemoryAllocation && cudaMemGetInfo(&free_bytes, &total) == cudaSuccess) {
+        snprintf(text, size, ", %.2f of %.2f GiB are free", (double)free_bytes / gib,
+                 (double)total / gib);
+    }
+}
+
 nd_status nd_cuda_failed(const nd_device *device, cudaError_t error, const char *call)
 {
-    char trail[1024] = "";
+    char trail[1024] = "", left[64];
     const char *name = cudaGetErrorName(error), *meaning = cudaGetErrorString(error);
-    if (device && device->kind == ND_DEVICE_CUDA) {
+    const known_fault *known = find_known(error);
+    cudaGetLastError(); /* a fault that is not sticky is said once */
+    format_free(error, left, sizeof left);
+    bool of_cuda = device && device->kind == ND_DEVICE_CUDA;
+    if (!known && of_cuda && !nd_cuda_device_of(device)->sync_each_op) {
         format_trail(device, trail, sizeof trail);
     }
-    return nd_fail(error == cudaErrorMemoryAllocation ? ND_ERR_RESOURCE : ND_ERR_INTERNAL,
-                   "CUDA error %d (%s: %s) from %.120s on %s%s%s%s", (int)error, name, meaning,
-                   call, device ? device->name : "the GPU", trail[0] ? ", after the ops " : "",
-                   trail,
+    return nd_fail(known ? known->status : ND_ERR_INTERNAL,
+                   "CUDA error %d (%s: %s) from %.120s on %s%s%s%s%s%s%s", (int)error, name,
+                   meaning, call, device ? device->name : "the GPU", left, known ? "; " : "",
+                   known ? known->mend : "", trail[0] ? ", after the ops " : "", trail,
                    trail[0] ? "; the fault may be of any of them, ND_CUDA_SYNC=1 finds which" : "");
+}
+
+nd_status nd_cuda_stuck(const nd_device *device, double seconds)
+{
+    char trail[1024];
+    format_trail(device, trail, sizeof trail);
+    return nd_fail(ND_ERR_HANG,
+                   "%s has not ended in %.1f s what was enqueued on it%s%s; see nvidia-smi and the "
+                   "kernel's log (Xid)",
+                   device->name, seconds, trail[0] ? ", last the ops " : "", trail);
 }
 
 void nd_cuda_ops_begin(nd_device *device, const char *name)
@@ -80,8 +148,9 @@ nd_status nd_cuda_op_done(nd_stream *stream, const char *op, cudaError_t launche
     }
     trail->ops[trail->next] = op;
     trail->next = (trail->next + 1) % ND_CUDA_TRAIL;
-    if (launched == cudaSuccess && cuda->sync_each_op) {
-        launched = cudaStreamSynchronize(nd_cuda_stream(stream));
+    if (launched != cudaSuccess) {
+        return nd_cuda_failed(stream->device, launched, op);
     }
-    return launched == cudaSuccess ? ND_OK : nd_cuda_failed(stream->device, launched, op);
+    return cuda->sync_each_op ? nd_cuda_wait(stream->device, nd_cuda_stream(stream), NULL, op)
+                              : ND_OK;
 }

@@ -4,6 +4,10 @@
 /*
  * For this folder's files: a CUDA device as it is allocated, with the ops that it enqueued last. A
  * fault shows at some later call, and they are what its message can name (cuda_check.h).
+ *
+ * The host never waits inside CUDA, but asks again and again: so a lost peer or a passed deadline
+ * ends each wait. Freeing and closing would wait inside, so after such an end they are left out:
+ * the process ends, and the driver takes all back.
  */
 #include "runtime/device/cuda_check.h"
 
@@ -21,11 +25,20 @@ typedef struct nd_cuda_device {
     nd_device device; /* first: one is the other's address */
     nd_cuda_trail trail;
     bool sync_each_op; /* ND_CUDA_SYNC */
+    double patience;   /* seconds that the host waits for a GPU that nobody watches (idle) */
+    bool given_up;     /* a wait has ended before the work: nothing is freed any more */
 } nd_cuda_device;
 
 static inline nd_cuda_device *nd_cuda_device_of(const nd_device *device)
 {
     return (nd_cuda_device *)device;
 }
+
+/* The host waits for a stream, or for an event (the other is NULL). A fault is said as one of
+ * `call`. */
+nd_status nd_cuda_wait(nd_device *device, cudaStream_t stream, cudaEvent_t event, const char *call);
+
+/* ND_ERR_HANG: the GPU has not ended its work, whose last ops are named. */
+nd_status nd_cuda_stuck(const nd_device *device, double seconds);
 
 #endif

@@ -14,26 +14,75 @@
 #include <nvtx3/nvToolsExt.h>
 #endif
 
+/* For what is enqueued while the host does not wait: some thousand kernels at most. */
+static const double PATIENCE_SECONDS = 3600;
+
+/* Not where freeing would wait without end (cuda_trail.h). */
+static bool frees(const nd_device *device)
+{
+    return !nd_cuda_device_of(device)->given_up;
+}
+
+static void cuda_free(nd_device *device, void *p, size_t bytes)
+{
+    if (frees(device)) {
+        cudaFree(p);
+    }
+}
+
 static void cuda_close(nd_device *device)
 {
-    if (device->native_close) {
+    if (device->native_close && frees(device)) {
         device->native_close(device->native);
     }
     free(nd_cuda_device_of(device));
 }
 
+/* Whether the host goes on waiting. A transport has its own deadline. */
+static nd_status may_wait(nd_device *device, double seconds)
+{
+    if (device->idle) {
+        return device->idle(device->idle_context, seconds);
+    }
+    return seconds < nd_cuda_device_of(device)->patience ? ND_OK : nd_cuda_stuck(device, seconds);
+}
+
+nd_status nd_cuda_wait(nd_device *device, cudaStream_t stream, cudaEvent_t event, const char *call)
+{
+    int64_t begin = nd_clock_ns();
+    for (;;) {
+        cudaError_t state = event ? cudaEventQuery(event) : cudaStreamQuery(stream);
+        if (state == cudaSuccess) {
+            return ND_OK;
+        }
+        if (state != cudaErrorNotReady) {
+            return nd_cuda_failed(device, state, call);
+        }
+        double seconds = (double)(nd_clock_ns() - begin) * 1e-9;
+        nd_status status = may_wait(device, seconds);
+        if (status != ND_OK) {
+            nd_cuda_device_of(device)->given_up = true;
+            return status;
+        }
+        if (seconds < 0.002) {
+            sched_yield();
+        } else {
+            nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+        }
+    }
+}
+
 /* Zeros before the call returns: a memset of the default stream would not be ordered before the
  * first work of our streams, which do not wait for that one. */
-static cudaError_t clear(void *p, size_t bytes)
+static nd_status clear(nd_device *device, void *p, size_t bytes)
 {
     cudaStream_t stream;
-    cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    if (error == cudaSuccess) {
-        error = cudaMemsetAsync(p, 0, bytes, stream);
-        error = error == cudaSuccess ? cudaStreamSynchronize(stream) : error;
-        cudaStreamDestroy(stream);
-    }
-    return error;
+    ND_CUDA(device, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    cudaError_t error = cudaMemsetAsync(p, 0, bytes, stream);
+    nd_status status = error == cudaSuccess ? nd_cuda_wait(device, stream, NULL, "zeroing memory")
+                                            : nd_cuda_failed(device, error, "cudaMemsetAsync");
+    cudaStreamDestroy(stream);
+    return status;
 }
 
 static nd_status cuda_alloc(nd_device *device, size_t bytes, void **out)
@@ -54,18 +103,13 @@ static nd_status cuda_alloc(nd_device *device, size_t bytes, void **out)
                        device->name);
     }
     ND_CUDA(device, error);
-    error = clear(p, bytes ? bytes : 1);
-    if (error != cudaSuccess) {
-        cudaFree(p);
-        return nd_cuda_failed(device, error, "zeroing memory");
+    nd_status status = clear(device, p, bytes ? bytes : 1);
+    if (status != ND_OK) {
+        cuda_free(device, p, bytes);
+        return status;
     }
     *out = p;
     return ND_OK;
-}
-
-static void cuda_free(nd_device *device, void *p, size_t bytes)
-{
-    cudaFree(p);
 }
 
 static nd_status cuda_copy(nd_stream *stream, void *dst, const void *src, size_t bytes)
@@ -85,12 +129,26 @@ static nd_status cuda_zero(nd_stream *stream, void *dst, size_t bytes)
     return ND_OK;
 }
 
-static nd_status cuda_stream_init(nd_device *device, nd_stream *stream)
+static nd_status make_stream(nd_device *device, int priority, nd_stream *stream)
 {
     cudaStream_t native = NULL;
-    ND_CUDA(device, cudaStreamCreateWithFlags(&native, cudaStreamNonBlocking));
+    ND_CUDA(device, cudaStreamCreateWithPriority(&native, cudaStreamNonBlocking, priority));
     *stream = (nd_stream){.device = device, .native = native};
     return ND_OK;
+}
+
+static nd_status cuda_stream_init(nd_device *device, nd_stream *stream)
+{
+    int least = 0, greatest = 0;
+    ND_CUDA(device, cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    return make_stream(device, least, stream);
+}
+
+nd_status nd_cuda_stream_init_urgent(nd_device *device, nd_stream *stream)
+{
+    int least = 0, greatest = 0;
+    ND_CUDA(device, cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    return make_stream(device, greatest, stream);
 }
 
 static void cuda_stream_fini(nd_stream *stream)
@@ -132,39 +190,15 @@ static nd_status cuda_stream_wait(nd_stream *stream, nd_event *event)
     return ND_OK;
 }
 
-/* The GPU is asked, not waited for, so that a lost peer or a passed deadline ends the wait. One of
- * stream and event. */
-static nd_status wait_for(nd_device *device, cudaStream_t stream, cudaEvent_t event)
-{
-    int64_t begin = nd_clock_ns();
-    for (;;) {
-        cudaError_t state = event ? cudaEventQuery(event) : cudaStreamQuery(stream);
-        if (state == cudaSuccess) {
-            return ND_OK;
-        }
-        if (state != cudaErrorNotReady) {
-            return nd_cuda_failed(device, state, event ? "cudaEventQuery" : "cudaStreamQuery");
-        }
-        double seconds = (double)(nd_clock_ns() - begin) * 1e-9;
-        if (device->idle) {
-            ND_TRY(device->idle(device->idle_context, seconds));
-        }
-        if (seconds < 0.002) {
-            sched_yield();
-        } else {
-            nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
-        }
-    }
-}
-
 static nd_status cuda_stream_sync(nd_stream *stream)
 {
-    return wait_for(stream->device, nd_cuda_stream(stream), NULL);
+    return nd_cuda_wait(stream->device, nd_cuda_stream(stream), NULL, "cudaStreamQuery");
 }
 
 static nd_status cuda_event_sync(nd_device *device, nd_event *event)
 {
-    return event->native ? wait_for(device, NULL, (cudaEvent_t)event->native) : ND_OK;
+    cudaEvent_t native = event->native;
+    return native ? nd_cuda_wait(device, NULL, native, "cudaEventQuery") : ND_OK;
 }
 
 #ifdef ND_HAVE_NVTX
@@ -277,6 +311,7 @@ nd_status nd_device_open_cuda(const nd_cuda_options *options, nd_device **out)
     cuda->device.kind = ND_DEVICE_CUDA;
     cuda->device.ordinal = options->ordinal;
     cuda->device.threads = 1;
+    cuda->patience = PATIENCE_SECONDS;
     cuda->sync_each_op = sync && sync[0] && strcmp(sync, "0") != 0;
     snprintf(cuda->device.name, sizeof cuda->device.name, "%.80s", gpu.name);
     *out = &cuda->device;
@@ -316,7 +351,15 @@ nd_status nd_cuda_info_of(nd_device *device, nd_cuda_info *out)
 nd_status nd_cuda_pinned_alloc(nd_device *device, size_t bytes, void **out)
 {
     void *p = NULL;
-    ND_CUDA(device, cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocDefault));
+    cudaError_t error = cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocDefault);
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); /* not sticky: taken back */
+        return nd_fail(ND_ERR_RESOURCE,
+                       "out of host memory: %.2f MiB that the GPU copies from cannot be pinned; "
+                       "give this machine, container or job more memory",
+                       (double)bytes / 1048576.0);
+    }
+    ND_CUDA(device, error);
     memset(p, 0, bytes);
     *out = p;
     return ND_OK;
@@ -324,7 +367,7 @@ nd_status nd_cuda_pinned_alloc(nd_device *device, size_t bytes, void **out)
 
 void nd_cuda_pinned_free(nd_device *device, void *p)
 {
-    if (p) {
+    if (p && frees(device)) {
         cudaFreeHost(p);
     }
 }

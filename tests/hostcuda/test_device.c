@@ -6,6 +6,7 @@
 
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
+#include "runtime/device/cuda_trail.h"
 #include "runtime/device/memplan.h"
 #include "tests/hostcuda/doubles/double.h"
 
@@ -92,4 +93,82 @@ Test(device, a_fault_names_the_last_ops)
     const char *message = nd_error_last()->message;
     cr_expect(strstr(message, "error 700") && strstr(message, "rmsnorm_fwd, matmul"), "%s",
               message);
+}
+
+Test(device, ND_CUDA_SYNC_names_the_op_alone)
+{
+    nd_device *device = NULL;
+    nd_stream stream;
+    setenv("ND_CUDA_SYNC", "1", 1);
+    cr_assert_eq(nd_device_open_cuda(&one_worker, &device), ND_OK);
+    cr_assert_eq(device->table->stream_init(device, &stream), ND_OK);
+    cr_assert_eq(nd_cuda_op_done(&stream, "rmsnorm_fwd", cudaSuccess), ND_OK);
+    cudaError_t launched = nd_double_launch(nd_cuda_stream(&stream), fault, "", 1);
+    cr_assert_eq(nd_cuda_op_done(&stream, "matmul", launched), ND_ERR_INTERNAL);
+    const char *message = nd_error_last()->message;
+    cr_expect(strstr(message, "error 700") && strstr(message, "from matmul"), "%s", message);
+    cr_expect_null(strstr(message, "rmsnorm_fwd"), "%s", message);
+}
+
+/* What is not an op's fault says whose it is instead of naming ops. */
+Test(device, a_fault_of_the_machine_says_what_to_do)
+{
+    nd_device *device = NULL;
+    nd_stream stream;
+    cr_assert_eq(nd_device_open_cuda(&one_worker, &device), ND_OK);
+    cr_assert_eq(device->table->stream_init(device, &stream), ND_OK);
+    cr_assert_eq(nd_cuda_op_done(&stream, "matmul", cudaSuccess), ND_OK);
+    cr_expect_eq(nd_cuda_failed(device, cudaErrorECCUncorrectable, "cudaStreamQuery"),
+                 ND_ERR_INTERNAL);
+    const char *message = nd_error_last()->message;
+    cr_expect(strstr(message, "error 214") && strstr(message, "choose another GPU"), "%s", message);
+    cr_expect_null(strstr(message, "matmul"), "%s", message);
+    cr_expect_eq(nd_cuda_failed(device, cudaErrorMemoryAllocation, "cudaGraphInstantiate"),
+                 ND_ERR_RESOURCE);
+    cr_expect(strstr(message, "of 64.00 GiB are free; device memory beside the plan is used up"),
+              "%s", message);
+    cr_expect_eq(nd_cuda_failed(NULL, cudaErrorSystemNotReady, "cudaGetDeviceCount"),
+                 ND_ERR_CONFIG);
+    cr_expect(strstr(message, "fabric manager"), "%s", message);
+    nd_device_close(device);
+}
+
+Test(device, pinned_memory_that_is_not_there)
+{
+    nd_device *device = NULL;
+    void *p = NULL;
+    cr_assert_eq(nd_device_open_cuda(&one_worker, &device), ND_OK);
+    cr_expect_eq(nd_cuda_pinned_alloc(device, (size_t)1 << 60, &p), ND_ERR_RESOURCE);
+    const char *message = nd_error_last()->message;
+    cr_expect(strstr(message, "out of host memory") && strstr(message, "pinned"), "%s", message);
+    nd_device_close(device);
+}
+
+static nd_double_state never(void *closure)
+{
+    return ND_DOUBLE_BLOCKED;
+}
+
+/* Freeing would wait for the GPU again, inside CUDA. */
+Test(device, a_gpu_that_never_ends_is_given_up)
+{
+    nd_device *device = NULL;
+    nd_stream stream;
+    void *memory = NULL, *pinned = NULL;
+    cr_assert_eq(nd_device_open_cuda(&one_worker, &device), ND_OK);
+    cr_assert_eq(device->table->stream_init(device, &stream), ND_OK);
+    cr_assert_eq(nd_device_alloc(device, 16, &memory), ND_OK);
+    cr_assert_eq(nd_cuda_pinned_alloc(device, 16, &pinned), ND_OK);
+    cr_expect_eq(nd_cuda_device_of(device)->patience, 3600);
+    nd_cuda_device_of(device)->patience = 0.05;
+    cudaError_t launched = nd_double_submit(nd_cuda_stream(&stream), never, "", 1);
+    cr_assert_eq(nd_cuda_op_done(&stream, "matmul", launched), ND_OK);
+    cr_assert_eq(nd_stream_sync(&stream), ND_ERR_HANG);
+    const char *message = nd_error_last()->message;
+    cr_expect(strstr(message, "has not ended in 0.") && strstr(message, "matmul"), "%s", message);
+    long frees = nd_double_counts_get().frees;
+    nd_device_free(device, memory, 16);
+    nd_cuda_pinned_free(device, pinned);
+    nd_device_close(device);
+    cr_expect_eq(nd_double_counts_get().frees, frees);
 }

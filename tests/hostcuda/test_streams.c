@@ -126,6 +126,19 @@ Test(streams, memory_starts_at_zero_and_copies_go_any_way)
     end(&f);
 }
 
+Test(streams, communication_goes_before_compute)
+{
+    fixture f = begin(ND_DOUBLE_LAZY);
+    nd_stream urgent;
+    int of_compute = 0, of_urgent = 0;
+    cr_assert_eq(nd_cuda_stream_init_urgent(f.device, &urgent), ND_OK);
+    cr_assert_eq(cudaStreamGetPriority(nd_cuda_stream(&f.compute), &of_compute), cudaSuccess);
+    cr_assert_eq(cudaStreamGetPriority(nd_cuda_stream(&urgent), &of_urgent), cudaSuccess);
+    cr_expect_lt(of_urgent, of_compute, "a lower number goes first");
+    f.device->table->stream_fini(&urgent);
+    end(&f);
+}
+
 Test(streams, the_host_cannot_read_device_memory, .signal = SIGSEGV)
 {
     fixture f = begin(ND_DOUBLE_LAZY);

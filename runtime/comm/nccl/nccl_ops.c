@@ -50,7 +50,7 @@ static nd_status open_group(nd_transport *transport, nccl_comm *nc)
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     ND_TRY(make_events(state->device, nc));
-    ND_TRY(state->device->table->stream_init(state->device, &nc->stream));
+    ND_TRY(nd_cuda_stream_init_urgent(state->device, &nc->stream));
     ncclResult_t result =
         state->library.split(state->world, comm->ranks[0], comm->index, &nc->native, &config);
     /* The parent is in progress until its child exists, the child until it is connected. */

@@ -8,8 +8,9 @@
  * Streams are queues. Nothing runs when it is enqueued: a queue runs when the host waits for it,
  * and other queues only as far as it waits for them, so a missing wait between two streams shows as
  * a wrong result. Device memory is not accessible (PROT_NONE) while the host runs, only while
- * queues run. A broken rule of CUDA prints a sentence and aborts the process. One thread drives one
- * device.
+ * queues run. What is allocated, also pinned, holds anything but zeros. The default stream has no
+ * double: cudaMemset and cudaMemcpy do not link. A broken rule of CUDA prints a sentence and aborts
+ * the process. One thread drives one device.
  *
  * The environment, read at first use: ND_DOUBLE_DEVICES (8; 0: none; -1: no driver),
  * ND_DOUBLE_DRIVER (13000), ND_DOUBLE_CAPABILITY (90), ND_DOUBLE_MEMORY (MiB, 65536),

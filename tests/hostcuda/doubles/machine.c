@@ -11,6 +11,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+static const size_t POISONED_BYTES = (size_t)256 << 20; /* of an allocation, at most */
+
 static double_device devices[MACHINE_DEVICES];
 static nd_double_machine machine;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -181,6 +183,7 @@ static cudaError_t map(size_t bytes, bool device_memory, void **out)
     if (p == MAP_FAILED) {
         return machine_error(cudaErrorMemoryAllocation);
     }
+    memset(p, 0xa5, mapped < POISONED_BYTES ? mapped : POISONED_BYTES); /* it holds anything */
     if (device_memory && !device->open) {
         mprotect(p, mapped, PROT_NONE);
     }
@@ -237,22 +240,6 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
     const double_device *device = machine_current();
     *total = machine.memory;
     *free_bytes = machine.memory - device->used;
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemset(void *p, int value, size_t bytes)
-{
-    double_device *device = machine_current();
-    nd_double_need_device("cudaMemset", p, bytes);
-    nd_double_drain();
-    const region *r = machine_find(device, p, bytes);
-    if (value == 0 && p == r->begin && bytes == r->bytes) {
-        madvise(r->begin, r->mapped, MADV_DONTNEED); /* zero again, and no page is touched */
-        return cudaSuccess;
-    }
-    machine_open(device);
-    memset(p, value, bytes);
-    machine_close(device);
     return cudaSuccess;
 }
 
@@ -370,9 +357,10 @@ cudaError_t cudaPeekAtLastError(void)
 
 const char *cudaGetErrorName(cudaError_t error)
 {
-    return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation"
-           : error == cudaErrorIllegalAddress ? "cudaErrorIllegalAddress"
-                                              : "cudaError";
+    return error == cudaErrorMemoryAllocation   ? "cudaErrorMemoryAllocation"
+           : error == cudaErrorECCUncorrectable ? "cudaErrorECCUncorrectable"
+           : error == cudaErrorIllegalAddress   ? "cudaErrorIllegalAddress"
+                                                : "cudaError";
 }
 
 const char *cudaGetErrorString(cudaError_t error)

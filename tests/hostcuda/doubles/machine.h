@@ -33,6 +33,7 @@ struct CUstream_st {
     struct CUstream_st *next;
     task *head, **tail;
     uint64_t submitted, finished;
+    int priority; /* not heeded */
     cudaGraph_t capture;
     bool unjoined; /* capture: work that the origin does not wait for yet */
     bool running;

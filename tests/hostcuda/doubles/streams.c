@@ -182,7 +182,15 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority)
 {
-    return cudaStreamCreateWithFlags(out, flags);
+    cudaError_t error = cudaStreamCreateWithFlags(out, flags);
+    (*out)->priority = priority;
+    return error;
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *out)
+{
+    *out = stream->priority;
+    return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
