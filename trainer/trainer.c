@@ -4,9 +4,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
 #include "runtime/device/cuda.h"
+#include "trainer/beside.h"
 #include "trainer/model/nonfinite.h"
 #include "trainer/metrics/step_line.h"
 #include "trainer/optim/schedule.h"
@@ -19,18 +19,6 @@ nd_status nd_trainer_check_precision(const nd_config *config, const nd_llama_sha
     nd_status status = nd_filter_check(&filter, config, shape, &config->resolved_mesh);
     nd_filter_fini(&filter);
     return status;
-}
-
-/* What the transport may hold for this rank's groups; a group that never reduces leaves its pages
- * untouched. */
-static size_t staging_bytes(const nd_mesh *mesh)
-{
-    size_t bytes =
-        nd_comm_staging_bytes(nd_mesh_group_size(mesh, ND_GROUP_DP_SHARD_CP)); /* gradients */
-    for (nd_group_kind kind = 0; kind < ND_GROUP_COUNT; kind++) {
-        bytes += nd_comm_staging_bytes(nd_mesh_group_size(mesh, kind));
-    }
-    return bytes;
 }
 
 nd_loader_options nd_trainer_loader_options(const nd_rank *rank, bool validation)
@@ -49,55 +37,6 @@ nd_loader_options nd_trainer_loader_options(const nd_rank *rank, bool validation
     };
 }
 
-static size_t loader_bytes(const nd_rank *rank)
-{
-    const char *path = rank->config->data.validation_path;
-    nd_loader_options train = nd_trainer_loader_options(rank, false),
-                      validation = nd_trainer_loader_options(rank, true);
-    return nd_loader_bytes(&train) + (path && path[0] ? nd_loader_bytes(&validation) : 0);
-}
-
-/* What the driver and the libraries hold already, or, of a GPU that is not here, what they hold on
- * one of 80 GB: CUDA's context, the kernels, cuBLASLt and cuDNN. */
-static size_t context_bytes(const nd_rank *rank)
-{
-    nd_cuda_info gpu;
-    size_t used = (size_t)1 << 30;
-    if (rank->device->kind == ND_DEVICE_CUDA && nd_cuda_info_of(rank->device, &gpu) == ND_OK) {
-        used = gpu.total_bytes - gpu.free_bytes;
-        used -= used < nd_ops_cuda_workspace() ? used : nd_ops_cuda_workspace();
-    }
-    return used;
-}
-
-/* Ops of all graphs of a block: at most 32 forward, 96 backward, and these for products that begin
- * gradients and for those that add to them. Where blocks share buffers, a block may meet both. */
-static int64_t graph_ops(const nd_rank *rank, bool resident)
-{
-    int64_t betas = rank->config->train.gradient_accumulation_steps > 1 ? 2 : 1;
-    int64_t buffers = resident ? 1 : ND_FSDP_BLOCK_SLOTS;
-    return rank->shape.layers * buffers * (32 + 96 * betas);
-}
-
-/* Memory that libraries and the transport allocate. */
-static void plan_libraries(const nd_rank *rank, const nd_model *model, nd_memplan *plan)
-{
-    if (nd_rank_is_gpu(rank)) {
-        nd_memplan_add_external(plan, ND_MEM_SCRATCH, "workspaces of cuBLASLt and kernels",
-                                nd_ops_cuda_workspace());
-        nd_memplan_add_external(plan, ND_MEM_SCRATCH, "driver and libraries", context_bytes(rank));
-        if (rank->config->kernels.cuda_graphs) {
-            nd_memplan_add_external(plan, ND_MEM_SCRATCH, "CUDA graphs, estimated",
-                                    nd_graphs_bytes(graph_ops(rank, model->fsdp.resident)));
-        }
-        nd_memplan_add_external(plan, ND_MEM_COMMUNICATION, "NCCL, estimated",
-                                nd_comm_nccl_bytes(&rank->mesh));
-    } else {
-        nd_memplan_add_external(plan, ND_MEM_COMMUNICATION, "staging of reductions",
-                                staging_bytes(&rank->mesh));
-    }
-}
-
 static nd_status create(nd_rank *rank, nd_trainer **out)
 {
     nd_trainer *t = NULL;
@@ -113,23 +52,13 @@ static nd_status create(nd_rank *rank, nd_trainer **out)
     ND_TRY_OUT(nd_model_create(rank, &t->plan, &t->model));
     ND_TRY_OUT(nd_gradsync_init(&t->sync, &t->model->fsdp, &t->plan));
     ND_TRY_OUT(nd_optimizer_init(&t->optimizer, &t->model->fsdp));
-    plan_libraries(rank, t->model, &t->plan);
-    nd_memplan_add_external(&t->plan, ND_MEM_DATA, "prefetched batches", loader_bytes(rank));
+    nd_beside_plan(rank, t->model->fsdp.resident, &t->plan);
     *out = t;
 out:
     if (status != ND_OK) {
         nd_trainer_destroy(t);
     }
     return status;
-}
-
-/* What NCCL and the CUDA graphs take of a GPU after the plan. */
-static size_t later_bytes(const nd_trainer *t)
-{
-    size_t graphs = t->rank->config->kernels.cuda_graphs
-                        ? nd_graphs_bytes(graph_ops(t->rank, t->model->fsdp.resident))
-                        : 0;
-    return nd_comm_nccl_bytes(&t->rank->mesh) + graphs;
 }
 
 /* A GPU that trains alone keeps all weights in the compute dtype only where they fit beside the
@@ -140,22 +69,7 @@ static bool is_too_large(const nd_trainer *t)
     return t->rank->device->kind == ND_DEVICE_CUDA && t->model->layout->shards == 1 &&
            t->rank->config->parallel.reshard_after_forward && !t->rank->cast_units &&
            nd_cuda_info_of(t->rank->device, &gpu) == ND_OK &&
-           t->plan.total + later_bytes(t) > gpu.free_bytes;
-}
-
-/* Only a warning: what comes later is an estimate. */
-static void warn_of_the_rest(const nd_trainer *t)
-{
-    nd_cuda_info gpu;
-    const double gib = 1073741824.0;
-    size_t later = later_bytes(t);
-    if (nd_rank_is_gpu(t->rank) && nd_cuda_info_of(t->rank->device, &gpu) == ND_OK &&
-        t->plan.total <= gpu.free_bytes && t->plan.total + later > gpu.free_bytes) {
-        nd_log_warning("the plan takes %.2f GiB of the %.2f that are free on %s, and NCCL and CUDA "
-                       "graphs will take about %.2f: the first steps may run out of memory",
-                       (double)t->plan.total / gib, (double)gpu.free_bytes / gib,
-                       t->rank->device->name, (double)later / gib);
-    }
+           t->plan.total + nd_beside_later(t->rank, t->model->fsdp.resident) > gpu.free_bytes;
 }
 
 nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
@@ -174,8 +88,7 @@ nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
 nd_status nd_trainer_commit(nd_trainer *t)
 {
     void *host = NULL;
-    warn_of_the_rest(t);
-    ND_TRY(nd_memplan_commit(&t->plan, t->rank->device));
+    ND_TRY(nd_beside_commit(t->rank, t->model->fsdp.resident, &t->plan));
     ND_TRY(nd_host_alloc(t->rank->device, 2 * sizeof *t->sent, &host));
     t->sent = host;
     t->received = t->sent + 1;
@@ -330,25 +243,30 @@ static nd_status not_finite(nd_trainer *t, nd_step_result *out)
     return ND_OK;
 }
 
-nd_status nd_trainer_step(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
+static nd_status step(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
 {
     nd_scales *scales = &t->model->scales;
-    int64_t step = t->step + 1;
+    int64_t number = t->step + 1;
     *out = (nd_step_result){0};
-    ND_TRY(nd_health_begin(scales, step));
+    ND_TRY(nd_health_begin(scales, number));
     ND_TRY(nd_trainer_gradients(t, batch, out));
-    ND_TRY(nd_health_end(scales, step));
+    ND_TRY(nd_health_end(scales, number));
     if (!isfinite(out->loss) || !isfinite(out->grad_norm)) {
         return not_finite(t, out);
     }
-    nd_progress_set_phase(t->rank->progress, ND_PHASE_OPTIMIZER, step);
+    nd_progress_set_phase(t->rank->progress, ND_PHASE_OPTIMIZER, number);
     ND_TRY(nd_scales_advance(scales));
-    out->lr = nd_schedule_lr(t->rank->config, step);
+    out->lr = nd_schedule_lr(t->rank->config, number);
     nd_range_push(t->rank->device, "optimizer");
-    ND_TRY(nd_optimizer_step(&t->optimizer, step - t->skipped, out->lr, out->grad_norm));
+    ND_TRY(nd_optimizer_step(&t->optimizer, number - t->skipped, out->lr, out->grad_norm));
     nd_range_pop(t->rank->device);
-    t->step = step;
+    t->step = number;
     return ND_OK;
+}
+
+nd_status nd_trainer_step(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
+{
+    return nd_beside_explain(t->rank, t->model->fsdp.resident, &t->plan, step(t, batch, out));
 }
 
 nd_status nd_trainer_evaluate(nd_trainer *t, nd_loader *loader, int64_t batches,

@@ -258,12 +258,14 @@ Test(nccl, a_missing_peer_is_named)
     cr_expect(strstr(message, "launch.comm_timeout_seconds"), "%s", message);
 }
 
+static ncclResult_t fault_of_nccl = ncclRemoteError;
+
 static nd_status network_breaks(job *j)
 {
     nd_comm *comm = j->groups.by_kind[ND_GROUP_TP];
     ND_TRY(nd_comm_barrier(comm)); /* all have their communicators */
     if (j->transport->rank == 0) {
-        nd_double_nccl_break(((nccl_comm *)comm->native)->native);
+        nd_double_nccl_break(((nccl_comm *)comm->native)->native, fault_of_nccl);
     } else {
         ND_TRY(nd_comm_barrier(comm));
     }
@@ -285,6 +287,22 @@ Test(nccl, an_asynchronous_error_ends_every_rank)
         cr_expect(strstr(message, rank), "%s", message);
         const char *where = "all_reduce of tp, operation "; /* a barrier is one */
         cr_expect(strstr(message, where), "%s", message);
+    }
+}
+
+/* NCCL allocates at the first use of a group, after the plan. */
+Test(nccl, memory_that_it_does_not_find_is_said)
+{
+    job_context context = {network_breaks, {{1, 1, 1, 1, 2}}, 60.0};
+    nd_ranks ranks = ranks_of(&context);
+    fault_of_nccl = ncclUnhandledCudaError;
+    nd_ranks_run_threads(&ranks);
+    for (int r = 0; r < 2; r++) {
+        const char *message = ranks.results[r].message;
+        cr_expect_eq(ranks.results[r].status, ND_ERR_RESOURCE, "%s", message);
+        cr_expect(strstr(message, "all_reduce of tp") && strstr(message, "'out of memory'") &&
+                      strstr(message, "beside the plan"),
+                  "%s", message);
     }
 }
 

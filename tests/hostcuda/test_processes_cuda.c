@@ -93,6 +93,21 @@ Test(processes_cuda, a_plan_that_does_not_fit_says_what_is_free)
     cr_expect(strstr(shell_output, "of 0.05 GiB are free"), "%s", shell_output);
 }
 
+/* NCCL is estimated at 288 MiB for each group of two ranks. */
+Test(processes_cuda, what_comes_after_the_plan_is_an_estimate_and_a_warning)
+{
+    static const char two[] = "--device cuda --workers 2 --tp-size 2 --set output.dir=";
+    char command[2048];
+    snprintf(command, sizeof command, "ND_DOUBLE_MEMORY=200 " RUN "%sfits", two);
+    cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
+    cr_expect(strstr(shell_output, "NCCL and CUDA graphs will take about"), "%s", shell_output);
+    snprintf(command, sizeof command, "ND_DOUBLE_MEMORY=50 " RUN "%snot", two);
+    cr_expect_eq(shell_run(&dir, command), 71, "%s", shell_output);
+    cr_expect(strstr(shell_output, "of 0.05 GiB are free") &&
+                  strstr(shell_output, "NCCL and CUDA graphs still need about"),
+              "%s", shell_output);
+}
+
 static void expect_ended(int code, int expected, const char *a, const char *b)
 {
     cr_expect_eq(code, expected, "%d: %s", code, shell_output);

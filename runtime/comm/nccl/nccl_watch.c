@@ -51,13 +51,18 @@ nd_status nccl_failed(nd_transport *transport, const nccl_comm *nc, ncclResult_t
     nccl_state *state = nccl_state_of(transport);
     char where[160];
     const char *more = state->library.last_error(nc ? nc->native : state->world);
+    bool memory = more && strstr(more, "out of memory");
     describe(nc, where, sizeof where);
-    nd_status status = result == ncclRemoteError || result == ncclSystemError ? ND_ERR_IO
-                       : result == ncclInvalidUsage                           ? ND_ERR_CONFIG
-                                                                              : ND_ERR_INTERNAL;
-    nd_fail(status, "rank %d: NCCL error %d (%s) from %s, %s%s%.300s", transport->rank, (int)result,
-            state->library.error_string(result), call, where, more && more[0] ? ": " : "",
-            more ? more : "");
+    nd_status status = memory                                                   ? ND_ERR_RESOURCE
+                       : result == ncclRemoteError || result == ncclSystemError ? ND_ERR_IO
+                       : result == ncclInvalidUsage                             ? ND_ERR_CONFIG
+                                                                                : ND_ERR_INTERNAL;
+    nd_fail(status, "rank %d: NCCL error %d (%s) from %s, %s%s%.300s%s", transport->rank,
+            (int)result, state->library.error_string(result), call, where,
+            more && more[0] ? ": " : "", more ? more : "",
+            memory ? "; it finds no memory beside the plan: use recompute, a smaller micro batch, "
+                     "a shorter sequence or more shards"
+                   : "");
     return give_up(state);
 }
 

@@ -42,7 +42,8 @@ const char *ncclGetErrorString(ncclResult_t result)
 
 const char *ncclGetLastError(ncclComm_t comm)
 {
-    return "";
+    int broken = comm ? atomic_load(&comm->shared->broken) : 0;
+    return broken == ncclUnhandledCudaError ? "Cuda failure 2 'out of memory'" : "";
 }
 
 /* Pages of the file are made when they are touched; a small /dev/shm is passed over. */
@@ -144,15 +145,14 @@ static bool settle(ncclComm_t comm)
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *out)
 {
     comm->settled = comm->settled || settle(comm);
-    *out = atomic_load(&comm->shared->broken) ? ncclRemoteError
-           : comm->settled                    ? ncclSuccess
-                                              : ncclInProgress;
+    int broken = atomic_load(&comm->shared->broken);
+    *out = broken ? (ncclResult_t)broken : comm->settled ? ncclSuccess : ncclInProgress;
     return ncclSuccess;
 }
 
-void nd_double_nccl_break(ncclComm_t comm)
+void nd_double_nccl_break(ncclComm_t comm, ncclResult_t result)
 {
-    atomic_store(&comm->shared->broken, 1);
+    atomic_store(&comm->shared->broken, (int)result);
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm)

@@ -9,8 +9,9 @@
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
 
-/* From now on every communicator of this world reports a remote error, on every rank. */
-void nd_double_nccl_break(ncclComm_t comm);
+/* From now on every communicator of this world reports this error, on every rank; that of CUDA is
+ * one of memory. */
+void nd_double_nccl_break(ncclComm_t comm, ncclResult_t result);
 
 /* Groups with collectives in them that this process has ended. */
 int64_t nd_double_nccl_groups(void);

@@ -156,8 +156,9 @@ static ncclResult_t enqueue(call *c, cudaStream_t stream)
     if (!c->comm->settled) {
         nd_double_violation("NCCL: an operation on a communicator that is still in progress");
     }
-    if (atomic_load(&c->comm->shared->broken)) {
-        return ncclRemoteError;
+    int broken = atomic_load(&c->comm->shared->broken);
+    if (broken) {
+        return (ncclResult_t)broken;
     }
     if (sent_bytes(c) > CAPACITY) {
         nd_double_violation("NCCL: %zu bytes are more than the double moves at a time (%d)",

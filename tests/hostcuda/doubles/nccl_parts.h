@@ -20,7 +20,7 @@ typedef struct member { /* of one split, indexed by world rank */
 } member;
 
 typedef struct shared {
-    _Atomic int joined, broken;
+    _Atomic int joined, broken; /* broken: an ncclResult_t */
     member members[SPLITS][RANKS];
 } shared;
 
