@@ -36,7 +36,8 @@ static nd_status open_gpu(nd_rank *rank)
 {
     nd_transport *local = rank->transport;
     rank->cast_units = casts_units;
-    ND_TRY(cuda_rank_open(local, 100.0, &rank->device, &rank->transport));
+    /* A third of the deadline is autotune's time, which a busy machine needs. */
+    ND_TRY(cuda_rank_open(local, 600.0, &rank->device, &rank->transport));
     return nd_ops_cuda(rank->device, false, &rank->ops);
 }
 

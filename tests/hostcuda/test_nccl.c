@@ -6,6 +6,7 @@
 
 #include "runtime/comm/nccl/nccl_state.h"
 #include "runtime/device/cuda.h"
+#include "runtime/device/cuda_check.h"
 #include "tests/hostcuda/cuda_ranks.h"
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/doubles/nccl_double.h"
@@ -288,6 +289,21 @@ Test(nccl, an_asynchronous_error_ends_every_rank)
         const char *where = "all_reduce of tp, operation "; /* a barrier is one */
         cr_expect(strstr(message, where), "%s", message);
     }
+}
+
+static nd_status streams_go_first(job *j)
+{
+    const nccl_comm *nc = j->groups.by_kind[ND_GROUP_TP]->native;
+    int of_compute = 0, of_group = 0;
+    ND_CUDA(j->device, cudaStreamGetPriority(nd_cuda_stream(&j->stream), &of_compute));
+    ND_CUDA(j->device, cudaStreamGetPriority(nd_cuda_stream(&nc->stream), &of_group));
+    ND_CHECK(of_group < of_compute, "priorities %d and %d", of_group, of_compute);
+    return ND_OK;
+}
+
+Test(nccl, streams_of_groups_go_before_compute)
+{
+    expect_all_fine(streams_go_first, (nd_mesh){{1, 1, 1, 1, 2}});
 }
 
 /* NCCL allocates at the first use of a group, after the plan. */
