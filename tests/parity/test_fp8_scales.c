@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Who agrees on the scales of inputs and gradients. A rank of a tp group measures a part of every
- * split tensor: with current scaling the group agrees on one amax, so that codes which travel mean
- * the same everywhere; groups that see other tokens have scales of their own. With `delayed` all
- * ranks of the job agree at the end of a step.
+ * Who agrees on which scales, and that those of weights follow every update. A rank of a tp group
+ * measures a part of every split tensor: with current scaling the group agrees on one amax, so that
+ * codes which travel mean the same everywhere; groups that see other tokens have scales of their
+ * own. With `delayed` all ranks of the job agree at the end of a step. Weights are the same
+ * everywhere, and so are their scales, from one reduction a step.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -15,7 +16,7 @@
 #include "trainer/trainer.h"
 
 enum { VOCAB = 97, SEQUENCE = 64, GLOBAL_BATCH = 8, STEPS = 3 };
-enum { MAX_RANKS = 8, MAX_SITES = 64 };
+enum { MAX_RANKS = 8, MAX_SITES = 64, WEIGHTS = 2 * ND_LINEARS_OF_BLOCK };
 
 static tempdir dir;
 
@@ -144,5 +145,107 @@ Test(fp8_scales, all_ranks_agree_at_the_end_of_a_step_with_delayed, .timeout = 3
         }
         cr_assert_gt(moved, 0, "%s: all scales have their start value", m->name);
     }
+    tempdir_remove(&dir);
+}
+
+/* scales of weights */
+
+/* Of one rank: the largest |w| that it holds before each step, and the scale after it. */
+typedef struct weights_seen {
+    float amax[STEPS][WEIGHTS], scale[STEPS][WEIGHTS];
+} weights_seen;
+
+static weights_seen weights[MAX_RANKS];
+
+static nd_status keep_amaxes(void *context, nd_trainer *t, int64_t step)
+{
+    const nd_scales *s = &t->model->scales;
+    const float *master = t->model->fsdp.master;
+    float *amax = weights[t->rank->rank].amax[step];
+    for (int w = 0; w < WEIGHTS; w++) {
+        for (int64_t i = s->weights[w].begin; i < s->weights[w].end; i++) {
+            amax[w] = fmaxf(amax[w], fabsf(master[i]));
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status keep_weight_scales(void *context, nd_trainer *t, int64_t step)
+{
+    memcpy(weights[t->rank->rank].scale[step], t->model->scales.scale, sizeof weights[0].scale[0]);
+    return ND_OK;
+}
+
+/* 448 / amax of the values that are cast; in F32 as in F64, since a quotient of F32 numbers is
+ * rounded alike from both. */
+static float scale_of(float amax, const mesh_job *job)
+{
+    float scale = 448.0f / (job->all_gather ? amax : nd_bf16_to_f32(nd_bf16_from_f32(amax)));
+    return job->recipe == ND_FP8_ROWWISE_GW_HP ? exp2f(floorf(log2f(scale))) : scale;
+}
+
+static void compare_weight_scales(const mesh_job *job, const mesh_case *mesh, int ranks)
+{
+    int converted = 0;
+    for (int w = 0; w < WEIGHTS; w++) {
+        float last = 0.0f;
+        for (int step = 0; step < STEPS; step++) {
+            float amax = 0.0f;
+            for (int r = 0; r < ranks; r++) {
+                amax = fmaxf(amax, weights[r].amax[step][w]);
+            }
+            cr_assert(amax == 0.0f || amax != last, "step %d does not change weight %d", step, w);
+            for (int r = 0; r < ranks && amax > 0.0f; r++) {
+                cr_expect_eq(weights[r].scale[step][w], scale_of(amax, job),
+                             "%s, recipe %d, step %d: scale %.9g of weight %d on rank %d, not %.9g",
+                             mesh->name, job->recipe, step, weights[r].scale[step][w], w, r,
+                             scale_of(amax, job));
+            }
+            converted += amax > 0.0f;
+            last = amax;
+        }
+    }
+    cr_assert_eq(converted, STEPS * (WEIGHTS - 1), "%d", converted);
+}
+
+/*
+ * Updates so large that every weight's largest element changes. With `delayed` the scale after a
+ * step is of that step's weights too, used in the next. A step
+ * has two micro-batches; the model's group reduces once a step more than in BF16.
+ */
+static void follow_updates(nd_fp8_recipe recipe, bool all_gather)
+{
+    static const mesh_case meshes[] = {{"one worker", 1, 1, 1, 1, 4},
+                                       {"fsdp 2 x tp 2", 1, 2, 1, 2, 2},
+                                       {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 2}};
+    for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
+        const mesh_case *m = &meshes[i];
+        mesh_job job = job_of(recipe, all_gather), bf16 = job;
+        mesh_result result, without;
+        job.lr = bf16.lr = 0.05;
+        bf16.precision = ND_PRECISION_BF16;
+        job.before_step = keep_amaxes;
+        job.after_step = keep_weight_scales;
+        memset(weights, 0, sizeof weights);
+        assert_ok(mesh_run(&job, m, &result));
+        assert_ok(mesh_run(&bf16, m, &without));
+        compare_weight_scales(&job, m, m->dp_shard * m->cp * m->tp);
+        long more = (long)(result.calls[ND_GROUP_MODEL][ND_COMM_ALL_REDUCE] -
+                           without.calls[ND_GROUP_MODEL][ND_COMM_ALL_REDUCE]);
+        cr_expect_eq(more, recipe == ND_FP8_DELAYED ? 0 : STEPS, "%s, recipe %d: %ld reductions",
+                     m->name, recipe, more);
+        mesh_result_free(&result);
+        mesh_result_free(&without);
+    }
+}
+
+Test(fp8_scales, of_weights_follow_every_update_by_one_reduction_a_step, .timeout = 300)
+{
+    tempdir_make(&dir);
+    for (int all_gather = 0; all_gather < 2; all_gather++) {
+        follow_updates(ND_FP8_TENSORWISE, all_gather);
+        follow_updates(ND_FP8_DELAYED, all_gather);
+    }
+    follow_updates(ND_FP8_ROWWISE_GW_HP, false);
     tempdir_remove(&dir);
 }
