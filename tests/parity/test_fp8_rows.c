@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Scales of rows and columns where tensor parallelism splits what one of them covers: on each rank
+ * they are, with the codes, those of the whole matrix, put together here from the ranks' parts and
+ * cast by the reference ops. The whole weights and the first input are one worker's, bit for bit.
+ *
+ * One kind of linear is converted at a time, so that each cast's operand is known:
+ *
+ *                              input     weight    gradient
+ *   column-parallel (k, up)    whole     rows      columns
+ *   row-parallel (o, down)     columns   columns   whole
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/parity/cast_spy.h"
+#include "tests/parity/mesh_data.h"
+#include "trainer/trainer.h"
+
+enum { MAX_RANKS = 4, VOCAB = 97, SEQUENCE = 64, LAYERS = 2 };
+
+typedef enum operand { INPUT, WEIGHT, GRADIENT } operand;
+typedef enum part { WHOLE, ROWS, COLUMNS } part;
+
+static const part parts[2][3] = {{WHOLE, ROWS, COLUMNS}, {COLUMNS, COLUMNS, WHOLE}};
+static const mesh_case one = {"one worker", 1, 1, 1, 1, 1};
+
+static tempdir dir;
+static cast_spy spies[MAX_RANKS];
+static const float *vectors[MAX_RANKS][3];
+
+static nd_status spy_on(void *context, nd_trainer *t, int64_t step)
+{
+    int rank = t->rank->rank;
+    for (int i = 0; i < 3; i++) {
+        vectors[rank][i] = t->model->scales.vectors[i].scale;
+    }
+    cast_spy_start(&spies[rank], t->rank);
+    return ND_OK;
+}
+
+/* A scale that lies elsewhere is a site's: a weight with one scale. */
+static operand operand_of(const spied_cast *c)
+{
+    return c->at == vectors[0][INPUT] ? INPUT : c->at == vectors[0][GRADIENT] ? GRADIENT : WEIGHT;
+}
+
+/* Whether each scale covers more than a rank has, of rows or columns. */
+static bool is_shared(nd_granularity granularity, part p)
+{
+    return (granularity == ND_PER_ROW && p == COLUMNS) ||
+           (granularity == ND_PER_COLUMN && p == ROWS);
+}
+
+/* the reference */
+
+typedef struct reference {
+    nd_device *device;
+    nd_stream stream;
+    const nd_ops *ops;
+} reference;
+
+static reference ref;
+
+/* x (rows, columns) with scales that are powers of two; the caller frees scale and codes. */
+static spied_cast cast_of(nd_bf16 *x, nd_granularity granularity, int64_t rows, int64_t columns)
+{
+    int64_t scales = cast_spy_scales(granularity, rows, columns);
+    float *amax = malloc((size_t)scales * 4), *inverse = malloc((size_t)scales * 4);
+    spied_cast out = {granularity,
+                      NULL,
+                      rows,
+                      columns,
+                      x,
+                      malloc((size_t)(rows * columns)),
+                      malloc((size_t)scales * 4)};
+    nd_tensor t = nd_tensor_2d(x, ND_DTYPE_BF16, rows, columns);
+    nd_fp8 fp8 = {.codes = nd_tensor_2d(out.codes, ND_DTYPE_F8_E4M3, rows, columns),
+                  .scale = out.scale,
+                  .inverse = inverse,
+                  .granularity = granularity};
+    assert_ok(ref.ops->amax(&ref.stream, amax, t, granularity, false));
+    assert_ok(
+        ref.ops->fp8_scale(&ref.stream, out.scale, inverse, amax, scales, ND_DTYPE_F8_E4M3, true));
+    assert_ok(ref.ops->fp8_cast(&ref.stream, fp8, NULL, t));
+    free(amax);
+    free(inverse);
+    return out;
+}
+
+static void cast_free(spied_cast *c)
+{
+    free(c->codes);
+    free(c->scale);
+}
+
+/* Cast i of all ranks as one matrix; the caller frees it. */
+static nd_bf16 *put_together(int i, int ranks, part p, int64_t *rows, int64_t *columns)
+{
+    const spied_cast *first = &spies[0].casts[i];
+    *rows = first->rows * (p == ROWS ? ranks : 1);
+    *columns = first->columns * (p == COLUMNS ? ranks : 1);
+    nd_bf16 *x = malloc((size_t)(*rows * *columns) * 2);
+    for (int r = 0; r < ranks; r++) {
+        const spied_cast *c = &spies[r].casts[i];
+        int64_t row = p == ROWS ? r * c->rows : 0, column = p == COLUMNS ? r * c->columns : 0;
+        cr_assert(c->rows == first->rows && c->columns == first->columns);
+        for (int64_t k = 0; k < c->rows; k++) {
+            nd_bf16 *to = x + (row + k) * *columns + column;
+            const nd_bf16 *from = c->x + k * c->columns;
+            size_t bytes = (size_t)c->columns * 2;
+            cr_assert(p != WHOLE || r == 0 || memcmp(to, from, bytes) == 0, "row %ld", (long)k);
+            memcpy(to, from, bytes);
+        }
+    }
+    return x;
+}
+
+/* comparisons */
+
+/* A rank's scales and codes are its part of the whole's. Returns how many of the scales its part
+ * alone would not give. */
+static int compare_part(const spied_cast *c, const spied_cast *whole, part p, int rank,
+                        const char *what)
+{
+    int others = 0;
+    int64_t row = p == ROWS ? rank * c->rows : 0, column = p == COLUMNS ? rank * c->columns : 0;
+    int64_t scales = cast_spy_scales(c->granularity, c->rows, c->columns);
+    int64_t first = c->granularity == ND_PER_TENSOR ? 0
+                    : c->granularity == ND_PER_ROW  ? row
+                                                    : column;
+    spied_cast alone = cast_of(c->x, c->granularity, c->rows, c->columns);
+    for (int64_t g = 0; g < scales; g++) {
+        int exponent;
+        cr_assert_eq(c->scale[g], whole->scale[first + g], "%s: scale %ld is %g on rank %d, not %g",
+                     what, (long)g, c->scale[g], rank, whole->scale[first + g]);
+        cr_assert_eq(frexpf(c->scale[g], &exponent), 0.5f, "%s: %g", what, c->scale[g]);
+        others += c->scale[g] != alone.scale[g];
+    }
+    for (int64_t k = 0; k < c->rows; k++) {
+        cr_assert_eq(memcmp(c->codes + k * c->columns,
+                            whole->codes + (row + k) * whole->columns + column, (size_t)c->columns),
+                     0, "%s: codes of row %ld on rank %d", what, (long)k, rank);
+    }
+    cast_free(&alone);
+    return others;
+}
+
+/* `alone`: one worker's casts, or NULL. */
+static void compare(const cast_spy *alone, const mesh_case *mesh, const char *filter,
+                    bool row_parallel)
+{
+    static const char *const names[] = {"input", "weight", "gradient"};
+    for (int i = 0; i < spies[0].count; i++) {
+        char what[128];
+        int64_t rows, columns;
+        int others = 0;
+        nd_granularity granularity = spies[0].casts[i].granularity;
+        operand o = operand_of(&spies[0].casts[i]);
+        part p = mesh->tp == 1 ? WHOLE : parts[row_parallel][o];
+        snprintf(what, sizeof what, "%s, %s, cast %d, %s", mesh->name, filter, i, names[o]);
+        nd_bf16 *x = put_together(i, mesh->tp, p, &rows, &columns);
+        spied_cast whole = cast_of(x, granularity, rows, columns);
+        for (int r = 0; r < mesh->tp; r++) {
+            others += compare_part(&spies[r].casts[i], &whole, p, r, what);
+        }
+        /* One scale of a whole matrix may be each part's: it is rounded to a power of two. */
+        cr_expect(granularity == ND_PER_TENSOR || (others > 0) == is_shared(granularity, p),
+                  "%s: %d scales are of other ranks", what, others);
+        if (alone && (o == WEIGHT || (i == 0 && strcmp(filter, "k_proj") == 0))) {
+            const spied_cast *a = &alone->casts[i];
+            cr_assert(a->rows == rows && a->columns == columns && a->granularity == granularity);
+            cr_expect_eq(memcmp(a->x, x, (size_t)(rows * columns) * 2), 0, "%s: values", what);
+            cr_expect_eq(memcmp(a->codes, whole.codes, (size_t)(rows * columns)), 0, "%s", what);
+        }
+        cast_free(&whole);
+        free(x);
+    }
+}
+
+/* `casts`: of a linear's three products. */
+static void rows_of_the_whole(nd_fp8_recipe recipe, int casts)
+{
+    static const char *const filters[] = {"k_proj", "up_proj", "o_proj", "down_proj"};
+    static const mesh_case meshes[] = {{"tp 2", 1, 1, 1, 2, 1}, {"tp 4", 1, 1, 1, 4, 1}};
+    tempdir_make(&dir);
+    assert_ok(nd_device_open_cpu(1, &ref.device));
+    assert_ok(nd_ops_ref(&ref.ops));
+    assert_ok(ref.device->table->stream_init(ref.device, &ref.stream));
+    const char *path = mesh_token_file(&dir, "tokens.bin", 4 * (SEQUENCE + 1), VOCAB, 0);
+    mesh_job job = mesh_job_on_tokens(path, mesh_small_llama(VOCAB), ND_PRECISION_FP8);
+    job.global_batch = 1;
+    job.sequence = SEQUENCE;
+    job.steps = 1;
+    job.recipe = recipe;
+    job.before_step = spy_on;
+    for (int f = 0; f < 4; f++) {
+        static cast_spy alone;
+        mesh_result result;
+        job.filter = filters[f];
+        assert_ok(mesh_run(&job, &one, &result));
+        mesh_result_free(&result);
+        cr_assert_eq(spies[0].count, LAYERS * casts, "%d", spies[0].count);
+        compare(NULL, &one, filters[f], f >= 2);
+        alone = spies[0];
+        for (int i = 0; i < 2; i++) {
+            assert_ok(mesh_run(&job, &meshes[i], &result));
+            mesh_result_free(&result);
+            compare(&alone, &meshes[i], filters[f], f >= 2);
+            for (int r = 0; r < meshes[i].tp; r++) {
+                cr_expect_eq(spies[r].count, alone.count);
+                cast_spy_clear(&spies[r]);
+            }
+        }
+        cast_spy_clear(&alone);
+    }
+    ref.device->table->stream_fini(&ref.stream);
+    nd_device_close(ref.device);
+    tempdir_remove(&dir);
+}
+
+Test(fp8_rows, rowwise, .timeout = 120)
+{
+    rows_of_the_whole(ND_FP8_ROWWISE, 6);
+}
+
+/* Its weights have one scale in the product of the input's gradient, and that of the weight's is
+ * in BF16. */
+Test(fp8_rows, rowwise_with_gw_hp, .timeout = 120)
+{
+    rows_of_the_whole(ND_FP8_ROWWISE_GW_HP, 4);
+}
