@@ -10,6 +10,9 @@
 
 static const double GIB = 1073741824.0;
 
+/* Code of kernels, ours and the libraries', which the driver loads when they are first used. */
+static const size_t KERNEL_BYTES = (size_t)256 << 20;
+
 /* What the transport may hold for this rank's groups; a group that never reduces leaves its pages
  * untouched. */
 static size_t staging_bytes(const nd_mesh *mesh)
@@ -59,7 +62,9 @@ static size_t graph_bytes(const nd_rank *rank, bool resident)
 
 size_t nd_beside_later(const nd_rank *rank, bool resident)
 {
-    return nd_rank_is_gpu(rank) ? nd_comm_nccl_bytes(&rank->mesh) + graph_bytes(rank, resident) : 0;
+    return nd_rank_is_gpu(rank)
+               ? KERNEL_BYTES + nd_comm_nccl_bytes(&rank->mesh) + graph_bytes(rank, resident)
+               : 0;
 }
 
 void nd_beside_plan(const nd_rank *rank, bool resident, nd_memplan *plan)
@@ -87,10 +92,10 @@ static void warn_of_later(const nd_rank *rank, size_t later, const nd_memplan *p
     nd_cuda_info gpu;
     if (rank->device->kind == ND_DEVICE_CUDA && nd_cuda_info_of(rank->device, &gpu) == ND_OK &&
         plan->total <= gpu.free_bytes && plan->total + later > gpu.free_bytes) {
-        nd_log_warning("the plan takes %.2f GiB of the %.2f that are free on %s, and NCCL and CUDA "
-                       "graphs will take about %.2f: the first steps may run out of memory; "
-                       "recompute, a smaller micro batch, a shorter sequence or more shards need "
-                       "less",
+        nd_log_warning("the plan takes %.2f GiB of the %.2f that are free on %s, and kernels, NCCL "
+                       "and CUDA graphs will take about %.2f: the first steps may run out of "
+                       "memory; recompute, a smaller micro batch, a shorter sequence or more "
+                       "shards need less",
                        (double)plan->total / GIB, (double)gpu.free_bytes / GIB, rank->device->name,
                        (double)later / GIB);
     }
@@ -102,7 +107,8 @@ nd_status nd_beside_commit(const nd_rank *rank, bool resident, nd_memplan *plan)
     warn_of_later(rank, later, plan);
     nd_status status = nd_memplan_commit(plan, rank->device);
     return status == ND_ERR_RESOURCE && later > 0
-               ? nd_fail_context(status, "NCCL and CUDA graphs still need about %.2f GiB more",
+               ? nd_fail_context(status,
+                                 "kernels, NCCL and CUDA graphs still need about %.2f GiB more",
                                  (double)later / GIB)
                : status;
 }
@@ -114,8 +120,8 @@ nd_status nd_beside_explain(const nd_rank *rank, bool resident, const nd_memplan
         return status;
     }
     return nd_fail_context(status,
-                           "the plan holds %.2f GiB, and NCCL and CUDA graphs were estimated at "
-                           "%.2f GiB more",
+                           "the plan holds %.2f GiB, and kernels, NCCL and CUDA graphs were "
+                           "estimated at %.2f GiB more",
                            (double)plan->total / GIB,
                            (double)nd_beside_later(rank, resident) / GIB);
 }

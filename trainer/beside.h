@@ -5,18 +5,18 @@
  * Memory of a rank beside its one planned allocation: of libraries, of the transport, of the
  * loader.
  *
- * On a GPU some of it is there when memory is planned, and is counted as it is. NCCL's buffers and
- * CUDA graphs come with the first steps and can only be estimated: how much they take depends on
- * links and driver, and NCCL keeps nothing on the GPU where ranks meet through host memory. So a
- * plan that does not fit is an error, a plan that leaves too little for them a warning; and if they
- * do run out of memory, that error says what the plan holds.
+ * On a GPU some of it is there when memory is planned, and is counted as it is. Kernels' code,
+ * NCCL's buffers and CUDA graphs come with the first steps and can only be estimated: how much they
+ * take depends on links and driver, and NCCL keeps nothing on the GPU where ranks meet through host
+ * memory. So a plan that does not fit is an error, a plan that leaves too little for them a
+ * warning; and if they do run out of memory, that error says what the plan holds.
  */
 #include "runtime/device/memplan.h"
 #include "trainer/rank.h"
 
 /* `resident`: every unit has its own weight buffer (fsdp.h). Counted in the plan, not allocated. */
 void nd_beside_plan(const nd_rank *rank, bool resident, nd_memplan *plan);
-/* What NCCL and CUDA graphs take of a GPU after the plan; 0 on a CPU. */
+/* What kernels, NCCL and CUDA graphs take of a GPU after the plan; 0 on a CPU. */
 size_t nd_beside_later(const nd_rank *rank, bool resident);
 /* nd_memplan_commit, with the warning. ND_ERR_RESOURCE says also what comes later. */
 nd_status nd_beside_commit(const nd_rank *rank, bool resident, nd_memplan *plan);

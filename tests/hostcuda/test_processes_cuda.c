@@ -100,11 +100,12 @@ Test(processes_cuda, what_comes_after_the_plan_is_an_estimate_and_a_warning)
     char command[2048];
     snprintf(command, sizeof command, "ND_DOUBLE_MEMORY=200 " RUN "%sfits", two);
     cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
-    cr_expect(strstr(shell_output, "NCCL and CUDA graphs will take about"), "%s", shell_output);
+    cr_expect(strstr(shell_output, "kernels, NCCL and CUDA graphs will take about"), "%s",
+              shell_output);
     snprintf(command, sizeof command, "ND_DOUBLE_MEMORY=50 " RUN "%snot", two);
     cr_expect_eq(shell_run(&dir, command), 71, "%s", shell_output);
     cr_expect(strstr(shell_output, "of 0.05 GiB are free") &&
-                  strstr(shell_output, "NCCL and CUDA graphs still need about"),
+                  strstr(shell_output, "kernels, NCCL and CUDA graphs still need about"),
               "%s", shell_output);
 }
 
