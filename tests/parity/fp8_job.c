@@ -26,6 +26,21 @@ mesh_job fp8_job(tempdir *dir, nd_fp8_recipe recipe, bool all_gather)
     return job;
 }
 
+mesh_job fp8_mesh_job(tempdir *dir, int64_t steps, bool same, nd_fp8_recipe recipe, bool all_gather)
+{
+    enum { GLOBAL_BATCH = 8, VOCAB = 97, BLOCK = FP8_SEQUENCE + 1 };
+    const char *path = mesh_token_file(dir, "tokens.bin", (int)steps * GLOBAL_BATCH * BLOCK, VOCAB,
+                                       same ? BLOCK : 0);
+    mesh_job job = mesh_job_on_tokens(path, mesh_small_llama(VOCAB), ND_PRECISION_FP8);
+    job.global_batch = GLOBAL_BATCH;
+    job.sequence = FP8_SEQUENCE;
+    job.steps = steps;
+    job.recipe = recipe;
+    job.all_gather = all_gather;
+    job.history_length = 16;
+    return job;
+}
+
 void fp8_run(const mesh_job *job, const mesh_case *mesh, nd_status expected)
 {
     mesh_result result;

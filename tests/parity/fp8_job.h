@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The job that the tests of an FP8 step start from: four layers on random tokens, one step. */
+/* The jobs that tests of FP8 steps start from. */
 #ifndef TESTS_PARITY_FP8_JOB_H
 #define TESTS_PARITY_FP8_JOB_H
 #include "tests/parity/mesh_data.h"
@@ -9,8 +9,16 @@ enum { FP8_SEQUENCE = 64, FP8_LAYERS = 4, FP8_VOCAB = 96 };
 
 nd_llama_shape fp8_shape(void);
 
-/* Its tokens lie in `dir`, which it makes; the test removes it. */
+/* Four layers on random tokens, one step. Its tokens lie in `dir`, which it makes; the test removes
+ * it. */
 mesh_job fp8_job(tempdir *dir, nd_fp8_recipe recipe, bool all_gather);
+
+/*
+ * The job that meshes are compared by: two layers, eight sequences a step. With `same` all of them
+ * are equal. Its tokens lie in `dir`, which is there; it lives until the next job.
+ */
+mesh_job fp8_mesh_job(tempdir *dir, int64_t steps, bool same, nd_fp8_recipe recipe,
+                      bool all_gather);
 
 /* Trains on the mesh and expects the status that rank 0 ends with. */
 void fp8_run(const mesh_job *job, const mesh_case *mesh, nd_status expected);

@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/parity/mesh_data.h"
+#include "tests/parity/fp8_job.h"
 #include "trainer/model/linear.h"
 #include "trainer/trainer.h"
 
-enum { VOCAB = 97, SEQUENCE = 64, GLOBAL_BATCH = 8, STEPS = 3 };
+enum { STEPS = 3 };
 enum { MAX_RANKS = 8, MAX_SITES = 64, WEIGHTS = 2 * ND_LINEARS_OF_BLOCK };
 
 static tempdir dir;
@@ -30,16 +30,8 @@ static observed seen[MAX_RANKS];
 
 static mesh_job job_of(nd_fp8_recipe recipe, bool all_gather)
 {
-    const char *path =
-        mesh_token_file(&dir, "tokens.bin", STEPS * GLOBAL_BATCH * (SEQUENCE + 1), VOCAB, 0);
-    mesh_job job = mesh_job_on_tokens(path, mesh_small_llama(VOCAB), ND_PRECISION_FP8);
-    job.global_batch = GLOBAL_BATCH;
-    job.sequence = SEQUENCE;
-    job.steps = STEPS;
+    mesh_job job = fp8_mesh_job(&dir, STEPS, false, recipe, all_gather);
     job.weight_decay = 0.0;
-    job.recipe = recipe;
-    job.all_gather = all_gather;
-    job.history_length = 16;
     return job;
 }
 

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * FP8 on meshes before the first update, against one worker. Scales and codes of weights are the
+ * same bits on every mesh, whatever a rank holds of them, and so are the scale and the codes of the
+ * first input that is cast (of the first block's k and v) where ranks see the same tokens: all
+ * blocks of this data are equal, so every micro-batch is. Under context parallelism a scale covers
+ * the rank's own tokens: it is compared with one worker's input, split and cast here. Input codes
+ * are those that the step's products had; weights gathered in BF16 are cast here, with the step's
+ * scales.
+ */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/parity/cast_spy.h"
+#include "tests/parity/fp8_job.h"
+#include "tests/support/ranks.h"
+#include "trainer/model/linear.h"
+#include "trainer/trainer.h"
+
+enum { SEQUENCE = FP8_SEQUENCE, LAYERS = 2, MAX_RANKS = 8 };
+enum { HIDDEN = 64, FFN = 128, WEIGHTS = LAYERS * ND_LINEARS_OF_BLOCK, MAX_WEIGHT = HIDDEN * FFN };
+
+static const mesh_case one = {"one worker", 1, 1, 1, 1, 1};
+static tempdir dir;
+
+/* What a rank has before the first update. */
+typedef struct observed {
+    float scale[WEIGHTS], input_scale;
+    uint8_t *codes
+        [WEIGHTS];  /* of the whole matrix, from the ranks that hold parts of it; 0x7f: of none */
+    uint8_t *input; /* (T, C) codes of the input of the first k and v, as the products had them */
+    nd_bf16 *h1;    /* (T, C) the same before its cast */
+    int64_t tokens;
+    nd_coord coord;
+} observed;
+
+static cast_spy spies[MAX_RANKS];
+
+static observed seen[MAX_RANKS];
+
+/* The codes of a weight's local block, gathered or, of what is gathered in BF16, cast here with its
+ * scale as the products do. */
+static nd_status codes_of(nd_trainer *t, const nd_param *p, int64_t site, uint8_t *codes)
+{
+    nd_model *m = t->model;
+    if (p->segment == ND_SEGMENT_FP8) {
+        memcpy(codes, nd_fsdp_codes(&m->fsdp, p->id, p->layer).data,
+               (size_t)(p->local_rows * p->local_cols));
+        return ND_OK;
+    }
+    nd_fp8 out = nd_scales_at(&m->scales, site);
+    out.codes = nd_tensor_2d(codes, ND_DTYPE_F8_E4M3, p->local_rows, p->local_cols);
+    return t->rank->ops->fp8_cast(&t->rank->stream, out, NULL,
+                                  nd_fsdp_weight(&m->fsdp, p->id, p->id, p->layer));
+}
+
+static nd_status observe_weights(void *context, nd_trainer *t)
+{
+    nd_model *m = t->model;
+    observed *o = &seen[t->rank->rank];
+    const nd_layout *layout = m->layout;
+    uint8_t codes[MAX_WEIGHT];
+    for (int64_t layer = 0; layer < LAYERS; layer++) {
+        ND_TRY(nd_fsdp_acquire(&m->fsdp, layout->first_block + (int)layer));
+        for (int l = 0; l < ND_LINEARS_OF_BLOCK; l++) {
+            const nd_param *p = &layout->params[nd_layout_find(layout, nd_linear_param(l), layer)];
+            int64_t site = nd_site_weight(&m->scales, layer, l);
+            o->scale[site] = m->scales.scale[site];
+            if (!nd_filter_converts(&m->scales.filter, layer, l)) {
+                continue;
+            }
+            ND_TRY(codes_of(t, p, site, codes));
+            for (int64_t i = 0; i < p->local_rows; i++) {
+                memcpy(o->codes[site] + (p->row_begin + i) * p->cols + p->col_begin,
+                       codes + i * p->local_cols, (size_t)p->local_cols);
+            }
+        }
+        nd_fsdp_release(&m->fsdp, layout->first_block + (int)layer);
+    }
+    return ND_OK;
+}
+
+static nd_status spy_on(void *context, nd_trainer *t, int64_t step)
+{
+    cast_spy_start(&spies[t->rank->rank], t->rank);
+    return ND_OK;
+}
+
+/* The first input that the step cast: the q of its group stays in BF16, so it is cast after it was
+ * gathered, whole. */
+static nd_status take_input(void *context, nd_trainer *t, int64_t step)
+{
+    nd_rank *r = t->rank;
+    observed *o = &seen[r->rank];
+    const nd_scales *s = &t->model->scales;
+    const float *at = s->scale + nd_site_input(s, 0, ND_INPUT_QKV);
+    const cast_spy *spy = &spies[r->rank];
+    int i = 0;
+    while (i < spy->count && i < CAST_SPY_MAX && spy->casts[i].at != at) {
+        i++;
+    }
+    ND_CHECK(i < CAST_SPY_MAX && i < spy->count, "no cast of the first input in %d", spy->count);
+    const spied_cast *c = &spy->casts[i];
+    ND_CHECK(c->rows == t->model->dims.T && c->columns == HIDDEN, "%ld x %ld", (long)c->rows,
+             (long)c->columns);
+    o->coord = r->coord;
+    o->tokens = c->rows;
+    o->input_scale = c->scale[0];
+    memcpy(o->h1, c->x, (size_t)(c->rows * HIDDEN) * 2);
+    memcpy(o->input, c->codes, (size_t)(c->rows * HIDDEN));
+    cast_spy_clear(&spies[r->rank]);
+    return ND_OK;
+}
+
+static void seen_alloc(void)
+{
+    for (int r = 0; r < MAX_RANKS; r++) {
+        for (int w = 0; w < WEIGHTS; w++) {
+            seen[r].codes[w] = malloc(MAX_WEIGHT);
+            memset(seen[r].codes[w], 0x7f, MAX_WEIGHT);
+        }
+        seen[r].input = malloc((size_t)SEQUENCE * HIDDEN);
+        seen[r].h1 = malloc((size_t)SEQUENCE * HIDDEN * 2);
+    }
+}
+
+static void seen_free(void)
+{
+    for (int r = 0; r < MAX_RANKS; r++) {
+        for (int w = 0; w < WEIGHTS; w++) {
+            free(seen[r].codes[w]);
+        }
+        free(seen[r].input);
+        free(seen[r].h1);
+    }
+}
+
+/* The input that a context-parallel rank sees, cast with a scale of its own. */
+static void cast_split(const observed *whole, int cp, int index, float *scale, uint8_t *codes)
+{
+    int64_t chunk = SEQUENCE / (2 * cp), rows = 2 * chunk;
+    nd_bf16 *part = malloc((size_t)(rows * HIDDEN) * 2);
+    float amax, inverse;
+    nd_device *device;
+    nd_stream stream;
+    const nd_ops *ops;
+    memcpy(part, whole->h1 + index * chunk * HIDDEN, (size_t)(chunk * HIDDEN) * 2);
+    memcpy(part + chunk * HIDDEN, whole->h1 + (2 * cp - 1 - index) * chunk * HIDDEN,
+           (size_t)(chunk * HIDDEN) * 2);
+    nd_tensor x = nd_tensor_2d(part, ND_DTYPE_BF16, rows, HIDDEN);
+    cr_assert_eq(nd_device_open_cpu(1, &device), ND_OK);
+    cr_assert_eq(nd_ops_ref(&ops), ND_OK);
+    cr_assert_eq(device->table->stream_init(device, &stream), ND_OK);
+    cr_assert_eq(ops->amax(&stream, &amax, x, ND_PER_TENSOR, false), ND_OK);
+    cr_assert_eq(ops->fp8_scale(&stream, scale, &inverse, &amax, 1, ND_DTYPE_F8_E4M3, false),
+                 ND_OK);
+    nd_fp8 out = {.codes = nd_tensor_2d(codes, ND_DTYPE_F8_E4M3, rows, HIDDEN),
+                  .scale = scale,
+                  .inverse = &inverse};
+    cr_assert_eq(ops->fp8_cast(&stream, out, NULL, x), ND_OK);
+    nd_device_close(device);
+    free(part);
+}
+
+static void compare_inputs(const mesh_case *mesh, const observed *whole, const observed *o)
+{
+    uint8_t codes[SEQUENCE * HIDDEN];
+    float scale = whole->input_scale;
+    memcpy(codes, whole->input, sizeof codes);
+    if (mesh->cp > 1) {
+        cast_split(whole, mesh->cp, o->coord.at[ND_AXIS_CP], &scale, codes);
+    }
+    cr_assert_eq(memcmp(&o->input_scale, &scale, 4), 0, "%s: input scale %.9g, %.9g expected",
+                 mesh->name, o->input_scale, scale);
+    cr_assert_eq(memcmp(o->input, codes, (size_t)(o->tokens * HIDDEN)), 0, "%s: input codes",
+                 mesh->name);
+}
+
+/* Every code that any rank holds is that of one worker, and together they hold all. */
+static void compare_weights(const mesh_case *mesh, const observed *whole, int ranks)
+{
+    for (int w = 0; w < WEIGHTS; w++) {
+        for (int i = 0; i < MAX_WEIGHT; i++) {
+            int held = 0;
+            for (int r = 0; r < ranks; r++) {
+                held += seen[r].codes[w][i] != 0x7f;
+                cr_assert(seen[r].codes[w][i] == 0x7f || seen[r].codes[w][i] == whole->codes[w][i],
+                          "%s: code %d of weight %d on rank %d", mesh->name, i, w, r);
+            }
+            cr_assert(held > 0 || whole->codes[w][i] == 0x7f, "%s: nobody has code %d of weight %d",
+                      mesh->name, i, w);
+        }
+    }
+}
+
+/* One worker has codes of every linear but the first. */
+static observed keep_first(void)
+{
+    observed whole = seen[0];
+    for (int w = 0; w < WEIGHTS; w++) {
+        cr_assert_eq(seen[0].codes[w][0] == 0x7f, w == 0, "weight %d", w);
+        whole.codes[w] = malloc(MAX_WEIGHT);
+        memcpy(whole.codes[w], seen[0].codes[w], MAX_WEIGHT);
+    }
+    whole.input = malloc((size_t)SEQUENCE * HIDDEN);
+    whole.h1 = malloc((size_t)SEQUENCE * HIDDEN * 2);
+    memcpy(whole.input, seen[0].input, (size_t)SEQUENCE * HIDDEN);
+    memcpy(whole.h1, seen[0].h1, (size_t)SEQUENCE * HIDDEN * 2);
+    return whole;
+}
+
+static void same_bits_before_the_first_update(bool all_gather)
+{
+    static const mesh_case meshes[] = {
+        {"ddp 2", 2, 1, 1, 1, 1},
+        {"fsdp 2", 1, 2, 1, 1, 1, .zero2 = true},
+        {"fsdp 4", 1, 4, 1, 1, 1},
+        {"fsdp 8", 1, 8, 1, 1, 1},
+        {"tp 2", 1, 1, 1, 2, 1},
+        {"tp 4", 1, 1, 1, 4, 1},
+        {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
+        {"cp 2", 1, 1, 2, 1, 1},
+        {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1, .ring = true},
+    };
+    mesh_result result;
+    tempdir_make(&dir);
+    mesh_job job = fp8_mesh_job(&dir, 1, true, ND_FP8_TENSORWISE, all_gather);
+    job.observe = observe_weights;
+    job.before_step = spy_on;
+    job.after_step = take_input;
+    seen_alloc();
+    cr_assert_eq(mesh_run(&job, &one, &result), ND_OK, "%s", nd_error_last()->message);
+    mesh_result_free(&result);
+    observed whole = keep_first();
+    seen_free();
+    for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
+        int ranks = meshes[i].dp_replicate * meshes[i].dp_shard * meshes[i].cp * meshes[i].tp;
+        seen_alloc();
+        cr_assert_eq(mesh_run(&job, &meshes[i], &result), ND_OK, "%s", nd_error_last()->message);
+        for (int r = 0; r < ranks; r++) {
+            cr_assert_eq(memcmp(seen[r].scale, whole.scale, sizeof whole.scale), 0,
+                         "%s: weight scales of rank %d", meshes[i].name, r);
+            compare_inputs(&meshes[i], &whole, &seen[r]);
+        }
+        compare_weights(&meshes[i], &whole, ranks);
+        mesh_result_free(&result);
+        seen_free();
+    }
+    tempdir_remove(&dir);
+}
+
+Test(fp8_codes, same_scales_and_codes_before_the_first_update, .timeout = 600)
+{
+    same_bits_before_the_first_update(true);
+}
+
+Test(fp8_codes, same_scales_and_codes_when_gathered_in_bf16, .timeout = 600)
+{
+    same_bits_before_the_first_update(false);
+}
