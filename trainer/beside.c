@@ -4,8 +4,6 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
 #include "runtime/device/cuda.h"
-#include "runtime/device/graphs.h"
-#include "trainer/parallel/fsdp.h"
 #include "trainer/trainer.h"
 
 static const double GIB = 1073741824.0;
@@ -46,28 +44,14 @@ static size_t context_bytes(const nd_rank *rank)
     return used;
 }
 
-/* Ops of all graphs of a block: at most 32 forward, 96 backward, and these for products that begin
- * gradients and for those that add to them. Where blocks share buffers, a block may meet both. */
-static int64_t graph_ops(const nd_rank *rank, bool resident)
-{
-    int64_t betas = rank->config->train.gradient_accumulation_steps > 1 ? 2 : 1;
-    int64_t buffers = resident ? 1 : ND_FSDP_BLOCK_SLOTS;
-    return rank->shape.layers * buffers * (32 + 96 * betas);
-}
-
-static size_t graph_bytes(const nd_rank *rank, bool resident)
-{
-    return rank->config->kernels.cuda_graphs ? nd_graphs_bytes(graph_ops(rank, resident)) : 0;
-}
-
-size_t nd_beside_later(const nd_rank *rank, bool resident)
+size_t nd_beside_later(const nd_rank *rank, const nd_graph_counts *graphs)
 {
     return nd_rank_is_gpu(rank)
-               ? KERNEL_BYTES + nd_comm_nccl_bytes(&rank->mesh) + graph_bytes(rank, resident)
+               ? KERNEL_BYTES + nd_comm_nccl_bytes(&rank->mesh) + nd_graphs_bytes(graphs)
                : 0;
 }
 
-void nd_beside_plan(const nd_rank *rank, bool resident, nd_memplan *plan)
+void nd_beside_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan)
 {
     if (nd_rank_is_gpu(rank)) {
         nd_memplan_add_external(plan, ND_MEM_SCRATCH, "workspaces of cuBLASLt and kernels",
@@ -75,7 +59,7 @@ void nd_beside_plan(const nd_rank *rank, bool resident, nd_memplan *plan)
         nd_memplan_add_external(plan, ND_MEM_SCRATCH, "driver and libraries", context_bytes(rank));
         if (rank->config->kernels.cuda_graphs) {
             nd_memplan_add_external(plan, ND_MEM_SCRATCH, "CUDA graphs, estimated",
-                                    graph_bytes(rank, resident));
+                                    nd_graphs_bytes(graphs));
         }
         nd_memplan_add_external(plan, ND_MEM_COMMUNICATION, "NCCL, estimated",
                                 nd_comm_nccl_bytes(&rank->mesh));
@@ -101,9 +85,9 @@ static void warn_of_later(const nd_rank *rank, size_t later, const nd_memplan *p
     }
 }
 
-nd_status nd_beside_commit(const nd_rank *rank, bool resident, nd_memplan *plan)
+nd_status nd_beside_commit(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan)
 {
-    size_t later = nd_beside_later(rank, resident);
+    size_t later = nd_beside_later(rank, graphs);
     warn_of_later(rank, later, plan);
     nd_status status = nd_memplan_commit(plan, rank->device);
     return status == ND_ERR_RESOURCE && later > 0
@@ -113,8 +97,8 @@ nd_status nd_beside_commit(const nd_rank *rank, bool resident, nd_memplan *plan)
                : status;
 }
 
-nd_status nd_beside_explain(const nd_rank *rank, bool resident, const nd_memplan *plan,
-                            nd_status status)
+nd_status nd_beside_explain(const nd_rank *rank, const nd_graph_counts *graphs,
+                            const nd_memplan *plan, nd_status status)
 {
     if (status != ND_ERR_RESOURCE || rank->device->kind != ND_DEVICE_CUDA) {
         return status;
@@ -122,6 +106,5 @@ nd_status nd_beside_explain(const nd_rank *rank, bool resident, const nd_memplan
     return nd_fail_context(status,
                            "the plan holds %.2f GiB, and kernels, NCCL and CUDA graphs were "
                            "estimated at %.2f GiB more",
-                           (double)plan->total / GIB,
-                           (double)nd_beside_later(rank, resident) / GIB);
+                           (double)plan->total / GIB, (double)nd_beside_later(rank, graphs) / GIB);
 }

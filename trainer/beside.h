@@ -11,17 +11,18 @@
  * memory. So a plan that does not fit is an error, a plan that leaves too little for them a
  * warning; and if they do run out of memory, that error says what the plan holds.
  */
+#include "runtime/device/graphs.h"
 #include "runtime/device/memplan.h"
 #include "trainer/rank.h"
 
-/* `resident`: every unit has its own weight buffer (fsdp.h). Counted in the plan, not allocated. */
-void nd_beside_plan(const nd_rank *rank, bool resident, nd_memplan *plan);
+/* `graphs`: what CUDA graphs will hold. Counted in the plan, not allocated. */
+void nd_beside_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan);
 /* What kernels, NCCL and CUDA graphs take of a GPU after the plan; 0 on a CPU. */
-size_t nd_beside_later(const nd_rank *rank, bool resident);
+size_t nd_beside_later(const nd_rank *rank, const nd_graph_counts *graphs);
 /* nd_memplan_commit, with the warning. ND_ERR_RESOURCE says also what comes later. */
-nd_status nd_beside_commit(const nd_rank *rank, bool resident, nd_memplan *plan);
+nd_status nd_beside_commit(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan);
 /* A step's status; ND_ERR_RESOURCE of a GPU says what the plan holds. */
-nd_status nd_beside_explain(const nd_rank *rank, bool resident, const nd_memplan *plan,
-                            nd_status status);
+nd_status nd_beside_explain(const nd_rank *rank, const nd_graph_counts *graphs,
+                            const nd_memplan *plan, nd_status status);
 
 #endif

@@ -54,7 +54,7 @@ static inline bool nd_rank_is_gpu(const nd_rank *rank)
 #define ND_OP(rank_, kind_, op_, ...)                                                              \
     do {                                                                                           \
         bool nd_enqueue_;                                                                          \
-        ND_TRY(nd_stream_inside(&(rank_)->stream, true, &nd_enqueue_));                            \
+        ND_TRY(nd_stream_inside(&(rank_)->stream, &(nd_graph_op){.name = #op_}, &nd_enqueue_));    \
         if (nd_enqueue_) {                                                                         \
             ND_RUN(rank_, kind_, (rank_)->ops->op_(&(rank_)->stream, __VA_ARGS__));                \
         }                                                                                          \

@@ -11,6 +11,7 @@
 #include "trainer/metrics/step_line.h"
 #include "trainer/optim/schedule.h"
 #include "trainer/precision/health.h"
+#include "trainer/tune/dry_run.h"
 
 nd_status nd_trainer_check_precision(const nd_config *config, const nd_llama_shape *shape)
 {
@@ -52,7 +53,10 @@ static nd_status create(nd_rank *rank, nd_trainer **out)
     ND_TRY_OUT(nd_model_create(rank, &t->plan, &t->model));
     ND_TRY_OUT(nd_gradsync_init(&t->sync, &t->model->fsdp, &t->plan));
     ND_TRY_OUT(nd_optimizer_init(&t->optimizer, &t->model->fsdp));
-    nd_beside_plan(rank, t->model->fsdp.resident, &t->plan);
+    if (rank->config->kernels.cuda_graphs) {
+        ND_TRY_OUT(nd_dry_run_graphs(rank, &t->planned_graphs));
+    }
+    nd_beside_plan(rank, &t->planned_graphs, &t->plan);
     *out = t;
 out:
     if (status != ND_OK) {
@@ -69,7 +73,7 @@ static bool is_too_large(const nd_trainer *t)
     return t->rank->device->kind == ND_DEVICE_CUDA && t->model->layout->shards == 1 &&
            t->rank->config->parallel.reshard_after_forward && !t->rank->cast_units &&
            nd_cuda_info_of(t->rank->device, &gpu) == ND_OK &&
-           t->plan.total + nd_beside_later(t->rank, t->model->fsdp.resident) > gpu.free_bytes;
+           t->plan.total + nd_beside_later(t->rank, &t->planned_graphs) > gpu.free_bytes;
 }
 
 nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
@@ -88,17 +92,17 @@ nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
 nd_status nd_trainer_commit(nd_trainer *t)
 {
     void *host = NULL;
-    ND_TRY(nd_beside_commit(t->rank, t->model->fsdp.resident, &t->plan));
+    ND_TRY(nd_beside_commit(t->rank, &t->planned_graphs, &t->plan));
     ND_TRY(nd_host_alloc(t->rank->device, 2 * sizeof *t->sent, &host));
     t->sent = host;
     t->received = t->sent + 1;
     if (t->rank->config->kernels.cuda_graphs) {
-        ND_TRY(nd_graphs_create(&t->rank->stream, &t->graphs));
+        ND_TRY(nd_graphs_create(&t->rank->stream, &t->planned_graphs, &t->graphs));
     }
     nd_gradsync_bind(&t->sync, &t->plan);
     ND_TRY(nd_model_bind(t->model, &t->plan));
     nd_optimizer_bind(&t->optimizer);
-    return ND_OK;
+    return nd_health_agree(&t->model->scales);
 }
 
 void nd_trainer_destroy(nd_trainer *t)
@@ -185,8 +189,10 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
 {
     nd_rank *r = t->rank;
     nd_step_numbers *numbers = t->model->numbers;
+    bool healthy = t->model->scales.healthy;
     /* The first step loads kernels and makes plans, which a capture does not allow. */
-    t->model->graphs = t->trained > 0 && !t->model->scales.healthy ? t->graphs : NULL;
+    t->model->graphs = t->plain > 0 && !healthy ? t->graphs : NULL;
+    nd_graphs_set_step(t->graphs, t->step + 1);
     int64_t micros = r->config->train.gradient_accumulation_steps;
     ND_TRY(send_tokens(t, batch->valid));
     ND_TRY(nd_zero(&r->stream, &numbers->loss_sum, sizeof numbers->loss_sum));
@@ -205,7 +211,7 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
             "and completions of data.path",
             (long long)t->step + 1);
     }
-    t->trained++;
+    t->plain += !healthy;
     out->loss = t->received->loss_sum / (double)t->received->tokens;
     out->grad_norm = sqrt(t->received->squares);
     out->tokens = t->received->tokens;
@@ -266,7 +272,7 @@ static nd_status step(nd_trainer *t, const nd_step_batch *batch, nd_step_result 
 
 nd_status nd_trainer_step(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
 {
-    return nd_beside_explain(t->rank, t->model->fsdp.resident, &t->plan, step(t, batch, out));
+    return nd_beside_explain(t->rank, &t->planned_graphs, &t->plan, step(t, batch, out));
 }
 
 nd_status nd_trainer_evaluate(nd_trainer *t, nd_loader *loader, int64_t batches,

@@ -18,9 +18,10 @@ typedef struct nd_trainer {
     nd_gradsync sync;
     nd_optimizer optimizer;
     nd_graphs *graphs;                /* kernels.cuda_graphs; else NULL */
+    nd_graph_counts planned_graphs;   /* what they will hold */
     nd_step_numbers *sent, *received; /* host memory: what goes to the device, what comes back */
     int64_t step;                     /* steps done, also those that were skipped */
-    int64_t trained;                  /* gradients made since the start of the process */
+    int64_t plain;   /* gradients made since the start of the process, without a health report */
     int64_t skipped; /* without an update: not finite, and train.nonfinite is skip */
 } nd_trainer;
 
@@ -41,7 +42,7 @@ nd_loader_options nd_trainer_loader_options(const nd_rank *rank, bool validation
 
 /* Plans memory; nothing is allocated on the device yet (enough for `ndtrain plan`). */
 nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out);
-/* Allocates the plan and binds. The rank's groups must exist from here on. */
+/* Allocates the plan and binds. Collective: the rank's groups must exist from here on. */
 nd_status nd_trainer_commit(nd_trainer *trainer);
 void nd_trainer_destroy(nd_trainer *trainer);
 

@@ -409,7 +409,7 @@ nd_status nd_cuda_sdpa_bwd(nd_stream *stream, const nd_attention *a, nd_tensor d
     }
     bool sums = c.adds_keys && !add_kv;
     if (sums) {
-        ND_TRY(nd_zero(stream, w.sum_k.data, l.end - l.sum_k));
+        ND_TRY(stream->device->table->zero(stream, w.sum_k.data, l.end - l.sum_k));
     }
     for (int i = 0; i < c.count; i++) {
         ND_TRY(run_piece(stream, &w, &c.pieces[i]));

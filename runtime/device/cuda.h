@@ -46,6 +46,8 @@ void nd_cuda_pinned_free(nd_device *device, void *p);
 typedef struct nd_cuda_graph nd_cuda_graph;
 nd_status nd_cuda_capture_begin(nd_stream *stream, const char *name);
 nd_status nd_cuda_capture_end(nd_stream *stream, nd_cuda_graph **out);
+/* Ends it, and forgets what was recorded. Sets no error: one is being passed up. */
+void nd_cuda_capture_cancel(nd_stream *stream);
 nd_status nd_cuda_graph_launch(nd_cuda_graph *graph, nd_stream *stream);
 void nd_cuda_graph_destroy(nd_cuda_graph *graph); /* NULL is legal */
 

@@ -44,6 +44,18 @@ nd_status nd_cuda_capture_end(nd_stream *stream, nd_cuda_graph **out)
     return status;
 }
 
+void nd_cuda_capture_cancel(nd_stream *stream)
+{
+    cudaGraph_t recorded = NULL;
+    char ops[ND_CUDA_OPS_MAX];
+    nd_cuda_ops_end(stream->device, ops);
+    cudaStreamEndCapture(nd_cuda_stream(stream), &recorded);
+    if (recorded) {
+        cudaGraphDestroy(recorded);
+    }
+    cudaGetLastError(); /* a capture that an illegal call ended says so again */
+}
+
 nd_status nd_cuda_graph_launch(nd_cuda_graph *graph, nd_stream *stream)
 {
     cudaError_t launched = cudaGraphLaunch(graph->executable, nd_cuda_stream(stream));

@@ -84,30 +84,40 @@ static inline void nd_device_free(nd_device *d, void *p, size_t bytes)
     d->table->free(d, p, bytes);
 }
 
+/* Something enqueued: an op, or a copy or fill with its buffers. */
+typedef struct nd_graph_op {
+    const char *name; /* static: "matmul", "copy" */
+    const void *to, *from;
+    size_t bytes;
+} nd_graph_op;
+
 /* For streams with a graph, graphs.c. What runs between the graphs of a block comes first: */
 nd_status nd_graphs_outside(struct nd_graphs *graphs);
-/* Before an op, or a copy or fill (not op); not *enqueue: it is in a graph that runs again. */
-nd_status nd_graphs_inside(struct nd_graphs *graphs, bool op, bool *enqueue);
+/* Before an op; not *enqueue: it is in a graph that runs again. */
+nd_status nd_graphs_inside(struct nd_graphs *graphs, const nd_graph_op *op, bool *enqueue);
 
 static inline nd_status nd_stream_outside(nd_stream *s)
 {
     return s && s->graph ? nd_graphs_outside(s->graph) : ND_OK;
 }
-static inline nd_status nd_stream_inside(nd_stream *s, bool op, bool *enqueue)
+static inline nd_status nd_stream_inside(nd_stream *s, const nd_graph_op *op, bool *enqueue)
 {
     *enqueue = true;
     return s->graph ? nd_graphs_inside(s->graph, op, enqueue) : ND_OK;
 }
+/* Not from within an op of a backend, which calls the table: a replay does not see it. */
 static inline nd_status nd_copy(nd_stream *s, void *dst, const void *src, size_t bytes)
 {
+    const nd_graph_op op = {"copy", dst, src, bytes};
     bool enqueue;
-    ND_TRY(nd_stream_inside(s, false, &enqueue));
+    ND_TRY(nd_stream_inside(s, &op, &enqueue));
     return enqueue ? s->device->table->copy(s, dst, src, bytes) : ND_OK;
 }
 static inline nd_status nd_zero(nd_stream *s, void *dst, size_t bytes)
 {
+    const nd_graph_op op = {"fill", dst, NULL, bytes};
     bool enqueue;
-    ND_TRY(nd_stream_inside(s, false, &enqueue));
+    ND_TRY(nd_stream_inside(s, &op, &enqueue));
     return enqueue ? s->device->table->zero(s, dst, bytes) : ND_OK;
 }
 static inline nd_status nd_stream_wait(nd_stream *s, nd_event *e)

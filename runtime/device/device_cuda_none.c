@@ -44,6 +44,10 @@ nd_status nd_cuda_capture_end(nd_stream *stream, nd_cuda_graph **out)
     return absent();
 }
 
+void nd_cuda_capture_cancel(nd_stream *stream)
+{
+}
+
 nd_status nd_cuda_graph_launch(nd_cuda_graph *graph, nd_stream *stream)
 {
     return absent();

@@ -7,49 +7,94 @@
 
 #include "runtime/device/cuda.h"
 
-/* A graph between two collectives. */
+/* A graph between two collectives: `count` ops from `first` on. */
 typedef struct part {
-    nd_cuda_graph *graph;
-    int64_t ops;
+    nd_cuda_graph *graph; /* NULL in a dry run */
+    int64_t first, count;
 } part;
 
+/* `count` parts from `first` on. */
 typedef struct work {
     nd_graph_key key;
-    part *parts;
-    int count, room;
+    int64_t step; /* in which it was recorded */
+    int64_t first, count;
 } work;
 
 struct nd_graphs {
     nd_stream *stream;
+    bool dry;
+    nd_graph_counts room; /* of the arrays: what is planned; a dry run makes more */
+    nd_graph_counts used;
     work *works;
-    int count, room;
-    int64_t launches;
+    part *parts;
+    nd_graph_op *ops;
+    int64_t step, recent; /* the work that was met last */
 
     /* Between begin and end. */
     work *current;
     bool records; /* else it replays */
     bool open;    /* record: the stream is captured; replay: part `next` was launched */
-    int next;     /* replay: the part that comes, or that is open */
-    int64_t ops;  /* seen in the open part */
+    int64_t next; /* replay: the part that comes, or that is open */
+    int64_t seen; /* ops in the open part */
 };
 
-nd_status nd_graphs_create(nd_stream *stream, nd_graphs **out)
+static bool ops_wait(void)
 {
     const char *sync = getenv("ND_CUDA_SYNC");
+    return sync && sync[0] && strcmp(sync, "0") != 0;
+}
+
+nd_status nd_graphs_create(nd_stream *stream, const nd_graph_counts *most, nd_graphs **out)
+{
+    nd_graphs *g = NULL;
+    nd_status status = ND_OK;
     if (stream->device->kind != ND_DEVICE_CUDA) {
         return nd_fail(ND_ERR_CONFIG,
                        "kernels.cuda_graphs is true, but this run is on %s, which "
                        "has no CUDA graphs; set kernels.cuda_graphs: false",
                        stream->device->name);
     }
-    if (sync && sync[0] && strcmp(sync, "0") != 0) {
+    if (ops_wait()) {
         return nd_fail(ND_ERR_CONFIG,
                        "ND_CUDA_SYNC makes each op wait for its result, and ops of a CUDA graph "
                        "cannot; unset it, or set kernels.cuda_graphs: false to find the op");
     }
+    ND_TRY(nd_graphs_create_dry(stream, &g));
+    g->dry = false;
+    g->room = *most;
+    ND_TRY_OUT(ND_ALLOC(most->works, &g->works));
+    ND_TRY_OUT(ND_ALLOC(most->graphs, &g->parts));
+    ND_TRY_OUT(ND_ALLOC(most->ops, &g->ops));
+    *out = g;
+out:
+    if (status != ND_OK) {
+        nd_graphs_destroy(g);
+    }
+    return status;
+}
+
+nd_status nd_graphs_create_dry(nd_stream *stream, nd_graphs **out)
+{
     ND_TRY(ND_ALLOC(1, out));
     (*out)->stream = stream;
+    (*out)->dry = true;
     return ND_OK;
+}
+
+/* What was recorded of the current work goes, and the stream is free again. */
+static void drop(nd_graphs *g)
+{
+    if (g->records && g->open && !g->dry) {
+        nd_cuda_capture_cancel(g->stream);
+    }
+    while (g->records && g->used.graphs > g->current->first) {
+        part *p = &g->parts[--g->used.graphs];
+        nd_cuda_graph_destroy(p->graph);
+        g->used.ops = p->first;
+    }
+    g->used.works -= g->records;
+    g->open = false;
+    g->current = NULL;
 }
 
 void nd_graphs_destroy(nd_graphs *g)
@@ -57,15 +102,24 @@ void nd_graphs_destroy(nd_graphs *g)
     if (!g) {
         return;
     }
+    if (g->current) {
+        drop(g);
+    }
     g->stream->graph = NULL;
-    for (int i = 0; i < g->count; i++) {
-        for (int p = 0; p < g->works[i].count; p++) {
-            nd_cuda_graph_destroy(g->works[i].parts[p].graph);
-        }
-        free(g->works[i].parts);
+    for (int64_t p = 0; p < g->used.graphs; p++) {
+        nd_cuda_graph_destroy(g->parts[p].graph);
     }
     free(g->works);
+    free(g->parts);
+    free(g->ops);
     free(g);
+}
+
+void nd_graphs_set_step(nd_graphs *g, int64_t step)
+{
+    if (g) {
+        g->step = step;
+    }
 }
 
 static bool same_key(const nd_graph_key *a, const nd_graph_key *b)
@@ -77,19 +131,41 @@ static bool same_key(const nd_graph_key *a, const nd_graph_key *b)
     return same;
 }
 
-/* Room for one more; the array may move. */
-static nd_status grow(void **array, int count, int *room, size_t bytes)
+/* Room for one more of `used`; in a dry run the array may move. */
+static nd_status reserve(nd_graphs *g, const nd_graph_key *key, void **array, int64_t used,
+                         int64_t *room, size_t bytes)
 {
-    if (count == *room) {
-        int wanted = *room > 0 ? 2 * *room : 8;
-        void *larger = realloc(*array, (size_t)wanted * bytes);
-        if (!larger) {
-            return nd_fail(ND_ERR_INTERNAL, "out of host memory");
-        }
-        *array = larger;
-        *room = wanted;
+    if (used < *room) {
+        return ND_OK;
     }
+    if (!g->dry) {
+        return nd_fail(ND_ERR_INTERNAL,
+                       "step %lld: the %s of block %lld goes beyond the planned %lld CUDA graphs "
+                       "(of %lld works, with %lld ops); set kernels.cuda_graphs: false",
+                       (long long)g->step, key->name, (long long)key->number,
+                       (long long)g->room.graphs, (long long)g->room.works, (long long)g->room.ops);
+    }
+    int64_t wanted = *room > 0 ? 2 * *room : 64;
+    void *larger = realloc(*array, (size_t)wanted * bytes);
+    if (!larger) {
+        return nd_fail(ND_ERR_INTERNAL, "out of host memory");
+    }
+    *array = larger;
+    *room = wanted;
     return ND_OK;
+}
+
+/* Works come round in the order of their recording: the one after the last one, mostly. */
+static work *find(nd_graphs *g, const nd_graph_key *key)
+{
+    for (int64_t i = 1; i <= g->used.works; i++) {
+        int64_t at = (g->recent + i) % g->used.works;
+        if (same_key(&g->works[at].key, key)) {
+            g->recent = at;
+            return &g->works[at];
+        }
+    }
+    return NULL;
 }
 
 nd_status nd_graphs_begin(nd_graphs *g, const nd_graph_key *key)
@@ -98,14 +174,14 @@ nd_status nd_graphs_begin(nd_graphs *g, const nd_graph_key *key)
         return ND_OK;
     }
     ND_ASSERT(!g->current);
-    for (int i = 0; i < g->count && !g->current; i++) {
-        g->current = same_key(&g->works[i].key, key) ? &g->works[i] : NULL;
-    }
+    g->current = find(g, key);
     g->records = !g->current;
     if (g->records) {
-        ND_TRY(grow((void **)&g->works, g->count, &g->room, sizeof *g->works));
-        g->current = &g->works[g->count++];
-        *g->current = (work){.key = *key};
+        ND_TRY(
+            reserve(g, key, (void **)&g->works, g->used.works, &g->room.works, sizeof *g->works));
+        g->recent = g->used.works++;
+        g->current = &g->works[g->recent];
+        *g->current = (work){.key = *key, .step = g->step, .first = g->used.graphs};
     }
     g->open = false;
     g->next = 0;
@@ -113,65 +189,99 @@ nd_status nd_graphs_begin(nd_graphs *g, const nd_graph_key *key)
     return ND_OK;
 }
 
-static nd_status begin_capture(nd_graphs *g)
-{
-    const nd_graph_key *key = &g->current->key;
-    char name[64];
-    snprintf(name, sizeof name, "%s of block %lld, part %d", key->name, (long long)key->number,
-             g->current->count + 1);
-    return nd_cuda_capture_begin(g->stream, name);
-}
-
-static nd_status end_capture(nd_graphs *g)
+static nd_status begin_part(nd_graphs *g)
 {
     work *w = g->current;
-    part p = {.ops = g->ops};
-    nd_status status = nd_cuda_capture_end(g->stream, &p.graph);
-    if (status == ND_OK && (status = grow((void **)&w->parts, w->count, &w->room, sizeof p)) != 0) {
-        nd_cuda_graph_destroy(p.graph);
+    char name[64];
+    ND_TRY(
+        reserve(g, &w->key, (void **)&g->parts, g->used.graphs, &g->room.graphs, sizeof *g->parts));
+    if (!g->dry) {
+        snprintf(name, sizeof name, "%s of block %lld, part %lld", w->key.name,
+                 (long long)w->key.number, (long long)w->count + 1);
+        ND_TRY(nd_cuda_capture_begin(g->stream, name));
     }
+    g->parts[g->used.graphs++] = (part){.first = g->used.ops};
+    w->count++;
+    g->open = true;
+    return ND_OK;
+}
+
+static nd_status record(nd_graphs *g, const nd_graph_op *op)
+{
+    if (!g->open) {
+        ND_TRY(begin_part(g));
+    }
+    ND_TRY(
+        reserve(g, &g->current->key, (void **)&g->ops, g->used.ops, &g->room.ops, sizeof *g->ops));
+    g->ops[g->used.ops++] = *op;
+    g->parts[g->used.graphs - 1].count++;
+    return ND_OK;
+}
+
+static nd_status launch(nd_graphs *g, const part *p)
+{
+    g->used.launches++;
+    return g->dry ? ND_OK : nd_cuda_graph_launch(p->graph, g->stream);
+}
+
+static nd_status end_part(nd_graphs *g)
+{
+    part *p = &g->parts[g->used.graphs - 1];
+    nd_status status = g->dry ? ND_OK : nd_cuda_capture_end(g->stream, &p->graph);
+    g->open = false;
     if (status != ND_OK) {
         return nd_fail_context(status,
                                "capturing the %s of block %lld (kernels.cuda_graphs: false runs "
                                "without)",
-                               w->key.name, (long long)w->key.number);
+                               g->current->key.name, (long long)g->current->key.number);
     }
-    w->parts[w->count++] = p;
-    g->launches++;
-    return nd_cuda_graph_launch(p.graph, g->stream);
+    return launch(g, p);
 }
 
-static nd_status differs(const nd_graphs *g)
+static const part *next_part(const nd_graphs *g)
+{
+    return g->next < g->current->count ? &g->parts[g->current->first + g->next] : NULL;
+}
+
+/* Op `seen` of the next part is not the recorded one; op NULL: a collective or the end came. */
+static nd_status differs(const nd_graphs *g, const nd_graph_op *op)
 {
     const work *w = g->current;
-    int64_t recorded = g->next < w->count ? w->parts[g->next].ops : 0;
+    const part *p = next_part(g);
+    const nd_graph_op *recorded = p && g->seen < p->count ? &g->ops[p->first + g->seen] : NULL;
+    bool buffers = op && recorded && strcmp(op->name, recorded->name) == 0;
     return nd_fail(ND_ERR_INTERNAL,
-                   "the %s of block %lld has %lld ops in part %d of %d, and its CUDA graph has "
-                   "%lld; set kernels.cuda_graphs: false",
-                   w->key.name, (long long)w->key.number, (long long)g->ops, g->next + 1, w->count,
-                   (long long)recorded);
+                   "step %lld, %s of block %lld: op %lld of part %lld is %s%s, and the CUDA graph "
+                   "of step %lld has %s there; set kernels.cuda_graphs: false",
+                   (long long)g->step, w->key.name, (long long)w->key.number,
+                   (long long)g->seen + 1, (long long)g->next + 1, op ? op->name : "none",
+                   buffers ? " with other buffers" : "", (long long)w->step,
+                   recorded ? recorded->name : "none");
 }
 
-static nd_status launch_next(nd_graphs *g)
+static bool same_op(const nd_graph_op *a, const nd_graph_op *b)
 {
-    if (g->next == g->current->count) {
-        return differs(g);
-    }
-    g->launches++;
-    return nd_cuda_graph_launch(g->current->parts[g->next].graph, g->stream);
+    return (a->name == b->name || strcmp(a->name, b->name) == 0) && a->to == b->to &&
+           a->from == b->from && a->bytes == b->bytes;
 }
 
-/* Copies are not counted: what an op copies is not seen when the op is replayed. */
-nd_status nd_graphs_inside(nd_graphs *g, bool op, bool *enqueue)
+static nd_status replay(nd_graphs *g, const nd_graph_op *op)
+{
+    const part *p = next_part(g);
+    bool launches = !g->open;
+    g->seen = launches ? 0 : g->seen;
+    if (!p || g->seen == p->count || !same_op(op, &g->ops[p->first + g->seen])) {
+        return differs(g, op);
+    }
+    g->seen++;
+    g->open = true;
+    return launches ? launch(g, p) : ND_OK;
+}
+
+nd_status nd_graphs_inside(nd_graphs *g, const nd_graph_op *op, bool *enqueue)
 {
     *enqueue = g->records;
-    if (g->open) {
-        g->ops += op;
-        return ND_OK;
-    }
-    g->open = true;
-    g->ops = op;
-    return g->records ? begin_capture(g) : launch_next(g);
+    return g->records ? record(g, op) : replay(g, op);
 }
 
 nd_status nd_graphs_outside(nd_graphs *g)
@@ -179,40 +289,39 @@ nd_status nd_graphs_outside(nd_graphs *g)
     if (!g->open) {
         return ND_OK;
     }
-    g->open = false;
     if (g->records) {
-        return end_capture(g);
+        return end_part(g);
     }
-    if (g->ops != g->current->parts[g->next].ops) {
-        return differs(g);
+    if (g->seen != next_part(g)->count) {
+        return differs(g, NULL);
     }
+    g->open = false;
     g->next++;
     return ND_OK;
 }
 
-nd_status nd_graphs_end(nd_graphs *g)
+static nd_status finish(nd_graphs *g)
+{
+    ND_TRY(nd_graphs_outside(g));
+    g->seen = 0;
+    return !g->records && next_part(g) ? differs(g, NULL) : ND_OK;
+}
+
+nd_status nd_graphs_end(nd_graphs *g, nd_status status)
 {
     if (!g) {
-        return ND_OK;
+        return status;
     }
-    ND_TRY(nd_graphs_outside(g));
-    if (!g->records && g->next != g->current->count) {
-        g->ops = 0;
-        return differs(g);
+    status = status == ND_OK ? finish(g) : status;
+    if (status != ND_OK) {
+        drop(g);
     }
-    g->stream->graph = NULL;
     g->current = NULL;
-    return ND_OK;
+    g->stream->graph = NULL;
+    return status;
 }
 
 nd_graph_counts nd_graphs_count(const nd_graphs *g)
 {
-    nd_graph_counts counts = {.works = g->count, .launches = g->launches};
-    for (int i = 0; i < g->count; i++) {
-        counts.graphs += g->works[i].count;
-        for (int p = 0; p < g->works[i].count; p++) {
-            counts.ops += g->works[i].parts[p].ops;
-        }
-    }
-    return counts;
+    return g->used;
 }

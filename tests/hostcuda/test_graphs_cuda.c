@@ -1,136 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* CUDA graphs of the blocks (kernels.cuda_graphs): the same bits with fewer launches. */
+/* runtime/device/graphs.h: what is recorded, what is replayed, and what is refused. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
+#include "runtime/device/graphs.h"
 #include "tests/hostcuda/doubles/double.h"
-#include "tests/hostcuda/mesh_cuda.h"
-#include "trainer/trainer.h"
-
-enum { STEPS = MESH_CUDA_STEPS };
-
-static tempdir dir;
-
-/* Of rank 0. */
-static struct {
-    nd_double_counts before;
-    long calls[STEPS], waits[STEPS], allocations[STEPS];
-    nd_graph_counts graphs;
-} seen;
-
-static nd_status before(void *context, nd_trainer *t, int64_t step)
-{
-    if (t->rank->rank == 0) {
-        seen.before = nd_double_counts_get();
-    }
-    return ND_OK;
-}
-
-static nd_status after(void *context, nd_trainer *t, int64_t step)
-{
-    if (t->rank->rank == 0) {
-        nd_double_counts now = nd_double_counts_get();
-        seen.calls[step] = now.calls - seen.before.calls;
-        seen.waits[step] = now.host_waits - seen.before.host_waits;
-        seen.allocations[step] = now.allocations - seen.before.allocations;
-        if (t->graphs) {
-            seen.graphs = nd_graphs_count(t->graphs);
-        }
-    }
-    return ND_OK;
-}
-
-static void train(mesh_job *job, const mesh_case *mesh, bool graphs, mesh_result *out)
-{
-    job->cuda_graphs = graphs;
-    job->before_step = before;
-    job->after_step = after;
-    cr_assert_eq(mesh_run(job, mesh, out), ND_OK, "%s", nd_error_last()->message);
-}
-
-static void expect_same(const char *name, const mesh_result *a, const mesh_result *b)
-{
-    cr_expect_eq(memcmp(a->loss, b->loss, sizeof a->loss), 0, "%s: other losses", name);
-    cr_expect_eq(memcmp(a->norm, b->norm, sizeof a->norm), 0, "%s: other norms", name);
-    for (int i = 0; i < a->tensors; i++) {
-        cr_expect_eq(memcmp(a->weights[i], b->weights[i], (size_t)a->sizes[i] * sizeof(float)), 0,
-                     "%s: %s is another", name, a->names[i]);
-    }
-}
-
-static const mesh_case meshes[] = {
-    {"one GPU", 1, 1, 1, 1, 1},
-    {"one GPU, full recompute, micro-batch 2", 1, 1, 1, 1, 2, .recompute = ND_RECOMPUTE_FULL},
-    {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
-    {"fsdp 2 x cp 2", 1, 2, 2, 1, 1},
-    {"fsdp 2 x cp 2, ring", 1, 2, 2, 1, 1, .ring = true},
-};
-
-enum { MESHES = sizeof meshes / sizeof *meshes };
-
-static void compare(mesh_job *job, int first, int count, int order, bool cast_units)
-{
-    mesh_use_gpus(true, cast_units);
-    nd_double_machine_get()->order = order;
-    for (int i = first; i < first + count; i++) {
-        mesh_result plain, graphs;
-        train(job, &meshes[i], false, &plain);
-        long calls = seen.calls[STEPS - 1];
-        train(job, &meshes[i], true, &graphs);
-        expect_same(meshes[i].name, &graphs, &plain);
-        /* Blocks were recorded, forward and backward, and one launch stands for many ops. */
-        cr_expect_geq(seen.graphs.works, 2 * job->shape.layers, "%s", meshes[i].name);
-        cr_expect_gt(seen.graphs.ops, 2 * seen.graphs.graphs, "%s", meshes[i].name);
-        cr_expect_eq(seen.calls[0] > seen.calls[STEPS - 1], true, "%s", meshes[i].name);
-        cr_expect_lt(seen.calls[STEPS - 1], calls, "%s", meshes[i].name);
-        cr_expect_eq(seen.waits[STEPS - 1], 1, "%s: %ld waits", meshes[i].name,
-                     seen.waits[STEPS - 1]);
-        cr_expect_eq(seen.allocations[STEPS - 1], 0, "%s", meshes[i].name);
-        mesh_result_free(&graphs);
-        mesh_result_free(&plain);
-    }
-}
-
-Test(graphs_cuda, bf16_gives_the_same_bits_with_fewer_calls, .timeout = 300)
-{
-    tempdir_make(&dir);
-    mesh_job job = mesh_cuda_job(&dir, ND_PRECISION_BF16);
-    compare(&job, 0, MESHES, ND_DOUBLE_LAZY, false);
-    compare(&job, 0, 1, ND_DOUBLE_OTHERS, true);
-    tempdir_remove(&dir);
-}
-
-Test(graphs_cuda, fp8_gives_the_same_bits_with_fewer_calls, .timeout = 300)
-{
-    tempdir_make(&dir);
-    mesh_job job = mesh_cuda_job(&dir, ND_PRECISION_FP8);
-    compare(&job, 0, MESHES, ND_DOUBLE_LAZY, false);
-    job.recipe = ND_FP8_DELAYED;
-    job.history_length = 4;
-    job.all_gather = true;
-    compare(&job, 2, 1, ND_DOUBLE_OTHERS, false);
-    tempdir_remove(&dir);
-}
-
-/* What a step of a block is made of: between collectives at most a handful of launches are left. */
-Test(graphs_cuda, a_block_of_one_gpu_is_one_graph, .timeout = 300)
-{
-    mesh_result got;
-    tempdir_make(&dir);
-    mesh_job job = mesh_cuda_job(&dir, ND_PRECISION_BF16);
-    mesh_use_gpus(true, false);
-    train(&job, &meshes[0], true, &got);
-    /* Forward once; backward that begins a gradient, and one that adds to it. */
-    cr_expect_eq(seen.graphs.works, 3 * job.shape.layers);
-    cr_expect_eq(seen.graphs.graphs, seen.graphs.works);
-    cr_expect_lt(seen.calls[STEPS - 1], seen.calls[0] / 2, "%ld calls, without graphs %ld",
-                 seen.calls[STEPS - 1], seen.calls[0]);
-    mesh_result_free(&got);
-    tempdir_remove(&dir);
-}
 
 typedef struct fixture {
     nd_device *device;
@@ -138,13 +15,16 @@ typedef struct fixture {
     nd_graphs *graphs;
 } fixture;
 
+static const nd_graph_counts most = {.works = 2, .graphs = 4, .ops = 8};
+
 /* The graphs keep the address of the stream. */
 static void open_graphs(fixture *f)
 {
     nd_cuda_options options = {.local_workers = 1};
     cr_assert_eq(nd_device_open_cuda(&options, &f->device), ND_OK);
     cr_assert_eq(f->device->table->stream_init(f->device, &f->stream), ND_OK);
-    cr_assert_eq(nd_graphs_create(&f->stream, &f->graphs), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_graphs_create(&f->stream, &most, &f->graphs), ND_OK, "%s",
+                 nd_error_last()->message);
 }
 
 static void nothing(void *closure)
@@ -160,7 +40,7 @@ static void fault(void *closure)
 static nd_status op(nd_stream *stream, const char *name, void (*kernel)(void *))
 {
     bool enqueue;
-    ND_TRY(nd_stream_inside(stream, true, &enqueue));
+    ND_TRY(nd_stream_inside(stream, &(nd_graph_op){.name = name}, &enqueue));
     if (!enqueue) {
         return ND_OK;
     }
@@ -168,41 +48,161 @@ static nd_status op(nd_stream *stream, const char *name, void (*kernel)(void *))
     return nd_cuda_op_done(stream, name, launched);
 }
 
-static nd_status work(fixture *f, int ops, void (*kernel)(void *))
+static const char *const names[] = {"rmsnorm_fwd", "matmul", "rope", "cast"};
+
+static nd_status end_as(fixture *f, nd_status status)
 {
-    static const char *const names[] = {"rmsnorm_fwd", "matmul", "rope"};
+    return nd_graphs_end(f->graphs, status);
+}
+
+/* The forward of block 3: ops first .. first + count of `names`. */
+static nd_status work(fixture *f, int first, int count, void (*kernel)(void *))
+{
     nd_graph_key key = {.name = "forward", .number = 3};
+    nd_status status = ND_OK;
     ND_TRY(nd_graphs_begin(f->graphs, &key));
-    for (int i = 0; i < ops; i++) {
-        ND_TRY(op(&f->stream, names[i], kernel));
+    for (int i = first; i < first + count && status == ND_OK; i++) {
+        status = op(&f->stream, names[i], kernel);
     }
-    return nd_graphs_end(f->graphs);
+    return end_as(f, status);
+}
+
+static void expect_message(const char *text)
+{
+    cr_expect(strstr(nd_error_last()->message, text), "%s", nd_error_last()->message);
 }
 
 Test(graphs_cuda, a_fault_names_the_graph_and_its_ops)
 {
     fixture f;
     open_graphs(&f);
-    cr_assert_eq(work(&f, 2, fault), ND_OK);
+    cr_assert_eq(work(&f, 0, 2, fault), ND_OK);
     cr_assert_eq(nd_stream_sync(&f.stream), ND_ERR_INTERNAL);
-    const char *message = nd_error_last()->message;
-    cr_expect(strstr(message, "error 700") &&
-                  strstr(message, "forward of block 3, part 1 (rmsnorm_fwd, matmul)"),
-              "%s", message);
+    expect_message("error 700");
+    expect_message("forward of block 3, part 1 (rmsnorm_fwd, matmul)");
 }
 
 Test(graphs_cuda, other_ops_than_were_recorded_are_an_error)
 {
     fixture f;
     open_graphs(&f);
-    cr_assert_eq(work(&f, 2, nothing), ND_OK);
-    cr_assert_eq(work(&f, 2, nothing), ND_OK, "%s", nd_error_last()->message);
+    nd_graphs_set_step(f.graphs, 2);
+    cr_assert_eq(work(&f, 0, 3, nothing), ND_OK);
+    nd_graphs_set_step(f.graphs, 7);
+    cr_assert_eq(work(&f, 0, 3, nothing), ND_OK, "%s", nd_error_last()->message);
     cr_assert_eq(nd_stream_sync(&f.stream), ND_OK);
     cr_expect_eq(nd_double_counts_get().graphs_launched, 2);
-    cr_assert_eq(work(&f, 3, nothing), ND_ERR_INTERNAL);
-    const char *message = nd_error_last()->message;
-    cr_expect(strstr(message, "forward of block 3 has 3 ops") && strstr(message, "has 2"), "%s",
-              message);
+    cr_expect_eq(work(&f, 0, 4, nothing), ND_ERR_INTERNAL);
+    expect_message("step 7, forward of block 3: op 4 of part 1 is cast, and the CUDA graph of "
+                   "step 2 has none there");
+    cr_expect_eq(work(&f, 0, 2, nothing), ND_ERR_INTERNAL);
+    expect_message("op 3 of part 1 is none, and the CUDA graph of step 2 has rope there");
+    /* As many, but others. */
+    cr_expect_eq(work(&f, 1, 3, nothing), ND_ERR_INTERNAL);
+    expect_message("op 1 of part 1 is matmul, and the CUDA graph of step 2 has rmsnorm_fwd there");
+    cr_expect_eq(work(&f, 0, 0, nothing), ND_ERR_INTERNAL);
+    expect_message("op 1 of part 1 is none");
+    cr_expect_eq(work(&f, 0, 3, nothing), ND_OK, "it does not break what is recorded");
+}
+
+static nd_status fill(fixture *f, char *at, size_t bytes)
+{
+    nd_graph_key key = {.name = "forward", .number = 3};
+    ND_TRY(nd_graphs_begin(f->graphs, &key));
+    return end_as(f, nd_zero(&f->stream, at, bytes));
+}
+
+Test(graphs_cuda, a_fill_of_other_memory_than_was_recorded_is_an_error)
+{
+    fixture f;
+    void *memory = NULL;
+    open_graphs(&f);
+    cr_assert_eq(nd_device_alloc(f.device, 64, &memory), ND_OK);
+    cr_assert_eq(fill(&f, memory, 32), ND_OK);
+    cr_assert_eq(fill(&f, memory, 32), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(nd_graphs_count(f.graphs).ops, 1);
+    cr_expect_eq(fill(&f, (char *)memory + 32, 32), ND_ERR_INTERNAL);
+    expect_message("op 1 of part 1 is fill with other buffers");
+    cr_expect_eq(fill(&f, memory, 16), ND_ERR_INTERNAL);
+}
+
+static nd_status op_that_fails(fixture *f)
+{
+    ND_TRY(op(&f->stream, "matmul", nothing));
+    return nd_fail(ND_ERR_NUMERIC, "the reason");
+}
+
+/* An event among the ops ends a part. */
+static nd_status parts_that_fail(fixture *f)
+{
+    nd_event event;
+    ND_TRY(f->device->table->event_init(f->device, &event));
+    ND_TRY(op(&f->stream, "rmsnorm_fwd", nothing));
+    nd_status status = nd_stream_wait(&f->stream, &event);
+    f->device->table->event_fini(&event);
+    ND_TRY(status);
+    return op_that_fails(f);
+}
+
+/* The stream can be used, and waited for, afterwards; the reason is kept; the work is recorded
+ * again. */
+Test(graphs_cuda, an_error_in_a_capture_ends_it)
+{
+    static const nd_graph_key key = {.name = "forward", .number = 3};
+    fixture f;
+    open_graphs(&f);
+    for (int parts = 1; parts <= 2; parts++) {
+        cr_assert_eq(nd_graphs_begin(f.graphs, &key), ND_OK);
+        nd_status status = parts == 1 ? op_that_fails(&f) : parts_that_fail(&f);
+        cr_expect_eq(end_as(&f, status), ND_ERR_NUMERIC);
+        expect_message("the reason");
+        cr_expect_null(f.stream.graph);
+        cr_expect_eq(nd_graphs_count(f.graphs).works, 0);
+        cr_expect_eq(nd_graphs_count(f.graphs).ops, 0);
+        cr_expect_eq(nd_stream_sync(&f.stream), ND_OK, "%s", nd_error_last()->message);
+    }
+    cr_expect_eq(work(&f, 0, 2, nothing), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(work(&f, 0, 2, nothing), ND_OK, "%s", nd_error_last()->message);
+    /* Whoever gives up between begin and end. */
+    nd_graph_key other = {.name = "backward", .number = 3};
+    cr_assert_eq(nd_graphs_begin(f.graphs, &other), ND_OK);
+    cr_expect_eq(op_that_fails(&f), ND_ERR_NUMERIC);
+    nd_graphs_destroy(f.graphs);
+    expect_message("the reason");
+    cr_expect_null(f.stream.graph);
+    cr_expect_eq(nd_stream_sync(&f.stream), ND_OK);
+}
+
+/* Two works, four parts, eight ops: one more of each. */
+Test(graphs_cuda, more_than_is_planned_is_one_error)
+{
+    static const char *const wanted =
+        "goes beyond the planned 4 CUDA graphs (of 2 works, with 8 ops)";
+    fixture f;
+    open_graphs(&f);
+    for (int i = 0; i < 3; i++) {
+        nd_graph_key key = {.name = "backward", .number = i};
+        nd_status status = nd_graphs_begin(f.graphs, &key);
+        cr_expect_eq(status, i < 2 ? ND_OK : ND_ERR_INTERNAL);
+        if (status == ND_OK) {
+            for (int k = 0; k < 4; k++) {
+                cr_expect_eq(op(&f.stream, "matmul", nothing), ND_OK);
+            }
+            status = i == 0 ? ND_OK : op(&f.stream, "matmul", nothing);
+            cr_expect_eq(end_as(&f, status), i == 0 ? ND_OK : ND_ERR_INTERNAL);
+        }
+        if (i > 0) {
+            expect_message(wanted);
+            cr_expect_eq(nd_stream_sync(&f.stream), ND_OK);
+        }
+        if (i == 1) { /* what was dropped does not count: this fits */
+            key.number = 9;
+            cr_expect_eq(nd_graphs_begin(f.graphs, &key), ND_OK);
+            cr_expect_eq(end_as(&f, op(&f.stream, "matmul", nothing)), ND_OK);
+        }
+    }
+    nd_graph_counts counts = nd_graphs_count(f.graphs);
+    cr_expect(counts.works == 2 && counts.graphs == 2 && counts.ops == 5);
 }
 
 Test(graphs_cuda, ops_that_wait_are_refused)
@@ -211,6 +211,6 @@ Test(graphs_cuda, ops_that_wait_are_refused)
     open_graphs(&f);
     nd_graphs *second = NULL;
     setenv("ND_CUDA_SYNC", "1", 1);
-    cr_assert_eq(nd_graphs_create(&f.stream, &second), ND_ERR_CONFIG);
+    cr_assert_eq(nd_graphs_create(&f.stream, &most, &second), ND_ERR_CONFIG);
     cr_expect(strstr(nd_error_last()->message, "kernels.cuda_graphs: false"));
 }

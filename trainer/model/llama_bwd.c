@@ -58,6 +58,15 @@ static nd_status attention_half_backward(nd_model *m, int64_t layer, float beta)
     return ND_OK;
 }
 
+static nd_status backward_ops(nd_model *m, int64_t layer, float beta)
+{
+    ND_TRY(nd_fsdp_grad_zero_if_fresh(&m->fsdp, ND_PARAM_NORM_1, layer));
+    ND_TRY(nd_fsdp_grad_zero_if_fresh(&m->fsdp, ND_PARAM_NORM_2, layer));
+    ND_TRY(nd_block_recompute(m, layer));
+    ND_TRY(mlp_half_backward(m, layer, beta));
+    return attention_half_backward(m, layer, beta);
+}
+
 static nd_status block_backward(nd_model *m, int64_t layer)
 {
     int unit = m->layout->first_block + (int)layer;
@@ -69,12 +78,7 @@ static nd_status block_backward(nd_model *m, int64_t layer)
     key.variant = beta != 0.0f;
     key.buffers[2] = nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_1, ND_PARAM_NORM_1, layer).data;
     ND_TRY(nd_graphs_begin(m->graphs, &key));
-    ND_TRY(nd_fsdp_grad_zero_if_fresh(&m->fsdp, ND_PARAM_NORM_1, layer));
-    ND_TRY(nd_fsdp_grad_zero_if_fresh(&m->fsdp, ND_PARAM_NORM_2, layer));
-    ND_TRY(nd_block_recompute(m, layer));
-    ND_TRY(mlp_half_backward(m, layer, beta));
-    ND_TRY(attention_half_backward(m, layer, beta));
-    ND_TRY(nd_graphs_end(m->graphs));
+    ND_TRY(nd_graphs_end(m->graphs, backward_ops(m, layer, beta)));
     nd_fsdp_release(&m->fsdp, unit);
     return nd_fsdp_grad_release(&m->fsdp, unit);
 }

@@ -158,9 +158,9 @@ nd_status nd_model_forward(nd_model *m, bool train)
         ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
         ND_TRY(nd_fsdp_prefetch(&m->fsdp, unit + 1));
         nd_graph_key key = nd_block_graph_key(m, "forward", l);
-        ND_TRY(nd_graphs_begin(train ? m->graphs : NULL, &key));
-        ND_TRY(nd_block_forward(m, l, x, delta));
-        ND_TRY(nd_graphs_end(train ? m->graphs : NULL));
+        nd_graphs *graphs = train ? m->graphs : NULL;
+        ND_TRY(nd_graphs_begin(graphs, &key));
+        ND_TRY(nd_graphs_end(graphs, nd_block_forward(m, l, x, delta)));
         nd_fsdp_release(&m->fsdp, unit);
         x = m->acts[l].x_mid;
         delta = m->branch;

@@ -146,11 +146,11 @@ nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scale
     ND_TRY(ND_ALLOC(fsdp->slot_count, &fsdp->slots));
     ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->slot_of_unit));
     ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->unit_fresh));
-    int blocks = fsdp->slot_count - (layout->tied ? 1 : 2);
+    int blocks = block_slots(fsdp);
+    fsdp->blocks_share = blocks < block_units(layout);
     for (int u = 0; u < layout->unit_count; u++) {
         bool is_block = layout->units[u].kind == ND_UNIT_BLOCK;
-        bool fixed = fsdp->resident || blocks == block_units(layout);
-        fsdp->slot_of_unit[u] = is_block            ? (fixed ? u - layout->first_block : -1)
+        fsdp->slot_of_unit[u] = is_block            ? (u - layout->first_block) % blocks
                                 : u == layout->tail ? blocks
                                                     : blocks + 1;
     }

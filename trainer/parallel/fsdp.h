@@ -10,8 +10,9 @@
  * -> the model writes them -> grad_release (begins the reduce-scatter) -> grad_finish before the
  * optimizer.
  *
- * reshard_after_forward true: blocks share two buffers (ZeRO-3). false: every unit keeps its buffer
- * (ZeRO-2), and it is gathered once per optimizer step, since the weights do not change between
+ * reshard_after_forward true: blocks share two buffers (ZeRO-3), those with even numbers one and
+ * those with odd numbers the other: neighbours never meet in one, and a block meets the same one in
+ * every pass, as CUDA graphs need. false: every unit keeps its buffer (ZeRO-2), and it is gathered once per optimizer step, since the weights do not change between
  * micro-batches. The tail is never resharded. One shard (DDP) keeps every unit in the compute
  * dtype, or, in fp32, uses the master weights themselves. With one shard the gradient buffer of a
  * unit is its slice of the accumulator.
@@ -57,7 +58,8 @@ typedef struct nd_fsdp {
     int64_t version;
     bool first_micro;                         /* gradients of the step start now */
     float *master, *grad, *moment1, *moment2; /* (shard_total) */
-    int slot_count, *slot_of_unit;            /* fixed slot of a unit, -1: any block slot */
+    bool blocks_share;                        /* block slots, else every block has its own */
+    int slot_count, *slot_of_unit;
     nd_weight_slot *slots;
     nd_grad_slot grad_slots[ND_FSDP_BLOCK_SLOTS + 1]; /* blocks, then embedding and tail */
     bool *unit_fresh; /* one shard: nothing accumulated yet in this step */
@@ -82,8 +84,8 @@ nd_bf16 *nd_fsdp_resident(const nd_fsdp *fsdp, int64_t begin);
 /* The optimizer changed the master weights and has written all of those copies. */
 void nd_fsdp_weights_updated(nd_fsdp *fsdp);
 
-nd_status nd_fsdp_prefetch(nd_fsdp *fsdp,
-                           int unit); /* no-op when it is there, or no buffer is free */
+/* No-op when the unit is there, or when its buffer is in use. */
+nd_status nd_fsdp_prefetch(nd_fsdp *fsdp, int unit);
 nd_status nd_fsdp_acquire(nd_fsdp *fsdp, int unit);
 void nd_fsdp_release(nd_fsdp *fsdp, int unit);
 

@@ -7,13 +7,19 @@ void nd_fsdp_weights_changed(nd_fsdp *fsdp)
     fsdp->version++;
 }
 
+/* Its buffer holds no other unit. */
+static bool has_own_slot(const nd_fsdp *fsdp, int unit)
+{
+    return !fsdp->blocks_share || fsdp->layout->units[unit].kind != ND_UNIT_BLOCK;
+}
+
 nd_bf16 *nd_fsdp_resident(const nd_fsdp *fsdp, int64_t begin)
 {
     const nd_layout *layout = fsdp->layout;
     for (int u = 0; u < layout->unit_count && fsdp->act == ND_DTYPE_BF16; u++) {
         const nd_segment *hp = &layout->units[u].segments[ND_SEGMENT_HP];
         int64_t at = begin - hp->shard_offset;
-        if (fsdp->slot_of_unit[u] >= 0 && at >= 0 && at < hp->shard_count) {
+        if (has_own_slot(fsdp, u) && at >= 0 && at < hp->shard_count) {
             nd_bf16 *unit = fsdp->slots[fsdp->slot_of_unit[u]].data[ND_SEGMENT_HP];
             return unit + hp->shard_count * layout->shard_index + at;
         }
@@ -25,7 +31,7 @@ void nd_fsdp_weights_updated(nd_fsdp *fsdp)
 {
     nd_fsdp_weights_changed(fsdp);
     for (int u = 0; u < fsdp->layout->unit_count && fsdp->act == ND_DTYPE_BF16; u++) {
-        if (fsdp->slot_of_unit[u] >= 0) {
+        if (has_own_slot(fsdp, u)) {
             fsdp->slots[fsdp->slot_of_unit[u]].own_version = fsdp->version;
         }
     }
@@ -41,19 +47,11 @@ nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, int unit)
     return NULL;
 }
 
-/* A buffer for the unit: its own, or a block buffer that nobody holds or waits for. NULL when all
- * are busy. */
+/* The unit's buffer; NULL while another one of its users has it. */
 static nd_weight_slot *slot_for(nd_fsdp *fsdp, int unit)
 {
-    if (fsdp->slot_of_unit[unit] >= 0) {
-        return &fsdp->slots[fsdp->slot_of_unit[unit]];
-    }
-    for (int s = 0; s < ND_FSDP_BLOCK_SLOTS; s++) {
-        if (!fsdp->slots[s].held && !fsdp->slots[s].pending) {
-            return &fsdp->slots[s];
-        }
-    }
-    return NULL;
+    nd_weight_slot *slot = &fsdp->slots[fsdp->slot_of_unit[unit]];
+    return has_own_slot(fsdp, unit) || (!slot->held && !slot->pending) ? slot : NULL;
 }
 
 /* This rank's part of the unit's codes, each weight with its own scale. */

@@ -7,15 +7,24 @@
 
 #include "runtime/base/log.h"
 
-static bool is_counted(const nd_scales *s, int64_t step)
+nd_status nd_health_agree(nd_scales *s)
 {
-    int64_t interval = s->recipe.name ? s->rank->config->fp8.health_interval : 0;
-    return interval > 0 && step % interval == 0;
+    nd_rank *r = s->rank;
+    const nd_config *config = r->config;
+    if (!s->recipe.name || config->fp8.health_interval == 0) {
+        return ND_OK;
+    }
+    int64_t reports = r->rank == 0 && strcmp(config->log.level, "debug") == 0;
+    ND_RUN(r, ND_TRACE_COMMUNICATION,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &reports, 1,
+                              ND_DTYPE_I64, ND_REDOP_MAX, NULL));
+    s->health_interval = reports ? config->fp8.health_interval : 0;
+    return ND_OK;
 }
 
 nd_status nd_health_begin(nd_scales *s, int64_t step)
 {
-    s->healthy = is_counted(s, step);
+    s->healthy = s->health_interval > 0 && step % s->health_interval == 0;
     if (!s->healthy) {
         return ND_OK;
     }

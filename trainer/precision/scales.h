@@ -65,6 +65,7 @@ typedef struct nd_scales {
     nd_scale_vectors vectors[3]; /* of an input, a weight, a gradient */
     nd_health_state health;      /* NULLs without a health log */
     nd_site_report *report;      /* host, [sites] */
+    int64_t health_interval;     /* as agreed (health.h); 0: no reports */
     bool healthy;                /* counting now */
     nd_cast_counts casts;
     int ids[12];

@@ -82,10 +82,16 @@ static void dry_destroy(nd_comm *comm)
 {
 }
 
+static nd_status nothing(void *operation)
+{
+    return ND_OK;
+}
+
+/* Of a group of several ranks: to be waited for. */
 static nd_status done_at_once(nd_event *done)
 {
     if (done) {
-        *done = (nd_event){0};
+        *done = (nd_event){.finish = nothing};
     }
     return ND_OK;
 }
@@ -158,7 +164,27 @@ static nd_status run_step(nd_model *m, nd_calls *calls)
     return nd_model_forward(m, false);
 }
 
-nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_calls *calls)
+typedef struct dry_step {
+    const nd_linear_choice *linears;
+    nd_calls *calls;
+    nd_graph_counts *graphs; /* NULL: not wanted */
+} dry_step;
+
+static nd_status run_model(nd_model *m, const dry_step *step)
+{
+    nd_graphs *graphs = NULL;
+    if (!step->graphs) {
+        return run_step(m, step->calls);
+    }
+    ND_TRY(nd_graphs_create_dry(&m->rank->stream, &graphs));
+    m->graphs = graphs;
+    nd_status status = run_step(m, step->calls);
+    *step->graphs = nd_graphs_count(graphs);
+    nd_graphs_destroy(graphs);
+    return status;
+}
+
+static nd_status run_rank(const nd_rank *rank, const dry_step *step)
 {
     nd_rank r = *rank;
     nd_ops ops = nd_dry_ops(rank->ops);
@@ -171,21 +197,35 @@ nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_ca
     nd_status status = ND_OK;
     nd_memplan_init(&plan);
     r.device = &device;
-    r.stream = (nd_stream){&device, calls};
+    r.stream = (nd_stream){.device = &device, .native = step->calls};
     r.ops = &ops;
     r.transport = &transport;
     r.progress = &slot;
     r.groups = (nd_groups){0};
-    r.linears = linears;
+    r.linears = step->linears;
     ND_TRY(nd_ops_check(&ops));
     ND_TRY(nd_groups_create(&transport, &r.mesh, &r.groups));
     ND_TRY_OUT(nd_model_create(&r, &plan, &model));
     ND_TRY_OUT(nd_memplan_commit(&plan, &device));
     ND_TRY_OUT(nd_model_bind(model, &plan));
-    status = run_step(model, calls);
+    status = run_model(model, step);
 out:
     nd_model_destroy(model);
     nd_memplan_fini(&plan);
     nd_groups_destroy(&r.groups);
+    return status;
+}
+
+nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_calls *calls)
+{
+    return run_rank(rank, &(dry_step){.linears = linears, .calls = calls});
+}
+
+nd_status nd_dry_run_graphs(const nd_rank *rank, nd_graph_counts *out)
+{
+    nd_calls calls = {0};
+    nd_status status =
+        run_rank(rank, &(dry_step){.linears = rank->linears, .calls = &calls, .graphs = out});
+    nd_calls_free(&calls);
     return status;
 }

@@ -6,6 +6,7 @@
  * communicators and memory that do nothing (dry_ops.h), so what is timed is what a step calls,
  * whatever the mesh, the recipe and the recompute mode.
  */
+#include "runtime/device/graphs.h"
 #include "trainer/precision/filter.h"
 #include "trainer/rank.h"
 #include "trainer/tune/calls.h"
@@ -15,5 +16,8 @@
  * nothing. linears: which are in FP8; NULL as the filter says.
  */
 nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_calls *calls);
+
+/* What the CUDA graphs of the rank's training steps will hold: the same code records it. */
+nd_status nd_dry_run_graphs(const nd_rank *rank, nd_graph_counts *out);
 
 #endif
