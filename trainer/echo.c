@@ -124,8 +124,8 @@ void nd_echo_run(const nd_run_context *run, const nd_trainer *trainer, const cha
     }
     if (r->config->kernels.cuda_graphs) {
         nd_log_info("CUDA graphs: each block's forward and backward, recorded in step 2; "
-                    "collectives, embedding, head, update, validation and steps of "
-                    "fp8.health_interval run outside of them");
+                    "collectives, embedding, head, update, validation and steps that "
+                    "fp8.health_interval reports run outside of them");
     }
     echo_data(run, r);
 }

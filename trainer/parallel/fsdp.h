@@ -12,10 +12,10 @@
  *
  * reshard_after_forward true: blocks share two buffers (ZeRO-3), those with even numbers one and
  * those with odd numbers the other: neighbours never meet in one, and a block meets the same one in
- * every pass, as CUDA graphs need. false: every unit keeps its buffer (ZeRO-2), and it is gathered once per optimizer step, since the weights do not change between
- * micro-batches. The tail is never resharded. One shard (DDP) keeps every unit in the compute
- * dtype, or, in fp32, uses the master weights themselves. With one shard the gradient buffer of a
- * unit is its slice of the accumulator.
+ * every pass, as CUDA graphs need. false: every unit keeps its buffer (ZeRO-2), and it is gathered
+ * once per optimizer step, since the weights do not change between micro-batches. The tail is never
+ * resharded. One shard (DDP) keeps every unit in the compute dtype, or, in fp32, uses the master
+ * weights themselves. With one shard the gradient buffer of a unit is its slice of the accumulator.
  *
  * A unit's segments are gathered as a group of two all-gathers: HP in the compute dtype, FP8 in
  * codes that each rank casts from its F32 shard with the precomputed scales of whole weights

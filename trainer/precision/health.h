@@ -11,8 +11,8 @@
  */
 #include "trainer/precision/scales.h"
 
-/* Whether reports are made at all. Collective where fp8.health_interval asks for them: each node has
- * its own log.level. */
+/* Whether reports are made at all. Collective where fp8.health_interval asks for them, since each
+ * node has its own log.level. */
 nd_status nd_health_agree(nd_scales *scales);
 /* Before the gradients of a step: whether this one is counted. */
 nd_status nd_health_begin(nd_scales *scales, int64_t step);
