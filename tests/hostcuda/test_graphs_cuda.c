@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* runtime/device/graphs.h: what is recorded, what is replayed, and what is refused. */
 #include <criterion/criterion.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -203,6 +204,32 @@ Test(graphs_cuda, more_than_is_planned_is_one_error)
     }
     nd_graph_counts counts = nd_graphs_count(f.graphs);
     cr_expect(counts.works == 2 && counts.graphs == 2 && counts.ops == 5);
+}
+
+/* That the double would notice: a wait for the stream ends its capture, */
+Test(graphs_cuda, a_wait_inside_a_capture_is_an_error)
+{
+    static const nd_graph_key key = {.name = "forward", .number = 3};
+    fixture f;
+    open_graphs(&f);
+    cr_assert_eq(nd_graphs_begin(f.graphs, &key), ND_OK);
+    cr_assert_eq(op(&f.stream, "matmul", nothing), ND_OK);
+    cr_expect_eq(nd_stream_sync(&f.stream), ND_ERR_INTERNAL);
+    cr_expect_eq(nd_graphs_end(f.graphs, ND_OK), ND_ERR_INTERNAL);
+    expect_message("capturing the forward of block 3");
+    cr_expect_eq(work(&f, 0, 2, nothing), ND_OK, "%s", nd_error_last()->message);
+}
+
+/* and memory is not allocated. */
+Test(graphs_cuda, an_allocation_inside_a_capture_is_refused, .signal = SIGABRT)
+{
+    static const nd_graph_key key = {.name = "forward", .number = 3};
+    fixture f;
+    void *memory = NULL;
+    open_graphs(&f);
+    cr_assert_eq(nd_graphs_begin(f.graphs, &key), ND_OK);
+    cr_assert_eq(op(&f.stream, "matmul", nothing), ND_OK);
+    (void)nd_device_alloc(f.device, 64, &memory);
 }
 
 Test(graphs_cuda, ops_that_wait_are_refused)

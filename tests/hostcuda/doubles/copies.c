@@ -47,7 +47,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
                             from ? "to" : "from");
     }
     if (pageable && stream->capture) {
-        return machine_error(cudaErrorStreamCaptureUnsupported);
+        return machine_end_capture(stream);
     }
     size_t held = from ? 0 : bytes;
     copy_call *call = malloc(sizeof *call + held);

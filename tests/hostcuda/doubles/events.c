@@ -99,6 +99,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     if (event->capture) {
         return machine_error(cudaErrorCapturedEvent);
     }
+    machine_outside_capture("cudaEventQuery");
     bool pending = event->done < event->recorded;
     if (pending) {
         queue_round(device, NULL);

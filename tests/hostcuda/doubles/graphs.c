@@ -16,6 +16,31 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     return cudaSuccess;
 }
 
+void machine_outside_capture(const char *call)
+{
+    for (cudaStream_t s = machine_current()->streams; s; s = s->next) {
+        if (s->capture) {
+            nd_double_violation("%s while a stream is captured", call);
+        }
+    }
+}
+
+cudaError_t machine_end_capture(cudaStream_t stream)
+{
+    stream->capture->invalid = true;
+    return machine_error(cudaErrorStreamCaptureUnsupported);
+}
+
+static void free_graph(cudaGraph_t graph)
+{
+    while (graph->head) {
+        task *t = graph->head;
+        graph->head = t->next;
+        free(t);
+    }
+    free(graph);
+}
+
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out)
 {
     double_device *device = machine_current();
@@ -31,18 +56,13 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out)
             s->unjoined = false;
         }
     }
+    if (graph->invalid) {
+        free_graph(graph);
+        *out = NULL;
+        return machine_error(cudaErrorStreamCaptureInvalidated);
+    }
     *out = graph;
     return machine_error(error);
-}
-
-static void free_graph(cudaGraph_t graph)
-{
-    while (graph->head) {
-        task *t = graph->head;
-        graph->head = t->next;
-        free(t);
-    }
-    free(graph);
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags)

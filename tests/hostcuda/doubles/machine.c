@@ -215,17 +215,20 @@ static cudaError_t unmap(void *p, bool device_memory)
 
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
+    machine_outside_capture("cudaMalloc");
     return map(bytes, true, out);
 }
 
 cudaError_t cudaFree(void *p)
 {
+    machine_outside_capture("cudaFree");
     nd_double_drain(); /* cudaFree waits for the device */
     return unmap(p, true);
 }
 
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 {
+    machine_outside_capture("cudaHostAlloc");
     return map(bytes, false, out);
 }
 

@@ -18,6 +18,7 @@ typedef struct task {
 struct CUgraph_st { /* also the executable graph */
     task *head, **tail;
     cudaStream_t origin;
+    bool invalid; /* an illegal call has ended the capture */
 };
 
 struct CUevent_st {
@@ -67,6 +68,11 @@ const region *machine_find(const double_device *device, const void *p, size_t by
 task *queue_task(nd_double_task *run, const void *closure, size_t bytes);
 cudaError_t queue_submit(cudaStream_t stream, nd_double_task *run, const void *closure,
                          size_t bytes);
+/* Aborts when a stream of the current device is captured: calls that may wait for the device are
+ * forbidden to the capturing thread, whatever stream they are about. */
+void machine_outside_capture(const char *call);
+/* What an illegal call on a captured stream returns; the capture is lost. */
+cudaError_t machine_end_capture(cudaStream_t stream);
 void queue_run(double_device *device, cudaStream_t stream, uint64_t until);
 void queue_round(double_device *device, cudaStream_t stream); /* as far as it goes now */
 void queue_wait(double_device *device, cudaStream_t stream);

@@ -221,7 +221,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 
 static cudaError_t refuse_in_capture(cudaStream_t stream)
 {
-    return stream->capture ? machine_error(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
+    return stream->capture ? machine_end_capture(stream) : cudaSuccess;
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream)
