@@ -6,8 +6,10 @@
   python scripts/gpu_peer.py --model config.json --sequence-length 8192 --fit
 
 F32 state, BF16 autocast, SDPA (flash attention), AdamW (fused), micro-batches of one random sequence. Prints one JSON line:
-the median step after two for warm-up. --compile falls back to a model that is not compiled where torch.compile does not
-work, and says why; --fewer takes as many layers less as do not fit. --fit prints the most layers, checkpointed, that do fit.
+the median step after those for warm-up. --compile compiles each block: they are alike, so that takes seconds, where the whole
+model takes minutes. --fewer measures without --compile first and, where that was asked for, prints the faster of both, with
+the other and with what became of torch.compile; it takes as many layers less as do not fit. --fit prints the most layers,
+checkpointed, that do fit.
 
 Exit codes: 1 a failure, 71 out of memory, 77 torch, transformers or the GPU is missing; the JSON line says what.
 """
@@ -24,6 +26,7 @@ import time
 
 WARM_UP = 2
 NO_MEMORY, MISSING = 71, 77
+COMPILED_LIMIT = 240  # seconds of a child with torch.compile: what was measured without it must not be lost
 CPU_FIT = 3  # layers that --fit finds on a CPU, where memory is not what it tests
 
 
@@ -66,7 +69,8 @@ def measure(a, compiled):
     torch.set_float32_matmul_precision("high")
     config, model = make(a, torch)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    call = torch.compile(model) if compiled else model
+    for block in model.model.layers if compiled else ():
+        block.compile()  # in place: checkpoints stay around it
     tokens = torch.randint(config.vocab_size, (1, a.sequence_length), device=a.device)
     times = []
     for _ in range(a.steps + a.warm_up):
@@ -74,7 +78,7 @@ def measure(a, compiled):
         begin = time.perf_counter()
         for _ in range(a.accumulation):
             with torch.autocast(a.device, dtype=torch.bfloat16):
-                loss = call(input_ids=tokens, labels=tokens, use_cache=False).loss
+                loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
             (loss / a.accumulation).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -110,11 +114,14 @@ def is_memory(error):
     return "out of memory" in str(error).lower()
 
 
-def child(a, layers, *flags):
+def child(a, layers, *flags, limit=None):
     """(exit code, result) of a process of its own: what ran out of memory leaves pieces behind."""
     command = [sys.executable, __file__, "--model", a.model, "--layers", str(layers), "--sequence-length", str(a.sequence_length),
                "--device", a.device, *flags]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return 1, {"error": f"not done after {limit} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     return done.returncode, json.loads(lines[-1]) if lines else {"error": f"exit code {done.returncode} and no result"}
 
@@ -151,23 +158,24 @@ def fit(a):
 
 
 def fewer(a):
-    """Each number of layers in a process of its own; first compiled, where asked, then not."""
-    layers, why = a.layers, None
+    """Each number of layers in a process of its own."""
     flags = ["--steps", str(a.steps), "--accumulation", str(a.accumulation), "--warm-up", str(a.warm_up)]
     flags += ["--checkpoint"] if a.checkpoint else []
-    compiled = a.compile
-    while layers >= 1:
-        code, result = child(a, layers, *flags, *(["--compile"] if compiled else []))
+    for layers in range(a.layers, 0, -1):
+        code, plain = child(a, layers, *flags)
         if code == NO_MEMORY:
-            layers -= 1
             continue
-        if code and compiled:
-            compiled, why = False, result.get("error", f"exit code {code}")
-            continue
-        if why:
-            result["compile_failed"] = why
-        say(result)
-        return code
+        if code or not a.compile:
+            say(plain)
+            return code
+        code, compiled = child(a, layers, *flags, "--compile", limit=COMPILED_LIMIT)
+        if code:
+            say({**plain, "compile_failed": compiled.get("error", f"exit code {code}")})
+        elif compiled["tokens_per_second"] < plain["tokens_per_second"]:
+            say({**plain, "tokens_per_second_compiled": compiled["tokens_per_second"]})
+        else:
+            say({**compiled, "tokens_per_second_not_compiled": plain["tokens_per_second"]})
+        return 0
     say({"error": "not even one layer fits"})
     return NO_MEMORY
 

@@ -5,17 +5,21 @@
   gpu_report.py done FOLDER                         names of the items that are done; damaged ones are put aside and named
   gpu_report.py begin FOLDER ITEM ORIGIN            ITEM has begun; until its end it counts as cut off
   gpu_report.py wait FOLDER ITEM                    ITEM waits for another call
-  gpu_report.py end FOLDER ITEM CODE SECONDS ORIGIN   what it printed and how it ended; prints its state
+  gpu_report.py end FOLDER ITEM CODE SECONDS ORIGIN   what it printed and how it ended (CODE cut: with its call); prints its
+                                                    state and writes the report anew
   gpu_report.py report FOLDER                       gpu_check.json and gpu_check.md; exit code 1: something failed, 3: nothing
                                                     failed but something was not done
   gpu_report.py inputs MODEL LAYERS FOLDER TOKENS   a config.json of that many layers, and random tokens (llm.c format)
   gpu_report.py run NAME RUN_FOLDER GPU LAYERS      one line of JSON about a run of ndtrain
   gpu_report.py same RUN RUN                        fails unless two runs have the same losses, digit for digit
+  gpu_report.py replayed RUN REPLAY REPLAY          fails unless a run with autotune and its replays agree as they should
+  gpu_report.py profile PRECISION CSV               the times of each kernel in Nsight Compute's CSV
   gpu_report.py losses RUNS NAME...                 fails unless the small runs' losses agree as they should
   gpu_report.py memory RUN_FOLDER IDLE_BYTES        fails unless the driver's memory in use is that of the plan
   gpu_report.py field FOLDER ITEM KEY               a value of an item's results, or nothing
 """
 import array
+import csv
 import json
 import os
 import pathlib
@@ -27,6 +31,7 @@ sys.path.append(sys.path.pop(0))  # this folder last: its tokenize.py is not Pyt
 import gpu_table
 
 WARM_UP = 2
+TAIL = 40  # lines of the log of what did not end well
 GIB = 2**30
 # CUDA's context, cuBLASLt, cuDNN and the code of the kernels that were used, beside the plan.
 BESIDE_PLAN = 1.5 * GIB
@@ -71,7 +76,7 @@ def done(folder):
 
 
 def record(folder, name, **values):
-    base = {"item": name, "state": "cut off", "exit_code": None, "seconds": 0, "origin": "", "results": [], "said": []}
+    base = {"item": name, "state": "cut off", "exit_code": None, "seconds": 0, "origin": "", "results": [], "said": [], "tail": []}
     write(item_path(folder, name), json.dumps({**base, **values}, indent=1) + "\n")
 
 
@@ -96,20 +101,24 @@ def objects(path):
 
 
 def end(folder, name, code, seconds, origin):
-    code = int(code)
+    cut, code = code == "cut", 124 if code == "cut" else int(code)
     logs = [item_path(folder, name).with_suffix(suffix) for suffix in (".out", ".err")]
     results = list(objects(logs[0]))
     lines = [line for log in reversed(logs) for line in log.read_text(errors="replace").splitlines() if line.strip()]
     said = [line for line in lines if "Synthesis" in line or "ERROR SUMMARY" in line][-2:]
-    state = "done" if code == 0 else "skipped" if code == 77 else "failed"
-    if code in (124, 137):
+    state = "cut off" if cut else "done" if code == 0 else "skipped" if code == 77 else "failed"
+    if cut:
+        said.append(f"cut off after {seconds} s, as the time of the call was up")
+    elif code in (124, 137):
         said.append(f"ran past its time of {seconds} s")
     elif state == "failed":
         said += [line for line in lines if line not in said and not line.startswith("{")][-3:]
     said += [str(value["skipped"]) for value in results if "skipped" in value]
     if state == "failed" and not said:
         said.append(f"exit code {code} and no word")
-    record(folder, name, state=state, exit_code=code, seconds=int(seconds), origin=origin, results=results, said=said)
+    tail = [] if state in ("done", "skipped") else [line[:400] for line in lines if not line.startswith("{")][-TAIL:]
+    record(folder, name, state=state, exit_code=code, seconds=int(seconds), origin=origin, results=results, said=said, tail=tail)
+    write_report(pathlib.Path(folder))
     print(state)
 
 
@@ -149,11 +158,13 @@ def run(name, folder, gpu, layers):
     steps = steps_of(folder)
     if not steps:
         raise ValueError(f"{folder} has no step")
-    settings = json.loads((pathlib.Path(folder) / "run.json").read_text())["config"]
+    record = json.loads((pathlib.Path(folder) / "run.json").read_text())
+    settings, libraries = record["config"], record.get("libraries", {})
     shape = json.loads(pathlib.Path(settings["model.config"]).read_text())
     timed = steps[WARM_UP:] or steps
     middle = lambda key: statistics.median(row[key] for row in timed)
     rate, fp8 = middle("tokens_per_second"), settings["train.precision"] == "fp8"
+    print(json.dumps({"libraries": libraries}))
     out = {"run": name, "layers": shape["num_hidden_layers"], "precision": settings["train.precision"],
            "recompute": settings["parallel.recompute"], "steps": len(steps), "tokens_per_second": rate,
            "step_ms": middle("step_ms"), "tflops_causal": middle("tflops_per_worker_causal"),
@@ -168,10 +179,61 @@ def run(name, folder, gpu, layers):
     print(json.dumps(out))
 
 
+def losses_of(run):
+    """Of the steps, and of validations, in their order."""
+    lines = (pathlib.Path(run) / "metrics.jsonl").read_text().splitlines()
+    return [row.get("loss", row.get("validation_loss")) for row in map(json.loads, lines) if "loss" in row or "validation_loss" in row]
+
+
 def same(one, other):
-    a, b = ([row["loss"] for row in steps_of(p)] for p in (one, other))
+    a, b = losses_of(one), losses_of(other)
     print(json.dumps({"deterministic": a == b, "losses": len(a)}))
+    if a != b:
+        first = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+        print(f"{one} and {other}: of {len(a)} and {len(b)} losses, validations among them, number {first + 1} differs first: "
+              f"{a[first:first + 3]} and {b[first:first + 3]}", file=sys.stderr)
     return 0 if a == b and a else 1
+
+
+def replayed(tuned, one, other):
+    """Replays digit for digit among themselves, and in step 1 with the run that chose; then that one's attention may add in
+    another order, as autotune is refused where that order is fixed."""
+    a, b, c = (losses_of(p) for p in (tuned, one, other))
+    near = len(a) == len(b) and all(abs(x - y) <= 0.01 * y for x, y in zip(a, b))
+    choices = json.loads((pathlib.Path(tuned) / "run.json").read_text()).get("autotune")
+    good = a[:1] == b[:1] and a and b == c and near and choices is not None
+    print(json.dumps({"replayed": bool(good), "losses": len(a)}))
+    if not good:
+        print(f"losses of the run that chose {a[:4]}, of its replays {b[:4]} and {c[:4]}; "
+              f"its record {'has no' if choices is None else 'has'} choices", file=sys.stderr)
+    return 0 if good else 1
+
+
+def without_arguments(name):
+    depth = 0
+    for i in range(len(name) - 1, -1, -1) if name.endswith(")") else ():
+        depth += {")": 1, "(": -1}.get(name[i], 0)
+        if depth == 0:
+            return name[:i]
+    return name
+
+
+def profile(precision, path):
+    """Kernels by the time that they take together; csv with a column for the metric, as ncu --page raw writes it."""
+    lines = pathlib.Path(path).read_text(errors="replace").splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
+    times = {}
+    for row in csv.DictReader(lines[start:]):
+        try:
+            nanoseconds = float(row["gpu__time_duration.sum"].replace(",", ""))
+            times.setdefault(without_arguments(row["Kernel Name"])[:90], []).append(nanoseconds)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            continue  # the row of units
+    total = sum(map(sum, times.values()))
+    for name, each in sorted(times.items(), key=lambda pair: -sum(pair[1])):
+        print(json.dumps({"profile": precision, "kernel": name, "launches": len(each), "ms": sum(each) * 1e-6,
+                          "us_each": sum(each) / len(each) * 1e-3, "share": sum(each) / total}))
+    return 0 if times else 1
 
 
 def losses(runs, *names):
@@ -194,13 +256,13 @@ def losses(runs, *names):
 
 
 def memory(folder, idle):
-    """What the driver has given away beyond what was in use before: the plan, and what CUDA keeps for itself."""
+    """What the driver has given away: the plan, which counts what was in use when it was made, and what CUDA takes later."""
     steps, planned = steps_of(folder), planned_bytes(folder)
-    used = max(row["peak_memory_bytes"] for row in steps) - int(idle)
+    used = max(row["peak_memory_bytes"] for row in steps)
     grown = steps[-1]["peak_memory_bytes"] - steps[0]["peak_memory_bytes"]
     fits = planned <= used <= planned + BESIDE_PLAN and grown <= 0
     print(json.dumps({"memory": "as planned" if fits else "not as planned", "planned_gib": planned / GIB, "used_gib": used / GIB,
-                      "beside_plan_gib": (used - planned) / GIB, "grown_in_the_run_gib": grown / GIB}))
+                      "beside_plan_gib": (used - planned) / GIB, "in_use_before_gib": int(idle) / GIB, "grown_in_the_run_gib": grown / GIB}))
     if not fits:
         print(f"the driver reports {used / GIB:.2f} GiB in use, the plan has {planned / GIB:.2f}, CUDA itself may keep "
               f"{BESIDE_PLAN / GIB:.2f}; from the first to the last step {grown / GIB:.2f} GiB were added", file=sys.stderr)
@@ -220,12 +282,11 @@ def kernel_rows(results):
     return [{"kernel": name, **values} for value in results if "kernels" in value for name, values in value["kernels"].items()]
 
 
-def report(folder):
-    folder = pathlib.Path(folder)
+def write_report(folder):
     items = [value or {"item": p.stem, "state": "cut off", "exit_code": None, "seconds": 0, "origin": "", "results": [],
                        "said": ["its record is damaged"]} for p, value in records(folder)]
     mode = (folder / "mode").read_text().strip()
-    results = [value for item in items if item["state"] in ("done", "failed") for value in item["results"]]
+    results = [value for item in items if item["state"] in ("done", "failed", "cut off") for value in item["results"]]
     of = lambda key: [value for value in results if key in value]
     speed = gpu_table.speed(items, dry="dry run" in mode)
     write(folder / "gpu_check.json", json.dumps({"mode": mode, "speed": speed, "items": items}, indent=1) + "\n")
@@ -234,6 +295,8 @@ def report(folder):
         lines += ["No GPU took part: nothing here says how fast one is, nor that one computes the same.", ""]
     for value in of("commit"):
         lines.append("- " + ", ".join(f"{k} {v}" for k, v in value.items()))
+    for words in dict.fromkeys(", ".join(f"{k} {v}" for k, v in value["libraries"].items()) for value in of("libraries")):
+        lines.append("- " + words)
     origins = sorted({item["origin"] for item in items if item["origin"]})
     if len(origins) > 1:
         lines += ["", "**Results of several states of the program or machine:** " + "; ".join(origins) + "."]
@@ -247,8 +310,17 @@ def report(folder):
                              for i in items])
     lines += table("Runs", of("run")) + table("torch and transformers", of("compile")) + table("Products", of("product"))
     lines += table("Attention", of("attention")) + table("Kernels beside a copy", kernel_rows(results))
+    lines += table("Kernels of two steps of two layers, timed one by one", of("profile"))
     lines += table("Losses", of("losses_of")) + table("Memory", of("memory"))
+    for item in items:
+        if item.get("tail"):
+            lines += ["", f"## The end of the log of {item['item']} ({item['state']})", "", "```", *item["tail"], "```"]
     write(folder / "gpu_check.md", "\n".join(lines) + "\n")
+    return items
+
+
+def report(folder):
+    items = write_report(pathlib.Path(folder))
     print(f"gpu_check: results are in {folder}/gpu_check.md and gpu_check.json")
     for item in items:
         if item["state"] in ("failed", "skipped"):
@@ -260,7 +332,7 @@ def report(folder):
 if __name__ == "__main__":
     commands = {"done": (done, 1), "begin": (begin, 3), "wait": (wait, 2), "end": (end, 5), "report": (report, 1),
                 "inputs": (inputs, 4), "run": (run, 4), "same": (same, 2), "losses": (losses, -2), "memory": (memory, 2),
-                "field": (field, 3)}
+                "field": (field, 3), "replayed": (replayed, 3), "profile": (profile, 2)}
     wanted = commands.get(sys.argv[1] if len(sys.argv) > 1 else "", (None, 0))
     given = len(sys.argv) - 2
     if wanted[0] is None or (given != wanted[1] and not (wanted[1] < 0 and given >= -wanted[1])):

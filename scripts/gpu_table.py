@@ -51,26 +51,49 @@ def row(what, value, unit, least, goal, remark, stands_for):
     return out
 
 
-def remark_of(value, result):
-    return result if value is None else result.get("note", "")
+VARIANTS = (("plain", ""), ("CUDA graphs", "-graphs"), ("autotune", "-autotune"))
+
+
+def best(items, name):
+    """(tokens/s, result, how it was run with those of the others) of the fastest of a run and of the same with an option, with as
+    many layers as fitted; or (None, why there is none, "")."""
+    found = []
+    for how, suffix in VARIANTS:
+        rate, result = first(items, name + suffix, "tokens_per_second")
+        if rate is not None:
+            found.append((result["layers"], rate, how, result))
+    if not found:
+        return None, first(items, name, "tokens_per_second")[1], ""
+    layers, rate, how, result = max(found, key=lambda f: f[:2])
+    others = [f"{f[2]} {f[1]:,.0f}" for f in found if f[2] != how and f[0] == layers]
+    return rate, result, how + (f"; {', '.join(others)} tokens/s" if others else "")
+
+
+def joined(*parts):
+    return "; ".join(part for part in parts if part)
 
 
 def light_of(items, name, gpu):
-    value, result = first(items, name, "speed_of_light")
-    if value is None and peaks(gpu) is None and first(items, name, "tokens_per_second")[0] is not None:
-        return None, f"the data sheet of {gpu or 'this GPU'} is not in scripts/gpu_table.py"
-    return value, remark_of(value, result)
+    """(share of the speed of light, remark, whether layers are fewer) of the fastest of a run's kinds."""
+    rate, result, how = best(items, name)
+    if rate is None:
+        return None, result, False
+    if "speed_of_light" not in result:
+        return None, f"the data sheet of {gpu or 'this GPU'} is not in scripts/gpu_table.py", False
+    return result["speed_of_light"], joined(f"{rate:,.0f} tokens/s, {how}", result.get("note")), "note" in result
 
 
 def against_torch(items):
-    ours, mine = first(items, "8b-torch-bf16", "tokens_per_second")
+    ours, mine, run_how = best(items, "8b-torch-bf16")
     theirs, other = first(items, "torch-most", "tokens_per_second")
     if ours is None or theirs is None:
         return None, mine if ours is None else other
     if mine["layers"] != other["layers"]:
         return None, f"{mine['layers']} layers here, {other['layers']} there"
-    how = f"torch {other['torch']}, " + ("compiled" if other["compile"] else f"not compiled ({other.get('compile_failed', '')})")
-    return ours / theirs, f"{other['layers']} layers: {ours:,.0f} and {theirs:,.0f} tokens/s ({how})"
+    slower = other.get("tokens_per_second_compiled")
+    why = other.get("compile_failed", f"which has {slower:,.0f}" if slower else "")
+    how = f"torch {other['torch']}, " + ("compiled" if other["compile"] else f"not compiled{why and f' ({why})'}")
+    return ours / theirs, f"{other['layers']} layers: {ours:,.0f} and {theirs:,.0f} tokens/s ({how}); {run_how}"
 
 
 def shares(items, name, pick):
@@ -90,16 +113,16 @@ def speed(items, dry):
     stands_for = "dry run" if dry else "" if MEANT_FOR in gpu else f"for an {MEANT_FOR}"
     rows = []
     for precision, least, goal in (("bf16", 6500, 8000), ("fp8", 8500, 11000)):
-        value, result = first(items, f"8b-all-{precision}", "tokens_per_second")
-        remark = remark_of(value, result)
-        rows.append(row(f"all 32 layers, F32 state, full recompute, {precision}, tokens/s", value, "", least, goal, remark,
-                        stands_for or ("fewer layers" if remark and value is not None else "")))
+        value, result, how = best(items, f"8b-all-{precision}")
+        note = "" if value is None else result.get("note", "")
+        rows.append(row(f"all 32 layers, F32 state, full recompute, {precision}, tokens/s", value, "", least, goal,
+                        result if value is None else joined(how, note), stands_for or ("fewer layers" if note else "")))
     value, remark = against_torch(items)
     rows.append(row("the most layers that PyTorch fits, bf16, beside PyTorch", value, " x", 1.2, 1.4, remark, stands_for))
     for precision, least, goal in (("bf16", 55, 62), ("fp8", 42, 50)):
-        value, remark = light_of(items, f"8b-half-{precision}", gpu)
+        value, remark, fewer = light_of(items, f"8b-half-{precision}", gpu)
         rows.append(row(f"16 layers, no recompute, {precision}, share of the speed of light", None if value is None else 100 * value,
-                        " %", least, goal, remark, stands_for or ("fewer layers" if remark and value is not None else "")))
+                        " %", least, goal, remark, stands_for or ("fewer layers" if fewer else "")))
     value, remark = shares(items, "products", lambda r: [(f"{r['product']} {r['type']}", r["share"])] if "product" in r else [])
     rows.append(row("products beside a plain loop of cuBLASLt", value, " %", 85, 95, remark, stands_for))
     value, remark = shares(items, "kernels", lambda r: [(k, v["share"]) for k, v in r.get("kernels", {}).items()])

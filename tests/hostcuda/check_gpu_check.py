@@ -25,6 +25,23 @@ PEER = """case "$*" in
 esac"""
 SANITIZER = 'while [ "${1#--}" != "$1" ]; do [ "$1" != --target-processes ] && [ "$1" != --error-exitcode ] || shift; shift; done\n' \
     'echo "========= ERROR SUMMARY: 0 errors"; exec "$@"'
+NCU = """log=
+while [ "${1#-}" != "$1" ]; do
+    case "$1" in
+    --log-file) log=$2; shift;;
+    --target-processes | --clock-control | --metrics | --print-units | --page) shift;;
+    esac
+    shift
+done
+"$@" || exit 1
+cat >"$log" <<'CSV'
+==PROF== Connected to process 7
+"ID","Process ID","Kernel Name","gpu__time_duration.sum"
+"","","","ns"
+"0","7","void add<float>(float *, int)","1,000"
+"1","7","gemm(int)","3000"
+"2","7","gemm(int)","5000"
+CSV"""
 # Writes what a run of ndtrain leaves; ${FAIL_ABOVE} layers and more do not fit.
 LAUNCH = r'''
 import json, os, pathlib, sys
@@ -39,7 +56,7 @@ folder = pathlib.Path(values["output.dir"])
 folder.mkdir(parents=True)
 config = {"model.config": values["model.config"], "train.precision": flags["--precision"],
           "parallel.recompute": values.get("parallel.recompute", "none"), "train.sequence_length": flags["--sequence-length"]}
-(folder / "run.json").write_text(json.dumps({"config": config, "memory_plan_bytes": {"state": 1 << 30}}))
+(folder / "run.json").write_text(json.dumps({"config": config, "autotune": {}, "libraries": {"cuBLASLt": "13.0"}, "memory_plan_bytes": {"state": 1 << 30}}))
 loss = float(os.environ.get("LOSS_" + folder.name, "5.0"))
 with open(folder / "metrics.jsonl", "w") as f:
     for step in range(int(flags["--num-steps"])):
@@ -71,7 +88,7 @@ class Place:
         self.program("nd_bench_kernels", """echo '{"kernels": {"add": {"us": 1.0, "gbps": 9.0, "share": 0.93}}}'""")
         self.program("nd_bench_gpu", """echo '{"product": "o", "type": "bf16", "us": 1.0, "share": 0.97}'""")
         self.environment = {**os.environ, "ND_GPU_LIMIT": "5000", "ND_GPU_BUILD": str(self.build), "ND_PEER_PYTHON": self.program("peer", PEER),
-                            "ND_GPU_SANITIZER": self.program("sanitizer", SANITIZER)}
+                            "ND_GPU_NCU": self.program("ncu", NCU), "ND_GPU_SANITIZER": self.program("sanitizer", SANITIZER)}
 
     def program(self, name, text, interpreter="/bin/sh"):
         path = self.programs / name
@@ -79,18 +96,21 @@ class Place:
         path.chmod(0o755)
         return str(path)
 
-    def start(self, phase, to=subprocess.PIPE, **environment):
-        return subprocess.Popen([SOURCE / "scripts" / "gpu_check.sh", "--dry-run", "--phase", phase, "--out", self.out],
-                                env={**self.environment, **environment}, stdin=subprocess.DEVNULL, stdout=to,
-                                stderr=subprocess.STDOUT, text=True)
+    def start(self, phase, to=subprocess.PIPE, only=None, **environment):
+        return subprocess.Popen([SOURCE / "scripts" / "gpu_check.sh", "--dry-run", "--phase", phase, "--out", self.out,
+                                 *(["--only", only] if only else [])], env={**self.environment, **environment},
+                                stdin=subprocess.DEVNULL, stdout=to, stderr=subprocess.STDOUT, text=True)
 
-    def call(self, phase, status, *words, **environment):
-        started = self.start(phase, **environment)
-        output, _ = started.communicate(timeout=600)
+    def call(self, phase, status, *words, only=None, **environment):
+        started = self.start(phase, only=only, **environment)
+        output, _ = started.communicate(timeout=900)
         check(started.returncode == status, f"{phase} ended with {started.returncode}, not {status}:\n{output[-3000:]}")
         for word in words:
             check(word in output, f"no \"{word}\" in:\n{output[-3000:]}")
         return output
+
+    def text(self):
+        return (self.out / "gpu_check.md").read_text()
 
     def record(self):
         return json.loads((self.out / "gpu_check.json").read_text())
@@ -116,62 +136,71 @@ def everything(parent):
     check(len(record["speed"]) == 7, "the table of speeds has a row for each figure")
     for row in record["speed"]:
         check(row["verdict"] == "dry run" and row["measured"] != "-" and row["at least"] and row["goal"], f"{row}")
-    text = (p.out / "gpu_check.md").read_text()
-    for words in ("No GPU took part", "| run | measured | at least | goal |", "tflops_causal", "speed_of_light"):
+    text = p.text()
+    for words in ("No GPU took part", "| run | measured | at least | goal |", "tflops_causal", "speed_of_light", "| gemm | 2 |", "cuBLASLt "):
         check(words in text, f"no \"{words}\" in gpu_check.md")
+    row = p.verdict("16 layers, no recompute, bf16")
+    check(all(how in row["remark"] for how in ("plain", "CUDA graphs", "autotune")), f"{row}")
     again = p.call("all", 0)
     check("gpu_check: ops" not in again, f"done items were run again:\n{again}")
-    # A GPU on which three layers do not fit (88 MiB of plan) and two do.
-    p.program("peer", "exit 1")
-    (p.out / "items" / "8b-all-bf16.json").unlink()
-    p.call("bench", 0, ND_DOUBLE_MEMORY="86")
+    # A GPU on which three layers do not fit (88 MiB of plan) and two do; what is named runs again, and nothing else.
+    again = p.call("bench", 0, only="8b-all-bf16,pro*cts", ND_DOUBLE_MEMORY="86")
+    ran = [line.split()[1] for line in again.splitlines() if line.endswith(" s")]
+    check(ran == ["machine", "products", "8b-all-bf16"] or ran == ["products", "8b-all-bf16"], f"ran: {ran}")
+    item = next(item for item in p.record()["items"] if item["item"] == "8b-all-bf16")
+    check("3 layers do not fit" in item["results"][-1]["note"], f"{item}")
     row = p.verdict("all 32 layers, F32 state, full recompute, bf16")
-    check("3 layers do not fit" in row["remark"], f"{row}")
+    check("plain" not in row["remark"], f"a run of fewer layers is put beside others: {row}")
 
 
 def torch_is_missing(parent):
     p = Place(parent, "torch")
     bare = p.program("bare", f'exec {sys.executable} -I -S "$@"')
-    p.call("bench", 3, "torch-fit skipped", "torch cannot be imported", ND_PEER_PYTHON=bare)
-    p.expect(torch_fit="skipped", torch_most="skipped", products="done")
+    items = "torch-*,8b-torch-*"
+    p.call("bench", 3, "torch-fit skipped", "torch cannot be imported", only=items, ND_PEER_PYTHON=bare)
+    p.expect(torch_fit="skipped", torch_most="skipped")
     row = p.verdict("PyTorch")
     check(row["verdict"] == "not measured" and "torch-" in row["remark"], f"{row}")
-    check("**Skipped:** " in (p.out / "gpu_check.md").read_text(), "the report says what was skipped")
-    p.call("bench", 3, "is not there; ND_PEER_PYTHON", ND_PEER_PYTHON="/nowhere/python")
-    p.call("bench", 0)  # and once it is there, it is compared
+    check("**Skipped:** " in p.text(), "the report says what was skipped")
+    p.call("bench", 3, "is not there; ND_PEER_PYTHON", only=items, ND_PEER_PYTHON="/nowhere/python")
+    p.call("bench", 0, only=items)  # and once it is there, it is compared
     check(p.verdict("PyTorch")["measured"] == "2 x", f"{p.verdict('PyTorch')}")
 
 
-def sanitizer_is_missing(parent):
-    p = Place(parent, "sanitizer")
-    p.call("conformance", 3, "compute-sanitizer is not there", ND_GPU_SANITIZER="/nowhere/compute-sanitizer")
+def tools_are_missing(parent):
+    p = Place(parent, "tools")
+    p.call("conformance", 3, "compute-sanitizer is not there", only="ops,sanitizer-*", ND_GPU_SANITIZER="/nowhere/compute-sanitizer")
     p.expect(sanitizer_attention="skipped", sanitizer_matmul="skipped", ops="done")
     unsupported = p.program("unsupported", "echo '========= Error: Device not supported'; exit 1")
-    p.call("conformance", 3, "does not support this device", ND_GPU_SANITIZER=unsupported)
+    p.call("conformance", 3, "does not support this device", only="sanitizer-*", ND_GPU_SANITIZER=unsupported)
     finds = p.program("finds", "echo '========= Invalid __global__ write'; " + TESTED.format(n=3) + "; exit 9")
-    p.call("conformance", 1, "sanitizer-matmul failed", ND_GPU_SANITIZER=finds)
-    p.call("conformance", 0)
+    p.call("conformance", 1, "sanitizer-matmul failed", only="sanitizer-*", ND_GPU_SANITIZER=finds)
+    check("## The end of the log of sanitizer-matmul (failed)" in p.text() and "\n========= Invalid __global__ write\n" in p.text(),
+          "the report shows the end of the log of what failed")
+    p.call("conformance", 0, only="sanitizer-*")
+    p.call("bench", 3, "ncu) is not there", only="profile-bf16", ND_GPU_NCU="/nowhere/ncu")
+    p.call("bench", 3, "gave no times", only="profile-bf16", ND_GPU_NCU=p.program("no-counters", "exit 9"))
+    p.call("bench", 0, only="profile-*")
 
 
 def tests_that_do_not_pass(parent):
     p = Place(parent, "tests")
     p.program("test_hostcuda_ops", LIST + TESTED.format(n=0))
     p.program("test_hostcuda_goldens", TESTED.format(n=2) + "; exit 1")
-    p.call("conformance", 1, "ops failed", "no test ran", "goldens failed")
+    p.call("conformance", 1, "ops failed", "no test ran", "goldens failed", "small-fp32 done")
     (p.programs / "test_hostcuda_ops").unlink()
     p.call("conformance", 1, "test_hostcuda_ops was not built", "has no list of its tests")
     p.program("test_hostcuda_ops", SUITE)
     p.program("test_hostcuda_goldens", SUITE)
     p.call("conformance", 0)
-    for name, value, words in (("LOSS_rowwise", "5.4", "rowwise"), ("LOSS_bf16", "nan", "bf16")):
-        p = Place(parent, name)
-        p.call("conformance", 1, "losses failed", **{name: value})
-    p = Place(parent, "memory")
-    p.call("conformance", 1, "memory failed", "the driver reports", USED="9e9")
-    p = Place(parent, "no-run")
+    for name, value, items in (("LOSS_rowwise", "5.4", "small-*,losses"), ("LOSS_bf16", "nan", "small-*,losses"), ("USED", "9e9", "memory"),
+                               ("LOSS_graphs-fp8-true", "5.1", "graphs-*"), ("LOSS_again2", "5.1", "deterministic"),
+                               ("LOSS_tuned-bf16-2", "5.1", "autotune-*"), ("LOSS_tuned-bf16", "5.1", "autotune-*")):
+        p.call("conformance", 1, " failed: ", only=items, **{name: value})
+    p.expect(graphs_bf16="done", graphs_fp8="failed", autotune_bf16="failed", autotune_fp8="done", memory="failed")
     p.program("ndlaunch", "exit 2")
-    p.call("conformance", 1, "small-bf16 failed", "losses failed", "memory failed")
-    p.call("bench", 1, "8b-all-bf16 failed", "8b-half-fp8 failed")
+    p.call("conformance", 1, "small-bf16 failed", "memory failed", only="small-bf16,memory,graphs-bf16")
+    p.call("bench", 1, "8b-all-bf16 failed", "8b-half-fp8 failed", only="8b-all-bf16,8b-half-*")
     check(p.verdict("16 layers")["verdict"] == "not measured", f"{p.verdict('16 layers')}")
 
 
@@ -179,7 +208,7 @@ def a_smaller_gpu(parent):
     p = Place(parent, "smaller")
     counter = p.programs / "tokens"
     p.program("nd_bench_gpu", f"echo \"$*\" >>{counter}; case \"$*\" in *'tokens 16'*) exit 71;; esac")
-    p.call("bench", 1, "8b-all-bf16 failed", "products failed", FAIL_ABOVE="1")
+    p.call("bench", 1, "8b-all-bf16 failed", "products failed", only="products,8b-all-bf16", FAIL_ABOVE="1")
     check(p.verdict("products")["verdict"] == "not measured", f"{p.verdict('products')}")
 
 
@@ -242,11 +271,19 @@ def killed_half_way(parent):
 
 def the_time_is_up(parent):
     p = Place(parent, "time")
-    p.call("bench", 75, "call it again", ND_GPU_LIMIT="1")
+    p.call("bench", 75, "call it again", only="kernels,products,torch-*,8b-torch-*", ND_GPU_LIMIT="1")
     p.expect(kernels="done", products="waiting", torch_fit="waiting", torch_most="waiting")
     check(p.state("8b-torch-bf16") == "waiting", p.state("8b-torch-bf16"))
-    check("**Waiting:** " in (p.out / "gpu_check.md").read_text(), "the report says what waits")
-    p.call("bench", 0)
+    check("**Waiting:** " in p.text(), "the report says what waits")
+    # One that hangs ends with the call, those after it wait, and the next call begins with it.
+    p.program("nd_bench_kernels", "sleep 1")
+    p.program("nd_bench_gpu", "echo it hangs; sleep 600")
+    output = p.call("bench", 75, "products cut off", only="kernels,products,8b-half-bf16", ND_GPU_LIMIT="30")
+    p.expect(kernels="done", products="cut off")
+    p.expect(**{"8b-half-bf16": "waiting"})
+    check("\nit hangs\n" in p.text(), f"what was cut off shows the end of its log:\n{output}")
+    p.program("nd_bench_gpu", """echo '{"product": "o", "type": "bf16", "us": 1.0, "share": 0.97}'""")
+    p.call("bench", 0, only="kernels,products,8b-half-bf16")
 
 
 def wrong_use(parent):
@@ -262,7 +299,7 @@ def wrong_use(parent):
 
 def main():
     with tempfile.TemporaryDirectory() as folder:
-        for case in (wrong_use, torch_is_missing, sanitizer_is_missing, tests_that_do_not_pass, a_smaller_gpu, damaged_results,
+        for case in (wrong_use, torch_is_missing, tools_are_missing, tests_that_do_not_pass, a_smaller_gpu, damaged_results,
                      killed_half_way, the_time_is_up, everything):
             begin = time.monotonic()
             case(pathlib.Path(folder))
