@@ -260,7 +260,7 @@ bench_items() {
         item "8b-all-$precision" 130 400 run_8b "8b-all-$precision" $all full $precision
     done
     item torch-fit 120 400 peer_8b --fit
-    must_wait torch-most torch-fit || item torch-most 200 500 torch_most
+    must_wait torch-most torch-fit || item torch-most 240 500 torch_most
     must_wait 8b-torch-bf16 torch-most || item 8b-torch-bf16 120 400 beside_torch 8b-torch-bf16
     for kind in graphs autotune; do
         for precision in bf16 fp8; do
@@ -281,7 +281,7 @@ item machine 5 60 machine
 if [ -z "$dry" ] && { [ "$phase" = build ] || [ "$phase" = all ]; }; then
     build_items
 fi
-if [ "$phase" = all ] && [ ! -x "$programs/ndlaunch" ]; then
+if [ "$phase" = all ] && { [ ! -x "$programs/ndlaunch" ] || [ ! -x "$programs/ndtrain" ] || grep -qs '"state": "cut off"' "$out/items/compile.json"; }; then
     phase=none # the build failed, or goes on with the next call
 fi
 case "$phase" in conformance | all) conformance_items ;; esac

@@ -35,11 +35,12 @@ compile() { # what the other phases run; tests only where Criterion is
     for name in tests/gpu/test_gpu_ops tests/gpu/test_gpu_goldens; do
         ! grep -q "^build $name:" "$build/build.ninja" || targets+=("$name")
     done
-    ninja -C "$build" "${targets[@]}"
+    ninja -C "$build" -k 0 "${targets[@]}" # one that fails does not keep the others
 }
 machine() { # what this host is, as JSON
     printf '{"date": "%s", "gpu": "%s", "linux": "%s", "processors": %d, "commit": "%s"}\n' "$(date -u +%Y-%m-%dT%H:%MZ)" \
         "${gpu:-none}" "$(uname -r)" "$(nproc)" "$commit"
+    [ -n "$dry" ] || ND_NVCC=$(scripts/find_cuda)/bin/nvcc "$python" scripts/gpu_report.py versions
 }
 
 # conformance
@@ -71,7 +72,7 @@ sanitized() { # a suite of the ops' tests
 run_small() {
     local name=$1 steps=20 sequence=512 batch=4
     shift
-    [ -z "$dry" ] || { steps=${dry_steps:-3} sequence=64 batch=1; }
+    [ -z "$dry" ] || { steps=${dry_steps:-3} sequence=32 batch=1; }
     rm -rf "$out/runs/$name"
     awk 'BEGIN { for (i = 0; i < 400000; i++) printf "%c", 97 + (i * i / 3 + i / 7) % 26 }' >"$out/data/text.txt"
     "$programs/ndlaunch" --device cuda --workers 1 --set "model.config=configs/model-small.json" --set "data.path=$out/data/text.txt" \
@@ -90,7 +91,7 @@ graphs_as_without() { # precision
     head -c 20000 "$out/data/text.txt" >"$out/data/validation.txt" 2>/dev/null || awk 'BEGIN { while (i++ < 20000) printf "%c", 97 + i * i % 26 }' >"$out/data/validation.txt"
     for graphs in false true; do
         run_small "graphs-$precision-$graphs" --precision "$precision" --deterministic --set kernels.cuda_graphs=$graphs --gradient-accumulation-steps 2 \
-            --set "data.validation_path=$out/data/validation.txt" --validation-interval 2 --set train.validation_batches=1 --set fp8.health_interval=4 || return 1
+            --set "data.validation_path=$out/data/validation.txt" --validation-interval 2 --set train.validation_batches=1 --set fp8.health_interval=$([ -n "$dry" ] && echo 0 || echo 4) || return 1
     done
     "$python" scripts/gpu_report.py same "$out/runs/graphs-$precision-false" "$out/runs/graphs-$precision-true"
 }
@@ -133,10 +134,10 @@ launch_8b() {
 }
 # NAME layers recompute precision options...: the 8B shape at S 8192, with fewer layers where so many do not fit the GPU.
 run_8b() {
-    local name=$1 asked=$2 layers=$2 recompute=$3 precision=$4 code=71 sequence=8192 accumulation=16 steps=5 under=()
+    local name=$1 asked=$2 layers=$2 recompute=$3 precision=$4 code=71 sequence=8192 accumulation=16 steps=4 under=()
     shift 4
     needs_fp8 "$precision" || return
-    [ -z "$dry" ] || { sequence=64 accumulation=2; }
+    [ -z "$dry" ] || { sequence=64 accumulation=2 steps=3; }
     for (( ; layers >= 1; layers -= layers > 4 ? 2 : 1)); do
         code=0
         launch_8b "$name" "$layers" "$precision" $sequence $accumulation $steps --set "parallel.recompute=$recompute" "$@" || code=$?
@@ -167,7 +168,7 @@ peer_8b() {
         model=configs/model-small.json sequence=64 accumulation=2
     fi
     command -v "$peer" >/dev/null || { skip "$peer is not there; ND_PEER_PYTHON names a Python with torch and transformers"; return; }
-    LD_LIBRARY_PATH=$own_library_path "$peer" scripts/gpu_peer.py --model "$model" --sequence-length $sequence --accumulation $accumulation --steps 3 --warm-up 1 \
+    LD_LIBRARY_PATH=$own_library_path "$peer" scripts/gpu_peer.py --model "$model" --sequence-length $sequence --accumulation $accumulation --steps 2 --warm-up 1 \
         ${dry:+--device cpu} "$@"
 }
 torch_most() { # the most layers that fit, compiled, with checkpointing

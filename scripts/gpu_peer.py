@@ -53,7 +53,7 @@ def make(a, torch):
     config.num_hidden_layers = a.layers or config.num_hidden_layers
     config._attn_implementation = "sdpa"
     with torch.device(a.device):
-        model = LlamaForCausalLM(config)
+        model = LlamaForCausalLM(config).float()
     if a.checkpoint:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()

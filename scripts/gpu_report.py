@@ -9,6 +9,7 @@
                                                     state and writes the report anew
   gpu_report.py report FOLDER                       gpu_check.json and gpu_check.md; exit code 1: something failed, 3: nothing
                                                     failed but something was not done
+  gpu_report.py versions                            of the CUDA Toolkit and of the libraries that are opened at run time
   gpu_report.py inputs MODEL LAYERS FOLDER TOKENS   a config.json of that many layers, and random tokens (llm.c format)
   gpu_report.py run NAME RUN_FOLDER GPU LAYERS      one line of JSON about a run of ndtrain
   gpu_report.py same RUN RUN                        fails unless two runs have the same losses, digit for digit
@@ -20,11 +21,14 @@
 """
 import array
 import csv
+import ctypes
 import json
 import os
 import pathlib
 import random
+import re
 import statistics
+import subprocess
 import sys
 
 sys.path.append(sys.path.pop(0))  # this folder last: its tokenize.py is not Python's module of that name
@@ -35,6 +39,7 @@ TAIL = 40  # lines of the log of what did not end well
 GIB = 2**30
 # CUDA's context, cuBLASLt, cuDNN and the code of the kernels that were used, beside the plan.
 BESIDE_PLAN = 1.5 * GIB
+GRANULE = 2**21  # of the driver's account
 
 
 def write(path, text):
@@ -104,7 +109,7 @@ def end(folder, name, code, seconds, origin):
     cut, code = code == "cut", 124 if code == "cut" else int(code)
     logs = [item_path(folder, name).with_suffix(suffix) for suffix in (".out", ".err")]
     results = list(objects(logs[0]))
-    lines = [line for log in reversed(logs) for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines() if line.strip()]
     said = [line for line in lines if "Synthesis" in line or "ERROR SUMMARY" in line][-2:]
     state = "cut off" if cut else "done" if code == 0 else "skipped" if code == 77 else "failed"
     if cut:
@@ -112,7 +117,7 @@ def end(folder, name, code, seconds, origin):
     elif code in (124, 137):
         said.append(f"ran past its time of {seconds} s")
     elif state == "failed":
-        said += [line for line in lines if line not in said and not line.startswith("{")][-3:]
+        said += [line for line in lines if line not in said and not line.startswith("{")][:-3:-1]
     said += [str(value["skipped"]) for value in results if "skipped" in value]
     if state == "failed" and not said:
         said.append(f"exit code {code} and no word")
@@ -136,6 +141,29 @@ def steps_of(run):
     return [row for row in map(json.loads, lines) if "loss" in row and "step_ms" in row]
 
 
+def versions():
+    found = {}
+    for name, files, function, argument in (("cuBLASLt", ("libcublasLt.so.13", "libcublasLt.so.12"), "cublasLtGetVersion", False),
+                                            ("cuDNN", ("libcudnn.so.9",), "cudnnGetVersion", False),
+                                            ("NCCL", ("libnccl.so.2",), "ncclGetVersion", True)):
+        for file in files:
+            try:
+                call = getattr(ctypes.CDLL(file), function)
+            except (OSError, AttributeError):
+                continue
+            number, call.restype = ctypes.c_int(0), ctypes.c_int if argument else ctypes.c_size_t
+            found[name] = (call(ctypes.byref(number)), number.value)[1] if argument else call()
+            break
+    for name, command in (("nvcc", [os.environ.get("ND_NVCC", "nvcc"), "--version"]), ("cc", [os.environ.get("CC", "cc"), "--version"])):
+        try:
+            said = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=30).stdout
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        number = re.search(r"\bV?(\d+\.\d+\.\d+)", said)
+        found[name] = number.group(1) if number else "?"
+    print(json.dumps({"libraries": found}))
+
+
 def inputs(model, layers, folder, tokens):
     config = json.loads(pathlib.Path(model).read_text())
     config["num_hidden_layers"] = int(layers)
@@ -151,20 +179,18 @@ def inputs(model, layers, folder, tokens):
 
 
 def planned_bytes(folder):
-    return sum(json.loads((pathlib.Path(folder) / "run.json").read_text())["memory_plan_bytes"].values())
+    return json.loads((pathlib.Path(folder) / "run.json").read_text())["model"]["planned_bytes"]
 
 
 def run(name, folder, gpu, layers):
     steps = steps_of(folder)
     if not steps:
         raise ValueError(f"{folder} has no step")
-    record = json.loads((pathlib.Path(folder) / "run.json").read_text())
-    settings, libraries = record["config"], record.get("libraries", {})
+    settings = json.loads((pathlib.Path(folder) / "run.json").read_text())["config"]
     shape = json.loads(pathlib.Path(settings["model.config"]).read_text())
     timed = steps[WARM_UP:] or steps
     middle = lambda key: statistics.median(row[key] for row in timed)
     rate, fp8 = middle("tokens_per_second"), settings["train.precision"] == "fp8"
-    print(json.dumps({"libraries": libraries}))
     out = {"run": name, "layers": shape["num_hidden_layers"], "precision": settings["train.precision"],
            "recompute": settings["parallel.recompute"], "steps": len(steps), "tokens_per_second": rate,
            "step_ms": middle("step_ms"), "tflops_causal": middle("tflops_per_worker_causal"),
@@ -260,7 +286,7 @@ def memory(folder, idle):
     steps, planned = steps_of(folder), planned_bytes(folder)
     used = max(row["peak_memory_bytes"] for row in steps)
     grown = steps[-1]["peak_memory_bytes"] - steps[0]["peak_memory_bytes"]
-    fits = planned <= used <= planned + BESIDE_PLAN and grown <= 0
+    fits = planned - GRANULE <= used <= planned + BESIDE_PLAN and grown <= 0
     print(json.dumps({"memory": "as planned" if fits else "not as planned", "planned_gib": planned / GIB, "used_gib": used / GIB,
                       "beside_plan_gib": (used - planned) / GIB, "in_use_before_gib": int(idle) / GIB, "grown_in_the_run_gib": grown / GIB}))
     if not fits:
@@ -331,7 +357,7 @@ def report(folder):
 
 if __name__ == "__main__":
     commands = {"done": (done, 1), "begin": (begin, 3), "wait": (wait, 2), "end": (end, 5), "report": (report, 1),
-                "inputs": (inputs, 4), "run": (run, 4), "same": (same, 2), "losses": (losses, -2), "memory": (memory, 2),
+                "versions": (versions, 0), "inputs": (inputs, 4), "run": (run, 4), "same": (same, 2), "losses": (losses, -2), "memory": (memory, 2),
                 "field": (field, 3), "replayed": (replayed, 3), "profile": (profile, 2)}
     wanted = commands.get(sys.argv[1] if len(sys.argv) > 1 else "", (None, 0))
     given = len(sys.argv) - 2

@@ -5,6 +5,7 @@
 Once with the real programs on the doubles; then with stand-ins for programs, tools and torch that are missing, wrong, slow
 or killed: each must be said in the report and by the exit code, none may pass for done.
 """
+import concurrent.futures
 import fcntl
 import json
 import os
@@ -56,7 +57,7 @@ folder = pathlib.Path(values["output.dir"])
 folder.mkdir(parents=True)
 config = {"model.config": values["model.config"], "train.precision": flags["--precision"],
           "parallel.recompute": values.get("parallel.recompute", "none"), "train.sequence_length": flags["--sequence-length"]}
-(folder / "run.json").write_text(json.dumps({"config": config, "autotune": {}, "libraries": {"cuBLASLt": "13.0"}, "memory_plan_bytes": {"state": 1 << 30}}))
+(folder / "run.json").write_text(json.dumps({"config": config, "autotune": {}, "model": {"planned_bytes": 1 << 30}}))
 loss = float(os.environ.get("LOSS_" + folder.name, "5.0"))
 with open(folder / "metrics.jsonl", "w") as f:
     for step in range(int(flags["--num-steps"])):
@@ -137,7 +138,7 @@ def everything(parent):
     for row in record["speed"]:
         check(row["verdict"] == "dry run" and row["measured"] != "-" and row["at least"] and row["goal"], f"{row}")
     text = p.text()
-    for words in ("No GPU took part", "| run | measured | at least | goal |", "tflops_causal", "speed_of_light", "| gemm | 2 |", "cuBLASLt "):
+    for words in ("No GPU took part", "| run | measured | at least | goal |", "tflops_causal", "speed_of_light", "| gemm | 2 |"):
         check(words in text, f"no \"{words}\" in gpu_check.md")
     row = p.verdict("16 layers, no recompute, bf16")
     check(all(how in row["remark"] for how in ("plain", "CUDA graphs", "autotune")), f"{row}")
@@ -297,13 +298,18 @@ def wrong_use(parent):
     p.call("bench", 2, "results of another mode")
 
 
+def timed(case, parent):
+    begin = time.monotonic()
+    case(parent)
+    print(f"{case.__name__}: {time.monotonic() - begin:.0f} s", flush=True)
+
+
 def main():
-    with tempfile.TemporaryDirectory() as folder:
-        for case in (wrong_use, torch_is_missing, tools_are_missing, tests_that_do_not_pass, a_smaller_gpu, damaged_results,
-                     killed_half_way, the_time_is_up, everything):
-            begin = time.monotonic()
-            case(pathlib.Path(folder))
-            print(f"{case.__name__}: {time.monotonic() - begin:.0f} s", flush=True)
+    cases = (everything, the_time_is_up, killed_half_way, tests_that_do_not_pass, wrong_use, torch_is_missing, tools_are_missing,
+             a_smaller_gpu, damaged_results)
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:  # the others mostly wait
+        for running in [pool.submit(timed, case, pathlib.Path(folder)) for case in cases]:
+            running.result()
 
 
 if __name__ == "__main__":
