@@ -138,7 +138,8 @@ def everything(parent):
     for row in record["speed"]:
         check(row["verdict"] == "dry run" and row["measured"] != "-" and row["at least"] and row["goal"], f"{row}")
     text = p.text()
-    for words in ("No GPU took part", "| run | measured | at least | goal |", "tflops_causal", "speed_of_light", "| gemm | 2 |"):
+    for words in ("No GPU took part", "| run | measured | at least | goal |", "tflops_causal", "tflops_accelerate", "speed_of_light",
+                  "## Kernels beside a copy", "| gemm | 2 |"):
         check(words in text, f"no \"{words}\" in gpu_check.md")
     row = p.verdict("16 layers, no recompute, bf16")
     check(all(how in row["remark"] for how in ("plain", "CUDA graphs", "autotune")), f"{row}")
