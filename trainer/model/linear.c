@@ -1,16 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/model/linear_impl.h"
 
-/* Linears of a group, as numbered in filter.h. */
-static const struct {
-    int first, last;
-} groups[ND_INPUTS_OF_BLOCK] = {
-    [ND_INPUT_QKV] = {0, 2},
-    [ND_INPUT_O] = {3, 3},
-    [ND_INPUT_GATE_UP] = {4, 5},
-    [ND_INPUT_DOWN] = {6, 6},
-};
-
 /* Transformer Engine's validation runs in BF16, where the BF16 weights are at hand. */
 static bool in_fp8(const nd_model *m, int64_t layer, int linear)
 {
@@ -23,25 +13,18 @@ static bool in_fp8(const nd_model *m, int64_t layer, int linear)
 bool nd_linear_any_in_fp8(const nd_model *m, nd_input input, int64_t layer)
 {
     bool any = false;
-    for (int l = groups[input].first; l <= groups[input].last; l++) {
+    int first, count = nd_group_of_linears((int)input, &first);
+    for (int l = first; l < first + count; l++) {
         any |= in_fp8(m, layer, l);
     }
     return any;
 }
 
-int nd_linear_count(nd_input input, int *first)
-{
-    *first = groups[input].first;
-    return groups[input].last - groups[input].first + 1;
-}
-
 bool nd_linear_keeps_codes(const nd_scales *s, nd_input input, int64_t layer)
 {
-    bool all = input != ND_INPUT_O && nd_recipe_is_per_tensor(&s->recipe);
-    for (int l = groups[input].first; l <= groups[input].last; l++) {
-        all &= nd_filter_converts(&s->filter, layer, l);
-    }
-    return all;
+    int first, count = nd_group_of_linears((int)input, &first);
+    bool all = nd_filter_mask(&s->filter, layer, (int)input) == (1 << count) - 1;
+    return all && input != ND_INPUT_O && nd_recipe_is_per_tensor(&s->recipe);
 }
 
 /* the parts of a group: neighbours in BF16 together, each FP8 linear alone */
@@ -53,12 +36,14 @@ static int64_t rows_of(const nd_model *m, int64_t layer, int linear)
 
 nd_linear_part nd_linear_first_part(nd_input input)
 {
-    return (nd_linear_part){.last = groups[input].first - 1};
+    int first;
+    (void)nd_group_of_linears((int)input, &first);
+    return (nd_linear_part){.last = first - 1};
 }
 
 bool nd_linear_next_part(const nd_model *m, nd_input input, int64_t layer, nd_linear_part *p)
 {
-    int last = groups[input].last;
+    int first, count = nd_group_of_linears((int)input, &first), last = first + count - 1;
     if (p->last == last) {
         return false;
     }

@@ -23,6 +23,8 @@
  */
 #include "trainer/model/llama.h"
 
+/* The input of a group of linears, numbered as the groups in filter.h: the normed input of q k v;
+ * the attention output; the normed input of gate and up; SwiGLU's output. */
 typedef enum nd_input { ND_INPUT_QKV = 0, ND_INPUT_O, ND_INPUT_GATE_UP, ND_INPUT_DOWN } nd_input;
 
 /* Whether backward keeps the group's input as codes. */
@@ -30,6 +32,8 @@ bool nd_linear_keeps_codes(const nd_scales *scales, nd_input input, int64_t laye
 
 /* Longest row or column count of an operand: of the scale vectors. */
 int64_t nd_linear_vector(const nd_dims *dims);
+/* Buffers that the FP8 products of all blocks share: planned as segments first_id .. of the model's
+ * ids_of_plan, then, after the plan was committed, bound. Nothing without FP8. */
 void nd_linear_plan(nd_model *model, nd_memplan *plan, int first_id);
 void nd_linear_bind(nd_model *model, const nd_memplan *plan, int first_id);
 enum { ND_LINEAR_PLAN_IDS = 8 };

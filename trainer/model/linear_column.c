@@ -94,7 +94,7 @@ static nd_status settle_gradients(nd_model *m, nd_input input, int64_t layer, nd
 {
     nd_scales *s = &m->scales;
     const nd_cast_rule *rule = &s->recipe.input_gradient.a;
-    int first, count = nd_linear_count(input, &first);
+    int first, count = nd_group_of_linears((int)input, &first);
     if (rule->granularity != ND_PER_TENSOR || rule->scaling != ND_SCALING_CURRENT ||
         !nd_linear_any_in_fp8(m, input, layer)) {
         return ND_OK;

@@ -11,8 +11,6 @@ typedef struct nd_linear_part {
     int64_t offset, rows; /* columns of the group's output */
 } nd_linear_part;
 
-/* Linears of a group, as numbered in filter.h; returns how many. */
-int nd_linear_count(nd_input input, int *first);
 bool nd_linear_any_in_fp8(const nd_model *m, nd_input input, int64_t layer);
 nd_linear_part nd_linear_first_part(nd_input input);
 /* The part after p; false when there is none. */

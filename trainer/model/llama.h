@@ -76,7 +76,7 @@ typedef struct nd_model {
     nd_scales scales;
     nd_fp8_scratch fp8;
     nd_pass pass;
-    nd_made made[ND_INPUTS_OF_BLOCK],
+    nd_made made[ND_GROUPS_OF_BLOCK],
         made_gradients; /* inputs; outputs' gradients of gate and up */
     nd_cp cp;
     nd_recompute recompute;

@@ -201,6 +201,15 @@ int nd_group_of_linears(int group, int *first)
     return groups[group].count;
 }
 
+int nd_group_of_linear(int linear)
+{
+    int group = 0;
+    while (linear >= groups[group].first + groups[group].count) {
+        group++;
+    }
+    return group;
+}
+
 int nd_filter_mask(const nd_filter *f, int64_t layer, int group)
 {
     int mask = 0;

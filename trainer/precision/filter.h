@@ -36,10 +36,11 @@ typedef struct nd_filter {
     int64_t converted;         /* linears in FP8 */
 } nd_filter;
 
-/* Linears that share an input: q k v; o; gate up; down. */
+/* Linears that share an input are a group: q k v; o; gate up; down. */
 enum { ND_GROUPS_OF_BLOCK = 4, ND_GROUP_MASKS = 8 };
 /* How many linears a group has, and its first one. */
 int nd_group_of_linears(int group, int *first);
+int nd_group_of_linear(int linear);
 
 /*
  * What autotune makes of the filter's linears. Masks have bit i for linear i of a group.
@@ -63,8 +64,9 @@ nd_status nd_filter_choose(nd_filter *filter, const nd_linear_choice *choice);
 nd_status nd_filter_init(nd_filter *filter, const nd_config *config, const nd_llama_shape *shape);
 void nd_filter_fini(nd_filter *filter);
 
-/* -1: not a linear of a block. */
+/* Linears of a block are numbered in module order, from 0. -1: not one of them. */
 int nd_linear_of_param(nd_param_id id);
+/* The weight of a linear. */
 nd_param_id nd_linear_param(int linear);
 const char *nd_linear_name(int linear); /* "self_attn.q_proj" */
 bool nd_filter_converts(const nd_filter *filter, int64_t layer, int linear);

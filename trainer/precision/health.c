@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/precision/health.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -117,11 +116,10 @@ static int operand_text(const nd_scales *s, int64_t site, const char *name, char
 
 static void print_linear(const nd_scales *s, int64_t step, int64_t layer, int linear)
 {
-    static const int input_of[ND_LINEARS_OF_BLOCK] = {0, 0, 0, 1, 2, 2, 3};
+    int64_t input = nd_site_input(s, layer, nd_group_of_linear(linear));
     char text[512];
     size_t used = 0;
-    used += (size_t)operand_text(s, nd_site_input(s, layer, input_of[linear]), "input", text,
-                                 sizeof text);
+    used += (size_t)operand_text(s, input, "input", text, sizeof text);
     used += (size_t)operand_text(s, nd_site_weight(s, layer, linear), "weight", text + used,
                                  sizeof text - used);
     operand_text(s, nd_site_gradient(s, layer, linear), "gradient", text + used,

@@ -14,6 +14,9 @@ enum {
     ID_COUNTS,
     ID_HEALTH,
 };
+_Static_assert(ID_HEALTH + 1 == ND_SCALES_PLAN_IDS, "one for each segment of the plan");
+
+enum { OPERANDS = 3, VECTORS = 3 * OPERANDS }; /* amax, scale and inverse of each operand */
 
 static bool enabled(const nd_scales *s)
 {
@@ -31,21 +34,21 @@ int64_t nd_site_weight(const nd_scales *s, int64_t layer, int linear)
     return layer * ND_LINEARS_OF_BLOCK + linear;
 }
 
-int64_t nd_site_input(const nd_scales *s, int64_t layer, int input)
+int64_t nd_site_input(const nd_scales *s, int64_t layer, int group)
 {
-    return weight_sites(s) + layer * ND_INPUTS_OF_BLOCK + input;
+    return weight_sites(s) + layer * ND_GROUPS_OF_BLOCK + group;
 }
 
 int64_t nd_site_gradient(const nd_scales *s, int64_t layer, int linear)
 {
-    return weight_sites(s) + s->layers * ND_INPUTS_OF_BLOCK + layer * ND_LINEARS_OF_BLOCK + linear;
+    return weight_sites(s) + s->layers * ND_GROUPS_OF_BLOCK + layer * ND_LINEARS_OF_BLOCK + linear;
 }
 
 nd_status nd_scales_init(nd_scales *s, nd_rank *rank)
 {
     *s = (nd_scales){
         .rank = rank, .recipe = nd_recipe_of(rank->config), .layers = rank->shape.layers};
-    s->sites = weight_sites(s) * 2 + s->layers * ND_INPUTS_OF_BLOCK;
+    s->sites = weight_sites(s) * 2 + s->layers * ND_GROUPS_OF_BLOCK;
     s->codes_gathered = nd_recipe_is_per_tensor(&s->recipe) && rank->config->fp8.all_gather;
     ND_TRY(nd_filter_init(&s->filter, rank->config, &rank->shape));
     ND_TRY(nd_filter_check(&s->filter, rank->config, &rank->shape, &rank->mesh));
@@ -91,7 +94,7 @@ nd_status nd_scales_plan(nd_scales *s, const nd_layout *layout, int64_t vector, 
     s->ids[ID_ROUNDED] =
         nd_memplan_add(plan, ND_MEM_SCRATCH, "fp8: amaxes in bf16", weight_sites(s), 2);
     s->ids[ID_VECTORS] =
-        nd_memplan_add(plan, ND_MEM_SCRATCH, "fp8: scales of rows", rows ? 9 * vector : 0, 4);
+        nd_memplan_add(plan, ND_MEM_SCRATCH, "fp8: scales of rows", rows ? VECTORS * vector : 0, 4);
     int64_t reported = s->rank->config->fp8.health_interval ? s->sites : 0;
     s->ids[ID_COUNTS] =
         nd_memplan_add(plan, ND_MEM_STATE, "fp8: health counts", reported, sizeof(int64_t[3]));
@@ -143,8 +146,8 @@ nd_status nd_scales_bind(nd_scales *s, const nd_memplan *plan)
         s->health.inverse = measured + 2 * s->sites;
     }
     float *vectors = nd_memplan_at(plan, s->ids[ID_VECTORS]);
-    int64_t n = (int64_t)(plan->segments[s->ids[ID_VECTORS]].bytes / 4) / 9;
-    for (int i = 0; vectors && i < 3; i++) {
+    int64_t n = (int64_t)(plan->segments[s->ids[ID_VECTORS]].bytes / 4) / VECTORS;
+    for (int i = 0; vectors && i < OPERANDS; i++) {
         s->vectors[i] = (nd_scale_vectors){vectors + 3 * i * n, vectors + (3 * i + 1) * n,
                                            vectors + (3 * i + 2) * n};
     }
@@ -188,10 +191,10 @@ static nd_status round_weights(nd_scales *s)
 nd_status nd_scales_refresh(nd_scales *s, const float *master, int64_t version)
 {
     nd_rank *r = s->rank;
-    if (!enabled(s) || s->version == (uint64_t)version) {
+    if (!enabled(s) || s->version == version) {
         return ND_OK;
     }
-    s->version = (uint64_t)version;
+    s->version = version;
     ND_TRY(nd_zero(&r->stream, s->amax, (size_t)weight_sites(s) * 4));
     for (int64_t i = 0; i < weight_sites(s); i++) {
         int64_t count = s->weights[i].end - s->weights[i].begin;

@@ -20,9 +20,7 @@
 #include "trainer/precision/recipe.h"
 #include "trainer/rank.h"
 
-/* Inputs of linears: normed input of q k v; attention output; normed input of gate and up; SwiGLU
- * output. */
-enum { ND_INPUTS_OF_BLOCK = 4 };
+enum { ND_SCALES_PLAN_IDS = 8 };
 
 typedef struct nd_scale_vectors {
     float *amax, *scale, *inverse;
@@ -56,8 +54,8 @@ typedef struct nd_scales {
     bool codes_gathered; /* weights travel as codes: segment FP8 */
     int64_t layers, sites;
     nd_flat_range
-        *weights;     /* [layers x linears] our part in the flat state; empty: none, or BF16 */
-    uint64_t version; /* of the weights that the weight scales belong to; 0: none */
+        *weights;    /* [layers x linears] our part in the flat state; empty: none, or BF16 */
+    int64_t version; /* of the weights that the weight scales belong to; 0: none */
     float *scale, *inverse;      /* (sites) */
     float *amax;                 /* (sites): of this step; row 0 of the history */
     float *limit;                /* (sites), delayed */
@@ -68,7 +66,7 @@ typedef struct nd_scales {
     int64_t health_interval;     /* as agreed (health.h); 0: no reports */
     bool healthy;                /* counting now */
     nd_cast_counts casts;
-    int ids[12];
+    int ids[ND_SCALES_PLAN_IDS];
 } nd_scales;
 
 /* Decides which linears are converted; no memory yet. Without FP8 everything below is a no-op. */
@@ -76,14 +74,17 @@ nd_status nd_scales_init(nd_scales *scales, nd_rank *rank);
 /* Plans; the layout is borrowed. `vector` is the longest row or column count of an operand. */
 nd_status nd_scales_plan(nd_scales *scales, const nd_layout *layout, int64_t vector,
                          nd_memplan *plan);
+/* After the plan was committed: pointers, and the start values of delayed scaling. */
 nd_status nd_scales_bind(nd_scales *scales, const nd_memplan *plan);
 void nd_scales_fini(nd_scales *scales);
 
 /* Whether a parameter lies in the FP8 segment; for nd_layout_create, context is the nd_scales. */
 bool nd_scales_in_segment(void *context, const nd_param *param);
 
+/* Sites: of a linear's weight, of the input of a group of linears (filter.h), of the gradient of a
+ * linear's output. */
 int64_t nd_site_weight(const nd_scales *scales, int64_t layer, int linear);
-int64_t nd_site_input(const nd_scales *scales, int64_t layer, int input);
+int64_t nd_site_input(const nd_scales *scales, int64_t layer, int group);
 int64_t nd_site_gradient(const nd_scales *scales, int64_t layer, int linear);
 
 /* A matrix cast with a site's scale; codes are filled in by the caller. */
