@@ -66,6 +66,20 @@ static const nd_progress *shared_page(const nd_worker *worker)
     return worker->identity.progress_fd >= 0 ? &worker->progress : NULL;
 }
 
+/* From the driving thread, or with `ends` from one that ends the process. */
+static void on_comm_fault(void *context, nd_status status, const char *sentence, bool ends)
+{
+    const nd_worker *worker = context;
+    nd_failure_report(&worker->identity, status, sentence);
+    if (ends) {
+        nd_log_error("%s", sentence);
+    }
+    if (ends && worker->identity.pmix) {
+        nd_pmix_abort(worker->identity.pmix, (int)status, sentence);
+        sleep(KILLED_SECONDS);
+    }
+}
+
 static nd_status open_nccl(nd_worker *worker, const nd_config *config, nd_progress_slot *slot)
 {
     nd_nccl_options options = {
@@ -79,6 +93,8 @@ static nd_status open_nccl(nd_worker *worker, const nd_config *config, nd_progre
         .exchange = store_exchange,
         .exchange_context = worker->store,
         .device = worker->device,
+        .on_fault = on_comm_fault,
+        .fault_context = worker,
     };
     return nd_transport_open_nccl(&options, &worker->transport);
 }
@@ -237,6 +253,8 @@ int nd_worker_close(nd_worker *worker, nd_status status, const char *message)
 {
     bool failed = status != ND_OK && status != ND_ERR_PREEMPTED;
     if (failed) {
+        nd_transport_abandon(
+            worker->transport); /* first: peers then end, and its calls are bounded */
         end_failed(worker, status, message);
     } else if (message) {
         nd_failure_report(&worker->identity, status, message);

@@ -200,3 +200,10 @@ void nd_transport_close(nd_transport *transport)
         free(transport);
     }
 }
+
+void nd_transport_abandon(nd_transport *transport)
+{
+    if (transport && transport->backend->abandon) {
+        transport->backend->abandon(transport);
+    }
+}

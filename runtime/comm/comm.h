@@ -24,6 +24,7 @@
  * and the ranks that are not there; ND_ERR_IO a peer that died; ND_ERR_INTERNAL members that called
  * different operations. After a fault the transport is unusable and the worker exits.
  */
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "runtime/base/progress.h"
@@ -75,6 +76,7 @@ typedef struct nd_comm_backend {
     nd_status (*barrier)(nd_comm *, nd_stream *, nd_event *);
     nd_status (*group_begin)(nd_comm *); /* both NULL: operations go out one by one */
     nd_status (*group_end)(nd_comm *);
+    void (*abandon)(nd_transport *transport); /* NULL: nothing waits for a peer at the end */
     void (*close)(nd_transport *transport);
 } nd_comm_backend;
 
@@ -111,6 +113,12 @@ nd_status nd_comm_create(nd_transport *transport, const nd_mesh *mesh, nd_group_
                          int duplicate, nd_comm **out);
 void nd_comm_destroy(nd_comm *comm);
 void nd_transport_close(nd_transport *transport); /* NULL is legal */
+/*
+ * For a rank that fails, with the fault in the thread's error record: destroying its groups and
+ * closing the transport then wait for no peer, and those that wait for this rank fail soon. NULL is
+ * legal.
+ */
+void nd_transport_abandon(nd_transport *transport);
 
 /* buffer (count): every member ends with the reduction over members. In place. */
 nd_status nd_comm_all_reduce(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
@@ -194,6 +202,13 @@ typedef struct nd_nccl_options {
     nd_status (*exchange)(void *context, const void *send, void *recv, size_t bytes);
     void *exchange_context;
     nd_device *device;
+    /*
+     * A fault is told before anything is done that may not return (may be NULL). With `ends` the
+     * call comes from a thread of the transport's, as the driving one is stuck, and the process
+     * ends with `status` when it returns.
+     */
+    void (*on_fault)(void *context, nd_status status, const char *sentence, bool ends);
+    void *fault_context;
 } nd_nccl_options;
 nd_status nd_transport_open_nccl(const nd_nccl_options *options, nd_transport **out);
 

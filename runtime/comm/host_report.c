@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/comm/host.h"
 
-#include <stdio.h>
-
-#include "runtime/base/clock.h"
+#include "runtime/comm/report.h"
 
 /*
  * Who is missing. A peer that sent nothing of its own contribution comes before one that only owes
@@ -43,77 +41,26 @@ static int missing_ranks(const nd_host_op *op, int ranks[MISSING_SHOWN])
     return 0;
 }
 
-/* Text grows to the right; what does not fit is cut. */
-typedef struct text_buffer {
-    char text[1024];
-    size_t used;
-} text_buffer;
-
-__attribute__((format(printf, 2, 3))) static void append(text_buffer *to, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(to->text + to->used, sizeof to->text - to->used, format, args);
-    va_end(args);
-    to->used += n > 0 ? (size_t)n : 0;
-    if (to->used >= sizeof to->text) {
-        to->used = sizeof to->text - 1;
-    }
-}
-
-static const nd_progress_slot *slot_of(const nd_transport *transport, int rank)
-{
-    if (!transport->page || !transport->slot_of_rank) {
-        return NULL;
-    }
-    int slot = transport->slot_of_rank(transport->slot_context, rank);
-    return slot >= 0 && slot < transport->page->count ? &transport->page->slots[slot] : NULL;
-}
-
-#define LOAD(field) atomic_load_explicit(&slot->field, memory_order_relaxed)
-
-/* "rank 3 is in reduce_scatter of dp_shard_cp, operation 17, since 12.3 s (process 71 is
- * stopped)" */
-static void describe_rank(const nd_host_op *op, int rank, text_buffer *to)
+static void describe_rank(const nd_host_op *op, int rank, nd_report *to)
 {
     const nd_transport *transport = op->comm->transport;
-    const nd_progress_slot *slot = slot_of(transport, rank);
     char process[128] = "";
     nd_host *host = transport->native;
     host->wire->describe((nd_transport *)transport, rank, process, sizeof process);
-    if (!slot) {
-        append(to, "; rank %d has not answered%s", rank, process);
-        return;
-    }
-    int group = LOAD(group), kind = LOAD(op);
-    int64_t since = LOAD(since_ns), sequence = LOAD(sequence);
-    bool known = group >= 0 && group < ND_GROUP_COUNT && kind >= 0 && kind < ND_COMM_OP_COUNT;
-    if (known && since > 0) {
-        append(to, "; rank %d is in %s of %s, operation %lld, since %.1f s%s", rank,
-               nd_comm_op_name((nd_comm_op)kind), nd_group_name((nd_group_kind)group),
-               (long long)sequence, (double)(nd_clock_ns() - since) * 1e-9, process);
-        return;
-    }
-    append(to, "; rank %d has not entered it: phase %s, step %lld", rank,
-           nd_phase_name((nd_phase)LOAD(phase)), (long long)LOAD(step));
-    if (known && sequence > 0) {
-        append(to, ", last in %s of %s, operation %lld", nd_comm_op_name((nd_comm_op)kind),
-               nd_group_name((nd_group_kind)group), (long long)sequence);
-    }
-    append(to, "%s", process);
+    nd_report_rank(transport, rank, "has not entered it", process, to);
 }
 
 nd_status nd_host_report_hang(const nd_host_op *op, double seconds)
 {
     int ranks[MISSING_SHOWN];
     int count = missing_ranks(op, ranks);
-    text_buffer who = {0}, what = {0};
+    nd_report who = {0}, what = {0};
     for (int i = 0; i < count && i < MISSING_SHOWN; i++) {
-        append(&who, "%s%d", i ? ", " : "", ranks[i]);
+        nd_report_add(&who, "%s%d", i ? ", " : "", ranks[i]);
         describe_rank(op, ranks[i], &what);
     }
     if (count > MISSING_SHOWN) {
-        append(&who, " and %d more", count - MISSING_SHOWN);
+        nd_report_add(&who, " and %d more", count - MISSING_SHOWN);
     }
     return nd_fail(
         ND_ERR_HANG,

@@ -1,8 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <stdio.h>
+
 #include "runtime/comm/nccl/nccl_state.h"
 #include "runtime/device/cuda_library.h"
 
-enum { OLDEST = 21800 }; /* ncclCommSplit of non-blocking communicators */
+enum {
+    OLDEST = 21800
+}; /* 2.18, as version() counts: ncclCommSplit of non-blocking communicators */
+
+/* "2.14.3" of 21403; until 2.8 the minor version had one digit. */
+static void format_version(int version, char *text, size_t size)
+{
+    int major = version < 10000 ? 1000 : 10000;
+    snprintf(text, size, "%d.%d.%d", version / major, version % major / 100, version % 100);
+}
 
 nd_status nccl_library_open(nccl_library *out)
 {
@@ -14,6 +25,7 @@ nd_status nccl_library_open(nccl_library *out)
         {"ncclCommInitRankConfig", (void **)&library.init},
         {"ncclCommSplit", (void **)&library.split},
         {"ncclCommGetAsyncError", (void **)&library.async_error},
+        {"ncclCommFinalize", (void **)&library.finalize},
         {"ncclCommDestroy", (void **)&library.destroy},
         {"ncclCommAbort", (void **)&library.abort},
         {"ncclAllReduce", (void **)&library.all_reduce},
@@ -31,10 +43,13 @@ nd_status nccl_library_open(nccl_library *out)
     ND_TRY(nd_cuda_library_open("NCCL", names, symbols, sizeof symbols / sizeof *symbols));
     library.version(&version);
     if (version < OLDEST) {
+        char here[32], oldest[32];
+        format_version(version, here, sizeof here);
+        format_version(OLDEST, oldest, sizeof oldest);
         return nd_fail(ND_ERR_CONFIG,
-                       "NCCL here is version %d and several GPUs need %d (2.18) or newer; install "
-                       "a newer NCCL",
-                       version, (int)OLDEST);
+                       "NCCL here is version %s and several GPUs need %s or newer; install a newer "
+                       "NCCL",
+                       here, oldest);
     }
     *out = library;
     return ND_OK;

@@ -4,14 +4,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/comm/nccl/nccl_state.h"
+#include "runtime/comm/report.h"
 #include "runtime/device/cuda.h"
 
 /* What every rank tells the others before NCCL exists. */
 typedef struct card {
     ncclUniqueId id; /* rank 0's counts */
+    uint64_t host;
     int32_t pid;
-    char host[60];
 } card;
 
 static nd_status exchange_cards(nccl_state *state, const nd_nccl_options *options, card **out)
@@ -19,7 +21,7 @@ static nd_status exchange_cards(nccl_state *state, const nd_nccl_options *option
     card mine, *all = NULL;
     memset(&mine, 0, sizeof mine);
     mine.pid = (int32_t)getpid();
-    gethostname(mine.host, sizeof mine.host - 1);
+    mine.host = nd_report_host();
     if (options->rank == 0) {
         ncclResult_t result = state->library.unique_id(&mine.id);
         if (result != ncclSuccess) {
@@ -34,8 +36,10 @@ static nd_status exchange_cards(nccl_state *state, const nd_nccl_options *option
         return status;
     }
     for (int r = 0; r < options->size; r++) {
-        bool here = strcmp(all[r].host, mine.host) == 0 && all[r].pid != mine.pid;
-        state->peers[r].pidfd = here ? (int)syscall(SYS_pidfd_open, all[r].pid, 0) : -1;
+        if (all[r].host == mine.host && all[r].pid != mine.pid) {
+            state->peers[r].pid = all[r].pid;
+            state->peers[r].pidfd = (int)syscall(SYS_pidfd_open, all[r].pid, 0);
+        }
     }
     *out = all;
     return ND_OK;
@@ -48,10 +52,23 @@ static nd_status open_world(nd_transport *transport, const nd_nccl_options *opti
     card *cards = NULL;
     config.blocking = 0;
     ND_TRY(exchange_cards(state, options, &cards));
+    pthread_mutex_lock(&state->calls);
     ncclResult_t result =
         state->library.init(&state->world, options->size, cards[0].id, options->rank, &config);
+    pthread_mutex_unlock(&state->calls);
     free(cards);
     return nccl_settle(transport, NULL, state->world, result, "the start of NCCL");
+}
+
+static void make_locks(nccl_state *state)
+{
+    pthread_condattr_t monotonic;
+    pthread_mutex_init(&state->calls, NULL);
+    pthread_mutex_init(&state->ring, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&state->stopped, &monotonic);
+    pthread_condattr_destroy(&monotonic);
 }
 
 static nd_status fill(nd_transport *transport, const nd_nccl_options *options)
@@ -59,10 +76,15 @@ static nd_status fill(nd_transport *transport, const nd_nccl_options *options)
     nccl_state *state = nccl_state_of(transport);
     nd_device *device = options->device;
     state->device = device;
+    state->on_fault = options->on_fault;
+    state->fault_context = options->fault_context;
+    state->progress_ns = nd_clock_ns();
+    make_locks(state);
     ND_TRY(ND_ALLOC(options->size, &state->peers));
     for (int r = 0; r < options->size; r++) {
         state->peers[r].pidfd = -1;
     }
+    ND_TRY(nd_call_limit_create(&state->limit));
     ND_TRY(nccl_library_open(&state->library));
     ND_TRY(device->table->stream_init(device, &state->stream));
     ND_TRY(nd_device_alloc(device, NCCL_STAGE_BYTES, &state->stage));
@@ -70,7 +92,7 @@ static nd_status fill(nd_transport *transport, const nd_nccl_options *options)
     ND_TRY(open_world(transport, options));
     device->idle = nccl_watch;
     device->idle_context = transport;
-    return ND_OK;
+    return nccl_thread_start(transport);
 }
 
 nd_status nd_transport_open_nccl(const nd_nccl_options *options, nd_transport **out)

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "runtime/comm/nccl/nccl_state.h"
-#include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
 
 static ncclDataType_t type_of(nd_dtype dtype)
@@ -30,112 +27,48 @@ static ncclRedOp_t reduction_of(nd_redop op)
     return op == ND_REDOP_MAX ? ncclMax : ncclSum;
 }
 
-static nccl_comm *nccl_comm_of(const nd_comm *comm)
+/* What puts an operation behind what it needs. */
+static nd_status order(nccl_comm *nc, const nd_stream *stream, const nd_event *done,
+                       cudaStream_t *out)
 {
-    return comm->native;
-}
-
-static nd_status make_events(nd_device *device, nccl_comm *nc)
-{
-    for (int i = 0; i < NCCL_EVENTS; i++) {
-        ND_CUDA(device, cudaEventCreateWithFlags(&nc->events[i], cudaEventDisableTiming));
+    const nccl_state *state = nccl_state_of(nc->comm->transport);
+    cudaStream_t callers = nd_cuda_stream(stream), own = nd_cuda_stream(&nc->stream);
+    if (!done && nc->on_own_stream) {
+        ND_CUDA(state->device, cudaStreamWaitEvent(callers, nc->last, 0));
+        nc->on_own_stream = false;
     }
+    ND_CUDA(state->device, cudaEventRecord(nc->entry->begin, callers));
+    if (done) {
+        ND_CUDA(state->device, cudaStreamWaitEvent(own, nc->entry->begin, 0));
+    }
+    *out = done ? own : callers;
     return ND_OK;
 }
 
-static nd_status open_group(nd_transport *transport, nccl_comm *nc)
-{
-    nccl_state *state = nccl_state_of(transport);
-    const nd_comm *comm = nc->comm;
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    ND_TRY(make_events(state->device, nc));
-    ND_TRY(nd_cuda_stream_init_urgent(state->device, &nc->stream));
-    ncclResult_t result =
-        state->library.split(state->world, comm->ranks[0], comm->index, &nc->native, &config);
-    /* The parent is in progress until its child exists, the child until it is connected. */
-    ND_TRY(nccl_settle(transport, nc, state->world, result, "the communicator"));
-    return nccl_settle(transport, nc, nc->native, ncclInProgress, "the communicator");
-}
-
-static void nccl_destroy(nd_comm *comm)
-{
-    nccl_state *state = nccl_state_of(comm->transport);
-    nccl_comm *nc = nccl_comm_of(comm), **at = &state->comms;
-    while (*at != nc) {
-        at = &(*at)->next;
-    }
-    *at = nc->next;
-    if (nc->native) {
-        /* Destroying without work in flight does not wait for the peers; abort where the transport
-         * has failed. */
-        if (nd_stream_sync(&nc->stream) == ND_OK) {
-            state->library.destroy(nc->native);
-        } else if (nc->native) {
-            state->library.abort(nc->native);
-        }
-    }
-    state->device->table->stream_fini(&nc->stream);
-    for (int i = 0; i < NCCL_EVENTS; i++) {
-        if (nc->events[i]) {
-            cudaEventDestroy(nc->events[i]);
-        }
-    }
-    free(nc);
-}
-
-static nd_status nccl_create(nd_transport *transport, nd_comm *comm)
-{
-    nccl_state *state = nccl_state_of(transport);
-    nccl_comm *nc = NULL;
-    if (state->failed) {
-        return nccl_again(state);
-    }
-    ND_TRY(ND_ALLOC(1, &nc));
-    nc->comm = comm;
-    nc->next = state->comms;
-    state->comms = nc;
-    comm->native = nc;
-    nd_status status = open_group(transport, nc);
-    if (status != ND_OK) {
-        nccl_destroy(comm);
-    }
-    return status;
-}
-
-static cudaEvent_t next_event(nccl_comm *nc)
-{
-    cudaEvent_t event = nc->events[nc->next_event];
-    nc->next_event = (nc->next_event + 1) % NCCL_EVENTS;
-    return event;
-}
-
-/* Where an operation runs, with the waits that put it in order. */
+/* Where an operation runs. The calls of NCCL come next, and end() after them. */
 static nd_status begin(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t count,
                        nd_dtype dtype, const nd_event *done, cudaStream_t *out)
 {
     nccl_state *state = nccl_state_of(comm->transport);
     nccl_comm *nc = nccl_comm_of(comm);
-    cudaStream_t callers = nd_cuda_stream(stream), own = nd_cuda_stream(&nc->stream);
     if (state->failed) {
         return nccl_again(state);
     }
-    nc->op = op;
-    nc->sequence = comm->sequence;
-    nc->count = count;
-    nc->dtype = dtype;
-    if (done) {
-        cudaEvent_t ready = next_event(nc);
-        ND_CUDA(state->device, cudaEventRecord(ready, callers));
-        ND_CUDA(state->device, cudaStreamWaitEvent(own, ready, 0));
-        *out = own;
-        return ND_OK;
+    if (!nc->grouped) {
+        ND_TRY(nccl_ring_claim(comm->transport, nc, &nc->entry));
     }
-    if (nc->on_own_stream) {
-        ND_CUDA(state->device, cudaStreamWaitEvent(callers, nc->last, 0));
-        nc->on_own_stream = false;
+    nc->entry->op = op; /* of a group: the last */
+    nc->entry->sequence = comm->sequence;
+    nc->entry->count = count;
+    nc->entry->dtype = dtype;
+    nd_status status = order(nc, stream, done, out);
+    if (status != ND_OK) {
+        nccl_group_close(state);
+        return status;
     }
-    *out = callers;
+    if (!nc->grouped) {
+        pthread_mutex_lock(&state->calls);
+    }
     return ND_OK;
 }
 
@@ -166,9 +99,11 @@ static nd_status end(nd_comm *comm, ncclResult_t result, const char *call, cudaS
         give_event(nc, done);
         return ND_OK;
     }
+    pthread_mutex_unlock(&state->calls);
     ND_TRY(nccl_settle(comm->transport, nc, nc->native, result, call));
-    nc->last = next_event(nc);
+    nc->last = nc->entry->end;
     ND_CUDA(state->device, cudaEventRecord(nc->last, where));
+    nccl_ring_enter(state, nc);
     if (done) {
         give_event(nc, done);
     }
@@ -184,8 +119,11 @@ static nd_status nccl_group_begin(nd_comm *comm)
     if (state->failed) {
         return nccl_again(state);
     }
+    ND_TRY(nccl_ring_claim(comm->transport, nc, &nc->entry));
     nc->grouped = true;
-    nc->last = next_event(nc);
+    nc->last = nc->entry->end;
+    pthread_mutex_lock(&state->calls);
+    state->grouping = nc;
     nc->group_result = ncclSuccess;
     keep_first(&nc->group_result, state->library.group_start());
     return ND_OK;
@@ -197,10 +135,23 @@ static nd_status nccl_group_end(nd_comm *comm)
     nccl_comm *nc = nccl_comm_of(comm);
     ND_ASSERT(nc->grouped);
     nc->grouped = false;
+    state->grouping = NULL;
     keep_first(&nc->group_result, state->library.group_end());
+    pthread_mutex_unlock(&state->calls);
     ND_TRY(nccl_settle(comm->transport, nc, nc->native, nc->group_result, "ncclGroupEnd"));
     ND_CUDA(state->device, cudaEventRecord(nc->last, nd_cuda_stream(&nc->stream)));
+    nccl_ring_enter(state, nc);
     return ND_OK;
+}
+
+void nccl_group_close(nccl_state *state)
+{
+    if (state->grouping) {
+        state->grouping->grouped = false;
+        state->grouping = NULL;
+        state->library.group_end();
+        pthread_mutex_unlock(&state->calls);
+    }
 }
 
 static void count_bytes(nd_comm *comm, nd_comm_op op, int64_t elements, nd_dtype dtype)
@@ -309,10 +260,12 @@ static nd_status nccl_exchange(nd_comm *comm, nd_stream *stream, const void *sen
     size_t bytes = (size_t)count * nd_dtype_size(dtype);
     ND_TRY(begin(comm, stream, ND_COMM_EXCHANGE, count, dtype, done, &g.where));
     if (to == comm->index) {
-        if (send != recv) {
-            ND_CUDA(state->device, cudaMemcpyAsync(recv, send, bytes, cudaMemcpyDefault, g.where));
-        }
-        return end(comm, ncclSuccess, "a copy", g.where, done);
+        cudaError_t copied = send == recv
+                                 ? cudaSuccess
+                                 : cudaMemcpyAsync(recv, send, bytes, cudaMemcpyDefault, g.where);
+        ND_TRY(end(comm, ncclSuccess, "a copy", g.where, done));
+        ND_CUDA(state->device, copied);
+        return ND_OK;
     }
     count_bytes(comm, ND_COMM_EXCHANGE, count, dtype);
     keep_first(&g.result, l->group_start());
@@ -351,33 +304,6 @@ static nd_status nccl_barrier(nd_comm *comm, nd_stream *stream, nd_event *done)
                            ND_REDOP_SUM);
 }
 
-static void nccl_close(nd_transport *transport)
-{
-    nccl_state *state = nccl_state_of(transport);
-    nd_device *device = state->device;
-    if (state->world) {
-        state->library.destroy(state->world);
-    }
-    if (device && device->idle_context == transport) {
-        device->idle = NULL;
-        device->idle_context = NULL;
-    }
-    if (state->stream.native) {
-        device->table->stream_fini(&state->stream);
-    }
-    if (state->stage) {
-        nd_device_free(device, state->stage, NCCL_STAGE_BYTES);
-    }
-    nd_cuda_pinned_free(device, state->pinned);
-    for (int r = 0; state->peers && r < transport->size; r++) {
-        if (state->peers[r].pidfd >= 0) {
-            close(state->peers[r].pidfd);
-        }
-    }
-    free(state->peers);
-    free(state);
-}
-
 const nd_comm_backend nd_nccl_backend = {
     .name = "nccl",
     .create = nccl_create,
@@ -391,5 +317,6 @@ const nd_comm_backend nd_nccl_backend = {
     .barrier = nccl_barrier,
     .group_begin = nccl_group_begin,
     .group_end = nccl_group_end,
+    .abandon = nccl_abandon,
     .close = nccl_close,
 };

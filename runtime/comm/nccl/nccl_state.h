@@ -11,18 +11,31 @@
  * buffer and does wait.
  *
  * NCCL is non-blocking: every call that may take long is polled with the transport's deadline.
- * While the host waits for a stream, the device calls nccl_watch, which looks at every
- * communicator's asynchronous error, at the processes of this host's peers, and at the deadline. A
- * fault aborts all communicators: kernels that wait for a lost peer end.
+ *
+ * Each communicator has a ring of its pending operations, with an event before and one after each
+ * (nccl_ring.c). The deadline is of one operation that has begun and not ended, and starts anew
+ * whenever an operation of any communicator ends. nccl_look (nccl_watch.c) compares that with the
+ * clock, asks every communicator for asynchronous errors, and looks at the processes of this host's
+ * peers. The driving thread calls it while it waits; a thread of its own (nccl_thread.c) calls it
+ * all the time, and ends the process where the driving one does not come back to look: that one
+ * then is inside of CUDA, whose queues are full, or of NCCL. A fault is noted where the launcher
+ * finds it, then all communicators are aborted, which must return within seconds.
+ *
+ * Two locks. `calls` is held during calls of NCCL, which allows one thread at a time. `ring` is
+ * held to read and write the rings and what is seen of peers, never across a call that may wait.
+ * Who takes both takes `ring` first; the watching thread only tries `calls`.
  */
 #include <cuda_runtime_api.h>
 #include <nccl.h>
+#include <pthread.h>
 
 #include "runtime/comm/comm.h"
+#include "runtime/rdzv/call_limit.h"
 
 enum {
-    NCCL_EVENTS = 16,       /* a communicator's ring of events: more than may be pending */
-    NCCL_STAGE_BYTES = 4096 /* most host memory of one all-reduce */
+    NCCL_RING = 512,         /* pending operations: more than CUDA's queue of a stream holds */
+    NCCL_STAGE_BYTES = 4096, /* most host memory of one all-reduce */
+    NCCL_ABORT_SECONDS = 5   /* for the abort of all communicators */
 };
 
 typedef struct nccl_library {
@@ -31,6 +44,7 @@ typedef struct nccl_library {
     ncclResult_t (*init)(ncclComm_t *, int, ncclUniqueId, int, ncclConfig_t *);
     ncclResult_t (*split)(ncclComm_t, int, int, ncclComm_t *, ncclConfig_t *);
     ncclResult_t (*async_error)(ncclComm_t, ncclResult_t *);
+    ncclResult_t (*finalize)(ncclComm_t);
     ncclResult_t (*destroy)(ncclComm_t);
     ncclResult_t (*abort)(ncclComm_t);
     ncclResult_t (*all_reduce)(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t,
@@ -49,38 +63,64 @@ typedef struct nccl_library {
     const char *(*last_error)(ncclComm_t);
 } nccl_library;
 
+typedef struct nccl_entry {
+    cudaEvent_t begin; /* in the caller's stream: what the operation waits for has run */
+    cudaEvent_t end;
+    nd_comm_op op;
+    nd_dtype dtype;
+    int64_t sequence, count;
+} nccl_entry;
+
+/* Operations in the order of their communicator, in which they also run. */
+typedef struct nccl_ring {
+    nccl_entry entries[NCCL_RING];
+    int64_t head, tail; /* entered, ended: numbers of entries */
+    int64_t begun_ns;   /* when the oldest was first seen running; 0: it was not */
+} nccl_ring;
+
 /* Of one group. */
 typedef struct nccl_comm {
     nd_comm *comm;
     ncclComm_t native;
     nd_stream stream; /* its own, for operations with an event */
-    cudaEvent_t events[NCCL_EVENTS];
-    int next_event;
+    nccl_ring ring;
     cudaEvent_t last;   /* of the latest operation; NULL: none yet */
     bool on_own_stream; /* it runs there, and the caller's stream has not waited for it */
-    bool grouped;       /* between group_begin and group_end: `last` is the event of them all */
+    bool grouped;       /* between group_begin and group_end: one entry of the ring for them all */
     ncclResult_t group_result;
-    nd_comm_op op; /* the latest, for messages */
-    int64_t sequence, count;
-    nd_dtype dtype;
+    nccl_entry *entry; /* being entered */
     struct nccl_comm *next;
 } nccl_comm;
 
 typedef struct nccl_peer {
-    int pidfd; /* -1: not of this host */
+    int pid;         /* 0: not of this host, or this process itself */
+    int pidfd;       /* -1: none */
+    int64_t gone_ns; /* when its end was first seen */
 } nccl_peer;
 
 typedef struct nccl_state {
     nd_device *device;
     nccl_library library;
     ncclComm_t world;
-    nccl_comm *comms;
+    nccl_comm *comms; /* changes under both locks */
     nccl_peer *peers; /* [size] */
     nd_stream stream; /* of barriers and host memory */
     void *stage;      /* NCCL_STAGE_BYTES on the device */
     void *pinned;     /* the same on the host */
-    int64_t watched_ns;
-    nd_status failed; /* first fault; everything later repeats it */
+    void (*on_fault)(void *context, nd_status status, const char *sentence, bool ends);
+    void *fault_context;
+    pthread_mutex_t calls, ring;
+    nccl_comm *grouping;  /* whose group is open; `calls` is held meanwhile */
+    int64_t progress_ns;  /* when an operation was last seen to have ended; under `ring` */
+    bool shown;           /* the progress page shows a running operation; under `ring` */
+    int64_t watched_ns;   /* of the driving thread's looks */
+    nd_call_limit *limit; /* on calls of NCCL and CUDA that may not return */
+    pthread_t thread;
+    bool has_thread, stop; /* stop: under `ring` */
+    pthread_cond_t stopped;
+    _Atomic int64_t attended_ns; /* when the driving thread looked last */
+    atomic_bool taken;           /* a fault is: the other thread leaves it */
+    nd_status failed;            /* first fault; everything later repeats it */
     char message[ND_ERROR_MESSAGE_MAX];
 } nccl_state;
 
@@ -89,10 +129,39 @@ static inline nccl_state *nccl_state_of(const nd_transport *transport)
     return transport->native;
 }
 
+static inline nccl_comm *nccl_comm_of(const nd_comm *comm)
+{
+    return comm->native;
+}
+
 nd_status nccl_library_open(nccl_library *out);
 extern const nd_comm_backend nd_nccl_backend;
 
-/* nccl_watch.c: all remember the fault, abort every communicator, and return it. */
+/* nccl_groups.c */
+nd_status nccl_create(nd_transport *transport, nd_comm *comm);
+void nccl_destroy(nd_comm *comm);
+void nccl_abandon(nd_transport *transport);
+void nccl_close(nd_transport *transport);
+
+/* nccl_ring.c */
+nd_status nccl_ring_init(nd_device *device, nccl_ring *ring);
+void nccl_ring_fini(nccl_ring *ring);
+/* The next place of the communicator's ring, for the driving thread; waits where it is full. */
+nd_status nccl_ring_claim(nd_transport *transport, nccl_comm *nc, nccl_entry **out);
+void nccl_ring_enter(nccl_state *state, nccl_comm *nc); /* what was claimed is enqueued */
+
+/* One pending operation, as it was seen. */
+typedef struct nccl_pending {
+    const nd_comm *comm; /* NULL: none is pending */
+    nccl_entry entry;
+    int64_t begun_ns; /* 0: it has not begun */
+} nccl_pending;
+
+/* Takes what has ended out of the rings, and finds the operation that runs longest, or else one
+ * that is pending. Under `ring`. */
+void nccl_ring_advance(nccl_state *state, nccl_pending *oldest);
+
+/* nccl_watch.c. Those that return a fault have remembered it and aborted every communicator. */
 nd_status nccl_failed(nd_transport *transport, const nccl_comm *nc, ncclResult_t result,
                       const char *call);
 /* Polls until the communicator is no longer in progress. `what` for the message. */
@@ -100,5 +169,24 @@ nd_status nccl_settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t n
                       ncclResult_t first, const char *what);
 nd_status nccl_watch(void *transport, double seconds);
 nd_status nccl_again(nccl_state *state); /* the remembered fault */
+/* Takes the thread's error record for the fault; returns it. */
+nd_status nccl_give_up(nd_transport *transport);
+/* Only looks: any thread. */
+nd_status nccl_look(nd_transport *transport);
+
+/* nccl_ops.c: a group that a failure left open. */
+void nccl_group_close(nccl_state *state);
+
+/* nccl_report.c: sentences, under `ring`. */
+void nccl_describe(const nd_comm *comm, const nccl_entry *entry, char *text, size_t size);
+nd_status nccl_report_hang(const nd_transport *transport, const nd_comm *comm,
+                           const nccl_entry *entry, const char *where, double seconds);
+/* Clauses about peers of this host that have ended or are stopped, or "". */
+void nccl_report_peers(const nd_transport *transport, char *text, size_t size);
+bool nccl_peer_gone(nccl_peer *peer, int64_t now); /* for long enough: not by a common end */
+
+/* nccl_thread.c */
+nd_status nccl_thread_start(nd_transport *transport);
+void nccl_thread_stop(nd_transport *transport);
 
 #endif

@@ -1,26 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Faults: how they are seen, said, and ended. */
-#include <poll.h>
+/* Faults: how they are seen and ended. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/comm/nccl/nccl_state.h"
 
-enum { WATCH_NS = 20000000 };
+enum { WATCH_NS = 20000000, OTHER_THREADS_END_SECONDS = 60 };
+
+/* For what the GPU computes with no operation running. */
+static const double COMPUTE_SECONDS = 3600;
 
 nd_status nccl_again(nccl_state *state)
 {
     return nd_fail(state->failed, "%s", state->message);
 }
 
-/* Ends the kernels that wait for a peer; the transport is of no use afterwards. */
-static nd_status give_up(nccl_state *state)
+/* Ends the kernels that wait for a peer. The process does not outlast a call that does not
+ * return. */
+static void abort_all(nccl_state *state)
 {
-    const nd_error *error = nd_error_last();
-    state->failed = error->status;
-    snprintf(state->message, sizeof state->message, "%s", error->message);
+    int call = nd_call_limit_begin(state->limit, "ncclCommAbort", NCCL_ABORT_SECONDS,
+                                   state->message, (int)state->failed);
+    nccl_group_close(state);
+    pthread_mutex_lock(&state->calls);
     for (nccl_comm *nc = state->comms; nc; nc = nc->next) {
         if (nc->native) {
             state->library.abort(nc->native);
@@ -31,18 +36,49 @@ static nd_status give_up(nccl_state *state)
         state->library.abort(state->world);
         state->world = NULL;
     }
+    pthread_mutex_unlock(&state->calls);
+    nd_call_limit_end(state->limit, call);
+}
+
+nd_status nccl_give_up(nd_transport *transport)
+{
+    nccl_state *state = nccl_state_of(transport);
+    const nd_error *error = nd_error_last();
+    if (state->failed) {
+        return nccl_again(state);
+    }
+    if (atomic_exchange(&state->taken, true)) {
+        sleep(OTHER_THREADS_END_SECONDS); /* the other thread ends this process */
+    }
+    state->failed = error->status ? error->status : ND_ERR_INTERNAL;
+    snprintf(state->message, sizeof state->message, "%s", error->message);
+    if (state->on_fault) {
+        state->on_fault(state->fault_context, state->failed, state->message, false);
+    }
+    abort_all(state);
     return nccl_again(state);
 }
 
-static void describe(const nccl_comm *nc, char *text, size_t size)
+/* Under `calls`. */
+static nd_status fail(const nd_transport *transport, ncclComm_t native, const char *where,
+                      ncclResult_t result, const char *call)
 {
-    if (!nc || nc->sequence == 0) {
-        snprintf(text, size, "%s", nc ? nd_group_name(nc->comm->kind) : "the world");
-        return;
-    }
-    snprintf(text, size, "%s of %s, operation %lld (%lld x %s)", nd_comm_op_name(nc->op),
-             nd_group_name(nc->comm->kind), (long long)nc->sequence, (long long)nc->count,
-             nd_dtype_name(nc->dtype));
+    const nccl_state *state = nccl_state_of(transport);
+    const char *more = state->library.last_error(native);
+    bool memory = more && strstr(more, "out of memory");
+    char peers[600];
+    nccl_report_peers(transport, peers, sizeof peers);
+    nd_status status = memory                                                   ? ND_ERR_RESOURCE
+                       : result == ncclRemoteError || result == ncclSystemError ? ND_ERR_IO
+                       : result == ncclInvalidUsage                             ? ND_ERR_CONFIG
+                                                                                : ND_ERR_INTERNAL;
+    return nd_fail(status, "rank %d: NCCL error %d (%s) from %s, %s%s%.300s%s%s", transport->rank,
+                   (int)result, state->library.error_string(result), call, where,
+                   more && more[0] ? ": " : "", more ? more : "",
+                   memory ? "; it finds no memory beside the plan: use recompute, a smaller micro "
+                            "batch, a shorter sequence or more shards"
+                          : "",
+                   peers);
 }
 
 nd_status nccl_failed(nd_transport *transport, const nccl_comm *nc, ncclResult_t result,
@@ -50,71 +86,138 @@ nd_status nccl_failed(nd_transport *transport, const nccl_comm *nc, ncclResult_t
 {
     nccl_state *state = nccl_state_of(transport);
     char where[160];
-    const char *more = state->library.last_error(nc ? nc->native : state->world);
-    bool memory = more && strstr(more, "out of memory");
-    describe(nc, where, sizeof where);
-    nd_status status = memory                                                   ? ND_ERR_RESOURCE
-                       : result == ncclRemoteError || result == ncclSystemError ? ND_ERR_IO
-                       : result == ncclInvalidUsage                             ? ND_ERR_CONFIG
-                                                                                : ND_ERR_INTERNAL;
-    nd_fail(status, "rank %d: NCCL error %d (%s) from %s, %s%s%.300s%s", transport->rank,
-            (int)result, state->library.error_string(result), call, where,
-            more && more[0] ? ": " : "", more ? more : "",
-            memory ? "; it finds no memory beside the plan: use recompute, a smaller micro batch, "
-                     "a shorter sequence or more shards"
-                   : "");
-    return give_up(state);
+    nccl_describe(nc ? nc->comm : NULL, nc ? nc->entry : NULL, where, sizeof where);
+    pthread_mutex_lock(&state->ring);
+    pthread_mutex_lock(&state->calls);
+    fail(transport, nc ? nc->native : state->world, where, result, call);
+    pthread_mutex_unlock(&state->calls);
+    pthread_mutex_unlock(&state->ring);
+    return nccl_give_up(transport);
 }
 
-/* The first communicator whose latest operation has not run, the one entered first. */
-static const nccl_comm *stuck_comm(const nccl_state *state)
+/* What this rank waits for, as a look finds it. */
+typedef struct waiting {
+    const nd_comm *comm; /* NULL: all ranks */
+    const nccl_entry *entry;
+    char where[200];
+    bool pending;    /* otherwise for nothing of its peers */
+    int64_t from_ns; /* 0: it has not begun */
+} waiting;
+
+/* NCCL may be asked by one thread at a time; where the other is in it, it is asked again later. */
+static nd_status check_errors(const nd_transport *transport, const waiting *w)
 {
-    const nccl_comm *found = NULL;
-    for (const nccl_comm *nc = state->comms; nc; nc = nc->next) {
-        if (nc->last && cudaEventQuery(nc->last) == cudaErrorNotReady) {
-            found = nc;
+    nccl_state *state = nccl_state_of(transport);
+    nd_status status = ND_OK;
+    if (pthread_mutex_trylock(&state->calls) != 0) {
+        return ND_OK;
+    }
+    for (const nccl_comm *nc = state->comms; nc && status == ND_OK; nc = nc->next) {
+        ncclResult_t error = ncclSuccess;
+        ncclResult_t asked =
+            nc->native ? state->library.async_error(nc->native, &error) : ncclSuccess;
+        error = asked != ncclSuccess ? asked : error;
+        if (error != ncclSuccess && error != ncclInProgress) {
+            char group[160];
+            nccl_describe(nc->comm, NULL, group, sizeof group);
+            status = fail(transport, nc->native, w->pending ? w->where : group, error, "a peer");
         }
+    }
+    pthread_mutex_unlock(&state->calls);
+    return status;
+}
+
+static bool is_member(const nd_comm *comm, int rank)
+{
+    bool found = !comm;
+    for (int i = 0; comm && i < comm->size; i++) {
+        found = found || comm->ranks[i] == rank;
     }
     return found;
 }
 
-static nd_status report_hang(nd_transport *transport, double seconds)
-{
-    const nccl_comm *nc = stuck_comm(nccl_state_of(transport));
-    char where[160], members[128] = "";
-    describe(nc, where, sizeof where);
-    for (int i = 0, used = 0; nc && i < nc->comm->size && used < 100; i++) {
-        if (nc->comm->ranks[i] != transport->rank) {
-            used +=
-                snprintf(members + used, sizeof members - (size_t)used, " %d", nc->comm->ranks[i]);
-        }
-    }
-    nd_fail(ND_ERR_HANG,
-            "rank %d waited %.1f s in %s, for any of the ranks%s; the deadline is "
-            "launch.comm_timeout_seconds",
-            transport->rank, seconds, nc ? where : "work of the GPU", members);
-    return give_up(nccl_state_of(transport));
-}
-
-static nd_status check_peers(nd_transport *transport)
+/* A peer that has ended has done its part of what is pending here, or never will. */
+static nd_status check_peers(const nd_transport *transport, const waiting *w)
 {
     nccl_state *state = nccl_state_of(transport);
-    for (int r = 0; r < transport->size; r++) {
-        struct pollfd ended = {.fd = state->peers[r].pidfd, .events = POLLIN};
-        if (ended.fd >= 0 && poll(&ended, 1, 0) > 0) {
-            char where[160];
-            describe(stuck_comm(state), where, sizeof where);
-            nd_fail(ND_ERR_IO, "rank %d has ended while rank %d waited for it in %s", r,
-                    transport->rank, where);
-            return give_up(state);
+    int64_t now = nd_clock_ns();
+    int gone = -1;
+    for (int r = 0; r < transport->size && w->pending; r++) {
+        if (nccl_peer_gone(&state->peers[r], now) && (gone < 0 || is_member(w->comm, r))) {
+            gone = r;
         }
+    }
+    if (gone < 0) {
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_IO, "rank %d has ended while rank %d waited%s in %s", gone,
+                   transport->rank, is_member(w->comm, gone) ? " for it" : "", w->where);
+}
+
+static nd_status check_deadline(const nd_transport *transport, const waiting *w,
+                                double host_seconds)
+{
+    const nccl_state *state = nccl_state_of(transport);
+    int64_t since = w->from_ns > state->progress_ns ? w->from_ns : state->progress_ns;
+    double seconds = (double)(nd_clock_ns() - since) * 1e-9;
+    if (w->pending && w->from_ns && seconds > transport->timeout_seconds) {
+        return nccl_report_hang(transport, w->comm, w->entry, w->where, seconds);
+    }
+    if (!w->from_ns && seconds > COMPUTE_SECONDS && host_seconds > COMPUTE_SECONDS &&
+        host_seconds > transport->timeout_seconds) {
+        return nd_fail(ND_ERR_HANG,
+                       "rank %d waited %.0f s for its GPU, where no collective has begun",
+                       transport->rank, host_seconds);
     }
     return ND_OK;
 }
 
-nd_status nccl_watch(void *context, double seconds)
+/* Where the launcher, and ranks that wait for this one, see it. */
+static void show(nccl_state *state, nd_progress_slot *slot, const nccl_pending *oldest)
 {
-    nd_transport *transport = context;
+    if (oldest->begun_ns) {
+        atomic_store_explicit(&slot->group, (int32_t)oldest->comm->kind, memory_order_relaxed);
+        atomic_store_explicit(&slot->op, (int32_t)oldest->entry.op, memory_order_relaxed);
+        atomic_store_explicit(&slot->sequence, oldest->entry.sequence, memory_order_relaxed);
+    }
+    if (oldest->begun_ns || state->shown) {
+        atomic_store_explicit(&slot->since_ns, oldest->begun_ns, memory_order_relaxed);
+    }
+    state->shown = oldest->begun_ns != 0;
+}
+
+/* Of an operation, or of a call that is being settled. */
+static nd_status look(nd_transport *transport, const waiting *settling, double host_seconds)
+{
+    nccl_state *state = nccl_state_of(transport);
+    nccl_pending oldest;
+    waiting found = {0};
+    pthread_mutex_lock(&state->ring);
+    nccl_ring_advance(state, &oldest);
+    show(state, transport->progress, &oldest);
+    if (oldest.comm) {
+        found.comm = oldest.comm;
+        found.entry = &oldest.entry;
+        found.pending = true;
+        found.from_ns = oldest.begun_ns;
+        nccl_describe(oldest.comm, &oldest.entry, found.where, sizeof found.where);
+    }
+    const waiting *w = oldest.begun_ns || !settling ? &found : settling;
+    nd_status status = check_errors(transport, w);
+    status = status == ND_OK ? check_peers(transport, w) : status;
+    status = status == ND_OK ? check_deadline(transport, w, host_seconds) : status;
+    pthread_mutex_unlock(&state->ring);
+    return status;
+}
+
+nd_status nccl_look(nd_transport *transport)
+{
+    return look(transport, NULL, 0);
+}
+
+/* The driving thread looks. */
+static nd_status attend(nd_transport *transport, const waiting *settling, double host_seconds)
+{
     nccl_state *state = nccl_state_of(transport);
     int64_t now = nd_clock_ns();
     if (state->failed) {
@@ -124,43 +227,39 @@ nd_status nccl_watch(void *context, double seconds)
         return ND_OK;
     }
     state->watched_ns = now;
-    for (const nccl_comm *nc = state->comms; nc; nc = nc->next) {
-        ncclResult_t error = ncclSuccess;
-        ncclResult_t asked = nc->native ? state->library.async_error(nc->native, &error) : 0;
-        if (asked != ncclSuccess || (error != ncclSuccess && error != ncclInProgress)) {
-            const nccl_comm *stuck = stuck_comm(state); /* what the error keeps from ending */
-            return nccl_failed(transport, stuck ? stuck : nc, asked != ncclSuccess ? asked : error,
-                               "a peer");
-        }
-    }
-    ND_TRY(check_peers(transport));
-    return seconds > transport->timeout_seconds ? report_hang(transport, seconds) : ND_OK;
+    atomic_store(&state->attended_ns, now);
+    nd_status status = look(transport, settling, host_seconds);
+    return status == ND_OK ? ND_OK : nccl_give_up(transport);
+}
+
+nd_status nccl_watch(void *context, double seconds)
+{
+    return attend(context, NULL, seconds);
 }
 
 nd_status nccl_settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
                       ncclResult_t first, const char *what)
 {
     nccl_state *state = nccl_state_of(transport);
-    int64_t begin = nd_clock_ns();
     ncclResult_t result = first;
-    while (result == ncclInProgress) {
-        double seconds = (double)(nd_clock_ns() - begin) * 1e-9;
-        ncclResult_t asked = state->library.async_error(native, &result);
-        result = asked == ncclSuccess ? result : asked;
-        if (result != ncclInProgress) {
-            break;
+    waiting w = {.pending = true, .from_ns = nd_clock_ns()};
+    for (bool asked = false; result == ncclInProgress; asked = true) {
+        if (asked) {
+            bool long_ago = nd_clock_ns() - w.from_ns > 10000000;
+            nanosleep(&(struct timespec){.tv_nsec = long_ago ? 1000000 : 20000}, NULL);
         }
-        ND_TRY(check_peers(transport));
-        if (seconds > transport->timeout_seconds) {
+        pthread_mutex_lock(&state->calls);
+        ncclResult_t answer = state->library.async_error(native, &result);
+        pthread_mutex_unlock(&state->calls);
+        result = answer == ncclSuccess ? result : answer;
+        if (result == ncclInProgress) {
             char where[160];
-            describe(nc, where, sizeof where);
-            nd_fail(ND_ERR_HANG,
-                    "rank %d waited %.1f s for %s of %s with %d ranks; the deadline is "
-                    "launch.comm_timeout_seconds",
-                    transport->rank, seconds, what, where, transport->size);
-            return give_up(state);
+            w.comm = nc ? nc->comm : NULL;
+            w.entry = nc ? nc->entry : NULL;
+            nccl_describe(w.comm, w.entry, where, sizeof where);
+            snprintf(w.where, sizeof w.where, "%s of %s", what, where);
+            ND_TRY(attend(transport, &w, 0));
         }
-        nanosleep(&(struct timespec){.tv_nsec = seconds < 0.01 ? 20000 : 1000000}, NULL);
     }
     return result == ncclSuccess ? ND_OK : nccl_failed(transport, nc, result, what);
 }

@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/comm/report.h"
+
 static nd_status create_worker(ucx_state *state)
 {
     ucp_config_t *config = NULL;
@@ -66,7 +68,7 @@ static nd_status fill_state(ucx_state *state, const nd_ucx_options *options)
 {
     state->rank = options->rank;
     state->size = options->size;
-    state->host = ucx_host_identity();
+    state->host = nd_report_host();
     ND_TRY(ND_ALLOC(state->size, &state->peers));
     for (int r = 0; r < state->size; r++) {
         state->peers[r].pidfd = -1;

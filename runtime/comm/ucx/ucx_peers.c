@@ -2,37 +2,11 @@
 #include "runtime/comm/ucx/ucx_state.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
-#include <string.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static void read_file(const char *path, char *text, size_t size)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? 0 : read(fd, text, size - 1);
-    text[n > 0 ? n : 0] = '\0';
-    if (fd >= 0) {
-        close(fd);
-    }
-}
-
-uint64_t ucx_host_identity(void)
-{
-    char text[64];
-    struct stat pids = {0};
-    read_file("/proc/sys/kernel/random/boot_id", text, sizeof text);
-    if (stat("/proc/self/ns/pid", &pids) != 0) {
-        pids.st_ino = 0;
-    }
-    uint64_t h = UINT64_C(0xcbf29ce484222325) ^ (uint64_t)pids.st_ino;
-    for (const char *c = text; *c; c++) {
-        h = (h ^ (unsigned char)*c) * UINT64_C(0x100000001b3);
-    }
-    return h;
-}
+#include "runtime/comm/report.h"
 
 /* The first poll entry is the worker's; pidfds follow, in no order. */
 static void watch_process(ucx_state *state, int rank)
@@ -105,35 +79,6 @@ bool ucx_gone(nd_transport *transport, int rank)
     return ucx_state_of(transport)->peers[rank].gone;
 }
 
-/* State letter of /proc/<pid>/stat, the first field behind the name; '\0' when there is none. */
-static char process_state(int pid)
-{
-    char path[64], text[512];
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    read_file(path, text, sizeof text);
-    const char *name_end = strrchr(text, ')');
-    return name_end && name_end[1] == ' ' ? name_end[2] : '\0';
-}
-
-static const char *state_in_words(char letter)
-{
-    switch (letter) {
-    case 'T':
-    case 't':
-        return "stopped by a signal or a debugger";
-    case 'Z':
-    case 'X':
-    case '\0':
-        return "not there any more";
-    case 'D':
-        return "in uninterruptible I/O";
-    case 'S':
-        return "sleeping";
-    default:
-        return "running";
-    }
-}
-
 void ucx_describe(nd_transport *transport, int rank, char *text, size_t size)
 {
     const ucx_state *state = ucx_state_of(transport);
@@ -142,6 +87,5 @@ void ucx_describe(nd_transport *transport, int rank, char *text, size_t size)
         snprintf(text, size, " (on another host)");
         return;
     }
-    snprintf(text, size, " (process %d is %s)", card->pid,
-             state_in_words(process_state(card->pid)));
+    nd_report_process(card->pid, text, size);
 }

@@ -53,7 +53,6 @@ static inline ucx_state *ucx_state_of(const nd_transport *transport)
 }
 
 /* ucx_peers.c */
-uint64_t ucx_host_identity(void);
 nd_status ucx_connect(nd_transport *transport, int rank);
 void ucx_mark_gone(ucx_state *state, int rank);
 bool ucx_gone(nd_transport *transport, int rank);

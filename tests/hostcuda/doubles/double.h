@@ -10,11 +10,13 @@
  * a wrong result. Device memory is not accessible (PROT_NONE) while the host runs, only while
  * queues run. What is allocated, also pinned, holds anything but zeros. The default stream has no
  * double: cudaMemset and cudaMemcpy do not link. A broken rule of CUDA prints a sentence and aborts
- * the process. One thread drives one device.
+ * the process. One thread drives one device; others may only query events, which then runs nothing.
  *
  * The environment, read at first use: ND_DOUBLE_DEVICES (8; 0: none; -1: no driver),
  * ND_DOUBLE_DRIVER (13000), ND_DOUBLE_CAPABILITY (90), ND_DOUBLE_MEMORY (MiB, 65536),
  * ND_DOUBLE_OTHER (none: the number of the GPU that has another name),
+ * ND_DOUBLE_QUEUE (0: a stream holds any number of tasks; else so many, and one more waits in the
+ * call until one is done),
  * ND_DOUBLE_ORDER (lazy; eager: everything runs when it is enqueued, as far as it can; others: the
  * other queues first).
  */
@@ -63,7 +65,8 @@ typedef struct nd_double_machine {
     int driver;  /* 13000: CUDA 13.0 */
     int capability;
     size_t memory;
-    int other; /* the GPU that has another name; -1: none */
+    int other;  /* the GPU that has another name; -1: none */
+    long queue; /* what a stream holds; one more waits inside the call. 0: anything */
     enum { ND_DOUBLE_LAZY, ND_DOUBLE_EAGER, ND_DOUBLE_OTHERS } order;
 } nd_double_machine;
 

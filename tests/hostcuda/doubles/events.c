@@ -96,15 +96,17 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     double_device *device = machine_current();
-    if (event->capture) {
+    if (machine_is_driver(device) && event->capture) {
         return machine_error(cudaErrorCapturedEvent);
     }
     machine_outside_capture("cudaEventQuery");
     bool pending = event->done < event->recorded;
-    if (pending) {
-        queue_round(device, NULL);
+    if (machine_is_driver(device)) {
+        if (pending) {
+            queue_round(device, NULL);
+        }
+        queue_asked(device, pending, event->done >= event->recorded);
     }
-    queue_asked(device, pending, event->done >= event->recorded);
     return device->broken                   ? machine_error(device->broken)
            : event->done >= event->recorded ? cudaSuccess
                                             : cudaErrorNotReady;

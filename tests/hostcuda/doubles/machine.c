@@ -63,6 +63,7 @@ static void start(void)
     machine.capability = (int)number("ND_DOUBLE_CAPABILITY", 90);
     machine.memory = (size_t)number("ND_DOUBLE_MEMORY", 65536) << 20;
     machine.other = (int)number("ND_DOUBLE_OTHER", -1);
+    machine.queue = number("ND_DOUBLE_QUEUE", 0);
     machine.order = order && strcmp(order, "eager") == 0    ? ND_DOUBLE_EAGER
                     : order && strcmp(order, "others") == 0 ? ND_DOUBLE_OTHERS
                                                             : ND_DOUBLE_LAZY;
@@ -90,6 +91,11 @@ double_device *machine_current(void)
 {
     pthread_once(&once, start);
     return &devices[current];
+}
+
+bool machine_is_driver(const double_device *device)
+{
+    return pthread_equal(atomic_load(&device->driver), pthread_self());
 }
 
 cudaError_t machine_error(cudaError_t error)

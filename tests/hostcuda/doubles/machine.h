@@ -2,6 +2,8 @@
 #ifndef ND_TESTS_HOSTCUDA_MACHINE_H
 #define ND_TESTS_HOSTCUDA_MACHINE_H
 /* What the files of the runtime's double share. */
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "tests/hostcuda/doubles/double.h"
@@ -22,8 +24,8 @@ struct CUgraph_st { /* also the executable graph */
 };
 
 struct CUevent_st {
-    uint64_t recorded, done; /* numbers of the last record enqueued and run */
-    int pending;             /* tasks that hold it */
+    _Atomic uint64_t recorded, done; /* numbers of the last record enqueued and run */
+    int pending;                     /* tasks that hold it */
     bool destroyed, timed;
     int64_t when_ns;
     cudaGraph_t capture;      /* recorded inside a capture */
@@ -53,15 +55,17 @@ typedef struct double_device {
     size_t used;
     int64_t spent_ns; /* nd_double_spend */
     int open;         /* nested: device memory is accessible */
-    cudaError_t broken;
-    bool hot;     /* nd_double_hot */
-    bool waiting; /* the host asks again and again */
+    _Atomic cudaError_t broken;
+    _Atomic pthread_t driver; /* the thread that made its latest stream; queues run in no other */
+    bool hot;                 /* nd_double_hot */
+    bool waiting;             /* the host asks again and again */
     nd_double_counts counts;
 } double_device;
 
 double_device *machine_current(void);
-cudaError_t machine_error(cudaError_t error); /* remembers it for cudaGetLastError */
-void machine_open(double_device *device);     /* device memory becomes accessible */
+bool machine_is_driver(const double_device *device); /* the calling thread */
+cudaError_t machine_error(cudaError_t error);        /* remembers it for cudaGetLastError */
+void machine_open(double_device *device);            /* device memory becomes accessible */
 void machine_close(double_device *device);
 const region *machine_find(const double_device *device, const void *p, size_t bytes);
 /* One task, of which the caller is the owner: its closure is copied into it. */

@@ -4,16 +4,18 @@
  * the unique id and unlinked once all have mapped it. An operation is numbered when it is enqueued;
  * when it runs, each member publishes its part in its own buffer, reads everybody's, and says so
  * (nccl_ops.c). Members that enqueue different operations as the same number abort with a sentence,
- * where NCCL would hang or corrupt memory.
+ * where NCCL would hang or corrupt memory. A call answers that it is in progress, and the
+ * communicator is of no use until it was polled. ND_DOUBLE_NCCL_ABORT: an abort does not return.
  */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "tests/hostcuda/doubles/double.h"
+#include "tests/hostcuda/doubles/machine.h"
 #include "tests/hostcuda/doubles/nccl_double.h"
 #include "tests/hostcuda/doubles/nccl_parts.h"
 
@@ -96,17 +98,20 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, 
 ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *out,
                            ncclConfig_t *config)
 {
-    if (config->blocking != 0 || !parent->settled || parent->split != WORLD_SPLIT) {
-        nd_double_violation("NCCL: a split of a communicator that is not ready, or blocking");
+    if (config->blocking != 0 || parent->split != WORLD_SPLIT) {
+        nd_double_violation("NCCL: a split of a split, or a blocking one");
     }
+    nccl_need_settled(parent);
     if (parent->next_split == SPLITS) {
         nd_double_violation("NCCL: more than %d splits", SPLITS - 1);
     }
     ncclComm_t comm = calloc(1, sizeof *comm);
-    *comm = *parent;
+    memcpy(comm, parent, sizeof *comm);
     comm->split = parent->next_split++;
     comm->settled = false;
     comm->enqueued = 0;
+    atomic_store(&comm->ran, 0);
+    parent->unpolled = 1;
     comm->color = color;
     comm->key = key;
     member *mine = &comm->shared->members[comm->split][comm->world_rank];
@@ -142,11 +147,43 @@ static bool settle(ncclComm_t comm)
     return true;
 }
 
+void nccl_need_settled(ncclComm_t comm)
+{
+    if (!comm->settled || comm->unpolled || comm->finalizing) {
+        nd_double_violation("NCCL: a call with a communicator that is still in progress");
+    }
+}
+
+static bool everybody_finalized(ncclComm_t comm)
+{
+    for (int i = 0; i < comm->size; i++) {
+        if (!atomic_load(&comm->shared->members[comm->split][comm->ranks[i]].finalized)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* A member has finalized when its operations have run, and is done when all have. */
+static bool finalize(ncclComm_t comm)
+{
+    if (machine_is_driver(machine_current())) {
+        nd_double_drain();
+    }
+    if (atomic_load(&comm->ran) < comm->enqueued) {
+        return false;
+    }
+    atomic_store(&comm->shared->members[comm->split][comm->world_rank].finalized, 1);
+    return everybody_finalized(comm);
+}
+
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *out)
 {
     comm->settled = comm->settled || settle(comm);
+    bool done = comm->settled && (!comm->finalizing || finalize(comm)) && comm->unpolled == 0;
     int broken = atomic_load(&comm->shared->broken);
-    *out = broken ? (ncclResult_t)broken : comm->settled ? ncclSuccess : ncclInProgress;
+    comm->unpolled -= comm->unpolled > 0;
+    *out = broken ? (ncclResult_t)broken : done ? ncclSuccess : ncclInProgress;
     return ncclSuccess;
 }
 
@@ -155,8 +192,20 @@ void nd_double_nccl_break(ncclComm_t comm, ncclResult_t result)
     atomic_store(&comm->shared->broken, (int)result);
 }
 
+ncclResult_t ncclCommFinalize(ncclComm_t comm)
+{
+    nccl_need_settled(comm);
+    comm->finalizing = true;
+    return ncclInProgress;
+}
+
+/* All members call it, unless they have finalized; it waits for them. */
 ncclResult_t ncclCommDestroy(ncclComm_t comm)
 {
+    comm->finalizing = true;
+    while (!finalize(comm)) {
+        usleep(1000);
+    }
     if (comm->split == WORLD_SPLIT) {
         munmap(comm->shared, file_bytes());
     }
@@ -164,11 +213,23 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return ncclSuccess;
 }
 
+static _Atomic int64_t aborts;
+
+int64_t nd_double_nccl_aborts(void)
+{
+    return aborts;
+}
+
 /* Operations in flight end without a result, as kernels do that are told to. The memory stays:
  * queues may hold it. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
-    comm->aborted = true;
+    const char *hangs = getenv("ND_DOUBLE_NCCL_ABORT");
+    aborts++;
+    while (hangs) {
+        pause();
+    }
+    atomic_store(&comm->aborted, true);
     nd_double_drain();
     return ncclSuccess;
 }

@@ -13,6 +13,9 @@ ncclResult_t ncclGroupEnd(void);
  * one of memory. */
 void nd_double_nccl_break(ncclComm_t comm, ncclResult_t result);
 
+/* Communicators that this process has aborted. */
+int64_t nd_double_nccl_aborts(void);
+
 /* Groups with collectives in them that this process has ended. */
 int64_t nd_double_nccl_groups(void);
 

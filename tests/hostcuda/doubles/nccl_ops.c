@@ -139,7 +139,7 @@ static void consume(const call *c)
 static nd_double_state run(void *closure)
 {
     call *c = closure;
-    if (c->comm->aborted) {
+    if (atomic_load(&c->comm->aborted)) {
         return ND_DOUBLE_DONE;
     }
     c->published = c->published || publish(c);
@@ -148,14 +148,12 @@ static nd_double_state run(void *closure)
     }
     consume(c);
     atomic_store(&member_of(c, c->comm->index)->consumed, c->number);
+    atomic_fetch_add(&c->comm->ran, 1);
     return ND_DOUBLE_DONE;
 }
 
 static ncclResult_t enqueue(call *c, cudaStream_t stream)
 {
-    if (!c->comm->settled) {
-        nd_double_violation("NCCL: an operation on a communicator that is still in progress");
-    }
     int broken = atomic_load(&c->comm->shared->broken);
     if (broken) {
         return (ncclResult_t)broken;
@@ -165,7 +163,8 @@ static ncclResult_t enqueue(call *c, cudaStream_t stream)
                             sent_bytes(c), CAPACITY);
     }
     c->number = ++c->comm->enqueued;
-    return nd_double_submit(stream, run, c, sizeof *c) == cudaSuccess ? ncclSuccess
+    c->comm->unpolled = 1;
+    return nd_double_submit(stream, run, c, sizeof *c) == cudaSuccess ? ncclInProgress
                                                                       : ncclUnhandledCudaError;
 }
 
@@ -210,6 +209,7 @@ static ncclResult_t collective(kind what, const void *send, size_t send_count, v
               .root = root};
     nd_double_need_device("NCCL's send buffer", send, send_count * nccl_width(type));
     nd_double_need_device("NCCL's receive buffer", recv, recv_count * nccl_width(type));
+    nccl_need_settled(comm);
     if (!group.open) {
         return enqueue(&c, stream);
     }
@@ -266,9 +266,10 @@ static ncclResult_t add_pair(pair p, ncclComm_t comm, cudaStream_t stream)
                             "too many");
     }
     nd_double_need_device("NCCL's buffer", p.buffer, p.bytes);
+    nccl_need_settled(comm);
     join_group(comm, stream);
     group.call.pairs[group.call.pair_count++] = p;
-    return ncclSuccess;
+    return ncclInProgress;
 }
 
 ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer,
@@ -289,7 +290,7 @@ ncclResult_t ncclGroupEnd(void)
     groups_of_collectives += group.collective_count > 0;
     for (int i = 0; i < group.collective_count; i++) {
         ncclResult_t result = enqueue(&group.collectives[i], group.stream);
-        if (result != ncclSuccess || i + 1 == group.collective_count) {
+        if (result != ncclInProgress || i + 1 == group.collective_count) {
             return result;
         }
     }

@@ -12,7 +12,7 @@
 enum { RANKS = 16, SPLITS = 40, PAIRS = 2 * RANKS, CAPACITY = 16 << 20, WORLD_SPLIT = 0 };
 
 typedef struct member { /* of one split, indexed by world rank */
-    _Atomic int ready;
+    _Atomic int ready, finalized;
     _Atomic int color, key;
     _Atomic uint64_t published, consumed;
     _Atomic uint64_t signature[2];  /* of the operation in each half */
@@ -30,7 +30,10 @@ struct ncclComm {
     int world_rank, world_size, split, next_split;
     int size, index, ranks[RANKS];
     uint64_t enqueued;
-    bool settled, aborted;
+    _Atomic uint64_t ran;
+    bool settled, finalizing;
+    int unpolled; /* answers of "in progress" that are still to come */
+    _Atomic bool aborted;
     int color, key;
 };
 
@@ -58,6 +61,8 @@ typedef struct call {
     pair pairs[PAIRS];
 } call;
 
+/* Aborts where the communicator's last call has not been polled to its end. */
+void nccl_need_settled(ncclComm_t comm);
 size_t nccl_width(ncclDataType_t type); /* bytes of an element */
 /* What a member of the call's communicator published for it. */
 char *nccl_buffer_of(const call *c, int index);

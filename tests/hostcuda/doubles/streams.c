@@ -125,6 +125,10 @@ cudaError_t queue_submit(cudaStream_t stream, nd_double_task *run, const void *c
         return cudaSuccess;
     }
     device->counts.calls++;
+    long room = nd_double_machine_get()->queue;
+    if (room > 0 && stream->submitted - stream->finished >= (uint64_t)room && !stream->running) {
+        queue_run(device, stream, stream->submitted - (uint64_t)room + 1);
+    }
     *stream->tail = t;
     stream->tail = &t->next;
     stream->submitted++;
@@ -174,6 +178,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
         nd_double_violation("a stream that synchronises with the default stream");
     }
     stream->tail = &stream->head;
+    atomic_store(&device->driver, pthread_self());
     stream->next = device->streams;
     device->streams = stream;
     *out = stream;

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Communicators and the transport: how they begin and end. */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "runtime/comm/nccl/nccl_state.h"
+#include "runtime/device/cuda.h"
+#include "runtime/device/cuda_check.h"
+
+static nd_status open_group(nd_transport *transport, nccl_comm *nc)
+{
+    nccl_state *state = nccl_state_of(transport);
+    const nd_comm *comm = nc->comm;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ND_TRY(nccl_ring_init(state->device, &nc->ring));
+    ND_TRY(nd_cuda_stream_init_urgent(state->device, &nc->stream));
+    pthread_mutex_lock(&state->calls);
+    ncclResult_t result =
+        state->library.split(state->world, comm->ranks[0], comm->index, &nc->native, &config);
+    pthread_mutex_unlock(&state->calls);
+    /* The parent is in progress until its child exists, the child until it is connected. */
+    ND_TRY(nccl_settle(transport, nc, state->world, result, "the communicator"));
+    return nccl_settle(transport, nc, nc->native, ncclInProgress, "the communicator");
+}
+
+/* All members come here, where nothing has failed; each waits for the others. */
+static nd_status end_native(nd_transport *transport, const nccl_comm *nc, ncclComm_t *native)
+{
+    nccl_state *state = nccl_state_of(transport);
+    pthread_mutex_lock(&state->calls);
+    ncclResult_t result = state->library.finalize(*native);
+    pthread_mutex_unlock(&state->calls);
+    ND_TRY(nccl_settle(transport, nc, *native, result, "ncclCommFinalize"));
+    int call = nd_call_limit_begin(state->limit, "ncclCommDestroy", transport->timeout_seconds,
+                                   "a peer does not destroy its communicator", ND_ERR_HANG);
+    pthread_mutex_lock(&state->calls);
+    state->library.destroy(*native);
+    *native = NULL;
+    pthread_mutex_unlock(&state->calls);
+    nd_call_limit_end(state->limit, call);
+    return ND_OK;
+}
+
+/* Under both locks: the watching thread goes through the list. */
+static void link_comm(nccl_state *state, nccl_comm *nc, bool in)
+{
+    nccl_comm **at = &state->comms;
+    pthread_mutex_lock(&state->ring);
+    pthread_mutex_lock(&state->calls);
+    if (in) {
+        nc->next = state->comms;
+        state->comms = nc;
+    } else {
+        while (*at != nc) {
+            at = &(*at)->next;
+        }
+        *at = nc->next;
+    }
+    pthread_mutex_unlock(&state->calls);
+    pthread_mutex_unlock(&state->ring);
+}
+
+void nccl_destroy(nd_comm *comm)
+{
+    nd_transport *transport = comm->transport;
+    nccl_state *state = nccl_state_of(transport);
+    nccl_comm *nc = nccl_comm_of(comm);
+    nc->entry = NULL; /* what is waited for now is no operation */
+    if (!state->failed &&
+        (nd_stream_sync(&nc->stream) != ND_OK || end_native(transport, nc, &nc->native) != ND_OK)) {
+        nccl_give_up(transport);
+    }
+    link_comm(state, nc, false);
+    state->device->table->stream_fini(&nc->stream);
+    nccl_ring_fini(&nc->ring);
+    free(nc);
+}
+
+nd_status nccl_create(nd_transport *transport, nd_comm *comm)
+{
+    nccl_state *state = nccl_state_of(transport);
+    nccl_comm *nc = NULL;
+    if (state->failed) {
+        return nccl_again(state);
+    }
+    ND_TRY(ND_ALLOC(1, &nc));
+    nc->comm = comm;
+    comm->native = nc;
+    link_comm(state, nc, true);
+    nd_status status = open_group(transport, nc);
+    if (status != ND_OK) {
+        status = nccl_give_up(transport);
+        nccl_destroy(comm);
+    }
+    return status;
+}
+
+void nccl_abandon(nd_transport *transport)
+{
+    nccl_give_up(transport);
+}
+
+void nccl_close(nd_transport *transport)
+{
+    nccl_state *state = nccl_state_of(transport);
+    nd_device *device = state->device;
+    if (state->world && !state->failed) {
+        end_native(transport, NULL, &state->world);
+    }
+    nccl_thread_stop(transport);
+    nd_call_limit_destroy(state->limit);
+    if (device->idle_context == transport) {
+        device->idle = NULL;
+        device->idle_context = NULL;
+    }
+    device->table->stream_fini(&state->stream);
+    if (state->stage) {
+        nd_device_free(device, state->stage, NCCL_STAGE_BYTES);
+    }
+    nd_cuda_pinned_free(device, state->pinned);
+    for (int r = 0; state->peers && r < transport->size; r++) {
+        if (state->peers[r].pidfd >= 0) {
+            close(state->peers[r].pidfd);
+        }
+    }
+    free(state->peers);
+    pthread_cond_destroy(&state->stopped);
+    pthread_mutex_destroy(&state->ring);
+    pthread_mutex_destroy(&state->calls);
+    free(state);
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Operations that are enqueued and have not ended. */
+#include <time.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/comm/nccl/nccl_state.h"
+#include "runtime/device/cuda_check.h"
+
+nd_status nccl_ring_init(nd_device *device, nccl_ring *ring)
+{
+    for (int i = 0; i < NCCL_RING; i++) {
+        nccl_entry *e = &ring->entries[i];
+        ND_CUDA(device, cudaEventCreateWithFlags(&e->begin, cudaEventDisableTiming));
+        ND_CUDA(device, cudaEventCreateWithFlags(&e->end, cudaEventDisableTiming));
+    }
+    return ND_OK;
+}
+
+void nccl_ring_fini(nccl_ring *ring)
+{
+    for (int i = 0; i < NCCL_RING; i++) {
+        nccl_entry *e = &ring->entries[i];
+        if (e->begin) {
+            cudaEventDestroy(e->begin);
+        }
+        if (e->end) {
+            cudaEventDestroy(e->end);
+        }
+    }
+}
+
+/* What has ended leaves the ring. An error of the device counts as pending: the driving thread's
+ * next call has it too, and a better sentence. */
+static bool drop_ended(nccl_ring *ring)
+{
+    int64_t before = ring->tail;
+    while (ring->tail < ring->head &&
+           cudaEventQuery(ring->entries[ring->tail % NCCL_RING].end) == cudaSuccess) {
+        ring->tail++;
+        ring->begun_ns = 0;
+    }
+    return ring->tail > before;
+}
+
+static nccl_pending pending_of(const nccl_comm *nc)
+{
+    const nccl_ring *ring = &nc->ring;
+    return (nccl_pending){nc->comm, ring->entries[ring->tail % NCCL_RING], ring->begun_ns};
+}
+
+void nccl_ring_advance(nccl_state *state, nccl_pending *oldest)
+{
+    int64_t now = nd_clock_ns();
+    *oldest = (nccl_pending){0};
+    for (nccl_comm *nc = state->comms; nc; nc = nc->next) {
+        nccl_ring *ring = &nc->ring;
+        if (drop_ended(ring)) {
+            state->progress_ns = now;
+        }
+        if (ring->tail == ring->head) {
+            continue;
+        }
+        if (!ring->begun_ns &&
+            cudaEventQuery(ring->entries[ring->tail % NCCL_RING].begin) == cudaSuccess) {
+            ring->begun_ns = now;
+        }
+        if (!oldest->comm ||
+            (ring->begun_ns && (!oldest->begun_ns || ring->begun_ns < oldest->begun_ns))) {
+            *oldest = pending_of(nc);
+        }
+    }
+}
+
+static bool has_room(nccl_state *state, nccl_comm *nc)
+{
+    pthread_mutex_lock(&state->ring);
+    if (nc->ring.head - nc->ring.tail == NCCL_RING && drop_ended(&nc->ring)) {
+        state->progress_ns = nd_clock_ns();
+    }
+    bool room = nc->ring.head - nc->ring.tail < NCCL_RING;
+    pthread_mutex_unlock(&state->ring);
+    return room;
+}
+
+nd_status nccl_ring_claim(nd_transport *transport, nccl_comm *nc, nccl_entry **out)
+{
+    nccl_state *state = nccl_state_of(transport);
+    int64_t begin = nd_clock_ns();
+    while (!has_room(state, nc)) {
+        ND_TRY(nccl_watch(transport, (double)(nd_clock_ns() - begin) * 1e-9));
+        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    }
+    *out = &nc->ring.entries[nc->ring.head % NCCL_RING]; /* only this thread moves the head */
+    return ND_OK;
+}
+
+void nccl_ring_enter(nccl_state *state, nccl_comm *nc)
+{
+    pthread_mutex_lock(&state->ring);
+    nc->ring.head++;
+    pthread_mutex_unlock(&state->ring);
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/comm/report.h"
+
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "runtime/base/clock.h"
+
+void nd_report_add(nd_report *to, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(to->text + to->used, sizeof to->text - to->used, format, args);
+    va_end(args);
+    to->used += n > 0 ? (size_t)n : 0;
+    if (to->used >= sizeof to->text) {
+        to->used = sizeof to->text - 1;
+    }
+}
+
+const nd_progress_slot *nd_report_slot(const nd_transport *transport, int rank)
+{
+    if (!transport->page || !transport->slot_of_rank) {
+        return NULL;
+    }
+    int slot = transport->slot_of_rank(transport->slot_context, rank);
+    return slot >= 0 && slot < transport->page->count ? &transport->page->slots[slot] : NULL;
+}
+
+#define LOAD(field) atomic_load_explicit(&slot->field, memory_order_relaxed)
+
+void nd_report_rank(const nd_transport *transport, int rank, const char *absent,
+                    const char *process, nd_report *to)
+{
+    const nd_progress_slot *slot = nd_report_slot(transport, rank);
+    if (!slot) {
+        nd_report_add(to, "; rank %d has not answered%s", rank, process);
+        return;
+    }
+    int group = LOAD(group), kind = LOAD(op);
+    int64_t since = LOAD(since_ns), sequence = LOAD(sequence);
+    bool known = group >= 0 && group < ND_GROUP_COUNT && kind >= 0 && kind < ND_COMM_OP_COUNT;
+    if (known && since > 0) {
+        nd_report_add(to, "; rank %d is in %s of %s, operation %lld, since %.1f s%s", rank,
+                      nd_comm_op_name((nd_comm_op)kind), nd_group_name((nd_group_kind)group),
+                      (long long)sequence, (double)(nd_clock_ns() - since) * 1e-9, process);
+        return;
+    }
+    nd_report_add(to, "; rank %d %s: phase %s, step %lld", rank, absent,
+                  nd_phase_name((nd_phase)LOAD(phase)), (long long)LOAD(step));
+    if (known && sequence > 0) {
+        nd_report_add(to, ", last in %s of %s, operation %lld", nd_comm_op_name((nd_comm_op)kind),
+                      nd_group_name((nd_group_kind)group), (long long)sequence);
+    }
+    nd_report_add(to, "%s", process);
+}
+
+static void read_file(const char *path, char *text, size_t size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, text, size - 1);
+    text[n > 0 ? n : 0] = '\0';
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
+uint64_t nd_report_host(void)
+{
+    char text[64];
+    struct stat pids = {0};
+    read_file("/proc/sys/kernel/random/boot_id", text, sizeof text);
+    if (stat("/proc/self/ns/pid", &pids) != 0) {
+        pids.st_ino = 0;
+    }
+    uint64_t h = UINT64_C(0xcbf29ce484222325) ^ (uint64_t)pids.st_ino;
+    for (const char *c = text; *c; c++) {
+        h = (h ^ (unsigned char)*c) * UINT64_C(0x100000001b3);
+    }
+    return h;
+}
+
+/* State letter of /proc/<pid>/stat, the first field behind the name; '\0' when there is none. */
+static char process_state(int pid)
+{
+    char path[64], text[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    read_file(path, text, sizeof text);
+    const char *name_end = strrchr(text, ')');
+    return name_end && name_end[1] == ' ' ? name_end[2] : '\0';
+}
+
+static const char *state_in_words(char letter)
+{
+    switch (letter) {
+    case 'T':
+    case 't':
+        return "stopped by a signal or a debugger";
+    case 'Z':
+    case 'X':
+    case '\0':
+        return "not there any more";
+    case 'D':
+        return "in uninterruptible I/O";
+    case 'S':
+        return "sleeping";
+    default:
+        return "running";
+    }
+}
+
+bool nd_report_is_stopped(int pid)
+{
+    char letter = process_state(pid);
+    return letter == 'T' || letter == 't';
+}
+
+void nd_report_process(int pid, char *text, size_t size)
+{
+    snprintf(text, size, " (process %d is %s)", pid, state_in_words(process_state(pid)));
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Ranks that are stopped, killed, stuck or fail alone while eight processes train with device cuda
+ * over the doubles under ndlaunch. The mesh is 2 x 2 x 2: the members of a group that lacks rank 5
+ * are not all ranks, and others wait for those.
+ */
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "tests/launch/launched.h"
+
+static tempdir dir;
+
+static void setup(void)
+{
+    static const char model[] =
+        "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, "
+        "\"intermediate_size\": 64, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+        "\"num_key_value_heads\": 2, \"max_position_embeddings\": 128}";
+    static char text[20000];
+    tempdir_make(&dir);
+    for (size_t i = 0; i < sizeof text; i++) {
+        text[i] = (char)('a' + (i * i / 3 + i / 7) % 26);
+    }
+    tempdir_write(&dir, "text.txt", text, sizeof text);
+    tempdir_write(&dir, "model.json", model, strlen(model));
+}
+
+static void teardown(void)
+{
+    launched_remove(&dir);
+}
+
+TestSuite(faults_cuda, .init = setup, .fini = teardown, .timeout = 240);
+
+static void start(launched *l, const char *options)
+{
+    char command[2048];
+    snprintf(command, sizeof command,
+             "exec " ND_HOSTCUDA "/ndlaunch --device cuda --workers 8 --dp-replicate-size 2 "
+             "--dp-shard-size 2 --tp-size 2 --precision fp32 --sequence-length 32 --set "
+             "model.config=%s/model.json --set data.path=%s/text.txt --set data.tokenizer=bytes "
+             "--set data.validation_path= --set train.validation_interval=0 --set log.interval=1 "
+             "--num-steps 1000000 --set output.save_model=false --set output.dir=%s/run %s",
+             dir.path, dir.path, dir.path, options);
+    launched_start(l, &dir, "out", (const char *[]){"/bin/bash", "-c", command, NULL});
+}
+
+/* Some rank said it; the order of those that wait in different groups is no matter. */
+static void assert_said_after(const launched *l, const char *words, const char *before)
+{
+    const char *at = strstr(l->text, before);
+    cr_assert_not_null(at, "no \"%s\" in:\n%s", before, l->text);
+    cr_assert_not_null(strstr(at, words), "no \"%s\" after \"%s\" in:\n%s", words, before, l->text);
+}
+
+static void expect_stopped_rank_5(launched *l, pid_t stopped)
+{
+    char process[64];
+    snprintf(process, sizeof process, "(process %d is stopped by a signal", (int)stopped);
+    int code = launched_wait(l, 60);
+    cr_assert_eq(code, 124, "%d: %s", code, launched_read(l));
+    assert_says(l, process);
+    assert_says(l, ", operation ");
+    assert_said_after(l, "rank 5 ", "it said: rank ");
+    assert_said_after(l, process, "it said: rank "); /* also where it is in no group of theirs */
+}
+
+Test(faults_cuda, a_stopped_rank_is_named_by_all)
+{
+    launched l;
+    start(&l, "--comm-timeout-seconds 3");
+    launched_until(&l, "\nstep ", 2, 90);
+    pid_t stopped = launched_child(&l, 5);
+    kill(stopped, SIGSTOP);
+    expect_stopped_rank_5(&l, stopped);
+    assert_says(&l, "for rank 5; rank 5 ");
+}
+
+Test(faults_cuda, a_killed_rank_is_named_by_its_signal)
+{
+    launched l;
+    start(&l, "");
+    launched_until(&l, "\nstep ", 2, 90);
+    kill(launched_child(&l, 5), SIGKILL);
+    int code = launched_wait(&l, 60);
+    cr_assert_eq(code, 128 + SIGKILL, "%d: %s", code, launched_read(&l));
+    assert_says(&l, "rank 5 failed first");
+}
+
+/* CUDA takes no more, and its call waits for work that waits for the stopped rank. */
+Test(faults_cuda, a_host_inside_of_cuda_is_watched)
+{
+    launched l;
+    setenv("ND_DOUBLE_QUEUE", "2", 1);
+    start(&l, "--comm-timeout-seconds 3");
+    launched_until(&l, "\nstep ", 2, 90);
+    pid_t stopped = launched_child(&l, 5);
+    kill(stopped, SIGSTOP);
+    expect_stopped_rank_5(&l, stopped);
+    assert_says(&l, "while the host had not looked for ");
+}
+
+Test(faults_cuda, an_abort_that_hangs_keeps_the_sentence)
+{
+    launched l;
+    setenv("ND_DOUBLE_NCCL_ABORT", "hangs", 1);
+    start(&l, "--comm-timeout-seconds 3");
+    launched_until(&l, "\nstep ", 2, 90);
+    pid_t stopped = launched_child(&l, 5);
+    kill(stopped, SIGSTOP);
+    expect_stopped_rank_5(&l, stopped);
+    assert_says(&l, "ncclCommAbort did not return within 5 s: rank ");
+}
+
+/* A limit of file sizes is what a test can have of a full disk. The default deadline is 600 s. */
+Test(faults_cuda, a_rank_that_fails_alone_waits_for_nobody)
+{
+    launched l;
+    const struct rlimit full = {1, 1};
+    start(&l, "");
+    launched_until(&l, "\nstep ", 2, 90);
+    cr_assert_eq(prlimit(launched_child(&l, 0), RLIMIT_FSIZE, &full, NULL), 0);
+    int code = launched_wait(&l, 60);
+    cr_assert_eq(code, 73, "%d: %s", code, launched_read(&l));
+    assert_says(&l, "rank 0 failed first");
+    assert_says(&l, "metrics.jsonl");
+}
