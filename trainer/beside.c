@@ -66,8 +66,8 @@ void nd_beside_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_mempl
     } else {
         nd_memplan_add_external(plan, ND_MEM_COMMUNICATION, "staging of reductions",
                                 staging_bytes(&rank->mesh));
+        nd_memplan_add_external(plan, ND_MEM_DATA, "prefetched batches", loader_bytes(rank));
     }
-    nd_memplan_add_external(plan, ND_MEM_DATA, "prefetched batches", loader_bytes(rank));
 }
 
 /* A plan that fits alone, while what comes later is only estimated, may train. */

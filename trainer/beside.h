@@ -15,7 +15,8 @@
 #include "runtime/device/memplan.h"
 #include "trainer/rank.h"
 
-/* `graphs`: what CUDA graphs will hold. Counted in the plan, not allocated. */
+/* `graphs`: what CUDA graphs will hold. Counted in the plan, not allocated:
+ * what is on the device, so not the loader's memory where that is a GPU. */
 void nd_beside_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan);
 /* What kernels, NCCL and CUDA graphs take of a GPU after the plan; 0 on a CPU. */
 size_t nd_beside_later(const nd_rank *rank, const nd_graph_counts *graphs);
