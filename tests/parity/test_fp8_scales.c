@@ -200,44 +200,51 @@ static void compare_weight_scales(const mesh_job *job, const mesh_case *mesh, in
     cr_assert_eq(converted, STEPS * (WEIGHTS - 1), "%d", converted);
 }
 
-/*
- * Updates so large that every weight's largest element changes. With `delayed` the scale after a
- * step is of that step's weights too, used in the next. A step
- * has two micro-batches; the model's group reduces once a step more than in BF16.
- */
-static void follow_updates(nd_fp8_recipe recipe, bool all_gather)
+static long model_reductions(const mesh_job *job, const mesh_case *mesh)
 {
-    static const mesh_case meshes[] = {{"one worker", 1, 1, 1, 1, 4},
-                                       {"fsdp 2 x tp 2", 1, 2, 1, 2, 2},
-                                       {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 2}};
-    for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
-        const mesh_case *m = &meshes[i];
-        mesh_job job = job_of(recipe, all_gather), bf16 = job;
-        mesh_result result, without;
-        job.lr = bf16.lr = 0.05;
-        bf16.precision = ND_PRECISION_BF16;
-        job.before_step = keep_amaxes;
-        job.after_step = keep_weight_scales;
-        memset(weights, 0, sizeof weights);
-        assert_ok(mesh_run(&job, m, &result));
-        assert_ok(mesh_run(&bf16, m, &without));
-        compare_weight_scales(&job, m, m->dp_shard * m->cp * m->tp);
-        long more = (long)(result.calls[ND_GROUP_MODEL][ND_COMM_ALL_REDUCE] -
-                           without.calls[ND_GROUP_MODEL][ND_COMM_ALL_REDUCE]);
-        cr_expect_eq(more, recipe == ND_FP8_DELAYED ? 0 : STEPS, "%s, recipe %d: %ld reductions",
-                     m->name, recipe, more);
-        mesh_result_free(&result);
-        mesh_result_free(&without);
-    }
+    mesh_result result;
+    memset(weights, 0, sizeof weights);
+    assert_ok(mesh_run(job, mesh, &result));
+    long calls = (long)result.calls[ND_GROUP_MODEL][ND_COMM_ALL_REDUCE];
+    mesh_result_free(&result);
+    return calls;
 }
 
+/*
+ * Updates so large that every weight's largest element changes. With `delayed` the scale after a
+ * step is of that step's weights too, used in the next. A step has two micro-batches; the model's
+ * group reduces once a step more than in BF16.
+ */
 Test(fp8_scales, of_weights_follow_every_update_by_one_reduction_a_step, .timeout = 300)
 {
+    static const mesh_case meshes[] = {{"fsdp 2 x tp 2", 1, 2, 1, 2, 2},
+                                       {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 2}};
+    static const struct {
+        nd_fp8_recipe recipe;
+        bool all_gather;
+    } ways[] = {{ND_FP8_TENSORWISE, false},
+                {ND_FP8_TENSORWISE, true},
+                {ND_FP8_DELAYED, false},
+                {ND_FP8_DELAYED, true},
+                {ND_FP8_ROWWISE_GW_HP, false}};
     tempdir_make(&dir);
-    for (int all_gather = 0; all_gather < 2; all_gather++) {
-        follow_updates(ND_FP8_TENSORWISE, all_gather);
-        follow_updates(ND_FP8_DELAYED, all_gather);
+    for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
+        const mesh_case *m = &meshes[i];
+        mesh_job job = job_of(ND_FP8_TENSORWISE, false);
+        job.lr = 0.05;
+        job.precision = ND_PRECISION_BF16;
+        long without = model_reductions(&job, m);
+        job.precision = ND_PRECISION_FP8;
+        job.before_step = keep_amaxes;
+        job.after_step = keep_weight_scales;
+        for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
+            job.recipe = ways[w].recipe;
+            job.all_gather = ways[w].all_gather;
+            long more = model_reductions(&job, m) - without;
+            compare_weight_scales(&job, m, m->dp_shard * m->cp * m->tp);
+            cr_expect_eq(more, job.recipe == ND_FP8_DELAYED ? 0 : STEPS,
+                         "%s, recipe %d: %ld reductions", m->name, job.recipe, more);
+        }
     }
-    follow_updates(ND_FP8_ROWWISE_GW_HP, false);
     tempdir_remove(&dir);
 }
