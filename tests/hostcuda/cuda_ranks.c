@@ -34,6 +34,8 @@ nd_status cuda_rank_open(nd_transport *local, double timeout_seconds, nd_device 
                             .timeout_seconds = timeout_seconds,
                             .progress = local->progress,
                             .page = local->page,
+                            .slot_of_rank = local->slot_of_rank,
+                            .slot_context = local->slot_context,
                             .exchange = exchange,
                             .exchange_context = &context,
                             .device = *device};

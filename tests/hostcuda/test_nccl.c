@@ -7,67 +7,15 @@
 #include "runtime/comm/nccl/nccl_state.h"
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
-#include "tests/hostcuda/cuda_ranks.h"
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/doubles/nccl_double.h"
-#include "tests/support/ranks.h"
-
-enum { N = 24 };
-
-typedef struct job {
-    nd_transport *transport;
-    nd_device *device;
-    nd_stream stream;
-    nd_groups groups;
-    float *memory; /* 64 N, on the device */
-    float *host;   /* 64 N, pinned */
-} job;
-
-typedef nd_status job_body(job *j);
-
-typedef struct job_context {
-    job_body *body;
-    nd_mesh mesh;
-    double timeout_seconds;
-} job_context;
-
-static nd_status run_job(nd_transport *local, void *context)
-{
-    const job_context *c = context;
-    job j = {0};
-    nd_status status = ND_OK;
-    ND_TRY(cuda_rank_open(local, c->timeout_seconds, &j.device, &j.transport));
-    ND_TRY_OUT(j.device->table->stream_init(j.device, &j.stream));
-    ND_TRY_OUT(nd_groups_create(j.transport, &c->mesh, &j.groups));
-    ND_TRY_OUT(nd_device_alloc(j.device, 64 * N * 4, (void **)&j.memory));
-    ND_TRY_OUT(nd_cuda_pinned_alloc(j.device, 64 * N * 4, (void **)&j.host));
-    status = c->body(&j);
-    if (status != ND_OK) {
-        nd_transport_abandon(j.transport);
-    }
-    nd_groups_destroy(&j.groups);
-    nd_device_free(j.device, j.memory, 64 * N * 4);
-    nd_cuda_pinned_free(j.device, j.host);
-    j.device->table->stream_fini(&j.stream);
-out:
-    nd_transport_close(j.transport);
-    nd_device_close(j.device);
-    return status;
-}
-
-static nd_ranks ranks_of(const job_context *context)
-{
-    return (nd_ranks){.size = nd_mesh_world_size(&context->mesh),
-                      .timeout_seconds = 60,
-                      .body = run_job,
-                      .context = (void *)context};
-}
+#include "tests/hostcuda/nccl_job.h"
 
 static void expect_all_fine(job_body *body, nd_mesh mesh)
 {
     for (int order = ND_DOUBLE_LAZY; order <= ND_DOUBLE_OTHERS; order++) {
         job_context context = {body, mesh, 60.0};
-        nd_ranks ranks = ranks_of(&context);
+        nd_ranks ranks = nccl_job_ranks(&context);
         nd_double_machine_get()->order = order;
         nd_status status = nd_ranks_run_threads(&ranks);
         cr_assert_eq(status, ND_OK, "order %d: %s", order, nd_error_last()->message);
@@ -253,7 +201,7 @@ static nd_status one_does_not_enter(job *j)
 Test(nccl, a_missing_peer_is_named)
 {
     job_context context = {one_does_not_enter, {{1, 1, 1, 1, 2}}, 0.5};
-    nd_ranks ranks = ranks_of(&context);
+    nd_ranks ranks = nccl_job_ranks(&context);
     nd_ranks_run_threads(&ranks);
     const char *message = ranks.results[0].message;
     cr_expect_eq(ranks.results[0].status, ND_ERR_HANG, "%s", message);
@@ -280,7 +228,7 @@ static nd_status network_breaks(job *j)
 Test(nccl, an_asynchronous_error_ends_every_rank)
 {
     job_context context = {network_breaks, {{1, 1, 1, 1, 3}}, 60.0};
-    nd_ranks ranks = ranks_of(&context);
+    nd_ranks ranks = nccl_job_ranks(&context);
     nd_ranks_run_threads(&ranks);
     for (int r = 0; r < 3; r++) {
         const char *message = ranks.results[r].message;
@@ -313,7 +261,7 @@ Test(nccl, streams_of_groups_go_before_compute)
 Test(nccl, memory_that_it_does_not_find_is_said)
 {
     job_context context = {network_breaks, {{1, 1, 1, 1, 2}}, 60.0};
-    nd_ranks ranks = ranks_of(&context);
+    nd_ranks ranks = nccl_job_ranks(&context);
     fault_of_nccl = ncclUnhandledCudaError;
     nd_ranks_run_threads(&ranks);
     for (int r = 0; r < 2; r++) {
@@ -333,7 +281,7 @@ static nd_status nothing(job *j)
 Test(nccl, an_old_library_is_refused_with_both_versions)
 {
     job_context context = {nothing, {{1, 1, 1, 1, 2}}, 60.0};
-    nd_ranks ranks = ranks_of(&context);
+    nd_ranks ranks = nccl_job_ranks(&context);
     setenv("ND_DOUBLE_NCCL", "21403", 1);
     nd_ranks_run_threads(&ranks);
     const char *message = ranks.results[0].message;

@@ -62,6 +62,15 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     return ncclSuccess;
 }
 
+static int absent = -1;
+static nd_double_absence absent_from;
+
+void nd_double_nccl_absent(int rank, nd_double_absence from)
+{
+    absent = rank;
+    absent_from = from;
+}
+
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t *config)
 {
@@ -88,7 +97,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, 
     for (int r = 0; r < size; r++) {
         comm->ranks[r] = r;
     }
-    if (atomic_fetch_add(&comm->shared->joined, 1) + 1 == size) {
+    bool joins = rank != absent || absent_from != ND_DOUBLE_FROM_WORLDS;
+    if (joins && atomic_fetch_add(&comm->shared->joined, 1) + 1 == size) {
         unlink(id.internal);
     }
     *out = comm;
@@ -117,7 +127,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *ou
     member *mine = &comm->shared->members[comm->split][comm->world_rank];
     atomic_store(&mine->color, color);
     atomic_store(&mine->key, key);
-    atomic_store(&mine->ready, 1);
+    atomic_store(&mine->ready, comm->world_rank != absent || absent_from != ND_DOUBLE_FROM_SPLITS);
     *out = comm;
     return ncclInProgress;
 }

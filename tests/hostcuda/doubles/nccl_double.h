@@ -13,6 +13,10 @@ ncclResult_t ncclGroupEnd(void);
  * one of memory. */
 void nd_double_nccl_break(ncclComm_t comm, ncclResult_t result);
 
+/* From now on this rank (-1: none) does not come to worlds, or to splits. */
+typedef enum nd_double_absence { ND_DOUBLE_FROM_WORLDS, ND_DOUBLE_FROM_SPLITS } nd_double_absence;
+void nd_double_nccl_absent(int rank, nd_double_absence from);
+
 /* Communicators that this process has aborted. */
 int64_t nd_double_nccl_aborts(void);
 

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/hostcuda/nccl_job.h"
+
+#include "runtime/device/cuda.h"
+#include "tests/hostcuda/cuda_ranks.h"
+
+static nd_status run_job(nd_transport *local, void *context)
+{
+    const job_context *c = context;
+    job j = {0};
+    nd_status status = ND_OK;
+    ND_TRY(cuda_rank_open(local, c->timeout_seconds, &j.device, &j.transport));
+    ND_TRY_OUT(j.device->table->stream_init(j.device, &j.stream));
+    ND_TRY_OUT(nd_groups_create(j.transport, &c->mesh, &j.groups));
+    ND_TRY_OUT(nd_device_alloc(j.device, 64 * N * 4, (void **)&j.memory));
+    ND_TRY_OUT(nd_cuda_pinned_alloc(j.device, 64 * N * 4, (void **)&j.host));
+    status = c->body(&j);
+    if (status != ND_OK) {
+        nd_transport_abandon(j.transport);
+    }
+    nd_groups_destroy(&j.groups);
+    nd_device_free(j.device, j.memory, 64 * N * 4);
+    nd_cuda_pinned_free(j.device, j.host);
+    j.device->table->stream_fini(&j.stream);
+out:
+    nd_transport_close(j.transport);
+    nd_device_close(j.device);
+    return status;
+}
+
+nd_ranks nccl_job_ranks(const job_context *context)
+{
+    return (nd_ranks){.size = nd_mesh_world_size(&context->mesh),
+                      .timeout_seconds = 60,
+                      .body = run_job,
+                      .context = (void *)context};
+}

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TESTS_HOSTCUDA_NCCL_JOB_H
+#define ND_TESTS_HOSTCUDA_NCCL_JOB_H
+/* A function on some ranks, each with a device, its groups and some memory, over the doubles. */
+#include "tests/support/ranks.h"
+
+enum { N = 24 };
+
+typedef struct job {
+    nd_transport *transport;
+    nd_device *device;
+    nd_stream stream;
+    nd_groups groups;
+    float *memory; /* 64 N, on the device */
+    float *host;   /* 64 N, pinned */
+} job;
+
+typedef nd_status job_body(job *j);
+
+typedef struct job_context {
+    job_body *body;
+    nd_mesh mesh;
+    double timeout_seconds;
+} job_context;
+
+/* To run as threads or processes. The context is borrowed. */
+nd_ranks nccl_job_ranks(const job_context *context);
+
+#endif

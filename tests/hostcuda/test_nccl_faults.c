@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the NCCL transport takes for a fault, and whom it names, over the double of NCCL. Times: a
+ * healthy run has a second or more to spare, and a fault is waited for as long as it takes.
+ */
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/comm/nccl/nccl_state.h"
+#include "runtime/device/cuda_check.h"
+#include "tests/hostcuda/doubles/double.h"
+#include "tests/hostcuda/doubles/nccl_double.h"
+#include "tests/hostcuda/nccl_job.h"
+
+static void expect_message(const nd_ranks *ranks, int rank, nd_status status, const char *text)
+{
+    const nd_rank_result *r = &ranks->results[rank];
+    cr_expect_eq(r->status, status, "rank %d: %d, %s", rank, (int)r->status, r->message);
+    cr_expect(strstr(r->message, text), "rank %d: no \"%s\" in: %s", rank, text, r->message);
+}
+
+static nd_status sum_over(job *j, nd_group_kind kind)
+{
+    return nd_comm_all_reduce(j->groups.by_kind[kind], &j->stream, j->memory, N, ND_DTYPE_F32,
+                              ND_REDOP_SUM, NULL);
+}
+
+/* A kernel that takes that long from when it comes to its turn. */
+typedef struct long_kernel {
+    double seconds;
+    int64_t begun_ns;
+} long_kernel;
+
+static nd_double_state run_long(void *closure)
+{
+    long_kernel *k = closure;
+    k->begun_ns = k->begun_ns ? k->begun_ns : nd_clock_ns();
+    return (double)(nd_clock_ns() - k->begun_ns) * 1e-9 < k->seconds ? ND_DOUBLE_BLOCKED
+                                                                     : ND_DOUBLE_DONE;
+}
+
+static nd_status compute(job *j, double seconds)
+{
+    long_kernel kernel = {seconds, 0};
+    ND_CUDA(j->device,
+            nd_double_submit(nd_cuda_stream(&j->stream), run_long, &kernel, sizeof kernel));
+    return ND_OK;
+}
+
+/* Three times as long as the deadline, in one wait: kernels before collectives, and a rank that
+ * comes late to each. */
+static nd_status long_step(job *j)
+{
+    for (int i = 0; i < 4; i++) {
+        ND_TRY(compute(j, j->transport->rank == 1 ? 1.5 : 0.5));
+        ND_TRY(sum_over(j, ND_GROUP_TP));
+    }
+    return nd_stream_sync(&j->stream);
+}
+
+Test(nccl_faults, the_deadline_is_of_one_collective, .timeout = 60)
+{
+    job_context context = {long_step, {{1, 1, 1, 1, 2}}, 2.5};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    cr_assert_eq(nd_ranks_run_threads(&ranks), ND_OK, "%s", nd_error_last()->message);
+}
+
+/* One kernel that is longer than the deadline, with the collective behind it. */
+static nd_status long_kernels(job *j)
+{
+    ND_TRY(compute(j, 3));
+    ND_TRY(sum_over(j, ND_GROUP_TP));
+    return nd_stream_sync(&j->stream);
+}
+
+Test(nccl_faults, compute_before_a_collective_does_not_count, .timeout = 60)
+{
+    job_context context = {long_kernels, {{1, 1, 1, 1, 2}}, 1.5};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    cr_assert_eq(nd_ranks_run_threads(&ranks), ND_OK, "%s", nd_error_last()->message);
+}
+
+/* Ranks 0 1 are a tp group, 2 3 too; 0 2 and 1 3 shard. Rank 3 enqueues nothing. */
+static nd_status without_rank_3(job *j)
+{
+    if (j->transport->rank == 3) {
+        usleep(2500000);
+        return nd_fail(ND_ERR_INTERNAL, "rank 3 has its own reasons");
+    }
+    ND_TRY(sum_over(j, ND_GROUP_DP_SHARD));
+    ND_TRY(sum_over(j, ND_GROUP_TP));
+    ND_TRY(sum_over(j, ND_GROUP_DP_SHARD));
+    return nd_stream_sync(&j->stream);
+}
+
+Test(nccl_faults, the_running_collective_is_named_and_who_is_missing, .timeout = 60)
+{
+    job_context context = {without_rank_3, {{1, 1, 2, 1, 2}}, 1.0};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks_run_threads(&ranks);
+    expect_message(&ranks, 1, ND_ERR_HANG,
+                   "in all_reduce of dp_shard, operation 1 (24 x f32), for rank 3;");
+    expect_message(&ranks, 0, ND_ERR_HANG,
+                   "in all_reduce of tp, operation 1 (24 x f32), for rank 1; rank 1 is in "
+                   "all_reduce of dp_shard, operation 1, since");
+    expect_message(&ranks, 2, ND_ERR_HANG,
+                   "in all_reduce of tp, operation 1 (24 x f32), for rank 3");
+    expect_message(&ranks, 3, ND_ERR_INTERNAL, "its own reasons");
+}
+
+static nd_status nothing(job *j)
+{
+    return ND_OK;
+}
+
+static void expect_absent(nd_double_absence from, const char *text, int communicators)
+{
+    job_context context = {nothing, {{1, 1, 1, 1, 3}}, 1.0};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    int64_t before = nd_double_nccl_aborts();
+    nd_double_nccl_absent(2, from);
+    nd_ranks_run_threads(&ranks);
+    expect_message(&ranks, 0, ND_ERR_HANG, text);
+    expect_message(&ranks, 1, ND_ERR_HANG, text);
+    cr_expect_eq(nd_double_nccl_aborts() - before, 3 * communicators, "%ld aborts",
+                 (long)(nd_double_nccl_aborts() - before));
+}
+
+Test(nccl_faults, a_rank_that_does_not_join, .timeout = 60)
+{
+    expect_absent(ND_DOUBLE_FROM_WORLDS, "s in the start of NCCL of the world, for ranks ", 1);
+}
+
+Test(nccl_faults, a_rank_that_does_not_split, .timeout = 60)
+{
+    expect_absent(ND_DOUBLE_FROM_SPLITS, "s in the communicator of tp, for ranks ", 2);
+}
+
+static nd_status dies(job *j)
+{
+    ND_TRY(sum_over(j, ND_GROUP_TP));
+    ND_TRY(nd_stream_sync(&j->stream));
+    if (j->transport->rank == 1) {
+        raise(SIGKILL);
+    }
+    ND_TRY(sum_over(j, ND_GROUP_TP));
+    return nd_stream_sync(&j->stream);
+}
+
+/* No launcher is there to see it; the deadline is far. */
+Test(nccl_faults, a_process_that_ends_is_named, .timeout = 100)
+{
+    job_context context = {dies, {{1, 1, 1, 1, 2}}, 90};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks_run_processes(&ranks);
+    expect_message(&ranks, 0, ND_ERR_IO,
+                   "rank 1 has ended while rank 0 waited for it in all_reduce of tp, operation 2 "
+                   "(24 x f32)");
+}
+
+/* Rank 0 does its part and looks again when rank 1, which came later, has ended: all is there. */
+static nd_status ends_well(job *j)
+{
+    if (j->transport->rank == 1) {
+        usleep(400000);
+    }
+    ND_TRY(sum_over(j, ND_GROUP_TP));
+    if (j->transport->rank == 1) {
+        ND_TRY(nd_stream_sync(&j->stream));
+        raise(SIGKILL);
+    }
+    (void)cudaStreamQuery(nd_cuda_stream(&j->stream));
+    usleep(1600000);
+    return nd_stream_sync(&j->stream);
+}
+
+static nd_status ends_well_and_leaves(job *j)
+{
+    ND_TRY(ends_well(j));
+    return nd_fail(ND_ERR_DATA, "it was all there");
+}
+
+Test(nccl_faults, a_peer_that_did_its_part_may_end, .timeout = 100)
+{
+    job_context context = {ends_well_and_leaves, {{1, 1, 1, 1, 2}}, 90};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks_run_processes(&ranks);
+    expect_message(&ranks, 0, ND_ERR_DATA, "it was all there");
+}
+
+/* A gather on the communicator's stream and then a sum in place of what it gathers, which waits for
+ * no event: the communicator's order is enough. */
+static nd_status mixed_order(job *j)
+{
+    nd_comm *tp = j->groups.by_kind[ND_GROUP_TP];
+    nd_event gathered = {0};
+    for (int i = 0; i < N; i++) {
+        j->host[i] = (float)(1 + tp->index);
+    }
+    ND_TRY(nd_copy(&j->stream, j->memory, j->host, N * 4));
+    ND_TRY(nd_comm_all_gather(tp, &j->stream, j->memory, j->memory + 16 * N, N, ND_DTYPE_F32,
+                              &gathered));
+    ND_TRY(nd_comm_all_reduce(tp, &j->stream, j->memory + 16 * N, 2 * N, ND_DTYPE_F32, ND_REDOP_SUM,
+                              NULL));
+    ND_TRY(nd_copy(&j->stream, j->host, j->memory + 16 * N, 2 * N * 4));
+    ND_TRY(nd_stream_sync(&j->stream));
+    ND_TRY(nd_stream_wait(&j->stream, &gathered));
+    ND_CHECK(j->host[0] == 2.0f && j->host[N] == 4.0f, "%g and %g", (double)j->host[0],
+             (double)j->host[N]);
+    return ND_OK;
+}
+
+Test(nccl_faults, operations_with_and_without_events_keep_their_order, .timeout = 60)
+{
+    job_context context = {mixed_order, {{1, 1, 1, 1, 2}}, 5};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_double_machine_get()->order = ND_DOUBLE_LAZY;
+    cr_assert_eq(nd_ranks_run_threads(&ranks), ND_OK, "%s", nd_error_last()->message);
+}
+
+/* More than a ring holds, before anything is waited for. */
+static nd_status many(job *j)
+{
+    for (int i = 0; i < NCCL_RING + 100; i++) {
+        ND_TRY(sum_over(j, ND_GROUP_TP));
+    }
+    return nd_stream_sync(&j->stream);
+}
+
+Test(nccl_faults, a_full_ring_waits, .timeout = 100)
+{
+    job_context context = {many, {{1, 1, 1, 1, 2}}, 60};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    cr_assert_eq(nd_ranks_run_threads(&ranks), ND_OK, "%s", nd_error_last()->message);
+}
+
+/* An operation that cannot be enqueued leaves no group open: another communicator's works. */
+static nd_status broken_group(job *j)
+{
+    nd_comm *tp = j->groups.by_kind[ND_GROUP_TP];
+    nd_event done = {0};
+    ND_TRY(nd_comm_group_begin(tp));
+    nd_double_break(cudaErrorIllegalAddress);
+    nd_status status =
+        nd_comm_all_gather(tp, &j->stream, j->memory, j->memory + 16 * N, N, ND_DTYPE_F32, &done);
+    ND_CHECK(status != ND_OK, "a broken device took an operation");
+    const nccl_state *state = nccl_state_of(j->transport);
+    ND_CHECK(!state->grouping, "the group is still open");
+    nd_double_break(cudaSuccess);
+    return nd_fail(ND_ERR_DATA, "as it should");
+}
+
+Test(nccl_faults, a_group_that_fails_is_closed, .timeout = 60)
+{
+    job_context context = {broken_group, {{1, 1, 1, 1, 2}}, 5};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks_run_threads(&ranks);
+    expect_message(&ranks, 0, ND_ERR_DATA, "as it should");
+    expect_message(&ranks, 1, ND_ERR_DATA, "as it should");
+}
