@@ -125,14 +125,19 @@ static void seen_alloc(void)
     }
 }
 
+static void observed_free(observed *o)
+{
+    for (int w = 0; w < WEIGHTS; w++) {
+        free(o->codes[w]);
+    }
+    free(o->input);
+    free(o->h1);
+}
+
 static void seen_free(void)
 {
     for (int r = 0; r < MAX_RANKS; r++) {
-        for (int w = 0; w < WEIGHTS; w++) {
-            free(seen[r].codes[w]);
-        }
-        free(seen[r].input);
-        free(seen[r].h1);
+        observed_free(&seen[r]);
     }
 }
 
@@ -194,20 +199,15 @@ static void compare_weights(const mesh_case *mesh, const observed *whole, int ra
     }
 }
 
-/* One worker has codes of every linear but the first. */
-static observed keep_first(void)
+/* What rank 0 has seen, taken from it. One worker has codes of every linear but the first. */
+static observed take_first(void)
 {
-    observed whole = seen[0];
+    observed first = seen[0];
     for (int w = 0; w < WEIGHTS; w++) {
-        cr_assert_eq(seen[0].codes[w][0] == 0x7f, w == 0, "weight %d", w);
-        whole.codes[w] = malloc(MAX_WEIGHT);
-        memcpy(whole.codes[w], seen[0].codes[w], MAX_WEIGHT);
+        cr_assert_eq(first.codes[w][0] == 0x7f, w == 0, "weight %d", w);
     }
-    whole.input = malloc((size_t)SEQUENCE * HIDDEN);
-    whole.h1 = malloc((size_t)SEQUENCE * HIDDEN * 2);
-    memcpy(whole.input, seen[0].input, (size_t)SEQUENCE * HIDDEN);
-    memcpy(whole.h1, seen[0].h1, (size_t)SEQUENCE * HIDDEN * 2);
-    return whole;
+    seen[0] = (observed){0};
+    return first;
 }
 
 static void same_bits_before_the_first_update(bool all_gather)
@@ -232,7 +232,7 @@ static void same_bits_before_the_first_update(bool all_gather)
     seen_alloc();
     cr_assert_eq(mesh_run(&job, &one, &result), ND_OK, "%s", nd_error_last()->message);
     mesh_result_free(&result);
-    observed whole = keep_first();
+    observed whole = take_first();
     seen_free();
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
         int ranks = meshes[i].dp_replicate * meshes[i].dp_shard * meshes[i].cp * meshes[i].tp;
@@ -247,6 +247,7 @@ static void same_bits_before_the_first_update(bool all_gather)
         mesh_result_free(&result);
         seen_free();
     }
+    observed_free(&whole);
     tempdir_remove(&dir);
 }
 
