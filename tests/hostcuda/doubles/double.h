@@ -75,7 +75,7 @@ nd_double_machine *nd_double_machine_get(void);
 /* How often something was called, for tests. */
 typedef struct nd_double_counts {
     long allocations, frees, submitted, graphs_launched, timings;
-    long host_waits; /* a loop of queries of unfinished work counts once */
+    long host_waits; /* queries of unfinished work until the next is enqueued count once */
     long calls;      /* that enqueued something: a graph counts once, what is captured does not */
 } nd_double_counts;
 nd_double_counts nd_double_counts_get(void);

@@ -105,7 +105,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
         if (pending) {
             queue_round(device, NULL);
         }
-        queue_asked(device, pending, event->done >= event->recorded);
+        queue_asked(device, pending);
     }
     return device->broken                   ? machine_error(device->broken)
            : event->done >= event->recorded ? cudaSuccess

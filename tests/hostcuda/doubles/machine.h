@@ -58,7 +58,8 @@ typedef struct double_device {
     _Atomic cudaError_t broken;
     _Atomic pthread_t driver; /* the thread that made its latest stream; queues run in no other */
     bool hot;                 /* nd_double_hot */
-    bool waiting;             /* the host asks again and again */
+    bool settling;            /* NCCL's last answer was that a call is in progress */
+    bool waiting;             /* the host has asked since it last enqueued something */
     nd_double_counts counts;
 } double_device;
 
@@ -80,6 +81,6 @@ cudaError_t machine_end_capture(cudaStream_t stream);
 void queue_run(double_device *device, cudaStream_t stream, uint64_t until);
 void queue_round(double_device *device, cudaStream_t stream); /* as far as it goes now */
 void queue_wait(double_device *device, cudaStream_t stream);
-void queue_asked(double_device *device, bool pending, bool done); /* a query, for the counts */
+void queue_asked(double_device *device, bool pending); /* a query, for the counts */
 
 #endif

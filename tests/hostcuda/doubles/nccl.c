@@ -194,6 +194,9 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *out)
     int broken = atomic_load(&comm->shared->broken);
     comm->unpolled -= comm->unpolled > 0;
     *out = broken ? (ncclResult_t)broken : done ? ncclSuccess : ncclInProgress;
+    if (machine_is_driver(machine_current())) { /* the host may look about until NCCL answers */
+        machine_current()->settling = *out == ncclInProgress;
+    }
     return ncclSuccess;
 }
 

@@ -95,10 +95,11 @@ void queue_wait(double_device *device, cudaStream_t stream)
     queue_run(device, stream, stream->submitted);
 }
 
-void queue_asked(double_device *device, bool pending, bool done)
+void queue_asked(double_device *device, bool pending)
 {
+    pending = pending && !device->settling;
     device->counts.host_waits += pending && !device->waiting;
-    device->waiting = !done;
+    device->waiting = device->waiting || pending;
 }
 
 void nd_double_drain(void)
@@ -118,6 +119,7 @@ cudaError_t queue_submit(cudaStream_t stream, nd_double_task *run, const void *c
     }
     task *t = queue_task(run, closure, bytes);
     device->counts.submitted++;
+    device->waiting = false;
     if (stream->capture) {
         *stream->capture->tail = t;
         stream->capture->tail = &t->next;
@@ -238,7 +240,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
     }
     bool pending = stream->head != NULL;
     queue_round(device, stream);
-    queue_asked(device, pending, !stream->head);
+    queue_asked(device, pending);
     return device->broken ? machine_error(device->broken)
            : stream->head ? cudaErrorNotReady
                           : cudaSuccess;
