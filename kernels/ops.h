@@ -175,14 +175,15 @@ struct nd_ops {
     /* out, lse of one block; never materialises (Sq, Sk). `scratch`: attention_scratch bytes. */
     nd_status (*attention_fwd)(nd_stream *, const nd_attention *, nd_tensor out, nd_tensor lse,
                                nd_tensor q, nd_tensor k, nd_tensor v, void *scratch);
-    /* delta (B, H, Sq) = rowsum(dout out), once per backward whatever the number of blocks. */
+    /* delta (B, H, Sq) = rowsum(dout out), once per backward whatever the number of blocks, where
+     * attention_uses_delta says so. */
     nd_status (*attention_delta)(nd_stream *, const nd_attention *, nd_tensor delta, nd_tensor out,
                                  nd_tensor dout);
     /*
-     * dq, dk, dv of one block from the final (merged) out, lse and delta. A backend reads out or
-     * delta, whichever it needs. Each output is act or F32. add_q: dq is F32 and is added to;
-     * add_kv: dk and dv are F32 and are added to (blocks of a ring, prefixes of gathered keys);
-     * otherwise they are overwritten.
+     * dq, dk, dv of one block from the final (merged) out, lse and delta. delta has no data where
+     * attention_uses_delta says that it is not read; else out is not read. Each output is act or
+     * F32. add_q: dq is F32 and is added to; add_kv: dk and dv are F32 and are added to (blocks of
+     * a ring, prefixes of gathered keys); otherwise they are overwritten.
      */
     nd_status (*attention_bwd)(nd_stream *, const nd_attention *, nd_tensor dq, nd_tensor dk,
                                nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out,
@@ -191,6 +192,9 @@ struct nd_ops {
     /* Bytes of scratch for one call of the above with these extents (planned once). */
     size_t (*attention_scratch)(const nd_device *, const nd_attention *, nd_dtype act,
                                 bool backward);
+    /* Whether attention_bwd of tensors of type act reads delta. Where it does not, q, k, v, out and
+     * dout must lie at multiples of 16 bytes, with strides of multiples of 8 elements. */
+    bool (*attention_uses_delta)(const nd_device *, const nd_attention *, nd_dtype act);
     /*
      * Online merge of a partial result: acc F32 (B, Sq, H, D), acc_lse F32 (B, H, Sq) absorb out
      * (act), lse.

@@ -16,6 +16,7 @@
     X(attention_delta)                                                                             \
     X(attention_bwd)                                                                               \
     X(attention_scratch)                                                                           \
+    X(attention_uses_delta)                                                                        \
     X(lse_merge)                                                                                   \
     X(ce_stats)                                                                                    \
     X(ce_rescale)                                                                                  \

@@ -14,6 +14,11 @@ size_t nd_cpu_attention_scratch(const nd_device *device, const nd_attention *a, 
 
 /* delta: one pass over rows of D */
 
+bool nd_cpu_attention_uses_delta(const nd_device *device, const nd_attention *a, nd_dtype act)
+{
+    return true;
+}
+
 static inline float element(const void *row, bool bf16, int64_t d)
 {
     return bf16 ? nd_bf16_to_f32(((const nd_bf16 *)row)[d]) : ((const float *)row)[d];

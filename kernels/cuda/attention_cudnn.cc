@@ -23,7 +23,7 @@ namespace fe = cudnn_frontend;
 using fe::graph::Graph;
 using fe::graph::Tensor_attributes;
 
-enum { OLDEST = 90500, PLANS = 64 };
+enum { OLDEST = 90500, PLANS = 1024 };
 enum uid : int64_t { Q = 1, K, V, OUT, STATS, DOUT, DQ, DK, DV };
 
 struct plan {

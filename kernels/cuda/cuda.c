@@ -146,6 +146,11 @@ static size_t attention_scratch(const nd_device *device, const nd_attention *a, 
     return nd_cuda_sdpa_scratch(context, a, act, backward, context && context->deterministic);
 }
 
+static bool attention_uses_delta(const nd_device *device, const nd_attention *a, nd_dtype act)
+{
+    return !nd_cuda_sdpa_is_cudnn(a, act);
+}
+
 static nd_status lse_merge(nd_stream *s, const nd_attention *a, nd_tensor acc, nd_tensor acc_lse,
                            nd_tensor out, nd_tensor lse)
 {

@@ -62,9 +62,14 @@ __device__ inline void write_dx(const backward_args &a, int64_t row, int column,
     store_floats<N>((T *)a.dx + row * a.dx_stride + column, dx);
 }
 
+template <class T, int N> __device__ inline pack<T, N> weight_of(const backward_args &a, int column)
+{
+    return load<N>((const T *)a.weight + column, column < a.columns);
+}
+
 /*
  * Rows b, b + blocks, ... AHEAD: the next row is read before this one is reduced, so that memory is
- * never idle; K = 4 has no registers left for that.
+ * never idle; K = 4 has no registers left for that, nor for the weights, which stay in the cache.
  */
 template <class T, int N, int K, bool AHEAD>
 __global__ void __launch_bounds__(NORM_THREADS) backward_kernel(const backward_args a)
@@ -79,8 +84,8 @@ __global__ void __launch_bounds__(NORM_THREADS) backward_kernel(const backward_a
     ND_UNROLL
     for (int k = 0; k < K; k++) {
         int column = mine + k * step;
-        weight[k] = load<N>((const T *)a.weight + column, column < a.columns);
         if (AHEAD) {
+            weight[k] = weight_of<T, N>(a, column);
             read_row(a, blockIdx.x, column, next[k]);
         }
     }
@@ -99,14 +104,16 @@ __global__ void __launch_bounds__(NORM_THREADS) backward_kernel(const backward_a
         }
         ND_UNROLL
         for (int k = 0; k < K; k++) {
-            dot += row_dot<T, N>(now[k], weight[k], rstd, dweight[k]);
+            dot += row_dot<T, N>(now[k], AHEAD ? weight[k] : weight_of<T, N>(a, mine + k * step),
+                                 rstd, dweight[k]);
         }
         dot = block_sum(dot, slots + parity);
         float factor = dot / (float)a.columns * rstd * rstd;
         ND_UNROLL
         for (int k = 0; k < K; k++) {
             if (mine + k * step < a.columns) {
-                write_dx(a, row, mine + k * step, now[k], weight[k], rstd, factor);
+                write_dx(a, row, mine + k * step, now[k],
+                         AHEAD ? weight[k] : weight_of<T, N>(a, mine + k * step), rstd, factor);
             }
         }
     }
@@ -152,8 +159,9 @@ __global__ void __launch_bounds__(NORM_THREADS) backward_long_kernel(const backw
 
 enum {
     SUM_COLUMNS = 32,
-    SUM_LANES = 16
-}; /* a warp reads 32 columns; 16 warps share the blocks' partials */
+    SUM_LANES = 16, /* a warp reads 32 columns; 16 warps share the blocks' partials */
+    SUM_TOGETHER = 8
+};
 
 __global__ void __launch_bounds__(SUM_COLUMNS *SUM_LANES)
     dweight_kernel(float *dweight, const float *partials, int blocks, int columns)
@@ -162,8 +170,17 @@ __global__ void __launch_bounds__(SUM_COLUMNS *SUM_LANES)
     int lane = (int)threadIdx.x / SUM_COLUMNS;
     int column = (int)(blockIdx.x * SUM_COLUMNS + threadIdx.x % SUM_COLUMNS);
     float sum = 0.0f;
-    for (int b = lane; b < blocks && column < columns; b += SUM_LANES) {
-        sum += partials[(int64_t)b * columns + column];
+    for (int b = lane; b < blocks && column < columns; b += SUM_LANES * SUM_TOGETHER) {
+        float part[SUM_TOGETHER]; /* all read before the first is added, in their order */
+        ND_UNROLL
+        for (int u = 0; u < SUM_TOGETHER; u++) {
+            int from = b + u * SUM_LANES;
+            part[u] = from < blocks ? partials[(int64_t)from * columns + column] : 0.0f;
+        }
+        ND_UNROLL
+        for (int u = 0; u < SUM_TOGETHER; u++) {
+            sum += part[u];
+        }
     }
     sums[threadIdx.x] = sum;
     __syncthreads();

@@ -6,67 +6,7 @@
 #include "kernels/cuda/attention_plain.h"
 #include "runtime/device/cuda_check.h"
 
-enum { PIECES = 64, HEAD_DIM_MAX = 128 };
-
-/* One call of cuDNN: query rows [row, row + rows), keys [0, keys), KV heads [kv, kv + kvs). */
-typedef struct piece {
-    int64_t row, rows, keys, kv, kvs;
-    nd_sdpa_mask mask;
-} piece;
-
-typedef struct cut {
-    piece pieces[PIECES];
-    int count;
-    int64_t blind;  /* the first rows, which see nothing */
-    bool adds_keys; /* a key's gradient comes from several pieces, or from none */
-} cut;
-
-static int64_t clamp(int64_t x, int64_t low, int64_t high)
-{
-    return x < low ? low : x > high ? high : x;
-}
-
-/* Rows [begin, end), which all see a key; `causal`: under the diagonal, which ends at the last key
- * of the last row. */
-static void cut_rows(const nd_attention *a, int64_t begin, int64_t end, bool causal, bool ordered,
-                     cut *out)
-{
-    int64_t group = a->heads / a->kv_heads, most_keys = causal ? end + a->diag : a->sk;
-    int64_t kvs = a->kv_heads, step = end - begin;
-    if (ordered) {
-        int64_t row_bytes = a->batch * group * most_keys * 2; /* of one KV head */
-        kvs = clamp(ND_SDPA_ORDERED_BYTES / (row_bytes * step), 1, kvs);
-        int64_t fit = ND_SDPA_ORDERED_BYTES / row_bytes / 128 * 128;
-        step = fit < step ? clamp(fit, 128, step) : step;
-    }
-    for (int64_t kv = 0; kv < a->kv_heads; kv += kvs) {
-        for (int64_t row = begin; row < end; row += step) {
-            int64_t rows = end - row < step ? end - row : step;
-            int64_t keys = causal ? row + rows + a->diag : a->sk;
-            nd_sdpa_mask mask = !causal        ? ND_SDPA_ALL
-                                : rows == keys ? ND_SDPA_TOP_LEFT
-                                               : ND_SDPA_BOTTOM_RIGHT;
-            ND_ASSERT(out->count < PIECES);
-            out->pieces[out->count++] =
-                (piece){row, rows, keys, kv, clamp(kvs, 1, a->kv_heads - kv), mask};
-        }
-    }
-    out->adds_keys |= out->count * kvs > a->kv_heads || (causal && end + a->diag < a->sk);
-}
-
-static cut cut_block(const nd_attention *a, bool ordered)
-{
-    cut c = {.blind = clamp(-a->diag, 0, a->sq)};
-    int64_t causal_end = clamp(a->sk - a->diag, c.blind, a->sq);
-    if (causal_end > c.blind) {
-        cut_rows(a, c.blind, causal_end, true, ordered, &c);
-    }
-    if (causal_end < a->sq) {
-        cut_rows(a, causal_end, a->sq, false, ordered, &c);
-    }
-    c.adds_keys |= c.blind == a->sq || (causal_end > c.blind && causal_end < a->sq);
-    return c;
-}
+enum { HEAD_DIM_MAX = 128 };
 
 static bool is_aligned(nd_tensor t)
 {
@@ -74,10 +14,15 @@ static bool is_aligned(nd_tensor t)
            t.stride[2] % 8 == 0;
 }
 
+bool nd_cuda_sdpa_is_cudnn(const nd_attention *a, nd_dtype act)
+{
+    return act == ND_DTYPE_BF16 && a->head_dim % 8 == 0 && a->head_dim <= HEAD_DIM_MAX;
+}
+
 static bool cudnn_takes(const nd_attention *a, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out)
 {
-    return q.dtype == ND_DTYPE_BF16 && a->head_dim % 8 == 0 && a->head_dim <= HEAD_DIM_MAX &&
-           is_aligned(q) && is_aligned(k) && is_aligned(v) && is_aligned(out);
+    return nd_cuda_sdpa_is_cudnn(a, q.dtype) && is_aligned(q) && is_aligned(k) && is_aligned(v) &&
+           is_aligned(out);
 }
 
 static nd_sdpa_strides strides_of(nd_tensor t)
@@ -92,7 +37,7 @@ static nd_tensor at_head(nd_tensor t, int64_t row, int64_t head)
     return t;
 }
 
-static nd_sdpa_form form_of(const nd_attention *a, const piece *p, nd_tensor q, nd_tensor k,
+static nd_sdpa_form form_of(const nd_attention *a, const nd_sdpa_piece *p, nd_tensor q, nd_tensor k,
                             nd_tensor v, nd_tensor out, nd_tensor lse)
 {
     nd_sdpa_form form;
@@ -135,7 +80,7 @@ nd_status nd_cuda_sdpa_fwd(nd_stream *stream, const nd_attention *a, nd_tensor o
         int launched = nd_cuda_attention_plain_fwd(queue, a, out, lse, q, k, v);
         return nd_cuda_op_done(stream, "attention_plain_fwd", (cudaError_t)launched);
     }
-    cut c = cut_block(a, false);
+    nd_sdpa_cut c = nd_sdpa_cut_block(a, false);
     if (c.blind > 0) {
         nd_attention none = *a;
         none.sq = c.blind;
@@ -143,15 +88,15 @@ nd_status nd_cuda_sdpa_fwd(nd_stream *stream, const nd_attention *a, nd_tensor o
                                                    first_rows_of_stats(lse, c.blind), q, k, v);
         ND_TRY(nd_cuda_op_done(stream, "attention_plain_fwd", (cudaError_t)launched));
     }
-    for (int i = 0; i < c.count; i++) {
-        const piece *p = &c.pieces[i];
-        nd_sdpa_form form = form_of(a, p, q, k, v, out, lse);
+    for (int64_t i = 0; i < c.count; i++) {
+        nd_sdpa_piece p = nd_sdpa_piece_at(a, &c, i);
+        nd_sdpa_form form = form_of(a, &p, q, k, v, out, lse);
         nd_sdpa_tensors t = {
-            .q = at_head(q, p->row, 0).data,
+            .q = at_head(q, p.row, 0).data,
             .k = k.data,
             .v = v.data,
-            .out = at_head(out, p->row, 0).data,
-            .stats = stats_at(lse, p->row, 0),
+            .out = at_head(out, p.row, 0).data,
+            .stats = stats_at(lse, p.row, 0),
             .workspace = scratch,
         };
         ND_TRY(nd_cudnn_run(context->cudnn, stream, &form, &t));
@@ -160,51 +105,10 @@ nd_status nd_cuda_sdpa_fwd(nd_stream *stream, const nd_attention *a, nd_tensor o
     return ND_OK;
 }
 
-/* Parts of the backward's scratch, each aligned to 256 bytes. */
-typedef struct layout {
-    size_t dq, dk, dv, sum_k, sum_v, end;
-} layout;
-
-static size_t take(size_t *at, int64_t elements, size_t width)
+static size_t workspace_of(const nd_cuda_context *context, const nd_attention *a,
+                           const nd_sdpa_piece *p, bool backward, bool ordered)
 {
-    size_t begin = *at;
-    *at += ((size_t)elements * width + 255) / 256 * 256;
-    return begin;
-}
-
-static layout layout_of(const nd_attention *a, const cut *c, size_t workspace)
-{
-    int64_t queries = a->batch * a->sq * a->heads * a->head_dim;
-    int64_t keys = a->batch * a->sk * a->kv_heads * a->head_dim;
-    size_t at = (workspace + 255) / 256 * 256;
-    layout l = {0};
-    l.dq = take(&at, queries, 2);
-    l.dk = take(&at, keys, 2);
-    l.dv = take(&at, keys, 2);
-    l.sum_k = take(&at, c->adds_keys ? keys : 0, 4);
-    l.sum_v = take(&at, c->adds_keys ? keys : 0, 4);
-    l.end = at;
-    return l;
-}
-
-/* cuDNN 9.19 on Hopper: dq in F32, dk and dv per query head, one statistic; or all scores in BF16
- * where it is ordered. */
-static size_t workspace_by_formula(const nd_attention *a, const piece *p, bool backward,
-                                   bool ordered)
-{
-    int64_t rows = a->batch * p->kvs * (a->heads / a->kv_heads);
-    if (!backward) {
-        return 256;
-    }
-    int64_t bytes = rows * (4 * p->rows * a->head_dim + 4 * p->keys * a->head_dim + 4 * p->rows);
-    bytes += ordered ? rows * p->rows * p->keys * 2 : 0;
-    return (size_t)bytes + (1 << 20);
-}
-
-static size_t workspace_of(const nd_cuda_context *context, const nd_attention *a, const piece *p,
-                           bool backward, bool ordered)
-{
-    size_t formula = workspace_by_formula(a, p, backward, ordered), asked = 0;
+    size_t formula = nd_sdpa_workspace_by_formula(a, p, backward, ordered), asked = 0;
     if (!context) {
         return formula;
     }
@@ -227,19 +131,18 @@ static size_t workspace_of(const nd_cuda_context *context, const nd_attention *a
 size_t nd_cuda_sdpa_scratch(nd_cuda_context *context, const nd_attention *a, nd_dtype act,
                             bool backward, bool deterministic)
 {
-    if (act != ND_DTYPE_BF16 || a->head_dim % 8 != 0 || a->head_dim > HEAD_DIM_MAX) {
+    if (!nd_cuda_sdpa_is_cudnn(a, act)) {
         return 256;
     }
     size_t workspace = 256;
     bool ordered = backward && deterministic;
-    cut c = cut_block(a, ordered);
-    for (int i = 0; i < c.count; i++) {
-        bool seen = i > 0 && c.pieces[i].rows == c.pieces[i - 1].rows &&
-                    c.pieces[i].keys <= c.pieces[i - 1].keys;
-        size_t bytes = seen ? 0 : workspace_of(context, a, &c.pieces[i], backward, ordered);
+    nd_sdpa_cut c = nd_sdpa_cut_block(a, ordered);
+    for (int64_t i = 0; i < c.count; i++) {
+        nd_sdpa_piece p = nd_sdpa_piece_at(a, &c, i); /* later heads are as many, or fewer */
+        size_t bytes = p.kv > 0 ? 0 : workspace_of(context, a, &p, backward, ordered);
         workspace = bytes > workspace ? bytes : workspace;
     }
-    size_t bytes = backward ? layout_of(a, &c, workspace).end : workspace;
+    size_t bytes = backward ? nd_sdpa_layout_of(a, &c, workspace).end : workspace;
     if (context && bytes > context->attention_scratch) {
         context->attention_scratch = bytes;
     }
@@ -288,7 +191,7 @@ typedef struct backward {
     void *workspace;
 } backward;
 
-static nd_sdpa_form backward_form(const backward *w, const piece *p)
+static nd_sdpa_form backward_form(const backward *w, const nd_sdpa_piece *p)
 {
     nd_sdpa_form form = form_of(w->a, p, w->q, w->k, w->v, w->out, w->lse);
     form.backward = true;
@@ -300,7 +203,7 @@ static nd_sdpa_form backward_form(const backward *w, const piece *p)
     return form;
 }
 
-static nd_status run_piece(nd_stream *stream, const backward *w, const piece *p)
+static nd_status run_piece(nd_stream *stream, const backward *w, const nd_sdpa_piece *p)
 {
     nd_cuda_context *context = nd_cuda_context_of(stream->device);
     int64_t group = w->a->heads / w->a->kv_heads, h = p->kv * group, heads = p->kvs * group;
@@ -343,20 +246,21 @@ static nd_tensor in_scratch(void *scratch, size_t offset, nd_dtype dtype, nd_ten
 
 /* Where everything of this call lies; what is written directly keeps its strides, and the plans are
  * for those. */
-static nd_status place(nd_cuda_context *context, backward *w, const cut *c, void *scratch,
-                       layout *out)
+static nd_status place(nd_cuda_context *context, backward *w, const nd_sdpa_cut *c, void *scratch,
+                       nd_sdpa_layout *out)
 {
     size_t workspace = 256, bytes = 0;
-    layout l = {0};
+    nd_sdpa_layout l = {0};
     for (int pass = 0; pass < 2; pass++) {
-        l = layout_of(w->a, c, workspace);
+        l = nd_sdpa_layout_of(w->a, c, workspace);
         w->to_q = w->through_q ? in_scratch(scratch, l.dq, ND_DTYPE_BF16, w->dq) : w->dq;
         w->to_k = w->through_kv ? in_scratch(scratch, l.dk, ND_DTYPE_BF16, w->dk) : w->dk;
         w->to_v = w->through_kv ? in_scratch(scratch, l.dv, ND_DTYPE_BF16, w->dv) : w->dv;
         w->sum_k = in_scratch(scratch, l.sum_k, ND_DTYPE_F32, w->dk);
         w->sum_v = in_scratch(scratch, l.sum_v, ND_DTYPE_F32, w->dv);
-        for (int i = 0; i < c->count && pass == 0; i++) {
-            nd_sdpa_form form = backward_form(w, &c->pieces[i]);
+        for (int64_t i = 0; i < c->count && pass == 0; i++) {
+            nd_sdpa_piece p = nd_sdpa_piece_at(w->a, c, i);
+            nd_sdpa_form form = backward_form(w, &p);
             ND_TRY(nd_cudnn_workspace(context->cudnn, &form, &bytes));
             workspace = bytes > workspace ? bytes : workspace;
         }
@@ -387,16 +291,21 @@ nd_status nd_cuda_sdpa_bwd(nd_stream *stream, const nd_attention *a, nd_tensor d
 {
     nd_cuda_context *context = nd_cuda_context_of(stream->device);
     if (!cudnn_takes(a, q, k, v, out) || !is_aligned(dout)) {
+        if (!delta.data) {
+            return nd_fail(ND_ERR_INTERNAL,
+                           "attention's backward without delta needs tensors at multiples of 16 "
+                           "bytes, with strides of multiples of 8 elements");
+        }
         return plain_bwd(stream, a, dq, dk, dv, q, k, v, dout, lse, delta, add_q, add_kv);
     }
     bool ordered = context->deterministic;
-    cut c = cut_block(a, ordered);
+    nd_sdpa_cut c = nd_sdpa_cut_block(a, ordered);
     backward w = {a, dq, dk, dv, q, k, v, out, dout, lse};
     w.through_q = dq.dtype != ND_DTYPE_BF16 || !is_aligned(dq);
     w.through_kv = dk.dtype != ND_DTYPE_BF16 || c.adds_keys || !is_aligned(dk) || !is_aligned(dv);
     w.ordered = ordered;
     w.workspace = scratch;
-    layout l = {0};
+    nd_sdpa_layout l = {0};
     ND_TRY(place(context, &w, &c, scratch, &l));
     w.add_q = add_q;
     w.add_kv = add_kv;
@@ -405,14 +314,15 @@ nd_status nd_cuda_sdpa_bwd(nd_stream *stream, const nd_attention *a, nd_tensor d
         nd_attention none = *a;
         none.sq = c.blind;
         ND_TRY(plain_bwd(stream, &none, dq, (nd_tensor){0}, dv, q, k, v, dout,
-                         first_rows_of_stats(lse, c.blind), delta, add_q, false));
+                         first_rows_of_stats(lse, c.blind), (nd_tensor){0}, add_q, false));
     }
     bool sums = c.adds_keys && !add_kv;
     if (sums) {
         ND_TRY(stream->device->table->zero(stream, w.sum_k.data, l.end - l.sum_k));
     }
-    for (int i = 0; i < c.count; i++) {
-        ND_TRY(run_piece(stream, &w, &c.pieces[i]));
+    for (int64_t i = 0; i < c.count; i++) {
+        nd_sdpa_piece p = nd_sdpa_piece_at(a, &c, i);
+        ND_TRY(run_piece(stream, &w, &p));
     }
     if (sums) {
         ND_TRY(store(stream, dk, w.sum_k, false));

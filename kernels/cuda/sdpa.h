@@ -12,10 +12,12 @@
  * and dv are added up in F32 in a fixed order.
  */
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/sdpa_cut.h"
 #include "kernels/ops.h"
 
-enum { ND_SDPA_ORDERED_BYTES = 1 << 30 };
-
+/* Whether cuDNN makes this attention where tensors are aligned to 16 bytes and 8 elements; its
+ * backward then reads out, not delta. Anything else takes the plain kernels. */
+bool nd_cuda_sdpa_is_cudnn(const nd_attention *, nd_dtype act);
 nd_status nd_cuda_sdpa_fwd(nd_stream *, const nd_attention *, nd_tensor out, nd_tensor lse,
                            nd_tensor q, nd_tensor k, nd_tensor v, void *scratch);
 nd_status nd_cuda_sdpa_bwd(nd_stream *, const nd_attention *, nd_tensor dq, nd_tensor dk,

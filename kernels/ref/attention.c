@@ -53,6 +53,11 @@ size_t nd_ref_attention_scratch(const nd_device *device, const nd_attention *a, 
     return 2 * (size_t)a->head_dim * sizeof(double);
 }
 
+bool nd_ref_attention_uses_delta(const nd_device *device, const nd_attention *a, nd_dtype act)
+{
+    return true;
+}
+
 /* One query: out = sum_j exp(s_j - m) v_j / sum_j exp(s_j - m), lse = m + log(sum). */
 static void forward_row(const nd_attention *a, nd_tensor out, int64_t at_out, float *lse,
                         nd_tensor q, int64_t at_q, nd_tensor k, nd_tensor v, int64_t b, int64_t kv,

@@ -59,6 +59,7 @@ nd_status nd_ref_attention_bwd(nd_stream *, const nd_attention *, nd_tensor dq, 
                                bool add_kv, void *scratch);
 size_t nd_ref_attention_scratch(const nd_device *, const nd_attention *, nd_dtype act,
                                 bool backward);
+bool nd_ref_attention_uses_delta(const nd_device *, const nd_attention *, nd_dtype act);
 nd_status nd_ref_lse_merge(nd_stream *, const nd_attention *, nd_tensor acc, nd_tensor acc_lse,
                            nd_tensor out, nd_tensor lse);
 nd_status nd_ref_ce_stats(nd_stream *, nd_tensor row_max, nd_tensor row_sum, nd_tensor target,

@@ -128,6 +128,12 @@ static size_t mirror_attention_scratch(const nd_device *device, const nd_attenti
     return bytes;
 }
 
+static bool mirror_attention_uses_delta(const nd_device *device, const nd_attention *a,
+                                        nd_dtype act)
+{
+    return mirrored.ops->attention_uses_delta(device, a, act);
+}
+
 static nd_status mirror_lse_merge(S s, const nd_attention *a, T acc, T acc_lse, T out, T lse)
 {
     SEE(acc, acc_lse, out, lse)

@@ -89,6 +89,7 @@ static const nd_ops kernels = {
     .attention_delta = attention_delta,
     .attention_bwd = nd_ref_attention_bwd,
     .attention_scratch = nd_ref_attention_scratch,
+    .attention_uses_delta = nd_ref_attention_uses_delta,
     .lse_merge = lse_merge,
     .ce_stats = ce_stats,
     .ce_rescale = ce_rescale,

@@ -12,13 +12,22 @@ enum {
     ID_DKV_RANKS,
     ID_DQ,
     ID_PART,
-    ID_ROWS,
+    ID_DELTA,
+    ID_LSE,
     ID_SCRATCH
 };
 
 static bool is_ring(const nd_cp *cp)
 {
     return cp->dims.chunks > 1 && cp->method == ND_CP_RING;
+}
+
+/* Of one block, as of any other: it depends on types and heads alone. */
+static bool uses_delta(const nd_cp *cp)
+{
+    nd_cp_block block = {0, 0, cp->dims.chunk, 0};
+    nd_attention a = nd_cp_describe(&cp->dims, &block);
+    return cp->rank->ops->attention_uses_delta(cp->rank->device, &a, cp->dims.act);
 }
 
 static size_t scratch_bytes(const nd_cp *cp)
@@ -60,8 +69,9 @@ void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, nd_memplan *plan)
         nd_memplan_add(plan, scratch, "cp: dk dv in rank order", gathered ? global : 0, 4);
     cp->ids[ID_DQ] = nd_memplan_add(plan, scratch, "cp: dq, merged output", ring ? q : 0, 4);
     cp->ids[ID_PART] = nd_memplan_add(plan, scratch, "cp: partial output", ring ? q : 0, act);
-    cp->ids[ID_ROWS] =
-        nd_memplan_add(plan, scratch, "attention: delta, lse", ring ? 3 * rows : rows, 4);
+    cp->ids[ID_DELTA] =
+        nd_memplan_add(plan, scratch, "attention: delta", uses_delta(cp) ? rows : 0, 4);
+    cp->ids[ID_LSE] = nd_memplan_add(plan, scratch, "cp: lse of parts", ring ? 2 * rows : 0, 4);
     cp->ids[ID_SCRATCH] =
         nd_memplan_add(plan, scratch, "attention: blocks", (int64_t)scratch_bytes(cp), 1);
 }
@@ -80,9 +90,9 @@ void nd_cp_bind(nd_cp *cp, const nd_memplan *plan)
     cp->dq = cp->acc =
         nd_memplan_at(plan, cp->ids[ID_DQ]); /* one is used forward, the other backward */
     cp->part = nd_memplan_at(plan, cp->ids[ID_PART]);
-    cp->delta = nd_memplan_at(plan, cp->ids[ID_ROWS]);
-    cp->acc_lse = is_ring(cp) ? cp->delta + rows : NULL;
-    cp->part_lse = is_ring(cp) ? cp->delta + 2 * rows : NULL;
+    cp->delta = uses_delta(cp) ? nd_memplan_at(plan, cp->ids[ID_DELTA]) : NULL;
+    cp->acc_lse = is_ring(cp) ? nd_memplan_at(plan, cp->ids[ID_LSE]) : NULL;
+    cp->part_lse = is_ring(cp) ? cp->acc_lse + rows : NULL;
     cp->scratch = nd_memplan_at(plan, cp->ids[ID_SCRATCH]);
 }
 
@@ -106,7 +116,7 @@ nd_status nd_cp_attention_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
 static nd_status make_delta(nd_cp *cp, nd_tensor o, nd_tensor dout)
 {
     const nd_dims *d = &cp->dims;
-    for (int c = 0; c < d->chunks; c++) {
+    for (int c = 0; c < d->chunks && cp->delta; c++) {
         nd_cp_block all = {c, 0, d->chunk, 0};
         nd_attention a = nd_cp_describe(d, &all);
         ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_delta, &a, nd_cp_row_view(d, cp->delta, c),

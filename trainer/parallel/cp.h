@@ -33,12 +33,12 @@ typedef struct nd_cp {
     nd_rank *rank;
     nd_dims dims;
     nd_cp_comm method;
-    int ids[12];
+    int ids[13];
     void *pack, *visiting[2], *global_kv;   /* act: (T, 2 K D), (T, 2 K D) twice, (B, S, 2 K D) */
     float *dkv[2], *dkv_global, *dkv_ranks; /* F32 of the same extents */
     float *acc, *acc_lse, *dq;              /* ring: (T, H D), (2, B, H, chunk); dq (T, H D) */
     void *part;                             /* ring: partial output (T, H D) act */
-    float *part_lse, *delta;                /* (2, B, H, chunk) */
+    float *part_lse, *delta;                /* (2, B, H, chunk); delta NULL: not used */
     void *scratch;                          /* of the attention op */
 } nd_cp;
 

@@ -118,6 +118,7 @@ nd_status nd_cp_run_bwd(nd_cp *cp, const nd_cp_block *block, nd_tensor dq, const
     const nd_dims *d = &cp->dims;
     int c = block->q_chunk;
     nd_attention a = nd_cp_describe(d, block);
+    nd_tensor delta = cp->delta ? nd_cp_row_view(d, cp->delta, c) : (nd_tensor){0};
     ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_bwd, &a, nd_cp_q_view(d, dq, c, 0, d->H),
           kv_view(d, dkv->data, dkv->dtype, dkv->rows, dkv->stride, dkv->k, block),
           kv_view(d, dkv->data, dkv->dtype, dkv->rows, dkv->stride, dkv->v, block),
@@ -125,7 +126,7 @@ nd_status nd_cp_run_bwd(nd_cp *cp, const nd_cp_block *block, nd_tensor dq, const
           kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->k, block),
           kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->v, block),
           nd_cp_q_view(d, o, c, 0, d->H), nd_cp_q_view(d, dout, c, 0, d->H),
-          nd_cp_row_view(d, lse, c), nd_cp_row_view(d, cp->delta, c), add_q, add_kv, cp->scratch);
+          nd_cp_row_view(d, lse, c), delta, add_q, add_kv, cp->scratch);
     return ND_OK;
 }
 

@@ -160,6 +160,7 @@ nd_ops nd_dry_ops(const nd_ops *real)
         .attention_delta = attention_delta,
         .attention_bwd = attention_bwd,
         .attention_scratch = real->attention_scratch,
+        .attention_uses_delta = real->attention_uses_delta,
         .lse_merge = lse_merge,
         .ce_stats = ce_stats,
         .ce_rescale = ce_rescale,
