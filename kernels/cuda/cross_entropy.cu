@@ -142,66 +142,103 @@ __global__ void __launch_bounds__(LOSS_THREADS)
     }
 }
 
-/* ---- gradient, in place ---- */
+/* ---- gradient, in place: a block has TOGETHER packs a thread of one row ---- */
 
-template <class T, int N> struct gradient_of {
-    static constexpr int together = N == 1 ? 1 : 4;
+enum { GRADIENT_THREADS = 256 };
+
+template <class T> struct gradient_args {
     T *logits;
+    int64_t stride;
     const float *max, *sum;
     const int32_t *labels;
-    int64_t first, valid;
+    int64_t first, valid, columns;
     const int64_t *count;
-    layout<1> l;
+    unsigned tiles; /* of one row */
+};
 
-    struct state {
-        T *at;
-        int64_t column, hot; /* which of the pack is the label's */
-        float max, sum;
-        bool counted;
-        pack<T, N> x;
-    };
+/* What the elements of a row share. */
+struct gradient_row {
+    float max, factor, scale;
+};
 
-    __device__ void load(int64_t v, state &s) const
-    {
-        place p = l.template find<N>(v);
-        int32_t label = labels[p.row];
-        s.column = p.column;
-        s.hot = label - first - p.column;
-        s.counted = label != NOT_COUNTED;
-        s.max = max[p.row];
-        s.sum = sum[p.row];
-        s.at = logits + l.offset(0, p);
-        s.x = nd::load<N>(s.at);
+/* Elements from `valid` on are 0, and element `hot` is the label's. */
+template <class T, int N>
+__device__ inline void gradient_pack(T *at, const pack<T, N> &x, const gradient_row &row,
+                                     int64_t valid, int64_t hot)
+{
+    float out[N];
+    ND_UNROLL
+    for (int i = 0; i < N; i++) {
+        out[i] = exp_for<T>(get(x, i) - row.max) * row.factor * row.scale;
     }
-
-    __device__ void finish(state &s) const
-    {
-        float factor = 1.0f / s.sum, scale = (float)(1.0 / (double)*count), x[N];
+    if (hot >= 0 && hot < N) {
         ND_UNROLL
         for (int i = 0; i < N; i++) {
-            float p = exp_for<T>(get(s.x, i) - s.max) * factor;
-            float gradient = (p - (i == s.hot ? 1.0f : 0.0f)) * scale;
-            x[i] = s.counted && s.column + i < valid ? gradient : 0.0f;
+            float p = exp_for<T>(get(x, i) - row.max) * row.factor;
+            out[i] = i == (int)hot ? (p - 1.0f) * row.scale : out[i];
         }
-        store_floats<N>(s.at, x);
     }
-};
+    if (valid < N) {
+        ND_UNROLL
+        for (int i = 0; i < N; i++) {
+            out[i] = i < valid ? out[i] : 0.0f;
+        }
+    }
+    store_floats<N>(at, out);
+}
+
+template <class T, int N>
+__global__ void __launch_bounds__(GRADIENT_THREADS) gradient_kernel(const gradient_args<T> a)
+{
+    constexpr int TOGETHER = 4;
+    int64_t row = blockIdx.x / a.tiles;
+    int64_t begin =
+        ((int64_t)(blockIdx.x % a.tiles) * GRADIENT_THREADS * TOGETHER + threadIdx.x) * N;
+    T *logits = a.logits + row * a.stride;
+    pack<T, N> x[TOGETHER];
+    ND_UNROLL
+    for (int u = 0; u < TOGETHER; u++) {
+        int64_t column = begin + u * GRADIENT_THREADS * N;
+        x[u] = load<N>(logits + column, column < a.columns);
+    }
+    int32_t label = a.labels[row];
+    gradient_row shared = {a.max[row], 1.0f / a.sum[row], (float)(1.0 / (double)*a.count)};
+    int64_t valid = label == NOT_COUNTED ? 0 : a.valid;
+    ND_UNROLL
+    for (int u = 0; u < TOGETHER; u++) {
+        int64_t column = begin + u * GRADIENT_THREADS * N;
+        if (column < a.columns) {
+            gradient_pack<T, N>(logits + column, x[u], shared, valid - column,
+                                label - a.first - column);
+        }
+    }
+}
+
+template <class T, int N> int launch_gradient(nd_cuda_queue queue, int64_t rows, gradient_args<T> a)
+{
+    a.tiles = (unsigned)ceil_div(a.columns, (int64_t)GRADIENT_THREADS * 4 * N);
+    return ND_LAUNCH((gradient_kernel<T, N>), rows * a.tiles, GRADIENT_THREADS, queue, a);
+}
 
 template <class T>
 int gradient(nd_cuda_queue queue, nd_tensor logits, nd_tensor max, nd_tensor sum, nd_tensor labels,
              int64_t first, int64_t valid, const int64_t *count)
 {
     constexpr int PACK = type_of<T>::pack;
-    const nd_tensor t[1] = {logits};
-    int N;
-    layout<1> l = layout_of(t, PACK, true, &N);
-    T *x = (T *)logits.data;
-    const float *m = (const float *)max.data, *s = (const float *)sum.data;
-    const int32_t *label = (const int32_t *)labels.data;
-    if (N == 1) {
-        return map(queue, gradient_of<T, 1>{x, m, s, label, first, valid, count, l}, l.count());
-    }
-    return map(queue, gradient_of<T, PACK>{x, m, s, label, first, valid, count, l}, l.count());
+    gradient_args<T> a = {(T *)logits.data,
+                          logits.stride[0],
+                          (const float *)max.data,
+                          (const float *)sum.data,
+                          (const int32_t *)labels.data,
+                          first,
+                          valid,
+                          logits.shape[1],
+                          count,
+                          0};
+    bool packs =
+        logits.shape[1] % PACK == 0 && aligned(logits.data, logits.stride[0] * (int64_t)sizeof(T));
+    return packs ? launch_gradient<T, PACK>(queue, logits.shape[0], a)
+                 : launch_gradient<T, 1>(queue, logits.shape[0], a);
 }
 
 } // namespace
@@ -236,7 +273,7 @@ int nd_cuda_ce_loss(nd_cuda_queue queue, double *loss_sum, nd_tensor max, nd_ten
 int nd_cuda_ce_bwd(nd_cuda_queue queue, nd_tensor logits, nd_tensor max, nd_tensor sum,
                    nd_tensor labels, int64_t first, int64_t valid, const int64_t *count)
 {
-    if (logits.shape[0] == 0) {
+    if (logits.shape[0] == 0 || logits.shape[1] == 0) {
         return 0;
     }
     return logits.dtype == ND_DTYPE_F32
