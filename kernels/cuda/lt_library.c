@@ -28,11 +28,13 @@ nd_status nd_lt_library_open(nd_lt_library *out)
         {"cublasLtMatmul", (void **)&library.matmul},
     };
     ND_TRY(nd_cuda_library_open("cuBLASLt", names, symbols, sizeof symbols / sizeof *symbols));
-    if (library.version() < OLDEST) {
+    size_t here = library.version(); /* 120205 is 12.2.5 */
+    if (here < OLDEST) {
         return nd_fail(ND_ERR_CONFIG,
-                       "cuBLASLt here is version %zu and device cuda needs %d or newer; install a "
-                       "newer CUDA Toolkit",
-                       library.version(), OLDEST);
+                       "cuBLASLt here is version %zu.%zu.%zu and device cuda needs %d.%d.%d or "
+                       "newer; install a newer CUDA Toolkit, or use --device cpu",
+                       here / 10000, here % 10000 / 100, here % 100, OLDEST / 10000,
+                       OLDEST % 10000 / 100, OLDEST % 100);
     }
     *out = library;
     return ND_OK;

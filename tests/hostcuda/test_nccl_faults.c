@@ -207,6 +207,7 @@ static nd_status mixed_order(job *j)
     ND_TRY(nd_comm_all_reduce(tp, &j->stream, j->memory + 16 * N, 2 * N, ND_DTYPE_F32, ND_REDOP_SUM,
                               NULL));
     ND_TRY(nd_copy(&j->stream, j->host, j->memory + 16 * N, 2 * N * 4));
+    ND_TRY(nd_comm_barrier(tp)); /* on a stream of its own, behind the sum */
     ND_TRY(nd_stream_sync(&j->stream));
     ND_TRY(nd_stream_wait(&j->stream, &gathered));
     ND_CHECK(j->host[0] == 2.0f && j->host[N] == 4.0f, "%g and %g", (double)j->host[0],

@@ -33,15 +33,16 @@ static nd_status order(nccl_comm *nc, const nd_stream *stream, const nd_event *d
 {
     const nccl_state *state = nccl_state_of(nc->comm->transport);
     cudaStream_t callers = nd_cuda_stream(stream), own = nd_cuda_stream(&nc->stream);
-    if (!done && nc->on_own_stream) {
-        ND_CUDA(state->device, cudaStreamWaitEvent(callers, nc->last, 0));
-        nc->on_own_stream = false;
+    cudaStream_t where = done ? own : callers;
+    bool follows = nc->last_stream == where || nc->last_stream == callers;
+    if (nc->last && !follows) {
+        ND_CUDA(state->device, cudaStreamWaitEvent(where, nc->last, 0));
     }
     ND_CUDA(state->device, cudaEventRecord(nc->entry->begin, callers));
     if (done) {
         ND_CUDA(state->device, cudaStreamWaitEvent(own, nc->entry->begin, 0));
     }
-    *out = done ? own : callers;
+    *out = where;
     return ND_OK;
 }
 
@@ -81,11 +82,21 @@ static void keep_first(ncclResult_t *kept, ncclResult_t result)
     }
 }
 
-static void give_event(nccl_comm *nc, nd_event *done)
+static void give_event(const nccl_comm *nc, nd_event *done)
 {
     done->finish = NULL;
-    done->native = nc->last;
-    nc->on_own_stream = true;
+    done->native = nc->entry->end;
+}
+
+/* What was enqueued on that stream is the communicator's latest. */
+static nd_status record_end(nccl_comm *nc, cudaStream_t where)
+{
+    nccl_state *state = nccl_state_of(nc->comm->transport);
+    nc->last = nc->entry->end;
+    nc->last_stream = where;
+    ND_CUDA(state->device, cudaEventRecord(nc->last, where));
+    nccl_ring_enter(state, nc);
+    return ND_OK;
 }
 
 static nd_status end(nd_comm *comm, ncclResult_t result, const char *call, cudaStream_t where,
@@ -101,9 +112,7 @@ static nd_status end(nd_comm *comm, ncclResult_t result, const char *call, cudaS
     }
     pthread_mutex_unlock(&state->calls);
     ND_TRY(nccl_settle(comm->transport, nc, nc->native, result, call));
-    nc->last = nc->entry->end;
-    ND_CUDA(state->device, cudaEventRecord(nc->last, where));
-    nccl_ring_enter(state, nc);
+    ND_TRY(record_end(nc, where));
     if (done) {
         give_event(nc, done);
     }
@@ -121,7 +130,6 @@ static nd_status nccl_group_begin(nd_comm *comm)
     }
     ND_TRY(nccl_ring_claim(comm->transport, nc, &nc->entry));
     nc->grouped = true;
-    nc->last = nc->entry->end;
     pthread_mutex_lock(&state->calls);
     state->grouping = nc;
     nc->group_result = ncclSuccess;
@@ -139,9 +147,7 @@ static nd_status nccl_group_end(nd_comm *comm)
     keep_first(&nc->group_result, state->library.group_end());
     pthread_mutex_unlock(&state->calls);
     ND_TRY(nccl_settle(comm->transport, nc, nc->native, nc->group_result, "ncclGroupEnd"));
-    ND_CUDA(state->device, cudaEventRecord(nc->last, nd_cuda_stream(&nc->stream)));
-    nccl_ring_enter(state, nc);
-    return ND_OK;
+    return record_end(nc, nd_cuda_stream(&nc->stream));
 }
 
 void nccl_group_close(nccl_state *state)

@@ -84,9 +84,9 @@ typedef struct nccl_comm {
     ncclComm_t native;
     nd_stream stream; /* its own, for operations with an event */
     nccl_ring ring;
-    cudaEvent_t last;   /* of the latest operation; NULL: none yet */
-    bool on_own_stream; /* it runs there, and the caller's stream has not waited for it */
-    bool grouped;       /* between group_begin and group_end: one entry of the ring for them all */
+    cudaEvent_t last;         /* of the latest operation; NULL: none yet */
+    cudaStream_t last_stream; /* where that ran */
+    bool grouped; /* between group_begin and group_end: one entry of the ring for them all */
     ncclResult_t group_result;
     nccl_entry *entry; /* being entered */
     struct nccl_comm *next;
