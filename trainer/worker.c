@@ -253,8 +253,8 @@ int nd_worker_close(nd_worker *worker, nd_status status, const char *message)
 {
     bool failed = status != ND_OK && status != ND_ERR_PREEMPTED;
     if (failed) {
-        nd_transport_abandon(
-            worker->transport); /* first: peers then end, and its calls are bounded */
+        /* First, so that peers end too, and so that what follows waits for none. */
+        nd_transport_abandon(worker->transport);
         end_failed(worker, status, message);
     } else if (message) {
         nd_failure_report(&worker->identity, status, message);
