@@ -254,6 +254,9 @@ nd_status nd_train(const nd_run_context *context)
     run_state state = {
         .context = context, .config = context->worker->rank.config, .rank = &context->worker->rank};
     nd_status status = run(&state);
+    if (status != ND_OK && status != ND_ERR_PREEMPTED) {
+        nd_worker_fail(context->worker, status, nd_error_last()->message);
+    }
     bool joined = nd_loader_close(state.validation_loader);
     joined = nd_loader_close(state.loader) && joined;
     context->inputs->still_read = !joined;

@@ -220,12 +220,14 @@ static void wait_for_speaker(const nd_worker *worker, nd_status status, bool fir
 }
 
 /* Ranks that no ndlaunch watches settle among themselves who speaks. */
+static bool settles(const nd_worker *worker)
+{
+    return worker->identity.source != ND_IDENTITY_NDLAUNCH && worker->identity.world_size > 1;
+}
+
 static void settle_speaker(const nd_worker *worker, nd_status status, char *silent, size_t capacity)
 {
     bool first = false;
-    if (worker->identity.source == ND_IDENTITY_NDLAUNCH || worker->identity.world_size == 1) {
-        return;
-    }
     if (status == ND_ERR_HANG && worker->met) {
         nd_hang_report(worker, &first, silent, capacity);
     }
@@ -234,17 +236,38 @@ static void settle_speaker(const nd_worker *worker, nd_status status, char *sile
     }
 }
 
-static void end_failed(nd_worker *worker, nd_status status, const char *message)
+static void say(const nd_worker *worker, nd_status status, const char *text)
 {
-    nd_pmix *pmix = worker->identity.pmix;
-    char text[ND_ERROR_MESSAGE_MAX + 300], silent[300] = "";
-    snprintf(text, sizeof text, "%s", message); /* the thread's record may get another error */
-    settle_speaker(worker, status, silent, sizeof silent);
-    snprintf(text + strlen(text), sizeof text - strlen(text), "%s", silent);
     nd_failure_report(&worker->identity, status, text); /* first: ndlaunch knows the line by it */
     nd_log_error("%s", text);
+}
+
+void nd_worker_fail(nd_worker *worker, nd_status status, const char *message)
+{
+    if (worker->failure.status != ND_OK) {
+        return;
+    }
+    worker->failure.status = status;
+    snprintf(worker->failure.message, sizeof worker->failure.message, "%s", message);
+    if (!settles(worker)) { /* before peers can echo it */
+        say(worker, status, worker->failure.message);
+    }
+    nd_transport_abandon(worker->transport);
+}
+
+static void end_failed(const nd_worker *worker)
+{
+    nd_pmix *pmix = worker->identity.pmix;
+    const nd_error *failure = &worker->failure;
+    char text[ND_ERROR_MESSAGE_MAX + 300], silent[300] = "";
+    snprintf(text, sizeof text, "%s", failure->message);
+    if (settles(worker)) {
+        settle_speaker(worker, failure->status, silent, sizeof silent);
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s", silent);
+        say(worker, failure->status, text);
+    }
     if (pmix) {
-        nd_pmix_abort(pmix, (int)status, text);
+        nd_pmix_abort(pmix, (int)failure->status, text);
         sleep(worker->identity.world_size > 1 ? KILLED_SECONDS : 0);
     }
 }
@@ -253,12 +276,10 @@ int nd_worker_close(nd_worker *worker, nd_status status, const char *message)
 {
     bool failed = status != ND_OK && status != ND_ERR_PREEMPTED;
     if (failed) {
-        /* First, so that peers end too, and so that what follows waits for none. */
-        nd_transport_abandon(worker->transport);
-        end_failed(worker, status, message);
+        nd_worker_fail(worker, status, message);
+        end_failed(worker);
     } else if (message) {
-        nd_failure_report(&worker->identity, status, message);
-        nd_log_error("%s", message);
+        say(worker, status, message);
     }
     nd_groups_destroy(&worker->rank.groups);
     nd_transport_close(worker->transport);

@@ -30,6 +30,7 @@ typedef struct nd_worker {
     nd_device *device;
     nd_transport *transport;
     nd_rank rank;
+    nd_error failure; /* its status is ND_OK until nd_worker_fail */
 } nd_worker;
 
 /* ND_ERR_CONFIG when the device that was asked for is not there. */
@@ -51,6 +52,12 @@ nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker);
 nd_status nd_worker_meet(nd_worker *worker, const nd_config *config);
 /* The rest, among ranks that agree (agree.h). The config is borrowed. */
 nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_llama_shape *shape);
+/*
+ * Before a failing rank closes anything, which may take long or wait for a peer: keeps the sentence
+ * for nd_worker_close, says it where nobody has to settle first who speaks, and abandons the
+ * transport. A second call does nothing.
+ */
+void nd_worker_fail(nd_worker *worker, nd_status status, const char *message);
 /*
  * Reports how the worker ended and closes it. A failure of one that PMIx started ends all: srun
  * gives its code. `message` is the failure's sentence, or NULL; it is logged. Returns the exit

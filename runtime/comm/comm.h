@@ -114,9 +114,10 @@ nd_status nd_comm_create(nd_transport *transport, const nd_mesh *mesh, nd_group_
 void nd_comm_destroy(nd_comm *comm);
 void nd_transport_close(nd_transport *transport); /* NULL is legal */
 /*
- * For a rank that fails, with the fault in the thread's error record: destroying its groups and
- * closing the transport then wait for no peer, and those that wait for this rank fail soon. NULL is
- * legal.
+ * For a rank that fails, with the fault in the thread's error record, which stays as it is:
+ * destroying its groups and closing the transport then wait for no peer. Those that wait for this
+ * rank learn of it when its connections break; over NCCL those of the same host do not, but only
+ * when this process has ended, or at their deadline. A second call does nothing. NULL is legal.
  */
 void nd_transport_abandon(nd_transport *transport);
 

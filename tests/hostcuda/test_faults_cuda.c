@@ -129,3 +129,18 @@ Test(faults_cuda, a_rank_that_fails_alone_waits_for_nobody)
     assert_says(&l, "rank 0 failed first");
     assert_says(&l, "metrics.jsonl");
 }
+
+Test(faults_cuda, a_rank_that_fails_alone_and_cannot_abort_ends_with_its_reason)
+{
+    launched l;
+    const struct rlimit full = {1, 1};
+    setenv("ND_DOUBLE_NCCL_ABORT", "hangs", 1);
+    start(&l, "");
+    launched_until(&l, "\nstep ", 2, 90);
+    cr_assert_eq(prlimit(launched_child(&l, 0), RLIMIT_FSIZE, &full, NULL), 0);
+    int code = launched_wait(&l, 60);
+    cr_assert_eq(code, 73, "%d: %s", code, launched_read(&l));
+    assert_says(&l, "rank 0 failed first");
+    assert_says(&l, "ncclCommAbort did not return within 5 s: ");
+    assert_says(&l, "metrics.jsonl");
+}

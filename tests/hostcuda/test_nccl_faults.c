@@ -112,6 +112,27 @@ Test(nccl_faults, the_running_collective_is_named_and_who_is_missing, .timeout =
     expect_message(&ranks, 3, ND_ERR_INTERNAL, "its own reasons");
 }
 
+/* What callers add to a fault's sentence stays there when the rank then abandons. */
+static nd_status adds_context(job *j)
+{
+    if (j->transport->rank == 1) {
+        usleep(2500000);
+        return nd_fail_context(nd_fail(ND_ERR_DATA, "rank 1 has its own reasons"), "it waits");
+    }
+    ND_TRY(sum_over(j, ND_GROUP_TP));
+    return nd_fail_context(nd_stream_sync(&j->stream), "the caller adds to it");
+}
+
+Test(nccl_faults, the_sentence_keeps_its_context, .timeout = 60)
+{
+    job_context context = {adds_context, {{1, 1, 1, 1, 2}}, 1.0};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks_run_threads(&ranks);
+    expect_message(&ranks, 0, ND_ERR_HANG, "in all_reduce of tp, operation 1 (24 x f32)");
+    expect_message(&ranks, 0, ND_ERR_HANG, " (while the caller adds to it)");
+    expect_message(&ranks, 1, ND_ERR_DATA, "rank 1 has its own reasons (while it waits)");
+}
+
 static nd_status nothing(job *j)
 {
     return ND_OK;

@@ -96,9 +96,12 @@ nd_status nccl_create(nd_transport *transport, nd_comm *comm)
     return status;
 }
 
+/* Leaves the record alone: since the fault it may have got context. */
 void nccl_abandon(nd_transport *transport)
 {
-    nccl_give_up(transport);
+    if (!nccl_state_of(transport)->failed) {
+        nccl_give_up(transport);
+    }
 }
 
 void nccl_close(nd_transport *transport)

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a rank that fails does before it closes anything. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "trainer/worker.h"
+
+static const nd_worker *worker_seen;
+static int abandoned;
+static bool knew;
+
+/* As one that fails itself meanwhile: the thread's record is another one's then. */
+static void abandon(nd_transport *transport)
+{
+    abandoned++;
+    knew = worker_seen->failure.status == ND_ERR_RESOURCE;
+    nd_fail(ND_ERR_IO, "another fault");
+}
+
+static void close_nothing(nd_transport *transport)
+{
+}
+
+static const nd_comm_backend backend = {.name = "seen", .abandon = abandon, .close = close_nothing};
+
+Test(worker, a_failing_rank_speaks_then_abandons_once)
+{
+    nd_worker worker = {0};
+    nd_transport transport = {.backend = &backend, .size = 1};
+    worker.transport = &transport;
+    worker.identity.source = ND_IDENTITY_NDLAUNCH;
+    worker.identity.failure_fd = -1;
+    worker.identity.world_size = 2;
+    worker_seen = &worker;
+    nd_fail_context(nd_fail(ND_ERR_RESOURCE, "no memory"), "the plan says more");
+    nd_worker_fail(&worker, ND_ERR_RESOURCE, nd_error_last()->message);
+    cr_expect(knew, "abandoned before the reason was said");
+    nd_worker_fail(&worker, ND_ERR_IO, nd_error_last()->message);
+    cr_expect_eq(abandoned, 1);
+    cr_expect_eq(worker.failure.status, ND_ERR_RESOURCE);
+    cr_expect_str_eq(worker.failure.message, "no memory (while the plan says more)");
+}
