@@ -37,6 +37,10 @@ nd_status nd_cuda_info_of(nd_device *device, nd_cuda_info *out);
 nd_status nd_cuda_pinned_alloc(nd_device *device, size_t bytes, void **out);
 void nd_cuda_pinned_free(nd_device *device, void *p);
 
+/* From now on nothing of the device is freed, which would wait for what the GPU still runs: the
+ * process is about to end, and the driver takes all back. */
+void nd_cuda_give_up(nd_device *device);
+
 /*
  * CUDA graphs: work enqueued on `stream` (and on streams that it waits for) between begin and end
  * is recorded and not run; launch runs it with the same pointers. The graph is owned by the caller.

@@ -6,8 +6,8 @@
  * fault shows at some later call, and they are what its message can name (cuda_check.h).
  *
  * The host never waits inside CUDA, but asks again and again: so a lost peer or a passed deadline
- * ends each wait. Freeing and closing would wait inside, so after such an end they are left out:
- * the process ends, and the driver takes all back.
+ * ends each wait. Freeing and closing would wait inside, so after such an end, or another fault of
+ * a rank among several, they are left out: the process ends, and the driver takes all back.
  */
 #include "runtime/device/cuda_check.h"
 
@@ -26,7 +26,7 @@ typedef struct nd_cuda_device {
     nd_cuda_trail trail;
     bool sync_each_op; /* ND_CUDA_SYNC */
     double patience;   /* seconds that the host waits for a GPU that nobody watches (idle) */
-    bool given_up;     /* a wait has ended before the work: nothing is freed any more */
+    bool given_up;     /* nd_cuda_give_up: nothing is freed any more */
 } nd_cuda_device;
 
 static inline nd_cuda_device *nd_cuda_device_of(const nd_device *device)

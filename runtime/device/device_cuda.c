@@ -23,6 +23,11 @@ static bool frees(const nd_device *device)
     return !nd_cuda_device_of(device)->given_up;
 }
 
+void nd_cuda_give_up(nd_device *device)
+{
+    nd_cuda_device_of(device)->given_up = true;
+}
+
 static void cuda_free(nd_device *device, void *p, size_t bytes)
 {
     if (frees(device)) {
@@ -61,7 +66,7 @@ nd_status nd_cuda_wait(nd_device *device, cudaStream_t stream, cudaEvent_t event
         double seconds = (double)(nd_clock_ns() - begin) * 1e-9;
         nd_status status = may_wait(device, seconds);
         if (status != ND_OK) {
-            nd_cuda_device_of(device)->given_up = true;
+            nd_cuda_give_up(device);
             return status;
         }
         if (seconds < 0.002) {

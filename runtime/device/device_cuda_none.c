@@ -34,6 +34,10 @@ void nd_cuda_pinned_free(nd_device *device, void *p)
 {
 }
 
+void nd_cuda_give_up(nd_device *device)
+{
+}
+
 nd_status nd_cuda_capture_begin(nd_stream *stream, const char *name)
 {
     return absent();

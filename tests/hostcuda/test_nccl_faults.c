@@ -4,6 +4,7 @@
  * healthy run has a second or more to spare, and a fault is waited for as long as it takes.
  */
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -211,6 +212,75 @@ Test(nccl_faults, a_peer_that_did_its_part_may_end, .timeout = 100)
     nd_ranks ranks = nccl_job_ranks(&context);
     nd_ranks_run_processes(&ranks);
     expect_message(&ranks, 0, ND_ERR_DATA, "it was all there");
+}
+
+/* Rank 1 has ended its communicator and itself while rank 0 still ends its own: looks are at least
+ * a millisecond apart. */
+static nd_status ends_late(job *j)
+{
+    const nccl_state *state = nccl_state_of(j->transport);
+    nd_mesh mesh = {{1, 1, 1, 1, 2}};
+    nd_comm *comm = NULL;
+    ND_TRY(nd_comm_create(j->transport, &mesh, ND_GROUP_TP, 3, &comm));
+    nd_double_nccl_finalize_late(j->transport->rank == 0 ? 1500 : 0);
+    nd_comm_destroy(comm);
+    if (j->transport->rank == 1) {
+        raise(SIGKILL);
+    }
+    ND_CHECK(!state->failed, "%s", state->message);
+    return nd_fail(ND_ERR_DATA, "it was all there");
+}
+
+Test(nccl_faults, a_peer_that_ended_its_communicators_may_end, .timeout = 100)
+{
+    job_context context = {ends_late, {{1, 1, 1, 1, 2}}, 90};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks_run_processes(&ranks);
+    expect_message(&ranks, 0, ND_ERR_DATA, "it was all there");
+}
+
+/* The watch has seen an error of NCCL; then the driving thread goes into NCCL and does not come
+ * back, so that nobody can ask again. */
+static nd_status enters_broken_nccl(job *j)
+{
+    nccl_state *state = nccl_state_of(j->transport);
+    nd_double_nccl_break(state->world, ncclRemoteError);
+    usleep(500000);
+    pthread_mutex_lock(&state->calls);
+    sleep(30);
+    pthread_mutex_unlock(&state->calls);
+    return nd_fail(ND_ERR_DATA, "the process goes on");
+}
+
+Test(nccl_faults, an_error_seen_once_ends_a_host_inside_of_nccl, .timeout = 100)
+{
+    job_context context = {enters_broken_nccl, {{1, 1, 1, 1, 2}}, 90};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks_run_processes(&ranks);
+    cr_expect(!ranks.results[0].finished, "%s", ranks.results[0].message);
+}
+
+/* Freeing would wait for what the GPU still runs. */
+static nd_status frees_nothing(job *j)
+{
+    void *p = NULL;
+    ND_TRY(nd_device_alloc(j->device, 4096, &p));
+    nd_status status = nd_fail(ND_ERR_DATA, "it gives up");
+    long before = nd_double_counts_get().frees;
+    nd_transport_abandon(j->transport);
+    nd_device_free(j->device, p, 4096);
+    long frees = nd_double_counts_get().frees - before;
+    ND_CHECK(frees == 0, "%ld frees on a GPU that is given up", frees);
+    return status;
+}
+
+Test(nccl_faults, nothing_is_freed_after_a_fault, .timeout = 60)
+{
+    job_context context = {frees_nothing, {{1, 1, 1, 1, 2}}, 5};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks_run_threads(&ranks);
+    expect_message(&ranks, 0, ND_ERR_DATA, "it gives up");
+    expect_message(&ranks, 1, ND_ERR_DATA, "it gives up");
 }
 
 /* A gather on the communicator's stream and then a sum in place of what it gathers, which waits for

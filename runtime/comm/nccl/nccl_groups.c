@@ -31,7 +31,7 @@ static nd_status end_native(nd_transport *transport, const nccl_comm *nc, ncclCo
     pthread_mutex_lock(&state->calls);
     ncclResult_t result = state->library.finalize(*native);
     pthread_mutex_unlock(&state->calls);
-    ND_TRY(nccl_settle(transport, nc, *native, result, "ncclCommFinalize"));
+    ND_TRY(nccl_settle_end(transport, nc, *native, result));
     int call = nd_call_limit_begin(state->limit, "ncclCommDestroy", transport->timeout_seconds,
                                    "a peer does not destroy its communicator", ND_ERR_HANG);
     pthread_mutex_lock(&state->calls);

@@ -89,10 +89,11 @@ static nd_status fill(nd_transport *transport, const nd_nccl_options *options)
     ND_TRY(device->table->stream_init(device, &state->stream));
     ND_TRY(nd_device_alloc(device, NCCL_STAGE_BYTES, &state->stage));
     ND_TRY(nd_cuda_pinned_alloc(device, NCCL_STAGE_BYTES, &state->pinned));
+    ND_TRY(nccl_thread_start(transport)); /* before there is a communicator that peers wait for */
     ND_TRY(open_world(transport, options));
     device->idle = nccl_watch;
     device->idle_context = transport;
-    return nccl_thread_start(transport);
+    return ND_OK;
 }
 
 nd_status nd_transport_open_nccl(const nd_nccl_options *options, nd_transport **out)

@@ -167,12 +167,16 @@ nd_status nccl_failed(nd_transport *transport, const nccl_comm *nc, ncclResult_t
 /* Polls until the communicator is no longer in progress. `what` for the message. */
 nd_status nccl_settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
                       ncclResult_t first, const char *what);
+/* The same of ncclCommFinalize: a peer that has ended is no fault. */
+nd_status nccl_settle_end(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
+                          ncclResult_t first);
 nd_status nccl_watch(void *transport, double seconds);
 nd_status nccl_again(nccl_state *state); /* the remembered fault */
 /* Takes the thread's error record for the fault; returns it. */
 nd_status nccl_give_up(nd_transport *transport);
-/* Only looks: any thread. */
-nd_status nccl_look(nd_transport *transport);
+/* Only looks: any thread. `asked` is false where another thread was inside of NCCL, which then
+ * could not be asked for errors: ND_OK says nothing of those. */
+nd_status nccl_look(nd_transport *transport, bool *asked);
 
 /* nccl_ops.c: a group that a failure left open. */
 void nccl_group_close(nccl_state *state);

@@ -19,7 +19,7 @@ static const int64_t ABSENT_NS = 2000000000; /* the driving thread, before it is
 static _Noreturn void end_process(nccl_state *state, nd_status status, double seconds)
 {
     nd_fail_context(status,
-                    "while the host had not looked for %.1f s: it is inside of CUDA or "
+                    "the host had not looked for %.1f s: it is inside of CUDA or "
                     "NCCL, or busy",
                     seconds);
     const char *sentence = nd_error_last()->message;
@@ -55,6 +55,7 @@ static void *watch(void *argument)
     nccl_state *state = nccl_state_of(transport);
     double interval = transport->timeout_seconds / 5;
     int64_t noticed = 0; /* 0: no fault */
+    nd_status fault = ND_OK;
     interval = interval < INTERVAL_SECONDS ? interval : INTERVAL_SECONDS;
     cudaSetDevice(state->device->ordinal);
     while (go_on(state, interval)) {
@@ -64,13 +65,19 @@ static void *watch(void *argument)
         int call = nd_call_limit_begin(state->limit, "a query of the GPU by its watch",
                                        10 + 2 * transport->timeout_seconds,
                                        "the driver does not answer", ND_ERR_HANG);
-        nd_status status = nccl_look(transport);
+        bool asked = false;
+        nd_status status = nccl_look(transport, &asked);
         nd_call_limit_end(state->limit, call);
         int64_t now = nd_clock_ns(), attended = atomic_load(&state->attended_ns);
-        noticed = status == ND_OK ? 0 : noticed ? noticed : now;
+        if (status != ND_OK) {
+            noticed = noticed ? noticed : now;
+            fault = status; /* its sentence stays in the record of this thread */
+        } else if (asked) {
+            noticed = 0;
+        }
         if (noticed && now - noticed > ABSENT_NS && now - attended > ABSENT_NS &&
             !atomic_exchange(&state->taken, true)) {
-            end_process(state, status, (double)(now - attended) * 1e-9);
+            end_process(state, fault, (double)(now - attended) * 1e-9);
         }
     }
     return NULL;

@@ -7,6 +7,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/comm/nccl/nccl_state.h"
+#include "runtime/device/cuda.h"
 
 enum { WATCH_NS = 20000000, OTHER_THREADS_END_SECONDS = 60 };
 
@@ -55,6 +56,7 @@ nd_status nccl_give_up(nd_transport *transport)
     if (state->on_fault) {
         state->on_fault(state->fault_context, state->failed, state->message, false);
     }
+    nd_cuda_give_up(state->device); /* a kernel of the caller may wait for what is aborted */
     abort_all(state);
     return nccl_again(state);
 }
@@ -101,22 +103,25 @@ typedef struct waiting {
     const nccl_entry *entry;
     char where[200];
     bool pending;    /* otherwise for nothing of its peers */
+    bool ends;       /* a communicator, in good order: peers may have ended theirs, and be gone */
     int64_t from_ns; /* 0: it has not begun */
 } waiting;
 
-/* NCCL may be asked by one thread at a time; where the other is in it, it is asked again later. */
-static nd_status check_errors(const nd_transport *transport, const waiting *w)
+/* NCCL may be asked by one thread at a time; where the other is in it, `asked` says so and it is
+ * asked again later. */
+static nd_status check_errors(const nd_transport *transport, const waiting *w, bool *asked)
 {
     nccl_state *state = nccl_state_of(transport);
     nd_status status = ND_OK;
-    if (pthread_mutex_trylock(&state->calls) != 0) {
+    *asked = pthread_mutex_trylock(&state->calls) == 0;
+    if (!*asked) {
         return ND_OK;
     }
     for (const nccl_comm *nc = state->comms; nc && status == ND_OK; nc = nc->next) {
         ncclResult_t error = ncclSuccess;
-        ncclResult_t asked =
+        ncclResult_t answer =
             nc->native ? state->library.async_error(nc->native, &error) : ncclSuccess;
-        error = asked != ncclSuccess ? asked : error;
+        error = answer != ncclSuccess ? answer : error;
         if (error != ncclSuccess && error != ncclInProgress) {
             char group[160];
             nccl_describe(nc->comm, NULL, group, sizeof group);
@@ -142,7 +147,7 @@ static nd_status check_peers(const nd_transport *transport, const waiting *w)
     nccl_state *state = nccl_state_of(transport);
     int64_t now = nd_clock_ns();
     int gone = -1;
-    for (int r = 0; r < transport->size && w->pending; r++) {
+    for (int r = 0; r < transport->size && w->pending && !w->ends; r++) {
         if (nccl_peer_gone(&state->peers[r], now) && (gone < 0 || is_member(w->comm, r))) {
             gone = r;
         }
@@ -187,7 +192,8 @@ static void show(nccl_state *state, nd_progress_slot *slot, const nccl_pending *
 }
 
 /* Of an operation, or of a call that is being settled. */
-static nd_status look(nd_transport *transport, const waiting *settling, double host_seconds)
+static nd_status look(nd_transport *transport, const waiting *settling, double host_seconds,
+                      bool *asked)
 {
     nccl_state *state = nccl_state_of(transport);
     nccl_pending oldest;
@@ -203,16 +209,16 @@ static nd_status look(nd_transport *transport, const waiting *settling, double h
         nccl_describe(oldest.comm, &oldest.entry, found.where, sizeof found.where);
     }
     const waiting *w = oldest.begun_ns || !settling ? &found : settling;
-    nd_status status = check_errors(transport, w);
+    nd_status status = check_errors(transport, w, asked);
     status = status == ND_OK ? check_peers(transport, w) : status;
     status = status == ND_OK ? check_deadline(transport, w, host_seconds) : status;
     pthread_mutex_unlock(&state->ring);
     return status;
 }
 
-nd_status nccl_look(nd_transport *transport)
+nd_status nccl_look(nd_transport *transport, bool *asked)
 {
-    return look(transport, NULL, 0);
+    return look(transport, NULL, 0, asked);
 }
 
 /* The driving thread looks. */
@@ -228,7 +234,8 @@ static nd_status attend(nd_transport *transport, const waiting *settling, double
     }
     state->watched_ns = now;
     atomic_store(&state->attended_ns, now);
-    nd_status status = look(transport, settling, host_seconds);
+    bool asked;
+    nd_status status = look(transport, settling, host_seconds, &asked);
     return status == ND_OK ? ND_OK : nccl_give_up(transport);
 }
 
@@ -237,12 +244,12 @@ nd_status nccl_watch(void *context, double seconds)
     return attend(context, NULL, seconds);
 }
 
-nd_status nccl_settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
-                      ncclResult_t first, const char *what)
+static nd_status settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
+                        ncclResult_t first, const char *what, bool ends)
 {
     nccl_state *state = nccl_state_of(transport);
     ncclResult_t result = first;
-    waiting w = {.pending = true, .from_ns = nd_clock_ns()};
+    waiting w = {.pending = true, .ends = ends, .from_ns = nd_clock_ns()};
     for (bool asked = false; result == ncclInProgress; asked = true) {
         if (asked) {
             bool long_ago = nd_clock_ns() - w.from_ns > 10000000;
@@ -262,4 +269,16 @@ nd_status nccl_settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t n
         }
     }
     return result == ncclSuccess ? ND_OK : nccl_failed(transport, nc, result, what);
+}
+
+nd_status nccl_settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
+                      ncclResult_t first, const char *what)
+{
+    return settle(transport, nc, native, first, what, false);
+}
+
+nd_status nccl_settle_end(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
+                          ncclResult_t first)
+{
+    return settle(transport, nc, native, first, "ncclCommFinalize", true);
 }

@@ -174,6 +174,13 @@ static bool everybody_finalized(ncclComm_t comm)
     return true;
 }
 
+static _Atomic int late_looks;
+
+void nd_double_nccl_finalize_late(int looks)
+{
+    late_looks = looks;
+}
+
 /* A member has finalized when its operations have run, and is done when all have. */
 static bool finalize(ncclComm_t comm)
 {
@@ -184,6 +191,10 @@ static bool finalize(ncclComm_t comm)
         return false;
     }
     atomic_store(&comm->shared->members[comm->split][comm->world_rank].finalized, 1);
+    if (late_looks > 0) {
+        late_looks--;
+        return false;
+    }
     return everybody_finalized(comm);
 }
 

@@ -17,6 +17,9 @@ void nd_double_nccl_break(ncclComm_t comm, ncclResult_t result);
 typedef enum nd_double_absence { ND_DOUBLE_FROM_WORLDS, ND_DOUBLE_FROM_SPLITS } nd_double_absence;
 void nd_double_nccl_absent(int rank, nd_double_absence from);
 
+/* The next finalize of this process is seen to be done after so many more looks at it. */
+void nd_double_nccl_finalize_late(int looks);
+
 /* Communicators that this process has aborted. */
 int64_t nd_double_nccl_aborts(void);
 
