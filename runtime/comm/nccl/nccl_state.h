@@ -89,6 +89,8 @@ typedef struct nccl_comm {
     bool grouped; /* between group_begin and group_end: one entry of the ring for them all */
     ncclResult_t group_result;
     nccl_entry *entry; /* being entered */
+    pthread_t aborter;
+    bool has_aborter;
     struct nccl_comm *next;
 } nccl_comm;
 

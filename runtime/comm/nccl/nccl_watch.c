@@ -19,6 +19,36 @@ nd_status nccl_again(nccl_state *state)
     return nd_fail(state->failed, "%s", state->message);
 }
 
+static void *abort_one(void *argument)
+{
+    nccl_comm *nc = argument;
+    nccl_state *state = nccl_state_of(nc->comm->transport);
+    cudaSetDevice(state->device->ordinal);
+    state->library.abort(nc->native);
+    nc->native = NULL;
+    return NULL;
+}
+
+/* Each in a thread: an abort frees memory, which may wait for a kernel of another communicator that
+ * is not told yet to end. In a group it would not: the end of a group of non-blocking communicators
+ * may return before them, and leaves nothing to ask. */
+static void abort_groups(nccl_state *state)
+{
+    for (nccl_comm *nc = state->comms; nc; nc = nc->next) {
+        nc->has_aborter = nc->native && pthread_create(&nc->aborter, NULL, abort_one, nc) == 0;
+    }
+    for (nccl_comm *nc = state->comms; nc; nc = nc->next) {
+        if (!nc->has_aborter && nc->native) {
+            abort_one(nc);
+        }
+    }
+    for (nccl_comm *nc = state->comms; nc; nc = nc->next) {
+        if (nc->has_aborter) {
+            pthread_join(nc->aborter, NULL);
+        }
+    }
+}
+
 /* Ends the kernels that wait for a peer. The process does not outlast a call that does not
  * return. */
 static void abort_all(nccl_state *state)
@@ -27,13 +57,8 @@ static void abort_all(nccl_state *state)
                                    state->message, (int)state->failed);
     nccl_group_close(state);
     pthread_mutex_lock(&state->calls);
-    for (nccl_comm *nc = state->comms; nc; nc = nc->next) {
-        if (nc->native) {
-            state->library.abort(nc->native);
-            nc->native = NULL;
-        }
-    }
-    if (state->world) {
+    abort_groups(state);
+    if (state->world) { /* has no kernels; the others' parent */
         state->library.abort(state->world);
         state->world = NULL;
     }

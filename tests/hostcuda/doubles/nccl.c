@@ -8,6 +8,7 @@
  * communicator is of no use until it was polled. ND_DOUBLE_NCCL_ABORT: an abort does not return.
  */
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,43 @@
 #include "tests/hostcuda/doubles/machine.h"
 #include "tests/hostcuda/doubles/nccl_double.h"
 #include "tests/hostcuda/doubles/nccl_parts.h"
+
+/* Communicators of this process that are not destroyed. */
+static ncclComm_t living;
+static pthread_mutex_t living_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void begin_life(ncclComm_t comm)
+{
+    pthread_mutex_lock(&living_lock);
+    comm->device = machine_current();
+    comm->next = living;
+    living = comm;
+    pthread_mutex_unlock(&living_lock);
+}
+
+static void end_life(ncclComm_t comm)
+{
+    pthread_mutex_lock(&living_lock);
+    ncclComm_t *at = &living;
+    while (*at != comm) {
+        at = &(*at)->next;
+    }
+    *at = comm->next;
+    pthread_mutex_unlock(&living_lock);
+}
+
+/* A kernel of the same GPU that nobody has told to end. */
+static bool another_runs(ncclComm_t comm)
+{
+    bool found = false;
+    pthread_mutex_lock(&living_lock);
+    for (ncclComm_t c = living; c; c = c->next) {
+        found = found || (c != comm && c->device == comm->device && !atomic_load(&c->aborted) &&
+                          atomic_load(&c->ran) < c->enqueued);
+    }
+    pthread_mutex_unlock(&living_lock);
+    return found;
+}
 
 static size_t shared_bytes(void)
 {
@@ -101,6 +139,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, 
     if (joins && atomic_fetch_add(&comm->shared->joined, 1) + 1 == size) {
         unlink(id.internal);
     }
+    begin_life(comm);
     *out = comm;
     return ncclInProgress;
 }
@@ -128,6 +167,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *ou
     atomic_store(&mine->color, color);
     atomic_store(&mine->key, key);
     atomic_store(&mine->ready, comm->world_rank != absent || absent_from != ND_DOUBLE_FROM_SPLITS);
+    begin_life(comm);
     *out = comm;
     return ncclInProgress;
 }
@@ -233,6 +273,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     if (comm->split == WORLD_SPLIT) {
         munmap(comm->shared, file_bytes());
     }
+    end_life(comm);
     free(comm);
     return ncclSuccess;
 }
@@ -244,8 +285,8 @@ int64_t nd_double_nccl_aborts(void)
     return aborts;
 }
 
-/* Operations in flight end without a result, as kernels do that are told to. The memory stays:
- * queues may hold it. */
+/* Operations in flight end without a result, as kernels do that are told to. It frees, and so waits
+ * for what else runs there. The memory stays: queues may hold it. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     const char *hangs = getenv("ND_DOUBLE_NCCL_ABORT");
@@ -254,6 +295,11 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
         pause();
     }
     atomic_store(&comm->aborted, true);
-    nd_double_drain();
+    while (another_runs(comm)) {
+        usleep(1000);
+    }
+    if (machine_is_driver(machine_current())) {
+        nd_double_drain();
+    }
     return ncclSuccess;
 }

@@ -35,6 +35,8 @@ struct ncclComm {
     int unpolled; /* answers of "in progress" that are still to come */
     _Atomic bool aborted;
     int color, key;
+    const void *device;    /* of this process */
+    struct ncclComm *next; /* among those of this process */
 };
 
 typedef enum kind { ALL_REDUCE = 1, ALL_GATHER, REDUCE_SCATTER, BROADCAST, GROUP } kind;
