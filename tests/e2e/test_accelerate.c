@@ -4,23 +4,16 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
+#include "tests/support/inputs.h"
 #include "tests/support/shell.h"
 
 static tempdir dir;
 
 static void setup(void)
 {
-    static const char model[] =
-        "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, "
-        "\"intermediate_size\": 72, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
-        "\"num_key_value_heads\": 2, \"max_position_embeddings\": 128}";
-    char text[8000];
     tempdir_make(&dir);
-    for (size_t i = 0; i < sizeof text; i++) {
-        text[i] = (char)('a' + (i * i / 3 + i / 7) % 26);
-    }
-    tempdir_write(&dir, "text.txt", text, sizeof text);
-    tempdir_write(&dir, "model.json", model, strlen(model));
+    inputs_write_text(&dir, 8000);
+    inputs_write_model(&dir, 32, 72, 2);
 }
 
 static void teardown(void)

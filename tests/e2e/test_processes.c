@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "tests/support/inputs.h"
 #include "tests/support/shell.h"
 
 enum { STEPS = 10 };
@@ -18,17 +19,9 @@ static tempdir dir;
 
 static void setup(void)
 {
-    static const char model[] =
-        "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, "
-        "\"intermediate_size\": 72, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
-        "\"num_key_value_heads\": 2, \"max_position_embeddings\": 128}";
-    static char text[20000];
     tempdir_make(&dir);
-    for (size_t i = 0; i < sizeof text; i++) {
-        text[i] = (char)('a' + (i * i / 3 + i / 7) % 26);
-    }
-    tempdir_write(&dir, "text.txt", text, sizeof text);
-    tempdir_write(&dir, "model.json", model, strlen(model));
+    inputs_write_text(&dir, INPUTS_TEXT_MAX);
+    inputs_write_model(&dir, 32, 72, 2);
 }
 
 static void teardown(void)

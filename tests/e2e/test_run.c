@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/support/inputs.h"
 #include "tests/support/shell.h"
 #include "tests/support/skip.h"
 
@@ -13,18 +14,10 @@ static tempdir dir;
 
 static void setup(void)
 {
-    static const char model[] =
-        "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, "
-        "\"intermediate_size\": 64, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, "
-        "\"num_key_value_heads\": 2, \"max_position_embeddings\": 128}";
-    char text[40 * (S + 1)];
     tempdir_make(&dir);
-    for (size_t i = 0; i < sizeof text; i++) {
-        text[i] = (char)('a' + (i * i / 3 + i / 7) % 26);
-    }
-    tempdir_write(&dir, "text.txt", text, sizeof text);
+    const char *text = inputs_write_text(&dir, 40 * (S + 1));
     tempdir_write(&dir, "block.txt", text, S + 1);
-    tempdir_write(&dir, "model.json", model, strlen(model));
+    inputs_write_model(&dir, 32, 64, 1);
 }
 
 static void teardown(void)

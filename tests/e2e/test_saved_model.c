@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/support/inputs.h"
 #include "tests/support/shell.h"
 #include "tests/support/skip.h"
 
@@ -21,12 +22,8 @@ static void setup(void)
         "\"num_key_value_heads\": 2, \"max_position_embeddings\": 8192, \"rope_theta\": 10000.0, "
         "\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0, "
         "\"high_freq_factor\": 4.0, \"original_max_position_embeddings\": 64}}";
-    static char text[20000];
     tempdir_make(&dir);
-    for (size_t i = 0; i < sizeof text; i++) {
-        text[i] = (char)('a' + (i * i / 3 + i / 7) % 26);
-    }
-    tempdir_write(&dir, "text.txt", text, sizeof text);
+    const char *text = inputs_write_text(&dir, INPUTS_TEXT_MAX);
     tempdir_write(&dir, "valid.txt", text, 1299); /* blocks of 65: the last one is short */
     tempdir_write(&dir, "model.json", model, strlen(model));
 }

@@ -11,22 +11,15 @@
 #include <sys/resource.h>
 
 #include "tests/launch/launched.h"
+#include "tests/support/inputs.h"
 
 static tempdir dir;
 
 static void setup(void)
 {
-    static const char model[] =
-        "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, "
-        "\"intermediate_size\": 64, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
-        "\"num_key_value_heads\": 2, \"max_position_embeddings\": 128}";
-    static char text[20000];
     tempdir_make(&dir);
-    for (size_t i = 0; i < sizeof text; i++) {
-        text[i] = (char)('a' + (i * i / 3 + i / 7) % 26);
-    }
-    tempdir_write(&dir, "text.txt", text, sizeof text);
-    tempdir_write(&dir, "model.json", model, strlen(model));
+    inputs_write_text(&dir, INPUTS_TEXT_MAX);
+    inputs_write_model(&dir, 32, 64, 2);
 }
 
 static void teardown(void)
@@ -57,9 +50,19 @@ static void assert_said_after(const launched *l, const char *words, const char *
     cr_assert_not_null(strstr(at, words), "no \"%s\" after \"%s\" in:\n%s", words, before, l->text);
 }
 
-static void expect_stopped_rank_5(launched *l, pid_t stopped)
+static void start_training(launched *l, const char *options)
+{
+    start(l, options);
+    launched_until(l, "\nstep ", 2, 90);
+}
+
+/* All that wait say which rank they wait for, and that its process is stopped. */
+static void train_and_stop_rank_5(launched *l)
 {
     char process[64];
+    start_training(l, "--comm-timeout-seconds 3");
+    pid_t stopped = launched_child(l, 5);
+    kill(stopped, SIGSTOP);
     snprintf(process, sizeof process, "(process %d is stopped by a signal", (int)stopped);
     int code = launched_wait(l, 60);
     cr_assert_eq(code, 124, "%d: %s", code, launched_read(l));
@@ -69,22 +72,29 @@ static void expect_stopped_rank_5(launched *l, pid_t stopped)
     assert_said_after(l, process, "it said: rank "); /* also where it is in no group of theirs */
 }
 
+/* A limit of file sizes is what a test can have of a full disk. */
+static void train_and_fill_the_disk_of_rank_0(launched *l)
+{
+    const struct rlimit full = {1, 1};
+    start_training(l, ""); /* the deadline is 600 s */
+    cr_assert_eq(prlimit(launched_child(l, 0), RLIMIT_FSIZE, &full, NULL), 0);
+    int code = launched_wait(l, 60);
+    cr_assert_eq(code, 73, "%d: %s", code, launched_read(l));
+    assert_says(l, "rank 0 failed first");
+    assert_says(l, "metrics.jsonl");
+}
+
 Test(faults_cuda, a_stopped_rank_is_named_by_all)
 {
     launched l;
-    start(&l, "--comm-timeout-seconds 3");
-    launched_until(&l, "\nstep ", 2, 90);
-    pid_t stopped = launched_child(&l, 5);
-    kill(stopped, SIGSTOP);
-    expect_stopped_rank_5(&l, stopped);
+    train_and_stop_rank_5(&l);
     assert_says(&l, "for rank 5; rank 5 ");
 }
 
 Test(faults_cuda, a_killed_rank_is_named_by_its_signal)
 {
     launched l;
-    start(&l, "");
-    launched_until(&l, "\nstep ", 2, 90);
+    start_training(&l, "");
     kill(launched_child(&l, 5), SIGKILL);
     int code = launched_wait(&l, 60);
     cr_assert_eq(code, 128 + SIGKILL, "%d: %s", code, launched_read(&l));
@@ -96,11 +106,7 @@ Test(faults_cuda, a_host_inside_of_cuda_is_watched)
 {
     launched l;
     setenv("ND_DOUBLE_QUEUE", "2", 1);
-    start(&l, "--comm-timeout-seconds 3");
-    launched_until(&l, "\nstep ", 2, 90);
-    pid_t stopped = launched_child(&l, 5);
-    kill(stopped, SIGSTOP);
-    expect_stopped_rank_5(&l, stopped);
+    train_and_stop_rank_5(&l);
     assert_says(&l, "while the host had not looked for ");
 }
 
@@ -108,39 +114,20 @@ Test(faults_cuda, an_abort_that_hangs_keeps_the_sentence)
 {
     launched l;
     setenv("ND_DOUBLE_NCCL_ABORT", "hangs", 1);
-    start(&l, "--comm-timeout-seconds 3");
-    launched_until(&l, "\nstep ", 2, 90);
-    pid_t stopped = launched_child(&l, 5);
-    kill(stopped, SIGSTOP);
-    expect_stopped_rank_5(&l, stopped);
+    train_and_stop_rank_5(&l);
     assert_says(&l, "ncclCommAbort did not return within 5 s: rank ");
 }
 
-/* A limit of file sizes is what a test can have of a full disk. The default deadline is 600 s. */
 Test(faults_cuda, a_rank_that_fails_alone_waits_for_nobody)
 {
     launched l;
-    const struct rlimit full = {1, 1};
-    start(&l, "");
-    launched_until(&l, "\nstep ", 2, 90);
-    cr_assert_eq(prlimit(launched_child(&l, 0), RLIMIT_FSIZE, &full, NULL), 0);
-    int code = launched_wait(&l, 60);
-    cr_assert_eq(code, 73, "%d: %s", code, launched_read(&l));
-    assert_says(&l, "rank 0 failed first");
-    assert_says(&l, "metrics.jsonl");
+    train_and_fill_the_disk_of_rank_0(&l);
 }
 
 Test(faults_cuda, a_rank_that_fails_alone_and_cannot_abort_ends_with_its_reason)
 {
     launched l;
-    const struct rlimit full = {1, 1};
     setenv("ND_DOUBLE_NCCL_ABORT", "hangs", 1);
-    start(&l, "");
-    launched_until(&l, "\nstep ", 2, 90);
-    cr_assert_eq(prlimit(launched_child(&l, 0), RLIMIT_FSIZE, &full, NULL), 0);
-    int code = launched_wait(&l, 60);
-    cr_assert_eq(code, 73, "%d: %s", code, launched_read(&l));
-    assert_says(&l, "rank 0 failed first");
+    train_and_fill_the_disk_of_rank_0(&l);
     assert_says(&l, "ncclCommAbort did not return within 5 s: ");
-    assert_says(&l, "metrics.jsonl");
 }

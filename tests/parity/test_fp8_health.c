@@ -11,6 +11,20 @@
 
 static tempdir dir;
 
+/* Trains `steps` steps with a report every `interval`; the check must have been reached. */
+static void run_checked(const mesh_case *mesh, mesh_job job, int64_t steps, int64_t interval,
+                        nd_status (*check)(void *, nd_trainer *, int64_t))
+{
+    int checked = 0;
+    job.steps = steps;
+    job.health_interval = interval;
+    job.before_step = check;
+    job.context = &checked;
+    fp8_run(&job, mesh, ND_OK);
+    cr_expect(checked);
+    tempdir_remove(&dir);
+}
+
 /* In step 1 of delayed scaling the scales are 1: the gradients, small as they are, underflow in
  * part. */
 static nd_status check_underflow(void *context, nd_trainer *t, int64_t step)
@@ -28,15 +42,7 @@ static nd_status check_underflow(void *context, nd_trainer *t, int64_t step)
 Test(fp8_health, health_counts_what_is_lost, .timeout = 60)
 {
     static const mesh_case one = {"one", 1, 1, 1, 1, 1};
-    int checked = 0;
-    mesh_job job = fp8_job(&dir, ND_FP8_DELAYED, false);
-    job.steps = 2;
-    job.health_interval = 1;
-    job.before_step = check_underflow;
-    job.context = &checked;
-    fp8_run(&job, &one, ND_OK);
-    cr_expect(checked);
-    tempdir_remove(&dir);
+    run_checked(&one, fp8_job(&dir, ND_FP8_DELAYED, false), 2, 1, check_underflow);
 }
 
 static nd_status check_health(void *context, nd_trainer *t, int64_t step)
@@ -62,15 +68,7 @@ static nd_status check_health(void *context, nd_trainer *t, int64_t step)
 Test(fp8_health, health_of_every_linear, .timeout = 60)
 {
     static const mesh_case mesh = {"fsdp 2 x tp 2", 1, 2, 1, 2, 1};
-    int checked = 0;
-    mesh_job job = fp8_job(&dir, ND_FP8_TENSORWISE, true);
-    job.steps = 3;
-    job.health_interval = 2;
-    job.before_step = check_health;
-    job.context = &checked;
-    fp8_run(&job, &mesh, ND_OK);
-    cr_expect(checked);
-    tempdir_remove(&dir);
+    run_checked(&mesh, fp8_job(&dir, ND_FP8_TENSORWISE, true), 3, 2, check_health);
 }
 
 /* What the log says of the input of the first block's q k v after step 1. */
