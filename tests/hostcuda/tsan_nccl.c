@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "tests/hostcuda/doubles/double.h"
+#include "tests/hostcuda/doubles/nccl_double.h"
 #include "tests/hostcuda/nccl_job.h"
 
 static int failures;
@@ -55,5 +56,9 @@ int main(void)
     nd_double_machine_get()->order = ND_DOUBLE_EAGER;
     run("collectives, eager", collectives, 60, ND_OK);
     run("a rank that is missing", one_is_missing, 1, ND_ERR_HANG);
+    nd_double_nccl_flaw(1, ND_DOUBLE_LATE_FOR_SPLITS); /* the other threads look meanwhile */
+    run("communicators that are made late", collectives, 60, ND_OK);
+    nd_double_nccl_flaw(1, ND_DOUBLE_ABSENT_FROM_SPLITS);
+    run("a communicator that is not made", collectives, 1, ND_ERR_HANG);
     return failures > 0;
 }

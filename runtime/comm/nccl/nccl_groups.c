@@ -7,6 +7,23 @@
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
 
+enum { MORE_SECONDS = 10 }; /* who only waits says more of it */
+
+int nccl_call_begin(nd_transport *transport, const char *what)
+{
+    nccl_state *state = nccl_state_of(transport);
+    int call = nd_call_limit_begin(state->limit, what, MORE_SECONDS + transport->timeout_seconds,
+                                   "the host is inside of NCCL", ND_ERR_HANG);
+    pthread_mutex_lock(&state->calls);
+    return call;
+}
+
+void nccl_call_end(nccl_state *state, int call)
+{
+    pthread_mutex_unlock(&state->calls);
+    nd_call_limit_end(state->limit, call);
+}
+
 static nd_status open_group(nd_transport *transport, nccl_comm *nc)
 {
     nccl_state *state = nccl_state_of(transport);
@@ -15,10 +32,10 @@ static nd_status open_group(nd_transport *transport, nccl_comm *nc)
     config.blocking = 0;
     ND_TRY(nccl_ring_init(state->device, &nc->ring));
     ND_TRY(nd_cuda_stream_init_urgent(state->device, &nc->stream));
-    pthread_mutex_lock(&state->calls);
+    int call = nccl_call_begin(transport, "ncclCommSplit");
     ncclResult_t result =
         state->library.split(state->world, comm->ranks[0], comm->index, &nc->native, &config);
-    pthread_mutex_unlock(&state->calls);
+    nccl_call_end(state, call);
     /* The parent is in progress until its child exists, the child until it is connected. */
     ND_TRY(nccl_settle(transport, nc, state->world, result, "the communicator"));
     return nccl_settle(transport, nc, nc->native, ncclInProgress, "the communicator");
@@ -28,21 +45,18 @@ static nd_status open_group(nd_transport *transport, nccl_comm *nc)
 static nd_status end_native(nd_transport *transport, const nccl_comm *nc, ncclComm_t *native)
 {
     nccl_state *state = nccl_state_of(transport);
-    pthread_mutex_lock(&state->calls);
+    int call = nccl_call_begin(transport, "ncclCommFinalize");
     ncclResult_t result = state->library.finalize(*native);
-    pthread_mutex_unlock(&state->calls);
+    nccl_call_end(state, call);
     ND_TRY(nccl_settle_end(transport, nc, *native, result));
-    int call = nd_call_limit_begin(state->limit, "ncclCommDestroy", transport->timeout_seconds,
-                                   "a peer does not destroy its communicator", ND_ERR_HANG);
-    pthread_mutex_lock(&state->calls);
+    call = nccl_call_begin(transport, "ncclCommDestroy");
     state->library.destroy(*native);
     *native = NULL;
-    pthread_mutex_unlock(&state->calls);
-    nd_call_limit_end(state->limit, call);
+    nccl_call_end(state, call);
     return ND_OK;
 }
 
-/* Under both locks: the watching thread goes through the list. */
+/* Under both locks: the watching thread goes through the list. What is in it is complete. */
 static void link_comm(nccl_state *state, nccl_comm *nc, bool in)
 {
     nccl_comm **at = &state->comms;
@@ -61,6 +75,13 @@ static void link_comm(nccl_state *state, nccl_comm *nc, bool in)
     pthread_mutex_unlock(&state->ring);
 }
 
+static void free_comm(nccl_state *state, nccl_comm *nc)
+{
+    state->device->table->stream_fini(&nc->stream);
+    nccl_ring_fini(&nc->ring);
+    free(nc);
+}
+
 void nccl_destroy(nd_comm *comm)
 {
     nd_transport *transport = comm->transport;
@@ -72,9 +93,7 @@ void nccl_destroy(nd_comm *comm)
         nccl_give_up(transport);
     }
     link_comm(state, nc, false);
-    state->device->table->stream_fini(&nc->stream);
-    nccl_ring_fini(&nc->ring);
-    free(nc);
+    free_comm(state, nc);
 }
 
 nd_status nccl_create(nd_transport *transport, nd_comm *comm)
@@ -87,13 +106,17 @@ nd_status nccl_create(nd_transport *transport, nd_comm *comm)
     ND_TRY(ND_ALLOC(1, &nc));
     nc->comm = comm;
     comm->native = nc;
-    link_comm(state, nc, true);
+    state->making = nc;
     nd_status status = open_group(transport, nc);
     if (status != ND_OK) {
         status = nccl_give_up(transport);
-        nccl_destroy(comm);
+        state->making = NULL;
+        free_comm(state, nc);
+        return status;
     }
-    return status;
+    state->making = NULL;
+    link_comm(state, nc, true);
+    return ND_OK;
 }
 
 /* Leaves the record alone: since the fault it may have got context. */

@@ -52,10 +52,10 @@ static nd_status open_world(nd_transport *transport, const nd_nccl_options *opti
     card *cards = NULL;
     config.blocking = 0;
     ND_TRY(exchange_cards(state, options, &cards));
-    pthread_mutex_lock(&state->calls);
+    int call = nccl_call_begin(transport, "ncclCommInitRankConfig");
     ncclResult_t result =
         state->library.init(&state->world, options->size, cards[0].id, options->rank, &config);
-    pthread_mutex_unlock(&state->calls);
+    nccl_call_end(state, call);
     free(cards);
     return nccl_settle(transport, NULL, state->world, result, "the start of NCCL");
 }

@@ -104,11 +104,13 @@ typedef struct nccl_state {
     nd_device *device;
     nccl_library library;
     ncclComm_t world;
-    nccl_comm *comms; /* changes under both locks */
-    nccl_peer *peers; /* [size] */
-    nd_stream stream; /* of barriers and host memory */
-    void *stage;      /* NCCL_STAGE_BYTES on the device */
-    void *pinned;     /* the same on the host */
+    nccl_comm *comms;  /* complete ones; changes under both locks */
+    nccl_comm *making; /* of the driving thread, and not in the list: a thread of NCCL writes its
+                          `native`, until the world has settled or is aborted */
+    nccl_peer *peers;  /* [size] */
+    nd_stream stream;  /* of barriers and host memory */
+    void *stage;       /* NCCL_STAGE_BYTES on the device */
+    void *pinned;      /* the same on the host */
     void (*on_fault)(void *context, nd_status status, const char *sentence, bool ends);
     void *fault_context;
     pthread_mutex_t calls, ring;
@@ -142,6 +144,10 @@ extern const nd_comm_backend nd_nccl_backend;
 /* nccl_groups.c */
 nd_status nccl_create(nd_transport *transport, nd_comm *comm);
 void nccl_destroy(nd_comm *comm);
+/* Around a call that makes or ends a communicator: takes `calls`. It should return at once; the
+ * process ends where it does not within the deadline and ten seconds. */
+int nccl_call_begin(nd_transport *transport, const char *what);
+void nccl_call_end(nccl_state *state, int call);
 void nccl_abandon(nd_transport *transport);
 void nccl_close(nd_transport *transport);
 
@@ -164,8 +170,6 @@ typedef struct nccl_pending {
 void nccl_ring_advance(nccl_state *state, nccl_pending *oldest);
 
 /* nccl_watch.c. Those that return a fault have remembered it and aborted every communicator. */
-nd_status nccl_failed(nd_transport *transport, const nccl_comm *nc, ncclResult_t result,
-                      const char *call);
 /* Polls until the communicator is no longer in progress. `what` for the message. */
 nd_status nccl_settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
                       ncclResult_t first, const char *what);

@@ -62,6 +62,9 @@ static void abort_all(nccl_state *state)
         state->library.abort(state->world);
         state->world = NULL;
     }
+    if (state->making && state->making->native) { /* its parent's abort ended what made it */
+        abort_one(state->making);
+    }
     pthread_mutex_unlock(&state->calls);
     nd_call_limit_end(state->limit, call);
 }
@@ -108,15 +111,15 @@ static nd_status fail(const nd_transport *transport, ncclComm_t native, const ch
                    peers);
 }
 
-nd_status nccl_failed(nd_transport *transport, const nccl_comm *nc, ncclResult_t result,
-                      const char *call)
+static nd_status call_failed(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
+                             ncclResult_t result, const char *call)
 {
     nccl_state *state = nccl_state_of(transport);
     char where[160];
     nccl_describe(nc ? nc->comm : NULL, nc ? nc->entry : NULL, where, sizeof where);
     pthread_mutex_lock(&state->ring);
     pthread_mutex_lock(&state->calls);
-    fail(transport, nc ? nc->native : state->world, where, result, call);
+    fail(transport, native, where, result, call);
     pthread_mutex_unlock(&state->calls);
     pthread_mutex_unlock(&state->ring);
     return nccl_give_up(transport);
@@ -293,7 +296,7 @@ static nd_status settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t
             ND_TRY(attend(transport, &w, 0));
         }
     }
-    return result == ncclSuccess ? ND_OK : nccl_failed(transport, nc, result, what);
+    return result == ncclSuccess ? ND_OK : call_failed(transport, nc, native, result, what);
 }
 
 nd_status nccl_settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,

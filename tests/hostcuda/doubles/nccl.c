@@ -9,6 +9,7 @@
  */
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,13 +101,18 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     return ncclSuccess;
 }
 
-static int absent = -1;
-static nd_double_absence absent_from;
+static int flawed = -1;
+static nd_double_flaw flaw_of;
 
-void nd_double_nccl_absent(int rank, nd_double_absence from)
+void nd_double_nccl_flaw(int rank, nd_double_flaw flaw)
 {
-    absent = rank;
-    absent_from = from;
+    flawed = rank;
+    flaw_of = flaw;
+}
+
+static bool has_flaw(int rank, nd_double_flaw flaw)
+{
+    return rank == flawed && flaw == flaw_of;
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, int rank,
@@ -135,38 +141,13 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, 
     for (int r = 0; r < size; r++) {
         comm->ranks[r] = r;
     }
-    bool joins = rank != absent || absent_from != ND_DOUBLE_FROM_WORLDS;
+    if (has_flaw(rank, ND_DOUBLE_DIES_AT_WORLDS)) {
+        raise(SIGKILL);
+    }
+    bool joins = !has_flaw(rank, ND_DOUBLE_ABSENT_FROM_WORLDS);
     if (joins && atomic_fetch_add(&comm->shared->joined, 1) + 1 == size) {
         unlink(id.internal);
     }
-    begin_life(comm);
-    *out = comm;
-    return ncclInProgress;
-}
-
-ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *out,
-                           ncclConfig_t *config)
-{
-    if (config->blocking != 0 || parent->split != WORLD_SPLIT) {
-        nd_double_violation("NCCL: a split of a split, or a blocking one");
-    }
-    nccl_need_settled(parent);
-    if (parent->next_split == SPLITS) {
-        nd_double_violation("NCCL: more than %d splits", SPLITS - 1);
-    }
-    ncclComm_t comm = calloc(1, sizeof *comm);
-    memcpy(comm, parent, sizeof *comm);
-    comm->split = parent->next_split++;
-    comm->settled = false;
-    comm->enqueued = 0;
-    atomic_store(&comm->ran, 0);
-    parent->unpolled = 1;
-    comm->color = color;
-    comm->key = key;
-    member *mine = &comm->shared->members[comm->split][comm->world_rank];
-    atomic_store(&mine->color, color);
-    atomic_store(&mine->key, key);
-    atomic_store(&mine->ready, comm->world_rank != absent || absent_from != ND_DOUBLE_FROM_SPLITS);
     begin_life(comm);
     *out = comm;
     return ncclInProgress;
@@ -197,9 +178,87 @@ static bool settle(ncclComm_t comm)
     return true;
 }
 
+/* Of its parent, as in NCCL. The child is written in the end also where it is of no use. */
+static void *make_child(void *argument)
+{
+    ncclComm_t child = argument, parent = child->parent;
+    while (!(child->settled = settle(child)) && !atomic_load(&parent->aborted) &&
+           !atomic_load(&parent->shared->broken)) {
+        usleep(1000);
+    }
+    *child->result = child;
+    atomic_store(&parent->made, true);
+    return NULL;
+}
+
+static void end_maker(ncclComm_t parent)
+{
+    if (parent->has_maker) {
+        pthread_join(parent->maker, NULL);
+        parent->has_maker = false;
+    }
+}
+
+static void wait_for_others(ncclComm_t comm)
+{
+    for (int r = 0; r < comm->world_size; r++) {
+        while (r != comm->world_rank &&
+               !atomic_load(&comm->shared->members[comm->split][r].ready)) {
+            usleep(1000);
+        }
+    }
+}
+
+static void say_color(ncclComm_t comm)
+{
+    member *mine = &comm->shared->members[comm->split][comm->world_rank];
+    if (has_flaw(comm->world_rank, ND_DOUBLE_DIES_AT_SPLITS)) {
+        raise(SIGKILL);
+    }
+    if (has_flaw(comm->world_rank, ND_DOUBLE_BREAKS_SPLITS)) {
+        wait_for_others(comm);
+        atomic_store(&comm->shared->broken, (int)ncclSystemError);
+    }
+    if (has_flaw(comm->world_rank, ND_DOUBLE_LATE_FOR_SPLITS)) {
+        usleep(250000);
+    }
+    atomic_store(&mine->color, comm->color);
+    atomic_store(&mine->key, comm->key);
+    atomic_store(&mine->ready, !has_flaw(comm->world_rank, ND_DOUBLE_ABSENT_FROM_SPLITS));
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *out,
+                           ncclConfig_t *config)
+{
+    if (config->blocking != 0 || parent->split != WORLD_SPLIT) {
+        nd_double_violation("NCCL: a split of a split, or a blocking one");
+    }
+    nccl_need_settled(parent);
+    if (parent->next_split == SPLITS) {
+        nd_double_violation("NCCL: more than %d splits", SPLITS - 1);
+    }
+    ncclComm_t comm = calloc(1, sizeof *comm);
+    comm->shared = parent->shared;
+    comm->data = parent->data;
+    comm->world_rank = parent->world_rank;
+    comm->world_size = parent->world_size;
+    comm->split = parent->next_split++;
+    comm->color = color;
+    comm->key = key;
+    comm->parent = parent;
+    comm->result = out;
+    comm->unpolled = 1;
+    *out = NULL;
+    begin_life(comm);
+    say_color(comm);
+    parent->made = false;
+    parent->has_maker = pthread_create(&parent->maker, NULL, make_child, comm) == 0;
+    return parent->has_maker ? ncclInProgress : ncclSystemError;
+}
+
 void nccl_need_settled(ncclComm_t comm)
 {
-    if (!comm->settled || comm->unpolled || comm->finalizing) {
+    if (!comm->settled || comm->unpolled || comm->finalizing || comm->has_maker) {
         nd_double_violation("NCCL: a call with a communicator that is still in progress");
     }
 }
@@ -241,8 +300,12 @@ static bool finalize(ncclComm_t comm)
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *out)
 {
     comm->settled = comm->settled || settle(comm);
-    bool done = comm->settled && (!comm->finalizing || finalize(comm)) && comm->unpolled == 0;
+    bool done = comm->settled && (!comm->finalizing || finalize(comm)) && comm->unpolled == 0 &&
+                (!comm->has_maker || atomic_load(&comm->made));
     int broken = atomic_load(&comm->shared->broken);
+    if (done) {
+        end_maker(comm);
+    }
     comm->unpolled -= comm->unpolled > 0;
     *out = broken ? (ncclResult_t)broken : done ? ncclSuccess : ncclInProgress;
     if (machine_is_driver(machine_current())) { /* the host may look about until NCCL answers */
@@ -295,6 +358,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
         pause();
     }
     atomic_store(&comm->aborted, true);
+    end_maker(comm);
     while (another_runs(comm)) {
         usleep(1000);
     }

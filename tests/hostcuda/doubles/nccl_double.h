@@ -13,9 +13,17 @@ ncclResult_t ncclGroupEnd(void);
  * one of memory. */
 void nd_double_nccl_break(ncclComm_t comm, ncclResult_t result);
 
-/* From now on this rank (-1: none) does not come to worlds, or to splits. */
-typedef enum nd_double_absence { ND_DOUBLE_FROM_WORLDS, ND_DOUBLE_FROM_SPLITS } nd_double_absence;
-void nd_double_nccl_absent(int rank, nd_double_absence from);
+/* From now on this rank (-1: none) does that where worlds, or splits, are made. What breaks is
+ * NCCL, on every rank. */
+typedef enum nd_double_flaw {
+    ND_DOUBLE_ABSENT_FROM_WORLDS,
+    ND_DOUBLE_ABSENT_FROM_SPLITS,
+    ND_DOUBLE_LATE_FOR_SPLITS, /* by a quarter of a second */
+    ND_DOUBLE_BREAKS_SPLITS,
+    ND_DOUBLE_DIES_AT_WORLDS,
+    ND_DOUBLE_DIES_AT_SPLITS
+} nd_double_flaw;
+void nd_double_nccl_flaw(int rank, nd_double_flaw flaw);
 
 /* The next finalize of this process is seen to be done after so many more looks at it. */
 void nd_double_nccl_finalize_late(int looks);

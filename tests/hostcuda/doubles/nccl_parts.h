@@ -4,6 +4,7 @@
 /* What the files of NCCL's double share: communicators (nccl.c), operations (nccl_ops.c), and their
  * arithmetic (nccl_sum.c). */
 #include <nccl.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -35,6 +36,10 @@ struct ncclComm {
     int unpolled; /* answers of "in progress" that are still to come */
     _Atomic bool aborted;
     int color, key;
+    struct ncclComm *parent, **result; /* of a split: whose it is, and where it is to be written */
+    pthread_t maker;                   /* of a parent: makes a child */
+    bool has_maker;
+    _Atomic bool made;     /* the maker has ended */
     const void *device;    /* of this process */
     struct ncclComm *next; /* among those of this process */
 };
