@@ -31,11 +31,12 @@ typedef struct nd_progress_slot {
     _Atomic int32_t rank;     /* world rank, -1 until known */
     _Atomic int32_t phase;    /* nd_phase */
     _Atomic int64_t step;     /* the step being computed, 0 before the first */
-    _Atomic int32_t group;    /* nd_group_kind of the collective entered last */
+    _Atomic int32_t group;    /* nd_group_kind of the collective entered last; over NCCL, which only
+                              enqueues: of the one that runs, or else ended last */
     _Atomic int32_t op;       /* nd_comm_op */
     _Atomic int64_t sequence; /* of that collective in its group, from 1; 0: none yet */
     _Atomic int64_t bytes;
-    _Atomic int64_t since_ns;     /* CLOCK_MONOTONIC when it was entered; 0 while outside of any */
+    _Atomic int64_t since_ns; /* CLOCK_MONOTONIC when it was entered, or began; 0 while outside */
     _Atomic int64_t heartbeat_ns; /* last sign of life */
     char pad[192 - 56];
 } nd_progress_slot;

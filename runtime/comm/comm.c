@@ -64,6 +64,18 @@ static nd_status check_apart(const nd_comm *comm, nd_comm_op op, const void *a, 
     return ND_OK;
 }
 
+static void show(const nd_comm *comm, nd_comm_op op, int64_t bytes)
+{
+    nd_progress_slot *slot = comm->transport->progress;
+    if (!comm->backend->shows) {
+        atomic_store_explicit(&slot->group, (int32_t)comm->kind, memory_order_relaxed);
+        atomic_store_explicit(&slot->op, (int32_t)op, memory_order_relaxed);
+        atomic_store_explicit(&slot->sequence, comm->sequence, memory_order_relaxed);
+        atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
+    }
+    atomic_store_explicit(&slot->heartbeat_ns, nd_clock_ns(), memory_order_relaxed);
+}
+
 /* Numbers the operation, and puts it between the graphs of a stream. A group of one has nobody to
  * wait for: it does not hide the last real collective. */
 static nd_status enter(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t count,
@@ -74,13 +86,7 @@ static nd_status enter(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t 
     if (comm->size == 1) {
         return ND_OK;
     }
-    nd_progress_slot *slot = comm->transport->progress;
-    int64_t bytes = count * (int64_t)nd_dtype_size(dtype);
-    atomic_store_explicit(&slot->group, (int32_t)comm->kind, memory_order_relaxed);
-    atomic_store_explicit(&slot->op, (int32_t)op, memory_order_relaxed);
-    atomic_store_explicit(&slot->sequence, comm->sequence, memory_order_relaxed);
-    atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
-    atomic_store_explicit(&slot->heartbeat_ns, nd_clock_ns(), memory_order_relaxed);
+    show(comm, op, count * (int64_t)nd_dtype_size(dtype));
     return nd_stream_outside(stream);
 }
 

@@ -76,6 +76,7 @@ typedef struct nd_comm_backend {
     nd_status (*barrier)(nd_comm *, nd_stream *, nd_event *);
     nd_status (*group_begin)(nd_comm *); /* both NULL: operations go out one by one */
     nd_status (*group_end)(nd_comm *);
+    bool shows; /* it writes the operation of the progress slot; else whoever enters one does */
     void (*abandon)(nd_transport *transport); /* NULL: nothing waits for a peer at the end */
     void (*close)(nd_transport *transport);
 } nd_comm_backend;

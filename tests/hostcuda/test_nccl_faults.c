@@ -15,14 +15,8 @@
 #include "runtime/device/cuda_check.h"
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/doubles/nccl_double.h"
+#include "tests/hostcuda/nccl_expect.h"
 #include "tests/hostcuda/nccl_job.h"
-
-static void expect_message(const nd_ranks *ranks, int rank, nd_status status, const char *text)
-{
-    const nd_rank_result *r = &ranks->results[rank];
-    cr_expect_eq(r->status, status, "rank %d: %d, %s", rank, (int)r->status, r->message);
-    cr_expect(strstr(r->message, text), "rank %d: no \"%s\" in: %s", rank, text, r->message);
-}
 
 static nd_status sum_over(job *j, nd_group_kind kind)
 {
@@ -113,6 +107,62 @@ Test(nccl_faults, the_running_collective_is_named_and_who_is_missing, .timeout =
     expect_message(&ranks, 3, ND_ERR_INTERNAL, "its own reasons");
 }
 
+static bool shows(const job *j, nd_group_kind kind, int64_t sequence, bool runs)
+{
+    const nd_progress_slot *slot = j->transport->progress;
+    return atomic_load(&slot->group) == (int)kind && atomic_load(&slot->sequence) == sequence &&
+           (atomic_load(&slot->since_ns) != 0) == runs;
+}
+
+static nd_status look_until_shown(job *j, nd_group_kind kind, int64_t sequence, bool runs)
+{
+    while (!shows(j, kind, sequence, runs)) {
+        ND_TRY(nccl_watch(j->transport, 0));
+        (void)cudaStreamQuery(nd_cuda_stream(&j->stream));
+        usleep(1000);
+    }
+    return ND_OK;
+}
+
+static atomic_bool seen;
+
+static nd_status looks(job *j)
+{
+    ND_TRY(look_until_shown(j, ND_GROUP_TP, 1, false));
+    ND_TRY(compute(j, 0.3));
+    ND_TRY(sum_over(j, ND_GROUP_WORLD));
+    ND_CHECK(shows(j, ND_GROUP_TP, 1, false), "what waits for a kernel is shown");
+    ND_TRY(look_until_shown(j, ND_GROUP_WORLD, 1, true));
+    ND_TRY(sum_over(j, ND_GROUP_TP));
+    ND_CHECK(shows(j, ND_GROUP_WORLD, 1, true), "another one is shown than what runs");
+    return ND_OK;
+}
+
+/* Rank 1 comes to the second operation when rank 0 has looked. */
+static nd_status is_shown(job *j)
+{
+    nd_status status = sum_over(j, ND_GROUP_TP);
+    status = status == ND_OK ? nd_stream_sync(&j->stream) : status;
+    if (j->transport->rank == 0) {
+        status = status == ND_OK ? looks(j) : status;
+        atomic_store(&seen, true);
+        return status == ND_OK ? nd_stream_sync(&j->stream) : status;
+    }
+    while (!atomic_load(&seen)) {
+        usleep(1000);
+    }
+    ND_TRY(sum_over(j, ND_GROUP_WORLD));
+    ND_TRY(sum_over(j, ND_GROUP_TP));
+    return nd_stream_sync(&j->stream);
+}
+
+Test(nccl_faults, the_progress_page_shows_what_runs, .timeout = 60)
+{
+    job_context context = {is_shown, {{1, 1, 1, 1, 2}}, 10};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    cr_assert_eq(nd_ranks_run_threads(&ranks), ND_OK, "%s", nd_error_last()->message);
+}
+
 /* What callers add to a fault's sentence stays there when the rank then abandons. */
 static nd_status adds_context(job *j)
 {
@@ -132,64 +182,6 @@ Test(nccl_faults, the_sentence_keeps_its_context, .timeout = 60)
     expect_message(&ranks, 0, ND_ERR_HANG, "in all_reduce of tp, operation 1 (24 x f32)");
     expect_message(&ranks, 0, ND_ERR_HANG, " (while the caller adds to it)");
     expect_message(&ranks, 1, ND_ERR_DATA, "rank 1 has its own reasons (while it waits)");
-}
-
-static nd_status nothing(job *j)
-{
-    return ND_OK;
-}
-
-/* Ranks 0 and 1 say that; all abort what there is of their communicators. */
-static void expect_flaw(nd_double_flaw flaw, nd_status status, const char *text, int communicators)
-{
-    job_context context = {nothing, {{1, 1, 1, 1, 3}}, 1.0};
-    nd_ranks ranks = nccl_job_ranks(&context);
-    int64_t before = nd_double_nccl_aborts();
-    nd_double_nccl_flaw(2, flaw);
-    nd_ranks_run_threads(&ranks);
-    expect_message(&ranks, 0, status, text);
-    expect_message(&ranks, 1, status, text);
-    cr_expect_eq(nd_double_nccl_aborts() - before, 3 * communicators, "%ld aborts",
-                 (long)(nd_double_nccl_aborts() - before));
-}
-
-Test(nccl_faults, a_rank_that_does_not_join, .timeout = 60)
-{
-    expect_flaw(ND_DOUBLE_ABSENT_FROM_WORLDS, ND_ERR_HANG,
-                "s in the start of NCCL of the world, for ranks ", 1);
-}
-
-/* The world, and a child of it that a thread of NCCL is making. */
-Test(nccl_faults, a_rank_that_does_not_split, .timeout = 60)
-{
-    expect_flaw(ND_DOUBLE_ABSENT_FROM_SPLITS, ND_ERR_HANG,
-                "s in the communicator of tp, for ranks ", 2);
-}
-
-Test(nccl_faults, a_communicator_that_fails_half_way, .timeout = 60)
-{
-    expect_flaw(ND_DOUBLE_BREAKS_SPLITS, ND_ERR_IO,
-                "NCCL error 2 (an error of the double) from the communicator, tp", 2);
-}
-
-static void expect_dead(nd_double_flaw flaw, const char *text)
-{
-    job_context context = {nothing, {{1, 1, 1, 1, 3}}, 90};
-    nd_ranks ranks = nccl_job_ranks(&context);
-    nd_double_nccl_flaw(2, flaw);
-    nd_ranks_run_processes(&ranks);
-    expect_message(&ranks, 0, ND_ERR_IO, text);
-    expect_message(&ranks, 1, ND_ERR_IO, text);
-}
-
-Test(nccl_faults, a_rank_that_ends_at_the_start_is_named, .timeout = 100)
-{
-    expect_dead(ND_DOUBLE_DIES_AT_WORLDS, "rank 2 has ended while rank ");
-}
-
-Test(nccl_faults, a_rank_that_ends_at_a_split_is_named, .timeout = 100)
-{
-    expect_dead(ND_DOUBLE_DIES_AT_SPLITS, "rank 2 has ended while rank ");
 }
 
 static nd_status dies(job *j)

@@ -58,6 +58,7 @@ static nd_status begin(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t 
     if (!nc->grouped) {
         ND_TRY(nccl_ring_claim(comm->transport, nc, &nc->entry));
     }
+    nc->entry->kind = comm->kind;
     nc->entry->op = op; /* of a group: the last */
     nc->entry->sequence = comm->sequence;
     nc->entry->count = count;
@@ -323,6 +324,7 @@ const nd_comm_backend nd_nccl_backend = {
     .barrier = nccl_barrier,
     .group_begin = nccl_group_begin,
     .group_end = nccl_group_end,
+    .shows = true, /* nccl_watch.c: what is entered may run much later */
     .abandon = nccl_abandon,
     .close = nccl_close,
 };

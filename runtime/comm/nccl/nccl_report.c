@@ -45,6 +45,7 @@ static peer_is look_at(const nd_transport *transport, const nd_comm *comm, const
     }
     bool same = slot && comm && entry && atomic_load(&slot->since_ns) > 0 &&
                 atomic_load(&slot->group) == (int)comm->kind &&
+                atomic_load(&slot->op) == (int)entry->op &&
                 atomic_load(&slot->sequence) == entry->sequence;
     return same ? IN_IT_TOO : ABSENT;
 }

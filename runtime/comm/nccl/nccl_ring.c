@@ -31,7 +31,7 @@ void nccl_ring_fini(nccl_ring *ring)
 
 /* What has ended leaves the ring. An error of the device counts as pending: the driving thread's
  * next call has it too, and a better sentence. */
-static bool drop_ended(nccl_ring *ring)
+static void drop_ended(nccl_state *state, nccl_ring *ring)
 {
     int64_t before = ring->tail;
     while (ring->tail < ring->head &&
@@ -39,7 +39,10 @@ static bool drop_ended(nccl_ring *ring)
         ring->tail++;
         ring->begun_ns = 0;
     }
-    return ring->tail > before;
+    if (ring->tail > before) {
+        state->progress_ns = nd_clock_ns();
+        state->ended = ring->entries[(ring->tail - 1) % NCCL_RING];
+    }
 }
 
 static nccl_pending pending_of(const nccl_comm *nc)
@@ -54,9 +57,7 @@ void nccl_ring_advance(nccl_state *state, nccl_pending *oldest)
     *oldest = (nccl_pending){0};
     for (nccl_comm *nc = state->comms; nc; nc = nc->next) {
         nccl_ring *ring = &nc->ring;
-        if (drop_ended(ring)) {
-            state->progress_ns = now;
-        }
+        drop_ended(state, ring);
         if (ring->tail == ring->head) {
             continue;
         }
@@ -74,8 +75,8 @@ void nccl_ring_advance(nccl_state *state, nccl_pending *oldest)
 static bool has_room(nccl_state *state, nccl_comm *nc)
 {
     pthread_mutex_lock(&state->ring);
-    if (nc->ring.head - nc->ring.tail == NCCL_RING && drop_ended(&nc->ring)) {
-        state->progress_ns = nd_clock_ns();
+    if (nc->ring.head - nc->ring.tail == NCCL_RING) {
+        drop_ended(state, &nc->ring);
     }
     bool room = nc->ring.head - nc->ring.tail < NCCL_RING;
     pthread_mutex_unlock(&state->ring);

@@ -66,6 +66,7 @@ typedef struct nccl_library {
 typedef struct nccl_entry {
     cudaEvent_t begin; /* in the caller's stream: what the operation waits for has run */
     cudaEvent_t end;
+    nd_group_kind kind;
     nd_comm_op op;
     nd_dtype dtype;
     int64_t sequence, count;
@@ -116,7 +117,7 @@ typedef struct nccl_state {
     pthread_mutex_t calls, ring;
     nccl_comm *grouping;  /* whose group is open; `calls` is held meanwhile */
     int64_t progress_ns;  /* when an operation was last seen to have ended; under `ring` */
-    bool shown;           /* the progress page shows a running operation; under `ring` */
+    nccl_entry ended;     /* the operation that did; its sequence is 0: none yet. Under `ring` */
     int64_t watched_ns;   /* of the driving thread's looks */
     nd_call_limit *limit; /* on calls of NCCL and CUDA that may not return */
     pthread_t thread;

@@ -205,18 +205,17 @@ static nd_status check_deadline(const nd_transport *transport, const waiting *w,
     return ND_OK;
 }
 
-/* Where the launcher, and ranks that wait for this one, see it. */
-static void show(nccl_state *state, nd_progress_slot *slot, const nccl_pending *oldest)
+/* Where the launcher, and ranks that wait for this one, see it: the operation that runs, or else
+ * the one that ended last. Nothing else writes there. Under `ring`. */
+static void show(const nccl_state *state, nd_progress_slot *slot, const nccl_pending *oldest)
 {
-    if (oldest->begun_ns) {
-        atomic_store_explicit(&slot->group, (int32_t)oldest->comm->kind, memory_order_relaxed);
-        atomic_store_explicit(&slot->op, (int32_t)oldest->entry.op, memory_order_relaxed);
-        atomic_store_explicit(&slot->sequence, oldest->entry.sequence, memory_order_relaxed);
-    }
-    if (oldest->begun_ns || state->shown) {
-        atomic_store_explicit(&slot->since_ns, oldest->begun_ns, memory_order_relaxed);
-    }
-    state->shown = oldest->begun_ns != 0;
+    const nccl_entry *e = oldest->begun_ns ? &oldest->entry : &state->ended;
+    int64_t bytes = e->count * (int64_t)nd_dtype_size(e->dtype);
+    atomic_store_explicit(&slot->group, (int32_t)e->kind, memory_order_relaxed);
+    atomic_store_explicit(&slot->op, (int32_t)e->op, memory_order_relaxed);
+    atomic_store_explicit(&slot->sequence, e->sequence, memory_order_relaxed);
+    atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
+    atomic_store_explicit(&slot->since_ns, oldest->begun_ns, memory_order_relaxed);
 }
 
 /* Of an operation, or of a call that is being settled. */
