@@ -13,7 +13,10 @@
 #include "trainer/gpu.h"
 #include "trainer/hang.h"
 
-enum { KILLED_SECONDS = 30 }; /* for the end of a job that was aborted to reach this process */
+enum {
+    KILLED_SECONDS = 30, /* for the end of a job that was aborted to reach this process */
+    ECHO_SECONDS = 4     /* a lost peer is mostly another one's failure */
+};
 
 nd_status nd_worker_check_device(const nd_config *config)
 {
@@ -66,16 +69,34 @@ static const nd_progress *shared_page(const nd_worker *worker)
     return worker->identity.progress_fd >= 0 ? &worker->progress : NULL;
 }
 
-/* From the driving thread, or with `ends` from one that ends the process. */
+/*
+ * Ranks that learn of one failure at the same time take turns, the lowest first: it aborts the job,
+ * which kills the others before they say the same. A rank that gave its own reason has aborted it
+ * already, hence the time before the first.
+ */
+static void wait_for_turn(const nd_worker *worker, double first_seconds)
+{
+    const double apart = 0.5, most = 10;
+    double turn = apart * worker->identity.rank;
+    usleep((useconds_t)((first_seconds + (turn < most ? turn : most)) * 1e6));
+}
+
+/* From the driving thread, or with `ends` from one that ends the process: then the driving one is
+ * inside of CUDA or NCCL and settles nothing. */
 static void on_comm_fault(void *context, nd_status status, const char *sentence, bool ends)
 {
     const nd_worker *worker = context;
+    nd_pmix *pmix = worker->identity.pmix;
+    bool waits = status == ND_ERR_IO || status == ND_ERR_HANG;
     nd_failure_report(&worker->identity, status, sentence);
+    if (ends && pmix && waits) {
+        wait_for_turn(worker, status == ND_ERR_IO ? ECHO_SECONDS : 0);
+    }
     if (ends) {
         nd_log_error("%s", sentence);
     }
-    if (ends && worker->identity.pmix) {
-        nd_pmix_abort(worker->identity.pmix, (int)status, sentence);
+    if (ends && pmix) {
+        nd_pmix_abort(pmix, (int)status, sentence);
         sleep(KILLED_SECONDS);
     }
 }
@@ -120,18 +141,6 @@ static nd_status open_transport(nd_worker *worker, const nd_config *config)
         .exchange_context = worker->store,
     };
     return nd_transport_open_ucx(&options, &worker->transport);
-}
-
-/*
- * Ranks that learn of one failure at the same time take turns, the lowest first: it aborts the job,
- * which kills the others before they say the same. A rank that gave its own reason has aborted it
- * already, hence the time before the first.
- */
-static void wait_for_turn(const nd_worker *worker, double first_seconds)
-{
-    const double apart = 0.5, most = 10;
-    double turn = apart * worker->identity.rank;
-    usleep((useconds_t)((first_seconds + (turn < most ? turn : most)) * 1e6));
 }
 
 /* In the store's or the watch's thread. */
@@ -215,7 +224,7 @@ static void wait_for_speaker(const nd_worker *worker, nd_status status, bool fir
     if (worker->voice == ND_VOICE_ALIKE && worker->identity.rank > 0) {
         wait_for_turn(worker, 2); /* rank 0 reads the same configuration and files */
     } else if (worker->voice == ND_VOICE_ECHO || status == ND_ERR_IO || status == ND_ERR_HANG) {
-        wait_for_turn(worker, 4); /* a lost peer is mostly another one's failure */
+        wait_for_turn(worker, ECHO_SECONDS);
     }
 }
 
@@ -242,20 +251,9 @@ static void say(const nd_worker *worker, nd_status status, const char *text)
     nd_log_error("%s", text);
 }
 
-void nd_worker_fail(nd_worker *worker, nd_status status, const char *message)
-{
-    if (worker->failure.status != ND_OK) {
-        return;
-    }
-    worker->failure.status = status;
-    snprintf(worker->failure.message, sizeof worker->failure.message, "%s", message);
-    if (!settles(worker)) { /* before peers can echo it */
-        say(worker, status, worker->failure.message);
-    }
-    nd_transport_abandon(worker->transport);
-}
-
-static void end_failed(const nd_worker *worker)
+/* Peers know nothing of the failure until the reason is out; where PMIx started this process, it
+ * ends all of them then. */
+static void tell(const nd_worker *worker)
 {
     nd_pmix *pmix = worker->identity.pmix;
     const nd_error *failure = &worker->failure;
@@ -264,12 +262,23 @@ static void end_failed(const nd_worker *worker)
     if (settles(worker)) {
         settle_speaker(worker, failure->status, silent, sizeof silent);
         snprintf(text + strlen(text), sizeof text - strlen(text), "%s", silent);
-        say(worker, failure->status, text);
     }
+    say(worker, failure->status, text);
     if (pmix) {
         nd_pmix_abort(pmix, (int)failure->status, text);
         sleep(worker->identity.world_size > 1 ? KILLED_SECONDS : 0);
     }
+}
+
+void nd_worker_fail(nd_worker *worker, nd_status status, const char *message)
+{
+    if (worker->failure.status != ND_OK) {
+        return;
+    }
+    worker->failure.status = status;
+    snprintf(worker->failure.message, sizeof worker->failure.message, "%s", message);
+    tell(worker);
+    nd_transport_abandon(worker->transport);
 }
 
 int nd_worker_close(nd_worker *worker, nd_status status, const char *message)
@@ -277,7 +286,6 @@ int nd_worker_close(nd_worker *worker, nd_status status, const char *message)
     bool failed = status != ND_OK && status != ND_ERR_PREEMPTED;
     if (failed) {
         nd_worker_fail(worker, status, message);
-        end_failed(worker);
     } else if (message) {
         say(worker, status, message);
     }

@@ -53,8 +53,9 @@ nd_status nd_worker_meet(nd_worker *worker, const nd_config *config);
 /* The rest, among ranks that agree (agree.h). The config is borrowed. */
 nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_llama_shape *shape);
 /*
- * Before a failing rank closes anything, which may take long or wait for a peer: keeps the sentence
- * for nd_worker_close, says it where nobody has to settle first who speaks, and abandons the
+ * Before a failing rank closes anything, which may take long, wait for a peer, or show a peer that
+ * this rank fails: says the sentence, where no ndlaunch watches after settling who speaks (seconds;
+ * not for a rank with its own reason), ends the job where PMIx started it, and then abandons the
  * transport. A second call does nothing.
  */
 void nd_worker_fail(nd_worker *worker, nd_status status, const char *message);

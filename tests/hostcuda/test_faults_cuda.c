@@ -124,6 +124,14 @@ Test(faults_cuda, a_rank_that_fails_alone_waits_for_nobody)
     train_and_fill_the_disk_of_rank_0(&l);
 }
 
+/* It speaks and gives up before it closes what it has. */
+Test(faults_cuda, a_rank_that_fails_alone_frees_nothing)
+{
+    launched l;
+    setenv("ND_DOUBLE_FREE", "hangs", 1);
+    train_and_fill_the_disk_of_rank_0(&l);
+}
+
 Test(faults_cuda, a_rank_that_fails_alone_and_cannot_abort_ends_with_its_reason)
 {
     launched l;

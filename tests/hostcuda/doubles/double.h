@@ -17,6 +17,7 @@
  * ND_DOUBLE_OTHER (none: the number of the GPU that has another name),
  * ND_DOUBLE_QUEUE (0: a stream holds any number of tasks; else so many, and one more waits in the
  * call until one is done),
+ * ND_DOUBLE_FREE (none; set: freeing does not return, as where a kernel waits for a peer),
  * ND_DOUBLE_ORDER (lazy; eager: everything runs when it is enqueued, as far as it can; others: the
  * other queues first).
  */

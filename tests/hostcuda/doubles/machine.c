@@ -225,10 +225,19 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
     return map(bytes, true, out);
 }
 
+/* Freeing waits for the device. */
+static void wait_for_all(void)
+{
+    while (getenv("ND_DOUBLE_FREE")) {
+        pause();
+    }
+    nd_double_drain();
+}
+
 cudaError_t cudaFree(void *p)
 {
     machine_outside_capture("cudaFree");
-    nd_double_drain(); /* cudaFree waits for the device */
+    wait_for_all();
     return unmap(p, true);
 }
 
@@ -240,7 +249,7 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 
 cudaError_t cudaFreeHost(void *p)
 {
-    nd_double_drain();
+    wait_for_all();
     return unmap(p, false);
 }
 

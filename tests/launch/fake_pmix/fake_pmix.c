@@ -5,12 +5,14 @@
  *
  *   FAKE_PMIX_FOLDER  the folder of the job; all of its hosts see it
  *   FAKE_PMIX_SIZE    ranks of the job, of which FAKE_PMIX_LOCAL_SIZE are on this host
+ *   FAKE_PMIX_KILL    if set, PMIx_Abort kills its caller, as a server does
  *   FAKE_PMIX_HANG    the function that never returns; on rank FAKE_PMIX_HANG_RANK alone, if set
  *
- * PMIx_Fence keeps to PMIX_TIMEOUT. PMIx_Abort ends nobody: it leaves the file "aborted" with the
- * code.
+ * PMIx_Fence keeps to PMIX_TIMEOUT. PMIx_Abort ends nobody else: it leaves the file "aborted" with
+ * the code.
  */
 #include <pmix.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,7 +76,11 @@ pmix_status_t PMIx_Abort(int status, const char message[], pmix_proc_t procs[], 
     char text[16];
     maybe_hang("PMIx_Abort");
     snprintf(text, sizeof text, "%d", status);
-    return write_file("aborted", text, strlen(text));
+    pmix_status_t written = write_file("aborted", text, strlen(text));
+    if (getenv("FAKE_PMIX_KILL")) {
+        raise(SIGKILL);
+    }
+    return written;
 }
 
 pmix_status_t PMIx_Put(pmix_scope_t scope, const char key[], pmix_value_t *value)

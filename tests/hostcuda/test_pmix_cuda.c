@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Ranks on the doubles that a PMIx server started (tests/launch/fake_pmix), without ndlaunch: who
+ * fails alone says why before a peer can see it. */
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "tests/launch/launched.h"
+#include "tests/support/inputs.h"
+
+enum { RANKS = 2, SECONDS = 60 };
+
+static tempdir dir;
+static launched ranks[RANKS];
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    inputs_write_text(&dir, INPUTS_TEXT_MAX);
+    inputs_write_model(&dir, 32, 64, 2);
+    setenv("LD_LIBRARY_PATH", ND_FAKE_PMIX, 1);
+    setenv("FAKE_PMIX_FOLDER", dir.path, 1);
+    setenv("FAKE_PMIX_SIZE", "2", 1);
+    setenv("FAKE_PMIX_LOCAL_SIZE", "2", 1);
+    setenv("FAKE_PMIX_KILL", "yes", 1);
+    setenv("PMIX_NAMESPACE", "fake", 1);
+}
+
+static void teardown(void)
+{
+    launched_remove(&dir);
+}
+
+TestSuite(pmix_cuda, .init = setup, .fini = teardown, .timeout = 240);
+
+/* What they say goes through a pipe: a limit of file sizes is not to cut it off. */
+static void start(void)
+{
+    char command[2048], name[32];
+    snprintf(command, sizeof command,
+             "exec " ND_HOSTCUDA "/ndtrain train --device cuda --dp-shard-size -1 --precision fp32 "
+             "--sequence-length 32 --set model.config=%s/model.json --set data.path=%s/text.txt "
+             "--set data.tokenizer=bytes --set data.validation_path= --set "
+             "train.validation_interval=0 --set log.interval=1 --num-steps 1000000 --set "
+             "output.save_model=false --set output.dir=%s/run > >(cat) 2>&1",
+             dir.path, dir.path, dir.path);
+    for (int rank = 0; rank < RANKS; rank++) {
+        snprintf(name, sizeof name, "%d", rank);
+        setenv("PMIX_RANK", name, 1);
+        snprintf(name, sizeof name, "rank%d", rank);
+        launched_start(&ranks[rank], &dir, name,
+                       (const char *[]){"/bin/bash", "-c", command, NULL});
+    }
+}
+
+/* Rank 0 has told the server before it aborts its communicators, which takes for ever here. */
+Test(pmix_cuda, the_reason_is_out_before_communicators_are_aborted)
+{
+    const struct rlimit full = {100, 100}; /* metrics.jsonl is longer, the file of a code not */
+    char code[8] = "";
+    setenv("ND_DOUBLE_NCCL_ABORT", "hangs", 1);
+    start();
+    launched_until(&ranks[0], "\nstep ", 2, SECONDS);
+    cr_assert_eq(prlimit(ranks[0].pid, RLIMIT_FSIZE, &full, NULL), 0);
+    int ended = launched_wait(&ranks[0], SECONDS);
+    cr_assert_eq(ended, 128 + SIGKILL, "%d: %s", ended, launched_read(&ranks[0]));
+    launched_until(&ranks[0], "metrics.jsonl", 1, SECONDS);
+    cr_assert_null(strstr(ranks[0].text, "ncclCommAbort"), "%s", ranks[0].text);
+    FILE *f = fopen(tempdir_file(&dir, "aborted.0"), "r");
+    cr_assert_not_null(f);
+    cr_assert_not_null(fgets(code, sizeof code, f));
+    fclose(f);
+    cr_assert_str_eq(code, "73");
+    launched_wait(&ranks[1], SECONDS);
+    launched_until(&ranks[1], "rank 0, which hosts the store, was lost", 1, SECONDS);
+}
