@@ -60,6 +60,24 @@ static nd_double_state run_wait(void *closure)
     return ND_DOUBLE_DONE;
 }
 
+void event_forget(const task *t)
+{
+    const event_call *call = (const event_call *)t->closure;
+    if (t->run == run_record || t->run == run_wait) {
+        call->event->pending--;
+        event_drop(call->event);
+    }
+}
+
+/* The task may have run when this returns. */
+static cudaError_t submit(cudaStream_t stream, nd_double_task *run, event_call call)
+{
+    call.event->pending++;
+    cudaError_t error = queue_submit(stream, run, &call, sizeof call);
+    call.event->pending -= error != cudaSuccess;
+    return error;
+}
+
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     event->capture = stream->capture;
@@ -67,9 +85,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     if (stream->capture) {
         return cudaSuccess; /* tasks of a graph run in the order of their recording */
     }
-    event_call call = {event, ++event->recorded};
-    event->pending++;
-    return queue_submit(stream, run_record, &call, sizeof call);
+    return submit(stream, run_record, (event_call){event, ++event->recorded});
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
@@ -88,9 +104,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (stream->capture) {
         return machine_error(cudaErrorStreamCaptureIsolation);
     }
-    event_call call = {event, event->recorded};
-    event->pending++;
-    return queue_submit(stream, run_wait, &call, sizeof call);
+    return submit(stream, run_wait, (event_call){event, event->recorded});
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event)
