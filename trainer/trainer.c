@@ -65,6 +65,10 @@ out:
     return status;
 }
 
+/* Room that a copy of all weights leaves: it saves a cast a unit, and is not worth a run that ends
+ * for want of memory because a library or the driver took more than was estimated. */
+static const size_t COPY_LEAVES_BYTES = (size_t)1 << 30;
+
 /* A GPU that trains alone keeps all weights in the compute dtype only where they fit beside the
  * rest. */
 static bool is_too_large(const nd_trainer *t)
@@ -73,7 +77,8 @@ static bool is_too_large(const nd_trainer *t)
     return t->rank->device->kind == ND_DEVICE_CUDA && t->model->layout->shards == 1 &&
            t->rank->config->parallel.reshard_after_forward && !t->rank->cast_units &&
            nd_cuda_info_of(t->rank->device, &gpu) == ND_OK &&
-           t->plan.total + nd_beside_later(t->rank, &t->planned_graphs) > gpu.free_bytes;
+           t->plan.total + nd_beside_later(t->rank, &t->planned_graphs) + COPY_LEAVES_BYTES >
+               gpu.free_bytes;
 }
 
 nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)

@@ -102,6 +102,28 @@ Test(processes_cuda, what_comes_after_the_plan_is_an_estimate_and_a_warning)
               "%s", shell_output);
 }
 
+static double planned_bytes(const char *memory)
+{
+    char command[2048];
+    snprintf(command, sizeof command,
+             "ND_DOUBLE_MEMORY=%s " RUN "--device cuda --workers 1 --precision bf16 "
+             "--set output.dir=out%s",
+             memory, memory);
+    cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
+    snprintf(command, sizeof command,
+             "sed -n 's/.*\"planned_bytes\": *\\([0-9.e+]*\\).*/\\1/p' out%s/run.json", memory);
+    shell(&dir, command);
+    return strtod(shell_output, NULL);
+}
+
+/* A copy of all weights is kept where it leaves 256 MiB for the code of kernels, and 1 GiB. */
+Test(processes_cuda, a_copy_of_all_weights_leaves_room)
+{
+    inputs_write_model(&dir, 64, 96, 5);
+    double copied = planned_bytes("1500"), cast = planned_bytes("1250");
+    cr_expect(cast > 0.0 && cast < copied, "%.0f bytes with a copy, %.0f without", copied, cast);
+}
+
 static void expect_ended(int code, int expected, const char *a, const char *b)
 {
     cr_expect_eq(code, expected, "%d: %s", code, shell_output);
