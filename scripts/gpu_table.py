@@ -126,5 +126,8 @@ def speed(items, dry):
     value, remark = shares(items, "products", lambda r: [(f"{r['product']} {r['type']}", r["share"])] if "product" in r else [])
     rows.append(row("products beside a plain loop of cuBLASLt", value, " %", 85, 95, remark, stands_for))
     value, remark = shares(items, "kernels", lambda r: [(k, v["share"]) for k, v in r.get("kernels", {}).items()])
+    equal, other = shares(items, "kernels", lambda r: [(k, v["share_of_equal"]) for k, v in r.get("kernels", {}).items() if "share_of_equal" in v])
+    if equal is not None:
+        remark += f"; beside a copy of as many bytes {equal:.0f} %, {other}"
     rows.append(row("elementwise kernels beside a copy", value, " %", 80, 90, remark, stands_for))
     return rows
