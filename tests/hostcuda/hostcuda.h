@@ -10,6 +10,10 @@
  * kernel that was launched with ND_LAUNCH run one after another; those of ND_LAUNCH_MEETING are
  * fibers that stop at barriers and shuffles (fibers.h, where the mistakes that are caught are
  * listed).
+ *
+ * With HOSTCUDA_AS_NVCC approximate functions err as far as those of a GPU may, subnormal results
+ * of ex2 are 0, and there are as many processors as on an H200; the compiler is then told to fuse
+ * multiplications and additions, as nvcc does.
  */
 #include <math.h>
 #include <stddef.h>
@@ -64,7 +68,11 @@ inline int zero_async(CUstream_st *queue, void *p, size_t bytes)
 /* Few and odd, so that the tests' small grids go round more than once and unevenly. */
 inline int processors()
 {
+#ifdef HOSTCUDA_AS_NVCC
+    return 132;
+#else
     return 3;
+#endif
 }
 
 } // namespace nd
@@ -85,10 +93,43 @@ inline uint32_t __float_as_uint(float x)
     return bits;
 }
 
+#ifdef HOSTCUDA_AS_NVCC
+
+namespace hostcuda {
+
+/* Up to 2 units of the last place away, up or down by the bits of `from`. */
+inline float astray(float x, float from)
+{
+    uint32_t draw = __float_as_uint(from) * 2654435761u;
+    for (uint32_t i = 0; i < (draw >> 30) % 3; i++) {
+        x = nextafterf(x, draw & 0x20000000u ? INFINITY : -INFINITY);
+    }
+    return x;
+}
+
+inline float exp2_approximate(float x)
+{
+    float y = astray(exp2f(x), x);
+    return y < 1.17549435e-38f ? 0.0f : y;
+}
+
+} // namespace hostcuda
+
+inline float __fdividef(float a, float b)
+{
+    return fabsf(b) > 8.507059e37f ? 0.0f : hostcuda::astray(a / b, b);
+}
+
+#define exp2f hostcuda::exp2_approximate
+
+#else
+
 inline float __fdividef(float a, float b)
 {
     return a / b;
 }
+
+#endif
 
 inline uint32_t __umulhi(uint32_t a, uint32_t b)
 {
