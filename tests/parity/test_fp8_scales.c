@@ -248,3 +248,21 @@ Test(fp8_scales, of_weights_follow_every_update_by_one_reduction_a_step, .timeou
     }
     tempdir_remove(&dir);
 }
+
+/* Products of plain rowwise read no scale of a whole weight: its amaxes are reduced for the health
+ * log only, in the steps that it counts: here the second of three. */
+Test(fp8_scales, of_rowwise_weights_are_found_for_reports_alone, .timeout = 120)
+{
+    static const mesh_case mesh = {"fsdp 2 x tp 2", 1, 2, 1, 2, 2};
+    tempdir_make(&dir);
+    mesh_job job = job_of(ND_FP8_ROWWISE, false);
+    job.precision = ND_PRECISION_BF16;
+    long without = model_reductions(&job, &mesh);
+    job.precision = ND_PRECISION_FP8;
+    cr_expect_eq(model_reductions(&job, &mesh), without, "without reports");
+    job.health_interval = 2;
+    cr_expect_eq(model_reductions(&job, &mesh), without + STEPS / 2, "a report every other step");
+    job.quiet = true;
+    cr_expect_eq(model_reductions(&job, &mesh), without, "with log.level info");
+    tempdir_remove(&dir);
+}

@@ -188,10 +188,17 @@ static nd_status round_weights(nd_scales *s)
     return ND_OK;
 }
 
+/* Whether a product, and not the health log alone, reads an amax of a whole weight. */
+static bool products_read_amaxes(const nd_scales *s)
+{
+    return s->recipe.output.b.granularity == ND_PER_TENSOR ||
+           s->recipe.input_gradient.b.granularity == ND_PER_TENSOR;
+}
+
 nd_status nd_scales_refresh(nd_scales *s, const float *master, int64_t version)
 {
     nd_rank *r = s->rank;
-    if (!enabled(s) || s->version == version) {
+    if (!enabled(s) || s->version == version || !(s->healthy || products_read_amaxes(s))) {
         return ND_OK;
     }
     s->version = version;

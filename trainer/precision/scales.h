@@ -13,7 +13,8 @@
  * of the gathered weight.
  *
  * Scales along rows or columns (rowwise) are not kept: they live in one vector set for each kind of
- * operand while a product needs them.
+ * operand while a product needs them. Where a recipe has no others for weights, their amaxes are
+ * found and reduced only in steps that the health log counts.
  */
 #include "runtime/device/memplan.h"
 #include "trainer/precision/filter.h"
@@ -91,7 +92,8 @@ int64_t nd_site_gradient(const nd_scales *scales, int64_t layer, int linear);
 nd_fp8 nd_scales_at(const nd_scales *scales, int64_t site);
 
 /* The weights changed to `version`: new weight scales (delayed: amaxes of this step). No-op when
- * they are known. */
+ * they are known, and where only the health log would read them (rowwise) and the step is not
+ * counted. */
 nd_status nd_scales_refresh(nd_scales *scales, const float *master, int64_t version);
 
 /*
