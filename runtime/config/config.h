@@ -188,7 +188,7 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
 nd_status nd_config_resolve(nd_config *config);
 
 /* A sentence for each kind of FP8 settings that are not the defaults and that the run does not
- * read. */
+ * read. Of rank 0's configuration, whose log.level decides about fp8.health_interval. */
 nd_status nd_config_each_warning(const nd_config *config,
                                  void (*line)(void *context, const char *text), void *context);
 
