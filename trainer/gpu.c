@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/cuda/cuda_ops.h"
+#include "runtime/base/log.h"
 #include "runtime/device/cuda.h"
 #include "runtime/device/gpu_choice.h"
 
@@ -17,7 +18,7 @@ nd_status nd_gpu_is_wanted(const nd_config *config, bool *out)
     }
     nd_status status = nd_cuda_count(&count);
     if (status != ND_OK && config->launch.device == ND_CHOOSE_AUTO) {
-        nd_error_clear(); /* no GPU: the CPU it is, and the start says so */
+        nd_error_clear(); /* the CPU it is, and the start says so */
         return ND_OK;
     }
     if (status != ND_OK && nd_ops_cuda_lacks_cudnn()) {
@@ -31,6 +32,16 @@ nd_status nd_gpu_is_wanted(const nd_config *config, bool *out)
     ND_TRY(status);
     *out = true;
     return ND_OK;
+}
+
+void nd_gpu_warn_of_cpu(const nd_config *config)
+{
+    int count = 0;
+    if (config->launch.device == ND_CHOOSE_AUTO && nd_cuda_has_driver() &&
+        nd_cuda_count(&count) != ND_OK) {
+        nd_log_warning("device auto takes the CPU: %s", nd_error_last()->message);
+        nd_error_clear();
+    }
 }
 
 nd_status nd_gpu_check(const nd_config *config, int local_workers)

@@ -12,6 +12,8 @@
  * with the reason when cuda was asked for and there is none.
  */
 nd_status nd_gpu_is_wanted(const nd_config *config, bool *out);
+/* One line of warning where auto takes the CPU although there is a driver: why. */
+void nd_gpu_warn_of_cpu(const nd_config *config);
 /* ND_ERR_CONFIG unless `local_workers` of this host find a GPU each (launch.gpu_ids). */
 nd_status nd_gpu_check(const nd_config *config, int local_workers);
 /* The GPU that this worker takes (runtime/device/gpu_choice.h). */

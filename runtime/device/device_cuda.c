@@ -239,10 +239,22 @@ static const nd_device_table cuda_table = {
 #endif
 };
 
-static nd_status no_driver(void)
+/* 0: none that loads. */
+static int driver_version(void)
 {
     int driver = 0;
     cudaDriverGetVersion(&driver);
+    return driver;
+}
+
+bool nd_cuda_has_driver(void)
+{
+    return driver_version() > 0;
+}
+
+static nd_status no_driver(void)
+{
+    int driver = driver_version();
     if (driver == 0) {
         return nd_fail(ND_ERR_CONFIG,
                        "device cuda needs an NVIDIA driver and this machine has none that loads "

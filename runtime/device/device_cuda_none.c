@@ -15,6 +15,11 @@ nd_status nd_cuda_count(int *out)
     return absent();
 }
 
+bool nd_cuda_has_driver(void)
+{
+    return false;
+}
+
 nd_status nd_device_open_cuda(const nd_cuda_options *options, nd_device **out)
 {
     return absent();

@@ -130,6 +130,34 @@ static void expect_ended(int code, int expected, const char *a, const char *b)
     cr_expect(strstr(shell_output, a) && strstr(shell_output, b), "%s", shell_output);
 }
 
+/* auto: the CPU, with a reason where there is a driver; cuda: an error. */
+Test(processes_cuda, auto_says_why_it_takes_the_cpu)
+{
+    static const struct {
+        const char *machine, *why;
+    } machines[] = {
+        {"ND_DOUBLE_DRIVER=12040", "supports CUDA 12.4 and this program was built with"},
+        {"ND_DOUBLE_DEVICES=-2", "system not yet initialized"},
+        {"ND_DOUBLE_DEVICES=0", "the driver sees none"},
+        {"ND_DOUBLE_DEVICES=-1", NULL},
+    };
+    char command[1024];
+    for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
+        snprintf(command, sizeof command, "%s " RUN "--workers 2 --set output.dir=auto%zu",
+                 machines[i].machine, i);
+        cr_expect_eq(shell_run(&dir, command), 0, "%s", shell_output);
+        const char *line = strstr(shell_output, "device auto takes the CPU: ");
+        cr_expect_eq(line != NULL, machines[i].why != NULL, "%s", shell_output);
+        if (line) {
+            cr_expect(strstr(line, machines[i].why) && !strstr(line + 1, "device auto takes"), "%s",
+                      shell_output);
+        }
+        snprintf(command, sizeof command, "%s " RUN "--device cuda --workers 2 --set output.dir=x",
+                 machines[i].machine);
+        cr_expect_eq(shell_run(&dir, command), 2, "%s", shell_output);
+    }
+}
+
 #define EIGHT                                                                                      \
     "--device cuda --workers 8 --dp-replicate-size 2 --dp-shard-size 2 --tp-size 2 --precision "   \
     "fp8 "

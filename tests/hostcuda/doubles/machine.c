@@ -275,14 +275,15 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const vo
 static cudaError_t need_driver(void)
 {
     const nd_double_machine *m = nd_double_machine_get();
-    return m->devices < 0 || m->driver < CUDART_VERSION ? cudaErrorInsufficientDriver
-           : m->devices == 0                            ? cudaErrorNoDevice
-                                                        : cudaSuccess;
+    return m->devices == -2                               ? cudaErrorSystemNotReady
+           : m->devices < 0 || m->driver < CUDART_VERSION ? cudaErrorInsufficientDriver
+           : m->devices == 0                              ? cudaErrorNoDevice
+                                                          : cudaSuccess;
 }
 
 cudaError_t cudaDriverGetVersion(int *out)
 {
-    *out = nd_double_machine_get()->devices < 0 ? 0 : machine.driver;
+    *out = nd_double_machine_get()->devices == -1 ? 0 : machine.driver;
     return cudaSuccess;
 }
 
@@ -385,5 +386,6 @@ const char *cudaGetErrorString(cudaError_t error)
 {
     return error == cudaErrorMemoryAllocation ? "out of memory"
            : error == cudaErrorIllegalAddress ? "an illegal memory access was encountered"
+           : error == cudaErrorSystemNotReady ? "system not yet initialized"
                                               : "an error of the double";
 }
