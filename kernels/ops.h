@@ -118,6 +118,14 @@ struct nd_ops {
      * whichever is there.
      */
     bool fp8_needs_transposed;
+    /*
+     * NULL, or ops that make what a call of the same name keeps for its form, such as a library's
+     * plan, and do nothing else: matmul, matmul_fp8, attention_fwd and attention_bwd; the other
+     * entries are NULL. Of the stream only the device is used; tensors need no memory, but
+     * addresses that are aligned as those of the call. What attention_scratch returns afterwards
+     * holds for the prepared calls.
+     */
+    const nd_ops *prepare;
 
     /* linear algebra */
     /*

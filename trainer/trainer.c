@@ -50,6 +50,7 @@ static nd_status create(nd_rank *rank, nd_trainer **out)
     ND_TRY(ND_ALLOC(1, &t));
     t->rank = rank;
     nd_memplan_init(&t->plan);
+    ND_TRY_OUT(nd_dry_run_prepare(rank));
     ND_TRY_OUT(nd_model_create(rank, &t->plan, &t->model));
     ND_TRY_OUT(nd_gradsync_init(&t->sync, &t->model->fsdp, &t->plan));
     ND_TRY_OUT(nd_optimizer_init(&t->optimizer, &t->model->fsdp));
@@ -195,7 +196,7 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     nd_rank *r = t->rank;
     nd_step_numbers *numbers = t->model->numbers;
     bool healthy = t->model->scales.healthy;
-    /* The first step loads kernels and makes plans, which a capture does not allow. */
+    /* The first step loads kernels, which a capture does not allow. */
     t->model->graphs = t->plain > 0 && !healthy ? t->graphs : NULL;
     nd_graphs_set_step(t->graphs, t->step + 1);
     int64_t micros = r->config->train.gradient_accumulation_steps;

@@ -36,6 +36,9 @@ nd_status nd_worker_open_device(const nd_config *config, int local_rank, int loc
     if (gpu) {
         return nd_gpu_open(config, &worker->identity, &worker->device, &worker->rank.ops);
     }
+    if (local_rank == 0) {
+        nd_gpu_warn_of_cpu(config);
+    }
     ND_TRY(nd_device_open_cpu(worker->affinity.threads, &worker->device));
     return nd_ops_cpu(worker->device, &worker->rank.ops);
 }
@@ -46,7 +49,8 @@ nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker)
                                       (int)config->launch.threads_per_worker);
     ND_TRY(nd_device_open_cpu(threads, &worker->device));
     if (config->launch.device == ND_CHOOSE_CUDA) {
-        return nd_ops_cuda_planner(&worker->rank.ops);
+        worker->rank.ops = &worker->planner;
+        return nd_ops_cuda_planner(config->train.deterministic, &worker->planner);
     }
     return nd_ops_cpu(worker->device, &worker->rank.ops);
 }

@@ -30,6 +30,7 @@ typedef struct nd_worker {
     nd_device *device;
     nd_transport *transport;
     nd_rank rank;
+    nd_ops planner;   /* of a GPU that is not here; rank.ops points to it */
     nd_error failure; /* its status is ND_OK until nd_worker_fail */
 } nd_worker;
 

@@ -12,7 +12,9 @@ extern "C" {
 #include <memory>
 #include <new>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace cudnn_frontend {
@@ -23,11 +25,35 @@ namespace fe = cudnn_frontend;
 using fe::graph::Graph;
 using fe::graph::Tensor_attributes;
 
-enum { OLDEST = 90500, PLANS = 1024 };
+/* Below 9.6 a mask whose diagonal ends at the last key needs lengths of multiples of 64. */
+enum { OLDEST = 90600 };
 enum uid : int64_t { Q = 1, K, V, OUT, STATS, DOUT, DQ, DK, DV };
 
+static_assert(std::has_unique_object_representations_v<nd_sdpa_strides>, "no padding");
+
+/* FNV-1a over 8 bytes at a time. */
+struct hash_of_form {
+    size_t operator()(const nd_sdpa_form &form) const
+    {
+        uint64_t words[sizeof form / 8], hash = 14695981039346656037u;
+        static_assert(sizeof words == sizeof form, "whole words");
+        std::memcpy(words, &form, sizeof form);
+        for (uint64_t word : words) {
+            hash = (hash ^ word) * 1099511628211u;
+            hash ^= hash >> 32;
+        }
+        return hash;
+    }
+};
+
+struct same_form {
+    bool operator()(const nd_sdpa_form &a, const nd_sdpa_form &b) const
+    {
+        return std::memcmp(&a, &b, sizeof a) == 0;
+    }
+};
+
 struct plan {
-    nd_sdpa_form form;
     std::shared_ptr<Graph> graph;
     std::unordered_map<int64_t, void *> pointers; /* filled anew for each call */
     int64_t workspace = 0;
@@ -38,7 +64,7 @@ struct nd_cudnn {
     int capability;
     cudnnHandle_t handle = nullptr;
     std::shared_ptr<fe::DeviceProperties> description;
-    std::vector<std::unique_ptr<plan>> plans;
+    std::unordered_map<nd_sdpa_form, plan, hash_of_form, same_form> plans;
 };
 
 static nd_status failed(const char *call, const std::string &message)
@@ -147,7 +173,7 @@ static Tensor_attributes statistics(const nd_sdpa_form &f)
         .set_name("stats")
         .set_uid(STATS)
         .set_dim({f.batch, f.heads, f.sq, 1})
-        .set_stride({f.stats_batch, f.stats_head, 1, 1})
+        .set_stride({f.heads * f.sq, f.sq, 1, 1})
         .set_data_type(fe::DataType_t::FLOAT);
 }
 
@@ -198,7 +224,7 @@ static void make_backward(Graph &graph, const nd_sdpa_form &f)
     finish_output(dv, tensor(f, "dv", DV, f.kv_heads, f.sk, f.dv));
 }
 
-static nd_status build(nd_cudnn *cudnn, plan &p)
+static nd_status build(nd_cudnn *cudnn, const nd_sdpa_form &form, plan &p)
 {
     p.graph = std::make_shared<Graph>();
     Graph &graph = *p.graph;
@@ -209,10 +235,10 @@ static nd_status build(nd_cudnn *cudnn, plan &p)
         graph.set_sm_version(cudnn->capability);
         graph.set_device_properties(cudnn->description);
     }
-    if (p.form.backward) {
-        make_backward(graph, p.form);
+    if (form.backward) {
+        make_backward(graph, form);
     } else {
-        make_forward(graph, p.form);
+        make_forward(graph, form);
     }
     ND_CUDNN(graph.validate());
     if (cudnn->handle) {
@@ -229,27 +255,23 @@ static nd_status build(nd_cudnn *cudnn, plan &p)
 
 static nd_status find(nd_cudnn *cudnn, const nd_sdpa_form *form, plan **out)
 {
-    for (auto &p : cudnn->plans) {
-        if (std::memcmp(&p->form, form, sizeof *form) == 0) {
-            *out = p.get();
-            return ND_OK;
-        }
+    auto known = cudnn->plans.find(*form);
+    if (known != cudnn->plans.end()) {
+        *out = &known->second;
+        return ND_OK;
     }
-    if (cudnn->plans.size() == PLANS) {
-        return nd_fail(ND_ERR_INTERNAL, "more than %d forms of attention", (int)PLANS);
-    }
-    auto made = std::make_unique<plan>();
-    made->form = *form;
-    nd_status status = build(cudnn, *made);
+    plan made;
+    nd_status status = build(cudnn, *form, made);
     if (status != ND_OK) {
         return nd_fail_context(
-            status, "planning %s of batch %lld, %lld queries, %lld keys, %lld heads, %lld KV heads",
+            status,
+            "planning %s of batch %lld, %lld queries, %lld keys, %lld heads, %lld KV heads, heads "
+            "of %lld, cuDNN %zu",
             form->backward ? "the backward" : "the forward", (long long)form->batch,
             (long long)form->sq, (long long)form->sk, (long long)form->heads,
-            (long long)form->kv_heads);
+            (long long)form->kv_heads, (long long)form->head_dim, nd_cudnn_version(cudnn));
     }
-    *out = made.get();
-    cudnn->plans.push_back(std::move(made));
+    *out = &cudnn->plans.emplace(*form, std::move(made)).first->second;
     return ND_OK;
 }
 
@@ -271,6 +293,11 @@ extern "C" nd_status nd_cudnn_workspace(nd_cudnn *cudnn, const nd_sdpa_form *for
         *out = (size_t)p->workspace;
         return ND_OK;
     });
+}
+
+extern "C" int64_t nd_cudnn_plan_count(const nd_cudnn *cudnn)
+{
+    return (int64_t)cudnn->plans.size();
 }
 
 extern "C" nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_sdpa_form *form,

@@ -3,10 +3,11 @@
 #define ND_CUDA_ATTENTION_CUDNN_H
 /*
  * Scaled dot-product attention of cuDNN behind a C interface: BF16, forward with LSE and backward,
- * one plan per form, kept from its first use. libcudnn is opened at run time. attention_cudnn.cc is
+ * one plan per form, kept once it was made. libcudnn is opened at run time. attention_cudnn.cc is
  * the only C++ of the host side.
  *
- * A plan costs about a second to build. Building needs no GPU when a description of one is given.
+ * A plan costs about a second to build, so a run makes its plans before step 1. Building needs no
+ * GPU when a description of one is given.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -31,11 +32,11 @@ typedef struct nd_sdpa_strides {
     int64_t batch, row, head;
 } nd_sdpa_strides;
 
-/* What a plan is for. Compared by bytes: zero it first. */
+/* What a plan is for. Compared by bytes: zero it first. Statistics are F32 (B, H, Sq), packed: for
+ * other strides cuDNN has plans since 9.26 only. */
 typedef struct nd_sdpa_form {
     int64_t batch, sq, sk, heads, kv_heads, head_dim;
     nd_sdpa_strides q, k, v, out, dout, dq, dk, dv; /* forward: the first four */
-    int64_t stats_batch, stats_head;                /* F32 (B, H, Sq), rows contiguous */
     float scale;
     int32_t mask; /* nd_sdpa_mask */
     int32_t backward, deterministic;
@@ -65,10 +66,12 @@ void nd_cudnn_destroy(nd_cudnn *cudnn); /* NULL is legal */
 /* 91900: 9.19.0. */
 size_t nd_cudnn_version(const nd_cudnn *cudnn);
 
-/* Bytes that a call of this form needs; builds its plan. */
+/* Bytes that a call of this form needs; builds its plan where there is none yet. */
 nd_status nd_cudnn_workspace(nd_cudnn *cudnn, const nd_sdpa_form *form, size_t *out);
 nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_sdpa_form *form,
                        const nd_sdpa_tensors *tensors);
+/* Plans built so far. */
+int64_t nd_cudnn_plan_count(const nd_cudnn *cudnn);
 
 #ifdef __cplusplus
 }

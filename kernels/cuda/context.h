@@ -17,6 +17,8 @@ typedef struct nd_cuda_context {
     nd_cudnn *cudnn;
     void *scratch;            /* ND_CUDA_SCRATCH bytes for the kernels */
     size_t attention_scratch; /* the most that was planned for a call of attention */
+    int64_t ordered_bytes;    /* most bytes of scores of a deterministic call (sdpa_cut.h) */
+    bool attention_prepared;  /* calls were prepared: attention_scratch is what they need */
     char machine[96];
     int capability;     /* 90: Hopper */
     bool deterministic; /* attention adds up gradients in a fixed order */

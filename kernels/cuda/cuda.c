@@ -5,7 +5,9 @@
 #include <stdlib.h>
 
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/prepare.h"
 #include "kernels/cuda/sdpa.h"
+#include "kernels/cuda/sdpa_cut.h"
 #include "kernels/ops_check.h"
 #include "kernels/ops_list.h"
 #include "runtime/base/clock.h"
@@ -274,7 +276,10 @@ static size_t matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, 
 
 #define ENTRY(op) .op = op,
 
-static const nd_ops cuda_ops = {.name = "cuda", .fp8_needs_transposed = true, ND_EACH_OP(ENTRY)};
+static const nd_ops cuda_ops = {.name = "cuda",
+                                .fp8_needs_transposed = true,
+                                .prepare = &nd_cuda_prepare_ops,
+                                ND_EACH_OP(ENTRY)};
 
 static void context_destroy(void *native)
 {
@@ -297,6 +302,7 @@ static nd_status context_create(nd_device *device, bool deterministic)
     context->device = device;
     context->capability = info.major * 10 + info.minor;
     context->deterministic = deterministic;
+    context->ordered_bytes = ND_SDPA_ORDERED_BYTES;
     ND_TRY_OUT(nd_lt_create(device, context->capability, &context->lt));
     ND_TRY_OUT(nd_cudnn_create(device, context->capability, NULL, &context->cudnn));
     ND_TRY_OUT(nd_device_alloc(device, ND_CUDA_SCRATCH, &context->scratch));
@@ -322,9 +328,18 @@ nd_status nd_ops_cuda(nd_device *device, bool deterministic, const nd_ops **out)
     return ND_OK;
 }
 
-nd_status nd_ops_cuda_planner(const nd_ops **out)
+static size_t ordered_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
+                              bool backward)
 {
-    *out = &cuda_ops;
+    return nd_cuda_sdpa_scratch(NULL, a, act, backward, true);
+}
+
+nd_status nd_ops_cuda_planner(bool deterministic, nd_ops *out)
+{
+    *out = cuda_ops;
+    if (deterministic) {
+        out->attention_scratch = ordered_scratch;
+    }
     return ND_OK;
 }
 

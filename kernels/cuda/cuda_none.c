@@ -13,7 +13,7 @@ nd_status nd_ops_cuda(nd_device *device, bool deterministic, const nd_ops **out)
     return absent();
 }
 
-nd_status nd_ops_cuda_planner(const nd_ops **out)
+nd_status nd_ops_cuda_planner(bool deterministic, nd_ops *out)
 {
     return absent();
 }

@@ -12,9 +12,9 @@
 nd_status nd_ops_cuda(nd_device *device, bool deterministic, const nd_ops **out);
 /* True in a program that was built with CUDA and without cudnn-frontend: nd_ops_cuda fails. */
 bool nd_ops_cuda_lacks_cudnn(void);
-/* The table for planning only: its ..._scratch functions may be asked with a device that is not a
+/* A table for planning only: its ..._scratch functions may be asked with a device that is not a
  * GPU. */
-nd_status nd_ops_cuda_planner(const nd_ops **out);
+nd_status nd_ops_cuda_planner(bool deterministic, nd_ops *out);
 /* "sm_90, CUDA 13.0, driver 13.0, cuBLASLt 130100, cuDNN 91900"; lives as long as the device. */
 const char *nd_ops_cuda_machine(const nd_device *device);
 /* Device memory that nd_ops_cuda allocates. */

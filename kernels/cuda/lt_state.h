@@ -12,6 +12,7 @@ struct nd_lt {
     int capability, candidates, plan_count;
     double deadline; /* of tuning, in seconds of nd_clock_seconds */
     bool installed;  /* choices were installed */
+    bool preparing;  /* plans are made, nothing is enqueued */
     void *workspace;
     nd_lt_plan plans[ND_LT_PLANS]; /* open addressing */
 };

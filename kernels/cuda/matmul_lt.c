@@ -60,10 +60,24 @@ int nd_lt_plan_count(const nd_lt *lt)
     return lt->plan_count;
 }
 
+void nd_lt_prepare_begin(nd_lt *lt)
+{
+    ND_ASSERT(lt->candidates <= 1);
+    lt->preparing = true;
+}
+
+void nd_lt_prepare_end(nd_lt *lt)
+{
+    lt->preparing = false;
+}
+
 nd_status nd_lt_run(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_lt_operands *x)
 {
     const float one = 1.0f, beta = (float)plan->key.beta;
     const nd_lt_library *l = &lt->library;
+    if (lt->preparing) {
+        return ND_OK;
+    }
     if (plan->key.scaling != ND_LT_UNSCALED) {
         ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &x->scale_a,
                               sizeof x->scale_a));
@@ -291,6 +305,9 @@ static nd_status rescaled_rows(nd_lt *lt, nd_stream *stream, nd_tensor c, nd_ten
     nd_lt_operands x = {.a = b.data, .b = a.data, .d = product.data};
     bool a_rows = fa->granularity != ND_PER_TENSOR, b_columns = fb->granularity != ND_PER_TENSOR;
     ND_TRY(plan_of(lt, stream, &key, &x, &plan));
+    if (lt->preparing) {
+        return ND_OK;
+    }
     ND_TRY(nd_lt_run(lt, stream, plan, &x));
     int launched = nd_cuda_fp8_rescale(nd_cuda_stream(stream), c, product, fa->inverse, a_rows,
                                        fb->inverse, b_columns, beta);

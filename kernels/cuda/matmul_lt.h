@@ -3,7 +3,7 @@
 #define ND_CUDA_MATMUL_LT_H
 /*
  * Matrix products through cuBLASLt: BF16, F32 and FP8. One plan (descriptor, layouts, algorithm)
- * per form of call, kept from its first use; a step that met its forms before asks the library for
+ * per form of call, kept once it was made; a step whose forms were prepared asks the library for
  * nothing and allocates nothing.
  *
  * cuBLASLt is column-major: a row-major c (m, n) = op(a) op(b) is its c^T (n, m) = op(b)^T op(a)^T,
@@ -33,6 +33,10 @@ nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, nd_tensor c, nd_tensor a, b
 nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, nd_tensor c, const nd_fp8 *a,
                            bool a_transposed, const nd_fp8 *b, bool b_transposed, float beta,
                            bool fast_accumulation, void *scratch);
+/* From begin to end, the two above make the plans of their calls and enqueue nothing; operands need
+ * no memory, but addresses that are aligned as those of the calls. Not while tuning. */
+void nd_lt_prepare_begin(nd_lt *lt);
+void nd_lt_prepare_end(nd_lt *lt);
 size_t nd_lt_matmul_fp8_scratch(int64_t m, int64_t n, int64_t k, nd_dtype act);
 
 /*

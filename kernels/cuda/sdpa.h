@@ -5,14 +5,13 @@
  * The attention ops over cuDNN, which knows BF16 results, three masks, and no addition to what is
  * there. A block of any `diag` is cut into at most three parts by rows: rows that see nothing, rows
  * under a diagonal that ends at the last key, rows that see all keys. F32 or added gradients go
- * through BF16 results in the scratch.
+ * through BF16 results in the scratch, statistics that are not packed as a whole through a copy.
  *
  * Deterministic: cuDNN's own way needs a workspace of B H Sq Sk 2 bytes, so the backward is also
- * cut into groups of KV heads and of query rows until that is at most ND_SDPA_ORDERED_BYTES, and dk
- * and dv are added up in F32 in a fixed order.
+ * cut into groups of KV heads, and long blocks into tiles of rows and keys, until that is at most
+ * ND_SDPA_ORDERED_BYTES; gradients of several pieces are added up in F32 in a fixed order.
  */
 #include "kernels/cuda/context.h"
-#include "kernels/cuda/sdpa_cut.h"
 #include "kernels/ops.h"
 
 /* Whether cuDNN makes this attention where tensors are aligned to 16 bytes and 8 elements; its
@@ -24,7 +23,17 @@ nd_status nd_cuda_sdpa_bwd(nd_stream *, const nd_attention *, nd_tensor dq, nd_t
                            nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out,
                            nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add_q, bool add_kv,
                            void *scratch);
-/* context NULL: of a GPU that is not here, by formula (docs/cuda.md). */
+/* Make the plans of such a call, and note the scratch that it needs. Tensors need no memory, but
+ * addresses that are aligned as those of the call. */
+nd_status nd_cuda_sdpa_prepare_fwd(nd_cuda_context *, const nd_attention *, nd_tensor out,
+                                   nd_tensor lse, nd_tensor q, nd_tensor k, nd_tensor v);
+nd_status nd_cuda_sdpa_prepare_bwd(nd_cuda_context *, const nd_attention *, nd_tensor dq,
+                                   nd_tensor dk, nd_tensor dv, nd_tensor q, nd_tensor k,
+                                   nd_tensor v, nd_tensor out, nd_tensor dout, nd_tensor lse,
+                                   nd_tensor delta);
+/* By formula (docs/cuda.md), as for a GPU that is not here (context NULL); where there is one, at
+ * least what prepared calls need, or, before any was prepared, what plans of such a block ask
+ * for. */
 size_t nd_cuda_sdpa_scratch(nd_cuda_context *, const nd_attention *, nd_dtype act, bool backward,
                             bool deterministic);
 

@@ -1,37 +1,105 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/sdpa_cut.h"
 
+enum { TILE = 128 }; /* rows and keys of a tile are multiples of it, but in the last ones */
+
 static int64_t clamp(int64_t x, int64_t low, int64_t high)
 {
     return x < low ? low : x > high ? high : x;
 }
 
+static int64_t most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
 static int64_t pieces_of(int64_t extent, int64_t step)
 {
-    return (extent + step - 1) / step;
+    return extent > 0 ? (extent + step - 1) / step : 0;
+}
+
+static int64_t whole_tiles(int64_t x)
+{
+    return most(x / TILE * TILE, TILE);
+}
+
+/* As few parts of at most `step` (whole tiles) as there can be, about equally long. */
+static int64_t even(int64_t extent, int64_t step)
+{
+    int64_t parts = pieces_of(extent, step);
+    return parts <= 1 ? extent : (pieces_of(extent, parts) + TILE - 1) / TILE * TILE;
+}
+
+static int64_t square_root(int64_t x)
+{
+    int64_t low = 0, high = (int64_t)1 << 31;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        *(middle * middle <= x ? &low : &high) = middle;
+    }
+    return low;
+}
+
+/* scores: those of one KV head that a call may have. Squares along a diagonal have as many keys as
+ * rows, so rows and keys are of about one size where both are cut. */
+static void cut_tiles(nd_sdpa_band *b, int64_t seen, int64_t scores)
+{
+    int64_t side = most(square_root(scores), scores / seen);
+    b->whole = false;
+    b->kvs = 1;
+    b->rows = even(b->end - b->begin, whole_tiles(side));
+    b->keys = b->prefix > 0 ? even(b->prefix, whole_tiles(scores / b->rows)) : 0;
+}
+
+static int64_t row_tiles(const nd_sdpa_band *b)
+{
+    return pieces_of(b->end - b->begin, b->rows);
+}
+
+static int64_t prefix_tiles(const nd_sdpa_band *b)
+{
+    return pieces_of(b->prefix, b->keys);
+}
+
+/* Pieces of the rows of a tile. */
+static int64_t key_tiles(const nd_sdpa_band *b, int64_t row_tile)
+{
+    return b->whole ? 1 : prefix_tiles(b) + (b->causal ? row_tile + 1 : 0);
 }
 
 /* Rows [begin, end), which all see a key; `causal`: under the diagonal, which ends at the last key
  * of the last row. */
-static void add_band(const nd_attention *a, int64_t begin, int64_t end, bool causal, bool ordered,
-                     nd_sdpa_cut *out)
+static void add_band(const nd_attention *a, int64_t begin, int64_t end, bool causal,
+                     int64_t ordered, nd_sdpa_cut *out)
 {
-    int64_t group = a->heads / a->kv_heads, most_keys = causal ? end + a->diag : a->sk;
-    int64_t kvs = a->kv_heads, step = end - begin;
-    if (ordered) {
-        int64_t row_bytes = a->batch * group * most_keys * 2; /* of one KV head */
-        kvs = clamp(ND_SDPA_ORDERED_BYTES / (row_bytes * step), 1, kvs);
-        int64_t fit = ND_SDPA_ORDERED_BYTES / row_bytes / 128 * 128;
-        step = fit < step ? clamp(fit, 128, step) : step;
+    int64_t rows = end - begin, seen = causal ? end + a->diag : a->sk;
+    nd_sdpa_band b = {.begin = begin,
+                      .end = end,
+                      .prefix = causal ? begin + a->diag : a->sk,
+                      .rows = rows,
+                      .keys = seen,
+                      .kvs = a->kv_heads,
+                      .causal = causal,
+                      .whole = true};
+    if (ordered > 0) {
+        int64_t scores = ordered / (2 * a->batch * (a->heads / a->kv_heads));
+        b.kvs = clamp(scores / (rows * seen), 1, a->kv_heads);
+        if (rows * seen > scores) {
+            cut_tiles(&b, seen, scores);
+        }
     }
-    out->bands[out->band_count++] = (nd_sdpa_band){begin, end, step, kvs, causal};
-    out->count += pieces_of(end - begin, step) * pieces_of(a->kv_heads, kvs);
-    out->adds_keys |= step < end - begin || (causal && end + a->diag < a->sk);
+    int64_t tiles = row_tiles(&b);
+    out->rows = most(out->rows, b.rows);
+    out->keys = most(out->keys, causal && !b.whole ? most(b.keys, b.rows) : b.keys);
+    out->kvs = most(out->kvs, b.kvs);
+    out->adds_queries |= key_tiles(&b, tiles - 1) > 1;
+    out->adds_keys |= tiles > 1 || seen < a->sk;
+    out->bands[out->band_count++] = b;
 }
 
-nd_sdpa_cut nd_sdpa_cut_block(const nd_attention *a, bool ordered)
+nd_sdpa_cut nd_sdpa_cut_block(const nd_attention *a, int64_t ordered)
 {
-    nd_sdpa_cut c = {.blind = clamp(-a->diag, 0, a->sq)};
+    nd_sdpa_cut c = {.blind = clamp(-a->diag, 0, a->sq), .kv_heads = a->kv_heads};
     int64_t causal_end = clamp(a->sk - a->diag, c.blind, a->sq);
     if (causal_end > c.blind) {
         add_band(a, c.blind, causal_end, true, ordered, &c);
@@ -43,21 +111,59 @@ nd_sdpa_cut nd_sdpa_cut_block(const nd_attention *a, bool ordered)
     return c;
 }
 
-nd_sdpa_piece nd_sdpa_piece_at(const nd_attention *a, const nd_sdpa_cut *c, int64_t index)
+static void find_keys(const nd_sdpa_band *b, int64_t row_tile, int64_t key_tile, nd_sdpa_piece *p)
 {
-    const nd_sdpa_band *b = &c->bands[0];
-    int64_t rows = pieces_of(b->end - b->begin, b->step);
-    if (index >= rows * pieces_of(a->kv_heads, b->kvs)) {
-        index -= rows * pieces_of(a->kv_heads, b->kvs);
-        b = &c->bands[1];
-        rows = pieces_of(b->end - b->begin, b->step);
+    int64_t before = prefix_tiles(b), square = key_tile - before;
+    if (b->whole) {
+        p->keys = b->keys;
+        p->mask = !b->causal           ? ND_SDPA_ALL
+                  : p->rows == p->keys ? ND_SDPA_TOP_LEFT
+                                       : ND_SDPA_BOTTOM_RIGHT;
+    } else if (square < 0) {
+        p->key = key_tile * b->keys;
+        p->keys = clamp(b->keys, 1, b->prefix - p->key);
+        p->mask = ND_SDPA_ALL;
+    } else {
+        p->key = b->prefix + square * b->rows;
+        p->keys = square == row_tile ? p->rows : b->rows;
+        p->mask = square == row_tile ? ND_SDPA_TOP_LEFT : ND_SDPA_ALL;
     }
-    nd_sdpa_piece p = {.row = b->begin + index % rows * b->step, .kv = index / rows * b->kvs};
-    p.rows = clamp(b->step, 1, b->end - p.row);
-    p.kvs = clamp(b->kvs, 1, a->kv_heads - p.kv);
-    p.keys = b->causal ? p.row + p.rows + a->diag : a->sk;
-    p.mask = !b->causal ? ND_SDPA_ALL : p.rows == p.keys ? ND_SDPA_TOP_LEFT : ND_SDPA_BOTTOM_RIGHT;
-    return p;
+}
+
+bool nd_sdpa_next(const nd_sdpa_cut *c, nd_sdpa_walk *at, nd_sdpa_piece *out)
+{
+    if (at->band == c->band_count) {
+        return false;
+    }
+    const nd_sdpa_band *b = &c->bands[at->band];
+    int64_t tiles = key_tiles(b, at->row_tile);
+    nd_sdpa_piece p = {.row = b->begin + at->row_tile * b->rows,
+                       .kv = at->kv,
+                       .first = at->key_tile == 0,
+                       .last = at->key_tile == tiles - 1};
+    p.rows = clamp(b->rows, 1, b->end - p.row);
+    p.kvs = clamp(b->kvs, 1, c->kv_heads - p.kv);
+    find_keys(b, at->row_tile, at->key_tile, &p);
+    *out = p;
+    at->key_tile++;
+    if (at->key_tile == tiles) {
+        at->key_tile = 0;
+        at->row_tile++;
+    }
+    if (at->row_tile == row_tiles(b)) {
+        at->row_tile = 0;
+        at->kv += b->kvs;
+    }
+    if (at->kv >= c->kv_heads) {
+        *at = (nd_sdpa_walk){.band = at->band + 1};
+    }
+    return true;
+}
+
+/* The last group may have fewer heads than those between. */
+bool nd_sdpa_shows_form(const nd_sdpa_cut *c, const nd_sdpa_piece *p)
+{
+    return p->kv == 0 || p->kv + p->kvs == c->kv_heads;
 }
 
 static size_t take(size_t *at, int64_t elements, size_t width)
@@ -67,17 +173,22 @@ static size_t take(size_t *at, int64_t elements, size_t width)
     return begin;
 }
 
-nd_sdpa_layout nd_sdpa_layout_of(const nd_attention *a, const nd_sdpa_cut *c, size_t workspace)
+nd_sdpa_layout nd_sdpa_layout_of(const nd_attention *a, const nd_sdpa_cut *c, size_t workspace,
+                                 bool backward)
 {
-    int64_t queries = a->batch * a->sq * a->heads * a->head_dim;
-    int64_t keys = a->batch * a->sk * a->kv_heads * a->head_dim;
+    int64_t rows = a->batch * c->rows * c->kvs * (a->heads / a->kv_heads);
+    int64_t queries = backward ? rows * a->head_dim : 0;
+    int64_t keys = backward ? a->batch * c->keys * c->kvs * a->head_dim : 0;
+    int64_t all = backward && c->adds_keys ? a->batch * a->sk * a->kv_heads * a->head_dim : 0;
     size_t at = (workspace + 255) / 256 * 256;
     nd_sdpa_layout l = {0};
+    l.stats = take(&at, rows, 4);
     l.dq = take(&at, queries, 2);
     l.dk = take(&at, keys, 2);
     l.dv = take(&at, keys, 2);
-    l.sum_k = take(&at, c->adds_keys ? keys : 0, 4);
-    l.sum_v = take(&at, c->adds_keys ? keys : 0, 4);
+    l.sum_q = take(&at, c->adds_queries ? queries : 0, 4);
+    l.sum_k = take(&at, all, 4);
+    l.sum_v = take(&at, all, 4);
     l.end = at;
     return l;
 }

@@ -2,51 +2,73 @@
 #ifndef ND_CUDA_SDPA_CUT_H
 #define ND_CUDA_SDPA_CUT_H
 /*
- * A block of attention as calls of cuDNN, and where the backward's scratch lies. Pure arithmetic.
+ * A block of attention as calls of cuDNN, and where their scratch lies. Pure arithmetic.
  *
  * The rows of a block are, in order: blind ones, which see nothing; rows under a diagonal that ends
- * at the last key; rows that see all keys. The latter two are bands, cut into pieces.
+ * at the last key; rows that see all keys. The latter two are bands. A band is one piece for some
+ * KV heads, or, where a deterministic backward would need too large a workspace for one KV head, a
+ * grid of tiles: rows by keys, with squares along the diagonal. Tiles are alike but for the last
+ * ones, so however long a sequence is, a handful of forms makes its pieces.
  */
 #include "kernels/cuda/attention_cudnn.h"
 #include "kernels/ops.h"
 
+/* Most bytes of scores of one call of a deterministic backward. */
 enum { ND_SDPA_ORDERED_BYTES = 1 << 30 };
 
-/* One call: query rows [row, row + rows), keys [0, keys), KV heads [kv, kv + kvs). */
+/* One call: query rows [row, row + rows), keys [key, key + keys), KV heads [kv, kv + kvs). */
 typedef struct nd_sdpa_piece {
-    int64_t row, rows, keys, kv, kvs;
+    int64_t row, rows, key, keys, kv, kvs;
     nd_sdpa_mask mask;
+    bool first, last; /* of the pieces of these rows and heads */
 } nd_sdpa_piece;
 
-/* Rows [begin, end), `step` of them and kvs KV heads to a piece. */
+/* Rows [begin, end), of which all see keys [0, prefix). */
 typedef struct nd_sdpa_band {
-    int64_t begin, end, step, kvs;
-    bool causal;
+    int64_t begin, end, prefix;
+    int64_t rows, keys, kvs; /* of a piece; keys: of those of the prefix */
+    bool causal;             /* row begin + i sees i + 1 keys after the prefix */
+    bool whole;              /* one piece has all rows and keys */
 } nd_sdpa_band;
 
 typedef struct nd_sdpa_cut {
     nd_sdpa_band bands[2];
     int band_count;
-    int64_t count;  /* of pieces */
-    int64_t blind;  /* rows */
-    bool adds_keys; /* a key's gradient comes from several pieces, or from none */
+    int64_t blind;                /* rows */
+    int64_t kv_heads;             /* of the block */
+    int64_t rows, keys, kvs;      /* the most of a piece */
+    bool adds_queries, adds_keys; /* a gradient comes from several pieces (a key's: or from none) */
 } nd_sdpa_cut;
 
-/* ordered: so that the workspace of a deterministic backward is at most ND_SDPA_ORDERED_BYTES. */
-nd_sdpa_cut nd_sdpa_cut_block(const nd_attention *, bool ordered);
-/* Pieces of a band go by groups of KV heads, and in those by rows. */
-nd_sdpa_piece nd_sdpa_piece_at(const nd_attention *, const nd_sdpa_cut *, int64_t index);
+/* ordered: the most bytes of scores of a call (ND_SDPA_ORDERED_BYTES), at least a tile of 128 rows
+ * and keys; 0: any number. */
+nd_sdpa_cut nd_sdpa_cut_block(const nd_attention *, int64_t ordered);
+
+/* Where a walk over the pieces is; starts at zero. */
+typedef struct nd_sdpa_walk {
+    int band;
+    int64_t kv, row_tile, key_tile;
+} nd_sdpa_walk;
+
+/* The next piece, or false after the last: by groups of KV heads, in those by rows, then keys. */
+bool nd_sdpa_next(const nd_sdpa_cut *, nd_sdpa_walk *, nd_sdpa_piece *out);
+/* Whether the piece may have a form that no piece of the first KV heads has, or is one of those. */
+bool nd_sdpa_shows_form(const nd_sdpa_cut *, const nd_sdpa_piece *);
+
 /* Bytes that cuDNN's plan of a piece needs. */
 size_t nd_sdpa_workspace_by_formula(const nd_attention *, const nd_sdpa_piece *, bool backward,
                                     bool ordered);
 
-/* Parts of the backward's scratch after the workspace, each aligned to 256 bytes. */
+/* Parts of a call's scratch after the workspace, each aligned to 256 bytes. */
 typedef struct nd_sdpa_layout {
-    size_t dq, dk, dv;   /* BF16 results */
-    size_t sum_k, sum_v; /* F32, where pieces add up */
+    size_t stats;        /* F32 (B, H, Sq) of a piece, packed */
+    size_t dq, dk, dv;   /* BF16 results of a piece */
+    size_t sum_q;        /* F32 (B, Sq, H, D) of a piece's rows, where keys are cut */
+    size_t sum_k, sum_v; /* F32 (B, Sk, K, D), where pieces add up */
     size_t end;
 } nd_sdpa_layout;
 
-nd_sdpa_layout nd_sdpa_layout_of(const nd_attention *, const nd_sdpa_cut *, size_t workspace);
+nd_sdpa_layout nd_sdpa_layout_of(const nd_attention *, const nd_sdpa_cut *, size_t workspace,
+                                 bool backward);
 
 #endif

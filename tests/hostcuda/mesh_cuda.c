@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/hostcuda/mesh_cuda.h"
 
+#include "kernels/cuda/context.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "tests/hostcuda/cuda_ranks.h"
 #include "tests/parity/mesh_data.h"
@@ -10,6 +11,7 @@
 enum { SEQUENCE = 32, GLOBAL_BATCH = 4, TOKENS = 3000, VOCAB = 96 };
 
 static bool on_gpus, casts_units;
+static int64_t ordered_bytes;
 
 mesh_job mesh_cuda_job(tempdir *dir, nd_precision precision)
 {
@@ -30,6 +32,12 @@ void mesh_use_gpus(bool gpus, bool cast_units)
 {
     on_gpus = gpus;
     casts_units = cast_units;
+    ordered_bytes = 0;
+}
+
+void mesh_use_ordered(int64_t bytes)
+{
+    ordered_bytes = bytes;
 }
 
 static nd_status open_gpu(nd_rank *rank)
@@ -38,7 +46,11 @@ static nd_status open_gpu(nd_rank *rank)
     rank->cast_units = casts_units;
     /* A third of the deadline is autotune's time, which a busy machine needs. */
     ND_TRY(cuda_rank_open(local, 600.0, &rank->device, &rank->transport));
-    return nd_ops_cuda(rank->device, false, &rank->ops);
+    ND_TRY(nd_ops_cuda(rank->device, ordered_bytes > 0, &rank->ops));
+    if (ordered_bytes > 0) {
+        nd_cuda_context_of(rank->device)->ordered_bytes = ordered_bytes;
+    }
+    return ND_OK;
 }
 
 static nd_status open_cpu(nd_rank *rank)

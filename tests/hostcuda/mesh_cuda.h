@@ -15,5 +15,8 @@ mesh_job mesh_cuda_job(tempdir *dir, nd_precision precision);
 /* For the runs that follow. cast_units: one GPU alone casts its weights unit by unit, as where they
  * do not all fit. */
 void mesh_use_gpus(bool gpus, bool cast_units);
+/* GPUs are deterministic, with calls of attention of at most so many bytes of scores; 0: they are
+ * not. Until the next mesh_use_gpus. */
+void mesh_use_ordered(int64_t bytes);
 
 #endif

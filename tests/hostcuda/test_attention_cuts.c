@@ -1,100 +1,169 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How a block of attention is cut into calls of cuDNN: every row that sees a key, and every KV head
- * of it, in exactly one piece, whatever the lengths. */
+/* How a block of attention is cut into calls of cuDNN: every pair of a row and a key that it sees,
+ * for every KV head, in exactly one piece, whatever the lengths; and few forms, however long. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/cuda/sdpa_cut.h"
+
+enum { MOST_FORMS = 64 };
+
+typedef struct seen_forms {
+    struct {
+        int64_t rows, keys, kvs, mask;
+    } forms[MOST_FORMS];
+    int64_t pieces;
+    int count;
+} seen_forms;
 
 static int64_t least(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
 
-/* Row i sees keys 0 .. i + diag: as many as its piece gives it. */
-static void check_piece(const nd_attention *a, const nd_sdpa_piece *p)
+/* How many keys of its own the row i of a piece sees. */
+static int64_t visible(const nd_sdpa_piece *p, int64_t i)
 {
-    int64_t last = p->row + p->rows - 1, first_sees = least(p->row + 1 + a->diag, a->sk);
-    cr_assert(p->rows >= 1 && p->kvs >= 1 && p->kv + p->kvs <= a->kv_heads && last < a->sq);
-    cr_assert_eq(p->keys, least(last + 1 + a->diag, a->sk), "keys of the last row");
-    switch (p->mask) {
-    case ND_SDPA_ALL:
-        cr_assert_eq(first_sees, p->keys);
-        break;
-    case ND_SDPA_TOP_LEFT:
-        cr_assert_eq(first_sees, 1);
-        cr_assert_eq(p->rows, p->keys);
-        break;
-    case ND_SDPA_BOTTOM_RIGHT:
-        cr_assert_eq(first_sees, p->keys - p->rows + 1);
-        break;
-    }
+    return p->mask == ND_SDPA_ALL        ? p->keys
+           : p->mask == ND_SDPA_TOP_LEFT ? i + 1
+                                         : i + 1 + p->keys - p->rows;
 }
 
-/* Returns the number of pieces. */
-static int64_t check(nd_attention a, bool ordered)
+static void check_extents(const nd_attention *a, const nd_sdpa_cut *c, const nd_sdpa_piece *p)
 {
-    nd_sdpa_cut c = nd_sdpa_cut_block(&a, ordered);
-    int64_t rows = a.sq - c.blind;
-    char *seen = calloc((size_t)(rows * a.kv_heads) + 1, 1);
-    for (int64_t i = 0; i < c.count; i++) {
-        nd_sdpa_piece p = nd_sdpa_piece_at(&a, &c, i);
-        check_piece(&a, &p);
-        for (int64_t h = p.kv; h < p.kv + p.kvs; h++) {
-            for (int64_t row = p.row - c.blind; row < p.row + p.rows - c.blind; row++) {
-                seen[h * rows + row]++;
+    cr_assert(p->rows >= 1 && p->keys >= 1 && p->kvs >= 1);
+    cr_assert(p->row + p->rows <= a->sq && p->key + p->keys <= a->sk);
+    cr_assert(p->kv + p->kvs <= a->kv_heads);
+    cr_assert(p->rows <= c->rows && p->keys <= c->keys && p->kvs <= c->kvs);
+    cr_assert(p->mask != ND_SDPA_TOP_LEFT || p->rows == p->keys);
+    cr_assert(p->mask != ND_SDPA_BOTTOM_RIGHT || p->rows < p->keys);
+    cr_assert(c->adds_queries || (p->first && p->last), "one piece for a row and head");
+}
+
+/* Those of later groups of KV heads have been seen, which nd_sdpa_shows_form says. */
+static void add_form(const nd_sdpa_cut *c, const nd_sdpa_piece *p, seen_forms *s)
+{
+    for (int i = 0; i < s->count; i++) {
+        if (s->forms[i].rows == p->rows && s->forms[i].keys == p->keys &&
+            s->forms[i].kvs == p->kvs && s->forms[i].mask == (int64_t)p->mask) {
+            return;
+        }
+    }
+    cr_assert(nd_sdpa_shows_form(c, p));
+    cr_assert_lt(s->count, MOST_FORMS);
+    s->forms[s->count].rows = p->rows;
+    s->forms[s->count].keys = p->keys;
+    s->forms[s->count].kvs = p->kvs;
+    s->forms[s->count++].mask = (int64_t)p->mask;
+}
+
+static seen_forms walk(const nd_attention *a, int64_t ordered, unsigned char *pairs)
+{
+    nd_sdpa_cut c = nd_sdpa_cut_block(a, ordered);
+    nd_sdpa_walk at = {0};
+    nd_sdpa_piece p;
+    seen_forms s = {0};
+    while (nd_sdpa_next(&c, &at, &p)) {
+        check_extents(a, &c, &p);
+        add_form(&c, &p, &s);
+        s.pieces++;
+        int64_t scores = 2 * a->batch * p.kvs * (a->heads / a->kv_heads) * p.rows * p.keys;
+        cr_assert(ordered == 0 || scores <= ordered || (p.rows <= 128 && p.keys <= 128));
+        for (int64_t h = p.kv; h < p.kv + p.kvs && pairs; h++) {
+            for (int64_t i = 0; i < p.rows; i++) {
+                unsigned char *row = pairs + (h * a->sq + p.row + i) * a->sk + p.key;
+                for (int64_t j = 0; j < visible(&p, i); j++) {
+                    row[j]++;
+                }
             }
         }
-        int64_t scores = a.batch * p.kvs * (a.heads / a.kv_heads) * p.rows * p.keys * 2;
-        cr_assert(!ordered || scores <= ND_SDPA_ORDERED_BYTES || p.rows <= 128);
     }
-    for (int64_t i = 0; i < rows * a.kv_heads; i++) {
-        cr_assert_eq(seen[i], 1, "row %lld of KV head %lld", (long long)(i % rows),
-                     (long long)(i / rows));
-    }
-    free(seen);
-    return c.count;
+    return s;
 }
 
-Test(attention_cuts, every_row_is_in_one_piece)
+/* Row i sees keys 0 .. i + diag. */
+static seen_forms check(nd_attention a, int64_t ordered)
+{
+    unsigned char *pairs = calloc((size_t)(a.kv_heads * a.sq * a.sk), 1);
+    seen_forms s = walk(&a, ordered, pairs);
+    for (int64_t r = 0; r < a.kv_heads * a.sq; r++) {
+        int64_t sees = least(r % a.sq + 1 + a.diag, a.sk);
+        for (int64_t j = 0; j < a.sk; j++) {
+            cr_assert_eq(pairs[r * a.sk + j], j < sees, "row %lld of KV head %lld, key %lld",
+                         (long long)(r % a.sq), (long long)(r / a.sq), (long long)j);
+        }
+    }
+    free(pairs);
+    return s;
+}
+
+Test(attention_cuts, every_visible_pair_is_in_one_piece)
 {
     static const int64_t diags[] = {0, 1, 7, 64, 1000, -1, -40, -64};
     for (int64_t sq = 1; sq <= 64; sq = sq * 2 + 1) {
         for (int64_t sk = 1; sk <= 200; sk = sk * 3 + 1) {
             for (size_t d = 0; d < sizeof diags / sizeof *diags; d++) {
                 nd_attention a = {1, sq, sk, 6, 3, 64, diags[d], 0.125f};
-                check(a, false);
-                check(a, true);
+                check(a, 0);
+                check(a, ND_SDPA_ORDERED_BYTES);
             }
         }
     }
 }
 
-Test(attention_cuts, long_deterministic_blocks_have_many_pieces)
+/* 2 query heads to a KV head: a tile of 128 x 128 has 64 KiB of scores. */
+Test(attention_cuts, tiles_cover_what_a_call_has_no_room_for)
 {
-    nd_attention a = {1, 8192, 8192, 32, 8, 128, 0, 0.1f};
-    cr_expect_eq(check(a, false), 1);
-    cr_expect_eq(check(a, true), 4, "two KV heads at a time");
-    a.sq = a.sk = 65536; /* more than any table of fixed size held */
-    cr_expect_eq(check(a, true), 8 * 32);
-    a = (nd_attention){1, 16384, 262144, 32, 8, 128, 262144 - 16384, 0.1f};
-    cr_expect_eq(check(a, true), 8 * 32);
-    a = (nd_attention){2, 131072, 131072, 64, 8, 128, 131072, 0.1f};
-    check(a, true);
+    static const int64_t lengths[][3] = {
+        {300, 300, 0},   {300, 300, 300}, {257, 900, 643},  {900, 257, 0},    {640, 640, 0},
+        {700, 500, -90}, {129, 2000, 5},  {2000, 129, 129}, {500, 1000, 500}, {500, 1000, 1000},
+    };
+    static const int64_t budgets[] = {1, 1 << 16, 1 << 17, 200000, 1 << 20};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        for (size_t b = 0; b < sizeof budgets / sizeof *budgets; b++) {
+            const int64_t *l = lengths[i];
+            nd_attention a = {1, l[0], l[1], 4, 2, 16, l[2], 0.25f};
+            seen_forms s = check(a, budgets[b]);
+            cr_expect_leq(s.count, 12, "%d forms of %lld pieces", s.count, (long long)s.pieces);
+        }
+    }
 }
 
-Test(attention_cuts, pieces_that_share_keys_are_known)
+Test(attention_cuts, long_deterministic_blocks_have_few_forms)
+{
+    const int64_t most = ND_SDPA_ORDERED_BYTES;
+    nd_attention a = {1, 8192, 8192, 32, 8, 128, 0, 0.1f};
+    cr_expect_eq(walk(&a, 0, NULL).pieces, 1);
+    cr_expect_eq(walk(&a, most, NULL).pieces, 4, "two KV heads at a time");
+    for (int64_t S = 16384; S <= 1 << 22; S = S * 2 + 24) {
+        a.sq = a.sk = S; /* 4 tiles at least: a square, one below it, and their last ones */
+        cr_expect_leq(walk(&a, most, NULL).count, 5, "S = %lld", (long long)S);
+    }
+    /* S = 128000 over cp 8, gathered: the last chunk sees all keys. */
+    a = (nd_attention){1, 8000, 128000, 32, 8, 128, 128000 - 8000, 0.1f};
+    seen_forms s = walk(&a, most, NULL);
+    cr_expect_leq(s.count, 3);
+    cr_expect_eq(s.pieces, 8 * (8 + 1), "8 tiles before the square, for each KV head");
+    a = (nd_attention){2, 131072, 131072, 64, 8, 128, 131072, 0.1f};
+    cr_expect_leq(walk(&a, most, NULL).count, 4);
+}
+
+Test(attention_cuts, sums_over_pieces_are_known)
 {
     nd_attention a = {1, 128, 128, 4, 2, 64, 0, 0.125f};
-    cr_expect_not(nd_sdpa_cut_block(&a, false).adds_keys, "one piece");
+    cr_expect_not(nd_sdpa_cut_block(&a, 0).adds_keys, "one piece");
     a.sk = 256;
-    cr_expect(nd_sdpa_cut_block(&a, false).adds_keys, "the last keys are seen by none");
+    cr_expect(nd_sdpa_cut_block(&a, 0).adds_keys, "the last keys are seen by none");
     a.sk = 64;
-    cr_expect(nd_sdpa_cut_block(&a, false).adds_keys, "two bands");
-    a = (nd_attention){1, 16384, 16384, 32, 8, 128, 0, 0.1f};
-    cr_expect_not(nd_sdpa_cut_block(&a, false).adds_keys);
-    a.sq = a.sk = 65536;
-    cr_expect(nd_sdpa_cut_block(&a, true).adds_keys, "several row pieces");
+    cr_expect(nd_sdpa_cut_block(&a, 0).adds_keys, "two bands");
     a = (nd_attention){1, 16, 16, 4, 2, 64, -16, 0.125f};
-    cr_expect(nd_sdpa_cut_block(&a, false).adds_keys, "no piece at all");
+    cr_expect(nd_sdpa_cut_block(&a, 0).adds_keys, "no piece at all");
+    a = (nd_attention){1, 300, 300, 4, 2, 16, 0, 0.25f};
+    nd_sdpa_cut c = nd_sdpa_cut_block(&a, 1 << 16);
+    cr_expect(c.adds_keys && c.adds_queries, "rows and keys are cut");
+    a.sq = 128;
+    a.diag = 172;
+    c = nd_sdpa_cut_block(&a, 1 << 16);
+    cr_expect(!c.adds_keys && c.adds_queries, "only keys are cut");
 }

@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/attention_cudnn.h"
 #include "kernels/cuda/sdpa.h"
+#include "kernels/cuda/sdpa_call.h"
 #include "tests/support/skip.h"
 
 static const char h200[] =
@@ -33,49 +34,75 @@ static void open_library(void)
     }
 }
 
-static nd_sdpa_strides strides(int64_t rows, int64_t row)
+/* Heads from `column` on of rows of a fused projection, at an address that nobody reads. */
+static nd_tensor heads(int64_t rows, int64_t count, int64_t head_dim, int64_t row)
 {
-    return (nd_sdpa_strides){rows * row, row, 128};
+    nd_tensor t =
+        nd_tensor_4d((void *)((uintptr_t)1 << 40), ND_DTYPE_BF16, 1, rows, count, head_dim);
+    t.stride[0] = rows * row;
+    t.stride[1] = row;
+    return t;
 }
 
-/* The 8B shape: 32 heads, 8 KV heads of 128; q, k, v lie in rows of a fused projection. */
-static void expect_plan(int64_t sq, int64_t sk, nd_sdpa_mask mask, bool backward)
+/* 32 heads, 8 KV heads; q, k, v lie in rows of a fused projection. All plans of the call exist, and
+ * ask for no more scratch than is planned for a GPU that is not here. */
+static void expect_plans_of(int64_t sq, int64_t sk, int64_t diag, int64_t D, bool backward,
+                            bool deterministic)
 {
-    const int64_t H = 32, K = 8, D = 128, row = (H + 2 * K) * D;
-    nd_attention a = {1, sq, sk, H, K, D, mask == ND_SDPA_ALL ? sk : sk - sq, 0.0883883f};
-    nd_sdpa_form f;
-    size_t bytes = 0, planned = nd_cuda_sdpa_scratch(NULL, &a, ND_DTYPE_BF16, backward, false);
-    memset(&f, 0, sizeof f);
-    f.batch = 1;
-    f.sq = sq;
-    f.sk = sk;
-    f.heads = H;
-    f.kv_heads = K;
-    f.head_dim = D;
-    f.q = f.dq = strides(sq, row);
-    f.k = f.v = f.dk = f.dv = strides(sk, row);
-    f.out = f.dout = strides(sq, H * D);
-    f.stats_batch = H * sq;
-    f.stats_head = sq;
-    f.scale = a.scale;
-    f.mask = (int32_t)mask;
-    f.backward = backward;
-    cr_assert_eq(nd_cudnn_workspace(cudnn, &f, &bytes), ND_OK, "%s", nd_error_last()->message);
-    cr_expect_leq(bytes, planned, "%zu bytes of workspace, %zu planned", bytes, planned);
-    printf("sq %lld, sk %lld, mask %d, %s: %zu bytes\n", (long long)sq, (long long)sk, (int)mask,
-           backward ? "backward" : "forward", bytes);
+    const int64_t H = 32, K = 8, row = (H + 2 * K) * D;
+    nd_attention a = {1, sq, sk, H, K, D, diag, 0.0883883f};
+    nd_cuda_context context = {
+        .cudnn = cudnn, .deterministic = deterministic, .ordered_bytes = ND_SDPA_ORDERED_BYTES};
+    nd_tensor q = heads(sq, H, D, row), k = heads(sk, K, D, row), out = heads(sq, H, D, H * D);
+    nd_sdpa_call c = {.a = &a,
+                      .backward = backward,
+                      .q = q,
+                      .k = k,
+                      .v = k,
+                      .out = out,
+                      .lse = nd_tensor_3d(NULL, ND_DTYPE_F32, 1, H, sq),
+                      .dout = out,
+                      .dq = q,
+                      .dk = k,
+                      .dv = k};
+    int64_t before = nd_cudnn_plan_count(cudnn);
+    size_t planned = nd_cuda_sdpa_scratch(NULL, &a, ND_DTYPE_BF16, backward, deterministic);
+    cr_assert_eq(nd_sdpa_plan(&c, &context), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_leq(c.layout.end, planned, "%zu bytes of scratch, %zu planned", c.layout.end,
+                  planned);
+    printf("sq %lld, sk %lld, diagonal %lld, heads of %lld, %s%s: %lld plans, %zu bytes\n",
+           (long long)sq, (long long)sk, (long long)diag, (long long)D,
+           backward ? "backward" : "forward", deterministic ? ", deterministic" : "",
+           (long long)(nd_cudnn_plan_count(cudnn) - before), c.layout.end);
+}
+
+/* The diagonal at the first key, none, at the last key; rows in no whole tiles of cuDNN. */
+static void expect_plans(bool backward)
+{
+    expect_plans_of(8192, 8192, 0, 128, backward, false);
+    expect_plans_of(4096, 8192, 8192, 128, backward, false);
+    expect_plans_of(2048, 8192, 8192 - 2048, 128, backward, false);
+    expect_plans_of(8000, 128000, 128000 - 8000, 128, backward, false); /* 128000 over cp 8 */
+    expect_plans_of(1001, 2002, 1001, 64, backward, false);
 }
 
 Test(cudnn_plans, forward, .init = open_library, .timeout = 300)
 {
-    expect_plan(8192, 8192, ND_SDPA_TOP_LEFT, false);
-    expect_plan(4096, 8192, ND_SDPA_ALL, false);
-    expect_plan(2048, 8192, ND_SDPA_BOTTOM_RIGHT, false);
+    expect_plans(false);
 }
 
 Test(cudnn_plans, backward, .init = open_library, .timeout = 300)
 {
-    expect_plan(8192, 8192, ND_SDPA_TOP_LEFT, true);
-    expect_plan(4096, 8192, ND_SDPA_ALL, true);
-    expect_plan(2048, 8192, ND_SDPA_BOTTOM_RIGHT, true);
+    expect_plans(true);
+}
+
+/* Groups of KV heads, and tiles. */
+Test(cudnn_plans, deterministic_backward, .init = open_library, .timeout = 300)
+{
+    expect_plans_of(8192, 8192, 0, 128, true, true);
+    expect_plans_of(1001, 2002, 1001, 64, true, true);
+    expect_plans_of(8000, 128000, 128000 - 8000, 128, true, true);
+    expect_plans_of(262144, 262144, 0, 128, true, true);
+    cr_expect_leq(nd_cudnn_plan_count(cudnn), 12, "%lld plans",
+                  (long long)nd_cudnn_plan_count(cudnn));
 }

@@ -30,15 +30,23 @@ static bool uses_delta(const nd_cp *cp)
     return cp->rank->ops->attention_uses_delta(cp->rank->device, &a, cp->dims.act);
 }
 
+/* The most of a block of this rank, forward or backward. */
 static size_t scratch_bytes(const nd_cp *cp)
 {
-    const nd_dims *d = &cp->dims;
-    int64_t keys = is_ring(cp) ? d->s : d->S; /* the longest block */
-    nd_cp_block longest = {0, 0, keys, keys};
-    nd_attention a = nd_cp_describe(d, &longest);
-    size_t fwd = cp->rank->ops->attention_scratch(cp->rank->device, &a, d->act, false);
-    size_t bwd = cp->rank->ops->attention_scratch(cp->rank->device, &a, d->act, true);
-    return fwd > bwd ? fwd : bwd;
+    const nd_rank *r = cp->rank;
+    int size = r->mesh.size[ND_AXIS_CP], index = r->coord.at[ND_AXIS_CP];
+    size_t bytes = 0;
+    for (int step = 0; step < (is_ring(cp) ? size : 1); step++) {
+        nd_cp_block blocks[2];
+        int count = is_ring(cp) ? nd_cp_blocks_ring(size, index, step, cp->dims.chunk, blocks)
+                                : nd_cp_blocks_gathered(size, index, cp->dims.chunk, blocks);
+        for (int i = 0; i < 2 * count; i++) {
+            nd_attention a = nd_cp_describe(&cp->dims, &blocks[i / 2]);
+            size_t asked = r->ops->attention_scratch(r->device, &a, cp->dims.act, i % 2 != 0);
+            bytes = asked > bytes ? asked : bytes;
+        }
+    }
+    return bytes;
 }
 
 void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, nd_memplan *plan)

@@ -3,6 +3,7 @@
 
 #include "trainer/model/llama.h"
 #include "trainer/tune/dry_ops.h"
+#include "trainer/tune/dry_prepare.h"
 
 /* memory: an address that nobody reads */
 
@@ -168,6 +169,7 @@ typedef struct dry_step {
     const nd_linear_choice *linears;
     nd_calls *calls;
     nd_graph_counts *graphs; /* NULL: not wanted */
+    bool prepares;
 } dry_step;
 
 static nd_status run_model(nd_model *m, const dry_step *step)
@@ -187,7 +189,8 @@ static nd_status run_model(nd_model *m, const dry_step *step)
 static nd_status run_rank(const nd_rank *rank, const dry_step *step)
 {
     nd_rank r = *rank;
-    nd_ops ops = nd_dry_ops(rank->ops);
+    nd_ops ops = step->prepares ? nd_dry_prepare_ops(rank->ops) : nd_dry_ops(rank->ops);
+    nd_dry_target target = {rank->ops->prepare, rank->device};
     nd_device device = {.table = &dry_device, .threads = 1};
     nd_progress_slot slot = {0};
     nd_transport transport = {
@@ -197,7 +200,8 @@ static nd_status run_rank(const nd_rank *rank, const dry_step *step)
     nd_status status = ND_OK;
     nd_memplan_init(&plan);
     r.device = &device;
-    r.stream = (nd_stream){.device = &device, .native = step->calls};
+    r.stream =
+        (nd_stream){.device = &device, .native = step->prepares ? (void *)&target : step->calls};
     r.ops = &ops;
     r.transport = &transport;
     r.progress = &slot;
@@ -219,6 +223,14 @@ out:
 nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_calls *calls)
 {
     return run_rank(rank, &(dry_step){.linears = linears, .calls = calls});
+}
+
+nd_status nd_dry_run_prepare(const nd_rank *rank)
+{
+    nd_calls calls = {0};
+    dry_step step = {.linears = rank->linears, .calls = &calls, .prepares = true};
+    return rank->ops->prepare && rank->device->kind == ND_DEVICE_CUDA ? run_rank(rank, &step)
+                                                                      : ND_OK;
 }
 
 nd_status nd_dry_run_graphs(const nd_rank *rank, nd_graph_counts *out)

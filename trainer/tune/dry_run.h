@@ -17,6 +17,13 @@
  */
 nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_calls *calls);
 
+/*
+ * Makes what the backend keeps for the forms of a training step and of a validation (plans of
+ * libraries), so that no step makes any and what cannot be planned is an error now. Nothing where a
+ * backend keeps none.
+ */
+nd_status nd_dry_run_prepare(const nd_rank *rank);
+
 /* What the CUDA graphs of the rank's training steps will hold: the same code records it. */
 nd_status nd_dry_run_graphs(const nd_rank *rank, nd_graph_counts *out);
 

@@ -14,6 +14,8 @@
 
 struct nd_cudnn {
     int capability;
+    nd_sdpa_form *plans;
+    int64_t count, capacity;
 };
 
 nd_status nd_cudnn_create(nd_device *device, int capability, const char *description,
@@ -31,6 +33,9 @@ bool nd_cudnn_is_built(void)
 
 void nd_cudnn_destroy(nd_cudnn *cudnn)
 {
+    if (cudnn) {
+        free(cudnn->plans);
+    }
     free(cudnn);
 }
 
@@ -47,7 +52,9 @@ static bool whole(const nd_sdpa_strides *s, int64_t head_dim)
 static nd_status check_form(const nd_sdpa_form *f)
 {
     const nd_sdpa_strides *all[] = {&f->q, &f->k, &f->v, &f->out, &f->dout, &f->dq, &f->dk, &f->dv};
-    bool ok = f->head_dim % 8 == 0 && f->head_dim <= 128 && f->heads % f->kv_heads == 0;
+    long refused = nd_double_machine_get()->refused_rows;
+    bool ok = (refused == 0 || f->sq != refused) && f->head_dim % 8 == 0 && f->head_dim <= 128 &&
+              f->heads % f->kv_heads == 0;
     ok = ok && f->sq >= 1 && f->sk >= 1 && f->batch >= 1;
     ok = ok && (f->mask != ND_SDPA_BOTTOM_RIGHT || f->sq <= f->sk);
     for (int i = 0; i < (f->backward ? 8 : 4); i++) {
@@ -57,11 +64,32 @@ static nd_status check_form(const nd_sdpa_form *f)
               : nd_fail(ND_ERR_INTERNAL, "cuDNN's double has no plan for this form of attention");
 }
 
+int64_t nd_cudnn_plan_count(const nd_cudnn *cudnn)
+{
+    return cudnn->count;
+}
+
+static nd_status find(nd_cudnn *cudnn, const nd_sdpa_form *form)
+{
+    for (int64_t i = 0; i < cudnn->count; i++) {
+        if (memcmp(&cudnn->plans[i], form, sizeof *form) == 0) {
+            return ND_OK;
+        }
+    }
+    ND_TRY(check_form(form));
+    if (cudnn->count == cudnn->capacity) {
+        cudnn->capacity = 2 * cudnn->capacity + 16;
+        cudnn->plans = realloc(cudnn->plans, (size_t)cudnn->capacity * sizeof *form);
+    }
+    cudnn->plans[cudnn->count++] = *form;
+    return ND_OK;
+}
+
 nd_status nd_cudnn_workspace(nd_cudnn *cudnn, const nd_sdpa_form *f, size_t *out)
 {
-    ND_TRY(check_form(f));
+    ND_TRY(find(cudnn, f));
     int64_t rows = f->batch * f->heads;
-    int64_t bytes = 256;
+    int64_t bytes = 256 + (int64_t)nd_double_machine_get()->attention_extra;
     if (f->backward) {
         bytes += rows * (4 * f->sq * f->head_dim + 4 * f->sk * f->head_dim + 4 * f->sq);
         bytes += f->deterministic ? rows * f->sq * f->sk * 2 : 0;
@@ -119,7 +147,7 @@ static void forward_row(const attention_call *c, int64_t b, int64_t h, int64_t i
     for (int64_t d = 0; d < D; d++) {
         out[d] = nd_bf16_from_f32(sums[d] / total);
     }
-    c->t.stats[b * f->stats_batch + h * f->stats_head + i] = most + logf(total);
+    c->t.stats[(b * f->heads + h) * f->sq + i] = most + logf(total);
     free(p);
 }
 
@@ -144,7 +172,7 @@ static void backward_row(const attention_call *c, int64_t b, int64_t h, int64_t 
     const nd_bf16 *q = (const nd_bf16 *)c->t.q + at(&f->q, b, i, h);
     const nd_bf16 *dout = (const nd_bf16 *)c->t.dout + at(&f->dout, b, i, h);
     float delta = dot((const nd_bf16 *)c->t.out + at(&f->out, b, i, h), dout, D);
-    float lse = c->t.stats[b * f->stats_batch + h * f->stats_head + i], dq[128] = {0};
+    float lse = c->t.stats[(b * f->heads + h) * f->sq + i], dq[128] = {0};
     for (int64_t j = 0; j < n; j++) {
         const nd_bf16 *k = (const nd_bf16 *)c->t.k + at(&f->k, b, j, kv);
         const nd_bf16 *v = (const nd_bf16 *)c->t.v + at(&f->v, b, j, kv);
@@ -187,14 +215,20 @@ static void run_backward(void *closure)
     free(dk);
 }
 
+/* What cuDNN assumes of every pointer, and does not check. */
+static void need_bytes(const char *what, const void *p, size_t bytes)
+{
+    nd_double_need_device(what, p, bytes);
+    if ((uintptr_t)p % 16 != 0) {
+        nd_double_violation("cuDNN attention: %s is not aligned to 16 bytes", what);
+    }
+}
+
 static void need(const char *what, const void *p, const nd_sdpa_form *f, const nd_sdpa_strides *s,
                  int64_t rows, int64_t heads)
 {
     int64_t last = at(s, f->batch - 1, rows - 1, heads - 1) + f->head_dim;
-    nd_double_need_device(what, p, (size_t)last * sizeof(nd_bf16));
-    if ((uintptr_t)p % 16 != 0) {
-        nd_double_violation("cuDNN attention: %s is not aligned to 16 bytes", what);
-    }
+    need_bytes(what, p, (size_t)last * sizeof(nd_bf16));
 }
 
 nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_sdpa_form *f,
@@ -207,9 +241,8 @@ nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_sdpa_form *f
     need("k", t->k, f, &f->k, f->sk, f->kv_heads);
     need("v", t->v, f, &f->v, f->sk, f->kv_heads);
     need("out", t->out, f, &f->out, f->sq, f->heads);
-    int64_t last = (f->batch - 1) * f->stats_batch + (f->heads - 1) * f->stats_head + f->sq;
-    nd_double_need_device("stats", t->stats, (size_t)last * 4);
-    nd_double_need_device("workspace", t->workspace, workspace);
+    need_bytes("stats", t->stats, (size_t)(f->batch * f->heads * f->sq) * 4);
+    need_bytes("workspace", t->workspace, workspace);
     if (f->backward) {
         need("dout", t->dout, f, &f->dout, f->sq, f->heads);
         need("dq", t->dq, f, &f->dq, f->sq, f->heads);

@@ -12,9 +12,9 @@
  * double: cudaMemset and cudaMemcpy do not link. A broken rule of CUDA prints a sentence and aborts
  * the process. One thread drives one device; others may only query events, which then runs nothing.
  *
- * The environment, read at first use: ND_DOUBLE_DEVICES (8; 0: none; -1: no driver),
- * ND_DOUBLE_DRIVER (13000), ND_DOUBLE_CAPABILITY (90), ND_DOUBLE_MEMORY (MiB, 65536),
- * ND_DOUBLE_OTHER (none: the number of the GPU that has another name),
+ * The environment, read at first use: ND_DOUBLE_DEVICES (8; 0: none; -1: no driver; -2: a driver
+ * that does not start), ND_DOUBLE_DRIVER (13000), ND_DOUBLE_CAPABILITY (90), ND_DOUBLE_MEMORY (MiB,
+ * 65536), ND_DOUBLE_OTHER (none: the number of the GPU that has another name),
  * ND_DOUBLE_QUEUE (0: a stream holds any number of tasks; else so many, and one more waits in the
  * call until one is done),
  * ND_DOUBLE_FREE (none; set: freeing does not return, as where a kernel waits for a peer),
@@ -62,12 +62,14 @@ void nd_double_drain(void);
 
 /* What tests set; before any other call. */
 typedef struct nd_double_machine {
-    int devices; /* 0: none, -1: no driver */
+    int devices; /* 0: none, -1: no driver, -2: a driver that does not start */
     int driver;  /* 13000: CUDA 13.0 */
     int capability;
     size_t memory;
-    int other;  /* the GPU that has another name; -1: none */
-    long queue; /* what a stream holds; one more waits inside the call. 0: anything */
+    int other;              /* the GPU that has another name; -1: none */
+    long queue;             /* what a stream holds; one more waits inside the call. 0: anything */
+    long refused_rows;      /* cuDNN has no plan for so many queries; 0: for any number */
+    size_t attention_extra; /* bytes of workspace beside those of the formula */
     enum { ND_DOUBLE_LAZY, ND_DOUBLE_EAGER, ND_DOUBLE_OTHERS } order;
 } nd_double_machine;
 

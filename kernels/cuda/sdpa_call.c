@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/sdpa_call.h"
+
+#include <string.h>
+
+#include "kernels/cuda/kernels.h"
+#include "runtime/device/cuda_check.h"
+
+bool nd_sdpa_is_aligned(nd_tensor t)
+{
+    return (uintptr_t)t.data % 16 == 0 && t.stride[0] % 8 == 0 && t.stride[1] % 8 == 0 &&
+           t.stride[2] % 8 == 0;
+}
+
+nd_tensor nd_sdpa_at(nd_tensor t, int64_t row, int64_t head)
+{
+    t.data =
+        (char *)t.data + (row * t.stride[1] + head * t.stride[2]) * (int64_t)nd_dtype_size(t.dtype);
+    return t;
+}
+
+nd_tensor nd_sdpa_part(nd_tensor t, int64_t row, int64_t rows, int64_t head, int64_t heads)
+{
+    t = nd_sdpa_at(t, row, head);
+    t.shape[1] = rows;
+    t.shape[2] = heads;
+    return t;
+}
+
+nd_tensor nd_sdpa_first_rows(nd_tensor lse, int64_t rows)
+{
+    lse.shape[2] = rows;
+    return lse;
+}
+
+static int64_t group_of(const nd_attention *a)
+{
+    return a->heads / a->kv_heads;
+}
+
+static nd_sdpa_strides strides_of(nd_tensor t)
+{
+    return (nd_sdpa_strides){t.stride[0], t.stride[1], t.stride[2]};
+}
+
+nd_sdpa_form nd_sdpa_form_of(const nd_sdpa_call *c, const nd_sdpa_piece *p)
+{
+    nd_sdpa_form form;
+    memset(&form, 0, sizeof form); /* compared by bytes */
+    form.batch = c->a->batch;
+    form.sq = p->rows;
+    form.sk = p->keys;
+    form.heads = p->kvs * group_of(c->a);
+    form.kv_heads = p->kvs;
+    form.head_dim = c->a->head_dim;
+    form.q = strides_of(c->q);
+    form.k = strides_of(c->k);
+    form.v = strides_of(c->v);
+    form.out = strides_of(c->out);
+    form.scale = c->a->scale;
+    form.mask = (int32_t)p->mask;
+    if (c->backward) {
+        form.backward = true;
+        form.deterministic = c->context->deterministic;
+        form.dout = strides_of(c->dout);
+        form.dq = strides_of(c->to_q);
+        form.dk = strides_of(c->to_k);
+        form.dv = strides_of(c->to_v);
+    }
+    return form;
+}
+
+/* Contiguous, and somewhere in the scratch. */
+static nd_tensor room(const nd_sdpa_call *c, nd_dtype dtype, int64_t rows, int64_t heads)
+{
+    return nd_tensor_4d(NULL, dtype, c->a->batch, rows, heads, c->a->head_dim);
+}
+
+static void choose_results(nd_sdpa_call *c)
+{
+    const nd_sdpa_cut *cut = &c->cut;
+    c->through_q = c->dq.dtype != ND_DTYPE_BF16 || cut->adds_queries || !nd_sdpa_is_aligned(c->dq);
+    c->through_kv = c->dk.dtype != ND_DTYPE_BF16 || cut->adds_keys || !nd_sdpa_is_aligned(c->dk) ||
+                    !nd_sdpa_is_aligned(c->dv);
+    nd_tensor q = room(c, ND_DTYPE_BF16, cut->rows, cut->kvs * group_of(c->a));
+    nd_tensor k = room(c, ND_DTYPE_BF16, cut->keys, cut->kvs);
+    c->to_q = c->through_q ? q : c->dq;
+    c->to_k = c->through_kv ? k : c->dk;
+    c->to_v = c->through_kv ? k : c->dv;
+    c->sum_q = room(c, ND_DTYPE_F32, cut->rows, cut->kvs * group_of(c->a));
+    c->sum_k = c->sum_v = room(c, ND_DTYPE_F32, c->a->sk, c->a->kv_heads);
+}
+
+nd_status nd_sdpa_plan(nd_sdpa_call *c, nd_cuda_context *context)
+{
+    bool ordered = c->backward && context->deterministic;
+    nd_sdpa_walk walk = {0};
+    nd_sdpa_piece p;
+    size_t workspace = 0, bytes = 0;
+    c->context = context;
+    c->cut = nd_sdpa_cut_block(c->a, ordered ? context->ordered_bytes : 0);
+    if (c->backward) {
+        choose_results(c);
+    }
+    while (nd_sdpa_next(&c->cut, &walk, &p)) {
+        nd_sdpa_form form = nd_sdpa_form_of(c, &p);
+        if (nd_sdpa_shows_form(&c->cut, &p)) {
+            ND_TRY(nd_cudnn_workspace(context->cudnn, &form, &bytes));
+            workspace = bytes > workspace ? bytes : workspace;
+        }
+    }
+    c->layout = nd_sdpa_layout_of(c->a, &c->cut, workspace, c->backward);
+    return ND_OK;
+}
+
+nd_status nd_sdpa_place(nd_sdpa_call *c, void *scratch)
+{
+    const nd_sdpa_layout *l = &c->layout;
+    if (l->end > c->context->attention_scratch) {
+        return nd_fail(ND_ERR_INTERNAL,
+                       "attention's %s of %lld rows and %lld keys needs %zu bytes of scratch; %zu "
+                       "were planned",
+                       c->backward ? "backward" : "forward", (long long)c->a->sq,
+                       (long long)c->a->sk, l->end, c->context->attention_scratch);
+    }
+    c->scratch = scratch;
+    if (c->through_q) {
+        c->to_q.data = c->scratch + l->dq;
+    }
+    if (c->through_kv) {
+        c->to_k.data = c->scratch + l->dk;
+        c->to_v.data = c->scratch + l->dv;
+    }
+    c->sum_q.data = c->scratch + l->sum_q;
+    c->sum_k.data = c->scratch + l->sum_k;
+    c->sum_v.data = c->scratch + l->sum_v;
+    return ND_OK;
+}
+
+/* Before cuDNN 9.26 the backward reads, and before 9.12 the forward writes, packed statistics
+ * only, whatever strides are given. */
+static bool are_stats_packed(const nd_sdpa_call *c, const nd_sdpa_piece *p)
+{
+    return p->rows == c->a->sq && p->kvs == c->a->kv_heads && (uintptr_t)c->lse.data % 16 == 0;
+}
+
+float *nd_sdpa_stats(const nd_sdpa_call *c, const nd_sdpa_piece *p)
+{
+    return are_stats_packed(c, p) ? c->lse.data : (float *)(c->scratch + c->layout.stats);
+}
+
+nd_status nd_sdpa_move_stats(nd_stream *stream, const nd_sdpa_call *c, const nd_sdpa_piece *p)
+{
+    int64_t heads = p->kvs * group_of(c->a), head = p->kv * group_of(c->a);
+    bool at_once = heads == c->a->heads; /* lse is contiguous */
+    int64_t parts = at_once ? 1 : c->a->batch, rows = at_once ? c->a->batch * heads : heads;
+    if (are_stats_packed(c, p)) {
+        return ND_OK;
+    }
+    for (int64_t b = 0; b < parts; b++) {
+        int64_t first = (b * c->a->heads + head) * c->a->sq + p->row;
+        nd_tensor packed =
+            nd_tensor_2d(nd_sdpa_stats(c, p) + b * heads * p->rows, ND_DTYPE_F32, rows, p->rows);
+        nd_tensor part = nd_tensor_2d((float *)c->lse.data + first, ND_DTYPE_F32, rows, p->rows);
+        part.stride[0] = c->a->sq;
+        int launched = nd_cuda_cast(nd_cuda_stream(stream), c->backward ? packed : part,
+                                    c->backward ? part : packed);
+        ND_TRY(nd_cuda_op_done(stream, "attention: statistics", (cudaError_t)launched));
+    }
+    return ND_OK;
+}
+
+nd_status nd_sdpa_store(nd_stream *stream, nd_tensor dst, nd_tensor src, bool add)
+{
+    int64_t heads = dst.shape[2], D = dst.shape[3];
+    bool whole_rows = dst.stride[2] == D && src.stride[2] == D;
+    int64_t columns = whole_rows ? heads * D : D, views = whole_rows ? 1 : heads;
+    for (int64_t b = 0; b < dst.shape[0]; b++) {
+        for (int64_t h = 0; h < views; h++) {
+            nd_tensor to =
+                nd_tensor_2d(nd_sdpa_at(dst, 0, h).data, dst.dtype, dst.shape[1], columns);
+            nd_tensor from =
+                nd_tensor_2d(nd_sdpa_at(src, 0, h).data, src.dtype, dst.shape[1], columns);
+            to.data = (char *)to.data + b * dst.stride[0] * (int64_t)nd_dtype_size(dst.dtype);
+            from.data = (char *)from.data + b * src.stride[0] * (int64_t)nd_dtype_size(src.dtype);
+            to.stride[0] = dst.stride[1];
+            from.stride[0] = src.stride[1];
+            int launched = add ? nd_cuda_accumulate(nd_cuda_stream(stream), to, from)
+                               : nd_cuda_cast(nd_cuda_stream(stream), to, from);
+            ND_TRY(nd_cuda_op_done(stream, "attention_bwd: store", (cudaError_t)launched));
+        }
+    }
+    return ND_OK;
+}
