@@ -141,7 +141,9 @@ static nd_status backward_pieces(nd_stream *stream, const nd_sdpa_call *c)
     nd_sdpa_walk walk = {0};
     nd_sdpa_piece p;
     if (sums) {
-        ND_TRY(nd_zero(stream, c->sum_k.data, c->layout.end - c->layout.sum_k));
+        /* A part of this op, not one of its own to CUDA graphs, as nd_zero would be. */
+        size_t bytes = c->layout.end - c->layout.sum_k;
+        ND_TRY(stream->device->table->zero(stream, c->sum_k.data, bytes));
     }
     while (nd_sdpa_next(&c->cut, &walk, &p)) {
         ND_TRY(backward_piece(stream, c, &p));

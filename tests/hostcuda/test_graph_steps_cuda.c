@@ -242,6 +242,16 @@ Test(graph_steps, more_than_two_ranks_of_cp, .timeout = 600)
     tempdir_remove(&dir);
 }
 
+/* Attention's backward of several tiles, with its sums, is one op of a graph. */
+Test(graph_steps, deterministic_tiles, .timeout = 600)
+{
+    mesh_job job = job_of(ND_PRECISION_BF16, ND_DOUBLE_LAZY, false);
+    job.sequence = 200;
+    mesh_use_ordered(1 << 16);
+    compare(&job, &one, (scenario){0});
+    tempdir_remove(&dir);
+}
+
 /* Steps 2 and 4 are reported, so step 3 records. Where the log does not show the reports there are
  * none: every step is as without the key. */
 Test(graph_steps, health_reports_run_beside_graphs, .timeout = 600)
