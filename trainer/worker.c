@@ -282,6 +282,7 @@ void nd_worker_fail(nd_worker *worker, nd_status status, const char *message)
     worker->failure.status = status;
     snprintf(worker->failure.message, sizeof worker->failure.message, "%s", message);
     tell(worker);
+    nd_fail(status, "%s", worker->failure.message); /* the store's calls may have left another */
     nd_transport_abandon(worker->transport);
 }
 

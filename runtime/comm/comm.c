@@ -10,10 +10,10 @@
 
 const char *nd_comm_op_name(nd_comm_op op)
 {
-    static const char *const names[ND_COMM_OP_COUNT] = {
+    static const char *const names[ND_COMM_OP_COUNT + 1] = {
         "all_reduce", "all_gather", "reduce_scatter", "broadcast",
-        "exchange",   "all_to_all", "barrier"};
-    return op >= 0 && op < ND_COMM_OP_COUNT ? names[op] : "unknown";
+        "exchange",   "all_to_all", "barrier",        "the communicator"};
+    return op >= 0 && op <= ND_COMM_SETUP ? names[op] : "unknown";
 }
 
 static nd_status check_buffers(const nd_comm *comm, nd_comm_op op, int64_t count, nd_dtype dtype,

@@ -42,7 +42,8 @@ typedef enum nd_comm_op {
     ND_COMM_EXCHANGE,
     ND_COMM_ALL_TO_ALL,
     ND_COMM_BARRIER,
-    ND_COMM_OP_COUNT
+    ND_COMM_OP_COUNT,
+    ND_COMM_SETUP = ND_COMM_OP_COUNT /* in progress slots: a communicator is made or ended */
 } nd_comm_op;
 
 const char *nd_comm_op_name(nd_comm_op op); /* "all_reduce" */

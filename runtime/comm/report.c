@@ -43,11 +43,14 @@ void nd_report_rank(const nd_transport *transport, int rank, const char *absent,
     }
     int group = LOAD(group), kind = LOAD(op);
     int64_t since = LOAD(since_ns), sequence = LOAD(sequence);
-    bool known = group >= 0 && group < ND_GROUP_COUNT && kind >= 0 && kind < ND_COMM_OP_COUNT;
+    bool known = group >= 0 && group < ND_GROUP_COUNT && kind >= 0 && kind <= ND_COMM_SETUP;
     if (known && since > 0) {
-        nd_report_add(to, "; rank %d is in %s of %s, operation %lld, since %.1f s%s", rank,
-                      nd_comm_op_name((nd_comm_op)kind), nd_group_name((nd_group_kind)group),
-                      (long long)sequence, (double)(nd_clock_ns() - since) * 1e-9, process);
+        nd_report_add(to, "; rank %d is in %s of %s", rank, nd_comm_op_name((nd_comm_op)kind),
+                      nd_group_name((nd_group_kind)group));
+        if (sequence > 0) {
+            nd_report_add(to, ", operation %lld", (long long)sequence);
+        }
+        nd_report_add(to, ", since %.1f s%s", (double)(nd_clock_ns() - since) * 1e-9, process);
         return;
     }
     nd_report_add(to, "; rank %d %s: phase %s, step %lld", rank, absent,

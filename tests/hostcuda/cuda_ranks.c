@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/hostcuda/cuda_ranks.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include "runtime/device/cuda.h"
 
 typedef struct exchange_context {
@@ -8,10 +11,38 @@ typedef struct exchange_context {
     nd_stream stream;
 } exchange_context;
 
+static nd_status gather(exchange_context *c, const void *send, void *recv, size_t bytes)
+{
+    return nd_comm_all_gather(c->comm, &c->stream, send, recv, (int64_t)bytes, ND_DTYPE_U8, NULL);
+}
+
+static int dying = -1;
+
+void cuda_rank_dies(int rank)
+{
+    dying = rank;
+}
+
+/* A killed process whose parent has seen it: nothing is left to ask. */
+static nd_status lose_one(exchange_context *c)
+{
+    enum { MOST = 64 };
+    int own = (int)getpid(), all[MOST];
+    ND_ASSERT(c->comm->size <= MOST);
+    ND_TRY(gather(c, &own, all, sizeof own));
+    if (c->comm->index == dying) {
+        raise(SIGKILL);
+    }
+    while (kill(all[dying], 0) == 0) {
+        usleep(1000);
+    }
+    return ND_OK;
+}
+
 static nd_status exchange(void *context, const void *send, void *recv, size_t bytes)
 {
-    exchange_context *c = context;
-    return nd_comm_all_gather(c->comm, &c->stream, send, recv, (int64_t)bytes, ND_DTYPE_U8, NULL);
+    ND_TRY(gather(context, send, recv, bytes));
+    return dying >= 0 ? lose_one(context) : ND_OK;
 }
 
 nd_status cuda_rank_open(nd_transport *local, double timeout_seconds, nd_device **device,

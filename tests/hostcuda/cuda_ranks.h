@@ -12,4 +12,8 @@
 nd_status cuda_rank_open(nd_transport *local, double timeout_seconds, nd_device **device,
                          nd_transport **transport);
 
+/* From now on this rank, a process, is killed when the ranks have told each other who they are; the
+ * others go on when it is not there any more. */
+void cuda_rank_dies(int rank);
+
 #endif

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "runtime/base/log.h"
 #include "runtime/comm/nccl/nccl_state.h"
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
@@ -91,6 +92,7 @@ void nccl_destroy(nd_comm *comm)
     if (!state->failed &&
         (nd_stream_sync(&nc->stream) != ND_OK || end_native(transport, nc, &nc->native) != ND_OK)) {
         nccl_give_up(transport);
+        nd_log_warning("%s", state->message); /* nobody else does: the run itself is done */
     }
     link_comm(state, nc, false);
     free_comm(state, nc);
@@ -131,8 +133,8 @@ void nccl_close(nd_transport *transport)
 {
     nccl_state *state = nccl_state_of(transport);
     nd_device *device = state->device;
-    if (state->world && !state->failed) {
-        end_native(transport, NULL, &state->world);
+    if (state->world && !state->failed && end_native(transport, NULL, &state->world) != ND_OK) {
+        nd_log_warning("%s", state->message);
     }
     nccl_thread_stop(transport);
     nd_call_limit_destroy(state->limit);

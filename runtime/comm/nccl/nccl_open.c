@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -39,6 +40,8 @@ static nd_status exchange_cards(nccl_state *state, const nd_nccl_options *option
         if (all[r].host == mine.host && all[r].pid != mine.pid) {
             state->peers[r].pid = all[r].pid;
             state->peers[r].pidfd = (int)syscall(SYS_pidfd_open, all[r].pid, 0);
+            bool gone = state->peers[r].pidfd < 0 && errno == ESRCH; /* else an older kernel */
+            state->peers[r].gone_ns = gone ? nd_clock_ns() : 0;
         }
     }
     *out = all;

@@ -34,8 +34,7 @@ bool nccl_peer_gone(nccl_peer *peer, int64_t now)
 typedef enum peer_is { IN_IT_TOO, ABSENT, NOT_RUNNING } peer_is;
 
 /* A rank that waits in the same operation is not the one that is missing. */
-static peer_is look_at(const nd_transport *transport, const nd_comm *comm, const nccl_entry *entry,
-                       int rank)
+static peer_is look_at(const nd_transport *transport, const nccl_entry *entry, int rank)
 {
     nccl_peer *peer = &nccl_state_of(transport)->peers[rank];
     const nd_progress_slot *slot = nd_report_slot(transport, rank);
@@ -43,8 +42,8 @@ static peer_is look_at(const nd_transport *transport, const nd_comm *comm, const
     if (peer->gone_ns || (peer->pid > 0 && nd_report_is_stopped(peer->pid))) {
         return NOT_RUNNING;
     }
-    bool same = slot && comm && entry && atomic_load(&slot->since_ns) > 0 &&
-                atomic_load(&slot->group) == (int)comm->kind &&
+    bool same = slot && entry && atomic_load(&slot->since_ns) > 0 &&
+                atomic_load(&slot->group) == (int)entry->kind &&
                 atomic_load(&slot->op) == (int)entry->op &&
                 atomic_load(&slot->sequence) == entry->sequence;
     return same ? IN_IT_TOO : ABSENT;
@@ -67,7 +66,7 @@ static int list_members(const nd_transport *transport, const nd_comm *comm, cons
     int count = 0, size = comm ? comm->size : transport->size;
     for (int i = 0; i < size; i++) {
         int rank = comm ? comm->ranks[i] : i;
-        if (rank == transport->rank || look_at(transport, comm, entry, rank) < least) {
+        if (rank == transport->rank || look_at(transport, entry, rank) < least) {
             continue;
         }
         if (count++ < SHOWN) {
@@ -96,7 +95,7 @@ static void list_others(const nd_transport *transport, const nd_comm *comm, nd_r
     int count = 0;
     for (int rank = 0; rank < transport->size && count < SHOWN; rank++) {
         if (rank != transport->rank && !is_member(comm, rank) &&
-            look_at(transport, NULL, NULL, rank) == NOT_RUNNING) {
+            look_at(transport, NULL, rank) == NOT_RUNNING) {
             describe_rank(transport, rank, to);
             count++;
         }

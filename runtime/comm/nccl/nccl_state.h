@@ -117,6 +117,8 @@ typedef struct nccl_state {
     pthread_mutex_t calls, ring;
     nccl_comm *grouping;  /* whose group is open; `calls` is held meanwhile */
     int64_t progress_ns;  /* when an operation was last seen to have ended; under `ring` */
+    nccl_entry called;    /* what the driving thread polls NCCL for: it connects, or is set up */
+    int64_t called_ns;    /* since when; 0: nothing. Both under `ring` */
     nccl_entry ended;     /* the operation that did; its sequence is 0: none yet. Under `ring` */
     int64_t watched_ns;   /* of the driving thread's looks */
     nd_call_limit *limit; /* on calls of NCCL and CUDA that may not return */

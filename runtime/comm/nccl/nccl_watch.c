@@ -153,7 +153,8 @@ static nd_status check_errors(const nd_transport *transport, const waiting *w, b
         if (error != ncclSuccess && error != ncclInProgress) {
             char group[160];
             nccl_describe(nc->comm, NULL, group, sizeof group);
-            status = fail(transport, nc->native, w->pending ? w->where : group, error, "a peer");
+            status = fail(transport, nc->native, w->pending ? w->where : group, error,
+                          error == ncclRemoteError ? "a peer" : "what it had begun");
         }
     }
     pthread_mutex_unlock(&state->calls);
@@ -169,6 +170,13 @@ static bool is_member(const nd_comm *comm, int rank)
     return found;
 }
 
+/* Who ended later may have ended for it. */
+static bool goes_before(const nccl_state *state, const nd_comm *comm, int rank, int other)
+{
+    int64_t one = state->peers[rank].gone_ns, two = state->peers[other].gone_ns;
+    return one != two ? one < two : is_member(comm, rank) && !is_member(comm, other);
+}
+
 /* A peer that has ended has done its part of what is pending here, or never will. */
 static nd_status check_peers(const nd_transport *transport, const waiting *w)
 {
@@ -176,7 +184,8 @@ static nd_status check_peers(const nd_transport *transport, const waiting *w)
     int64_t now = nd_clock_ns();
     int gone = -1;
     for (int r = 0; r < transport->size && w->pending && !w->ends; r++) {
-        if (nccl_peer_gone(&state->peers[r], now) && (gone < 0 || is_member(w->comm, r))) {
+        if (nccl_peer_gone(&state->peers[r], now) &&
+            (gone < 0 || goes_before(state, w->comm, r, gone))) {
             gone = r;
         }
     }
@@ -206,16 +215,20 @@ static nd_status check_deadline(const nd_transport *transport, const waiting *w,
 }
 
 /* Where the launcher, and ranks that wait for this one, see it: the operation that runs, or else
- * the one that ended last. Nothing else writes there. Under `ring`. */
+ * what NCCL is polled for, or the operation that ended last. Nothing else writes there. Under
+ * `ring`. */
 static void show(const nccl_state *state, nd_progress_slot *slot, const nccl_pending *oldest)
 {
-    const nccl_entry *e = oldest->begun_ns ? &oldest->entry : &state->ended;
+    int64_t since = oldest->begun_ns ? oldest->begun_ns : state->called_ns;
+    const nccl_entry *e = oldest->begun_ns   ? &oldest->entry
+                          : state->called_ns ? &state->called
+                                             : &state->ended;
     int64_t bytes = e->count * (int64_t)nd_dtype_size(e->dtype);
     atomic_store_explicit(&slot->group, (int32_t)e->kind, memory_order_relaxed);
     atomic_store_explicit(&slot->op, (int32_t)e->op, memory_order_relaxed);
     atomic_store_explicit(&slot->sequence, e->sequence, memory_order_relaxed);
     atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
-    atomic_store_explicit(&slot->since_ns, oldest->begun_ns, memory_order_relaxed);
+    atomic_store_explicit(&slot->since_ns, since, memory_order_relaxed);
 }
 
 /* Of an operation, or of a call that is being settled. */
@@ -227,6 +240,10 @@ static nd_status look(nd_transport *transport, const waiting *settling, double h
     waiting found = {0};
     pthread_mutex_lock(&state->ring);
     nccl_ring_advance(state, &oldest);
+    if (settling) {
+        state->called = *settling->entry;
+        state->called_ns = settling->from_ns;
+    }
     show(state, transport->progress, &oldest);
     if (oldest.comm) {
         found.comm = oldest.comm;
@@ -271,12 +288,18 @@ nd_status nccl_watch(void *context, double seconds)
     return attend(context, NULL, seconds);
 }
 
+/* A split is one of all ranks, of which its world is asked. */
 static nd_status settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
                         ncclResult_t first, const char *what, bool ends)
 {
     nccl_state *state = nccl_state_of(transport);
     ncclResult_t result = first;
-    waiting w = {.pending = true, .ends = ends, .from_ns = nd_clock_ns()};
+    const nccl_entry setup = {.kind = nc ? nc->comm->kind : ND_GROUP_WORLD, .op = ND_COMM_SETUP};
+    waiting w = {.comm = nc && native != state->world ? nc->comm : NULL,
+                 .entry = nc && nc->entry ? nc->entry : &setup,
+                 .pending = true,
+                 .ends = ends,
+                 .from_ns = nd_clock_ns()};
     for (bool asked = false; result == ncclInProgress; asked = true) {
         if (asked) {
             bool long_ago = nd_clock_ns() - w.from_ns > 10000000;
@@ -288,12 +311,15 @@ static nd_status settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t
         result = answer == ncclSuccess ? result : answer;
         if (result == ncclInProgress) {
             char where[160];
-            w.comm = nc ? nc->comm : NULL;
-            w.entry = nc ? nc->entry : NULL;
-            nccl_describe(w.comm, w.entry, where, sizeof where);
+            nccl_describe(nc ? nc->comm : NULL, nc ? nc->entry : NULL, where, sizeof where);
             snprintf(w.where, sizeof w.where, "%s of %s", what, where);
             ND_TRY(attend(transport, &w, 0));
         }
+    }
+    if (state->called_ns) {
+        pthread_mutex_lock(&state->ring);
+        state->called_ns = 0;
+        pthread_mutex_unlock(&state->ring);
     }
     return result == ncclSuccess ? ND_OK : call_failed(transport, nc, native, result, what);
 }

@@ -101,6 +101,8 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     return ncclSuccess;
 }
 
+enum { ABSENT_US = 2500000 };
+
 static int flawed = -1;
 static nd_double_flaw flaw_of;
 
@@ -145,6 +147,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, 
         raise(SIGKILL);
     }
     bool joins = !has_flaw(rank, ND_DOUBLE_ABSENT_FROM_WORLDS);
+    usleep(joins ? 0 : ABSENT_US);
     if (joins && atomic_fetch_add(&comm->shared->joined, 1) + 1 == size) {
         unlink(id.internal);
     }
@@ -222,9 +225,11 @@ static void say_color(ncclComm_t comm)
     if (has_flaw(comm->world_rank, ND_DOUBLE_LATE_FOR_SPLITS)) {
         usleep(250000);
     }
+    bool comes = !has_flaw(comm->world_rank, ND_DOUBLE_ABSENT_FROM_SPLITS);
+    usleep(comes ? 0 : ABSENT_US);
     atomic_store(&mine->color, comm->color);
     atomic_store(&mine->key, comm->key);
-    atomic_store(&mine->ready, !has_flaw(comm->world_rank, ND_DOUBLE_ABSENT_FROM_SPLITS));
+    atomic_store(&mine->ready, comes);
 }
 
 ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *out,

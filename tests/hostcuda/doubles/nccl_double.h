@@ -16,7 +16,7 @@ void nd_double_nccl_break(ncclComm_t comm, ncclResult_t result);
 /* From now on this rank (-1: none) does that where worlds, or splits, are made. What breaks is
  * NCCL, on every rank. */
 typedef enum nd_double_flaw {
-    ND_DOUBLE_ABSENT_FROM_WORLDS,
+    ND_DOUBLE_ABSENT_FROM_WORLDS, /* for 2.5 s somewhere else, and then it never comes */
     ND_DOUBLE_ABSENT_FROM_SPLITS,
     ND_DOUBLE_LATE_FOR_SPLITS, /* by a quarter of a second */
     ND_DOUBLE_BREAKS_SPLITS,
