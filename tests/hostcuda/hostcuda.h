@@ -97,9 +97,12 @@ inline uint32_t __float_as_uint(float x)
 
 namespace hostcuda {
 
-/* Up to 2 units of the last place away, up or down by the bits of `from`. */
+/* Up to 2 units of the last place away, up or down by the bits of `from`; 0 and infinity stay. */
 inline float astray(float x, float from)
 {
+    if (x == 0.0f || isinf(x)) {
+        return x;
+    }
     uint32_t draw = __float_as_uint(from) * 2654435761u;
     for (uint32_t i = 0; i < (draw >> 30) % 3; i++) {
         x = nextafterf(x, draw & 0x20000000u ? INFINITY : -INFINITY);
@@ -120,7 +123,25 @@ inline float __fdividef(float a, float b)
     return fabsf(b) > 8.507059e37f ? 0.0f : hostcuda::astray(a / b, b);
 }
 
-#define exp2f hostcuda::exp2_approximate
+inline float hostcuda_expf(float x)
+{
+    return hostcuda::astray(expf(x), x);
+}
+
+inline float hostcuda_logf(float x)
+{
+    return hostcuda::astray(logf(x), x);
+}
+
+inline float hostcuda_log1pf(float x)
+{
+    return hostcuda::astray(log1pf(x), x);
+}
+
+#define exp2f  hostcuda::exp2_approximate
+#define expf   hostcuda_expf
+#define logf   hostcuda_logf
+#define log1pf hostcuda_log1pf
 
 #else
 

@@ -163,7 +163,8 @@ Test(cross_entropy, a_nan_reaches_the_sum)
 
 /*
  * With maximum 0, sum 1, scale 1 and labels elsewhere the gradient is exp(logit) itself. In F32 it
- * is within 2 ulp (2^-22 of the value) as long as the result is a normal number, and 0 below.
+ * is within 2 ulp of the correctly rounded value, as CUDA documents its own, so within 2.5 of the
+ * exact one (5 2^-24 of the value), as long as the result is a normal number, and 0 below.
  */
 static void check_exponential(const nd_side *ref, const nd_backend *backend)
 {
@@ -182,7 +183,7 @@ static void check_exponential(const nd_side *ref, const nd_backend *backend)
     for (int64_t i = 0; i < COUNT; i++) {
         double want = exp((double)nd_get(logits, i));
         double error = fabs(nd_get(got, i) - want),
-               allowed = want < 0x1p-125 ? 0x1p-125 : want * 0x1p-22;
+               allowed = want < 0x1p-125 ? 0x1p-125 : want * 0x1.4p-22;
         cr_assert(error <= allowed, "%s: exp(%.9g) is %.9g instead of %.9g", backend->name,
                   (double)nd_get(logits, i), (double)nd_get(got, i), want);
     }
