@@ -39,7 +39,7 @@ while [ $# -gt 0 ]; do
 done
 case "$phase" in build | conformance | bench | all) ;; *) echo "gpu_check: --phase is build, conformance, bench or all" >&2; exit 2 ;; esac
 
-limit=${ND_GPU_LIMIT:-520} jobs=4 per_test=120 build=${ND_GPU_BUILD:-build-gpu} peer=${ND_PEER_PYTHON:-python3}
+limit=${ND_GPU_LIMIT:-520} jobs=$(($(nproc) < 16 ? 4 : 8)) per_test=120 build=${ND_GPU_BUILD:-build-gpu} peer=${ND_PEER_PYTHON:-python3}
 programs=$build tests=$build/tests/gpu/test_gpu mode='on a GPU'
 if [ -n "$dry" ]; then
     build=${ND_GPU_BUILD:-build} jobs=2 per_test=480

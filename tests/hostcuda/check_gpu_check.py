@@ -70,7 +70,8 @@ if layers >= int(os.environ.get("FAIL_ABOVE", "999")):
 folder = pathlib.Path(values["output.dir"])
 folder.mkdir(parents=True)
 config = {"model.config": values["model.config"], "train.precision": flags["--precision"],
-          "parallel.recompute": values.get("parallel.recompute", "none"), "train.sequence_length": flags["--sequence-length"]}
+          "parallel.recompute": values.get("parallel.recompute", "none"), "train.sequence_length": flags["--sequence-length"],
+          "fp8.all_gather": values.get("fp8.all_gather", "false")}
 (folder / "run.json").write_text(json.dumps({"config": config, "autotune": {}, "model": {"planned_bytes": 1 << 30}}))
 loss = float(os.environ.get("LOSS_" + folder.name, "5.0"))
 with open(folder / "metrics.jsonl", "w") as f:
@@ -301,7 +302,10 @@ def the_time_is_up(parent):
     p.expect(**{"8b-half-bf16": "waiting"})
     check("\nit hangs\n" in p.text(), f"what was cut off shows the end of its log:\n{output}")
     p.program("nd_bench_gpu", """echo '{"product": "o", "type": "bf16", "us": 1.0, "share": 0.97}'""")
-    p.call("bench", 0, only="kernels,products,8b-half-bf16")
+    p.call("bench", 0, only="kernels,products,8b-half-*")
+    for precision in ("bf16", "fp8"):
+        config = json.loads((p.out / "runs" / f"8b-half-{precision}" / "run.json").read_text())["config"]
+        check(config["fp8.all_gather"] == ("true" if precision == "fp8" else "false"), f"{precision}: {config}")
 
 
 def wrong_use(parent):
