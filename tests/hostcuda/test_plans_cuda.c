@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/cuda_ops.h"
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/mesh_cuda.h"
 #include "trainer/trainer.h"
@@ -151,6 +152,23 @@ Test(plans_cuda, a_larger_workspace_is_planned, .timeout = 300)
     cr_assert_eq(mesh_run(&job, &cases[0].mesh, &got), ND_ERR_RESOURCE);
     cr_expect_eq(steps_begun, 0);
     tempdir_remove(&dir);
+}
+
+/* `ndtrain plan` for a GPU that is not here: 1 GiB of scores, and sums in F32 of dk and dv. */
+Test(plans_cuda, a_plan_without_a_gpu_knows_of_deterministic_attention)
+{
+    nd_attention a = {1, 32768, 32768, 32, 8, 128, 0, 0.1f};
+    nd_ops usual, ordered;
+    nd_device *cpu = NULL;
+    cr_assert_eq(nd_device_open_cpu(1, &cpu), ND_OK);
+    cr_assert_eq(nd_ops_cuda_planner(false, &usual), ND_OK);
+    cr_assert_eq(nd_ops_cuda_planner(true, &ordered), ND_OK);
+    cr_expect_eq(usual.attention_scratch(cpu, &a, ND_DTYPE_BF16, false),
+                 ordered.attention_scratch(cpu, &a, ND_DTYPE_BF16, false));
+    size_t sums = 2 * sizeof(float) * 32768 * 8 * 128;
+    size_t bytes = ordered.attention_scratch(cpu, &a, ND_DTYPE_BF16, true);
+    cr_expect(bytes > sums + (900u << 20) && bytes < sums + (1200u << 20), "%zu bytes", bytes);
+    nd_device_close(cpu);
 }
 
 /*
