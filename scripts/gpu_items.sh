@@ -67,6 +67,9 @@ sanitized() { # a suite of the ops' tests
     if [ "$code" != 0 ] && grep -q 'Device not supported' "$out/data/suite.log"; then
         skip "compute-sanitizer does not support this device"
         return
+    elif [ "$code" = 0 ] && ! grep -q 'ERROR SUMMARY' "$out/data/suite.log"; then
+        echo "gpu_check: compute-sanitizer has watched no process" >&2
+        return 1
     fi
     return "$code"
 }

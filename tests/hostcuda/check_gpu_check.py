@@ -192,6 +192,8 @@ def tools_are_missing(parent):
     p.expect(sanitizer_attention="skipped", sanitizer_matmul="skipped", ops="done")
     unsupported = p.program("unsupported", "echo '========= Error: Device not supported'; exit 1")
     p.call("conformance", 3, "does not support this device", only="sanitizer-*", ND_GPU_SANITIZER=unsupported)
+    blind = p.program("blind", TESTED.format(n=3))
+    p.call("conformance", 1, "has watched no process", only="sanitizer-*", ND_GPU_SANITIZER=blind)
     finds = p.program("finds", "echo '========= Invalid __global__ write'; " + TESTED.format(n=3) + "; exit 9")
     p.call("conformance", 1, "sanitizer-matmul failed", only="sanitizer-*", ND_GPU_SANITIZER=finds)
     check("## The end of the log of sanitizer-matmul (failed)" in p.text() and "\n========= Invalid __global__ write\n" in p.text(),
