@@ -57,10 +57,13 @@ static void print_place(FILE *out, const nd_job *job, const nd_launched *worker)
     int64_t sequence = atomic_load(&slot->sequence), since = atomic_load(&slot->since_ns);
     fprintf(out, "  phase %s, step %lld", nd_phase_name((nd_phase)atomic_load(&slot->phase)),
             (long long)atomic_load(&slot->step));
-    if (sequence > 0) {
-        fprintf(out, "; %s %s of group %s, sequence %lld", since ? "inside" : "after",
+    if (sequence > 0 || since > 0) {
+        fprintf(out, "; %s %s of group %s", since ? "inside" : "after",
                 nd_comm_op_name((nd_comm_op)atomic_load(&slot->op)),
-                nd_group_name((nd_group_kind)atomic_load(&slot->group)), (long long)sequence);
+                nd_group_name((nd_group_kind)atomic_load(&slot->group)));
+    }
+    if (sequence > 0) { /* a set-up has none */
+        fprintf(out, ", sequence %lld", (long long)sequence);
     }
     fprintf(out, "\n");
 }

@@ -71,8 +71,10 @@ nd_status nd_config_check_model_path(const nd_config *config)
 
 nd_status nd_config_check_data_paths(const nd_config *config)
 {
-    ND_TRY(check(config, ND_PATH_DATA, config->data.path,
-                 "give a file with --data-path, or run scripts/prepare_data for the default text"));
+    ND_TRY(
+        check(config, ND_PATH_DATA, config->data.path,
+              "give a file with --data-path, or make it: scripts/prepare_data writes the default "
+              "text, scripts/tokenize.py tokens of a text of yours"));
     return check(config, ND_PATH_VALIDATION, config->data.validation_path,
                  "give a file with --validation-path, or none with --validation-path=");
 }

@@ -93,7 +93,8 @@ static nd_status check_exists(const nd_dataset *dataset)
                ? ND_OK
                : nd_fail(ND_ERR_DATA,
                          "the data file \"%s\" does not exist: set data.path to a file of yours, "
-                         "or run scripts/prepare_data for the default text",
+                         "or make it: scripts/prepare_data writes the default text, "
+                         "scripts/tokenize.py tokens of a text of yours",
                          dataset->path);
 }
 

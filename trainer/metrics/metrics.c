@@ -95,7 +95,7 @@ void nd_metrics_close(nd_metrics *m)
 }
 
 /* One write per line, so that a reader who follows the file sees whole lines; more only when the
- * disk takes part of it. */
+ * disk takes part of it. A part that stays alone is taken back. */
 static nd_status append_line(nd_metrics *m, const char *line, int length)
 {
     ND_ASSERT(length > 0 && length < LINE_MAX_BYTES);
@@ -104,10 +104,13 @@ static nd_status append_line(nd_metrics *m, const char *line, int length)
         if (n > 0) {
             done += (int)n;
         } else if (n == 0 || errno != EINTR) {
+            const char *why = n == 0 ? "nothing was taken" : strerror(errno);
+            off_t end = lseek(m->fd, 0, SEEK_END);
+            bool whole = done == 0 || (end >= done && ftruncate(m->fd, end - done) == 0);
             return nd_fail(ND_ERR_CANTCREATE,
-                           "%s cannot be written: %s. Free some space there, or give another "
+                           "%s cannot be written: %s%s. Free some space there, or give another "
                            "folder as output.dir.",
-                           m->path, n == 0 ? "nothing was taken" : strerror(errno));
+                           m->path, why, whole ? "" : ", and its last line is cut off");
         }
     }
     return ND_OK;

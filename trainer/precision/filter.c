@@ -154,6 +154,13 @@ static nd_status decide(nd_filter *f, const nd_config *config, const nd_llama_sh
         }
         f->converted += f->reasons[i] == ND_FILTER_CONVERTED;
     }
+    if (f->converted == 0 && shape->hidden % MULTIPLE) { /* every linear has the hidden size */
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "train.precision is fp8, but the model's hidden size, %lld, is not a multiple "
+            "of %d, as products of FP8 codes need it: train.precision bf16 takes any",
+            (long long)shape->hidden, MULTIPLE);
+    }
     if (f->converted == 0) {
         return nd_fail(ND_ERR_CONFIG,
                        "train.precision is fp8, but with fp8.filter %s no linear would run in FP8 "

@@ -229,8 +229,10 @@ nd_status nd_dry_run_prepare(const nd_rank *rank)
 {
     nd_calls calls = {0};
     dry_step step = {.linears = rank->linears, .calls = &calls, .prepares = true};
-    return rank->ops->prepare && rank->device->kind == ND_DEVICE_CUDA ? run_rank(rank, &step)
-                                                                      : ND_OK;
+    bool needed = rank->ops->prepare && rank->device->kind == ND_DEVICE_CUDA;
+    nd_status status = needed ? run_rank(rank, &step) : ND_OK;
+    nd_calls_free(&calls);
+    return status;
 }
 
 nd_status nd_dry_run_graphs(const nd_rank *rank, nd_graph_counts *out)

@@ -318,6 +318,10 @@ Test(metrics, a_disk_that_takes_no_more_is_an_error_with_the_path)
     cr_assert_eq(status, ND_ERR_CANTCREATE);
     cr_assert_not_null(strstr(nd_error_last()->message, "metrics.jsonl cannot be written"));
     nd_metrics_close(metrics);
+    char *text = read_metrics();
+    size_t length = strlen(text);
+    cr_assert(length > 0 && length < 600 && text[length - 1] == '\n', "half a line: %s", text);
+    free(text);
 }
 
 Test(metrics, closing_nothing_is_legal)

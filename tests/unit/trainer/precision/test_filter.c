@@ -118,7 +118,7 @@ Test(filter, sizes_of_sixteen)
     nd_filter_fini(&f);
     expect_refused("up_proj", &shape, "14340 x 4096", "divisible by 16");
     shape.hidden = 4104;
-    expect_refused("accelerate", &shape, "no linear", "4104");
+    expect_refused("accelerate", &shape, "multiple of 16", "4104");
 }
 
 Test(filter, conditions_of_the_mesh)
