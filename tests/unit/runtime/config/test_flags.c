@@ -255,6 +255,9 @@ Test(flags, refused_with_a_sentence)
     EXPECT_BAD_FLAGS(("--config", "a.yaml"), "--config-file");
     EXPECT_BAD_FLAGS(("--training.seq_len", "8192"), "--training.seq-len: ", "--sequence-length");
     EXPECT_BAD_FLAGS(("--parallelism.tensor_parallel_degree", "8"), "--tp-size");
+    EXPECT_BAD_FLAGS(("--float8.recipe_name", "rowwise"), "--float8.recipe-name: ", "--fp8-recipe");
+    EXPECT_BAD_FLAGS(("--float8.enable_fsdp_float8_all_gather"), "--fp8-all-gather");
+    EXPECT_BAD_FLAGS(("--use-fp8"), "--precision fp8");
     EXPECT_BAD_FLAGS(("--checkpoint.interval=5"), "checkpoints are not written yet");
     EXPECT_BAD_FLAGS(("--fsdp_offload_params", "true"), "--fsdp-offload-params", "not offloaded");
     EXPECT_BAD_FLAGS(("--use-deepspeed"), "--use-deepspeed");
