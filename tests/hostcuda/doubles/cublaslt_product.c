@@ -5,11 +5,12 @@
 #include "runtime/tensor/fp8.h"
 #include "tests/hostcuda/doubles/cublaslt_parts.h"
 #include "tests/hostcuda/doubles/double.h"
+#include "tests/hostcuda/doubles/machine.h"
 
 typedef struct lt_call {
     int64_t m, n, k, lda, ldb, ldd;
     cudaDataType type_a, type_b, type_d;
-    bool ta, tb, vectors;
+    bool ta, tb, vectors, fast;
     float alpha, beta;
     int index; /* of the algorithm */
     const void *a, *b;
@@ -77,6 +78,15 @@ static double seconds_of(int index, bool fp8)
     return times ? strtod(times, NULL) * (fp8 && factor ? strtod(factor, NULL) : 1.0) : 0.0;
 }
 
+static void count_fp8(const lt_call *x)
+{
+    int kind = (x->type_a == CUDA_R_8F_E5M2 ? ND_DOUBLE_A_E5M2 : 0) |
+               (x->type_b == CUDA_R_8F_E5M2 ? ND_DOUBLE_B_E5M2 : 0) |
+               (x->type_d == CUDA_R_32F ? ND_DOUBLE_D_F32 : 0) |
+               (x->beta != 0.0f ? ND_DOUBLE_ADDS : 0) | (x->fast ? ND_DOUBLE_FAST : 0);
+    machine_current()->counts.fp8_products[kind]++;
+}
+
 static void run_matmul(void *closure)
 {
     const lt_call *x = closure;
@@ -98,6 +108,9 @@ static void run_matmul(void *closure)
     }
     free(a);
     free(b);
+    if (is_fp8(x->type_a)) {
+        count_fp8(x);
+    }
     nd_double_spend(seconds_of(x->index, is_fp8(x->type_a)));
 }
 
@@ -177,6 +190,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         .ta = x->op_a != CUBLAS_OP_N,
         .tb = x->op_b != CUBLAS_OP_N,
         .vectors = x->mode_a == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
+        .fast = x->fast != 0,
         .alpha = *(const float *)alpha,
         .beta = *(const float *)beta,
         .index = chosen.index,

@@ -75,11 +75,22 @@ typedef struct nd_double_machine {
 
 nd_double_machine *nd_double_machine_get(void);
 
+/* Bits that say what cuBLASLt was told of a product in FP8; its A is our second operand. */
+enum {
+    ND_DOUBLE_A_E5M2 = 1, /* else E4M3 */
+    ND_DOUBLE_B_E5M2 = 2,
+    ND_DOUBLE_D_F32 = 4, /* else BF16 */
+    ND_DOUBLE_ADDS = 8,  /* beta is not 0 */
+    ND_DOUBLE_FAST = 16, /* accumulation */
+    ND_DOUBLE_FP8_KINDS = 32
+};
+
 /* How often something was called, for tests. */
 typedef struct nd_double_counts {
     long allocations, frees, submitted, graphs_launched, timings;
     long host_waits; /* queries of unfinished work until the next is enqueued count once */
     long calls;      /* that enqueued something: a graph counts once, what is captured does not */
+    long fp8_products[ND_DOUBLE_FP8_KINDS]; /* that ran */
 } nd_double_counts;
 nd_double_counts nd_double_counts_get(void);
 

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Fast accumulation is what the caller of matmul_fp8 says, in each way that a product is made. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "runtime/device/cuda.h"
+#include "tests/hostcuda/doubles/double.h"
+
+enum { M = 32, N = 48, K = 64, BYTES = 1 << 16, CODES = 4096, SCRATCH = 3 * BYTES };
+
+/* At `at`: scales of 1, then codes of 0, along the summed axis. */
+static nd_fp8 operand(char *at, int64_t lines, bool as_stored, nd_dtype format, bool vector)
+{
+    nd_fp8 x = {.scale = (float *)at, .inverse = (float *)at};
+    nd_tensor codes = nd_tensor_2d(at + CODES, format, lines, K);
+    x.granularity = !vector ? ND_PER_TENSOR : as_stored ? ND_PER_ROW : ND_PER_COLUMN;
+    *(as_stored ? &x.codes : &x.transposed) = codes;
+    return x;
+}
+
+/* One product of each form: 6 bits of the layouts, of vectors of scales, beta and dtype. */
+static void multiply(nd_stream *stream, const nd_ops *ops, char *memory, int form, bool fast)
+{
+    bool at = form & 1, bt = form & 2, f32 = form & 32;
+    nd_fp8 a = operand(memory, M, !at, at ? ND_DTYPE_F8_E5M2 : ND_DTYPE_F8_E4M3, form & 4);
+    nd_fp8 b = operand(memory + BYTES, N, bt, ND_DTYPE_F8_E4M3, form & 8);
+    nd_tensor c = nd_tensor_2d(memory + 2 * BYTES, f32 ? ND_DTYPE_F32 : ND_DTYPE_BF16, M, N);
+    nd_double_counts before = nd_double_counts_get();
+    cr_assert_eq(
+        ops->matmul_fp8(stream, c, a, at, b, bt, form & 16 ? 1.0f : 0.0f, fast, memory + SCRATCH),
+        ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_stream_sync(stream), ND_OK);
+    nd_double_counts after = nd_double_counts_get();
+    long ran[2] = {0};
+    for (int kind = 0; kind < ND_DOUBLE_FP8_KINDS; kind++) {
+        long count = after.fp8_products[kind] - before.fp8_products[kind];
+        bool gradient = kind & ND_DOUBLE_B_E5M2;
+        cr_expect(count == 0 || (gradient == at && !(kind & ND_DOUBLE_A_E5M2)), "form %d", form);
+        ran[kind & ND_DOUBLE_FAST ? 1 : 0] += count;
+    }
+    cr_expect(ran[fast] == 1 && ran[!fast] == 0, "form %d: asked for %s, %ld fast and %ld not",
+              form, fast ? "fast" : "not fast", ran[1], ran[0]);
+}
+
+static void multiply_all(void)
+{
+    nd_device *device = NULL;
+    const nd_ops *ops = NULL;
+    nd_stream stream;
+    char *memory = NULL;
+    static _Alignas(float) char initial[2 * BYTES];
+    nd_cuda_options options = {.local_workers = 1, .fp8 = true};
+    for (int i = 0; i < N; i++) {
+        ((float *)initial)[i] = ((float *)(initial + BYTES))[i] = 1.0f;
+    }
+    cr_assert_eq(nd_device_open_cuda(&options, &device), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_ops_cuda(device, true, &ops), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(device->table->stream_init(device, &stream), ND_OK);
+    size_t scratch = ops->matmul_fp8_scratch(device, M, N, K, ND_DTYPE_BF16);
+    cr_assert_eq(nd_device_alloc(device, SCRATCH + scratch, (void **)&memory), ND_OK);
+    cr_assert_eq(nd_copy(&stream, memory, initial, sizeof initial), ND_OK);
+    for (int form = 0; form < 64; form++) {
+        multiply(&stream, ops, memory, form, false);
+        multiply(&stream, ops, memory, form, true);
+    }
+    nd_device_free(device, memory, SCRATCH + scratch);
+    device->table->stream_fini(&stream);
+    nd_device_close(device);
+}
+
+Test(lt_fast, the_library_is_told_what_the_caller_says)
+{
+    multiply_all();
+}
+
+/* Vectors of scales by our kernel, after a product of the codes. */
+Test(lt_fast, so_is_an_older_library)
+{
+    setenv("ND_DOUBLE_CUBLASLT", "120800", 1);
+    multiply_all();
+}
