@@ -206,6 +206,54 @@ Test(nccl_faults, a_process_that_ends_is_named, .timeout = 100)
                    "(24 x f32)");
 }
 
+static nd_status look_until_gone(job *j, int rank)
+{
+    nccl_state *state = nccl_state_of(j->transport);
+    bool gone = false;
+    for (int i = 0; i < 20000 && !gone; i++) {
+        usleep(1000);
+        ND_TRY(nccl_watch(j->transport, 0));
+        pthread_mutex_lock(&state->ring);
+        gone = state->peers[rank].gone_ns != 0;
+        pthread_mutex_unlock(&state->ring);
+    }
+    ND_CHECK(gone, "the end of rank %d is not seen", rank);
+    return ND_OK;
+}
+
+/* Rank 1 lives until rank 0 has seen the end of rank 2; nothing is pending meanwhile. What rank 0
+ * then begins still has its 0.3 s. */
+static nd_status end_in_turn(job *j)
+{
+    ND_TRY(sum_over(j, ND_GROUP_TP));
+    ND_TRY(nd_stream_sync(&j->stream));
+    if (j->transport->rank == 2) {
+        raise(SIGKILL);
+    }
+    if (j->transport->rank == 1) {
+        sleep(50);
+        return nd_fail(ND_ERR_DATA, "rank 0 did not see the end of rank 2");
+    }
+    ND_TRY(look_until_gone(j, 2));
+    int pid = nccl_state_of(j->transport)->peers[1].pid;
+    ND_CHECK(pid > 0 && kill(pid, SIGKILL) == 0, "rank 1 cannot be ended");
+    ND_TRY(look_until_gone(j, 1));
+    usleep(400000);
+    int64_t from = nd_clock_ns();
+    nd_status status = sum_over(j, ND_GROUP_TP);
+    status = status == ND_OK ? nd_stream_sync(&j->stream) : status;
+    ND_CHECK(nd_clock_ns() - from > 300000000, "an end seen before is a fault at once");
+    return status;
+}
+
+Test(nccl_faults, of_two_processes_the_one_that_ended_first_is_named, .timeout = 100)
+{
+    job_context context = {end_in_turn, {{1, 1, 1, 1, 3}}, 90};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks_run_processes(&ranks);
+    expect_message(&ranks, 0, ND_ERR_IO, "rank 2 has ended while rank 0 waited for it in ");
+}
+
 /* Rank 0 does its part and looks again when rank 1, which came later, has ended: all is there. */
 static nd_status ends_well(job *j)
 {

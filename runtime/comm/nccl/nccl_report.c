@@ -9,7 +9,15 @@
 
 enum { SHOWN = 6 };
 
-static const int64_t COMMON_END_NS = 300000000;
+bool nccl_is_member(const nd_comm *comm, int rank)
+{
+    for (int i = 0; comm && i < comm->size; i++) {
+        if (comm->ranks[i] == rank) {
+            return true;
+        }
+    }
+    return !comm;
+}
 
 void nccl_describe(const nd_comm *comm, const nccl_entry *entry, char *text, size_t size)
 {
@@ -28,7 +36,7 @@ bool nccl_peer_gone(nccl_peer *peer, int64_t now)
     if (!peer->gone_ns && peer->pidfd >= 0 && poll(&ended, 1, 0) > 0) {
         peer->gone_ns = now;
     }
-    return peer->gone_ns && now - peer->gone_ns > COMMON_END_NS;
+    return peer->gone_ns != 0;
 }
 
 typedef enum peer_is { IN_IT_TOO, ABSENT, NOT_RUNNING } peer_is;
@@ -38,8 +46,7 @@ static peer_is look_at(const nd_transport *transport, const nccl_entry *entry, i
 {
     nccl_peer *peer = &nccl_state_of(transport)->peers[rank];
     const nd_progress_slot *slot = nd_report_slot(transport, rank);
-    nccl_peer_gone(peer, nd_clock_ns());
-    if (peer->gone_ns || (peer->pid > 0 && nd_report_is_stopped(peer->pid))) {
+    if (nccl_peer_gone(peer, nd_clock_ns()) || (peer->pid > 0 && nd_report_is_stopped(peer->pid))) {
         return NOT_RUNNING;
     }
     bool same = slot && entry && atomic_load(&slot->since_ns) > 0 &&
@@ -80,21 +87,11 @@ static int list_members(const nd_transport *transport, const nd_comm *comm, cons
     return count;
 }
 
-static bool is_member(const nd_comm *comm, int rank)
-{
-    for (int i = 0; comm && i < comm->size; i++) {
-        if (comm->ranks[i] == rank) {
-            return true;
-        }
-    }
-    return !comm;
-}
-
 static void list_others(const nd_transport *transport, const nd_comm *comm, nd_report *to)
 {
     int count = 0;
     for (int rank = 0; rank < transport->size && count < SHOWN; rank++) {
-        if (rank != transport->rank && !is_member(comm, rank) &&
+        if (rank != transport->rank && !nccl_is_member(comm, rank) &&
             look_at(transport, NULL, rank) == NOT_RUNNING) {
             describe_rank(transport, rank, to);
             count++;

@@ -96,9 +96,10 @@ typedef struct nccl_comm {
 } nccl_comm;
 
 typedef struct nccl_peer {
-    int pid;         /* 0: not of this host, or this process itself */
-    int pidfd;       /* -1: none */
-    int64_t gone_ns; /* when its end was first seen */
+    int pid;           /* 0: not of this host, or this process itself */
+    int pidfd;         /* -1: none */
+    int64_t gone_ns;   /* when its end was first seen; 0: it was not */
+    int64_t missed_ns; /* when a look first found it gone and peers waited for; 0: none did */
 } nccl_peer;
 
 typedef struct nccl_state {
@@ -118,7 +119,7 @@ typedef struct nccl_state {
     nccl_comm *grouping;  /* whose group is open; `calls` is held meanwhile */
     int64_t progress_ns;  /* when an operation was last seen to have ended; under `ring` */
     nccl_entry called;    /* what the driving thread polls NCCL for: it connects, or is set up */
-    int64_t called_ns;    /* since when; 0: nothing. Both under `ring` */
+    int64_t called_ns;    /* since when; 0: nothing. Both stay set after a fault; under `ring` */
     nccl_entry ended;     /* the operation that did; its sequence is 0: none yet. Under `ring` */
     int64_t watched_ns;   /* of the driving thread's looks */
     nd_call_limit *limit; /* on calls of NCCL and CUDA that may not return */
@@ -196,7 +197,8 @@ nd_status nccl_report_hang(const nd_transport *transport, const nd_comm *comm,
                            const nccl_entry *entry, const char *where, double seconds);
 /* Clauses about peers of this host that have ended or are stopped, or "". */
 void nccl_report_peers(const nd_transport *transport, char *text, size_t size);
-bool nccl_peer_gone(nccl_peer *peer, int64_t now); /* for long enough: not by a common end */
+bool nccl_peer_gone(nccl_peer *peer, int64_t now);  /* notes when that is first seen */
+bool nccl_is_member(const nd_comm *comm, int rank); /* `comm` is NULL: all ranks are */
 
 /* nccl_thread.c */
 nd_status nccl_thread_start(nd_transport *transport);

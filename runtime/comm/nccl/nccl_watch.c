@@ -14,6 +14,9 @@ enum { WATCH_NS = 20000000, OTHER_THREADS_END_SECONDS = 60 };
 /* For what the GPU computes with no operation running. */
 static const double COMPUTE_SECONDS = 3600;
 
+/* Within which all ranks of a job end together. */
+static const int64_t COMMON_END_NS = 300000000;
+
 nd_status nccl_again(nccl_state *state)
 {
     return nd_fail(state->failed, "%s", state->message);
@@ -161,30 +164,40 @@ static nd_status check_errors(const nd_transport *transport, const waiting *w, b
     return status;
 }
 
-static bool is_member(const nd_comm *comm, int rank)
+static bool waits_for_peers(const waiting *w)
 {
-    bool found = !comm;
-    for (int i = 0; comm && i < comm->size; i++) {
-        found = found || comm->ranks[i] == rank;
+    return w->pending && !w->ends;
+}
+
+/* At every look, also where nothing is waited for: else nothing tells later who ended first. */
+static void see_peers(const nd_transport *transport, const waiting *w)
+{
+    nccl_state *state = nccl_state_of(transport);
+    int64_t now = nd_clock_ns();
+    for (int r = 0; r < transport->size; r++) {
+        nccl_peer *peer = &state->peers[r];
+        if (nccl_peer_gone(peer, now) && waits_for_peers(w) && !peer->missed_ns) {
+            peer->missed_ns = now;
+        }
     }
-    return found;
 }
 
 /* Who ended later may have ended for it. */
 static bool goes_before(const nccl_state *state, const nd_comm *comm, int rank, int other)
 {
     int64_t one = state->peers[rank].gone_ns, two = state->peers[other].gone_ns;
-    return one != two ? one < two : is_member(comm, rank) && !is_member(comm, other);
+    return one != two ? one < two : nccl_is_member(comm, rank) && !nccl_is_member(comm, other);
 }
 
 /* A peer that has ended has done its part of what is pending here, or never will. */
 static nd_status check_peers(const nd_transport *transport, const waiting *w)
 {
-    nccl_state *state = nccl_state_of(transport);
+    const nccl_state *state = nccl_state_of(transport);
     int64_t now = nd_clock_ns();
     int gone = -1;
-    for (int r = 0; r < transport->size && w->pending && !w->ends; r++) {
-        if (nccl_peer_gone(&state->peers[r], now) &&
+    for (int r = 0; r < transport->size && waits_for_peers(w); r++) {
+        int64_t missed = state->peers[r].missed_ns;
+        if (missed && now - missed > COMMON_END_NS &&
             (gone < 0 || goes_before(state, w->comm, r, gone))) {
             gone = r;
         }
@@ -193,7 +206,7 @@ static nd_status check_peers(const nd_transport *transport, const waiting *w)
         return ND_OK;
     }
     return nd_fail(ND_ERR_IO, "rank %d has ended while rank %d waited%s in %s", gone,
-                   transport->rank, is_member(w->comm, gone) ? " for it" : "", w->where);
+                   transport->rank, nccl_is_member(w->comm, gone) ? " for it" : "", w->where);
 }
 
 static nd_status check_deadline(const nd_transport *transport, const waiting *w,
@@ -253,6 +266,7 @@ static nd_status look(nd_transport *transport, const waiting *settling, double h
         nccl_describe(oldest.comm, &oldest.entry, found.where, sizeof found.where);
     }
     const waiting *w = oldest.begun_ns || !settling ? &found : settling;
+    see_peers(transport, w);
     nd_status status = check_errors(transport, w, asked);
     status = status == ND_OK ? check_peers(transport, w) : status;
     status = status == ND_OK ? check_deadline(transport, w, host_seconds) : status;
