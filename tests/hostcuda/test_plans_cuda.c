@@ -19,6 +19,7 @@ static tempdir dir;
 typedef struct plan_counts {
     int64_t attention;
     int products;
+    long usual, ordered; /* backwards of attention that have run, not or deterministic */
 } plan_counts;
 
 static plan_counts at_start[RANKS], at_end[RANKS];
@@ -27,7 +28,9 @@ static int steps_begun;
 static plan_counts count(const nd_trainer *t)
 {
     const nd_cuda_context *c = nd_cuda_context_of(t->rank->device);
-    return (plan_counts){nd_cudnn_plan_count(c->cudnn), nd_lt_plan_count(c->lt)};
+    nd_double_counts ran = nd_double_counts_get();
+    return (plan_counts){nd_cudnn_plan_count(c->cudnn), nd_lt_plan_count(c->lt),
+                         ran.usual_backwards, ran.ordered_backwards};
 }
 
 static nd_status before(void *context, nd_trainer *t, int64_t step)
@@ -56,13 +59,15 @@ typedef struct plan_case {
     nd_fp8_recipe recipe;
     int64_t sequence, ordered;
     int64_t attention; /* plans */
+    int64_t kv_heads;  /* each for 2 heads of queries; 0: 2 */
     bool cast_units;
 } plan_case;
 
 /* One block: 2 forms. Gathered over cp 2, rank 0 has a square and all 4 chunks, rank 1 two blocks
  * with a prefix: 4 forms. Ring: a square, and a chunk with one before it, each forward and
  * backward; a rank with an earlier one also an unmasked chunk, one with a later one an unmasked
- * block of two. Tiles of 128 (of 512 rows): forward the whole; backward a square and a tile. */
+ * block of two. Two KV heads to a call, of 3: forward all; backward two, and the last one. Tiles of
+ * 128 (of 512 rows): forward the whole; backward a square and a tile. */
 static const plan_case cases[] = {
     {{"one GPU", 1, 1, 1, 1, 1}, ND_PRECISION_BF16, .sequence = 32, .attention = 2},
     {{"micro-batches, recompute", 1, 1, 1, 1, 2, .recompute = ND_RECOMPUTE_FULL},
@@ -82,6 +87,12 @@ static const plan_case cases[] = {
      .sequence = 31,
      .ordered = 3844,
      .attention = 2},
+    {{"an uneven last group of KV heads", 1, 1, 1, 1, 1},
+     ND_PRECISION_BF16,
+     .sequence = 32,
+     .ordered = 8192,
+     .attention = 3,
+     .kv_heads = 3},
     {{"tiles", 1, 1, 1, 1, 2},
      ND_PRECISION_BF16,
      .sequence = 512,
@@ -94,11 +105,25 @@ static mesh_job job_of(const plan_case *c)
     mesh_job job = mesh_cuda_job(&dir, c->precision);
     job.recipe = c->recipe;
     job.sequence = c->sequence;
+    if (c->kv_heads > 0) {
+        job.shape.kv_heads = c->kv_heads;
+        job.shape.heads = 2 * c->kv_heads;
+    }
     job.before_step = before;
     job.after_step = after;
     mesh_use_gpus(true, c->cast_units);
     mesh_use_ordered(c->ordered);
     return job;
+}
+
+/* Every backward of the steps asks cuDNN for its deterministic way, or none does. */
+static void check_order(const plan_case *c, int rank)
+{
+    long usual = at_end[rank].usual - at_start[rank].usual;
+    long ordered = at_end[rank].ordered - at_start[rank].ordered;
+    bool as_asked = c->ordered > 0 ? ordered > 0 && usual == 0 : ordered == 0 && usual > 0;
+    cr_expect(as_asked, "%s, rank %d: %ld deterministic backwards, %ld others", c->mesh.name, rank,
+              ordered, usual);
 }
 
 Test(plans_cuda, are_all_there_before_the_first_step, .timeout = 600)
@@ -119,6 +144,7 @@ Test(plans_cuda, are_all_there_before_the_first_step, .timeout = 600)
                          (long long)(at_end[rank].attention - at_start[rank].attention));
             cr_expect_eq(at_end[rank].products, at_start[rank].products, "%s: rank %d makes %d",
                          m->name, rank, at_end[rank].products - at_start[rank].products);
+            check_order(c, rank);
         }
         mesh_result_free(&got);
     }

@@ -11,6 +11,7 @@
 #include "kernels/cuda/attention_cudnn.h"
 #include "runtime/tensor/dtype.h"
 #include "tests/hostcuda/doubles/double.h"
+#include "tests/hostcuda/doubles/machine.h"
 
 struct nd_cudnn {
     int capability;
@@ -248,6 +249,8 @@ nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_sdpa_form *f
         need("dq", t->dq, f, &f->dq, f->sq, f->heads);
         need("dk", t->dk, f, &f->dk, f->sk, f->kv_heads);
         need("dv", t->dv, f, &f->dv, f->sk, f->kv_heads);
+        nd_double_counts *counts = &machine_current()->counts;
+        *(f->deterministic ? &counts->ordered_backwards : &counts->usual_backwards) += 1;
     }
     cudaError_t error = nd_double_launch(
         (cudaStream_t)stream->native, f->backward ? run_backward : run_forward, &call, sizeof call);
