@@ -48,10 +48,16 @@ static nd_status forward_piece(nd_stream *stream, const nd_sdpa_call *c, const n
     return nd_sdpa_move_stats(stream, c, p);
 }
 
+static nd_sdpa_call forward_call(const nd_attention *a, nd_tensor out, nd_tensor lse, nd_tensor q,
+                                 nd_tensor k, nd_tensor v)
+{
+    return (nd_sdpa_call){.a = a, .q = q, .k = k, .v = v, .out = out, .lse = lse};
+}
+
 nd_status nd_cuda_sdpa_fwd(nd_stream *stream, const nd_attention *a, nd_tensor out, nd_tensor lse,
                            nd_tensor q, nd_tensor k, nd_tensor v, void *scratch)
 {
-    nd_sdpa_call c = {.a = a, .q = q, .k = k, .v = v, .out = out, .lse = lse};
+    nd_sdpa_call c = forward_call(a, out, lse, q, k, v);
     nd_sdpa_walk walk = {0};
     nd_sdpa_piece p;
     if (!cudnn_takes(a, q, k, v, out)) {
@@ -155,6 +161,23 @@ static nd_status backward_pieces(nd_stream *stream, const nd_sdpa_call *c)
     return ND_OK;
 }
 
+static nd_sdpa_call backward_call(const nd_attention *a, nd_tensor dq, nd_tensor dk, nd_tensor dv,
+                                  nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out,
+                                  nd_tensor dout, nd_tensor lse)
+{
+    return (nd_sdpa_call){.a = a,
+                          .backward = true,
+                          .q = q,
+                          .k = k,
+                          .v = v,
+                          .out = out,
+                          .lse = lse,
+                          .dout = dout,
+                          .dq = dq,
+                          .dk = dk,
+                          .dv = dv};
+}
+
 /* Whether cuDNN makes it, and not the plain kernel. */
 static nd_status choose_backward(const nd_sdpa_call *c, nd_tensor delta, bool *cudnn)
 {
@@ -171,19 +194,9 @@ nd_status nd_cuda_sdpa_bwd(nd_stream *stream, const nd_attention *a, nd_tensor d
                            nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add_q, bool add_kv,
                            void *scratch)
 {
-    nd_sdpa_call c = {.a = a,
-                      .backward = true,
-                      .q = q,
-                      .k = k,
-                      .v = v,
-                      .out = out,
-                      .lse = lse,
-                      .dout = dout,
-                      .dq = dq,
-                      .dk = dk,
-                      .dv = dv,
-                      .add_q = add_q,
-                      .add_kv = add_kv};
+    nd_sdpa_call c = backward_call(a, dq, dk, dv, q, k, v, out, dout, lse);
+    c.add_q = add_q;
+    c.add_kv = add_kv;
     bool cudnn = false;
     ND_TRY(choose_backward(&c, delta, &cudnn));
     if (!cudnn) {
@@ -211,7 +224,7 @@ static nd_status prepare(nd_cuda_context *context, nd_sdpa_call *c)
 nd_status nd_cuda_sdpa_prepare_fwd(nd_cuda_context *context, const nd_attention *a, nd_tensor out,
                                    nd_tensor lse, nd_tensor q, nd_tensor k, nd_tensor v)
 {
-    nd_sdpa_call c = {.a = a, .q = q, .k = k, .v = v, .out = out, .lse = lse};
+    nd_sdpa_call c = forward_call(a, out, lse, q, k, v);
     return cudnn_takes(a, q, k, v, out) ? prepare(context, &c) : ND_OK;
 }
 
@@ -220,17 +233,7 @@ nd_status nd_cuda_sdpa_prepare_bwd(nd_cuda_context *context, const nd_attention 
                                    nd_tensor v, nd_tensor out, nd_tensor dout, nd_tensor lse,
                                    nd_tensor delta)
 {
-    nd_sdpa_call c = {.a = a,
-                      .backward = true,
-                      .q = q,
-                      .k = k,
-                      .v = v,
-                      .out = out,
-                      .lse = lse,
-                      .dout = dout,
-                      .dq = dq,
-                      .dk = dk,
-                      .dv = dv};
+    nd_sdpa_call c = backward_call(a, dq, dk, dv, q, k, v, out, dout, lse);
     bool cudnn = false;
     ND_TRY(choose_backward(&c, delta, &cudnn));
     return cudnn ? prepare(context, &c) : ND_OK;
@@ -243,17 +246,8 @@ static size_t scratch_by_plans(nd_cuda_context *context, const nd_attention *a, 
     nd_tensor q = nd_tensor_4d(NULL, ND_DTYPE_BF16, a->batch, a->sq, a->heads, a->head_dim);
     nd_tensor k = nd_tensor_4d(NULL, ND_DTYPE_BF16, a->batch, a->sk, a->kv_heads, a->head_dim);
     nd_tensor lse = nd_tensor_3d(NULL, ND_DTYPE_F32, a->batch, a->heads, a->sq);
-    nd_sdpa_call c = {.a = a,
-                      .backward = backward,
-                      .q = q,
-                      .k = k,
-                      .v = k,
-                      .out = q,
-                      .lse = lse,
-                      .dout = q,
-                      .dq = q,
-                      .dk = k,
-                      .dv = k};
+    nd_sdpa_call c =
+        backward ? backward_call(a, q, k, k, q, k, k, q, q, lse) : forward_call(a, q, lse, q, k, k);
     if (nd_sdpa_plan(&c, context) != ND_OK) {
         nd_error_clear();
         return 0;

@@ -103,8 +103,8 @@ nd_status nd_sdpa_plan(nd_sdpa_call *c, nd_cuda_context *context)
         choose_results(c);
     }
     while (nd_sdpa_next(&c->cut, &walk, &p)) {
-        nd_sdpa_form form = nd_sdpa_form_of(c, &p);
         if (nd_sdpa_shows_form(&c->cut, &p)) {
+            nd_sdpa_form form = nd_sdpa_form_of(c, &p);
             ND_TRY(nd_cudnn_workspace(context->cudnn, &form, &bytes));
             workspace = bytes > workspace ? bytes : workspace;
         }

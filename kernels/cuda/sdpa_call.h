@@ -2,8 +2,8 @@
 #ifndef ND_CUDA_SDPA_CALL_H
 #define ND_CUDA_SDPA_CALL_H
 /*
- * Inside sdpa: one op of attention as calls of cuDNN, forward (sdpa.c) or backward (sdpa_bwd.c).
- * Where a call's operands lie, what its forms are, and what goes through the scratch.
+ * Inside sdpa.c: one op of attention as calls of cuDNN. Where a call's operands lie, what its forms
+ * are, and what goes through the scratch.
  */
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/sdpa_cut.h"

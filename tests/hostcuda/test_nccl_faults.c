@@ -18,6 +18,24 @@
 #include "tests/hostcuda/nccl_expect.h"
 #include "tests/hostcuda/nccl_job.h"
 
+/* Two ranks over tp run `body`; a fault is one of the test. */
+static void expect_good_end(nd_status (*body)(job *), double deadline)
+{
+    job_context context = {body, {{1, 1, 1, 1, 2}}, deadline};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    cr_assert_eq(nd_ranks_run_threads(&ranks), ND_OK, "%s", nd_error_last()->message);
+}
+
+/* The same as `count` processes, which may end; what rank 0 says. */
+static void expect_of_rank_0(nd_status (*body)(job *), int count, nd_status status,
+                             const char *words)
+{
+    job_context context = {body, {{1, 1, 1, 1, count}}, 90};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    nd_ranks_run_processes(&ranks);
+    expect_message(&ranks, 0, status, words);
+}
+
 static nd_status sum_over(job *j, nd_group_kind kind)
 {
     return nd_comm_all_reduce(j->groups.by_kind[kind], &j->stream, j->memory, N, ND_DTYPE_F32,
@@ -59,9 +77,7 @@ static nd_status long_step(job *j)
 
 Test(nccl_faults, the_deadline_is_of_one_collective, .timeout = 60)
 {
-    job_context context = {long_step, {{1, 1, 1, 1, 2}}, 2.5};
-    nd_ranks ranks = nccl_job_ranks(&context);
-    cr_assert_eq(nd_ranks_run_threads(&ranks), ND_OK, "%s", nd_error_last()->message);
+    expect_good_end(long_step, 2.5);
 }
 
 /* One kernel that is longer than the deadline, with the collective behind it. */
@@ -74,9 +90,7 @@ static nd_status long_kernels(job *j)
 
 Test(nccl_faults, compute_before_a_collective_does_not_count, .timeout = 60)
 {
-    job_context context = {long_kernels, {{1, 1, 1, 1, 2}}, 1.5};
-    nd_ranks ranks = nccl_job_ranks(&context);
-    cr_assert_eq(nd_ranks_run_threads(&ranks), ND_OK, "%s", nd_error_last()->message);
+    expect_good_end(long_kernels, 1.5);
 }
 
 /* Ranks 0 1 are a tp group, 2 3 too; 0 2 and 1 3 shard. Rank 3 enqueues nothing. */
@@ -158,9 +172,7 @@ static nd_status is_shown(job *j)
 
 Test(nccl_faults, the_progress_page_shows_what_runs, .timeout = 60)
 {
-    job_context context = {is_shown, {{1, 1, 1, 1, 2}}, 10};
-    nd_ranks ranks = nccl_job_ranks(&context);
-    cr_assert_eq(nd_ranks_run_threads(&ranks), ND_OK, "%s", nd_error_last()->message);
+    expect_good_end(is_shown, 10);
 }
 
 /* What callers add to a fault's sentence stays there when the rank then abandons. */
@@ -198,12 +210,9 @@ static nd_status dies(job *j)
 /* No launcher is there to see it; the deadline is far. */
 Test(nccl_faults, a_process_that_ends_is_named, .timeout = 100)
 {
-    job_context context = {dies, {{1, 1, 1, 1, 2}}, 90};
-    nd_ranks ranks = nccl_job_ranks(&context);
-    nd_ranks_run_processes(&ranks);
-    expect_message(&ranks, 0, ND_ERR_IO,
-                   "rank 1 has ended while rank 0 waited for it in all_reduce of tp, operation 2 "
-                   "(24 x f32)");
+    expect_of_rank_0(dies, 2, ND_ERR_IO,
+                     "rank 1 has ended while rank 0 waited for it in all_reduce of tp, operation 2 "
+                     "(24 x f32)");
 }
 
 static nd_status look_until_gone(job *j, int rank)
@@ -248,10 +257,7 @@ static nd_status end_in_turn(job *j)
 
 Test(nccl_faults, of_two_processes_the_one_that_ended_first_is_named, .timeout = 100)
 {
-    job_context context = {end_in_turn, {{1, 1, 1, 1, 3}}, 90};
-    nd_ranks ranks = nccl_job_ranks(&context);
-    nd_ranks_run_processes(&ranks);
-    expect_message(&ranks, 0, ND_ERR_IO, "rank 2 has ended while rank 0 waited for it in ");
+    expect_of_rank_0(end_in_turn, 3, ND_ERR_IO, "rank 2 has ended while rank 0 waited for it in ");
 }
 
 /* Rank 0 does its part and looks again when rank 1, which came later, has ended: all is there. */
@@ -278,10 +284,7 @@ static nd_status ends_well_and_leaves(job *j)
 
 Test(nccl_faults, a_peer_that_did_its_part_may_end, .timeout = 100)
 {
-    job_context context = {ends_well_and_leaves, {{1, 1, 1, 1, 2}}, 90};
-    nd_ranks ranks = nccl_job_ranks(&context);
-    nd_ranks_run_processes(&ranks);
-    expect_message(&ranks, 0, ND_ERR_DATA, "it was all there");
+    expect_of_rank_0(ends_well_and_leaves, 2, ND_ERR_DATA, "it was all there");
 }
 
 /* Rank 1 has ended its communicator and itself while rank 0 still ends its own: looks are at least
@@ -303,10 +306,7 @@ static nd_status ends_late(job *j)
 
 Test(nccl_faults, a_peer_that_ended_its_communicators_may_end, .timeout = 100)
 {
-    job_context context = {ends_late, {{1, 1, 1, 1, 2}}, 90};
-    nd_ranks ranks = nccl_job_ranks(&context);
-    nd_ranks_run_processes(&ranks);
-    expect_message(&ranks, 0, ND_ERR_DATA, "it was all there");
+    expect_of_rank_0(ends_late, 2, ND_ERR_DATA, "it was all there");
 }
 
 /* The watch has seen an error of NCCL; then the driving thread goes into NCCL and does not come
@@ -398,9 +398,7 @@ static nd_status many(job *j)
 
 Test(nccl_faults, a_full_ring_waits, .timeout = 100)
 {
-    job_context context = {many, {{1, 1, 1, 1, 2}}, 60};
-    nd_ranks ranks = nccl_job_ranks(&context);
-    cr_assert_eq(nd_ranks_run_threads(&ranks), ND_OK, "%s", nd_error_last()->message);
+    expect_good_end(many, 60);
 }
 
 /* An operation that cannot be enqueued leaves no group open: another communicator's works. */

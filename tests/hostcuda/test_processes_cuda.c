@@ -210,6 +210,16 @@ Test(processes_cuda, autotune_that_cannot_be_is_said_before_the_start)
                  "rank 0 has 130200");
 }
 
+/* With ND_DOUBLE_ORDERED attention's backward is refused where it is not deterministic. */
+Test(processes_cuda, deterministic_is_what_attention_is_told)
+{
+    setenv("ND_DOUBLE_ORDERED", "1", 1);
+    cr_assert_eq(run("--device cuda --workers 1 --precision bf16 --deterministic", "d"), 0, "%s",
+                 shell_output);
+    expect_ended(run("--device cuda --workers 1 --precision bf16", "u"), 1, "not deterministic",
+                 "attention");
+}
+
 /* The rank that differs gives the reason, and the others end with it. */
 Test(processes_cuda, a_gpu_unlike_the_one_that_was_timed_refuses)
 {

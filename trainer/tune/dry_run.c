@@ -169,7 +169,8 @@ typedef struct dry_step {
     const nd_linear_choice *linears;
     nd_calls *calls;
     nd_graph_counts *graphs; /* NULL: not wanted */
-    bool prepares;
+    nd_ops ops;
+    void *native; /* of the stream that these ops get */
 } dry_step;
 
 static nd_status run_model(nd_model *m, const dry_step *step)
@@ -189,8 +190,6 @@ static nd_status run_model(nd_model *m, const dry_step *step)
 static nd_status run_rank(const nd_rank *rank, const dry_step *step)
 {
     nd_rank r = *rank;
-    nd_ops ops = step->prepares ? nd_dry_prepare_ops(rank->ops) : nd_dry_ops(rank->ops);
-    nd_dry_target target = {rank->ops->prepare, rank->device};
     nd_device device = {.table = &dry_device, .threads = 1};
     nd_progress_slot slot = {0};
     nd_transport transport = {
@@ -200,14 +199,13 @@ static nd_status run_rank(const nd_rank *rank, const dry_step *step)
     nd_status status = ND_OK;
     nd_memplan_init(&plan);
     r.device = &device;
-    r.stream =
-        (nd_stream){.device = &device, .native = step->prepares ? (void *)&target : step->calls};
-    r.ops = &ops;
+    r.stream = (nd_stream){.device = &device, .native = step->native};
+    r.ops = &step->ops;
     r.transport = &transport;
     r.progress = &slot;
     r.groups = (nd_groups){0};
     r.linears = step->linears;
-    ND_TRY(nd_ops_check(&ops));
+    ND_TRY(nd_ops_check(&step->ops));
     ND_TRY(nd_groups_create(&transport, &r.mesh, &r.groups));
     ND_TRY_OUT(nd_model_create(&r, &plan, &model));
     ND_TRY_OUT(nd_memplan_commit(&plan, &device));
@@ -220,15 +218,26 @@ out:
     return status;
 }
 
+static dry_step recorded(const nd_rank *rank, const nd_linear_choice *linears, nd_calls *calls)
+{
+    return (dry_step){
+        .linears = linears, .calls = calls, .ops = nd_dry_ops(rank->ops), .native = calls};
+}
+
 nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_calls *calls)
 {
-    return run_rank(rank, &(dry_step){.linears = linears, .calls = calls});
+    dry_step step = recorded(rank, linears, calls);
+    return run_rank(rank, &step);
 }
 
 nd_status nd_dry_run_prepare(const nd_rank *rank)
 {
     nd_calls calls = {0};
-    dry_step step = {.linears = rank->linears, .calls = &calls, .prepares = true};
+    nd_dry_target target = {rank->ops->prepare, rank->device};
+    dry_step step = {.linears = rank->linears,
+                     .calls = &calls,
+                     .ops = nd_dry_prepare_ops(rank->ops),
+                     .native = &target};
     bool needed = rank->ops->prepare && rank->device->kind == ND_DEVICE_CUDA;
     nd_status status = needed ? run_rank(rank, &step) : ND_OK;
     nd_calls_free(&calls);
@@ -238,8 +247,9 @@ nd_status nd_dry_run_prepare(const nd_rank *rank)
 nd_status nd_dry_run_graphs(const nd_rank *rank, nd_graph_counts *out)
 {
     nd_calls calls = {0};
-    nd_status status =
-        run_rank(rank, &(dry_step){.linears = rank->linears, .calls = &calls, .graphs = out});
+    dry_step step = recorded(rank, rank->linears, &calls);
+    step.graphs = out;
+    nd_status status = run_rank(rank, &step);
     nd_calls_free(&calls);
     return status;
 }

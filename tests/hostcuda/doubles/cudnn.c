@@ -244,6 +244,9 @@ nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_sdpa_form *f
     need("out", t->out, f, &f->out, f->sq, f->heads);
     need_bytes("stats", t->stats, (size_t)(f->batch * f->heads * f->sq) * 4);
     need_bytes("workspace", t->workspace, workspace);
+    if (f->backward && !f->deterministic && getenv("ND_DOUBLE_ORDERED")) {
+        return nd_fail(ND_ERR_INTERNAL, "a backward of attention that is not deterministic");
+    }
     if (f->backward) {
         need("dout", t->dout, f, &f->dout, f->sq, f->heads);
         need("dq", t->dq, f, &f->dq, f->sq, f->heads);
