@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* runtime/device/graphs.h: what is recorded, what is replayed, and what is refused. */
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -230,6 +231,45 @@ Test(graphs_cuda, an_allocation_inside_a_capture_is_refused, .signal = SIGABRT)
     cr_assert_eq(nd_graphs_begin(f.graphs, &key), ND_OK);
     cr_assert_eq(op(&f.stream, "matmul", nothing), ND_OK);
     (void)nd_device_alloc(f.device, 64, &memory);
+}
+
+/* The watch of NCCL asks for events while the driving thread captures; each has its own states. */
+static void *ask(void *event)
+{
+    cudaSetDevice(0);
+    return cudaEventQuery(event) == cudaSuccess ? event : NULL;
+}
+
+static void record_and_capture(fixture *f, cudaEvent_t *event)
+{
+    static const nd_graph_key key = {.name = "forward", .number = 3};
+    open_graphs(f);
+    cr_assert_eq(cudaEventCreateWithFlags(event, cudaEventDisableTiming), cudaSuccess);
+    cr_assert_eq(cudaEventRecord(*event, nd_cuda_stream(&f->stream)), cudaSuccess);
+    cr_assert_eq(nd_stream_sync(&f->stream), ND_OK);
+    cr_assert_eq(nd_graphs_begin(f->graphs, &key), ND_OK);
+    cr_assert_eq(op(&f->stream, "matmul", nothing), ND_OK);
+}
+
+Test(graphs_cuda, another_thread_may_ask_for_an_event_inside_a_capture)
+{
+    fixture f;
+    cudaEvent_t event;
+    pthread_t thread;
+    void *answer = NULL;
+    record_and_capture(&f, &event);
+    cr_assert_eq(pthread_create(&thread, NULL, ask, event), 0);
+    cr_assert_eq(pthread_join(thread, &answer), 0);
+    cr_expect_eq(answer, (void *)event);
+    cr_expect_eq(nd_graphs_end(f.graphs, ND_OK), ND_OK, "%s", nd_error_last()->message);
+}
+
+Test(graphs_cuda, the_capturing_thread_may_not, .signal = SIGABRT)
+{
+    fixture f;
+    cudaEvent_t event;
+    record_and_capture(&f, &event);
+    (void)ask(event);
 }
 
 Test(graphs_cuda, ops_that_wait_are_refused)

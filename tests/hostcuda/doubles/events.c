@@ -107,15 +107,17 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return submit(stream, run_wait, (event_call){event, event->recorded});
 }
 
+/* Another thread may ask at any time: captures forbid calls to the thread that captures, and states
+ * of streams are that thread's alone. */
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     double_device *device = machine_current();
-    if (machine_is_driver(device) && event->capture) {
-        return machine_error(cudaErrorCapturedEvent);
-    }
-    machine_outside_capture("cudaEventQuery");
-    bool pending = event->done < event->recorded;
     if (machine_is_driver(device)) {
+        bool pending = event->done < event->recorded;
+        if (event->capture) {
+            return machine_error(cudaErrorCapturedEvent);
+        }
+        machine_outside_capture("cudaEventQuery");
         if (pending) {
             queue_round(device, NULL);
         }

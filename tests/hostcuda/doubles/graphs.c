@@ -9,6 +9,9 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     if (stream->capture) {
         return machine_error(cudaErrorIllegalState);
     }
+    if (mode != cudaStreamCaptureModeThreadLocal) {
+        nd_double_violation("a capture that a query of another thread would end");
+    }
     cudaGraph_t graph = calloc(1, sizeof *graph);
     graph->tail = &graph->head;
     graph->origin = stream;
