@@ -231,8 +231,9 @@ static nd_status build(nd_cudnn *cudnn, const nd_sdpa_form &form, plan &p)
     graph.set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
+    /* Else the frontend asks the GPU through a libcudart.so that it opens; ours is linked in. */
+    graph.set_sm_version(cudnn->capability);
     if (!cudnn->handle) {
-        graph.set_sm_version(cudnn->capability);
         graph.set_device_properties(cudnn->description);
     }
     if (form.backward) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The sentence about a cuDNN that is too old, with both versions: only old_cudnn/old_cudnn.c is
- * found as libcudnn.so.9. */
+/* Only old_cudnn/old_cudnn.c is found as libcudnn.so.9: the sentence about a cuDNN that is too old,
+ * with both versions; and what is opened beside cuDNN. */
 #include <criterion/criterion.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cuda/attention_cudnn.h"
@@ -14,4 +15,33 @@ Test(old_cudnn, is_refused_with_both_versions)
     const char *message = nd_error_last()->message;
     cr_expect(strstr(message, "cuDNN") && strstr(message, "90100") && strstr(message, "90600"),
               "%s", message);
+}
+
+/* The program has the CUDA runtime inside, and runs where there is no libcudart.so: planning with a
+ * handle, as on a GPU, comes to cuDNN's own functions without one. */
+Test(old_cudnn, plans_are_made_without_a_shared_cuda_runtime)
+{
+    nd_device gpu = {.kind = ND_DEVICE_CUDA};
+    nd_sdpa_form form;
+    nd_cudnn *cudnn = NULL;
+    size_t bytes = 0;
+    setenv("ND_FAKE_CUDNN_VERSION", "91900", 1);
+    setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", "libcudart-which-is-not-here.so", 1);
+    cr_assert_eq(nd_cudnn_create(&gpu, 90, NULL, &cudnn), ND_OK, "%s", nd_error_last()->message);
+    for (int backward = 0; backward < 2; backward++) {
+        const nd_sdpa_strides row = {256 * 128, 128, 64}; /* two heads of 64, 256 rows */
+        memset(&form, 0, sizeof form);
+        form.batch = 1;
+        form.sq = form.sk = 256;
+        form.heads = form.kv_heads = 2;
+        form.head_dim = 64;
+        form.q = form.k = form.v = form.out = form.dout = form.dq = form.dk = form.dv = row;
+        form.scale = 0.125f;
+        form.mask = ND_SDPA_TOP_LEFT;
+        form.backward = backward;
+        cr_assert_neq(nd_cudnn_workspace(cudnn, &form, &bytes), ND_OK);
+        const char *message = nd_error_last()->message;
+        cr_expect(strstr(message, "cudnnBackend") && !strstr(message, "cudart"), "%s", message);
+    }
+    nd_cudnn_destroy(cudnn);
 }
