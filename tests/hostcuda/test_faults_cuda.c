@@ -27,7 +27,7 @@ static void teardown(void)
     launched_remove(&dir);
 }
 
-TestSuite(faults_cuda, .init = setup, .fini = teardown, .timeout = 240);
+TestSuite(faults_cuda, .init = setup, .fini = teardown, .timeout = 280);
 
 static void start(launched *l, const char *options)
 {
@@ -53,7 +53,7 @@ static void assert_said_after(const launched *l, const char *words, const char *
 static void start_training(launched *l, const char *options)
 {
     start(l, options);
-    launched_until(l, "\nstep ", 2, 90);
+    launched_until(l, "\nstep ", 2, LAUNCHED_SECONDS);
 }
 
 /* All that wait say which rank they wait for, and that its process is stopped. The deadline is far
@@ -65,7 +65,7 @@ static void train_and_stop_rank_5(launched *l)
     pid_t stopped = launched_child(l, 5);
     kill(stopped, SIGSTOP);
     snprintf(process, sizeof process, "(process %d is stopped by a signal", (int)stopped);
-    int code = launched_wait(l, 60);
+    int code = launched_wait(l, LAUNCHED_SECONDS);
     cr_assert_eq(code, 124, "%d: %s", code, launched_read(l));
     assert_says(l, process);
     assert_says(l, ", operation ");
@@ -79,7 +79,7 @@ static void train_and_fill_the_disk_of_rank_0(launched *l)
     const struct rlimit full = {1, 1};
     start_training(l, ""); /* the deadline is 600 s */
     cr_assert_eq(prlimit(launched_child(l, 0), RLIMIT_FSIZE, &full, NULL), 0);
-    int code = launched_wait(l, 60);
+    int code = launched_wait(l, LAUNCHED_SECONDS);
     cr_assert_eq(code, 73, "%d: %s", code, launched_read(l));
     assert_says(l, "rank 0 failed first");
     assert_says(l, "metrics.jsonl");
@@ -97,7 +97,7 @@ Test(faults_cuda, a_killed_rank_is_named_by_its_signal)
     launched l;
     start_training(&l, "");
     kill(launched_child(&l, 5), SIGKILL);
-    int code = launched_wait(&l, 60);
+    int code = launched_wait(&l, LAUNCHED_SECONDS);
     cr_assert_eq(code, 128 + SIGKILL, "%d: %s", code, launched_read(&l));
     assert_says(&l, "rank 5 failed first");
 }

@@ -10,7 +10,7 @@
 #include "tests/launch/launched.h"
 #include "tests/support/inputs.h"
 
-enum { RANKS = 2, SECONDS = 60 };
+enum { RANKS = 2 };
 
 static tempdir dir;
 static launched ranks[RANKS];
@@ -33,7 +33,7 @@ static void teardown(void)
     launched_remove(&dir);
 }
 
-TestSuite(pmix_cuda, .init = setup, .fini = teardown, .timeout = 240);
+TestSuite(pmix_cuda, .init = setup, .fini = teardown, .timeout = 280);
 
 /* What they say goes through a pipe: a limit of file sizes is not to cut it off. */
 static void start(void)
@@ -62,17 +62,17 @@ Test(pmix_cuda, the_reason_is_out_before_communicators_are_aborted)
     char code[8] = "";
     setenv("ND_DOUBLE_NCCL_ABORT", "hangs", 1);
     start();
-    launched_until(&ranks[0], "\nstep ", 2, SECONDS);
+    launched_until(&ranks[0], "\nstep ", 2, LAUNCHED_SECONDS);
     cr_assert_eq(prlimit(ranks[0].pid, RLIMIT_FSIZE, &full, NULL), 0);
-    int ended = launched_wait(&ranks[0], SECONDS);
+    int ended = launched_wait(&ranks[0], LAUNCHED_SECONDS);
     cr_assert_eq(ended, 128 + SIGKILL, "%d: %s", ended, launched_read(&ranks[0]));
-    launched_until(&ranks[0], "metrics.jsonl", 1, SECONDS);
+    launched_until(&ranks[0], "metrics.jsonl", 1, LAUNCHED_SECONDS);
     cr_assert_null(strstr(ranks[0].text, "ncclCommAbort"), "%s", ranks[0].text);
     FILE *f = fopen(tempdir_file(&dir, "aborted.0"), "r");
     cr_assert_not_null(f);
     cr_assert_not_null(fgets(code, sizeof code, f));
     fclose(f);
     cr_assert_str_eq(code, "73");
-    launched_wait(&ranks[1], SECONDS);
-    launched_until(&ranks[1], "rank 0, which hosts the store, was lost", 1, SECONDS);
+    launched_wait(&ranks[1], LAUNCHED_SECONDS);
+    launched_until(&ranks[1], "rank 0, which hosts the store, was lost", 1, LAUNCHED_SECONDS);
 }

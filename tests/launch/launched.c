@@ -1,36 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/launch/launched.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "runtime/base/clock.h"
 
-enum { POLL_US = 5000 };
+enum { POLL_US = 5000, GONE_SECONDS = 30 };
 
 const char *launched_build_root(void)
 {
     const char *root = getenv("ND_BUILD_ROOT");
     cr_assert_not_null(root, "run with `meson test`, which sets ND_BUILD_ROOT");
     return root;
-}
-
-int launched_free_port(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t bytes = sizeof address;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    cr_assert_eq(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
-    cr_assert_eq(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
-    close(fd);
-    return ntohs(address.sin_port);
 }
 
 int launched_shell(const char *format, ...)
@@ -85,21 +73,47 @@ int launched_wait(launched *l, double seconds)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+/* Appends what the file holds from there on, as far as there is room. */
+static void read_from(int fd, off_t from, char *text, size_t capacity)
+{
+    size_t used = strlen(text);
+    ssize_t got = pread(fd, text + used, capacity - 1 - used, from);
+    text[used + (size_t)(got > 0 ? got : 0)] = '\0';
+}
+
 const char *launched_read(launched *l)
 {
+    struct stat st = {0};
     int fd = open(l->output, O_RDONLY | O_CLOEXEC);
-    ssize_t got = fd < 0 ? 0 : pread(fd, l->text, sizeof l->text - 1, 0);
-    l->text[got > 0 ? got : 0] = '\0';
+    l->text[0] = '\0';
+    if (fd < 0 || fstat(fd, &st) != 0 || st.st_size < (off_t)sizeof l->text) {
+        read_from(fd, 0, l->text, sizeof l->text);
+    } else {
+        const off_t end = (off_t)sizeof l->text / 2;
+        read_from(fd, 0, l->text, (size_t)end);
+        strcat(l->text, "\n[lines left out]\n");
+        read_from(fd, st.st_size - end + 64, l->text, sizeof l->text);
+    }
     close(fd);
     return l->text;
 }
 
 int launched_count(launched *l, const char *words)
 {
+    FILE *f = fopen(l->output, "r");
+    char *text = NULL;
+    size_t capacity = 0;
     int seen = 0;
-    for (const char *at = launched_read(l); (at = strstr(at, words)); at += strlen(words)) {
-        seen++;
+    if (f && getdelim(&text, &capacity, '\0', f) > 0) { /* all of it */
+        for (const char *at = text; (at = strstr(at, words)); at += strlen(words)) {
+            seen++;
+        }
     }
+    free(text);
+    if (f) {
+        fclose(f);
+    }
+    launched_read(l);
     return seen;
 }
 
@@ -124,15 +138,15 @@ pid_t launched_worker(launched *l, int rank)
 {
     char words[32];
     snprintf(words, sizeof words, "ready %d pid ", rank);
-    launched_until(l, words, 1, 20);
+    launched_until(l, words, 1, LAUNCHED_SECONDS);
     return (pid_t)atol(strstr(l->text, words) + strlen(words));
 }
 
 pid_t launched_child(const launched *l, int rank)
 {
-    char path[64], text[1 << 14], wanted[32];
-    int length = snprintf(wanted + 1, sizeof wanted - 1, "RANK=%d", rank) + 2;
-    wanted[0] = '\0'; /* an entry from its beginning to its end */
+    char path[64], wanted[32], *entry = NULL;
+    size_t capacity = 0;
+    snprintf(wanted, sizeof wanted, "RANK=%d", rank);
     snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)l->pid, (int)l->pid);
     FILE *f = fopen(path, "r");
     cr_assert_not_null(f);
@@ -141,11 +155,13 @@ pid_t launched_child(const launched *l, int rank)
         snprintf(path, sizeof path, "/proc/%d/environ", pid);
         FILE *environment = fopen(path, "rb");
         cr_assert_not_null(environment);
-        size_t got = fread(text, 1, sizeof text, environment);
-        found = memmem(text, got, wanted, (size_t)length) ? pid : found;
+        while (getdelim(&entry, &capacity, '\0', environment) > 0) {
+            found = strcmp(entry, wanted) == 0 ? pid : found;
+        }
         fclose(environment);
     }
     fclose(f);
+    free(entry);
     cr_assert_gt(found, 0, "no worker has rank %d", rank);
     return found;
 }
@@ -164,9 +180,9 @@ static bool is_gone(pid_t pid)
     return !state || state[2] == 'Z' || state[2] == 'X';
 }
 
-bool launched_gone(pid_t pid, double seconds)
+bool launched_gone(pid_t pid)
 {
-    int64_t deadline = nd_clock_ns() + (int64_t)(seconds * 1e9);
+    int64_t deadline = nd_clock_ns() + (int64_t)GONE_SECONDS * 1000000000;
     while (!is_gone(pid)) {
         if (nd_clock_ns() > deadline) {
             return false;

@@ -9,17 +9,20 @@
 
 #include "tests/support/tempdir.h"
 
+/* For what comes in a second where nothing else runs; nobody waits longer than it takes. */
+enum { LAUNCHED_SECONDS = 120 };
+
 typedef struct launched {
     pid_t pid; /* 0 after its end was seen */
     char output[160];
-    char text[1 << 16]; /* standard output and error so far, after launched_read */
+    /* Standard output and error so far, after launched_read: of more than this the beginning and
+     * the end. */
+    char text[1 << 16];
 } launched;
 
 /* The folder of the test program's build: ndlaunch, ndtrain and the test worker lie in it or
  * below. */
 const char *launched_build_root(void);
-/* A TCP port of loopback that is free just now. */
-int launched_free_port(void);
 /* A shell command; its exit code, or 128 + signal. */
 int launched_shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Sets ND_WORKER to the test worker. */
@@ -38,8 +41,8 @@ void launched_until(launched *l, const char *words, int count, double seconds);
 pid_t launched_worker(launched *l, int rank);
 /* The pid of the worker with this rank, any program, among the children of ndlaunch. */
 pid_t launched_child(const launched *l, int rank);
-/* True when the process has gone (a zombie counts as gone) within the time. */
-bool launched_gone(pid_t pid, double seconds);
+/* True when the process has gone (a zombie counts as gone), false if it stays for 30 s. */
+bool launched_gone(pid_t pid);
 
 /* Removes the folder with all that is below it. */
 void launched_remove(const tempdir *dir);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "tests/launch/tiny_job.h"
+#include "tests/support/port.h"
 
 enum { RANKS = 4 };
 
@@ -16,7 +17,7 @@ static void setup(void)
     char port[16];
     tempdir_make(&dir);
     tiny_write_inputs(&dir);
-    snprintf(port, sizeof port, "%d", launched_free_port());
+    snprintf(port, sizeof port, "%d", port_reserve());
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     setenv("MASTER_PORT", port, 1);
     setenv("WORLD_SIZE", "4", 1);
@@ -29,7 +30,7 @@ static void teardown(void)
     launched_remove(&dir);
 }
 
-TestSuite(environment, .init = setup, .fini = teardown, .timeout = 240);
+TestSuite(environment, .init = setup, .fini = teardown, .timeout = 280);
 
 /* All ranks with these steps; the one that differs has the further flag, too. */
 static void start(const char *steps, int different, const char *flag)
@@ -57,11 +58,11 @@ Test(environment, ranks_train_as_under_ndlaunch)
     static char whole[8192], apart[8192];
     start("4", -1, NULL); /* the axis that is -1 takes WORLD_SIZE */
     for (int rank = 0; rank < RANKS; rank++) {
-        cr_assert_eq(launched_wait(&ranks[rank], 60), 0, "rank %d: %s", rank,
+        cr_assert_eq(launched_wait(&ranks[rank], LAUNCHED_SECONDS), 0, "rank %d: %s", rank,
                      launched_read(&ranks[rank]));
     }
     tiny_ndlaunch(&one, &dir, "one", RANKS, (const char *[]){"--num-steps", "4", NULL});
-    cr_assert_eq(launched_wait(&one, 60), 0, "%s", launched_read(&one));
+    cr_assert_eq(launched_wait(&one, LAUNCHED_SECONDS), 0, "%s", launched_read(&one));
     tiny_metrics(&dir, "ranks", apart, sizeof apart);
     tiny_metrics(&dir, "one", whole, sizeof whole);
     cr_assert_str_eq(apart, whole);
@@ -70,10 +71,10 @@ Test(environment, ranks_train_as_under_ndlaunch)
 static void kill_one(int victim, int witness, const char *words)
 {
     start("1000000", -1, NULL);
-    launched_until(&ranks[0], "\nstep ", 2, 60);
+    launched_until(&ranks[0], "\nstep ", 2, LAUNCHED_SECONDS);
     kill(ranks[victim].pid, SIGKILL);
     for (int rank = 0; rank < RANKS; rank++) {
-        int code = launched_wait(&ranks[rank], 60);
+        int code = launched_wait(&ranks[rank], LAUNCHED_SECONDS);
         cr_assert_eq(code, rank == victim ? 137 : 74, "rank %d: %d: %s", rank, code,
                      launched_read(&ranks[rank]));
     }
@@ -94,7 +95,7 @@ Test(environment, different_settings_stop_all_with_key_and_both_values)
 {
     start("4", 2, "--learning-rate=0.125");
     for (int rank = 0; rank < RANKS; rank++) {
-        int code = launched_wait(&ranks[rank], 60);
+        int code = launched_wait(&ranks[rank], LAUNCHED_SECONDS);
         /* 74: who learned of another's end first */
         cr_assert(code == 2 || (code == 74 && rank != 2), "rank %d: %d: %s", rank, code,
                   launched_read(&ranks[rank]));
@@ -106,11 +107,11 @@ Test(environment, different_settings_stop_all_with_key_and_both_values)
 Test(environment, a_signal_to_one_rank_ends_all_at_the_same_step)
 {
     start("1000000", -1, NULL);
-    launched_until(&ranks[0], "\nstep ", 2, 60);
+    launched_until(&ranks[0], "\nstep ", 2, LAUNCHED_SECONDS);
     kill(ranks[3].pid, SIGTERM);
     char words[64] = "";
     for (int rank = RANKS - 1; rank >= 0; rank--) {
-        cr_assert_eq(launched_wait(&ranks[rank], 60), 75, "rank %d: %s", rank,
+        cr_assert_eq(launched_wait(&ranks[rank], LAUNCHED_SECONDS), 75, "rank %d: %s", rank,
                      launched_read(&ranks[rank]));
         const char *step = strstr(launched_read(&ranks[rank]), "stopped by a signal after step ");
         cr_assert_not_null(step, "%s", ranks[rank].text);

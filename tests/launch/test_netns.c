@@ -62,7 +62,7 @@ static void teardown(void)
     launched_remove(&dir);
 }
 
-TestSuite(netns, .init = setup, .fini = teardown, .timeout = 120);
+TestSuite(netns, .init = setup, .fini = teardown, .timeout = 280);
 
 Test(netns, two_nodes_train_over_a_network)
 {
@@ -74,7 +74,7 @@ Test(netns, two_nodes_train_over_a_network)
     snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
     snprintf(key, sizeof key, "%s/key", dir.path);
     launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key, NULL});
-    cr_assert_eq(launched_wait(&l, 20), 0, "%s", launched_read(&l));
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
     for (int i = 0; i < 2; i++) {
         char name[32], rank[16];
         tiny_arguments a = {0};
@@ -90,7 +90,8 @@ Test(netns, two_nodes_train_over_a_network)
         launched_start(&nodes[i], &dir, name, a.list);
     }
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(launched_wait(&nodes[i], 60), 0, "node %d: %s", i, launched_read(&nodes[i]));
+        cr_assert_eq(launched_wait(&nodes[i], LAUNCHED_SECONDS), 0, "node %d: %s", i,
+                     launched_read(&nodes[i]));
     }
     assert_says(&nodes[0], "step 3/3");
 }
@@ -126,7 +127,8 @@ static void meet_over_pmix(const char *const hosts[2])
         launched_start(&ranks[i], &dir, name, a.list);
     }
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(launched_wait(&ranks[i], 60), 0, "rank %d: %s", i, launched_read(&ranks[i]));
+        cr_assert_eq(launched_wait(&ranks[i], LAUNCHED_SECONDS), 0, "rank %d: %s", i,
+                     launched_read(&ranks[i]));
     }
     assert_says(&ranks[0], "step 3/3");
     assert_says(&ranks[0], "rank 0 hosts the store at 10.99.0.1 port ");

@@ -5,7 +5,7 @@
 
 #include "tests/launch/tiny_job.h"
 
-enum { RANKS_MAX = 4, SECONDS = 60 };
+enum { RANKS_MAX = 4 };
 
 static tempdir dir;
 static launched ranks[RANKS_MAX];
@@ -26,7 +26,7 @@ static void teardown(void)
     launched_remove(&dir);
 }
 
-TestSuite(fake_pmix, .init = setup, .fini = teardown, .timeout = 240);
+TestSuite(fake_pmix, .init = setup, .fini = teardown, .timeout = 280);
 
 static void start(int count, const char *const *further)
 {
@@ -51,7 +51,7 @@ static void start(int count, const char *const *further)
 static void expect(int count, int code)
 {
     for (int rank = 0; rank < count; rank++) {
-        int got = launched_wait(&ranks[rank], SECONDS);
+        int got = launched_wait(&ranks[rank], LAUNCHED_SECONDS);
         cr_assert_eq(got, code, "rank %d: %d: %s", rank, got, launched_read(&ranks[rank]));
     }
 }
@@ -63,7 +63,7 @@ Test(fake_pmix, ranks_train_as_under_ndlaunch)
     start(4, NULL);
     expect(4, 0);
     tiny_ndlaunch(&one, &dir, "one", 4, (const char *[]){"--num-steps", "4", NULL});
-    cr_assert_eq(launched_wait(&one, SECONDS), 0, "%s", launched_read(&one));
+    cr_assert_eq(launched_wait(&one, LAUNCHED_SECONDS), 0, "%s", launched_read(&one));
     tiny_metrics(&dir, "ranks", apart, sizeof apart);
     tiny_metrics(&dir, "one", whole, sizeof whole);
     cr_assert_str_eq(apart, whole);
@@ -72,10 +72,10 @@ Test(fake_pmix, ranks_train_as_under_ndlaunch)
 Test(fake_pmix, a_server_that_is_deaf_at_the_start_is_code_124)
 {
     setenv("FAKE_PMIX_HANG", "PMIx_Init", 1);
-    setenv("SLURM_PMIX_TIMEOUT", "1", 1);
+    setenv("SLURM_PMIX_TIMEOUT", "3", 1);
     start(1, NULL);
     expect(1, 124);
-    assert_says(&ranks[0], "PMIx_Init did not return within 1 s: the PMIx server of this node does "
+    assert_says(&ranks[0], "PMIx_Init did not return within 3 s: the PMIx server of this node does "
                            "not answer");
 }
 
@@ -83,12 +83,12 @@ Test(fake_pmix, a_server_that_is_deaf_at_the_start_is_code_124)
 Test(fake_pmix, a_server_that_is_deaf_at_the_end_does_not_change_the_code)
 {
     setenv("FAKE_PMIX_HANG", "PMIx_Finalize", 1);
-    setenv("SLURM_PMIX_TIMEOUT", "1", 1);
+    setenv("SLURM_PMIX_TIMEOUT", "3", 1);
     start(2, NULL);
     expect(2, 0);
     assert_says(&ranks[0], "step 4/4");
-    assert_says(&ranks[0], "PMIx_Finalize did not return within 1 s");
-    assert_says(&ranks[1], "PMIx_Finalize did not return within 1 s");
+    assert_says(&ranks[0], "PMIx_Finalize did not return within 3 s");
+    assert_says(&ranks[1], "PMIx_Finalize did not return within 3 s");
 }
 
 /* The server's own deadline should come first; this one does not know it. */

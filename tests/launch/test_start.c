@@ -9,6 +9,7 @@
 
 #include "runtime/base/version.h"
 #include "tests/launch/tiny_job.h"
+#include "tests/support/port.h"
 
 static tempdir dir;
 
@@ -24,7 +25,7 @@ static void teardown(void)
     launched_remove(&dir);
 }
 
-TestSuite(start, .init = setup, .fini = teardown, .timeout = 120);
+TestSuite(start, .init = setup, .fini = teardown, .timeout = 280);
 
 Test(start, workers_get_torchruns_names_and_ours)
 {
@@ -32,7 +33,7 @@ Test(start, workers_get_torchruns_names_and_ours)
     setenv("ND_TEST", "self", 1);
     setenv("WORLD_SIZE", "77", 1); /* of an outer launcher */
     tiny_ndlaunch(&l, &dir, "out", 3, NULL);
-    cr_assert_eq(launched_wait(&l, 30), 0, "%s", launched_read(&l));
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
     assert_says(&l, "rank 0 of 3, local 0 of 3, node 0 of 1, run nd-");
     assert_says(&l, "rank 2 of 3, local 2 of 3");
     assert_says(&l, "env RANK=1\n");
@@ -48,7 +49,7 @@ Test(start, the_key_is_in_no_environment_and_no_argument)
     char key[65], path[64], bytes[1 << 16];
     setenv("ND_TEST", "self", 1);
     tiny_ndlaunch(&l, &dir, "out", 2, NULL);
-    cr_assert_eq(launched_wait(&l, 30), 0, "%s", launched_read(&l));
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
     const char *at = strstr(launched_read(&l), ":1: key ");
     cr_assert_not_null(at);
     snprintf(key, sizeof key, "%.64s", at + 8);
@@ -71,7 +72,7 @@ Test(start, the_key_is_in_no_environment_and_no_argument)
     cr_assert_str_eq(bytes + strlen(bytes) + 1, "train");
     cr_assert_eq(got, strlen(bytes) + 1 + sizeof "train"); /* and nothing else */
     kill(l.pid, SIGUSR1);
-    cr_assert_eq(launched_wait(&l, 30), 0, "%s", launched_read(&l));
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
 }
 
 Test(start, the_check_sees_the_workers_environment)
@@ -84,15 +85,15 @@ Test(start, the_check_sees_the_workers_environment)
     setenv("RANK", "5", 1); /* of an outer launcher */
     setenv("ND_EPOCH", "7", 1);
     tiny_ndlaunch(&l, &dir, "out", 1, NULL);
-    launched_until(&l, "check env PATH=", 1, 20);
-    launched_until(&l, "check env RANK=0\n", 1, 20);
+    launched_until(&l, "check env PATH=", 1, LAUNCHED_SECONDS);
+    launched_until(&l, "check env RANK=0\n", 1, LAUNCHED_SECONDS);
     assert_says(&l, "check env CUDA_VISIBLE_DEVICES=3\n");
     assert_says(&l, "check env HUGGINGFACE_HUB_CACHE=/somewhere\n");
     assert_says(&l, "check env ND_CPU_ISA=avx512\n");
     cr_assert_null(strstr(l.text, "RANK=5"));
     cr_assert_null(strstr(l.text, "ND_EPOCH"));
     kill(l.pid, SIGKILL);
-    launched_wait(&l, 30);
+    launched_wait(&l, LAUNCHED_SECONDS);
 }
 
 Test(start, a_worker_of_another_version_is_refused)
@@ -103,7 +104,7 @@ Test(start, a_worker_of_another_version_is_refused)
     cr_assert_eq(chmod(dir.name, 0700), 0);
     setenv("ND_WORKER", dir.name, 1);
     tiny_ndlaunch(&l, &dir, "out", 2, NULL);
-    cr_assert_eq(launched_wait(&l, 30), 2);
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2);
     assert_says(&l, "ndtrain 9.9.9");
     assert_says(&l, ND_VERSION);
     cr_assert_null(strstr(l.text, "ready"));
@@ -113,7 +114,7 @@ Test(start, more_workers_than_a_node_may_have)
 {
     launched l;
     tiny_ndlaunch(&l, &dir, "out", 100000, NULL);
-    cr_assert_eq(launched_wait(&l, 30), 2);
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2);
     assert_says(&l, "launch.workers is 100000");
     cr_assert_eq(launched_count(&l, "\n"), 1, "%s", l.text);
 }
@@ -123,7 +124,7 @@ Test(start, a_missing_worker_is_a_sentence)
     launched l;
     setenv("ND_WORKER", "/nonexistent/ndtrain", 1);
     tiny_ndlaunch(&l, &dir, "out", 2, NULL);
-    cr_assert_eq(launched_wait(&l, 30), 2);
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2);
     assert_says(&l, "/nonexistent/ndtrain cannot be run");
 }
 
@@ -139,7 +140,7 @@ Test(start, a_port_in_use_is_code_74)
     cr_assert_eq(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
     snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", ntohs(address.sin_port));
     tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--rdzv-endpoint", endpoint, NULL});
-    cr_assert_eq(launched_wait(&l, 30), 74, "%s", launched_read(&l));
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 74, "%s", launched_read(&l));
     assert_says(&l, "is in use by another program");
     assert_says(&l, strchr(endpoint, ':') + 1);
     close(fd);
@@ -149,7 +150,7 @@ Test(start, beyond_loopback_a_key_file_is_needed)
 {
     launched l;
     tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--rdzv-endpoint", "0.0.0.0:0", NULL});
-    cr_assert_eq(launched_wait(&l, 30), 2, "%s", launched_read(&l));
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2, "%s", launched_read(&l));
     assert_says(&l, "--rdzv-key-file");
     assert_says(&l, "--make-key");
 }
@@ -175,7 +176,7 @@ Test(start, log_dir_keeps_each_workers_streams_of_each_start)
     setenv("ND_TEST", "exit 7", 1); /* rank 1, with a line on its standard error */
     for (int start = 1; start <= 2; start++) {
         tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--log-dir", logs, NULL});
-        cr_assert_eq(launched_wait(&l, 30), 7, "%s", launched_read(&l));
+        cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 7, "%s", launched_read(&l));
         assert_says(&l, "output of the workers is kept in ");
         assert_says(&l, logs);
         cr_assert_eq(atoi(shell_prints("ls -d %s/nd-???????? | wc -l", logs)), start);
@@ -195,7 +196,7 @@ Test(start, a_log_dir_that_cannot_be_made_stops_the_start)
     char logs[128];
     snprintf(logs, sizeof logs, "%s/text.txt/logs", dir.path); /* below a file */
     tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--log-dir", logs, NULL});
-    cr_assert_eq(launched_wait(&l, 30), 73, "%s", launched_read(&l));
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 73, "%s", launched_read(&l));
     assert_says(&l, "launch.log_dir");
     assert_says(&l, logs);
     cr_assert_null(strstr(l.text, "ready"));
@@ -214,7 +215,7 @@ Test(start, log_files_that_cannot_grow_stop_nobody)
              "--log-dir %s/logs >/dev/null",
              launched_build_root(), dir.path, dir.path, dir.path);
     launched_start(&l, &dir, "out", (const char *[]){"/bin/bash", "-c", command, NULL});
-    cr_assert_eq(launched_wait(&l, 60), 0, "%s", launched_read(&l));
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
     cr_assert_eq(launched_count(&l, "File too large"), 1, "%s", l.text);
     cr_assert_str_eq(shell_prints("stat -c %%s %s/logs/nd-*/rank-?.stdout.log", dir.path),
                      "65536\n65536\n");
@@ -234,7 +235,7 @@ Test(start, a_low_soft_limit_of_open_files_is_raised)
     launched l;
     limit_files(24, 0);
     tiny_ndlaunch(&l, &dir, "out", 8, NULL);
-    cr_assert_eq(launched_wait(&l, 30), 0, "%s", launched_read(&l));
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
     assert_says(&l, "ready 7 pid ");
 }
 
@@ -243,7 +244,7 @@ Test(start, a_low_hard_limit_of_open_files_is_a_sentence)
     launched l;
     limit_files(96, 96);
     tiny_ndlaunch(&l, &dir, "out", 8, NULL);
-    cr_assert_eq(launched_wait(&l, 30), 2, "%s", launched_read(&l));
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2, "%s", launched_read(&l));
     assert_says(&l, "needs 97 open files for 8 workers"); /* 8 + 1 connections, 3 x 8, 64 */
     assert_says(&l, "hard limit is 96");
     cr_assert_null(strstr(l.text, "ready"));
@@ -255,29 +256,18 @@ Test(start, usage)
     char program[PATH_MAX];
     snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
     launched_start(&l, &dir, "none", (const char *[]){program, NULL});
-    cr_assert_eq(launched_wait(&l, 30), 2);
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2);
     assert_says(&l, "usage: ndlaunch --config-file FILE");
     launched_start(&l, &dir, "help", (const char *[]){program, "--help", NULL});
-    cr_assert_eq(launched_wait(&l, 30), 0);
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0);
     assert_says(&l, "--rdzv-key-file");
     assert_says(&l, "\n  --make-key FILE\n");
     launched_start(&l, &dir, "key", (const char *[]){program, "--make-key", NULL});
-    cr_assert_eq(launched_wait(&l, 30), 2);
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2);
     assert_says(&l, "--make-key needs the name of a new file");
     launched_start(&l, &dir, "version", (const char *[]){program, "--version", NULL});
-    cr_assert_eq(launched_wait(&l, 30), 0);
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0);
     cr_assert_str_eq(launched_read(&l), "ndlaunch " ND_VERSION "\n");
-}
-
-static int free_port(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t bytes = sizeof address;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); /* a port that is free just now */
-    cr_assert_eq(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
-    cr_assert_eq(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
-    close(fd);
-    return ntohs(address.sin_port);
 }
 
 /* Indexing data takes minutes: who is missing must be known before, and who indexes must not be
@@ -287,7 +277,7 @@ Test(start, ranks_meet_before_they_open_the_data)
     launched l;
     char program[PATH_MAX], port[16];
     snprintf(program, sizeof program, "%s/ndtrain", launched_build_root());
-    snprintf(port, sizeof port, "%d", free_port());
+    snprintf(port, sizeof port, "%d", port_reserve());
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     setenv("MASTER_PORT", port, 1);
     setenv("WORLD_SIZE", "2", 1);
@@ -297,8 +287,8 @@ Test(start, ranks_meet_before_they_open_the_data)
     launched_start(&l, &dir, "rank0",
                    (const char *[]){program, "train", "--num-processes", "2", "--device", "cpu",
                                     "--data-path", "/nonexistent.txt", "--rdzv-timeout-seconds",
-                                    "0.5", NULL});
-    cr_assert_eq(launched_wait(&l, 60), 124, "%s", launched_read(&l));
+                                    "2", NULL});
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 124, "%s", launched_read(&l));
     assert_says(&l, "missing of 2 ranks: 1");
     cr_assert_null(strstr(l.text, "nonexistent"), "%s", l.text);
 }
@@ -309,7 +299,7 @@ Test(start, without_ndlaunch_rank_0_hosts_the_store)
 {
     launched ranks[3];
     char program[PATH_MAX], port[16], number[16], name[32];
-    snprintf(port, sizeof port, "%d", free_port());
+    snprintf(port, sizeof port, "%d", port_reserve());
     snprintf(program, sizeof program, "%s", getenv("ND_WORKER"));
     setenv("ND_TEST", "done", 1);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
@@ -324,7 +314,8 @@ Test(start, without_ndlaunch_rank_0_hosts_the_store)
         launched_start(&ranks[rank], &dir, name, (const char *[]){program, "train", NULL});
     }
     for (int rank = 0; rank < 3; rank++) {
-        cr_assert_eq(launched_wait(&ranks[rank], 30), 0, "%s", launched_read(&ranks[rank]));
+        cr_assert_eq(launched_wait(&ranks[rank], LAUNCHED_SECONDS), 0, "%s",
+                     launched_read(&ranks[rank]));
         assert_says(&ranks[rank], "ready ");
     }
 }

@@ -14,6 +14,9 @@
 #include "runtime/rdzv/guard.h"
 #include "runtime/rdzv/store.h"
 
+/* Without a signal; longer than any test waits for something else. */
+enum { STAYS_SECONDS = 400 };
+
 extern char **environ;
 
 static volatile sig_atomic_t asked;
@@ -45,7 +48,7 @@ static int print_self(const nd_identity *id)
 
 static int until_signal(const nd_identity *id)
 {
-    for (int i = 0; i < 600 && !asked; i++) {
+    for (int i = 0; i < STAYS_SECONDS * 10 && !asked; i++) {
         usleep(100000);
     }
     printf("rank %d ended by signal %d\n", id->rank, (int)asked);
@@ -82,7 +85,7 @@ static int act(const nd_identity *id, const char *what, int chosen)
     } else if (strcmp(what, "done") == 0) {
         return 0;
     }
-    sleep(60);
+    sleep(STAYS_SECONDS);
     return 99;
 }
 
@@ -97,7 +100,7 @@ static int check(const char *what)
     } else if (strcmp(what, "check stays") == 0) {
         fflush(stdout);
         fprintf(stderr, "check pid %ld\n", (long)getpid());
-        sleep(60);
+        sleep(STAYS_SECONDS);
     }
     return 0;
 }

@@ -1,32 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A member's end of the connection, against a store in a thread of this process. */
-#include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <string.h>
-#include <sys/socket.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/channel.h"
 #include "runtime/rdzv/hosting.h"
 #include "runtime/rdzv/key.h"
+#include "tests/support/port.h"
 #include "tests/support/tempdir.h"
 
 static nd_identity id;
 static nd_hosting *hosting;
 static nd_channel *channel;
 static uint8_t key[ND_KEY_BYTES];
-
-static int free_port(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t bytes = sizeof address;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    cr_assert_eq(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
-    cr_assert_eq(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
-    close(fd);
-    return ntohs(address.sin_port);
-}
 
 static void setup(void)
 {
@@ -35,7 +23,7 @@ static void setup(void)
                        .local_world_size = 2,
                        .nnodes = 1,
                        .master_addr = "127.0.0.1",
-                       .master_port = free_port(),
+                       .master_port = port_reserve(),
                        .run_id = "job"};
     assert_ok(nd_key_random(key));
     assert_ok(nd_hosting_start(&id, key, &hosting));
@@ -169,8 +157,9 @@ Test(channel, a_store_that_ends_is_a_lost_connection)
 Test(channel, nobody_there_is_a_deadline_with_host_and_port)
 {
     char words[64];
-    int port = free_port();
+    int fd, port = port_silent(&fd);
     snprintf(words, sizeof words, "127.0.0.1 port %d was not reached", port);
     assert_fails(nd_channel_open("127.0.0.1", port, key, 0.2, &channel), ND_ERR_HANG, words);
     channel = NULL;
+    close(fd);
 }

@@ -4,18 +4,17 @@
  * sanitizer: a plain program, as Criterion does not run there. The ranks are threads of this
  * process, started as torchrun's variables would start them; they meet over loopback.
  */
-#include <arpa/inet.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "runtime/rdzv/call_limit.h"
 #include "runtime/rdzv/key.h"
 #include "runtime/rdzv/store.h"
+#include "tests/support/port.h"
 
 enum { RANKS = 4, LARGE = 1 << 18, SECONDS = 60, LOST = 2 };
 
@@ -103,22 +102,11 @@ static void *thread_main(void *argument)
     return NULL;
 }
 
-static int free_port(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t bytes = sizeof address;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ND_ASSERT(bind(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
-              getsockname(fd, (struct sockaddr *)&address, &bytes) == 0);
-    close(fd);
-    return ntohs(address.sin_port);
-}
-
 static int run_job(const char *name, bool lose)
 {
     rank_thread threads[RANKS] = {0};
     nd_call_limit *limit;
-    int failures = 0, port = free_port();
+    int failures = 0, port = port_reserve();
     atomic_store(&lost_ranks, 0);
     ND_ASSERT(nd_call_limit_create(&limit) == ND_OK);
     for (int r = 0; r < RANKS; r++) {
