@@ -255,9 +255,10 @@ static size_t scratch_by_plans(nd_cuda_context *context, const nd_attention *a, 
     return c.layout.end;
 }
 
+/* As on Hopper. */
 static size_t scratch_by_formula(const nd_attention *a, bool backward, int64_t ordered)
 {
-    nd_sdpa_cut cut = nd_sdpa_cut_block(a, ordered);
+    nd_sdpa_cut cut = nd_sdpa_cut_block(a, ordered, backward);
     size_t workspace = LEAST_SCRATCH;
     nd_sdpa_walk walk = {0};
     nd_sdpa_piece p;

@@ -7,9 +7,11 @@
  * under a diagonal that ends at the last key, rows that see all keys. F32 or added gradients go
  * through BF16 results in the scratch, statistics that are not packed as a whole through a copy.
  *
- * Deterministic: cuDNN's own way needs a workspace of B H Sq Sk 2 bytes, so the backward is also
- * cut into groups of KV heads, and long blocks into tiles of rows and keys, until that is at most
- * ND_SDPA_ORDERED_BYTES; gradients of several pieces are added up in F32 in a fixed order.
+ * On Hopper the backward cuts some unmasked keys into halves, so that cuDNN makes no NaN
+ * (sdpa_cut.h). Deterministic: cuDNN's own way needs a workspace of B H Sq Sk 2 bytes, so the
+ * backward is also cut into groups of KV heads, and long blocks into tiles of rows and keys, until
+ * that is at most ND_SDPA_ORDERED_BYTES. Gradients of several pieces are added up in F32 in a fixed
+ * order.
  */
 #include "kernels/cuda/context.h"
 #include "kernels/ops.h"

@@ -98,7 +98,8 @@ nd_status nd_sdpa_plan(nd_sdpa_call *c, nd_cuda_context *context)
     nd_sdpa_piece p;
     size_t workspace = 0, bytes = 0;
     c->context = context;
-    c->cut = nd_sdpa_cut_block(c->a, ordered ? context->ordered_bytes : 0);
+    bool hopper = context->capability / 10 == 9;
+    c->cut = nd_sdpa_cut_block(c->a, ordered ? context->ordered_bytes : 0, c->backward && hopper);
     if (c->backward) {
         choose_results(c);
     }

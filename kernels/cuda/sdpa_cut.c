@@ -56,9 +56,22 @@ static int64_t row_tiles(const nd_sdpa_band *b)
     return pieces_of(b->end - b->begin, b->rows);
 }
 
+/* Of the prefix: the last piece, or the first of the two that it goes as. */
+static int64_t last_key(const nd_sdpa_band *b)
+{
+    return (pieces_of(b->prefix, b->keys) - 1) * b->keys;
+}
+
 static int64_t prefix_tiles(const nd_sdpa_band *b)
 {
-    return pieces_of(b->prefix, b->keys);
+    return pieces_of(b->prefix, b->keys) + b->halves;
+}
+
+static int64_t most_keys(const nd_sdpa_band *b)
+{
+    bool two_halves = b->halves && b->keys >= b->prefix;
+    int64_t keys = two_halves ? b->prefix / 2 : b->keys;
+    return b->causal && !b->whole ? most(keys, b->rows) : keys;
 }
 
 /* Pieces of the rows of a tile. */
@@ -70,7 +83,7 @@ static int64_t key_tiles(const nd_sdpa_band *b, int64_t row_tile)
 /* Rows [begin, end), which all see a key; `causal`: under the diagonal, which ends at the last key
  * of the last row. */
 static void add_band(const nd_attention *a, int64_t begin, int64_t end, bool causal,
-                     int64_t ordered, nd_sdpa_cut *out)
+                     int64_t ordered, bool no_half_tiles, nd_sdpa_cut *out)
 {
     int64_t rows = end - begin, seen = causal ? end + a->diag : a->sk;
     nd_sdpa_band b = {.begin = begin,
@@ -88,24 +101,29 @@ static void add_band(const nd_attention *a, int64_t begin, int64_t end, bool cau
             cut_tiles(&b, seen, scores);
         }
     }
+    bool all_masked = b.prefix == 0 || (b.causal && b.whole);
+    if (no_half_tiles && !all_masked && (b.prefix - last_key(&b)) % TILE == TILE / 2) {
+        b.halves = true;
+        b.whole = false;
+    }
     int64_t tiles = row_tiles(&b);
     out->rows = most(out->rows, b.rows);
-    out->keys = most(out->keys, causal && !b.whole ? most(b.keys, b.rows) : b.keys);
+    out->keys = most(out->keys, most_keys(&b));
     out->kvs = most(out->kvs, b.kvs);
     out->adds_queries |= key_tiles(&b, tiles - 1) > 1;
     out->adds_keys |= tiles > 1 || seen < a->sk;
     out->bands[out->band_count++] = b;
 }
 
-nd_sdpa_cut nd_sdpa_cut_block(const nd_attention *a, int64_t ordered)
+nd_sdpa_cut nd_sdpa_cut_block(const nd_attention *a, int64_t ordered, bool no_half_tiles)
 {
     nd_sdpa_cut c = {.blind = clamp(-a->diag, 0, a->sq), .kv_heads = a->kv_heads};
     int64_t causal_end = clamp(a->sk - a->diag, c.blind, a->sq);
     if (causal_end > c.blind) {
-        add_band(a, c.blind, causal_end, true, ordered, &c);
+        add_band(a, c.blind, causal_end, true, ordered, no_half_tiles, &c);
     }
     if (causal_end < a->sq) {
-        add_band(a, causal_end, a->sq, false, ordered, &c);
+        add_band(a, causal_end, a->sq, false, ordered, no_half_tiles, &c);
     }
     c.adds_keys |= c.band_count != 1;
     return c;
@@ -120,8 +138,10 @@ static void find_keys(const nd_sdpa_band *b, int64_t row_tile, int64_t key_tile,
                   : p->rows == p->keys ? ND_SDPA_TOP_LEFT
                                        : ND_SDPA_BOTTOM_RIGHT;
     } else if (square < 0) {
-        p->key = key_tile * b->keys;
-        p->keys = clamp(b->keys, 1, b->prefix - p->key);
+        int64_t last = last_key(b), half = (b->prefix - last) / 2;
+        bool is_half = b->halves && square >= -2;
+        p->key = is_half ? last + (square + 2) * half : key_tile * b->keys;
+        p->keys = is_half ? half : clamp(b->keys, 1, b->prefix - p->key);
         p->mask = ND_SDPA_ALL;
     } else {
         p->key = b->prefix + square * b->rows;

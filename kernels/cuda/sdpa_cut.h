@@ -9,6 +9,11 @@
  * KV heads, or, where a deterministic backward would need too large a workspace for one KV head, a
  * grid of tiles: rows by keys, with squares along the diagonal. Tiles are alike but for the last
  * ones, so however long a sequence is, a handful of forms makes its pieces.
+ *
+ * Half tiles: cuDNN's backward on Hopper walks over keys by 128, and where they end with 64 and no
+ * mask hides the rest of the tile, it takes exp(0 - LSE) of what is not there: NaN in dq of rows
+ * with LSE below -ln FLT_MAX = -88.7 (pytorch/pytorch#196678, NVIDIA/cudnn-frontend#628; versions
+ * up to 9.30). Such unmasked keys go as two equal halves, which end with 32 or 96.
  */
 #include "kernels/cuda/attention_cudnn.h"
 #include "kernels/ops.h"
@@ -28,6 +33,7 @@ typedef struct nd_sdpa_band {
     int64_t begin, end, prefix;
     int64_t rows, keys, kvs; /* of a piece; keys: of those of the prefix */
     bool causal;             /* row begin + i sees i + 1 keys after the prefix */
+    bool halves;             /* the last piece of the prefix goes as two */
     bool whole;              /* one piece has all rows and keys */
 } nd_sdpa_band;
 
@@ -41,8 +47,9 @@ typedef struct nd_sdpa_cut {
 } nd_sdpa_cut;
 
 /* ordered: the most bytes of scores of a call (ND_SDPA_ORDERED_BYTES), at least a tile of 128 rows
- * and keys; 0: any number. */
-nd_sdpa_cut nd_sdpa_cut_block(const nd_attention *, int64_t ordered);
+ * and keys; 0: any number. no_half_tiles: no unmasked piece has 64 keys more than a multiple of
+ * 128. */
+nd_sdpa_cut nd_sdpa_cut_block(const nd_attention *, int64_t ordered, bool no_half_tiles);
 
 /* Where a walk over the pieces is; starts at zero. */
 typedef struct nd_sdpa_walk {

@@ -57,14 +57,15 @@ static void add_form(const nd_sdpa_piece *p, seen_forms *s)
 }
 
 /* The forms of all pieces, which must be those of the pieces that show theirs. */
-static seen_forms walk(const nd_attention *a, int64_t ordered, unsigned char *pairs)
+static seen_forms walk(const nd_attention *a, int64_t ordered, bool hopper, unsigned char *pairs)
 {
-    nd_sdpa_cut c = nd_sdpa_cut_block(a, ordered);
+    nd_sdpa_cut c = nd_sdpa_cut_block(a, ordered, hopper);
     nd_sdpa_walk at = {0};
     nd_sdpa_piece p;
     seen_forms s = {0}, shown = {0};
     while (nd_sdpa_next(&c, &at, &p)) {
         check_extents(a, &c, &p);
+        cr_assert(!hopper || p.mask != ND_SDPA_ALL || p.keys % 128 != 64, "half a tile of keys");
         add_form(&p, &s);
         s.pieces++;
         if (nd_sdpa_shows_form(&c, &p)) {
@@ -86,10 +87,10 @@ static seen_forms walk(const nd_attention *a, int64_t ordered, unsigned char *pa
 }
 
 /* Row i sees keys 0 .. i + diag. */
-static seen_forms check(nd_attention a, int64_t ordered)
+static seen_forms check_on(nd_attention a, int64_t ordered, bool hopper)
 {
     unsigned char *pairs = calloc((size_t)(a.kv_heads * a.sq * a.sk), 1);
-    seen_forms s = walk(&a, ordered, pairs);
+    seen_forms s = walk(&a, ordered, hopper, pairs);
     for (int64_t r = 0; r < a.kv_heads * a.sq; r++) {
         int64_t sees = least(r % a.sq + 1 + a.diag, a.sk);
         for (int64_t j = 0; j < a.sk; j++) {
@@ -99,6 +100,12 @@ static seen_forms check(nd_attention a, int64_t ordered)
     }
     free(pairs);
     return s;
+}
+
+static seen_forms check(nd_attention a, int64_t ordered)
+{
+    check_on(a, ordered, false);
+    return check_on(a, ordered, true);
 }
 
 Test(attention_cuts, every_visible_pair_is_in_one_piece)
@@ -121,6 +128,7 @@ Test(attention_cuts, tiles_cover_what_a_call_has_no_room_for)
     static const int64_t lengths[][3] = {
         {300, 300, 0},   {300, 300, 300}, {257, 900, 643},  {900, 257, 0},    {640, 640, 0},
         {700, 500, -90}, {129, 2000, 5},  {2000, 129, 129}, {500, 1000, 500}, {500, 1000, 1000},
+        {64, 192, 192},  {300, 704, 704}, {320, 704, 384},  {192, 832, 500},  {100, 320, 192},
     };
     static const int64_t budgets[] = {1, 1 << 16, 1 << 17, 200000, 1 << 20};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
@@ -165,36 +173,58 @@ Test(attention_cuts, long_deterministic_blocks_have_few_forms)
 {
     const int64_t most = ND_SDPA_ORDERED_BYTES;
     nd_attention a = {1, 8192, 8192, 32, 8, 128, 0, 0.1f};
-    cr_expect_eq(walk(&a, 0, NULL).pieces, 1);
-    cr_expect_eq(walk(&a, most, NULL).pieces, 4, "two KV heads at a time");
+    cr_expect_eq(walk(&a, 0, true, NULL).pieces, 1);
+    cr_expect_eq(walk(&a, most, true, NULL).pieces, 4, "two KV heads at a time");
     for (int64_t S = 16384; S <= 1 << 22; S = S * 2 + 24) {
         a.sq = a.sk = S; /* 4 tiles at least: a square, one below it, and their last ones */
-        cr_expect_leq(walk(&a, most, NULL).count, 5, "S = %lld", (long long)S);
+        cr_expect_leq(walk(&a, most, true, NULL).count, 5, "S = %lld", (long long)S);
     }
     /* S = 128000 over cp 8, gathered: the last chunk sees all keys. */
     a = (nd_attention){1, 8000, 128000, 32, 8, 128, 128000 - 8000, 0.1f};
-    seen_forms s = walk(&a, most, NULL);
+    seen_forms s = walk(&a, most, true, NULL);
     cr_expect_leq(s.count, 3);
-    cr_expect_eq(s.pieces, 8 * (8 + 1), "8 tiles before the square, for each KV head");
+    cr_expect_eq(s.pieces, 8 * (9 + 1),
+                 "8 tiles before the square, for each KV head; 120000 keys "
+                 "end with 64, so the last one is two");
+    cr_expect_eq(walk(&a, most, false, NULL).pieces, 8 * (8 + 1));
     a = (nd_attention){2, 131072, 131072, 64, 8, 128, 131072, 0.1f};
-    cr_expect_leq(walk(&a, most, NULL).count, 4);
+    cr_expect_leq(walk(&a, most, true, NULL).count, 4);
 }
 
 Test(attention_cuts, sums_over_pieces_are_known)
 {
     nd_attention a = {1, 128, 128, 4, 2, 64, 0, 0.125f};
-    cr_expect_not(nd_sdpa_cut_block(&a, 0).adds_keys, "one piece");
+    cr_expect_not(nd_sdpa_cut_block(&a, 0, true).adds_keys, "one piece");
     a.sk = 256;
-    cr_expect(nd_sdpa_cut_block(&a, 0).adds_keys, "the last keys are seen by none");
+    cr_expect(nd_sdpa_cut_block(&a, 0, true).adds_keys, "the last keys are seen by none");
     a.sk = 64;
-    cr_expect(nd_sdpa_cut_block(&a, 0).adds_keys, "two bands");
+    cr_expect(nd_sdpa_cut_block(&a, 0, true).adds_keys, "two bands");
     a = (nd_attention){1, 16, 16, 4, 2, 64, -16, 0.125f};
-    cr_expect(nd_sdpa_cut_block(&a, 0).adds_keys, "no piece at all");
+    cr_expect(nd_sdpa_cut_block(&a, 0, true).adds_keys, "no piece at all");
     a = (nd_attention){1, 300, 300, 4, 2, 16, 0, 0.25f};
-    nd_sdpa_cut c = nd_sdpa_cut_block(&a, 1 << 16);
+    nd_sdpa_cut c = nd_sdpa_cut_block(&a, 1 << 16, true);
     cr_expect(c.adds_keys && c.adds_queries, "rows and keys are cut");
     a.sq = 128;
     a.diag = 172;
-    c = nd_sdpa_cut_block(&a, 1 << 16);
+    c = nd_sdpa_cut_block(&a, 1 << 16, true);
     cr_expect(!c.adds_keys && c.adds_queries, "only keys are cut");
+}
+
+/* One call without them; with them dq is added up, and each key is in one half. */
+Test(attention_cuts, unmasked_half_tiles_go_as_two_halves)
+{
+    for (int64_t keys = 32; keys <= 1024; keys += 32) {
+        nd_attention a = {1, 100, keys, 4, 2, 64, keys, 0.125f};
+        nd_sdpa_cut c = nd_sdpa_cut_block(&a, 0, true);
+        bool half = keys % 128 == 64;
+        cr_expect_eq(walk(&a, 0, true, NULL).pieces, half ? 2 : 1, "%lld keys", (long long)keys);
+        cr_expect_eq(walk(&a, 0, true, NULL).count, 1);
+        cr_expect_eq(walk(&a, 0, false, NULL).pieces, 1);
+        cr_expect_eq(c.adds_queries, half);
+        cr_expect_eq(c.keys, half ? keys / 2 : keys);
+        cr_expect_not(c.adds_keys);
+    }
+    /* The diagonal hides what is behind the keys. */
+    nd_attention a = {1, 64, 192, 4, 2, 64, 128, 0.125f};
+    cr_expect_eq(walk(&a, 0, true, NULL).pieces, 1);
 }

@@ -66,8 +66,10 @@ static void expect_plans_of(int64_t sq, int64_t sk, int64_t diag, int64_t D, boo
 {
     const int64_t H = 32, K = 8, row = (H + 2 * K) * D;
     nd_attention a = {1, sq, sk, H, K, D, diag, 0.0883883f};
-    nd_cuda_context context = {
-        .cudnn = cudnn, .deterministic = deterministic, .ordered_bytes = ND_SDPA_ORDERED_BYTES};
+    nd_cuda_context context = {.cudnn = cudnn,
+                               .capability = 90,
+                               .deterministic = deterministic,
+                               .ordered_bytes = ND_SDPA_ORDERED_BYTES};
     nd_tensor q = heads(sq, H, D, row), k = heads(sk, K, D, row), out = heads(sq, H, D, H * D);
     nd_sdpa_call c = {.a = &a,
                       .backward = backward,
@@ -101,6 +103,7 @@ static void expect_plans(bool backward)
     expect_plans_of(4096, 8192, 8192, 128, backward, false);
     expect_plans_of(2048, 8192, 8192 - 2048, 128, backward, false);
     expect_plans_of(8000, 128000, 128000 - 8000, 128, backward, false); /* 128000 over cp 8 */
+    expect_plans_of(8000, 8000, 8000, 128, backward, false);            /* the same as a ring */
     expect_plans_of(1001, 2002, 1001, 64, backward, false);
 }
 
