@@ -248,6 +248,36 @@ Test(nccl, an_asynchronous_error_ends_every_rank)
     }
 }
 
+static atomic_bool enqueued;
+
+/* Rank 1 comes when rank 0 frees, or is about to. */
+static nd_status frees_what_is_gathered(job *j)
+{
+    float *out = NULL;
+    ND_TRY(nd_device_alloc(j->device, 2 * N * 4, (void **)&out));
+    while (j->transport->rank == 1 && !atomic_load(&enqueued)) {
+        usleep(1000);
+    }
+    usleep(j->transport->rank == 1 ? 100000 : 0);
+    ND_TRY(nd_comm_all_gather(j->groups.by_kind[ND_GROUP_TP], &j->stream, j->memory, out, N,
+                              ND_DTYPE_F32, NULL));
+    atomic_store(&enqueued, true);
+    nd_device_free(j->device, out, 2 * N * 4);
+    ND_CUDA(j->device, cudaStreamQuery(nd_cuda_stream(&j->stream)));
+    return ND_OK;
+}
+
+Test(nccl, memory_is_freed_when_the_last_operation_is_done)
+{
+    for (int order = ND_DOUBLE_LAZY; order <= ND_DOUBLE_OTHERS; order++) {
+        job_context context = {frees_what_is_gathered, {{1, 1, 1, 1, 2}}, 60.0};
+        nd_ranks ranks = nccl_job_ranks(&context);
+        nd_double_machine_get()->order = order;
+        atomic_store(&enqueued, false);
+        cr_assert_eq(nd_ranks_run_threads(&ranks), ND_OK, "%s", nd_error_last()->message);
+    }
+}
+
 static nd_status streams_go_first(job *j)
 {
     const nccl_comm *nc = j->groups.by_kind[ND_GROUP_TP]->native;

@@ -225,13 +225,13 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
     return map(bytes, true, out);
 }
 
-/* Freeing waits for the device. */
+/* Freeing waits for the device, and so for peers of what it still runs. */
 static void wait_for_all(void)
 {
     while (getenv("ND_DOUBLE_FREE")) {
         pause();
     }
-    nd_double_drain();
+    queue_wait_all(machine_current());
 }
 
 cudaError_t cudaFree(void *p)

@@ -81,6 +81,7 @@ cudaError_t machine_end_capture(cudaStream_t stream);
 void queue_run(double_device *device, cudaStream_t stream, uint64_t until);
 void queue_round(double_device *device, cudaStream_t stream); /* as far as it goes now */
 void queue_wait(double_device *device, cudaStream_t stream);
+void queue_wait_all(double_device *device);
 void event_forget(const task *t); /* which will not run: nothing, where it is none of an event */
 void queue_asked(double_device *device, bool pending); /* a query, for the counts */
 

@@ -100,6 +100,13 @@ void queue_wait(double_device *device, cudaStream_t stream)
     queue_run(device, stream, stream->submitted);
 }
 
+void queue_wait_all(double_device *device)
+{
+    for (cudaStream_t stream = device->streams; stream; stream = stream->next) {
+        queue_run(device, stream, stream->submitted);
+    }
+}
+
 void queue_asked(double_device *device, bool pending)
 {
     pending = pending && !device->settling;
