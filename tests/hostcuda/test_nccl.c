@@ -314,13 +314,33 @@ static nd_status nothing(job *j)
     return ND_OK;
 }
 
-Test(nccl, an_old_library_is_refused_with_both_versions)
+static void expect_refused(const char *number, const char *version)
 {
     job_context context = {nothing, {{1, 1, 1, 1, 2}}, 60.0};
     nd_ranks ranks = nccl_job_ranks(&context);
-    setenv("ND_DOUBLE_NCCL", "21403", 1);
+    setenv("ND_DOUBLE_NCCL", number, 1);
     nd_ranks_run_threads(&ranks);
     const char *message = ranks.results[0].message;
     cr_expect_eq(ranks.results[0].status, ND_ERR_CONFIG, "%s", message);
-    cr_expect(strstr(message, "2.14.3") && strstr(message, "2.18.0"), "%s", message);
+    cr_expect(strstr(message, version) && strstr(message, "2.26.2"), "%s", message);
+}
+
+Test(nccl, an_old_library_is_refused_with_both_versions)
+{
+    expect_refused("21403", "2.14.3");
+}
+
+/* NCCL's own issue 1605 happened with this one. */
+Test(nccl, a_library_that_mixes_up_communicators_is_refused)
+{
+    expect_refused("22501", "2.25.1");
+}
+
+Test(nccl, the_oldest_library_is_taken)
+{
+    job_context context = {nothing, {{1, 1, 1, 1, 2}}, 60.0};
+    nd_ranks ranks = nccl_job_ranks(&context);
+    setenv("ND_DOUBLE_NCCL", "22602", 1);
+    nd_ranks_run_threads(&ranks);
+    cr_expect_eq(ranks.results[0].status, ND_OK, "%s", ranks.results[0].message);
 }

@@ -4,9 +4,12 @@
 #include "runtime/comm/nccl/nccl_state.h"
 #include "runtime/device/cuda_library.h"
 
-enum {
-    OLDEST = 21800
-}; /* 2.18, as version() counts: ncclCommSplit of non-blocking communicators */
+/*
+ * 2.26.2, as version() counts. Before it, who goes on with another communicator once a non-blocking
+ * call of one has ended finds the state of that call, and crashes (NVIDIA/nccl, issue 1605), and an
+ * abort may not return.
+ */
+enum { OLDEST = 22602 };
 
 /* "2.14.3" of 21403; until 2.8 the minor version had one digit. */
 static void format_version(int version, char *text, size_t size)
