@@ -37,7 +37,9 @@ static nd_status open_group(nd_transport *transport, nccl_comm *nc)
     ncclResult_t result =
         state->library.split(state->world, comm->ranks[0], comm->index, &nc->native, &config);
     nccl_call_end(state, call);
-    /* The parent is in progress until its child exists, the child until it is connected. */
+    /* It says success before a thread of NCCL's has made the child: the parent is in progress until
+     * then, and the child until it is connected. */
+    result = result == ncclSuccess ? ncclInProgress : result;
     ND_TRY(nccl_settle(transport, nc, state->world, result, "the communicator"));
     return nccl_settle(transport, nc, nc->native, ncclInProgress, "the communicator");
 }

@@ -258,7 +258,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *ou
     say_color(comm);
     parent->made = false;
     parent->has_maker = pthread_create(&parent->maker, NULL, make_child, comm) == 0;
-    return parent->has_maker ? ncclInProgress : ncclSystemError;
+    return parent->has_maker ? ncclSuccess : ncclSystemError; /* as NCCL: its parent is asked */
 }
 
 void nccl_need_settled(ncclComm_t comm)

@@ -219,7 +219,7 @@ static ncclResult_t collective(kind what, const void *send, size_t send_count, v
     }
     join_group(comm, stream);
     group.collectives[group.collective_count++] = c;
-    return ncclInProgress;
+    return ncclSuccess;
 }
 
 ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type,
@@ -269,7 +269,7 @@ static ncclResult_t add_pair(pair p, ncclComm_t comm, cudaStream_t stream)
     nccl_need_settled(comm);
     join_group(comm, stream);
     group.call.pairs[group.call.pair_count++] = p;
-    return ncclInProgress;
+    return ncclSuccess;
 }
 
 ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer,
