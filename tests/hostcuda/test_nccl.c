@@ -202,7 +202,7 @@ static nd_status one_does_not_enter(job *j)
 
 Test(nccl, a_missing_peer_is_named)
 {
-    job_context context = {one_does_not_enter, {{1, 1, 1, 1, 2}}, 0.5};
+    job_context context = {one_does_not_enter, {{1, 1, 1, 1, 2}}, 2.0};
     nd_ranks ranks = nccl_job_ranks(&context);
     nd_ranks_run_threads(&ranks);
     const char *message = ranks.results[0].message;

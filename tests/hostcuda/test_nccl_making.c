@@ -18,7 +18,7 @@ static nd_status nothing(job *j)
 /* Ranks 0 and 1 say that; all abort what there is of their communicators. */
 static void expect_flaw(nd_double_flaw flaw, nd_status status, const char *text, int communicators)
 {
-    job_context context = {nothing, {{1, 1, 1, 1, 3}}, 1.0};
+    job_context context = {nothing, {{1, 1, 1, 1, 3}}, status == ND_ERR_HANG ? 2.0 : 60.0};
     nd_ranks ranks = nccl_job_ranks(&context);
     int64_t before = nd_double_nccl_aborts();
     nd_double_nccl_flaw(2, flaw);
@@ -45,7 +45,7 @@ Test(nccl_making, a_rank_that_does_not_split, .timeout = 60)
 /* Of another group: all ranks split together. */
 Test(nccl_making, a_rank_of_another_group_that_does_not_split, .timeout = 60)
 {
-    job_context context = {nothing, {{1, 1, 2, 1, 2}}, 1.0};
+    job_context context = {nothing, {{1, 1, 2, 1, 2}}, 2.0};
     nd_ranks ranks = nccl_job_ranks(&context);
     nd_double_nccl_flaw(3, ND_DOUBLE_ABSENT_FROM_SPLITS);
     nd_ranks_run_threads(&ranks);
@@ -90,7 +90,7 @@ Test(nccl_making, a_rank_that_ends_at_a_split_is_named, .timeout = 100)
 /* Nobody fails by it: what the ranks had to do is done. */
 Test(nccl_making, a_communicator_that_does_not_end_is_said, .timeout = 60)
 {
-    job_context context = {nothing, {{1, 1, 1, 1, 2}}, 1.0};
+    job_context context = {nothing, {{1, 1, 1, 1, 2}}, 2.0};
     nd_ranks ranks = nccl_job_ranks(&context);
     char said[4096] = "";
     int heard = memfd_create("stderr", 0);

@@ -169,7 +169,7 @@ Test(pmix, a_frozen_rank_is_named_within_the_deadline)
 {
     launched l;
     start(&l, "frozen", two_nodes, "ndtrain",
-          (const char *[]){"--num-steps", "1000000", "--comm-timeout-seconds", "4", NULL});
+          (const char *[]){"--num-steps", "1000000", "--comm-timeout-seconds", "10", NULL});
     launched_until(&l, "\nstep ", 2, SLURM_SECONDS);
     cr_assert_eq(kill(slurm_worker(slurm_current_job(), 5), SIGSTOP), 0);
     expect(&l, 124);

@@ -101,7 +101,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     return ncclSuccess;
 }
 
-enum { ABSENT_US = 2500000 };
+enum { ABSENT_MS = 60000 };
 
 static int flawed = -1;
 static nd_double_flaw flaw_of;
@@ -115,6 +115,15 @@ void nd_double_nccl_flaw(int rank, nd_double_flaw flaw)
 static bool has_flaw(int rank, nd_double_flaw flaw)
 {
     return rank == flawed && flaw == flaw_of;
+}
+
+/* Absent as long as somebody waits. */
+static void stay_away(ncclComm_t comm)
+{
+    for (int i = 0; i < ABSENT_MS && atomic_load(&comm->shared->given_up) < comm->world_size - 1;
+         i++) {
+        usleep(1000);
+    }
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, int rank,
@@ -147,7 +156,9 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, 
         raise(SIGKILL);
     }
     bool joins = !has_flaw(rank, ND_DOUBLE_ABSENT_FROM_WORLDS);
-    usleep(joins ? 0 : ABSENT_US);
+    if (!joins) {
+        stay_away(comm);
+    }
     if (joins && atomic_fetch_add(&comm->shared->joined, 1) + 1 == size) {
         unlink(id.internal);
     }
@@ -226,7 +237,9 @@ static void say_color(ncclComm_t comm)
         usleep(250000);
     }
     bool comes = !has_flaw(comm->world_rank, ND_DOUBLE_ABSENT_FROM_SPLITS);
-    usleep(comes ? 0 : ABSENT_US);
+    if (!comes) {
+        stay_away(comm);
+    }
     atomic_store(&mine->color, comm->color);
     atomic_store(&mine->key, comm->key);
     atomic_store(&mine->ready, comes);
@@ -363,6 +376,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
         pause();
     }
     atomic_store(&comm->aborted, true);
+    atomic_fetch_add(&comm->shared->given_up, comm->split == WORLD_SPLIT);
     end_maker(comm);
     while (another_runs(comm)) {
         usleep(1000);

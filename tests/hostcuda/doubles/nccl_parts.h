@@ -22,6 +22,7 @@ typedef struct member { /* of one split, indexed by world rank */
 
 typedef struct shared {
     _Atomic int joined, broken; /* broken: an ncclResult_t */
+    _Atomic int given_up;       /* ranks that have aborted the world */
     member members[SPLITS][RANKS];
 } shared;
 

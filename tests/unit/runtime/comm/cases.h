@@ -30,7 +30,7 @@ nd_status case_nan_body(nd_transport *transport, void *context);
 /* Faults. The context names the rank that misbehaves; the others report what they saw by their
  * status. */
 typedef enum case_fault {
-    CASE_SKIP,        /* sleeps instead of entering operation 3 */
+    CASE_SKIP,        /* waits for the others to end instead of entering operation 3 */
     CASE_LEAVE,       /* returns instead of entering operation 3 */
     CASE_OTHER_OP,    /* calls another operation */
     CASE_OTHER_COUNT, /* another count */
@@ -41,7 +41,8 @@ typedef enum case_fault {
 typedef struct case_faulty {
     case_fault fault;
     int rank;
-    int64_t count; /* F32 elements of the operations */
+    int64_t count;     /* F32 elements of the operations */
+    _Atomic int ended; /* of the other ranks */
 } case_faulty;
 nd_status case_fault_body(nd_transport *transport, void *context);
 

@@ -67,7 +67,10 @@ static void expect_fault(case_fault fault, int64_t count, nd_status status,
 {
     case_faulty *c = case_shared(sizeof *c);
     *c = (case_faulty){.fault = fault, .rank = 2, .count = count};
-    nd_ranks ranks = {.size = 4, .timeout_seconds = 0.5, .body = case_fault_body, .context = c};
+    nd_ranks ranks = {.size = 4,
+                      .timeout_seconds = status == ND_ERR_HANG ? 2 : 60,
+                      .body = case_fault_body,
+                      .context = c};
     nd_ranks_run_threads(&ranks);
     int named = 0;
     for (int r = 0; r < 4; r++) {

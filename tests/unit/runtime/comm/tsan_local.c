@@ -22,7 +22,7 @@ static void run(const char *name, int size, nd_status (*body)(nd_transport *, vo
 static void run_fault(const char *name, case_fault fault, int64_t count)
 {
     case_faulty c = {.fault = fault, .rank = 1, .count = count};
-    nd_ranks ranks = {.size = 3, .timeout_seconds = 0.5, .body = case_fault_body, .context = &c};
+    nd_ranks ranks = {.size = 3, .timeout_seconds = 2, .body = case_fault_body, .context = &c};
     nd_status status = nd_ranks_run_threads(&ranks);
     printf("%s: %s\n", name, status != ND_OK ? "passed" : "nobody noticed");
     failures += status == ND_OK;
