@@ -16,6 +16,7 @@
 #include "launcher/preflight.h"
 #include "launcher/slurm.h"
 #include "runtime/base/log.h"
+#include "runtime/base/signals.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/key.h"
 
@@ -177,6 +178,7 @@ int main(int argc, char **argv)
 {
     int exit_code = 0;
     nd_status status;
+    nd_signals_unblock();
     signal(SIGUSR2, SIG_IGN); /* until it is forwarded, it has no meaning */
     if (argc == 1) {
         return usage();

@@ -18,6 +18,7 @@
 #include "runtime/base/fsio.h"
 #include "runtime/base/limits.h"
 #include "runtime/base/log.h"
+#include "runtime/base/signals.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/guard.h"
 #include "trainer/agree.h"
@@ -126,6 +127,7 @@ static void on_stop_signal(int signal_number)
 static void install_signals(const nd_identity *id)
 {
     struct sigaction action = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART}, hangup;
+    nd_signals_unblock();
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);
     if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN) {

@@ -18,6 +18,7 @@ static void setup(void)
     tempdir_make(&dir);
     tiny_write_inputs(&dir);
     snprintf(port, sizeof port, "%d", port_reserve());
+    setenv("XDG_RUNTIME_DIR", dir.path, 1); /* for the key */
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     setenv("MASTER_PORT", port, 1);
     setenv("WORLD_SIZE", "4", 1);

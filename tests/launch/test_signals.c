@@ -54,6 +54,36 @@ Test(signals, hup_ends_the_trainer_at_a_step_boundary)
     ends_at_a_step_boundary(SIGHUP);
 }
 
+static void block_all(void)
+{
+    sigset_t all;
+    sigfillset(&all);
+    cr_assert_eq(sigprocmask(SIG_SETMASK, &all, NULL), 0);
+}
+
+/* Programs inherit what their parent has blocked, also the signal of a child that ends. */
+Test(signals, term_ends_the_trainer_whose_parent_had_blocked_it)
+{
+    block_all();
+    ends_at_a_step_boundary(SIGTERM);
+}
+
+Test(signals, term_ends_a_trainer_without_ndlaunch_whose_parent_had_blocked_it)
+{
+    launched l;
+    char program[PATH_MAX];
+    tiny_arguments a = {0};
+    block_all();
+    snprintf(program, sizeof program, "%s/ndtrain", launched_build_root());
+    tiny_add(&a, (const char *[]){program, "train", "--set", "log.interval=1", "--num-steps",
+                                  "1000000", NULL});
+    tiny_add(&a, tiny_flags(&dir, "out"));
+    launched_start(&l, &dir, "out", a.list);
+    launched_until(&l, "\nstep ", 2, LAUNCHED_SECONDS);
+    kill(l.pid, SIGTERM);
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 75, "%s", launched_read(&l));
+}
+
 /* Steps go on after the signal; TERM ends the run. */
 static void is_passed_over(int number)
 {

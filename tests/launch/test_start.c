@@ -18,6 +18,7 @@ static void setup(void)
     tempdir_make(&dir);
     tiny_write_inputs(&dir);
     launched_use_test_worker();
+    setenv("XDG_RUNTIME_DIR", dir.path, 1); /* for a key without ndlaunch */
 }
 
 static void teardown(void)

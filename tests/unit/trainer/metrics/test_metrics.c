@@ -308,7 +308,9 @@ Test(metrics, a_disk_that_takes_no_more_is_an_error_with_the_path)
     catch_stderr();
     nd_metrics *metrics = open_metrics(false);
     signal(SIGXFSZ, SIG_IGN);
-    struct rlimit limit = {.rlim_cur = 600, .rlim_max = RLIM_INFINITY};
+    struct rlimit limit;
+    cr_assert_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    limit.rlim_cur = 600;
     cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
     nd_status status = ND_OK;
     nd_step_record record = record_of(1);
