@@ -276,7 +276,8 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *ou
 
 void nccl_need_settled(ncclComm_t comm)
 {
-    if (!comm->settled || comm->unpolled || comm->finalizing || comm->has_maker) {
+    if (!comm->settled || comm->unpolled || comm->begun_count > 0 || comm->finalizing ||
+        comm->has_maker) {
         nd_double_violation("NCCL: a call with a communicator that is still in progress");
     }
 }
@@ -317,16 +318,20 @@ static bool finalize(ncclComm_t comm)
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *out)
 {
+    bool drives = machine_is_driver(machine_current());
+    int broken = atomic_load(&comm->shared->broken);
+    if (drives && comm->unpolled == 0 && !broken) {
+        broken = (int)nccl_launch(comm);
+    }
     comm->settled = comm->settled || settle(comm);
     bool done = comm->settled && (!comm->finalizing || finalize(comm)) && comm->unpolled == 0 &&
-                (!comm->has_maker || atomic_load(&comm->made));
-    int broken = atomic_load(&comm->shared->broken);
+                comm->begun_count == 0 && (!comm->has_maker || atomic_load(&comm->made));
     if (done) {
         end_maker(comm);
     }
     comm->unpolled -= comm->unpolled > 0;
     *out = broken ? (ncclResult_t)broken : done ? ncclSuccess : ncclInProgress;
-    if (machine_is_driver(machine_current())) { /* the host may look about until NCCL answers */
+    if (drives) { /* the host may look about until NCCL answers */
         machine_current()->settling = *out == ncclInProgress;
     }
     return ncclSuccess;

@@ -152,6 +152,18 @@ static nd_double_state run(void *closure)
     return ND_DOUBLE_DONE;
 }
 
+ncclResult_t nccl_launch(ncclComm_t comm)
+{
+    cudaError_t error = cudaSuccess;
+    for (int i = 0; i < comm->begun_count && error == cudaSuccess; i++) {
+        error = nd_double_submit(comm->begun_stream, run, &comm->begun[i], sizeof comm->begun[i]);
+    }
+    comm->begun_count = 0;
+    return error == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+
+/* As in NCCL, where a thread launches it: when the communicator is polled to its end it is in the
+ * queue, and what the caller puts there before comes first. */
 static ncclResult_t enqueue(call *c, cudaStream_t stream)
 {
     int broken = atomic_load(&c->comm->shared->broken);
@@ -164,11 +176,10 @@ static ncclResult_t enqueue(call *c, cudaStream_t stream)
     }
     c->number = ++c->comm->enqueued;
     c->comm->unpolled = 1;
-    return nd_double_submit(stream, run, c, sizeof *c) == cudaSuccess ? ncclInProgress
-                                                                      : ncclUnhandledCudaError;
+    c->comm->begun_stream = stream;
+    c->comm->begun[c->comm->begun_count++] = *c;
+    return ncclInProgress;
 }
-
-enum { COLLECTIVES = 4 };
 
 static _Thread_local struct {
     bool open;

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 enum { RANKS = 16, SPLITS = 40, PAIRS = 2 * RANKS, CAPACITY = 16 << 20, WORLD_SPLIT = 0 };
+enum { COLLECTIVES = 4 }; /* most of a group */
 
 typedef struct member { /* of one split, indexed by world rank */
     _Atomic int ready, finalized;
@@ -25,25 +26,6 @@ typedef struct shared {
     _Atomic int given_up;       /* ranks that have aborted the world */
     member members[SPLITS][RANKS];
 } shared;
-
-struct ncclComm {
-    shared *shared;
-    char *data; /* [SPLITS][RANKS][2][CAPACITY] */
-    int world_rank, world_size, split, next_split;
-    int size, index, ranks[RANKS];
-    uint64_t enqueued;
-    _Atomic uint64_t ran;
-    bool settled, finalizing;
-    int unpolled; /* answers of "in progress" that are still to come */
-    _Atomic bool aborted;
-    int color, key;
-    struct ncclComm *parent, **result; /* of a split: whose it is, and where it is to be written */
-    pthread_t maker;                   /* of a parent: makes a child */
-    bool has_maker;
-    _Atomic bool made;     /* the maker has ended */
-    const void *device;    /* of this process */
-    struct ncclComm *next; /* among those of this process */
-};
 
 typedef enum kind { ALL_REDUCE = 1, ALL_GATHER, REDUCE_SCATTER, BROADCAST, GROUP } kind;
 
@@ -69,8 +51,32 @@ typedef struct call {
     pair pairs[PAIRS];
 } call;
 
+struct ncclComm {
+    shared *shared;
+    char *data; /* [SPLITS][RANKS][2][CAPACITY] */
+    int world_rank, world_size, split, next_split;
+    int size, index, ranks[RANKS];
+    uint64_t enqueued;
+    _Atomic uint64_t ran;
+    bool settled, finalizing;
+    int unpolled;            /* answers of "in progress" that are still to come */
+    call begun[COLLECTIVES]; /* not yet in the queue of their stream */
+    int begun_count;
+    cudaStream_t begun_stream;
+    _Atomic bool aborted;
+    int color, key;
+    struct ncclComm *parent, **result; /* of a split: whose it is, and where it is to be written */
+    pthread_t maker;                   /* of a parent: makes a child */
+    bool has_maker;
+    _Atomic bool made;     /* the maker has ended */
+    const void *device;    /* of this process */
+    struct ncclComm *next; /* among those of this process */
+};
+
 /* Aborts where the communicator's last call has not been polled to its end. */
 void nccl_need_settled(ncclComm_t comm);
+/* Puts what has begun into the queue of its stream, for the thread that drives the device. */
+ncclResult_t nccl_launch(ncclComm_t comm);
 size_t nccl_width(ncclDataType_t type); /* bytes of an element */
 /* What a member of the call's communicator published for it. */
 char *nccl_buffer_of(const call *c, int index);
