@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A double of NCCL among the threads or processes of one host: a file mapped by all ranks, named in
- * the unique id and unlinked once all have mapped it. An operation is numbered when it is enqueued;
+ * A double of NCCL among the threads or processes of one host: a file in memory that all ranks map.
+ * The unique id names it among the open files of the process that made it, so that nothing is left
+ * of a run that is killed. An operation is numbered when it is enqueued;
  * when it runs, each member publishes its part in its own buffer, reads everybody's, and says so
  * (nccl_ops.c). Members that enqueue different operations as the same number abort with a sentence,
  * where NCCL would hang or corrupt memory. A call answers that it is in progress, and the
@@ -14,7 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "tests/hostcuda/doubles/machine.h"
@@ -87,17 +87,17 @@ const char *ncclGetLastError(ncclComm_t comm)
     return broken == ncclUnhandledCudaError ? "Cuda failure 2 'out of memory'" : "";
 }
 
-/* Pages of the file are made when they are touched; a small /dev/shm is passed over. */
+static _Thread_local int made = -1; /* the file of the world that this thread then joins */
+
+/* Pages of the file are made when they are touched. */
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
-    struct statvfs space;
-    bool shm = statvfs("/dev/shm", &space) == 0 && space.f_bavail * space.f_frsize > 512UL << 20;
-    snprintf(id->internal, sizeof id->internal, "%s/nd-nccl-XXXXXX", shm ? "/dev/shm" : "/tmp");
-    int fd = mkstemp(id->internal);
+    int fd = memfd_create("nd-nccl", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)file_bytes()) != 0) {
         return ncclSystemError;
     }
-    close(fd);
+    snprintf(id->internal, sizeof id->internal, "/proc/%d/fd/%d", (int)getpid(), fd);
+    made = fd;
     return ncclSuccess;
 }
 
@@ -159,9 +159,9 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, 
     if (!joins) {
         stay_away(comm);
     }
-    if (joins && atomic_fetch_add(&comm->shared->joined, 1) + 1 == size) {
-        unlink(id.internal);
-    }
+    comm->file = made;
+    made = -1;
+    atomic_fetch_add(&comm->shared->joined, joins);
     begin_life(comm);
     *out = comm;
     return ncclInProgress;
@@ -172,7 +172,12 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, 
 static bool settle(ncclComm_t comm)
 {
     if (comm->split == WORLD_SPLIT) {
-        return atomic_load(&comm->shared->joined) == comm->world_size;
+        bool joined = atomic_load(&comm->shared->joined) == comm->world_size;
+        if (joined && comm->file >= 0) {
+            close(comm->file); /* what is mapped stays */
+            comm->file = -1;
+        }
+        return joined;
     }
     member *members = comm->shared->members[comm->split];
     for (int r = 0; r < comm->world_size; r++) {

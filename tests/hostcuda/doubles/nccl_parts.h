@@ -58,6 +58,7 @@ struct ncclComm {
     int size, index, ranks[RANKS];
     uint64_t enqueued;
     _Atomic uint64_t ran;
+    int file; /* of the world in the process that made it, until all have opened it; else -1 */
     bool settled, finalizing;
     int unpolled;            /* answers of "in progress" that are still to come */
     call begun[COLLECTIVES]; /* not yet in the queue of their stream */
