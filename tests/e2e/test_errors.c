@@ -98,7 +98,7 @@ Test(errors, flags)
     refused_with(2, LAUNCH "train.py", "train.py", "");
     refused_with(2, LAUNCH "--resume-from-checkpoint latest", "checkpoint", "");
     refused_with(2, LAUNCH "--precision fp7", "fp7", "fp8");
-    refused_with(2, LAUNCH "--device cuda", "cuda", "");
+    refused_with(2, "CUDA_VISIBLE_DEVICES= " LAUNCH "--device cuda", "cuda", "");
 }
 
 Test(errors, flags_of_another_command)

@@ -203,6 +203,7 @@ Test(run, a_signal_ends_a_validation)
 Test(run, a_disk_too_full_for_the_model_is_found_at_the_start)
 {
     if (shell_run(&dir, "mkdir small && unshare -m true") != 0) {
+        teardown();
         skip_test("a file system of a test's own is not permitted here (unshare -m)");
     }
     int code = shell_run(&dir, "unshare -m sh -c 'mount -t tmpfs -o size=64k none small && " RUN

@@ -63,6 +63,7 @@ Test(saved_model, has_the_same_validation_loss_in_transformers)
 {
     const char *python = getenv("ND_PEER_PYTHON");
     if (!python) {
+        teardown();
         skip_test("ND_PEER_PYTHON names no Python with torch and transformers");
     }
     check(python, "fp32");

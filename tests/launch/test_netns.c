@@ -69,6 +69,7 @@ Test(netns, two_nodes_train_over_a_network)
     launched nodes[2], l;
     char program[PATH_MAX], key[128];
     if (!make_spaces(false)) {
+        teardown();
         skip_test("network namespaces are not permitted here (ip netns add, ip link add)");
     }
     snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
@@ -105,6 +106,7 @@ static void meet_over_pmix(const char *const hosts[2])
     snprintf(program, sizeof program, "%s/ndtrain", launched_build_root());
     snprintf(folder, sizeof folder, "%s/tests/launch/fake_pmix", launched_build_root());
     if (access(folder, F_OK) != 0) {
+        teardown();
         skip_test("this build has no PMIx");
     }
     setenv("LD_LIBRARY_PATH", folder, 1);
@@ -137,6 +139,7 @@ static void meet_over_pmix(const char *const hosts[2])
 Test(netns, rank_0_of_pmix_listens_on_the_way_to_the_others)
 {
     if (!make_spaces(true)) {
+        teardown();
         skip_test("network namespaces are not permitted here (ip netns add, ip link add)");
     }
     meet_over_pmix((const char *[]){"10.99.0.1", "10.99.0.2"});
@@ -145,6 +148,7 @@ Test(netns, rank_0_of_pmix_listens_on_the_way_to_the_others)
 Test(netns, names_that_nobody_resolves_leave_the_first_interface)
 {
     if (!make_spaces(false)) {
+        teardown();
         skip_test("network namespaces are not permitted here (ip netns add, ip link add)");
     }
     meet_over_pmix((const char *[]){"one.invalid", "two.invalid"});

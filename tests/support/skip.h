@@ -4,7 +4,8 @@
 #include <criterion/criterion.h>
 #include <stdio.h>
 
-/* Ends the test without a verdict; .ci/suites shows the line that says why. */
+/* Ends the test without a verdict, and without its .fini; .ci/suites shows the line that says
+ * why. */
 #define skip_test(reason)                                                                          \
     do {                                                                                           \
         fputs("skipped: " reason "\n", stderr);                                                    \

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/base/fsio.h"
 #include "runtime/rdzv/call_limit.h"
 #include "runtime/rdzv/key.h"
 #include "runtime/rdzv/store.h"
@@ -131,8 +132,11 @@ static int run_job(const char *name, bool lose)
 
 int main(void)
 {
+    char folder[] = "/tmp/nd_tsan_XXXXXX"; /* of the key */
+    ND_ASSERT(mkdtemp(folder) && setenv("XDG_RUNTIME_DIR", folder, 1) == 0);
     int failures = run_job("a store in rank 0", false);
     failures += run_job("another one after it", false);
     failures += run_job("a rank that leaves without a goodbye", true);
+    nd_fs_remove_flat_folder(folder);
     return failures > 0;
 }
