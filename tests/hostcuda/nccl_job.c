@@ -35,3 +35,9 @@ nd_ranks nccl_job_ranks(const job_context *context)
                       .body = run_job,
                       .context = (void *)context};
 }
+
+nd_status sum_over(job *j, nd_group_kind kind)
+{
+    return nd_comm_all_reduce(j->groups.by_kind[kind], &j->stream, j->memory, N, ND_DTYPE_F32,
+                              ND_REDOP_SUM, NULL);
+}

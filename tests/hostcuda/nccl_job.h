@@ -26,4 +26,7 @@ typedef struct job_context {
 /* To run as threads or processes. The context is borrowed. */
 nd_ranks nccl_job_ranks(const job_context *context);
 
+/* Enqueues a sum of the first N of all members' memory into each one's. */
+nd_status sum_over(job *j, nd_group_kind kind);
+
 #endif
