@@ -96,14 +96,21 @@ static void check_tiled(const nd_side *ref, const nd_backend *backend, const nd_
     nd_case_free();
 }
 
+/* Gradients in BF16, in F32, and added to F32. */
+static void check_each(const nd_side *ref, const nd_backend *backend, const nd_attention *cases,
+                       size_t count, bool against)
+{
+    for (size_t i = 0; i < count; i++) {
+        check_tiled(ref, backend, &cases[i], false, false, against);
+        check_tiled(ref, backend, &cases[i], true, false, against);
+        check_tiled(ref, backend, &cases[i], true, true, against);
+    }
+}
+
 static void check_tiles(const nd_side *ref, const nd_backend *backend)
 {
     nd_cuda_context_of(backend->side.device)->ordered_bytes = 1 << 16; /* 128 x 128 */
-    for (size_t i = 0; i < sizeof tiled / sizeof *tiled; i++) {
-        check_tiled(ref, backend, &tiled[i], false, false, false);
-        check_tiled(ref, backend, &tiled[i], true, false, false);
-        check_tiled(ref, backend, &tiled[i], true, true, false);
-    }
+    check_each(ref, backend, tiled, sizeof tiled / sizeof *tiled, false);
 }
 
 Test(attention_tiles, tiles_of_a_deterministic_backward_add_up)
@@ -121,11 +128,7 @@ static const nd_attention half_tiles[] = {
 
 static void check_half_tiles(const nd_side *ref, const nd_backend *backend)
 {
-    for (size_t i = 0; i < sizeof half_tiles / sizeof *half_tiles; i++) {
-        check_tiled(ref, backend, &half_tiles[i], false, false, true);
-        check_tiled(ref, backend, &half_tiles[i], true, false, true);
-        check_tiled(ref, backend, &half_tiles[i], true, true, true);
-    }
+    check_each(ref, backend, half_tiles, sizeof half_tiles / sizeof *half_tiles, true);
 }
 
 Test(attention_tiles, half_tiles_of_keys_add_up_where_statistics_are_very_negative)
