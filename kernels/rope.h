@@ -5,7 +5,14 @@
  * stored as F32. */
 #include <stdint.h>
 
-#include "runtime/config/llama_shape.h"
+typedef enum nd_rope_type { ND_ROPE_DEFAULT = 0, ND_ROPE_LINEAR, ND_ROPE_LLAMA3 } nd_rope_type;
+
+typedef struct nd_rope_config {
+    nd_rope_type type;
+    double theta;
+    double factor, low_freq_factor, high_freq_factor; /* llama3 (factor: linear too) */
+    int64_t original_max_positions;
+} nd_rope_config;
 
 /*
  * cos, sin: (positions, head_dim / 2), row p = cos/sin(p inv_freq). llama3 scaling: wavelengths

@@ -17,7 +17,7 @@ typedef struct nd_gpu_request {
  * The GPU of the local rank; 0 where a worker that ndlaunch did not start sees exactly one, as each
  * task does under srun --gpus-per-task=1. ND_ERR_CONFIG with the numbers when there are fewer GPUs
  * than workers. Whether two tasks were given the same single GPU can only be told by comparing the
- * hardware (trainer/peers.h).
+ * hardware (trainer/worker/peers.h).
  */
 nd_status nd_gpu_choose(const nd_gpu_request *request, int *ordinal);
 

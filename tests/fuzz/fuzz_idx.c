@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "trainer/data/dataset_impl.h"
+#include "trainer/data/formats.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "runtime/config/llama_shape.h"
+#include "trainer/layout/shape.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "runtime/base/fsio.h"
-#include "trainer/ckpt/safetensors.h"
+#include "trainer/weights/safetensors.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

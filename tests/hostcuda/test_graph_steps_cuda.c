@@ -8,7 +8,7 @@
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/mesh_cuda.h"
 #include "tests/support/ranks.h"
-#include "trainer/trainer.h"
+#include "trainer/step/trainer.h"
 
 enum { STEPS = 5, VALIDATED = 2 };
 

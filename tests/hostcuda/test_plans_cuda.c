@@ -9,7 +9,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/mesh_cuda.h"
-#include "trainer/trainer.h"
+#include "trainer/step/trainer.h"
 
 enum { RANKS = 8 };
 

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "runtime/base/status.h"
-#include "trainer/ckpt/safetensors.h"
+#include "trainer/weights/safetensors.h"
 
 typedef struct nd_golden nd_golden;
 

@@ -7,7 +7,7 @@
 
 #include "tests/parity/rank_device.h"
 #include "tests/support/tempdir.h"
-#include "trainer/ckpt/model_io.h"
+#include "trainer/weights/weights_io.h"
 
 static void fill_config(golden_run *run, const golden_options *o)
 {

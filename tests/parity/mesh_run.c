@@ -9,7 +9,7 @@
 #include "runtime/base/fsio.h"
 #include "tests/parity/rank_device.h"
 #include "tests/support/ranks.h"
-#include "trainer/trainer.h"
+#include "trainer/step/trainer.h"
 #include "trainer/tune/tuning.h"
 
 typedef struct shared_run {

@@ -12,7 +12,7 @@
 
 #include "runtime/comm/comm.h"
 #include "runtime/config/config.h"
-#include "runtime/config/llama_shape.h"
+#include "trainer/layout/shape.h"
 
 enum { MESH_RUN_MAX_STEPS = 32 };
 

@@ -7,7 +7,7 @@
 #include "tests/parity/fp8_job.h"
 #include "tests/support/ranks.h"
 #include "trainer/precision/health.h"
-#include "trainer/trainer.h"
+#include "trainer/step/trainer.h"
 
 static tempdir dir;
 

@@ -4,8 +4,8 @@
 
 #include "tests/parity/fp8_job.h"
 #include "tests/support/ranks.h"
-#include "trainer/metrics/traffic.h"
-#include "trainer/trainer.h"
+#include "trainer/report/traffic.h"
+#include "trainer/step/trainer.h"
 
 enum { MAX_RANKS = 8 };
 

@@ -3,7 +3,7 @@
  * begin. */
 #include <string.h>
 
-#include "trainer/data/dataset_impl.h"
+#include "trainer/data/formats.h"
 
 static const struct {
     const char *begin;

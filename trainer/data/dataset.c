@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "trainer/data/dataset_impl.h"
+#include "trainer/data/formats.h"
 
 enum { BYTE_VOCAB = 256, DIGEST_SAMPLES = 64, DIGEST_SAMPLE_BYTES = 4096 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/data/dataset_impl.h"
+#include "trainer/data/formats.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
  * are the UTF-8 bytes of the strings. Opening parses every row once, to know where its tokens are
  * in the concatenation; a row is parsed again when a block needs it. Empty lines are skipped.
  */
-#include "trainer/data/dataset_impl.h"
+#include "trainer/data/formats.h"
 
 #include <jansson.h>
 #include <stdlib.h>

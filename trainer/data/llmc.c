@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* llm.c token files: 256 int32 of header (magic, version, token count), then the ids. Source: llm.c
  * dev/data. */
-#include "trainer/data/dataset_impl.h"
+#include "trainer/data/formats.h"
 
 #include <fcntl.h>
 #include <string.h>

@@ -11,7 +11,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/rng.h"
-#include "trainer/data/dataset_impl.h"
+#include "trainer/data/formats.h"
 
 enum { SLOTS = 2, WAIT_SECONDS = 300, JOIN_SECONDS = 30 };
 

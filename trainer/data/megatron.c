@@ -5,7 +5,7 @@
  * one after another, so that the .bin is the concatenation of all documents; an .idx that says
  * anything else is refused, and once it is checked only the .bin is needed.
  */
-#include "trainer/data/dataset_impl.h"
+#include "trainer/data/formats.h"
 
 #include <string.h>
 

@@ -7,7 +7,7 @@
  * A chunk takes the same rows of every tp peer (rows [begin, begin + rows) of each one's Tl), so
  * its gathered order is (peer, row); nd_batches_load put the labels in that order.
  */
-#include "trainer/model/llama.h"
+#include "trainer/model/model.h"
 
 static const nd_trace_kind HEAD = ND_TRACE_HEAD;
 

@@ -21,7 +21,7 @@
  * Norms and SwiGLU measure or cast their results on the way out, where that gives the same bits:
  * what nobody needs in BF16 is then not written.
  */
-#include "trainer/model/llama.h"
+#include "trainer/model/model.h"
 
 /* The input of a group of linears, numbered as the groups in filter.h: the normed input of q k v;
  * the attention output; the normed input of gate and up; SwiGLU's output. */

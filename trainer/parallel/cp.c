@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/parallel/cp_impl.h"
+#include "trainer/parallel/cp_method.h"
 
 enum {
     ID_PACK,

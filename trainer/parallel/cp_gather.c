@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/parallel/cp_impl.h"
+#include "trainer/parallel/cp_method.h"
 
 /* Copies between rank order (cp, B, s, X) and global order (B, S, X), X bytes wide rows, chunk by
  * chunk. */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/parallel/cp_impl.h"
+#include "trainer/parallel/cp_method.h"
 
 /* Begins one hop of the ring: `from` goes to the next rank, `to` arrives from the one before. */
 static nd_status hop(nd_cp *cp, const void *from, void *to, nd_dtype dtype, nd_event *done)

@@ -22,7 +22,7 @@
  * (precision/scales.h). Their gradients are reduce-scattered as a group too.
  */
 #include "runtime/device/memplan.h"
-#include "trainer/model/params.h"
+#include "trainer/layout/layout.h"
 #include "trainer/precision/scales.h"
 #include "trainer/rank.h"
 

@@ -15,8 +15,8 @@
 #include <stdio.h>
 
 #include "runtime/config/config.h"
-#include "runtime/config/llama_shape.h"
-#include "trainer/model/params.h"
+#include "trainer/layout/shape.h"
+#include "trainer/layout/layout.h"
 
 enum { ND_LINEARS_OF_BLOCK = 7 }; /* q k v o gate up down, in module order */
 

@@ -4,7 +4,7 @@
 /* Calls of ops on the rank's GPU, on memory of their own: for their time, and so that each form of
  * product meets autotune. Before the run's memory is planned. */
 #include "trainer/rank.h"
-#include "trainer/tune/calls.h"
+#include "trainer/dry/calls.h"
 
 typedef struct nd_bench {
     nd_rank *rank; /* borrowed */

@@ -8,7 +8,7 @@
 #include "runtime/base/clock.h"
 #include "trainer/tune/bench.h"
 #include "trainer/tune/decide.h"
-#include "trainer/tune/dry_run.h"
+#include "trainer/dry/dry_run.h"
 
 static const double unknown = -1.0;
 

@@ -4,7 +4,7 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/config/fields.h"
-#include "runtime/config/llama_shape.h"
+#include "trainer/layout/shape.h"
 
 static const struct {
     const char *file;

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The calls of a step that is not made. That they are those of a real step is shown where products
+ * are made by cuBLASLt's double: tests/hostcuda/test_tune.c. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "trainer/dry/dry_ops.h"
+#include "trainer/dry/dry_run.h"
+
+enum { LAYERS = 3, MICROS = 4, TOKENS = 64 };
+
+static nd_config config;
+static nd_rank rank_of_one;
+
+static void setup(void)
+{
+    cr_assert_eq(nd_config_init(&config), ND_OK);
+    config.train.sequence_length = TOKENS;
+    config.train.gradient_accumulation_steps = MICROS;
+    rank_of_one = (nd_rank){.world_size = 1,
+                            .mesh = {{1, 1, 1, 1, 1}},
+                            .config = &config,
+                            .shape = {.vocab = 256,
+                                      .hidden = 64,
+                                      .ffn = 96,
+                                      .layers = LAYERS,
+                                      .heads = 4,
+                                      .kv_heads = 2,
+                                      .head_dim = 16,
+                                      .max_positions = 128,
+                                      .rms_eps = 1e-5,
+                                      .init_std = 0.02,
+                                      .rope = {.theta = 10000.0}}};
+    cr_assert_eq(nd_ops_ref(&rank_of_one.ops), ND_OK);
+}
+
+static void teardown(void)
+{
+    nd_config_fini(&config);
+}
+
+TestSuite(dry_run, .init = setup, .fini = teardown, .timeout = 60);
+
+static int64_t times_of(const nd_calls *calls, nd_call_kind kind)
+{
+    int64_t times = 0;
+    for (int i = 0; i < calls->count; i++) {
+        times += calls->entries[i].call.kind == (int32_t)kind ? calls->entries[i].times : 0;
+    }
+    return times;
+}
+
+Test(dry_run, has_every_op)
+{
+    nd_ops dry = nd_dry_ops(rank_of_one.ops);
+    cr_expect_eq(nd_ops_check(&dry), ND_OK, "%s", nd_error_last()->message);
+}
+
+/* Four products a block and three for the head, each with its two gradients. */
+Test(dry_run, products_of_a_step_in_bf16)
+{
+    nd_calls calls = {0};
+    cr_assert_eq(nd_dry_run(&rank_of_one, NULL, &calls), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(times_of(&calls, ND_CALL_MATMUL), MICROS * 3 * (4 * LAYERS + 1));
+    cr_expect_eq(times_of(&calls, ND_CALL_MATMUL_FP8), 0);
+    nd_calls_free(&calls);
+}
+
+/* Full recompute makes q k v, o, and gate and up again; down's output is not needed. */
+Test(dry_run, recompute_counts)
+{
+    nd_calls calls = {0};
+    config.parallel.recompute = ND_RECOMPUTE_FULL;
+    cr_assert_eq(nd_dry_run(&rank_of_one, NULL, &calls), ND_OK);
+    cr_expect_eq(times_of(&calls, ND_CALL_MATMUL), MICROS * (3 * (4 * LAYERS + 1) + 3 * LAYERS));
+    nd_calls_free(&calls);
+}
+
+Test(dry_run, a_forced_choice_counts_its_products_and_casts)
+{
+    nd_linear_choice choice = {.forced = true};
+    nd_calls calls = {0};
+    config.train.precision = ND_PRECISION_FP8;
+    choice.fp8[3][0] = 1; /* down alone */
+    cr_assert_eq(nd_dry_run(&rank_of_one, &choice, &calls), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(times_of(&calls, ND_CALL_MATMUL_FP8), MICROS * 3 * LAYERS);
+    cr_expect_eq(times_of(&calls, ND_CALL_MATMUL), MICROS * 3 * (3 * LAYERS + 1));
+    cr_expect_geq(times_of(&calls, ND_CALL_FP8_CAST), MICROS * 3 * LAYERS, "input, weight, dy");
+    nd_calls_free(&calls);
+}
+
+Test(dry_run, a_rank_of_a_mesh)
+{
+    nd_calls calls = {0};
+    nd_mesh mesh = {{1, 2, 2, 2, 2}};
+    config.train.precision = ND_PRECISION_FP8;
+    for (int ring = 0; ring < 2; ring++) {
+        config.parallel.cp_comm = ring ? ND_CP_RING : ND_CP_ALLGATHER;
+        rank_of_one.mesh = mesh;
+        rank_of_one.rank = 9;
+        rank_of_one.world_size = 16;
+        rank_of_one.coord = nd_mesh_coord_of(&mesh, 9);
+        cr_assert_eq(nd_dry_run(&rank_of_one, NULL, &calls), ND_OK, "%s", nd_error_last()->message);
+        nd_calls_free(&calls);
+    }
+}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/unit/runtime/config/support.h"
+
+#include <unistd.h>
+
+#include "trainer/layout/shape.h"
+
+/* The keys that must be there, with a hole for more. */
+#define BASE_BUT_HEADS                                                                             \
+    "\"model_type\": \"llama\", \"vocab_size\": 100, \"hidden_size\": 64, "                        \
+    "\"intermediate_size\": 96, \"num_hidden_layers\": 2"
+#define BASE BASE_BUT_HEADS ", \"num_attention_heads\": 4"
+
+static nd_status parse(const char *text, nd_llama_shape *shape)
+{
+    return nd_llama_shape_parse(text, strlen(text), "c.json", shape);
+}
+
+static void expect_bad(const char *text, const char *first, const char *second)
+{
+    nd_llama_shape shape;
+    expect_sentence(parse(text, &shape), ND_ERR_DATA, text, "c.json", first, second, (char *)NULL);
+}
+
+Test(llama_shape, defaults_of_hugging_face)
+{
+    nd_llama_shape s;
+    cr_assert_eq(parse("{" BASE "}", &s), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(s.kv_heads, 4);
+    cr_expect_eq(s.head_dim, 16);
+    cr_expect_eq(s.max_positions, 2048);
+    cr_expect_eq(s.rms_eps, 1e-6);
+    cr_expect_eq(s.init_std, 0.02);
+    cr_expect_not(s.tied);
+    cr_expect_eq(s.rope.type, ND_ROPE_DEFAULT);
+    cr_expect_eq(s.rope.theta, 10000);
+    cr_expect_eq(s.bos_id, 1);
+    cr_expect_eq(s.eos_id, 2);
+}
+
+Test(llama_shape, keys_that_change_nothing_are_skipped)
+{
+    nd_llama_shape s;
+    cr_assert_eq(
+        parse("{" BASE ", \"transformers_version\": \"4.40\", \"use_cache\": false, "
+              "\"pretraining_tp\": 1, \"attention_bias\": false, \"hidden_act\": \"silu\", "
+              "\"sliding_window\": null, \"attention_dropout\": 0.0, \"head_dim\": null, "
+              "\"num_key_value_heads\": null, \"eos_token_id\": [7, 8], "
+              "\"bos_token_id\": null, \"architectures\": [\"LlamaForCausalLM\"]}",
+              &s),
+        ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(s.eos_id, 7);
+    cr_expect_eq(s.bos_id, -1);
+}
+
+Test(llama_shape, both_rope_spellings)
+{
+    static const char *const spellings[] = {
+        "{" BASE
+        ", \"rope_theta\": 500000, \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8,"
+        "\"low_freq_factor\": 1, \"high_freq_factor\": 4, \"original_max_position_embeddings\": "
+        "8192}}",
+        "{" BASE ", \"rope_scaling\": null, \"rope_parameters\": {\"rope_type\": \"llama3\", "
+        "\"factor\": 8, \"low_freq_factor\": 1, \"high_freq_factor\": 4, \"rope_theta\": 500000.0, "
+        "\"original_max_position_embeddings\": 8192}}",
+        "{" BASE
+        ", \"rope_theta\": 500000, \"rope_scaling\": {\"type\": \"llama3\", \"factor\": 8.0,"
+        "\"low_freq_factor\": 1, \"high_freq_factor\": 4, \"original_max_position_embeddings\": "
+        "8192}}",
+    };
+    for (int i = 0; i < 3; i++) {
+        nd_llama_shape s;
+        cr_assert_eq(parse(spellings[i], &s), ND_OK, "%s", nd_error_last()->message);
+        cr_expect_eq(s.rope.type, ND_ROPE_LLAMA3);
+        cr_expect_eq(s.rope.theta, 500000);
+        cr_expect_eq(s.rope.factor, 8);
+        cr_expect_eq(s.rope.low_freq_factor, 1);
+        cr_expect_eq(s.rope.high_freq_factor, 4);
+        cr_expect_eq(s.rope.original_max_positions, 8192);
+    }
+    nd_llama_shape s;
+    cr_assert_eq(parse("{" BASE ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}}", &s),
+                 ND_OK);
+    cr_expect_eq(s.rope.type, ND_ROPE_LINEAR);
+    cr_expect_eq(s.rope.factor, 2);
+    cr_assert_eq(parse("{" BASE ", \"rope_parameters\": {\"rope_type\": \"default\", "
+                       "\"rope_theta\": 7e5, \"partial_rotary_factor\": 1.0}}",
+                       &s),
+                 ND_OK);
+    cr_expect_eq(s.rope.theta, 7e5);
+}
+
+Test(llama_shape, rope_that_is_not_understood)
+{
+    expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 2}}", "\"yarn\"",
+               "default, linear and llama3");
+    expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 2}}",
+               "\"dynamic\"", "llama3");
+    expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": 3}}", "rope_type", "llama3");
+    expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": \"llama3\"}}", "factor is missing",
+               "");
+    expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 0.5}}", "0.5",
+               "supported");
+    expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2, "
+               "\"beta_fast\": 3}}",
+               "beta_fast", "not supported");
+    expect_bad("{" BASE ", \"rope_parameters\": {\"partial_rotary_factor\": 0.5}}",
+               "partial_rotary_factor", "");
+    expect_bad("{" BASE ", \"rope_scaling\": {}, \"rope_parameters\": {}}", "rope_scaling",
+               "keep one");
+    expect_bad("{" BASE ", \"rope_theta\": 1e4, \"rope_parameters\": {\"rope_theta\": 5e5}}",
+               "500000", "10000");
+    expect_bad("{" BASE ", \"rope_scaling\": 3}", "rope_scaling is an integer", "a map");
+    expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, "
+               "\"low_freq_factor\": 4, \"high_freq_factor\": 4, "
+               "\"original_max_position_embeddings\": 8192}}",
+               "high_freq_factor 4", "low_freq_factor 4");
+}
+
+Test(llama_shape, other_models_are_refused)
+{
+    expect_bad("{" BASE ", \"attention_bias\": true}", "attention_bias", "biases");
+    expect_bad("{" BASE ", \"mlp_bias\": true}", "mlp_bias", "biases");
+    expect_bad("{" BASE ", \"hidden_act\": \"gelu\"}", "hidden_act is \"gelu\"", "silu");
+    expect_bad("{" BASE ", \"sliding_window\": 4096}", "sliding_window", "full causal");
+    expect_bad("{" BASE ", \"pretraining_tp\": 2}", "pretraining_tp is 2", "");
+    expect_bad("{" BASE ", \"attention_dropout\": 0.1}", "attention_dropout is 0.1", "");
+    expect_bad("{" BASE ", \"quantization_config\": {}}", "quantization_config", "");
+    expect_bad("{" BASE ", \"architectures\": [\"LlamaForSequenceClassification\"]}",
+               "architectures", "LlamaForCausalLM");
+    expect_bad("{\"model_type\": \"mistral\"}", "model_type is \"mistral\"", "llama");
+    expect_bad("{}", "model_type is missing", "llama");
+}
+
+Test(llama_shape, numbers)
+{
+    expect_bad("{\"model_type\": \"llama\"}", "vocab_size is missing", "an integer");
+    expect_bad("{" BASE ", \"num_key_value_heads\": 3}", "num_attention_heads 4",
+               "num_key_value_heads 3");
+    expect_bad("{" BASE ", \"num_key_value_heads\": 0}", "num_key_value_heads is 0", "1 to");
+    expect_bad("{" BASE ", \"head_dim\": 15}", "head_dim is 15", "even");
+    expect_bad("{" BASE ", \"head_dim\": \"16\"}", "head_dim is text", "an integer");
+    expect_bad("{" BASE_BUT_HEADS ", \"num_attention_heads\": 5, \"num_key_value_heads\": 5}",
+               "hidden_size 64 is not a multiple of num_attention_heads 5", "no head_dim");
+    expect_bad("{" BASE ", \"rms_norm_eps\": -1}", "rms_norm_eps is -1", "supported");
+    expect_bad("{" BASE ", \"tie_word_embeddings\": 1}", "tie_word_embeddings is an integer",
+               "true or false");
+    expect_bad("{" BASE ", \"eos_token_id\": \"x\"}", "eos_token_id", "token id");
+    expect_bad("{\"model_type\": \"llama\", \"vocab_size\": 99999999999}", "99999999999", "1 to");
+    expect_bad("{\"model_type\": \"llama\", \"vocab_size\": 1e3}", "vocab_size is a real",
+               "an integer");
+    expect_bad("{\"model_type\": \"llama\", \"vocab_size\": 10, \"hidden_size\": 63, "
+               "\"intermediate_size\": 9, \"num_hidden_layers\": 1, \"num_attention_heads\": 4}",
+               "hidden_size 63", "num_attention_heads 4");
+}
+
+Test(llama_shape, broken_json)
+{
+    expect_bad("{\"a\": 1", "c.json:1", "broken JSON");
+    expect_bad("{\"a\": 1, \"a\": 2}", "broken JSON", "duplicate");
+    expect_bad("[1]", "c.json is a list", "a map");
+    expect_bad("", "broken JSON", "");
+    nd_llama_shape s;
+    expect_sentence(nd_llama_shape_read("/nonexistent/config.json", &s), ND_ERR_DATA, "file",
+                    "/nonexistent/config.json", (char *)NULL);
+}
+
+static void write_and_read(const nd_llama_shape *shape, nd_llama_shape *back)
+{
+    char folder[] = "/tmp/nd_shape_XXXXXX", path[64];
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    memset(back, 0, sizeof *back);
+    cr_assert_eq(nd_llama_shape_write(shape, "bfloat16", path), ND_OK, "%s",
+                 nd_error_last()->message);
+    cr_assert_eq(nd_llama_shape_read(path, back), ND_OK, "%s", nd_error_last()->message);
+    unlink(path);
+    rmdir(folder);
+}
+
+Test(llama_shape, writing_and_reading_back)
+{
+    nd_llama_shape s, back;
+    memset(&s, 0, sizeof s);
+    s.vocab = 1000, s.hidden = 48, s.ffn = 100, s.layers = 3, s.heads = 6, s.kv_heads = 2;
+    s.head_dim = 10, s.max_positions = 4096, s.rms_eps = 1e-5, s.init_std = 0.0123456789012345678;
+    s.tied = true, s.bos_id = -1, s.eos_id = 9;
+    s.rope = (nd_rope_config){ND_ROPE_LLAMA3, 500000, 32, 1, 4, 8192};
+    write_and_read(&s, &back);
+    cr_expect(back.vocab == 1000 && back.hidden == 48 && back.ffn == 100 && back.layers == 3 &&
+              back.heads == 6 && back.kv_heads == 2 && back.head_dim == 10 &&
+              back.max_positions == 4096 && back.tied && back.bos_id == -1 && back.eos_id == 9);
+    cr_expect_eq(back.rms_eps, 1e-5);
+    cr_expect_eq(back.init_std, s.init_std, "every bit");
+    cr_expect(back.rope.type == ND_ROPE_LLAMA3 && back.rope.theta == 500000 &&
+              back.rope.factor == 32 && back.rope.low_freq_factor == 1 &&
+              back.rope.high_freq_factor == 4 && back.rope.original_max_positions == 8192);
+    s.rope = (nd_rope_config){ND_ROPE_LINEAR, 10000, 2, 1, 1, 0};
+    write_and_read(&s, &back);
+    cr_expect(back.rope.type == ND_ROPE_LINEAR && back.rope.factor == 2);
+    s.rope = (nd_rope_config){ND_ROPE_DEFAULT, 10000, 1, 1, 1, 0};
+    write_and_read(&s, &back);
+    cr_expect_eq(back.rope.type, ND_ROPE_DEFAULT);
+    expect_sentence(nd_llama_shape_write(&s, "float32", "/nonexistent/config.json"),
+                    ND_ERR_CANTCREATE, "write", "/nonexistent", (char *)NULL);
+}
+
+Test(llama_shape, parameters)
+{
+    nd_llama_shape s;
+    cr_assert_eq(parse("{" BASE ", \"num_key_value_heads\": 2}", &s), ND_OK);
+    /* embedding 6400, head 6400, final norm 64; a block: q, o 4096 each, k, v 2048 each, MLP 3 x
+     * 6144, norms 128 */
+    cr_expect_eq(nd_llama_shape_parameters(&s),
+                 6400 + 6400 + 64 + 2 * (2 * 4096 + 2 * 2048 + 3 * 6144 + 128));
+    s.tied = true;
+    cr_expect_eq(nd_llama_shape_parameters(&s),
+                 6400 + 64 + 2 * (2 * 4096 + 2 * 2048 + 3 * 6144 + 128));
+}
+
+static void expect_misfit(const nd_llama_shape *s, int cp, int tp, int64_t micro, int64_t sequence,
+                          const char *first, const char *second)
+{
+    nd_mesh mesh = {{1, 1, 1, cp, tp}};
+    expect_sentence(nd_llama_shape_check_mesh(s, &mesh, micro, sequence), ND_ERR_CONFIG, first,
+                    first, second, (char *)NULL);
+}
+
+Test(llama_shape, mesh_must_divide)
+{
+    nd_llama_shape s;
+    cr_assert_eq(parse("{" BASE ", \"num_key_value_heads\": 2}", &s), ND_OK);
+    nd_mesh fits = {{1, 3, 5, 2, 2}};
+    cr_expect_eq(nd_llama_shape_check_mesh(&s, &fits, 1, 16), ND_OK, "%s",
+                 nd_error_last()->message);
+    expect_misfit(&s, 1, 3, 1, 12, "num_attention_heads 4", "mesh.tp 3");
+    expect_misfit(&s, 1, 4, 1, 16, "num_key_value_heads 2", "mesh.tp 4");
+    expect_misfit(&s, 4, 1, 1, 12, "train.sequence_length 12", "2 x mesh.cp = 8");
+    expect_misfit(&s, 1, 2, 1, 15, "= 15 local tokens", "mesh.tp 2");
+    s.ffn = 95;
+    expect_misfit(&s, 1, 2, 1, 16, "intermediate_size 95", "mesh.tp 2");
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <math.h>
+
+#include "trainer/report/metrics.h"
+
+static const nd_llama_shape llama_8b = {.vocab = 128256,
+                                        .hidden = 4096,
+                                        .ffn = 14336,
+                                        .layers = 32,
+                                        .heads = 32,
+                                        .kv_heads = 8,
+                                        .head_dim = 128};
+static const nd_llama_shape llama_70b = {.vocab = 128256,
+                                         .hidden = 8192,
+                                         .ffn = 28672,
+                                         .layers = 80,
+                                         .heads = 64,
+                                         .kv_heads = 8,
+                                         .head_dim = 128};
+static const nd_llama_shape llama_405b = {.vocab = 128256,
+                                          .hidden = 16384,
+                                          .ffn = 53248,
+                                          .layers = 126,
+                                          .heads = 128,
+                                          .kv_heads = 8,
+                                          .head_dim = 128};
+
+/* Published tables give a tenth of a GFLOP up to 1,000 and one GFLOP above, from a parameter count
+ * of four digits. */
+static void assert_giga(double flops, double published)
+{
+    double unit = published < 1000 ? 0.1 : 1;
+    cr_assert_float_eq(flops * 1e-9, published, unit, "%.3f GFLOP, published %.1f", flops * 1e-9,
+                       published);
+}
+
+Test(flops, causal_count_agrees_with_published_tables)
+{
+    assert_giga(nd_flops_per_token_causal(&llama_8b, 4096), 48.2);
+    assert_giga(nd_flops_per_token_causal(&llama_8b, 8192), 51.5);
+    assert_giga(nd_flops_per_token_causal(&llama_8b, 32768), 70.8);
+    assert_giga(nd_flops_per_token_causal(&llama_8b, 131072), 148.1);
+    assert_giga(nd_flops_per_token_causal(&llama_70b, 8192), 449.2);
+    assert_giga(nd_flops_per_token_causal(&llama_405b, 8192), 2524);
+}
+
+/* The full count is the causal one with the attention twice: 57.9 for 8B at 8,192. */
+Test(flops, attention_is_the_only_part_that_grows_with_the_sequence)
+{
+    double at_8k = nd_flops_per_token_causal(&llama_8b, 8192);
+    double at_0 = nd_flops_per_token_causal(&llama_8b, 0);
+    assert_giga(at_0 + 2 * (at_8k - at_0), 57.9);
+    assert_giga(at_0, 6 * 7.505);
+}
+
+Test(flops, accelerate_count_is_kept_as_accelerate_has_it)
+{
+    double got = nd_flops_per_token_accelerate(&llama_8b, 8192);
+    cr_assert_float_eq(got, 4.67e10, 0.005e10, "%g", got);
+    double ratio = nd_flops_per_token_accelerate(&llama_8b, 128000) /
+                   nd_flops_per_token_causal(&llama_8b, 128000);
+    cr_assert_float_eq(ratio, 1.6, 0.05, "%g", ratio);
+}
+
+/* A tied head is still a product: tying must not change the count. */
+Test(flops, tied_embeddings_count_the_head_once)
+{
+    nd_llama_shape tied = llama_8b;
+    tied.tied = true;
+    cr_assert_eq(nd_flops_per_token_causal(&tied, 8192),
+                 nd_flops_per_token_causal(&llama_8b, 8192));
+}

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <math.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "runtime/base/log.h"
+#include "tests/support/tempdir.h"
+#include "trainer/report/metrics.h"
+
+static tempdir dir;
+static nd_config config;
+static const nd_llama_shape shape = {
+    .vocab = 256, .hidden = 64, .ffn = 128, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 16};
+
+static void make(void)
+{
+    tempdir_make(&dir);
+    config.train.steps = 10;
+    config.train.sequence_length = 128;
+    config.log.interval = 4;
+}
+
+static void clean(void)
+{
+    tempdir_remove(&dir);
+}
+
+TestSuite(metrics, .init = make, .fini = clean);
+
+static nd_metrics *open_metrics(bool terminal)
+{
+    nd_metrics_options options = {.config = &config,
+                                  .shape = &shape,
+                                  .dir = dir.path,
+                                  .world_size = 4,
+                                  .tokens_per_step = 1024,
+                                  .terminal = terminal};
+    nd_metrics *metrics = NULL;
+    assert_ok(nd_metrics_open(&options, &metrics));
+    return metrics;
+}
+
+static nd_step_record record_of(int64_t step)
+{
+    return (nd_step_record){.step = step,
+                            .loss = 1.0 / 3 / (double)step,
+                            .grad_norm = 0.1,
+                            .lr = 3e-4,
+                            .tokens = 1000,
+                            .tokens_seen = 1000 * step,
+                            .step_seconds = 0.5,
+                            .data_wait_seconds = 0.001,
+                            .peak_memory_bytes = 12345678,
+                            .wire_bytes = {4000, 50, 30, 9, 7}};
+}
+
+static char *read_file(const char *path)
+{
+    char *text = NULL;
+    size_t size;
+    assert_ok(nd_fs_read(path, 1 << 20, ND_ERR_DATA, &text, &size));
+    return text;
+}
+
+static char *read_metrics(void)
+{
+    return read_file(tempdir_file(&dir, "metrics.jsonl"));
+}
+
+/* What the program says on stderr goes to a file of the test from here on. */
+static const char *catch_stderr(void)
+{
+    static char path[128];
+    snprintf(path, sizeof path, "%s/stderr", dir.path);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(dup2(fd, STDERR_FILENO), STDERR_FILENO);
+    close(fd);
+    return path;
+}
+
+static int count_of(const char *text, const char *part)
+{
+    int n = 0;
+    for (const char *at = strstr(text, part); at; at = strstr(at + 1, part)) {
+        n++;
+    }
+    return n;
+}
+
+Test(metrics, every_step_is_one_line_of_json_whose_doubles_come_back_exactly)
+{
+    catch_stderr();
+    nd_metrics *metrics = open_metrics(false);
+    for (int64_t step = 1; step <= 10; step++) {
+        nd_step_record record = record_of(step);
+        assert_ok(nd_metrics_step(metrics, &record));
+    }
+    nd_metrics_close(metrics);
+    char *text = read_metrics(), *rest = text;
+    for (int64_t step = 1; step <= 10; step++) {
+        char *line = strsep(&rest, "\n");
+        json_t *object = json_loads(line, JSON_REJECT_DUPLICATES, NULL);
+        cr_assert_not_null(object, "%s", line);
+        cr_assert_eq(json_integer_value(json_object_get(object, "step")), step);
+        cr_assert_eq(json_real_value(json_object_get(object, "loss")), 1.0 / 3 / (double)step);
+        cr_assert_eq(json_real_value(json_object_get(object, "grad_norm")), 0.1);
+        cr_assert_eq(json_real_value(json_object_get(object, "lr")), 3e-4);
+        cr_assert_eq(json_integer_value(json_object_get(object, "tokens")), 1000);
+        cr_assert_eq(json_integer_value(json_object_get(object, "tokens_seen")), 1000 * step);
+        cr_assert_eq(json_integer_value(json_object_get(object, "wire_bytes")), 4096);
+        json_t *wire = json_object_get(object, "wire");
+        cr_assert_eq(json_object_size(wire), ND_TRAFFIC_COUNT);
+        for (int k = 0; k < ND_TRAFFIC_COUNT; k++) {
+            json_t *bytes = json_object_get(wire, nd_traffic_name((nd_traffic_kind)k));
+            cr_assert_eq(json_integer_value(bytes), record_of(step).wire_bytes[k]);
+        }
+        cr_assert_eq(json_integer_value(json_object_get(object, "peak_memory_bytes")), 12345678);
+        cr_assert_eq(json_number_value(json_object_get(object, "step_ms")), 500);
+        cr_assert_eq(json_number_value(json_object_get(object, "data_wait_ms")), 1);
+        cr_assert_eq(json_number_value(json_object_get(object, "tokens_per_second")), 2048);
+        cr_assert_eq(json_number_value(json_object_get(object, "tokens_per_second_per_worker")),
+                     512);
+        /* The same four roundings in another order: 4 epsilon. */
+        double expected = 512 * nd_flops_per_token_causal(&shape, 128) * 1e-12;
+        cr_assert_float_eq(json_real_value(json_object_get(object, "tflops_per_worker_causal")),
+                           expected, 1e-15 * expected);
+        json_decref(object);
+    }
+    cr_assert_str_eq(rest, "");
+    free(text);
+}
+
+/* Times differ from run to run: everything before step_ms must not. */
+Test(metrics, what_two_equal_runs_share_comes_before_the_times)
+{
+    catch_stderr();
+    nd_metrics *metrics = open_metrics(false);
+    nd_step_record record = record_of(1);
+    assert_ok(nd_metrics_step(metrics, &record));
+    record.step_seconds = 0.7;
+    record.data_wait_seconds = 0.3;
+    record.peak_memory_bytes = 1;
+    assert_ok(nd_metrics_step(metrics, &record));
+    nd_metrics_close(metrics);
+    char *text = read_metrics();
+    char *second = strchr(text, '\n') + 1;
+    size_t same = 0;
+    while (text[same] == second[same]) {
+        same++;
+    }
+    second[-1] = '\0';
+    const char *times = strstr(text, "\"step_ms\"");
+    cr_assert_not_null(times);
+    cr_assert_geq((ptrdiff_t)same, times - text);
+    cr_assert_not_null(strstr(times, "data_wait_ms"));
+    cr_assert_null(strstr(times, "\"loss\""));
+    free(text);
+}
+
+Test(metrics, infinity_and_nan_are_null)
+{
+    catch_stderr();
+    nd_metrics *metrics = open_metrics(false);
+    nd_step_record record = record_of(1);
+    record.loss = NAN;
+    record.grad_norm = INFINITY;
+    record.step_seconds = 0; /* a clock that stood still divides nothing */
+    assert_ok(nd_metrics_step(metrics, &record));
+    nd_metrics_close(metrics);
+    char *text = read_metrics();
+    json_t *object = json_loads(text, 0, NULL);
+    cr_assert_not_null(object, "%s", text);
+    cr_assert(json_is_null(json_object_get(object, "loss")));
+    cr_assert(json_is_null(json_object_get(object, "grad_norm")));
+    cr_assert_eq(json_number_value(json_object_get(object, "tokens_per_second")), 0);
+    json_decref(object);
+    free(text);
+}
+
+Test(metrics, validation_is_a_record_and_a_line)
+{
+    const char *heard = catch_stderr();
+    nd_metrics *metrics = open_metrics(false);
+    assert_ok(nd_metrics_validation(metrics, 5, 2.25, 777, 1.5));
+    nd_metrics_close(metrics);
+    char *text = read_metrics();
+    cr_assert_str_eq(text, "{\"step\":5,\"validation_loss\":2.25,\"validation_tokens\":777,"
+                           "\"validation_ms\":1500}\n");
+    free(text);
+    text = read_file(heard);
+    cr_assert_str_eq(text, "step 5/10  validation loss 2.2500 over 777 tokens in 1.5 s\n");
+    free(text);
+}
+
+/* Interval 4 of 10 steps: the first, 4, 8 and the last. The figures are means over the steps since
+ * the last line. */
+Test(metrics, plain_lines_come_at_the_interval)
+{
+    const char *heard = catch_stderr();
+    nd_metrics *metrics = open_metrics(false);
+    for (int64_t step = 1; step <= 10; step++) {
+        nd_step_record record = record_of(step);
+        record.step_seconds = step == 2 ? 1.5 : 0.5; /* 2, 3, 4: mean 833 ms */
+        assert_ok(nd_metrics_step(metrics, &record));
+    }
+    nd_metrics_close(metrics);
+    char *text = read_file(heard);
+    cr_assert_eq(count_of(text, "\n"), 4, "%s", text);
+    cr_assert_eq(strncmp(text, "step 1/10  loss 0.3333", 22), 0, "%s", text);
+    cr_assert_eq(count_of(text, "\nstep 4/10  "), 1);
+    cr_assert_eq(count_of(text, "\nstep 8/10  "), 1);
+    cr_assert_eq(count_of(text, "\nstep 10/10  "), 1);
+    cr_assert_eq(count_of(text, "  833 ms  1229 tok/s  "), 1, "%s", text);
+    cr_assert_eq(count_of(text, "\033"), 0, "a file gets no control sequences");
+    cr_assert_eq(count_of(text, "\r"), 0);
+    free(text);
+}
+
+/* 40 s a step: said after 80 s, 160 s, 320 s, 640 s and so on, and no more at the end. */
+Test(metrics, a_long_run_without_a_terminal_says_the_time_left)
+{
+    const char *heard = catch_stderr();
+    config.train.steps = 17;
+    config.log.interval = 1000;
+    nd_metrics *metrics = open_metrics(false);
+    for (int64_t step = 1; step <= 17; step++) {
+        nd_step_record record = record_of(step);
+        record.step_seconds = 40;
+        assert_ok(nd_metrics_step(metrics, &record));
+    }
+    nd_metrics_close(metrics);
+    char *text = read_file(heard);
+    cr_assert_eq(count_of(text, " left\n"), 4, "%s", text);
+    cr_assert_eq(count_of(text, "step 2/17  about 10 min 00 s left\n"), 1, "%s", text);
+    cr_assert_eq(count_of(text, "step 16/17  about 40 s left\n"), 1, "%s", text);
+    free(text);
+}
+
+/* A bar is drawn on a terminal when the run is long, and is gone at the end. */
+Test(metrics, a_long_run_on_a_terminal_has_a_bar)
+{
+    const char *heard = catch_stderr();
+    config.train.steps = 1000;
+    config.log.interval = 1000;
+    nd_metrics *metrics = open_metrics(true);
+    for (int64_t step = 1; step <= 2; step++) {
+        nd_step_record record = record_of(step);
+        assert_ok(nd_metrics_step(metrics, &record));
+    }
+    assert_ok(nd_metrics_validation(metrics, 2, 2.25, 777, 1.5));
+    nd_metrics_close(metrics);
+    char *text = read_file(heard);
+    cr_assert_not_null(strstr(text, "step 1/1000  loss 0.3333  8 min 20 s left\033[K\r"), "%s",
+                       text);
+    cr_assert_not_null(strstr(text, "\r\033[Kstep 2/1000  validation loss"), "%s", text);
+    cr_assert_eq(text[strlen(text) - 1], '\n');
+    free(text);
+}
+
+Test(metrics, a_short_or_quiet_run_has_no_bar)
+{
+    const char *heard = catch_stderr();
+    nd_metrics *metrics = open_metrics(true); /* 10 steps of 0.5 s */
+    nd_step_record record = record_of(1);
+    assert_ok(nd_metrics_step(metrics, &record));
+    nd_metrics_close(metrics);
+    char *text = read_file(heard);
+    cr_assert_eq(count_of(text, "\r"), 0);
+    free(text);
+
+    cr_assert_eq(unlink(tempdir_file(&dir, "metrics.jsonl")), 0);
+    heard = catch_stderr();
+    config.train.steps = 1000;
+    nd_log_init(ND_LOG_WARNING, "");
+    metrics = open_metrics(true);
+    assert_ok(nd_metrics_step(metrics, &record));
+    nd_metrics_close(metrics);
+    text = read_file(heard);
+    cr_assert_str_eq(text, "");
+    free(text);
+}
+
+Test(metrics, a_folder_with_metrics_is_refused)
+{
+    tempdir_write(&dir, "metrics.jsonl", "old\n", 4);
+    nd_metrics_options options = {
+        .config = &config, .shape = &shape, .dir = dir.path, .world_size = 1};
+    nd_metrics *metrics = NULL;
+    assert_fails(nd_metrics_open(&options, &metrics), ND_ERR_CANTCREATE, "already holds a run");
+    cr_assert_null(metrics);
+    char *text = read_metrics();
+    cr_assert_str_eq(text, "old\n");
+    free(text);
+    options.dir = "/proc/nd";
+    assert_fails(nd_metrics_open(&options, &metrics), ND_ERR_CANTCREATE, "/proc/nd/metrics.jsonl");
+}
+
+/* A full disk, played by a limit on the size of files. */
+Test(metrics, a_disk_that_takes_no_more_is_an_error_with_the_path)
+{
+    catch_stderr();
+    nd_metrics *metrics = open_metrics(false);
+    signal(SIGXFSZ, SIG_IGN);
+    struct rlimit limit;
+    cr_assert_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    limit.rlim_cur = 600;
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    nd_status status = ND_OK;
+    nd_step_record record = record_of(1);
+    for (int i = 0; i < 10 && status == ND_OK; i++) {
+        status = nd_metrics_step(metrics, &record);
+    }
+    cr_assert_eq(status, ND_ERR_CANTCREATE);
+    cr_assert_not_null(strstr(nd_error_last()->message, "metrics.jsonl cannot be written"));
+    nd_metrics_close(metrics);
+    char *text = read_metrics();
+    size_t length = strlen(text);
+    cr_assert(length > 0 && length < 600 && text[length - 1] == '\n', "half a line: %s", text);
+    free(text);
+}
+
+Test(metrics, closing_nothing_is_legal)
+{
+    nd_metrics_close(NULL);
+}

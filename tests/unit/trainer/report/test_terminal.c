@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "trainer/report/terminal.h"
+
+static char text[512];
+
+Test(step_line, names_every_number_with_its_unit)
+{
+    nd_step_view view = {.step = 120,
+                         .steps = 1000,
+                         .loss = 2.34567,
+                         .grad_norm = 1.5,
+                         .lr = 3e-4,
+                         .step_seconds = 0.251,
+                         .tokens_per_second = 16320,
+                         .tflops = 0.1234,
+                         .peak_memory_bytes = 321.0 * (1 << 20)};
+    cr_assert_str_eq(nd_step_line_format(text, sizeof text, &view),
+                     "step 120/1000  loss 2.3457  norm 1.500  lr 3.00e-04  251 ms  "
+                     "16.3 k tok/s  0.123 TFLOP/s/worker  peak 321 MiB");
+    view.step_seconds = 0.00321; /* tiny models still show a time */
+    cr_assert_not_null(strstr(nd_step_line_format(text, sizeof text, &view), "  3.21 ms  "));
+}
+
+Test(step_line, fits_a_terminal)
+{
+    nd_step_view view = {.step = 100000,
+                         .steps = 100000,
+                         .loss = 12.34567,
+                         .grad_norm = 999.5,
+                         .lr = 3e-4,
+                         .step_seconds = 99.9,
+                         .tokens_per_second = 999949,
+                         .tflops = 999.9,
+                         .peak_memory_bytes = 139.4 * (1 << 30)};
+    cr_assert_leq(strlen(nd_step_line_format(text, sizeof text, &view)), 120, "%s", text);
+    view.step_seconds = 1234.4;
+    cr_assert_not_null(strstr(nd_step_line_format(text, sizeof text, &view), "  1234.4 s  "), "%s",
+                       text);
+}
+
+Test(step_line, not_a_number_has_no_sign)
+{
+    nd_step_view view = {.loss = -NAN, .grad_norm = copysign(NAN, -1.0)};
+    nd_step_line_format(text, sizeof text, &view);
+    cr_assert_not_null(strstr(text, "loss nan  norm nan  "), "%s", text);
+}
+
+Test(step_line, never_writes_past_its_buffer)
+{
+    nd_step_view view = {.step = INT64_MAX,
+                         .steps = INT64_MAX,
+                         .loss = 1e300,
+                         .grad_norm = INFINITY,
+                         .lr = NAN,
+                         .step_seconds = 1e300,
+                         .peak_memory_bytes = 1e300};
+    char small[16];
+    memset(small, 'x', sizeof small);
+    nd_step_line_format(small, sizeof small - 1, &view);
+    cr_assert_eq(small[sizeof small - 2], '\0');
+    cr_assert_eq(small[sizeof small - 1], 'x');
+}
+
+Test(step_line, durations)
+{
+    cr_assert_str_eq(nd_duration_format(text, sizeof text, 0), "0 s");
+    cr_assert_str_eq(nd_duration_format(text, sizeof text, 59.4), "59 s");
+    cr_assert_str_eq(nd_duration_format(text, sizeof text, 59.6), "1 min 00 s");
+    cr_assert_str_eq(nd_duration_format(text, sizeof text, 243), "4 min 03 s");
+    cr_assert_str_eq(nd_duration_format(text, sizeof text, 7384), "2 h 03 min");
+    cr_assert_str_eq(nd_duration_format(text, sizeof text, INFINITY), "an unknown time");
+    cr_assert_str_eq(nd_duration_format(text, sizeof text, NAN), "an unknown time");
+}
+
+Test(step_line, quantities_and_bytes_keep_three_digits_or_more)
+{
+    cr_assert_str_eq(nd_quantity_format(text, sizeof text, 317.4), "317");
+    cr_assert_str_eq(nd_quantity_format(text, sizeof text, 9999), "9999");
+    cr_assert_str_eq(nd_quantity_format(text, sizeof text, 9999.7), "10.0 k");
+    cr_assert_str_eq(nd_quantity_format(text, sizeof text, 999960), "1.0 M");
+    cr_assert_str_eq(nd_bytes_format(text, sizeof text, 5e8), "477 MiB");
+    cr_assert_str_eq(nd_bytes_format(text, sizeof text, 13.4e9), "12.5 GiB");
+}
+
+Test(step_line, bar_fills_from_left_to_right_and_fits_a_narrow_terminal)
+{
+    cr_assert_str_eq(nd_progress_bar_format(text, sizeof text, 0, 1000, 5, 600),
+                     "[>                   ]   0 %  step 0/1000  loss 5.0000  10 min 00 s left");
+    cr_assert_str_eq(nd_progress_bar_format(text, sizeof text, 500, 1000, 2.5, 42),
+                     "[==========>         ]  50 %  step 500/1000  loss 2.5000  42 s left");
+    cr_assert_str_eq(nd_progress_bar_format(text, sizeof text, 1000, 1000, 2, 0),
+                     "[====================] 100 %  step 1000/1000  loss 2.0000  0 s left");
+    cr_assert_lt(strlen(nd_progress_bar_format(text, sizeof text, 99999, 100000, 12.3456, 36000)),
+                 80);
+}

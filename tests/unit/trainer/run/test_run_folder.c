@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/support/tempdir.h"
+#include "trainer/report/metrics.h"
+
+static tempdir dir;
+
+static void enter(void)
+{
+    tempdir_make(&dir);
+    cr_assert_eq(chdir(dir.path), 0);
+}
+
+static void leave(void)
+{
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", dir.path);
+    cr_assert_eq(system(command), 0);
+}
+
+TestSuite(run_folder, .init = enter, .fini = leave);
+
+static bool is_folder(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+Test(run_folder, fresh_ones_are_numbered_by_configuration)
+{
+    nd_config config = {.source = "configs/tp_hsdp.yaml", .output.dir = ""};
+    for (int n = 1; n <= 3; n++) {
+        char *got = NULL, expected[64];
+        snprintf(expected, sizeof expected, "runs/tp_hsdp-%d", n);
+        assert_ok(nd_run_folder_create(&config, &got));
+        cr_assert_str_eq(got, expected);
+        cr_assert(is_folder(got));
+        free(got);
+    }
+    config.source = "";
+    char *got = NULL;
+    assert_ok(nd_run_folder_create(&config, &got));
+    cr_assert_str_eq(got, "runs/run-1");
+    free(got);
+}
+
+/* Processes that start together each get a folder of their own: as many folders as processes. */
+Test(run_folder, two_runs_never_share_one)
+{
+    enum { PROCESSES = 8, EACH = 10 };
+    for (int p = 0; p < PROCESSES; p++) {
+        pid_t child = fork();
+        cr_assert_geq(child, 0);
+        if (child == 0) {
+            nd_config config = {.source = "x.yaml", .output.dir = ""};
+            for (int i = 0; i < EACH; i++) {
+                char *got = NULL;
+                if (nd_run_folder_create(&config, &got) != ND_OK) {
+                    _exit(1);
+                }
+                free(got);
+            }
+            _exit(0);
+        }
+    }
+    for (int p = 0; p < PROCESSES; p++) {
+        int status = 0;
+        cr_assert_gt(wait(&status), 0);
+        cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    char last[64], beyond[64];
+    snprintf(last, sizeof last, "runs/x-%d", PROCESSES * EACH);
+    snprintf(beyond, sizeof beyond, "runs/x-%d", PROCESSES * EACH + 1);
+    cr_assert(is_folder(last));
+    cr_assert_not(is_folder(beyond));
+}
+
+Test(run_folder, a_given_one_is_made_with_its_parents_and_may_be_empty)
+{
+    nd_config config = {.source = "", .output.dir = "a/b//c/"};
+    char *got = NULL;
+    assert_ok(nd_run_folder_create(&config, &got));
+    cr_assert_str_eq(got, "a/b//c/");
+    cr_assert(is_folder("a/b/c"));
+    free(got);
+    assert_ok(nd_run_folder_create(&config, &got));
+    free(got);
+}
+
+Test(run_folder, one_that_holds_a_run_is_refused_and_left_alone)
+{
+    const char *const marks[] = {"run.json", "metrics.jsonl"};
+    for (int i = 0; i < 2; i++) {
+        char path[PATH_MAX];
+        nd_config config = {.source = "", .output.dir = i ? "one" : "two"};
+        cr_assert_eq(mkdir(config.output.dir, 0777), 0);
+        snprintf(path, sizeof path, "%s/%s", config.output.dir, marks[i]);
+        FILE *f = fopen(path, "w");
+        cr_assert_not_null(f);
+        fputs("precious", f);
+        fclose(f);
+        char *got = (char *)"untouched";
+        assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, "already holds a run");
+        assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, marks[i]);
+        cr_assert_str_eq(got, "untouched");
+        struct stat st;
+        cr_assert_eq(stat(path, &st), 0);
+        cr_assert_eq(st.st_size, 8);
+    }
+}
+
+Test(run_folder, a_file_in_its_place_or_on_its_way_is_named)
+{
+    FILE *f = fopen("file", "w");
+    cr_assert_not_null(f);
+    fclose(f);
+    nd_config config = {.source = "", .output.dir = "file"};
+    char *got = NULL;
+    assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, "is a file");
+    config.output.dir = "file/below";
+    assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, "file/below");
+    config.output.dir = "/proc/nd/run";
+    assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, "/proc/nd/run");
+}

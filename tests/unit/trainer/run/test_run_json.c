@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <jansson.h>
+#include <string.h>
+
+#include "tests/support/tempdir.h"
+#include "trainer/run/run_json.h"
+
+static tempdir dir;
+static nd_config config;
+static nd_identity identity = {
+    .source = ND_IDENTITY_NDLAUNCH, .world_size = 8, .nnodes = 2, .run_id = "abc"};
+static char *const argv[] = {(char *)"ndtrain", (char *)"train", (char *)"--x\xe4"};
+static const char *const hosts[] = {"left", "right"};
+static const nd_run_text libraries[] = {{"oneDNN", "2.6.3"}, {"UCX", "1.13.1"}};
+static const nd_run_text machine[] = {{"device", "cpu, 2 threads"}};
+static const nd_run_amount model[] = {{"parameters", 405000000000}};
+static const nd_run_amount memory[] = {{"weights", 1 << 20}, {"moments", 2 << 20}};
+static nd_run_record record;
+
+static void make(void)
+{
+    tempdir_make(&dir);
+    unsetenv("SLURM_JOB_ID");
+    assert_ok(nd_config_init(&config));
+    config.resolved_mesh = (nd_mesh){{1, 2, 2, 1, 2}};
+    config.optimizer.lr = 0.1;
+    record = (nd_run_record){.config = &config,
+                             .program_version = "0.1.0",
+                             .argc = 3,
+                             .argv = argv,
+                             .identity = &identity,
+                             .hosts = hosts,
+                             .host_count = 2,
+                             .libraries = libraries,
+                             .library_count = 2,
+                             .machine = machine,
+                             .machine_count = 1,
+                             .model = model,
+                             .model_count = 1,
+                             .memory = memory,
+                             .memory_count = 2};
+}
+
+static void clean(void)
+{
+    nd_config_fini(&config);
+    tempdir_remove(&dir);
+}
+
+TestSuite(run_record, .init = make, .fini = clean);
+
+static json_t *written(void)
+{
+    json_error_t error;
+    json_t *root = json_load_file(tempdir_file(&dir, "run.json"), JSON_REJECT_DUPLICATES, &error);
+    cr_assert_not_null(root, "line %d: %s", error.line, error.text);
+    return root;
+}
+
+static const char *text_at(json_t *root, const char *section, const char *key)
+{
+    return json_string_value(json_object_get(json_object_get(root, section), key));
+}
+
+static void count_field(void *context, const char *key, const char *value, bool job_scoped)
+{
+    ++*(size_t *)context;
+}
+
+Test(run_record, holds_what_a_run_was)
+{
+    setenv("SLURM_JOB_ID", "4711", 1);
+    assert_ok(nd_run_record_write(dir.path, &record));
+    json_t *root = written();
+    cr_assert_str_eq(json_string_value(json_object_get(root, "program")), "ndtrain");
+    cr_assert_str_eq(json_string_value(json_object_get(root, "version")), "0.1.0");
+    cr_assert_eq(strlen(json_string_value(json_object_get(root, "start_time"))),
+                 strlen("2030-01-01T00:00:00Z"));
+    json_t *command = json_object_get(root, "command");
+    cr_assert_eq(json_array_size(command), 3);
+    cr_assert_str_eq(json_string_value(json_array_get(command, 1)), "train");
+    cr_assert_str_eq(json_string_value(json_array_get(command, 2)), "--x?", "not UTF-8");
+    cr_assert_str_eq(text_at(root, "job", "started_by"),
+                     nd_identity_source_name(ND_IDENTITY_NDLAUNCH));
+    cr_assert_str_eq(text_at(root, "job", "run_id"), "abc");
+    cr_assert_str_eq(text_at(root, "job", "slurm_job_id"), "4711");
+    json_t *job_hosts = json_object_get(json_object_get(root, "job"), "hosts");
+    cr_assert_eq(json_array_size(job_hosts), 2);
+    cr_assert_str_eq(json_string_value(json_array_get(job_hosts, 1)), "right");
+    cr_assert_str_eq(text_at(root, "libraries", "UCX"), "1.13.1");
+    cr_assert_str_eq(text_at(root, "machine", "device"), "cpu, 2 threads");
+    json_t *mesh = json_object_get(root, "mesh");
+    cr_assert_eq(json_integer_value(json_object_get(mesh, "dp_replicate")), 2);
+    cr_assert_eq(json_integer_value(json_object_get(mesh, "cp")), 1);
+    cr_assert_eq(json_integer_value(json_object_get(mesh, "tp")), 2);
+    cr_assert_eq(json_integer_value(json_object_get(json_object_get(root, "model"), "parameters")),
+                 405000000000);
+    cr_assert_eq(
+        json_integer_value(json_object_get(json_object_get(root, "memory_plan_bytes"), "moments")),
+        2 << 20);
+    json_decref(root);
+}
+
+Test(run_record, has_every_key_of_the_configuration_with_its_json_type)
+{
+    assert_ok(nd_run_record_write(dir.path, &record));
+    json_t *root = written(), *fields = json_object_get(root, "config");
+    size_t keys = 0;
+    assert_ok(nd_config_each(&config, count_field, &keys));
+    cr_assert_eq(json_object_size(fields), keys);
+    cr_assert_eq(json_integer_value(json_object_get(fields, "train.steps")), config.train.steps);
+    cr_assert_eq(json_real_value(json_object_get(fields, "optimizer.lr")), 0.1);
+    cr_assert(json_is_boolean(json_object_get(fields, "output.save_model")));
+    cr_assert(json_is_string(json_object_get(fields, "train.precision")));
+    cr_assert(json_is_null(json_object_get(json_object_get(root, "job"), "slurm_job_id")));
+    json_decref(root);
+}
+
+Test(run_record, is_never_written_over_and_leaves_nothing_beside_it)
+{
+    assert_ok(nd_run_record_write(dir.path, &record));
+    assert_fails(nd_run_record_write(dir.path, &record), ND_ERR_CANTCREATE, "already holds a run");
+    int files = 0;
+    DIR *folder = opendir(dir.path);
+    cr_assert_not_null(folder);
+    for (struct dirent *entry = readdir(folder); entry; entry = readdir(folder)) {
+        files += entry->d_name[0] != '.' || entry->d_name[1] > '.';
+    }
+    closedir(folder);
+    cr_assert_eq(files, 1);
+    assert_fails(nd_run_record_write("/proc/nd", &record), ND_ERR_CANTCREATE, "/proc/nd/run.json");
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/unit/trainer/weights/hf_model.h"
+
+#include <stdarg.h>
+
+#include "runtime/base/rng.h"
+#include "tests/unit/trainer/weights/hf_shape.h"
+#include "trainer/layout/layout.h"
+
+tempdir hf_dir;
+nd_hf_tensor hf_tensors[HF_TENSORS_MAX];
+int hf_tensor_count;
+
+void hf_setup(void)
+{
+    tempdir_make(&hf_dir);
+}
+
+void hf_shell(const char *format, ...)
+{
+    char command[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(command, sizeof command, format, args);
+    va_end(args);
+    cr_assert_eq(system(command), 0, "%s", command);
+}
+
+void hf_teardown(void)
+{
+    hf_shell("rm -rf %s", hf_dir.path);
+}
+
+void hf_list_tensors(const nd_llama_shape *shape)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    nd_layout *layout;
+    assert_ok(nd_layout_create(shape, &one, (nd_coord){0}, NULL, NULL, &layout));
+    hf_tensor_count = layout->param_count;
+    cr_assert_leq(hf_tensor_count, HF_TENSORS_MAX);
+    for (int i = 0; i < hf_tensor_count; i++) {
+        const nd_param *p = &layout->params[i];
+        hf_tensors[i] = (nd_hf_tensor){.axes = p->axes, .shape = {p->rows, p->cols}};
+        snprintf(hf_tensors[i].name, sizeof hf_tensors[i].name, "%s", p->name);
+    }
+    nd_layout_destroy(layout);
+}
+
+int64_t hf_count_of(const nd_hf_tensor *t)
+{
+    return t->shape[0] * (t->axes == 2 ? t->shape[1] : 1);
+}
+
+float hf_value_of(int tensor, int64_t element)
+{
+    return nd_rng_normal(9, (uint64_t)tensor, (uint64_t)element);
+}
+
+nd_hf_writer_options hf_options_of(bool tied, nd_dtype dtype)
+{
+    return (nd_hf_writer_options){
+        .shape = hf_small_shape(tied), .dtype = dtype, .byte_tokenizer = true};
+}
+
+/* Elements [begin, end) of tensor i. */
+nd_status hf_write_piece(nd_hf_writer *writer, int i, int64_t begin, int64_t end)
+{
+    static float values[65536];
+    for (int64_t e = begin; e < end; e++) {
+        values[e - begin] = hf_value_of(i, e);
+    }
+    return nd_hf_writer_write(writer, hf_tensors[i].name, begin, end - begin, values);
+}
+
+const char *hf_write_model(const char *name, const nd_hf_writer_options *options)
+{
+    nd_hf_writer *writer;
+    const char *folder = tempdir_file(&hf_dir, name);
+    hf_list_tensors(&options->shape);
+    assert_ok(nd_hf_writer_open(folder, options, hf_tensors, hf_tensor_count, &writer));
+    for (int i = hf_tensor_count - 1; i >= 0;
+         i--) { /* backwards, and each in three pieces, last first */
+        int64_t n = hf_count_of(&hf_tensors[i]);
+        assert_ok(hf_write_piece(writer, i, n / 2, n));
+        assert_ok(hf_write_piece(writer, i, n / 3, n / 2));
+        assert_ok(hf_write_piece(writer, i, 0, n / 3));
+    }
+    assert_ok(nd_hf_writer_commit(writer));
+    return folder;
+}

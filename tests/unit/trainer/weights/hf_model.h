@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TESTS_UNIT_TRAINER_CKPT_HF_MODEL_H
+#define TESTS_UNIT_TRAINER_CKPT_HF_MODEL_H
+/* A small model as a folder of Hugging Face's, for the tests of its writer and its reader. */
+#include "tests/support/tempdir.h"
+#include "trainer/weights/hf_folder.h"
+
+enum { HF_TENSORS_MAX = 64 };
+
+extern tempdir hf_dir;                          /* the test's folder */
+extern nd_hf_tensor hf_tensors[HF_TENSORS_MAX]; /* after hf_list_tensors or hf_write_model */
+extern int hf_tensor_count;
+
+/* Of a test suite: the folder, and its end with all that is below it. */
+void hf_setup(void);
+void hf_teardown(void);
+/* A command that must succeed. */
+void hf_shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+nd_hf_writer_options hf_options_of(bool tied, nd_dtype dtype);
+void hf_list_tensors(const nd_llama_shape *shape);
+int64_t hf_count_of(const nd_hf_tensor *t);
+/* What the model holds. */
+float hf_value_of(int tensor, int64_t element);
+/* Elements [begin, end) of tensor i, at most 65,536. */
+nd_status hf_write_piece(nd_hf_writer *writer, int i, int64_t begin, int64_t end);
+/* The whole model into hf_dir/name; returns the path, valid until the next tempdir_file. */
+const char *hf_write_model(const char *name, const nd_hf_writer_options *options);
+
+#endif

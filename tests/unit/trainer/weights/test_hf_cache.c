@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "tests/support/tempdir.h"
+#include "trainer/weights/hf_folder.h"
+
+static tempdir dir;
+
+/* `mkdir -p` and files by the shell: the cache has folders within folders. */
+static void shell(const char *format, const char *root)
+{
+    char command[512];
+    snprintf(command, sizeof command, format, root);
+    cr_assert_eq(system(command), 0, "%s", command);
+}
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    unsetenv("HF_HUB_CACHE");
+    unsetenv("HUGGINGFACE_HUB_CACHE");
+    unsetenv("HF_HOME");
+    unsetenv("XDG_CACHE_HOME");
+    setenv("HOME", dir.path, 1);
+}
+
+static void teardown(void)
+{
+    shell("rm -rf %s", dir.path);
+}
+
+TestSuite(hf_cache, .init = setup, .fini = teardown);
+
+static void assert_finds(const char *name, const char *ending)
+{
+    char *found, expected[256];
+    assert_ok(nd_hf_cache_find(name, &found));
+    snprintf(expected, sizeof expected, "%s/%s", dir.path, ending);
+    cr_assert_str_eq(found, expected, "%s", found);
+    free(found);
+}
+
+#define MAKE(hub, model)                                                                           \
+    "cd %s && mkdir -p " hub "/" model "/refs " hub "/" model "/blobs " hub "/" model              \
+    "/snapshots/abc123 " hub "/" model "/snapshots/def456 && cd " hub "/" model                    \
+    " && echo '{}' > blobs/1 && ln -s ../../blobs/1 snapshots/abc123/config.json"                  \
+    " && ln -s ../../blobs/1 snapshots/def456/config.json && touch -d 2020-01-01 snapshots/abc123" \
+    " && printf abc123 > refs/main"
+
+Test(hf_cache, finds_the_snapshot_of_main_in_each_place)
+{
+    shell(MAKE(".cache/huggingface/hub", "models--org--name"), dir.path);
+    assert_finds("org/name", ".cache/huggingface/hub/models--org--name/snapshots/abc123");
+    shell(MAKE("xdg/huggingface/hub", "models--org--name"), dir.path);
+    setenv("XDG_CACHE_HOME", tempdir_file(&dir, "xdg"), 1);
+    assert_finds("org/name", "xdg/huggingface/hub/models--org--name/snapshots/abc123");
+    shell(MAKE("home/hub", "models--org--name"), dir.path);
+    setenv("HF_HOME", tempdir_file(&dir, "home"), 1);
+    assert_finds("org/name", "home/hub/models--org--name/snapshots/abc123");
+    shell(MAKE("direct", "models--org--name"), dir.path);
+    setenv("HF_HUB_CACHE", tempdir_file(&dir, "direct"), 1);
+    assert_finds("org/name", "direct/models--org--name/snapshots/abc123");
+}
+
+Test(hf_cache, without_main_the_newest_snapshot_counts)
+{
+    shell(MAKE("h", "models--gpt"), dir.path);
+    setenv("HF_HUB_CACHE", tempdir_file(&dir, "h"), 1);
+    shell("rm %s/h/models--gpt/refs/main", dir.path);
+    assert_finds("gpt", "h/models--gpt/snapshots/def456");
+    shell("printf 999 > %s/h/models--gpt/refs/main", dir.path); /* a snapshot that is gone */
+    assert_finds("gpt", "h/models--gpt/snapshots/def456");
+}
+
+Test(hf_cache, says_how_to_get_what_is_not_there)
+{
+    char *found;
+    assert_fails(nd_hf_cache_find("org/name", &found), ND_ERR_DATA, "hf download org/name");
+    static const char *const bad[] = {"",    "/name",  "org/",      "a/b/c",    "../x",
+                                      "a b", "a/../b", "org/na;me", "org\\name"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_fails(nd_hf_cache_find(bad[i], &found), ND_ERR_CONFIG,
+                     "is not of the form org/name");
+    }
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Damaged folders, and types that are converted. */
+#include <math.h>
+#include <string.h>
+
+#include "tests/unit/trainer/weights/hf_model.h"
+#include "trainer/weights/safetensors.h"
+
+TestSuite(hf_reader, .init = hf_setup, .fini = hf_teardown);
+
+static nd_status open_and_check(const char *folder)
+{
+    nd_hf_reader *reader;
+    ND_TRY(nd_hf_reader_open(folder, &reader));
+    nd_status status = nd_hf_reader_check(reader);
+    nd_hf_reader_close(reader);
+    return status;
+}
+
+/* Replaces model.safetensors by these tensors, all zero. */
+static void write_weights(const char *folder, const char *file, nd_st_tensor *list, int64_t count)
+{
+    char path[256], *head;
+    size_t bytes;
+    assert_ok(nd_st_layout(list, count, &head, &bytes));
+    snprintf(path, sizeof path, "%s/%s", folder, file);
+    FILE *f = fopen(path, "wb");
+    fwrite(head, 1, bytes, f);
+    cr_assert_eq(fclose(f), 0);
+    cr_assert_eq(truncate(path, (off_t)list[count - 1].end), 0);
+    free(head);
+}
+
+/* The tensors of the model as a list for write_weights. */
+static int64_t all_tensors(nd_st_tensor *list)
+{
+    for (int i = 0; i < hf_tensor_count; i++) {
+        list[i] = (nd_st_tensor){.name = hf_tensors[i].name,
+                                 .dtype = ND_ST_F32,
+                                 .axes = hf_tensors[i].axes,
+                                 .shape = {hf_tensors[i].shape[0], hf_tensors[i].shape[1]}};
+    }
+    return hf_tensor_count;
+}
+
+static nd_st_tensor *named(nd_st_tensor *list, int64_t count, const char *name)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (strcmp(list[i].name, name) == 0) {
+            return &list[i];
+        }
+    }
+    cr_assert_fail("no %s", name);
+    return NULL;
+}
+
+Test(hf_reader, reader_names_what_is_missing_extra_or_different)
+{
+    nd_st_tensor list[HF_TENSORS_MAX];
+    nd_hf_writer_options o = hf_options_of(true, ND_DTYPE_F32);
+    char folder[128];
+    snprintf(folder, sizeof folder, "%s", hf_write_model("m", &o));
+    assert_ok(open_and_check(folder));
+
+    int64_t n = all_tensors(list);
+    *named(list, n, "model.norm.weight") = list[n - 1];
+    write_weights(folder, "model.safetensors", list, n - 1);
+    assert_fails(open_and_check(folder), ND_ERR_DATA, "lacks tensor \"model.norm.weight\"");
+
+    n = all_tensors(list);
+    list[n++] = (nd_st_tensor){.name = "model.layers.2.mlp.up_proj.weight", .dtype = ND_ST_F32};
+    write_weights(folder, "model.safetensors", list, n);
+    assert_fails(open_and_check(folder), ND_ERR_DATA,
+                 "holds tensor \"model.layers.2.mlp.up_proj.weight\", which a Llama of 2 layers");
+
+    n = all_tensors(list);
+    named(list, n, "model.layers.1.mlp.up_proj.weight")->shape[0] = 41;
+    write_weights(folder, "model.safetensors", list, n);
+    assert_fails(open_and_check(folder), ND_ERR_DATA,
+                 "has 2 axes of 41 x 24, but config.json asks for 40 x 24");
+
+    n = all_tensors(list);
+    named(list, n, "model.norm.weight")->axes = 0;
+    write_weights(folder, "model.safetensors", list, n);
+    assert_fails(open_and_check(folder), ND_ERR_DATA, "asks for 24 x 1");
+
+    n = all_tensors(list);
+    named(list, n, "model.norm.weight")->dtype = ND_ST_F64;
+    write_weights(folder, "model.safetensors", list, n);
+    assert_fails(open_and_check(folder), ND_ERR_DATA, "is F64; F32, BF16 and F16 are read");
+
+    /* Allowed: rotary buffers of old files, and a head beside tied embeddings. */
+    n = all_tensors(list);
+    list[n++] = (nd_st_tensor){.name = "model.layers.0.self_attn.rotary_emb.inv_freq",
+                               .dtype = ND_ST_F32,
+                               .axes = 1,
+                               .shape = {3}};
+    list[n++] =
+        (nd_st_tensor){.name = "lm_head.weight", .dtype = ND_ST_F32, .axes = 2, .shape = {256, 24}};
+    write_weights(folder, "model.safetensors", list, n);
+    assert_ok(open_and_check(folder));
+    n = all_tensors(list);
+    list[n++] =
+        (nd_st_tensor){.name = "lm_head.weight", .dtype = ND_ST_F32, .axes = 2, .shape = {255, 24}};
+    write_weights(folder, "model.safetensors", list, n);
+    assert_fails(open_and_check(folder), ND_ERR_DATA, "\"lm_head.weight\" has 2 axes of 255");
+}
+
+Test(hf_reader, reader_errors_of_single_files)
+{
+    nd_hf_writer_options o = hf_options_of(false, ND_DTYPE_BF16);
+    char folder[128];
+    snprintf(folder, sizeof folder, "%s", hf_write_model("m", &o));
+    hf_shell("cd %s && truncate -s -1 model.safetensors", folder);
+    assert_fails(open_and_check(folder), ND_ERR_DATA, "it is truncated");
+    hf_shell("cd %s && truncate -s 0 model.safetensors", folder);
+    assert_fails(open_and_check(folder), ND_ERR_DATA, "too short for a safetensors file");
+    hf_shell("cd %s && rm model.safetensors && touch pytorch_model.bin", folder);
+    assert_fails(open_and_check(folder), ND_ERR_DATA, "holds neither model.safetensors nor");
+    hf_shell("cd %s && rm config.json", folder);
+    assert_fails(open_and_check(folder), ND_ERR_DATA, "has no config.json");
+}
+
+Test(hf_reader, reader_errors_of_sharded_sets)
+{
+    nd_hf_writer_options o = hf_options_of(false, ND_DTYPE_F32);
+    o.max_file_bytes = 40000;
+    o.byte_tokenizer = false;
+    char folder[128];
+    snprintf(folder, sizeof folder, "%s", hf_write_model("m", &o));
+    assert_ok(open_and_check(folder));
+    const char *index = "model.safetensors.index.json";
+    static const struct {
+        const char *edit, *words;
+    } bad[] = {
+        {"s/model-00001-of/..\\/model-00001-of/", "must be the name of a file in the same folder"},
+        {"s/\"model-00001-of[^\"]*\"/\"..\"/", "must be the name of a file in the same folder"},
+        {"s/\"model-00001-of[^\"]*\"/7/", "is not a string"},
+        {"s/model-00001-of-0000/model-00001-of-0009/", "cannot open"},
+        {"/\"lm_head.weight\"/d", "lacks tensor \"lm_head.weight\""}, /* with its own file */
+        {"/\"model.layers.0.input_layernorm.weight\"/d", "is not in"},
+        {"s/\"model.norm.weight\"/\"model.norm.bias\"/", "but it is in none"},
+        {"/\"model.norm.weight\"/s/0000[0-9]-of/00001-of/", "not of one model"},
+        {"s/weight_map/weights/", "has no \"weight_map\""},
+        {"s/{/[/", "line "},
+        {"s/\"model.norm.weight\"/\"lm_head.weight\"/", "duplicate object key"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        hf_shell("cd %s && cp %s keep && sed -i '%s' %s && ! cmp -s %s keep", folder, index,
+                 bad[i].edit, index, index);
+        assert_fails(open_and_check(folder), ND_ERR_DATA, bad[i].words);
+        hf_shell("cd %s && mv keep %s", folder, index);
+    }
+    hf_shell("cd %s && cp %s keep && sed -i 's/\"total_size\": /&1/' %s", folder, index, index);
+    assert_ok(open_and_check(folder)); /* a warning only */
+    hf_shell("cd %s && mv keep %s", folder, index);
+
+    /* The embedding in a second shard as well. */
+    hf_shell("cd %s && cp model-00001-of-0000?.safetensors extra.safetensors"
+             " && sed -i 's/\"model.norm.weight\": \"[^\"]*\"/\"model.norm.weight\": "
+             "\"extra.safetensors\"/' %s",
+             folder, index);
+    assert_fails(open_and_check(folder), ND_ERR_DATA, "is in two files");
+}
+
+/* Every binary16 code, against the formula (-1)^s 2^(e-15) (1 + m/1024), computed by ldexp. */
+Test(hf_reader, f16_is_widened_exactly)
+{
+    static nd_st_tensor list[HF_TENSORS_MAX];
+    static float values[65536];
+    nd_hf_writer_options o = hf_options_of(true, ND_DTYPE_F32);
+    char folder[128], path[160];
+    snprintf(folder, sizeof folder, "%s", hf_write_model("m", &o));
+    int64_t n = all_tensors(list);
+    list[n++] = (nd_st_tensor){.name = "x", .dtype = ND_ST_F16, .axes = 1, .shape = {65536}};
+    write_weights(folder, "model.safetensors", list, n);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    FILE *f = fopen(path, "r+b");
+    fseek(f, (long)named(list, n, "x")->begin, SEEK_SET);
+    for (uint32_t code = 0; code < 65536; code++) {
+        fwrite(&code, 2, 1, f);
+    }
+    cr_assert_eq(fclose(f), 0);
+    nd_hf_reader *reader;
+    assert_ok(nd_hf_reader_open(folder, &reader));
+    assert_ok(nd_hf_reader_read(reader, "x", 0, 65536, values));
+    for (int code = 0; code < 65536; code++) {
+        int exponent = code >> 10 & 31, mantissa = code & 1023;
+        double magnitude = exponent == 0    ? ldexp(mantissa, -24)
+                           : exponent == 31 ? INFINITY
+                                            : ldexp(1024 + mantissa, exponent - 25);
+        if (exponent == 31 && mantissa != 0) {
+            cr_assert(isnan(values[code]));
+        } else {
+            cr_assert_eq(values[code], (float)(code & 0x8000 ? -magnitude : magnitude));
+            cr_assert_eq(signbit(values[code]) != 0, code >> 15);
+        }
+    }
+    nd_hf_reader_close(reader);
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <signal.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "tests/unit/trainer/weights/hf_model.h"
+
+TestSuite(hf_writer, .init = hf_setup, .fini = hf_teardown);
+
+static int entries_in(const char *folder)
+{
+    char command[512];
+    int n = -1;
+    snprintf(command, sizeof command, "ls -A %s | wc -l", folder);
+    FILE *f = popen(command, "r");
+    cr_assert_eq(fscanf(f, "%d", &n), 1);
+    pclose(f);
+    return n;
+}
+
+static void assert_reads_back(const char *folder, const nd_hf_writer_options *options)
+{
+    static float values[65536];
+    nd_hf_reader *reader;
+    assert_ok(nd_hf_reader_open(folder, &reader));
+    assert_ok(nd_hf_reader_check(reader));
+    const nd_llama_shape *shape = nd_hf_reader_shape(reader);
+    cr_assert_eq(shape->ffn, options->shape.ffn);
+    cr_assert_eq(shape->tied, options->shape.tied);
+    cr_assert_eq(shape->rope.type, ND_ROPE_LLAMA3);
+    cr_assert_eq(nd_hf_reader_has(reader, "lm_head.weight"), !shape->tied);
+    for (int i = 0; i < hf_tensor_count; i++) {
+        int64_t n = hf_count_of(&hf_tensors[i]);
+        const int64_t slices[][2] = {{0, n}, {n / 4, n - n / 3}, {n - 1, n}, {n, n}};
+        for (int s = 0; s < 4; s++) {
+            int64_t begin = slices[s][0], count = slices[s][1] - begin;
+            assert_ok(nd_hf_reader_read(reader, hf_tensors[i].name, begin, count, values));
+            for (int64_t e = 0; e < count; e++) {
+                float expected = hf_value_of(i, begin + e);
+                if (options->dtype == ND_DTYPE_BF16) {
+                    expected = nd_bf16_to_f32(nd_bf16_from_f32(expected));
+                }
+                cr_assert_eq(values[e], expected, "%s[%ld]", hf_tensors[i].name, (long)(begin + e));
+            }
+        }
+    }
+    nd_hf_reader_close(reader);
+}
+
+Test(hf_writer, what_is_written_reads_back)
+{
+    const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
+    for (int k = 0; k < 4; k++) {
+        char name[8];
+        snprintf(name, sizeof name, "m%d", k);
+        nd_hf_writer_options o = hf_options_of(k & 1, dtypes[k >> 1]);
+        const char *folder = hf_write_model(name, &o);
+        assert_reads_back(folder, &o);
+        cr_assert_eq(entries_in(folder), 4); /* config, weights, tokenizer, its config */
+        cr_assert_eq(entries_in(hf_dir.path), k + 1, "a temporary folder is left");
+    }
+}
+
+/* More elements in one call than are converted at a time. */
+Test(hf_writer, one_long_piece)
+{
+    enum { ROWS = 3, COLS = 50001, N = ROWS * COLS };
+    static float values[N], back[N];
+    nd_hf_writer *writer;
+    nd_hf_reader *reader;
+    nd_hf_writer_options o = hf_options_of(true, ND_DTYPE_BF16);
+    const nd_hf_tensor one = {.name = "x", .axes = 2, .shape = {ROWS, COLS}};
+    for (int i = 0; i < N; i++) {
+        values[i] = nd_bf16_to_f32(nd_bf16_from_f32(hf_value_of(0, i)));
+    }
+    const char *folder = tempdir_file(&hf_dir, "m");
+    assert_ok(nd_hf_writer_open(folder, &o, &one, 1, &writer));
+    assert_ok(nd_hf_writer_write(writer, "x", 0, N, values));
+    assert_ok(nd_hf_writer_commit(writer));
+    assert_ok(nd_hf_reader_open(folder, &reader));
+    assert_ok(nd_hf_reader_read(reader, "x", 0, N, back));
+    cr_assert_eq(memcmp(values, back, sizeof back), 0);
+    nd_hf_reader_close(reader);
+}
+
+Test(hf_writer, a_large_model_is_sharded_with_an_index)
+{
+    nd_hf_writer_options o = hf_options_of(false, ND_DTYPE_F32);
+    o.max_file_bytes = 20000; /* the embedding alone has 24576 bytes: its own file */
+    o.byte_tokenizer = false;
+    const char *folder = hf_write_model("m", &o);
+    assert_reads_back(folder, &o);
+    hf_shell("cd %s && test -f model.safetensors.index.json && test ! -e model.safetensors",
+             folder);
+    hf_shell("cd %s && ls model-00001-of-0000?.safetensors >/dev/null", folder);
+    int files = entries_in(folder) - 2;
+    cr_assert_geq(files, 4);
+    hf_shell("cd %s && test -f model-0000%d-of-0000%d.safetensors", folder, files, files);
+}
+
+Test(hf_writer, writer_refuses_what_it_would_overwrite_or_cannot_make)
+{
+    nd_hf_writer *writer;
+    nd_hf_writer_options o = hf_options_of(false, ND_DTYPE_F32);
+    hf_list_tensors(&o.shape);
+    const char *folder = tempdir_file(&hf_dir, "there");
+    cr_assert_eq(mkdir(folder, 0777), 0);
+    assert_fails(nd_hf_writer_open(folder, &o, hf_tensors, hf_tensor_count, &writer),
+                 ND_ERR_CANTCREATE, "exists already and is not overwritten");
+    assert_fails(nd_hf_writer_open("/proc/model", &o, hf_tensors, hf_tensor_count, &writer),
+                 ND_ERR_CANTCREATE, "\"/proc\"");
+    assert_fails(nd_hf_writer_open("/nowhere/model", &o, hf_tensors, hf_tensor_count, &writer),
+                 ND_ERR_CANTCREATE, "\"/nowhere\"");
+    nd_hf_tensor huge = {.name = "huge", .axes = 2, .shape = {1 << 30, 1 << 28}};
+    folder = tempdir_file(&hf_dir, "huge");
+    assert_fails(nd_hf_writer_open(folder, &o, &huge, 1, &writer), ND_ERR_CANTCREATE,
+                 "are free there");
+    cr_assert_eq(entries_in(hf_dir.path), 1);
+
+    folder =
+        tempdir_file(&hf_dir, "limited"); /* a file-size limit stands in for a disk that fills up */
+    signal(SIGXFSZ, SIG_IGN);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &(struct rlimit){5000, 5000}), 0);
+    assert_fails(nd_hf_writer_open(folder, &o, hf_tensors, hf_tensor_count, &writer),
+                 ND_ERR_CANTCREATE, "cannot reserve");
+    cr_assert_eq(entries_in(hf_dir.path), 1, "the temporary folder is still there");
+}
+
+Test(hf_writer, a_commit_with_a_gap_fails_and_leaves_nothing)
+{
+    nd_hf_writer *writer;
+    nd_hf_writer_options o = hf_options_of(true, ND_DTYPE_BF16);
+    hf_list_tensors(&o.shape);
+    const char *folder = tempdir_file(&hf_dir, "m");
+    assert_ok(nd_hf_writer_open(folder, &o, hf_tensors, hf_tensor_count, &writer));
+    for (int i = 0; i < hf_tensor_count; i++) {
+        int64_t n = hf_count_of(&hf_tensors[i]);
+        int64_t gap = i == 5 ? n - 7 : n;
+        assert_ok(hf_write_piece(writer, i, 0, gap));
+        assert_ok(hf_write_piece(writer, i, i == 5 ? n - 6 : n / 2, n));
+    }
+    assert_fails(nd_hf_writer_commit(writer), ND_ERR_INTERNAL, "was never written");
+    cr_assert_eq(entries_in(hf_dir.path), 0);
+}
+
+Test(hf_writer, a_folder_that_appears_meanwhile_is_not_replaced)
+{
+    nd_hf_writer *writer;
+    nd_hf_writer_options o = hf_options_of(true, ND_DTYPE_BF16);
+    hf_list_tensors(&o.shape);
+    const char *folder = tempdir_file(&hf_dir, "m");
+    assert_ok(nd_hf_writer_open(folder, &o, hf_tensors, hf_tensor_count, &writer));
+    for (int i = 0; i < hf_tensor_count; i++) {
+        assert_ok(hf_write_piece(writer, i, 0, hf_count_of(&hf_tensors[i])));
+    }
+    cr_assert_eq(mkdir(folder, 0777), 0);
+    assert_fails(nd_hf_writer_commit(writer), ND_ERR_CANTCREATE, "cannot rename");
+    cr_assert_eq(entries_in(folder), 0);
+    cr_assert_eq(entries_in(hf_dir.path), 1);
+}
+
+Test(hf_writer, abort_removes_the_temporary_folder)
+{
+    nd_hf_writer *writer;
+    nd_hf_writer_options o = hf_options_of(true, ND_DTYPE_BF16);
+    hf_list_tensors(&o.shape);
+    assert_ok(
+        nd_hf_writer_open(tempdir_file(&hf_dir, "m/"), &o, hf_tensors, hf_tensor_count, &writer));
+    cr_assert_eq(entries_in(hf_dir.path), 1);
+    nd_hf_writer_abort(writer);
+    cr_assert_eq(entries_in(hf_dir.path), 0);
+    nd_hf_writer_abort(NULL);
+}

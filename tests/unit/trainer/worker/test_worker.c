@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a rank that fails does before it closes anything. */
+#include <criterion/criterion.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "trainer/worker/worker.h"
+
+static const nd_worker *worker_seen;
+static int abandoned;
+static bool knew;
+static int heard; /* what the process says, as a file */
+
+/* As one that fails itself meanwhile: the thread's record is another one's then. */
+static void abandon(nd_transport *transport)
+{
+    abandoned++;
+    char said[200] = "";
+    ssize_t n = pread(heard, said, sizeof said - 1, 0);
+    knew = worker_seen->failure.status == ND_ERR_RESOURCE && n > 0 && strstr(said, "no memory");
+    nd_fail(ND_ERR_IO, "another fault");
+}
+
+static void close_nothing(nd_transport *transport)
+{
+}
+
+static const nd_comm_backend backend = {.name = "seen", .abandon = abandon, .close = close_nothing};
+
+static void fail_twice(nd_identity_source source)
+{
+    nd_worker worker = {0};
+    nd_transport transport = {.backend = &backend, .size = 1};
+    worker.transport = &transport;
+    worker.identity.source = source;
+    worker.identity.failure_fd = -1;
+    worker.identity.world_size = 2;
+    worker_seen = &worker;
+    heard = memfd_create("stderr", 0);
+    cr_assert_eq(dup2(heard, STDERR_FILENO), STDERR_FILENO);
+    nd_fail_context(nd_fail(ND_ERR_RESOURCE, "no memory"), "the plan says more");
+    nd_worker_fail(&worker, ND_ERR_RESOURCE, nd_error_last()->message);
+    cr_expect(knew, "abandoned before the reason was said");
+    nd_worker_fail(&worker, ND_ERR_IO, nd_error_last()->message);
+    cr_expect_eq(abandoned, 1);
+    cr_expect_eq(worker.failure.status, ND_ERR_RESOURCE);
+    cr_expect_str_eq(worker.failure.message, "no memory (while the plan says more)");
+}
+
+Test(worker, a_failing_rank_speaks_then_abandons_once)
+{
+    fail_twice(ND_IDENTITY_NDLAUNCH);
+}
+
+Test(worker, also_where_no_ndlaunch_watches)
+{
+    fail_twice(ND_IDENTITY_ENVIRONMENT);
+}

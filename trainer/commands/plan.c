@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/commands/plan.h"
+
+#include <math.h>
+
+#include "runtime/base/log.h"
+#include "runtime/device/affinity.h"
+#include "runtime/device/host_memory.h"
+#include "trainer/worker/devices.h"
+#include "trainer/report/metrics.h"
+#include "trainer/precision/table.h"
+#include "trainer/step/trainer.h"
+#include "trainer/tune/tuning.h"
+
+/*
+ * What the estimate assumes; printed beside it. A CPU core: BF16 products on AVX-512 with BF16 dot
+ * products, F32 at half of it, shared memory. A GPU: half of the 989 TFLOP/s of an H100, its
+ * NVLink. Nothing is overlapped.
+ */
+typedef struct assumption {
+    const char *worker;
+    double flops, bytes_per_second;
+} assumption;
+
+static assumption assume(const nd_rank *r, bool f32)
+{
+    double share = f32 ? 0.5 : 1.0;
+    if (r->config->launch.device == ND_CHOOSE_CUDA) {
+        return (assumption){"one H100 a worker at half of its BF16 peak", 495e12 * share, 200e9};
+    }
+    /* Threads beyond the worker's share of the CPUs wait for each other. */
+    double cpus = nd_affinity_threads(1, 0), local = (double)r->config->launch.nproc_per_node;
+    double cores = fmin(r->device->threads, cpus / local);
+    return (assumption){"one core a thread, shared where there are more threads than cores",
+                        100e9 * cores * share, 2e9};
+}
+
+static const double gib = 1073741824.0;
+
+static double planned_bytes(const nd_trainer *trainer)
+{
+    return (double)(trainer->plan.total + trainer->plan.external);
+}
+
+/* The host's workers together against its memory; for GPUs the usual size, since any machine can
+ * plan any job. */
+static void print_fit(FILE *out, const nd_trainer *trainer)
+{
+    const nd_config *config = trainer->rank->config;
+    const double gpu_gib = 79.6; /* of an 80 GB card */
+    double each = planned_bytes(trainer) / gib;
+    if (config->launch.device == ND_CHOOSE_CUDA) {
+        fprintf(out, "%s a GPU of 80 GB: %.2f of its %.1f GiB\n",
+                each <= gpu_gib ? "fits" : "does not fit", each, gpu_gib);
+        return;
+    }
+    nd_host_memory host = nd_host_memory_read("");
+    double all = each * (double)config->launch.nproc_per_node;
+    fprintf(out,
+            "%s: %lld worker%s of %.2f GiB take %.1f of its %.1f GiB, of which %.1f are free\n",
+            all > (double)host.physical / gib    ? "does not fit this host"
+            : all > (double)host.available / gib ? "fits this host once other programs give way"
+                                                 : "fits this host",
+            (long long)config->launch.nproc_per_node, config->launch.nproc_per_node == 1 ? "" : "s",
+            each, all, (double)host.physical / gib, (double)host.available / gib);
+}
+
+static void print_groups(FILE *out, const nd_mesh *mesh, int rank)
+{
+    static const nd_group_kind shown[] = {
+        ND_GROUP_TP, ND_GROUP_CP,          ND_GROUP_DP_SHARD, ND_GROUP_DP_REPLICATE,
+        ND_GROUP_DP, ND_GROUP_DP_SHARD_CP, ND_GROUP_DP_CP,    ND_GROUP_MODEL,
+    };
+    static const char *const use[] = {
+        "activations between column- and row-parallel products, vocabulary-parallel loss",
+        "keys and values",
+        "(part of dp_shard_cp)",
+        "gradients once a step (HSDP)",
+        "which samples a rank reads",
+        "weights gathered, gradients reduce-scattered",
+        "loss and token counts",
+        "gradient norm, FP8 scales of weights",
+    };
+    fprintf(out, "groups of rank %d (members share all other coordinates):\n", rank);
+    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
+        int size = nd_mesh_group_size(mesh, shown[i]);
+        int first = nd_mesh_group_member(mesh, shown[i], rank, 0);
+        int stride = size > 1 ? nd_mesh_group_member(mesh, shown[i], rank, 1) - first : 1;
+        fprintf(out, "  %-13s %5d rank%s ", nd_group_name(shown[i]), size, size == 1 ? " " : "s");
+        fprintf(out, "%d", first);
+        for (int m = 1; m < size && m < 4; m++) {
+            fprintf(out, ", %d", nd_mesh_group_member(mesh, shown[i], rank, m));
+        }
+        fprintf(out, size > 4 ? ", ... %d" : "%.0d",
+                size > 4 ? nd_mesh_group_member(mesh, shown[i], rank, size - 1) : 0);
+        fprintf(out, size > 1 ? " (first step %d): %s\n" : "%.0d: %s\n", size > 1 ? stride : 0,
+                use[i]);
+    }
+}
+
+/* Of one shard of every unit: codes have one byte. */
+static double gathered_bytes(const nd_layout *layout, double width)
+{
+    double bytes = 0.0;
+    for (int u = 0; u < layout->unit_count; u++) {
+        const nd_segment *segments = layout->units[u].segments;
+        bytes += (double)segments[ND_SEGMENT_HP].shard_count * width +
+                 (double)segments[ND_SEGMENT_FP8].shard_count;
+    }
+    return bytes;
+}
+
+static void print_line(void *context, const char *text)
+{
+    fprintf(context, "%s\n", text);
+}
+
+/* Of the FLOPs of a token, those in products of converted linears: 6 a weight, or 4 where dw is in
+ * BF16. */
+static double fp8_flops_per_token(const nd_trainer *trainer)
+{
+    const nd_scales *scales = &trainer->model->scales;
+    const nd_llama_shape *s = &trainer->rank->shape;
+    double q = (double)(s->heads * s->head_dim), kv = (double)(s->kv_heads * s->head_dim);
+    double c = (double)s->hidden, f = (double)s->ffn, weights = 0.0;
+    for (int64_t layer = 0; layer < s->layers; layer++) {
+        for (int i = 0; i < ND_LINEARS_OF_BLOCK; i++) {
+            nd_param_id id = nd_linear_param(i);
+            double out = id == ND_PARAM_K || id == ND_PARAM_V   ? kv
+                         : id == ND_PARAM_Q || id == ND_PARAM_O ? q
+                                                                : f;
+            weights += nd_filter_converts(&scales->filter, layer, i) ? out * c : 0.0;
+        }
+    }
+    return weights * (scales->recipe.weight_gradient.a.scaling == ND_SCALING_NONE ? 4.0 : 6.0);
+}
+
+static void print_estimate(FILE *out, const nd_trainer *trainer)
+{
+    const nd_rank *r = trainer->rank;
+    const nd_config *config = r->config;
+    const nd_dims *d = &trainer->model->dims;
+    double tokens = (double)config->train.sequence_length * (double)config->train.micro_batch_size *
+                    (double)config->train.gradient_accumulation_steps *
+                    nd_mesh_group_size(&r->mesh, ND_GROUP_DP);
+    bool cuda = config->launch.device == ND_CHOOSE_CUDA, fp8 = trainer->model->scales.recipe.name;
+    double each = nd_flops_per_token_causal(&r->shape, config->train.sequence_length);
+    each -= cuda && fp8 ? 0.5 * fp8_flops_per_token(trainer) : 0.0; /* half the time */
+    double flops = tokens * each / r->world_size;
+    flops *= config->parallel.recompute == ND_RECOMPUTE_FULL ? 4.0 / 3.0 : 1.0;
+    assumption a = assume(r, d->act == ND_DTYPE_F32);
+    double micros = (double)config->train.gradient_accumulation_steps;
+    const nd_layout *layout = trainer->model->layout;
+    double width = (double)nd_dtype_size(d->act), shards = layout->shards;
+    double gathers = trainer->model->fsdp.resident ? 1.0 : 2.0 * micros;
+    double bytes = gathered_bytes(layout, width) * (shards - 1) * gathers +
+                   (double)layout->shard_total * (shards - 1) * 4.0 * micros;
+    double tp = r->mesh.size[ND_AXIS_TP];
+    double gather_width = nd_recipe_is_per_tensor(&trainer->model->scales.recipe) ? 1.0 : width;
+    bytes += micros * (double)d->L * (double)(d->Tl * d->C) * (6.0 * gather_width + 4.0 * width) *
+             (tp - 1);
+    double compute = flops / a.flops, wire = bytes / a.bytes_per_second;
+    fprintf(out, "estimated step: %.3f s = %.3f s compute + %.3f s communication; %.0f tokens/s\n",
+            compute + wire, compute, wire, tokens / (compute + wire));
+    fprintf(out, "  assumes %s: %.0f GFLOP/s and %.0f GB/s a worker, nothing overlapped\n",
+            a.worker, a.flops * 1e-9, a.bytes_per_second * 1e-9);
+    if (fp8) {
+        fprintf(out, cuda ? "  FP8 products of converted linears count at twice the BF16 rate\n"
+                          : "  FP8 products count at the BF16 rate: a CPU widens their codes\n");
+    }
+}
+
+/* The trainer of one rank, planned and not committed. */
+static nd_status plan_rank(const nd_config *config, const nd_inputs *inputs, nd_worker *worker,
+                           int rank, nd_trainer **out)
+{
+    nd_rank *r = &worker->rank;
+    r->rank = rank;
+    r->mesh = config->resolved_mesh;
+    r->world_size = nd_mesh_world_size(&r->mesh);
+    r->coord = nd_mesh_coord_of(&r->mesh, rank);
+    r->config = config;
+    r->shape = inputs->shape;
+    r->device = worker->device;
+    return nd_trainer_create(r, out);
+}
+
+nd_status nd_plan_check_memory(const nd_config *config, const nd_inputs *inputs, nd_worker *worker)
+{
+    nd_trainer *trainer = NULL;
+    double local = (double)config->launch.nproc_per_node;
+    bool gpu = false;
+    ND_TRY(nd_gpu_is_wanted(config, &gpu));
+    if (gpu) {
+        return ND_OK; /* each worker asks its own device */
+    }
+    ND_TRY(plan_rank(config, inputs, worker, 0, &trainer));
+    double each = planned_bytes(trainer) / gib, all = each * local;
+    nd_trainer_destroy(trainer);
+    nd_host_memory host = nd_host_memory_read("");
+    double physical = (double)host.physical / gib, available = (double)host.available / gib;
+    if (host.physical > 0 && all > physical) {
+        return nd_fail(ND_ERR_RESOURCE,
+                       "%.0f workers with a plan of %.2f GiB each need %.1f GiB, but this host has "
+                       "%.1f GiB of memory; use a smaller model, a shorter sequence, a smaller "
+                       "micro-batch, parallel.recompute, more shards or more hosts (ndtrain plan "
+                       "shows what each needs)",
+                       local, each, all, physical);
+    }
+    if (host.physical > 0 && all > available) {
+        nd_log_warning(
+            "%.0f workers with a plan of %.2f GiB each need %.1f GiB, but of this host's "
+            "%.1f GiB only %.1f are free now",
+            local, each, all, physical, available);
+    }
+    return ND_OK;
+}
+
+nd_status nd_plan_print(FILE *out, const nd_config *config, const nd_inputs *inputs,
+                        nd_worker *worker, int rank)
+{
+    nd_rank *r = &worker->rank;
+    nd_trainer *trainer = NULL;
+    char mesh[128];
+    ND_TRY(plan_rank(config, inputs, worker, rank, &trainer));
+    fprintf(out, "mesh: %s, %d workers; tp peers are adjacent ranks\n",
+            nd_mesh_format(&r->mesh, mesh, sizeof mesh), r->world_size);
+    print_groups(out, &r->mesh, rank);
+    fprintf(out,
+            "model: %lld parameters, %lld layers, hidden %lld, ffn %lld, %lld heads, %lld KV "
+            "heads, vocab %lld%s\n",
+            (long long)nd_llama_shape_parameters(&r->shape), (long long)r->shape.layers,
+            (long long)r->shape.hidden, (long long)r->shape.ffn, (long long)r->shape.heads,
+            (long long)r->shape.kv_heads, (long long)r->shape.vocab,
+            r->shape.tied ? ", tied embeddings" : "");
+    fprintf(out, "shard of a rank: %lld of them, padded\n",
+            (long long)trainer->model->layout->shard_total);
+    nd_precision_each_line(&trainer->model->scales, &r->shape, print_line, out);
+    if (r->tuning) {
+        nd_tuning_each_line(r->tuning, print_line, out);
+    } else if (config->kernels.autotune && config->train.precision == ND_PRECISION_FP8) {
+        fprintf(out, "autotune: a run may leave more linears in BF16; this plan has all that the "
+                     "filter converts in FP8\n");
+    }
+    fprintf(out, "memory plan of rank %d, %d thread%s:\n", rank, r->device->threads,
+            r->device->threads == 1 ? "" : "s");
+    nd_memplan_print(&trainer->plan, out);
+    print_fit(out, trainer);
+    print_estimate(out, trainer);
+    nd_trainer_destroy(trainer);
+    return ND_OK;
+}

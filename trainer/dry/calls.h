@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_DRY_CALLS_H
+#define ND_DRY_CALLS_H
+/*
+ * The calls of ops that autotune times: products, and what FP8 adds to them. A call is its form
+ * alone, without memory: extents, strides, types, and how addresses are aligned. Equal calls of a
+ * step are one entry.
+ */
+#include "kernels/ops.h"
+
+typedef enum nd_call_kind {
+    ND_CALL_MATMUL = 0,
+    ND_CALL_MATMUL_FP8,
+    ND_CALL_AMAX,
+    ND_CALL_FP8_SCALE,
+    ND_CALL_FP8_CAST,
+    ND_CALL_FP8_TRANSPOSE,
+    ND_CALL_CAST
+} nd_call_kind;
+
+/* Compared by bytes, as a call is. */
+typedef struct nd_call_matrix {
+    int64_t rows, columns, stride;
+    int32_t axes, dtype;
+    int32_t align; /* bytes, a power of two up to 256; 0: the matrix is absent */
+    int32_t along; /* nd_granularity of its scales */
+} nd_call_matrix;
+
+/*
+ *   matmul, matmul_fp8   c = op(a) op(b) + beta c; in FP8 a and b are what the product reads
+ *   amax                 of a, along a.along
+ *   fp8_scale            a.rows entries
+ *   fp8_cast             a to c (codes) and b (transposed codes)
+ *   fp8_transpose, cast  a to c
+ */
+typedef struct nd_call {
+    int32_t kind; /* nd_call_kind */
+    int32_t a_transposed, b_transposed;
+    int32_t beta; /* 0 or 1 */
+    int32_t fast;
+    int32_t merges; /* an amax: with what is there; a cast: takes an amax on the way */
+    nd_call_matrix c, a, b;
+} nd_call;
+
+typedef struct nd_call_entry {
+    nd_call call;
+    int64_t times; /* in a step */
+    double seconds;
+} nd_call_entry;
+
+typedef struct nd_calls {
+    nd_call_entry *entries; /* owned */
+    int count, capacity;
+    int64_t weight; /* what nd_calls_add adds to `times` */
+} nd_calls;
+
+nd_status nd_calls_add(nd_calls *calls, const nd_call *call);
+void nd_calls_free(nd_calls *calls);
+/* The entry of an equal call, or NULL. */
+nd_call_entry *nd_calls_find(const nd_calls *calls, const nd_call *call);
+
+#endif

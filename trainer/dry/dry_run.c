@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/dry/dry_run.h"
+
+#include "trainer/model/model.h"
+#include "trainer/dry/dry_ops.h"
+#include "trainer/dry/dry_prepare.h"
+
+/* memory: an address that nobody reads */
+
+static nd_status dry_alloc(nd_device *device, size_t bytes, void **out)
+{
+    *out = (void *)((uintptr_t)1 << 40);
+    return ND_OK;
+}
+
+static void dry_free(nd_device *device, void *p, size_t bytes)
+{
+}
+
+static nd_status dry_copy(nd_stream *stream, void *dst, const void *src, size_t bytes)
+{
+    return ND_OK;
+}
+
+static nd_status dry_zero(nd_stream *stream, void *dst, size_t bytes)
+{
+    return ND_OK;
+}
+
+static nd_status dry_wait(nd_stream *stream, nd_event *event)
+{
+    return ND_OK;
+}
+
+static nd_status dry_event(nd_device *device, nd_event *event)
+{
+    *event = (nd_event){0};
+    return ND_OK;
+}
+
+static void dry_event_fini(nd_event *event)
+{
+}
+
+static nd_status dry_stream_init(nd_device *device, nd_stream *stream)
+{
+    *stream = (nd_stream){.device = device};
+    return ND_OK;
+}
+
+static void dry_stream_fini(nd_stream *stream)
+{
+}
+
+static nd_status dry_sync(nd_stream *stream)
+{
+    return ND_OK;
+}
+
+static const nd_device_table dry_device = {
+    .name = "dry",
+    .alloc = dry_alloc,
+    .free = dry_free,
+    .copy = dry_copy,
+    .zero = dry_zero,
+    .stream_init = dry_stream_init,
+    .stream_fini = dry_stream_fini,
+    .event_init = dry_event,
+    .event_fini = dry_event_fini,
+    .event_sync = dry_event,
+    .stream_wait = dry_wait,
+    .stream_sync = dry_sync,
+};
+
+/* communicators */
+
+static nd_status dry_create(nd_transport *transport, nd_comm *comm)
+{
+    return ND_OK;
+}
+
+static void dry_destroy(nd_comm *comm)
+{
+}
+
+static nd_status nothing(void *operation)
+{
+    return ND_OK;
+}
+
+/* Of a group of several ranks: to be waited for. */
+static nd_status done_at_once(nd_event *done)
+{
+    if (done) {
+        *done = (nd_event){.finish = nothing};
+    }
+    return ND_OK;
+}
+
+static nd_status dry_reduce(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
+                            nd_dtype dtype, nd_redop op, nd_event *done)
+{
+    return done_at_once(done);
+}
+
+static nd_status dry_gather(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
+                            int64_t count, nd_dtype dtype, nd_event *done)
+{
+    return done_at_once(done);
+}
+
+static nd_status dry_scatter(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
+                             int64_t count, nd_dtype dtype, nd_redop op, nd_event *done)
+{
+    return done_at_once(done);
+}
+
+static nd_status dry_broadcast(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
+                               nd_dtype dtype, int root, nd_event *done)
+{
+    return done_at_once(done);
+}
+
+static nd_status dry_exchange(nd_comm *comm, nd_stream *stream, const void *send, int to,
+                              void *recv, int from, int64_t count, nd_dtype dtype, nd_event *done)
+{
+    return done_at_once(done);
+}
+
+static nd_status dry_barrier(nd_comm *comm, nd_stream *stream, nd_event *done)
+{
+    return done_at_once(done);
+}
+
+static const nd_comm_backend dry_backend = {
+    .name = "dry",
+    .create = dry_create,
+    .destroy = dry_destroy,
+    .all_reduce = dry_reduce,
+    .all_gather = dry_gather,
+    .reduce_scatter = dry_scatter,
+    .broadcast = dry_broadcast,
+    .exchange = dry_exchange,
+    .all_to_all = dry_gather,
+    .barrier = dry_barrier,
+};
+
+/* One micro-batch, which a step has `times` of. */
+static nd_status micro_batch(nd_model *m, nd_calls *calls, bool first, int64_t times)
+{
+    calls->weight = times;
+    nd_fsdp_begin_micro(&m->fsdp, first);
+    ND_TRY(nd_model_forward(m, true));
+    return nd_model_backward(m);
+}
+
+static nd_status run_step(nd_model *m, nd_calls *calls)
+{
+    int64_t micros = m->rank->config->train.gradient_accumulation_steps;
+    ND_TRY(micro_batch(m, calls, true, 1));
+    if (micros > 1) {
+        ND_TRY(micro_batch(m, calls, false, micros - 1));
+    }
+    calls->weight = 0;
+    return nd_model_forward(m, false);
+}
+
+typedef struct dry_step {
+    const nd_linear_choice *linears;
+    nd_calls *calls;
+    nd_graph_counts *graphs; /* NULL: not wanted */
+    nd_ops ops;
+    void *native; /* of the stream that these ops get */
+} dry_step;
+
+static nd_status run_model(nd_model *m, const dry_step *step)
+{
+    nd_graphs *graphs = NULL;
+    if (!step->graphs) {
+        return run_step(m, step->calls);
+    }
+    ND_TRY(nd_graphs_create_dry(&m->rank->stream, &graphs));
+    m->graphs = graphs;
+    nd_status status = run_step(m, step->calls);
+    *step->graphs = nd_graphs_count(graphs);
+    nd_graphs_destroy(graphs);
+    return status;
+}
+
+static nd_status run_rank(const nd_rank *rank, const dry_step *step)
+{
+    nd_rank r = *rank;
+    nd_device device = {.table = &dry_device, .threads = 1};
+    nd_progress_slot slot = {0};
+    nd_transport transport = {
+        .backend = &dry_backend, .rank = rank->rank, .size = rank->world_size, .progress = &slot};
+    nd_memplan plan;
+    nd_model *model = NULL;
+    nd_status status = ND_OK;
+    nd_memplan_init(&plan);
+    r.device = &device;
+    r.stream = (nd_stream){.device = &device, .native = step->native};
+    r.ops = &step->ops;
+    r.transport = &transport;
+    r.progress = &slot;
+    r.groups = (nd_groups){0};
+    r.linears = step->linears;
+    ND_TRY(nd_ops_check(&step->ops));
+    ND_TRY(nd_groups_create(&transport, &r.mesh, &r.groups));
+    ND_TRY_OUT(nd_model_create(&r, &plan, &model));
+    ND_TRY_OUT(nd_memplan_commit(&plan, &device));
+    ND_TRY_OUT(nd_model_bind(model, &plan));
+    status = run_model(model, step);
+out:
+    nd_model_destroy(model);
+    nd_memplan_fini(&plan);
+    nd_groups_destroy(&r.groups);
+    return status;
+}
+
+static dry_step recorded(const nd_rank *rank, const nd_linear_choice *linears, nd_calls *calls)
+{
+    return (dry_step){
+        .linears = linears, .calls = calls, .ops = nd_dry_ops(rank->ops), .native = calls};
+}
+
+nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_calls *calls)
+{
+    dry_step step = recorded(rank, linears, calls);
+    return run_rank(rank, &step);
+}
+
+nd_status nd_dry_run_prepare(const nd_rank *rank)
+{
+    nd_calls calls = {0};
+    nd_dry_target target = {rank->ops->prepare, rank->device};
+    dry_step step = {.linears = rank->linears,
+                     .calls = &calls,
+                     .ops = nd_dry_prepare_ops(rank->ops),
+                     .native = &target};
+    bool needed = rank->ops->prepare && rank->device->kind == ND_DEVICE_CUDA;
+    nd_status status = needed ? run_rank(rank, &step) : ND_OK;
+    nd_calls_free(&calls);
+    return status;
+}
+
+nd_status nd_dry_run_graphs(const nd_rank *rank, nd_graph_counts *out)
+{
+    nd_calls calls = {0};
+    dry_step step = recorded(rank, rank->linears, &calls);
+    step.graphs = out;
+    nd_status status = run_rank(rank, &step);
+    nd_calls_free(&calls);
+    return status;
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/layout/dims.h"
+
+/* Logits of one head chunk: near the last-level cache of a CPU, enough rows to fill a GPU. */
+enum { HEAD_LOGITS_BYTES = 64 << 20, HEAD_LOGITS_BYTES_GPU = 512 << 20 };
+/* Rows of a product's tile on a GPU: a chunk of whole tiles leaves none with a part of the work. */
+enum { GPU_TILE = 128 };
+
+static int64_t min_i64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord coord,
+                   const nd_config *config, bool gpu)
+{
+    int64_t tp = mesh->size[ND_AXIS_TP], cp = mesh->size[ND_AXIS_CP];
+    nd_dims d = {
+        .B = config->train.micro_batch_size,
+        .S = config->train.sequence_length,
+        .C = shape->hidden,
+        .D = shape->head_dim,
+        .L = shape->layers,
+        .H = shape->heads / tp,
+        .K = shape->kv_heads / tp,
+        .F = shape->ffn / tp,
+        .vocab = shape->vocab,
+        .act = config->train.precision == ND_PRECISION_FP32 ? ND_DTYPE_F32 : ND_DTYPE_BF16,
+    };
+    d.s = d.S / cp;
+    d.T = d.B * d.s;
+    d.Tl = d.T / tp;
+    d.chunks = cp > 1 ? 2 : 1;
+    d.chunk = d.s / d.chunks;
+    d.QKV = (d.H + 2 * d.K) * d.D;
+    d.V = (shape->vocab + tp - 1) / tp;
+    d.vocab_first = d.V * coord.at[ND_AXIS_TP];
+    int64_t left = shape->vocab - d.vocab_first;
+    d.vocab_valid = left < 0 ? 0 : min_i64(left, d.V);
+    int64_t row_bytes = tp * d.V * (int64_t)nd_dtype_size(d.act);
+    int64_t rows = (gpu ? HEAD_LOGITS_BYTES_GPU : HEAD_LOGITS_BYTES) / row_bytes;
+    rows -= gpu && rows >= GPU_TILE ? rows % GPU_TILE : 0;
+    d.head_rows = rows < 1 ? 1 : min_i64(rows, d.Tl);
+    return d;
+}

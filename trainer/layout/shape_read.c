@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A config.json as Hugging Face writes it: what is supported is taken, what is not is refused by
+ * name. */
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/fsio.h"
+#include "trainer/layout/shape.h"
+
+enum { CONFIG_LIMIT = 1 << 20 };
+
+static const char *type_name(const json_t *value)
+{
+    static const char *const names[] = {"a map",  "a list", "text",  "an integer",
+                                        "a real", "true",   "false", "null"};
+    return names[json_typeof(value)];
+}
+
+/* A key that is absent or null. */
+static bool unsaid(const json_t *value)
+{
+    return !value || json_is_null(value);
+}
+
+static nd_status get_int(const json_t *map, const char *file, const char *key, int64_t min,
+                         int64_t max, int64_t *out)
+{
+    const json_t *value = json_object_get(map, key);
+    if (!json_is_integer(value)) {
+        return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be an integer", file, key,
+                       value ? type_name(value) : "missing");
+    }
+    int64_t number = json_integer_value(value);
+    if (number < min || number > max) {
+        return nd_fail(ND_ERR_DATA, "%s: %s is %lld; supported are %lld to %lld", file, key,
+                       (long long)number, (long long)min, (long long)max);
+    }
+    *out = number;
+    return ND_OK;
+}
+
+static nd_status get_int_or(const json_t *map, const char *file, const char *key, int64_t min,
+                            int64_t max, int64_t fallback, int64_t *out)
+{
+    if (unsaid(json_object_get(map, key))) {
+        *out = fallback;
+        return ND_OK;
+    }
+    return get_int(map, file, key, min, max, out);
+}
+
+static nd_status get_real(const json_t *map, const char *file, const char *key, double min,
+                          double max, double *out)
+{
+    const json_t *value = json_object_get(map, key);
+    if (!json_is_number(value)) {
+        return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be a number", file, key,
+                       value ? type_name(value) : "missing");
+    }
+    double number = json_number_value(value);
+    if (!(number >= min && number <= max)) {
+        return nd_fail(ND_ERR_DATA, "%s: %s is %g; supported are %g to %g", file, key, number, min,
+                       max);
+    }
+    *out = number;
+    return ND_OK;
+}
+
+static nd_status get_real_or(const json_t *map, const char *file, const char *key, double min,
+                             double max, double fallback, double *out)
+{
+    if (unsaid(json_object_get(map, key))) {
+        *out = fallback;
+        return ND_OK;
+    }
+    return get_real(map, file, key, min, max, out);
+}
+
+static nd_status get_bool_or(const json_t *map, const char *file, const char *key, bool fallback,
+                             bool *out)
+{
+    const json_t *value = json_object_get(map, key);
+    if (unsaid(value)) {
+        *out = fallback;
+        return ND_OK;
+    }
+    if (!json_is_boolean(value)) {
+        return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be true or false", file, key,
+                       type_name(value));
+    }
+    *out = json_is_true(value);
+    return ND_OK;
+}
+
+/* A text that must be `wanted` when it is there (or always, with `required`). */
+static nd_status demand_text(const json_t *map, const char *file, const char *key,
+                             const char *wanted, bool required)
+{
+    const json_t *value = json_object_get(map, key);
+    if (unsaid(value) && !required) {
+        return ND_OK;
+    }
+    if (!json_is_string(value)) {
+        return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be \"%s\"", file, key,
+                       value ? type_name(value) : "missing", wanted);
+    }
+    if (strcmp(json_string_value(value), wanted) != 0) {
+        return nd_fail(ND_ERR_DATA, "%s: %s is \"%.80s\"; only \"%s\" is supported", file, key,
+                       json_string_value(value), wanted);
+    }
+    return ND_OK;
+}
+
+static nd_status demand_false(const json_t *map, const char *file, const char *key, const char *why)
+{
+    bool on = false;
+    ND_TRY(get_bool_or(map, file, key, false, &on));
+    return on ? nd_fail(ND_ERR_DATA, "%s: %s is true; %s", file, key, why) : ND_OK;
+}
+
+/* An id, or the first of a list of ids; null is none. */
+static nd_status get_token(const json_t *map, const char *file, const char *key, int64_t fallback,
+                           int64_t *out)
+{
+    const json_t *value = json_object_get(map, key);
+    if (!value) {
+        *out = fallback;
+        return ND_OK;
+    }
+    if (json_is_array(value) && json_array_size(value) > 0) {
+        value = json_array_get(value, 0);
+    }
+    if (json_is_null(value)) {
+        *out = -1;
+        return ND_OK;
+    }
+    if (!json_is_integer(value) || json_integer_value(value) < -1 ||
+        json_integer_value(value) > INT32_MAX) {
+        return nd_fail(ND_ERR_DATA, "%s: %s must be a token id, a list of ids, or null", file, key);
+    }
+    *out = json_integer_value(value);
+    return ND_OK;
+}
+
+/* Things that other models of the family have and this one has not. */
+static nd_status refuse_variants(const json_t *map, const char *file)
+{
+    ND_TRY(demand_text(map, file, "model_type", "llama", true));
+    ND_TRY(demand_text(map, file, "hidden_act", "silu", false));
+    ND_TRY(demand_false(map, file, "attention_bias", "biases are not supported"));
+    ND_TRY(demand_false(map, file, "mlp_bias", "biases are not supported"));
+    int64_t slices = 1;
+    double dropout = 0;
+    ND_TRY(get_int_or(map, file, "pretraining_tp", 1, 1, 1, &slices));
+    ND_TRY(get_real_or(map, file, "attention_dropout", 0, 0, 0, &dropout));
+    if (!unsaid(json_object_get(map, "sliding_window"))) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: sliding_window is set; only full causal attention is supported", file);
+    }
+    if (!unsaid(json_object_get(map, "quantization_config"))) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "%s: quantization_config is set; quantised weights cannot be trained, use the "
+            "original model",
+            file);
+    }
+    const json_t *architectures = json_object_get(map, "architectures");
+    bool found = !json_is_array(architectures) || json_array_size(architectures) == 0;
+    for (size_t i = 0; json_is_array(architectures) && i < json_array_size(architectures); i++) {
+        const char *name = json_string_value(json_array_get(architectures, i));
+        found |= name && strcmp(name, "LlamaForCausalLM") == 0;
+    }
+    return found ? ND_OK
+                 : nd_fail(ND_ERR_DATA,
+                           "%s: architectures does not name LlamaForCausalLM, the only "
+                           "one supported",
+                           file);
+}
+
+static nd_status read_sizes(const json_t *map, const char *file, nd_llama_shape *s)
+{
+    /* The limits keep every product of the parameter count below 2^63. */
+    ND_TRY(get_int(map, file, "vocab_size", 1, 1 << 24, &s->vocab));
+    ND_TRY(get_int(map, file, "hidden_size", 1, 1 << 20, &s->hidden));
+    ND_TRY(get_int(map, file, "intermediate_size", 1, 1 << 22, &s->ffn));
+    ND_TRY(get_int(map, file, "num_hidden_layers", 1, 4096, &s->layers));
+    ND_TRY(get_int(map, file, "num_attention_heads", 1, 4096, &s->heads));
+    ND_TRY(get_int_or(map, file, "num_key_value_heads", 1, 4096, s->heads, &s->kv_heads));
+    if (s->heads % s->kv_heads != 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: num_attention_heads %lld is not a multiple of num_key_value_heads %lld",
+                       file, (long long)s->heads, (long long)s->kv_heads);
+    }
+    if (unsaid(json_object_get(map, "head_dim")) && s->hidden % s->heads != 0) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "%s: hidden_size %lld is not a multiple of num_attention_heads %lld, and there "
+            "is no head_dim",
+            file, (long long)s->hidden, (long long)s->heads);
+    }
+    ND_TRY(get_int_or(map, file, "head_dim", 1, 1024, s->hidden / s->heads, &s->head_dim));
+    if (s->head_dim < 1 || s->head_dim > 1024 || s->head_dim % 2 != 0) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "%s: head_dim is %lld (hidden_size %lld, num_attention_heads %lld); it must be "
+            "even, because RoPE turns pairs, and at most 1024",
+            file, (long long)s->head_dim, (long long)s->hidden, (long long)s->heads);
+    }
+    ND_TRY(get_int_or(map, file, "max_position_embeddings", 1, 1 << 30, 2048, &s->max_positions));
+    ND_TRY(get_real_or(map, file, "rms_norm_eps", 1e-12, 1, 1e-6, &s->rms_eps));
+    ND_TRY(get_real_or(map, file, "initializer_range", 0, 10, 0.02, &s->init_std));
+    ND_TRY(get_bool_or(map, file, "tie_word_embeddings", false, &s->tied));
+    ND_TRY(get_token(map, file, "bos_token_id", 1, &s->bos_id));
+    return get_token(map, file, "eos_token_id", 2, &s->eos_id);
+}
+
+/* Keys of a RoPE map that this program understands; another one could change the angles. */
+static nd_status refuse_rope_keys(const json_t *rope, const char *name)
+{
+    static const char *const known[] = {"rope_type",
+                                        "type",
+                                        "rope_theta",
+                                        "factor",
+                                        "low_freq_factor",
+                                        "high_freq_factor",
+                                        "original_max_position_embeddings"};
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)rope, key, value)
+    {
+        bool found = json_is_null(value);
+        for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+            found |= strcmp(known[i], key) == 0;
+        }
+        bool whole = strcmp(key, "partial_rotary_factor") == 0 && json_number_value(value) == 1;
+        if (!found && !whole) {
+            return nd_fail(ND_ERR_DATA, "%s: the key %.80s is not supported", name, key);
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status read_rope_type(const json_t *rope, const char *name, nd_rope_config *out)
+{
+    const json_t *type = json_object_get(rope, "rope_type");
+    const json_t *legacy = json_object_get(rope, "type");
+    if (unsaid(type)) {
+        type = legacy;
+    }
+    if (unsaid(type)) {
+        out->type = ND_ROPE_DEFAULT;
+        return ND_OK;
+    }
+    const char *text = json_is_string(type) ? json_string_value(type) : type_name(type);
+    if (strcmp(text, "default") == 0) {
+        out->type = ND_ROPE_DEFAULT;
+    } else if (strcmp(text, "linear") == 0) {
+        out->type = ND_ROPE_LINEAR;
+    } else if (strcmp(text, "llama3") == 0) {
+        out->type = ND_ROPE_LLAMA3;
+    } else {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: rope_type is \"%.80s\"; supported are default, linear and llama3", name,
+                       text);
+    }
+    return ND_OK;
+}
+
+/* The old spelling (rope_theta, rope_scaling) or the new one (rope_parameters). */
+static nd_status read_rope(const json_t *map, const char *file, nd_rope_config *out)
+{
+    const json_t *scaling = json_object_get(map, "rope_scaling");
+    const json_t *parameters = json_object_get(map, "rope_parameters");
+    if (!unsaid(scaling) && !unsaid(parameters)) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: rope_scaling and rope_parameters are both there; keep one of them",
+                       file);
+    }
+    const char *key = unsaid(parameters) ? "rope_scaling" : "rope_parameters";
+    const json_t *rope = unsaid(parameters) ? scaling : parameters;
+    char name[600];
+    snprintf(name, sizeof name, "%.500s: %s", file, key);
+    ND_TRY(get_real_or(map, file, "rope_theta", 1, 1e15, 10000, &out->theta));
+    out->type = ND_ROPE_DEFAULT;
+    out->factor = out->low_freq_factor = out->high_freq_factor = 1;
+    out->original_max_positions = 0;
+    if (unsaid(rope)) {
+        return ND_OK;
+    }
+    if (!json_is_object(rope)) {
+        return nd_fail(ND_ERR_DATA, "%s is %s; it must be a map or null", name, type_name(rope));
+    }
+    double theta = 0;
+    ND_TRY(refuse_rope_keys(rope, name));
+    ND_TRY(get_real_or(rope, name, "rope_theta", 1, 1e15, out->theta, &theta));
+    if (theta != out->theta && !unsaid(json_object_get(map, "rope_theta"))) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: rope_theta is %g there and %g at the top; keep one of them", name,
+                       theta, out->theta);
+    }
+    out->theta = theta;
+    ND_TRY(read_rope_type(rope, name, out));
+    if (out->type == ND_ROPE_DEFAULT) {
+        return ND_OK;
+    }
+    ND_TRY(get_real(rope, name, "factor", 1, 1e6, &out->factor));
+    if (out->type == ND_ROPE_LINEAR) {
+        return ND_OK;
+    }
+    ND_TRY(get_real(rope, name, "low_freq_factor", 1e-3, 1e6, &out->low_freq_factor));
+    ND_TRY(get_real(rope, name, "high_freq_factor", 1e-3, 1e6, &out->high_freq_factor));
+    ND_TRY(get_int(rope, name, "original_max_position_embeddings", 1, 1 << 30,
+                   &out->original_max_positions));
+    if (out->high_freq_factor <= out->low_freq_factor) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: high_freq_factor %g must be larger than low_freq_factor %g", name,
+                       out->high_freq_factor, out->low_freq_factor);
+    }
+    return ND_OK;
+}
+
+nd_status nd_llama_shape_parse(const char *text, size_t bytes, const char *name,
+                               nd_llama_shape *out)
+{
+    json_error_t error;
+    nd_llama_shape shape;
+    memset(&shape, 0, sizeof shape);
+    json_t *map = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    if (!map) {
+        return nd_fail(ND_ERR_DATA, "%s:%d:%d: broken JSON: %s", name, error.line, error.column,
+                       error.text);
+    }
+    nd_status status = ND_OK;
+    if (!json_is_object(map)) {
+        status =
+            nd_fail(ND_ERR_DATA, "%s is %s; a model's config.json is a map", name, type_name(map));
+        goto out;
+    }
+    ND_TRY_OUT(refuse_variants(map, name));
+    ND_TRY_OUT(read_sizes(map, name, &shape));
+    ND_TRY_OUT(read_rope(map, name, &shape.rope));
+    *out = shape;
+out:
+    json_decref(map);
+    return status;
+}
+
+nd_status nd_llama_shape_read(const char *path, nd_llama_shape *out)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    ND_TRY(nd_fs_read(path, CONFIG_LIMIT, ND_ERR_DATA, &text, &bytes));
+    nd_status status = nd_llama_shape_parse(text, bytes, path, out);
+    free(text);
+    return status;
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/parallel/cp_method.h"
+
+#include <math.h>
+
+int nd_cp_blocks_gathered(int size, int index, int64_t chunk, nd_cp_block out[2])
+{
+    if (size == 1) {
+        out[0] = (nd_cp_block){0, 0, chunk, 0};
+        return 1;
+    }
+    int64_t place[2] = {index, 2 * size - 1 - index};
+    for (int c = 0; c < 2; c++) {
+        out[c] = (nd_cp_block){c, 0, (place[c] + 1) * chunk, place[c] * chunk};
+    }
+    return 2;
+}
+
+int nd_cp_blocks_ring(int size, int index, int step, int64_t chunk, nd_cp_block out[2])
+{
+    if (size == 1) {
+        return nd_cp_blocks_gathered(size, index, chunk, out);
+    }
+    if (step == 0) {
+        out[0] = (nd_cp_block){0, 0, chunk, 0};
+        out[1] = (nd_cp_block){1, 0, 2 * chunk, chunk};
+        return 2;
+    }
+    if (step <= index) { /* an earlier rank: one chunk before both of ours, one after */
+        out[0] = (nd_cp_block){0, 0, chunk, chunk};
+        out[1] = (nd_cp_block){1, 0, chunk, chunk};
+        return 2;
+    }
+    out[0] = (nd_cp_block){1, 0, 2 * chunk,
+                           2 * chunk}; /* a later rank: both its chunks are before our second */
+    return 1;
+}
+
+nd_attention nd_cp_describe(const nd_dims *d, const nd_cp_block *block)
+{
+    return (nd_attention){
+        .batch = d->B,
+        .sq = d->chunk,
+        .sk = block->kv_count,
+        .heads = d->H,
+        .kv_heads = d->K,
+        .head_dim = d->D,
+        .diag = block->diag,
+        .scale = (float)(1.0 / sqrt((double)d->D)),
+    };
+}
+
+nd_tensor nd_cp_q_view(const nd_dims *d, nd_tensor t, int c, int64_t column, int64_t heads)
+{
+    nd_tensor v = nd_tensor_4d(t.data, t.dtype, d->B, d->chunk, heads, d->D);
+    v.data =
+        (char *)t.data + (size_t)(c * d->chunk * t.stride[0] + column) * nd_dtype_size(t.dtype);
+    v.stride[0] = d->s * t.stride[0];
+    v.stride[1] = t.stride[0];
+    return v;
+}
+
+/* Keys [begin, begin + count) of a buffer of `rows` rows per sample and row stride `stride`: (B,
+ * count, K, D). */
+static nd_tensor kv_view(const nd_dims *d, void *data, nd_dtype dtype, int64_t rows, int64_t stride,
+                         int64_t column, const nd_cp_block *block)
+{
+    nd_tensor v = nd_tensor_4d(data, dtype, d->B, block->kv_count, d->K, d->D);
+    v.data = (char *)data + (size_t)(block->kv_begin * stride + column) * nd_dtype_size(dtype);
+    v.stride[0] = rows * stride;
+    v.stride[1] = stride;
+    return v;
+}
+
+nd_tensor nd_cp_row_view(const nd_dims *d, const float *base, int chunk)
+{
+    return nd_tensor_3d((float *)base + chunk * d->B * d->H * d->chunk, ND_DTYPE_F32, d->B, d->H,
+                        d->chunk);
+}
+
+nd_kv_source nd_cp_local_source(const nd_dims *d, nd_tensor qkv)
+{
+    return (nd_kv_source){qkv.data,      qkv.dtype,   d->s,
+                          qkv.stride[0], d->H * d->D, (d->H + d->K) * d->D};
+}
+
+nd_kv_source nd_cp_buffer_source(const nd_dims *d, void *data, nd_dtype dtype, int64_t rows)
+{
+    return (nd_kv_source){data, dtype, rows, 2 * d->K * d->D, 0, d->K * d->D};
+}
+
+nd_status nd_cp_run_fwd(nd_cp *cp, const nd_cp_block *block, nd_tensor qkv, const nd_kv_source *kv,
+                        nd_tensor o, const float *lse)
+{
+    const nd_dims *d = &cp->dims;
+    nd_attention a = nd_cp_describe(d, block);
+    ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_fwd, &a,
+          nd_cp_q_view(d, o, block->q_chunk, 0, d->H), nd_cp_row_view(d, lse, block->q_chunk),
+          nd_cp_q_view(d, qkv, block->q_chunk, 0, d->H),
+          kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->k, block),
+          kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->v, block), cp->scratch);
+    return ND_OK;
+}
+
+nd_status nd_cp_pack_kv(nd_cp *cp, nd_tensor qkv, void *out)
+{
+    const nd_dims *d = &cp->dims;
+    int64_t kv = 2 * d->K * d->D;
+    ND_OP(cp->rank, ND_TRACE_ATTENTION, cast, nd_tensor_2d(out, d->act, d->T, kv),
+          nd_tensor_columns(qkv, d->H * d->D, kv));
+    return ND_OK;
+}
+
+nd_status nd_cp_run_bwd(nd_cp *cp, const nd_cp_block *block, nd_tensor dq, const nd_kv_source *dkv,
+                        nd_tensor qkv, const nd_kv_source *kv, nd_tensor o, const float *lse,
+                        nd_tensor dout, bool add_q, bool add_kv)
+{
+    const nd_dims *d = &cp->dims;
+    int c = block->q_chunk;
+    nd_attention a = nd_cp_describe(d, block);
+    nd_tensor delta = cp->delta ? nd_cp_row_view(d, cp->delta, c) : (nd_tensor){0};
+    ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_bwd, &a, nd_cp_q_view(d, dq, c, 0, d->H),
+          kv_view(d, dkv->data, dkv->dtype, dkv->rows, dkv->stride, dkv->k, block),
+          kv_view(d, dkv->data, dkv->dtype, dkv->rows, dkv->stride, dkv->v, block),
+          nd_cp_q_view(d, qkv, c, 0, d->H),
+          kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->k, block),
+          kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->v, block),
+          nd_cp_q_view(d, o, c, 0, d->H), nd_cp_q_view(d, dout, c, 0, d->H),
+          nd_cp_row_view(d, lse, c), delta, add_q, add_kv, cp->scratch);
+    return ND_OK;
+}
+
+nd_status nd_cp_store_dkv(nd_cp *cp, nd_tensor dqkv, const float *dkv)
+{
+    const nd_dims *d = &cp->dims;
+    int64_t kv = 2 * d->K * d->D;
+    ND_OP(cp->rank, ND_TRACE_ATTENTION, cast, nd_tensor_columns(dqkv, d->H * d->D, kv),
+          nd_tensor_2d((float *)dkv, ND_DTYPE_F32, d->T, kv));
+    return ND_OK;
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/report/traffic.h"
+
+const char *nd_traffic_name(nd_traffic_kind kind)
+{
+    static const char *const names[ND_TRAFFIC_COUNT] = {"weights", "gradients", "activations",
+                                                        "keys_values", "other"};
+    return names[kind];
+}
+
+static nd_traffic_kind kind_of(nd_group_kind group, nd_comm_op op)
+{
+    switch (group) {
+    case ND_GROUP_DP_SHARD_CP:
+        return op == ND_COMM_ALL_GATHER ? ND_TRAFFIC_WEIGHTS : ND_TRAFFIC_GRADIENTS;
+    case ND_GROUP_DP_REPLICATE:
+        return ND_TRAFFIC_GRADIENTS;
+    case ND_GROUP_TP:
+        return op == ND_COMM_ALL_GATHER || op == ND_COMM_REDUCE_SCATTER ? ND_TRAFFIC_ACTIVATIONS
+                                                                        : ND_TRAFFIC_OTHER;
+    case ND_GROUP_CP:
+        return ND_TRAFFIC_KEYS_VALUES;
+    default:
+        return ND_TRAFFIC_OTHER;
+    }
+}
+
+static void add(const nd_comm *comm, int64_t bytes[ND_TRAFFIC_COUNT])
+{
+    for (nd_comm_op op = 0; comm && op < ND_COMM_OP_COUNT; op++) {
+        bytes[kind_of(comm->kind, op)] += comm->stats.bytes_sent[op];
+    }
+}
+
+void nd_traffic_bytes(const nd_groups *groups, int64_t bytes[ND_TRAFFIC_COUNT])
+{
+    for (int k = 0; k < ND_TRAFFIC_COUNT; k++) {
+        bytes[k] = 0;
+    }
+    add(groups->gradients, bytes);
+    for (nd_group_kind group = 0; group < ND_GROUP_COUNT; group++) {
+        add(groups->by_kind[group], bytes);
+    }
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/run/agreement.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/fsio.h"
+
+enum { HEX_BYTES = 65, TEXT_MAX = 64 << 10 };
+
+static const char text_key[] = "configuration of rank 0", explained[] = "configurations differ";
+
+nd_status nd_inputs_each_digest(const nd_inputs *inputs,
+                                void (*visit)(void *context, const char *key, const char *hex),
+                                void *context)
+{
+    const nd_llama_shape *m = &inputs->shape;
+    char hex[HEX_BYTES], *text;
+    ND_TRY(nd_fs_format(
+        &text, "%lld %lld %lld %lld %lld %lld %lld %lld %a %a %d %d %a %a %a %a %lld",
+        (long long)m->vocab, (long long)m->hidden, (long long)m->ffn, (long long)m->layers,
+        (long long)m->heads, (long long)m->kv_heads, (long long)m->head_dim,
+        (long long)m->max_positions, m->rms_eps, m->init_std, m->tied, (int)m->rope.type,
+        m->rope.theta, m->rope.factor, m->rope.low_freq_factor, m->rope.high_freq_factor,
+        (long long)m->rope.original_max_positions));
+    nd_status status = nd_fs_sha256(text, strlen(text), hex);
+    free(text);
+    ND_TRY(status);
+    visit(context, "model.config", hex);
+    ND_TRY(nd_dataset_digest(inputs->data, hex));
+    visit(context, "data.path", hex);
+    if (inputs->validation) {
+        ND_TRY(nd_dataset_digest(inputs->validation, hex));
+        visit(context, "data.validation_path", hex);
+    }
+    return ND_OK;
+}
+
+static void append_digest(void *context, const char *key, const char *hex)
+{
+    fprintf(context, "%s=%s\n", key, hex);
+}
+
+static nd_status job_text(const nd_config *config, const nd_inputs *inputs, char **out)
+{
+    char *settings = NULL;
+    size_t bytes;
+    ND_TRY(nd_config_job_text(config, &settings));
+    FILE *text = open_memstream(out, &bytes);
+    if (!text) {
+        free(settings);
+        return nd_fail(ND_ERR_INTERNAL, "out of host memory");
+    }
+    fputs(settings, text);
+    nd_status status = nd_inputs_each_digest(inputs, append_digest, text);
+    free(settings);
+    fclose(text);
+    if (status != ND_OK) {
+        free(*out);
+    }
+    return status;
+}
+
+/* This rank is the first that differs: the sentence with key and values. Rank 0, which has one of
+ * them, waits for it. */
+static nd_status explain(const nd_worker *worker, const char *text)
+{
+    char *theirs = NULL, names[2][192];
+    size_t bytes = TEXT_MAX;
+    ND_TRY(ND_ALLOC(TEXT_MAX + 1, &theirs));
+    nd_status status = nd_store_get(worker->store, text_key, theirs, &bytes);
+    status = status == ND_OK ? nd_store_barrier(worker->store, explained) : status;
+    if (status == ND_OK) {
+        theirs[bytes] = '\0';
+        snprintf(names[0], sizeof names[0], "rank 0 (%s)", worker->peers.cards[0].host);
+        snprintf(names[1], sizeof names[1], "rank %d (%s)", worker->identity.rank,
+                 worker->identity.host);
+        status = nd_config_diff(theirs, names[0], text, names[1]);
+        status = status == ND_OK
+                     ? nd_fail(ND_ERR_INTERNAL, "equal configurations have different digests")
+                     : status;
+    }
+    free(theirs);
+    return status;
+}
+
+static nd_status compare(nd_worker *worker, const char *text)
+{
+    const nd_identity *id = &worker->identity;
+    char own[HEX_BYTES], *all = NULL;
+    ND_TRY(nd_fs_sha256(text, strlen(text), own));
+    if (id->rank == 0) {
+        ND_TRY(nd_store_set(worker->store, text_key, text, strlen(text)));
+    }
+    ND_TRY(ND_ALLOC((size_t)id->world_size * HEX_BYTES, &all));
+    nd_status status = nd_store_exchange(worker->store, "configurations", own, all, HEX_BYTES);
+    int differs = 1;
+    while (status == ND_OK && differs < id->world_size &&
+           memcmp(all, all + (size_t)differs * HEX_BYTES, HEX_BYTES) == 0) {
+        differs++;
+    }
+    free(all);
+    worker->voice = ND_VOICE_OWN;
+    if (status != ND_OK || differs >= id->world_size) {
+        return status;
+    }
+    if (id->rank == differs) {
+        return explain(worker, text);
+    }
+    worker->voice = ND_VOICE_ECHO;
+    ND_TRY(nd_store_barrier(worker->store, explained));
+    return nd_fail(ND_ERR_CONFIG, "the configuration of rank %d (%s) is not that of rank 0 (%s)",
+                   differs, worker->peers.cards[differs].host, worker->peers.cards[0].host);
+}
+
+nd_status nd_agree(nd_worker *worker, const nd_config *config, const nd_inputs *inputs)
+{
+    char *text = NULL;
+    nd_identity_source source = worker->identity.source;
+    if (source == ND_IDENTITY_NDLAUNCH || worker->identity.world_size == 1) {
+        return ND_OK; /* ndlaunch has compared */
+    }
+    ND_TRY(job_text(config, inputs, &text));
+    nd_status status = compare(worker, text);
+    free(text);
+    return status;
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/run/banner.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/log.h"
+#include "trainer/worker/devices.h"
+#include "trainer/precision/table.h"
+#include "trainer/tune/tuning.h"
+
+/* Keys whose values are not the defaults, a line per section; run.json has all of them. */
+typedef struct echo_context {
+    nd_config defaults;
+    char section[32];
+    char line[1024];
+} echo_context;
+
+static void flush_section(echo_context *c)
+{
+    if (c->line[0]) {
+        nd_log_info("%s: %s", c->section, c->line);
+    }
+    c->line[0] = '\0';
+}
+
+static void echo_key(void *context, const char *key, const char *value, bool is_job)
+{
+    echo_context *c = context;
+    char *usual = NULL;
+    const char *dot = strchr(key, '.');
+    size_t used, length = dot ? (size_t)(dot - key) : strlen(key);
+    if (strncmp(c->section, key, length) != 0 || c->section[length] != '\0') {
+        flush_section(c);
+        snprintf(c->section, sizeof c->section, "%.*s", (int)length, key);
+    }
+    if (dot && nd_config_get(&c->defaults, key, &usual) == ND_OK && strcmp(usual, value) != 0) {
+        used = strlen(c->line);
+        snprintf(c->line + used, sizeof c->line - used, "%s%s %s", used ? ", " : "", dot + 1,
+                 *value ? value : "none");
+    }
+    free(usual);
+}
+
+static void echo_config(const nd_config *config)
+{
+    echo_context context = {0};
+    if (nd_config_init(&context.defaults) == ND_OK) {
+        (void)nd_config_each(config, echo_key, &context);
+        flush_section(&context);
+    }
+    nd_config_fini(&context.defaults);
+}
+
+/* Threads of different workers on one CPU wait for each other at the end of every parallel
+ * region. */
+static void warn_of_threads(const nd_run_context *run, const nd_config *config)
+{
+    const nd_affinity *a = &run->worker->affinity;
+    int workers = run->worker->peers.sharers, threads = a->threads * workers;
+    if (config->launch.threads_per_worker > 1 && threads > a->allowed) {
+        nd_log_warning(
+            "launch.threads_per_worker %d x %d workers are %d threads on %d cpu%s: steps "
+            "may take many times as long; leave it out, or use %d",
+            a->threads, workers, threads, a->allowed, a->allowed == 1 ? "" : "s",
+            a->allowed > workers ? a->allowed / workers : 1);
+    }
+}
+
+/* How often the run goes through its data; data that one step uses up are worth a warning. */
+static void echo_data(const nd_run_context *run, const nd_rank *r)
+{
+    const nd_config *config = r->config;
+    int64_t blocks = nd_dataset_blocks(run->inputs->data);
+    int64_t step_blocks = config->train.micro_batch_size *
+                          config->train.gradient_accumulation_steps *
+                          nd_mesh_group_size(&r->mesh, ND_GROUP_DP);
+    double passes = (double)config->train.steps * (double)step_blocks / (double)blocks;
+    nd_log_info("training data: %lld tokens, %lld blocks of %lld; the run reads them %.3g times",
+                (long long)nd_dataset_tokens(run->inputs->data), (long long)blocks,
+                (long long)config->train.sequence_length + 1, passes);
+    if (step_blocks > blocks) {
+        nd_log_warning("a step takes %lld blocks, but the training data have %lld: each is read "
+                       "more than once a step; use more data, or a smaller batch or sequence",
+                       (long long)step_blocks, (long long)blocks);
+    }
+    if (!run->inputs->validation) {
+        nd_log_info("no validation: data.validation_path names no file");
+    }
+}
+
+static void warn_line(void *context, const char *text)
+{
+    nd_log_warning("%s", text);
+}
+
+static void echo_line(void *context, const char *text)
+{
+    nd_log_info("%s", text);
+}
+
+void nd_echo_run(const nd_run_context *run, const nd_trainer *trainer, const char *dir)
+{
+    const nd_worker *worker = run->worker;
+    const nd_rank *r = trainer->rank;
+    char mesh[128];
+    echo_config(r->config);
+    (void)nd_config_each_warning(r->config, warn_line, NULL);
+    nd_log_info("run folder: %s", dir);
+    nd_log_info("mesh: %s on %s, %s; %s communication", nd_mesh_format(&r->mesh, mesh, sizeof mesh),
+                r->device->name, nd_device_machine(r->device), r->transport->backend->name);
+    nd_log_info("cpus: %d for %d local worker%s, %d thread%s each%s", worker->affinity.allowed,
+                worker->peers.sharers, worker->peers.sharers == 1 ? "" : "s",
+                worker->affinity.threads, worker->affinity.threads == 1 ? "" : "s",
+                worker->affinity.bound ? ", bound" : ", not bound: more workers than cpus");
+    warn_of_threads(run, r->config);
+    nd_log_info("model: %.2f M parameters; memory plan of a worker: %.1f MiB (ndtrain plan shows "
+                "its parts)",
+                (double)nd_llama_shape_parameters(&r->shape) * 1e-6,
+                (double)(trainer->plan.total + trainer->plan.external) / 1048576.0);
+    nd_precision_each_line(&trainer->model->scales, &r->shape, echo_line, NULL);
+    if (r->tuning) {
+        nd_tuning_each_line(r->tuning, echo_line, NULL);
+    }
+    if (r->config->kernels.cuda_graphs) {
+        nd_log_info("CUDA graphs: each block's forward and backward, recorded in step 2; "
+                    "collectives, embedding, head, update, validation and steps that "
+                    "fp8.health_interval reports run outside of them");
+    }
+    echo_data(run, r);
+}

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/run/run.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "runtime/base/log.h"
+#include "runtime/device/cuda.h"
+#include "trainer/weights/weights_io.h"
+#include "trainer/report/metrics.h"
+#include "trainer/run/run_files.h"
+#include "trainer/step/trainer.h"
+#include "trainer/tune/tuning.h"
+
+static volatile sig_atomic_t stop_signal;
+static nd_trainer *volatile told; /* NULL outside the loop over steps */
+
+void nd_train_request_stop(int signal_number)
+{
+    nd_trainer *trainer = told;
+    stop_signal = signal_number;
+    if (trainer) {
+        nd_trainer_request_stop(trainer, signal_number);
+    }
+}
+
+/* What the loop holds; everything is closed in nd_train. */
+typedef struct run_state {
+    const nd_run_context *context;
+    const nd_config *config;
+    nd_rank *rank;
+    nd_trainer *trainer;
+    nd_loader *loader, *validation_loader;
+    int64_t validation_batches;
+    nd_run_files files; /* rank 0 */
+    nd_tuning *tuning;  /* NULL without autotune */
+    int64_t tokens_seen;
+    int64_t trace_from; /* the trace holds the steps after this one */
+    double gpu_bytes;   /* in use, after the first steps */
+    bool stopped;
+} run_state;
+
+enum { WARM_UP_STEPS = 2 };
+
+static nd_status open_loaders(run_state *s)
+{
+    const nd_inputs *inputs = s->context->inputs;
+    nd_loader_options options = nd_trainer_loader_options(s->rank, false);
+    ND_TRY(nd_loader_open(inputs->data, &options, &s->loader));
+    if (!inputs->validation) {
+        return ND_OK;
+    }
+    options = nd_trainer_loader_options(s->rank, true);
+    int64_t all = nd_loader_validation_steps(inputs->validation, &options);
+    int64_t wanted = s->config->train.validation_batches;
+    s->validation_batches = wanted > 0 && wanted < all ? wanted : all;
+    return nd_loader_open(inputs->validation, &options, &s->validation_loader);
+}
+
+static nd_status load_weights(run_state *s)
+{
+    nd_model *model = s->trainer->model;
+    if (s->context->inputs->weights) {
+        return nd_model_io_load(model, s->context->inputs->weights);
+    }
+    uint64_t seed = (uint64_t)s->config->model.seed;
+    return nd_fsdp_init_weights(&model->fsdp, s->rank->shape.init_std, seed);
+}
+
+/* The same between the batches of a validation. */
+static nd_status agree_to_stop(run_state *s)
+{
+    nd_rank *r = s->rank;
+    int64_t stop = stop_signal;
+    ND_RUN(r, ND_TRACE_COMMUNICATION,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &stop, 1, ND_DTYPE_I64,
+                              ND_REDOP_MAX, NULL));
+    s->stopped = stop != 0;
+    return ND_OK;
+}
+
+/* Of the process, or of the GPU. There everything is allocated when the first steps are over, and
+ * the driver is not asked again: its answer takes long. */
+static double peak_memory(run_state *s)
+{
+    struct rusage usage;
+    nd_cuda_info gpu;
+    if (s->rank->device->kind == ND_DEVICE_CUDA) {
+        bool asks = s->trainer->step <= WARM_UP_STEPS + 1;
+        if (asks && nd_cuda_info_of(s->rank->device, &gpu) == ND_OK) {
+            s->gpu_bytes = (double)(gpu.total_bytes - gpu.free_bytes);
+        }
+        return s->gpu_bytes;
+    }
+    getrusage(RUSAGE_SELF, &usage);
+    return (double)usage.ru_maxrss * 1024.0;
+}
+
+static nd_status stop_is_asked(void *context, bool *stop)
+{
+    run_state *s = context;
+    ND_TRY(agree_to_stop(s));
+    *stop = s->stopped;
+    return ND_OK;
+}
+
+static nd_status validate(run_state *s)
+{
+    double loss = 0.0, begin = nd_clock_seconds();
+    int64_t tokens = 0;
+    const nd_trainer_pause pause = {stop_is_asked, s};
+    ND_TRY(nd_trainer_evaluate(s->trainer, s->validation_loader, s->validation_batches, &pause,
+                               &loss, &tokens));
+    if (!s->files.metrics || s->stopped) {
+        return ND_OK;
+    }
+    return nd_metrics_validation(s->files.metrics, s->trainer->step, loss, tokens,
+                                 nd_clock_seconds() - begin);
+}
+
+static bool validates_after(const run_state *s, int64_t step)
+{
+    int64_t interval = s->config->train.validation_interval;
+    bool last = step == s->config->train.steps;
+    /* Who sent a signal waits: the grace time belongs to saving. */
+    return s->validation_loader && !s->stopped && (last || (interval > 0 && step % interval == 0));
+}
+
+static nd_status one_step(run_state *s)
+{
+    nd_rank *r = s->rank;
+    nd_step_batch batch;
+    nd_step_result result;
+    int64_t wire[ND_TRAFFIC_COUNT], sent[ND_TRAFFIC_COUNT], begin = nd_clock_ns();
+    nd_traffic_bytes(&r->groups, wire);
+    ND_RUN(r, ND_TRACE_DATA, nd_loader_next(s->loader, &batch));
+    ND_TRY(nd_trainer_step(s->trainer, &batch, &result));
+    s->stopped = result.stop != 0;
+    s->tokens_seen += result.tokens;
+    if (!s->files.metrics) {
+        return ND_OK;
+    }
+    nd_step_record record = {
+        .step = s->trainer->step,
+        .loss = result.loss,
+        .grad_norm = result.grad_norm,
+        .lr = result.lr,
+        .tokens = result.tokens,
+        .tokens_seen = s->tokens_seen,
+        .step_seconds = (double)(nd_clock_ns() - begin) * 1e-9,
+        .data_wait_seconds = batch.wait_seconds,
+        .peak_memory_bytes = peak_memory(s),
+        .skipped = result.skipped,
+    };
+    nd_traffic_bytes(&r->groups, sent);
+    for (int k = 0; k < ND_TRAFFIC_COUNT; k++) {
+        record.wire_bytes[k] = sent[k] - wire[k];
+    }
+    return nd_metrics_step(s->files.metrics, &record);
+}
+
+/* The first steps touch fresh memory and prepare library code: they would hide where a later step's
+ * time goes. */
+static void forget_warm_up(run_state *s)
+{
+    if (s->trainer->step == WARM_UP_STEPS && s->config->train.steps > WARM_UP_STEPS &&
+        !s->stopped) {
+        s->rank->trace = (nd_trace){0};
+        s->trace_from = WARM_UP_STEPS;
+    }
+}
+
+static nd_status loop(run_state *s)
+{
+    told = s->trainer;
+    if (stop_signal) {
+        nd_train_request_stop(stop_signal);
+    }
+    while (s->trainer->step < s->config->train.steps && !s->stopped) {
+        ND_TRY(one_step(s));
+        forget_warm_up(s);
+        if (validates_after(s, s->trainer->step)) {
+            ND_TRY(validate(s));
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status save_model(run_state *s)
+{
+    const nd_config *config = s->config;
+    if (!config->output.save_model) {
+        return ND_OK;
+    }
+    nd_progress_set_phase(s->rank->progress, ND_PHASE_SAVE, s->trainer->step);
+    bool bytes = s->rank->shape.vocab == 256 && strcmp(config->data.tokenizer, "bytes") == 0;
+    nd_dtype dtype = config->output.dtype == ND_WEIGHTS_FP32 ? ND_DTYPE_F32 : ND_DTYPE_BF16;
+    char folder[4096];
+    snprintf(folder, sizeof folder, "%s/model", s->files.dir ? s->files.dir : "");
+    ND_TRY(nd_model_io_save(s->trainer->model, folder, dtype, bytes,
+                            s->context->inputs->model_folder));
+    if (s->rank->rank == 0) {
+        nd_log_info("model saved: %s", folder);
+    }
+    return ND_OK;
+}
+
+/* Before memory is planned: linears in BF16 have other buffers than those in FP8. */
+static nd_status tune(run_state *s)
+{
+    bool echo = false;
+    nd_status status = nd_tuning_make(s->rank, &s->tuning, &echo);
+    if (echo) { /* who has the reason ends first */
+        s->context->worker->voice = ND_VOICE_ECHO;
+        sleep(1);
+    }
+    return status;
+}
+
+static nd_status run(run_state *s)
+{
+    ND_TRY(tune(s));
+    ND_TRY(nd_trainer_create(s->rank, &s->trainer));
+    ND_TRY(nd_trainer_commit(s->trainer));
+    if (s->rank->rank == 0) {
+        ND_TRY(nd_run_files_open(&s->files, s->context, s->trainer));
+    }
+    ND_TRY(load_weights(s));
+    ND_TRY(open_loaders(s));
+    ND_TRY(nd_comm_barrier(s->rank->groups.by_kind[ND_GROUP_WORLD]));
+    ND_TRY(loop(s));
+    ND_TRY(nd_stream_sync(&s->rank->stream)); /* a fault of the last update shows here */
+    nd_tuning_warn(s->rank);
+    if (s->files.metrics) {
+        ND_TRY(nd_run_files_trace(&s->files, &s->rank->trace, s->trace_from + 1,
+                                  s->trainer->step - s->trace_from));
+    }
+    ND_TRY(save_model(s));
+    nd_progress_set_phase(s->rank->progress, ND_PHASE_DONE, s->trainer->step);
+    if (s->stopped) {
+        return nd_fail(ND_ERR_PREEMPTED,
+                       "stopped by a signal after step %lld of %lld, at a step boundary",
+                       (long long)s->trainer->step, (long long)s->config->train.steps);
+    }
+    return ND_OK;
+}
+
+nd_status nd_train(const nd_run_context *context)
+{
+    run_state state = {
+        .context = context, .config = context->worker->rank.config, .rank = &context->worker->rank};
+    nd_status status = run(&state);
+    if (status != ND_OK && status != ND_ERR_PREEMPTED) {
+        nd_worker_fail(context->worker, status, nd_error_last()->message);
+    }
+    bool joined = nd_loader_close(state.validation_loader);
+    joined = nd_loader_close(state.loader) && joined;
+    context->inputs->still_read = !joined;
+    nd_run_files_close(&state.files);
+    told = NULL;
+    nd_trainer_destroy(state.trainer);
+    nd_tuning_destroy(state.tuning);
+    return status;
+}

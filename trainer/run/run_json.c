@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/run/run_json.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "runtime/base/fsio.h"
+
+/* A path or argument need not be UTF-8, as JSON must: what is not ASCII in one that is not becomes
+ * '?'. */
+static json_t *string(const char *text)
+{
+    json_t *value = json_string(text);
+    char *ascii = value ? NULL : strdup(text);
+    if (ascii) {
+        for (char *c = ascii; *c; c++) {
+            *c = (unsigned char)*c < 0x80 ? *c : '?';
+        }
+        value = json_string(ascii);
+        free(ascii);
+    }
+    return value;
+}
+
+static json_t *string_or_null(const char *text)
+{
+    return text && text[0] ? string(text) : json_null();
+}
+
+/* The table gives text; numbers, booleans and lists of numbers become JSON's own. */
+static json_t *typed_value(const char *text)
+{
+    json_t *value = json_loads(text, JSON_DECODE_ANY, NULL);
+    if (json_is_number(value) || json_is_boolean(value) || json_is_array(value)) {
+        return value;
+    }
+    json_decref(value);
+    return string(text);
+}
+
+static void visit_field(void *context, const char *key, const char *value, bool job_scoped)
+{
+    json_object_set_new(context, key, typed_value(value));
+}
+
+static json_t *texts(const nd_run_text *list, int count)
+{
+    json_t *object = json_object();
+    for (int i = 0; i < count; i++) {
+        json_object_set_new(object, list[i].key, string(list[i].value));
+    }
+    return object;
+}
+
+static json_t *amounts(const nd_run_amount *list, int count)
+{
+    json_t *object = json_object();
+    for (int i = 0; i < count; i++) {
+        json_object_set_new(object, list[i].key, json_integer(list[i].value));
+    }
+    return object;
+}
+
+static json_t *strings(const char *const *list, int count)
+{
+    json_t *array = json_array();
+    for (int i = 0; i < count; i++) {
+        json_array_append_new(array, string(list[i]));
+    }
+    return array;
+}
+
+static json_t *mesh_object(const nd_mesh *mesh)
+{
+    json_t *object = json_object();
+    for (int axis = 0; axis < ND_AXIS_COUNT; axis++) {
+        json_object_set_new(object, nd_axis_name(axis), json_integer(mesh->size[axis]));
+    }
+    return object;
+}
+
+static json_t *identity_object(const nd_run_record *record)
+{
+    const nd_identity *id = record->identity;
+    json_t *object = json_object();
+    json_object_set_new(object, "started_by", string(nd_identity_source_name(id->source)));
+    json_object_set_new(object, "run_id", string_or_null(id->run_id));
+    json_object_set_new(object, "world_size", json_integer(id->world_size));
+    json_object_set_new(object, "nnodes", json_integer(id->nnodes));
+    json_object_set_new(object, "hosts", strings(record->hosts, record->host_count));
+    const char *nodes = getenv("SLURM_STEP_NODELIST"); /* "node[1-2]" */
+    json_object_set_new(object, "slurm_job_id", string_or_null(getenv("SLURM_JOB_ID")));
+    json_object_set_new(object, "slurm_nodes",
+                        string_or_null(nodes ? nodes : getenv("SLURM_JOB_NODELIST")));
+    return object;
+}
+
+static json_t *start_time(void)
+{
+    char text[32];
+    time_t now = time(NULL);
+    struct tm utc;
+    gmtime_r(&now, &utc);
+    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    return string(text);
+}
+
+static nd_status build(const nd_run_record *record, json_t **out)
+{
+    json_t *root = json_object();
+    json_t *config = json_object();
+    nd_status status = nd_config_each(record->config, visit_field, config);
+    if (status != ND_OK) {
+        json_decref(config);
+        json_decref(root);
+        return status;
+    }
+    json_object_set_new(root, "program", string("ndtrain"));
+    json_object_set_new(root, "version", string(record->program_version));
+    json_object_set_new(root, "start_time", start_time());
+    json_object_set_new(root, "command", strings((const char *const *)record->argv, record->argc));
+    json_object_set_new(root, "config_file", string_or_null(record->config->source));
+    json_object_set_new(root, "config", config);
+    json_object_set_new(root, "mesh", mesh_object(&record->config->resolved_mesh));
+    json_object_set_new(root, "job", identity_object(record));
+    json_object_set_new(root, "libraries", texts(record->libraries, record->library_count));
+    json_object_set_new(root, "machine", texts(record->machine, record->machine_count));
+    json_object_set_new(root, "model", amounts(record->model, record->model_count));
+    json_object_set_new(root, "memory_plan_bytes", amounts(record->memory, record->memory_count));
+    if (record->autotune) {
+        json_object_set_new(root, "autotune", json_loads(record->autotune, 0, NULL));
+    }
+    *out = root;
+    return ND_OK;
+}
+
+nd_status nd_run_record_write(const char *dir, const nd_run_record *record)
+{
+    json_t *root = NULL;
+    char *path = NULL, *text = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_fs_format(&path, "%s/run.json", dir));
+    if (nd_fs_exists(path)) {
+        status = nd_fail(ND_ERR_CANTCREATE,
+                         "%s exists: the folder already holds a run. Give another folder as "
+                         "output.dir.",
+                         path);
+        goto out;
+    }
+    ND_TRY_OUT(build(record, &root));
+    text = json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+    if (!text) {
+        status = nd_fail(ND_ERR_INTERNAL, "out of host memory for run.json");
+        goto out;
+    }
+    ND_TRY_OUT(nd_fs_write_atomic(path, text, strlen(text)));
+out:
+    free(text);
+    json_decref(root);
+    free(path);
+    return status;
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/step/budget.h"
+
+#include "kernels/cuda/cuda_ops.h"
+#include "runtime/base/log.h"
+#include "runtime/device/cuda.h"
+#include "trainer/step/trainer.h"
+
+static const double GIB = 1073741824.0;
+
+/* Code of kernels, ours and the libraries', which the driver loads when they are first used. */
+static const size_t KERNEL_BYTES = (size_t)256 << 20;
+
+/* What the transport may hold for this rank's groups; a group that never reduces leaves its pages
+ * untouched. */
+static size_t staging_bytes(const nd_mesh *mesh)
+{
+    size_t bytes =
+        nd_comm_staging_bytes(nd_mesh_group_size(mesh, ND_GROUP_DP_SHARD_CP)); /* gradients */
+    for (nd_group_kind kind = 0; kind < ND_GROUP_COUNT; kind++) {
+        bytes += nd_comm_staging_bytes(nd_mesh_group_size(mesh, kind));
+    }
+    return bytes;
+}
+
+static size_t loader_bytes(const nd_rank *rank)
+{
+    const char *path = rank->config->data.validation_path;
+    nd_loader_options train = nd_trainer_loader_options(rank, false),
+                      validation = nd_trainer_loader_options(rank, true);
+    return nd_loader_bytes(&train) + (path && path[0] ? nd_loader_bytes(&validation) : 0);
+}
+
+/* What the driver and the libraries hold already, or, of a GPU that is not here, what they hold on
+ * one of 80 GB: CUDA's context, the kernels, cuBLASLt and cuDNN. */
+static size_t context_bytes(const nd_rank *rank)
+{
+    nd_cuda_info gpu;
+    size_t used = (size_t)1 << 30;
+    if (rank->device->kind == ND_DEVICE_CUDA && nd_cuda_info_of(rank->device, &gpu) == ND_OK) {
+        used = gpu.total_bytes - gpu.free_bytes;
+        used -= used < nd_ops_cuda_workspace() ? used : nd_ops_cuda_workspace();
+    }
+    return used;
+}
+
+size_t nd_beside_later(const nd_rank *rank, const nd_graph_counts *graphs)
+{
+    return nd_rank_is_gpu(rank)
+               ? KERNEL_BYTES + nd_comm_nccl_bytes(&rank->mesh) + nd_graphs_bytes(graphs)
+               : 0;
+}
+
+void nd_beside_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan)
+{
+    if (nd_rank_is_gpu(rank)) {
+        nd_memplan_add_external(plan, ND_MEM_SCRATCH, "workspaces of cuBLASLt and kernels",
+                                nd_ops_cuda_workspace());
+        nd_memplan_add_external(plan, ND_MEM_SCRATCH, "driver and libraries", context_bytes(rank));
+        if (rank->config->kernels.cuda_graphs) {
+            nd_memplan_add_external(plan, ND_MEM_SCRATCH, "CUDA graphs, estimated",
+                                    nd_graphs_bytes(graphs));
+        }
+        nd_memplan_add_external(plan, ND_MEM_COMMUNICATION, "NCCL, estimated",
+                                nd_comm_nccl_bytes(&rank->mesh));
+    } else {
+        nd_memplan_add_external(plan, ND_MEM_COMMUNICATION, "staging of reductions",
+                                staging_bytes(&rank->mesh));
+        nd_memplan_add_external(plan, ND_MEM_DATA, "prefetched batches", loader_bytes(rank));
+    }
+}
+
+/* A plan that fits alone, while what comes later is only estimated, may train. */
+static void warn_of_later(const nd_rank *rank, size_t later, const nd_memplan *plan)
+{
+    nd_cuda_info gpu;
+    if (rank->device->kind == ND_DEVICE_CUDA && nd_cuda_info_of(rank->device, &gpu) == ND_OK &&
+        plan->total <= gpu.free_bytes && plan->total + later > gpu.free_bytes) {
+        nd_log_warning("the plan takes %.2f GiB of the %.2f that are free on %s, and kernels, NCCL "
+                       "and CUDA graphs will take about %.2f: the first steps may run out of "
+                       "memory; recompute, a smaller micro batch, a shorter sequence or more "
+                       "shards need less",
+                       (double)plan->total / GIB, (double)gpu.free_bytes / GIB, rank->device->name,
+                       (double)later / GIB);
+    }
+}
+
+nd_status nd_beside_commit(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan)
+{
+    size_t later = nd_beside_later(rank, graphs);
+    warn_of_later(rank, later, plan);
+    nd_status status = nd_memplan_commit(plan, rank->device);
+    return status == ND_ERR_RESOURCE && later > 0
+               ? nd_fail_context(status,
+                                 "kernels, NCCL and CUDA graphs still need about %.2f GiB more",
+                                 (double)later / GIB)
+               : status;
+}
+
+nd_status nd_beside_explain(const nd_rank *rank, const nd_graph_counts *graphs,
+                            const nd_memplan *plan, nd_status status)
+{
+    if (status != ND_ERR_RESOURCE || rank->device->kind != ND_DEVICE_CUDA) {
+        return status;
+    }
+    return nd_fail_context(status,
+                           "the plan holds %.2f GiB, and kernels, NCCL and CUDA graphs were "
+                           "estimated at %.2f GiB more",
+                           (double)plan->total / GIB, (double)nd_beside_later(rank, graphs) / GIB);
+}

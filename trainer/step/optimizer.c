@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/step/optimizer.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+nd_status nd_optimizer_init(nd_optimizer *optimizer, nd_fsdp *fsdp)
+{
+    *optimizer = (nd_optimizer){.fsdp = fsdp};
+    return nd_layout_decay_ranges(fsdp->layout, &optimizer->ranges, &optimizer->range_count);
+}
+
+void nd_optimizer_bind(nd_optimizer *optimizer)
+{
+    for (int i = 0; i < optimizer->range_count; i++) {
+        nd_flat_range *range = &optimizer->ranges[i];
+        range->copy = nd_fsdp_resident(optimizer->fsdp, range->begin);
+    }
+}
+
+void nd_optimizer_fini(nd_optimizer *optimizer)
+{
+    free(optimizer->ranges);
+    optimizer->ranges = NULL;
+}
+
+static double clip_factor(double max_norm, double norm)
+{
+    if (max_norm <= 0.0) {
+        return 1.0;
+    }
+    double factor = max_norm / (norm + 1e-6);
+    return factor < 1.0 ? factor : 1.0;
+}
+
+nd_status nd_optimizer_step(nd_optimizer *optimizer, int64_t step, double lr, double grad_norm)
+{
+    nd_fsdp *fsdp = optimizer->fsdp;
+    nd_rank *r = fsdp->rank;
+    const nd_config *config = r->config;
+    nd_adamw hyper = {
+        .lr = (float)lr,
+        .beta1 = (float)config->optimizer.beta1,
+        .beta2 = (float)config->optimizer.beta2,
+        .eps = (float)config->optimizer.eps,
+        .weight_decay = (float)config->optimizer.weight_decay,
+        .grad_scale = (float)clip_factor(config->optimizer.max_grad_norm, grad_norm),
+        .bias1 = (float)(1.0 - pow(config->optimizer.beta1, (double)step)),
+        .bias2 = (float)(1.0 - pow(config->optimizer.beta2, (double)step)),
+    };
+    if (config->optimizer.name == ND_OPTIMIZER_SGD) {
+        ND_OP(r, ND_TRACE_OPTIMIZER, sgd, &hyper, fsdp->master, fsdp->grad, optimizer->ranges,
+              optimizer->range_count);
+    } else {
+        ND_OP(r, ND_TRACE_OPTIMIZER, adamw, &hyper, fsdp->master, fsdp->moment1, fsdp->moment2,
+              fsdp->grad, optimizer->ranges, optimizer->range_count);
+    }
+    nd_fsdp_weights_updated(fsdp);
+    return ND_OK;
+}

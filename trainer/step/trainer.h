@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_STEP_TRAINER_H
+#define ND_STEP_TRAINER_H
+/*
+ * The training step of one rank, without files: memory, model, gradient synchronisation, optimizer.
+ * Driven by the loop (train.c) in a process of its own, and by tests with N ranks as threads.
+ */
+#include "runtime/device/memplan.h"
+#include "trainer/data/loader.h"
+#include "trainer/model/model.h"
+#include "trainer/step/optimizer.h"
+#include "trainer/parallel/gradsync.h"
+
+typedef struct nd_trainer {
+    nd_rank *rank; /* borrowed */
+    nd_memplan plan;
+    nd_model *model;
+    nd_gradsync sync;
+    nd_optimizer optimizer;
+    nd_graphs *graphs;                /* kernels.cuda_graphs; else NULL */
+    nd_graph_counts planned_graphs;   /* what they will hold */
+    nd_step_numbers *sent, *received; /* host memory: what goes to the device, what comes back */
+    int64_t step;                     /* steps done, also those that were skipped */
+    int64_t plain;   /* gradients made since the start of the process, without a health report */
+    int64_t skipped; /* without an update: not finite, and train.nonfinite is skip */
+} nd_trainer;
+
+typedef struct nd_step_result {
+    double loss;      /* mean NLL over the counted labels of the step, global */
+    double grad_norm; /* before clipping */
+    double lr;
+    int64_t tokens; /* counted labels of the step, global */
+    int64_t stop;   /* not 0: some rank was asked to stop; alike on all ranks */
+    bool skipped;
+} nd_step_result;
+
+/* What FP8 asks of model and mesh, before any worker starts: ND_ERR_CONFIG with the numbers. */
+nd_status nd_trainer_check_precision(const nd_config *config, const nd_llama_shape *shape);
+
+/* This rank's part of each step's batch, as the configuration says. */
+nd_loader_options nd_trainer_loader_options(const nd_rank *rank, bool validation);
+
+/* Plans memory; nothing is allocated on the device yet (enough for `ndtrain plan`). */
+nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out);
+/* Allocates the plan and binds. Collective: the rank's groups must exist from here on. */
+nd_status nd_trainer_commit(nd_trainer *trainer);
+void nd_trainer_destroy(nd_trainer *trainer);
+
+/*
+ * Gradients of one step (all micro-batches), reduced over the mesh; fills loss, grad_norm, tokens,
+ * stop. On a GPU this enqueues the whole step and then waits, once, to read these numbers; what
+ * nd_trainer_step enqueues afterwards, the update, runs while the host prepares the next step.
+ */
+nd_status nd_trainer_gradients(nd_trainer *trainer, const nd_step_batch *batch,
+                               nd_step_result *out);
+/*
+ * Gradients, then the update. When loss or norm is not finite, alike on all ranks: ND_ERR_NUMERIC
+ * naming the step and the first tensor, or, with train.nonfinite skip, a warning and no update.
+ */
+nd_status nd_trainer_step(nd_trainer *trainer, const nd_step_batch *batch, nd_step_result *out);
+
+/* Every rank's next step says so, if the word comes before the step's numbers are complete.
+ * Async-signal-safe. */
+void nd_trainer_request_stop(nd_trainer *trainer, int reason);
+
+/* Asked before each batch of a long loop, on all ranks; *stop is alike on all of them. */
+typedef struct nd_trainer_pause {
+    nd_status (*asked)(void *context, bool *stop);
+    void *context;
+} nd_trainer_pause;
+
+/*
+ * Mean NLL over `batches` calls of the (rewound) validation loader; all ranks take part. Stopped by
+ * `pause`: no loss, and *tokens is 0.
+ */
+nd_status nd_trainer_evaluate(nd_trainer *trainer, nd_loader *loader, int64_t batches,
+                              const nd_trainer_pause *pause, double *loss, int64_t *tokens);
+
+#endif

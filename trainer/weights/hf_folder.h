@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_WEIGHTS_HF_FOLDER_H
+#define ND_WEIGHTS_HF_FOLDER_H
+/*
+ * A Hugging Face model folder: config.json, model.safetensors or a sharded set with its index,
+ * tokenizer.json.
+ *
+ * Reading opens headers only; slices are read with pread straight into the caller's buffer, so each
+ * rank reads just its own. Tensors may be F32, BF16 or F16; they are widened to F32 exactly.
+ * Writing: the tensors and their shapes are announced first, so that offsets are known; values
+ * arrive in any order and any number of pieces; everything lands in a temporary folder beside the
+ * target and is renamed at the end (files and folder fsynced).
+ */
+#include <stdint.h>
+
+#include "runtime/base/status.h"
+#include "trainer/layout/shape.h"
+#include "runtime/tensor/dtype.h"
+
+typedef struct nd_hf_reader nd_hf_reader;
+
+/* ND_ERR_DATA: truncated, overlapping, duplicate keys, bad index; names file and tensor. */
+nd_status nd_hf_reader_open(const char *folder, nd_hf_reader **out);
+void nd_hf_reader_close(nd_hf_reader *reader);
+const nd_llama_shape *nd_hf_reader_shape(const nd_hf_reader *reader);
+/* Every tensor that a model of this shape has, with its shape, and no other (rotary inv_freq
+ * buffers are ignored). A tied model may or may not hold lm_head.weight. ND_ERR_DATA names what is
+ * missing, extra or of another shape. */
+nd_status nd_hf_reader_check(const nd_hf_reader *reader);
+bool nd_hf_reader_has(const nd_hf_reader *reader, const char *name);
+/*
+ * Elements [begin, begin + count) of the row-major flattened tensor, as F32 into out. Vectors are
+ * (rows, 1).
+ */
+nd_status nd_hf_reader_read(const nd_hf_reader *reader, const char *name, int64_t begin,
+                            int64_t count, float *out);
+
+typedef struct nd_hf_tensor {
+    char name[128];
+    int axes;
+    int64_t shape[2];
+} nd_hf_tensor;
+
+typedef struct nd_hf_writer nd_hf_writer;
+
+typedef struct nd_hf_writer_options {
+    nd_llama_shape shape;
+    nd_dtype dtype;         /* BF16 or F32 */
+    int64_t max_file_bytes; /* a larger model is sharded; 0: 5e9, as transformers */
+    bool byte_tokenizer;    /* write tokenizer.json and tokenizer_config.json for id = byte */
+    const char
+        *source; /* folder of the model that was trained further, or NULL: its tokenizer (without
+                           byte_tokenizer) and generation_config.json are copied; borrowed */
+} nd_hf_writer_options;
+
+/* ND_ERR_CANTCREATE when folder exists (it is never overwritten) or cannot be made. Free space is
+ * checked first. */
+nd_status nd_hf_writer_open(const char *folder, const nd_hf_writer_options *options,
+                            const nd_hf_tensor *tensors, int count, nd_hf_writer **out);
+/* F32 elements [begin, begin + count) of a tensor; rounded to BF16 when that is the dtype. */
+nd_status nd_hf_writer_write(nd_hf_writer *writer, const char *name, int64_t begin, int64_t count,
+                             const float *values);
+/* fsync, rename into place. ND_ERR_INTERNAL when an element was not written. Frees the writer, also
+ * on failure. */
+nd_status nd_hf_writer_commit(nd_hf_writer *writer);
+void nd_hf_writer_abort(nd_hf_writer *writer); /* removes the temporary folder; NULL is legal */
+
+/* org/name -> newest snapshot folder in the local cache (HF_HUB_CACHE, HF_HOME,
+ * ~/.cache/huggingface/hub); ND_ERR_DATA says how to get it when it is not there. Owned by the
+ * caller. */
+nd_status nd_hf_cache_find(const char *name, char **out);
+
+#endif

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/weights/hf_reader_impl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/base/fsio.h"
+#include "runtime/base/log.h"
+
+enum { INDEX_BYTES_MAX = 64 << 20 };
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const nd_hf_place *)a)->tensor->name, ((const nd_hf_place *)b)->tensor->name);
+}
+
+const nd_hf_place *nd_hf_reader_find(const nd_hf_reader *reader, const char *name)
+{
+    nd_st_tensor wanted = {.name = (char *)name};
+    nd_hf_place key = {.tensor = &wanted};
+    return bsearch(&key, reader->places, (size_t)reader->place_count, sizeof key, by_name);
+}
+
+static nd_status open_file(nd_hf_reader *reader, const char *name)
+{
+    nd_hf_file *file = &reader->files[reader->file_count++];
+    file->fd = -1;
+    ND_TRY(nd_fs_format(&file->name, "%s", name));
+    ND_TRY(nd_fs_format(&file->path, "%s/%s", reader->folder, name));
+    file->fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file->fd < 0) {
+        return nd_fail(ND_ERR_DATA, "cannot open \"%s\": %s", file->path, strerror(errno));
+    }
+    return nd_st_read_header(file->fd, file->path, &file->list);
+}
+
+/* All tensors of all files, by name; a name in two files is an error. */
+static nd_status collect_places(nd_hf_reader *reader)
+{
+    int64_t total = 0;
+    for (int64_t f = 0; f < reader->file_count; f++) {
+        total += reader->files[f].list.count;
+    }
+    ND_TRY(ND_ALLOC(total, &reader->places));
+    for (int64_t f = 0; f < reader->file_count; f++) {
+        const nd_hf_file *file = &reader->files[f];
+        for (int64_t t = 0; t < file->list.count; t++) {
+            reader->places[reader->place_count++] = (nd_hf_place){&file->list.tensors[t], file};
+        }
+    }
+    qsort(reader->places, (size_t)total, sizeof *reader->places, by_name);
+    for (int64_t i = 1; i < total; i++) {
+        const nd_hf_place *a = &reader->places[i - 1], *b = &reader->places[i];
+        if (strcmp(a->tensor->name, b->tensor->name) == 0) {
+            return nd_fail(ND_ERR_DATA,
+                           "\"%s\": tensor \"%.200s\" is in two files, \"%s\" and \"%s\"",
+                           reader->folder, a->tensor->name, a->file->name, b->file->name);
+        }
+    }
+    return ND_OK;
+}
+
+/* Sharded sets. */
+
+static nd_status check_file_name(const char *index, const char *tensor, const json_t *value)
+{
+    const char *name = json_string_value(value);
+    if (!name || !*name || strchr(name, '/') || strchr(name, '\\') || strstr(name, "..")) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "\"%s\": the file of tensor \"%.200s\" is %s%.200s; it must be the name of a "
+            "file in the same folder",
+            index, tensor, name ? "" : "not a string", name ? name : "");
+    }
+    return ND_OK;
+}
+
+static bool has_file(const nd_hf_reader *reader, const char *name)
+{
+    for (int64_t f = 0; f < reader->file_count; f++) {
+        if (strcmp(reader->files[f].name, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The map and the files name the same tensors, each in the file where the map says it is. */
+static nd_status check_map(const nd_hf_reader *reader, const char *index, json_t *map)
+{
+    const char *tensor;
+    json_t *value;
+    json_object_foreach(map, tensor, value)
+    {
+        const nd_hf_place *found = nd_hf_reader_find(reader, tensor);
+        if (!found || strcmp(found->file->name, json_string_value(value)) != 0) {
+            return nd_fail(
+                ND_ERR_DATA,
+                "\"%s\" places tensor \"%.200s\" in \"%.200s\", but it is %s%s: the files are "
+                "not of one model",
+                index, tensor, json_string_value(value), found ? "in " : "in none",
+                found ? found->file->name : "");
+        }
+    }
+    for (int64_t i = 0; i < reader->place_count; i++) {
+        const nd_hf_place *p = &reader->places[i];
+        if (!json_object_get(map, p->tensor->name)) {
+            return nd_fail(
+                ND_ERR_DATA,
+                "tensor \"%.200s\" of \"%s\" is not in \"%s\": the files are not of one model",
+                p->tensor->name, p->file->path, index);
+        }
+    }
+    return ND_OK;
+}
+
+/* Real files carry whole-file sizes here too: worth a warning only. */
+static void check_total_size(const nd_hf_reader *reader, const char *index, json_t *root)
+{
+    const json_t *total = json_object_get(json_object_get(root, "metadata"), "total_size");
+    uint64_t bytes = 0;
+    for (int64_t i = 0; i < reader->place_count; i++) {
+        bytes += reader->places[i].tensor->end - reader->places[i].tensor->begin;
+    }
+    if (json_is_integer(total) && (uint64_t)json_integer_value(total) != bytes) {
+        nd_log_warning("\"%s\" gives a total_size of %lld bytes; its tensors have %llu", index,
+                       (long long)json_integer_value(total), (unsigned long long)bytes);
+    }
+}
+
+static nd_status open_sharded(nd_hf_reader *reader, const char *index, json_t *root)
+{
+    json_t *map = json_object_get(root, "weight_map");
+    const char *tensor;
+    json_t *value;
+    if (!json_is_object(map) || json_object_size(map) == 0) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" has no \"weight_map\"", index);
+    }
+    ND_TRY(ND_ALLOC(json_object_size(map), &reader->files));
+    json_object_foreach(map, tensor, value)
+    {
+        ND_TRY(check_file_name(index, tensor, value));
+        if (!has_file(reader, json_string_value(value))) {
+            ND_TRY(open_file(reader, json_string_value(value)));
+        }
+    }
+    ND_TRY(collect_places(reader));
+    ND_TRY(check_map(reader, index, map));
+    check_total_size(reader, index, root);
+    return ND_OK;
+}
+
+static nd_status read_index(nd_hf_reader *reader, const char *index)
+{
+    char *text = NULL;
+    size_t size = 0;
+    json_error_t error;
+    ND_TRY(nd_fs_read(index, INDEX_BYTES_MAX, ND_ERR_DATA, &text, &size));
+    json_t *root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
+    free(text);
+    if (!root) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", index, error.line, error.text);
+    }
+    nd_status status = open_sharded(reader, index, root);
+    json_decref(root);
+    return status;
+}
+
+/* Open. */
+
+static nd_status open_weights(nd_hf_reader *reader)
+{
+    nd_status status = ND_OK;
+    char *single = NULL, *index = NULL;
+    ND_TRY_OUT(nd_fs_format(&single, "%s/model.safetensors", reader->folder));
+    ND_TRY_OUT(nd_fs_format(&index, "%s/model.safetensors.index.json", reader->folder));
+    if (nd_fs_exists(single)) {
+        ND_TRY_OUT(ND_ALLOC(1, &reader->files));
+        ND_TRY_OUT(open_file(reader, "model.safetensors"));
+        ND_TRY_OUT(collect_places(reader));
+    } else if (nd_fs_exists(index)) {
+        ND_TRY_OUT(read_index(reader, index));
+    } else {
+        status = nd_fail(
+            ND_ERR_DATA,
+            "\"%s\" holds neither model.safetensors nor model.safetensors.index.json; other "
+            "weight formats are not read: save the model with "
+            "save_pretrained(safe_serialization=True)",
+            reader->folder);
+    }
+out:
+    free(index);
+    free(single);
+    return status;
+}
+
+nd_status nd_hf_reader_open(const char *folder, nd_hf_reader **out)
+{
+    nd_status status = ND_OK;
+    nd_hf_reader *reader = NULL;
+    char *config = NULL;
+    ND_TRY_OUT(ND_ALLOC(1, &reader));
+    ND_TRY_OUT(nd_fs_format(&reader->folder, "%s", folder));
+    ND_TRY_OUT(nd_fs_format(&config, "%s/config.json", folder));
+    if (!nd_fs_exists(config)) {
+        status =
+            nd_fail(ND_ERR_DATA, "\"%s\" is not a Hugging Face model folder: it has no config.json",
+                    folder);
+        goto out;
+    }
+    ND_TRY_OUT(nd_llama_shape_read(config, &reader->shape));
+    ND_TRY_OUT(open_weights(reader));
+    *out = reader;
+    reader = NULL;
+out:
+    free(config);
+    nd_hf_reader_close(reader);
+    return status;
+}
+
+void nd_hf_reader_close(nd_hf_reader *reader)
+{
+    if (!reader) {
+        return;
+    }
+    for (int64_t f = 0; f < reader->file_count; f++) {
+        nd_hf_file *file = &reader->files[f];
+        if (file->fd >= 0) {
+            close(file->fd);
+        }
+        nd_st_list_fini(&file->list);
+        free(file->path);
+        free(file->name);
+    }
+    free(reader->places);
+    free(reader->files);
+    free(reader->folder);
+    free(reader);
+}
+
+const nd_llama_shape *nd_hf_reader_shape(const nd_hf_reader *reader)
+{
+    return &reader->shape;
+}
+
+bool nd_hf_reader_has(const nd_hf_reader *reader, const char *name)
+{
+    return nd_hf_reader_find(reader, name) != NULL;
+}
+
+/* Values. */
+
+/* IEEE binary16, all cases exact: normal, subnormal, zero, infinity, NaN. */
+static float half_to_f32(uint16_t half)
+{
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31,
+             mantissa = half & 1023;
+    if (exponent == 0) {
+        float magnitude = (float)mantissa * 0x1p-24f;
+        return sign ? -magnitude : magnitude;
+    }
+    uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+/* Widens `count` 16-bit values that lie in the upper half of out, from the front: none is
+ * overwritten before it is read, since value i lies at or after byte 4 i. */
+static void widen_in_place(float *out, int64_t count, bool half)
+{
+    const uint8_t *source = (const uint8_t *)out + 2 * count;
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t code;
+        memcpy(&code, source + 2 * i, sizeof code);
+        out[i] = half ? half_to_f32(code) : nd_bf16_to_f32(code);
+    }
+}
+
+nd_status nd_hf_reader_read(const nd_hf_reader *reader, const char *name, int64_t begin,
+                            int64_t count, float *out)
+{
+    const nd_hf_place *found = nd_hf_reader_find(reader, name);
+    if (!found) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" lacks tensor \"%s\"", reader->folder, name);
+    }
+    const nd_st_tensor *t = found->tensor;
+    ND_ASSERT(begin >= 0 && count >= 0 && begin <= nd_st_tensor_count(t) - count);
+    const nd_hf_file *file = found->file;
+    if (t->dtype == ND_ST_F32) {
+        return nd_fs_pread(file->fd, file->path, out, (size_t)count * 4,
+                           (int64_t)t->begin + begin * 4);
+    }
+    ND_ASSERT(t->dtype == ND_ST_BF16 || t->dtype == ND_ST_F16); /* nd_hf_reader_check comes first */
+    ND_TRY(nd_fs_pread(file->fd, file->path, (uint8_t *)out + 2 * count, (size_t)count * 2,
+                       (int64_t)t->begin + begin * 2));
+    widen_in_place(out, count, t->dtype == ND_ST_F16);
+    return ND_OK;
+}

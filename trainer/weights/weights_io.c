@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/weights/weights_io.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LOAD_BLOCK = 1 << 18,
+    SAVE_BYTES = 16 << 20,
+    SAVE_PIECE_MIN = 1024,
+    SAVE_PIECE_MAX = 1 << 18
+};
+
+typedef struct load_context {
+    nd_model *model;
+    const nd_hf_reader *reader;
+    float *block;
+} load_context;
+
+static nd_status load_run(void *context, const nd_run *run)
+{
+    load_context *c = context;
+    nd_stream *stream = &c->model->rank->stream;
+    for (int64_t done = 0; done < run->count;) {
+        int64_t n = run->count - done < LOAD_BLOCK ? run->count - done : LOAD_BLOCK;
+        ND_TRY(
+            nd_hf_reader_read(c->reader, run->param->name, run->global_begin + done, n, c->block));
+        ND_TRY(nd_copy(stream, c->model->fsdp.master + run->state_begin + done, c->block,
+                       (size_t)n * 4));
+        ND_TRY(nd_stream_sync(stream));
+        done += n;
+    }
+    return ND_OK;
+}
+
+nd_status nd_model_io_load(nd_model *model, const nd_hf_reader *reader)
+{
+    load_context context = {.model = model, .reader = reader};
+    nd_status status = ND_OK;
+    ND_TRY(ND_ALLOC(LOAD_BLOCK, &context.block));
+    for (int u = 0; u < model->layout->unit_count && status == ND_OK; u++) {
+        status =
+            nd_layout_each_run(model->layout, u, model->layout->shard_index, load_run, &context);
+    }
+    free(context.block);
+    nd_fsdp_weights_changed(&model->fsdp);
+    return status;
+}
+
+typedef struct save_context {
+    nd_hf_writer *writer;
+    int64_t begin, end; /* elements of the segment's shard that the piece holds */
+    int64_t shard_offset;
+    const float *piece; /* of one member */
+    nd_segment_kind segment;
+} save_context;
+
+/* The part of a run that lies in the piece. */
+static nd_status save_run(void *context, const nd_run *run)
+{
+    save_context *c = context;
+    if (run->param->segment != c->segment) {
+        return ND_OK;
+    }
+    int64_t at = run->state_begin - c->shard_offset; /* in the shard */
+    int64_t begin = at > c->begin ? at : c->begin;
+    int64_t end = at + run->count < c->end ? at + run->count : c->end;
+    if (begin >= end) {
+        return ND_OK;
+    }
+    return nd_hf_writer_write(c->writer, run->param->name, run->global_begin + begin - at,
+                              end - begin, c->piece + begin - c->begin);
+}
+
+/* Everything rank 0 needs to place what the others send: the layout of each tp coordinate. */
+typedef struct save_job {
+    nd_model *model;
+    nd_hf_writer *writer; /* rank 0 only */
+    nd_layout **layouts;  /* [tp] */
+    int tp, members;
+    int64_t piece;   /* elements */
+    float *gathered; /* (members, piece), on the host */
+    float *landing;  /* where they arrive: on a GPU its gradients, free now; else the same */
+} save_job;
+
+/* Member i of the model group is (shard, tp) = (i / tp, i mod tp). */
+static nd_status save_piece(save_job *job, int unit, nd_segment_kind kind, int64_t begin,
+                            int64_t count)
+{
+    nd_rank *r = job->model->rank;
+    const nd_segment *segment = &job->model->layout->units[unit].segments[kind];
+    const float *own = job->model->fsdp.master + segment->shard_offset + begin;
+    ND_TRY(nd_comm_all_gather(r->groups.by_kind[ND_GROUP_MODEL], &r->stream, own, job->landing,
+                              count, ND_DTYPE_F32, NULL));
+    if (job->landing != job->gathered && job->writer) {
+        ND_TRY(nd_copy(&r->stream, job->gathered, job->landing,
+                       (size_t)(count * job->members) * sizeof *job->landing));
+        ND_TRY(nd_stream_sync(&r->stream));
+    }
+    for (int i = 0; job->writer && i < job->members; i++) {
+        save_context context = {
+            .writer = job->writer,
+            .begin = begin,
+            .end = begin + count,
+            .shard_offset = segment->shard_offset,
+            .piece = job->gathered + i * count,
+            .segment = kind,
+        };
+        ND_TRY(
+            nd_layout_each_run(job->layouts[i % job->tp], unit, i / job->tp, save_run, &context));
+    }
+    return ND_OK;
+}
+
+static nd_status save_units(save_job *job)
+{
+    const nd_layout *layout = job->model->layout;
+    for (int u = 0; u < layout->unit_count; u++) {
+        for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
+            int64_t count = layout->units[u].segments[kind].shard_count;
+            for (int64_t begin = 0; begin < count; begin += job->piece) {
+                int64_t n = count - begin < job->piece ? count - begin : job->piece;
+                ND_TRY(save_piece(job, u, kind, begin, n));
+            }
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status open_writer(save_job *job, const char *folder, nd_dtype dtype, bool byte_tokenizer,
+                             const char *source)
+{
+    const nd_rank *r = job->model->rank;
+    const nd_layout *layout = job->model->layout;
+    nd_hf_writer_options options = {
+        .shape = r->shape, .dtype = dtype, .byte_tokenizer = byte_tokenizer, .source = source};
+    nd_hf_tensor *tensors = NULL;
+    ND_TRY(ND_ALLOC(layout->param_count, &tensors));
+    for (int i = 0; i < layout->param_count; i++) {
+        const nd_param *p = &layout->params[i];
+        snprintf(tensors[i].name, sizeof tensors[i].name, "%s", p->name);
+        tensors[i].axes = p->axes;
+        tensors[i].shape[0] = p->rows;
+        tensors[i].shape[1] = p->cols;
+    }
+    nd_status status =
+        nd_hf_writer_open(folder, &options, tensors, layout->param_count, &job->writer);
+    free(tensors);
+    if (status != ND_OK) {
+        return status;
+    }
+    ND_TRY(ND_ALLOC(job->tp, &job->layouts));
+    for (int t = 0; t < job->tp; t++) {
+        nd_coord coord = r->coord;
+        coord.at[ND_AXIS_TP] = t;
+        ND_TRY(nd_layout_create(&r->shape, &r->mesh, coord, nd_scales_in_segment,
+                                &job->model->scales, &job->layouts[t]));
+    }
+    return ND_OK;
+}
+
+nd_status nd_model_io_save(nd_model *model, const char *folder, nd_dtype dtype, bool byte_tokenizer,
+                           const char *source)
+{
+    nd_rank *r = model->rank;
+    nd_status status = ND_OK;
+    save_job job = {.model = model,
+                    .tp = r->mesh.size[ND_AXIS_TP],
+                    .members = r->groups.by_kind[ND_GROUP_MODEL]->size};
+    job.piece = SAVE_BYTES / 4 / job.members;
+    job.piece = job.piece < SAVE_PIECE_MIN   ? SAVE_PIECE_MIN
+                : job.piece > SAVE_PIECE_MAX ? SAVE_PIECE_MAX
+                                             : job.piece;
+    if (nd_rank_is_gpu(r) && job.piece > model->layout->shard_total / job.members) {
+        job.piece = model->layout->shard_total / job.members;
+    }
+    ND_TRY(ND_ALLOC(job.piece * job.members, &job.gathered));
+    job.landing = nd_rank_is_gpu(r) ? model->fsdp.grad : job.gathered;
+    if (r->rank == 0) {
+        ND_TRY_OUT(open_writer(&job, folder, dtype, byte_tokenizer, source));
+    }
+    ND_TRY_OUT(save_units(&job));
+    if (job.writer) {
+        nd_hf_writer *writer = job.writer;
+        job.writer = NULL;
+        ND_TRY_OUT(nd_hf_writer_commit(writer));
+    }
+    status = nd_comm_barrier(r->groups.by_kind[ND_GROUP_WORLD]);
+out:
+    nd_hf_writer_abort(job.writer);
+    for (int t = 0; job.layouts && t < job.tp; t++) {
+        nd_layout_destroy(job.layouts[t]);
+    }
+    free(job.layouts);
+    free(job.gathered);
+    return status;
+}

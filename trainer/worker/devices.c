@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/worker/devices.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "runtime/base/log.h"
+#include "runtime/device/cuda.h"
+#include "runtime/device/gpu_choice.h"
+
+nd_status nd_gpu_is_wanted(const nd_config *config, bool *out)
+{
+    int count = 0;
+    *out = false;
+    if (config->launch.device == ND_CHOOSE_CPU) {
+        return ND_OK;
+    }
+    nd_status status = nd_cuda_count(&count);
+    if (status != ND_OK && config->launch.device == ND_CHOOSE_AUTO) {
+        nd_error_clear(); /* the CPU it is, and the start says so */
+        return ND_OK;
+    }
+    if (status != ND_OK && nd_ops_cuda_lacks_cudnn()) {
+        char first[ND_ERROR_MESSAGE_MAX];
+        snprintf(first, sizeof first, "%s", nd_error_last()->message);
+        return nd_fail(status,
+                       "%s. It also needs cuDNN attention, and this program was built without the "
+                       "headers of cudnn-frontend; run scripts/setup --cuda and build again",
+                       first);
+    }
+    ND_TRY(status);
+    *out = true;
+    return ND_OK;
+}
+
+void nd_gpu_warn_of_cpu(const nd_config *config)
+{
+    int count = 0;
+    if (config->launch.device == ND_CHOOSE_AUTO && nd_cuda_has_driver() &&
+        nd_cuda_count(&count) != ND_OK) {
+        nd_log_warning("device auto takes the CPU: %s", nd_error_last()->message);
+        nd_error_clear();
+    }
+}
+
+nd_status nd_gpu_check(const nd_config *config, int local_workers)
+{
+    nd_gpu_request request = {
+        .gpu_ids = config->launch.gpu_ids, .local_workers = local_workers, .launched = true};
+    int ordinal;
+    ND_TRY(nd_cuda_count(&request.visible));
+    for (; request.local_rank < local_workers; request.local_rank++) {
+        ND_TRY(nd_gpu_choose(&request, &ordinal));
+    }
+    return ND_OK;
+}
+
+nd_status nd_gpu_open(const nd_config *config, const nd_identity *identity, nd_device **device,
+                      const nd_ops **ops)
+{
+    nd_device *gpu = NULL;
+    nd_gpu_request request = {.gpu_ids = config->launch.gpu_ids,
+                              .local_rank = identity->local_rank,
+                              .local_workers = identity->local_world_size,
+                              .launched = identity->source == ND_IDENTITY_NDLAUNCH};
+    nd_cuda_options options = {.fp8 = config->train.precision == ND_PRECISION_FP8};
+    ND_TRY(nd_cuda_count(&request.visible));
+    ND_TRY(nd_gpu_choose(&request, &options.ordinal));
+    options.local_workers = request.visible < request.local_workers ? 1 : request.local_workers;
+    ND_TRY(nd_device_open_cuda(&options, &gpu));
+    nd_status status = nd_ops_cuda(gpu, config->train.deterministic, ops);
+    if (status != ND_OK) {
+        nd_device_close(gpu);
+        return status;
+    }
+    *device = gpu;
+    return ND_OK;
+}
+
+nd_status nd_gpu_id(nd_device *device, char out[ND_CUDA_ID_MAX])
+{
+    nd_cuda_info info = {0};
+    if (device->kind == ND_DEVICE_CUDA) {
+        ND_TRY(nd_cuda_info_of(device, &info));
+    }
+    memcpy(out, info.id, ND_CUDA_ID_MAX);
+    return ND_OK;
+}
+
+const char *nd_device_machine(const nd_device *device)
+{
+    return device->kind == ND_DEVICE_CUDA ? nd_ops_cuda_machine(device) : nd_ops_machine(device);
+}
