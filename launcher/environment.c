@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/environment.h"
+#include "launcher/launcher.h"
 
 #include <stdbool.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/job.h"
+#include "launcher/launcher.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -12,6 +12,46 @@
 #include "runtime/base/version.h"
 #include "runtime/rdzv/key.h"
 #include "runtime/rdzv/uv.h"
+
+double nd_nodes_limit(const nd_job *job)
+{
+    return job->config->launch.rdzv_timeout_seconds + nd_config_data_seconds(job->config);
+}
+
+void nd_node_frame(nd_wire_buffer *out, int type, const uint32_t *numbers, int count,
+                   const char *text)
+{
+    nd_wire_begin(out, (nd_wire_type)type);
+    for (int i = 0; i < count; i++) {
+        nd_wire_put_u32(out, numbers[i]);
+    }
+    if (text) {
+        nd_wire_put_blob(out, text, strlen(text));
+    }
+}
+
+nd_status nd_nodes_watch(nd_job *job)
+{
+    return job->join ? nd_join_watch(job) : nd_collect_watch(job);
+}
+
+void nd_nodes_failed(nd_job *job, int code)
+{
+    if (job->join) {
+        nd_join_failed(job, code);
+    } else if (job->nodes) {
+        nd_collect_failed(job, code);
+    }
+}
+
+void nd_nodes_ended(nd_job *job, int code, const char *screen)
+{
+    if (job->join) {
+        nd_join_ended(job, code, screen);
+    } else {
+        nd_collect_ended(job, code, screen);
+    }
+}
 
 static const int forwarded[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 

@@ -12,9 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "launcher/job.h"
-#include "launcher/preflight.h"
-#include "launcher/slurm.h"
+#include "launcher/launcher.h"
 #include "runtime/base/log.h"
 #include "runtime/base/signals.h"
 #include "runtime/base/version.h"

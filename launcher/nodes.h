@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_LAUNCHER_NODES_H
 #define ND_LAUNCHER_NODES_H
+#include "launcher/launcher.h"
+#include "runtime/rdzv/channel.h"
+
 /*
  * A job of several ndlaunch processes. Node 0 hosts the store and is the collector: it compares the
  * others' configurations with its own, hands out ranks, hears of failures in the order in which
@@ -11,8 +14,6 @@
  * Frames, in order of a job's life. All go over the store's connection, so from and to members
  * only.
  */
-#include "launcher/job.h"
-#include "runtime/rdzv/channel.h"
 
 enum {
     ND_NODE_JOIN = ND_WIRE_NODE_FIRST, /* to 0: u32 local workers, blob job text */
@@ -71,5 +72,38 @@ void nd_join_destroy(nd_join *join);
 /* nodes_frame.c: a frame of some numbers and one text, or none where it is NULL. */
 void nd_node_frame(nd_wire_buffer *out, int type, const uint32_t *numbers, int count,
                    const char *text);
+
+/* Node 0 of several: what nodes_gather.c (until all are there) and nodes_host.c (while workers run)
+ * share. */
+
+typedef struct nd_node {
+    nd_peer *peer; /* NULL: not connected */
+    bool joined, lost, ended;
+    int64_t heard_ns;
+    int code;
+    int64_t failed_ns; /* when its first failure arrived here, 0: none */
+    char host[ND_WIRE_TEXT_MAX];
+    char *screen; /* owned */
+} nd_node;
+
+struct nd_nodes {
+    uv_timer_t pulse;
+    int count;
+    nd_node *all; /* [count]; 0 is this one */
+    nd_status refused;
+    int turned_away; /* nodes that were told so when they came */
+    char refusal[ND_ERROR_MESSAGE_MAX];
+    bool running, stop_sent, released;
+    int64_t stop_ns, release_ns, beat_ns;
+    int code;
+};
+
+/* Nothing is sent to a node that is not connected. */
+void nd_nodes_send(nd_job *job, int index, int type, const uint32_t *numbers, int count,
+                   const char *text);
+/* A node's first frame: its settings are compared. */
+nd_status nd_nodes_take_join(nd_job *job, nd_peer *peer, int index, nd_wire_cursor *cursor);
+/* Or the code with which its check failed. */
+nd_status nd_nodes_take_failed_check(nd_nodes *nodes, const nd_peer *peer, int index, int code);
 
 #endif

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "launcher/job.h"
+#include "launcher/launcher.h"
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
 #include "runtime/rdzv/uv.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/preflight.h"
+#include "launcher/launcher.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +13,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "launcher/environment.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/limits.h"
 #include "runtime/base/version.h"

@@ -3,7 +3,7 @@
  * stopped with it. */
 #include <string.h>
 
-#include "launcher/job.h"
+#include "launcher/launcher.h"
 #include "runtime/comm/comm.h"
 
 enum { OTHERS_MAX = 3 }; /* sentences of other ranks */

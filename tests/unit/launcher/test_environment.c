@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "launcher/environment.h"
+#include "launcher/launcher.h"
 #include "tests/support/tempdir.h"
 
 /* The value of the only variable of this name, NULL without one. */

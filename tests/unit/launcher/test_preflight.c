@@ -7,7 +7,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-#include "launcher/preflight.h"
+#include "launcher/launcher.h"
 #include "runtime/base/version.h"
 #include "tests/support/tempdir.h"
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "launcher/job.h"
+#include "launcher/launcher.h"
 #include "runtime/comm/comm.h"
 
 /* Rank 1 of 2 was killed at `place`; what is said of it. */

@@ -3,7 +3,7 @@
  * them. */
 #include <string.h>
 
-#include "launcher/slurm.h"
+#include "launcher/launcher.h"
 #include "tests/support/tempdir.h"
 
 static const char *const names[] = {

@@ -1,17 +1,78 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_LAUNCHER_JOB_H
-#define ND_LAUNCHER_JOB_H
-/*
- * The workers of this host from spawn to the last exit, on one libuv loop: the store, the output,
- * signals, the first failure. Everything runs in the main thread.
- */
+#ifndef ND_LAUNCHER_LAUNCHER_H
+#define ND_LAUNCHER_LAUNCHER_H
+#include <stdbool.h>
 #include <stdio.h>
 #include <uv.h>
 
 #include "runtime/base/progress.h"
+#include "runtime/base/status.h"
 #include "runtime/config/config.h"
 #include "runtime/rdzv/failure.h"
 #include "runtime/rdzv/host.h"
+
+/* The environment of a program that ndlaunch starts: a worker, or the check before them. */
+
+typedef struct nd_variable {
+    const char *name, *value;
+} nd_variable;
+
+/*
+ * `own` over this process's environment, without what an outer launcher may have set there. *out
+ * ends with NULL and is one block, owned by the caller; it borrows the texts of the environment.
+ */
+nd_status nd_environment_make(const nd_variable *own, int count, char ***out);
+
+/*
+ * What Slurm's environment says to ndlaunch. A step that runs one ndlaunch on each of its nodes
+ * gives the number of nodes and which one this is; where there are GPUs, a worker for each. What a
+ * file or a flag says goes before.
+ */
+
+typedef struct nd_slurm {
+    bool in_job;                 /* below a batch script, salloc or srun */
+    bool in_step;                /* started by srun */
+    char job_id[32], node[128];  /* "" outside of Slurm */
+    int job_nodes;               /* of the allocation */
+    int nodes, node_rank, tasks; /* of the step; 1, 0, 1 outside of one */
+    int gpus;                    /* of this node that the process may use; 0: none, or not said */
+} nd_slurm;
+
+/* ND_ERR_CONFIG for a variable that is no number. */
+nd_status nd_slurm_read(nd_slurm *out);
+/* Before file and flags are read: nnodes and node_rank of the step become the defaults. */
+void nd_slurm_set_defaults(const nd_slurm *slurm, nd_config *config);
+/*
+ * After they are read, before nd_config_resolve: one worker per GPU where neither workers nor
+ * nproc_per_node is given. ND_ERR_CONFIG when srun started several ndlaunch on a node, or on more
+ * nodes than the configuration knows of.
+ */
+nd_status nd_slurm_complete(const nd_slurm *slurm, nd_config *config);
+
+/* The worker program's own check of configuration, model and data, once, before any worker
+ * starts. */
+
+/* The worker program: $ND_WORKER, or ndtrain beside this program. ND_ERR_CONFIG when it is not
+ * there. */
+nd_status nd_preflight_find_worker(char *path, int capacity);
+/*
+ * Raises the limit of open files to what the user is allowed. ND_ERR_CONFIG with both numbers when
+ * that is less than this node of the job needs.
+ */
+nd_status nd_preflight_check_files(const nd_config *config);
+/*
+ * Runs `<program> check`, for at most `seconds`, with the resolved configuration behind config_fd,
+ * read from the file config_name. Its sentence goes to stderr and its code to *exit_code; its lines
+ * "digest NAME HEX" go to digests as "NAME=HEX". ND_ERR_CONFIG when it is of another version: both
+ * are named.
+ */
+nd_status nd_preflight_run(const char *program, int config_fd, const char *config_name,
+                           double seconds, char *digests, size_t capacity, int *exit_code);
+
+/*
+ * The workers of this host from spawn to the last exit, on one libuv loop: the store, the output,
+ * signals, the first failure. Everything runs in the main thread.
+ */
 
 enum { ND_TAIL_LINES = 20, ND_TAIL_BYTES = 512, ND_LINE_MAX = 8192 };
 

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A node other than 0: one connection to node 0's store, on the job's loop once its workers run. */
+#include "launcher/nodes.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "launcher/nodes.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/address.h"
 #include "runtime/rdzv/uv.h"
+
+/* A node other than 0: one connection to node 0's store, on the job's loop once its workers run. */
 
 enum { PULSE_MS = 100 };
 
