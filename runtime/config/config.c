@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "runtime/config/flags.h"
+#include "runtime/config/reader.h"
 
 nd_status nd_config_init(nd_config *config)
 {

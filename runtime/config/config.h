@@ -3,7 +3,7 @@
 #define ND_CONFIG_CONFIG_H
 /*
  * The configuration of a run: one plain struct, filled from defaults, a YAML file (native or
- * accelerate's) and the command line, later wins. One field table (config_fields.def) drives
+ * accelerate's) and the command line, later wins. One field table (fields.def) drives
  * reading, --help, overrides, the echo and run.json; a key exists once. docs/config.md lists the
  * keys.
  *

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/config/fields.h"
-
+/* The table of fields: parses, formats and checks a value with its type, range and choices. */
 #include <assert.h>
+#include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
+
+#include "runtime/config/reader.h"
 
 #define ND_FIELD(section, key, type, member, initial, min, max, choices, scope, unit, flags, help) \
     {#section,                                                                                     \
@@ -19,18 +23,18 @@
      flags,                                                                                        \
      help},
 const nd_field nd_fields[ND_FIELD_COUNT] = {
-#include "runtime/config/config_fields.def"
+#include "runtime/config/fields.def"
 };
 #define ND_SECTION(name, title) {#name, title},
 const nd_section nd_sections[ND_SECTION_COUNT] = {
-#include "runtime/config/config_fields.def"
+#include "runtime/config/fields.def"
 };
 
 /* A CHOICE is written through an unsigned; a PAIR takes two doubles. */
 static_assert(sizeof(nd_precision) == sizeof(unsigned), "enums have the size of unsigned");
 static_assert(offsetof(nd_config, optimizer.beta2) ==
                   offsetof(nd_config, optimizer.beta1) + sizeof(double),
-              "beta1 and beta2 are neighbours");
+              "beta1 and beta2 are adjacent");
 
 static const void *const_member_of(const nd_config *config, const nd_field *field)
 {
@@ -153,4 +157,252 @@ int nd_section_find(const char *name)
         }
     }
     return -1;
+}
+
+enum { TEXT_LIMIT = 4096 }; /* a path or a list of patterns */
+
+static void *member_of(nd_config *config, const nd_field *field)
+{
+    return (char *)config + field->offset;
+}
+
+/* Index of `text` among the choices (case is free), or -1. */
+static int choice_index(const char *choices, const char *text)
+{
+    size_t length = strlen(text);
+    int index = 0;
+    for (const char *c = choices;; index++) {
+        size_t n = strcspn(c, "|");
+        if (n == length && strncasecmp(c, text, n) == 0) {
+            return index;
+        }
+        if (!c[n]) {
+            return -1;
+        }
+        c += n + 1;
+    }
+}
+
+bool nd_bool_parse(const char *text, bool digits, bool *out)
+{
+    static const char *const yes[] = {"true", "yes", "on", "1"};
+    static const char *const no[] = {"false", "no", "off", "0"};
+    for (int i = 0; i < 3 + digits; i++) {
+        bool is_yes = strcasecmp(text, yes[i]) == 0;
+        if (is_yes || strcasecmp(text, no[i]) == 0) {
+            *out = is_yes;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool nd_int_parse(const char *text, int64_t *out)
+{
+    const char *digits = text + (*text == '-' || *text == '+');
+    if (!*digits || digits[strspn(digits, "0123456789")]) {
+        return false;
+    }
+    errno = 0;
+    long long value = strtoll(text, NULL, 10);
+    if (errno) {
+        return false;
+    }
+    *out = value;
+    return true;
+}
+
+static bool real_parse(const char *text, double *out)
+{
+    if (!*text || text[strspn(text, "0123456789+-.eE")]) {
+        return false;
+    }
+    char *end;
+    double value = strtod(text, &end);
+    if (*end || end == text || !isfinite(value)) {
+        return false;
+    }
+    *out = value;
+    return true;
+}
+
+static nd_status wrong_type(const nd_field *f, const nd_given *given, const char *wanted)
+{
+    return nd_fail(ND_ERR_CONFIG, "%s%s is '%.80s'%s; it must be %s (%s)", given->where,
+                   given->name, given->text, given->quoted ? " in quotes" : "", wanted, f->help);
+}
+
+/* A mesh axis is -1 or at least 1; the other integers with a -1 may be 0. */
+static bool in_range(const nd_field *f, double value)
+{
+    bool axis = strcmp(f->section, "mesh") == 0;
+    return value >= f->min && value <= f->max && !(axis && value == 0);
+}
+
+static nd_status out_of_range(nd_field_id id, const nd_given *given)
+{
+    char range[256];
+    return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s; it must be %s (%s)", given->where, given->name,
+                   given->text, nd_field_range(id, range, sizeof range), nd_fields[id].help);
+}
+
+/* "[a, b]" -> "a,b"; spaces around the items go. In quotes brackets belong to the text. */
+static void strip_list(const char *text, bool quoted, char *out)
+{
+    size_t length = strlen(text);
+    if (!quoted && length >= 2 && text[0] == '[' && text[length - 1] == ']') {
+        text++;
+        length -= 2;
+    }
+    size_t used = 0;
+    for (size_t i = 0; i < length; i++) {
+        bool edge = used == 0 || out[used - 1] == ',';
+        if (text[i] == ' ' && edge) {
+            continue;
+        }
+        while (text[i] == ',' && used > 0 && out[used - 1] == ' ') {
+            used--;
+        }
+        out[used++] = text[i];
+    }
+    while (used > 0 && out[used - 1] == ' ') {
+        used--;
+    }
+    out[used] = '\0';
+}
+
+static nd_status set_text(nd_config *config, nd_field_id id, const nd_given *given)
+{
+    const nd_field *f = &nd_fields[id];
+    char buffer[TEXT_LIMIT + 1];
+    const char *text = given->text;
+    if (strlen(text) > TEXT_LIMIT) {
+        return nd_fail(ND_ERR_CONFIG, "%s%s has %zu bytes; at most %d are supported", given->where,
+                       given->name, strlen(text), TEXT_LIMIT);
+    }
+    if (!nd_text_is_clean(text)) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s%s holds a control character or is not UTF-8; rename what it names",
+                       given->where, given->name);
+    }
+    if (f->type == ND_FIELD_TYPE_LIST) {
+        strip_list(text, given->quoted, buffer);
+        text = buffer;
+    } else if (f->choices) {
+        size_t length = 0;
+        int index = choice_index(f->choices, text);
+        if (index < 0) {
+            return out_of_range(id, given);
+        }
+        const char *choice = nd_choice_at(f->choices, (unsigned)index, &length);
+        snprintf(buffer, sizeof buffer, "%.*s", (int)length, choice);
+        text = buffer;
+    }
+    return nd_text_replace((char **)member_of(config, f), text);
+}
+
+static nd_status set_pair(nd_config *config, nd_field_id id, const nd_given *given)
+{
+    const nd_field *f = &nd_fields[id];
+    char buffer[128];
+    double pair[2];
+    if (given->quoted || strlen(given->text) >= sizeof buffer) {
+        return wrong_type(f, given, "two numbers such as [0.9, 0.95]");
+    }
+    strip_list(given->text, false, buffer);
+    char *comma = strchr(buffer, ',');
+    if (!comma) {
+        return wrong_type(f, given, "two numbers such as [0.9, 0.95]");
+    }
+    *comma = '\0';
+    if (!real_parse(buffer, &pair[0]) || !real_parse(comma + 1, &pair[1])) {
+        return wrong_type(f, given, "two numbers such as [0.9, 0.95]");
+    }
+    if (!in_range(f, pair[0]) || !in_range(f, pair[1])) {
+        return out_of_range(id, given);
+    }
+    memcpy(member_of(config, f), pair, sizeof pair);
+    return ND_OK;
+}
+
+static nd_status set_choice(nd_config *config, nd_field_id id, const nd_given *given)
+{
+    int index = choice_index(nd_fields[id].choices, given->text);
+    if (index < 0) {
+        return out_of_range(id, given);
+    }
+    unsigned value = (unsigned)index;
+    memcpy(member_of(config, &nd_fields[id]), &value, sizeof value);
+    return ND_OK;
+}
+
+nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_given *given)
+{
+    const nd_field *f = &nd_fields[id];
+    void *member = member_of(config, f);
+    config->resolved = false;
+    switch (f->type) {
+    case ND_FIELD_TYPE_INT: {
+        int64_t value = 0;
+        if (given->quoted || !nd_int_parse(given->text, &value)) {
+            return wrong_type(f, given, "an integer");
+        }
+        if (!in_range(f, (double)value)) {
+            return out_of_range(id, given);
+        }
+        memcpy(member, &value, sizeof value);
+        return ND_OK;
+    }
+    case ND_FIELD_TYPE_REAL: {
+        double value = 0;
+        if (given->quoted || !real_parse(given->text, &value)) {
+            return wrong_type(f, given, "a number");
+        }
+        if (!in_range(f, value)) {
+            return out_of_range(id, given);
+        }
+        memcpy(member, &value, sizeof value);
+        return ND_OK;
+    }
+    case ND_FIELD_TYPE_BOOL: {
+        bool value = false;
+        if (given->quoted || !nd_bool_parse(given->text, !*given->where, &value)) {
+            return wrong_type(f, given, "true or false");
+        }
+        memcpy(member, &value, sizeof value);
+        return ND_OK;
+    }
+    case ND_FIELD_TYPE_CHOICE:
+        return set_choice(config, id, given);
+    case ND_FIELD_TYPE_PAIR:
+        return set_pair(config, id, given);
+    case ND_FIELD_TYPE_TEXT:
+    case ND_FIELD_TYPE_LIST:
+        return set_text(config, id, given);
+    }
+    ND_ASSERT(!"a field has a type");
+    return ND_ERR_INTERNAL;
+}
+
+nd_status nd_field_check(const nd_config *config, nd_field_id id)
+{
+    const nd_field *f = &nd_fields[id];
+    const void *member = (const char *)config + f->offset;
+    char name[64], *text = NULL;
+    bool good = true;
+    ND_TRY(nd_field_format(config, id, &text));
+    snprintf(name, sizeof name, "%s.%s", f->section, f->key);
+    nd_given given = {"", name, text, false};
+    if (f->type == ND_FIELD_TYPE_INT) {
+        good = in_range(f, (double)*(const int64_t *)member);
+    } else if (f->type == ND_FIELD_TYPE_REAL) {
+        good = in_range(f, *(const double *)member);
+    } else if (f->type == ND_FIELD_TYPE_PAIR) {
+        good = in_range(f, ((const double *)member)[0]) && in_range(f, ((const double *)member)[1]);
+    } else if (f->type == ND_FIELD_TYPE_TEXT && f->choices) {
+        good = choice_index(f->choices, text) >= 0;
+    }
+    nd_status status = good ? ND_OK : out_of_range(id, &given);
+    free(text);
+    return status;
 }

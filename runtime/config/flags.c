@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/config/flags.h"
+#include "runtime/config/reader.h"
 
 #include <string.h>
 
@@ -7,32 +7,6 @@
 
 /* Flags of the program itself, handled by the scan. */
 static const char own_flags[] = "config-file set rank help version";
-
-bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size)
-{
-    while (index-- > 0) {
-        list += strcspn(list, " ");
-        list += strspn(list, " ");
-    }
-    size_t n = strcspn(list, " ");
-    if (n == 0 || n >= size) {
-        return false;
-    }
-    memcpy(buffer, list, n);
-    buffer[n] = '\0';
-    return true;
-}
-
-bool nd_flag_list_holds(const char *list, const char *name)
-{
-    char word[ND_FLAG_NAME_MAX];
-    for (int i = 0; nd_flag_list_word(list, i, word, sizeof word); i++) {
-        if (strcmp(word, name) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
 
 int nd_flag_find_field(const char *name)
 {

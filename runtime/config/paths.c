@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/config/fields.h"
+#include "runtime/config/reader.h"
 
 static const nd_field_id path_fields[ND_PATH_COUNT] = {
     [ND_PATH_MODEL_PATH] = ND_FIELD_model_path,

@@ -2,14 +2,122 @@
 #ifndef ND_CONFIG_READER_H
 #define ND_CONFIG_READER_H
 /*
- * What happens between defaults and a filled nd_config: layers (file, command line) that set
- * fields, and what accelerate's keys leave to be settled when a layer is complete. Internal to
- * runtime/config.
+ * What the files of runtime/config share, in calling order: owned texts, the field table, the
+ * layers that set fields (file, then command line), accelerate's keys, flags. Nothing outside
+ * runtime/config includes this but its tests.
  */
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "runtime/base/yaml.h"
-#include "runtime/config/fields.h"
+#include "runtime/config/config.h"
+
+/* ---- text.c: owned and growing strings, lists of words ---- */
+
+/* Replaces an owned string; NULL is stored as "". */
+nd_status nd_text_replace(char **target, const char *text);
+
+/* True for printable UTF-8 without control characters: what print.c can write and any node can
+ * read back. */
+bool nd_text_is_clean(const char *text);
+
+/* A string that grows; on any failure `status` stays set and later appends do nothing. */
+typedef struct nd_text {
+    char *data;
+    size_t used, room;
+    nd_status status;
+} nd_text;
+
+void nd_text_append(nd_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Hands the string over (or frees it and returns the failure). */
+nd_status nd_text_take(nd_text *text, char **out);
+
+enum { ND_FLAG_NAME_MAX = 96 };
+
+/* Does the space-separated list hold the name? */
+bool nd_flag_list_holds(const char *list, const char *name);
+/* Word number `index` of such a list into buffer; false when there are fewer. */
+bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size);
+
+/* ---- fields.c: the field table ---- */
+
+typedef enum nd_field_type {
+    ND_FIELD_TYPE_INT = 0,
+    ND_FIELD_TYPE_REAL,
+    ND_FIELD_TYPE_BOOL,
+    ND_FIELD_TYPE_CHOICE,
+    ND_FIELD_TYPE_TEXT,
+    ND_FIELD_TYPE_LIST,
+    ND_FIELD_TYPE_PAIR
+} nd_field_type;
+
+typedef struct nd_field {
+    const char *section, *key;
+    nd_field_type type;
+    size_t offset; /* in nd_config */
+    const char *initial;
+    double min, max;
+    const char *choices; /* "a|b|c" or NULL */
+    bool job;
+    const char *unit, *flags, *help;
+} nd_field;
+
+typedef struct nd_section {
+    const char *name, *title;
+} nd_section;
+
+#define ND_FIELD(section, key, ...) ND_FIELD_##section##_##key,
+typedef enum nd_field_id {
+#include "runtime/config/fields.def"
+    ND_FIELD_COUNT
+} nd_field_id;
+#define ND_SECTION(name, title) ND_SECTION_##name,
+typedef enum nd_section_id {
+#include "runtime/config/fields.def"
+    ND_SECTION_COUNT
+} nd_section_id;
+
+extern const nd_field nd_fields[ND_FIELD_COUNT];
+extern const nd_section nd_sections[ND_SECTION_COUNT];
+
+/* A value as the user wrote it, and its name in messages. */
+typedef struct nd_given {
+    const char *where; /* "file.yaml:12: ", or "" for the command line */
+    const char *name;  /* "train.steps", "--num-steps" */
+    const char *text;  /* never NULL; lists as "[a, b]" */
+    bool quoted;       /* in quotes: text, not a number or boolean */
+} nd_given;
+
+nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_given *given);
+
+/* The value in the form that nd_field_set reads; owned by the caller. */
+nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out);
+
+/* Range and choice of a value that may have been put into the struct directly. */
+nd_status nd_field_check(const nd_config *config, nd_field_id id);
+
+/* -1 when there is none. */
+int nd_field_find(const char *section, const char *key);
+int nd_section_find(const char *name);
+
+/* "1 or more", "0 to 64", "bf16, fp32 or fp8"; returns buffer. */
+const char *nd_field_range(nd_field_id id, char *buffer, size_t size);
+
+/* Choice number `index` of "a|b|c", not terminated; NULL when there are fewer. */
+const char *nd_choice_at(const char *choices, unsigned index, size_t *length);
+
+/* true, yes, on / false, no, off in any case; with `digits` 1 and 0 too. */
+bool nd_bool_parse(const char *text, bool digits, bool *out);
+/* Decimal, whole text, no overflow. */
+bool nd_int_parse(const char *text, int64_t *out);
+
+/* ---- paths.c ---- */
+
+/* Remembers where a path was given, for nd_config_check_*_path; does nothing for other fields. */
+nd_status nd_path_note_origin(nd_config *config, nd_field_id id, const nd_given *given);
+
+/* ---- reader.c: layers ---- */
 
 typedef enum nd_layer { ND_LAYER_DEFAULT = 0, ND_LAYER_FILE, ND_LAYER_FLAGS } nd_layer;
 
@@ -26,7 +134,7 @@ typedef struct nd_reader {
     nd_layer layer;     /* being read */
     uint8_t set_by[ND_FIELD_COUNT];
 
-    /* What accelerate's keys said in this layer. */
+    /* What accelerate's keys gave in this layer; nd_reader_end applies it. */
     nd_distributed distributed;
     bool no_shard, hybrid_shard; /* fsdp_sharding_strategy */
     bool parallelism;            /* a parallelism_config with a size */
@@ -35,13 +143,13 @@ typedef struct nd_reader {
     int64_t main_port;           /* -1 unless given */
     char notices[1024];          /* keys without a meaning here, comma-separated */
 
-    char no_fp16[768]; /* of all layers: why the precision that was said last is refused, or "" */
+    char no_fp16[768]; /* why the precision that the last layer gave is refused, or "" */
 } nd_reader;
 
 void nd_reader_init(nd_reader *reader, nd_config *config);
 void nd_reader_begin(nd_reader *reader, nd_layer layer);
-/* Settles what only a complete layer can: which model, main address, notices. `where` is a
- * message's beginning. */
+/* Derives what needs the complete layer: which model, main address, notices. `where` is the
+ * beginning of messages. */
 nd_status nd_reader_end(nd_reader *reader, const char *where);
 
 /* After the last layer: refuses what no later value has replaced. */
@@ -61,9 +169,12 @@ nd_status nd_reader_refuse(const nd_given *given, const char *sentence);
 nd_status nd_reader_flatten(const nd_yaml_node *node, const char *where, const char *name,
                             char **out);
 
-/* Either kind of file, told apart by its top-level keys. */
-nd_status nd_read_yaml(nd_reader *reader, const nd_yaml_node *root, const char *file);
-nd_status nd_read_native(nd_reader *reader, const nd_yaml_node *root, const char *file);
+extern const char nd_checkpoint_sentence[];
+
+/* ---- accelerate.c: accelerate's files and keys ---- */
+
+typedef struct nd_accelerate_key nd_accelerate_key;
+
 nd_status nd_read_accelerate(nd_reader *reader, const nd_yaml_node *root, const char *file);
 
 bool nd_accelerate_is_top_key(const char *key);
@@ -71,7 +182,6 @@ bool nd_accelerate_is_top_key(const char *key);
  * A flag that is one of accelerate's YAML keys ("fsdp_version", '_' only), NULL when it is none;
  * *is_bool tells whether it may stand without a value: a switch, or a key that has no meaning here.
  */
-typedef struct nd_accelerate_key nd_accelerate_key;
 const nd_accelerate_key *nd_accelerate_find_flag(const char *flag, bool *is_bool);
 nd_status nd_accelerate_apply(nd_reader *reader, const nd_accelerate_key *key,
                               const nd_given *given);
@@ -80,6 +190,36 @@ void nd_accelerate_each_flag(void (*offer)(void *, const char *), void *context)
 /* Calls offer for every top-level key of its files. */
 void nd_accelerate_each_top_key(void (*offer)(void *, const char *), void *context);
 
-extern const char nd_checkpoint_sentence[];
+/* ---- native.c: native files ---- */
+
+/* Either kind of file, told apart by its top-level keys. */
+nd_status nd_read_yaml(nd_reader *reader, const nd_yaml_node *root, const char *file);
+
+/* ---- flag_actions.c: flags of other programs ---- */
+
+/* A flag that accelerate, torchrun or Finetrainers know and that is not simply a key's. */
+typedef struct nd_flag {
+    const char *names; /* space-separated */
+    bool is_switch;
+    nd_status (*take)(nd_reader *reader, const nd_given *given); /* NULL: refused */
+    const char *sentence;                                        /* why */
+} nd_flag;
+
+extern const nd_flag nd_flags_known[];
+extern const int nd_flags_known_count;
+
+/* launch.nproc_per_node: a number, or torchrun's auto, gpu (the GPUs that are visible), cpu (NUMA
+ * nodes). */
+nd_status nd_flag_take_per_node(nd_reader *reader, const nd_given *given);
+
+/* ---- flags.c: the command line ---- */
+
+/* A name is written with '-' or '_'; the tables' names use '-'. The field whose flag (or
+ * section.key) this is, -1 when none. */
+int nd_flag_find_field(const char *name);
+/* --config-file's value, or NULL; more than one fails. Also finds --help and --version. */
+nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli *cli);
+/* Applies everything but --config-file, in order. */
+nd_status nd_flags_apply(nd_reader *reader, nd_cli *cli, int argc, char **argv);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/config/text.h"
+#include "runtime/config/reader.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -88,4 +88,30 @@ nd_status nd_text_take(nd_text *text, char **out)
     }
     *text = (nd_text){0};
     return status;
+}
+
+bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size)
+{
+    while (index-- > 0) {
+        list += strcspn(list, " ");
+        list += strspn(list, " ");
+    }
+    size_t n = strcspn(list, " ");
+    if (n == 0 || n >= size) {
+        return false;
+    }
+    memcpy(buffer, list, n);
+    buffer[n] = '\0';
+    return true;
+}
+
+bool nd_flag_list_holds(const char *list, const char *name)
+{
+    char word[ND_FLAG_NAME_MAX];
+    for (int i = 0; nd_flag_list_word(list, i, word, sizeof word); i++) {
+        if (strcmp(word, name) == 0) {
+            return true;
+        }
+    }
+    return false;
 }

@@ -3,7 +3,7 @@
 
 #include <unistd.h>
 
-#include "runtime/config/flags.h"
+#include "runtime/config/reader.h"
 
 Test(flags, both_spellings_and_both_forms)
 {

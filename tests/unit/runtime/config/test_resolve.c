@@ -3,7 +3,7 @@
 
 #include <unistd.h>
 
-#include "runtime/config/fields.h"
+#include "runtime/config/reader.h"
 #include "tests/support/tempdir.h"
 
 Test(resolve, workers_nodes_and_axes)

@@ -3,7 +3,7 @@
 #include "support.h"
 
 #include "runtime/base/fsio.h"
-#include "runtime/config/fields.h"
+#include "runtime/config/reader.h"
 #include "trainer/layout/shape.h"
 
 static const struct {

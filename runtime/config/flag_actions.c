@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "runtime/config/flags.h"
+#include "runtime/config/reader.h"
 
 enum { ND_GPUS_MAX = 64 }; /* of one node */
 
@@ -217,6 +217,6 @@ nd_status nd_flag_take_per_node(nd_reader *r, const nd_given *given)
 const nd_flag nd_flags_known[] = {
 #define ND_FLAG_CALL(names, is_switch, function) {names, is_switch, function, NULL},
 #define ND_FLAG_REFUSE(names, sentence)          {names, true, NULL, sentence},
-#include "runtime/config/config_flags.def"
+#include "runtime/config/flags.def"
 };
 const int nd_flags_known_count = sizeof nd_flags_known / sizeof nd_flags_known[0];

@@ -102,7 +102,7 @@ static nd_status read_key(nd_reader *reader, const char *section, const nd_yaml_
     return status;
 }
 
-nd_status nd_read_native(nd_reader *reader, const nd_yaml_node *root, const char *file)
+static nd_status read_native(nd_reader *reader, const nd_yaml_node *root, const char *file)
 {
     for (const nd_yaml_node *s = root->first; s; s = s->next) {
         char where[600];
@@ -150,5 +150,5 @@ nd_status nd_read_yaml(nd_reader *reader, const nd_yaml_node *root, const char *
             "is written in one of the two forms",
             file, native->key, native->line, accelerate->key, accelerate->line);
     }
-    return accelerate ? nd_read_accelerate(reader, root, file) : nd_read_native(reader, root, file);
+    return accelerate ? nd_read_accelerate(reader, root, file) : read_native(reader, root, file);
 }

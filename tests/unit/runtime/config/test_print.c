@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support.h"
 
-#include "runtime/config/fields.h"
+#include "runtime/config/reader.h"
 
 Test(echo, yaml_reads_back_as_the_same_configuration)
 {
