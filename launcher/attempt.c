@@ -160,7 +160,7 @@ void nd_job_finish(nd_job *job, int exit_code)
     }
     job->finished = true;
     job->exit_code = exit_code;
-    nd_host_close(job->store);
+    nd_store_server_close(job->store);
     job->store = NULL;
     uv_walk(&job->loop, close_watcher, NULL);
 }

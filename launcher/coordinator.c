@@ -107,7 +107,8 @@ void nd_nodes_send(nd_job *job, int index, int type, const uint32_t *numbers, in
     nd_wire_buffer out = {0};
     nd_node_frame(&out, type, numbers, count, text);
     if (job->nodes->all[index].peer && nd_wire_end(&out) == ND_OK) {
-        nd_server_send(nd_host_server(job->store), job->nodes->all[index].peer, out.data, out.size);
+        nd_server_send(nd_store_server_engine(job->store), job->nodes->all[index].peer, out.data,
+                       out.size);
     }
     nd_wire_buffer_fini(&out);
 }
@@ -116,11 +117,12 @@ static void refuse_all(nd_job *job, nd_status status, const char *why)
 {
     for (int i = 1; i < job->nodes->count; i++) {
         if (job->nodes->all[i].peer) {
-            nd_server_refuse(nd_host_server(job->store), job->nodes->all[i].peer, status, why);
+            nd_server_refuse(nd_store_server_engine(job->store), job->nodes->all[i].peer, status,
+                             why);
         }
     }
     int64_t deadline = nd_clock_ns() + second_ns; /* the refusals go out */
-    while (nd_server_members(nd_host_server(job->store), ND_WIRE_NODE) > 0 &&
+    while (nd_server_members(nd_store_server_engine(job->store), ND_WIRE_NODE) > 0 &&
            nd_clock_ns() < deadline) {
         uv_run(&job->loop, UV_RUN_ONCE);
     }
@@ -371,8 +373,9 @@ static void on_pulse(uv_timer_t *timer)
     if (over && !nodes->released) {
         release_all(job);
     }
-    if (nodes->released && (nd_server_members(nd_host_server(job->store), ND_WIRE_NODE) == 0 ||
-                            now - nodes->release_ns > leave_ns)) {
+    if (nodes->released &&
+        (nd_server_members(nd_store_server_engine(job->store), ND_WIRE_NODE) == 0 ||
+         now - nodes->release_ns > leave_ns)) {
         nd_job_finish(job, nodes->code);
     }
 }

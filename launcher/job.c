@@ -130,7 +130,7 @@ static nd_status open_store(nd_job *job, const uint8_t key[ND_KEY_BYTES])
 {
     nd_address addresses[ND_ADDRESS_MAX];
     int count = 0;
-    nd_host_options options = {
+    nd_store_server_options options = {
         .loop = &job->loop,
         .server = {.version = ND_VERSION,
                    .run_id = job->run_id,
@@ -156,11 +156,11 @@ static nd_status open_store(nd_job *job, const uint8_t key[ND_KEY_BYTES])
                        job->config->launch.rdzv_endpoint);
     }
     memcpy(options.key, key, ND_KEY_BYTES);
-    nd_status status = nd_host_open(&options, &job->store);
+    nd_status status = nd_store_server_open(&options, &job->store);
     explicit_bzero(options.key, sizeof options.key);
     ND_TRY(status);
-    snprintf(job->master_addr, sizeof job->master_addr, "%s", nd_host_address(job->store));
-    job->master_port = nd_host_port(job->store);
+    snprintf(job->master_addr, sizeof job->master_addr, "%s", nd_store_server_address(job->store));
+    job->master_port = nd_store_server_port(job->store);
     return ND_OK;
 }
 
@@ -240,7 +240,7 @@ static void abandon(nd_job *job)
         return;
     }
     nd_job_signal(job, SIGKILL);
-    nd_host_close(job->store);
+    nd_store_server_close(job->store);
     uv_walk(&job->loop, close_handle, NULL);
     uv_run(&job->loop, UV_RUN_DEFAULT);
     uv_loop_close(&job->loop);

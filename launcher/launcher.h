@@ -9,7 +9,7 @@
 #include "runtime/base/status.h"
 #include "runtime/config/config.h"
 #include "runtime/rdzv/failure.h"
-#include "runtime/rdzv/host.h"
+#include "runtime/rdzv/store_server.h"
 
 /* The environment of a program that ndlaunch starts: a worker, or the check before them. */
 
@@ -115,9 +115,9 @@ struct nd_job {
     bool log_failed;       /* said once */
     int local_workers, world_size, first_rank;
     int config_fd, key_fd;
-    char *job_text;   /* what all nodes must agree on, with digests; owned */
-    int cannot_start; /* 0, or the code of this node's failed check: other nodes are told */
-    nd_host *store;   /* NULL on nodes other than 0 */
+    char *job_text;         /* what all nodes must agree on, with digests; owned */
+    int cannot_start;       /* 0, or the code of this node's failed check: other nodes are told */
+    nd_store_server *store; /* NULL on nodes other than 0 */
     char master_addr[128];
     int master_port;
     struct nd_nodes *nodes; /* node 0 of several, or NULL */

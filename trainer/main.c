@@ -20,7 +20,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/signals.h"
 #include "runtime/base/version.h"
-#include "runtime/rdzv/guard.h"
+#include "runtime/rdzv/identity.h"
 #include "trainer/run/agreement.h"
 #include "trainer/worker/devices.h"
 #include "trainer/report/metrics.h"
@@ -293,7 +293,7 @@ int main(int argc, char **argv)
     if (strcmp(command, "train") == 0) {
         nd_thread_wait_shorten(argv);
     }
-    nd_worker_guard();
+    nd_worker_die_with_parent();
     nd_limits_raise_files(); /* rank 0 may host the store, and each rank has sockets to others */
     if (strcmp(command, "version") == 0 || strcmp(command, "--version") == 0) {
         print_version();

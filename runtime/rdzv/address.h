@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_RDZV_ADDRESS_H
 #define ND_RDZV_ADDRESS_H
-/* Endpoints: "host:port", "[v6]:port", and names turned into addresses. Numeric addresses are what
- * others are told. */
+/* Endpoints ("host:port", "[v6]:port"), addresses of names, and the address at which the other
+ * ranks can reach rank 0. Addresses that are sent to other ranks are numeric. */
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/socket.h>
 
 #include "runtime/base/status.h"
@@ -26,5 +27,25 @@ bool nd_address_is_loopback(const nd_address *address);
 int nd_address_port(const nd_address *address);
 /* "127.0.0.1" or "::1", without the port. */
 void nd_address_text(const nd_address *address, char out[ND_ADDRESS_TEXT_MAX]);
+
+/* Where a rank runs; every rank sends its card to rank 0. */
+typedef struct nd_reach_card {
+    uint64_t network; /* equal on ranks that reach each other over loopback */
+    char host[128];
+} nd_reach_card;
+
+/*
+ * The running system and its network: two nodes that are one host share both, two containers of it
+ * do not. boot_id_file has the system's number of this boot; NULL: Linux's own. Where it cannot be
+ * read the host's name stands for it.
+ */
+void nd_reach_describe(const char *boot_id_file, const char *host, nd_reach_card *card);
+
+/*
+ * Rank 0's choice: loopback where all ranks share its network, else the address from which it would
+ * send to a rank elsewhere, else that of its first interface. ND_ERR_CONFIG when there is none.
+ */
+nd_status nd_reach_choose(const nd_reach_card *cards, int world_size,
+                          char out[ND_ADDRESS_TEXT_MAX]);
 
 #endif

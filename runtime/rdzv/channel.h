@@ -3,7 +3,7 @@
 #define ND_RDZV_CHANNEL_H
 /*
  * The client's end of a connection to the store: a socket, TLS, frames. Blocking with deadlines
- * (nd_clock_ns); used by workers (client.c) and by the launchers of further nodes, which also poll
+ * (nd_clock_ns); used by workers (store.c) and by the launchers of further nodes, which also poll
  * it from their event loop.
  */
 #include <stdint.h>
@@ -44,5 +44,15 @@ nd_status nd_channel_hello(nd_channel *channel, const nd_hello *hello, int64_t d
                            char *run_id, size_t capacity, int *world_size);
 /* The error that an ND_WIRE_ERROR frame carries, as this thread's error. */
 nd_status nd_channel_error(const nd_wire_frame *frame);
+
+/*
+ * A thread that waits until the other end of a socket has gone: how a rank without a launcher
+ * learns that rank 0, which runs the store, has died. It only polls the socket's state and reads
+ * nothing from it. `gone` is called once, in the thread. The descriptor is borrowed until
+ * nd_watch_stop.
+ */
+typedef struct nd_watch nd_watch;
+nd_status nd_watch_start(int fd, void (*gone)(void *context), void *context, nd_watch **out);
+void nd_watch_stop(nd_watch *watch); /* waits for the thread; NULL is legal */
 
 #endif

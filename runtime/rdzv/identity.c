@@ -4,9 +4,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "runtime/rdzv/pmix.h"
@@ -222,4 +224,18 @@ void nd_identity_leave(nd_identity *identity, int exit_code)
 {
     nd_pmix_close(identity->pmix, exit_code);
     identity->pmix = NULL;
+}
+
+void nd_worker_die_with_parent(void)
+{
+    const char *launcher = getenv("ND_LAUNCHER_PID");
+    if (!launcher) {
+        return;
+    }
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    /* ndlaunch may have died before prctl: then this process has another parent already and no
+     * signal will come. */
+    if ((long)getppid() != strtol(launcher, NULL, 10)) {
+        _exit(128 + SIGKILL);
+    }
 }

@@ -51,4 +51,10 @@ void nd_identity_leave(nd_identity *identity, int exit_code);
 void nd_identity_host(char *out, size_t capacity);
 const char *nd_identity_source_name(nd_identity_source source);
 
+/*
+ * Lets a worker that ndlaunch started die with ndlaunch, also when ndlaunch is killed by SIGKILL:
+ * no orphans. main() calls it first, in the main thread. Without ndlaunch it does nothing.
+ */
+void nd_worker_die_with_parent(void);
+
 #endif

@@ -8,7 +8,7 @@
  */
 #include <stdint.h>
 
-#include "runtime/base/status.h"
+#include "runtime/rdzv/identity.h"
 #include "runtime/rdzv/tls.h"
 
 nd_status nd_key_random(uint8_t key[ND_KEY_BYTES]);
@@ -31,5 +31,18 @@ nd_status nd_key_read_stdin(uint8_t key[ND_KEY_BYTES]);
 /* An anonymous, sealed file that holds the key; *fd is close-on-exec and owned by the caller. */
 nd_status nd_key_to_fd(const uint8_t key[ND_KEY_BYTES], int *fd);
 nd_status nd_key_read_fd(int fd, uint8_t key[ND_KEY_BYTES]);
+
+enum { ND_SHARED_KEY_PATH_MAX = 512 };
+
+/*
+ * The key file of a start without ndlaunch: the file that ND_RDZV_KEY_FILE names, or, when all
+ * ranks are on one host and the store listens on loopback, a file that rank 0 writes into the
+ * user's private runtime folder (*private_file). ND_ERR_CONFIG where several hosts need a key file
+ * and none is named.
+ */
+nd_status nd_shared_key_path(const nd_identity *identity, char out[ND_SHARED_KEY_PATH_MAX],
+                             bool *private_file);
+/* Rank 0, private file: writes a fresh key and replaces the file of an earlier job. */
+nd_status nd_shared_key_publish(const char *path, uint8_t key[ND_KEY_BYTES]);
 
 #endif

@@ -1,16 +1,72 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/rdzv/pmix.h"
 
+#include <dlfcn.h>
+#include <pmix.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/base/log.h"
+#include "runtime/rdzv/address.h"
 #include "runtime/rdzv/call_limit.h"
-#include "runtime/rdzv/pmix_library.h"
+#include "runtime/rdzv/key.h"
+
+/* The functions of libpmix that nd_pmix calls. The macros of pmix.h are not used: some of them call
+ * the library. */
+
+#define ND_PMIX_FUNCTIONS(X)                                                                       \
+    X(PMIx_Init)                                                                                   \
+    X(PMIx_Finalize)                                                                               \
+    X(PMIx_Abort)                                                                                  \
+    X(PMIx_Put)                                                                                    \
+    X(PMIx_Commit)                                                                                 \
+    X(PMIx_Fence)                                                                                  \
+    X(PMIx_Get)                                                                                    \
+    X(PMIx_Error_string)
+
+typedef struct pmix_library {
+    void *handle;
+#define ND_PMIX_MEMBER(name) __typeof__(&name) name;
+    ND_PMIX_FUNCTIONS(ND_PMIX_MEMBER)
+#undef ND_PMIX_MEMBER
+} pmix_library;
+
+/* ND_ERR_CONFIG with what to install. The library stays open: its threads may run on after
+ * PMIx_Finalize. */
+static nd_status open_library(pmix_library *out)
+{
+    /* Its own plugins look for its symbols among the global ones. */
+    pmix_library library = {.handle = dlopen("libpmix.so.2", RTLD_NOW | RTLD_GLOBAL)};
+    if (!library.handle) {
+        const char *why = dlerror();
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "this worker was started by a PMIx launcher (srun --mpi=pmix or mpirun), but "
+            "the PMIx library cannot be opened: %s; install it (Debian: libpmix2) on "
+            "every node, or start one ndlaunch per node instead",
+            why ? why : "libpmix.so.2 is missing");
+    }
+    void *found;
+#define ND_PMIX_FIND(name)                                                                         \
+    found = dlsym(library.handle, #name);                                                          \
+    if (!found) {                                                                                  \
+        return nd_fail(ND_ERR_CONFIG,                                                              \
+                       "libpmix.so.2 has no function %s: it is no PMIx library of "                \
+                       "version 2 or newer",                                                       \
+                       #name);                                                                     \
+    }                                                                                              \
+    memcpy(&library.name, &found,                                                                  \
+           sizeof found); /* a function's address, which C does not convert */
+    ND_PMIX_FUNCTIONS(ND_PMIX_FIND)
+#undef ND_PMIX_FIND
+    *out = library;
+    return ND_OK;
+}
 
 struct nd_pmix {
-    nd_pmix_library library;
+    pmix_library library;
     nd_call_limit *limit;  /* every call that asks the server is bounded */
     double server_seconds; /* for what the server of this node does alone */
     pmix_proc_t self;
@@ -161,7 +217,7 @@ nd_status nd_pmix_open(nd_identity *identity, nd_pmix **out)
     nd_pmix *pmix;
     ND_TRY(ND_ALLOC(1, &pmix));
     pmix->server_seconds = server_seconds();
-    nd_status status = nd_pmix_library_open(&pmix->library);
+    nd_status status = open_library(&pmix->library);
     status = status == ND_OK ? nd_call_limit_create(&pmix->limit) : status;
     status = status == ND_OK ? join(pmix) : status;
     if (status != ND_OK) {
@@ -292,4 +348,53 @@ void nd_pmix_abort(nd_pmix *pmix, int code, const char *message)
     int call = begin_call(pmix, "PMIx_Abort", ABORT, code);
     pmix->library.PMIx_Abort(code, text, NULL, 0);
     nd_call_limit_end(pmix->limit, call);
+}
+
+typedef struct place {
+    uint8_t key[ND_KEY_BYTES];
+    char address[ND_ADDRESS_TEXT_MAX];
+    int32_t port;
+} place;
+
+static nd_status host_store(nd_identity *id, const nd_reach_card *cards, place *where,
+                            nd_store_thread **thread)
+{
+    if (!id->master_addr[0]) {
+        ND_TRY(nd_reach_choose(cards, id->world_size, where->address));
+        snprintf(id->master_addr, sizeof id->master_addr, "%s", where->address);
+    }
+    ND_TRY(nd_key_random(where->key));
+    ND_TRY(nd_store_thread_start(id, where->key, thread));
+    snprintf(where->address, sizeof where->address, "%s", nd_store_thread_address(*thread));
+    where->port = nd_store_thread_port(*thread);
+    nd_log_debug("rank 0 hosts the store at %s port %d", where->address, where->port);
+    return ND_OK;
+}
+
+nd_status nd_pmix_meet(nd_identity *identity, double timeout_seconds, uint8_t key[ND_KEY_BYTES],
+                       nd_store_thread **thread)
+{
+    nd_reach_card own, *cards = NULL;
+    place where = {0};
+    memset(&own, 0, sizeof own);
+    nd_reach_describe(NULL, identity->host, &own);
+    ND_TRY(ND_ALLOC(identity->world_size, &cards));
+    nd_status status = nd_pmix_exchange(identity->pmix, "networks of the ranks", &own, cards,
+                                        sizeof own, timeout_seconds);
+    if (status == ND_OK && identity->rank == 0) {
+        status = host_store(identity, cards, &where, thread);
+    }
+    free(cards);
+    if (status == ND_OK) {
+        status = nd_pmix_share(identity->pmix, "place of the store", &where, sizeof where,
+                               timeout_seconds);
+    }
+    if (status == ND_OK) {
+        memcpy(key, where.key, ND_KEY_BYTES);
+        where.address[sizeof where.address - 1] = '\0';
+        snprintf(identity->master_addr, sizeof identity->master_addr, "%s", where.address);
+        identity->master_port = where.port;
+    }
+    explicit_bzero(&where, sizeof where);
+    return status;
 }

@@ -14,6 +14,7 @@
 #include <stddef.h>
 
 #include "runtime/rdzv/identity.h"
+#include "runtime/rdzv/store_thread.h"
 
 typedef struct nd_pmix nd_pmix;
 
@@ -47,5 +48,15 @@ void nd_pmix_end(nd_pmix *pmix, double timeout_seconds, int exit_code);
  * told: this process will be killed, too. Limit: 10 s, and then the exit code is `code`.
  */
 void nd_pmix_abort(nd_pmix *pmix, int code, const char *message);
+
+/*
+ * Finds the store of workers that PMIx started; every rank calls it. Rank 0 makes the job key, runs
+ * the store at an address that the other ranks can reach, and publishes key and address over PMIx:
+ * neither is in a file, an argument or the environment. Sets identity->master_addr and master_port;
+ * an address that is set already (launch.rdzv_endpoint) is where rank 0 listens. *thread is owned
+ * by the caller on rank 0 and NULL elsewhere.
+ */
+nd_status nd_pmix_meet(nd_identity *identity, double timeout_seconds, uint8_t key[ND_KEY_BYTES],
+                       nd_store_thread **thread);
 
 #endif

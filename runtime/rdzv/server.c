@@ -6,9 +6,8 @@
 #include <string.h>
 
 #include "runtime/rdzv/ranks.h"
-#include "runtime/rdzv/server_internal.h"
+#include "runtime/rdzv/server_state.h"
 
-static const int64_t second_ns = 1000000000;
 /* When all places for strangers are taken, one that has said nothing for this long makes room. */
 static const int64_t crowded_ns = 250000000;
 
@@ -70,48 +69,9 @@ void nd_server_destroy(nd_server *server)
     free(server);
 }
 
-void *nd_peer_transport(const nd_peer *peer)
-{
-    return peer->transport;
-}
-
-const char *nd_peer_name(const nd_peer *peer)
-{
-    return peer->name;
-}
-
-const char *nd_peer_host(const nd_peer *peer)
-{
-    return peer->host;
-}
-
-bool nd_peer_is_member(const nd_peer *peer)
-{
-    return peer->member;
-}
-
 int nd_server_members(const nd_server *server, nd_wire_role role)
 {
     return server->members[role];
-}
-
-void nd_server_note_refused(nd_server *server, const char *name, const char *why, int64_t now)
-{
-    enum { SHOWN = 3 };
-    char line[512];
-    if (server->refused_since == 0 || now - server->refused_since > 10 * second_ns) {
-        if (server->refused > SHOWN) {
-            snprintf(line, sizeof line, "%d more connections to the store were refused",
-                     server->refused - SHOWN);
-            server->hooks.notice(server->hooks.context, line);
-        }
-        server->refused = 0;
-        server->refused_since = now;
-    }
-    if (server->refused++ < SHOWN) {
-        snprintf(line, sizeof line, "a connection from %s to the store was refused: %s", name, why);
-        server->hooks.notice(server->hooks.context, line);
-    }
 }
 
 bool nd_server_has_room(nd_server *server, int64_t now)

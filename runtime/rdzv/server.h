@@ -3,8 +3,8 @@
 #define ND_RDZV_SERVER_H
 /*
  * The store's engine, without I/O and without a clock of its own: plaintext bytes of each peer go
- * in, frames come out through hooks, and `now` (nd_clock_ns) is an argument. host.h gives it
- * sockets and TLS; tests give it strings.
+ * in, frames come out through hooks, and `now` (nd_clock_ns) is an argument. store_server.h gives
+ * it sockets and TLS; tests give it strings.
  *
  * A peer is a stranger until its hello (version, run id, epoch, index) is accepted: at most 64
  * strangers, five seconds each, frames of 512 bytes. Members are workers, whose requests the engine

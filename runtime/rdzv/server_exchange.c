@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "runtime/rdzv/ranks.h"
-#include "runtime/rdzv/server_internal.h"
+#include "runtime/rdzv/server_state.h"
 
 static void release_exchange(nd_exchange *exchange)
 {

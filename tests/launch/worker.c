@@ -11,7 +11,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/failure.h"
-#include "runtime/rdzv/guard.h"
+#include "runtime/rdzv/identity.h"
 #include "runtime/rdzv/store.h"
 
 /* Without a signal; longer than any test waits for something else. */
@@ -108,7 +108,7 @@ static int check(const char *what)
 int main(int argc, char **argv)
 {
     const char *what = getenv("ND_TEST"), *chosen = getenv("ND_TEST_RANK");
-    nd_worker_guard();
+    nd_worker_die_with_parent();
     if (argc > 1 && strcmp(argv[1], "check") == 0) {
         return check(what ? what : "done");
     }

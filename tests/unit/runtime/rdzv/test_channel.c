@@ -6,13 +6,13 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/channel.h"
-#include "runtime/rdzv/hosting.h"
+#include "runtime/rdzv/store_thread.h"
 #include "runtime/rdzv/key.h"
 #include "tests/support/port.h"
 #include "tests/support/tempdir.h"
 
 static nd_identity id;
-static nd_hosting *hosting;
+static nd_store_thread *store_thread;
 static nd_channel *channel;
 static uint8_t key[ND_KEY_BYTES];
 
@@ -26,13 +26,13 @@ static void setup(void)
                        .master_port = port_reserve(),
                        .run_id = "job"};
     assert_ok(nd_key_random(key));
-    assert_ok(nd_hosting_start(&id, key, &hosting));
+    assert_ok(nd_store_thread_start(&id, key, &store_thread));
 }
 
 static void teardown(void)
 {
     nd_channel_close(channel);
-    nd_hosting_stop(hosting, 0);
+    nd_store_thread_stop(store_thread, 0);
 }
 
 TestSuite(channel, .init = setup, .fini = teardown, .timeout = 60);
@@ -149,8 +149,8 @@ Test(channel, a_store_that_ends_is_a_lost_connection)
     nd_wire_frame frame;
     open_channel();
     assert_ok(say_hello(ND_VERSION, 0));
-    nd_hosting_stop(hosting, 0);
-    hosting = NULL;
+    nd_store_thread_stop(store_thread, 0);
+    store_thread = NULL;
     assert_fails(nd_channel_receive(channel, soon(), &frame), ND_ERR_IO, "store");
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/rdzv/reach.h"
+#include "runtime/rdzv/address.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "runtime/rdzv/server_internal.h"
+#include "runtime/rdzv/server_state.h"
 #include "tests/support/tempdir.h"
 
 enum { PEERS = 80 };

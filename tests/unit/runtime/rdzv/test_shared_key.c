@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 
 #include "runtime/rdzv/key.h"
-#include "runtime/rdzv/shared_key.h"
 #include "tests/support/tempdir.h"
 
 static tempdir dir;

@@ -2,7 +2,7 @@
 #ifndef ND_RDZV_SERVER_INTERNAL_H
 #define ND_RDZV_SERVER_INTERNAL_H
 /*
- * The parts of the engine, each standing on those before it: server_send.c, server_exchange.c,
+ * The parts of the engine, each standing on those before it: server_peer.c, server_exchange.c,
  * server_store.c (values, requests), server.c (peers, hello, deadlines).
  */
 #include "runtime/rdzv/server.h"
@@ -12,6 +12,7 @@ enum {
     ND_SERVER_SLICE = 64 << 10,       /* part of an exchange's result in one frame */
     ND_SERVER_VALUES_MAX = 256 << 20, /* bytes of all keys and values */
     ND_SERVER_EXCHANGE_MAX = 1 << 30, /* bytes of one exchange's result */
+
     ND_SERVER_RANK_NEVER = 0,
     ND_SERVER_RANK_HERE,
     ND_SERVER_RANK_LEFT, /* said goodbye */
@@ -77,7 +78,7 @@ struct nd_server {
     int refused;
 };
 
-/* server_send.c */
+/* server_peer.c */
 void nd_server_drop(nd_server *server, nd_peer *peer);
 /* Ends the frame in server->out, sends it, empties the buffer. */
 void nd_server_flush(nd_server *server, nd_peer *peer);

@@ -7,12 +7,12 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-#include "runtime/rdzv/host.h"
+#include "runtime/rdzv/store_server.h"
 #include "runtime/rdzv/key.h"
 #include "tests/support/tempdir.h"
 
 static uv_loop_t loop;
-static nd_host *host;
+static nd_store_server *host;
 static char notices[4096];
 
 static void on_notice(void *context, const char *line)
@@ -25,7 +25,7 @@ static void setup(void)
 {
     nd_address addresses[ND_ADDRESS_MAX];
     int count;
-    nd_host_options options = {
+    nd_store_server_options options = {
         .loop = &loop,
         .server = {.version = "1.2", .run_id = "job", .world_size = 2, .nnodes = 1},
         .hooks = {.notice = on_notice},
@@ -34,12 +34,12 @@ static void setup(void)
     assert_ok(nd_key_random(options.key));
     assert_ok(nd_address_resolve("127.0.0.1", 0, addresses, &count));
     options.address = addresses[0];
-    assert_ok(nd_host_open(&options, &host));
+    assert_ok(nd_store_server_open(&options, &host));
 }
 
 static void teardown(void)
 {
-    nd_host_close(host);
+    nd_store_server_close(host);
     uv_run(&loop, UV_RUN_DEFAULT);
     cr_assert_eq(uv_loop_close(&loop), 0);
 }

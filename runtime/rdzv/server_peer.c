@@ -1,6 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What goes to a peer, and what a peer waits for. */
-#include "runtime/rdzv/server_internal.h"
+/* One peer: its name, what is sent to it, what it waits for, how it is refused. */
+#include <stdio.h>
+
+#include "runtime/rdzv/server_state.h"
+
+void *nd_peer_transport(const nd_peer *peer)
+{
+    return peer->transport;
+}
+
+const char *nd_peer_name(const nd_peer *peer)
+{
+    return peer->name;
+}
+
+const char *nd_peer_host(const nd_peer *peer)
+{
+    return peer->host;
+}
+
+bool nd_peer_is_member(const nd_peer *peer)
+{
+    return peer->member;
+}
 
 void nd_server_drop(nd_server *server, nd_peer *peer)
 {
@@ -54,4 +76,24 @@ void nd_server_begin_wait(nd_peer *peer, nd_wait wait, uint32_t request, uint64_
     peer->request = request;
     peer->wait_since = peer->noticed = now;
     peer->deadline = now + (int64_t)(timeout_ms < year_ms ? timeout_ms : year_ms) * 1000000;
+}
+
+void nd_server_note_refused(nd_server *server, const char *name, const char *why, int64_t now)
+{
+    enum { SHOWN = 3 };
+    const int64_t ten_seconds_ns = 10000000000;
+    char line[512];
+    if (server->refused_since == 0 || now - server->refused_since > ten_seconds_ns) {
+        if (server->refused > SHOWN) {
+            snprintf(line, sizeof line, "%d more connections to the store were refused",
+                     server->refused - SHOWN);
+            server->hooks.notice(server->hooks.context, line);
+        }
+        server->refused = 0;
+        server->refused_since = now;
+    }
+    if (server->refused++ < SHOWN) {
+        snprintf(line, sizeof line, "a connection from %s to the store was refused: %s", name, why);
+        server->hooks.notice(server->hooks.context, line);
+    }
 }

@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/rdzv/store.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/version.h"
+#include "runtime/rdzv/channel.h"
+#include "runtime/rdzv/key.h"
+#include "runtime/rdzv/pmix.h"
+#include "runtime/rdzv/server.h"
+#include "runtime/rdzv/store_thread.h"
+
+struct nd_store {
+    int rank, world_size;
+    double timeout_seconds;
+    uint32_t request;
+    nd_wire_buffer out;
+    nd_channel *channel; /* or, in a world of one, the engine itself: */
+    nd_server *server;
+    nd_peer *self;
+    nd_wire_parser answers;
+    nd_store_thread *thread;               /* rank 0 of a start without ndlaunch */
+    char key_path[ND_SHARED_KEY_PATH_MAX]; /* private key file to remove, or "" */
+    nd_pmix *pmix;                         /* exchanges go over it; borrowed, or NULL */
+    nd_watch *watch;                       /* of the connection to rank 0 */
+    bool hosted;                           /* by rank 0 */
+    void (*lost)(void *context, const char *sentence);
+    void *lost_context;
+};
+
+/* The store answers at the deadline with who is missing; past this margin it is not there any
+ * more. */
+static const int64_t margin_ns = 3000000000;
+
+static nd_status send_request(nd_store *store, int64_t deadline)
+{
+    nd_status status = nd_wire_end(&store->out);
+    if (status == ND_OK && store->channel) {
+        status = nd_channel_send(store->channel, &store->out, deadline);
+    } else if (status == ND_OK) {
+        nd_server_receive(store->server, store->self, store->out.data, store->out.size, 0);
+    }
+    store->out.size = 0;
+    store->out.failed = false;
+    return status;
+}
+
+static nd_status next_frame(nd_store *store, int64_t deadline, nd_wire_frame *frame)
+{
+    if (store->channel) {
+        return nd_channel_receive(store->channel, deadline, frame);
+    }
+    ND_TRY(nd_wire_next(&store->answers, frame));
+    if (frame->type ==
+        ND_WIRE_NONE) { /* the rest of a long exchange, or a wait that nobody will end */
+        nd_server_drained(store->server, store->self);
+        nd_server_tick(store->server, INT64_MAX);
+        ND_TRY(nd_wire_next(&store->answers, frame));
+    }
+    return ND_OK;
+}
+
+/* The next answer to the open request, of the type that it must have. */
+static nd_status receive(nd_store *store, nd_wire_type type, int64_t deadline, nd_wire_frame *frame,
+                         nd_wire_cursor *cursor)
+{
+    ND_TRY(next_frame(store, deadline, frame));
+    if (frame->type == ND_WIRE_ERROR) {
+        return nd_channel_error(frame);
+    }
+    *cursor = nd_wire_body(frame);
+    uint32_t request = nd_wire_get_u32(cursor);
+    if (frame->type != type || request != store->request) {
+        return nd_fail(ND_ERR_IO, "the store answered request %u with a message of type %d",
+                       store->request, (int)frame->type);
+    }
+    return ND_OK;
+}
+
+/* Of a call that begins now. */
+static int64_t deadline_of(const nd_store *store)
+{
+    return nd_clock_ns() + (int64_t)(store->timeout_seconds * 1e9) + margin_ns;
+}
+
+static void begin_request(nd_store *store, nd_wire_type type, bool waits)
+{
+    store->request++;
+    nd_wire_begin(&store->out, type);
+    nd_wire_put_u32(&store->out, store->request);
+    if (waits) {
+        nd_wire_put_u64(&store->out, (uint64_t)(store->timeout_seconds * 1e3));
+    }
+}
+
+static nd_status check_key(const char *key)
+{
+    if (strlen(key) >= ND_WIRE_TEXT_MAX) {
+        return nd_fail(ND_ERR_INTERNAL, "a store key of %zu characters is above the limit of %d",
+                       strlen(key), ND_WIRE_TEXT_MAX - 1);
+    }
+    return ND_OK;
+}
+
+static nd_status damaged(const char *what)
+{
+    return nd_fail(ND_ERR_IO, "the store sent a damaged answer to %s", what);
+}
+
+nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes)
+{
+    nd_wire_frame frame;
+    nd_wire_cursor cursor;
+    int64_t deadline = deadline_of(store);
+    ND_TRY(check_key(key));
+    begin_request(store, ND_WIRE_SET, false);
+    nd_wire_put_text(&store->out, key);
+    nd_wire_put_blob(&store->out, value, bytes);
+    ND_TRY(send_request(store, deadline));
+    return receive(store, ND_WIRE_DONE, deadline, &frame, &cursor);
+}
+
+nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *bytes)
+{
+    nd_wire_frame frame;
+    nd_wire_cursor cursor;
+    int64_t deadline = deadline_of(store);
+    ND_TRY(check_key(key));
+    begin_request(store, ND_WIRE_GET, true);
+    nd_wire_put_text(&store->out, key);
+    ND_TRY(send_request(store, deadline));
+    ND_TRY(receive(store, ND_WIRE_VALUE, deadline, &frame, &cursor));
+    size_t count;
+    const uint8_t *data = nd_wire_get_blob(&cursor, &count);
+    if (!nd_wire_finished(&cursor)) {
+        return damaged("get");
+    }
+    if (count > *bytes) {
+        return nd_fail(ND_ERR_INTERNAL, "the value of the key %s has %zu bytes, %zu fit", key,
+                       count, *bytes);
+    }
+    if (count > 0) {
+        memcpy(value, data, count);
+    }
+    *bytes = count;
+    return ND_OK;
+}
+
+nd_status nd_store_add(nd_store *store, const char *key, int64_t delta, int64_t *out)
+{
+    nd_wire_frame frame;
+    nd_wire_cursor cursor;
+    int64_t deadline = deadline_of(store);
+    ND_TRY(check_key(key));
+    begin_request(store, ND_WIRE_ADD, false);
+    nd_wire_put_text(&store->out, key);
+    nd_wire_put_u64(&store->out, (uint64_t)delta);
+    ND_TRY(send_request(store, deadline));
+    ND_TRY(receive(store, ND_WIRE_SUM, deadline, &frame, &cursor));
+    int64_t sum = (int64_t)nd_wire_get_u64(&cursor);
+    if (!nd_wire_finished(&cursor)) {
+        return damaged("add");
+    }
+    *out = sum;
+    return ND_OK;
+}
+
+nd_status nd_store_barrier(nd_store *store, const char *name)
+{
+    return nd_store_exchange(store, name, NULL, NULL, 0);
+}
+
+nd_status nd_store_exchange(nd_store *store, const char *name, const void *send, void *recv,
+                            size_t bytes)
+{
+    if (store->pmix) {
+        return nd_pmix_exchange(store->pmix, name, send, recv, bytes, store->timeout_seconds);
+    }
+    int64_t deadline = deadline_of(store);
+    size_t total = (size_t)store->world_size * bytes, got = 0;
+    ND_TRY(check_key(name));
+    begin_request(store, ND_WIRE_EXCHANGE, true);
+    nd_wire_put_text(&store->out, name);
+    nd_wire_put_blob(&store->out, send, bytes);
+    ND_TRY(send_request(store, deadline));
+    do { /* at least one slice, also of nothing */
+        nd_wire_frame frame;
+        nd_wire_cursor cursor;
+        size_t count;
+        ND_TRY(receive(store, ND_WIRE_SLICE, deadline, &frame, &cursor));
+        uint64_t offset = nd_wire_get_u64(&cursor);
+        const uint8_t *data = nd_wire_get_blob(&cursor, &count);
+        if (!nd_wire_finished(&cursor) || offset != got || count > total - got ||
+            (count == 0 && total > 0)) {
+            return damaged("an exchange");
+        }
+        if (count > 0) {
+            memcpy((uint8_t *)recv + got, data, count);
+        }
+        got += count;
+    } while (got < total);
+    return ND_OK;
+}
+
+static void keep_answer(void *context, nd_peer *peer, const void *bytes, size_t count)
+{
+    nd_store *store = context;
+    nd_status status = nd_wire_feed(&store->answers, bytes, count);
+    ND_ASSERT(status == ND_OK);
+}
+
+static void drop_self(void *context, nd_peer *peer)
+{
+}
+
+static void ignore_notice(void *context, const char *line)
+{
+}
+
+static nd_status connect_store(nd_store *store, const nd_identity *identity,
+                               const uint8_t key[ND_KEY_BYTES])
+{
+    ND_TRY(nd_channel_open(identity->master_addr, identity->master_port, key,
+                           store->timeout_seconds, &store->channel));
+    nd_hello hello = {.version = ND_VERSION,
+                      .run_id = identity->run_id,
+                      .host = identity->host,
+                      .epoch = (uint32_t)identity->epoch,
+                      .role = ND_WIRE_WORKER,
+                      .index = identity->rank};
+    char run_id[ND_WIRE_TEXT_MAX];
+    int world_size;
+    ND_TRY(nd_channel_hello(store->channel, &hello, deadline_of(store), run_id, sizeof run_id,
+                            &world_size));
+    if (world_size != identity->world_size) {
+        return nd_fail(ND_ERR_CONFIG, "WORLD_SIZE is %d here and %d in the store",
+                       identity->world_size, world_size);
+    }
+    return ND_OK;
+}
+
+/* Without ndlaunch: rank 0 makes or reads the key and hosts; the others wait until both are
+ * there. */
+static nd_status open_environment(nd_store *store, const nd_identity *identity)
+{
+    char path[ND_SHARED_KEY_PATH_MAX];
+    uint8_t key[ND_KEY_BYTES];
+    bool private_file;
+    ND_TRY(nd_shared_key_path(identity, path, &private_file));
+    if (identity->rank == 0) {
+        ND_TRY(private_file ? nd_shared_key_publish(path, key) : nd_key_read_file(path, key));
+        if (private_file) {
+            snprintf(store->key_path, sizeof store->key_path, "%s", path);
+        }
+        nd_status status = nd_store_thread_start(identity, key, &store->thread);
+        if (status == ND_OK) {
+            status = connect_store(store, identity, key);
+        }
+        explicit_bzero(key, sizeof key);
+        return status;
+    }
+    int64_t deadline = nd_clock_ns() + (int64_t)(store->timeout_seconds * 1e9);
+    for (;;) {
+        /* A private file may be missing, or a former job's, until rank 0 has replaced it. */
+        nd_status status = nd_key_read_file(path, key);
+        if (status == ND_OK) {
+            status = connect_store(store, identity, key);
+            explicit_bzero(key, sizeof key);
+        }
+        if (status == ND_OK || store->channel || !private_file || status != ND_ERR_CONFIG ||
+            nd_clock_ns() >= deadline) {
+            return status;
+        }
+        usleep(50000);
+    }
+}
+
+static nd_status open_pmix(nd_store *store, const nd_identity *identity)
+{
+    nd_identity there = *identity;
+    uint8_t key[ND_KEY_BYTES];
+    store->pmix = identity->pmix;
+    ND_TRY(nd_pmix_meet(&there, store->timeout_seconds, key, &store->thread));
+    nd_status status = connect_store(store, &there, key);
+    explicit_bzero(key, sizeof key);
+    return status;
+}
+
+static nd_status open_ndlaunch(nd_store *store, const nd_identity *identity)
+{
+    uint8_t key[ND_KEY_BYTES];
+    if (identity->key_fd < 0) {
+        return nd_fail(ND_ERR_CONFIG, "ND_KEY_FD is missing: start workers with ndlaunch");
+    }
+    ND_TRY(nd_key_read_fd(identity->key_fd, key));
+    nd_status status = connect_store(store, identity, key);
+    explicit_bzero(key, sizeof key);
+    return status;
+}
+
+nd_status nd_store_open(const nd_identity *identity, double timeout_seconds, nd_store **out)
+{
+    if (identity->source == ND_IDENTITY_SINGLE) {
+        return nd_store_open_single(out);
+    }
+    nd_store *store;
+    ND_TRY(ND_ALLOC(1, &store));
+    store->rank = identity->rank;
+    store->world_size = identity->world_size;
+    store->timeout_seconds = timeout_seconds;
+    nd_status status = ND_OK;
+    switch (identity->source) {
+    case ND_IDENTITY_NDLAUNCH:
+        status = open_ndlaunch(store, identity);
+        break;
+    case ND_IDENTITY_ENVIRONMENT:
+        status = open_environment(store, identity);
+        break;
+    case ND_IDENTITY_PMIX:
+        status = open_pmix(store, identity);
+        break;
+    case ND_IDENTITY_SINGLE:
+        break;
+    }
+    if (status != ND_OK) {
+        nd_store_abandon(store);
+        return status;
+    }
+    store->hosted = identity->source != ND_IDENTITY_NDLAUNCH;
+    *out = store;
+    return ND_OK;
+}
+
+void nd_store_set_timeout(nd_store *store, double timeout_seconds)
+{
+    store->timeout_seconds = timeout_seconds;
+}
+
+nd_status nd_store_open_single(nd_store **out)
+{
+    nd_store *store;
+    ND_TRY(ND_ALLOC(1, &store));
+    store->world_size = 1;
+    nd_wire_parser_init(&store->answers, ND_WIRE_LIMIT_MEMBER);
+    nd_server_options options = {
+        .version = ND_VERSION, .run_id = "single", .world_size = 1, .nnodes = 1};
+    nd_server_hooks hooks = {
+        .context = store, .send = keep_answer, .drop = drop_self, .notice = ignore_notice};
+    nd_status status = nd_server_create(&options, &hooks, &store->server);
+    if (status == ND_OK) {
+        status = nd_server_connect(store->server, NULL, "rank 0", 0, &store->self);
+    }
+    if (status == ND_OK) {
+        nd_wire_begin(&store->out, ND_WIRE_HELLO);
+        nd_wire_put_u32(&store->out, ND_WIRE_PROTOCOL);
+        nd_wire_put_text(&store->out, ND_VERSION);
+        nd_wire_put_text(&store->out, "single");
+        nd_wire_put_u32(&store->out, 0);
+        nd_wire_put_u8(&store->out, ND_WIRE_WORKER);
+        nd_wire_put_u32(&store->out, 0);
+        nd_wire_put_text(&store->out, "localhost");
+        status = send_request(store, 0);
+    }
+    nd_wire_frame welcome;
+    if (status == ND_OK) {
+        status = next_frame(store, 0, &welcome);
+    }
+    if (status != ND_OK) {
+        nd_store_close(store);
+        return status;
+    }
+    *out = store;
+    return ND_OK;
+}
+
+static void close_store(nd_store *store, bool goodbye)
+{
+    if (!store) {
+        return;
+    }
+    nd_watch_stop(store->watch);
+    if (store->channel && goodbye) {
+        nd_wire_begin(&store->out, ND_WIRE_BYE);
+        send_request(store, nd_clock_ns() + margin_ns);
+    }
+    nd_channel_close(store->channel);
+    nd_store_thread_stop(store->thread, goodbye ? store->timeout_seconds : 0);
+    if (store->key_path[0]) {
+        unlink(store->key_path);
+    }
+    nd_server_destroy(store->server);
+    nd_wire_parser_fini(&store->answers);
+    nd_wire_buffer_fini(&store->out);
+    free(store);
+}
+
+void nd_store_close(nd_store *store)
+{
+    close_store(store, true);
+}
+
+void nd_store_abandon(nd_store *store)
+{
+    close_store(store, store && store->channel && !store->hosted);
+}
+
+static void say_lost(void *context, const char *who)
+{
+    nd_store *store = context;
+    char sentence[ND_WIRE_TEXT_MAX + 128];
+    snprintf(sentence, sizeof sentence, "%s was lost: it ended without a goodbye", who);
+    store->lost(store->lost_context, sentence);
+}
+
+static void on_host_gone(void *context)
+{
+    say_lost(context, "rank 0, which hosts the store,");
+}
+
+nd_status nd_store_watch(nd_store *store, void (*lost)(void *context, const char *sentence),
+                         void *context)
+{
+    if (!store->hosted) {
+        return ND_OK;
+    }
+    store->lost = lost;
+    store->lost_context = context;
+    if (store->thread) {
+        nd_store_thread_watch(store->thread, say_lost, store);
+        return ND_OK;
+    }
+    return nd_watch_start(nd_channel_fd(store->channel), on_host_gone, store, &store->watch);
+}

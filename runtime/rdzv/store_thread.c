@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/rdzv/store_thread.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/log.h"
+#include "runtime/base/version.h"
+#include "runtime/rdzv/store_server.h"
+#include "runtime/rdzv/uv.h"
+
+struct nd_store_thread {
+    pthread_t native;
+    uv_loop_t loop;
+    uv_timer_t watch;
+    nd_store_server *server;
+    _Atomic int64_t leave_by; /* nd_clock_ns; 0: stay */
+    void *context;
+    _Atomic(void (*)(void *context, const char *who)) lost; /* NULL: nobody asks */
+};
+
+static void notice(void *context, const char *line)
+{
+    nd_log_warning("%s", line);
+}
+
+static void on_left(void *context, nd_peer *peer, nd_wire_role role, int index, bool clean)
+{
+    nd_store_thread *thread = context;
+    void (*lost)(void *, const char *) = atomic_load(&thread->lost);
+    if (role == ND_WIRE_WORKER && index != 0 && !clean && lost &&
+        atomic_load(&thread->leave_by) == 0) {
+        lost(thread->context, nd_peer_name(peer));
+    }
+}
+
+static void on_watch(uv_timer_t *timer)
+{
+    nd_store_thread *thread = timer->data;
+    int64_t leave_by = atomic_load(&thread->leave_by);
+    bool empty = nd_server_members(nd_store_server_engine(thread->server), ND_WIRE_WORKER) == 0;
+    if (leave_by != 0 && (empty || nd_clock_ns() >= leave_by)) {
+        nd_store_server_close(thread->server);
+        uv_close((uv_handle_t *)timer, NULL);
+    }
+}
+
+static void *run(void *argument)
+{
+    nd_store_thread *thread = argument;
+    uv_run(&thread->loop, UV_RUN_DEFAULT);
+    return NULL;
+}
+
+/* The first of the name's addresses that can be bound. */
+static nd_status open_server(nd_store_thread *thread, const nd_identity *identity,
+                             const uint8_t *key)
+{
+    nd_store_server_options options = {
+        .loop = &thread->loop,
+        .server = {.version = ND_VERSION,
+                   .run_id = identity->run_id,
+                   .epoch = (uint32_t)identity->epoch,
+                   .world_size = identity->world_size,
+                   .nnodes = 1},
+        .hooks = {.context = thread, .notice = notice, .left = on_left},
+    };
+    nd_address addresses[ND_ADDRESS_MAX];
+    int count;
+    ND_TRY(nd_address_resolve(identity->master_addr, identity->master_port, addresses, &count));
+    memcpy(options.key, key, ND_KEY_BYTES);
+    nd_status status = ND_OK;
+    for (int i = 0; i < count; i++) {
+        options.address = addresses[i];
+        status = nd_store_server_open(&options, &thread->server);
+        if (status == ND_OK) {
+            break;
+        }
+        uv_run(&thread->loop, UV_RUN_NOWAIT); /* frees what the failed attempt opened */
+    }
+    explicit_bzero(options.key, sizeof options.key);
+    return status;
+}
+
+static nd_status start_thread(nd_store_thread *thread)
+{
+    nd_status status = ND_UV(uv_timer_init(&thread->loop, &thread->watch));
+    if (status == ND_OK) {
+        thread->watch.data = thread;
+        status = ND_UV(uv_timer_start(&thread->watch, on_watch, 20, 20));
+    }
+    if (status == ND_OK && pthread_create(&thread->native, NULL, run, thread) != 0) {
+        status = nd_fail(ND_ERR_INTERNAL, "the store's thread cannot be started");
+    }
+    if (status != ND_OK) {
+        nd_store_server_close(thread->server);
+        if (thread->watch.data) {
+            uv_close((uv_handle_t *)&thread->watch, NULL);
+        }
+    }
+    return status;
+}
+
+nd_status nd_store_thread_start(const nd_identity *identity, const uint8_t key[ND_KEY_BYTES],
+                                nd_store_thread **out)
+{
+    nd_store_thread *thread;
+    ND_TRY(ND_ALLOC(1, &thread));
+    nd_status status = ND_UV(uv_loop_init(&thread->loop));
+    if (status != ND_OK) {
+        free(thread);
+        return status;
+    }
+    status = open_server(thread, identity, key);
+    if (status == ND_OK) {
+        status = start_thread(thread);
+    }
+    if (status != ND_OK) {
+        uv_run(&thread->loop, UV_RUN_DEFAULT);
+        uv_loop_close(&thread->loop);
+        free(thread);
+        return status;
+    }
+    *out = thread;
+    return ND_OK;
+}
+
+int nd_store_thread_port(const nd_store_thread *thread)
+{
+    return nd_store_server_port(thread->server);
+}
+
+const char *nd_store_thread_address(const nd_store_thread *thread)
+{
+    return nd_store_server_address(thread->server);
+}
+
+void nd_store_thread_watch(nd_store_thread *thread, void (*lost)(void *context, const char *who),
+                           void *context)
+{
+    thread->context = context;
+    atomic_store(&thread->lost, lost);
+}
+
+void nd_store_thread_stop(nd_store_thread *thread, double timeout_seconds)
+{
+    if (thread) {
+        atomic_store(&thread->leave_by, nd_clock_ns() + (int64_t)(timeout_seconds * 1e9) + 1);
+        pthread_join(thread->native, NULL);
+        uv_loop_close(&thread->loop);
+        free(thread);
+    }
+}

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_RDZV_STORE_THREAD_H
+#define ND_RDZV_STORE_THREAD_H
+/*
+ * The store inside of a worker: rank 0 of a start without ndlaunch runs store_server.h in a thread
+ * of its own. The thread touches nothing but its loop; the caller's thread only starts and stops
+ * it.
+ */
+#include <stdint.h>
+
+#include "runtime/rdzv/identity.h"
+#include "runtime/rdzv/tls.h"
+
+typedef struct nd_store_thread nd_store_thread;
+
+/* Listens at the identity's master address and port; port 0: the system chooses. */
+nd_status nd_store_thread_start(const nd_identity *identity, const uint8_t key[ND_KEY_BYTES],
+                                nd_store_thread **out);
+int nd_store_thread_port(const nd_store_thread *thread);
+const char *nd_store_thread_address(const nd_store_thread *thread); /* numeric */
+/*
+ * From now on a worker whose connection closes without a goodbye is told to `lost`, in the store's
+ * thread: its name, as "rank 3 (node2)". Rank 0 is this process.
+ */
+void nd_store_thread_watch(nd_store_thread *thread, void (*lost)(void *context, const char *who),
+                           void *context);
+/* Waits until the other ranks have left the store, at most timeout_seconds, then ends the thread.
+ * NULL is legal. */
+void nd_store_thread_stop(nd_store_thread *thread, double timeout_seconds);
+
+#endif
