@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/attention.h"
 
-#include "kernels/cpu/attention_blocks.h"
+#include <math.h>
+
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/view.h"
 
 size_t nd_cpu_attention_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
                                 bool backward)
@@ -65,5 +67,70 @@ nd_status nd_cpu_attention_delta(nd_stream *stream, const nd_attention *a, nd_te
             }
         }
     }
+    return ND_OK;
+}
+
+typedef struct merge {
+    const nd_row_ops *rows;
+    const nd_attention *a;
+    nd_tensor acc, out; /* (B, Sq, H, D) */
+    float *acc_lse;     /* (B, H, Sq) */
+    const float *lse;
+} merge;
+
+static int64_t offset(nd_tensor t, int64_t b, int64_t i, int64_t h)
+{
+    return b * t.stride[0] + i * t.stride[1] + h * t.stride[2];
+}
+
+/*
+ * With e = exp(-|old - new|): lse' = max(old, new) + log(1 + e), and the sides weigh 1 / (1 + e)
+ * and e / (1 + e), the larger one the former. A side of -inf gives e = 0. A side of weight 0 is not
+ * read: acc may be uninitialised at first.
+ */
+static void merge_row(const merge *w, int64_t b, int64_t i, int64_t h)
+{
+    int64_t row = (b * w->a->heads + h) * w->a->sq + i, D = w->a->head_dim;
+    float old = w->acc_lse[row], new = w->lse[row];
+    if (new == -INFINITY) {
+        return;
+    }
+    float *acc = (float *)w->acc.data + offset(w->acc, b, i, h);
+    const void *out = nd_address(w->out, offset(w->out, b, i, h));
+    float e = expf(-fabsf(old - new)), large = 1.0f / (1.0f + e), small = e / (1.0f + e);
+    bool keep_more = old > new;
+    w->acc_lse[row] = (keep_more ? old : new) + log1pf(e);
+    if (!keep_more && small == 0.0f) {
+        w->rows->cast(acc, ND_DTYPE_F32, out, w->out.dtype, D);
+    } else if (small != 0.0f) {
+        w->rows->blend(acc, keep_more ? large : small, out, keep_more ? small : large, D,
+                       w->out.dtype == ND_DTYPE_BF16);
+    }
+}
+
+static void merge_tokens(void *arg, int64_t begin, int64_t end)
+{
+    const merge *w = arg;
+    for (int64_t token = begin; token < end; token++) {
+        for (int64_t h = 0; h < w->a->heads; h++) {
+            merge_row(w, token / w->a->sq, token % w->a->sq, h);
+        }
+    }
+}
+
+nd_status nd_cpu_lse_merge(nd_stream *stream, const nd_attention *a, nd_tensor acc,
+                           nd_tensor acc_lse, nd_tensor out, nd_tensor lse)
+{
+    int64_t rows = a->batch * a->heads * a->sq;
+    ND_ASSERT(nd_is_4d(acc, a->batch, a->sq, a->heads, a->head_dim) && acc.dtype == ND_DTYPE_F32);
+    ND_ASSERT(nd_is_4d(out, a->batch, a->sq, a->heads, a->head_dim) && nd_is_act(out));
+    ND_ASSERT(nd_is_vector(acc_lse, ND_DTYPE_F32, rows) && nd_is_vector(lse, ND_DTYPE_F32, rows));
+    merge w = {.rows = nd_cpu_context_of(stream)->rows,
+               .a = a,
+               .acc = acc,
+               .out = out,
+               .acc_lse = acc_lse.data,
+               .lse = lse.data};
+    nd_cpu_parallel(stream, a->batch * a->sq, a->heads * a->head_dim, merge_tokens, &w);
     return ND_OK;
 }

@@ -1,8 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_CPU_ATTENTION_H
 #define ND_CPU_ATTENTION_H
-/* What attention_fwd.c and attention_bwd.c need of scratch, for attention.c, which chooses. */
+/*
+ * Blocked attention: what attention_fwd.c, attention_bwd.c and attention.c share.
+ *
+ * Queries are handled in row blocks: ND_TILE consecutive queries of one head. Scores are computed
+ * transposed, keys in rows and queries in columns, so that maxima, sums, lse and delta are vectors
+ * over queries, and so that the rows of K and V serve as left operands. The G = H / K query heads
+ * that share a KV head are handled together: their row blocks use each packed tile of K and V.
+ *
+ * Numerics: scores, softmax, lse, delta and all sums are F32. With BF16 inputs on a CPU with BF16
+ * products the probabilities and the score gradients are rounded to BF16 before they are multiplied
+ * (their row sums are not); on other CPUs BF16 inputs are widened and nothing is rounded but the
+ * results. Subnormal numbers may count as zero.
+ *
+ * Sizes of scratch depend on the extents and the thread count only, and allow for words of one F32.
+ */
+#include "kernels/cpu/tile.h"
 #include "kernels/ops.h"
+
+enum {
+    ND_ATTENTION_KEYS = 256, /* keys whose dK and dV one thread accumulates at a time */
+    ND_ATTENTION_BLOCKS = 8  /* row blocks that share a packed tile of K and V in the forward */
+};
+
+static inline int64_t nd_attention_group(const nd_attention *a)
+{
+    return a->heads / a->kv_heads;
+}
+
+static inline int64_t nd_ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* Row blocks of one head. */
+static inline int64_t nd_attention_row_blocks(const nd_attention *a)
+{
+    return nd_ceil_div(a->sq, ND_TILE);
+}
+
+/* Last key that query i sees, at most Sk - 1; negative when there is none. */
+static inline int64_t nd_attention_last_key(const nd_attention *a, int64_t i)
+{
+    int64_t last = i + a->diag;
+    return last < a->sk ? last : a->sk - 1;
+}
+
+/* Fills limit (ND_TILE) for queries from q0 on, relative to key0; NULL when all `keys` are visible
+ * to all of them. */
+const int32_t *nd_attention_limit(const nd_attention *a, int64_t q0, int64_t key0, int keys,
+                                  int32_t limit[ND_TILE]);
+
+/* Cuts `count` 4-byte elements off a thread's scratch, aligned to 64 bytes. With base NULL only
+ * *used advances. */
+void *nd_attention_cut(char *base, size_t *used, int64_t count);
+
+/* Row (b, i, h, 0) of a (B, S, H, D) view. */
+static inline void *nd_attention_row(nd_tensor t, int64_t b, int64_t i, int64_t h)
+{
+    int64_t at = b * t.stride[0] + i * t.stride[1] + h * t.stride[2];
+    return (char *)t.data + at * (t.dtype == ND_DTYPE_F32 ? 4 : 2);
+}
 
 /* Bytes for one call of a pass. */
 size_t nd_attention_fwd_scratch(int threads, const nd_attention *a);

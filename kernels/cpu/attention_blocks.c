@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cpu/attention_blocks.h"
+#include "kernels/cpu/attention.h"
 
 const int32_t *nd_attention_limit(const nd_attention *a, int64_t q0, int64_t key0, int keys,
                                   int32_t limit[ND_TILE])

@@ -13,7 +13,6 @@
 #include <omp.h>
 #include <string.h>
 
-#include "kernels/cpu/attention_blocks.h"
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/cpu_ops.h"
 

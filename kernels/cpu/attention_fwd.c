@@ -6,7 +6,6 @@
 #include <omp.h>
 #include <string.h>
 
-#include "kernels/cpu/attention_blocks.h"
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/cpu_ops.h"
 

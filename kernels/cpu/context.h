@@ -8,7 +8,7 @@
  * that drives the device.
  */
 #include "kernels/cpu/dnnl_matmul.h"
-#include "kernels/cpu/gemm_bf16.h"
+#include "kernels/cpu/gemm.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/row_kernels.h"
 #include "kernels/cpu/tile.h"
@@ -36,5 +36,21 @@ nd_status nd_cpu_context_create(nd_device *device);
 /* The stream's context. Also makes the calling thread's OpenMP regions (ours and oneDNN's) as wide
  * as the device. */
 nd_cpu_context *nd_cpu_context_of(nd_stream *stream);
+
+/*
+ * The one way in which the elementwise ops use threads: independent items, cut into one contiguous
+ * range per thread. How an op cuts its work into items depends on shapes only, so no result depends
+ * on the number of threads.
+ */
+
+/* Does items [begin, end). */
+typedef void (*nd_cpu_body)(void *arg, int64_t begin, int64_t end);
+
+/*
+ * Runs body over [0, items) on up to stream->device->threads threads. `work` is the number of
+ * elements that one item touches: small jobs, and all jobs of a device with one thread, run in the
+ * caller without entering OpenMP.
+ */
+void nd_cpu_parallel(nd_stream *stream, int64_t items, int64_t work, nd_cpu_body body, void *arg);
 
 #endif

@@ -4,7 +4,6 @@
 
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/parallel.h"
 #include "kernels/cpu/view.h"
 
 enum {

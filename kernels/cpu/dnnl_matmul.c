@@ -355,11 +355,6 @@ nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c,
     return ND_OK;
 }
 
-int64_t nd_dnnl_primitives(const nd_dnnl *dnnl)
-{
-    return dnnl->count;
-}
-
 nd_status nd_dnnl_implementation(nd_dnnl *dnnl, const nd_dnnl_product *product, char out[64])
 {
     dnnl_primitive_desc_t description = NULL;

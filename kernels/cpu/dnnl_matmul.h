@@ -41,9 +41,6 @@ void nd_dnnl_destroy(nd_dnnl *dnnl); /* NULL is legal */
 nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c, const void *a,
                          const void *b, const float *factors);
 
-/* Primitives made so far: constant once every shape of a step has been seen. */
-int64_t nd_dnnl_primitives(const nd_dnnl *dnnl);
-
 /* oneDNN's name for the implementation of a product ("brg:avx512_core_bf16"), for benchmarks. */
 nd_status nd_dnnl_implementation(nd_dnnl *dnnl, const nd_dnnl_product *product, char out[64]);
 

@@ -3,7 +3,6 @@
 
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/parallel.h"
 #include "kernels/cpu/view.h"
 
 enum { STRIP = 32 }; /* columns of the table that one item of the backward owns */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cpu/gemm_bf16.h"
+#include "kernels/cpu/gemm.h"
 
 #include <omp.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Compiled for AVX512_BF16 only: see meson.build. */
-#include "kernels/cpu/gemm_kernels.h"
+#include "kernels/cpu/gemm.h"
 
 #include <immintrin.h>
 

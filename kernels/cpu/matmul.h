@@ -3,7 +3,7 @@
 #define ND_CPU_MATMUL_H
 /*
  * Matrix products of the CPU backend: nd_cpu_matmul (declared in cpu_ops.h) hands them to oneDNN,
- * BF16 ones without AMX to gemm_bf16.h.
+ * BF16 ones without AMX to gemm.h.
  *
  * Where the CPU has BF16 dot products (AVX512_BF16, AMX) BF16 is multiplied as it is. Elsewhere
  * operands are widened to F32, which is exact, tile by tile, multiplied in F32 and the sum is

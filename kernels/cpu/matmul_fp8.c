@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Products of FP8 matrices. Every FP8 value is a BF16 value, so codes are widened exactly,
- * multiplied as BF16 with F32 sums (gemm_bf16.h where that is there, else oneDNN), and the inverse
+ * multiplied as BF16 with F32 sums (gemm.h where that is there, else oneDNN), and the inverse
  * scales are applied to the sums before the one rounding.
  *
  * oneDNN multiplies sums by one number or by one per column for nothing, provided that c has no
@@ -15,7 +15,7 @@
 
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/matmul.h"
-#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/context.h"
 #include "kernels/cpu/view.h"
 #include "runtime/tensor/fp8.h"
 

@@ -118,7 +118,6 @@ INLINE float sum_of(const nd_vf s[UNROLL])
 #include "kernels/cpu/row_flat.inc"
 #include "kernels/cpu/row_fp8.inc"
 #include "kernels/cpu/row_norm.inc"
-#include "kernels/cpu/row_random.inc"
 
 const nd_row_ops PASTE(nd_rows, ND_ISA) = {
     .norm_rstd = norm_rstd,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/attention_plain.h"
+#include "kernels/cuda/kernels.h"
 
 #include "kernels/cuda/common.cuh"
 

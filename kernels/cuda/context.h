@@ -8,16 +8,17 @@
  * stream that computes at the same time would need its own.
  */
 #include "kernels/cuda/attention_cudnn.h"
-#include "kernels/cuda/matmul_lt.h"
 #include "runtime/device/device.h"
+
+struct nd_lt; /* lt.h */
 
 typedef struct nd_cuda_context {
     nd_device *device;
-    nd_lt *lt;
+    struct nd_lt *lt;
     nd_cudnn *cudnn;
     void *scratch;            /* ND_CUDA_SCRATCH bytes for the kernels */
     size_t attention_scratch; /* the most that was planned for a call of attention */
-    int64_t ordered_bytes;    /* most bytes of scores of a deterministic call (sdpa_cut.h) */
+    int64_t ordered_bytes;    /* most bytes of scores of a deterministic call (sdpa_parts.h) */
     bool attention_prepared;  /* calls were prepared: attention_scratch is what they need */
     char machine[96];
     int capability;     /* 90: Hopper */

@@ -21,7 +21,7 @@ const char *nd_ops_cuda_machine(const nd_device *device);
 size_t nd_ops_cuda_workspace(void);
 
 /*
- * Autotune of the products (matmul_lt.h has the rules): begin times forms at their first use, for
+ * Autotune of the products (lt.h has the rules): begin times forms at their first use, for
  * `seconds` at most; install takes choices, here the ones of another run or rank too.
  */
 void nd_ops_cuda_tune(nd_device *device, int candidates, double seconds);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/lt_plan.h"
+#include "kernels/cuda/lt.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/cuda/matmul_lt.h"
+#include "runtime/device/cuda_check.h"
 
 int32_t nd_lt_alignment(const void *p)
 {
@@ -96,7 +96,7 @@ static nd_status prefer(const nd_lt_library *l, const nd_lt_key *key,
     return ND_OK;
 }
 
-const char *nd_lt_key_format(const nd_lt_key *key, char *buffer, size_t size)
+static const char *key_format(const nd_lt_key *key, char *buffer, size_t size)
 {
     snprintf(buffer, size,
              "%s (%lld, %lld) = %s %s (ld %lld) x %s %s (ld %lld), k %lld, beta %d, aligned to %d, "
@@ -121,22 +121,22 @@ static int keep_valid(cublasLtMatmulHeuristicResult_t *results, int count)
     return valid;
 }
 
-nd_status nd_lt_plan_init(const nd_lt_library *l, cublasLtHandle_t handle, nd_lt_key key,
-                          const void *anywhere, int wanted, nd_lt_plan *plan,
+nd_status nd_lt_plan_init(nd_lt *lt, nd_lt_key key, int wanted, nd_lt_plan *plan,
                           cublasLtMatmulHeuristicResult_t *results, int *found)
 {
+    const nd_lt_library *l = &lt->library;
     cublasLtMatmulPreferenceOpaque_t preference;
     memset(plan, 0, sizeof *plan);
-    ND_TRY(describe(l, &key, anywhere, plan));
+    ND_TRY(describe(l, &key, lt->workspace, plan));
     ND_TRY(prefer(l, &key, &preference));
     *found = 0;
-    cublasStatus_t status = l->heuristic(handle, &plan->desc, &plan->a, &plan->b, &plan->d,
+    cublasStatus_t status = l->heuristic(lt->handle, &plan->desc, &plan->a, &plan->b, &plan->d,
                                          &plan->d, &preference, wanted, results, found);
     *found = status == CUBLAS_STATUS_SUCCESS ? keep_valid(results, *found) : 0;
     if (*found == 0) {
         char form[256];
         return nd_fail(ND_ERR_INTERNAL, "cuBLASLt has no algorithm (status %d) for %s", (int)status,
-                       nd_lt_key_format(&key, form, sizeof form));
+                       key_format(&key, form, sizeof form));
     }
     plan->key = key;
     plan->used = true;
@@ -171,7 +171,7 @@ static nd_status refuse(const nd_lt_library *l, const nd_lt_choice *choice, cons
                    "cuBLASLt %zu does not accept the recorded algorithm %lld (%s) for %s; time "
                    "again with kernels.autotune, without kernels.autotune_from",
                    l->version(), (long long)choice->traits.id, why,
-                   nd_lt_key_format(&choice->key, form, sizeof form));
+                   key_format(&choice->key, form, sizeof form));
 }
 
 /* What the library reads out of the recorded algorithm, and what its check of it asks for, against
@@ -201,16 +201,16 @@ static nd_status compare(const nd_lt_library *l, const nd_lt_choice *choice, siz
     return ND_OK;
 }
 
-nd_status nd_lt_plan_restore(const nd_lt_library *l, cublasLtHandle_t handle,
-                             const nd_lt_choice *choice, const void *anywhere, nd_lt_plan *plan)
+nd_status nd_lt_plan_restore(nd_lt *lt, const nd_lt_choice *choice, nd_lt_plan *plan)
 {
+    const nd_lt_library *l = &lt->library;
     cublasLtMatmulHeuristicResult_t result = {0};
     _Static_assert(sizeof plan->algorithm == sizeof choice->algorithm, "recorded whole");
     memset(plan, 0, sizeof *plan);
     memcpy(&plan->algorithm, choice->algorithm, sizeof plan->algorithm);
-    ND_TRY(describe(l, &choice->key, anywhere, plan));
-    cublasStatus_t status = l->check(handle, &plan->desc, &plan->a, &plan->b, &plan->d, &plan->d,
-                                     &plan->algorithm, &result);
+    ND_TRY(describe(l, &choice->key, lt->workspace, plan));
+    cublasStatus_t status = l->check(lt->handle, &plan->desc, &plan->a, &plan->b, &plan->d,
+                                     &plan->d, &plan->algorithm, &result);
     if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > ND_LT_WORKSPACE) {
         char why[128];
         snprintf(why, sizeof why, "status %d, %zu bytes of workspace of at most %d", (int)status,
@@ -226,5 +226,43 @@ nd_status nd_lt_plan_restore(const nd_lt_library *l, cublasLtHandle_t handle,
     plan->picked = (int)choice->picked;
     plan->seconds = choice->seconds;
     plan->first_seconds = choice->first_seconds;
+    return ND_OK;
+}
+
+static uint32_t hash_of(const nd_lt_key *key)
+{
+    const unsigned char *bytes = (const unsigned char *)key;
+    uint32_t hash = 2166136261u;
+    for (size_t i = 0; i < sizeof *key; i++) {
+        hash = (hash ^ bytes[i]) * 16777619u;
+    }
+    return hash;
+}
+
+nd_lt_plan *nd_lt_slot(nd_lt *lt, const nd_lt_key *key)
+{
+    uint32_t at = hash_of(key) % ND_LT_PLANS;
+    while (lt->plans[at].used && memcmp(&lt->plans[at].key, key, sizeof *key) != 0) {
+        at = (at + 1) % ND_LT_PLANS;
+    }
+    return &lt->plans[at];
+}
+
+nd_status nd_lt_run(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_lt_operands *x)
+{
+    const float one = 1.0f, beta = (float)plan->key.beta;
+    const nd_lt_library *l = &lt->library;
+    if (lt->preparing) {
+        return ND_OK;
+    }
+    if (plan->key.scaling != ND_LT_UNSCALED) {
+        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &x->scale_a,
+                              sizeof x->scale_a));
+        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x->scale_b,
+                              sizeof x->scale_b));
+    }
+    ND_CUBLAS(l->matmul(lt->handle, &plan->desc, &one, x->a, &plan->a, x->b, &plan->b, &beta, x->d,
+                        &plan->d, x->d, &plan->d, &plan->algorithm, lt->workspace, plan->workspace,
+                        nd_cuda_stream(stream)));
     return ND_OK;
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Autotune: the fastest of the library's algorithms for each form, and choices in and out. */
+#include "kernels/cuda/lt.h"
+
 #include <string.h>
 
-#include "kernels/cuda/lt_state.h"
 #include "runtime/base/clock.h"
 #include "runtime/device/cuda_check.h"
 
@@ -142,7 +143,7 @@ nd_status nd_lt_install(nd_lt *lt, const nd_lt_choice *choices, int count)
             return nd_fail(ND_ERR_DATA, "choice %d of autotune is for the form of an earlier one",
                            i);
         }
-        ND_TRY(nd_lt_plan_restore(&lt->library, lt->handle, &choices[i], lt->workspace, plan));
+        ND_TRY(nd_lt_plan_restore(lt, &choices[i], plan));
         plan->number = lt->plan_count++;
     }
     return ND_OK;

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/matmul_lt.h"
+#include "kernels/cuda/lt.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "kernels/cuda/kernels.h"
-#include "kernels/cuda/lt_state.h"
 #include "runtime/device/cuda_check.h"
 
 enum {
@@ -71,114 +69,6 @@ void nd_lt_prepare_end(nd_lt *lt)
     lt->preparing = false;
 }
 
-nd_status nd_lt_run(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_lt_operands *x)
-{
-    const float one = 1.0f, beta = (float)plan->key.beta;
-    const nd_lt_library *l = &lt->library;
-    if (lt->preparing) {
-        return ND_OK;
-    }
-    if (plan->key.scaling != ND_LT_UNSCALED) {
-        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &x->scale_a,
-                              sizeof x->scale_a));
-        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x->scale_b,
-                              sizeof x->scale_b));
-    }
-    ND_CUBLAS(l->matmul(lt->handle, &plan->desc, &one, x->a, &plan->a, x->b, &plan->b, &beta, x->d,
-                        &plan->d, x->d, &plan->d, &plan->algorithm, lt->workspace, plan->workspace,
-                        nd_cuda_stream(stream)));
-    return ND_OK;
-}
-
-static size_t matrix_bytes(int64_t ld, int64_t columns, int32_t dtype)
-{
-    return (size_t)(ld * columns) * nd_dtype_size((nd_dtype)dtype);
-}
-
-/* Memory of its own for one call of a plan: A, B, D and scales, zeroed. */
-typedef struct bench {
-    void *memory;
-    size_t bytes;
-    nd_lt_operands x;
-    cudaEvent_t begin, end;
-} bench;
-
-static void bench_fini(nd_lt *lt, bench *b)
-{
-    if (b->begin) {
-        cudaEventDestroy(b->begin);
-    }
-    if (b->end) {
-        cudaEventDestroy(b->end);
-    }
-    nd_device_free(lt->device, b->memory, b->bytes);
-}
-
-static nd_status bench_init(nd_lt *lt, const nd_lt_key *key, bench *out)
-{
-    bench b = {0};
-    size_t a = matrix_bytes(key->lda, key->a_transposed ? key->m : key->k, key->a) + 256;
-    size_t second = matrix_bytes(key->ldb, key->b_transposed ? key->k : key->n, key->b) + 256;
-    size_t d = matrix_bytes(key->ldd, key->n, key->d) + 256;
-    size_t scales = (size_t)(key->m + key->n) * 4 + 512;
-    a = (a + 255) / 256 * 256;
-    second = (second + 255) / 256 * 256;
-    d = (d + 255) / 256 * 256;
-    b.bytes = a + second + d + scales;
-    ND_TRY(nd_device_alloc(lt->device, b.bytes, &b.memory));
-    char *at = b.memory;
-    b.x = (nd_lt_operands){at, at + a, at + a + second, NULL, NULL};
-    if (key->scaling != ND_LT_UNSCALED) {
-        b.x.scale_a = (const float *)(at + a + second + d);
-        b.x.scale_b = b.x.scale_a + (key->m + 63) / 64 * 64;
-    }
-    cudaError_t error = cudaEventCreate(&b.begin);
-    if (error == cudaSuccess) {
-        error = cudaEventCreate(&b.end);
-    }
-    if (error != cudaSuccess) {
-        bench_fini(lt, &b);
-        return nd_cuda_failed(lt->device, error, "cudaEventCreate");
-    }
-    *out = b;
-    return ND_OK;
-}
-
-static nd_status bench_run(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, bench *b, int repeats,
-                           double *seconds)
-{
-    float ms = 0.0f;
-    ND_TRY(nd_lt_run(lt, stream, plan, &b->x)); /* warm */
-    ND_CUDA(lt->device, cudaEventRecord(b->begin, nd_cuda_stream(stream)));
-    for (int i = 0; i < repeats; i++) {
-        ND_TRY(nd_lt_run(lt, stream, plan, &b->x));
-    }
-    ND_CUDA(lt->device, cudaEventRecord(b->end, nd_cuda_stream(stream)));
-    ND_TRY(nd_stream_sync(stream));
-    ND_CUDA(lt->device, cudaEventElapsedTime(&ms, b->begin, b->end));
-    *seconds = (double)ms * 1e-3 / repeats;
-    return ND_OK;
-}
-
-static uint32_t hash_of(const nd_lt_key *key)
-{
-    const unsigned char *bytes = (const unsigned char *)key;
-    uint32_t hash = 2166136261u;
-    for (size_t i = 0; i < sizeof *key; i++) {
-        hash = (hash ^ bytes[i]) * 16777619u;
-    }
-    return hash;
-}
-
-nd_lt_plan *nd_lt_slot(nd_lt *lt, const nd_lt_key *key)
-{
-    uint32_t at = hash_of(key) % ND_LT_PLANS;
-    while (lt->plans[at].used && memcmp(&lt->plans[at].key, key, sizeof *key) != 0) {
-        at = (at + 1) % ND_LT_PLANS;
-    }
-    return &lt->plans[at];
-}
-
 static nd_status make_plan(nd_lt *lt, nd_stream *stream, const nd_lt_key *key,
                            const nd_lt_operands *x, nd_lt_plan *plan)
 {
@@ -187,8 +77,7 @@ static nd_status make_plan(nd_lt *lt, nd_stream *stream, const nd_lt_key *key,
     if (lt->plan_count == ND_LT_PLANS - 1) {
         return nd_fail(ND_ERR_INTERNAL, "more than %d forms of matrix products", ND_LT_PLANS - 1);
     }
-    nd_status status = nd_lt_plan_init(&lt->library, lt->handle, *key, lt->workspace, wanted, plan,
-                                       results, &found);
+    nd_status status = nd_lt_plan_init(lt, *key, wanted, plan, results, &found);
     if (status != ND_OK && key->scaling == ND_LT_VECTORS) {
         nd_error_clear();
         plan->key = *key;
@@ -360,37 +249,4 @@ nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, nd_tensor c, const nd_f
     }
     return plan ? nd_lt_run(lt, stream, plan, &x)
                 : rescaled(lt, stream, c, rows, columns, a, b, beta, fast_accumulation, scratch);
-}
-
-nd_status nd_lt_time(nd_lt *lt, nd_stream *stream, const nd_lt_form *form, int repeats,
-                     double *seconds)
-{
-    bool fp8 = nd_dtype_size(form->a) == 1;
-    bool at = fp8 ? false : form->a_transposed, bt = fp8 ? true : form->b_transposed;
-    nd_lt_plan *plan = NULL;
-    bench b;
-    nd_lt_key key = {
-        .m = form->n,
-        .n = form->m,
-        .k = form->k,
-        .lda = bt ? form->k : form->n,
-        .ldb = at ? form->m : form->k,
-        .ldd = form->n,
-        .a = form->b,
-        .b = form->a,
-        .d = form->c,
-        .a_transposed = bt,
-        .b_transposed = at,
-        .beta = form->beta != 0.0f,
-        .fast = fp8 && form->fast_accumulation,
-        .scaling = fp8 ? ND_LT_SCALARS : ND_LT_UNSCALED,
-        .align_a = 256,
-        .align_b = 256,
-        .align_d = 256,
-    };
-    ND_TRY(bench_init(lt, &key, &b));
-    nd_status status = plan_of(lt, stream, &key, &b.x, &plan);
-    status = status == ND_OK ? bench_run(lt, stream, plan, &b, repeats, seconds) : status;
-    bench_fini(lt, &b);
-    return status;
 }

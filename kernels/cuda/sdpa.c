@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/sdpa.h"
 
-#include "kernels/cuda/attention_plain.h"
-#include "kernels/cuda/sdpa_call.h"
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/sdpa_parts.h"
 #include "runtime/device/cuda_check.h"
 
 enum { HEAD_DIM_MAX = 128, LEAST_SCRATCH = 256 };

@@ -8,7 +8,7 @@
  * through BF16 results in the scratch, statistics that are not packed as a whole through a copy.
  *
  * On Hopper the backward cuts some unmasked keys into halves, so that cuDNN makes no NaN
- * (sdpa_cut.h). Deterministic: cuDNN's own way needs a workspace of B H Sq Sk 2 bytes, so the
+ * (sdpa_parts.h). Deterministic: cuDNN's own way needs a workspace of B H Sq Sk 2 bytes, so the
  * backward is also cut into groups of KV heads, and long blocks into tiles of rows and keys, until
  * that is at most ND_SDPA_ORDERED_BYTES. Gradients of several pieces are added up in F32 in a fixed
  * order.

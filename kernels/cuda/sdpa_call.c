@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/sdpa_call.h"
+#include "kernels/cuda/sdpa_parts.h"
 
 #include <string.h>
 

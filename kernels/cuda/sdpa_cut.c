@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/sdpa_cut.h"
+#include "kernels/cuda/sdpa_parts.h"
 
 enum { TILE = 128 }; /* rows and keys of a tile are multiples of it, but in the last ones */
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/ref/ref.h"
 
+#include "runtime/tensor/fp8.h"
+
 /* Element (i, j) of op(t). */
 static double element(nd_tensor t, bool transposed, int64_t i, int64_t j)
 {
@@ -26,4 +28,65 @@ nd_status nd_ref_matmul(nd_stream *stream, nd_tensor c, nd_tensor a, bool a_tran
         }
     }
     return ND_OK;
+}
+
+/* One operand, op(t) (rows, columns), its summed axis being `inner`. */
+typedef struct operand {
+    const uint8_t *codes;
+    nd_dtype format;
+    int64_t row, column; /* distance of neighbours along either axis of op(t) */
+    const float *inverse;
+    bool per_line; /* one scale per index of the axis that is not summed */
+} operand;
+
+static operand operand_of(nd_fp8 t, bool transposed, int64_t rows, int64_t columns,
+                          nd_granularity line)
+{
+    bool plain = t.codes.data;
+    nd_tensor stored = plain ? t.codes : t.transposed;
+    bool swap = plain ? transposed : !transposed; /* op(t) is the transpose of what is stored */
+    ND_ASSERT(nd_dtype_is_fp8(stored.dtype));
+    ND_ASSERT(swap ? nd_is_2d(stored, columns, rows) : nd_is_2d(stored, rows, columns));
+    ND_ASSERT(t.granularity == ND_PER_TENSOR || t.granularity == line);
+    return (operand){.codes = stored.data,
+                     .format = stored.dtype,
+                     .row = swap ? 1 : stored.stride[0],
+                     .column = swap ? stored.stride[0] : 1,
+                     .inverse = t.inverse,
+                     .per_line = t.granularity != ND_PER_TENSOR};
+}
+
+static double code_value(operand t, int64_t i, int64_t j)
+{
+    return nd_fp8_to_f32(t.format, t.codes[i * t.row + j * t.column]);
+}
+
+nd_status nd_ref_matmul_fp8(nd_stream *stream, nd_tensor c, nd_fp8 a, bool a_transposed, nd_fp8 b,
+                            bool b_transposed, float beta, bool fast_accumulation, void *scratch)
+{
+    nd_tensor stored = a.codes.data ? a.codes : a.transposed;
+    int64_t m = c.shape[0], n = c.shape[1];
+    int64_t k = stored.shape[a_transposed == (a.codes.data != NULL) ? 0 : 1];
+    ND_ASSERT(nd_is_act(c) && nd_is_2d(c, m, n) && (beta == 0.0f || beta == 1.0f));
+    operand x = operand_of(a, a_transposed, m, k, a_transposed ? ND_PER_COLUMN : ND_PER_ROW);
+    operand y = operand_of(b, b_transposed, k, n, b_transposed ? ND_PER_ROW : ND_PER_COLUMN);
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            int64_t at = i * c.stride[0] + j;
+            double sum = 0.0, start = beta == 0.0f ? 0.0 : nd_ref_get(c, at);
+            for (int64_t p = 0; p < k; p++) {
+                sum += code_value(x, i, p) * code_value(y, p, j);
+            }
+            sum *= x.inverse[x.per_line ? i : 0];
+            sum *= y.inverse[y.per_line ? j : 0];
+            nd_ref_put(c, at, start + sum);
+        }
+    }
+    return ND_OK;
+}
+
+size_t nd_ref_matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
+                                 nd_dtype act)
+{
+    return 0;
 }

@@ -77,7 +77,7 @@ static nd_status measure(bench *b, timed *call, double *seconds)
 }
 
 /* A form through the op table, as a step calls it. */
-static nd_lt_form now;
+static plain_lt_form now;
 
 static nd_status product(bench *b)
 {
@@ -96,7 +96,7 @@ static nd_status product(bench *b)
 }
 
 /* The least of some turns each, so that what else the GPU does then falls on neither. */
-static nd_status bench_product(bench *b, const char *name, nd_lt_form form)
+static nd_status bench_product(bench *b, const char *name, plain_lt_form form)
 {
     plain_lt_operands on = {room(b, 0), room(b, 1), room(b, 2), room(b, SCALES_ROOM)};
     double plain = 1e9, ours = 1e9, flops = 2.0 * (double)form.m * (double)form.n * (double)form.k;
@@ -129,9 +129,9 @@ static nd_status bench_products(bench *b, bool fp8)
     for (size_t i = 0; i < sizeof linears / sizeof *linears; i++) {
         int64_t out = linears[i].out, in = linears[i].in;
         char name[32];
-        nd_lt_form y = {n, out, in, false, true, t, t, ND_DTYPE_BF16, 0.0f, true};
-        nd_lt_form dx = {n, in, out, false, false, t, t, ND_DTYPE_BF16, 0.0f, false};
-        nd_lt_form dw = {out, in, n, true, false, t, t, ND_DTYPE_F32, 1.0f, false};
+        plain_lt_form y = {n, out, in, false, true, t, t, ND_DTYPE_BF16, 0.0f, true};
+        plain_lt_form dx = {n, in, out, false, false, t, t, ND_DTYPE_BF16, 0.0f, false};
+        plain_lt_form dw = {out, in, n, true, false, t, t, ND_DTYPE_F32, 1.0f, false};
         dx.a = fp8 ? ND_DTYPE_F8_E5M2 : t; /* gradients */
         dw.a = dx.a;
         ND_TRY(bench_product(b, linears[i].name, y));
@@ -140,7 +140,7 @@ static nd_status bench_products(bench *b, bool fp8)
         snprintf(name, sizeof name, "%s dW", linears[i].name);
         ND_TRY(bench_product(b, name, dw));
     }
-    nd_lt_form cube = {b->cube, b->cube, b->cube, false, true, t, t, ND_DTYPE_BF16, 0.0f, true};
+    plain_lt_form cube = {b->cube, b->cube, b->cube, false, true, t, t, ND_DTYPE_BF16, 0.0f, true};
     return bench_product(b, "8192 cubed", cube);
 }
 

@@ -36,8 +36,8 @@ typedef struct problem {
     cublasLtMatmulHeuristicResult_t choice;
 } problem;
 
-static nd_status describe(const plain_lt *plain, const nd_lt_form *f, const plain_lt_operands *on,
-                          problem *out)
+static nd_status describe(const plain_lt *plain, const plain_lt_form *f,
+                          const plain_lt_operands *on, problem *out)
 {
     const nd_lt_library *l = &plain->library;
     bool fp8 = nd_dtype_size(f->a) == 1, at = !fp8 && f->a_transposed, bt = fp8 || f->b_transposed;
@@ -79,7 +79,7 @@ static nd_status choose(const plain_lt *plain, problem *p)
     return found > 0 ? ND_OK : nd_fail(ND_ERR_INTERNAL, "cuBLASLt has no algorithm");
 }
 
-static nd_status multiply(const plain_lt *plain, nd_stream *stream, const nd_lt_form *f,
+static nd_status multiply(const plain_lt *plain, nd_stream *stream, const plain_lt_form *f,
                           const plain_lt_operands *on, problem *p)
 {
     const float one = 1.0f, beta = f->beta;
@@ -89,7 +89,7 @@ static nd_status multiply(const plain_lt *plain, nd_stream *stream, const nd_lt_
     return ND_OK;
 }
 
-nd_status plain_lt_time(plain_lt *plain, nd_stream *stream, const nd_lt_form *form,
+nd_status plain_lt_time(plain_lt *plain, nd_stream *stream, const plain_lt_form *form,
                         const plain_lt_operands *on, int repeats, double *seconds)
 {
     problem p;

@@ -2,11 +2,10 @@
 #ifndef ND_TESTS_GPU_PLAIN_LT_H
 #define ND_TESTS_GPU_PLAIN_LT_H
 /*
- * A plain loop of cuBLASLt, beside which products are measured: the library's first choice for the
- * form, 32 MiB of workspace, nothing of ours between two calls.
+ * A plain loop of cuBLASLt, against which products are measured: the first algorithm that the
+ * library proposes for the form, 32 MiB of workspace, nothing of ours between two calls.
  */
-#include "kernels/cuda/lt_library.h"
-#include "kernels/cuda/matmul_lt.h"
+#include "kernels/cuda/lt.h"
 
 typedef struct plain_lt {
     nd_lt_library library;
@@ -18,6 +17,14 @@ typedef struct plain_lt {
 nd_status plain_lt_init(plain_lt *plain, nd_device *device);
 void plain_lt_fini(plain_lt *plain);
 
+typedef struct plain_lt_form {
+    int64_t m, n, k;
+    bool a_transposed, b_transposed;
+    nd_dtype a, b, c;
+    float beta;
+    bool fast_accumulation; /* FP8 */
+} plain_lt_form;
+
 /* Row-major c (m, n) = op(a) op(b), FP8 always a (m, k) b^T (n, k) with the scales given, on device
  * memory; the mean of `repeats` products after a first one. Waits. */
 typedef struct plain_lt_operands {
@@ -25,7 +32,7 @@ typedef struct plain_lt_operands {
     void *c;
     const float *scale; /* FP8: of a and of b */
 } plain_lt_operands;
-nd_status plain_lt_time(plain_lt *plain, nd_stream *stream, const nd_lt_form *form,
+nd_status plain_lt_time(plain_lt *plain, nd_stream *stream, const plain_lt_form *form,
                         const plain_lt_operands *on, int repeats, double *seconds);
 
 #endif

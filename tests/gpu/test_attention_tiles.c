@@ -118,7 +118,7 @@ Test(attention_tiles, tiles_of_a_deterministic_backward_add_up)
     nd_best_backend(check_tiles);
 }
 
-/* Unmasked keys that end inside of a tile of Hopper's kernel (sdpa_cut.h), in rows
+/* Unmasked keys that end inside of a tile of Hopper's kernel (sdpa_parts.h), in rows
  * with LSE below -88.7: where cuDNN takes exp(0 - LSE) of what is not there, dq is NaN. */
 static const nd_attention half_tiles[] = {
     {1, 64, 64, 4, 2, 16, 64, 0.25f},

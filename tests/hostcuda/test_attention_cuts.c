@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cuda/sdpa_cut.h"
+#include "kernels/cuda/sdpa_parts.h"
 
 enum { MOST_FORMS = 64 };
 

@@ -11,7 +11,7 @@
 
 #include "kernels/cuda/attention_cudnn.h"
 #include "kernels/cuda/sdpa.h"
-#include "kernels/cuda/sdpa_call.h"
+#include "kernels/cuda/sdpa_parts.h"
 #include "tests/support/skip.h"
 
 static const char h200[] =

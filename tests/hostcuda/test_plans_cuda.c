@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/lt.h"
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/mesh_cuda.h"
 #include "trainer/step/trainer.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <math.h>
-
 #include "kernels/ref/ref.h"
+
+#include <math.h>
 
 nd_status nd_ref_rmsnorm_fwd(nd_stream *stream, nd_tensor y, nd_tensor sum, nd_tensor rstd,
                              nd_tensor x, nd_tensor delta, nd_tensor weight, float eps,
@@ -69,6 +69,77 @@ nd_status nd_ref_rmsnorm_bwd(nd_stream *stream, nd_tensor dx, nd_tensor dweight,
             double dn = r[i] * (g - nd_ref_get(x, i * x.stride[0] + c) * mean * r[i] * r[i]);
             double residual = add ? nd_ref_get(dres, i * dres.stride[0] + c) : 0.0;
             nd_ref_put(dx, i * dx.stride[0] + c, residual + dn);
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_ref_rope(nd_stream *stream, nd_tensor out, nd_tensor x, nd_tensor positions,
+                      nd_rope_view table, bool inverse)
+{
+    int64_t n = x.shape[0], heads = x.shape[1], half = x.shape[2] / 2;
+    ND_ASSERT(nd_is_act(x) && x.axes == 3 && x.shape[2] % 2 == 0 && x.stride[2] == 1);
+    ND_ASSERT(out.axes == 3 && out.dtype == x.dtype && out.shape[0] == n && out.stride[2] == 1);
+    ND_ASSERT(out.shape[1] == heads && out.shape[2] == x.shape[2]);
+    ND_ASSERT(nd_is_vector(positions, ND_DTYPE_I32, n));
+    for (int64_t i = 0; i < n; i++) {
+        int64_t position = ((const int32_t *)positions.data)[i];
+        ND_ASSERT(position >= 0 && position < table.positions);
+        for (int64_t h = 0; h < heads; h++) {
+            int64_t from = i * x.stride[0] + h * x.stride[1];
+            int64_t to = i * out.stride[0] + h * out.stride[1];
+            for (int64_t d = 0; d < half; d++) {
+                double cosine = table.cos[position * half + d];
+                double sine = table.sin[position * half + d] * (inverse ? -1.0 : 1.0);
+                double low = nd_ref_get(x, from + d), high = nd_ref_get(x, from + d + half);
+                nd_ref_put(out, to + d, low * cosine - high * sine);
+                nd_ref_put(out, to + d + half, high * cosine + low * sine);
+            }
+        }
+    }
+    return ND_OK;
+}
+
+static double sigmoid(double x)
+{
+    return 1.0 / (1.0 + exp(-x));
+}
+
+nd_status nd_ref_swiglu_fwd(nd_stream *stream, nd_tensor out, nd_tensor gate, nd_tensor up,
+                            const nd_fuse *fuse)
+{
+    int64_t n = out.shape[0], F = out.shape[1];
+    ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, F));
+    ND_ASSERT(nd_is_2d_of(gate, out.dtype, n, F) && nd_is_2d_of(up, out.dtype, n, F));
+    ND_ASSERT(nd_is_fuse_of(fuse, out, n, F));
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t f = 0; f < F; f++) {
+            double g = nd_ref_get(gate, i * gate.stride[0] + f);
+            double u = nd_ref_get(up, i * up.stride[0] + f);
+            nd_ref_emit(out, fuse, i, f, g * sigmoid(g) * u);
+        }
+    }
+    return ND_OK;
+}
+
+/* silu(g) = g s(g), silu'(g) = s (1 + g (1 - s)). */
+nd_status nd_ref_swiglu_bwd(nd_stream *stream, nd_tensor dgate, nd_tensor dup, nd_tensor dout,
+                            nd_tensor gate, nd_tensor up, const nd_fuse *fuse_gate,
+                            const nd_fuse *fuse_up)
+{
+    int64_t n = dout.shape[0], F = dout.shape[1];
+    ND_ASSERT(nd_is_act(dout) && nd_is_2d(dout, n, F));
+    ND_ASSERT(nd_is_2d_of(gate, dout.dtype, n, F) && nd_is_2d_of(up, dout.dtype, n, F));
+    ND_ASSERT(nd_is_2d_of(dgate, dout.dtype, n, F) && nd_is_2d_of(dup, dout.dtype, n, F));
+    ND_ASSERT(nd_is_fuse_of(fuse_gate, dgate, n, F) && nd_is_fuse_of(fuse_up, dup, n, F));
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t f = 0; f < F; f++) {
+            double g = nd_ref_get(gate, i * gate.stride[0] + f);
+            double u = nd_ref_get(up, i * up.stride[0] + f);
+            double d = nd_ref_get(dout, i * dout.stride[0] + f);
+            double s = sigmoid(g);
+            nd_ref_emit(dgate, fuse_gate, i, f, d * u * s * (1.0 + g * (1.0 - s)));
+            nd_ref_emit(dup, fuse_up, i, f, d * g * s);
         }
     }
     return ND_OK;

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CUDA_LT_H
+#define ND_CUDA_LT_H
+/*
+ * Matrix products through cuBLASLt: BF16, F32 and FP8. One plan (descriptor, layouts, algorithm)
+ * per form of call, kept once it was made; a step whose forms were prepared asks the library for
+ * nothing and allocates nothing.
+ *
+ * cuBLASLt is column-major: a row-major c (m, n) = op(a) op(b) is its c^T (n, m) = op(b)^T op(a)^T,
+ * so its A is our b.
+ *
+ * lt_plan.c makes and runs plans, lt_tune.c chooses among algorithms, matmul_lt.c turns the calls
+ * of the backend into plans. One host thread at a time, the one that drives the device.
+ */
+#include "kernels/cuda/lt_choice.h"
+#include "kernels/cuda/lt_library.h"
+#include "kernels/ops.h"
+
+typedef struct nd_lt nd_lt;
+
+enum {
+    ND_LT_WORKSPACE = 32 << 20, /* what the library advises for Hopper */
+    ND_LT_PRODUCT_BYTES =
+        64 << 20, /* most scratch of a product whose scales are applied afterwards */
+};
+
+/* Opens cuBLASLt and allocates the workspace. ND_ERR_CONFIG when the library is missing or too
+ * old. */
+nd_status nd_lt_create(nd_device *device, int capability, nd_lt **out);
+void nd_lt_destroy(nd_lt *lt); /* NULL is legal */
+/* The version of the library that was opened, 130100 is 13.1.0. */
+size_t nd_lt_version(const nd_lt *lt);
+
+nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, nd_tensor c, nd_tensor a, bool a_transposed,
+                       nd_tensor b, bool b_transposed, float beta);
+
+nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, nd_tensor c, const nd_fp8 *a,
+                           bool a_transposed, const nd_fp8 *b, bool b_transposed, float beta,
+                           bool fast_accumulation, void *scratch);
+/* From begin to end, the two above make the plans of their calls and enqueue nothing; operands need
+ * no memory, but addresses that are aligned as those of the calls. Not while tuning. */
+void nd_lt_prepare_begin(nd_lt *lt);
+void nd_lt_prepare_end(nd_lt *lt);
+size_t nd_lt_matmul_fp8_scratch(int64_t m, int64_t n, int64_t k, nd_dtype act);
+/* Forms met so far, for tests. */
+int nd_lt_plan_count(const nd_lt *lt);
+
+/*
+ * Autotune: until nd_lt_install the first use of a form times the library's best `candidates`
+ * algorithms on the operands of the call, whose result is lost, and keeps the fastest; after
+ * `deadline` (nd_clock_seconds) the library's first choice. 0 or 1 candidates: off. Marks forms as
+ * not yet used.
+ */
+void nd_lt_tune(nd_lt *lt, int candidates, double deadline);
+/* The forms used since nd_lt_tune, in the order of their first uses; returns how many. */
+int nd_lt_choices(const nd_lt *lt, nd_lt_choice out[ND_LT_PLANS]);
+/* Forgets all forms, then takes these. ND_ERR_CONFIG when the library does not accept one. */
+nd_status nd_lt_install(nd_lt *lt, const nd_lt_choice *choices, int count);
+/* Forms met since nd_lt_install that were not among its choices. */
+int nd_lt_unchosen(const nd_lt *lt);
+
+enum { ND_CUDA_MEDIAN_MAX = 16 };
+/* Seconds of what `call` enqueues: the median of `repeats` calls after a first one. Waits. */
+nd_status nd_cuda_median(nd_stream *stream, nd_status (*call)(void *context, nd_stream *stream),
+                         void *context, int repeats, double *seconds);
+
+/* One form of a product in the library's own, column-major terms. */
+typedef struct nd_lt_plan {
+    nd_lt_key key;
+    bool used, refused; /* refused: the library has no algorithm for it */
+    cublasLtMatmulDescOpaque_t desc;
+    cublasLtMatrixLayoutOpaque_t a, b, d;
+    cublasLtMatmulAlgo_t algorithm;
+    size_t workspace;
+    /* Autotune. */
+    bool chosen;  /* by autotune, or installed from a record */
+    bool touched; /* called since the last nd_lt_tune */
+    int number;   /* in the order of first uses */
+    int candidates, picked;
+    double seconds, first_seconds;
+} nd_lt_plan;
+
+struct nd_lt {
+    nd_device *device;
+    nd_lt_library library;
+    cublasLtHandle_t handle;
+    int capability, candidates, plan_count;
+    double deadline; /* of tuning, in seconds of nd_clock_seconds */
+    bool installed;  /* choices were installed */
+    bool preparing;  /* plans are made, nothing is enqueued */
+    void *workspace;
+    nd_lt_plan plans[ND_LT_PLANS]; /* open addressing */
+};
+
+/* Pointers of one call. Scales: NULL for 1. */
+typedef struct nd_lt_operands {
+    const void *a, *b;
+    void *d;
+    const float *scale_a, *scale_b;
+} nd_lt_operands;
+
+/*
+ * Descriptor, layouts and up to `wanted` algorithms, best first, for a plan of the table. *found is
+ * at least 1 on success. Until a product has scales of its own, the workspace stands for them.
+ */
+nd_status nd_lt_plan_init(nd_lt *lt, nd_lt_key key, int wanted, nd_lt_plan *plan,
+                          cublasLtMatmulHeuristicResult_t *results, int *found);
+/* A plan with an algorithm that was recorded. ND_ERR_CONFIG when the library does not accept it, or
+ * when a setting or its workspace is not what the record says. */
+nd_status nd_lt_plan_restore(nd_lt *lt, const nd_lt_choice *choice, nd_lt_plan *plan);
+/* The place of a form in the table: its plan, or a free one. */
+nd_lt_plan *nd_lt_slot(nd_lt *lt, const nd_lt_key *key);
+/* Enqueues the product of a plan; nothing while plans are prepared. */
+nd_status nd_lt_run(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_lt_operands *x);
+/* The settings of an algorithm, for people; -1 where the library does not say. */
+nd_lt_traits nd_lt_traits_of(const nd_lt_library *library, const cublasLtMatmulAlgo_t *algorithm);
+/* Largest power of two, at most 256, that divides the address. */
+int32_t nd_lt_alignment(const void *p);
+
+/*
+ * Times the algorithms that the library proposed on the operands of the call, whose result is lost,
+ * and keeps the fastest of those that the library takes back from a record. plan->chosen stays
+ * false when there is none: the library's first choice makes the product.
+ */
+nd_status nd_lt_choose(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_lt_operands *x,
+                       const cublasLtMatmulHeuristicResult_t *results, int found);
+
+#endif
