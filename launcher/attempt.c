@@ -1,41 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/launcher.h"
-
+/* The workers of one start: spawned, signalled, stopped, and collected. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "launcher/launcher.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/log.h"
+#include "runtime/rdzv/uv.h"
 
-enum { FIRST_FD = 3, FD_COUNT = 4 };
+enum {
+    FIRST_FD = 3, /* of those that a worker inherits beside its standard streams */
+    FD_COUNT = 4,
+    PEER_STOP_MS = 3000 /* for the others to end after a failure; they cannot finish their step */
+};
 
-static nd_status make_environment(const nd_job *job, int local_rank, char ***out)
+static nd_status make_environment(const nd_attempt *attempt, int local_rank, char ***out)
 {
-    int rank = job->workers[local_rank].rank;
+    const nd_attempt_options *o = &attempt->options;
+    int rank = attempt->children[local_rank].rank;
     char port[16], pid[24], numbers[6][16];
-    snprintf(port, sizeof port, "%d", job->master_port);
+    snprintf(port, sizeof port, "%d", o->master_port);
     snprintf(pid, sizeof pid, "%ld", (long)getpid());
     snprintf(numbers[0], sizeof numbers[0], "%d", rank);
     snprintf(numbers[1], sizeof numbers[1], "%d", local_rank);
-    snprintf(numbers[2], sizeof numbers[2], "%d", job->world_size);
-    snprintf(numbers[3], sizeof numbers[3], "%d", job->local_workers);
-    snprintf(numbers[4], sizeof numbers[4], "%d", (int)job->config->launch.node_rank);
-    snprintf(numbers[5], sizeof numbers[5], "%d", (int)job->config->launch.nnodes);
+    snprintf(numbers[2], sizeof numbers[2], "%d", o->world_size);
+    snprintf(numbers[3], sizeof numbers[3], "%d", o->local_workers);
+    snprintf(numbers[4], sizeof numbers[4], "%d", (int)o->config->launch.node_rank);
+    snprintf(numbers[5], sizeof numbers[5], "%d", (int)o->config->launch.nnodes);
     const nd_variable own[] = {
         {"RANK", numbers[0]},
         {"LOCAL_RANK", numbers[1]},
         {"WORLD_SIZE", numbers[2]},
         {"LOCAL_WORLD_SIZE", numbers[3]},
-        {"MASTER_ADDR", job->master_addr},
+        {"MASTER_ADDR", o->master_addr},
         {"MASTER_PORT", port},
-        {"ND_RUN_ID", job->run_id},
+        {"ND_RUN_ID", o->run_id},
         {"ND_NODE_RANK", numbers[4]},
         {"ND_NNODES", numbers[5]},
         {"ND_LAUNCHER_PID", pid},
         {"ND_TERMINAL", isatty(STDERR_FILENO) && rank == 0 ? "1" : "0"},
-        {"ND_CONFIG_NAME", job->config->source},
-        {"ND_KEY_FD", "3"}, /* the order of fds[] below */
+        {"ND_CONFIG_NAME", o->config->source},
+        {"ND_KEY_FD", "3"}, /* the order of fds[] in spawn() */
         {"ND_PROGRESS_FD", "4"},
         {"ND_FAILURE_FD", "5"},
         {"ND_CONFIG_FD", "6"},
@@ -43,124 +50,142 @@ static nd_status make_environment(const nd_job *job, int local_rank, char ***out
     return nd_environment_make(own, sizeof own / sizeof *own, out);
 }
 
-nd_status nd_job_spawn(nd_job *job, int local_rank, uv_exit_cb on_exit)
+static void on_exit_child(uv_process_t *process, int64_t code, int number)
 {
-    nd_launched *worker = &job->workers[local_rank];
+    nd_child *child = process->data;
+    nd_attempt *attempt = child->attempt;
+    child->running = false;
+    child->exit_code = code;
+    child->signal = number;
+    child->ended_ns = nd_clock_ns();
+    attempt->running--;
+    uv_close((uv_handle_t *)process, NULL);
+    if (code == ND_ERR_PREEMPTED && number == 0) {
+        nd_attempt_start_grace(attempt); /* all ranks agree on the step after which they end */
+    } else if ((code != 0 || number != 0) && !attempt->stopping) {
+        attempt->options.failed(attempt->options.context, number ? 128 + number : (int)code);
+        nd_attempt_stop(attempt);
+    }
+    if (attempt->running == 0) {
+        uv_timer_stop(&attempt->kill_timer);
+        attempt->options.ended(attempt->options.context);
+    }
+}
+
+static nd_status spawn(nd_attempt *attempt, int local_rank)
+{
+    const nd_attempt_options *o = &attempt->options;
+    nd_child *child = &attempt->children[local_rank];
     char **env = NULL;
-    ND_TRY(nd_output_open(&worker->out, worker, false));
-    ND_TRY(nd_output_open(&worker->err, worker, true));
-    ND_TRY(make_environment(job, local_rank, &env));
-    const int fds[FD_COUNT] = {job->key_fd, job->progress.fd, job->failures.fd, job->config_fd};
+    ND_TRY(nd_output_open(&child->out, child, false));
+    ND_TRY(nd_output_open(&child->err, child, true));
+    ND_TRY(make_environment(attempt, local_rank, &env));
+    const int fds[FD_COUNT] = {o->key_fd, attempt->progress.fd, attempt->failures.fd, o->config_fd};
     uv_stdio_container_t stdio[FIRST_FD + FD_COUNT] = {
         {.flags = UV_IGNORE},
         {.flags = (uv_stdio_flags)(UV_CREATE_PIPE | UV_WRITABLE_PIPE),
-         .data.stream = (uv_stream_t *)&worker->out.pipe},
+         .data.stream = (uv_stream_t *)&child->out.pipe},
         {.flags = (uv_stdio_flags)(UV_CREATE_PIPE | UV_WRITABLE_PIPE),
-         .data.stream = (uv_stream_t *)&worker->err.pipe},
+         .data.stream = (uv_stream_t *)&child->err.pipe},
     };
     for (int i = 0; i < FD_COUNT; i++) {
         stdio[FIRST_FD + i] = (uv_stdio_container_t){.flags = UV_INHERIT_FD, .data.fd = fds[i]};
     }
-    char *args[] = {(char *)job->program, "train", NULL};
+    char *args[] = {(char *)o->program, "train", NULL};
     uv_process_options_t options = {
-        .exit_cb = on_exit,
-        .file = job->program,
+        .exit_cb = on_exit_child,
+        .file = o->program,
         .args = args,
         .env = env,
         .flags = UV_PROCESS_DETACHED, /* its own session: ndlaunch gets the terminal's signals */
         .stdio_count = FIRST_FD + FD_COUNT,
         .stdio = stdio,
     };
-    worker->process.data = worker;
-    int code = uv_spawn(&job->loop, &worker->process, &options);
+    child->process.data = child;
+    int code = uv_spawn(o->loop, &child->process, &options);
     free(env);
     if (code != 0) {
-        return nd_fail(ND_ERR_IO, "the worker program %s cannot be started: %s", job->program,
+        return nd_fail(ND_ERR_IO, "the worker program %s cannot be started: %s", o->program,
                        uv_strerror(code));
     }
-    worker->running = true;
-    job->running++;
-    ND_TRY(nd_output_start(&worker->out));
-    return nd_output_start(&worker->err);
+    child->running = true;
+    attempt->running++;
+    ND_TRY(nd_output_start(&child->out));
+    return nd_output_start(&child->err);
 }
 
-/* How a job ends: signals to its workers, the time they get, the last handles. */
-
-/* A failed job's other workers cannot finish their step: they get this long. */
-enum { PEER_STOP_MS = 3000 };
-
-void nd_job_signal(nd_job *job, int number)
+nd_status nd_attempt_start(const nd_attempt_options *options, nd_attempt *attempt)
 {
-    for (int i = 0; i < job->local_workers; i++) {
-        if (job->workers[i].running) {
-            uv_process_kill(&job->workers[i].process, number);
+    int count = options->local_workers;
+    *attempt = (nd_attempt){.options = *options};
+    ND_TRY(nd_progress_create(count, &attempt->progress));
+    ND_TRY(nd_failure_page_create(count, &attempt->failures));
+    ND_TRY(ND_ALLOC(count, &attempt->children));
+    ND_TRY(ND_UV(uv_timer_init(options->loop, &attempt->kill_timer)));
+    attempt->kill_timer.data = attempt;
+    for (int i = 0; i < count; i++) {
+        attempt->children[i] =
+            (nd_child){.attempt = attempt, .rank = options->first_rank + i, .local_rank = i};
+        ND_TRY(spawn(attempt, i));
+    }
+    return ND_OK;
+}
+
+void nd_attempt_signal(nd_attempt *attempt, int number)
+{
+    for (int i = 0; attempt->children && i < attempt->options.local_workers; i++) {
+        if (attempt->children[i].running) {
+            uv_process_kill(&attempt->children[i].process, number);
         }
     }
 }
 
-void nd_job_kill(nd_job *job, nd_killed why)
+void nd_attempt_kill(nd_attempt *attempt, nd_killed why)
 {
-    for (int i = 0; i < job->local_workers; i++) {
-        nd_launched *w = &job->workers[i];
-        w->killed = w->running && !w->stopped ? why : w->killed;
+    for (int i = 0; i < attempt->options.local_workers; i++) {
+        nd_child *child = &attempt->children[i];
+        child->killed = child->running && !child->stopped ? why : child->killed;
     }
-    nd_job_signal(job, SIGKILL);
+    nd_attempt_signal(attempt, SIGKILL);
 }
 
 static void on_kill_timer(uv_timer_t *timer)
 {
-    nd_job *job = timer->data;
-    if (job->running == 0) { /* the other nodes' workers did not end */
-        nd_job_finish(job, 128 + SIGTERM);
-        return;
-    }
-    nd_log_warning("ndlaunch: %d workers did not end in time and are killed", job->running);
-    nd_job_kill(job, ND_KILLED_GRACE);
+    nd_attempt *attempt = timer->data;
+    nd_log_warning("ndlaunch: %d workers did not end in time and are killed", attempt->running);
+    nd_attempt_kill(attempt, ND_KILLED_GRACE);
 }
 
-/* A first failure: the others are told to end, and killed soon after. */
-void nd_job_stop(nd_job *job)
+void nd_attempt_stop(nd_attempt *attempt)
 {
-    if (job->stopping) {
+    if (attempt->stopping) {
         return;
     }
-    job->stopping = true;
-    if (job->running == 0) {
+    attempt->stopping = true;
+    if (attempt->running == 0) {
         return;
     }
-    for (int i = 0; i < job->local_workers; i++) {
-        job->workers[i].stopped = job->workers[i].running;
+    for (int i = 0; i < attempt->options.local_workers; i++) {
+        attempt->children[i].stopped = attempt->children[i].running;
     }
-    nd_job_signal(job, SIGTERM);
-    uv_timer_start(&job->kill_timer, on_kill_timer, PEER_STOP_MS, 0);
+    nd_attempt_signal(attempt, SIGTERM);
+    uv_timer_start(&attempt->kill_timer, on_kill_timer, PEER_STOP_MS, 0);
 }
 
-void nd_job_start_grace(nd_job *job)
+bool nd_attempt_start_grace(nd_attempt *attempt)
 {
-    if (!uv_is_active((uv_handle_t *)&job->kill_timer)) {
-        uv_timer_start(&job->kill_timer, on_kill_timer,
-                       (uint64_t)(job->config->launch.grace_seconds * 1000.0), 0);
+    if (uv_is_active((uv_handle_t *)&attempt->kill_timer)) {
+        return false;
     }
+    uv_timer_start(&attempt->kill_timer, on_kill_timer,
+                   (uint64_t)(attempt->options.config->launch.grace_seconds * 1000.0), 0);
+    return true;
 }
 
-/* Watchers of the job and of its nodes. Workers' pipes close at their end, the store's handles with
- * it. */
-static void close_watcher(uv_handle_t *handle, void *context)
+void nd_attempt_fini(nd_attempt *attempt)
 {
-    uv_handle_type type = uv_handle_get_type(handle);
-    if ((type == UV_TIMER || type == UV_SIGNAL || type == UV_POLL) && !uv_is_closing(handle)) {
-        uv_close(handle, NULL);
-    }
-}
-
-void nd_job_finish(nd_job *job, int exit_code)
-{
-    if (job->finished) {
-        return;
-    }
-    job->finished = true;
-    job->exit_code = exit_code;
-    nd_store_server_close(job->store);
-    job->store = NULL;
-    uv_walk(&job->loop, close_watcher, NULL);
+    nd_failure_page_close(&attempt->failures);
+    nd_progress_close(&attempt->progress);
+    free(attempt->children);
+    attempt->children = NULL;
 }

@@ -1,87 +1,131 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/nodes.h"
-
+/*
+ * Node 0 of several: gathers the nodes, then watches them while workers run. The store's hooks only
+ * record what arrived; the pulse acts on it, outside of the store's calls.
+ */
 #include <stdlib.h>
 #include <string.h>
 
+#include "launcher/nodes.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/rdzv/ranks.h"
 #include "runtime/rdzv/uv.h"
 
-/* Node 0 of several until all nodes are there and agree. */
+enum { PULSE_MS = 20 };
 
 static const int64_t second_ns = 1000000000;
 static const int64_t notice_ns = 10000000000; /* between lines about missing nodes */
-static const double refusing_seconds = 10;    /* for the others to come and be told */
+static const int64_t stop_ns = 20000000000;   /* for a node to end its workers after a stop */
+static const int64_t leave_ns = 3000000000;   /* for nodes to leave after the release */
+static const double refusing_seconds = 10;    /* for members to join, so that they can be refused */
 
-nd_status nd_nodes_create(nd_job *job)
+typedef struct nd_node {
+    nd_peer *peer; /* NULL: not connected */
+    bool joined, lost, ended;
+    int64_t heard_ns;
+    int code;
+    int64_t failed_ns; /* when its first failure arrived here, 0: none */
+    char host[ND_WIRE_TEXT_MAX];
+    char *screen; /* owned */
+} nd_node;
+
+struct nd_coordinator {
+    nd_nodes_options options;
+    nd_server *server; /* NULL until all are to be gathered */
+    uv_timer_t pulse;
+    int count;
+    nd_node *nodes; /* [count]; 0 is this one */
+    nd_status refused;
+    int refused_count; /* nodes that were refused when they joined */
+    char refusal[ND_ERROR_MESSAGE_MAX];
+    bool running, stop_sent, released;
+    int64_t stop_ns, release_ns, beat_ns;
+    int code;
+};
+
+nd_status nd_coordinator_create(const nd_nodes_options *options, nd_coordinator **out)
 {
-    nd_nodes *nodes;
-    ND_TRY(ND_ALLOC(1, &nodes));
-    nodes->count = (int)job->config->launch.nnodes;
-    nd_status status = ND_ALLOC(nodes->count, &nodes->all);
+    nd_coordinator *c;
+    ND_TRY(ND_ALLOC(1, &c));
+    c->options = *options;
+    c->count = (int)options->config->launch.nnodes;
+    nd_status status = ND_ALLOC(c->count, &c->nodes);
     if (status != ND_OK) {
-        free(nodes);
+        free(c);
         return status;
     }
-    nodes->all[0].joined = true;
-    if (job->cannot_start) {
-        nodes->refused = (nd_status)job->cannot_start;
-        snprintf(nodes->refusal, sizeof nodes->refusal,
-                 "node 0 (%s) cannot start: its check failed, as its own lines say",
-                 job->host_name);
+    c->nodes[0].joined = true;
+    snprintf(c->nodes[0].host, sizeof c->nodes[0].host, "%s", options->host_name);
+    if (options->cannot_start) {
+        c->refused = (nd_status)options->cannot_start;
+        snprintf(c->refusal, sizeof c->refusal,
+                 "node 0 (%s) failed its start-up check; see its own output for the reason",
+                 options->host_name);
     }
-    snprintf(nodes->all[0].host, sizeof nodes->all[0].host, "%s", job->host_name);
-    job->nodes = nodes;
+    *out = c;
     return ND_OK;
 }
 
-void nd_nodes_destroy(nd_nodes *nodes)
+void nd_coordinator_destroy(nd_coordinator *c)
 {
-    for (int i = 0; nodes && i < nodes->count; i++) {
-        free(nodes->all[i].screen);
+    for (int i = 0; c && i < c->count; i++) {
+        free(c->nodes[i].screen);
     }
-    if (nodes) {
-        free(nodes->all);
-        free(nodes);
+    if (c) {
+        free(c->nodes);
+        free(c);
     }
 }
 
-static nd_status refuse(nd_nodes *nodes, nd_status status)
+/* Sends nothing to a node that is not connected. */
+static void send_frame(nd_coordinator *c, int index, int type, const uint32_t *numbers, int count,
+                       const char *text)
 {
-    nodes->refused = status;
-    snprintf(nodes->refusal, sizeof nodes->refusal, "%s", nd_error_last()->message);
+    nd_wire_buffer out = {0};
+    nd_node_frame(&out, type, numbers, count, text);
+    if (c->nodes[index].peer && nd_wire_end(&out) == ND_OK) {
+        nd_server_send(c->server, c->nodes[index].peer, out.data, out.size);
+    }
+    nd_wire_buffer_fini(&out);
+}
+
+/* Until all nodes have joined. */
+
+static nd_status refuse(nd_coordinator *c, nd_status status)
+{
+    c->refused = status;
+    snprintf(c->refusal, sizeof c->refusal, "%s", nd_error_last()->message);
     return status;
 }
 
-nd_status nd_nodes_take_join(nd_job *job, nd_peer *peer, int index, nd_wire_cursor *cursor)
+/* A node's first frame: compares its settings with those of this node. */
+static nd_status on_join(nd_coordinator *c, nd_peer *peer, int index, nd_wire_cursor *cursor)
 {
-    nd_nodes *nodes = job->nodes;
-    nd_node *n = &nodes->all[index];
+    nd_node *n = &c->nodes[index];
     size_t bytes;
     uint32_t workers = nd_wire_get_u32(cursor);
     const uint8_t *blob = nd_wire_get_blob(cursor, &bytes);
-    if (!nd_wire_finished(cursor) || nodes->running) {
+    if (!nd_wire_finished(cursor) || c->running) {
         return nd_fail(ND_ERR_IO, "node %d joined with a damaged message, or late", index);
     }
-    if (nodes->refused != ND_OK) {
-        nodes->turned_away++;
-        return nd_fail(nodes->refused, "%s", nodes->refusal);
+    if (c->refused != ND_OK) {
+        c->refused_count++;
+        return nd_fail(c->refused, "%s", c->refusal);
     }
     char ours[ND_WIRE_TEXT_MAX + 32], theirs[ND_WIRE_TEXT_MAX + 32];
-    snprintf(ours, sizeof ours, "node 0 (%s)", job->host_name);
+    snprintf(ours, sizeof ours, "node 0 (%s)", c->options.host_name);
     snprintf(theirs, sizeof theirs, "node %d (%s)", index, nd_peer_host(peer));
     char *text = strndup((const char *)blob, bytes);
-    nd_status status = text ? nd_config_diff(job->job_text, ours, text, theirs)
+    nd_status status = text ? nd_config_diff(c->options.job_text, ours, text, theirs)
                             : nd_fail(ND_ERR_INTERNAL, "out of host memory");
     free(text);
-    if (status == ND_OK && (int)workers != job->local_workers) {
+    if (status == ND_OK && (int)workers != c->options.local_workers) {
         status = nd_fail(ND_ERR_CONFIG, "%s has %u workers, %s has %d: all nodes need equally many",
-                         theirs, workers, ours, job->local_workers);
+                         theirs, workers, ours, c->options.local_workers);
     }
     if (status != ND_OK) {
-        return refuse(nodes, status);
+        return refuse(c, status);
     }
     n->peer = peer;
     n->joined = true;
@@ -89,142 +133,130 @@ nd_status nd_nodes_take_join(nd_job *job, nd_peer *peer, int index, nd_wire_curs
     return ND_OK;
 }
 
-nd_status nd_nodes_take_failed_check(nd_nodes *nodes, const nd_peer *peer, int index, int code)
+/* Or the code with which its check failed. */
+static nd_status on_failed_check(nd_coordinator *c, const nd_peer *peer, int index, int code)
 {
-    nodes->turned_away++;
-    if (nodes->refused != ND_OK) {
-        return nd_fail(nodes->refused, "%s", nodes->refusal);
+    c->refused_count++;
+    if (c->refused != ND_OK) {
+        return nd_fail(c->refused, "%s", c->refusal);
     }
-    return refuse(nodes,
-                  nd_fail(code > 0 ? (nd_status)code : ND_ERR_INTERNAL,
-                          "node %d (%s) cannot start: its check failed, as its own lines say",
-                          index, nd_peer_host(peer)));
+    return refuse(c, nd_fail(code > 0 ? (nd_status)code : ND_ERR_INTERNAL,
+                             "node %d (%s) failed its start-up check; see its own output for the "
+                             "reason",
+                             index, nd_peer_host(peer)));
 }
 
-void nd_nodes_send(nd_job *job, int index, int type, const uint32_t *numbers, int count,
-                   const char *text)
+static void refuse_all(nd_coordinator *c, nd_status status, const char *why)
 {
-    nd_wire_buffer out = {0};
-    nd_node_frame(&out, type, numbers, count, text);
-    if (job->nodes->all[index].peer && nd_wire_end(&out) == ND_OK) {
-        nd_server_send(nd_store_server_engine(job->store), job->nodes->all[index].peer, out.data,
-                       out.size);
-    }
-    nd_wire_buffer_fini(&out);
-}
-
-static void refuse_all(nd_job *job, nd_status status, const char *why)
-{
-    for (int i = 1; i < job->nodes->count; i++) {
-        if (job->nodes->all[i].peer) {
-            nd_server_refuse(nd_store_server_engine(job->store), job->nodes->all[i].peer, status,
-                             why);
+    for (int i = 1; i < c->count; i++) {
+        if (c->nodes[i].peer) {
+            nd_server_refuse(c->server, c->nodes[i].peer, status, why);
         }
     }
-    int64_t deadline = nd_clock_ns() + second_ns; /* the refusals go out */
-    while (nd_server_members(nd_store_server_engine(job->store), ND_WIRE_NODE) > 0 &&
-           nd_clock_ns() < deadline) {
-        uv_run(&job->loop, UV_RUN_ONCE);
+    int64_t deadline = nd_clock_ns() + second_ns; /* for the refusals to leave */
+    while (nd_server_members(c->server, ND_WIRE_NODE) > 0 && nd_clock_ns() < deadline) {
+        uv_run(c->options.loop, UV_RUN_ONCE);
     }
 }
 
-static nd_status say_missing(nd_nodes *nodes, double seconds, bool last)
+/* A warning, or at the deadline the error. */
+static nd_status report_missing(nd_coordinator *c, double seconds, bool last)
 {
     char missing[256], line[512];
     bool *here;
     int absent = 0;
-    ND_TRY(ND_ALLOC(nodes->count, &here));
-    for (int i = 0; i < nodes->count; i++) {
-        here[i] = nodes->all[i].joined;
+    ND_TRY(ND_ALLOC(c->count, &here));
+    for (int i = 0; i < c->count; i++) {
+        here[i] = c->nodes[i].joined;
         absent += !here[i];
     }
-    nd_ranks_text(here, false, nodes->count, missing, sizeof missing);
+    nd_ranks_text(here, false, c->count, missing, sizeof missing);
     free(here);
     snprintf(line, sizeof line, "%s %s of %d nodes %s after %.3g s", absent > 1 ? "nodes" : "node",
-             missing, nodes->count, absent > 1 ? "are missing" : "is missing", seconds);
+             missing, c->count, absent > 1 ? "are missing" : "is missing", seconds);
     if (!last) {
         nd_log_warning("ndlaunch: %s", line);
         return ND_OK;
     }
     return nd_fail(ND_ERR_HANG,
-                   "%s (launch.rdzv_timeout_seconds, and time to index JSONL): start ndlaunch "
-                   "there with --node-rank, the "
-                   "same endpoint and the same key",
+                   "%s (launch.rdzv_timeout_seconds, and time to index JSONL); start ndlaunch "
+                   "there with --node-rank, the same endpoint and the same key",
                    line);
 }
 
-static bool all_joined(const nd_nodes *nodes)
+static bool all_joined(const nd_coordinator *c)
 {
-    for (int i = 0; i < nodes->count; i++) {
-        if (!nodes->all[i].joined) {
+    for (int i = 0; i < c->count; i++) {
+        if (!c->nodes[i].joined) {
             return false;
         }
     }
     return true;
 }
 
-nd_status nd_nodes_gather(nd_job *job)
+static nd_status wait_for_nodes(nd_coordinator *c)
 {
-    nd_nodes *nodes = job->nodes;
-    nd_status status = ND_OK;
-    double limit = nd_nodes_limit(job);
+    double limit = nd_nodes_limit(c->options.config);
     int64_t begin = nd_clock_ns(), noticed = begin;
-    while (status == ND_OK && !all_joined(nodes)) {
-        uv_run(&job->loop, UV_RUN_ONCE); /* the store ticks ten times a second */
+    while (!all_joined(c)) {
+        uv_run(c->options.loop, UV_RUN_ONCE); /* the store ticks ten times a second */
         int64_t now = nd_clock_ns();
         double waited = (double)(now - begin) * 1e-9;
-        /* A node that cannot start itself stays a while to tell the others, who would wait for it
-         * in vain. */
-        bool told = !job->cannot_start || nodes->turned_away >= nodes->count - 1 ||
-                    waited > refusing_seconds;
-        if (nodes->refused != ND_OK && told) {
-            status = nd_fail(nodes->refused, "%s", nodes->refusal);
-        } else if (waited > limit && !all_joined(nodes)) {
-            status = say_missing(nodes, limit, true);
-        } else if (now - noticed > notice_ns) {
-            noticed = now;
-            status = say_missing(nodes, waited, false);
+        /* A coordinator that cannot start stays for a while to refuse the members, which would
+         * otherwise wait for it until their deadline. */
+        bool leaves = !c->options.cannot_start || c->refused_count >= c->count - 1 ||
+                      waited > refusing_seconds;
+        if (c->refused != ND_OK && leaves) {
+            return nd_fail(c->refused, "%s", c->refusal);
         }
-    }
-    if (status != ND_OK) {
-        char why[ND_ERROR_MESSAGE_MAX];
-        snprintf(why, sizeof why, "%s", nd_error_last()->message);
-        refuse_all(job, status, why);
-        return nd_fail(status, "%s", why);
-    }
-    nodes->running = true;
-    for (int i = 1; i < nodes->count; i++) {
-        nd_nodes_send(job, i, ND_NODE_PLAN,
-                      (uint32_t[]){(uint32_t)(i * job->local_workers), (uint32_t)job->world_size},
-                      2, NULL);
-        nodes->all[i].heard_ns = nd_clock_ns();
+        if (waited > limit && !all_joined(c)) {
+            return report_missing(c, limit, true);
+        }
+        if (now - noticed > notice_ns) {
+            noticed = now;
+            ND_TRY(report_missing(c, waited, false));
+        }
     }
     return ND_OK;
 }
 
-/* Node 0 of several while workers run. Hooks of the store only take notes; what follows from them
- * is done by the pulse, outside of it. */
+nd_status nd_coordinator_gather(nd_coordinator *c, nd_server *server)
+{
+    c->server = server;
+    nd_status status = wait_for_nodes(c);
+    if (status != ND_OK) {
+        char why[ND_ERROR_MESSAGE_MAX];
+        snprintf(why, sizeof why, "%s", nd_error_last()->message);
+        refuse_all(c, status, why);
+        return nd_fail(status, "%s", why);
+    }
+    c->running = true;
+    for (int i = 1; i < c->count; i++) {
+        uint32_t first_rank = (uint32_t)(i * c->options.local_workers);
+        send_frame(c, i, ND_NODE_PLAN, (uint32_t[]){first_rank, (uint32_t)c->options.world_size}, 2,
+                   NULL);
+        c->nodes[i].heard_ns = nd_clock_ns();
+    }
+    return ND_OK;
+}
 
-enum { PULSE_MS = 20 };
+/* While workers run. */
 
-static const int64_t stop_ns = 20000000000; /* for a node to end its workers when told */
-static const int64_t leave_ns = 3000000000; /* for nodes to leave after the release */
-
-static void note_failure(nd_node *n, int code)
+static void record_failure(nd_node *n, int code)
 {
     n->code = n->failed_ns == 0 ? code : n->code;
     n->failed_ns = n->failed_ns == 0 ? nd_clock_ns() : n->failed_ns;
 }
 
-static void note_lost(nd_nodes *nodes, int index, const char *why)
+static void record_lost(nd_coordinator *c, int index, const char *why)
 {
-    nd_node *n = &nodes->all[index];
+    nd_node *n = &c->nodes[index];
     char text[512];
     if (n->lost || n->ended) {
         return;
     }
     n->lost = true;
-    note_failure(n, ND_ERR_IO);
+    record_failure(n, ND_ERR_IO);
     n->code = ND_ERR_IO;
     snprintf(text, sizeof text, "\nndlaunch: node %d (host %s) was lost: %s\n", index, n->host,
              why);
@@ -232,37 +264,38 @@ static void note_lost(nd_nodes *nodes, int index, const char *why)
     n->screen = strdup(text);
 }
 
-void nd_nodes_on_left(void *context, nd_peer *peer, nd_wire_role role, int index, bool clean)
+void nd_coordinator_on_left(void *context, nd_peer *peer, nd_wire_role role, int index, bool clean)
 {
-    nd_nodes *nodes = ((nd_job *)context)->nodes;
-    if (role != ND_WIRE_NODE || !nodes || nodes->all[index].peer != peer) {
+    nd_coordinator *c = context;
+    if (role != ND_WIRE_NODE || c->nodes[index].peer != peer) {
         return;
     }
-    nodes->all[index].peer = NULL;
-    if (nodes->running) {
-        note_lost(nodes, index, "its connection to node 0 was closed");
+    c->nodes[index].peer = NULL;
+    if (c->running) {
+        record_lost(c, index, "its connection to node 0 was closed");
     } else {
-        nodes->all[index].joined = false; /* it may come again */
+        c->nodes[index].joined = false; /* it may join again */
     }
 }
 
-nd_status nd_nodes_on_frame(void *context, nd_peer *peer, int index, const nd_wire_frame *frame)
+nd_status nd_coordinator_on_frame(void *context, nd_peer *peer, int index,
+                                  const nd_wire_frame *frame)
 {
-    nd_job *job = context;
-    nd_node *n = &job->nodes->all[index];
+    nd_coordinator *c = context;
+    nd_node *n = &c->nodes[index];
     nd_wire_cursor cursor = nd_wire_body(frame);
     n->heard_ns = nd_clock_ns();
     switch ((int)frame->type) {
     case ND_NODE_JOIN:
-        return nd_nodes_take_join(job, peer, index, &cursor);
+        return on_join(c, peer, index, &cursor);
     case ND_NODE_BEAT:
         return ND_OK;
     case ND_NODE_FAIL: {
         int code = (int)nd_wire_get_u32(&cursor);
-        if (!job->nodes->running && nd_wire_finished(&cursor)) {
-            return nd_nodes_take_failed_check(job->nodes, peer, index, code);
+        if (!c->running && nd_wire_finished(&cursor)) {
+            return on_failed_check(c, peer, index, code);
         }
-        note_failure(n, code);
+        record_failure(n, code);
         break;
     }
     case ND_NODE_END: {
@@ -273,7 +306,7 @@ nd_status nd_nodes_on_frame(void *context, nd_peer *peer, int index, const nd_wi
             n->ended = true;
             n->screen = bytes > 0 ? strndup((const char *)screen, bytes) : NULL;
             if (code != 0) {
-                note_failure(n, code);
+                record_failure(n, code);
                 n->code = code;
             }
         }
@@ -287,22 +320,25 @@ nd_status nd_nodes_on_frame(void *context, nd_peer *peer, int index, const nd_wi
                                      : nd_fail(ND_ERR_IO, "node %d sent a damaged message", index);
 }
 
-/* Causes first: a lost peer (74) is mostly another failure's echo, a stop at a boundary (75) is no
- * failure. */
+/*
+ * A failure with a lower weight explains one with a higher weight, whichever arrived first: a
+ * failure on one node makes the others lose peers (74), and a stop at a step boundary (75) explains
+ * no failure.
+ */
 static int weight(const nd_node *n)
 {
     return n->code == ND_ERR_PREEMPTED ? 2 : n->code == ND_ERR_IO && !n->lost ? 1 : 0;
 }
 
-static int first_failure(const nd_nodes *nodes)
+static int first_failure(const nd_coordinator *c)
 {
     int first = -1;
-    for (int i = 0; i < nodes->count; i++) {
-        const nd_node *n = &nodes->all[i];
+    for (int i = 0; i < c->count; i++) {
+        const nd_node *n = &c->nodes[i];
         if (n->failed_ns == 0) {
             continue;
         }
-        const nd_node *f = first < 0 ? NULL : &nodes->all[first];
+        const nd_node *f = first < 0 ? NULL : &c->nodes[first];
         if (!f || weight(n) < weight(f) ||
             (weight(n) == weight(f) && n->failed_ns < f->failed_ns)) {
             first = i;
@@ -311,94 +347,90 @@ static int first_failure(const nd_nodes *nodes)
     return first;
 }
 
-static void release_all(nd_job *job)
+static void release_all(nd_coordinator *c)
 {
-    nd_nodes *nodes = job->nodes;
     char reason[ND_WIRE_TEXT_MAX + 64] = "";
-    int first = first_failure(nodes);
+    int first = first_failure(c);
     if (first >= 0) {
-        const nd_node *n = &nodes->all[first];
-        nodes->code = n->code;
+        const nd_node *n = &c->nodes[first];
+        c->code = n->code;
         fputs(n->screen ? n->screen : "", stderr);
         snprintf(reason, sizeof reason, "node %d (host %s) %s", first, n->host,
                  n->lost                       ? "was lost"
                  : n->code == ND_ERR_PREEMPTED ? "was stopped"
                                                : "failed first");
     }
-    nodes->released = true;
-    nodes->release_ns = nd_clock_ns();
-    for (int i = 1; i < nodes->count; i++) {
-        nd_nodes_send(job, i, ND_NODE_RELEASE, (uint32_t[]){(uint32_t)nodes->code}, 1, reason);
+    c->released = true;
+    c->release_ns = nd_clock_ns();
+    for (int i = 1; i < c->count; i++) {
+        send_frame(c, i, ND_NODE_RELEASE, (uint32_t[]){(uint32_t)c->code}, 1, reason);
     }
 }
 
-static void watch_nodes(nd_job *job, int64_t now)
+static void watch_nodes(nd_coordinator *c, int64_t now)
 {
-    nd_nodes *nodes = job->nodes;
-    bool beat = now - nodes->beat_ns > (int64_t)ND_NODE_BEAT_MS * 1000000;
-    nodes->beat_ns = beat ? now : nodes->beat_ns;
-    for (int i = 1; i < nodes->count; i++) {
-        nd_node *n = &nodes->all[i];
+    bool beat = now - c->beat_ns > (int64_t)ND_NODE_BEAT_MS * 1000000;
+    c->beat_ns = beat ? now : c->beat_ns;
+    for (int i = 1; i < c->count; i++) {
+        nd_node *n = &c->nodes[i];
         if (beat) {
-            nd_nodes_send(job, i, ND_NODE_BEAT, NULL, 0, NULL);
+            send_frame(c, i, ND_NODE_BEAT, NULL, 0, NULL);
         }
         if (!n->lost && now - n->heard_ns > (int64_t)ND_NODE_SILENT_MS * 1000000) {
-            note_lost(nodes, i, "it gave no sign of life for 15 s");
-        } else if (!n->ended && nodes->stop_sent && now - nodes->stop_ns > stop_ns) {
-            note_lost(nodes, i, "it did not end its workers within 20 s");
+            record_lost(c, i, "it gave no sign of life for 15 s");
+        } else if (!n->ended && c->stop_sent && now - c->stop_ns > stop_ns) {
+            record_lost(c, i, "it did not end its workers within 20 s");
         }
     }
 }
 
 static void on_pulse(uv_timer_t *timer)
 {
-    nd_job *job = timer->data;
-    nd_nodes *nodes = job->nodes;
+    nd_coordinator *c = timer->data;
     int64_t now = nd_clock_ns();
     bool failed = false, over = true;
-    watch_nodes(job, now);
-    for (int i = 0; i < nodes->count; i++) {
-        const nd_node *n = &nodes->all[i];
+    watch_nodes(c, now);
+    for (int i = 0; i < c->count; i++) {
+        const nd_node *n = &c->nodes[i];
         failed |= n->failed_ns != 0 && (n->code != ND_ERR_PREEMPTED || n->lost);
         over &= n->ended || n->lost;
     }
-    if (failed && !nodes->stop_sent) {
-        nodes->stop_sent = true;
-        nodes->stop_ns = now;
-        for (int i = 1; i < nodes->count; i++) {
-            nd_nodes_send(job, i, ND_NODE_STOP, NULL, 0, NULL);
+    if (failed && !c->stop_sent) {
+        c->stop_sent = true;
+        c->stop_ns = now;
+        for (int i = 1; i < c->count; i++) {
+            send_frame(c, i, ND_NODE_STOP, NULL, 0, NULL);
         }
-        nd_job_stop(job);
+        c->options.stop(c->options.context);
     }
-    if (over && !nodes->released) {
-        release_all(job);
+    if (over && !c->released) {
+        release_all(c);
     }
-    if (nodes->released &&
-        (nd_server_members(nd_store_server_engine(job->store), ND_WIRE_NODE) == 0 ||
-         now - nodes->release_ns > leave_ns)) {
-        nd_job_finish(job, nodes->code);
+    if (c->released &&
+        (nd_server_members(c->server, ND_WIRE_NODE) == 0 || now - c->release_ns > leave_ns)) {
+        c->options.finish(c->options.context, c->code);
     }
 }
 
-nd_status nd_collect_watch(nd_job *job)
+nd_status nd_coordinator_watch(nd_coordinator *c)
 {
-    ND_TRY(ND_UV(uv_timer_init(&job->loop, &job->nodes->pulse)));
-    job->nodes->pulse.data = job;
-    return ND_UV(uv_timer_start(&job->nodes->pulse, on_pulse, PULSE_MS, PULSE_MS));
+    ND_TRY(ND_UV(uv_timer_init(c->options.loop, &c->pulse)));
+    c->pulse.data = c;
+    return ND_UV(uv_timer_start(&c->pulse, on_pulse, PULSE_MS, PULSE_MS));
 }
 
-void nd_collect_failed(nd_job *job, int code)
+void nd_coordinator_failed(nd_coordinator *c, int code)
 {
-    note_failure(&job->nodes->all[0], code);
+    record_failure(&c->nodes[0], code);
 }
 
-void nd_collect_ended(nd_job *job, int code, const char *screen)
+void nd_coordinator_ended(nd_coordinator *c, int code, const char *screen)
 {
-    nd_node *own = &job->nodes->all[0];
+    nd_node *own = &c->nodes[0];
     own->ended = true;
     own->screen = screen[0] ? strdup(screen) : NULL;
     if (code != 0) {
-        note_failure(own, code);
+        record_failure(own, code);
         own->code = code;
     }
 }

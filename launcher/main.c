@@ -18,7 +18,10 @@
 #include "runtime/base/version.h"
 #include "runtime/rdzv/key.h"
 
-enum { CHECK_SECONDS = 120 }; /* for the check before the start, and time to index the data */
+enum {
+    CHECK_SECONDS = 120, /* for the check before the start, without the time to index the data */
+    PATH_CAPACITY = 4096
+};
 
 /* The resolved configuration as an anonymous file that workers inherit. */
 static nd_status config_to_fd(const nd_config *config, int *fd)
@@ -34,7 +37,7 @@ static nd_status config_to_fd(const nd_config *config, int *fd)
                              strerror(errno));
 }
 
-static void echo(const nd_config *config)
+static void print_start(const nd_config *config)
 {
     char *text = NULL;
     char mesh[128];
@@ -47,7 +50,7 @@ static void echo(const nd_config *config)
 }
 
 /* What the nodes compare: settings of the job, and digests of its files in place of their paths. */
-static nd_status job_text(const nd_config *config, const char *digests, char **out)
+static nd_status make_job_text(const nd_config *config, const char *digests, char **out)
 {
     char *settings = NULL;
     ND_TRY(nd_config_job_text(config, &settings));
@@ -57,54 +60,58 @@ static nd_status job_text(const nd_config *config, const char *digests, char **o
 }
 
 /* Everything that can be checked before a worker starts. *exit_code is that of a check that has
- * said why itself. */
-static nd_status check(nd_job *job, char *program, size_t capacity, char *digests,
-                       size_t digests_capacity, int *exit_code)
+ * printed its own error. */
+static nd_status check(const nd_config *config, char *program, nd_preflight *preflight,
+                       int *exit_code)
 {
-    const nd_config *config = job->config;
-    ND_TRY(nd_config_check_model_path(config)); /* the worker cannot tell who named them */
+    ND_TRY(nd_config_check_model_path(config)); /* the worker cannot name the file with the key */
     ND_TRY(nd_config_check_data_paths(config));
     ND_TRY(nd_preflight_check_files(config));
-    ND_TRY(nd_preflight_find_worker(program, (int)capacity));
-    ND_TRY(config_to_fd(config, &job->config_fd));
-    return nd_preflight_run(program, job->config_fd, config->source,
-                            CHECK_SECONDS + nd_config_data_seconds(config), digests,
-                            digests_capacity, exit_code);
+    ND_TRY(nd_preflight_find_worker(program, PATH_CAPACITY));
+    ND_TRY(config_to_fd(config, &preflight->config_fd));
+    return nd_preflight_run(preflight, exit_code);
 }
 
-/* The other nodes would wait for this one in vain. */
-static void tell_nodes(nd_job *job, int code)
+/* The other nodes would otherwise wait for this one until their deadline. */
+static void report_failed_check(nd_job_options *job, int code)
 {
-    char message[ND_ERROR_MESSAGE_MAX];
+    nd_error reason = *nd_error_last();
     int ignored;
-    snprintf(message, sizeof message, "%s", nd_error_last()->message);
     job->cannot_start = code;
     (void)nd_job_run(job, &ignored);
-    nd_fail(nd_error_last()->status, "%s",
-            message); /* what main says is why, not that others heard */
+    nd_fail(reason.status, "%s", reason.message); /* main prints the reason of this node */
 }
 
 static nd_status launch(const nd_config *config, const nd_slurm *slurm, int *exit_code)
 {
-    char program[4096], digests[1024];
-    nd_job job = {.config = config,
-                  .program = program,
-                  .world_size = nd_mesh_world_size(&config->resolved_mesh)};
-    snprintf(job.slurm_job, sizeof job.slurm_job, "%s", slurm->job_id);
+    char program[PATH_CAPACITY], digests[1024], *job_text = NULL;
+    nd_preflight preflight = {
+        .program = program,
+        .config_name = config->source,
+        .seconds = CHECK_SECONDS + nd_config_data_seconds(config),
+        .digests = digests,
+        .capacity = sizeof digests,
+    };
+    nd_job_options job = {.config = config,
+                          .program = program,
+                          .slurm_job = slurm->job_id,
+                          .world_size = nd_mesh_world_size(&config->resolved_mesh)};
     job.local_workers = job.world_size / (int)config->launch.nnodes;
-    nd_status status = check(&job, program, sizeof program, digests, sizeof digests, exit_code);
+    nd_status status = check(config, program, &preflight, exit_code);
     if (status != ND_OK || *exit_code != 0) {
         if (config->launch.nnodes > 1) {
-            tell_nodes(&job, status != ND_OK ? (int)status : *exit_code);
+            report_failed_check(&job, status != ND_OK ? (int)status : *exit_code);
         }
         return status;
     }
     if (config->launch.node_rank == 0) {
-        echo(config);
+        print_start(config);
     }
-    ND_TRY(job_text(config, digests, &job.job_text));
+    ND_TRY(make_job_text(config, digests, &job_text));
+    job.job_text = job_text;
+    job.config_fd = preflight.config_fd;
     status = nd_job_run(&job, exit_code);
-    free(job.job_text);
+    free(job_text);
     return status;
 }
 

@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_LAUNCHER_NODES_H
 #define ND_LAUNCHER_NODES_H
-#include "launcher/launcher.h"
-#include "runtime/rdzv/channel.h"
-
 /*
- * A job of several ndlaunch processes. Node 0 hosts the store and is the collector: it compares the
- * others' configurations with its own, hands out ranks, hears of failures in the order in which
- * they arrive, tells all to stop, prints the screen of the first failure and gives its code to all.
- * The others hold one connection to it. nodes.c stands over nodes_host.c, which stands over
- * nodes_gather.c, and over nodes_join.c.
+ * A job of several ndlaunch processes. Node 0, the coordinator, hosts the store. It compares the
+ * members' configurations with its own, assigns ranks, records failures in the order in which they
+ * arrive, tells all nodes to stop, prints the screen of the first failure and gives its code to
+ * all. Each of the other nodes, the members, holds one connection to it.
  *
- * Frames, in order of a job's life. All go over the store's connection, so from and to members
- * only.
+ * Both act on the job of their own node through two callbacks, on the job's loop.
+ *
+ * Frames in the order of a job's life. All use the store's connection, so they come from and go to
+ * accepted members only.
  */
+#include <string.h>
+#include <uv.h>
+
+#include "runtime/config/config.h"
+#include "runtime/rdzv/store_server.h"
 
 enum {
     ND_NODE_JOIN = ND_WIRE_NODE_FIRST, /* to 0: u32 local workers, blob job text */
@@ -27,83 +30,83 @@ enum {
 
 enum { ND_NODE_SCREEN_MAX = 64 << 10, ND_NODE_BEAT_MS = 2000, ND_NODE_SILENT_MS = 15000 };
 
-typedef struct nd_nodes nd_nodes;
+/* Writes a frame of some numbers and one text, or without a text where that is NULL. */
+static inline void nd_node_frame(nd_wire_buffer *out, int type, const uint32_t *numbers, int count,
+                                 const char *text)
+{
+    nd_wire_begin(out, (nd_wire_type)type);
+    for (int i = 0; i < count; i++) {
+        nd_wire_put_u32(out, numbers[i]);
+    }
+    if (text) {
+        nd_wire_put_blob(out, text, strlen(text));
+    }
+}
 
-/* Seconds for the nodes to meet: launch.rdzv_timeout_seconds, and what one's check may take longer
- * than another's. */
-double nd_nodes_limit(const nd_job *job);
+/* What coordinator and member know of the job of their own node; all borrowed. */
+typedef struct nd_nodes_options {
+    uv_loop_t *loop;
+    const nd_config *config;
+    const char *host_name, *job_text;
+    int local_workers, world_size;
+    int cannot_start; /* 0, or the code of this node's failed check */
+    void *context;
+    void (*stop)(void *context);             /* end the workers of this node: one has failed */
+    void (*finish)(void *context, int code); /* the job is over on all nodes */
+} nd_nodes_options;
 
-/* Node 0, its store open: waits for the other nodes. ND_ERR_HANG names who is missing at the
- * deadline; ND_ERR_CONFIG when a node's settings differ; another status when the check of a node
- * failed, also this one's (job->cannot_start). */
-nd_status nd_nodes_gather(nd_job *job);
-/* Other nodes: connects to node 0 within nd_nodes_limit, compares settings, learns ranks and run
- * id. */
-nd_status nd_nodes_join(nd_job *job, const uint8_t key[ND_KEY_BYTES]);
+/* Seconds for the nodes to meet: launch.rdzv_timeout_seconds, and the time by which one node's
+ * check may be slower than another's. */
+static inline double nd_nodes_limit(const nd_config *config)
+{
+    return config->launch.rdzv_timeout_seconds + nd_config_data_seconds(config);
+}
 
-/* The store's hooks of node 0; before nd_nodes_create has made job->nodes they must not be
- * called. */
-nd_status nd_nodes_create(nd_job *job);
-nd_status nd_nodes_on_frame(void *job, nd_peer *peer, int node, const nd_wire_frame *frame);
-void nd_nodes_on_left(void *job, nd_peer *peer, nd_wire_role role, int index, bool clean);
+/* coordinator.c: node 0. */
 
-/* Workers run: watches the other launchers on the job's loop. */
-nd_status nd_nodes_watch(nd_job *job);
-/* A first failure here. */
-void nd_nodes_failed(nd_job *job, int code);
-/* All workers of this node have ended; the text is the failure screen or "". nd_job_finish follows
- * when the job has. */
-void nd_nodes_ended(nd_job *job, int code, const char *screen);
-/* After the loop has run out. */
-void nd_nodes_destroy(nd_nodes *nodes);
+typedef struct nd_coordinator nd_coordinator;
 
-/* The same three for node 0, nodes_host.c. */
-nd_status nd_collect_watch(nd_job *job);
-void nd_collect_failed(nd_job *job, int code);
-void nd_collect_ended(nd_job *job, int code, const char *screen);
+/* The options are copied. */
+nd_status nd_coordinator_create(const nd_nodes_options *options, nd_coordinator **out);
+/* The store's hooks; the coordinator is their context. Frames arrive once the store is open. */
+nd_status nd_coordinator_on_frame(void *coordinator, nd_peer *peer, int node,
+                                  const nd_wire_frame *frame);
+void nd_coordinator_on_left(void *coordinator, nd_peer *peer, nd_wire_role role, int index,
+                            bool clean);
+/*
+ * Waits on the loop until all nodes have joined; the server is borrowed from here on. ND_ERR_HANG
+ * names the nodes that are missing at the deadline; ND_ERR_CONFIG when a node's settings differ;
+ * another status when the check of a node failed, this one's included.
+ */
+nd_status nd_coordinator_gather(nd_coordinator *coordinator, nd_server *server);
+/* Watches the other nodes from now on, while workers run. */
+nd_status nd_coordinator_watch(nd_coordinator *coordinator);
+/* The first failure of a worker of this node. */
+void nd_coordinator_failed(nd_coordinator *coordinator, int code);
+/* All workers of this node have ended; `screen` is the failure screen or "". */
+void nd_coordinator_ended(nd_coordinator *coordinator, int code, const char *screen);
+/* After the loop has run out; NULL is legal. */
+void nd_coordinator_destroy(nd_coordinator *coordinator);
 
-/* And for the connection of another node, nodes_join.c. */
-typedef struct nd_join nd_join;
-nd_status nd_join_watch(nd_job *job);
-void nd_join_failed(nd_job *job, int code);
-void nd_join_ended(nd_job *job, int code, const char *screen);
-void nd_join_destroy(nd_join *join);
+/* member.c: another node. */
 
-/* nodes_frame.c: a frame of some numbers and one text, or none where it is NULL. */
-void nd_node_frame(nd_wire_buffer *out, int type, const uint32_t *numbers, int count,
-                   const char *text);
+typedef struct nd_member nd_member;
 
-/* Node 0 of several: what nodes_gather.c (until all are there) and nodes_host.c (while workers run)
- * share. */
+/* What node 0 assigns. */
+typedef struct nd_member_place {
+    char run_id[64];
+    char master_addr[128];
+    int master_port, first_rank;
+} nd_member_place;
 
-typedef struct nd_node {
-    nd_peer *peer; /* NULL: not connected */
-    bool joined, lost, ended;
-    int64_t heard_ns;
-    int code;
-    int64_t failed_ns; /* when its first failure arrived here, 0: none */
-    char host[ND_WIRE_TEXT_MAX];
-    char *screen; /* owned */
-} nd_node;
-
-struct nd_nodes {
-    uv_timer_t pulse;
-    int count;
-    nd_node *all; /* [count]; 0 is this one */
-    nd_status refused;
-    int turned_away; /* nodes that were told so when they came */
-    char refusal[ND_ERROR_MESSAGE_MAX];
-    bool running, stop_sent, released;
-    int64_t stop_ns, release_ns, beat_ns;
-    int code;
-};
-
-/* Nothing is sent to a node that is not connected. */
-void nd_nodes_send(nd_job *job, int index, int type, const uint32_t *numbers, int count,
-                   const char *text);
-/* A node's first frame: its settings are compared. */
-nd_status nd_nodes_take_join(nd_job *job, nd_peer *peer, int index, nd_wire_cursor *cursor);
-/* Or the code with which its check failed. */
-nd_status nd_nodes_take_failed_check(nd_nodes *nodes, const nd_peer *peer, int index, int code);
+/* Connects to node 0 within nd_nodes_limit, which compares settings and answers with the place. The
+ * options are copied. */
+nd_status nd_member_join(const nd_nodes_options *options, const uint8_t key[ND_KEY_BYTES],
+                         nd_member **out, nd_member_place *place);
+/* The same calls as the coordinator's. */
+nd_status nd_member_watch(nd_member *member);
+void nd_member_failed(nd_member *member, int code);
+void nd_member_ended(nd_member *member, int code, const char *screen);
+void nd_member_destroy(nd_member *member);
 
 #endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Workers' output. Rank 0's bytes go through as they come (a progress bar must be able to rewrite
- * its line); other ranks' lines are whole and begin with "host:rank: ".
+ * Workers' output. Rank 0's bytes pass through as they arrive, so that a progress bar can rewrite
+ * its line; the lines of other ranks are passed on whole, with "host:rank: " in front.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -21,51 +21,52 @@ static void write_all(int fd, const char *bytes, size_t count)
             continue;
         }
         if (n <= 0) {
-            return; /* nobody reads: the job goes on */
+            return; /* nobody reads; the job continues */
         }
         bytes += n;
         count -= (size_t)n;
     }
 }
 
-static void keep_tail(nd_launched *worker, const char *line)
+static void keep_tail(nd_child *child, const char *line)
 {
-    char *slot = worker->tail[worker->tail_count++ % ND_TAIL_LINES];
+    char *slot = child->tail[child->tail_count++ % ND_TAIL_LINES];
     snprintf(slot, ND_TAIL_BYTES, "%.*s", ND_TAIL_BYTES - 1, line);
 }
 
-/* A full disk stops no job. */
-static void say_lost_lines(nd_job *job)
+/* A full disk does not stop the job. */
+static void warn_of_lost_lines(nd_attempt *attempt)
 {
-    if (!job->log_failed) {
-        job->log_failed = true;
+    if (!attempt->log_failed) {
+        attempt->log_failed = true;
         nd_log_warning(
             "ndlaunch: %s: %s; lines of workers are missing in these files, the job goes "
             "on",
-            job->log_folder, strerror(errno));
+            attempt->options.log_folder, strerror(errno));
     }
 }
 
 /*
- * The sentence that ends a worker: the failure screen has it. That of a stop at a boundary is no
- * failure; one says it.
+ * The error message that ends a worker is left to the failure screen, which repeats it. A stop at a
+ * step boundary has no failure screen, so rank 0's message of it is passed on.
  */
 static bool is_for_the_screen(const nd_output *output, const char *line, size_t length)
 {
     static const char mark[] = "error: ";
-    const nd_launched *worker = output->worker;
-    const nd_failure_slot *record = &worker->job->failures.slots[worker->local_rank];
+    const nd_child *child = output->child;
+    const nd_failure_slot *record = &child->attempt->failures.slots[child->local_rank];
     const size_t begin = sizeof mark - 1;
-    if (output != &worker->err || length <= begin || memcmp(line, mark, begin) != 0 ||
+    if (output != &child->err || length <= begin || memcmp(line, mark, begin) != 0 ||
         atomic_load(&record->time_ns) == 0 || length - begin >= sizeof record->message ||
-        (record->status == ND_ERR_PREEMPTED && worker->rank == 0)) {
+        (record->status == ND_ERR_PREEMPTED && child->rank == 0)) {
         return false;
     }
     return memcmp(record->message, line + begin, length - begin) == 0 &&
            record->message[length - begin] == '\0';
 }
 
-/* Rank 0's bytes as they come. Its lines are looked at only where they are whole. */
+/* Rank 0's bytes as they arrive. A line is left to the failure screen only where all of it is in
+ * these bytes. */
 static void pass_on(const nd_output *output, const char *bytes, size_t count)
 {
     const char *end = bytes + count, *unwritten = bytes, *newline;
@@ -83,18 +84,18 @@ static void pass_on(const nd_output *output, const char *bytes, size_t count)
 
 static void emit_line(nd_output *output)
 {
-    nd_launched *worker = output->worker;
+    nd_child *child = output->child;
     char text[ND_LINE_MAX + 192];
     output->line[output->used] = '\0';
-    if (output == &worker->err) {
-        keep_tail(worker, output->line);
+    if (output == &child->err) {
+        keep_tail(child, output->line);
     }
     if (output->file && fprintf(output->file, "%s\n", output->line) < 0) {
-        say_lost_lines(worker->job);
+        warn_of_lost_lines(child->attempt);
     }
-    if (worker->rank != 0 && !is_for_the_screen(output, output->line, output->used)) {
-        int n = snprintf(text, sizeof text, "%s:%d: %s\n", worker->job->host_name, worker->rank,
-                         output->line);
+    if (child->rank != 0 && !is_for_the_screen(output, output->line, output->used)) {
+        int n = snprintf(text, sizeof text, "%s:%d: %s\n", child->attempt->options.host_name,
+                         child->rank, output->line);
         write_all(output->to, text, (size_t)n);
     }
     output->used = 0;
@@ -102,7 +103,7 @@ static void emit_line(nd_output *output)
 
 static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
 {
-    static char bytes[65536]; /* read and used up within one callback of the only loop */
+    static char bytes[65536]; /* filled and consumed within one callback of the only loop */
     *buffer = uv_buf_init(bytes, sizeof bytes);
 }
 
@@ -113,7 +114,7 @@ static void on_read(uv_stream_t *stream, ssize_t count, const uv_buf_t *buffer)
         nd_output_close(output);
         return;
     }
-    if (output->worker->rank == 0) {
+    if (output->child->rank == 0) {
         pass_on(output, buffer->base, (size_t)count);
     }
     for (ssize_t i = 0; i < count; i++) {
@@ -122,39 +123,39 @@ static void on_read(uv_stream_t *stream, ssize_t count, const uv_buf_t *buffer)
             emit_line(output);
         }
         if (c == '\r') {
-            output->used = 0; /* a rewritten line: only its last state is kept */
+            output->used = 0; /* of a rewritten line only the last state is kept */
         } else if (c != '\n') {
             output->line[output->used++] = c;
         }
     }
 }
 
-nd_status nd_output_make_folder(nd_job *job)
+nd_status nd_output_make_folder(const char *log_dir, const char *run_id, char *folder,
+                                size_t capacity)
 {
-    const char *dir = job->config->launch.log_dir;
-    size_t capacity = sizeof job->log_folder;
-    if (!dir[0]) {
+    folder[0] = '\0';
+    if (!log_dir[0]) {
         return ND_OK;
     }
-    if ((size_t)snprintf(job->log_folder, capacity, "%s/%s", dir, job->run_id) >= capacity) {
+    if ((size_t)snprintf(folder, capacity, "%s/%s", log_dir, run_id) >= capacity) {
         return nd_fail(ND_ERR_CANTCREATE, "launch.log_dir has more than %zu characters",
-                       capacity - sizeof job->run_id);
+                       capacity - strlen(run_id) - 2);
     }
-    ND_TRY(nd_fs_make_folders(job->log_folder, "the folder of launch.log_dir",
+    ND_TRY(nd_fs_make_folders(folder, "the folder of launch.log_dir",
                               "Give another folder as launch.log_dir."));
-    nd_log_info("ndlaunch: output of the workers is kept in %s", job->log_folder);
+    nd_log_info("ndlaunch: output of the workers is kept in %s", folder);
     return ND_OK;
 }
 
 static nd_status open_file(nd_output *output, const char *kind)
 {
-    const char *folder = output->worker->job->log_folder;
-    char path[sizeof output->worker->job->log_folder + 64];
+    const char *folder = output->child->attempt->options.log_folder;
+    char path[4096 + 64];
     if (!folder[0]) {
         return ND_OK;
     }
-    snprintf(path, sizeof path, "%s/rank-%d.%s.log", folder, output->worker->rank, kind);
-    output->file = fopen(path, "wxe"); /* never over another file */
+    snprintf(path, sizeof path, "%s/rank-%d.%s.log", folder, output->child->rank, kind);
+    output->file = fopen(path, "wxe"); /* never overwrites */
     if (!output->file) {
         return nd_fail(ND_ERR_CANTCREATE, "%s cannot be written: %s", path, strerror(errno));
     }
@@ -162,11 +163,11 @@ static nd_status open_file(nd_output *output, const char *kind)
     return ND_OK;
 }
 
-nd_status nd_output_open(nd_output *output, nd_launched *worker, bool is_error)
+nd_status nd_output_open(nd_output *output, nd_child *child, bool is_error)
 {
-    output->worker = worker;
+    output->child = child;
     output->to = is_error ? STDERR_FILENO : STDOUT_FILENO;
-    ND_TRY(ND_UV(uv_pipe_init(&worker->job->loop, &output->pipe, 0)));
+    ND_TRY(ND_UV(uv_pipe_init(child->attempt->options.loop, &output->pipe, 0)));
     output->pipe.data = output;
     return open_file(output, is_error ? "stderr" : "stdout");
 }

@@ -43,7 +43,7 @@ nd_status nd_preflight_find_worker(char *path, int capacity)
 
 nd_status nd_preflight_check_files(const nd_config *config)
 {
-    const long long spare = 64; /* the loop's own, files, libraries */
+    const long long spare = 64; /* for the loop, files and libraries */
     long long world = nd_mesh_world_size(&config->resolved_mesh), nodes = config->launch.nnodes;
     long long local = world / nodes, allowed = nd_limits_raise_files();
     if (local > LOCAL_WORKERS_MAX) {
@@ -53,8 +53,8 @@ nd_status nd_preflight_check_files(const nd_config *config)
                        "nodes (--nnodes)",
                        world, local, nodes, nodes == 1 ? "" : "s", (int)LOCAL_WORKERS_MAX);
     }
-    /* Two pipes a worker and one while it starts; its log files; on node 0 a connection of each
-     * worker and node. */
+    /* Two pipes for each worker, one more while it starts, and its log files; on node 0 also a
+     * connection for each worker and node. */
     long long needed = (config->launch.log_dir[0] ? 5 : 3) * local + spare;
     needed += config->launch.node_rank == 0 ? world + nodes : 0;
     if (allowed < needed) {
@@ -68,7 +68,7 @@ nd_status nd_preflight_check_files(const nd_config *config)
     return ND_OK;
 }
 
-/* All of the check's output that fits, bounded in time. */
+/* Reads all of the check's output and keeps what fits. False at the deadline. */
 static bool read_answer(int fd, int64_t deadline, char *text, size_t capacity)
 {
     size_t used = 0;
@@ -91,8 +91,8 @@ static bool read_answer(int fd, int64_t deadline, char *text, size_t capacity)
     return true;
 }
 
-/* Lines "digest NAME HEX" as "NAME=HEX". */
-static void take_digests(char *lines, char *out, size_t capacity)
+/* Lines "digest NAME HEX" become "NAME=HEX". */
+static void parse_digests(char *lines, char *out, size_t capacity)
 {
     size_t used = 0;
     char name[64], hex[80], *rest = NULL;
@@ -104,33 +104,31 @@ static void take_digests(char *lines, char *out, size_t capacity)
     }
 }
 
-static nd_status spawn_check(const char *program, int config_fd, const char *config_name, int out,
-                             pid_t *pid)
+static nd_status spawn_check(const nd_preflight *check, int out, pid_t *pid)
 {
     posix_spawn_file_actions_t actions;
-    char *args[] = {(char *)program, "check", NULL}, **env, pid_text[24];
+    char *args[] = {(char *)check->program, "check", NULL}, **env, pid_text[24];
     snprintf(pid_text, sizeof pid_text, "%ld", (long)getpid());
     const nd_variable own[] = {
         {"ND_RUN_ID", "check"},        {"RANK", "0"},
         {"WORLD_SIZE", "1"},           {"LOCAL_RANK", "0"},
         {"LOCAL_WORLD_SIZE", "1"},     {"MASTER_ADDR", "127.0.0.1"},
         {"MASTER_PORT", "1"},          {"ND_CONFIG_FD", "3"},
-        {"ND_LAUNCHER_PID", pid_text}, {"ND_CONFIG_NAME", config_name},
+        {"ND_LAUNCHER_PID", pid_text}, {"ND_CONFIG_NAME", check->config_name},
     };
     ND_TRY(nd_environment_make(own, sizeof own / sizeof *own, &env));
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, config_fd, CONFIG_FD);
-    int code = posix_spawn(pid, program, &actions, NULL, args, env);
+    posix_spawn_file_actions_adddup2(&actions, check->config_fd, CONFIG_FD);
+    int code = posix_spawn(pid, check->program, &actions, NULL, args, env);
     posix_spawn_file_actions_destroy(&actions);
     free(env);
     return code == 0 ? ND_OK
-                     : nd_fail(ND_ERR_IO, "the worker program %s cannot be started: %s", program,
-                               strerror(code));
+                     : nd_fail(ND_ERR_IO, "the worker program %s cannot be started: %s",
+                               check->program, strerror(code));
 }
 
-nd_status nd_preflight_run(const char *program, int config_fd, const char *config_name,
-                           double seconds, char *digests, size_t capacity, int *exit_code)
+nd_status nd_preflight_run(const nd_preflight *check, int *exit_code)
 {
     int pipe_fds[2], wait_status = 0;
     char line[2048];
@@ -138,14 +136,14 @@ nd_status nd_preflight_run(const char *program, int config_fd, const char *confi
     if (pipe2(pipe_fds, O_CLOEXEC) != 0) {
         return nd_fail(ND_ERR_INTERNAL, "no pipe for the check: %s", strerror(errno));
     }
-    nd_status status = spawn_check(program, config_fd, config_name, pipe_fds[1], &pid);
+    nd_status status = spawn_check(check, pipe_fds[1], &pid);
     close(pipe_fds[1]);
     if (status != ND_OK) {
         close(pipe_fds[0]);
         return status;
     }
-    bool ended =
-        read_answer(pipe_fds[0], nd_clock_ns() + (int64_t)(seconds * 1e9), line, sizeof line);
+    bool ended = read_answer(pipe_fds[0], nd_clock_ns() + (int64_t)(check->seconds * 1e9), line,
+                             sizeof line);
     close(pipe_fds[0]);
     if (!ended) {
         kill(pid, SIGKILL);
@@ -155,17 +153,17 @@ nd_status nd_preflight_run(const char *program, int config_fd, const char *confi
         return nd_fail(ND_ERR_HANG,
                        "the check of model and data (%s check) did not end within %.0f s: is a "
                        "file on a disk that does not answer?",
-                       program, seconds);
+                       check->program, check->seconds);
     }
     size_t first = strcspn(line, "\n");
-    take_digests(line + first + (line[first] == '\n'), digests, capacity);
+    parse_digests(line + first + (line[first] == '\n'), check->digests, check->capacity);
     line[first] = '\0';
     if (strcmp(line, "ndtrain " ND_VERSION) != 0) {
         return nd_fail(
             ND_ERR_CONFIG,
             "the worker program %s says '%s', but this is ndlaunch %s; build both from the same "
             "source",
-            program, line, ND_VERSION);
+            check->program, line, ND_VERSION);
     }
     *exit_code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
     return ND_OK;

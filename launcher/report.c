@@ -1,59 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The failure screen: the first failing rank, why, where it was, its last words; who was only
- * stopped with it. */
+/*
+ * The failure screen: which rank failed first and why, where it was, its last lines, and which
+ * ranks only ended with it.
+ */
 #include <string.h>
 
 #include "launcher/launcher.h"
 #include "runtime/comm/comm.h"
 
-enum { OTHERS_MAX = 3 }; /* sentences of other ranks */
+enum { OTHERS_MAX = 3 }; /* messages of other ranks */
 
-static bool failed(const nd_launched *worker)
+static bool failed(const nd_child *child)
 {
-    return !worker->stopped && (worker->exit_code != 0 || worker->signal != 0);
+    return !child->stopped && (child->exit_code != 0 || child->signal != 0);
 }
 
-/* When the worker knew: its own record where it left one, else when its end was seen. */
-static int64_t failure_time(const nd_job *job, const nd_launched *worker)
+/* When the worker recorded its failure, or else when this process saw its end. */
+static int64_t failure_time(const nd_attempt *attempt, const nd_child *child)
 {
-    int64_t recorded = atomic_load(&job->failures.slots[worker->local_rank].time_ns);
-    return recorded != 0 ? recorded : worker->ended_ns;
+    int64_t recorded = atomic_load(&attempt->failures.slots[child->local_rank].time_ns);
+    return recorded != 0 ? recorded : child->ended_ns;
 }
 
-/* A lost peer (74) is mostly what another worker's death looks like, and may be noticed before the
- * death itself. */
-static bool is_echo(const nd_launched *worker)
+/*
+ * A failure with a lower weight explains one with a higher weight, whichever was seen first. A
+ * worker that dies makes others lose a peer (74), and they may notice before this process does; a
+ * stop at a step boundary (75) explains no failure.
+ */
+static int weight(const nd_child *child)
 {
-    return worker->signal == 0 && worker->exit_code == ND_ERR_IO;
+    if (child->signal != 0) {
+        return 0;
+    }
+    return child->exit_code == ND_ERR_PREEMPTED ? 2 : child->exit_code == ND_ERR_IO ? 1 : 0;
 }
 
-/* Of failures the one with the least weight counts as first: a stop at a boundary explains no other
- * worker's end. */
-static int weight(const nd_launched *worker)
+static const nd_child *first_failure(const nd_attempt *attempt)
 {
-    bool stopped = worker->signal == 0 && worker->exit_code == ND_ERR_PREEMPTED;
-    return stopped ? 2 : is_echo(worker) ? 1 : 0;
-}
-
-static const nd_launched *first_failure(const nd_job *job)
-{
-    const nd_launched *first = NULL;
-    for (int i = 0; i < job->local_workers; i++) {
-        const nd_launched *w = &job->workers[i];
-        if (!failed(w)) {
+    const nd_child *first = NULL;
+    for (int i = 0; i < attempt->options.local_workers; i++) {
+        const nd_child *c = &attempt->children[i];
+        if (!failed(c)) {
             continue;
         }
-        bool earlier = first && failure_time(job, w) < failure_time(job, first);
-        if (!first || weight(w) < weight(first) || (weight(w) == weight(first) && earlier)) {
-            first = w;
+        bool earlier = first && failure_time(attempt, c) < failure_time(attempt, first);
+        if (!first || weight(c) < weight(first) || (weight(c) == weight(first) && earlier)) {
+            first = c;
         }
     }
     return first;
 }
 
-static void print_place(FILE *out, const nd_job *job, const nd_launched *worker)
+static void print_place(FILE *out, const nd_attempt *attempt, const nd_child *child)
 {
-    const nd_progress_slot *slot = &job->progress.slots[worker->local_rank];
+    const nd_progress_slot *slot = &attempt->progress.slots[child->local_rank];
     int64_t sequence = atomic_load(&slot->sequence), since = atomic_load(&slot->since_ns);
     fprintf(out, "  phase %s, step %lld", nd_phase_name((nd_phase)atomic_load(&slot->phase)),
             (long long)atomic_load(&slot->step));
@@ -62,71 +62,73 @@ static void print_place(FILE *out, const nd_job *job, const nd_launched *worker)
                 nd_comm_op_name((nd_comm_op)atomic_load(&slot->op)),
                 nd_group_name((nd_group_kind)atomic_load(&slot->group)));
     }
-    if (sequence > 0) { /* a set-up has none */
+    if (sequence > 0) { /* the set-up of a communicator has none */
         fprintf(out, ", sequence %lld", (long long)sequence);
     }
     fprintf(out, "\n");
 }
 
-static void print_tail(FILE *out, const nd_launched *worker)
+static void print_tail(FILE *out, const nd_child *child)
 {
-    int count = worker->tail_count < ND_TAIL_LINES ? worker->tail_count : ND_TAIL_LINES;
+    int count = child->tail_count < ND_TAIL_LINES ? child->tail_count : ND_TAIL_LINES;
     fprintf(out, "  its last lines:\n");
     for (int i = 0; i < count; i++) {
-        fprintf(out, "    %s\n", worker->tail[(worker->tail_count - count + i) % ND_TAIL_LINES]);
+        fprintf(out, "    %s\n", child->tail[(child->tail_count - count + i) % ND_TAIL_LINES]);
     }
 }
 
-typedef bool (*rank_filter)(const nd_launched *worker, const nd_launched *first);
+typedef bool (*rank_filter)(const nd_child *child, const nd_child *first);
 
-static bool is_other(const nd_launched *worker, const nd_launched *first)
+static bool is_other(const nd_child *child, const nd_child *first)
 {
-    return worker != first;
+    return child != first;
 }
 
-static bool was_killed_too(const nd_launched *worker, const nd_launched *first)
+static bool was_killed_too(const nd_child *child, const nd_child *first)
 {
-    return worker->killed == first->killed;
+    return child->killed == first->killed;
 }
 
 /* " 0-65 67-199" */
-static void print_ranks(FILE *out, const nd_job *job, rank_filter wanted, const nd_launched *first)
+static void print_ranks(FILE *out, const nd_attempt *attempt, rank_filter wanted,
+                        const nd_child *first)
 {
-    for (int begin = 0; begin < job->local_workers; begin++) {
+    for (int begin = 0; begin < attempt->options.local_workers; begin++) {
         int end = begin;
-        while (end < job->local_workers && wanted(&job->workers[end], first)) {
+        while (end < attempt->options.local_workers && wanted(&attempt->children[end], first)) {
             end++;
         }
         if (end > begin) {
-            fprintf(out, end - begin > 1 ? " %d-%d" : " %d", job->workers[begin].rank,
-                    job->workers[end - 1].rank);
+            fprintf(out, end - begin > 1 ? " %d-%d" : " %d", attempt->children[begin].rank,
+                    attempt->children[end - 1].rank);
             begin = end - 1;
         }
     }
     fprintf(out, "\n");
 }
 
-/* Other sentences than the first one's; of a lost peer the first one's tells more. */
-static void print_other_sentences(FILE *out, const nd_job *job, const nd_launched *first)
+/* Messages that differ from the first failure's. A message about a lost peer adds nothing to it. */
+static void print_other_messages(FILE *out, const nd_attempt *attempt, const nd_child *first)
 {
-    const nd_failure_slot *told = &job->failures.slots[first->local_rank];
+    const nd_failure_slot *printed = &attempt->failures.slots[first->local_rank];
     int left = OTHERS_MAX;
-    for (int i = 0; i < job->local_workers && left > 0; i++) {
-        const nd_launched *w = &job->workers[i];
-        const nd_failure_slot *record = &job->failures.slots[w->local_rank];
-        if (w == first || atomic_load(&record->time_ns) == 0 || record->status == ND_ERR_IO ||
+    for (int i = 0; i < attempt->options.local_workers && left > 0; i++) {
+        const nd_child *c = &attempt->children[i];
+        const nd_failure_slot *record = &attempt->failures.slots[c->local_rank];
+        if (c == first || atomic_load(&record->time_ns) == 0 || record->status == ND_ERR_IO ||
             record->status == ND_ERR_PREEMPTED ||
-            (atomic_load(&told->time_ns) != 0 && strcmp(record->message, told->message) == 0)) {
+            (atomic_load(&printed->time_ns) != 0 &&
+             strcmp(record->message, printed->message) == 0)) {
             continue;
         }
-        fprintf(out, "  rank %d said: %s\n", w->rank, record->message);
-        told = record;
+        fprintf(out, "  rank %d said: %s\n", c->rank, record->message);
+        printed = record;
         left--;
     }
 }
 
-/* Workers that did not end when they were asked to have not failed: we ended them. */
-static void print_killed(FILE *out, const nd_job *job, const nd_launched *first)
+/* Workers that this process killed after it had asked them to end have not failed. */
+static void print_killed(FILE *out, const nd_attempt *attempt, const nd_child *first)
 {
     if (first->killed == ND_KILLED_INTERRUPT) {
         fprintf(out, "\nndlaunch: ended by ndlaunch at the second interrupt, ranks");
@@ -134,47 +136,48 @@ static void print_killed(FILE *out, const nd_job *job, const nd_launched *first)
         fprintf(out,
                 "\nndlaunch: ended by ndlaunch: launch.grace_seconds (%g) were over; raise it if "
                 "saving needs longer; ranks",
-                job->config->launch.grace_seconds);
+                attempt->options.config->launch.grace_seconds);
     }
-    print_ranks(out, job, was_killed_too, first);
+    print_ranks(out, attempt, was_killed_too, first);
     fprintf(out, "  rank %d:", first->rank);
-    print_place(out, job, first);
+    print_place(out, attempt, first);
 }
 
-int nd_job_report(const nd_job *job, FILE *out)
+int nd_attempt_report(const nd_attempt *attempt, FILE *out)
 {
-    const nd_launched *first = first_failure(job);
+    const nd_child *first = first_failure(attempt);
     if (!first) {
         return 0;
     }
-    const nd_failure_slot *record = &job->failures.slots[first->local_rank];
+    const nd_failure_slot *record = &attempt->failures.slots[first->local_rank];
     int code = first->signal ? 128 + first->signal : (int)first->exit_code;
     if (code == ND_ERR_PREEMPTED) {
         fprintf(out, "ndlaunch: the job was stopped at a step boundary\n");
         return code;
     }
     if (first->killed) {
-        print_killed(out, job, first);
+        print_killed(out, attempt, first);
         return code;
     }
     fprintf(out, "\nndlaunch: rank %d failed first (host %s%s%s, pid %d, device %s): ", first->rank,
-            job->host_name, job->slurm_job[0] ? ", Slurm job " : "", job->slurm_job,
-            first->process.pid, record->device[0] ? record->device : "not chosen yet");
+            attempt->options.host_name, attempt->options.slurm_job[0] ? ", Slurm job " : "",
+            attempt->options.slurm_job, first->process.pid,
+            record->device[0] ? record->device : "not chosen yet");
     if (first->signal) {
         fprintf(out, "signal %d (%s)\n", first->signal, strsignal(first->signal));
     } else {
         fprintf(out, "exit code %d (%s)\n", code, nd_status_name((nd_status)code));
     }
-    print_place(out, job, first);
+    print_place(out, attempt, first);
     if (atomic_load(&record->time_ns) != 0) {
         fprintf(out, "  it said: %s\n", record->message);
     } else if (first->tail_count > 0) {
         print_tail(out, first);
     }
-    print_other_sentences(out, job, first);
-    if (job->local_workers > 1) {
+    print_other_messages(out, attempt, first);
+    if (attempt->options.local_workers > 1) {
         fprintf(out, "  collateral (ended with it):");
-        print_ranks(out, job, is_other, first);
+        print_ranks(out, attempt, is_other, first);
     }
     return code;
 }

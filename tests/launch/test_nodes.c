@@ -212,7 +212,7 @@ Test(nodes, a_node_that_cannot_start_ends_all_at_once)
         assert_says(&nodes[bad], "/nonexistent/text.txt");
         snprintf(words, sizeof words, "node %d (", bad);
         assert_says(&nodes[!bad], words);
-        assert_says(&nodes[!bad], "cannot start: its check failed");
+        assert_says(&nodes[!bad], "failed its start-up check");
     }
 }
 

@@ -34,8 +34,13 @@ static nd_status run(const char *script, double seconds)
     const char *path = tempdir_write(&dir, "worker", text, (size_t)n);
     cr_assert_eq(chmod(path, 0700), 0);
     int config = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    nd_status status =
-        nd_preflight_run(path, config, "c.yaml", seconds, digests, sizeof digests, &exit_code);
+    const nd_preflight check = {.program = path,
+                                .config_name = "c.yaml",
+                                .config_fd = config,
+                                .seconds = seconds,
+                                .digests = digests,
+                                .capacity = sizeof digests};
+    nd_status status = nd_preflight_run(&check, &exit_code);
     close(config);
     return status;
 }

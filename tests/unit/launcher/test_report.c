@@ -10,25 +10,26 @@
 /* Rank 1 of 2 was killed at `place`; what is said of it. */
 static char *screen_of(const nd_progress_slot *place)
 {
-    nd_job *job = calloc(1, sizeof *job);
-    nd_launched *workers = calloc(2, sizeof *workers);
+    nd_attempt *attempt = calloc(1, sizeof *attempt);
+    nd_child *children = calloc(2, sizeof *children);
     nd_progress_slot slots[2] = {{.rank = 0}, *place};
     nd_failure_slot failures[2] = {0};
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
-    cr_assert(job && workers && out);
-    workers[0].stopped = true;
-    workers[1].rank = workers[1].local_rank = 1;
-    workers[1].signal = 9;
-    job->local_workers = job->world_size = 2;
-    job->workers = workers;
-    job->progress = (nd_progress){.slots = slots, .count = 2};
-    job->failures = (nd_failure_page){.slots = failures, .count = 2};
-    cr_expect_eq(nd_job_report(job, out), 128 + 9);
+    cr_assert(attempt && children && out);
+    children[0].stopped = true;
+    children[1].rank = children[1].local_rank = 1;
+    children[1].signal = 9;
+    attempt->options = (nd_attempt_options){
+        .host_name = "host", .slurm_job = "", .local_workers = 2, .world_size = 2};
+    attempt->children = children;
+    attempt->progress = (nd_progress){.slots = slots, .count = 2};
+    attempt->failures = (nd_failure_page){.slots = failures, .count = 2};
+    cr_expect_eq(nd_attempt_report(attempt, out), 128 + 9);
     fclose(out);
-    free(workers);
-    free(job);
+    free(children);
+    free(attempt);
     cr_assert_not_null(strstr(text, "rank 1 failed first"), "%s", text);
     return text;
 }
