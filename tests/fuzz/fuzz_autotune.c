@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "trainer/tune/record.h"
+#include "trainer/tune/measure.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "runtime/base/fsio.h"
-#include "trainer/data/dataset.h"
+#include "trainer/data/data.h"
 
 enum { S = 7 };
 

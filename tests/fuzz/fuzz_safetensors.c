@@ -12,15 +12,16 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static void check(const nd_st_list *list, uint64_t file_bytes)
+static void check(const nd_safetensors_list *list, uint64_t file_bytes)
 {
     uint64_t end = list->count > 0 ? list->tensors[0].begin : file_bytes;
     for (int64_t i = 0; i < list->count; i++) {
-        const nd_st_tensor *t = &list->tensors[i];
+        const nd_safetensors_tensor *t = &list->tensors[i];
         ND_ASSERT(t->begin == end && t->end >= t->begin && t->end <= file_bytes);
-        uint64_t bits = (uint64_t)nd_st_tensor_count(t) * (uint64_t)nd_st_dtype_bits(t->dtype);
+        uint64_t bits = (uint64_t)nd_safetensors_tensor_count(t) *
+                        (uint64_t)nd_safetensors_dtype_bits(t->dtype);
         ND_ASSERT(bits == (t->end - t->begin) * 8);
-        ND_ASSERT(nd_st_list_find(list, t->name) == t);
+        ND_ASSERT(nd_safetensors_list_find(list, t->name) == t);
         end = t->end;
     }
     ND_ASSERT(end == file_bytes);
@@ -32,11 +33,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (fd < 0) {
         fd = memfd_create("safetensors", MFD_CLOEXEC);
     }
-    nd_st_list list = {0};
+    nd_safetensors_list list = {0};
     ND_ASSERT(ftruncate(fd, 0) == 0 && nd_fs_pwrite(fd, "input", data, size, 0) == ND_OK);
-    if (nd_st_read_header(fd, "input", &list) == ND_OK) {
+    if (nd_safetensors_read_header(fd, "input", &list) == ND_OK) {
         check(&list, size);
-        nd_st_list_fini(&list);
+        nd_safetensors_list_fini(&list);
     }
     return 0;
 }

@@ -9,7 +9,7 @@
 
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/mesh_cuda.h"
-#include "trainer/step/trainer.h"
+#include "trainer/step/step.h"
 
 enum { RANKS = 4, STEPS = 2, LAYERS = 2, LINEARS = 7 * LAYERS - 1 /* all but the first q */ };
 

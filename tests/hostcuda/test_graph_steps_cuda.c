@@ -8,7 +8,7 @@
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/mesh_cuda.h"
 #include "tests/support/ranks.h"
-#include "trainer/step/trainer.h"
+#include "trainer/step/step.h"
 
 enum { STEPS = 5, VALIDATED = 2 };
 
@@ -38,8 +38,8 @@ static nd_status never(void *context, bool *stop)
 
 static nd_status validate(nd_trainer *t, const nd_dataset *data)
 {
-    const nd_trainer_pause pause = {never, NULL};
-    nd_loader_options options = nd_trainer_loader_options(t->rank, true);
+    const nd_stop_check pause = {never, NULL};
+    nd_loader_options options = nd_loader_options_of(t->rank, true);
     nd_loader *loader = NULL;
     double loss = 0.0;
     int64_t tokens = 0;

@@ -9,7 +9,7 @@
 
 #include "kernels/ops.h"
 #include "tests/hostcuda/mesh_cuda.h"
-#include "trainer/step/trainer.h"
+#include "trainer/step/step.h"
 
 enum { RANKS = 2, LAYERS = 5, LOG = 256, AT_STEP = 1 };
 

@@ -10,7 +10,7 @@
 #include "kernels/cuda/lt.h"
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/mesh_cuda.h"
-#include "trainer/step/trainer.h"
+#include "trainer/step/step.h"
 
 enum { RANKS = 8 };
 

@@ -7,7 +7,7 @@
 #include "runtime/device/cuda.h"
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/mesh_cuda.h"
-#include "trainer/step/trainer.h"
+#include "trainer/step/step.h"
 
 enum { RANKS = 8 };
 

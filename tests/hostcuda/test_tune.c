@@ -15,8 +15,8 @@
 #include "tests/hostcuda/mesh_cuda.h"
 #include "tests/parity/mesh_data.h"
 #include "tests/support/ranks.h"
-#include "trainer/step/trainer.h"
-#include "trainer/tune/tuning.h"
+#include "trainer/step/step.h"
+#include "trainer/tune/tune.h"
 
 enum { SEQUENCE = 32, GLOBAL_BATCH = 4, STEPS = 1, TOKENS = 3000, VOCAB = 96 };
 

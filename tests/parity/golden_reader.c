@@ -15,7 +15,7 @@ enum { PATH_SIZE = 4096 };
 
 struct nd_golden {
     char path[PATH_SIZE];
-    nd_st_list list;
+    nd_safetensors_list list;
     unsigned char *bytes; /* the whole file: malloc keeps it aligned for every dtype */
     json_t *record;       /* golden.json, or NULL */
 };
@@ -60,7 +60,7 @@ nd_status nd_golden_open(const char *path, nd_golden **out)
         status = nd_fail(ND_ERR_DATA, "%s is missing: run scripts/golden.py.", golden->path);
         goto out;
     }
-    ND_TRY_OUT(nd_st_read_header(fd, golden->path, &golden->list));
+    ND_TRY_OUT(nd_safetensors_read_header(fd, golden->path, &golden->list));
     ND_TRY_OUT(read_all(fd, golden->path, &golden->bytes));
 out:
     if (fd >= 0) {
@@ -96,25 +96,25 @@ void nd_golden_close(nd_golden *golden)
     if (golden == NULL) {
         return;
     }
-    nd_st_list_fini(&golden->list);
+    nd_safetensors_list_fini(&golden->list);
     free(golden->bytes);
     json_decref(golden->record);
     free(golden);
 }
 
-const nd_st_tensor *nd_golden_find(const nd_golden *golden, const char *name)
+const nd_safetensors_tensor *nd_golden_find(const nd_golden *golden, const char *name)
 {
-    return nd_st_list_find(&golden->list, name);
+    return nd_safetensors_list_find(&golden->list, name);
 }
 
-static const void *values(const nd_golden *golden, const char *name, nd_st_dtype dtype,
+static const void *values(const nd_golden *golden, const char *name, nd_safetensors_dtype dtype,
                           int64_t count)
 {
-    const nd_st_tensor *tensor = nd_golden_find(golden, name);
+    const nd_safetensors_tensor *tensor = nd_golden_find(golden, name);
     cr_assert_not_null(tensor, "%s holds no %s", golden->path, name);
     cr_assert_eq(tensor->dtype, dtype, "%s in %s is %s, wanted %s", name, golden->path,
-                 nd_st_dtype_name(tensor->dtype), nd_st_dtype_name(dtype));
-    int64_t has = nd_st_tensor_count(tensor);
+                 nd_safetensors_dtype_name(tensor->dtype), nd_safetensors_dtype_name(dtype));
+    int64_t has = nd_safetensors_tensor_count(tensor);
     cr_assert(count < 0 || has == count, "%s in %s has %lld elements, wanted %lld", name,
               golden->path, (long long)has, (long long)count);
     return golden->bytes + tensor->begin;
@@ -122,22 +122,22 @@ static const void *values(const nd_golden *golden, const char *name, nd_st_dtype
 
 const float *nd_golden_f32(const nd_golden *golden, const char *name, int64_t count)
 {
-    return values(golden, name, ND_ST_F32, count);
+    return values(golden, name, ND_SAFETENSORS_F32, count);
 }
 
 const int32_t *nd_golden_i32(const nd_golden *golden, const char *name, int64_t count)
 {
-    return values(golden, name, ND_ST_I32, count);
+    return values(golden, name, ND_SAFETENSORS_I32, count);
 }
 
 const uint16_t *nd_golden_bf16(const nd_golden *golden, const char *name, int64_t count)
 {
-    return values(golden, name, ND_ST_BF16, count);
+    return values(golden, name, ND_SAFETENSORS_BF16, count);
 }
 
 const uint8_t *nd_golden_u8(const nd_golden *golden, const char *name, int64_t count)
 {
-    return values(golden, name, ND_ST_U8, count);
+    return values(golden, name, ND_SAFETENSORS_U8, count);
 }
 
 static const json_t *look_up(const nd_golden *golden, const char *key, va_list more)

@@ -26,7 +26,7 @@ void nd_golden_close(nd_golden *golden); /* NULL is legal */
 const char *nd_golden_folder(const char *name, char *buffer, size_t size);
 
 /* NULL when there is none. */
-const nd_st_tensor *nd_golden_find(const nd_golden *golden, const char *name);
+const nd_safetensors_tensor *nd_golden_find(const nd_golden *golden, const char *name);
 
 /* Values of a tensor of `count` elements; count -1: whatever it has. */
 const float *nd_golden_f32(const nd_golden *golden, const char *name, int64_t count);

@@ -6,8 +6,8 @@
  * device is that of rank_device.h: the CPU, a GPU, or a GPU's double.
  */
 #include "tests/parity/golden_reader.h"
-#include "trainer/weights/hf_folder.h"
-#include "trainer/step/trainer.h"
+#include "trainer/weights/weights.h"
+#include "trainer/step/step.h"
 
 enum { GOLDEN_STEPS = 10 };
 

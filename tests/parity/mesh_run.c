@@ -9,8 +9,8 @@
 #include "runtime/base/fsio.h"
 #include "tests/parity/rank_device.h"
 #include "tests/support/ranks.h"
-#include "trainer/step/trainer.h"
-#include "trainer/tune/tuning.h"
+#include "trainer/step/step.h"
+#include "trainer/tune/tune.h"
 
 typedef struct shared_run {
     const mesh_job *job;

@@ -16,7 +16,7 @@
 #include "tests/parity/fp8_job.h"
 #include "tests/support/ranks.h"
 #include "trainer/model/linear.h"
-#include "trainer/step/trainer.h"
+#include "trainer/step/step.h"
 
 enum { SEQUENCE = FP8_SEQUENCE, LAYERS = 2, MAX_RANKS = 8 };
 enum { HIDDEN = 64, FFN = 128, WEIGHTS = LAYERS * ND_LINEARS_OF_BLOCK, MAX_WEIGHT = HIDDEN * FFN };

@@ -90,7 +90,7 @@ Test(fp8_op_goldens, codes_of_every_bf16_value_and_of_f32_ties)
     for (int i = 0; i < 65536; i++) {
         every[i] = (nd_bf16)i;
     }
-    const nd_st_tensor *values = nd_golden_find(golden, "f32.values");
+    const nd_safetensors_tensor *values = nd_golden_find(golden, "f32.values");
     cr_assert(values != NULL);
     int64_t count = values->shape[0];
     float *f32 = (float *)(uintptr_t)nd_golden_f32(golden, "f32.values", count);

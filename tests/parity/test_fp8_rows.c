@@ -17,7 +17,7 @@
 
 #include "tests/parity/cast_spy.h"
 #include "tests/parity/mesh_data.h"
-#include "trainer/step/trainer.h"
+#include "trainer/step/step.h"
 
 enum { MAX_RANKS = 4, VOCAB = 97, SEQUENCE = 64, LAYERS = 2 };
 

@@ -13,7 +13,7 @@
 
 #include "tests/parity/fp8_job.h"
 #include "trainer/model/linear.h"
-#include "trainer/step/trainer.h"
+#include "trainer/step/step.h"
 
 enum { STEPS = 3 };
 enum { MAX_RANKS = 8, MAX_SITES = 64, WEIGHTS = 2 * ND_LINEARS_OF_BLOCK };

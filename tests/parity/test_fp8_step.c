@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 
 #include "tests/parity/fp8_job.h"
-#include "trainer/step/trainer.h"
+#include "trainer/step/step.h"
 
 static tempdir dir;
 

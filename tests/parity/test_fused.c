@@ -9,7 +9,7 @@
 
 #include "tests/parity/mesh_data.h"
 #include "tests/support/ranks.h"
-#include "trainer/step/trainer.h"
+#include "trainer/step/step.h"
 
 enum { SEQUENCE = 64, GLOBAL_BATCH = 8, STEPS = 3, VOCAB = 97 };
 

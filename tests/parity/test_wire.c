@@ -4,8 +4,8 @@
 
 #include "tests/parity/fp8_job.h"
 #include "tests/support/ranks.h"
-#include "trainer/report/traffic.h"
-#include "trainer/step/trainer.h"
+#include "trainer/report/report.h"
+#include "trainer/step/step.h"
 
 enum { MAX_RANKS = 8 };
 

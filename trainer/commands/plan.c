@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/commands/plan.h"
+#include "trainer/commands/command.h"
 
 #include <math.h>
+#include <stdio.h>
 
 #include "runtime/base/log.h"
 #include "runtime/device/affinity.h"
 #include "runtime/device/host_memory.h"
 #include "trainer/worker/devices.h"
-#include "trainer/report/metrics.h"
+#include "trainer/report/report.h"
 #include "trainer/precision/table.h"
-#include "trainer/step/trainer.h"
-#include "trainer/tune/tuning.h"
+#include "trainer/step/step.h"
+#include "trainer/tune/tune.h"
 
 /*
  * What the estimate assumes; printed beside it. A CPU core: BF16 products on AVX-512 with BF16 dot
@@ -216,8 +217,9 @@ nd_status nd_plan_check_memory(const nd_config *config, const nd_inputs *inputs,
     return ND_OK;
 }
 
-nd_status nd_plan_print(FILE *out, const nd_config *config, const nd_inputs *inputs,
-                        nd_worker *worker, int rank)
+/* rank: whose groups and plan are printed. */
+static nd_status print_plan(FILE *out, const nd_config *config, const nd_inputs *inputs,
+                            nd_worker *worker, int rank)
 {
     nd_rank *r = &worker->rank;
     nd_trainer *trainer = NULL;
@@ -250,3 +252,37 @@ nd_status nd_plan_print(FILE *out, const nd_config *config, const nd_inputs *inp
     nd_trainer_destroy(trainer);
     return ND_OK;
 }
+
+static nd_status begin(nd_worker *worker)
+{
+    return nd_identity_read(&worker->identity);
+}
+
+static nd_status plan(const nd_command_call *call)
+{
+    const nd_config *config = call->config;
+    nd_worker *worker = call->worker;
+    nd_inputs inputs = {0};
+    nd_tuning *tuning = NULL;
+    nd_status status = ND_OK;
+    int world = nd_mesh_world_size(&config->resolved_mesh);
+    int rank = call->cli->plan_rank < 0 ? 0 : call->cli->plan_rank;
+    bool cuda = config->launch.device == ND_CHOOSE_CUDA;
+    if (rank >= world) {
+        return nd_fail(ND_ERR_CONFIG, "--rank %d: the mesh has ranks 0 to %d", rank, world - 1);
+    }
+    ND_TRY_OUT(nd_inputs_open_model(config, &inputs));
+    ND_TRY_OUT(nd_tuning_check(config, &inputs.shape, cuda, &tuning));
+    ND_TRY_OUT(nd_worker_open_planner(config, worker));
+    if (tuning) {
+        worker->rank.linears = &tuning->linear_choice;
+        worker->rank.tuning = tuning;
+    }
+    ND_TRY_OUT(print_plan(stdout, config, &inputs, worker, rank));
+out:
+    nd_tuning_destroy(tuning);
+    nd_inputs_close(&inputs);
+    return status;
+}
+
+const nd_command nd_command_plan = {"plan", false, begin, plan};

@@ -1,7 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+/*
+ * Data files that are one flat array of ids: text (a byte is its id), llm.c and, once its index is
+ * checked, Megatron.
+ *
+ * llm.c: 256 int32 of header (magic, version, token count), then the ids. Source: llm.c dev/data.
+ */
 #include "trainer/data/formats.h"
 
+#include <fcntl.h>
 #include <string.h>
+#include <unistd.h>
 
 size_t nd_token_size(nd_token_type type)
 {
@@ -65,7 +73,7 @@ static nd_status bad_id(const nd_dataset *dataset, int64_t token, int64_t id)
         (long long)id);
 }
 
-nd_status nd_flat_read(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *out)
+static nd_status read_ids(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *out)
 {
     size_t size = nd_token_size(dataset->type);
     size_t begin = dataset->first_byte + (size_t)first * size;
@@ -78,5 +86,120 @@ nd_status nd_flat_read(const nd_dataset *dataset, int64_t first, int64_t count, 
         }
         out[i] = (int32_t)id;
     }
+    return ND_OK;
+}
+
+nd_status nd_flat_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
+                        int32_t *labels)
+{
+    const int64_t S = dataset->sequence, head = count < S ? count : S;
+    ND_TRY(read_ids(dataset, first, head, inputs));
+    memcpy(labels, inputs + 1, (size_t)(head - 1) * sizeof *labels);
+    return count == S + 1 ? read_ids(dataset, first + S, 1, labels + S - 1) : ND_OK;
+}
+
+/* Files that are not text: training on their bytes would be a mistake. */
+static const struct {
+    const char *begin;
+    size_t size;
+    const char *kind, *fix;
+} kinds[] = {
+    {"\x1f\x8b", 2, "compressed with gzip", "unpack it with gunzip"},
+    {"\x28\xb5\x2f\xfd", 4, "compressed with zstd", "unpack it with unzstd"},
+    {"\xfd"
+     "7zXZ",
+     5, "compressed with xz", "unpack it with unxz"},
+    {"BZh91AY&SY", 10, "compressed with bzip2", "unpack it with bunzip2"},
+    {"PK\x03\x04", 4, "a zip archive", "unpack it with unzip"},
+    {"PAR1", 4, "a Parquet file",
+     "write its column of text as JSON lines of the form {\"text\": \"...\"}"},
+    {"ARROW1", 6, "an Arrow file",
+     "write its column of text as JSON lines of the form {\"text\": \"...\"}"},
+    {"\x89PNG", 4, "a PNG image", "name a text"},
+    {"%PDF-", 5, "a PDF document", "extract its text with pdftotext"},
+    {"MMIDIDX", 7, "a Megatron index", "name the pair of .bin and .idx without the suffix"},
+};
+
+nd_status nd_text_check(const nd_dataset *dataset)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        if (dataset->map.size >= kinds[i].size &&
+            memcmp(dataset->map.data, kinds[i].begin, kinds[i].size) == 0) {
+            return nd_fail(ND_ERR_DATA, "\"%s\" is %s, not text: %s", dataset->path, kinds[i].kind,
+                           kinds[i].fix);
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_text_open(nd_dataset *dataset)
+{
+    ND_TRY(nd_fs_map_open(dataset->path, ND_ERR_DATA, &dataset->map));
+    ND_TRY(nd_text_check(dataset));
+    dataset->type = ND_TOKEN_U8;
+    dataset->tokens = (int64_t)dataset->map.size;
+    return ND_OK;
+}
+
+enum {
+    HEADER_BYTES = 1024,
+    MAGIC_GPT2 = 20240520,   /* version 1, u16 ids */
+    MAGIC_LLAMA3 = 20240801, /* version 7, u32 ids */
+};
+
+static int32_t word(const uint8_t *data, int index)
+{
+    int32_t x;
+    memcpy(&x, data + 4 * index, sizeof x);
+    return x;
+}
+
+bool nd_llmc_has_magic(const char *path)
+{
+    int32_t magic = 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        return false;
+    }
+    bool whole = read(fd, &magic, sizeof magic) == (ssize_t)sizeof magic;
+    close(fd);
+    return whole && (magic == MAGIC_GPT2 || magic == MAGIC_LLAMA3);
+}
+
+nd_status nd_llmc_open(nd_dataset *dataset)
+{
+    ND_TRY(nd_fs_map_open(dataset->path, ND_ERR_DATA, &dataset->map));
+    const uint8_t *data = dataset->map.data;
+    size_t size = dataset->map.size;
+    const char *path = dataset->path;
+    if (size < HEADER_BYTES) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "\"%s\" has %zu bytes, less than the %d of an llm.c header: it is truncated or "
+            "not an llm.c file",
+            path, size, HEADER_BYTES);
+    }
+    int32_t magic = word(data, 0), version = word(data, 1), count = word(data, 2);
+    if (magic == MAGIC_GPT2 && version == 1) {
+        dataset->type = ND_TOKEN_U16;
+    } else if (magic == MAGIC_LLAMA3 && version == 7) {
+        dataset->type = ND_TOKEN_U32;
+    } else {
+        return nd_fail(
+            ND_ERR_DATA,
+            "\"%s\" begins with magic %d, version %d; llm.c files have %d, 1 (GPT-2, 16-bit "
+            "ids) or %d, 7 (Llama 3, 32-bit ids): set data.format to what the file is",
+            path, magic, version, MAGIC_GPT2, MAGIC_LLAMA3);
+    }
+    size_t width = nd_token_size(dataset->type);
+    if (count < 0 || size != HEADER_BYTES + (size_t)count * width) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" has %zu bytes, but its header announces %d tokens of %zu bytes, %zu "
+                       "bytes with the header: it is truncated or was written only in part",
+                       path, size, count, width,
+                       HEADER_BYTES + (count < 0 ? 0 : (size_t)count * width));
+    }
+    dataset->first_byte = HEADER_BYTES;
+    dataset->tokens = count;
     return ND_OK;
 }

@@ -2,11 +2,23 @@
 #ifndef ND_DATA_FORMATS_H
 #define ND_DATA_FORMATS_H
 /*
- * What the formats share: a dataset is either a flat array of ids in a mapped file (text, llm.c,
+ * One row per file format. A dataset is either a flat array of ids in a mapped file (text, llm.c,
  * Megatron) or JSONL with an index of its rows. Private to trainer/data.
  */
 #include "runtime/base/fsio.h"
-#include "trainer/data/dataset.h"
+#include "trainer/data/data.h"
+
+typedef struct nd_format {
+    const char *name; /* as in data.format */
+    bool holds_ids;   /* token ids; otherwise the file holds text, and ids are its bytes */
+    /* Maps dataset->path and fills tokens and what the format needs. On failure the caller closes
+     * the dataset. */
+    nd_status (*open)(nd_dataset *dataset);
+    /* Tokens [first, first + count) of the block that begins at first, as nd_dataset_block gives
+     * them; count is 2 to S + 1. What lies behind them is not written. */
+    nd_status (*block)(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
+                       int32_t *labels);
+} nd_format;
 
 typedef enum nd_token_type {
     ND_TOKEN_U8 = 0,
@@ -26,7 +38,7 @@ typedef struct nd_jsonl_row {
 
 struct nd_dataset {
     char *path; /* the file that holds the tokens, for messages; owned */
-    nd_data_format format;
+    const nd_format *format;
     nd_fs_map map;
     nd_token_type type; /* of a flat array */
     size_t first_byte;  /* where the flat array begins in the map */
@@ -38,29 +50,25 @@ struct nd_dataset {
     int64_t row_count;
 };
 
-/*
- * Each fills map, tokens and what its format needs; path is owned by the dataset already. On
- * failure the caller closes the dataset.
- */
 nd_status nd_text_open(nd_dataset *dataset);
-/* ND_ERR_DATA when the mapped file begins as a compressed or binary file of a known kind does. */
-nd_status nd_text_check(const nd_dataset *dataset);
 nd_status nd_jsonl_open(nd_dataset *dataset);
 nd_status nd_llmc_open(nd_dataset *dataset);
-nd_status nd_megatron_open(nd_dataset *dataset, const char *idx_path);
+nd_status nd_megatron_open(nd_dataset *dataset);
 
-/* The number of an llm.c magic at the beginning of the file, without opening the dataset. */
-bool nd_llmc_has_magic(const char *path);
-
-size_t nd_token_size(nd_token_type type); /* bytes */
-
-/* Tokens [first, first + count) of a flat array; ND_ERR_DATA names an id that is not below
- * vocab. */
-nd_status nd_flat_read(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *out);
-
-/* A block of JSONL, in the form of nd_dataset_block. */
+nd_status nd_flat_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
+                        int32_t *labels);
 nd_status nd_jsonl_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
                          int32_t *labels);
+
+/* ND_ERR_DATA when the mapped file begins as a compressed or binary file of a known kind does. */
+nd_status nd_text_check(const nd_dataset *dataset);
+/* Whether the file begins with one of llm.c's magic numbers. */
+bool nd_llmc_has_magic(const char *path);
+/* "data/x", "data/x.bin" and "data/x.idx" name the pair data/x.bin and data/x.idx: the path of the
+ * one with this suffix. Owned by the caller. */
+nd_status nd_megatron_path(const char *path, const char *suffix, char **out);
+
+size_t nd_token_size(nd_token_type type); /* bytes */
 
 /*
  * Checks a Megatron .idx of `size` bytes against the .bin's size; gives the token type and count.

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/data/loader.h"
-
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -40,6 +38,22 @@ struct nd_loader {
     int64_t rewinds;  /* a step begun before a rewind is thrown away */
     nd_error error;   /* of the thread; the last one: nothing is produced after it */
 };
+
+nd_loader_options nd_loader_options_of(const nd_rank *rank, bool validation)
+{
+    const nd_config *config = rank->config;
+    return (nd_loader_options){
+        .sequence = config->train.sequence_length,
+        .micro_batch = config->train.micro_batch_size,
+        .accumulation = validation ? 1 : config->train.gradient_accumulation_steps,
+        .dp_size = nd_mesh_group_size(&rank->mesh, ND_GROUP_DP),
+        .dp_index = nd_mesh_group_index(&rank->mesh, ND_GROUP_DP, rank->rank),
+        .cp_size = rank->mesh.size[ND_AXIS_CP],
+        .cp_index = rank->coord.at[ND_AXIS_CP],
+        .seed = config->data.shuffle_seed,
+        .validation = validation,
+    };
+}
 
 static struct timespec deadline_after(clockid_t clock, int seconds)
 {

@@ -7,6 +7,7 @@
  */
 #include "trainer/data/formats.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static const char magic[9] = "MMIDIDX\0";
@@ -162,7 +163,15 @@ nd_status nd_megatron_parse(const uint8_t *data, size_t size, uint64_t bin_bytes
     return ND_OK;
 }
 
-nd_status nd_megatron_open(nd_dataset *dataset, const char *idx_path)
+nd_status nd_megatron_path(const char *path, const char *suffix, char **out)
+{
+    size_t n = strlen(path);
+    bool suffixed =
+        n >= 4 && (strcmp(path + n - 4, ".bin") == 0 || strcmp(path + n - 4, ".idx") == 0);
+    return nd_fs_format(out, "%.*s%s", (int)(suffixed ? n - 4 : n), path, suffix);
+}
+
+static nd_status open_pair(nd_dataset *dataset, const char *idx_path)
 {
     if (!nd_fs_exists(idx_path)) {
         return nd_fail(
@@ -177,5 +186,14 @@ nd_status nd_megatron_open(nd_dataset *dataset, const char *idx_path)
     nd_status status = nd_megatron_parse(idx.data, idx.size, dataset->map.size, idx_path,
                                          dataset->path, &dataset->type, &dataset->tokens);
     nd_fs_map_close(&idx);
+    return status;
+}
+
+nd_status nd_megatron_open(nd_dataset *dataset)
+{
+    char *idx_path = NULL;
+    ND_TRY(nd_megatron_path(dataset->path, ".idx", &idx_path));
+    nd_status status = open_pair(dataset, idx_path);
+    free(idx_path);
     return status;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/dry/calls.h"
+#include "trainer/dry/dry.h"
 
 #include <stdlib.h>
 #include <string.h>

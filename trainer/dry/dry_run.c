@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/dry/dry_run.h"
+#include "trainer/dry/dry.h"
 
 #include "trainer/model/model.h"
 #include "trainer/dry/dry_ops.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/report/metrics.h"
+#include "trainer/report/report.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
-#include "trainer/report/terminal.h"
+#include "trainer/step/step.h"
 
 enum { LINE_MAX_BYTES = 1024 };
 static const double bar_period_seconds = 0.1;
@@ -238,6 +238,6 @@ nd_status nd_metrics_validation(nd_metrics *m, int64_t step, double loss, int64_
     ND_TRY(append_line(m, line, length));
     clear_bar(m);
     nd_log_info("step %lld/%lld  validation loss %.4f over %lld tokens in %.1f s", (long long)step,
-                (long long)m->steps, nd_plain(loss), (long long)tokens, seconds);
+                (long long)m->steps, nd_positive_nan(loss), (long long)tokens, seconds);
     return ND_OK;
 }

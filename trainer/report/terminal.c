@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/report/terminal.h"
+#include "trainer/report/report.h"
 
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "trainer/step/step.h"
 
 enum { SHORT = 32, BAR_WIDTH = 20 };
 
@@ -47,11 +49,6 @@ char *nd_duration_format(char *text, size_t size, double seconds)
     return text;
 }
 
-double nd_plain(double value)
-{
-    return isnan(value) ? (double)NAN : value;
-}
-
 char *nd_step_line_format(char *text, size_t size, const nd_step_view *view)
 {
     char all[SHORT], memory[SHORT];
@@ -59,8 +56,8 @@ char *nd_step_line_format(char *text, size_t size, const nd_step_view *view)
     snprintf(text, size,
              "step %lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.*f %s  %s tok/s  "
              "%.*f TFLOP/s/worker  peak %s",
-             (long long)view->step, (long long)view->steps, nd_plain(view->loss),
-             nd_plain(view->grad_norm), view->lr,
+             (long long)view->step, (long long)view->steps, nd_positive_nan(view->loss),
+             nd_positive_nan(view->grad_norm), view->lr,
              slow                        ? 1
              : view->step_seconds < 0.01 ? 2
                                          : 0,
@@ -84,7 +81,7 @@ char *nd_progress_bar_format(char *text, size_t size, int64_t step, int64_t step
     }
     bar[BAR_WIDTH] = '\0';
     snprintf(text, size, "[%s] %3d %%  step %lld/%lld  loss %.4f  %s left", bar, (int)(part * 100),
-             (long long)step, (long long)steps, nd_plain(loss),
+             (long long)step, (long long)steps, nd_positive_nan(loss),
              nd_duration_format(left, sizeof left, seconds_left));
     return text;
 }

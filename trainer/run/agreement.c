@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/run/agreement.h"
+#include "trainer/run/run.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -114,7 +114,7 @@ static nd_status compare(nd_worker *worker, const char *text)
                    differs, worker->peers.cards[differs].host, worker->peers.cards[0].host);
 }
 
-nd_status nd_agree(nd_worker *worker, const nd_config *config, const nd_inputs *inputs)
+nd_status nd_settings_compare(nd_worker *worker, const nd_config *config, const nd_inputs *inputs)
 {
     char *text = NULL;
     nd_identity_source source = worker->identity.source;

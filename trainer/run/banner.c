@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/run/banner.h"
+#include "trainer/run/run_folder.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "runtime/base/log.h"
 #include "trainer/worker/devices.h"
 #include "trainer/precision/table.h"
-#include "trainer/tune/tuning.h"
+#include "trainer/tune/tune.h"
 
 /* Keys whose values are not the defaults, a line per section; run.json has all of them. */
 typedef struct echo_context {
@@ -99,7 +99,7 @@ static void echo_line(void *context, const char *text)
     nd_log_info("%s", text);
 }
 
-void nd_echo_run(const nd_run_context *run, const nd_trainer *trainer, const char *dir)
+void nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, const char *dir)
 {
     const nd_worker *worker = run->worker;
     const nd_rank *r = trainer->rank;

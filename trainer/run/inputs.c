@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/run/inputs.h"
+#include "trainer/run/run.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/run/run.h"
+#include "trainer/run/run_folder.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -10,25 +10,22 @@
 
 #include "runtime/base/log.h"
 #include "runtime/device/cuda.h"
+#include "trainer/tune/tune.h"
 #include "trainer/weights/weights_io.h"
-#include "trainer/report/metrics.h"
-#include "trainer/run/run_files.h"
-#include "trainer/step/trainer.h"
-#include "trainer/tune/tuning.h"
 
 static volatile sig_atomic_t stop_signal;
-static nd_trainer *volatile told; /* NULL outside the loop over steps */
+static nd_trainer *volatile stop_target; /* NULL outside the loop over steps */
 
 void nd_train_request_stop(int signal_number)
 {
-    nd_trainer *trainer = told;
+    nd_trainer *trainer = stop_target;
     stop_signal = signal_number;
     if (trainer) {
         nd_trainer_request_stop(trainer, signal_number);
     }
 }
 
-/* What the loop holds; everything is closed in nd_train. */
+/* What the loop holds; everything is closed in nd_run. */
 typedef struct run_state {
     const nd_run_context *context;
     const nd_config *config;
@@ -49,12 +46,12 @@ enum { WARM_UP_STEPS = 2 };
 static nd_status open_loaders(run_state *s)
 {
     const nd_inputs *inputs = s->context->inputs;
-    nd_loader_options options = nd_trainer_loader_options(s->rank, false);
+    nd_loader_options options = nd_loader_options_of(s->rank, false);
     ND_TRY(nd_loader_open(inputs->data, &options, &s->loader));
     if (!inputs->validation) {
         return ND_OK;
     }
-    options = nd_trainer_loader_options(s->rank, true);
+    options = nd_loader_options_of(s->rank, true);
     int64_t all = nd_loader_validation_steps(inputs->validation, &options);
     int64_t wanted = s->config->train.validation_batches;
     s->validation_batches = wanted > 0 && wanted < all ? wanted : all;
@@ -112,8 +109,8 @@ static nd_status validate(run_state *s)
 {
     double loss = 0.0, begin = nd_clock_seconds();
     int64_t tokens = 0;
-    const nd_trainer_pause pause = {stop_is_asked, s};
-    ND_TRY(nd_trainer_evaluate(s->trainer, s->validation_loader, s->validation_batches, &pause,
+    const nd_stop_check check = {stop_is_asked, s};
+    ND_TRY(nd_trainer_evaluate(s->trainer, s->validation_loader, s->validation_batches, &check,
                                &loss, &tokens));
     if (!s->files.metrics || s->stopped) {
         return ND_OK;
@@ -176,7 +173,7 @@ static void forget_warm_up(run_state *s)
 
 static nd_status loop(run_state *s)
 {
-    told = s->trainer;
+    stop_target = s->trainer;
     if (stop_signal) {
         nd_train_request_stop(stop_signal);
     }
@@ -261,7 +258,7 @@ nd_status nd_train(const nd_run_context *context)
     joined = nd_loader_close(state.loader) && joined;
     context->inputs->still_read = !joined;
     nd_run_files_close(&state.files);
-    told = NULL;
+    stop_target = NULL;
     nd_trainer_destroy(state.trainer);
     nd_tuning_destroy(state.tuning);
     return status;

@@ -1,9 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_RUN_RUN_H
 #define ND_RUN_RUN_H
-/* The run of one worker: inputs, weights, the loop over steps, validation, the saved model. */
+/*
+ * The run of one worker: its input files, the comparison of settings between ranks, and the loop
+ * over steps with validation and the saved model.
+ */
+#include "runtime/config/config.h"
+#include "trainer/data/data.h"
+#include "trainer/layout/shape.h"
+#include "trainer/weights/weights.h"
 #include "trainer/worker/worker.h"
-#include "trainer/run/inputs.h"
+
+/* The files that a run reads, opened and checked. Used by the check before any worker starts, by
+ * every worker, and by the plan. */
+typedef struct nd_inputs {
+    nd_llama_shape shape;
+    char *model_folder;    /* NULL for fresh weights */
+    nd_hf_reader *weights; /* NULL for fresh weights */
+    nd_dataset *data;
+    nd_dataset *validation; /* NULL: none */
+    bool still_read; /* a thread that hangs in the file system reads the data: it stays open */
+} nd_inputs;
+
+/* Shape and weights only, with the checks of shape against mesh. */
+nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs);
+/* Also the training and validation data. */
+nd_status nd_inputs_open(const nd_config *config, nd_inputs *inputs);
+void nd_inputs_close(nd_inputs *inputs);
+/* Calls visit("model.config", 64 hexadecimal digits), then data.path and data.validation_path. */
+nd_status nd_inputs_each_digest(const nd_inputs *inputs,
+                                void (*visit)(void *context, const char *key, const char *hex),
+                                void *context);
+
+/*
+ * Ranks that no ndlaunch started compare their configurations themselves: the keys of the job, and
+ * digests of model and data in place of their paths, as ndlaunch does between nodes. All ranks call
+ * it. ND_ERR_CONFIG on all of them when one differs from rank 0; the first that differs gives the
+ * key and both values, the others only its number. Sets the worker's voice.
+ */
+nd_status nd_settings_compare(nd_worker *worker, const nd_config *config, const nd_inputs *inputs);
+
+/* Before any worker starts: whether the run folder could be used. Creates a folder that
+ * output.dir names and that does not exist. */
+nd_status nd_run_folder_check(const nd_config *config);
 
 typedef struct nd_run_context {
     nd_worker *worker; /* joined */

@@ -1,25 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/report/metrics.h"
+#include "trainer/run/run_folder.h"
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "runtime/base/fsio.h"
+#include "runtime/base/version.h"
+#include "trainer/tune/tune.h"
+#include "trainer/worker/command_line.h"
+#include "trainer/worker/devices.h"
 
-static const char *const mend = "Give another folder as output.dir.";
+static const char *const advice = "Give another folder as output.dir.";
 
 static nd_status fail_create(const char *path)
 {
     return nd_fail(ND_ERR_CANTCREATE, "the run folder %s cannot be created: %s. %s", path,
-                   strerror(errno), mend);
+                   strerror(errno), advice);
 }
 
 static nd_status make_path(const char *path)
 {
-    return nd_fs_make_folders(path, "the run folder", mend);
+    return nd_fs_make_folders(path, "the run folder", advice);
 }
 
 static nd_status open_given(const char *dir)
@@ -31,11 +36,11 @@ static nd_status open_given(const char *dir)
         return fail_create(dir);
     }
     if (!S_ISDIR(st.st_mode)) {
-        return nd_fail(ND_ERR_CANTCREATE, "output.dir %s is a file, not a folder. %s", dir, mend);
+        return nd_fail(ND_ERR_CANTCREATE, "output.dir %s is a file, not a folder. %s", dir, advice);
     }
     if (access(dir, W_OK | X_OK) != 0) {
         return nd_fail(ND_ERR_CANTCREATE, "the run folder %s cannot be written to: %s. %s", dir,
-                       strerror(errno), mend);
+                       strerror(errno), advice);
     }
     for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
         char path[4352];
@@ -90,5 +95,165 @@ nd_status nd_run_folder_create(const nd_config *config, char **out)
             return fail_create(path);
         }
     }
-    return nd_fail(ND_ERR_CANTCREATE, "runs/ holds a million runs of %s. %s", name, mend);
+    return nd_fail(ND_ERR_CANTCREATE, "runs/ holds a million runs of %s. %s", name, advice);
+}
+
+enum { SMALL_FILES_BYTES = 1 << 20 }; /* what a run writes beside its weights */
+
+static nd_status write_record(const nd_run_files *files, const nd_worker *worker,
+                              const nd_trainer *trainer, int argc, char **argv)
+{
+    const nd_rank *r = trainer->rank;
+    nd_run_amount memory[ND_MEMPLAN_MAX_SEGMENTS];
+    int memory_count = 0;
+    for (int i = 0; i < trainer->plan.count; i++) {
+        const nd_mem_segment *s = &trainer->plan.segments[i];
+        if (s->bytes > 0) {
+            memory[memory_count++] = (nd_run_amount){s->name, (int64_t)s->bytes};
+        }
+    }
+    const nd_run_text machine[] = {
+        {"device", r->device->name},           {"ops", r->ops->name},
+        {"isa", nd_device_machine(r->device)}, {"transport", r->transport->backend->name},
+        {"cpus", worker->affinity.cpus},
+    };
+    const nd_run_amount model[] = {
+        {"parameters", nd_llama_shape_parameters(&r->shape)},
+        {"planned_bytes", (int64_t)(trainer->plan.total + trainer->plan.external)},
+    };
+    nd_run_text libraries[ND_LIBRARY_COUNT];
+    nd_run_record record = {
+        .config = r->config,
+        .program_version = ND_VERSION,
+        .argc = argc,
+        .argv = argv,
+        .identity = &worker->identity,
+        .hosts = worker->peers.hosts,
+        .host_count = worker->peers.host_count,
+        .libraries = libraries,
+        .library_count = nd_library_versions(libraries),
+        .machine = machine,
+        .machine_count = (int)(sizeof machine / sizeof *machine),
+        .model = model,
+        .model_count = (int)(sizeof model / sizeof *model),
+        .memory = memory,
+        .memory_count = memory_count,
+        .autotune = r->tuning ? r->tuning->json : NULL,
+    };
+    return nd_run_record_write(files->dir, &record);
+}
+
+/* run.json names the command of the user: ndlaunch's, where it started this worker. */
+static nd_status write_user_record(const nd_run_files *files, const nd_run_context *run,
+                                   const nd_trainer *trainer)
+{
+    const char *launcher = getenv("ND_LAUNCHER_PID");
+    nd_command_line line = {0};
+    int pid = launcher ? atoi(launcher) : 0;
+    if (run->worker->identity.source != ND_IDENTITY_NDLAUNCH || pid <= 0 ||
+        nd_command_line_read(pid, &line) != ND_OK) {
+        return write_record(files, run->worker, trainer, run->argc, run->argv);
+    }
+    nd_status status = write_record(files, run->worker, trainer, line.argc, line.argv);
+    nd_command_line_free(&line);
+    return status;
+}
+
+/* A disk that is too full for the model is said before training, not after it. */
+static nd_status check_room_for_model(const nd_config *config, const nd_inputs *inputs,
+                                      const char *dir)
+{
+    if (!config->output.save_model) {
+        return ND_OK;
+    }
+    const uint64_t width = config->output.dtype == ND_WEIGHTS_FP32 ? 4 : 2;
+    uint64_t bytes =
+        (uint64_t)nd_llama_shape_parameters(&inputs->shape) * width + SMALL_FILES_BYTES;
+    bytes += inputs->model_folder ? nd_hf_side_files_bytes(inputs->model_folder, true) : 0;
+    return nd_fs_check_space(dir, bytes, "the trained model");
+}
+
+nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
+                            const nd_trainer *trainer)
+{
+    const nd_rank *r = trainer->rank;
+    const nd_config *config = r->config;
+    ND_TRY(nd_run_folder_create(config, &files->dir));
+    ND_TRY(check_room_for_model(config, run->inputs, files->dir));
+    ND_TRY(write_user_record(files, run, trainer));
+    nd_banner_print(run, trainer, files->dir);
+    nd_metrics_options options = {
+        .config = config,
+        .shape = &r->shape,
+        .dir = files->dir,
+        .world_size = r->world_size,
+        .tokens_per_step = config->train.sequence_length * config->train.micro_batch_size *
+                           config->train.gradient_accumulation_steps *
+                           nd_mesh_group_size(&r->mesh, ND_GROUP_DP),
+        .terminal = run->worker->identity.terminal,
+    };
+    return nd_metrics_open(&options, &files->metrics);
+}
+
+/* Anonymous and shared memory of this process now: what the plan names, without the program's own
+ * files. */
+static int64_t resident_bytes(void)
+{
+    char line[256];
+    long long kib, total = 0;
+    FILE *f = fopen("/proc/self/status", "re");
+    while (f && fgets(line, sizeof line, f)) {
+        if (sscanf(line, "RssAnon: %lld kB", &kib) == 1 ||
+            sscanf(line, "RssShmem: %lld kB", &kib) == 1) {
+            total += kib;
+        }
+    }
+    if (f) {
+        fclose(f);
+    }
+    return total * 1024;
+}
+
+static char *trace_text(const nd_trace *trace, int64_t first_step, int64_t steps, size_t *size)
+{
+    char *text = NULL;
+    FILE *out = open_memstream(&text, size);
+    if (!out) {
+        return NULL;
+    }
+    fprintf(out, "{\"first_step\": %lld, \"steps\": %lld, \"resident_bytes\": %lld",
+            (long long)first_step, (long long)steps, (long long)resident_bytes());
+    for (nd_trace_kind k = 0; k < ND_TRACE_COUNT; k++) {
+        fprintf(out, ", \"%s_ms\": %.3f, \"%s_calls\": %lld", nd_trace_name(k),
+                (double)trace->ns[k] * 1e-6, nd_trace_name(k), (long long)trace->calls[k]);
+    }
+    fprintf(out, "}\n");
+    if (fclose(out) != 0) {
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
+nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, int64_t first_step,
+                             int64_t steps)
+{
+    size_t size = 0;
+    char *path = NULL, *text = trace_text(trace, first_step, steps, &size);
+    nd_status status = text ? nd_fs_format(&path, "%s/trace.json", files->dir)
+                            : nd_fail(ND_ERR_INTERNAL, "out of host memory for trace.json");
+    if (status == ND_OK) {
+        status = nd_fs_write_atomic(path, text, size);
+    }
+    free(path);
+    free(text);
+    return status;
+}
+
+void nd_run_files_close(nd_run_files *files)
+{
+    nd_metrics_close(files->metrics);
+    free(files->dir);
+    files->dir = NULL;
+    files->metrics = NULL;
 }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/step/budget.h"
+#include "trainer/step/parts.h"
 
 #include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
 #include "runtime/device/cuda.h"
-#include "trainer/step/trainer.h"
 
 static const double GIB = 1073741824.0;
 
@@ -26,8 +25,8 @@ static size_t staging_bytes(const nd_mesh *mesh)
 static size_t loader_bytes(const nd_rank *rank)
 {
     const char *path = rank->config->data.validation_path;
-    nd_loader_options train = nd_trainer_loader_options(rank, false),
-                      validation = nd_trainer_loader_options(rank, true);
+    nd_loader_options train = nd_loader_options_of(rank, false),
+                      validation = nd_loader_options_of(rank, true);
     return nd_loader_bytes(&train) + (path && path[0] ? nd_loader_bytes(&validation) : 0);
 }
 
@@ -44,14 +43,14 @@ static size_t context_bytes(const nd_rank *rank)
     return used;
 }
 
-size_t nd_beside_later(const nd_rank *rank, const nd_graph_counts *graphs)
+size_t nd_budget_later(const nd_rank *rank, const nd_graph_counts *graphs)
 {
     return nd_rank_is_gpu(rank)
                ? KERNEL_BYTES + nd_comm_nccl_bytes(&rank->mesh) + nd_graphs_bytes(graphs)
                : 0;
 }
 
-void nd_beside_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan)
+void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan)
 {
     if (nd_rank_is_gpu(rank)) {
         nd_memplan_add_external(plan, ND_MEM_SCRATCH, "workspaces of cuBLASLt and kernels",
@@ -85,9 +84,9 @@ static void warn_of_later(const nd_rank *rank, size_t later, const nd_memplan *p
     }
 }
 
-nd_status nd_beside_commit(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan)
+nd_status nd_budget_commit(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan)
 {
-    size_t later = nd_beside_later(rank, graphs);
+    size_t later = nd_budget_later(rank, graphs);
     warn_of_later(rank, later, plan);
     nd_status status = nd_memplan_commit(plan, rank->device);
     return status == ND_ERR_RESOURCE && later > 0
@@ -97,7 +96,7 @@ nd_status nd_beside_commit(const nd_rank *rank, const nd_graph_counts *graphs, n
                : status;
 }
 
-nd_status nd_beside_explain(const nd_rank *rank, const nd_graph_counts *graphs,
+nd_status nd_budget_explain(const nd_rank *rank, const nd_graph_counts *graphs,
                             const nd_memplan *plan, nd_status status)
 {
     if (status != ND_ERR_RESOURCE || rank->device->kind != ND_DEVICE_CUDA) {
@@ -106,5 +105,5 @@ nd_status nd_beside_explain(const nd_rank *rank, const nd_graph_counts *graphs,
     return nd_fail_context(status,
                            "the plan holds %.2f GiB, and kernels, NCCL and CUDA graphs were "
                            "estimated at %.2f GiB more",
-                           (double)plan->total / GIB, (double)nd_beside_later(rank, graphs) / GIB);
+                           (double)plan->total / GIB, (double)nd_budget_later(rank, graphs) / GIB);
 }

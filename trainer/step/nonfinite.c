@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/step/nonfinite.h"
+#include "trainer/step/parts.h"
 
 #include <math.h>
 #include <stdio.h>

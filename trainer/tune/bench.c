@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/tune/bench.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +6,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/rng.h"
 #include "runtime/tensor/fp8.h"
+#include "trainer/tune/measure.h"
 
 enum { REPEATS = 5, ALIGN = 256, PATTERN_BYTES = 1 << 16 };
 

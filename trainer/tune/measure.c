@@ -1,14 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/tune/measure.h"
-
 #include <math.h>
 #include <string.h>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/clock.h"
-#include "trainer/tune/bench.h"
-#include "trainer/tune/decide.h"
-#include "trainer/dry/dry_run.h"
+#include "trainer/tune/measure.h"
+
+static bool known(double seconds)
+{
+    return seconds >= 0.0; /* false for NaN */
+}
+
+int nd_decide_mask(const double seconds[ND_GROUP_MASKS], int asked)
+{
+    const double clearly = 0.98;
+    int best = asked;
+    if (!known(seconds[asked])) {
+        return asked;
+    }
+    /* From many linears in FP8 to few: of equals the one that is nearer to what was asked. */
+    for (int mask = asked - 1; mask >= 0; mask--) {
+        bool subset = (mask & ~asked) == 0;
+        if (subset && known(seconds[mask]) && seconds[mask] < seconds[best]) {
+            best = mask;
+        }
+    }
+    return seconds[best] < clearly * seconds[asked] ? best : asked;
+}
 
 static const double unknown = -1.0;
 

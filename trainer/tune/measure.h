@@ -1,13 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TUNE_MEASURE_H
 #define ND_TUNE_MEASURE_H
-#include "trainer/tune/tuning.h"
+/*
+ * What trainer/tune shares: the bench that runs calls, the decision from times, the measurement,
+ * and the record of a tuning as JSON (the value of "autotune" in run.json, which other runs replay;
+ * docs/formats.md lists its keys).
+ */
+#include <jansson.h>
+
+#include "trainer/dry/dry.h"
+#include "trainer/tune/tune.h"
+
+/* Runs calls of ops on the rank's GPU, on memory of its own: to time them, and so that autotune
+ * meets each form of product. Used before the run's memory is planned. */
+typedef struct nd_bench {
+    nd_rank *rank; /* borrowed */
+    char *memory;
+    size_t bytes;
+    char *patterns; /* host: operands' values */
+} nd_bench;
+
+/* Allocates memory for any one of these calls. */
+nd_status nd_bench_open(nd_bench *bench, nd_rank *rank, const nd_calls *calls);
+/* Enqueues the call once. */
+nd_status nd_bench_run(nd_bench *bench, const nd_call *call);
+/* The median time of a few calls. */
+nd_status nd_bench_time(nd_bench *bench, const nd_call *call, double *seconds);
+void nd_bench_close(nd_bench *bench); /* all zero is legal */
+
+/*
+ * Of the linears that are asked for in FP8, the ones to run in FP8. seconds[mask]: what the group
+ * takes with exactly those in FP8; negative or NaN: not known. FP8 was asked for, so it stays
+ * unless another mask is faster by more than 2 %: times differ by that much between runs.
+ */
+int nd_decide_mask(const double seconds[ND_GROUP_MASKS], int asked);
 
 /*
  * On one rank with a GPU: times for `budget` seconds at most and fills linears and choices; what
- * there was no time for stays as it was asked, or the library's first. Leaves the device with its
- * forms forgotten.
+ * there was no time for stays as it was asked, or takes the library's first algorithm. Leaves the
+ * device with its forms forgotten.
  */
 nd_status nd_measure(nd_rank *rank, double budget, nd_tuning *tuning);
+
+/* Fills tuning->json. */
+nd_status nd_record_write(nd_tuning *tuning, const nd_config *config, const nd_llama_shape *shape);
+
+/*
+ * Reads {"autotune": {...}, ...}; other keys are not looked at. `name` stands for the text in
+ * messages. ND_ERR_DATA: no JSON, no record, or one that is damaged. ND_ERR_CONFIG, with the key
+ * and both values: a record for another model, mesh or precision. The caller destroys.
+ */
+nd_status nd_record_read(const char *text, size_t bytes, const char *name, const nd_config *config,
+                         const nd_llama_shape *shape, nd_tuning **out);
+
+/* Keys of a product: its extents in memory's order. */
+#define ND_RECORD_EXTENTS(X) X(m) X(n) X(k) X(lda) X(ldb) X(ldd)
+
+extern const char *const nd_record_scaling[3]; /* by nd_lt_scaling */
+
+/* What must be the same where a record is replayed: keys and values as text. A new reference. */
+nd_status nd_record_settings(const nd_config *config, const nd_llama_shape *shape, json_t **out);
 
 #endif

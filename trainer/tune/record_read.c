@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "runtime/tensor/dtype.h"
-#include "trainer/tune/record_impl.h"
+#include "trainer/tune/measure.h"
 
 /* Where in which text the reader is, for its sentences. */
 typedef struct reader {

@@ -9,7 +9,6 @@
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
 #include "trainer/tune/measure.h"
-#include "trainer/tune/record.h"
 
 enum { RECORD_MAX_BYTES = 64 << 20 };
 

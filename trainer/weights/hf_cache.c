@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The local Hugging Face cache: <hub>/models--org--name/{refs/main, snapshots/<commit>}. */
-#include "trainer/weights/hf_folder.h"
+#include "trainer/weights/weights.h"
 
 #include <ctype.h>
 #include <dirent.h>

@@ -1,11 +1,92 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/weights/hf_files.h"
+#include "trainer/weights/weights.h"
 
+#include <jansson.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
+
+/* GPT-2's printable bytes stand for themselves (Latin-1); the other 68, in order, are U+0100,
+ * U+0101, ... */
+static bool is_printable(int byte)
+{
+    return (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
+}
+
+static void put_utf8(int code_point, char text[3])
+{
+    if (code_point < 0x80) {
+        text[0] = (char)code_point;
+        text[1] = '\0';
+    } else { /* below U+0800 */
+        text[0] = (char)(0xc0 | code_point >> 6);
+        text[1] = (char)(0x80 | (code_point & 0x3f));
+        text[2] = '\0';
+    }
+}
+
+static json_t *vocabulary(void)
+{
+    json_t *vocab = json_object();
+    int other = 0x100;
+    for (int byte = 0; byte < 256; byte++) {
+        char key[3];
+        put_utf8(is_printable(byte) ? byte : other++, key);
+        if (json_object_set_new(vocab, key, json_integer(byte)) != 0) {
+            json_decref(vocab);
+            return NULL;
+        }
+    }
+    return vocab;
+}
+
+static json_t *byte_level(void)
+{
+    return json_pack("{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0,
+                     "trim_offsets", 0, "use_regex", 0);
+}
+
+static json_t *tokenizer(void)
+{
+    json_t *model =
+        json_pack("{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:[]}", "type", "BPE", "dropout",
+                  "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0,
+                  "byte_fallback", 0, "ignore_merges", 0, "vocab", vocabulary(), "merges");
+    return json_pack("{s:s, s:n, s:n, s:[], s:n, s:o, s:n, s:o, s:o}", "version", "1.0",
+                     "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
+                     byte_level(), "post_processor", "decoder", byte_level(), "model", model);
+}
+
+static json_t *tokenizer_config(void)
+{
+    return json_pack("{s:s, s:b, s:[s, s]}", "tokenizer_class", "PreTrainedTokenizerFast",
+                     "clean_up_tokenization_spaces", 0, "model_input_names", "input_ids",
+                     "attention_mask");
+}
+
+static nd_status write_json(const char *folder, const char *name, json_t *root)
+{
+    char *path = NULL;
+    char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
+    json_decref(root);
+    nd_status status = text ? nd_fs_format(&path, "%s/%s", folder, name)
+                            : nd_fail(ND_ERR_INTERNAL, "out of host memory for %s", name);
+    if (status == ND_OK) {
+        status = nd_fs_write_atomic(path, text, strlen(text));
+    }
+    free(path);
+    free(text);
+    return status;
+}
+
+nd_status nd_hf_byte_tokenizer_write(const char *folder)
+{
+    ND_TRY(write_json(folder, "tokenizer.json", tokenizer()));
+    return write_json(folder, "tokenizer_config.json", tokenizer_config());
+}
 
 static const struct {
     const char *name;

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/weights/hf_reader_impl.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -10,24 +8,50 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
+#include "trainer/layout/layout.h"
+#include "trainer/weights/safetensors.h"
+#include "trainer/weights/weights.h"
 
 enum { INDEX_BYTES_MAX = 64 << 20 };
 
+typedef struct weight_file {
+    char *name; /* within the folder */
+    char *path;
+    int fd;
+    nd_safetensors_list list;
+} weight_file;
+
+/* A tensor and the file that holds it; sorted by name. */
+typedef struct tensor_place {
+    const nd_safetensors_tensor *tensor; /* lent by the file's list */
+    const weight_file *file;
+} tensor_place;
+
+struct nd_hf_reader {
+    char *folder;
+    nd_llama_shape shape;
+    weight_file *files; /* owned */
+    int64_t file_count;
+    tensor_place *places; /* owned */
+    int64_t place_count;
+};
+
 static int by_name(const void *a, const void *b)
 {
-    return strcmp(((const nd_hf_place *)a)->tensor->name, ((const nd_hf_place *)b)->tensor->name);
+    return strcmp(((const tensor_place *)a)->tensor->name, ((const tensor_place *)b)->tensor->name);
 }
 
-const nd_hf_place *nd_hf_reader_find(const nd_hf_reader *reader, const char *name)
+/* NULL: the folder has no such tensor. */
+static const tensor_place *find_place(const nd_hf_reader *reader, const char *name)
 {
-    nd_st_tensor wanted = {.name = (char *)name};
-    nd_hf_place key = {.tensor = &wanted};
+    nd_safetensors_tensor wanted = {.name = (char *)name};
+    tensor_place key = {.tensor = &wanted};
     return bsearch(&key, reader->places, (size_t)reader->place_count, sizeof key, by_name);
 }
 
 static nd_status open_file(nd_hf_reader *reader, const char *name)
 {
-    nd_hf_file *file = &reader->files[reader->file_count++];
+    weight_file *file = &reader->files[reader->file_count++];
     file->fd = -1;
     ND_TRY(nd_fs_format(&file->name, "%s", name));
     ND_TRY(nd_fs_format(&file->path, "%s/%s", reader->folder, name));
@@ -35,7 +59,7 @@ static nd_status open_file(nd_hf_reader *reader, const char *name)
     if (file->fd < 0) {
         return nd_fail(ND_ERR_DATA, "cannot open \"%s\": %s", file->path, strerror(errno));
     }
-    return nd_st_read_header(file->fd, file->path, &file->list);
+    return nd_safetensors_read_header(file->fd, file->path, &file->list);
 }
 
 /* All tensors of all files, by name; a name in two files is an error. */
@@ -47,14 +71,14 @@ static nd_status collect_places(nd_hf_reader *reader)
     }
     ND_TRY(ND_ALLOC(total, &reader->places));
     for (int64_t f = 0; f < reader->file_count; f++) {
-        const nd_hf_file *file = &reader->files[f];
+        const weight_file *file = &reader->files[f];
         for (int64_t t = 0; t < file->list.count; t++) {
-            reader->places[reader->place_count++] = (nd_hf_place){&file->list.tensors[t], file};
+            reader->places[reader->place_count++] = (tensor_place){&file->list.tensors[t], file};
         }
     }
     qsort(reader->places, (size_t)total, sizeof *reader->places, by_name);
     for (int64_t i = 1; i < total; i++) {
-        const nd_hf_place *a = &reader->places[i - 1], *b = &reader->places[i];
+        const tensor_place *a = &reader->places[i - 1], *b = &reader->places[i];
         if (strcmp(a->tensor->name, b->tensor->name) == 0) {
             return nd_fail(ND_ERR_DATA,
                            "\"%s\": tensor \"%.200s\" is in two files, \"%s\" and \"%s\"",
@@ -96,7 +120,7 @@ static nd_status check_map(const nd_hf_reader *reader, const char *index, json_t
     json_t *value;
     json_object_foreach(map, tensor, value)
     {
-        const nd_hf_place *found = nd_hf_reader_find(reader, tensor);
+        const tensor_place *found = find_place(reader, tensor);
         if (!found || strcmp(found->file->name, json_string_value(value)) != 0) {
             return nd_fail(
                 ND_ERR_DATA,
@@ -107,7 +131,7 @@ static nd_status check_map(const nd_hf_reader *reader, const char *index, json_t
         }
     }
     for (int64_t i = 0; i < reader->place_count; i++) {
-        const nd_hf_place *p = &reader->places[i];
+        const tensor_place *p = &reader->places[i];
         if (!json_object_get(map, p->tensor->name)) {
             return nd_fail(
                 ND_ERR_DATA,
@@ -228,11 +252,11 @@ void nd_hf_reader_close(nd_hf_reader *reader)
         return;
     }
     for (int64_t f = 0; f < reader->file_count; f++) {
-        nd_hf_file *file = &reader->files[f];
+        weight_file *file = &reader->files[f];
         if (file->fd >= 0) {
             close(file->fd);
         }
-        nd_st_list_fini(&file->list);
+        nd_safetensors_list_fini(&file->list);
         free(file->path);
         free(file->name);
     }
@@ -249,7 +273,7 @@ const nd_llama_shape *nd_hf_reader_shape(const nd_hf_reader *reader)
 
 bool nd_hf_reader_has(const nd_hf_reader *reader, const char *name)
 {
-    return nd_hf_reader_find(reader, name) != NULL;
+    return find_place(reader, name) != NULL;
 }
 
 /* Values. */
@@ -284,20 +308,102 @@ static void widen_in_place(float *out, int64_t count, bool half)
 nd_status nd_hf_reader_read(const nd_hf_reader *reader, const char *name, int64_t begin,
                             int64_t count, float *out)
 {
-    const nd_hf_place *found = nd_hf_reader_find(reader, name);
+    const tensor_place *found = find_place(reader, name);
     if (!found) {
         return nd_fail(ND_ERR_DATA, "\"%s\" lacks tensor \"%s\"", reader->folder, name);
     }
-    const nd_st_tensor *t = found->tensor;
-    ND_ASSERT(begin >= 0 && count >= 0 && begin <= nd_st_tensor_count(t) - count);
-    const nd_hf_file *file = found->file;
-    if (t->dtype == ND_ST_F32) {
+    const nd_safetensors_tensor *t = found->tensor;
+    ND_ASSERT(begin >= 0 && count >= 0 && begin <= nd_safetensors_tensor_count(t) - count);
+    const weight_file *file = found->file;
+    if (t->dtype == ND_SAFETENSORS_F32) {
         return nd_fs_pread(file->fd, file->path, out, (size_t)count * 4,
                            (int64_t)t->begin + begin * 4);
     }
-    ND_ASSERT(t->dtype == ND_ST_BF16 || t->dtype == ND_ST_F16); /* nd_hf_reader_check comes first */
+    ND_ASSERT(t->dtype == ND_SAFETENSORS_BF16 ||
+              t->dtype == ND_SAFETENSORS_F16); /* nd_hf_reader_check comes first */
     ND_TRY(nd_fs_pread(file->fd, file->path, (uint8_t *)out + 2 * count, (size_t)count * 2,
                        (int64_t)t->begin + begin * 2));
-    widen_in_place(out, count, t->dtype == ND_ST_F16);
+    widen_in_place(out, count, t->dtype == ND_SAFETENSORS_F16);
     return ND_OK;
+}
+
+/* The tensors of the folder against those of a Llama of its config.json. */
+
+static nd_status check_tensor(const nd_hf_reader *reader, const char *name, int axes, int64_t rows,
+                              int64_t cols)
+{
+    const tensor_place *found = find_place(reader, name);
+    if (!found) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "\"%s\" lacks tensor \"%s\", which a model of its config.json has: the folder is "
+            "incomplete, or of another kind of model",
+            reader->folder, name);
+    }
+    const nd_safetensors_tensor *t = found->tensor;
+    if (t->axes != axes || t->shape[0] != rows || (axes == 2 && t->shape[1] != cols)) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\": tensor \"%s\" has %d axes of %lld x %lld, but config.json asks for "
+                       "%lld x %lld",
+                       found->file->path, name, t->axes, (long long)(t->axes > 0 ? t->shape[0] : 1),
+                       (long long)(t->axes > 1 ? t->shape[1] : 1), (long long)rows,
+                       (long long)cols);
+    }
+    if (t->dtype != ND_SAFETENSORS_F32 && t->dtype != ND_SAFETENSORS_BF16 &&
+        t->dtype != ND_SAFETENSORS_F16) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\": tensor \"%s\" is %s; F32, BF16 and F16 are read: load the model in "
+                       "transformers and save it in one of these",
+                       found->file->path, name, nd_safetensors_dtype_name(t->dtype));
+    }
+    return ND_OK;
+}
+
+static bool ends_with(const char *text, const char *suffix)
+{
+    size_t n = strlen(text), m = strlen(suffix);
+    return n >= m && strcmp(text + n - m, suffix) == 0;
+}
+
+static bool is_known(const nd_layout *layout, const char *name)
+{
+    for (int i = 0; i < layout->param_count; i++) {
+        if (strcmp(layout->params[i].name, name) == 0) {
+            return true;
+        }
+    }
+    return ends_with(name, "rotary_emb.inv_freq");
+}
+
+static nd_status check_against(const nd_hf_reader *reader, const nd_layout *layout)
+{
+    for (int i = 0; i < layout->param_count; i++) {
+        const nd_param *p = &layout->params[i];
+        ND_TRY(check_tensor(reader, p->name, p->axes, p->rows, p->cols));
+    }
+    for (int64_t i = 0; i < reader->place_count; i++) {
+        const tensor_place *p = &reader->places[i];
+        bool tied_head = layout->tied && strcmp(p->tensor->name, "lm_head.weight") == 0;
+        if (tied_head) {
+            ND_TRY(check_tensor(reader, "lm_head.weight", 2, reader->shape.vocab,
+                                reader->shape.hidden));
+        } else if (!is_known(layout, p->tensor->name)) {
+            return nd_fail(
+                ND_ERR_DATA,
+                "\"%s\" holds tensor \"%.200s\", which a Llama of %lld layers does not have: "
+                "it is another kind of model, or config.json is of another one",
+                p->file->path, p->tensor->name, (long long)reader->shape.layers);
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_hf_reader_check(const nd_hf_reader *reader)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    nd_layout *layout = NULL;
+    ND_TRY(nd_layout_create(&reader->shape, &one, (nd_coord){0}, NULL, NULL, &layout));
+    nd_status status = check_against(reader, layout);
+    nd_layout_destroy(layout);
+    return status;
 }

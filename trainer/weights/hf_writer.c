@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/weights/hf_writer_internal.h"
-
 #include <errno.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +10,9 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/fsio.h"
+#include "trainer/weights/coverage.h"
+#include "trainer/weights/safetensors.h"
+#include "trainer/weights/weights.h"
 
 enum { CONVERT_ELEMENTS = 64 * 1024, SMALL_FILES_BYTES = 1 << 20 };
 
@@ -23,15 +25,41 @@ static const int64_t default_file_bytes = 5000000000;
  */
 static const int64_t max_unsynced_bytes = 256 << 20;
 
+typedef struct weight_file {
+    char *path;
+    int fd; /* -1 when not open */
+    int64_t unsynced;
+    nd_safetensors_list list;
+} weight_file;
+
+/* A tensor's place and what of it has arrived; sorted by name. */
+typedef struct tensor_entry {
+    const nd_safetensors_tensor *tensor; /* lent by the file's list */
+    weight_file *file;
+    nd_coverage coverage;
+} tensor_entry;
+
+struct nd_hf_writer {
+    char *folder;    /* where it will be */
+    char *temporary; /* where it is now; beside it */
+    nd_hf_writer_options options;
+    weight_file *files; /* owned */
+    int64_t file_count;
+    tensor_entry *entries; /* owned */
+    int64_t entry_count;
+    uint64_t tensor_bytes;
+    nd_bf16 *converted; /* (CONVERT_ELEMENTS) */
+};
+
 static int by_name(const void *a, const void *b)
 {
-    return strcmp(((const nd_hf_entry *)a)->tensor->name, ((const nd_hf_entry *)b)->tensor->name);
+    return strcmp(((const tensor_entry *)a)->tensor->name, ((const tensor_entry *)b)->tensor->name);
 }
 
-static nd_hf_entry *find_entry(const nd_hf_writer *writer, const char *name)
+static tensor_entry *find_entry(const nd_hf_writer *writer, const char *name)
 {
-    nd_st_tensor wanted = {.name = (char *)name};
-    nd_hf_entry key = {.tensor = &wanted};
+    nd_safetensors_tensor wanted = {.name = (char *)name};
+    tensor_entry key = {.tensor = &wanted};
     return bsearch(&key, writer->entries, (size_t)writer->entry_count, sizeof key, by_name);
 }
 
@@ -51,7 +79,7 @@ static nd_status split_files(nd_hf_writer *writer, const nd_hf_tensor *tensors, 
 {
     uint64_t room = (uint64_t)writer->options.max_file_bytes, used = 0;
     ND_TRY(ND_ALLOC(count, &writer->files));
-    nd_hf_weight_file *file = NULL;
+    weight_file *file = NULL;
     for (int i = 0; i < count; i++) {
         uint64_t bytes = bytes_of(writer, &tensors[i]);
         if (!file || used + bytes > room) {
@@ -62,8 +90,9 @@ static nd_status split_files(nd_hf_writer *writer, const nd_hf_tensor *tensors, 
         }
         used += bytes;
         writer->tensor_bytes += bytes;
-        nd_st_tensor *t = &file->list.tensors[file->list.count++];
-        t->dtype = writer->options.dtype == ND_DTYPE_BF16 ? ND_ST_BF16 : ND_ST_F32;
+        nd_safetensors_tensor *t = &file->list.tensors[file->list.count++];
+        t->dtype =
+            writer->options.dtype == ND_DTYPE_BF16 ? ND_SAFETENSORS_BF16 : ND_SAFETENSORS_F32;
         t->axes = tensors[i].axes;
         memcpy(t->shape, tensors[i].shape, (size_t)t->axes * sizeof *t->shape);
         ND_TRY(nd_fs_format(&t->name, "%s", tensors[i].name));
@@ -73,11 +102,11 @@ static nd_status split_files(nd_hf_writer *writer, const nd_hf_tensor *tensors, 
 
 /* Creates the file at its full size, so that a full disk is found before the first tensor is
  * written. */
-static nd_status create_file(nd_hf_writer *writer, nd_hf_weight_file *file)
+static nd_status create_file(nd_hf_writer *writer, weight_file *file)
 {
     char *head = NULL;
     size_t head_bytes = 0;
-    ND_TRY(nd_st_layout(file->list.tensors, file->list.count, &head, &head_bytes));
+    ND_TRY(nd_safetensors_layout(file->list.tensors, file->list.count, &head, &head_bytes));
     nd_status status = ND_OK;
     uint64_t size = file->list.tensors[file->list.count - 1].end;
     file->fd = open(file->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -103,7 +132,7 @@ out:
 static nd_status create_files(nd_hf_writer *writer)
 {
     for (int64_t f = 0; f < writer->file_count; f++) {
-        nd_hf_weight_file *file = &writer->files[f];
+        weight_file *file = &writer->files[f];
         if (writer->file_count == 1) {
             ND_TRY(nd_fs_format(&file->path, "%s/model.safetensors", writer->temporary));
         } else {
@@ -120,10 +149,10 @@ static nd_status collect_entries(nd_hf_writer *writer, int count)
 {
     ND_TRY(ND_ALLOC(count, &writer->entries));
     for (int64_t f = 0; f < writer->file_count; f++) {
-        nd_hf_weight_file *file = &writer->files[f];
+        weight_file *file = &writer->files[f];
         for (int64_t t = 0; t < file->list.count; t++) {
             writer->entries[writer->entry_count++] =
-                (nd_hf_entry){.tensor = &file->list.tensors[t], .file = file};
+                (tensor_entry){.tensor = &file->list.tensors[t], .file = file};
         }
     }
     qsort(writer->entries, (size_t)count, sizeof *writer->entries, by_name);
@@ -204,11 +233,11 @@ out:
 static void destroy(nd_hf_writer *writer)
 {
     for (int64_t f = 0; f < writer->file_count; f++) {
-        nd_hf_weight_file *file = &writer->files[f];
+        weight_file *file = &writer->files[f];
         if (file->fd >= 0) {
             close(file->fd);
         }
-        nd_st_list_fini(&file->list);
+        nd_safetensors_list_fini(&file->list);
         free(file->path);
     }
     for (int64_t i = 0; i < writer->entry_count; i++) {
@@ -235,7 +264,7 @@ void nd_hf_writer_abort(nd_hf_writer *writer)
 
 /* Values. */
 
-static nd_status write_bf16(nd_hf_writer *writer, const nd_hf_weight_file *file, int64_t at,
+static nd_status write_bf16(nd_hf_writer *writer, const weight_file *file, int64_t at,
                             const float *values, int64_t count)
 {
     for (int64_t done = 0; done < count;) {
@@ -252,8 +281,9 @@ static nd_status write_bf16(nd_hf_writer *writer, const nd_hf_weight_file *file,
 nd_status nd_hf_writer_write(nd_hf_writer *writer, const char *name, int64_t begin, int64_t count,
                              const float *values)
 {
-    nd_hf_entry *e = find_entry(writer, name);
-    ND_ASSERT(e && begin >= 0 && count >= 0 && begin <= nd_st_tensor_count(e->tensor) - count);
+    tensor_entry *e = find_entry(writer, name);
+    ND_ASSERT(e && begin >= 0 && count >= 0 &&
+              begin <= nd_safetensors_tensor_count(e->tensor) - count);
     if (writer->options.dtype == ND_DTYPE_BF16) {
         ND_TRY(write_bf16(writer, e->file, (int64_t)e->tensor->begin + 2 * begin, values, count));
     } else {
@@ -269,4 +299,119 @@ nd_status nd_hf_writer_write(nd_hf_writer *writer, const char *name, int64_t beg
         }
     }
     return nd_coverage_add(&e->coverage, begin, begin + count);
+}
+
+/* Committing. */
+
+static nd_status check_coverage(const nd_hf_writer *writer)
+{
+    for (int64_t i = 0; i < writer->entry_count; i++) {
+        const tensor_entry *e = &writer->entries[i];
+        int64_t count = nd_safetensors_tensor_count(e->tensor);
+        int64_t gap = nd_coverage_first_gap(&e->coverage, count);
+        if (gap < count) {
+            return nd_fail(ND_ERR_INTERNAL,
+                           "element %lld of %lld of tensor \"%s\" was never written to \"%s\"",
+                           (long long)gap, (long long)count, e->tensor->name, writer->folder);
+        }
+    }
+    return ND_OK;
+}
+
+static const char *base_name(const char *path)
+{
+    return strrchr(path, '/') + 1;
+}
+
+static json_t *index_json(const nd_hf_writer *writer)
+{
+    json_t *map = json_object();
+    for (int64_t i = 0; i < writer->entry_count; i++) {
+        const tensor_entry *e = &writer->entries[i];
+        json_object_set_new(map, e->tensor->name, json_string(base_name(e->file->path)));
+    }
+    return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)writer->tensor_bytes,
+                     "weight_map", map);
+}
+
+static nd_status write_index(const nd_hf_writer *writer)
+{
+    char *path = NULL;
+    json_t *root = index_json(writer);
+    char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
+    json_decref(root);
+    nd_status status =
+        text ? nd_fs_format(&path, "%s/model.safetensors.index.json", writer->temporary)
+             : nd_fail(ND_ERR_INTERNAL, "out of host memory for the index of the model");
+    if (status == ND_OK) {
+        status = nd_fs_write_atomic(path, text, strlen(text));
+    }
+    free(path);
+    free(text);
+    return status;
+}
+
+static nd_status write_config(const nd_hf_writer *writer)
+{
+    char *path = NULL;
+    ND_TRY(nd_fs_format(&path, "%s/config.json", writer->temporary));
+    const char *dtype = writer->options.dtype == ND_DTYPE_BF16 ? "bfloat16" : "float32";
+    nd_status status = nd_llama_shape_write(&writer->options.shape, dtype, path);
+    int fd = status == ND_OK ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd >= 0) {
+        status = nd_fs_sync_close(fd, path);
+    }
+    free(path);
+    return status;
+}
+
+static nd_status finish_files(nd_hf_writer *writer)
+{
+    for (int64_t f = 0; f < writer->file_count; f++) {
+        int fd = writer->files[f].fd;
+        writer->files[f].fd = -1;
+        ND_TRY(nd_fs_sync_close(fd, writer->files[f].path));
+    }
+    if (writer->file_count > 1) {
+        ND_TRY(write_index(writer));
+    }
+    ND_TRY(write_config(writer));
+    if (writer->options.byte_tokenizer) {
+        ND_TRY(nd_hf_byte_tokenizer_write(writer->temporary));
+    }
+    if (writer->options.source) {
+        ND_TRY(nd_hf_side_files_copy(writer->options.source, writer->temporary,
+                                     !writer->options.byte_tokenizer));
+    }
+    return nd_fs_sync_folder(writer->temporary);
+}
+
+static nd_status publish(const nd_hf_writer *writer)
+{
+    int code = renameat2(AT_FDCWD, writer->temporary, AT_FDCWD, writer->folder, RENAME_NOREPLACE)
+                   ? errno
+                   : 0;
+    if (code == EINVAL || code == ENOSYS) { /* a file system without NOREPLACE */
+        code = rename(writer->temporary, writer->folder) ? errno : 0;
+    }
+    if (code != 0) {
+        return nd_fail(ND_ERR_CANTCREATE, "cannot rename \"%s\" to \"%s\": %s", writer->temporary,
+                       writer->folder, strerror(code));
+    }
+    return ND_OK;
+}
+
+nd_status nd_hf_writer_commit(nd_hf_writer *writer)
+{
+    nd_status status = ND_OK;
+    char *parent = NULL;
+    ND_TRY_OUT(nd_fs_parent(writer->folder, &parent));
+    ND_TRY_OUT(check_coverage(writer));
+    ND_TRY_OUT(finish_files(writer));
+    ND_TRY_OUT(publish(writer));
+    ND_TRY_OUT(nd_fs_sync_folder(parent));
+out:
+    free(parent);
+    nd_hf_writer_abort(writer); /* after a rename there is no temporary folder to remove */
+    return status;
 }

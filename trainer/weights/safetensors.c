@@ -13,51 +13,52 @@
 static const struct {
     const char *name;
     int bits;
-} dtypes[ND_ST_DTYPE_COUNT] = {
-    [ND_ST_BOOL] = {"BOOL", 8},
-    [ND_ST_F4] = {"F4", 4},
-    [ND_ST_F6_E2M3] = {"F6_E2M3", 6},
-    [ND_ST_F6_E3M2] = {"F6_E3M2", 6},
-    [ND_ST_U8] = {"U8", 8},
-    [ND_ST_I8] = {"I8", 8},
-    [ND_ST_F8_E5M2] = {"F8_E5M2", 8},
-    [ND_ST_F8_E4M3] = {"F8_E4M3", 8},
-    [ND_ST_F8_E8M0] = {"F8_E8M0", 8},
-    [ND_ST_F8_E4M3FNUZ] = {"F8_E4M3FNUZ", 8},
-    [ND_ST_F8_E5M2FNUZ] = {"F8_E5M2FNUZ", 8},
-    [ND_ST_I16] = {"I16", 16},
-    [ND_ST_U16] = {"U16", 16},
-    [ND_ST_F16] = {"F16", 16},
-    [ND_ST_BF16] = {"BF16", 16},
-    [ND_ST_I32] = {"I32", 32},
-    [ND_ST_U32] = {"U32", 32},
-    [ND_ST_F32] = {"F32", 32},
-    [ND_ST_C64] = {"C64", 64},
-    [ND_ST_F64] = {"F64", 64},
-    [ND_ST_I64] = {"I64", 64},
-    [ND_ST_U64] = {"U64", 64},
+} dtypes[ND_SAFETENSORS_DTYPE_COUNT] = {
+    [ND_SAFETENSORS_BOOL] = {"BOOL", 8},
+    [ND_SAFETENSORS_F4] = {"F4", 4},
+    [ND_SAFETENSORS_F6_E2M3] = {"F6_E2M3", 6},
+    [ND_SAFETENSORS_F6_E3M2] = {"F6_E3M2", 6},
+    [ND_SAFETENSORS_U8] = {"U8", 8},
+    [ND_SAFETENSORS_I8] = {"I8", 8},
+    [ND_SAFETENSORS_F8_E5M2] = {"F8_E5M2", 8},
+    [ND_SAFETENSORS_F8_E4M3] = {"F8_E4M3", 8},
+    [ND_SAFETENSORS_F8_E8M0] = {"F8_E8M0", 8},
+    [ND_SAFETENSORS_F8_E4M3FNUZ] = {"F8_E4M3FNUZ", 8},
+    [ND_SAFETENSORS_F8_E5M2FNUZ] = {"F8_E5M2FNUZ", 8},
+    [ND_SAFETENSORS_I16] = {"I16", 16},
+    [ND_SAFETENSORS_U16] = {"U16", 16},
+    [ND_SAFETENSORS_F16] = {"F16", 16},
+    [ND_SAFETENSORS_BF16] = {"BF16", 16},
+    [ND_SAFETENSORS_I32] = {"I32", 32},
+    [ND_SAFETENSORS_U32] = {"U32", 32},
+    [ND_SAFETENSORS_F32] = {"F32", 32},
+    [ND_SAFETENSORS_C64] = {"C64", 64},
+    [ND_SAFETENSORS_F64] = {"F64", 64},
+    [ND_SAFETENSORS_I64] = {"I64", 64},
+    [ND_SAFETENSORS_U64] = {"U64", 64},
 };
 
-const char *nd_st_dtype_name(nd_st_dtype dtype)
+const char *nd_safetensors_dtype_name(nd_safetensors_dtype dtype)
 {
     return dtypes[dtype].name;
 }
 
-int nd_st_dtype_bits(nd_st_dtype dtype)
+int nd_safetensors_dtype_bits(nd_safetensors_dtype dtype)
 {
     return dtypes[dtype].bits;
 }
 
-void nd_st_list_fini(nd_st_list *list)
+void nd_safetensors_list_fini(nd_safetensors_list *list)
 {
     for (int64_t i = 0; i < list->count; i++) {
         free(list->tensors[i].name);
     }
     free(list->tensors);
-    *list = (nd_st_list){0};
+    *list = (nd_safetensors_list){0};
 }
 
-const nd_st_tensor *nd_st_list_find(const nd_st_list *list, const char *name)
+const nd_safetensors_tensor *nd_safetensors_list_find(const nd_safetensors_list *list,
+                                                      const char *name)
 {
     for (int64_t i = 0; i < list->count; i++) {
         if (strcmp(list->tensors[i].name, name) == 0) {
@@ -67,7 +68,7 @@ const nd_st_tensor *nd_st_list_find(const nd_st_list *list, const char *name)
     return NULL;
 }
 
-int64_t nd_st_tensor_count(const nd_st_tensor *tensor)
+int64_t nd_safetensors_tensor_count(const nd_safetensors_tensor *tensor)
 {
     int64_t n = 1;
     for (int a = 0; a < tensor->axes; a++) {
@@ -77,12 +78,12 @@ int64_t nd_st_tensor_count(const nd_st_tensor *tensor)
 }
 
 static nd_status parse_dtype(const char *path, const char *name, const json_t *value,
-                             nd_st_dtype *out)
+                             nd_safetensors_dtype *out)
 {
     const char *text = json_string_value(value);
-    for (int d = 0; text && d < ND_ST_DTYPE_COUNT; d++) {
+    for (int d = 0; text && d < ND_SAFETENSORS_DTYPE_COUNT; d++) {
         if (strcmp(text, dtypes[d].name) == 0) {
-            *out = (nd_st_dtype)d;
+            *out = (nd_safetensors_dtype)d;
             return ND_OK;
         }
     }
@@ -91,7 +92,7 @@ static nd_status parse_dtype(const char *path, const char *name, const json_t *v
                    text ? "\"" : "");
 }
 
-static nd_status parse_shape(const char *path, nd_st_tensor *tensor, const json_t *value,
+static nd_status parse_shape(const char *path, nd_safetensors_tensor *tensor, const json_t *value,
                              uint64_t *bytes)
 {
     if (!json_is_array(value) || json_array_size(value) > ND_SAFETENSORS_AXES_MAX) {
@@ -124,7 +125,7 @@ static nd_status parse_shape(const char *path, nd_st_tensor *tensor, const json_
 }
 
 /* Offsets relative to the data, made absolute by `data`. */
-static nd_status parse_offsets(const char *path, nd_st_tensor *tensor, const json_t *value,
+static nd_status parse_offsets(const char *path, nd_safetensors_tensor *tensor, const json_t *value,
                                uint64_t bytes, uint64_t data)
 {
     const json_t *first = json_array_get(value, 0), *last = json_array_get(value, 1);
@@ -149,7 +150,7 @@ static nd_status parse_offsets(const char *path, nd_st_tensor *tensor, const jso
 }
 
 static nd_status parse_tensor(const char *path, const char *name, const json_t *value,
-                              uint64_t data, nd_st_tensor *tensor)
+                              uint64_t data, nd_safetensors_tensor *tensor)
 {
     if (!json_is_object(value)) {
         return nd_fail(ND_ERR_DATA, "\"%s\": the entry of tensor \"%.200s\" is not an object", path,
@@ -163,19 +164,19 @@ static nd_status parse_tensor(const char *path, const char *name, const json_t *
 
 static int by_offset(const void *a, const void *b)
 {
-    const nd_st_tensor *x = a, *y = b;
+    const nd_safetensors_tensor *x = a, *y = b;
     if (x->begin != y->begin) {
         return x->begin < y->begin ? -1 : 1;
     }
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
-static nd_status check_chain(const nd_st_list *list, uint64_t data, uint64_t file_bytes,
+static nd_status check_chain(const nd_safetensors_list *list, uint64_t data, uint64_t file_bytes,
                              const char *path)
 {
     uint64_t end = data;
     for (int64_t i = 0; i < list->count; i++) {
-        const nd_st_tensor *t = &list->tensors[i];
+        const nd_safetensors_tensor *t = &list->tensors[i];
         if (t->begin != end) {
             return nd_fail(ND_ERR_DATA,
                            "\"%s\": tensor \"%.200s\" begins at byte %llu, %s byte %llu "
@@ -208,7 +209,8 @@ static nd_status check_metadata(const json_t *metadata, const char *path)
                 : nd_fail(ND_ERR_DATA, "\"%s\": __metadata__ is not an object of strings", path);
 }
 
-static nd_status parse_entries(json_t *root, uint64_t data, const char *path, nd_st_list *list)
+static nd_status parse_entries(json_t *root, uint64_t data, const char *path,
+                               nd_safetensors_list *list)
 {
     const char *name;
     json_t *value;
@@ -219,7 +221,7 @@ static nd_status parse_entries(json_t *root, uint64_t data, const char *path, nd
             ND_TRY(check_metadata(value, path));
             continue;
         }
-        nd_st_tensor *tensor = &list->tensors[list->count++];
+        nd_safetensors_tensor *tensor = &list->tensors[list->count++];
         ND_TRY(nd_fs_format(&tensor->name, "%s", name));
         ND_TRY(parse_tensor(path, name, value, data, tensor));
     }
@@ -227,10 +229,10 @@ static nd_status parse_entries(json_t *root, uint64_t data, const char *path, nd
     return ND_OK;
 }
 
-nd_status nd_st_parse(const char *header, size_t size, uint64_t file_bytes, const char *path,
-                      nd_st_list *out)
+nd_status nd_safetensors_parse(const char *header, size_t size, uint64_t file_bytes,
+                               const char *path, nd_safetensors_list *out)
 {
-    nd_st_list list = {0};
+    nd_safetensors_list list = {0};
     json_error_t error;
     if (size == 0 || header[0] != '{') {
         return nd_fail(ND_ERR_DATA,
@@ -247,9 +249,9 @@ nd_status nd_st_parse(const char *header, size_t size, uint64_t file_bytes, cons
     ND_TRY_OUT(parse_entries(root, 8 + size, path, &list));
     ND_TRY_OUT(check_chain(&list, 8 + size, file_bytes, path));
     *out = list;
-    list = (nd_st_list){0};
+    list = (nd_safetensors_list){0};
 out:
-    nd_st_list_fini(&list);
+    nd_safetensors_list_fini(&list);
     json_decref(root);
     return status;
 }
@@ -263,7 +265,7 @@ static uint64_t u64_of(const uint8_t *p)
     return x;
 }
 
-nd_status nd_st_read_header(int fd, const char *path, nd_st_list *out)
+nd_status nd_safetensors_read_header(int fd, const char *path, nd_safetensors_list *out)
 {
     struct stat st;
     uint8_t length[8];
@@ -290,7 +292,7 @@ nd_status nd_st_read_header(int fd, const char *path, nd_st_list *out)
     ND_TRY(nd_alloc((size_t)n, 1, (void **)&header));
     nd_status status = nd_fs_pread(fd, path, header, (size_t)n, sizeof length);
     if (status == ND_OK) {
-        status = nd_st_parse(header, (size_t)n, bytes, path, out);
+        status = nd_safetensors_parse(header, (size_t)n, bytes, path, out);
     }
     free(header);
     return status;
@@ -298,12 +300,12 @@ nd_status nd_st_read_header(int fd, const char *path, nd_st_list *out)
 
 static int by_size_then_name(const void *a, const void *b)
 {
-    const nd_st_tensor *x = a, *y = b;
+    const nd_safetensors_tensor *x = a, *y = b;
     int bits = dtypes[y->dtype].bits - dtypes[x->dtype].bits;
     return bits != 0 ? bits : strcmp(x->name, y->name);
 }
 
-static json_t *entry_json(const nd_st_tensor *t)
+static json_t *entry_json(const nd_safetensors_tensor *t)
 {
     json_t *shape = json_array();
     for (int a = 0; a < t->axes; a++) {
@@ -313,15 +315,17 @@ static json_t *entry_json(const nd_st_tensor *t)
                      "data_offsets", (json_int_t)t->begin, (json_int_t)t->end);
 }
 
-nd_status nd_st_layout(nd_st_tensor *tensors, int64_t count, char **head, size_t *head_bytes)
+nd_status nd_safetensors_layout(nd_safetensors_tensor *tensors, int64_t count, char **head,
+                                size_t *head_bytes)
 {
     qsort(tensors, (size_t)count, sizeof *tensors, by_size_then_name);
     json_t *root = json_pack("{s:{s:s}}", "__metadata__", "format", "pt");
     uint64_t at = 0;
     int bad = root ? 0 : 1;
     for (int64_t i = 0; i < count; i++) {
-        nd_st_tensor *t = &tensors[i];
-        uint64_t bytes = (uint64_t)nd_st_tensor_count(t) * (uint64_t)dtypes[t->dtype].bits / 8;
+        nd_safetensors_tensor *t = &tensors[i];
+        uint64_t bytes =
+            (uint64_t)nd_safetensors_tensor_count(t) * (uint64_t)dtypes[t->dtype].bits / 8;
         t->begin = at;
         at = t->end = at + bytes;
         bad |= json_object_set_new(root, t->name, entry_json(t));

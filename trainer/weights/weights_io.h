@@ -7,7 +7,7 @@
  * Loading: each rank reads only the elements of its own shards. Saving: shards are gathered in
  * pieces of a few MiB, unit by unit; rank 0 writes. Both keep F32 in memory.
  */
-#include "trainer/weights/hf_folder.h"
+#include "trainer/weights/weights.h"
 #include "trainer/model/model.h"
 
 nd_status nd_model_io_load(nd_model *model, const nd_hf_reader *reader);

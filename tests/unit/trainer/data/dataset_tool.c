@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "trainer/data/dataset.h"
+#include "trainer/data/formats.h"
 
 int main(int argc, char **argv)
 {
@@ -17,7 +17,7 @@ int main(int argc, char **argv)
     /* Blocks of one input and one label: every token but the last of an odd count. */
     nd_status status = nd_dataset_open(argv[1], ND_DATA_AUTO, "file", atoll(argv[2]), 1, &dataset);
     if (status == ND_OK) {
-        printf("%s\n%" PRId64 "\n", nd_dataset_format_name(dataset), nd_dataset_tokens(dataset));
+        printf("%s\n%" PRId64 "\n", dataset->format->name, nd_dataset_tokens(dataset));
         for (int64_t b = 0; b < nd_dataset_blocks(dataset) && status == ND_OK; b++) {
             status = nd_dataset_block(dataset, b, &input, &label);
             printf("%d\n%d\n", input, label);

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "tests/support/tempdir.h"
-#include "trainer/data/dataset.h"
+#include "trainer/data/formats.h"
 
 enum { IGNORED = ND_LABEL_IGNORED };
 
@@ -50,7 +50,7 @@ Test(dataset, text_is_cut_into_blocks_and_the_short_last_one_is_kept)
     assert_ok(open_text_of("a.txt", "abcdefgh\xff\x01z", 4));
     cr_assert_eq(nd_dataset_tokens(opened), 11);
     cr_assert_eq(nd_dataset_blocks(opened), 2); /* 5 + 5 + 1: one token alone has no label */
-    cr_assert_str_eq(nd_dataset_format_name(opened), "text");
+    cr_assert_str_eq(opened->format->name, "text");
     assert_block(0, 4, (int32_t[]){'a', 'b', 'c', 'd'}, (int32_t[]){'b', 'c', 'd', 'e'});
     assert_block(1, 4, (int32_t[]){'f', 'g', 'h', 0xff}, (int32_t[]){'g', 'h', 0xff, 1});
     nd_dataset_close(opened);
@@ -92,7 +92,7 @@ Test(dataset, jsonl_concatenates_rows_and_hides_prompts)
     /* a b c P Q | x y z C3 A9 | 00 e n d */
     cr_assert_eq(nd_dataset_tokens(opened), 14);
     cr_assert_eq(nd_dataset_blocks(opened), 3);
-    cr_assert_str_eq(nd_dataset_format_name(opened), "jsonl");
+    cr_assert_str_eq(opened->format->name, "jsonl");
     assert_block(0, 4, (int32_t[]){'a', 'b', 'c', 'P'}, (int32_t[]){'b', 'c', IGNORED, IGNORED});
     assert_block(1, 4, (int32_t[]){'x', 'y', 'z', 0xc3}, (int32_t[]){'y', 'z', 0xc3, 0xa9});
     assert_block(2, 4, (int32_t[]){0, 'e', 'n', 'd'}, (int32_t[]){'e', 'n', 'd', IGNORED});
@@ -187,7 +187,7 @@ Test(dataset, llmc_files_of_both_widths)
     const uint16_t narrow[] = {1, 2, 65535, 4, 5, 6};
     assert_ok(try_open(write_llmc(20240520, 1, 6, narrow, sizeof narrow), ND_DATA_AUTO, "file",
                        65536, 3));
-    cr_assert_str_eq(nd_dataset_format_name(opened), "llmc");
+    cr_assert_str_eq(opened->format->name, "llmc");
     assert_block(0, 3, (int32_t[]){1, 2, 65535}, (int32_t[]){2, 65535, 4});
     assert_block(1, 3, (int32_t[]){5, 6, 0}, (int32_t[]){6, IGNORED, IGNORED});
     nd_dataset_close(opened);
@@ -274,7 +274,7 @@ Test(dataset, megatron_pair_by_any_of_its_names)
     const char *names[] = {"m", "m.bin", "m.idx"};
     for (int i = 0; i < 3; i++) {
         assert_ok(try_open(tempdir_file(&dir, names[i]), ND_DATA_AUTO, "file", 256, 4));
-        cr_assert_str_eq(nd_dataset_format_name(opened), "megatron");
+        cr_assert_str_eq(opened->format->name, "megatron");
         cr_assert_eq(nd_dataset_tokens(opened), 9);
         assert_block(0, 4, (int32_t[]){10, 11, 12, 13}, (int32_t[]){11, 12, 13, 14});
         assert_block(1, 4, (int32_t[]){15, 16, 17, 18}, (int32_t[]){16, 17, 18, IGNORED});

@@ -4,7 +4,7 @@
 
 #include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
-#include "trainer/data/loader.h"
+#include "trainer/data/data.h"
 
 /* Text of N blocks whose bytes tell block and position: byte p of block k is (17 k + p) % 256. */
 enum { S = 16, N = 23 };

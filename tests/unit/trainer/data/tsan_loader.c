@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "trainer/data/loader.h"
+#include "trainer/data/data.h"
 
 enum { S = 64, BLOCKS = 50, VOCAB = 256 };
 

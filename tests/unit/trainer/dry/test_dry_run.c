@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "trainer/dry/dry_ops.h"
-#include "trainer/dry/dry_run.h"
+#include "trainer/dry/dry.h"
 
 enum { LAYERS = 3, MICROS = 4, TOKENS = 64 };
 

@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 
-#include "trainer/report/metrics.h"
+#include "trainer/report/report.h"
 
 static const nd_llama_shape llama_8b = {.vocab = 128256,
                                         .hidden = 4096,

@@ -11,7 +11,7 @@
 
 #include "runtime/base/log.h"
 #include "tests/support/tempdir.h"
-#include "trainer/report/metrics.h"
+#include "trainer/report/report.h"
 
 static tempdir dir;
 static nd_config config;

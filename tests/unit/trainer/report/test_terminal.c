@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "trainer/report/terminal.h"
+#include "trainer/report/report.h"
 
 static char text[512];
 

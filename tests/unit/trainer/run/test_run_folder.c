@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "tests/support/tempdir.h"
-#include "trainer/report/metrics.h"
+#include "trainer/run/run_folder.h"
 
 static tempdir dir;
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "tests/support/tempdir.h"
-#include "trainer/run/run_json.h"
+#include "trainer/run/run_folder.h"
 
 static tempdir dir;
 static nd_config config;

@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 
-#include "trainer/step/schedule.h"
+#include "trainer/step/parts.h"
 
 static nd_config config_of(nd_schedule_kind kind, int64_t steps, int64_t warmup)
 {

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "trainer/tune/decide.h"
+#include "trainer/tune/measure.h"
 
 enum { Q = 1, K = 2, V = 4 };
 

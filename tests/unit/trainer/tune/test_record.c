@@ -8,7 +8,7 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/tensor/dtype.h"
-#include "trainer/tune/record.h"
+#include "trainer/tune/measure.h"
 
 static const nd_llama_shape shape = {
     .vocab = 256, .hidden = 64, .ffn = 96, .layers = 3, .heads = 4, .kv_heads = 2, .head_dim = 16};

@@ -3,7 +3,7 @@
 #define TESTS_UNIT_TRAINER_CKPT_HF_MODEL_H
 /* A small model as a folder of Hugging Face's, for the tests of its writer and its reader. */
 #include "tests/support/tempdir.h"
-#include "trainer/weights/hf_folder.h"
+#include "trainer/weights/weights.h"
 
 enum { HF_TENSORS_MAX = 64 };
 

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "tests/unit/trainer/weights/hf_shape.h"
-#include "trainer/weights/hf_folder.h"
+#include "trainer/weights/weights.h"
 #include "trainer/layout/layout.h"
 
 static float value_of(const char *name, int64_t element)

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 
 #include "tests/support/tempdir.h"
-#include "trainer/weights/hf_folder.h"
+#include "trainer/weights/weights.h"
 
 static tempdir dir;
 

@@ -18,11 +18,12 @@ static nd_status open_and_check(const char *folder)
 }
 
 /* Replaces model.safetensors by these tensors, all zero. */
-static void write_weights(const char *folder, const char *file, nd_st_tensor *list, int64_t count)
+static void write_weights(const char *folder, const char *file, nd_safetensors_tensor *list,
+                          int64_t count)
 {
     char path[256], *head;
     size_t bytes;
-    assert_ok(nd_st_layout(list, count, &head, &bytes));
+    assert_ok(nd_safetensors_layout(list, count, &head, &bytes));
     snprintf(path, sizeof path, "%s/%s", folder, file);
     FILE *f = fopen(path, "wb");
     fwrite(head, 1, bytes, f);
@@ -32,18 +33,19 @@ static void write_weights(const char *folder, const char *file, nd_st_tensor *li
 }
 
 /* The tensors of the model as a list for write_weights. */
-static int64_t all_tensors(nd_st_tensor *list)
+static int64_t all_tensors(nd_safetensors_tensor *list)
 {
     for (int i = 0; i < hf_tensor_count; i++) {
-        list[i] = (nd_st_tensor){.name = hf_tensors[i].name,
-                                 .dtype = ND_ST_F32,
-                                 .axes = hf_tensors[i].axes,
-                                 .shape = {hf_tensors[i].shape[0], hf_tensors[i].shape[1]}};
+        list[i] =
+            (nd_safetensors_tensor){.name = hf_tensors[i].name,
+                                    .dtype = ND_SAFETENSORS_F32,
+                                    .axes = hf_tensors[i].axes,
+                                    .shape = {hf_tensors[i].shape[0], hf_tensors[i].shape[1]}};
     }
     return hf_tensor_count;
 }
 
-static nd_st_tensor *named(nd_st_tensor *list, int64_t count, const char *name)
+static nd_safetensors_tensor *named(nd_safetensors_tensor *list, int64_t count, const char *name)
 {
     for (int64_t i = 0; i < count; i++) {
         if (strcmp(list[i].name, name) == 0) {
@@ -56,7 +58,7 @@ static nd_st_tensor *named(nd_st_tensor *list, int64_t count, const char *name)
 
 Test(hf_reader, reader_names_what_is_missing_extra_or_different)
 {
-    nd_st_tensor list[HF_TENSORS_MAX];
+    nd_safetensors_tensor list[HF_TENSORS_MAX];
     nd_hf_writer_options o = hf_options_of(true, ND_DTYPE_F32);
     char folder[128];
     snprintf(folder, sizeof folder, "%s", hf_write_model("m", &o));
@@ -68,7 +70,8 @@ Test(hf_reader, reader_names_what_is_missing_extra_or_different)
     assert_fails(open_and_check(folder), ND_ERR_DATA, "lacks tensor \"model.norm.weight\"");
 
     n = all_tensors(list);
-    list[n++] = (nd_st_tensor){.name = "model.layers.2.mlp.up_proj.weight", .dtype = ND_ST_F32};
+    list[n++] = (nd_safetensors_tensor){.name = "model.layers.2.mlp.up_proj.weight",
+                                        .dtype = ND_SAFETENSORS_F32};
     write_weights(folder, "model.safetensors", list, n);
     assert_fails(open_and_check(folder), ND_ERR_DATA,
                  "holds tensor \"model.layers.2.mlp.up_proj.weight\", which a Llama of 2 layers");
@@ -85,23 +88,23 @@ Test(hf_reader, reader_names_what_is_missing_extra_or_different)
     assert_fails(open_and_check(folder), ND_ERR_DATA, "asks for 24 x 1");
 
     n = all_tensors(list);
-    named(list, n, "model.norm.weight")->dtype = ND_ST_F64;
+    named(list, n, "model.norm.weight")->dtype = ND_SAFETENSORS_F64;
     write_weights(folder, "model.safetensors", list, n);
     assert_fails(open_and_check(folder), ND_ERR_DATA, "is F64; F32, BF16 and F16 are read");
 
     /* Allowed: rotary buffers of old files, and a head beside tied embeddings. */
     n = all_tensors(list);
-    list[n++] = (nd_st_tensor){.name = "model.layers.0.self_attn.rotary_emb.inv_freq",
-                               .dtype = ND_ST_F32,
-                               .axes = 1,
-                               .shape = {3}};
-    list[n++] =
-        (nd_st_tensor){.name = "lm_head.weight", .dtype = ND_ST_F32, .axes = 2, .shape = {256, 24}};
+    list[n++] = (nd_safetensors_tensor){.name = "model.layers.0.self_attn.rotary_emb.inv_freq",
+                                        .dtype = ND_SAFETENSORS_F32,
+                                        .axes = 1,
+                                        .shape = {3}};
+    list[n++] = (nd_safetensors_tensor){
+        .name = "lm_head.weight", .dtype = ND_SAFETENSORS_F32, .axes = 2, .shape = {256, 24}};
     write_weights(folder, "model.safetensors", list, n);
     assert_ok(open_and_check(folder));
     n = all_tensors(list);
-    list[n++] =
-        (nd_st_tensor){.name = "lm_head.weight", .dtype = ND_ST_F32, .axes = 2, .shape = {255, 24}};
+    list[n++] = (nd_safetensors_tensor){
+        .name = "lm_head.weight", .dtype = ND_SAFETENSORS_F32, .axes = 2, .shape = {255, 24}};
     write_weights(folder, "model.safetensors", list, n);
     assert_fails(open_and_check(folder), ND_ERR_DATA, "\"lm_head.weight\" has 2 axes of 255");
 }
@@ -166,13 +169,14 @@ Test(hf_reader, reader_errors_of_sharded_sets)
 /* Every binary16 code, against the formula (-1)^s 2^(e-15) (1 + m/1024), computed by ldexp. */
 Test(hf_reader, f16_is_widened_exactly)
 {
-    static nd_st_tensor list[HF_TENSORS_MAX];
+    static nd_safetensors_tensor list[HF_TENSORS_MAX];
     static float values[65536];
     nd_hf_writer_options o = hf_options_of(true, ND_DTYPE_F32);
     char folder[128], path[160];
     snprintf(folder, sizeof folder, "%s", hf_write_model("m", &o));
     int64_t n = all_tensors(list);
-    list[n++] = (nd_st_tensor){.name = "x", .dtype = ND_ST_F16, .axes = 1, .shape = {65536}};
+    list[n++] = (nd_safetensors_tensor){
+        .name = "x", .dtype = ND_SAFETENSORS_F16, .axes = 1, .shape = {65536}};
     write_weights(folder, "model.safetensors", list, n);
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
     FILE *f = fopen(path, "r+b");

@@ -20,13 +20,13 @@ static void teardown(void)
 
 TestSuite(safetensors, .init = setup, .fini = teardown);
 
-static nd_st_list list;
+static nd_safetensors_list list;
 
 /* Parses a header followed by `data` bytes. */
 static nd_status parse(const char *header, uint64_t data)
 {
     size_t n = strlen(header);
-    return nd_st_parse(header, n, 8 + n + data, "f", &list);
+    return nd_safetensors_parse(header, n, 8 + n + data, "f", &list);
 }
 
 Test(safetensors, reads_tensors_in_the_order_of_their_data)
@@ -42,19 +42,19 @@ Test(safetensors, reads_tensors_in_the_order_of_their_data)
     cr_assert_eq(list.count, 4);
     cr_assert_str_eq(list.tensors[0].name, "a");
     cr_assert_str_eq(list.tensors[1].name, "b");
-    const nd_st_tensor *b = nd_st_list_find(&list, "b");
+    const nd_safetensors_tensor *b = nd_safetensors_list_find(&list, "b");
     cr_assert_eq(b->begin, data + 4);
     cr_assert_eq(b->end, data + 28);
-    cr_assert_eq(b->dtype, ND_ST_F32);
+    cr_assert_eq(b->dtype, ND_SAFETENSORS_F32);
     cr_assert_eq(b->axes, 2);
     cr_assert(b->shape[0] == 2 && b->shape[1] == 3);
-    cr_assert_eq(nd_st_tensor_count(b), 6);
-    cr_assert_eq(nd_st_tensor_count(nd_st_list_find(&list, "scalar")), 1);
-    cr_assert_eq(nd_st_tensor_count(nd_st_list_find(&list, "none")), 0);
-    cr_assert_null(nd_st_list_find(&list, "c"));
-    nd_st_list_fini(&list);
+    cr_assert_eq(nd_safetensors_tensor_count(b), 6);
+    cr_assert_eq(nd_safetensors_tensor_count(nd_safetensors_list_find(&list, "scalar")), 1);
+    cr_assert_eq(nd_safetensors_tensor_count(nd_safetensors_list_find(&list, "none")), 0);
+    cr_assert_null(nd_safetensors_list_find(&list, "c"));
+    nd_safetensors_list_fini(&list);
     assert_ok(parse("{}", 0));
-    nd_st_list_fini(&list);
+    nd_safetensors_list_fini(&list);
 }
 
 #define ONE(dtype, shape, offsets)                                                                 \
@@ -129,7 +129,7 @@ Test(safetensors, refuses_files_shorter_than_they_say)
         char file[16] = "        {}";
         memcpy(file, &bad[i].length, 8);
         int fd = open(tempdir_write(&dir, "a", file, bad[i].bytes), O_RDONLY);
-        assert_fails(nd_st_read_header(fd, "a", &list), ND_ERR_DATA, bad[i].words);
+        assert_fails(nd_safetensors_read_header(fd, "a", &list), ND_ERR_DATA, bad[i].words);
         close(fd);
     }
 }
@@ -137,17 +137,17 @@ Test(safetensors, refuses_files_shorter_than_they_say)
 /* What layout writes, the reader accepts, aligned and in the documented order. */
 Test(safetensors, layout_is_sorted_aligned_and_readable)
 {
-    nd_st_tensor tensors[] = {
-        {.name = "z.weight", .dtype = ND_ST_BF16, .axes = 1, .shape = {3}},
-        {.name = "b.weight", .dtype = ND_ST_BF16, .axes = 2, .shape = {5, 7}},
-        {.name = "odd", .dtype = ND_ST_U8, .axes = 0},
-        {.name = "a.\"quoted\"", .dtype = ND_ST_F32, .axes = 2, .shape = {2, 2}},
-        {.name = "i", .dtype = ND_ST_I64, .axes = 1, .shape = {1}},
+    nd_safetensors_tensor tensors[] = {
+        {.name = "z.weight", .dtype = ND_SAFETENSORS_BF16, .axes = 1, .shape = {3}},
+        {.name = "b.weight", .dtype = ND_SAFETENSORS_BF16, .axes = 2, .shape = {5, 7}},
+        {.name = "odd", .dtype = ND_SAFETENSORS_U8, .axes = 0},
+        {.name = "a.\"quoted\"", .dtype = ND_SAFETENSORS_F32, .axes = 2, .shape = {2, 2}},
+        {.name = "i", .dtype = ND_SAFETENSORS_I64, .axes = 1, .shape = {1}},
     };
     static const char *const order[] = {"i", "a.\"quoted\"", "b.weight", "z.weight", "odd"};
     char *head;
     size_t bytes;
-    assert_ok(nd_st_layout(tensors, 5, &head, &bytes));
+    assert_ok(nd_safetensors_layout(tensors, 5, &head, &bytes));
     cr_assert_eq(bytes % 8, 0);
     cr_assert_eq(head[8], '{');
     uint64_t data_bytes = 8 + 16 + 70 + 6 + 1;
@@ -156,16 +156,17 @@ Test(safetensors, layout_is_sorted_aligned_and_readable)
     char *file = calloc(1, bytes + data_bytes);
     memcpy(file, head, bytes);
     int fd = open(tempdir_write(&dir, "a", file, bytes + data_bytes), O_RDONLY);
-    assert_ok(nd_st_read_header(fd, "a", &list));
+    assert_ok(nd_safetensors_read_header(fd, "a", &list));
     cr_assert_eq(list.count, 5);
     for (int i = 0; i < 5; i++) {
         cr_assert_str_eq(list.tensors[i].name, order[i]);
         cr_assert_eq(list.tensors[i].begin, tensors[i].begin);
         cr_assert_eq(list.tensors[i].end, tensors[i].end);
         cr_assert_eq(list.tensors[i].dtype, tensors[i].dtype);
-        cr_assert_eq(tensors[i].begin % (uint64_t)(nd_st_dtype_bits(tensors[i].dtype) / 8), 0);
+        cr_assert_eq(tensors[i].begin % (uint64_t)(nd_safetensors_dtype_bits(tensors[i].dtype) / 8),
+                     0);
     }
-    nd_st_list_fini(&list);
+    nd_safetensors_list_fini(&list);
     close(fd);
     free(file);
     free(head);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_REPORT_METRICS_H
-#define ND_REPORT_METRICS_H
+#ifndef ND_REPORT_REPORT_H
+#define ND_REPORT_REPORT_H
 /*
  * What a run says of itself: the step line (or progress bar), metrics.jsonl, run.json. Rank 0 only.
  *
@@ -8,12 +8,28 @@
  * memory aside; they are named in docs/formats.md). Nothing is allocated after nd_metrics_open.
  */
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "runtime/base/status.h"
+#include "runtime/comm/comm.h"
 #include "runtime/config/config.h"
 #include "trainer/layout/shape.h"
-#include "trainer/report/traffic.h"
+
+/* What this rank sent over the network or shared memory, by its purpose. */
+typedef enum nd_traffic_kind {
+    ND_TRAFFIC_WEIGHTS = 0, /* gathered over dp_shard_cp: 1 byte an FP8 element, 2 a BF16 element */
+    ND_TRAFFIC_GRADIENTS,   /* reduced over dp_shard_cp and dp_replicate: F32 */
+    ND_TRAFFIC_ACTIVATIONS, /* gathered and reduce-scattered over tp */
+    ND_TRAFFIC_KEYS_VALUES, /* over cp */
+    ND_TRAFFIC_OTHER,       /* loss, norms, amaxes */
+    ND_TRAFFIC_COUNT
+} nd_traffic_kind;
+
+const char *nd_traffic_name(nd_traffic_kind kind); /* "weights" */
+
+/* Bytes since the groups were made. */
+void nd_traffic_bytes(const nd_groups *groups, int64_t bytes[ND_TRAFFIC_COUNT]);
 
 typedef struct nd_metrics nd_metrics;
 
@@ -50,17 +66,34 @@ nd_status nd_metrics_step(nd_metrics *metrics, const nd_step_record *record);
 nd_status nd_metrics_validation(nd_metrics *metrics, int64_t step, double loss, int64_t tokens,
                                 double seconds);
 
-/* Chooses or checks the run folder: `output.dir`, or runs/<config>-<n>. ND_ERR_CANTCREATE when it
- * holds a run already or cannot be written. Creates it. Owned by the caller. */
-nd_status nd_run_folder_create(const nd_config *config, char **out);
-/* Before any worker starts: that the folder could be used. A given one is made when it is not
- * there. */
-nd_status nd_run_folder_check(const nd_config *config);
-
 /* FLOPs of one token of training (forward and backward). Sources: performance.md 1. */
 double nd_flops_per_token_causal(const nd_llama_shape *shape,
                                  int64_t sequence); /* 6 N + 6 L H D S */
 double nd_flops_per_token_accelerate(const nd_llama_shape *shape,
                                      int64_t sequence); /* accelerate's count, as it is */
+
+/*
+ * Text for a person, as pure functions of numbers. Each writes at most `size` bytes with the final
+ * NUL and returns its first argument.
+ */
+typedef struct nd_step_view {
+    int64_t step, steps;
+    double loss, grad_norm, lr;
+    double step_seconds; /* mean over the steps since the last line */
+    double tokens_per_second;
+    double tflops; /* per worker, attention counted as causal */
+    double peak_memory_bytes;
+} nd_step_view;
+
+/* Below 120 columns for numbers of usual size. */
+char *nd_step_line_format(char *text, size_t size, const nd_step_view *view);
+
+/* "[=====> ] 52 % step 520/1000 loss 2.3456 4 min 03 s left": below 80 columns, no newline. */
+char *nd_progress_bar_format(char *text, size_t size, int64_t step, int64_t steps, double loss,
+                             double seconds_left);
+
+char *nd_duration_format(char *text, size_t size, double seconds); /* "42 s", "4 min 03 s" */
+char *nd_quantity_format(char *text, size_t size, double value);   /* "317", "16.3 k", "2.1 M" */
+char *nd_bytes_format(char *text, size_t size, double bytes);      /* "321 MiB", "12.4 GiB" */
 
 #endif

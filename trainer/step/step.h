@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_STEP_TRAINER_H
-#define ND_STEP_TRAINER_H
+#ifndef ND_STEP_STEP_H
+#define ND_STEP_STEP_H
 /*
  * The training step of one rank, without files: memory, model, gradient synchronisation, optimizer.
- * Driven by the loop (train.c) in a process of its own, and by tests with N ranks as threads.
+ * The run loop (run/run.c) drives it in a process of its own, and tests drive N ranks as threads.
  */
 #include "runtime/device/memplan.h"
-#include "trainer/data/loader.h"
+#include "trainer/data/data.h"
 #include "trainer/model/model.h"
-#include "trainer/step/optimizer.h"
 #include "trainer/parallel/gradsync.h"
+
+/* The update of this rank's shards: clip factor, AdamW or SGD, weight decay on matrices only. */
+typedef struct nd_optimizer {
+    nd_fsdp *fsdp;
+    nd_flat_range *ranges;
+    int range_count;
+} nd_optimizer;
 
 typedef struct nd_trainer {
     nd_rank *rank; /* borrowed */
@@ -21,8 +27,10 @@ typedef struct nd_trainer {
     nd_graph_counts planned_graphs;   /* what they will hold */
     nd_step_numbers *sent, *received; /* host memory: what goes to the device, what comes back */
     int64_t step;                     /* steps done, also those that were skipped */
-    int64_t plain;   /* gradients made since the start of the process, without a health report */
-    int64_t skipped; /* without an update: not finite, and train.nonfinite is skip */
+    int64_t skipped; /* steps without an update: not finite, and train.nonfinite is skip */
+    /* Steps since the start of the process that ran without a health report: after the first, CUDA
+     * graphs may record. */
+    int64_t steps_recordable;
 } nd_trainer;
 
 typedef struct nd_step_result {
@@ -34,11 +42,9 @@ typedef struct nd_step_result {
     bool skipped;
 } nd_step_result;
 
-/* What FP8 asks of model and mesh, before any worker starts: ND_ERR_CONFIG with the numbers. */
+/* Whether model and mesh allow the FP8 that is asked for, before any worker starts: ND_ERR_CONFIG
+ * with the numbers. */
 nd_status nd_trainer_check_precision(const nd_config *config, const nd_llama_shape *shape);
-
-/* This rank's part of each step's batch, as the configuration says. */
-nd_loader_options nd_trainer_loader_options(const nd_rank *rank, bool validation);
 
 /* Plans memory; nothing is allocated on the device yet (enough for `ndtrain plan`). */
 nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out);
@@ -54,26 +60,29 @@ void nd_trainer_destroy(nd_trainer *trainer);
 nd_status nd_trainer_gradients(nd_trainer *trainer, const nd_step_batch *batch,
                                nd_step_result *out);
 /*
- * Gradients, then the update. When loss or norm is not finite, alike on all ranks: ND_ERR_NUMERIC
- * naming the step and the first tensor, or, with train.nonfinite skip, a warning and no update.
+ * Gradients, then the update. When loss or norm is not finite (alike on all ranks): ND_ERR_NUMERIC
+ * naming the step and the first such tensor, or, with train.nonfinite skip, a warning and no
+ * update.
  */
 nd_status nd_trainer_step(nd_trainer *trainer, const nd_step_batch *batch, nd_step_result *out);
 
-/* Every rank's next step says so, if the word comes before the step's numbers are complete.
- * Async-signal-safe. */
+double nd_positive_nan(double value); /* NaN without the sign that printf would show */
+
+/* Sets `stop` in the results of every rank's next step, or of the one after it when that step's
+ * numbers are already on their way. Async-signal-safe. */
 void nd_trainer_request_stop(nd_trainer *trainer, int reason);
 
 /* Asked before each batch of a long loop, on all ranks; *stop is alike on all of them. */
-typedef struct nd_trainer_pause {
-    nd_status (*asked)(void *context, bool *stop);
+typedef struct nd_stop_check {
+    nd_status (*ask)(void *context, bool *stop);
     void *context;
-} nd_trainer_pause;
+} nd_stop_check;
 
 /*
- * Mean NLL over `batches` calls of the (rewound) validation loader; all ranks take part. Stopped by
- * `pause`: no loss, and *tokens is 0.
+ * Mean NLL over `batches` calls of the (rewound) validation loader; all ranks take part. When
+ * `check` stops it, there is no loss and *tokens is 0.
  */
 nd_status nd_trainer_evaluate(nd_trainer *trainer, nd_loader *loader, int64_t batches,
-                              const nd_trainer_pause *pause, double *loss, int64_t *tokens);
+                              const nd_stop_check *check, double *loss, int64_t *tokens);
 
 #endif

@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_DRY_CALLS_H
-#define ND_DRY_CALLS_H
+#ifndef ND_DRY_DRY_H
+#define ND_DRY_DRY_H
 /*
- * The calls of ops that autotune times: products, and what FP8 adds to them. A call is its form
- * alone, without memory: extents, strides, types, and how addresses are aligned. Equal calls of a
- * step are one entry.
+ * A step without computing it: the model's own forward and backward run over ops, communicators and
+ * memory that do nothing, so what is found is what a step calls, whatever the mesh, the recipe and
+ * the recompute mode.
+ *
+ * Autotune times the calls of ops that a dry run lists: products, and what FP8 adds to them. A call
+ * is its form alone, without memory: extents, strides, dtypes, and how addresses are aligned. Equal
+ * calls of a step are one entry.
  */
 #include "kernels/ops.h"
+#include "runtime/device/graphs.h"
+#include "trainer/precision/filter.h"
+#include "trainer/rank.h"
 
 typedef enum nd_call_kind {
     ND_CALL_MATMUL = 0,
@@ -58,5 +65,21 @@ nd_status nd_calls_add(nd_calls *calls, const nd_call *call);
 void nd_calls_free(nd_calls *calls);
 /* The entry of an equal call, or NULL. */
 nd_call_entry *nd_calls_find(const nd_calls *calls, const nd_call *call);
+
+/*
+ * Adds the calls of a training step of the rank's configuration, and the forms of a validation,
+ * which count nothing. linears: which of them are in FP8; NULL: as the filter says.
+ */
+nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_calls *calls);
+
+/*
+ * Makes what the backend keeps for the forms of a training step and of a validation (plans of
+ * libraries), so that no step makes any and what cannot be planned is an error now. Does nothing
+ * where a backend keeps nothing.
+ */
+nd_status nd_dry_run_prepare(const nd_rank *rank);
+
+/* What the CUDA graphs of the rank's training steps will hold: the same code records it. */
+nd_status nd_dry_run_graphs(const nd_rank *rank, nd_graph_counts *out);
 
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_TUNE_TUNING_H
-#define ND_TUNE_TUNING_H
+#ifndef ND_TUNE_TUNE_H
+#define ND_TUNE_TUNE_H
 /*
  * Autotune (kernels.autotune): before memory is planned, rank 0 times the products of a step and
  * what FP8 adds to them, and chooses an algorithm of cuBLASLt for each form and, for the linears

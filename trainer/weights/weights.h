@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_WEIGHTS_HF_FOLDER_H
-#define ND_WEIGHTS_HF_FOLDER_H
+#ifndef ND_WEIGHTS_WEIGHTS_H
+#define ND_WEIGHTS_WEIGHTS_H
 /*
- * A Hugging Face model folder: config.json, model.safetensors or a sharded set with its index,
- * tokenizer.json.
+ * A Hugging Face model folder: config.json, model.safetensors or a sharded set with its index, and
+ * side files such as the tokenizer.
  *
  * Reading opens headers only; slices are read with pread straight into the caller's buffer, so each
- * rank reads just its own. Tensors may be F32, BF16 or F16; they are widened to F32 exactly.
- * Writing: the tensors and their shapes are announced first, so that offsets are known; values
- * arrive in any order and any number of pieces; everything lands in a temporary folder beside the
- * target and is renamed at the end (files and folder fsynced).
+ * rank reads just its own elements. Tensors may be F32, BF16 or F16; they are widened to F32
+ * exactly. Writing: the tensors and their shapes are announced first, so that offsets are known;
+ * values arrive in any order and any number of pieces; everything lands in a temporary folder
+ * beside the target and is renamed at the end (files and folder fsynced).
  */
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "runtime/base/status.h"
-#include "trainer/layout/shape.h"
 #include "runtime/tensor/dtype.h"
+#include "trainer/layout/shape.h"
 
 typedef struct nd_hf_reader nd_hf_reader;
 
@@ -23,9 +24,9 @@ typedef struct nd_hf_reader nd_hf_reader;
 nd_status nd_hf_reader_open(const char *folder, nd_hf_reader **out);
 void nd_hf_reader_close(nd_hf_reader *reader);
 const nd_llama_shape *nd_hf_reader_shape(const nd_hf_reader *reader);
-/* Every tensor that a model of this shape has, with its shape, and no other (rotary inv_freq
- * buffers are ignored). A tied model may or may not hold lm_head.weight. ND_ERR_DATA names what is
- * missing, extra or of another shape. */
+/* Checks that the folder holds every tensor of a model of this shape, with its shape, and no other
+ * (rotary inv_freq buffers are ignored). A tied model may or may not hold lm_head.weight.
+ * ND_ERR_DATA names the tensor that is missing, extra or of another shape. */
 nd_status nd_hf_reader_check(const nd_hf_reader *reader);
 bool nd_hf_reader_has(const nd_hf_reader *reader, const char *name);
 /*
@@ -48,9 +49,9 @@ typedef struct nd_hf_writer_options {
     nd_dtype dtype;         /* BF16 or F32 */
     int64_t max_file_bytes; /* a larger model is sharded; 0: 5e9, as transformers */
     bool byte_tokenizer;    /* write tokenizer.json and tokenizer_config.json for id = byte */
-    const char
-        *source; /* folder of the model that was trained further, or NULL: its tokenizer (without
-                           byte_tokenizer) and generation_config.json are copied; borrowed */
+    /* Folder of the model that was trained further, or NULL: its tokenizer (unless byte_tokenizer)
+     * and generation_config.json are copied. Borrowed. */
+    const char *source;
 } nd_hf_writer_options;
 
 /* ND_ERR_CANTCREATE when folder exists (it is never overwritten) or cannot be made. Free space is
@@ -65,8 +66,24 @@ nd_status nd_hf_writer_write(nd_hf_writer *writer, const char *name, int64_t beg
 nd_status nd_hf_writer_commit(nd_hf_writer *writer);
 void nd_hf_writer_abort(nd_hf_writer *writer); /* removes the temporary folder; NULL is legal */
 
+/*
+ * Side files: the tokenizer, the chat template, generation_config.json. They stay as they are when
+ * a model is trained further. `tokenizer` false leaves out the tokenizer's.
+ */
+/* Bytes of those that the folder holds. */
+uint64_t nd_hf_side_files_bytes(const char *folder, bool tokenizer);
+/* Copies them and fsyncs the copies. A file that cannot be read gets a warning, not an error, since
+ * the weights matter more. */
+nd_status nd_hf_side_files_copy(const char *from, const char *to, bool tokenizer);
+/*
+ * Writes and fsyncs tokenizer.json and tokenizer_config.json for a model whose ids are bytes, as
+ * transformers' AutoTokenizer reads them: byte-level BPE without merges, whose vocabulary maps the
+ * character that stands for byte b to id b.
+ */
+nd_status nd_hf_byte_tokenizer_write(const char *folder);
+
 /* org/name -> newest snapshot folder in the local cache (HF_HUB_CACHE, HF_HOME,
- * ~/.cache/huggingface/hub); ND_ERR_DATA says how to get it when it is not there. Owned by the
+ * ~/.cache/huggingface/hub). ND_ERR_DATA says how to get a model that is not there. Owned by the
  * caller. */
 nd_status nd_hf_cache_find(const char *name, char **out);
 

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/commands/command.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "runtime/base/version.h"
+#include "trainer/step/step.h"
+#include "trainer/tune/tune.h"
+#include "trainer/worker/devices.h"
+
+/* ndlaunch compares the version with its own, so it is printed before anything can fail. */
+static nd_status begin(nd_worker *worker)
+{
+    if (getenv("ND_CONFIG_FD")) {
+        printf("ndtrain %s\n", ND_VERSION);
+        fflush(stdout);
+    }
+    return nd_identity_read(&worker->identity);
+}
+
+/* For the comparison between nodes, where paths may differ: digests of what the files hold. */
+static void print_digest(void *context, const char *key, const char *hex)
+{
+    printf("digest %s %s\n", key, hex);
+}
+
+static void print_good(const nd_config *config, const nd_inputs *inputs)
+{
+    char mesh[128];
+    const nd_mesh *m = &config->resolved_mesh;
+    printf("configuration, model and data are good: mesh %s; %.2f M parameters; %lld training "
+           "tokens",
+           nd_mesh_format(m, mesh, sizeof mesh),
+           (double)nd_llama_shape_parameters(&inputs->shape) * 1e-6,
+           (long long)nd_dataset_tokens(inputs->data));
+    if (inputs->validation) {
+        printf(", %lld for validation", (long long)nd_dataset_tokens(inputs->validation));
+    }
+    printf("\n");
+}
+
+/* A record of autotune that cannot be replayed is an error before workers start. */
+static nd_status check_autotune(const nd_config *config, const nd_llama_shape *shape)
+{
+    nd_tuning *tuning = NULL;
+    bool gpu = false;
+    ND_TRY(nd_gpu_is_wanted(config, &gpu));
+    ND_TRY(nd_tuning_check(config, shape, gpu, &tuning));
+    nd_tuning_destroy(tuning);
+    return ND_OK;
+}
+
+static nd_status check(const nd_command_call *call)
+{
+    const nd_config *config = call->config;
+    nd_inputs inputs = {0};
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_inputs_open(config, &inputs));
+    ND_TRY_OUT(nd_trainer_check_precision(config, &inputs.shape));
+    ND_TRY_OUT(nd_worker_check_device(config));
+    ND_TRY_OUT(check_autotune(config, &inputs.shape));
+    ND_TRY_OUT(nd_worker_open_planner(config, call->worker));
+    ND_TRY_OUT(nd_plan_check_memory(config, &inputs, call->worker));
+    ND_TRY_OUT(nd_run_folder_check(config));
+    if (config->launch.nnodes > 1) {
+        ND_TRY_OUT(nd_inputs_each_digest(&inputs, print_digest, NULL));
+    }
+    print_good(config, &inputs);
+out:
+    nd_inputs_close(&inputs);
+    return status;
+}
+
+const nd_command nd_command_check = {"check", false, begin, check};

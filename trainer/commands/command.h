@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_COMMANDS_COMMAND_H
+#define ND_COMMANDS_COMMAND_H
+/* The commands of ndtrain, one file each, and the configuration of a worker. */
+#include "runtime/config/config.h"
+#include "trainer/run/run.h"
+
+typedef struct nd_command_call {
+    const nd_config *config; /* resolved */
+    const nd_cli *cli;
+    nd_worker *worker; /* has its identity */
+    int argc;          /* of main */
+    char **argv;
+} nd_command_call;
+
+typedef struct nd_command {
+    const char *name;
+    bool trains; /* a worker of a job: OpenMP must wait briefly, which is set before main's work */
+    /* Before the configuration is read: finds the worker's identity. */
+    nd_status (*begin)(nd_worker *worker);
+    nd_status (*run)(const nd_command_call *call);
+} nd_command;
+
+/* One worker of a job: the run, from its first message to its last file. */
+extern const nd_command nd_command_train;
+/* Reads and checks configuration, model and data; starts nothing. */
+extern const nd_command nd_command_check;
+/*
+ * Prints mesh, the rule of each group, one rank's groups, parameters, the memory plan of a rank and
+ * an estimated step time, without starting anything. The same code plans a run, so the plan is what
+ * a run allocates.
+ */
+extern const nd_command nd_command_plan;
+
+/*
+ * A worker's configuration, resolved: the one that ndlaunch hands down, or that of the command
+ * line. With cli->help or cli->version it is not resolved. argv[0] is the command's name.
+ */
+nd_status nd_settings_read(nd_config *config, nd_cli *cli, const nd_identity *identity, int argc,
+                           char **argv);
+
+/*
+ * The plans of this host's workers together against its memory: ND_ERR_RESOURCE with the numbers
+ * when there is not that much, a warning when it is not free now. The worker has the planner's
+ * device.
+ */
+nd_status nd_plan_check_memory(const nd_config *config, const nd_inputs *inputs, nd_worker *worker);
+
+#endif

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/commands/command.h"
+
+#include <signal.h>
+
+#include "runtime/base/signals.h"
+
+static void on_stop_signal(int signal_number)
+{
+    nd_train_request_stop(signal_number);
+}
+
+/*
+ * TERM, HUP and USR1 end the run at the next step boundary; INT too, a second INT at once. QUIT
+ * keeps the system's meaning: it ends a process that does not come to a boundary, with a core dump
+ * where these are on. Under ndlaunch an INT may come twice, from it and from a resource manager
+ * that signals every process: there the second one is ndlaunch's.
+ */
+static void install_signals(const nd_identity *id)
+{
+    struct sigaction action = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART}, hangup;
+    nd_signals_unblock();
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
+    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN) {
+        sigaction(SIGHUP, &action, NULL); /* not under nohup */
+    }
+    signal(SIGUSR2, SIG_IGN); /* has no meaning here, and its default would end the run */
+    if (id->source != ND_IDENTITY_NDLAUNCH) {
+        action.sa_flags |= (int)SA_RESETHAND;
+    }
+    sigaction(SIGINT, &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write, with a sentence */
+}
+
+static nd_status check_world(const nd_config *config, const nd_identity *id)
+{
+    int world = nd_mesh_world_size(&config->resolved_mesh);
+    if (world == id->world_size) {
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_CONFIG,
+                   "the configuration needs %d workers, but this job has %d (%s); start it with "
+                   "ndlaunch, or with as many "
+                   "tasks as launch.workers",
+                   world, id->world_size, nd_identity_source_name(id->source));
+}
+
+/* Signals come before the job is joined, which may take long. */
+static nd_status begin(nd_worker *worker)
+{
+    nd_status status = nd_identity_read(&worker->identity);
+    install_signals(&worker->identity);
+    return status == ND_OK ? nd_identity_join(&worker->identity) : status;
+}
+
+static nd_status train(const nd_command_call *call)
+{
+    const nd_config *config = call->config;
+    nd_worker *worker = call->worker;
+    nd_inputs inputs = {0};
+    nd_run_context context = {
+        .worker = worker, .inputs = &inputs, .argc = call->argc, .argv = call->argv};
+    nd_status status = ND_OK;
+    ND_TRY_OUT(check_world(config, &worker->identity));
+    ND_TRY_OUT(nd_worker_meet(worker, config));
+    ND_TRY_OUT(nd_inputs_open(config, &inputs));
+    ND_TRY_OUT(nd_settings_compare(worker, config, &inputs));
+    ND_TRY_OUT(nd_worker_join(worker, config, &inputs.shape));
+    ND_TRY_OUT(nd_train(&context));
+out:
+    nd_inputs_close(&inputs);
+    return status;
+}
+
+const nd_command nd_command_train = {"train", true, begin, train};

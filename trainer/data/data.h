@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_DATA_DATA_H
+#define ND_DATA_DATA_H
+/*
+ * Training and validation data: a dataset is a file cut into blocks, a loader gives this rank its
+ * part of each step's blocks.
+ *
+ * Dataset. All documents are concatenated and cut into blocks of S + 1 tokens (as the reference
+ * program does): inputs are the first S, labels the last S. The last, short block is kept; its
+ * missing labels are -100 and its missing inputs 0. One token left over has no label and is
+ * dropped. Files are memory-mapped and a block is decoded when it is asked for. Only JSONL is read
+ * whole at open, to index its rows, and decoding its rows allocates memory.
+ *
+ * Formats: text (bytes; id = byte), JSONL ({"text": ...} or {"prompt": ..., "completion": ...};
+ * prompt labels are -100; UTF-8 bytes of the strings), llm.c .bin, Megatron .bin/.idx (path with or
+ * without the suffix). auto picks by suffix: .txt .jsonl .bin .idx (a .bin with the llm.c magic is
+ * llm.c); anything else is text.
+ *
+ * Loader. A prefetch thread reads one step ahead. With G = accumulation x dp x B the global batch,
+ * sample
+ *   i = step x G + micro x (dp x B) + dp_index x B + b        (step from 0)
+ * is block perm(seed, epoch)(i mod N) of the N blocks, epoch = i / N. The order is the same on
+ * every mesh; tp and cp peers get the same blocks. Validation reads blocks 0, 1, 2, ... in file
+ * order (the same rule with perm the identity); past the end all labels are -100, so every rank
+ * makes the same number of calls. With context parallelism the sequence is cut into 2 cp chunks,
+ * and this rank holds chunks r and 2 cp - 1 - r, in that order (zig-zag); labels were shifted
+ * before, positions are global.
+ */
+#include <stdint.h>
+
+#include "runtime/base/status.h"
+#include "runtime/config/config.h"
+#include "trainer/rank.h"
+
+typedef struct nd_dataset nd_dataset;
+
+/* The label of a position that does not count: the short last block, prompts of JSONL, validation
+ * past the end. */
+enum { ND_LABEL_IGNORED = -100 };
+
+/*
+ * vocab: the model's; every id is checked against it when a block is read.
+ * ND_ERR_DATA names file, offset or row, and what to do: missing, empty, truncated, token id >=
+ * vocab, .idx that disagrees with its .bin, bad JSON. ND_ERR_CONFIG: byte tokenizer with a vocab
+ * that is not 256.
+ */
+nd_status nd_dataset_open(const char *path, nd_data_format format, const char *tokenizer,
+                          int64_t vocab, int64_t sequence, nd_dataset **out);
+void nd_dataset_close(nd_dataset *dataset);
+
+int64_t nd_dataset_blocks(const nd_dataset *dataset); /* >= 1 */
+int64_t nd_dataset_tokens(const nd_dataset *dataset);
+
+/* Block `index`: inputs and labels, I32 (S). Thread-safe (read only). */
+nd_status nd_dataset_block(const nd_dataset *dataset, int64_t index, int32_t *inputs,
+                           int32_t *labels);
+
+/* Content digest for the comparison between nodes: SHA-256 of the size and of samples of the
+ * content, in hexadecimal. Its time does not grow with the file. */
+nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65]);
+
+typedef struct nd_loader nd_loader;
+
+typedef struct nd_loader_options {
+    int64_t sequence, micro_batch, accumulation;
+    int dp_size, dp_index;
+    int cp_size, cp_index;
+    int64_t seed;
+    bool validation;
+    int64_t first_step; /* 0 */
+} nd_loader_options;
+
+/* One step on this rank. Arrays are lent until the next nd_loader_next. s = S / cp. */
+typedef struct nd_step_batch {
+    const int32_t *inputs;    /* (accumulation, B, s) */
+    const int32_t *labels;    /* (accumulation, B, s); -100 = not counted */
+    const int32_t *positions; /* (B, s): the same for every micro-batch; global, 0 .. S-1 */
+    int64_t valid;            /* labels != -100 held by this rank in the whole step */
+    double wait_seconds;      /* how long this call waited for the prefetch thread */
+} nd_step_batch;
+
+/* This rank's part of each step's batch, as the configuration says. */
+nd_loader_options nd_loader_options_of(const nd_rank *rank, bool validation);
+/* Host memory that a loader with these options holds. */
+size_t nd_loader_bytes(const nd_loader_options *options);
+/* Starts the prefetch thread; the dataset is borrowed until the loader is closed. */
+nd_status nd_loader_open(const nd_dataset *dataset, const nd_loader_options *options,
+                         nd_loader **out);
+/*
+ * Joins the thread. Returns false when the thread hangs in the file system; then the dataset must
+ * stay open, since the thread still reads it.
+ */
+bool nd_loader_close(nd_loader *loader);
+nd_status nd_loader_next(nd_loader *loader, nd_step_batch *out);
+/* Validation: back to block 0. */
+nd_status nd_loader_rewind(nd_loader *loader);
+/* How many calls of nd_loader_next cover all blocks once (accumulation is 1 for validation). */
+int64_t nd_loader_validation_steps(const nd_dataset *dataset, const nd_loader_options *options);
+
+#endif

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_RUN_RUN_FOLDER_H
+#define ND_RUN_RUN_FOLDER_H
+/*
+ * What a run leaves behind and shows at its start, on rank 0: the run folder with run.json,
+ * metrics.jsonl and trace.json, and the banner on the terminal.
+ *
+ * run.json holds everything that is needed to say later what a run was. It is written once, before
+ * step 1, to a temporary file that is synced and then renamed, so it is whole or absent.
+ * docs/formats.md lists its keys.
+ */
+#include "trainer/report/report.h"
+#include "trainer/run/run.h"
+#include "trainer/step/step.h"
+
+/* Chooses or checks the run folder, output.dir or runs/<config>-<n>, and creates it.
+ * ND_ERR_CANTCREATE when it holds a run already or cannot be written. Owned by the caller. */
+nd_status nd_run_folder_create(const nd_config *config, char **out);
+
+typedef struct nd_run_text {
+    const char *key, *value;
+} nd_run_text;
+
+typedef struct nd_run_amount {
+    const char *key;
+    int64_t value;
+} nd_run_amount;
+
+/* All pointers are borrowed for the call; a list may be NULL when its count is 0. */
+typedef struct nd_run_record {
+    const nd_config *config;     /* resolved */
+    const char *program_version; /* of ndtrain */
+    int argc;                    /* the command line as it was given */
+    char *const *argv;
+    const nd_identity *identity; /* of rank 0 */
+    const char *const *hosts;    /* one name per node */
+    int host_count;
+    const nd_run_text *libraries; /* {"oneDNN", "2.6.3"}, ... */
+    int library_count;
+    /* What bits may depend on: {"device", "cpu, 2 threads"}, {"isa", "avx512_amx"}. */
+    const nd_run_text *machine;
+    int machine_count;
+    const nd_run_amount *model; /* {"parameters", ...}, {"tokens_per_step", ...}, ... */
+    int model_count;
+    const nd_run_amount *memory; /* memory plan of rank 0: bytes per segment */
+    int memory_count;
+    const char *autotune; /* JSON text (tune/tune.h), or NULL */
+} nd_run_record;
+
+/* ND_ERR_CANTCREATE with a sentence when dir/run.json exists or cannot be written. */
+nd_status nd_run_record_write(const char *dir, const nd_run_record *record);
+
+enum { ND_LIBRARY_COUNT = 6 };
+
+/* Fills name and version of the libraries that a run's bits may depend on; returns their number.
+ * Strings are static. */
+int nd_library_versions(nd_run_text out[ND_LIBRARY_COUNT]);
+
+/* Rank 0, after its inputs are open and its memory is planned; `dir` is the run folder. */
+void nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, const char *dir);
+
+typedef struct nd_run_files {
+    char *dir;           /* NULL except on rank 0 */
+    nd_metrics *metrics; /* NULL except on rank 0 */
+} nd_run_files;
+
+nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
+                            const nd_trainer *trainer);
+/* Writes <dir>/trace.json: where the time of `steps` steps from first_step (counted from 1) on
+ * went, validation included. */
+nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, int64_t first_step,
+                             int64_t steps);
+void nd_run_files_close(nd_run_files *files);
+
+#endif

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_STEP_PARTS_H
+#define ND_STEP_PARTS_H
+/*
+ * Parts of a step that are private to trainer/step: the learning rate, the search for the first
+ * tensor that is not finite, and memory that a rank uses outside the planned allocation (the
+ * budget).
+ *
+ * The budget counts libraries, transport and data loader. On a GPU some of that memory is in use
+ * when memory is planned, and is counted as it is. Kernels' code, NCCL's buffers and CUDA graphs
+ * come with the first steps and can only be estimated: how much they take depends on links and
+ * driver, and NCCL keeps nothing on the GPU where ranks meet through host memory. So a plan that
+ * does not fit is an error, and a plan that leaves too little for them a warning; if they do run
+ * out of memory, that error says what the plan holds.
+ */
+#include "runtime/device/graphs.h"
+#include "runtime/device/memplan.h"
+#include "trainer/step/step.h"
+
+/*
+ * Learning rate of a step, a pure function of the configuration; step from 1 to train.steps.
+ * Warm-up is linear, (step / warmup_steps) lr for steps 1..warmup_steps. After it, with p in [0, 1)
+ * the fraction of the remaining steps done before this one, so that the first has lr and no step is
+ * lost to a rate of 0:
+ *   constant  lr
+ *   linear    lr + (min_lr - lr) p
+ *   cosine    min_lr + (lr - min_lr) (1 + cos(pi p)) / 2
+ *   wsd       lr, then linear to min_lr over the last decay_steps (Hu et al., MiniCPM, 2024)
+ */
+double nd_schedule_lr(const nd_config *config, int64_t step);
+
+nd_status nd_optimizer_init(nd_optimizer *optimizer, nd_fsdp *fsdp);
+/* Called after nd_fsdp_bind: where the plan keeps weights in BF16, the update writes them too. */
+void nd_optimizer_bind(nd_optimizer *optimizer);
+void nd_optimizer_fini(nd_optimizer *optimizer);
+/*
+ * One update with the learning rate of `step` (from 1). grad_norm: global; gradients are scaled by
+ * min(1, max_grad_norm / (grad_norm + 1e-6)) as torch.nn.utils.clip_grad_norm_ does, unless
+ * max_grad_norm is 0.
+ */
+nd_status nd_optimizer_step(nd_optimizer *optimizer, int64_t step, double lr, double grad_norm);
+
+enum { ND_NONFINITE_NAME = 160 };
+/*
+ * Names the tensor of a step that first held NaN or infinity, for the sentence that stops or skips
+ * the step. It searches in the order of the computation: weights, the input of each block (of the
+ * last micro-batch), gradients from the last parameter to the first. Collective over all ranks;
+ * each gets the same text: "the input of layer 3", "the gradient of <name>", or "" when every
+ * tensor that it searches is finite on every rank.
+ */
+nd_status nd_nonfinite_find(nd_model *model, char name[ND_NONFINITE_NAME]);
+
+/* Adds what is on the device (so on a GPU not the loader's memory) to the plan as external bytes,
+ * which are not allocated. `graphs`: what CUDA graphs will hold. */
+void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan);
+/* What kernels, NCCL and CUDA graphs take of a GPU after the plan; 0 on a CPU. */
+size_t nd_budget_later(const nd_rank *rank, const nd_graph_counts *graphs);
+/* nd_memplan_commit, with the warning. ND_ERR_RESOURCE also says what comes later. */
+nd_status nd_budget_commit(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan);
+/* Returns a step's status; to ND_ERR_RESOURCE of a GPU it adds what the plan holds. */
+nd_status nd_budget_explain(const nd_rank *rank, const nd_graph_counts *graphs,
+                            const nd_memplan *plan, nd_status status);
+
+#endif

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+/* One step and one validation. */
+#include "trainer/step/parts.h"
+
+#include <math.h>
+
+#include "runtime/base/log.h"
+#include "trainer/precision/health.h"
+
+/* The labels that count here, and on all ranks that hold different tokens: a sum on the device. */
+static nd_status send_tokens(nd_trainer *t, int64_t count)
+{
+    nd_rank *r = t->rank;
+    int64_t *tokens = &t->model->numbers->tokens;
+    t->sent->tokens = count;
+    ND_TRY(nd_copy(&r->stream, tokens, &t->sent->tokens, sizeof *tokens));
+    ND_RUN(r, ND_TRACE_COMMUNICATION,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_DP_CP], &r->stream, tokens, 1,
+                              ND_DTYPE_I64, ND_REDOP_SUM, NULL));
+    return ND_OK;
+}
+
+/* The device's loss sum, over all ranks that hold different tokens. */
+static nd_status sum_loss(nd_trainer *t)
+{
+    nd_rank *r = t->rank;
+    ND_RUN(r, ND_TRACE_COMMUNICATION,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_DP_CP], &r->stream,
+                              &t->model->numbers->loss_sum, 1, ND_DTYPE_F64, ND_REDOP_SUM, NULL));
+    return ND_OK;
+}
+
+/* A signal that reached one rank stops all of them at the same boundary. The device reads the word
+ * when it comes here, not when the host does. */
+static nd_status agree_to_stop(nd_trainer *t)
+{
+    nd_rank *r = t->rank;
+    int64_t *stop = &t->model->numbers->stop;
+    ND_TRY(nd_copy(&r->stream, stop, &t->sent->stop, sizeof *stop));
+    ND_RUN(r, ND_TRACE_COMMUNICATION,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, stop, 1, ND_DTYPE_I64,
+                              ND_REDOP_MAX, NULL));
+    return ND_OK;
+}
+
+/* The only wait of a step. */
+static nd_status read_numbers(nd_trainer *t)
+{
+    nd_stream *stream = &t->rank->stream;
+    ND_TRY(nd_copy(stream, t->received, t->model->numbers, sizeof *t->received));
+    return nd_stream_sync(stream);
+}
+
+void nd_trainer_request_stop(nd_trainer *t, int reason)
+{
+    *(volatile int64_t *)&t->sent->stop = reason;
+}
+
+static nd_status micro_batch(nd_trainer *t, const nd_step_batch *batch, int64_t micro)
+{
+    nd_model *m = t->model;
+    int64_t step = t->step + 1, offset = micro * m->dims.T;
+    nd_fsdp_begin_micro(&m->fsdp, micro == 0);
+    ND_TRY(
+        nd_model_load_batch(m, batch->inputs + offset, batch->labels + offset, batch->positions));
+    nd_progress_set_phase(t->rank->progress, ND_PHASE_FORWARD, step);
+    nd_range_push(t->rank->device, "forward");
+    ND_TRY(nd_model_forward(m, true));
+    nd_range_pop(t->rank->device);
+    nd_progress_set_phase(t->rank->progress, ND_PHASE_BACKWARD, step);
+    nd_range_push(t->rank->device, "backward");
+    ND_TRY(nd_model_backward(m));
+    nd_range_pop(t->rank->device);
+    return ND_OK;
+}
+
+nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
+{
+    nd_rank *r = t->rank;
+    nd_step_numbers *numbers = t->model->numbers;
+    bool healthy = t->model->scales.healthy;
+    /* The first step loads kernels, which a capture does not allow. */
+    t->model->graphs = t->steps_recordable > 0 && !healthy ? t->graphs : NULL;
+    nd_graphs_set_step(t->graphs, t->step + 1);
+    int64_t micros = r->config->train.gradient_accumulation_steps;
+    ND_TRY(send_tokens(t, batch->valid));
+    ND_TRY(nd_zero(&r->stream, &numbers->loss_sum, sizeof numbers->loss_sum));
+    for (int64_t micro = 0; micro < micros; micro++) {
+        ND_TRY(micro_batch(t, batch, micro));
+    }
+    ND_TRY(nd_gradsync_reduce(&t->sync));
+    ND_TRY(sum_loss(t));
+    ND_TRY(nd_gradsync_squares(&t->sync, &numbers->squares));
+    ND_TRY(agree_to_stop(t));
+    ND_TRY(read_numbers(t));
+    if (t->received->tokens == 0) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "step %lld has no label to learn from on any rank: all are -100; check the prompts "
+            "and completions of data.path",
+            (long long)t->step + 1);
+    }
+    t->steps_recordable += !healthy;
+    out->loss = t->received->loss_sum / (double)t->received->tokens;
+    out->grad_norm = sqrt(t->received->squares);
+    out->tokens = t->received->tokens;
+    out->stop = t->received->stop;
+    return ND_OK;
+}
+
+double nd_positive_nan(double value)
+{
+    return isnan(value) ? (double)NAN : value;
+}
+
+/* Loss and norm are the same on every rank, and so is what becomes of the step. */
+static nd_status not_finite(nd_trainer *t, nd_step_result *out)
+{
+    char where[ND_NONFINITE_NAME];
+    long long step = (long long)t->step + 1;
+    bool skip = t->rank->config->train.nonfinite == ND_NONFINITE_SKIP;
+    ND_TRY(nd_nonfinite_find(t->model, where));
+    const char *first = where[0] ? where : "none of weights, block inputs and gradients";
+    if (!skip) {
+        return nd_fail(
+            ND_ERR_NUMERIC,
+            "step %lld: the loss is %g and the gradient norm %g; the first tensor that is "
+            "not finite is %s; the weights are those of step %lld; try a lower "
+            "optimizer.lr, more warmup_steps, optimizer.max_grad_norm, or "
+            "train.nonfinite: skip",
+            step, nd_positive_nan(out->loss), nd_positive_nan(out->grad_norm), first, step - 1);
+    }
+    if (t->rank->rank == 0) {
+        nd_log_warning("step %lld is skipped: the loss is %g and the gradient norm %g; the first "
+                       "tensor that is not finite is %s",
+                       step, nd_positive_nan(out->loss), nd_positive_nan(out->grad_norm), first);
+    }
+    ND_TRY(nd_scales_forget(&t->model->scales));
+    out->lr = nd_schedule_lr(t->rank->config, t->step + 1);
+    out->skipped = true;
+    t->skipped++;
+    t->step++;
+    return ND_OK;
+}
+
+static nd_status step(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
+{
+    nd_scales *scales = &t->model->scales;
+    int64_t number = t->step + 1;
+    *out = (nd_step_result){0};
+    ND_TRY(nd_health_begin(scales, number));
+    ND_TRY(nd_trainer_gradients(t, batch, out));
+    ND_TRY(nd_health_end(scales, number));
+    if (!isfinite(out->loss) || !isfinite(out->grad_norm)) {
+        return not_finite(t, out);
+    }
+    nd_progress_set_phase(t->rank->progress, ND_PHASE_OPTIMIZER, number);
+    ND_TRY(nd_scales_advance(scales));
+    out->lr = nd_schedule_lr(t->rank->config, number);
+    nd_range_push(t->rank->device, "optimizer");
+    ND_TRY(nd_optimizer_step(&t->optimizer, number - t->skipped, out->lr, out->grad_norm));
+    nd_range_pop(t->rank->device);
+    t->step = number;
+    return ND_OK;
+}
+
+nd_status nd_trainer_step(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
+{
+    return nd_budget_explain(t->rank, &t->planned_graphs, &t->plan, step(t, batch, out));
+}
+
+nd_status nd_trainer_evaluate(nd_trainer *t, nd_loader *loader, int64_t batches,
+                              const nd_stop_check *check, double *loss, int64_t *tokens)
+{
+    nd_rank *r = t->rank;
+    nd_model *m = t->model;
+    int64_t counted = 0;
+    nd_progress_set_phase(r->progress, ND_PHASE_EVAL, t->step);
+    ND_TRY(nd_zero(&r->stream, &m->numbers->loss_sum, sizeof m->numbers->loss_sum));
+    ND_TRY(nd_loader_rewind(loader));
+    *tokens = 0;
+    for (int64_t i = 0; i < batches; i++) {
+        nd_step_batch batch;
+        bool stop = false;
+        ND_TRY(check->ask(check->context, &stop));
+        if (stop) {
+            return ND_OK;
+        }
+        ND_TRY(nd_loader_next(loader, &batch));
+        counted += batch.valid;
+        ND_TRY(nd_model_load_batch(m, batch.inputs, batch.labels, batch.positions));
+        ND_TRY(nd_model_forward(m, false));
+    }
+    ND_TRY(send_tokens(t, counted));
+    ND_TRY(sum_loss(t));
+    ND_TRY(read_numbers(t));
+    if (t->received->tokens == 0) {
+        return nd_fail(ND_ERR_DATA, "the validation data has no label that counts: all are -100; "
+                                    "check data.validation_path");
+    }
+    *tokens = t->received->tokens;
+    *loss = t->received->loss_sum / (double)t->received->tokens;
+    return ND_OK;
+}
