@@ -224,11 +224,10 @@ nd_status nd_transport_open_nccl(const nd_nccl_options *options, nd_transport **
  */
 size_t nd_comm_nccl_bytes(const nd_mesh *mesh);
 
-/* All communicators of one rank, by kind; `gradients` duplicates dp_shard_cp for the
- * reduce-scatters. */
+/* All communicators of one rank: as many of each group as mesh.def says, the others are NULL. */
 typedef struct nd_groups {
     nd_comm *by_kind[ND_GROUP_COUNT];
-    nd_comm *gradients;
+    nd_comm *second[ND_GROUP_COUNT]; /* dp_shard_cp: the reduce-scatters of gradients */
 } nd_groups;
 nd_status nd_groups_create(nd_transport *transport, const nd_mesh *mesh, nd_groups *out);
 void nd_groups_destroy(nd_groups *groups);

@@ -57,13 +57,11 @@ void nd_comm_destroy(nd_comm *comm)
 
 size_t nd_comm_nccl_bytes(const nd_mesh *mesh)
 {
-    static const nd_group_kind used[] = {
-        ND_GROUP_TP,    ND_GROUP_CP,    ND_GROUP_DP_REPLICATE, ND_GROUP_DP_SHARD_CP,
-        ND_GROUP_DP_CP, ND_GROUP_MODEL, ND_GROUP_WORLD};
     const size_t channels = 24, of_channel = (size_t)12 << 20;
-    size_t communicators = nd_mesh_group_size(mesh, ND_GROUP_DP_SHARD_CP) > 1; /* gradients */
-    for (size_t i = 0; i < sizeof used / sizeof *used; i++) {
-        communicators += nd_mesh_group_size(mesh, used[i]) > 1;
+    size_t communicators = 0;
+    for (nd_group_kind kind = 0; kind < ND_GROUP_COUNT; kind++) {
+        communicators +=
+            nd_mesh_group_size(mesh, kind) > 1 ? (size_t)nd_group_communicators(kind) : 0;
     }
     return communicators * channels * of_channel;
 }
@@ -72,11 +70,13 @@ nd_status nd_groups_create(nd_transport *transport, const nd_mesh *mesh, nd_grou
 {
     nd_groups groups = {0};
     nd_status status = ND_OK;
-    for (int kind = 0; status == ND_OK && kind < ND_GROUP_COUNT; kind++) {
-        status = nd_comm_create(transport, mesh, (nd_group_kind)kind, 0, &groups.by_kind[kind]);
-    }
-    if (status == ND_OK) {
-        status = nd_comm_create(transport, mesh, ND_GROUP_DP_SHARD_CP, 1, &groups.gradients);
+    for (int copy = 0; copy < 2; copy++) {
+        nd_comm **comms = copy == 0 ? groups.by_kind : groups.second;
+        for (nd_group_kind kind = 0; status == ND_OK && kind < ND_GROUP_COUNT; kind++) {
+            if (copy < nd_group_communicators(kind)) {
+                status = nd_comm_create(transport, mesh, kind, copy, &comms[kind]);
+            }
+        }
     }
     if (status != ND_OK) {
         nd_groups_destroy(&groups);
@@ -88,8 +88,10 @@ nd_status nd_groups_create(nd_transport *transport, const nd_mesh *mesh, nd_grou
 
 void nd_groups_destroy(nd_groups *groups)
 {
-    nd_comm_destroy(groups->gradients);
-    groups->gradients = NULL;
+    for (int kind = 0; kind < ND_GROUP_COUNT; kind++) {
+        nd_comm_destroy(groups->second[kind]);
+        groups->second[kind] = NULL;
+    }
     for (int kind = 0; kind < ND_GROUP_COUNT; kind++) {
         nd_comm_destroy(groups->by_kind[kind]);
         groups->by_kind[kind] = NULL;

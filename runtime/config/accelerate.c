@@ -414,15 +414,18 @@ static nd_status settle_mesh(nd_reader *r, const char *file)
     nd_config *c = r->config;
     char nodes[32];
     if (r->parallelism) {
-        static const nd_field_id axes[] = {ND_FIELD_mesh_dp_replicate, ND_FIELD_mesh_dp_shard,
-                                           ND_FIELD_mesh_cp, ND_FIELD_mesh_tp};
-        for (int i = 0; i < 4; i++) {
-            if (r->set_by[axes[i]] != r->layer) {
-                ND_TRY(nd_reader_put(r, axes[i], "1"));
+        bool all_one = true;
+        for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
+            nd_field_id field = nd_axis_field(a);
+            if (field == ND_FIELD_COUNT) {
+                continue;
             }
+            if (r->set_by[field] != r->layer) {
+                ND_TRY(nd_reader_put(r, field, "1"));
+            }
+            all_one &= *nd_axis_size(c, a) == 1;
         }
-        if (c->mesh.dp_replicate == 1 && c->mesh.dp_shard == 1 && c->mesh.cp == 1 &&
-            c->mesh.tp == 1 && c->launch.workers != 1) {
+        if (all_one && c->launch.workers != 1) {
             nd_log_info("%s: all parallelism sizes are 1: dp_replicate takes all workers", file);
             return set_mesh(r, "-1", "1");
         }

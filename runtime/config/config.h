@@ -84,7 +84,8 @@ typedef struct nd_config {
         double rdzv_timeout_seconds;
     } launch;
     struct {
-        int64_t dp_replicate, dp_shard, cp, tp; /* one of the first two may be -1: what is left */
+#define ND_AXIS(id, name, ...) int64_t name; /* one may be -1 where the axis allows it */
+#include "runtime/mesh/mesh.def"
     } mesh;
     struct {
         char *path;   /* Hugging Face folder: config.json + safetensors */

@@ -36,6 +36,28 @@ static_assert(offsetof(nd_config, optimizer.beta2) ==
                   offsetof(nd_config, optimizer.beta1) + sizeof(double),
               "beta1 and beta2 are adjacent");
 
+static const nd_field_id axis_fields[ND_AXIS_COUNT] = {
+#define ND_AXIS(id, name, ...)    ND_FIELD_mesh_##name,
+#define ND_AXIS_RESERVED(id, ...) ND_FIELD_COUNT,
+#include "runtime/mesh/mesh.def"
+};
+
+nd_field_id nd_axis_field(nd_axis axis)
+{
+    return axis_fields[axis];
+}
+
+int64_t *nd_axis_size(nd_config *config, nd_axis axis)
+{
+    nd_field_id id = axis_fields[axis];
+    return id == ND_FIELD_COUNT ? NULL : (int64_t *)((char *)config + nd_fields[id].offset);
+}
+
+static bool is_axis(const nd_field *field)
+{
+    return strcmp(field->section, "mesh") == 0;
+}
+
 static const void *const_member_of(const nd_config *config, const nd_field *field)
 {
     return (const char *)config + field->offset;
@@ -72,8 +94,7 @@ const char *nd_field_range(nd_field_id id, char *buffer, size_t size)
     } else if (f->type == ND_FIELD_TYPE_BOOL) {
         snprintf(buffer, size, "true or false");
     } else if (f->type == ND_FIELD_TYPE_INT && f->min < 0) {
-        snprintf(buffer, size, "-1, or %d to %.0f", f->section[0] == 'm' && f->section[1] == 'e',
-                 f->max);
+        snprintf(buffer, size, "-1, or %d to %.0f", is_axis(f), f->max);
     } else if (f->type == ND_FIELD_TYPE_INT) {
         snprintf(buffer, size, "%.0f to %.0f", f->min, f->max);
     } else if (f->type == ND_FIELD_TYPE_REAL || f->type == ND_FIELD_TYPE_PAIR) {
@@ -235,8 +256,7 @@ static nd_status wrong_type(const nd_field *f, const nd_given *given, const char
 /* A mesh axis is -1 or at least 1; the other integers with a -1 may be 0. */
 static bool in_range(const nd_field *f, double value)
 {
-    bool axis = strcmp(f->section, "mesh") == 0;
-    return value >= f->min && value <= f->max && !(axis && value == 0);
+    return value >= f->min && value <= f->max && !(is_axis(f) && value == 0);
 }
 
 static nd_status out_of_range(nd_field_id id, const nd_given *given)

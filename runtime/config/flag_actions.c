@@ -104,35 +104,6 @@ static nd_status take_master_port(nd_reader *r, const nd_given *given)
     return take_as(r, given, "main_process_port");
 }
 
-static nd_status take_only(const nd_given *given, const char *value, const char *sentence)
-{
-    return strcmp(given->text, value) == 0 ? ND_OK : nd_reader_refuse(given, sentence);
-}
-
-static nd_status take_max_restarts(nd_reader *r, const nd_given *given)
-{
-    return take_only(given, "0",
-                     "a failed job is not restarted, because there are no checkpoints "
-                     "yet; the only value is 0");
-}
-
-static nd_status take_pp(nd_reader *r, const nd_given *given)
-{
-    return take_only(given, "1", "pipeline parallelism does not exist yet; the only value is 1");
-}
-
-static nd_status take_sp(nd_reader *r, const nd_given *given)
-{
-    return take_only(given, "1", "Ulysses sequence parallelism does not exist here; use --cp-size");
-}
-
-static nd_status take_tracker(nd_reader *r, const nd_given *given)
-{
-    return take_only(given, "none",
-                     "no tracking service is called; every step is written to metrics.jsonl in the "
-                     "run's folder (the only value is none)");
-}
-
 static nd_status take_quiet(nd_reader *r, const nd_given *given)
 {
     bool on = false;
@@ -215,8 +186,9 @@ nd_status nd_flag_take_per_node(nd_reader *r, const nd_given *given)
 }
 
 const nd_flag nd_flags_known[] = {
-#define ND_FLAG_CALL(names, is_switch, function) {names, is_switch, function, NULL},
-#define ND_FLAG_REFUSE(names, sentence)          {names, true, NULL, sentence},
+#define ND_FLAG_CALL(names, is_switch, function) {names, is_switch, function, NULL, NULL},
+#define ND_FLAG_ONLY(names, value, sentence)     {names, false, NULL, value, sentence},
+#define ND_FLAG_REFUSE(names, sentence)          {names, true, NULL, NULL, sentence},
 #include "runtime/config/flags.def"
 };
 const int nd_flags_known_count = sizeof nd_flags_known / sizeof nd_flags_known[0];

@@ -244,11 +244,15 @@ static nd_status apply_flag(nd_reader *reader, nd_cli *cli, const char *name, co
     if (t->field >= 0) {
         return apply_field(reader, (nd_field_id)t->field, &given);
     }
-    if (t->known >= 0 && nd_flags_known[t->known].take) {
-        return nd_flags_known[t->known].take(reader, &given);
+    const nd_flag *known = t->known >= 0 ? &nd_flags_known[t->known] : NULL;
+    if (known && known->take) {
+        return known->take(reader, &given);
     }
-    if (t->known >= 0) {
-        return nd_fail(ND_ERR_CONFIG, "%s: %s", shown, nd_flags_known[t->known].sentence);
+    if (known && known->only) {
+        return strcmp(value, known->only) == 0 ? ND_OK : nd_reader_refuse(&given, known->sentence);
+    }
+    if (known) {
+        return nd_fail(ND_ERR_CONFIG, "%s: %s", shown, known->sentence);
     }
     return nd_accelerate_apply(reader, t->key, &given);
 }
@@ -292,7 +296,8 @@ nd_status nd_flags_apply(nd_reader *reader, nd_cli *cli, int argc, char **argv)
         if (!t.own && t.field < 0 && t.known < 0 && !t.key) {
             return unknown_flag(argv[i], name);
         }
-        bool refused = t.known >= 0 && !nd_flags_known[t.known].take;
+        bool refused =
+            t.known >= 0 && !nd_flags_known[t.known].take && !nd_flags_known[t.known].only;
         if (refused) {
             return apply_flag(reader, cli, name, &t, "");
         }

@@ -17,9 +17,12 @@ static nd_status unknown_key(const char *where, const char *section, const char 
             elsewhere = nd_fields[i].section;
         }
     }
-    if (strcmp(section, "mesh") == 0 && strcmp(key, "pp") == 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%smesh.pp: pipeline parallelism does not exist yet; remove it", where);
+    for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
+        if (nd_axis_reserved(a) && strcmp(section, "mesh") == 0 &&
+            strcmp(key, nd_axis_name(a)) == 0) {
+            return nd_fail(ND_ERR_CONFIG, "%smesh.%s: %s; remove it", where, key,
+                           nd_axis_reserved(a));
+        }
     }
     if (search.best) {
         return nd_fail(ND_ERR_CONFIG, "%sunknown key '%s.%.80s'; did you mean %s.%s?", where,

@@ -94,6 +94,11 @@ nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_given *given)
 /* The value in the form that nd_field_set reads; owned by the caller. */
 nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out);
 
+/* The size of an axis in the configuration, and its field; NULL and ND_FIELD_COUNT for an axis that
+ * is reserved. */
+int64_t *nd_axis_size(nd_config *config, nd_axis axis);
+nd_field_id nd_axis_field(nd_axis axis);
+
 /* Range and choice of a value that may have been put into the struct directly. */
 nd_status nd_field_check(const nd_config *config, nd_field_id id);
 
@@ -201,8 +206,9 @@ nd_status nd_read_yaml(nd_reader *reader, const nd_yaml_node *root, const char *
 typedef struct nd_flag {
     const char *names; /* space-separated */
     bool is_switch;
-    nd_status (*take)(nd_reader *reader, const nd_given *given); /* NULL: refused */
-    const char *sentence;                                        /* why */
+    nd_status (*take)(nd_reader *reader, const nd_given *given);
+    const char *only;     /* without `take`: the only value accepted; NULL: always refused */
+    const char *sentence; /* why other values are refused */
 } nd_flag;
 
 extern const nd_flag nd_flags_known[];

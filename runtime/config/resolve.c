@@ -42,16 +42,17 @@ static nd_status resolve_workers(nd_config *c)
         return nd_fail(ND_ERR_CONFIG, "%s has no num_processes; pass --num-processes N", c->source);
     }
     if (c->launch.workers == 0) {
-        int64_t axes[] = {c->mesh.dp_replicate, c->mesh.dp_shard, c->mesh.cp, c->mesh.tp};
-        for (int i = 0; i < 4; i++) {
-            axes[i] = axes[i] < 1 ? 1 : axes[i];
+        double needed = 1; /* exact: 2^24 times a size of at most 2^24 */
+        for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
+            const int64_t *size = nd_axis_size(c, a);
+            needed *= size && *size > 1 ? (double)*size : 1.0;
+            if (needed > nd_fields[ND_FIELD_launch_workers].max) {
+                return nd_fail(ND_ERR_CONFIG,
+                               "the mesh has more than %.0f ranks; check the axis sizes",
+                               nd_fields[ND_FIELD_launch_workers].max);
+            }
         }
-        if (product(axes, 4) > nd_fields[ND_FIELD_launch_workers].max) {
-            return nd_fail(ND_ERR_CONFIG, "the mesh has more than %.0f ranks; check the axis sizes",
-                           nd_fields[ND_FIELD_launch_workers].max);
-        }
-        int64_t needed = axes[0] * axes[1] * axes[2] * axes[3];
-        c->launch.workers = needed < nodes ? nodes : needed;
+        c->launch.workers = needed < (double)nodes ? nodes : (int64_t)needed;
     }
     if (per_node > 0 && per_node * nodes != c->launch.workers) {
         return nd_fail(
@@ -70,33 +71,21 @@ static nd_status resolve_workers(nd_config *c)
     return ND_OK;
 }
 
-/* Fills the axis that is -1 and compares the product with the workers; the axes are written
- * back. */
+/* Compares the axes with the workers; an axis of -1 gets what is left. Sizes are written back. */
 static nd_status resolve_mesh(nd_config *c)
 {
-    int64_t replicate = c->mesh.dp_replicate;
-    if (replicate == -1) {
-        if (c->mesh.dp_shard == -1) {
-            return nd_fail(ND_ERR_CONFIG,
-                           "mesh.dp_replicate and mesh.dp_shard are both -1; only one "
-                           "of them can be what is left");
-        }
-        int64_t others[] = {c->mesh.dp_shard, c->mesh.cp, c->mesh.tp};
-        double needed = product(others, 3);
-        if (needed > (double)c->launch.workers || c->launch.workers % (int64_t)needed != 0) {
-            return nd_fail(
-                ND_ERR_CONFIG,
-                "mesh.dp_replicate is -1 (what is left), but dp_shard %lld x cp %lld x tp "
-                "%lld = %.0f does not divide the %lld workers; change an axis or "
-                "launch.workers",
-                ll(others[0]), ll(others[1]), ll(others[2]), needed, ll(c->launch.workers));
-        }
-        replicate = c->launch.workers / (int64_t)needed;
+    nd_mesh mesh;
+    for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
+        const int64_t *size = nd_axis_size(c, a);
+        mesh.size[a] = size ? (int)*size : 1;
     }
-    nd_mesh mesh = {{1, (int)replicate, (int)c->mesh.dp_shard, (int)c->mesh.cp, (int)c->mesh.tp}};
     ND_TRY(nd_mesh_resolve(&mesh, c->launch.workers));
-    c->mesh.dp_replicate = mesh.size[ND_AXIS_DP_REPLICATE];
-    c->mesh.dp_shard = mesh.size[ND_AXIS_DP_SHARD];
+    for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
+        int64_t *size = nd_axis_size(c, a);
+        if (size) {
+            *size = mesh.size[a];
+        }
+    }
     c->resolved_mesh = mesh;
     return ND_OK;
 }

@@ -1,31 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/mesh/mesh.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 
-#define BIT(axis) (1u << (axis))
-
-static const char *const axis_names[ND_AXIS_COUNT] = {"pp", "dp_replicate", "dp_shard", "cp", "tp"};
+enum { RANKS_MAX = 1 << 24 };
 
 static const struct {
     const char *name;
-    unsigned axes;
+    int least;
+    const char *reserved;
+} axes[ND_AXIS_COUNT] = {
+#define ND_AXIS(id, name, initial, least, flags, help) {#name, least, NULL},
+#define ND_AXIS_RESERVED(id, name, flags, sentence)    {#name, 1, sentence},
+#include "runtime/mesh/mesh.def"
+};
+
+#define AXIS(id) (1u << ND_AXIS_##id)
+#define ALL_AXES ((1u << ND_AXIS_COUNT) - 1)
+static const struct {
+    const char *name;
+    unsigned axes; /* bit set */
+    int communicators;
+    nd_group_traffic traffic;
+    const char *use;
 } groups[ND_GROUP_COUNT] = {
-    [ND_GROUP_DP_REPLICATE] = {"dp_replicate", BIT(ND_AXIS_DP_REPLICATE)},
-    [ND_GROUP_DP_SHARD] = {"dp_shard", BIT(ND_AXIS_DP_SHARD)},
-    [ND_GROUP_CP] = {"cp", BIT(ND_AXIS_CP)},
-    [ND_GROUP_TP] = {"tp", BIT(ND_AXIS_TP)},
-    [ND_GROUP_DP] = {"dp", BIT(ND_AXIS_DP_REPLICATE) | BIT(ND_AXIS_DP_SHARD)},
-    [ND_GROUP_DP_SHARD_CP] = {"dp_shard_cp", BIT(ND_AXIS_DP_SHARD) | BIT(ND_AXIS_CP)},
-    [ND_GROUP_DP_CP] = {"dp_cp",
-                        BIT(ND_AXIS_DP_REPLICATE) | BIT(ND_AXIS_DP_SHARD) | BIT(ND_AXIS_CP)},
-    [ND_GROUP_MODEL] = {"model", BIT(ND_AXIS_DP_SHARD) | BIT(ND_AXIS_CP) | BIT(ND_AXIS_TP)},
-    [ND_GROUP_WORLD] = {"world", (1u << ND_AXIS_COUNT) - 1},
+#define ND_GROUP(id, name, axes, communicators, all_gather, reduce_scatter, rest, use)             \
+    {#name,                                                                                        \
+     axes,                                                                                         \
+     communicators,                                                                                \
+     {ND_TRAFFIC_##all_gather, ND_TRAFFIC_##reduce_scatter, ND_TRAFFIC_##rest},                    \
+     use},
+#include "runtime/mesh/mesh.def"
 };
 
 const char *nd_axis_name(nd_axis axis)
 {
-    return axis_names[axis];
+    return axes[axis].name;
+}
+
+const char *nd_axis_reserved(nd_axis axis)
+{
+    return axes[axis].reserved;
 }
 
 const char *nd_group_name(nd_group_kind kind)
@@ -33,9 +49,26 @@ const char *nd_group_name(nd_group_kind kind)
     return groups[kind].name;
 }
 
-unsigned nd_group_axes(nd_group_kind kind)
+const char *nd_group_use(nd_group_kind kind)
 {
-    return groups[kind].axes;
+    return groups[kind].use;
+}
+
+int nd_group_communicators(nd_group_kind kind)
+{
+    return groups[kind].communicators;
+}
+
+nd_group_traffic nd_group_carries(nd_group_kind kind)
+{
+    return groups[kind].traffic;
+}
+
+const char *nd_traffic_name(nd_traffic_kind kind)
+{
+    static const char *const names[ND_TRAFFIC_COUNT] = {"weights", "gradients", "activations",
+                                                        "keys_values", "other"};
+    return names[kind];
 }
 
 int nd_mesh_world_size(const nd_mesh *mesh)
@@ -70,7 +103,7 @@ int nd_mesh_group_size(const nd_mesh *mesh, nd_group_kind kind)
 {
     int n = 1;
     for (int a = 0; a < ND_AXIS_COUNT; a++) {
-        n *= groups[kind].axes & BIT(a) ? mesh->size[a] : 1;
+        n *= groups[kind].axes & 1u << a ? mesh->size[a] : 1;
     }
     return n;
 }
@@ -80,7 +113,7 @@ int nd_mesh_group_index(const nd_mesh *mesh, nd_group_kind kind, int rank)
     nd_coord c = nd_mesh_coord_of(mesh, rank);
     int index = 0;
     for (int a = 0; a < ND_AXIS_COUNT; a++) {
-        if (groups[kind].axes & BIT(a)) {
+        if (groups[kind].axes & 1u << a) {
             index = index * mesh->size[a] + c.at[a];
         }
     }
@@ -91,7 +124,7 @@ int nd_mesh_group_member(const nd_mesh *mesh, nd_group_kind kind, int rank, int 
 {
     nd_coord c = nd_mesh_coord_of(mesh, rank);
     for (int a = ND_AXIS_COUNT - 1; a >= 0; a--) {
-        if (groups[kind].axes & BIT(a)) {
+        if (groups[kind].axes & 1u << a) {
             c.at[a] = index % mesh->size[a];
             index /= mesh->size[a];
         }
@@ -99,53 +132,87 @@ int nd_mesh_group_member(const nd_mesh *mesh, nd_group_kind kind, int rank, int 
     return nd_mesh_rank_of(mesh, c);
 }
 
+/* Axes with a size of their own as "dp_replicate 2 x cp 1 x tp 4"; `skip` is left out
+ * (ND_AXIS_COUNT: none). */
+static const char *list_sizes(const nd_mesh *mesh, nd_axis skip, char *buffer, size_t size)
+{
+    size_t used = 0;
+    for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
+        if (a != skip && !axes[a].reserved && used < size) {
+            used += (size_t)snprintf(buffer + used, size - used, "%s%s %d", used ? " x " : "",
+                                     axes[a].name, mesh->size[a]);
+        }
+    }
+    return buffer;
+}
+
+/* The axis of size -1, ND_AXIS_COUNT when there is none. Sizes below the least are refused, and so
+ * is a second -1. */
+static nd_status find_open_axis(const nd_mesh *mesh, nd_axis *out)
+{
+    nd_axis open = ND_AXIS_COUNT;
+    for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
+        bool is_open = mesh->size[a] == -1 && axes[a].least == -1;
+        if (mesh->size[a] < 1 && !is_open) {
+            return nd_fail(ND_ERR_CONFIG, "mesh.%s is %d; it must be at least 1%s", axes[a].name,
+                           mesh->size[a],
+                           axes[a].least == -1 ? ", or -1 for what is left of the worker count"
+                                               : "");
+        }
+        if (is_open && open != ND_AXIS_COUNT) {
+            return nd_fail(ND_ERR_CONFIG,
+                           "mesh.%s and mesh.%s are both -1; only one of them can be what is left",
+                           axes[open].name, axes[a].name);
+        }
+        open = is_open ? a : open;
+    }
+    *out = open;
+    return ND_OK;
+}
+
 nd_status nd_mesh_resolve(nd_mesh *mesh, int64_t workers)
 {
-    int64_t others = 1;
-    for (int a = 0; a < ND_AXIS_COUNT; a++) {
-        if (a == ND_AXIS_DP_SHARD && mesh->size[a] == -1) {
-            continue;
-        }
-        if (mesh->size[a] < 1) {
-            return nd_fail(ND_ERR_CONFIG, "mesh.%s is %d; it must be at least 1%s", axis_names[a],
-                           mesh->size[a],
-                           a == ND_AXIS_DP_SHARD ? ", or -1 for what is left of the worker count"
-                                                 : "");
-        }
-        others *= mesh->size[a];
-        if (others > 1 << 24) {
+    char sizes[256];
+    nd_axis open = ND_AXIS_COUNT;
+    int64_t product = 1;
+    ND_TRY(find_open_axis(mesh, &open));
+    for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
+        product *= a == open ? 1 : mesh->size[a];
+        if (product > RANKS_MAX) {
             return nd_fail(ND_ERR_CONFIG, "the mesh has more than %d ranks; check the axis sizes",
-                           1 << 24);
+                           RANKS_MAX);
         }
     }
-    if (mesh->size[ND_AXIS_DP_SHARD] == -1) {
-        if (workers < others || workers % others != 0) {
+    list_sizes(mesh, open, sizes, sizeof sizes);
+    if (open == ND_AXIS_COUNT && product != workers) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "the mesh needs %s = %lld workers, but launch.workers is %lld; change an "
+                       "axis, set mesh.dp_shard to -1, or start %lld workers",
+                       sizes, (long long)product, (long long)workers, (long long)product);
+    }
+    if (open != ND_AXIS_COUNT) {
+        if (workers < product || workers % product != 0) {
             return nd_fail(ND_ERR_CONFIG,
-                           "mesh.dp_shard is -1 (what is left), but dp_replicate %d x cp %d x tp "
-                           "%d = %lld does not "
-                           "divide the %lld workers; change an axis or launch.workers",
-                           mesh->size[ND_AXIS_DP_REPLICATE], mesh->size[ND_AXIS_CP],
-                           mesh->size[ND_AXIS_TP], (long long)others, (long long)workers);
+                           "mesh.%s is -1 (what is left), but %s = %lld does not divide the %lld "
+                           "workers; change an axis or launch.workers",
+                           axes[open].name, sizes, (long long)product, (long long)workers);
         }
-        mesh->size[ND_AXIS_DP_SHARD] = (int)(workers / others);
-        return ND_OK;
-    }
-    if (others != workers) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "the mesh needs dp_replicate %d x dp_shard %d x cp %d x tp %d = %lld workers, but "
-            "launch.workers is %lld; change an axis, set mesh.dp_shard to -1, or start %lld "
-            "workers",
-            mesh->size[ND_AXIS_DP_REPLICATE], mesh->size[ND_AXIS_DP_SHARD], mesh->size[ND_AXIS_CP],
-            mesh->size[ND_AXIS_TP], (long long)others, (long long)workers, (long long)others);
+        mesh->size[open] = (int)(workers / product);
     }
     return ND_OK;
 }
 
 const char *nd_mesh_format(const nd_mesh *mesh, char *buffer, size_t size)
 {
-    snprintf(buffer, size, "%d x %d x %d x %d (dp_replicate x dp_shard x cp x tp)",
-             mesh->size[ND_AXIS_DP_REPLICATE], mesh->size[ND_AXIS_DP_SHARD], mesh->size[ND_AXIS_CP],
-             mesh->size[ND_AXIS_TP]);
+    char sizes[128] = "", names[128] = "";
+    size_t s = 0, n = 0;
+    for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
+        if (!axes[a].reserved) {
+            const char *times = s ? " x " : "";
+            s += (size_t)snprintf(sizes + s, sizeof sizes - s, "%s%d", times, mesh->size[a]);
+            n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", times, axes[a].name);
+        }
+    }
+    snprintf(buffer, size, "%s (%s)", sizes, names);
     return buffer;
 }

@@ -3,7 +3,8 @@
 #define ND_MESH_MESH_H
 /*
  * The n-dimensional mesh: ranks <-> coordinates, and the groups of ranks that share all coordinates
- * outside a set of axes. Pure arithmetic: no communication, no allocation, any size.
+ * outside a set of axes. Pure arithmetic: no communication, no allocation, any size. The axes and
+ * the groups are the rows of mesh.def.
  *
  * Axes outer to inner: pp, dp_replicate, dp_shard, cp, tp. The innermost varies fastest, so tp
  * peers are adjacent:
@@ -14,12 +15,10 @@
 
 #include "runtime/base/status.h"
 
+#define ND_AXIS(id, ...)          ND_AXIS_##id,
+#define ND_AXIS_RESERVED(id, ...) ND_AXIS_##id,
 typedef enum nd_axis {
-    ND_AXIS_PP = 0, /* its place is kept; its size is 1 until pipeline parallelism exists */
-    ND_AXIS_DP_REPLICATE,
-    ND_AXIS_DP_SHARD,
-    ND_AXIS_CP,
-    ND_AXIS_TP,
+#include "runtime/mesh/mesh.def"
     ND_AXIS_COUNT
 } nd_axis;
 
@@ -33,22 +32,35 @@ typedef struct nd_coord {
 
 /* Groups by name. Each is a set of axes; ranks of a group are ordered as in the mesh (inner axis
  * fastest). */
+#define ND_GROUP(id, ...) ND_GROUP_##id,
 typedef enum nd_group_kind {
-    ND_GROUP_DP_REPLICATE = 0, /* HSDP: all-reduce of gradients */
-    ND_GROUP_DP_SHARD,
-    ND_GROUP_CP,          /* KV exchange */
-    ND_GROUP_TP,          /* tensor and sequence parallel collectives, vocabulary-parallel loss */
-    ND_GROUP_DP,          /* dp_replicate x dp_shard: which samples */
-    ND_GROUP_DP_SHARD_CP, /* parameter shards: all-gather of weights, reduce-scatter of gradients */
-    ND_GROUP_DP_CP,       /* dp_replicate x dp_shard x cp: loss and token counts */
-    ND_GROUP_MODEL,       /* dp_shard x cp x tp: gradient norm, weight amax */
-    ND_GROUP_WORLD,
+#include "runtime/mesh/mesh.def"
     ND_GROUP_COUNT
 } nd_group_kind;
 
-const char *nd_axis_name(nd_axis axis);        /* "dp_replicate" */
-const char *nd_group_name(nd_group_kind kind); /* "dp_shard_cp" */
-unsigned nd_group_axes(nd_group_kind kind);    /* bit set of 1u << nd_axis */
+/* What the bytes that a rank sends are for. */
+typedef enum nd_traffic_kind {
+    ND_TRAFFIC_WEIGHTS = 0, /* gathered: 1 byte an FP8 element, 2 a BF16 element */
+    ND_TRAFFIC_GRADIENTS,   /* reduced: F32 */
+    ND_TRAFFIC_ACTIVATIONS, /* between the ranks of tp */
+    ND_TRAFFIC_KEYS_VALUES, /* between the ranks of cp */
+    ND_TRAFFIC_OTHER,       /* loss, norms, amaxes */
+    ND_TRAFFIC_COUNT
+} nd_traffic_kind;
+
+typedef struct nd_group_traffic {
+    nd_traffic_kind all_gather, reduce_scatter, rest; /* by collective */
+} nd_group_traffic;
+
+const char *nd_axis_name(nd_axis axis); /* "dp_replicate" */
+/* Why the axis has no size but 1 yet; NULL for an axis that can be chosen. */
+const char *nd_axis_reserved(nd_axis axis);
+
+const char *nd_group_name(nd_group_kind kind);  /* "dp_shard_cp" */
+const char *nd_group_use(nd_group_kind kind);   /* "keys and values", for `ndtrain plan` */
+int nd_group_communicators(nd_group_kind kind); /* 0: nothing is sent within the group */
+nd_group_traffic nd_group_carries(nd_group_kind kind);
+const char *nd_traffic_name(nd_traffic_kind kind); /* "weights" */
 
 int nd_mesh_world_size(const nd_mesh *mesh);
 nd_coord nd_mesh_coord_of(const nd_mesh *mesh, int rank);
@@ -61,8 +73,8 @@ int nd_mesh_group_index(const nd_mesh *mesh, nd_group_kind kind, int rank);
 int nd_mesh_group_member(const nd_mesh *mesh, nd_group_kind kind, int rank, int index);
 
 /*
- * Product of the axes against the number of workers; a dp_shard of -1 is filled with what is left.
- * ND_ERR_CONFIG names each axis and both numbers.
+ * Compares the product of the axes with the number of workers. One axis that allows it may be -1:
+ * it gets what is left. ND_ERR_CONFIG names each axis and both numbers.
  */
 nd_status nd_mesh_resolve(nd_mesh *mesh, int64_t workers);
 

@@ -86,9 +86,9 @@ static void wait_until_given_up(int ranks)
 
 static nd_status sums(job *j)
 {
-    ND_TRY(sum_over(j, ND_GROUP_DP_SHARD));
+    ND_TRY(sum_over(j, ND_GROUP_DP_SHARD_CP));
     ND_TRY(sum_over(j, ND_GROUP_TP));
-    ND_TRY(sum_over(j, ND_GROUP_DP_SHARD));
+    ND_TRY(sum_over(j, ND_GROUP_DP_SHARD_CP));
     return nd_stream_sync(&j->stream);
 }
 
@@ -112,10 +112,10 @@ Test(nccl_faults, the_running_collective_is_named_and_who_is_missing, .timeout =
     nd_ranks ranks = nccl_job_ranks(&context);
     nd_ranks_run_threads(&ranks);
     expect_message(&ranks, 1, ND_ERR_HANG,
-                   "in all_reduce of dp_shard, operation 1 (24 x f32), for rank 3;");
+                   "in all_reduce of dp_shard_cp, operation 1 (24 x f32), for rank 3;");
     expect_message(&ranks, 0, ND_ERR_HANG,
                    "in all_reduce of tp, operation 1 (24 x f32), for rank 1; rank 1 is in "
-                   "all_reduce of dp_shard, operation 1, since");
+                   "all_reduce of dp_shard_cp, operation 1, since");
     expect_message(&ranks, 2, ND_ERR_HANG,
                    "in all_reduce of tp, operation 1 (24 x f32), for rank 3");
     expect_message(&ranks, 3, ND_ERR_INTERNAL, "its own reasons");

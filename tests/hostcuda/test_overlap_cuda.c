@@ -86,7 +86,8 @@ static nd_status begin_log(void *context, nd_trainer *t, int64_t step)
 {
     nd_rank *r = t->rank;
     rank_log *log = &logs[r->rank];
-    nd_comm *weights = r->groups.by_kind[ND_GROUP_DP_SHARD_CP], *gradients = r->groups.gradients;
+    nd_comm *weights = r->groups.by_kind[ND_GROUP_DP_SHARD_CP],
+            *gradients = r->groups.second[ND_GROUP_DP_SHARD_CP];
     log->on = step == AT_STEP;
     if (step > 0) {
         return ND_OK;

@@ -13,7 +13,8 @@ static int failures;
 /* Operations of both kinds on two communicators, while the other threads look. */
 static nd_status collectives(job *j)
 {
-    nd_comm *weights = j->groups.by_kind[ND_GROUP_DP_SHARD_CP], *gradients = j->groups.gradients;
+    nd_comm *weights = j->groups.by_kind[ND_GROUP_DP_SHARD_CP],
+            *gradients = j->groups.second[ND_GROUP_DP_SHARD_CP];
     nd_event gathered = {0}, reduced = {0};
     for (int i = 0; i < 40; i++) {
         ND_TRY(nd_comm_all_gather(weights, &j->stream, j->memory, j->memory + 8 * N, N,

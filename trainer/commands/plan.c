@@ -68,34 +68,23 @@ static void print_fit(FILE *out, const nd_trainer *trainer)
 
 static void print_groups(FILE *out, const nd_mesh *mesh, int rank)
 {
-    static const nd_group_kind shown[] = {
-        ND_GROUP_TP, ND_GROUP_CP,          ND_GROUP_DP_SHARD, ND_GROUP_DP_REPLICATE,
-        ND_GROUP_DP, ND_GROUP_DP_SHARD_CP, ND_GROUP_DP_CP,    ND_GROUP_MODEL,
-    };
-    static const char *const use[] = {
-        "activations between column- and row-parallel products, vocabulary-parallel loss",
-        "keys and values",
-        "(part of dp_shard_cp)",
-        "gradients once a step (HSDP)",
-        "which samples a rank reads",
-        "weights gathered, gradients reduce-scattered",
-        "loss and token counts",
-        "gradient norm, FP8 scales of weights",
-    };
     fprintf(out, "groups of rank %d (members share all other coordinates):\n", rank);
-    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
-        int size = nd_mesh_group_size(mesh, shown[i]);
-        int first = nd_mesh_group_member(mesh, shown[i], rank, 0);
-        int stride = size > 1 ? nd_mesh_group_member(mesh, shown[i], rank, 1) - first : 1;
-        fprintf(out, "  %-13s %5d rank%s ", nd_group_name(shown[i]), size, size == 1 ? " " : "s");
+    for (nd_group_kind kind = 0; kind < ND_GROUP_COUNT; kind++) {
+        if (kind == ND_GROUP_WORLD) {
+            continue; /* all ranks, whatever the mesh */
+        }
+        int size = nd_mesh_group_size(mesh, kind);
+        int first = nd_mesh_group_member(mesh, kind, rank, 0);
+        int stride = size > 1 ? nd_mesh_group_member(mesh, kind, rank, 1) - first : 1;
+        fprintf(out, "  %-13s %5d rank%s ", nd_group_name(kind), size, size == 1 ? " " : "s");
         fprintf(out, "%d", first);
         for (int m = 1; m < size && m < 4; m++) {
-            fprintf(out, ", %d", nd_mesh_group_member(mesh, shown[i], rank, m));
+            fprintf(out, ", %d", nd_mesh_group_member(mesh, kind, rank, m));
         }
         fprintf(out, size > 4 ? ", ... %d" : "%.0d",
-                size > 4 ? nd_mesh_group_member(mesh, shown[i], rank, size - 1) : 0);
+                size > 4 ? nd_mesh_group_member(mesh, kind, rank, size - 1) : 0);
         fprintf(out, size > 1 ? " (first step %d): %s\n" : "%.0d: %s\n", size > 1 ? stride : 0,
-                use[i]);
+                nd_group_use(kind));
     }
 }
 

@@ -107,7 +107,7 @@ nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, int unit)
     const float *from = slot->data;
     float *to =
         fsdp->first_micro ? fsdp->grad + segments[ND_SEGMENT_HP].shard_offset : slot->received;
-    nd_comm *comm = r->groups.gradients;
+    nd_comm *comm = r->groups.second[ND_GROUP_DP_SHARD_CP];
     slot->fresh = false;
     slot->pending = true;
     ND_RUN(r, ND_TRACE_COMMUNICATION, nd_comm_group_begin(comm));

@@ -27,34 +27,17 @@ double nd_flops_per_token_accelerate(const nd_llama_shape *shape, int64_t sequen
     return (double)shape->layers * (18 * C * F + 12 * D * (H + K) + 12 * H * D * (double)sequence);
 }
 
-const char *nd_traffic_name(nd_traffic_kind kind)
-{
-    static const char *const names[ND_TRAFFIC_COUNT] = {"weights", "gradients", "activations",
-                                                        "keys_values", "other"};
-    return names[kind];
-}
-
-static nd_traffic_kind kind_of(nd_group_kind group, nd_comm_op op)
-{
-    switch (group) {
-    case ND_GROUP_DP_SHARD_CP:
-        return op == ND_COMM_ALL_GATHER ? ND_TRAFFIC_WEIGHTS : ND_TRAFFIC_GRADIENTS;
-    case ND_GROUP_DP_REPLICATE:
-        return ND_TRAFFIC_GRADIENTS;
-    case ND_GROUP_TP:
-        return op == ND_COMM_ALL_GATHER || op == ND_COMM_REDUCE_SCATTER ? ND_TRAFFIC_ACTIVATIONS
-                                                                        : ND_TRAFFIC_OTHER;
-    case ND_GROUP_CP:
-        return ND_TRAFFIC_KEYS_VALUES;
-    default:
-        return ND_TRAFFIC_OTHER;
-    }
-}
-
 static void add(const nd_comm *comm, int64_t bytes[ND_TRAFFIC_COUNT])
 {
-    for (nd_comm_op op = 0; comm && op < ND_COMM_OP_COUNT; op++) {
-        bytes[kind_of(comm->kind, op)] += comm->stats.bytes_sent[op];
+    if (!comm) {
+        return;
+    }
+    nd_group_traffic carries = nd_group_carries(comm->kind);
+    for (nd_comm_op op = 0; op < ND_COMM_OP_COUNT; op++) {
+        nd_traffic_kind kind = op == ND_COMM_ALL_GATHER       ? carries.all_gather
+                               : op == ND_COMM_REDUCE_SCATTER ? carries.reduce_scatter
+                                                              : carries.rest;
+        bytes[kind] += comm->stats.bytes_sent[op];
     }
 }
 
@@ -63,8 +46,8 @@ void nd_traffic_bytes(const nd_groups *groups, int64_t bytes[ND_TRAFFIC_COUNT])
     for (int k = 0; k < ND_TRAFFIC_COUNT; k++) {
         bytes[k] = 0;
     }
-    add(groups->gradients, bytes);
     for (nd_group_kind group = 0; group < ND_GROUP_COUNT; group++) {
         add(groups->by_kind[group], bytes);
+        add(groups->second[group], bytes);
     }
 }

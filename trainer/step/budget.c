@@ -10,14 +10,15 @@ static const double GIB = 1073741824.0;
 /* Code of kernels, ours and the libraries', which the driver loads when they are first used. */
 static const size_t KERNEL_BYTES = (size_t)256 << 20;
 
-/* What the transport may hold for this rank's groups; a group that never reduces leaves its pages
- * untouched. */
+/* The most that the transport may hold for this rank's groups. It is an upper bound: a group that
+ * never reduces leaves its pages untouched, and one without a communicator is counted as one. */
 static size_t staging_bytes(const nd_mesh *mesh)
 {
-    size_t bytes =
-        nd_comm_staging_bytes(nd_mesh_group_size(mesh, ND_GROUP_DP_SHARD_CP)); /* gradients */
+    size_t bytes = 0;
     for (nd_group_kind kind = 0; kind < ND_GROUP_COUNT; kind++) {
-        bytes += nd_comm_staging_bytes(nd_mesh_group_size(mesh, kind));
+        int communicators = nd_group_communicators(kind);
+        bytes += nd_comm_staging_bytes(nd_mesh_group_size(mesh, kind)) *
+                 (size_t)(communicators > 0 ? communicators : 1);
     }
     return bytes;
 }

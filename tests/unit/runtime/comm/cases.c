@@ -131,9 +131,18 @@ nd_status case_groups_body(nd_transport *transport, void *context)
     nd_status status = ND_OK;
     for (int repeat = 0; repeat < 3; repeat++) {
         for (int kind = 0; kind < ND_GROUP_COUNT; kind++) {
-            ND_TRY_OUT(sum_ranks(groups.by_kind[kind]));
+            int wanted = nd_group_communicators((nd_group_kind)kind);
+            ND_CHECK((groups.by_kind[kind] != NULL) == (wanted > 0) &&
+                         (groups.second[kind] != NULL) == (wanted > 1),
+                     "%s does not have %d communicators", nd_group_name((nd_group_kind)kind),
+                     wanted);
+            if (wanted > 0) {
+                ND_TRY_OUT(sum_ranks(groups.by_kind[kind]));
+            }
+            if (wanted > 1) {
+                ND_TRY_OUT(sum_ranks(groups.second[kind]));
+            }
         }
-        ND_TRY_OUT(sum_ranks(groups.gradients));
     }
 out:
     nd_groups_destroy(&groups);

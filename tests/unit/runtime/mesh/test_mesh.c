@@ -36,6 +36,22 @@ Test(mesh, groups_partition_the_world_and_agree)
     cr_assert_eq(nd_mesh_group_member(&mesh, ND_GROUP_DP_SHARD, 1, 2), 9);
 }
 
+Test(mesh, a_group_has_a_communicator_when_it_carries_something)
+{
+    for (nd_group_kind k = 0; k < ND_GROUP_COUNT; k++) {
+        nd_group_traffic t = nd_group_carries(k);
+        bool shards = k == ND_GROUP_DP_SHARD_CP, idle = k == ND_GROUP_DP || k == ND_GROUP_DP_SHARD;
+        cr_expect_eq(nd_group_communicators(k), shards ? 2 : idle ? 0 : 1, "%s", nd_group_name(k));
+        cr_expect(!idle || (t.all_gather == ND_TRAFFIC_OTHER && t.rest == ND_TRAFFIC_OTHER));
+        cr_expect_gt(strlen(nd_group_use(k)), 0);
+    }
+    nd_group_traffic shards = nd_group_carries(ND_GROUP_DP_SHARD_CP);
+    cr_expect(shards.all_gather == ND_TRAFFIC_WEIGHTS &&
+              shards.reduce_scatter == ND_TRAFFIC_GRADIENTS);
+    nd_group_traffic tp = nd_group_carries(ND_GROUP_TP);
+    cr_expect(tp.reduce_scatter == ND_TRAFFIC_ACTIVATIONS && tp.rest == ND_TRAFFIC_OTHER);
+}
+
 Test(mesh, resolve_fills_dp_shard_and_names_the_numbers)
 {
     nd_mesh mesh = {{1, 2, -1, 1, 2}};
@@ -47,6 +63,17 @@ Test(mesh, resolve_fills_dp_shard_and_names_the_numbers)
               strstr(nd_error_last()->message, "is 6"));
     nd_mesh left = {{1, 2, -1, 1, 2}};
     cr_assert_eq(nd_mesh_resolve(&left, 6), ND_ERR_CONFIG);
+    cr_assert_str_eq(nd_error_last()->message,
+                     "mesh.dp_shard is -1 (what is left), but dp_replicate 2 x cp 1 x tp 2 = 4 "
+                     "does not divide the 6 workers; change an axis or launch.workers");
+    nd_mesh replicas = {{1, -1, 2, 1, 2}};
+    cr_assert_eq(nd_mesh_resolve(&replicas, 12), ND_OK);
+    cr_assert_eq(replicas.size[ND_AXIS_DP_REPLICATE], 3);
+    nd_mesh two = {{1, -1, -1, 1, 2}};
+    cr_assert_eq(nd_mesh_resolve(&two, 8), ND_ERR_CONFIG);
+    cr_assert(strstr(nd_error_last()->message, "mesh.dp_replicate and mesh.dp_shard are both -1"));
+    nd_mesh reserved = {{-1, 1, 1, 1, 1}};
+    cr_assert_eq(nd_mesh_resolve(&reserved, 1), ND_ERR_CONFIG, "pp is no axis to be filled");
     nd_mesh zero = {{1, 0, 1, 1, 1}};
     cr_assert_eq(nd_mesh_resolve(&zero, 1), ND_ERR_CONFIG);
     nd_mesh huge = {{1, 1 << 30, -1, 1 << 30, 1 << 30}}; /* its product would overflow */
