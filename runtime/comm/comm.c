@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/comm/reduce.h"
+#include "runtime/comm/backend.h"
 
 /* The front of every backend: checks arguments, counts, numbers the operation and publishes it. */
 

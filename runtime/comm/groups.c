@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "runtime/comm/backends.h"
+#include "runtime/comm/backend.h"
 
 enum { DUPLICATES_MAX = 8 };
 

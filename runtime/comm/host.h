@@ -2,7 +2,7 @@
 #ifndef ND_COMM_HOST_H
 #define ND_COMM_HOST_H
 /*
- * Collectives in host memory, written once over a small point-to-point interface (nd_wire) that the
+ * Collectives in host memory, written once over a small point-to-point interface (nd_p2p) that the
  * local and the ucx transport implement: both run the same schedule and give the same bits.
  *
  * An operation is up to four lanes of messages (two of receives, two of sends). A plan says what
@@ -17,7 +17,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "runtime/comm/comm.h"
+#include "runtime/comm/backend.h"
 
 enum {
     ND_HOST_PENDING = 8, /* operations of one communicator that may be pending */
@@ -53,24 +53,24 @@ enum {
     ND_REQUEST_FAILED
 };
 
-/* One message in flight. The engine fills it, the wire moves `state` from POSTED to DONE or
+/* One message in flight. The engine fills it, the transport moves `state` from POSTED to DONE or
  * FAILED. */
-typedef struct nd_wire_request {
+typedef struct nd_p2p_request {
     _Atomic int state;
     int peer;        /* world rank */
     int64_t message; /* index within its lane */
     nd_tag tag;
     void *buffer;
     size_t bytes;
-    void *native; /* the wire's own */
-    struct nd_wire_request *next;
-} nd_wire_request;
+    void *native; /* the transport's own */
+    struct nd_p2p_request *next;
+} nd_p2p_request;
 
-typedef struct nd_wire {
+typedef struct nd_p2p {
     nd_status (*connect)(nd_transport *transport, int rank); /* repeated calls are cheap */
-    nd_status (*send)(nd_transport *transport, nd_wire_request *request);
-    nd_status (*recv)(nd_transport *transport, nd_wire_request *request);
-    void (*cancel)(nd_transport *transport, nd_wire_request *request);
+    nd_status (*send)(nd_transport *transport, nd_p2p_request *request);
+    nd_status (*recv)(nd_transport *transport, nd_p2p_request *request);
+    void (*cancel)(nd_transport *transport, nd_p2p_request *request);
     nd_status (*progress)(nd_transport *transport);
     /* Sleeps until something may have arrived, `seconds` at most. `idle` counts calls without an
      * arrival between. */
@@ -82,7 +82,7 @@ typedef struct nd_wire {
     /* One clause about the process of `rank` (" (process 71 is stopped)"), or "". */
     void (*describe)(nd_transport *transport, int rank, char *text, size_t size);
     void (*close)(nd_transport *transport, bool failed);
-} nd_wire;
+} nd_p2p;
 
 enum { ND_LANE_RECV = 0, ND_LANE_RECV_RESULT, ND_LANE_SEND, ND_LANE_SEND_RESULT, ND_LANE_COUNT };
 
@@ -105,7 +105,7 @@ typedef struct nd_host_plan {
 
 typedef struct nd_lane {
     int64_t total, next, done;
-    nd_wire_request requests[ND_HOST_WINDOW];
+    nd_p2p_request requests[ND_HOST_WINDOW];
 } nd_lane;
 
 struct nd_host_op {
@@ -143,24 +143,24 @@ typedef struct nd_host_comm {
 } nd_host_comm;
 
 /* transport->native of both host transports. */
-typedef struct nd_host {
-    const nd_wire *wire;
-    void *state; /* the wire's */
+typedef struct nd_host_transport {
+    const nd_p2p *p2p;
+    void *state; /* of the transport: local.c, ucx/ */
     nd_host_comm *comms;
     int active;
     nd_status failed; /* first fault; everything later repeats it */
     char message[ND_ERROR_MESSAGE_MAX];
-} nd_host;
+} nd_host_transport;
 
 /* host_ops.c: the functions of nd_comm_backend, shared by both backends. */
 extern const nd_comm_backend nd_host_local_backend, nd_host_ucx_backend;
-nd_status nd_host_transport_create(const nd_comm_backend *backend, const nd_wire *wire,
+nd_status nd_host_transport_create(const nd_comm_backend *backend, const nd_p2p *p2p,
                                    nd_transport **out);
 
 /* host_engine.c */
 nd_status nd_host_enqueue(nd_comm *comm, const nd_host_op *wanted, nd_event *done);
-void nd_host_abandon(nd_host *host); /* takes back every request of every operation */
-nd_status nd_host_raise(nd_host *host,
+void nd_host_abandon(nd_host_transport *host); /* takes back every request of every operation */
+nd_status nd_host_raise(nd_host_transport *host,
                         nd_status status); /* keeps the thread's error as the fault */
 
 /* host_plans.c */
@@ -177,7 +177,7 @@ nd_status nd_host_check_mismatch(const nd_host_op *op);
 nd_status nd_host_check_gone(const nd_host_op *op);
 nd_status nd_host_report_hang(const nd_host_op *op, double seconds);
 
-static inline nd_host *nd_host_of(const nd_comm *comm)
+static inline nd_host_transport *nd_host_of(const nd_comm *comm)
 {
     return comm->transport->native;
 }

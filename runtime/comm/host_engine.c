@@ -8,12 +8,12 @@
 
 static const double SLICE_SECONDS = 0.1; /* the longest sleep without a look at the peers */
 
-static int request_state(const nd_wire_request *request)
+static int request_state(const nd_p2p_request *request)
 {
     return atomic_load_explicit(&request->state, memory_order_acquire);
 }
 
-nd_status nd_host_raise(nd_host *host, nd_status status)
+nd_status nd_host_raise(nd_host_transport *host, nd_status status)
 {
     if (host->failed == ND_OK) {
         host->failed = status;
@@ -27,9 +27,9 @@ static void abandon_op(nd_comm *comm, nd_host_op *op)
 {
     for (int lane = 0; lane < ND_LANE_COUNT; lane++) {
         for (int i = 0; i < ND_HOST_WINDOW; i++) {
-            nd_wire_request *request = &op->lanes[lane].requests[i];
+            nd_p2p_request *request = &op->lanes[lane].requests[i];
             if (request_state(request) != ND_REQUEST_IDLE) {
-                nd_host_of(comm)->wire->cancel(comm->transport, request);
+                nd_host_of(comm)->p2p->cancel(comm->transport, request);
                 atomic_store(&request->state, ND_REQUEST_IDLE);
             }
         }
@@ -37,7 +37,7 @@ static void abandon_op(nd_comm *comm, nd_host_op *op)
     op->active = false;
 }
 
-void nd_host_abandon(nd_host *host)
+void nd_host_abandon(nd_host_transport *host)
 {
     for (nd_host_comm *hc = host->comms; hc; hc = hc->next) {
         for (int i = 0; i < ND_HOST_PENDING; i++) {
@@ -52,10 +52,10 @@ void nd_host_abandon(nd_host *host)
 
 /* Posting. */
 
-static nd_status post(nd_host_op *op, int lane, nd_wire_request *request)
+static nd_status post(nd_host_op *op, int lane, nd_p2p_request *request)
 {
     nd_comm *comm = op->comm;
-    const nd_wire *wire = nd_host_of(comm)->wire;
+    const nd_p2p *p2p = nd_host_of(comm)->p2p;
     bool sends = lane == ND_LANE_SEND || lane == ND_LANE_SEND_RESULT;
     bool result = lane == ND_LANE_RECV_RESULT || lane == ND_LANE_SEND_RESULT;
     nd_message message;
@@ -71,9 +71,9 @@ static nd_status post(nd_host_op *op, int lane, nd_wire_request *request)
     op->lanes[lane].next++;
     if (sends) {
         comm->stats.bytes_sent[op->kind] += (int64_t)request->bytes;
-        return wire->send(comm->transport, request);
+        return p2p->send(comm->transport, request);
     }
-    return wire->recv(comm->transport, request);
+    return p2p->recv(comm->transport, request);
 }
 
 /* Collects what is done in a lane and posts what may follow. */
@@ -84,7 +84,7 @@ static nd_status advance_lane(nd_host_op *op, int lane, bool *moved)
         return ND_OK;
     }
     for (int i = 0; i < ND_HOST_WINDOW; i++) {
-        nd_wire_request *request = &l->requests[i];
+        nd_p2p_request *request = &l->requests[i];
         int state = request_state(request);
         if (state == ND_REQUEST_FAILED) {
             ND_TRY(nd_host_check_mismatch(op));
@@ -123,7 +123,7 @@ static bool staging_is_free(const nd_host_comm *hc, const nd_host_op *op)
     return true;
 }
 
-static nd_status advance_op(nd_host *host, nd_host_comm *hc, nd_host_op *op, bool *moved)
+static nd_status advance_op(nd_host_transport *host, nd_host_comm *hc, nd_host_op *op, bool *moved)
 {
     if (!op->begun) {
         if (op->plan->needs_staging && !staging_is_free(hc, op)) {
@@ -148,7 +148,7 @@ static nd_status advance_op(nd_host *host, nd_host_comm *hc, nd_host_op *op, boo
 
 /* Oldest first within a communicator: a later operation may wait for the staging of an earlier
  * one. */
-static nd_status advance_comm(nd_host *host, nd_host_comm *hc, bool *moved)
+static nd_status advance_comm(nd_host_transport *host, nd_host_comm *hc, bool *moved)
 {
     for (int i = 1; hc->active > 0 && i <= ND_HOST_PENDING; i++) {
         nd_host_op *op = &hc->ops[(hc->comm->sequence + i) % ND_HOST_PENDING];
@@ -161,9 +161,9 @@ static nd_status advance_comm(nd_host *host, nd_host_comm *hc, bool *moved)
 
 static nd_status advance_all(nd_transport *transport, bool *moved)
 {
-    nd_host *host = transport->native;
+    nd_host_transport *host = transport->native;
     *moved = false;
-    ND_TRY(host->wire->progress(transport));
+    ND_TRY(host->p2p->progress(transport));
     for (nd_host_comm *hc = host->comms; hc && host->active > 0; hc = hc->next) {
         ND_TRY(advance_comm(host, hc, moved));
     }
@@ -214,7 +214,7 @@ static nd_status look_around(const nd_host_op *op, double started)
 static nd_status wait_until_done(nd_host_op *op)
 {
     nd_transport *transport = op->comm->transport;
-    nd_host *host = transport->native;
+    nd_host_transport *host = transport->native;
     double started = nd_clock_seconds();
     double looked = started;
     for (int idle = 0; op->active; idle++) {
@@ -231,14 +231,14 @@ static nd_status wait_until_done(nd_host_op *op)
             looked = now;
         }
         double seconds = left < SLICE_SECONDS ? left : SLICE_SECONDS;
-        ND_TRY(host->wire->wait(transport, idle, seconds > 0 ? seconds : 0));
+        ND_TRY(host->p2p->wait(transport, idle, seconds > 0 ? seconds : 0));
     }
     return ND_OK;
 }
 
 static nd_status wait_op(nd_host_op *op)
 {
-    nd_host *host = nd_host_of(op->comm);
+    nd_host_transport *host = nd_host_of(op->comm);
     if (host->failed != ND_OK) {
         return nd_host_raise(host, host->failed);
     }
@@ -293,7 +293,7 @@ static nd_status acquire_op(nd_comm *comm, nd_host_op **out)
 nd_status nd_host_enqueue(nd_comm *comm, const nd_host_op *wanted, nd_event *done)
 {
     nd_host_comm *hc = comm->native;
-    nd_host *host = nd_host_of(comm);
+    nd_host_transport *host = nd_host_of(comm);
     nd_host_op *op = NULL;
     ND_TRY(acquire_op(comm, &op));
     op->comm = comm;

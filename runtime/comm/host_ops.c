@@ -42,10 +42,10 @@ static nd_status map_staging(nd_host_comm *hc, size_t bytes)
 
 static nd_status connect_members(nd_comm *comm)
 {
-    nd_host *host = nd_host_of(comm);
+    nd_host_transport *host = nd_host_of(comm);
     for (int k = 1; k < comm->size && comm->size <= DIRECT_MAX * 2; k++) {
         int member = (comm->index + k) % comm->size;
-        ND_TRY(host->wire->connect(comm->transport, comm->ranks[member]));
+        ND_TRY(host->p2p->connect(comm->transport, comm->ranks[member]));
     }
     return comm->backend->barrier(comm, NULL, NULL);
 }
@@ -56,7 +56,7 @@ static void host_destroy(nd_comm *comm)
     if (!hc) {
         return;
     }
-    nd_host *host = nd_host_of(comm);
+    nd_host_transport *host = nd_host_of(comm);
     /* Dropped in mid-air by a rank that failed elsewhere: no orderly end any more. That rank's
      * error stays as it is. */
     if (hc->active > 0 && host->failed == ND_OK) {
@@ -81,7 +81,7 @@ static void host_destroy(nd_comm *comm)
 
 static nd_status host_create(nd_transport *transport, nd_comm *comm)
 {
-    nd_host *host = transport->native;
+    nd_host_transport *host = transport->native;
     nd_host_comm *hc = NULL;
     nd_status status = ND_ALLOC(1, &hc);
     if (status != ND_OK) {
@@ -221,10 +221,10 @@ static nd_status host_barrier(nd_comm *comm, nd_stream *stream, nd_event *done)
 
 static void host_close(nd_transport *transport)
 {
-    nd_host *host = transport->native;
+    nd_host_transport *host = transport->native;
     if (host) {
         ND_ASSERT(host->comms == NULL); /* communicators are destroyed before their transport */
-        host->wire->close(transport, host->failed != ND_OK);
+        host->p2p->close(transport, host->failed != ND_OK);
         free(host);
     }
 }
@@ -241,18 +241,18 @@ static void host_close(nd_transport *transport)
 const nd_comm_backend nd_host_local_backend = HOST_BACKEND("local");
 const nd_comm_backend nd_host_ucx_backend = HOST_BACKEND("ucx");
 
-nd_status nd_host_transport_create(const nd_comm_backend *backend, const nd_wire *wire,
+nd_status nd_host_transport_create(const nd_comm_backend *backend, const nd_p2p *p2p,
                                    nd_transport **out)
 {
     nd_transport *transport = NULL;
-    nd_host *host = NULL;
+    nd_host_transport *host = NULL;
     ND_TRY(ND_ALLOC(1, &transport));
     nd_status status = ND_ALLOC(1, &host);
     if (status != ND_OK) {
         free(transport);
         return status;
     }
-    host->wire = wire;
+    host->p2p = p2p;
     transport->backend = backend;
     transport->native = host;
     *out = transport;

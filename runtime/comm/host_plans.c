@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "runtime/comm/reduce.h"
+#include "runtime/comm/backend.h"
 
 /* Member at distance k after (before) this one. Message k of every member pairs with message k of
  * that one, so lanes that are posted in order cannot wait for each other in a circle. */

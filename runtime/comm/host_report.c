@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/comm/host.h"
 
-#include "runtime/comm/report.h"
+#include "runtime/comm/backend.h"
 
 /*
  * Who is missing. A peer that sent nothing of its own contribution comes before one that only owes
  * a result, because that one may itself be waiting for the first.
  */
-static bool is_open(const nd_wire_request *request)
+static bool is_open(const nd_p2p_request *request)
 {
     int state = atomic_load_explicit(&request->state, memory_order_acquire);
     return state == ND_REQUEST_POSTED || state == ND_REQUEST_FAILED;
@@ -22,7 +22,7 @@ static int missing_ranks(const nd_host_op *op, int ranks[MISSING_SHOWN])
     for (int lane = 0; lane < ND_LANE_COUNT; lane++) {
         int found = 0;
         for (int i = 0; i < ND_HOST_WINDOW; i++) {
-            const nd_wire_request *request = &op->lanes[lane].requests[i];
+            const nd_p2p_request *request = &op->lanes[lane].requests[i];
             bool known = false;
             for (int k = 0; k < found && k < MISSING_SHOWN; k++) {
                 known = known || ranks[k] == request->peer;
@@ -45,8 +45,8 @@ static void describe_rank(const nd_host_op *op, int rank, nd_report *to)
 {
     const nd_transport *transport = op->comm->transport;
     char process[128] = "";
-    nd_host *host = transport->native;
-    host->wire->describe((nd_transport *)transport, rank, process, sizeof process);
+    nd_host_transport *host = transport->native;
+    host->p2p->describe((nd_transport *)transport, rank, process, sizeof process);
     nd_report_rank(transport, rank, "has not entered it", process, to);
 }
 
@@ -74,11 +74,11 @@ nd_status nd_host_report_hang(const nd_host_op *op, double seconds)
 nd_status nd_host_check_gone(const nd_host_op *op)
 {
     const nd_transport *transport = op->comm->transport;
-    nd_host *host = transport->native;
+    nd_host_transport *host = transport->native;
     for (int lane = 0; lane < ND_LANE_COUNT; lane++) {
         for (int i = 0; i < ND_HOST_WINDOW; i++) {
-            const nd_wire_request *request = &op->lanes[lane].requests[i];
-            if (is_open(request) && host->wire->gone((nd_transport *)transport, request->peer)) {
+            const nd_p2p_request *request = &op->lanes[lane].requests[i];
+            if (is_open(request) && host->p2p->gone((nd_transport *)transport, request->peer)) {
                 return nd_fail(ND_ERR_IO,
                                "rank %d has ended while rank %d waited for it in %s of %s, "
                                "operation %lld",
@@ -122,7 +122,7 @@ static nd_status report_mismatch(const nd_host_op *mine, int rank, nd_tag found,
 nd_status nd_host_check_mismatch(const nd_host_op *op)
 {
     nd_transport *transport = op->comm->transport;
-    nd_host *host = transport->native;
+    nd_host_transport *host = transport->native;
     const nd_tag hash_bits = ((UINT64_C(1) << ND_TAG_SEQUENCE_AT) - 1) & ~UINT64_C(1);
     const nd_tag whole = ~UINT64_C(0) << ND_TAG_RANK_AT; /* communicator and sender */
     for (int k = 1; k < op->comm->size; k++) {
@@ -130,7 +130,7 @@ nd_status nd_host_check_mismatch(const nd_host_op *op)
         nd_tag wanted = (nd_tag)op->comm->id << ND_TAG_COMM_AT | (nd_tag)rank << ND_TAG_RANK_AT;
         nd_tag found;
         size_t bytes;
-        if (!host->wire->peek(transport, wanted, whole, &found, &bytes)) {
+        if (!host->p2p->peek(transport, wanted, whole, &found, &bytes)) {
             continue;
         }
         const nd_host_op *mine = recent_op(op, ND_TAG_FIELD(found, SEQUENCE));

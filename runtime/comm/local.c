@@ -8,17 +8,17 @@
 #include <time.h>
 
 /*
- * The local wire: ranks are threads. Each rank has a box with the sends to it that nobody received
- * yet and the receives it has posted. Whoever completes a pair copies from buffer to buffer; the
- * request that waited in the box is BUSY meanwhile. Waiting is a condition variable with a
- * deadline.
+ * Messages between ranks that are threads. Each rank has a box with the sends to it that nobody
+ * received yet and the receives it has posted. Whoever completes a pair copies from buffer to
+ * buffer; the request that waited in the box is BUSY meanwhile. Waiting is a condition variable
+ * with a deadline.
  */
 typedef struct local_box {
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    uint64_t events;        /* arrivals and completions so far */
-    nd_wire_request *sends; /* to this rank, oldest first */
-    nd_wire_request *recvs; /* of this rank, oldest first */
+    uint64_t events;       /* arrivals and completions so far */
+    nd_p2p_request *sends; /* to this rank, oldest first */
+    nd_p2p_request *recvs; /* of this rank, oldest first */
     bool gone;
 } local_box;
 
@@ -35,10 +35,10 @@ typedef struct local_state {
 
 static local_state *state_of(const nd_transport *transport)
 {
-    return ((nd_host *)transport->native)->state;
+    return ((nd_host_transport *)transport->native)->state;
 }
 
-static void list_append(nd_wire_request **list, nd_wire_request *request)
+static void list_append(nd_p2p_request **list, nd_p2p_request *request)
 {
     while (*list) {
         list = &(*list)->next;
@@ -47,10 +47,10 @@ static void list_append(nd_wire_request **list, nd_wire_request *request)
     *list = request;
 }
 
-static nd_wire_request *list_take(nd_wire_request **list, nd_tag tag)
+static nd_p2p_request *list_take(nd_p2p_request **list, nd_tag tag)
 {
     for (; *list; list = &(*list)->next) {
-        nd_wire_request *request = *list;
+        nd_p2p_request *request = *list;
         if (request->tag == tag) {
             *list = request->next;
             atomic_store_explicit(&request->state, ND_REQUEST_BUSY, memory_order_relaxed);
@@ -60,7 +60,7 @@ static nd_wire_request *list_take(nd_wire_request **list, nd_tag tag)
     return NULL;
 }
 
-static bool list_remove(nd_wire_request **list, const nd_wire_request *request)
+static bool list_remove(nd_p2p_request **list, const nd_p2p_request *request)
 {
     for (; *list; list = &(*list)->next) {
         if (*list == request) {
@@ -81,10 +81,10 @@ static void notify(local_box *box)
 
 /* Copies one message; the last access to the other's request is the store of its state, under its
  * box's lock. */
-static void deliver(nd_wire_request *send, nd_wire_request *recv, nd_wire_request *mine,
+static void deliver(nd_p2p_request *send, nd_p2p_request *recv, nd_p2p_request *mine,
                     local_box *others_box)
 {
-    nd_wire_request *other = mine == send ? recv : send;
+    nd_p2p_request *other = mine == send ? recv : send;
     int result = send->bytes == recv->bytes ? ND_REQUEST_DONE : ND_REQUEST_FAILED;
     if (result == ND_REQUEST_DONE && send->bytes > 0) {
         memcpy(recv->buffer, send->buffer, send->bytes);
@@ -102,11 +102,11 @@ static nd_status local_connect(nd_transport *transport, int rank)
     return ND_OK;
 }
 
-static nd_status local_send(nd_transport *transport, nd_wire_request *request)
+static nd_status local_send(nd_transport *transport, nd_p2p_request *request)
 {
     local_box *box = &state_of(transport)->hub->boxes[request->peer];
     pthread_mutex_lock(&box->lock);
-    nd_wire_request *recv = list_take(&box->recvs, request->tag);
+    nd_p2p_request *recv = list_take(&box->recvs, request->tag);
     if (!recv) {
         list_append(&box->sends, request);
         box->events++;
@@ -119,11 +119,11 @@ static nd_status local_send(nd_transport *transport, nd_wire_request *request)
     return ND_OK;
 }
 
-static nd_status local_recv(nd_transport *transport, nd_wire_request *request)
+static nd_status local_recv(nd_transport *transport, nd_p2p_request *request)
 {
     local_state *state = state_of(transport);
     pthread_mutex_lock(&state->box->lock);
-    nd_wire_request *send = list_take(&state->box->sends, request->tag);
+    nd_p2p_request *send = list_take(&state->box->sends, request->tag);
     if (!send) {
         list_append(&state->box->recvs, request);
     }
@@ -135,7 +135,7 @@ static nd_status local_recv(nd_transport *transport, nd_wire_request *request)
 }
 
 /* Taken out of its list, or waited for while the other thread is copying (which always ends). */
-static void local_cancel(nd_transport *transport, nd_wire_request *request)
+static void local_cancel(nd_transport *transport, nd_p2p_request *request)
 {
     local_state *state = state_of(transport);
     local_box *boxes[2] = {state->box, &state->hub->boxes[request->peer]};
@@ -179,7 +179,7 @@ static bool local_peek(nd_transport *transport, nd_tag wanted, nd_tag mask, nd_t
 {
     local_box *box = state_of(transport)->box;
     pthread_mutex_lock(&box->lock);
-    const nd_wire_request *request = box->sends;
+    const nd_p2p_request *request = box->sends;
     while (request && ((request->tag ^ wanted) & mask) != 0) {
         request = request->next;
     }
@@ -217,7 +217,7 @@ static void local_close(nd_transport *transport, bool failed)
     free(state);
 }
 
-static const nd_wire local_wire = {
+static const nd_p2p local_p2p = {
     .connect = local_connect,
     .send = local_send,
     .recv = local_recv,
@@ -273,14 +273,14 @@ nd_status nd_transport_open_local(nd_local_hub *hub, int rank, double timeout_se
     local_state *state = NULL;
     nd_transport *transport = NULL;
     ND_TRY(ND_ALLOC(1, &state));
-    nd_status status = nd_host_transport_create(&nd_host_local_backend, &local_wire, &transport);
+    nd_status status = nd_host_transport_create(&nd_host_local_backend, &local_p2p, &transport);
     if (status != ND_OK) {
         free(state);
         return status;
     }
     state->hub = hub;
     state->box = &hub->boxes[rank];
-    ((nd_host *)transport->native)->state = state;
+    ((nd_host_transport *)transport->native)->state = state;
     transport->rank = rank;
     transport->size = hub->size;
     transport->timeout_seconds = timeout_seconds;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/comm/reduce.h"
+#include "runtime/comm/backend.h"
 
 /*
  * The body of each loop is written once, as an always-inline function, and compiled per instruction

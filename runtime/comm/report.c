@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/comm/report.h"
+#include "runtime/comm/backend.h"
 
 #include <fcntl.h>
 #include <stdarg.h>

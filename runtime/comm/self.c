@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/comm/backends.h"
+#include "runtime/comm/backend.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/comm/nccl/nccl_state.h"
+#include "runtime/comm/nccl/nccl.h"
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
 #include "tests/hostcuda/doubles/double.h"

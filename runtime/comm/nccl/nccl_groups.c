@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "runtime/base/log.h"
-#include "runtime/comm/nccl/nccl_state.h"
+#include "runtime/comm/nccl/nccl.h"
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
 

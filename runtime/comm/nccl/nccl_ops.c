@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string.h>
+#include <time.h>
 
-#include "runtime/comm/nccl/nccl_state.h"
+#include "runtime/base/clock.h"
+#include "runtime/comm/nccl/nccl.h"
 #include "runtime/device/cuda_check.h"
 
 static ncclDataType_t type_of(nd_dtype dtype)
@@ -46,6 +48,19 @@ static nd_status order(nccl_comm *nc, const nd_stream *stream, const nd_event *d
     return ND_OK;
 }
 
+/* The next entry of the communicator's ring, for the driving thread; waits while it is full. */
+static nd_status claim_entry(nd_transport *transport, nccl_comm *nc, nccl_entry **out)
+{
+    nccl_state *state = nccl_state_of(transport);
+    int64_t begin = nd_clock_ns();
+    while (!nccl_ring_has_room(state, nc)) {
+        ND_TRY(nccl_watch(transport, (double)(nd_clock_ns() - begin) * 1e-9));
+        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    }
+    *out = &nc->ring.entries[nc->ring.head % NCCL_RING]; /* only this thread moves the head */
+    return ND_OK;
+}
+
 /* Where an operation runs. The calls of NCCL come next, and end() after them. */
 static nd_status begin(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t count,
                        nd_dtype dtype, const nd_event *done, cudaStream_t *out)
@@ -56,7 +71,7 @@ static nd_status begin(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t 
         return nccl_again(state);
     }
     if (!nc->grouped) {
-        ND_TRY(nccl_ring_claim(comm->transport, nc, &nc->entry));
+        ND_TRY(claim_entry(comm->transport, nc, &nc->entry));
     }
     nc->entry->kind = comm->kind;
     nc->entry->op = op; /* of a group: the last */
@@ -129,7 +144,7 @@ static nd_status nccl_group_begin(nd_comm *comm)
     if (state->failed) {
         return nccl_again(state);
     }
-    ND_TRY(nccl_ring_claim(comm->transport, nc, &nc->entry));
+    ND_TRY(claim_entry(comm->transport, nc, &nc->entry));
     nc->grouped = true;
     pthread_mutex_lock(&state->calls);
     state->grouping = nc;
@@ -149,16 +164,6 @@ static nd_status nccl_group_end(nd_comm *comm)
     pthread_mutex_unlock(&state->calls);
     ND_TRY(nccl_settle(comm->transport, nc, nc->native, nc->group_result, "ncclGroupEnd"));
     return record_end(nc, nd_cuda_stream(&nc->stream));
-}
-
-void nccl_group_close(nccl_state *state)
-{
-    if (state->grouping) {
-        state->grouping->grouped = false;
-        state->grouping = NULL;
-        state->library.group_end();
-        pthread_mutex_unlock(&state->calls);
-    }
 }
 
 static void count_bytes(nd_comm *comm, nd_comm_op op, int64_t elements, nd_dtype dtype)

@@ -4,8 +4,8 @@
 #include <stdio.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/comm/nccl/nccl_state.h"
-#include "runtime/comm/report.h"
+#include "runtime/comm/nccl/nccl.h"
+#include "runtime/comm/backend.h"
 
 enum { SHOWN = 6 };
 

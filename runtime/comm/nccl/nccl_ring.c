@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Operations that are enqueued and have not ended. */
-#include <time.h>
-
 #include "runtime/base/clock.h"
-#include "runtime/comm/nccl/nccl_state.h"
+#include "runtime/comm/nccl/nccl.h"
 #include "runtime/device/cuda_check.h"
 
 nd_status nccl_ring_init(nd_device *device, nccl_ring *ring)
@@ -72,7 +70,7 @@ void nccl_ring_advance(nccl_state *state, nccl_pending *oldest)
     }
 }
 
-static bool has_room(nccl_state *state, nccl_comm *nc)
+bool nccl_ring_has_room(nccl_state *state, nccl_comm *nc)
 {
     pthread_mutex_lock(&state->ring);
     if (nc->ring.head - nc->ring.tail == NCCL_RING) {
@@ -81,18 +79,6 @@ static bool has_room(nccl_state *state, nccl_comm *nc)
     bool room = nc->ring.head - nc->ring.tail < NCCL_RING;
     pthread_mutex_unlock(&state->ring);
     return room;
-}
-
-nd_status nccl_ring_claim(nd_transport *transport, nccl_comm *nc, nccl_entry **out)
-{
-    nccl_state *state = nccl_state_of(transport);
-    int64_t begin = nd_clock_ns();
-    while (!has_room(state, nc)) {
-        ND_TRY(nccl_watch(transport, (double)(nd_clock_ns() - begin) * 1e-9));
-        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
-    }
-    *out = &nc->ring.entries[nc->ring.head % NCCL_RING]; /* only this thread moves the head */
-    return ND_OK;
 }
 
 void nccl_ring_enter(nccl_state *state, nccl_comm *nc)

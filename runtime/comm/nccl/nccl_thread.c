@@ -11,7 +11,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
-#include "runtime/comm/nccl/nccl_state.h"
+#include "runtime/comm/nccl/nccl.h"
 
 static const double INTERVAL_SECONDS = 0.1;
 static const int64_t ABSENT_NS = 2000000000; /* the driving thread, before it is taken as stuck */

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/comm/nccl/nccl_state.h"
+#include "runtime/comm/nccl/nccl.h"
 #include "runtime/device/cuda.h"
 
 enum { WATCH_NS = 20000000, OTHER_THREADS_END_SECONDS = 60 };
@@ -20,6 +20,17 @@ static const int64_t COMMON_END_NS = 300000000;
 nd_status nccl_again(nccl_state *state)
 {
     return nd_fail(state->failed, "%s", state->message);
+}
+
+/* Closes a group that a failure left open. */
+void nccl_group_close(nccl_state *state)
+{
+    if (state->grouping) {
+        state->grouping->grouped = false;
+        state->grouping = NULL;
+        state->library.group_end();
+        pthread_mutex_unlock(&state->calls);
+    }
 }
 
 static void *abort_one(void *argument)

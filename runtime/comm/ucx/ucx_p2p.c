@@ -1,13 +1,98 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/comm/ucx/ucx_state.h"
+#include "runtime/comm/ucx/ucx.h"
 
 #include <errno.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/comm/backend.h"
+
+/* The first poll entry is the worker's; pidfds follow, in no order. */
+static void watch_process(ucx_state *state, int rank)
+{
+    ucx_peer *peer = &state->peers[rank];
+    if (peer->card.host != state->host || rank == state->rank) {
+        return;
+    }
+    peer->pidfd = (int)syscall(SYS_pidfd_open, (pid_t)peer->card.pid, 0);
+    if (peer->pidfd <
+        0) { /* ESRCH: it has ended. Otherwise an older kernel: the deadline remains. */
+        peer->gone = errno == ESRCH;
+        return;
+    }
+    state->polled[state->polled_count] = (struct pollfd){.fd = peer->pidfd, .events = POLLIN};
+    state->polled_rank[state->polled_count++] = rank;
+}
+
+static void ucx_mark_gone(ucx_state *state, int rank)
+{
+    state->peers[rank].gone = true;
+    for (int i = 1; i < state->polled_count; i++) {
+        if (state->polled_rank[i] == rank) {
+            state->polled_count--;
+            state->polled[i] = state->polled[state->polled_count];
+            state->polled_rank[i] = state->polled_rank[state->polled_count];
+            close(state->peers[rank].pidfd);
+            state->peers[rank].pidfd = -1;
+            break;
+        }
+    }
+}
+
+/* Called by UCX while it progresses, when a connection breaks. */
+static void on_error(void *argument, ucp_ep_h endpoint, ucs_status_t code)
+{
+    ((ucx_peer *)argument)->gone = true;
+}
+
+static nd_status ucx_connect(nd_transport *transport, int rank)
+{
+    ucx_state *state = ucx_state_of(transport);
+    ucx_peer *peer = &state->peers[rank];
+    if (peer->endpoint) {
+        return ND_OK;
+    }
+    /* Shared memory has no error handling in UCX; asking for it would leave only TCP between ranks
+     * of one host. */
+    bool remote = peer->card.host != state->host;
+    const ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
+        .address = (const ucp_address_t *)(state->addresses + (size_t)rank * state->address_stride),
+        .err_mode = remote ? UCP_ERR_HANDLING_MODE_PEER : UCP_ERR_HANDLING_MODE_NONE,
+        .err_handler = {.cb = on_error, .arg = peer}};
+    ucs_status_t code = ucp_ep_create(state->worker, &params, &peer->endpoint);
+    if (code != UCS_OK) {
+        peer->endpoint = NULL;
+        return nd_fail(ND_ERR_IO,
+                       "rank %d cannot reach rank %d: %s; check UCX_TLS and UCX_NET_DEVICES "
+                       "(ucx_info -d lists what this host has)",
+                       state->rank, rank, ucs_status_string(code));
+    }
+    watch_process(state, rank);
+    return ND_OK;
+}
+
+static bool ucx_gone(nd_transport *transport, int rank)
+{
+    return ucx_state_of(transport)->peers[rank].gone;
+}
+
+static void ucx_describe(nd_transport *transport, int rank, char *text, size_t size)
+{
+    const ucx_state *state = ucx_state_of(transport);
+    const ucx_card *card = &state->peers[rank].card;
+    if (card->host != state->host) {
+        snprintf(text, size, " (on another host)");
+        return;
+    }
+    nd_report_process(card->pid, text, size);
+}
 
 enum { YIELDS_BEFORE_SLEEP = 50 }; /* then the ranks that share our cores need them more */
 
@@ -20,7 +105,7 @@ nd_status nd_ucx_check(ucs_status_t code, const char *call)
                    ucs_status_string(code), call);
 }
 
-static void finish(nd_wire_request *request, bool good)
+static void finish(nd_p2p_request *request, bool good)
 {
     request->native = NULL;
     atomic_store_explicit(&request->state, good ? ND_REQUEST_DONE : ND_REQUEST_FAILED,
@@ -36,13 +121,13 @@ static void on_sent(void *native, ucs_status_t code, void *user_data)
 static void on_received(void *native, ucs_status_t code, const ucp_tag_recv_info_t *info,
                         void *user_data)
 {
-    nd_wire_request *request = user_data;
+    nd_p2p_request *request = user_data;
     finish(request, code == UCS_OK && info->length == request->bytes);
     ucp_request_free(native);
 }
 
 /* A request that is complete at once has no native part and no callback. */
-static void keep(nd_wire_request *request, ucs_status_ptr_t native, bool good_if_done)
+static void keep(nd_p2p_request *request, ucs_status_ptr_t native, bool good_if_done)
 {
     if (UCS_PTR_IS_ERR(native)) {
         finish(request, false);
@@ -53,7 +138,7 @@ static void keep(nd_wire_request *request, ucs_status_ptr_t native, bool good_if
     }
 }
 
-static nd_status ucx_send(nd_transport *transport, nd_wire_request *request)
+static nd_status ucx_send(nd_transport *transport, nd_p2p_request *request)
 {
     ucx_state *state = ucx_state_of(transport);
     ND_TRY(ucx_connect(transport, request->peer));
@@ -68,7 +153,7 @@ static nd_status ucx_send(nd_transport *transport, nd_wire_request *request)
     return ND_OK;
 }
 
-static nd_status ucx_recv(nd_transport *transport, nd_wire_request *request)
+static nd_status ucx_recv(nd_transport *transport, nd_p2p_request *request)
 {
     ucx_state *state = ucx_state_of(transport);
     ucp_tag_recv_info_t info = {.length = request->bytes};
@@ -86,7 +171,7 @@ static nd_status ucx_recv(nd_transport *transport, nd_wire_request *request)
 
 /* After a fault only. A receive is taken back; a send may stay with UCX, whose worker is then left
  * alone. */
-static void ucx_cancel(nd_transport *transport, nd_wire_request *request)
+static void ucx_cancel(nd_transport *transport, nd_p2p_request *request)
 {
     ucx_state *state = ucx_state_of(transport);
     if (request->native) {
@@ -163,12 +248,12 @@ static bool meet(nd_transport *transport, int to, int from, uint64_t step, doubl
 {
     ucx_state *state = ucx_state_of(transport);
     const nd_tag base = UINT64_C(255) << ND_TAG_COMM_AT | step << ND_TAG_SEQUENCE_AT;
-    nd_wire_request *send = &state->farewell[0], *recv = &state->farewell[1];
+    nd_p2p_request *send = &state->farewell[0], *recv = &state->farewell[1];
     if (ucx_connect(transport, to) != ND_OK || state->peers[to].gone) {
         return false;
     }
-    *send = (nd_wire_request){.state = ND_REQUEST_POSTED, .peer = to};
-    *recv = (nd_wire_request){.state = ND_REQUEST_POSTED, .peer = from};
+    *send = (nd_p2p_request){.state = ND_REQUEST_POSTED, .peer = to};
+    *recv = (nd_p2p_request){.state = ND_REQUEST_POSTED, .peer = from};
     send->tag = base | (nd_tag)state->rank << ND_TAG_RANK_AT;
     recv->tag = base | (nd_tag)from << ND_TAG_RANK_AT;
     const ucp_request_param_t param = {.op_attr_mask =
@@ -246,7 +331,7 @@ static void ucx_close(nd_transport *transport, bool failed)
     free(state);
 }
 
-const nd_wire nd_ucx_wire = {
+const nd_p2p nd_ucx_p2p = {
     .connect = ucx_connect,
     .send = ucx_send,
     .recv = ucx_recv,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_COMM_REPORT_H
-#define ND_COMM_REPORT_H
+#ifndef ND_COMM_BACKEND_H
+#define ND_COMM_BACKEND_H
 /*
- * What every backend says of a peer that it waits for: where the progress page of this host saw it
- * last, and the state of its process.
+ * What the backends of this folder share: communicators of one rank, the arithmetic of reductions,
+ * and descriptions of a rank that others wait for.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -11,6 +11,29 @@
 
 #include "runtime/comm/comm.h"
 
+extern const nd_comm_backend nd_self_backend;
+
+/* reduce.c */
+
+/*
+ * The arithmetic of a reduction: element i of dst is src[0][i] op src[1][i] op ... in ascending
+ * order of the sources.
+ *
+ * F32, F64, I64 and I32 accumulate in the type itself, BF16 in F32 with one rounding at the end.
+ * MAX of floating point gives NaN as soon as one operand is NaN. Element-wise, so the bits depend
+ * neither on how a buffer was cut into slices nor on the width of the vector unit.
+ */
+bool nd_reduce_supports(nd_dtype dtype);
+/* dst may be one of the sources, but must not overlap any partly. n >= 1. */
+void nd_reduce(nd_dtype dtype, nd_redop op, void *dst, const void *const *src, int n,
+               int64_t count);
+
+/* report.c */
+
+/*
+ * What every backend says of a peer that it waits for: where the progress page of this host saw it
+ * last, and the state of its process.
+ */
 /* Text grows to the right; what does not fit is cut. Starts as zeros. */
 typedef struct nd_report {
     char text[1024];

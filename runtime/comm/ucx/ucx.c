@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/comm/ucx/ucx_state.h"
+#include "runtime/comm/ucx/ucx.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/comm/report.h"
+#include "runtime/comm/backend.h"
 
 static nd_status create_worker(ucx_state *state)
 {
@@ -88,10 +88,10 @@ nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **ou
     }
     nd_transport *transport = NULL;
     ucx_state *state = NULL;
-    ND_TRY(nd_host_transport_create(&nd_host_ucx_backend, &nd_ucx_wire, &transport));
+    ND_TRY(nd_host_transport_create(&nd_host_ucx_backend, &nd_ucx_p2p, &transport));
     nd_status status = ND_ALLOC(1, &state);
     if (status == ND_OK) {
-        ((nd_host *)transport->native)->state = state;
+        ((nd_host_transport *)transport->native)->state = state;
         status = fill_state(state, options);
     }
     if (status != ND_OK) {

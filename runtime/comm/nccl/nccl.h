@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_COMM_NCCL_STATE_H
-#define ND_COMM_NCCL_STATE_H
+#ifndef ND_COMM_NCCL_NCCL_H
+#define ND_COMM_NCCL_NCCL_H
 /*
  * Communication over NCCL. One world communicator, and one split of it per group.
  *
@@ -29,7 +29,7 @@
 #include <nccl.h>
 #include <pthread.h>
 
-#include "runtime/comm/comm.h"
+#include "runtime/comm/backend.h"
 #include "runtime/rdzv/call_limit.h"
 
 enum {
@@ -142,7 +142,6 @@ static inline nccl_comm *nccl_comm_of(const nd_comm *comm)
     return comm->native;
 }
 
-nd_status nccl_library_open(nccl_library *out);
 extern const nd_comm_backend nd_nccl_backend;
 
 /* nccl_groups.c */
@@ -158,8 +157,8 @@ void nccl_close(nd_transport *transport);
 /* nccl_ring.c */
 nd_status nccl_ring_init(nd_device *device, nccl_ring *ring);
 void nccl_ring_fini(nccl_ring *ring);
-/* The next place of the communicator's ring, for the driving thread; waits where it is full. */
-nd_status nccl_ring_claim(nd_transport *transport, nccl_comm *nc, nccl_entry **out);
+/* Whether the communicator's ring has a free entry; drops what has ended when it is full. */
+bool nccl_ring_has_room(nccl_state *state, nccl_comm *nc);
 void nccl_ring_enter(nccl_state *state, nccl_comm *nc); /* what was claimed is enqueued */
 
 /* One pending operation, as it was seen. */
@@ -181,15 +180,13 @@ nd_status nccl_settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t n
 nd_status nccl_settle_end(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
                           ncclResult_t first);
 nd_status nccl_watch(void *transport, double seconds);
-nd_status nccl_again(nccl_state *state); /* the remembered fault */
+nd_status nccl_again(nccl_state *state);  /* the remembered fault */
+void nccl_group_close(nccl_state *state); /* a group that a failure left open; else nothing */
 /* Takes the thread's error record for the fault; returns it. */
 nd_status nccl_give_up(nd_transport *transport);
 /* Only looks: any thread. `asked` is false where another thread was inside of NCCL, which then
  * could not be asked for errors: ND_OK says nothing of those. */
 nd_status nccl_look(nd_transport *transport, bool *asked);
-
-/* nccl_ops.c: a group that a failure left open. */
-void nccl_group_close(nccl_state *state);
 
 /* nccl_report.c: sentences, under `ring`. */
 void nccl_describe(const nd_comm *comm, const nccl_entry *entry, char *text, size_t size);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_COMM_UCX_UCX_STATE_H
-#define ND_COMM_UCX_UCX_STATE_H
+#ifndef ND_COMM_UCX_UCX_H
+#define ND_COMM_UCX_UCX_H
 /*
- * The ucx wire: tagged messages of one UCP worker per rank. Endpoints are made when a peer is first
+ * Messages over UCX: tagged, of one UCP worker per rank. Endpoints are made when a peer is first
  * needed.
  *
  * UCX does not notice the end of a peer that shares memory with us, so ranks of this host are also
@@ -38,24 +38,18 @@ typedef struct ucx_state {
     struct pollfd *polled; /* [1 + size]: the worker, then the pidfds */
     int *polled_rank;      /* [1 + size] */
     int polled_count;
-    nd_wire_request farewell[2];
+    nd_p2p_request farewell[2];
 } ucx_state;
 
 #define ND_UCX(call) nd_ucx_check((call), #call)
 nd_status nd_ucx_check(ucs_status_t code, const char *call);
 
-/* ucx_wire.c, which stands on ucx_peers.c */
-extern const nd_wire nd_ucx_wire;
+/* ucx_p2p.c */
+extern const nd_p2p nd_ucx_p2p;
 
 static inline ucx_state *ucx_state_of(const nd_transport *transport)
 {
-    return ((nd_host *)transport->native)->state;
+    return ((nd_host_transport *)transport->native)->state;
 }
-
-/* ucx_peers.c */
-nd_status ucx_connect(nd_transport *transport, int rank);
-void ucx_mark_gone(ucx_state *state, int rank);
-bool ucx_gone(nd_transport *transport, int rank);
-void ucx_describe(nd_transport *transport, int rank, char *text, size_t size);
 
 #endif
