@@ -14,7 +14,7 @@
 
 #include "launcher/launcher.h"
 #include "runtime/base/log.h"
-#include "runtime/base/signals.h"
+#include "runtime/base/process.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/key.h"
 

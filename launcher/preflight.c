@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/base/limits.h"
+#include "runtime/base/process.h"
 #include "runtime/base/version.h"
 
 enum { CONFIG_FD = 3, LOCAL_WORKERS_MAX = 65536 };

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "runtime/base/limits.h"
+#include "runtime/base/process.h"
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/identity.h"

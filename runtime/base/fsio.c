@@ -5,7 +5,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <openssl/evp.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,6 +95,62 @@ void nd_fs_map_close(nd_fs_map *map)
         munmap((void *)map->data, map->size);
     }
     *map = (nd_fs_map){0};
+}
+
+/* Where a fault of this thread's reading continues; NULL: a fault is a crash like any other. */
+static _Thread_local sigjmp_buf *landing;
+
+static void on_fault(int signal_number)
+{
+    if (landing) {
+        siglongjmp(*landing, 1);
+    }
+    signal(signal_number, SIG_DFL); /* the instruction runs again, and ends the process */
+}
+
+static void install(void)
+{
+    struct sigaction action = {.sa_handler = on_fault};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGBUS, &action, NULL);
+}
+
+static bool is_whole(const nd_fs_map *map)
+{
+    struct stat st;
+    return map->descriptor <= 0 || fstat(map->descriptor - 1, &st) != 0 ||
+           (uint64_t)st.st_size >= map->size;
+}
+
+static nd_status run(nd_status (*read)(void *context), void *context, bool *faulted)
+{
+    sigjmp_buf here;
+    if (sigsetjmp(here, 1) != 0) {
+        landing = NULL;
+        *faulted = true;
+        return ND_OK;
+    }
+    landing = &here;
+    nd_status status = read(context);
+    landing = NULL;
+    return status;
+}
+
+nd_status nd_fs_map_guard(const nd_fs_map *map, const char *path, nd_status (*read)(void *context),
+                          void *context)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, install);
+    bool faulted = false;
+    nd_status status = run(read, context, &faulted);
+    if (!is_whole(map)) {
+        return nd_fail(ND_ERR_IO,
+                       "\"%s\" became shorter while it was read: it had %zu bytes when the run "
+                       "began; leave the file alone during a run",
+                       path, map->size);
+    }
+    return faulted ? nd_fail(ND_ERR_IO, "reading \"%s\" failed: its device reports an error", path)
+                   : status;
 }
 
 void nd_fs_map_prefetch(const nd_fs_map *map, size_t offset, size_t bytes)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_DEVICE_CUDA_CHECK_H
 #define ND_DEVICE_CUDA_CHECK_H
-/* For code that calls the CUDA runtime: error mapping and the device's trail of ops. */
+/* For code that calls the CUDA runtime: error mapping and the ops that a device enqueued last. */
 #include <cuda_runtime_api.h>
 
 #include "runtime/device/device.h"
@@ -28,7 +28,7 @@ nd_status nd_cuda_op_done(nd_stream *stream, const char *op, cudaError_t launche
 
 /*
  * The names of the ops that are enqueued from begin to end, which a graph keeps, after `name`:
- * "name (op, op)", cut where it is too long. They stay out of the trail meanwhile.
+ * "name (op, op)", cut where it is too long. They are not among the recent ops meanwhile.
  */
 enum { ND_CUDA_OPS_MAX = 384 };
 void nd_cuda_ops_begin(nd_device *device, const char *name);

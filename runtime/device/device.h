@@ -64,11 +64,10 @@ struct nd_device {
     char name[96]; /* "cpu, 2 threads", "NVIDIA H200" */
     void *native;  /* what the ops of a backend keep for the device (kernels/cpu/context.h) */
     void (*native_close)(void *native); /* called when the device closes; NULL: nothing to do */
-    /* Called again and again while the host waits for a stream, with the seconds waited so far: who
-     * can tell that the wait will not end (a lost peer, a deadline) fails, and the wait with it.
-     * NULL: nobody. */
-    nd_status (*idle)(void *context, double seconds);
-    void *idle_context;
+    /* Called again and again while the host waits for a stream, with the seconds waited so far. An
+     * error ends the wait: a peer was lost, or a deadline passed. NULL: nothing is called. */
+    nd_status (*while_waiting)(void *context, double seconds);
+    void *waiting_context;
 };
 
 /* threads >= 1: OpenMP threads of this worker's parallel regions. */

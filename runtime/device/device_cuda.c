@@ -9,7 +9,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/device/cuda_check.h"
-#include "runtime/device/cuda_trail.h"
+#include "runtime/device/cuda_recent_ops.h"
 #ifdef ND_HAVE_NVTX
 #include <nvtx3/nvToolsExt.h>
 #endif
@@ -17,7 +17,7 @@
 /* For what is enqueued while the host does not wait: some thousand kernels at most. */
 static const double PATIENCE_SECONDS = 3600;
 
-/* Not where freeing would wait without end (cuda_trail.h). */
+/* Not where freeing would wait without end (cuda_recent_ops.h). */
 static bool frees(const nd_device *device)
 {
     return !nd_cuda_device_of(device)->given_up;
@@ -46,13 +46,16 @@ static void cuda_close(nd_device *device)
 /* Whether the host goes on waiting. A transport has its own deadline. */
 static nd_status may_wait(nd_device *device, double seconds)
 {
-    if (device->idle) {
-        return device->idle(device->idle_context, seconds);
+    if (device->while_waiting) {
+        return device->while_waiting(device->waiting_context, seconds);
     }
     return seconds < nd_cuda_device_of(device)->patience ? ND_OK : nd_cuda_stuck(device, seconds);
 }
 
-nd_status nd_cuda_wait(nd_device *device, cudaStream_t stream, cudaEvent_t event, const char *call)
+/* The host waits for a stream, or for an event (the other is NULL). A fault is reported as one of
+ * `call`. */
+static nd_status wait_for(nd_device *device, cudaStream_t stream, cudaEvent_t event,
+                          const char *call)
 {
     int64_t begin = nd_clock_ns();
     for (;;) {
@@ -77,6 +80,17 @@ nd_status nd_cuda_wait(nd_device *device, cudaStream_t stream, cudaEvent_t event
     }
 }
 
+nd_status nd_cuda_op_done(nd_stream *stream, const char *op, cudaError_t launched)
+{
+    nd_device *device = stream->device;
+    bool runs = nd_cuda_note_op(device, op);
+    if (launched != cudaSuccess) {
+        return nd_cuda_failed(device, launched, op);
+    }
+    bool waits = runs && nd_cuda_device_of(device)->sync_each_op;
+    return waits ? wait_for(device, nd_cuda_stream(stream), NULL, op) : ND_OK;
+}
+
 /* Zeros before the call returns: a memset of the default stream would not be ordered before the
  * first work of our streams, which do not wait for that one. */
 static nd_status clear(nd_device *device, void *p, size_t bytes)
@@ -84,7 +98,7 @@ static nd_status clear(nd_device *device, void *p, size_t bytes)
     cudaStream_t stream;
     ND_CUDA(device, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     cudaError_t error = cudaMemsetAsync(p, 0, bytes, stream);
-    nd_status status = error == cudaSuccess ? nd_cuda_wait(device, stream, NULL, "zeroing memory")
+    nd_status status = error == cudaSuccess ? wait_for(device, stream, NULL, "zeroing memory")
                                             : nd_cuda_failed(device, error, "cudaMemsetAsync");
     cudaStreamDestroy(stream);
     return status;
@@ -197,13 +211,13 @@ static nd_status cuda_stream_wait(nd_stream *stream, nd_event *event)
 
 static nd_status cuda_stream_sync(nd_stream *stream)
 {
-    return nd_cuda_wait(stream->device, nd_cuda_stream(stream), NULL, "cudaStreamQuery");
+    return wait_for(stream->device, nd_cuda_stream(stream), NULL, "cudaStreamQuery");
 }
 
 static nd_status cuda_event_sync(nd_device *device, nd_event *event)
 {
     cudaEvent_t native = event->native;
-    return native ? nd_cuda_wait(device, NULL, native, "cudaEventQuery") : ND_OK;
+    return native ? wait_for(device, NULL, native, "cudaEventQuery") : ND_OK;
 }
 
 #ifdef ND_HAVE_NVTX

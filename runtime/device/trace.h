@@ -26,7 +26,13 @@ typedef struct nd_trace {
     int64_t calls[ND_TRACE_COUNT];
 } nd_trace;
 
-const char *nd_trace_name(nd_trace_kind kind);
+static inline const char *nd_trace_name(nd_trace_kind kind)
+{
+    static const char *const names[ND_TRACE_COUNT] = {
+        "head", "gemm", "attention", "elementwise", "cast", "communication", "optimizer", "data",
+    };
+    return names[kind];
+}
 
 static inline void nd_trace_add(nd_trace *trace, nd_trace_kind kind, int64_t begin_ns)
 {

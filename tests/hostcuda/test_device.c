@@ -6,7 +6,7 @@
 
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
-#include "runtime/device/cuda_trail.h"
+#include "runtime/device/cuda_recent_ops.h"
 #include "runtime/device/memplan.h"
 #include "tests/hostcuda/doubles/double.h"
 

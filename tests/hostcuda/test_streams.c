@@ -160,8 +160,8 @@ Test(streams, a_wait_ends_when_whoever_watches_gives_up)
 {
     fixture f = begin(ND_DOUBLE_LAZY);
     int asked = 0;
-    f.device->idle = give_up;
-    f.device->idle_context = &asked;
+    f.device->while_waiting = give_up;
+    f.device->waiting_context = &asked;
     cr_assert_eq(nd_double_submit(nd_cuda_stream(&f.compute), never, "", 1), cudaSuccess);
     cr_expect_eq(nd_stream_sync(&f.compute), ND_ERR_HANG);
     cr_expect_gt(asked, 1);

@@ -3,7 +3,7 @@
 
 #include <signal.h>
 
-#include "runtime/base/signals.h"
+#include "runtime/base/process.h"
 
 static void on_stop_signal(int signal_number)
 {

@@ -140,9 +140,9 @@ void nccl_close(nd_transport *transport)
     }
     nccl_thread_stop(transport);
     nd_call_limit_destroy(state->limit);
-    if (device->idle_context == transport) {
-        device->idle = NULL;
-        device->idle_context = NULL;
+    if (device->waiting_context == transport) {
+        device->while_waiting = NULL;
+        device->waiting_context = NULL;
     }
     device->table->stream_fini(&state->stream);
     if (state->stage) {

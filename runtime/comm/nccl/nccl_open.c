@@ -151,8 +151,8 @@ static nd_status fill(nd_transport *transport, const nd_nccl_options *options)
     ND_TRY(nd_cuda_pinned_alloc(device, NCCL_STAGE_BYTES, &state->pinned));
     ND_TRY(nccl_thread_start(transport)); /* before there is a communicator that peers wait for */
     ND_TRY(open_world(transport, options));
-    device->idle = nccl_watch;
-    device->idle_context = transport;
+    device->while_waiting = nccl_watch;
+    device->waiting_context = transport;
     return ND_OK;
 }
 

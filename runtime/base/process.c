@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/base/limits.h"
+#include "runtime/base/process.h"
 
+#include <pthread.h>
+#include <signal.h>
 #include <sys/resource.h>
 
 /* Some systems allow a billion; programs that our children may be would walk over all of them. */
@@ -18,4 +20,11 @@ int64_t nd_limits_raise_files(void)
         files.rlim_cur = setrlimit(RLIMIT_NOFILE, &raised) == 0 ? wanted : files.rlim_cur;
     }
     return (int64_t)files.rlim_cur;
+}
+
+void nd_signals_unblock(void)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    pthread_sigmask(SIG_SETMASK, &none, NULL);
 }

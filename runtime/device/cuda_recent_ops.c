@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/device/cuda_trail.h"
+#include "runtime/device/cuda_recent_ops.h"
 
 #include <stdio.h>
 #include <string.h>
 
-static void format_trail(const nd_device *device, char *text, size_t size)
+static void format_recent_ops(const nd_device *device, char *text, size_t size)
 {
-    const nd_cuda_trail *trail = &nd_cuda_device_of(device)->trail;
+    const nd_cuda_recent_ops *recent = &nd_cuda_device_of(device)->recent_ops;
     size_t used = 0;
     text[0] = '\0';
-    for (int i = 0; i < ND_CUDA_TRAIL && used < size; i++) {
-        const char *op = trail->ops[(trail->next + i) % ND_CUDA_TRAIL];
+    for (int i = 0; i < ND_CUDA_RECENT_OPS && used < size; i++) {
+        const char *op = recent->ops[(recent->next + i) % ND_CUDA_RECENT_OPS];
         if (op) {
             used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "", op);
         }
@@ -73,84 +73,79 @@ static void format_free(cudaError_t error, char *text, size_t size)
 
 nd_status nd_cuda_failed(const nd_device *device, cudaError_t error, const char *call)
 {
-    char trail[1024] = "", left[64];
+    char ops[1024] = "", left[64];
     const char *name = cudaGetErrorName(error), *meaning = cudaGetErrorString(error);
     const known_fault *known = find_known(error);
     cudaGetLastError(); /* a fault that is not sticky is said once */
     format_free(error, left, sizeof left);
     bool of_cuda = device && device->kind == ND_DEVICE_CUDA;
     if (!known && of_cuda && !nd_cuda_device_of(device)->sync_each_op) {
-        format_trail(device, trail, sizeof trail);
+        format_recent_ops(device, ops, sizeof ops);
     }
     return nd_fail(known ? known->status : ND_ERR_INTERNAL,
                    "CUDA error %d (%s: %s) from %.120s on %s%s%s%s%s%s%s", (int)error, name,
                    meaning, call, device ? device->name : "the GPU", left, known ? "; " : "",
-                   known ? known->mend : "", trail[0] ? ", after the ops " : "", trail,
-                   trail[0] ? "; the fault may be of any of them, ND_CUDA_SYNC=1 finds which" : "");
+                   known ? known->mend : "", ops[0] ? ", after the ops " : "", ops,
+                   ops[0] ? "; the fault may be of any of them, ND_CUDA_SYNC=1 finds which" : "");
 }
 
 nd_status nd_cuda_stuck(const nd_device *device, double seconds)
 {
-    char trail[1024];
-    format_trail(device, trail, sizeof trail);
+    char ops[1024];
+    format_recent_ops(device, ops, sizeof ops);
     return nd_fail(ND_ERR_HANG,
                    "%s has not ended in %.1f s what was enqueued on it%s%s; see nvidia-smi and the "
                    "kernel's log (Xid)",
-                   device->name, seconds, trail[0] ? ", last the ops " : "", trail);
+                   device->name, seconds, ops[0] ? ", last the ops " : "", ops);
 }
 
 void nd_cuda_ops_begin(nd_device *device, const char *name)
 {
-    nd_cuda_trail *trail = &nd_cuda_device_of(device)->trail;
-    trail->captures = true;
-    trail->captured_ops = 0;
-    snprintf(trail->captured, sizeof trail->captured, "%s", name);
+    nd_cuda_recent_ops *recent = &nd_cuda_device_of(device)->recent_ops;
+    recent->captures = true;
+    recent->captured_ops = 0;
+    snprintf(recent->captured, sizeof recent->captured, "%s", name);
 }
 
-static void append_op(nd_cuda_trail *trail, const char *op)
+static void append_op(nd_cuda_recent_ops *recent, const char *op)
 {
     const char *end = ", ...)";
-    size_t used = strlen(trail->captured), needed = strlen(op) + 2;
-    if (used + needed + strlen(end) < sizeof trail->captured) {
-        snprintf(trail->captured + used, sizeof trail->captured - used, "%s%s",
-                 trail->captured_ops == 0 ? " (" : ", ", op);
-        trail->captured_ops++;
-    } else if (trail->captured[used - 1] != '.') {
-        snprintf(trail->captured + used, sizeof trail->captured - used, ", ...");
+    size_t used = strlen(recent->captured), needed = strlen(op) + 2;
+    if (used + needed + strlen(end) < sizeof recent->captured) {
+        snprintf(recent->captured + used, sizeof recent->captured - used, "%s%s",
+                 recent->captured_ops == 0 ? " (" : ", ", op);
+        recent->captured_ops++;
+    } else if (recent->captured[used - 1] != '.') {
+        snprintf(recent->captured + used, sizeof recent->captured - used, ", ...");
     }
 }
 
 void nd_cuda_ops_end(nd_device *device, char out[ND_CUDA_OPS_MAX])
 {
-    nd_cuda_trail *trail = &nd_cuda_device_of(device)->trail;
-    trail->captures = false;
-    if (trail->captured_ops > 0) {
-        strcat(trail->captured, ")"); /* append_op left room for it */
+    nd_cuda_recent_ops *recent = &nd_cuda_device_of(device)->recent_ops;
+    recent->captures = false;
+    if (recent->captured_ops > 0) {
+        strcat(recent->captured, ")"); /* append_op left room for it */
     }
-    memcpy(out, trail->captured, ND_CUDA_OPS_MAX);
+    memcpy(out, recent->captured, ND_CUDA_OPS_MAX);
 }
 
 void nd_cuda_forget(nd_device *device, const char *op)
 {
-    nd_cuda_trail *trail = &nd_cuda_device_of(device)->trail;
-    for (int i = 0; i < ND_CUDA_TRAIL; i++) {
-        trail->ops[i] = trail->ops[i] == op ? NULL : trail->ops[i];
+    nd_cuda_recent_ops *recent = &nd_cuda_device_of(device)->recent_ops;
+    for (int i = 0; i < ND_CUDA_RECENT_OPS; i++) {
+        recent->ops[i] = recent->ops[i] == op ? NULL : recent->ops[i];
     }
 }
 
-nd_status nd_cuda_op_done(nd_stream *stream, const char *op, cudaError_t launched)
+bool nd_cuda_note_op(nd_device *device, const char *op)
 {
-    nd_cuda_device *cuda = nd_cuda_device_of(stream->device);
-    nd_cuda_trail *trail = &cuda->trail;
-    if (trail->captures) {
-        append_op(trail, op);
-        return launched == cudaSuccess ? ND_OK : nd_cuda_failed(stream->device, launched, op);
+    nd_cuda_recent_ops *recent = &nd_cuda_device_of(device)->recent_ops;
+    if (recent->captures) {
+        append_op(recent, op);
+        return false;
     }
-    trail->ops[trail->next] = op;
-    trail->next = (trail->next + 1) % ND_CUDA_TRAIL;
-    if (launched != cudaSuccess) {
-        return nd_cuda_failed(stream->device, launched, op);
-    }
-    return cuda->sync_each_op ? nd_cuda_wait(stream->device, nd_cuda_stream(stream), NULL, op)
-                              : ND_OK;
+    recent->ops[recent->next] = op;
+    recent->next = (recent->next + 1) % ND_CUDA_RECENT_OPS;
+    return true;
 }

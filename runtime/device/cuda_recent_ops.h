@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_DEVICE_CUDA_TRAIL_H
-#define ND_DEVICE_CUDA_TRAIL_H
+#ifndef ND_DEVICE_CUDA_RECENT_OPS_H
+#define ND_DEVICE_CUDA_RECENT_OPS_H
 /*
  * For this folder's files: a CUDA device as it is allocated, with the ops that it enqueued last. A
  * fault shows at some later call, and they are what its message can name (cuda_check.h).
@@ -11,21 +11,21 @@
  */
 #include "runtime/device/cuda_check.h"
 
-enum { ND_CUDA_TRAIL = 8 };
+enum { ND_CUDA_RECENT_OPS = 8 };
 
-typedef struct nd_cuda_trail {
-    const char *ops[ND_CUDA_TRAIL]; /* a ring; borrowed strings, NULL: none */
+typedef struct nd_cuda_recent_ops {
+    const char *ops[ND_CUDA_RECENT_OPS]; /* a ring; borrowed strings, NULL: none */
     int next;
     bool captures; /* ops are added to `captured` */
     int captured_ops;
     char captured[ND_CUDA_OPS_MAX];
-} nd_cuda_trail;
+} nd_cuda_recent_ops;
 
 typedef struct nd_cuda_device {
     nd_device device; /* first: one is the other's address */
-    nd_cuda_trail trail;
+    nd_cuda_recent_ops recent_ops;
     bool sync_each_op; /* ND_CUDA_SYNC */
-    double patience;   /* seconds that the host waits for a GPU that nobody watches (idle) */
+    double patience;   /* seconds that the host waits where while_waiting is NULL */
     bool given_up;     /* nd_cuda_give_up: nothing is freed any more */
 } nd_cuda_device;
 
@@ -34,9 +34,8 @@ static inline nd_cuda_device *nd_cuda_device_of(const nd_device *device)
     return (nd_cuda_device *)device;
 }
 
-/* The host waits for a stream, or for an event (the other is NULL). A fault is said as one of
- * `call`. */
-nd_status nd_cuda_wait(nd_device *device, cudaStream_t stream, cudaEvent_t event, const char *call);
+/* Remembers that `op` was enqueued. False while a graph is captured: then the op has not run. */
+bool nd_cuda_note_op(nd_device *device, const char *op);
 
 /* ND_ERR_HANG: the GPU has not ended its work, whose last ops are named. */
 nd_status nd_cuda_stuck(const nd_device *device, double seconds);

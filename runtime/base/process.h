@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_BASE_PROCESS_H
+#define ND_BASE_PROCESS_H
+/* What a process gets from its parent and hands on to its children: limits, blocked signals. */
+#include <stdint.h>
+
+/*
+ * Raises the number of files that may be open to what the user is allowed (1,024 is a usual
+ * default, too few for a thousand connections), and returns it.
+ */
+int64_t nd_limits_raise_files(void);
+
+/*
+ * Unblocks all signals for the calling thread, the first of its process. A program inherits which
+ * signals its parent had blocked: it would then miss the end of a child, or a request to stop. An
+ * ignored signal stays ignored, as under nohup.
+ */
+void nd_signals_unblock(void);
+
+#endif
