@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/device/memplan.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum { ALIGNMENT = 256 };
@@ -18,11 +19,6 @@ static const char *const class_names[ND_MEM_CLASS_COUNT] = {
     "data",
 };
 
-const char *nd_mem_class_name(nd_mem_class class)
-{
-    return class_names[class];
-}
-
 void nd_memplan_init(nd_memplan *plan)
 {
     memset(plan, 0, sizeof *plan);
@@ -38,13 +34,37 @@ static nd_mem_segment *append(nd_memplan *plan, nd_mem_class class, const char *
     return s;
 }
 
-int nd_memplan_add(nd_memplan *plan, nd_mem_class class, const char *name, int64_t count,
-                   size_t element_size)
+void nd_memplan_also(nd_memplan *plan, int want, size_t offset, void *pointer)
 {
-    ND_ASSERT(count >= 0);
-    nd_mem_segment *s = append(plan, class, name, (size_t)count * element_size);
+    ND_ASSERT(want >= 0 && want < plan->count && !plan->base);
+    if (plan->pointer_count == plan->pointer_capacity) {
+        int capacity = plan->pointer_capacity ? 2 * plan->pointer_capacity : 64;
+        nd_mem_pointer *larger = NULL;
+        if (plan->status == ND_OK) {
+            plan->status = ND_ALLOC(capacity, &larger);
+        }
+        if (plan->status != ND_OK) {
+            return;
+        }
+        if (plan->pointer_count > 0) {
+            memcpy(larger, plan->pointers, (size_t)plan->pointer_count * sizeof *larger);
+        }
+        free(plan->pointers);
+        plan->pointers = larger;
+        plan->pointer_capacity = capacity;
+    }
+    plan->pointers[plan->pointer_count++] = (nd_mem_pointer){pointer, want, offset};
+}
+
+int nd_memplan_want(nd_memplan *plan, nd_mem_class class, const char *name, size_t bytes,
+                    void *pointer)
+{
+    nd_mem_segment *s = append(plan, class, name, bytes);
     s->offset = plan->total;
     plan->total += (s->bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    if (pointer) {
+        nd_memplan_also(plan, plan->count - 1, 0, pointer);
+    }
     return plan->count - 1;
 }
 
@@ -54,9 +74,24 @@ void nd_memplan_add_external(nd_memplan *plan, nd_mem_class class, const char *n
     plan->external += bytes;
 }
 
+static void fill_pointers(nd_memplan *plan)
+{
+    for (int i = 0; i < plan->pointer_count; i++) {
+        const nd_mem_pointer *p = &plan->pointers[i];
+        const nd_mem_segment *s = &plan->segments[p->want];
+        ND_ASSERT(!s->external && (s->bytes == 0 || p->offset <= s->bytes));
+        void *address = s->bytes ? (char *)plan->base + s->offset + p->offset : NULL;
+        memcpy(p->to, &address, sizeof address); /* a T *, of whatever T */
+    }
+    free(plan->pointers);
+    plan->pointers = NULL;
+    plan->pointer_count = plan->pointer_capacity = 0;
+}
+
 nd_status nd_memplan_commit(nd_memplan *plan, nd_device *device)
 {
     ND_ASSERT(!plan->base);
+    ND_TRY(plan->status);
     plan->device = device;
     nd_status status = nd_device_alloc(device, plan->total, &plan->base);
     if (status != ND_OK) {
@@ -69,13 +104,8 @@ nd_status nd_memplan_commit(nd_memplan *plan, nd_device *device)
         }
         return nd_fail_context(status, "allocating the plan: %s", parts);
     }
+    fill_pointers(plan);
     return ND_OK;
-}
-
-void *nd_memplan_at(const nd_memplan *plan, int id)
-{
-    ND_ASSERT(id >= 0 && id < plan->count && plan->base && !plan->segments[id].external);
-    return plan->segments[id].bytes ? (char *)plan->base + plan->segments[id].offset : NULL;
 }
 
 void nd_memplan_fini(nd_memplan *plan)
@@ -84,6 +114,8 @@ void nd_memplan_fini(nd_memplan *plan)
         nd_device_free(plan->device, plan->base, plan->total);
         plan->base = NULL;
     }
+    free(plan->pointers);
+    plan->pointers = NULL;
 }
 
 size_t nd_memplan_class_bytes(const nd_memplan *plan, nd_mem_class class)

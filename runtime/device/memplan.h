@@ -2,10 +2,12 @@
 #ifndef ND_DEVICE_MEMPLAN_H
 #define ND_DEVICE_MEMPLAN_H
 /*
- * The memory of a run: named segments, planned before step 0, printed, then allocated once.
+ * The memory of a run: named buffers, wanted before step 0, printed, then allocated at once.
  *
- * Adding a segment costs nothing, so the same code that lays out a run also answers `ndtrain plan`
- * for any size. A segment's pointer is valid from nd_memplan_commit to nd_memplan_fini.
+ * A want costs nothing, so the same code that lays out a run also answers `ndtrain plan` for any
+ * size. Buffers lie and are printed in the order in which they were wanted. nd_memplan_commit
+ * fills the pointers, which are valid until nd_memplan_fini: until the commit, a struct whose
+ * pointers are to be filled must stay where it is.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -34,27 +36,40 @@ typedef struct nd_mem_segment {
     bool external; /* owned by a library or the transport: counted and printed only */
 } nd_mem_segment;
 
+/* A pointer that the commit fills. */
+typedef struct nd_mem_pointer {
+    void *to; /* address of a T * */
+    int want;
+    size_t offset;
+} nd_mem_pointer;
+
 typedef struct nd_memplan {
     nd_mem_segment segments[ND_MEMPLAN_MAX_SEGMENTS];
     int count;
-    size_t total;    /* bytes of the one allocation */
-    size_t external; /* bytes counted besides */
+    nd_mem_pointer *pointers; /* owned, until the commit */
+    int pointer_count, pointer_capacity;
+    nd_status status; /* of the plan's own memory; returned by nd_memplan_commit */
+    size_t total;     /* bytes of the one allocation */
+    size_t external;  /* bytes counted besides */
     nd_device *device;
     void *base;
 } nd_memplan;
 
 void nd_memplan_init(nd_memplan *plan);
-/* Returns the segment's id. Zero bytes is legal (its pointer is NULL). */
-int nd_memplan_add(nd_memplan *plan, nd_mem_class class, const char *name, int64_t count,
-                   size_t element_size);
-/* Memory that someone else allocates for this run. */
+/* Wants a buffer. `pointer` is the address of a T *, which the commit sets to the buffer, or to
+ * NULL where the buffer has no bytes; NULL: nd_memplan_also names all pointers. Returns the want's
+ * number. */
+int nd_memplan_want(nd_memplan *plan, nd_mem_class class, const char *name, size_t bytes,
+                    void *pointer);
+/* A further pointer into a buffer: `offset` bytes behind its start, or NULL where the buffer has no
+ * bytes. */
+void nd_memplan_also(nd_memplan *plan, int want, size_t offset, void *pointer);
+/* Memory that a library or the transport allocates for this run. */
 void nd_memplan_add_external(nd_memplan *plan, nd_mem_class class, const char *name, size_t bytes);
-/* One zeroed allocation of plan->total. */
+/* One zeroed allocation of plan->total; the pointers are filled. */
 nd_status nd_memplan_commit(nd_memplan *plan, nd_device *device);
-void *nd_memplan_at(const nd_memplan *plan, int id);
 void nd_memplan_fini(nd_memplan *plan);
 
-const char *nd_mem_class_name(nd_mem_class class);
 size_t nd_memplan_class_bytes(const nd_memplan *plan, nd_mem_class class);
 void nd_memplan_print(const nd_memplan *plan, FILE *out);
 

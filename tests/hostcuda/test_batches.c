@@ -40,12 +40,12 @@ static void begin(fixture *f, int order)
     nd_memplan_init(&f->plan);
     nd_batches_plan(&f->batches, &f->rank, &f->dims, &f->plan);
     cr_assert_eq(nd_memplan_commit(&f->plan, f->rank.device), ND_OK);
-    cr_assert_eq(nd_batches_bind(&f->batches, &f->plan), ND_OK);
+    cr_assert_eq(nd_batches_open(&f->batches), ND_OK);
 }
 
 static void end(fixture *f)
 {
-    nd_batches_fini(&f->batches);
+    nd_batches_close(&f->batches);
     nd_memplan_fini(&f->plan);
     nd_cuda_pinned_free(f->rank.device, f->seen);
     f->rank.device->table->stream_fini(&f->rank.stream);
@@ -182,4 +182,5 @@ Test(batches, a_cpu_has_one_slot)
     nd_batches_plan(&batches, &rank, &dims, &plan);
     cr_expect_eq(plan.total, 3 * 64 * sizeof(int32_t));
     cr_expect_eq(batches.slots, 1);
+    nd_memplan_fini(&plan);
 }

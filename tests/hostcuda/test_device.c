@@ -67,7 +67,7 @@ Test(device, a_plan_that_does_not_fit)
     nd_double_machine_get()->memory = (size_t)64 << 20;
     cr_assert_eq(nd_device_open_cuda(&one_worker, &device), ND_OK);
     nd_memplan_init(&plan);
-    nd_memplan_add(&plan, ND_MEM_STATE, "master weights", 128 << 20, 1);
+    nd_memplan_want(&plan, ND_MEM_STATE, "master weights", 128 << 20, NULL);
     cr_assert_eq(nd_memplan_commit(&plan, device), ND_ERR_RESOURCE);
     const char *message = nd_error_last()->message;
     cr_expect(strstr(message, "0.12 GiB") && strstr(message, "0.06 of 0.06 GiB"), "%s", message);

@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-enum { ID_SLOTS, ID_POSITIONS };
-
 static int64_t padded(int64_t count)
 {
     return (count + 63) / 64 * 64;
@@ -20,19 +18,22 @@ void nd_batches_plan(nd_batches *b, nd_rank *rank, const nd_dims *dims, nd_mempl
     b->rank = rank;
     b->dims = dims;
     b->slots = nd_rank_is_gpu(rank) ? ND_BATCH_SLOTS : 1;
-    b->ids_of_plan[ID_SLOTS] = nd_memplan_add(
-        plan, ND_MEM_DATA, "micro-batches: ids, labels, positions", b->slots, slot_bytes(b));
-    b->ids_of_plan[ID_POSITIONS] = nd_memplan_add(plan, ND_MEM_DATA, "positions in use",
-                                                  b->slots > 1 ? dims->T : 0, sizeof *b->positions);
+    int slots = nd_memplan_want(plan, ND_MEM_DATA, "micro-batches: ids, labels, positions",
+                                (size_t)b->slots * slot_bytes(b), &b->memory);
+    if (b->slots > 1) {
+        nd_memplan_want(plan, ND_MEM_DATA, "positions in use",
+                        (size_t)dims->T * sizeof *b->positions, &b->positions);
+    } else {
+        nd_memplan_also(plan, slots,
+                        (size_t)(ND_BATCH_POSITIONS * padded(dims->T)) * sizeof *b->positions,
+                        &b->positions);
+    }
 }
 
-nd_status nd_batches_bind(nd_batches *b, const nd_memplan *plan)
+nd_status nd_batches_open(nd_batches *b)
 {
     nd_device *device = b->rank->device;
     int64_t in_flight = b->rank->config->train.gradient_accumulation_steps + 1;
-    b->memory = nd_memplan_at(plan, b->ids_of_plan[ID_SLOTS]);
-    b->positions = nd_memplan_at(plan, b->ids_of_plan[ID_POSITIONS]);
-    b->positions = b->positions ? b->positions : nd_batches_at(b, ND_BATCH_POSITIONS);
     ND_TRY(device->table->stream_init(device, &b->stream));
     for (int i = 0; i < b->slots; i++) {
         ND_TRY(device->table->event_init(device, &b->read[i]));
@@ -40,7 +41,7 @@ nd_status nd_batches_bind(nd_batches *b, const nd_memplan *plan)
     return nd_staging_init(&b->staging, device, slot_bytes(b), in_flight);
 }
 
-void nd_batches_fini(nd_batches *b)
+void nd_batches_close(nd_batches *b)
 {
     if (b->stream.device) {
         const nd_device_table *table = b->stream.device->table;

@@ -36,12 +36,12 @@ typedef struct nd_batches {
     int32_t *memory;               /* (slots, arrays, T padded) */
     int32_t *positions;            /* (T) of the current micro-batch, always in one place */
     nd_event read[ND_BATCH_SLOTS]; /* compute has read the slot */
-    int ids_of_plan[2];
 } nd_batches;
 
 void nd_batches_plan(nd_batches *batches, nd_rank *rank, const nd_dims *dims, nd_memplan *plan);
-nd_status nd_batches_bind(nd_batches *batches, const nd_memplan *plan);
-void nd_batches_fini(nd_batches *batches);
+/* After the plan was committed: the stream of the copies, and their memory on the host. */
+nd_status nd_batches_open(nd_batches *batches);
+void nd_batches_close(nd_batches *batches);
 
 /* One array (T) of the current micro-batch; on the device. */
 int32_t *nd_batches_at(const nd_batches *batches, nd_batch_array array);

@@ -42,7 +42,7 @@ static nd_status attention_half_backward(nd_model *m, int64_t layer, float beta)
     /* 6. output projection */
     ND_TRY(nd_linear_row_bwd(m, ND_INPUT_O, layer, m->dout, m->dx, a->o, (nd_tensor){0}, beta));
     /* 5. attention */
-    ND_TRY(nd_cp_attention_bwd(&m->cp, m->dqkv, a->qkv, a->o, a->lse, m->dout));
+    ND_TRY(nd_cp_attention_bwd(&m->cp, m->dqkv, a->qkv, a->o, a->lse.data, m->dout));
     /* 4. RoPE */
     nd_tensor dqk = nd_tensor_3d(m->dqkv.data, d->act, d->T, d->H + d->K, d->D);
     dqk.stride[0] = d->QKV;

@@ -29,7 +29,7 @@ static nd_status attention_half(nd_model *m, int64_t layer, nd_tensor x, nd_tens
     ND_OP(r, ELEMENTWISE, rope, qk, qk, nd_tensor_1d(m->batches.positions, ND_DTYPE_I32, d->T),
           m->rope, false);
     /* 5. attention, through context parallel */
-    ND_TRY(nd_cp_attention_fwd(&m->cp, a->qkv, a->o, a->lse));
+    ND_TRY(nd_cp_attention_fwd(&m->cp, a->qkv, a->o, a->lse.data));
     /* 6. output projection; tp: partial sums (T, C) -> (Tl, C) */
     return nd_linear_row_fwd(m, ND_INPUT_O, layer, a->o, none, m->branch);
 }

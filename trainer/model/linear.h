@@ -32,11 +32,8 @@ bool nd_linear_keeps_codes(const nd_scales *scales, nd_input input, int64_t laye
 
 /* Longest row or column count of an operand: of the scale vectors. */
 int64_t nd_linear_vector(const nd_dims *dims);
-/* Buffers that the FP8 products of all blocks share: planned as segments first_id .. of the model's
- * ids_of_plan, then, after the plan was committed, bound. Nothing without FP8. */
-void nd_linear_plan(nd_model *model, nd_memplan *plan, int first_id);
-void nd_linear_bind(nd_model *model, const nd_memplan *plan, int first_id);
-enum { ND_LINEAR_PLAN_IDS = 8 };
+/* Buffers that the FP8 products of all blocks share. Nothing without FP8. */
+void nd_linear_plan(nd_model *model, nd_memplan *plan);
 
 /* y (T, N) = input w^T. local (Tl, C); codes (Tl, C) are written when the group keeps them. */
 nd_status nd_linear_column_fwd(nd_model *model, nd_input input, int64_t layer, nd_tensor local,

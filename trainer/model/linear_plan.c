@@ -2,8 +2,6 @@
 /* Memory of the FP8 products: what they share among all blocks. */
 #include "trainer/model/linear.h"
 
-enum { ID_X, ID_X_T, ID_DY, ID_DY_T, ID_DY_LOCAL, ID_W, ID_W_T, ID_GEMM };
-
 static int64_t max_i64(int64_t a, int64_t b)
 {
     return a > b ? a : b;
@@ -26,7 +24,7 @@ static size_t gemm_scratch(const nd_model *m, int64_t n, int64_t k)
     return y > dw ? y : dw;
 }
 
-void nd_linear_plan(nd_model *m, nd_memplan *plan, int first_id)
+void nd_linear_plan(nd_model *m, nd_memplan *plan)
 {
     const nd_dims *d = &m->dims;
     const nd_scales *s = &m->scales;
@@ -48,39 +46,23 @@ void nd_linear_plan(nd_model *m, nd_memplan *plan, int first_id)
             scratch = scratch > bytes ? scratch : bytes;
         }
     }
+    nd_fp8_scratch *f = &m->fp8;
     const struct {
         const char *name;
         int64_t bytes;
-    } specs[ND_LINEAR_PLAN_IDS] = {
-        [ID_X] = {"fp8: input of a product", d->T * (per_tensor ? inputs : max_i64(inputs, d->F))},
-        [ID_X_T] = {"fp8: input, transposed", transposes * d->T * max_i64(inputs, d->F)},
-        [ID_DY] = {"fp8: output gradients", d->T * together},
-        [ID_DY_T] = {"fp8: output gradients, transposed", transposes * d->T * outputs},
-        [ID_DY_LOCAL] = {"fp8: gradient before its gather", d->T == d->Tl ? 0 : d->Tl * d->C},
-        [ID_W] = {"fp8: weight of a product", s->codes_gathered ? 0 : weight},
-        [ID_W_T] = {"fp8: weight, transposed", transposes * weight},
-        [ID_GEMM] = {"fp8: work space of products", (int64_t)scratch},
+        void **pointer;
+    } wants[] = {
+        {"fp8: input of a product", d->T * (per_tensor ? inputs : max_i64(inputs, d->F)), &f->x},
+        {"fp8: input, transposed", transposes * d->T * max_i64(inputs, d->F), &f->x_transposed},
+        {"fp8: output gradients", d->T * together, &f->dy},
+        {"fp8: output gradients, transposed", transposes * d->T * outputs, &f->dy_transposed},
+        {"fp8: gradient before its gather", d->T == d->Tl ? 0 : d->Tl * d->C, &f->dy_local},
+        {"fp8: weight of a product", s->codes_gathered ? 0 : weight, &f->w},
+        {"fp8: weight, transposed", transposes * weight, &f->w_transposed},
+        {"fp8: work space of products", (int64_t)scratch, &f->gemm},
     };
-    for (int i = 0; i < ND_LINEAR_PLAN_IDS; i++) {
-        m->ids_of_plan[first_id + i] =
-            nd_memplan_add(plan, ND_MEM_SCRATCH, specs[i].name, specs[i].bytes, 1);
+    for (size_t i = 0; i < sizeof wants / sizeof *wants; i++) {
+        nd_memplan_want(plan, ND_MEM_SCRATCH, wants[i].name, (size_t)wants[i].bytes,
+                        wants[i].pointer);
     }
-}
-
-void nd_linear_bind(nd_model *m, const nd_memplan *plan, int first_id)
-{
-    if (!m->scales.recipe.name) {
-        return;
-    }
-    const int *id = m->ids_of_plan + first_id;
-    m->fp8 = (nd_fp8_scratch){
-        .x = nd_memplan_at(plan, id[ID_X]),
-        .x_transposed = nd_memplan_at(plan, id[ID_X_T]),
-        .dy = nd_memplan_at(plan, id[ID_DY]),
-        .dy_transposed = nd_memplan_at(plan, id[ID_DY_T]),
-        .dy_local = nd_memplan_at(plan, id[ID_DY_LOCAL]),
-        .w = nd_memplan_at(plan, id[ID_W]),
-        .w_transposed = nd_memplan_at(plan, id[ID_W_T]),
-        .gemm = nd_memplan_at(plan, id[ID_GEMM]),
-    };
 }

@@ -29,7 +29,7 @@ typedef struct nd_block_acts {
     nd_tensor h1;    /* (Tl, C) normed input */
     nd_tensor qkv;   /* (T, QKV) roped */
     nd_tensor o;     /* (T, H D) attention output */
-    float *lse;      /* (chunks, B, H, chunk) */
+    nd_tensor lse;   /* (chunks, B, H, chunk) F32 */
     nd_tensor x_mid; /* (Tl, C) after attention */
     nd_tensor rstd2; /* (Tl) F32 */
     nd_tensor h2;    /* (Tl, C) */
@@ -39,8 +39,6 @@ typedef struct nd_block_acts {
      * NULL. */
     nd_tensor h1_codes, h2_codes, act_codes;
 } nd_block_acts;
-
-enum { ND_ACT_COUNT = 14 };
 
 /* The numbers of a step, on the device. They are neighbours, so that one copy reads them all. */
 typedef struct nd_step_numbers {
@@ -100,14 +98,12 @@ typedef struct nd_model {
     float *row_max, *row_sums, *global_max; /* (n), (2 n): sum | target, (n) */
     nd_step_numbers *numbers;
     nd_graphs *graphs; /* borrowed: of the blocks of a training step; NULL: none in this step */
-
-    int ids_of_plan[64], ids_shared[ND_ACT_COUNT];
 } nd_model;
 
 /* Lays out everything this rank needs into `plan`; no memory yet. */
 nd_status nd_model_create(nd_rank *rank, nd_memplan *plan, nd_model **out);
-/* After the plan was committed: pointers, RoPE table. */
-nd_status nd_model_bind(nd_model *model, const nd_memplan *plan);
+/* After the plan was committed: what memory must hold before the first step. */
+nd_status nd_model_start(nd_model *model);
 void nd_model_destroy(nd_model *model);
 
 /* inputs, labels (B, s) of one micro-batch and positions (B, s): copied, and on their way to the

@@ -1,22 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/parallel/cp_method.h"
 
-enum {
-    ID_PACK,
-    ID_VISITING_0,
-    ID_VISITING_1,
-    ID_GLOBAL,
-    ID_DKV_0,
-    ID_DKV_1,
-    ID_DKV_GLOBAL,
-    ID_DKV_RANKS,
-    ID_DQ,
-    ID_PART,
-    ID_DELTA,
-    ID_LSE,
-    ID_SCRATCH
-};
-
 static bool is_ring(const nd_cp *cp)
 {
     return cp->dims.chunks > 1 && cp->method == ND_CP_RING;
@@ -49,59 +33,56 @@ static size_t scratch_bytes(const nd_cp *cp)
     return bytes;
 }
 
-void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, nd_memplan *plan)
+/* allgather: `visiting[0]` holds what arrived, in rank order. */
+static void plan_gathered(nd_cp *cp, nd_memplan *plan)
 {
-    const nd_dims *d = dims;
-    *cp = (nd_cp){.rank = rank, .dims = *dims, .method = rank->config->parallel.cp_comm};
-    bool split = d->chunks > 1, ring = is_ring(cp), gathered = split && !ring;
+    const nd_dims *d = &cp->dims;
+    size_t local = (size_t)(d->T * 2 * d->K * d->D),
+           global = (size_t)(d->B * d->S * 2 * d->K * d->D);
     size_t act = nd_dtype_size(d->act);
-    int64_t kv = 2 * d->K * d->D, local = d->T * kv, global = d->B * d->S * kv,
-            q = d->T * d->H * d->D;
-    int64_t rows = d->T * d->H;
     const nd_mem_class scratch = ND_MEM_SCRATCH;
-    cp->ids[ID_PACK] = nd_memplan_add(plan, scratch, "cp: packed k v", split ? local : 0, act);
-    /* allgather: slot 0 holds what arrived, in rank order; ring: two visiting blocks. */
-    cp->ids[ID_VISITING_0] = nd_memplan_add(plan, scratch, "cp: arriving k v",
-                                            gathered ? global
-                                            : ring   ? local
-                                                     : 0,
-                                            act);
-    cp->ids[ID_VISITING_1] = nd_memplan_add(plan, scratch, "cp: second k v", ring ? local : 0, act);
-    cp->ids[ID_GLOBAL] =
-        nd_memplan_add(plan, scratch, "cp: k v in global order", gathered ? global : 0, act);
-    cp->ids[ID_DKV_0] = nd_memplan_add(plan, scratch, "cp: dk dv", split ? local : 0, 4);
-    cp->ids[ID_DKV_1] = nd_memplan_add(plan, scratch, "cp: second dk dv", ring ? local : 0, 4);
-    cp->ids[ID_DKV_GLOBAL] =
-        nd_memplan_add(plan, scratch, "cp: dk dv in global order", gathered ? global : 0, 4);
-    cp->ids[ID_DKV_RANKS] =
-        nd_memplan_add(plan, scratch, "cp: dk dv in rank order", gathered ? global : 0, 4);
-    cp->ids[ID_DQ] = nd_memplan_add(plan, scratch, "cp: dq, merged output", ring ? q : 0, 4);
-    cp->ids[ID_PART] = nd_memplan_add(plan, scratch, "cp: partial output", ring ? q : 0, act);
-    cp->ids[ID_DELTA] =
-        nd_memplan_add(plan, scratch, "attention: delta", uses_delta(cp) ? rows : 0, 4);
-    cp->ids[ID_LSE] = nd_memplan_add(plan, scratch, "cp: lse of parts", ring ? 2 * rows : 0, 4);
-    cp->ids[ID_SCRATCH] =
-        nd_memplan_add(plan, scratch, "attention: blocks", (int64_t)scratch_bytes(cp), 1);
+    nd_memplan_want(plan, scratch, "cp: packed k v", local * act, &cp->pack);
+    nd_memplan_want(plan, scratch, "cp: arriving k v", global * act, &cp->visiting[0]);
+    nd_memplan_want(plan, scratch, "cp: k v in global order", global * act, &cp->global_kv);
+    nd_memplan_want(plan, scratch, "cp: dk dv", local * 4, &cp->dkv[0]);
+    nd_memplan_want(plan, scratch, "cp: dk dv in global order", global * 4, &cp->dkv_global);
+    nd_memplan_want(plan, scratch, "cp: dk dv in rank order", global * 4, &cp->dkv_ranks);
 }
 
-void nd_cp_bind(nd_cp *cp, const nd_memplan *plan)
+/* ring: two blocks of keys visit in turns, and the sums of their gradients travel with them. */
+static void plan_ring(nd_cp *cp, nd_memplan *plan)
 {
-    int64_t rows = cp->dims.T * cp->dims.H;
-    cp->pack = nd_memplan_at(plan, cp->ids[ID_PACK]);
-    cp->visiting[0] = nd_memplan_at(plan, cp->ids[ID_VISITING_0]);
-    cp->visiting[1] = nd_memplan_at(plan, cp->ids[ID_VISITING_1]);
-    cp->global_kv = nd_memplan_at(plan, cp->ids[ID_GLOBAL]);
-    cp->dkv[0] = nd_memplan_at(plan, cp->ids[ID_DKV_0]);
-    cp->dkv[1] = nd_memplan_at(plan, cp->ids[ID_DKV_1]);
-    cp->dkv_global = nd_memplan_at(plan, cp->ids[ID_DKV_GLOBAL]);
-    cp->dkv_ranks = nd_memplan_at(plan, cp->ids[ID_DKV_RANKS]);
-    cp->dq = cp->acc =
-        nd_memplan_at(plan, cp->ids[ID_DQ]); /* one is used forward, the other backward */
-    cp->part = nd_memplan_at(plan, cp->ids[ID_PART]);
-    cp->delta = uses_delta(cp) ? nd_memplan_at(plan, cp->ids[ID_DELTA]) : NULL;
-    cp->acc_lse = is_ring(cp) ? nd_memplan_at(plan, cp->ids[ID_LSE]) : NULL;
-    cp->part_lse = is_ring(cp) ? cp->acc_lse + rows : NULL;
-    cp->scratch = nd_memplan_at(plan, cp->ids[ID_SCRATCH]);
+    const nd_dims *d = &cp->dims;
+    size_t local = (size_t)(d->T * 2 * d->K * d->D), q = (size_t)(d->T * d->H * d->D);
+    size_t act = nd_dtype_size(d->act);
+    const nd_mem_class scratch = ND_MEM_SCRATCH;
+    nd_memplan_want(plan, scratch, "cp: packed k v", local * act, &cp->pack);
+    nd_memplan_want(plan, scratch, "cp: arriving k v", local * act, &cp->visiting[0]);
+    nd_memplan_want(plan, scratch, "cp: second k v", local * act, &cp->visiting[1]);
+    nd_memplan_want(plan, scratch, "cp: dk dv", local * 4, &cp->dkv[0]);
+    nd_memplan_want(plan, scratch, "cp: second dk dv", local * 4, &cp->dkv[1]);
+    /* One is used forward, the other backward. */
+    int dq = nd_memplan_want(plan, scratch, "cp: dq, merged output", q * 4, &cp->dq);
+    nd_memplan_also(plan, dq, 0, &cp->acc);
+    nd_memplan_want(plan, scratch, "cp: partial output", q * act, &cp->part);
+}
+
+void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, nd_memplan *plan)
+{
+    *cp = (nd_cp){.rank = rank, .dims = *dims, .method = rank->config->parallel.cp_comm};
+    size_t rows = (size_t)(dims->T * dims->H) * sizeof(float);
+    if (is_ring(cp)) {
+        plan_ring(cp, plan);
+    } else if (dims->chunks > 1) {
+        plan_gathered(cp, plan);
+    }
+    nd_memplan_want(plan, ND_MEM_SCRATCH, "attention: delta", uses_delta(cp) ? rows : 0,
+                    &cp->delta);
+    if (is_ring(cp)) {
+        int lse = nd_memplan_want(plan, ND_MEM_SCRATCH, "cp: lse of parts", 2 * rows, &cp->acc_lse);
+        nd_memplan_also(plan, lse, rows, &cp->part_lse);
+    }
+    nd_memplan_want(plan, ND_MEM_SCRATCH, "attention: blocks", scratch_bytes(cp), &cp->scratch);
 }
 
 nd_status nd_cp_attention_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)

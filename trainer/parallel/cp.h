@@ -33,7 +33,6 @@ typedef struct nd_cp {
     nd_rank *rank;
     nd_dims dims;
     nd_cp_comm method;
-    int ids[13];
     void *pack, *visiting[2], *global_kv;   /* act: (T, 2 K D), (T, 2 K D) twice, (B, S, 2 K D) */
     float *dkv[2], *dkv_global, *dkv_ranks; /* F32 of the same extents */
     float *acc, *acc_lse, *dq;              /* ring: (T, H D), (2, B, H, chunk); dq (T, H D) */
@@ -43,7 +42,6 @@ typedef struct nd_cp {
 } nd_cp;
 
 void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, nd_memplan *plan);
-void nd_cp_bind(nd_cp *cp, const nd_memplan *plan);
 
 /* qkv (T, QKV), roped; o (T, H D) and lse F32 (chunks, B, H, chunk) are written. */
 nd_status nd_cp_attention_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse);

@@ -4,20 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    ID_MASTER,
-    ID_GRAD,
-    ID_MOMENT1,
-    ID_MOMENT2,
-    ID_WEIGHT_BLOCKS,
-    ID_WEIGHT_CODES,
-    ID_WEIGHT_EMBED,
-    ID_WEIGHT_TAIL,
-    ID_GRAD_BLOCKS,
-    ID_GRAD_EDGES,
-    ID_RECEIVED
-};
-
 static const nd_segment *segment_of(const nd_layout *layout, int unit, nd_segment_kind kind)
 {
     return &layout->units[unit].segments[kind];
@@ -77,23 +63,54 @@ static int64_t block_slot_offset(const nd_fsdp *fsdp, nd_segment_kind kind, int 
     return offset;
 }
 
+static size_t bytes_of(int64_t count, size_t width)
+{
+    return (size_t)count * width;
+}
+
+static void plan_state(nd_fsdp *fsdp, nd_memplan *plan)
+{
+    bool moments = fsdp->rank->config->optimizer.name == ND_OPTIMIZER_ADAMW;
+    size_t bytes = bytes_of(fsdp->layout->shard_total, 4);
+    nd_memplan_want(plan, ND_MEM_STATE, "master weights", bytes, &fsdp->master);
+    nd_memplan_want(plan, ND_MEM_STATE, "gradients", bytes, &fsdp->grad);
+    nd_memplan_want(plan, ND_MEM_STATE, "first moments", moments ? bytes : 0, &fsdp->moment1);
+    nd_memplan_want(plan, ND_MEM_STATE, "second moments", moments ? bytes : 0, &fsdp->moment2);
+}
+
+/* The slots of the blocks are parts of one buffer for each segment. */
+static void plan_block_weights(nd_fsdp *fsdp, nd_memplan *plan, int slots)
+{
+    size_t width = fsdp->aliased ? 0 : nd_dtype_size(fsdp->act);
+    int hp = nd_memplan_want(plan, ND_MEM_WEIGHTS, "decoder blocks",
+                             bytes_of(block_slot_offset(fsdp, ND_SEGMENT_HP, slots), width),
+                             &fsdp->slots[0].data[ND_SEGMENT_HP]);
+    int codes = nd_memplan_want(plan, ND_MEM_WEIGHTS, "decoder blocks, fp8 codes",
+                                bytes_of(block_slot_offset(fsdp, ND_SEGMENT_FP8, slots), 1),
+                                &fsdp->slots[0].data[ND_SEGMENT_FP8]);
+    for (int s = 1; s < slots; s++) {
+        void **data = fsdp->slots[s].data;
+        nd_memplan_also(plan, hp, bytes_of(block_slot_offset(fsdp, ND_SEGMENT_HP, s), width),
+                        &data[ND_SEGMENT_HP]);
+        nd_memplan_also(plan, codes, bytes_of(block_slot_offset(fsdp, ND_SEGMENT_FP8, s), 1),
+                        &data[ND_SEGMENT_FP8]);
+    }
+}
+
 static void plan_weights(nd_fsdp *fsdp, nd_memplan *plan)
 {
     const nd_layout *layout = fsdp->layout;
-    size_t width = nd_dtype_size(fsdp->act);
-    int slots = block_slots(fsdp);
-    fsdp->slot_count = slots + (layout->tied ? 1 : 2);
-    int64_t in_blocks = fsdp->aliased ? 0 : block_slot_offset(fsdp, ND_SEGMENT_HP, slots);
-    int64_t in_embed =
-        fsdp->aliased || layout->tied ? 0 : segment_of(layout, 0, ND_SEGMENT_HP)->count;
-    int64_t in_tail = fsdp->aliased ? 0 : segment_of(layout, layout->tail, ND_SEGMENT_HP)->count;
-    fsdp->ids[ID_WEIGHT_BLOCKS] =
-        nd_memplan_add(plan, ND_MEM_WEIGHTS, "decoder blocks", in_blocks, width);
-    fsdp->ids[ID_WEIGHT_CODES] = nd_memplan_add(plan, ND_MEM_WEIGHTS, "decoder blocks, fp8 codes",
-                                                block_slot_offset(fsdp, ND_SEGMENT_FP8, slots), 1);
-    fsdp->ids[ID_WEIGHT_EMBED] = nd_memplan_add(plan, ND_MEM_WEIGHTS, "embedding", in_embed, width);
-    fsdp->ids[ID_WEIGHT_TAIL] =
-        nd_memplan_add(plan, ND_MEM_WEIGHTS, "norm and head", in_tail, width);
+    int blocks = block_slots(fsdp);
+    size_t width = fsdp->aliased ? 0 : nd_dtype_size(fsdp->act);
+    plan_block_weights(fsdp, plan, blocks);
+    if (!layout->tied) {
+        nd_memplan_want(plan, ND_MEM_WEIGHTS, "embedding",
+                        bytes_of(segment_of(layout, 0, ND_SEGMENT_HP)->count, width),
+                        &fsdp->slots[blocks + 1].data[ND_SEGMENT_HP]);
+    }
+    nd_memplan_want(plan, ND_MEM_WEIGHTS, "norm and head",
+                    bytes_of(segment_of(layout, layout->tail, ND_SEGMENT_HP)->count, width),
+                    &fsdp->slots[blocks].data[ND_SEGMENT_HP]);
 }
 
 static int64_t largest_block_gradient(const nd_layout *layout)
@@ -115,39 +132,37 @@ static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
     for (int u = 0; u < layout->unit_count; u++) {
         shard = max_i64(shard, unit_shard_count(layout, u));
     }
-    fsdp->ids[ID_GRAD_BLOCKS] =
-        nd_memplan_add(plan, ND_MEM_GRADIENTS, "decoder blocks",
-                       sharded ? ND_FSDP_BLOCK_SLOTS * largest_block_gradient(layout) : 0, 4);
-    fsdp->ids[ID_GRAD_EDGES] =
-        nd_memplan_add(plan, ND_MEM_GRADIENTS, "embedding, norm and head", sharded ? edges : 0, 4);
-    fsdp->ids[ID_RECEIVED] =
-        nd_memplan_add(plan, ND_MEM_GRADIENTS, "received shards",
-                       sharded && accumulates ? (ND_FSDP_BLOCK_SLOTS + 1) * shard : 0, 4);
+    nd_grad_slot *slots = fsdp->grad_slots;
+    size_t block = bytes_of(largest_block_gradient(layout), 4), received = bytes_of(shard, 4);
+    int blocks = nd_memplan_want(plan, ND_MEM_GRADIENTS, "decoder blocks",
+                                 sharded ? ND_FSDP_BLOCK_SLOTS * block : 0, &slots[0].data);
+    nd_memplan_want(plan, ND_MEM_GRADIENTS, "embedding, norm and head",
+                    sharded ? bytes_of(edges, 4) : 0, &slots[ND_FSDP_BLOCK_SLOTS].data);
+    int all = nd_memplan_want(plan, ND_MEM_GRADIENTS, "received shards",
+                              sharded && accumulates ? (ND_FSDP_BLOCK_SLOTS + 1) * received : 0,
+                              &slots[0].received);
+    for (int s = 1; s <= ND_FSDP_BLOCK_SLOTS; s++) {
+        nd_memplan_also(plan, all, (size_t)s * received, &slots[s].received);
+        if (s < ND_FSDP_BLOCK_SLOTS) {
+            nd_memplan_also(plan, blocks, (size_t)s * block, &slots[s].data);
+        }
+    }
 }
 
 nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scales *scales,
                        nd_dtype act, nd_memplan *plan)
 {
     const nd_config *config = rank->config;
-    bool moments = config->optimizer.name == ND_OPTIMIZER_ADAMW;
     *fsdp = (nd_fsdp){.rank = rank, .layout = layout, .scales = scales, .act = act, .version = 1};
     fsdp->aliased = layout->shards == 1 && act == ND_DTYPE_F32;
     fsdp->resident =
         (layout->shards == 1 && !rank->cast_units) || !config->parallel.reshard_after_forward;
-    fsdp->ids[ID_MASTER] =
-        nd_memplan_add(plan, ND_MEM_STATE, "master weights", layout->shard_total, 4);
-    fsdp->ids[ID_GRAD] = nd_memplan_add(plan, ND_MEM_STATE, "gradients", layout->shard_total, 4);
-    fsdp->ids[ID_MOMENT1] =
-        nd_memplan_add(plan, ND_MEM_STATE, "first moments", moments ? layout->shard_total : 0, 4);
-    fsdp->ids[ID_MOMENT2] =
-        nd_memplan_add(plan, ND_MEM_STATE, "second moments", moments ? layout->shard_total : 0, 4);
-    plan_weights(fsdp, plan);
-    plan_gradients(fsdp, plan);
+    int blocks = block_slots(fsdp);
+    fsdp->slot_count = blocks + (layout->tied ? 1 : 2);
+    fsdp->blocks_share = blocks < block_units(layout);
     ND_TRY(ND_ALLOC(fsdp->slot_count, &fsdp->slots));
     ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->slot_of_unit));
     ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->unit_fresh));
-    int blocks = block_slots(fsdp);
-    fsdp->blocks_share = blocks < block_units(layout);
     for (int u = 0; u < layout->unit_count; u++) {
         bool is_block = layout->units[u].kind == ND_UNIT_BLOCK;
         fsdp->slot_of_unit[u] = is_block            ? (u - layout->first_block) % blocks
@@ -160,43 +175,10 @@ nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scale
     for (int s = 0; s <= ND_FSDP_BLOCK_SLOTS; s++) {
         fsdp->grad_slots[s].unit = -1;
     }
+    plan_state(fsdp, plan);
+    plan_weights(fsdp, plan);
+    plan_gradients(fsdp, plan);
     return ND_OK;
-}
-
-void nd_fsdp_bind(nd_fsdp *fsdp, const nd_memplan *plan)
-{
-    const nd_layout *layout = fsdp->layout;
-    fsdp->master = nd_memplan_at(plan, fsdp->ids[ID_MASTER]);
-    fsdp->grad = nd_memplan_at(plan, fsdp->ids[ID_GRAD]);
-    fsdp->moment1 = nd_memplan_at(plan, fsdp->ids[ID_MOMENT1]);
-    fsdp->moment2 = nd_memplan_at(plan, fsdp->ids[ID_MOMENT2]);
-    int blocks = fsdp->slot_count - (layout->tied ? 1 : 2);
-    char *weights = nd_memplan_at(plan, fsdp->ids[ID_WEIGHT_BLOCKS]);
-    char *codes = nd_memplan_at(plan, fsdp->ids[ID_WEIGHT_CODES]);
-    size_t width = nd_dtype_size(fsdp->act);
-    for (int s = 0; s < blocks; s++) {
-        nd_weight_slot *slot = &fsdp->slots[s];
-        slot->data[ND_SEGMENT_HP] =
-            weights ? weights + (size_t)block_slot_offset(fsdp, ND_SEGMENT_HP, s) * width : NULL;
-        slot->data[ND_SEGMENT_FP8] =
-            codes ? codes + block_slot_offset(fsdp, ND_SEGMENT_FP8, s) : NULL;
-    }
-    fsdp->slots[blocks].data[ND_SEGMENT_HP] = nd_memplan_at(plan, fsdp->ids[ID_WEIGHT_TAIL]);
-    if (!layout->tied) {
-        fsdp->slots[blocks + 1].data[ND_SEGMENT_HP] =
-            nd_memplan_at(plan, fsdp->ids[ID_WEIGHT_EMBED]);
-    }
-    float *blocks_grad = nd_memplan_at(plan, fsdp->ids[ID_GRAD_BLOCKS]);
-    float *received = nd_memplan_at(plan, fsdp->ids[ID_RECEIVED]);
-    int64_t stride =
-        (int64_t)(plan->segments[fsdp->ids[ID_RECEIVED]].bytes / 4) / (ND_FSDP_BLOCK_SLOTS + 1);
-    for (int s = 0; s <= ND_FSDP_BLOCK_SLOTS; s++) {
-        bool edge = s == ND_FSDP_BLOCK_SLOTS;
-        fsdp->grad_slots[s].data = edge          ? nd_memplan_at(plan, fsdp->ids[ID_GRAD_EDGES])
-                                   : blocks_grad ? blocks_grad + s * largest_block_gradient(layout)
-                                                 : NULL;
-        fsdp->grad_slots[s].received = received ? received + s * stride : NULL;
-    }
 }
 
 void nd_fsdp_fini(nd_fsdp *fsdp)

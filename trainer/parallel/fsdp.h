@@ -63,13 +63,11 @@ typedef struct nd_fsdp {
     nd_weight_slot *slots;
     nd_grad_slot grad_slots[ND_FSDP_BLOCK_SLOTS + 1]; /* blocks, then embedding and tail */
     bool *unit_fresh; /* one shard: nothing accumulated yet in this step */
-    int ids[20];      /* segments of the memory plan */
 } nd_fsdp;
 
-/* Lays out and plans; layout and scales are borrowed. Call bind after the plan was committed. */
+/* Lays out and plans; layout and scales are borrowed. */
 nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scales *scales,
                        nd_dtype act, nd_memplan *plan);
-void nd_fsdp_bind(nd_fsdp *fsdp, const nd_memplan *plan);
 void nd_fsdp_fini(nd_fsdp *fsdp);
 
 /* The master weights changed: gathered copies are stale. */

@@ -11,14 +11,9 @@ nd_status nd_gradsync_init(nd_gradsync *sync, nd_fsdp *fsdp, nd_memplan *plan)
     for (int i = 0; i < sync->replicated_count; i++) {
         sync->packed_count += sync->replicated[i].end - sync->replicated[i].begin;
     }
-    sync->id_packed =
-        nd_memplan_add(plan, ND_MEM_SCRATCH, "tp: packed norm gradients", sync->packed_count, 4);
+    nd_memplan_want(plan, ND_MEM_SCRATCH, "tp: packed norm gradients",
+                    (size_t)sync->packed_count * sizeof *sync->packed, &sync->packed);
     return ND_OK;
-}
-
-void nd_gradsync_bind(nd_gradsync *sync, const nd_memplan *plan)
-{
-    sync->packed = nd_memplan_at(plan, sync->id_packed);
 }
 
 void nd_gradsync_fini(nd_gradsync *sync)

@@ -17,12 +17,10 @@ typedef struct nd_gradsync {
     nd_flat_range *replicated, *all;
     int replicated_count, all_count;
     int64_t packed_count;
-    int id_packed;
-    float *packed;
+    float *packed; /* (packed_count): the gradients of all norms */
 } nd_gradsync;
 
 nd_status nd_gradsync_init(nd_gradsync *sync, nd_fsdp *fsdp, nd_memplan *plan);
-void nd_gradsync_bind(nd_gradsync *sync, const nd_memplan *plan);
 void nd_gradsync_fini(nd_gradsync *sync);
 
 /* Steps 1 and 2. */

@@ -4,18 +4,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum {
-    ID_SCALE,
-    ID_INVERSE,
-    ID_AMAX,
-    ID_LIMIT,
-    ID_ROUNDED,
-    ID_VECTORS,
-    ID_COUNTS,
-    ID_HEALTH,
-};
-_Static_assert(ID_HEALTH + 1 == ND_SCALES_PLAN_IDS, "one for each segment of the plan");
-
 enum { OPERANDS = 3, VECTORS = 3 * OPERANDS }; /* amax, scale and inverse of each operand */
 
 static bool enabled(const nd_scales *s)
@@ -77,6 +65,33 @@ static nd_status find_weights(nd_scales *s)
     return ND_OK;
 }
 
+/* Three vectors of `count` entries for each kind of operand, in one buffer. */
+static void plan_vectors(nd_scales *s, int64_t count, nd_memplan *plan)
+{
+    size_t each = (size_t)count * sizeof(float);
+    int want = nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: scales of rows", VECTORS * each,
+                               &s->vectors[0].amax);
+    for (size_t i = 0; i < OPERANDS; i++) {
+        nd_scale_vectors *v = &s->vectors[i];
+        nd_memplan_also(plan, want, 3 * i * each, &v->amax);
+        nd_memplan_also(plan, want, (3 * i + 1) * each, &v->scale);
+        nd_memplan_also(plan, want, (3 * i + 2) * each, &v->inverse);
+    }
+}
+
+static void plan_health(nd_scales *s, nd_memplan *plan)
+{
+    nd_health_state *h = &s->health;
+    size_t sites = s->rank->config->fp8.health_interval ? (size_t)s->sites : 0;
+    size_t each = sites * sizeof(float);
+    nd_memplan_want(plan, ND_MEM_STATE, "fp8: health counts", sites * sizeof *h->counts,
+                    &h->counts);
+    int want =
+        nd_memplan_want(plan, ND_MEM_STATE, "fp8: health amaxes and scales", 3 * each, &h->amax);
+    nd_memplan_also(plan, want, each, &h->scale);
+    nd_memplan_also(plan, want, 2 * each, &h->inverse);
+}
+
 nd_status nd_scales_plan(nd_scales *s, const nd_layout *layout, int64_t vector, nd_memplan *plan)
 {
     s->layout = layout;
@@ -85,31 +100,28 @@ nd_status nd_scales_plan(nd_scales *s, const nd_layout *layout, int64_t vector, 
     }
     bool delayed = nd_recipe_is_delayed(&s->recipe), rows = !nd_recipe_is_per_tensor(&s->recipe);
     int64_t length = delayed ? s->recipe.history_length : 1;
-    s->ids[ID_SCALE] = nd_memplan_add(plan, ND_MEM_STATE, "fp8: scales", s->sites, 4);
-    s->ids[ID_INVERSE] = nd_memplan_add(plan, ND_MEM_STATE, "fp8: inverse scales", s->sites, 4);
-    s->ids[ID_AMAX] = nd_memplan_add(
-        plan, ND_MEM_STATE, delayed ? "fp8: amax history" : "fp8: amaxes", length * s->sites, 4);
-    s->ids[ID_LIMIT] =
-        nd_memplan_add(plan, ND_MEM_STATE, "fp8: largest values", delayed ? s->sites : 0, 4);
-    s->ids[ID_ROUNDED] =
-        nd_memplan_add(plan, ND_MEM_SCRATCH, "fp8: amaxes in bf16", weight_sites(s), 2);
-    s->ids[ID_VECTORS] =
-        nd_memplan_add(plan, ND_MEM_SCRATCH, "fp8: scales of rows", rows ? VECTORS * vector : 0, 4);
-    int64_t reported = s->rank->config->fp8.health_interval ? s->sites : 0;
-    s->ids[ID_COUNTS] =
-        nd_memplan_add(plan, ND_MEM_STATE, "fp8: health counts", reported, sizeof(int64_t[3]));
-    s->ids[ID_HEALTH] =
-        nd_memplan_add(plan, ND_MEM_STATE, "fp8: health amaxes and scales", 3 * reported, 4);
+    size_t each = (size_t)s->sites * sizeof(float);
+    nd_memplan_want(plan, ND_MEM_STATE, "fp8: scales", each, &s->scale);
+    nd_memplan_want(plan, ND_MEM_STATE, "fp8: inverse scales", each, &s->inverse);
+    nd_memplan_want(plan, ND_MEM_STATE, delayed ? "fp8: amax history" : "fp8: amaxes",
+                    (size_t)length * each, &s->amax);
+    nd_memplan_want(plan, ND_MEM_STATE, "fp8: largest values", delayed ? each : 0, &s->limit);
+    nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: amaxes in bf16",
+                    (size_t)weight_sites(s) * sizeof *s->rounded, &s->rounded);
+    plan_vectors(s, rows ? vector : 0, plan);
+    plan_health(s, plan);
     ND_TRY(ND_ALLOC(s->sites, &s->report));
     return find_weights(s);
 }
 
-/* The start of delayed scaling: scales 1, and the largest value of each site's format. */
-static nd_status start_delayed(nd_scales *s)
+nd_status nd_scales_start(nd_scales *s)
 {
     nd_stream *stream = &s->rank->stream;
     float *ones = NULL, *limit = NULL;
     nd_status status = ND_OK;
+    if (!nd_recipe_is_delayed(&s->recipe)) {
+        return ND_OK;
+    }
     ND_TRY_OUT(ND_ALLOC(s->sites, &ones));
     ND_TRY_OUT(ND_ALLOC(s->sites, &limit));
     for (int64_t i = 0; i < s->sites; i++) {
@@ -126,32 +138,6 @@ out:
     free(ones);
     free(limit);
     return status;
-}
-
-nd_status nd_scales_bind(nd_scales *s, const nd_memplan *plan)
-{
-    if (!enabled(s)) {
-        return ND_OK;
-    }
-    s->scale = nd_memplan_at(plan, s->ids[ID_SCALE]);
-    s->inverse = nd_memplan_at(plan, s->ids[ID_INVERSE]);
-    s->amax = nd_memplan_at(plan, s->ids[ID_AMAX]);
-    s->limit = nd_memplan_at(plan, s->ids[ID_LIMIT]);
-    s->rounded = nd_memplan_at(plan, s->ids[ID_ROUNDED]);
-    s->health.counts = nd_memplan_at(plan, s->ids[ID_COUNTS]);
-    float *measured = nd_memplan_at(plan, s->ids[ID_HEALTH]);
-    if (measured) {
-        s->health.amax = measured;
-        s->health.scale = measured + s->sites;
-        s->health.inverse = measured + 2 * s->sites;
-    }
-    float *vectors = nd_memplan_at(plan, s->ids[ID_VECTORS]);
-    int64_t n = (int64_t)(plan->segments[s->ids[ID_VECTORS]].bytes / 4) / VECTORS;
-    for (int i = 0; vectors && i < OPERANDS; i++) {
-        s->vectors[i] = (nd_scale_vectors){vectors + 3 * i * n, vectors + (3 * i + 1) * n,
-                                           vectors + (3 * i + 2) * n};
-    }
-    return nd_recipe_is_delayed(&s->recipe) ? start_delayed(s) : ND_OK;
 }
 
 void nd_scales_fini(nd_scales *s)

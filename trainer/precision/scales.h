@@ -21,8 +21,6 @@
 #include "trainer/precision/recipe.h"
 #include "trainer/rank.h"
 
-enum { ND_SCALES_PLAN_IDS = 8 };
-
 typedef struct nd_scale_vectors {
     float *amax, *scale, *inverse;
 } nd_scale_vectors;
@@ -67,7 +65,6 @@ typedef struct nd_scales {
     int64_t health_interval;     /* as agreed (health.h); 0: no reports */
     bool healthy;                /* counting now */
     nd_cast_counts casts;
-    int ids[ND_SCALES_PLAN_IDS];
 } nd_scales;
 
 /* Decides which linears are converted; no memory yet. Without FP8 everything below is a no-op. */
@@ -75,8 +72,9 @@ nd_status nd_scales_init(nd_scales *scales, nd_rank *rank);
 /* Plans; the layout is borrowed. `vector` is the longest row or column count of an operand. */
 nd_status nd_scales_plan(nd_scales *scales, const nd_layout *layout, int64_t vector,
                          nd_memplan *plan);
-/* After the plan was committed: pointers, and the start values of delayed scaling. */
-nd_status nd_scales_bind(nd_scales *scales, const nd_memplan *plan);
+/* After the plan was committed: the start values of delayed scaling, which are scales of 1 and the
+ * largest value of each site's format. */
+nd_status nd_scales_start(nd_scales *scales);
 void nd_scales_fini(nd_scales *scales);
 
 /* Whether a parameter lies in the FP8 segment; for nd_layout_create, context is the nd_scales. */

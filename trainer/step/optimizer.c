@@ -39,15 +39,12 @@ double nd_schedule_lr(const nd_config *config, int64_t step)
 nd_status nd_optimizer_init(nd_optimizer *optimizer, nd_fsdp *fsdp)
 {
     *optimizer = (nd_optimizer){.fsdp = fsdp};
-    return nd_layout_decay_ranges(fsdp->layout, &optimizer->ranges, &optimizer->range_count);
-}
-
-void nd_optimizer_bind(nd_optimizer *optimizer)
-{
+    ND_TRY(nd_layout_decay_ranges(fsdp->layout, &optimizer->ranges, &optimizer->range_count));
     for (int i = 0; i < optimizer->range_count; i++) {
         nd_flat_range *range = &optimizer->ranges[i];
-        range->copy = nd_fsdp_resident(optimizer->fsdp, range->begin);
+        range->copy = nd_fsdp_resident(fsdp, range->begin);
     }
+    return ND_OK;
 }
 
 void nd_optimizer_fini(nd_optimizer *optimizer)

@@ -29,9 +29,9 @@
  */
 double nd_schedule_lr(const nd_config *config, int64_t step);
 
+/* After the memory plan was committed: where weights are kept in BF16, the update writes them
+ * too. */
 nd_status nd_optimizer_init(nd_optimizer *optimizer, nd_fsdp *fsdp);
-/* Called after nd_fsdp_bind: where the plan keeps weights in BF16, the update writes them too. */
-void nd_optimizer_bind(nd_optimizer *optimizer);
 void nd_optimizer_fini(nd_optimizer *optimizer);
 /*
  * One update with the learning rate of `step` (from 1). grad_norm: global; gradients are scaled by

@@ -48,7 +48,8 @@ nd_status nd_trainer_check_precision(const nd_config *config, const nd_llama_sha
 
 /* Plans memory; nothing is allocated on the device yet (enough for `ndtrain plan`). */
 nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out);
-/* Allocates the plan and binds. Collective: the rank's groups must exist from here on. */
+/* Allocates the plan and writes its start values. Collective: the rank's groups must exist from
+ * here on. */
 nd_status nd_trainer_commit(nd_trainer *trainer);
 void nd_trainer_destroy(nd_trainer *trainer);
 

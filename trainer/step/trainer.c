@@ -32,7 +32,6 @@ static nd_status create(nd_rank *rank, nd_trainer **out)
     ND_TRY_OUT(nd_dry_run_prepare(rank));
     ND_TRY_OUT(nd_model_create(rank, &t->plan, &t->model));
     ND_TRY_OUT(nd_gradsync_init(&t->sync, &t->model->fsdp, &t->plan));
-    ND_TRY_OUT(nd_optimizer_init(&t->optimizer, &t->model->fsdp));
     if (rank->config->kernels.cuda_graphs) {
         ND_TRY_OUT(nd_dry_run_graphs(rank, &t->planned_graphs));
     }
@@ -84,9 +83,8 @@ nd_status nd_trainer_commit(nd_trainer *t)
     if (t->rank->config->kernels.cuda_graphs) {
         ND_TRY(nd_graphs_create(&t->rank->stream, &t->planned_graphs, &t->graphs));
     }
-    nd_gradsync_bind(&t->sync, &t->plan);
-    ND_TRY(nd_model_bind(t->model, &t->plan));
-    nd_optimizer_bind(&t->optimizer);
+    ND_TRY(nd_model_start(t->model));
+    ND_TRY(nd_optimizer_init(&t->optimizer, &t->model->fsdp));
     return nd_health_agree(&t->model->scales);
 }
 

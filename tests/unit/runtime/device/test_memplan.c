@@ -5,23 +5,29 @@
 
 #include "runtime/device/memplan.h"
 
-Test(memplan, segments_are_apart_aligned_and_zero)
+Test(memplan, buffers_are_apart_aligned_and_zero)
 {
     nd_memplan plan;
     nd_device *device = NULL;
+    float *a = NULL;
+    char *b = NULL, *at[3];
+    double *c = NULL;
+    void *none = &plan;
+    const size_t bytes[] = {1001 * 4, 6, 77 * 8};
     nd_memplan_init(&plan);
-    int a = nd_memplan_add(&plan, ND_MEM_STATE, "a", 1001, 4),
-        none = nd_memplan_add(&plan, ND_MEM_HEAD, "none", 0, 8);
-    int b = nd_memplan_add(&plan, ND_MEM_SCRATCH, "b", 3, 2),
-        c = nd_memplan_add(&plan, ND_MEM_STATE, "c", 77, 8);
+    nd_memplan_want(&plan, ND_MEM_STATE, "a", bytes[0], &a);
+    nd_memplan_want(&plan, ND_MEM_HEAD, "none", 0, &none);
+    nd_memplan_want(&plan, ND_MEM_SCRATCH, "b", bytes[1], &b);
+    nd_memplan_want(&plan, ND_MEM_STATE, "c", bytes[2], &c);
     nd_memplan_add_external(&plan, ND_MEM_COMMUNICATION, "staging", 5000);
-    cr_assert_eq(nd_memplan_class_bytes(&plan, ND_MEM_STATE), 1001 * 4 + 77 * 8);
+    cr_assert_eq(nd_memplan_class_bytes(&plan, ND_MEM_STATE), bytes[0] + bytes[2]);
     cr_assert_eq(plan.external, 5000);
     cr_assert_eq(nd_device_open_cpu(1, &device), ND_OK);
     cr_assert_eq(nd_memplan_commit(&plan, device), ND_OK);
-    char *at[] = {nd_memplan_at(&plan, a), nd_memplan_at(&plan, b), nd_memplan_at(&plan, c)};
-    const size_t bytes[] = {1001 * 4, 6, 77 * 8};
-    cr_assert_null(nd_memplan_at(&plan, none));
+    at[0] = (char *)a;
+    at[1] = b;
+    at[2] = (char *)c;
+    cr_assert_null(none);
     for (int i = 0; i < 3; i++) {
         cr_assert_eq((uintptr_t)at[i] % 256, 0);
         for (size_t k = 0; k < bytes[i]; k++) {
@@ -30,8 +36,37 @@ Test(memplan, segments_are_apart_aligned_and_zero)
         memset(at[i], i + 1, bytes[i]);
     }
     for (int i = 0; i < 3; i++) {
-        cr_assert(at[i][0] == i + 1 && at[i][bytes[i] - 1] == i + 1, "segment %d was written over",
+        cr_assert(at[i][0] == i + 1 && at[i][bytes[i] - 1] == i + 1, "buffer %d was overwritten",
                   i);
+    }
+    nd_memplan_fini(&plan);
+    nd_device_close(device);
+}
+
+/* More pointers than the plan starts with room for: parts, aliases, and NULL in an empty buffer. */
+Test(memplan, further_pointers_lie_in_their_buffer)
+{
+    enum { PARTS = 200, PART = 48 };
+    nd_memplan plan;
+    nd_device *device = NULL;
+    char *whole = NULL, *parts[PARTS] = {0};
+    char *alias = NULL, *nothing = (char *)&plan;
+    nd_memplan_init(&plan);
+    nd_memplan_want(&plan, ND_MEM_STATE, "before", 1, NULL);
+    int want = nd_memplan_want(&plan, ND_MEM_STATE, "parts", (size_t)PARTS * PART, &whole);
+    for (int i = 0; i < PARTS; i++) {
+        nd_memplan_also(&plan, want, (size_t)i * PART, &parts[i]);
+    }
+    nd_memplan_also(&plan, want, 0, &alias);
+    int empty = nd_memplan_want(&plan, ND_MEM_STATE, "empty", 0, NULL);
+    nd_memplan_also(&plan, empty, 16, &nothing);
+    cr_assert_eq(nd_device_open_cpu(1, &device), ND_OK);
+    cr_assert_eq(nd_memplan_commit(&plan, device), ND_OK);
+    cr_expect_eq((char *)plan.base + 256, whole);
+    cr_expect_eq(alias, whole);
+    cr_expect_null(nothing);
+    for (int i = 0; i < PARTS; i++) {
+        cr_expect_eq(parts[i], whole + i * PART);
     }
     nd_memplan_fini(&plan);
     nd_device_close(device);
