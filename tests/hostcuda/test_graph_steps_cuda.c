@@ -113,8 +113,8 @@ static nd_status after(void *context, nd_trainer *t, int64_t step)
         seen.graphs = t->graphs ? nd_graphs_count(t->graphs) : (nd_graph_counts){0};
     }
     if (s->spoiled == step + 1) {
-        ND_CHECK(t->skipped == 1, "rank %d has skipped %lld steps", t->rank->rank,
-                 (long long)t->skipped);
+        ND_CHECK(t->position.skipped == 1, "rank %d has skipped %lld steps", t->rank->rank,
+                 (long long)t->position.skipped);
         ND_TRY(swap_weight(t, NULL, &s->kept));
     }
     return t->graphs ? check_recorded(t, step, s->recorded_in) : ND_OK;

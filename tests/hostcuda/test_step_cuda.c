@@ -139,7 +139,8 @@ static nd_status spoil(void *context, nd_trainer *t, int64_t step)
 
 static nd_status mend(void *context, nd_trainer *t, int64_t step)
 {
-    cr_expect_eq(t->skipped, step >= 1, "rank %d, step %lld", t->rank->rank, (long long)step + 1);
+    cr_expect_eq(t->position.skipped, step >= 1, "rank %d, step %lld", t->rank->rank,
+                 (long long)step + 1);
     if (step == 1 && t->rank->rank == 0) {
         ND_TRY(nd_copy(&t->rank->stream, t->model->fsdp.master, context, sizeof(float)));
     }

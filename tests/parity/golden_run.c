@@ -21,6 +21,7 @@ static void fill_config(golden_run *run, const golden_options *o)
     c->fp8.all_gather = o->all_gather;
     c->fp8.amax_history_length = 16;
     c->fp8.margin = o->margin;
+    c->fp8.amax_compute = o->history_max ? ND_FP8_AMAX_MAX : ND_FP8_AMAX_MOST_RECENT;
     c->optimizer.lr = nd_golden_number(run->golden, "optimizer", "lr", NULL);
     c->optimizer.beta1 = nd_golden_number(run->golden, "optimizer", "beta1", NULL);
     c->optimizer.beta2 = nd_golden_number(run->golden, "optimizer", "beta2", NULL);

@@ -29,6 +29,7 @@ typedef struct golden_options {
     nd_fp8_recipe recipe;
     bool all_gather; /* weights become codes from their F32 values */
     int64_t margin;
+    bool history_max;     /* delayed scales follow the largest amax of the history, not the last */
     int64_t accumulation; /* micro-batches of a step, each of one golden step's data; 0: one */
 } golden_options;
 

@@ -144,7 +144,7 @@ static nd_status put_poison(void *context, nd_trainer *t, int64_t step)
     }
     nd_fsdp_weights_changed(&t->model->fsdp);
     if (t->rank->rank == 0) {
-        p->skipped = t->skipped;
+        p->skipped = t->position.skipped;
     }
     return ND_OK;
 }

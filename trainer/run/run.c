@@ -35,7 +35,6 @@ typedef struct run_state {
     int64_t validation_batches;
     nd_run_files files; /* rank 0 */
     nd_tuning *tuning;  /* NULL without autotune */
-    int64_t tokens_seen;
     int64_t trace_from; /* the trace holds the steps after this one */
     double gpu_bytes;   /* in use, after the first steps */
     bool stopped;
@@ -47,6 +46,7 @@ static nd_status open_loaders(run_state *s)
 {
     const nd_inputs *inputs = s->context->inputs;
     nd_loader_options options = nd_loader_options_of(s->rank, false);
+    options.first_step = s->trainer->position.step;
     ND_TRY(nd_loader_open(inputs->data, &options, &s->loader));
     if (!inputs->validation) {
         return ND_OK;
@@ -87,7 +87,7 @@ static double peak_memory(run_state *s)
     struct rusage usage;
     nd_cuda_info gpu;
     if (s->rank->device->kind == ND_DEVICE_CUDA) {
-        bool asks = s->trainer->step <= WARM_UP_STEPS + 1;
+        bool asks = s->trainer->position.step <= WARM_UP_STEPS + 1;
         if (asks && nd_cuda_info_of(s->rank->device, &gpu) == ND_OK) {
             s->gpu_bytes = (double)(gpu.total_bytes - gpu.free_bytes);
         }
@@ -115,7 +115,7 @@ static nd_status validate(run_state *s)
     if (!s->files.metrics || s->stopped) {
         return ND_OK;
     }
-    return nd_metrics_validation(s->files.metrics, s->trainer->step, loss, tokens,
+    return nd_metrics_validation(s->files.metrics, s->trainer->position.step, loss, tokens,
                                  nd_clock_seconds() - begin);
 }
 
@@ -137,17 +137,16 @@ static nd_status one_step(run_state *s)
     ND_RUN(r, ND_TRACE_DATA, nd_loader_next(s->loader, &batch));
     ND_TRY(nd_trainer_step(s->trainer, &batch, &result));
     s->stopped = result.stop != 0;
-    s->tokens_seen += result.tokens;
     if (!s->files.metrics) {
         return ND_OK;
     }
     nd_step_record record = {
-        .step = s->trainer->step,
+        .step = s->trainer->position.step,
         .loss = result.loss,
         .grad_norm = result.grad_norm,
         .lr = result.lr,
         .tokens = result.tokens,
-        .tokens_seen = s->tokens_seen,
+        .tokens_seen = s->trainer->position.tokens_seen,
         .step_seconds = (double)(nd_clock_ns() - begin) * 1e-9,
         .data_wait_seconds = batch.wait_seconds,
         .peak_memory_bytes = peak_memory(s),
@@ -164,7 +163,7 @@ static nd_status one_step(run_state *s)
  * time goes. */
 static void forget_warm_up(run_state *s)
 {
-    if (s->trainer->step == WARM_UP_STEPS && s->config->train.steps > WARM_UP_STEPS &&
+    if (s->trainer->position.step == WARM_UP_STEPS && s->config->train.steps > WARM_UP_STEPS &&
         !s->stopped) {
         s->rank->trace = (nd_trace){0};
         s->trace_from = WARM_UP_STEPS;
@@ -177,10 +176,10 @@ static nd_status loop(run_state *s)
     if (stop_signal) {
         nd_train_request_stop(stop_signal);
     }
-    while (s->trainer->step < s->config->train.steps && !s->stopped) {
+    while (s->trainer->position.step < s->config->train.steps && !s->stopped) {
         ND_TRY(one_step(s));
         forget_warm_up(s);
-        if (validates_after(s, s->trainer->step)) {
+        if (validates_after(s, s->trainer->position.step)) {
             ND_TRY(validate(s));
         }
     }
@@ -193,7 +192,7 @@ static nd_status save_model(run_state *s)
     if (!config->output.save_model) {
         return ND_OK;
     }
-    nd_progress_set_phase(s->rank->progress, ND_PHASE_SAVE, s->trainer->step);
+    nd_progress_set_phase(s->rank->progress, ND_PHASE_SAVE, s->trainer->position.step);
     bool bytes = s->rank->shape.vocab == 256 && strcmp(config->data.tokenizer, "bytes") == 0;
     nd_dtype dtype = config->output.dtype == ND_WEIGHTS_FP32 ? ND_DTYPE_F32 : ND_DTYPE_BF16;
     char folder[4096];
@@ -234,14 +233,14 @@ static nd_status run(run_state *s)
     nd_tuning_warn(s->rank);
     if (s->files.metrics) {
         ND_TRY(nd_run_files_trace(&s->files, &s->rank->trace, s->trace_from + 1,
-                                  s->trainer->step - s->trace_from));
+                                  s->trainer->position.step - s->trace_from));
     }
     ND_TRY(save_model(s));
-    nd_progress_set_phase(s->rank->progress, ND_PHASE_DONE, s->trainer->step);
+    nd_progress_set_phase(s->rank->progress, ND_PHASE_DONE, s->trainer->position.step);
     if (s->stopped) {
         return nd_fail(ND_ERR_PREEMPTED,
                        "stopped by a signal after step %lld of %lld, at a step boundary",
-                       (long long)s->trainer->step, (long long)s->config->train.steps);
+                       (long long)s->trainer->position.step, (long long)s->config->train.steps);
     }
     return ND_OK;
 }

@@ -59,7 +59,7 @@ void nd_trainer_request_stop(nd_trainer *t, int reason)
 static nd_status micro_batch(nd_trainer *t, const nd_step_batch *batch, int64_t micro)
 {
     nd_model *m = t->model;
-    int64_t step = t->step + 1, offset = micro * m->dims.T;
+    int64_t step = t->position.step + 1, offset = micro * m->dims.T;
     nd_fsdp_begin_micro(&m->fsdp, micro == 0);
     ND_TRY(
         nd_model_load_batch(m, batch->inputs + offset, batch->labels + offset, batch->positions));
@@ -81,7 +81,7 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     bool healthy = t->model->scales.healthy;
     /* The first step loads kernels, which a capture does not allow. */
     t->model->graphs = t->steps_recordable > 0 && !healthy ? t->graphs : NULL;
-    nd_graphs_set_step(t->graphs, t->step + 1);
+    nd_graphs_set_step(t->graphs, t->position.step + 1);
     int64_t micros = r->config->train.gradient_accumulation_steps;
     ND_TRY(send_tokens(t, batch->valid));
     ND_TRY(nd_zero(&r->stream, &numbers->loss_sum, sizeof numbers->loss_sum));
@@ -98,7 +98,7 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
             ND_ERR_DATA,
             "step %lld has no label to learn from on any rank: all are -100; check the prompts "
             "and completions of data.path",
-            (long long)t->step + 1);
+            (long long)t->position.step + 1);
     }
     t->steps_recordable += !healthy;
     out->loss = t->received->loss_sum / (double)t->received->tokens;
@@ -117,7 +117,7 @@ double nd_positive_nan(double value)
 static nd_status not_finite(nd_trainer *t, nd_step_result *out)
 {
     char where[ND_NONFINITE_NAME];
-    long long step = (long long)t->step + 1;
+    long long step = (long long)t->position.step + 1;
     bool skip = t->rank->config->train.nonfinite == ND_NONFINITE_SKIP;
     ND_TRY(nd_nonfinite_find(t->model, where));
     const char *first = where[0] ? where : "none of weights, block inputs and gradients";
@@ -136,31 +136,39 @@ static nd_status not_finite(nd_trainer *t, nd_step_result *out)
                        step, nd_positive_nan(out->loss), nd_positive_nan(out->grad_norm), first);
     }
     ND_TRY(nd_scales_forget(&t->model->scales));
-    out->lr = nd_schedule_lr(t->rank->config, t->step + 1);
+    out->lr = nd_schedule_lr(t->rank->config, t->position.step + 1);
     out->skipped = true;
-    t->skipped++;
-    t->step++;
+    t->position.skipped++;
+    return ND_OK;
+}
+
+static nd_status update(nd_trainer *t, nd_step_result *out)
+{
+    int64_t number = t->position.step + 1;
+    nd_progress_set_phase(t->rank->progress, ND_PHASE_OPTIMIZER, number);
+    ND_TRY(nd_scales_advance(&t->model->scales));
+    out->lr = nd_schedule_lr(t->rank->config, number);
+    nd_range_push(t->rank->device, "optimizer");
+    ND_TRY(nd_optimizer_step(&t->optimizer, number - t->position.skipped, out->lr, out->grad_norm));
+    nd_range_pop(t->rank->device);
     return ND_OK;
 }
 
 static nd_status step(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
 {
     nd_scales *scales = &t->model->scales;
-    int64_t number = t->step + 1;
+    int64_t number = t->position.step + 1;
     *out = (nd_step_result){0};
     ND_TRY(nd_health_begin(scales, number));
     ND_TRY(nd_trainer_gradients(t, batch, out));
     ND_TRY(nd_health_end(scales, number));
     if (!isfinite(out->loss) || !isfinite(out->grad_norm)) {
-        return not_finite(t, out);
+        ND_TRY(not_finite(t, out));
+    } else {
+        ND_TRY(update(t, out));
     }
-    nd_progress_set_phase(t->rank->progress, ND_PHASE_OPTIMIZER, number);
-    ND_TRY(nd_scales_advance(scales));
-    out->lr = nd_schedule_lr(t->rank->config, number);
-    nd_range_push(t->rank->device, "optimizer");
-    ND_TRY(nd_optimizer_step(&t->optimizer, number - t->skipped, out->lr, out->grad_norm));
-    nd_range_pop(t->rank->device);
-    t->step = number;
+    t->position.step = number;
+    t->position.tokens_seen += out->tokens;
     return ND_OK;
 }
 
@@ -175,7 +183,7 @@ nd_status nd_trainer_evaluate(nd_trainer *t, nd_loader *loader, int64_t batches,
     nd_rank *r = t->rank;
     nd_model *m = t->model;
     int64_t counted = 0;
-    nd_progress_set_phase(r->progress, ND_PHASE_EVAL, t->step);
+    nd_progress_set_phase(r->progress, ND_PHASE_EVAL, t->position.step);
     ND_TRY(nd_zero(&r->stream, &m->numbers->loss_sum, sizeof m->numbers->loss_sum));
     ND_TRY(nd_loader_rewind(loader));
     *tokens = 0;

@@ -17,6 +17,14 @@ typedef struct nd_optimizer {
     int range_count;
 } nd_optimizer;
 
+/* Where a run is. A resumed run restores it together with the arrays of nd_trainer_each_state; the
+ * position of the training data follows from it (nd_loader_options.first_step). */
+typedef struct nd_run_position {
+    int64_t step;        /* steps done, also those that were skipped */
+    int64_t skipped;     /* steps without an update: not finite, and train.nonfinite is skip */
+    int64_t tokens_seen; /* labels that counted in all of them, global */
+} nd_run_position;
+
 typedef struct nd_trainer {
     nd_rank *rank; /* borrowed */
     nd_memplan plan;
@@ -26,8 +34,7 @@ typedef struct nd_trainer {
     nd_graphs *graphs;                /* kernels.cuda_graphs; else NULL */
     nd_graph_counts planned_graphs;   /* what they will hold */
     nd_step_numbers *sent, *received; /* host memory: what goes to the device, what comes back */
-    int64_t step;                     /* steps done, also those that were skipped */
-    int64_t skipped; /* steps without an update: not finite, and train.nonfinite is skip */
+    nd_run_position position;
     /* Steps since the start of the process that ran without a health report: after the first, CUDA
      * graphs may record. */
     int64_t steps_recordable;
@@ -52,6 +59,28 @@ nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out);
  * here on. */
 nd_status nd_trainer_commit(nd_trainer *trainer);
 void nd_trainer_destroy(nd_trainer *trainer);
+
+/* An array that a resumed run must restore to go on with the same bits. */
+typedef struct nd_state_array {
+    const char *name; /* "master", "fp8.amax_history"; static */
+    void *data;       /* on the device */
+    nd_dtype dtype;
+    int64_t count;
+    /* This rank's shards in the layout's order; otherwise entries of whole layers, alike on all
+     * ranks of a mesh. */
+    bool sharded;
+} nd_state_array;
+typedef nd_status nd_state_visit(void *context, const nd_state_array *array);
+
+/*
+ * Visits every such array, after commit: the master weights; AdamW's moments; with delayed scaling
+ * the FP8 scales, their inverses and the amax history. Everything else that a step reads follows
+ * from them, from nd_run_position and from the configuration. Stops at the first error.
+ */
+nd_status nd_trainer_each_state(const nd_trainer *trainer, nd_state_visit *visit, void *context);
+/* The arrays were restored: copies of the weights are stale, and the next step is the one after
+ * this position. */
+void nd_trainer_resume_at(nd_trainer *trainer, nd_run_position position);
 
 /*
  * Gradients of one step (all micro-batches), reduced over the mesh; fills loss, grad_norm, tokens,

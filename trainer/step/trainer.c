@@ -100,3 +100,36 @@ void nd_trainer_destroy(nd_trainer *t)
         free(t);
     }
 }
+
+nd_status nd_trainer_each_state(const nd_trainer *t, nd_state_visit *visit, void *context)
+{
+    const nd_fsdp *fsdp = &t->model->fsdp;
+    const nd_state_array shards[] = {{.name = "master", .data = fsdp->master},
+                                     {.name = "moment1", .data = fsdp->moment1},
+                                     {.name = "moment2", .data = fsdp->moment2}};
+    for (size_t i = 0; i < sizeof shards / sizeof *shards; i++) {
+        nd_state_array array = shards[i];
+        array.dtype = ND_DTYPE_F32;
+        array.count = t->model->layout->shard_total;
+        array.sharded = true;
+        if (array.data) { /* SGD has no moments */
+            ND_TRY(visit(context, &array));
+        }
+    }
+    nd_scale_state scales[3];
+    int count = nd_scales_state(&t->model->scales, scales);
+    for (int i = 0; i < count; i++) {
+        nd_state_array array = {.name = scales[i].name,
+                                .data = scales[i].data,
+                                .dtype = ND_DTYPE_F32,
+                                .count = scales[i].count};
+        ND_TRY(visit(context, &array));
+    }
+    return ND_OK;
+}
+
+void nd_trainer_resume_at(nd_trainer *t, nd_run_position position)
+{
+    t->position = position;
+    nd_fsdp_weights_changed(&t->model->fsdp);
+}
