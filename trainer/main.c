@@ -14,7 +14,7 @@
 #include "runtime/base/version.h"
 #include "runtime/rdzv/identity.h"
 #include "trainer/commands/command.h"
-#include "trainer/worker/thread_wait.h"
+#include "trainer/worker/worker.h"
 
 static void init_log(const nd_config *config, const nd_identity *id)
 {
@@ -84,7 +84,7 @@ int main(int argc, char **argv)
     const char *name = argc > 1 ? argv[1] : "";
     const nd_command *command = find_command(name);
     if (command && command->trains) {
-        nd_thread_wait_shorten(argv);
+        nd_process_shorten_spin(argv);
     }
     nd_worker_die_with_parent();
     nd_limits_raise_files(); /* rank 0 may host the store, and each rank has sockets to others */

@@ -7,7 +7,7 @@
 #include "runtime/base/version.h"
 #include "trainer/step/step.h"
 #include "trainer/tune/tune.h"
-#include "trainer/worker/devices.h"
+#include "trainer/worker/worker.h"
 
 /* ndlaunch compares the version with its own, so it is printed before anything can fail. */
 static nd_status begin(nd_worker *worker)

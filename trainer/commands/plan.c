@@ -7,7 +7,7 @@
 #include "runtime/base/log.h"
 #include "runtime/device/affinity.h"
 #include "runtime/device/host_memory.h"
-#include "trainer/worker/devices.h"
+#include "trainer/worker/worker.h"
 #include "trainer/report/report.h"
 #include "trainer/precision/table.h"
 #include "trainer/step/step.h"

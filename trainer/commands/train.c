@@ -3,35 +3,9 @@
 
 #include <signal.h>
 
-#include "runtime/base/process.h"
-
 static void on_stop_signal(int signal_number)
 {
     nd_train_request_stop(signal_number);
-}
-
-/*
- * TERM, HUP and USR1 end the run at the next step boundary; INT too, a second INT at once. QUIT
- * keeps the system's meaning: it ends a process that does not come to a boundary, with a core dump
- * where these are on. Under ndlaunch an INT may come twice, from it and from a resource manager
- * that signals every process: there the second one is ndlaunch's.
- */
-static void install_signals(const nd_identity *id)
-{
-    struct sigaction action = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART}, hangup;
-    nd_signals_unblock();
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGUSR1, &action, NULL);
-    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN) {
-        sigaction(SIGHUP, &action, NULL); /* not under nohup */
-    }
-    signal(SIGUSR2, SIG_IGN); /* has no meaning here, and its default would end the run */
-    if (id->source != ND_IDENTITY_NDLAUNCH) {
-        action.sa_flags |= (int)SA_RESETHAND;
-    }
-    sigaction(SIGINT, &action, NULL);
-    signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write, with a sentence */
 }
 
 static nd_status check_world(const nd_config *config, const nd_identity *id)
@@ -51,7 +25,7 @@ static nd_status check_world(const nd_config *config, const nd_identity *id)
 static nd_status begin(nd_worker *worker)
 {
     nd_status status = nd_identity_read(&worker->identity);
-    install_signals(&worker->identity);
+    nd_process_install_signals(&worker->identity, on_stop_signal);
     return status == ND_OK ? nd_identity_join(&worker->identity) : status;
 }
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "runtime/base/log.h"
-#include "trainer/worker/devices.h"
+#include "trainer/worker/worker.h"
 #include "trainer/precision/table.h"
 #include "trainer/tune/tune.h"
 

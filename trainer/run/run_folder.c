@@ -11,8 +11,7 @@
 #include "runtime/base/fsio.h"
 #include "runtime/base/version.h"
 #include "trainer/tune/tune.h"
-#include "trainer/worker/command_line.h"
-#include "trainer/worker/devices.h"
+#include "trainer/worker/worker.h"
 
 static const char *const advice = "Give another folder as output.dir.";
 

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/worker/devices.h"
-
 #include <stdio.h>
 #include <string.h>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
-#include "runtime/device/cuda.h"
 #include "runtime/device/gpu_choice.h"
+#include "trainer/worker/worker.h"
 
 nd_status nd_gpu_is_wanted(const nd_config *config, bool *out)
 {
@@ -18,7 +16,7 @@ nd_status nd_gpu_is_wanted(const nd_config *config, bool *out)
     }
     nd_status status = nd_cuda_count(&count);
     if (status != ND_OK && config->launch.device == ND_CHOOSE_AUTO) {
-        nd_error_clear(); /* the CPU it is, and the start says so */
+        nd_error_clear(); /* the start names the CPU as its device */
         return ND_OK;
     }
     if (status != ND_OK && nd_ops_cuda_lacks_cudnn()) {
@@ -34,7 +32,8 @@ nd_status nd_gpu_is_wanted(const nd_config *config, bool *out)
     return ND_OK;
 }
 
-void nd_gpu_warn_of_cpu(const nd_config *config)
+/* Warns where auto takes the CPU although there is a driver, and says why. */
+static void warn_of_cpu(const nd_config *config)
 {
     int count = 0;
     if (config->launch.device == ND_CHOOSE_AUTO && nd_cuda_has_driver() &&
@@ -44,7 +43,8 @@ void nd_gpu_warn_of_cpu(const nd_config *config)
     }
 }
 
-nd_status nd_gpu_check(const nd_config *config, int local_workers)
+/* ND_ERR_CONFIG unless each of the `local_workers` of this host finds a GPU (launch.gpu_ids). */
+static nd_status check_gpus(const nd_config *config, int local_workers)
 {
     nd_gpu_request request = {
         .gpu_ids = config->launch.gpu_ids, .local_workers = local_workers, .launched = true};
@@ -56,8 +56,9 @@ nd_status nd_gpu_check(const nd_config *config, int local_workers)
     return ND_OK;
 }
 
-nd_status nd_gpu_open(const nd_config *config, const nd_identity *identity, nd_device **device,
-                      const nd_ops **ops)
+/* Opens the GPU that this worker takes (runtime/device/gpu_choice.h). */
+static nd_status open_gpu(const nd_config *config, const nd_identity *identity, nd_device **device,
+                          const nd_ops **ops)
 {
     nd_device *gpu = NULL;
     nd_gpu_request request = {.gpu_ids = config->launch.gpu_ids,
@@ -76,6 +77,44 @@ nd_status nd_gpu_open(const nd_config *config, const nd_identity *identity, nd_d
     }
     *device = gpu;
     return ND_OK;
+}
+
+nd_status nd_worker_check_device(const nd_config *config)
+{
+    bool gpu = false;
+    ND_TRY(nd_gpu_is_wanted(config, &gpu));
+    return gpu ? check_gpus(config, (int)config->launch.nproc_per_node) : ND_OK;
+}
+
+nd_status nd_worker_open_device(const nd_config *config, int local_rank, int local_workers,
+                                nd_worker *worker)
+{
+    bool gpu = false,
+         met = worker->peers.sharers > 0; /* divide only a mask of CPUs that ranks share */
+    ND_TRY(nd_gpu_is_wanted(config, &gpu));
+    ND_TRY(nd_affinity_apply(met ? worker->peers.share : local_rank,
+                             met ? worker->peers.sharers : local_workers,
+                             (int)config->launch.threads_per_worker, &worker->affinity));
+    if (gpu) {
+        return open_gpu(config, &worker->identity, &worker->device, &worker->rank.ops);
+    }
+    if (local_rank == 0) {
+        warn_of_cpu(config);
+    }
+    ND_TRY(nd_device_open_cpu(worker->affinity.threads, &worker->device));
+    return nd_ops_cpu(worker->device, &worker->rank.ops);
+}
+
+nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker)
+{
+    int threads = nd_affinity_threads((int)config->launch.nproc_per_node,
+                                      (int)config->launch.threads_per_worker);
+    ND_TRY(nd_device_open_cpu(threads, &worker->device));
+    if (config->launch.device == ND_CHOOSE_CUDA) {
+        worker->rank.ops = &worker->planner;
+        return nd_ops_cuda_planner(config->train.deterministic, &worker->planner);
+    }
+    return nd_ops_cpu(worker->device, &worker->rank.ops);
 }
 
 nd_status nd_gpu_id(nd_device *device, char out[ND_CUDA_ID_MAX])

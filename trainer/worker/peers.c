@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/worker/peers.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/device/affinity.h"
+#include "trainer/worker/worker.h"
 
 typedef struct placed {
     const char *host, *gpu;
     int rank;
 } placed;
 
-/* By host and GPU, then by rank: equal ones become neighbours. */
+/* Orders by host and GPU, then by rank: equal ones become adjacent. */
 static int by_gpu(const void *a, const void *b)
 {
     const placed *x = a, *y = b;
@@ -57,15 +56,14 @@ nd_status nd_peers_check_devices(const nd_peer_card *cards, const nd_peer_device
     return status;
 }
 
-nd_status nd_peers_take(nd_peers *peers, int count, int rank)
+nd_status nd_peers_index(nd_peers *peers, int count, int rank)
 {
     const nd_peer_card *own = &peers->cards[rank];
     peers->sharers = peers->share = 0;
     ND_TRY(ND_ALLOC(count, &peers->hosts));
     for (int i = 0; i < count; i++) {
         const nd_peer_card *card = &peers->cards[i];
-        bool known =
-            false; /* ranks of a host are neighbours, or come round: looking back finds it soon */
+        bool known = false; /* ranks of a host are adjacent or cyclic: looking back finds it soon */
         for (int k = peers->host_count - 1; k >= 0 && !known; k--) {
             known = strcmp(peers->hosts[k], card->host) == 0;
         }
@@ -88,10 +86,12 @@ nd_status nd_peers_meet(nd_store *store, const nd_identity *identity, nd_peers *
     ND_TRY(nd_affinity_digest(&own.cpus));
     ND_TRY(ND_ALLOC(identity->world_size, &peers.cards));
     nd_status status = nd_store_exchange(store, "hosts", &own, peers.cards, sizeof own);
-    for (int i = 0; i < identity->world_size && status == ND_OK; i++) { /* of another process */
+    for (int i = 0; i < identity->world_size && status == ND_OK;
+         i++) { /* another process sent them */
         peers.cards[i].host[sizeof own.host - 1] = '\0';
     }
-    status = status == ND_OK ? nd_peers_take(&peers, identity->world_size, identity->rank) : status;
+    status =
+        status == ND_OK ? nd_peers_index(&peers, identity->world_size, identity->rank) : status;
     if (status != ND_OK) {
         nd_peers_fini(&peers);
         return status;

@@ -5,55 +5,16 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
 #include "runtime/rdzv/address.h"
 #include "runtime/rdzv/failure.h"
 #include "runtime/rdzv/pmix.h"
-#include "trainer/worker/devices.h"
 #include "trainer/worker/failure.h"
 
 enum {
     KILLED_SECONDS = 30, /* for the end of a job that was aborted to reach this process */
     ECHO_SECONDS = 4     /* a lost peer is mostly another one's failure */
 };
-
-nd_status nd_worker_check_device(const nd_config *config)
-{
-    bool gpu = false;
-    ND_TRY(nd_gpu_is_wanted(config, &gpu));
-    return gpu ? nd_gpu_check(config, (int)config->launch.nproc_per_node) : ND_OK;
-}
-
-nd_status nd_worker_open_device(const nd_config *config, int local_rank, int local_workers,
-                                nd_worker *worker)
-{
-    bool gpu = false, met = worker->peers.sharers > 0; /* a mask of its own is not divided */
-    ND_TRY(nd_gpu_is_wanted(config, &gpu));
-    ND_TRY(nd_affinity_apply(met ? worker->peers.share : local_rank,
-                             met ? worker->peers.sharers : local_workers,
-                             (int)config->launch.threads_per_worker, &worker->affinity));
-    if (gpu) {
-        return nd_gpu_open(config, &worker->identity, &worker->device, &worker->rank.ops);
-    }
-    if (local_rank == 0) {
-        nd_gpu_warn_of_cpu(config);
-    }
-    ND_TRY(nd_device_open_cpu(worker->affinity.threads, &worker->device));
-    return nd_ops_cpu(worker->device, &worker->rank.ops);
-}
-
-nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker)
-{
-    int threads = nd_affinity_threads((int)config->launch.nproc_per_node,
-                                      (int)config->launch.threads_per_worker);
-    ND_TRY(nd_device_open_cpu(threads, &worker->device));
-    if (config->launch.device == ND_CHOOSE_CUDA) {
-        worker->rank.ops = &worker->planner;
-        return nd_ops_cuda_planner(config->train.deterministic, &worker->planner);
-    }
-    return nd_ops_cpu(worker->device, &worker->rank.ops);
-}
 
 static int slot_of_rank(void *context, int rank)
 {

@@ -2,56 +2,117 @@
 #ifndef ND_WORKER_WORKER_H
 #define ND_WORKER_WORKER_H
 /*
- * A worker process from its environment to a rank that can train: identity, store, device, CPUs,
- * transport, groups. Owns all of them; nd_worker_close undoes them in reverse order.
+ * A worker process from its environment to a rank that can train: signals, identity, store, device,
+ * CPUs, transport, groups. nd_worker owns all of them; nd_worker_close undoes them in reverse
+ * order. Everything is called from the main thread.
  */
+#include "kernels/ops.h"
+#include "runtime/config/config.h"
 #include "runtime/device/affinity.h"
+#include "runtime/device/cuda.h"
 #include "runtime/rdzv/identity.h"
 #include "runtime/rdzv/store.h"
-#include "trainer/worker/peers.h"
 #include "trainer/rank.h"
+
+/* process.c: what concerns the process before it is a worker of a job. */
+
+/*
+ * Sets how long OpenMP's threads spin before they sleep: about what sleeping and waking costs. By
+ * default they spin for milliseconds, so that one thread that has to wait for its CPU makes the
+ * others burn theirs, and a busy machine becomes many times slower. OpenMP reads its settings
+ * before main, so the program executes itself again, once. A setting of the user (GOMP_SPINCOUNT,
+ * OMP_WAIT_POLICY) is kept. Returns when there is nothing to do or the program cannot be executed.
+ */
+void nd_process_shorten_spin(char **argv);
+
+/*
+ * TERM, HUP and USR1 call `stop`, which ends the run at the next step boundary; INT too, but a
+ * second INT ends the process. QUIT keeps the system's meaning: it ends a process that does not
+ * reach a boundary, with a core dump where these are on. Under ndlaunch an INT may arrive twice,
+ * from ndlaunch and from a resource manager that signals every process; there ndlaunch acts on the
+ * second one.
+ */
+void nd_process_install_signals(const nd_identity *identity, void (*stop)(int signal_number));
+
+/* The command line that a user typed: that of ndlaunch, where it started this worker. */
+typedef struct nd_command_line {
+    char *text;  /* the words, each with its NUL; owned */
+    char **argv; /* (argc), into text; owned */
+    int argc;
+} nd_command_line;
+
+/* Reads that of a running process. ND_ERR_IO when there is none, or it belongs to another user. */
+nd_status nd_command_line_read(int pid, nd_command_line *out);
+void nd_command_line_free(nd_command_line *line);
+
+/* peers.c: what the ranks of a job exchange about where they run. */
+
+enum { ND_GPU_ID_MAX = 64 };
+
+typedef struct nd_peer_card {
+    char host[128];
+    uint64_t cpus; /* digest of the mask of CPUs that the process was given */
+} nd_peer_card;
+
+typedef struct nd_peer_device {
+    char kind[16];           /* "cpu", "cuda" */
+    char gpu[ND_GPU_ID_MAX]; /* names the hardware, as its PCI address does; "" without a GPU */
+} nd_peer_device;
+
+typedef struct nd_peers {
+    nd_peer_card *cards; /* [world_size], owned */
+    const char *
+        *hosts; /* [host_count] each once, in the order of ranks; owned, but not the names */
+    int host_count;
+    int sharers; /* ranks of this host with the same CPUs as this one */
+    int share;   /* the number of this one among them */
+} nd_peers;
+
+/* Exchanges hosts and CPUs; all ranks call it. */
+nd_status nd_peers_meet(nd_store *store, const nd_identity *identity, nd_peers *out);
+/* All ranks call it with the device that each opened. ND_ERR_CONFIG naming two ranks whose devices
+ * differ in kind or are the same GPU. */
+nd_status nd_peers_compare_devices(nd_store *store, const nd_identity *identity,
+                                   const nd_peers *peers, const char *kind, const char *gpu);
+void nd_peers_fini(nd_peers *peers);
+
+/* The parts of both that exchange nothing. nd_peers_index derives the other fields from cards. */
+nd_status nd_peers_index(nd_peers *peers, int count, int rank);
+nd_status nd_peers_check_devices(const nd_peer_card *cards, const nd_peer_device *devices,
+                                 int count);
+
+/* worker.c */
 
 /* Which of the ranks that fail together gives the reason, where no ndlaunch sorts it out. */
 typedef enum nd_voice {
-    ND_VOICE_ALIKE =
-        0, /* all have the same one, as before they have compared their settings: rank 0 speaks */
-    ND_VOICE_OWN, /* this rank has its own */
-    ND_VOICE_ECHO /* another rank has it */
+    ND_VOICE_ALIKE = 0, /* all have the same one, as before they have compared their settings: rank
+                           0 speaks */
+    ND_VOICE_OWN,       /* this rank has its own */
+    ND_VOICE_ECHO       /* another rank has it */
 } nd_voice;
 
 typedef struct nd_worker {
     nd_identity identity;
     nd_store *store;
     nd_peers peers;
-    bool met; /* the ranks know of each other */
+    bool met; /* all ranks have joined the store */
     nd_voice voice;
+    nd_error failure; /* its status is ND_OK until nd_worker_fail */
     nd_progress progress;
     nd_affinity affinity;
     nd_device *device;
     nd_transport *transport;
     nd_rank rank;
-    nd_ops planner;   /* of a GPU that is not here; rank.ops points to it */
-    nd_error failure; /* its status is ND_OK until nd_worker_fail */
+    nd_ops planner; /* ops of a GPU that is not here, which rank.ops points to */
 } nd_worker;
 
-/* ND_ERR_CONFIG when the device that was asked for is not there. */
-nd_status nd_worker_check_device(const nd_config *config);
-/* Device and ops only. */
-nd_status nd_worker_open_device(const nd_config *config, int local_rank, int local_workers,
-                                nd_worker *worker);
-/*
- * For a plan: the CPU's ops whatever the device, since nothing runs, with the threads that a worker
- * on a machine of as many CPUs as this one would have.
- */
-nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker);
 /*
  * Joins the job's store and waits until all ranks have, within launch.rdzv_timeout_seconds. Comes
- * before the data are opened: ranks may take minutes to index them, and nobody takes that for a
- * rank that is not there. Where a rank hosts the store, a rank that dies ends all of them from here
- * on.
+ * before the data are opened, which may take a rank minutes and must not look like a missing rank.
+ * Where a rank hosts the store, a rank that dies ends all of them from here on.
  */
 nd_status nd_worker_meet(nd_worker *worker, const nd_config *config);
-/* The rest, among ranks that agree (agree.h). The config is borrowed. */
+/* The rest, among ranks whose settings agree. The config is borrowed. */
 nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_llama_shape *shape);
 /*
  * Before a failing rank closes anything, which may take long, wait for a peer, or show a peer that
@@ -66,5 +127,29 @@ void nd_worker_fail(nd_worker *worker, nd_status status, const char *message);
  * code.
  */
 int nd_worker_close(nd_worker *worker, nd_status status, const char *message);
+
+/* devices.c: CPU, or which GPU. */
+
+/*
+ * Resolves launch.device: cuda when it is asked for, or auto and a GPU is visible. ND_ERR_CONFIG
+ * with the reason when cuda was asked for and there is none.
+ */
+nd_status nd_gpu_is_wanted(const nd_config *config, bool *out);
+/* ND_ERR_CONFIG when the device that was asked for is missing, or there are too few of them for the
+ * workers of this host. */
+nd_status nd_worker_check_device(const nd_config *config);
+/* Opens device and ops only. */
+nd_status nd_worker_open_device(const nd_config *config, int local_rank, int local_workers,
+                                nd_worker *worker);
+/*
+ * For a plan: the CPU's ops whatever the device, since nothing runs, with the threads that a worker
+ * would have on a machine with as many CPUs as this one.
+ */
+nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker);
+/* Names the hardware uniquely on its host; "" on the CPU or where the driver does not say. */
+nd_status nd_gpu_id(nd_device *device, char out[ND_CUDA_ID_MAX]);
+/* What the ops run on, for the log and run.json: the CPU's instruction set, or the GPU's kind and
+ * its libraries. */
+const char *nd_device_machine(const nd_device *device);
 
 #endif

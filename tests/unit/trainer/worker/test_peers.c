@@ -2,12 +2,12 @@
 #include <string.h>
 
 #include "tests/support/tempdir.h"
-#include "trainer/worker/peers.h"
+#include "trainer/worker/worker.h"
 
 static nd_peers take(nd_peer_card *cards, int count, int rank)
 {
     nd_peers peers = {.cards = cards};
-    assert_ok(nd_peers_take(&peers, count, rank));
+    assert_ok(nd_peers_index(&peers, count, rank));
     return peers;
 }
 

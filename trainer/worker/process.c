@@ -1,12 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/worker/command_line.h"
-
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-/* Of the file's words, each with its NUL; the last may lack it. */
+#include "runtime/base/process.h"
+#include "trainer/worker/worker.h"
+
+void nd_process_shorten_spin(char **argv)
+{
+    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) {
+        return;
+    }
+    /* Executed by its own path, so that the process keeps its name. */
+    char path[4096];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (n > 0 && setenv("GOMP_SPINCOUNT", "2000", 1) == 0) {
+        path[n] = '\0';
+        execv(path, argv);
+    }
+}
+
+void nd_process_install_signals(const nd_identity *identity, void (*stop)(int signal_number))
+{
+    struct sigaction action = {.sa_handler = stop, .sa_flags = SA_RESTART}, hangup;
+    nd_signals_unblock();
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
+    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN) {
+        sigaction(SIGHUP, &action, NULL); /* it stays ignored under nohup */
+    }
+    signal(SIGUSR2, SIG_IGN); /* has no meaning here, and its default would end the run */
+    if (identity->source != ND_IDENTITY_NDLAUNCH) {
+        action.sa_flags |= (int)SA_RESETHAND;
+    }
+    sigaction(SIGINT, &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write, with a sentence */
+}
+
+/* Splits the file into its words, each with its NUL, which the last one may lack. */
 static nd_status split(nd_command_line *line, size_t size)
 {
     int words = 0;
