@@ -14,9 +14,9 @@
 # was skipped, and it is said what and why; 75 the time is up: call it again to go on.
 #
 # The build needs the CUDA Toolkit, NCCL and cuDNN (their Python wheels suffice), the headers of cudnn-frontend (build-deps/,
-# or fetched: scripts/setup --cuda), and no oneDNN or UCX. --collect, on a machine with a network, gathers in build-deps/ what a
+# or fetched: scripts/fetch_cudnn_frontend), and no oneDNN or UCX. --collect, on a machine with a network, gathers in build-deps/ what a
 # host without one may lack: copy that folder there. The comparison needs ND_PEER_PYTHON (a Python with torch and transformers;
-# python3 unless told). --dry-run goes through everything at toy sizes on the doubles of build/tests/hostcuda (scripts/build),
+# python3 unless told). --dry-run goes through everything at toy sizes on the doubles of build/tests/hostcuda (scripts/build --tests --cuda),
 # which need no GPU; its report says so.
 #
 # ND_GPU_LIMIT: seconds of one call (520). ND_GPU_BUILD: the build folder (build-gpu; build with --dry-run). ND_GPU_COMMIT: what
@@ -73,7 +73,7 @@ if [ -z "$dry" ] && [ "$phase" != build ] && why=$(no_gpu); then
     exit 2
 fi
 if [ -n "$dry" ] && [ ! -x "$programs/ndlaunch" ]; then
-    echo "gpu_check: $programs/ndlaunch is not there; run scripts/build first, on a machine with the CUDA Toolkit" >&2
+    echo "gpu_check: $programs/ndlaunch is not there; run scripts/build --tests --cuda first, on a machine with the CUDA Toolkit" >&2
     exit 2
 elif [ "$phase" != build ] && [ "$phase" != all ] && [ ! -x "$programs/ndlaunch" ]; then
     echo "gpu_check: $programs/ndlaunch is not there; run scripts/gpu_check.sh --phase build first" >&2

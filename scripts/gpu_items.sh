@@ -19,14 +19,14 @@ configure() {
     for tool in meson ninja "${CC:-cc}" "${CXX:-c++}" pkg-config; do
         command -v "$tool" >/dev/null || { echo "$tool is not there; scripts/gpu_check.sh --collect gathers what a host without a network lacks" >&2; return 1; }
     done
-    if [ ! -d build-deps/cudnn-frontend/include ] && ! scripts/setup --cuda; then
+    if [ ! -d build-deps/cudnn-frontend/include ] && ! scripts/fetch_cudnn_frontend; then
         frontend=$(dirname "$(find /usr/include /usr/local/include "$(scripts/find_cuda)/include" -name cudnn_frontend.h 2>/dev/null | head -n 1)" 2>/dev/null)
         [ -f "$frontend/cudnn_frontend.h" ] || return 1
     fi
     if [ ! -f "$build/build.ninja" ]; then
         rm -rf "$build"
         # A newer compiler's warnings are not what is checked here.
-        meson setup "$build" -Dcuda=enabled -Dcpu=disabled -Ducx=disabled -Dpmix=disabled -Dwerror=false -Dgpu_architectures="${ND_GPU_ARCHITECTURES:-auto}" \
+        meson setup "$build" -Dcuda=enabled -Dtests=auto -Dcpu=disabled -Ducx=disabled -Dpmix=disabled -Dwerror=false -Dgpu_architectures="${ND_GPU_ARCHITECTURES:-auto}" \
             ${frontend:+-Dcudnn_frontend="$frontend"}
     fi
 }
