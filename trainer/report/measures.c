@@ -51,3 +51,16 @@ void nd_traffic_bytes(const nd_groups *groups, int64_t bytes[ND_TRAFFIC_COUNT])
         add(groups->second[group], bytes);
     }
 }
+
+nd_speed nd_speed_of(const nd_report_options *o, double step_seconds)
+{
+    int64_t sequence = o->config->train.sequence_length;
+    double all = step_seconds > 0 ? (double)o->tokens_per_step / step_seconds : 0;
+    double each = all / o->world_size;
+    return (nd_speed){
+        .tokens_per_second = all,
+        .tokens_per_second_per_worker = each,
+        .tflops_causal = each * nd_flops_per_token_causal(o->shape, sequence) * 1e-12,
+        .tflops_accelerate = each * nd_flops_per_token_accelerate(o->shape, sequence) * 1e-12,
+    };
+}

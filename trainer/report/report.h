@@ -2,10 +2,13 @@
 #ifndef ND_REPORT_REPORT_H
 #define ND_REPORT_REPORT_H
 /*
- * What a run says of itself: the step line (or progress bar), metrics.jsonl, run.json. Rank 0 only.
+ * Reports of a run, on rank 0: records of steps, validations and events go to several sinks, each
+ * in a file of its own (metrics.jsonl, the terminal). A new sink is one more file, and one more
+ * line in sinks.c.
  *
- * Doubles are written with 17 digits, so equal runs give equal bytes (fields that hold times or
- * memory aside; they are named in docs/formats.md). Nothing is allocated after nd_metrics_open.
+ * A sink that is required and fails ends the run; another is closed and dropped with one warning,
+ * and the run goes on. All calls come from the thread of the run. Nothing is allocated between
+ * nd_sinks_open and nd_sinks_close.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,7 +22,10 @@
 /* Bytes that this rank sent since the groups were made, by purpose (runtime/mesh/mesh.def). */
 void nd_traffic_bytes(const nd_groups *groups, int64_t bytes[ND_TRAFFIC_COUNT]);
 
-typedef struct nd_metrics nd_metrics;
+/* FLOPs of one token of training, forward and backward: 6 N + 6 L H D S (causal attention). */
+double nd_flops_per_token_causal(const nd_llama_shape *shape, int64_t sequence);
+/* The same as accelerate's examples count it. */
+double nd_flops_per_token_accelerate(const nd_llama_shape *shape, int64_t sequence);
 
 typedef struct nd_step_record {
     int64_t step; /* from 1 */
@@ -32,33 +38,79 @@ typedef struct nd_step_record {
     bool skipped;                         /* not finite, and train.nonfinite is skip */
 } nd_step_record;
 
-typedef struct nd_metrics_options {
+typedef struct nd_validation_record {
+    int64_t step; /* after which it was made */
+    double loss;
+    int64_t tokens; /* labels that counted, global */
+    double seconds;
+} nd_validation_record;
+
+typedef enum nd_run_event_kind { ND_RUN_EVENT_MODEL_SAVED = 0 } nd_run_event_kind;
+
+typedef struct nd_run_event {
+    nd_run_event_kind kind;
+    int64_t step;     /* steps done */
+    const char *path; /* of what was written; lent for the call */
+} nd_run_event;
+
+/* A function that is NULL: the sink does not take such records. */
+typedef struct nd_sink {
+    const char *name; /* for the warning; static */
+    bool required;
+    void *self; /* owned */
+    nd_status (*step)(void *self, const nd_step_record *record);
+    nd_status (*validation)(void *self, const nd_validation_record *record);
+    nd_status (*event)(void *self, const nd_run_event *event);
+    void (*close)(void *self);
+} nd_sink;
+
+enum { ND_SINKS_MAX = 4 };
+
+typedef struct nd_sinks {
+    nd_sink list[ND_SINKS_MAX];
+    int count;
+    int dropped; /* sinks that failed and were not required */
+} nd_sinks;      /* all zero: none */
+
+/* Borrowed until the sinks are closed. */
+typedef struct nd_report_options {
     const nd_config *config;
     const nd_llama_shape *shape;
     const char *dir; /* the run folder, exists */
     int world_size;
     int64_t tokens_per_step; /* global positions of a step: what tokens/s counts */
-    bool terminal;           /* stderr is a terminal: progress bar and time left on long runs */
-} nd_metrics_options;
+    bool terminal;           /* stderr is a terminal: progress bar on long runs */
+} nd_report_options;
 
-nd_status nd_metrics_open(const nd_metrics_options *options, nd_metrics **out);
-void nd_metrics_close(nd_metrics *metrics);
+/* Opens all sinks. Closes those that were opened when one fails. */
+nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options);
+void nd_sinks_add(nd_sinks *sinks, nd_sink sink);
+nd_status nd_sinks_step(nd_sinks *sinks, const nd_step_record *record);
+nd_status nd_sinks_validation(nd_sinks *sinks, const nd_validation_record *record);
+nd_status nd_sinks_event(nd_sinks *sinks, const nd_run_event *event);
+void nd_sinks_close(nd_sinks *sinks);
+
 /*
- * A line of metrics.jsonl (ND_ERR_CANTCREATE when the disk takes no more) and, for the first step,
- * every log.interval steps and the last one, a step line whose speed is the mean since the line
- * before. On a terminal, runs of more than 20 seconds have a progress bar below; it ends with a
- * carriage return, so that whatever is written next takes its row.
+ * metrics.jsonl, required: one line of JSON per step and validation (docs/formats.md). Doubles have
+ * 17 digits, so equal runs give equal bytes up to the first time. ND_ERR_CANTCREATE: the folder
+ * holds a run already, or the disk takes no more.
  */
-nd_status nd_metrics_step(nd_metrics *metrics, const nd_step_record *record);
-/* {"step": s, "validation_loss": x, ...} and a line on the terminal. */
-nd_status nd_metrics_validation(nd_metrics *metrics, int64_t step, double loss, int64_t tokens,
-                                double seconds);
+nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out);
 
-/* FLOPs of one token of training (forward and backward). Sources: performance.md 1. */
-double nd_flops_per_token_causal(const nd_llama_shape *shape,
-                                 int64_t sequence); /* 6 N + 6 L H D S */
-double nd_flops_per_token_accelerate(const nd_llama_shape *shape,
-                                     int64_t sequence); /* accelerate's count, as it is */
+/*
+ * The human log: a step line for the first step, every log.interval steps and the last one, whose
+ * speed is the mean since the line before; lines of validations and events. On a terminal, runs of
+ * more than 20 seconds have a progress bar below; it ends with a carriage return, so that whatever
+ * is written next takes its row. Without a terminal the time left is logged now and then.
+ */
+nd_status nd_terminal_sink_open(const nd_report_options *options, nd_sink *out);
+
+/* Speed of a step or of the mean of several; all 0 when seconds is 0. */
+typedef struct nd_speed {
+    double tokens_per_second, tokens_per_second_per_worker;
+    double tflops_causal, tflops_accelerate; /* per worker */
+} nd_speed;
+nd_speed nd_speed_of(const nd_report_options *options, double step_seconds);
 
 /*
  * Text for a person, as pure functions of numbers. Each writes at most `size` bytes with the final

@@ -1,14 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The sink for a person who watches the run: the step line and the progress bar. */
 #include "trainer/report/report.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "runtime/base/clock.h"
+#include "runtime/base/log.h"
 #include "trainer/step/step.h"
 
-enum { SHORT = 32, BAR_WIDTH = 20 };
+enum { SHORT = 32, BAR_WIDTH = 20, LINE_MAX_BYTES = 1024 };
+
+static const double bar_period_seconds = 0.1;
+static const double long_run_seconds = 20; /* shorter runs get no bar */
+/* Without a terminal the time left is logged after this, and again after as much as has gone by, at
+ * most an hour. */
+static const double first_left_seconds = 60, largest_left_seconds = 3600;
 
 char *nd_quantity_format(char *text, size_t size, double value)
 {
@@ -84,4 +94,138 @@ char *nd_progress_bar_format(char *text, size_t size, int64_t step, int64_t step
              (long long)step, (long long)steps, nd_positive_nan(loss),
              nd_duration_format(left, sizeof left, seconds_left));
     return text;
+}
+
+typedef struct terminal {
+    nd_report_options options;
+    int64_t steps, interval;
+    bool bar_shown;
+    double bar_drawn_at;   /* nd_clock_seconds of the last drawing */
+    double smooth_seconds; /* of a step: moving mean, for the time left */
+    double window_seconds; /* steps since the last line */
+    int64_t window_steps;
+    double run_seconds;  /* of all steps so far */
+    double next_left_at; /* run_seconds at which the time left is logged next */
+} terminal;
+
+/* A line of the human log must not be mixed with what is left of the bar on that row. */
+static void clear_bar(terminal *s)
+{
+    static const char erase[] = "\033[K";
+    if (s->bar_shown) {
+        s->bar_shown = false;
+        ssize_t written = write(STDERR_FILENO, erase, sizeof erase - 1);
+        (void)written; /* a closed terminal must not stop training */
+    }
+}
+
+static void draw_bar(terminal *s, const nd_step_record *r)
+{
+    double left = s->smooth_seconds * (double)(s->steps - r->step);
+    double whole = s->smooth_seconds * (double)s->steps;
+    double now = nd_clock_seconds();
+    if (!s->options.terminal || s->steps == r->step || whole < long_run_seconds ||
+        now - s->bar_drawn_at < bar_period_seconds || nd_log_get_level() < ND_LOG_INFO) {
+        return;
+    }
+    char text[128], row[160];
+    nd_progress_bar_format(text, sizeof text, r->step, s->steps, r->loss, left);
+    /* The cursor goes back to the first column: whatever is written next takes the row. */
+    int length = snprintf(row, sizeof row, "%s\033[K\r", text);
+    s->bar_shown = write(STDERR_FILENO, row, (size_t)length) == length;
+    s->bar_drawn_at = now;
+}
+
+static void log_time_left(terminal *s, const nd_step_record *r)
+{
+    char text[64];
+    s->run_seconds += r->step_seconds;
+    if (s->options.terminal || s->steps == r->step || s->run_seconds < s->next_left_at) {
+        return;
+    }
+    nd_log_info(
+        "step %lld/%lld  about %s left", (long long)r->step, (long long)s->steps,
+        nd_duration_format(text, sizeof text, s->smooth_seconds * (double)(s->steps - r->step)));
+    s->next_left_at = s->run_seconds + fmin(s->run_seconds, largest_left_seconds);
+}
+
+static void log_step(terminal *s, const nd_step_record *r)
+{
+    char line[LINE_MAX_BYTES];
+    double seconds = s->window_seconds / (double)s->window_steps;
+    nd_speed speed = nd_speed_of(&s->options, seconds);
+    nd_step_view view = {.step = r->step,
+                         .steps = s->steps,
+                         .loss = r->loss,
+                         .grad_norm = r->grad_norm,
+                         .lr = r->lr,
+                         .step_seconds = seconds,
+                         .tokens_per_second = speed.tokens_per_second,
+                         .tflops = speed.tflops_causal,
+                         .peak_memory_bytes = r->peak_memory_bytes};
+    clear_bar(s);
+    nd_log_info("%s", nd_step_line_format(line, sizeof line, &view));
+    s->window_seconds = 0;
+    s->window_steps = 0;
+}
+
+static nd_status show_step(void *self, const nd_step_record *r)
+{
+    terminal *s = self;
+    const double weight = 0.1; /* of the newest step in the moving mean */
+    s->smooth_seconds = s->smooth_seconds > 0
+                            ? (1 - weight) * s->smooth_seconds + weight * r->step_seconds
+                            : r->step_seconds;
+    s->window_seconds += r->step_seconds;
+    s->window_steps++;
+    if (r->step == 1 || r->step % s->interval == 0 || r->step == s->steps) {
+        log_step(s, r);
+    }
+    draw_bar(s, r);
+    log_time_left(s, r);
+    return ND_OK;
+}
+
+static nd_status show_validation(void *self, const nd_validation_record *r)
+{
+    terminal *s = self;
+    clear_bar(s);
+    nd_log_info("step %lld/%lld  validation loss %.4f over %lld tokens in %.1f s",
+                (long long)r->step, (long long)s->steps, nd_positive_nan(r->loss),
+                (long long)r->tokens, r->seconds);
+    return ND_OK;
+}
+
+static nd_status show_event(void *self, const nd_run_event *event)
+{
+    clear_bar(self);
+    switch (event->kind) {
+    case ND_RUN_EVENT_MODEL_SAVED:
+        nd_log_info("model saved: %s", event->path);
+        break;
+    }
+    return ND_OK;
+}
+
+static void close_terminal(void *self)
+{
+    clear_bar(self);
+    free(self);
+}
+
+nd_status nd_terminal_sink_open(const nd_report_options *options, nd_sink *out)
+{
+    terminal *s = NULL;
+    ND_TRY(ND_ALLOC(1, &s));
+    s->options = *options;
+    s->steps = options->config->train.steps;
+    s->interval = options->config->log.interval > 0 ? options->config->log.interval : 1;
+    s->next_left_at = first_left_seconds;
+    *out = (nd_sink){.name = "the terminal",
+                     .self = s,
+                     .step = show_step,
+                     .validation = show_validation,
+                     .event = show_event,
+                     .close = close_terminal};
+    return ND_OK;
 }

@@ -33,10 +33,12 @@ typedef struct run_state {
     nd_trainer *trainer;
     nd_loader *loader, *validation_loader;
     int64_t validation_batches;
-    nd_run_files files; /* rank 0 */
-    nd_tuning *tuning;  /* NULL without autotune */
-    int64_t trace_from; /* the trace holds the steps after this one */
-    double gpu_bytes;   /* in use, after the first steps */
+    nd_run_files files;                    /* rank 0 */
+    nd_tuning *tuning;                     /* NULL without autotune */
+    int64_t trace_from;                    /* the trace holds the steps after this one */
+    int64_t step_begin;                    /* nd_clock_ns */
+    int64_t sent_before[ND_TRAFFIC_COUNT]; /* when the step began */
+    double gpu_bytes;                      /* in use, after the first steps */
     bool stopped;
 } run_state;
 
@@ -68,7 +70,7 @@ static nd_status load_weights(run_state *s)
     return nd_fsdp_init_weights(&model->fsdp, s->rank->shape.init_std, seed);
 }
 
-/* The same between the batches of a validation. */
+/* A signal that reached one rank stops all of them, also between the batches of a validation. */
 static nd_status agree_to_stop(run_state *s)
 {
     nd_rank *r = s->rank;
@@ -107,56 +109,51 @@ static nd_status stop_is_asked(void *context, bool *stop)
 
 static nd_status validate(run_state *s)
 {
-    double loss = 0.0, begin = nd_clock_seconds();
-    int64_t tokens = 0;
+    nd_validation_record record = {.step = s->trainer->position.step};
+    double begin = nd_clock_seconds();
     const nd_stop_check check = {stop_is_asked, s};
     ND_TRY(nd_trainer_evaluate(s->trainer, s->validation_loader, s->validation_batches, &check,
-                               &loss, &tokens));
-    if (!s->files.metrics || s->stopped) {
-        return ND_OK;
-    }
-    return nd_metrics_validation(s->files.metrics, s->trainer->position.step, loss, tokens,
-                                 nd_clock_seconds() - begin);
+                               &record.loss, &record.tokens));
+    record.seconds = nd_clock_seconds() - begin;
+    return s->stopped ? ND_OK : nd_sinks_validation(&s->files.sinks, &record);
 }
 
-static bool validates_after(const run_state *s, int64_t step)
+static bool validation_is_due(const run_state *s)
 {
-    int64_t interval = s->config->train.validation_interval;
+    int64_t step = s->trainer->position.step, interval = s->config->train.validation_interval;
     bool last = step == s->config->train.steps;
-    /* Who sent a signal waits: the grace time belongs to saving. */
+    /* After a stop signal, skip validation: the grace period is needed to save the model. */
     return s->validation_loader && !s->stopped && (last || (interval > 0 && step % interval == 0));
 }
 
-static nd_status one_step(run_state *s)
+static void begin_record(run_state *s)
 {
-    nd_rank *r = s->rank;
-    nd_step_batch batch;
-    nd_step_result result;
-    int64_t wire[ND_TRAFFIC_COUNT], sent[ND_TRAFFIC_COUNT], begin = nd_clock_ns();
-    nd_traffic_bytes(&r->groups, wire);
-    ND_RUN(r, ND_TRACE_DATA, nd_loader_next(s->loader, &batch));
-    ND_TRY(nd_trainer_step(s->trainer, &batch, &result));
-    s->stopped = result.stop != 0;
-    if (!s->files.metrics) {
+    s->step_begin = nd_clock_ns();
+    nd_traffic_bytes(&s->rank->groups, s->sent_before);
+}
+
+static nd_status record_step(run_state *s, const nd_step_batch *batch, const nd_step_result *result)
+{
+    if (s->files.sinks.count == 0) {
         return ND_OK;
     }
     nd_step_record record = {
         .step = s->trainer->position.step,
-        .loss = result.loss,
-        .grad_norm = result.grad_norm,
-        .lr = result.lr,
-        .tokens = result.tokens,
+        .loss = result->loss,
+        .grad_norm = result->grad_norm,
+        .lr = result->lr,
+        .tokens = result->tokens,
         .tokens_seen = s->trainer->position.tokens_seen,
-        .step_seconds = (double)(nd_clock_ns() - begin) * 1e-9,
-        .data_wait_seconds = batch.wait_seconds,
+        .step_seconds = (double)(nd_clock_ns() - s->step_begin) * 1e-9,
+        .data_wait_seconds = batch->wait_seconds,
         .peak_memory_bytes = peak_memory(s),
-        .skipped = result.skipped,
+        .skipped = result->skipped,
     };
-    nd_traffic_bytes(&r->groups, sent);
+    nd_traffic_bytes(&s->rank->groups, record.wire_bytes);
     for (int k = 0; k < ND_TRAFFIC_COUNT; k++) {
-        record.wire_bytes[k] = sent[k] - wire[k];
+        record.wire_bytes[k] -= s->sent_before[k];
     }
-    return nd_metrics_step(s->files.metrics, &record);
+    return nd_sinks_step(&s->files.sinks, &record);
 }
 
 /* The first steps touch fresh memory and prepare library code: they would hide where a later step's
@@ -172,14 +169,21 @@ static void forget_warm_up(run_state *s)
 
 static nd_status loop(run_state *s)
 {
-    stop_target = s->trainer;
+    nd_trainer *t = s->trainer;
+    nd_step_batch batch;
+    nd_step_result result;
+    stop_target = t;
     if (stop_signal) {
         nd_train_request_stop(stop_signal);
     }
-    while (s->trainer->position.step < s->config->train.steps && !s->stopped) {
-        ND_TRY(one_step(s));
+    while (t->position.step < s->config->train.steps && !s->stopped) {
+        begin_record(s);
+        ND_RUN(s->rank, ND_TRACE_DATA, nd_loader_next(s->loader, &batch));
+        ND_TRY(nd_trainer_step(t, &batch, &result));
+        s->stopped = result.stop != 0;
+        ND_TRY(record_step(s, &batch, &result));
         forget_warm_up(s);
-        if (validates_after(s, s->trainer->position.step)) {
+        if (validation_is_due(s)) {
             ND_TRY(validate(s));
         }
     }
@@ -199,10 +203,8 @@ static nd_status save_model(run_state *s)
     snprintf(folder, sizeof folder, "%s/model", s->files.dir ? s->files.dir : "");
     ND_TRY(nd_model_io_save(s->trainer->model, folder, dtype, bytes,
                             s->context->inputs->model_folder));
-    if (s->rank->rank == 0) {
-        nd_log_info("model saved: %s", folder);
-    }
-    return ND_OK;
+    const nd_run_event event = {ND_RUN_EVENT_MODEL_SAVED, s->trainer->position.step, folder};
+    return nd_sinks_event(&s->files.sinks, &event);
 }
 
 /* Before memory is planned: linears in BF16 have other buffers than those in FP8. */
@@ -231,7 +233,7 @@ static nd_status run(run_state *s)
     ND_TRY(loop(s));
     ND_TRY(nd_stream_sync(&s->rank->stream)); /* a fault of the last update shows here */
     nd_tuning_warn(s->rank);
-    if (s->files.metrics) {
+    if (s->files.dir) {
         ND_TRY(nd_run_files_trace(&s->files, &s->rank->trace, s->trace_from + 1,
                                   s->trainer->position.step - s->trace_from));
     }

@@ -181,7 +181,7 @@ nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
     ND_TRY(check_room_for_model(config, run->inputs, files->dir));
     ND_TRY(write_user_record(files, run, trainer));
     nd_banner_print(run, trainer, files->dir);
-    nd_metrics_options options = {
+    nd_report_options options = {
         .config = config,
         .shape = &r->shape,
         .dir = files->dir,
@@ -191,7 +191,7 @@ nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
                            nd_mesh_group_size(&r->mesh, ND_GROUP_DP),
         .terminal = run->worker->identity.terminal,
     };
-    return nd_metrics_open(&options, &files->metrics);
+    return nd_sinks_open(&files->sinks, &options);
 }
 
 /* Anonymous and shared memory of this process now: what the plan names, without the program's own
@@ -251,8 +251,7 @@ nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, i
 
 void nd_run_files_close(nd_run_files *files)
 {
-    nd_metrics_close(files->metrics);
+    nd_sinks_close(&files->sinks);
     free(files->dir);
     files->dir = NULL;
-    files->metrics = NULL;
 }

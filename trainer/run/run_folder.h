@@ -60,8 +60,8 @@ int nd_library_versions(nd_run_text out[ND_LIBRARY_COUNT]);
 void nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, const char *dir);
 
 typedef struct nd_run_files {
-    char *dir;           /* NULL except on rank 0 */
-    nd_metrics *metrics; /* NULL except on rank 0 */
+    char *dir;      /* NULL except on rank 0 */
+    nd_sinks sinks; /* none except on rank 0 */
 } nd_run_files;
 
 nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,

@@ -31,19 +31,24 @@ static void clean(void)
     tempdir_remove(&dir);
 }
 
-TestSuite(metrics, .init = make, .fini = clean);
+TestSuite(sinks, .init = make, .fini = clean);
 
-static nd_metrics *open_metrics(bool terminal)
+static nd_report_options options_of(bool terminal)
 {
-    nd_metrics_options options = {.config = &config,
-                                  .shape = &shape,
-                                  .dir = dir.path,
-                                  .world_size = 4,
-                                  .tokens_per_step = 1024,
-                                  .terminal = terminal};
-    nd_metrics *metrics = NULL;
-    assert_ok(nd_metrics_open(&options, &metrics));
-    return metrics;
+    return (nd_report_options){.config = &config,
+                               .shape = &shape,
+                               .dir = dir.path,
+                               .world_size = 4,
+                               .tokens_per_step = 1024,
+                               .terminal = terminal};
+}
+
+static nd_sinks open_sinks(bool terminal)
+{
+    nd_report_options options = options_of(terminal);
+    nd_sinks sinks;
+    assert_ok(nd_sinks_open(&sinks, &options));
+    return sinks;
 }
 
 static nd_step_record record_of(int64_t step)
@@ -94,15 +99,15 @@ static int count_of(const char *text, const char *part)
     return n;
 }
 
-Test(metrics, every_step_is_one_line_of_json_whose_doubles_come_back_exactly)
+Test(sinks, every_step_is_one_line_of_json_whose_doubles_come_back_exactly)
 {
     catch_stderr();
-    nd_metrics *metrics = open_metrics(false);
+    nd_sinks sinks = open_sinks(false);
     for (int64_t step = 1; step <= 10; step++) {
         nd_step_record record = record_of(step);
-        assert_ok(nd_metrics_step(metrics, &record));
+        assert_ok(nd_sinks_step(&sinks, &record));
     }
-    nd_metrics_close(metrics);
+    nd_sinks_close(&sinks);
     char *text = read_metrics(), *rest = text;
     for (int64_t step = 1; step <= 10; step++) {
         char *line = strsep(&rest, "\n");
@@ -138,17 +143,17 @@ Test(metrics, every_step_is_one_line_of_json_whose_doubles_come_back_exactly)
 }
 
 /* Times differ from run to run: everything before step_ms must not. */
-Test(metrics, what_two_equal_runs_share_comes_before_the_times)
+Test(sinks, what_two_equal_runs_share_comes_before_the_times)
 {
     catch_stderr();
-    nd_metrics *metrics = open_metrics(false);
+    nd_sinks sinks = open_sinks(false);
     nd_step_record record = record_of(1);
-    assert_ok(nd_metrics_step(metrics, &record));
+    assert_ok(nd_sinks_step(&sinks, &record));
     record.step_seconds = 0.7;
     record.data_wait_seconds = 0.3;
     record.peak_memory_bytes = 1;
-    assert_ok(nd_metrics_step(metrics, &record));
-    nd_metrics_close(metrics);
+    assert_ok(nd_sinks_step(&sinks, &record));
+    nd_sinks_close(&sinks);
     char *text = read_metrics();
     char *second = strchr(text, '\n') + 1;
     size_t same = 0;
@@ -164,16 +169,16 @@ Test(metrics, what_two_equal_runs_share_comes_before_the_times)
     free(text);
 }
 
-Test(metrics, infinity_and_nan_are_null)
+Test(sinks, infinity_and_nan_are_null)
 {
     catch_stderr();
-    nd_metrics *metrics = open_metrics(false);
+    nd_sinks sinks = open_sinks(false);
     nd_step_record record = record_of(1);
     record.loss = NAN;
     record.grad_norm = INFINITY;
     record.step_seconds = 0; /* a clock that stood still divides nothing */
-    assert_ok(nd_metrics_step(metrics, &record));
-    nd_metrics_close(metrics);
+    assert_ok(nd_sinks_step(&sinks, &record));
+    nd_sinks_close(&sinks);
     char *text = read_metrics();
     json_t *object = json_loads(text, 0, NULL);
     cr_assert_not_null(object, "%s", text);
@@ -184,12 +189,13 @@ Test(metrics, infinity_and_nan_are_null)
     free(text);
 }
 
-Test(metrics, validation_is_a_record_and_a_line)
+Test(sinks, validation_is_a_record_and_a_line)
 {
     const char *heard = catch_stderr();
-    nd_metrics *metrics = open_metrics(false);
-    assert_ok(nd_metrics_validation(metrics, 5, 2.25, 777, 1.5));
-    nd_metrics_close(metrics);
+    nd_sinks sinks = open_sinks(false);
+    const nd_validation_record validation = {5, 2.25, 777, 1.5};
+    assert_ok(nd_sinks_validation(&sinks, &validation));
+    nd_sinks_close(&sinks);
     char *text = read_metrics();
     cr_assert_str_eq(text, "{\"step\":5,\"validation_loss\":2.25,\"validation_tokens\":777,"
                            "\"validation_ms\":1500}\n");
@@ -201,16 +207,16 @@ Test(metrics, validation_is_a_record_and_a_line)
 
 /* Interval 4 of 10 steps: the first, 4, 8 and the last. The figures are means over the steps since
  * the last line. */
-Test(metrics, plain_lines_come_at_the_interval)
+Test(sinks, plain_lines_come_at_the_interval)
 {
     const char *heard = catch_stderr();
-    nd_metrics *metrics = open_metrics(false);
+    nd_sinks sinks = open_sinks(false);
     for (int64_t step = 1; step <= 10; step++) {
         nd_step_record record = record_of(step);
         record.step_seconds = step == 2 ? 1.5 : 0.5; /* 2, 3, 4: mean 833 ms */
-        assert_ok(nd_metrics_step(metrics, &record));
+        assert_ok(nd_sinks_step(&sinks, &record));
     }
-    nd_metrics_close(metrics);
+    nd_sinks_close(&sinks);
     char *text = read_file(heard);
     cr_assert_eq(count_of(text, "\n"), 4, "%s", text);
     cr_assert_eq(strncmp(text, "step 1/10  loss 0.3333", 22), 0, "%s", text);
@@ -224,18 +230,18 @@ Test(metrics, plain_lines_come_at_the_interval)
 }
 
 /* 40 s a step: said after 80 s, 160 s, 320 s, 640 s and so on, and no more at the end. */
-Test(metrics, a_long_run_without_a_terminal_says_the_time_left)
+Test(sinks, a_long_run_without_a_terminal_says_the_time_left)
 {
     const char *heard = catch_stderr();
     config.train.steps = 17;
     config.log.interval = 1000;
-    nd_metrics *metrics = open_metrics(false);
+    nd_sinks sinks = open_sinks(false);
     for (int64_t step = 1; step <= 17; step++) {
         nd_step_record record = record_of(step);
         record.step_seconds = 40;
-        assert_ok(nd_metrics_step(metrics, &record));
+        assert_ok(nd_sinks_step(&sinks, &record));
     }
-    nd_metrics_close(metrics);
+    nd_sinks_close(&sinks);
     char *text = read_file(heard);
     cr_assert_eq(count_of(text, " left\n"), 4, "%s", text);
     cr_assert_eq(count_of(text, "step 2/17  about 10 min 00 s left\n"), 1, "%s", text);
@@ -244,18 +250,19 @@ Test(metrics, a_long_run_without_a_terminal_says_the_time_left)
 }
 
 /* A bar is drawn on a terminal when the run is long, and is gone at the end. */
-Test(metrics, a_long_run_on_a_terminal_has_a_bar)
+Test(sinks, a_long_run_on_a_terminal_has_a_bar)
 {
     const char *heard = catch_stderr();
     config.train.steps = 1000;
     config.log.interval = 1000;
-    nd_metrics *metrics = open_metrics(true);
+    nd_sinks sinks = open_sinks(true);
     for (int64_t step = 1; step <= 2; step++) {
         nd_step_record record = record_of(step);
-        assert_ok(nd_metrics_step(metrics, &record));
+        assert_ok(nd_sinks_step(&sinks, &record));
     }
-    assert_ok(nd_metrics_validation(metrics, 2, 2.25, 777, 1.5));
-    nd_metrics_close(metrics);
+    const nd_validation_record validation = {2, 2.25, 777, 1.5};
+    assert_ok(nd_sinks_validation(&sinks, &validation));
+    nd_sinks_close(&sinks);
     char *text = read_file(heard);
     cr_assert_not_null(strstr(text, "step 1/1000  loss 0.3333  8 min 20 s left\033[K\r"), "%s",
                        text);
@@ -264,13 +271,13 @@ Test(metrics, a_long_run_on_a_terminal_has_a_bar)
     free(text);
 }
 
-Test(metrics, a_short_or_quiet_run_has_no_bar)
+Test(sinks, a_short_or_quiet_run_has_no_bar)
 {
     const char *heard = catch_stderr();
-    nd_metrics *metrics = open_metrics(true); /* 10 steps of 0.5 s */
+    nd_sinks sinks = open_sinks(true); /* 10 steps of 0.5 s */
     nd_step_record record = record_of(1);
-    assert_ok(nd_metrics_step(metrics, &record));
-    nd_metrics_close(metrics);
+    assert_ok(nd_sinks_step(&sinks, &record));
+    nd_sinks_close(&sinks);
     char *text = read_file(heard);
     cr_assert_eq(count_of(text, "\r"), 0);
     free(text);
@@ -279,34 +286,33 @@ Test(metrics, a_short_or_quiet_run_has_no_bar)
     heard = catch_stderr();
     config.train.steps = 1000;
     nd_log_init(ND_LOG_WARNING, "");
-    metrics = open_metrics(true);
-    assert_ok(nd_metrics_step(metrics, &record));
-    nd_metrics_close(metrics);
+    sinks = open_sinks(true);
+    assert_ok(nd_sinks_step(&sinks, &record));
+    nd_sinks_close(&sinks);
     text = read_file(heard);
     cr_assert_str_eq(text, "");
     free(text);
 }
 
-Test(metrics, a_folder_with_metrics_is_refused)
+Test(sinks, a_folder_with_metrics_is_refused)
 {
     tempdir_write(&dir, "metrics.jsonl", "old\n", 4);
-    nd_metrics_options options = {
-        .config = &config, .shape = &shape, .dir = dir.path, .world_size = 1};
-    nd_metrics *metrics = NULL;
-    assert_fails(nd_metrics_open(&options, &metrics), ND_ERR_CANTCREATE, "already holds a run");
-    cr_assert_null(metrics);
+    nd_report_options options = options_of(false);
+    nd_sinks sinks;
+    assert_fails(nd_sinks_open(&sinks, &options), ND_ERR_CANTCREATE, "already holds a run");
+    cr_assert_eq(sinks.count, 0);
     char *text = read_metrics();
     cr_assert_str_eq(text, "old\n");
     free(text);
     options.dir = "/proc/nd";
-    assert_fails(nd_metrics_open(&options, &metrics), ND_ERR_CANTCREATE, "/proc/nd/metrics.jsonl");
+    assert_fails(nd_sinks_open(&sinks, &options), ND_ERR_CANTCREATE, "/proc/nd/metrics.jsonl");
 }
 
 /* A full disk, played by a limit on the size of files. */
-Test(metrics, a_disk_that_takes_no_more_is_an_error_with_the_path)
+Test(sinks, a_disk_that_takes_no_more_is_an_error_with_the_path)
 {
     catch_stderr();
-    nd_metrics *metrics = open_metrics(false);
+    nd_sinks sinks = open_sinks(false);
     signal(SIGXFSZ, SIG_IGN);
     struct rlimit limit;
     cr_assert_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
@@ -315,18 +321,133 @@ Test(metrics, a_disk_that_takes_no_more_is_an_error_with_the_path)
     nd_status status = ND_OK;
     nd_step_record record = record_of(1);
     for (int i = 0; i < 10 && status == ND_OK; i++) {
-        status = nd_metrics_step(metrics, &record);
+        status = nd_sinks_step(&sinks, &record);
     }
     cr_assert_eq(status, ND_ERR_CANTCREATE);
     cr_assert_not_null(strstr(nd_error_last()->message, "metrics.jsonl cannot be written"));
-    nd_metrics_close(metrics);
+    nd_sinks_close(&sinks);
     char *text = read_metrics();
     size_t length = strlen(text);
     cr_assert(length > 0 && length < 600 && text[length - 1] == '\n', "half a line: %s", text);
     free(text);
 }
 
-Test(metrics, closing_nothing_is_legal)
+Test(sinks, closing_nothing_is_legal)
 {
-    nd_metrics_close(NULL);
+    nd_sinks sinks = {0};
+    nd_sinks_close(&sinks);
+    nd_sinks_close(&sinks);
+}
+
+Test(sinks, events_reach_the_terminal_and_not_the_metrics)
+{
+    const char *heard = catch_stderr();
+    nd_sinks sinks = open_sinks(false);
+    const nd_run_event event = {ND_RUN_EVENT_MODEL_SAVED, 10, "runs/x-1/model"};
+    assert_ok(nd_sinks_event(&sinks, &event));
+    nd_sinks_close(&sinks);
+    char *text = read_file(heard);
+    cr_assert_str_eq(text, "model saved: runs/x-1/model\n");
+    free(text);
+    text = read_metrics();
+    cr_assert_str_eq(text, "");
+    free(text);
+}
+
+/* A sink that counts its calls and fails from some step on. */
+typedef struct counter {
+    int64_t fails_at;
+    int steps, validations, closed;
+} counter;
+
+static nd_status count_step(void *self, const nd_step_record *record)
+{
+    counter *c = self;
+    c->steps++;
+    return record->step < c->fails_at ? ND_OK : nd_fail(ND_ERR_CANTCREATE, "its disk is full");
+}
+
+static nd_status count_validation(void *self, const nd_validation_record *record)
+{
+    ((counter *)self)->validations++;
+    return ND_OK;
+}
+
+static void count_close(void *self)
+{
+    ((counter *)self)->closed++;
+}
+
+static nd_sink counting(const char *name, counter *c, bool required)
+{
+    return (nd_sink){.name = name,
+                     .required = required,
+                     .self = c,
+                     .step = count_step,
+                     .validation = count_validation,
+                     .close = count_close};
+}
+
+static nd_status send_steps(nd_sinks *sinks, int64_t first, int64_t last)
+{
+    nd_status status = ND_OK;
+    for (int64_t step = first; step <= last && status == ND_OK; step++) {
+        nd_step_record record = record_of(step);
+        status = nd_sinks_step(sinks, &record);
+    }
+    return status;
+}
+
+/* It is closed and gets nothing more; the sinks around it go on. */
+Test(sinks, one_that_is_not_required_and_fails_is_dropped_with_one_warning)
+{
+    const char *heard = catch_stderr();
+    counter before = {100}, bad = {3}, after = {100};
+    const nd_validation_record validation = {5, 2.25, 777, 1.5};
+    nd_sinks sinks = {0};
+    nd_sinks_add(&sinks, counting("before", &before, true));
+    nd_sinks_add(&sinks, counting("tensorboard", &bad, false));
+    nd_sinks_add(&sinks, counting("after", &after, false));
+    assert_ok(send_steps(&sinks, 1, 5));
+    assert_ok(nd_sinks_validation(&sinks, &validation));
+    cr_expect_eq(sinks.count, 2);
+    cr_expect_eq(sinks.dropped, 1);
+    nd_sinks_close(&sinks);
+    cr_expect_eq(bad.steps, 3);
+    cr_expect_eq(bad.validations, 0);
+    cr_expect_eq(bad.closed, 1);
+    cr_expect_eq(before.steps, 5);
+    cr_expect_eq(after.steps, 5);
+    cr_expect_eq(after.validations, 1);
+    cr_expect_eq(after.closed, 1);
+    char *text = read_file(heard);
+    cr_expect_eq(count_of(text, "\n"), 1, "%s", text);
+    cr_expect_eq(count_of(text, "warning: tensorboard "), 1, "%s", text);
+    cr_expect_eq(count_of(text, "its disk is full"), 1, "%s", text);
+    free(text);
+}
+
+Test(sinks, one_that_is_required_and_fails_ends_the_run)
+{
+    catch_stderr();
+    counter bad = {3};
+    nd_sinks sinks = {0};
+    nd_sinks_add(&sinks, counting("metrics", &bad, true));
+    assert_fails(send_steps(&sinks, 1, 5), ND_ERR_CANTCREATE, "its disk is full");
+    cr_expect_eq(bad.steps, 3);
+    cr_expect_eq(sinks.dropped, 0);
+    nd_sinks_close(&sinks);
+    cr_expect_eq(bad.closed, 1);
+}
+
+/* A sink without a function for a kind of record is passed over. */
+Test(sinks, a_sink_takes_only_what_it_has_a_function_for)
+{
+    counter c = {100};
+    nd_sinks sinks = {0};
+    const nd_run_event event = {ND_RUN_EVENT_MODEL_SAVED, 10, "x"};
+    nd_sinks_add(&sinks, counting("plain", &c, true));
+    assert_ok(nd_sinks_event(&sinks, &event));
+    cr_expect_eq(c.steps + c.validations, 0);
+    nd_sinks_close(&sinks);
 }

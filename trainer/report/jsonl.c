@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The sink that writes metrics.jsonl. */
+#include "trainer/report/report.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/base/fsio.h"
+
+enum { LINE_MAX_BYTES = 1024 };
+
+typedef struct jsonl {
+    nd_report_options options;
+    int fd;
+    char *path; /* owned */
+} jsonl;
+
+/*
+ * One write per line, so that a reader who follows the file sees whole lines; more only when the
+ * disk takes part of it. What was written of a line that does not fit is removed.
+ */
+static nd_status append_line(jsonl *s, const char *line, int length)
+{
+    ND_ASSERT(length > 0 && length < LINE_MAX_BYTES);
+    for (int done = 0; done < length;) {
+        ssize_t n = write(s->fd, line + done, (size_t)(length - done));
+        if (n > 0) {
+            done += (int)n;
+        } else if (n == 0 || errno != EINTR) {
+            const char *why = n == 0 ? "nothing was taken" : strerror(errno);
+            off_t end = lseek(s->fd, 0, SEEK_END);
+            bool whole = done == 0 || (end >= done && ftruncate(s->fd, end - done) == 0);
+            return nd_fail(ND_ERR_CANTCREATE,
+                           "%s cannot be written: %s%s. Free some space there, or give another "
+                           "folder as output.dir.",
+                           s->path, why, whole ? "" : ", and its last line is cut off");
+        }
+    }
+    return ND_OK;
+}
+
+/* 17 digits give the same double back. JSON has no NaN and no infinity. */
+static const char *number(char text[32], double value)
+{
+    if (isfinite(value)) {
+        snprintf(text, 32, "%.17g", value);
+    } else {
+        snprintf(text, 32, "null");
+    }
+    return text;
+}
+
+/* {"weights":1,"gradients":2,...}; returns their sum. */
+static int64_t wire_object(char text[256], const int64_t bytes[ND_TRAFFIC_COUNT])
+{
+    int64_t sum = 0;
+    int used = 0;
+    for (nd_traffic_kind k = 0; k < ND_TRAFFIC_COUNT; k++) {
+        sum += bytes[k];
+        used += snprintf(text + used, 256 - (size_t)used, "%s\"%s\":%lld", k == 0 ? "{" : ",",
+                         nd_traffic_name(k), (long long)bytes[k]);
+    }
+    snprintf(text + used, 256 - (size_t)used, "}");
+    return sum;
+}
+
+static nd_status write_step(void *self, const nd_step_record *r)
+{
+    jsonl *s = self;
+    char line[LINE_MAX_BYTES], t[10][32], wire[256];
+    nd_speed speed = nd_speed_of(&s->options, r->step_seconds);
+    int64_t wire_bytes = wire_object(wire, r->wire_bytes);
+    int length = snprintf(
+        line, sizeof line,
+        "{\"step\":%lld,%s\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"tokens\":%lld,"
+        "\"tokens_seen\":%lld,\"wire_bytes\":%lld,\"wire\":%s,\"step_ms\":%s,\"data_wait_ms\":%s,"
+        "\"tokens_per_second\":%s,\"tokens_per_second_per_worker\":%s,"
+        "\"tflops_per_worker_causal\":%s,\"tflops_per_worker_accelerate\":%s,"
+        "\"peak_memory_bytes\":%.0f}\n",
+        (long long)r->step, r->skipped ? "\"skipped\":true," : "", number(t[0], r->loss),
+        number(t[1], r->grad_norm), number(t[2], r->lr), (long long)r->tokens,
+        (long long)r->tokens_seen, (long long)wire_bytes, wire, number(t[3], r->step_seconds * 1e3),
+        number(t[4], r->data_wait_seconds * 1e3), number(t[5], speed.tokens_per_second),
+        number(t[6], speed.tokens_per_second_per_worker), number(t[7], speed.tflops_causal),
+        number(t[8], speed.tflops_accelerate), r->peak_memory_bytes);
+    return append_line(s, line, length);
+}
+
+static nd_status write_validation(void *self, const nd_validation_record *r)
+{
+    char line[LINE_MAX_BYTES], t[2][32];
+    int length = snprintf(line, sizeof line,
+                          "{\"step\":%lld,\"validation_loss\":%s,\"validation_tokens\":%lld,"
+                          "\"validation_ms\":%s}\n",
+                          (long long)r->step, number(t[0], r->loss), (long long)r->tokens,
+                          number(t[1], r->seconds * 1e3));
+    return append_line(self, line, length);
+}
+
+static void close_file(void *self)
+{
+    jsonl *s = self;
+    if (s->fd >= 0) {
+        close(s->fd);
+    }
+    free(s->path);
+    free(s);
+}
+
+nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out)
+{
+    jsonl *s = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(ND_ALLOC(1, &s));
+    s->options = *options;
+    s->fd = -1;
+    ND_TRY_OUT(nd_fs_format(&s->path, "%s/metrics.jsonl", options->dir));
+    s->fd = open(s->path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+    if (s->fd < 0) {
+        status = nd_fail(ND_ERR_CANTCREATE,
+                         "%s cannot be created: %s. Give another folder as output.dir.", s->path,
+                         errno == EEXIST ? "the folder already holds a run" : strerror(errno));
+        goto out;
+    }
+    *out = (nd_sink){.name = "metrics.jsonl",
+                     .required = true,
+                     .self = s,
+                     .step = write_step,
+                     .validation = write_validation,
+                     .close = close_file};
+    s = NULL;
+out:
+    if (s) {
+        close_file(s);
+    }
+    return status;
+}
