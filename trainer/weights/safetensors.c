@@ -53,8 +53,22 @@ void nd_safetensors_list_fini(nd_safetensors_list *list)
     for (int64_t i = 0; i < list->count; i++) {
         free(list->tensors[i].name);
     }
+    for (int64_t i = 0; i < 2 * list->metadata_count; i++) {
+        free(list->metadata[i]);
+    }
+    free(list->metadata);
     free(list->tensors);
     *list = (nd_safetensors_list){0};
+}
+
+const char *nd_safetensors_list_metadata(const nd_safetensors_list *list, const char *key)
+{
+    for (int64_t i = 0; i < list->metadata_count; i++) {
+        if (strcmp(list->metadata[2 * i], key) == 0) {
+            return list->metadata[2 * i + 1];
+        }
+    }
+    return NULL;
 }
 
 const nd_safetensors_tensor *nd_safetensors_list_find(const nd_safetensors_list *list,
@@ -196,17 +210,24 @@ static nd_status check_chain(const nd_safetensors_list *list, uint64_t data, uin
     return ND_OK;
 }
 
-static nd_status check_metadata(const json_t *metadata, const char *path)
+static nd_status parse_metadata(const json_t *metadata, const char *path, nd_safetensors_list *list)
 {
     const char *key;
     json_t *value;
-    bool good = json_is_object(metadata);
+    if (!json_is_object(metadata)) {
+        return nd_fail(ND_ERR_DATA, "\"%s\": __metadata__ is not an object of strings", path);
+    }
+    ND_TRY(ND_ALLOC(2 * json_object_size(metadata), &list->metadata));
     json_object_foreach((json_t *)metadata, key, value)
     {
-        good = good && json_is_string(value);
+        if (!json_is_string(value)) {
+            return nd_fail(ND_ERR_DATA, "\"%s\": __metadata__ is not an object of strings", path);
+        }
+        char **pair = &list->metadata[2 * list->metadata_count++];
+        ND_TRY(nd_fs_format(&pair[0], "%s", key));
+        ND_TRY(nd_fs_format(&pair[1], "%s", json_string_value(value)));
     }
-    return good ? ND_OK
-                : nd_fail(ND_ERR_DATA, "\"%s\": __metadata__ is not an object of strings", path);
+    return ND_OK;
 }
 
 static nd_status parse_entries(json_t *root, uint64_t data, const char *path,
@@ -218,7 +239,7 @@ static nd_status parse_entries(json_t *root, uint64_t data, const char *path,
     json_object_foreach(root, name, value)
     {
         if (strcmp(name, "__metadata__") == 0) {
-            ND_TRY(check_metadata(value, path));
+            ND_TRY(parse_metadata(value, path, list));
             continue;
         }
         nd_safetensors_tensor *tensor = &list->tensors[list->count++];

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/unit/trainer/checkpoint/fake_state.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+nd_llama_shape fake_shape(bool tied)
+{
+    return (nd_llama_shape){.vocab = 97,
+                            .hidden = 24,
+                            .ffn = 36,
+                            .layers = 3,
+                            .heads = 8,
+                            .kv_heads = 4,
+                            .head_dim = 4,
+                            .max_positions = 64,
+                            .rms_eps = 1e-5,
+                            .init_std = 0.02,
+                            .tied = tied,
+                            .rope = {.theta = 10000.0},
+                            .bos_id = -1,
+                            .eos_id = -1};
+}
+
+static bool is_odd(void *context, const nd_param *param)
+{
+    (void)context;
+    return param->fp8 && param->layer % 2 == 1;
+}
+
+nd_layout *fake_layout(const nd_llama_shape *shape, const nd_mesh *mesh, int rank, bool converts)
+{
+    nd_layout *layout = NULL;
+    nd_status status = nd_layout_create(shape, mesh, nd_mesh_coord_of(mesh, rank),
+                                        converts ? is_odd : NULL, NULL, &layout);
+    ND_ASSERT(status == ND_OK);
+    return layout;
+}
+
+float fake_value(nd_state_kind array, const char *param, int64_t element)
+{
+    uint32_t hash = 2166136261u;
+    for (const char *c = param; *c; c++) {
+        hash = (hash ^ (uint8_t)*c) * 16777619u;
+    }
+    hash = (hash ^ (uint32_t)array) * 16777619u;
+    hash = (hash ^ (uint32_t)element) * 2654435761u;
+    return (float)(hash >> 9); /* 23 bits */
+}
+
+static fake_state allocate(const nd_layout *layout, float value)
+{
+    fake_state state = {.count = layout->shard_total};
+    for (int a = 0; a < ND_STATE_KINDS; a++) {
+        state.arrays[a] = malloc((size_t)state.count * sizeof(float));
+        ND_ASSERT(state.arrays[a]);
+        for (int64_t i = 0; i < state.count; i++) {
+            state.arrays[a][i] = value;
+        }
+    }
+    return state;
+}
+
+typedef struct visit {
+    fake_state *state;
+    int arrays;
+    bool checks;
+} visit;
+
+static nd_status visit_piece(void *context, const nd_piece *piece)
+{
+    visit *v = context;
+    for (int64_t i = 0; i < nd_rect_elements(&piece->rect); i++) {
+        int64_t row = piece->rect.row + i / piece->rect.cols;
+        int64_t col = piece->rect.col + i % piece->rect.cols;
+        for (int a = 0; a < v->arrays; a++) {
+            float *at = &v->state->arrays[a][piece->state + i];
+            float value = fake_value(a, piece->param->name, row * piece->param->cols + col);
+            if (!v->checks) {
+                *at = value;
+            } else if (*at != value) {
+                fprintf(stderr, "%s of %s at (%lld, %lld) is %g, not %g\n", nd_state_kind_name(a),
+                        piece->param->name, (long long)row, (long long)col, (double)*at,
+                        (double)value);
+                abort();
+            }
+        }
+    }
+    return ND_OK;
+}
+
+fake_state fake_make(const nd_layout *layout, const nd_holder *holder)
+{
+    fake_state state = allocate(layout, -1.0f);
+    visit v = {.state = &state, .arrays = ND_STATE_KINDS};
+    ND_ASSERT(nd_plan_each_held(layout, holder, visit_piece, &v) == ND_OK);
+    return state;
+}
+
+fake_state fake_empty(const nd_layout *layout)
+{
+    return allocate(layout, -2.0f);
+}
+
+void fake_free(fake_state *state)
+{
+    for (int a = 0; a < ND_STATE_KINDS; a++) {
+        free(state->arrays[a]);
+    }
+}
+
+void fake_check(const nd_layout *layout, const nd_holder *holder, const fake_state *state,
+                int arrays)
+{
+    visit v = {.state = (fake_state *)state, .arrays = arrays, .checks = true};
+    ND_ASSERT(nd_plan_each_held(layout, holder, visit_piece, &v) == ND_OK);
+}

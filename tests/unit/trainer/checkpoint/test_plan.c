@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/rng.h"
+#include "tests/support/tempdir.h"
+#include "tests/unit/trainer/checkpoint/fake_state.h"
+#include "trainer/checkpoint/shard.h"
+
+/* How often each element of each tensor was written, over all ranks. */
+typedef struct cover {
+    nd_layout *whole; /* of one worker: names and sizes */
+    unsigned char **seen;
+    int64_t written; /* by the current rank */
+} cover;
+
+static nd_status mark(void *context, const nd_piece *piece)
+{
+    cover *c = context;
+    int t = nd_layout_find(c->whole, piece->param->id, piece->param->layer);
+    const nd_param *p = &c->whole->params[t];
+    cr_assert_str_eq(p->name, piece->param->name);
+    const nd_rect *r = &piece->rect;
+    for (int64_t row = r->row; row < r->row + r->rows; row++) {
+        for (int64_t col = r->col; col < r->col + r->cols; col++) {
+            cr_assert(row < p->rows && col < p->cols);
+            c->seen[t][row * p->cols + col]++;
+        }
+    }
+    c->written += nd_rect_elements(r);
+    return ND_OK;
+}
+
+static void check_mesh(const nd_llama_shape *shape, const nd_mesh *mesh, bool converts)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    cover c = {.whole = fake_layout(shape, &one, 0, false)};
+    char text[128];
+    int world = nd_mesh_world_size(mesh);
+    nd_mesh_format(mesh, text, sizeof text);
+    c.seen = calloc((size_t)c.whole->param_count, sizeof *c.seen);
+    for (int i = 0; i < c.whole->param_count; i++) {
+        c.seen[i] = calloc((size_t)(c.whole->params[i].rows * c.whole->params[i].cols), 1);
+    }
+    for (int rank = 0; rank < world; rank++) {
+        nd_layout *layout = fake_layout(shape, mesh, rank, converts);
+        nd_holder holder = nd_holder_of(mesh, rank);
+        cr_assert_eq(nd_holder_rank(mesh, &holder), rank);
+        c.written = 0;
+        assert_ok(nd_plan_each_written(layout, &holder, mark, &c));
+        /* An even share, but for what moving to the beginning of a row shifts. */
+        int64_t share = layout->shard_total / holder.replicas;
+        cr_assert_leq(c.written, share + 2 * 36, "%s, rank %d", text, rank);
+        nd_layout_destroy(layout);
+    }
+    for (int i = 0; i < c.whole->param_count; i++) {
+        const nd_param *p = &c.whole->params[i];
+        for (int64_t e = 0; e < p->rows * p->cols; e++) {
+            cr_assert_eq(c.seen[i][e], 1, "%s: element %ld of %s is written %d times", text,
+                         (long)e, p->name, c.seen[i][e]);
+        }
+        free(c.seen[i]);
+    }
+    free(c.seen);
+    nd_layout_destroy(c.whole);
+}
+
+Test(plan, every_element_is_written_once_on_random_meshes)
+{
+    static const int tps[] = {1, 2, 4};
+    for (uint64_t i = 0; i < 60; i++) {
+        nd_llama_shape shape = fake_shape(i % 2 == 1);
+        nd_mesh mesh = {{1, 1 + (int)(nd_rng_u64(7, 1, i) % 4), 1 + (int)(nd_rng_u64(7, 2, i) % 7),
+                         1 + (int)(nd_rng_u64(7, 3, i) % 3), tps[nd_rng_u64(7, 4, i) % 3]}};
+        check_mesh(&shape, &mesh, i % 3 == 0);
+    }
+}
+
+Test(plan, more_ranks_than_rows_still_cover_all)
+{
+    nd_llama_shape shape = fake_shape(false);
+    check_mesh(&shape, &(nd_mesh){{1, 50, 1, 1, 1}}, false);
+    check_mesh(&shape, &(nd_mesh){{1, 2, 96, 1, 4}}, true);
+}
+
+static nd_llama_shape llama_405b(void)
+{
+    return (nd_llama_shape){.vocab = 128256,
+                            .hidden = 16384,
+                            .ffn = 53248,
+                            .layers = 126,
+                            .heads = 128,
+                            .kv_heads = 8,
+                            .head_dim = 128};
+}
+
+/* A rank's plan is a matter of its own tensors, whatever the world. Far below the second that a
+ * plan may take, with room for a machine under load. */
+Test(plan, a_rank_of_16384_plans_in_no_time)
+{
+    nd_llama_shape shape = llama_405b();
+    const nd_mesh mesh = {{1, 16, 128, 1, 8}};
+    double begin = nd_clock_seconds();
+    nd_layout *layout = fake_layout(&shape, &mesh, 16383, false);
+    nd_holder holder = nd_holder_of(&mesh, 16383);
+    nd_shard_plan plan;
+    assert_ok(nd_shard_plan_init(&plan, layout, &holder, 16383, ND_STATE_KINDS));
+    double seconds = nd_clock_seconds() - begin;
+    cr_assert_lt(seconds, 1.0, "%g s", seconds);
+    cr_assert_gt(plan.bytes, 290000000ull);
+    cr_assert_lt(plan.bytes, 310000000ull); /* 12 bytes x 405.9e9 / 16384 = 297 MB */
+    nd_shard_plan_fini(&plan);
+    nd_layout_destroy(layout);
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/plan.h"
+
+nd_holder nd_holder_of(const nd_mesh *mesh, int rank)
+{
+    nd_coord coord = nd_mesh_coord_of(mesh, rank);
+    return (nd_holder){.shard = nd_mesh_group_index(mesh, ND_GROUP_DP_SHARD_CP, rank),
+                       .tp = coord.at[ND_AXIS_TP],
+                       .replica = coord.at[ND_AXIS_DP_REPLICATE],
+                       .replicas = mesh->size[ND_AXIS_DP_REPLICATE]};
+}
+
+int nd_holder_rank(const nd_mesh *mesh, const nd_holder *holder)
+{
+    nd_coord coord = {0};
+    coord.at[ND_AXIS_DP_REPLICATE] = holder->replica;
+    coord.at[ND_AXIS_DP_SHARD] = holder->shard / mesh->size[ND_AXIS_CP];
+    coord.at[ND_AXIS_CP] = holder->shard % mesh->size[ND_AXIS_CP];
+    coord.at[ND_AXIS_TP] = holder->tp;
+    return nd_mesh_rank_of(mesh, coord);
+}
+
+nd_held nd_held_part(const nd_layout *layout, const nd_param *p, int shard)
+{
+    const nd_segment *segment = &layout->units[p->unit].segments[p->segment];
+    int64_t rows = p->rows - p->row_begin < p->local_rows ? p->rows - p->row_begin : p->local_rows;
+    rows = rows > 0 ? rows : 0; /* the last tp ranks may hold padding of the vocabulary only */
+    nd_held held = {.block = {.axes = p->axes,
+                              .row = p->row_begin,
+                              .col = p->col_begin,
+                              .rows = rows,
+                              .cols = p->local_cols}};
+    int64_t first = segment->shard_count * shard, last = first + segment->shard_count;
+    int64_t begin = p->offset > first ? p->offset : first;
+    int64_t end = p->offset + rows * p->local_cols;
+    end = end < last ? end : last;
+    if (begin < end) {
+        held.begin = begin - p->offset;
+        held.end = end - p->offset;
+        held.state = segment->shard_offset + begin - first;
+    }
+    return held;
+}
+
+static nd_status visit_range(const nd_param *param, const nd_held *held, int64_t begin, int64_t end,
+                             nd_status (*visit)(void *, const nd_piece *), void *context)
+{
+    nd_rect_part parts[3];
+    int count = nd_rects_of_range(&held->block, begin, end, parts);
+    for (int i = 0; i < count; i++) {
+        nd_piece piece = {.param = param,
+                          .kind = parts[i].kind,
+                          .rect = parts[i].rect,
+                          .state = held->state + begin - held->begin + parts[i].offset};
+        ND_TRY(visit(context, &piece));
+    }
+    return ND_OK;
+}
+
+nd_status nd_plan_each_held(const nd_layout *layout, const nd_holder *holder,
+                            nd_status (*visit)(void *context, const nd_piece *piece), void *context)
+{
+    for (int i = 0; i < layout->param_count; i++) {
+        const nd_param *p = &layout->params[i];
+        nd_held held = nd_held_part(layout, p, holder->shard);
+        ND_TRY(visit_range(p, &held, held.begin, held.end, visit, context));
+    }
+    return ND_OK;
+}
+
+static bool writes(const nd_holder *holder, const nd_param *p)
+{
+    return p->split != ND_SPLIT_NONE || holder->tp == 0;
+}
+
+/* `cut` elements into the held range, moved down to the beginning of a row: both replicas at a cut
+ * compute the same place. */
+static int64_t row_at(const nd_held *held, int64_t cut)
+{
+    int64_t count = held->end - held->begin;
+    if (cut <= 0) {
+        return held->begin;
+    }
+    if (cut >= count) {
+        return held->end;
+    }
+    int64_t at = (held->begin + cut) / held->block.cols * held->block.cols;
+    return at > held->begin ? at : held->begin;
+}
+
+nd_status nd_plan_each_written(const nd_layout *layout, const nd_holder *holder,
+                               nd_status (*visit)(void *context, const nd_piece *piece),
+                               void *context)
+{
+    int64_t total = 0, before = 0;
+    for (int i = 0; i < layout->param_count; i++) {
+        nd_held held = nd_held_part(layout, &layout->params[i], holder->shard);
+        total += writes(holder, &layout->params[i]) ? held.end - held.begin : 0;
+    }
+    /* This replica's part of all that the holders of this shard write, in elements. */
+    int64_t share = total / holder->replicas, rest = total % holder->replicas;
+    int64_t r = holder->replica;
+    int64_t first = share * r + (r < rest ? r : rest);
+    int64_t last = first + share + (r < rest ? 1 : 0);
+    for (int i = 0; i < layout->param_count && before < last; i++) {
+        const nd_param *p = &layout->params[i];
+        if (!writes(holder, p)) {
+            continue;
+        }
+        nd_held held = nd_held_part(layout, p, holder->shard);
+        int64_t begin = row_at(&held, first - before), end = row_at(&held, last - before);
+        before += held.end - held.begin;
+        ND_TRY(visit_range(p, &held, begin, end, visit, context));
+    }
+    return ND_OK;
+}

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/shard.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/fsio.h"
+#include "trainer/checkpoint/state_file.h"
+
+const char *nd_hash_file_name(char name[ND_HASH_FILE_NAME_MAX], int rank)
+{
+    snprintf(name, ND_HASH_FILE_NAME_MAX, "shard-%05d.hashes", rank + 1);
+    return name;
+}
+
+/* Plan. */
+
+static nd_status collect_piece(void *context, const nd_piece *piece)
+{
+    nd_shard_plan *plan = context;
+    ND_ASSERT(plan->piece_count < plan->capacity);
+    plan->pieces[plan->piece_count++] = *piece;
+    return ND_OK;
+}
+
+static void find_units(nd_shard_plan *plan)
+{
+    int piece = 0;
+    for (int u = 0; u <= plan->unit_count; u++) {
+        while (piece < plan->piece_count && plan->pieces[piece].param->unit < u) {
+            piece++;
+        }
+        plan->first_piece[u] = piece;
+    }
+}
+
+static nd_status add_piece(nd_shard_plan *plan, const nd_piece *piece)
+{
+    char name[ND_STATE_NAME_MAX];
+    for (int a = 0; a < plan->arrays; a++) {
+        nd_state_name(name, (nd_state_kind)a, piece->param->name);
+        ND_TRY(nd_dcp_list_add(&plan->lists[piece->kind], name, ND_SAFETENSORS_F32, &piece->rect));
+    }
+    return ND_OK;
+}
+
+/* The writer of a tensor's first element writes its step too. That element is always in a body. */
+static nd_status add_steps(nd_shard_plan *plan)
+{
+    char name[ND_STATE_NAME_MAX];
+    const nd_rect scalar = {.axes = 0, .rows = 1, .cols = 1};
+    for (int i = 0; i < plan->piece_count && plan->arrays > 1; i++) {
+        const nd_piece *piece = &plan->pieces[i];
+        if (piece->rect.row == 0 && piece->rect.col == 0) {
+            nd_state_step_name(name, piece->param->name);
+            ND_TRY(nd_dcp_list_add(&plan->lists[ND_RECT_BODY], name, ND_SAFETENSORS_F32, &scalar));
+            plan->step_count++;
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status make_heads(nd_shard_plan *plan)
+{
+    int count = 0, index = 0;
+    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+        count += plan->lists[k].count > 0;
+    }
+    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+        nd_dcp_list *list = &plan->lists[k];
+        if (list->count == 0) {
+            continue;
+        }
+        ND_TRY(nd_dcp_head(list, &plan->heads[k], &plan->head_bytes[k]));
+        plan->file_bytes[k] = list->entries[list->count - 1].end;
+        plan->bytes += plan->file_bytes[k];
+        nd_dcp_file_name(plan->names[k], plan->rank, index++, count);
+    }
+    return ND_OK;
+}
+
+nd_status nd_shard_plan_init(nd_shard_plan *plan, const nd_layout *layout, const nd_holder *holder,
+                             int rank, int arrays)
+{
+    nd_status status = ND_OK;
+    ND_ASSERT(arrays == 1 || arrays == ND_STATE_KINDS);
+    *plan = (nd_shard_plan){.rank = rank,
+                            .arrays = arrays,
+                            .unit_count = layout->unit_count,
+                            .capacity = 3 * layout->param_count};
+    ND_TRY_OUT(ND_ALLOC(plan->capacity, &plan->pieces));
+    ND_TRY_OUT(ND_ALLOC(plan->unit_count + 1, &plan->first_piece));
+    ND_TRY_OUT(nd_plan_each_written(layout, holder, collect_piece, plan));
+    find_units(plan);
+    for (int i = 0; i < plan->piece_count; i++) {
+        ND_TRY_OUT(add_piece(plan, &plan->pieces[i]));
+    }
+    ND_TRY_OUT(add_steps(plan));
+    ND_TRY_OUT(make_heads(plan));
+out:
+    if (status != ND_OK) {
+        nd_shard_plan_fini(plan);
+    }
+    return status;
+}
+
+void nd_shard_plan_fini(nd_shard_plan *plan)
+{
+    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+        nd_dcp_list_fini(&plan->lists[k]);
+        free(plan->heads[k]);
+    }
+    free(plan->first_piece);
+    free(plan->pieces);
+    *plan = (nd_shard_plan){0};
+}
+
+/* Writer. */
+
+struct nd_shard_writer {
+    const nd_shard_plan *plan;
+    char *folder;
+    nd_checksum kind;
+    float updates;
+    int next_unit;
+    nd_state_file *files[ND_RECT_KIND_COUNT];
+    nd_hashes hashes;
+};
+
+void nd_shard_writer_abandon(nd_shard_writer *writer)
+{
+    if (writer) {
+        for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+            nd_state_file_abandon(writer->files[k]);
+        }
+        nd_hashes_fini(&writer->hashes);
+        free(writer->folder);
+        free(writer);
+    }
+}
+
+nd_status nd_shard_writer_open(const nd_shard_plan *plan, const char *folder, nd_checksum kind,
+                               int64_t updates, nd_shard_writer **out)
+{
+    nd_shard_writer *writer = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(ND_ALLOC(1, &writer));
+    writer->plan = plan;
+    writer->kind = kind;
+    writer->hashes.kind = kind;
+    writer->updates = (float)updates;
+    ND_TRY_OUT(nd_fs_format(&writer->folder, "%s", folder));
+    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) { /* all space is reserved before any is filled */
+        if (plan->heads[k]) {
+            ND_TRY_OUT(nd_state_file_create(folder, plan->names[k], plan->file_bytes[k], kind,
+                                            &writer->files[k]));
+        }
+    }
+    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+        if (plan->heads[k]) {
+            ND_TRY_OUT(nd_state_file_append(writer->files[k], plan->heads[k], plan->head_bytes[k]));
+        }
+    }
+    *out = writer;
+    writer = NULL;
+out:
+    nd_shard_writer_abandon(writer);
+    return status;
+}
+
+nd_status nd_shard_writer_unit(nd_shard_writer *writer, int unit,
+                               const float *const state[ND_STATE_KINDS])
+{
+    const nd_shard_plan *plan = writer->plan;
+    ND_ASSERT(unit == writer->next_unit);
+    writer->next_unit++;
+    for (int i = plan->first_piece[unit]; i < plan->first_piece[unit + 1]; i++) {
+        const nd_piece *piece = &plan->pieces[i];
+        size_t bytes = (size_t)nd_rect_elements(&piece->rect) * sizeof(float);
+        for (int a = 0; a < plan->arrays; a++) {
+            ND_TRY(
+                nd_state_file_append(writer->files[piece->kind], state[a] + piece->state, bytes));
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status finish_files(nd_shard_writer *writer)
+{
+    const nd_shard_plan *plan = writer->plan;
+    ND_ASSERT(writer->next_unit == plan->unit_count);
+    for (int i = 0; i < plan->step_count; i++) {
+        ND_TRY(nd_state_file_append(writer->files[ND_RECT_BODY], &writer->updates,
+                                    sizeof writer->updates));
+    }
+    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+        nd_state_file *file = writer->files[k];
+        writer->files[k] = NULL;
+        if (file) {
+            ND_TRY(nd_state_file_finish(file, &writer->hashes.files[writer->hashes.count]));
+            writer->hashes.count++;
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_shard_writer_finish(nd_shard_writer *writer, nd_shard_record *out)
+{
+    nd_status status = ND_OK;
+    uint8_t *data = NULL;
+    size_t bytes = 0;
+    char name[ND_HASH_FILE_NAME_MAX];
+    nd_shard_record record = {.bytes = writer->plan->bytes};
+    ND_TRY_OUT(finish_files(writer));
+    ND_TRY_OUT(nd_hashes_format(&writer->hashes, &data, &bytes));
+    ND_TRY_OUT(nd_digest_text(writer->kind, data, bytes, record.digest));
+    nd_hash_file_name(name, writer->plan->rank);
+    ND_TRY_OUT(nd_state_file_put(writer->folder, name, data, bytes));
+    ND_TRY_OUT(nd_fs_sync_folder(writer->folder));
+    *out = record;
+out:
+    free(data);
+    nd_shard_writer_abandon(writer);
+    return status;
+}

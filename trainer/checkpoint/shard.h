@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CHECKPOINT_SHARD_H
+#define ND_CHECKPOINT_SHARD_H
+/*
+ * The files of one writer: up to three safetensors files in torch DCP's dialect (bodies, heads and
+ * tails of ranges, see rects.h) and a hash file.
+ *
+ * All of it follows from the layout: nd_shard_plan fixes names, headers and sizes before a byte is
+ * written. Units are then written in ascending order, each as soon as its state may be read; the
+ * order within a file is unit, rectangle, state array. The scalars "step" close the first file.
+ */
+#include "trainer/checkpoint/dcp.h"
+#include "trainer/checkpoint/hashes.h"
+#include "trainer/checkpoint/names.h"
+#include "trainer/checkpoint/plan.h"
+
+typedef struct nd_shard_plan {
+    int rank, arrays; /* state arrays that are written: 1 or 3 */
+    int unit_count;   /* of the layout */
+    nd_piece *pieces; /* in the order of writing */
+    int piece_count, capacity;
+    int *first_piece; /* [unit_count + 1] of each unit */
+    int step_count;   /* scalars at the end of the first file */
+    nd_dcp_list lists[ND_RECT_KIND_COUNT];
+    char *heads[ND_RECT_KIND_COUNT]; /* NULL: there is no such file */
+    size_t head_bytes[ND_RECT_KIND_COUNT];
+    uint64_t file_bytes[ND_RECT_KIND_COUNT];
+    char names[ND_RECT_KIND_COUNT][ND_DCP_FILE_NAME_MAX];
+    uint64_t bytes; /* of all files, without the hash file */
+} nd_shard_plan;
+
+/* `layout` is borrowed until the plan's end. arrays: 1 (weights only) or ND_STATE_KINDS. */
+nd_status nd_shard_plan_init(nd_shard_plan *plan, const nd_layout *layout, const nd_holder *holder,
+                             int rank, int arrays);
+void nd_shard_plan_fini(nd_shard_plan *plan);
+
+/* What a writer reports when its files are durable: fixed in size, whatever the world. */
+typedef struct nd_shard_record {
+    uint64_t bytes;                  /* of the safetensors files */
+    char digest[ND_DIGEST_TEXT_MAX]; /* of the hash file */
+} nd_shard_record;
+
+typedef struct nd_shard_writer nd_shard_writer;
+
+/* Creates the files in `folder` at their sizes, heads written. The plan is borrowed. `updates` is
+ * the value of the step scalars. */
+nd_status nd_shard_writer_open(const nd_shard_plan *plan, const char *folder, nd_checksum kind,
+                               int64_t updates, nd_shard_writer **out);
+/* Units ascending, each once. state[a] is the flat array a, so that element piece.state is found
+ * there; it is read during the call only. */
+nd_status nd_shard_writer_unit(nd_shard_writer *writer, int unit,
+                               const float *const state[ND_STATE_KINDS]);
+/* Closes the files durably, writes the hash file. Frees the writer, also on failure. */
+nd_status nd_shard_writer_finish(nd_shard_writer *writer, nd_shard_record *out);
+/* Leaves the files as they are; whoever made the folder removes it. NULL is legal. */
+void nd_shard_writer_abandon(nd_shard_writer *writer);
+
+enum { ND_HASH_FILE_NAME_MAX = 32 };
+/* "shard-00001.hashes"; returns `name`. */
+const char *nd_hash_file_name(char name[ND_HASH_FILE_NAME_MAX], int rank);
+
+#endif
