@@ -27,7 +27,7 @@ static void init_log(const nd_config *config, const nd_identity *id)
     if (id->rank > 0 && level == ND_LOG_INFO) {
         level = ND_LOG_WARNING;
     }
-    snprintf(prefix, sizeof prefix, "%s:%d", id->host, id->rank); /* as ndlaunch does */
+    snprintf(prefix, sizeof prefix, "%s:%d", id->host, id->rank); /* the form that ndlaunch uses */
     nd_log_init(level, id->rank > 0 && id->source != ND_IDENTITY_NDLAUNCH ? prefix : "");
 }
 

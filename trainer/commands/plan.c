@@ -14,9 +14,10 @@
 #include "trainer/tune/tune.h"
 
 /*
- * What the estimate assumes; printed beside it. A CPU core: BF16 products on AVX-512 with BF16 dot
- * products, F32 at half of it, shared memory. A GPU: half of the 989 TFLOP/s of an H100, its
- * NVLink. Nothing is overlapped.
+ * What the estimate assumes, and prints with its result. A CPU core computes BF16 products with
+ * AVX-512's BF16 dot products, F32 at half that speed, and communicates through shared memory. A
+ * GPU computes at half of the 989 TFLOP/s of an H100 and communicates over its NVLink. Nothing is
+ * overlapped.
  */
 typedef struct assumption {
     const char *worker;
@@ -43,12 +44,12 @@ static double planned_bytes(const nd_trainer *trainer)
     return (double)(trainer->plan.total + trainer->plan.external);
 }
 
-/* The host's workers together against its memory; for GPUs the usual size, since any machine can
- * plan any job. */
+/* Compares the plans of all workers of the host with its memory. For GPUs it assumes 80 GB, since
+ * any machine can plan any job. */
 static void print_fit(FILE *out, const nd_trainer *trainer)
 {
     const nd_config *config = trainer->rank->config;
-    const double gpu_gib = 79.6; /* of an 80 GB card */
+    const double gpu_gib = 79.6; /* what a card of 80 GB has */
     double each = planned_bytes(trainer) / gib;
     if (config->launch.device == ND_CHOOSE_CUDA) {
         fprintf(out, "%s a GPU of 80 GB: %.2f of its %.1f GiB\n",
@@ -88,7 +89,7 @@ static void print_groups(FILE *out, const nd_mesh *mesh, int rank)
     }
 }
 
-/* Of one shard of every unit: codes have one byte. */
+/* Bytes of this rank's shards of all units as they are gathered; FP8 codes have one byte. */
 static double gathered_bytes(const nd_layout *layout, double width)
 {
     double bytes = 0.0;
@@ -105,8 +106,8 @@ static void print_line(void *context, const char *text)
     fprintf(context, "%s\n", text);
 }
 
-/* Of the FLOPs of a token, those in products of converted linears: 6 a weight, or 4 where dw is in
- * BF16. */
+/* FLOPs of a token in products of converted linears: 6 per weight, or 4 if the weight gradient is
+ * computed in BF16. */
 static double fp8_flops_per_token(const nd_trainer *trainer)
 {
     const nd_scales *scales = &trainer->model->scales;
@@ -135,7 +136,7 @@ static void print_estimate(FILE *out, const nd_trainer *trainer)
                     nd_mesh_group_size(&r->mesh, ND_GROUP_DP);
     bool cuda = config->launch.device == ND_CHOOSE_CUDA, fp8 = trainer->model->scales.recipe.name;
     double each = nd_flops_per_token_causal(&r->shape, config->train.sequence_length);
-    each -= cuda && fp8 ? 0.5 * fp8_flops_per_token(trainer) : 0.0; /* half the time */
+    each -= cuda && fp8 ? 0.5 * fp8_flops_per_token(trainer) : 0.0; /* FP8 takes half the time */
     double flops = tokens * each / r->world_size;
     flops *= config->parallel.recompute == ND_RECOMPUTE_FULL ? 4.0 / 3.0 : 1.0;
     assumption a = assume(r, d->act == ND_DTYPE_F32);
@@ -160,7 +161,7 @@ static void print_estimate(FILE *out, const nd_trainer *trainer)
     }
 }
 
-/* The trainer of one rank, planned and not committed. */
+/* Plans the trainer of one rank; allocates nothing. */
 static nd_status plan_rank(const nd_config *config, const nd_inputs *inputs, nd_worker *worker,
                            int rank, nd_trainer **out)
 {
@@ -182,7 +183,7 @@ nd_status nd_plan_check_memory(const nd_config *config, const nd_inputs *inputs,
     bool gpu = false;
     ND_TRY(nd_gpu_is_wanted(config, &gpu));
     if (gpu) {
-        return ND_OK; /* each worker asks its own device */
+        return ND_OK; /* each worker checks its own device */
     }
     ND_TRY(plan_rank(config, inputs, worker, 0, &trainer));
     double each = planned_bytes(trainer) / gib, all = each * local;

@@ -77,7 +77,7 @@ static nd_status check_exists(const nd_dataset *dataset)
                          dataset->path);
 }
 
-/* A last block of one token has an input but no label: it is left out. */
+/* A last block of one token has an input but no label, so it is left out. */
 static nd_status count_blocks(nd_dataset *dataset)
 {
     int64_t length = dataset->sequence + 1;
@@ -97,7 +97,7 @@ static nd_status count_blocks(nd_dataset *dataset)
     return ND_OK;
 }
 
-/* The format, and the path of the file that holds the tokens. */
+/* Sets the format, and the path of the file that holds the tokens. */
 static nd_status set_format(nd_dataset *dataset, const char *path, nd_data_format asked)
 {
     char *idx = NULL;

@@ -20,8 +20,8 @@ size_t nd_token_size(nd_token_type type)
     return sizes[type];
 }
 
-/* The id at p, which need not be aligned. Files are little-endian, as are the machines this runs
- * on. */
+/* Reads the id at p, which need not be aligned. Files are little-endian, and so are the machines
+ * that this program runs on. */
 static int64_t id_at(const uint8_t *p, nd_token_type type)
 {
     int8_t i8;
@@ -98,7 +98,7 @@ nd_status nd_flat_block(const nd_dataset *dataset, int64_t first, int64_t count,
     return count == S + 1 ? read_ids(dataset, first + S, 1, labels + S - 1) : ND_OK;
 }
 
-/* Files that are not text: training on their bytes would be a mistake. */
+/* Files that are not text, known by their first bytes; training on them would be a mistake. */
 static const struct {
     const char *begin;
     size_t size;

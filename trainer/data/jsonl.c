@@ -14,7 +14,7 @@
 
 enum { ROW_BYTES_MAX = 1 << 30, ROWS_AT_FIRST = 1024, LONG_FILE_BYTES = 256 << 20 };
 
-/* A parsed row: strings lent by `root`. */
+/* A parsed row. `root` owns the strings. */
 typedef struct row_text {
     json_t *root;
     const char *part[2]; /* prompt (or ""), then text or completion */
@@ -173,7 +173,7 @@ static int64_t row_of(const nd_dataset *dataset, uint64_t token)
     return low;
 }
 
-/* For messages only: counts newlines. */
+/* Counts newlines from the start of the file; for messages only. */
 static uint64_t line_of(const nd_dataset *dataset, uint64_t offset)
 {
     uint64_t line = 1;

@@ -32,11 +32,11 @@ struct nd_loader {
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t filled, freed;
-    int64_t produced; /* steps the thread has delivered since open or rewind */
+    int64_t produced; /* steps that the thread has filled since open or rewind */
     int64_t taken;    /* steps given to the caller */
     bool lent;        /* the caller holds slot (taken - 1) % SLOTS */
-    int64_t rewinds;  /* a step begun before a rewind is thrown away */
-    nd_error error;   /* of the thread; the last one: nothing is produced after it */
+    int64_t rewinds;  /* a step that was begun before a rewind is dropped */
+    nd_error error;   /* of the thread, which produces nothing after its first error */
 };
 
 nd_loader_options nd_loader_options_of(const nd_rank *rank, bool validation)
@@ -63,7 +63,7 @@ static struct timespec deadline_after(clockid_t clock, int seconds)
     return t;
 }
 
-/* Which block is sample i: N when validation is past its end. */
+/* The block of sample i; N when validation is past its end. */
 static int64_t block_of(const nd_loader *loader, int64_t i)
 {
     int64_t N = loader->dataset->blocks;
@@ -74,8 +74,8 @@ static int64_t block_of(const nd_loader *loader, int64_t i)
                                    (uint64_t)(i % N));
 }
 
-/* This rank's two chunks, r and 2 cp - 1 - r, out of a whole sequence. */
-static void take_chunks(const nd_loader *loader, const int32_t *sequence, int32_t *out)
+/* Copies this rank's two chunks, r and 2 cp - 1 - r, from a whole sequence. */
+static void copy_chunks(const nd_loader *loader, const int32_t *sequence, int32_t *out)
 {
     int64_t n = loader->chunk;
     int cp = loader->options.cp_size, r = loader->options.cp_index;
@@ -99,14 +99,14 @@ static nd_status fill_sample(nd_loader *loader, int64_t sample, int32_t *inputs,
     ND_TRY(nd_dataset_block(loader->dataset, block, whole ? inputs : loader->block_inputs,
                             whole ? labels : loader->block_labels));
     if (!whole) {
-        take_chunks(loader, loader->block_inputs, inputs);
-        take_chunks(loader, loader->block_labels, labels);
+        copy_chunks(loader, loader->block_inputs, inputs);
+        copy_chunks(loader, loader->block_labels, labels);
     }
     return ND_OK;
 }
 
-/* Step `step` of the run, all micro-batches. Ends early, with the slot half filled, when the loader
- * closes. */
+/* Fills all micro-batches of step `step` of the run. Returns early, with the slot half filled, when
+ * the loader closes. */
 static nd_status fill_step(nd_loader *loader, int64_t step, slot *out)
 {
     const nd_loader_options *o = &loader->options;
@@ -127,13 +127,13 @@ static nd_status fill_step(nd_loader *loader, int64_t step, slot *out)
     return ND_OK;
 }
 
-/* Waits, with the lock held, until a slot is free; false when the loader closes. */
+/* Waits, with the lock held, until a slot is free. False: the loader closes. */
 static bool wait_for_slot(nd_loader *loader)
 {
     while (!atomic_load(&loader->stop) &&
            (loader->error.status != ND_OK ||
             loader->produced - loader->taken + (loader->lent ? 1 : 0) >= SLOTS)) {
-        pthread_cond_wait(&loader->freed, &loader->lock); /* close always ends it */
+        pthread_cond_wait(&loader->freed, &loader->lock); /* nd_loader_close ends the wait */
     }
     return !atomic_load(&loader->stop);
 }
@@ -173,7 +173,7 @@ static nd_status make_primitives(nd_loader *loader)
     pthread_condattr_destroy(&monotonic);
     loader->primitives_made = true;
 
-    /* Signals belong to the thread that drives the rank. */
+    /* The thread that drives the rank handles signals. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -205,7 +205,7 @@ static nd_status make_arrays(nd_loader *loader)
         if (o->cp_size == 1) {
             memcpy(loader->positions + b * local, loader->block_inputs, (size_t)local * 4);
         } else {
-            take_chunks(loader, loader->block_inputs, loader->positions + b * local);
+            copy_chunks(loader, loader->block_inputs, loader->positions + b * local);
         }
     }
     return ND_OK;
@@ -234,7 +234,7 @@ out:
     return status;
 }
 
-/* False when the thread hangs in the file system: its memory must then be left to it. */
+/* False: the thread hangs in the file system, and still uses its memory. */
 static bool join_thread(nd_loader *loader)
 {
     pthread_mutex_lock(&loader->lock);
@@ -282,7 +282,7 @@ size_t nd_loader_bytes(const nd_loader_options *options)
     return (size_t)(slots + o->micro_batch * row + 2 * o->sequence) * sizeof(int32_t);
 }
 
-/* With the lock held: until step `taken` is there, or the thread has failed. */
+/* Waits, with the lock held, until step `taken` is filled or the thread has failed. */
 static nd_status wait_for_step(nd_loader *loader)
 {
     struct timespec deadline = deadline_after(CLOCK_MONOTONIC, WAIT_SECONDS);

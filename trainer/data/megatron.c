@@ -2,8 +2,8 @@
 /*
  * Megatron-LM token files: ids without a header in .bin; lengths, positions and document boundaries
  * in .idx. Source: Megatron-LM core/datasets/indexed_dataset.py. Its writer places the sequences
- * one after another, so that the .bin is the concatenation of all documents; an .idx that says
- * anything else is refused, and once it is checked only the .bin is needed.
+ * one after another, so the .bin is the concatenation of all documents. An .idx that does not
+ * describe such a .bin is refused; after this check only the .bin is read.
  */
 #include "trainer/data/formats.h"
 
@@ -82,7 +82,7 @@ static nd_status parse_header(const uint8_t *data, size_t size, idx_view *view, 
     uint64_t S = view->sequences, D = view->documents;
     bool fits = S <= room / 12 && D <= (room - 12 * S) / 8;
     uint64_t rest = fits ? room - 12 * S - 8 * D : 0;
-    if (!fits || (rest != 0 && rest != S)) { /* optional modes: one byte a sequence */
+    if (!fits || (rest != 0 && rest != S)) { /* optional modes take one byte per sequence */
         return nd_fail(
             ND_ERR_DATA,
             "\"%s\" has %zu bytes, which does not match its %llu sequences and %llu document "
@@ -97,7 +97,7 @@ static nd_status parse_header(const uint8_t *data, size_t size, idx_view *view, 
 
 static nd_status check_sequences(const idx_view *view, size_t width, uint64_t bin_bytes)
 {
-    uint64_t end = 0; /* of the sequence before, in bytes of the .bin */
+    uint64_t end = 0; /* of the previous sequence, in bytes of the .bin */
     for (uint64_t i = 0; i < view->sequences; i++) {
         int32_t length = i32_at(view->lengths, i);
         int64_t pointer = i64_at(view->pointers, i);
@@ -125,7 +125,8 @@ static nd_status check_sequences(const idx_view *view, size_t width, uint64_t bi
     return ND_OK;
 }
 
-/* Boundaries of documents in sequences: from 0, not falling, to the number of sequences. */
+/* Document boundaries, counted in sequences, must begin at 0, never decrease, and end at the number
+ * of sequences. */
 static nd_status check_documents(const idx_view *view)
 {
     int64_t before = 0;

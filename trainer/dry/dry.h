@@ -3,8 +3,8 @@
 #define ND_DRY_DRY_H
 /*
  * A step without computing it: the model's own forward and backward run over ops, communicators and
- * memory that do nothing, so what is found is what a step calls, whatever the mesh, the recipe and
- * the recompute mode.
+ * memory that do nothing, so it finds what a step calls, whatever the mesh, the recipe and the
+ * recompute mode.
  *
  * Autotune times the calls of ops that a dry run lists: products, and what FP8 adds to them. A call
  * is its form alone, without memory: extents, strides, dtypes, and how addresses are aligned. Equal
@@ -25,7 +25,7 @@ typedef enum nd_call_kind {
     ND_CALL_CAST
 } nd_call_kind;
 
-/* Compared by bytes, as a call is. */
+/* Calls are compared by their bytes, so all fields count and there is no padding. */
 typedef struct nd_call_matrix {
     int64_t rows, columns, stride;
     int32_t axes, dtype;
@@ -45,7 +45,7 @@ typedef struct nd_call {
     int32_t a_transposed, b_transposed;
     int32_t beta; /* 0 or 1 */
     int32_t fast;
-    int32_t merges; /* an amax: with what is there; a cast: takes an amax on the way */
+    int32_t merges; /* amax: keeps the larger of the old and the new value; cast: also measures */
     nd_call_matrix c, a, b;
 } nd_call;
 

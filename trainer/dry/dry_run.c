@@ -5,7 +5,7 @@
 #include "trainer/dry/dry_ops.h"
 #include "trainer/dry/dry_prepare.h"
 
-/* memory: an address that nobody reads */
+/* Memory is an address that is never read. */
 
 static nd_status dry_alloc(nd_device *device, size_t bytes, void **out)
 {
@@ -72,7 +72,7 @@ static const nd_device_table dry_device = {
     .stream_sync = dry_sync,
 };
 
-/* communicators */
+/* Communicators that send nothing. */
 
 static nd_status dry_create(nd_transport *transport, nd_comm *comm)
 {
@@ -88,7 +88,7 @@ static nd_status nothing(void *operation)
     return ND_OK;
 }
 
-/* Of a group of several ranks: to be waited for. */
+/* In a group of several ranks the caller waits for an event; this one is complete. */
 static nd_status done_at_once(nd_event *done)
 {
     if (done) {
@@ -145,7 +145,7 @@ static const nd_comm_backend dry_backend = {
     .barrier = dry_barrier,
 };
 
-/* One micro-batch, which a step has `times` of. */
+/* Runs one micro-batch, which a step has `times` of. */
 static nd_status micro_batch(nd_model *m, nd_calls *calls, bool first, int64_t times)
 {
     calls->weight = times;
@@ -170,7 +170,7 @@ typedef struct dry_step {
     nd_calls *calls;
     nd_graph_counts *graphs; /* NULL: not wanted */
     nd_ops ops;
-    void *native; /* of the stream that these ops get */
+    void *native; /* stream.native that these ops get */
 } dry_step;
 
 static nd_status run_model(nd_model *m, const dry_step *step)

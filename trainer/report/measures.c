@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/report/report.h"
 
-/* Weights that a token is multiplied with: all but the input embedding; a tied embedding counts as
- * the head. */
+/* Weights that multiply each token: all but the input embedding. A tied embedding counts as the
+ * head. */
 static double dense_parameters(const nd_llama_shape *shape)
 {
     double all = (double)nd_llama_shape_parameters(shape);

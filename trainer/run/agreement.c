@@ -62,8 +62,8 @@ static nd_status job_text(const nd_config *config, const nd_inputs *inputs, char
     return status;
 }
 
-/* This rank is the first that differs: the sentence with key and values. Rank 0, which has one of
- * them, waits for it. */
+/* On the first rank that differs: fails with the key and both values. Rank 0, whose text has one of
+ * them, waits at the barrier until this rank has read it. */
 static nd_status explain(const nd_worker *worker, const char *text)
 {
     char *theirs = NULL, names[2][192];
@@ -119,7 +119,7 @@ nd_status nd_settings_compare(nd_worker *worker, const nd_config *config, const 
     char *text = NULL;
     nd_identity_source source = worker->identity.source;
     if (source == ND_IDENTITY_NDLAUNCH || worker->identity.world_size == 1) {
-        return ND_OK; /* ndlaunch has compared */
+        return ND_OK; /* ndlaunch has compared the nodes */
     }
     ND_TRY(job_text(config, inputs, &text));
     nd_status status = compare(worker, text);

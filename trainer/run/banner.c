@@ -9,14 +9,14 @@
 #include "trainer/precision/table.h"
 #include "trainer/tune/tune.h"
 
-/* Keys whose values are not the defaults, a line per section; run.json has all of them. */
-typedef struct echo_context {
+/* Prints keys whose values are not the defaults, a line per section; run.json has all of them. */
+typedef struct settings_printer {
     nd_config defaults;
     char section[32];
     char line[1024];
-} echo_context;
+} settings_printer;
 
-static void flush_section(echo_context *c)
+static void flush_section(settings_printer *c)
 {
     if (c->line[0]) {
         nd_log_info("%s: %s", c->section, c->line);
@@ -24,9 +24,9 @@ static void flush_section(echo_context *c)
     c->line[0] = '\0';
 }
 
-static void echo_key(void *context, const char *key, const char *value, bool is_job)
+static void print_key(void *context, const char *key, const char *value, bool is_job)
 {
-    echo_context *c = context;
+    settings_printer *c = context;
     char *usual = NULL;
     const char *dot = strchr(key, '.');
     size_t used, length = dot ? (size_t)(dot - key) : strlen(key);
@@ -42,17 +42,17 @@ static void echo_key(void *context, const char *key, const char *value, bool is_
     free(usual);
 }
 
-static void echo_config(const nd_config *config)
+static void print_settings(const nd_config *config)
 {
-    echo_context context = {0};
+    settings_printer context = {0};
     if (nd_config_init(&context.defaults) == ND_OK) {
-        (void)nd_config_each(config, echo_key, &context);
+        (void)nd_config_each(config, print_key, &context);
         flush_section(&context);
     }
     nd_config_fini(&context.defaults);
 }
 
-/* Threads of different workers on one CPU wait for each other at the end of every parallel
+/* Threads of different workers that share a CPU wait for each other at the end of every parallel
  * region. */
 static void warn_of_threads(const nd_run_context *run, const nd_config *config)
 {
@@ -67,8 +67,8 @@ static void warn_of_threads(const nd_run_context *run, const nd_config *config)
     }
 }
 
-/* How often the run goes through its data; data that one step uses up are worth a warning. */
-static void echo_data(const nd_run_context *run, const nd_rank *r)
+/* Prints how often the run reads its data, and warns when one step reads all of them. */
+static void print_data(const nd_run_context *run, const nd_rank *r)
 {
     const nd_config *config = r->config;
     int64_t blocks = nd_dataset_blocks(run->inputs->data);
@@ -94,7 +94,7 @@ static void warn_line(void *context, const char *text)
     nd_log_warning("%s", text);
 }
 
-static void echo_line(void *context, const char *text)
+static void print_line(void *context, const char *text)
 {
     nd_log_info("%s", text);
 }
@@ -104,7 +104,7 @@ void nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, const
     const nd_worker *worker = run->worker;
     const nd_rank *r = trainer->rank;
     char mesh[128];
-    echo_config(r->config);
+    print_settings(r->config);
     (void)nd_config_each_warning(r->config, warn_line, NULL);
     nd_log_info("run folder: %s", dir);
     nd_log_info("mesh: %s on %s, %s; %s communication", nd_mesh_format(&r->mesh, mesh, sizeof mesh),
@@ -118,14 +118,14 @@ void nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, const
                 "its parts)",
                 (double)nd_llama_shape_parameters(&r->shape) * 1e-6,
                 (double)(trainer->plan.total + trainer->plan.external) / 1048576.0);
-    nd_precision_each_line(&trainer->model->scales, &r->shape, echo_line, NULL);
+    nd_precision_each_line(&trainer->model->scales, &r->shape, print_line, NULL);
     if (r->tuning) {
-        nd_tuning_each_line(r->tuning, echo_line, NULL);
+        nd_tuning_each_line(r->tuning, print_line, NULL);
     }
     if (r->config->kernels.cuda_graphs) {
         nd_log_info("CUDA graphs: each block's forward and backward, recorded in step 2; "
                     "collectives, embedding, head, update, validation and steps that "
                     "fp8.health_interval reports run outside of them");
     }
-    echo_data(run, r);
+    print_data(run, r);
 }

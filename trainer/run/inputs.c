@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* model.path, or the cached folder of model.name; NULL when only a config.json was given. */
+/* Finds model.path, or the cached folder of model.name; NULL when there is only a config.json. */
 static nd_status find_model_folder(const nd_config *config, char **out)
 {
     *out = NULL;

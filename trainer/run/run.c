@@ -25,7 +25,7 @@ void nd_train_request_stop(int signal_number)
     }
 }
 
-/* What the loop holds; everything is closed in nd_run. */
+/* Everything that a run holds; nd_train closes it. */
 typedef struct run_state {
     const nd_run_context *context;
     const nd_config *config;
@@ -38,7 +38,7 @@ typedef struct run_state {
     int64_t trace_from;                    /* the trace holds the steps after this one */
     int64_t step_begin;                    /* nd_clock_ns */
     int64_t sent_before[ND_TRAFFIC_COUNT]; /* when the step began */
-    double gpu_bytes;                      /* in use, after the first steps */
+    double gpu_bytes;                      /* in use after the first steps */
     bool stopped;
 } run_state;
 
@@ -82,8 +82,8 @@ static nd_status agree_to_stop(run_state *s)
     return ND_OK;
 }
 
-/* Of the process, or of the GPU. There everything is allocated when the first steps are over, and
- * the driver is not asked again: its answer takes long. */
+/* Peak memory of the process, or memory in use on the GPU. On a GPU everything is allocated after
+ * the first steps, and the driver is slow to answer, so it is not asked again. */
 static double peak_memory(run_state *s)
 {
     struct rusage usage;
@@ -156,8 +156,8 @@ static nd_status record_step(run_state *s, const nd_step_batch *batch, const nd_
     return nd_sinks_step(&s->files.sinks, &record);
 }
 
-/* The first steps touch fresh memory and prepare library code: they would hide where a later step's
- * time goes. */
+/* The first steps touch fresh memory and initialise libraries, which would hide where the time of a
+ * later step goes. */
 static void forget_warm_up(run_state *s)
 {
     if (s->trainer->position.step == WARM_UP_STEPS && s->config->train.steps > WARM_UP_STEPS &&
@@ -207,12 +207,12 @@ static nd_status save_model(run_state *s)
     return nd_sinks_event(&s->files.sinks, &event);
 }
 
-/* Before memory is planned: linears in BF16 have other buffers than those in FP8. */
+/* Runs before memory is planned, because linears in BF16 have other buffers than those in FP8. */
 static nd_status tune(run_state *s)
 {
     bool echo = false;
     nd_status status = nd_tuning_make(s->rank, &s->tuning, &echo);
-    if (echo) { /* who has the reason ends first */
+    if (echo) { /* let the rank that found the error report it before this one exits */
         s->context->worker->voice = ND_VOICE_ECHO;
         sleep(1);
     }
@@ -231,7 +231,7 @@ static nd_status run(run_state *s)
     ND_TRY(open_loaders(s));
     ND_TRY(nd_comm_barrier(s->rank->groups.by_kind[ND_GROUP_WORLD]));
     ND_TRY(loop(s));
-    ND_TRY(nd_stream_sync(&s->rank->stream)); /* a fault of the last update shows here */
+    ND_TRY(nd_stream_sync(&s->rank->stream)); /* an error of the last update is found here */
     nd_tuning_warn(s->rank);
     if (s->files.dir) {
         ND_TRY(nd_run_files_trace(&s->files, &s->rank->trace, s->trace_from + 1,

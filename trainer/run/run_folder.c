@@ -84,7 +84,7 @@ nd_status nd_run_folder_create(const nd_config *config, char **out)
     char name[128], path[192];
     name_of(config, name);
     ND_TRY(make_path("runs"));
-    /* mkdir tells who was first, so two runs that start together get two folders. */
+    /* mkdir fails for the later of two runs that start together, so each gets its own folder. */
     for (int n = 1; n < 1000000; n++) {
         snprintf(path, sizeof path, "runs/%s-%d", name, n);
         if (mkdir(path, 0777) == 0) {
@@ -97,7 +97,7 @@ nd_status nd_run_folder_create(const nd_config *config, char **out)
     return nd_fail(ND_ERR_CANTCREATE, "runs/ holds a million runs of %s. %s", name, advice);
 }
 
-enum { SMALL_FILES_BYTES = 1 << 20 }; /* what a run writes beside its weights */
+enum { SMALL_FILES_BYTES = 1 << 20 }; /* what a run writes in addition to its weights */
 
 static nd_status write_record(const nd_run_files *files, const nd_worker *worker,
                               const nd_trainer *trainer, int argc, char **argv)
@@ -142,7 +142,7 @@ static nd_status write_record(const nd_run_files *files, const nd_worker *worker
     return nd_run_record_write(files->dir, &record);
 }
 
-/* run.json names the command of the user: ndlaunch's, where it started this worker. */
+/* run.json records the command that the user typed: that of ndlaunch, if it started this worker. */
 static nd_status write_user_record(const nd_run_files *files, const nd_run_context *run,
                                    const nd_trainer *trainer)
 {
@@ -158,7 +158,7 @@ static nd_status write_user_record(const nd_run_files *files, const nd_run_conte
     return status;
 }
 
-/* A disk that is too full for the model is said before training, not after it. */
+/* A disk that is too full for the model is an error before training, not after it. */
 static nd_status check_room_for_model(const nd_config *config, const nd_inputs *inputs,
                                       const char *dir)
 {
@@ -194,8 +194,7 @@ nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
     return nd_sinks_open(&files->sinks, &options);
 }
 
-/* Anonymous and shared memory of this process now: what the plan names, without the program's own
- * files. */
+/* Anonymous and shared memory of this process now: what the plan counts, without mapped files. */
 static int64_t resident_bytes(void)
 {
     char line[256];

@@ -12,8 +12,8 @@
 #include "runtime/base/fsio.h"
 #include "runtime/comm/comm.h"
 
-/* A path or argument need not be UTF-8, as JSON must: what is not ASCII in one that is not becomes
- * '?'. */
+/* JSON must be UTF-8, but a path or an argument need not be: in a text that is not UTF-8, bytes
+ * that are not ASCII become '?'. */
 static json_t *string(const char *text)
 {
     json_t *value = json_string(text);
@@ -33,7 +33,7 @@ static json_t *string_or_null(const char *text)
     return text && text[0] ? string(text) : json_null();
 }
 
-/* The table gives text; numbers, booleans and lists of numbers become JSON's own. */
+/* The field table gives text; numbers, booleans and lists of numbers become JSON values. */
 static json_t *typed_value(const char *text)
 {
     json_t *value = json_loads(text, JSON_DECODE_ANY, NULL);

@@ -7,7 +7,7 @@
 
 static const double GIB = 1073741824.0;
 
-/* Code of kernels, ours and the libraries', which the driver loads when they are first used. */
+/* Kernels' code, of this program and of libraries, which the driver loads when it is first used. */
 static const size_t KERNEL_BYTES = (size_t)256 << 20;
 
 /* The most that the transport may hold for this rank's groups. It is an upper bound: a group that
@@ -31,8 +31,8 @@ static size_t loader_bytes(const nd_rank *rank)
     return nd_loader_bytes(&train) + (path && path[0] ? nd_loader_bytes(&validation) : 0);
 }
 
-/* What the driver and the libraries hold already, or, of a GPU that is not here, what they hold on
- * one of 80 GB: CUDA's context, the kernels, cuBLASLt and cuDNN. */
+/* What the driver and the libraries already hold: CUDA's context, kernels, cuBLASLt and cuDNN. For
+ * a plan without a GPU, what they hold on one of 80 GB. */
 static size_t context_bytes(const nd_rank *rank)
 {
     nd_cuda_info gpu;
@@ -70,7 +70,7 @@ void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_mempl
     }
 }
 
-/* A plan that fits alone, while what comes later is only estimated, may train. */
+/* Only a warning: what comes after the plan is estimated, so the run may still fit. */
 static void warn_of_later(const nd_rank *rank, size_t later, const nd_memplan *plan)
 {
     nd_cuda_info gpu;

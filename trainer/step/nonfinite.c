@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
-/* Whether x holds NaN or infinity. Reads back: this is not part of a step that goes well. */
+/* Whether x holds NaN or infinity. Waits for the device, which a normal step does not. */
 static nd_status is_bad(nd_model *m, nd_tensor x, bool *bad)
 {
     nd_rank *r = m->rank;
@@ -24,8 +24,8 @@ static nd_status is_bad_part(nd_model *m, float *state, const nd_param *p, bool 
     return is_bad(m, nd_tensor_1d(state + range.begin, ND_DTYPE_F32, range.end - range.begin), bad);
 }
 
-/* Number of the first bad tensor among this rank's: parameters, inputs of L blocks and of the head,
- * gradients. */
+/* Number of the first bad tensor of this rank, in the order parameters, inputs of the L blocks and
+ * of the head, gradients. */
 static nd_status find_here(nd_model *m, int64_t *first)
 {
     const nd_layout *layout = m->layout;
@@ -66,7 +66,7 @@ nd_status nd_nonfinite_find(nd_model *m, char name[ND_NONFINITE_NAME])
     nd_rank *r = m->rank;
     int64_t first, *shared = &m->numbers->tokens;
     ND_TRY(find_here(m, &first));
-    first = -first; /* the smallest number of all ranks, by a maximum */
+    first = -first; /* the smallest number of all ranks is the maximum of the negatives */
     ND_TRY(nd_copy(&r->stream, shared, &first, sizeof first));
     ND_RUN(r, ND_TRACE_COMMUNICATION,
            nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, shared, 1,

@@ -7,7 +7,7 @@
 #include "runtime/base/log.h"
 #include "trainer/precision/health.h"
 
-/* The labels that count here, and on all ranks that hold different tokens: a sum on the device. */
+/* Sums, on the device, the labels that count over all ranks that hold different tokens. */
 static nd_status send_tokens(nd_trainer *t, int64_t count)
 {
     nd_rank *r = t->rank;
@@ -20,7 +20,7 @@ static nd_status send_tokens(nd_trainer *t, int64_t count)
     return ND_OK;
 }
 
-/* The device's loss sum, over all ranks that hold different tokens. */
+/* Adds up the loss sums of all ranks that hold different tokens. */
 static nd_status sum_loss(nd_trainer *t)
 {
     nd_rank *r = t->rank;
@@ -30,8 +30,8 @@ static nd_status sum_loss(nd_trainer *t)
     return ND_OK;
 }
 
-/* A signal that reached one rank stops all of them at the same boundary. The device reads the word
- * when it comes here, not when the host does. */
+/* A signal that reached one rank stops all of them at the same boundary. The device reads the flag
+ * when it gets here, which is later than the host does. */
 static nd_status agree_to_stop(nd_trainer *t)
 {
     nd_rank *r = t->rank;
@@ -43,7 +43,7 @@ static nd_status agree_to_stop(nd_trainer *t)
     return ND_OK;
 }
 
-/* The only wait of a step. */
+/* The only place where a step waits for the device. */
 static nd_status read_numbers(nd_trainer *t)
 {
     nd_stream *stream = &t->rank->stream;
@@ -113,7 +113,7 @@ double nd_positive_nan(double value)
     return isnan(value) ? (double)NAN : value;
 }
 
-/* Loss and norm are the same on every rank, and so is what becomes of the step. */
+/* Loss and norm are equal on every rank, so all of them stop or skip alike. */
 static nd_status not_finite(nd_trainer *t, nd_step_result *out)
 {
     char where[ND_NONFINITE_NAME];

@@ -44,12 +44,13 @@ out:
     return status;
 }
 
-/* Room that a copy of all weights leaves: it saves a cast a unit, and is not worth a run that ends
- * for want of memory because a library or the driver took more than was estimated. */
+/* How much memory a BF16 copy of all weights must leave free. The copy saves one cast per unit;
+ * that is not worth running out of memory because a library or the driver took more than
+ * estimated. */
 static const size_t COPY_LEAVES_BYTES = (size_t)1 << 30;
 
-/* A GPU that trains alone keeps all weights in the compute dtype only where they fit beside the
- * rest. */
+/* A single GPU keeps all weights also in the compute dtype, but only if they fit next to everything
+ * else. */
 static bool is_too_large(const nd_trainer *t)
 {
     nd_cuda_info gpu;

@@ -10,7 +10,7 @@
 
 enum { REPEATS = 5, ALIGN = 256, PATTERN_BYTES = 1 << 16 };
 
-/* Values of one type each: a product of zeros would need less power and so less time. */
+/* Operands are filled with values: a product of zeros would need less power and so less time. */
 enum { PATTERN_F32, PATTERN_BF16, PATTERN_E4M3, PATTERN_E5M2, PATTERN_ONES, PATTERNS };
 
 static size_t round_up(size_t bytes)
@@ -24,7 +24,7 @@ static size_t span(const nd_call_matrix *m)
     return m->align == 0 ? 0 : (size_t)elements * nd_dtype_size((nd_dtype)m->dtype);
 }
 
-/* Where the parts of a call lie. */
+/* Byte offsets of the operands of a call. */
 typedef struct places {
     size_t c, a, b, amax, scales[2], inverses[2], scratch, end;
 } places;
@@ -118,7 +118,7 @@ void nd_bench_close(nd_bench *b)
     *b = (nd_bench){0};
 }
 
-/* The pattern again and again, by copies of what is there already. */
+/* Repeats the pattern, by copies of what is already on the device. */
 static nd_status fill(const nd_bench *b, char *to, size_t bytes, int pattern)
 {
     nd_stream *stream = &b->rank->stream;
@@ -167,7 +167,7 @@ static nd_status fill_all(const nd_bench *b, const nd_call *call, const places *
     return ND_OK;
 }
 
-/* A call with its memory. */
+/* A call and the memory of its operands. */
 typedef struct bound_call {
     const nd_bench *bench;
     const nd_call *call;

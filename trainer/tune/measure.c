@@ -18,7 +18,7 @@ int nd_decide_mask(const double seconds[ND_GROUP_MASKS], int asked)
     if (!known(seconds[asked])) {
         return asked;
     }
-    /* From many linears in FP8 to few: of equals the one that is nearer to what was asked. */
+    /* From many linears in FP8 to few, so that of equal times the mask closest to `asked` wins. */
     for (int mask = asked - 1; mask >= 0; mask--) {
         bool subset = (mask & ~asked) == 0;
         if (subset && known(seconds[mask]) && seconds[mask] < seconds[best]) {
@@ -35,9 +35,10 @@ typedef struct measurement {
     double deadline;
     bool cut_short;
     unsigned asked[ND_GROUPS_OF_BLOCK]; /* bit m: the filter asks for mask m in some layer */
-    nd_calls bf16;                      /* a step with all linears in BF16 */
-    nd_calls steps[ND_GROUPS_OF_BLOCK][ND_GROUP_MASKS]; /* with these of one group in FP8 */
-    nd_calls all;                                       /* times of all of them */
+    nd_calls bf16;                      /* calls of a step with all linears in BF16 */
+    nd_calls steps[ND_GROUPS_OF_BLOCK]
+                  [ND_GROUP_MASKS]; /* the same with these of one group in FP8 */
+    nd_calls all;                   /* all calls of all these steps, with their times */
 } measurement;
 
 static void close_measurement(measurement *m)
@@ -61,7 +62,7 @@ static nd_status find_asked(measurement *m)
     return ND_OK;
 }
 
-/* Whether a mask is a part of one that is asked for. */
+/* Whether a mask is a subset of one that the filter asks for. */
 static bool is_tried(const measurement *m, int group, int mask)
 {
     for (int asked = 1; asked < ND_GROUP_MASKS; asked++) {
@@ -81,7 +82,7 @@ static nd_status add_all(nd_calls *to, const nd_calls *from)
     return ND_OK;
 }
 
-/* The steps whose times decide about the linears. */
+/* Lists the calls of the steps whose times decide which linears run in FP8. */
 static nd_status list_steps(measurement *m)
 {
     nd_linear_choice choice = {.forced = true};
@@ -123,7 +124,7 @@ static int64_t times_in(const nd_calls *step, const nd_call *call)
     return entry ? entry->times : 0;
 }
 
-/* What `step` takes more than `other`; less where it takes less, unless only_more. */
+/* How much longer `step` takes than `other`. only_more: without the calls that it saves. */
 static double difference(const measurement *m, const nd_calls *step, const nd_calls *other,
                          bool only_more)
 {
@@ -144,8 +145,8 @@ static double seconds_or_unknown(double seconds)
     return seconds >= 0.0 ? seconds : unknown;
 }
 
-/* A group's own time in BF16 is that of the calls that FP8 replaces; with a mask, what the step
- * then takes more. */
+/* The time of a group in BF16 is that of the calls that FP8 replaces. The time with a mask adds the
+ * difference between the two steps. */
 static void decide_group(const measurement *m, int group, int asked, nd_tuning *t)
 {
     double seconds[ND_GROUP_MASKS];
@@ -185,7 +186,7 @@ static nd_status decide(measurement *m, nd_tuning *t)
     return ND_OK;
 }
 
-/* Each form of the run that was decided on meets autotune. */
+/* Runs each form of product of the decided step once, so that the library is tuned for it. */
 static nd_status choose_algorithms(measurement *m, nd_tuning *t)
 {
     nd_device *device = m->rank->device;

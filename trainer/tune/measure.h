@@ -11,8 +11,8 @@
 #include "trainer/dry/dry.h"
 #include "trainer/tune/tune.h"
 
-/* Runs calls of ops on the rank's GPU, on memory of its own: to time them, and so that autotune
- * meets each form of product. Used before the run's memory is planned. */
+/* Runs calls of ops on the rank's GPU, on memory of its own, to time them and to let autotune meet
+ * each form of product. Used before the run's memory is planned. */
 typedef struct nd_bench {
     nd_rank *rank; /* borrowed */
     char *memory;
@@ -29,8 +29,8 @@ nd_status nd_bench_time(nd_bench *bench, const nd_call *call, double *seconds);
 void nd_bench_close(nd_bench *bench); /* all zero is legal */
 
 /*
- * Of the linears that are asked for in FP8, the ones to run in FP8. seconds[mask]: what the group
- * takes with exactly those in FP8; negative or NaN: not known. FP8 was asked for, so it stays
+ * Chooses which of the linears that are asked for in FP8 run in FP8. seconds[mask]: what the group
+ * takes with exactly these in FP8; negative or NaN: not known. FP8 was asked for, so it stays
  * unless another mask is faster by more than 2 %: times differ by that much between runs.
  */
 int nd_decide_mask(const double seconds[ND_GROUP_MASKS], int asked);
@@ -46,19 +46,20 @@ nd_status nd_measure(nd_rank *rank, double budget, nd_tuning *tuning);
 nd_status nd_record_write(nd_tuning *tuning, const nd_config *config, const nd_llama_shape *shape);
 
 /*
- * Reads {"autotune": {...}, ...}; other keys are not looked at. `name` stands for the text in
- * messages. ND_ERR_DATA: no JSON, no record, or one that is damaged. ND_ERR_CONFIG, with the key
- * and both values: a record for another model, mesh or precision. The caller destroys.
+ * Reads {"autotune": {...}, ...}; other keys are ignored. `name` names the text in messages.
+ * ND_ERR_DATA: not JSON, without a record, or damaged. ND_ERR_CONFIG, with the key and both values:
+ * a record for another model, mesh or precision. The caller destroys *out.
  */
 nd_status nd_record_read(const char *text, size_t bytes, const char *name, const nd_config *config,
                          const nd_llama_shape *shape, nd_tuning **out);
 
-/* Keys of a product: its extents in memory's order. */
+/* Keys of a product: its extents, in the order of nd_lt_key. */
 #define ND_RECORD_EXTENTS(X) X(m) X(n) X(k) X(lda) X(ldb) X(ldd)
 
 extern const char *const nd_record_scaling[3]; /* by nd_lt_scaling */
 
-/* What must be the same where a record is replayed: keys and values as text. A new reference. */
+/* The settings that must be equal where a record is replayed, as keys and texts. The caller owns
+ * the new reference. */
 nd_status nd_record_settings(const nd_config *config, const nd_llama_shape *shape, json_t **out);
 
 #endif

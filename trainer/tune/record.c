@@ -29,7 +29,7 @@ static void set_number(json_t *settings, const char *key, int64_t value)
     set(settings, key, json_string(text));
 }
 
-/* Keys of the configuration that the local products of a step depend on. */
+/* The keys of the configuration that the local products of a step depend on. */
 static nd_status set_config(json_t *settings, const nd_config *config)
 {
     static const char *const keys[] = {"train.precision",
@@ -216,7 +216,7 @@ static void print_linears(const printer *p, const nd_tuned_linears *l)
     p->line(p->context, text);
 }
 
-/* In our terms, where matrices are row-major: the library's B is our a. */
+/* Matrices are row-major here and column-major in the library, so its B is our a. */
 static void print_choice(const printer *p, const nd_lt_choice *c)
 {
     char text[300], why[160];

@@ -6,7 +6,7 @@
 #include "runtime/tensor/dtype.h"
 #include "trainer/tune/measure.h"
 
-/* Where in which text the reader is, for its sentences. */
+/* The text that is read and the place in it, for messages. */
 typedef struct reader {
     const char *name;
     char place[64]; /* "autotune", "autotune.products[3]" */
@@ -20,7 +20,7 @@ static nd_status damaged(const reader *r, const char *key, const char *what)
                    r->name, r->place, key, what);
 }
 
-static nd_status take_int(const reader *r, const json_t *object, const char *key, int64_t low,
+static nd_status read_int(const reader *r, const json_t *object, const char *key, int64_t low,
                           int64_t high, int64_t *out)
 {
     const json_t *value = json_object_get(object, key);
@@ -35,7 +35,7 @@ static nd_status take_int(const reader *r, const json_t *object, const char *key
     return ND_OK;
 }
 
-static nd_status take_bool(const reader *r, const json_t *object, const char *key, int32_t *out)
+static nd_status read_bool(const reader *r, const json_t *object, const char *key, int32_t *out)
 {
     const json_t *value = json_object_get(object, key);
     if (!json_is_boolean(value)) {
@@ -45,7 +45,7 @@ static nd_status take_bool(const reader *r, const json_t *object, const char *ke
     return ND_OK;
 }
 
-static nd_status take_text(const reader *r, const json_t *object, const char *key, const char **out)
+static nd_status read_text(const reader *r, const json_t *object, const char *key, const char **out)
 {
     const json_t *value = json_object_get(object, key);
     if (!json_is_string(value)) {
@@ -55,7 +55,7 @@ static nd_status take_text(const reader *r, const json_t *object, const char *ke
     return ND_OK;
 }
 
-static nd_status take_seconds(const reader *r, const json_t *object, const char *key, double *out)
+static nd_status read_seconds(const reader *r, const json_t *object, const char *key, double *out)
 {
     const json_t *value = json_object_get(object, key);
     double seconds = json_is_null(value) ? -1.0 : json_number_value(value);
@@ -66,7 +66,7 @@ static nd_status take_seconds(const reader *r, const json_t *object, const char 
     return ND_OK;
 }
 
-static nd_status take_list(const reader *r, const json_t *object, const char *key, size_t most,
+static nd_status read_list(const reader *r, const json_t *object, const char *key, size_t most,
                            const json_t **out)
 {
     const json_t *value = json_object_get(object, key);
@@ -79,7 +79,7 @@ static nd_status take_list(const reader *r, const json_t *object, const char *ke
     return ND_OK;
 }
 
-static nd_status take_object(const reader *r, const json_t *object, const char *key,
+static nd_status read_object(const reader *r, const json_t *object, const char *key,
                              const json_t **out)
 {
     const json_t *value = json_object_get(object, key);
@@ -90,12 +90,12 @@ static nd_status take_object(const reader *r, const json_t *object, const char *
     return ND_OK;
 }
 
-static nd_status take_dtype(const reader *r, const json_t *product, const char *key, int32_t *out)
+static nd_status read_dtype(const reader *r, const json_t *product, const char *key, int32_t *out)
 {
     static const nd_dtype known[] = {ND_DTYPE_F32, ND_DTYPE_BF16, ND_DTYPE_F8_E4M3,
                                      ND_DTYPE_F8_E5M2};
     const char *text = NULL;
-    ND_TRY(take_text(r, product, key, &text));
+    ND_TRY(read_text(r, product, key, &text));
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(nd_dtype_name(known[i]), text) == 0) {
             *out = (int32_t)known[i];
@@ -105,10 +105,10 @@ static nd_status take_dtype(const reader *r, const json_t *product, const char *
     return damaged(r, key, "is no type of a product");
 }
 
-static nd_status take_scaling(const reader *r, const json_t *product, int32_t *out)
+static nd_status read_scaling(const reader *r, const json_t *product, int32_t *out)
 {
     const char *text = NULL;
-    ND_TRY(take_text(r, product, "scales", &text));
+    ND_TRY(read_text(r, product, "scales", &text));
     for (int32_t i = 0; i < 3; i++) {
         if (strcmp(nd_record_scaling[i], text) == 0) {
             *out = i;
@@ -118,11 +118,11 @@ static nd_status take_scaling(const reader *r, const json_t *product, int32_t *o
     return damaged(r, "scales", "is not none, tensor or vector");
 }
 
-static nd_status take_align(const reader *r, const json_t *product, nd_lt_key *key)
+static nd_status read_align(const reader *r, const json_t *product, nd_lt_key *key)
 {
     const json_t *list = NULL;
     int32_t *const to[] = {&key->align_a, &key->align_b, &key->align_d};
-    ND_TRY(take_list(r, product, "align", 3, &list));
+    ND_TRY(read_list(r, product, "align", 3, &list));
     for (size_t i = 0; i < 3; i++) {
         int64_t bytes = json_integer_value(json_array_get(list, i));
         if (bytes < 1 || bytes > 256 || (bytes & (bytes - 1))) {
@@ -133,10 +133,10 @@ static nd_status take_align(const reader *r, const json_t *product, nd_lt_key *k
     return ND_OK;
 }
 
-static nd_status take_algorithm(const reader *r, const json_t *product, uint64_t words[8])
+static nd_status read_algorithm(const reader *r, const json_t *product, uint64_t words[8])
 {
     const char *text = NULL;
-    ND_TRY(take_text(r, product, "algorithm", &text));
+    ND_TRY(read_text(r, product, "algorithm", &text));
     if (strlen(text) != 128 || strspn(text, "0123456789abcdef") != 128) {
         return damaged(r, "algorithm", "is not of 128 hexadecimal digits");
     }
@@ -148,21 +148,21 @@ static nd_status take_algorithm(const reader *r, const json_t *product, uint64_t
     return ND_OK;
 }
 
-static nd_status take_key(const reader *r, const json_t *product, nd_lt_key *key)
+static nd_status read_key(const reader *r, const json_t *product, nd_lt_key *key)
 {
     const int64_t most = (int64_t)1 << 40;
-#define ND_TAKE(field) ND_TRY(take_int(r, product, #field, 1, most, &key->field));
+#define ND_TAKE(field) ND_TRY(read_int(r, product, #field, 1, most, &key->field));
     ND_RECORD_EXTENTS(ND_TAKE)
 #undef ND_TAKE
-    ND_TRY(take_dtype(r, product, "a", &key->a));
-    ND_TRY(take_dtype(r, product, "b", &key->b));
-    ND_TRY(take_dtype(r, product, "d", &key->d));
-    ND_TRY(take_bool(r, product, "a_transposed", &key->a_transposed));
-    ND_TRY(take_bool(r, product, "b_transposed", &key->b_transposed));
-    ND_TRY(take_bool(r, product, "adds", &key->beta));
-    ND_TRY(take_bool(r, product, "fast_accumulation", &key->fast));
-    ND_TRY(take_scaling(r, product, &key->scaling));
-    ND_TRY(take_align(r, product, key));
+    ND_TRY(read_dtype(r, product, "a", &key->a));
+    ND_TRY(read_dtype(r, product, "b", &key->b));
+    ND_TRY(read_dtype(r, product, "d", &key->d));
+    ND_TRY(read_bool(r, product, "a_transposed", &key->a_transposed));
+    ND_TRY(read_bool(r, product, "b_transposed", &key->b_transposed));
+    ND_TRY(read_bool(r, product, "adds", &key->beta));
+    ND_TRY(read_bool(r, product, "fast_accumulation", &key->fast));
+    ND_TRY(read_scaling(r, product, &key->scaling));
+    ND_TRY(read_align(r, product, key));
     if (key->lda < (key->a_transposed ? key->k : key->m) ||
         key->ldb < (key->b_transposed ? key->n : key->k) || key->ldd < key->m) {
         return damaged(r, "lda", "or ldb or ldd is less than the rows of its matrix");
@@ -170,44 +170,44 @@ static nd_status take_key(const reader *r, const json_t *product, nd_lt_key *key
     return ND_OK;
 }
 
-static nd_status take_product(const reader *r, const json_t *product, nd_lt_choice *out)
+static nd_status read_product(const reader *r, const json_t *product, nd_lt_choice *out)
 {
     const json_t *traits = NULL;
-    ND_TRY(take_key(r, product, &out->key));
-    ND_TRY(take_algorithm(r, product, out->algorithm));
-    ND_TRY(take_int(r, product, "workspace", 0, (int64_t)1 << 40, &out->workspace));
-    ND_TRY(take_int(r, product, "candidates", 0, ND_LT_CANDIDATES, &out->candidates));
-    ND_TRY(take_int(r, product, "picked", 0, ND_LT_CANDIDATES - 1, &out->picked));
-    ND_TRY(take_seconds(r, product, "seconds", &out->seconds));
-    ND_TRY(take_seconds(r, product, "first_seconds", &out->first_seconds));
-    ND_TRY(take_object(r, product, "traits", &traits));
+    ND_TRY(read_key(r, product, &out->key));
+    ND_TRY(read_algorithm(r, product, out->algorithm));
+    ND_TRY(read_int(r, product, "workspace", 0, (int64_t)1 << 40, &out->workspace));
+    ND_TRY(read_int(r, product, "candidates", 0, ND_LT_CANDIDATES, &out->candidates));
+    ND_TRY(read_int(r, product, "picked", 0, ND_LT_CANDIDATES - 1, &out->picked));
+    ND_TRY(read_seconds(r, product, "seconds", &out->seconds));
+    ND_TRY(read_seconds(r, product, "first_seconds", &out->first_seconds));
+    ND_TRY(read_object(r, product, "traits", &traits));
 #define ND_TAKE(field, attribute, bytes)                                                           \
-    ND_TRY(take_int(r, traits, #field, -1, UINT32_MAX, &out->traits.field));
+    ND_TRY(read_int(r, traits, #field, -1, UINT32_MAX, &out->traits.field));
     ND_LT_TRAITS(ND_TAKE)
 #undef ND_TAKE
     return ND_OK;
 }
 
-static nd_status take_products(reader *r, const json_t *record, nd_tuning *t)
+static nd_status read_products(reader *r, const json_t *record, nd_tuning *t)
 {
     const json_t *list = NULL;
-    ND_TRY(take_list(r, record, "products", ND_LT_PLANS - 1, &list));
+    ND_TRY(read_list(r, record, "products", ND_LT_PLANS - 1, &list));
     t->choice_count = (int)json_array_size(list);
     ND_TRY(ND_ALLOC(t->choice_count + 1, &t->choices));
     for (int i = 0; i < t->choice_count; i++) {
         snprintf(r->place, sizeof r->place, "autotune.products[%d]", i);
-        ND_TRY(take_product(r, json_array_get(list, (size_t)i), &t->choices[i]));
+        ND_TRY(read_product(r, json_array_get(list, (size_t)i), &t->choices[i]));
     }
     snprintf(r->place, sizeof r->place, "autotune");
     return ND_OK;
 }
 
-/* A list of module names of one group; *group is -1 until the first name says which. */
-static nd_status take_names(const reader *r, const json_t *entry, const char *key, int *group,
+/* Reads a list of module names of one group; *group is -1 until the first name shows which. */
+static nd_status read_names(const reader *r, const json_t *entry, const char *key, int *group,
                             int *mask)
 {
     const json_t *list = NULL;
-    ND_TRY(take_list(r, entry, key, 3, &list));
+    ND_TRY(read_list(r, entry, key, 3, &list));
     *mask = 0;
     for (size_t i = 0; i < json_array_size(list); i++) {
         const char *name = json_string_value(json_array_get(list, i));
@@ -227,45 +227,45 @@ static nd_status take_names(const reader *r, const json_t *entry, const char *ke
     return ND_OK;
 }
 
-static nd_status take_linears_entry(const reader *r, const json_t *entry, nd_tuning *t)
+static nd_status read_linears_entry(const reader *r, const json_t *entry, nd_tuning *t)
 {
     nd_tuned_linears l = {.group = -1};
-    ND_TRY(take_names(r, entry, "asked", &l.group, &l.asked));
+    ND_TRY(read_names(r, entry, "asked", &l.group, &l.asked));
     if (l.asked == 0) {
         return damaged(r, "asked", "is empty");
     }
-    ND_TRY(take_names(r, entry, "fp8", &l.group, &l.fp8));
+    ND_TRY(read_names(r, entry, "fp8", &l.group, &l.fp8));
     if (l.fp8 & ~l.asked) {
         return damaged(r, "fp8", "names a linear that was not asked for");
     }
     if (t->linear_choice.fp8[l.group][l.asked] >= 0) {
         return damaged(r, "asked", "is that of an earlier entry");
     }
-    ND_TRY(take_seconds(r, entry, "asked_seconds", &l.asked_seconds));
-    ND_TRY(take_seconds(r, entry, "bf16_seconds", &l.bf16_seconds));
-    ND_TRY(take_seconds(r, entry, "chosen_seconds", &l.chosen_seconds));
+    ND_TRY(read_seconds(r, entry, "asked_seconds", &l.asked_seconds));
+    ND_TRY(read_seconds(r, entry, "bf16_seconds", &l.bf16_seconds));
+    ND_TRY(read_seconds(r, entry, "chosen_seconds", &l.chosen_seconds));
     t->linear_choice.fp8[l.group][l.asked] = (int8_t)l.fp8;
     t->linears[t->linear_count++] = l;
     return ND_OK;
 }
 
-static nd_status take_linears(reader *r, const json_t *record, nd_tuning *t)
+static nd_status read_linears(reader *r, const json_t *record, nd_tuning *t)
 {
     const json_t *list = NULL;
     memset(t->linear_choice.fp8, -1, sizeof t->linear_choice.fp8);
     for (int g = 0; g < ND_GROUPS_OF_BLOCK; g++) {
         t->linear_choice.fp8[g][0] = 0;
     }
-    ND_TRY(take_list(r, record, "linears", ND_TUNED_LINEARS_MAX, &list));
+    ND_TRY(read_list(r, record, "linears", ND_TUNED_LINEARS_MAX, &list));
     for (size_t i = 0; i < json_array_size(list); i++) {
         snprintf(r->place, sizeof r->place, "autotune.linears[%zu]", i);
-        ND_TRY(take_linears_entry(r, json_array_get(list, i), t));
+        ND_TRY(read_linears_entry(r, json_array_get(list, i), t));
     }
     snprintf(r->place, sizeof r->place, "autotune");
     return ND_OK;
 }
 
-/* Before the rest is read: a record for another run is whole in its own way. */
+/* Comes before the rest is read: a record for another run may be whole, but does not fit. */
 static nd_status compare_settings(const reader *r, const json_t *record, const nd_config *config,
                                   const nd_llama_shape *shape)
 {
@@ -273,13 +273,13 @@ static nd_status compare_settings(const reader *r, const json_t *record, const n
     json_t *here = NULL, *value;
     const char *key, *text = NULL;
     nd_status status = ND_OK;
-    ND_TRY(take_object(r, record, "settings", &recorded));
+    ND_TRY(read_object(r, record, "settings", &recorded));
     ND_TRY(nd_record_settings(config, shape, &here));
     json_object_foreach(here, key, value)
     {
         reader at = *r;
         snprintf(at.place, sizeof at.place, "autotune.settings");
-        ND_TRY_OUT(take_text(&at, recorded, key, &text));
+        ND_TRY_OUT(read_text(&at, recorded, key, &text));
         if (strcmp(text, json_string_value(value)) != 0) {
             status = nd_fail(ND_ERR_CONFIG,
                              "%s: its choices were made for %s %.200s, and this run has %.200s; "
@@ -293,21 +293,21 @@ out:
     return status;
 }
 
-static nd_status take_record(reader *r, const json_t *record, const nd_config *config,
+static nd_status read_record(reader *r, const json_t *record, const nd_config *config,
                              const nd_llama_shape *shape, nd_tuning *t)
 {
     const char *gpu = NULL;
     int32_t cut_short = 0;
     ND_TRY(compare_settings(r, record, config, shape));
-    ND_TRY(take_text(r, record, "gpu", &gpu));
+    ND_TRY(read_text(r, record, "gpu", &gpu));
     snprintf(t->gpu, sizeof t->gpu, "%s", gpu);
-    ND_TRY(take_int(r, record, "compute_capability", 0, 10000, &t->capability));
-    ND_TRY(take_int(r, record, "cublaslt", 0, 100000000, &t->cublaslt));
-    ND_TRY(take_seconds(r, record, "timing_seconds", &t->seconds));
-    ND_TRY(take_bool(r, record, "cut_short", &cut_short));
+    ND_TRY(read_int(r, record, "compute_capability", 0, 10000, &t->capability));
+    ND_TRY(read_int(r, record, "cublaslt", 0, 100000000, &t->cublaslt));
+    ND_TRY(read_seconds(r, record, "timing_seconds", &t->seconds));
+    ND_TRY(read_bool(r, record, "cut_short", &cut_short));
     t->cut_short = cut_short;
-    ND_TRY(take_linears(r, record, t));
-    return take_products(r, record, t);
+    ND_TRY(read_linears(r, record, t));
+    return read_products(r, record, t);
 }
 
 nd_status nd_record_read(const char *text, size_t bytes, const char *name, const nd_config *config,
@@ -318,7 +318,7 @@ nd_status nd_record_read(const char *text, size_t bytes, const char *name, const
     nd_tuning *t = NULL;
     nd_status status = ND_OK;
     json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    const json_t *record = json_object_get(root, "autotune"); /* NULL of what is no object */
+    const json_t *record = json_object_get(root, "autotune"); /* NULL when root is not an object */
     if (!root) {
         return nd_fail(ND_ERR_DATA, "%s: line %d: %s; kernels.autotune_from takes a run.json", name,
                        error.line, error.text);
@@ -331,7 +331,7 @@ nd_status nd_record_read(const char *text, size_t bytes, const char *name, const
         goto out;
     }
     ND_TRY_OUT(ND_ALLOC(1, &t));
-    ND_TRY_OUT(take_record(&r, record, config, shape, t));
+    ND_TRY_OUT(read_record(&r, record, config, shape, t));
     *out = t;
 out:
     if (status != ND_OK) {

@@ -13,12 +13,12 @@
 #include "trainer/precision/filter.h"
 #include "trainer/rank.h"
 
-/* What became of the linears of a group that the filter converts together; masks as in
+/* The decision for linears that share an input and that the filter converts together; masks as in
  * nd_linear_choice. */
 typedef struct nd_tuned_linears {
     int group, asked, fp8;
-    double asked_seconds, bf16_seconds,
-        chosen_seconds; /* in a step, of all layers; -1: not timed */
+    /* What they take in a step, all layers together; -1: not timed. */
+    double asked_seconds, bf16_seconds, chosen_seconds;
 } nd_tuned_linears;
 
 enum { ND_TUNED_LINEARS_MAX = ND_GROUPS_OF_BLOCK * ND_GROUP_MASKS };
@@ -27,32 +27,32 @@ typedef struct nd_tuning {
     char gpu[96]; /* "NVIDIA H200" */
     int64_t capability, cublaslt;
     char *from;     /* the file that was replayed, or NULL; owned */
-    double seconds; /* that timing took */
-    bool cut_short; /* not everything could be timed */
+    double seconds; /* how long timing took */
+    bool cut_short; /* time ran out before everything was timed */
     nd_tuned_linears linears[ND_TUNED_LINEARS_MAX];
     int linear_count;
     nd_lt_choice *choices; /* owned */
     int choice_count;
-    nd_linear_choice linear_choice; /* made of linears */
+    nd_linear_choice linear_choice; /* follows from linears */
     char *json;                     /* the record as text: run.json's "autotune"; owned */
 } nd_tuning;
 
-/* Without keys of autotune: *out is NULL. A configuration that asks for it on a CPU, and a record
- * that is not there or not for this run, as far as that can be said without a GPU: ND_ERR_CONFIG or
- * ND_ERR_DATA. The caller destroys. */
+/* Checks what can be checked without a GPU. ND_ERR_CONFIG or ND_ERR_DATA: autotune is asked for on
+ * a CPU, or the record to replay is missing or made for another run. *out is NULL without keys of
+ * autotune; the caller destroys it. */
 nd_status nd_tuning_check(const nd_config *config, const nd_llama_shape *shape, bool gpu,
                           nd_tuning **out);
 
 /*
  * All ranks call it, after their groups exist and before memory is planned. Sets rank->linears and
- * rank->tuning; *out is NULL without autotune. *echo: another rank has the reason of the failure.
+ * rank->tuning; *out is NULL without autotune. *echo: another rank knows the reason of the failure.
  */
 nd_status nd_tuning_make(nd_rank *rank, nd_tuning **out, bool *echo);
 void nd_tuning_destroy(nd_tuning *tuning); /* NULL is legal */
-/* After steps: rank 0 says when they had forms of products that were not among the choices. */
+/* After the steps, on rank 0: warns when products had forms that were not among the choices. */
 void nd_tuning_warn(const nd_rank *rank);
 
-/* What was chosen and why, a line each. */
+/* Calls `line` for each choice, with its reason. */
 void nd_tuning_each_line(const nd_tuning *tuning, void (*line)(void *context, const char *text),
                          void *context);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Who chooses, and that all ranks have the same choices. */
+/* Rank 0 makes the choices, and all ranks take the same ones. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,14 +64,14 @@ nd_status nd_tuning_check(const nd_config *config, const nd_llama_shape *shape, 
     return replayed(config) ? read_file(config, shape, out) : ND_OK;
 }
 
-/* The other ranks wait in a collective meanwhile, which has a deadline. */
+/* Seconds for timing: meanwhile the other ranks wait in a collective, which has a deadline. */
 static double budget_of(const nd_rank *rank)
 {
     const double most = 60.0;
     return rank->world_size == 1 ? most : fmin(most, rank->transport->timeout_seconds / 3.0);
 }
 
-/* rank 0: {"autotune": {...}}, owned by the caller */
+/* Rank 0: makes {"autotune": {...}}, owned by the caller. */
 static nd_status make_text(nd_rank *rank, char **out)
 {
     nd_tuning *t = NULL;
@@ -95,7 +95,7 @@ out:
     return status;
 }
 
-/* Text of rank 0, through device memory; `bytes` counts the NUL. */
+/* Sends the text of rank 0 to all, through device memory; `bytes` counts the NUL. */
 static nd_status broadcast(nd_rank *rank, char *text, int64_t bytes)
 {
     nd_stream *stream = &rank->stream;
@@ -121,7 +121,7 @@ static nd_status reduce(nd_rank *rank, int64_t *values, int64_t count)
                               ND_DTYPE_I64, ND_REDOP_MAX, NULL);
 }
 
-/* The choices of rank 0 on all ranks; owned by the caller. */
+/* Gives all ranks the choices of rank 0 as text, owned by the caller. */
 static nd_status share(nd_rank *rank, char **out, bool *echo)
 {
     char *text = NULL, message[ND_ERROR_MESSAGE_MAX] = "";
@@ -151,7 +151,7 @@ out:
     return status;
 }
 
-/* Whether this rank's GPU and library are those that the choices were made for. */
+/* ND_ERR_CONFIG unless this rank's GPU and library are those that the choices were made for. */
 static nd_status check_machine(const nd_rank *rank, const nd_tuning *t)
 {
     size_t version;
@@ -207,7 +207,7 @@ static uint64_t digest(uint64_t hash, const void *data, size_t bytes)
     return hash;
 }
 
-/* What this rank has installed, as 62 bits. */
+/* 62 bits of a hash of what this rank has installed. */
 static int64_t digest_of(const nd_tuning *t)
 {
     uint64_t hash = 14695981039346656037u;
@@ -216,7 +216,7 @@ static int64_t digest_of(const nd_tuning *t)
     return (int64_t)(hash >> 2);
 }
 
-/* All ranks took the same choices, or all fail: the first that refuses gives the reason. */
+/* Either all ranks have the same choices, or all fail; the first that failed gives the reason. */
 static nd_status agree(nd_rank *rank, nd_status status, const nd_tuning *t, bool *echo)
 {
     char message[ND_ERROR_MESSAGE_MAX] = "";

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_WEIGHTS_COVERAGE_H
 #define ND_WEIGHTS_COVERAGE_H
-/* Which elements of a tensor have been written: a sorted set of disjoint ranges, merged as they
- * touch. */
+/* The elements of a tensor that have been written: a sorted set of disjoint ranges. Ranges that
+ * touch are merged. */
 #include <stdbool.h>
 #include <stdint.h>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The local Hugging Face cache: <hub>/models--org--name/{refs/main, snapshots/<commit>}. */
+/* Finds a model in the local Hugging Face cache:
+ * <hub>/models--org--name/{refs/main, snapshots/<commit>}. */
 #include "trainer/weights/weights.h"
 
 #include <ctype.h>
@@ -23,7 +24,7 @@ static nd_status hub_folder(char **out)
     if (env("HF_HUB_CACHE")) {
         return nd_fs_format(out, "%s", env("HF_HUB_CACHE"));
     }
-    if (env("HUGGINGFACE_HUB_CACHE")) { /* the older name of the same */
+    if (env("HUGGINGFACE_HUB_CACHE")) { /* the older name of HF_HUB_CACHE */
         return nd_fs_format(out, "%s", env("HUGGINGFACE_HUB_CACHE"));
     }
     if (env("HF_HOME")) {
@@ -35,7 +36,8 @@ static nd_status hub_folder(char **out)
     return nd_fs_format(out, "%s/.cache/huggingface/hub", env("HOME") ? env("HOME") : "");
 }
 
-/* [A-Za-z0-9._-]+ with at most one slash inside, no "..": it becomes a part of a path. */
+/* [A-Za-z0-9._-]+ with at most one slash inside and without "..", since it becomes part of a
+ * path. */
 static bool is_model_name(const char *name)
 {
     int slashes = 0;
@@ -69,7 +71,7 @@ static bool has_config(const char *snapshot)
     return found;
 }
 
-/* What refs/main points at, or NULL in *out. */
+/* The snapshot that refs/main points at; *out is NULL if there is none. */
 static nd_status snapshot_of_main(const char *folder, char **out)
 {
     char *ref = NULL, *commit = NULL;
@@ -90,7 +92,7 @@ out:
     return status;
 }
 
-/* The snapshot changed last, or NULL in *out. */
+/* The snapshot that was changed last; *out is NULL if there is none. */
 static nd_status newest_snapshot(const char *folder, char **out)
 {
     char *snapshots = NULL;

@@ -15,7 +15,7 @@
 enum { INDEX_BYTES_MAX = 64 << 20 };
 
 typedef struct weight_file {
-    char *name; /* within the folder */
+    char *name; /* in the folder */
     char *path;
     int fd;
     nd_safetensors_list list;
@@ -23,7 +23,7 @@ typedef struct weight_file {
 
 /* A tensor and the file that holds it; sorted by name. */
 typedef struct tensor_place {
-    const nd_safetensors_tensor *tensor; /* lent by the file's list */
+    const nd_safetensors_tensor *tensor; /* borrowed from the file's list */
     const weight_file *file;
 } tensor_place;
 
@@ -41,7 +41,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const tensor_place *)a)->tensor->name, ((const tensor_place *)b)->tensor->name);
 }
 
-/* NULL: the folder has no such tensor. */
+/* NULL if the folder has no such tensor. */
 static const tensor_place *find_place(const nd_hf_reader *reader, const char *name)
 {
     nd_safetensors_tensor wanted = {.name = (char *)name};
@@ -62,7 +62,7 @@ static nd_status open_file(nd_hf_reader *reader, const char *name)
     return nd_safetensors_read_header(file->fd, file->path, &file->list);
 }
 
-/* All tensors of all files, by name; a name in two files is an error. */
+/* Sorts all tensors of all files by name; a name in two files is an error. */
 static nd_status collect_places(nd_hf_reader *reader)
 {
     int64_t total = 0;
@@ -142,7 +142,7 @@ static nd_status check_map(const nd_hf_reader *reader, const char *index, json_t
     return ND_OK;
 }
 
-/* Real files carry whole-file sizes here too: worth a warning only. */
+/* Only a warning, since some published models have the sum of file sizes here. */
 static void check_total_size(const nd_hf_reader *reader, const char *index, json_t *root)
 {
     const json_t *total = json_object_get(json_object_get(root, "metadata"), "total_size");
@@ -293,7 +293,7 @@ static float half_to_f32(uint16_t half)
     return f;
 }
 
-/* Widens `count` 16-bit values that lie in the upper half of out, from the front: none is
+/* Widens `count` 16-bit values that lie in the upper half of out, from the front. None is
  * overwritten before it is read, since value i lies at or after byte 4 i. */
 static void widen_in_place(float *out, int64_t count, bool half)
 {
@@ -320,14 +320,14 @@ nd_status nd_hf_reader_read(const nd_hf_reader *reader, const char *name, int64_
                            (int64_t)t->begin + begin * 4);
     }
     ND_ASSERT(t->dtype == ND_SAFETENSORS_BF16 ||
-              t->dtype == ND_SAFETENSORS_F16); /* nd_hf_reader_check comes first */
+              t->dtype == ND_SAFETENSORS_F16); /* nd_hf_reader_check has passed */
     ND_TRY(nd_fs_pread(file->fd, file->path, (uint8_t *)out + 2 * count, (size_t)count * 2,
                        (int64_t)t->begin + begin * 2));
     widen_in_place(out, count, t->dtype == ND_SAFETENSORS_F16);
     return ND_OK;
 }
 
-/* The tensors of the folder against those of a Llama of its config.json. */
+/* Compares the tensors of the folder with those of a Llama of its config.json. */
 
 static nd_status check_tensor(const nd_hf_reader *reader, const char *name, int axes, int64_t rows,
                               int64_t cols)

@@ -19,29 +19,29 @@ enum { CONVERT_ELEMENTS = 64 * 1024, SMALL_FILES_BYTES = 1 << 20 };
 static const int64_t default_file_bytes = 5000000000;
 
 /*
- * Bytes of a file that may wait for the disk. A disk that is slower than the ranks that send is
- * felt at each piece, under that exchange's deadline, and not all at once at the end, where the
- * others would give up on it.
+ * Bytes of a file that may wait for the disk. If the disk is slower than the ranks that send, each
+ * piece takes a little longer, within the deadline of its exchange. Without this limit one sync at
+ * the end would take so long that the other ranks give up.
  */
 static const int64_t max_unsynced_bytes = 256 << 20;
 
 typedef struct weight_file {
     char *path;
-    int fd; /* -1 when not open */
+    int fd; /* -1: not open */
     int64_t unsynced;
     nd_safetensors_list list;
 } weight_file;
 
-/* A tensor's place and what of it has arrived; sorted by name. */
+/* A tensor, its file and the elements that have arrived; sorted by name. */
 typedef struct tensor_entry {
-    const nd_safetensors_tensor *tensor; /* lent by the file's list */
+    const nd_safetensors_tensor *tensor; /* borrowed from the file's list */
     weight_file *file;
     nd_coverage coverage;
 } tensor_entry;
 
 struct nd_hf_writer {
-    char *folder;    /* where it will be */
-    char *temporary; /* where it is now; beside it */
+    char *folder;    /* its final path */
+    char *temporary; /* its path until commit, in the same parent folder */
     nd_hf_writer_options options;
     weight_file *files; /* owned */
     int64_t file_count;
@@ -74,7 +74,7 @@ static uint64_t bytes_of(const nd_hf_writer *writer, const nd_hf_tensor *tensor)
 
 /* Opening. */
 
-/* Tensors in the given order; a new file begins where the next tensor would not fit. */
+/* Assigns tensors to files in the given order; a tensor that does not fit begins a new file. */
 static nd_status split_files(nd_hf_writer *writer, const nd_hf_tensor *tensors, int count)
 {
     uint64_t room = (uint64_t)writer->options.max_file_bytes, used = 0;
@@ -115,7 +115,8 @@ static nd_status create_file(nd_hf_writer *writer, weight_file *file)
         goto out;
     }
     int code = fallocate(file->fd, 0, 0, (off_t)size) == 0 ? 0 : errno;
-    if (code == EOPNOTSUPP || code == ENOSYS) { /* cannot reserve, can still grow */
+    if (code == EOPNOTSUPP ||
+        code == ENOSYS) { /* a file system that cannot reserve space can still extend the file */
         code = ftruncate(file->fd, (off_t)size) == 0 ? 0 : errno;
     }
     if (code != 0) {
@@ -196,7 +197,7 @@ out:
     return status;
 }
 
-/* Without trailing slashes, since a name is made by appending to it. */
+/* Without trailing slashes, since the temporary name is made by appending to it. */
 static nd_status copy_folder_name(const char *folder, char **out)
 {
     size_t n = strlen(folder);

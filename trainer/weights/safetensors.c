@@ -138,7 +138,7 @@ static nd_status parse_shape(const char *path, nd_safetensors_tensor *tensor, co
     return ND_OK;
 }
 
-/* Offsets relative to the data, made absolute by `data`. */
+/* Offsets in the header count from `data`, the first byte after it; makes them absolute. */
 static nd_status parse_offsets(const char *path, nd_safetensors_tensor *tensor, const json_t *value,
                                uint64_t bytes, uint64_t data)
 {

@@ -6,7 +6,7 @@
  * (docs/formats.md).
  *
  * Reading parses and checks the header only; nothing is allocated from an unchecked length. Writing
- * lays tensors out and makes the header; whoever writes the values uses the offsets.
+ * lays tensors out and makes the header; the caller writes the values at these offsets.
  */
 #include <stdint.h>
 
@@ -74,7 +74,7 @@ const char *nd_safetensors_list_metadata(const nd_safetensors_list *list, const 
 nd_status nd_safetensors_parse(const char *header, size_t size, uint64_t file_bytes,
                                const char *path, nd_safetensors_list *out);
 
-/* The header of an open file. */
+/* Reads and parses the header of an open file. */
 nd_status nd_safetensors_read_header(int fd, const char *path, nd_safetensors_list *out);
 
 /*
