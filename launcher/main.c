@@ -115,20 +115,27 @@ static nd_status launch(const nd_config *config, const nd_slurm *slurm, int *exi
     return status;
 }
 
+static nd_status help(const char *topic)
+{
+    static const nd_help_entry own[] = {
+        {"--make-key FILE",
+         "writes a fresh job key into a new file of mode 0600 and ends; several nodes share one"},
+    };
+    static const nd_help program = {"ndlaunch --config-file FILE [flags]", own, 1};
+    return nd_config_help(stdout, &program, topic);
+}
+
 static nd_status run(int argc, char **argv, int *exit_code)
 {
     nd_config config = {0};
-    nd_cli cli = {.plan_rank = -1};
+    nd_cli cli = {.plan_rank = -1, .help_topic = ""};
     nd_slurm slurm;
     ND_TRY(nd_slurm_read(&slurm));
     nd_status status = nd_config_init(&config);
     nd_slurm_set_defaults(&slurm, &config);
     status = status == ND_OK ? nd_config_parse(&config, &cli, argc, argv) : status;
     if (status == ND_OK && cli.help) {
-        nd_config_help(
-            stdout, "ndlaunch",
-            "  --make-key FILE\n      writes a fresh job key into a new file of mode 0600 "
-            "and ends: several nodes share one\n");
+        status = help(cli.help_topic);
     } else if (status == ND_OK && cli.version) {
         printf("ndlaunch %s\n", ND_VERSION);
     } else if (status == ND_OK && cli.plan_rank >= 0) {
@@ -172,10 +179,9 @@ static nd_status make_key(const char *flag, int argc, char **argv)
 
 static int usage(void)
 {
-    fprintf(stderr,
-            "usage: ndlaunch --config-file FILE [flags]\n"
-            "       ndlaunch --make-key FILE\n"
-            "       ndlaunch --help lists all flags; ndlaunch --version prints the version\n");
+    fprintf(stderr, "usage: ndlaunch --config-file FILE [flags]\n"
+                    "       ndlaunch --make-key FILE\n"
+                    "       ndlaunch --help [SECTION|all] | --version\n");
     return (int)ND_ERR_CONFIG;
 }
 

@@ -31,12 +31,24 @@ static void init_log(const nd_config *config, const nd_identity *id)
     nd_log_init(level, id->rank > 0 && id->source != ND_IDENTITY_NDLAUNCH ? prefix : "");
 }
 
-static int usage(FILE *out)
+static int usage(void)
 {
-    fprintf(out,
-            "usage: ndtrain train|check|plan [--config-file FILE] [flags]\n"
-            "       ndtrain train --help lists all flags; ndtrain version prints the version\n");
-    return out == stdout ? 0 : (int)ND_ERR_CONFIG;
+    fprintf(stderr, "usage: ndtrain train|check|plan --config-file FILE [flags]\n"
+                    "       ndtrain --help [SECTION|all] | --version\n");
+    return (int)ND_ERR_CONFIG;
+}
+
+static nd_status help(const char *topic)
+{
+    static const nd_help_entry own[] = {
+        {"train", "one worker of a job, which ndlaunch, srun or torchrun starts"},
+        {"check", "reads configuration, model and data; starts nothing"},
+        {"plan", "prints mesh, groups, memory and estimated time; starts nothing"},
+        {"plan --rank R", "the rank whose groups and memory are printed; rank 0 if not given"},
+    };
+    static const nd_help program = {"ndtrain train|check|plan --config-file FILE [flags]", own,
+                                    sizeof own / sizeof *own};
+    return nd_config_help(stdout, &program, topic);
 }
 
 static void print_version(void)
@@ -59,14 +71,7 @@ static const nd_command *find_command(const char *name)
 static nd_status run_command(const nd_command *command, const nd_command_call *call)
 {
     if (call->cli->help) {
-        nd_config_help(
-            stdout, "ndtrain train|check|plan",
-            "  train\n      one worker of a job: ndlaunch, srun or torchrun starts it\n"
-            "  check\n      reads configuration, model and data; starts nothing\n"
-            "  plan\n      prints mesh, groups, memory and estimated time; starts nothing\n"
-            "  --rank R\n      of plan: whose groups and memory are printed, else rank "
-            "0's\n");
-        return ND_OK;
+        return help(call->cli->help_topic);
     }
     if (call->cli->version) {
         print_version();
@@ -80,7 +85,7 @@ int main(int argc, char **argv)
 {
     nd_worker worker = {0};
     nd_config config = {0};
-    nd_cli cli = {.plan_rank = -1};
+    nd_cli cli = {.plan_rank = -1, .help_topic = ""};
     const char *name = argc > 1 ? argv[1] : "";
     const nd_command *command = find_command(name);
     if (command && command->trains) {
@@ -92,11 +97,15 @@ int main(int argc, char **argv)
         print_version();
         return 0;
     }
-    if (strcmp(name, "--help") == 0) {
-        return usage(stdout);
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
+        nd_status asked = help(argc > 2 ? argv[2] : "");
+        if (asked != ND_OK) {
+            nd_log_error("%s", nd_error_last()->message);
+        }
+        return (int)asked;
     }
     if (!command) {
-        return usage(stderr);
+        return usage();
     }
     nd_command_call call = {&config, &cli, &worker, argc, argv};
     nd_status status = command->begin(&worker);

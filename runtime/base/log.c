@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/base/printable.h"
+
 static nd_log_level current_level = ND_LOG_INFO;
 static char current_prefix[128];
 
@@ -23,7 +25,7 @@ nd_log_level nd_log_get_level(void)
 void nd_log(nd_log_level level, const char *format, ...)
 {
     static const char *const tag[] = {"error: ", "warning: ", "", "debug: "};
-    char line[4096];
+    char line[4096], body[4096];
     if (level > current_level) {
         return;
     }
@@ -31,10 +33,15 @@ void nd_log(nd_log_level level, const char *format, ...)
                         tag[level]);
     va_list args;
     va_start(args, format);
-    int body = vsnprintf(line + used, sizeof line - (size_t)used - 1, format, args);
+    int formatted = vsnprintf(body, sizeof body, format, args);
     va_end(args);
+    if (formatted < 0) {
+        return;
+    }
+    /* A line end is a caller's own: values from outside come through nd_fail or are checked. */
+    nd_escape(line + used, sizeof line - (size_t)used - 1, body, "\n");
     size_t length = strlen(line);
-    if (body < 0 || length == 0) {
+    if (length == 0) {
         return;
     }
     line[length++] = '\n';

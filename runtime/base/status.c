@@ -5,13 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/printable.h"
+
 static _Thread_local nd_error last_error;
 
 nd_status nd_vfail(nd_status status, const char *format, va_list args)
 {
+    char text[ND_ERROR_MESSAGE_MAX]; /* the arguments may point into the record */
     ND_ASSERT(status != ND_OK);
+    vsnprintf(text, sizeof text, format, args);
     last_error.status = status;
-    vsnprintf(last_error.message, sizeof last_error.message, format, args);
+    nd_escape(last_error.message, sizeof last_error.message, text, "");
     return status;
 }
 
@@ -26,17 +30,18 @@ nd_status nd_fail(nd_status status, const char *format, ...)
 
 nd_status nd_fail_context(nd_status status, const char *format, ...)
 {
-    size_t used = strlen(last_error.message);
+    char text[ND_ERROR_MESSAGE_MAX], *message = last_error.message;
+    const size_t size = sizeof last_error.message;
     va_list args;
     va_start(args, format);
-    used +=
-        (size_t)snprintf(last_error.message + used, sizeof last_error.message - used, " (while ");
-    if (used < sizeof last_error.message) {
-        vsnprintf(last_error.message + used, sizeof last_error.message - used, format, args);
-        used = strlen(last_error.message);
-        snprintf(last_error.message + used, sizeof last_error.message - used, ")");
-    }
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    size_t used = strlen(message);
+    snprintf(message + used, size - used, " (while ");
+    used = strlen(message);
+    nd_escape(message + used, size - used, text, "");
+    used = strlen(message);
+    snprintf(message + used, size - used, ")");
     return status;
 }
 

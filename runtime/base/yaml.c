@@ -264,6 +264,10 @@ nd_status nd_yaml_parse(const char *text, size_t bytes, const char *name, nd_yam
         return nd_fail(ND_ERR_CONFIG, "%s is larger than %d bytes; is it the right file?", name,
                        ND_YAML_MAX_BYTES);
     }
+    if (bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) {
+        text += 3; /* a byte order mark, which libyaml would count as a column of indentation */
+        bytes -= 3;
+    }
     ND_TRY(refuse_tabs(text, bytes, name));
     reader r = {.name = name};
     if (!yaml_parser_initialize(&r.parser)) {

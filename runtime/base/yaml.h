@@ -3,7 +3,8 @@
 #define ND_BASE_YAML_H
 /*
  * YAML as a small tree of nodes with line numbers, on libyaml's event API: the part of YAML that
- * configuration files use (maps, sequences, scalars of any style, comments).
+ * configuration files use (maps, sequences, scalars of any style, comments). A UTF-8 byte order
+ * mark at the beginning is skipped.
  *
  * Refused with a sentence (ND_ERR_CONFIG, "FILE:LINE: ..."): broken syntax, tabs as indentation, a
  * doubled key, keys that are not plain names, anchors, aliases and tags, several documents, zero

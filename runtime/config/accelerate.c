@@ -65,6 +65,7 @@ static nd_status take_precision(nd_reader *r, const nd_accelerate_key *key, cons
         refuse_later(r, given);
         return ND_OK;
     }
+    r->mixed_fp8 = strcasecmp(given->text, "fp8") == 0;
     bool value = false;
     bool off = nd_bool_parse(given->text, false, &value) && !value; /* a bare `no` in YAML */
     nd_given ours = *given;
@@ -476,9 +477,5 @@ nd_status nd_read_accelerate(nd_reader *reader, const nd_yaml_node *root, const 
         ND_TRY(nd_reader_put(reader, ND_FIELD_launch_workers, "1"));
     }
     c->from_accelerate = true;
-    /* accelerate's FP8 without a backend is torchao's. */
-    if (c->train.precision == ND_PRECISION_FP8 && !reader->fp8_te) {
-        reader->fp8_ao = true;
-    }
     return settle_mesh(reader, file);
 }

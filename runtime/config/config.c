@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "runtime/base/printable.h"
 #include "runtime/config/reader.h"
 
 nd_status nd_config_init(nd_config *config)
@@ -65,6 +66,12 @@ static nd_status read_file(nd_reader *reader, const char *path)
 {
     nd_yaml_node *root = NULL;
     char folder[4096];
+    if (!nd_is_printable(path)) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "--config-file %s: the name holds a control character or is not UTF-8; "
+                       "rename the file, because a run's folder is named after it",
+                       path);
+    }
     if (access(path, F_OK) != 0 && path[0] != '/') {
         return nd_fail(ND_ERR_CONFIG,
                        "--config-file %s does not exist; paths are relative to the working "
@@ -91,7 +98,7 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
     nd_reader reader;
     nd_reader_init(&reader, config);
     reader.notes_origins = true;
-    *cli = (nd_cli){.plan_rank = -1};
+    *cli = (nd_cli){.plan_rank = -1, .help_topic = ""};
     ND_TRY(nd_flags_scan(argc, argv, &config_file, cli));
     if (cli->help || cli->version) {
         return ND_OK;

@@ -167,7 +167,8 @@ void nd_config_fini(nd_config *config);
  */
 typedef struct nd_cli {
     bool help, version;
-    int plan_rank; /* --rank R of `ndtrain plan`, -1 */
+    const char *help_topic; /* borrowed from argv: what follows --help, "" for nothing */
+    int plan_rank;          /* --rank R of `ndtrain plan`, -1 */
 } nd_cli;
 
 /*
@@ -207,9 +208,21 @@ double nd_config_data_seconds(const nd_config *config);
 nd_status nd_config_check_model_path(const nd_config *config);
 nd_status nd_config_check_data_paths(const nd_config *config);
 
-/* --help: usage, the program's own flags (`own`, whole lines), flags grouped by section with type,
- * default, range, unit. */
-void nd_config_help(FILE *out, const char *program, const char *own);
+/* What a program adds to --help. */
+typedef struct nd_help_entry {
+    const char *flag, *help;
+} nd_help_entry;
+typedef struct nd_help {
+    const char *usage;        /* "ndlaunch --config-file FILE [flags]" */
+    const nd_help_entry *own; /* its own flags and commands */
+    int count;
+} nd_help;
+
+/*
+ * --help [TOPIC]. Topic "": usage and the flags used most, on one screen. A section's name: its
+ * keys with flags, default, range and unit. "all": everything. ND_ERR_CONFIG for another topic.
+ */
+nd_status nd_config_help(FILE *out, const nd_help *program, const char *topic);
 
 /* The resolved configuration as native YAML: reading it again gives the same config. Owned by the
  * caller. */

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "runtime/base/printable.h"
 #include "runtime/config/reader.h"
 
 #define ND_FIELD(section, key, type, member, initial, min, max, choices, scope, unit, flags, help) \
@@ -300,7 +301,7 @@ static nd_status set_text(nd_config *config, nd_field_id id, const nd_given *giv
         return nd_fail(ND_ERR_CONFIG, "%s%s has %zu bytes; at most %d are supported", given->where,
                        given->name, strlen(text), TEXT_LIMIT);
     }
-    if (!nd_text_is_clean(text)) {
+    if (!nd_is_printable(text)) {
         return nd_fail(ND_ERR_CONFIG,
                        "%s%s holds a control character or is not UTF-8; rename what it names",
                        given->where, given->name);

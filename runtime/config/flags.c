@@ -269,7 +269,11 @@ nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli 
         if (!t.own) {
             continue;
         }
-        cli->help |= strcmp(name, "help") == 0;
+        if (strcmp(name, "help") == 0) {
+            const char *next = i + 1 < argc && argv[i + 1][0] != '-' ? argv[++i] : "";
+            cli->help = true;
+            cli->help_topic = value ? value : next;
+        }
         cli->version |= strcmp(name, "version") == 0;
         if (strcmp(name, "config-file") == 0) {
             ND_TRY(take_value(&t, argc, argv, &i, &value));

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/suggest.h"
 #include "runtime/config/reader.h"
 
 /* A double-quoted YAML scalar. nd_field_set let no control character in. */
@@ -186,24 +187,103 @@ static void print_field(FILE *out, nd_field_id id)
     print_wrapped(out, INDENT, line);
 }
 
-void nd_config_help(FILE *out, const char *program, const char *own)
+/* The flags of the short --help: what most runs set. */
+static const nd_field_id most_used[] = {
+    ND_FIELD_launch_workers,
+    ND_FIELD_launch_device,
+    ND_FIELD_mesh_dp_replicate,
+    ND_FIELD_mesh_dp_shard,
+    ND_FIELD_mesh_cp,
+    ND_FIELD_mesh_tp,
+    ND_FIELD_model_path,
+    ND_FIELD_data_path,
+    ND_FIELD_data_validation_path,
+    ND_FIELD_train_steps,
+    ND_FIELD_train_sequence_length,
+    ND_FIELD_train_micro_batch_size,
+    ND_FIELD_train_precision,
+    ND_FIELD_optimizer_lr,
+    ND_FIELD_parallel_recompute,
+    ND_FIELD_output_dir,
+};
+
+enum { HELP_COLUMN = 36 }; /* of the short --help */
+
+/* "  --num-steps N            optimizer steps": one line, `help` up to the first semicolon or
+ * colon. */
+static void print_short(FILE *out, const char *flag, const char *help)
 {
-    fprintf(out, "usage: %s [--config-file FILE] [flags]\n\n", program);
+    fprintf(out, "  %-*s %.*s\n", HELP_COLUMN - 3, flag, (int)strcspn(help, ";:"), help);
+}
+
+static void print_section_names(FILE *out)
+{
+    int column = fprintf(out, "  %-*s", HELP_COLUMN - 3, "--help SECTION");
+    for (int i = 0; i < ND_SECTION_COUNT; i++) {
+        const char *name = nd_sections[i].name;
+        if (column + 2 + (int)strlen(name) > COLUMNS) {
+            column = fprintf(out, "\n%*s", HELP_COLUMN - 1, "") - 1;
+        }
+        column += fprintf(out, " %s%s", name, i + 1 < ND_SECTION_COUNT ? "," : "\n");
+    }
+}
+
+static void print_short_help(FILE *out, const nd_help *program)
+{
+    char flag[160], word[ND_FLAG_NAME_MAX];
+    fprintf(
+        out,
+        "usage: %s\n\n"
+        "Trains a Llama model on a mesh of workers. Later settings win: defaults, file, flags in "
+        "order.\n\n",
+        program->usage);
+    print_short(out, "--config-file FILE", "YAML configuration, native or accelerate's");
+    print_short(out, "--set SECTION.KEY=VALUE", "any key of the configuration");
+    for (size_t i = 0; i < sizeof most_used / sizeof *most_used; i++) {
+        const nd_field *f = &nd_fields[most_used[i]];
+        nd_flag_list_word(f->flags, 0, word, sizeof word);
+        snprintf(flag, sizeof flag, "--%s %s", word, placeholder(f));
+        print_short(out, flag, f->help);
+    }
+    for (int i = 0; i < program->count; i++) {
+        print_short(out, program->own[i].flag, program->own[i].help);
+    }
+    fputc('\n', out);
+    print_section_names(out);
+    print_short(out, "--help all", "every flag with its default, and the exit codes");
+    print_short(out, "--version", "the version");
+    fputs("\nThe flags of accelerate launch and torchrun are understood as well.\n", out);
+}
+
+static void print_section(FILE *out, int section)
+{
+    fprintf(out, "%s: %s\n", nd_sections[section].name, nd_sections[section].title);
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        if (strcmp(nd_fields[i].section, nd_sections[section].name) == 0) {
+            print_field(out, (nd_field_id)i);
+        }
+    }
+}
+
+static void print_long_help(FILE *out, const nd_help *program)
+{
+    fprintf(out, "usage: %s\n\n", program->usage);
     print_wrapped(
         out, 0,
-        "Reads defaults, then the file (native, or accelerate's, unchanged), then the flags "
-        "in order: later wins. '-' and '_' in a flag are the same; --flag=value and --flag "
-        "value too. Each key of the file is given in brackets as section.key.");
+        "The configuration is made of the defaults, then the file (native, or accelerate's, "
+        "unchanged), then the flags in their order; later settings win. A flag may be written with "
+        "'-' or '_', as --flag=value or --flag value. The key of each flag stands in brackets as "
+        "section.key.");
     fprintf(out, "\n  --config-file FILE\n      YAML configuration\n"
                  "  --set SECTION.KEY=VALUE\n      sets any key\n"
-                 "  --help, --version\n");
-    fputs(own, out);
-    for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        if (i == 0 || strcmp(nd_fields[i].section, nd_fields[i - 1].section) != 0) {
-            int section = nd_section_find(nd_fields[i].section);
-            fprintf(out, "\n%s: %s\n", nd_sections[section].name, nd_sections[section].title);
-        }
-        print_field(out, (nd_field_id)i);
+                 "  --help [SECTION|all], --version\n");
+    for (int i = 0; i < program->count; i++) {
+        fprintf(out, "  %s\n", program->own[i].flag);
+        print_wrapped(out, INDENT, program->own[i].help);
+    }
+    for (int i = 0; i < ND_SECTION_COUNT; i++) {
+        fputc('\n', out);
+        print_section(out, i);
     }
     fputc('\n', out);
     print_wrapped(
@@ -217,4 +297,32 @@ void nd_config_help(FILE *out, const char *program, const char *own)
         "70 numbers, 71 memory, 73 output, 74 I/O or a lost worker, 75 stopped by a signal, 124 a\n"
         "deadline, 128 + N ended by signal N.\n",
         out);
+}
+
+static nd_status unknown_topic(const char *topic)
+{
+    nd_suggest search;
+    nd_suggest_init(&search, topic);
+    nd_suggest_offer(&search, "all");
+    for (int i = 0; i < ND_SECTION_COUNT; i++) {
+        nd_suggest_offer(&search, nd_sections[i].name);
+    }
+    return nd_fail(ND_ERR_CONFIG, "--help %.80s: there is no such section; %s%s%s", topic,
+                   search.best ? "did you mean --help " : "--help alone lists the sections",
+                   search.best ? search.best : "", search.best ? "?" : "");
+}
+
+nd_status nd_config_help(FILE *out, const nd_help *program, const char *topic)
+{
+    int section = nd_section_find(topic);
+    if (!*topic) {
+        print_short_help(out, program);
+    } else if (strcmp(topic, "all") == 0) {
+        print_long_help(out, program);
+    } else if (section >= 0) {
+        print_section(out, section);
+    } else {
+        return unknown_topic(topic);
+    }
+    return ND_OK;
 }

@@ -22,7 +22,7 @@ void nd_reader_begin(nd_reader *reader, nd_layer layer)
     reader->layer = layer;
     reader->distributed = ND_DISTRIBUTED_UNSAID;
     reader->no_shard = reader->hybrid_shard = reader->parallelism = false;
-    reader->fp8_ao = reader->fp8_te = false;
+    reader->fp8_ao = reader->fp8_te = reader->mixed_fp8 = false;
     reader->main_ip[0] = reader->notices[0] = '\0';
     reader->main_port = -1;
 }
@@ -196,23 +196,44 @@ static nd_status check_fp8_backend(const nd_reader *r, const char *where)
     return ND_OK;
 }
 
-/* The recipe that accelerate's backend means, unless the same layer names one of ours. */
+/*
+ * Applies the recipe of accelerate's FP8 backend, unless the same layer names a recipe. Without a
+ * backend mixed_precision fp8 means AO, as in accelerate, in a file and as a flag; a backend or a
+ * recipe of an earlier layer stays.
+ */
 static nd_status settle_fp8(nd_reader *reader, const char *where)
 {
     nd_config *c = reader->config;
-    bool gather_given = reader->set_by[ND_FIELD_fp8_all_gather] == reader->layer;
+    bool layer_gathers = reader->set_by[ND_FIELD_fp8_all_gather] == reader->layer;
+    bool gather_set = reader->set_by[ND_FIELD_fp8_all_gather] != ND_LAYER_DEFAULT;
+    bool recipe_set = reader->set_by[ND_FIELD_fp8_recipe] != ND_LAYER_DEFAULT;
+    bool backend_named = reader->fp8_ao || reader->fp8_te;
     if (reader->set_by[ND_FIELD_fp8_recipe] == reader->layer) {
         return ND_OK;
     }
+    if (!backend_named && !recipe_set && reader->mixed_fp8 &&
+        c->train.precision == ND_PRECISION_FP8) {
+        reader->fp8_ao = true;
+    }
     ND_TRY(check_fp8_backend(reader, where));
     if (reader->fp8_te) {
-        c->fp8.recipe = ND_FP8_DELAYED;
+        ND_TRY(nd_reader_put(reader, ND_FIELD_fp8_recipe, "delayed"));
         c->fp8.all_gather = false;
     } else if (reader->fp8_ao) {
-        c->fp8.recipe = ND_FP8_TENSORWISE;
-        c->fp8.all_gather = gather_given ? c->fp8.all_gather : true; /* accelerate's default */
+        ND_TRY(nd_reader_put(reader, ND_FIELD_fp8_recipe, "tensorwise"));
+        bool keeps = backend_named ? layer_gathers : gather_set;
+        c->fp8.all_gather = keeps ? c->fp8.all_gather : true; /* accelerate's default */
     }
     return ND_OK;
+}
+
+/* Token files hold ids: with such a format and no tokenizer named, the ids of the file count. */
+static nd_status settle_tokenizer(const nd_reader *reader)
+{
+    nd_data_format format = reader->config->data.format;
+    bool ids = format == ND_DATA_LLMC || format == ND_DATA_MEGATRON;
+    bool unnamed = reader->set_by[ND_FIELD_data_tokenizer] == ND_LAYER_DEFAULT;
+    return ids && unnamed ? nd_text_replace(&reader->config->data.tokenizer, "file") : ND_OK;
 }
 
 nd_status nd_reader_end(nd_reader *reader, const char *where)
@@ -230,5 +251,6 @@ nd_status nd_reader_end(nd_reader *reader, const char *where)
 
 nd_status nd_reader_finish(const nd_reader *reader)
 {
-    return reader->no_fp16[0] ? nd_fail(ND_ERR_CONFIG, "%s", reader->no_fp16) : ND_OK;
+    return reader->no_fp16[0] ? nd_fail(ND_ERR_CONFIG, "%s", reader->no_fp16)
+                              : settle_tokenizer(reader);
 }

@@ -18,10 +18,6 @@
 /* Replaces an owned string; NULL is stored as "". */
 nd_status nd_text_replace(char **target, const char *text);
 
-/* True for printable UTF-8 without control characters: what print.c can write and any node can
- * read back. */
-bool nd_text_is_clean(const char *text);
-
 /* A string that grows; on any failure `status` stays set and later appends do nothing. */
 typedef struct nd_text {
     char *data;
@@ -144,6 +140,7 @@ typedef struct nd_reader {
     bool no_shard, hybrid_shard; /* fsdp_sharding_strategy */
     bool parallelism;            /* a parallelism_config with a size */
     bool fp8_ao, fp8_te;         /* fp8_config.backend */
+    bool mixed_fp8;              /* mixed_precision: fp8 */
     char main_ip[256];           /* "" unless given */
     int64_t main_port;           /* -1 unless given */
     char notices[1024];          /* keys without a meaning here, comma-separated */
@@ -157,7 +154,8 @@ void nd_reader_begin(nd_reader *reader, nd_layer layer);
  * beginning of messages. */
 nd_status nd_reader_end(nd_reader *reader, const char *where);
 
-/* After the last layer: refuses what no later value has replaced. */
+/* After the last layer: refuses what no later value has replaced, and sets what follows from other
+ * keys. */
 nd_status nd_reader_finish(const nd_reader *reader);
 
 nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_given *given);

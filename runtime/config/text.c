@@ -17,37 +17,6 @@ nd_status nd_text_replace(char **target, const char *text)
     return ND_OK;
 }
 
-bool nd_text_is_clean(const char *text)
-{
-    const unsigned char *p = (const unsigned char *)text;
-    while (*p) {
-        int more = *p < 0x80    ? 0
-                   : *p > 0xf4  ? -1
-                   : *p >= 0xf0 ? 3
-                   : *p >= 0xe0 ? 2
-                   : *p >= 0xc2 ? 1
-                                : -1;
-        static const unsigned first_mask[] = {0x7f, 0x1f, 0x0f, 0x07};
-        static const unsigned least[] = {0x20, 0xa0, 0x800, 0x10000};
-        if (more < 0) {
-            return false;
-        }
-        unsigned code = *p++ & first_mask[more];
-        for (int i = 0; i < more; i++, p++) {
-            if ((*p & 0xc0) != 0x80) {
-                return false;
-            }
-            code = code << 6 | (*p & 0x3f);
-        }
-        if (code < least[more] || code == 0x7f || code > 0x10ffff ||
-            (code >= 0xd800 && code < 0xe000) || code == 0x2028 || code == 0x2029 ||
-            code == 0xfeff || code == 0xfffe || code == 0xffff) {
-            return false;
-        }
-    }
-    return true;
-}
-
 void nd_text_append(nd_text *text, const char *format, ...)
 {
     va_list args;

@@ -325,6 +325,62 @@ Test(errors, check_says_what_is_good)
                               "x 1 (dp_replicate x dp_shard x cp x tp); 0.03 M "
                               "parameters; 4096 training tokens\n"),
                        "%s", shell_output);
-    shell(&dir, ND_TRAIN " plan --help");
-    cr_assert_not_null(strstr(shell_output, "\n  --rank R\n"), "%s", shell_output);
+}
+
+Test(errors, help)
+{
+    static const char *const commands[] = {"train", "check", "plan", ""};
+    char command[200];
+    for (int i = 0; i < 4; i++) {
+        snprintf(command, sizeof command, ND_TRAIN " %s --help", commands[i]);
+        cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
+        int lines = 0;
+        for (const char *c = shell_output; *c; c++) {
+            lines += *c == '\n';
+        }
+        cr_expect(lines >= 24 && lines <= 40, "%d lines of %s", lines, command);
+        cr_expect(strstr(shell_output, "\n  plan --rank R "), "%s", shell_output);
+        snprintf(command, sizeof command, ND_TRAIN " %s --help mesh", commands[i]);
+        cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
+        cr_expect(strstr(shell_output, "(mesh.tp; default 1;") &&
+                      !strstr(shell_output, "train.steps"),
+                  "%s", shell_output);
+        snprintf(command, sizeof command, ND_TRAIN " %s --help all", commands[i]);
+        cr_assert_eq(shell_run(&dir, command), 0);
+        cr_expect(strstr(shell_output, "(train.steps;") && strstr(shell_output, "Exit codes:"));
+        snprintf(command, sizeof command, ND_TRAIN " %s --help mash", commands[i]);
+        cr_assert_eq(shell_run(&dir, command), 2, "%s", shell_output);
+        cr_expect(strstr(shell_output, "did you mean --help mesh?"), "%s", shell_output);
+    }
+}
+
+/* Bytes that would move the cursor or begin a line of their own are written as \x1b and \n. */
+Test(errors, control_characters_of_a_file_are_not_printed)
+{
+    static const char *const texts[] = {
+        "mesh:\n  \"tp\\e[31m\": 2\n",
+        "\"\\e[2J\": {tp: 2}\n",
+        "train:\n  steps: \"3\\e]0;x\\a\"\n",
+        "data:\n  path: \"a\\e[31m\"\n",
+        "train:\n  steps: \"3\\nfake: line\"\n",
+        "distributed_type: \"FSDP\\e[31m\\u009b1m\"\n",
+        "distributed_type: FSDP\nnum_processes: 2\n\"debug\\e[31m\": true\n",
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        write_file("esc.yaml", texts[i]);
+        cr_assert_eq(shell_run(&dir, ND_TRAIN " plan --config-file esc.yaml"), 2, "%s",
+                     shell_output);
+        int lines = 0;
+        for (const char *c = shell_output; *c; c++) {
+            cr_expect(*c == '\n' || (*c & 0xe0) != 0, "byte %d is printed for %s", *c, texts[i]);
+            lines += *c == '\n';
+        }
+        cr_expect_eq(lines, 1, "%s", shell_output);
+        cr_expect_null(strstr(shell_output, "\xc2\x9b"));
+    }
+    cr_assert_eq(shell_run(&dir, "cp esc.yaml \"$(printf 'a\\033[31m.yaml')\"; " ND_TRAIN
+                                 " plan --config-file \"$(printf 'a\\033[31m.yaml')\""),
+                 2, "%s", shell_output);
+    cr_expect(strstr(shell_output, "a\\x1b[31m.yaml: the name holds a control character"), "%s",
+              shell_output);
 }

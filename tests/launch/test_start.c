@@ -261,8 +261,14 @@ Test(start, usage)
     assert_says(&l, "usage: ndlaunch --config-file FILE");
     launched_start(&l, &dir, "help", (const char *[]){program, "--help", NULL});
     cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0);
+    assert_says(&l, "\n  --make-key FILE ");
+    launched_start(&l, &dir, "all", (const char *[]){program, "--help", "all", NULL});
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0);
     assert_says(&l, "--rdzv-key-file");
     assert_says(&l, "\n  --make-key FILE\n");
+    launched_start(&l, &dir, "section", (const char *[]){program, "--help", "lanch", NULL});
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2);
+    assert_says(&l, "did you mean --help launch?");
     launched_start(&l, &dir, "key", (const char *[]){program, "--make-key", NULL});
     cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2);
     assert_says(&l, "--make-key needs the name of a new file");

@@ -56,6 +56,16 @@ Test(status, the_record_holds_the_sentence_and_the_macros_pass_the_status_up)
     cr_assert_str_eq(nd_error_last()->message, "");
 }
 
+Test(status, control_characters_are_escaped)
+{
+    nd_fail(ND_ERR_DATA, "key '%s'", "a\x1b[31m\nb");
+    cr_assert_str_eq(nd_error_last()->message, "key 'a\\x1b[31m\\nb'");
+    nd_fail_context(ND_ERR_DATA, "reading %s", "c\td");
+    cr_assert_str_eq(nd_error_last()->message, "key 'a\\x1b[31m\\nb' (while reading c\\td)");
+    nd_fail(ND_ERR_IO, "again: %s", nd_error_last()->message);
+    cr_assert_str_eq(nd_error_last()->message, "again: key 'a\\x1b[31m\\nb' (while reading c\\td)");
+}
+
 Test(status, breadcrumbs_are_appended_and_keep_the_status)
 {
     nd_status status = inner(3);

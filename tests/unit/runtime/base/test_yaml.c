@@ -56,6 +56,19 @@ Test(yaml, tree_with_lines)
     nd_yaml_destroy(root);
 }
 
+Test(yaml, a_byte_order_mark_is_skipped)
+{
+    nd_yaml_node *root = good("\xef\xbb\xbfmesh:\n  tp: 2\ntrain:\n  steps: 3\n");
+    cr_assert_eq(root->count, 2);
+    cr_assert_str_eq(nd_yaml_find(nd_yaml_find(root, "mesh"), "tp")->text, "2");
+    cr_assert_eq(nd_yaml_find(root, "mesh")->column, 1);
+    nd_yaml_destroy(root);
+    root = good("\xef\xbb\xbf---\na: 1\n");
+    nd_yaml_destroy(root);
+    bad("\xef\xbb\xbf", "t.yaml is empty", "");
+    bad("\xef\xbb\xbf\ta: 1\n", "t.yaml:1", "tab");
+}
+
 Test(yaml, null_is_plain_only)
 {
     nd_yaml_node *root = good("a: null\nb: 'null'\nc: ~\nd: \"\"\ne: nullable\n");

@@ -113,6 +113,16 @@ Test(accelerate, fp8_of_torchao)
     nd_config_fini(&c);
 }
 
+Test(accelerate, a_byte_order_mark_is_skipped)
+{
+    nd_config c;
+    cr_assert_eq(read_text(&c, "\xef\xbb\xbf"
+                               "distributed_type: FSDP\nnum_processes: 4\n"),
+                 ND_OK, "%s", nd_error_last()->message);
+    cr_expect(c.from_accelerate && c.launch.workers == 4);
+    nd_config_fini(&c);
+}
+
 typedef struct mapping {
     const char *text;
     int mesh[4];

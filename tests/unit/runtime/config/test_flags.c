@@ -232,6 +232,59 @@ Test(flags, the_last_precision_counts)
     unlink(path);
 }
 
+/* mixed_precision fp8 means accelerate's backend AO, in a file and as a flag. */
+Test(flags, mixed_precision_fp8_is_what_it_is_in_a_file)
+{
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, "--mixed-precision", "fp8"), ND_OK);
+    cr_expect_eq(c.train.precision, ND_PRECISION_FP8);
+    cr_expect(c.fp8.recipe == ND_FP8_TENSORWISE && c.fp8.all_gather, "accelerate's default");
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--precision", "fp8"), ND_OK);
+    cr_expect_not(c.fp8.all_gather, "--precision is the native key alone");
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--mixed-precision", "fp8", "--fp8-all-gather", "false"), ND_OK);
+    cr_expect_not(c.fp8.all_gather);
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--mixed-precision", "fp8", "--mixed-precision", "bf16"), ND_OK);
+    cr_expect_not(c.fp8.all_gather, "the last one counts");
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--mixed-precision", "fp8", "--fp8-recipe", "rowwise"), ND_OK);
+    cr_expect(c.fp8.recipe == ND_FP8_ROWWISE && !c.fp8.all_gather);
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--mixed-precision", "fp8", "--fp8-backend", "TE"), ND_OK);
+    cr_expect(c.fp8.recipe == ND_FP8_DELAYED && !c.fp8.all_gather);
+    nd_config_fini(&c);
+    EXPECT_BAD_FLAGS(("--mixed-precision", "fp8", "--fp8-margin", "1"), "margin", "backend: TE");
+}
+
+/* A file's backend or recipe is not replaced by the default of the flag. */
+Test(flags, mixed_precision_fp8_keeps_the_files_recipe)
+{
+    static const char *const texts[] = {
+        "distributed_type: FSDP\nnum_processes: 2\nfp8_config: {backend: TE}\n",
+        "fp8: {recipe: delayed}\n",
+        "distributed_type: FSDP\nnum_processes: 2\nmixed_precision: fp8\n"
+        "fp8_config: {backend: AO, enable_fsdp_float8_all_gather: false}\n",
+        "fp8: {all_gather: false}\n",
+    };
+    nd_config c;
+    for (int i = 0; i < 4; i++) {
+        char path[] = "/tmp/nd_config_XXXXXX";
+        int fd = mkstemp(path);
+        ssize_t length = (ssize_t)strlen(texts[i]);
+        cr_assert(fd >= 0 && write(fd, texts[i], (size_t)length) == length);
+        close(fd);
+        cr_assert_eq(FLAGS(&c, "--config-file", path, "--mixed-precision", "fp8"), ND_OK, "%s",
+                     nd_error_last()->message);
+        cr_expect_eq(c.train.precision, ND_PRECISION_FP8);
+        cr_expect_eq(c.fp8.recipe, i < 2 ? ND_FP8_DELAYED : ND_FP8_TENSORWISE, "%s", texts[i]);
+        cr_expect_not(c.fp8.all_gather, "%s", texts[i]);
+        nd_config_fini(&c);
+        unlink(path);
+    }
+}
+
 Test(flags, refused_with_a_sentence)
 {
     EXPECT_BAD_FLAGS(("--checkpoint-frequency", "100"), "--checkpoint-frequency",
@@ -308,6 +361,16 @@ Test(flags, what_else_is_asked)
     char *help[] = {"ndlaunch", "--nonsense", "--help"};
     cr_assert_eq(nd_config_parse(&c, &cli, 3, help), ND_OK, "help wins over mistakes");
     cr_expect(cli.help && !cli.version && cli.plan_rank == -1);
+    cr_expect_str_eq(cli.help_topic, "");
+    char *topic[] = {"ndlaunch", "--help", "fp8", "--num-steps", "3"};
+    cr_assert_eq(nd_config_parse(&c, &cli, 5, topic), ND_OK);
+    cr_expect_str_eq(cli.help_topic, "fp8");
+    char *joined[] = {"ndlaunch", "--help=all"};
+    cr_assert_eq(nd_config_parse(&c, &cli, 2, joined), ND_OK);
+    cr_expect_str_eq(cli.help_topic, "all");
+    char *flag[] = {"ndlaunch", "-h", "--num-steps", "3"};
+    cr_assert_eq(nd_config_parse(&c, &cli, 4, flag), ND_OK);
+    cr_expect(cli.help && !*cli.help_topic, "a flag is no section");
     char *rank[] = {"plan", "--rank", "3"};
     cr_assert_eq(nd_config_parse(&c, &cli, 3, rank), ND_OK);
     cr_expect_eq(cli.plan_rank, 3);
@@ -332,22 +395,73 @@ Test(flags, flags_win_over_the_file)
     nd_config_fini(&c);
 }
 
-Test(flags, help_fits_and_names_every_key)
+static const nd_help_entry own[] = {{"--own FLAG", "of the program; in words"}};
+static const nd_help program = {"ndlaunch [flags]", own, 1};
+
+/* The text of --help TOPIC; owned by the caller. No line is longer than a screen is wide. */
+static char *help_of(const char *topic, int *lines)
 {
-    char *text = NULL, name[96];
+    char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
-    nd_config_help(out, "ndlaunch", "  --own FLAG\n      of the program\n");
+    cr_assert_eq(nd_config_help(out, &program, topic), ND_OK);
     fclose(out);
-    for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        snprintf(name, sizeof name, "%s.%s", nd_fields[i].section, nd_fields[i].key);
-        cr_expect(strstr(text, name), "%s is not in --help", name);
-    }
-    cr_expect(strstr(text, "\n  --own FLAG\n") && strstr(text, "\nExit codes: 0 done, "));
-    for (const char *line = text; *line;) {
+    *lines = 0;
+    for (const char *line = text; *line; ++*lines) {
         size_t n = strcspn(line, "\n");
         cr_expect_leq(n, 100u, "%.*s", (int)n, line);
+        cr_expect(n == 0 || line[n - 1] != ' ', "'%.*s' ends with a space", (int)n, line);
         line += n + (line[n] == '\n');
     }
+    return text;
+}
+
+Test(flags, help_fits_a_screen)
+{
+    int lines;
+    char *text = help_of("", &lines);
+    cr_expect(lines >= 24 && lines <= 40, "%d lines", lines);
+    cr_expect(strstr(text, "usage: ndlaunch [flags]\n") && strstr(text, "\n  --own FLAG "));
+    cr_expect(strstr(text, "of the program\n"), "the rest of the sentence is for --help all");
+    cr_expect(strstr(text, "\n  --num-steps N ") && strstr(text, "--help all"));
+    for (int i = 0; i < ND_SECTION_COUNT; i++) {
+        cr_expect(strstr(text, nd_sections[i].name), "%s is not named", nd_sections[i].name);
+    }
     free(text);
+}
+
+Test(flags, help_all_names_every_key)
+{
+    char name[96];
+    int lines;
+    char *text = help_of("all", &lines);
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        snprintf(name, sizeof name, "%s.%s", nd_fields[i].section, nd_fields[i].key);
+        cr_expect(strstr(text, name), "%s is not in --help all", name);
+    }
+    cr_expect(strstr(text, "\n  --own FLAG\n      of the program; in words\n") &&
+              strstr(text, "\nExit codes: 0 done, "));
+    free(text);
+}
+
+Test(flags, help_of_a_section)
+{
+    int lines, all = 0;
+    for (int s = 0; s < ND_SECTION_COUNT; s++) {
+        char *text = help_of(nd_sections[s].name, &lines), name[96];
+        for (int i = 0; i < ND_FIELD_COUNT; i++) {
+            bool belongs = strcmp(nd_fields[i].section, nd_sections[s].name) == 0;
+            snprintf(name, sizeof name, "(%s.%s;", nd_fields[i].section, nd_fields[i].key);
+            cr_expect_eq(strstr(text, name) != NULL, belongs, "%s with --help %s", name,
+                         nd_sections[s].name);
+            all += belongs;
+        }
+        free(text);
+    }
+    cr_expect_eq(all, ND_FIELD_COUNT);
+    cr_expect_eq(nd_config_help(stdout, &program, "opimizer"), ND_ERR_CONFIG);
+    cr_expect_str_eq(nd_error_last()->message,
+                     "--help opimizer: there is no such section; did you mean --help optimizer?");
+    cr_expect_eq(nd_config_help(stdout, &program, "zzzzzzzz"), ND_ERR_CONFIG);
+    cr_expect(strstr(nd_error_last()->message, "--help alone lists the sections"));
 }

@@ -67,9 +67,28 @@ Test(resolve, model_and_data)
     EXPECT_BAD_FLAGS(("--model-name", "./a/b"), "'./a/b'", "--model-path");
     EXPECT_BAD_FLAGS(("--model-name", "a/b/c"), "ORG/NAME");
     EXPECT_BAD_FLAGS(("--data-path", ""), "data.path is empty");
-    EXPECT_BAD_FLAGS(("--data-format", "megatron"), "megatron", "tokenizer: file");
+    EXPECT_BAD_FLAGS(("--data-format", "megatron", "--tokenizer", "bytes"), "megatron",
+                     "tokenizer: file");
     EXPECT_BAD_FLAGS(("--data-format", "jsonl", "--tokenizer", "file"), "jsonl",
                      "tokenizer: bytes");
+}
+
+/* Token files hold ids, so a tokenizer that nobody names is "file". */
+Test(resolve, tokenizer_follows_the_format)
+{
+    static const struct {
+        const char *format, *tokenizer;
+    } cases[] = {{"llmc", "file"}, {"megatron", "file"}, {"text", "bytes"}, {"auto", "bytes"}};
+    nd_config c;
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(FLAGS(&c, "--data-format", cases[i].format), ND_OK);
+        cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+        cr_expect_str_eq(c.data.tokenizer, cases[i].tokenizer, "%s", cases[i].format);
+        nd_config_fini(&c);
+    }
+    cr_assert_eq(read_text(&c, "data: {format: llmc}\n"), ND_OK);
+    cr_expect_str_eq(c.data.tokenizer, "file");
+    nd_config_fini(&c);
 }
 
 /* A native file that names both data files, as the shipped ones do. */
