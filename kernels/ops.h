@@ -2,8 +2,9 @@
 #ifndef ND_KERNELS_OPS_H
 #define ND_KERNELS_OPS_H
 /*
- * THE op list: everything a device computes in a training step. One table of functions per backend
- * (ref, cpu, cuda); a missing entry is a start-up error naming the op.
+ * The ops: everything a device computes in a training step. Each takes a stream and one struct of
+ * arguments, declared here with its contract; ops_list.h names them once. There is one table of
+ * functions per backend (ref, cpu, cuda); a missing entry is a start-up error naming the op.
  *
  * Conventions
  *   n      tokens of the call (rows); C hidden; V vocabulary rows held here; F ffn; H query heads,
@@ -16,6 +17,7 @@
  *          even) when stored. Sums are in an order that never depends on timing, but on shape,
  *          backend and, in products and attention, the device's thread count.
  *   Alias  an output may be the same view as an input only where the op says so. No other overlap.
+ *   Absent operands have no data (data NULL); a struct's members that are not named are absent.
  *   Stream results are visible to later calls on the same stream.
  *   Errors ND_ERR_INTERNAL when a library refuses; bad shapes are ND_ASSERTs: the model checks
  *          users' numbers first.
@@ -23,6 +25,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kernels/ops_list.h"
 #include "runtime/device/device.h"
 #include "runtime/tensor/tensor.h"
 
@@ -85,9 +88,9 @@ typedef struct nd_fp8 {
 } nd_fp8;
 
 /*
- * What an op does with a result beside storing it, without reading it again (a parameter of its
- * own; NULL: nothing). Of the values as they are stored, rounded to act. A result with codes need
- * not be stored: its tensor's data may be NULL, its shape and dtype count.
+ * What an op does with a result in addition to storing it, without reading it again (all zero:
+ * nothing). The values are those that are stored, rounded to act. A result with codes need not be
+ * stored: its tensor's data may be NULL, its shape and dtype count.
  */
 typedef struct nd_fuse {
     float *amax;     /* NULL, or F32 (1), on the device: merged with the largest |value| as by
@@ -108,9 +111,324 @@ typedef struct nd_fp8_history {
     float *scale, *inverse; /* (count) */
 } nd_fp8_history;
 
-typedef struct nd_ops nd_ops;
+/* linear algebra */
 
-struct nd_ops {
+/*
+ * c = op(a) op(b) + beta c, op(x) = x or x^T. a, b: act or F32. c: act or F32 (weight gradients
+ * accumulate into F32 with beta = 1). beta is 0 or 1. Sums are in F32.
+ */
+typedef struct nd_matmul_args {
+    nd_tensor c;       /* (m, n) */
+    nd_tensor a;       /* op(a) is (m, k) */
+    bool a_transposed; /* a is stored as (k, m) */
+    nd_tensor b;       /* op(b) is (k, n) */
+    bool b_transposed; /* b is stored as (n, k) */
+    float beta;
+} nd_matmul_args;
+
+/* embedding */
+
+/* out row i = table row ids[i] - first, or zero where the id is outside [first, first + V). */
+typedef struct nd_embedding_fwd_args {
+    nd_tensor out;   /* (n, C) */
+    nd_tensor ids;   /* I32 (n) */
+    nd_tensor table; /* (V, C) */
+    int64_t first;
+} nd_embedding_fwd_args;
+
+/* dtable row ids[i] - first += dout row i. Tokens are added in ascending i, so the order is
+ * fixed. */
+typedef struct nd_embedding_bwd_args {
+    nd_tensor dtable; /* F32 (V, C) */
+    nd_tensor ids;    /* I32 (n) */
+    nd_tensor dout;   /* (n, C) */
+    int64_t first;
+} nd_embedding_bwd_args;
+
+/* RMSNorm. Source: Zhang and Sennrich (2019); Llama: y = w x / sqrt(mean(x^2) + eps) */
+
+/*
+ * sum = x + delta, then y = weight sum rstd. Without delta, sum is not written and x itself is
+ * normalised. sum is rounded to act before it is normalised (the residual stream is act). sum may
+ * alias x or delta.
+ */
+typedef struct nd_rmsnorm_fwd_args {
+    nd_tensor y, sum;   /* (n, C) */
+    nd_tensor rstd;     /* F32 (n) */
+    nd_tensor x, delta; /* (n, C); delta may be absent */
+    nd_tensor weight;   /* act (C) */
+    float eps;
+    nd_fuse fuse; /* of y */
+} nd_rmsnorm_fwd_args;
+
+/*
+ * dx = dres + d(norm)/dx applied to dy; an absent dres means 0. dweight += sum_i dy x rstd. x is
+ * the normalised input (the sum of the forward). dx may alias dres or dy.
+ */
+typedef struct nd_rmsnorm_bwd_args {
+    nd_tensor dx;       /* (n, C) */
+    nd_tensor dweight;  /* F32 (C) */
+    nd_tensor dy, dres; /* (n, C); dres may be absent */
+    nd_tensor x;        /* (n, C) */
+    nd_tensor weight;   /* act (C) */
+    nd_tensor rstd;     /* F32 (n) */
+} nd_rmsnorm_bwd_args;
+
+/*
+ * RoPE in the rotate-half form of Hugging Face Llama, pairs (d, d + D/2): out = rotation of x by
+ * table row positions[i]; inverse for the backward. 3-d views, stride[1] == D or free. out may be
+ * x.
+ */
+typedef struct nd_rope_args {
+    nd_tensor out, x;    /* (n, heads, D) */
+    nd_tensor positions; /* I32 (n) */
+    nd_rope_view table;
+    bool inverse;
+} nd_rope_args;
+
+/* SwiGLU: out = silu(gate) up */
+typedef struct nd_swiglu_fwd_args {
+    nd_tensor out, gate, up; /* (n, F) */
+    nd_fuse fuse;            /* of out */
+} nd_swiglu_fwd_args;
+
+/* dgate and dup may alias gate and up. */
+typedef struct nd_swiglu_bwd_args {
+    nd_tensor dgate, dup, dout, gate, up; /* (n, F) */
+    nd_fuse fuse_gate, fuse_up;           /* of dgate, of dup */
+} nd_swiglu_bwd_args;
+
+/* attention */
+
+/* out and lse of one block; never materialises (Sq, Sk). */
+typedef struct nd_attention_fwd_args {
+    nd_attention attention;
+    nd_tensor out, lse;
+    nd_tensor q, k, v;
+    void *scratch; /* attention_scratch bytes */
+} nd_attention_fwd_args;
+
+/* delta = rowsum(dout out), once per backward whatever the number of blocks, where
+ * attention_uses_delta says so. */
+typedef struct nd_attention_delta_args {
+    nd_attention attention;
+    nd_tensor delta, out, dout;
+} nd_attention_delta_args;
+
+/*
+ * dq, dk, dv of one block from the final (merged) out, lse and delta. delta is absent where
+ * attention_uses_delta says that it is not read; else out is not read. Each output is act or F32.
+ */
+typedef struct nd_attention_bwd_args {
+    nd_attention attention;
+    nd_tensor dq, dk, dv;
+    nd_tensor q, k, v, out, dout, lse, delta;
+    bool add_q;    /* dq is F32 and is added to; otherwise it is overwritten */
+    bool add_kv;   /* the same for dk and dv: blocks of a ring, prefixes of gathered keys */
+    void *scratch; /* attention_scratch bytes */
+} nd_attention_bwd_args;
+
+/*
+ * Online merge of a partial result: acc and acc_lse absorb out and lse.
+ *   lse' = log(exp(acc_lse) + exp(lse)); acc = acc exp(acc_lse - lse') + out exp(lse - lse')
+ * -inf on either side is exact and gives no NaN; acc is not read in rows whose acc_lse is -inf.
+ */
+typedef struct nd_lse_merge_args {
+    nd_attention attention;
+    nd_tensor acc;     /* F32 (B, Sq, H, D) */
+    nd_tensor acc_lse; /* F32 (B, H, Sq) */
+    nd_tensor out;     /* act (B, Sq, H, D) */
+    nd_tensor lse;     /* F32 (B, H, Sq) */
+} nd_lse_merge_args;
+
+/* Cross entropy over a vocabulary slice of V columns: ids [first, first + valid) and padding. A
+ * label of -100 is not counted. */
+
+/*
+ * Per row of logits: row_max; row_sum = sum_v exp(logit - row_max); target = logit of the label
+ * when first <= label < first + valid, else 0. Columns >= valid are padding and ignored.
+ */
+typedef struct nd_ce_stats_args {
+    nd_tensor row_max, row_sum, target; /* F32 (n) */
+    nd_tensor logits;                   /* act (n, V) */
+    nd_tensor labels;                   /* I32 (n) */
+    int64_t first, valid;
+} nd_ce_stats_args;
+
+/* row_sum *= exp(row_max - global_max): this slice's sum on the scale of the global maximum. */
+typedef struct nd_ce_rescale_args {
+    nd_tensor row_sum, row_max, global_max; /* F32 (n) */
+} nd_ce_rescale_args;
+
+/* *loss_sum += sum over counted rows of log(sum) + max - target, which are the global ones, in a
+ * fixed order. */
+typedef struct nd_ce_loss_args {
+    double *loss_sum;           /* F64 (1) */
+    nd_tensor max, sum, target; /* F32 (n) */
+    nd_tensor labels;           /* I32 (n) */
+} nd_ce_loss_args;
+
+/* logits -> dlogits in place: (softmax - onehot) / *count (the quotient 1 / *count in F64, rounded
+ * to F32, multiplies); 0 for rows not counted and for columns >= valid. */
+typedef struct nd_ce_bwd_args {
+    nd_tensor logits;   /* act (n, V) */
+    nd_tensor max, sum; /* F32 (n) */
+    nd_tensor labels;   /* I32 (n) */
+    int64_t first, valid;
+    const int64_t *count; /* I64 (1) */
+} nd_ce_bwd_args;
+
+/* elementwise operations and reductions */
+
+/* acc += x. Any views of equal extents. */
+typedef struct nd_accumulate_args {
+    nd_tensor acc; /* F32 */
+    nd_tensor x;   /* act or F32 */
+} nd_accumulate_args;
+
+/* BF16 to F32 or back, or a copy. Any views of equal extents. */
+typedef struct nd_cast_args {
+    nd_tensor out, x;
+} nd_cast_args;
+
+/* *out += sum x^2, in F64 blocks. */
+typedef struct nd_sum_squares_args {
+    double *out;
+    const float *x; /* (count) */
+    int64_t count;
+} nd_sum_squares_args;
+
+/* out[i] = deviation nd_rng_normal(seed, random_stream, first + i), rounded once: the same bits in
+ * every backend. */
+typedef struct nd_random_normal_args {
+    float *out; /* (count) */
+    int64_t count;
+    float deviation;
+    uint64_t seed, random_stream, first;
+} nd_random_normal_args;
+
+/* optimizers over flat F32 shards; in place */
+
+/*
+ * AdamW (Loshchilov and Hutter, 2019; torch.optim.AdamW): g = grad grad_scale; p -= lr wd p
+ * (decay ranges); m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; p -= lr (m / bias1) / (sqrt(v
+ * / bias2) + eps). A range's copy gets the updated p as `cast` rounds it.
+ */
+typedef struct nd_adamw_args {
+    nd_adamw hyper;
+    float *p, *m, *v;
+    const float *grad;
+    const nd_flat_range *ranges; /* host memory */
+    int range_count;
+} nd_adamw_args;
+
+/* p -= lr (grad grad_scale + wd p (decay ranges)): torch.optim.SGD without momentum. Copies as
+ * above. */
+typedef struct nd_sgd_args {
+    nd_adamw hyper;
+    float *p;
+    const float *grad;
+    const nd_flat_range *ranges; /* host memory */
+    int range_count;
+} nd_sgd_args;
+
+/* FP8: scales */
+
+/*
+ * amax = largest |x| of all of x, of each row or column. NaN in x gives NaN, as torch.max does.
+ * merge: the maximum with what is there (NaN on either side gives NaN), so the amax of pieces is
+ * that of the whole; otherwise overwritten, 0 where x is empty.
+ */
+typedef struct nd_amax_args {
+    float *amax; /* 1, (rows) or (columns) */
+    nd_tensor x; /* act or F32, 2-d, or 1-d per tensor */
+    nd_granularity granularity;
+    bool merge;
+} nd_amax_args;
+
+/*
+ * Current scaling: scale = FMAX / max(amax, 1e-12), divided in F64 and rounded to F32; NaN stays
+ * NaN, and an infinite amax gives scale 0 and an infinite inverse, so that the product shows it.
+ * power_of_two: then 2^floor(l), l = log2(scale) rounded to F32 (which may round up to an
+ * integer). Source: torchao 0.18, float8_utils.amax_to_scale.
+ */
+typedef struct nd_fp8_scale_args {
+    float *scale, *inverse; /* (count) */
+    const float *amax;      /* (count) */
+    int64_t count;
+    nd_dtype format;
+    bool power_of_two;
+} nd_fp8_scale_args;
+
+/*
+ * Delayed scaling, once per step, after row 0 is complete (all micro-batches, all ranks). For each
+ * tensor, with newest = amax[0]: when newest is not 0, rows 2.. move up by one, newest goes to the
+ * last row, and row 0 becomes 0. A = newest, or (max, and newest not 0) the largest of the whole
+ * history, row 0 and the row that drops out included, NaN ignored. When A is finite and above 0,
+ * scale = limit / A in F32, FLT_MAX where that is infinite; else the scale stays.
+ * inverse = 1.0f / scale. Source: Transformer Engine, common/recipe/delayed_scaling.cu.
+ */
+typedef struct nd_fp8_delayed_args {
+    nd_fp8_history history;
+    nd_amax_algorithm algorithm;
+} nd_fp8_delayed_args;
+
+/* FP8: codes */
+
+/*
+ * codes = x scale (in F32), limited to +-FMAX (infinities too), rounded to nearest even; NaN gives
+ * a NaN code (which of them is free), -0 and what rounds to it keeps its sign. Writes out.codes and
+ * out.transposed, whichever are there, in one pass, with the scale that is there; reads no inverse.
+ */
+typedef struct nd_fp8_cast_args {
+    nd_fp8 out;
+    float *amax; /* NULL, or F32 (1): merged with the largest |x| of the tensor as by `amax` */
+    nd_tensor x; /* act or F32, (rows, columns) as codes; 1-d per tensor without out.transposed */
+} nd_fp8_cast_args;
+
+/* out = codes transposed; one FP8 dtype. */
+typedef struct nd_fp8_transpose_args {
+    nd_tensor out;   /* (columns, rows) */
+    nd_tensor codes; /* (rows, columns) */
+} nd_fp8_transpose_args;
+
+/*
+ * For the health log: counts[0] += elements that are not 0 but whose code is +-0, counts[1] +=
+ * elements with |x scale| > FMAX. NaN counts in neither.
+ */
+typedef struct nd_fp8_count_args {
+    int64_t *counts; /* (2) */
+    nd_tensor x;
+    nd_fp8 as; /* what x was cast to; only its form, format and scale are read */
+} nd_fp8_count_args;
+
+/* FP8: products */
+
+/*
+ * c = op(a) op(b) of the dequantised values + beta c, as matmul: c act or F32 (also F32 with
+ * BF16 activations), beta 0 or 1. One of a, b may be E5M2. The sum is that of the codes, in
+ * F32; it is multiplied by the inverse scales (in F32, in any order) and c is added before the
+ * one rounding. An operand's scale is per tensor or constant along the summed axis: op(a) per
+ * row, op(b) per column (of the stored matrix: per column of a transposed a). m, n and k are
+ * multiples of 16 on cuda; the model checks users' numbers.
+ */
+typedef struct nd_matmul_fp8_args {
+    nd_tensor c;
+    nd_fp8 a;
+    bool a_transposed;
+    nd_fp8 b;
+    bool b_transposed;
+    float beta;
+    bool fast_accumulation; /* a tensor core may sum with fewer bits */
+    void *scratch;          /* matmul_fp8_scratch bytes, aligned to 256 */
+} nd_matmul_fp8_args;
+
+/* The ops that make what calls of the same name keep for their form. */
+typedef struct nd_prepare_ops {
+    ND_EACH_PREPARED_OP(ND_OP_MEMBER, )
+} nd_prepare_ops;
+
+typedef struct nd_ops {
     const char *name; /* "ref", "cpu", "cuda" */
     /*
      * matmul_fp8 reads an operand only where its summed axis is the contiguous one: `codes` of a
@@ -120,211 +438,32 @@ struct nd_ops {
     bool fp8_needs_transposed;
     /*
      * NULL, or ops that make what a call of the same name keeps for its form, such as a library's
-     * plan, and do nothing else: matmul, matmul_fp8, attention_fwd and attention_bwd; the other
-     * entries are NULL. Of the stream only the device is used; tensors need no memory, but
+     * plan, and do nothing else. Of the stream only the device is used; tensors need no memory, but
      * addresses that are aligned as those of the call. What attention_scratch returns afterwards
      * holds for the prepared calls.
      */
-    const nd_ops *prepare;
+    const nd_prepare_ops *prepare;
 
-    /* linear algebra */
-    /*
-     * c = op(a) op(b) + beta c, op(x) = x or x^T. a, b: act or F32. c: act or F32 (weight gradients
-     * accumulate into F32 with beta = 1). beta is 0 or 1. Sums in F32. Shapes: op(a) (m, k), op(b)
-     * (k, n), c (m, n).
-     */
-    nd_status (*matmul)(nd_stream *, nd_tensor c, nd_tensor a, bool a_transposed, nd_tensor b,
-                        bool b_transposed, float beta);
-
-    /* embedding */
-    /* out (n, C) = table (V, C)[ids[i] - first], zero where the id is outside [first, first + V).
-     * ids I32 (n). */
-    nd_status (*embedding_fwd)(nd_stream *, nd_tensor out, nd_tensor ids, nd_tensor table,
-                               int64_t first);
-    /* dtable F32 (V, C) += rows of dout (n, C); tokens are added in ascending i, so the order is
-     * fixed. */
-    nd_status (*embedding_bwd)(nd_stream *, nd_tensor dtable, nd_tensor ids, nd_tensor dout,
-                               int64_t first);
-
-    /* ---- RMSNorm. Source: Zhang and Sennrich (2019); Llama: y = w x / sqrt(mean(x^2) + eps)
-     * ---- */
-    /*
-     * sum = x + delta, then y = weight sum rstd. delta.data NULL: sum is not written and x itself
-     * is normalised. sum is rounded to act before it is normalised (the residual stream is act). x,
-     * delta, sum, y (n, C); weight act (C); rstd F32 (n). sum may alias x or delta. fuse: of y.
-     */
-    nd_status (*rmsnorm_fwd)(nd_stream *, nd_tensor y, nd_tensor sum, nd_tensor rstd, nd_tensor x,
-                             nd_tensor delta, nd_tensor weight, float eps, const nd_fuse *fuse);
-    /*
-     * dx (n, C) = dres + d(norm)/dx applied to dy; dres.data NULL means 0. dweight F32 (C) += sum_i
-     * dy x rstd. x is the normalised input (the sum of the forward). dx may alias dres or dy.
-     */
-    nd_status (*rmsnorm_bwd)(nd_stream *, nd_tensor dx, nd_tensor dweight, nd_tensor dy,
-                             nd_tensor dres, nd_tensor x, nd_tensor weight, nd_tensor rstd);
-
-    /* RoPE, rotate-half form of Hugging Face Llama (pairs (d, d + D/2)) */
-    /*
-     * out (n, heads, D) = rotation of x (n, heads, D) by table row positions[i] (I32 (n)); inverse
-     * for backward. 3-d views, stride[1] == D or free. out may be x.
-     */
-    nd_status (*rope)(nd_stream *, nd_tensor out, nd_tensor x, nd_tensor positions,
-                      nd_rope_view table, bool inverse);
-
-    /* SwiGLU: out = silu(gate) up */
-    /* (n, F) each; fuse: of out. */
-    nd_status (*swiglu_fwd)(nd_stream *, nd_tensor out, nd_tensor gate, nd_tensor up,
-                            const nd_fuse *fuse);
-    /* dgate, dup may alias gate, up; a fuse for each of them. */
-    nd_status (*swiglu_bwd)(nd_stream *, nd_tensor dgate, nd_tensor dup, nd_tensor dout,
-                            nd_tensor gate, nd_tensor up, const nd_fuse *fuse_gate,
-                            const nd_fuse *fuse_up);
-
-    /* attention */
-    /* out, lse of one block; never materialises (Sq, Sk). `scratch`: attention_scratch bytes. */
-    nd_status (*attention_fwd)(nd_stream *, const nd_attention *, nd_tensor out, nd_tensor lse,
-                               nd_tensor q, nd_tensor k, nd_tensor v, void *scratch);
-    /* delta (B, H, Sq) = rowsum(dout out), once per backward whatever the number of blocks, where
-     * attention_uses_delta says so. */
-    nd_status (*attention_delta)(nd_stream *, const nd_attention *, nd_tensor delta, nd_tensor out,
-                                 nd_tensor dout);
-    /*
-     * dq, dk, dv of one block from the final (merged) out, lse and delta. delta has no data where
-     * attention_uses_delta says that it is not read; else out is not read. Each output is act or
-     * F32. add_q: dq is F32 and is added to; add_kv: dk and dv are F32 and are added to (blocks of
-     * a ring, prefixes of gathered keys); otherwise they are overwritten.
-     */
-    nd_status (*attention_bwd)(nd_stream *, const nd_attention *, nd_tensor dq, nd_tensor dk,
-                               nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out,
-                               nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add_q,
-                               bool add_kv, void *scratch);
-    /* Bytes of scratch for one call of the above with these extents (planned once). */
-    size_t (*attention_scratch)(const nd_device *, const nd_attention *, nd_dtype act,
-                                bool backward);
-    /* Whether attention_bwd of tensors of type act reads delta. Where it does not, q, k, v, out and
-     * dout must lie at multiples of 16 bytes, with strides of multiples of 8 elements. */
-    bool (*attention_uses_delta)(const nd_device *, const nd_attention *, nd_dtype act);
-    /*
-     * Online merge of a partial result: acc F32 (B, Sq, H, D), acc_lse F32 (B, H, Sq) absorb out
-     * (act), lse.
-     *   lse' = log(exp(acc_lse) + exp(lse)); acc = acc exp(acc_lse - lse') + out exp(lse - lse')
-     * -inf on either side is exact and gives no NaN; acc is not read in rows whose acc_lse is -inf.
-     */
-    nd_status (*lse_merge)(nd_stream *, const nd_attention *, nd_tensor acc, nd_tensor acc_lse,
-                           nd_tensor out, nd_tensor lse);
-
-    /* cross entropy over a vocabulary slice */
-    /*
-     * Per row of logits act (n, V): row_max F32 (n); row_sum F32 (n) = sum_v exp(logit - row_max);
-     * target F32 (n) = logit of label when first <= label < first + valid, else 0. Columns >= valid
-     * are padding and ignored. labels I32 (n), -100 = not counted.
-     */
-    nd_status (*ce_stats)(nd_stream *, nd_tensor row_max, nd_tensor row_sum, nd_tensor target,
-                          nd_tensor logits, nd_tensor labels, int64_t first, int64_t valid);
-    /* row_sum *= exp(row_max - global_max): this slice's sum on the scale of the global maximum.
-     * F32 (n) each. */
-    nd_status (*ce_rescale)(nd_stream *, nd_tensor row_sum, nd_tensor row_max,
-                            nd_tensor global_max);
-    /* loss_sum F64 (1) += sum over counted rows of log(sum) + max - target. sum, max, target are
-     * global. Fixed order. */
-    nd_status (*ce_loss)(nd_stream *, double *loss_sum, nd_tensor max, nd_tensor sum,
-                         nd_tensor target, nd_tensor labels);
-    /* logits -> dlogits in place: (softmax - onehot) / *count (I64 (1); the quotient 1 / *count in
-     * F64, rounded to F32, multiplies); 0 for rows not counted and for columns >= valid. */
-    nd_status (*ce_bwd)(nd_stream *, nd_tensor logits, nd_tensor max, nd_tensor sum,
-                        nd_tensor labels, int64_t first, int64_t valid, const int64_t *count);
-
-    /* elementwise and reductions; a, b, out of any 2-d views or flat */
-    nd_status (*add)(nd_stream *, nd_tensor out, nd_tensor a,
-                     nd_tensor b); /* out may alias a or b */
-    nd_status (*accumulate)(nd_stream *, nd_tensor acc,
-                            nd_tensor x);                       /* F32 acc += x (act or F32) */
-    nd_status (*cast)(nd_stream *, nd_tensor out, nd_tensor x); /* BF16 <-> F32, or a copy */
-    nd_status (*sum_squares)(nd_stream *, double *out, const float *x,
-                             int64_t count); /* *out += sum x^2, F64 blocks */
+    /* status op(stream, arguments) for every op of the list. The arguments are read before the call
+     * returns. */
+    ND_EACH_OP(ND_OP_MEMBER, )
 
     /*
-     * out[i] = deviation nd_rng_normal(seed, random_stream, first + i), rounded once: the same bits
-     * in every backend.
+     * Queries; each may be asked before anything runs, and answers for one device.
+     *   attention_scratch     bytes of scratch for a call of attention_fwd, or attention_bwd, with
+     *                         these extents (planned once)
+     *   attention_uses_delta  whether attention_bwd of tensors of type act reads delta. Where it
+     *                         does not, q, k, v, out and dout must lie at multiples of 16 bytes,
+     *                         with strides of multiples of 8 elements
+     *   matmul_fp8_scratch    bytes for one call with these extents and c of either type (planned
+     *                         once; enough for smaller extents too)
      */
-    nd_status (*random_normal)(nd_stream *, float *out, int64_t count, float deviation,
-                               uint64_t seed, uint64_t random_stream, uint64_t first);
+    ND_EACH_QUERY(ND_QUERY_MEMBER, )
+} nd_ops;
 
-    /* optimizers over flat F32 shards; in place */
-    /*
-     * AdamW (Loshchilov and Hutter, 2019; torch.optim.AdamW): g = grad grad_scale; p -= lr wd p
-     * (decay ranges); m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; p -= lr (m / bias1) / (sqrt(v
-     * / bias2) + eps). A range's copy gets the updated p as `cast` rounds it.
-     */
-    nd_status (*adamw)(nd_stream *, const nd_adamw *, float *p, float *m, float *v,
-                       const float *grad, const nd_flat_range *ranges, int range_count);
-    /* p -= lr (grad grad_scale + wd p (decay ranges)): torch.optim.SGD without momentum. Copies as
-     * above. */
-    nd_status (*sgd)(nd_stream *, const nd_adamw *, float *p, const float *grad,
-                     const nd_flat_range *ranges, int range_count);
-
-    /* FP8: scales */
-    /*
-     * amax (1, rows or columns; F32) = largest |x| of all of x, of each row or column. x act or
-     * F32, 2-d, or 1-d per tensor. NaN in x gives NaN, as torch.max does. merge: the maximum with
-     * what is there (NaN on either side gives NaN), so the amax of pieces is that of the whole;
-     * otherwise overwritten, 0 where x is empty.
-     */
-    nd_status (*amax)(nd_stream *, float *amax, nd_tensor x, nd_granularity granularity,
-                      bool merge);
-    /*
-     * Current scaling: scale (count) = FMAX / max(amax, 1e-12), divided in F64 and rounded to F32;
-     * NaN stays NaN, and an infinite amax gives scale 0 and an infinite inverse, so that the
-     * product shows it. power_of_two: then 2^floor(l), l = log2(scale) rounded to F32 (which may
-     * round up to an integer). Source: torchao 0.18, float8_utils.amax_to_scale.
-     */
-    nd_status (*fp8_scale)(nd_stream *, float *scale, float *inverse, const float *amax,
-                           int64_t count, nd_dtype format, bool power_of_two);
-    /*
-     * Delayed scaling, once per step, after row 0 is complete (all micro-batches, all ranks). For
-     * each tensor, with newest = amax[0]: when newest is not 0, rows 2.. move up by one, newest
-     * goes to the last row, and row 0 becomes
-     * 0. A = newest, or (max, and newest not 0) the largest of the whole history, row 0 and the row
-     * that drops out included, NaN ignored. When A is finite and above 0, scale = limit / A in F32,
-     * FLT_MAX where that is infinite; else the scale stays. inverse = 1.0f / scale. Source:
-     * Transformer Engine, common/recipe/delayed_scaling.cu.
-     */
-    nd_status (*fp8_delayed)(nd_stream *, const nd_fp8_history *history,
-                             nd_amax_algorithm algorithm);
-
-    /* FP8: codes */
-    /*
-     * codes = x scale (in F32), limited to +-FMAX (infinities too), rounded to nearest even; NaN
-     * gives a NaN code (which of them is free), -0 and what rounds to it keeps its sign. Writes
-     * out.codes and out.transposed, whichever are there, in one pass, with the scale that is there;
-     * reads no inverse. x act or F32, (rows, columns) as codes; 1-d per tensor where out.transposed
-     * is absent. amax NULL, or F32 (1): merged with the largest |x| of the tensor as by `amax`.
-     */
-    nd_status (*fp8_cast)(nd_stream *, nd_fp8 out, float *amax, nd_tensor x);
-    /* out (columns, rows) = codes (rows, columns) transposed; one FP8 dtype. */
-    nd_status (*fp8_transpose)(nd_stream *, nd_tensor out, nd_tensor codes);
-    /*
-     * For the health log: counts[0] += elements that are not 0 but whose code is +-0, counts[1] +=
-     * elements with |x scale| > FMAX. NaN counts in neither. `as`: what x was cast to; only its
-     * form, format and scale are read.
-     */
-    nd_status (*fp8_count)(nd_stream *, int64_t counts[2], nd_tensor x, nd_fp8 as);
-
-    /* FP8: products */
-    /*
-     * c = op(a) op(b) of the dequantised values + beta c, as matmul: c act or F32 (also F32 with
-     * BF16 activations), beta 0 or 1. One of a, b may be E5M2. The sum is that of the codes, in
-     * F32; it is multiplied by the inverse scales (in F32, in any order) and c is added before the
-     * one rounding. An operand's scale is per tensor or constant along the summed axis: op(a) per
-     * row, op(b) per column (of the stored matrix: per column of a transposed a).
-     * fast_accumulation: a tensor core may sum with fewer bits. m, n and k are multiples of 16 on
-     * cuda; the model checks users' numbers. scratch: matmul_fp8_scratch bytes, aligned to 256.
-     */
-    nd_status (*matmul_fp8)(nd_stream *, nd_tensor c, nd_fp8 a, bool a_transposed, nd_fp8 b,
-                            bool b_transposed, float beta, bool fast_accumulation, void *scratch);
-    /* Bytes for one call with these extents and c of either type (planned once; enough for smaller
-     * extents too). */
-    size_t (*matmul_fp8_scratch)(const nd_device *, int64_t m, int64_t n, int64_t k, nd_dtype act);
-};
+/* Calls an op: ND_CALL(ops, stream, matmul, .c = c, .a = a, .b = b). Absent operands are not
+ * named. */
+#define ND_CALL(ops_, stream_, op_, ...) (ops_)->op_((stream_), &(nd_##op_##_args){__VA_ARGS__})
 
 /* Backends. Each checks its own table for completeness the first time. */
 nd_status nd_ops_ref(const nd_ops **out); /* naive F32 C, the oracle */

@@ -1,41 +1,69 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_KERNELS_OPS_LIST_H
 #define ND_KERNELS_OPS_LIST_H
-/* Every op of nd_ops in its order (ops.c checks it), for tables and whatever else goes over all:
- * a table is {ND_EACH_OP(ENTRY)} with ENTRY(op) as `.op = function of that name,`. */
-#define ND_EACH_OP(X)                                                                              \
-    X(matmul)                                                                                      \
-    X(embedding_fwd)                                                                               \
-    X(embedding_bwd)                                                                               \
-    X(rmsnorm_fwd)                                                                                 \
-    X(rmsnorm_bwd)                                                                                 \
-    X(rope)                                                                                        \
-    X(swiglu_fwd)                                                                                  \
-    X(swiglu_bwd)                                                                                  \
-    X(attention_fwd)                                                                               \
-    X(attention_delta)                                                                             \
-    X(attention_bwd)                                                                               \
-    X(attention_scratch)                                                                           \
-    X(attention_uses_delta)                                                                        \
-    X(lse_merge)                                                                                   \
-    X(ce_stats)                                                                                    \
-    X(ce_rescale)                                                                                  \
-    X(ce_loss)                                                                                     \
-    X(ce_bwd)                                                                                      \
-    X(add)                                                                                         \
-    X(accumulate)                                                                                  \
-    X(cast)                                                                                        \
-    X(sum_squares)                                                                                 \
-    X(random_normal)                                                                               \
-    X(adamw)                                                                                       \
-    X(sgd)                                                                                         \
-    X(amax)                                                                                        \
-    X(fp8_scale)                                                                                   \
-    X(fp8_delayed)                                                                                 \
-    X(fp8_cast)                                                                                    \
-    X(fp8_transpose)                                                                               \
-    X(fp8_count)                                                                                   \
-    X(matmul_fp8)                                                                                  \
-    X(matmul_fp8_scratch)
+/*
+ * The ops of a device, each named once. Everything that has an entry per op is made from these
+ * lists: nd_ops, prototypes and tables of the backends, the ops of a dry run, tables of tests.
+ *
+ * X(op, prefix) receives the name and what was given to the list for X, which may be nothing. An
+ * op takes the stream and a nd_<op>_args (kernels/ops.h, where the contracts are).
+ */
+
+/* Ops for which a backend may keep something per form of call, such as a plan of a library. */
+#define ND_EACH_PREPARED_OP(X, prefix)                                                             \
+    X(matmul, prefix)                                                                              \
+    X(matmul_fp8, prefix)                                                                          \
+    X(attention_fwd, prefix)                                                                       \
+    X(attention_bwd, prefix)
+
+/* The others. On a GPU each is a launch of a kernel of ours. */
+#define ND_EACH_KERNEL_OP(X, prefix)                                                               \
+    X(embedding_fwd, prefix)                                                                       \
+    X(embedding_bwd, prefix)                                                                       \
+    X(rmsnorm_fwd, prefix)                                                                         \
+    X(rmsnorm_bwd, prefix)                                                                         \
+    X(rope, prefix)                                                                                \
+    X(swiglu_fwd, prefix)                                                                          \
+    X(swiglu_bwd, prefix)                                                                          \
+    X(attention_delta, prefix)                                                                     \
+    X(lse_merge, prefix)                                                                           \
+    X(ce_stats, prefix)                                                                            \
+    X(ce_rescale, prefix)                                                                          \
+    X(ce_loss, prefix)                                                                             \
+    X(ce_bwd, prefix)                                                                              \
+    X(accumulate, prefix)                                                                          \
+    X(cast, prefix)                                                                                \
+    X(sum_squares, prefix)                                                                         \
+    X(random_normal, prefix)                                                                       \
+    X(adamw, prefix)                                                                               \
+    X(sgd, prefix)                                                                                 \
+    X(amax, prefix)                                                                                \
+    X(fp8_scale, prefix)                                                                           \
+    X(fp8_delayed, prefix)                                                                         \
+    X(fp8_cast, prefix)                                                                            \
+    X(fp8_transpose, prefix)                                                                       \
+    X(fp8_count, prefix)
+
+#define ND_EACH_OP(X, prefix)                                                                      \
+    ND_EACH_PREPARED_OP(X, prefix)                                                                 \
+    ND_EACH_KERNEL_OP(X, prefix)
+
+/* Questions about an op, which run nothing: X(name, type of the answer, parameters, prefix). */
+#define ND_EACH_QUERY(X, prefix)                                                                   \
+    X(attention_scratch, size_t,                                                                   \
+      (const nd_device *, const nd_attention *, nd_dtype act, bool backward), prefix)              \
+    X(attention_uses_delta, bool, (const nd_device *, const nd_attention *, nd_dtype act), prefix) \
+    X(matmul_fp8_scratch, size_t,                                                                  \
+      (const nd_device *, int64_t m, int64_t n, int64_t k, nd_dtype act), prefix)
+
+/* For the lists: a member of a table of functions, the prototype of one, and its entry. `prefix`
+ * stands before the name of a function. */
+#define ND_OP_MEMBER(op, prefix)    nd_status (*op)(nd_stream *, const nd_##op##_args *);
+#define ND_OP_PROTOTYPE(op, prefix) nd_status prefix##op(nd_stream *, const nd_##op##_args *);
+#define ND_OP_ENTRY(op, prefix)     .op = prefix##op,
+
+#define ND_QUERY_MEMBER(query, type, parameters, prefix)    type(*query) parameters;
+#define ND_QUERY_PROTOTYPE(query, type, parameters, prefix) type prefix##query parameters;
+#define ND_QUERY_ENTRY(query, type, parameters, prefix)     .query = prefix##query,
 
 #endif

@@ -49,14 +49,18 @@ static inline bool nd_rank_is_gpu(const nd_rank *rank)
         }                                                                                          \
     } while (0)
 
-/* An op of the backend, unless it is in a CUDA graph that runs again:
- * ND_OP(rank, ND_TRACE_GEMM, matmul, c, a, false, b, true, 0.0f). */
+/*
+ * Calls an op of the backend with the arguments that are named; absent operands are not. Does
+ * nothing when a replayed CUDA graph already contains the call.
+ *
+ *     ND_OP(rank, ND_TRACE_GEMM, matmul, .c = y, .a = x, .b = weight, .b_transposed = true);
+ */
 #define ND_OP(rank_, kind_, op_, ...)                                                              \
     do {                                                                                           \
         bool nd_enqueue_;                                                                          \
         ND_TRY(nd_stream_inside(&(rank_)->stream, &(nd_graph_op){.name = #op_}, &nd_enqueue_));    \
         if (nd_enqueue_) {                                                                         \
-            ND_RUN(rank_, kind_, (rank_)->ops->op_(&(rank_)->stream, __VA_ARGS__));                \
+            ND_RUN(rank_, kind_, ND_CALL((rank_)->ops, &(rank_)->stream, op_, __VA_ARGS__));       \
         }                                                                                          \
     } while (0)
 

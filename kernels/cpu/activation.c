@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/context.h"
 
-#include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/fuse.h"
 #include "kernels/cpu/view.h"
 
@@ -29,9 +28,9 @@ static void rotate_tokens(void *arg, int64_t begin, int64_t end)
     }
 }
 
-nd_status nd_cpu_rope(nd_stream *stream, nd_tensor out, nd_tensor x, nd_tensor positions,
-                      nd_rope_view table, bool inverse)
+nd_status nd_cpu_rope(nd_stream *stream, const nd_rope_args *args)
 {
+    const nd_tensor out = args->out, x = args->x, positions = args->positions;
     int64_t n = x.shape[0];
     ND_ASSERT(nd_is_act(x) && x.axes == 3 && x.shape[2] % 2 == 0 && x.stride[2] == 1);
     ND_ASSERT(out.axes == 3 && out.dtype == x.dtype && out.shape[0] == n && out.stride[2] == 1);
@@ -41,8 +40,8 @@ nd_status nd_cpu_rope(nd_stream *stream, nd_tensor out, nd_tensor x, nd_tensor p
                   .out = out,
                   .x = x,
                   .positions = positions.data,
-                  .table = table,
-                  .sign = inverse ? -1.0f : 1.0f};
+                  .table = args->table,
+                  .sign = args->inverse ? -1.0f : 1.0f};
     nd_cpu_parallel(stream, n, x.shape[1] * x.shape[2], rotate_tokens, &w);
     return ND_OK;
 }
@@ -80,14 +79,14 @@ static void forward_rows(void *arg, int64_t begin, int64_t end)
     nd_raise_largest(&r->most, most);
 }
 
-nd_status nd_cpu_swiglu_fwd(nd_stream *stream, nd_tensor out, nd_tensor gate, nd_tensor up,
-                            const nd_fuse *fuse)
+nd_status nd_cpu_swiglu_fwd(nd_stream *stream, const nd_swiglu_fwd_args *args)
 {
+    const nd_tensor out = args->out, gate = args->gate, up = args->up;
     int64_t n = out.shape[0], F = out.shape[1];
-    ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, F) && nd_is_fuse_of(fuse, out, n, F));
+    ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, F) && nd_is_fuse_of(&args->fuse, out, n, F));
     ND_ASSERT(nd_is_2d_of(gate, out.dtype, n, F) && nd_is_2d_of(up, out.dtype, n, F));
     swiglu w = {.rows = nd_cpu_context_of(stream)->rows, .gate = gate, .up = up, .F = F};
-    nd_cpu_result_begin(&w.results[0], out, fuse);
+    nd_cpu_result_begin(&w.results[0], out, &args->fuse);
     nd_cpu_parallel(stream, n, WORK * F, forward_rows, &w);
     nd_cpu_result_end(&w.results[0]);
     return ND_OK;
@@ -117,19 +116,20 @@ static void backward_rows(void *arg, int64_t begin, int64_t end)
     nd_raise_largest(&r[1].most, most[1]);
 }
 
-nd_status nd_cpu_swiglu_bwd(nd_stream *stream, nd_tensor dgate, nd_tensor dup, nd_tensor dout,
-                            nd_tensor gate, nd_tensor up, const nd_fuse *fuse_gate,
-                            const nd_fuse *fuse_up)
+nd_status nd_cpu_swiglu_bwd(nd_stream *stream, const nd_swiglu_bwd_args *args)
 {
+    const nd_tensor dgate = args->dgate, dup = args->dup, dout = args->dout, gate = args->gate,
+                    up = args->up;
     int64_t n = dout.shape[0], F = dout.shape[1];
     ND_ASSERT(nd_is_act(dout) && nd_is_2d(dout, n, F));
     ND_ASSERT(nd_is_2d_of(gate, dout.dtype, n, F) && nd_is_2d_of(up, dout.dtype, n, F));
     ND_ASSERT(nd_is_2d_of(dgate, dout.dtype, n, F) && nd_is_2d_of(dup, dout.dtype, n, F));
-    ND_ASSERT(nd_is_fuse_of(fuse_gate, dgate, n, F) && nd_is_fuse_of(fuse_up, dup, n, F));
+    ND_ASSERT(nd_is_fuse_of(&args->fuse_gate, dgate, n, F) &&
+              nd_is_fuse_of(&args->fuse_up, dup, n, F));
     swiglu w = {
         .rows = nd_cpu_context_of(stream)->rows, .gate = gate, .up = up, .dout = dout, .F = F};
-    nd_cpu_result_begin(&w.results[0], dgate, fuse_gate);
-    nd_cpu_result_begin(&w.results[1], dup, fuse_up);
+    nd_cpu_result_begin(&w.results[0], dgate, &args->fuse_gate);
+    nd_cpu_result_begin(&w.results[1], dup, &args->fuse_up);
     nd_cpu_parallel(stream, n, WORK * F, backward_rows, &w);
     nd_cpu_result_end(&w.results[0]);
     nd_cpu_result_end(&w.results[1]);

@@ -4,7 +4,6 @@
 #include <math.h>
 
 #include "kernels/cpu/context.h"
-#include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/view.h"
 
 size_t nd_cpu_attention_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
@@ -52,11 +51,12 @@ static float dot(const void *x, bool x_bf16, const void *y, bool y_bf16, int64_t
     return x_bf16 ? dot_as(x, true, y, false, count) : dot_as(x, false, y, true, count);
 }
 
-nd_status nd_cpu_attention_delta(nd_stream *stream, const nd_attention *a, nd_tensor delta,
-                                 nd_tensor out, nd_tensor dout)
+nd_status nd_cpu_attention_delta(nd_stream *stream, const nd_attention_delta_args *args)
 {
+    const nd_attention *a = &args->attention;
+    const nd_tensor out = args->out, dout = args->dout;
     nd_cpu_context_of(stream);
-    float *to = delta.data;
+    float *to = args->delta.data;
 #pragma omp parallel for schedule(static) collapse(2)
     for (int64_t b = 0; b < a->batch; b++) {
         for (int64_t i = 0; i < a->sq; i++) {
@@ -118,9 +118,10 @@ static void merge_tokens(void *arg, int64_t begin, int64_t end)
     }
 }
 
-nd_status nd_cpu_lse_merge(nd_stream *stream, const nd_attention *a, nd_tensor acc,
-                           nd_tensor acc_lse, nd_tensor out, nd_tensor lse)
+nd_status nd_cpu_lse_merge(nd_stream *stream, const nd_lse_merge_args *args)
 {
+    const nd_attention *a = &args->attention;
+    const nd_tensor acc = args->acc, acc_lse = args->acc_lse, out = args->out, lse = args->lse;
     int64_t rows = a->batch * a->heads * a->sq;
     ND_ASSERT(nd_is_4d(acc, a->batch, a->sq, a->heads, a->head_dim) && acc.dtype == ND_DTYPE_F32);
     ND_ASSERT(nd_is_4d(out, a->batch, a->sq, a->heads, a->head_dim) && nd_is_act(out));

@@ -14,7 +14,6 @@
 #include <string.h>
 
 #include "kernels/cpu/context.h"
-#include "kernels/cpu/cpu_ops.h"
 
 typedef struct division {
     int64_t parts;      /* tasks per KV head */
@@ -311,16 +310,16 @@ static void run_all(const call *c, char *scratch, size_t bytes, int threads)
     }
 }
 
-nd_status nd_cpu_attention_bwd(nd_stream *stream, const nd_attention *a, nd_tensor dq, nd_tensor dk,
-                               nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out,
-                               nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add_q,
-                               bool add_kv, void *scratch)
+nd_status nd_cpu_attention_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
 {
+    const nd_attention *a = &args->attention;
+    const nd_tensor dq = args->dq, dk = args->dk, dv = args->dv, q = args->q, k = args->k,
+                    v = args->v, dout = args->dout;
     nd_cpu_context *context = nd_cpu_context_of(stream);
     ND_ASSERT(a->heads % a->kv_heads == 0 && a->scale > 0.0f);
     ND_ASSERT(q.dtype == k.dtype && k.dtype == v.dtype && v.dtype == dout.dtype);
-    ND_ASSERT(!add_q || dq.dtype == ND_DTYPE_F32);
-    ND_ASSERT(!add_kv || (dk.dtype == ND_DTYPE_F32 && dv.dtype == ND_DTYPE_F32));
+    ND_ASSERT(!args->add_q || dq.dtype == ND_DTYPE_F32);
+    ND_ASSERT(!args->add_kv || (dk.dtype == ND_DTYPE_F32 && dv.dtype == ND_DTYPE_F32));
     const int threads = stream->device->threads;
     const bool bf16 = q.dtype == ND_DTYPE_BF16 && context->tiles_bf16;
     call c = {.a = a,
@@ -332,14 +331,14 @@ nd_status nd_cpu_attention_bwd(nd_stream *stream, const nd_attention *a, nd_tens
               .k = k,
               .v = v,
               .dout = dout,
-              .lse = lse.data,
-              .delta = delta.data,
-              .add_q = add_q,
-              .add_kv = add_kv,
+              .lse = args->lse.data,
+              .delta = args->delta.data,
+              .add_q = args->add_q,
+              .add_kv = args->add_kv,
               .division = divide(threads, a)};
     workspace sized;
     const size_t bytes = workspace_init(&sized, NULL, a, c.division.block_keys);
-    c.dq_sums = (float *)((char *)scratch + (size_t)threads * bytes);
-    run_all(&c, scratch, bytes, threads);
+    c.dq_sums = (float *)((char *)args->scratch + (size_t)threads * bytes);
+    run_all(&c, args->scratch, bytes, threads);
     return ND_OK;
 }

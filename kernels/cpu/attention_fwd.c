@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "kernels/cpu/context.h"
-#include "kernels/cpu/cpu_ops.h"
 
 typedef struct call {
     const nd_attention *a;
@@ -170,9 +169,10 @@ static void run_task(const call *c, workspace *w, int64_t b, int64_t kv, int64_t
     for_row_blocks(c, w, END, b, kv, q0, q_end, 0, 0);
 }
 
-nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention *a, nd_tensor out,
-                               nd_tensor lse, nd_tensor q, nd_tensor k, nd_tensor v, void *scratch)
+nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
 {
+    const nd_attention *a = &args->attention;
+    const nd_tensor q = args->q, k = args->k, v = args->v;
     nd_cpu_context *context = nd_cpu_context_of(stream);
     ND_ASSERT(a->heads % a->kv_heads == 0 && a->scale > 0.0f);
     ND_ASSERT(q.dtype == k.dtype && k.dtype == v.dtype);
@@ -180,8 +180,8 @@ nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention *a, nd_tens
     const int threads = stream->device->threads;
     const call c = {.a = a,
                     .tiles = bf16 ? context->tiles_bf16 : context->tiles_f32,
-                    .out = out,
-                    .lse = lse,
+                    .out = args->out,
+                    .lse = args->lse,
                     .q = q,
                     .k = k,
                     .v = v,
@@ -195,7 +195,8 @@ nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention *a, nd_tens
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (int64_t t = 0; t < tasks; t++) {
         workspace w;
-        workspace_init(&w, (char *)scratch + (size_t)omp_get_thread_num() * bytes, a, c.row_blocks);
+        workspace_init(&w, (char *)args->scratch + (size_t)omp_get_thread_num() * bytes, a,
+                       c.row_blocks);
         int64_t q0 = (spans - 1 - t / (a->batch * a->kv_heads)) * span;
         int64_t pair = t % (a->batch * a->kv_heads);
         int64_t q_end = q0 + span < a->sq ? q0 + span : a->sq;

@@ -12,6 +12,7 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/row_kernels.h"
 #include "kernels/cpu/tile.h"
+#include "kernels/ops.h"
 #include "runtime/device/device.h"
 
 enum { ND_CPU_PARTIALS = 131072 }; /* partial sums (F64) of fixed blocks: 1 MiB */
@@ -52,5 +53,9 @@ typedef void (*nd_cpu_body)(void *arg, int64_t begin, int64_t end);
  * caller without entering OpenMP.
  */
 void nd_cpu_parallel(nd_stream *stream, int64_t items, int64_t work, nd_cpu_body body, void *arg);
+
+/* The ops and queries of this backend; cpu.c makes the table of them. */
+ND_EACH_OP(ND_OP_PROTOTYPE, nd_cpu_)
+ND_EACH_QUERY(ND_QUERY_PROTOTYPE, nd_cpu_)
 
 #endif

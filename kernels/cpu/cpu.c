@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cpu/cpu_ops.h"
 
 #include "kernels/cpu/context.h"
-#include "kernels/ops_list.h"
 
-#define ENTRY(op) .op = nd_cpu_##op,
-
-static const nd_ops cpu_ops = {.name = "cpu", ND_EACH_OP(ENTRY)};
+static const nd_ops cpu_ops = {
+    .name = "cpu", ND_EACH_OP(ND_OP_ENTRY, nd_cpu_) ND_EACH_QUERY(ND_QUERY_ENTRY, nd_cpu_)};
 
 nd_status nd_ops_cpu(nd_device *device, const nd_ops **out)
 {

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "kernels/cpu/context.h"
-#include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/view.h"
 
 enum {
@@ -47,9 +46,11 @@ static void stats_rows(void *arg, int64_t begin, int64_t end)
     }
 }
 
-nd_status nd_cpu_ce_stats(nd_stream *stream, nd_tensor row_max, nd_tensor row_sum, nd_tensor target,
-                          nd_tensor logits, nd_tensor labels, int64_t first, int64_t valid)
+nd_status nd_cpu_ce_stats(nd_stream *stream, const nd_ce_stats_args *args)
 {
+    const nd_tensor row_max = args->row_max, row_sum = args->row_sum, target = args->target,
+                    logits = args->logits, labels = args->labels;
+    int64_t valid = args->valid;
     int64_t n = logits.shape[0], V = logits.shape[1];
     ND_ASSERT(nd_is_act(logits) && nd_is_2d(logits, n, V) && valid >= 0 && valid <= V);
     ND_ASSERT(nd_is_vector(row_max, ND_DTYPE_F32, n) && nd_is_vector(row_sum, ND_DTYPE_F32, n));
@@ -60,15 +61,15 @@ nd_status nd_cpu_ce_stats(nd_stream *stream, nd_tensor row_max, nd_tensor row_su
                        .max = row_max.data,
                        .sum = row_sum.data,
                        .target = target.data,
-                       .first = first,
+                       .first = args->first,
                        .valid = valid};
     nd_cpu_parallel(stream, n, WORK * V, stats_rows, &w);
     return ND_OK;
 }
 
-nd_status nd_cpu_ce_rescale(nd_stream *stream, nd_tensor row_sum, nd_tensor row_max,
-                            nd_tensor global_max)
+nd_status nd_cpu_ce_rescale(nd_stream *stream, const nd_ce_rescale_args *args)
 {
+    const nd_tensor row_sum = args->row_sum, row_max = args->row_max, global_max = args->global_max;
     int64_t n = nd_tensor_count(row_sum);
     float *sum = row_sum.data;
     const float *max = row_max.data, *global = global_max.data;
@@ -96,9 +97,9 @@ static void loss_blocks(void *arg, int64_t begin, int64_t end)
     }
 }
 
-nd_status nd_cpu_ce_loss(nd_stream *stream, double *loss_sum, nd_tensor max, nd_tensor sum,
-                         nd_tensor target, nd_tensor labels)
+nd_status nd_cpu_ce_loss(nd_stream *stream, const nd_ce_loss_args *args)
 {
+    const nd_tensor max = args->max, sum = args->sum, target = args->target, labels = args->labels;
     int64_t n = nd_tensor_count(labels), blocks = (n + LOSS_BLOCK - 1) / LOSS_BLOCK;
     nd_cpu_context *context = nd_cpu_context_of(stream);
     ND_ASSERT(nd_is_vector(labels, ND_DTYPE_I32, n) && nd_is_vector(max, ND_DTYPE_F32, n));
@@ -115,7 +116,7 @@ nd_status nd_cpu_ce_loss(nd_stream *stream, double *loss_sum, nd_tensor max, nd_
     for (int64_t block = 0; block < blocks; block++) {
         loss += context->partials[block];
     }
-    *loss_sum += loss;
+    *args->loss_sum += loss;
     return ND_OK;
 }
 
@@ -152,9 +153,10 @@ static void backward_rows(void *arg, int64_t begin, int64_t end)
     }
 }
 
-nd_status nd_cpu_ce_bwd(nd_stream *stream, nd_tensor logits, nd_tensor max, nd_tensor sum,
-                        nd_tensor labels, int64_t first, int64_t valid, const int64_t *count)
+nd_status nd_cpu_ce_bwd(nd_stream *stream, const nd_ce_bwd_args *args)
 {
+    const nd_tensor logits = args->logits, max = args->max, sum = args->sum, labels = args->labels;
+    int64_t valid = args->valid;
     int64_t n = logits.shape[0], V = logits.shape[1];
     ND_ASSERT(nd_is_act(logits) && nd_is_2d(logits, n, V) && valid >= 0 && valid <= V);
     ND_ASSERT(nd_is_vector(max, ND_DTYPE_F32, n) && nd_is_vector(sum, ND_DTYPE_F32, n));
@@ -164,9 +166,9 @@ nd_status nd_cpu_ce_bwd(nd_stream *stream, nd_tensor logits, nd_tensor max, nd_t
                        .labels = labels.data,
                        .max = max.data,
                        .sum = sum.data,
-                       .first = first,
+                       .first = args->first,
                        .valid = valid,
-                       .scale = (float)(1.0 / (double)*count)};
+                       .scale = (float)(1.0 / (double)*args->count)};
     nd_cpu_parallel(stream, n, WORK * V, backward_rows, &w);
     return ND_OK;
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/context.h"
 
-#include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/view.h"
 
 enum {
@@ -12,7 +11,7 @@ enum {
 /* Elements in row-major order, cut into runs that are contiguous in every view. */
 typedef struct elementwise {
     const nd_row_ops *rows;
-    nd_tensor out, a, b;
+    nd_tensor out, x;
     int64_t count, run;
 } elementwise;
 
@@ -26,15 +25,15 @@ static int64_t common_run(int64_t count, int64_t run, nd_tensor t)
     return own < run ? own : run;
 }
 
-/* The longest run of all views, or pieces of fixed size when all are contiguous. */
-static void cut(elementwise *w, const nd_tensor *views, int count)
+/* The longest run of both views, or pieces of fixed size when both are contiguous. */
+static elementwise elementwise_of(nd_stream *stream, nd_tensor out, nd_tensor x)
 {
-    int64_t run = w->count;
-    for (int i = 0; i < count; i++) {
-        ND_ASSERT(nd_is_act(views[i]) && nd_tensor_count(views[i]) == w->count);
-        run = common_run(w->count, run, views[i]);
-    }
-    w->run = run == w->count ? FLAT_RUN : run;
+    elementwise w = {.rows = nd_cpu_context_of(stream)->rows, .out = out, .x = x};
+    w.count = nd_tensor_count(out);
+    ND_ASSERT(nd_is_act(out) && nd_is_act(x) && nd_tensor_count(x) == w.count);
+    int64_t run = common_run(w.count, common_run(w.count, w.count, out), x);
+    w.run = run == w.count ? FLAT_RUN : run;
+    return w;
 }
 
 static int64_t items_of(const elementwise *w)
@@ -42,34 +41,23 @@ static int64_t items_of(const elementwise *w)
     return (w->count + w->run - 1) / w->run;
 }
 
-static void add_runs(void *arg, int64_t begin, int64_t end)
+static void accumulate_runs(void *arg, int64_t begin, int64_t end)
 {
     const elementwise *w = arg;
     for (int64_t item = begin; item < end; item++) {
         int64_t at = item * w->run;
-        w->rows->add(nd_address(w->out, nd_offset_of(w->out, at)), w->out.dtype,
-                     nd_address(w->a, nd_offset_of(w->a, at)), w->a.dtype,
-                     nd_address(w->b, nd_offset_of(w->b, at)), w->b.dtype,
-                     w->count - at < w->run ? w->count - at : w->run);
+        w->rows->accumulate(
+            nd_address(w->out, nd_offset_of(w->out, at)), nd_address(w->x, nd_offset_of(w->x, at)),
+            w->count - at < w->run ? w->count - at : w->run, w->x.dtype == ND_DTYPE_BF16);
     }
 }
 
-nd_status nd_cpu_add(nd_stream *stream, nd_tensor out, nd_tensor a, nd_tensor b)
+nd_status nd_cpu_accumulate(nd_stream *stream, const nd_accumulate_args *args)
 {
-    elementwise w = {.rows = nd_cpu_context_of(stream)->rows,
-                     .out = out,
-                     .a = a,
-                     .b = b,
-                     .count = nd_tensor_count(out)};
-    cut(&w, (const nd_tensor[]){out, a, b}, 3);
-    nd_cpu_parallel(stream, items_of(&w), w.run, add_runs, &w);
+    ND_ASSERT(args->acc.dtype == ND_DTYPE_F32);
+    elementwise w = elementwise_of(stream, args->acc, args->x);
+    nd_cpu_parallel(stream, items_of(&w), w.run, accumulate_runs, &w);
     return ND_OK;
-}
-
-nd_status nd_cpu_accumulate(nd_stream *stream, nd_tensor acc, nd_tensor x)
-{
-    ND_ASSERT(acc.dtype == ND_DTYPE_F32);
-    return nd_cpu_add(stream, acc, acc, x);
 }
 
 static void cast_runs(void *arg, int64_t begin, int64_t end)
@@ -78,16 +66,14 @@ static void cast_runs(void *arg, int64_t begin, int64_t end)
     for (int64_t item = begin; item < end; item++) {
         int64_t at = item * w->run;
         w->rows->cast(nd_address(w->out, nd_offset_of(w->out, at)), w->out.dtype,
-                      nd_address(w->a, nd_offset_of(w->a, at)), w->a.dtype,
+                      nd_address(w->x, nd_offset_of(w->x, at)), w->x.dtype,
                       w->count - at < w->run ? w->count - at : w->run);
     }
 }
 
-nd_status nd_cpu_cast(nd_stream *stream, nd_tensor out, nd_tensor x)
+nd_status nd_cpu_cast(nd_stream *stream, const nd_cast_args *args)
 {
-    elementwise w = {
-        .rows = nd_cpu_context_of(stream)->rows, .out = out, .a = x, .count = nd_tensor_count(out)};
-    cut(&w, (const nd_tensor[]){out, x}, 2);
+    elementwise w = elementwise_of(stream, args->out, args->x);
     nd_cpu_parallel(stream, items_of(&w), w.run, cast_runs, &w);
     return ND_OK;
 }
@@ -110,14 +96,15 @@ static void square_blocks(void *arg, int64_t begin, int64_t end)
 }
 
 /* Blocks are summed in order; a range with more blocks than there is room for is done in parts. */
-nd_status nd_cpu_sum_squares(nd_stream *stream, double *out, const float *x, int64_t count)
+nd_status nd_cpu_sum_squares(nd_stream *stream, const nd_sum_squares_args *args)
 {
+    int64_t count = args->count;
     nd_cpu_context *context = nd_cpu_context_of(stream);
     const int64_t part = (int64_t)ND_CPU_PARTIALS * SQUARES_BLOCK;
     double sum = 0.0;
     for (int64_t begin = 0; begin < count; begin += part) {
         squares w = {.rows = context->rows,
-                     .x = x + begin,
+                     .x = args->x + begin,
                      .count = count - begin < part ? count - begin : part,
                      .partials = context->partials};
         int64_t blocks = (w.count + SQUARES_BLOCK - 1) / SQUARES_BLOCK;
@@ -126,7 +113,7 @@ nd_status nd_cpu_sum_squares(nd_stream *stream, double *out, const float *x, int
             sum += context->partials[block];
         }
     }
-    *out += sum;
+    *args->out += sum;
     return ND_OK;
 }
 
@@ -145,17 +132,16 @@ static void draw_runs(void *arg, int64_t begin, int64_t end)
                            stop - at);
 }
 
-nd_status nd_cpu_random_normal(nd_stream *stream, float *out, int64_t count, float deviation,
-                               uint64_t seed, uint64_t random_stream, uint64_t first)
+nd_status nd_cpu_random_normal(nd_stream *stream, const nd_random_normal_args *args)
 {
     draws w = {.rows = nd_cpu_context_of(stream)->rows,
-               .out = out,
-               .deviation = deviation,
-               .count = count,
-               .seed = seed,
-               .stream = random_stream,
-               .first = first};
-    nd_cpu_parallel(stream, (count + FLAT_RUN - 1) / FLAT_RUN, FLAT_RUN, draw_runs, &w);
+               .out = args->out,
+               .deviation = args->deviation,
+               .count = args->count,
+               .seed = args->seed,
+               .stream = args->random_stream,
+               .first = args->first};
+    nd_cpu_parallel(stream, (args->count + FLAT_RUN - 1) / FLAT_RUN, FLAT_RUN, draw_runs, &w);
     return ND_OK;
 }
 
@@ -194,18 +180,18 @@ static void update(nd_stream *stream, optimizer *w, const nd_flat_range *ranges,
     }
 }
 
-nd_status nd_cpu_adamw(nd_stream *stream, const nd_adamw *o, float *p, float *m, float *v,
-                       const float *grad, const nd_flat_range *ranges, int range_count)
+nd_status nd_cpu_adamw(nd_stream *stream, const nd_adamw_args *args)
 {
-    optimizer w = {.o = o, .p = p, .m = m, .v = v, .grad = grad};
-    update(stream, &w, ranges, range_count);
+    const nd_adamw *o = &args->hyper;
+    optimizer w = {.o = o, .p = args->p, .m = args->m, .v = args->v, .grad = args->grad};
+    update(stream, &w, args->ranges, args->range_count);
     return ND_OK;
 }
 
-nd_status nd_cpu_sgd(nd_stream *stream, const nd_adamw *o, float *p, const float *grad,
-                     const nd_flat_range *ranges, int range_count)
+nd_status nd_cpu_sgd(nd_stream *stream, const nd_sgd_args *args)
 {
-    optimizer w = {.o = o, .p = p, .grad = grad};
-    update(stream, &w, ranges, range_count);
+    const nd_adamw *o = &args->hyper;
+    optimizer w = {.o = o, .p = args->p, .grad = args->grad};
+    update(stream, &w, args->ranges, args->range_count);
     return ND_OK;
 }

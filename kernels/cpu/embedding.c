@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "kernels/cpu/context.h"
-#include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/view.h"
 
 enum { STRIP = 32 }; /* columns of the table that one item of the backward owns */
@@ -36,14 +35,14 @@ static void look_up(void *arg, int64_t begin, int64_t end)
     }
 }
 
-nd_status nd_cpu_embedding_fwd(nd_stream *stream, nd_tensor out, nd_tensor ids, nd_tensor table,
-                               int64_t first)
+nd_status nd_cpu_embedding_fwd(nd_stream *stream, const nd_embedding_fwd_args *args)
 {
+    const nd_tensor out = args->out, ids = args->ids, table = args->table;
     int64_t n = out.shape[0], C = out.shape[1];
     ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, C));
     ND_ASSERT(nd_is_2d_of(table, out.dtype, table.shape[0], C));
     ND_ASSERT(nd_is_vector(ids, ND_DTYPE_I32, n));
-    embedding w = {.table = table, .act = out, .ids = ids.data, .first = first};
+    embedding w = {.table = table, .act = out, .ids = ids.data, .first = args->first};
     nd_cpu_parallel(stream, n, C, look_up, &w);
     return ND_OK;
 }
@@ -58,15 +57,15 @@ static void add_strips(void *arg, int64_t begin, int64_t end)
         int64_t row = row_of(w, i);
         if (row >= 0) {
             float *sum = (float *)nd_row(w->table, row) + from;
-            w->rows->add(sum, ND_DTYPE_F32, sum, ND_DTYPE_F32,
-                         nd_address(w->act, i * w->act.stride[0] + from), w->act.dtype, columns);
+            w->rows->accumulate(sum, nd_address(w->act, i * w->act.stride[0] + from), columns,
+                                w->act.dtype == ND_DTYPE_BF16);
         }
     }
 }
 
-nd_status nd_cpu_embedding_bwd(nd_stream *stream, nd_tensor dtable, nd_tensor ids, nd_tensor dout,
-                               int64_t first)
+nd_status nd_cpu_embedding_bwd(nd_stream *stream, const nd_embedding_bwd_args *args)
 {
+    const nd_tensor dtable = args->dtable, ids = args->ids, dout = args->dout;
     int64_t n = dout.shape[0], C = dout.shape[1];
     ND_ASSERT(nd_is_act(dout) && nd_is_2d(dout, n, C));
     ND_ASSERT(nd_is_2d_of(dtable, ND_DTYPE_F32, dtable.shape[0], C));
@@ -75,7 +74,7 @@ nd_status nd_cpu_embedding_bwd(nd_stream *stream, nd_tensor dtable, nd_tensor id
                    .table = dtable,
                    .act = dout,
                    .ids = ids.data,
-                   .first = first};
+                   .first = args->first};
     nd_cpu_parallel(stream, (C + STRIP - 1) / STRIP, n * STRIP, add_strips, &w);
     return ND_OK;
 }

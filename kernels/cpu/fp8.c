@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "kernels/cpu/context.h"
-#include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/view.h"
 #include "runtime/tensor/fp8.h"
 
@@ -16,19 +15,18 @@ enum {
     LANES = 16
 }; /* tensors whose histories are gone through side by side: a cache line of each row */
 
-nd_status nd_cpu_fp8_scale(nd_stream *stream, float *scale, float *inverse, const float *amax,
-                           int64_t count, nd_dtype format, bool power_of_two)
+nd_status nd_cpu_fp8_scale(nd_stream *stream, const nd_fp8_scale_args *args)
 {
-    ND_ASSERT(nd_dtype_is_fp8(format));
-    double limit = nd_fp8_max(format);
-    for (int64_t i = 0; i < count; i++) {
-        double size = amax[i];
+    ND_ASSERT(nd_dtype_is_fp8(args->format));
+    double limit = nd_fp8_max(args->format);
+    for (int64_t i = 0; i < args->count; i++) {
+        double size = args->amax[i];
         float s = (float)(limit / (size < 1e-12 ? 1e-12 : size)); /* a NaN is not below */
-        if (power_of_two) {
+        if (args->power_of_two) {
             s = exp2f(floorf((float)log2((double)s)));
         }
-        scale[i] = s;
-        inverse[i] = 1.0f / s;
+        args->scale[i] = s;
+        args->inverse[i] = 1.0f / s;
     }
     return ND_OK;
 }
@@ -51,16 +49,16 @@ static void roll(const nd_fp8_history *h, int64_t first, int64_t n, float larges
     }
 }
 
-nd_status nd_cpu_fp8_delayed(nd_stream *stream, const nd_fp8_history *h,
-                             nd_amax_algorithm algorithm)
+nd_status nd_cpu_fp8_delayed(nd_stream *stream, const nd_fp8_delayed_args *args)
 {
+    const nd_fp8_history *h = &args->history;
     ND_ASSERT(h->length >= 1 && h->count >= 0);
     for (int64_t first = 0; first < h->count; first += LANES) {
         int64_t n = h->count - first < LANES ? h->count - first : LANES;
         float largest[LANES];
         roll(h, first, n, largest);
         for (int64_t i = first; i < first + n; i++) {
-            bool follow_largest = algorithm == ND_AMAX_MAX && h->amax[i] != 0.0f;
+            bool follow_largest = args->algorithm == ND_AMAX_MAX && h->amax[i] != 0.0f;
             float amax = follow_largest ? largest[i - first] : h->amax[i];
             if (amax > 0.0f && amax <= FLT_MAX) {
                 float scale = h->limit[i] / amax;
@@ -185,19 +183,21 @@ static void amax_tensor(nd_stream *stream, work w)
     *w.amax = nd_size_of_bits(most);
 }
 
-nd_status nd_cpu_amax(nd_stream *stream, float *amax, nd_tensor x, nd_granularity granularity,
-                      bool merge)
+nd_status nd_cpu_amax(nd_stream *stream, const nd_amax_args *args)
 {
+    float *amax = args->amax;
+    const nd_tensor x = args->x;
+    nd_granularity granularity = args->granularity;
     work w = work_of(stream, x);
     w.amax = amax;
-    w.merge = merge;
+    w.merge = args->merge;
     ND_ASSERT(x.axes == 2 || granularity == ND_PER_TENSOR);
     if (granularity == ND_PER_TENSOR) {
         amax_tensor(stream, w);
         return ND_OK;
     }
     int64_t count = w.x.shape[granularity == ND_PER_ROW ? 0 : 1];
-    if (!merge) {
+    if (!args->merge) {
         memset(amax, 0, (size_t)count * sizeof *amax);
     }
     if (granularity == ND_PER_ROW) {
@@ -296,9 +296,11 @@ static nd_dtype format_of(nd_fp8 *out, nd_tensor x)
     return format;
 }
 
-nd_status nd_cpu_fp8_cast(nd_stream *stream, nd_fp8 out, float *amax, nd_tensor x)
+nd_status nd_cpu_fp8_cast(nd_stream *stream, const nd_fp8_cast_args *args)
 {
-    work w = work_of(stream, x);
+    nd_fp8 out = args->out;
+    float *amax = args->amax;
+    work w = work_of(stream, args->x);
     w.e4m3 = format_of(&out, w.x) == ND_DTYPE_F8_E4M3;
     w.fp8 = out;
     _Atomic uint32_t most = amax ? nd_size_bits(*amax) : 0;
@@ -336,8 +338,9 @@ static void transpose_strips(void *arg, int64_t begin, int64_t end)
     }
 }
 
-nd_status nd_cpu_fp8_transpose(nd_stream *stream, nd_tensor out, nd_tensor codes)
+nd_status nd_cpu_fp8_transpose(nd_stream *stream, const nd_fp8_transpose_args *args)
 {
+    const nd_tensor out = args->out, codes = args->codes;
     int64_t rows = codes.shape[0], columns = codes.shape[1];
     ND_ASSERT(nd_dtype_is_fp8(codes.dtype) && nd_is_2d(codes, rows, columns));
     ND_ASSERT(nd_is_2d_of(out, codes.dtype, columns, rows));
@@ -360,15 +363,16 @@ static void count_rows(void *arg, int64_t begin, int64_t end)
     }
 }
 
-nd_status nd_cpu_fp8_count(nd_stream *stream, int64_t counts[2], nd_tensor x, nd_fp8 as)
+nd_status nd_cpu_fp8_count(nd_stream *stream, const nd_fp8_count_args *args)
 {
-    work w = work_of(stream, x);
+    nd_fp8 as = args->as;
+    work w = work_of(stream, args->x);
     _Atomic int64_t found[2] = {0, 0};
     w.e4m3 = format_of(&as, w.x) == ND_DTYPE_F8_E4M3;
     w.fp8 = as;
     w.counts = found;
     each_item(stream, &w, 1, RUN, count_rows);
-    counts[0] += found[0];
-    counts[1] += found[1];
+    args->counts[0] += found[0];
+    args->counts[1] += found[1];
     return ND_OK;
 }

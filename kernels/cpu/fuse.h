@@ -49,7 +49,7 @@ typedef struct nd_cpu_result {
 static inline void nd_cpu_result_begin(nd_cpu_result *r, nd_tensor to, const nd_fuse *fuse)
 {
     r->to = to;
-    r->fuse = fuse ? *fuse : (nd_fuse){0};
+    r->fuse = *fuse;
     r->bf16 = to.dtype == ND_DTYPE_BF16;
     r->most = r->fuse.amax ? nd_size_bits(*r->fuse.amax) : 0;
 }

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/view.h"
 
@@ -186,9 +185,11 @@ nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tenso
     return ND_OK;
 }
 
-nd_status nd_cpu_matmul(nd_stream *stream, nd_tensor c, nd_tensor a, bool a_transposed, nd_tensor b,
-                        bool b_transposed, float beta)
+nd_status nd_cpu_matmul(nd_stream *stream, const nd_matmul_args *args)
 {
+    const nd_tensor c = args->c, a = args->a, b = args->b;
+    bool a_transposed = args->a_transposed, b_transposed = args->b_transposed;
+    float beta = args->beta;
     nd_cpu_context *context = nd_cpu_context_of(stream);
     nd_dnnl_product p = {.m = a.shape[a_transposed ? 1 : 0],
                          .n = b.shape[b_transposed ? 0 : 1],

@@ -2,7 +2,7 @@
 #ifndef ND_CPU_MATMUL_H
 #define ND_CPU_MATMUL_H
 /*
- * Matrix products of the CPU backend: nd_cpu_matmul (declared in cpu_ops.h) hands them to oneDNN,
+ * Matrix products of the CPU backend: nd_cpu_matmul hands them to oneDNN,
  * BF16 ones without AMX to gemm.h.
  *
  * Where the CPU has BF16 dot products (AVX512_BF16, AMX) BF16 is multiplied as it is. Elsewhere

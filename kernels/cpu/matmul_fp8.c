@@ -13,7 +13,6 @@
  */
 #include <math.h>
 
-#include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/view.h"
@@ -209,12 +208,15 @@ static nd_status multiply_bf16(nd_stream *stream, nd_tensor c, operand x, operan
     return nd_dnnl_matmul(context->dnnl, &p, c.data, a, b, factors);
 }
 
-nd_status nd_cpu_matmul_fp8(nd_stream *stream, nd_tensor c, nd_fp8 a, bool a_transposed, nd_fp8 b,
-                            bool b_transposed, float beta, bool fast_accumulation, void *memory)
+nd_status nd_cpu_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
 {
+    const nd_tensor c = args->c;
+    float beta = args->beta;
     nd_cpu_context *context = nd_cpu_context_of(stream);
-    operand x = operand_of(a, a_transposed, a_transposed ? ND_PER_COLUMN : ND_PER_ROW);
-    operand y = operand_of(b, b_transposed, b_transposed ? ND_PER_ROW : ND_PER_COLUMN);
+    operand x =
+        operand_of(args->a, args->a_transposed, args->a_transposed ? ND_PER_COLUMN : ND_PER_ROW);
+    operand y =
+        operand_of(args->b, args->b_transposed, args->b_transposed ? ND_PER_ROW : ND_PER_COLUMN);
     nd_dnnl_product p = {.m = x.stored.shape[x.transposed ? 1 : 0],
                          .n = y.stored.shape[y.transposed ? 0 : 1],
                          .k = x.stored.shape[x.transposed ? 0 : 1],
@@ -235,5 +237,5 @@ nd_status nd_cpu_matmul_fp8(nd_stream *stream, nd_tensor c, nd_fp8 a, bool a_tra
     if (context->isa < ND_CPU_ISA_AVX512_BF16) {
         return nd_cpu_multiply_widened(context, c, x.stored, y.stored, &p, &f);
     }
-    return multiply_bf16(stream, c, x, y, p, f, memory);
+    return multiply_bf16(stream, c, x, y, p, f, args->scratch);
 }

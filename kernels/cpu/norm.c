@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "kernels/cpu/context.h"
-#include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/fuse.h"
 #include "kernels/cpu/view.h"
 
@@ -44,24 +43,24 @@ static void forward_rows(void *arg, int64_t begin, int64_t end)
     nd_raise_largest(&w->y.most, most);
 }
 
-nd_status nd_cpu_rmsnorm_fwd(nd_stream *stream, nd_tensor y, nd_tensor sum, nd_tensor rstd,
-                             nd_tensor x, nd_tensor delta, nd_tensor weight, float eps,
-                             const nd_fuse *fuse)
+nd_status nd_cpu_rmsnorm_fwd(nd_stream *stream, const nd_rmsnorm_fwd_args *args)
 {
+    const nd_tensor y = args->y, sum = args->sum, rstd = args->rstd, x = args->x,
+                    delta = args->delta, weight = args->weight;
     int64_t n = y.shape[0], C = y.shape[1];
     ND_ASSERT(nd_is_act(y) && nd_is_2d(y, n, C) && nd_is_2d_of(x, y.dtype, n, C));
     ND_ASSERT(!delta.data || nd_is_2d_of(sum, y.dtype, n, C));
     ND_ASSERT(!delta.data || nd_is_2d_of(delta, y.dtype, n, C));
     ND_ASSERT(nd_is_vector(rstd, ND_DTYPE_F32, n) && nd_is_vector(weight, y.dtype, C));
-    ND_ASSERT(nd_is_fuse_of(fuse, y, n, C));
+    ND_ASSERT(nd_is_fuse_of(&args->fuse, y, n, C));
     forward w = {.rows = nd_cpu_context_of(stream)->rows,
                  .sum = sum,
                  .rstd = rstd,
                  .x = x,
                  .delta = delta,
                  .weight = weight,
-                 .eps = eps};
-    nd_cpu_result_begin(&w.y, y, fuse);
+                 .eps = args->eps};
+    nd_cpu_result_begin(&w.y, y, &args->fuse);
     nd_cpu_parallel(stream, n, C, forward_rows, &w);
     nd_cpu_result_end(&w.y);
     return ND_OK;
@@ -95,8 +94,7 @@ static void combine_partials(const backward *w)
 {
     int64_t C = w->dy.shape[1];
     for (int64_t block = 0; block < w->blocks; block++) {
-        w->rows->add(w->dweight.data, ND_DTYPE_F32, w->dweight.data, ND_DTYPE_F32,
-                     w->partials + block * C, ND_DTYPE_F32, C);
+        w->rows->accumulate(w->dweight.data, w->partials + block * C, C, false);
     }
 }
 
@@ -109,9 +107,10 @@ static int64_t block_count(int64_t n, int64_t C)
     return blocks < room ? blocks : room;
 }
 
-nd_status nd_cpu_rmsnorm_bwd(nd_stream *stream, nd_tensor dx, nd_tensor dweight, nd_tensor dy,
-                             nd_tensor dres, nd_tensor x, nd_tensor weight, nd_tensor rstd)
+nd_status nd_cpu_rmsnorm_bwd(nd_stream *stream, const nd_rmsnorm_bwd_args *args)
 {
+    const nd_tensor dx = args->dx, dweight = args->dweight, dy = args->dy, dres = args->dres,
+                    x = args->x, weight = args->weight, rstd = args->rstd;
     int64_t n = dy.shape[0], C = dy.shape[1];
     nd_cpu_context *context = nd_cpu_context_of(stream);
     ND_ASSERT(nd_is_act(dy) && nd_is_2d(dy, n, C) && nd_is_2d_of(dx, dy.dtype, n, C) && C > 0);

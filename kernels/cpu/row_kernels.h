@@ -32,9 +32,8 @@ typedef struct nd_row_ops {
     void (*ce_stats)(float *max, float *sum, const void *logits, int64_t n, bool bf16);
     /* logits = exp(logit - max) factor, in place. */
     void (*ce_bwd)(void *logits, float max, float factor, int64_t n, bool bf16);
-    /* sums (n) = a + b, each F32 or BF16. */
-    void (*add)(void *sums, nd_dtype sums_dtype, const void *a, nd_dtype a_dtype, const void *b,
-                nd_dtype b_dtype, int64_t n);
+    /* acc (n) += x. */
+    void (*accumulate)(float *acc, const void *x, int64_t n, bool bf16);
     /* Exact widening, or rounding to nearest even; between equal dtypes a copy of the bits. */
     void (*cast)(void *out, nd_dtype out_dtype, const void *x, nd_dtype x_dtype, int64_t n);
     /* acc = acc keep + x take. */

@@ -176,9 +176,10 @@ int merge_typed(nd_cuda_queue queue, const nd_attention *a, nd_tensor acc, nd_te
 
 } // namespace
 
-int nd_cuda_attention_delta(nd_cuda_queue queue, const nd_attention *a, nd_tensor delta,
-                            nd_tensor out, nd_tensor dout)
+int nd_cuda_attention_delta(nd_cuda_queue queue, const nd_attention_delta_args *args, void *scratch)
 {
+    const nd_attention *a = &args->attention;
+    const nd_tensor delta = args->delta, out = args->out, dout = args->dout;
     if (a->batch * a->sq * a->heads == 0) {
         return 0;
     }
@@ -186,9 +187,10 @@ int nd_cuda_attention_delta(nd_cuda_queue queue, const nd_attention *a, nd_tenso
                                      : delta_typed<bf16>(queue, a, delta, out, dout);
 }
 
-int nd_cuda_lse_merge(nd_cuda_queue queue, const nd_attention *a, nd_tensor acc, nd_tensor acc_lse,
-                      nd_tensor out, nd_tensor lse)
+int nd_cuda_lse_merge(nd_cuda_queue queue, const nd_lse_merge_args *args, void *scratch)
 {
+    const nd_attention *a = &args->attention;
+    const nd_tensor acc = args->acc, acc_lse = args->acc_lse, out = args->out, lse = args->lse;
     if (a->batch * a->sq * a->heads == 0) {
         return 0;
     }

@@ -174,62 +174,55 @@ unsigned blocks_of(int64_t rows)
     return (unsigned)((rows + THREADS - 1) / THREADS);
 }
 
-template <class T>
-int launch_forward(nd_cuda_queue queue, const nd_attention *a, nd_tensor out, nd_tensor lse,
-                   nd_tensor q, nd_tensor k, nd_tensor v)
+template <class T> int launch_forward(nd_cuda_queue queue, const nd_attention_fwd_args *args)
 {
+    const nd_attention *a = &args->attention;
     return ND_LAUNCH((forward<T>), blocks_of(a->batch * a->heads * a->sq), THREADS, queue,
-                     shape_of(a, lse), view_of<T>(out), (float *)lse.data, view_of<const T>(q),
-                     view_of<const T>(k), view_of<const T>(v));
+                     shape_of(a, args->lse), view_of<T>(args->out), (float *)args->lse.data,
+                     view_of<const T>(args->q), view_of<const T>(args->k),
+                     view_of<const T>(args->v));
 }
 
 template <class T, class O>
-int launch_queries(nd_cuda_queue queue, const nd_attention *a, nd_tensor dq, nd_tensor q,
-                   nd_tensor k, nd_tensor v, nd_tensor dout, nd_tensor lse, nd_tensor delta,
-                   bool add)
+int launch_queries(nd_cuda_queue queue, const nd_attention_bwd_args *args)
 {
+    const nd_attention *a = &args->attention;
     return ND_LAUNCH((queries<T, O>), blocks_of(a->batch * a->heads * a->sq), THREADS, queue,
-                     shape_of(a, lse), view_of<O>(dq), view_of<const T>(q), view_of<const T>(k),
-                     view_of<const T>(v), view_of<const T>(dout), (const float *)lse.data,
-                     (const float *)delta.data, add);
+                     shape_of(a, args->lse), view_of<O>(args->dq), view_of<const T>(args->q),
+                     view_of<const T>(args->k), view_of<const T>(args->v),
+                     view_of<const T>(args->dout), (const float *)args->lse.data,
+                     (const float *)args->delta.data, args->add_q);
 }
 
-template <class T, class O>
-int launch_keys(nd_cuda_queue queue, const nd_attention *a, nd_tensor dk, nd_tensor dv, nd_tensor q,
-                nd_tensor k, nd_tensor v, nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add)
+template <class T, class O> int launch_keys(nd_cuda_queue queue, const nd_attention_bwd_args *args)
 {
+    const nd_attention *a = &args->attention;
     return ND_LAUNCH((keys<T, O>), blocks_of(a->batch * a->kv_heads * a->sk), THREADS, queue,
-                     shape_of(a, lse), view_of<O>(dk), view_of<O>(dv), view_of<const T>(q),
-                     view_of<const T>(k), view_of<const T>(v), view_of<const T>(dout),
-                     (const float *)lse.data, (const float *)delta.data, add);
+                     shape_of(a, args->lse), view_of<O>(args->dk), view_of<O>(args->dv),
+                     view_of<const T>(args->q), view_of<const T>(args->k),
+                     view_of<const T>(args->v), view_of<const T>(args->dout),
+                     (const float *)args->lse.data, (const float *)args->delta.data, args->add_kv);
 }
 
-template <class T>
-int launch_backward(nd_cuda_queue queue, const nd_attention *a, nd_tensor dq, nd_tensor dk,
-                    nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor dout,
-                    nd_tensor lse, nd_tensor delta, bool add_q, bool add_kv)
+template <class T> int launch_backward(nd_cuda_queue queue, const nd_attention_bwd_args *args)
 {
-    auto launch_q = dq.dtype == ND_DTYPE_F32 ? launch_queries<T, float> : launch_queries<T, T>;
-    auto launch_k = dk.dtype == ND_DTYPE_F32 ? launch_keys<T, float> : launch_keys<T, T>;
-    int launched = launch_q(queue, a, dq, q, k, v, dout, lse, delta, add_q);
-    return launched || !dk.data ? launched
-                                : launch_k(queue, a, dk, dv, q, k, v, dout, lse, delta, add_kv);
+    auto launch_q =
+        args->dq.dtype == ND_DTYPE_F32 ? launch_queries<T, float> : launch_queries<T, T>;
+    auto launch_k = args->dk.dtype == ND_DTYPE_F32 ? launch_keys<T, float> : launch_keys<T, T>;
+    int launched = launch_q(queue, args);
+    return launched || !args->dk.data ? launched : launch_k(queue, args);
 }
 
 } // namespace
 
-int nd_cuda_attention_plain_fwd(nd_cuda_queue queue, const nd_attention *a, nd_tensor out,
-                                nd_tensor lse, nd_tensor q, nd_tensor k, nd_tensor v)
+int nd_cuda_attention_plain_fwd(nd_cuda_queue queue, const nd_attention_fwd_args *args)
 {
-    auto launch = q.dtype == ND_DTYPE_F32 ? launch_forward<float> : launch_forward<bf16>;
-    return launch(queue, a, out, lse, q, k, v);
+    auto launch = args->q.dtype == ND_DTYPE_F32 ? launch_forward<float> : launch_forward<bf16>;
+    return launch(queue, args);
 }
 
-int nd_cuda_attention_plain_bwd(nd_cuda_queue queue, const nd_attention *a, nd_tensor dq,
-                                nd_tensor dk, nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v,
-                                nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add_q,
-                                bool add_kv)
+int nd_cuda_attention_plain_bwd(nd_cuda_queue queue, const nd_attention_bwd_args *args)
 {
-    auto launch = q.dtype == ND_DTYPE_F32 ? launch_backward<float> : launch_backward<bf16>;
-    return launch(queue, a, dq, dk, dv, q, k, v, dout, lse, delta, add_q, add_kv);
+    auto launch = args->q.dtype == ND_DTYPE_F32 ? launch_backward<float> : launch_backward<bf16>;
+    return launch(queue, args);
 }

@@ -243,40 +243,44 @@ int gradient(nd_cuda_queue queue, nd_tensor logits, nd_tensor max, nd_tensor sum
 
 } // namespace
 
-int nd_cuda_ce_stats(nd_cuda_queue queue, nd_tensor row_max, nd_tensor row_sum, nd_tensor target,
-                     nd_tensor logits, nd_tensor labels, int64_t first, int64_t valid)
+int nd_cuda_ce_stats(nd_cuda_queue queue, const nd_ce_stats_args *args, void *scratch)
 {
+    const nd_tensor row_max = args->row_max, row_sum = args->row_sum, target = args->target,
+                    logits = args->logits, labels = args->labels;
     if (logits.shape[0] == 0) {
         return 0;
     }
-    return logits.dtype == ND_DTYPE_F32
-               ? stats<float>(queue, row_max, row_sum, target, logits, labels, first, valid)
-               : stats<bf16>(queue, row_max, row_sum, target, logits, labels, first, valid);
+    return logits.dtype == ND_DTYPE_F32 ? stats<float>(queue, row_max, row_sum, target, logits,
+                                                       labels, args->first, args->valid)
+                                        : stats<bf16>(queue, row_max, row_sum, target, logits,
+                                                      labels, args->first, args->valid);
 }
 
-int nd_cuda_ce_rescale(nd_cuda_queue queue, nd_tensor row_sum, nd_tensor row_max,
-                       nd_tensor global_max)
+int nd_cuda_ce_rescale(nd_cuda_queue queue, const nd_ce_rescale_args *args, void *scratch)
 {
-    rescale_of f = {(float *)row_sum.data, (const float *)row_max.data,
-                    (const float *)global_max.data};
+    const nd_tensor row_sum = args->row_sum;
+    rescale_of f = {(float *)row_sum.data, (const float *)args->row_max.data,
+                    (const float *)args->global_max.data};
     return map(queue, f, count_of(row_sum));
 }
 
-int nd_cuda_ce_loss(nd_cuda_queue queue, double *loss_sum, nd_tensor max, nd_tensor sum,
-                    nd_tensor target, nd_tensor labels)
+int nd_cuda_ce_loss(nd_cuda_queue queue, const nd_ce_loss_args *args, void *scratch)
 {
-    return ND_LAUNCH_MEETING(loss_kernel, 1, LOSS_THREADS, queue, loss_sum, (const float *)max.data,
-                             (const float *)sum.data, (const float *)target.data,
-                             (const int32_t *)labels.data, count_of(labels));
+    const nd_tensor labels = args->labels;
+    return ND_LAUNCH_MEETING(loss_kernel, 1, LOSS_THREADS, queue, args->loss_sum,
+                             (const float *)args->max.data, (const float *)args->sum.data,
+                             (const float *)args->target.data, (const int32_t *)labels.data,
+                             count_of(labels));
 }
 
-int nd_cuda_ce_bwd(nd_cuda_queue queue, nd_tensor logits, nd_tensor max, nd_tensor sum,
-                   nd_tensor labels, int64_t first, int64_t valid, const int64_t *count)
+int nd_cuda_ce_bwd(nd_cuda_queue queue, const nd_ce_bwd_args *args, void *scratch)
 {
+    const nd_tensor logits = args->logits, max = args->max, sum = args->sum, labels = args->labels;
     if (logits.shape[0] == 0 || logits.shape[1] == 0) {
         return 0;
     }
-    return logits.dtype == ND_DTYPE_F32
-               ? gradient<float>(queue, logits, max, sum, labels, first, valid, count)
-               : gradient<bf16>(queue, logits, max, sum, labels, first, valid, count);
+    return logits.dtype == ND_DTYPE_F32 ? gradient<float>(queue, logits, max, sum, labels,
+                                                          args->first, args->valid, args->count)
+                                        : gradient<bf16>(queue, logits, max, sum, labels,
+                                                         args->first, args->valid, args->count);
 }

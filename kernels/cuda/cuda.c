@@ -9,102 +9,124 @@
 #include "kernels/cuda/sdpa.h"
 #include "kernels/cuda/sdpa_parts.h"
 #include "kernels/ops_check.h"
-#include "kernels/ops_list.h"
 #include "runtime/base/clock.h"
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
 
 /* An op that is one launch of a kernel of the same name. */
-#define LAUNCH(stream_, name_, ...)                                                                \
-    nd_cuda_op_done(                                                                               \
-        stream_, #name_,                                                                           \
-        (cudaError_t)nd_cuda_##name_(nd_cuda_stream(stream_) __VA_OPT__(, ) __VA_ARGS__))
+#define LAUNCH(stream_, op_, args_)                                                                \
+    nd_cuda_op_done(stream_, #op_,                                                                 \
+                    (cudaError_t)nd_cuda_##op_(nd_cuda_stream(stream_), (args_),                   \
+                                               nd_cuda_context_of((stream_)->device)->scratch))
 
-static void *scratch_of(nd_stream *stream)
+/* Nothing to check. */
+#define UNCHECKED_OP(op)                                                                           \
+    static nd_status op(nd_stream *s, const nd_##op##_args *x)                                     \
+    {                                                                                              \
+        return LAUNCH(s, op, x);                                                                   \
+    }
+
+static nd_lt *lt_of(const nd_stream *stream)
 {
-    return nd_cuda_context_of(stream->device)->scratch;
+    return nd_cuda_context_of(stream->device)->lt;
 }
 
-static nd_status matmul(nd_stream *s, nd_tensor c, nd_tensor a, bool a_transposed, nd_tensor b,
-                        bool b_transposed, float beta)
+static bool is_empty(nd_tensor c)
 {
-    int64_t m = c.shape[0], n = c.shape[1], k = a.shape[a_transposed ? 0 : 1];
+    return c.shape[0] == 0 || c.shape[1] == 0;
+}
+
+static nd_status matmul(nd_stream *s, const nd_matmul_args *x)
+{
+    const nd_tensor a = x->a, b = x->b, c = x->c;
+    int64_t m = c.shape[0], n = c.shape[1], k = a.shape[x->a_transposed ? 0 : 1];
     ND_ASSERT(nd_is_act(a) && nd_is_act(c) && a.dtype == b.dtype);
-    ND_ASSERT(nd_is_2d(a, a_transposed ? k : m, a_transposed ? m : k));
-    ND_ASSERT(nd_is_2d(b, b_transposed ? n : k, b_transposed ? k : n) && nd_is_2d(c, m, n));
-    if (m == 0 || n == 0) {
+    ND_ASSERT(nd_is_2d(a, x->a_transposed ? k : m, x->a_transposed ? m : k));
+    ND_ASSERT(nd_is_2d(b, x->b_transposed ? n : k, x->b_transposed ? k : n) && nd_is_2d(c, m, n));
+    if (is_empty(c)) {
         return ND_OK;
     }
-    ND_TRY(nd_lt_matmul(nd_cuda_context_of(s->device)->lt, s, c, a, a_transposed, b, b_transposed,
-                        beta));
+    ND_TRY(nd_lt_matmul(lt_of(s), s, x));
     return nd_cuda_op_done(s, "matmul", cudaSuccess);
 }
 
-static nd_status embedding_fwd(nd_stream *s, nd_tensor out, nd_tensor ids, nd_tensor table,
-                               int64_t first)
+static nd_status matmul_fp8(nd_stream *s, const nd_matmul_fp8_args *x)
 {
-    ND_ASSERT(nd_is_vector(ids, ND_DTYPE_I32, out.shape[0]) && out.dtype == table.dtype);
-    return LAUNCH(s, embedding_fwd, out, ids, table, first);
+    if (is_empty(x->c)) {
+        return ND_OK;
+    }
+    ND_TRY(nd_lt_matmul_fp8(lt_of(s), s, x));
+    return nd_cuda_op_done(s, "matmul_fp8", cudaSuccess);
+}
+
+static size_t matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
+                                 nd_dtype act)
+{
+    return nd_lt_matmul_fp8_scratch(m, n, k, act);
+}
+
+static nd_status embedding_fwd(nd_stream *s, const nd_embedding_fwd_args *x)
+{
+    ND_ASSERT(nd_is_vector(x->ids, ND_DTYPE_I32, x->out.shape[0]));
+    ND_ASSERT(x->out.dtype == x->table.dtype);
+    return LAUNCH(s, embedding_fwd, x);
 }
 
 /* The kernel sorts as many tokens as its scratch holds; more go one part after the other, in
  * order. */
-static nd_status embedding_bwd(nd_stream *s, nd_tensor dtable, nd_tensor ids, nd_tensor dout,
-                               int64_t first)
+static nd_status embedding_bwd(nd_stream *s, const nd_embedding_bwd_args *x)
 {
-    int64_t n = dout.shape[0];
-    ND_ASSERT(nd_is_vector(ids, ND_DTYPE_I32, n) && dtable.dtype == ND_DTYPE_F32);
+    int64_t n = x->dout.shape[0];
+    ND_ASSERT(nd_is_vector(x->ids, ND_DTYPE_I32, n) && x->dtable.dtype == ND_DTYPE_F32);
     for (int64_t begin = 0; begin < n; begin += ND_CUDA_EMBEDDING_TOKENS) {
         int64_t rows = n - begin < ND_CUDA_EMBEDDING_TOKENS ? n - begin : ND_CUDA_EMBEDDING_TOKENS;
-        nd_tensor part = nd_tensor_1d((int32_t *)ids.data + begin, ND_DTYPE_I32, rows);
-        ND_TRY(LAUNCH(s, embedding_bwd, dtable, part, nd_tensor_rows(dout, begin, rows), first,
-                      scratch_of(s)));
+        nd_embedding_bwd_args part = *x;
+        part.ids = nd_tensor_1d((int32_t *)x->ids.data + begin, ND_DTYPE_I32, rows);
+        part.dout = nd_tensor_rows(x->dout, begin, rows);
+        ND_TRY(LAUNCH(s, embedding_bwd, &part));
     }
     return ND_OK;
 }
 
-static nd_status rmsnorm_fwd(nd_stream *s, nd_tensor y, nd_tensor sum, nd_tensor rstd, nd_tensor x,
-                             nd_tensor delta, nd_tensor weight, float eps, const nd_fuse *fuse)
+static nd_status rmsnorm_fwd(nd_stream *s, const nd_rmsnorm_fwd_args *x)
 {
-    ND_ASSERT(nd_is_act(x) && nd_is_2d_of(y, x.dtype, x.shape[0], x.shape[1]));
-    ND_ASSERT(nd_is_vector(weight, x.dtype, x.shape[1]));
-    ND_ASSERT(nd_is_fuse_of(fuse, y, x.shape[0], x.shape[1]));
-    ND_ASSERT(nd_is_vector(rstd, ND_DTYPE_F32, x.shape[0]));
-    return LAUNCH(s, rmsnorm_fwd, y, sum, rstd, x, delta, weight, eps, fuse);
+    int64_t n = x->x.shape[0], C = x->x.shape[1];
+    ND_ASSERT(nd_is_act(x->x) && nd_is_2d_of(x->y, x->x.dtype, n, C));
+    ND_ASSERT(nd_is_vector(x->weight, x->x.dtype, C) && nd_is_vector(x->rstd, ND_DTYPE_F32, n));
+    ND_ASSERT(nd_is_fuse_of(&x->fuse, x->y, n, C));
+    return LAUNCH(s, rmsnorm_fwd, x);
 }
 
-static nd_status rmsnorm_bwd(nd_stream *s, nd_tensor dx, nd_tensor dweight, nd_tensor dy,
-                             nd_tensor dres, nd_tensor x, nd_tensor weight, nd_tensor rstd)
+static nd_status rmsnorm_bwd(nd_stream *s, const nd_rmsnorm_bwd_args *x)
 {
-    ND_ASSERT(nd_is_act(x) && nd_is_2d_of(dx, x.dtype, x.shape[0], x.shape[1]));
-    ND_ASSERT(nd_is_vector(dweight, ND_DTYPE_F32, x.shape[1]));
-    return LAUNCH(s, rmsnorm_bwd, dx, dweight, dy, dres, x, weight, rstd, scratch_of(s));
+    int64_t n = x->x.shape[0], C = x->x.shape[1];
+    ND_ASSERT(nd_is_act(x->x) && nd_is_2d_of(x->dx, x->x.dtype, n, C));
+    ND_ASSERT(nd_is_vector(x->dweight, ND_DTYPE_F32, C));
+    return LAUNCH(s, rmsnorm_bwd, x);
 }
 
-static nd_status rope(nd_stream *s, nd_tensor out, nd_tensor x, nd_tensor positions,
-                      nd_rope_view table, bool inverse)
+static nd_status rope(nd_stream *s, const nd_rope_args *x)
 {
-    ND_ASSERT(out.axes == 3 && x.axes == 3 && out.dtype == x.dtype && x.shape[2] % 2 == 0);
-    ND_ASSERT(nd_is_vector(positions, ND_DTYPE_I32, x.shape[0]));
-    return LAUNCH(s, rope, out, x, positions, table, inverse);
+    ND_ASSERT(x->out.axes == 3 && x->x.axes == 3 && x->out.dtype == x->x.dtype);
+    ND_ASSERT(x->x.shape[2] % 2 == 0);
+    ND_ASSERT(nd_is_vector(x->positions, ND_DTYPE_I32, x->x.shape[0]));
+    return LAUNCH(s, rope, x);
 }
 
-static nd_status swiglu_fwd(nd_stream *s, nd_tensor out, nd_tensor gate, nd_tensor up,
-                            const nd_fuse *fuse)
+static nd_status swiglu_fwd(nd_stream *s, const nd_swiglu_fwd_args *x)
 {
-    ND_ASSERT(out.dtype == gate.dtype && gate.dtype == up.dtype && nd_is_act(out));
-    ND_ASSERT(nd_is_fuse_of(fuse, out, gate.shape[0], gate.shape[1]));
-    return LAUNCH(s, swiglu_fwd, out, gate, up, fuse);
+    ND_ASSERT(x->out.dtype == x->gate.dtype && x->gate.dtype == x->up.dtype && nd_is_act(x->out));
+    ND_ASSERT(nd_is_fuse_of(&x->fuse, x->out, x->gate.shape[0], x->gate.shape[1]));
+    return LAUNCH(s, swiglu_fwd, x);
 }
 
-static nd_status swiglu_bwd(nd_stream *s, nd_tensor dgate, nd_tensor dup, nd_tensor dout,
-                            nd_tensor gate, nd_tensor up, const nd_fuse *fuse_gate,
-                            const nd_fuse *fuse_up)
+static nd_status swiglu_bwd(nd_stream *s, const nd_swiglu_bwd_args *x)
 {
-    ND_ASSERT(dout.dtype == gate.dtype && gate.dtype == up.dtype && nd_is_act(dout));
-    ND_ASSERT(nd_is_fuse_of(fuse_gate, dgate, gate.shape[0], gate.shape[1]));
-    ND_ASSERT(nd_is_fuse_of(fuse_up, dup, gate.shape[0], gate.shape[1]));
-    return LAUNCH(s, swiglu_bwd, dgate, dup, dout, gate, up, fuse_gate, fuse_up);
+    int64_t n = x->gate.shape[0], F = x->gate.shape[1];
+    ND_ASSERT(x->dout.dtype == x->gate.dtype && x->gate.dtype == x->up.dtype);
+    ND_ASSERT(nd_is_act(x->dout) && nd_is_fuse_of(&x->fuse_gate, x->dgate, n, F));
+    ND_ASSERT(nd_is_fuse_of(&x->fuse_up, x->dup, n, F));
+    return LAUNCH(s, swiglu_bwd, x);
 }
 
 static void check_attention(const nd_attention *a, nd_tensor q, nd_tensor k, nd_tensor v)
@@ -116,29 +138,18 @@ static void check_attention(const nd_attention *a, nd_tensor q, nd_tensor k, nd_
     ND_ASSERT(nd_is_4d(v, a->batch, a->sk, a->kv_heads, a->head_dim));
 }
 
-static nd_status attention_fwd(nd_stream *s, const nd_attention *a, nd_tensor out, nd_tensor lse,
-                               nd_tensor q, nd_tensor k, nd_tensor v, void *scratch)
+static nd_status attention_fwd(nd_stream *s, const nd_attention_fwd_args *x)
 {
-    check_attention(a, q, k, v);
-    return nd_cuda_sdpa_fwd(s, a, out, lse, q, k, v, scratch);
+    check_attention(&x->attention, x->q, x->k, x->v);
+    return nd_cuda_sdpa_fwd(s, x);
 }
 
-static nd_status attention_delta(nd_stream *s, const nd_attention *a, nd_tensor delta,
-                                 nd_tensor out, nd_tensor dout)
+static nd_status attention_bwd(nd_stream *s, const nd_attention_bwd_args *x)
 {
-    return LAUNCH(s, attention_delta, a, delta, out, dout);
-}
-
-static nd_status attention_bwd(nd_stream *s, const nd_attention *a, nd_tensor dq, nd_tensor dk,
-                               nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out,
-                               nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add_q,
-                               bool add_kv, void *scratch)
-{
-    check_attention(a, q, k, v);
-    ND_ASSERT(!add_q || dq.dtype == ND_DTYPE_F32);
-    ND_ASSERT(!add_kv || (dk.dtype == ND_DTYPE_F32 && dv.dtype == ND_DTYPE_F32));
-    return nd_cuda_sdpa_bwd(s, a, dq, dk, dv, q, k, v, out, dout, lse, delta, add_q, add_kv,
-                            scratch);
+    check_attention(&x->attention, x->q, x->k, x->v);
+    ND_ASSERT(!x->add_q || x->dq.dtype == ND_DTYPE_F32);
+    ND_ASSERT(!x->add_kv || (x->dk.dtype == ND_DTYPE_F32 && x->dv.dtype == ND_DTYPE_F32));
+    return nd_cuda_sdpa_bwd(s, x);
 }
 
 static size_t attention_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
@@ -153,185 +164,80 @@ static bool attention_uses_delta(const nd_device *device, const nd_attention *a,
     return !nd_cuda_sdpa_is_cudnn(a, act);
 }
 
-static nd_status lse_merge(nd_stream *s, const nd_attention *a, nd_tensor acc, nd_tensor acc_lse,
-                           nd_tensor out, nd_tensor lse)
+static nd_status ce_stats(nd_stream *s, const nd_ce_stats_args *x)
 {
-    return LAUNCH(s, lse_merge, a, acc, acc_lse, out, lse);
+    ND_ASSERT(nd_is_act(x->logits) && x->valid <= x->logits.shape[1]);
+    return LAUNCH(s, ce_stats, x);
 }
 
-static nd_status ce_stats(nd_stream *s, nd_tensor row_max, nd_tensor row_sum, nd_tensor target,
-                          nd_tensor logits, nd_tensor labels, int64_t first, int64_t valid)
+static nd_status accumulate(nd_stream *s, const nd_accumulate_args *x)
 {
-    ND_ASSERT(nd_is_act(logits) && valid <= logits.shape[1]);
-    return LAUNCH(s, ce_stats, row_max, row_sum, target, logits, labels, first, valid);
+    ND_ASSERT(x->acc.dtype == ND_DTYPE_F32 && nd_is_act(x->x));
+    return LAUNCH(s, accumulate, x);
 }
 
-static nd_status ce_rescale(nd_stream *s, nd_tensor row_sum, nd_tensor row_max,
-                            nd_tensor global_max)
+static nd_status cast(nd_stream *s, const nd_cast_args *x)
 {
-    return LAUNCH(s, ce_rescale, row_sum, row_max, global_max);
+    ND_ASSERT(nd_is_act(x->out) && nd_is_act(x->x));
+    return LAUNCH(s, cast, x);
 }
 
-static nd_status ce_loss(nd_stream *s, double *loss_sum, nd_tensor max, nd_tensor sum,
-                         nd_tensor target, nd_tensor labels)
-{
-    return LAUNCH(s, ce_loss, loss_sum, max, sum, target, labels);
-}
-
-static nd_status ce_bwd(nd_stream *s, nd_tensor logits, nd_tensor max, nd_tensor sum,
-                        nd_tensor labels, int64_t first, int64_t valid, const int64_t *count)
-{
-    return LAUNCH(s, ce_bwd, logits, max, sum, labels, first, valid, count);
-}
-
-static nd_status add(nd_stream *s, nd_tensor out, nd_tensor a, nd_tensor b)
-{
-    return LAUNCH(s, add, out, a, b);
-}
-
-static nd_status accumulate(nd_stream *s, nd_tensor acc, nd_tensor x)
-{
-    ND_ASSERT(acc.dtype == ND_DTYPE_F32 && nd_is_act(x));
-    return LAUNCH(s, accumulate, acc, x);
-}
-
-static nd_status cast(nd_stream *s, nd_tensor out, nd_tensor x)
-{
-    ND_ASSERT(nd_is_act(out) && nd_is_act(x));
-    return LAUNCH(s, cast, out, x);
-}
-
-static nd_status sum_squares(nd_stream *s, double *out, const float *x, int64_t count)
-{
-    return LAUNCH(s, sum_squares, out, x, count, scratch_of(s));
-}
-
-static nd_status random_normal(nd_stream *s, float *out, int64_t count, float deviation,
-                               uint64_t seed, uint64_t random_stream, uint64_t first)
-{
-    return LAUNCH(s, random_normal, out, count, deviation, seed, random_stream, first);
-}
-
-static nd_status adamw(nd_stream *s, const nd_adamw *hyper, float *p, float *m, float *v,
-                       const float *grad, const nd_flat_range *ranges, int range_count)
-{
-    return LAUNCH(s, adamw, hyper, p, m, v, grad, ranges, range_count);
-}
-
-static nd_status sgd(nd_stream *s, const nd_adamw *hyper, float *p, const float *grad,
-                     const nd_flat_range *ranges, int range_count)
-{
-    return LAUNCH(s, sgd, hyper, p, grad, ranges, range_count);
-}
-
-static nd_status amax(nd_stream *s, float *amax, nd_tensor x, nd_granularity granularity,
-                      bool merge)
-{
-    return LAUNCH(s, amax, amax, x, granularity, merge);
-}
-
-static nd_status fp8_scale(nd_stream *s, float *scale, float *inverse, const float *amax,
-                           int64_t count, nd_dtype format, bool power_of_two)
-{
-    return LAUNCH(s, fp8_scale, scale, inverse, amax, count, format, power_of_two);
-}
-
-static nd_status fp8_delayed(nd_stream *s, const nd_fp8_history *history,
-                             nd_amax_algorithm algorithm)
-{
-    return LAUNCH(s, fp8_delayed, history, algorithm);
-}
-
-static nd_status fp8_cast(nd_stream *s, nd_fp8 out, float *amax, nd_tensor x)
-{
-    return LAUNCH(s, fp8_cast, out, amax, x);
-}
-
-static nd_status fp8_transpose(nd_stream *s, nd_tensor out, nd_tensor codes)
-{
-    return LAUNCH(s, fp8_transpose, out, codes);
-}
-
-static nd_status fp8_count(nd_stream *s, int64_t counts[2], nd_tensor x, nd_fp8 as)
-{
-    return LAUNCH(s, fp8_count, counts, x, as);
-}
-
-static nd_status matmul_fp8(nd_stream *s, nd_tensor c, nd_fp8 a, bool a_transposed, nd_fp8 b,
-                            bool b_transposed, float beta, bool fast_accumulation, void *scratch)
-{
-    if (c.shape[0] == 0 || c.shape[1] == 0) {
-        return ND_OK;
-    }
-    ND_TRY(nd_lt_matmul_fp8(nd_cuda_context_of(s->device)->lt, s, c, &a, a_transposed, &b,
-                            b_transposed, beta, fast_accumulation, scratch));
-    return nd_cuda_op_done(s, "matmul_fp8", cudaSuccess);
-}
-
-static size_t matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
-                                 nd_dtype act)
-{
-    return nd_lt_matmul_fp8_scratch(m, n, k, act);
-}
+UNCHECKED_OP(attention_delta)
+UNCHECKED_OP(lse_merge)
+UNCHECKED_OP(ce_rescale)
+UNCHECKED_OP(ce_loss)
+UNCHECKED_OP(ce_bwd)
+UNCHECKED_OP(sum_squares)
+UNCHECKED_OP(random_normal)
+UNCHECKED_OP(adamw)
+UNCHECKED_OP(sgd)
+UNCHECKED_OP(amax)
+UNCHECKED_OP(fp8_scale)
+UNCHECKED_OP(fp8_delayed)
+UNCHECKED_OP(fp8_cast)
+UNCHECKED_OP(fp8_transpose)
+UNCHECKED_OP(fp8_count)
 
 /* nd_ops.prepare: the plans of cuBLASLt and cuDNN, made before step 1. */
 
-static nd_status prepare_matmul(nd_stream *s, nd_tensor c, nd_tensor a, bool a_transposed,
-                                nd_tensor b, bool b_transposed, float beta)
+static nd_status prepare_matmul(nd_stream *s, const nd_matmul_args *x)
 {
-    nd_lt *lt = nd_cuda_context_of(s->device)->lt;
-    if (c.shape[0] == 0 || c.shape[1] == 0) {
+    if (is_empty(x->c)) {
         return ND_OK;
     }
-    nd_lt_prepare_begin(lt);
-    nd_status status = nd_lt_matmul(lt, s, c, a, a_transposed, b, b_transposed, beta);
-    nd_lt_prepare_end(lt);
+    nd_lt_prepare_begin(lt_of(s));
+    nd_status status = nd_lt_matmul(lt_of(s), s, x);
+    nd_lt_prepare_end(lt_of(s));
     return status;
 }
 
-static nd_status prepare_matmul_fp8(nd_stream *s, nd_tensor c, nd_fp8 a, bool a_transposed,
-                                    nd_fp8 b, bool b_transposed, float beta, bool fast_accumulation,
-                                    void *scratch)
+static nd_status prepare_matmul_fp8(nd_stream *s, const nd_matmul_fp8_args *x)
 {
-    nd_lt *lt = nd_cuda_context_of(s->device)->lt;
-    if (c.shape[0] == 0 || c.shape[1] == 0) {
+    if (is_empty(x->c)) {
         return ND_OK;
     }
-    nd_lt_prepare_begin(lt);
-    nd_status status = nd_lt_matmul_fp8(lt, s, c, &a, a_transposed, &b, b_transposed, beta,
-                                        fast_accumulation, scratch);
-    nd_lt_prepare_end(lt);
+    nd_lt_prepare_begin(lt_of(s));
+    nd_status status = nd_lt_matmul_fp8(lt_of(s), s, x);
+    nd_lt_prepare_end(lt_of(s));
     return status;
 }
 
-static nd_status prepare_attention_fwd(nd_stream *s, const nd_attention *a, nd_tensor out,
-                                       nd_tensor lse, nd_tensor q, nd_tensor k, nd_tensor v,
-                                       void *scratch)
+static nd_status prepare_attention_fwd(nd_stream *s, const nd_attention_fwd_args *x)
 {
-    return nd_cuda_sdpa_prepare_fwd(nd_cuda_context_of(s->device), a, out, lse, q, k, v);
+    return nd_cuda_sdpa_prepare_fwd(nd_cuda_context_of(s->device), x);
 }
 
-static nd_status prepare_attention_bwd(nd_stream *s, const nd_attention *a, nd_tensor dq,
-                                       nd_tensor dk, nd_tensor dv, nd_tensor q, nd_tensor k,
-                                       nd_tensor v, nd_tensor out, nd_tensor dout, nd_tensor lse,
-                                       nd_tensor delta, bool add_q, bool add_kv, void *scratch)
+static nd_status prepare_attention_bwd(nd_stream *s, const nd_attention_bwd_args *x)
 {
-    return nd_cuda_sdpa_prepare_bwd(nd_cuda_context_of(s->device), a, dq, dk, dv, q, k, v, out,
-                                    dout, lse, delta);
+    return nd_cuda_sdpa_prepare_bwd(nd_cuda_context_of(s->device), x);
 }
 
-static const nd_ops prepare_ops = {
-    .name = "cuda",
-    .matmul = prepare_matmul,
-    .matmul_fp8 = prepare_matmul_fp8,
-    .attention_fwd = prepare_attention_fwd,
-    .attention_bwd = prepare_attention_bwd,
-};
+static const nd_prepare_ops prepare_ops = {ND_EACH_PREPARED_OP(ND_OP_ENTRY, prepare_)};
 
-#define ENTRY(op) .op = op,
-
-static const nd_ops cuda_ops = {
-    .name = "cuda", .fp8_needs_transposed = true, .prepare = &prepare_ops, ND_EACH_OP(ENTRY)};
+static const nd_ops cuda_ops = {.name = "cuda",
+                                .fp8_needs_transposed = true,
+                                .prepare = &prepare_ops,
+                                ND_EACH_OP(ND_OP_ENTRY, ) ND_EACH_QUERY(ND_QUERY_ENTRY, )};
 
 static void context_destroy(void *native)
 {

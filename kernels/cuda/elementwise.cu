@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* add, accumulate, cast, fills and initial values. */
+/* accumulate, cast and initial values. */
 #include "kernels/cuda/map.cuh"
 
 using namespace nd;
@@ -42,7 +42,7 @@ template <class O, class A, class B, bool SUM, int N> struct sum_of {
 };
 
 template <class O, class A, class B, bool SUM>
-int add_typed(nd_cuda_queue queue, const nd_tensor (&t)[3])
+int sum_typed(nd_cuda_queue queue, const nd_tensor (&t)[3])
 {
     constexpr int PACK = sizeof(O) + sizeof(A) + sizeof(B) == 6 ? 8 : 4;
     int N;
@@ -56,53 +56,10 @@ int add_typed(nd_cuda_queue queue, const nd_tensor (&t)[3])
     return map(queue, sum_of<O, A, B, SUM, PACK>{out, a, b, l}, l.count());
 }
 
-template <class O, class A> int add_second(nd_cuda_queue queue, const nd_tensor (&t)[3])
+template <class O> int cast_to(nd_cuda_queue queue, const nd_tensor (&t)[3])
 {
-    if (!t[2].data) {
-        return add_typed<O, A, A, false>(queue, t);
-    }
-    return t[2].dtype == ND_DTYPE_F32 ? add_typed<O, A, float, true>(queue, t)
-                                      : add_typed<O, A, bf16, true>(queue, t);
-}
-
-template <class O> int add_first(nd_cuda_queue queue, const nd_tensor (&t)[3])
-{
-    return t[1].dtype == ND_DTYPE_F32 ? add_second<O, float>(queue, t)
-                                      : add_second<O, bf16>(queue, t);
-}
-
-template <class T, int N> struct fill_of {
-    static constexpr int together = N == 1 ? 1 : 4;
-    T *out;
-    float value;
-
-    struct state {
-        int64_t at;
-    };
-
-    __device__ void load(int64_t v, state &s) const
-    {
-        s.at = v * N;
-    }
-
-    __device__ void finish(state &s) const
-    {
-        float x[N];
-        ND_UNROLL
-        for (int i = 0; i < N; i++) {
-            x[i] = value;
-        }
-        store_floats<N>(out + s.at, x);
-    }
-};
-
-template <class T> int fill_typed(nd_cuda_queue queue, T *out, int64_t count, float value)
-{
-    constexpr int PACK = type_of<T>::pack;
-    if (!aligned(out) || count % PACK != 0) {
-        return map(queue, fill_of<T, 1>{out, value}, count);
-    }
-    return map(queue, fill_of<T, PACK>{out, value}, count / PACK);
+    return t[1].dtype == ND_DTYPE_F32 ? sum_typed<O, float, float, false>(queue, t)
+                                      : sum_typed<O, bf16, bf16, false>(queue, t);
 }
 
 /* nd_rng_normal (runtime/base/rng.c), bit for bit: Philox4x32-10, the sum of eight 16-bit
@@ -156,32 +113,22 @@ struct normal_of {
 
 } // namespace
 
-int nd_cuda_add(nd_cuda_queue queue, nd_tensor out, nd_tensor a, nd_tensor b)
+int nd_cuda_accumulate(nd_cuda_queue queue, const nd_accumulate_args *args, void *scratch)
 {
-    const nd_tensor t[3] = {out, a, b};
-    return out.dtype == ND_DTYPE_F32 ? add_first<float>(queue, t) : add_first<bf16>(queue, t);
+    const nd_tensor t[3] = {args->acc, args->acc, args->x};
+    return args->x.dtype == ND_DTYPE_F32 ? sum_typed<float, float, float, true>(queue, t)
+                                         : sum_typed<float, float, bf16, true>(queue, t);
 }
 
-int nd_cuda_accumulate(nd_cuda_queue queue, nd_tensor acc, nd_tensor x)
+int nd_cuda_cast(nd_cuda_queue queue, const nd_cast_args *args, void *scratch)
 {
-    return nd_cuda_add(queue, acc, acc, x);
+    const nd_tensor t[3] = {args->out, args->x, {}};
+    return args->out.dtype == ND_DTYPE_F32 ? cast_to<float>(queue, t) : cast_to<bf16>(queue, t);
 }
 
-int nd_cuda_cast(nd_cuda_queue queue, nd_tensor out, nd_tensor x)
+int nd_cuda_random_normal(nd_cuda_queue queue, const nd_random_normal_args *args, void *scratch)
 {
-    const nd_tensor t[3] = {out, x, {}};
-    return out.dtype == ND_DTYPE_F32 ? add_first<float>(queue, t) : add_first<bf16>(queue, t);
-}
-
-int nd_cuda_fill(nd_cuda_queue queue, nd_tensor out, float value)
-{
-    int64_t count = count_of(out);
-    return out.dtype == ND_DTYPE_F32 ? fill_typed(queue, (float *)out.data, count, value)
-                                     : fill_typed(queue, (bf16 *)out.data, count, value);
-}
-
-int nd_cuda_random_normal(nd_cuda_queue queue, float *out, int64_t count, float deviation,
-                          uint64_t seed, uint64_t random_stream, uint64_t first)
-{
-    return map(queue, normal_of{out, deviation, seed, random_stream, first}, count);
+    return map(queue,
+               normal_of{args->out, args->deviation, args->seed, args->random_stream, args->first},
+               args->count);
 }

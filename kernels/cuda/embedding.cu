@@ -120,23 +120,23 @@ int backward(nd_cuda_queue queue, nd_tensor dtable, nd_tensor dout, const sorted
 
 } // namespace
 
-int nd_cuda_embedding_fwd(nd_cuda_queue queue, nd_tensor out, nd_tensor ids, nd_tensor table,
-                          int64_t first)
+int nd_cuda_embedding_fwd(nd_cuda_queue queue, const nd_embedding_fwd_args *args, void *scratch)
 {
-    return out.dtype == ND_DTYPE_F32 ? forward<float>(queue, out, ids, table, first)
-                                     : forward<bf16>(queue, out, ids, table, first);
+    const nd_tensor out = args->out, ids = args->ids, table = args->table;
+    return out.dtype == ND_DTYPE_F32 ? forward<float>(queue, out, ids, table, args->first)
+                                     : forward<bf16>(queue, out, ids, table, args->first);
 }
 
-int nd_cuda_embedding_bwd(nd_cuda_queue queue, nd_tensor dtable, nd_tensor ids, nd_tensor dout,
-                          int64_t first, void *scratch)
+int nd_cuda_embedding_bwd(nd_cuda_queue queue, const nd_embedding_bwd_args *args, void *scratch)
 {
+    const nd_tensor dtable = args->dtable, dout = args->dout;
     int64_t n = dout.shape[0];
     const sorted_token *tokens = nullptr;
     if (n == 0 || dout.shape[1] == 0) {
         return 0;
     }
-    int error = sort_tokens(queue, (const int32_t *)ids.data, (int)n, first, dtable.shape[0],
-                            scratch, &tokens);
+    int error = sort_tokens(queue, (const int32_t *)args->ids.data, (int)n, args->first,
+                            dtable.shape[0], scratch, &tokens);
     if (error) {
         return error;
     }

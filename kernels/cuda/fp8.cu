@@ -281,26 +281,30 @@ template <class T, int N> struct rescale_of {
     }
 };
 
-template <class T>
-int rescale(nd_cuda_queue queue, const nd_tensor (&t)[2], const float *a, bool a_rows,
-            const float *b, bool b_columns, float beta)
+template <class T> int rescale(nd_cuda_queue queue, const nd_fp8_rescale_args *x)
 {
+    const nd_tensor t[2] = {x->c, x->product};
     int N;
     layout<2> l = layout_of(t, 4, true, &N);
-    T *c = (T *)t[0].data;
-    const float *product = (const float *)t[1].data;
-    bool add = beta != 0.0f;
+    T *c = (T *)x->c.data;
+    const float *product = (const float *)x->product.data;
+    bool add = x->beta != 0.0f;
     if (N == 1) {
-        return map(queue, rescale_of<T, 1>{c, product, a, b, a_rows, b_columns, add, l}, l.count());
+        rescale_of<T, 1> one = {c, product, x->a, x->b, x->a_rows, x->b_columns, add, l};
+        return map(queue, one, l.count());
     }
-    return map(queue, rescale_of<T, 4>{c, product, a, b, a_rows, b_columns, add, l}, l.count());
+    rescale_of<T, 4> four = {c, product, x->a, x->b, x->a_rows, x->b_columns, add, l};
+    return map(queue, four, l.count());
 }
 
 } // namespace
 
-int nd_cuda_amax(nd_cuda_queue queue, float *amax, nd_tensor x, nd_granularity granularity,
-                 bool merge)
+int nd_cuda_amax(nd_cuda_queue queue, const nd_amax_args *args, void *scratch)
 {
+    float *amax = args->amax;
+    const nd_tensor x = args->x;
+    nd_granularity granularity = args->granularity;
+    bool merge = args->merge;
     int64_t groups = granularity == ND_PER_TENSOR ? 1
                      : granularity == ND_PER_ROW  ? x.shape[0]
                                                   : x.shape[1];
@@ -319,21 +323,23 @@ int nd_cuda_amax(nd_cuda_queue queue, float *amax, nd_tensor x, nd_granularity g
                                    : amax_typed<bf16>(queue, amax, x, granularity, merge);
 }
 
-int nd_cuda_fp8_scale(nd_cuda_queue queue, float *scale, float *inverse, const float *amax,
-                      int64_t count, nd_dtype format, bool power_of_two)
+int nd_cuda_fp8_scale(nd_cuda_queue queue, const nd_fp8_scale_args *args, void *scratch)
 {
-    double limit = format == ND_DTYPE_F8_E4M3 ? 448.0 : 57344.0;
-    return map(queue, scale_of{scale, inverse, amax, limit, power_of_two}, count);
+    double limit = args->format == ND_DTYPE_F8_E4M3 ? 448.0 : 57344.0;
+    return map(queue, scale_of{args->scale, args->inverse, args->amax, limit, args->power_of_two},
+               args->count);
 }
 
-int nd_cuda_fp8_delayed(nd_cuda_queue queue, const nd_fp8_history *history,
-                        nd_amax_algorithm algorithm)
+int nd_cuda_fp8_delayed(nd_cuda_queue queue, const nd_fp8_delayed_args *args, void *scratch)
 {
-    return map(queue, delayed_of{*history, algorithm == ND_AMAX_MOST_RECENT}, history->count);
+    const nd_fp8_history *history = &args->history;
+    return map(queue, delayed_of{*history, args->algorithm == ND_AMAX_MOST_RECENT}, history->count);
 }
 
-int nd_cuda_fp8_count(nd_cuda_queue queue, int64_t *counts, nd_tensor x, nd_fp8 as)
+int nd_cuda_fp8_count(nd_cuda_queue queue, const nd_fp8_count_args *args, void *scratch)
 {
+    const nd_tensor x = args->x;
+    const nd_fp8 as = args->as;
     nd_dtype format = as.codes.data ? as.codes.dtype : as.transposed.dtype;
     const nd_tensor t[1] = {x};
     int N;
@@ -342,14 +348,11 @@ int nd_cuda_fp8_count(nd_cuda_queue queue, int64_t *counts, nd_tensor x, nd_fp8 
     if (l.count() == 0) {
         return 0;
     }
-    return x.dtype == ND_DTYPE_F32 ? count_typed<float>(queue, counts, x, l, as, e4m3)
-                                   : count_typed<bf16>(queue, counts, x, l, as, e4m3);
+    return x.dtype == ND_DTYPE_F32 ? count_typed<float>(queue, args->counts, x, l, as, e4m3)
+                                   : count_typed<bf16>(queue, args->counts, x, l, as, e4m3);
 }
 
-int nd_cuda_fp8_rescale(nd_cuda_queue queue, nd_tensor c, nd_tensor product, const float *a,
-                        bool a_rows, const float *b, bool b_columns, float beta)
+int nd_cuda_fp8_rescale(nd_cuda_queue queue, const nd_fp8_rescale_args *args)
 {
-    const nd_tensor t[2] = {c, product};
-    return c.dtype == ND_DTYPE_F32 ? rescale<float>(queue, t, a, a_rows, b, b_columns, beta)
-                                   : rescale<bf16>(queue, t, a, a_rows, b, b_columns, beta);
+    return args->c.dtype == ND_DTYPE_F32 ? rescale<float>(queue, args) : rescale<bf16>(queue, args);
 }

@@ -317,8 +317,11 @@ template <class T> int cast_rows(nd_cuda_queue queue, nd_fp8 out, float *amax, n
 
 } // namespace
 
-int nd_cuda_fp8_cast(nd_cuda_queue queue, nd_fp8 out, float *amax, nd_tensor x)
+int nd_cuda_fp8_cast(nd_cuda_queue queue, const nd_fp8_cast_args *args, void *scratch)
 {
+    const nd_fp8 out = args->out;
+    float *amax = args->amax;
+    const nd_tensor x = args->x;
     bool f32 = x.dtype == ND_DTYPE_F32;
     if (count_of(x) == 0) {
         return 0;
@@ -342,8 +345,9 @@ int nd_cuda_fp8_cast(nd_cuda_queue queue, nd_fp8 out, float *amax, nd_tensor x)
     return f32 ? cast_tiles<float>(queue, a) : cast_tiles<bf16>(queue, a);
 }
 
-int nd_cuda_fp8_transpose(nd_cuda_queue queue, nd_tensor out, nd_tensor codes)
+int nd_cuda_fp8_transpose(nd_cuda_queue queue, const nd_fp8_transpose_args *args, void *scratch)
 {
+    const nd_tensor out = args->out, codes = args->codes;
     tile_args a = {};
     a.rows = codes.shape[0];
     a.columns = codes.shape[1];

@@ -87,22 +87,20 @@ struct fuse_view {
     }
 };
 
-inline fuse_view fuse_view_of(const nd_fuse *fuse)
+inline fuse_view fuse_view_of(const nd_fuse &fuse)
 {
     fuse_view v = {};
-    if (fuse) {
-        v.amax = fuse->amax;
-        v.codes = (uint8_t *)fuse->codes.data;
-        v.scale = fuse->scale;
-        v.stride = fuse->codes.stride[0];
-        v.e4m3 = fuse->codes.dtype == ND_DTYPE_F8_E4M3;
-    }
+    v.amax = fuse.amax;
+    v.codes = (uint8_t *)fuse.codes.data;
+    v.scale = fuse.scale;
+    v.stride = fuse.codes.stride[0];
+    v.e4m3 = fuse.codes.dtype == ND_DTYPE_F8_E4M3;
     return v;
 }
 
-inline bool fuse_is_on(const nd_fuse *fuse)
+inline bool fuse_is_on(const nd_fuse &fuse)
 {
-    return fuse && (fuse->amax || fuse->codes.data);
+    return fuse.amax || fuse.codes.data;
 }
 
 /*

@@ -31,12 +31,8 @@ void nd_lt_destroy(nd_lt *lt); /* NULL is legal */
 /* The version of the library that was opened, 130100 is 13.1.0. */
 size_t nd_lt_version(const nd_lt *lt);
 
-nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, nd_tensor c, nd_tensor a, bool a_transposed,
-                       nd_tensor b, bool b_transposed, float beta);
-
-nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, nd_tensor c, const nd_fp8 *a,
-                           bool a_transposed, const nd_fp8 *b, bool b_transposed, float beta,
-                           bool fast_accumulation, void *scratch);
+nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, const nd_matmul_args *args);
+nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, const nd_matmul_fp8_args *args);
 /* From begin to end, the two above make the plans of their calls and enqueue nothing; operands need
  * no memory, but addresses that are aligned as those of the calls. Not while tuning. */
 void nd_lt_prepare_begin(nd_lt *lt);

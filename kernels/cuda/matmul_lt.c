@@ -107,24 +107,23 @@ static nd_status plan_of(nd_lt *lt, nd_stream *stream, const nd_lt_key *key,
     return ND_OK;
 }
 
-nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, nd_tensor c, nd_tensor a, bool a_transposed,
-                       nd_tensor b, bool b_transposed, float beta)
+nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, const nd_matmul_args *args)
 {
+    const nd_tensor c = args->c, a = args->a, b = args->b;
     nd_lt_plan *plan = NULL;
-    int64_t k = a.shape[a_transposed ? 0 : 1];
     nd_lt_key key = {
         .m = c.shape[1],
         .n = c.shape[0],
-        .k = k,
+        .k = a.shape[args->a_transposed ? 0 : 1],
         .lda = b.stride[0],
         .ldb = a.stride[0],
         .ldd = c.stride[0],
         .a = b.dtype,
         .b = a.dtype,
         .d = c.dtype,
-        .a_transposed = b_transposed,
-        .b_transposed = a_transposed,
-        .beta = beta != 0.0f,
+        .a_transposed = args->b_transposed,
+        .b_transposed = args->a_transposed,
+        .beta = args->beta != 0.0f,
         .align_a = nd_lt_alignment(b.data),
         .align_b = nd_lt_alignment(a.data),
         .align_d = nd_lt_alignment(c.data),
@@ -184,41 +183,48 @@ static nd_status check_fp8(nd_tensor c, nd_tensor a, nd_tensor b)
     return ND_OK;
 }
 
-/* Rows [begin, begin + count) of c as a product of codes alone, then scaled by our kernel. */
-static nd_status rescaled_rows(nd_lt *lt, nd_stream *stream, nd_tensor c, nd_tensor a, nd_tensor b,
-                               const nd_fp8 *fa, const nd_fp8 *fb, float beta, bool fast,
-                               nd_tensor product)
+/* A product of codes alone into `product`, whose scales our kernel then applies. a and b are stored
+ * with k as their contiguous axis. */
+static nd_status rescaled_rows(nd_lt *lt, nd_stream *stream, nd_tensor a, nd_tensor b, bool fast,
+                               const nd_fp8_rescale_args *rescale)
 {
     nd_lt_plan *plan = NULL;
-    nd_lt_key key = fp8_key(product, a, b, false, fast, ND_LT_SCALARS);
-    nd_lt_operands x = {.a = b.data, .b = a.data, .d = product.data};
-    bool a_rows = fa->granularity != ND_PER_TENSOR, b_columns = fb->granularity != ND_PER_TENSOR;
+    nd_lt_key key = fp8_key(rescale->product, a, b, false, fast, ND_LT_SCALARS);
+    nd_lt_operands x = {.a = b.data, .b = a.data, .d = rescale->product.data};
     ND_TRY(plan_of(lt, stream, &key, &x, &plan));
     if (lt->preparing) {
         return ND_OK;
     }
     ND_TRY(nd_lt_run(lt, stream, plan, &x));
-    int launched = nd_cuda_fp8_rescale(nd_cuda_stream(stream), c, product, fa->inverse, a_rows,
-                                       fb->inverse, b_columns, beta);
+    int launched = nd_cuda_fp8_rescale(nd_cuda_stream(stream), rescale);
     return nd_cuda_op_done(stream, "fp8_rescale", (cudaError_t)launched);
 }
 
-static nd_status rescaled(nd_lt *lt, nd_stream *stream, nd_tensor c, nd_tensor a, nd_tensor b,
-                          const nd_fp8 *fa, const nd_fp8 *fb, float beta, bool fast, void *scratch)
+static nd_status rescaled(nd_lt *lt, nd_stream *stream, const nd_matmul_fp8_args *args, nd_tensor a,
+                          nd_tensor b)
 {
+    const nd_tensor c = args->c;
     int64_t m = c.shape[0], n = c.shape[1];
-    if (c.dtype == ND_DTYPE_F32 && beta == 0.0f) {
-        return rescaled_rows(lt, stream, c, a, b, fa, fb, beta, fast, c);
+    bool fast = args->fast_accumulation;
+    nd_fp8_rescale_args all = {.c = c,
+                               .product = c,
+                               .a = args->a.inverse,
+                               .b = args->b.inverse,
+                               .a_rows = args->a.granularity != ND_PER_TENSOR,
+                               .b_columns = args->b.granularity != ND_PER_TENSOR,
+                               .beta = args->beta};
+    if (c.dtype == ND_DTYPE_F32 && args->beta == 0.0f) {
+        return rescaled_rows(lt, stream, a, b, fast, &all);
     }
     int64_t step = ND_LT_PRODUCT_BYTES / (n * 4) / 16 * 16;
     step = step < 16 ? 16 : step;
     for (int64_t begin = 0; begin < m; begin += step) {
         int64_t rows = m - begin < step ? m - begin : step;
-        nd_fp8 part = *fa;
-        part.inverse += fa->granularity == ND_PER_TENSOR ? 0 : begin;
-        ND_TRY(rescaled_rows(lt, stream, nd_tensor_rows(c, begin, rows),
-                             nd_tensor_rows(a, begin, rows), b, &part, fb, beta, fast,
-                             nd_tensor_2d(scratch, ND_DTYPE_F32, rows, n)));
+        nd_fp8_rescale_args part = all;
+        part.c = nd_tensor_rows(c, begin, rows);
+        part.product = nd_tensor_2d(args->scratch, ND_DTYPE_F32, rows, n);
+        part.a += all.a_rows ? begin : 0;
+        ND_TRY(rescaled_rows(lt, stream, nd_tensor_rows(a, begin, rows), b, fast, &part));
     }
     return ND_OK;
 }
@@ -230,23 +236,22 @@ size_t nd_lt_matmul_fp8_scratch(int64_t m, int64_t n, int64_t k, nd_dtype act)
     return all < most ? all : most;
 }
 
-nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, nd_tensor c, const nd_fp8 *a,
-                           bool a_transposed, const nd_fp8 *b, bool b_transposed, float beta,
-                           bool fast_accumulation, void *scratch)
+nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, const nd_matmul_fp8_args *args)
 {
-    nd_tensor rows = along_k(a, !a_transposed), columns = along_k(b, b_transposed);
+    const nd_fp8 *a = &args->a, *b = &args->b;
+    const nd_tensor c = args->c;
+    nd_tensor rows = along_k(a, !args->a_transposed), columns = along_k(b, args->b_transposed);
     bool a_vector = a->granularity != ND_PER_TENSOR, b_vector = b->granularity != ND_PER_TENSOR;
     nd_lt_plan *plan = NULL;
     nd_lt_operands x = {columns.data, rows.data, c.data, b->inverse, a->inverse};
     ND_TRY(check_fp8(c, rows, columns));
     if (a_vector == b_vector) {
         bool newer = lt->capability >= 90 && lt->library.version() >= VECTOR_SCALES_SINCE;
-        nd_lt_key key = fp8_key(c, rows, columns, beta != 0.0f, fast_accumulation,
+        nd_lt_key key = fp8_key(c, rows, columns, args->beta != 0.0f, args->fast_accumulation,
                                 a_vector ? ND_LT_VECTORS : ND_LT_SCALARS);
         if (!a_vector || newer) {
             ND_TRY(plan_of(lt, stream, &key, &x, &plan));
         }
     }
-    return plan ? nd_lt_run(lt, stream, plan, &x)
-                : rescaled(lt, stream, c, rows, columns, a, b, beta, fast_accumulation, scratch);
+    return plan ? nd_lt_run(lt, stream, plan, &x) : rescaled(lt, stream, args, rows, columns);
 }

@@ -275,9 +275,13 @@ __global__ void __launch_bounds__(SUM_BLOCKS)
 
 } // namespace
 
-int nd_cuda_adamw(nd_cuda_queue queue, const nd_adamw *o, float *p, float *m, float *v,
-                  const float *grad, const nd_flat_range *ranges, int range_count)
+int nd_cuda_adamw(nd_cuda_queue queue, const nd_adamw_args *args, void *scratch)
 {
+    const nd_adamw *o = &args->hyper;
+    float *p = args->p, *m = args->m, *v = args->v;
+    const float *grad = args->grad;
+    const nd_flat_range *ranges = args->ranges;
+    int range_count = args->range_count;
     bool packs = aligned(p) && aligned(m) && aligned(v) && aligned(grad) &&
                  copies_align(ranges, range_count);
     adamw_step<1> single = adamw_of<1>(o, p, m, v, grad);
@@ -287,9 +291,13 @@ int nd_cuda_adamw(nd_cuda_queue queue, const nd_adamw *o, float *p, float *m, fl
     return update<4>(queue, adamw_of<4>(o, p, m, v, grad), single, ranges, range_count);
 }
 
-int nd_cuda_sgd(nd_cuda_queue queue, const nd_adamw *o, float *p, const float *grad,
-                const nd_flat_range *ranges, int range_count)
+int nd_cuda_sgd(nd_cuda_queue queue, const nd_sgd_args *args, void *scratch)
 {
+    const nd_adamw *o = &args->hyper;
+    float *p = args->p;
+    const float *grad = args->grad;
+    const nd_flat_range *ranges = args->ranges;
+    int range_count = args->range_count;
     bool packs = aligned(p) && aligned(grad) && copies_align(ranges, range_count);
     sgd_step<1> single = sgd_of<1>(o, p, grad);
     if (!packs) {
@@ -298,19 +306,19 @@ int nd_cuda_sgd(nd_cuda_queue queue, const nd_adamw *o, float *p, const float *g
     return update<4>(queue, sgd_of<4>(o, p, grad), single, ranges, range_count);
 }
 
-int nd_cuda_sum_squares(nd_cuda_queue queue, double *out, const float *x, int64_t count,
-                        void *scratch)
+int nd_cuda_sum_squares(nd_cuda_queue queue, const nd_sum_squares_args *args, void *scratch)
 {
-    int64_t before = (int64_t)(-(uintptr_t)x / sizeof(float) % 4);
+    int64_t count = args->count;
+    int64_t before = (int64_t)(-(uintptr_t)args->x / sizeof(float) % 4);
     before = before < count ? before : count;
     count -= before;
     int64_t wanted = ceil_div(count, (int64_t)THREADS * 4 * SUM_TOGETHER);
     int blocks = (int)(wanted < 1 ? 1 : wanted < SUM_BLOCKS ? wanted : (int64_t)SUM_BLOCKS);
     int error = ND_LAUNCH_MEETING(squares_kernel, blocks, THREADS, queue, (double *)scratch,
-                                  x + before, (int)before, count);
+                                  args->x + before, (int)before, count);
     if (error) {
         return error;
     }
-    return ND_LAUNCH_MEETING(sum_partials_kernel, 1, SUM_BLOCKS, queue, out,
+    return ND_LAUNCH_MEETING(sum_partials_kernel, 1, SUM_BLOCKS, queue, args->out,
                              (const double *)scratch, blocks);
 }

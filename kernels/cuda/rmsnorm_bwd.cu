@@ -220,14 +220,23 @@ int backward(nd_cuda_queue queue, const backward_args &a, bool packs, int *block
 
 } // namespace
 
-int nd_cuda_rmsnorm_bwd(nd_cuda_queue queue, nd_tensor dx, nd_tensor dweight, nd_tensor dy,
-                        nd_tensor dres, nd_tensor x, nd_tensor weight, nd_tensor rstd,
-                        void *scratch)
+int nd_cuda_rmsnorm_bwd(nd_cuda_queue queue, const nd_rmsnorm_bwd_args *args, void *scratch)
 {
-    backward_args a = {
-        dx.data,     (float *)scratch,   dy.data,         dres.data,    x.data,
-        weight.data, (float *)rstd.data, dx.stride[0],    dy.stride[0], dres.stride[0],
-        x.stride[0], dy.shape[0],        (int)dy.shape[1]};
+    const nd_tensor dx = args->dx, dy = args->dy, dres = args->dres, x = args->x,
+                    weight = args->weight;
+    backward_args a = {dx.data,
+                       (float *)scratch,
+                       dy.data,
+                       dres.data,
+                       x.data,
+                       weight.data,
+                       (float *)args->rstd.data,
+                       dx.stride[0],
+                       dy.stride[0],
+                       dres.stride[0],
+                       x.stride[0],
+                       dy.shape[0],
+                       (int)dy.shape[1]};
     bool f32 = x.dtype == ND_DTYPE_F32;
     const nd_tensor t[4] = {dx, dy, dres, x};
     int N, blocks = 0;
@@ -242,6 +251,6 @@ int nd_cuda_rmsnorm_bwd(nd_cuda_queue queue, nd_tensor dx, nd_tensor dweight, nd
         return error;
     }
     return ND_LAUNCH_MEETING(dweight_kernel, ceil_div(a.columns, SUM_COLUMNS),
-                             SUM_COLUMNS * SUM_LANES, queue, (float *)dweight.data,
+                             SUM_COLUMNS * SUM_LANES, queue, (float *)args->dweight.data,
                              (const float *)scratch, blocks, a.columns);
 }

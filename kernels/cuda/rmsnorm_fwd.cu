@@ -169,14 +169,14 @@ template <class T> int forward(nd_cuda_queue queue, const forward_args &a, bool 
 
 } // namespace
 
-int nd_cuda_rmsnorm_fwd(nd_cuda_queue queue, nd_tensor y, nd_tensor sum, nd_tensor rstd,
-                        nd_tensor x, nd_tensor delta, nd_tensor weight, float eps,
-                        const nd_fuse *fuse)
+int nd_cuda_rmsnorm_fwd(nd_cuda_queue queue, const nd_rmsnorm_fwd_args *args, void *scratch)
 {
-    fuse_view f = fuse_view_of(fuse);
+    const nd_tensor y = args->y, sum = args->sum, x = args->x, delta = args->delta,
+                    weight = args->weight;
+    fuse_view f = fuse_view_of(args->fuse);
     forward_args a = {y.data,
                       sum.data,
-                      (float *)rstd.data,
+                      (float *)args->rstd.data,
                       x.data,
                       delta.data,
                       weight.data,
@@ -186,21 +186,17 @@ int nd_cuda_rmsnorm_fwd(nd_cuda_queue queue, nd_tensor y, nd_tensor sum, nd_tens
                       delta.stride[0],
                       x.shape[0],
                       (int)x.shape[1],
-                      eps,
+                      args->eps,
                       f};
     bool f32 = x.dtype == ND_DTYPE_F32;
     int N, pack = f32 ? type_of<float>::pack : type_of<bf16>::pack;
-    nd_tensor codes = {};
-    if (fuse) {
-        codes = fuse->codes;
-    }
     nd_tensor added = delta.data ? sum : delta;
-    const nd_tensor t[5] = {x, y, added, delta, codes};
+    const nd_tensor t[5] = {x, y, added, delta, args->fuse.codes};
     layout_of(t, pack, true, &N);
     if (a.rows == 0 || a.columns == 0) {
         return 0;
     }
     bool packs = N > 1 && aligned(weight.data);
-    return f32 ? forward<float>(queue, a, packs, fuse_is_on(fuse))
-               : forward<bf16>(queue, a, packs, fuse_is_on(fuse));
+    return f32 ? forward<float>(queue, a, packs, fuse_is_on(args->fuse))
+               : forward<bf16>(queue, a, packs, fuse_is_on(args->fuse));
 }

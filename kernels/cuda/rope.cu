@@ -99,9 +99,11 @@ int rotate_typed(nd_cuda_queue queue, nd_tensor out, nd_tensor x, nd_tensor posi
 
 } // namespace
 
-int nd_cuda_rope(nd_cuda_queue queue, nd_tensor out, nd_tensor x, nd_tensor positions,
-                 nd_rope_view table, bool inverse)
+int nd_cuda_rope(nd_cuda_queue queue, const nd_rope_args *args, void *scratch)
 {
-    return x.dtype == ND_DTYPE_F32 ? rotate_typed<float>(queue, out, x, positions, table, inverse)
-                                   : rotate_typed<bf16>(queue, out, x, positions, table, inverse);
+    const nd_tensor out = args->out, x = args->x, positions = args->positions;
+    const nd_rope_view table = args->table;
+    return x.dtype == ND_DTYPE_F32
+               ? rotate_typed<float>(queue, out, x, positions, table, args->inverse)
+               : rotate_typed<bf16>(queue, out, x, positions, table, args->inverse);
 }

@@ -25,10 +25,9 @@ static void note_scratch(nd_cuda_context *context, size_t bytes)
     }
 }
 
-static nd_status plain_fwd(nd_stream *stream, const nd_attention *a, nd_tensor out, nd_tensor lse,
-                           nd_tensor q, nd_tensor k, nd_tensor v)
+static nd_status plain_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
 {
-    int launched = nd_cuda_attention_plain_fwd(nd_cuda_stream(stream), a, out, lse, q, k, v);
+    int launched = nd_cuda_attention_plain_fwd(nd_cuda_stream(stream), args);
     return nd_cuda_op_done(stream, "attention_plain_fwd", (cudaError_t)launched);
 }
 
@@ -48,27 +47,27 @@ static nd_status forward_piece(nd_stream *stream, const nd_sdpa_call *c, const n
     return nd_sdpa_move_stats(stream, c, p);
 }
 
-static nd_sdpa_call forward_call(const nd_attention *a, nd_tensor out, nd_tensor lse, nd_tensor q,
-                                 nd_tensor k, nd_tensor v)
+static nd_sdpa_call forward_call(const nd_attention_fwd_args *x)
 {
-    return (nd_sdpa_call){.a = a, .q = q, .k = k, .v = v, .out = out, .lse = lse};
+    return (nd_sdpa_call){
+        .a = &x->attention, .q = x->q, .k = x->k, .v = x->v, .out = x->out, .lse = x->lse};
 }
 
-nd_status nd_cuda_sdpa_fwd(nd_stream *stream, const nd_attention *a, nd_tensor out, nd_tensor lse,
-                           nd_tensor q, nd_tensor k, nd_tensor v, void *scratch)
+nd_status nd_cuda_sdpa_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
 {
-    nd_sdpa_call c = forward_call(a, out, lse, q, k, v);
+    nd_sdpa_call c = forward_call(args);
     nd_sdpa_walk walk = {0};
     nd_sdpa_piece p;
-    if (!cudnn_takes(a, q, k, v, out)) {
-        return plain_fwd(stream, a, out, lse, q, k, v);
+    if (!cudnn_takes(c.a, c.q, c.k, c.v, c.out)) {
+        return plain_fwd(stream, args);
     }
     ND_TRY(nd_sdpa_plan(&c, nd_cuda_context_of(stream->device)));
-    ND_TRY(nd_sdpa_place(&c, scratch));
+    ND_TRY(nd_sdpa_place(&c, args->scratch));
     if (c.cut.blind > 0) {
-        nd_attention none = *a;
-        none.sq = c.cut.blind;
-        ND_TRY(plain_fwd(stream, &none, out, nd_sdpa_first_rows(lse, c.cut.blind), q, k, v));
+        nd_attention_fwd_args blind = *args;
+        blind.attention.sq = c.cut.blind;
+        blind.lse = nd_sdpa_first_rows(args->lse, c.cut.blind);
+        ND_TRY(plain_fwd(stream, &blind));
     }
     while (nd_sdpa_next(&c.cut, &walk, &p)) {
         ND_TRY(forward_piece(stream, &c, &p));
@@ -76,12 +75,9 @@ nd_status nd_cuda_sdpa_fwd(nd_stream *stream, const nd_attention *a, nd_tensor o
     return ND_OK;
 }
 
-static nd_status plain_bwd(nd_stream *stream, const nd_attention *a, nd_tensor dq, nd_tensor dk,
-                           nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor dout,
-                           nd_tensor lse, nd_tensor delta, bool add_q, bool add_kv)
+static nd_status plain_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
 {
-    int launched = nd_cuda_attention_plain_bwd(nd_cuda_stream(stream), a, dq, dk, dv, q, k, v, dout,
-                                               lse, delta, add_q, add_kv);
+    int launched = nd_cuda_attention_plain_bwd(nd_cuda_stream(stream), args);
     return nd_cuda_op_done(stream, "attention_plain_bwd", (cudaError_t)launched);
 }
 
@@ -161,21 +157,21 @@ static nd_status backward_pieces(nd_stream *stream, const nd_sdpa_call *c)
     return ND_OK;
 }
 
-static nd_sdpa_call backward_call(const nd_attention *a, nd_tensor dq, nd_tensor dk, nd_tensor dv,
-                                  nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out,
-                                  nd_tensor dout, nd_tensor lse)
+static nd_sdpa_call backward_call(const nd_attention_bwd_args *x)
 {
-    return (nd_sdpa_call){.a = a,
+    return (nd_sdpa_call){.a = &x->attention,
                           .backward = true,
-                          .q = q,
-                          .k = k,
-                          .v = v,
-                          .out = out,
-                          .lse = lse,
-                          .dout = dout,
-                          .dq = dq,
-                          .dk = dk,
-                          .dv = dv};
+                          .q = x->q,
+                          .k = x->k,
+                          .v = x->v,
+                          .out = x->out,
+                          .lse = x->lse,
+                          .dout = x->dout,
+                          .dq = x->dq,
+                          .dk = x->dk,
+                          .dv = x->dv,
+                          .add_q = x->add_q,
+                          .add_kv = x->add_kv};
 }
 
 /* Whether cuDNN makes it, and not the plain kernel. */
@@ -189,26 +185,23 @@ static nd_status choose_backward(const nd_sdpa_call *c, nd_tensor delta, bool *c
                          "bytes, with strides of multiples of 8 elements");
 }
 
-nd_status nd_cuda_sdpa_bwd(nd_stream *stream, const nd_attention *a, nd_tensor dq, nd_tensor dk,
-                           nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out,
-                           nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add_q, bool add_kv,
-                           void *scratch)
+nd_status nd_cuda_sdpa_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
 {
-    nd_sdpa_call c = backward_call(a, dq, dk, dv, q, k, v, out, dout, lse);
-    c.add_q = add_q;
-    c.add_kv = add_kv;
+    nd_sdpa_call c = backward_call(args);
     bool cudnn = false;
-    ND_TRY(choose_backward(&c, delta, &cudnn));
+    ND_TRY(choose_backward(&c, args->delta, &cudnn));
     if (!cudnn) {
-        return plain_bwd(stream, a, dq, dk, dv, q, k, v, dout, lse, delta, add_q, add_kv);
+        return plain_bwd(stream, args);
     }
     ND_TRY(nd_sdpa_plan(&c, nd_cuda_context_of(stream->device)));
-    ND_TRY(nd_sdpa_place(&c, scratch));
+    ND_TRY(nd_sdpa_place(&c, args->scratch));
     if (c.cut.blind > 0) {
-        nd_attention none = *a;
-        none.sq = c.cut.blind;
-        ND_TRY(plain_bwd(stream, &none, dq, (nd_tensor){0}, dv, q, k, v, dout,
-                         nd_sdpa_first_rows(lse, c.cut.blind), (nd_tensor){0}, add_q, false));
+        nd_attention_bwd_args blind = *args;
+        blind.attention.sq = c.cut.blind;
+        blind.dk = blind.delta = (nd_tensor){0};
+        blind.lse = nd_sdpa_first_rows(args->lse, c.cut.blind);
+        blind.add_kv = false;
+        ND_TRY(plain_bwd(stream, &blind));
     }
     return backward_pieces(stream, &c);
 }
@@ -221,21 +214,17 @@ static nd_status prepare(nd_cuda_context *context, nd_sdpa_call *c)
     return ND_OK;
 }
 
-nd_status nd_cuda_sdpa_prepare_fwd(nd_cuda_context *context, const nd_attention *a, nd_tensor out,
-                                   nd_tensor lse, nd_tensor q, nd_tensor k, nd_tensor v)
+nd_status nd_cuda_sdpa_prepare_fwd(nd_cuda_context *context, const nd_attention_fwd_args *args)
 {
-    nd_sdpa_call c = forward_call(a, out, lse, q, k, v);
-    return cudnn_takes(a, q, k, v, out) ? prepare(context, &c) : ND_OK;
+    nd_sdpa_call c = forward_call(args);
+    return cudnn_takes(c.a, c.q, c.k, c.v, c.out) ? prepare(context, &c) : ND_OK;
 }
 
-nd_status nd_cuda_sdpa_prepare_bwd(nd_cuda_context *context, const nd_attention *a, nd_tensor dq,
-                                   nd_tensor dk, nd_tensor dv, nd_tensor q, nd_tensor k,
-                                   nd_tensor v, nd_tensor out, nd_tensor dout, nd_tensor lse,
-                                   nd_tensor delta)
+nd_status nd_cuda_sdpa_prepare_bwd(nd_cuda_context *context, const nd_attention_bwd_args *args)
 {
-    nd_sdpa_call c = backward_call(a, dq, dk, dv, q, k, v, out, dout, lse);
+    nd_sdpa_call c = backward_call(args);
     bool cudnn = false;
-    ND_TRY(choose_backward(&c, delta, &cudnn));
+    ND_TRY(choose_backward(&c, args->delta, &cudnn));
     return cudnn ? prepare(context, &c) : ND_OK;
 }
 
@@ -246,8 +235,11 @@ static size_t scratch_by_plans(nd_cuda_context *context, const nd_attention *a, 
     nd_tensor q = nd_tensor_4d(NULL, ND_DTYPE_BF16, a->batch, a->sq, a->heads, a->head_dim);
     nd_tensor k = nd_tensor_4d(NULL, ND_DTYPE_BF16, a->batch, a->sk, a->kv_heads, a->head_dim);
     nd_tensor lse = nd_tensor_3d(NULL, ND_DTYPE_F32, a->batch, a->heads, a->sq);
-    nd_sdpa_call c =
-        backward ? backward_call(a, q, k, k, q, k, k, q, q, lse) : forward_call(a, q, lse, q, k, k);
+    nd_sdpa_call c = {.a = a, .backward = backward, .q = q, .k = k, .v = k, .out = q, .lse = lse};
+    if (backward) {
+        c.dout = c.dq = q;
+        c.dk = c.dv = k;
+    }
     if (nd_sdpa_plan(&c, context) != ND_OK) {
         nd_error_clear();
         return 0;

@@ -19,20 +19,12 @@
 /* Whether cuDNN makes this attention where tensors are aligned to 16 bytes and 8 elements; its
  * backward then reads out, not delta. Anything else takes the plain kernels. */
 bool nd_cuda_sdpa_is_cudnn(const nd_attention *, nd_dtype act);
-nd_status nd_cuda_sdpa_fwd(nd_stream *, const nd_attention *, nd_tensor out, nd_tensor lse,
-                           nd_tensor q, nd_tensor k, nd_tensor v, void *scratch);
-nd_status nd_cuda_sdpa_bwd(nd_stream *, const nd_attention *, nd_tensor dq, nd_tensor dk,
-                           nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out,
-                           nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add_q, bool add_kv,
-                           void *scratch);
+nd_status nd_cuda_sdpa_fwd(nd_stream *, const nd_attention_fwd_args *);
+nd_status nd_cuda_sdpa_bwd(nd_stream *, const nd_attention_bwd_args *);
 /* Make the plans of such a call, and note the scratch that it needs. Tensors need no memory, but
  * addresses that are aligned as those of the call. */
-nd_status nd_cuda_sdpa_prepare_fwd(nd_cuda_context *, const nd_attention *, nd_tensor out,
-                                   nd_tensor lse, nd_tensor q, nd_tensor k, nd_tensor v);
-nd_status nd_cuda_sdpa_prepare_bwd(nd_cuda_context *, const nd_attention *, nd_tensor dq,
-                                   nd_tensor dk, nd_tensor dv, nd_tensor q, nd_tensor k,
-                                   nd_tensor v, nd_tensor out, nd_tensor dout, nd_tensor lse,
-                                   nd_tensor delta);
+nd_status nd_cuda_sdpa_prepare_fwd(nd_cuda_context *, const nd_attention_fwd_args *);
+nd_status nd_cuda_sdpa_prepare_bwd(nd_cuda_context *, const nd_attention_bwd_args *);
 /* By formula (docs/cuda.md), as for a GPU that is not here (context NULL); where there is one, at
  * least what prepared calls need, or, before any was prepared, what plans of such a block ask
  * for. */

@@ -164,8 +164,8 @@ nd_status nd_sdpa_move_stats(nd_stream *stream, const nd_sdpa_call *c, const nd_
             nd_tensor_2d(nd_sdpa_stats(c, p) + b * heads * p->rows, ND_DTYPE_F32, rows, p->rows);
         nd_tensor part = nd_tensor_2d((float *)c->lse.data + first, ND_DTYPE_F32, rows, p->rows);
         part.stride[0] = c->a->sq;
-        int launched = nd_cuda_cast(nd_cuda_stream(stream), c->backward ? packed : part,
-                                    c->backward ? part : packed);
+        nd_cast_args copy = {.out = c->backward ? packed : part, .x = c->backward ? part : packed};
+        int launched = nd_cuda_cast(nd_cuda_stream(stream), &copy, NULL);
         ND_TRY(nd_cuda_op_done(stream, "attention: statistics", (cudaError_t)launched));
     }
     return ND_OK;
@@ -186,8 +186,10 @@ nd_status nd_sdpa_store(nd_stream *stream, nd_tensor dst, nd_tensor src, bool ad
             from.data = (char *)from.data + b * src.stride[0] * (int64_t)nd_dtype_size(src.dtype);
             to.stride[0] = dst.stride[1];
             from.stride[0] = src.stride[1];
-            int launched = add ? nd_cuda_accumulate(nd_cuda_stream(stream), to, from)
-                               : nd_cuda_cast(nd_cuda_stream(stream), to, from);
+            nd_cuda_queue queue = nd_cuda_stream(stream);
+            int launched =
+                add ? nd_cuda_accumulate(queue, &(nd_accumulate_args){.acc = to, .x = from}, NULL)
+                    : nd_cuda_cast(queue, &(nd_cast_args){.out = to, .x = from}, NULL);
             ND_TRY(nd_cuda_op_done(stream, "attention_bwd: store", (cudaError_t)launched));
         }
     }

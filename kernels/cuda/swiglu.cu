@@ -66,19 +66,19 @@ template <class T, int N> struct forward_of {
 
 template <class T, int N>
 int forward_packs(nd_cuda_queue queue, const nd_tensor (&t)[FORWARD_OPERANDS],
-                  const layout<FORWARD_OPERANDS> &l, const nd_fuse *fuse)
+                  const layout<FORWARD_OPERANDS> &l, const nd_fuse &fuse)
 {
     T *out = (T *)t[OUT].data;
     const T *gate = (const T *)t[GATE].data, *up = (const T *)t[UP].data;
     if (fuse_is_on(fuse)) {
-        forward_of<T, N> f = {out, gate, up, l, fuse_view_of(fuse), {fuse->amax}};
+        forward_of<T, N> f = {out, gate, up, l, fuse_view_of(fuse), {fuse.amax}};
         return map_amax(queue, f, l.count());
     }
     return map(queue, forward_of<T, N>{out, gate, up, l, {}, {NULL}}, l.count());
 }
 
 template <class T>
-int forward(nd_cuda_queue queue, const nd_tensor (&t)[FORWARD_OPERANDS], const nd_fuse *fuse)
+int forward(nd_cuda_queue queue, const nd_tensor (&t)[FORWARD_OPERANDS], const nd_fuse &fuse)
 {
     constexpr int PACK = type_of<T>::pack;
     int N;
@@ -150,8 +150,8 @@ template <class T, int N> struct backward_of {
 
 template <class T, int N>
 int backward_packs(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS],
-                   const layout<BACKWARD_OPERANDS> &l, const nd_fuse *fuse_gate,
-                   const nd_fuse *fuse_up)
+                   const layout<BACKWARD_OPERANDS> &l, const nd_fuse &fuse_gate,
+                   const nd_fuse &fuse_up)
 {
     backward_of<T, N> f = {(T *)t[DGATE].data,
                            (T *)t[DUP].data,
@@ -160,14 +160,14 @@ int backward_packs(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS],
                            (const T *)t[B_UP].data,
                            l,
                            {fuse_view_of(fuse_gate), fuse_view_of(fuse_up)},
-                           {fuse_gate ? fuse_gate->amax : NULL, fuse_up ? fuse_up->amax : NULL}};
+                           {fuse_gate.amax, fuse_up.amax}};
     bool fused = fuse_is_on(fuse_gate) || fuse_is_on(fuse_up);
     return fused ? map_amax(queue, f, l.count()) : map(queue, f, l.count());
 }
 
 template <class T>
-int backward(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS], const nd_fuse *fuse_gate,
-             const nd_fuse *fuse_up)
+int backward(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS], const nd_fuse &fuse_gate,
+             const nd_fuse &fuse_up)
 {
     constexpr int PACK = type_of<T>::pack;
     int N;
@@ -177,28 +177,22 @@ int backward(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS], const
                      : backward_packs<T, 1>(queue, t, l, fuse_gate, fuse_up);
 }
 
-nd_tensor codes_of(const nd_fuse *fuse)
-{
-    nd_tensor none = {};
-    return fuse ? fuse->codes : none;
-}
-
 } // namespace
 
-int nd_cuda_swiglu_fwd(nd_cuda_queue queue, nd_tensor out, nd_tensor gate, nd_tensor up,
-                       const nd_fuse *fuse)
+int nd_cuda_swiglu_fwd(nd_cuda_queue queue, const nd_swiglu_fwd_args *args, void *scratch)
 {
-    const nd_tensor t[FORWARD_OPERANDS] = {out, gate, up, codes_of(fuse)};
-    return gate.dtype == ND_DTYPE_F32 ? forward<float>(queue, t, fuse)
-                                      : forward<bf16>(queue, t, fuse);
+    const nd_tensor gate = args->gate;
+    const nd_tensor t[FORWARD_OPERANDS] = {args->out, gate, args->up, args->fuse.codes};
+    return gate.dtype == ND_DTYPE_F32 ? forward<float>(queue, t, args->fuse)
+                                      : forward<bf16>(queue, t, args->fuse);
 }
 
-int nd_cuda_swiglu_bwd(nd_cuda_queue queue, nd_tensor dgate, nd_tensor dup, nd_tensor dout,
-                       nd_tensor gate, nd_tensor up, const nd_fuse *fuse_gate,
-                       const nd_fuse *fuse_up)
+int nd_cuda_swiglu_bwd(nd_cuda_queue queue, const nd_swiglu_bwd_args *args, void *scratch)
 {
+    const nd_tensor gate = args->gate;
     const nd_tensor t[BACKWARD_OPERANDS] = {
-        dgate, dup, dout, gate, up, codes_of(fuse_gate), codes_of(fuse_up)};
-    return gate.dtype == ND_DTYPE_F32 ? backward<float>(queue, t, fuse_gate, fuse_up)
-                                      : backward<bf16>(queue, t, fuse_gate, fuse_up);
+        args->dgate,           args->dup,          args->dout, gate, args->up,
+        args->fuse_gate.codes, args->fuse_up.codes};
+    return gate.dtype == ND_DTYPE_F32 ? backward<float>(queue, t, args->fuse_gate, args->fuse_up)
+                                      : backward<bf16>(queue, t, args->fuse_gate, args->fuse_up);
 }

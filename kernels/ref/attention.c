@@ -84,9 +84,10 @@ static void forward_row(const nd_attention *a, nd_tensor out, int64_t at_out, fl
     }
 }
 
-nd_status nd_ref_attention_fwd(nd_stream *stream, const nd_attention *a, nd_tensor out,
-                               nd_tensor lse, nd_tensor q, nd_tensor k, nd_tensor v, void *scratch)
+nd_status nd_ref_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
 {
+    const nd_attention *a = &args->attention;
+    const nd_tensor out = args->out, lse = args->lse, q = args->q, k = args->k, v = args->v;
     check_queries(a, out);
     check_queries(a, q);
     check_keys(a, k);
@@ -98,16 +99,17 @@ nd_status nd_ref_attention_fwd(nd_stream *stream, const nd_attention *a, nd_tens
             for (int64_t i = 0; i < a->sq; i++) {
                 float *row_lse = (float *)lse.data + (b * a->heads + h) * a->sq + i;
                 forward_row(a, out, at4(out, b, i, h), row_lse, q, at4(q, b, i, h), k, v, b,
-                            h / group, visible_keys(a, i), scratch);
+                            h / group, visible_keys(a, i), args->scratch);
             }
         }
     }
     return ND_OK;
 }
 
-nd_status nd_ref_attention_delta(nd_stream *stream, const nd_attention *a, nd_tensor delta,
-                                 nd_tensor out, nd_tensor dout)
+nd_status nd_ref_attention_delta(nd_stream *stream, const nd_attention_delta_args *args)
 {
+    const nd_attention *a = &args->attention;
+    const nd_tensor delta = args->delta, out = args->out, dout = args->dout;
     check_queries(a, out);
     check_queries(a, dout);
     check_rows(a, delta);
@@ -194,11 +196,11 @@ static void backward_key(const backward *w, nd_tensor dk, nd_tensor dv, int64_t 
     store_row(dv, at4(dv, b, j, kv), sums_v, D, add);
 }
 
-nd_status nd_ref_attention_bwd(nd_stream *stream, const nd_attention *a, nd_tensor dq, nd_tensor dk,
-                               nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out,
-                               nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add_q,
-                               bool add_kv, void *scratch)
+nd_status nd_ref_attention_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
 {
+    const nd_attention *a = &args->attention;
+    const nd_tensor dq = args->dq, dk = args->dk, dv = args->dv, q = args->q, k = args->k,
+                    v = args->v, dout = args->dout, lse = args->lse, delta = args->delta;
     backward w = {.a = a, .q = q, .k = k, .v = v, .dout = dout, .lse = lse, .delta = delta};
     check_queries(a, q);
     check_queries(a, dout);
@@ -209,17 +211,17 @@ nd_status nd_ref_attention_bwd(nd_stream *stream, const nd_attention *a, nd_tens
     check_keys(a, dv);
     check_rows(a, lse);
     check_rows(a, delta);
-    ND_ASSERT(!add_q || dq.dtype == ND_DTYPE_F32);
-    ND_ASSERT(!add_kv || (dk.dtype == ND_DTYPE_F32 && dv.dtype == ND_DTYPE_F32));
+    ND_ASSERT(!args->add_q || dq.dtype == ND_DTYPE_F32);
+    ND_ASSERT(!args->add_kv || (dk.dtype == ND_DTYPE_F32 && dv.dtype == ND_DTYPE_F32));
     for (int64_t b = 0; b < a->batch; b++) {
         for (int64_t h = 0; h < a->heads; h++) {
             for (int64_t i = 0; i < a->sq; i++) {
-                backward_query(&w, dq, b, h, i, add_q, scratch);
+                backward_query(&w, dq, b, h, i, args->add_q, args->scratch);
             }
         }
         for (int64_t kv = 0; kv < a->kv_heads; kv++) {
             for (int64_t j = 0; j < a->sk; j++) {
-                backward_key(&w, dk, dv, b, kv, j, add_kv, scratch);
+                backward_key(&w, dk, dv, b, kv, j, args->add_kv, args->scratch);
             }
         }
     }
@@ -228,9 +230,10 @@ nd_status nd_ref_attention_bwd(nd_stream *stream, const nd_attention *a, nd_tens
 
 /* The larger lse is taken out first, so that nothing overflows; where acc_lse is -inf acc is not
  * read. */
-nd_status nd_ref_lse_merge(nd_stream *stream, const nd_attention *a, nd_tensor acc,
-                           nd_tensor acc_lse, nd_tensor out, nd_tensor lse)
+nd_status nd_ref_lse_merge(nd_stream *stream, const nd_lse_merge_args *args)
 {
+    const nd_attention *a = &args->attention;
+    const nd_tensor acc = args->acc, acc_lse = args->acc_lse, out = args->out, lse = args->lse;
     check_queries(a, acc);
     check_queries(a, out);
     check_rows(a, acc_lse);

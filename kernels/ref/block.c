@@ -3,17 +3,17 @@
 
 #include <math.h>
 
-nd_status nd_ref_rmsnorm_fwd(nd_stream *stream, nd_tensor y, nd_tensor sum, nd_tensor rstd,
-                             nd_tensor x, nd_tensor delta, nd_tensor weight, float eps,
-                             const nd_fuse *fuse)
+nd_status nd_ref_rmsnorm_fwd(nd_stream *stream, const nd_rmsnorm_fwd_args *args)
 {
+    const nd_tensor y = args->y, sum = args->sum, rstd = args->rstd, x = args->x,
+                    delta = args->delta, weight = args->weight;
     int64_t n = y.shape[0], C = y.shape[1];
     bool add = delta.data;
     nd_tensor in = add ? sum : x; /* what is normalised, rounded to act */
     ND_ASSERT(nd_is_act(y) && nd_is_2d(y, n, C) && nd_is_2d_of(x, y.dtype, n, C));
     ND_ASSERT(!add || (nd_is_2d_of(sum, y.dtype, n, C) && nd_is_2d_of(delta, y.dtype, n, C)));
     ND_ASSERT(nd_is_vector(rstd, ND_DTYPE_F32, n) && nd_is_vector(weight, y.dtype, C));
-    ND_ASSERT(nd_is_fuse_of(fuse, y, n, C));
+    ND_ASSERT(nd_is_fuse_of(&args->fuse, y, n, C));
     for (int64_t i = 0; i < n; i++) {
         double squares = 0.0;
         for (int64_t c = 0; c < C; c++) {
@@ -25,10 +25,10 @@ nd_status nd_ref_rmsnorm_fwd(nd_stream *stream, nd_tensor y, nd_tensor sum, nd_t
             double value = nd_ref_get(in, i * in.stride[0] + c);
             squares += value * value;
         }
-        double r = 1.0 / sqrt(squares / (double)C + (double)eps);
+        double r = 1.0 / sqrt(squares / (double)C + (double)args->eps);
         ((float *)rstd.data)[i] = (float)r;
         for (int64_t c = 0; c < C; c++) {
-            nd_ref_emit(y, fuse, i, c,
+            nd_ref_emit(y, &args->fuse, i, c,
                         nd_ref_get(weight, c) * r * nd_ref_get(in, i * in.stride[0] + c));
         }
     }
@@ -39,9 +39,10 @@ nd_status nd_ref_rmsnorm_fwd(nd_stream *stream, nd_tensor y, nd_tensor sum, nd_t
  * y_c = w_c x_c r with r = (mean(x^2) + eps)^(-1/2), so dr/dx_c = -r^3 x_c / C and
  *   dx_c = r (w_c dy_c - x_c r^2 mean_k(w_k dy_k x_k)),  dw_c = sum_i dy_c x_c r.
  */
-nd_status nd_ref_rmsnorm_bwd(nd_stream *stream, nd_tensor dx, nd_tensor dweight, nd_tensor dy,
-                             nd_tensor dres, nd_tensor x, nd_tensor weight, nd_tensor rstd)
+nd_status nd_ref_rmsnorm_bwd(nd_stream *stream, const nd_rmsnorm_bwd_args *args)
 {
+    const nd_tensor dx = args->dx, dweight = args->dweight, dy = args->dy, dres = args->dres,
+                    x = args->x, weight = args->weight, rstd = args->rstd;
     int64_t n = dy.shape[0], C = dy.shape[1];
     bool add = dres.data;
     const float *r = rstd.data;
@@ -74,9 +75,10 @@ nd_status nd_ref_rmsnorm_bwd(nd_stream *stream, nd_tensor dx, nd_tensor dweight,
     return ND_OK;
 }
 
-nd_status nd_ref_rope(nd_stream *stream, nd_tensor out, nd_tensor x, nd_tensor positions,
-                      nd_rope_view table, bool inverse)
+nd_status nd_ref_rope(nd_stream *stream, const nd_rope_args *args)
 {
+    const nd_tensor out = args->out, x = args->x, positions = args->positions;
+    const nd_rope_view table = args->table;
     int64_t n = x.shape[0], heads = x.shape[1], half = x.shape[2] / 2;
     ND_ASSERT(nd_is_act(x) && x.axes == 3 && x.shape[2] % 2 == 0 && x.stride[2] == 1);
     ND_ASSERT(out.axes == 3 && out.dtype == x.dtype && out.shape[0] == n && out.stride[2] == 1);
@@ -90,7 +92,7 @@ nd_status nd_ref_rope(nd_stream *stream, nd_tensor out, nd_tensor x, nd_tensor p
             int64_t to = i * out.stride[0] + h * out.stride[1];
             for (int64_t d = 0; d < half; d++) {
                 double cosine = table.cos[position * half + d];
-                double sine = table.sin[position * half + d] * (inverse ? -1.0 : 1.0);
+                double sine = table.sin[position * half + d] * (args->inverse ? -1.0 : 1.0);
                 double low = nd_ref_get(x, from + d), high = nd_ref_get(x, from + d + half);
                 nd_ref_put(out, to + d, low * cosine - high * sine);
                 nd_ref_put(out, to + d + half, high * cosine + low * sine);
@@ -105,41 +107,42 @@ static double sigmoid(double x)
     return 1.0 / (1.0 + exp(-x));
 }
 
-nd_status nd_ref_swiglu_fwd(nd_stream *stream, nd_tensor out, nd_tensor gate, nd_tensor up,
-                            const nd_fuse *fuse)
+nd_status nd_ref_swiglu_fwd(nd_stream *stream, const nd_swiglu_fwd_args *args)
 {
+    const nd_tensor out = args->out, gate = args->gate, up = args->up;
     int64_t n = out.shape[0], F = out.shape[1];
     ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, F));
     ND_ASSERT(nd_is_2d_of(gate, out.dtype, n, F) && nd_is_2d_of(up, out.dtype, n, F));
-    ND_ASSERT(nd_is_fuse_of(fuse, out, n, F));
+    ND_ASSERT(nd_is_fuse_of(&args->fuse, out, n, F));
     for (int64_t i = 0; i < n; i++) {
         for (int64_t f = 0; f < F; f++) {
             double g = nd_ref_get(gate, i * gate.stride[0] + f);
             double u = nd_ref_get(up, i * up.stride[0] + f);
-            nd_ref_emit(out, fuse, i, f, g * sigmoid(g) * u);
+            nd_ref_emit(out, &args->fuse, i, f, g * sigmoid(g) * u);
         }
     }
     return ND_OK;
 }
 
 /* silu(g) = g s(g), silu'(g) = s (1 + g (1 - s)). */
-nd_status nd_ref_swiglu_bwd(nd_stream *stream, nd_tensor dgate, nd_tensor dup, nd_tensor dout,
-                            nd_tensor gate, nd_tensor up, const nd_fuse *fuse_gate,
-                            const nd_fuse *fuse_up)
+nd_status nd_ref_swiglu_bwd(nd_stream *stream, const nd_swiglu_bwd_args *args)
 {
+    const nd_tensor dgate = args->dgate, dup = args->dup, dout = args->dout, gate = args->gate,
+                    up = args->up;
     int64_t n = dout.shape[0], F = dout.shape[1];
     ND_ASSERT(nd_is_act(dout) && nd_is_2d(dout, n, F));
     ND_ASSERT(nd_is_2d_of(gate, dout.dtype, n, F) && nd_is_2d_of(up, dout.dtype, n, F));
     ND_ASSERT(nd_is_2d_of(dgate, dout.dtype, n, F) && nd_is_2d_of(dup, dout.dtype, n, F));
-    ND_ASSERT(nd_is_fuse_of(fuse_gate, dgate, n, F) && nd_is_fuse_of(fuse_up, dup, n, F));
+    ND_ASSERT(nd_is_fuse_of(&args->fuse_gate, dgate, n, F) &&
+              nd_is_fuse_of(&args->fuse_up, dup, n, F));
     for (int64_t i = 0; i < n; i++) {
         for (int64_t f = 0; f < F; f++) {
             double g = nd_ref_get(gate, i * gate.stride[0] + f);
             double u = nd_ref_get(up, i * up.stride[0] + f);
             double d = nd_ref_get(dout, i * dout.stride[0] + f);
             double s = sigmoid(g);
-            nd_ref_emit(dgate, fuse_gate, i, f, d * u * s * (1.0 + g * (1.0 - s)));
-            nd_ref_emit(dup, fuse_up, i, f, d * g * s);
+            nd_ref_emit(dgate, &args->fuse_gate, i, f, d * u * s * (1.0 + g * (1.0 - s)));
+            nd_ref_emit(dup, &args->fuse_up, i, f, d * g * s);
         }
     }
     return ND_OK;

@@ -5,9 +5,11 @@
 
 enum { NOT_COUNTED = -100 };
 
-nd_status nd_ref_ce_stats(nd_stream *stream, nd_tensor row_max, nd_tensor row_sum, nd_tensor target,
-                          nd_tensor logits, nd_tensor labels, int64_t first, int64_t valid)
+nd_status nd_ref_ce_stats(nd_stream *stream, const nd_ce_stats_args *args)
 {
+    const nd_tensor row_max = args->row_max, row_sum = args->row_sum, target = args->target,
+                    logits = args->logits, labels = args->labels;
+    int64_t valid = args->valid;
     int64_t n = logits.shape[0], V = logits.shape[1];
     ND_ASSERT(nd_is_act(logits) && nd_is_2d(logits, n, V) && valid >= 0 && valid <= V);
     ND_ASSERT(nd_is_vector(row_max, ND_DTYPE_F32, n) && nd_is_vector(row_sum, ND_DTYPE_F32, n));
@@ -22,7 +24,7 @@ nd_status nd_ref_ce_stats(nd_stream *stream, nd_tensor row_max, nd_tensor row_su
         for (int64_t v = 0; v < valid; v++) {
             sum += exp((double)nd_ref_get(logits, row + v) - max);
         }
-        int64_t column = ((const int32_t *)labels.data)[i] - first;
+        int64_t column = ((const int32_t *)labels.data)[i] - args->first;
         ((float *)row_max.data)[i] = max;
         ((float *)row_sum.data)[i] = (float)sum;
         ((float *)target.data)[i] =
@@ -31,9 +33,9 @@ nd_status nd_ref_ce_stats(nd_stream *stream, nd_tensor row_max, nd_tensor row_su
     return ND_OK;
 }
 
-nd_status nd_ref_ce_rescale(nd_stream *stream, nd_tensor row_sum, nd_tensor row_max,
-                            nd_tensor global_max)
+nd_status nd_ref_ce_rescale(nd_stream *stream, const nd_ce_rescale_args *args)
 {
+    const nd_tensor row_sum = args->row_sum, row_max = args->row_max, global_max = args->global_max;
     int64_t n = nd_tensor_count(row_sum);
     float *sum = row_sum.data;
     const float *max = row_max.data, *global = global_max.data;
@@ -46,9 +48,9 @@ nd_status nd_ref_ce_rescale(nd_stream *stream, nd_tensor row_sum, nd_tensor row_
     return ND_OK;
 }
 
-nd_status nd_ref_ce_loss(nd_stream *stream, double *loss_sum, nd_tensor max, nd_tensor sum,
-                         nd_tensor target, nd_tensor labels)
+nd_status nd_ref_ce_loss(nd_stream *stream, const nd_ce_loss_args *args)
 {
+    const nd_tensor max = args->max, sum = args->sum, target = args->target, labels = args->labels;
     int64_t n = nd_tensor_count(labels);
     ND_ASSERT(nd_is_vector(labels, ND_DTYPE_I32, n) && nd_is_vector(max, ND_DTYPE_F32, n));
     ND_ASSERT(nd_is_vector(sum, ND_DTYPE_F32, n) && nd_is_vector(target, ND_DTYPE_F32, n));
@@ -59,15 +61,16 @@ nd_status nd_ref_ce_loss(nd_stream *stream, double *loss_sum, nd_tensor max, nd_
                     ((const float *)target.data)[i];
         }
     }
-    *loss_sum += loss;
+    *args->loss_sum += loss;
     return ND_OK;
 }
 
-nd_status nd_ref_ce_bwd(nd_stream *stream, nd_tensor logits, nd_tensor max, nd_tensor sum,
-                        nd_tensor labels, int64_t first, int64_t valid, const int64_t *count)
+nd_status nd_ref_ce_bwd(nd_stream *stream, const nd_ce_bwd_args *args)
 {
+    const nd_tensor logits = args->logits, max = args->max, sum = args->sum, labels = args->labels;
+    int64_t valid = args->valid;
     int64_t n = logits.shape[0], V = logits.shape[1];
-    float scale = (float)(1.0 / (double)*count);
+    float scale = (float)(1.0 / (double)*args->count);
     ND_ASSERT(nd_is_act(logits) && nd_is_2d(logits, n, V) && valid >= 0 && valid <= V);
     ND_ASSERT(nd_is_vector(max, ND_DTYPE_F32, n) && nd_is_vector(sum, ND_DTYPE_F32, n));
     ND_ASSERT(nd_is_vector(labels, ND_DTYPE_I32, n));
@@ -79,7 +82,7 @@ nd_status nd_ref_ce_bwd(nd_stream *stream, nd_tensor logits, nd_tensor max, nd_t
             if (label != NOT_COUNTED && v < valid) {
                 double shifted = (double)nd_ref_get(logits, at) - ((const float *)max.data)[i];
                 double p = exp(shifted) / ((const float *)sum.data)[i];
-                gradient = (p - (v == label - first ? 1.0 : 0.0)) * scale;
+                gradient = (p - (v == label - args->first ? 1.0 : 0.0)) * scale;
             }
             nd_ref_put(logits, at, gradient);
         }

@@ -5,26 +5,21 @@
 
 #include "runtime/base/rng.h"
 
-nd_status nd_ref_add(nd_stream *stream, nd_tensor out, nd_tensor a, nd_tensor b)
+nd_status nd_ref_accumulate(nd_stream *stream, const nd_accumulate_args *args)
 {
-    int64_t count = nd_tensor_count(out);
-    ND_ASSERT(nd_is_act(out) && nd_is_act(a) && nd_is_act(b));
-    ND_ASSERT(nd_tensor_count(a) == count && nd_tensor_count(b) == count);
+    const nd_tensor acc = args->acc, x = args->x;
+    int64_t count = nd_tensor_count(acc);
+    ND_ASSERT(acc.dtype == ND_DTYPE_F32 && nd_is_act(x) && nd_tensor_count(x) == count);
     for (int64_t i = 0; i < count; i++) {
-        nd_ref_put(out, nd_offset_of(out, i),
-                   nd_ref_get(a, nd_offset_of(a, i)) + nd_ref_get(b, nd_offset_of(b, i)));
+        int64_t at = nd_offset_of(acc, i);
+        nd_ref_put(acc, at, nd_ref_get(acc, at) + nd_ref_get(x, nd_offset_of(x, i)));
     }
     return ND_OK;
 }
 
-nd_status nd_ref_accumulate(nd_stream *stream, nd_tensor acc, nd_tensor x)
+nd_status nd_ref_cast(nd_stream *stream, const nd_cast_args *args)
 {
-    ND_ASSERT(acc.dtype == ND_DTYPE_F32);
-    return nd_ref_add(stream, acc, acc, x);
-}
-
-nd_status nd_ref_cast(nd_stream *stream, nd_tensor out, nd_tensor x)
-{
+    const nd_tensor out = args->out, x = args->x;
     int64_t count = nd_tensor_count(out);
     ND_ASSERT(nd_is_act(out) && nd_is_act(x) && nd_tensor_count(x) == count);
     for (int64_t i = 0; i < count; i++) {
@@ -33,33 +28,33 @@ nd_status nd_ref_cast(nd_stream *stream, nd_tensor out, nd_tensor x)
     return ND_OK;
 }
 
-nd_status nd_ref_sum_squares(nd_stream *stream, double *out, const float *x, int64_t count)
+nd_status nd_ref_sum_squares(nd_stream *stream, const nd_sum_squares_args *args)
 {
     double sum = 0.0;
-    for (int64_t i = 0; i < count; i++) {
-        sum += (double)x[i] * x[i];
+    for (int64_t i = 0; i < args->count; i++) {
+        sum += (double)args->x[i] * args->x[i];
     }
-    *out += sum;
+    *args->out += sum;
     return ND_OK;
 }
 
-nd_status nd_ref_random_normal(nd_stream *stream, float *out, int64_t count, float deviation,
-                               uint64_t seed, uint64_t random_stream, uint64_t first)
+nd_status nd_ref_random_normal(nd_stream *stream, const nd_random_normal_args *args)
 {
-    for (int64_t i = 0; i < count; i++) {
-        out[i] = deviation * nd_rng_normal(seed, random_stream, first + (uint64_t)i);
+    for (int64_t i = 0; i < args->count; i++) {
+        args->out[i] = args->deviation *
+                       nd_rng_normal(args->seed, args->random_stream, args->first + (uint64_t)i);
     }
     return ND_OK;
 }
 
-nd_status nd_ref_embedding_fwd(nd_stream *stream, nd_tensor out, nd_tensor ids, nd_tensor table,
-                               int64_t first)
+nd_status nd_ref_embedding_fwd(nd_stream *stream, const nd_embedding_fwd_args *args)
 {
+    const nd_tensor out = args->out, ids = args->ids, table = args->table;
     int64_t n = out.shape[0], C = out.shape[1], V = table.shape[0];
     ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, C) && nd_is_2d_of(table, out.dtype, V, C));
     ND_ASSERT(nd_is_vector(ids, ND_DTYPE_I32, n));
     for (int64_t i = 0; i < n; i++) {
-        int64_t row = ((const int32_t *)ids.data)[i] - first;
+        int64_t row = ((const int32_t *)ids.data)[i] - args->first;
         bool here = row >= 0 && row < V;
         for (int64_t c = 0; c < C; c++) {
             nd_ref_put(out, i * out.stride[0] + c,
@@ -69,14 +64,14 @@ nd_status nd_ref_embedding_fwd(nd_stream *stream, nd_tensor out, nd_tensor ids, 
     return ND_OK;
 }
 
-nd_status nd_ref_embedding_bwd(nd_stream *stream, nd_tensor dtable, nd_tensor ids, nd_tensor dout,
-                               int64_t first)
+nd_status nd_ref_embedding_bwd(nd_stream *stream, const nd_embedding_bwd_args *args)
 {
+    const nd_tensor dtable = args->dtable, ids = args->ids, dout = args->dout;
     int64_t n = dout.shape[0], C = dout.shape[1], V = dtable.shape[0];
     ND_ASSERT(nd_is_act(dout) && nd_is_2d(dout, n, C));
     ND_ASSERT(nd_is_2d_of(dtable, ND_DTYPE_F32, V, C) && nd_is_vector(ids, ND_DTYPE_I32, n));
     for (int64_t i = 0; i < n; i++) {
-        int64_t row = ((const int32_t *)ids.data)[i] - first;
+        int64_t row = ((const int32_t *)ids.data)[i] - args->first;
         if (row < 0 || row >= V) {
             continue;
         }
@@ -95,13 +90,15 @@ static void store_copy(const nd_flat_range *range, int64_t i, float p)
     }
 }
 
-nd_status nd_ref_adamw(nd_stream *stream, const nd_adamw *o, float *p, float *m, float *v,
-                       const float *grad, const nd_flat_range *ranges, int range_count)
+nd_status nd_ref_adamw(nd_stream *stream, const nd_adamw_args *args)
 {
-    for (int r = 0; r < range_count; r++) {
+    const nd_adamw *o = &args->hyper;
+    float *p = args->p, *m = args->m, *v = args->v;
+    const nd_flat_range *ranges = args->ranges;
+    for (int r = 0; r < args->range_count; r++) {
         float decay = ranges[r].decay ? o->lr * o->weight_decay : 0.0f;
         for (int64_t i = ranges[r].begin; i < ranges[r].end; i++) {
-            float g = grad[i] * o->grad_scale;
+            float g = args->grad[i] * o->grad_scale;
             p[i] -= decay * p[i];
             m[i] = o->beta1 * m[i] + (1.0f - o->beta1) * g;
             v[i] = o->beta2 * v[i] + (1.0f - o->beta2) * g * g;
@@ -112,13 +109,15 @@ nd_status nd_ref_adamw(nd_stream *stream, const nd_adamw *o, float *p, float *m,
     return ND_OK;
 }
 
-nd_status nd_ref_sgd(nd_stream *stream, const nd_adamw *o, float *p, const float *grad,
-                     const nd_flat_range *ranges, int range_count)
+nd_status nd_ref_sgd(nd_stream *stream, const nd_sgd_args *args)
 {
-    for (int r = 0; r < range_count; r++) {
+    const nd_adamw *o = &args->hyper;
+    float *p = args->p;
+    const nd_flat_range *ranges = args->ranges;
+    for (int r = 0; r < args->range_count; r++) {
         float decay = ranges[r].decay ? o->weight_decay : 0.0f;
         for (int64_t i = ranges[r].begin; i < ranges[r].end; i++) {
-            p[i] -= o->lr * (grad[i] * o->grad_scale + decay * p[i]);
+            p[i] -= o->lr * (args->grad[i] * o->grad_scale + decay * p[i]);
             store_copy(&ranges[r], i, p[i]);
         }
     }

@@ -20,10 +20,10 @@ void nd_ref_emit(nd_tensor out, const nd_fuse *fuse, int64_t i, int64_t j, doubl
     if (out.data) {
         nd_ref_put(out, i * out.stride[0] + j, stored);
     }
-    if (fuse && fuse->amax) {
+    if (fuse->amax) {
         *fuse->amax = larger(*fuse->amax, fabsf(stored));
     }
-    if (fuse && fuse->codes.data) {
+    if (fuse->codes.data) {
         ((uint8_t *)fuse->codes.data)[i * fuse->codes.stride[0] + j] =
             nd_fp8_from_f32(fuse->codes.dtype, stored * *fuse->scale);
     }
@@ -46,14 +46,16 @@ static int64_t group(nd_granularity granularity, int64_t i, int64_t j)
     return granularity == ND_PER_TENSOR ? 0 : granularity == ND_PER_ROW ? i : j;
 }
 
-nd_status nd_ref_amax(nd_stream *stream, float *amax, nd_tensor x, nd_granularity granularity,
-                      bool merge)
+nd_status nd_ref_amax(nd_stream *stream, const nd_amax_args *args)
 {
+    float *amax = args->amax;
+    const nd_tensor x = args->x;
+    nd_granularity granularity = args->granularity;
     nd_tensor m = matrix_of(x);
     ND_ASSERT(x.axes == 2 || granularity == ND_PER_TENSOR);
     int64_t rows = m.shape[0], columns = m.shape[1];
     int64_t groups = granularity == ND_PER_TENSOR ? 1 : granularity == ND_PER_ROW ? rows : columns;
-    for (int64_t g = 0; g < groups && !merge; g++) {
+    for (int64_t g = 0; g < groups && !args->merge; g++) {
         amax[g] = 0.0f;
     }
     for (int64_t i = 0; i < rows; i++) {
@@ -65,17 +67,17 @@ nd_status nd_ref_amax(nd_stream *stream, float *amax, nd_tensor x, nd_granularit
     return ND_OK;
 }
 
-nd_status nd_ref_fp8_scale(nd_stream *stream, float *scale, float *inverse, const float *amax,
-                           int64_t count, nd_dtype format, bool power_of_two)
+nd_status nd_ref_fp8_scale(nd_stream *stream, const nd_fp8_scale_args *args)
 {
-    ND_ASSERT(nd_dtype_is_fp8(format));
-    for (int64_t i = 0; i < count; i++) {
-        double least = amax[i] < 1e-12 ? 1e-12 : amax[i];
-        scale[i] = (float)((double)nd_fp8_max(format) / least);
-        if (power_of_two) {
+    float *scale = args->scale;
+    ND_ASSERT(nd_dtype_is_fp8(args->format));
+    for (int64_t i = 0; i < args->count; i++) {
+        double least = args->amax[i] < 1e-12 ? 1e-12 : args->amax[i];
+        scale[i] = (float)((double)nd_fp8_max(args->format) / least);
+        if (args->power_of_two) {
             scale[i] = exp2f(floorf((float)log2((double)scale[i])));
         }
-        inverse[i] = 1.0f / scale[i];
+        args->inverse[i] = 1.0f / scale[i];
     }
     return ND_OK;
 }
@@ -98,12 +100,12 @@ static float roll(const nd_fp8_history *h, int64_t i, nd_amax_algorithm algorith
     return algorithm == ND_AMAX_MAX ? largest : newest;
 }
 
-nd_status nd_ref_fp8_delayed(nd_stream *stream, const nd_fp8_history *h,
-                             nd_amax_algorithm algorithm)
+nd_status nd_ref_fp8_delayed(nd_stream *stream, const nd_fp8_delayed_args *args)
 {
+    const nd_fp8_history *h = &args->history;
     ND_ASSERT(h->length >= 1);
     for (int64_t i = 0; i < h->count; i++) {
-        float amax = roll(h, i, algorithm);
+        float amax = roll(h, i, args->algorithm);
         if (isfinite(amax) && amax > 0.0f) {
             float scale = h->limit[i] / amax;
             h->scale[i] = isinf(scale) ? FLT_MAX : scale;
@@ -127,8 +129,10 @@ static nd_dtype format_of(nd_fp8 t, int64_t rows, int64_t columns)
     return format;
 }
 
-nd_status nd_ref_fp8_cast(nd_stream *stream, nd_fp8 out, float *amax, nd_tensor x)
+nd_status nd_ref_fp8_cast(nd_stream *stream, const nd_fp8_cast_args *args)
 {
+    const nd_fp8 out = args->out;
+    const nd_tensor x = args->x;
     nd_tensor m = matrix_of(x);
     nd_dtype format = format_of(out, m.shape[0], m.shape[1]);
     uint8_t *codes = out.codes.data, *transposed = out.transposed.data;
@@ -145,11 +149,14 @@ nd_status nd_ref_fp8_cast(nd_stream *stream, nd_fp8 out, float *amax, nd_tensor 
             }
         }
     }
-    return amax ? nd_ref_amax(stream, amax, x, ND_PER_TENSOR, true) : ND_OK;
+    return args->amax
+               ? nd_ref_amax(stream, &(nd_amax_args){.amax = args->amax, .x = x, .merge = true})
+               : ND_OK;
 }
 
-nd_status nd_ref_fp8_transpose(nd_stream *stream, nd_tensor out, nd_tensor codes)
+nd_status nd_ref_fp8_transpose(nd_stream *stream, const nd_fp8_transpose_args *args)
 {
+    const nd_tensor out = args->out, codes = args->codes;
     int64_t rows = codes.shape[0], columns = codes.shape[1];
     ND_ASSERT(nd_dtype_is_fp8(codes.dtype) && nd_is_2d(codes, rows, columns));
     ND_ASSERT(nd_is_2d_of(out, codes.dtype, columns, rows));
@@ -162,16 +169,17 @@ nd_status nd_ref_fp8_transpose(nd_stream *stream, nd_tensor out, nd_tensor codes
     return ND_OK;
 }
 
-nd_status nd_ref_fp8_count(nd_stream *stream, int64_t counts[2], nd_tensor x, nd_fp8 as)
+nd_status nd_ref_fp8_count(nd_stream *stream, const nd_fp8_count_args *args)
 {
-    nd_tensor m = matrix_of(x);
+    const nd_fp8 as = args->as;
+    nd_tensor m = matrix_of(args->x);
     nd_dtype format = format_of(as, m.shape[0], m.shape[1]);
     for (int64_t i = 0; i < m.shape[0]; i++) {
         for (int64_t j = 0; j < m.shape[1]; j++) {
             float value = nd_ref_get(m, i * m.stride[0] + j);
             float scaled = value * as.scale[group(as.granularity, i, j)];
-            counts[0] += value != 0.0f && (nd_fp8_from_f32(format, scaled) & 0x7f) == 0;
-            counts[1] += fabsf(scaled) > nd_fp8_max(format);
+            args->counts[0] += value != 0.0f && (nd_fp8_from_f32(format, scaled) & 0x7f) == 0;
+            args->counts[1] += fabsf(scaled) > nd_fp8_max(format);
         }
     }
     return ND_OK;

@@ -9,20 +9,22 @@ static double element(nd_tensor t, bool transposed, int64_t i, int64_t j)
     return transposed ? nd_ref_get(t, j * t.stride[0] + i) : nd_ref_get(t, i * t.stride[0] + j);
 }
 
-nd_status nd_ref_matmul(nd_stream *stream, nd_tensor c, nd_tensor a, bool a_transposed, nd_tensor b,
-                        bool b_transposed, float beta)
+nd_status nd_ref_matmul(nd_stream *stream, const nd_matmul_args *args)
 {
+    const nd_tensor c = args->c, a = args->a, b = args->b;
+    bool a_transposed = args->a_transposed;
+    float beta = args->beta;
     int64_t m = c.shape[0], n = c.shape[1], k = a_transposed ? a.shape[0] : a.shape[1];
     ND_ASSERT(nd_is_act(a) && nd_is_act(b) && nd_is_act(c) && (beta == 0.0f || beta == 1.0f));
     ND_ASSERT(nd_is_2d(c, m, n));
     ND_ASSERT(a_transposed ? nd_is_2d(a, k, m) : nd_is_2d(a, m, k));
-    ND_ASSERT(b_transposed ? nd_is_2d(b, n, k) : nd_is_2d(b, k, n));
+    ND_ASSERT(args->b_transposed ? nd_is_2d(b, n, k) : nd_is_2d(b, k, n));
     for (int64_t i = 0; i < m; i++) {
         for (int64_t j = 0; j < n; j++) {
             int64_t at = i * c.stride[0] + j;
             double sum = beta == 0.0f ? 0.0 : nd_ref_get(c, at);
             for (int64_t p = 0; p < k; p++) {
-                sum += element(a, a_transposed, i, p) * element(b, b_transposed, p, j);
+                sum += element(a, a_transposed, i, p) * element(b, args->b_transposed, p, j);
             }
             nd_ref_put(c, at, sum);
         }
@@ -61,15 +63,19 @@ static double code_value(operand t, int64_t i, int64_t j)
     return nd_fp8_to_f32(t.format, t.codes[i * t.row + j * t.column]);
 }
 
-nd_status nd_ref_matmul_fp8(nd_stream *stream, nd_tensor c, nd_fp8 a, bool a_transposed, nd_fp8 b,
-                            bool b_transposed, float beta, bool fast_accumulation, void *scratch)
+nd_status nd_ref_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
 {
+    const nd_tensor c = args->c;
+    const nd_fp8 a = args->a;
+    bool a_transposed = args->a_transposed;
+    float beta = args->beta;
     nd_tensor stored = a.codes.data ? a.codes : a.transposed;
     int64_t m = c.shape[0], n = c.shape[1];
     int64_t k = stored.shape[a_transposed == (a.codes.data != NULL) ? 0 : 1];
     ND_ASSERT(nd_is_act(c) && nd_is_2d(c, m, n) && (beta == 0.0f || beta == 1.0f));
     operand x = operand_of(a, a_transposed, m, k, a_transposed ? ND_PER_COLUMN : ND_PER_ROW);
-    operand y = operand_of(b, b_transposed, k, n, b_transposed ? ND_PER_ROW : ND_PER_COLUMN);
+    operand y = operand_of(args->b, args->b_transposed, k, n,
+                           args->b_transposed ? ND_PER_ROW : ND_PER_COLUMN);
     for (int64_t i = 0; i < m; i++) {
         for (int64_t j = 0; j < n; j++) {
             int64_t at = i * c.stride[0] + j;

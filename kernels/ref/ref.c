@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/ref/ref.h"
 
-#include "kernels/ops_list.h"
-
-#define ENTRY(op) .op = nd_ref_##op,
-
-static const nd_ops ref_ops = {.name = "ref", ND_EACH_OP(ENTRY)};
+static const nd_ops ref_ops = {
+    .name = "ref", ND_EACH_OP(ND_OP_ENTRY, nd_ref_) ND_EACH_QUERY(ND_QUERY_ENTRY, nd_ref_)};
 
 nd_status nd_ops_ref(const nd_ops **out)
 {

@@ -108,12 +108,13 @@ static part part_of(bench *b, const group *g, int first, int count)
 static nd_status cast(bench *b, nd_fp8 out, nd_tensor x)
 {
     float amax;
-    ND_TRY(b->ops->amax(&b->stream, &amax, x, ND_PER_TENSOR, false));
-    ND_TRY(b->ops->fp8_scale(&b->stream, out.scale, out.inverse, &amax, 1, out.codes.dtype, false));
+    ND_TRY(ND_CALL(b->ops, &b->stream, amax, .amax = &amax, .x = x, .granularity = ND_PER_TENSOR));
+    ND_TRY(ND_CALL(b->ops, &b->stream, fp8_scale, .scale = out.scale, .inverse = out.inverse,
+                   .amax = &amax, .count = 1, .format = out.codes.dtype));
     if (x.axes == 1) {
         out.codes = nd_tensor_1d(out.codes.data, out.codes.dtype, x.shape[0]);
     }
-    return b->ops->fp8_cast(&b->stream, out, NULL, x);
+    return ND_CALL(b->ops, &b->stream, fp8_cast, .out = out, .x = x);
 }
 
 static nd_status run_part(bench *b, piece what, const part *p, float beta)
@@ -122,11 +123,12 @@ static nd_status run_part(bench *b, piece what, const part *p, float beta)
     nd_stream *s = &b->stream;
     switch (what) {
     case BF16_Y:
-        return ops->matmul(s, p->y, p->x, false, p->w, true, 0.0f);
+        return ND_CALL(ops, s, matmul, .c = p->y, .a = p->x, .b = p->w, .b_transposed = true);
     case BF16_DX:
-        return ops->matmul(s, p->dx, p->dy, false, p->w, false, 0.0f);
+        return ND_CALL(ops, s, matmul, .c = p->dx, .a = p->dy, .b = p->w);
     case BF16_DW:
-        return ops->matmul(s, p->dw, p->dy, true, p->x, false, 1.0f);
+        return ND_CALL(ops, s, matmul, .c = p->dw, .a = p->dy, .a_transposed = true, .b = p->x,
+                       .beta = 1.0f);
     case CAST_X:
         return cast(b, p->x8, p->x);
     case CAST_DY:
@@ -134,11 +136,14 @@ static nd_status run_part(bench *b, piece what, const part *p, float beta)
     case CAST_W:
         return cast(b, p->w8, p->master);
     case FP8_Y:
-        return ops->matmul_fp8(s, p->y, p->x8, false, p->w8, true, 0.0f, true, b->scratch);
+        return ND_CALL(ops, s, matmul_fp8, .c = p->y, .a = p->x8, .b = p->w8, .b_transposed = true,
+                       .fast_accumulation = true, .scratch = b->scratch);
     case FP8_DX:
-        return ops->matmul_fp8(s, p->dx, p->dy8, false, p->w8, false, beta, false, b->scratch);
+        return ND_CALL(ops, s, matmul_fp8, .c = p->dx, .a = p->dy8, .b = p->w8, .beta = beta,
+                       .scratch = b->scratch);
     default:
-        return ops->matmul_fp8(s, p->dw, p->dy8, true, p->x8, false, 1.0f, false, b->scratch);
+        return ND_CALL(ops, s, matmul_fp8, .c = p->dw, .a = p->dy8, .a_transposed = true,
+                       .b = p->x8, .beta = 1.0f, .scratch = b->scratch);
     }
 }
 

@@ -48,6 +48,8 @@ typedef struct bench {
     nd_attention attention;
 } bench;
 
+#define LAUNCH(op_, ...) nd_cuda_##op_(b->queue, &(nd_##op_##_args){__VA_ARGS__}, b->scratch)
+
 typedef struct kernel_case {
     const char *name;
     double bytes;
@@ -121,8 +123,9 @@ static int randomize(bench *b, nd_tensor t, uint64_t seed)
         int64_t now = count - at < part ? count - at : part;
         nd_tensor to = nd_tensor_1d((nd_bf16 *)t.data + at, t.dtype, now);
         nd_tensor from = nd_tensor_1d(b->wide.data, ND_DTYPE_F32, now);
-        int error = nd_cuda_random_normal(b->queue, b->wide.data, now, 1.0f, seed, 0, (uint64_t)at);
-        error = error ? error : nd_cuda_cast(b->queue, to, from);
+        int error = LAUNCH(random_normal, .out = b->wide.data, .count = now, .deviation = 1.0f,
+                           .seed = seed, .random_stream = 0, .first = (uint64_t)at);
+        error = error ? error : LAUNCH(cast, .out = to, .x = from);
         if (error) {
             return error;
         }
@@ -172,138 +175,138 @@ static int copy(bench *b)
 
 static int norm_forward(bench *b)
 {
-    return nd_cuda_rmsnorm_fwd(b->queue, b->y, b->z, b->rstd, b->x, b->w, b->weight, 1e-5f, NULL);
+    return LAUNCH(rmsnorm_fwd, .y = b->y, .sum = b->z, .rstd = b->rstd, .x = b->x, .delta = b->w,
+                  .weight = b->weight, .eps = 1e-5f);
 }
 
 static int norm_forward_fused(bench *b)
 {
     nd_fuse fuse = {.amax = b->amax, .codes = b->codes, .scale = b->scale};
-    nd_tensor none = {0};
-    return nd_cuda_rmsnorm_fwd(b->queue, none, b->z, b->rstd, b->x, b->w, b->weight, 1e-5f, &fuse);
+    return LAUNCH(rmsnorm_fwd, .sum = b->z, .rstd = b->rstd, .x = b->x, .delta = b->w,
+                  .weight = b->weight, .eps = 1e-5f, .fuse = fuse);
 }
 
 static int norm_backward(bench *b)
 {
-    return nd_cuda_rmsnorm_bwd(b->queue, b->y, b->dweight, b->w, b->z, b->x, b->weight, b->rstd,
-                               b->scratch);
+    return LAUNCH(rmsnorm_bwd, .dx = b->y, .dweight = b->dweight, .dy = b->w, .dres = b->z,
+                  .x = b->x, .weight = b->weight, .rstd = b->rstd);
 }
 
 static int rope(bench *b)
 {
     nd_tensor x = nd_tensor_3d(b->x.data, ND_DTYPE_BF16, b->n, H, D);
     nd_rope_view table = {b->cosines, b->sines, b->n};
-    return nd_cuda_rope(b->queue, x, x, b->positions, table, false);
+    return LAUNCH(rope, .out = x, .x = x, .positions = b->positions, .table = table);
 }
 
 static int swiglu_forward(bench *b)
 {
-    return nd_cuda_swiglu_fwd(b->queue, b->out, b->gate, b->up, NULL);
+    return LAUNCH(swiglu_fwd, .out = b->out, .gate = b->gate, .up = b->up);
 }
 
 static int swiglu_forward_fused(bench *b)
 {
     nd_fuse fuse = {.amax = b->amax, .codes = b->codes_f, .scale = b->scale};
-    nd_tensor none = {0};
-    return nd_cuda_swiglu_fwd(b->queue, none, b->gate, b->up, &fuse);
+    return LAUNCH(swiglu_fwd, .gate = b->gate, .up = b->up, .fuse = fuse);
 }
 
 static int swiglu_backward(bench *b)
 {
-    return nd_cuda_swiglu_bwd(b->queue, b->gate, b->up, b->out, b->gate, b->up, NULL, NULL);
+    return LAUNCH(swiglu_bwd, .dgate = b->gate, .dup = b->up, .dout = b->out, .gate = b->gate,
+                  .up = b->up);
 }
 
 static int ce_stats(bench *b)
 {
-    return nd_cuda_ce_stats(b->queue, b->stat[0], b->stat[1], b->stat[2], b->logits, b->labels, 0,
-                            V);
+    return LAUNCH(ce_stats, .row_max = b->stat[0], .row_sum = b->stat[1], .target = b->stat[2],
+                  .logits = b->logits, .labels = b->labels, .first = 0, .valid = V);
 }
 
 static int ce_backward(bench *b)
 {
-    return nd_cuda_ce_bwd(b->queue, b->logits, b->stat[0], b->stat[1], b->labels, 0, V, b->counted);
-}
-
-static int add(bench *b)
-{
-    return nd_cuda_add(b->queue, b->y, b->x, b->w);
+    return LAUNCH(ce_bwd, .logits = b->logits, .max = b->stat[0], .sum = b->stat[1],
+                  .labels = b->labels, .first = 0, .valid = V, .count = b->counted);
 }
 
 static int accumulate(bench *b)
 {
-    return nd_cuda_accumulate(b->queue, b->wide, b->x);
+    return LAUNCH(accumulate, .acc = b->wide, .x = b->x);
 }
 
 static int cast(bench *b)
 {
-    return nd_cuda_cast(b->queue, b->y, b->wide);
+    return LAUNCH(cast, .out = b->y, .x = b->wide);
 }
 
 static int sum_squares(bench *b)
 {
-    return nd_cuda_sum_squares(b->queue, b->sum, b->state[0], b->parameters, b->scratch);
+    return LAUNCH(sum_squares, .out = b->sum, .x = b->state[0], .count = b->parameters);
 }
 
 static int adamw(bench *b)
 {
     static const nd_adamw o = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0.1f, 0.05f};
     nd_flat_range all = {0, b->parameters, true};
-    return nd_cuda_adamw(b->queue, &o, b->state[0], b->state[1], b->state[2], b->state[3], &all, 1);
+    return LAUNCH(adamw, .hyper = o, .p = b->state[0], .m = b->state[1], .v = b->state[2],
+                  .grad = b->state[3], .ranges = &all, .range_count = 1);
 }
 
 static int amax(bench *b)
 {
-    return nd_cuda_amax(b->queue, b->amax, b->x, ND_PER_TENSOR, true);
+    return LAUNCH(amax, .amax = b->amax, .x = b->x, .granularity = ND_PER_TENSOR, .merge = true);
 }
 
 static int amax_rows(bench *b)
 {
-    return nd_cuda_amax(b->queue, b->per_row, b->x, ND_PER_ROW, true);
+    return LAUNCH(amax, .amax = b->per_row, .x = b->x, .granularity = ND_PER_ROW, .merge = true);
 }
 
 static int amax_columns(bench *b)
 {
-    return nd_cuda_amax(b->queue, b->per_row, b->x, ND_PER_COLUMN, true);
+    return LAUNCH(amax, .amax = b->per_row, .x = b->x, .granularity = ND_PER_COLUMN, .merge = true);
 }
 
 static int fp8_cast(bench *b)
 {
     nd_fp8 to = {.codes = b->codes, .scale = b->scale, .inverse = b->scale + 1};
-    return nd_cuda_fp8_cast(b->queue, to, NULL, b->x);
+    return LAUNCH(fp8_cast, .out = to, .x = b->x);
 }
 
 static int fp8_cast_both(bench *b)
 {
     nd_fp8 to = {b->codes, b->transposed, b->scale, b->scale + 1, ND_PER_TENSOR};
-    return nd_cuda_fp8_cast(b->queue, to, b->amax, b->x);
+    return LAUNCH(fp8_cast, .out = to, .amax = b->amax, .x = b->x);
 }
 
 static int fp8_transpose(bench *b)
 {
-    return nd_cuda_fp8_transpose(b->queue, b->transposed, b->codes);
+    return LAUNCH(fp8_transpose, .out = b->transposed, .codes = b->codes);
 }
 
 static int embedding_forward(bench *b)
 {
-    return nd_cuda_embedding_fwd(b->queue, b->y, b->ids, b->table, 0);
+    return LAUNCH(embedding_fwd, .out = b->y, .ids = b->ids, .table = b->table, .first = 0);
 }
 
 static int embedding_backward(bench *b)
 {
-    return nd_cuda_embedding_bwd(b->queue, b->dtable, b->ids, b->x, 0, b->scratch);
+    return LAUNCH(embedding_bwd, .dtable = b->dtable, .ids = b->ids, .dout = b->x, .first = 0);
 }
 
 static int lse_merge(bench *b)
 {
     nd_tensor acc = nd_tensor_4d(b->wide.data, ND_DTYPE_F32, 1, b->n, H, D);
     nd_tensor out = nd_tensor_4d(b->x.data, ND_DTYPE_BF16, 1, b->n, H, D);
-    return nd_cuda_lse_merge(b->queue, &b->attention, acc, b->delta, out, b->delta);
+    return LAUNCH(lse_merge, .attention = b->attention, .acc = acc, .acc_lse = b->delta, .out = out,
+                  .lse = b->delta);
 }
 
 static int attention_delta(bench *b)
 {
     nd_tensor out = nd_tensor_4d(b->x.data, ND_DTYPE_BF16, 1, b->n, H, D);
     nd_tensor dout = nd_tensor_4d(b->y.data, ND_DTYPE_BF16, 1, b->n, H, D);
-    return nd_cuda_attention_delta(b->queue, &b->attention, b->delta, out, dout);
+    return LAUNCH(attention_delta, .attention = b->attention, .delta = b->delta, .out = out,
+                  .dout = dout);
 }
 
 /* measuring */
@@ -320,8 +323,8 @@ static nd_status measure(bench *b, int (*launch)(bench *b), double *us)
     double times[REPEATS_MAX];
     for (int i = -2; i < b->repeats; i++) { /* the first two warm up */
         float ms = 0.0f;
-        ND_CUDA(b->device, (cudaError_t)nd_cuda_sum_squares(b->queue, b->sum, b->flush, b->flushed,
-                                                            b->scratch));
+        ND_CUDA(b->device, (cudaError_t)LAUNCH(sum_squares, .out = b->sum, .x = b->flush,
+                                               .count = b->flushed));
         ND_CUDA(b->device, cudaEventRecord(b->begin, b->queue));
         ND_CUDA(b->device, (cudaError_t)launch(b));
         ND_CUDA(b->device, cudaEventRecord(b->end, b->queue));
@@ -349,7 +352,6 @@ static nd_status run(bench *b)
         {"swiglu_bwd", 10 * f, swiglu_backward},
         {"ce_stats", 2 * v, ce_stats},
         {"ce_bwd", 4 * v, ce_backward},
-        {"add", 6 * c, add},
         {"accumulate", 10 * c, accumulate},
         {"cast to bf16", 6 * c, cast},
         {"sum_squares", 4 * p, sum_squares},

@@ -74,11 +74,12 @@ static nd_status run_once(const bench *b, const product *p, int kind)
               dw = nd_tensor_2d(b->dw, ND_DTYPE_F32, p->out, p->in);
     switch (kind) {
     case 0:
-        return b->ops->matmul(s, y, x, false, w, true, 0.0f);
+        return ND_CALL(b->ops, s, matmul, .c = y, .a = x, .b = w, .b_transposed = true);
     case 1:
-        return b->ops->matmul(s, x, y, false, w, false, 0.0f);
+        return ND_CALL(b->ops, s, matmul, .c = x, .a = y, .b = w);
     default:
-        return b->ops->matmul(s, dw, y, true, x, false, 1.0f);
+        return ND_CALL(b->ops, s, matmul, .c = dw, .a = y, .a_transposed = true, .b = x,
+                       .beta = 1.0f);
     }
 }
 

@@ -86,13 +86,14 @@ static nd_status product(bench *b)
         bool at_ = now.a_transposed, bt = now.b_transposed;
         nd_tensor a = at(b, 0, now.a, at_ ? now.k : now.m, at_ ? now.m : now.k);
         nd_tensor w = at(b, 1, now.b, bt ? now.n : now.k, bt ? now.k : now.n);
-        return b->ops->matmul(&b->stream, c, a, at_, w, bt, now.beta);
+        return ND_CALL(b->ops, &b->stream, matmul, .c = c, .a = a, .a_transposed = at_, .b = w,
+                       .b_transposed = bt, .beta = now.beta);
     }
     float *scales = room(b, SCALES_ROOM);
     nd_fp8 x = {.codes = at(b, 0, now.a, now.m, now.k), .scale = scales, .inverse = scales};
     nd_fp8 y = {.codes = at(b, 1, now.b, now.n, now.k), .scale = scales, .inverse = scales};
-    return b->ops->matmul_fp8(&b->stream, c, x, false, y, true, now.beta, now.fast_accumulation,
-                              NULL);
+    return ND_CALL(b->ops, &b->stream, matmul_fp8, .c = c, .a = x, .b = y, .b_transposed = true,
+                   .beta = now.beta, .fast_accumulation = now.fast_accumulation);
 }
 
 /* The least of some turns each, so that what else the GPU does then falls on neither. */
@@ -157,17 +158,19 @@ static nd_tensor statistics(const bench *b)
 static nd_status attention_forward(bench *b)
 {
     nd_tensor k = heads(b, 1, b->kv_heads);
-    return b->ops->attention_fwd(&b->stream, &attention, heads(b, 2, b->heads), statistics(b),
-                                 heads(b, 0, b->heads), k, k, room(b, SCRATCH_ROOM));
+    return ND_CALL(b->ops, &b->stream, attention_fwd, .attention = attention,
+                   .out = heads(b, 2, b->heads), .lse = statistics(b), .q = heads(b, 0, b->heads),
+                   .k = k, .v = k, .scratch = room(b, SCRATCH_ROOM));
 }
 
 static nd_status attention_backward(bench *b)
 {
     nd_tensor k = heads(b, 1, b->kv_heads), out = heads(b, 2, b->heads);
-    return b->ops->attention_bwd(&b->stream, &attention, heads(b, 4, b->heads),
-                                 heads(b, 5, b->kv_heads), heads(b, 6, b->kv_heads),
-                                 heads(b, 0, b->heads), k, k, out, out, statistics(b),
-                                 statistics(b), false, false, room(b, SCRATCH_ROOM));
+    return ND_CALL(b->ops, &b->stream, attention_bwd, .attention = attention,
+                   .dq = heads(b, 4, b->heads), .dk = heads(b, 5, b->kv_heads),
+                   .dv = heads(b, 6, b->kv_heads), .q = heads(b, 0, b->heads), .k = k, .v = k,
+                   .out = out, .dout = out, .lse = statistics(b), .delta = statistics(b),
+                   .scratch = room(b, SCRATCH_ROOM));
 }
 
 static nd_status bench_attention(bench *b)
@@ -190,9 +193,11 @@ static nd_status fill(bench *b)
     const int64_t count = (int64_t)(b->room / 4);
     float *draws = room(b, 4);
     for (int i = 0; i < 3; i++) {
-        ND_TRY(b->ops->random_normal(&b->stream, draws, count, 1.0f, 1, 0, (uint64_t)i));
-        ND_TRY(b->ops->cast(&b->stream, nd_tensor_1d(room(b, i), ND_DTYPE_BF16, count),
-                            nd_tensor_1d(draws, ND_DTYPE_F32, count)));
+        ND_TRY(ND_CALL(b->ops, &b->stream, random_normal, .out = draws, .count = count,
+                       .deviation = 1.0f, .seed = 1, .random_stream = 0, .first = (uint64_t)i));
+        ND_TRY(ND_CALL(b->ops, &b->stream, cast,
+                       .out = nd_tensor_1d(room(b, i), ND_DTYPE_BF16, count),
+                       .x = nd_tensor_1d(draws, ND_DTYPE_F32, count)));
     }
     static const float ones[4] = {1.0f, 1.0f, 1.0f, 1.0f};
     ND_TRY(nd_copy(&b->stream, room(b, SCALES_ROOM), ones, sizeof ones));

@@ -3,121 +3,172 @@
 
 #include "kernels/ops_list.h"
 #include "runtime/device/cuda.h"
-#include "tests/gpu/mirror_fp8.h"
 #include "tests/gpu/mirror_memory.h"
 
 enum { MOST_RANGES = 8 };
 
-static void see_fuse(const nd_fuse *fuse)
+static int64_t scales_of(nd_granularity g, int64_t rows, int64_t columns)
 {
-    if (fuse) {
-        mirror_see_tensor(fuse->codes);
-        mirror_see(fuse->amax, sizeof *fuse->amax);
-        mirror_see(fuse->scale, sizeof *fuse->scale);
+    return g == ND_PER_TENSOR ? 1 : g == ND_PER_ROW ? rows : columns;
+}
+
+/* What a matrix of FP8 is for: its extents. */
+static size_t scale_bytes(const nd_fp8 *x, nd_tensor matrix)
+{
+    return (size_t)scales_of(x->granularity, matrix.shape[0],
+                             matrix.axes == 1 ? 1 : matrix.shape[1]) *
+           sizeof(float);
+}
+
+/* The scales of an operand of a product, whose extents its own matrix has. */
+static size_t operand_scale_bytes(const nd_fp8 *x)
+{
+    const nd_tensor t = x->codes.data ? x->codes : x->transposed;
+    bool stored = x->codes.data != NULL;
+    return sizeof(float) *
+           (size_t)scales_of(x->granularity, t.shape[stored ? 0 : 1], t.shape[stored ? 1 : 0]);
+}
+
+static size_t floats(int64_t count)
+{
+    return (size_t)count * sizeof(float);
+}
+
+/* Members of the arguments `x` of a call: a tensor, a pointer, what belongs to a result or to a
+ * matrix of FP8. */
+#define TENSOR(member)                                                                             \
+    {                                                                                              \
+        .tensor = &x.member                                                                        \
     }
-}
-
-static const nd_fuse *there_fuse(const nd_fuse *fuse, nd_fuse *moved)
-{
-    if (!fuse) {
-        return NULL;
+#define POINTER(member, bytes)                                                                     \
+    {                                                                                              \
+        .pointer = &x.member, .size = (bytes)                                                      \
     }
-    *moved = (nd_fuse){mirror_there(fuse->amax), mirror_there_tensor(fuse->codes),
-                       mirror_there(fuse->scale)};
-    return moved;
-}
+#define FUSE(member)                                                                               \
+    TENSOR(member.codes), POINTER(member.amax, sizeof(float)), POINTER(member.scale, sizeof(float))
+#define FP8(member, bytes)                                                                         \
+    TENSOR(member.codes), TENSOR(member.transposed), POINTER(member.scale, bytes),                 \
+        POINTER(member.inverse, bytes)
 
-static nd_status mirror_matmul(S s, T c, T a, bool at, T b, bool bt, float beta)
-{
-    SEE(c, a, b)
-    return RUN(mirrored.ops->matmul(s, T1(c), T1(a), at, T1(b), bt, beta));
-}
-
-static nd_status mirror_embedding_fwd(S s, T out, T ids, T table, int64_t first)
-{
-    SEE(out, ids, table)
-    return RUN(mirrored.ops->embedding_fwd(s, T1(out), T1(ids), T1(table), first));
-}
-
-static nd_status mirror_embedding_bwd(S s, T dtable, T ids, T dout, int64_t first)
-{
-    SEE(dtable, ids, dout)
-    return RUN(mirrored.ops->embedding_bwd(s, T1(dtable), T1(ids), T1(dout), first));
-}
-
-static nd_status mirror_rmsnorm_fwd(S s, T y, T sum, T rstd, T x, T delta, T weight, float eps,
-                                    const nd_fuse *fuse)
-{
-    nd_fuse moved;
-    SEE(y, sum, rstd, x, delta, weight)
-    see_fuse(fuse);
-    return RUN(mirrored.ops->rmsnorm_fwd(s, T1(y), T1(sum), T1(rstd), T1(x), T1(delta), T1(weight),
-                                         eps, there_fuse(fuse, &moved)));
-}
-
-static nd_status mirror_rmsnorm_bwd(S s, T dx, T dweight, T dy, T dres, T x, T weight, T rstd)
-{
-    SEE(dx, dweight, dy, dres, x, weight, rstd)
-    return RUN(mirrored.ops->rmsnorm_bwd(s, T1(dx), T1(dweight), T1(dy), T1(dres), T1(x),
-                                         T1(weight), T1(rstd)));
-}
-
-static nd_status mirror_rope(S s, T out, T x, T positions, nd_rope_view table, bool inverse)
-{
-    SEE(out, x, positions)
-    size_t bytes = (size_t)(table.positions * (x.shape[2] / 2)) * 4;
-    mirror_see(table.cos, bytes);
-    mirror_see(table.sin, bytes);
-    if ((status = mirror_to_device(s)) != ND_OK) {
-        return status;
+/* The op over arguments that are mirrored one by one. */
+#define MIRROR(op, ...)                                                                            \
+    static nd_status mirror_##op(nd_stream *stream, const nd_##op##_args *args)                    \
+    {                                                                                              \
+        nd_##op##_args x = *args;                                                                  \
+        const mirror_operand operands[] = {__VA_ARGS__};                                           \
+        ND_TRY(mirror_to_device(stream, operands, sizeof operands / sizeof *operands));            \
+        ND_TRY(mirrored.ops->op(stream, &x));                                                      \
+        return mirror_from_device(stream);                                                         \
     }
-    nd_rope_view view = {mirror_there(table.cos), mirror_there(table.sin), table.positions};
-    status = mirrored.ops->rope(s, T1(out), T1(x), T1(positions), view, inverse);
-    return status == ND_OK ? mirror_from_device(s) : status;
+
+/* The same with scratch of the device. */
+#define MIRROR_WITH_SCRATCH(op, ...)                                                               \
+    static nd_status mirror_##op(nd_stream *stream, const nd_##op##_args *args)                    \
+    {                                                                                              \
+        nd_##op##_args x = *args;                                                                  \
+        const mirror_operand operands[] = {__VA_ARGS__};                                           \
+        ND_TRY(mirror_to_device(stream, operands, sizeof operands / sizeof *operands));            \
+        x.scratch = mirrored.scratch;                                                              \
+        ND_TRY(mirrored.ops->op(stream, &x));                                                      \
+        return mirror_from_device(stream);                                                         \
+    }
+
+MIRROR(matmul, TENSOR(c), TENSOR(a), TENSOR(b))
+MIRROR_WITH_SCRATCH(matmul_fp8, TENSOR(c), FP8(a, operand_scale_bytes(&args->a)),
+                    FP8(b, operand_scale_bytes(&args->b)))
+MIRROR(embedding_fwd, TENSOR(out), TENSOR(ids), TENSOR(table))
+MIRROR(embedding_bwd, TENSOR(dtable), TENSOR(ids), TENSOR(dout))
+MIRROR(rmsnorm_fwd, TENSOR(y), TENSOR(sum), TENSOR(rstd), TENSOR(x), TENSOR(delta), TENSOR(weight),
+       FUSE(fuse))
+MIRROR(rmsnorm_bwd, TENSOR(dx), TENSOR(dweight), TENSOR(dy), TENSOR(dres), TENSOR(x),
+       TENSOR(weight), TENSOR(rstd))
+MIRROR(rope, TENSOR(out), TENSOR(x), TENSOR(positions),
+       POINTER(table.cos, floats(args->table.positions *(args->x.shape[2] / 2))),
+       POINTER(table.sin, floats(args->table.positions *(args->x.shape[2] / 2))))
+MIRROR(swiglu_fwd, TENSOR(out), TENSOR(gate), TENSOR(up), FUSE(fuse))
+MIRROR(swiglu_bwd, TENSOR(dgate), TENSOR(dup), TENSOR(dout), TENSOR(gate), TENSOR(up),
+       FUSE(fuse_gate), FUSE(fuse_up))
+MIRROR_WITH_SCRATCH(attention_fwd, TENSOR(out), TENSOR(lse), TENSOR(q), TENSOR(k), TENSOR(v))
+MIRROR(attention_delta, TENSOR(delta), TENSOR(out), TENSOR(dout))
+MIRROR_WITH_SCRATCH(attention_bwd, TENSOR(dq), TENSOR(dk), TENSOR(dv), TENSOR(q), TENSOR(k),
+                    TENSOR(v), TENSOR(out), TENSOR(dout), TENSOR(lse), TENSOR(delta))
+MIRROR(lse_merge, TENSOR(acc), TENSOR(acc_lse), TENSOR(out), TENSOR(lse))
+MIRROR(ce_stats, TENSOR(row_max), TENSOR(row_sum), TENSOR(target), TENSOR(logits), TENSOR(labels))
+MIRROR(ce_rescale, TENSOR(row_sum), TENSOR(row_max), TENSOR(global_max))
+MIRROR(ce_loss, POINTER(loss_sum, sizeof(double)), TENSOR(max), TENSOR(sum), TENSOR(target),
+       TENSOR(labels))
+MIRROR(ce_bwd, TENSOR(logits), TENSOR(max), TENSOR(sum), TENSOR(labels),
+       POINTER(count, sizeof(int64_t)))
+MIRROR(accumulate, TENSOR(acc), TENSOR(x))
+MIRROR(cast, TENSOR(out), TENSOR(x))
+MIRROR(sum_squares, POINTER(out, sizeof(double)), POINTER(x, floats(args->count)))
+MIRROR(random_normal, POINTER(out, floats(args->count)))
+MIRROR(amax, TENSOR(x),
+       POINTER(amax, args->x.axes == 1 ? sizeof(float)
+                                       : floats(scales_of(args->granularity, args->x.shape[0],
+                                                          args->x.shape[1]))))
+MIRROR(fp8_scale, POINTER(scale, floats(args->count)), POINTER(inverse, floats(args->count)),
+       POINTER(amax, floats(args->count)))
+MIRROR(fp8_delayed, POINTER(history.amax, floats(args->history.length * args->history.count)),
+       POINTER(history.limit, floats(args->history.count)),
+       POINTER(history.scale, floats(args->history.count)),
+       POINTER(history.inverse, floats(args->history.count)))
+MIRROR(fp8_cast, FP8(out, scale_bytes(&args->out, args->x)), POINTER(amax, sizeof(float)),
+       TENSOR(x))
+MIRROR(fp8_transpose, TENSOR(out), TENSOR(codes))
+MIRROR(fp8_count, POINTER(counts, 2 * sizeof(int64_t)), TENSOR(x),
+       FP8(as, scale_bytes(&args->as, args->x)))
+
+static int64_t end_of(const nd_flat_range *ranges, int count)
+{
+    int64_t end = 0;
+    for (int i = 0; i < count; i++) {
+        end = ranges[i].end > end ? ranges[i].end : end;
+    }
+    return end;
 }
 
-static nd_status mirror_swiglu_fwd(S s, T out, T gate, T up, const nd_fuse *fuse)
+/* Adds the copies of the ranges, which become `moved`, to the operands; returns how many there
+ * are. */
+static size_t add_copies(mirror_operand *operands, size_t at, nd_flat_range *moved,
+                         const nd_flat_range *ranges, int count)
 {
-    nd_fuse moved;
-    SEE(out, gate, up)
-    see_fuse(fuse);
-    return RUN(mirrored.ops->swiglu_fwd(s, T1(out), T1(gate), T1(up), there_fuse(fuse, &moved)));
+    ND_ASSERT(count <= MOST_RANGES);
+    for (int i = 0; i < count; i++) {
+        moved[i] = ranges[i];
+        operands[at++] = (mirror_operand){
+            .pointer = &moved[i].copy,
+            .size = (size_t)(ranges[i].end - ranges[i].begin) * sizeof(nd_bf16),
+        };
+    }
+    return at;
 }
 
-static nd_status mirror_swiglu_bwd(S s, T dgate, T dup, T dout, T gate, T up,
-                                   const nd_fuse *fuse_gate, const nd_fuse *fuse_up)
+static nd_status mirror_adamw(nd_stream *stream, const nd_adamw_args *args)
 {
-    nd_fuse moved[2];
-    SEE(dgate, dup, dout, gate, up)
-    see_fuse(fuse_gate);
-    see_fuse(fuse_up);
-    return RUN(mirrored.ops->swiglu_bwd(s, T1(dgate), T1(dup), T1(dout), T1(gate), T1(up),
-                                        there_fuse(fuse_gate, &moved[0]),
-                                        there_fuse(fuse_up, &moved[1])));
+    nd_adamw_args x = *args;
+    size_t bytes = floats(end_of(args->ranges, args->range_count));
+    nd_flat_range moved[MOST_RANGES];
+    mirror_operand operands[4 + MOST_RANGES] = {POINTER(p, bytes), POINTER(m, bytes),
+                                                POINTER(v, bytes), POINTER(grad, bytes)};
+    x.ranges = moved;
+    size_t count = add_copies(operands, 4, moved, args->ranges, args->range_count);
+    ND_TRY(mirror_to_device(stream, operands, count));
+    ND_TRY(mirrored.ops->adamw(stream, &x));
+    return mirror_from_device(stream);
 }
 
-static nd_status mirror_attention_fwd(S s, const nd_attention *a, T out, T lse, T q, T k, T v,
-                                      void *scratch)
+static nd_status mirror_sgd(nd_stream *stream, const nd_sgd_args *args)
 {
-    SEE(out, lse, q, k, v)
-    return RUN(
-        mirrored.ops->attention_fwd(s, a, T1(out), T1(lse), T1(q), T1(k), T1(v), mirrored.scratch));
-}
-
-static nd_status mirror_attention_delta(S s, const nd_attention *a, T delta, T out, T dout)
-{
-    SEE(delta, out, dout)
-    return RUN(mirrored.ops->attention_delta(s, a, T1(delta), T1(out), T1(dout)));
-}
-
-static nd_status mirror_attention_bwd(S s, const nd_attention *a, T dq, T dk, T dv, T q, T k, T v,
-                                      T out, T dout, T lse, T delta, bool add_q, bool add_kv,
-                                      void *scratch)
-{
-    SEE(dq, dk, dv, q, k, v, out, dout, lse, delta)
-    return RUN(mirrored.ops->attention_bwd(s, a, T1(dq), T1(dk), T1(dv), T1(q), T1(k), T1(v),
-                                           T1(out), T1(dout), T1(lse), T1(delta), add_q, add_kv,
-                                           mirrored.scratch));
+    nd_sgd_args x = *args;
+    size_t bytes = floats(end_of(args->ranges, args->range_count));
+    nd_flat_range moved[MOST_RANGES];
+    mirror_operand operands[2 + MOST_RANGES] = {POINTER(p, bytes), POINTER(grad, bytes)};
+    x.ranges = moved;
+    size_t count = add_copies(operands, 2, moved, args->ranges, args->range_count);
+    ND_TRY(mirror_to_device(stream, operands, count));
+    ND_TRY(mirrored.ops->sgd(stream, &x));
+    return mirror_from_device(stream);
 }
 
 static size_t mirror_attention_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
@@ -134,129 +185,16 @@ static bool mirror_attention_uses_delta(const nd_device *device, const nd_attent
     return mirrored.ops->attention_uses_delta(device, a, act);
 }
 
-static nd_status mirror_lse_merge(S s, const nd_attention *a, T acc, T acc_lse, T out, T lse)
+static size_t mirror_matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
+                                        nd_dtype act)
 {
-    SEE(acc, acc_lse, out, lse)
-    return RUN(mirrored.ops->lse_merge(s, a, T1(acc), T1(acc_lse), T1(out), T1(lse)));
+    size_t bytes = mirrored.ops->matmul_fp8_scratch(device, m, n, k, act);
+    ND_ASSERT(bytes <= MIRROR_SCRATCH);
+    return bytes;
 }
 
-static nd_status mirror_ce_stats(S s, T max, T sum, T target, T logits, T labels, int64_t first,
-                                 int64_t valid)
-{
-    SEE(max, sum, target, logits, labels)
-    return RUN(mirrored.ops->ce_stats(s, T1(max), T1(sum), T1(target), T1(logits), T1(labels),
-                                      first, valid));
-}
-
-static nd_status mirror_ce_rescale(S s, T sum, T max, T global_max)
-{
-    SEE(sum, max, global_max)
-    return RUN(mirrored.ops->ce_rescale(s, T1(sum), T1(max), T1(global_max)));
-}
-
-static nd_status mirror_ce_loss(S s, double *loss, T max, T sum, T target, T labels)
-{
-    SEE(max, sum, target, labels)
-    mirror_see(loss, sizeof *loss);
-    return RUN(
-        mirrored.ops->ce_loss(s, mirror_there(loss), T1(max), T1(sum), T1(target), T1(labels)));
-}
-
-static nd_status mirror_ce_bwd(S s, T logits, T max, T sum, T labels, int64_t first, int64_t valid,
-                               const int64_t *count)
-{
-    SEE(logits, max, sum, labels)
-    mirror_see(count, sizeof *count);
-    return RUN(mirrored.ops->ce_bwd(s, T1(logits), T1(max), T1(sum), T1(labels), first, valid,
-                                    mirror_there(count)));
-}
-
-static nd_status mirror_add(S s, T out, T a, T b)
-{
-    SEE(out, a, b)
-    return RUN(mirrored.ops->add(s, T1(out), T1(a), T1(b)));
-}
-
-static nd_status mirror_accumulate(S s, T acc, T x)
-{
-    SEE(acc, x)
-    return RUN(mirrored.ops->accumulate(s, T1(acc), T1(x)));
-}
-
-static nd_status mirror_cast(S s, T out, T x)
-{
-    SEE(out, x)
-    return RUN(mirrored.ops->cast(s, T1(out), T1(x)));
-}
-
-static nd_status mirror_sum_squares(S s, double *out, const float *x, int64_t count)
-{
-    SEE(mirror_floats(x, count))
-    mirror_see(out, sizeof *out);
-    return RUN(mirrored.ops->sum_squares(s, mirror_there(out), mirror_there(x), count));
-}
-
-static nd_status mirror_random_normal(S s, float *out, int64_t count, float deviation,
-                                      uint64_t seed, uint64_t random_stream, uint64_t first)
-{
-    SEE(mirror_floats(out, count))
-    return RUN(mirrored.ops->random_normal(s, mirror_there(out), count, deviation, seed,
-                                           random_stream, first));
-}
-
-static int64_t end_of(const nd_flat_range *ranges, int count)
-{
-    int64_t end = 0;
-    for (int i = 0; i < count; i++) {
-        end = ranges[i].end > end ? ranges[i].end : end;
-    }
-    return end;
-}
-
-/* The ranges with their copies there. */
-static const nd_flat_range *there_ranges(const nd_flat_range *ranges, int count,
-                                         nd_flat_range *moved)
-{
-    for (int i = 0; i < count; i++) {
-        moved[i] = ranges[i];
-        moved[i].copy = mirror_there(ranges[i].copy);
-    }
-    return moved;
-}
-
-static void see_copies(const nd_flat_range *ranges, int count)
-{
-    ND_ASSERT(count <= MOST_RANGES);
-    for (int i = 0; i < count; i++) {
-        mirror_see(ranges[i].copy, (size_t)(ranges[i].end - ranges[i].begin) * sizeof(nd_bf16));
-    }
-}
-
-static nd_status mirror_adamw(S s, const nd_adamw *o, float *p, float *m1, float *m2,
-                              const float *grad, const nd_flat_range *ranges, int count)
-{
-    int64_t n = end_of(ranges, count);
-    nd_flat_range moved[MOST_RANGES];
-    SEE(mirror_floats(p, n), mirror_floats(m1, n), mirror_floats(m2, n), mirror_floats(grad, n))
-    see_copies(ranges, count);
-    return RUN(mirrored.ops->adamw(s, o, mirror_there(p), mirror_there(m1), mirror_there(m2),
-                                   mirror_there(grad), there_ranges(ranges, count, moved), count));
-}
-
-static nd_status mirror_sgd(S s, const nd_adamw *o, float *p, const float *grad,
-                            const nd_flat_range *ranges, int count)
-{
-    int64_t n = end_of(ranges, count);
-    nd_flat_range moved[MOST_RANGES];
-    SEE(mirror_floats(p, n), mirror_floats(grad, n))
-    see_copies(ranges, count);
-    return RUN(mirrored.ops->sgd(s, o, mirror_there(p), mirror_there(grad),
-                                 there_ranges(ranges, count, moved), count));
-}
-
-#define ENTRY(op) .op = mirror_##op,
-
-static nd_ops table = {.name = "cuda", ND_EACH_OP(ENTRY)};
+static nd_ops table = {.name = "cuda",
+                       ND_EACH_OP(ND_OP_ENTRY, mirror_) ND_EACH_QUERY(ND_QUERY_ENTRY, mirror_)};
 
 nd_status mirror_open(nd_device *device, const nd_ops *ops, const nd_ops **out)
 {

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/gpu/mirror_memory.h"
 
+#include <string.h>
+
 mirror_state mirrored;
 
-void mirror_start(void)
-{
-    mirrored.count = 0;
-}
-
-void mirror_see(const void *p, size_t bytes)
+static void note(const void *p, size_t bytes)
 {
     if (p && bytes > 0) {
         ND_ASSERT(mirrored.count < MIRROR_RANGES);
@@ -17,14 +14,14 @@ void mirror_see(const void *p, size_t bytes)
     }
 }
 
-void mirror_see_tensor(nd_tensor t)
+static void note_tensor(nd_tensor t)
 {
     int64_t last = 0;
     for (int i = 0; i < t.axes; i++) {
         last += (t.shape[i] - 1) * t.stride[i];
     }
-    if (t.data && nd_tensor_count(t) > 0) {
-        mirror_see(t.data, (size_t)(last + 1) * nd_dtype_size(t.dtype));
+    if (nd_tensor_count(t) > 0) {
+        note(t.data, (size_t)(last + 1) * nd_dtype_size(t.dtype));
     }
 }
 
@@ -45,7 +42,7 @@ static void join(void)
     }
 }
 
-nd_status mirror_to_device(nd_stream *stream)
+static nd_status copy_ranges(nd_stream *stream)
 {
     size_t used = 0;
     join();
@@ -61,16 +58,8 @@ nd_status mirror_to_device(nd_stream *stream)
     return ND_OK;
 }
 
-nd_status mirror_from_device(nd_stream *stream)
-{
-    for (int i = 0; i < mirrored.count; i++) {
-        const mirror_range *r = &mirrored.ranges[i];
-        ND_TRY(nd_copy(stream, (void *)r->begin, r->device, r->end - r->begin));
-    }
-    return nd_stream_sync(stream);
-}
-
-void *mirror_there(const void *p)
+/* Where host memory lies on the device. */
+static void *there(const void *p)
 {
     uintptr_t at = (uintptr_t)p;
     for (int i = 0; i < mirrored.count; i++) {
@@ -82,8 +71,40 @@ void *mirror_there(const void *p)
     return p ? mirrored.arena : NULL; /* an empty tensor: any address of the device */
 }
 
-nd_tensor mirror_there_tensor(nd_tensor t)
+static void *pointer_of(const mirror_operand *o)
 {
-    t.data = mirror_there(t.data);
-    return t;
+    void *p;
+    memcpy(&p, o->pointer, sizeof p);
+    return p;
+}
+
+nd_status mirror_to_device(nd_stream *stream, const mirror_operand *operands, size_t count)
+{
+    mirrored.count = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (operands[i].tensor) {
+            note_tensor(*operands[i].tensor);
+        } else {
+            note(pointer_of(&operands[i]), operands[i].size);
+        }
+    }
+    ND_TRY(copy_ranges(stream));
+    for (size_t i = 0; i < count; i++) {
+        if (operands[i].tensor) {
+            operands[i].tensor->data = there(operands[i].tensor->data);
+        } else {
+            void *p = there(pointer_of(&operands[i]));
+            memcpy(operands[i].pointer, &p, sizeof p);
+        }
+    }
+    return ND_OK;
+}
+
+nd_status mirror_from_device(nd_stream *stream)
+{
+    for (int i = 0; i < mirrored.count; i++) {
+        const mirror_range *r = &mirrored.ranges[i];
+        ND_TRY(nd_copy(stream, (void *)r->begin, r->device, r->end - r->begin));
+    }
+    return nd_stream_sync(stream);
 }

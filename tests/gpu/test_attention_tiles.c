@@ -75,19 +75,23 @@ static void check_tiled(const nd_side *ref, const nd_backend *backend, const nd_
     gradients before = {gradient(q, wide), gradient(k, wide), gradient(v, wide)}, got[2];
     nd_stream stream = ref->stream;
     void *scratch = malloc(ref->ops->attention_scratch(ref->device, a, ND_DTYPE_BF16, false));
-    ND_OK_OR_FAIL(ref->ops->attention_fwd(&stream, a, out, lse, q, k, v, scratch));
+    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, attention_fwd, .attention = *a, .out = out, .lse = lse,
+                          .q = q, .k = k, .v = v, .scratch = scratch));
     free(scratch);
     for (int64_t i = 0; i < nd_tensor_count(lse) && against; i++) {
         cr_assert_lt(nd_get(lse, i), -88.73f);
     }
-    ND_OK_OR_FAIL(ref->ops->attention_delta(&stream, a, delta, out, dout));
+    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, attention_delta, .attention = *a, .delta = delta,
+                          .out = out, .dout = dout));
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
         stream = side->stream;
         scratch = malloc(side->ops->attention_scratch(side->device, a, ND_DTYPE_BF16, true));
         got[s] = (gradients){nd_clone(before.dq), nd_clone(before.dk), nd_clone(before.dv)};
-        ND_OK_OR_FAIL(side->ops->attention_bwd(&stream, a, got[s].dq, got[s].dk, got[s].dv, q, k, v,
-                                               out, dout, lse, delta, add, add, scratch));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_bwd, .attention = *a, .dq = got[s].dq,
+                              .dk = got[s].dk, .dv = got[s].dv, .q = q, .k = k, .v = v, .out = out,
+                              .dout = dout, .lse = lse, .delta = delta, .add_q = add, .add_kv = add,
+                              .scratch = scratch));
         free(scratch);
     }
     expect_alike("dq", got[1].dq, got[0].dq);

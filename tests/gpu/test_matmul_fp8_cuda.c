@@ -34,10 +34,11 @@ static nd_fp8 operand(const nd_side *ref, int64_t lines, int64_t k, bool stored_
     }
     x.scale = nd_random_1d(ND_DTYPE_F32, groups, 1.0f).data;
     x.inverse = nd_random_1d(ND_DTYPE_F32, groups, 1.0f).data;
-    ND_OK_OR_FAIL(ref->ops->amax(&stream, amax.data, values, x.granularity, false));
-    ND_OK_OR_FAIL(
-        ref->ops->fp8_scale(&stream, x.scale, x.inverse, amax.data, groups, format, false));
-    ND_OK_OR_FAIL(ref->ops->fp8_cast(&stream, x, NULL, values));
+    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, amax, .amax = amax.data, .x = values,
+                          .granularity = x.granularity));
+    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, fp8_scale, .scale = x.scale, .inverse = x.inverse,
+                          .amax = amax.data, .count = groups, .format = format));
+    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, fp8_cast, .out = x, .x = values));
     return x;
 }
 
@@ -70,8 +71,9 @@ static void multiply(const nd_side *ref, const nd_backend *backend, int shape, i
         const nd_side *side = s ? &backend->side : ref;
         nd_stream stream = side->stream;
         result[s] = nd_clone(c);
-        ND_OK_OR_FAIL(
-            side->ops->matmul_fp8(&stream, result[s], a, at, b, bt, beta, false, scratch));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, matmul_fp8, .c = result[s], .a = a,
+                              .a_transposed = at, .b = b, .b_transposed = bt, .beta = beta,
+                              .scratch = scratch));
     }
     nd_tolerance tolerance = {.relative = 3.0 * nd_eps_f32, .absolute = bound(backend, k)};
     nd_expect_close(backend->name, "matmul_fp8", result[1], result[0], tolerance);
@@ -106,7 +108,8 @@ static void check_refusal(const nd_side *ref, const nd_backend *backend)
     nd_fp8 a = operand(ref, 24, 32, true, ND_DTYPE_F8_E4M3, false, 0);
     nd_fp8 b = operand(ref, 16, 32, true, ND_DTYPE_F8_E4M3, false, 0);
     nd_tensor c = nd_random_2d(ND_DTYPE_F32, 24, 16, 0, 1.0f);
-    cr_expect_eq(backend->side.ops->matmul_fp8(&stream, c, a, false, b, true, 0.0f, false, NULL),
+    cr_expect_eq(ND_CALL(backend->side.ops, &stream, matmul_fp8, .c = c, .a = a, .b = b,
+                         .b_transposed = true),
                  ND_ERR_INTERNAL);
     cr_expect(strstr(nd_error_last()->message, "multiples of 16"), "%s", nd_error_last()->message);
     nd_case_free();

@@ -56,10 +56,11 @@ static void add_block(const nd_side *side, const gradients *in, nd_tensor out, n
     nd_stream stream = side->stream;
     void *scratch = malloc(side->ops->attention_scratch(side->device, &a, ND_DTYPE_BF16, true));
     int64_t at = b * KEYS;
-    ND_OK_OR_FAIL(side->ops->attention_bwd(&stream, &a, to->dq, some_rows(to->dk, at, KEYS),
-                                           some_rows(to->dv, at, KEYS), in->dq,
-                                           some_rows(in->dk, at, KEYS), some_rows(in->dv, at, KEYS),
-                                           out, dout, lse, delta, true, true, scratch));
+    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_bwd, .attention = a, .dq = to->dq,
+                          .dk = some_rows(to->dk, at, KEYS), .dv = some_rows(to->dv, at, KEYS),
+                          .q = in->dq, .k = some_rows(in->dk, at, KEYS),
+                          .v = some_rows(in->dv, at, KEYS), .out = out, .dout = dout, .lse = lse,
+                          .delta = delta, .add_q = true, .add_kv = true, .scratch = scratch));
     free(scratch);
 }
 
@@ -87,9 +88,11 @@ static void check_blocks(const nd_side *ref, const nd_backend *backend)
     nd_attention all = {1, ROWS, BLOCKS * KEYS, H, K, D, BLOCKS * KEYS, 0.25f};
     nd_stream stream = ref->stream;
     void *scratch = malloc(ref->ops->attention_scratch(ref->device, &all, ND_DTYPE_BF16, false));
-    ND_OK_OR_FAIL(ref->ops->attention_fwd(&stream, &all, out, lse, in.dq, in.dk, in.dv, scratch));
+    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, attention_fwd, .attention = all, .out = out,
+                          .lse = lse, .q = in.dq, .k = in.dk, .v = in.dv, .scratch = scratch));
     free(scratch);
-    ND_OK_OR_FAIL(ref->ops->attention_delta(&stream, &all, delta, out, dout));
+    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, attention_delta, .attention = all, .delta = delta,
+                          .out = out, .dout = dout));
     gradients got = {zeros(ROWS, H), zeros(BLOCKS * KEYS, K), zeros(BLOCKS * KEYS, K)};
     gradients want = {zeros(ROWS, H), zeros(BLOCKS * KEYS, K), zeros(BLOCKS * KEYS, K)};
     nd_tensor sizes = zeros(ROWS, H);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the op suites do not reach: more ranges than a launch of an optimizer takes, and kernels
- * beyond the op table, scales of products and fills. */
+/* What the op suites do not reach: more ranges than a launch of an optimizer takes, and the kernel
+ * that is not an op, scales of products. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
@@ -44,8 +44,9 @@ static void check_resident(const nd_side *ref, const nd_backend *backend)
                 nd_bf16 *resident = (nd_bf16 *)copies[s].data + (shift + 1) / 2;
                 ranges[r].copy = r % 3 == 1 ? NULL : resident + ranges[r].begin;
             }
-            ND_OK_OR_FAIL((s ? backend->side.ops : ref->ops)
-                              ->adamw(&stream, &o, x[0], x[1], x[2], g, ranges, RANGES));
+            ND_OK_OR_FAIL(ND_CALL((s ? backend->side.ops : ref->ops), &stream, adamw, .hyper = o,
+                                  .p = x[0], .m = x[1], .v = x[2], .grad = g, .ranges = ranges,
+                                  .range_count = RANGES));
         }
         /* Terms up to about 5 and a step whose divisor is at least sqrt(v / bias2) > 1: a few
          * roundings. */
@@ -80,7 +81,14 @@ static void rescale_once(const nd_backend *backend, nd_dtype dtype, int64_t m, i
         double before = beta == 0.0f ? 0.0 : nd_get(want, i);
         nd_put(want, i, (float)(nd_get(product, i) * by + before));
     }
-    cr_assert_eq(nd_cuda_fp8_rescale(NULL, c, product, a.data, a_rows, b.data, b_columns, beta), 0);
+    nd_fp8_rescale_args args = {.c = c,
+                                .product = product,
+                                .a = a.data,
+                                .b = b.data,
+                                .a_rows = a_rows,
+                                .b_columns = b_columns,
+                                .beta = beta};
+    cr_assert_eq(nd_cuda_fp8_rescale(NULL, &args), 0);
     /* Two products and a sum of terms of up to about 2000. */
     nd_expect_close(backend->name, "fp8_rescale", c, want,
                     (nd_tolerance){.relative = 2 * nd_eps_f32, .absolute = 2000 * nd_eps_f32});
@@ -101,24 +109,4 @@ static void check_rescale(const nd_side *ref, const nd_backend *backend)
 Test(fp8, scales_after_a_product)
 {
     nd_each_backend(check_rescale);
-}
-
-static void check_fill(const nd_side *ref, const nd_backend *backend)
-{
-    static const int64_t counts[] = {0, 1, 8, 12, 4096, 100003};
-    for (int c = 0; c < 6; c++) {
-        for (int d = 0; d < 2; d++) {
-            nd_tensor x = nd_random_1d(dtypes[d], counts[c], 1.0f), want = nd_clone(x);
-            for (int64_t i = 0; i < counts[c]; i++) {
-                nd_put(want, i, -1.7f);
-            }
-            cr_assert_eq(nd_cuda_fill(NULL, x, -1.7f), 0);
-            nd_expect_same(backend->name, "fill", x, want);
-        }
-    }
-}
-
-Test(elementwise, fill)
-{
-    nd_each_backend(check_fill);
 }

@@ -27,9 +27,10 @@ static void multiply(nd_stream *stream, const nd_ops *ops, char *memory, int for
     nd_fp8 b = operand(memory + BYTES, N, bt, ND_DTYPE_F8_E4M3, form & 8);
     nd_tensor c = nd_tensor_2d(memory + 2 * BYTES, f32 ? ND_DTYPE_F32 : ND_DTYPE_BF16, M, N);
     nd_double_counts before = nd_double_counts_get();
-    cr_assert_eq(
-        ops->matmul_fp8(stream, c, a, at, b, bt, form & 16 ? 1.0f : 0.0f, fast, memory + SCRATCH),
-        ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(ND_CALL(ops, stream, matmul_fp8, .c = c, .a = a, .a_transposed = at, .b = b,
+                         .b_transposed = bt, .beta = form & 16 ? 1.0f : 0.0f,
+                         .fast_accumulation = fast, .scratch = memory + SCRATCH),
+                 ND_OK, "%s", nd_error_last()->message);
     cr_assert_eq(nd_stream_sync(stream), ND_OK);
     nd_double_counts after = nd_double_counts_get();
     long ran[2] = {0};

@@ -63,23 +63,18 @@ static nd_status note_scatter(nd_comm *comm, nd_stream *stream, const void *send
     return log->backend->reduce_scatter(comm, stream, send, recv, count, dtype, op, done);
 }
 
-static nd_status note_forward(nd_stream *stream, const nd_attention *a, nd_tensor out,
-                              nd_tensor lse, nd_tensor q, nd_tensor k, nd_tensor v, void *scratch)
+static nd_status note_forward(nd_stream *stream, const nd_attention_fwd_args *args)
 {
     int rank = stream->device->ordinal;
     note(rank, 'F');
-    return logs[rank].ops->attention_fwd(stream, a, out, lse, q, k, v, scratch);
+    return logs[rank].ops->attention_fwd(stream, args);
 }
 
-static nd_status note_backward(nd_stream *stream, const nd_attention *a, nd_tensor dq, nd_tensor dk,
-                               nd_tensor dv, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out,
-                               nd_tensor dout, nd_tensor lse, nd_tensor delta, bool add_q,
-                               bool add_kv, void *scratch)
+static nd_status note_backward(nd_stream *stream, const nd_attention_bwd_args *args)
 {
     int rank = stream->device->ordinal;
     note(rank, 'B');
-    return logs[rank].ops->attention_bwd(stream, a, dq, dk, dv, q, k, v, out, dout, lse, delta,
-                                         add_q, add_kv, scratch);
+    return logs[rank].ops->attention_bwd(stream, args);
 }
 
 static nd_status begin_log(void *context, nd_trainer *t, int64_t step)

@@ -46,9 +46,10 @@ static void swiglu_once(const nd_side *ref, const nd_backend *backend, nd_dtype 
         out[s] = nd_clone(gate);
         dgate[s] = in_place ? own_gate : nd_clone(gate);
         dup[s] = in_place ? own_up : nd_clone(gate);
-        ND_OK_OR_FAIL(side->ops->swiglu_fwd(&stream, out[s], own_gate, own_up, NULL));
         ND_OK_OR_FAIL(
-            side->ops->swiglu_bwd(&stream, dgate[s], dup[s], dout, own_gate, own_up, NULL, NULL));
+            ND_CALL(side->ops, &stream, swiglu_fwd, .out = out[s], .gate = own_gate, .up = own_up));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, swiglu_bwd, .dgate = dgate[s], .dup = dup[s],
+                              .dout = dout, .gate = own_gate, .up = own_up));
     }
     nd_expect_close(backend->name, "swiglu_fwd", out[1], out[0], forward_tolerance);
     nd_expect_close(backend->name, "swiglu_bwd dgate", dgate[1], dgate[0], backward_tolerance);
@@ -78,7 +79,8 @@ static void check_nan(const nd_side *ref, const nd_backend *backend)
     nd_stream stream = backend->side.stream;
     nd_put(gate, 3, NAN);
     nd_put(gate, 139, NAN);
-    ND_OK_OR_FAIL(backend->side.ops->swiglu_fwd(&stream, out, gate, up, NULL));
+    ND_OK_OR_FAIL(
+        ND_CALL(backend->side.ops, &stream, swiglu_fwd, .out = out, .gate = gate, .up = up));
     for (int64_t i = 0; i < 140; i++) {
         cr_assert(isnan(nd_get(out, i)) == (i == 3 || i == 139), "%s: element %d", backend->name,
                   (int)i);
@@ -113,8 +115,8 @@ static void rope_once(const nd_side *ref, const nd_backend *backend, nd_dtype dt
         for (int inverse = 0; inverse < 2; inverse++) {
             nd_tensor own = nd_clone(x);
             out[s][inverse] = in_place ? own : nd_clone(x);
-            ND_OK_OR_FAIL(
-                side->ops->rope(&stream, out[s][inverse], own, positions, table, inverse));
+            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, rope, .out = out[s][inverse], .x = own,
+                                  .positions = positions, .table = table, .inverse = inverse));
         }
     }
     /* Two products of numbers up to about 5, and their sum. */
@@ -154,8 +156,10 @@ static void embedding_once(const nd_side *ref, const nd_backend *backend, nd_dty
         nd_stream stream = side->stream;
         out[s] = nd_clone(dout);
         dt[s] = nd_clone(dtable);
-        ND_OK_OR_FAIL(side->ops->embedding_fwd(&stream, out[s], ids, table, first));
-        ND_OK_OR_FAIL(side->ops->embedding_bwd(&stream, dt[s], ids, dout, first));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, embedding_fwd, .out = out[s], .ids = ids,
+                              .table = table, .first = first));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, embedding_bwd, .dtable = dt[s], .ids = ids,
+                              .dout = dout, .first = first));
     }
     /* Copies, and F32 additions in the order that the contract fixes. */
     nd_expect_same(backend->name, "embedding_fwd", out[1], out[0]);

@@ -69,7 +69,8 @@ static void forward_once(const nd_side *ref, const nd_backend *backend, const nd
         void *scratch = scratch_of(side, a, dtype, false);
         o[s] = nd_clone(out);
         l[s] = nd_clone(lse);
-        ND_OK_OR_FAIL(side->ops->attention_fwd(&stream, a, o[s], l[s], q, k, v, scratch));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_fwd, .attention = *a, .out = o[s],
+                              .lse = l[s], .q = q, .k = k, .v = v, .scratch = scratch));
         free(scratch);
     }
     nd_tolerance exact = forward_tolerance(a, ND_DTYPE_F32);
@@ -115,7 +116,8 @@ static void backward_once(const nd_side *ref, const nd_backend *backend, const n
     nd_tensor got[2][3];
     nd_stream stream = ref->stream;
     void *scratch = scratch_of(ref, a, dtype, false);
-    ND_OK_OR_FAIL(ref->ops->attention_fwd(&stream, a, out, lse, q, k, v, scratch));
+    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, attention_fwd, .attention = *a, .out = out, .lse = lse,
+                          .q = q, .k = k, .v = v, .scratch = scratch));
     free(scratch);
     delta[0] = rows(a);
     delta[1] = nd_clone(delta[0]);
@@ -126,9 +128,12 @@ static void backward_once(const nd_side *ref, const nd_backend *backend, const n
         for (int g = 0; g < 3; g++) {
             got[s][g] = nd_clone(grads[g]);
         }
-        ND_OK_OR_FAIL(side->ops->attention_delta(&stream, a, delta[s], out, dout));
-        ND_OK_OR_FAIL(side->ops->attention_bwd(&stream, a, got[s][0], got[s][1], got[s][2], q, k, v,
-                                               out, dout, lse, delta[0], add_q, add_kv, scratch));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_delta, .attention = *a,
+                              .delta = delta[s], .out = out, .dout = dout));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_bwd, .attention = *a, .dq = got[s][0],
+                              .dk = got[s][1], .dv = got[s][2], .q = q, .k = k, .v = v, .out = out,
+                              .dout = dout, .lse = lse, .delta = delta[0], .add_q = add_q,
+                              .add_kv = add_kv, .scratch = scratch));
         free(scratch);
     }
     nd_expect_close(backend->name, "attention_delta", delta[1], delta[0],
@@ -182,8 +187,10 @@ static void check_without_delta(const nd_side *ref, const nd_backend *backend)
         nd_tensor delta = rows(a), got[2][3];
         nd_stream stream = ref->stream;
         void *scratch = scratch_of(ref, a, dtype, false);
-        ND_OK_OR_FAIL(ref->ops->attention_fwd(&stream, a, out, lse, q, k, v, scratch));
-        ND_OK_OR_FAIL(ref->ops->attention_delta(&stream, a, delta, out, dout));
+        ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, attention_fwd, .attention = *a, .out = out,
+                              .lse = lse, .q = q, .k = k, .v = v, .scratch = scratch));
+        ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, attention_delta, .attention = *a, .delta = delta,
+                              .out = out, .dout = dout));
         free(scratch);
         stream = side->stream;
         scratch = scratch_of(side, a, dtype, true);
@@ -192,9 +199,10 @@ static void check_without_delta(const nd_side *ref, const nd_backend *backend)
             g[0] = nd_clone(q);
             g[1] = nd_clone(k);
             g[2] = nd_clone(v);
-            ND_OK_OR_FAIL(side->ops->attention_bwd(&stream, a, g[0], g[1], g[2], q, k, v, out, dout,
-                                                   lse, given ? delta : (nd_tensor){0}, false,
-                                                   false, scratch));
+            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_bwd, .attention = *a, .dq = g[0],
+                                  .dk = g[1], .dv = g[2], .q = q, .k = k, .v = v, .out = out,
+                                  .dout = dout, .lse = lse, .delta = given ? delta : (nd_tensor){0},
+                                  .scratch = scratch));
         }
         free(scratch);
         for (int g = 0; g < 3; g++) {
@@ -234,7 +242,8 @@ static void check_merge(const nd_side *ref, const nd_backend *backend)
             nd_stream stream = side->stream;
             got[s][0] = nd_clone(acc);
             got[s][1] = nd_clone(acc_lse);
-            ND_OK_OR_FAIL(side->ops->lse_merge(&stream, &a, got[s][0], got[s][1], out, lse));
+            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, lse_merge, .attention = a, .acc = got[s][0],
+                                  .acc_lse = got[s][1], .out = out, .lse = lse));
         }
         /* Weights within a few eps, of values up to about 5; the merged lse of 60 within a few eps
          * of itself. */

@@ -40,17 +40,20 @@ static ce_result run(const nd_side *side, nd_tensor logits, nd_tensor labels, nd
     nd_stream stream = side->stream;
     nd_tensor vector = nd_random_1d(ND_DTYPE_F32, c->n, 1.0f);
     ce_result r = {.max = nd_clone(vector), .sum = nd_clone(vector), .target = vector, .loss = 1.5};
-    ND_OK_OR_FAIL(
-        side->ops->ce_stats(&stream, r.max, r.sum, r.target, logits, labels, FIRST, c->valid));
+    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, ce_stats, .row_max = r.max, .row_sum = r.sum,
+                          .target = r.target, .logits = logits, .labels = labels, .first = FIRST,
+                          .valid = c->valid));
     stats = stats ? stats : &r; /* what follows starts from the same statistics on both sides */
     r.rescaled = nd_clone(stats->sum);
-    ND_OK_OR_FAIL(side->ops->ce_rescale(&stream, r.rescaled, stats->max, global_max));
-    ND_OK_OR_FAIL(
-        side->ops->ce_loss(&stream, &r.loss, stats->max, stats->sum, stats->target, labels));
+    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, ce_rescale, .row_sum = r.rescaled,
+                          .row_max = stats->max, .global_max = global_max));
+    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, ce_loss, .loss_sum = &r.loss, .max = stats->max,
+                          .sum = stats->sum, .target = stats->target, .labels = labels));
     r.logits = nd_clone(logits);
     int64_t count = 4;
-    ND_OK_OR_FAIL(side->ops->ce_bwd(&stream, r.logits, stats->max, stats->sum, labels, FIRST,
-                                    c->valid, &count));
+    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, ce_bwd, .logits = r.logits, .max = stats->max,
+                          .sum = stats->sum, .labels = labels, .first = FIRST, .valid = c->valid,
+                          .count = &count));
     return r;
 }
 
@@ -115,20 +118,24 @@ static void check_slices(const nd_side *ref, const nd_backend *backend)
     }
     nd_tensor slice[2] = {nd_tensor_columns(logits, 0, CUT),
                           nd_tensor_columns(logits, CUT, V - CUT)};
-    nd_expect_ok(ops->ce_stats(&stream, whole[0], whole[1], whole[2], logits, labels, 0, V),
+    nd_expect_ok(ND_CALL(ops, &stream, ce_stats, .row_max = whole[0], .row_sum = whole[1],
+                         .target = whole[2], .logits = logits, .labels = labels, .first = 0,
+                         .valid = V),
                  "whole");
     for (int s = 0; s < 2; s++) {
-        ND_OK_OR_FAIL(ops->ce_stats(&stream, v[s][0], v[s][1], v[s][2], slice[s], labels, s * CUT,
-                                    slice[s].shape[1]));
+        ND_OK_OR_FAIL(ND_CALL(ops, &stream, ce_stats, .row_max = v[s][0], .row_sum = v[s][1],
+                              .target = v[s][2], .logits = slice[s], .labels = labels,
+                              .first = s * CUT, .valid = slice[s].shape[1]));
     }
     for (int64_t i = 0; i < N; i++) {
         nd_put(global, i, fmaxf(nd_get(v[0][0], i), nd_get(v[1][0], i)));
     }
     for (int s = 0; s < 2; s++) {
-        ND_OK_OR_FAIL(ops->ce_rescale(&stream, v[s][1], v[s][0], global));
+        ND_OK_OR_FAIL(ND_CALL(ops, &stream, ce_rescale, .row_sum = v[s][1], .row_max = v[s][0],
+                              .global_max = global));
     }
-    ND_OK_OR_FAIL(ops->add(&stream, v[0][1], v[0][1], v[1][1]));
-    ND_OK_OR_FAIL(ops->add(&stream, v[0][2], v[0][2], v[1][2]));
+    ND_OK_OR_FAIL(ND_CALL(ops, &stream, accumulate, .acc = v[0][1], .x = v[1][1]));
+    ND_OK_OR_FAIL(ND_CALL(ops, &stream, accumulate, .acc = v[0][2], .x = v[1][2]));
     nd_expect_same(backend->name, "max of slices", global, whole[0]);
     nd_expect_same(backend->name, "target of slices", v[0][2], whole[2]);
     nd_expect_close(backend->name, "sum of slices", v[0][1], whole[1],
@@ -149,8 +156,9 @@ static void check_nan(const nd_side *ref, const nd_backend *backend)
                   target = nd_clone(max);
         nd_stream stream = backend->side.stream;
         nd_put(logits, at, NAN);
-        ND_OK_OR_FAIL(
-            backend->side.ops->ce_stats(&stream, max, sum, target, logits, labels, 0, 50));
+        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, ce_stats, .row_max = max, .row_sum = sum,
+                              .target = target, .logits = logits, .labels = labels, .first = 0,
+                              .valid = 50));
         cr_assert(isnan(nd_get(sum, 0)), "%s: the NaN at %d is lost", backend->name, (int)at);
         nd_case_free();
     }
@@ -179,7 +187,9 @@ static void check_exponential(const nd_side *ref, const nd_backend *backend)
     }
     nd_tensor got = nd_clone(logits);
     int64_t count = 1;
-    ND_OK_OR_FAIL(backend->side.ops->ce_bwd(&stream, got, zero, one, labels, COUNT, COUNT, &count));
+    ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, ce_bwd, .logits = got, .max = zero,
+                          .sum = one, .labels = labels, .first = COUNT, .valid = COUNT,
+                          .count = &count));
     for (int64_t i = 0; i < COUNT; i++) {
         double want = exp((double)nd_get(logits, i));
         double error = fabs(nd_get(got, i) - want),

@@ -28,25 +28,18 @@ static nd_tensor operand(nd_dtype dtype, layout how, int which, int64_t n, int64
 static void add_once(const nd_side *ref, const nd_backend *backend, int types, layout how,
                      int64_t n, int64_t C)
 {
-    nd_tensor a = operand(dtypes[types & 1], how, 1, n, C);
-    nd_tensor b = operand(dtypes[types >> 1 & 1], how, 2, n, C);
-    nd_tensor to = operand(dtypes[types >> 2 & 1], how, 0, n, C), sum[2], own[2], acc[2], cast[2];
+    nd_tensor x = operand(dtypes[types & 1], how, 1, n, C);
+    nd_tensor to = operand(dtypes[types >> 1 & 1], how, 0, n, C), acc[2], cast[2];
     nd_tensor f32 = operand(ND_DTYPE_F32, how, 0, n, C);
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
         nd_stream stream = side->stream;
-        sum[s] = nd_clone(to);
-        own[s] = nd_clone(a);
         acc[s] = nd_clone(f32);
         cast[s] = nd_clone(to);
-        ND_OK_OR_FAIL(side->ops->add(&stream, sum[s], a, b));
-        ND_OK_OR_FAIL(side->ops->add(&stream, own[s], own[s], b));
-        ND_OK_OR_FAIL(side->ops->accumulate(&stream, acc[s], b));
-        ND_OK_OR_FAIL(side->ops->cast(&stream, cast[s], a));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, accumulate, .acc = acc[s], .x = x));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, cast, .out = cast[s], .x = x));
     }
-    /* One F32 addition and one rounding: exact in any order of evaluation. */
-    nd_expect_same(backend->name, "add", sum[1], sum[0]);
-    nd_expect_same(backend->name, "add in place", own[1], own[0]);
+    /* One F32 addition, or one rounding: exact in any order of evaluation. */
     nd_expect_same(backend->name, "accumulate", acc[1], acc[0]);
     nd_expect_same(backend->name, "cast", cast[1], cast[0]);
     nd_case_free();
@@ -54,7 +47,7 @@ static void add_once(const nd_side *ref, const nd_backend *backend, int types, l
 
 static void check_add(const nd_side *ref, const nd_backend *backend)
 {
-    for (int types = 0; types < 8; types++) {
+    for (int types = 0; types < 4; types++) {
         for (int how = 0; how < LAYOUTS; how++) {
             add_once(ref, backend, types, (layout)how, 3, 14);
             add_once(ref, backend, types, (layout)how, 65, 520);
@@ -64,7 +57,7 @@ static void check_add(const nd_side *ref, const nd_backend *backend)
     }
 }
 
-Test(elementwise, add_accumulate_and_cast)
+Test(elementwise, accumulate_and_cast)
 {
     nd_each_backend(check_add);
 }
@@ -87,8 +80,8 @@ static void check_cast(const nd_side *ref, const nd_backend *backend)
         nd_stream stream = side->stream;
         back[s] = nd_clone(narrow);
         up[s] = nd_clone(wide);
-        ND_OK_OR_FAIL(side->ops->cast(&stream, back[s], wide));
-        ND_OK_OR_FAIL(side->ops->cast(&stream, up[s], narrow));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, cast, .out = back[s], .x = wide));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, cast, .out = up[s], .x = narrow));
     }
     nd_expect_same(backend->name, "cast to bf16", back[1], back[0]);
     nd_expect_same(backend->name, "cast to f32", up[1], up[0]);
@@ -108,7 +101,8 @@ static void check_sum_squares(const nd_side *ref, const nd_backend *backend)
         for (int s = 0; s < 2; s++) {
             const nd_side *side = s ? &backend->side : ref;
             nd_stream stream = side->stream;
-            ND_OK_OR_FAIL(side->ops->sum_squares(&stream, &sum[s], x.data, counts[c]));
+            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, sum_squares, .out = &sum[s], .x = x.data,
+                                  .count = counts[c]));
         }
         /* F64 sums of positive terms in two orders: each order errs by at most count x 2^-53. */
         double allowed = 2.0 * (double)(counts[c] + 1) * 0x1p-53 * sum[0];
@@ -135,9 +129,9 @@ static void check_random_normal(const nd_side *ref, const nd_backend *backend)
             nd_stream stream = side->stream;
             out[s] = nd_random_1d(ND_DTYPE_F32, count + 1, 1.0f);
             ((float *)out[s].data)[count] = 7.0f;
-            ND_OK_OR_FAIL(side->ops->random_normal(&stream, out[s].data, count, 0.02f,
-                                                   0x123456789abcdefu, 1ull << 33 | 5,
-                                                   firsts[c % 3]));
+            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, random_normal, .out = out[s].data,
+                                  .count = count, .deviation = 0.02f, .seed = 0x123456789abcdefu,
+                                  .random_stream = 1ull << 33 | 5, .first = firsts[c % 3]));
         }
         cr_assert_eq(memcmp(out[0].data, out[1].data, (size_t)(count + 1) * 4), 0,
                      "%s: other bits than the reference in %lld values from %llu on", backend->name,
@@ -171,7 +165,7 @@ static void cast_ranges(const nd_side *side, const nd_flat_range *ranges, nd_ten
             int64_t at = ranges[r].copy - (nd_bf16 *)copies.data;
             nd_tensor to = nd_tensor_1d((nd_bf16 *)want.data + at, ND_DTYPE_BF16, n);
             nd_tensor from = nd_tensor_1d((float *)p.data + ranges[r].begin, ND_DTYPE_F32, n);
-            ND_OK_OR_FAIL(side->ops->cast(&stream, to, from));
+            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, cast, .out = to, .x = from));
         }
     }
 }
@@ -200,12 +194,14 @@ static void optimizers_once(const nd_side *ref, const nd_backend *backend, int64
         nd_tensor want = nd_clone(copies[s]);
         ranges[0].copy = copies[s].data; /* not where the parameters lie; the second has none */
         ranges[2].copy = (nd_bf16 *)copies[s].data + ranges[0].end;
-        ND_OK_OR_FAIL(side->ops->adamw(&stream, &settings, adam[s][0].data, adam[s][1].data,
-                                       adam[s][2].data, grad.data, ranges, 3));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, adamw, .hyper = settings, .p = adam[s][0].data,
+                              .m = adam[s][1].data, .v = adam[s][2].data, .grad = grad.data,
+                              .ranges = ranges, .range_count = 3));
         cast_ranges(side, ranges, adam[s][0], copies[s], want);
         ranges[0].copy += count;
         ranges[2].copy += count;
-        ND_OK_OR_FAIL(side->ops->sgd(&stream, &settings, sgd[s].data, grad.data, ranges, 3));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, sgd, .hyper = settings, .p = sgd[s].data,
+                              .grad = grad.data, .ranges = ranges, .range_count = 3));
         cast_ranges(side, ranges, sgd[s], copies[s], want);
         nd_expect_same(side->ops->name, "copies of the parameters", copies[s], want);
     }

@@ -69,7 +69,8 @@ static void amax_once(const nd_side *ref, const nd_backend *backend, nd_tensor x
         const nd_side *side = s ? &backend->side : ref;
         nd_stream stream = side->stream;
         result[s] = nd_clone(amax);
-        ND_OK_OR_FAIL(side->ops->amax(&stream, result[s].data, x, g, merge));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, amax, .amax = result[s].data, .x = x,
+                              .granularity = g, .merge = merge));
     }
     expect_same_numbers(backend->name, "amax", result[1], result[0]);
 }
@@ -104,18 +105,21 @@ static void check_amax_rules(const nd_side *ref, const nd_backend *backend)
     for (int64_t at = 0; at < 301; at += 20) {
         nd_tensor x = nd_random_1d(ND_DTYPE_BF16, 301, 1.0f);
         nd_put(x, at, NAN);
-        ND_OK_OR_FAIL(ops->amax(&stream, &amax, x, ND_PER_TENSOR, false));
+        ND_OK_OR_FAIL(
+            ND_CALL(ops, &stream, amax, .amax = &amax, .x = x, .granularity = ND_PER_TENSOR));
         cr_assert(isnan(amax));
         nd_put(x, at, -INFINITY);
-        ND_OK_OR_FAIL(ops->amax(&stream, &amax, x, ND_PER_TENSOR, true));
+        ND_OK_OR_FAIL(ND_CALL(ops, &stream, amax, .amax = &amax, .x = x,
+                              .granularity = ND_PER_TENSOR, .merge = true));
         cr_assert(isnan(amax), "a NaN that was there is kept");
-        ND_OK_OR_FAIL(ops->amax(&stream, &amax, x, ND_PER_TENSOR, false));
+        ND_OK_OR_FAIL(
+            ND_CALL(ops, &stream, amax, .amax = &amax, .x = x, .granularity = ND_PER_TENSOR));
         cr_assert(isinf(amax) && amax > 0);
     }
     nd_tensor nothing = nd_tensor_1d(NULL, ND_DTYPE_F32, 0);
-    ND_OK_OR_FAIL(ops->amax(&stream, &amax, nothing, ND_PER_TENSOR, true));
+    ND_OK_OR_FAIL(ND_CALL(ops, &stream, amax, .amax = &amax, .x = nothing, .merge = true));
     cr_assert(isinf(amax));
-    ND_OK_OR_FAIL(ops->amax(&stream, &amax, nothing, ND_PER_TENSOR, false));
+    ND_OK_OR_FAIL(ND_CALL(ops, &stream, amax, .amax = &amax, .x = nothing));
     cr_assert(amax == 0.0f);
     nd_case_free();
 }
@@ -143,8 +147,9 @@ static void check_scale(const nd_side *ref, const nd_backend *backend)
             nd_stream stream = side->stream;
             scale[s] = nd_clone(amax);
             inverse[s] = nd_clone(amax);
-            ND_OK_OR_FAIL(side->ops->fp8_scale(&stream, scale[s].data, inverse[s].data, amax.data,
-                                               COUNT, formats[flags & 1], flags & 2));
+            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, fp8_scale, .scale = scale[s].data,
+                                  .inverse = inverse[s].data, .amax = amax.data, .count = COUNT,
+                                  .format = formats[flags & 1], .power_of_two = flags & 2));
         }
         nd_expect_same(backend->name, "scale", scale[1], scale[0]);
         nd_expect_same(backend->name, "inverse", inverse[1], inverse[0]);
@@ -200,7 +205,8 @@ static void delayed_once(const nd_side *ref, const nd_backend *backend, int64_t 
             nd_stream stream = side->stream;
             nd_fp8_history history = history_of(&sides[s], length, count);
             new_amaxes(sides[s].amax, count, step);
-            ND_OK_OR_FAIL(side->ops->fp8_delayed(&stream, &history, algorithm));
+            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, fp8_delayed, .history = history,
+                                  .algorithm = algorithm));
         }
         nd_expect_same(backend->name, "history", sides[1].amax, sides[0].amax);
         nd_expect_same(backend->name, "scale", sides[1].scale, sides[0].scale);
@@ -256,7 +262,8 @@ static void cast_once(const nd_side *ref, const nd_backend *backend, nd_tensor x
         nd_fp8 out = {.scale = scale.data, .granularity = g};
         out.codes = f.codes ? result[s][0] : (nd_tensor){0};
         out.transposed = f.transposed ? result[s][1] : (nd_tensor){0};
-        ND_OK_OR_FAIL(side->ops->fp8_cast(&stream, out, f.amax ? result[s][2].data : NULL, x));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, fp8_cast, .out = out,
+                              .amax = f.amax ? result[s][2].data : NULL, .x = x));
     }
     nd_expect_same(backend->name, "codes", result[1][0], result[0][0]);
     nd_expect_same(backend->name, "transposed codes", result[1][1], result[0][1]);
@@ -356,7 +363,7 @@ static void check_cast_of_vectors(const nd_side *ref, const nd_backend *backend)
             codes[s] = nd_blank_2d(ND_DTYPE_F8_E4M3, 1, count, 0);
             nd_fp8 out = {.codes = nd_tensor_1d(codes[s].data, ND_DTYPE_F8_E4M3, count),
                           .scale = &scale};
-            ND_OK_OR_FAIL(side->ops->fp8_cast(&stream, out, NULL, x));
+            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, fp8_cast, .out = out, .x = x));
         }
         nd_expect_same(backend->name, "codes", codes[1], codes[0]);
         nd_case_free();
@@ -382,7 +389,8 @@ static void check_transpose(const nd_side *ref, const nd_backend *backend)
             const nd_side *side = s ? &backend->side : ref;
             nd_stream stream = side->stream;
             result[s] = nd_clone(out);
-            ND_OK_OR_FAIL(side->ops->fp8_transpose(&stream, result[s], codes));
+            ND_OK_OR_FAIL(
+                ND_CALL(side->ops, &stream, fp8_transpose, .out = result[s], .codes = codes));
         }
         nd_expect_same(backend->name, "transposed", result[1], result[0]);
         nd_case_free();
@@ -405,7 +413,8 @@ static void count_once(const nd_side *ref, const nd_backend *backend, nd_tensor 
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
         nd_stream stream = side->stream;
-        ND_OK_OR_FAIL(side->ops->fp8_count(&stream, counts[s], x, as));
+        ND_OK_OR_FAIL(
+            ND_CALL(side->ops, &stream, fp8_count, .counts = counts[s], .x = x, .as = as));
     }
     for (int i = 0; i < 2; i++) {
         cr_assert(counts[1][i] == counts[0][i], "%s: count %d is %lld, the reference has %lld",

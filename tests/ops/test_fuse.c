@@ -70,10 +70,11 @@ static void expect_fused(const job *j, const char *what, const fused *got, nd_te
     float scale = got->scale, inverse = 1.0f / scale, amax = got->before;
     nd_fp8 cast = {.codes = codes, .scale = &scale, .inverse = &inverse};
     if (j->asked & CODES) {
-        ND_OK_OR_FAIL(j->ref->ops->fp8_cast(&stream, cast, NULL, want));
+        ND_OK_OR_FAIL(ND_CALL(j->ref->ops, &stream, fp8_cast, .out = cast, .x = want));
     }
     if (j->asked & AMAX) {
-        ND_OK_OR_FAIL(j->ref->ops->amax(&stream, &amax, want, ND_PER_TENSOR, true));
+        ND_OK_OR_FAIL(ND_CALL(j->ref->ops, &stream, amax, .amax = &amax, .x = want,
+                              .granularity = ND_PER_TENSOR, .merge = true));
     }
     nd_expect_same(j->backend->name, what, got->stored, j->asked & STORED ? want : like);
     nd_expect_same(j->backend->name, what, got->codes, codes);
@@ -94,8 +95,9 @@ static void norm_once(const job *j, bool add)
     for (int s = 0; s < 2; s++) {
         sum[s] = add ? nd_clone(x) : none;
         rstd[s] = s ? nd_clone(rstd[0]) : nd_random_1d(ND_DTYPE_F32, j->n, 1.0f);
-        ND_OK_OR_FAIL(ops->rmsnorm_fwd(&stream, s ? to(j, &got) : plain, sum[s], rstd[s], x, delta,
-                                       weight, 1e-5f, s ? &got.fuse : NULL));
+        ND_OK_OR_FAIL(ND_CALL(ops, &stream, rmsnorm_fwd, .y = s ? to(j, &got) : plain,
+                              .sum = sum[s], .rstd = rstd[s], .x = x, .delta = delta,
+                              .weight = weight, .eps = 1e-5f, .fuse = s ? got.fuse : (nd_fuse){0}));
     }
     expect_fused(j, "rmsnorm_fwd", &got, plain, x);
     nd_expect_same(j->backend->name, "rmsnorm_fwd rstd", rstd[1], rstd[0]);
@@ -118,11 +120,14 @@ static void swiglu_once(const job *j)
         plain[i] = nd_clone(gate);
         fused_init(&got[i], j, gate, scales[i], 1.0f);
     }
-    ND_OK_OR_FAIL(ops->swiglu_fwd(&stream, plain[0], gate, up, NULL));
-    ND_OK_OR_FAIL(ops->swiglu_fwd(&stream, to(j, &got[0]), gate, up, &got[0].fuse));
-    ND_OK_OR_FAIL(ops->swiglu_bwd(&stream, plain[1], plain[2], dout, gate, up, NULL, NULL));
-    ND_OK_OR_FAIL(ops->swiglu_bwd(&stream, to(j, &got[1]), to(j, &got[2]), dout, gate, up,
-                                  &got[1].fuse, &got[2].fuse));
+    ND_OK_OR_FAIL(ND_CALL(ops, &stream, swiglu_fwd, .out = plain[0], .gate = gate, .up = up));
+    ND_OK_OR_FAIL(ND_CALL(ops, &stream, swiglu_fwd, .out = to(j, &got[0]), .gate = gate, .up = up,
+                          .fuse = got[0].fuse));
+    ND_OK_OR_FAIL(ND_CALL(ops, &stream, swiglu_bwd, .dgate = plain[1], .dup = plain[2],
+                          .dout = dout, .gate = gate, .up = up));
+    ND_OK_OR_FAIL(ND_CALL(ops, &stream, swiglu_bwd, .dgate = to(j, &got[1]), .dup = to(j, &got[2]),
+                          .dout = dout, .gate = gate, .up = up, .fuse_gate = got[1].fuse,
+                          .fuse_up = got[2].fuse));
     expect_fused(j, "swiglu_fwd", &got[0], plain[0], gate);
     expect_fused(j, "swiglu_bwd dgate", &got[1], plain[1], gate);
     expect_fused(j, "swiglu_bwd dup", &got[2], plain[2], gate);
@@ -176,15 +181,19 @@ static void check_alone(const nd_side *ref, const nd_backend *backend)
     nd_tensor dout = nd_random_2d(ND_DTYPE_BF16, 20, 512, 0, 1.0f), out = nd_clone(dout);
     float amax[2] = {0.0f, 0.0f}, want;
     nd_fuse fuse = {.amax = &amax[0]};
-    ND_OK_OR_FAIL(ops->swiglu_bwd(&stream, gate, up, dout, gate, up, NULL, &fuse));
-    ND_OK_OR_FAIL(ops->swiglu_bwd(&stream, dgate, dup, dout, dgate, dup, NULL, NULL));
+    ND_OK_OR_FAIL(ND_CALL(ops, &stream, swiglu_bwd, .dgate = gate, .dup = up, .dout = dout,
+                          .gate = gate, .up = up, .fuse_up = fuse));
+    ND_OK_OR_FAIL(ND_CALL(ops, &stream, swiglu_bwd, .dgate = dgate, .dup = dup, .dout = dout,
+                          .gate = dgate, .up = dup));
     nd_expect_same(backend->name, "swiglu_bwd in place", gu, gu_again);
-    ND_OK_OR_FAIL(ref->ops->amax(&ref_stream, &want, up, ND_PER_TENSOR, false));
+    ND_OK_OR_FAIL(
+        ND_CALL(ref->ops, &ref_stream, amax, .amax = &want, .x = up, .granularity = ND_PER_TENSOR));
     cr_assert(amax[0] == want && want > 0.0f, "%s: amax %.9g, not %.9g", backend->name, amax[0],
               want);
     nd_put(gate, 20 * 512 - 1, NAN);
     fuse.amax = &amax[1];
-    ND_OK_OR_FAIL(ops->swiglu_fwd(&stream, out, gate, up, &fuse));
+    ND_OK_OR_FAIL(
+        ND_CALL(ops, &stream, swiglu_fwd, .out = out, .gate = gate, .up = up, .fuse = fuse));
     cr_assert(isnan(amax[1]), "%s: an amax of %.9g", backend->name, amax[1]);
 }
 

@@ -46,7 +46,8 @@ static void matmul_once(const nd_side *ref, const nd_backend *backend, types t, 
         const nd_side *side = s ? &backend->side : ref;
         nd_stream stream = side->stream;
         result[s] = nd_clone(c);
-        ND_OK_OR_FAIL(side->ops->matmul(&stream, result[s], a, at, b, bt, beta));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, matmul, .c = result[s], .a = a,
+                              .a_transposed = at, .b = b, .b_transposed = bt, .beta = beta));
     }
     /*
      * k products of size about 1. Each of the k additions errs by half an eps of a partial sum of

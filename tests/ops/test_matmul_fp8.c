@@ -41,10 +41,12 @@ static operand cast_operand(const nd_side *ref, int64_t rows, int64_t columns, b
     o.fp8.transposed = nd_blank_2d(format, c, r, gap);
     o.fp8.scale = nd_random_1d(ND_DTYPE_F32, groups, 1.0f).data;
     o.fp8.inverse = nd_random_1d(ND_DTYPE_F32, groups, 1.0f).data;
-    ND_OK_OR_FAIL(ref->ops->amax(&stream, amax.data, x, o.fp8.granularity, false));
-    ND_OK_OR_FAIL(ref->ops->fp8_scale(&stream, o.fp8.scale, o.fp8.inverse, amax.data, groups,
-                                      format, how == POWERS_PER_LINE));
-    ND_OK_OR_FAIL(ref->ops->fp8_cast(&stream, o.fp8, NULL, x));
+    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, amax, .amax = amax.data, .x = x,
+                          .granularity = o.fp8.granularity));
+    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, fp8_scale, .scale = o.fp8.scale,
+                          .inverse = o.fp8.inverse, .amax = amax.data, .count = groups,
+                          .format = format, .power_of_two = how == POWERS_PER_LINE));
+    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, fp8_cast, .out = o.fp8, .x = x));
     if (variant & 4) {
         o.fp8.codes = (nd_tensor){0};
     } else {
@@ -95,8 +97,9 @@ static void multiply_once(const nd_side *ref, const nd_backend *backend, int sha
         nd_tensor memory;
         void *scratch = scratch_of(side, m, n, k, &memory);
         result[s] = nd_clone(c);
-        ND_OK_OR_FAIL(side->ops->matmul_fp8(&stream, result[s], a.fp8, a.transposed, b.fp8,
-                                            b.transposed, beta, false, scratch));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, matmul_fp8, .c = result[s], .a = a.fp8,
+                              .a_transposed = a.transposed, .b = b.fp8,
+                              .b_transposed = b.transposed, .beta = beta, .scratch = scratch));
         expect_untouched(side, m, n, k, memory, scratch);
     }
     /*
@@ -158,8 +161,8 @@ static void check_codes(const nd_side *ref, const nd_backend *backend)
         nd_fp8 y = {.codes = unit, .scale = &one, .inverse = &one};
         nd_stream stream = backend->side.stream;
         void *scratch = scratch_of(&backend->side, c.shape[0], c.shape[1], 1, &memory);
-        ND_OK_OR_FAIL(backend->side.ops->matmul_fp8(&stream, c, left ? x : y, false, left ? y : x,
-                                                    false, 0.0f, false, scratch));
+        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, matmul_fp8, .c = c, .a = left ? x : y,
+                              .b = left ? y : x, .scratch = scratch));
         for (int i = 0; i < 256; i++) {
             float got = nd_get(c, i), want = nd_fp8_to_f32(format, (uint8_t)i);
             cr_assert(isnan(want) ? isnan(got) : got == want, "%s: code %d is %g, not %g",
@@ -190,8 +193,8 @@ static void check_odd_scales(const nd_side *ref, const nd_backend *backend)
             nd_stream stream = side->stream;
             void *scratch = scratch_of(side, 48, 16, 32, &memory);
             result[s] = s ? nd_clone(result[0]) : nd_random_2d(ND_DTYPE_F32, 48, 16, 0, 1.0f);
-            ND_OK_OR_FAIL(side->ops->matmul_fp8(&stream, result[s], a.fp8, false, b.fp8, false,
-                                                0.0f, false, scratch));
+            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, matmul_fp8, .c = result[s], .a = a.fp8,
+                                  .b = b.fp8, .scratch = scratch));
         }
         /* The codes' sums are exact in F32; a subnormal result may be lost. */
         nd_expect_close(backend->name, "matmul_fp8", result[1], result[0],
@@ -212,8 +215,8 @@ static void check_nothing(const nd_side *ref, const nd_backend *backend)
     nd_stream stream = backend->side.stream;
     nd_tensor c = nd_random_2d(ND_DTYPE_F32, 4, 3, 0, 1.0f), before = nd_clone(c);
     a.fp8.codes = nd_tensor_rows(a.fp8.codes, 0, 0);
-    ND_OK_OR_FAIL(backend->side.ops->matmul_fp8(&stream, nd_tensor_rows(c, 0, 0), a.fp8, false,
-                                                b.fp8, false, 0.0f, false, NULL));
+    ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, matmul_fp8, .c = nd_tensor_rows(c, 0, 0),
+                          .a = a.fp8, .b = b.fp8));
     nd_expect_same(backend->name, "c", c, before);
     nd_case_free();
 }

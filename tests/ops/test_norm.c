@@ -30,9 +30,10 @@ static void forward_once(const nd_side *ref, const nd_backend *backend, nd_dtype
         out[s][1] = how == SUM_IS_X ? own_x : how == SUM_IS_DELTA ? own_delta : nd_clone(delta);
         out[s][2] = s ? nd_clone(out[0][2]) : nd_random_1d(ND_DTYPE_F32, n, 1.0f);
         nd_case_poison(out[s][0]);
-        ND_OK_OR_FAIL(side->ops->rmsnorm_fwd(&stream, out[s][0], how == NO_DELTA ? none : out[s][1],
-                                             out[s][2], own_x, how == NO_DELTA ? none : own_delta,
-                                             weight, 1e-5f, NULL));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, rmsnorm_fwd, .y = out[s][0],
+                              .sum = how == NO_DELTA ? none : out[s][1], .rstd = out[s][2],
+                              .x = own_x, .delta = how == NO_DELTA ? none : own_delta,
+                              .weight = weight, .eps = 1e-5f));
     }
     /* The sum of C squares: C additions, halved by the root. y inherits rstd's relative error. */
     nd_tolerance tolerance = {.relative = (double)C * nd_eps_f32};
@@ -69,15 +70,17 @@ static void backward_once(const nd_side *ref, const nd_backend *backend, nd_dtyp
     nd_tensor dweight = nd_random_1d(ND_DTYPE_F32, C, 1.0f), y = nd_clone(x), none = {0};
     nd_tensor rstd = nd_random_1d(ND_DTYPE_F32, n, 1.0f), dx[2], dw[2];
     nd_stream stream = ref->stream;
-    ND_OK_OR_FAIL(ref->ops->rmsnorm_fwd(&stream, y, none, rstd, x, none, weight, 1e-5f, NULL));
+    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, rmsnorm_fwd, .y = y, .rstd = rstd, .x = x,
+                          .weight = weight, .eps = 1e-5f));
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
         nd_tensor own_dy = nd_clone(dy), own_dres = nd_clone(dres);
         stream = side->stream;
         dx[s] = how == DX_IS_DRES ? own_dres : how == DX_IS_DY ? own_dy : nd_clone(x);
         dw[s] = nd_clone(dweight);
-        ND_OK_OR_FAIL(side->ops->rmsnorm_bwd(&stream, dx[s], dw[s], own_dy,
-                                             how == NO_DRES ? none : own_dres, x, weight, rstd));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, rmsnorm_bwd, .dx = dx[s], .dweight = dw[s],
+                              .dy = own_dy, .dres = how == NO_DRES ? none : own_dres, .x = x,
+                              .weight = weight, .rstd = rstd));
     }
     /*
      * dx: a dot product of C terms of size about 1, divided by C and multiplied by x rstd of at

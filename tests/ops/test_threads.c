@@ -43,46 +43,53 @@ static inputs make_inputs(nd_dtype dtype)
 static void run_norm_and_swiglu(const nd_ops *ops, nd_stream *stream, const inputs *in,
                                 nd_tensor *r)
 {
-    nd_tensor none = {0};
     r[0] = nd_clone(in->a);
     r[1] = nd_clone(in->b);
     r[2] = nd_clone(in->rows);
-    ND_OK_OR_FAIL(
-        ops->rmsnorm_fwd(stream, r[0], r[1], r[2], in->a, in->b, in->weight, 1e-5f, NULL));
+    ND_OK_OR_FAIL(ND_CALL(ops, stream, rmsnorm_fwd, .y = r[0], .sum = r[1], .rstd = r[2],
+                          .x = in->a, .delta = in->b, .weight = in->weight, .eps = 1e-5f));
     r[3] = nd_clone(in->a);
     r[4] = nd_random_1d(ND_DTYPE_F32, C, 0.0f);
-    ND_OK_OR_FAIL(ops->rmsnorm_bwd(stream, r[3], r[4], in->b, none, r[1], in->weight, r[2]));
+    ND_OK_OR_FAIL(ND_CALL(ops, stream, rmsnorm_bwd, .dx = r[3], .dweight = r[4], .dy = in->b,
+                          .x = r[1], .weight = in->weight, .rstd = r[2]));
     r[5] = nd_clone(in->a);
-    ND_OK_OR_FAIL(ops->swiglu_fwd(stream, r[5], in->a, in->b, NULL));
+    ND_OK_OR_FAIL(ND_CALL(ops, stream, swiglu_fwd, .out = r[5], .gate = in->a, .up = in->b));
     r[6] = nd_clone(in->a);
     r[7] = nd_clone(in->b);
-    ND_OK_OR_FAIL(ops->swiglu_bwd(stream, r[6], r[7], in->b, in->a, in->b, NULL, NULL));
+    ND_OK_OR_FAIL(ND_CALL(ops, stream, swiglu_bwd, .dgate = r[6], .dup = r[7], .dout = in->b,
+                          .gate = in->a, .up = in->b));
 }
 
 static void run_rest(const nd_ops *ops, nd_stream *stream, const inputs *in, nd_tensor *r,
                      double *sums)
 {
     nd_tensor max = nd_clone(in->rows), sum = nd_clone(in->rows), target = nd_clone(in->rows);
-    ND_OK_OR_FAIL(ops->ce_stats(stream, max, sum, target, in->a, in->labels, 0, C - 2));
-    ND_OK_OR_FAIL(ops->ce_loss(stream, &sums[0], max, sum, target, in->labels));
+    ND_OK_OR_FAIL(ND_CALL(ops, stream, ce_stats, .row_max = max, .row_sum = sum, .target = target,
+                          .logits = in->a, .labels = in->labels, .first = 0, .valid = C - 2));
+    ND_OK_OR_FAIL(ND_CALL(ops, stream, ce_loss, .loss_sum = &sums[0], .max = max, .sum = sum,
+                          .target = target, .labels = in->labels));
     r[8] = nd_clone(in->a);
     int64_t count = 10;
-    ND_OK_OR_FAIL(ops->ce_bwd(stream, r[8], max, sum, in->labels, 0, C - 2, &count));
+    ND_OK_OR_FAIL(ND_CALL(ops, stream, ce_bwd, .logits = r[8], .max = max, .sum = sum,
+                          .labels = in->labels, .first = 0, .valid = C - 2, .count = &count));
     r[9] = nd_clone(in->table);
-    ND_OK_OR_FAIL(ops->embedding_bwd(stream, r[9], in->ids, in->b, 3));
+    ND_OK_OR_FAIL(ND_CALL(ops, stream, embedding_bwd, .dtable = r[9], .ids = in->ids, .dout = in->b,
+                          .first = 3));
     r[10] = nd_clone(in->heads);
-    ND_OK_OR_FAIL(ops->rope(stream, r[10], in->heads, in->positions, in->rope, false));
-    ND_OK_OR_FAIL(ops->sum_squares(stream, &sums[1], in->vector.data, N * C));
+    ND_OK_OR_FAIL(ND_CALL(ops, stream, rope, .out = r[10], .x = in->heads,
+                          .positions = in->positions, .table = in->rope));
+    ND_OK_OR_FAIL(
+        ND_CALL(ops, stream, sum_squares, .out = &sums[1], .x = in->vector.data, .count = N * C));
     const nd_adamw o = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0.1f, 0.05f};
     const nd_flat_range ranges[] = {{0, 777, true}, {777, N * C, false}};
     for (int i = 11; i < 14; i++) {
         r[i] = nd_random_1d(ND_DTYPE_F32, N * C, 0.0f);
     }
-    ND_OK_OR_FAIL(
-        ops->adamw(stream, &o, r[11].data, r[12].data, r[13].data, in->vector.data, ranges, 2));
-    ND_OK_OR_FAIL(ops->add(stream, r[0], r[0], in->a));
-    ND_OK_OR_FAIL(ops->accumulate(stream, r[11], in->vector));
-    ND_OK_OR_FAIL(ops->cast(stream, r[1], in->a));
+    ND_OK_OR_FAIL(ND_CALL(ops, stream, adamw, .hyper = o, .p = r[11].data, .m = r[12].data,
+                          .v = r[13].data, .grad = in->vector.data, .ranges = ranges,
+                          .range_count = 2));
+    ND_OK_OR_FAIL(ND_CALL(ops, stream, accumulate, .acc = r[11], .x = in->vector));
+    ND_OK_OR_FAIL(ND_CALL(ops, stream, cast, .out = r[1], .x = in->a));
 }
 
 static void run(const inputs *in, int threads, nd_tensor results[RESULTS], double sums[2])
@@ -134,7 +141,8 @@ static void multiply(int threads, nd_dtype out, bool a_transposed, nd_tensor a, 
         skip_test("products are oneDNN's on this CPU");
     }
     *c = nd_random_2d(out, ROWS, COLUMNS, 0, 0.0f);
-    ND_OK_OR_FAIL(side.ops->matmul(&side.stream, *c, a, a_transposed, b, false, 0.0f));
+    ND_OK_OR_FAIL(ND_CALL(side.ops, &side.stream, matmul, .c = *c, .a = a,
+                          .a_transposed = a_transposed, .b = b));
     nd_side_close(&side);
 }
 

@@ -21,10 +21,12 @@ static void *copy_rows(nd_tensor t, size_t element)
     return copy;
 }
 
-static nd_status spied_fp8_cast(nd_stream *stream, nd_fp8 out, float *amax, nd_tensor x)
+static nd_status spied_fp8_cast(nd_stream *stream, const nd_fp8_cast_args *args)
 {
+    const nd_fp8 out = args->out;
+    const nd_tensor x = args->x;
     cast_spy *spy = active;
-    ND_TRY(spy->real->fp8_cast(stream, out, amax, x));
+    ND_TRY(spy->real->fp8_cast(stream, args));
     if (x.dtype != ND_DTYPE_BF16 || x.axes != 2) { /* master weights, cast for their gather */
         return ND_OK;
     }

@@ -51,8 +51,8 @@ static nd_status codes_of(nd_trainer *t, const nd_param *p, int64_t site, uint8_
     }
     nd_fp8 out = nd_scales_at(&m->scales, site);
     out.codes = nd_tensor_2d(codes, ND_DTYPE_F8_E4M3, p->local_rows, p->local_cols);
-    return t->rank->ops->fp8_cast(&t->rank->stream, out, NULL,
-                                  nd_fsdp_weight(&m->fsdp, p->id, p->id, p->layer));
+    return ND_CALL(t->rank->ops, &t->rank->stream, fp8_cast, .out = out,
+                   .x = nd_fsdp_weight(&m->fsdp, p->id, p->id, p->layer));
 }
 
 static nd_status observe_weights(void *context, nd_trainer *t)
@@ -157,13 +157,15 @@ static void cast_split(const observed *whole, int cp, int index, float *scale, u
     cr_assert_eq(nd_device_open_cpu(1, &device), ND_OK);
     cr_assert_eq(nd_ops_ref(&ops), ND_OK);
     cr_assert_eq(device->table->stream_init(device, &stream), ND_OK);
-    cr_assert_eq(ops->amax(&stream, &amax, x, ND_PER_TENSOR, false), ND_OK);
-    cr_assert_eq(ops->fp8_scale(&stream, scale, &inverse, &amax, 1, ND_DTYPE_F8_E4M3, false),
+    cr_assert_eq(ND_CALL(ops, &stream, amax, .amax = &amax, .x = x, .granularity = ND_PER_TENSOR),
+                 ND_OK);
+    cr_assert_eq(ND_CALL(ops, &stream, fp8_scale, .scale = scale, .inverse = &inverse,
+                         .amax = &amax, .count = 1, .format = ND_DTYPE_F8_E4M3),
                  ND_OK);
     nd_fp8 out = {.codes = nd_tensor_2d(codes, ND_DTYPE_F8_E4M3, rows, HIDDEN),
                   .scale = scale,
                   .inverse = &inverse};
-    cr_assert_eq(ops->fp8_cast(&stream, out, NULL, x), ND_OK);
+    cr_assert_eq(ND_CALL(ops, &stream, fp8_cast, .out = out, .x = x), ND_OK);
     nd_device_close(device);
     free(part);
 }

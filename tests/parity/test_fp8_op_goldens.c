@@ -78,7 +78,7 @@ static void check_cast(const nd_ops *ops, nd_tensor x, nd_dtype format, const ch
     int64_t count = x.shape[0];
     uint8_t *codes = new_memory((size_t)count);
     nd_fp8 out = {.codes = nd_tensor_1d(codes, format, count), .scale = &one};
-    CHECK(ops->fp8_cast(&stream, out, NULL, x));
+    CHECK(ND_CALL(ops, &stream, fp8_cast, .out = out, .x = x));
     expect_codes(name, codes, format, count);
     free(codes);
 }
@@ -124,7 +124,8 @@ Test(fp8_op_goldens, scales)
         const nd_ops *ops = backends[i / 4];
         const char *name = join("scale", format_names[i & 1]);
         bool power_of_two = i & 2;
-        CHECK(ops->fp8_scale(&stream, scale, inverse, amax, count, formats[i & 1], power_of_two));
+        CHECK(ND_CALL(ops, &stream, fp8_scale, .scale = scale, .inverse = inverse, .amax = amax,
+                      .count = count, .format = formats[i & 1], .power_of_two = power_of_two));
         expect_scales(power_of_two ? join(name, "pow2") : name, scale, count);
         for (int64_t k = 0; k < count; k++) {
             cr_assert(isnan(scale[k]) || inverse[k] == 1.0f / scale[k]);
@@ -158,7 +159,7 @@ static void check_delayed(const nd_ops *ops, nd_amax_algorithm algorithm, int64_
         for (int i = 0; i < COUNT; i++) {
             amax[i] = nd_golden_f32(golden, join("amax", sequences[i]), STEPS)[step];
         }
-        CHECK(ops->fp8_delayed(&stream, &history, algorithm));
+        CHECK(ND_CALL(ops, &stream, fp8_delayed, .history = history, .algorithm = algorithm));
         for (int i = 0; i < COUNT; i++) {
             float want = nd_golden_f32(golden, join(name, sequences[i]), STEPS)[step];
             cr_assert(scale[i] == want && inverse[i] == 1.0f / want && amax[i] == 0.0f,
@@ -219,9 +220,10 @@ static nd_fp8 make_cast(const nd_ops *ops, const char *recipe, const cast *c, bo
                   .scale = new_memory((size_t)groups * sizeof(float)),
                   .inverse = new_memory((size_t)groups * sizeof(float)),
                   .granularity = c->granularity};
-    CHECK(ops->amax(&stream, amax, x, c->granularity, false));
-    CHECK(ops->fp8_scale(&stream, out.scale, out.inverse, amax, groups, c->format, power_of_two));
-    CHECK(ops->fp8_cast(&stream, out, NULL, x));
+    CHECK(ND_CALL(ops, &stream, amax, .amax = amax, .x = x, .granularity = c->granularity));
+    CHECK(ND_CALL(ops, &stream, fp8_scale, .scale = out.scale, .inverse = out.inverse, .amax = amax,
+                  .count = groups, .format = c->format, .power_of_two = power_of_two));
+    CHECK(ND_CALL(ops, &stream, fp8_cast, .out = out, .x = x));
     expect_scales(join(name, "scale"), out.scale, groups);
     expect_codes(join(name, "codes"), out.codes.data, c->format, rows * columns);
     free(amax);
@@ -263,8 +265,9 @@ static void check_product(const nd_ops *ops, const char *recipe, const product *
     int64_t n = b.codes.shape[!p->b_transposed];
     nd_bf16 *c = new_memory((size_t)(m * n) * sizeof *c);
     void *scratch = new_memory(ops->matmul_fp8_scratch(device, m, n, k, ND_DTYPE_BF16));
-    CHECK(ops->matmul_fp8(&stream, nd_tensor_2d(c, ND_DTYPE_BF16, m, n), a, p->a_transposed, b,
-                          p->b_transposed, 0.0f, false, scratch));
+    CHECK(ND_CALL(ops, &stream, matmul_fp8, .c = nd_tensor_2d(c, ND_DTYPE_BF16, m, n), .a = a,
+                  .a_transposed = p->a_transposed, .b = b, .b_transposed = p->b_transposed,
+                  .scratch = scratch));
     expect_result(join(recipe, p->result), c, m * n);
     free(scratch);
     free(c);
@@ -320,8 +323,8 @@ Test(fp8_op_goldens, rowwise_with_gw_hp_linear)
     }
     for (int b = 0; b < BACKENDS; b++) {
         nd_bf16 dw[N * K];
-        CHECK(backends[b]->matmul(&stream, nd_tensor_2d(dw, ND_DTYPE_BF16, N, K), source_of("dy"),
-                                  true, source_of("x"), false, 0.0f));
+        CHECK(ND_CALL(backends[b], &stream, matmul, .c = nd_tensor_2d(dw, ND_DTYPE_BF16, N, K),
+                      .a = source_of("dy"), .a_transposed = true, .b = source_of("x")));
         expect_result("rowwise_with_gw_hp.dw", dw, N * K);
     }
 }
@@ -339,12 +342,14 @@ Test(fp8_op_goldens, codes_of_a_master_weight)
         nd_tensor shards[2] = {nd_tensor_1d(master, ND_DTYPE_F32, 1000),
                                nd_tensor_1d(master + 1000, ND_DTYPE_F32, N * K - 1000)};
         for (int s = 0; s < 2; s++) {
-            CHECK(backends[b]->amax(&stream, &amax, shards[s], ND_PER_TENSOR, true));
+            CHECK(ND_CALL(backends[b], &stream, amax, .amax = &amax, .x = shards[s],
+                          .granularity = ND_PER_TENSOR, .merge = true));
         }
-        CHECK(backends[b]->fp8_scale(&stream, &scale, &inverse, &amax, 1, ND_DTYPE_F8_E4M3, false));
+        CHECK(ND_CALL(backends[b], &stream, fp8_scale, .scale = &scale, .inverse = &inverse,
+                      .amax = &amax, .count = 1, .format = ND_DTYPE_F8_E4M3));
         expect_scales("master.scale", &scale, 1);
         nd_fp8 out = {.codes = nd_tensor_1d(codes, ND_DTYPE_F8_E4M3, N * K), .scale = &scale};
-        CHECK(backends[b]->fp8_cast(&stream, out, NULL, w));
+        CHECK(ND_CALL(backends[b], &stream, fp8_cast, .out = out, .x = w));
         expect_codes("master.codes", codes, ND_DTYPE_F8_E4M3, N * K);
     }
 }

@@ -81,10 +81,12 @@ static spied_cast cast_of(nd_bf16 *x, nd_granularity granularity, int64_t rows, 
                   .scale = out.scale,
                   .inverse = inverse,
                   .granularity = granularity};
-    assert_ok(ref.ops->amax(&ref.stream, amax, t, granularity, false));
     assert_ok(
-        ref.ops->fp8_scale(&ref.stream, out.scale, inverse, amax, scales, ND_DTYPE_F8_E4M3, true));
-    assert_ok(ref.ops->fp8_cast(&ref.stream, fp8, NULL, t));
+        ND_CALL(ref.ops, &ref.stream, amax, .amax = amax, .x = t, .granularity = granularity));
+    assert_ok(ND_CALL(ref.ops, &ref.stream, fp8_scale, .scale = out.scale, .inverse = inverse,
+                      .amax = amax, .count = scales, .format = ND_DTYPE_F8_E4M3,
+                      .power_of_two = true));
+    assert_ok(ND_CALL(ref.ops, &ref.stream, fp8_cast, .out = fp8, .x = t));
     free(amax);
     free(inverse);
     return out;

@@ -104,12 +104,14 @@ Test(op_goldens, rmsnorm)
     enum { N = 7, C = 24 };
     nd_tensor y = out2(N, C), sum = out2(N, C), rstd = out1(N);
     nd_tensor weight = in1("rmsnorm.weight", C);
-    CHECK(ops->rmsnorm_fwd(&stream, y, sum, rstd, in2("rmsnorm.x", N, C),
-                           in2("rmsnorm.delta", N, C), weight, 1e-5f, NULL));
+    CHECK(ND_CALL(ops, &stream, rmsnorm_fwd, .y = y, .sum = sum, .rstd = rstd,
+                  .x = in2("rmsnorm.x", N, C), .delta = in2("rmsnorm.delta", N, C),
+                  .weight = weight, .eps = 1e-5f));
     nd_tensor dx = out2(N, C);
     nd_tensor dweight = nd_tensor_1d(fresh(C, 0), ND_DTYPE_F32, C);
-    CHECK(ops->rmsnorm_bwd(&stream, dx, dweight, in2("rmsnorm.dy", N, C), in2("rmsnorm.dres", N, C),
-                           in2("rmsnorm.sum", N, C), weight, in1("rmsnorm.rstd", N)));
+    CHECK(ND_CALL(ops, &stream, rmsnorm_bwd, .dx = dx, .dweight = dweight,
+                  .dy = in2("rmsnorm.dy", N, C), .dres = in2("rmsnorm.dres", N, C),
+                  .x = in2("rmsnorm.sum", N, C), .weight = weight, .rstd = in1("rmsnorm.rstd", N)));
     expect(sum, "rmsnorm.sum", 1);
     /* C squares and sums, a root, two products. */
     expect(rstd, "rmsnorm.rstd", C + 4);
@@ -146,8 +148,9 @@ static void check_rope(const char *kind, nd_rope_config config)
     nd_tensor dout = nd_tensor_3d(f32("rope.dout"), ND_DTYPE_F32, N, H, D);
     nd_tensor y = nd_tensor_3d(fresh(N * H * D, 1e30f), ND_DTYPE_F32, N, H, D);
     nd_tensor dx = nd_tensor_3d(fresh(N * H * D, 1e30f), ND_DTYPE_F32, N, H, D);
-    CHECK(ops->rope(&stream, y, x, positions, table, false));
-    CHECK(ops->rope(&stream, dx, dout, positions, table, true));
+    CHECK(ND_CALL(ops, &stream, rope, .out = y, .x = x, .positions = positions, .table = table));
+    CHECK(ND_CALL(ops, &stream, rope, .out = dx, .x = dout, .positions = positions, .table = table,
+                  .inverse = true));
     expect(y, (snprintf(name, sizeof(name), "rope.%s.out", kind), name), 4);
     expect(dx, (snprintf(name, sizeof(name), "rope.%s.dx", kind), name), 4);
     free(cos_table);
@@ -171,8 +174,9 @@ Test(op_goldens, swiglu)
     enum { N = 5, F = 13 };
     nd_tensor out = out2(N, F), dgate = out2(N, F), dup = out2(N, F);
     nd_tensor gate = in2("swiglu.gate", N, F), up = in2("swiglu.up", N, F);
-    CHECK(ops->swiglu_fwd(&stream, out, gate, up, NULL));
-    CHECK(ops->swiglu_bwd(&stream, dgate, dup, in2("swiglu.dout", N, F), gate, up, NULL, NULL));
+    CHECK(ND_CALL(ops, &stream, swiglu_fwd, .out = out, .gate = gate, .up = up));
+    CHECK(ND_CALL(ops, &stream, swiglu_bwd, .dgate = dgate, .dup = dup,
+                  .dout = in2("swiglu.dout", N, F), .gate = gate, .up = up));
     /* exp, sum, quotient, two products; the derivative has four more. */
     expect(out, "swiglu.out", 8);
     expect(dgate, "swiglu.dgate", 16);
@@ -206,11 +210,14 @@ static void check_attention(const char *kind)
     size_t forward = ops->attention_scratch(device, &a, ND_DTYPE_F32, false);
     size_t backward = ops->attention_scratch(device, &a, ND_DTYPE_F32, true);
     void *scratch = malloc((forward > backward ? forward : backward) + 1);
-    CHECK(ops->attention_fwd(&stream, &a, out, lse, q, k, v, scratch));
-    CHECK(ops->attention_delta(&stream, &a, delta, QUERY_VIEW(f32(NAME("out"))), dout));
-    CHECK(ops->attention_bwd(&stream, &a, dq, dk, dv, q, k, v, QUERY_VIEW(f32(NAME("out"))), dout,
-                             ROW_VIEW(f32(NAME("lse"))), ROW_VIEW(f32(NAME("delta"))), false, false,
-                             scratch));
+    CHECK(ND_CALL(ops, &stream, attention_fwd, .attention = a, .out = out, .lse = lse, .q = q,
+                  .k = k, .v = v, .scratch = scratch));
+    CHECK(ND_CALL(ops, &stream, attention_delta, .attention = a, .delta = delta,
+                  .out = QUERY_VIEW(f32(NAME("out"))), .dout = dout));
+    CHECK(ND_CALL(ops, &stream, attention_bwd, .attention = a, .dq = dq, .dk = dk, .dv = dv, .q = q,
+                  .k = k, .v = v, .out = QUERY_VIEW(f32(NAME("out"))), .dout = dout,
+                  .lse = ROW_VIEW(f32(NAME("lse"))), .delta = ROW_VIEW(f32(NAME("delta"))),
+                  .scratch = scratch));
     /*
      * A score is off by (D + 1) u times sum |q k| scale, which is below 8 here, so a probability is
      * off by 8 (D + 1) u of itself; a sum over at most Sk keys adds Sk. The backward multiplies two
@@ -267,14 +274,16 @@ static void check_cross_entropy(int slices, const int64_t *begin)
         part_max[i] = out1(N), part_sum[i] = out1(N), part_target[i] = out1(N);
         int64_t valid = (begin[i + 1] < CE_VALID ? begin[i + 1] : CE_VALID) - begin[i];
         nd_tensor slice = nd_tensor_columns(logits, begin[i], begin[i + 1] - begin[i]);
-        CHECK(ops->ce_stats(&stream, part_max[i], part_sum[i], part_target[i], slice, labels,
-                            begin[i], valid));
+        CHECK(ND_CALL(ops, &stream, ce_stats, .row_max = part_max[i], .row_sum = part_sum[i],
+                      .target = part_target[i], .logits = slice, .labels = labels,
+                      .first = begin[i], .valid = valid));
         for (int row = 0; row < N; row++) {
             m[row] = fmaxf(m[row], ((float *)part_max[i].data)[row]);
         }
     }
     for (int i = 0; i < slices; i++) {
-        CHECK(ops->ce_rescale(&stream, part_sum[i], part_max[i], max));
+        CHECK(ND_CALL(ops, &stream, ce_rescale, .row_sum = part_sum[i], .row_max = part_max[i],
+                      .global_max = max));
         for (int row = 0; row < N; row++) {
             s[row] += ((float *)part_sum[i].data)[row];
             t[row] += ((float *)part_target[i].data)[row];
@@ -284,13 +293,15 @@ static void check_cross_entropy(int slices, const int64_t *begin)
     /* The logarithm turns a relative error of the sum (columns + 4 roundings) into an absolute one;
      * max and target are exact, but up to 16 in size. */
     double loss = 0;
-    CHECK(ops->ce_loss(&stream, &loss, max, sum, target, labels));
+    CHECK(ND_CALL(ops, &stream, ce_loss, .loss_sum = &loss, .max = max, .sum = sum,
+                  .target = target, .labels = labels));
     cr_assert_float_eq(loss / (N - 2), *f32("cross_entropy.loss"), 32 * U * 16);
     for (int i = 0; i < slices; i++) {
         int64_t valid = (begin[i + 1] < CE_VALID ? begin[i + 1] : CE_VALID) - begin[i];
         nd_tensor slice = nd_tensor_columns(logits, begin[i], begin[i + 1] - begin[i]);
         int64_t count = N - 2;
-        CHECK(ops->ce_bwd(&stream, slice, max, sum, labels, begin[i], valid, &count));
+        CHECK(ND_CALL(ops, &stream, ce_bwd, .logits = slice, .max = max, .sum = sum,
+                      .labels = labels, .first = begin[i], .valid = valid, .count = &count));
     }
     /* exp of a difference of up to 32, the sum, a quotient, a product. */
     expect(logits, "cross_entropy.dlogits", 32 + CE_COLUMNS + 4);
@@ -313,8 +324,10 @@ Test(op_goldens, embedding)
     nd_tensor ids = nd_tensor_1d(i32("embedding.ids"), ND_DTYPE_I32, N);
     nd_tensor out = out2(N, C);
     nd_tensor dtable = nd_tensor_2d(fresh(V * C, 0), ND_DTYPE_F32, V, C);
-    CHECK(ops->embedding_fwd(&stream, out, ids, in2("embedding.table", V, C), 0));
-    CHECK(ops->embedding_bwd(&stream, dtable, ids, in2("embedding.dout", N, C), 0));
+    CHECK(ND_CALL(ops, &stream, embedding_fwd, .out = out, .ids = ids,
+                  .table = in2("embedding.table", V, C), .first = 0));
+    CHECK(ND_CALL(ops, &stream, embedding_bwd, .dtable = dtable, .ids = ids,
+                  .dout = in2("embedding.dout", N, C), .first = 0));
     expect(out, "embedding.out", 0);
     expect(dtable, "embedding.dtable", N);
 }
@@ -345,8 +358,10 @@ static void check_optimizers(const char *group, bool decay)
                          .grad_scale = 2.0f,
                          .bias1 = (float)(1 - pow(0.9, step)),
                          .bias2 = (float)(1 - pow(0.95, step))};
-        CHECK(ops->adamw(&stream, &rule, p.data, m.data, v.data, half, ranges, 2));
-        CHECK(ops->sgd(&stream, &rule, q.data, half, ranges, 2));
+        CHECK(ND_CALL(ops, &stream, adamw, .hyper = rule, .p = p.data, .m = m.data, .v = v.data,
+                      .grad = half, .ranges = ranges, .range_count = 2));
+        CHECK(ND_CALL(ops, &stream, sgd, .hyper = rule, .p = q.data, .grad = half, .ranges = ranges,
+                      .range_count = 2));
     }
     /* Per step a dozen roundings; 0.95 as a float makes 1 - beta2 wrong by 19 u of itself. */
     expect(p, (snprintf(name, sizeof(name), "%s.adamw.p", group), name), 12 * STEPS);

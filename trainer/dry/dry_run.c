@@ -3,7 +3,6 @@
 
 #include "trainer/model/model.h"
 #include "trainer/dry/dry_ops.h"
-#include "trainer/dry/dry_prepare.h"
 
 /* Memory is an address that is never read. */
 

@@ -21,16 +21,18 @@ static nd_status mlp_half_backward(nd_model *m, int64_t layer, float beta)
     ND_TRY(nd_linear_row_bwd(m, ND_INPUT_DOWN, layer, m->dact, m->dx, a->act, a->act_codes, beta));
     /* 10. SwiGLU, in place of gate and up */
     ND_TRY(nd_linear_make_gradients(m, layer, gate, up, d8));
-    ND_OP(r, ELEMENTWISE, swiglu_bwd, d8[0].to, d8[1].to, m->dact, gate, up, &d8[0].fuse,
-          &d8[1].fuse);
+    ND_OP(r, ELEMENTWISE, swiglu_bwd, .dgate = d8[0].to, .dup = d8[1].to, .dout = m->dact,
+          .gate = gate, .up = up, .fuse_gate = d8[0].fuse, .fuse_up = d8[1].fuse);
     ND_TRY(nd_block_recompute_codes(m, layer, true));
     /* 9. gate and up; 8. the gather becomes a reduce-scatter, the input is gathered again */
     ND_TRY(
         nd_linear_column_bwd(m, ND_INPUT_GATE_UP, layer, m->dh, a->gu, a->h2, a->h2_codes, beta));
     /* 7. norm; the residual's own gradient joins */
-    ND_OP(r, ELEMENTWISE, rmsnorm_bwd, m->dx,
-          nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_2, ND_PARAM_NORM_2, layer), m->dh, m->dx, a->x_mid,
-          nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_2, ND_PARAM_NORM_2, layer), a->rstd2);
+    ND_OP(r, ELEMENTWISE, rmsnorm_bwd, .dx = m->dx,
+          .dweight = nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_2, ND_PARAM_NORM_2, layer), .dy = m->dh,
+          .dres = m->dx, .x = a->x_mid,
+          .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_2, ND_PARAM_NORM_2, layer),
+          .rstd = a->rstd2);
     return ND_OK;
 }
 
@@ -46,15 +48,18 @@ static nd_status attention_half_backward(nd_model *m, int64_t layer, float beta)
     /* 4. RoPE */
     nd_tensor dqk = nd_tensor_3d(m->dqkv.data, d->act, d->T, d->H + d->K, d->D);
     dqk.stride[0] = d->QKV;
-    ND_OP(r, ELEMENTWISE, rope, dqk, dqk, nd_tensor_1d(m->batches.positions, ND_DTYPE_I32, d->T),
-          m->rope, true);
+    ND_OP(r, ELEMENTWISE, rope, .out = dqk, .x = dqk,
+          .positions = nd_tensor_1d(m->batches.positions, ND_DTYPE_I32, d->T), .table = m->rope,
+          .inverse = true);
     ND_TRY(nd_block_recompute_codes(m, layer, false));
     /* 3. q, k, v; 2. the gather becomes a reduce-scatter, the input is gathered again */
     ND_TRY(nd_linear_column_bwd(m, ND_INPUT_QKV, layer, m->dh, m->dqkv, a->h1, a->h1_codes, beta));
     /* 1. norm */
-    ND_OP(r, ELEMENTWISE, rmsnorm_bwd, m->dx,
-          nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_1, ND_PARAM_NORM_1, layer), m->dh, m->dx, a->x_in,
-          nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_1, ND_PARAM_NORM_1, layer), a->rstd1);
+    ND_OP(r, ELEMENTWISE, rmsnorm_bwd, .dx = m->dx,
+          .dweight = nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_1, ND_PARAM_NORM_1, layer), .dy = m->dh,
+          .dres = m->dx, .x = a->x_in,
+          .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_1, ND_PARAM_NORM_1, layer),
+          .rstd = a->rstd1);
     return ND_OK;
 }
 
@@ -94,9 +99,10 @@ static nd_status embed_backward(nd_model *m)
         ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, 0));
         ND_TRY(nd_fsdp_grad_zero_if_fresh(&m->fsdp, ND_PARAM_EMBED, -1));
     }
-    ND_OP(r, ELEMENTWISE, embedding_bwd, nd_fsdp_grad(&m->fsdp, ND_PARAM_EMBED, ND_PARAM_EMBED, -1),
-          nd_tensor_1d(nd_batches_at(&m->batches, ND_BATCH_IDS), ND_DTYPE_I32, d->T), dx_full,
-          d->vocab_first);
+    ND_OP(r, ELEMENTWISE, embedding_bwd,
+          .dtable = nd_fsdp_grad(&m->fsdp, ND_PARAM_EMBED, ND_PARAM_EMBED, -1),
+          .ids = nd_tensor_1d(nd_batches_at(&m->batches, ND_BATCH_IDS), ND_DTYPE_I32, d->T),
+          .dout = dx_full, .first = d->vocab_first);
     return nd_fsdp_grad_release(&m->fsdp, tied ? m->layout->tail : 0);
 }
 

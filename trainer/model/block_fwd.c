@@ -19,15 +19,16 @@ static nd_status attention_half(nd_model *m, int64_t layer, nd_tensor x, nd_tens
     nd_making h1;
     ND_TRY(nd_linear_make_input(m, ND_INPUT_QKV, layer, a->h1, a->h1_codes, &h1));
     /* 1. residual sum and norm. Without delta the input is the sum already. */
-    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, h1.to, delta.data ? a->x_in : none, a->rstd1, x, delta, w1,
-          (float)r->shape.rms_eps, &h1.fuse);
+    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h1.to, .sum = delta.data ? a->x_in : none,
+          .rstd = a->rstd1, .x = x, .delta = delta, .weight = w1, .eps = (float)r->shape.rms_eps,
+          .fuse = h1.fuse);
     /* 2. tp: (Tl, C) -> (T, C); 3. q, k, v */
     ND_TRY(nd_linear_column_fwd(m, ND_INPUT_QKV, layer, a->h1, a->h1_codes, a->qkv));
     /* 4. RoPE on q and k, in place: they are neighbours and have the same head size */
     nd_tensor qk = nd_tensor_3d(a->qkv.data, d->act, d->T, d->H + d->K, d->D);
     qk.stride[0] = d->QKV;
-    ND_OP(r, ELEMENTWISE, rope, qk, qk, nd_tensor_1d(m->batches.positions, ND_DTYPE_I32, d->T),
-          m->rope, false);
+    ND_OP(r, ELEMENTWISE, rope, .out = qk, .x = qk,
+          .positions = nd_tensor_1d(m->batches.positions, ND_DTYPE_I32, d->T), .table = m->rope);
     /* 5. attention, through context parallel */
     ND_TRY(nd_cp_attention_fwd(&m->cp, a->qkv, a->o, a->lse.data));
     /* 6. output projection; tp: partial sums (T, C) -> (Tl, C) */
@@ -40,8 +41,9 @@ static nd_status swiglu(nd_model *m, int64_t layer)
     const nd_block_acts *a = &m->acts[layer];
     nd_making act;
     ND_TRY(nd_linear_make_input(m, ND_INPUT_DOWN, layer, a->act, a->act_codes, &act));
-    ND_OP(m->rank, ELEMENTWISE, swiglu_fwd, act.to, nd_tensor_columns(a->gu, 0, d->F),
-          nd_tensor_columns(a->gu, d->F, d->F), &act.fuse);
+    ND_OP(m->rank, ELEMENTWISE, swiglu_fwd, .out = act.to,
+          .gate = nd_tensor_columns(a->gu, 0, d->F), .up = nd_tensor_columns(a->gu, d->F, d->F),
+          .fuse = act.fuse);
     return ND_OK;
 }
 
@@ -53,8 +55,8 @@ static nd_status mlp_half(nd_model *m, int64_t layer, bool with_output)
     nd_making h2;
     ND_TRY(nd_linear_make_input(m, ND_INPUT_GATE_UP, layer, a->h2, a->h2_codes, &h2));
     /* 7. residual sum and norm */
-    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, h2.to, a->x_mid, a->rstd2, a->x_in, m->branch, w2,
-          (float)r->shape.rms_eps, &h2.fuse);
+    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h2.to, .sum = a->x_mid, .rstd = a->rstd2, .x = a->x_in,
+          .delta = m->branch, .weight = w2, .eps = (float)r->shape.rms_eps, .fuse = h2.fuse);
     /* 8. tp: (Tl, C) -> (T, C); 9. gate and up */
     ND_TRY(nd_linear_column_fwd(m, ND_INPUT_GATE_UP, layer, a->h2, a->h2_codes, a->gu));
     /* 10. SwiGLU */
@@ -89,9 +91,9 @@ static nd_status norm_again(nd_model *m, int64_t layer, bool second)
     nd_making h;
     ND_TRY(nd_linear_make_input(m, second ? ND_INPUT_GATE_UP : ND_INPUT_QKV, layer,
                                 second ? a->h2 : a->h1, second ? a->h2_codes : a->h1_codes, &h));
-    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, h.to, none, second ? a->rstd2 : a->rstd1,
-          second ? a->x_mid : a->x_in, none, nd_fsdp_weight(&m->fsdp, id, id, layer),
-          (float)r->shape.rms_eps, &h.fuse);
+    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h.to, .rstd = second ? a->rstd2 : a->rstd1,
+          .x = second ? a->x_mid : a->x_in, .weight = nd_fsdp_weight(&m->fsdp, id, id, layer),
+          .eps = (float)r->shape.rms_eps, .fuse = h.fuse);
     return ND_OK;
 }
 
@@ -137,9 +139,10 @@ static nd_status embed(nd_model *m)
     nd_tensor partial = nd_tp_partial(r, x, m->full_b);
     ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
     ND_TRY(nd_fsdp_prefetch(&m->fsdp, m->layout->first_block));
-    ND_OP(r, ELEMENTWISE, embedding_fwd, partial,
-          nd_tensor_1d(nd_batches_at(&m->batches, ND_BATCH_IDS), ND_DTYPE_I32, d->T),
-          nd_fsdp_weight(&m->fsdp, ND_PARAM_EMBED, ND_PARAM_EMBED, -1), d->vocab_first);
+    ND_OP(r, ELEMENTWISE, embedding_fwd, .out = partial,
+          .ids = nd_tensor_1d(nd_batches_at(&m->batches, ND_BATCH_IDS), ND_DTYPE_I32, d->T),
+          .table = nd_fsdp_weight(&m->fsdp, ND_PARAM_EMBED, ND_PARAM_EMBED, -1),
+          .first = d->vocab_first);
     if (unit != m->layout->tail) { /* a tied table stays until the end of backward */
         nd_fsdp_release(&m->fsdp, unit);
     }

@@ -29,12 +29,14 @@ static nd_status chunk_loss(nd_model *m, nd_tensor logits, nd_tensor labels, nd_
     int64_t n = labels.shape[0];
     nd_tensor row_max = nd_tensor_1d(m->row_max, ND_DTYPE_F32, n);
     nd_tensor target = nd_tensor_1d(m->row_sums + n, ND_DTYPE_F32, n);
-    ND_OP(r, HEAD, ce_stats, row_max, sum, target, logits, labels, d->vocab_first, d->vocab_valid);
+    ND_OP(r, HEAD, ce_stats, .row_max = row_max, .row_sum = sum, .target = target, .logits = logits,
+          .labels = labels, .first = d->vocab_first, .valid = d->vocab_valid);
     ND_TRY(nd_copy(&r->stream, m->global_max, m->row_max, (size_t)n * 4));
     ND_TRY(tp_all_reduce(m, m->global_max, n, ND_REDOP_MAX));
-    ND_OP(r, HEAD, ce_rescale, sum, row_max, global_max);
+    ND_OP(r, HEAD, ce_rescale, .row_sum = sum, .row_max = row_max, .global_max = global_max);
     ND_TRY(tp_all_reduce(m, m->row_sums, 2 * n, ND_REDOP_SUM));
-    ND_OP(r, HEAD, ce_loss, &m->numbers->loss_sum, global_max, sum, target, labels);
+    ND_OP(r, HEAD, ce_loss, .loss_sum = &m->numbers->loss_sum, .max = global_max, .sum = sum,
+          .target = target, .labels = labels);
     return ND_OK;
 }
 
@@ -54,21 +56,21 @@ static nd_status chunk(nd_model *m, int64_t begin, int64_t rows, bool train, flo
     ND_TRY(nd_tp_gather(r, nd_tensor_rows(m->h_final, begin, rows), m->head_full,
                         ND_TRACE_COMMUNICATION, &h));
     /* 2. logits of this vocabulary slice; 3. loss */
-    ND_OP(r, HEAD, matmul, logits, h, false, w, true, 0.0f);
+    ND_OP(r, HEAD, matmul, .c = logits, .a = h, .b = w, .b_transposed = true);
     ND_TRY(chunk_loss(m, logits, labels, global_max, sum));
     if (!train) {
         return ND_OK;
     }
     /* 3'. dlogits in place */
-    ND_OP(r, HEAD, ce_bwd, logits, global_max, sum, labels, d->vocab_first, d->vocab_valid,
-          &m->numbers->tokens);
+    ND_OP(r, HEAD, ce_bwd, .logits = logits, .max = global_max, .sum = sum, .labels = labels,
+          .first = d->vocab_first, .valid = d->vocab_valid, .count = &m->numbers->tokens);
     /* 2'. weight gradient, and the rows' gradient: partial over the vocabulary; 1'.
      * reduce-scatter */
-    ND_OP(r, HEAD, matmul, nd_fsdp_grad(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1), logits, true,
-          h, false, beta);
+    ND_OP(r, HEAD, matmul, .c = nd_fsdp_grad(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1),
+          .a = logits, .a_transposed = true, .b = h, .beta = beta);
     nd_tensor dh = nd_tensor_rows(m->dh_final, begin, rows);
     nd_tensor partial = nd_tp_partial(r, dh, m->head_dfull);
-    ND_OP(r, HEAD, matmul, partial, logits, false, w, false, 0.0f);
+    ND_OP(r, HEAD, matmul, .c = partial, .a = logits, .b = w);
     return nd_tp_reduce(r, partial, dh, ND_TRACE_COMMUNICATION);
 }
 
@@ -77,9 +79,10 @@ nd_status nd_head_forward(nd_model *m, nd_tensor x, nd_tensor delta, bool train)
     nd_rank *r = m->rank;
     const nd_dims *d = &m->dims;
     float beta = 0.0f;
-    ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_fwd, m->h_final, m->x_final, m->rstd_final, x, delta,
-          nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1), (float)r->shape.rms_eps,
-          NULL);
+    ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_fwd, .y = m->h_final, .sum = m->x_final,
+          .rstd = m->rstd_final, .x = x, .delta = delta,
+          .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
+          .eps = (float)r->shape.rms_eps);
     if (train) {
         ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, m->layout->tail));
         ND_TRY(nd_fsdp_grad_zero_if_fresh(&m->fsdp, ND_PARAM_NORM_F, -1));
@@ -98,10 +101,11 @@ nd_status nd_head_backward(nd_model *m)
     nd_rank *r = m->rank;
     int tail = m->layout->tail;
     ND_TRY(nd_fsdp_acquire(&m->fsdp, tail));
-    ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_bwd, m->dx,
-          nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1), m->dh_final, (nd_tensor){0},
-          m->x_final, nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
-          m->rstd_final);
+    ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_bwd, .dx = m->dx,
+          .dweight = nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
+          .dy = m->dh_final, .x = m->x_final,
+          .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
+          .rstd = m->rstd_final);
     nd_fsdp_release(&m->fsdp, tail);
     return m->layout->tied ? ND_OK : nd_fsdp_grad_release(&m->fsdp, tail);
 }

@@ -85,7 +85,8 @@ static nd_status settle_vector(nd_model *m, const nd_cast_request *q, nd_fp8 *ou
 {
     nd_scale_vectors *v = q->vectors;
     bool rows = q->rule->granularity == ND_PER_ROW;
-    ND_OP(m->rank, ND_TRACE_CAST, amax, v->amax, q->x, q->rule->granularity, false);
+    ND_OP(m->rank, ND_TRACE_CAST, amax, .amax = v->amax, .x = q->x,
+          .granularity = q->rule->granularity);
     *out = (nd_fp8){.scale = v->scale, .inverse = v->inverse, .granularity = q->rule->granularity};
     return nd_scales_settle_vector(&m->scales, v, q->x.shape[rows ? 0 : 1], q->rule->format,
                                    q->split);
@@ -118,7 +119,8 @@ nd_status nd_linear_add_transposed(nd_model *m, nd_fp8 *operand, void *buffer)
     if (m->rank->ops->fp8_needs_transposed) {
         operand->transposed = nd_tensor_2d(buffer, operand->codes.dtype, operand->codes.shape[1],
                                            operand->codes.shape[0]);
-        ND_OP(m->rank, ND_TRACE_CAST, fp8_transpose, operand->transposed, operand->codes);
+        ND_OP(m->rank, ND_TRACE_CAST, fp8_transpose, .out = operand->transposed,
+              .codes = operand->codes);
     }
     return ND_OK;
 }

@@ -47,10 +47,11 @@ nd_status nd_linear_column_fwd(nd_model *m, nd_input input, int64_t layer, nd_te
         nd_tensor out = nd_tensor_columns(y, p.offset, p.rows);
         if (p.fp8) {
             ND_TRY(nd_linear_weight_operand(m, layer, p.first, &recipe->output.b, false, &w));
-            ND_OP(r, GEMM, matmul_fp8, out, x, false, w, true, 0.0f,
-                  recipe->output.fast_accumulation, m->fp8.gemm);
+            ND_OP(r, GEMM, matmul_fp8, .c = out, .a = x, .b = w, .b_transposed = true,
+                  .fast_accumulation = recipe->output.fast_accumulation, .scratch = m->fp8.gemm);
         } else {
-            ND_OP(r, GEMM, matmul, out, full, false, nd_linear_weight(m, layer, &p), true, 0.0f);
+            ND_OP(r, GEMM, matmul, .c = out, .a = full, .b = nd_linear_weight(m, layer, &p),
+                  .b_transposed = true);
         }
     }
     return ND_OK;
@@ -115,8 +116,9 @@ static nd_status column_part_bwd_bf16(nd_model *m, int64_t layer, const nd_linea
 {
     nd_rank *r = m->rank;
     nd_tensor d = nd_tensor_columns(dy, p->offset, p->rows);
-    ND_OP(r, GEMM, matmul, dx, d, false, nd_linear_weight(m, layer, p), false, dx_beta);
-    ND_OP(r, GEMM, matmul, nd_linear_gradient(m, layer, p), d, true, full, false, beta);
+    ND_OP(r, GEMM, matmul, .c = dx, .a = d, .b = nd_linear_weight(m, layer, p), .beta = dx_beta);
+    ND_OP(r, GEMM, matmul, .c = nd_linear_gradient(m, layer, p), .a = d, .a_transposed = true,
+          .b = full, .beta = beta);
     return ND_OK;
 }
 
@@ -131,17 +133,18 @@ static nd_status column_part_bwd_fp8(nd_model *m, int64_t layer, const nd_linear
     nd_fp8 g, w;
     ND_TRY(gradient_operand(m, layer, p, &for_dx->a, dy, made, false, &g));
     ND_TRY(nd_linear_weight_operand(m, layer, p->first, &for_dx->b, true, &w));
-    ND_OP(r, GEMM, matmul_fp8, dx, g, false, w, false, dx_beta, for_dx->fast_accumulation,
-          m->fp8.gemm);
+    ND_OP(r, GEMM, matmul_fp8, .c = dx, .a = g, .b = w, .beta = dx_beta,
+          .fast_accumulation = for_dx->fast_accumulation, .scratch = m->fp8.gemm);
     if (for_dw->a.scaling == ND_SCALING_NONE) {
-        ND_OP(r, GEMM, matmul, dw, nd_tensor_columns(dy, p->offset, p->rows), true, full, false,
-              beta);
+        ND_OP(r, GEMM, matmul, .c = dw, .a = nd_tensor_columns(dy, p->offset, p->rows),
+              .a_transposed = true, .b = full, .beta = beta);
         return ND_OK;
     }
     if (for_dw->a.granularity != ND_PER_TENSOR) {
         ND_TRY(gradient_operand(m, layer, p, &for_dw->a, dy, made, true, &g));
     }
-    ND_OP(r, GEMM, matmul_fp8, dw, g, true, x, false, beta, for_dw->fast_accumulation, m->fp8.gemm);
+    ND_OP(r, GEMM, matmul_fp8, .c = dw, .a = g, .a_transposed = true, .b = x, .beta = beta,
+          .fast_accumulation = for_dw->fast_accumulation, .scratch = m->fp8.gemm);
     return ND_OK;
 }
 

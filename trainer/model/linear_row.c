@@ -37,10 +37,11 @@ nd_status nd_linear_row_fwd(nd_model *m, nd_input input, int64_t layer, nd_tenso
     if (p.fp8) {
         ND_TRY(row_input(m, input, layer, x, codes, false, &x8));
         ND_TRY(nd_linear_weight_operand(m, layer, p.first, &rule->b, false, &w));
-        ND_OP(r, GEMM, matmul_fp8, partial, x8, false, w, true, 0.0f, rule->fast_accumulation,
-              m->fp8.gemm);
+        ND_OP(r, GEMM, matmul_fp8, .c = partial, .a = x8, .b = w, .b_transposed = true,
+              .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm);
     } else {
-        ND_OP(r, GEMM, matmul, partial, x, false, nd_linear_weight(m, layer, &p), true, 0.0f);
+        ND_OP(r, GEMM, matmul, .c = partial, .a = x, .b = nd_linear_weight(m, layer, &p),
+              .b_transposed = true);
     }
     return nd_tp_reduce(r, partial, out, COMM);
 }
@@ -51,8 +52,9 @@ static nd_status row_bwd_bf16(nd_model *m, int64_t layer, const nd_linear_part *
     nd_rank *r = m->rank;
     nd_tensor dy;
     ND_TRY(nd_tp_gather(r, dy_local, m->full_a, COMM, &dy));
-    ND_OP(r, GEMM, matmul, dx, dy, false, nd_linear_weight(m, layer, p), false, 0.0f);
-    ND_OP(r, GEMM, matmul, nd_linear_gradient(m, layer, p), dy, true, x, false, beta);
+    ND_OP(r, GEMM, matmul, .c = dx, .a = dy, .b = nd_linear_weight(m, layer, p));
+    ND_OP(r, GEMM, matmul, .c = nd_linear_gradient(m, layer, p), .a = dy, .a_transposed = true,
+          .b = x, .beta = beta);
     return ND_OK;
 }
 
@@ -108,18 +110,18 @@ static nd_status row_bwd_fp8(nd_model *m, nd_input input, int64_t layer, const n
         ND_TRY(row_gradient(m, layer, p, &for_dx->a, dy, false, &g));
     }
     ND_TRY(nd_linear_weight_operand(m, layer, p->first, &for_dx->b, true, &w));
-    ND_OP(r, GEMM, matmul_fp8, dx, g, false, w, false, 0.0f, for_dx->fast_accumulation,
-          m->fp8.gemm);
+    ND_OP(r, GEMM, matmul_fp8, .c = dx, .a = g, .b = w,
+          .fast_accumulation = for_dx->fast_accumulation, .scratch = m->fp8.gemm);
     if (for_dw->a.scaling == ND_SCALING_NONE) {
-        ND_OP(r, GEMM, matmul, dw, dy, true, x, false, beta);
+        ND_OP(r, GEMM, matmul, .c = dw, .a = dy, .a_transposed = true, .b = x, .beta = beta);
         return ND_OK;
     }
     if (!per_tensor) {
         ND_TRY(row_gradient(m, layer, p, &for_dw->a, dy, true, &g));
     }
     ND_TRY(row_input(m, input, layer, x, codes, true, &x8));
-    ND_OP(r, GEMM, matmul_fp8, dw, g, true, x8, false, beta, for_dw->fast_accumulation,
-          m->fp8.gemm);
+    ND_OP(r, GEMM, matmul_fp8, .c = dw, .a = g, .a_transposed = true, .b = x8, .beta = beta,
+          .fast_accumulation = for_dw->fast_accumulation, .scratch = m->fp8.gemm);
     return ND_OK;
 }
 

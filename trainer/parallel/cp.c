@@ -108,8 +108,9 @@ static nd_status make_delta(nd_cp *cp, nd_tensor o, nd_tensor dout)
     for (int c = 0; c < d->chunks && cp->delta; c++) {
         nd_cp_block all = {c, 0, d->chunk, 0};
         nd_attention a = nd_cp_describe(d, &all);
-        ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_delta, &a, nd_cp_row_view(d, cp->delta, c),
-              nd_cp_q_view(d, o, c, 0, d->H), nd_cp_q_view(d, dout, c, 0, d->H));
+        ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_delta, .attention = a,
+              .delta = nd_cp_row_view(d, cp->delta, c), .out = nd_cp_q_view(d, o, c, 0, d->H),
+              .dout = nd_cp_q_view(d, dout, c, 0, d->H));
     }
     return ND_OK;
 }

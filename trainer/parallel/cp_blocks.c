@@ -94,11 +94,13 @@ nd_status nd_cp_run_fwd(nd_cp *cp, const nd_cp_block *block, nd_tensor qkv, cons
 {
     const nd_dims *d = &cp->dims;
     nd_attention a = nd_cp_describe(d, block);
-    ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_fwd, &a,
-          nd_cp_q_view(d, o, block->q_chunk, 0, d->H), nd_cp_row_view(d, lse, block->q_chunk),
-          nd_cp_q_view(d, qkv, block->q_chunk, 0, d->H),
-          kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->k, block),
-          kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->v, block), cp->scratch);
+    ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_fwd, .attention = a,
+          .out = nd_cp_q_view(d, o, block->q_chunk, 0, d->H),
+          .lse = nd_cp_row_view(d, lse, block->q_chunk),
+          .q = nd_cp_q_view(d, qkv, block->q_chunk, 0, d->H),
+          .k = kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->k, block),
+          .v = kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->v, block),
+          .scratch = cp->scratch);
     return ND_OK;
 }
 
@@ -106,8 +108,8 @@ nd_status nd_cp_pack_kv(nd_cp *cp, nd_tensor qkv, void *out)
 {
     const nd_dims *d = &cp->dims;
     int64_t kv = 2 * d->K * d->D;
-    ND_OP(cp->rank, ND_TRACE_ATTENTION, cast, nd_tensor_2d(out, d->act, d->T, kv),
-          nd_tensor_columns(qkv, d->H * d->D, kv));
+    ND_OP(cp->rank, ND_TRACE_ATTENTION, cast, .out = nd_tensor_2d(out, d->act, d->T, kv),
+          .x = nd_tensor_columns(qkv, d->H * d->D, kv));
     return ND_OK;
 }
 
@@ -119,14 +121,16 @@ nd_status nd_cp_run_bwd(nd_cp *cp, const nd_cp_block *block, nd_tensor dq, const
     int c = block->q_chunk;
     nd_attention a = nd_cp_describe(d, block);
     nd_tensor delta = cp->delta ? nd_cp_row_view(d, cp->delta, c) : (nd_tensor){0};
-    ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_bwd, &a, nd_cp_q_view(d, dq, c, 0, d->H),
-          kv_view(d, dkv->data, dkv->dtype, dkv->rows, dkv->stride, dkv->k, block),
-          kv_view(d, dkv->data, dkv->dtype, dkv->rows, dkv->stride, dkv->v, block),
-          nd_cp_q_view(d, qkv, c, 0, d->H),
-          kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->k, block),
-          kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->v, block),
-          nd_cp_q_view(d, o, c, 0, d->H), nd_cp_q_view(d, dout, c, 0, d->H),
-          nd_cp_row_view(d, lse, c), delta, add_q, add_kv, cp->scratch);
+    ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_bwd, .attention = a,
+          .dq = nd_cp_q_view(d, dq, c, 0, d->H),
+          .dk = kv_view(d, dkv->data, dkv->dtype, dkv->rows, dkv->stride, dkv->k, block),
+          .dv = kv_view(d, dkv->data, dkv->dtype, dkv->rows, dkv->stride, dkv->v, block),
+          .q = nd_cp_q_view(d, qkv, c, 0, d->H),
+          .k = kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->k, block),
+          .v = kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->v, block),
+          .out = nd_cp_q_view(d, o, c, 0, d->H), .dout = nd_cp_q_view(d, dout, c, 0, d->H),
+          .lse = nd_cp_row_view(d, lse, c), .delta = delta, .add_q = add_q, .add_kv = add_kv,
+          .scratch = cp->scratch);
     return ND_OK;
 }
 
@@ -134,7 +138,7 @@ nd_status nd_cp_store_dkv(nd_cp *cp, nd_tensor dqkv, const float *dkv)
 {
     const nd_dims *d = &cp->dims;
     int64_t kv = 2 * d->K * d->D;
-    ND_OP(cp->rank, ND_TRACE_ATTENTION, cast, nd_tensor_columns(dqkv, d->H * d->D, kv),
-          nd_tensor_2d((float *)dkv, ND_DTYPE_F32, d->T, kv));
+    ND_OP(cp->rank, ND_TRACE_ATTENTION, cast, .out = nd_tensor_columns(dqkv, d->H * d->D, kv),
+          .x = nd_tensor_2d((float *)dkv, ND_DTYPE_F32, d->T, kv));
     return ND_OK;
 }

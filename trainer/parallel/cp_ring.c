@@ -37,17 +37,19 @@ nd_status nd_cp_ring_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
             ND_TRY(nd_cp_run_fwd(cp, &blocks[b], qkv, &kv, part,
                                  step == 0 ? cp->acc_lse : cp->part_lse));
             if (step > 0) {
-                ND_OP(r, ND_TRACE_ATTENTION, lse_merge, &a, nd_cp_q_view(d, acc, c, 0, d->H),
-                      nd_cp_row_view(d, cp->acc_lse, c), nd_cp_q_view(d, part, c, 0, d->H),
-                      nd_cp_row_view(d, cp->part_lse, c));
+                ND_OP(r, ND_TRACE_ATTENTION, lse_merge, .attention = a,
+                      .acc = nd_cp_q_view(d, acc, c, 0, d->H),
+                      .acc_lse = nd_cp_row_view(d, cp->acc_lse, c),
+                      .out = nd_cp_q_view(d, part, c, 0, d->H),
+                      .lse = nd_cp_row_view(d, cp->part_lse, c));
             }
         }
         if (step == 0) {
-            ND_OP(r, ND_TRACE_ATTENTION, cast, acc, part);
+            ND_OP(r, ND_TRACE_ATTENTION, cast, .out = acc, .x = part);
         }
         ND_RUN(r, ND_TRACE_COMMUNICATION, nd_stream_wait(&r->stream, &arrived));
     }
-    ND_OP(r, ND_TRACE_ATTENTION, cast, o, acc);
+    ND_OP(r, ND_TRACE_ATTENTION, cast, .out = o, .x = acc);
     return nd_copy(&r->stream, lse, cp->acc_lse, (size_t)(d->T * d->H) * 4);
 }
 
@@ -78,6 +80,6 @@ nd_status nd_cp_ring_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tensor o, 
         /* dK and dV follow their keys; the last hop brings our own home. */
         ND_TRY(hop(cp, cp->dkv[step % 2], cp->dkv[(step + 1) % 2], ND_DTYPE_F32, NULL));
     }
-    ND_OP(r, ND_TRACE_ATTENTION, cast, nd_tensor_columns(dqkv, 0, d->H * d->D), dq);
+    ND_OP(r, ND_TRACE_ATTENTION, cast, .out = nd_tensor_columns(dqkv, 0, d->H * d->D), .x = dq);
     return nd_cp_store_dkv(cp, dqkv, cp->dkv[comm->size % 2]);
 }

@@ -43,8 +43,8 @@ static nd_status finish_slot(nd_fsdp *fsdp, nd_grad_slot *slot)
     if (!fsdp->first_micro) { /* the shards of both segments are neighbours */
         int64_t count = segments[ND_SEGMENT_HP].shard_count + segments[ND_SEGMENT_FP8].shard_count;
         float *shard = fsdp->grad + segments[ND_SEGMENT_HP].shard_offset;
-        ND_OP(r, ND_TRACE_ELEMENTWISE, accumulate, nd_tensor_1d(shard, ND_DTYPE_F32, count),
-              nd_tensor_1d(slot->received, ND_DTYPE_F32, count));
+        ND_OP(r, ND_TRACE_ELEMENTWISE, accumulate, .acc = nd_tensor_1d(shard, ND_DTYPE_F32, count),
+              .x = nd_tensor_1d(slot->received, ND_DTYPE_F32, count));
     }
     return ND_OK;
 }

@@ -100,8 +100,8 @@ static nd_status cast_own_part(nd_fsdp *fsdp, nd_weight_slot *slot, nd_segment_k
         return ND_OK;
     }
     int64_t n = segment->shard_count;
-    ND_OP(fsdp->rank, ND_TRACE_ELEMENTWISE, cast, nd_tensor_1d(own, fsdp->act, n),
-          nd_tensor_1d(fsdp->master + segment->shard_offset, ND_DTYPE_F32, n));
+    ND_OP(fsdp->rank, ND_TRACE_ELEMENTWISE, cast, .out = nd_tensor_1d(own, fsdp->act, n),
+          .x = nd_tensor_1d(fsdp->master + segment->shard_offset, ND_DTYPE_F32, n));
     return ND_OK;
 }
 

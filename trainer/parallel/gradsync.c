@@ -70,8 +70,9 @@ nd_status nd_gradsync_squares(nd_gradsync *sync, double *squares)
     ND_TRY(nd_zero(&r->stream, squares, sizeof *squares));
     for (int i = 0; i < sync->all_count; i++) {
         if (counts_replicated || !is_replicated(sync, &sync->all[i])) {
-            ND_OP(r, ND_TRACE_OPTIMIZER, sum_squares, squares,
-                  sync->fsdp->grad + sync->all[i].begin, sync->all[i].end - sync->all[i].begin);
+            ND_OP(r, ND_TRACE_OPTIMIZER, sum_squares, .out = squares,
+                  .x = sync->fsdp->grad + sync->all[i].begin,
+                  .count = sync->all[i].end - sync->all[i].begin);
         }
     }
     ND_RUN(r, ND_TRACE_COMMUNICATION,

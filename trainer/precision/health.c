@@ -70,11 +70,13 @@ static nd_status find_scales(nd_scales *s)
     if (nd_recipe_is_delayed(recipe)) {
         return nd_copy(stream, h->scale, s->scale, (size_t)s->sites * sizeof(float));
     }
-    ND_OP(s->rank, ND_TRACE_CAST, fp8_scale, h->scale, h->inverse, h->amax, gradients,
-          recipe->output.a.format, recipe->power_of_two);
-    ND_OP(s->rank, ND_TRACE_CAST, fp8_scale, h->scale + gradients, h->inverse + gradients,
-          h->amax + gradients, s->sites - gradients, recipe->input_gradient.a.format,
-          recipe->power_of_two);
+    ND_OP(s->rank, ND_TRACE_CAST, fp8_scale, .scale = h->scale, .inverse = h->inverse,
+          .amax = h->amax, .count = gradients, .format = recipe->output.a.format,
+          .power_of_two = recipe->power_of_two);
+    ND_OP(s->rank, ND_TRACE_CAST, fp8_scale, .scale = h->scale + gradients,
+          .inverse = h->inverse + gradients, .amax = h->amax + gradients,
+          .count = s->sites - gradients, .format = recipe->input_gradient.a.format,
+          .power_of_two = recipe->power_of_two);
     return ND_OK;
 }
 

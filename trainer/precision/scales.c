@@ -169,8 +169,8 @@ static nd_status round_weights(nd_scales *s)
 {
     nd_tensor amax = nd_tensor_1d(s->amax, ND_DTYPE_F32, weight_sites(s));
     nd_tensor rounded = nd_tensor_1d(s->rounded, ND_DTYPE_BF16, weight_sites(s));
-    ND_OP(s->rank, ND_TRACE_CAST, cast, rounded, amax);
-    ND_OP(s->rank, ND_TRACE_CAST, cast, amax, rounded);
+    ND_OP(s->rank, ND_TRACE_CAST, cast, .out = rounded, .x = amax);
+    ND_OP(s->rank, ND_TRACE_CAST, cast, .out = amax, .x = rounded);
     return ND_OK;
 }
 
@@ -192,9 +192,9 @@ nd_status nd_scales_refresh(nd_scales *s, const float *master, int64_t version)
     for (int64_t i = 0; i < weight_sites(s); i++) {
         int64_t count = s->weights[i].end - s->weights[i].begin;
         if (count > 0) {
-            ND_OP(r, ND_TRACE_CAST, amax, s->amax + i,
-                  nd_tensor_1d((float *)master + s->weights[i].begin, ND_DTYPE_F32, count),
-                  ND_PER_TENSOR, false);
+            ND_OP(r, ND_TRACE_CAST, amax, .amax = s->amax + i,
+                  .x = nd_tensor_1d((float *)master + s->weights[i].begin, ND_DTYPE_F32, count),
+                  .granularity = ND_PER_TENSOR);
         }
     }
     if (!s->codes_gathered) {
@@ -204,8 +204,9 @@ nd_status nd_scales_refresh(nd_scales *s, const float *master, int64_t version)
         return ND_OK;
     }
     ND_TRY(max_over(s, ND_GROUP_MODEL, s->amax, weight_sites(s)));
-    ND_OP(r, ND_TRACE_CAST, fp8_scale, s->scale, s->inverse, s->amax, weight_sites(s),
-          ND_DTYPE_F8_E4M3, s->recipe.power_of_two);
+    ND_OP(r, ND_TRACE_CAST, fp8_scale, .scale = s->scale, .inverse = s->inverse, .amax = s->amax,
+          .count = weight_sites(s), .format = ND_DTYPE_F8_E4M3,
+          .power_of_two = s->recipe.power_of_two);
     return ND_OK;
 }
 
@@ -221,24 +222,28 @@ nd_status nd_scales_settle_vector(nd_scales *s, nd_scale_vectors *v, int64_t cou
     if (split) {
         ND_TRY(max_over(s, ND_GROUP_TP, v->amax, count));
     }
-    ND_OP(s->rank, ND_TRACE_CAST, fp8_scale, v->scale, v->inverse, v->amax, count, format,
-          s->recipe.power_of_two);
+    ND_OP(s->rank, ND_TRACE_CAST, fp8_scale, .scale = v->scale, .inverse = v->inverse,
+          .amax = v->amax, .count = count, .format = format,
+          .power_of_two = s->recipe.power_of_two);
     return ND_OK;
 }
 
 nd_status nd_scales_measure(nd_scales *s, int64_t site, nd_tensor x)
 {
-    ND_OP(s->rank, ND_TRACE_CAST, amax, s->amax + site, x, ND_PER_TENSOR, false);
+    ND_OP(s->rank, ND_TRACE_CAST, amax, .amax = s->amax + site, .x = x,
+          .granularity = ND_PER_TENSOR);
     return ND_OK;
 }
 
 nd_status nd_scales_cast(nd_scales *s, int64_t site, nd_fp8 out, float *amax, nd_tensor x)
 {
-    ND_OP(s->rank, ND_TRACE_CAST, fp8_cast, out, amax, x);
+    ND_OP(s->rank, ND_TRACE_CAST, fp8_cast, .out = out, .amax = amax, .x = x);
     if (s->healthy) {
         s->report[site].elements += nd_tensor_count(x);
-        ND_OP(s->rank, ND_TRACE_CAST, fp8_count, s->health.counts[site], x, out);
-        ND_OP(s->rank, ND_TRACE_CAST, amax, s->health.amax + site, x, ND_PER_TENSOR, true);
+        ND_OP(s->rank, ND_TRACE_CAST, fp8_count, .counts = s->health.counts[site], .x = x,
+              .as = out);
+        ND_OP(s->rank, ND_TRACE_CAST, amax, .amax = s->health.amax + site, .x = x,
+              .granularity = ND_PER_TENSOR, .merge = true);
     }
     return ND_OK;
 }
@@ -268,7 +273,8 @@ nd_status nd_scales_advance(nd_scales *s)
         .scale = s->scale,
         .inverse = s->inverse,
     };
-    ND_OP(s->rank, ND_TRACE_CAST, fp8_delayed, &history, s->recipe.algorithm);
+    ND_OP(s->rank, ND_TRACE_CAST, fp8_delayed, .history = history,
+          .algorithm = s->recipe.algorithm);
     return ND_OK;
 }
 

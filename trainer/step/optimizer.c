@@ -78,11 +78,12 @@ nd_status nd_optimizer_step(nd_optimizer *optimizer, int64_t step, double lr, do
         .bias2 = (float)(1.0 - pow(config->optimizer.beta2, (double)step)),
     };
     if (config->optimizer.name == ND_OPTIMIZER_SGD) {
-        ND_OP(r, ND_TRACE_OPTIMIZER, sgd, &hyper, fsdp->master, fsdp->grad, optimizer->ranges,
-              optimizer->range_count);
+        ND_OP(r, ND_TRACE_OPTIMIZER, sgd, .hyper = hyper, .p = fsdp->master, .grad = fsdp->grad,
+              .ranges = optimizer->ranges, .range_count = optimizer->range_count);
     } else {
-        ND_OP(r, ND_TRACE_OPTIMIZER, adamw, &hyper, fsdp->master, fsdp->moment1, fsdp->moment2,
-              fsdp->grad, optimizer->ranges, optimizer->range_count);
+        ND_OP(r, ND_TRACE_OPTIMIZER, adamw, .hyper = hyper, .p = fsdp->master, .m = fsdp->moment1,
+              .v = fsdp->moment2, .grad = fsdp->grad, .ranges = optimizer->ranges,
+              .range_count = optimizer->range_count);
     }
     nd_fsdp_weights_updated(fsdp);
     return ND_OK;

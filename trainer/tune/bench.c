@@ -196,25 +196,29 @@ static nd_status run(void *context, nd_stream *s)
     nd_fp8 fa, fb;
     switch ((nd_call_kind)call->kind) {
     case ND_CALL_MATMUL:
-        return ops->matmul(s, c, a, at, second, bt, (float)call->beta);
+        return ND_CALL(ops, s, matmul, .c = c, .a = a, .a_transposed = at, .b = second,
+                       .b_transposed = bt, .beta = (float)call->beta);
     case ND_CALL_MATMUL_FP8:
         fa = fp8_operand(x, 0, a, !at, call->a.along);
         fb = fp8_operand(x, 1, second, bt, call->b.along);
-        return ops->matmul_fp8(s, c, fa, at, fb, bt, (float)call->beta, call->fast,
-                               b->memory + x->at.scratch);
+        return ND_CALL(ops, s, matmul_fp8, .c = c, .a = fa, .a_transposed = at, .b = fb,
+                       .b_transposed = bt, .beta = (float)call->beta,
+                       .fast_accumulation = call->fast, .scratch = b->memory + x->at.scratch);
     case ND_CALL_AMAX:
-        return ops->amax(s, amax, a, (nd_granularity)call->a.along, call->merges);
+        return ND_CALL(ops, s, amax, .amax = amax, .x = a,
+                       .granularity = (nd_granularity)call->a.along, .merge = call->merges);
     case ND_CALL_FP8_SCALE:
         fa = fp8_operand(x, 0, a, true, ND_PER_TENSOR);
-        return ops->fp8_scale(s, fa.scale, fa.inverse, amax, call->a.rows, ND_DTYPE_F8_E4M3, false);
+        return ND_CALL(ops, s, fp8_scale, .scale = fa.scale, .inverse = fa.inverse, .amax = amax,
+                       .count = call->a.rows, .format = ND_DTYPE_F8_E4M3);
     case ND_CALL_FP8_CAST:
         fa = fp8_operand(x, 0, c, true, call->a.along);
         fa.transposed = second;
-        return ops->fp8_cast(s, fa, call->merges ? amax : NULL, a);
+        return ND_CALL(ops, s, fp8_cast, .out = fa, .amax = call->merges ? amax : NULL, .x = a);
     case ND_CALL_FP8_TRANSPOSE:
-        return ops->fp8_transpose(s, c, a);
+        return ND_CALL(ops, s, fp8_transpose, .out = c, .codes = a);
     case ND_CALL_CAST:
-        return ops->cast(s, c, a);
+        return ND_CALL(ops, s, cast, .out = c, .x = a);
     }
     return ND_OK;
 }

@@ -32,8 +32,9 @@ static nd_status init_run(void *context, const nd_run *run)
     if (run->param->init == ND_INIT_ONE) {
         return set_to_one(c, to, run->count);
     }
-    return r->ops->random_normal(&r->stream, to, run->count, c->init_std, c->seed,
-                                 run->param->stream, (uint64_t)run->global_begin);
+    return ND_CALL(r->ops, &r->stream, random_normal, .out = to, .count = run->count,
+                   .deviation = c->init_std, .seed = c->seed, .random_stream = run->param->stream,
+                   .first = (uint64_t)run->global_begin);
 }
 
 nd_status nd_fsdp_init_weights(nd_fsdp *fsdp, double init_std, uint64_t seed)
