@@ -97,20 +97,21 @@ void nd_fs_map_close(nd_fs_map *map)
     *map = (nd_fs_map){0};
 }
 
-/* Where a fault of this thread's reading continues; NULL: a fault is a crash like any other. */
+/* Where this thread continues after a fault of its reading; NULL: a fault is a crash. */
 static _Thread_local sigjmp_buf *landing;
 
-static void on_fault(int signal_number)
+static void on_fault(int signal_number, siginfo_t *info, void *context)
 {
-    if (landing) {
+    if (landing && info->si_code > 0) { /* the kernel's, not sent by a process */
         siglongjmp(*landing, 1);
     }
-    signal(signal_number, SIG_DFL); /* the instruction runs again, and ends the process */
+    signal(signal_number, SIG_DFL);
+    raise(signal_number); /* ends the process when this handler returns */
 }
 
 static void install(void)
 {
-    struct sigaction action = {.sa_handler = on_fault};
+    struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
     sigemptyset(&action.sa_mask);
     sigaction(SIGBUS, &action, NULL);
 }
@@ -122,17 +123,24 @@ static bool is_whole(const nd_fs_map *map)
            (uint64_t)st.st_size >= map->size;
 }
 
+/* Helper threads block all signals; a fault while SIGBUS is blocked would end the process. */
 static nd_status run(nd_status (*read)(void *context), void *context, bool *faulted)
 {
-    sigjmp_buf here;
+    sigjmp_buf here, *volatile outer = landing;
+    sigset_t fault, before;
+    sigemptyset(&fault);
+    sigaddset(&fault, SIGBUS);
+    pthread_sigmask(SIG_UNBLOCK, &fault, &before);
     if (sigsetjmp(here, 1) != 0) {
-        landing = NULL;
+        landing = outer;
         *faulted = true;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
         return ND_OK;
     }
     landing = &here;
     nd_status status = read(context);
-    landing = NULL;
+    landing = outer;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return status;
 }
 

@@ -212,3 +212,16 @@ Test(run, a_disk_too_full_for_the_model_is_found_at_the_start)
     cr_assert_eq(code, 73, "ended with %d:\n%s", code, shell_output);
     cr_assert_not_null(strstr(shell_output, "the trained model"), "%s", shell_output);
 }
+
+/* The prefetch thread finds pages gone, one second into the run. */
+Test(run, data_that_become_shorter_end_the_run_with_a_sentence)
+{
+    shell(&dir, "for i in $(seq 200); do cat text.txt; done > long.txt");
+    int code =
+        shell_run(&dir, "(sleep 1; truncate -s 1000 long.txt) & " RUN
+                        "--set data.path=long.txt --num-steps 100000 --set log.interval=100000 "
+                        "--set output.save_model=false");
+    cr_expect_eq(code, 74, "%d", code);
+    cr_expect_not_null(strstr(shell_output, "became shorter while it was read"), "%s",
+                       shell_output);
+}

@@ -109,6 +109,12 @@ static nd_status set_format(nd_dataset *dataset, const char *path, nd_data_forma
                                       : nd_fs_format(&dataset->path, "%s", path);
 }
 
+static nd_status open_format(void *context)
+{
+    nd_dataset *dataset = context;
+    return dataset->format->open(dataset);
+}
+
 nd_status nd_dataset_open(const char *path, nd_data_format format, const char *tokenizer,
                           int64_t vocab, int64_t sequence, nd_dataset **out)
 {
@@ -124,7 +130,8 @@ nd_status nd_dataset_open(const char *path, nd_data_format format, const char *t
     ND_TRY_OUT(set_format(dataset, path, format));
     ND_TRY_OUT(check_exists(dataset));
     ND_TRY_OUT(check_tokenizer(dataset->format, path, tokenizer, vocab));
-    ND_TRY_OUT(dataset->format->open(dataset));
+    ND_TRY_OUT(nd_fs_map_open(dataset->path, ND_ERR_DATA, &dataset->map));
+    ND_TRY_OUT(nd_fs_map_guard(&dataset->map, dataset->path, open_format, dataset));
     ND_TRY_OUT(count_blocks(dataset));
     *out = dataset;
     dataset = NULL;
@@ -191,28 +198,47 @@ static void put_u64(uint8_t *p, uint64_t x)
     }
 }
 
+enum { DIGEST_HEAD = 3 * 8 };
+
+typedef struct digest_read {
+    const nd_dataset *dataset;
+    uint8_t *out;
+    size_t used;
+} digest_read;
+
+/* Copies the whole of a small file, or evenly spaced samples: the first at the beginning, the last
+ * at the end. */
+static nd_status read_samples(void *context)
+{
+    digest_read *r = context;
+    const nd_fs_map *map = &r->dataset->map;
+    if (map->size <= (size_t)DIGEST_SAMPLES * DIGEST_SAMPLE_BYTES) {
+        memcpy(r->out, map->data, map->size);
+        r->used = map->size;
+        return ND_OK;
+    }
+    size_t span = map->size - DIGEST_SAMPLE_BYTES;
+    for (int i = 0; i < DIGEST_SAMPLES; i++) {
+        size_t at = i == DIGEST_SAMPLES - 1 ? span : span / (DIGEST_SAMPLES - 1) * (size_t)i;
+        memcpy(r->out + r->used, map->data + at, DIGEST_SAMPLE_BYTES);
+        r->used += DIGEST_SAMPLE_BYTES;
+    }
+    return ND_OK;
+}
+
 nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65])
 {
-    enum { HEAD = 3 * 8 };
     uint8_t *buffer;
-    ND_TRY(nd_alloc(HEAD + (size_t)DIGEST_SAMPLES * DIGEST_SAMPLE_BYTES, 1, (void **)&buffer));
-    size_t size = dataset->map.size, used = HEAD;
-    put_u64(buffer, size);
+    nd_status status = ND_OK;
+    ND_TRY(
+        nd_alloc(DIGEST_HEAD + (size_t)DIGEST_SAMPLES * DIGEST_SAMPLE_BYTES, 1, (void **)&buffer));
+    put_u64(buffer, dataset->map.size);
     put_u64(buffer + 8, (uint64_t)(dataset->format - formats));
     put_u64(buffer + 16, (uint64_t)dataset->tokens);
-    if (size <= (size_t)DIGEST_SAMPLES * DIGEST_SAMPLE_BYTES) {
-        memcpy(buffer + used, dataset->map.data, size);
-        used += size;
-    } else { /* evenly spaced, the first at the beginning and the last at the end */
-        for (int i = 0; i < DIGEST_SAMPLES; i++) {
-            size_t span = size - DIGEST_SAMPLE_BYTES;
-            size_t at = span / (DIGEST_SAMPLES - 1) * (size_t)i;
-            at = i == DIGEST_SAMPLES - 1 ? span : at;
-            memcpy(buffer + used, dataset->map.data + at, DIGEST_SAMPLE_BYTES);
-            used += DIGEST_SAMPLE_BYTES;
-        }
-    }
-    nd_status status = nd_fs_sha256(buffer, used, hex);
+    digest_read read = {.dataset = dataset, .out = buffer + DIGEST_HEAD};
+    ND_TRY_OUT(nd_fs_map_guard(&dataset->map, dataset->path, read_samples, &read));
+    ND_TRY_OUT(nd_fs_sha256(buffer, DIGEST_HEAD + read.used, hex));
+out:
     free(buffer);
     return status;
 }

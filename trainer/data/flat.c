@@ -134,7 +134,6 @@ nd_status nd_text_check(const nd_dataset *dataset)
 
 nd_status nd_text_open(nd_dataset *dataset)
 {
-    ND_TRY(nd_fs_map_open(dataset->path, ND_ERR_DATA, &dataset->map));
     ND_TRY(nd_text_check(dataset));
     dataset->type = ND_TOKEN_U8;
     dataset->tokens = (int64_t)dataset->map.size;
@@ -168,7 +167,6 @@ bool nd_llmc_has_magic(const char *path)
 
 nd_status nd_llmc_open(nd_dataset *dataset)
 {
-    ND_TRY(nd_fs_map_open(dataset->path, ND_ERR_DATA, &dataset->map));
     const uint8_t *data = dataset->map.data;
     size_t size = dataset->map.size;
     const char *path = dataset->path;

@@ -11,8 +11,7 @@
 typedef struct nd_format {
     const char *name; /* as in data.format */
     bool holds_ids;   /* token ids; otherwise the file holds text, and ids are its bytes */
-    /* Maps dataset->path and fills tokens and what the format needs. On failure the caller closes
-     * the dataset. */
+    /* Checks dataset->map and fills tokens and what the format needs; under nd_fs_map_guard. */
     nd_status (*open)(nd_dataset *dataset);
     /* Tokens [first, first + count) of the block that begins at first, as nd_dataset_block gives
      * them; count is 2 to S + 1. What lies behind them is not written. */

@@ -148,7 +148,6 @@ static nd_status index_rows(nd_dataset *dataset)
 
 nd_status nd_jsonl_open(nd_dataset *dataset)
 {
-    ND_TRY(nd_fs_map_open(dataset->path, ND_ERR_DATA, &dataset->map));
     ND_TRY(nd_text_check(dataset));
     if (dataset->map.size > LONG_FILE_BYTES) {
         nd_log_info("indexing the %.1f GB of \"%s\", about ten seconds each; a token file "

@@ -172,29 +172,41 @@ nd_status nd_megatron_path(const char *path, const char *suffix, char **out)
     return nd_fs_format(out, "%.*s%s", (int)(suffixed ? n - 4 : n), path, suffix);
 }
 
-static nd_status open_pair(nd_dataset *dataset, const char *idx_path)
+typedef struct index_read {
+    nd_dataset *dataset;
+    const char *path;
+    nd_fs_map map;
+} index_read;
+
+static nd_status read_index(void *context)
 {
-    if (!nd_fs_exists(idx_path)) {
+    const index_read *r = context;
+    nd_dataset *dataset = r->dataset;
+    return nd_megatron_parse(r->map.data, r->map.size, dataset->map.size, r->path, dataset->path,
+                             &dataset->type, &dataset->tokens);
+}
+
+static nd_status open_index(nd_dataset *dataset, const char *path)
+{
+    index_read read = {.dataset = dataset, .path = path};
+    if (!nd_fs_exists(path)) {
         return nd_fail(
             ND_ERR_DATA,
             "\"%s\" is taken for Megatron data, but its index \"%s\" is missing; an llm.c "
             "file would begin with its magic: copy the index beside it, or set data.format",
-            dataset->path, idx_path);
+            dataset->path, path);
     }
-    ND_TRY(nd_fs_map_open(dataset->path, ND_ERR_DATA, &dataset->map));
-    nd_fs_map idx;
-    ND_TRY(nd_fs_map_open(idx_path, ND_ERR_DATA, &idx));
-    nd_status status = nd_megatron_parse(idx.data, idx.size, dataset->map.size, idx_path,
-                                         dataset->path, &dataset->type, &dataset->tokens);
-    nd_fs_map_close(&idx);
+    ND_TRY(nd_fs_map_open(path, ND_ERR_DATA, &read.map));
+    nd_status status = nd_fs_map_guard(&read.map, path, read_index, &read);
+    nd_fs_map_close(&read.map);
     return status;
 }
 
 nd_status nd_megatron_open(nd_dataset *dataset)
 {
-    char *idx_path = NULL;
-    ND_TRY(nd_megatron_path(dataset->path, ".idx", &idx_path));
-    nd_status status = open_pair(dataset, idx_path);
-    free(idx_path);
+    char *path = NULL;
+    ND_TRY(nd_megatron_path(dataset->path, ".idx", &path));
+    nd_status status = open_index(dataset, path);
+    free(path);
     return status;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -85,4 +86,59 @@ Test(map_guard, leaves_other_faults_alone, .signal = SIGBUS)
     cr_assert_eq(truncate(path, 0), 0);
     tempdir_remove(&dir);
     touch_gone_page(&r.map);
+}
+
+/* A signal that a process sends is not a fault of the reading. */
+static nd_status send_fault(void *context)
+{
+    raise(SIGBUS);
+    return ND_OK;
+}
+
+Test(map_guard, a_fault_that_is_sent_ends_the_process, .signal = SIGBUS)
+{
+    tempdir dir;
+    const char *path;
+    reading r = open_ones(&dir, &path);
+    (void)nd_fs_map_guard(&r.map, path, send_fault, NULL);
+}
+
+Test(map_guard, a_fault_sent_outside_of_a_reading_ends_the_process, .signal = SIGBUS)
+{
+    tempdir dir;
+    const char *path;
+    reading r = open_ones(&dir, &path);
+    assert_ok(nd_fs_map_guard(&r.map, path, add_up, &r));
+    raise(SIGBUS);
+}
+
+/* A guard inside of a guard leaves the outer one in place. */
+typedef struct nested {
+    reading outer, inner;
+    const char *inner_path;
+} nested;
+
+static nd_status read_both(void *context)
+{
+    nested *n = context;
+    assert_fails(nd_fs_map_guard(&n->inner.map, n->inner_path, add_up, &n->inner), ND_ERR_IO,
+                 "became shorter");
+    return add_up(&n->outer);
+}
+
+Test(map_guard, nests)
+{
+    tempdir dirs[2];
+    const char *path;
+    nested n;
+    char kept[256];
+    n.inner = open_ones(&dirs[0], &path);
+    snprintf(kept, sizeof kept, "%s", path);
+    n.inner_path = kept;
+    n.outer = open_ones(&dirs[1], &path);
+    cr_assert_eq(truncate(kept, 0), 0);
+    cr_assert_eq(truncate(path, 0), 0);
+    assert_fails(nd_fs_map_guard(&n.outer.map, path, read_both, &n), ND_ERR_IO, "became shorter");
+    close_ones(&dirs[0], &n.inner);
+    close_ones(&dirs[1], &n.outer);
 }

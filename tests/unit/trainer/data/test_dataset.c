@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/support/tempdir.h"
 #include "trainer/data/formats.h"
@@ -402,4 +405,42 @@ Test(dataset, digest_sees_size_beginning_and_end_of_a_large_file_and_all_of_a_sm
             data[places[p]] = 0;
         }
     }
+}
+
+/* A file that becomes shorter while it is indexed, or before its digest is taken. */
+static void *truncate_soon(void *path)
+{
+    usleep(30000);
+    cr_assert_eq(truncate(path, 1000), 0);
+    return NULL;
+}
+
+Test(dataset, a_file_that_shrinks_while_it_is_indexed_is_an_error)
+{
+    enum { BYTES = 64 << 20, LINE = 4096 };
+    pthread_t thread;
+    char *text = malloc(BYTES);
+    memset(text, 'a', BYTES);
+    for (size_t i = 0; i < BYTES; i += LINE) {
+        memcpy(text + i, "{\"text\": \"", 10);
+        memcpy(text + i + LINE - 3, "\"}\n", 3);
+    }
+    char *path = strdup(tempdir_write(&dir, "a.jsonl", text, BYTES));
+    cr_assert_eq(pthread_create(&thread, NULL, truncate_soon, path), 0);
+    assert_fails(nd_dataset_open(path, ND_DATA_AUTO, "bytes", 256, 16, &opened), ND_ERR_IO,
+                 "became shorter");
+    pthread_join(thread, NULL);
+    free(path);
+    free(text);
+}
+
+Test(dataset, the_digest_of_a_file_that_became_shorter_is_an_error)
+{
+    static uint8_t text[1 << 20];
+    char hex[65];
+    memset(text, 'a', sizeof text);
+    const char *path = tempdir_write(&dir, "a.txt", text, sizeof text);
+    assert_ok(nd_dataset_open(path, ND_DATA_AUTO, "bytes", 256, 16, &opened));
+    cr_assert_eq(truncate(path, 1000), 0);
+    assert_fails(nd_dataset_digest(opened, hex), ND_ERR_IO, "became shorter");
 }

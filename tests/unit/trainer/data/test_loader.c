@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
@@ -231,4 +233,41 @@ Test(loader, closes_at_any_time)
     }
     nd_loader_close(NULL);
     nd_dataset_close(dataset);
+}
+
+/* The prefetch thread reads pages that are gone. */
+Test(loader, a_file_that_shrinks_while_it_is_read_is_an_error)
+{
+    static const char *const names[] = {"a.txt", "a.jsonl"};
+    enum { BYTES = 4 << 20, LINE = 4096 };
+    char *text = malloc(BYTES);
+    for (int kind = 0; kind < 2; kind++) {
+        tempdir dir;
+        nd_dataset *dataset;
+        nd_loader *loader;
+        nd_step_batch batch;
+        tempdir_make(&dir);
+        memset(text, 'a', BYTES);
+        for (size_t i = 0; kind == 1 && i < BYTES; i += LINE) {
+            memcpy(text + i, "{\"text\": \"", 10);
+            memcpy(text + i + LINE - 3, "\"}\n", 3);
+        }
+        const char *path = tempdir_write(&dir, names[kind], text, BYTES);
+        assert_ok(nd_dataset_open(path, ND_DATA_AUTO, "bytes", 256, S, &dataset));
+        nd_loader_options o = options_of(1, 0, 1, 0);
+        assert_ok(nd_loader_open(dataset, &o, &loader));
+        assert_ok(nd_loader_next(loader, &batch));
+        cr_assert_eq(truncate(path, 1000), 0);
+        nd_status status = ND_OK;
+        for (int step = 0; step < 5 && status == ND_OK; step++) {
+            status = nd_loader_next(loader, &batch);
+        }
+        cr_expect_eq(status, ND_ERR_IO, "%s", names[kind]);
+        cr_expect_not_null(strstr(nd_error_last()->message, "became shorter"), "%s",
+                           nd_error_last()->message);
+        cr_assert(nd_loader_close(loader));
+        nd_dataset_close(dataset);
+        tempdir_remove(&dir);
+    }
+    free(text);
 }
