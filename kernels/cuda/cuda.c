@@ -155,8 +155,7 @@ static nd_status attention_bwd(nd_stream *s, const nd_attention_bwd_args *x)
 static size_t attention_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
                                 bool backward)
 {
-    nd_cuda_context *context = device->kind == ND_DEVICE_CUDA ? nd_cuda_context_of(device) : NULL;
-    return nd_cuda_sdpa_scratch(context, a, act, backward, context && context->deterministic);
+    return nd_cuda_sdpa_scratch(nd_cuda_context_of(device), a, act, backward);
 }
 
 static bool attention_uses_delta(const nd_device *device, const nd_attention *a, nd_dtype act)
@@ -286,21 +285,6 @@ nd_status nd_ops_cuda(nd_device *device, bool deterministic, const nd_ops **out)
     return ND_OK;
 }
 
-static size_t ordered_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
-                              bool backward)
-{
-    return nd_cuda_sdpa_scratch(NULL, a, act, backward, true);
-}
-
-nd_status nd_ops_cuda_planner(bool deterministic, nd_ops *out)
-{
-    *out = cuda_ops;
-    if (deterministic) {
-        out->attention_scratch = ordered_scratch;
-    }
-    return ND_OK;
-}
-
 const char *nd_ops_cuda_machine(const nd_device *device)
 {
     return nd_cuda_context_of(device)->machine;
@@ -309,11 +293,6 @@ const char *nd_ops_cuda_machine(const nd_device *device)
 bool nd_ops_cuda_lacks_cudnn(void)
 {
     return !nd_cudnn_is_built();
-}
-
-size_t nd_ops_cuda_workspace(void)
-{
-    return ND_LT_WORKSPACE + ND_CUDA_SCRATCH;
 }
 
 void nd_ops_cuda_tune(nd_device *device, int candidates, double seconds)

@@ -1,19 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The functions of cuda_ops.h in a program that was built without CUDA. */
+/* The functions of cuda_ops.h that need a GPU, in a program without the CUDA part. */
 #include "kernels/cuda/cuda_ops.h"
 
 static nd_status absent(void)
 {
-    return nd_fail(ND_ERR_CONFIG, "this program was built without the CUDA backend; use --device "
-                                  "cpu");
+    return nd_fail(ND_ERR_CONFIG, "device cuda needs the CUDA part, without which this program was "
+                                  "built; build it with scripts/build --cuda, or use --device cpu");
 }
 
 nd_status nd_ops_cuda(nd_device *device, bool deterministic, const nd_ops **out)
-{
-    return absent();
-}
-
-nd_status nd_ops_cuda_planner(bool deterministic, nd_ops *out)
 {
     return absent();
 }
@@ -26,11 +21,6 @@ const char *nd_ops_cuda_machine(const nd_device *device)
 bool nd_ops_cuda_lacks_cudnn(void)
 {
     return false;
-}
-
-size_t nd_ops_cuda_workspace(void)
-{
-    return 0;
 }
 
 void nd_ops_cuda_tune(nd_device *device, int candidates, double seconds)

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_CUDA_OPS_H
 #define ND_CUDA_OPS_H
-/* The CUDA backend's table. A program built without CUDA has these functions too: they say so. */
+/*
+ * The CUDA backend's table. A program that was built without the CUDA part has these functions too:
+ * those that need a GPU fail there with ND_ERR_CONFIG, those that a plan needs work (planner.c).
+ */
 #include "kernels/cuda/lt_choice.h"
 #include "kernels/ops.h"
 
@@ -12,9 +15,9 @@
 nd_status nd_ops_cuda(nd_device *device, bool deterministic, const nd_ops **out);
 /* True in a program that was built with CUDA and without cudnn-frontend: nd_ops_cuda fails. */
 bool nd_ops_cuda_lacks_cudnn(void);
-/* A table for planning only: its ..._scratch functions may be asked with a device that is not a
- * GPU. */
-nd_status nd_ops_cuda_planner(bool deterministic, nd_ops *out);
+/* A table for planning only, in every build: it has no ops but the queries about scratch and delta,
+ * which take any device. */
+nd_ops nd_ops_cuda_planner(bool deterministic);
 /* "sm_90, CUDA 13.0, driver 13.0, cuBLASLt 130100, cuDNN 91900"; lives as long as the device. */
 const char *nd_ops_cuda_machine(const nd_device *device);
 /* Device memory that nd_ops_cuda allocates. */

@@ -7,7 +7,7 @@ static nd_status absent(void)
 {
     return nd_fail(ND_ERR_CONFIG,
                    "device cuda needs cuDNN attention, and this program was built without the "
-                   "headers of cudnn-frontend; run scripts/setup --cuda and build again");
+                   "headers of cudnn-frontend; run scripts/setup --cuda and scripts/build --cuda");
 }
 
 nd_status nd_cudnn_create(nd_device *device, int capability, const char *description,

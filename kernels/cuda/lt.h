@@ -18,12 +18,6 @@
 
 typedef struct nd_lt nd_lt;
 
-enum {
-    ND_LT_WORKSPACE = 32 << 20, /* what the library advises for Hopper */
-    ND_LT_PRODUCT_BYTES =
-        64 << 20, /* most scratch of a product whose scales are applied afterwards */
-};
-
 /* Opens cuBLASLt and allocates the workspace. ND_ERR_CONFIG when the library is missing or too
  * old. */
 nd_status nd_lt_create(nd_device *device, int capability, nd_lt **out);
@@ -37,7 +31,6 @@ nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, const nd_matmul_fp8_arg
  * no memory, but addresses that are aligned as those of the calls. Not while tuning. */
 void nd_lt_prepare_begin(nd_lt *lt);
 void nd_lt_prepare_end(nd_lt *lt);
-size_t nd_lt_matmul_fp8_scratch(int64_t m, int64_t n, int64_t k, nd_dtype act);
 /* Forms met so far, for tests. */
 int nd_lt_plan_count(const nd_lt *lt);
 

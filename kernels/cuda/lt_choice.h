@@ -3,9 +3,22 @@
 #define ND_CUDA_LT_CHOICE_H
 /*
  * Which algorithm of cuBLASLt makes a form of product: what autotune finds, records and replays.
- * Without types of CUDA, so that records are read and written by any build.
+ * And the memory that products borrow. Without types of CUDA, so that any build reads and writes
+ * records and plans memory.
  */
+#include <stddef.h>
 #include <stdint.h>
+
+#include "runtime/tensor/dtype.h"
+
+enum {
+    ND_LT_WORKSPACE = 32 << 20, /* what the library advises for Hopper */
+    ND_LT_PRODUCT_BYTES =
+        64 << 20, /* most scratch of a product whose scales are applied afterwards */
+};
+
+/* Bytes of scratch of nd_lt_matmul_fp8 (planner.c). */
+size_t nd_lt_matmul_fp8_scratch(int64_t m, int64_t n, int64_t k, nd_dtype act);
 
 typedef enum nd_lt_scaling {
     ND_LT_UNSCALED = 0,

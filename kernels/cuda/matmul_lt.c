@@ -229,13 +229,6 @@ static nd_status rescaled(nd_lt *lt, nd_stream *stream, const nd_matmul_fp8_args
     return ND_OK;
 }
 
-size_t nd_lt_matmul_fp8_scratch(int64_t m, int64_t n, int64_t k, nd_dtype act)
-{
-    size_t all = (size_t)(m * n) * 4, sixteen_rows = (size_t)n * 16 * 4;
-    size_t most = ND_LT_PRODUCT_BYTES > sixteen_rows ? ND_LT_PRODUCT_BYTES : sixteen_rows;
-    return all < most ? all : most;
-}
-
 nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, const nd_matmul_fp8_args *args)
 {
     const nd_fp8 *a = &args->a, *b = &args->b;

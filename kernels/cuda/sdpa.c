@@ -5,13 +5,6 @@
 #include "kernels/cuda/sdpa_parts.h"
 #include "runtime/device/cuda_check.h"
 
-enum { HEAD_DIM_MAX = 128, LEAST_SCRATCH = 256 };
-
-bool nd_cuda_sdpa_is_cudnn(const nd_attention *a, nd_dtype act)
-{
-    return act == ND_DTYPE_BF16 && a->head_dim % 8 == 0 && a->head_dim <= HEAD_DIM_MAX;
-}
-
 static bool cudnn_takes(const nd_attention *a, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out)
 {
     return nd_cuda_sdpa_is_cudnn(a, q.dtype) && nd_sdpa_is_aligned(q) && nd_sdpa_is_aligned(k) &&
@@ -247,29 +240,12 @@ static size_t scratch_by_plans(nd_cuda_context *context, const nd_attention *a, 
     return c.layout.end;
 }
 
-/* As on Hopper. */
-static size_t scratch_by_formula(const nd_attention *a, bool backward, int64_t ordered)
-{
-    nd_sdpa_cut cut = nd_sdpa_cut_block(a, ordered, backward);
-    size_t workspace = LEAST_SCRATCH;
-    nd_sdpa_walk walk = {0};
-    nd_sdpa_piece p;
-    while (nd_sdpa_next(&cut, &walk, &p)) {
-        size_t bytes = nd_sdpa_workspace_by_formula(a, &p, backward, ordered > 0);
-        workspace = bytes > workspace ? bytes : workspace;
-    }
-    return nd_sdpa_layout_of(a, &cut, workspace, backward).end;
-}
-
 size_t nd_cuda_sdpa_scratch(nd_cuda_context *context, const nd_attention *a, nd_dtype act,
-                            bool backward, bool deterministic)
+                            bool backward)
 {
-    if (!nd_cuda_sdpa_is_cudnn(a, act)) {
-        return LEAST_SCRATCH;
-    }
-    int64_t most = context ? context->ordered_bytes : ND_SDPA_ORDERED_BYTES;
-    size_t bytes = scratch_by_formula(a, backward, backward && deterministic ? most : 0);
-    if (context) {
+    int64_t ordered = context->deterministic ? context->ordered_bytes : 0;
+    size_t bytes = nd_cuda_sdpa_scratch_by_formula(a, act, backward, ordered);
+    if (nd_cuda_sdpa_is_cudnn(a, act)) {
         size_t asked = context->attention_prepared ? context->attention_scratch
                                                    : scratch_by_plans(context, a, backward);
         bytes = asked > bytes ? asked : bytes;

@@ -25,10 +25,12 @@ nd_status nd_cuda_sdpa_bwd(nd_stream *, const nd_attention_bwd_args *);
  * addresses that are aligned as those of the call. */
 nd_status nd_cuda_sdpa_prepare_fwd(nd_cuda_context *, const nd_attention_fwd_args *);
 nd_status nd_cuda_sdpa_prepare_bwd(nd_cuda_context *, const nd_attention_bwd_args *);
-/* By formula (docs/cuda.md), as for a GPU that is not here (context NULL); where there is one, at
- * least what prepared calls need, or, before any was prepared, what plans of such a block ask
- * for. */
-size_t nd_cuda_sdpa_scratch(nd_cuda_context *, const nd_attention *, nd_dtype act, bool backward,
-                            bool deterministic);
+/* Bytes by formula (docs/cuda.md), as on Hopper. ordered: the most bytes of scores of one call of a
+ * deterministic backward (ND_SDPA_ORDERED_BYTES); 0: not deterministic. In every build. */
+size_t nd_cuda_sdpa_scratch_by_formula(const nd_attention *, nd_dtype act, bool backward,
+                                       int64_t ordered);
+/* At least the bytes by formula, and what prepared calls need, or, before any was prepared, what
+ * plans of such a block ask for. */
+size_t nd_cuda_sdpa_scratch(nd_cuda_context *, const nd_attention *, nd_dtype act, bool backward);
 
 #endif

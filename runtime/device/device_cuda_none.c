@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The functions of cuda.h in a program that was built without CUDA. */
+/* The functions of cuda.h in a program that was built without the CUDA part. */
 #include "runtime/device/cuda.h"
 
 static nd_status absent(void)
 {
-    return nd_fail(ND_ERR_CONFIG,
-                   "this program was built without the CUDA backend; build it where the CUDA "
-                   "Toolkit is found (meson configure build -Dtoolkit=FOLDER says where), or use "
-                   "--device cpu");
+    return nd_fail(ND_ERR_CONFIG, "device cuda needs the CUDA part, without which this program was "
+                                  "built; build it with scripts/build --cuda, or use --device cpu");
 }
 
 nd_status nd_cuda_count(int *out)

@@ -316,6 +316,21 @@ Test(errors, rendezvous)
     cr_assert_eq(shell_run(&dir, ND_LAUNCH " --make-key key"), 73, "%s", shell_output);
 }
 
+/* The configuration of a GPU job can be checked on any machine; only a run needs the GPU. */
+Test(errors, check_of_a_gpu_job_needs_no_gpu)
+{
+#define CHECK_ON_CUDA                                                                              \
+    "CUDA_VISIBLE_DEVICES= " ND_TRAIN " check --set model.config=model.json --data-path text.txt " \
+    "--device cuda --sequence-length "
+    shell(&dir, CHECK_ON_CUDA "32");
+    cr_assert_not_null(strstr(shell_output, "configuration, model and data are good"), "%s",
+                       shell_output);
+    cr_assert_not_null(
+        strstr(shell_output, "warning: this machine cannot run the job: device cuda "), "%s",
+        shell_output);
+    refused_with(2, CHECK_ON_CUDA "256", "256", "128");
+}
+
 Test(errors, check_says_what_is_good)
 {
     shell(&dir, ND_TRAIN " check --set model.config=model.json --data-path text.txt "

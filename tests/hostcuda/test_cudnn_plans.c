@@ -83,7 +83,8 @@ static void expect_plans_of(int64_t sq, int64_t sk, int64_t diag, int64_t D, boo
                       .dk = k,
                       .dv = k};
     int64_t before = nd_cudnn_plan_count(cudnn);
-    size_t planned = nd_cuda_sdpa_scratch(NULL, &a, ND_DTYPE_BF16, backward, deterministic);
+    size_t planned = nd_cuda_sdpa_scratch_by_formula(&a, ND_DTYPE_BF16, backward,
+                                                     deterministic ? ND_SDPA_ORDERED_BYTES : 0);
     cr_assert_eq(nd_sdpa_plan(&c, &context), ND_OK, "%s", nd_error_last()->message);
     cr_expect_leq(c.layout.end, planned, "%zu bytes of scratch, %zu planned", c.layout.end,
                   planned);

@@ -4,15 +4,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "runtime/base/log.h"
 #include "runtime/base/version.h"
 #include "trainer/step/step.h"
 #include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"
 
+/* ndlaunch checks with this command what it is about to start. */
+static bool called_by_ndlaunch(void)
+{
+    return getenv("ND_CONFIG_FD");
+}
+
 /* ndlaunch compares the version with its own, so it is printed before anything can fail. */
 static nd_status begin(nd_worker *worker)
 {
-    if (getenv("ND_CONFIG_FD")) {
+    if (called_by_ndlaunch()) {
         printf("ndtrain %s\n", ND_VERSION);
         fflush(stdout);
     }
@@ -40,12 +47,27 @@ static void print_good(const nd_config *config, const nd_inputs *inputs)
     printf("\n");
 }
 
+/*
+ * Whether the job is for GPUs. Without GPUs here ndlaunch cannot start such a job; a user may check
+ * its configuration all the same, for instance on a login node, and gets a warning.
+ */
+static nd_status check_device(const nd_config *config, bool *gpu)
+{
+    nd_status status = nd_worker_check_device(config);
+    if (status != ND_OK && config->launch.device == ND_CHOOSE_CUDA && !called_by_ndlaunch()) {
+        nd_log_warning("this machine cannot run the job: %s", nd_error_last()->message);
+        nd_error_clear();
+        *gpu = true;
+        return ND_OK;
+    }
+    ND_TRY(status);
+    return nd_gpu_is_wanted(config, gpu);
+}
+
 /* A record of autotune that cannot be replayed is an error before workers start. */
-static nd_status check_autotune(const nd_config *config, const nd_llama_shape *shape)
+static nd_status check_autotune(const nd_config *config, const nd_llama_shape *shape, bool gpu)
 {
     nd_tuning *tuning = NULL;
-    bool gpu = false;
-    ND_TRY(nd_gpu_is_wanted(config, &gpu));
     ND_TRY(nd_tuning_check(config, shape, gpu, &tuning));
     nd_tuning_destroy(tuning);
     return ND_OK;
@@ -56,12 +78,15 @@ static nd_status check(const nd_command_call *call)
     const nd_config *config = call->config;
     nd_inputs inputs = {0};
     nd_status status = ND_OK;
+    bool gpu = false;
     ND_TRY_OUT(nd_inputs_open(config, &inputs));
     ND_TRY_OUT(nd_trainer_check_precision(config, &inputs.shape));
-    ND_TRY_OUT(nd_worker_check_device(config));
-    ND_TRY_OUT(check_autotune(config, &inputs.shape));
-    ND_TRY_OUT(nd_worker_open_planner(config, call->worker));
-    ND_TRY_OUT(nd_plan_check_memory(config, &inputs, call->worker));
+    ND_TRY_OUT(check_device(config, &gpu));
+    ND_TRY_OUT(check_autotune(config, &inputs.shape, gpu));
+    if (!gpu) { /* for GPUs each worker checks its own device */
+        ND_TRY_OUT(nd_worker_open_planner(config, call->worker));
+        ND_TRY_OUT(nd_plan_check_memory(config, &inputs, call->worker));
+    }
     ND_TRY_OUT(nd_run_folder_check(config));
     if (config->launch.nnodes > 1) {
         ND_TRY_OUT(nd_inputs_each_digest(&inputs, print_digest, NULL));

@@ -40,9 +40,9 @@ nd_status nd_settings_read(nd_config *config, nd_cli *cli, const nd_identity *id
                            char **argv);
 
 /*
- * The plans of this host's workers together against its memory: ND_ERR_RESOURCE with the numbers
- * when there is not that much, a warning when it is not free now. The worker has the planner's
- * device.
+ * Compares the plans of this host's CPU workers together with its memory: ND_ERR_RESOURCE with
+ * the numbers when there is not that much, a warning when it is not free now. The worker has the
+ * planner's device.
  */
 nd_status nd_plan_check_memory(const nd_config *config, const nd_inputs *inputs, nd_worker *worker);
 

@@ -180,11 +180,6 @@ nd_status nd_plan_check_memory(const nd_config *config, const nd_inputs *inputs,
 {
     nd_trainer *trainer = NULL;
     double local = (double)config->launch.nproc_per_node;
-    bool gpu = false;
-    ND_TRY(nd_gpu_is_wanted(config, &gpu));
-    if (gpu) {
-        return ND_OK; /* each worker checks its own device */
-    }
     ND_TRY(plan_rank(config, inputs, worker, 0, &trainer));
     double each = planned_bytes(trainer) / gib, all = each * local;
     nd_trainer_destroy(trainer);

@@ -22,10 +22,11 @@ nd_status nd_gpu_is_wanted(const nd_config *config, bool *out)
     if (status != ND_OK && nd_ops_cuda_lacks_cudnn()) {
         char first[ND_ERROR_MESSAGE_MAX];
         snprintf(first, sizeof first, "%s", nd_error_last()->message);
-        return nd_fail(status,
-                       "%s. It also needs cuDNN attention, and this program was built without the "
-                       "headers of cudnn-frontend; run scripts/setup --cuda and build again",
-                       first);
+        return nd_fail(
+            status,
+            "%s. It also needs cuDNN attention, and this program was built without the "
+            "headers of cudnn-frontend; run scripts/setup --cuda and scripts/build --cuda",
+            first);
     }
     ND_TRY(status);
     *out = true;
@@ -111,8 +112,9 @@ nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker)
                                       (int)config->launch.threads_per_worker);
     ND_TRY(nd_device_open_cpu(threads, &worker->device));
     if (config->launch.device == ND_CHOOSE_CUDA) {
+        worker->planner = nd_ops_cuda_planner(config->train.deterministic);
         worker->rank.ops = &worker->planner;
-        return nd_ops_cuda_planner(config->train.deterministic, &worker->planner);
+        return ND_OK;
     }
     return nd_ops_cpu(worker->device, &worker->rank.ops);
 }
