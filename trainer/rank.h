@@ -11,7 +11,7 @@
 #include "kernels/ops.h"
 #include "runtime/comm/comm.h"
 #include "runtime/config/config.h"
-#include "trainer/layout/shape.h"
+#include "trainer/layout/layout.h"
 #include "runtime/device/trace.h"
 
 typedef struct nd_rank {

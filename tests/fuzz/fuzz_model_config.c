@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "trainer/layout/shape.h"
+#include "trainer/layout/layout.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -51,10 +51,11 @@ static nd_status validate(nd_trainer *t, const nd_dataset *data)
 
 static nd_status gather_in_another_order(nd_fsdp *f)
 {
-    int first = f->layout->first_block;
-    ND_TRY(nd_fsdp_acquire(f, first + 1));
+    const nd_unit *first = nd_layout_unit(f->layout, ND_UNIT_BLOCK, 0);
+    const nd_unit *second = nd_layout_unit(f->layout, ND_UNIT_BLOCK, 1);
+    ND_TRY(nd_fsdp_acquire(f, second));
     ND_TRY(nd_fsdp_acquire(f, first));
-    nd_fsdp_release(f, first + 1);
+    nd_fsdp_release(f, second);
     nd_fsdp_release(f, first);
     return ND_OK;
 }

@@ -77,21 +77,21 @@ typedef struct collect_context {
 } collect_context;
 
 /* First holder of an element writes it, every other one must hold the same bits. */
-static nd_status collect_run(void *context, const nd_run *run)
+static nd_status collect_span(void *context, const nd_span *span)
 {
     collect_context *c = context;
-    int t = tensor_index(c->run->out, run->param->name);
-    ND_CHECK(t >= 0, "tensor %s is not in the table", run->param->name);
-    for (int64_t i = 0; i < run->count; i++) {
-        int64_t e = run->global_begin + i;
-        float value = c->state[run->state_begin + i];
+    int t = tensor_index(c->run->out, span->param->name);
+    ND_CHECK(t >= 0, "tensor %s is not in the table", span->param->name);
+    for (int64_t i = 0; i < span->rows * span->cols; i++) {
+        int64_t e = nd_span_global(span, i);
+        float value = c->state[span->begin + i];
         if (!c->written[t][e]) {
             c->written[t][e] = 1;
             c->into[t][e] = value;
         }
         ND_CHECK(memcmp(&c->into[t][e], &value, sizeof value) == 0,
                  "%s: element %lld of %s is %.9g on rank %d and %.9g on another holder",
-                 c->run->mesh->name, (long long)e, run->param->name, (double)value, c->rank,
+                 c->run->mesh->name, (long long)e, span->param->name, (double)value, c->rank,
                  (double)c->into[t][e]);
     }
     return ND_OK;
@@ -111,7 +111,8 @@ static nd_status collect_host(shared_run *run, const nd_trainer *t, bool gradien
     nd_status status = ND_OK;
     pthread_mutex_lock(&run->lock);
     for (int u = 0; u < layout->unit_count && status == ND_OK; u++) {
-        status = nd_layout_each_run(layout, u, layout->shard_index, collect_run, &context);
+        status = nd_layout_each_span(layout, &layout->units[u], layout->shard_index, collect_span,
+                                     &context);
     }
     pthread_mutex_unlock(&run->lock);
     return status;
@@ -250,7 +251,7 @@ static nd_status make_tables(shared_run *run)
     nd_layout *layout = NULL;
     nd_mesh one = {{1, 1, 1, 1, 1}};
     ND_TRY(
-        nd_layout_create(&run->job->shape, &one, nd_mesh_coord_of(&one, 0), NULL, NULL, &layout));
+        nd_layout_create(&(nd_layout_options){.shape = &run->job->shape, .mesh = &one}, &layout));
     out->tensors = layout->param_count;
     ND_TRY(ND_ALLOC(out->tensors, &out->names));
     ND_TRY(ND_ALLOC(out->tensors, &out->sizes));

@@ -12,7 +12,7 @@
 
 #include "runtime/comm/comm.h"
 #include "runtime/config/config.h"
-#include "trainer/layout/shape.h"
+#include "trainer/layout/layout.h"
 
 enum { MESH_RUN_MAX_STEPS = 32 };
 

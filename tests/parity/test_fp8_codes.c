@@ -62,9 +62,9 @@ static nd_status observe_weights(void *context, nd_trainer *t)
     const nd_layout *layout = m->layout;
     uint8_t codes[MAX_WEIGHT];
     for (int64_t layer = 0; layer < LAYERS; layer++) {
-        ND_TRY(nd_fsdp_acquire(&m->fsdp, layout->first_block + (int)layer));
+        ND_TRY(nd_fsdp_acquire(&m->fsdp, nd_layout_unit(layout, ND_UNIT_BLOCK, layer)));
         for (int l = 0; l < ND_LINEARS_OF_BLOCK; l++) {
-            const nd_param *p = &layout->params[nd_layout_find(layout, nd_linear_param(l), layer)];
+            const nd_param *p = nd_layout_param(layout, nd_linear_param(l), layer);
             int64_t site = nd_site_weight(&m->scales, layer, l);
             o->scale[site] = m->scales.scale[site];
             if (!nd_filter_converts(&m->scales.filter, layer, l)) {
@@ -76,7 +76,7 @@ static nd_status observe_weights(void *context, nd_trainer *t)
                        codes + i * p->local_cols, (size_t)p->local_cols);
             }
         }
-        nd_fsdp_release(&m->fsdp, layout->first_block + (int)layer);
+        nd_fsdp_release(&m->fsdp, nd_layout_unit(layout, ND_UNIT_BLOCK, layer));
     }
     return ND_OK;
 }

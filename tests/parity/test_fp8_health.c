@@ -132,8 +132,7 @@ static nd_status put_poison(void *context, nd_trainer *t, int64_t step)
 {
     poison *p = context;
     const nd_layout *layout = t->model->layout;
-    nd_flat_range range =
-        nd_layout_shard_range(layout, &layout->params[nd_layout_find(layout, p->id, p->layer)]);
+    nd_flat_range range = nd_layout_shard_range(layout, nd_layout_param(layout, p->id, p->layer));
     float *first = t->model->fsdp.master + range.begin;
     static _Thread_local float kept;
     if (range.begin < range.end && step == p->step) {

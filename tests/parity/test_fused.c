@@ -97,15 +97,15 @@ static nd_status check_weights(void *context, nd_trainer *t, int64_t step)
     int *resident = context;
     for (int u = 0; u < layout->unit_count; u++) {
         const nd_segment *hp = &layout->units[u].segments[ND_SEGMENT_HP];
-        ND_TRY(nd_fsdp_acquire(f, u));
-        const nd_bf16 *all = nd_fsdp_slot_holding(f, u)->data[ND_SEGMENT_HP];
+        ND_TRY(nd_fsdp_acquire(f, &layout->units[u]));
+        const nd_bf16 *all = nd_fsdp_slot_holding(f, &layout->units[u])->data[ND_SEGMENT_HP];
         const nd_bf16 *own = all + hp->shard_count * layout->shard_index;
         for (int64_t i = 0; i < hp->shard_count; i++) {
             nd_bf16 want = nd_bf16_from_f32(f->master[hp->shard_offset + i]);
             ND_CHECK(own[i] == want, "step %ld, unit %d, element %ld: %04x, not %04x", (long)step,
                      u, (long)i, own[i], want);
         }
-        nd_fsdp_release(f, u);
+        nd_fsdp_release(f, &layout->units[u]);
         if (t->rank->rank == 0 && step == 0) {
             *resident += nd_fsdp_resident(f, hp->shard_offset) != NULL;
         }

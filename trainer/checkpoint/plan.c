@@ -22,7 +22,7 @@ int nd_holder_rank(const nd_mesh *mesh, const nd_holder *holder)
 
 nd_held nd_held_part(const nd_layout *layout, const nd_param *p, int shard)
 {
-    const nd_segment *segment = &layout->units[p->unit].segments[p->segment];
+    const nd_segment *segment = &p->unit->segments[p->segment];
     int64_t rows = p->rows - p->row_begin < p->local_rows ? p->rows - p->row_begin : p->local_rows;
     rows = rows > 0 ? rows : 0; /* the last tp ranks may hold padding of the vocabulary only */
     nd_held held = {.block = {.axes = p->axes,

@@ -28,7 +28,7 @@ static void find_units(nd_shard_plan *plan)
 {
     int piece = 0;
     for (int u = 0; u <= plan->unit_count; u++) {
-        while (piece < plan->piece_count && plan->pieces[piece].param->unit < u) {
+        while (piece < plan->piece_count && plan->pieces[piece].param->unit->index < u) {
             piece++;
         }
         plan->first_piece[u] = piece;

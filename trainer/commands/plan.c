@@ -148,8 +148,8 @@ static void print_estimate(FILE *out, const nd_trainer *trainer)
                    (double)layout->shard_total * (shards - 1) * 4.0 * micros;
     double tp = r->mesh.size[ND_AXIS_TP];
     double gather_width = nd_recipe_is_per_tensor(&trainer->model->scales.recipe) ? 1.0 : width;
-    bytes += micros * (double)d->L * (double)(d->Tl * d->C) * (6.0 * gather_width + 4.0 * width) *
-             (tp - 1);
+    bytes += micros * (double)r->shape.layers * (double)(d->Tl * d->C) *
+             (6.0 * gather_width + 4.0 * width) * (tp - 1);
     double compute = flops / a.flops, wire = bytes / a.bytes_per_second;
     fprintf(out, "estimated step: %.3f s = %.3f s compute + %.3f s communication; %.0f tokens/s\n",
             compute + wire, compute, wire, tokens / (compute + wire));

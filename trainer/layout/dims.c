@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/layout/dims.h"
+#include "trainer/layout/layout.h"
 
 /* Logits of one head chunk: near the last-level cache of a CPU, enough rows to fill a GPU. */
 enum { HEAD_LOGITS_BYTES = 64 << 20, HEAD_LOGITS_BYTES_GPU = 512 << 20 };
@@ -20,7 +20,6 @@ nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord co
         .S = config->train.sequence_length,
         .C = shape->hidden,
         .D = shape->head_dim,
-        .L = shape->layers,
         .H = shape->heads / tp,
         .K = shape->kv_heads / tp,
         .F = shape->ffn / tp,

@@ -71,17 +71,43 @@ static bool continues_previous(nd_param_id id)
     return id == ND_PARAM_K || id == ND_PARAM_V || id == ND_PARAM_UP;
 }
 
-static void place_param(nd_layout *layout, nd_unit *unit, nd_param *p)
+static void place_param(const nd_unit *unit, nd_segment *segments, nd_param *p)
 {
-    nd_segment *segment = &unit->segments[p->segment];
+    nd_segment *segment = &segments[p->segment];
     bool joined = continues_previous(p->id) && p[-1].segment == p->segment;
-    p->unit = (int)(unit - layout->units);
+    p->unit = unit;
     p->offset = joined ? segment->used : round_up(segment->used, TENSOR_ALIGNMENT);
     segment->used = p->offset + p->local_rows * p->local_cols;
 }
 
-static void close_unit(nd_layout *layout, nd_unit *unit)
+static bool belongs(nd_param_id id, nd_unit_kind kind, bool tied)
 {
+    if (tied && id == ND_PARAM_HEAD) {
+        return false;
+    }
+    nd_unit_kind home = tied && id == ND_PARAM_EMBED ? ND_UNIT_HEAD : table[id].unit;
+    return home == kind;
+}
+
+static int add_unit(nd_layout *layout, const nd_layout_options *o, nd_unit_kind kind, int64_t layer)
+{
+    nd_unit *unit = &layout->units[layout->unit_count];
+    *unit = (nd_unit){.kind = kind,
+                      .layer = layer,
+                      .index = layout->unit_count++,
+                      .first_param = layout->param_count,
+                      .shard_offset = layout->shard_total};
+    for (nd_param_id id = 0; id < ND_PARAM_COUNT; id++) {
+        if (!belongs(id, kind, layout->tied)) {
+            continue;
+        }
+        nd_param *p = &layout->params[layout->param_count++];
+        fill_param(p, id, layer, o->shape, o->mesh->size[ND_AXIS_TP], o->coord.at[ND_AXIS_TP]);
+        bool fp8 = p->fp8 && o->converts && o->converts(o->context, p);
+        p->segment = fp8 ? ND_SEGMENT_FP8 : ND_SEGMENT_HP;
+        place_param(unit, unit->segments, p);
+        unit->param_count++;
+    }
     for (int s = 0; s < ND_SEGMENT_COUNT; s++) {
         nd_segment *segment = &unit->segments[s];
         int64_t share = (segment->used + layout->shards - 1) / layout->shards;
@@ -90,55 +116,61 @@ static void close_unit(nd_layout *layout, nd_unit *unit)
         segment->shard_offset = layout->shard_total;
         layout->shard_total += segment->shard_count;
     }
+    unit->shard_count = layout->shard_total - unit->shard_offset;
+    return unit->index;
 }
 
-static bool belongs(nd_param_id id, nd_unit_kind kind, bool tied)
+static void add_stage(nd_layout *layout, const nd_layout_options *o, const nd_stage *stage)
 {
-    if (tied && id == ND_PARAM_HEAD) {
-        return false;
+    if (stage->embeds && !layout->tied) {
+        layout->embedding = add_unit(layout, o, ND_UNIT_EMBEDDING, -1);
     }
-    nd_unit_kind home = tied && id == ND_PARAM_EMBED ? ND_UNIT_TAIL : table[id].unit;
-    return home == kind;
+    for (int64_t l = stage->layers.begin; l < stage->layers.end; l++) {
+        layout->unit_of_layer[l] = add_unit(layout, o, ND_UNIT_BLOCK, l);
+        layout->block_count++;
+    }
+    if (stage->has_head) {
+        layout->head = add_unit(layout, o, ND_UNIT_HEAD, -1);
+    }
 }
 
-nd_status nd_layout_create(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord coord,
-                           bool (*converts)(void *context, const nd_param *param), void *context,
-                           nd_layout **out)
+/* Room for the tables, and the stages. */
+static nd_status allocate(nd_layout *layout, const nd_layout_options *o)
+{
+    const nd_stage whole = {{0, o->shape->layers}, true, true};
+    const nd_stage *stages = o->stage_count ? o->stages : &whole;
+    int64_t units = 2;
+    layout->stage_count = o->stage_count ? o->stage_count : 1;
+    ND_TRY(ND_ALLOC(layout->stage_count, &layout->stages));
+    for (int s = 0; s < layout->stage_count; s++) {
+        layout->stages[s] = stages[s];
+        units += stages[s].layers.end - stages[s].layers.begin;
+    }
+    ND_TRY(ND_ALLOC(layout->layers, &layout->unit_of_layer));
+    for (int64_t l = 0; l < layout->layers; l++) {
+        layout->unit_of_layer[l] = -1;
+    }
+    ND_TRY(ND_ALLOC(units, &layout->units));
+    return ND_ALLOC(units * ND_PARAM_COUNT, &layout->params);
+}
+
+nd_status nd_layout_create(const nd_layout_options *o, nd_layout **out)
 {
     nd_layout *layout = NULL;
     ND_TRY(ND_ALLOC(1, &layout));
-    int tp = mesh->size[ND_AXIS_TP];
-    layout->tied = shape->tied;
-    layout->shards = nd_mesh_group_size(mesh, ND_GROUP_DP_SHARD_CP);
+    layout->tied = o->shape->tied;
+    layout->layers = o->shape->layers;
+    layout->shards = nd_mesh_group_size(o->mesh, ND_GROUP_DP_SHARD_CP);
     layout->shard_index =
-        nd_mesh_group_index(mesh, ND_GROUP_DP_SHARD_CP, nd_mesh_rank_of(mesh, coord));
-    layout->first_block = shape->tied ? 0 : 1;
-    layout->unit_count = (int)shape->layers + layout->first_block + 1;
-    layout->tail = layout->unit_count - 1;
-    if (ND_ALLOC(layout->unit_count, &layout->units) != ND_OK ||
-        ND_ALLOC((int64_t)layout->unit_count * ND_PARAM_COUNT, &layout->params) != ND_OK) {
+        nd_mesh_group_index(o->mesh, ND_GROUP_DP_SHARD_CP, nd_mesh_rank_of(o->mesh, o->coord));
+    layout->embedding = layout->head = -1;
+    nd_status status = allocate(layout, o);
+    if (status != ND_OK) {
         nd_layout_destroy(layout);
-        return ND_ERR_INTERNAL;
+        return status;
     }
-    for (int u = 0; u < layout->unit_count; u++) {
-        nd_unit *unit = &layout->units[u];
-        unit->kind = u == layout->tail         ? ND_UNIT_TAIL
-                     : u < layout->first_block ? ND_UNIT_EMBED
-                                               : ND_UNIT_BLOCK;
-        unit->layer = unit->kind == ND_UNIT_BLOCK ? u - layout->first_block : -1;
-        unit->first_param = layout->param_count;
-        for (nd_param_id id = 0; id < ND_PARAM_COUNT; id++) {
-            if (!belongs(id, unit->kind, shape->tied)) {
-                continue;
-            }
-            nd_param *p = &layout->params[layout->param_count++];
-            fill_param(p, id, unit->layer, shape, tp, coord.at[ND_AXIS_TP]);
-            p->segment =
-                p->fp8 && converts && converts(context, p) ? ND_SEGMENT_FP8 : ND_SEGMENT_HP;
-            place_param(layout, unit, p);
-            unit->param_count++;
-        }
-        close_unit(layout, unit);
+    for (int s = 0; s < layout->stage_count; s++) {
+        add_stage(layout, o, &layout->stages[s]);
     }
     *out = layout;
     return ND_OK;
@@ -147,61 +179,79 @@ nd_status nd_layout_create(const nd_llama_shape *shape, const nd_mesh *mesh, nd_
 void nd_layout_destroy(nd_layout *layout)
 {
     if (layout) {
+        free(layout->stages);
         free(layout->params);
         free(layout->units);
+        free(layout->unit_of_layer);
         free(layout);
     }
 }
 
-int nd_layout_find(const nd_layout *layout, nd_param_id id, int64_t layer)
+const nd_unit *nd_layout_unit(const nd_layout *layout, nd_unit_kind kind, int64_t layer)
 {
-    if (layout->tied && id == ND_PARAM_HEAD) {
-        id = ND_PARAM_EMBED;
+    int unit = -1;
+    switch (kind) {
+    case ND_UNIT_EMBEDDING:
+        unit = layout->embedding;
+        break;
+    case ND_UNIT_BLOCK:
+        unit = layer >= 0 && layer < layout->layers ? layout->unit_of_layer[layer] : -1;
+        break;
+    case ND_UNIT_HEAD:
+        unit = layout->head;
+        break;
     }
-    int u = layer >= 0                              ? layout->first_block + (int)layer
-            : id == ND_PARAM_EMBED && !layout->tied ? 0
-                                                    : layout->tail;
-    const nd_unit *unit = &layout->units[u];
-    for (int i = unit->first_param; i < unit->first_param + unit->param_count; i++) {
-        if (layout->params[i].id == id) {
-            return i;
-        }
-    }
-    ND_ASSERT(!"every parameter is in the table");
-    return -1;
+    return unit < 0 ? NULL : &layout->units[unit];
 }
 
-/* Runs of elements [begin, end) of the local block of p; `state` is the flat state index of element
- * `begin`. */
-static nd_status visit_block(const nd_param *p, int64_t begin, int64_t end, int64_t state,
-                             nd_status (*visit)(void *, const nd_run *), void *context)
+const nd_param *nd_layout_param(const nd_layout *layout, nd_param_id id, int64_t layer)
 {
-    while (begin < end) {
-        int64_t row = begin / p->local_cols, col = begin % p->local_cols;
-        if (p->row_begin + row >= p->rows) {
-            return ND_OK; /* padding rows of the vocabulary */
+    id = layout->tied && id == ND_PARAM_HEAD ? ND_PARAM_EMBED : id;
+    bool in_head = layout->tied && id == ND_PARAM_EMBED;
+    const nd_unit *unit = nd_layout_unit(layout, in_head ? ND_UNIT_HEAD : table[id].unit, layer);
+    for (int i = 0; unit && i < unit->param_count; i++) {
+        if (layout->params[unit->first_param + i].id == id) {
+            return &layout->params[unit->first_param + i];
         }
-        int64_t rows_left =
-            p->rows - p->row_begin < p->local_rows ? p->rows - p->row_begin : p->local_rows;
-        int64_t stop =
-            p->split == ND_SPLIT_COLS ? (row + 1) * p->local_cols : rows_left * p->local_cols;
-        stop = stop < end ? stop : end;
-        nd_run run = {p, (p->row_begin + row) * p->cols + p->col_begin + col, state, stop - begin};
-        ND_TRY(visit(context, &run));
-        state += stop - begin;
-        begin = stop;
+    }
+    return NULL;
+}
+
+/* Spans of elements [begin, end) of the local block of p; element `begin` is number `state` of the
+ * flat state arrays. */
+static nd_status visit_block(const nd_param *p, int64_t begin, int64_t end, int64_t state,
+                             nd_span_visit *visit, void *context)
+{
+    const int64_t cols = p->local_cols;
+    int64_t real_rows =
+        p->rows - p->row_begin; /* of a vocabulary's last tp rank some are padding */
+    end = end < real_rows * cols ? end : real_rows * cols;
+    while (begin < end) {
+        int64_t row = begin / cols, col = begin % cols;
+        bool whole_rows = col == 0 && end - begin >= cols;
+        int64_t left = end - begin < cols - col ? end - begin : cols - col;
+        nd_span span = {
+            .param = p,
+            .row = p->row_begin + row,
+            .col = p->col_begin + col,
+            .rows = whole_rows ? (end - begin) / cols : 1,
+            .cols = whole_rows ? cols : left,
+            .begin = state,
+        };
+        ND_TRY(visit(context, &span));
+        begin += span.rows * span.cols;
+        state += span.rows * span.cols;
     }
     return ND_OK;
 }
 
-nd_status nd_layout_each_run(const nd_layout *layout, int unit, int shard_index,
-                             nd_status (*visit)(void *context, const nd_run *run), void *context)
+nd_status nd_layout_each_span(const nd_layout *layout, const nd_unit *unit, int shard,
+                              nd_span_visit *visit, void *context)
 {
-    const nd_unit *u = &layout->units[unit];
-    for (int i = u->first_param; i < u->first_param + u->param_count; i++) {
+    for (int i = unit->first_param; i < unit->first_param + unit->param_count; i++) {
         const nd_param *p = &layout->params[i];
-        const nd_segment *segment = &u->segments[p->segment];
-        int64_t shard_begin = segment->shard_count * shard_index,
+        const nd_segment *segment = &unit->segments[p->segment];
+        int64_t shard_begin = segment->shard_count * shard,
                 shard_end = shard_begin + segment->shard_count;
         int64_t begin = p->offset > shard_begin ? p->offset : shard_begin;
         int64_t end = p->offset + p->local_rows * p->local_cols;
@@ -216,7 +266,7 @@ nd_status nd_layout_each_run(const nd_layout *layout, int unit, int shard_index,
 
 nd_flat_range nd_layout_shard_range(const nd_layout *layout, const nd_param *p)
 {
-    const nd_segment *segment = &layout->units[p->unit].segments[p->segment];
+    const nd_segment *segment = &p->unit->segments[p->segment];
     int64_t begin = p->offset - segment->shard_count * layout->shard_index;
     int64_t end = begin + p->local_rows * p->local_cols;
     begin = begin > 0 ? begin : 0;

@@ -2,22 +2,108 @@
 #ifndef ND_LAYOUT_LAYOUT_H
 #define ND_LAYOUT_LAYOUT_H
 /*
+ * What a model is and where its parameters lie: pure data, without memory and without
+ * communication.
+ *
+ *   shape    the numbers of a Llama, as a Hugging Face config.json says them
+ *   dims     the extents of one rank's step
+ *   layout   the parameters of one rank, in units and segments
+ *   linears  the linears of a block, and the inputs that they share
+ *
+ * Layer numbers are global everywhere. Only the layout knows which layers are on this rank.
+ */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/ops.h"
+#include "kernels/rope.h"
+#include "runtime/base/status.h"
+#include "runtime/config/config.h"
+#include "runtime/mesh/mesh.h"
+#include "runtime/tensor/dtype.h"
+
+/* shape */
+
+typedef struct nd_llama_shape {
+    int64_t vocab;    /* V */
+    int64_t hidden;   /* C */
+    int64_t ffn;      /* F */
+    int64_t layers;   /* L */
+    int64_t heads;    /* H */
+    int64_t kv_heads; /* K */
+    int64_t head_dim; /* D */
+    int64_t max_positions;
+    double rms_eps;
+    double init_std; /* initializer_range */
+    bool tied;       /* tie_word_embeddings */
+    nd_rope_config rope;
+    int64_t bos_id, eos_id; /* -1: none; eos: the first when it is a list */
+} nd_llama_shape;
+
+/* Reads a config.json. ND_ERR_DATA names file, key, value and what is supported. Both RoPE
+ * spellings are read. */
+nd_status nd_llama_shape_read(const char *path, nd_llama_shape *out);
+/* The same from memory; `name` stands for the text in messages. */
+nd_status nd_llama_shape_parse(const char *text, size_t bytes, const char *name,
+                               nd_llama_shape *out);
+/* Writes a config.json that transformers opens (old RoPE spelling and torch_dtype = dtype_name). */
+nd_status nd_llama_shape_write(const nd_llama_shape *shape, const char *dtype_name,
+                               const char *path);
+
+/*
+ * ND_ERR_CONFIG with all numbers when an axis does not divide what it splits: heads, KV heads and
+ * ffn by tp; the sequence by 2 cp (by cp when cp is 1); local tokens micro_batch x sequence / cp by
+ * tp; head_dim even.
+ */
+nd_status nd_llama_shape_check_mesh(const nd_llama_shape *shape, const nd_mesh *mesh,
+                                    int64_t micro_batch, int64_t sequence);
+
+/* The number of all parameters; a tied head is counted once. */
+int64_t nd_llama_shape_parameters(const nd_llama_shape *shape);
+
+/* dims; the letters are those of docs/tour.md */
+
+enum { ND_MAX_CHUNKS = 2 }; /* zig-zag: a context-parallel rank holds two chunks of the sequence */
+
+typedef struct nd_dims {
+    int64_t B;                        /* micro-batch: sequences */
+    int64_t S;                        /* global sequence length */
+    int64_t s;                        /* S / cp: local sequence length */
+    int64_t T;                        /* B s: local tokens */
+    int64_t Tl;                       /* T / tp: tokens between the tensor-parallel regions */
+    int64_t chunks;                   /* 1, or 2 with context parallel */
+    int64_t chunk;                    /* s / chunks: tokens of one chunk */
+    int64_t C, D;                     /* hidden, head size */
+    int64_t H, K, F;                  /* local query heads, KV heads, ffn: global / tp */
+    int64_t QKV;                      /* (H + 2 K) D: columns of the fused projection */
+    int64_t vocab;                    /* global vocabulary */
+    int64_t V;                        /* local rows: vocabulary padded to tp, / tp */
+    int64_t vocab_first, vocab_valid; /* first row held here, rows that are real */
+    int64_t head_rows;                /* tokens per tp peer of one head chunk */
+    nd_dtype act;                     /* BF16, or F32 in precision fp32 */
+} nd_dims;
+
+nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord coord,
+                   const nd_config *config, bool gpu);
+
+/*
+ * layout
+ *
  * The parameter table of one rank: which tensors exist, what tensor parallelism leaves of them
  * here, and where they lie. Allocation, init, sharding, loading, saving, the optimizer and the
  * memory plan all iterate it.
  *
- * A unit is what is gathered and released together: the embedding, each decoder block, the tail
- * (final norm and head). A unit has up to two segments, HP (compute dtype) and FP8 (converted
- * linears), each a flat buffer of elements, padded and cut evenly over the `shards` members of
- * dp_shard_cp. The same offsets index master weights, gradients, moments and codes.
+ * A stage is a range of layers, with the embedding before the first and the head behind the last. A
+ * unit is what is gathered and released together: the embedding, each decoder block, the head with
+ * the final norm. A unit has up to two segments, HP (compute dtype) and FP8 (converted linears),
+ * each a flat buffer of elements, padded and cut evenly over the `shards` members of dp_shard_cp.
+ * The shards of a unit's segments are adjacent in the rank's flat state arrays: F32 master weights,
+ * gradients and moments.
  *
- * With tied embeddings the table lies in the tail unit, is used by the lookup too, and there is no
- * embedding unit.
+ * With tied embeddings the table lies in the head's unit, is used by the lookup too, and there is
+ * no embedding unit.
  */
-#include "trainer/layout/shape.h"
-#include "runtime/mesh/mesh.h"
-#include "kernels/ops.h"
-
 typedef enum nd_param_id {
 #define ND_PARAM(id, unit, name, rows, cols, split, init, decay, fp8) ND_PARAM_##id,
 #include "trainer/layout/llama_params.def"
@@ -27,12 +113,21 @@ typedef enum nd_param_id {
 
 typedef enum nd_split { ND_SPLIT_NONE = 0, ND_SPLIT_ROWS, ND_SPLIT_COLS } nd_split;
 typedef enum nd_init { ND_INIT_NORMAL = 0, ND_INIT_ONE } nd_init;
-typedef enum nd_unit_kind { ND_UNIT_EMBED = 0, ND_UNIT_BLOCK, ND_UNIT_TAIL } nd_unit_kind;
+typedef enum nd_unit_kind { ND_UNIT_EMBEDDING = 0, ND_UNIT_BLOCK, ND_UNIT_HEAD } nd_unit_kind;
 typedef enum nd_segment_kind {
     ND_SEGMENT_HP = 0,
     ND_SEGMENT_FP8,
     ND_SEGMENT_COUNT
 } nd_segment_kind;
+
+typedef struct nd_layer_range {
+    int64_t begin, end;
+} nd_layer_range;
+
+typedef struct nd_stage {
+    nd_layer_range layers;
+    bool embeds, has_head;
+} nd_stage;
 
 typedef struct nd_param {
     nd_param_id id;
@@ -46,7 +141,7 @@ typedef struct nd_param {
     nd_init init;
     bool decay, fp8;
     uint64_t stream; /* Philox stream of its initial values */
-    int unit;
+    const struct nd_unit *unit;
     nd_segment_kind segment;
     int64_t offset; /* elements, in the unit's segment */
 } nd_param;
@@ -61,49 +156,85 @@ typedef struct nd_segment {
 typedef struct nd_unit {
     nd_unit_kind kind;
     int64_t layer; /* -1 outside of blocks */
+    int index;     /* in nd_layout.units */
     int first_param, param_count;
     nd_segment segments[ND_SEGMENT_COUNT];
+    int64_t shard_offset, shard_count; /* of both segments' shards in the flat state arrays */
 } nd_unit;
 
 typedef struct nd_layout {
+    nd_stage *stages; /* of this rank */
+    int stage_count;
     nd_param *params;
     int param_count;
-    nd_unit *units; /* [embed], blocks 0..L-1, tail */
+    nd_unit *units; /* stage by stage: [embedding], blocks, [head] */
     int unit_count;
-    int first_block; /* unit of layer 0: 1, or 0 when tied */
-    int tail;
+    int *unit_of_layer;  /* [layers of the model]; -1: not on this rank */
+    int64_t layers;      /* of the model */
+    int block_count;     /* blocks on this rank */
+    int embedding, head; /* units; -1: not on this rank, or (embedding) tied */
     bool tied;
     int shards, shard_index;
     int64_t shard_total; /* elements of all shards of this rank: length of each flat state array */
 } nd_layout;
 
+typedef struct nd_layout_options {
+    const nd_llama_shape *shape;
+    const nd_mesh *mesh;
+    nd_coord coord;
+    const nd_stage *stages; /* of this rank; with 0 of them: one stage, the whole model */
+    int stage_count;
+    /* Which linears an FP8 recipe takes; NULL: none. */
+    bool (*converts)(void *context, const nd_param *param);
+    void *context;
+} nd_layout_options;
+
 /*
- * converts(context, param) says which linears an FP8 recipe takes (NULL: none). The layout of every
- * rank of a dp_shard_cp group is the same but for shard_index; of a tp group but for row_begin and
- * col_begin.
+ * The options are not kept. The layout of every rank of a dp_shard_cp group is the same but for
+ * shard_index; of a tp group but for row_begin and col_begin.
  */
-nd_status nd_layout_create(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord coord,
-                           bool (*converts)(void *context, const nd_param *param), void *context,
-                           nd_layout **out);
+nd_status nd_layout_create(const nd_layout_options *options, nd_layout **out);
 void nd_layout_destroy(nd_layout *layout);
 
-/* Index of a parameter; layer -1 outside of blocks. With tied embeddings HEAD is EMBED. */
-int nd_layout_find(const nd_layout *layout, nd_param_id id, int64_t layer);
+/* NULL: not on this rank. `layer` is -1 outside of blocks. With tied embeddings the table is in the
+ * head's unit, and the parameter HEAD is EMBED. */
+const nd_unit *nd_layout_unit(const nd_layout *layout, nd_unit_kind kind, int64_t layer);
+const nd_param *nd_layout_param(const nd_layout *layout, nd_param_id id, int64_t layer);
 
 /*
- * A run of elements that are neighbours both in this rank's shard and in the global row-major
- * tensor.
+ * A rectangle of a parameter whose elements are adjacent, row by row, in a shard: rows
+ * [row, row + rows) and columns [col, col + cols) of the global tensor. A vector has one column.
  */
-typedef struct nd_run {
+typedef struct nd_span {
     const nd_param *param;
-    int64_t global_begin; /* element of the flattened global tensor */
-    int64_t state_begin;  /* element of the rank's flat state arrays */
-    int64_t count;
-} nd_run;
+    int64_t row, col;
+    int64_t rows, cols;
+    int64_t begin; /* its first element in the flat state arrays; in the unit's flat shard:
+                      begin - unit->shard_offset */
+} nd_span;
 
-/* Visits all runs of shard `shard_index` of `unit`, ascending. Padding belongs to no run. */
-nd_status nd_layout_each_run(const nd_layout *layout, int unit, int shard_index,
-                             nd_status (*visit)(void *context, const nd_run *run), void *context);
+typedef nd_status nd_span_visit(void *context, const nd_span *span);
+
+/*
+ * Visits all that shard `shard` of the unit holds of its parameters, in the order of the table: up
+ * to three spans of each, as a shard's border may lie within a row, ascending in the shard. Padding
+ * belongs to no span. A rank can ask for every shard, not only for its own.
+ */
+nd_status nd_layout_each_span(const nd_layout *layout, const nd_unit *unit, int shard,
+                              nd_span_visit *visit, void *context);
+
+/* How many elements of a span are adjacent in the flattened global tensor too: all, or a row. */
+static inline int64_t nd_span_adjacent(const nd_span *span)
+{
+    return span->cols == span->param->cols ? span->rows * span->cols : span->cols;
+}
+
+/* The number in the flattened global tensor of the span's element `element`. */
+static inline int64_t nd_span_global(const nd_span *span, int64_t element)
+{
+    return (span->row + element / span->cols) * span->param->cols + span->col +
+           element % span->cols;
+}
 
 /* The part of a parameter's local block that this rank's shard holds, in the flat state arrays;
  * begin == end: none. */
@@ -116,5 +247,30 @@ nd_status nd_layout_decay_ranges(const nd_layout *layout, nd_flat_range **out, i
 /* Ranges of the flat state arrays that hold parameters replicated over tp (norms); owned by the
  * caller. */
 nd_status nd_layout_replicated_ranges(const nd_layout *layout, nd_flat_range **out, int *count);
+
+/* linears: those of a block are numbered in module order, from 0 */
+
+enum { ND_LINEARS_OF_BLOCK = 7 }; /* q k v o gate up down */
+
+/* What linears read: the normed input of q k v; the attention output; the normed input of gate and
+ * up; SwiGLU's output. Linears with the same input are adjacent. */
+typedef enum nd_input {
+    ND_INPUT_QKV = 0,
+    ND_INPUT_O,
+    ND_INPUT_GATE_UP,
+    ND_INPUT_DOWN,
+    ND_INPUT_COUNT
+} nd_input;
+
+/* How many linears read an input, and the first of them. */
+int nd_input_linears(nd_input input, int *first);
+nd_input nd_linear_input(int linear);
+nd_param_id nd_linear_param(int linear);
+/* -1: the parameter is no linear's weight. */
+int nd_linear_of_param(nd_param_id id);
+const char *nd_linear_name(int linear); /* "self_attn.q_proj" */
+/* Out and in features: global with tp 1, else those of one of tp ranks. */
+void nd_linear_sizes(const nd_llama_shape *shape, int linear, int64_t tp, int64_t *out,
+                     int64_t *in);
 
 #endif

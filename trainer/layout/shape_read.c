@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "runtime/base/fsio.h"
-#include "trainer/layout/shape.h"
+#include "trainer/layout/layout.h"
 
 enum { CONFIG_LIMIT = 1 << 20 };
 

@@ -132,7 +132,7 @@ static size_t stride_of(const act_spec *spec)
 static size_t layers_in(const nd_model *m, act id, place where)
 {
     size_t layers = 0;
-    for (int64_t l = 0; l < m->dims.L; l++) {
+    for (int64_t l = 0; l < m->layout->layers; l++) {
         layers += place_of(m, id, l) == where;
     }
     return layers;
@@ -143,7 +143,7 @@ static void point(nd_model *m, nd_memplan *plan, int want, const act_spec *specs
                   place where, size_t stride)
 {
     size_t before = 0;
-    for (int64_t l = 0; l < m->dims.L; l++) {
+    for (int64_t l = 0; l < m->layout->layers; l++) {
         if (place_of(m, id, l) == where) {
             char *view = (char *)&m->acts[l] + specs[id].view;
             nd_memplan_also(plan, want, before++ * stride, &((nd_tensor *)view)->data);
@@ -173,7 +173,7 @@ void nd_activations_plan(nd_model *m, nd_memplan *plan)
     describe(&m->dims, specs);
     for (act id = 0; id < ACT_COUNT; id++) {
         const act_spec *spec = &specs[id];
-        for (int64_t l = 0; l < m->dims.L; l++) {
+        for (int64_t l = 0; l < m->layout->layers; l++) {
             *(nd_tensor *)((char *)&m->acts[l] + spec->view) = spec->shape;
         }
         size_t kept = layers_in(m, id, PLACE_KEPT), shared = layers_in(m, id, PLACE_SHARED);

@@ -14,7 +14,7 @@
  */
 #include "runtime/device/memplan.h"
 #include "runtime/device/staging.h"
-#include "trainer/layout/dims.h"
+#include "trainer/layout/layout.h"
 #include "trainer/rank.h"
 
 enum { ND_BATCH_SLOTS = 2 };

@@ -74,9 +74,9 @@ static nd_status backward_ops(nd_model *m, int64_t layer, float beta)
 
 static nd_status block_backward(nd_model *m, int64_t layer)
 {
-    int unit = m->layout->first_block + (int)layer;
+    const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_BLOCK, layer);
     ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
-    ND_TRY(nd_fsdp_prefetch(&m->fsdp, layer > 0 ? unit - 1 : -1));
+    ND_TRY(nd_fsdp_prefetch(&m->fsdp, nd_layout_unit(m->layout, ND_UNIT_BLOCK, layer - 1)));
     ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, unit));
     float beta = nd_fsdp_grad_beta(&m->fsdp, unit);
     nd_graph_key key = nd_block_graph_key(m, "backward", layer);
@@ -92,25 +92,27 @@ static nd_status embed_backward(nd_model *m)
 {
     nd_rank *r = m->rank;
     const nd_dims *d = &m->dims;
-    bool tied = m->layout->tied;
+    const nd_unit *unit = nd_layout_param(m->layout, ND_PARAM_EMBED, -1)->unit;
     nd_tensor dx_full;
     ND_TRY(nd_tp_gather(r, m->dx, m->full_a, COMM, &dx_full));
-    if (!tied) { /* a tied table's gradient was begun by the head and is released here, last */
-        ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, 0));
+    /* A tied table's gradient was begun by the head and is released here, last. */
+    if (unit->kind != ND_UNIT_HEAD) {
+        ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, unit));
         ND_TRY(nd_fsdp_grad_zero_if_fresh(&m->fsdp, ND_PARAM_EMBED, -1));
     }
     ND_OP(r, ELEMENTWISE, embedding_bwd,
           .dtable = nd_fsdp_grad(&m->fsdp, ND_PARAM_EMBED, ND_PARAM_EMBED, -1),
           .ids = nd_tensor_1d(nd_batches_at(&m->batches, ND_BATCH_IDS), ND_DTYPE_I32, d->T),
           .dout = dx_full, .first = d->vocab_first);
-    return nd_fsdp_grad_release(&m->fsdp, tied ? m->layout->tail : 0);
+    return nd_fsdp_grad_release(&m->fsdp, unit);
 }
 
 nd_status nd_model_backward(nd_model *m)
 {
+    const nd_layer_range layers = m->layout->stages[0].layers;
     m->pass = ND_PASS_BACKWARD;
     ND_TRY(nd_head_backward(m));
-    for (int64_t l = m->dims.L - 1; l >= 0; l--) {
+    for (int64_t l = layers.end - 1; l >= layers.begin; l--) {
         ND_TRY(block_backward(m, l));
     }
     ND_TRY(embed_backward(m));

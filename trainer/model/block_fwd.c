@@ -70,8 +70,8 @@ static nd_status mlp_half(nd_model *m, int64_t layer, bool with_output)
 
 nd_graph_key nd_block_graph_key(const nd_model *m, const char *name, int64_t layer)
 {
-    const nd_weight_slot *slot =
-        nd_fsdp_slot_holding(&m->fsdp, m->layout->first_block + (int)layer);
+    const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_BLOCK, layer);
+    const nd_weight_slot *slot = nd_fsdp_slot_holding(&m->fsdp, unit);
     return (nd_graph_key){.name = name,
                           .number = layer,
                           .buffers = {slot->data[ND_SEGMENT_HP], slot->data[ND_SEGMENT_FP8]}};
@@ -134,16 +134,16 @@ static nd_status embed(nd_model *m)
 {
     nd_rank *r = m->rank;
     const nd_dims *d = &m->dims;
-    int unit = m->layout->params[nd_layout_find(m->layout, ND_PARAM_EMBED, -1)].unit;
+    const nd_unit *unit = nd_layout_param(m->layout, ND_PARAM_EMBED, -1)->unit;
     nd_tensor x = m->acts[0].x_in; /* (Tl, C) */
     nd_tensor partial = nd_tp_partial(r, x, m->full_b);
     ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
-    ND_TRY(nd_fsdp_prefetch(&m->fsdp, m->layout->first_block));
+    ND_TRY(nd_fsdp_prefetch(&m->fsdp, nd_layout_unit(m->layout, ND_UNIT_BLOCK, 0)));
     ND_OP(r, ELEMENTWISE, embedding_fwd, .out = partial,
           .ids = nd_tensor_1d(nd_batches_at(&m->batches, ND_BATCH_IDS), ND_DTYPE_I32, d->T),
           .table = nd_fsdp_weight(&m->fsdp, ND_PARAM_EMBED, ND_PARAM_EMBED, -1),
           .first = d->vocab_first);
-    if (unit != m->layout->tail) { /* a tied table stays until the end of backward */
+    if (unit->kind != ND_UNIT_HEAD) { /* a tied table stays until the end of backward */
         nd_fsdp_release(&m->fsdp, unit);
     }
     return nd_tp_reduce(r, partial, x, ND_TRACE_COMMUNICATION);
@@ -152,14 +152,17 @@ static nd_status embed(nd_model *m)
 nd_status nd_model_forward(nd_model *m, bool train)
 {
     const nd_layout *layout = m->layout;
+    const nd_layer_range layers = layout->stages[0].layers;
+    const nd_unit *head = nd_layout_unit(layout, ND_UNIT_HEAD, -1);
     m->pass = train ? ND_PASS_TRAIN : ND_PASS_EVAL;
     ND_TRY(nd_scales_refresh(&m->scales, m->fsdp.master, m->fsdp.version));
     ND_TRY(embed(m));
     nd_tensor x = m->acts[0].x_in, delta = none;
-    for (int64_t l = 0; l < m->dims.L; l++) {
-        int unit = layout->first_block + (int)l;
+    for (int64_t l = layers.begin; l < layers.end; l++) {
+        const nd_unit *unit = nd_layout_unit(layout, ND_UNIT_BLOCK, l);
+        const nd_unit *next = nd_layout_unit(layout, ND_UNIT_BLOCK, l + 1);
         ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
-        ND_TRY(nd_fsdp_prefetch(&m->fsdp, unit + 1));
+        ND_TRY(nd_fsdp_prefetch(&m->fsdp, next ? next : head));
         nd_graph_key key = nd_block_graph_key(m, "forward", l);
         nd_graphs *graphs = train ? m->graphs : NULL;
         ND_TRY(nd_graphs_begin(graphs, &key));
@@ -168,8 +171,8 @@ nd_status nd_model_forward(nd_model *m, bool train)
         x = m->acts[l].x_mid;
         delta = m->branch;
     }
-    ND_TRY(nd_fsdp_acquire(&m->fsdp, layout->tail));
+    ND_TRY(nd_fsdp_acquire(&m->fsdp, head));
     ND_TRY(nd_head_forward(m, x, delta, train));
-    nd_fsdp_release(&m->fsdp, layout->tail);
+    nd_fsdp_release(&m->fsdp, head);
     return ND_OK;
 }

@@ -84,9 +84,10 @@ nd_status nd_head_forward(nd_model *m, nd_tensor x, nd_tensor delta, bool train)
           .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
           .eps = (float)r->shape.rms_eps);
     if (train) {
-        ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, m->layout->tail));
+        const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
+        ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, unit));
         ND_TRY(nd_fsdp_grad_zero_if_fresh(&m->fsdp, ND_PARAM_NORM_F, -1));
-        beta = nd_fsdp_grad_beta(&m->fsdp, m->layout->tail);
+        beta = nd_fsdp_grad_beta(&m->fsdp, unit);
     }
     for (int64_t begin = 0; begin < d->Tl; begin += d->head_rows) {
         int64_t rows = d->Tl - begin < d->head_rows ? d->Tl - begin : d->head_rows;
@@ -99,13 +100,13 @@ nd_status nd_head_forward(nd_model *m, nd_tensor x, nd_tensor delta, bool train)
 nd_status nd_head_backward(nd_model *m)
 {
     nd_rank *r = m->rank;
-    int tail = m->layout->tail;
-    ND_TRY(nd_fsdp_acquire(&m->fsdp, tail));
+    const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
+    ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
     ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_bwd, .dx = m->dx,
           .dweight = nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
           .dy = m->dh_final, .x = m->x_final,
           .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
           .rstd = m->rstd_final);
-    nd_fsdp_release(&m->fsdp, tail);
-    return m->layout->tied ? ND_OK : nd_fsdp_grad_release(&m->fsdp, tail);
+    nd_fsdp_release(&m->fsdp, unit);
+    return m->layout->tied ? ND_OK : nd_fsdp_grad_release(&m->fsdp, unit);
 }

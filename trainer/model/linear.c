@@ -13,7 +13,7 @@ static bool in_fp8(const nd_model *m, int64_t layer, int linear)
 bool nd_linear_any_in_fp8(const nd_model *m, nd_input input, int64_t layer)
 {
     bool any = false;
-    int first, count = nd_group_of_linears((int)input, &first);
+    int first, count = nd_input_linears(input, &first);
     for (int l = first; l < first + count; l++) {
         any |= in_fp8(m, layer, l);
     }
@@ -22,8 +22,8 @@ bool nd_linear_any_in_fp8(const nd_model *m, nd_input input, int64_t layer)
 
 bool nd_linear_keeps_codes(const nd_scales *s, nd_input input, int64_t layer)
 {
-    int first, count = nd_group_of_linears((int)input, &first);
-    bool all = nd_filter_mask(&s->filter, layer, (int)input) == (1 << count) - 1;
+    int first, count = nd_input_linears(input, &first);
+    bool all = nd_filter_mask(&s->filter, layer, input) == (1 << count) - 1;
     return all && input != ND_INPUT_O && nd_recipe_is_per_tensor(&s->recipe);
 }
 
@@ -31,19 +31,19 @@ bool nd_linear_keeps_codes(const nd_scales *s, nd_input input, int64_t layer)
 
 static int64_t rows_of(const nd_model *m, int64_t layer, int linear)
 {
-    return m->layout->params[nd_layout_find(m->layout, nd_linear_param(linear), layer)].local_rows;
+    return nd_layout_param(m->layout, nd_linear_param(linear), layer)->local_rows;
 }
 
 nd_linear_part nd_linear_first_part(nd_input input)
 {
     int first;
-    (void)nd_group_of_linears((int)input, &first);
+    (void)nd_input_linears(input, &first);
     return (nd_linear_part){.last = first - 1};
 }
 
 bool nd_linear_next_part(const nd_model *m, nd_input input, int64_t layer, nd_linear_part *p)
 {
-    int first, count = nd_group_of_linears((int)input, &first), last = first + count - 1;
+    int first, count = nd_input_linears(input, &first), last = first + count - 1;
     if (p->last == last) {
         return false;
     }
@@ -137,8 +137,7 @@ nd_status nd_linear_weight_operand(nd_model *m, int64_t layer, int linear, const
         out->codes = nd_fsdp_codes(&m->fsdp, id, layer);
         return transposed ? nd_linear_add_transposed(m, out, m->fp8.w_transposed) : ND_OK;
     }
-    bool row_parallel =
-        m->layout->params[nd_layout_find(m->layout, id, layer)].split == ND_SPLIT_COLS;
+    bool row_parallel = nd_layout_param(m->layout, id, layer)->split == ND_SPLIT_COLS;
     nd_cast_request q = {
         .rule = rule,
         .site = site,
@@ -171,7 +170,7 @@ nd_cast_request nd_linear_input_request(nd_model *m, nd_input input, int64_t lay
 {
     return (nd_cast_request){
         .rule = rule,
-        .site = nd_site_input(&m->scales, layer, (int)input),
+        .site = nd_site_input(&m->scales, layer, input),
         .x = x,
         .known = m->pass == ND_PASS_BACKWARD,
         .record = m->pass == ND_PASS_TRAIN,

@@ -23,10 +23,6 @@
  */
 #include "trainer/model/model.h"
 
-/* The input of a group of linears, numbered as the groups in filter.h: the normed input of q k v;
- * the attention output; the normed input of gate and up; SwiGLU's output. */
-typedef enum nd_input { ND_INPUT_QKV = 0, ND_INPUT_O, ND_INPUT_GATE_UP, ND_INPUT_DOWN } nd_input;
-
 /* Whether backward keeps the group's input as codes. */
 bool nd_linear_keeps_codes(const nd_scales *scales, nd_input input, int64_t layer);
 

@@ -14,7 +14,7 @@ static nd_status column_input(nd_model *m, nd_input input, int64_t layer, nd_ten
     const nd_recipe *recipe = &m->scales.recipe;
     const nd_cast_rule *rule = weight_gradient ? &recipe->weight_gradient.b : &recipe->output.a;
     if (codes.data) {
-        *out = nd_scales_at(&m->scales, nd_site_input(&m->scales, layer, (int)input));
+        *out = nd_scales_at(&m->scales, nd_site_input(&m->scales, layer, input));
         ND_TRY(nd_linear_gather_codes(m, codes, m->fp8.x, &out->codes));
         return weight_gradient ? nd_linear_add_transposed(m, out, m->fp8.x_transposed) : ND_OK;
     }
@@ -95,7 +95,7 @@ static nd_status settle_gradients(nd_model *m, nd_input input, int64_t layer, nd
 {
     nd_scales *s = &m->scales;
     const nd_cast_rule *rule = &s->recipe.input_gradient.a;
-    int first, count = nd_group_of_linears((int)input, &first);
+    int first, count = nd_input_linears(input, &first);
     if (rule->granularity != ND_PER_TENSOR || rule->scaling != ND_SCALING_CURRENT ||
         !nd_linear_any_in_fp8(m, input, layer)) {
         return ND_OK;

@@ -13,7 +13,7 @@ static nd_status row_input(nd_model *m, nd_input input, int64_t layer, nd_tensor
     const nd_recipe *recipe = &m->scales.recipe;
     const nd_cast_rule *rule = weight_gradient ? &recipe->weight_gradient.b : &recipe->output.a;
     if (weight_gradient && codes.data) {
-        *out = nd_scales_at(&m->scales, nd_site_input(&m->scales, layer, (int)input));
+        *out = nd_scales_at(&m->scales, nd_site_input(&m->scales, layer, input));
         out->codes = codes;
         return nd_linear_add_transposed(m, out, m->fp8.x_transposed);
     }

@@ -75,9 +75,13 @@ nd_status nd_model_create(nd_rank *rank, nd_memplan *plan, nd_model **out)
         nd_dims_of(&rank->shape, &rank->mesh, rank->coord, rank->config, nd_rank_is_gpu(rank));
     m->recompute = rank->config->parallel.recompute;
     ND_TRY_OUT(nd_scales_init(&m->scales, rank));
-    ND_TRY_OUT(nd_layout_create(&rank->shape, &rank->mesh, rank->coord, nd_scales_in_segment,
-                                &m->scales, &m->layout));
-    ND_TRY_OUT(ND_ALLOC(m->dims.L, &m->acts));
+    nd_layout_options options = {.shape = &rank->shape,
+                                 .mesh = &rank->mesh,
+                                 .coord = rank->coord,
+                                 .converts = nd_scales_in_segment,
+                                 .context = &m->scales};
+    ND_TRY_OUT(nd_layout_create(&options, &m->layout));
+    ND_TRY_OUT(ND_ALLOC(m->layout->layers, &m->acts));
     ND_TRY_OUT(nd_fsdp_init(&m->fsdp, rank, m->layout, &m->scales, m->dims.act, plan));
     ND_TRY_OUT(nd_scales_plan(&m->scales, m->layout, nd_linear_vector(&m->dims), plan));
     nd_activations_plan(m, plan);

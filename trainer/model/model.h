@@ -16,7 +16,7 @@
  */
 #include "runtime/device/graphs.h"
 #include "trainer/model/batches.h"
-#include "trainer/layout/dims.h"
+#include "trainer/layout/layout.h"
 #include "trainer/parallel/cp.h"
 #include "trainer/parallel/fsdp.h"
 #include "trainer/parallel/tp.h"
@@ -74,8 +74,7 @@ typedef struct nd_model {
     nd_scales scales;
     nd_fp8_scratch fp8;
     nd_pass pass;
-    nd_made made[ND_GROUPS_OF_BLOCK],
-        made_gradients; /* inputs; outputs' gradients of gate and up */
+    nd_made made[ND_INPUT_COUNT], made_gradients; /* inputs; outputs' gradients of gate and up */
     nd_cp cp;
     nd_recompute recompute;
 

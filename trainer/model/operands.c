@@ -33,7 +33,7 @@ nd_status nd_linear_make_input(nd_model *m, nd_input input, int64_t layer, nd_te
                                nd_tensor codes, nd_making *out)
 {
     nd_scales *s = &m->scales;
-    int64_t site = nd_site_input(s, layer, (int)input);
+    int64_t site = nd_site_input(s, layer, input);
     nd_made made = input_made(m, input, layer);
     *out = (nd_making){.to = x};
     m->made[input] = made;
@@ -60,7 +60,7 @@ nd_made nd_linear_take_input(nd_model *m, nd_input input)
 void *nd_linear_gradient_codes(const nd_model *m, int linear)
 {
     int first;
-    (void)nd_group_of_linears(ND_INPUT_GATE_UP, &first);
+    (void)nd_input_linears(ND_INPUT_GATE_UP, &first);
     return (char *)m->fp8.dy + (linear - first) * m->dims.T * m->dims.F;
 }
 
@@ -69,7 +69,7 @@ nd_status nd_linear_make_gradients(nd_model *m, int64_t layer, nd_tensor dgate, 
 {
     nd_scales *s = &m->scales;
     const nd_cast_rule *rule = &s->recipe.input_gradient.a;
-    int first, count = nd_group_of_linears(ND_INPUT_GATE_UP, &first);
+    int first, count = nd_input_linears(ND_INPUT_GATE_UP, &first);
     int64_t site = nd_site_gradient(s, layer, first);
     bool delayed = nd_recipe_is_delayed(&s->recipe);
     out[0] = (nd_making){.to = dgate};

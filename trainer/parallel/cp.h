@@ -13,7 +13,7 @@
  * causal block in place.
  */
 #include "runtime/device/memplan.h"
-#include "trainer/layout/dims.h"
+#include "trainer/layout/layout.h"
 #include "trainer/rank.h"
 
 /* Query chunk `q_chunk` of this rank against keys [kv_begin, kv_begin + kv_count): key j visible to

@@ -4,47 +4,44 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const nd_segment *segment_of(const nd_layout *layout, int unit, nd_segment_kind kind)
-{
-    return &layout->units[unit].segments[kind];
-}
-
 static int64_t max_i64(int64_t a, int64_t b)
 {
     return a > b ? a : b;
 }
 
-static int block_units(const nd_layout *layout)
+/* The next unit from `index` on that is a block; NULL: none. */
+static const nd_unit *block_from(const nd_layout *layout, int index)
 {
-    return layout->tail - layout->first_block;
+    while (index < layout->unit_count && layout->units[index].kind != ND_UNIT_BLOCK) {
+        index++;
+    }
+    return index < layout->unit_count ? &layout->units[index] : NULL;
 }
 
 /* Elements of a segment in the largest block: a filter may leave a linear of one block in BF16. */
 static int64_t largest_block(const nd_layout *layout, nd_segment_kind kind)
 {
     int64_t most = 0;
-    for (int u = layout->first_block; u < layout->tail; u++) {
-        most = max_i64(most, segment_of(layout, u, kind)->count);
+    for (const nd_unit *u = block_from(layout, 0); u; u = block_from(layout, u->index + 1)) {
+        most = max_i64(most, u->segments[kind].count);
     }
     return most;
 }
 
-/* Elements of both segments: of a unit, or of its shard. */
-static int64_t unit_count(const nd_layout *layout, int unit)
+/* Elements of both segments. */
+static int64_t unit_count(const nd_unit *unit)
 {
-    return segment_of(layout, unit, ND_SEGMENT_HP)->count +
-           segment_of(layout, unit, ND_SEGMENT_FP8)->count;
+    return unit ? unit->segments[ND_SEGMENT_HP].count + unit->segments[ND_SEGMENT_FP8].count : 0;
 }
 
-static int64_t unit_shard_count(const nd_layout *layout, int unit)
+static int64_t hp_count(const nd_unit *unit)
 {
-    return segment_of(layout, unit, ND_SEGMENT_HP)->shard_count +
-           segment_of(layout, unit, ND_SEGMENT_FP8)->shard_count;
+    return unit ? unit->segments[ND_SEGMENT_HP].count : 0;
 }
 
 static int block_slots(const nd_fsdp *fsdp)
 {
-    int blocks = block_units(fsdp->layout);
+    int blocks = fsdp->layout->block_count;
     return fsdp->resident || blocks < ND_FSDP_BLOCK_SLOTS ? blocks : ND_FSDP_BLOCK_SLOTS;
 }
 
@@ -54,11 +51,12 @@ static int64_t block_slot_offset(const nd_fsdp *fsdp, nd_segment_kind kind, int 
 {
     const nd_layout *layout = fsdp->layout;
     int64_t offset = 0;
-    if (block_slots(fsdp) < block_units(layout)) {
+    if (block_slots(fsdp) < layout->block_count) {
         return s * largest_block(layout, kind);
     }
-    for (int b = 0; b < s; b++) {
-        offset += segment_of(layout, layout->first_block + b, kind)->count;
+    for (const nd_unit *u = block_from(layout, 0); u && s > 0; s--) {
+        offset += u->segments[kind].count;
+        u = block_from(layout, u->index + 1);
     }
     return offset;
 }
@@ -79,16 +77,15 @@ static void plan_state(nd_fsdp *fsdp, nd_memplan *plan)
 }
 
 /* The slots of the blocks are parts of one buffer for each segment. */
-static void plan_block_weights(nd_fsdp *fsdp, nd_memplan *plan, int slots)
+static void plan_block_weights(nd_fsdp *fsdp, nd_memplan *plan)
 {
+    const int slots = block_slots(fsdp);
     size_t width = fsdp->aliased ? 0 : nd_dtype_size(fsdp->act);
     int hp = nd_memplan_want(plan, ND_MEM_WEIGHTS, "decoder blocks",
-                             bytes_of(block_slot_offset(fsdp, ND_SEGMENT_HP, slots), width),
-                             &fsdp->slots[0].data[ND_SEGMENT_HP]);
+                             bytes_of(block_slot_offset(fsdp, ND_SEGMENT_HP, slots), width), NULL);
     int codes = nd_memplan_want(plan, ND_MEM_WEIGHTS, "decoder blocks, fp8 codes",
-                                bytes_of(block_slot_offset(fsdp, ND_SEGMENT_FP8, slots), 1),
-                                &fsdp->slots[0].data[ND_SEGMENT_FP8]);
-    for (int s = 1; s < slots; s++) {
+                                bytes_of(block_slot_offset(fsdp, ND_SEGMENT_FP8, slots), 1), NULL);
+    for (int s = 0; s < slots; s++) {
         void **data = fsdp->slots[s].data;
         nd_memplan_also(plan, hp, bytes_of(block_slot_offset(fsdp, ND_SEGMENT_HP, s), width),
                         &data[ND_SEGMENT_HP]);
@@ -100,26 +97,15 @@ static void plan_block_weights(nd_fsdp *fsdp, nd_memplan *plan, int slots)
 static void plan_weights(nd_fsdp *fsdp, nd_memplan *plan)
 {
     const nd_layout *layout = fsdp->layout;
-    int blocks = block_slots(fsdp);
+    nd_weight_slot *head = &fsdp->slots[block_slots(fsdp)], *embedding = head + 1;
     size_t width = fsdp->aliased ? 0 : nd_dtype_size(fsdp->act);
-    plan_block_weights(fsdp, plan, blocks);
-    if (!layout->tied) {
-        nd_memplan_want(plan, ND_MEM_WEIGHTS, "embedding",
-                        bytes_of(segment_of(layout, 0, ND_SEGMENT_HP)->count, width),
-                        &fsdp->slots[blocks + 1].data[ND_SEGMENT_HP]);
-    }
+    plan_block_weights(fsdp, plan);
+    nd_memplan_want(plan, ND_MEM_WEIGHTS, "embedding",
+                    bytes_of(hp_count(nd_layout_unit(layout, ND_UNIT_EMBEDDING, -1)), width),
+                    &embedding->data[ND_SEGMENT_HP]);
     nd_memplan_want(plan, ND_MEM_WEIGHTS, "norm and head",
-                    bytes_of(segment_of(layout, layout->tail, ND_SEGMENT_HP)->count, width),
-                    &fsdp->slots[blocks].data[ND_SEGMENT_HP]);
-}
-
-static int64_t largest_block_gradient(const nd_layout *layout)
-{
-    int64_t most = 0;
-    for (int u = layout->first_block; u < layout->tail; u++) {
-        most = max_i64(most, unit_count(layout, u));
-    }
-    return most;
+                    bytes_of(hp_count(nd_layout_unit(layout, ND_UNIT_HEAD, -1)), width),
+                    &head->data[ND_SEGMENT_HP]);
 }
 
 static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
@@ -127,13 +113,17 @@ static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
     const nd_layout *layout = fsdp->layout;
     bool sharded = layout->shards > 1;
     bool accumulates = fsdp->rank->config->train.gradient_accumulation_steps > 1;
-    int64_t edges = max_i64(unit_count(layout, 0), unit_count(layout, layout->tail));
-    int64_t shard = 0;
+    /* The first unit is the embedding, or, when it is tied, a block, and the head alone counts. */
+    int64_t edges = max_i64(unit_count(&layout->units[0]),
+                            unit_count(nd_layout_unit(layout, ND_UNIT_HEAD, -1)));
+    int64_t block_most = 0, shard = 0;
     for (int u = 0; u < layout->unit_count; u++) {
-        shard = max_i64(shard, unit_shard_count(layout, u));
+        const nd_unit *unit = &layout->units[u];
+        block_most = max_i64(block_most, unit->kind == ND_UNIT_BLOCK ? unit_count(unit) : 0);
+        shard = max_i64(shard, unit->shard_count);
     }
     nd_grad_slot *slots = fsdp->grad_slots;
-    size_t block = bytes_of(largest_block_gradient(layout), 4), received = bytes_of(shard, 4);
+    size_t block = bytes_of(block_most, 4), received = bytes_of(shard, 4);
     int blocks = nd_memplan_want(plan, ND_MEM_GRADIENTS, "decoder blocks",
                                  sharded ? ND_FSDP_BLOCK_SLOTS * block : 0, &slots[0].data);
     nd_memplan_want(plan, ND_MEM_GRADIENTS, "embedding, norm and head",
@@ -157,23 +147,17 @@ nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scale
     fsdp->aliased = layout->shards == 1 && act == ND_DTYPE_F32;
     fsdp->resident =
         (layout->shards == 1 && !rank->cast_units) || !config->parallel.reshard_after_forward;
-    int blocks = block_slots(fsdp);
-    fsdp->slot_count = blocks + (layout->tied ? 1 : 2);
-    fsdp->blocks_share = blocks < block_units(layout);
+    int slots = block_slots(fsdp), blocks = 0;
+    fsdp->slot_count = slots + 2; /* head, embedding */
+    fsdp->blocks_share = slots < layout->block_count;
     ND_TRY(ND_ALLOC(fsdp->slot_count, &fsdp->slots));
     ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->slot_of_unit));
     ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->unit_fresh));
     for (int u = 0; u < layout->unit_count; u++) {
-        bool is_block = layout->units[u].kind == ND_UNIT_BLOCK;
-        fsdp->slot_of_unit[u] = is_block            ? (u - layout->first_block) % blocks
-                                : u == layout->tail ? blocks
-                                                    : blocks + 1;
-    }
-    for (int s = 0; s < fsdp->slot_count; s++) {
-        fsdp->slots[s].unit = -1;
-    }
-    for (int s = 0; s <= ND_FSDP_BLOCK_SLOTS; s++) {
-        fsdp->grad_slots[s].unit = -1;
+        nd_unit_kind kind = layout->units[u].kind;
+        fsdp->slot_of_unit[u] = kind == ND_UNIT_BLOCK  ? blocks++ % slots
+                                : kind == ND_UNIT_HEAD ? slots
+                                                       : slots + 1;
     }
     plan_state(fsdp, plan);
     plan_weights(fsdp, plan);

@@ -29,7 +29,7 @@
 enum { ND_FSDP_BLOCK_SLOTS = 2 };
 
 typedef struct nd_weight_slot {
-    int unit;                     /* unit it holds or is being filled with, -1: none */
+    const nd_unit *unit;          /* that it holds or is being filled with; NULL: none */
     int64_t version;              /* of the weights it was gathered from */
     int64_t own_version;          /* of those that the optimizer left this rank's BF16 part of */
     bool held;                    /* between acquire and release */
@@ -39,7 +39,7 @@ typedef struct nd_weight_slot {
 } nd_weight_slot;
 
 typedef struct nd_grad_slot {
-    int unit; /* -1: free */
+    const nd_unit *unit; /* NULL: free */
     bool pending;
     bool fresh;  /* nothing written yet: products overwrite, sums start at zero */
     float *data; /* unsharded, F32: segment HP, then FP8 */
@@ -82,10 +82,10 @@ nd_bf16 *nd_fsdp_resident(const nd_fsdp *fsdp, int64_t begin);
 /* The optimizer changed the master weights and has written all of those copies. */
 void nd_fsdp_weights_updated(nd_fsdp *fsdp);
 
-/* No-op when the unit is there, or when its buffer is in use. */
-nd_status nd_fsdp_prefetch(nd_fsdp *fsdp, int unit);
-nd_status nd_fsdp_acquire(nd_fsdp *fsdp, int unit);
-void nd_fsdp_release(nd_fsdp *fsdp, int unit);
+/* No-op when the unit is there, when its buffer is in use, and for NULL. */
+nd_status nd_fsdp_prefetch(nd_fsdp *fsdp, const nd_unit *unit);
+nd_status nd_fsdp_acquire(nd_fsdp *fsdp, const nd_unit *unit);
+void nd_fsdp_release(nd_fsdp *fsdp, const nd_unit *unit);
 
 /* Rows of the neighbours first..last (one product) or of one parameter, local block, act dtype;
  * unit acquired. */
@@ -94,20 +94,20 @@ nd_tensor nd_fsdp_weight(const nd_fsdp *fsdp, nd_param_id first, nd_param_id las
 nd_tensor nd_fsdp_codes(const nd_fsdp *fsdp, nd_param_id id, int64_t layer);
 
 void nd_fsdp_begin_micro(nd_fsdp *fsdp, bool first);
-nd_status nd_fsdp_grad_acquire(nd_fsdp *fsdp, int unit);
+nd_status nd_fsdp_grad_acquire(nd_fsdp *fsdp, const nd_unit *unit);
 /* F32 gradient of the same rows; unit grad-acquired. */
 nd_tensor nd_fsdp_grad(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer);
 /* beta of the products that write this unit's gradients: 0 while it is fresh, else 1. */
-float nd_fsdp_grad_beta(const nd_fsdp *fsdp, int unit);
+float nd_fsdp_grad_beta(const nd_fsdp *fsdp, const nd_unit *unit);
 /* Zeroes a parameter's gradient when its unit is fresh: for gradients that are sums (norms,
  * lookups). */
 nd_status nd_fsdp_grad_zero_if_fresh(nd_fsdp *fsdp, nd_param_id id, int64_t layer);
-nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, int unit);
+nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, const nd_unit *unit);
 /* All reduce-scatters of this micro-batch are complete and added up. */
 nd_status nd_fsdp_grad_finish(nd_fsdp *fsdp);
 
 /* The slot that holds the unit's current weights, or NULL; for this folder's files. */
-nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, int unit);
+nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, const nd_unit *unit);
 /* Neighbours first..last of one segment, whose buffer is `base`; for this folder's files. */
 nd_tensor nd_fsdp_view(const nd_layout *layout, nd_param_id first, nd_param_id last, int64_t layer,
                        void *base, nd_dtype dtype);

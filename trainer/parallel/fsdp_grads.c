@@ -15,7 +15,7 @@ static bool sharded(const nd_fsdp *fsdp)
     return fsdp->layout->shards > 1;
 }
 
-static nd_grad_slot *grad_slot_of(const nd_fsdp *fsdp, int unit)
+static nd_grad_slot *grad_slot_of(const nd_fsdp *fsdp, const nd_unit *unit)
 {
     for (int s = 0; s <= ND_FSDP_BLOCK_SLOTS; s++) {
         if (fsdp->grad_slots[s].unit == unit) {
@@ -32,9 +32,9 @@ static nd_status finish_slot(nd_fsdp *fsdp, nd_grad_slot *slot)
     if (!slot->pending) {
         return ND_OK;
     }
-    const nd_segment *segments = fsdp->layout->units[slot->unit].segments;
+    const nd_segment *segments = slot->unit->segments;
     slot->pending = false;
-    slot->unit = -1;
+    slot->unit = NULL;
     for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
         if (segments[kind].count > 0) {
             ND_RUN(r, ND_TRACE_COMMUNICATION, nd_stream_wait(&r->stream, &slot->reduced[kind]));
@@ -49,16 +49,16 @@ static nd_status finish_slot(nd_fsdp *fsdp, nd_grad_slot *slot)
     return ND_OK;
 }
 
-nd_status nd_fsdp_grad_acquire(nd_fsdp *fsdp, int unit)
+nd_status nd_fsdp_grad_acquire(nd_fsdp *fsdp, const nd_unit *unit)
 {
     if (!sharded(fsdp)) {
         return ND_OK;
     }
-    bool block = fsdp->layout->units[unit].kind == ND_UNIT_BLOCK;
+    bool block = unit->kind == ND_UNIT_BLOCK;
     nd_grad_slot *slot =
-        &fsdp->grad_slots[block ? unit % ND_FSDP_BLOCK_SLOTS : ND_FSDP_BLOCK_SLOTS];
+        &fsdp->grad_slots[block ? unit->index % ND_FSDP_BLOCK_SLOTS : ND_FSDP_BLOCK_SLOTS];
     ND_TRY(finish_slot(fsdp, slot));
-    ND_ASSERT(slot->unit == -1);
+    ND_ASSERT(!slot->unit);
     slot->unit = unit;
     slot->fresh = true;
     return ND_OK;
@@ -66,8 +66,8 @@ nd_status nd_fsdp_grad_acquire(nd_fsdp *fsdp, int unit)
 
 nd_tensor nd_fsdp_grad(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer)
 {
-    const nd_param *p = &fsdp->layout->params[nd_layout_find(fsdp->layout, first, layer)];
-    const nd_segment *segments = fsdp->layout->units[p->unit].segments;
+    const nd_param *p = nd_layout_param(fsdp->layout, first, layer);
+    const nd_segment *segments = p->unit->segments;
     nd_grad_slot *slot = grad_slot_of(fsdp, p->unit);
     ND_ASSERT(slot || !sharded(fsdp));
     float *base = sharded(fsdp) ? slot->data : fsdp->grad + segments[ND_SEGMENT_HP].shard_offset;
@@ -75,19 +75,19 @@ nd_tensor nd_fsdp_grad(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last,
     return nd_fsdp_view(fsdp->layout, first, last, layer, base, ND_DTYPE_F32);
 }
 
-static bool is_fresh(const nd_fsdp *fsdp, int unit)
+static bool is_fresh(const nd_fsdp *fsdp, const nd_unit *unit)
 {
-    return sharded(fsdp) ? grad_slot_of(fsdp, unit)->fresh : fsdp->unit_fresh[unit];
+    return sharded(fsdp) ? grad_slot_of(fsdp, unit)->fresh : fsdp->unit_fresh[unit->index];
 }
 
-float nd_fsdp_grad_beta(const nd_fsdp *fsdp, int unit)
+float nd_fsdp_grad_beta(const nd_fsdp *fsdp, const nd_unit *unit)
 {
     return is_fresh(fsdp, unit) ? 0.0f : 1.0f;
 }
 
 nd_status nd_fsdp_grad_zero_if_fresh(nd_fsdp *fsdp, nd_param_id id, int64_t layer)
 {
-    int unit = fsdp->layout->params[nd_layout_find(fsdp->layout, id, layer)].unit;
+    const nd_unit *unit = nd_layout_param(fsdp->layout, id, layer)->unit;
     if (!is_fresh(fsdp, unit)) {
         return ND_OK;
     }
@@ -95,15 +95,15 @@ nd_status nd_fsdp_grad_zero_if_fresh(nd_fsdp *fsdp, nd_param_id id, int64_t laye
     return nd_zero(&fsdp->rank->stream, g.data, nd_tensor_bytes(g));
 }
 
-nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, int unit)
+nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, const nd_unit *unit)
 {
     nd_rank *r = fsdp->rank;
     if (!sharded(fsdp)) {
-        fsdp->unit_fresh[unit] = false;
+        fsdp->unit_fresh[unit->index] = false;
         return ND_OK;
     }
     nd_grad_slot *slot = grad_slot_of(fsdp, unit);
-    const nd_segment *segments = fsdp->layout->units[unit].segments;
+    const nd_segment *segments = unit->segments;
     const float *from = slot->data;
     float *to =
         fsdp->first_micro ? fsdp->grad + segments[ND_SEGMENT_HP].shard_offset : slot->received;

@@ -8,9 +8,9 @@ void nd_fsdp_weights_changed(nd_fsdp *fsdp)
 }
 
 /* Its buffer holds no other unit. */
-static bool has_own_slot(const nd_fsdp *fsdp, int unit)
+static bool has_own_slot(const nd_fsdp *fsdp, const nd_unit *unit)
 {
-    return !fsdp->blocks_share || fsdp->layout->units[unit].kind != ND_UNIT_BLOCK;
+    return !fsdp->blocks_share || unit->kind != ND_UNIT_BLOCK;
 }
 
 nd_bf16 *nd_fsdp_resident(const nd_fsdp *fsdp, int64_t begin)
@@ -19,9 +19,9 @@ nd_bf16 *nd_fsdp_resident(const nd_fsdp *fsdp, int64_t begin)
     for (int u = 0; u < layout->unit_count && fsdp->act == ND_DTYPE_BF16; u++) {
         const nd_segment *hp = &layout->units[u].segments[ND_SEGMENT_HP];
         int64_t at = begin - hp->shard_offset;
-        if (has_own_slot(fsdp, u) && at >= 0 && at < hp->shard_count) {
-            nd_bf16 *unit = fsdp->slots[fsdp->slot_of_unit[u]].data[ND_SEGMENT_HP];
-            return unit + hp->shard_count * layout->shard_index + at;
+        if (has_own_slot(fsdp, &layout->units[u]) && at >= 0 && at < hp->shard_count) {
+            nd_bf16 *gathered = fsdp->slots[fsdp->slot_of_unit[u]].data[ND_SEGMENT_HP];
+            return gathered + hp->shard_count * layout->shard_index + at;
         }
     }
     return NULL;
@@ -31,13 +31,13 @@ void nd_fsdp_weights_updated(nd_fsdp *fsdp)
 {
     nd_fsdp_weights_changed(fsdp);
     for (int u = 0; u < fsdp->layout->unit_count && fsdp->act == ND_DTYPE_BF16; u++) {
-        if (has_own_slot(fsdp, u)) {
+        if (has_own_slot(fsdp, &fsdp->layout->units[u])) {
             fsdp->slots[fsdp->slot_of_unit[u]].own_version = fsdp->version;
         }
     }
 }
 
-nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, int unit)
+nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, const nd_unit *unit)
 {
     for (int s = 0; s < fsdp->slot_count; s++) {
         if (fsdp->slots[s].unit == unit && fsdp->slots[s].version == fsdp->version) {
@@ -48,18 +48,18 @@ nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, int unit)
 }
 
 /* The unit's buffer; NULL while another one of its users has it. */
-static nd_weight_slot *slot_for(nd_fsdp *fsdp, int unit)
+static nd_weight_slot *slot_for(nd_fsdp *fsdp, const nd_unit *unit)
 {
-    nd_weight_slot *slot = &fsdp->slots[fsdp->slot_of_unit[unit]];
+    nd_weight_slot *slot = &fsdp->slots[fsdp->slot_of_unit[unit->index]];
     return has_own_slot(fsdp, unit) || (!slot->held && !slot->pending) ? slot : NULL;
 }
 
 /* This rank's part of the unit's codes, each weight with its own scale. */
-static nd_status cast_codes(nd_fsdp *fsdp, int unit, char *own)
+static nd_status cast_codes(nd_fsdp *fsdp, const nd_unit *unit, char *own)
 {
     nd_scales *scales = fsdp->scales;
-    int64_t layer = fsdp->layout->units[unit].layer;
-    int64_t begin = fsdp->layout->units[unit].segments[ND_SEGMENT_FP8].shard_offset;
+    int64_t layer = unit->layer;
+    int64_t begin = unit->segments[ND_SEGMENT_FP8].shard_offset;
     for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
         int64_t site = nd_site_weight(scales, layer, linear);
         nd_flat_range range = scales->weights[site];
@@ -84,14 +84,14 @@ static nd_dtype dtype_on_wire(const nd_fsdp *fsdp, nd_segment_kind kind)
 static void *own_part(const nd_fsdp *fsdp, const nd_weight_slot *slot, nd_segment_kind kind)
 {
     const nd_layout *layout = fsdp->layout;
-    int64_t before = layout->units[slot->unit].segments[kind].shard_count * layout->shard_index;
+    int64_t before = slot->unit->segments[kind].shard_count * layout->shard_index;
     return (char *)slot->data[kind] + (size_t)before * nd_dtype_size(dtype_on_wire(fsdp, kind));
 }
 
 /* This rank's shard in the form that travels, at its place in the gathered buffer. */
 static nd_status cast_own_part(nd_fsdp *fsdp, nd_weight_slot *slot, nd_segment_kind kind)
 {
-    const nd_segment *segment = &fsdp->layout->units[slot->unit].segments[kind];
+    const nd_segment *segment = &slot->unit->segments[kind];
     void *own = own_part(fsdp, slot, kind);
     if (kind == ND_SEGMENT_FP8) {
         return cast_codes(fsdp, slot->unit, own);
@@ -110,7 +110,7 @@ static nd_status gather(nd_fsdp *fsdp, nd_weight_slot *slot)
 {
     nd_rank *r = fsdp->rank;
     nd_comm *comm = r->groups.by_kind[ND_GROUP_DP_SHARD_CP];
-    const nd_segment *segments = fsdp->layout->units[slot->unit].segments;
+    const nd_segment *segments = slot->unit->segments;
     ND_RUN(r, ND_TRACE_COMMUNICATION, nd_comm_group_begin(comm));
     for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
         if (segments[kind].count > 0) {
@@ -124,9 +124,9 @@ static nd_status gather(nd_fsdp *fsdp, nd_weight_slot *slot)
     return ND_OK;
 }
 
-static nd_status begin_gather(nd_fsdp *fsdp, nd_weight_slot *slot, int unit)
+static nd_status begin_gather(nd_fsdp *fsdp, nd_weight_slot *slot, const nd_unit *unit)
 {
-    const nd_segment *segments = fsdp->layout->units[unit].segments;
+    const nd_segment *segments = unit->segments;
     slot->unit = unit;
     slot->version = fsdp->version;
     if (fsdp->aliased) {
@@ -148,23 +148,23 @@ static nd_status finish_gather(nd_fsdp *fsdp, nd_weight_slot *slot)
     nd_rank *r = fsdp->rank;
     slot->pending = false;
     for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
-        if (fsdp->layout->units[slot->unit].segments[kind].count > 0) {
+        if (slot->unit->segments[kind].count > 0) {
             ND_RUN(r, ND_TRACE_COMMUNICATION, nd_stream_wait(&r->stream, &slot->gathered[kind]));
         }
     }
     return ND_OK;
 }
 
-nd_status nd_fsdp_prefetch(nd_fsdp *fsdp, int unit)
+nd_status nd_fsdp_prefetch(nd_fsdp *fsdp, const nd_unit *unit)
 {
-    if (unit < 0 || unit >= fsdp->layout->unit_count || nd_fsdp_slot_holding(fsdp, unit)) {
+    if (!unit || nd_fsdp_slot_holding(fsdp, unit)) {
         return ND_OK;
     }
     nd_weight_slot *slot = slot_for(fsdp, unit);
     return slot ? begin_gather(fsdp, slot, unit) : ND_OK;
 }
 
-nd_status nd_fsdp_acquire(nd_fsdp *fsdp, int unit)
+nd_status nd_fsdp_acquire(nd_fsdp *fsdp, const nd_unit *unit)
 {
     nd_weight_slot *slot = nd_fsdp_slot_holding(fsdp, unit);
     if (!slot) {
@@ -179,7 +179,7 @@ nd_status nd_fsdp_acquire(nd_fsdp *fsdp, int unit)
     return ND_OK;
 }
 
-void nd_fsdp_release(nd_fsdp *fsdp, int unit)
+void nd_fsdp_release(nd_fsdp *fsdp, const nd_unit *unit)
 {
     nd_weight_slot *slot = nd_fsdp_slot_holding(fsdp, unit);
     ND_ASSERT(slot && slot->held);
@@ -189,10 +189,10 @@ void nd_fsdp_release(nd_fsdp *fsdp, int unit)
 nd_tensor nd_fsdp_view(const nd_layout *layout, nd_param_id first, nd_param_id last, int64_t layer,
                        void *base, nd_dtype dtype)
 {
-    const nd_param *p = &layout->params[nd_layout_find(layout, first, layer)];
+    const nd_param *p = nd_layout_param(layout, first, layer);
     int64_t rows = 0;
     for (nd_param_id id = first; id <= last; id++) {
-        rows += layout->params[nd_layout_find(layout, id, layer)].local_rows;
+        rows += nd_layout_param(layout, id, layer)->local_rows;
     }
     char *data = (char *)base + (size_t)p->offset * nd_dtype_size(dtype);
     return p->axes == 1 ? nd_tensor_1d(data, dtype, rows)
@@ -201,7 +201,7 @@ nd_tensor nd_fsdp_view(const nd_layout *layout, nd_param_id first, nd_param_id l
 
 nd_tensor nd_fsdp_weight(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer)
 {
-    int unit = fsdp->layout->params[nd_layout_find(fsdp->layout, first, layer)].unit;
+    const nd_unit *unit = nd_layout_param(fsdp->layout, first, layer)->unit;
     const nd_weight_slot *slot = nd_fsdp_slot_holding(fsdp, unit);
     ND_ASSERT(slot && slot->held);
     return nd_fsdp_view(fsdp->layout, first, last, layer, slot->data[ND_SEGMENT_HP], fsdp->act);
@@ -209,7 +209,7 @@ nd_tensor nd_fsdp_weight(const nd_fsdp *fsdp, nd_param_id first, nd_param_id las
 
 nd_tensor nd_fsdp_codes(const nd_fsdp *fsdp, nd_param_id id, int64_t layer)
 {
-    const nd_param *p = &fsdp->layout->params[nd_layout_find(fsdp->layout, id, layer)];
+    const nd_param *p = nd_layout_param(fsdp->layout, id, layer);
     const nd_weight_slot *slot = nd_fsdp_slot_holding(fsdp, p->unit);
     ND_ASSERT(slot && slot->held && p->segment == ND_SEGMENT_FP8);
     return nd_fsdp_view(fsdp->layout, id, id, layer, slot->data[ND_SEGMENT_FP8], ND_DTYPE_F8_E4M3);

@@ -7,53 +7,10 @@
 
 enum { MULTIPLE = 16, MAX_NAME = 96 };
 
-static const struct {
-    nd_param_id param;
-    const char *module;
-} linears[ND_LINEARS_OF_BLOCK] = {
-    {ND_PARAM_Q, "self_attn.q_proj"}, {ND_PARAM_K, "self_attn.k_proj"},
-    {ND_PARAM_V, "self_attn.v_proj"}, {ND_PARAM_O, "self_attn.o_proj"},
-    {ND_PARAM_GATE, "mlp.gate_proj"}, {ND_PARAM_UP, "mlp.up_proj"},
-    {ND_PARAM_DOWN, "mlp.down_proj"},
-};
-
-int nd_linear_of_param(nd_param_id id)
-{
-    for (int i = 0; i < ND_LINEARS_OF_BLOCK; i++) {
-        if (linears[i].param == id) {
-            return i;
-        }
-    }
-    return -1;
-}
-
-nd_param_id nd_linear_param(int linear)
-{
-    return linears[linear].param;
-}
-
-const char *nd_linear_name(int linear)
-{
-    return linears[linear].module;
-}
-
-/* Out and in features: global, or of one rank when tp is above 1. */
-static void sizes_of(const nd_llama_shape *s, int linear, int64_t tp, int64_t *out, int64_t *in)
-{
-    int64_t q = s->heads * s->head_dim, kv = s->kv_heads * s->head_dim;
-    const int64_t rows[ND_LINEARS_OF_BLOCK] = {q, kv, kv, s->hidden, s->ffn, s->ffn, s->hidden};
-    bool by_rows = linears[linear].param != ND_PARAM_O && linears[linear].param != ND_PARAM_DOWN;
-    int64_t columns = linears[linear].param == ND_PARAM_O      ? q
-                      : linears[linear].param == ND_PARAM_DOWN ? s->ffn
-                                                               : s->hidden;
-    *out = by_rows ? rows[linear] / tp : rows[linear];
-    *in = by_rows ? columns : columns / tp;
-}
-
 static bool size_fits(const nd_llama_shape *shape, int linear)
 {
     int64_t out, in;
-    sizes_of(shape, linear, 1, &out, &in);
+    nd_linear_sizes(shape, linear, 1, &out, &in);
     return out % MULTIPLE == 0 && in % MULTIPLE == 0;
 }
 
@@ -62,7 +19,7 @@ static bool size_fits(const nd_llama_shape *shape, int linear)
 static bool is_small(const nd_llama_shape *shape, int linear, nd_fp8_recipe recipe)
 {
     int64_t n, k;
-    sizes_of(shape, linear, 1, &n, &k);
+    nd_linear_sizes(shape, linear, 1, &n, &k);
     if (recipe == ND_FP8_TENSORWISE || recipe == ND_FP8_DELAYED) {
         return k <= 4096 && n <= 1024;
     }
@@ -71,7 +28,7 @@ static bool is_small(const nd_llama_shape *shape, int linear, nd_fp8_recipe reci
 
 static void module_name(char name[MAX_NAME], int64_t layer, int linear)
 {
-    snprintf(name, MAX_NAME, "model.layers.%lld.%s", (long long)layer, linears[linear].module);
+    snprintf(name, MAX_NAME, "model.layers.%lld.%s", (long long)layer, nd_linear_name(linear));
 }
 
 static bool matches(const char *pattern, const char *name)
@@ -107,7 +64,7 @@ static nd_status apply_pattern(nd_filter *f, const nd_llama_shape *shape, const 
         matched++;
         f->reasons[i] = ND_FILTER_CONVERTED;
         if (!size_fits(shape, linear)) {
-            sizes_of(shape, linear, 1, &out, &in);
+            nd_linear_sizes(shape, linear, 1, &out, &in);
             return nd_fail(ND_ERR_CONFIG,
                            "fp8.filter %s names %s of %lld x %lld, but FP8 products need sizes "
                            "divisible by 16; leave it out, or use fp8.filter: accelerate, which "
@@ -198,30 +155,11 @@ bool nd_filter_converts(const nd_filter *f, int64_t layer, int linear)
     return f->reasons && f->reasons[layer * ND_LINEARS_OF_BLOCK + linear] == ND_FILTER_CONVERTED;
 }
 
-static const struct {
-    int first, count;
-} groups[ND_GROUPS_OF_BLOCK] = {{0, 3}, {3, 1}, {4, 2}, {6, 1}};
-
-int nd_group_of_linears(int group, int *first)
+int nd_filter_mask(const nd_filter *f, int64_t layer, nd_input input)
 {
-    *first = groups[group].first;
-    return groups[group].count;
-}
-
-int nd_group_of_linear(int linear)
-{
-    int group = 0;
-    while (linear >= groups[group].first + groups[group].count) {
-        group++;
-    }
-    return group;
-}
-
-int nd_filter_mask(const nd_filter *f, int64_t layer, int group)
-{
-    int mask = 0;
-    for (int i = 0; i < groups[group].count; i++) {
-        mask |= nd_filter_converts(f, layer, groups[group].first + i) << i;
+    int first, count = nd_input_linears(input, &first), mask = 0;
+    for (int i = 0; i < count; i++) {
+        mask |= nd_filter_converts(f, layer, first + i) << i;
     }
     return mask;
 }
@@ -229,20 +167,21 @@ int nd_filter_mask(const nd_filter *f, int64_t layer, int group)
 nd_status nd_filter_choose(nd_filter *f, const nd_linear_choice *choice)
 {
     f->converted = 0;
-    for (int64_t i = 0; f->reasons && i < f->layers * ND_GROUPS_OF_BLOCK; i++) {
-        int64_t layer = i / ND_GROUPS_OF_BLOCK;
-        int group = (int)(i % ND_GROUPS_OF_BLOCK), asked = nd_filter_mask(f, layer, group);
-        int fp8 = choice->fp8[group][choice->forced ? 0 : asked];
+    for (int64_t i = 0; f->reasons && i < f->layers * ND_INPUT_COUNT; i++) {
+        int64_t layer = i / ND_INPUT_COUNT;
+        nd_input input = (nd_input)(i % ND_INPUT_COUNT);
+        int first, count = nd_input_linears(input, &first);
+        int asked = nd_filter_mask(f, layer, input);
+        int fp8 = choice->fp8[input][choice->forced ? 0 : asked];
         if (fp8 < 0 || (!choice->forced && (fp8 & ~asked))) {
             return nd_fail(ND_ERR_DATA,
                            "autotune has no choice for what fp8.filter asks for in layer %lld "
                            "(linears %d of group %d); choose again with kernels.autotune, without "
                            "kernels.autotune_from",
-                           (long long)layer, asked, group);
+                           (long long)layer, asked, (int)input);
         }
-        for (int l = 0; l < groups[group].count; l++) {
-            nd_filter_reason *reason =
-                &f->reasons[layer * ND_LINEARS_OF_BLOCK + groups[group].first + l];
+        for (int l = 0; l < count; l++) {
+            nd_filter_reason *reason = &f->reasons[layer * ND_LINEARS_OF_BLOCK + first + l];
             bool converts = fp8 >> l & 1;
             *reason = converts                         ? ND_FILTER_CONVERTED
                       : *reason == ND_FILTER_CONVERTED ? ND_FILTER_SLOWER
@@ -262,8 +201,8 @@ nd_status nd_filter_check(const nd_filter *f, const nd_config *config, const nd_
         char name[MAX_NAME];
         int64_t out, in, all_out, all_in;
         int linear = (int)(i % ND_LINEARS_OF_BLOCK);
-        sizes_of(shape, linear, tp, &out, &in);
-        sizes_of(shape, linear, 1, &all_out, &all_in);
+        nd_linear_sizes(shape, linear, tp, &out, &in);
+        nd_linear_sizes(shape, linear, 1, &all_out, &all_in);
         if (f->reasons[i] == ND_FILTER_CONVERTED && (out % MULTIPLE || in % MULTIPLE)) {
             module_name(name, i / ND_LINEARS_OF_BLOCK, linear);
             return nd_fail(ND_ERR_CONFIG,
@@ -305,7 +244,7 @@ void nd_filter_each_line(const nd_filter *f, const nd_llama_shape *shape,
     char text[256], name[MAX_NAME];
     for (int linear = 0; f->reasons && linear < ND_LINEARS_OF_BLOCK; linear++) {
         int64_t out, in, end;
-        sizes_of(shape, linear, 1, &out, &in);
+        nd_linear_sizes(shape, linear, 1, &out, &in);
         for (int64_t begin = 0; begin < f->layers; begin = end) {
             nd_filter_reason reason = f->reasons[begin * ND_LINEARS_OF_BLOCK + linear];
             end = begin + 1;
@@ -317,7 +256,7 @@ void nd_filter_each_line(const nd_filter *f, const nd_llama_shape *shape,
                 used +=
                     snprintf(name + used, sizeof name - (size_t)used, "-%lld", (long long)end - 1);
             }
-            snprintf(name + used, sizeof name - (size_t)used, ".%s", linears[linear].module);
+            snprintf(name + used, sizeof name - (size_t)used, ".%s", nd_linear_name(linear));
             snprintf(text, sizeof text, "  %-32s %6lld x %-6lld %s", name, (long long)out,
                      (long long)in, why(reason));
             line(context, text);

@@ -15,10 +15,7 @@
 #include <stdio.h>
 
 #include "runtime/config/config.h"
-#include "trainer/layout/shape.h"
 #include "trainer/layout/layout.h"
-
-enum { ND_LINEARS_OF_BLOCK = 7 }; /* q k v o gate up down, in module order */
 
 typedef enum nd_filter_reason {
     ND_FILTER_CONVERTED = 0,
@@ -36,24 +33,21 @@ typedef struct nd_filter {
     int64_t converted;         /* linears in FP8 */
 } nd_filter;
 
-/* Linears that share an input are a group: q k v; o; gate up; down. */
-enum { ND_GROUPS_OF_BLOCK = 4, ND_GROUP_MASKS = 8 };
-/* How many linears a group has, and its first one. */
-int nd_group_of_linears(int group, int *first);
-int nd_group_of_linear(int linear);
+enum { ND_INPUT_MASKS = 8 }; /* of up to three linears with one input */
 
 /*
- * What autotune makes of the filter's linears. Masks have bit i for linear i of a group.
- *   fp8[group][asked]   of those that the filter asks for, the ones that run in FP8; -1: not known
- * forced: fp8[group][0] whatever is asked, to find out what it takes.
+ * What autotune makes of the filter's linears. Masks have bit i for linear i of those that read an
+ * input.
+ *   fp8[input][asked]   of those that the filter asks for, the ones that run in FP8; -1: not known
+ * forced: fp8[input][0] whatever is asked, to find out what it takes.
  */
 typedef struct nd_linear_choice {
     bool forced;
-    int8_t fp8[ND_GROUPS_OF_BLOCK][ND_GROUP_MASKS];
+    int8_t fp8[ND_INPUT_COUNT][ND_INPUT_MASKS];
 } nd_linear_choice;
 
-/* The linears of a group in a layer that are converted. */
-int nd_filter_mask(const nd_filter *filter, int64_t layer, int group);
+/* The linears of a layer with an input that are converted. */
+int nd_filter_mask(const nd_filter *filter, int64_t layer, nd_input input);
 /* ND_ERR_DATA when there is no choice for what the filter asks. No-op without FP8. */
 nd_status nd_filter_choose(nd_filter *filter, const nd_linear_choice *choice);
 
@@ -64,11 +58,6 @@ nd_status nd_filter_choose(nd_filter *filter, const nd_linear_choice *choice);
 nd_status nd_filter_init(nd_filter *filter, const nd_config *config, const nd_llama_shape *shape);
 void nd_filter_fini(nd_filter *filter);
 
-/* Linears of a block are numbered in module order, from 0. -1: not one of them. */
-int nd_linear_of_param(nd_param_id id);
-/* The weight of a linear. */
-nd_param_id nd_linear_param(int linear);
-const char *nd_linear_name(int linear); /* "self_attn.q_proj" */
 bool nd_filter_converts(const nd_filter *filter, int64_t layer, int linear);
 
 /*

@@ -118,7 +118,7 @@ static int operand_text(const nd_scales *s, int64_t site, const char *name, char
 
 static void print_linear(const nd_scales *s, int64_t step, int64_t layer, int linear)
 {
-    int64_t input = nd_site_input(s, layer, nd_group_of_linear(linear));
+    int64_t input = nd_site_input(s, layer, nd_linear_input(linear));
     char text[512];
     size_t used = 0;
     used += (size_t)operand_text(s, input, "input", text, sizeof text);

@@ -22,21 +22,21 @@ int64_t nd_site_weight(const nd_scales *s, int64_t layer, int linear)
     return layer * ND_LINEARS_OF_BLOCK + linear;
 }
 
-int64_t nd_site_input(const nd_scales *s, int64_t layer, int group)
+int64_t nd_site_input(const nd_scales *s, int64_t layer, nd_input input)
 {
-    return weight_sites(s) + layer * ND_GROUPS_OF_BLOCK + group;
+    return weight_sites(s) + layer * ND_INPUT_COUNT + (int64_t)input;
 }
 
 int64_t nd_site_gradient(const nd_scales *s, int64_t layer, int linear)
 {
-    return weight_sites(s) + s->layers * ND_GROUPS_OF_BLOCK + layer * ND_LINEARS_OF_BLOCK + linear;
+    return weight_sites(s) + s->layers * ND_INPUT_COUNT + layer * ND_LINEARS_OF_BLOCK + linear;
 }
 
 nd_status nd_scales_init(nd_scales *s, nd_rank *rank)
 {
     *s = (nd_scales){
         .rank = rank, .recipe = nd_recipe_of(rank->config), .layers = rank->shape.layers};
-    s->sites = weight_sites(s) * 2 + s->layers * ND_GROUPS_OF_BLOCK;
+    s->sites = weight_sites(s) * 2 + s->layers * ND_INPUT_COUNT;
     s->codes_gathered = nd_recipe_is_per_tensor(&s->recipe) && rank->config->fp8.all_gather;
     ND_TRY(nd_filter_init(&s->filter, rank->config, &rank->shape));
     ND_TRY(nd_filter_check(&s->filter, rank->config, &rank->shape, &rank->mesh));

@@ -83,7 +83,7 @@ bool nd_scales_in_segment(void *context, const nd_param *param);
 /* Sites: of a linear's weight, of the input of a group of linears (filter.h), of the gradient of a
  * linear's output. */
 int64_t nd_site_weight(const nd_scales *scales, int64_t layer, int linear);
-int64_t nd_site_input(const nd_scales *scales, int64_t layer, int group);
+int64_t nd_site_input(const nd_scales *scales, int64_t layer, nd_input input);
 int64_t nd_site_gradient(const nd_scales *scales, int64_t layer, int linear);
 
 /* A matrix cast with a site's scale; codes are filled in by the caller. */

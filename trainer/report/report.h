@@ -17,7 +17,7 @@
 #include "runtime/base/status.h"
 #include "runtime/comm/comm.h"
 #include "runtime/config/config.h"
-#include "trainer/layout/shape.h"
+#include "trainer/layout/layout.h"
 
 /* Bytes that this rank sent since the groups were made, by purpose (runtime/mesh/mesh.def). */
 void nd_traffic_bytes(const nd_groups *groups, int64_t bytes[ND_TRAFFIC_COUNT]);

@@ -7,7 +7,7 @@
  */
 #include "runtime/config/config.h"
 #include "trainer/data/data.h"
-#include "trainer/layout/shape.h"
+#include "trainer/layout/layout.h"
 #include "trainer/weights/weights.h"
 #include "trainer/worker/worker.h"
 

@@ -30,14 +30,14 @@ static nd_status is_bad_part(nd_model *m, float *state, const nd_param *p, bool 
 static nd_status find_here(nd_model *m, int64_t *first)
 {
     const nd_layout *layout = m->layout;
-    int64_t params = layout->param_count, blocks = m->dims.L + 1;
+    int64_t params = layout->param_count, blocks = layout->layers + 1;
     bool bad = false;
     int64_t at = 0;
     for (; at < params && !bad; at++) {
         ND_TRY(is_bad_part(m, m->fsdp.master, &layout->params[at], &bad));
     }
     for (int64_t l = 0; l < blocks && !bad; l++, at++) {
-        ND_TRY(is_bad(m, l < m->dims.L ? m->acts[l].x_in : m->x_final, &bad));
+        ND_TRY(is_bad(m, l < layout->layers ? m->acts[l].x_in : m->x_final, &bad));
     }
     for (int64_t i = params - 1; i >= 0 && !bad; i--, at++) {
         ND_TRY(is_bad_part(m, m->fsdp.grad, &layout->params[i], &bad));
@@ -48,11 +48,12 @@ static nd_status find_here(nd_model *m, int64_t *first)
 
 static void describe(const nd_model *m, int64_t number, char name[ND_NONFINITE_NAME])
 {
-    int64_t params = m->layout->param_count, blocks = m->dims.L + 1;
+    const nd_layout *layout = m->layout;
+    int64_t params = layout->param_count, blocks = layout->layers + 1;
     name[0] = '\0';
     if (number < params) {
         snprintf(name, ND_NONFINITE_NAME, "the weight %s", m->layout->params[number].name);
-    } else if (number < params + m->dims.L) {
+    } else if (number < params + layout->layers) {
         snprintf(name, ND_NONFINITE_NAME, "the input of layer %lld", (long long)(number - params));
     } else if (number < params + blocks) {
         snprintf(name, ND_NONFINITE_NAME, "the input of the final norm");

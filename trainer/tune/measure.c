@@ -11,7 +11,7 @@ static bool known(double seconds)
     return seconds >= 0.0; /* false for NaN */
 }
 
-int nd_decide_mask(const double seconds[ND_GROUP_MASKS], int asked)
+int nd_decide_mask(const double seconds[ND_INPUT_MASKS], int asked)
 {
     const double clearly = 0.98;
     int best = asked;
@@ -34,19 +34,18 @@ typedef struct measurement {
     nd_rank *rank;
     double deadline;
     bool cut_short;
-    unsigned asked[ND_GROUPS_OF_BLOCK]; /* bit m: the filter asks for mask m in some layer */
-    nd_calls bf16;                      /* calls of a step with all linears in BF16 */
-    nd_calls steps[ND_GROUPS_OF_BLOCK]
-                  [ND_GROUP_MASKS]; /* the same with these of one group in FP8 */
-    nd_calls all;                   /* all calls of all these steps, with their times */
+    unsigned asked[ND_INPUT_COUNT]; /* bit m: the filter asks for mask m in some layer */
+    nd_calls bf16;                  /* calls of a step with all linears in BF16 */
+    nd_calls steps[ND_INPUT_COUNT][ND_INPUT_MASKS]; /* the same with these of one group in FP8 */
+    nd_calls all; /* all calls of all these steps, with their times */
 } measurement;
 
 static void close_measurement(measurement *m)
 {
     nd_calls_free(&m->bf16);
     nd_calls_free(&m->all);
-    for (int i = 0; i < ND_GROUPS_OF_BLOCK * ND_GROUP_MASKS; i++) {
-        nd_calls_free(&m->steps[i / ND_GROUP_MASKS][i % ND_GROUP_MASKS]);
+    for (int i = 0; i < ND_INPUT_COUNT * ND_INPUT_MASKS; i++) {
+        nd_calls_free(&m->steps[i / ND_INPUT_MASKS][i % ND_INPUT_MASKS]);
     }
 }
 
@@ -54,9 +53,9 @@ static nd_status find_asked(measurement *m)
 {
     nd_filter filter;
     ND_TRY(nd_filter_init(&filter, m->rank->config, &m->rank->shape));
-    for (int64_t i = 0; filter.reasons && i < filter.layers * ND_GROUPS_OF_BLOCK; i++) {
-        int group = (int)(i % ND_GROUPS_OF_BLOCK);
-        m->asked[group] |= 1u << nd_filter_mask(&filter, i / ND_GROUPS_OF_BLOCK, group);
+    for (int64_t i = 0; filter.reasons && i < filter.layers * ND_INPUT_COUNT; i++) {
+        int group = (int)(i % ND_INPUT_COUNT);
+        m->asked[group] |= 1u << nd_filter_mask(&filter, i / ND_INPUT_COUNT, group);
     }
     nd_filter_fini(&filter);
     return ND_OK;
@@ -65,7 +64,7 @@ static nd_status find_asked(measurement *m)
 /* Whether a mask is a subset of one that the filter asks for. */
 static bool is_tried(const measurement *m, int group, int mask)
 {
-    for (int asked = 1; asked < ND_GROUP_MASKS; asked++) {
+    for (int asked = 1; asked < ND_INPUT_MASKS; asked++) {
         if ((m->asked[group] >> asked & 1) && (mask & ~asked) == 0) {
             return mask != 0;
         }
@@ -88,8 +87,8 @@ static nd_status list_steps(measurement *m)
     nd_linear_choice choice = {.forced = true};
     ND_TRY(nd_dry_run(m->rank, &choice, &m->bf16));
     ND_TRY(add_all(&m->all, &m->bf16));
-    for (int g = 0; g < ND_GROUPS_OF_BLOCK; g++) {
-        for (int mask = 1; mask < ND_GROUP_MASKS; mask++) {
+    for (int g = 0; g < ND_INPUT_COUNT; g++) {
+        for (int mask = 1; mask < ND_INPUT_MASKS; mask++) {
             if (is_tried(m, g, mask)) {
                 choice.fp8[g][0] = (int8_t)mask;
                 ND_TRY(nd_dry_run(m->rank, &choice, &m->steps[g][mask]));
@@ -149,9 +148,9 @@ static double seconds_or_unknown(double seconds)
  * difference between the two steps. */
 static void decide_group(const measurement *m, int group, int asked, nd_tuning *t)
 {
-    double seconds[ND_GROUP_MASKS];
+    double seconds[ND_INPUT_MASKS];
     seconds[0] = difference(m, &m->bf16, &m->steps[group][asked], true);
-    for (int mask = 1; mask < ND_GROUP_MASKS; mask++) {
+    for (int mask = 1; mask < ND_INPUT_MASKS; mask++) {
         bool part = (mask & ~asked) == 0;
         seconds[mask] =
             part ? seconds[0] + difference(m, &m->steps[group][mask], &m->bf16, false) : NAN;
@@ -175,9 +174,9 @@ static nd_status decide(measurement *m, nd_tuning *t)
         ND_TRY(list_steps(m));
         ND_TRY(time_all(m));
     }
-    for (int g = 0; g < ND_GROUPS_OF_BLOCK; g++) {
+    for (int g = 0; g < ND_INPUT_COUNT; g++) {
         t->linear_choice.fp8[g][0] = 0;
-        for (int asked = 1; asked < ND_GROUP_MASKS; asked++) {
+        for (int asked = 1; asked < ND_INPUT_MASKS; asked++) {
             if (m->asked[g] >> asked & 1) {
                 decide_group(m, g, asked, t);
             }

@@ -79,7 +79,7 @@ static json_t *seconds_or_null(double seconds)
 
 static json_t *names_of(int group, int mask)
 {
-    int first, count = nd_group_of_linears(group, &first);
+    int first, count = nd_input_linears(group, &first);
     json_t *names = json_array();
     for (int i = 0; i < count; i++) {
         if (mask >> i & 1) {
@@ -184,7 +184,7 @@ typedef struct printer {
 /* "q_proj k_proj", or "none" */
 static const char *names(int group, int mask, char *buffer, size_t size)
 {
-    int first, count = nd_group_of_linears(group, &first);
+    int first, count = nd_input_linears(group, &first);
     size_t used = 0;
     snprintf(buffer, size, "none");
     for (int i = 0; i < count; i++) {

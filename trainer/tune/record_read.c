@@ -212,8 +212,8 @@ static nd_status read_names(const reader *r, const json_t *entry, const char *ke
     for (size_t i = 0; i < json_array_size(list); i++) {
         const char *name = json_string_value(json_array_get(list, i));
         int bit = -1;
-        for (int g = 0; name && g < ND_GROUPS_OF_BLOCK; g++) {
-            int first, count = nd_group_of_linears(g, &first);
+        for (int g = 0; name && g < ND_INPUT_COUNT; g++) {
+            int first, count = nd_input_linears(g, &first);
             for (int l = 0; l < count && (*group < 0 || *group == g); l++) {
                 bit = strcmp(nd_linear_name(first + l), name) == 0 ? l : bit;
                 *group = bit == l && *group < 0 ? g : *group;
@@ -253,7 +253,7 @@ static nd_status read_linears(reader *r, const json_t *record, nd_tuning *t)
 {
     const json_t *list = NULL;
     memset(t->linear_choice.fp8, -1, sizeof t->linear_choice.fp8);
-    for (int g = 0; g < ND_GROUPS_OF_BLOCK; g++) {
+    for (int g = 0; g < ND_INPUT_COUNT; g++) {
         t->linear_choice.fp8[g][0] = 0;
     }
     ND_TRY(read_list(r, record, "linears", ND_TUNED_LINEARS_MAX, &list));

@@ -21,7 +21,7 @@ typedef struct nd_tuned_linears {
     double asked_seconds, bf16_seconds, chosen_seconds;
 } nd_tuned_linears;
 
-enum { ND_TUNED_LINEARS_MAX = ND_GROUPS_OF_BLOCK * ND_GROUP_MASKS };
+enum { ND_TUNED_LINEARS_MAX = ND_INPUT_COUNT * ND_INPUT_MASKS };
 
 typedef struct nd_tuning {
     char gpu[96]; /* "NVIDIA H200" */

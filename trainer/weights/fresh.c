@@ -24,17 +24,22 @@ static nd_status set_to_one(init_context *c, float *to, int64_t count)
 
 /* A value depends on seed, parameter and the element's place in the whole tensor, whatever the
  * mesh. */
-static nd_status init_run(void *context, const nd_run *run)
+static nd_status init_span(void *context, const nd_span *span)
 {
     init_context *c = context;
     nd_rank *r = c->fsdp->rank;
-    float *to = c->fsdp->master + run->state_begin;
-    if (run->param->init == ND_INIT_ONE) {
-        return set_to_one(c, to, run->count);
+    float *to = c->fsdp->master + span->begin;
+    int64_t count = span->rows * span->cols, adjacent = nd_span_adjacent(span);
+    if (span->param->init == ND_INIT_ONE) {
+        return set_to_one(c, to, count);
     }
-    return ND_CALL(r->ops, &r->stream, random_normal, .out = to, .count = run->count,
-                   .deviation = c->init_std, .seed = c->seed, .random_stream = run->param->stream,
-                   .first = (uint64_t)run->global_begin);
+    for (int64_t done = 0; done < count; done += adjacent) {
+        ND_TRY(ND_CALL(r->ops, &r->stream, random_normal, .out = to + done, .count = adjacent,
+                       .deviation = c->init_std, .seed = c->seed,
+                       .random_stream = span->param->stream,
+                       .first = (uint64_t)nd_span_global(span, done)));
+    }
+    return ND_OK;
 }
 
 nd_status nd_fsdp_init_weights(nd_fsdp *fsdp, double init_std, uint64_t seed)
@@ -46,7 +51,8 @@ nd_status nd_fsdp_init_weights(nd_fsdp *fsdp, double init_std, uint64_t seed)
         context.ones[i] = 1.0f;
     }
     for (int u = 0; u < fsdp->layout->unit_count && status == ND_OK; u++) {
-        status = nd_layout_each_run(fsdp->layout, u, fsdp->layout->shard_index, init_run, &context);
+        status = nd_layout_each_span(fsdp->layout, &fsdp->layout->units[u],
+                                     fsdp->layout->shard_index, init_span, &context);
     }
     nd_status synced = nd_stream_sync(&fsdp->rank->stream); /* `ones` is read until then */
     free(context.ones);

@@ -402,7 +402,7 @@ nd_status nd_hf_reader_check(const nd_hf_reader *reader)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
     nd_layout *layout = NULL;
-    ND_TRY(nd_layout_create(&reader->shape, &one, (nd_coord){0}, NULL, NULL, &layout));
+    ND_TRY(nd_layout_create(&(nd_layout_options){.shape = &reader->shape, .mesh = &one}, &layout));
     nd_status status = check_against(reader, layout);
     nd_layout_destroy(layout);
     return status;

@@ -16,7 +16,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/tensor/dtype.h"
-#include "trainer/layout/shape.h"
+#include "trainer/layout/layout.h"
 
 typedef struct nd_hf_reader nd_hf_reader;
 

@@ -18,18 +18,19 @@ typedef struct load_context {
     float *block;
 } load_context;
 
-static nd_status load_run(void *context, const nd_run *run)
+static nd_status load_span(void *context, const nd_span *span)
 {
     load_context *c = context;
     nd_stream *stream = &c->model->rank->stream;
-    for (int64_t done = 0; done < run->count;) {
-        int64_t n = run->count - done < LOAD_BLOCK ? run->count - done : LOAD_BLOCK;
+    int64_t count = span->rows * span->cols, adjacent = nd_span_adjacent(span);
+    for (int64_t done = 0, n; done < count; done += n) {
+        int64_t left = adjacent - done % adjacent;
+        n = left < LOAD_BLOCK ? left : LOAD_BLOCK;
+        ND_TRY(nd_hf_reader_read(c->reader, span->param->name, nd_span_global(span, done), n,
+                                 c->block));
         ND_TRY(
-            nd_hf_reader_read(c->reader, run->param->name, run->global_begin + done, n, c->block));
-        ND_TRY(nd_copy(stream, c->model->fsdp.master + run->state_begin + done, c->block,
-                       (size_t)n * 4));
+            nd_copy(stream, c->model->fsdp.master + span->begin + done, c->block, (size_t)n * 4));
         ND_TRY(nd_stream_sync(stream));
-        done += n;
     }
     return ND_OK;
 }
@@ -40,8 +41,8 @@ nd_status nd_model_io_load(nd_model *model, const nd_hf_reader *reader)
     nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(LOAD_BLOCK, &context.block));
     for (int u = 0; u < model->layout->unit_count && status == ND_OK; u++) {
-        status =
-            nd_layout_each_run(model->layout, u, model->layout->shard_index, load_run, &context);
+        status = nd_layout_each_span(model->layout, &model->layout->units[u],
+                                     model->layout->shard_index, load_span, &context);
     }
     free(context.block);
     nd_fsdp_weights_changed(&model->fsdp);
@@ -56,21 +57,24 @@ typedef struct save_context {
     nd_segment_kind segment;
 } save_context;
 
-/* The part of a run that lies in the piece. */
-static nd_status save_run(void *context, const nd_run *run)
+/* The part of a span that lies in the piece. */
+static nd_status save_span(void *context, const nd_span *span)
 {
     save_context *c = context;
-    if (run->param->segment != c->segment) {
+    if (span->param->segment != c->segment) {
         return ND_OK;
     }
-    int64_t at = run->state_begin - c->shard_offset; /* in the shard */
-    int64_t begin = at > c->begin ? at : c->begin;
-    int64_t end = at + run->count < c->end ? at + run->count : c->end;
-    if (begin >= end) {
-        return ND_OK;
+    int64_t at = span->begin - c->shard_offset; /* in the shard */
+    int64_t begin = at > c->begin ? at : c->begin, adjacent = nd_span_adjacent(span);
+    int64_t end = at + span->rows * span->cols < c->end ? at + span->rows * span->cols : c->end;
+    while (begin < end) {
+        int64_t left = adjacent - (begin - at) % adjacent;
+        int64_t n = end - begin < left ? end - begin : left;
+        ND_TRY(nd_hf_writer_write(c->writer, span->param->name, nd_span_global(span, begin - at), n,
+                                  c->piece + begin - c->begin));
+        begin += n;
     }
-    return nd_hf_writer_write(c->writer, run->param->name, run->global_begin + begin - at,
-                              end - begin, c->piece + begin - c->begin);
+    return ND_OK;
 }
 
 /* Everything rank 0 needs to place what the others send: the layout of each tp coordinate. */
@@ -85,11 +89,11 @@ typedef struct save_job {
 } save_job;
 
 /* Member i of the model group is (shard, tp) = (i / tp, i mod tp). */
-static nd_status save_piece(save_job *job, int unit, nd_segment_kind kind, int64_t begin,
+static nd_status save_piece(save_job *job, const nd_unit *unit, nd_segment_kind kind, int64_t begin,
                             int64_t count)
 {
     nd_rank *r = job->model->rank;
-    const nd_segment *segment = &job->model->layout->units[unit].segments[kind];
+    const nd_segment *segment = &unit->segments[kind];
     const float *own = job->model->fsdp.master + segment->shard_offset + begin;
     ND_TRY(nd_comm_all_gather(r->groups.by_kind[ND_GROUP_MODEL], &r->stream, own, job->landing,
                               count, ND_DTYPE_F32, NULL));
@@ -107,8 +111,9 @@ static nd_status save_piece(save_job *job, int unit, nd_segment_kind kind, int64
             .piece = job->gathered + i * count,
             .segment = kind,
         };
-        ND_TRY(
-            nd_layout_each_run(job->layouts[i % job->tp], unit, i / job->tp, save_run, &context));
+        const nd_layout *layout = job->layouts[i % job->tp];
+        ND_TRY(nd_layout_each_span(layout, &layout->units[unit->index], i / job->tp, save_span,
+                                   &context));
     }
     return ND_OK;
 }
@@ -121,7 +126,7 @@ static nd_status save_units(save_job *job)
             int64_t count = layout->units[u].segments[kind].shard_count;
             for (int64_t begin = 0; begin < count; begin += job->piece) {
                 int64_t n = count - begin < job->piece ? count - begin : job->piece;
-                ND_TRY(save_piece(job, u, kind, begin, n));
+                ND_TRY(save_piece(job, &layout->units[u], kind, begin, n));
             }
         }
     }
@@ -152,10 +157,13 @@ static nd_status open_writer(save_job *job, const char *folder, nd_dtype dtype, 
     }
     ND_TRY(ND_ALLOC(job->tp, &job->layouts));
     for (int t = 0; t < job->tp; t++) {
-        nd_coord coord = r->coord;
-        coord.at[ND_AXIS_TP] = t;
-        ND_TRY(nd_layout_create(&r->shape, &r->mesh, coord, nd_scales_in_segment,
-                                &job->model->scales, &job->layouts[t]));
+        nd_layout_options of = {.shape = &r->shape,
+                                .mesh = &r->mesh,
+                                .coord = r->coord,
+                                .converts = nd_scales_in_segment,
+                                .context = &job->model->scales};
+        of.coord.at[ND_AXIS_TP] = t;
+        ND_TRY(nd_layout_create(&of, &job->layouts[t]));
     }
     return ND_OK;
 }

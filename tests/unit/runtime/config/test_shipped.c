@@ -4,7 +4,7 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/config/reader.h"
-#include "trainer/layout/shape.h"
+#include "trainer/layout/layout.h"
 
 static const struct {
     const char *file;

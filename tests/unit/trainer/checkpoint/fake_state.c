@@ -31,8 +31,11 @@ static bool is_odd(void *context, const nd_param *param)
 nd_layout *fake_layout(const nd_llama_shape *shape, const nd_mesh *mesh, int rank, bool converts)
 {
     nd_layout *layout = NULL;
-    nd_status status = nd_layout_create(shape, mesh, nd_mesh_coord_of(mesh, rank),
-                                        converts ? is_odd : NULL, NULL, &layout);
+    nd_layout_options options = {.shape = shape,
+                                 .mesh = mesh,
+                                 .coord = nd_mesh_coord_of(mesh, rank),
+                                 .converts = converts ? is_odd : NULL};
+    nd_status status = nd_layout_create(&options, &layout);
     ND_ASSERT(status == ND_OK);
     return layout;
 }

@@ -19,8 +19,8 @@ typedef struct cover {
 static nd_status mark(void *context, const nd_piece *piece)
 {
     cover *c = context;
-    int t = nd_layout_find(c->whole, piece->param->id, piece->param->layer);
-    const nd_param *p = &c->whole->params[t];
+    const nd_param *p = nd_layout_param(c->whole, piece->param->id, piece->param->layer);
+    int64_t t = p - c->whole->params;
     cr_assert_str_eq(p->name, piece->param->name);
     const nd_rect *r = &piece->rect;
     for (int64_t row = r->row; row < r->row + r->rows; row++) {

@@ -21,37 +21,73 @@ typedef struct cover {
     nd_layout *whole; /* of a mesh of one: names and sizes */
     unsigned char **seen;
     int tp;
+    const nd_unit *unit;   /* whose spans are visited */
+    const nd_param *param; /* of the last span, */
+    int64_t begin, shard,
+        spans; /* its place in the unit's flat shard, the spans of its parameter */
 } cover;
 
-static nd_status mark(void *context, const nd_run *run)
+/* A span lies in its tensor, in its rank's block and in its shard, and follows the one before. */
+static nd_status mark(void *context, const nd_span *span)
 {
     cover *c = context;
+    const nd_param *here = span->param;
+    const nd_segment *segment = &c->unit->segments[here->segment];
+    int64_t begin = span->begin - c->unit->shard_offset, count = span->rows * span->cols;
     int t = -1;
     for (int i = 0; i < c->whole->param_count; i++) {
-        t = strcmp(c->whole->params[i].name, run->param->name) == 0 ? i : t;
+        t = strcmp(c->whole->params[i].name, here->name) == 0 ? i : t;
     }
-    cr_assert_geq(t, 0, "%s", run->param->name);
-    const nd_param *p = &c->whole->params[t];
-    cr_assert(run->global_begin >= 0 && run->count > 0 &&
-              run->global_begin + run->count <= p->rows * p->cols);
-    for (int64_t i = 0; i < run->count; i++) {
-        c->seen[t][run->global_begin + i]++;
+    cr_assert_geq(t, 0, "%s", here->name);
+    cr_assert(here->unit == c->unit);
+    cr_assert(span->rows > 0 && span->cols > 0);
+    cr_assert(span->row >= here->row_begin && span->row + span->rows <= here->rows &&
+              span->row + span->rows <= here->row_begin + here->local_rows);
+    cr_assert(span->col >= here->col_begin &&
+              span->col + span->cols <= here->col_begin + here->local_cols);
+    int64_t local = (span->row - here->row_begin) * here->local_cols + span->col - here->col_begin;
+    int64_t shard_begin = segment->shard_offset - c->unit->shard_offset;
+    cr_assert_eq(begin - shard_begin + c->shard * segment->shard_count, here->offset + local);
+    cr_assert(begin >= shard_begin && begin + count <= shard_begin + segment->shard_count);
+    c->spans = here == c->param ? c->spans + 1 : 1;
+    cr_assert_leq(c->spans, 3);
+    cr_assert(c->spans == 1 || begin > c->begin);
+    c->param = here;
+    c->begin = begin;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t e = nd_span_global(span, i), run = i % nd_span_adjacent(span);
+        cr_assert_eq(e, nd_span_global(span, i - run) + run);
+        cr_assert(e >= 0 && e < here->rows * here->cols);
+        c->seen[t][e]++;
     }
     return ND_OK;
+}
+
+/* Every second linear is in segment FP8, where that is asked for. */
+static bool converts(void *context, const nd_param *param)
+{
+    return *(const bool *)context && nd_linear_of_param(param->id) % 2 == 0;
+}
+
+static nd_layout *layout_with(const nd_llama_shape *shape, int shards, int tp, nd_coord coord,
+                              bool fp8)
+{
+    nd_layout *layout = NULL;
+    nd_mesh mesh = {{1, 1, shards, 1, tp}};
+    nd_layout_options options = {
+        .shape = shape, .mesh = &mesh, .coord = coord, .converts = converts, .context = &fp8};
+    cr_assert_eq(nd_layout_create(&options, &layout), ND_OK);
+    return layout;
 }
 
 static nd_layout *layout_of(const nd_llama_shape *shape, int shards, int tp, int shard_index,
                             int tp_index)
 {
-    nd_layout *layout = NULL;
-    nd_mesh mesh = {{1, 1, shards, 1, tp}};
-    nd_coord coord = {{0, 0, shard_index, 0, tp_index}};
-    cr_assert_eq(nd_layout_create(shape, &mesh, coord, NULL, NULL, &layout), ND_OK);
-    return layout;
+    return layout_with(shape, shards, tp, (nd_coord){{0, 0, shard_index, 0, tp_index}}, false);
 }
 
 /* Over all shards and tp ranks every element is held once; replicated ones once per tp rank. */
-static void check_cover(const nd_llama_shape *shape, int shards, int tp)
+static void check_cover(const nd_llama_shape *shape, int shards, int tp, bool fp8)
 {
     cover c = {.whole = layout_of(shape, 1, 1, 0, 0), .tp = tp};
     c.seen = calloc((size_t)c.whole->param_count, sizeof *c.seen);
@@ -60,9 +96,13 @@ static void check_cover(const nd_llama_shape *shape, int shards, int tp)
     }
     for (int s = 0; s < shards; s++) {
         for (int t = 0; t < tp; t++) {
-            nd_layout *layout = layout_of(shape, shards, tp, s, t);
+            /* Of another rank's shard too: the layout is that of shard 0. */
+            nd_layout *layout = layout_with(shape, shards, tp, (nd_coord){{0, 0, 0, 0, t}}, fp8);
             for (int u = 0; u < layout->unit_count; u++) {
-                cr_assert_eq(nd_layout_each_run(layout, u, s, mark, &c), ND_OK);
+                c.unit = &layout->units[u];
+                c.shard = s;
+                c.param = NULL;
+                cr_assert_eq(nd_layout_each_span(layout, c.unit, s, mark, &c), ND_OK);
             }
             nd_layout_destroy(layout);
         }
@@ -83,11 +123,11 @@ static void check_cover(const nd_llama_shape *shape, int shards, int tp)
 Test(params, every_element_has_its_holders)
 {
     static const int shards[] = {1, 2, 3, 6, 8}, tps[] = {1, 2, 4};
-    for (int tied = 0; tied < 2; tied++) {
-        nd_llama_shape shape = shape_of(tied);
+    for (int variant = 0; variant < 4; variant++) {
+        nd_llama_shape shape = shape_of(variant & 1);
         for (size_t s = 0; s < sizeof shards / sizeof *shards; s++) {
             for (size_t t = 0; t < sizeof tps / sizeof *tps; t++) {
-                check_cover(&shape, shards[s], tps[t]);
+                check_cover(&shape, shards[s], tps[t], variant & 2);
             }
         }
     }
@@ -98,11 +138,11 @@ Test(params, fused_products_are_neighbours)
     nd_llama_shape shape = shape_of(false);
     nd_layout *layout = layout_of(&shape, 3, 2, 1, 1);
     for (int64_t l = 0; l < shape.layers; l++) {
-        const nd_param *q = &layout->params[nd_layout_find(layout, ND_PARAM_Q, l)];
-        const nd_param *k = &layout->params[nd_layout_find(layout, ND_PARAM_K, l)];
-        const nd_param *v = &layout->params[nd_layout_find(layout, ND_PARAM_V, l)];
-        const nd_param *gate = &layout->params[nd_layout_find(layout, ND_PARAM_GATE, l)];
-        const nd_param *up = &layout->params[nd_layout_find(layout, ND_PARAM_UP, l)];
+        const nd_param *q = nd_layout_param(layout, ND_PARAM_Q, l);
+        const nd_param *k = nd_layout_param(layout, ND_PARAM_K, l);
+        const nd_param *v = nd_layout_param(layout, ND_PARAM_V, l);
+        const nd_param *gate = nd_layout_param(layout, ND_PARAM_GATE, l);
+        const nd_param *up = nd_layout_param(layout, ND_PARAM_UP, l);
         cr_assert_eq(k->offset, q->offset + q->local_rows * q->local_cols);
         cr_assert_eq(v->offset, k->offset + k->local_rows * k->local_cols);
         cr_assert_eq(up->offset, gate->offset + gate->local_rows * gate->local_cols);
@@ -152,4 +192,46 @@ Test(params, each_draws_from_a_stream_of_its_own_on_every_mesh)
     }
     nd_layout_destroy(a);
     nd_layout_destroy(b);
+}
+
+/* A rank of a pipeline: what it holds lies as in the whole model's layout, under the same names and
+ * streams; what it does not hold is absent. */
+Test(params, a_stage_holds_its_layers_alone)
+{
+    nd_llama_shape shape = shape_of(false);
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    const nd_stage stages[] = {{{2, 3}, false, true}, {{0, 1}, true, false}};
+    nd_layout_options options = {.shape = &shape, .mesh = &one, .stages = stages, .stage_count = 2};
+    nd_layout *whole = layout_of(&shape, 1, 1, 0, 0), *part = NULL;
+    cr_assert_eq(nd_layout_create(&options, &part), ND_OK);
+    cr_expect_eq(part->unit_count, 4);
+    cr_expect_eq(part->block_count, 2);
+    cr_expect_null(nd_layout_unit(part, ND_UNIT_BLOCK, 1));
+    cr_expect_null(nd_layout_param(part, ND_PARAM_Q, 1));
+    cr_expect_eq(nd_layout_unit(part, ND_UNIT_BLOCK, 2)->index, 0);
+    cr_expect_eq(nd_layout_unit(part, ND_UNIT_HEAD, -1)->index, 1);
+    cr_expect_eq(nd_layout_unit(part, ND_UNIT_EMBEDDING, -1)->index, 2);
+    cr_expect_eq(nd_layout_unit(part, ND_UNIT_BLOCK, 0)->index, 3);
+    for (int i = 0; i < part->param_count; i++) {
+        const nd_param *p = &part->params[i], *q = nd_layout_param(whole, p->id, p->layer);
+        cr_expect_str_eq(p->name, q->name);
+        cr_expect_eq(p->stream, q->stream);
+        cr_expect_eq(p->offset, q->offset);
+    }
+    nd_layout_destroy(whole);
+    nd_layout_destroy(part);
+}
+
+/* Tied: one table, in the head's unit, under the name of the embedding. */
+Test(params, a_tied_table_is_in_the_unit_of_the_head)
+{
+    nd_llama_shape shape = shape_of(true);
+    nd_layout *layout = layout_of(&shape, 1, 1, 0, 0);
+    const nd_unit *head = nd_layout_unit(layout, ND_UNIT_HEAD, -1);
+    cr_expect_null(nd_layout_unit(layout, ND_UNIT_EMBEDDING, -1));
+    cr_expect_eq(nd_layout_param(layout, ND_PARAM_EMBED, -1)->unit, head);
+    cr_expect_eq(nd_layout_param(layout, ND_PARAM_HEAD, -1),
+                 nd_layout_param(layout, ND_PARAM_EMBED, -1));
+    cr_expect_str_eq(nd_layout_param(layout, ND_PARAM_HEAD, -1)->name, "model.embed_tokens.weight");
+    nd_layout_destroy(layout);
 }

@@ -3,7 +3,7 @@
 
 #include <unistd.h>
 
-#include "trainer/layout/shape.h"
+#include "trainer/layout/layout.h"
 
 /* The keys that must be there, with a hole for more. */
 #define BASE_BUT_HEADS                                                                             \

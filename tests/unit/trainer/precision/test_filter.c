@@ -167,13 +167,13 @@ Test(filter, groups_are_neighbours_that_share_an_input)
 {
     static const int group_of[ND_LINEARS_OF_BLOCK] = {0, 0, 0, 1, 2, 2, 3};
     int next = 0;
-    for (int group = 0; group < ND_GROUPS_OF_BLOCK; group++) {
-        int first, count = nd_group_of_linears(group, &first);
+    for (int group = 0; group < ND_INPUT_COUNT; group++) {
+        int first, count = nd_input_linears(group, &first);
         cr_expect_eq(first, next);
         next += count;
     }
     cr_expect_eq(next, ND_LINEARS_OF_BLOCK);
     for (int linear = Q; linear <= DOWN; linear++) {
-        cr_expect_eq(nd_group_of_linear(linear), group_of[linear], "%d", linear);
+        cr_expect_eq(nd_linear_input(linear), group_of[linear], "%d", linear);
     }
 }

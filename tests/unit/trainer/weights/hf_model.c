@@ -35,7 +35,7 @@ void hf_list_tensors(const nd_llama_shape *shape)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
     nd_layout *layout;
-    assert_ok(nd_layout_create(shape, &one, (nd_coord){0}, NULL, NULL, &layout));
+    assert_ok(nd_layout_create(&(nd_layout_options){.shape = shape, .mesh = &one}, &layout));
     hf_tensor_count = layout->param_count;
     cr_assert_leq(hf_tensor_count, HF_TENSORS_MAX);
     for (int i = 0; i < hf_tensor_count; i++) {

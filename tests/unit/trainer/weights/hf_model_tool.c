@@ -27,7 +27,7 @@ static float value_of(const char *name, int64_t element)
 static nd_status layout_of(const nd_llama_shape *shape, nd_layout **out)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
-    return nd_layout_create(shape, &one, (nd_coord){0}, NULL, NULL, out);
+    return nd_layout_create(&(nd_layout_options){.shape = shape, .mesh = &one}, out);
 }
 
 static nd_status write_tensor(nd_hf_writer *writer, const nd_param *p)

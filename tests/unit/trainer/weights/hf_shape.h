@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_UNIT_TRAINER_CKPT_HF_SHAPE_H
 #define TESTS_UNIT_TRAINER_CKPT_HF_SHAPE_H
-#include "trainer/layout/shape.h"
+#include "trainer/layout/layout.h"
 
 /* Two layers, GQA, llama3 RoPE; no two extents are equal. */
 static inline nd_llama_shape hf_small_shape(bool tied)
