@@ -7,7 +7,7 @@
 
 #include "tests/parity/rank_device.h"
 #include "tests/support/tempdir.h"
-#include "trainer/weights/weights_io.h"
+#include "trainer/weights/weights.h"
 
 static void fill_config(golden_run *run, const golden_options *o)
 {
@@ -56,7 +56,7 @@ void golden_run_open(golden_run *run, const char *name, golden_options options)
     assert_ok(nd_groups_create(r->transport, &r->mesh, &r->groups));
     assert_ok(nd_trainer_create(r, &run->trainer));
     assert_ok(nd_trainer_commit(run->trainer));
-    assert_ok(nd_model_io_load(run->trainer->model, run->weights));
+    assert_ok(nd_weights_load(&run->trainer->model->fsdp, run->weights));
     run->positions = calloc((size_t)(run->batch * run->sequence), sizeof *run->positions);
     for (int64_t i = 0; i < run->batch * run->sequence; i++) {
         run->positions[i] = (int32_t)(i % run->sequence);

@@ -11,6 +11,7 @@
 #include "tests/support/ranks.h"
 #include "trainer/step/step.h"
 #include "trainer/tune/tune.h"
+#include "trainer/weights/weights.h"
 
 typedef struct shared_run {
     const mesh_job *job;
@@ -202,7 +203,7 @@ static nd_status train_rank(shared_run *run, nd_rank *rank)
     ND_TRY_OUT(nd_tuning_make(rank, &tuning, &echo));
     ND_TRY_OUT(nd_trainer_create(rank, &trainer));
     ND_TRY_OUT(nd_trainer_commit(trainer));
-    ND_TRY_OUT(nd_fsdp_init_weights(&trainer->model->fsdp, rank->shape.init_std, 3));
+    ND_TRY_OUT(nd_weights_init(&trainer->model->fsdp, rank->shape.init_std, 3));
     if (run->job->bf16_weights) {
         round_weights(trainer);
     }

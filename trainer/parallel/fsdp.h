@@ -112,7 +112,4 @@ nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, const nd_unit *unit);
 nd_tensor nd_fsdp_view(const nd_layout *layout, nd_param_id first, nd_param_id last, int64_t layer,
                        void *base, nd_dtype dtype);
 
-/* Fresh weights: this rank's shards of the initial values. */
-nd_status nd_fsdp_init_weights(nd_fsdp *fsdp, double init_std, uint64_t seed);
-
 #endif

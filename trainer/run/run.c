@@ -11,7 +11,7 @@
 #include "runtime/base/log.h"
 #include "runtime/device/cuda.h"
 #include "trainer/tune/tune.h"
-#include "trainer/weights/weights_io.h"
+#include "trainer/weights/weights.h"
 
 static volatile sig_atomic_t stop_signal;
 static nd_trainer *volatile stop_target; /* NULL outside the loop over steps */
@@ -62,12 +62,12 @@ static nd_status open_loaders(run_state *s)
 
 static nd_status load_weights(run_state *s)
 {
-    nd_model *model = s->trainer->model;
+    nd_fsdp *fsdp = &s->trainer->model->fsdp;
     if (s->context->inputs->weights) {
-        return nd_model_io_load(model, s->context->inputs->weights);
+        return nd_weights_load(fsdp, s->context->inputs->weights);
     }
     uint64_t seed = (uint64_t)s->config->model.seed;
-    return nd_fsdp_init_weights(&model->fsdp, s->rank->shape.init_std, seed);
+    return nd_weights_init(fsdp, s->rank->shape.init_std, seed);
 }
 
 /* A signal that reached one rank stops all of them, also between the batches of a validation. */
@@ -201,8 +201,8 @@ static nd_status save_model(run_state *s)
     nd_dtype dtype = config->output.dtype == ND_WEIGHTS_FP32 ? ND_DTYPE_F32 : ND_DTYPE_BF16;
     char folder[4096];
     snprintf(folder, sizeof folder, "%s/model", s->files.dir ? s->files.dir : "");
-    ND_TRY(nd_model_io_save(s->trainer->model, folder, dtype, bytes,
-                            s->context->inputs->model_folder));
+    ND_TRY(nd_weights_save(&s->trainer->model->fsdp, folder, dtype, bytes,
+                           s->context->inputs->model_folder));
     const nd_run_event event = {ND_RUN_EVENT_MODEL_SAVED, s->trainer->position.step, folder};
     return nd_sinks_event(&s->files.sinks, &event);
 }

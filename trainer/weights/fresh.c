@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Initial values. */
 #include <stdlib.h>
 
-#include "trainer/parallel/fsdp.h"
+#include "trainer/weights/weights.h"
 
 enum { ONES = 1 << 14 };
 
@@ -42,7 +43,7 @@ static nd_status init_span(void *context, const nd_span *span)
     return ND_OK;
 }
 
-nd_status nd_fsdp_init_weights(nd_fsdp *fsdp, double init_std, uint64_t seed)
+nd_status nd_weights_init(nd_fsdp *fsdp, double init_std, uint64_t seed)
 {
     init_context context = {.fsdp = fsdp, .init_std = (float)init_std, .seed = seed};
     nd_status status = ND_OK;

@@ -2,8 +2,8 @@
 #ifndef ND_WEIGHTS_WEIGHTS_H
 #define ND_WEIGHTS_WEIGHTS_H
 /*
- * A Hugging Face model folder: config.json, model.safetensors or a sharded set with its index, and
- * side files such as the tokenizer.
+ * Weights of a run: initial values, or those of a Hugging Face model folder, which has config.json,
+ * model.safetensors or a sharded set with its index, and side files such as the tokenizer.
  *
  * Reading opens headers only; slices are read with pread straight into the caller's buffer, so each
  * rank reads just its own elements. Tensors may be F32, BF16 or F16; they are widened to F32
@@ -17,6 +17,7 @@
 #include "runtime/base/status.h"
 #include "runtime/tensor/dtype.h"
 #include "trainer/layout/layout.h"
+#include "trainer/parallel/fsdp.h"
 
 typedef struct nd_hf_reader nd_hf_reader;
 
@@ -86,5 +87,15 @@ nd_status nd_hf_byte_tokenizer_write(const char *folder);
  * ~/.cache/huggingface/hub). ND_ERR_DATA says how to get a model that is not there. Owned by the
  * caller. */
 nd_status nd_hf_cache_find(const char *name, char **out);
+
+/* This rank's shards of the F32 weights, on any mesh. Gathered copies are stale after a change. */
+/* Initial values: each depends on the seed, the tensor and the element's place in it alone. */
+nd_status nd_weights_init(nd_fsdp *fsdp, double init_std, uint64_t seed);
+/* Each rank reads only the elements of its own shards. */
+nd_status nd_weights_load(nd_fsdp *fsdp, const nd_hf_reader *reader);
+/* Shards are gathered in pieces of a few MiB, unit by unit, and rank 0 writes them. All ranks of the
+ * job take part. `source` as in nd_hf_writer_options. */
+nd_status nd_weights_save(nd_fsdp *fsdp, const char *folder, nd_dtype dtype, bool byte_tokenizer,
+                          const char *source);
 
 #endif

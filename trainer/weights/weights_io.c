@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/weights/weights_io.h"
+/* Weights between this rank's shards and a model folder. */
+#include "trainer/weights/weights.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +14,7 @@ enum {
 };
 
 typedef struct load_context {
-    nd_model *model;
+    nd_fsdp *fsdp;
     const nd_hf_reader *reader;
     float *block;
 } load_context;
@@ -21,7 +22,7 @@ typedef struct load_context {
 static nd_status load_span(void *context, const nd_span *span)
 {
     load_context *c = context;
-    nd_stream *stream = &c->model->rank->stream;
+    nd_stream *stream = &c->fsdp->rank->stream;
     int64_t count = span->rows * span->cols, adjacent = nd_span_adjacent(span);
     for (int64_t done = 0, n; done < count; done += n) {
         int64_t left = adjacent - done % adjacent;
@@ -29,23 +30,24 @@ static nd_status load_span(void *context, const nd_span *span)
         ND_TRY(nd_hf_reader_read(c->reader, span->param->name, nd_span_global(span, done), n,
                                  c->block));
         ND_TRY(
-            nd_copy(stream, c->model->fsdp.master + span->begin + done, c->block, (size_t)n * 4));
+            nd_copy(stream, c->fsdp->master + span->begin + done, c->block, (size_t)n * 4));
         ND_TRY(nd_stream_sync(stream));
     }
     return ND_OK;
 }
 
-nd_status nd_model_io_load(nd_model *model, const nd_hf_reader *reader)
+nd_status nd_weights_load(nd_fsdp *fsdp, const nd_hf_reader *reader)
 {
-    load_context context = {.model = model, .reader = reader};
+    const nd_layout *layout = fsdp->layout;
+    load_context context = {.fsdp = fsdp, .reader = reader};
     nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(LOAD_BLOCK, &context.block));
-    for (int u = 0; u < model->layout->unit_count && status == ND_OK; u++) {
-        status = nd_layout_each_span(model->layout, &model->layout->units[u],
-                                     model->layout->shard_index, load_span, &context);
+    for (int u = 0; u < layout->unit_count && status == ND_OK; u++) {
+        status = nd_layout_each_span(layout, &layout->units[u], layout->shard_index, load_span,
+                                     &context);
     }
     free(context.block);
-    nd_fsdp_weights_changed(&model->fsdp);
+    nd_fsdp_weights_changed(fsdp);
     return status;
 }
 
@@ -79,7 +81,7 @@ static nd_status save_span(void *context, const nd_span *span)
 
 /* Everything rank 0 needs to place what the others send: the layout of each tp coordinate. */
 typedef struct save_job {
-    nd_model *model;
+    nd_fsdp *fsdp;
     nd_hf_writer *writer; /* rank 0 only */
     nd_layout **layouts;  /* [tp] */
     int tp, members;
@@ -92,9 +94,9 @@ typedef struct save_job {
 static nd_status save_piece(save_job *job, const nd_unit *unit, nd_segment_kind kind, int64_t begin,
                             int64_t count)
 {
-    nd_rank *r = job->model->rank;
+    nd_rank *r = job->fsdp->rank;
     const nd_segment *segment = &unit->segments[kind];
-    const float *own = job->model->fsdp.master + segment->shard_offset + begin;
+    const float *own = job->fsdp->master + segment->shard_offset + begin;
     ND_TRY(nd_comm_all_gather(r->groups.by_kind[ND_GROUP_MODEL], &r->stream, own, job->landing,
                               count, ND_DTYPE_F32, NULL));
     if (job->landing != job->gathered && job->writer) {
@@ -120,7 +122,7 @@ static nd_status save_piece(save_job *job, const nd_unit *unit, nd_segment_kind 
 
 static nd_status save_units(save_job *job)
 {
-    const nd_layout *layout = job->model->layout;
+    const nd_layout *layout = job->fsdp->layout;
     for (int u = 0; u < layout->unit_count; u++) {
         for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
             int64_t count = layout->units[u].segments[kind].shard_count;
@@ -136,8 +138,8 @@ static nd_status save_units(save_job *job)
 static nd_status open_writer(save_job *job, const char *folder, nd_dtype dtype, bool byte_tokenizer,
                              const char *source)
 {
-    const nd_rank *r = job->model->rank;
-    const nd_layout *layout = job->model->layout;
+    const nd_rank *r = job->fsdp->rank;
+    const nd_layout *layout = job->fsdp->layout;
     nd_hf_writer_options options = {
         .shape = r->shape, .dtype = dtype, .byte_tokenizer = byte_tokenizer, .source = source};
     nd_hf_tensor *tensors = NULL;
@@ -161,30 +163,30 @@ static nd_status open_writer(save_job *job, const char *folder, nd_dtype dtype, 
                                 .mesh = &r->mesh,
                                 .coord = r->coord,
                                 .converts = nd_scales_in_segment,
-                                .context = &job->model->scales};
+                                .context = job->fsdp->scales};
         of.coord.at[ND_AXIS_TP] = t;
         ND_TRY(nd_layout_create(&of, &job->layouts[t]));
     }
     return ND_OK;
 }
 
-nd_status nd_model_io_save(nd_model *model, const char *folder, nd_dtype dtype, bool byte_tokenizer,
-                           const char *source)
+nd_status nd_weights_save(nd_fsdp *fsdp, const char *folder, nd_dtype dtype, bool byte_tokenizer,
+                          const char *source)
 {
-    nd_rank *r = model->rank;
+    nd_rank *r = fsdp->rank;
     nd_status status = ND_OK;
-    save_job job = {.model = model,
+    save_job job = {.fsdp = fsdp,
                     .tp = r->mesh.size[ND_AXIS_TP],
                     .members = r->groups.by_kind[ND_GROUP_MODEL]->size};
     job.piece = SAVE_BYTES / 4 / job.members;
     job.piece = job.piece < SAVE_PIECE_MIN   ? SAVE_PIECE_MIN
                 : job.piece > SAVE_PIECE_MAX ? SAVE_PIECE_MAX
                                              : job.piece;
-    if (nd_rank_is_gpu(r) && job.piece > model->layout->shard_total / job.members) {
-        job.piece = model->layout->shard_total / job.members;
+    if (nd_rank_is_gpu(r) && job.piece > fsdp->layout->shard_total / job.members) {
+        job.piece = fsdp->layout->shard_total / job.members;
     }
     ND_TRY(ND_ALLOC(job.piece * job.members, &job.gathered));
-    job.landing = nd_rank_is_gpu(r) ? model->fsdp.grad : job.gathered;
+    job.landing = nd_rank_is_gpu(r) ? fsdp->grad : job.gathered;
     if (r->rank == 0) {
         ND_TRY_OUT(open_writer(&job, folder, dtype, byte_tokenizer, source));
     }
