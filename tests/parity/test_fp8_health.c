@@ -6,7 +6,7 @@
 
 #include "tests/parity/fp8_job.h"
 #include "tests/support/ranks.h"
-#include "trainer/precision/health.h"
+#include "trainer/precision/precision.h"
 #include "trainer/step/step.h"
 
 static tempdir dir;

@@ -9,7 +9,7 @@
 #include "runtime/device/host_memory.h"
 #include "trainer/worker/worker.h"
 #include "trainer/report/report.h"
-#include "trainer/precision/table.h"
+#include "trainer/precision/precision.h"
 #include "trainer/step/step.h"
 #include "trainer/tune/tune.h"
 

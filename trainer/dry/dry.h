@@ -12,7 +12,7 @@
  */
 #include "kernels/ops.h"
 #include "runtime/device/graphs.h"
-#include "trainer/precision/filter.h"
+#include "trainer/precision/precision.h"
 #include "trainer/rank.h"
 
 typedef enum nd_call_kind {

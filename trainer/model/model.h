@@ -20,7 +20,7 @@
 #include "trainer/parallel/cp.h"
 #include "trainer/parallel/fsdp.h"
 #include "trainer/parallel/tp.h"
-#include "trainer/precision/scales.h"
+#include "trainer/precision/precision.h"
 
 /* Activations of one block. (rows, columns); q, k, v are columns of qkv, gate and up of gu. */
 typedef struct nd_block_acts {

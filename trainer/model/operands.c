@@ -12,7 +12,7 @@
 
 static bool may_fuse(const nd_scales *s)
 {
-    return nd_recipe_is_per_tensor(&s->recipe) && !s->healthy;
+    return nd_recipe_is_per_tensor(&s->recipe) && !s->counting;
 }
 
 static nd_made input_made(const nd_model *m, nd_input input, int64_t layer)

@@ -23,7 +23,7 @@
  */
 #include "runtime/device/memplan.h"
 #include "trainer/layout/layout.h"
-#include "trainer/precision/scales.h"
+#include "trainer/precision/precision.h"
 #include "trainer/rank.h"
 
 enum { ND_FSDP_BLOCK_SLOTS = 2 };

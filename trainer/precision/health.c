@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/precision/health.h"
+#include "trainer/precision/precision.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -23,8 +23,8 @@ nd_status nd_health_agree(nd_scales *s)
 
 nd_status nd_health_begin(nd_scales *s, int64_t step)
 {
-    s->healthy = s->health_interval > 0 && step % s->health_interval == 0;
-    if (!s->healthy) {
+    s->counting = s->health_interval > 0 && step % s->health_interval == 0;
+    if (!s->counting) {
         return ND_OK;
     }
     memset(s->report, 0, (size_t)s->sites * sizeof *s->report);
@@ -132,10 +132,10 @@ static void print_linear(const nd_scales *s, int64_t step, int64_t layer, int li
 
 nd_status nd_health_end(nd_scales *s, int64_t step)
 {
-    if (!s->healthy) {
+    if (!s->counting) {
         return ND_OK;
     }
-    s->healthy = false;
+    s->counting = false;
     ND_TRY(collect_counts(s));
     ND_TRY(collect_amaxes(s));
     ND_TRY(nd_stream_sync(&s->rank->stream));

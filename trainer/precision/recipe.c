@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/precision/recipe.h"
+#include "trainer/precision/precision.h"
 
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/precision/scales.h"
+#include "trainer/precision/precision.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -184,7 +184,7 @@ static bool products_read_amaxes(const nd_scales *s)
 nd_status nd_scales_refresh(nd_scales *s, const float *master, int64_t version)
 {
     nd_rank *r = s->rank;
-    if (!enabled(s) || s->version == version || !(s->healthy || products_read_amaxes(s))) {
+    if (!enabled(s) || s->version == version || !(s->counting || products_read_amaxes(s))) {
         return ND_OK;
     }
     s->version = version;
@@ -238,7 +238,7 @@ nd_status nd_scales_measure(nd_scales *s, int64_t site, nd_tensor x)
 nd_status nd_scales_cast(nd_scales *s, int64_t site, nd_fp8 out, float *amax, nd_tensor x)
 {
     ND_OP(s->rank, ND_TRACE_CAST, fp8_cast, .out = out, .amax = amax, .x = x);
-    if (s->healthy) {
+    if (s->counting) {
         s->report[site].elements += nd_tensor_count(x);
         ND_OP(s->rank, ND_TRACE_CAST, fp8_count, .counts = s->health.counts[site], .x = x,
               .as = out);

@@ -6,7 +6,7 @@
 
 #include "runtime/base/log.h"
 #include "trainer/worker/worker.h"
-#include "trainer/precision/table.h"
+#include "trainer/precision/precision.h"
 #include "trainer/tune/tune.h"
 
 /* Prints keys whose values are not the defaults, a line per section; run.json has all of them. */

@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "runtime/base/log.h"
-#include "trainer/precision/health.h"
+#include "trainer/precision/precision.h"
 
 /* Sums, on the device, the labels that count over all ranks that hold different tokens. */
 static nd_status send_tokens(nd_trainer *t, int64_t count)
@@ -78,9 +78,9 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
 {
     nd_rank *r = t->rank;
     nd_step_numbers *numbers = t->model->numbers;
-    bool healthy = t->model->scales.healthy;
+    bool counting = t->model->scales.counting;
     /* The first step loads kernels, which a capture does not allow. */
-    t->model->graphs = t->steps_recordable > 0 && !healthy ? t->graphs : NULL;
+    t->model->graphs = t->steps_recordable > 0 && !counting ? t->graphs : NULL;
     nd_graphs_set_step(t->graphs, t->position.step + 1);
     int64_t micros = r->config->train.gradient_accumulation_steps;
     ND_TRY(send_tokens(t, batch->valid));
@@ -100,7 +100,7 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
             "and completions of data.path",
             (long long)t->position.step + 1);
     }
-    t->steps_recordable += !healthy;
+    t->steps_recordable += !counting;
     out->loss = t->received->loss_sum / (double)t->received->tokens;
     out->grad_norm = sqrt(t->received->squares);
     out->tokens = t->received->tokens;

@@ -6,7 +6,7 @@
 
 #include "runtime/device/cuda.h"
 #include "trainer/dry/dry.h"
-#include "trainer/precision/health.h"
+#include "trainer/precision/precision.h"
 
 nd_status nd_trainer_check_precision(const nd_config *config, const nd_llama_shape *shape)
 {

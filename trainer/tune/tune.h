@@ -10,7 +10,7 @@
 #include <stdbool.h>
 
 #include "kernels/cuda/lt_choice.h"
-#include "trainer/precision/filter.h"
+#include "trainer/precision/precision.h"
 #include "trainer/rank.h"
 
 /* The decision for linears that share an input and that the filter converts together; masks as in

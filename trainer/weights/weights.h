@@ -93,8 +93,8 @@ nd_status nd_hf_cache_find(const char *name, char **out);
 nd_status nd_weights_init(nd_fsdp *fsdp, double init_std, uint64_t seed);
 /* Each rank reads only the elements of its own shards. */
 nd_status nd_weights_load(nd_fsdp *fsdp, const nd_hf_reader *reader);
-/* Shards are gathered in pieces of a few MiB, unit by unit, and rank 0 writes them. All ranks of the
- * job take part. `source` as in nd_hf_writer_options. */
+/* Shards are gathered in pieces of a few MiB, unit by unit, and rank 0 writes them. All ranks of
+ * the job take part. `source` as in nd_hf_writer_options. */
 nd_status nd_weights_save(nd_fsdp *fsdp, const char *folder, nd_dtype dtype, bool byte_tokenizer,
                           const char *source);
 

@@ -29,8 +29,7 @@ static nd_status load_span(void *context, const nd_span *span)
         n = left < LOAD_BLOCK ? left : LOAD_BLOCK;
         ND_TRY(nd_hf_reader_read(c->reader, span->param->name, nd_span_global(span, done), n,
                                  c->block));
-        ND_TRY(
-            nd_copy(stream, c->fsdp->master + span->begin + done, c->block, (size_t)n * 4));
+        ND_TRY(nd_copy(stream, c->fsdp->master + span->begin + done, c->block, (size_t)n * 4));
         ND_TRY(nd_stream_sync(stream));
     }
     return ND_OK;

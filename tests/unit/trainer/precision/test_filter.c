@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "trainer/precision/filter.h"
+#include "trainer/precision/precision.h"
 
 enum { Q, K, V, O, GATE, UP, DOWN };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
 
-#include "trainer/precision/recipe.h"
+#include "trainer/precision/precision.h"
 
 static nd_recipe recipe_of(nd_fp8_recipe recipe, nd_fp8_format format)
 {

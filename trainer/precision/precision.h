@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_PRECISION_PRECISION_H
+#define ND_PRECISION_PRECISION_H
+/*
+ * FP8 of one rank.
+ *
+ *   recipe   how the operands of a linear's products are cast, as data
+ *   filter   which linears run in FP8, and why
+ *   scales   scales and amaxes on the device
+ *   health   what casts lose, for the debug log
+ *
+ * All of it is a no-op unless train.precision is fp8.
+ */
+#include "kernels/ops.h"
+#include "runtime/config/config.h"
+#include "runtime/device/memplan.h"
+#include "runtime/tensor/fp8.h"
+#include "trainer/layout/layout.h"
+#include "trainer/rank.h"
+
+/*
+ * recipe
+ *
+ * For each of a linear's three products it says how each operand is cast. A granularity is that of
+ * the operand as it is stored: x (tokens, in), w (out, in), dy (tokens, out).
+ *
+ *   tensorwise, rowwise, rowwise_with_gw_hp   torchao 0.18, float8/config.py
+ *   delayed                                   Transformer Engine, common/recipe/__init__.py
+ *                                             (DelayedScaling)
+ */
+typedef enum nd_scaling {
+    ND_SCALING_NONE = 0, /* not cast: the product runs in BF16 */
+    ND_SCALING_CURRENT,  /* from the amax of the tensor itself */
+    ND_SCALING_DELAYED   /* from the amaxes of past steps */
+} nd_scaling;
+
+typedef struct nd_cast_rule {
+    nd_scaling scaling;
+    nd_dtype format;
+    nd_granularity granularity;
+} nd_cast_rule;
+
+typedef struct nd_gemm_rule {
+    nd_cast_rule a, b;
+    bool fast_accumulation;
+} nd_gemm_rule;
+
+typedef struct nd_recipe {
+    const char *name;             /* NULL: no FP8 */
+    nd_gemm_rule output;          /* y = x w^T: a is x, b is w */
+    nd_gemm_rule input_gradient;  /* dx = dy w: a is dy, b is w */
+    nd_gemm_rule weight_gradient; /* dw = dy^T x: a is dy, b is x */
+    bool power_of_two;            /* current scales are rounded down to powers of two */
+    /* delayed */
+    int64_t history_length;
+    nd_amax_algorithm algorithm;
+    int64_t margin;
+} nd_recipe;
+
+/* The recipe of a configuration; name NULL unless train.precision is fp8. */
+nd_recipe nd_recipe_of(const nd_config *config);
+
+/*
+ * Every operand has one scale: inputs are kept for backward as codes, weights may be gathered as
+ * codes. Otherwise scales lie along rows or columns, inputs are kept in BF16 and cast again.
+ */
+bool nd_recipe_is_per_tensor(const nd_recipe *recipe);
+bool nd_recipe_is_delayed(const nd_recipe *recipe);
+
+/* "e4m3 per tensor x e4m3 per tensor, fast accumulation", or "bf16"; returns buffer. */
+const char *nd_gemm_rule_format(const nd_gemm_rule *rule, char *buffer, size_t size);
+
+/*
+ * filter
+ *
+ * It is decided once, before step 0, from the shape alone, so alike on every rank. The head is
+ * fused with the loss and always stays in BF16.
+ *
+ *   accelerate    all but the first and the last linear by module order (layer 0's q_proj and
+ *                 lm_head), and those whose sizes 16 does not divide (accelerate's default filter)
+ *   auto          torchao's thresholds below which FP8 is slower (float8_linear_utils.py), by
+ *                 recipe
+ *   a,b,...       linears whose module name matches a pattern: a part of the name, or with * ? [ a
+ *                 shell pattern of the whole; "*" is all
+ */
+typedef enum nd_filter_reason {
+    ND_FILTER_CONVERTED = 0,
+    ND_FILTER_FIRST,     /* the model's first linear */
+    ND_FILTER_LAST,      /* its last */
+    ND_FILTER_SIZE,      /* 16 does not divide its sizes */
+    ND_FILTER_SMALL,     /* below torchao's threshold */
+    ND_FILTER_UNMATCHED, /* no pattern matches */
+    ND_FILTER_SLOWER,    /* autotune: FP8 takes longer here */
+} nd_filter_reason;
+
+typedef struct nd_filter {
+    int64_t layers;
+    nd_filter_reason *reasons; /* [layers][ND_LINEARS_OF_BLOCK], owned; NULL: no FP8 */
+    int64_t converted;         /* linears in FP8 */
+} nd_filter;
+
+enum { ND_INPUT_MASKS = 8 }; /* of up to three linears with one input */
+
+/*
+ * What autotune makes of the filter's linears. Masks have bit i for linear i of those that read an
+ * input.
+ *   fp8[input][asked]   of those that the filter asks for, the ones that run in FP8; -1: not known
+ * forced: fp8[input][0] whatever is asked, to find out what it takes.
+ */
+typedef struct nd_linear_choice {
+    bool forced;
+    int8_t fp8[ND_INPUT_COUNT][ND_INPUT_MASKS];
+} nd_linear_choice;
+
+/*
+ * Nothing is converted unless train.precision is fp8. ND_ERR_CONFIG: a pattern that matches
+ * nothing, a linear named whose sizes 16 does not divide, nothing left to convert.
+ */
+nd_status nd_filter_init(nd_filter *filter, const nd_config *config, const nd_llama_shape *shape);
+void nd_filter_fini(nd_filter *filter);
+
+bool nd_filter_converts(const nd_filter *filter, int64_t layer, int linear);
+/* The linears of a layer with an input that are converted. */
+int nd_filter_mask(const nd_filter *filter, int64_t layer, nd_input input);
+/* ND_ERR_DATA when there is no choice for what the filter asks. */
+nd_status nd_filter_choose(nd_filter *filter, const nd_linear_choice *choice);
+
+/*
+ * Conditions of the products on this mesh, with numbers: local weight sizes and a rank's tokens in
+ * multiples of 16. ND_ERR_CONFIG.
+ */
+nd_status nd_filter_check(const nd_filter *filter, const nd_config *config,
+                          const nd_llama_shape *shape, const nd_mesh *mesh);
+
+/* The start-up table: every linear with its sizes, its precision and the reason; layers with equal
+ * lines that follow each other share one line. */
+void nd_filter_each_line(const nd_filter *filter, const nd_llama_shape *shape,
+                         void (*line)(void *context, const char *text), void *context);
+
+/*
+ * scales
+ *
+ * Every linear of a block has a site for its weight and one for the gradient of its output; every
+ * input of linears has one too. A site has a scale, its inverse and an amax, on the device; with
+ * `delayed` also a history of amaxes. Nothing is read back to the host inside a step.
+ *
+ * Weight scales are computed once after every change of the weights, from the F32 shards: amax of
+ * this rank's part of each weight, one all-reduce MAX over dp_shard x cp x tp, scales. When weights
+ * are gathered in BF16 the amax is rounded to BF16 first: rounding is monotone, so that is the amax
+ * of the gathered weight.
+ *
+ * Scales along rows or columns (rowwise) are not kept: they live in one vector set for each kind of
+ * operand while a product needs them. Where a recipe has no others for weights, their amaxes are
+ * found and reduced only in steps that the health log counts.
+ */
+typedef struct nd_scale_vectors {
+    float *amax, *scale, *inverse;
+} nd_scale_vectors;
+
+/* What the health log counts and measures, on the device; (sites) each. */
+typedef struct nd_health_state {
+    int64_t (*counts)[3]; /* nd_ops.fp8_count, and room for the elements */
+    float *amax;          /* of all that was cast in the step */
+    float *scale, *inverse;
+} nd_health_state;
+
+/* What the health log knows of a site, on the host. */
+typedef struct nd_site_report {
+    int64_t elements;  /* cast here since the counts were zeroed */
+    int64_t counts[3]; /* of all ranks: underflow, saturation, elements */
+    float amax, scale; /* of all ranks: the largest amax, and the scale that goes with it */
+} nd_site_report;
+
+/* Operands cast since the start: a cast of a weight, of an input, or of the gradient of a linear's
+ * output counts once. */
+typedef struct nd_cast_counts {
+    int64_t weights, inputs, gradients;
+} nd_cast_counts;
+
+typedef struct nd_scales {
+    nd_rank *rank;
+    const nd_layout *layout;
+    nd_recipe recipe;
+    nd_filter filter;
+    bool codes_gathered; /* weights travel as codes: segment FP8 */
+    int64_t layers, sites;
+    nd_flat_range *weights; /* [layers x linears] this rank's part in the flat state; empty: none,
+                               or the linear stays in BF16 */
+    int64_t version;        /* of the weights that the weight scales belong to; 0: none */
+    float *scale, *inverse; /* (sites) */
+    float *amax;            /* (sites): of this step; row 0 of the history */
+    float *limit;           /* (sites), delayed */
+    nd_bf16 *rounded;       /* (layers x linears) */
+    nd_scale_vectors vectors[3]; /* of an input, a weight, a gradient */
+    nd_health_state health;      /* NULLs without a health log */
+    nd_site_report *report;      /* host, [sites] */
+    int64_t health_interval;     /* as agreed; 0: no reports */
+    bool counting;               /* the health log counts this step */
+    nd_cast_counts casts;
+} nd_scales;
+
+/* Decides which linears are converted; no memory yet. Without FP8 everything below is a no-op. */
+nd_status nd_scales_init(nd_scales *scales, nd_rank *rank);
+/* Plans; the layout is borrowed. `vector` is the longest row or column count of an operand. */
+nd_status nd_scales_plan(nd_scales *scales, const nd_layout *layout, int64_t vector,
+                         nd_memplan *plan);
+/* After the plan was committed: the start values of delayed scaling, which are scales of 1 and the
+ * largest value of each site's format. */
+nd_status nd_scales_start(nd_scales *scales);
+void nd_scales_fini(nd_scales *scales);
+
+/* Whether a parameter lies in the FP8 segment; for nd_layout_create, context is the nd_scales. */
+bool nd_scales_in_segment(void *context, const nd_param *param);
+
+/* The sites of a linear's weight, of an input, and of the gradient of a linear's output. */
+int64_t nd_site_weight(const nd_scales *scales, int64_t layer, int linear);
+int64_t nd_site_input(const nd_scales *scales, int64_t layer, nd_input input);
+int64_t nd_site_gradient(const nd_scales *scales, int64_t layer, int linear);
+
+/* A matrix cast with a site's scale; codes are filled in by the caller. */
+nd_fp8 nd_scales_at(const nd_scales *scales, int64_t site);
+
+/* The weights changed to `version`: new weight scales (delayed: amaxes of this step). No-op when
+ * they are known, and where only the health log would read them (rowwise) and the step is not
+ * counted. */
+nd_status nd_scales_refresh(nd_scales *scales, const float *master, int64_t version);
+
+/*
+ * Current scaling of neighbouring sites: amax[first..] were measured; `split` when each tp rank
+ * measured a part of the tensors. One all-reduce MAX over tp, then scales.
+ */
+nd_status nd_scales_settle(nd_scales *scales, int64_t first, int64_t count, nd_dtype format,
+                           bool split);
+/* The same for `count` entries of a vector set. */
+nd_status nd_scales_settle_vector(nd_scales *scales, nd_scale_vectors *vector, int64_t count,
+                                  nd_dtype format, bool split);
+
+/* Largest |x| of a whole tensor into the site's amax, overwritten. */
+nd_status nd_scales_measure(nd_scales *scales, int64_t site, nd_tensor x);
+
+/*
+ * fp8_cast, and the health counts of the site when they are on. amax: NULL, or where the largest
+ * |x| is merged into.
+ */
+nd_status nd_scales_cast(nd_scales *scales, int64_t site, nd_fp8 out, float *amax, nd_tensor x);
+
+/*
+ * End of a step, delayed only: this step's amaxes, reduced over all ranks by one all-reduce, enter
+ * the history and give the scales of the next step.
+ */
+nd_status nd_scales_advance(nd_scales *scales);
+/* The step is skipped: its amaxes of inputs and gradients are forgotten. */
+nd_status nd_scales_forget(nd_scales *scales);
+
+/* Entries of the state that a run must carry to go on with the same bits (delayed): empty for the
+ * other recipes. */
+typedef struct nd_scale_state {
+    const char *name;
+    float *data; /* on the device */
+    int64_t count;
+} nd_scale_state;
+int nd_scales_state(const nd_scales *scales, nd_scale_state out[3]);
+
+/*
+ * health
+ *
+ * Every fp8.health_interval steps the debug log gets, for each converted linear and each of its
+ * operands, over all ranks and micro-batches: the largest |x|, its scale (the smallest of several
+ * scales; rounded where scales are powers of two), the share of elements that became 0 without
+ * being 0 (underflow) and the share beyond the format (saturation). A counted step casts apart from
+ * other ops and without CUDA graphs, and reads more; so no step is counted where rank 0, which
+ * writes the lines, has another log.level than debug.
+ */
+
+/* Whether reports are made at all. Collective where fp8.health_interval asks for them, since each
+ * node has its own log.level. */
+nd_status nd_health_agree(nd_scales *scales);
+/* Before the gradients of a step: whether this one is counted. */
+nd_status nd_health_begin(nd_scales *scales, int64_t step);
+/* After them; collective when the step was counted. The lines go to nd_log_debug on rank 0. */
+nd_status nd_health_end(nd_scales *scales, int64_t step);
+
+/* One operand of the last report; shares in 0 .. 1. For tests. */
+typedef struct nd_health_entry {
+    float amax, scale;
+    double underflow, saturation;
+} nd_health_entry;
+nd_health_entry nd_health_of(const nd_scales *scales, int64_t site);
+
+/* The lines that `ndtrain plan` and the start of a run print: the recipe, its three products, and
+ * every linear with its precision and the reason. */
+void nd_precision_each_line(const nd_scales *scales, const nd_llama_shape *shape,
+                            void (*line)(void *context, const char *text), void *context);
+
+#endif
