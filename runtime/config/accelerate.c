@@ -26,101 +26,107 @@ struct nd_accelerate_key {
     nd_accelerate_map map;
     const char *name;
     nd_field_id field;    /* ND_FIELD_COUNT: none */
-    const char *values;   /* what alone is accepted, or NULL */
-    const char *sentence; /* why the rest is not */
-    nd_status (*take)(nd_reader *reader, const nd_accelerate_key *key, const nd_given *given);
+    const char *values;   /* the only values accepted, or NULL */
+    const char *sentence; /* why other values are refused */
+    nd_status (*apply)(nd_reader *reader, const nd_accelerate_key *key, const nd_setting *setting);
 };
 
-static nd_status take_distributed_type(nd_reader *r, const nd_accelerate_key *key,
-                                       const nd_given *given)
+static nd_status apply_distributed_type(nd_reader *r, const nd_accelerate_key *key,
+                                        const nd_setting *setting)
 {
-    if (strcasecmp(given->text, "NO") == 0) {
+    if (strcasecmp(setting->text, "NO") == 0) {
         r->distributed = ND_DISTRIBUTED_NO;
-    } else if (strcmp(given->text, "MULTI_GPU") == 0) {
+    } else if (strcmp(setting->text, "MULTI_GPU") == 0) {
         r->distributed = ND_DISTRIBUTED_REPLICATE;
-    } else if (strcmp(given->text, "MULTI_CPU") == 0) {
+    } else if (strcmp(setting->text, "MULTI_CPU") == 0) {
         r->distributed = ND_DISTRIBUTED_REPLICATE;
         return nd_reader_put(r, ND_FIELD_launch_device, "cpu");
-    } else if (strcmp(given->text, "FSDP") == 0) {
+    } else if (strcmp(setting->text, "FSDP") == 0) {
         r->distributed = ND_DISTRIBUTED_FSDP;
     } else {
         return nd_reader_refuse(
-            given, "supported are NO, MULTI_GPU, MULTI_CPU and FSDP; for DeepSpeed's or "
-                   "Megatron's sharding use FSDP with a parallelism_config");
+            setting, "supported are NO, MULTI_GPU, MULTI_CPU and FSDP; for DeepSpeed's or "
+                     "Megatron's sharding use FSDP with a parallelism_config");
     }
     return ND_OK;
 }
 
-/* A later value replaces this one; only the last is refused. */
-static void refuse_later(nd_reader *r, const nd_given *given)
+/* Notes why FP16 is refused. A later value may still replace it, so nd_reader_finish fails. */
+static void refuse_later(nd_reader *r, const nd_setting *setting)
 {
     snprintf(r->no_fp16, sizeof r->no_fp16,
              "%.600s%s is %.80s: FP16 is not supported; use bf16, which needs no loss scaling",
-             given->where, given->name, given->text);
+             setting->where, setting->name, setting->text);
 }
 
-static nd_status take_precision(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
+static nd_status apply_precision(nd_reader *r, const nd_accelerate_key *key,
+                                 const nd_setting *setting)
 {
-    if (strcasecmp(given->text, "fp16") == 0) {
-        refuse_later(r, given);
+    if (strcasecmp(setting->text, "fp16") == 0) {
+        refuse_later(r, setting);
         return ND_OK;
     }
-    r->mixed_fp8 = strcasecmp(given->text, "fp8") == 0;
+    r->mixed_fp8 = strcasecmp(setting->text, "fp8") == 0;
     bool value = false;
-    bool off = nd_bool_parse(given->text, false, &value) && !value; /* a bare `no` in YAML */
-    nd_given ours = *given;
-    ours.text = off ? "fp32" : given->text;
+    bool off =
+        nd_bool_parse(setting->text, false, &value) && !value; /* a bare `no` in YAML is false */
+    nd_setting ours = *setting;
+    ours.text = off ? "fp32" : setting->text;
     return nd_reader_set(r, ND_FIELD_train_precision, &ours);
 }
 
 /* The key of accelerate's first versions. */
-static nd_status take_fp16(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
+static nd_status apply_fp16(nd_reader *r, const nd_accelerate_key *key, const nd_setting *setting)
 {
     bool on = false;
-    ND_TRY(nd_reader_switch(given, &on));
+    ND_TRY(nd_reader_switch(setting, &on));
     if (on) {
-        refuse_later(r, given);
+        refuse_later(r, setting);
     }
     return ND_OK;
 }
 
-static nd_status take_use_cpu(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
+static nd_status apply_use_cpu(nd_reader *r, const nd_accelerate_key *key,
+                               const nd_setting *setting)
 {
     bool cpu = false;
-    ND_TRY(nd_reader_switch(given, &cpu));
+    ND_TRY(nd_reader_switch(setting, &cpu));
     return cpu ? nd_reader_put(r, ND_FIELD_launch_device, "cpu") : ND_OK;
 }
 
-static nd_status take_num_processes(nd_reader *r, const nd_accelerate_key *key,
-                                    const nd_given *given)
+static nd_status apply_num_processes(nd_reader *r, const nd_accelerate_key *key,
+                                     const nd_setting *setting)
 {
-    if (strcmp(given->text, "-1") == 0) {
-        return ND_OK; /* accelerate's "not said" */
+    if (strcmp(setting->text, "-1") == 0) {
+        return ND_OK; /* accelerate's value for "not given" */
     }
-    return nd_reader_set(r, ND_FIELD_launch_workers, given);
+    return nd_reader_set(r, ND_FIELD_launch_workers, setting);
 }
 
-static nd_status take_main_ip(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
+static nd_status apply_main_ip(nd_reader *r, const nd_accelerate_key *key,
+                               const nd_setting *setting)
 {
-    if (strlen(given->text) >= sizeof r->main_ip) {
-        return nd_reader_refuse(given, "the name is too long");
+    if (strlen(setting->text) >= sizeof r->main_ip) {
+        return nd_reader_refuse(setting, "the name is too long");
     }
-    memcpy(r->main_ip, given->text, strlen(given->text) + 1);
+    memcpy(r->main_ip, setting->text, strlen(setting->text) + 1);
     return ND_OK;
 }
 
-static nd_status take_main_port(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
+static nd_status apply_main_port(nd_reader *r, const nd_accelerate_key *key,
+                                 const nd_setting *setting)
 {
     int64_t port = 0;
-    if (!nd_int_parse(given->text, &port) || port < 0 || port > 65535) {
-        return nd_reader_refuse(given, "it must be a port, 0 to 65535");
+    if (!nd_int_parse(setting->text, &port) || port < 0 || port > 65535) {
+        return nd_reader_refuse(setting, "it must be a port, 0 to 65535");
     }
     r->main_port = port;
     return ND_OK;
 }
 
 /* A boolean (FSDP2) or the name or number of an FSDP1 strategy. */
-static nd_status take_reshard(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
+static nd_status apply_reshard(nd_reader *r, const nd_accelerate_key *key,
+                               const nd_setting *setting)
 {
     static const struct {
         const char *name, *number;
@@ -133,18 +139,18 @@ static nd_status take_reshard(nd_reader *r, const nd_accelerate_key *key, const 
         {"HYBRID_SHARD_ZERO2", "5", false, true, false},
     };
     bool reshard = false;
-    if (!nd_bool_parse(given->text, false, &reshard)) {
+    if (!nd_bool_parse(setting->text, false, &reshard)) {
         int found = -1;
         for (int i = 0; i < 5; i++) {
-            if (strcasecmp(given->text, strategies[i].name) == 0 ||
-                strcmp(given->text, strategies[i].number) == 0) {
+            if (strcasecmp(setting->text, strategies[i].name) == 0 ||
+                strcmp(setting->text, strategies[i].number) == 0) {
                 found = i;
             }
         }
         if (found < 0) {
             return nd_reader_refuse(
-                given, "it must be true, false, or FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, "
-                       "HYBRID_SHARD or HYBRID_SHARD_ZERO2");
+                setting, "it must be true, false, or FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, "
+                         "HYBRID_SHARD or HYBRID_SHARD_ZERO2");
         }
         reshard = strategies[found].reshard;
         r->hybrid_shard = strategies[found].hybrid;
@@ -153,42 +159,45 @@ static nd_status take_reshard(nd_reader *r, const nd_accelerate_key *key, const 
     return nd_reader_put(r, ND_FIELD_parallel_reshard_after_forward, reshard ? "true" : "false");
 }
 
-static nd_status take_recompute(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
+static nd_status apply_recompute(nd_reader *r, const nd_accelerate_key *key,
+                                 const nd_setting *setting)
 {
     bool full = false;
-    ND_TRY(nd_reader_switch(given, &full));
+    ND_TRY(nd_reader_switch(setting, &full));
     return nd_reader_put(r, ND_FIELD_parallel_recompute, full ? "full" : "none");
 }
 
-static nd_status take_size(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
+static nd_status apply_size(nd_reader *r, const nd_accelerate_key *key, const nd_setting *setting)
 {
     int64_t size = 0;
-    if (!nd_int_parse(given->text, &size) || size < 1) {
-        return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s; it must be 1 or more", given->where,
-                       given->name, given->text);
+    if (!nd_int_parse(setting->text, &size) || size < 1) {
+        return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s; it must be 1 or more", setting->where,
+                       setting->name, setting->text);
     }
     r->parallelism = true;
-    return nd_reader_set(r, key->field, given);
+    return nd_reader_set(r, key->field, setting);
 }
 
-static nd_status take_cp_comm(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
+static nd_status apply_cp_comm(nd_reader *r, const nd_accelerate_key *key,
+                               const nd_setting *setting)
 {
-    nd_given ours = *given;
-    if (strcmp(given->text, "alltoall") == 0) {
-        ours.text = "ring"; /* what accelerate's alltoall is */
-    } else if (strcmp(given->text, "allgather") != 0) {
-        return nd_reader_refuse(given, "it must be allgather or alltoall");
+    nd_setting ours = *setting;
+    if (strcmp(setting->text, "alltoall") == 0) {
+        ours.text = "ring"; /* accelerate's alltoall passes keys and values around */
+    } else if (strcmp(setting->text, "allgather") != 0) {
+        return nd_reader_refuse(setting, "it must be allgather or alltoall");
     }
     return nd_reader_set(r, ND_FIELD_parallel_cp_comm, &ours);
 }
 
-static nd_status take_fp8_backend(nd_reader *r, const nd_accelerate_key *key, const nd_given *given)
+static nd_status apply_fp8_backend(nd_reader *r, const nd_accelerate_key *key,
+                                   const nd_setting *setting)
 {
-    r->fp8_ao = strcasecmp(given->text, "AO") == 0;
-    r->fp8_te = strcasecmp(given->text, "TE") == 0;
+    r->fp8_ao = strcasecmp(setting->text, "AO") == 0;
+    r->fp8_te = strcasecmp(setting->text, "TE") == 0;
     return r->fp8_ao || r->fp8_te
                ? ND_OK
-               : nd_reader_refuse(given,
+               : nd_reader_refuse(setting,
                                   "supported are AO (recipe tensorwise) and TE (recipe delayed)");
 }
 
@@ -197,30 +206,30 @@ static const nd_accelerate_key keys[] = {
     {ND_ACCELERATE_##map, #key, ND_FIELD_##section##_##name, NULL, NULL, NULL},
 #define ND_KEY_ONLY(map, key, values, sentence)                                                    \
     {ND_ACCELERATE_##map, #key, ND_FIELD_COUNT, values, sentence, NULL},
-#define ND_KEY_IDLE(map, key) {ND_ACCELERATE_##map, #key, ND_FIELD_COUNT, NULL, NULL, NULL},
+#define ND_KEY_IGNORED(map, key) {ND_ACCELERATE_##map, #key, ND_FIELD_COUNT, NULL, NULL, NULL},
 #define ND_KEY_CALL(map, key, function, section, name)                                             \
     {ND_ACCELERATE_##map, #key, ND_FIELD_##section##_##name, NULL, NULL, function},
 #include "runtime/config/accelerate.def"
 };
 enum { KEY_COUNT = sizeof keys / sizeof *keys };
 
-/* It has no meaning here: it is named in a notice. */
+/* The key has no meaning here; a notice names it. */
 static bool is_ignored(const nd_accelerate_key *key)
 {
-    return !key->take && !key->values && key->field == ND_FIELD_COUNT;
+    return !key->apply && !key->values && key->field == ND_FIELD_COUNT;
 }
 
-/* As a flag it may stand without a value. */
+/* As a flag, the key may stand without a value. */
 static bool is_switch(const nd_accelerate_key *key)
 {
     bool sets_bool =
         key->field < ND_FIELD_COUNT && nd_fields[key->field].type == ND_FIELD_TYPE_BOOL;
     return is_ignored(key) || (key->values && strstr(key->values, "false")) ||
-           key->take == take_recompute || key->take == take_use_cpu || key->take == take_fp16 ||
-           (sets_bool && key->take != take_reshard);
+           key->apply == apply_recompute || key->apply == apply_use_cpu ||
+           key->apply == apply_fp16 || (sets_bool && key->apply != apply_reshard);
 }
 
-/* Sub-maps; accelerate adds the prefix where a key lacks it, except for parallelism. */
+/* Sub-maps. accelerate adds the prefix to a key that lacks it, except in parallelism_config. */
 static const struct {
     const char *key, *prefix;
 } maps[ND_ACCELERATE_MAP_COUNT] = {
@@ -231,8 +240,7 @@ static const struct {
     [ND_ACCELERATE_DYNAMO] = {"dynamo_config", "dynamo_"},
 };
 
-/* deepspeed_config and the like: sub-maps of engines that do not exist here; empty ones are
- * harmless. */
+/* Sub-maps of engines that do not exist here; empty ones are accepted. */
 static const char *const foreign_maps[] = {"deepspeed_config", "megatron_lm_config",
                                            "mpirun_config"};
 
@@ -291,19 +299,20 @@ static bool one_of(const char *values, const char *text)
 }
 
 nd_status nd_accelerate_apply(nd_reader *reader, const nd_accelerate_key *key,
-                              const nd_given *given)
+                              const nd_setting *setting)
 {
-    if (key->take) {
-        return key->take(reader, key, given);
+    if (key->apply) {
+        return key->apply(reader, key, setting);
     }
     if (key->values) {
-        return one_of(key->values, given->text) ? ND_OK : nd_reader_refuse(given, key->sentence);
+        return one_of(key->values, setting->text) ? ND_OK
+                                                  : nd_reader_refuse(setting, key->sentence);
     }
     if (is_ignored(key)) {
-        nd_reader_notice(reader, given->name);
+        nd_reader_notice(reader, setting->name);
         return ND_OK;
     }
-    return nd_reader_set(reader, key->field, given);
+    return nd_reader_set(reader, key->field, setting);
 }
 
 const nd_accelerate_key *nd_accelerate_find_flag(const char *flag, bool *is_bool)
@@ -370,19 +379,18 @@ static nd_status read_key(nd_reader *reader, nd_accelerate_map map, const nd_yam
         return ND_OK;
     }
     if (nd_yaml_is_null(node)) {
-        return ND_OK; /* accelerate's "not said" */
+        return ND_OK; /* accelerate's value for "not given" */
     }
-    bool plain = !key->take && !key->values;
+    bool plain = !key->apply && !key->values;
     if (plain && reader->set_by[key->field] == reader->layer) {
         return nd_fail(ND_ERR_CONFIG,
-                       "%s%s: the file has this already under its other name, and may mean either; "
-                       "keep one of them",
+                       "%s%s: the file gives this key under its other name too; keep one of them",
                        where, node->key);
     }
     char *text = NULL;
     ND_TRY(nd_reader_flatten(node, where, node->key, &text));
-    nd_given given = {where, node->key, text, false};
-    nd_status status = nd_accelerate_apply(reader, key, &given);
+    nd_setting setting = {where, node->key, text, false};
+    nd_status status = nd_accelerate_apply(reader, key, &setting);
     free(text);
     return status;
 }
@@ -403,46 +411,6 @@ static nd_status read_map(nd_reader *reader, nd_accelerate_map map, const nd_yam
     return ND_OK;
 }
 
-static nd_status set_mesh(nd_reader *r, const char *dp_replicate, const char *dp_shard)
-{
-    ND_TRY(nd_reader_put(r, ND_FIELD_mesh_dp_replicate, dp_replicate));
-    return nd_reader_put(r, ND_FIELD_mesh_dp_shard, dp_shard);
-}
-
-/* Axes from sizes where there are some (those not given are 1), else from the kind of job. */
-static nd_status settle_mesh(nd_reader *r, const char *file)
-{
-    nd_config *c = r->config;
-    char nodes[32];
-    if (r->parallelism) {
-        bool all_one = true;
-        for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
-            nd_field_id field = nd_axis_field(a);
-            if (field == ND_FIELD_COUNT) {
-                continue;
-            }
-            if (r->set_by[field] != r->layer) {
-                ND_TRY(nd_reader_put(r, field, "1"));
-            }
-            all_one &= *nd_axis_size(c, a) == 1;
-        }
-        if (all_one && c->launch.workers != 1) {
-            nd_log_info("%s: all parallelism sizes are 1: dp_replicate takes all workers", file);
-            return set_mesh(r, "-1", "1");
-        }
-        return ND_OK;
-    }
-    if (r->distributed == ND_DISTRIBUTED_NO) {
-        return set_mesh(r, "1", "1");
-    }
-    if (r->distributed == ND_DISTRIBUTED_REPLICATE || r->no_shard) {
-        return set_mesh(r, "-1", "1");
-    }
-    snprintf(nodes, sizeof nodes, "%lld",
-             (long long)(r->hybrid_shard ? c->launch.nnodes : 1)); /* replicate between nodes */
-    return set_mesh(r, nodes, "-1");
-}
-
 nd_status nd_read_accelerate(nd_reader *reader, const nd_yaml_node *root, const char *file)
 {
     for (const nd_yaml_node *n = root->first; n; n = n->next) {
@@ -461,7 +429,7 @@ nd_status nd_read_accelerate(nd_reader *reader, const nd_yaml_node *root, const 
         }
     }
     nd_config *c = reader->config;
-    if (reader->distributed == ND_DISTRIBUTED_UNSAID) {
+    if (reader->distributed == ND_DISTRIBUTED_UNSET) {
         return nd_fail(ND_ERR_CONFIG,
                        "%s has no distributed_type; accelerate's files need one of NO, MULTI_GPU, "
                        "MULTI_CPU and FSDP",
@@ -476,6 +444,6 @@ nd_status nd_read_accelerate(nd_reader *reader, const nd_yaml_node *root, const 
         }
         ND_TRY(nd_reader_put(reader, ND_FIELD_launch_workers, "1"));
     }
-    c->from_accelerate = true;
-    return settle_mesh(reader, file);
+    c->from_accelerate = true; /* nd_reader_end sets the axes */
+    return ND_OK;
 }

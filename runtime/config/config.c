@@ -14,8 +14,8 @@ nd_status nd_config_init(nd_config *config)
     memset(config, 0, sizeof *config);
     nd_status status = nd_text_replace(&config->source, "");
     for (int i = 0; i < ND_FIELD_COUNT && status == ND_OK; i++) {
-        nd_given given = {"", nd_fields[i].key, nd_fields[i].initial, false};
-        status = nd_field_set(config, (nd_field_id)i, &given);
+        nd_setting setting = {"", nd_fields[i].key, nd_fields[i].initial, false};
+        status = nd_field_set(config, (nd_field_id)i, &setting);
     }
     if (status != ND_OK) {
         nd_config_fini(config);
@@ -84,7 +84,7 @@ static nd_status read_file(nd_reader *reader, const char *path)
     return status;
 }
 
-/* A validation file that nobody named is used where it is there. */
+/* Drops the default validation file when no layer named it and it does not exist. */
 static nd_status drop_unnamed_validation(nd_reader *reader)
 {
     char **path = &reader->config->data.validation_path;

@@ -4,8 +4,8 @@
 /*
  * The configuration of a run: one plain struct, filled from defaults, a YAML file (native or
  * accelerate's) and the command line, later wins. One field table (fields.def) drives
- * reading, --help, overrides, the echo and run.json; a key exists once. docs/config.md lists the
- * keys.
+ * reading, --help, overrides, the printed configuration and run.json; a key exists once.
+ * docs/config.md lists the keys.
  *
  * Strings are owned by the config (nd_config_fini). Relative paths in a file are relative to the
  * working directory, as on the command line.
@@ -58,7 +58,7 @@ typedef enum nd_fp8_amax { ND_FP8_AMAX_MOST_RECENT = 0, ND_FP8_AMAX_MAX } nd_fp8
 typedef enum nd_nonfinite { ND_NONFINITE_STOP = 0, ND_NONFINITE_SKIP } nd_nonfinite;
 typedef enum nd_weights_dtype { ND_WEIGHTS_BF16 = 0, ND_WEIGHTS_FP32 } nd_weights_dtype;
 
-/* Keys that name files which must be there. */
+/* Keys whose files must exist. */
 typedef enum nd_path_key {
     ND_PATH_MODEL_PATH = 0,
     ND_PATH_MODEL_CONFIG,
@@ -161,10 +161,7 @@ typedef struct nd_config {
 nd_status nd_config_init(nd_config *config);
 void nd_config_fini(nd_config *config);
 
-/*
- * What the program was asked to do besides training; filled by nd_config_parse from the same
- * command line.
- */
+/* What the command line asks for besides settings; filled by nd_config_parse. */
 typedef struct nd_cli {
     bool help, version;
     const char *help_topic; /* borrowed from argv: what follows --help, "" for nothing */
@@ -172,7 +169,7 @@ typedef struct nd_cli {
 } nd_cli;
 
 /*
- * Reads a YAML text (native or accelerate's) over what the config holds; `name` stands for it in
+ * Reads a YAML text (native or accelerate's) over what the config holds; `name` is its name in
  * messages and becomes config->source.
  */
 nd_status nd_config_read_text(nd_config *config, const char *text, size_t bytes, const char *name);
@@ -189,21 +186,22 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
  */
 nd_status nd_config_resolve(nd_config *config);
 
-/* A sentence for each kind of FP8 settings that are not the defaults and that the run does not
- * read. Of rank 0's configuration, whose log.level decides about fp8.health_interval. */
+/* Calls `line` with a sentence for each kind of FP8 setting that differs from its default and that
+ * the run does not read. Call it with rank 0's configuration: its log.level decides whether
+ * fp8.health_interval has an effect. */
 nd_status nd_config_each_warning(const nd_config *config,
                                  void (*line)(void *context, const char *text), void *context);
 
 /*
  * How long a healthy program may take to index the data: JSONL is parsed once from end to end,
- * which takes ten seconds a GB; a hundred are allowed for slow disks. 0 for other formats. Added to
- * the deadlines that data come under.
+ * which takes ten seconds a GB; a hundred are allowed for slow disks. 0 for other formats.
+ * Deadlines that wait for the data add it.
  */
 double nd_config_data_seconds(const nd_config *config);
 
 /*
- * ND_ERR_DATA when a file that is named is not there: key, where it was given, path, working
- * directory. What is in the files is for those who read them.
+ * ND_ERR_DATA when a named file does not exist; the message has the key, where it was given, the
+ * path and the working directory. The contents are checked by the code that reads the files.
  */
 nd_status nd_config_check_model_path(const nd_config *config);
 nd_status nd_config_check_data_paths(const nd_config *config);

@@ -181,14 +181,14 @@ int nd_section_find(const char *name)
     return -1;
 }
 
-enum { TEXT_LIMIT = 4096 }; /* a path or a list of patterns */
+enum { TEXT_LIMIT = 4096 }; /* bytes of a path or a list of patterns */
 
 static void *member_of(nd_config *config, const nd_field *field)
 {
     return (char *)config + field->offset;
 }
 
-/* Index of `text` among the choices (case is free), or -1. */
+/* Index of `text` among the choices (upper and lower case are the same), or -1. */
 static int choice_index(const char *choices, const char *text)
 {
     size_t length = strlen(text);
@@ -248,26 +248,29 @@ static bool real_parse(const char *text, double *out)
     return true;
 }
 
-static nd_status wrong_type(const nd_field *f, const nd_given *given, const char *wanted)
+static nd_status wrong_type(const nd_field *f, const nd_setting *setting, const char *wanted)
 {
-    return nd_fail(ND_ERR_CONFIG, "%s%s is '%.80s'%s; it must be %s (%s)", given->where,
-                   given->name, given->text, given->quoted ? " in quotes" : "", wanted, f->help);
+    return nd_fail(ND_ERR_CONFIG, "%s%s is '%.80s'%s; it must be %s (%s)", setting->where,
+                   setting->name, setting->text, setting->quoted ? " in quotes" : "", wanted,
+                   f->help);
 }
 
-/* A mesh axis is -1 or at least 1; the other integers with a -1 may be 0. */
+/* A mesh axis is -1 or at least 1; other integers that allow -1 allow 0 too. */
 static bool in_range(const nd_field *f, double value)
 {
     return value >= f->min && value <= f->max && !(is_axis(f) && value == 0);
 }
 
-static nd_status out_of_range(nd_field_id id, const nd_given *given)
+static nd_status out_of_range(nd_field_id id, const nd_setting *setting)
 {
     char range[256];
-    return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s; it must be %s (%s)", given->where, given->name,
-                   given->text, nd_field_range(id, range, sizeof range), nd_fields[id].help);
+    return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s; it must be %s (%s)", setting->where,
+                   setting->name, setting->text, nd_field_range(id, range, sizeof range),
+                   nd_fields[id].help);
 }
 
-/* "[a, b]" -> "a,b"; spaces around the items go. In quotes brackets belong to the text. */
+/* "[a, b]" -> "a,b": removes the brackets and the spaces around items. In quotes, brackets belong
+ * to the text. */
 static void strip_list(const char *text, bool quoted, char *out)
 {
     size_t length = strlen(text);
@@ -292,28 +295,28 @@ static void strip_list(const char *text, bool quoted, char *out)
     out[used] = '\0';
 }
 
-static nd_status set_text(nd_config *config, nd_field_id id, const nd_given *given)
+static nd_status set_text(nd_config *config, nd_field_id id, const nd_setting *setting)
 {
     const nd_field *f = &nd_fields[id];
     char buffer[TEXT_LIMIT + 1];
-    const char *text = given->text;
+    const char *text = setting->text;
     if (strlen(text) > TEXT_LIMIT) {
-        return nd_fail(ND_ERR_CONFIG, "%s%s has %zu bytes; at most %d are supported", given->where,
-                       given->name, strlen(text), TEXT_LIMIT);
+        return nd_fail(ND_ERR_CONFIG, "%s%s has %zu bytes; at most %d are supported",
+                       setting->where, setting->name, strlen(text), TEXT_LIMIT);
     }
     if (!nd_is_printable(text)) {
         return nd_fail(ND_ERR_CONFIG,
-                       "%s%s holds a control character or is not UTF-8; rename what it names",
-                       given->where, given->name);
+                       "%s%s holds a control character or is not UTF-8; rename the file or folder",
+                       setting->where, setting->name);
     }
     if (f->type == ND_FIELD_TYPE_LIST) {
-        strip_list(text, given->quoted, buffer);
+        strip_list(text, setting->quoted, buffer);
         text = buffer;
     } else if (f->choices) {
         size_t length = 0;
         int index = choice_index(f->choices, text);
         if (index < 0) {
-            return out_of_range(id, given);
+            return out_of_range(id, setting);
         }
         const char *choice = nd_choice_at(f->choices, (unsigned)index, &length);
         snprintf(buffer, sizeof buffer, "%.*s", (int)length, choice);
@@ -322,42 +325,42 @@ static nd_status set_text(nd_config *config, nd_field_id id, const nd_given *giv
     return nd_text_replace((char **)member_of(config, f), text);
 }
 
-static nd_status set_pair(nd_config *config, nd_field_id id, const nd_given *given)
+static nd_status set_pair(nd_config *config, nd_field_id id, const nd_setting *setting)
 {
     const nd_field *f = &nd_fields[id];
     char buffer[128];
     double pair[2];
-    if (given->quoted || strlen(given->text) >= sizeof buffer) {
-        return wrong_type(f, given, "two numbers such as [0.9, 0.95]");
+    if (setting->quoted || strlen(setting->text) >= sizeof buffer) {
+        return wrong_type(f, setting, "two numbers such as [0.9, 0.95]");
     }
-    strip_list(given->text, false, buffer);
+    strip_list(setting->text, false, buffer);
     char *comma = strchr(buffer, ',');
     if (!comma) {
-        return wrong_type(f, given, "two numbers such as [0.9, 0.95]");
+        return wrong_type(f, setting, "two numbers such as [0.9, 0.95]");
     }
     *comma = '\0';
     if (!real_parse(buffer, &pair[0]) || !real_parse(comma + 1, &pair[1])) {
-        return wrong_type(f, given, "two numbers such as [0.9, 0.95]");
+        return wrong_type(f, setting, "two numbers such as [0.9, 0.95]");
     }
     if (!in_range(f, pair[0]) || !in_range(f, pair[1])) {
-        return out_of_range(id, given);
+        return out_of_range(id, setting);
     }
     memcpy(member_of(config, f), pair, sizeof pair);
     return ND_OK;
 }
 
-static nd_status set_choice(nd_config *config, nd_field_id id, const nd_given *given)
+static nd_status set_choice(nd_config *config, nd_field_id id, const nd_setting *setting)
 {
-    int index = choice_index(nd_fields[id].choices, given->text);
+    int index = choice_index(nd_fields[id].choices, setting->text);
     if (index < 0) {
-        return out_of_range(id, given);
+        return out_of_range(id, setting);
     }
     unsigned value = (unsigned)index;
     memcpy(member_of(config, &nd_fields[id]), &value, sizeof value);
     return ND_OK;
 }
 
-nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_given *given)
+nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_setting *setting)
 {
     const nd_field *f = &nd_fields[id];
     void *member = member_of(config, f);
@@ -365,41 +368,41 @@ nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_given *given)
     switch (f->type) {
     case ND_FIELD_TYPE_INT: {
         int64_t value = 0;
-        if (given->quoted || !nd_int_parse(given->text, &value)) {
-            return wrong_type(f, given, "an integer");
+        if (setting->quoted || !nd_int_parse(setting->text, &value)) {
+            return wrong_type(f, setting, "an integer");
         }
         if (!in_range(f, (double)value)) {
-            return out_of_range(id, given);
+            return out_of_range(id, setting);
         }
         memcpy(member, &value, sizeof value);
         return ND_OK;
     }
     case ND_FIELD_TYPE_REAL: {
         double value = 0;
-        if (given->quoted || !real_parse(given->text, &value)) {
-            return wrong_type(f, given, "a number");
+        if (setting->quoted || !real_parse(setting->text, &value)) {
+            return wrong_type(f, setting, "a number");
         }
         if (!in_range(f, value)) {
-            return out_of_range(id, given);
+            return out_of_range(id, setting);
         }
         memcpy(member, &value, sizeof value);
         return ND_OK;
     }
     case ND_FIELD_TYPE_BOOL: {
         bool value = false;
-        if (given->quoted || !nd_bool_parse(given->text, !*given->where, &value)) {
-            return wrong_type(f, given, "true or false");
+        if (setting->quoted || !nd_bool_parse(setting->text, !*setting->where, &value)) {
+            return wrong_type(f, setting, "true or false");
         }
         memcpy(member, &value, sizeof value);
         return ND_OK;
     }
     case ND_FIELD_TYPE_CHOICE:
-        return set_choice(config, id, given);
+        return set_choice(config, id, setting);
     case ND_FIELD_TYPE_PAIR:
-        return set_pair(config, id, given);
+        return set_pair(config, id, setting);
     case ND_FIELD_TYPE_TEXT:
     case ND_FIELD_TYPE_LIST:
-        return set_text(config, id, given);
+        return set_text(config, id, setting);
     }
     ND_ASSERT(!"a field has a type");
     return ND_ERR_INTERNAL;
@@ -413,7 +416,7 @@ nd_status nd_field_check(const nd_config *config, nd_field_id id)
     bool good = true;
     ND_TRY(nd_field_format(config, id, &text));
     snprintf(name, sizeof name, "%s.%s", f->section, f->key);
-    nd_given given = {"", name, text, false};
+    nd_setting setting = {"", name, text, false};
     if (f->type == ND_FIELD_TYPE_INT) {
         good = in_range(f, (double)*(const int64_t *)member);
     } else if (f->type == ND_FIELD_TYPE_REAL) {
@@ -423,7 +426,7 @@ nd_status nd_field_check(const nd_config *config, nd_field_id id)
     } else if (f->type == ND_FIELD_TYPE_TEXT && f->choices) {
         good = choice_index(f->choices, text) >= 0;
     }
-    nd_status status = good ? ND_OK : out_of_range(id, &given);
+    nd_status status = good ? ND_OK : out_of_range(id, &setting);
     free(text);
     return status;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Flags that are not simply a key's: what each does, or why it is refused. */
+/* What the flags of other programs do that do not just set one key (flags.def). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,46 +10,46 @@
 
 enum { ND_GPUS_MAX = 64 }; /* of one node */
 
-static nd_status take_beta(nd_reader *r, const nd_given *given, bool second)
+static nd_status apply_beta(nd_reader *r, const nd_setting *setting, bool second)
 {
     char pair[160], other[40];
     double kept = second ? r->config->optimizer.beta1 : r->config->optimizer.beta2;
     snprintf(other, sizeof other, "%.17g", kept);
-    snprintf(pair, sizeof pair, "%.80s,%.80s", second ? other : given->text,
-             second ? given->text : other);
-    nd_given both = {"", given->name, pair, false};
+    snprintf(pair, sizeof pair, "%.80s,%.80s", second ? other : setting->text,
+             second ? setting->text : other);
+    nd_setting both = {"", setting->name, pair, false};
     return nd_reader_set(r, ND_FIELD_optimizer_betas, &both);
 }
 
-static nd_status take_beta1(nd_reader *r, const nd_given *given)
+static nd_status apply_beta1(nd_reader *r, const nd_setting *setting)
 {
-    return take_beta(r, given, false);
+    return apply_beta(r, setting, false);
 }
 
-static nd_status take_beta2(nd_reader *r, const nd_given *given)
+static nd_status apply_beta2(nd_reader *r, const nd_setting *setting)
 {
-    return take_beta(r, given, true);
+    return apply_beta(r, setting, true);
 }
 
-static nd_status take_gradient_checkpointing(nd_reader *r, const nd_given *given)
+static nd_status apply_gradient_checkpointing(nd_reader *r, const nd_setting *setting)
 {
     bool on = false;
-    ND_TRY(nd_reader_switch(given, &on));
+    ND_TRY(nd_reader_switch(setting, &on));
     return nd_reader_put(r, ND_FIELD_parallel_recompute, on ? "full" : "none");
 }
 
-static nd_status take_cpu(nd_reader *r, const nd_given *given)
+static nd_status apply_cpu(nd_reader *r, const nd_setting *setting)
 {
     bool on = false;
-    ND_TRY(nd_reader_switch(given, &on));
+    ND_TRY(nd_reader_switch(setting, &on));
     return on ? nd_reader_put(r, ND_FIELD_launch_device, "cpu") : ND_OK;
 }
 
-/* Shard over what is left, unless sizes were given: then the sizes say it. */
-static nd_status take_use_fsdp(nd_reader *r, const nd_given *given)
+/* Shards over the workers that are left, unless sizes were given. */
+static nd_status apply_use_fsdp(nd_reader *r, const nd_setting *setting)
 {
     bool on = false;
-    ND_TRY(nd_reader_switch(given, &on));
+    ND_TRY(nd_reader_switch(setting, &on));
     if (on && r->config->mesh.dp_replicate == -1) {
         ND_TRY(nd_reader_put(r, ND_FIELD_mesh_dp_replicate, "1"));
         return nd_reader_put(r, ND_FIELD_mesh_dp_shard, "-1");
@@ -57,11 +57,11 @@ static nd_status take_use_fsdp(nd_reader *r, const nd_given *given)
     return ND_OK;
 }
 
-/* Replicate over what is left, unless sizes were given. */
-static nd_status take_multi_gpu(nd_reader *r, const nd_given *given)
+/* Replicates over the workers that are left, unless sizes were given. */
+static nd_status apply_multi_gpu(nd_reader *r, const nd_setting *setting)
 {
     bool on = false;
-    ND_TRY(nd_reader_switch(given, &on));
+    ND_TRY(nd_reader_switch(setting, &on));
     if (on && r->config->mesh.dp_shard == -1) {
         ND_TRY(nd_reader_put(r, ND_FIELD_mesh_dp_shard, "1"));
         return nd_reader_put(r, ND_FIELD_mesh_dp_replicate, "-1");
@@ -69,17 +69,17 @@ static nd_status take_multi_gpu(nd_reader *r, const nd_given *given)
     return ND_OK;
 }
 
-/* The sizes themselves switch it on. */
-static nd_status take_use_parallelism_config(nd_reader *r, const nd_given *given)
+/* Does nothing: sizes alone make the mesh. */
+static nd_status apply_use_parallelism_config(nd_reader *r, const nd_setting *setting)
 {
     bool on = false;
-    return nd_reader_switch(given, &on);
+    return nd_reader_switch(setting, &on);
 }
 
-static nd_status take_standalone(nd_reader *r, const nd_given *given)
+static nd_status apply_standalone(nd_reader *r, const nd_setting *setting)
 {
     bool on = false;
-    ND_TRY(nd_reader_switch(given, &on));
+    ND_TRY(nd_reader_switch(setting, &on));
     if (on) {
         ND_TRY(nd_reader_put(r, ND_FIELD_launch_nnodes, "1"));
         ND_TRY(nd_reader_put(r, ND_FIELD_launch_node_rank, "0"));
@@ -88,47 +88,47 @@ static nd_status take_standalone(nd_reader *r, const nd_given *given)
     return ND_OK;
 }
 
-static nd_status take_as(nd_reader *r, const nd_given *given, const char *key)
+static nd_status apply_as(nd_reader *r, const nd_setting *setting, const char *key)
 {
     bool is_bool = false;
-    return nd_accelerate_apply(r, nd_accelerate_find_flag(key, &is_bool), given);
+    return nd_accelerate_apply(r, nd_accelerate_find_flag(key, &is_bool), setting);
 }
 
-static nd_status take_master_addr(nd_reader *r, const nd_given *given)
+static nd_status apply_master_addr(nd_reader *r, const nd_setting *setting)
 {
-    return take_as(r, given, "main_process_ip");
+    return apply_as(r, setting, "main_process_ip");
 }
 
-static nd_status take_master_port(nd_reader *r, const nd_given *given)
+static nd_status apply_master_port(nd_reader *r, const nd_setting *setting)
 {
-    return take_as(r, given, "main_process_port");
+    return apply_as(r, setting, "main_process_port");
 }
 
-static nd_status take_quiet(nd_reader *r, const nd_given *given)
+static nd_status apply_quiet(nd_reader *r, const nd_setting *setting)
 {
     bool on = false;
-    ND_TRY(nd_reader_switch(given, &on));
+    ND_TRY(nd_reader_switch(setting, &on));
     return on ? nd_reader_put(r, ND_FIELD_log_level, "error") : ND_OK;
 }
 
-/* transformers' flag takes both kinds. A folder is one that is there; other names are of the
- * hub. */
-static nd_status take_model(nd_reader *r, const nd_given *given)
+/* The flag of transformers names a folder or a model of the hub. What exists as a folder, or is
+ * written as a path, is a folder. */
+static nd_status apply_model(nd_reader *r, const nd_setting *setting)
 {
     struct stat st;
-    bool folder = stat(given->text, &st) == 0 && S_ISDIR(st.st_mode);
-    bool path = given->text[0] == '/' || given->text[0] == '.' || given->text[0] == '~';
-    return nd_reader_set(r, folder || path ? ND_FIELD_model_path : ND_FIELD_model_name, given);
+    bool folder = stat(setting->text, &st) == 0 && S_ISDIR(st.st_mode);
+    bool path = setting->text[0] == '/' || setting->text[0] == '.' || setting->text[0] == '~';
+    return nd_reader_set(r, folder || path ? ND_FIELD_model_path : ND_FIELD_model_name, setting);
 }
 
-/* torchrun's: what it sets does not exist here, and its value changes no result. */
-static nd_status take_idle(nd_reader *r, const nd_given *given)
+/* For flags of torchrun that set what does not exist here and change no result: a notice. */
+static nd_status apply_ignored(nd_reader *r, const nd_setting *setting)
 {
-    nd_reader_notice(r, given->name);
+    nd_reader_notice(r, setting->name);
     return ND_OK;
 }
 
-/* Numbers in a list such as "0-1,3"; 1 where it cannot be read. */
+/* How many numbers a file's list such as "0-1,3" holds; 1 when it cannot be read. */
 static int count_listed(const char *path)
 {
     int first = 0, last = 0, count = 0, end = 0;
@@ -153,7 +153,7 @@ static int count_gpus(void)
     char path[32];
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     if (visible && strcmp(visible, "NoDevFiles") == 0) {
-        return 0; /* a task of Slurm without GPUs */
+        return 0; /* Slurm's value for a task without GPUs */
     }
     if (visible) { /* a comma list; empty or -1: none */
         for (const char *c = visible; *c && *c != '-'; c += strcspn(c, ","), c += *c == ',') {
@@ -167,16 +167,16 @@ static int count_gpus(void)
     return count;
 }
 
-nd_status nd_flag_take_per_node(nd_reader *r, const nd_given *given)
+nd_status nd_flag_apply_per_node(nd_reader *r, const nd_setting *setting)
 {
     char number[16];
-    nd_given counted = *given;
-    bool automatic = strcmp(given->text, "auto") == 0;
-    bool gpu = strcmp(given->text, "gpu") == 0, cpu = strcmp(given->text, "cpu") == 0;
+    nd_setting counted = *setting;
+    bool automatic = strcmp(setting->text, "auto") == 0;
+    bool gpu = strcmp(setting->text, "gpu") == 0, cpu = strcmp(setting->text, "cpu") == 0;
     if (automatic || gpu || cpu) {
         int gpus = cpu ? 0 : count_gpus();
         if (gpu && gpus == 0) {
-            return nd_reader_refuse(given, "no GPU is visible here; use cpu, or a number");
+            return nd_reader_refuse(setting, "no GPU is visible here; use cpu, or a number");
         }
         snprintf(number, sizeof number, "%d",
                  gpus > 0 ? gpus : count_listed("/sys/devices/system/node/has_cpu"));

@@ -28,7 +28,7 @@ static void offer_list(nd_suggest *search, const char *list, char (*words)[ND_FL
     for (int i = 0; nd_flag_list_word(list, i, words[0], ND_FLAG_NAME_MAX); i++) {
         int before = search->distance;
         nd_suggest_offer(search, words[0]);
-        if (search->distance < before) { /* keep the winner's text alive */
+        if (search->distance < before) { /* words[0] is overwritten by the next word */
             memcpy(words[1], words[0], ND_FLAG_NAME_MAX);
             search->best = words[1];
         }
@@ -57,7 +57,7 @@ static nd_status unknown_flag(const char *arg, const char *name)
         return nd_fail(ND_ERR_CONFIG, "unknown flag %.80s; did you mean --%s?", arg, search.best);
     }
     return nd_fail(ND_ERR_CONFIG,
-                   "unknown flag %.80s; --help lists the flags, and --set "
+                   "unknown flag %.80s; --help all lists the flags, and --set "
                    "section.key=value sets any key",
                    arg);
 }
@@ -74,17 +74,18 @@ static nd_status unknown_positional(const char *arg)
         return nd_fail(
             ND_ERR_CONFIG,
             "%.200s is a Python script, and no Python runs here: the training program is "
-            "built in; drop it and say model, data and steps by flags or in the "
+            "built in; leave the script out and give model, data and steps by flags or in the "
             "--config-file",
             arg);
     }
     return nd_fail(ND_ERR_CONFIG,
-                   "unexpected argument '%.200s'; flags begin with --, and --help "
+                   "unexpected argument '%.200s'; flags begin with --, and --help all "
                    "lists them",
                    arg);
 }
 
-/* One argument taken apart: "--a_b=v" -> name "a-b", value "v"; value NULL when there is no '='. */
+/* Splits an argument: "--a_b=v" -> name "a-b", value "v"; value NULL when there is no '='. False
+ * when it is no flag. */
 static bool split_flag(const char *arg, char name[ND_FLAG_NAME_MAX], const char **value)
 {
     if (arg[0] != '-' || !arg[1] || (arg[1] >= '0' && arg[1] <= '9')) {
@@ -141,14 +142,14 @@ static target find_target(const char *name)
     return t;
 }
 
-/* No flag, and not the script that accelerate's and torchrun's flags are followed by. */
+/* Neither a flag nor the script that follows the flags of accelerate and torchrun. */
 static bool is_word(const char *arg)
 {
     return arg[0] != '-' && !is_script(arg);
 }
 
-/* The value of the flag at argv[*i]; *i moves over a value that stands alone. */
-static nd_status take_value(const target *t, int argc, char **argv, int *i, const char **value)
+/* Finds the value of the flag at argv[*i]; advances *i when the value is the next argument. */
+static nd_status read_value(const target *t, int argc, char **argv, int *i, const char **value)
 {
     bool ignored = false;
     if (*value) {
@@ -181,8 +182,8 @@ static nd_status apply_set(nd_reader *reader, const char *text)
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         snprintf(shown, sizeof shown, "%s.%s", nd_fields[i].section, nd_fields[i].key);
         if (nd_suggest_distance(shown, name) == 0) {
-            nd_given given = {"", shown, text + n + 1, false};
-            return nd_reader_set(reader, (nd_field_id)i, &given);
+            nd_setting setting = {"", shown, text + n + 1, false};
+            return nd_reader_set(reader, (nd_field_id)i, &setting);
         }
     }
     if (strncmp(name, "checkpoint.", 11) == 0) {
@@ -196,7 +197,7 @@ static nd_status apply_set(nd_reader *reader, const char *text)
         offer_list(&search, shown, words);
     }
     return nd_fail(ND_ERR_CONFIG, "--set %s: unknown key%s%s%s", name,
-                   search.best ? "; did you mean " : "; --help lists the keys",
+                   search.best ? "; did you mean " : "; --help all lists the keys",
                    search.best ? search.best : "", search.best ? "?" : "");
 }
 
@@ -210,24 +211,24 @@ static nd_status apply_rank(nd_cli *cli, const char *text)
     return ND_OK;
 }
 
-/* torchrun's elastic MIN:MAX is accepted where it means one number. */
-static nd_status apply_field(nd_reader *reader, nd_field_id id, const nd_given *given)
+/* Sets a field from its flag. torchrun's elastic MIN:MAX is accepted when both are the same. */
+static nd_status apply_field(nd_reader *reader, nd_field_id id, const nd_setting *setting)
 {
-    const char *colon = strchr(given->text, ':');
+    const char *colon = strchr(setting->text, ':');
     if (id == ND_FIELD_launch_nnodes && colon) {
-        size_t n = (size_t)(colon - given->text);
-        if (strlen(colon + 1) != n || strncmp(given->text, colon + 1, n) != 0) {
-            return nd_reader_refuse(given,
+        size_t n = (size_t)(colon - setting->text);
+        if (strlen(colon + 1) != n || strncmp(setting->text, colon + 1, n) != 0) {
+            return nd_reader_refuse(setting,
                                     "the number of nodes does not change during a job; give one "
                                     "number");
         }
-        nd_given one = {given->where, given->name, colon + 1, false};
+        nd_setting one = {setting->where, setting->name, colon + 1, false};
         return nd_reader_set(reader, id, &one);
     }
     if (id == ND_FIELD_launch_nproc_per_node) {
-        return nd_flag_take_per_node(reader, given);
+        return nd_flag_apply_per_node(reader, setting);
     }
-    return nd_reader_set(reader, id, given);
+    return nd_reader_set(reader, id, setting);
 }
 
 static nd_status apply_flag(nd_reader *reader, nd_cli *cli, const char *name, const target *t,
@@ -235,26 +236,27 @@ static nd_status apply_flag(nd_reader *reader, nd_cli *cli, const char *name, co
 {
     char shown[ND_FLAG_NAME_MAX + 2];
     snprintf(shown, sizeof shown, name[1] ? "--%s" : "-%s", name);
-    nd_given given = {"", shown, value, false};
+    nd_setting setting = {"", shown, value, false};
     if (t->own) {
         return strcmp(name, "set") == 0    ? apply_set(reader, value)
                : strcmp(name, "rank") == 0 ? apply_rank(cli, value)
                                            : ND_OK;
     }
     if (t->field >= 0) {
-        return apply_field(reader, (nd_field_id)t->field, &given);
+        return apply_field(reader, (nd_field_id)t->field, &setting);
     }
     const nd_flag *known = t->known >= 0 ? &nd_flags_known[t->known] : NULL;
-    if (known && known->take) {
-        return known->take(reader, &given);
+    if (known && known->apply) {
+        return known->apply(reader, &setting);
     }
     if (known && known->only) {
-        return strcmp(value, known->only) == 0 ? ND_OK : nd_reader_refuse(&given, known->sentence);
+        return strcmp(value, known->only) == 0 ? ND_OK
+                                               : nd_reader_refuse(&setting, known->sentence);
     }
     if (known) {
         return nd_fail(ND_ERR_CONFIG, "%s: %s", shown, known->sentence);
     }
-    return nd_accelerate_apply(reader, t->key, &given);
+    return nd_accelerate_apply(reader, t->key, &setting);
 }
 
 nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli *cli)
@@ -276,10 +278,10 @@ nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli 
         }
         cli->version |= strcmp(name, "version") == 0;
         if (strcmp(name, "config-file") == 0) {
-            ND_TRY(take_value(&t, argc, argv, &i, &value));
+            ND_TRY(read_value(&t, argc, argv, &i, &value));
             if (*config_file) {
                 return nd_fail(ND_ERR_CONFIG,
-                               "--config-file is given twice (%.200s and %.200s); one is read",
+                               "--config-file is given twice (%.200s and %.200s); give one",
                                *config_file, value);
             }
             *config_file = value;
@@ -301,11 +303,11 @@ nd_status nd_flags_apply(nd_reader *reader, nd_cli *cli, int argc, char **argv)
             return unknown_flag(argv[i], name);
         }
         bool refused =
-            t.known >= 0 && !nd_flags_known[t.known].take && !nd_flags_known[t.known].only;
+            t.known >= 0 && !nd_flags_known[t.known].apply && !nd_flags_known[t.known].only;
         if (refused) {
             return apply_flag(reader, cli, name, &t, "");
         }
-        ND_TRY(take_value(&t, argc, argv, &i, &value));
+        ND_TRY(read_value(&t, argc, argv, &i, &value));
         ND_TRY(apply_flag(reader, cli, name, &t, value));
     }
     return ND_OK;

@@ -39,7 +39,7 @@ static nd_status unknown_key(const char *where, const char *section, const char 
         }
     }
     char *names = NULL;
-    ND_TRY(nd_text_take(&list, &names));
+    ND_TRY(nd_text_finish(&list, &names));
     nd_fail(ND_ERR_CONFIG, "%sunknown key '%s.%.80s'; the keys of %s are %s", where, section, key,
             section, names);
     free(names);
@@ -70,10 +70,13 @@ static nd_status unknown_section(const char *where, const char *key)
         return nd_fail(ND_ERR_CONFIG, "%sunknown section '%.80s'; did you mean %s?", where, key,
                        search.best);
     }
-    return nd_fail(ND_ERR_CONFIG,
-                   "%sunknown section '%.80s'; the sections are launch, mesh, model, data, train, "
-                   "optimizer, parallel, fp8, output and log",
-                   where, key);
+    char names[256] = "";
+    for (int i = 0; i < ND_SECTION_COUNT; i++) {
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", nd_sections[i].name);
+    }
+    return nd_fail(ND_ERR_CONFIG, "%sunknown section '%.80s'; the sections are %s", where, key,
+                   names);
 }
 
 static nd_status read_key(nd_reader *reader, const char *section, const nd_yaml_node *node,
@@ -99,8 +102,8 @@ static nd_status read_key(nd_reader *reader, const char *section, const nd_yaml_
     }
     char *text = NULL;
     ND_TRY(nd_reader_flatten(node, where, name, &text));
-    nd_given given = {where, name, nd_yaml_is_null(node) ? "" : text, node->quoted};
-    nd_status status = nd_reader_set(reader, (nd_field_id)id, &given);
+    nd_setting setting = {where, name, nd_yaml_is_null(node) ? "" : text, node->quoted};
+    nd_status status = nd_reader_set(reader, (nd_field_id)id, &setting);
     free(text);
     return status;
 }
@@ -147,11 +150,10 @@ nd_status nd_read_yaml(nd_reader *reader, const nd_yaml_node *root, const char *
         }
     }
     if (native && accelerate) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "%s holds the section %s (line %d) and accelerate's key %s (line %d); a file "
-            "is written in one of the two forms",
-            file, native->key, native->line, accelerate->key, accelerate->line);
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s holds the section %s (line %d) and accelerate's key %s (line %d); write "
+                       "the file in one of the two forms",
+                       file, native->key, native->line, accelerate->key, accelerate->line);
     }
     return accelerate ? nd_read_accelerate(reader, root, file) : read_native(reader, root, file);
 }

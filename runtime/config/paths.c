@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Files that the configuration names and that are not there: which key named them, and where. */
+/* Checks that the files named in the configuration exist; remembers where each was named. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,12 +13,12 @@ static const nd_field_id path_fields[ND_PATH_COUNT] = {
     [ND_PATH_VALIDATION] = ND_FIELD_data_validation_path,
 };
 
-nd_status nd_path_note_origin(nd_config *config, nd_field_id id, const nd_given *given)
+nd_status nd_path_note_origin(nd_config *config, nd_field_id id, const nd_setting *setting)
 {
     char origin[700];
     for (int i = 0; i < ND_PATH_COUNT; i++) {
         if (path_fields[i] == id) {
-            snprintf(origin, sizeof origin, "%s%s", given->where, given->name);
+            snprintf(origin, sizeof origin, "%s%s", setting->where, setting->name);
             return nd_text_replace(&config->path_origin[i], origin);
         }
     }
@@ -39,7 +39,8 @@ static bool is_there(const char *path, bool is_data)
     return false;
 }
 
-static nd_status check(const nd_config *config, nd_path_key key, const char *path, const char *mend)
+static nd_status check(const nd_config *config, nd_path_key key, const char *path,
+                       const char *advice)
 {
     const nd_field *f = &nd_fields[path_fields[key]];
     char name[64], folder[4096];
@@ -50,14 +51,14 @@ static nd_status check(const nd_config *config, nd_path_key key, const char *pat
     bool usual = strcmp(path, f->initial) == 0 && !origin;
     snprintf(name, sizeof name, "%s.%s", f->section, f->key);
     if (path[0] == '/') {
-        return nd_fail(ND_ERR_DATA, "%s is \"%s\"%s, which does not exist: %s",
-                       origin ? origin : name, path, usual ? " (the default)" : "", mend);
+        return nd_fail(ND_ERR_DATA, "%s is \"%s\"%s, which does not exist; %s",
+                       origin ? origin : name, path, usual ? " (the default)" : "", advice);
     }
     return nd_fail(ND_ERR_DATA,
                    "%s is \"%s\"%s, which does not exist; paths are relative to the working "
-                   "directory, %s: %s",
+                   "directory, %s; %s",
                    origin ? origin : name, path, usual ? " (the default)" : "",
-                   getcwd(folder, sizeof folder) ? folder : "which cannot be read", mend);
+                   getcwd(folder, sizeof folder) ? folder : "which cannot be read", advice);
 }
 
 nd_status nd_config_check_model_path(const nd_config *config)
@@ -65,7 +66,7 @@ nd_status nd_config_check_model_path(const nd_config *config)
     ND_TRY(check(config, ND_PATH_MODEL_PATH, config->model.path,
                  "give a Hugging Face folder with --model-path"));
     return check(config, ND_PATH_MODEL_CONFIG, config->model.config,
-                 "change into the folder that the path is meant from, or give a config.json with "
+                 "change into the folder that the path starts from, or give a config.json with "
                  "--model-config or a folder with --model-path");
 }
 
@@ -74,7 +75,7 @@ nd_status nd_config_check_data_paths(const nd_config *config)
     ND_TRY(
         check(config, ND_PATH_DATA, config->data.path,
               "give a file with --data-path, or make it: scripts/prepare_data writes the default "
-              "text, scripts/tokenize.py tokens of a text of yours"));
+              "text, scripts/tokenize.py turns a text into tokens"));
     return check(config, ND_PATH_VALIDATION, config->data.validation_path,
                  "give a file with --validation-path, or none with --validation-path=");
 }

@@ -10,7 +10,7 @@
 #include "runtime/base/suggest.h"
 #include "runtime/config/reader.h"
 
-/* A double-quoted YAML scalar. nd_field_set let no control character in. */
+/* A double-quoted YAML scalar. nd_field_set refuses control characters. */
 static void append_quoted(nd_text *text, const char *value)
 {
     nd_text_append(text, "\"");
@@ -45,7 +45,7 @@ nd_status nd_config_to_yaml(const nd_config *config, char **out)
         nd_text_append(&text, "\n");
         free(value);
     }
-    return nd_text_take(&text, out);
+    return nd_text_finish(&text, out);
 }
 
 nd_status nd_config_each(const nd_config *config,
@@ -76,7 +76,7 @@ nd_status nd_config_job_text(const nd_config *config, char **out)
         free(text.data);
         return status;
     }
-    return nd_text_take(&text, out);
+    return nd_text_finish(&text, out);
 }
 
 nd_status nd_config_diff(const char *text_a, const char *name_a, const char *text_b,
@@ -127,7 +127,7 @@ nd_status nd_config_get(const nd_config *config, const char *key, char **out)
 
 enum { COLUMNS = 100, INDENT = 6 };
 
-/* Words of `text`, wrapped, each line indented. */
+/* Prints the words of `text`, wrapped, each line indented. */
 static void print_wrapped(FILE *out, int indent, const char *text)
 {
     int column = 0;

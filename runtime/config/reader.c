@@ -20,18 +20,18 @@ void nd_reader_init(nd_reader *reader, nd_config *config)
 void nd_reader_begin(nd_reader *reader, nd_layer layer)
 {
     reader->layer = layer;
-    reader->distributed = ND_DISTRIBUTED_UNSAID;
+    reader->distributed = ND_DISTRIBUTED_UNSET;
     reader->no_shard = reader->hybrid_shard = reader->parallelism = false;
     reader->fp8_ao = reader->fp8_te = reader->mixed_fp8 = false;
     reader->main_ip[0] = reader->notices[0] = '\0';
     reader->main_port = -1;
 }
 
-nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_given *given)
+nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_setting *setting)
 {
-    ND_TRY(nd_field_set(reader->config, id, given));
+    ND_TRY(nd_field_set(reader->config, id, setting));
     if (reader->notes_origins) {
-        ND_TRY(nd_path_note_origin(reader->config, id, given));
+        ND_TRY(nd_path_note_origin(reader->config, id, setting));
     }
     reader->set_by[id] = (uint8_t)reader->layer;
     if (id == ND_FIELD_train_precision) {
@@ -42,8 +42,8 @@ nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_given *given
 
 nd_status nd_reader_put(nd_reader *reader, nd_field_id id, const char *text)
 {
-    nd_given given = {"", nd_fields[id].key, text, false};
-    return nd_reader_set(reader, id, &given);
+    nd_setting setting = {"", nd_fields[id].key, text, false};
+    return nd_reader_set(reader, id, &setting);
 }
 
 void nd_reader_notice(nd_reader *reader, const char *key)
@@ -52,18 +52,18 @@ void nd_reader_notice(nd_reader *reader, const char *key)
     snprintf(reader->notices + used, sizeof reader->notices - used, "%s%s", used ? ", " : "", key);
 }
 
-nd_status nd_reader_switch(const nd_given *given, bool *out)
+nd_status nd_reader_switch(const nd_setting *setting, bool *out)
 {
-    if (!nd_bool_parse(given->text, true, out)) {
-        return nd_fail(ND_ERR_CONFIG, "%s%s is '%.80s'; it must be true or false", given->where,
-                       given->name, given->text);
+    if (!nd_bool_parse(setting->text, true, out)) {
+        return nd_fail(ND_ERR_CONFIG, "%s%s is '%.80s'; it must be true or false", setting->where,
+                       setting->name, setting->text);
     }
     return ND_OK;
 }
 
-nd_status nd_reader_refuse(const nd_given *given, const char *sentence)
+nd_status nd_reader_refuse(const nd_setting *setting, const char *sentence)
 {
-    return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s: %s", given->where, given->name, given->text,
+    return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s: %s", setting->where, setting->name, setting->text,
                    sentence);
 }
 
@@ -93,12 +93,12 @@ nd_status nd_reader_flatten(const nd_yaml_node *node, const char *where, const c
         nd_text_append(&text, "%s%s", n == node->first ? "" : ", ", n->text);
     }
     nd_text_append(&text, "]");
-    return nd_text_take(&text, out);
+    return nd_text_finish(&text, out);
 }
 
-/* Of model.path, config and name the one that the newest layer gives counts; two in one layer
+/* Keeps the one of model.path, config and name that the newest layer gives; two in one layer
  * contradict each other. */
-static nd_status settle_model(nd_reader *reader, const char *where)
+static nd_status derive_model(nd_reader *reader, const char *where)
 {
     static const nd_field_id ids[] = {ND_FIELD_model_path, ND_FIELD_model_config,
                                       ND_FIELD_model_name};
@@ -126,8 +126,8 @@ static nd_status settle_model(nd_reader *reader, const char *where)
     return ND_OK;
 }
 
-/* The default validation file belongs to the default text: other data bring their own or none. */
-static nd_status settle_validation(nd_reader *reader)
+/* Drops the default validation file when the newest layer names other training data. */
+static nd_status derive_validation(nd_reader *reader)
 {
     char **path = &reader->config->data.validation_path;
     bool newer = reader->set_by[ND_FIELD_data_path] == reader->layer &&
@@ -137,8 +137,8 @@ static nd_status settle_validation(nd_reader *reader)
     return newer && usual && !usual_data ? nd_text_replace(path, "") : ND_OK;
 }
 
-/* accelerate's and torchrun's address in two parts; the port is 29500 as there. */
-static nd_status settle_endpoint(nd_reader *reader)
+/* Joins the address that accelerate and torchrun give in two parts; their default port is 29500. */
+static nd_status derive_endpoint(nd_reader *reader)
 {
     char endpoint[300];
     if (!reader->main_ip[0] && reader->main_port < 0) {
@@ -151,22 +151,69 @@ static nd_status settle_endpoint(nd_reader *reader)
     return nd_reader_put(reader, ND_FIELD_launch_rdzv_endpoint, endpoint);
 }
 
-/* FSDP1's strategy as a flag: how the workers are divided, unless flags give sizes. In a file
- * settle_mesh reads it. */
-static nd_status settle_strategy(nd_reader *reader)
+static nd_status set_mesh(nd_reader *r, const char *dp_replicate, const char *dp_shard)
 {
-    bool sized = reader->set_by[ND_FIELD_mesh_dp_replicate] == ND_LAYER_FLAGS ||
-                 reader->set_by[ND_FIELD_mesh_dp_shard] == ND_LAYER_FLAGS;
-    char nodes[32];
-    if (reader->layer != ND_LAYER_FLAGS || sized || !(reader->no_shard || reader->hybrid_shard)) {
-        return ND_OK;
-    }
-    snprintf(nodes, sizeof nodes, "%lld", (long long)reader->config->launch.nnodes);
-    ND_TRY(nd_reader_put(reader, ND_FIELD_mesh_dp_replicate, reader->no_shard ? "-1" : nodes));
-    return nd_reader_put(reader, ND_FIELD_mesh_dp_shard, reader->no_shard ? "1" : "-1");
+    ND_TRY(nd_reader_put(r, ND_FIELD_mesh_dp_replicate, dp_replicate));
+    return nd_reader_put(r, ND_FIELD_mesh_dp_shard, dp_shard);
 }
 
-/* accelerate would pass over a key of the other FP8 backend; here it is a contradiction. */
+/* Sets the axes after accelerate's file: from the sizes in parallelism_config (those not given are
+ * 1), else from the kind of job. */
+static nd_status derive_mesh_of_file(nd_reader *r, const char *where)
+{
+    nd_config *c = r->config;
+    char nodes[32];
+    if (r->parallelism) {
+        bool all_one = true;
+        for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
+            nd_field_id field = nd_axis_field(a);
+            if (field == ND_FIELD_COUNT) {
+                continue;
+            }
+            if (r->set_by[field] != r->layer) {
+                ND_TRY(nd_reader_put(r, field, "1"));
+            }
+            all_one &= *nd_axis_size(c, a) == 1;
+        }
+        if (all_one && c->launch.workers != 1) {
+            nd_log_info("%sall parallelism sizes are 1; dp_replicate gets all workers", where);
+            return set_mesh(r, "-1", "1");
+        }
+        return ND_OK;
+    }
+    if (r->distributed == ND_DISTRIBUTED_NO) {
+        return set_mesh(r, "1", "1");
+    }
+    if (r->distributed == ND_DISTRIBUTED_REPLICATE || r->no_shard) {
+        return set_mesh(r, "-1", "1");
+    }
+    snprintf(nodes, sizeof nodes, "%lld",
+             (long long)(r->hybrid_shard ? c->launch.nnodes : 1)); /* replicate between nodes */
+    return set_mesh(r, nodes, "-1");
+}
+
+/* Divides the workers as FSDP1's strategy says when it is a flag, unless flags give sizes. */
+static nd_status derive_mesh_of_flags(nd_reader *r)
+{
+    bool sized = r->set_by[ND_FIELD_mesh_dp_replicate] == ND_LAYER_FLAGS ||
+                 r->set_by[ND_FIELD_mesh_dp_shard] == ND_LAYER_FLAGS;
+    char nodes[32];
+    if (sized || !(r->no_shard || r->hybrid_shard)) {
+        return ND_OK;
+    }
+    snprintf(nodes, sizeof nodes, "%lld", (long long)r->config->launch.nnodes);
+    return r->no_shard ? set_mesh(r, "-1", "1") : set_mesh(r, nodes, "-1");
+}
+
+static nd_status derive_mesh(nd_reader *reader, const char *where)
+{
+    if (reader->layer == ND_LAYER_FLAGS) {
+        return derive_mesh_of_flags(reader);
+    }
+    return reader->config->from_accelerate ? derive_mesh_of_file(reader, where) : ND_OK;
+}
+
+/* Refuses keys of the other FP8 backend, which accelerate ignores silently. */
 static nd_status check_fp8_backend(const nd_reader *r, const char *where)
 {
     static const struct {
@@ -182,14 +229,14 @@ static nd_status check_fp8_backend(const nd_reader *r, const char *where)
         if (r->set_by[delayed[i].field] == r->layer) {
             return nd_fail(ND_ERR_CONFIG,
                            "%s%s belongs to FP8 backend TE (delayed scaling), but the backend is "
-                           "AO; leave it out, or take backend: TE (--fp8-backend TE)",
+                           "AO; leave it out, or use backend: TE (--fp8-backend TE)",
                            where, delayed[i].key);
         }
     }
     if (r->fp8_te && r->set_by[ND_FIELD_fp8_all_gather] == r->layer && r->config->fp8.all_gather) {
         return nd_fail(ND_ERR_CONFIG,
                        "%senable_fsdp_float8_all_gather belongs to FP8 backend AO, but the backend "
-                       "is TE; leave it out, or take backend: AO (--fp8-backend AO), or recipe "
+                       "is TE; leave it out, or use backend: AO (--fp8-backend AO), or recipe "
                        "delayed (--fp8-recipe), which can gather codes",
                        where);
     }
@@ -201,7 +248,7 @@ static nd_status check_fp8_backend(const nd_reader *r, const char *where)
  * backend mixed_precision fp8 means AO, as in accelerate, in a file and as a flag; a backend or a
  * recipe of an earlier layer stays.
  */
-static nd_status settle_fp8(nd_reader *reader, const char *where)
+static nd_status derive_fp8(nd_reader *reader, const char *where)
 {
     nd_config *c = reader->config;
     bool layer_gathers = reader->set_by[ND_FIELD_fp8_all_gather] == reader->layer;
@@ -227,8 +274,8 @@ static nd_status settle_fp8(nd_reader *reader, const char *where)
     return ND_OK;
 }
 
-/* Token files hold ids: with such a format and no tokenizer named, the ids of the file count. */
-static nd_status settle_tokenizer(const nd_reader *reader)
+/* Sets data.tokenizer to file when the format holds ids and no layer names a tokenizer. */
+static nd_status derive_tokenizer(const nd_reader *reader)
 {
     nd_data_format format = reader->config->data.format;
     bool ids = format == ND_DATA_LLMC || format == ND_DATA_MEGATRON;
@@ -238,11 +285,11 @@ static nd_status settle_tokenizer(const nd_reader *reader)
 
 nd_status nd_reader_end(nd_reader *reader, const char *where)
 {
-    ND_TRY(settle_model(reader, where));
-    ND_TRY(settle_validation(reader));
-    ND_TRY(settle_strategy(reader));
-    ND_TRY(settle_endpoint(reader));
-    ND_TRY(settle_fp8(reader, where));
+    ND_TRY(derive_model(reader, where));
+    ND_TRY(derive_validation(reader));
+    ND_TRY(derive_mesh(reader, where));
+    ND_TRY(derive_endpoint(reader));
+    ND_TRY(derive_fp8(reader, where));
     if (reader->notices[0]) {
         nd_log_info("%swithout a meaning here, ignored: %s", where, reader->notices);
     }
@@ -252,5 +299,5 @@ nd_status nd_reader_end(nd_reader *reader, const char *where)
 nd_status nd_reader_finish(const nd_reader *reader)
 {
     return reader->no_fp16[0] ? nd_fail(ND_ERR_CONFIG, "%s", reader->no_fp16)
-                              : settle_tokenizer(reader);
+                              : derive_tokenizer(reader);
 }

@@ -27,7 +27,7 @@ typedef struct nd_text {
 
 void nd_text_append(nd_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Hands the string over (or frees it and returns the failure). */
-nd_status nd_text_take(nd_text *text, char **out);
+nd_status nd_text_finish(nd_text *text, char **out);
 
 enum { ND_FLAG_NAME_MAX = 96 };
 
@@ -78,14 +78,14 @@ extern const nd_field nd_fields[ND_FIELD_COUNT];
 extern const nd_section nd_sections[ND_SECTION_COUNT];
 
 /* A value as the user wrote it, and its name in messages. */
-typedef struct nd_given {
+typedef struct nd_setting {
     const char *where; /* "file.yaml:12: ", or "" for the command line */
     const char *name;  /* "train.steps", "--num-steps" */
     const char *text;  /* never NULL; lists as "[a, b]" */
     bool quoted;       /* in quotes: text, not a number or boolean */
-} nd_given;
+} nd_setting;
 
-nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_given *given);
+nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_setting *setting);
 
 /* The value in the form that nd_field_set reads; owned by the caller. */
 nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out);
@@ -116,14 +116,14 @@ bool nd_int_parse(const char *text, int64_t *out);
 /* ---- paths.c ---- */
 
 /* Remembers where a path was given, for nd_config_check_*_path; does nothing for other fields. */
-nd_status nd_path_note_origin(nd_config *config, nd_field_id id, const nd_given *given);
+nd_status nd_path_note_origin(nd_config *config, nd_field_id id, const nd_setting *setting);
 
 /* ---- reader.c: layers ---- */
 
 typedef enum nd_layer { ND_LAYER_DEFAULT = 0, ND_LAYER_FILE, ND_LAYER_FLAGS } nd_layer;
 
 typedef enum nd_distributed {
-    ND_DISTRIBUTED_UNSAID = 0,
+    ND_DISTRIBUTED_UNSET = 0,
     ND_DISTRIBUTED_NO,
     ND_DISTRIBUTED_REPLICATE, /* MULTI_GPU, MULTI_CPU */
     ND_DISTRIBUTED_FSDP
@@ -131,7 +131,7 @@ typedef enum nd_distributed {
 
 typedef struct nd_reader {
     nd_config *config;  /* borrowed */
-    bool notes_origins; /* where paths were given is kept, as users wrote it */
+    bool notes_origins; /* keeps where each path was given, in the words of the user */
     nd_layer layer;     /* being read */
     uint8_t set_by[ND_FIELD_COUNT];
 
@@ -158,14 +158,14 @@ nd_status nd_reader_end(nd_reader *reader, const char *where);
  * keys. */
 nd_status nd_reader_finish(const nd_reader *reader);
 
-nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_given *given);
-/* The same with a value of our own choosing, named by its key. */
+nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_setting *setting);
+/* The same with a value chosen by the program; messages name the key. */
 nd_status nd_reader_put(nd_reader *reader, nd_field_id id, const char *text);
 void nd_reader_notice(nd_reader *reader, const char *key);
 /* true or false as files and flags write it. */
-nd_status nd_reader_switch(const nd_given *given, bool *out);
+nd_status nd_reader_switch(const nd_setting *setting, bool *out);
 /* ND_ERR_CONFIG: "<where><name> is <text>: <sentence>". */
-nd_status nd_reader_refuse(const nd_given *given, const char *sentence);
+nd_status nd_reader_refuse(const nd_setting *setting, const char *sentence);
 
 /* A scalar or a list of scalars as text: *out is owned by the caller; a map or a nested list
  * fails. */
@@ -187,7 +187,7 @@ bool nd_accelerate_is_top_key(const char *key);
  */
 const nd_accelerate_key *nd_accelerate_find_flag(const char *flag, bool *is_bool);
 nd_status nd_accelerate_apply(nd_reader *reader, const nd_accelerate_key *key,
-                              const nd_given *given);
+                              const nd_setting *setting);
 /* Calls offer(context, name) for every flag spelling of accelerate's keys: for "did you mean". */
 void nd_accelerate_each_flag(void (*offer)(void *, const char *), void *context);
 /* Calls offer for every top-level key of its files. */
@@ -204,8 +204,8 @@ nd_status nd_read_yaml(nd_reader *reader, const nd_yaml_node *root, const char *
 typedef struct nd_flag {
     const char *names; /* space-separated */
     bool is_switch;
-    nd_status (*take)(nd_reader *reader, const nd_given *given);
-    const char *only;     /* without `take`: the only value accepted; NULL: always refused */
+    nd_status (*apply)(nd_reader *reader, const nd_setting *setting);
+    const char *only;     /* without `apply`: the only value accepted; NULL: always refused */
     const char *sentence; /* why other values are refused */
 } nd_flag;
 
@@ -214,7 +214,7 @@ extern const int nd_flags_known_count;
 
 /* launch.nproc_per_node: a number, or torchrun's auto, gpu (the GPUs that are visible), cpu (NUMA
  * nodes). */
-nd_status nd_flag_take_per_node(nd_reader *reader, const nd_given *given);
+nd_status nd_flag_apply_per_node(nd_reader *reader, const nd_setting *setting);
 
 /* ---- flags.c: the command line ---- */
 

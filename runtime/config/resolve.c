@@ -13,8 +13,7 @@ static long long ll(int64_t value)
     return (long long)value;
 }
 
-/* Saturating product of positive factors, as a double: exact below 2^53, and only compared
- * beyond. */
+/* Product of positive factors as a double: exact below 2^53; a larger one is only compared. */
 static double product(const int64_t *factors, int count)
 {
     double p = 1;
@@ -24,7 +23,7 @@ static double product(const int64_t *factors, int count)
     return p;
 }
 
-/* The number of workers from whichever of workers, nnodes x nproc_per_node and the mesh is
+/* Sets the number of workers from workers, nnodes x nproc_per_node or the mesh, whichever is
  * given. */
 static nd_status resolve_workers(nd_config *c)
 {
@@ -122,9 +121,10 @@ static nd_status check_nodes(const nd_config *c)
 {
     ND_TRY(check_endpoint(c));
     if (c->launch.node_rank >= c->launch.nnodes) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "launch.node_rank is %lld, but there are %lld nodes, numbered from 0",
-                       ll(c->launch.node_rank), ll(c->launch.nnodes));
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "launch.node_rank is %lld, but the job has %lld nodes; give a number from 0 to %lld",
+            ll(c->launch.node_rank), ll(c->launch.nnodes), ll(c->launch.nnodes - 1));
     }
     if (c->launch.nnodes > 1 && !*c->launch.rdzv_endpoint) {
         return nd_fail(ND_ERR_CONFIG,
@@ -166,13 +166,13 @@ static nd_status check_gpu_ids(const nd_config *c)
 static nd_status check_model(const nd_config *c)
 {
     const char *name = c->model.name;
-    int given = (*c->model.path != 0) + (*c->model.config != 0) + (*name != 0);
-    if (given != 1) {
+    int count = (*c->model.path != 0) + (*c->model.config != 0) + (*name != 0);
+    if (count != 1) {
         return nd_fail(
             ND_ERR_CONFIG,
             "%s of model.path, model.config and model.name is given; a run needs exactly "
             "one",
-            given ? "more than one" : "none");
+            count ? "more than one" : "none");
     }
     const char *slash = strchr(name, '/');
     if (*name && (name[0] == '.' || name[0] == '/' || name[0] == '~' || slash == NULL ||
@@ -201,12 +201,11 @@ static nd_status check_data(const nd_config *c)
                        c->data.format == ND_DATA_LLMC ? "llmc" : "megatron");
     }
     if (!bytes && text) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "data.format %s holds text, but data.tokenizer is file (ids as they stand in "
-            "the file); use data.tokenizer: bytes, or make a Megatron file with "
-            "scripts/tokenize.py",
-            c->data.format == ND_DATA_TEXT ? "text" : "jsonl");
+        return nd_fail(ND_ERR_CONFIG,
+                       "data.format %s holds text, but data.tokenizer is file (the ids in "
+                       "the file); use data.tokenizer: bytes, or make a Megatron file with "
+                       "scripts/tokenize.py",
+                       c->data.format == ND_DATA_TEXT ? "text" : "jsonl");
     }
     return ND_OK;
 }
@@ -233,7 +232,7 @@ static nd_status check_training(const nd_config *c)
             c->optimizer.min_lr, c->optimizer.lr);
     }
     if (c->fp8.all_gather && c->fp8.recipe != ND_FP8_TENSORWISE &&
-        c->fp8.recipe != ND_FP8_DELAYED) { /* whatever the precision: the next run may be in FP8 */
+        c->fp8.recipe != ND_FP8_DELAYED) { /* in every precision: the next run may use FP8 */
         return nd_fail(
             ND_ERR_CONFIG,
             "fp8.all_gather needs one scale for a whole weight, as the recipes tensorwise "
@@ -289,15 +288,15 @@ nd_status nd_config_resolve(nd_config *config)
     return ND_OK;
 }
 
-static bool is_of_delayed(int field)
+static bool is_delayed_key(int field)
 {
     return field == ND_FIELD_fp8_format || field == ND_FIELD_fp8_amax_history_length ||
            field == ND_FIELD_fp8_amax_compute || field == ND_FIELD_fp8_margin;
 }
 
-/* "fp8.margin, fp8.format": keys of the section with another value than the default; NULL when
- * there are none. */
-static nd_status changed_keys(const nd_config *config, bool of_delayed_only, char **out)
+/* "fp8.margin, fp8.format": keys of the section that differ from their defaults; NULL when there
+ * are none. */
+static nd_status changed_keys(const nd_config *config, bool delayed_only, char **out)
 {
     nd_config usual;
     nd_text names = {0};
@@ -305,7 +304,7 @@ static nd_status changed_keys(const nd_config *config, bool of_delayed_only, cha
     *out = NULL;
     for (int i = 0; i < ND_FIELD_COUNT && status == ND_OK; i++) {
         char *value = NULL, *initial = NULL;
-        if (strcmp(nd_fields[i].section, "fp8") != 0 || (of_delayed_only && !is_of_delayed(i))) {
+        if (strcmp(nd_fields[i].section, "fp8") != 0 || (delayed_only && !is_delayed_key(i))) {
             continue;
         }
         status = nd_field_format(config, (nd_field_id)i, &value);
@@ -321,7 +320,7 @@ static nd_status changed_keys(const nd_config *config, bool of_delayed_only, cha
         free(names.data);
         return status;
     }
-    return nd_text_take(&names, out);
+    return nd_text_finish(&names, out);
 }
 
 nd_status nd_config_each_warning(const nd_config *config,

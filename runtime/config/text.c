@@ -46,7 +46,7 @@ void nd_text_append(nd_text *text, const char *format, ...)
     text->used += (size_t)more;
 }
 
-nd_status nd_text_take(nd_text *text, char **out)
+nd_status nd_text_finish(nd_text *text, char **out)
 {
     nd_text_append(text, "%s", ""); /* an empty text is a string, too */
     nd_status status = text->status;
