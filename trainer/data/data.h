@@ -9,7 +9,7 @@
  * program does): inputs are the first S, labels the last S. The last, short block is kept; its
  * missing labels are -100 and its missing inputs 0. One token left over has no label and is
  * dropped. Files are memory-mapped and a block is decoded when it is asked for. Only JSONL is read
- * whole at open, to index its rows, and decoding its rows allocates memory.
+ * whole at open, to index its strings.
  *
  * Formats: text (bytes; id = byte), JSONL ({"text": ...} or {"prompt": ..., "completion": ...};
  * prompt labels are -100; UTF-8 bytes of the strings), llm.c .bin, Megatron .bin/.idx (path with or

@@ -146,7 +146,7 @@ void nd_dataset_close(nd_dataset *dataset)
         return;
     }
     nd_fs_map_close(&dataset->map);
-    free(dataset->rows);
+    free(dataset->marks);
     free(dataset->path);
     free(dataset);
 }

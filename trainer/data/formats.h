@@ -3,7 +3,7 @@
 #define ND_DATA_FORMATS_H
 /*
  * One row per file format. A dataset is either a flat array of ids in a mapped file (text, llm.c,
- * Megatron) or JSONL with an index of its rows. Private to trainer/data.
+ * Megatron) or JSONL with an index of its strings. Private to trainer/data.
  */
 #include "runtime/base/fsio.h"
 #include "trainer/data/data.h"
@@ -29,11 +29,13 @@ typedef enum nd_token_type {
     ND_TOKEN_I64
 } nd_token_type;
 
-/* A non-empty row of a JSONL file; the row after the last is a sentinel with the totals. */
-typedef struct nd_jsonl_row {
-    uint64_t offset; /* of its first byte in the file */
-    uint64_t token;  /* tokens of all rows before it */
-} nd_jsonl_row;
+/* A place in a string of a JSONL file from which it can be decoded. The last one is a sentinel with
+ * the size of the file and the number of all tokens. */
+typedef struct nd_jsonl_mark {
+    uint64_t token;       /* tokens of the file before it */
+    uint64_t offset : 63; /* of the next byte of the string */
+    uint64_t prompt : 1;
+} nd_jsonl_mark;
 
 struct nd_dataset {
     char *path; /* the file that holds the tokens, for messages; owned */
@@ -45,8 +47,8 @@ struct nd_dataset {
     int64_t vocab;
     int64_t sequence; /* S */
     int64_t blocks;
-    nd_jsonl_row *rows; /* (row_count + 1); JSONL only; owned */
-    int64_t row_count;
+    nd_jsonl_mark *marks; /* (mark_count) of mark_room; JSONL only; owned */
+    int64_t mark_count, mark_room;
 };
 
 nd_status nd_text_open(nd_dataset *dataset);
@@ -66,6 +68,16 @@ bool nd_llmc_has_magic(const char *path);
 /* "data/x", "data/x.bin" and "data/x.idx" name the pair data/x.bin and data/x.idx: the path of the
  * one with this suffix. Owned by the caller. */
 nd_status nd_megatron_path(const char *path, const char *suffix, char **out);
+
+/*
+ * Strings in the text of a row that was valid JSON when it was parsed. Another program may change
+ * the file at any time, so these functions accept any text and never read at or past `end`.
+ */
+/* The string of this key of the object at p, after its opening quote; NULL: it is not there. */
+const uint8_t *nd_json_string_find(const uint8_t *p, const uint8_t *end, const char *key);
+/* Decodes the character or escape at *p and moves behind it. Returns its bytes in UTF-8, 1 to 4
+ * (1 for each byte of a character that is not escaped); 0: the string ends here, or is damaged. */
+int nd_json_string_decode(const uint8_t **p, const uint8_t *end, uint8_t out[4]);
 
 size_t nd_token_size(nd_token_type type); /* bytes */
 

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * JSON lines: each row {"text": ...} or {"prompt": ..., "completion": ...}, other keys ignored; ids
- * are the UTF-8 bytes of the strings. Opening parses every row once, to know where its tokens are
- * in the concatenation; a row is parsed again when a block needs it. Empty lines are skipped.
+ * JSON lines: each row is {"text": ...} or {"prompt": ..., "completion": ...}, other keys are
+ * ignored; ids are the UTF-8 bytes of the strings. Empty lines are skipped, and so is a byte order
+ * mark.
+ *
+ * Opening parses every row once and keeps marks: where in the file a string begins, and every
+ * 16,384 tokens of a long one. A block is then decoded from the mark before it, in a time that does
+ * not depend on how long its rows are.
  */
 #include "trainer/data/formats.h"
 
@@ -12,7 +16,12 @@
 
 #include "runtime/base/log.h"
 
-enum { ROW_BYTES_MAX = 1 << 30, ROWS_AT_FIRST = 1024, LONG_FILE_BYTES = 256 << 20 };
+enum {
+    ROW_BYTES_MAX = 1 << 30,
+    MARKS_AT_FIRST = 1024,
+    MARK_TOKENS = 16384,
+    LONG_FILE_BYTES = 256 << 20
+};
 
 /* A parsed row. `root` owns the strings. */
 typedef struct row_text {
@@ -103,75 +112,6 @@ static size_t line_length(const nd_fs_map *map, size_t offset)
     return end ? (size_t)(end - map->data) - offset : map->size - offset;
 }
 
-static nd_status append_row(nd_dataset *dataset, int64_t *capacity, uint64_t offset, uint64_t token)
-{
-    if (dataset->row_count == *capacity) {
-        int64_t wanted = *capacity ? 2 * *capacity : ROWS_AT_FIRST;
-        nd_jsonl_row *rows = realloc(dataset->rows, (size_t)wanted * sizeof *rows);
-        if (!rows) {
-            return nd_fail(ND_ERR_INTERNAL,
-                           "out of host memory for the index of \"%s\": %lld rows of %zu bytes",
-                           dataset->path, (long long)wanted, sizeof *rows);
-        }
-        dataset->rows = rows;
-        *capacity = wanted;
-    }
-    dataset->rows[dataset->row_count++] = (nd_jsonl_row){offset, token};
-    return ND_OK;
-}
-
-static nd_status index_rows(nd_dataset *dataset)
-{
-    const nd_fs_map *map = &dataset->map;
-    int64_t capacity = 0;
-    uint64_t tokens = 0, line = 0;
-    for (size_t at = 0, length; at < map->size; at += length + 1) {
-        length = line_length(map, at);
-        line++;
-        if (is_blank(map->data + at, length)) {
-            continue;
-        }
-        row_text row;
-        ND_TRY(row_parse(dataset->path, line, map->data + at, length, &row));
-        uint64_t bytes = row.size[0] + row.size[1];
-        json_decref(row.root);
-        if (bytes > 0) {
-            ND_TRY(append_row(dataset, &capacity, at, tokens));
-            tokens += bytes;
-        }
-    }
-    ND_TRY(append_row(dataset, &capacity, map->size, tokens));
-    dataset->row_count--; /* the sentinel is not a row */
-    dataset->tokens = (int64_t)tokens;
-    return ND_OK;
-}
-
-nd_status nd_jsonl_open(nd_dataset *dataset)
-{
-    ND_TRY(nd_text_check(dataset));
-    if (dataset->map.size > LONG_FILE_BYTES) {
-        nd_log_info("indexing the %.1f GB of \"%s\", about ten seconds each; a token file "
-                    "(scripts/tokenize.py) opens at once",
-                    (double)dataset->map.size * 1e-9, dataset->path);
-    }
-    return index_rows(dataset);
-}
-
-/* The row that holds a token: the last one that begins at or before it. */
-static int64_t row_of(const nd_dataset *dataset, uint64_t token)
-{
-    int64_t low = 0, high = dataset->row_count; /* rows[low].token <= token < rows[high].token */
-    while (high - low > 1) {
-        int64_t middle = low + (high - low) / 2;
-        if (dataset->rows[middle].token <= token) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
 /* Counts newlines from the start of the file; for messages only. */
 static uint64_t line_of(const nd_dataset *dataset, uint64_t offset)
 {
@@ -182,51 +122,166 @@ static uint64_t line_of(const nd_dataset *dataset, uint64_t offset)
     return line;
 }
 
-/*
- * Tokens [skip, skip + count) of a row become tokens place, place + 1, ... of the block: token p is
- * input p and the label of position p - 1, unless it belongs to a prompt.
- */
-static void put_row(const row_text *row, size_t skip, size_t count, int64_t place, int64_t S,
-                    int32_t *inputs, int32_t *labels)
+static nd_status fail_changed(const nd_dataset *dataset, uint64_t offset)
 {
-    for (size_t i = 0; i < count; i++) {
-        size_t at = skip + i;
-        bool prompt = at < row->size[0];
-        uint8_t byte = (uint8_t)(prompt ? row->part[0][at] : row->part[1][at - row->size[0]]);
-        int64_t p = place + (int64_t)i;
-        if (p < S) {
-            inputs[p] = byte;
+    return nd_fail(ND_ERR_DATA,
+                   "\"%s\" line %llu is not what it was when the file was opened: another "
+                   "program changed it",
+                   dataset->path, (unsigned long long)line_of(dataset, offset));
+}
+
+/* The index. */
+
+static nd_status append_mark(nd_dataset *dataset, uint64_t token, uint64_t offset, bool prompt)
+{
+    if (dataset->mark_count == dataset->mark_room) {
+        int64_t wanted = dataset->mark_room ? 2 * dataset->mark_room : MARKS_AT_FIRST;
+        nd_jsonl_mark *marks = realloc(dataset->marks, (size_t)wanted * sizeof *marks);
+        if (!marks) {
+            return nd_fail(ND_ERR_INTERNAL,
+                           "out of host memory for the index of \"%s\": %lld marks of %zu bytes",
+                           dataset->path, (long long)wanted, sizeof *marks);
         }
-        if (p > 0) {
-            labels[p - 1] = prompt ? ND_LABEL_IGNORED : byte;
+        dataset->marks = marks;
+        dataset->mark_room = wanted;
+    }
+    dataset->marks[dataset->mark_count++] =
+        (nd_jsonl_mark){.token = token, .offset = offset, .prompt = prompt};
+    return ND_OK;
+}
+
+/* Marks the string of one key of a row, which has `size` tokens, and counts them. */
+static nd_status mark_string(nd_dataset *dataset, const uint8_t *row, size_t length,
+                             const char *key, size_t size)
+{
+    const uint8_t *data = dataset->map.data, *end = row + length;
+    const uint8_t *p = nd_json_string_find(row, end, key);
+    uint64_t token = (uint64_t)dataset->tokens, last = token + size;
+    while (p && token < last) {
+        uint8_t bytes[4];
+        ND_TRY(append_mark(dataset, token, (uint64_t)(p - data), key[0] == 'p'));
+        uint64_t next = token + MARK_TOKENS;
+        if (next >= last) { /* the last mark: what follows is decoded when it is read */
+            token = last;
+        }
+        while (token < next && token < last) {
+            int n = nd_json_string_decode(&p, end, bytes);
+            if (n == 0) {
+                return fail_changed(dataset, (uint64_t)(row - data));
+            }
+            token += (uint64_t)n;
         }
     }
+    dataset->tokens = (int64_t)last;
+    return token == last ? ND_OK : fail_changed(dataset, (uint64_t)(row - data));
+}
+
+static nd_status index_row(nd_dataset *dataset, uint64_t line, size_t at, size_t length)
+{
+    const uint8_t *data = dataset->map.data + at;
+    row_text row = {0};
+    ND_TRY(row_parse(dataset->path, line, data, length, &row));
+    size_t prompt = row.size[0], text = row.size[1];
+    bool pair = json_object_get(row.root, "prompt") != NULL;
+    json_decref(row.root);
+    if (prompt > 0) {
+        ND_TRY(mark_string(dataset, data, length, "prompt", prompt));
+    }
+    return text > 0 ? mark_string(dataset, data, length, pair ? "completion" : "text", text)
+                    : ND_OK;
+}
+
+nd_status nd_jsonl_open(nd_dataset *dataset)
+{
+    const nd_fs_map *map = &dataset->map;
+    const size_t bom = map->size >= 3 && memcmp(map->data, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    uint64_t line = 0;
+    ND_TRY(nd_text_check(dataset));
+    if (map->size > LONG_FILE_BYTES) {
+        nd_log_info("indexing the %.1f GB of \"%s\", about ten seconds each; a token file "
+                    "(scripts/tokenize.py) opens at once",
+                    (double)map->size * 1e-9, dataset->path);
+    }
+    for (size_t at = bom, length; at < map->size; at += length + 1) {
+        length = line_length(map, at);
+        line++;
+        if (!is_blank(map->data + at, length)) {
+            ND_TRY(index_row(dataset, line, at, length));
+        }
+    }
+    return append_mark(dataset, (uint64_t)dataset->tokens, map->size, false);
+}
+
+/* Reading. */
+
+/* The last mark at or before a token. */
+static int64_t mark_of(const nd_dataset *dataset, uint64_t token)
+{
+    int64_t low = 0, high = dataset->mark_count - 1; /* marks[low].token <= token < marks[high] */
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (dataset->marks[middle].token <= token) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+/* The block that is being read: tokens [first, end) of the file. */
+typedef struct block {
+    uint64_t first, end;
+    int64_t sequence;
+    int32_t *inputs, *labels;
+} block;
+
+/* Token p of a block is input p and the label of position p - 1, unless it belongs to a prompt. */
+static void put_token(const block *b, uint64_t token, uint8_t byte, bool prompt)
+{
+    if (token < b->first || token >= b->end) {
+        return;
+    }
+    int64_t p = (int64_t)(token - b->first);
+    if (p < b->sequence) {
+        b->inputs[p] = byte;
+    }
+    if (p > 0) {
+        b->labels[p - 1] = prompt ? ND_LABEL_IGNORED : byte;
+    }
+}
+
+/* Tokens from a mark to the next one, or to the end of the block. */
+static nd_status read_mark(const nd_dataset *dataset, const nd_jsonl_mark *mark, const block *b)
+{
+    const uint8_t *data = dataset->map.data, *end = data + dataset->map.size;
+    const uint8_t *p = data + mark->offset;
+    uint64_t token = mark->token, stop = mark[1].token;
+    while (token < stop && token < b->end) {
+        uint8_t bytes[4];
+        uint64_t n = (uint64_t)nd_json_string_decode(&p, end, bytes);
+        if (n == 0 || n > stop - token) {
+            return fail_changed(dataset, mark->offset);
+        }
+        for (uint64_t i = 0; i < n; i++, token++) {
+            put_token(b, token, bytes[i], mark->prompt);
+        }
+    }
+    bool whole = token < stop || (uint64_t)(p - data) == mark[1].offset || (p < end && *p == '"');
+    return whole ? ND_OK : fail_changed(dataset, mark->offset);
 }
 
 nd_status nd_jsonl_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
                          int32_t *labels)
 {
-    const nd_jsonl_row *rows = dataset->rows;
-    uint64_t at = (uint64_t)first, end = (uint64_t)(first + count);
-    for (int64_t r = row_of(dataset, at); at < end; r++) {
-        size_t offset = rows[r].offset;
-        row_text row;
-        nd_status status = row_parse(dataset->path, 0, dataset->map.data + offset,
-                                     line_length(&dataset->map, offset), &row);
-        if (status != ND_OK || row.size[0] + row.size[1] != rows[r + 1].token - rows[r].token) {
-            if (status == ND_OK) {
-                json_decref(row.root);
-            }
-            return nd_fail(ND_ERR_DATA,
-                           "\"%s\" line %llu is not what it was when the file was opened: another "
-                           "program changed it",
-                           dataset->path, (unsigned long long)line_of(dataset, offset));
-        }
-        uint64_t stop = rows[r + 1].token < end ? rows[r + 1].token : end;
-        put_row(&row, (size_t)(at - rows[r].token), (size_t)(stop - at), (int64_t)at - first,
-                dataset->sequence, inputs, labels);
-        json_decref(row.root);
-        at = stop;
+    const block b = {.first = (uint64_t)first,
+                     .end = (uint64_t)(first + count),
+                     .sequence = dataset->sequence,
+                     .inputs = inputs,
+                     .labels = labels};
+    for (const nd_jsonl_mark *mark = &dataset->marks[mark_of(dataset, b.first)];
+         mark->token < b.end; mark++) {
+        ND_TRY(read_mark(dataset, mark, &b));
     }
     return ND_OK;
 }

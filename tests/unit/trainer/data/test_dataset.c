@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "tests/support/tempdir.h"
 #include "trainer/data/formats.h"
 
@@ -128,6 +129,150 @@ Test(dataset, jsonl_block_boundaries_fall_anywhere_in_rows)
                 cr_assert_eq(y[p], at + 1 < 820 ? (at + 1) % 127 : IGNORED);
             }
         }
+        nd_dataset_close(opened);
+    }
+}
+
+/* A JSONL file and the tokens and labels that it stands for. */
+typedef struct corpus {
+    char *json;
+    int32_t *tokens; /* 256 and more: of a prompt */
+    size_t bytes, count;
+} corpus;
+
+static void put_json(corpus *c, const char *text)
+{
+    size_t n = strlen(text);
+    memcpy(c->json + c->bytes, text, n);
+    c->bytes += n;
+}
+
+/* `units` characters and escapes of every kind. */
+static void put_string(corpus *c, size_t units, bool prompt)
+{
+    static const struct {
+        const char *json, *bytes;
+    } kinds[] = {{"abcdefg", "abcdefg"},
+                 {"\\n", "\n"},
+                 {"\\\"", "\""},
+                 {"\xc3\xa9", "\xc3\xa9"},
+                 {"\\/", "/"},
+                 {"\\u00E9", "\xc3\xa9"},
+                 {"\\ud83d\\ude00", "\xf0\x9f\x98\x80"},
+                 {"\\\\", "\\"},
+                 {"\\u20ac", "\xe2\x82\xac"}};
+    for (size_t i = 0; i < units; i++) {
+        size_t kind = (i * 7 + i / 11) % (sizeof kinds / sizeof *kinds);
+        put_json(c, kinds[kind].json);
+        for (const char *b = kinds[kind].bytes; *b; b++) {
+            c->tokens[c->count++] = (uint8_t)*b + (prompt ? 256 : 0);
+        }
+    }
+}
+
+static corpus make_corpus(size_t units)
+{
+    corpus c = {.json = malloc(40 * units + 4096), .tokens = malloc(40 * units * sizeof(int32_t))};
+    put_json(&c, "{\"text\": \"");
+    put_string(&c, 3, false);
+    put_json(
+        &c,
+        "\"}\n\n {\"meta\": {\"text\": \"no}\\\"\", \"a\": [1, \"]}\", {}]}, \"te\\u0078t\" :\"");
+    put_string(&c, 2 * units, false);
+    put_json(&c, "\", \"n\": -1.5e3}\r\n{\"texts\": null, \"prompt\": \"");
+    put_string(&c, units, true);
+    put_json(&c, "\", \"completion\": \"");
+    put_string(&c, units, false);
+    put_json(&c, "\"}\n{\"prompt\": \"\", \"completion\": \"");
+    put_string(&c, 5, false);
+    put_json(&c, "\"}");
+    return c;
+}
+
+static void free_corpus(corpus *c)
+{
+    free(c->json);
+    free(c->tokens);
+}
+
+static void expect_corpus_block(const corpus *c, int64_t b, int64_t S)
+{
+    int32_t *x = malloc((size_t)S * sizeof *x), *y = malloc((size_t)S * sizeof *y);
+    assert_ok(nd_dataset_block(opened, b, x, y));
+    for (int64_t p = 0; p < S; p++) {
+        size_t at = (size_t)(b * (S + 1) + p);
+        int32_t label = at + 1 < c->count ? c->tokens[at + 1] : IGNORED;
+        cr_assert_eq(x[p], at < c->count ? c->tokens[at] % 256 : 0, "token %zu is %d", at, x[p]);
+        cr_assert_eq(y[p], label < 256 ? label : IGNORED, "label of token %zu is %d", at, y[p]);
+    }
+    free(x);
+    free(y);
+}
+
+/* Rows that are longer than the marks' distance, with blocks that begin anywhere in them. */
+Test(dataset, jsonl_long_rows_are_read_from_the_middle)
+{
+    static const int64_t lengths[] = {7, 1000, 16383, 16384, 50000};
+    corpus c = make_corpus(40000);
+    const char *path = tempdir_write(&dir, "a.jsonl", c.json, c.bytes);
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        assert_ok(try_open(path, ND_DATA_AUTO, "bytes", 256, lengths[i]));
+        cr_assert_eq(nd_dataset_tokens(opened), c.count);
+        for (int64_t b = nd_dataset_blocks(opened) - 1; b >= 0; b--) {
+            expect_corpus_block(&c, b, lengths[i]);
+        }
+        nd_dataset_close(opened);
+    }
+    free_corpus(&c);
+}
+
+/* A block takes as long in a row of several MB as in a short one. To parse the row for each block
+ * would take minutes. */
+Test(dataset, jsonl_long_rows_are_not_parsed_for_each_block)
+{
+    enum { S = 128, BLOCKS = 300 };
+    corpus c = make_corpus(500000);
+    const char *path = tempdir_write(&dir, "a.jsonl", c.json, c.bytes);
+    assert_ok(try_open(path, ND_DATA_AUTO, "bytes", 256, S));
+    int64_t blocks = nd_dataset_blocks(opened);
+    double begin = nd_clock_seconds();
+    for (int64_t i = 0; i < BLOCKS; i++) {
+        expect_corpus_block(&c, i * 7919 % blocks, S);
+    }
+    double seconds = nd_clock_seconds() - begin;
+    cr_expect_lt(seconds, 5.0, "%d blocks took %.1f s", BLOCKS, seconds);
+    nd_dataset_close(opened);
+    free_corpus(&c);
+}
+
+Test(dataset, jsonl_may_begin_with_a_byte_order_mark)
+{
+    assert_ok(open_text_of("a.jsonl", "\xef\xbb\xbf{\"text\": \"abc\"}\n", 2));
+    cr_assert_eq(nd_dataset_tokens(opened), 3);
+    assert_block(0, 2, (int32_t[]){'a', 'b'}, (int32_t[]){'b', 'c'});
+    nd_dataset_close(opened);
+    assert_fails(open_text_of("a.jsonl", "\xef\xbb\xbf{\"text\": 5}\n", 2), ND_ERR_DATA,
+                 "line 1: \"text\" is not a string");
+}
+
+/* Another program writes into the file after it was opened. */
+Test(dataset, jsonl_rows_that_changed_are_an_error)
+{
+    static const char *const changed[] = {
+        "{\"text\": \"abcdef\"}\n{\"text\": \"gh\", \"n\": 1}\n", /* shorter */
+        "{\"text\": \"abcdef\"}\n{\"text\": \"ghijklm\\u00zz\"}\n",
+        "{\"text\": \"abcdef\"}\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n",
+    };
+    for (size_t i = 0; i < sizeof changed / sizeof *changed; i++) {
+        int32_t x[16], y[16];
+        assert_ok(
+            open_text_of("a.jsonl", "{\"text\": \"abcdef\"}\n{\"text\": \"ghijklmnopqrs\"}\n", 16));
+        FILE *f = fopen(tempdir_file(&dir, "a.jsonl"), "r+");
+        cr_assert_not_null(f);
+        fputs(changed[i], f);
+        fclose(f);
+        assert_fails(nd_dataset_block(opened, 0, x, y), ND_ERR_DATA,
+                     "is not what it was when the file was opened");
         nd_dataset_close(opened);
     }
 }
