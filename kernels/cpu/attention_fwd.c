@@ -128,45 +128,51 @@ static void row_block_end(const call *c, workspace *w, int64_t block, int64_t b,
                                false, w->temporary);
 }
 
+/* Queries [q0, q_end) of the heads that share a KV head, in one sample. */
+typedef struct task {
+    int64_t b, kv, q0, q_end;
+} task;
+
 typedef enum phase { BEGIN, STEP, END } phase;
 
-/* Applies one phase to the task's row blocks: queries [q0, q_end) of the heads of KV head `kv`. */
-static void for_row_blocks(const call *c, workspace *w, phase what, int64_t b, int64_t kv,
-                           int64_t q0, int64_t q_end, int64_t key0, int keys)
+/* Applies one phase to the task's row blocks. STEP handles keys [key0, key0 + keys). */
+static void for_row_blocks(const call *c, workspace *w, phase what, const task *t, int64_t key0,
+                           int keys)
 {
     const int64_t group = nd_attention_group(c->a);
     int64_t block = 0;
     for (int64_t g = 0; g < group; g++) {
-        for (int64_t q = q0; q < q_end; q += ND_TILE, block++) {
-            int rows = (int)(q_end - q < ND_TILE ? q_end - q : ND_TILE);
-            int64_t head = kv * group + g;
+        for (int64_t q = t->q0; q < t->q_end; q += ND_TILE, block++) {
+            int rows = (int)(t->q_end - q < ND_TILE ? t->q_end - q : ND_TILE);
+            int64_t head = t->kv * group + g;
             if (what == BEGIN) {
-                row_block_begin(c, w, block, b, q, rows, head);
+                row_block_begin(c, w, block, t->b, q, rows, head);
             } else if (what == STEP) {
                 row_block_step(c, w, block, q, rows, key0, keys);
             } else {
-                row_block_end(c, w, block, b, q, rows, head);
+                row_block_end(c, w, block, t->b, q, rows, head);
             }
         }
     }
 }
 
-static void run_task(const call *c, workspace *w, int64_t b, int64_t kv, int64_t q0, int64_t q_end)
+static void run_task(const call *c, workspace *w, const task *t)
 {
     const nd_attention *a = c->a;
     const nd_tile_ops *tiles = c->tiles;
     const int d = (int)a->head_dim, words = (d + tiles->group - 1) / tiles->group;
-    for_row_blocks(c, w, BEGIN, b, kv, q0, q_end, 0, 0);
-    int64_t last_key = nd_attention_last_key(a, q_end - 1);
+    for_row_blocks(c, w, BEGIN, t, 0, 0);
+    int64_t last_key = nd_attention_last_key(a, t->q_end - 1);
     for (int64_t key0 = 0; key0 <= last_key; key0 += ND_TILE) {
         int keys = (int)(a->sk - key0 < ND_TILE ? a->sk - key0 : ND_TILE);
-        tiles->pack_a(w->k, words, nd_attention_row(c->k, b, key0, kv), c->k.dtype, c->k.stride[1],
-                      keys, d);
-        tiles->pack_a_transposed(w->vt, ND_TILE / tiles->group, nd_attention_row(c->v, b, key0, kv),
-                                 c->v.dtype, c->v.stride[1], keys, d, w->temporary);
-        for_row_blocks(c, w, STEP, b, kv, q0, q_end, key0, keys);
+        tiles->pack_a(w->k, words, nd_attention_row(c->k, t->b, key0, t->kv), c->k.dtype,
+                      c->k.stride[1], keys, d);
+        tiles->pack_a_transposed(w->vt, ND_TILE / tiles->group,
+                                 nd_attention_row(c->v, t->b, key0, t->kv), c->v.dtype,
+                                 c->v.stride[1], keys, d, w->temporary);
+        for_row_blocks(c, w, STEP, t, key0, keys);
     }
-    for_row_blocks(c, w, END, b, kv, q0, q_end, 0, 0);
+    for_row_blocks(c, w, END, t, 0, 0);
 }
 
 nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
@@ -199,8 +205,11 @@ nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *a
                        c.row_blocks);
         int64_t q0 = (spans - 1 - t / (a->batch * a->kv_heads)) * span;
         int64_t pair = t % (a->batch * a->kv_heads);
-        int64_t q_end = q0 + span < a->sq ? q0 + span : a->sq;
-        run_task(&c, &w, pair / a->kv_heads, pair % a->kv_heads, q0, q_end);
+        run_task(&c, &w,
+                 &(task){.b = pair / a->kv_heads,
+                         .kv = pair % a->kv_heads,
+                         .q0 = q0,
+                         .q_end = q0 + span < a->sq ? q0 + span : a->sq});
     }
     return ND_OK;
 }

@@ -33,7 +33,7 @@ static void choose_kernels(nd_cpu_context *context)
     context->tiles_bf16 = bf16[context->isa];
 }
 
-/* Our level and oneDNN's are made one: the lower of the CPU's, ND_CPU_ISA and
+/* The kernels and oneDNN use the same level: the lowest of what the CPU has, ND_CPU_ISA and
  * ONEDNN_MAX_CPU_ISA. */
 static nd_status choose_isa(nd_cpu_isa *out)
 {
@@ -89,13 +89,13 @@ const char *nd_ops_machine(const nd_device *device)
 {
     const nd_cpu_context *context = device->native;
     if (device->kind != ND_DEVICE_CPU) {
-        return device->name; /* what is kept for it is another backend's */
+        return device->name; /* device->native belongs to another backend */
     }
     return context ? nd_cpu_isa_name(context->isa) : "unknown";
 }
 
-/* Elements that are worth a thread: some 10 microseconds of work, several times what waking one
- * costs. */
+/* Elements that justify one more thread: about 10 microseconds of work, several times the cost of
+ * waking one. */
 enum { ELEMENTS_PER_THREAD = 32768 };
 
 void nd_cpu_parallel(nd_stream *stream, int64_t items, int64_t work, nd_cpu_body body, void *arg)

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_CPU_CONTEXT_H
 #define ND_CPU_CONTEXT_H
-/*
- * What the CPU ops keep for one device: the chosen instruction set, oneDNN's engine with the
- * primitives made so far, and the tile kernels. nd_ops_cpu creates it, it hangs off
- * nd_device.native, and closing the device destroys it. One host thread at a time uses it, the one
- * that drives the device.
- */
+/* What the CPU ops keep for one device: the chosen instruction set, the engine of oneDNN with the
+ * primitives made so far, and the tile kernels. nd_ops_cpu creates it in nd_device.native, and
+ * closing the device destroys it. Only the host thread that drives the device uses it. */
 #include "kernels/cpu/dnnl_matmul.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/isa.h"
@@ -38,11 +35,9 @@ nd_status nd_cpu_context_create(nd_device *device);
  * as the device. */
 nd_cpu_context *nd_cpu_context_of(nd_stream *stream);
 
-/*
- * The one way in which the elementwise ops use threads: independent items, cut into one contiguous
- * range per thread. How an op cuts its work into items depends on shapes only, so no result depends
- * on the number of threads.
- */
+/* All elementwise ops use threads in this way: independent items, cut into one contiguous range per
+ * thread. How an op cuts its work into items depends on shapes only, so no result depends on the
+ * number of threads. */
 
 /* Does items [begin, end). */
 typedef void (*nd_cpu_body)(void *arg, int64_t begin, int64_t end);

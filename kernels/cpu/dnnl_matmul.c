@@ -67,27 +67,27 @@ static void describe(int64_t rows, int64_t columns, int64_t ld, bool transposed,
 /* making a primitive */
 
 /* A (1, 1) or (1, n) matrix of factors, broadcast over the product. */
-static dnnl_status_t factors_layout(const nd_dnnl_product *p, nd_layout *out)
+static dnnl_status_t factors_layout(const nd_dnnl_product *p, nd_dnnl_desc *out)
 {
     dnnl_dims_t dims, strides;
     int64_t width = p->factors == ND_DNNL_FACTOR_EACH_COLUMN ? p->n : 1;
     describe(1, width, width, false, dims, strides);
-    return nd_layout_init(out, dims, dnnl_f32, strides);
+    return nd_dnnl_desc_init(out, dims, dnnl_f32, strides);
 }
 
-/* What is done to a sum before it is rounded: first the factors, then c. */
+/* Applied to a sum before it is rounded: first the factors, then c. */
 static dnnl_status_t append_operations(dnnl_post_ops_t operations, const nd_dnnl_product *p)
 {
     dnnl_status_t status = dnnl_success;
     if (p->factors != ND_DNNL_FACTOR_NONE) {
-        nd_layout factors;
+        nd_dnnl_desc factors;
         status = factors_layout(p, &factors);
         if (status == dnnl_success) {
-            status = nd_append_factors(operations, &factors);
-            nd_layout_fini(&factors);
+            status = nd_dnnl_append_factors(operations, &factors);
+            nd_dnnl_desc_fini(&factors);
         }
     }
-    return status == dnnl_success && p->accumulate ? nd_append_sum(operations) : status;
+    return status == dnnl_success && p->accumulate ? nd_dnnl_append_sum(operations) : status;
 }
 
 static dnnl_status_t attributes_init(dnnl_primitive_attr_t *attributes, const nd_dnnl_product *p)
@@ -113,33 +113,33 @@ static dnnl_status_t plan(nd_dnnl *dnnl, const nd_dnnl_product *p, dnnl_primitiv
     describe(p->k, p->n, p->ldb, p->b_transposed, dims[1], strides[1]);
     describe(p->m, p->n, p->ldc, false, dims[2], strides[2]);
     const dnnl_data_type_t types[3] = {data_type(p->in), data_type(p->in), data_type(p->out)};
-    nd_layout layouts[3];
+    nd_dnnl_desc layouts[3];
     int made = 0;
     dnnl_status_t status = dnnl_success;
     while (made < 3 && status == dnnl_success) {
-        status = nd_layout_init(&layouts[made], dims[made], types[made], strides[made]);
+        status = nd_dnnl_desc_init(&layouts[made], dims[made], types[made], strides[made]);
         made += status == dnnl_success;
     }
     dnnl_primitive_attr_t attributes = NULL;
     status = status == dnnl_success ? attributes_init(&attributes, p) : status;
     if (status == dnnl_success) {
-        status = nd_describe_product(out, dnnl->engine, &layouts[0], &layouts[1], &layouts[2],
-                                     attributes);
+        status = nd_dnnl_describe_product(out, dnnl->engine, &layouts[0], &layouts[1], &layouts[2],
+                                          attributes);
     }
     dnnl_primitive_attr_destroy(attributes);
     while (made > 0) {
-        nd_layout_fini(&layouts[--made]);
+        nd_dnnl_desc_fini(&layouts[--made]);
     }
     return status;
 }
 
 static dnnl_status_t factors_memory(nd_dnnl *dnnl, const nd_dnnl_product *p, dnnl_memory_t *out)
 {
-    nd_layout factors;
+    nd_dnnl_desc factors;
     dnnl_status_t status = factors_layout(p, &factors);
     if (status == dnnl_success) {
-        status = nd_memory_init(out, nd_layout_description(&factors), dnnl->engine);
-        nd_layout_fini(&factors);
+        status = nd_dnnl_memory_init(out, nd_dnnl_desc_of(&factors), dnnl->engine);
+        nd_dnnl_desc_fini(&factors);
     }
     return status;
 }
@@ -156,9 +156,9 @@ static dnnl_status_t entry_memories(nd_dnnl *dnnl, entry *e, const nd_dnnl_produ
                     {dnnl_query_scratchpad_md, &e->scratch}};
     dnnl_status_t status = dnnl_success;
     for (int i = 0; i < 4 && status == dnnl_success; i++) {
-        status =
-            nd_memory_init(operands[i].memory,
-                           dnnl_primitive_desc_query_md(d, operands[i].query, 0), dnnl->engine);
+        status = nd_dnnl_memory_init(operands[i].memory,
+                                     dnnl_primitive_desc_query_md(d, operands[i].query, 0),
+                                     dnnl->engine);
     }
     if (status == dnnl_success && p->factors != ND_DNNL_FACTOR_NONE) {
         status = factors_memory(dnnl, p, &e->factors);

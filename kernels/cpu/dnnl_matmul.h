@@ -37,7 +37,7 @@ typedef struct nd_dnnl_product {
 nd_status nd_dnnl_create(nd_dnnl **out);
 void nd_dnnl_destroy(nd_dnnl *dnnl); /* NULL is legal */
 
-/* factors: as many as the product says, NULL for none. */
+/* Computes a product. factors: as many as product->factors says, or NULL. */
 nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c, const void *a,
                          const void *b, const float *factors);
 

@@ -17,7 +17,7 @@ typedef struct elementwise {
 
 static int64_t common_run(int64_t count, int64_t run, nd_tensor t)
 {
-    int64_t own = nd_run_of(t);
+    int64_t own = nd_contiguous_count(t);
     if (own == count) {
         return run;
     }

@@ -13,7 +13,7 @@
 
 enum {
     LANES = 16
-}; /* tensors whose histories are gone through side by side: a cache line of each row */
+}; /* tensors whose histories are handled side by side: a cache line of each row */
 
 nd_status nd_cpu_fp8_scale(nd_stream *stream, const nd_fp8_scale_args *args)
 {
@@ -31,8 +31,8 @@ nd_status nd_cpu_fp8_scale(nd_stream *stream, const nd_fp8_scale_args *args)
     return ND_OK;
 }
 
-/* Moves the histories of `n` tensors on, those whose newest amax is 0 excepted; largest: of the old
- * rows. */
+/* Shifts the histories of `n` tensors by one step, except those whose newest amax is 0. largest: of
+ * the old rows. */
 static void roll(const nd_fp8_history *h, int64_t first, int64_t n, float largest[LANES])
 {
     float *newest = h->amax + first;
@@ -77,7 +77,7 @@ enum {
     BLOCK = 64   /* rows and columns of a block that is transposed */
 };
 
-/* What an op needs of its operands; an item is `height` rows of `width` columns of x. */
+/* The operands of an op; an item is `height` rows of `width` columns of x. */
 typedef struct work {
     const nd_row_ops *kernels;
     nd_tensor x; /* (rows, columns) */
@@ -210,7 +210,7 @@ nd_status nd_cpu_amax(nd_stream *stream, const nd_amax_args *args)
 
 /* casts */
 
-/* The scale of element (row, column), and whether that of the next column is another one. */
+/* The scale of element (row, column). */
 static const float *scale_at(const work *w, int64_t row, int64_t column)
 {
     switch (w->fp8.granularity) {

@@ -2,11 +2,11 @@
 #ifndef ND_CPU_FUSE_H
 #define ND_CPU_FUSE_H
 /*
- * What the CPU ops do with their results beside storing them (nd_fuse), piece by piece of a row
- * while it is still in the first cache; and the largest |x| of a tensor among threads.
+ * What the CPU ops do with a result in addition to storing it (nd_fuse), piece by piece of a row
+ * while it is in the first cache; and the largest |x| of a tensor among threads.
  *
  * Sizes are the bits of |x|, which are ordered as the numbers are, with NaN above infinity. The
- * largest is the same whatever the order in which threads come.
+ * largest is the same in whatever order threads report theirs.
  */
 #include <stdatomic.h>
 #include <string.h>
@@ -75,7 +75,8 @@ static inline void *nd_cpu_piece_at(const nd_cpu_result *r, int64_t row, int64_t
     return r->to.data ? nd_address(r->to, row * r->to.stride[0] + column) : buffer;
 }
 
-/* The piece `x` is computed: its codes. Returns the larger of `most` and its largest size. */
+/* Casts the computed piece `x` to codes. Returns the larger of `most` and the largest size in it.
+ * */
 static inline uint32_t nd_cpu_piece_done(const nd_cpu_result *r, const nd_row_ops *rows,
                                          const void *x, int64_t row, int64_t column, int64_t n,
                                          uint32_t most)

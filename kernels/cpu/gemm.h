@@ -68,11 +68,11 @@ typedef struct nd_gemm nd_gemm;
 nd_status nd_gemm_create(const nd_gemm_kernels *kernels, int threads, nd_gemm **out);
 void nd_gemm_destroy(nd_gemm *gemm); /* NULL is legal */
 
-/* Whether nd_gemm_multiply can do it: BF16 operands, k even. */
+/* Whether nd_gemm_multiply supports the product: BF16 operands, k even. */
 bool nd_gemm_supports(const nd_dnnl_product *product);
 
-/* c = op(a) op(b) factors (+ c); factors as nd_dnnl_matmul takes them. Where the sum goes to an F32
- * c in blocks of k, each is multiplied. Allocates nothing. One call at a time. */
+/* c = op(a) op(b) factors (+ c), with factors as in nd_dnnl_matmul. Where sums go to an F32 c in
+ * blocks of k, each block is multiplied. Allocates nothing. One call at a time. */
 void nd_gemm_multiply(nd_gemm *gemm, const nd_dnnl_product *product, void *c, const nd_bf16 *a,
                       const nd_bf16 *b, const float *factors);
 

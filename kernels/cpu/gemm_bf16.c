@@ -71,8 +71,8 @@ static void pack_b(const call *c, nd_gemm_word *b, const block *x)
     }
 }
 
-/* Where the sums of a block go: straight to c, or for a BF16 result of several blocks of k to the
- * F32 sums between them. `first`: first column of those. */
+/* Where the sums of a block go: to c directly, or, for a BF16 result of several blocks of k, to the
+ * F32 sums between them. `first`: their first column. */
 static nd_gemm_tile destination(const call *c, workspace *w, const block *x, int64_t first)
 {
     const bool begins = x->k == 0, ends = x->k + x->depth == c->p->k;
@@ -115,7 +115,8 @@ static void multiply_panels(const call *c, const workspace *w, nd_gemm_tile t)
     }
 }
 
-/* Which blocks of rows a block belongs to: whether its B is packed already, and is wanted again. */
+/* The position of a block of rows: whether its B is already packed, and whether another block needs
+ * it. */
 typedef enum sharing { ONLY_BLOCK, FIRST_BLOCK, LATER_BLOCK } sharing;
 
 static void multiply_block(const call *c, workspace *w, const block *x, sharing shared)

@@ -56,7 +56,7 @@ INLINE void store(const nd_gemm_tile *t, int64_t i, int j, __m512 sum)
     }
 }
 
-/* The lines of c that the sums of these rows go to are wanted soon. */
+/* Prefetches the lines of c that the sums of these rows go to. */
 INLINE void prefetch_c(const int mr, const int nv, const nd_gemm_tile *t, int64_t first)
 {
     const int64_t size = t->bf16 ? 2 : 4;
@@ -70,8 +70,8 @@ INLINE void prefetch_c(const int mr, const int nv, const nd_gemm_tile *t, int64_
     }
 }
 
-/* Adds words [begin, end) of mr rows; what is at `wanted`, and every `step` elements on, is fetched
- * meanwhile. */
+/* Adds words [begin, end) of mr rows, and prefetches what lies at `wanted` and at every `step`
+ * elements after it. */
 INLINE void add_words(const int mr, const int nv, const nd_gemm_tile *t, const nd_bf16 *a,
                       int begin, int end, const nd_bf16 *wanted, int64_t step, __m512 sum[MR][NV])
 {

@@ -8,10 +8,10 @@
 #include "kernels/cpu/view.h"
 
 /*
- * BF16 products of matrices with gaps between their rows, for oneDNN: it takes such matrices only
- * in an implementation that allocates at every call, packing buffers for each thread and F32 sums
- * of the whole result. Here ROWS rows at a time are copied to where they have no gaps; the copies'
- * memory is the context's.
+ * BF16 products of matrices with gaps between their rows. oneDNN multiplies such matrices only in
+ * an implementation that allocates at every call: packing buffers for each thread and F32 sums of
+ * the whole result. Therefore ROWS rows at a time are copied to memory of the context, where they
+ * have no gaps.
  */
 
 enum { ROWS = 1024, ALIGNMENT = 64 };
@@ -121,36 +121,40 @@ nd_status nd_cpu_multiply_gaps(nd_stream *stream, nd_tensor c, nd_tensor a, nd_t
     return ND_OK;
 }
 
-/* The stored matrix of op(x), rows [r0, r0 + rows) and columns [c0, c0 + columns) of op(x),
- * widened; row stride T. */
-static void widen(const nd_row_ops *kernels, float *tile, nd_tensor x, bool transposed, int64_t r0,
-                  int64_t rows, int64_t c0, int64_t columns)
+/* Rows [row, row + rows) and columns [column, column + columns) of a matrix. */
+typedef struct block {
+    int64_t row, rows, column, columns;
+} block;
+
+/* A block of op(x) as it is stored, widened; row stride ND_CPU_WIDEN_TILE. */
+static void widen(const nd_row_ops *kernels, float *tile, nd_tensor x, bool transposed, block at)
 {
-    int64_t first = transposed ? c0 : r0, count = transposed ? columns : rows;
-    int64_t left = transposed ? r0 : c0, width = transposed ? rows : columns;
+    block stored = transposed ? (block){at.column, at.columns, at.row, at.rows} : at;
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < count; i++) {
-        int64_t at = (first + i) * x.stride[0] + left;
+    for (int64_t i = 0; i < stored.rows; i++) {
+        int64_t from = (stored.row + i) * x.stride[0] + stored.column;
         float *to = tile + i * ND_CPU_WIDEN_TILE;
         if (x.dtype == ND_DTYPE_BF16) {
-            kernels->cast(to, ND_DTYPE_F32, (const nd_bf16 *)x.data + at, ND_DTYPE_BF16, width);
+            kernels->cast(to, ND_DTYPE_F32, (const nd_bf16 *)x.data + from, ND_DTYPE_BF16,
+                          stored.columns);
         } else {
-            kernels->widen_fp8(to, (const uint8_t *)x.data + at, width,
+            kernels->widen_fp8(to, (const uint8_t *)x.data + from, stored.columns,
                                x.dtype == ND_DTYPE_F8_E4M3);
         }
     }
 }
 
-/* c = tile factor (+ c), rounded once when c is BF16. */
-static void store(const nd_row_ops *kernels, nd_tensor c, int64_t r0, int64_t rows, int64_t c0,
-                  int64_t columns, const float *tile, const nd_cpu_factors *f, bool accumulate)
+/* A block of c = tile factor (+ c), rounded once when c is BF16. */
+static void store(const nd_row_ops *kernels, nd_tensor c, block at, const float *tile,
+                  const nd_cpu_factors *f, bool accumulate)
 {
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < rows; i++) {
-        kernels->scaled_sum(
-            nd_address(c, (r0 + i) * c.stride[0] + c0), tile + i * ND_CPU_WIDEN_TILE,
-            f->all * (f->rows ? f->rows[r0 + i] : 1.0f), f->columns ? f->columns + c0 : NULL,
-            accumulate, columns, c.dtype == ND_DTYPE_BF16);
+    for (int64_t i = 0; i < at.rows; i++) {
+        int64_t row = at.row + i;
+        kernels->scaled_sum(nd_address(c, row * c.stride[0] + at.column),
+                            tile + i * ND_CPU_WIDEN_TILE, f->all * (f->rows ? f->rows[row] : 1.0f),
+                            f->columns ? f->columns + at.column : NULL, accumulate, at.columns,
+                            c.dtype == ND_DTYPE_BF16);
     }
 }
 
@@ -175,11 +179,11 @@ nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tenso
             for (int64_t l = 0; l < p->k; l += T) {
                 tile.k = smaller(T, p->k - l);
                 tile.accumulate = l > 0;
-                widen(kernels, ta, a, p->a_transposed, i, tile.m, l, tile.k);
-                widen(kernels, tb, b, p->b_transposed, l, tile.k, j, tile.n);
+                widen(kernels, ta, a, p->a_transposed, (block){i, tile.m, l, tile.k});
+                widen(kernels, tb, b, p->b_transposed, (block){l, tile.k, j, tile.n});
                 ND_TRY(nd_dnnl_matmul(context->dnnl, &tile, tc, ta, tb, NULL));
             }
-            store(kernels, c, i, tile.m, j, tile.n, tc, factors, p->accumulate);
+            store(kernels, c, (block){i, tile.m, j, tile.n}, tc, factors, p->accumulate);
         }
     }
     return ND_OK;

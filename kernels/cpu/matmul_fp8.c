@@ -24,7 +24,7 @@ enum {
     ALIGNMENT = 256
 };
 
-/* One operand: the form that is there, and how it stands to op(x). */
+/* One operand in the form in which it exists, and how that form relates to op(x). */
 typedef struct operand {
     nd_tensor stored;
     bool transposed; /* op(x) is the transpose of `stored` */
@@ -140,7 +140,7 @@ static void finish_rows(void *arg, int64_t begin, int64_t end)
     }
 }
 
-/* Sums of CHUNK rows of c at a time, then their factors. */
+/* Computes the sums of CHUNK rows of c at a time, then applies their factors. */
 static nd_status multiply_chunks(nd_stream *stream, nd_tensor c, const nd_bf16 *a, const nd_bf16 *b,
                                  float *sums, const nd_dnnl_product *whole, const nd_cpu_factors *f)
 {

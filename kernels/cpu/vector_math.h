@@ -139,8 +139,8 @@ static inline void nd_v_store_bf16_exact(nd_bf16 *p, nd_vf x)
 #endif
 }
 
-/* The same but that the instruction for it, where there is one, takes subnormal numbers for
- * zero. */
+/* Rounds like nd_v_store_bf16_exact, but the instruction for it, where there is one, flushes
+ * subnormal numbers to zero. */
 static inline void nd_v_store_bf16(nd_bf16 *p, nd_vf x)
 {
 #if defined(__AVX512BF16__)

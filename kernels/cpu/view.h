@@ -16,8 +16,8 @@ static inline void *nd_row(nd_tensor t, int64_t i)
     return nd_address(t, i * t.stride[0]);
 }
 
-/* Elements of the inner axes that lie side by side: the whole count when the view is contiguous. */
-static inline int64_t nd_run_of(nd_tensor t)
+/* Elements of the inner axes that lie without gaps: the whole count when the view is contiguous. */
+static inline int64_t nd_contiguous_count(nd_tensor t)
 {
     int64_t run = 1;
     for (int axis = t.axes - 1; axis >= 0; axis--) {

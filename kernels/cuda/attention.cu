@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Beside attention: delta, and the merge of partial results. LANES threads of a warp share one head
- * of one token. */
+/* What attention needs besides its library: delta, and the merge of partial results. LANES threads
+ * of a warp share one head of one token. */
 #include "kernels/cuda/map.cuh"
 
 using namespace nd;
@@ -9,7 +9,7 @@ namespace {
 
 enum { THREADS = 256 };
 
-/* A (B, Sq, H, D) view and which of its heads a group of lanes has. */
+/* A (B, Sq, H, D) view, and the heads of it that a group of lanes handles. */
 struct heads_view {
     int64_t batch_stride, token_stride, head_stride;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The project's headers are C. */
+/* The headers of this project are C. */
 extern "C" {
 #include "kernels/cuda/attention_cudnn.h"
 }
@@ -231,7 +231,8 @@ static nd_status build(nd_cudnn *cudnn, const nd_sdpa_form &form, plan &p)
     graph.set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
-    /* Else the frontend asks the GPU through a libcudart.so that it opens; ours is linked in. */
+    /* Without this the frontend asks the GPU through a libcudart.so that it opens itself; ours is
+     * linked in. */
     graph.set_sm_version(cudnn->capability);
     if (!cudnn->handle) {
         graph.set_device_properties(cudnn->description);
@@ -276,7 +277,7 @@ static nd_status find(nd_cudnn *cudnn, const nd_sdpa_form *form, plan **out)
     return ND_OK;
 }
 
-/* Nothing of C++ leaves this file. */
+/* The interface is C: no C++ type leaves this file. */
 template <typename Body> static nd_status guarded(Body body)
 {
     try {

@@ -32,8 +32,8 @@ typedef struct nd_sdpa_strides {
     int64_t batch, row, head;
 } nd_sdpa_strides;
 
-/* What a plan is for. Compared by bytes: zero it first. Statistics are F32 (B, H, Sq), packed: for
- * other strides cuDNN has plans since 9.26 only. */
+/* The form of a call that a plan is made for. Forms are compared by bytes: zero one first.
+ * Statistics are F32 (B, H, Sq), packed: for other strides cuDNN has plans only since 9.26. */
 typedef struct nd_sdpa_form {
     int64_t batch, sq, sk, heads, kv_heads, head_dim;
     nd_sdpa_strides q, k, v, out, dout, dq, dk, dv; /* forward: the first four */

@@ -86,6 +86,12 @@ __global__ void __launch_bounds__(THREADS)
     lse[s.stat(b, h, i)] = n > 0 ? most + logf(total) : -INFINITY;
 }
 
+/* What the backward reads. */
+template <class T> struct operands {
+    view<const T> q, k, v, dout;
+    const float *lse, *delta;
+};
+
 /* What the backward of one pair of query and key needs. */
 template <class T> struct pair {
     float p, ds; /* probability, gradient of the score */
@@ -99,24 +105,22 @@ template <class T> struct pair {
 };
 
 template <class T, class O>
-__global__ void __launch_bounds__(THREADS)
-    queries(shape s, view<O> dq, view<const T> q, view<const T> k, view<const T> v,
-            view<const T> dout, const float *lse, const float *delta, bool add)
+__global__ void __launch_bounds__(THREADS) queries(shape s, view<O> dq, operands<T> in, bool add)
 {
     int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (at >= s.batch * s.heads * s.sq) {
         return;
     }
     int64_t i = at % s.sq, h = at / s.sq % s.heads, b = at / s.sq / s.heads;
-    int64_t row = s.stat(b, h, i), n = lse[row] == -INFINITY ? 0 : visible(s, i);
+    int64_t row = s.stat(b, h, i), n = in.lse[row] == -INFINITY ? 0 : visible(s, i);
     float sums[ND_PLAIN_HEAD_DIM];
     for (int d = 0; d < s.columns; d++) {
         sums[d] = 0.0f;
     }
     for (int64_t j = 0; j < n; j++) {
-        const T *key = k.row(b, j, h / s.group);
-        pair<T> x(s, q.row(b, i, h), key, v.row(b, j, h / s.group), dout.row(b, i, h), lse[row],
-                  delta[row]);
+        const T *key = in.k.row(b, j, h / s.group);
+        pair<T> x(s, in.q.row(b, i, h), key, in.v.row(b, j, h / s.group), in.dout.row(b, i, h),
+                  in.lse[row], in.delta[row]);
         for (int d = 0; d < s.columns; d++) {
             sums[d] += x.ds * widen(key[d]);
         }
@@ -126,8 +130,7 @@ __global__ void __launch_bounds__(THREADS)
 
 template <class T, class O>
 __global__ void __launch_bounds__(THREADS)
-    keys(shape s, view<O> dk, view<O> dv, view<const T> q, view<const T> k, view<const T> v,
-         view<const T> dout, const float *lse, const float *delta, bool add)
+    keys(shape s, view<O> dk, view<O> dv, operands<T> in, bool add)
 {
     int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     int kv_heads = s.heads / s.group;
@@ -142,11 +145,12 @@ __global__ void __launch_bounds__(THREADS)
     for (int64_t h = kv * s.group; h < (kv + 1) * s.group; h++) {
         for (int64_t i = j - s.diag > 0 ? j - s.diag : 0; i < s.sq; i++) {
             int64_t row = s.stat(b, h, i);
-            if (lse[row] == -INFINITY) {
+            if (in.lse[row] == -INFINITY) {
                 continue;
             }
-            const T *query = q.row(b, i, h), *gradient = dout.row(b, i, h);
-            pair<T> x(s, query, k.row(b, j, kv), v.row(b, j, kv), gradient, lse[row], delta[row]);
+            const T *query = in.q.row(b, i, h), *gradient = in.dout.row(b, i, h);
+            pair<T> x(s, query, in.k.row(b, j, kv), in.v.row(b, j, kv), gradient, in.lse[row],
+                      in.delta[row]);
             for (int d = 0; d < s.columns; d++) {
                 sums_k[d] += x.ds * widen(query[d]);
                 sums_v[d] += x.p * widen(gradient[d]);
@@ -183,15 +187,20 @@ template <class T> int launch_forward(nd_cuda_queue queue, const nd_attention_fw
                      view_of<const T>(args->v));
 }
 
+template <class T> operands<T> operands_of(const nd_attention_bwd_args *args)
+{
+    return {view_of<const T>(args->q),     view_of<const T>(args->k),
+            view_of<const T>(args->v),     view_of<const T>(args->dout),
+            (const float *)args->lse.data, (const float *)args->delta.data};
+}
+
 template <class T, class O>
 int launch_queries(nd_cuda_queue queue, const nd_attention_bwd_args *args)
 {
     const nd_attention *a = &args->attention;
     return ND_LAUNCH((queries<T, O>), blocks_of(a->batch * a->heads * a->sq), THREADS, queue,
-                     shape_of(a, args->lse), view_of<O>(args->dq), view_of<const T>(args->q),
-                     view_of<const T>(args->k), view_of<const T>(args->v),
-                     view_of<const T>(args->dout), (const float *)args->lse.data,
-                     (const float *)args->delta.data, args->add_q);
+                     shape_of(a, args->lse), view_of<O>(args->dq), operands_of<T>(args),
+                     args->add_q);
 }
 
 template <class T, class O> int launch_keys(nd_cuda_queue queue, const nd_attention_bwd_args *args)
@@ -199,9 +208,7 @@ template <class T, class O> int launch_keys(nd_cuda_queue queue, const nd_attent
     const nd_attention *a = &args->attention;
     return ND_LAUNCH((keys<T, O>), blocks_of(a->batch * a->kv_heads * a->sk), THREADS, queue,
                      shape_of(a, args->lse), view_of<O>(args->dk), view_of<O>(args->dv),
-                     view_of<const T>(args->q), view_of<const T>(args->k),
-                     view_of<const T>(args->v), view_of<const T>(args->dout),
-                     (const float *)args->lse.data, (const float *)args->delta.data, args->add_kv);
+                     operands_of<T>(args), args->add_kv);
 }
 
 template <class T> int launch_backward(nd_cuda_queue queue, const nd_attention_bwd_args *args)

@@ -31,7 +31,7 @@ constexpr int smaller(int a, int b)
     return a < b ? a : b;
 }
 
-/* ---- conversions: to nearest, ties to even ---- */
+/* conversions: to nearest, ties to even */
 
 __device__ inline float widen(float x)
 {
@@ -81,7 +81,7 @@ template <class T> __device__ inline float rounded(float x)
     return widen(stored);
 }
 
-/* ---- packs ---- */
+/* packs */
 
 /* Elements of less than 32 bits are kept in words, so that two or four of them share a register. */
 template <class T, int N, bool WORDS = (sizeof(T) < 4 && N > 1)> struct pack;
@@ -127,7 +127,7 @@ template <class T, int N> __device__ inline pack<T, N> zeros()
     return out;
 }
 
-/* Zeros, and nothing is read, where it is not `there`. */
+/* Zeros where `there` is false; nothing is read then. */
 template <int N, class T> __device__ inline pack<T, N> load(const T *p, bool there = true)
 {
     ND_EXPECT_ALIGNED(p, there ? alignof(pack<T, N>) : 1);
@@ -167,7 +167,7 @@ template <int N, class T> __device__ inline void store_floats(T *p, const float 
     store<N>(p, out);
 }
 
-/* ---- functions ---- */
+/* functions */
 
 /* 2^x within 2 units of the last place; subnormal results are 0. */
 __device__ inline float exp2_fast(float x)
@@ -181,7 +181,7 @@ __device__ inline float exp2_fast(float x)
 #endif
 }
 
-/* e^x, for results that are stored as T: an error of |x| 2^-24 is nothing beside BF16's
+/* e^x for results that are stored as T: with BF16 results an error of |x| 2^-24 is far below their
  * rounding. */
 template <class T> __device__ inline float exp_for(float x)
 {
@@ -201,7 +201,7 @@ template <class T> __device__ inline float divide_for(float a, float b)
     }
 }
 
-/* ---- reductions: every thread gets the result ---- */
+/* reductions: every thread gets the result */
 
 __device__ inline float warp_sum(float x)
 {
@@ -256,7 +256,7 @@ __device__ inline float block_max(float x, float *slots)
     return warp_max(slots[lane < warps ? lane : 0]);
 }
 
-/* ---- amax: |x| as bits, which are ordered like the numbers, NaN above all ---- */
+/* amax: |x| as bits, which are ordered like the numbers, NaN above all */
 
 __device__ inline uint32_t size_bits(float x)
 {
@@ -268,8 +268,8 @@ __device__ inline uint32_t larger(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-/* All threads of the warp take part. The order does not matter, and once a large value is there few
- * have to be sent. */
+/* Every thread of the warp must call this. The order does not affect the result, and once a large
+ * value is stored, few threads still have a larger one to send. */
 __device__ inline void amax_merge(float *amax, uint32_t bits)
 {
     bits = __reduce_max_sync(0xffffffffu, bits);
@@ -278,7 +278,7 @@ __device__ inline void amax_merge(float *amax, uint32_t bits)
     }
 }
 
-/* ---- sizes ---- */
+/* sizes */
 
 inline int64_t ceil_div(int64_t a, int64_t b)
 {

@@ -3,9 +3,11 @@
 #define ND_CUDA_CONTEXT_H
 /*
  * What the CUDA ops keep for one GPU: cuBLASLt with its plans, the attention plans, and the memory
- * that a call borrows. nd_ops_cuda creates it, it hangs off nd_device.native, and closing the
- * device destroys it. All ops of a rank run on one stream, so one workspace serves them; another
- * stream that computes at the same time would need its own.
+ * that a call borrows. nd_ops_cuda creates it in nd_device.native, and closing the device destroys
+ * it.
+ *
+ * All ops of a rank run on one stream, so one workspace serves them; a second stream that computes
+ * at the same time would need a workspace of its own.
  */
 #include "kernels/cuda/attention_cudnn.h"
 #include "runtime/device/device.h"
@@ -19,7 +21,7 @@ typedef struct nd_cuda_context {
     void *scratch;            /* ND_CUDA_SCRATCH bytes for the kernels */
     size_t attention_scratch; /* the most that was planned for a call of attention */
     int64_t ordered_bytes;    /* most bytes of scores of a deterministic call (sdpa_parts.h) */
-    bool attention_prepared;  /* calls were prepared: attention_scratch is what they need */
+    bool attention_prepared;  /* plans were prepared, so attention_scratch is exact */
     char machine[96];
     int capability;     /* 90: Hopper */
     bool deterministic; /* attention adds up gradients in a fixed order */

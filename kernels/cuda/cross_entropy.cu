@@ -7,8 +7,8 @@ namespace {
 
 enum { NOT_COUNTED = -100, STATS_THREADS = 512, LOSS_THREADS = 1024 };
 
-/* ---- statistics: one pass over the row, a maximum and a sum on its scale per thread, then both
- * over the block ---- */
+/* statistics: one pass over the row, a maximum and a sum on its scale per thread, then both
+ * over the block */
 
 struct running {
     float max, sum;
@@ -64,7 +64,8 @@ __global__ void __launch_bounds__(STATS_THREADS)
         absorb<T, N, TOGETHER>(r, packs, TOGETHER * N);
     }
     for (; at < valid; at += step) {
-        pack<T, N> packs[1] = {load<N>(x + at)}; /* rows are whole packs, beyond `valid` too */
+        pack<T, N> packs[1] = {
+            load<N>(x + at)}; /* a row has whole packs, so reading past `valid` is safe */
         absorb<T, N, 1>(r, packs, valid - at);
     }
     float max = block_max(r.max, slots);
@@ -78,30 +79,27 @@ __global__ void __launch_bounds__(STATS_THREADS)
     }
 }
 
-template <class T, int N>
-int launch_stats(nd_cuda_queue queue, nd_tensor row_max, nd_tensor row_sum, nd_tensor target,
-                 nd_tensor logits, nd_tensor labels, int64_t first, int64_t valid)
+template <class T, int N> int launch_stats(nd_cuda_queue queue, const nd_ce_stats_args *x)
 {
-    return ND_LAUNCH_MEETING((stats_kernel<T, N>), logits.shape[0], STATS_THREADS, queue,
-                             (float *)row_max.data, (float *)row_sum.data, (float *)target.data,
-                             (const T *)logits.data, logits.stride[0], (const int32_t *)labels.data,
-                             first, valid);
+    return ND_LAUNCH_MEETING(
+        (stats_kernel<T, N>), x->logits.shape[0], STATS_THREADS, queue, (float *)x->row_max.data,
+        (float *)x->row_sum.data, (float *)x->target.data, (const T *)x->logits.data,
+        x->logits.stride[0], (const int32_t *)x->labels.data, x->first, x->valid);
 }
 
-template <class T>
-int stats(nd_cuda_queue queue, nd_tensor row_max, nd_tensor row_sum, nd_tensor target,
-          nd_tensor logits, nd_tensor labels, int64_t first, int64_t valid)
+template <class T> bool rows_are_packs(nd_tensor logits)
 {
-    constexpr int PACK = type_of<T>::pack;
-    bool packs =
-        logits.shape[1] % PACK == 0 && aligned(logits.data, logits.stride[0] * (int64_t)sizeof(T));
-    return packs
-               ? launch_stats<T, PACK>(queue, row_max, row_sum, target, logits, labels, first,
-                                       valid)
-               : launch_stats<T, 1>(queue, row_max, row_sum, target, logits, labels, first, valid);
+    return logits.shape[1] % type_of<T>::pack == 0 &&
+           aligned(logits.data, logits.stride[0] * (int64_t)sizeof(T));
 }
 
-/* ---- small vectors ---- */
+template <class T> int stats(nd_cuda_queue queue, const nd_ce_stats_args *x)
+{
+    return rows_are_packs<T>(x->logits) ? launch_stats<T, type_of<T>::pack>(queue, x)
+                                        : launch_stats<T, 1>(queue, x);
+}
+
+/* small vectors */
 
 struct rescale_of {
     static constexpr int together = 1;
@@ -142,7 +140,7 @@ __global__ void __launch_bounds__(LOSS_THREADS)
     }
 }
 
-/* ---- gradient, in place: a block has TOGETHER packs a thread of one row ---- */
+/* gradient, in place: a block has TOGETHER packs a thread of one row */
 
 enum { GRADIENT_THREADS = 256 };
 
@@ -156,7 +154,7 @@ template <class T> struct gradient_args {
     unsigned tiles; /* of one row */
 };
 
-/* What the elements of a row share. */
+/* Values that are the same for all elements of a row. */
 struct gradient_row {
     float max, factor, scale;
 };
@@ -220,40 +218,32 @@ template <class T, int N> int launch_gradient(nd_cuda_queue queue, int64_t rows,
     return ND_LAUNCH((gradient_kernel<T, N>), rows * a.tiles, GRADIENT_THREADS, queue, a);
 }
 
-template <class T>
-int gradient(nd_cuda_queue queue, nd_tensor logits, nd_tensor max, nd_tensor sum, nd_tensor labels,
-             int64_t first, int64_t valid, const int64_t *count)
+template <class T> int gradient(nd_cuda_queue queue, const nd_ce_bwd_args *x)
 {
-    constexpr int PACK = type_of<T>::pack;
-    gradient_args<T> a = {(T *)logits.data,
-                          logits.stride[0],
-                          (const float *)max.data,
-                          (const float *)sum.data,
-                          (const int32_t *)labels.data,
-                          first,
-                          valid,
-                          logits.shape[1],
-                          count,
+    gradient_args<T> a = {(T *)x->logits.data,
+                          x->logits.stride[0],
+                          (const float *)x->max.data,
+                          (const float *)x->sum.data,
+                          (const int32_t *)x->labels.data,
+                          x->first,
+                          x->valid,
+                          x->logits.shape[1],
+                          x->count,
                           0};
-    bool packs =
-        logits.shape[1] % PACK == 0 && aligned(logits.data, logits.stride[0] * (int64_t)sizeof(T));
-    return packs ? launch_gradient<T, PACK>(queue, logits.shape[0], a)
-                 : launch_gradient<T, 1>(queue, logits.shape[0], a);
+    return rows_are_packs<T>(x->logits)
+               ? launch_gradient<T, type_of<T>::pack>(queue, x->logits.shape[0], a)
+               : launch_gradient<T, 1>(queue, x->logits.shape[0], a);
 }
 
 } // namespace
 
 int nd_cuda_ce_stats(nd_cuda_queue queue, const nd_ce_stats_args *args, void *scratch)
 {
-    const nd_tensor row_max = args->row_max, row_sum = args->row_sum, target = args->target,
-                    logits = args->logits, labels = args->labels;
-    if (logits.shape[0] == 0) {
+    if (args->logits.shape[0] == 0) {
         return 0;
     }
-    return logits.dtype == ND_DTYPE_F32 ? stats<float>(queue, row_max, row_sum, target, logits,
-                                                       labels, args->first, args->valid)
-                                        : stats<bf16>(queue, row_max, row_sum, target, logits,
-                                                      labels, args->first, args->valid);
+    return args->logits.dtype == ND_DTYPE_F32 ? stats<float>(queue, args)
+                                              : stats<bf16>(queue, args);
 }
 
 int nd_cuda_ce_rescale(nd_cuda_queue queue, const nd_ce_rescale_args *args, void *scratch)
@@ -275,12 +265,9 @@ int nd_cuda_ce_loss(nd_cuda_queue queue, const nd_ce_loss_args *args, void *scra
 
 int nd_cuda_ce_bwd(nd_cuda_queue queue, const nd_ce_bwd_args *args, void *scratch)
 {
-    const nd_tensor logits = args->logits, max = args->max, sum = args->sum, labels = args->labels;
-    if (logits.shape[0] == 0 || logits.shape[1] == 0) {
+    if (args->logits.shape[0] == 0 || args->logits.shape[1] == 0) {
         return 0;
     }
-    return logits.dtype == ND_DTYPE_F32 ? gradient<float>(queue, logits, max, sum, labels,
-                                                          args->first, args->valid, args->count)
-                                        : gradient<bf16>(queue, logits, max, sum, labels,
-                                                         args->first, args->valid, args->count);
+    return args->logits.dtype == ND_DTYPE_F32 ? gradient<float>(queue, args)
+                                              : gradient<bf16>(queue, args);
 }

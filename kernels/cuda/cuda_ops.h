@@ -8,10 +8,8 @@
 #include "kernels/cuda/lt_choice.h"
 #include "kernels/ops.h"
 
-/*
- * Opens cuBLASLt and cuDNN and makes what the ops keep; it hangs off the device and dies with it.
- * deterministic: attention's backward adds in a fixed order (the rest always does).
- */
+/* Opens cuBLASLt and cuDNN and creates what the ops keep, which the device owns until it is closed.
+ * deterministic: the backward of attention adds in a fixed order (everything else always does). */
 nd_status nd_ops_cuda(nd_device *device, bool deterministic, const nd_ops **out);
 /* True in a program that was built with CUDA and without cudnn-frontend: nd_ops_cuda fails. */
 bool nd_ops_cuda_lacks_cudnn(void);
@@ -23,14 +21,12 @@ const char *nd_ops_cuda_machine(const nd_device *device);
 /* Device memory that nd_ops_cuda allocates. */
 size_t nd_ops_cuda_workspace(void);
 
-/*
- * Autotune of the products (lt.h has the rules): begin times forms at their first use, for
- * `seconds` at most; install takes choices, here the ones of another run or rank too.
- */
+/* Autotune of the products (rules: lt.h). `tune` times each form at its first use, for `seconds` in
+ * total; `install` applies choices, which may come from another run or rank. */
 void nd_ops_cuda_tune(nd_device *device, int candidates, double seconds);
 int nd_ops_cuda_choices(const nd_device *device, nd_lt_choice out[ND_LT_PLANS]);
 nd_status nd_ops_cuda_install(nd_device *device, const nd_lt_choice *choices, int count);
-/* Forms met since then that were not among the choices. */
+/* Forms met since nd_ops_cuda_install that were not among the choices. */
 int nd_ops_cuda_unchosen(const nd_device *device);
 /* Compute capability (90) and version of cuBLASLt (130100). */
 void nd_ops_cuda_versions(const nd_device *device, int *capability, size_t *cublaslt);

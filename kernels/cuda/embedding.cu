@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The backward adds the tokens of a table row in ascending order: they are sorted by row
- * (token_sort.cuh), and what stands at the first token of each row walks over the others.
- */
+/* The backward adds the tokens of a table row in ascending order: it sorts tokens by row
+ * (token_sort.cuh), and the thread at the first token of a row walks over the others. */
 #include "kernels/cuda/map.cuh"
 #include "kernels/cuda/token_sort.cuh"
 
@@ -57,7 +55,10 @@ int forward(nd_cuda_queue queue, nd_tensor out, nd_tensor ids, nd_tensor table, 
     return map(queue, look_up<T, PACK>{to, from, id, first, vocabulary, l}, l.count());
 }
 
-enum { ADD_THREADS = 128, AHEAD = 8 /* tokens whose gradients are read at once */ };
+enum {
+    ADD_THREADS = 128,
+    AHEAD = 8 /* tokens whose gradients are loaded before the first is added */
+};
 
 /* Block (i, strip of columns): when sorted token i is the first of its row, adds the gradients of
  * all of them to it. */
@@ -80,7 +81,8 @@ __global__ void __launch_bounds__(ADD_THREADS)
         ND_UNROLL
         for (int a = 0; a < AHEAD; a++) {
             sorted_token token = i + a < n ? tokens[i + a] : ~(sorted_token)0;
-            more = (int64_t)(token >> 32) == row; /* once not, then not behind it either */
+            more = (int64_t)(token >> 32) ==
+                   row; /* after the first token of another row all are of other rows */
             x[a] =
                 load<N>(dout + (more ? (int64_t)(uint32_t)token : 0) * dout_stride + column, more);
         }
@@ -88,8 +90,7 @@ __global__ void __launch_bounds__(ADD_THREADS)
         for (int a = 0; a < AHEAD; a++) {
             ND_UNROLL
             for (int k = 0; k < N; k++) {
-                sums.e[k] +=
-                    get(x[a], k); /* adding +0 changes nothing but -0, which a sum is not */
+                sums.e[k] += get(x[a], k); /* adding +0 changes only -0, and a sum is never -0 */
             }
         }
     }

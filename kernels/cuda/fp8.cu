@@ -19,7 +19,7 @@ template <class T, int N> __device__ inline uint32_t size_of_pack(const pack<T, 
     return size;
 }
 
-/* ---- amax ---- */
+/* amax */
 
 template <class T, int N> struct amax_of {
     static constexpr int together = N == 1 ? 1 : 4, amaxes = 1;
@@ -125,7 +125,7 @@ int amax_typed(nd_cuda_queue queue, float *amax, nd_tensor x, nd_granularity gra
                      : amax_packs<T, 1>(queue, amax, x, granularity, merge, l);
 }
 
-/* ---- scales ---- */
+/* scales */
 
 struct scale_of {
     static constexpr int together = 1;
@@ -155,7 +155,7 @@ struct scale_of {
     }
 };
 
-/* One thread per tensor: neighbours read neighbouring columns of the history. */
+/* One thread per tensor: adjacent threads read adjacent columns of the history. */
 struct delayed_of {
     static constexpr int together = 1;
     nd_fp8_history h;
@@ -170,7 +170,7 @@ struct delayed_of {
         s.at = v;
     }
 
-    /* The amax that the scale follows; moves the history on. */
+    /* The amax that the scale follows; shifts the history by one step. */
     __device__ float roll(int64_t i) const
     {
         float newest = h.amax[i], largest;
@@ -202,7 +202,7 @@ struct delayed_of {
     }
 };
 
-/* ---- counts ---- */
+/* counts */
 
 enum { COUNT_BLOCKS = 2048 };
 
@@ -243,7 +243,7 @@ int count_typed(nd_cuda_queue queue, int64_t *counts, nd_tensor x, const layout<
                              (const float *)as.scale, as.granularity, e4m3);
 }
 
-/* ---- c = product a[i] b[j] + beta c ---- */
+/* c = product a[i] b[j] + beta c */
 
 template <class T, int N> struct rescale_of {
     static constexpr int together = N == 1 ? 1 : 2;
@@ -308,7 +308,7 @@ int nd_cuda_amax(nd_cuda_queue queue, const nd_amax_args *args, void *scratch)
     int64_t groups = granularity == ND_PER_TENSOR ? 1
                      : granularity == ND_PER_ROW  ? x.shape[0]
                                                   : x.shape[1];
-    /* Rows are written by their own warp; the others are found by atomic maxima. */
+    /* One warp writes the amax of a row; the other granularities use atomic maxima. */
     bool by_rows = granularity == ND_PER_ROW && x.shape[1] > 0;
     if (!merge && !by_rows && groups > 0) {
         int error = zero_async(queue, amax, (size_t)groups * sizeof(float));

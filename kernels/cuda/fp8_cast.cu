@@ -88,7 +88,7 @@ __device__ inline void write_tile(const codes8 *tile, const tile_args &a, int64_
             out = {{in.e[2], in.e[3], in.e[0], in.e[1]}};
         }
         uint8_t *to = a.transposed + (column0 + column) * a.transposed_stride + row;
-        if (ALIGNED) { /* rows come in sixteens */
+        if (ALIGNED) { /* rows are handled 16 at a time */
             store<16>(to, out);
         } else {
             for (int k = 0; k < 16 && k < left; k++) {
@@ -98,7 +98,7 @@ __device__ inline void write_tile(const codes8 *tile, const tile_args &a, int64_
     }
 }
 
-/* 8 neighbouring elements of a row as they are; 0 beyond its end. */
+/* 8 adjacent elements of a row as they are stored; 0 beyond its end. */
 template <class T, bool ALIGNED> struct elements8 {
     static constexpr int PACK = ALIGNED ? type_of<T>::pack : 1;
     pack<T, PACK> packs[8 / PACK];
@@ -128,7 +128,7 @@ template <bool ALIGNED> __device__ inline void store8(uint8_t *p, codes8 x, int6
     }
 }
 
-/* Codes of 8 neighbouring columns of one row. */
+/* Codes of 8 adjacent columns of one row. */
 template <class T, bool ALIGNED>
 __device__ inline codes8 encode8(const tile_args &a, const elements8<T, ALIGNED> &x,
                                  const float (&scale)[8])
@@ -241,7 +241,7 @@ template <class T> int cast_tiles(nd_cuda_queue queue, tile_args a)
                 : ND_LAUNCH_MEETING((cast_tile_kernel<T, false>), blocks, TILE_THREADS, queue, a);
 }
 
-/* ---- without the transpose: rows as they are ---- */
+/* without the transpose: rows as they are */
 
 template <class T, int N> struct cast_of {
     static constexpr int together = N == 1 ? 1 : 4, amaxes = 1;

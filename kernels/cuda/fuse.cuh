@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_CUDA_FUSE_CUH
 #define ND_CUDA_FUSE_CUH
-/* FP8 codes, and what kernels do with their results on the way out (nd_fuse). */
+/* FP8 codes, and what kernels do with a result while they store it (nd_fuse). */
 #include "kernels/cuda/common.cuh"
 
 namespace nd {
@@ -80,7 +80,7 @@ struct fuse_view {
     int64_t stride;
     bool e4m3;
 
-    /* Read it before the first store, which the compiler must take for one to it. */
+    /* Read this before the first store: the compiler must assume that a store may change it. */
     __device__ float scale_value() const
     {
         return codes ? *scale : 1.0f;

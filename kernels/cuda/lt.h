@@ -43,7 +43,8 @@ int nd_lt_plan_count(const nd_lt *lt);
 void nd_lt_tune(nd_lt *lt, int candidates, double deadline);
 /* The forms used since nd_lt_tune, in the order of their first uses; returns how many. */
 int nd_lt_choices(const nd_lt *lt, nd_lt_choice out[ND_LT_PLANS]);
-/* Forgets all forms, then takes these. ND_ERR_CONFIG when the library does not accept one. */
+/* Forgets all forms, then adopts these choices. ND_ERR_CONFIG when the library does not accept one.
+ * */
 nd_status nd_lt_install(nd_lt *lt, const nd_lt_choice *choices, int count);
 /* Forms met since nd_lt_install that were not among its choices. */
 int nd_lt_unchosen(const nd_lt *lt);
@@ -88,29 +89,26 @@ typedef struct nd_lt_operands {
     const float *scale_a, *scale_b;
 } nd_lt_operands;
 
-/*
- * Descriptor, layouts and up to `wanted` algorithms, best first, for a plan of the table. *found is
- * at least 1 on success. Until a product has scales of its own, the workspace stands for them.
- */
+/* Makes the descriptor, the layouts and up to `wanted` algorithms, best first, for a plan of the
+ * table. *found is at least 1 on success. Until a product sets its scales, their pointers lead into
+ * the workspace. */
 nd_status nd_lt_plan_init(nd_lt *lt, nd_lt_key key, int wanted, nd_lt_plan *plan,
                           cublasLtMatmulHeuristicResult_t *results, int *found);
-/* A plan with an algorithm that was recorded. ND_ERR_CONFIG when the library does not accept it, or
- * when a setting or its workspace is not what the record says. */
+/* Makes a plan from a recorded algorithm. ND_ERR_CONFIG when the library does not accept it, or
+ * when a setting or its workspace differs from the record. */
 nd_status nd_lt_plan_restore(nd_lt *lt, const nd_lt_choice *choice, nd_lt_plan *plan);
 /* The place of a form in the table: its plan, or a free one. */
 nd_lt_plan *nd_lt_slot(nd_lt *lt, const nd_lt_key *key);
 /* Enqueues the product of a plan; nothing while plans are prepared. */
 nd_status nd_lt_run(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_lt_operands *x);
-/* The settings of an algorithm, for people; -1 where the library does not say. */
+/* The settings of an algorithm; -1 where the library has no value. */
 nd_lt_traits nd_lt_traits_of(const nd_lt_library *library, const cublasLtMatmulAlgo_t *algorithm);
 /* Largest power of two, at most 256, that divides the address. */
 int32_t nd_lt_alignment(const void *p);
 
-/*
- * Times the algorithms that the library proposed on the operands of the call, whose result is lost,
- * and keeps the fastest of those that the library takes back from a record. plan->chosen stays
- * false when there is none: the library's first choice makes the product.
- */
+/* Times the algorithms that the library proposed on the operands of the call, whose result is lost,
+ * and keeps the fastest of those that a record can restore. plan->chosen stays false when there is
+ * none; then the first algorithm of the library makes the product. */
 nd_status nd_lt_choose(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_lt_operands *x,
                        const cublasLtMatmulHeuristicResult_t *results, int found);
 

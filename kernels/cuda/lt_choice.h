@@ -44,11 +44,9 @@ enum {
     ND_LT_CANDIDATES = 16 /* most algorithms that are timed for one */
 };
 
-/*
- * The settings of an algorithm: X(field, attribute of the library, its bytes). -1 where the library
- * does not say. `algorithm` is what runs; a replay compares what the library reads out of it with
- * these.
- */
+/* The settings of an algorithm: X(field, attribute of the library, its bytes). -1 where the library
+ * has no value. `algorithm` is what runs; a replay compares the settings that the library reads out
+ * of it with these. */
 #define ND_LT_TRAITS(X)                                                                            \
     X(id, CUBLASLT_ALGO_CONFIG_ID, 4)                                                              \
     X(tile, CUBLASLT_ALGO_CONFIG_TILE_ID, 4)                                                       \
@@ -68,10 +66,10 @@ typedef struct nd_lt_traits {
 
 typedef struct nd_lt_choice {
     nd_lt_key key;
-    uint64_t algorithm[8]; /* cublasLtMatmulAlgo_t: of one version of the library */
-    int64_t workspace;     /* bytes that the library's check of it asks for */
-    int64_t candidates;    /* that were timed; 0: none, there was no time or only one */
-    int64_t picked;        /* its place in the library's own order, from 0 */
+    uint64_t algorithm[8]; /* a cublasLtMatmulAlgo_t, valid for one version of the library */
+    int64_t workspace;     /* bytes that the library asks for when it checks the algorithm */
+    int64_t candidates;    /* how many were timed; 0: no time was left, or there was only one */
+    int64_t picked;        /* its index in the library's own order, from 0 */
     double seconds;        /* of this algorithm, and of the library's first; 0: not timed */
     double first_seconds;
     nd_lt_traits traits;

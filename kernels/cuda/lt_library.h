@@ -38,7 +38,7 @@ typedef struct nd_lt_library {
  * version. */
 nd_status nd_lt_library_open(nd_lt_library *out);
 
-/* Maps a status: the library's word for it and `call`. */
+/* Turns a status of the library into an error that names the status and `call`. */
 nd_status nd_lt_failed(cublasStatus_t status, const char *call);
 #define ND_CUBLAS(call_)                                                                           \
     do {                                                                                           \

@@ -27,8 +27,8 @@ static cudaDataType_t type_of(int32_t dtype)
     }
 }
 
-/* Scales that lie somewhere: the library answers for descriptors that have them, and reads none
- * before the product, which sets its own. */
+/* Points the scales at any device memory: the library answers only for descriptors that have such
+ * pointers, and reads no scale before the product, which sets its own. */
 static nd_status describe_scales(const nd_lt_library *l, const nd_lt_key *key, const void *anywhere,
                                  nd_lt_plan *plan)
 {
@@ -109,7 +109,7 @@ static const char *key_format(const nd_lt_key *key, char *buffer, size_t size)
     return buffer;
 }
 
-/* Only the entries whose state is success say anything. */
+/* The library fills only the entries whose state is success. */
 static int keep_valid(cublasLtMatmulHeuristicResult_t *results, int count)
 {
     int valid = 0;
@@ -174,8 +174,8 @@ static nd_status refuse(const nd_lt_library *l, const nd_lt_choice *choice, cons
                    key_format(&choice->key, form, sizeof form));
 }
 
-/* What the library reads out of the recorded algorithm, and what its check of it asks for, against
- * the record's own words. */
+/* Compares what the library reads out of the recorded algorithm, and the workspace that it asks
+ * for, with the record. */
 static nd_status compare(const nd_lt_library *l, const nd_lt_choice *choice, size_t workspace)
 {
     cublasLtMatmulAlgo_t algorithm;

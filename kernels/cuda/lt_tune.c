@@ -30,7 +30,7 @@ static nd_status run_candidate(void *context, nd_stream *stream)
     return nd_lt_run(c->lt, stream, c->plan, c->x);
 }
 
-/* What a record could not bring back is not chosen either. *workspace: what the library's check
+/* An algorithm that a record could not restore must not be chosen. *workspace: what the library
  * asks for, which a replay compares. */
 static bool can_be_replayed(nd_lt *lt, nd_lt_plan *plan,
                             const cublasLtMatmulHeuristicResult_t *proposed, size_t *workspace)
@@ -54,7 +54,7 @@ nd_status nd_lt_choose(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_
             continue;
         }
         if (nd_cuda_median(stream, run_candidate, &c, REPEATS, &seconds) != ND_OK) {
-            nd_error_clear(); /* not for this GPU after all; a broken device fails again below */
+            nd_error_clear(); /* this GPU cannot run it; a broken device fails again below */
             continue;
         }
         plan->candidates++;

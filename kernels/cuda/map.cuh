@@ -32,7 +32,7 @@ template <int OPERANDS> struct layout {
     int64_t rows, packs; /* packs of one row */
     int64_t stride[OPERANDS][3];
     int axes;  /* outer axes: 1, or up to 3 */
-    bool wide; /* more packs than a divider takes */
+    bool wide; /* more packs than a divider can handle */
     divider by_packs, by_last, by_middle;
 
     int64_t count() const
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(MAP_THREADS) map_amax_kernel(const F f, int64_
     }
 }
 
-/* Few blocks that stay, as each sends its maxima once. */
+/* Few blocks, each of which walks over many packs: every block sends its maxima once. */
 template <class F> int map_amax(nd_cuda_queue queue, const F &f, int64_t count)
 {
     if (count == 0) {

@@ -8,7 +8,7 @@
 
 enum {
     VECTOR_SCALES_SINCE = 120900,
-    SPARE = 4 /* algorithms asked for: the first of which the library is sure is taken */
+    SPARE = 4 /* algorithms to ask for; the first valid one is used */
 };
 
 nd_status nd_lt_create(nd_device *device, int capability, nd_lt **out)
@@ -93,8 +93,8 @@ static nd_status make_plan(nd_lt *lt, nd_stream *stream, const nd_lt_key *key,
     return ND_OK;
 }
 
-/* The plan of a form; *out is NULL when the library refuses vectors of scales for it (the caller
- * has another way). */
+/* Finds or makes the plan of a form. *out is NULL when the library refuses vectors of scales for
+ * it; the caller then applies the scales itself. */
 static nd_status plan_of(nd_lt *lt, nd_stream *stream, const nd_lt_key *key,
                          const nd_lt_operands *x, nd_lt_plan **out)
 {

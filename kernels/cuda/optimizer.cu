@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Takes the next ranges, at most MOST_RANGES; returns the blocks that they need. */
+/* Collects the next ranges, at most MOST_RANGES; returns the blocks that they need. */
 template <int N> int64_t take_ranges(const nd_flat_range *ranges, int count, range_list &list)
 {
     int64_t blocks = 0;
@@ -213,7 +213,7 @@ bool copies_align(const nd_flat_range *ranges, int count)
     return fine;
 }
 
-/* ---- sum of squares: F64 per thread, a tree per block, then the blocks in one more tree ---- */
+/* sum of squares: F64 per thread, a tree per block, then the blocks in one more tree */
 
 enum { SUM_BLOCKS = 1024, SUM_TOGETHER = 4 };
 

@@ -36,7 +36,7 @@ template <class T> struct as_is {
     using type = T;
 };
 
-/* Returns this launch's own error, where cudaGetLastError may return an older one. */
+/* The error of this launch; cudaGetLastError may return an older one. */
 template <class... P>
 int launch(void (*kernel)(P...), unsigned grid, unsigned block, cudaStream_t queue,
            typename as_is<P>::type... arguments)

@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(SUM_COLUMNS *SUM_LANES)
     int column = (int)(blockIdx.x * SUM_COLUMNS + threadIdx.x % SUM_COLUMNS);
     float sum = 0.0f;
     for (int b = lane; b < blocks && column < columns; b += SUM_LANES * SUM_TOGETHER) {
-        float part[SUM_TOGETHER]; /* all read before the first is added, in their order */
+        float part[SUM_TOGETHER]; /* all loads before the first addition; then in their order */
         ND_UNROLL
         for (int u = 0; u < SUM_TOGETHER; u++) {
             int from = b + u * SUM_LANES;

@@ -74,8 +74,8 @@ static nd_status plain_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
     return nd_cuda_op_done(stream, "attention_plain_bwd", (cudaError_t)launched);
 }
 
-/* A sum over the keys of some rows begins with the first piece of these, and is a gradient after
- * the last. */
+/* Adds up the gradient of some rows over their keys: the first piece of these rows begins the sum,
+ * and the last one stores it. */
 static nd_status store_queries(nd_stream *stream, const nd_sdpa_call *c, const nd_sdpa_piece *p,
                                nd_tensor part, nd_tensor result)
 {
@@ -136,7 +136,7 @@ static nd_status backward_pieces(nd_stream *stream, const nd_sdpa_call *c)
     nd_sdpa_walk walk = {0};
     nd_sdpa_piece p;
     if (sums) {
-        /* A part of this op, not one of its own to CUDA graphs, as nd_zero would be. */
+        /* The table directly, since nd_zero would be an op of its own to a CUDA graph. */
         size_t bytes = c->layout.end - c->layout.sum_k;
         ND_TRY(stream->device->table->zero(stream, c->sum_k.data, bytes));
     }
@@ -167,7 +167,7 @@ static nd_sdpa_call backward_call(const nd_attention_bwd_args *x)
                           .add_kv = x->add_kv};
 }
 
-/* Whether cuDNN makes it, and not the plain kernel. */
+/* Whether cuDNN computes this call, or the plain kernel. */
 static nd_status choose_backward(const nd_sdpa_call *c, nd_tensor delta, bool *cudnn)
 {
     *cudnn = cudnn_takes(c->a, c->q, c->k, c->v, c->out) && nd_sdpa_is_aligned(c->dout);
@@ -221,8 +221,8 @@ nd_status nd_cuda_sdpa_prepare_bwd(nd_cuda_context *context, const nd_attention_
     return cudnn ? prepare(context, &c) : ND_OK;
 }
 
-/* Of a block of contiguous tensors. What cannot be planned is said by the call itself, with the
- * plan's own words. */
+/* Scratch of a block of contiguous tensors, by its plans; 0 when they cannot be made: the call
+ * itself then fails with the message of the plan. */
 static size_t scratch_by_plans(nd_cuda_context *context, const nd_attention *a, bool backward)
 {
     nd_tensor q = nd_tensor_4d(NULL, ND_DTYPE_BF16, a->batch, a->sq, a->heads, a->head_dim);

@@ -16,12 +16,12 @@
 #include "kernels/cuda/context.h"
 #include "kernels/ops.h"
 
-/* Whether cuDNN makes this attention where tensors are aligned to 16 bytes and 8 elements; its
- * backward then reads out, not delta. Anything else takes the plain kernels. */
+/* Whether cuDNN computes this attention when tensors are aligned to 16 bytes and 8 elements; its
+ * backward then reads out, not delta. The plain kernels compute everything else. */
 bool nd_cuda_sdpa_is_cudnn(const nd_attention *, nd_dtype act);
 nd_status nd_cuda_sdpa_fwd(nd_stream *, const nd_attention_fwd_args *);
 nd_status nd_cuda_sdpa_bwd(nd_stream *, const nd_attention_bwd_args *);
-/* Make the plans of such a call, and note the scratch that it needs. Tensors need no memory, but
+/* Make the plans of such a call and record the scratch that it needs. Tensors need no memory, but
  * addresses that are aligned as those of the call. */
 nd_status nd_cuda_sdpa_prepare_fwd(nd_cuda_context *, const nd_attention_fwd_args *);
 nd_status nd_cuda_sdpa_prepare_bwd(nd_cuda_context *, const nd_attention_bwd_args *);

@@ -138,8 +138,8 @@ nd_status nd_sdpa_place(nd_sdpa_call *c, void *scratch)
     return ND_OK;
 }
 
-/* Before cuDNN 9.26 the backward reads, and before 9.12 the forward writes, packed statistics
- * only, whatever strides are given. */
+/* Before cuDNN 9.26 the backward reads packed statistics only, and before 9.12 the forward writes
+ * packed statistics only, even when the form has other strides. */
 static bool are_stats_packed(const nd_sdpa_call *c, const nd_sdpa_piece *p)
 {
     return p->rows == c->a->sq && p->kvs == c->a->kv_heads && (uintptr_t)c->lse.data % 16 == 0;

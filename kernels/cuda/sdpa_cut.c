@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/sdpa_parts.h"
 
-enum { TILE = 128 }; /* rows and keys of a tile are multiples of it, but in the last ones */
+enum { TILE = 128 }; /* rows and keys of a tile are multiples of this, except in the last tile */
 
 static int64_t clamp(int64_t x, int64_t low, int64_t high)
 {
@@ -23,7 +23,7 @@ static int64_t whole_tiles(int64_t x)
     return most(x / TILE * TILE, TILE);
 }
 
-/* As few parts of at most `step` (whole tiles) as there can be, about equally long. */
+/* Cuts into as few parts of at most `step` (whole tiles) as possible, of about equal length. */
 static int64_t even(int64_t extent, int64_t step)
 {
     int64_t parts = pieces_of(extent, step);
@@ -180,7 +180,7 @@ bool nd_sdpa_next(const nd_sdpa_cut *c, nd_sdpa_walk *at, nd_sdpa_piece *out)
     return true;
 }
 
-/* The last group may have fewer heads than those between. */
+/* The last group may have fewer heads than the others. */
 bool nd_sdpa_shows_form(const nd_sdpa_cut *c, const nd_sdpa_piece *p)
 {
     return p->kv == 0 || p->kv + p->kvs == c->kv_heads;

@@ -78,10 +78,8 @@ typedef struct nd_sdpa_layout {
 nd_sdpa_layout nd_sdpa_layout_of(const nd_attention *, const nd_sdpa_cut *, size_t workspace,
                                  bool backward);
 
-/*
- * Inside sdpa.c: one op of attention as calls of cuDNN. Where a call's operands lie, what its forms
- * are, and what goes through the scratch.
- */
+/* One attention op as calls of cuDNN (sdpa_call.c): where the operands of a call lie, its forms,
+ * and what goes through the scratch. */
 
 typedef struct nd_sdpa_call {
     nd_cuda_context *context;
@@ -100,8 +98,8 @@ typedef struct nd_sdpa_call {
     char *scratch;
 } nd_sdpa_call;
 
-/* At a multiple of 16 bytes, with strides of multiples of 8 elements: what cuDNN's vector accesses
- * need. */
+/* Whether the tensor lies at a multiple of 16 bytes and has strides of multiples of 8 elements:
+ * what the vector accesses of cuDNN need. */
 bool nd_sdpa_is_aligned(nd_tensor t);
 /* (B, S, heads, D) from a row and head on. */
 nd_tensor nd_sdpa_at(nd_tensor t, int64_t row, int64_t head);
@@ -110,12 +108,10 @@ nd_tensor nd_sdpa_part(nd_tensor t, int64_t row, int64_t rows, int64_t head, int
 /* lse with fewer rows, for the plain kernels. */
 nd_tensor nd_sdpa_first_rows(nd_tensor lse, int64_t rows);
 
-/*
- * The cut, and what goes through the scratch, of a call whose operands are set. Makes the plans of
- * all its forms that are not there yet.
- */
+/* Computes the cut, and what goes through the scratch, of a call whose operands are set. Makes the
+ * plans of all its forms that do not exist yet. */
 nd_status nd_sdpa_plan(nd_sdpa_call *call, nd_cuda_context *context);
-/* Places what goes through the scratch there. ND_ERR_INTERNAL where less was planned. */
+/* Assigns the scratch. ND_ERR_INTERNAL when less was planned. */
 nd_status nd_sdpa_place(nd_sdpa_call *call, void *scratch);
 
 nd_sdpa_form nd_sdpa_form_of(const nd_sdpa_call *call, const nd_sdpa_piece *p);

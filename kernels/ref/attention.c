@@ -59,12 +59,13 @@ bool nd_ref_attention_uses_delta(const nd_device *device, const nd_attention *a,
 }
 
 /* One query: out = sum_j exp(s_j - m) v_j / sum_j exp(s_j - m), lse = m + log(sum). */
-static void forward_row(const nd_attention *a, nd_tensor out, int64_t at_out, float *lse,
-                        nd_tensor q, int64_t at_q, nd_tensor k, nd_tensor v, int64_t b, int64_t kv,
-                        int64_t keys, double *sums)
+static void forward_row(const nd_attention_fwd_args *x, int64_t b, int64_t h, int64_t i)
 {
-    int64_t D = a->head_dim;
-    double max = -INFINITY, total = 0.0;
+    const nd_attention *a = &x->attention;
+    const nd_tensor q = x->q, k = x->k, v = x->v;
+    int64_t D = a->head_dim, kv = h / (a->heads / a->kv_heads), keys = visible_keys(a, i);
+    int64_t at_q = at4(q, b, i, h), at_out = at4(x->out, b, i, h);
+    double max = -INFINITY, total = 0.0, *sums = x->scratch;
     for (int64_t j = 0; j < keys; j++) {
         max = fmax(max, a->scale * dot(q, at_q, k, at4(k, b, j, kv), D));
     }
@@ -78,28 +79,25 @@ static void forward_row(const nd_attention *a, nd_tensor out, int64_t at_out, fl
             sums[d] += p * nd_ref_get(v, at4(v, b, j, kv) + d);
         }
     }
-    *lse = keys > 0 ? (float)(max + log(total)) : -INFINITY;
+    ((float *)x->lse.data)[(b * a->heads + h) * a->sq + i] =
+        keys > 0 ? (float)(max + log(total)) : -INFINITY;
     for (int64_t d = 0; d < D; d++) {
-        nd_ref_put(out, at_out + d, keys > 0 ? sums[d] / total : 0.0);
+        nd_ref_put(x->out, at_out + d, keys > 0 ? sums[d] / total : 0.0);
     }
 }
 
 nd_status nd_ref_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
 {
     const nd_attention *a = &args->attention;
-    const nd_tensor out = args->out, lse = args->lse, q = args->q, k = args->k, v = args->v;
-    check_queries(a, out);
-    check_queries(a, q);
-    check_keys(a, k);
-    check_keys(a, v);
-    check_rows(a, lse);
-    int64_t group = a->heads / a->kv_heads;
+    check_queries(a, args->out);
+    check_queries(a, args->q);
+    check_keys(a, args->k);
+    check_keys(a, args->v);
+    check_rows(a, args->lse);
     for (int64_t b = 0; b < a->batch; b++) {
         for (int64_t h = 0; h < a->heads; h++) {
             for (int64_t i = 0; i < a->sq; i++) {
-                float *row_lse = (float *)lse.data + (b * a->heads + h) * a->sq + i;
-                forward_row(a, out, at4(out, b, i, h), row_lse, q, at4(q, b, i, h), k, v, b,
-                            h / group, visible_keys(a, i), args->scratch);
+                forward_row(args, b, h, i);
             }
         }
     }
@@ -124,25 +122,20 @@ nd_status nd_ref_attention_delta(nd_stream *stream, const nd_attention_delta_arg
     return ND_OK;
 }
 
-typedef struct backward {
-    const nd_attention *a;
-    nd_tensor q, k, v, dout, lse, delta;
-} backward;
-
 typedef struct pair {
     double p, ds; /* probability of key j for query i, and the gradient of the raw product <q, k> */
 } pair;
 
 /* p = exp(s - lse); dp = <dout, v>; ds = p (dp - delta) scale. */
-static pair pair_of(const backward *w, int64_t b, int64_t h, int64_t i, int64_t j)
+static pair pair_of(const nd_attention_bwd_args *x, int64_t b, int64_t h, int64_t i, int64_t j)
 {
-    const nd_attention *a = w->a;
+    const nd_attention *a = &x->attention;
     int64_t kv = h / (a->heads / a->kv_heads), D = a->head_dim;
     int64_t row = (b * a->heads + h) * a->sq + i;
-    double s = a->scale * dot(w->q, at4(w->q, b, i, h), w->k, at4(w->k, b, j, kv), D);
-    double dp = dot(w->dout, at4(w->dout, b, i, h), w->v, at4(w->v, b, j, kv), D);
-    double p = exp(s - ((const float *)w->lse.data)[row]);
-    return (pair){p, p * (dp - ((const float *)w->delta.data)[row]) * a->scale};
+    double s = a->scale * dot(x->q, at4(x->q, b, i, h), x->k, at4(x->k, b, j, kv), D);
+    double dp = dot(x->dout, at4(x->dout, b, i, h), x->v, at4(x->v, b, j, kv), D);
+    double p = exp(s - ((const float *)x->lse.data)[row]);
+    return (pair){p, p * (dp - ((const float *)x->delta.data)[row]) * a->scale};
 }
 
 static void store_row(nd_tensor t, int64_t at, const double *sums, int64_t D, bool add)
@@ -153,30 +146,29 @@ static void store_row(nd_tensor t, int64_t at, const double *sums, int64_t D, bo
 }
 
 /* dq_i = sum_j ds_ij k_j. */
-static void backward_query(const backward *w, nd_tensor dq, int64_t b, int64_t h, int64_t i,
-                           bool add, double *sums)
+static void backward_query(const nd_attention_bwd_args *x, int64_t b, int64_t h, int64_t i)
 {
-    const nd_attention *a = w->a;
+    const nd_attention *a = &x->attention;
+    double *sums = x->scratch;
     int64_t kv = h / (a->heads / a->kv_heads), D = a->head_dim;
     for (int64_t d = 0; d < D; d++) {
         sums[d] = 0.0;
     }
     for (int64_t j = 0; j < visible_keys(a, i); j++) {
-        pair x = pair_of(w, b, h, i, j);
+        pair y = pair_of(x, b, h, i, j);
         for (int64_t d = 0; d < D; d++) {
-            sums[d] += x.ds * nd_ref_get(w->k, at4(w->k, b, j, kv) + d);
+            sums[d] += y.ds * nd_ref_get(x->k, at4(x->k, b, j, kv) + d);
         }
     }
-    store_row(dq, at4(dq, b, i, h), sums, D, add);
+    store_row(x->dq, at4(x->dq, b, i, h), sums, D, x->add_q);
 }
 
 /* dk_j = sum_i ds_ij q_i and dv_j = sum_i p_ij dout_i, over all query heads of the group. */
-static void backward_key(const backward *w, nd_tensor dk, nd_tensor dv, int64_t b, int64_t kv,
-                         int64_t j, bool add, double *sums)
+static void backward_key(const nd_attention_bwd_args *x, int64_t b, int64_t kv, int64_t j)
 {
-    const nd_attention *a = w->a;
+    const nd_attention *a = &x->attention;
     int64_t group = a->heads / a->kv_heads, D = a->head_dim;
-    double *sums_k = sums, *sums_v = sums + D;
+    double *sums_k = x->scratch, *sums_v = sums_k + D;
     for (int64_t d = 0; d < D; d++) {
         sums_k[d] = sums_v[d] = 0.0;
     }
@@ -185,50 +177,47 @@ static void backward_key(const backward *w, nd_tensor dk, nd_tensor dv, int64_t 
             if (j >= visible_keys(a, i)) {
                 continue;
             }
-            pair x = pair_of(w, b, h, i, j);
+            pair y = pair_of(x, b, h, i, j);
             for (int64_t d = 0; d < D; d++) {
-                sums_k[d] += x.ds * nd_ref_get(w->q, at4(w->q, b, i, h) + d);
-                sums_v[d] += x.p * nd_ref_get(w->dout, at4(w->dout, b, i, h) + d);
+                sums_k[d] += y.ds * nd_ref_get(x->q, at4(x->q, b, i, h) + d);
+                sums_v[d] += y.p * nd_ref_get(x->dout, at4(x->dout, b, i, h) + d);
             }
         }
     }
-    store_row(dk, at4(dk, b, j, kv), sums_k, D, add);
-    store_row(dv, at4(dv, b, j, kv), sums_v, D, add);
+    store_row(x->dk, at4(x->dk, b, j, kv), sums_k, D, x->add_kv);
+    store_row(x->dv, at4(x->dv, b, j, kv), sums_v, D, x->add_kv);
 }
 
 nd_status nd_ref_attention_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
 {
     const nd_attention *a = &args->attention;
-    const nd_tensor dq = args->dq, dk = args->dk, dv = args->dv, q = args->q, k = args->k,
-                    v = args->v, dout = args->dout, lse = args->lse, delta = args->delta;
-    backward w = {.a = a, .q = q, .k = k, .v = v, .dout = dout, .lse = lse, .delta = delta};
-    check_queries(a, q);
-    check_queries(a, dout);
-    check_queries(a, dq);
-    check_keys(a, k);
-    check_keys(a, v);
-    check_keys(a, dk);
-    check_keys(a, dv);
-    check_rows(a, lse);
-    check_rows(a, delta);
-    ND_ASSERT(!args->add_q || dq.dtype == ND_DTYPE_F32);
-    ND_ASSERT(!args->add_kv || (dk.dtype == ND_DTYPE_F32 && dv.dtype == ND_DTYPE_F32));
+    check_queries(a, args->q);
+    check_queries(a, args->dout);
+    check_queries(a, args->dq);
+    check_keys(a, args->k);
+    check_keys(a, args->v);
+    check_keys(a, args->dk);
+    check_keys(a, args->dv);
+    check_rows(a, args->lse);
+    check_rows(a, args->delta);
+    ND_ASSERT(!args->add_q || args->dq.dtype == ND_DTYPE_F32);
+    ND_ASSERT(!args->add_kv || (args->dk.dtype == ND_DTYPE_F32 && args->dv.dtype == ND_DTYPE_F32));
     for (int64_t b = 0; b < a->batch; b++) {
         for (int64_t h = 0; h < a->heads; h++) {
             for (int64_t i = 0; i < a->sq; i++) {
-                backward_query(&w, dq, b, h, i, args->add_q, args->scratch);
+                backward_query(args, b, h, i);
             }
         }
         for (int64_t kv = 0; kv < a->kv_heads; kv++) {
             for (int64_t j = 0; j < a->sk; j++) {
-                backward_key(&w, dk, dv, b, kv, j, args->add_kv, args->scratch);
+                backward_key(args, b, kv, j);
             }
         }
     }
     return ND_OK;
 }
 
-/* The larger lse is taken out first, so that nothing overflows; where acc_lse is -inf acc is not
+/* The larger lse is subtracted first, so that nothing overflows; where acc_lse is -inf acc is not
  * read. */
 nd_status nd_ref_lse_merge(nd_stream *stream, const nd_lse_merge_args *args)
 {

@@ -82,7 +82,7 @@ nd_status nd_ref_fp8_scale(nd_stream *stream, const nd_fp8_scale_args *args)
     return ND_OK;
 }
 
-/* The amax that tensor i's scale follows; moves its history on. */
+/* The amax that the scale of tensor i follows; shifts its history by one step. */
 static float roll(const nd_fp8_history *h, int64_t i, nd_amax_algorithm algorithm)
 {
     float newest = h->amax[i], largest = 0.0f;

@@ -36,7 +36,7 @@ nd_status nd_ref_matmul(nd_stream *stream, const nd_matmul_args *args)
 typedef struct operand {
     const uint8_t *codes;
     nd_dtype format;
-    int64_t row, column; /* distance of neighbours along either axis of op(t) */
+    int64_t row, column; /* distance of adjacent elements along either axis of op(t) */
     const float *inverse;
     bool per_line; /* one scale per index of the axis that is not summed */
 } operand;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a GPU does with the products and the attention of an 8B Llama layer: products beside a plain
- * loop of cuBLASLt on the same form and operands (plain_lt.h), in turns. One JSON object a line on
- * stdout. nd_bench_kernels has the memory-bound kernels.
- *   --tokens N (8192)   rows of the activations, a multiple of 16
- *   --toy               tiny widths, to see that it runs
+ * Times on a GPU of the products and the attention of an 8B Llama layer. Each product runs in turns
+ * with a plain loop of cuBLASLt on the same form and operands (plain_lt.h). Prints one JSON object
+ * a line. nd_bench_kernels has the memory-bound kernels.
+ *
+ * --tokens N (8192): rows of the activations, a multiple of 16. --toy: tiny widths, to test the
+ * program itself.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -96,7 +97,7 @@ static nd_status product(bench *b)
                    .beta = now.beta, .fast_accumulation = now.fast_accumulation);
 }
 
-/* The least of some turns each, so that what else the GPU does then falls on neither. */
+/* The shortest of several turns each, so that a disturbance of the GPU affects neither. */
 static nd_status bench_product(bench *b, const char *name, plain_lt_form form)
 {
     plain_lt_operands on = {room(b, 0), room(b, 1), room(b, 2), room(b, SCALES_ROOM)};

@@ -12,7 +12,7 @@ static int64_t scales_of(nd_granularity g, int64_t rows, int64_t columns)
     return g == ND_PER_TENSOR ? 1 : g == ND_PER_ROW ? rows : columns;
 }
 
-/* What a matrix of FP8 is for: its extents. */
+/* Bytes of the scales of an FP8 matrix of the extents of `matrix`. */
 static size_t scale_bytes(const nd_fp8 *x, nd_tensor matrix)
 {
     return (size_t)scales_of(x->granularity, matrix.shape[0],
@@ -20,7 +20,7 @@ static size_t scale_bytes(const nd_fp8 *x, nd_tensor matrix)
            sizeof(float);
 }
 
-/* The scales of an operand of a product, whose extents its own matrix has. */
+/* Bytes of the scales of an operand of a product, which has its extents itself. */
 static size_t operand_scale_bytes(const nd_fp8 *x)
 {
     const nd_tensor t = x->codes.data ? x->codes : x->transposed;
@@ -34,8 +34,8 @@ static size_t floats(int64_t count)
     return (size_t)count * sizeof(float);
 }
 
-/* Members of the arguments `x` of a call: a tensor, a pointer, what belongs to a result or to a
- * matrix of FP8. */
+/* Operands: members of the arguments `x` of a call. FUSE and FP8 stand for all pointers of an
+ * nd_fuse or an nd_fp8. */
 #define TENSOR(member)                                                                             \
     {                                                                                              \
         .tensor = &x.member                                                                        \
@@ -50,7 +50,7 @@ static size_t floats(int64_t count)
     TENSOR(member.codes), TENSOR(member.transposed), POINTER(member.scale, bytes),                 \
         POINTER(member.inverse, bytes)
 
-/* The op over arguments that are mirrored one by one. */
+/* Mirrors an op: copies its operands, calls it, and copies them back. */
 #define MIRROR(op, ...)                                                                            \
     static nd_status mirror_##op(nd_stream *stream, const nd_##op##_args *args)                    \
     {                                                                                              \
@@ -61,7 +61,7 @@ static size_t floats(int64_t count)
         return mirror_from_device(stream);                                                         \
     }
 
-/* The same with scratch of the device. */
+/* The same with scratch in device memory. */
 #define MIRROR_WITH_SCRATCH(op, ...)                                                               \
     static nd_status mirror_##op(nd_stream *stream, const nd_##op##_args *args)                    \
     {                                                                                              \
@@ -128,8 +128,8 @@ static int64_t end_of(const nd_flat_range *ranges, int count)
     return end;
 }
 
-/* Adds the copies of the ranges, which become `moved`, to the operands; returns how many there
- * are. */
+/* Adds the copies of the ranges, which become `moved`, to the operands, and returns the number of
+ * operands. */
 static size_t add_copies(mirror_operand *operands, size_t at, nd_flat_range *moved,
                          const nd_flat_range *ranges, int count)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Gradients of attention of which one op takes several calls of cuDNN, which it adds up: tiles of a
- * deterministic backward, and halves of keys. On a GPU, or on its double. */
+/* Gradients of attention ops that consist of several calls of cuDNN, whose results are added up:
+ * tiles of a deterministic backward, and halves of keys. On a GPU, or on its double. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>

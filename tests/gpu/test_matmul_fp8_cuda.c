@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* FP8 products in the forms that the CUDA backend takes: extents of 16, the layout whose rows run
- * along the summed axis. */
+/* FP8 products in the forms that the CUDA backend supports: extents of multiples of 16, and the
+ * layout whose rows run along the summed axis. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>

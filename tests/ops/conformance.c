@@ -187,7 +187,7 @@ void nd_expect_close(const char *backend, const char *what, nd_tensor got, nd_te
     expect_same_gaps(backend, what, got, want);
 }
 
-/* Which of its codes a NaN has is free: where both are NaN, `got` gets the bits of `want`. */
+/* A NaN may have any of its codes: where both are NaN, `got` gets the bits of `want`. */
 static void equate_nans(nd_tensor got, nd_tensor want)
 {
     size_t size = nd_dtype_size(got.dtype);

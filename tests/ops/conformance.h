@@ -2,12 +2,12 @@
 #ifndef ND_TESTS_OPS_CONFORMANCE_H
 #define ND_TESTS_OPS_CONFORMANCE_H
 /*
- * A backend's op against the reference's: the same inputs in the same layout, once through each
- * table, then a comparison of every element, and of the memory between the rows of views, which no
- * op may touch.
+ * Compares an op of a backend with that of the reference: the same inputs in the same layout, once
+ * through each table, then a comparison of every element, and of the memory between the rows of
+ * views, which no op may touch.
  *
  * Tensors live until nd_case_free. Mistakes of the test and disagreements end the test with a
- * sentence.
+ * message.
  */
 #include "kernels/ops.h"
 
@@ -25,11 +25,12 @@ typedef struct nd_backend {
 } nd_backend;
 
 /*
- * The backends are those of the program: backends.c here, and others in tests/hostcuda.
+ * Calls check(reference, backend) for each backend of the program: backends.c here, and others in
+ * tests/hostcuda.
  *
- * Calls check(reference, backend) for the CPU backend at each instruction set of this CPU, with 1
- * thread, and at the best one with 2 and 3 threads too. Every level but the first that makes a
- * product shares oneDNN's level with it.
+ * Here that is the CPU backend at each instruction set of this CPU, with 1 thread, and at the best
+ * one also with 2 and 3 threads. Every level except the first that makes a product shares the level
+ * of oneDNN with it.
  */
 void nd_each_backend(void (*check)(const nd_side *ref, const nd_backend *backend));
 /* The same for the best level alone, or for the one that the environment's ND_CPU_ISA names. */
@@ -62,7 +63,7 @@ void nd_put(nd_tensor t, int64_t index, float value);
 
 /*
  * |got - want| <= absolute + relative |want| for every element, plus one rounding of the stored
- * dtype: values that differ by anything may round to neighbours, which are 2^-7 (BF16) or 2^-23
+ * dtype: values that differ slightly may round to adjacent numbers, which are 2^-7 (BF16) or 2^-23
  * (F32) apart. NaN equals NaN, infinities must be equal. `got` and `want` must be clones: their
  * gaps must have stayed equal.
  */

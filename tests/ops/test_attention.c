@@ -169,7 +169,7 @@ Test(attention, backward)
     nd_each_backend(check_backward);
 }
 
-/* Where a backend says that it does not read delta it may be missing; the bits are the same. */
+/* Where a backend does not read delta, delta may be absent; the bits are the same. */
 static void check_without_delta(const nd_side *ref, const nd_backend *backend)
 {
     static const nd_attention blocks[] = {{1, 24, 24, 4, 2, 16, 0, 0.25f},

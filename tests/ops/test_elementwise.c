@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* add, accumulate, cast, sum_squares and the optimizers. */
+/* accumulate, cast, sum_squares and the optimizers. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>

@@ -43,7 +43,7 @@ static nd_tensor zeros(int64_t n0, int64_t n1)
     return t;
 }
 
-/* Equal bits, but that any NaN is as good as another. */
+/* Equal bits, except that any NaN equals any other. */
 static void expect_same_numbers(const char *backend, const char *what, nd_tensor got,
                                 nd_tensor want)
 {
@@ -96,7 +96,7 @@ Test(fp8, amax)
     nd_each_backend(check_amax);
 }
 
-/* A NaN wins wherever it stands, and an amax of nothing is 0. */
+/* A NaN is the amax wherever it lies, and the amax of nothing is 0. */
 static void check_amax_rules(const nd_side *ref, const nd_backend *backend)
 {
     nd_stream stream = backend->side.stream;
@@ -176,7 +176,7 @@ static nd_fp8_history history_of(const delayed *d, int64_t length, int64_t count
                             .inverse = d->inverse.data};
 }
 
-/* This step's amaxes: mostly numbers, and whatever may go wrong. */
+/* The amaxes of this step: mostly numbers, and every value that needs care. */
 static void new_amaxes(nd_tensor amax, int64_t count, int step)
 {
     static const float odd[] = {0.0f, 0.0f, INFINITY, NAN, 1e-44f, 1e-39f};
@@ -280,7 +280,7 @@ static nd_tensor every_bf16(void)
     return x;
 }
 
-/* F32 numbers that lie half-way between two codes, their neighbours, and any bits at all. */
+/* F32 numbers half-way between two codes, the numbers adjacent to them, and arbitrary bits. */
 static nd_tensor f32_near_ties(nd_dtype format)
 {
     nd_tensor x = nd_random_2d(ND_DTYPE_F32, 64, 128, 0, 1.0f);
@@ -289,8 +289,8 @@ static nd_tensor f32_near_ties(nd_dtype format)
         uint64_t draw = nd_rng_u64(9, 9, (uint64_t)i);
         uint32_t bits = (uint32_t)draw;
         if (i % 4 != 3) {
-            /* Half a unit in the last place, for exponents 2^-20 to 2^19, and the numbers beside
-             * it. */
+            /* Half a unit in the last place, for exponents 2^-20 to 2^19, and the adjacent numbers.
+             * */
             bits = (bits >> shift << shift) | 1u << (shift - 1);
             bits = (bits & 0x807fffff) | (uint32_t)(107 + draw / 7919 % 40) << 23;
             bits += (uint32_t)(i % 4) - 1;
@@ -300,7 +300,7 @@ static nd_tensor f32_near_ties(nd_dtype format)
     return x;
 }
 
-/* The ties of the subnormals: odd multiples of half the smallest, and their neighbours. */
+/* The ties of the subnormals: odd multiples of half the smallest, and the adjacent numbers. */
 static nd_tensor f32_near_subnormal_ties(nd_dtype format)
 {
     nd_tensor x = nd_random_2d(ND_DTYPE_F32, 6, 48, 0, 1.0f);

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * What ops do with their results on the way out (nd_fuse): the amax and the codes of a backend's
- * result are, bit for bit, those that the reference finds in that result as the same backend stores
- * it, and storing it or not changes nothing.
- */
+/* What ops do with a result while they store it (nd_fuse): the amax and the codes of a result of a
+ * backend are, bit for bit, those that the reference computes from the result that the same backend
+ * stores. Whether it is stored makes no difference. */
 #include <criterion/criterion.h>
 #include <math.h>
 
@@ -19,7 +17,7 @@ static const struct {
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
-/* What is asked for beside a stored result, or instead of it. */
+/* What is requested in addition to a stored result, or instead of it. */
 typedef enum asked { AMAX = 1, CODES = 2, STORED = 4 } asked;
 
 static const int choices[] = {AMAX | STORED, CODES | STORED, CODES, AMAX | CODES | STORED,
@@ -156,7 +154,7 @@ Test(fuse, codes_and_amax_are_those_of_the_stored_result)
     nd_each_backend(check_fused);
 }
 
-/* The reference's own way out, against its other ops. */
+/* The fused results of the reference, compared with its other ops. */
 static void check_reference(const nd_side *ref, const nd_backend *backend)
 {
     nd_backend self = {.name = "ref", .side = *ref};
@@ -168,8 +166,8 @@ Test(fuse, of_the_reference)
     nd_best_backend(check_reference);
 }
 
-/* In place, only one of the two results with an amax; the other one's is not touched. A NaN shows
- * in an amax. */
+/* In place, with an amax for only one of the two results; the other amax is not touched. A NaN
+ * becomes the amax. */
 static void check_alone(const nd_side *ref, const nd_backend *backend)
 {
     const nd_ops *ops = backend->side.ops;

@@ -15,7 +15,7 @@ static const struct {
 
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
-/* How the scales of an operand come about. */
+/* The origin of the scales of an operand. */
 typedef enum scaling { TENSOR, POWERS_PER_LINE, ANY_PER_LINE, SCALINGS } scaling;
 
 typedef struct operand {

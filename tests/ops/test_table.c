@@ -5,11 +5,12 @@
 
 #include "tests/ops/conformance.h"
 
-/* Every entry in turn is taken out, and the error names the one that is missing. */
+/* Removes each entry in turn: the error names the missing op. */
 Test(table, a_missing_op_is_named)
 {
     const nd_ops *complete;
-    const size_t first = offsetof(nd_ops, matmul); /* before it: the name and a property */
+    const size_t first =
+        offsetof(nd_ops, matmul); /* the members before it are the name and properties */
     const size_t entries = (sizeof(nd_ops) - first) / sizeof(void (*)(void));
     static char seen[64][ND_ERROR_MESSAGE_MAX];
     ND_OK_OR_FAIL(nd_ops_ref(&complete));

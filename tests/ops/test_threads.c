@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The ops of a step outside of attention and oneDNN's products give the same bits with 1, 2, 3 and
- * 5 threads: their sums are cut into blocks by shape alone. Sizes are above what is done in one
- * thread, and divide by none of these counts.
- */
+/* The ops of a step, except attention and the products of oneDNN, give the same bits with 1, 2, 3
+ * and 5 threads: their sums are cut into blocks by shape alone. Sizes are above what one thread
+ * does alone, and none of these counts divides them. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 
