@@ -121,7 +121,7 @@ static nd_status help(const char *topic)
         {"--make-key FILE",
          "writes a fresh job key into a new file of mode 0600 and ends; several nodes share one"},
     };
-    static const nd_help program = {"ndlaunch --config-file FILE [flags]", own, 1};
+    static const nd_help program = {"ndlaunch [--config-file FILE] [flags]", own, 1};
     return nd_config_help(stdout, &program, topic);
 }
 

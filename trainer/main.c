@@ -33,7 +33,7 @@ static void init_log(const nd_config *config, const nd_identity *id)
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: ndtrain train|check|plan --config-file FILE [flags]\n"
+    fprintf(stderr, "usage: ndtrain train|check|plan [--config-file FILE] [flags]\n"
                     "       ndtrain --help [SECTION|all] | --version\n");
     return (int)ND_ERR_CONFIG;
 }
@@ -46,7 +46,7 @@ static nd_status help(const char *topic)
         {"plan", "prints mesh, groups, memory and estimated time; starts nothing"},
         {"plan --rank R", "the rank whose groups and memory are printed; rank 0 if not given"},
     };
-    static const nd_help program = {"ndtrain train|check|plan --config-file FILE [flags]", own,
+    static const nd_help program = {"ndtrain train|check|plan [--config-file FILE] [flags]", own,
                                     sizeof own / sizeof *own};
     return nd_config_help(stdout, &program, topic);
 }

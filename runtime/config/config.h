@@ -211,7 +211,7 @@ typedef struct nd_help_entry {
     const char *flag, *help;
 } nd_help_entry;
 typedef struct nd_help {
-    const char *usage;        /* "ndlaunch --config-file FILE [flags]" */
+    const char *usage;        /* "ndlaunch [--config-file FILE] [flags]" */
     const nd_help_entry *own; /* its own flags and commands */
     int count;
 } nd_help;

@@ -28,6 +28,15 @@ static const char *next_write(void)
     return text;
 }
 
+Test(log, control_characters_are_escaped)
+{
+    nd_log_init(ND_LOG_INFO, NULL);
+    nd_log_info("key %s is %s", "\x1b[31mred", "a\rb");
+    cr_assert_str_eq(next_write(), "key \\x1b[31mred is a\\x0db\n");
+    nd_log_info("two\nlines");
+    cr_assert_str_eq(next_write(), "two\nlines\n", "a line end is the caller's own");
+}
+
 Test(log, a_line_is_one_write_with_prefix_and_level)
 {
     nd_log_init(ND_LOG_DEBUG, "host:3");
