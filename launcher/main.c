@@ -6,11 +6,14 @@
  */
 #include <errno.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
+#include <uv.h>
 
 #include "launcher/launcher.h"
 #include "runtime/base/log.h"
@@ -125,6 +128,24 @@ static nd_status help(const char *topic)
     return nd_config_help(stdout, &program, topic);
 }
 
+/* The libraries of a job are those of its worker program, which lists them. */
+static nd_status print_version(void)
+{
+    char worker[PATH_CAPACITY], *args[] = {worker, "--version", NULL};
+    int code = 0;
+    pid_t pid;
+    printf("ndlaunch %s\n  libuv     %s\n", ND_VERSION, uv_version_string());
+    ND_TRY(nd_preflight_find_worker(worker, sizeof worker));
+    printf("worker program %s:\n", worker);
+    fflush(stdout);
+    int error = posix_spawn(&pid, worker, NULL, NULL, args, environ);
+    if (error != 0 || waitpid(pid, &code, 0) < 0 || code != 0) {
+        return nd_fail(ND_ERR_CONFIG, "the worker program %s cannot print its version: %s", worker,
+                       error ? strerror(error) : "it failed");
+    }
+    return ND_OK;
+}
+
 static nd_status run(int argc, char **argv, int *exit_code)
 {
     nd_config config = {0};
@@ -137,7 +158,7 @@ static nd_status run(int argc, char **argv, int *exit_code)
     if (status == ND_OK && cli.help) {
         status = help(cli.help_topic);
     } else if (status == ND_OK && cli.version) {
-        printf("ndlaunch %s\n", ND_VERSION);
+        status = print_version();
     } else if (status == ND_OK && cli.plan_rank >= 0) {
         status = nd_fail(ND_ERR_CONFIG,
                          "--rank %d: it says which rank's groups `ndtrain plan` prints; ndlaunch "

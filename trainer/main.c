@@ -4,14 +4,13 @@
  *   ndtrain train [flags]   one worker of a job, started by ndlaunch, srun, or alone
  *   ndtrain check [flags]   reads and checks configuration, model and data; starts nothing
  *   ndtrain plan  [flags]   prints mesh, groups, memory and estimated step time; starts nothing
- *   ndtrain version
+ *   ndtrain --version       prints the version and what is inside
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "runtime/base/process.h"
 #include "runtime/base/log.h"
-#include "runtime/base/version.h"
 #include "runtime/rdzv/identity.h"
 #include "trainer/commands/command.h"
 #include "trainer/worker/worker.h"
@@ -51,11 +50,6 @@ static nd_status help(const char *topic)
     return nd_config_help(stdout, &program, topic);
 }
 
-static void print_version(void)
-{
-    printf("ndtrain %s\n", ND_VERSION);
-}
-
 static const nd_command *find_command(const char *name)
 {
     static const nd_command *const commands[] = {&nd_command_train, &nd_command_check,
@@ -74,7 +68,7 @@ static nd_status run_command(const nd_command *command, const nd_command_call *c
         return help(call->cli->help_topic);
     }
     if (call->cli->version) {
-        print_version();
+        nd_version_print();
         return ND_OK;
     }
     init_log(call->config, &call->worker->identity);
@@ -94,7 +88,7 @@ int main(int argc, char **argv)
     nd_worker_die_with_parent();
     nd_limits_raise_files(); /* rank 0 may host the store, and each rank has sockets to others */
     if (strcmp(name, "version") == 0 || strcmp(name, "--version") == 0) {
-        print_version();
+        nd_version_print();
         return 0;
     }
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {

@@ -106,7 +106,7 @@ Test(errors, flags_of_another_command)
     refused_with(2, LAUNCH "--rank 0", "--rank 0", "--node-rank");
     refused_with(2, TRAIN "--rank 0", "--rank 0", "ndtrain plan");
     cr_assert_eq(shell_run(&dir, TRAIN "--version"), 0, "%s", shell_output);
-    cr_assert_str_eq(shell_output, "ndtrain " ND_VERSION "\n");
+    cr_assert_eq(strncmp(shell_output, "ndtrain " ND_VERSION "\n", strlen(ND_VERSION) + 9), 0);
 }
 
 Test(errors, mesh_and_shape)

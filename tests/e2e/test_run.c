@@ -225,3 +225,54 @@ Test(run, data_that_become_shorter_end_the_run_with_a_sentence)
     cr_expect_not_null(strstr(shell_output, "became shorter while it was read"), "%s",
                        shell_output);
 }
+
+/* The version or name behind "key": in run.json, up to the closing quote. */
+static void value_in_record(const char *key, char *value, size_t capacity)
+{
+    char command[256];
+    snprintf(command, sizeof command, "sed -n 's/.*\"%s\": *\"\\([^\"]*\\)\".*/\\1/p' out/run.json",
+             key);
+    shell(&dir, command);
+    snprintf(value, capacity, "%.*s", (int)strcspn(shell_output, "\n"), shell_output);
+    cr_assert_neq(value[0], '\0', "run.json has no %s", key);
+}
+
+static void version_lists(const char *name, const char *value)
+{
+    char line[256];
+    snprintf(line, sizeof line, "\n  %-9s %s", name, value);
+    cr_assert_not_null(strstr(shell_output, line), "no \"%s\" in:\n%s", line + 1, shell_output);
+}
+
+/* Both programs name the libraries that a run records; ndlaunch asks the worker program. */
+Test(run, version_lists_what_a_run_uses)
+{
+    char libraries[3][64], isa[64];
+    static const char *const names[] = {"oneDNN", "UCX", "OpenSSL"};
+    static const char *const commands[] = {ND_TRAIN " --version", ND_TRAIN " train --version",
+                                           ND_LAUNCH " --version"};
+    shell(&dir, RUN "--set data.path=text.txt --set data.validation_path= --num-steps 1 "
+                    "--set output.save_model=false");
+    for (int i = 0; i < 3; i++) {
+        value_in_record(names[i], libraries[i], sizeof libraries[i]);
+    }
+    value_in_record("isa", isa, sizeof isa);
+    for (int c = 0; c < 3; c++) {
+        shell(&dir, commands[c]);
+        cr_assert_not_null(strstr(shell_output, "ndtrain " ND_VERSION "\n"), "%s", shell_output);
+        for (int i = 0; i < 3; i++) {
+            version_lists(names[i], libraries[i]);
+        }
+        cr_assert_not_null(strstr(shell_output, isa), "no %s in:\n%s", isa, shell_output);
+        version_lists("PMIx", ND_WITH_PMIX ? "" : "not built in");
+        version_lists("CUDA", ND_WITH_CUDA ? "" : "not built in");
+        version_lists("cuDNN", ND_WITH_CUDA ? "headers of 9." : "not built in");
+        version_lists("NCCL", ND_WITH_CUDA ? "headers of 2." : "not built in");
+        cr_assert_eq(strstr(shell_output, "kernels for sm_") != NULL, ND_WITH_CUDA, "%s",
+                     shell_output);
+    }
+    shell(&dir, ND_LAUNCH " --version");
+    cr_assert_eq(strncmp(shell_output, "ndlaunch " ND_VERSION "\n", strlen(ND_VERSION) + 10), 0);
+    cr_assert_eq(shell_run(&dir, "ND_WORKER=/none " ND_LAUNCH " --version"), 2);
+    cr_assert_not_null(strstr(shell_output, "ND_WORKER"), "%s", shell_output);
+}

@@ -39,6 +39,9 @@ extern const nd_command nd_command_plan;
 nd_status nd_settings_read(nd_config *config, nd_cli *cli, const nd_identity *identity, int argc,
                            char **argv);
 
+/* Prints the version, then the libraries and GPU kernels inside, one a line. */
+void nd_version_print(void);
+
 /*
  * Compares the plans of this host's CPU workers together with its memory: ND_ERR_RESOURCE with
  * the numbers when there is not that much, a warning when it is not free now. The worker has the
