@@ -10,14 +10,11 @@ A step is forward, loss, backward, AdamW and a barrier, on one micro-batch of ra
 weights, BF16 compute, F32 gradient reduction. Rank 0 prints one JSON line; its rate is that of the median step after
 two for warm-up.
 """
-import sys
-
-sys.path.append(sys.path.pop(0))  # this folder last: its tokenize.py is not Python's module of that name
-
 import argparse
 import json
 import os
 import statistics
+import sys
 import time
 
 import torch

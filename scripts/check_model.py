@@ -16,8 +16,6 @@ import json
 import pathlib
 import sys
 
-sys.path.append(sys.path.pop(0))  # this folder last: its tokenize.py is not Python's module of that name
-
 BOUND_FP32, BOUND_BF16 = 1e-5, 1e-2
 IGNORED = -100
 

@@ -10,10 +10,6 @@ Everything is seeded and runs on one thread, so the same versions on the same pr
 processor may round F32 sums in another order: --check makes them again in a temporary folder and compares values,
 with 2e-6 relative L2 per tensor (inputs, integers and codes exactly).
 """
-import sys
-
-sys.path.append(sys.path.pop(0))  # this folder last: its tokenize.py is not Python's module of that name
-
 import argparse
 import filecmp
 import json
@@ -25,8 +21,7 @@ import tempfile
 import torch
 from safetensors.torch import load_file
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from goldens import models, ops  # noqa: E402
+from goldens import models, ops
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 DEFAULT_OUT = REPOSITORY / "tests" / "parity" / "goldens"

@@ -13,15 +13,12 @@ checkpointed, that do fit.
 
 Exit codes: 1 a failure, 71 out of memory, 77 torch, transformers or the GPU is missing; the JSON line says what.
 """
-import sys
-
-sys.path.append(sys.path.pop(0))  # this folder last: its tokenize.py is not Python's module of that name
-
 import argparse
 import json
 import os
 import statistics
 import subprocess
+import sys
 import time
 
 WARM_UP = 2

@@ -31,7 +31,6 @@ import statistics
 import subprocess
 import sys
 
-sys.path.append(sys.path.pop(0))  # this folder last: its tokenize.py is not Python's module of that name
 import gpu_table
 
 WARM_UP = 2

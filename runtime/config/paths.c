@@ -75,7 +75,7 @@ nd_status nd_config_check_data_paths(const nd_config *config)
     ND_TRY(
         check(config, ND_PATH_DATA, config->data.path,
               "give a file with --data-path, or make it: scripts/prepare_data writes the default "
-              "text, scripts/tokenize.py turns a text into tokens"));
+              "text, scripts/make_tokens.py turns a text into tokens"));
     return check(config, ND_PATH_VALIDATION, config->data.validation_path,
                  "give a file with --validation-path, or none with --validation-path=");
 }

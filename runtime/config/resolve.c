@@ -204,7 +204,7 @@ static nd_status check_data(const nd_config *c)
         return nd_fail(ND_ERR_CONFIG,
                        "data.format %s holds text, but data.tokenizer is file (the ids in "
                        "the file); use data.tokenizer: bytes, or make a Megatron file with "
-                       "scripts/tokenize.py",
+                       "scripts/make_tokens.py",
                        c->data.format == ND_DATA_TEXT ? "text" : "jsonl");
     }
     return ND_OK;

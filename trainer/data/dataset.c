@@ -48,7 +48,7 @@ static nd_status check_tokenizer(const nd_format *format, const char *path, cons
             format->holds_ids ? "set data.tokenizer to \"file\" to take the ids of the token file "
                                 "as they are"
                               : "use a model with vocab_size 256, or make a token file with "
-                                "scripts/tokenize.py and set data.tokenizer to \"file\"");
+                                "scripts/make_tokens.py and set data.tokenizer to \"file\"");
     }
     if (strcmp(tokenizer, "file") != 0) {
         return nd_fail(
@@ -58,10 +58,11 @@ static nd_status check_tokenizer(const nd_format *format, const char *path, cons
             tokenizer);
     }
     if (!format->holds_ids) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "data.tokenizer is \"file\", but \"%s\" is %s and holds no token ids: set "
-                       "data.tokenizer to \"bytes\", or make a token file with scripts/tokenize.py",
-                       path, format->name);
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "data.tokenizer is \"file\", but \"%s\" is %s and holds no token ids: set "
+            "data.tokenizer to \"bytes\", or make a token file with scripts/make_tokens.py",
+            path, format->name);
     }
     return ND_OK;
 }
@@ -73,7 +74,7 @@ static nd_status check_exists(const nd_dataset *dataset)
                : nd_fail(ND_ERR_DATA,
                          "the data file \"%s\" does not exist: set data.path to a file of yours, "
                          "or make it: scripts/prepare_data writes the default text, "
-                         "scripts/tokenize.py tokens of a text of yours",
+                         "scripts/make_tokens.py tokens of a text of yours",
                          dataset->path);
 }
 

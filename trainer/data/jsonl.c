@@ -199,7 +199,7 @@ nd_status nd_jsonl_open(nd_dataset *dataset)
     ND_TRY(nd_text_check(dataset));
     if (map->size > LONG_FILE_BYTES) {
         nd_log_info("indexing the %.1f GB of \"%s\", about ten seconds each; a token file "
-                    "(scripts/tokenize.py) opens at once",
+                    "(scripts/make_tokens.py) opens at once",
                     (double)map->size * 1e-9, dataset->path);
     }
     for (size_t at = bom, length; at < map->size; at += length + 1) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Prints a token file for check_tokenize.py: dataset_tool PATH VOCAB -> format, token count, then
- * one id a line. */
+/* Prints a token file for check_make_tokens.py: dataset_tool PATH VOCAB -> format, token count,
+ * then one id a line. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

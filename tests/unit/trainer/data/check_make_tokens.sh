@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs check_tokenize.py with a Python that has tokenizers: $ND_PEER_PYTHON, or python3.
+# Runs check_make_tokens.py with a Python that has tokenizers: $ND_PEER_PYTHON, or python3.
 # Without one it says so and is skipped (exit status 77).
 set -u
 python=${ND_PEER_PYTHON:-python3}
@@ -10,4 +10,4 @@ if ! "$python" -c 'import tokenizers' 2>/dev/null; then
     exit 77
 fi
 export TOKENIZERS_PARALLELISM=false
-exec timeout 540 "$python" "$here/check_tokenize.py" "$@"
+exec timeout 540 "$python" "$here/check_make_tokens.py" "$@"

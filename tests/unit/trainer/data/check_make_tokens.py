@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/tokenize.py against the tokenizer itself, read back by our reader: check_tokenize.py TOKENIZE DATASET_TOOL.
+"""scripts/make_tokens.py against the tokenizer itself, read back by our reader: check_make_tokens.py SCRIPT DATASET_TOOL.
 
-Run through check_tokenize.sh.
+Run through check_make_tokens.sh.
 """
 import importlib.util
 import json
@@ -12,7 +12,7 @@ import tempfile
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-TOKENIZE, TOOL = sys.argv[1:3]
+SCRIPT, TOOL = sys.argv[1:3]
 TEXT = "".join(f"Line {i} of a text:\twords, {i * 7919 % 1000} numbers, caf\u00e9.\n" + "\n" * (i % 4 == 0)
                for i in range(30000))
 
@@ -30,7 +30,7 @@ def train(path, vocab):
 
 
 def run(*arguments, fails=None, environment={}):
-    done = subprocess.run([sys.executable, TOKENIZE, *arguments], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True,
                           env={**os.environ, **environment})
     if fails is None:
         assert done.returncode == 0, done.stderr
@@ -115,4 +115,4 @@ with tempfile.TemporaryDirectory() as top:
     run("--tokenizer", here("p.jsonl"), "--output", here("p"), here("a.txt"), fails="is no tokenizer.json")
     assert not [name for name in os.listdir(top) if name.startswith("p.") and name != "p.jsonl"]
     assert not [name for name in os.listdir(top) if name.endswith(".tmp")]
-print("check_tokenize: every id as the tokenizer gives it")
+print("check_make_tokens: every id as the tokenizer gives it")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns text or JSON lines into token files that ndtrain reads, with any Hugging Face tokenizer.
 
-    scripts/tokenize.py --tokenizer meta-llama/Llama-3.1-8B --output data/stories stories.jsonl
-    scripts/tokenize.py --tokenizer ./tokenizer.json --format llmc --output data/book book.txt
+    scripts/make_tokens.py --tokenizer meta-llama/Llama-3.1-8B --output data/stories stories.jsonl
+    scripts/make_tokens.py --tokenizer ./tokenizer.json --format llmc --output data/book book.txt
 
 writes data/stories.bin and data/stories.idx (Megatron), or data/book.bin (llm.c). Then train with
 `data.path: data/stories`, `data.tokenizer: file` and a model whose vocab_size holds the tokenizer's ids.
@@ -15,14 +15,12 @@ than the memory; outputs appear under their names only when they are complete.
 
 Needs the Python package transformers, or tokenizers for a tokenizer.json.
 """
-import sys
-
-sys.path.append(sys.path.pop(0))  # this folder last: its tokenize.py is not Python's module of that name
 import argparse
 import array
 import json
 import os
 import struct
+import sys
 
 LLMC_GPT2 = (20240520, 1, "H")
 LLMC_LLAMA3 = (20240801, 7, "I")
