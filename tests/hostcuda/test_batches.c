@@ -7,8 +7,9 @@
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
 #include "tests/hostcuda/doubles/double.h"
-#include "trainer/model/batches.h"
+#include "trainer/model/activations.h"
 
+enum { IDS = 0, LABELS, POSITIONS, ARRAYS };
 enum { T = 70, MICROS = 7 }; /* no multiple of 64, so that arrays are padded */
 
 typedef struct fixture {
@@ -18,7 +19,8 @@ typedef struct fixture {
     nd_rank rank;
     nd_memplan plan;
     nd_batches batches;
-    int32_t *seen; /* (MICROS, arrays, T) pinned: what compute read */
+    nd_micro_batch batch; /* the current one */
+    int32_t *seen;        /* (MICROS, arrays, T) pinned: what compute read */
 } fixture;
 
 static void begin(fixture *f, int order)
@@ -59,15 +61,15 @@ static int32_t value(int micro, int array, int64_t i)
 
 static void load(fixture *f, int micro)
 {
-    int32_t arrays[ND_BATCH_ARRAYS][T];
-    for (int a = 0; a < ND_BATCH_ARRAYS; a++) {
+    int32_t arrays[ARRAYS][T];
+    for (int a = 0; a < ARRAYS; a++) {
         for (int64_t i = 0; i < T; i++) {
             arrays[a][i] = value(micro, a, i);
         }
     }
-    cr_assert_eq(nd_batches_load(&f->batches, arrays[ND_BATCH_IDS], arrays[ND_BATCH_LABELS],
-                                 arrays[ND_BATCH_POSITIONS]),
-                 ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(
+        nd_batches_load(&f->batches, arrays[IDS], arrays[LABELS], arrays[POSITIONS], &f->batch),
+        ND_OK, "%s", nd_error_last()->message);
     memset(arrays, 0xff, sizeof arrays); /* not read any more */
 }
 
@@ -75,12 +77,13 @@ static void load(fixture *f, int micro)
 static void compute(fixture *f, int micro)
 {
     nd_stream *stream = &f->rank.stream;
-    for (int a = 0; a < ND_BATCH_ARRAYS; a++) {
-        const int32_t *from = a == ND_BATCH_POSITIONS
-                                  ? f->batches.positions
-                                  : nd_batches_at(&f->batches, (nd_batch_array)a);
+    for (int a = 0; a < ARRAYS; a++) {
+        const int32_t *from = a == IDS      ? f->batch.ids
+                              : a == LABELS ? f->batch.labels
+                                            : f->batch.positions;
         cr_assert_eq(nd_copy(stream, f->seen + (micro * 3 + a) * T, from, T * sizeof *from), ND_OK);
     }
+    cr_assert_eq(nd_batches_give_back(&f->batches, &f->batch), ND_OK);
 }
 
 /* The label that the head meets at place i: chunks of rows 0..19 and 20..34 of both tp peers. */
@@ -93,11 +96,11 @@ static void expect_seen(const fixture *f, int micro)
 {
     for (int64_t i = 0; i < T; i++) {
         const int32_t *seen = f->seen + micro * 3 * T;
-        cr_assert_eq(seen[ND_BATCH_IDS * T + i], value(micro, ND_BATCH_IDS, i));
-        cr_assert_eq(seen[ND_BATCH_LABELS * T + i], value(micro, ND_BATCH_LABELS, label_at(i)));
-        cr_assert_eq(seen[ND_BATCH_POSITIONS * T + i], value(micro, ND_BATCH_POSITIONS, i),
+        cr_assert_eq(seen[IDS * T + i], value(micro, IDS, i));
+        cr_assert_eq(seen[LABELS * T + i], value(micro, LABELS, label_at(i)));
+        cr_assert_eq(seen[POSITIONS * T + i], value(micro, POSITIONS, i),
                      "micro-batch %d: position %lld is %d", micro, (long long)i,
-                     seen[ND_BATCH_POSITIONS * T + i]);
+                     seen[POSITIONS * T + i]);
     }
 }
 

@@ -47,7 +47,9 @@ static nd_status before(void *context, nd_trainer *t, int64_t step)
 static nd_status after(void *context, nd_trainer *t, int64_t step)
 {
     if (step == MESH_CUDA_STEPS - 1) {
-        ND_TRY(nd_model_forward(t->model, false));
+        nd_activation_set *set = nd_model_take_set(t->model); /* with the last micro-batch */
+        ND_TRY(nd_model_forward(t->model, set, ND_PASS_EVAL));
+        ND_TRY(nd_model_give_back(t->model, set));
         ND_TRY(nd_stream_sync(&t->rank->stream));
         at_end[t->rank->rank] = count(t);
     }

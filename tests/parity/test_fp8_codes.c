@@ -49,7 +49,7 @@ static nd_status codes_of(nd_trainer *t, const nd_param *p, int64_t site, uint8_
                (size_t)(p->local_rows * p->local_cols));
         return ND_OK;
     }
-    nd_fp8 out = nd_scales_at(&m->scales, site);
+    nd_fp8 out = nd_fp8_with(nd_scales_at(&m->scales, site), ND_PER_TENSOR);
     out.codes = nd_tensor_2d(codes, ND_DTYPE_F8_E4M3, p->local_rows, p->local_cols);
     return ND_CALL(t->rank->ops, &t->rank->stream, fp8_cast, .out = out,
                    .x = nd_fsdp_weight(&m->fsdp, p->id, p->id, p->layer));

@@ -141,8 +141,11 @@ static void expect_validation(nd_fp8_recipe recipe, bool all_gather, bool in_fp8
     (void)train(&f, 0);
     nd_cast_counts before = s->casts;
     nd_step_batch batch = golden_run_batch(&f, 1);
-    assert_ok(nd_model_load_batch(f.trainer->model, batch.inputs, batch.labels, batch.positions));
-    assert_ok(nd_model_forward(f.trainer->model, false));
+    nd_model *m = f.trainer->model;
+    nd_activation_set *set = nd_model_take_set(m);
+    assert_ok(nd_model_load_batch(m, set, batch.inputs, batch.labels, batch.positions));
+    assert_ok(nd_model_forward(m, set, ND_PASS_EVAL));
+    assert_ok(nd_model_give_back(m, set));
     long inputs = (long)(s->casts.inputs - before.inputs);
     long weights = (long)(s->casts.weights - before.weights);
     cr_expect_eq(inputs, in_fp8 ? 4 * 4 : 0, "recipe %d, %d: %ld inputs", recipe, all_gather,

@@ -144,24 +144,26 @@ static const nd_comm_backend dry_backend = {
     .barrier = dry_barrier,
 };
 
-/* Runs one micro-batch, which a step has `times` of. */
-static nd_status micro_batch(nd_model *m, nd_calls *calls, bool first, int64_t times)
+/* Runs one micro-batch, which a step has `times` of; no op reads its tokens. */
+static nd_status micro_batch(nd_model *m, nd_activation_set *set, nd_calls *calls, int64_t times)
 {
     calls->weight = times;
-    nd_fsdp_begin_micro(&m->fsdp, first);
-    ND_TRY(nd_model_forward(m, true));
-    return nd_model_backward(m);
+    ND_TRY(nd_model_forward(m, set, ND_PASS_TRAIN));
+    return nd_model_backward(m, set);
 }
 
 static nd_status run_step(nd_model *m, nd_calls *calls)
 {
     int64_t micros = m->rank->config->train.gradient_accumulation_steps;
-    ND_TRY(micro_batch(m, calls, true, 1));
+    nd_activation_set *set = nd_model_take_set(m);
+    nd_fsdp_begin_step(&m->fsdp);
+    ND_TRY(micro_batch(m, set, calls, 1));
     if (micros > 1) {
-        ND_TRY(micro_batch(m, calls, false, micros - 1));
+        ND_TRY(micro_batch(m, set, calls, micros - 1));
     }
     calls->weight = 0;
-    return nd_model_forward(m, false);
+    ND_TRY(nd_model_forward(m, set, ND_PASS_EVAL));
+    return nd_model_give_back(m, set);
 }
 
 typedef struct dry_step {

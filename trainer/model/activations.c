@@ -2,6 +2,7 @@
 #include "trainer/model/activations.h"
 
 #include <stddef.h>
+#include <stdlib.h>
 
 #include "trainer/model/linear.h"
 
@@ -98,10 +99,10 @@ static int input_of(act id)
     }
 }
 
-static bool kept_as_codes(const nd_model *m, act id, int64_t layer)
+static bool kept_as_codes(const nd_activation_options *o, act id, int64_t layer)
 {
     int input = input_of(id);
-    return input >= 0 && nd_linear_keeps_codes(&m->scales, (nd_input)input, layer);
+    return input >= 0 && nd_input_keeps_codes(o->scales, (nd_input)input, layer);
 }
 
 /* PLACE_BORROWED: an input of linears whose codes are kept lies in a backward buffer until they are
@@ -110,10 +111,10 @@ typedef enum place { PLACE_NONE, PLACE_SHARED, PLACE_BORROWED, PLACE_KEPT } plac
 
 /* Where an activation of a layer lives. Backward needs an input of linears as codes or in BF16, not
  * both. */
-static place place_of(const nd_model *m, act id, int64_t layer)
+static place place_of(const nd_activation_options *o, act id, int64_t layer)
 {
-    bool kept = kept_activations(m->recompute) >> id & 1;
-    bool as_codes = kept_as_codes(m, id, layer);
+    bool kept = kept_activations(o->recompute) >> id & 1;
+    bool as_codes = kept_as_codes(o, id, layer);
     if (is_codes(id) && !as_codes) {
         return PLACE_NONE;
     }
@@ -129,71 +130,113 @@ static size_t stride_of(const act_spec *spec)
     return (nd_tensor_bytes(spec->shape) + 255) / 256 * 256;
 }
 
-static size_t layers_in(const nd_model *m, act id, place where)
+static size_t layers_in(const nd_activation_options *o, act id, place where)
 {
     size_t layers = 0;
-    for (int64_t l = 0; l < m->layout->layers; l++) {
-        layers += place_of(m, id, l) == where;
+    for (int64_t l = o->layers.begin; l < o->layers.end; l++) {
+        layers += place_of(o, id, l) == where;
     }
     return layers;
 }
 
-/* The layers that have an activation in `where` find it in a buffer, `stride` bytes apart. */
-static void point(nd_model *m, nd_memplan *plan, int want, const act_spec *specs, act id,
-                  place where, size_t stride)
+static nd_tensor *view_of(const nd_activation_set *set, const act_spec *spec, int64_t layer)
 {
+    return (nd_tensor *)((char *)nd_set_block(set, layer) + spec->view);
+}
+
+/* A buffer for the layers that have an activation in `where`, `stride` bytes apart. */
+typedef struct buffer {
+    int want;
+    place where;
+    size_t stride;
+} buffer;
+
+static void point(nd_activation_set *set, const nd_activation_options *o, nd_memplan *plan, act id,
+                  buffer at)
+{
+    act_spec specs[ACT_COUNT];
     size_t before = 0;
-    for (int64_t l = 0; l < m->layout->layers; l++) {
-        if (place_of(m, id, l) == where) {
-            char *view = (char *)&m->acts[l] + specs[id].view;
-            nd_memplan_also(plan, want, before++ * stride, &((nd_tensor *)view)->data);
+    describe(o->dims, specs);
+    for (int64_t l = o->layers.begin; l < o->layers.end; l++) {
+        if (place_of(o, id, l) == at.where) {
+            nd_memplan_also(plan, at.want, before++ * at.stride,
+                            &view_of(set, &specs[id], l)->data);
         }
+    }
+}
+
+/* What is kept, and what all layers share. */
+static void plan_activation(nd_activation_set *set, const nd_activation_options *o,
+                            nd_memplan *plan, act id, const act_spec *spec)
+{
+    size_t bytes = stride_of(spec);
+    int want = nd_memplan_want(plan, ND_MEM_ACTIVATIONS, spec->name,
+                               layers_in(o, id, PLACE_KEPT) * bytes, NULL);
+    point(set, o, plan, id, (buffer){want, PLACE_KEPT, bytes});
+    if (!is_codes(id)) {
+        want = nd_memplan_want(plan, ND_MEM_SCRATCH, spec->name,
+                               layers_in(o, id, PLACE_SHARED) ? bytes : 0, NULL);
+        point(set, o, plan, id, (buffer){want, PLACE_SHARED, 0});
     }
 }
 
 /* Recompute makes the codes of one input after the other, each just before its use: they share one
  * buffer. */
-static void want_shared_codes(nd_model *m, nd_memplan *plan, const act_spec *specs)
+static void plan_shared_codes(nd_activation_set *set, const nd_activation_options *o,
+                              nd_memplan *plan, const act_spec *specs)
 {
     size_t bytes = 0;
     for (act id = ACT_H1_CODES; id < ACT_COUNT; id++) {
-        size_t needed = layers_in(m, id, PLACE_SHARED) ? stride_of(&specs[id]) : 0;
+        size_t needed = layers_in(o, id, PLACE_SHARED) ? stride_of(&specs[id]) : 0;
         bytes = needed > bytes ? needed : bytes;
     }
     int want =
         nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: codes of a recomputed input", bytes, NULL);
     for (act id = ACT_H1_CODES; id < ACT_COUNT; id++) {
-        point(m, plan, want, specs, id, PLACE_SHARED, 0);
+        point(set, o, plan, id, (buffer){want, PLACE_SHARED, 0});
     }
 }
 
-void nd_activations_plan(nd_model *m, nd_memplan *plan)
+nd_status nd_activations_init(nd_activation_set *set, const nd_activation_options *o,
+                              nd_memplan *plan)
 {
     act_spec specs[ACT_COUNT];
-    describe(&m->dims, specs);
+    int64_t layers = o->layers.end - o->layers.begin;
+    set->layers = o->layers;
+    ND_TRY(ND_ALLOC(layers, &set->blocks));
+    ND_TRY(ND_ALLOC(layers * ND_INPUT_COUNT, &set->inputs));
+    describe(o->dims, specs);
     for (act id = 0; id < ACT_COUNT; id++) {
-        const act_spec *spec = &specs[id];
-        for (int64_t l = 0; l < m->layout->layers; l++) {
-            *(nd_tensor *)((char *)&m->acts[l] + spec->view) = spec->shape;
+        for (int64_t l = o->layers.begin; l < o->layers.end; l++) {
+            *view_of(set, &specs[id], l) = specs[id].shape;
         }
-        size_t kept = layers_in(m, id, PLACE_KEPT), shared = layers_in(m, id, PLACE_SHARED);
-        int want =
-            nd_memplan_want(plan, ND_MEM_ACTIVATIONS, spec->name, kept * stride_of(spec), NULL);
-        point(m, plan, want, specs, id, PLACE_KEPT, stride_of(spec));
-        if (!is_codes(id)) {
-            want = nd_memplan_want(plan, ND_MEM_SCRATCH, spec->name, shared ? stride_of(spec) : 0,
-                                   NULL);
-            point(m, plan, want, specs, id, PLACE_SHARED, 0);
-        }
+        plan_activation(set, o, plan, id, &specs[id]);
     }
-    want_shared_codes(m, plan, specs);
+    plan_shared_codes(set, o, plan, specs);
+    return ND_OK;
 }
 
-void nd_activations_borrow(nd_model *m, nd_memplan *plan, int dh, int dact)
+void nd_activations_borrow(nd_activation_set *set, const nd_activation_options *o, nd_memplan *plan,
+                           int dh, int dact)
 {
-    act_spec specs[ACT_COUNT];
-    describe(&m->dims, specs);
-    point(m, plan, dh, specs, ACT_H1, PLACE_BORROWED, 0);
-    point(m, plan, dh, specs, ACT_H2, PLACE_BORROWED, 0);
-    point(m, plan, dact, specs, ACT_SWIGLU, PLACE_BORROWED, 0);
+    point(set, o, plan, ACT_H1, (buffer){dh, PLACE_BORROWED, 0});
+    point(set, o, plan, ACT_H2, (buffer){dh, PLACE_BORROWED, 0});
+    point(set, o, plan, ACT_SWIGLU, (buffer){dact, PLACE_BORROWED, 0});
+}
+
+void nd_activations_start(nd_activation_set *set, const nd_scales *scales)
+{
+    nd_scale_ref *input = set->inputs;
+    for (int64_t l = set->layers.begin; l < set->layers.end && scales->recipe.name; l++) {
+        for (nd_input i = 0; i < ND_INPUT_COUNT; i++) {
+            *input++ = nd_scales_at(scales, nd_site_input(scales, l, i));
+        }
+    }
+}
+
+void nd_activations_fini(nd_activation_set *set)
+{
+    free(set->blocks);
+    free(set->inputs);
+    *set = (nd_activation_set){0};
 }

@@ -1,14 +1,129 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_MODEL_ACTIVATIONS_H
 #define ND_MODEL_ACTIVATIONS_H
-/* Where the activations of each block lie: kept for backward, or in buffers that all blocks share
- * (model.h says which mode keeps what). */
-#include "trainer/model/model.h"
+/*
+ * What one micro-batch keeps on one stage from its forward to its backward: a set. A micro-batch
+ * takes a set before its forward and gives it back after its last use (model.h).
+ *
+ * What a block keeps depends on `recompute`. What it does not keep lives in buffers that all blocks
+ * share, and is computed again by the same ops, so the results are the same bits.
+ *   none       everything
+ *   selective  not the norm outputs (h1, h2) and the SwiGLU output (act); matmul and attention
+ *              outputs are kept
+ *   full       only the block's input (x_in)
+ * In FP8 with a scale per tensor h1, h2 and act are kept as codes.
+ */
+#include "runtime/device/memplan.h"
+#include "runtime/device/staging.h"
+#include "trainer/precision/precision.h"
 
-/* Wants the activations of all blocks. */
-void nd_activations_plan(nd_model *model, nd_memplan *plan);
+/* Micro-batches on their way to the device. */
+
+enum { ND_BATCH_SLOTS = 2 };
+
+/* (T) each, on the device. */
+typedef struct nd_micro_batch {
+    int32_t *ids;
+    int32_t *labels;    /* in head order: (head chunk, tp peer, row) */
+    int32_t *positions; /* the same address for every micro-batch */
+    int slot;
+} nd_micro_batch;
+
+/*
+ * On a GPU micro-batches have a stream of their own and two slots, in turns: one is copied while
+ * the one before it is computed. The copy waits until all that reads the slot's old content is
+ * done, and compute waits for the copy, both by events; the host waits for neither. On a CPU a copy
+ * is made by the thread that computes, and one slot is enough.
+ *
+ * Positions are read by the ops of a block, whose CUDA graphs keep addresses: on a GPU they are
+ * copied on from the slot to a fixed place.
+ */
+typedef struct nd_batches {
+    nd_rank *rank; /* borrowed, as are dims */
+    const nd_dims *dims;
+    nd_staging staging;
+    nd_stream stream; /* of the copies */
+    int slots, next;
+    int32_t *memory;               /* (slots, 3, T padded): ids, labels, positions */
+    int32_t *positions;            /* (T) of the current micro-batch */
+    nd_event read[ND_BATCH_SLOTS]; /* compute has read the slot */
+} nd_batches;
+
+void nd_batches_plan(nd_batches *batches, nd_rank *rank, const nd_dims *dims, nd_memplan *plan);
+/* After the plan was committed: the stream of the copies, and their memory on the host. */
+nd_status nd_batches_open(nd_batches *batches);
+void nd_batches_close(nd_batches *batches);
+
+/* The arrays (T) of the host are not read after the return. What is enqueued on the rank's stream
+ * from here on sees the micro-batch, until its slot was given back and its turn comes again. */
+nd_status nd_batches_load(nd_batches *batches, const int32_t *inputs, const int32_t *labels,
+                          const int32_t *positions, nd_micro_batch *out);
+/* All that reads the micro-batch is enqueued. */
+nd_status nd_batches_give_back(nd_batches *batches, const nd_micro_batch *batch);
+
+/* Activations. */
+
+/* Of one block. (rows, columns); q, k, v are columns of qkv, gate and up of gu. */
+typedef struct nd_block_acts {
+    nd_tensor x_in;  /* (Tl, C) block input: the residual stream */
+    nd_tensor rstd1; /* (Tl) F32 */
+    nd_tensor h1;    /* (Tl, C) normed input */
+    nd_tensor qkv;   /* (T, QKV) roped */
+    nd_tensor o;     /* (T, H D) attention output */
+    nd_tensor lse;   /* (chunks, B, H, chunk) F32 */
+    nd_tensor x_mid; /* (Tl, C) after attention */
+    nd_tensor rstd2; /* (Tl) F32 */
+    nd_tensor h2;    /* (Tl, C) */
+    nd_tensor gu;    /* (T, 2 F) gate | up */
+    nd_tensor act;   /* (T, F) silu(gate) up */
+    /* The same as FP8 codes where that is what backward keeps of them (linear.h); else data is
+     * NULL. */
+    nd_tensor h1_codes, h2_codes, act_codes;
+} nd_block_acts;
+
+/* Of the head. */
+typedef struct nd_head_acts {
+    nd_tensor x;    /* (Tl, C) residual stream after the last block */
+    nd_tensor rstd; /* (Tl) F32 */
+    nd_tensor dh;   /* (Tl, C) gradient of the normed x */
+} nd_head_acts;
+
+typedef struct nd_activation_set {
+    nd_micro_batch batch;
+    nd_layer_range layers; /* of the stage */
+    nd_block_acts *blocks; /* [layers] */
+    nd_scale_ref *inputs;  /* [layers x ND_INPUT_COUNT] FP8 scales that go with the codes kept */
+    nd_head_acts head;
+    bool taken, loaded;
+} nd_activation_set;
+
+static inline nd_block_acts *nd_set_block(const nd_activation_set *set, int64_t layer)
+{
+    return &set->blocks[layer - set->layers.begin];
+}
+
+static inline nd_scale_ref nd_set_input(const nd_activation_set *set, int64_t layer, nd_input input)
+{
+    return set->inputs[(layer - set->layers.begin) * ND_INPUT_COUNT + (int64_t)input];
+}
+
+/* What decides where activations lie. */
+typedef struct nd_activation_options {
+    const nd_dims *dims;
+    const nd_scales *scales;
+    nd_recompute recompute;
+    nd_layer_range layers;
+} nd_activation_options;
+
+/* Wants the activations of the blocks. */
+nd_status nd_activations_init(nd_activation_set *set, const nd_activation_options *options,
+                              nd_memplan *plan);
 /* An input of linears that is kept as codes lies in a backward buffer of its size until they are
  * made: dh (Tl, C) or dact (T, F), by the number of its want. */
-void nd_activations_borrow(nd_model *model, nd_memplan *plan, int dh, int dact);
+void nd_activations_borrow(nd_activation_set *set, const nd_activation_options *options,
+                           nd_memplan *plan, int dh, int dact);
+/* After the plan was committed: the scales of the inputs, which are those of the sites. */
+void nd_activations_start(nd_activation_set *set, const nd_scales *scales);
+void nd_activations_fini(nd_activation_set *set);
 
 #endif

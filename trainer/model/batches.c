@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/model/batches.h"
+#include "trainer/model/activations.h"
 
 #include <string.h>
+
+/* Arrays of one slot: 256-byte aligned and adjacent, so that one copy brings all. */
+enum { IDS = 0, LABELS, POSITIONS, ARRAYS };
 
 static int64_t padded(int64_t count)
 {
@@ -10,7 +13,7 @@ static int64_t padded(int64_t count)
 
 static size_t slot_bytes(const nd_batches *b)
 {
-    return (size_t)(ND_BATCH_ARRAYS * padded(b->dims->T)) * sizeof *b->memory;
+    return (size_t)(ARRAYS * padded(b->dims->T)) * sizeof *b->memory;
 }
 
 void nd_batches_plan(nd_batches *b, nd_rank *rank, const nd_dims *dims, nd_memplan *plan)
@@ -24,8 +27,7 @@ void nd_batches_plan(nd_batches *b, nd_rank *rank, const nd_dims *dims, nd_mempl
         nd_memplan_want(plan, ND_MEM_DATA, "positions in use",
                         (size_t)dims->T * sizeof *b->positions, &b->positions);
     } else {
-        nd_memplan_also(plan, slots,
-                        (size_t)(ND_BATCH_POSITIONS * padded(dims->T)) * sizeof *b->positions,
+        nd_memplan_also(plan, slots, (size_t)(POSITIONS * padded(dims->T)) * sizeof *b->positions,
                         &b->positions);
     }
 }
@@ -54,9 +56,9 @@ void nd_batches_close(nd_batches *b)
     *b = (nd_batches){0};
 }
 
-int32_t *nd_batches_at(const nd_batches *b, nd_batch_array array)
+static int32_t *array_at(const nd_batches *b, int slot, int array)
 {
-    return b->memory + (b->current * ND_BATCH_ARRAYS + (int)array) * padded(b->dims->T);
+    return b->memory + (slot * ARRAYS + array) * padded(b->dims->T);
 }
 
 /* Labels in the order in which the head meets them: chunk by chunk, in each the rows of all tp
@@ -72,34 +74,45 @@ static void order_labels(const nd_dims *d, const int32_t *labels, int32_t *out)
     }
 }
 
-static nd_status copy_in(nd_batches *b, const int32_t *inputs, const int32_t *labels,
-                         const int32_t *positions, nd_event **copied)
+/* Host arrays, borrowed. */
+typedef struct host_batch {
+    const int32_t *inputs, *labels, *positions;
+} host_batch;
+
+static nd_status copy_in(nd_batches *b, const host_batch *from, int slot, nd_event **copied)
 {
     void *memory = NULL;
     int64_t stride = padded(b->dims->T);
-    size_t bytes = (size_t)b->dims->T * sizeof *inputs;
+    size_t bytes = (size_t)b->dims->T * sizeof *from->inputs;
     ND_TRY(nd_staging_begin(&b->staging, &memory));
     int32_t *staged = memory;
-    memcpy(staged + ND_BATCH_IDS * stride, inputs, bytes);
-    order_labels(b->dims, labels, staged + ND_BATCH_LABELS * stride);
-    memcpy(staged + ND_BATCH_POSITIONS * stride, positions, bytes);
-    ND_TRY(nd_copy(&b->stream, nd_batches_at(b, ND_BATCH_IDS), staged, slot_bytes(b)));
+    memcpy(staged + IDS * stride, from->inputs, bytes);
+    order_labels(b->dims, from->labels, staged + LABELS * stride);
+    memcpy(staged + POSITIONS * stride, from->positions, bytes);
+    ND_TRY(nd_copy(&b->stream, array_at(b, slot, IDS), staged, slot_bytes(b)));
     return nd_staging_end(&b->staging, &b->stream, copied);
 }
 
 nd_status nd_batches_load(nd_batches *b, const int32_t *inputs, const int32_t *labels,
-                          const int32_t *positions)
+                          const int32_t *positions, nd_micro_batch *out)
 {
     nd_stream *compute = &b->rank->stream;
     nd_event *copied = NULL;
-    /* All that reads the micro-batch so far is enqueued by now. */
-    ND_TRY(compute->device->table->event_record(&b->read[b->current], compute));
-    b->current = (b->current + 1) % b->slots;
-    ND_TRY(nd_stream_wait(&b->stream, &b->read[b->current]));
-    ND_TRY(copy_in(b, inputs, labels, positions, &copied));
+    int slot = b->next;
+    b->next = (slot + 1) % b->slots;
+    ND_TRY(nd_stream_wait(&b->stream, &b->read[slot]));
+    ND_TRY(copy_in(b, &(host_batch){inputs, labels, positions}, slot, &copied));
     ND_TRY(nd_stream_wait(compute, copied));
-    int32_t *arrived = nd_batches_at(b, ND_BATCH_POSITIONS);
-    return arrived == b->positions
-               ? ND_OK
-               : nd_copy(compute, b->positions, arrived, (size_t)b->dims->T * sizeof *arrived);
+    int32_t *arrived = array_at(b, slot, POSITIONS);
+    if (arrived != b->positions) {
+        ND_TRY(nd_copy(compute, b->positions, arrived, (size_t)b->dims->T * sizeof *arrived));
+    }
+    *out = (nd_micro_batch){array_at(b, slot, IDS), array_at(b, slot, LABELS), b->positions, slot};
+    return ND_OK;
+}
+
+nd_status nd_batches_give_back(nd_batches *b, const nd_micro_batch *batch)
+{
+    nd_stream *compute = &b->rank->stream;
+    return compute->device->table->event_record(&b->read[batch->slot], compute);
 }

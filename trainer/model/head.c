@@ -5,7 +5,7 @@
  * of counted labels is on the device beforehand and dlogits are divided by it at birth.
  *
  * A chunk takes the same rows of every tp peer (rows [begin, begin + rows) of each one's Tl), so
- * its gathered order is (peer, row); nd_batches_load put the labels in that order.
+ * its gathered order is (peer, row); nd_batches_load puts the labels in that order.
  */
 #include "trainer/model/model.h"
 
@@ -27,38 +27,39 @@ static nd_status chunk_loss(nd_model *m, nd_tensor logits, nd_tensor labels, nd_
     nd_rank *r = m->rank;
     const nd_dims *d = &m->dims;
     int64_t n = labels.shape[0];
-    nd_tensor row_max = nd_tensor_1d(m->row_max, ND_DTYPE_F32, n);
-    nd_tensor target = nd_tensor_1d(m->row_sums + n, ND_DTYPE_F32, n);
+    nd_tensor row_max = nd_tensor_1d(m->head.row_max, ND_DTYPE_F32, n);
+    nd_tensor target = nd_tensor_1d(m->head.row_sums + n, ND_DTYPE_F32, n);
     ND_OP(r, HEAD, ce_stats, .row_max = row_max, .row_sum = sum, .target = target, .logits = logits,
           .labels = labels, .first = d->vocab_first, .valid = d->vocab_valid);
-    ND_TRY(nd_copy(&r->stream, m->global_max, m->row_max, (size_t)n * 4));
-    ND_TRY(tp_all_reduce(m, m->global_max, n, ND_REDOP_MAX));
+    ND_TRY(nd_copy(&r->stream, m->head.global_max, m->head.row_max, (size_t)n * 4));
+    ND_TRY(tp_all_reduce(m, m->head.global_max, n, ND_REDOP_MAX));
     ND_OP(r, HEAD, ce_rescale, .row_sum = sum, .row_max = row_max, .global_max = global_max);
-    ND_TRY(tp_all_reduce(m, m->row_sums, 2 * n, ND_REDOP_SUM));
+    ND_TRY(tp_all_reduce(m, m->head.row_sums, 2 * n, ND_REDOP_SUM));
     ND_OP(r, HEAD, ce_loss, .loss_sum = &m->numbers->loss_sum, .max = global_max, .sum = sum,
           .target = target, .labels = labels);
     return ND_OK;
 }
 
-static nd_status chunk(nd_model *m, int64_t begin, int64_t rows, bool train, float beta)
+/* Rows [begin, begin + rows) of every tp peer. beta: of the weight's gradient. */
+static nd_status chunk(nd_model *m, nd_activation_set *set, nd_pass pass, int64_t begin,
+                       int64_t rows, float beta)
 {
     nd_rank *r = m->rank;
     const nd_dims *d = &m->dims;
     int64_t n = rows * (d->T / d->Tl);
     nd_tensor w = nd_fsdp_weight(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1); /* (V, C) */
-    nd_tensor logits = nd_tensor_2d(m->logits.data, d->act, n, d->V);
-    int32_t *first = nd_batches_at(&m->batches, ND_BATCH_LABELS) + begin * (d->T / d->Tl);
-    nd_tensor labels = nd_tensor_1d(first, ND_DTYPE_I32, n);
-    nd_tensor global_max = nd_tensor_1d(m->global_max, ND_DTYPE_F32, n);
-    nd_tensor sum = nd_tensor_1d(m->row_sums, ND_DTYPE_F32, n);
+    nd_tensor logits = nd_tensor_2d(m->head.logits.data, d->act, n, d->V);
+    nd_tensor labels = nd_tensor_1d(set->batch.labels + begin * (d->T / d->Tl), ND_DTYPE_I32, n);
+    nd_tensor global_max = nd_tensor_1d(m->head.global_max, ND_DTYPE_F32, n);
+    nd_tensor sum = nd_tensor_1d(m->head.row_sums, ND_DTYPE_F32, n);
     nd_tensor h;
     /* 1. tp: the chunk's rows of all peers */
-    ND_TRY(nd_tp_gather(r, nd_tensor_rows(m->h_final, begin, rows), m->head_full,
+    ND_TRY(nd_tp_gather(r, nd_tensor_rows(m->head.h, begin, rows), m->head.full,
                         ND_TRACE_COMMUNICATION, &h));
     /* 2. logits of this vocabulary slice; 3. loss */
     ND_OP(r, HEAD, matmul, .c = logits, .a = h, .b = w, .b_transposed = true);
     ND_TRY(chunk_loss(m, logits, labels, global_max, sum));
-    if (!train) {
+    if (pass == ND_PASS_EVAL) {
         return ND_OK;
     }
     /* 3'. dlogits in place */
@@ -68,45 +69,48 @@ static nd_status chunk(nd_model *m, int64_t begin, int64_t rows, bool train, flo
      * reduce-scatter */
     ND_OP(r, HEAD, matmul, .c = nd_fsdp_grad(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1),
           .a = logits, .a_transposed = true, .b = h, .beta = beta);
-    nd_tensor dh = nd_tensor_rows(m->dh_final, begin, rows);
-    nd_tensor partial = nd_tp_partial(r, dh, m->head_dfull);
+    nd_tensor dh = nd_tensor_rows(set->head.dh, begin, rows);
+    nd_tensor partial = nd_tp_partial(r, dh, m->head.dfull);
     ND_OP(r, HEAD, matmul, .c = partial, .a = logits, .b = w);
     return nd_tp_reduce(r, partial, dh, ND_TRACE_COMMUNICATION);
 }
 
-nd_status nd_head_forward(nd_model *m, nd_tensor x, nd_tensor delta, bool train)
+nd_status nd_head_forward(nd_model *m, nd_activation_set *set, nd_pass pass, nd_residual in)
 {
     nd_rank *r = m->rank;
     const nd_dims *d = &m->dims;
+    const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
     float beta = 0.0f;
-    ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_fwd, .y = m->h_final, .sum = m->x_final,
-          .rstd = m->rstd_final, .x = x, .delta = delta,
+    ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
+    ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_fwd, .y = m->head.h, .sum = set->head.x,
+          .rstd = set->head.rstd, .x = in.x, .delta = in.delta,
           .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
           .eps = (float)r->shape.rms_eps);
-    if (train) {
-        const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
+    if (pass == ND_PASS_TRAIN) {
         ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, unit));
         ND_TRY(nd_fsdp_grad_zero_if_fresh(&m->fsdp, ND_PARAM_NORM_F, -1));
         beta = nd_fsdp_grad_beta(&m->fsdp, unit);
     }
     for (int64_t begin = 0; begin < d->Tl; begin += d->head_rows) {
         int64_t rows = d->Tl - begin < d->head_rows ? d->Tl - begin : d->head_rows;
-        ND_TRY(chunk(m, begin, rows, train, beta));
+        ND_TRY(chunk(m, set, pass, begin, rows, beta));
         beta = 1.0f;
     }
+    nd_fsdp_release(&m->fsdp, unit);
     return ND_OK;
 }
 
-nd_status nd_head_backward(nd_model *m)
+nd_status nd_head_backward(nd_model *m, nd_activation_set *set)
 {
     nd_rank *r = m->rank;
     const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
     ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
     ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_bwd, .dx = m->dx,
           .dweight = nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
-          .dy = m->dh_final, .x = m->x_final,
+          .dy = set->head.dh, .x = set->head.x,
           .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
-          .rstd = m->rstd_final);
+          .rstd = set->head.rstd);
     nd_fsdp_release(&m->fsdp, unit);
+    /* A tied table's gradient is completed by the embedding. */
     return m->layout->tied ? ND_OK : nd_fsdp_grad_release(&m->fsdp, unit);
 }

@@ -1,47 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/model/linear_impl.h"
+/* Products of the linears that share an input, part by part. */
+#include "trainer/model/linear.h"
 
-/* Transformer Engine's validation runs in BF16, where the BF16 weights are at hand. */
-static bool in_fp8(const nd_model *m, int64_t layer, int linear)
+static const nd_trace_kind GEMM = ND_TRACE_GEMM;
+static const nd_trace_kind COMM = ND_TRACE_COMMUNICATION;
+
+static bool is_column_parallel(nd_input input)
 {
-    const nd_scales *s = &m->scales;
-    bool in_bf16 =
-        m->pass == ND_PASS_EVAL && nd_recipe_is_delayed(&s->recipe) && !s->codes_gathered;
-    return !in_bf16 && nd_filter_converts(&s->filter, layer, linear);
+    return input == ND_INPUT_QKV || input == ND_INPUT_GATE_UP;
 }
 
-bool nd_linear_any_in_fp8(const nd_model *m, nd_input input, int64_t layer)
+/* Parts. */
+
+static int64_t rows_of(nd_block_call c, int linear)
 {
-    bool any = false;
-    int first, count = nd_input_linears(input, &first);
-    for (int l = first; l < first + count; l++) {
-        any |= in_fp8(m, layer, l);
-    }
-    return any;
+    return nd_layout_param(c.model->layout, nd_linear_param(linear), c.layer)->local_rows;
 }
 
-bool nd_linear_keeps_codes(const nd_scales *s, nd_input input, int64_t layer)
-{
-    int first, count = nd_input_linears(input, &first);
-    bool all = nd_filter_mask(&s->filter, layer, input) == (1 << count) - 1;
-    return all && input != ND_INPUT_O && nd_recipe_is_per_tensor(&s->recipe);
-}
-
-/* the parts of a group: neighbours in BF16 together, each FP8 linear alone */
-
-static int64_t rows_of(const nd_model *m, int64_t layer, int linear)
-{
-    return nd_layout_param(m->layout, nd_linear_param(linear), layer)->local_rows;
-}
-
-nd_linear_part nd_linear_first_part(nd_input input)
+/* Before the first part. */
+static nd_linear_part no_part(nd_input input)
 {
     int first;
     (void)nd_input_linears(input, &first);
     return (nd_linear_part){.last = first - 1};
 }
 
-bool nd_linear_next_part(const nd_model *m, nd_input input, int64_t layer, nd_linear_part *p)
+/* The part after p; false when there is none. */
+static bool next_part(nd_block_call c, nd_input input, nd_linear_part *p)
 {
     int first, count = nd_input_linears(input, &first), last = first + count - 1;
     if (p->last == last) {
@@ -49,151 +34,278 @@ bool nd_linear_next_part(const nd_model *m, nd_input input, int64_t layer, nd_li
     }
     p->offset += p->rows;
     p->first = ++p->last;
-    p->fp8 = in_fp8(m, layer, p->first);
-    p->rows = rows_of(m, layer, p->first);
-    while (!p->fp8 && p->last < last && !in_fp8(m, layer, p->last + 1)) {
-        p->rows += rows_of(m, layer, ++p->last);
+    p->fp8 = nd_linear_in_fp8(c, p->first);
+    p->rows = rows_of(c, p->first);
+    while (!p->fp8 && p->last < last && !nd_linear_in_fp8(c, p->last + 1)) {
+        p->rows += rows_of(c, ++p->last);
     }
     return true;
 }
 
-nd_tensor nd_linear_weight(const nd_model *m, int64_t layer, const nd_linear_part *p)
+static nd_tensor weight_of(nd_block_call c, const nd_linear_part *p)
 {
-    return nd_fsdp_weight(&m->fsdp, nd_linear_param(p->first), nd_linear_param(p->last), layer);
+    return nd_fsdp_weight(&c.model->fsdp, nd_linear_param(p->first), nd_linear_param(p->last),
+                          c.layer);
 }
 
-nd_tensor nd_linear_gradient(const nd_model *m, int64_t layer, const nd_linear_part *p)
+static nd_tensor gradient_of(nd_block_call c, const nd_linear_part *p)
 {
-    return nd_fsdp_grad(&m->fsdp, nd_linear_param(p->first), nd_linear_param(p->last), layer);
+    return nd_fsdp_grad(&c.model->fsdp, nd_linear_param(p->first), nd_linear_param(p->last),
+                        c.layer);
 }
 
-/* operands */
-
-static nd_fp8 with_codes(nd_fp8 out, const nd_cast_request *q)
+/* An input in the form that the FP8 products of y or (for_weight) of dw read: x->cast. */
+static nd_status cast_input(nd_block_call c, nd_input input, bool for_weight, nd_operand *x)
 {
-    nd_dtype format = q->rule->format;
-    if (q->codes) {
-        out.codes = nd_tensor_2d(q->codes, format, q->x.shape[0], q->x.shape[1]);
-    }
-    if (q->transposed) {
-        out.transposed = nd_tensor_2d(q->transposed, format, q->x.shape[1], q->x.shape[0]);
-    }
-    return out;
-}
-
-static nd_status settle_vector(nd_model *m, const nd_cast_request *q, nd_fp8 *out)
-{
-    nd_scale_vectors *v = q->vectors;
-    bool rows = q->rule->granularity == ND_PER_ROW;
-    ND_OP(m->rank, ND_TRACE_CAST, amax, .amax = v->amax, .x = q->x,
-          .granularity = q->rule->granularity);
-    *out = (nd_fp8){.scale = v->scale, .inverse = v->inverse, .granularity = q->rule->granularity};
-    return nd_scales_settle_vector(&m->scales, v, q->x.shape[rows ? 0 : 1], q->rule->format,
-                                   q->split);
-}
-
-nd_status nd_linear_cast(nd_model *m, const nd_cast_request *q, nd_fp8 *out)
-{
-    nd_scales *s = &m->scales;
-    bool delayed = q->rule->scaling == ND_SCALING_DELAYED;
-    nd_fp8 result = nd_scales_at(s, q->site);
-    if (q->rule->granularity != ND_PER_TENSOR) {
-        ND_TRY(settle_vector(m, q, &result));
-    } else if (!delayed && !q->known) {
-        if (q->made != ND_MADE_AMAX) {
-            ND_TRY(nd_scales_measure(s, q->site, q->x));
+    nd_model *m = c.model;
+    const nd_recipe *recipe = &m->scales.recipe;
+    const nd_cast_rule *rule = for_weight ? &recipe->weight_gradient.b : &recipe->output.a;
+    bool column = is_column_parallel(input);
+    if (x->codes.data && (column || for_weight)) { /* they were made before */
+        x->cast = nd_fp8_with(x->scale, ND_PER_TENSOR);
+        x->cast.codes = x->codes;
+        if (column) {
+            ND_TRY(nd_operand_gather_codes(m, x->codes, m->fp8.x, &x->cast.codes));
         }
-        ND_TRY(nd_scales_settle(s, q->site, 1, q->rule->format, q->split));
+        return for_weight ? nd_operand_transpose(m, &x->cast, m->fp8.x_transposed) : ND_OK;
     }
-    result = with_codes(result, q);
-    if (q->made != ND_MADE_CODES) {
-        float *amax = delayed && q->record ? s->amax + q->site : NULL;
-        ND_TRY(nd_scales_cast(s, q->site, result, amax, q->x));
-    }
-    *out = result;
-    return ND_OK;
-}
-
-nd_status nd_linear_add_transposed(nd_model *m, nd_fp8 *operand, void *buffer)
-{
-    if (m->rank->ops->fp8_needs_transposed) {
-        operand->transposed = nd_tensor_2d(buffer, operand->codes.dtype, operand->codes.shape[1],
-                                           operand->codes.shape[0]);
-        ND_OP(m->rank, ND_TRACE_CAST, fp8_transpose, .out = operand->transposed,
-              .codes = operand->codes);
-    }
-    return ND_OK;
-}
-
-nd_status nd_linear_weight_operand(nd_model *m, int64_t layer, int linear, const nd_cast_rule *rule,
-                                   bool over_rows, nd_fp8 *out)
-{
-    nd_scales *s = &m->scales;
-    nd_param_id id = nd_linear_param(linear);
-    int64_t site = nd_site_weight(s, layer, linear);
-    bool transposed = over_rows && m->rank->ops->fp8_needs_transposed;
-    if (s->codes_gathered) {
-        *out = nd_scales_at(s, site);
-        out->codes = nd_fsdp_codes(&m->fsdp, id, layer);
-        return transposed ? nd_linear_add_transposed(m, out, m->fp8.w_transposed) : ND_OK;
-    }
-    bool row_parallel = nd_layout_param(m->layout, id, layer)->split == ND_SPLIT_COLS;
-    nd_cast_request q = {
+    nd_cast how = {
         .rule = rule,
-        .site = site,
-        .x = nd_fsdp_weight(&m->fsdp, id, id, layer),
-        .split = over_rows ? !row_parallel : row_parallel,
-        .known = true,
-        .vectors = &s->vectors[1],
-        .codes = transposed ? NULL : m->fp8.w,
-        .transposed = transposed ? m->fp8.w_transposed : NULL,
-    };
-    s->casts.weights++;
-    return nd_linear_cast(m, &q, out);
-}
-
-static nd_tensor as_bytes(nd_tensor codes)
-{
-    codes.dtype = ND_DTYPE_U8;
-    return codes;
-}
-
-nd_status nd_linear_gather_codes(nd_model *m, nd_tensor codes, void *buffer, nd_tensor *full)
-{
-    ND_TRY(nd_tp_gather(m->rank, as_bytes(codes), buffer, ND_TRACE_COMMUNICATION, full));
-    full->dtype = codes.dtype;
-    return ND_OK;
-}
-
-nd_cast_request nd_linear_input_request(nd_model *m, nd_input input, int64_t layer,
-                                        const nd_cast_rule *rule, nd_tensor x)
-{
-    return (nd_cast_request){
-        .rule = rule,
-        .site = nd_site_input(&m->scales, layer, input),
-        .x = x,
-        .known = m->pass == ND_PASS_BACKWARD,
-        .record = m->pass == ND_PASS_TRAIN,
-        .made = nd_linear_take_input(m, input),
+        .split = !column && rule->granularity != ND_PER_COLUMN,
+        .settled = c.pass == ND_PASS_BACKWARD,
+        .record = c.pass == ND_PASS_TRAIN,
         .vectors = &m->scales.vectors[0],
     };
+    nd_cast_want(&how, for_weight && m->rank->ops->fp8_needs_transposed,
+                 x->codes.data ? x->codes.data : m->fp8.x, m->fp8.x_transposed);
+    m->scales.casts.inputs++;
+    return nd_operand_cast(m, x, &how);
 }
 
-void nd_linear_want(nd_cast_request *q, bool transposed, void *codes, void *transposed_codes)
-{
-    q->codes = transposed ? NULL : codes;
-    q->transposed = transposed ? transposed_codes : NULL;
-}
+/* Forward. */
 
-nd_status nd_linear_recast(nd_model *m, nd_input input, int64_t layer, nd_tensor x, nd_tensor codes)
+/* y (T, rows) of one part; x (T, K). */
+static nd_status output(nd_block_call c, const nd_linear_part *p, const nd_operand *x, nd_tensor y)
 {
-    nd_fp8 out;
-    if (!codes.data) {
+    nd_model *m = c.model;
+    const nd_gemm_rule *rule = &m->scales.recipe.output;
+    nd_fp8 w;
+    if (!p->fp8) {
+        ND_OP(m->rank, GEMM, matmul, .c = y, .a = x->rows, .b = weight_of(c, p),
+              .b_transposed = true);
         return ND_OK;
     }
-    nd_cast_request q = nd_linear_input_request(m, input, layer, &m->scales.recipe.output.a, x);
-    q.split = true;
-    q.codes = codes.data;
-    m->scales.casts.inputs++;
-    return nd_linear_cast(m, &q, &out);
+    ND_TRY(nd_operand_weight(c, p->first, &rule->b, false, &w));
+    ND_OP(m->rank, GEMM, matmul_fp8, .c = y, .a = x->cast, .b = w, .b_transposed = true,
+          .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm);
+    return ND_OK;
+}
+
+static nd_status column_forward(nd_block_call c, nd_input input, nd_operand *x, nd_tensor y)
+{
+    nd_model *m = c.model;
+    bool any = nd_input_in_fp8(c, input);
+    x->codes = any ? x->codes : (nd_tensor){0};
+    if (x->codes.data) {
+        ND_TRY(nd_operand_keep(c, x));
+    } else {
+        ND_TRY(nd_tp_gather(m->rank, x->rows, m->full_a, COMM, &x->rows));
+    }
+    if (any) {
+        ND_TRY(cast_input(c, input, false, x));
+    }
+    for (nd_linear_part p = no_part(input); next_part(c, input, &p);) {
+        ND_TRY(output(c, &p, x, nd_tensor_columns(y, p.offset, p.rows)));
+    }
+    return ND_OK;
+}
+
+static nd_status row_forward(nd_block_call c, nd_input input, nd_operand *x, nd_tensor y)
+{
+    nd_model *m = c.model;
+    nd_tensor partial = nd_tp_partial(m->rank, y, m->full_b);
+    nd_linear_part p = no_part(input);
+    (void)next_part(c, input, &p);
+    if (p.fp8) {
+        ND_TRY(cast_input(c, input, false, x));
+    }
+    ND_TRY(output(c, &p, x, partial));
+    return nd_tp_reduce(m->rank, partial, y, COMM);
+}
+
+nd_status nd_linear_forward(nd_block_call c, nd_input input, nd_operand *x, nd_tensor y)
+{
+    return is_column_parallel(input) ? column_forward(c, input, x, y) : row_forward(c, input, x, y);
+}
+
+/* Backward. */
+
+/* The gradient of one part's output in the form that dx or (for_weight) dw reads. With one scale
+ * both read the same codes. */
+static nd_status cast_gradient(nd_block_call c, const nd_linear_part *p, bool for_weight,
+                               nd_operand *dy)
+{
+    nd_model *m = c.model;
+    const nd_recipe *recipe = &m->scales.recipe;
+    const nd_cast_rule *rule = for_weight ? &recipe->weight_gradient.a : &recipe->input_gradient.a;
+    bool per_tensor = rule->granularity == ND_PER_TENSOR;
+    bool transposes = m->rank->ops->fp8_needs_transposed;
+    nd_cast how = {
+        .rule = rule,
+        .split = is_column_parallel(nd_linear_input(p->first)) && rule->granularity == ND_PER_ROW,
+        .settled = true, /* with the other gradients of the same input */
+        .record = true,
+        .vectors = &m->scales.vectors[2],
+        .codes = m->fp8.dy,
+        .transposed = transposes ? m->fp8.dy_transposed : NULL,
+    };
+    if (per_tensor && dy->cast.scale) {
+        return ND_OK;
+    }
+    if (!per_tensor) {
+        nd_cast_want(&how, for_weight && transposes, m->fp8.dy, m->fp8.dy_transposed);
+    }
+    m->scales.casts.gradients++;
+    if (dy->known == ND_KNOWN_CODES) {
+        how.codes = nd_operand_gradient_codes(m, p->first);
+        how.transposed = NULL;
+        ND_TRY(nd_operand_cast(m, dy, &how));
+        return nd_operand_transpose(m, &dy->cast, m->fp8.dy_transposed);
+    }
+    return nd_operand_cast(m, dy, &how);
+}
+
+nd_status nd_linear_input_gradient(nd_block_call c, const nd_linear_part *p, nd_operand *dy,
+                                   nd_tensor dx)
+{
+    nd_model *m = c.model;
+    const nd_gemm_rule *rule = &m->scales.recipe.input_gradient;
+    float beta = p->offset > 0 ? 1.0f : 0.0f;
+    nd_fp8 w;
+    if (!p->fp8) {
+        ND_OP(m->rank, GEMM, matmul, .c = dx, .a = dy->rows, .b = weight_of(c, p), .beta = beta);
+        return ND_OK;
+    }
+    ND_TRY(cast_gradient(c, p, false, dy));
+    ND_TRY(nd_operand_weight(c, p->first, &rule->b, true, &w));
+    ND_OP(m->rank, GEMM, matmul_fp8, .c = dx, .a = dy->cast, .b = w, .beta = beta,
+          .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm);
+    return ND_OK;
+}
+
+nd_status nd_linear_weight_gradient(nd_block_call c, const nd_linear_part *p, nd_operand *x,
+                                    nd_operand *dy)
+{
+    nd_model *m = c.model;
+    const nd_gemm_rule *rule = &m->scales.recipe.weight_gradient;
+    const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_BLOCK, c.layer);
+    float beta = nd_fsdp_grad_beta(&m->fsdp, unit);
+    nd_tensor dw = gradient_of(c, p);
+    if (!p->fp8 || rule->a.scaling == ND_SCALING_NONE) {
+        ND_OP(m->rank, GEMM, matmul, .c = dw, .a = dy->rows, .a_transposed = true, .b = x->rows,
+              .beta = beta);
+        return ND_OK;
+    }
+    ND_TRY(cast_gradient(c, p, true, dy));
+    if (!x->cast.scale) {
+        ND_TRY(cast_input(c, nd_linear_input(p->first), true, x));
+    }
+    ND_OP(m->rank, GEMM, matmul_fp8, .c = dw, .a = dy->cast, .a_transposed = true, .b = x->cast,
+          .beta = beta, .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm);
+    return ND_OK;
+}
+
+/* The gradient of one part's output out of that of all linears with the same input. */
+static nd_operand part_of(nd_block_call c, const nd_operand *dy, const nd_linear_part *p)
+{
+    const nd_scales *s = &c.model->scales;
+    nd_operand part = {.rows = nd_tensor_columns(dy->rows, p->offset, p->rows), .known = dy->known};
+    if (p->fp8) {
+        part.scale = nd_scales_at(s, nd_site_gradient(s, c.layer, p->first));
+    }
+    return part;
+}
+
+/* Scales of the gradients of all outputs by one reduction. */
+static nd_status settle_gradients(nd_block_call c, nd_input input, const nd_operand *dy)
+{
+    nd_scales *s = &c.model->scales;
+    const nd_cast_rule *rule = &s->recipe.input_gradient.a;
+    int first, count = nd_input_linears(input, &first);
+    if (rule->granularity != ND_PER_TENSOR || rule->scaling != ND_SCALING_CURRENT ||
+        !nd_input_in_fp8(c, input)) {
+        return ND_OK;
+    }
+    for (nd_linear_part p = no_part(input); next_part(c, input, &p);) {
+        if (p.fp8 && dy->known != ND_KNOWN_AMAX) {
+            nd_operand part = part_of(c, dy, &p);
+            ND_TRY(nd_scales_measure(s, part.scale, ND_PER_TENSOR, part.rows));
+        }
+    }
+    return nd_scales_settle(s, nd_scales_at(s, nd_site_gradient(s, c.layer, first)), count,
+                            rule->format, true);
+}
+
+static nd_status column_backward(nd_block_call c, nd_input input, nd_operand *dy, nd_tensor dlocal)
+{
+    nd_model *m = c.model;
+    bool casts = m->scales.recipe.weight_gradient.a.scaling != ND_SCALING_NONE;
+    nd_tensor dx = nd_tp_partial(m->rank, dlocal, m->full_b);
+    nd_operand x = nd_operand_of(c, input);
+    ND_TRY(settle_gradients(c, input, dy));
+    if (!x.codes.data) {
+        ND_TRY(nd_tp_gather(m->rank, x.rows, m->full_a, COMM, &x.rows));
+    }
+    if (casts && nd_input_in_fp8(c, input)) {
+        ND_TRY(cast_input(c, input, true, &x));
+    }
+    for (nd_linear_part p = no_part(input); next_part(c, input, &p);) {
+        nd_operand part = part_of(c, dy, &p);
+        ND_TRY(nd_linear_input_gradient(c, &p, &part, dx));
+        ND_TRY(nd_linear_weight_gradient(c, &p, &x, &part));
+    }
+    return nd_tp_reduce(m->rank, dx, dlocal, COMM);
+}
+
+/* One scale: cast before it is gathered, gathered as codes, read by both products. */
+static nd_status gather_gradient_codes(nd_block_call c, nd_operand *dy)
+{
+    nd_model *m = c.model;
+    bool local = m->fp8.dy_local != NULL;
+    nd_cast how = {
+        .rule = &m->scales.recipe.input_gradient.a,
+        .split = true,
+        .record = true,
+        .codes = local ? m->fp8.dy_local : m->fp8.dy,
+        .transposed = local ? NULL : m->fp8.dy_transposed,
+    };
+    m->scales.casts.gradients++;
+    ND_TRY(nd_operand_cast(m, dy, &how));
+    ND_TRY(nd_operand_gather_codes(m, dy->cast.codes, m->fp8.dy, &dy->cast.codes));
+    return local ? nd_operand_transpose(m, &dy->cast, m->fp8.dy_transposed) : ND_OK;
+}
+
+static nd_status row_backward(nd_block_call c, nd_input input, nd_operand *dy, nd_tensor dx)
+{
+    nd_model *m = c.model;
+    const nd_scales *s = &m->scales;
+    nd_linear_part p = no_part(input);
+    nd_operand x = nd_operand_of(c, input);
+    (void)next_part(c, input, &p);
+    if (p.fp8) {
+        dy->scale = nd_scales_at(s, nd_site_gradient(s, c.layer, p.first));
+    }
+    if (p.fp8 && s->recipe.input_gradient.a.granularity == ND_PER_TENSOR) {
+        ND_TRY(gather_gradient_codes(c, dy));
+    } else {
+        ND_TRY(nd_tp_gather(m->rank, dy->rows, m->full_a, COMM, &dy->rows));
+    }
+    ND_TRY(nd_linear_input_gradient(c, &p, dy, dx));
+    return nd_linear_weight_gradient(c, &p, &x, dy);
+}
+
+nd_status nd_linear_backward(nd_block_call c, nd_input input, nd_operand *dy, nd_tensor dx)
+{
+    return is_column_parallel(input) ? column_backward(c, input, dy, dx)
+                                     : row_backward(c, input, dy, dx);
 }

@@ -3,9 +3,8 @@
 #define ND_MODEL_LINEAR_H
 /*
  * The linears of a block, forward and backward, in BF16 or FP8, with their tensor-parallel
- * exchange. Linears that share an input are a group. Neighbours that stay in BF16 make one product;
- * each FP8 linear makes its own, with its own weight scale and its own gradient scale; the group's
- * input is cast once.
+ * exchange. Adjacent linears with one input that stay in BF16 make one product; each FP8 linear
+ * makes its own, with its own weight scale and its own gradient scale. The input is cast once.
  *
  *   column-parallel (q k v; gate up)   the input is gathered over tp, each rank computes its
  *                                      columns
@@ -14,59 +13,98 @@
  *
  * With one scale per tensor the amax of a tensor that is split over tp is its maximum over tp;
  * inputs and gradients are cast before they are gathered, and travel as codes, unless a BF16 linear
- * of the group needs the BF16 rows too. What backward needs of the input is then kept as codes (1
- * byte), except the attention output, which the attention's backward needs in BF16: it is cast
- * again with its saved scale. Other recipes gather and keep BF16.
+ * with the same input needs the BF16 rows too. Backward then keeps the input as codes (1 byte),
+ * except the attention output, which the attention's backward needs in BF16: it is cast again with
+ * its saved scale. Other recipes gather and keep BF16.
  *
- * Norms and SwiGLU measure or cast their results on the way out, where that gives the same bits:
- * what nobody needs in BF16 is then not written.
+ * Norms and SwiGLU measure or cast their results while they store them, where that gives the same
+ * bits; BF16 rows that no product reads are then not written. An operand carries what is known of
+ * it from the op that makes it to the linears that read it.
  */
 #include "trainer/model/model.h"
 
-/* Whether backward keeps the group's input as codes. */
-bool nd_linear_keeps_codes(const nd_scales *scales, nd_input input, int64_t layer);
+/* What the op that made an operand left: the rows; also their amax; or their codes instead. */
+typedef enum nd_known { ND_KNOWN_NOTHING = 0, ND_KNOWN_AMAX, ND_KNOWN_CODES } nd_known;
 
-/* Longest row or column count of an operand: of the scale vectors. */
-int64_t nd_linear_vector(const nd_dims *dims);
+/* An input of linears, or the gradient of their outputs: a variable of the caller. */
+typedef struct nd_operand {
+    nd_tensor rows;     /* BF16 or F32; data NULL: only codes are there */
+    nd_tensor codes;    /* of the rows, where the block keeps codes; data NULL: it does not */
+    nd_scale_ref scale; /* of the whole tensor; of gradients: of the first linear's */
+    nd_known known;
+    nd_fp8 cast; /* what FP8 products read, once it was cast, and gathered over tp */
+} nd_operand;
+
+/* Adjacent linears of one product: those in BF16 together, each FP8 linear alone. */
+typedef struct nd_linear_part {
+    int first, last; /* linears */
+    bool fp8;
+    int64_t offset, rows; /* columns of the output of all linears with this input */
+} nd_linear_part;
+
+/* operands.c */
+
 /* Buffers that the FP8 products of all blocks share. Nothing without FP8. */
-void nd_linear_plan(nd_model *model, nd_memplan *plan);
+void nd_operands_plan(nd_model *model, nd_memplan *plan);
+/* Longest row or column count of an operand: of the scale vectors. */
+int64_t nd_operand_vector(const nd_dims *dims);
 
-/* y (T, N) = input w^T. local (Tl, C); codes (Tl, C) are written when the group keeps them. */
-nd_status nd_linear_column_fwd(nd_model *model, nd_input input, int64_t layer, nd_tensor local,
-                               nd_tensor codes, nd_tensor y);
-/* dlocal (Tl, C) = dy w; weight gradients = dy^T input (+ beta ...). dy (T, N). */
-nd_status nd_linear_column_bwd(nd_model *model, nd_input input, int64_t layer, nd_tensor dlocal,
-                               nd_tensor dy, nd_tensor local, nd_tensor codes, float beta);
-/* out (Tl, C) = sum over tp of x w^T. x (T, K); codes (T, K) are written when the group keeps
- * them. */
-nd_status nd_linear_row_fwd(nd_model *model, nd_input input, int64_t layer, nd_tensor x,
-                            nd_tensor codes, nd_tensor out);
-/* dx (T, K) = dy w, weight gradient = dy^T x (+ beta ...). dy_local (Tl, C). */
-nd_status nd_linear_row_bwd(nd_model *model, nd_input input, int64_t layer, nd_tensor dx,
-                            nd_tensor dy_local, nd_tensor x, nd_tensor codes, float beta);
+bool nd_linear_in_fp8(nd_block_call call, int linear);
+/* Whether any linear with this input is in FP8. */
+bool nd_input_in_fp8(nd_block_call call, nd_input input);
+/* Whether backward keeps the input as codes. */
+bool nd_input_keeps_codes(const nd_scales *scales, nd_input input, int64_t layer);
 
-/*
- * How an op makes an operand of linears: where it stores it, data NULL when only codes are wanted,
- * and what it does beside (linear_fuse.c).
- */
-typedef struct nd_making {
-    nd_tensor to;
-    nd_fuse fuse;
-} nd_making;
+/* An input as the block keeps it. */
+nd_operand nd_operand_of(nd_block_call call, nd_input input);
+/* Before the op that makes an input (q k v, gate up: (Tl, C); down: (T, F)): give out->rows and
+ * fuse to that op. */
+nd_status nd_operand_prepare(nd_block_call call, nd_input input, nd_operand *out, nd_fuse *fuse);
+/* Before SwiGLU's backward: the gradient dy of the outputs of gate and up, in whose place it is
+ * made. Give to[i] and fuse[i] (0: gate, 1: up) to that op. */
+nd_status nd_operand_prepare_gradients(nd_block_call call, nd_operand *dy, nd_tensor to[2],
+                                       nd_fuse fuse[2]);
+/* Writes the codes that the block keeps, unless the op that made the input has. Nothing when it
+ * keeps none. */
+nd_status nd_operand_keep(nd_block_call call, nd_operand *x);
 
-/*
- * Before the op that makes a group's input x (q k v, gate up: (Tl, C); down: (T, F)); codes are
- * x's, where the group keeps them.
- */
-nd_status nd_linear_make_input(nd_model *model, nd_input input, int64_t layer, nd_tensor x,
-                               nd_tensor codes, nd_making *out);
-/* Before SwiGLU's backward: the gradients (T, F) of gate's and up's outputs. */
-nd_status nd_linear_make_gradients(nd_model *model, int64_t layer, nd_tensor dgate, nd_tensor dup,
-                                   nd_making out[2]);
+/* Settles the scale as the rule says, then casts; what is known is not made again. */
+typedef struct nd_cast {
+    const nd_cast_rule *rule;
+    bool split;               /* each tp rank sees a part of what one scale covers */
+    bool settled;             /* the scale is that of this tensor already */
+    bool record;              /* delayed: its amax counts in this step */
+    nd_scale_ref *vectors;    /* for scales of rows or columns */
+    void *codes, *transposed; /* NULL: not wanted */
+} nd_cast;
+nd_status nd_operand_cast(nd_model *model, nd_operand *x, const nd_cast *how);
+/* Codes or transposed codes alone, as a product wants them. */
+void nd_cast_want(nd_cast *how, bool transposed, void *codes, void *transposed_codes);
+/* The weight of an FP8 product; summed over its rows (dx) or its columns (y). */
+nd_status nd_operand_weight(nd_block_call call, int linear, const nd_cast_rule *rule,
+                            bool over_rows, nd_fp8 *out);
+/* Transposes codes that are there, for a backend that reads operands along the summed axis only. */
+nd_status nd_operand_transpose(nd_model *model, nd_fp8 *operand, void *buffer);
+/* (Tl, X) codes -> (T, X); `codes` itself when tp is 1. */
+nd_status nd_operand_gather_codes(nd_model *model, nd_tensor codes, void *buffer, nd_tensor *full);
+/* Where SwiGLU's backward leaves the codes (T, F) of gate's or up's gradient. */
+void *nd_operand_gradient_codes(const nd_model *model, int linear);
 
-/* Recompute: codes of x again, with the scale of the forward pass; nothing when the group keeps
- * none. */
-nd_status nd_linear_recast(nd_model *model, nd_input input, int64_t layer, nd_tensor x,
-                           nd_tensor codes);
+/* linear.c */
+
+/* y = x w^T of all linears with this input. Column-parallel: x (Tl, C), y (T, N). Row-parallel: x
+ * (T, K), y (Tl, C), the sum over tp. Codes that the block keeps are written. */
+nd_status nd_linear_forward(nd_block_call call, nd_input input, nd_operand *x, nd_tensor y);
+/* dx = dy w, and weight gradients += dy^T x of the input that the block keeps. Column-parallel: dy
+ * (T, N), dx (Tl, C). Row-parallel: dy (Tl, C), dx (T, K). */
+nd_status nd_linear_backward(nd_block_call call, nd_input input, nd_operand *dy, nd_tensor dx);
+
+/* The two products of a part's backward. dy (T, rows of the part). dx (T, K) is overwritten by the
+ * first part and added to by the others. */
+nd_status nd_linear_input_gradient(nd_block_call call, const nd_linear_part *part, nd_operand *dy,
+                                   nd_tensor dx);
+/* x (T, K). What the weight gradient needs of operands in another form than dx is cast here. */
+nd_status nd_linear_weight_gradient(nd_block_call call, const nd_linear_part *part, nd_operand *x,
+                                    nd_operand *dy);
 
 #endif

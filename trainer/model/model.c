@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "kernels/rope.h"
-#include "trainer/model/activations.h"
 #include "trainer/model/linear.h"
 
 /* A buffer that starts as the data of a view of this shape. */
@@ -15,7 +14,7 @@ static int want(nd_memplan *plan, nd_mem_class class, const char *name, nd_tenso
     return nd_memplan_want(plan, class, name, nd_tensor_bytes(shape), &view->data);
 }
 
-static void plan_shared(nd_model *m, nd_memplan *plan)
+static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_options *options)
 {
     const nd_dims *d = &m->dims;
     const nd_mem_class scratch = ND_MEM_SCRATCH;
@@ -31,7 +30,7 @@ static void plan_shared(nd_model *m, nd_memplan *plan)
          &m->dout);
     nd_memplan_want(plan, scratch, "tp: gathered", nd_tensor_bytes(full), &m->full_a);
     nd_memplan_want(plan, scratch, "tp: partial sums", nd_tensor_bytes(full), &m->full_b);
-    nd_activations_borrow(m, plan, dh, dact);
+    nd_activations_borrow(&m->set, options, plan, dh, dact);
 }
 
 static void plan_head(nd_model *m, nd_memplan *plan)
@@ -41,18 +40,18 @@ static void plan_head(nd_model *m, nd_memplan *plan)
     const nd_mem_class head = ND_MEM_HEAD;
     nd_tensor local = nd_tensor_2d(NULL, d->act, d->Tl, d->C);
     nd_tensor full = nd_tensor_2d(NULL, d->act, d->Tl == d->T ? 0 : n, d->C);
-    want(plan, head, "final residual", local, &m->x_final);
-    want(plan, head, "final norm output", local, &m->h_final);
+    want(plan, head, "final residual", local, &m->set.head.x);
+    want(plan, head, "final norm output", local, &m->head.h);
     want(plan, head, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
-         &m->rstd_final);
-    want(plan, head, "final norm gradient", local, &m->dh_final);
-    want(plan, head, "logits of a chunk", nd_tensor_2d(NULL, d->act, n, d->V), &m->logits);
-    nd_memplan_want(plan, head, "tp: gathered chunk", nd_tensor_bytes(full), &m->head_full);
-    nd_memplan_want(plan, head, "tp: chunk gradient", nd_tensor_bytes(full), &m->head_dfull);
-    nd_memplan_want(plan, head, "row maxima", (size_t)n * sizeof(float), &m->row_max);
+         &m->set.head.rstd);
+    want(plan, head, "final norm gradient", local, &m->set.head.dh);
+    want(plan, head, "logits of a chunk", nd_tensor_2d(NULL, d->act, n, d->V), &m->head.logits);
+    nd_memplan_want(plan, head, "tp: gathered chunk", nd_tensor_bytes(full), &m->head.full);
+    nd_memplan_want(plan, head, "tp: chunk gradient", nd_tensor_bytes(full), &m->head.dfull);
+    nd_memplan_want(plan, head, "row maxima", (size_t)n * sizeof(float), &m->head.row_max);
     nd_memplan_want(plan, head, "row sums and targets", (size_t)(2 * n) * sizeof(float),
-                    &m->row_sums);
-    nd_memplan_want(plan, head, "global maxima", (size_t)n * sizeof(float), &m->global_max);
+                    &m->head.row_sums);
+    nd_memplan_want(plan, head, "global maxima", (size_t)n * sizeof(float), &m->head.global_max);
     nd_memplan_want(plan, head, "numbers of the step", sizeof *m->numbers, &m->numbers);
 }
 
@@ -75,21 +74,22 @@ nd_status nd_model_create(nd_rank *rank, nd_memplan *plan, nd_model **out)
         nd_dims_of(&rank->shape, &rank->mesh, rank->coord, rank->config, nd_rank_is_gpu(rank));
     m->recompute = rank->config->parallel.recompute;
     ND_TRY_OUT(nd_scales_init(&m->scales, rank));
-    nd_layout_options options = {.shape = &rank->shape,
-                                 .mesh = &rank->mesh,
-                                 .coord = rank->coord,
-                                 .converts = nd_scales_in_segment,
-                                 .context = &m->scales};
-    ND_TRY_OUT(nd_layout_create(&options, &m->layout));
-    ND_TRY_OUT(ND_ALLOC(m->layout->layers, &m->acts));
+    nd_layout_options layout = {.shape = &rank->shape,
+                                .mesh = &rank->mesh,
+                                .coord = rank->coord,
+                                .converts = nd_scales_in_segment,
+                                .context = &m->scales};
+    ND_TRY_OUT(nd_layout_create(&layout, &m->layout));
+    m->stage = &m->layout->stages[0];
     ND_TRY_OUT(nd_fsdp_init(&m->fsdp, rank, m->layout, &m->scales, m->dims.act, plan));
-    ND_TRY_OUT(nd_scales_plan(&m->scales, m->layout, nd_linear_vector(&m->dims), plan));
-    nd_activations_plan(m, plan);
-    plan_shared(m, plan);
+    ND_TRY_OUT(nd_scales_plan(&m->scales, m->layout, nd_operand_vector(&m->dims), plan));
+    nd_activation_options options = {&m->dims, &m->scales, m->recompute, m->stage->layers};
+    ND_TRY_OUT(nd_activations_init(&m->set, &options, plan));
+    plan_shared(m, plan, &options);
     plan_head(m, plan);
     plan_rope(m, plan);
     nd_batches_plan(&m->batches, rank, &m->dims, plan);
-    nd_linear_plan(m, plan);
+    nd_operands_plan(m, plan);
     nd_cp_init(&m->cp, rank, &m->dims, plan);
     *out = m;
 out:
@@ -122,6 +122,7 @@ static nd_status load_rope_table(nd_model *m)
 nd_status nd_model_start(nd_model *m)
 {
     ND_TRY(nd_scales_start(&m->scales));
+    nd_activations_start(&m->set, &m->scales);
     ND_TRY(nd_batches_open(&m->batches));
     return load_rope_table(m);
 }
@@ -133,13 +134,48 @@ void nd_model_destroy(nd_model *m)
         nd_fsdp_fini(&m->fsdp);
         nd_scales_fini(&m->scales);
         nd_layout_destroy(m->layout);
-        free(m->acts);
+        nd_activations_fini(&m->set);
         free(m);
     }
 }
 
-nd_status nd_model_load_batch(nd_model *m, const int32_t *inputs, const int32_t *labels,
-                              const int32_t *positions)
+nd_activation_set *nd_model_take_set(nd_model *m)
 {
-    return nd_batches_load(&m->batches, inputs, labels, positions);
+    ND_ASSERT(!m->set.taken);
+    m->set.taken = true;
+    return &m->set;
+}
+
+nd_status nd_model_load_batch(nd_model *m, nd_activation_set *set, const int32_t *inputs,
+                              const int32_t *labels, const int32_t *positions)
+{
+    ND_ASSERT(set->taken && !set->loaded);
+    set->loaded = true;
+    return nd_batches_load(&m->batches, inputs, labels, positions, &set->batch);
+}
+
+nd_status nd_model_give_back(nd_model *m, nd_activation_set *set)
+{
+    bool loaded = set->loaded;
+    ND_ASSERT(set->taken);
+    set->taken = set->loaded = false;
+    return loaded ? nd_batches_give_back(&m->batches, &set->batch) : ND_OK;
+}
+
+nd_status nd_model_forward(nd_model *m, nd_activation_set *set, nd_pass pass)
+{
+    const nd_unit *head = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
+    nd_residual stream;
+    ND_TRY(nd_scales_refresh(&m->scales, m->fsdp.master, m->fsdp.version));
+    ND_TRY(nd_embed_forward(m, set, &stream));
+    ND_TRY(nd_blocks_forward(m, set, m->stage->layers, pass, head, &stream));
+    return nd_head_forward(m, set, pass, stream);
+}
+
+nd_status nd_model_backward(nd_model *m, nd_activation_set *set)
+{
+    ND_TRY(nd_head_backward(m, set));
+    ND_TRY(nd_blocks_backward(m, set, m->stage->layers, NULL));
+    ND_TRY(nd_embed_backward(m, set));
+    return nd_fsdp_grad_finish(&m->fsdp);
 }

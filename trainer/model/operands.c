@@ -1,103 +1,323 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Operands of linears that are measured or cast by the op that makes them, while it has them in
- * registers: inputs by a norm or SwiGLU, the gradients of gate's and up's outputs by SwiGLU's
- * backward. With one scale per tensor only.
+ * Operands of linears: how they are cast, and what the ops that make them do of that while they
+ * have the values in registers. Norms and SwiGLU make inputs; SwiGLU's backward makes the gradients
+ * of gate's and up's outputs. They do so with one scale per tensor only.
  *
- * A scale that is known by then, a past step's (delayed) or the forward's (recompute), lets the op
- * write codes alone; else it finds the amax. The health log counts what casts lose: then they are
- * made apart.
+ * A scale that is known beforehand, from past steps (delayed) or from the forward (recompute), lets
+ * the op write codes alone; otherwise the op finds the amax. In a step that the health log counts,
+ * operands are cast by ops of their own.
  */
-#include "trainer/model/linear_impl.h"
+#include "trainer/model/linear.h"
+
+static int64_t max_i64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+int64_t nd_operand_vector(const nd_dims *d)
+{
+    return max_i64(max_i64(d->T, d->C), max_i64(d->QKV, 2 * d->F));
+}
+
+static size_t gemm_scratch(const nd_model *m, int64_t n, int64_t k)
+{
+    const nd_dims *d = &m->dims;
+    const nd_device *device = m->rank->device;
+    const nd_ops *ops = m->rank->ops;
+    size_t y = ops->matmul_fp8_scratch(device, d->T, n, k, d->act);
+    size_t dx = ops->matmul_fp8_scratch(device, d->T, k, n, d->act);
+    size_t dw = ops->matmul_fp8_scratch(device, n, k, d->T, d->act);
+    y = y > dx ? y : dx;
+    return y > dw ? y : dw;
+}
+
+void nd_operands_plan(nd_model *m, nd_memplan *plan)
+{
+    const nd_dims *d = &m->dims;
+    const nd_scales *s = &m->scales;
+    nd_fp8_scratch *f = &m->fp8;
+    int64_t per_tensor = nd_recipe_is_per_tensor(&s->recipe);
+    int64_t transposes = m->rank->ops->fp8_needs_transposed;
+    int64_t inputs = max_i64(d->C, d->H * d->D), outputs = max_i64(inputs, d->F);
+    /* Delayed: SwiGLU's backward makes the codes of gate's and of up's gradient at once. */
+    int64_t together = nd_recipe_is_delayed(&s->recipe) ? max_i64(outputs, 2 * d->F) : outputs;
+    int64_t weight = 0;
+    size_t scratch = 0;
+    if (!s->recipe.name) {
+        return;
+    }
+    for (int i = 0; i < m->layout->param_count; i++) {
+        const nd_param *p = &m->layout->params[i];
+        if (p->fp8) {
+            size_t bytes = gemm_scratch(m, p->local_rows, p->local_cols);
+            weight = max_i64(weight, p->local_rows * p->local_cols);
+            scratch = scratch > bytes ? scratch : bytes;
+        }
+    }
+    const struct {
+        const char *name;
+        int64_t bytes;
+        void **pointer;
+    } wants[] = {
+        {"fp8: input of a product", d->T * (per_tensor ? inputs : max_i64(inputs, d->F)), &f->x},
+        {"fp8: input, transposed", transposes * d->T * max_i64(inputs, d->F), &f->x_transposed},
+        {"fp8: output gradients", d->T * together, &f->dy},
+        {"fp8: output gradients, transposed", transposes * d->T * outputs, &f->dy_transposed},
+        {"fp8: gradient before its gather", d->T == d->Tl ? 0 : d->Tl * d->C, &f->dy_local},
+        {"fp8: weight of a product", s->codes_gathered ? 0 : weight, &f->w},
+        {"fp8: weight, transposed", transposes * weight, &f->w_transposed},
+        {"fp8: work space of products", (int64_t)scratch, &f->gemm},
+    };
+    for (size_t i = 0; i < sizeof wants / sizeof *wants; i++) {
+        nd_memplan_want(plan, ND_MEM_SCRATCH, wants[i].name, (size_t)wants[i].bytes,
+                        wants[i].pointer);
+    }
+}
+
+/* Which linears are in FP8. */
+
+/* Transformer Engine's validation runs in BF16, where the BF16 weights are at hand. */
+bool nd_linear_in_fp8(nd_block_call c, int linear)
+{
+    const nd_scales *s = &c.model->scales;
+    bool in_bf16 = c.pass == ND_PASS_EVAL && nd_recipe_is_delayed(&s->recipe) && !s->codes_gathered;
+    return !in_bf16 && nd_filter_converts(&s->filter, c.layer, linear);
+}
+
+bool nd_input_in_fp8(nd_block_call c, nd_input input)
+{
+    bool any = false;
+    int first, count = nd_input_linears(input, &first);
+    for (int l = first; l < first + count; l++) {
+        any |= nd_linear_in_fp8(c, l);
+    }
+    return any;
+}
+
+bool nd_input_keeps_codes(const nd_scales *s, nd_input input, int64_t layer)
+{
+    int first, count = nd_input_linears(input, &first);
+    bool all = nd_filter_mask(&s->filter, layer, input) == (1 << count) - 1;
+    return all && input != ND_INPUT_O && nd_recipe_is_per_tensor(&s->recipe);
+}
+
+/* Casts. */
+
+static nd_fp8 with_codes(nd_fp8 out, const nd_tensor *x, const nd_cast *how)
+{
+    nd_dtype format = how->rule->format;
+    if (how->codes) {
+        out.codes = nd_tensor_2d(how->codes, format, x->shape[0], x->shape[1]);
+    }
+    if (how->transposed) {
+        out.transposed = nd_tensor_2d(how->transposed, format, x->shape[1], x->shape[0]);
+    }
+    return out;
+}
+
+nd_status nd_operand_cast(nd_model *m, nd_operand *x, const nd_cast *how)
+{
+    nd_scales *s = &m->scales;
+    const nd_cast_rule *rule = how->rule;
+    bool delayed = rule->scaling == ND_SCALING_DELAYED;
+    bool per_tensor = rule->granularity == ND_PER_TENSOR;
+    nd_scale_ref scale = per_tensor ? x->scale : *how->vectors;
+    if (!per_tensor || (!delayed && !how->settled)) {
+        int64_t count = per_tensor                        ? 1
+                        : rule->granularity == ND_PER_ROW ? x->rows.shape[0]
+                                                          : x->rows.shape[1];
+        if (!per_tensor || x->known != ND_KNOWN_AMAX) {
+            ND_TRY(nd_scales_measure(s, scale, rule->granularity, x->rows));
+        }
+        ND_TRY(nd_scales_settle(s, scale, count, rule->format, how->split));
+    }
+    nd_fp8 result = with_codes(nd_fp8_with(scale, rule->granularity), &x->rows, how);
+    if (x->known != ND_KNOWN_CODES) {
+        float *amax = delayed && how->record ? x->scale.amax : NULL;
+        ND_TRY(nd_scales_cast(s, x->scale.site, result, amax, x->rows));
+    }
+    x->cast = result;
+    return ND_OK;
+}
+
+void nd_cast_want(nd_cast *how, bool transposed, void *codes, void *transposed_codes)
+{
+    how->codes = transposed ? NULL : codes;
+    how->transposed = transposed ? transposed_codes : NULL;
+}
+
+nd_status nd_operand_transpose(nd_model *m, nd_fp8 *operand, void *buffer)
+{
+    if (m->rank->ops->fp8_needs_transposed) {
+        operand->transposed = nd_tensor_2d(buffer, operand->codes.dtype, operand->codes.shape[1],
+                                           operand->codes.shape[0]);
+        ND_OP(m->rank, ND_TRACE_CAST, fp8_transpose, .out = operand->transposed,
+              .codes = operand->codes);
+    }
+    return ND_OK;
+}
+
+nd_status nd_operand_weight(nd_block_call c, int linear, const nd_cast_rule *rule, bool over_rows,
+                            nd_fp8 *out)
+{
+    nd_model *m = c.model;
+    nd_scales *s = &m->scales;
+    nd_param_id id = nd_linear_param(linear);
+    nd_operand w = {.scale = nd_scales_at(s, nd_site_weight(s, c.layer, linear))};
+    bool transposed = over_rows && m->rank->ops->fp8_needs_transposed;
+    if (s->codes_gathered) {
+        *out = nd_fp8_with(w.scale, ND_PER_TENSOR);
+        out->codes = nd_fsdp_codes(&m->fsdp, id, c.layer);
+        return transposed ? nd_operand_transpose(m, out, m->fp8.w_transposed) : ND_OK;
+    }
+    bool row_parallel = nd_layout_param(m->layout, id, c.layer)->split == ND_SPLIT_COLS;
+    nd_cast how = {
+        .rule = rule,
+        .split = over_rows ? !row_parallel : row_parallel,
+        .settled = true,
+        .vectors = &s->vectors[1],
+    };
+    nd_cast_want(&how, transposed, m->fp8.w, m->fp8.w_transposed);
+    w.rows = nd_fsdp_weight(&m->fsdp, id, id, c.layer);
+    s->casts.weights++;
+    ND_TRY(nd_operand_cast(m, &w, &how));
+    *out = w.cast;
+    return ND_OK;
+}
+
+nd_status nd_operand_gather_codes(nd_model *m, nd_tensor codes, void *buffer, nd_tensor *full)
+{
+    nd_tensor bytes = codes;
+    bytes.dtype = ND_DTYPE_U8;
+    ND_TRY(nd_tp_gather(m->rank, bytes, buffer, ND_TRACE_COMMUNICATION, full));
+    full->dtype = codes.dtype;
+    return ND_OK;
+}
+
+/* Inputs. */
+
+nd_operand nd_operand_of(nd_block_call c, nd_input input)
+{
+    const nd_block_acts *a = nd_set_block(c.set, c.layer);
+    nd_operand x = {.scale = nd_set_input(c.set, c.layer, input)};
+    switch (input) {
+    case ND_INPUT_QKV:
+        x.rows = a->h1;
+        x.codes = a->h1_codes;
+        break;
+    case ND_INPUT_O:
+        x.rows = a->o;
+        break;
+    case ND_INPUT_GATE_UP:
+        x.rows = a->h2;
+        x.codes = a->h2_codes;
+        break;
+    case ND_INPUT_DOWN:
+        x.rows = a->act;
+        x.codes = a->act_codes;
+        break;
+    case ND_INPUT_COUNT:
+        break;
+    }
+    return x;
+}
 
 static bool may_fuse(const nd_scales *s)
 {
     return nd_recipe_is_per_tensor(&s->recipe) && !s->counting;
 }
 
-static nd_made input_made(const nd_model *m, nd_input input, int64_t layer)
+/* What the op that makes an input can leave. */
+static nd_known known_after(nd_block_call c, nd_input input)
 {
+    const nd_model *m = c.model;
     const nd_scales *s = &m->scales;
-    bool keeps = nd_linear_keeps_codes(s, input, layer);
-    if (!may_fuse(s) || !nd_linear_any_in_fp8(m, input, layer)) {
-        return ND_MADE_PLAIN;
+    bool keeps = nd_input_keeps_codes(s, input, c.layer);
+    if (!may_fuse(s) || !nd_input_in_fp8(c, input)) {
+        return ND_KNOWN_NOTHING;
     }
-    if (m->pass == ND_PASS_BACKWARD || nd_recipe_is_delayed(&s->recipe)) {
-        return keeps ? ND_MADE_CODES : ND_MADE_PLAIN;
+    if (c.pass == ND_PASS_BACKWARD || nd_recipe_is_delayed(&s->recipe)) {
+        return keeps ? ND_KNOWN_CODES : ND_KNOWN_NOTHING;
     }
     /* What is not kept as codes is measured after it was gathered. */
-    return keeps || m->dims.Tl == m->dims.T ? ND_MADE_AMAX : ND_MADE_PLAIN;
+    return keeps || m->dims.Tl == m->dims.T ? ND_KNOWN_AMAX : ND_KNOWN_NOTHING;
 }
 
-nd_status nd_linear_make_input(nd_model *m, nd_input input, int64_t layer, nd_tensor x,
-                               nd_tensor codes, nd_making *out)
+nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *out, nd_fuse *fuse)
 {
-    nd_scales *s = &m->scales;
-    int64_t site = nd_site_input(s, layer, input);
-    nd_made made = input_made(m, input, layer);
-    *out = (nd_making){.to = x};
-    m->made[input] = made;
-    if (made == ND_MADE_AMAX) {
-        out->fuse.amax = s->amax + site;
-        return nd_zero(&m->rank->stream, out->fuse.amax, sizeof *out->fuse.amax);
+    nd_model *m = c.model;
+    nd_operand x = nd_operand_of(c, input);
+    x.known = known_after(c, input);
+    *fuse = (nd_fuse){0};
+    if (x.known == ND_KNOWN_AMAX) {
+        fuse->amax = x.scale.amax;
+        ND_TRY(nd_zero(&m->rank->stream, fuse->amax, sizeof *fuse->amax));
     }
-    if (made == ND_MADE_CODES) {
-        bool record = m->pass == ND_PASS_TRAIN && nd_recipe_is_delayed(&s->recipe);
-        out->to.data = NULL;
-        out->fuse = (nd_fuse){
-            .amax = record ? s->amax + site : NULL, .codes = codes, .scale = s->scale + site};
+    if (x.known == ND_KNOWN_CODES) {
+        bool record = c.pass == ND_PASS_TRAIN && nd_recipe_is_delayed(&m->scales.recipe);
+        *fuse = (nd_fuse){
+            .amax = record ? x.scale.amax : NULL, .codes = x.codes, .scale = x.scale.scale};
+        x.rows.data = NULL;
     }
+    *out = x;
     return ND_OK;
 }
 
-nd_made nd_linear_take_input(nd_model *m, nd_input input)
+nd_status nd_operand_keep(nd_block_call c, nd_operand *x)
 {
-    nd_made made = m->made[input];
-    m->made[input] = ND_MADE_PLAIN;
-    return made;
+    nd_scales *s = &c.model->scales;
+    nd_cast how = {
+        .rule = &s->recipe.output.a,
+        .split = true,
+        .settled = c.pass == ND_PASS_BACKWARD,
+        .record = c.pass == ND_PASS_TRAIN,
+        .codes = x->codes.data,
+    };
+    if (!x->codes.data) {
+        return ND_OK;
+    }
+    s->casts.inputs++;
+    return nd_operand_cast(c.model, x, &how);
 }
 
-void *nd_linear_gradient_codes(const nd_model *m, int linear)
+/* Gradients of gate and up. */
+
+void *nd_operand_gradient_codes(const nd_model *m, int linear)
 {
     int first;
     (void)nd_input_linears(ND_INPUT_GATE_UP, &first);
     return (char *)m->fp8.dy + (linear - first) * m->dims.T * m->dims.F;
 }
 
-nd_status nd_linear_make_gradients(nd_model *m, int64_t layer, nd_tensor dgate, nd_tensor dup,
-                                   nd_making out[2])
+nd_status nd_operand_prepare_gradients(nd_block_call c, nd_operand *dy, nd_tensor to[2],
+                                       nd_fuse fuse[2])
 {
+    nd_model *m = c.model;
     nd_scales *s = &m->scales;
-    const nd_cast_rule *rule = &s->recipe.input_gradient.a;
+    const nd_dims *d = &m->dims;
     int first, count = nd_input_linears(ND_INPUT_GATE_UP, &first);
-    int64_t site = nd_site_gradient(s, layer, first);
     bool delayed = nd_recipe_is_delayed(&s->recipe);
-    out[0] = (nd_making){.to = dgate};
-    out[1] = (nd_making){.to = dup};
-    m->made_gradients = ND_MADE_PLAIN;
-    if (!may_fuse(s) || !nd_linear_any_in_fp8(m, ND_INPUT_GATE_UP, layer)) {
+    *dy = (nd_operand){.rows = nd_set_block(c.set, c.layer)->gu};
+    for (int i = 0; i < count; i++) {
+        to[i] = nd_tensor_columns(dy->rows, i * d->F, d->F);
+        fuse[i] = (nd_fuse){0};
+    }
+    if (!may_fuse(s) || !nd_input_in_fp8(c, ND_INPUT_GATE_UP)) {
         return ND_OK;
     }
-    m->made_gradients = delayed ? ND_MADE_CODES : ND_MADE_AMAX;
+    dy->known = delayed ? ND_KNOWN_CODES : ND_KNOWN_AMAX;
+    nd_scale_ref scale = nd_scales_at(s, nd_site_gradient(s, c.layer, first));
     for (int i = 0; i < count; i++) {
-        if (nd_filter_converts(&s->filter, layer, first + i)) {
-            out[i].fuse.amax = s->amax + site + i;
+        if (nd_filter_converts(&s->filter, c.layer, first + i)) {
+            fuse[i].amax = scale.amax + i;
             if (delayed) {
-                out[i].to.data = NULL;
-                out[i].fuse.scale = s->scale + site + i;
-                out[i].fuse.codes = nd_tensor_2d(nd_linear_gradient_codes(m, first + i),
-                                                 rule->format, m->dims.T, m->dims.F);
+                to[i].data = NULL;
+                fuse[i].scale = scale.scale + i;
+                fuse[i].codes = nd_tensor_2d(nd_operand_gradient_codes(m, first + i),
+                                             s->recipe.input_gradient.a.format, d->T, d->F);
             }
         }
     }
-    return delayed ? ND_OK : nd_zero(&m->rank->stream, s->amax + site, (size_t)count * 4);
-}
-
-nd_made nd_linear_take_gradients(nd_model *m, nd_input input)
-{
-    nd_made made = input == ND_INPUT_GATE_UP ? m->made_gradients : ND_MADE_PLAIN;
-    if (input == ND_INPUT_GATE_UP) {
-        m->made_gradients = ND_MADE_PLAIN;
-    }
-    return made;
+    return delayed ? ND_OK : nd_zero(&m->rank->stream, scale.amax, (size_t)count * sizeof(float));
 }

@@ -152,7 +152,7 @@ nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scale
     fsdp->blocks_share = slots < layout->block_count;
     ND_TRY(ND_ALLOC(fsdp->slot_count, &fsdp->slots));
     ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->slot_of_unit));
-    ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->unit_fresh));
+    ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->has_gradient));
     for (int u = 0; u < layout->unit_count; u++) {
         nd_unit_kind kind = layout->units[u].kind;
         fsdp->slot_of_unit[u] = kind == ND_UNIT_BLOCK  ? blocks++ % slots
@@ -169,8 +169,8 @@ void nd_fsdp_fini(nd_fsdp *fsdp)
 {
     free(fsdp->slots);
     free(fsdp->slot_of_unit);
-    free(fsdp->unit_fresh);
+    free(fsdp->has_gradient);
     fsdp->slots = NULL;
     fsdp->slot_of_unit = NULL;
-    fsdp->unit_fresh = NULL;
+    fsdp->has_gradient = NULL;
 }

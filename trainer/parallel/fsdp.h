@@ -42,6 +42,7 @@ typedef struct nd_grad_slot {
     const nd_unit *unit; /* NULL: free */
     bool pending;
     bool fresh;  /* nothing written yet: products overwrite, sums start at zero */
+    bool adds;   /* pending: `received` is to be added to the accumulator */
     float *data; /* unsharded, F32: segment HP, then FP8 */
     float *
         received; /* reduce-scattered shard of a later micro-batch, then added to the accumulator */
@@ -56,13 +57,12 @@ typedef struct nd_fsdp {
     bool resident; /* every unit has its own weight buffer */
     bool aliased;  /* gathered weights are the master weights */
     int64_t version;
-    bool first_micro;                         /* gradients of the step start now */
     float *master, *grad, *moment1, *moment2; /* (shard_total) */
     bool blocks_share;                        /* block slots, else every block has its own */
     int slot_count, *slot_of_unit;
     nd_weight_slot *slots;
     nd_grad_slot grad_slots[ND_FSDP_BLOCK_SLOTS + 1]; /* blocks, then embedding and tail */
-    bool *unit_fresh; /* one shard: nothing accumulated yet in this step */
+    bool *has_gradient; /* [units]: the accumulator holds a gradient of this step */
 } nd_fsdp;
 
 /* Lays out and plans; layout and scales are borrowed. */
@@ -93,7 +93,8 @@ nd_tensor nd_fsdp_weight(const nd_fsdp *fsdp, nd_param_id first, nd_param_id las
 /* Codes of a parameter of segment FP8, local block; unit acquired. */
 nd_tensor nd_fsdp_codes(const nd_fsdp *fsdp, nd_param_id id, int64_t layer);
 
-void nd_fsdp_begin_micro(nd_fsdp *fsdp, bool first);
+/* The accumulators of all units hold no gradient yet. */
+void nd_fsdp_begin_step(nd_fsdp *fsdp);
 nd_status nd_fsdp_grad_acquire(nd_fsdp *fsdp, const nd_unit *unit);
 /* F32 gradient of the same rows; unit grad-acquired. */
 nd_tensor nd_fsdp_grad(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer);

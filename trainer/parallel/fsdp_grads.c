@@ -2,11 +2,10 @@
 /* Gradients: a unit's unsharded buffer, its reduce-scatters, the sum over micro-batches. */
 #include "trainer/parallel/fsdp.h"
 
-void nd_fsdp_begin_micro(nd_fsdp *fsdp, bool first)
+void nd_fsdp_begin_step(nd_fsdp *fsdp)
 {
-    fsdp->first_micro = first;
-    for (int u = 0; first && u < fsdp->layout->unit_count; u++) {
-        fsdp->unit_fresh[u] = true;
+    for (int u = 0; u < fsdp->layout->unit_count; u++) {
+        fsdp->has_gradient[u] = false;
     }
 }
 
@@ -32,19 +31,19 @@ static nd_status finish_slot(nd_fsdp *fsdp, nd_grad_slot *slot)
     if (!slot->pending) {
         return ND_OK;
     }
-    const nd_segment *segments = slot->unit->segments;
+    const nd_unit *unit = slot->unit;
     slot->pending = false;
     slot->unit = NULL;
     for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
-        if (segments[kind].count > 0) {
+        if (unit->segments[kind].count > 0) {
             ND_RUN(r, ND_TRACE_COMMUNICATION, nd_stream_wait(&r->stream, &slot->reduced[kind]));
         }
     }
-    if (!fsdp->first_micro) { /* the shards of both segments are neighbours */
-        int64_t count = segments[ND_SEGMENT_HP].shard_count + segments[ND_SEGMENT_FP8].shard_count;
-        float *shard = fsdp->grad + segments[ND_SEGMENT_HP].shard_offset;
-        ND_OP(r, ND_TRACE_ELEMENTWISE, accumulate, .acc = nd_tensor_1d(shard, ND_DTYPE_F32, count),
-              .x = nd_tensor_1d(slot->received, ND_DTYPE_F32, count));
+    if (slot->adds) {
+        float *shard = fsdp->grad + unit->shard_offset;
+        ND_OP(r, ND_TRACE_ELEMENTWISE, accumulate,
+              .acc = nd_tensor_1d(shard, ND_DTYPE_F32, unit->shard_count),
+              .x = nd_tensor_1d(slot->received, ND_DTYPE_F32, unit->shard_count));
     }
     return ND_OK;
 }
@@ -77,7 +76,7 @@ nd_tensor nd_fsdp_grad(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last,
 
 static bool is_fresh(const nd_fsdp *fsdp, const nd_unit *unit)
 {
-    return sharded(fsdp) ? grad_slot_of(fsdp, unit)->fresh : fsdp->unit_fresh[unit->index];
+    return sharded(fsdp) ? grad_slot_of(fsdp, unit)->fresh : !fsdp->has_gradient[unit->index];
 }
 
 float nd_fsdp_grad_beta(const nd_fsdp *fsdp, const nd_unit *unit)
@@ -98,17 +97,18 @@ nd_status nd_fsdp_grad_zero_if_fresh(nd_fsdp *fsdp, nd_param_id id, int64_t laye
 nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, const nd_unit *unit)
 {
     nd_rank *r = fsdp->rank;
+    bool adds = fsdp->has_gradient[unit->index];
+    fsdp->has_gradient[unit->index] = true;
     if (!sharded(fsdp)) {
-        fsdp->unit_fresh[unit->index] = false;
         return ND_OK;
     }
     nd_grad_slot *slot = grad_slot_of(fsdp, unit);
     const nd_segment *segments = unit->segments;
     const float *from = slot->data;
-    float *to =
-        fsdp->first_micro ? fsdp->grad + segments[ND_SEGMENT_HP].shard_offset : slot->received;
+    float *to = adds ? slot->received : fsdp->grad + unit->shard_offset;
     nd_comm *comm = r->groups.second[ND_GROUP_DP_SHARD_CP];
     slot->fresh = false;
+    slot->adds = adds;
     slot->pending = true;
     ND_RUN(r, ND_TRACE_COMMUNICATION, nd_comm_group_begin(comm));
     for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {

@@ -149,13 +149,16 @@ void nd_filter_each_line(const nd_filter *filter, const nd_llama_shape *shape,
  * are gathered in BF16 the amax is rounded to BF16 first: rounding is monotone, so that is the amax
  * of the gathered weight.
  *
- * Scales along rows or columns (rowwise) are not kept: they live in one vector set for each kind of
+ * Scales along rows or columns (rowwise) are not kept: they live in vectors for each kind of
  * operand while a product needs them. Where a recipe has no others for weights, their amaxes are
  * found and reduced only in steps that the health log counts.
  */
-typedef struct nd_scale_vectors {
+/* Where a scale, its inverse and its amax lie on the device: one of each, or one for each row or
+ * column of an operand. */
+typedef struct nd_scale_ref {
+    int64_t site; /* whose health is counted */
     float *amax, *scale, *inverse;
-} nd_scale_vectors;
+} nd_scale_ref;
 
 /* What the health log counts and measures, on the device; (sites) each. */
 typedef struct nd_health_state {
@@ -184,18 +187,18 @@ typedef struct nd_scales {
     nd_filter filter;
     bool codes_gathered; /* weights travel as codes: segment FP8 */
     int64_t layers, sites;
-    nd_flat_range *weights; /* [layers x linears] this rank's part in the flat state; empty: none,
+    nd_flat_range *weights;  /* [layers x linears] this rank's part in the flat state; empty: none,
                                or the linear stays in BF16 */
-    int64_t version;        /* of the weights that the weight scales belong to; 0: none */
-    float *scale, *inverse; /* (sites) */
-    float *amax;            /* (sites): of this step; row 0 of the history */
-    float *limit;           /* (sites), delayed */
-    nd_bf16 *rounded;       /* (layers x linears) */
-    nd_scale_vectors vectors[3]; /* of an input, a weight, a gradient */
-    nd_health_state health;      /* NULLs without a health log */
-    nd_site_report *report;      /* host, [sites] */
-    int64_t health_interval;     /* as agreed; 0: no reports */
-    bool counting;               /* the health log counts this step */
+    int64_t version;         /* of the weights that the weight scales belong to; 0: none */
+    float *scale, *inverse;  /* (sites) */
+    float *amax;             /* (sites): of this step; row 0 of the history */
+    float *limit;            /* (sites), delayed */
+    nd_bf16 *rounded;        /* (layers x linears) */
+    nd_scale_ref vectors[3]; /* of rows or columns of an input, a weight, a gradient */
+    nd_health_state health;  /* NULLs without a health log */
+    nd_site_report *report;  /* host, [sites] */
+    int64_t health_interval; /* as agreed; 0: no reports */
+    bool counting;           /* the health log counts this step */
     nd_cast_counts casts;
 } nd_scales;
 
@@ -217,8 +220,9 @@ int64_t nd_site_weight(const nd_scales *scales, int64_t layer, int linear);
 int64_t nd_site_input(const nd_scales *scales, int64_t layer, nd_input input);
 int64_t nd_site_gradient(const nd_scales *scales, int64_t layer, int linear);
 
-/* A matrix cast with a site's scale; codes are filled in by the caller. */
-nd_fp8 nd_scales_at(const nd_scales *scales, int64_t site);
+nd_scale_ref nd_scales_at(const nd_scales *scales, int64_t site);
+/* A matrix with these scales; the caller fills in the codes. */
+nd_fp8 nd_fp8_with(nd_scale_ref scale, nd_granularity granularity);
 
 /* The weights changed to `version`: new weight scales (delayed: amaxes of this step). No-op when
  * they are known, and where only the health log would read them (rowwise) and the step is not
@@ -226,17 +230,15 @@ nd_fp8 nd_scales_at(const nd_scales *scales, int64_t site);
 nd_status nd_scales_refresh(nd_scales *scales, const float *master, int64_t version);
 
 /*
- * Current scaling of neighbouring sites: amax[first..] were measured; `split` when each tp rank
- * measured a part of the tensors. One all-reduce MAX over tp, then scales.
+ * Current scaling of `count` adjacent scales from `first` on, whose amaxes were measured; `split`
+ * when each tp rank measured a part of the tensors. One all-reduce MAX over tp, then scales.
  */
-nd_status nd_scales_settle(nd_scales *scales, int64_t first, int64_t count, nd_dtype format,
+nd_status nd_scales_settle(nd_scales *scales, nd_scale_ref first, int64_t count, nd_dtype format,
                            bool split);
-/* The same for `count` entries of a vector set. */
-nd_status nd_scales_settle_vector(nd_scales *scales, nd_scale_vectors *vector, int64_t count,
-                                  nd_dtype format, bool split);
 
-/* Largest |x| of a whole tensor into the site's amax, overwritten. */
-nd_status nd_scales_measure(nd_scales *scales, int64_t site, nd_tensor x);
+/* The largest |x| of the tensor, or of each row or column, overwrites the amaxes. */
+nd_status nd_scales_measure(nd_scales *scales, nd_scale_ref at, nd_granularity granularity,
+                            nd_tensor x);
 
 /*
  * fp8_cast, and the health counts of the site when they are on. amax: NULL, or where the largest

@@ -72,7 +72,7 @@ static void plan_vectors(nd_scales *s, int64_t count, nd_memplan *plan)
     int want = nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: scales of rows", VECTORS * each,
                                &s->vectors[0].amax);
     for (size_t i = 0; i < OPERANDS; i++) {
-        nd_scale_vectors *v = &s->vectors[i];
+        nd_scale_ref *v = &s->vectors[i];
         nd_memplan_also(plan, want, 3 * i * each, &v->amax);
         nd_memplan_also(plan, want, (3 * i + 1) * each, &v->scale);
         nd_memplan_also(plan, want, (3 * i + 2) * each, &v->inverse);
@@ -149,10 +149,14 @@ void nd_scales_fini(nd_scales *s)
     s->report = NULL;
 }
 
-nd_fp8 nd_scales_at(const nd_scales *s, int64_t site)
+nd_scale_ref nd_scales_at(const nd_scales *s, int64_t site)
 {
-    return (nd_fp8){
-        .scale = s->scale + site, .inverse = s->inverse + site, .granularity = ND_PER_TENSOR};
+    return (nd_scale_ref){site, s->amax + site, s->scale + site, s->inverse + site};
+}
+
+nd_fp8 nd_fp8_with(nd_scale_ref scale, nd_granularity granularity)
+{
+    return (nd_fp8){.scale = scale.scale, .inverse = scale.inverse, .granularity = granularity};
 }
 
 static nd_status max_over(nd_scales *s, nd_group_kind group, float *amax, int64_t count)
@@ -210,28 +214,21 @@ nd_status nd_scales_refresh(nd_scales *s, const float *master, int64_t version)
     return ND_OK;
 }
 
-nd_status nd_scales_settle(nd_scales *s, int64_t first, int64_t count, nd_dtype format, bool split)
-{
-    nd_scale_vectors at = {s->amax + first, s->scale + first, s->inverse + first};
-    return nd_scales_settle_vector(s, &at, count, format, split);
-}
-
-nd_status nd_scales_settle_vector(nd_scales *s, nd_scale_vectors *v, int64_t count, nd_dtype format,
-                                  bool split)
+nd_status nd_scales_settle(nd_scales *s, nd_scale_ref first, int64_t count, nd_dtype format,
+                           bool split)
 {
     if (split) {
-        ND_TRY(max_over(s, ND_GROUP_TP, v->amax, count));
+        ND_TRY(max_over(s, ND_GROUP_TP, first.amax, count));
     }
-    ND_OP(s->rank, ND_TRACE_CAST, fp8_scale, .scale = v->scale, .inverse = v->inverse,
-          .amax = v->amax, .count = count, .format = format,
+    ND_OP(s->rank, ND_TRACE_CAST, fp8_scale, .scale = first.scale, .inverse = first.inverse,
+          .amax = first.amax, .count = count, .format = format,
           .power_of_two = s->recipe.power_of_two);
     return ND_OK;
 }
 
-nd_status nd_scales_measure(nd_scales *s, int64_t site, nd_tensor x)
+nd_status nd_scales_measure(nd_scales *s, nd_scale_ref at, nd_granularity granularity, nd_tensor x)
 {
-    ND_OP(s->rank, ND_TRACE_CAST, amax, .amax = s->amax + site, .x = x,
-          .granularity = ND_PER_TENSOR);
+    ND_OP(s->rank, ND_TRACE_CAST, amax, .amax = at.amax, .x = x, .granularity = granularity);
     return ND_OK;
 }
 

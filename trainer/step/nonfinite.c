@@ -10,9 +10,9 @@ static nd_status is_bad(nd_model *m, nd_tensor x, bool *bad)
     nd_rank *r = m->rank;
     float amax = 0.0f;
     if (nd_tensor_count(x) > 0) {
-        ND_OP(r, ND_TRACE_OPTIMIZER, amax, .amax = m->row_max, .x = x,
+        ND_OP(r, ND_TRACE_OPTIMIZER, amax, .amax = m->head.row_max, .x = x,
               .granularity = ND_PER_TENSOR);
-        ND_TRY(nd_copy(&r->stream, &amax, m->row_max, sizeof amax));
+        ND_TRY(nd_copy(&r->stream, &amax, m->head.row_max, sizeof amax));
         ND_TRY(nd_stream_sync(&r->stream));
     }
     *bad = !isfinite(amax);
@@ -37,7 +37,7 @@ static nd_status find_here(nd_model *m, int64_t *first)
         ND_TRY(is_bad_part(m, m->fsdp.master, &layout->params[at], &bad));
     }
     for (int64_t l = 0; l < blocks && !bad; l++, at++) {
-        ND_TRY(is_bad(m, l < layout->layers ? m->acts[l].x_in : m->x_final, &bad));
+        ND_TRY(is_bad(m, l < layout->layers ? m->set.blocks[l].x_in : m->set.head.x, &bad));
     }
     for (int64_t i = params - 1; i >= 0 && !bad; i--, at++) {
         ND_TRY(is_bad_part(m, m->fsdp.grad, &layout->params[i], &bad));

@@ -60,18 +60,18 @@ static nd_status micro_batch(nd_trainer *t, const nd_step_batch *batch, int64_t 
 {
     nd_model *m = t->model;
     int64_t step = t->position.step + 1, offset = micro * m->dims.T;
-    nd_fsdp_begin_micro(&m->fsdp, micro == 0);
-    ND_TRY(
-        nd_model_load_batch(m, batch->inputs + offset, batch->labels + offset, batch->positions));
+    nd_activation_set *set = nd_model_take_set(m);
+    ND_TRY(nd_model_load_batch(m, set, batch->inputs + offset, batch->labels + offset,
+                               batch->positions));
     nd_progress_set_phase(t->rank->progress, ND_PHASE_FORWARD, step);
     nd_range_push(t->rank->device, "forward");
-    ND_TRY(nd_model_forward(m, true));
+    ND_TRY(nd_model_forward(m, set, ND_PASS_TRAIN));
     nd_range_pop(t->rank->device);
     nd_progress_set_phase(t->rank->progress, ND_PHASE_BACKWARD, step);
     nd_range_push(t->rank->device, "backward");
-    ND_TRY(nd_model_backward(m));
+    ND_TRY(nd_model_backward(m, set));
     nd_range_pop(t->rank->device);
-    return ND_OK;
+    return nd_model_give_back(m, set);
 }
 
 nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
@@ -85,6 +85,7 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     int64_t micros = r->config->train.gradient_accumulation_steps;
     ND_TRY(send_tokens(t, batch->valid));
     ND_TRY(nd_zero(&r->stream, &numbers->loss_sum, sizeof numbers->loss_sum));
+    nd_fsdp_begin_step(&t->model->fsdp);
     for (int64_t micro = 0; micro < micros; micro++) {
         ND_TRY(micro_batch(t, batch, micro));
     }
@@ -196,8 +197,10 @@ nd_status nd_trainer_evaluate(nd_trainer *t, nd_loader *loader, int64_t batches,
         }
         ND_TRY(nd_loader_next(loader, &batch));
         counted += batch.valid;
-        ND_TRY(nd_model_load_batch(m, batch.inputs, batch.labels, batch.positions));
-        ND_TRY(nd_model_forward(m, false));
+        nd_activation_set *set = nd_model_take_set(m);
+        ND_TRY(nd_model_load_batch(m, set, batch.inputs, batch.labels, batch.positions));
+        ND_TRY(nd_model_forward(m, set, ND_PASS_EVAL));
+        ND_TRY(nd_model_give_back(m, set));
     }
     ND_TRY(send_tokens(t, counted));
     ND_TRY(sum_loss(t));
