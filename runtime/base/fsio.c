@@ -20,6 +20,8 @@
 
 #include "runtime/base/clock.h"
 
+enum { SHA_BLOCK_BYTES = 1 << 20 };
+
 static nd_status open_regular(const char *path, nd_status blame, int *fd_out, size_t *size)
 {
     /* O_NONBLOCK: opening a FIFO by mistake must not wait for a writer. */
@@ -370,6 +372,13 @@ bool nd_fs_exists(const char *path)
     return lstat(path, &st) == 0;
 }
 
+static void put_hex(const unsigned char digest[32], char hex[65])
+{
+    for (int i = 0; i < 32; i++) {
+        snprintf(hex + 2 * i, 3, "%02x", digest[i]);
+    }
+}
+
 nd_status nd_fs_sha256(const void *data, size_t size, char hex[65])
 {
     unsigned char digest[EVP_MAX_MD_SIZE];
@@ -377,8 +386,52 @@ nd_status nd_fs_sha256(const void *data, size_t size, char hex[65])
     if (EVP_Digest(data, size, digest, &length, EVP_sha256(), NULL) != 1 || length != 32) {
         return nd_fail(ND_ERR_INTERNAL, "OpenSSL could not compute a SHA-256 of %zu bytes", size);
     }
-    for (int i = 0; i < 32; i++) {
-        snprintf(hex + 2 * i, 3, "%02x", digest[i]);
+    put_hex(digest, hex);
+    return ND_OK;
+}
+
+static nd_status digest_file(int fd, const char *path, EVP_MD_CTX *state, uint8_t *block)
+{
+    ssize_t n;
+    while ((n = read(fd, block, SHA_BLOCK_BYTES)) != 0) {
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0) {
+            return nd_fail(ND_ERR_IO, "cannot read \"%s\": %s", path, strerror(errno));
+        }
+        if (EVP_DigestUpdate(state, block, (size_t)n) != 1) {
+            return nd_fail(ND_ERR_INTERNAL, "OpenSSL could not compute the SHA-256 of \"%s\"",
+                           path);
+        }
     }
     return ND_OK;
+}
+
+nd_status nd_fs_sha256_file(const char *path, char hex[65])
+{
+    unsigned char digest[EVP_MAX_MD_SIZE];
+    unsigned length = 0;
+    size_t size;
+    int fd = -1;
+    uint8_t *block = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(open_regular(path, ND_ERR_DATA, &fd, &size));
+    EVP_MD_CTX *state = EVP_MD_CTX_new();
+    ND_TRY_OUT(nd_alloc(SHA_BLOCK_BYTES, 1, (void **)&block));
+    if (!state || EVP_DigestInit_ex(state, EVP_sha256(), NULL) != 1) {
+        status = nd_fail(ND_ERR_INTERNAL, "OpenSSL has no SHA-256");
+        goto out;
+    }
+    ND_TRY_OUT(digest_file(fd, path, state, block));
+    if (EVP_DigestFinal_ex(state, digest, &length) != 1 || length != 32) {
+        status = nd_fail(ND_ERR_INTERNAL, "OpenSSL could not compute the SHA-256 of \"%s\"", path);
+        goto out;
+    }
+    put_hex(digest, hex);
+out:
+    EVP_MD_CTX_free(state);
+    free(block);
+    close(fd);
+    return status;
 }

@@ -78,5 +78,7 @@ bool nd_fs_exists(const char *path);
 
 /* SHA-256 (OpenSSL) in lower-case hex. */
 nd_status nd_fs_sha256(const void *data, size_t size, char hex[65]);
+/* The same of a whole file, read from end to end. */
+nd_status nd_fs_sha256_file(const char *path, char hex[65]);
 
 #endif

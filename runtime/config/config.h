@@ -91,6 +91,7 @@ typedef struct nd_config {
         char *path;   /* Hugging Face folder: config.json + safetensors */
         char *config; /* a config.json alone: fresh weights */
         char *name;   /* org/name in the local Hugging Face cache */
+        bool verify;  /* path against its SHA256SUMS, where it has one */
         int64_t seed; /* of fresh weights; -1: train.seed */
     } model;
     struct {

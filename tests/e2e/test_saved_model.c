@@ -139,11 +139,43 @@ Test(saved_model, has_the_byte_tokenizer_where_the_data_are_bytes)
 {
     train("one", "bf16", "--sequence-length 64 --num-steps 1");
     shell(&dir, "cd one/model && cp tokenizer.json ../good.json && echo other >tokenizer.json && "
-                "echo other >merges.txt && echo other >generation_config.json");
+                "echo other >merges.txt && echo other >generation_config.json && rm SHA256SUMS");
     shell(&dir,
           ND_LAUNCH " --device cpu --model-path one/model --data-path text.txt "
                     "--sequence-length 64 --num-steps 1 --set output.dir=two && "
                     "cmp one/good.json two/model/tokenizer.json && "
                     "cmp one/model/generation_config.json two/model/generation_config.json && "
                     "test ! -e two/model/merges.txt");
+}
+
+/* A bit of the weights flips after they were saved: a run that goes on from them says so. */
+Test(saved_model, is_verified_by_its_checksums)
+{
+#define GO_ON                                                                                      \
+    ND_LAUNCH " --device cpu --model-path one/model --set data.path=text.txt --num-steps 1 "       \
+              "--sequence-length 64 --set output.save_model=false --set output.dir=again "
+    train("one", "fp32", "--num-processes 2 --dp-shard-size 2 --sequence-length 64 --num-steps 1");
+    shell(&dir, "cd one/model && sha256sum --check --strict --quiet SHA256SUMS");
+    shell(&dir, GO_ON "&& rm -r again");
+    cr_expect_not_null(strstr(shell_output, "model: 4 files match SHA256SUMS of one/model"), "%s",
+                       shell_output);
+    FILE *f = fopen(tempdir_file(&dir, "one/model/model.safetensors"), "r+b");
+    cr_assert_not_null(f);
+    cr_assert_eq(fseek(f, -1000, SEEK_END), 0);
+    int byte = fgetc(f);
+    cr_assert_eq(fseek(f, -1000, SEEK_END), 0);
+    cr_assert_eq(fputc(byte ^ 1, f), byte ^ 1);
+    cr_assert_eq(fclose(f), 0);
+    cr_expect_eq(shell_run(&dir, GO_ON), 65);
+    cr_expect_not_null(strstr(shell_output, "model.safetensors\" is not the file that SHA256SUMS"),
+                       "%s", shell_output);
+    cr_expect_eq(shell_run(&dir, "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 "
+                                 "MASTER_ADDR=127.0.0.1 MASTER_PORT=1 " ND_TRAIN
+                                 " train --device cpu --model-path one/model --num-steps 1 "
+                                 "--set data.path=text.txt --sequence-length 64"),
+                 65);
+    shell(&dir, GO_ON "--set model.verify=false && rm -r again");
+    cr_expect_null(strstr(shell_output, "SHA256SUMS"), "%s", shell_output);
+    shell(&dir, "rm one/model/SHA256SUMS && " GO_ON);
+    cr_expect_not_null(strstr(shell_output, "one/model has no SHA256SUMS"), "%s", shell_output);
 }

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/log.h"
+
 /* Finds model.path, or the cached folder of model.name; NULL when there is only a config.json. */
 static nd_status find_model_folder(const nd_config *config, char **out)
 {
@@ -36,6 +38,22 @@ nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs)
     }
     return nd_llama_shape_check_mesh(&inputs->shape, &config->resolved_mesh,
                                      config->train.micro_batch_size, config->train.sequence_length);
+}
+
+nd_status nd_inputs_verify_model(const nd_config *config)
+{
+    const char *folder = config->model.path;
+    int files;
+    if (!config->model.verify || !folder[0]) {
+        return ND_OK;
+    }
+    ND_TRY(nd_checksums_verify(folder, &files));
+    if (files > 0) {
+        nd_log_info("model: %d files match SHA256SUMS of %s", files, folder);
+    } else {
+        nd_log_info("model: %s has no SHA256SUMS; damage of its files would go unnoticed", folder);
+    }
+    return ND_OK;
 }
 
 nd_status nd_inputs_open(const nd_config *config, nd_inputs *inputs)

@@ -26,6 +26,9 @@ typedef struct nd_inputs {
 nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs);
 /* Also the training and validation data. */
 nd_status nd_inputs_open(const nd_config *config, nd_inputs *inputs);
+/* model.verify: ND_ERR_DATA names a file of model.path that differs from its SHA256SUMS. Reads all
+ * of them, so once per host is enough. */
+nd_status nd_inputs_verify_model(const nd_config *config);
 void nd_inputs_close(nd_inputs *inputs);
 /* Calls visit("model.config", 64 hexadecimal digits), then data.path and data.validation_path. */
 nd_status nd_inputs_each_digest(const nd_inputs *inputs,

@@ -384,6 +384,7 @@ static nd_status finish_files(nd_hf_writer *writer)
         ND_TRY(nd_hf_side_files_copy(writer->options.source, writer->temporary,
                                      !writer->options.byte_tokenizer));
     }
+    ND_TRY(nd_checksums_write(writer->temporary));
     return nd_fs_sync_folder(writer->temporary);
 }
 

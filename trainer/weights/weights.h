@@ -83,6 +83,16 @@ nd_status nd_hf_side_files_copy(const char *from, const char *to, bool tokenizer
  */
 nd_status nd_hf_byte_tokenizer_write(const char *folder);
 
+/*
+ * SHA256SUMS: safetensors has no checksums, so a damaged weight would load without an error. The
+ * program sha256sum reads and writes the same format.
+ */
+/* Writes and fsyncs the list of all files in the folder. */
+nd_status nd_checksums_write(const char *folder);
+/* ND_ERR_DATA names the first file that differs or is missing. *files: how many are listed and
+ * match; 0 when the folder has no list. Reads all of them. */
+nd_status nd_checksums_verify(const char *folder, int *files);
+
 /* org/name -> newest snapshot folder in the local cache (HF_HUB_CACHE, HF_HOME,
  * ~/.cache/huggingface/hub). ND_ERR_DATA says how to get a model that is not there. Owned by the
  * caller. */

@@ -57,7 +57,7 @@ Test(hf_writer, what_is_written_reads_back)
         nd_hf_writer_options o = hf_options_of(k & 1, dtypes[k >> 1]);
         const char *folder = hf_write_model(name, &o);
         assert_reads_back(folder, &o);
-        cr_assert_eq(entries_in(folder), 4); /* config, weights, tokenizer, its config */
+        cr_assert_eq(entries_in(folder), 5); /* config, weights, tokenizer, its config, checksums */
         cr_assert_eq(entries_in(hf_dir.path), k + 1, "a temporary folder is left");
     }
 }
@@ -94,7 +94,7 @@ Test(hf_writer, a_large_model_is_sharded_with_an_index)
     hf_shell("cd %s && test -f model.safetensors.index.json && test ! -e model.safetensors",
              folder);
     hf_shell("cd %s && ls model-00001-of-0000?.safetensors >/dev/null", folder);
-    int files = entries_in(folder) - 2;
+    int files = entries_in(folder) - 3; /* config, index, checksums */
     cr_assert_geq(files, 4);
     hf_shell("cd %s && test -f model-0000%d-of-0000%d.safetensors", folder, files, files);
 }
