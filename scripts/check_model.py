@@ -12,9 +12,10 @@ and a model in fp32, 1e-2 where either is BF16 or FP8 (2^-8 of every activation 
 """
 import argparse
 import array
-import json
 import pathlib
 import sys
+
+from run_folder import Run
 
 BOUND_FP32, BOUND_BF16 = 1e-5, 1e-2
 IGNORED = -100
@@ -24,22 +25,18 @@ class CannotCheck(Exception):
     pass
 
 
-def load_json(path):
+def settings_and_validation(folder):
+    """The run's configuration and the last validation."""
+    run = Run(folder)
     try:
-        return json.loads(path.read_text())
+        config, validations = run.config, run.validations
     except (OSError, ValueError) as e:
-        raise CannotCheck(f"{path} cannot be read: {e}") from None
-
-
-def last_validation(path):
-    try:
-        records = [json.loads(line) for line in path.read_text().splitlines()]
-    except (OSError, ValueError) as e:
-        raise CannotCheck(f"{path} cannot be read: {e}") from None
-    found = [r for r in records if "validation_loss" in r]
-    if not found:
-        raise CannotCheck(f"{path} has no validation; set data.validation_path")
-    return found[-1]["validation_loss"], found[-1]["validation_tokens"]
+        raise CannotCheck(f"{folder} cannot be read: {e}") from None
+    if config["train.validation_batches"] != 0:
+        raise CannotCheck("the run validated on a part of the file; set train.validation_batches to 0")
+    if not validations:
+        raise CannotCheck(f"{folder}/metrics.jsonl has no validation; set data.validation_path")
+    return config, validations[-1]
 
 
 def read_tokens(path, kind):
@@ -94,10 +91,8 @@ def main():
     p.add_argument("run", type=pathlib.Path, help="a run's folder, with run.json, metrics.jsonl and model/")
     p.add_argument("--blocks-per-batch", type=int, default=8)
     arguments = p.parse_args()
-    config = load_json(arguments.run / "run.json")["config"]
-    if config["train.validation_batches"] != 0:
-        raise CannotCheck("the run validated on a part of the file: set train.validation_batches to 0")
-    ours, our_tokens = last_validation(arguments.run / "metrics.jsonl")
+    config, validation = settings_and_validation(arguments.run)
+    ours, our_tokens = validation["validation_loss"], validation["validation_tokens"]
     tokens = read_tokens(config["data.validation_path"], kind_of(config))
     pairs = list(blocks(tokens, config["train.sequence_length"]))
     theirs, their_tokens = transformers_loss(arguments.run / "model", pairs, arguments.blocks_per_batch)
