@@ -118,7 +118,7 @@ static nd_status on_join(nd_coordinator *c, nd_peer *peer, int index, nd_wire_cu
     snprintf(theirs, sizeof theirs, "node %d (%s)", index, nd_peer_host(peer));
     char *text = strndup((const char *)blob, bytes);
     nd_status status = text ? nd_config_diff(c->options.job_text, ours, text, theirs)
-                            : nd_fail(ND_ERR_INTERNAL, "out of host memory");
+                            : nd_fail_memory("the settings of node %d", index);
     free(text);
     if (status == ND_OK && (int)workers != c->options.local_workers) {
         status = nd_fail(ND_ERR_CONFIG, "%s has %u workers, %s has %d: all nodes need equally many",

@@ -59,7 +59,7 @@ static nd_status make_job_text(const nd_config *config, const char *digests, cha
     ND_TRY(nd_config_job_text(config, &settings));
     bool made = asprintf(out, "%s%s", settings, digests) >= 0;
     free(settings);
-    return made ? ND_OK : nd_fail(ND_ERR_INTERNAL, "out of host memory");
+    return made ? ND_OK : nd_fail_memory("the settings of the job");
 }
 
 /* Everything that can be checked before a worker starts. *exit_code is that of a check that has

@@ -36,6 +36,9 @@ static nd_status fail(dnnl_status_t code, const char *call)
                                         "not required"};
     const char *word = (size_t)code < sizeof words / sizeof words[0] ? words[code] : "unknown";
     const dnnl_version_t *v = dnnl_version();
+    if (code == dnnl_out_of_memory) {
+        return nd_fail_memory("oneDNN (%s)", call);
+    }
     return nd_fail(ND_ERR_INTERNAL, "oneDNN %d.%d.%d refused %s: %s (status %d).", v->major,
                    v->minor, v->patch, call, word, (int)code);
 }
@@ -188,8 +191,7 @@ static nd_status reserve_scratch(nd_dnnl *dnnl, const_dnnl_primitive_desc_t d)
     bytes = (bytes + PAGE - 1) / PAGE * PAGE;
     void *larger = aligned_alloc(PAGE, bytes);
     if (!larger) {
-        return nd_fail(ND_ERR_INTERNAL, "Out of host memory: %.1f MiB wanted as oneDNN scratchpad.",
-                       (double)bytes / 1048576.0);
+        return nd_fail_memory("oneDNN's scratchpad (%.1f MiB)", (double)bytes / 1048576.0);
     }
     free(dnnl->scratch);
     dnnl->scratch = larger;

@@ -273,9 +273,8 @@ nd_status nd_gemm_create(const nd_gemm_kernels *kernels, int threads, nd_gemm **
     gemm->workspaces = aligned_alloc(CACHE_LINE, (size_t)threads * sizeof(workspace));
     if (!gemm->workspaces) {
         free(gemm);
-        return nd_fail(ND_ERR_INTERNAL,
-                       "Out of host memory: %.1f MiB wanted for packed operands of products.",
-                       (double)threads * sizeof(workspace) / 1048576.0);
+        return nd_fail_memory("the packed operands of products (%.1f MiB)",
+                              (double)threads * sizeof(workspace) / 1048576.0);
     }
     *out = gemm;
     return ND_OK;

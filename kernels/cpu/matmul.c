@@ -54,8 +54,7 @@ static nd_status reserve(nd_cpu_context *context, size_t bytes)
     bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     void *larger = aligned_alloc(ALIGNMENT, bytes);
     if (!larger) {
-        return nd_fail(ND_ERR_INTERNAL, "Out of host memory: %.1f MiB wanted for a product.",
-                       (double)bytes / 1048576.0);
+        return nd_fail_memory("a product (%.1f MiB)", (double)bytes / 1048576.0);
     }
     free(context->dense);
     context->dense = larger;

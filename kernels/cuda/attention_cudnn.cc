@@ -114,7 +114,7 @@ extern "C" nd_status nd_cudnn_create(nd_device *device, int capability, const ch
     ND_TRY(open_library());
     nd_cudnn *cudnn = new (std::nothrow) nd_cudnn{};
     if (!cudnn) {
-        return nd_fail(ND_ERR_INTERNAL, "out of host memory");
+        return nd_fail_memory("the plans of cuDNN");
     }
     cudnn->device = device;
     cudnn->capability = capability;

@@ -78,6 +78,9 @@ nd_status nd_fs_map_open(const char *path, nd_status blame, nd_fs_map *out)
         int code = errno;
         if (data == MAP_FAILED) {
             close(fd);
+            if (code == ENOMEM) {
+                return nd_fail_memory("a map of \"%s\" (%zu bytes)", path, map.size);
+            }
             return nd_fail(ND_ERR_IO, "cannot map \"%s\" (%zu bytes): %s", path, map.size,
                            strerror(code));
         }
@@ -360,7 +363,7 @@ nd_status nd_fs_format(char **out, const char *format, ...)
     int n = vasprintf(&text, format, args);
     va_end(args);
     if (n < 0) {
-        return nd_fail(ND_ERR_INTERNAL, "out of host memory for a file name");
+        return nd_fail_memory("a file name");
     }
     *out = text;
     return ND_OK;

@@ -28,6 +28,16 @@ nd_status nd_fail(nd_status status, const char *format, ...)
     return status;
 }
 
+nd_status nd_fail_memory(const char *what, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, what);
+    vsnprintf(text, sizeof text, what, args);
+    va_end(args);
+    return nd_fail(ND_ERR_RESOURCE, "out of host memory for %s", text);
+}
+
 nd_status nd_fail_context(nd_status status, const char *format, ...)
 {
     char text[ND_ERROR_MESSAGE_MAX], *message = last_error.message;
@@ -93,8 +103,7 @@ nd_status nd_alloc(size_t count, size_t size, void **out)
 {
     void *p = calloc(count ? count : 1, size ? size : 1);
     if (!p) {
-        return nd_fail(ND_ERR_RESOURCE, "out of host memory: %zu elements of %zu bytes", count,
-                       size);
+        return nd_fail_memory("%zu elements of %zu bytes", count, size);
     }
     *out = p;
     return ND_OK;

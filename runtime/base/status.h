@@ -37,6 +37,10 @@ typedef struct nd_error {
 nd_status nd_fail(nd_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 nd_status nd_vfail(nd_status status, const char *format, va_list args);
 
+/* Host memory ran out: fills the record with "out of host memory for <what>" and returns
+ * ND_ERR_RESOURCE. Every failed allocation of host memory is reported through this. */
+nd_status nd_fail_memory(const char *what, ...) __attribute__((format(printf, 1, 2)));
+
 /* Appends " (while ...)" to the record; returns `status` so that it can end a return statement. */
 nd_status nd_fail_context(nd_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -71,7 +75,7 @@ const char *nd_status_name(nd_status status);
 #define ND_ASSERT(cond) ((cond) ? (void)0 : nd_assert_failed(#cond, __FILE__, __LINE__))
 __attribute__((noreturn)) void nd_assert_failed(const char *expression, const char *file, int line);
 
-/* Allocation outside of a training step. Fails with ND_ERR_INTERNAL and the size. */
+/* Allocation outside of a training step. Fails with ND_ERR_RESOURCE and the size. */
 nd_status nd_alloc(size_t count, size_t size,
                    void **out); /* zeroed; *out owned by the caller, free() it */
 #define ND_ALLOC(count, out) nd_alloc((size_t)(count), sizeof(**(out)), (void **)(out))

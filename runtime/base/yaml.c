@@ -49,7 +49,7 @@ static nd_status next_event(reader *r, yaml_event_t *event)
     }
     const yaml_parser_t *p = &r->parser;
     if (p->error == YAML_MEMORY_ERROR) {
-        return nd_fail(ND_ERR_INTERNAL, "out of host memory while reading %s", r->name);
+        return nd_fail_memory("reading %s", r->name);
     }
     if (p->error == YAML_READER_ERROR) {
         return nd_fail(ND_ERR_CONFIG, "%s: not a YAML text: %s at byte %zu (value 0x%02x)", r->name,
@@ -271,7 +271,7 @@ nd_status nd_yaml_parse(const char *text, size_t bytes, const char *name, nd_yam
     ND_TRY(refuse_tabs(text, bytes, name));
     reader r = {.name = name};
     if (!yaml_parser_initialize(&r.parser)) {
-        return nd_fail(ND_ERR_INTERNAL, "out of host memory while reading %s", name);
+        return nd_fail_memory("reading %s", name);
     }
     yaml_parser_set_encoding(&r.parser, YAML_UTF8_ENCODING);
     yaml_parser_set_input_string(&r.parser, (const unsigned char *)text, bytes);

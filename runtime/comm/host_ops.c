@@ -32,8 +32,7 @@ static nd_status map_staging(nd_host_comm *hc, size_t bytes)
     /* Untouched pages cost nothing: only communicators that reduce use theirs. */
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) {
-        return nd_fail(ND_ERR_INTERNAL, "out of host memory: %zu bytes of staging for a group",
-                       bytes);
+        return nd_fail_memory("the staging buffer of a group (%zu bytes)", bytes);
     }
     hc->staging = p;
     hc->staging_bytes = bytes;

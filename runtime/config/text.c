@@ -10,7 +10,7 @@ nd_status nd_text_replace(char **target, const char *text)
 {
     char *copy = strdup(text ? text : "");
     if (!copy) {
-        return nd_fail(ND_ERR_INTERNAL, "out of host memory while copying a string");
+        return nd_fail_memory("a copy of a string");
     }
     free(*target);
     *target = copy;
@@ -34,7 +34,7 @@ void nd_text_append(nd_text *text, const char *format, ...)
         size_t room = (text->used + (size_t)more + 1) * 2;
         char *data = realloc(text->data, room);
         if (!data) {
-            text->status = nd_fail(ND_ERR_INTERNAL, "out of host memory: %zu bytes", room);
+            text->status = nd_fail_memory("a text of %zu bytes", room);
             return;
         }
         text->data = data;

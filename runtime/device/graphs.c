@@ -148,7 +148,7 @@ static nd_status reserve(nd_graphs *g, const nd_graph_key *key, void **array, in
     int64_t wanted = *room > 0 ? 2 * *room : 64;
     void *larger = realloc(*array, (size_t)wanted * bytes);
     if (!larger) {
-        return nd_fail(ND_ERR_INTERNAL, "out of host memory");
+        return nd_fail_memory("the records of CUDA graphs");
     }
     *array = larger;
     *room = wanted;

@@ -12,7 +12,9 @@
 static inline nd_status nd_uv_check(int code, const char *call)
 {
     return code >= 0 ? ND_OK
-                     : nd_fail(ND_ERR_INTERNAL, "libuv: %s (in %.60s)", uv_strerror(code), call);
+           : code == UV_ENOMEM
+               ? nd_fail_memory("libuv (%.60s)", call)
+               : nd_fail(ND_ERR_INTERNAL, "libuv: %s (in %.60s)", uv_strerror(code), call);
 }
 
 #endif

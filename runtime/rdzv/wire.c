@@ -98,7 +98,7 @@ nd_status nd_wire_end(nd_wire_buffer *buffer)
     size_t length = buffer->size - buffer->frame - ND_WIRE_HEADER;
     if (buffer->failed) {
         buffer->size = buffer->frame;
-        return nd_fail(ND_ERR_INTERNAL, "out of host memory for a rendezvous message");
+        return nd_fail_memory("a rendezvous message");
     }
     if (length > ND_WIRE_LIMIT_MEMBER) {
         buffer->size = buffer->frame;
@@ -196,8 +196,7 @@ nd_status nd_wire_feed(nd_wire_parser *parser, const void *bytes, size_t count)
         capacity += capacity / 2;
         uint8_t *data = realloc(parser->data, capacity);
         if (!data) {
-            return nd_fail(ND_ERR_INTERNAL, "out of host memory: %zu bytes of rendezvous input",
-                           capacity);
+            return nd_fail_memory("%zu bytes of rendezvous input", capacity);
         }
         parser->data = data;
         parser->capacity = capacity;

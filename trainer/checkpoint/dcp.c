@@ -27,8 +27,7 @@ nd_status nd_dcp_list_add(nd_dcp_list *list, const char *name, nd_safetensors_dt
         int64_t capacity = list->capacity ? 2 * list->capacity : 64;
         void *entries = realloc(list->entries, (size_t)capacity * sizeof *list->entries);
         if (!entries) {
-            return nd_fail(ND_ERR_RESOURCE, "out of host memory for %lld entries of a checkpoint",
-                           (long long)capacity);
+            return nd_fail_memory("%lld entries of a checkpoint", (long long)capacity);
         }
         list->entries = entries;
         list->capacity = capacity;
@@ -116,8 +115,7 @@ nd_status nd_dcp_head(nd_dcp_list *list, char **head, size_t *head_bytes)
     size_t bytes = (length + ND_DCP_ALIGNMENT - 1) / ND_DCP_ALIGNMENT * ND_DCP_ALIGNMENT;
     if (!written || nd_alloc(bytes, 1, (void **)&padded) != ND_OK) {
         free(text);
-        return nd_fail(ND_ERR_RESOURCE, "out of host memory for the header of %lld entries",
-                       (long long)list->count);
+        return nd_fail_memory("the header of %lld entries", (long long)list->count);
     }
     memcpy(padded, text, length);
     free(text);

@@ -284,7 +284,7 @@ nd_status nd_chunk_hasher_create(nd_checksum kind, uint64_t file_bytes, nd_chunk
     size_t bytes = (size_t)h->chunks * (size_t)kinds[kind].chunk + 1;
     if ((!h->xxh3 && !h->sha256) || nd_alloc(bytes, 1, (void **)&h->digests) != ND_OK) {
         nd_chunk_hasher_destroy(h);
-        return nd_fail(ND_ERR_RESOURCE, "out of host memory for %zu bytes of digests", bytes);
+        return nd_fail_memory("%zu bytes of digests", bytes);
     }
     *out = h;
     return ND_OK;

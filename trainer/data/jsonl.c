@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/json.h"
 #include "runtime/base/log.h"
 
 enum {
@@ -84,6 +85,9 @@ static nd_status row_parse(const char *path, uint64_t line, const uint8_t *data,
     json_error_t error;
     row->root =
         json_loadb((const char *)data, size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    if (!row->root && nd_json_no_memory(&error)) {
+        return nd_fail_memory("a row of \"%s\"", path);
+    }
     if (!row->root) {
         return nd_fail(ND_ERR_DATA, "\"%s\" line %llu, column %d: %s; %s", path,
                        (unsigned long long)line, error.column, error.text, row_mend);
@@ -138,9 +142,8 @@ static nd_status append_mark(nd_dataset *dataset, uint64_t token, uint64_t offse
         int64_t wanted = dataset->mark_room ? 2 * dataset->mark_room : MARKS_AT_FIRST;
         nd_jsonl_mark *marks = realloc(dataset->marks, (size_t)wanted * sizeof *marks);
         if (!marks) {
-            return nd_fail(ND_ERR_INTERNAL,
-                           "out of host memory for the index of \"%s\": %lld marks of %zu bytes",
-                           dataset->path, (long long)wanted, sizeof *marks);
+            return nd_fail_memory("the index of \"%s\": %lld marks of %zu bytes", dataset->path,
+                                  (long long)wanted, sizeof *marks);
         }
         dataset->marks = marks;
         dataset->mark_room = wanted;

@@ -25,7 +25,7 @@ nd_status nd_calls_add(nd_calls *calls, const nd_call *call)
         int capacity = calls->capacity > 0 ? 2 * calls->capacity : 64;
         void *grown = realloc(calls->entries, (size_t)capacity * sizeof *calls->entries);
         if (!grown) {
-            return nd_fail(ND_ERR_INTERNAL, "out of host memory");
+            return nd_fail_memory("the calls of a step");
         }
         calls->entries = grown;
         calls->capacity = capacity;

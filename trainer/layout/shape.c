@@ -86,8 +86,8 @@ static nd_status write_json(const json_t *map, const char *path)
         text = json_dumps(map, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(digits));
         back = text ? json_loads(text, 0, NULL) : NULL;
     }
-    status = text ? nd_fs_write_atomic(path, text, strlen(text))
-                  : nd_fail(ND_ERR_INTERNAL, "out of host memory while writing %s", path);
+    status =
+        text ? nd_fs_write_atomic(path, text, strlen(text)) : nd_fail_memory("writing %s", path);
     json_decref(back);
     free(text);
     return status;
@@ -126,7 +126,7 @@ nd_status nd_llama_shape_write(const nd_llama_shape *s, const char *dtype_name, 
     }
     if (bad) {
         json_decref(map);
-        return nd_fail(ND_ERR_INTERNAL, "cannot put the model configuration together for %s", path);
+        return nd_fail_memory("writing %s", path);
     }
     nd_status status = write_json(map, path);
     json_decref(map);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/json.h"
 #include "runtime/base/fsio.h"
 #include "trainer/layout/layout.h"
 
@@ -328,6 +329,9 @@ nd_status nd_llama_shape_parse(const char *text, size_t bytes, const char *name,
     nd_llama_shape shape;
     memset(&shape, 0, sizeof shape);
     json_t *map = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    if (!map && nd_json_no_memory(&error)) {
+        return nd_fail_memory("reading %s", name);
+    }
     if (!map) {
         return nd_fail(ND_ERR_DATA, "%s:%d:%d: broken JSON: %s", name, error.line, error.column,
                        error.text);

@@ -85,7 +85,7 @@ static nd_status apply_pattern(nd_filter *f, const nd_llama_shape *shape, const 
 static nd_status apply_patterns(nd_filter *f, const nd_config *config, const nd_llama_shape *shape)
 {
     char *list = strdup(config->fp8.filter), *rest = NULL;
-    nd_status status = list ? ND_OK : nd_fail(ND_ERR_INTERNAL, "out of memory");
+    nd_status status = list ? ND_OK : nd_fail_memory("fp8.filter");
     for (int64_t i = 0; i < f->layers * ND_LINEARS_OF_BLOCK; i++) {
         f->reasons[i] = ND_FILTER_UNMATCHED;
     }

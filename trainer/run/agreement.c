@@ -50,7 +50,7 @@ static nd_status job_text(const nd_config *config, const nd_inputs *inputs, char
     FILE *text = open_memstream(out, &bytes);
     if (!text) {
         free(settings);
-        return nd_fail(ND_ERR_INTERNAL, "out of host memory");
+        return nd_fail_memory("the settings of the job");
     }
     fputs(settings, text);
     nd_status status = nd_inputs_each_digest(inputs, append_digest, text);

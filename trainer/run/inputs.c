@@ -12,7 +12,7 @@ static nd_status find_model_folder(const nd_config *config, char **out)
     *out = NULL;
     if (config->model.path[0]) {
         *out = strdup(config->model.path);
-        return *out ? ND_OK : nd_fail(ND_ERR_INTERNAL, "out of host memory");
+        return *out ? ND_OK : nd_fail_memory("model.path");
     }
     return config->model.name[0] ? nd_hf_cache_find(config->model.name, out) : ND_OK;
 }

@@ -238,8 +238,8 @@ nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, i
 {
     size_t size = 0;
     char *path = NULL, *text = trace_text(trace, first_step, steps, &size);
-    nd_status status = text ? nd_fs_format(&path, "%s/trace.json", files->dir)
-                            : nd_fail(ND_ERR_INTERNAL, "out of host memory for trace.json");
+    nd_status status =
+        text ? nd_fs_format(&path, "%s/trace.json", files->dir) : nd_fail_memory("trace.json");
     if (status == ND_OK) {
         status = nd_fs_write_atomic(path, text, size);
     }

@@ -156,7 +156,7 @@ nd_status nd_run_record_write(const char *dir, const nd_run_record *record)
     ND_TRY_OUT(build(record, &root));
     text = json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
     if (!text) {
-        status = nd_fail(ND_ERR_INTERNAL, "out of host memory for run.json");
+        status = nd_fail_memory("run.json");
         goto out;
     }
     ND_TRY_OUT(nd_fs_write_atomic(path, text, strlen(text)));

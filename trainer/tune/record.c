@@ -168,7 +168,7 @@ nd_status nd_record_write(nd_tuning *t, const nd_config *config, const nd_llama_
     set(root, "products", json_incref(products));
     free(t->json);
     t->json = json_dumps(root, JSON_REAL_PRECISION(17));
-    status = t->json ? ND_OK : nd_fail(ND_ERR_INTERNAL, "out of host memory for autotune's record");
+    status = t->json ? ND_OK : nd_fail_memory("autotune's record");
 out:
     json_decref(settings);
     json_decref(products);

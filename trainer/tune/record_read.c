@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "runtime/tensor/dtype.h"
+#include "runtime/base/json.h"
 #include "trainer/tune/measure.h"
 
 /* The text that is read and the place in it, for messages. */
@@ -319,6 +320,9 @@ nd_status nd_record_read(const char *text, size_t bytes, const char *name, const
     nd_status status = ND_OK;
     json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
     const json_t *record = json_object_get(root, "autotune"); /* NULL when root is not an object */
+    if (!root && nd_json_no_memory(&error)) {
+        return nd_fail_memory("reading %s", name);
+    }
     if (!root) {
         return nd_fail(ND_ERR_DATA, "%s: line %d: %s; kernels.autotune_from takes a run.json", name,
                        error.line, error.text);

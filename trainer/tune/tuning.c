@@ -25,7 +25,7 @@ static nd_status read_file(const nd_config *config, const nd_llama_shape *shape,
     size_t bytes = 0;
     nd_filter filter = {0};
     nd_tuning *t = NULL;
-    nd_status status = from ? ND_OK : nd_fail(ND_ERR_INTERNAL, "out of host memory");
+    nd_status status = from ? ND_OK : nd_fail_memory("kernels.autotune_from");
     ND_TRY_OUT(status);
     status = nd_fs_read(path, RECORD_MAX_BYTES, ND_ERR_DATA, &text, &bytes);
     if (status != ND_OK) {

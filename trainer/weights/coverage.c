@@ -33,7 +33,7 @@ static nd_status reserve(nd_coverage *coverage)
     int64_t wanted = coverage->capacity ? 2 * coverage->capacity : 4;
     nd_range *ranges = realloc(coverage->ranges, (size_t)wanted * sizeof *ranges);
     if (!ranges) {
-        return nd_fail(ND_ERR_INTERNAL, "out of host memory for %lld ranges", (long long)wanted);
+        return nd_fail_memory("%lld ranges", (long long)wanted);
     }
     coverage->ranges = ranges;
     coverage->capacity = wanted;

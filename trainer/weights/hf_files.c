@@ -72,8 +72,8 @@ static nd_status write_json(const char *folder, const char *name, json_t *root)
     char *path = NULL;
     char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
     json_decref(root);
-    nd_status status = text ? nd_fs_format(&path, "%s/%s", folder, name)
-                            : nd_fail(ND_ERR_INTERNAL, "out of host memory for %s", name);
+    nd_status status =
+        text ? nd_fs_format(&path, "%s/%s", folder, name) : nd_fail_memory("%s", name);
     if (status == ND_OK) {
         status = nd_fs_write_atomic(path, text, strlen(text));
     }

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/base/json.h"
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
 #include "trainer/layout/layout.h"
@@ -186,6 +187,9 @@ static nd_status read_index(nd_hf_reader *reader, const char *index)
     ND_TRY(nd_fs_read(index, INDEX_BYTES_MAX, ND_ERR_DATA, &text, &size));
     json_t *root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
     free(text);
+    if (!root && nd_json_no_memory(&error)) {
+        return nd_fail_memory("reading \"%s\"", index);
+    }
     if (!root) {
         return nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", index, error.line, error.text);
     }

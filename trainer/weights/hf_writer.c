@@ -329,7 +329,11 @@ static json_t *index_json(const nd_hf_writer *writer)
     json_t *map = json_object();
     for (int64_t i = 0; i < writer->entry_count; i++) {
         const tensor_entry *e = &writer->entries[i];
-        json_object_set_new(map, e->tensor->name, json_string(base_name(e->file->path)));
+        json_t *file = json_string(base_name(e->file->path));
+        if (json_object_set_new(map, e->tensor->name, file) != 0) {
+            json_decref(map);
+            return NULL;
+        }
     }
     return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)writer->tensor_bytes,
                      "weight_map", map);
@@ -343,7 +347,7 @@ static nd_status write_index(const nd_hf_writer *writer)
     json_decref(root);
     nd_status status =
         text ? nd_fs_format(&path, "%s/model.safetensors.index.json", writer->temporary)
-             : nd_fail(ND_ERR_INTERNAL, "out of host memory for the index of the model");
+             : nd_fail_memory("the index of the model");
     if (status == ND_OK) {
         status = nd_fs_write_atomic(path, text, strlen(text));
     }

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "runtime/base/json.h"
 #include "runtime/base/fsio.h"
 
 static const struct {
@@ -262,6 +263,9 @@ nd_status nd_safetensors_parse(const char *header, size_t size, uint64_t file_by
                        path);
     }
     json_t *root = json_loadb(header, size, JSON_REJECT_DUPLICATES, &error);
+    if (!root && nd_json_no_memory(&error)) {
+        return nd_fail_memory("the header of \"%s\"", path);
+    }
     if (!root) {
         return nd_fail(ND_ERR_DATA, "\"%s\": its header is not valid JSON at byte %d: %s", path,
                        8 + error.position, error.text);
@@ -330,7 +334,10 @@ static json_t *entry_json(const nd_safetensors_tensor *t)
 {
     json_t *shape = json_array();
     for (int a = 0; a < t->axes; a++) {
-        json_array_append_new(shape, json_integer(t->shape[a]));
+        if (json_array_append_new(shape, json_integer(t->shape[a])) != 0) {
+            json_decref(shape);
+            return NULL;
+        }
     }
     return json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtypes[t->dtype].name, "shape", shape,
                      "data_offsets", (json_int_t)t->begin, (json_int_t)t->end);
@@ -355,11 +362,9 @@ nd_status nd_safetensors_layout(nd_safetensors_tensor *tensors, int64_t count, c
     json_decref(root);
     size_t length = text ? strlen(text) : 0, padded = (length + 7) / 8 * 8;
     char *buffer = NULL;
-    nd_status status = text ? nd_alloc(8 + padded, 1, (void **)&buffer)
-                            : nd_fail(ND_ERR_INTERNAL,
-                                      "out of host memory for a safetensors header of "
-                                      "%lld tensors",
-                                      (long long)count);
+    nd_status status =
+        text ? nd_alloc(8 + padded, 1, (void **)&buffer)
+             : nd_fail_memory("a safetensors header of %lld tensors", (long long)count);
     if (status == ND_OK) {
         for (int i = 0; i < 8; i++) {
             buffer[i] = (char)((uint64_t)padded >> (8 * i));

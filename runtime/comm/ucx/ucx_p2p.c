@@ -101,6 +101,9 @@ nd_status nd_ucx_check(ucs_status_t code, const char *call)
     if (code == UCS_OK) {
         return ND_OK;
     }
+    if (code == UCS_ERR_NO_MEMORY) {
+        return nd_fail_memory("UCX (%.60s)", call);
+    }
     return nd_fail(ND_ERR_IO, "UCX: %s (in %.60s); UCX_LOG_LEVEL=info tells more",
                    ucs_status_string(code), call);
 }

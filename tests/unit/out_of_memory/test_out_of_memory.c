@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Host memory that runs out is ND_ERR_RESOURCE wherever it happens (docs/launch.md: exit code 71).
+ *
+ * The linker gives the program's calls of malloc and its kind to the functions below: each case
+ * runs again and again, and the n-th allocation of the n-th run fails. Jansson uses them too where
+ * a case writes JSON; what it reads is left alone, since it reports some of its own failed
+ * allocations as broken JSON.
+ */
+#include <criterion/criterion.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/fsio.h"
+#include "runtime/base/yaml.h"
+#include "runtime/config/config.h"
+#include "runtime/rdzv/store.h"
+#include "tests/support/tempdir.h"
+#include "trainer/data/data.h"
+#include "trainer/layout/layout.h"
+#include "trainer/precision/precision.h"
+#include "trainer/weights/coverage.h"
+#include "trainer/weights/safetensors.h"
+
+static _Thread_local int64_t until_failure; /* allocations; 0: none fails */
+
+static bool fails(void)
+{
+    return until_failure > 0 && --until_failure == 0;
+}
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t count, size_t size);
+void *__real_realloc(void *p, size_t size);
+char *__real_strdup(const char *text);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+void *__wrap_realloc(void *p, size_t size);
+char *__wrap_strdup(const char *text);
+
+void *__wrap_malloc(size_t size)
+{
+    return fails() ? NULL : __real_malloc(size);
+}
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+    return fails() ? NULL : __real_calloc(count, size);
+}
+
+void *__wrap_realloc(void *p, size_t size)
+{
+    return fails() ? NULL : __real_realloc(p, size);
+}
+
+char *__wrap_strdup(const char *text)
+{
+    return fails() ? NULL : __real_strdup(text);
+}
+
+/* The status of `run` is ND_OK or ND_ERR_RESOURCE whichever of its allocations fails. */
+static void expect_resource(nd_status (*run)(void))
+{
+    cr_assert_eq(run(), ND_OK, "without a fault: %s", nd_error_last()->message);
+    int64_t failed = 0;
+    for (int64_t n = 1;; n++) {
+        nd_error_clear();
+        until_failure = n;
+        nd_status status = run();
+        bool reached = until_failure == 0;
+        until_failure = 0;
+        cr_assert(status == ND_OK || status == ND_ERR_RESOURCE, "allocation %lld: status %d: %s",
+                  (long long)n, status, nd_error_last()->message);
+        cr_assert(status == ND_OK || strstr(nd_error_last()->message, "out of host memory for "),
+                  "allocation %lld: %s", (long long)n, nd_error_last()->message);
+        failed += status != ND_OK;
+        if (!reached) {
+            break;
+        }
+    }
+    cr_assert_gt(failed, 0, "no allocation of this case was made to fail");
+}
+
+static nd_status parse_yaml(void)
+{
+    static const char text[] = "a: 1\nlist: [x, 'y z']\nmap: {b: 2, c: {d: e}}\n";
+    nd_yaml_node *root = NULL;
+    nd_status status = nd_yaml_parse(text, sizeof text - 1, "test", &root);
+    nd_yaml_destroy(root);
+    return status;
+}
+
+Test(out_of_memory, yaml)
+{
+    expect_resource(parse_yaml);
+}
+
+static nd_status read_config(void)
+{
+    static const char text[] = "launch:\n  workers: 2\nmesh:\n  dp_shard: 2\ntrain:\n  steps: 3\n";
+    char program[] = "test", flag[] = "--sequence-length=64", *flags[] = {program, flag, NULL};
+    nd_config config;
+    nd_cli cli = {0};
+    char *yaml = NULL, *job = NULL;
+    nd_status status = nd_config_init(&config);
+    status = status == ND_OK ? nd_config_read_text(&config, text, sizeof text - 1, "test") : status;
+    status = status == ND_OK ? nd_config_parse(&config, &cli, 2, flags) : status;
+    status = status == ND_OK ? nd_config_resolve(&config) : status;
+    status = status == ND_OK ? nd_config_to_yaml(&config, &yaml) : status;
+    status = status == ND_OK ? nd_config_job_text(&config, &job) : status;
+    free(yaml);
+    free(job);
+    nd_config_fini(&config);
+    return status;
+}
+
+Test(out_of_memory, configuration)
+{
+    expect_resource(read_config);
+}
+
+static nd_status use_store(void)
+{
+    nd_store *store = NULL;
+    char value[8];
+    size_t bytes = sizeof value;
+    int64_t sum;
+    ND_TRY(nd_store_open_single(&store));
+    nd_status status = nd_store_set(store, "key", "value", 6);
+    status = status == ND_OK ? nd_store_get(store, "key", value, &bytes) : status;
+    status = status == ND_OK ? nd_store_add(store, "sum", 1, &sum) : status;
+    status = status == ND_OK ? nd_store_exchange(store, "place", "value", value, 6) : status;
+    nd_store_abandon(store);
+    return status;
+}
+
+Test(out_of_memory, store)
+{
+    expect_resource(use_store);
+}
+
+static tempdir dir;
+
+static nd_status write_and_read(void)
+{
+    char *path = NULL, *parent = NULL, *text = NULL;
+    size_t bytes;
+    nd_status status = nd_fs_format(&path, "%s/file", dir.path);
+    status = status == ND_OK ? nd_fs_write_atomic(path, "text", 4) : status;
+    status = status == ND_OK ? nd_fs_parent(path, &parent) : status;
+    status = status == ND_OK ? nd_fs_read(path, 100, ND_ERR_DATA, &text, &bytes) : status;
+    free(path);
+    free(parent);
+    free(text);
+    return status;
+}
+
+Test(out_of_memory, files)
+{
+    tempdir_make(&dir);
+    expect_resource(write_and_read);
+    tempdir_remove(&dir);
+}
+
+static nd_status read_jsonl(void)
+{
+    char path[600];
+    nd_dataset *dataset = NULL;
+    int32_t inputs[8], labels[8];
+    snprintf(path, sizeof path, "%s/rows.jsonl", dir.path);
+    ND_TRY(nd_dataset_open(path, ND_DATA_AUTO, "bytes", 256, 8, &dataset));
+    nd_status status = nd_dataset_block(dataset, 0, inputs, labels);
+    nd_dataset_close(dataset);
+    return status;
+}
+
+Test(out_of_memory, jsonl)
+{
+    static const char rows[] = "{\"text\": \"one row of it\"}\n"
+                               "{\"prompt\": \"a caf\\u00e9\", \"completion\": \"yes\"}\n";
+    tempdir_make(&dir);
+    tempdir_write(&dir, "rows.jsonl", rows, sizeof rows - 1);
+    expect_resource(read_jsonl);
+    tempdir_remove(&dir);
+}
+
+static nd_status add_ranges(void)
+{
+    nd_coverage coverage = {0};
+    nd_status status = ND_OK;
+    for (int64_t i = 0; i < 10 && status == ND_OK; i++) {
+        status = nd_coverage_add(&coverage, 10 * i, 10 * i + 1);
+    }
+    nd_coverage_fini(&coverage);
+    return status;
+}
+
+Test(out_of_memory, ranges)
+{
+    expect_resource(add_ranges);
+}
+
+static void let_jansson_fail(void)
+{
+    json_set_alloc_funcs(malloc, free);
+}
+
+static nd_status lay_out_tensors(void)
+{
+    char a[] = "a", b[] = "b";
+    nd_safetensors_tensor tensors[2] = {
+        {.name = a, .dtype = ND_SAFETENSORS_F32, .axes = 1, .shape = {4}},
+        {.name = b, .dtype = ND_SAFETENSORS_BF16, .axes = 2, .shape = {2, 3}}};
+    char *head = NULL;
+    size_t bytes = 0;
+    nd_status status = nd_safetensors_layout(tensors, 2, &head, &bytes);
+    free(head);
+    return status;
+}
+
+Test(out_of_memory, safetensors)
+{
+    let_jansson_fail();
+    expect_resource(lay_out_tensors);
+}
+
+static nd_status parse_header(void)
+{
+    static const char header[] =
+        "{\"a\": {\"dtype\": \"F32\", \"shape\": [4], \"data_offsets\": [0, 16]}, "
+        "\"b\": {\"dtype\": \"BF16\", \"shape\": [2, 3], \"data_offsets\": [16, 28]}}";
+    nd_safetensors_list list = {0};
+    nd_status status =
+        nd_safetensors_parse(header, sizeof header - 1, sizeof header - 1 + 8 + 28, "test", &list);
+    nd_safetensors_list_fini(&list);
+    return status;
+}
+
+Test(out_of_memory, header)
+{
+    expect_resource(parse_header);
+}
+
+static nd_status write_shape(void)
+{
+    const nd_llama_shape shape = {.vocab = 256,
+                                  .hidden = 64,
+                                  .ffn = 128,
+                                  .layers = 2,
+                                  .heads = 4,
+                                  .kv_heads = 2,
+                                  .head_dim = 16};
+    char path[600];
+    snprintf(path, sizeof path, "%s/config.json", dir.path);
+    return nd_llama_shape_write(&shape, "float32", path);
+}
+
+Test(out_of_memory, shape)
+{
+    tempdir_make(&dir);
+    let_jansson_fail();
+    expect_resource(write_shape);
+    tempdir_remove(&dir);
+}
+
+static nd_status choose_linears(void)
+{
+    const nd_llama_shape shape = {.vocab = 256,
+                                  .hidden = 64,
+                                  .ffn = 128,
+                                  .layers = 2,
+                                  .heads = 4,
+                                  .kv_heads = 2,
+                                  .head_dim = 16};
+    char names[] = "q_proj, down_proj";
+    nd_config config = {
+        .train = {.precision = ND_PRECISION_FP8, .sequence_length = 64, .micro_batch_size = 1}};
+    nd_filter filter = {0};
+    config.fp8.filter = names;
+    nd_status status = nd_filter_init(&filter, &config, &shape);
+    nd_filter_fini(&filter);
+    return status;
+}
+
+Test(out_of_memory, filter)
+{
+    expect_resource(choose_linears);
+}
