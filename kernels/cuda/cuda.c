@@ -155,6 +155,9 @@ static nd_status attention_bwd(nd_stream *s, const nd_attention_bwd_args *x)
 static size_t attention_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
                                 bool backward)
 {
+    if (device->kind != ND_DEVICE_CUDA) { /* a dry run, which has no memory */
+        return nd_cuda_sdpa_scratch_by_formula(a, act, backward, 0);
+    }
     return nd_cuda_sdpa_scratch(nd_cuda_context_of(device), a, act, backward);
 }
 
