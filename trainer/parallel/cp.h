@@ -6,11 +6,11 @@
  * 2 n - 1 - r of the 2 n chunks, so that causal work is equal (Llama 3 paper 3.3.2; Brandon et al.,
  * Striped Attention, 2023).
  *
- * Two exchanges. allgather: K and V are gathered once (again in backward rather than kept); each
- * local query chunk sees a prefix of the global keys. ring: K and V travel, partial results merge
- * online by LSE in F32; in backward dK and dV travel one hop behind, accumulated in F32.
- * Which blocks meet is data, made by pure functions; the executors loop over it. cp = 1 is one
- * causal block in place.
+ * There are two methods of exchange (cp_method.h). allgather: K and V are gathered once (again in
+ * backward rather than kept); each local query chunk sees a prefix of the global keys. ring: K and
+ * V travel, partial results merge online by LSE in F32; in backward dK and dV travel one hop
+ * behind, accumulated in F32. Which blocks meet is data, made by pure functions; the methods loop
+ * over it. cp = 1 is one causal block in place.
  */
 #include "runtime/device/memplan.h"
 #include "trainer/layout/layout.h"
@@ -18,21 +18,22 @@
 
 /* Query chunk `q_chunk` of this rank against keys [kv_begin, kv_begin + kv_count): key j visible to
  * row i iff j <= i + diag (both counted from the block's start). */
-typedef struct nd_cp_block {
+typedef struct nd_attention_block {
     int q_chunk;
     int64_t kv_begin, kv_count, diag;
-} nd_cp_block;
+} nd_attention_block;
 
-/* Blocks of rank `index` of `size` against the keys in global order; returns their number. */
-int nd_cp_blocks_gathered(int size, int index, int64_t chunk, nd_cp_block out[2]);
+/* Blocks of rank `index` of `size` against the keys in global order, all in one step; returns their
+ * number. */
+int nd_cp_blocks_gathered(int size, int index, int step, int64_t chunk, nd_attention_block out[2]);
 /* Blocks of rank `index` at ring step `step`, where the visiting keys are those of rank index -
  * step (mod size), in that rank's local order. */
-int nd_cp_blocks_ring(int size, int index, int step, int64_t chunk, nd_cp_block out[2]);
+int nd_cp_blocks_ring(int size, int index, int step, int64_t chunk, nd_attention_block out[2]);
 
 typedef struct nd_cp {
     nd_rank *rank;
     nd_dims dims;
-    nd_cp_comm method;
+    const struct nd_cp_method *method;      /* NULL: cp is 1 */
     void *pack, *visiting[2], *global_kv;   /* act: (T, 2 K D), (T, 2 K D) twice, (B, S, 2 K D) */
     float *dkv[2], *dkv_global, *dkv_ranks; /* F32 of the same extents */
     float *acc, *acc_lse, *dq;              /* ring: (T, H D), (2, B, H, chunk); dq (T, H D) */

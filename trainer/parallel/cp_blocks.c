@@ -3,40 +3,40 @@
 
 #include <math.h>
 
-int nd_cp_blocks_gathered(int size, int index, int64_t chunk, nd_cp_block out[2])
+int nd_cp_blocks_gathered(int size, int index, int step, int64_t chunk, nd_attention_block out[2])
 {
     if (size == 1) {
-        out[0] = (nd_cp_block){0, 0, chunk, 0};
+        out[0] = (nd_attention_block){0, 0, chunk, 0};
         return 1;
     }
     int64_t place[2] = {index, 2 * size - 1 - index};
     for (int c = 0; c < 2; c++) {
-        out[c] = (nd_cp_block){c, 0, (place[c] + 1) * chunk, place[c] * chunk};
+        out[c] = (nd_attention_block){c, 0, (place[c] + 1) * chunk, place[c] * chunk};
     }
     return 2;
 }
 
-int nd_cp_blocks_ring(int size, int index, int step, int64_t chunk, nd_cp_block out[2])
+int nd_cp_blocks_ring(int size, int index, int step, int64_t chunk, nd_attention_block out[2])
 {
     if (size == 1) {
-        return nd_cp_blocks_gathered(size, index, chunk, out);
+        return nd_cp_blocks_gathered(size, index, step, chunk, out);
     }
     if (step == 0) {
-        out[0] = (nd_cp_block){0, 0, chunk, 0};
-        out[1] = (nd_cp_block){1, 0, 2 * chunk, chunk};
+        out[0] = (nd_attention_block){0, 0, chunk, 0};
+        out[1] = (nd_attention_block){1, 0, 2 * chunk, chunk};
         return 2;
     }
     if (step <= index) { /* an earlier rank: one chunk before both of ours, one after */
-        out[0] = (nd_cp_block){0, 0, chunk, chunk};
-        out[1] = (nd_cp_block){1, 0, chunk, chunk};
+        out[0] = (nd_attention_block){0, 0, chunk, chunk};
+        out[1] = (nd_attention_block){1, 0, chunk, chunk};
         return 2;
     }
-    out[0] = (nd_cp_block){1, 0, 2 * chunk,
-                           2 * chunk}; /* a later rank: both its chunks are before our second */
+    /* A later rank: both its chunks are before our second one. */
+    out[0] = (nd_attention_block){1, 0, 2 * chunk, 2 * chunk};
     return 1;
 }
 
-nd_attention nd_cp_describe(const nd_dims *d, const nd_cp_block *block)
+nd_attention nd_cp_attention_of(const nd_dims *d, const nd_attention_block *block)
 {
     return (nd_attention){
         .batch = d->B,
@@ -50,6 +50,17 @@ nd_attention nd_cp_describe(const nd_dims *d, const nd_cp_block *block)
     };
 }
 
+/* The answer is the same for every block: it depends only on dtypes and head counts. */
+void nd_cp_want_delta(nd_cp *cp, nd_memplan *plan)
+{
+    const nd_dims *d = &cp->dims;
+    nd_attention_block block = {0, 0, d->chunk, 0};
+    nd_attention a = nd_cp_attention_of(d, &block);
+    bool used = cp->rank->ops->attention_uses_delta(cp->rank->device, &a, d->act);
+    nd_memplan_want(plan, ND_MEM_SCRATCH, "attention: delta",
+                    used ? (size_t)(d->T * d->H) * sizeof *cp->delta : 0, &cp->delta);
+}
+
 nd_tensor nd_cp_q_view(const nd_dims *d, nd_tensor t, int c, int64_t column, int64_t heads)
 {
     nd_tensor v = nd_tensor_4d(t.data, t.dtype, d->B, d->chunk, heads, d->D);
@@ -60,15 +71,15 @@ nd_tensor nd_cp_q_view(const nd_dims *d, nd_tensor t, int c, int64_t column, int
     return v;
 }
 
-/* Keys [begin, begin + count) of a buffer of `rows` rows per sample and row stride `stride`: (B,
- * count, K, D). */
-static nd_tensor kv_view(const nd_dims *d, void *data, nd_dtype dtype, int64_t rows, int64_t stride,
-                         int64_t column, const nd_cp_block *block)
+/* The block's rows of a source, from column `column`: (B, count, K, D). */
+static nd_tensor kv_view(const nd_dims *d, const nd_kv_source *from, int64_t column,
+                         const nd_attention_block *block)
 {
-    nd_tensor v = nd_tensor_4d(data, dtype, d->B, block->kv_count, d->K, d->D);
-    v.data = (char *)data + (size_t)(block->kv_begin * stride + column) * nd_dtype_size(dtype);
-    v.stride[0] = rows * stride;
-    v.stride[1] = stride;
+    nd_tensor v = nd_tensor_4d(from->data, from->dtype, d->B, block->kv_count, d->K, d->D);
+    v.data = (char *)from->data +
+             (size_t)(block->kv_begin * from->stride + column) * nd_dtype_size(from->dtype);
+    v.stride[0] = from->rows * from->stride;
+    v.stride[1] = from->stride;
     return v;
 }
 
@@ -89,18 +100,16 @@ nd_kv_source nd_cp_buffer_source(const nd_dims *d, void *data, nd_dtype dtype, i
     return (nd_kv_source){data, dtype, rows, 2 * d->K * d->D, 0, d->K * d->D};
 }
 
-nd_status nd_cp_run_fwd(nd_cp *cp, const nd_cp_block *block, nd_tensor qkv, const nd_kv_source *kv,
-                        nd_tensor o, const float *lse)
+nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_tensor qkv,
+                              const nd_kv_source *kv, nd_tensor o, const float *lse)
 {
     const nd_dims *d = &cp->dims;
-    nd_attention a = nd_cp_describe(d, block);
+    nd_attention a = nd_cp_attention_of(d, block);
     ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_fwd, .attention = a,
           .out = nd_cp_q_view(d, o, block->q_chunk, 0, d->H),
           .lse = nd_cp_row_view(d, lse, block->q_chunk),
-          .q = nd_cp_q_view(d, qkv, block->q_chunk, 0, d->H),
-          .k = kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->k, block),
-          .v = kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->v, block),
-          .scratch = cp->scratch);
+          .q = nd_cp_q_view(d, qkv, block->q_chunk, 0, d->H), .k = kv_view(d, kv, kv->k, block),
+          .v = kv_view(d, kv, kv->v, block), .scratch = cp->scratch);
     return ND_OK;
 }
 
@@ -113,24 +122,20 @@ nd_status nd_cp_pack_kv(nd_cp *cp, nd_tensor qkv, void *out)
     return ND_OK;
 }
 
-nd_status nd_cp_run_bwd(nd_cp *cp, const nd_cp_block *block, nd_tensor dq, const nd_kv_source *dkv,
-                        nd_tensor qkv, const nd_kv_source *kv, nd_tensor o, const float *lse,
-                        nd_tensor dout, bool add_q, bool add_kv)
+nd_status nd_cp_block_backward(nd_cp *cp, const nd_attention_block *block, const nd_cp_backward *b,
+                               const nd_kv_source *kv, const nd_block_gradients *to)
 {
     const nd_dims *d = &cp->dims;
+    const nd_kv_source *dkv = &to->dkv;
     int c = block->q_chunk;
-    nd_attention a = nd_cp_describe(d, block);
-    nd_tensor delta = cp->delta ? nd_cp_row_view(d, cp->delta, c) : (nd_tensor){0};
-    ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_bwd, .attention = a,
-          .dq = nd_cp_q_view(d, dq, c, 0, d->H),
-          .dk = kv_view(d, dkv->data, dkv->dtype, dkv->rows, dkv->stride, dkv->k, block),
-          .dv = kv_view(d, dkv->data, dkv->dtype, dkv->rows, dkv->stride, dkv->v, block),
-          .q = nd_cp_q_view(d, qkv, c, 0, d->H),
-          .k = kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->k, block),
-          .v = kv_view(d, kv->data, kv->dtype, kv->rows, kv->stride, kv->v, block),
-          .out = nd_cp_q_view(d, o, c, 0, d->H), .dout = nd_cp_q_view(d, dout, c, 0, d->H),
-          .lse = nd_cp_row_view(d, lse, c), .delta = delta, .add_q = add_q, .add_kv = add_kv,
-          .scratch = cp->scratch);
+    ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_bwd, .attention = nd_cp_attention_of(d, block),
+          .dq = nd_cp_q_view(d, to->dq, c, 0, d->H), .dk = kv_view(d, dkv, dkv->k, block),
+          .dv = kv_view(d, dkv, dkv->v, block), .q = nd_cp_q_view(d, b->qkv, c, 0, d->H),
+          .k = kv_view(d, kv, kv->k, block), .v = kv_view(d, kv, kv->v, block),
+          .out = nd_cp_q_view(d, b->o, c, 0, d->H), .dout = nd_cp_q_view(d, b->dout, c, 0, d->H),
+          .lse = nd_cp_row_view(d, b->lse, c),
+          .delta = cp->delta ? nd_cp_row_view(d, cp->delta, c) : (nd_tensor){0}, .add_q = to->add_q,
+          .add_kv = to->add_kv, .scratch = cp->scratch);
     return ND_OK;
 }
 

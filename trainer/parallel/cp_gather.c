@@ -1,5 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The method allgather. */
 #include "trainer/parallel/cp_method.h"
+
+/* `visiting[0]` holds what arrived, in rank order. */
+static void gather_plan(nd_cp *cp, nd_memplan *plan)
+{
+    const nd_dims *d = &cp->dims;
+    size_t local = (size_t)(d->T * 2 * d->K * d->D),
+           global = (size_t)(d->B * d->S * 2 * d->K * d->D);
+    size_t act = nd_dtype_size(d->act);
+    const nd_mem_class scratch = ND_MEM_SCRATCH;
+    nd_memplan_want(plan, scratch, "cp: packed k v", local * act, &cp->pack);
+    nd_memplan_want(plan, scratch, "cp: arriving k v", global * act, &cp->visiting[0]);
+    nd_memplan_want(plan, scratch, "cp: k v in global order", global * act, &cp->global_kv);
+    nd_memplan_want(plan, scratch, "cp: dk dv", local * 4, &cp->dkv[0]);
+    nd_memplan_want(plan, scratch, "cp: dk dv in global order", global * 4, &cp->dkv_global);
+    nd_memplan_want(plan, scratch, "cp: dk dv in rank order", global * 4, &cp->dkv_ranks);
+    nd_cp_want_delta(cp, plan);
+}
 
 /* Copies between rank order (cp, B, s, X) and global order (B, S, X), X bytes wide rows, chunk by
  * chunk. */
@@ -22,15 +40,12 @@ static nd_status reorder(nd_cp *cp, char *ranks, char *global, size_t row_bytes,
     return ND_OK;
 }
 
-nd_status nd_cp_gather_kv(nd_cp *cp, nd_tensor qkv, nd_kv_source *out)
+/* K and V of all ranks, in global order. */
+static nd_status gather_kv(nd_cp *cp, nd_tensor qkv, nd_kv_source *out)
 {
     const nd_dims *d = &cp->dims;
     nd_rank *r = cp->rank;
     int64_t kv = 2 * d->K * d->D;
-    if (d->chunks == 1) {
-        *out = nd_cp_local_source(d, qkv);
-        return ND_OK;
-    }
     ND_TRY(nd_cp_pack_kv(cp, qkv, cp->pack));
     ND_RUN(r, ND_TRACE_COMMUNICATION,
            nd_comm_all_gather(r->groups.by_kind[ND_GROUP_CP], &r->stream, cp->pack, cp->visiting[0],
@@ -41,26 +56,49 @@ nd_status nd_cp_gather_kv(nd_cp *cp, nd_tensor qkv, nd_kv_source *out)
     return ND_OK;
 }
 
-nd_status nd_cp_gathered_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
-                             const float *lse, nd_tensor dout)
+static nd_status gather_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
+{
+    nd_comm *comm = cp->rank->groups.by_kind[ND_GROUP_CP];
+    nd_attention_block blocks[2];
+    nd_kv_source kv;
+    ND_TRY(gather_kv(cp, qkv, &kv));
+    int count = nd_cp_blocks_gathered(comm->size, comm->index, 0, cp->dims.chunk, blocks);
+    for (int b = 0; b < count; b++) {
+        ND_TRY(nd_cp_block_forward(cp, &blocks[b], qkv, &kv, o, lse));
+    }
+    return ND_OK;
+}
+
+static nd_status gather_backward(nd_cp *cp, const nd_cp_backward *b)
 {
     const nd_dims *d = &cp->dims;
     nd_rank *r = cp->rank;
     nd_comm *comm = r->groups.by_kind[ND_GROUP_CP];
-    int64_t kv_columns = 2 * d->K * d->D;
-    nd_cp_block blocks[2];
-    nd_kv_source kv, dkv = nd_cp_buffer_source(d, cp->dkv_global, ND_DTYPE_F32, d->S);
-    ND_TRY(nd_cp_gather_kv(cp, qkv, &kv));
-    ND_TRY(nd_zero(&r->stream, cp->dkv_global, (size_t)(d->B * d->S * kv_columns) * 4));
-    int count = nd_cp_blocks_gathered(comm->size, comm->index, d->chunk, blocks);
-    for (int b = 0; b < count; b++) {
-        ND_TRY(nd_cp_run_bwd(cp, &blocks[b], dqkv, &dkv, qkv, &kv, o, lse, dout, false, true));
+    int64_t columns = 2 * d->K * d->D;
+    nd_attention_block blocks[2];
+    nd_kv_source kv;
+    const nd_block_gradients to = {
+        .dq = b->dqkv,
+        .dkv = nd_cp_buffer_source(d, cp->dkv_global, ND_DTYPE_F32, d->S),
+        .add_kv = true,
+    };
+    ND_TRY(gather_kv(cp, b->qkv, &kv));
+    ND_TRY(nd_zero(&r->stream, cp->dkv_global, (size_t)(d->B * d->S * columns) * 4));
+    int count = nd_cp_blocks_gathered(comm->size, comm->index, 0, d->chunk, blocks);
+    for (int i = 0; i < count; i++) {
+        ND_TRY(nd_cp_block_backward(cp, &blocks[i], b, &kv, &to));
     }
-    ND_RUN(
-        r, ND_TRACE_ATTENTION,
-        reorder(cp, (char *)cp->dkv_ranks, (char *)cp->dkv_global, (size_t)kv_columns * 4, false));
+    ND_RUN(r, ND_TRACE_ATTENTION,
+           reorder(cp, (char *)cp->dkv_ranks, (char *)cp->dkv_global, (size_t)columns * 4, false));
     ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_reduce_scatter(comm, &r->stream, cp->dkv_ranks, cp->dkv[0], d->T * kv_columns,
+           nd_comm_reduce_scatter(comm, &r->stream, cp->dkv_ranks, cp->dkv[0], d->T * columns,
                                   ND_DTYPE_F32, ND_REDOP_SUM, NULL));
-    return nd_cp_store_dkv(cp, dqkv, cp->dkv[0]);
+    return nd_cp_store_dkv(cp, b->dqkv, cp->dkv[0]);
 }
+
+const nd_cp_method nd_cp_method_gather = {
+    .plan = gather_plan,
+    .blocks = nd_cp_blocks_gathered,
+    .forward = gather_forward,
+    .backward = gather_backward,
+};

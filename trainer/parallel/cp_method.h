@@ -1,9 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_PARALLEL_CP_METHOD_H
 #define ND_PARALLEL_CP_METHOD_H
-/* Inside cp: cp.c plans and chooses the exchange, cp_gather.c or cp_ring.c; both are made of the
- * blocks and views of cp_block.c. */
+/* For the files of cp alone: a method of exchanging keys and values, and the blocks and views that
+ * methods are made of. */
 #include "trainer/parallel/cp.h"
+
+/* Tensors of an attention's backward: dqkv (T, QKV) from dout (T, H D). */
+typedef struct nd_cp_backward {
+    nd_tensor dqkv, qkv, o, dout;
+    const float *lse;
+} nd_cp_backward;
+
+/* How the keys and values of other ranks come to the queries of this one. */
+typedef struct nd_cp_method {
+    /* Wants the method's buffers, and that of nd_cp_want_delta. */
+    void (*plan)(nd_cp *cp, nd_memplan *plan);
+    /* The blocks of rank `index` of `size` in one step of the exchange; returns their number. */
+    int (*blocks)(int size, int index, int step, int64_t chunk, nd_attention_block out[2]);
+    bool steps; /* the exchange has `size` steps; else one */
+    nd_status (*forward)(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse);
+    nd_status (*backward)(nd_cp *cp, const nd_cp_backward *b);
+} nd_cp_method;
+
+extern const nd_cp_method nd_cp_method_gather, nd_cp_method_ring;
+
+/* cp_blocks.c */
+
+nd_attention nd_cp_attention_of(const nd_dims *d, const nd_attention_block *block);
+/* The attention's delta, where the backend uses one. */
+void nd_cp_want_delta(nd_cp *cp, nd_memplan *plan);
 
 /* Where the keys of a block are: the projection itself (cp = 1), or a buffer of k v rows. */
 typedef struct nd_kv_source {
@@ -16,7 +41,6 @@ typedef struct nd_kv_source {
 nd_kv_source nd_cp_local_source(const nd_dims *d, nd_tensor qkv);
 nd_kv_source nd_cp_buffer_source(const nd_dims *d, void *data, nd_dtype dtype, int64_t rows);
 
-nd_attention nd_cp_describe(const nd_dims *d, const nd_cp_block *block);
 /* Rows of query chunk `c` of a (T, columns) tensor, `heads` heads from column `column`: (B, chunk,
  * heads, D). */
 nd_tensor nd_cp_q_view(const nd_dims *d, nd_tensor t, int c, int64_t column, int64_t heads);
@@ -28,20 +52,19 @@ nd_status nd_cp_pack_kv(nd_cp *cp, nd_tensor qkv, void *out);
 /* F32 dk and dv rows -> the columns of dqkv. */
 nd_status nd_cp_store_dkv(nd_cp *cp, nd_tensor dqkv, const float *dkv);
 
-/* One block forward, and backward: dq into `dq`, dk and dv into `dkv`. */
-nd_status nd_cp_run_fwd(nd_cp *cp, const nd_cp_block *block, nd_tensor qkv, const nd_kv_source *kv,
-                        nd_tensor o, const float *lse);
-nd_status nd_cp_run_bwd(nd_cp *cp, const nd_cp_block *block, nd_tensor dq, const nd_kv_source *dkv,
-                        nd_tensor qkv, const nd_kv_source *kv, nd_tensor o, const float *lse,
-                        nd_tensor dout, bool add_q, bool add_kv);
+/* One block forward. */
+nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_tensor qkv,
+                              const nd_kv_source *kv, nd_tensor o, const float *lse);
 
-/* K and V gathered over cp (cp = 1: where they are), and the whole backward of that exchange. */
-nd_status nd_cp_gather_kv(nd_cp *cp, nd_tensor qkv, nd_kv_source *out);
-nd_status nd_cp_gathered_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
-                             const float *lse, nd_tensor dout);
+/* Where the gradients of a block go: dq (T, columns), dk and dv; added to what is there, or not. */
+typedef struct nd_block_gradients {
+    nd_tensor dq;
+    nd_kv_source dkv;
+    bool add_q, add_kv;
+} nd_block_gradients;
 
-nd_status nd_cp_ring_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse);
-nd_status nd_cp_ring_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tensor o, const float *lse,
-                         nd_tensor dout);
+/* One block backward, with the keys of kv. */
+nd_status nd_cp_block_backward(nd_cp *cp, const nd_attention_block *block, const nd_cp_backward *b,
+                               const nd_kv_source *kv, const nd_block_gradients *to);
 
 #endif

@@ -1,5 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The method ring. */
 #include "trainer/parallel/cp_method.h"
+
+/* Two blocks of keys visit in turns, and the sums of their gradients travel with them. */
+static void ring_plan(nd_cp *cp, nd_memplan *plan)
+{
+    const nd_dims *d = &cp->dims;
+    size_t local = (size_t)(d->T * 2 * d->K * d->D), q = (size_t)(d->T * d->H * d->D);
+    size_t act = nd_dtype_size(d->act), rows = (size_t)(d->T * d->H) * sizeof(float);
+    const nd_mem_class scratch = ND_MEM_SCRATCH;
+    nd_memplan_want(plan, scratch, "cp: packed k v", local * act, &cp->pack);
+    nd_memplan_want(plan, scratch, "cp: arriving k v", local * act, &cp->visiting[0]);
+    nd_memplan_want(plan, scratch, "cp: second k v", local * act, &cp->visiting[1]);
+    nd_memplan_want(plan, scratch, "cp: dk dv", local * 4, &cp->dkv[0]);
+    nd_memplan_want(plan, scratch, "cp: second dk dv", local * 4, &cp->dkv[1]);
+    /* One is used forward, the other backward. */
+    int dq = nd_memplan_want(plan, scratch, "cp: dq, merged output", q * 4, &cp->dq);
+    nd_memplan_also(plan, dq, 0, &cp->acc);
+    nd_memplan_want(plan, scratch, "cp: partial output", q * act, &cp->part);
+    nd_cp_want_delta(cp, plan);
+    int lse = nd_memplan_want(plan, scratch, "cp: lse of parts", 2 * rows, &cp->acc_lse);
+    nd_memplan_also(plan, lse, rows, &cp->part_lse);
+}
 
 /* Begins one hop of the ring: `from` goes to the next rank, `to` arrives from the one before. */
 static nd_status hop(nd_cp *cp, const void *from, void *to, nd_dtype dtype, nd_event *done)
@@ -14,7 +36,7 @@ static nd_status hop(nd_cp *cp, const void *from, void *to, nd_dtype dtype, nd_e
     return ND_OK;
 }
 
-nd_status nd_cp_ring_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
+static nd_status ring_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
 {
     const nd_dims *d = &cp->dims;
     nd_rank *r = cp->rank;
@@ -24,7 +46,7 @@ nd_status nd_cp_ring_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
     ND_TRY(nd_cp_pack_kv(cp, qkv, cp->visiting[0]));
     for (int step = 0; step < comm->size; step++) {
         nd_event arrived = {0};
-        nd_cp_block blocks[2];
+        nd_attention_block blocks[2];
         if (step + 1 < comm->size) {
             ND_TRY(hop(cp, cp->visiting[step % 2], cp->visiting[(step + 1) % 2], d->act, &arrived));
         }
@@ -32,10 +54,10 @@ nd_status nd_cp_ring_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
         int count = nd_cp_blocks_ring(comm->size, comm->index, step, d->chunk, blocks);
         for (int b = 0; b < count; b++) {
             int c = blocks[b].q_chunk;
-            nd_attention a = nd_cp_describe(d, &blocks[b]);
+            nd_attention a = nd_cp_attention_of(d, &blocks[b]);
             /* The first block of a chunk is the sum so far; both chunks have one in step 0. */
-            ND_TRY(nd_cp_run_fwd(cp, &blocks[b], qkv, &kv, part,
-                                 step == 0 ? cp->acc_lse : cp->part_lse));
+            ND_TRY(nd_cp_block_forward(cp, &blocks[b], qkv, &kv, part,
+                                       step == 0 ? cp->acc_lse : cp->part_lse));
             if (step > 0) {
                 ND_OP(r, ND_TRACE_ATTENTION, lse_merge, .attention = a,
                       .acc = nd_cp_q_view(d, acc, c, 0, d->H),
@@ -53,8 +75,7 @@ nd_status nd_cp_ring_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
     return nd_copy(&r->stream, lse, cp->acc_lse, (size_t)(d->T * d->H) * 4);
 }
 
-nd_status nd_cp_ring_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tensor o, const float *lse,
-                         nd_tensor dout)
+static nd_status ring_backward(nd_cp *cp, const nd_cp_backward *b)
 {
     const nd_dims *d = &cp->dims;
     nd_rank *r = cp->rank;
@@ -63,23 +84,36 @@ nd_status nd_cp_ring_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tensor o, 
     size_t dkv_bytes = (size_t)(d->T * 2 * d->K * d->D) * 4;
     ND_TRY(nd_zero(&r->stream, dq.data, nd_tensor_bytes(dq)));
     ND_TRY(nd_zero(&r->stream, cp->dkv[0], dkv_bytes));
-    ND_TRY(nd_cp_pack_kv(cp, qkv, cp->visiting[0]));
+    ND_TRY(nd_cp_pack_kv(cp, b->qkv, cp->visiting[0]));
     for (int step = 0; step < comm->size; step++) {
         nd_event arrived = {0};
-        nd_cp_block blocks[2];
+        nd_attention_block blocks[2];
         if (step + 1 < comm->size) {
             ND_TRY(hop(cp, cp->visiting[step % 2], cp->visiting[(step + 1) % 2], d->act, &arrived));
         }
         nd_kv_source kv = nd_cp_buffer_source(d, cp->visiting[step % 2], d->act, d->s);
-        nd_kv_source dkv = nd_cp_buffer_source(d, cp->dkv[step % 2], ND_DTYPE_F32, d->s);
+        const nd_block_gradients to = {
+            .dq = dq,
+            .dkv = nd_cp_buffer_source(d, cp->dkv[step % 2], ND_DTYPE_F32, d->s),
+            .add_q = true,
+            .add_kv = true,
+        };
         int count = nd_cp_blocks_ring(comm->size, comm->index, step, d->chunk, blocks);
-        for (int b = 0; b < count; b++) {
-            ND_TRY(nd_cp_run_bwd(cp, &blocks[b], dq, &dkv, qkv, &kv, o, lse, dout, true, true));
+        for (int i = 0; i < count; i++) {
+            ND_TRY(nd_cp_block_backward(cp, &blocks[i], b, &kv, &to));
         }
         ND_RUN(r, ND_TRACE_COMMUNICATION, nd_stream_wait(&r->stream, &arrived));
-        /* dK and dV follow their keys; the last hop brings our own home. */
+        /* dK and dV follow their keys; the last hop brings this rank's own back. */
         ND_TRY(hop(cp, cp->dkv[step % 2], cp->dkv[(step + 1) % 2], ND_DTYPE_F32, NULL));
     }
-    ND_OP(r, ND_TRACE_ATTENTION, cast, .out = nd_tensor_columns(dqkv, 0, d->H * d->D), .x = dq);
-    return nd_cp_store_dkv(cp, dqkv, cp->dkv[comm->size % 2]);
+    ND_OP(r, ND_TRACE_ATTENTION, cast, .out = nd_tensor_columns(b->dqkv, 0, d->H * d->D), .x = dq);
+    return nd_cp_store_dkv(cp, b->dqkv, cp->dkv[comm->size % 2]);
 }
+
+const nd_cp_method nd_cp_method_ring = {
+    .plan = ring_plan,
+    .blocks = nd_cp_blocks_ring,
+    .steps = true,
+    .forward = ring_forward,
+    .backward = ring_backward,
+};

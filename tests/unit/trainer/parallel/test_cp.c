@@ -22,7 +22,7 @@ typedef int pair_table[TOKENS][TOKENS];
 
 /* Counts every (query, key) pair that a block makes visible; keys are those of `owner`, or global
  * when it is -1. */
-static void count_block(pair_table seen, int size, int rank, const nd_cp_block *b, int owner)
+static void count_block(pair_table seen, int size, int rank, const nd_attention_block *b, int owner)
 {
     for (int64_t i = 0; i < CHUNK; i++) {
         int64_t query = local_place(size, rank, b->q_chunk * CHUNK + i);
@@ -52,8 +52,8 @@ Test(cp, gathered_blocks_are_causal_attention)
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         memset(seen, 0, sizeof seen);
         for (int rank = 0; rank < sizes[s]; rank++) {
-            nd_cp_block blocks[2];
-            int count = nd_cp_blocks_gathered(sizes[s], rank, CHUNK, blocks);
+            nd_attention_block blocks[2];
+            int count = nd_cp_blocks_gathered(sizes[s], rank, 0, CHUNK, blocks);
             for (int b = 0; b < count; b++) {
                 count_block(seen, sizes[s], rank, &blocks[b], -1);
             }
@@ -71,7 +71,7 @@ Test(cp, ring_blocks_are_causal_attention_in_equal_shares)
         memset(seen, 0, sizeof seen);
         for (int rank = 0; rank < size; rank++) {
             for (int step = 0; step < size; step++) {
-                nd_cp_block blocks[2];
+                nd_attention_block blocks[2];
                 int count = nd_cp_blocks_ring(size, rank, step, CHUNK, blocks);
                 for (int b = 0; b < count; b++) {
                     count_block(seen, size, rank, &blocks[b], (rank - step + size) % size);
