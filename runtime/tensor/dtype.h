@@ -32,6 +32,21 @@ static inline float nd_bf16_to_f32(nd_bf16 x)
     return f;
 }
 
+/* IEEE binary16, all cases exact: normal, subnormal, zero, infinity, NaN. */
+static inline float nd_f16_to_f32(uint16_t half)
+{
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31,
+             mantissa = half & 1023;
+    if (exponent == 0) {
+        float magnitude = (float)mantissa * 0x1p-24f;
+        return sign ? -magnitude : magnitude;
+    }
+    uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
 static inline nd_bf16 nd_bf16_from_f32(float f)
 {
     uint32_t bits;

@@ -57,17 +57,6 @@ static nd_status visit_range(const nd_param *param, const nd_held *held, int64_t
     return ND_OK;
 }
 
-nd_status nd_plan_each_held(const nd_layout *layout, const nd_holder *holder,
-                            nd_status (*visit)(void *context, const nd_piece *piece), void *context)
-{
-    for (int i = 0; i < layout->param_count; i++) {
-        const nd_param *p = &layout->params[i];
-        nd_held held = nd_held_part(layout, p, holder->shard);
-        ND_TRY(visit_range(p, &held, held.begin, held.end, visit, context));
-    }
-    return ND_OK;
-}
-
 static bool writes(const nd_holder *holder, const nd_param *p)
 {
     return p->split != ND_SPLIT_NONE || holder->tp == 0;

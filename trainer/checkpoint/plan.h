@@ -46,11 +46,6 @@ typedef struct nd_held {
 /* `layout` is that of the holder's tp index; its own shard_index does not matter. */
 nd_held nd_held_part(const nd_layout *layout, const nd_param *param, int shard);
 
-/* Visits the rectangles that the holder has (all of them; replicas have the same). */
-nd_status nd_plan_each_held(const nd_layout *layout, const nd_holder *holder,
-                            nd_status (*visit)(void *context, const nd_piece *piece),
-                            void *context);
-
 /* Visits the rectangles that the holder writes, in the order of their unit, then of the parameter
  * table. */
 nd_status nd_plan_each_written(const nd_layout *layout, const nd_holder *holder,

@@ -27,7 +27,7 @@ static nd_status collect_piece(void *context, const nd_piece *piece)
 static void find_units(nd_shard_plan *plan)
 {
     int piece = 0;
-    for (int u = 0; u <= plan->unit_count; u++) {
+    for (int u = 0; u <= plan->layout->unit_count; u++) {
         while (piece < plan->piece_count && plan->pieces[piece].param->unit->index < u) {
             piece++;
         }
@@ -80,22 +80,38 @@ static nd_status make_heads(nd_shard_plan *plan)
     return ND_OK;
 }
 
-nd_status nd_shard_plan_init(nd_shard_plan *plan, const nd_layout *layout, const nd_holder *holder,
-                             int rank, int arrays)
+static nd_status add_extras(nd_shard_plan *plan, const nd_shard_plan_options *options)
+{
+    for (int i = 0; i < options->extra_count && plan->rank == 0; i++) {
+        const nd_state_extra *extra = &options->extras[i];
+        const nd_rect rect = {.axes = 1, .rows = extra->count, .cols = 1};
+        ND_TRY(nd_dcp_list_add(&plan->lists[ND_RECT_BODY], extra->name, ND_SAFETENSORS_F32, &rect));
+        plan->extras[plan->extra_count++] = *extra;
+    }
+    return ND_OK;
+}
+
+nd_status nd_shard_plan_init(nd_shard_plan *plan, const nd_shard_plan_options *options)
 {
     nd_status status = ND_OK;
-    ND_ASSERT(arrays == 1 || arrays == ND_STATE_KINDS);
-    *plan = (nd_shard_plan){.rank = rank,
-                            .arrays = arrays,
-                            .unit_count = layout->unit_count,
+    const nd_layout *layout = options->layout;
+    nd_holder holder = nd_holder_of(options->mesh, options->rank);
+    ND_ASSERT(options->arrays == 1 || options->arrays == ND_STATE_KINDS);
+    ND_ASSERT(options->extra_count <= ND_STATE_EXTRAS_MAX);
+    *plan = (nd_shard_plan){.layout = layout,
+                            .rank = options->rank,
+                            .arrays = options->arrays,
                             .capacity = 3 * layout->param_count};
     ND_TRY_OUT(ND_ALLOC(plan->capacity, &plan->pieces));
-    ND_TRY_OUT(ND_ALLOC(plan->unit_count + 1, &plan->first_piece));
-    ND_TRY_OUT(nd_plan_each_written(layout, holder, collect_piece, plan));
+    ND_TRY_OUT(ND_ALLOC(plan->capacity, &plan->first_entry));
+    ND_TRY_OUT(ND_ALLOC(layout->unit_count + 1, &plan->first_piece));
+    ND_TRY_OUT(nd_plan_each_written(layout, &holder, collect_piece, plan));
     find_units(plan);
     for (int i = 0; i < plan->piece_count; i++) {
+        plan->first_entry[i] = plan->lists[plan->pieces[i].kind].count;
         ND_TRY_OUT(add_piece(plan, &plan->pieces[i]));
     }
+    ND_TRY_OUT(add_extras(plan, options));
     ND_TRY_OUT(add_steps(plan));
     ND_TRY_OUT(make_heads(plan));
 out:
@@ -112,6 +128,7 @@ void nd_shard_plan_fini(nd_shard_plan *plan)
         free(plan->heads[k]);
     }
     free(plan->first_piece);
+    free(plan->first_entry);
     free(plan->pieces);
     *plan = (nd_shard_plan){0};
 }
@@ -186,10 +203,21 @@ nd_status nd_shard_writer_unit(nd_shard_writer *writer, int unit,
     return ND_OK;
 }
 
+nd_status nd_shard_writer_extras(nd_shard_writer *writer, const float *const *data)
+{
+    const nd_shard_plan *plan = writer->plan;
+    ND_ASSERT(writer->next_unit == plan->layout->unit_count);
+    for (int i = 0; i < plan->extra_count; i++) {
+        ND_TRY(nd_state_file_append(writer->files[ND_RECT_BODY], data[i],
+                                    (size_t)plan->extras[i].count * sizeof(float)));
+    }
+    return ND_OK;
+}
+
 static nd_status finish_files(nd_shard_writer *writer)
 {
     const nd_shard_plan *plan = writer->plan;
-    ND_ASSERT(writer->next_unit == plan->unit_count);
+    ND_ASSERT(writer->next_unit == plan->layout->unit_count);
     for (int i = 0; i < plan->step_count; i++) {
         ND_TRY(nd_state_file_append(writer->files[ND_RECT_BODY], &writer->updates,
                                     sizeof writer->updates));

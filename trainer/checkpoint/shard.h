@@ -14,13 +14,33 @@
 #include "trainer/checkpoint/names.h"
 #include "trainer/checkpoint/plan.h"
 
+/* Entries alike on all ranks, which writer 0 keeps beside the tensors: FP8 scales and histories. */
+typedef struct nd_state_extra {
+    char name[48];
+    int64_t count; /* F32 elements */
+} nd_state_extra;
+
+enum { ND_STATE_EXTRAS_MAX = 8 };
+
+typedef struct nd_shard_plan_options {
+    const nd_layout *layout; /* of the rank's tp index; borrowed until the plan's end */
+    const nd_mesh *mesh;
+    int rank;
+    int arrays; /* state arrays that are written: 1 (weights only) or ND_STATE_KINDS */
+    const nd_state_extra *extras; /* [extra_count], the same on every rank */
+    int extra_count;
+} nd_shard_plan_options;
+
 typedef struct nd_shard_plan {
-    int rank, arrays; /* state arrays that are written: 1 or 3 */
-    int unit_count;   /* of the layout */
+    const nd_layout *layout;
+    int rank, arrays;
     nd_piece *pieces; /* in the order of writing */
     int piece_count, capacity;
-    int *first_piece; /* [unit_count + 1] of each unit */
-    int step_count;   /* scalars at the end of the first file */
+    int64_t *first_entry; /* [piece_count] in the list of its kind: the entry of array 0 */
+    int *first_piece;     /* [unit_count + 1] of each unit */
+    int step_count;       /* scalars at the end of the first file */
+    nd_state_extra extras[ND_STATE_EXTRAS_MAX]; /* before them; on rank 0 */
+    int extra_count;
     nd_dcp_list lists[ND_RECT_KIND_COUNT];
     char *heads[ND_RECT_KIND_COUNT]; /* NULL: there is no such file */
     size_t head_bytes[ND_RECT_KIND_COUNT];
@@ -29,9 +49,7 @@ typedef struct nd_shard_plan {
     uint64_t bytes; /* of all files, without the hash file */
 } nd_shard_plan;
 
-/* `layout` is borrowed until the plan's end. arrays: 1 (weights only) or ND_STATE_KINDS. */
-nd_status nd_shard_plan_init(nd_shard_plan *plan, const nd_layout *layout, const nd_holder *holder,
-                             int rank, int arrays);
+nd_status nd_shard_plan_init(nd_shard_plan *plan, const nd_shard_plan_options *options);
 void nd_shard_plan_fini(nd_shard_plan *plan);
 
 /* What a writer reports when its files are durable: fixed in size, whatever the world. */
@@ -50,6 +68,8 @@ nd_status nd_shard_writer_open(const nd_shard_plan *plan, const char *folder, nd
  * there; it is read during the call only. */
 nd_status nd_shard_writer_unit(nd_shard_writer *writer, int unit,
                                const float *const state[ND_STATE_KINDS]);
+/* The entries alike on all ranks, in the order of the plan; after the last unit, on rank 0. */
+nd_status nd_shard_writer_extras(nd_shard_writer *writer, const float *const *data);
 /* Closes the files durably, writes the hash file. Frees the writer, also on failure. */
 nd_status nd_shard_writer_finish(nd_shard_writer *writer, nd_shard_record *out);
 /* Leaves the files as they are; whoever made the folder removes it. NULL is legal. */

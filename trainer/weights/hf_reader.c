@@ -282,21 +282,6 @@ bool nd_hf_reader_has(const nd_hf_reader *reader, const char *name)
 
 /* Values. */
 
-/* IEEE binary16, all cases exact: normal, subnormal, zero, infinity, NaN. */
-static float half_to_f32(uint16_t half)
-{
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31,
-             mantissa = half & 1023;
-    if (exponent == 0) {
-        float magnitude = (float)mantissa * 0x1p-24f;
-        return sign ? -magnitude : magnitude;
-    }
-    uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
 /* Widens `count` 16-bit values that lie in the upper half of out, from the front. None is
  * overwritten before it is read, since value i lies at or after byte 4 i. */
 static void widen_in_place(float *out, int64_t count, bool half)
@@ -305,7 +290,7 @@ static void widen_in_place(float *out, int64_t count, bool half)
     for (int64_t i = 0; i < count; i++) {
         uint16_t code;
         memcpy(&code, source + 2 * i, sizeof code);
-        out[i] = half ? half_to_f32(code) : nd_bf16_to_f32(code);
+        out[i] = half ? nd_f16_to_f32(code) : nd_bf16_to_f32(code);
     }
 }
 

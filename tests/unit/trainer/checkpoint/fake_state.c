@@ -70,24 +70,30 @@ typedef struct visit {
     bool checks;
 } visit;
 
-static nd_status visit_piece(void *context, const nd_piece *piece)
+static nd_status visit_span(void *context, const nd_span *span)
 {
     visit *v = context;
-    for (int64_t i = 0; i < nd_rect_elements(&piece->rect); i++) {
-        int64_t row = piece->rect.row + i / piece->rect.cols;
-        int64_t col = piece->rect.col + i % piece->rect.cols;
+    for (int64_t i = 0; i < span->rows * span->cols; i++) {
+        int64_t element = nd_span_global(span, i);
         for (int a = 0; a < v->arrays; a++) {
-            float *at = &v->state->arrays[a][piece->state + i];
-            float value = fake_value(a, piece->param->name, row * piece->param->cols + col);
+            float *at = &v->state->arrays[a][span->begin + i];
+            float value = fake_value(a, span->param->name, element);
             if (!v->checks) {
                 *at = value;
             } else if (*at != value) {
-                fprintf(stderr, "%s of %s at (%lld, %lld) is %g, not %g\n", nd_state_kind_name(a),
-                        piece->param->name, (long long)row, (long long)col, (double)*at,
-                        (double)value);
+                fprintf(stderr, "%s of %s at element %lld is %g, not %g\n", nd_state_kind_name(a),
+                        span->param->name, (long long)element, (double)*at, (double)value);
                 abort();
             }
         }
+    }
+    return ND_OK;
+}
+
+nd_status fake_each_span(const nd_layout *layout, int shard, nd_span_visit *each, void *context)
+{
+    for (int u = 0; u < layout->unit_count; u++) {
+        ND_TRY(nd_layout_each_span(layout, &layout->units[u], shard, each, context));
     }
     return ND_OK;
 }
@@ -96,7 +102,7 @@ fake_state fake_make(const nd_layout *layout, const nd_holder *holder)
 {
     fake_state state = allocate(layout, -1.0f);
     visit v = {.state = &state, .arrays = ND_STATE_KINDS};
-    ND_ASSERT(nd_plan_each_held(layout, holder, visit_piece, &v) == ND_OK);
+    ND_ASSERT(fake_each_span(layout, holder->shard, visit_span, &v) == ND_OK);
     return state;
 }
 
@@ -116,5 +122,5 @@ void fake_check(const nd_layout *layout, const nd_holder *holder, const fake_sta
                 int arrays)
 {
     visit v = {.state = (fake_state *)state, .arrays = arrays, .checks = true};
-    ND_ASSERT(nd_plan_each_held(layout, holder, visit_piece, &v) == ND_OK);
+    ND_ASSERT(fake_each_span(layout, holder->shard, visit_span, &v) == ND_OK);
 }

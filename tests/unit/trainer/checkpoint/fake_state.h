@@ -15,6 +15,9 @@ nd_layout *fake_layout(const nd_llama_shape *shape, const nd_mesh *mesh, int ran
 /* Exact in F32; every (array, tensor, element) of a small model has another one. */
 float fake_value(nd_state_kind array, const char *param, int64_t element);
 
+/* All that a shard holds of the model. */
+nd_status fake_each_span(const nd_layout *layout, int shard, nd_span_visit *each, void *context);
+
 /* The flat state arrays of a rank, shard_total each; padding is -1. Freed by fake_free. */
 typedef struct fake_state {
     float *arrays[ND_STATE_KINDS];

@@ -104,9 +104,10 @@ Test(plan, a_rank_of_16384_plans_in_no_time)
     const nd_mesh mesh = {{1, 16, 128, 1, 8}};
     double begin = nd_clock_seconds();
     nd_layout *layout = fake_layout(&shape, &mesh, 16383, false);
-    nd_holder holder = nd_holder_of(&mesh, 16383);
+    nd_shard_plan_options options = {
+        .layout = layout, .mesh = &mesh, .rank = 16383, .arrays = ND_STATE_KINDS};
     nd_shard_plan plan;
-    assert_ok(nd_shard_plan_init(&plan, layout, &holder, 16383, ND_STATE_KINDS));
+    assert_ok(nd_shard_plan_init(&plan, &options));
     double seconds = nd_clock_seconds() - begin;
     cr_assert_lt(seconds, 1.0, "%g s", seconds);
     cr_assert_gt(plan.bytes, 290000000ull);

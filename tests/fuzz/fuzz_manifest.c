@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A manifest of a checkpoint, whose digest is made right here so that the fuzzer reaches what lies
+ * behind it: what the reader accepts can be written, read again, and laid out. */
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "trainer/checkpoint/manifest.h"
+#include "trainer/checkpoint/manifest_names.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* Every rectangle lies in its tensor. */
+static nd_status check_piece(void *context, const nd_piece *piece)
+{
+    const nd_rect *r = &piece->rect;
+    (void)context;
+    ND_ASSERT(r->row >= 0 && r->col >= 0 && r->rows > 0 && r->cols > 0);
+    ND_ASSERT(r->row + r->rows <= piece->param->rows && r->col + r->cols <= piece->param->cols);
+    return ND_OK;
+}
+
+static void check(const nd_manifest *m)
+{
+    nd_layout *layout = NULL;
+    nd_manifest again = {0};
+    char *text = NULL;
+    size_t bytes = 0;
+    ND_ASSERT(nd_manifest_format(m, &text, &bytes) == ND_OK);
+    ND_ASSERT(nd_manifest_parse(text, bytes, "again", &again) == ND_OK);
+    int rank = m->writer_count - 1;
+    ND_ASSERT(nd_manifest_layout(m, &m->mesh, nd_mesh_coord_of(&m->mesh, rank), &layout) == ND_OK);
+    nd_holder holder = nd_holder_of(&m->mesh, rank);
+    ND_ASSERT(nd_plan_each_written(layout, &holder, check_piece, NULL) == ND_OK);
+    nd_layout_destroy(layout);
+    nd_manifest_fini(&again);
+    free(text);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static char text[1 << 17];
+    char digest[ND_DIGEST_TEXT_MAX];
+    nd_manifest manifest = {0};
+    if (size > sizeof text - 256) {
+        return 0;
+    }
+    memcpy(text, data, size);
+    bool sha = memmem(data, size, "\"sha256\"", 8) != NULL;
+    ND_ASSERT(nd_digest_text(sha ? ND_CHECKSUM_SHA256 : ND_CHECKSUM_XXH3, text, size, digest) ==
+              ND_OK);
+    int tail =
+        snprintf(text + size, 256, ND_MANIFEST_DIGEST_HEAD "%s" ND_MANIFEST_DIGEST_TAIL, digest);
+    if (nd_manifest_parse(text, size + (size_t)tail, "input", &manifest) == ND_OK) {
+        check(&manifest);
+        nd_manifest_fini(&manifest);
+    }
+    return 0;
+}

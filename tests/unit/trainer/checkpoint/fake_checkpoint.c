@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/fsio.h"
+#include "trainer/checkpoint/folder.h"
+#include "trainer/checkpoint/source.h"
+
+enum { EXTRA_COUNT = 7 };
+
+static void must(nd_status status)
+{
+    if (status != ND_OK) {
+        fprintf(stderr, "fake checkpoint: %s\n", nd_error_last()->message);
+        abort();
+    }
+}
+
+nd_manifest fake_manifest(const nd_llama_shape *shape, const nd_mesh *mesh, int arrays,
+                          int64_t step, bool converts)
+{
+    nd_manifest m = {.position = {.step = step, .skipped = step / 6, .tokens_seen = 100 * step},
+                     .samples_seen = 8 * step,
+                     .metrics_bytes = 1234,
+                     .mesh = *mesh,
+                     .shape = *shape,
+                     .extras = {{"fp8.scale", EXTRA_COUNT}},
+                     .extra_count = 1,
+                     .arrays = arrays,
+                     .writer_count = nd_mesh_world_size(mesh)};
+    snprintf(m.program, sizeof m.program, "ndtrain test");
+    snprintf(m.host, sizeof m.host, "host");
+    snprintf(m.run_id, sizeof m.run_id, "test");
+    snprintf(m.time, sizeof m.time, "2026-01-31T12:00:00Z");
+    snprintf(m.reason, sizeof m.reason, "interval");
+    snprintf(m.optimizer, sizeof m.optimizer, arrays > 1 ? "adamw" : "sgd");
+    nd_layout *layout = fake_layout(shape, mesh, 0, converts);
+    must(nd_manifest_set_tensors(&m, layout));
+    nd_layout_destroy(layout);
+    must(nd_manifest_pairs_add(&m.identity, "data.path", "00ff"));
+    must(nd_manifest_pairs_add(&m.config, "train.steps", "1000"));
+    must(nd_manifest_pairs_add(&m.config, "data.path", "a \"quoted\" \\ path\xff"));
+    must(ND_ALLOC(m.writer_count, &m.writers));
+    return m;
+}
+
+static void write_rank(const nd_manifest *m, const char *state, int rank, bool converts,
+                       nd_shard_record *record)
+{
+    nd_layout *layout = fake_layout(&m->shape, &m->mesh, rank, converts);
+    nd_holder holder = nd_holder_of(&m->mesh, rank);
+    fake_state values = fake_make(layout, &holder);
+    nd_shard_plan_options options = {.layout = layout,
+                                     .mesh = &m->mesh,
+                                     .rank = rank,
+                                     .arrays = m->arrays,
+                                     .extras = m->extras,
+                                     .extra_count = m->extra_count};
+    nd_shard_plan plan;
+    nd_shard_writer *writer = NULL;
+    float extra[EXTRA_COUNT];
+    const float *extras[] = {extra};
+    for (int i = 0; i < EXTRA_COUNT; i++) {
+        extra[i] = (float)(i + 1);
+    }
+    must(nd_shard_plan_init(&plan, &options));
+    must(nd_shard_writer_open(&plan, state, m->checksum, m->position.step - m->position.skipped,
+                              &writer));
+    const float *const arrays[ND_STATE_KINDS] = {values.arrays[0], values.arrays[1],
+                                                 values.arrays[2]};
+    for (int u = 0; u < layout->unit_count; u++) {
+        must(nd_shard_writer_unit(writer, u, arrays));
+    }
+    must(nd_shard_writer_extras(writer, extras));
+    must(nd_shard_writer_finish(writer, record));
+    nd_shard_plan_fini(&plan);
+    fake_free(&values);
+    nd_layout_destroy(layout);
+}
+
+void fake_write(const char *folder, const nd_llama_shape *shape, const nd_mesh *mesh, int arrays,
+                int64_t step, bool converts, nd_checksum checksum)
+{
+    nd_manifest m = fake_manifest(shape, mesh, arrays, step, converts);
+    char *temporary = NULL, *state = NULL;
+    m.checksum = checksum;
+    must(nd_checkpoint_begin(folder, step, "test", &temporary));
+    must(nd_fs_format(&state, "%s/" ND_STATE_FOLDER, temporary));
+    for (int rank = 0; rank < m.writer_count; rank++) {
+        write_rank(&m, state, rank, converts, &m.writers[rank]);
+    }
+    must(nd_checkpoint_commit(folder, temporary, &m));
+    free(state);
+    free(temporary);
+    nd_manifest_fini(&m);
+}
+
+typedef struct wants {
+    nd_source *source;
+    fake_state *state;
+    int arrays;
+} wants;
+
+static nd_status want_span(void *context, const nd_span *span)
+{
+    wants *w = context;
+    const nd_rect rect = {span->param->axes, span->row, span->col, span->rows, span->cols};
+    for (int a = 0; a < w->arrays; a++) {
+        ND_TRY(nd_source_add(w->source, span->param, a, &rect, w->state->arrays[a] + span->begin));
+    }
+    return ND_OK;
+}
+
+nd_status fake_load(nd_source *source, const nd_layout *layout, const nd_holder *holder, int arrays,
+                    fake_state *out)
+{
+    *out = fake_empty(layout);
+    wants w = {source, out, arrays};
+    nd_status status = fake_each_span(layout, holder->shard, want_span, &w);
+    return status == ND_OK ? nd_source_run(source) : status;
+}

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TESTS_CHECKPOINT_FAKE_CHECKPOINT_H
+#define ND_TESTS_CHECKPOINT_FAKE_CHECKPOINT_H
+/* Checkpoints of fake states (fake_state.h) on any mesh, without ranks. A failure to write aborts
+ * the test. */
+#include "tests/unit/trainer/checkpoint/fake_state.h"
+#include "trainer/checkpoint/manifest.h"
+#include "trainer/checkpoint/source.h"
+
+/* Everything but the writers' digests, of which there are as many as ranks. */
+nd_manifest fake_manifest(const nd_llama_shape *shape, const nd_mesh *mesh, int arrays,
+                          int64_t step, bool converts);
+
+/* FOLDER/checkpoint-STEP as a run leaves it, with an entry "fp8.scale" of 1 to 7. FOLDER exists. */
+void fake_write(const char *folder, const nd_llama_shape *shape, const nd_mesh *mesh, int arrays,
+                int64_t step, bool converts, nd_checksum checksum);
+
+/* What `holder` has, out of the source; freed by fake_free, also after a failure. */
+nd_status fake_load(nd_source *source, const nd_layout *layout, const nd_holder *holder, int arrays,
+                    fake_state *out);
+
+#endif

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/support/tempdir.h"
+#include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
+#include "trainer/checkpoint/folder.h"
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+}
+
+static void teardown(void)
+{
+    nd_checkpoint_abandon(dir.path);
+}
+
+TestSuite(folder, .init = setup, .fini = teardown);
+
+static void save(int64_t step)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    nd_llama_shape shape = fake_shape(true);
+    fake_write(dir.path, &shape, &one, 1, step, false, ND_CHECKSUM_XXH3);
+}
+
+static void make(const char *name)
+{
+    cr_assert_eq(mkdir(tempdir_file(&dir, name), 0777), 0);
+}
+
+static bool exists(const char *name)
+{
+    return nd_fs_exists(tempdir_file(&dir, name));
+}
+
+/* "1 5 10 " */
+static const char *listed(void)
+{
+    static char text[256];
+    int64_t *steps = NULL;
+    int count = 0, at = 0;
+    assert_ok(nd_checkpoint_list(dir.path, &steps, &count));
+    text[0] = '\0';
+    for (int i = 0; i < count; i++) {
+        at += snprintf(text + at, sizeof text - (size_t)at, "%lld ", (long long)steps[i]);
+    }
+    free(steps);
+    return text;
+}
+
+Test(folder, only_plain_numbers_are_checkpoints)
+{
+    static const char *const names[] = {
+        "checkpoint-10",    "checkpoint-9",        "checkpoint-0",
+        "checkpoint-",      "checkpoint-01",       "checkpoint--1",
+        "checkpoint-1a",    "checkpoint- 1",       "checkpoint-+1",
+        "checkpoint-5.bad", "checkpoint",          "xcheckpoint-7",
+        "Checkpoint-7",     ".tmp-checkpoint-8-x", "checkpoint-1234567890123456789",
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        make(names[i]);
+    }
+    tempdir_write(&dir, "checkpoint-77", "x", 1);
+    cr_assert_eq(symlink("checkpoint-10", tempdir_file(&dir, "checkpoint-78")), 0);
+    cr_assert_str_eq(listed(), "0 9 10 ");
+    int64_t *steps = NULL;
+    int count = 5;
+    assert_ok(nd_checkpoint_list("/nonexistent/run", &steps, &count));
+    cr_assert_eq(count, 0);
+}
+
+Test(folder, a_save_appears_at_once_and_leaves_nothing_else)
+{
+    save(3);
+    cr_assert_str_eq(listed(), "3 ");
+    cr_assert_not(exists(".tmp-checkpoint-3-test"));
+    cr_assert(exists("checkpoint-3/manifest.json"));
+    char *temporary = NULL;
+    assert_ok(nd_checkpoint_begin(dir.path, 4, "test", &temporary));
+    cr_assert(exists(".tmp-checkpoint-4-test/state"));
+    cr_assert_str_eq(listed(), "3 ");
+    nd_checkpoint_abandon(temporary);
+    cr_assert_not(exists(".tmp-checkpoint-4-test"));
+    free(temporary);
+}
+
+Test(folder, a_step_that_is_saved_again_keeps_the_older_one)
+{
+    save(3);
+    tempdir_write(&dir, "checkpoint-3/mark", "x", 1);
+    save(3);
+    cr_assert(exists("checkpoint-3.old/mark"));
+    cr_assert_not(exists("checkpoint-3/mark"));
+    save(3);
+    cr_assert(exists("checkpoint-3.old-2/manifest.json"));
+    cr_assert_str_eq(listed(), "3 ");
+}
+
+Test(folder, pruning_deletes_only_good_checkpoints_of_ours)
+{
+    int deleted = 0;
+    for (int64_t step = 1; step <= 8; step++) {
+        save(step);
+    }
+    tempdir_write(&dir, "checkpoint-2/manifest.json", "{", 1); /* damaged */
+    make("checkpoint-100");                                    /* another program's */
+    tempdir_write(&dir, "checkpoint-100/optimizer.pt", "x", 1);
+    nd_prune_options options = {.keep_last = 2, .keep_every = 4, .keep = 1};
+    assert_ok(nd_checkpoint_prune(dir.path, &options, &deleted));
+    cr_assert_eq(deleted, 3);
+    cr_assert_str_eq(listed(), "1 2 4 7 8 100 ");
+    options = (nd_prune_options){.keep_last = 0, .keep = -1};
+    assert_ok(nd_checkpoint_prune(dir.path, &options, &deleted));
+    cr_assert_eq(deleted, 0);
+    options = (nd_prune_options){.keep_last = 1, .keep = -1};
+    assert_ok(nd_checkpoint_prune(dir.path, &options, &deleted));
+    cr_assert_str_eq(listed(), "2 8 100 ");
+}
+
+Test(folder, deletion_does_not_follow_links)
+{
+    int deleted = 0;
+    save(1);
+    save(2);
+    make("precious");
+    tempdir_write(&dir, "precious/file", "x", 1);
+    cr_assert_eq(symlink("../precious", tempdir_file(&dir, "checkpoint-1/link")), 0);
+    nd_prune_options options = {.keep_last = 1, .keep = -1};
+    assert_ok(nd_checkpoint_prune(dir.path, &options, &deleted));
+    cr_assert_eq(deleted, 1);
+    cr_assert(exists("precious/file"));
+    cr_assert_not(exists("checkpoint-1"));
+}
+
+Test(folder, sweeping_removes_what_dead_saves_left)
+{
+    char *temporary = NULL;
+    save(1);
+    assert_ok(nd_checkpoint_begin(dir.path, 2, "dead", &temporary));
+    free(temporary);
+    make(".del-checkpoint-7");
+    tempdir_write(&dir, ".del-checkpoint-7/file", "x", 1);
+    make("other");
+    assert_ok(nd_checkpoint_sweep(dir.path));
+    cr_assert_not(exists(".tmp-checkpoint-2-dead"));
+    cr_assert_not(exists(".del-checkpoint-7"));
+    cr_assert(exists("other"));
+    cr_assert_str_eq(listed(), "1 ");
+}
+
+Test(folder, a_damaged_one_is_set_aside)
+{
+    char *aside = NULL;
+    save(4);
+    assert_ok(nd_checkpoint_set_aside(dir.path, 4, "bad", &aside));
+    cr_assert_str_eq(aside, tempdir_file(&dir, "checkpoint-4.bad"));
+    cr_assert(exists("checkpoint-4.bad/manifest.json"));
+    free(aside);
+    save(4);
+    assert_ok(nd_checkpoint_set_aside(dir.path, 4, "bad", NULL));
+    cr_assert(exists("checkpoint-4.bad-2"));
+    assert_fails(nd_checkpoint_set_aside(dir.path, 4, "bad", NULL), ND_ERR_CANTCREATE, "rename");
+}
+
+Test(folder, two_processes_do_not_share_a_run)
+{
+    nd_run_lock lock, second;
+    assert_ok(nd_run_lock_acquire(dir.path, &lock));
+    assert_fails(nd_run_lock_acquire(dir.path, &second), ND_ERR_CANTCREATE, "another process");
+    pid_t child = fork();
+    if (child == 0) {
+        _exit(nd_run_lock_acquire(dir.path, &second) == ND_ERR_CANTCREATE ? 0 : 1);
+    }
+    int status = 0;
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert_eq(status, 0);
+    nd_run_lock_release(&lock);
+    assert_ok(nd_run_lock_acquire(dir.path, &second));
+    nd_run_lock_release(&second);
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/tempdir.h"
+#include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
+
+static const nd_mesh mesh = {{1, 2, 3, 1, 2}};
+
+static char *text_of(const nd_manifest *manifest, size_t *bytes)
+{
+    char *text = NULL;
+    assert_ok(nd_manifest_format(manifest, &text, bytes));
+    return text;
+}
+
+static nd_manifest example(void)
+{
+    nd_llama_shape shape = fake_shape(false);
+    nd_manifest manifest = fake_manifest(&shape, &mesh, ND_STATE_KINDS, 12, true);
+    for (int i = 0; i < manifest.writer_count; i++) {
+        manifest.writers[i].bytes = (uint64_t)(1000 + i);
+        assert_ok(nd_digest_text(ND_CHECKSUM_XXH3, &i, sizeof i, manifest.writers[i].digest));
+    }
+    return manifest;
+}
+
+Test(manifest, is_read_back_as_it_was_written)
+{
+    nd_manifest m = example(), got = {0};
+    size_t bytes = 0, again_bytes = 0;
+    char *text = text_of(&m, &bytes);
+    assert_ok(nd_manifest_parse(text, bytes, "f", &got));
+    cr_assert_eq(got.position.step, 12);
+    cr_assert_eq(got.position.skipped, m.position.skipped);
+    cr_assert_eq(got.position.tokens_seen, m.position.tokens_seen);
+    cr_assert_eq(got.writer_count, 12);
+    cr_assert_str_eq(got.writers[11].digest, m.writers[11].digest);
+    cr_assert_eq(got.shape.rms_eps, m.shape.rms_eps);
+    cr_assert_eq(got.tensor_count, m.tensor_count);
+    cr_assert_str_eq(nd_manifest_pairs_find(&got.config, "train.steps"), "1000");
+    cr_assert_eq(got.extra_count, 1);
+    char *again = text_of(&got, &again_bytes);
+    cr_assert_eq(bytes, again_bytes);
+    cr_assert_arr_eq(text, again, bytes);
+    free(again);
+    free(text);
+    nd_manifest_fini(&got);
+    nd_manifest_fini(&m);
+}
+
+Test(manifest, every_flipped_bit_and_every_cut_is_noticed)
+{
+    nd_manifest m = example(), got = {0};
+    size_t bytes = 0;
+    char *text = text_of(&m, &bytes);
+    for (size_t i = 0; i < bytes; i++) {
+        text[i] ^= (char)(1 << (i % 8));
+        cr_assert_eq(nd_manifest_parse(text, bytes, "f", &got), ND_ERR_DATA, "byte %zu of %zu", i,
+                     bytes);
+        text[i] ^= (char)(1 << (i % 8));
+    }
+    for (size_t i = 0; i < bytes; i += 1 + bytes / 300) {
+        cr_assert_eq(nd_manifest_parse(text, i, "f", &got), ND_ERR_DATA, "cut at %zu", i);
+    }
+    free(text);
+    nd_manifest_fini(&m);
+}
+
+/* The manifest with one member changed, and a digest that is right. */
+static nd_status parse_changed(const char *path_in_json, const char *value)
+{
+    nd_manifest m = example(), got = {0};
+    size_t bytes = 0;
+    char *text = text_of(&m, &bytes), path[128], *part = path, *next;
+    json_t *root = json_loadb(text, bytes, 0, NULL), *object = root;
+    snprintf(path, sizeof path, "%s", path_in_json);
+    while ((next = strchr(part, '/'))) {
+        *next = '\0';
+        object = json_object_get(object, part);
+        part = next + 1;
+    }
+    if (value) {
+        json_object_set_new(object, part, json_loads(value, JSON_DECODE_ANY, NULL));
+    } else {
+        json_object_del(object, part);
+    }
+    json_object_del(root, "digest");
+    free(text);
+    text = json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17));
+    char digest[ND_DIGEST_TEXT_MAX], *whole = NULL;
+    size_t body = strlen(text) - 2;
+    assert_ok(nd_digest_text(m.checksum, text, body, digest));
+    assert_ok(nd_fs_format(&whole, "%.*s,\n \"digest\": \"%s\"\n}\n", (int)body, text, digest));
+    nd_status status = nd_manifest_parse(whole, strlen(whole), "f", &got);
+    if (status == ND_OK) {
+        nd_manifest_fini(&got);
+    }
+    free(whole);
+    free(text);
+    json_decref(root);
+    nd_manifest_fini(&m);
+    return status;
+}
+
+Test(manifest, refuses_members_that_cannot_be)
+{
+    static const struct {
+        const char *path, *value, *words;
+    } bad[] = {
+        {"format", "\"x\"", "is not the manifest"},
+        {"version", "2", "reads up to version 1"},
+        {"version", "0", "it must be 1"},
+        {"cut/version", "2", "version is 2"},
+        {"cut/chunk_bytes", "4096", "chunk_bytes is 4096"},
+        {"cut/checksum", "\"md5\"", "unknown \"md5\""},
+        {"position/step", "-1", "step is -1"},
+        {"position/step", NULL, "step is missing"},
+        {"position/step", "1.5", "not a whole number"},
+        {"position/skipped", "13", "skipped is 13"},
+        {"mesh/tp", "0", "tp is 0"},
+        {"mesh/tp", "3", "does not divide"},
+        {"mesh/tp", "4", "one entry for each rank"},
+        {"mesh/cp", "16777216", "more than 2^24"},
+        {"mesh", "[]", "is not an object"},
+        {"model/hidden_size", "0", "hidden_size is 0"},
+        {"model/hidden_size", "23", "is not the tensor"},
+        {"model/hidden_size", "1099511627776", "extents that no model has"},
+        {"model/num_hidden_layers", "4", "as many tensors"},
+        {"model/num_hidden_layers", "1000000", "as many tensors"},
+        {"model/rope_type", "\"yarn\"", "unknown \"yarn\""},
+        {"model/rms_norm_eps", "\"1e-5\"", "no number"},
+        {"model/tie_word_embeddings", "true", "as many tensors"},
+        {"tensors/model.norm.weight", NULL, "as many tensors"},
+        {"tensors/x", "{\"shape\":[4],\"split\":\"none\",\"segment\":\"hp\"}", "as many tensors"},
+        {"tensors/model.norm.weight", "{\"shape\":[4],\"split\":\"none\",\"segment\":\"hp\"}",
+         "is not the tensor"},
+        {"tensors/model.norm.weight", "{\"shape\":[],\"split\":\"none\",\"segment\":\"hp\"}",
+         "no shape"},
+        {"tensors/model.norm.weight", "{\"shape\":[24],\"split\":\"up\",\"segment\":\"hp\"}",
+         "unknown \"up\""},
+        {"replicated/..", "3", "no name of an entry"},
+        {"replicated/fp8.x", "0", "is 0"},
+        {"state/arrays", "[\"master\",\"exp_avg\"]", "not one that this program knows"},
+        {"state/arrays", "[\"momentum\"]", "does not know"},
+        {"state/dtype", "\"BF16\"", "not one that this program knows"},
+        {"config/train.steps", "5", "is not a string"},
+        {"written_by", NULL, "written_by is missing"},
+        {"written_by/reason", "\"a reason of more than sixteen letters\"", "too long"},
+        {"writers", "[]", "one entry for each rank"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_fails(parse_changed(bad[i].path, bad[i].value), ND_ERR_DATA, bad[i].words);
+    }
+    assert_ok(parse_changed("a_later_member", "[1]"));
+}
+
+Test(manifest, its_layout_is_that_of_the_writers)
+{
+    nd_manifest m = example();
+    nd_llama_shape shape = fake_shape(false);
+    for (int rank = 0; rank < 12; rank++) {
+        nd_layout *written = fake_layout(&shape, &mesh, rank, true), *layout = NULL;
+        assert_ok(nd_manifest_layout(&m, &mesh, nd_mesh_coord_of(&mesh, rank), &layout));
+        cr_assert_eq(layout->shard_total, written->shard_total);
+        for (int i = 0; i < layout->param_count; i++) {
+            cr_assert_eq(layout->params[i].offset, written->params[i].offset);
+            cr_assert_eq(layout->params[i].segment, written->params[i].segment);
+        }
+        nd_layout_destroy(layout);
+        nd_layout_destroy(written);
+    }
+    nd_manifest_fini(&m);
+}

@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/support/tempdir.h"
+#include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
+#include "trainer/checkpoint/folder.h"
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+}
+
+static void teardown(void)
+{
+    nd_checkpoint_abandon(dir.path);
+}
+
+TestSuite(source, .init = setup, .fini = teardown);
+
+/* pp, dp_replicate, dp_shard, cp, tp */
+static const nd_mesh meshes[] = {
+    {{1, 1, 1, 1, 1}}, {{1, 3, 1, 1, 1}}, {{1, 1, 4, 1, 1}}, {{1, 1, 1, 1, 2}}, {{1, 1, 3, 1, 2}},
+    {{1, 2, 2, 1, 1}}, {{1, 1, 1, 2, 1}}, {{1, 2, 2, 1, 2}}, {{1, 1, 2, 3, 4}}, {{1, 1, 7, 1, 1}},
+};
+enum { MESHES = sizeof meshes / sizeof *meshes };
+
+static char *path_of(int64_t step)
+{
+    char *path = NULL;
+    assert_ok(nd_checkpoint_path(dir.path, step, &path));
+    return path;
+}
+
+/* Every rank of `to` finds its state, and has read no more than it must. */
+static void check_load(const char *path, const nd_manifest *m, const nd_mesh *to, bool converts)
+{
+    char text[2][96];
+    nd_mesh_format(&m->mesh, text[0], sizeof text[0]);
+    nd_mesh_format(to, text[1], sizeof text[1]);
+    for (int rank = 0; rank < nd_mesh_world_size(to); rank++) {
+        nd_source *source = NULL;
+        fake_state state;
+        float extra[7] = {0};
+        nd_layout *layout = fake_layout(&m->shape, to, rank, converts);
+        nd_holder holder = nd_holder_of(to, rank);
+        assert_ok(nd_source_open_checkpoint(path, m, true, &source));
+        cr_assert_eq(fake_load(source, layout, &holder, m->arrays, &state), ND_OK, "%s to %s: %s",
+                     text[0], text[1], nd_error_last()->message);
+        fake_check(layout, &holder, &state, m->arrays);
+        assert_ok(nd_source_add_extra(source, "fp8.scale", 7, extra));
+        assert_ok(nd_source_run(source));
+        cr_assert(extra[0] == 1.0f && extra[6] == 7.0f);
+        fake_free(&state);
+        nd_source_close(source);
+        nd_layout_destroy(layout);
+    }
+}
+
+Test(source, any_mesh_loads_what_any_mesh_wrote)
+{
+    for (int from = 0; from < MESHES; from++) {
+        nd_llama_shape shape = fake_shape(from % 2 == 1);
+        nd_manifest m = {0};
+        char *path = path_of(from);
+        fake_write(dir.path, &shape, &meshes[from], ND_STATE_KINDS, from, from % 3 == 0,
+                   from % 2 ? ND_CHECKSUM_SHA256 : ND_CHECKSUM_XXH3);
+        assert_ok(nd_manifest_read(path, &m));
+        for (int to = 0; to < MESHES; to++) {
+            check_load(path, &m, &meshes[to], to % 2 == 0);
+        }
+        int64_t bytes = 0;
+        assert_ok(nd_source_verify_all(path, &m, &bytes));
+        nd_manifest_fini(&m);
+        nd_checkpoint_abandon(path);
+        free(path);
+    }
+}
+
+Test(source, weights_without_moments)
+{
+    nd_llama_shape shape = fake_shape(false);
+    nd_manifest m = {0};
+    char *path = path_of(5);
+    fake_write(dir.path, &shape, &meshes[7], 1, 5, false, ND_CHECKSUM_XXH3);
+    assert_ok(nd_manifest_read(path, &m));
+    cr_assert_eq(m.arrays, 1);
+    check_load(path, &m, &meshes[4], false);
+    nd_manifest_fini(&m);
+    free(path);
+}
+
+/* On the same mesh a rank reads the files that it wrote and no others. */
+Test(source, the_same_mesh_reads_its_own_files)
+{
+    const nd_mesh mesh = {{1, 1, 4, 1, 2}};
+    nd_llama_shape shape = fake_shape(false);
+    nd_manifest m = {0};
+    nd_source *source = NULL;
+    fake_state state;
+    char *path = path_of(1), name[ND_HASH_FILE_NAME_MAX], *other = NULL;
+    fake_write(dir.path, &shape, &mesh, ND_STATE_KINDS, 1, false, ND_CHECKSUM_XXH3);
+    assert_ok(nd_manifest_read(path, &m));
+    for (int rank = 0; rank < 8; rank++) { /* norms are those of tp rank 0 */
+        if (rank != 4) {
+            assert_ok(nd_fs_format(&other, "%s/state/%s", path, nd_hash_file_name(name, rank)));
+            cr_assert_eq(unlink(other), 0);
+            free(other);
+        }
+    }
+    nd_layout *layout = fake_layout(&shape, &mesh, 4, false);
+    nd_holder holder = nd_holder_of(&mesh, 4);
+    assert_ok(nd_source_open_checkpoint(path, &m, true, &source));
+    assert_ok(fake_load(source, layout, &holder, ND_STATE_KINDS, &state));
+    fake_check(layout, &holder, &state, ND_STATE_KINDS);
+    nd_source_stats stats = nd_source_get_stats(source);
+    cr_assert_leq(stats.read_bytes, stats.wanted_bytes + 3 * 65536);
+    fake_free(&state);
+    nd_source_close(source);
+    nd_layout_destroy(layout);
+    nd_manifest_fini(&m);
+    free(path);
+}
+
+/* One rank loads all of the checkpoint. */
+static nd_status load_all(const char *path)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    nd_manifest m = {0};
+    nd_source *source = NULL;
+    ND_TRY(nd_manifest_read(path, &m));
+    nd_status status = nd_source_open_checkpoint(path, &m, true, &source);
+    if (status == ND_OK) {
+        fake_state state;
+        nd_layout *layout = fake_layout(&m.shape, &one, 0, false);
+        nd_holder holder = nd_holder_of(&one, 0);
+        status = fake_load(source, layout, &holder, m.arrays, &state);
+        fake_free(&state);
+        nd_layout_destroy(layout);
+    }
+    nd_source_close(source);
+    nd_manifest_fini(&m);
+    return status;
+}
+
+static nd_status verify(const char *path)
+{
+    nd_manifest m = {0};
+    int64_t bytes = 0;
+    ND_TRY(nd_manifest_read(path, &m));
+    nd_status status = nd_source_verify_all(path, &m, &bytes);
+    nd_manifest_fini(&m);
+    return status;
+}
+
+/* The largest file of the second writer. */
+static char *first_file(const char *path)
+{
+    char *name = NULL;
+    for (int count = 1; count <= 3; count++) {
+        assert_ok(nd_fs_format(&name, "%s/state/shard-00002-model-00001-of-%05d.safetensors", path,
+                               count));
+        if (nd_fs_exists(name)) {
+            break;
+        }
+        free(name);
+        name = NULL;
+    }
+    cr_assert_not_null(name);
+    return name;
+}
+
+static void write_two_ranks(int64_t step)
+{
+    const nd_mesh mesh = {{1, 1, 2, 1, 1}};
+    nd_llama_shape shape = fake_shape(false);
+    fake_write(dir.path, &shape, &mesh, ND_STATE_KINDS, step, false, ND_CHECKSUM_XXH3);
+}
+
+Test(source, every_header_byte_and_sampled_data_bytes_are_guarded)
+{
+    write_two_ranks(3);
+    char *path = path_of(3), *file = first_file(path);
+    struct stat st;
+    assert_ok(load_all(path));
+    cr_assert_eq(stat(file, &st), 0);
+    int fd = open(file, O_RDWR);
+    for (off_t at = 0; at < st.st_size; at += at < 512 ? 1 : 61) {
+        uint8_t byte;
+        cr_assert_eq(pread(fd, &byte, 1, at), 1);
+        byte ^= (uint8_t)(1 << (at % 8));
+        cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
+        cr_assert_eq(load_all(path), ND_ERR_DATA, "byte %ld", (long)at);
+        byte ^= (uint8_t)(1 << (at % 8));
+        cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
+    }
+    assert_ok(load_all(path));
+    close(fd);
+    free(file);
+    free(path);
+}
+
+Test(source, every_byte_of_a_hash_file_is_guarded)
+{
+    write_two_ranks(3);
+    char *path = path_of(3), *file = NULL;
+    struct stat st;
+    assert_ok(nd_fs_format(&file, "%s/state/shard-00001.hashes", path));
+    cr_assert_eq(stat(file, &st), 0);
+    int fd = open(file, O_RDWR);
+    for (off_t at = 0; at < st.st_size; at++) {
+        uint8_t byte;
+        cr_assert_eq(pread(fd, &byte, 1, at), 1);
+        byte ^= 1;
+        cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
+        cr_assert_eq(load_all(path), ND_ERR_DATA, "byte %ld", (long)at);
+        byte ^= 1;
+        cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
+    }
+    close(fd);
+    free(file);
+    free(path);
+}
+
+Test(source, refuses_files_that_are_missing_cut_linked_or_foreign)
+{
+    char *path = path_of(1), *file, *aside = NULL;
+    write_two_ranks(1);
+    file = first_file(path);
+    assert_ok(nd_fs_format(&aside, "%s/elsewhere", dir.path));
+    cr_assert_eq(rename(file, aside), 0);
+    assert_fails(load_all(path), ND_ERR_DATA, "No such file");
+    cr_assert_eq(symlink(aside, file), 0);
+    assert_fails(load_all(path), ND_ERR_DATA, "it is a link");
+    assert_fails(verify(path), ND_ERR_DATA, "it is a link");
+    cr_assert_eq(unlink(file), 0);
+    cr_assert_eq(mkdir(file, 0777), 0);
+    assert_fails(load_all(path), ND_ERR_DATA, "is not a file");
+    cr_assert_eq(rmdir(file), 0);
+    cr_assert_eq(rename(aside, file), 0);
+    assert_ok(load_all(path));
+    assert_ok(verify(path));
+    struct stat st;
+    cr_assert_eq(stat(file, &st), 0);
+    cr_assert_eq(truncate(file, st.st_size - 1), 0);
+    assert_fails(load_all(path), ND_ERR_DATA, "it was written with");
+    cr_assert_eq(unlink(file), 0);
+    free(file);
+    free(aside);
+    nd_checkpoint_abandon(path);
+    write_two_ranks(1);
+    assert_ok(verify(path));
+    assert_ok(nd_fs_format(&file, "%s/state/foreign.safetensors", path));
+    close(open(file, O_CREAT | O_WRONLY, 0666));
+    assert_fails(verify(path), ND_ERR_DATA, "files; the checkpoint has");
+    free(file);
+    free(path);
+}
+
+Test(source, hash_files_of_another_checkpoint_are_refused)
+{
+    char *path = path_of(1), *other = path_of(2), *from = NULL, *to = NULL;
+    write_two_ranks(1);
+    write_two_ranks(2);
+    assert_ok(nd_fs_format(&from, "%s/state/shard-00001.hashes", other));
+    assert_ok(nd_fs_format(&to, "%s/state/shard-00001.hashes", path));
+    cr_assert_eq(rename(from, to), 0);
+    assert_fails(load_all(path), ND_ERR_DATA, "of another checkpoint");
+    free(from);
+    free(to);
+    free(other);
+    free(path);
+}
+
+Test(source, a_dcp_folder_of_ours_loads_by_its_headers_alone)
+{
+    nd_llama_shape shape = fake_shape(true);
+    char *path = path_of(9), *state = NULL;
+    fake_write(dir.path, &shape, &meshes[7], ND_STATE_KINDS, 9, true, ND_CHECKSUM_XXH3);
+    assert_ok(nd_fs_format(&state, "%s/state", path));
+    for (int rank = 0; rank < nd_mesh_world_size(&meshes[4]); rank++) {
+        nd_source *source = NULL;
+        fake_state loaded;
+        int64_t updates = 0;
+        nd_layout *layout = fake_layout(&shape, &meshes[4], rank, false);
+        nd_holder holder = nd_holder_of(&meshes[4], rank);
+        assert_ok(nd_source_open_dcp(state, &shape, &source));
+        cr_assert(nd_source_has(source, &layout->params[0], ND_STATE_MOMENT2));
+        assert_ok(nd_source_read_updates(source, &updates));
+        cr_assert_eq(updates, 8);
+        assert_ok(fake_load(source, layout, &holder, ND_STATE_KINDS, &loaded));
+        fake_check(layout, &holder, &loaded, ND_STATE_KINDS);
+        fake_free(&loaded);
+        nd_source_close(source);
+        nd_layout_destroy(layout);
+    }
+    free(state);
+    free(path);
+}
+
+/* A file with elements [begin, begin + count) of a vector. */
+static void write_vector(const char *file, const char *name, int64_t begin, int64_t count)
+{
+    nd_dcp_list list = {0};
+    const nd_rect rect = {1, begin, 0, count, 1};
+    char *head = NULL, *path = NULL;
+    size_t bytes = 0;
+    assert_ok(nd_dcp_list_add(&list, name, ND_SAFETENSORS_F32, &rect));
+    assert_ok(nd_dcp_head(&list, &head, &bytes));
+    assert_ok(nd_fs_format(&path, "%s/%s", dir.path, file));
+    FILE *f = fopen(path, "wb");
+    fwrite(head, 1, bytes, f);
+    for (int64_t i = begin; i < begin + count; i++) {
+        float value = fake_value(ND_STATE_MASTER, name, i);
+        fwrite(&value, sizeof value, 1, f);
+    }
+    fclose(f);
+    free(path);
+    free(head);
+    nd_dcp_list_fini(&list);
+}
+
+static nd_status load_norm(void)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    nd_llama_shape shape = fake_shape(false);
+    nd_source *source = NULL;
+    float got[24];
+    nd_layout *layout = fake_layout(&shape, &one, 0, false);
+    const nd_param *norm = nd_layout_param(layout, ND_PARAM_NORM_F, -1);
+    const nd_rect whole = {1, 0, 0, 24, 1};
+    nd_status status = nd_source_open_dcp(dir.path, &shape, &source);
+    status = status == ND_OK ? nd_source_add(source, norm, ND_STATE_MASTER, &whole, got) : status;
+    status = status == ND_OK ? nd_source_run(source) : status;
+    for (int64_t i = 0; status == ND_OK && i < 24; i++) {
+        cr_assert_eq(got[i], fake_value(ND_STATE_MASTER, "model.norm.weight", i));
+    }
+    nd_source_close(source);
+    nd_layout_destroy(layout);
+    return status;
+}
+
+Test(source, dcp_rectangles_that_overlap_or_leave_holes_are_refused)
+{
+    const char *name = "model.norm.weight";
+    assert_fails(load_norm(), ND_ERR_DATA, "holds no safetensors files");
+    write_vector("a.safetensors", name, 0, 10);
+    assert_fails(load_norm(), ND_ERR_DATA, "is 10 x 1; the model's is 24 x 1");
+    write_vector("b.safetensors", name, 12, 12);
+    assert_fails(load_norm(), ND_ERR_DATA, "22 of 24 elements");
+    write_vector("c.safetensors", name, 10, 2);
+    assert_ok(load_norm());
+    write_vector("d.safetensors", name, 11, 1);
+    assert_fails(load_norm(), ND_ERR_DATA, "stored twice in part");
+    write_vector("d.safetensors", "other", 0, 1);
+    assert_ok(load_norm());
+    write_vector("c.safetensors", name, 10, 3);
+    assert_fails(load_norm(), ND_ERR_DATA, "stored twice in part");
+}

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/folder.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "runtime/base/fsio.h"
+#include "runtime/base/log.h"
+#include "trainer/checkpoint/state_file.h"
+
+static const char prefix[] = "checkpoint-", temporary_prefix[] = ".tmp-checkpoint-",
+                  deleted_prefix[] = ".del-checkpoint-";
+
+/* Lock. */
+
+nd_status nd_run_lock_acquire(const char *run, nd_run_lock *out)
+{
+    char *path = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(nd_fs_format(&path, "%s/.lock", run));
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    int code = fd < 0 ? errno : flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+    if (fd < 0) {
+        status = nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, strerror(code));
+    } else if (code == EWOULDBLOCK) {
+        status = nd_fail(ND_ERR_CANTCREATE,
+                         "another process trains in \"%s\" at this moment; wait for its end, or "
+                         "give another output.dir",
+                         run);
+        close(fd);
+        fd = -1;
+    } else if (code != 0) {
+        nd_log_warning("the file system of \"%s\" has no locks (%s); no second run may use this "
+                       "folder",
+                       run, strerror(code));
+    }
+    free(path);
+    out->fd = fd;
+    return status;
+}
+
+void nd_run_lock_release(nd_run_lock *lock)
+{
+    if (lock->fd >= 0) {
+        close(lock->fd);
+        lock->fd = -1;
+    }
+}
+
+/* Names. */
+
+nd_status nd_checkpoint_path(const char *run, int64_t step, char **out)
+{
+    return nd_fs_format(out, "%s/%s%lld", run, prefix, (long long)step);
+}
+
+/* The number behind "checkpoint-", without sign, blanks or leading zeros; -1: another name. */
+static int64_t step_of_name(const char *name)
+{
+    if (strncmp(name, prefix, sizeof prefix - 1) != 0) {
+        return -1;
+    }
+    const char *digits = name + sizeof prefix - 1;
+    size_t length = strlen(digits);
+    if (length == 0 || length > 18 || strspn(digits, "0123456789") != length ||
+        (digits[0] == '0' && length > 1)) {
+        return -1;
+    }
+    return strtoll(digits, NULL, 10);
+}
+
+static int by_step(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static bool is_folder_at(int dir, const char *name)
+{
+    struct stat st;
+    return fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode);
+}
+
+nd_status nd_checkpoint_list(const char *run, int64_t **steps, int *count)
+{
+    int64_t *list = NULL;
+    int n = 0, capacity = 0;
+    *steps = NULL;
+    *count = 0;
+    DIR *dir = opendir(run);
+    if (!dir) {
+        return errno == ENOENT
+                   ? ND_OK
+                   : nd_fail(ND_ERR_IO, "cannot read folder \"%s\": %s", run, strerror(errno));
+    }
+    nd_status status = ND_OK;
+    for (struct dirent *entry = readdir(dir); entry && status == ND_OK; entry = readdir(dir)) {
+        int64_t step = step_of_name(entry->d_name);
+        if (step < 0 || !is_folder_at(dirfd(dir), entry->d_name)) {
+            continue;
+        }
+        if (n == capacity) {
+            capacity = capacity ? 2 * capacity : 16;
+            void *more = realloc(list, (size_t)capacity * sizeof *list);
+            if (!more) {
+                status = nd_fail(ND_ERR_RESOURCE, "out of host memory for a list of checkpoints");
+                break;
+            }
+            list = more;
+        }
+        list[n++] = step;
+    }
+    closedir(dir);
+    if (status != ND_OK) {
+        free(list);
+        return status;
+    }
+    if (n > 0) {
+        qsort(list, (size_t)n, sizeof *list, by_step);
+    }
+    *steps = list;
+    *count = n;
+    return ND_OK;
+}
+
+bool nd_checkpoint_is_ours(const char *path)
+{
+    struct stat st;
+    int dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir < 0) {
+        return false;
+    }
+    bool has = fstatat(dir, ND_MANIFEST_NAME, &st, AT_SYMLINK_NOFOLLOW) == 0 ||
+               is_folder_at(dir, ND_STATE_FOLDER);
+    close(dir);
+    return has;
+}
+
+/* Deletion. Folders of ours are two deep; links are removed, not followed. */
+
+static void remove_inside(int parent, const char *name, int depth)
+{
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+    if (!dir) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        return;
+    }
+    for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) {
+            continue;
+        }
+        if (unlinkat(dirfd(dir), entry->d_name, 0) != 0 && depth > 0) {
+            remove_inside(dirfd(dir), entry->d_name, depth - 1);
+        }
+    }
+    closedir(dir);
+    unlinkat(parent, name, AT_REMOVEDIR);
+}
+
+static void remove_folder(const char *path)
+{
+    enum { DEPTH = 3 };
+    remove_inside(AT_FDCWD, path, DEPTH);
+}
+
+void nd_checkpoint_abandon(const char *temporary)
+{
+    remove_folder(temporary);
+}
+
+nd_status nd_checkpoint_sweep(const char *run)
+{
+    DIR *dir = opendir(run);
+    if (!dir) {
+        return nd_fail(ND_ERR_CANTCREATE, "cannot read folder \"%s\": %s", run, strerror(errno));
+    }
+    nd_status status = ND_OK;
+    for (struct dirent *entry = readdir(dir); entry && status == ND_OK; entry = readdir(dir)) {
+        const char *name = entry->d_name;
+        bool left = strncmp(name, temporary_prefix, sizeof temporary_prefix - 1) == 0 ||
+                    strncmp(name, deleted_prefix, sizeof deleted_prefix - 1) == 0;
+        char *path = NULL;
+        if (left && is_folder_at(dirfd(dir), name)) {
+            status = nd_fs_format(&path, "%s/%s", run, name);
+            if (status == ND_OK) {
+                remove_folder(path);
+                nd_log_info("removed %s, which a save or a deletion left that did not end", path);
+            }
+            free(path);
+        }
+    }
+    closedir(dir);
+    return status;
+}
+
+/* Save. */
+
+static nd_status make_folder(const char *path)
+{
+    return mkdir(path, 0777) == 0
+               ? ND_OK
+               : nd_fail(ND_ERR_CANTCREATE, "cannot make folder \"%s\": %s", path, strerror(errno));
+}
+
+nd_status nd_checkpoint_begin(const char *run, int64_t step, const char *run_id, char **out)
+{
+    char *path = NULL, *state = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_fs_format(&path, "%s/%s%lld-%s", run, temporary_prefix, (long long)step, run_id));
+    ND_TRY_OUT(nd_fs_format(&state, "%s/" ND_STATE_FOLDER, path));
+    remove_folder(path); /* of an earlier try of this process */
+    ND_TRY_OUT(make_folder(path));
+    status = make_folder(state);
+    if (status != ND_OK) {
+        remove_folder(path);
+        goto out;
+    }
+    *out = path;
+    path = NULL;
+out:
+    free(state);
+    free(path);
+    return status;
+}
+
+static nd_status write_manifest(const char *temporary, const nd_manifest *manifest)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    ND_TRY(nd_manifest_format(manifest, &text, &bytes));
+    nd_status status = nd_state_file_put(temporary, ND_MANIFEST_NAME, text, bytes);
+    free(text);
+    return status;
+}
+
+static nd_status rename_to(const char *from, const char *to)
+{
+    int code = renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0 ? 0 : errno;
+    if (code == EINVAL || code == ENOSYS) { /* a file system without NOREPLACE */
+        code = nd_fs_exists(to) ? EEXIST : rename(from, to) == 0 ? 0 : errno;
+    }
+    return code == 0 ? ND_OK
+                     : nd_fail(ND_ERR_CANTCREATE, "cannot rename \"%s\" to \"%s\": %s", from, to,
+                               strerror(code));
+}
+
+nd_status nd_checkpoint_set_aside(const char *run, int64_t step, const char *suffix, char **out)
+{
+    char *path = NULL, *aside = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_checkpoint_path(run, step, &path));
+    for (int n = 1; n < 1000; n++) {
+        free(aside);
+        aside = NULL;
+        ND_TRY_OUT(n == 1 ? nd_fs_format(&aside, "%s.%s", path, suffix)
+                          : nd_fs_format(&aside, "%s.%s-%d", path, suffix, n));
+        if (!nd_fs_exists(aside)) {
+            break;
+        }
+    }
+    ND_TRY_OUT(rename_to(path, aside));
+    ND_TRY_OUT(nd_fs_sync_folder(run));
+    if (out) {
+        *out = aside;
+        aside = NULL;
+    }
+out:
+    free(aside);
+    free(path);
+    return status;
+}
+
+nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_manifest *manifest)
+{
+    int64_t step = manifest->position.step;
+    char *path = NULL, *state = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_checkpoint_path(run, step, &path));
+    ND_TRY_OUT(nd_fs_format(&state, "%s/" ND_STATE_FOLDER, temporary));
+    ND_TRY_OUT(nd_fs_sync_folder(state));
+    ND_TRY_OUT(write_manifest(temporary, manifest));
+    ND_TRY_OUT(nd_fs_sync_folder(temporary));
+    if (nd_fs_exists(path)) {
+        ND_TRY_OUT(nd_checkpoint_set_aside(run, step, "old", NULL));
+    }
+    ND_TRY_OUT(rename_to(temporary, path));
+    ND_TRY_OUT(nd_fs_sync_folder(run));
+out:
+    free(state);
+    free(path);
+    return status;
+}
+
+/* Retention. */
+
+static nd_status delete_checkpoint(const char *run, int64_t step, int *deleted)
+{
+    char *path = NULL, *doomed = NULL;
+    nd_manifest manifest = {0};
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_checkpoint_path(run, step, &path));
+    ND_TRY_OUT(nd_fs_format(&doomed, "%s/%s%lld", run, deleted_prefix, (long long)step));
+    if (nd_manifest_read(path, &manifest) != ND_OK) {
+        goto out; /* not ours, or damaged: kept */
+    }
+    remove_folder(doomed);
+    ND_TRY_OUT(rename_to(path, doomed));
+    ND_TRY_OUT(nd_fs_sync_folder(run));
+    remove_folder(doomed);
+    ++*deleted;
+out:
+    nd_manifest_fini(&manifest);
+    free(doomed);
+    free(path);
+    return status;
+}
+
+nd_status nd_checkpoint_prune(const char *run, const nd_prune_options *options, int *deleted)
+{
+    int64_t *steps = NULL;
+    int count = 0;
+    int64_t newer = 0; /* checkpoints of ours that are newer */
+    nd_status status = ND_OK;
+    *deleted = 0;
+    if (options->keep_last <= 0) {
+        return ND_OK;
+    }
+    ND_TRY(nd_checkpoint_list(run, &steps, &count));
+    for (int i = count - 1; i >= 0 && status == ND_OK; i--) {
+        char *path = NULL;
+        status = nd_checkpoint_path(run, steps[i], &path);
+        bool ours = status == ND_OK && nd_checkpoint_is_ours(path);
+        free(path);
+        bool kept = newer < options->keep_last || steps[i] == options->keep ||
+                    (options->keep_every > 0 && steps[i] % options->keep_every == 0);
+        newer += ours;
+        if (ours && !kept) {
+            status = delete_checkpoint(run, steps[i], deleted);
+        }
+    }
+    free(steps);
+    return status;
+}

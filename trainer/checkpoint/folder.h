@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CHECKPOINT_FOLDER_H
+#define ND_CHECKPOINT_FOLDER_H
+/*
+ * The checkpoints of a run folder: names, order of events, and what is never touched.
+ *
+ * A save fills RUN/.tmp-checkpoint-STEP-RUNID/ and becomes RUN/checkpoint-STEP/ by one rename,
+ * after everything in it is durable. Deleting renames to .del-checkpoint-STEP first. So a folder
+ * with a good name is complete whenever a process or the machine dies. Damaged or outdated
+ * checkpoints are renamed (checkpoint-STEP.bad, .old) and kept. Only folders that hold a manifest
+ * of ours are deleted; links are not followed.
+ *
+ * One process per run calls these (rank 0), while it holds the run's lock.
+ */
+#include "trainer/checkpoint/manifest.h"
+
+/* Another live process works in the run folder: ND_ERR_CANTCREATE. The lock ends with the process,
+ * or with nd_run_lock_release. A file system without locks is named in a warning. */
+typedef struct nd_run_lock {
+    int fd; /* -1: none */
+} nd_run_lock;
+nd_status nd_run_lock_acquire(const char *run, nd_run_lock *out);
+void nd_run_lock_release(nd_run_lock *lock);
+
+/* RUN/checkpoint-STEP; owned by the caller. */
+nd_status nd_checkpoint_path(const char *run, int64_t step, char **out);
+
+/* Steps of the folders RUN/checkpoint-STEP that are no links, ascending. *steps is owned by the
+ * caller. A run folder that does not exist has none. */
+nd_status nd_checkpoint_list(const char *run, int64_t **steps, int *count);
+
+/* Whether a checkpoint folder looks like one of ours: it has a manifest.json or a folder state. */
+bool nd_checkpoint_is_ours(const char *path);
+
+/* What dead processes left: temporary folders and deletions that were begun. */
+nd_status nd_checkpoint_sweep(const char *run);
+
+/* Makes the temporary folder and its state/; the path of the temporary folder is owned by the
+ * caller. */
+nd_status nd_checkpoint_begin(const char *run, int64_t step, const char *run_id, char **out);
+/* Removes a temporary folder. */
+void nd_checkpoint_abandon(const char *temporary);
+/*
+ * All other files are durable: writes the manifest, renames the folder to checkpoint-STEP, makes
+ * the rename durable. A checkpoint of that step that is there already is renamed to .old first.
+ */
+nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_manifest *manifest);
+
+/* Renames checkpoint-STEP to checkpoint-STEP.<suffix>, or <suffix>-2, -3, ... The new path is
+ * owned by the caller; out may be NULL. */
+nd_status nd_checkpoint_set_aside(const char *run, int64_t step, const char *suffix, char **out);
+
+/*
+ * Deletes checkpoints of ours but for the `keep_last` newest, those whose step is a multiple of
+ * keep_every (0: none is kept for that) and the step `keep` (-1: none). keep_last 0 keeps all.
+ * *deleted counts them.
+ */
+typedef struct nd_prune_options {
+    int64_t keep_last, keep_every, keep;
+} nd_prune_options;
+nd_status nd_checkpoint_prune(const char *run, const nd_prune_options *options, int *deleted);
+
+#endif

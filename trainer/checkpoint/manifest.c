@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/manifest.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/fsio.h"
+#include "trainer/checkpoint/manifest_names.h"
+
+#define EXTENT(name, member)                                                                       \
+    {                                                                                              \
+        name, offsetof(nd_llama_shape, member), false, true                                        \
+    }
+#define INTEGER(name, member)                                                                      \
+    {                                                                                              \
+        name, offsetof(nd_llama_shape, member), false, false                                       \
+    }
+#define REAL(name, member)                                                                         \
+    {                                                                                              \
+        name, offsetof(nd_llama_shape, member), true, false                                        \
+    }
+
+const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
+    EXTENT("vocab_size", vocab),
+    EXTENT("hidden_size", hidden),
+    EXTENT("intermediate_size", ffn),
+    EXTENT("num_hidden_layers", layers),
+    EXTENT("num_attention_heads", heads),
+    EXTENT("num_key_value_heads", kv_heads),
+    EXTENT("head_dim", head_dim),
+    EXTENT("max_position_embeddings", max_positions),
+    REAL("rms_norm_eps", rms_eps),
+    REAL("initializer_range", init_std),
+    REAL("rope_theta", rope.theta),
+    REAL("rope_factor", rope.factor),
+    REAL("rope_low_freq_factor", rope.low_freq_factor),
+    REAL("rope_high_freq_factor", rope.high_freq_factor),
+    INTEGER("rope_original_max_position_embeddings", rope.original_max_positions),
+    INTEGER("bos_token_id", bos_id),
+    INTEGER("eos_token_id", eos_id),
+};
+const char *const nd_rope_names[3] = {"default", "linear", "llama3"};
+const char *const nd_split_names[3] = {"none", "rows", "cols"};
+const char *const nd_segment_names[ND_SEGMENT_COUNT] = {"hp", "fp8"};
+
+void nd_manifest_fini(nd_manifest *manifest)
+{
+    nd_manifest_pairs *const pairs[] = {&manifest->identity, &manifest->config};
+    for (int p = 0; p < 2; p++) {
+        for (int i = 0; i < pairs[p]->count; i++) {
+            free(pairs[p]->list[i].key);
+            free(pairs[p]->list[i].value);
+        }
+        free(pairs[p]->list);
+    }
+    free(manifest->tensors);
+    free(manifest->writers);
+    *manifest = (nd_manifest){0};
+}
+
+nd_status nd_manifest_set_tensors(nd_manifest *manifest, const nd_layout *layout)
+{
+    nd_manifest_tensor *tensors = NULL;
+    ND_TRY(ND_ALLOC(layout->param_count, &tensors));
+    for (int i = 0; i < layout->param_count; i++) {
+        const nd_param *p = &layout->params[i];
+        tensors[i] = (nd_manifest_tensor){.axes = p->axes,
+                                          .rows = p->rows,
+                                          .cols = p->cols,
+                                          .split = p->split,
+                                          .segment = p->segment};
+        snprintf(tensors[i].name, sizeof tensors[i].name, "%s", p->name);
+    }
+    free(manifest->tensors);
+    manifest->tensors = tensors;
+    manifest->tensor_count = layout->param_count;
+    return ND_OK;
+}
+
+nd_status nd_manifest_pairs_add(nd_manifest_pairs *pairs, const char *key, const char *value)
+{
+    if (pairs->count == pairs->capacity) {
+        int capacity = pairs->capacity ? 2 * pairs->capacity : 16;
+        void *list = realloc(pairs->list, (size_t)capacity * sizeof *pairs->list);
+        if (!list) {
+            return nd_fail(ND_ERR_RESOURCE, "out of host memory for a manifest");
+        }
+        pairs->list = list;
+        pairs->capacity = capacity;
+    }
+    nd_manifest_pair pair = {0};
+    ND_TRY(nd_fs_format(&pair.key, "%s", key));
+    nd_status status = nd_fs_format(&pair.value, "%s", value);
+    if (status != ND_OK) {
+        free(pair.key);
+        return status;
+    }
+    pairs->list[pairs->count++] = pair;
+    return ND_OK;
+}
+
+const char *nd_manifest_pairs_find(const nd_manifest_pairs *pairs, const char *key)
+{
+    for (int i = 0; i < pairs->count; i++) {
+        if (strcmp(pairs->list[i].key, key) == 0) {
+            return pairs->list[i].value;
+        }
+    }
+    return NULL;
+}
+
+typedef struct segments {
+    const nd_manifest *manifest;
+    int hint;
+} segments;
+
+/* Parameters are asked for in the order of the table. */
+static bool is_in_fp8_segment(void *context, const nd_param *param)
+{
+    segments *s = context;
+    const nd_manifest *m = s->manifest;
+    for (int tried = 0; tried < m->tensor_count; tried++) {
+        s->hint = (s->hint + 1) % m->tensor_count;
+        if (strcmp(m->tensors[s->hint].name, param->name) == 0) {
+            return m->tensors[s->hint].segment == ND_SEGMENT_FP8;
+        }
+    }
+    return false;
+}
+
+nd_status nd_manifest_layout(const nd_manifest *manifest, const nd_mesh *mesh, nd_coord coord,
+                             nd_layout **out)
+{
+    segments context = {.manifest = manifest};
+    nd_layout_options options = {.shape = &manifest->shape,
+                                 .mesh = mesh,
+                                 .coord = coord,
+                                 .converts = is_in_fp8_segment,
+                                 .context = &context};
+    return nd_layout_create(&options, out);
+}

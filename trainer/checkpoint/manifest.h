@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CHECKPOINT_MANIFEST_H
+#define ND_CHECKPOINT_MANIFEST_H
+/*
+ * manifest.json: what a checkpoint is, and the last of its files to be written. A folder without a
+ * valid manifest is no checkpoint.
+ *
+ * It holds what resuming needs besides the arrays (position, seeds, what must agree), the mesh and
+ * the cut from which the place of every element follows, and for each writer the digest of its hash
+ * file. A digest of the manifest itself is its last member, so that a flipped byte is noticed
+ * anywhere. The order of members and the format of numbers are fixed: equal contents, equal bytes.
+ *
+ * Compatibility: a reader refuses a version above its own. Members that it does not know are
+ * ignored, so an addition that older readers must not miss needs a new version.
+ */
+#include "trainer/checkpoint/hashes.h"
+#include "trainer/checkpoint/names.h"
+#include "trainer/checkpoint/shard.h"
+#include "trainer/layout/layout.h"
+#include "trainer/step/step.h"
+
+enum { ND_MANIFEST_VERSION = 1, ND_MANIFEST_MAX_BYTES = 256 << 20 };
+
+#define ND_MANIFEST_NAME "manifest.json"
+#define ND_STATE_FOLDER  "state"
+
+typedef struct nd_manifest_tensor {
+    char name[96]; /* Hugging Face name, as in nd_param */
+    int axes;
+    int64_t rows, cols; /* a vector: cols 1 */
+    nd_split split;
+    nd_segment_kind segment;
+} nd_manifest_tensor;
+
+typedef struct nd_manifest_pair {
+    char *key, *value;
+} nd_manifest_pair;
+
+typedef struct nd_manifest_pairs {
+    nd_manifest_pair *list; /* owned with its strings */
+    int count, capacity;
+} nd_manifest_pairs;
+
+typedef struct nd_manifest {
+    char program[32], host[256], run_id[128], time[32]; /* time: 2026-01-31T12:00:00Z */
+    char reason[16];                                    /* "interval", "signal", "end" */
+    int64_t restart_epoch;
+    nd_run_position position;
+    int64_t samples_seen;
+    int64_t metrics_bytes; /* length of metrics.jsonl when the step was done */
+    nd_mesh mesh;
+    nd_llama_shape shape;
+    nd_manifest_tensor *tensors; /* in the order of the parameter table; owned */
+    int tensor_count;
+    nd_state_extra extras[ND_STATE_EXTRAS_MAX];
+    int extra_count;
+    char optimizer[16];         /* "adamw", "sgd" */
+    int arrays;                 /* state arrays: 1 or ND_STATE_KINDS */
+    nd_manifest_pairs identity; /* what must agree at resume: digests of data and model, seeds */
+    nd_manifest_pairs config;   /* the resolved configuration */
+    nd_checksum checksum;
+    nd_shard_record *writers; /* [ranks of the mesh], owned */
+    int writer_count;
+} nd_manifest;
+
+void nd_manifest_fini(nd_manifest *manifest);
+
+/* Tensors and their segments from the layout of any rank. */
+nd_status nd_manifest_set_tensors(nd_manifest *manifest, const nd_layout *layout);
+nd_status nd_manifest_pairs_add(nd_manifest_pairs *pairs, const char *key, const char *value);
+/* NULL: there is no such key. */
+const char *nd_manifest_pairs_find(const nd_manifest_pairs *pairs, const char *key);
+
+/* The text of manifest.json; owned by the caller. */
+nd_status nd_manifest_format(const nd_manifest *manifest, char **out, size_t *bytes);
+
+/*
+ * ND_ERR_DATA with a sentence: no JSON, a flipped byte, a newer version, a member that is missing,
+ * of another type or out of range, tensors that are not those of the model's shape, a number of
+ * writers that is not the mesh's. `path` is for messages.
+ */
+nd_status nd_manifest_parse(const char *text, size_t bytes, const char *path, nd_manifest *out);
+/* Reads FOLDER/manifest.json. */
+nd_status nd_manifest_read(const char *folder, nd_manifest *out);
+
+/* The layout that the writers of the manifest's mesh had (coord: a place in it), or, with another
+ * mesh, what its tensors would be there. */
+nd_status nd_manifest_layout(const nd_manifest *manifest, const nd_mesh *mesh, nd_coord coord,
+                             nd_layout **out);
+
+#endif

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CHECKPOINT_MANIFEST_NAMES_H
+#define ND_CHECKPOINT_MANIFEST_NAMES_H
+/* Words of manifest.json that its writer and its reader share. */
+#include <stddef.h>
+
+#include "trainer/layout/layout.h"
+
+#define ND_MANIFEST_FORMAT      "ndtrain checkpoint"
+#define ND_MANIFEST_DIGEST_HEAD ",\n \"digest\": \""
+#define ND_MANIFEST_DIGEST_TAIL "\"\n}\n"
+
+/* A number of the model's shape; the names are those of config.json. */
+typedef struct nd_shape_number {
+    const char *name;
+    size_t offset;  /* in nd_llama_shape */
+    bool is_real;   /* double, else int64_t */
+    bool is_extent; /* at least 1 */
+} nd_shape_number;
+
+enum { ND_SHAPE_NUMBERS = 17 };
+
+extern const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS];
+extern const char *const nd_rope_names[3];
+extern const char *const nd_split_names[3];
+extern const char *const nd_segment_names[ND_SEGMENT_COUNT];
+
+#endif

@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/fsio.h"
+#include "trainer/checkpoint/manifest.h"
+#include "trainer/checkpoint/manifest_names.h"
+
+static const int64_t extent_max = (int64_t)1 << 40;
+
+static nd_status fail_member(const char *path, const char *member, const char *what)
+{
+    return nd_fail(ND_ERR_DATA, "\"%s\": %.100s %s", path, member, what);
+}
+
+static nd_status get_integer(const json_t *object, const char *path, const char *key, int64_t least,
+                             int64_t most, int64_t *out)
+{
+    const json_t *value = json_object_get(object, key);
+    int64_t n = json_integer_value(value);
+    if (!json_is_integer(value)) {
+        return fail_member(path, key, value ? "is not a whole number" : "is missing");
+    }
+    if (n < least || n > most) {
+        return nd_fail(ND_ERR_DATA, "\"%s\": %s is %lld; it must be %lld to %lld", path, key,
+                       (long long)n, (long long)least, (long long)most);
+    }
+    *out = n;
+    return ND_OK;
+}
+
+/* A text below `size` characters. */
+static nd_status get_text(const json_t *object, const char *path, const char *key, char *out,
+                          size_t size)
+{
+    const json_t *value = json_object_get(object, key);
+    const char *text = json_string_value(value);
+    if (!text || strlen(text) >= size) {
+        return fail_member(path, key,
+                           text    ? "is too long"
+                           : value ? "is not a string"
+                                   : "is missing");
+    }
+    memcpy(out, text, strlen(text) + 1);
+    return ND_OK;
+}
+
+static nd_status get_object(const json_t *object, const char *path, const char *key, json_t **out)
+{
+    json_t *value = json_object_get(object, key);
+    *out = value;
+    return json_is_object(value)
+               ? ND_OK
+               : fail_member(path, key, value ? "is not an object" : "is missing");
+}
+
+/* Index of the member's word in the list. */
+static nd_status get_word(const json_t *object, const char *path, const char *key,
+                          const char *const *words, int count, int *out)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    for (int i = 0; text && i < count; i++) {
+        if (strcmp(text, words[i]) == 0) {
+            *out = i;
+            return ND_OK;
+        }
+    }
+    return nd_fail(ND_ERR_DATA, "\"%s\": %s is %s%.40s%s", path, key, text ? "the unknown \"" : "",
+                   text ? text : "missing or no string", text ? "\"" : "");
+}
+
+static nd_status parse_mesh(const json_t *root, const char *path, nd_manifest *m)
+{
+    json_t *object = NULL;
+    int64_t product = 1;
+    ND_TRY(get_object(root, path, "mesh", &object));
+    for (int a = 0; a < ND_AXIS_COUNT; a++) {
+        int64_t size = 0;
+        ND_TRY(get_integer(object, path, nd_axis_name((nd_axis)a), 1, 1 << 24, &size));
+        m->mesh.size[a] = (int)size;
+        product = product <= 1 << 24 ? product * size : product;
+    }
+    if (product > 1 << 24) {
+        return fail_member(path, "mesh", "has more than 2^24 ranks");
+    }
+    m->writer_count = (int)product;
+    return ND_OK;
+}
+
+/* No count of elements may overflow. */
+static nd_status check_shape(const nd_llama_shape *shape, const char *path)
+{
+    double width = (double)shape->heads * (double)shape->head_dim;
+    double widest = fmax(fmax((double)shape->ffn, (double)shape->vocab), width);
+    double elements = 9.0 * (double)shape->layers * (double)shape->hidden * widest;
+    return shape->kv_heads <= shape->heads && elements < 0x1p50
+               ? ND_OK
+               : fail_member(path, "model", "has extents that no model has");
+}
+
+static nd_status parse_shape(const json_t *root, const char *path, nd_llama_shape *shape)
+{
+    json_t *object = NULL;
+    int rope = 0;
+    ND_TRY(get_object(root, path, "model", &object));
+    for (int i = 0; i < ND_SHAPE_NUMBERS; i++) {
+        const nd_shape_number *n = &nd_shape_numbers[i];
+        char *at = (char *)shape + n->offset;
+        if (n->is_real) {
+            const json_t *value = json_object_get(object, n->name);
+            double x = json_number_value(value);
+            if (!json_is_number(value) || !isfinite(x)) {
+                return fail_member(path, n->name, "is missing or no number");
+            }
+            memcpy(at, &x, sizeof x);
+        } else {
+            int64_t x = 0;
+            ND_TRY(get_integer(object, path, n->name, n->is_extent ? 1 : -1, extent_max, &x));
+            memcpy(at, &x, sizeof x);
+        }
+    }
+    const json_t *tied = json_object_get(object, "tie_word_embeddings");
+    if (!json_is_boolean(tied)) {
+        return fail_member(path, "tie_word_embeddings", "is missing or no boolean");
+    }
+    shape->tied = json_is_true(tied);
+    ND_TRY(get_word(object, path, "rope_type", nd_rope_names, 3, &rope));
+    shape->rope.type = (nd_rope_type)rope;
+    return check_shape(shape, path);
+}
+
+static nd_status check_mesh(const nd_manifest *m, const char *path)
+{
+    int64_t tp = m->mesh.size[ND_AXIS_TP];
+    return m->shape.heads % tp == 0 && m->shape.kv_heads % tp == 0 && m->shape.ffn % tp == 0
+               ? ND_OK
+               : fail_member(path, "mesh", "has a tp that does not divide heads and ffn");
+}
+
+static nd_status parse_tensor(const char *path, const char *name, const json_t *value,
+                              nd_manifest_tensor *out)
+{
+    int split = 0, segment = 0;
+    const json_t *shape = json_object_get(value, "shape");
+    size_t axes = json_array_size(shape);
+    if (strlen(name) >= sizeof out->name || axes < 1 || axes > 2) {
+        return fail_member(path, name, "has no shape of one or two extents");
+    }
+    memcpy(out->name, name, strlen(name) + 1);
+    out->axes = (int)axes;
+    out->rows = json_integer_value(json_array_get(shape, 0));
+    out->cols = axes == 2 ? json_integer_value(json_array_get(shape, 1)) : 1;
+    ND_TRY(get_word(value, path, "split", nd_split_names, 3, &split));
+    ND_TRY(get_word(value, path, "segment", nd_segment_names, ND_SEGMENT_COUNT, &segment));
+    out->split = (nd_split)split;
+    out->segment = (nd_segment_kind)segment;
+    return ND_OK;
+}
+
+/* The list is what the parameter table makes of the shape: then every place in a file is computed
+ * as the writers computed it. */
+static nd_status check_tensors(const nd_manifest *m, const char *path)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    nd_layout *layout = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(nd_manifest_layout(m, &one, (nd_coord){{0}}, &layout));
+    if (layout->param_count != m->tensor_count) {
+        status = fail_member(path, "tensors", "does not hold as many tensors as the model has");
+    }
+    for (int i = 0; i < m->tensor_count && status == ND_OK; i++) {
+        const nd_param *p = &layout->params[i];
+        const nd_manifest_tensor *t = &m->tensors[i];
+        if (strcmp(p->name, t->name) != 0 || p->axes != t->axes || p->rows != t->rows ||
+            p->cols != t->cols || p->split != t->split || p->segment != t->segment) {
+            status = fail_member(path, t->name,
+                                 "is not the tensor that a model of this shape has "
+                                 "in this place");
+        }
+    }
+    nd_layout_destroy(layout);
+    return status;
+}
+
+static nd_status parse_tensors(const json_t *root, const char *path, nd_manifest *m)
+{
+    json_t *object = NULL, *value;
+    const char *name;
+    ND_TRY(get_object(root, path, "tensors", &object));
+    size_t count = json_object_size(object);
+    /* At most 12 kinds of tensors, and each layer has at least one. */
+    if (count < (size_t)m->shape.layers || count > 12 * ((size_t)m->shape.layers + 1)) {
+        return fail_member(path, "tensors", "does not hold as many tensors as the model has");
+    }
+    ND_TRY(ND_ALLOC(count, &m->tensors));
+    json_object_foreach(object, name, value)
+    {
+        ND_TRY(parse_tensor(path, name, value, &m->tensors[m->tensor_count]));
+        m->tensor_count++;
+    }
+    return check_tensors(m, path);
+}
+
+static nd_status parse_pairs(const json_t *root, const char *path, const char *key,
+                             nd_manifest_pairs *out)
+{
+    json_t *object = NULL, *value;
+    const char *name;
+    ND_TRY(get_object(root, path, key, &object));
+    json_object_foreach(object, name, value)
+    {
+        if (!json_is_string(value)) {
+            return fail_member(path, name, "is not a string");
+        }
+        ND_TRY(nd_manifest_pairs_add(out, name, json_string_value(value)));
+    }
+    return ND_OK;
+}
+
+static nd_status parse_extras(const json_t *root, const char *path, nd_manifest *m)
+{
+    json_t *object = NULL, *value;
+    const char *name;
+    ND_TRY(get_object(root, path, "replicated", &object));
+    if (json_object_size(object) > ND_STATE_EXTRAS_MAX) {
+        return fail_member(path, "replicated", "has too many entries");
+    }
+    json_object_foreach(object, name, value)
+    {
+        nd_state_extra *extra = &m->extras[m->extra_count++];
+        if (strlen(name) >= sizeof extra->name || !nd_name_is_plain(name)) {
+            return fail_member(path, name, "is no name of an entry");
+        }
+        memcpy(extra->name, name, strlen(name) + 1);
+        ND_TRY(get_integer(object, path, name, 1, (int64_t)1 << 32, &extra->count));
+    }
+    return ND_OK;
+}
+
+static nd_status parse_writers(const json_t *root, const char *path, nd_manifest *m)
+{
+    const json_t *array = json_object_get(root, "writers");
+    if (!json_is_array(array) || json_array_size(array) != (size_t)m->writer_count) {
+        return fail_member(path, "writers", "is not a list with one entry for each rank");
+    }
+    ND_TRY(ND_ALLOC(m->writer_count, &m->writers));
+    for (int i = 0; i < m->writer_count; i++) {
+        const json_t *entry = json_array_get(array, (size_t)i);
+        const json_t *bytes = json_array_get(entry, 0);
+        const char *digest = json_string_value(json_array_get(entry, 1));
+        if (!json_is_integer(bytes) || json_integer_value(bytes) < 0 || !digest ||
+            !nd_digest_text_is_valid(digest) ||
+            strncmp(digest, nd_checksum_name(m->checksum), strlen(nd_checksum_name(m->checksum))) !=
+                0) {
+            return fail_member(path, "writers", "holds an entry that is no size and digest");
+        }
+        m->writers[i].bytes = (uint64_t)json_integer_value(bytes);
+        memcpy(m->writers[i].digest, digest, strlen(digest) + 1);
+    }
+    return ND_OK;
+}
+
+static nd_status parse_state(const json_t *root, const char *path, nd_manifest *m)
+{
+    json_t *object = NULL;
+    char dtype[8];
+    ND_TRY(get_object(root, path, "state", &object));
+    ND_TRY(get_text(object, path, "optimizer", m->optimizer, sizeof m->optimizer));
+    ND_TRY(get_text(object, path, "dtype", dtype, sizeof dtype));
+    const json_t *arrays = json_object_get(object, "arrays");
+    m->arrays = (int)json_array_size(arrays);
+    if (strcmp(dtype, "F32") != 0 || (m->arrays != 1 && m->arrays != ND_STATE_KINDS)) {
+        return fail_member(path, "state", "is not one that this program knows");
+    }
+    for (int a = 0; a < m->arrays; a++) {
+        const char *name = json_string_value(json_array_get(arrays, (size_t)a));
+        if (!name || strcmp(name, nd_state_kind_name((nd_state_kind)a)) != 0) {
+            return fail_member(path, "arrays", "holds an array that this program does not know");
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status parse_head(const json_t *root, const char *path, nd_manifest *m)
+{
+    json_t *by = NULL, *position = NULL;
+    const int64_t most = INT64_MAX;
+    ND_TRY(get_object(root, path, "written_by", &by));
+    ND_TRY(get_text(by, path, "program", m->program, sizeof m->program));
+    ND_TRY(get_text(by, path, "host", m->host, sizeof m->host));
+    ND_TRY(get_text(by, path, "run_id", m->run_id, sizeof m->run_id));
+    ND_TRY(get_text(by, path, "time", m->time, sizeof m->time));
+    ND_TRY(get_text(by, path, "reason", m->reason, sizeof m->reason));
+    ND_TRY(get_integer(by, path, "restart_epoch", 0, most, &m->restart_epoch));
+    ND_TRY(get_object(root, path, "position", &position));
+    ND_TRY(get_integer(position, path, "step", 0, most, &m->position.step));
+    ND_TRY(get_integer(position, path, "skipped", 0, m->position.step, &m->position.skipped));
+    ND_TRY(get_integer(position, path, "tokens_seen", 0, most, &m->position.tokens_seen));
+    ND_TRY(get_integer(position, path, "samples_seen", 0, most, &m->samples_seen));
+    return get_integer(position, path, "metrics_bytes", 0, most, &m->metrics_bytes);
+}
+
+static nd_status parse_cut(const json_t *root, const char *path, nd_manifest *m)
+{
+    json_t *cut = NULL;
+    int64_t version = 0, chunk = 0;
+    static const char *const names[ND_CHECKSUM_COUNT] = {"xxh3", "sha256"};
+    int kind = 0;
+    ND_TRY(get_object(root, path, "cut", &cut));
+    ND_TRY(get_integer(cut, path, "version", ND_CUT_VERSION, ND_CUT_VERSION, &version));
+    ND_TRY(get_integer(cut, path, "chunk_bytes", ND_CHUNK_BYTES, ND_CHUNK_BYTES, &chunk));
+    ND_TRY(get_word(cut, path, "checksum", names, ND_CHECKSUM_COUNT, &kind));
+    m->checksum = (nd_checksum)kind;
+    return ND_OK;
+}
+
+static nd_status check_version(const json_t *root, const char *path)
+{
+    const char *format = json_string_value(json_object_get(root, "format"));
+    int64_t version = 0;
+    if (!format || strcmp(format, ND_MANIFEST_FORMAT) != 0) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" is not the manifest of a checkpoint of ndtrain", path);
+    }
+    ND_TRY(get_integer(root, path, "version", 1, INT64_MAX, &version));
+    if (version > ND_MANIFEST_VERSION) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" has format version %lld; this program reads up to version %d; use "
+                       "the program that wrote it, or a newer one",
+                       path, (long long)version, ND_MANIFEST_VERSION);
+    }
+    return ND_OK;
+}
+
+/* The digest is the last member, over all bytes before it. */
+static nd_status check_digest(const char *text, size_t bytes, const char *path, nd_checksum kind)
+{
+    size_t digest = strlen(nd_checksum_name(kind)) + 1 + 2 * (size_t)nd_checksum_whole_bytes(kind);
+    size_t end = strlen(ND_MANIFEST_DIGEST_HEAD) + digest + strlen(ND_MANIFEST_DIGEST_TAIL);
+    char found[ND_DIGEST_TEXT_MAX], expected[256];
+    if (bytes < end) {
+        return fail_member(path, "digest", "is missing");
+    }
+    ND_TRY(nd_digest_text(kind, text, bytes - end, found));
+    snprintf(expected, sizeof expected, ND_MANIFEST_DIGEST_HEAD "%s" ND_MANIFEST_DIGEST_TAIL,
+             found);
+    return memcmp(text + bytes - end, expected, end) == 0
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "\"%s\" is damaged: its digest is not that of its contents (%s)", path,
+                         found);
+}
+
+static nd_status parse_all(const json_t *root, const char *text, size_t bytes, const char *path,
+                           nd_manifest *m)
+{
+    ND_TRY(check_version(root, path));
+    ND_TRY(parse_cut(root, path, m));
+    ND_TRY(check_digest(text, bytes, path, m->checksum));
+    ND_TRY(parse_head(root, path, m));
+    ND_TRY(parse_mesh(root, path, m));
+    ND_TRY(parse_shape(root, path, &m->shape));
+    ND_TRY(check_mesh(m, path));
+    ND_TRY(parse_tensors(root, path, m));
+    ND_TRY(parse_extras(root, path, m));
+    ND_TRY(parse_state(root, path, m));
+    ND_TRY(parse_pairs(root, path, "identity", &m->identity));
+    ND_TRY(parse_pairs(root, path, "config", &m->config));
+    return parse_writers(root, path, m);
+}
+
+nd_status nd_manifest_parse(const char *text, size_t bytes, const char *path, nd_manifest *out)
+{
+    json_error_t error;
+    nd_manifest manifest = {0};
+    json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    if (!root) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", path, error.line, error.text);
+    }
+    nd_status status = parse_all(root, text, bytes, path, &manifest);
+    json_decref(root);
+    if (status == ND_OK) {
+        *out = manifest;
+    } else {
+        nd_manifest_fini(&manifest);
+    }
+    return status;
+}
+
+nd_status nd_manifest_read(const char *folder, nd_manifest *out)
+{
+    char *path = NULL, *text = NULL;
+    size_t bytes = 0;
+    ND_TRY(nd_fs_format(&path, "%s/" ND_MANIFEST_NAME, folder));
+    nd_status status = nd_fs_read(path, ND_MANIFEST_MAX_BYTES, ND_ERR_DATA, &text, &bytes);
+    if (status == ND_OK) {
+        status = nd_manifest_parse(text, bytes, path, out);
+    }
+    free(text);
+    free(path);
+    return status;
+}

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/source.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "runtime/base/fsio.h"
+#include "trainer/checkpoint/source_files.h"
+
+/* A checkpoint of ours. */
+
+nd_status nd_source_open_checkpoint(const char *folder, const nd_manifest *manifest, bool verify,
+                                    nd_source **out)
+{
+    nd_source *source = NULL;
+    nd_status status = ND_OK;
+    struct stat st;
+    int tp = manifest->mesh.size[ND_AXIS_TP];
+    ND_TRY(nd_source_create(folder, ND_STATE_FOLDER, &source));
+    source->manifest = manifest;
+    source->verify = verify;
+    if (lstat(source->folder, &st) != 0 || !S_ISDIR(st.st_mode)) {
+        status = nd_fail(ND_ERR_DATA, "\"%s\" is missing or no folder", source->folder);
+        goto out;
+    }
+    ND_TRY_OUT(ND_ALLOC(manifest->writer_count, &source->writers));
+    ND_TRY_OUT(ND_ALLOC(tp, &source->layouts));
+    for (int t = 0; t < tp; t++) {
+        nd_coord coord = {{0}};
+        coord.at[ND_AXIS_TP] = t;
+        ND_TRY_OUT(nd_manifest_layout(manifest, &manifest->mesh, coord, &source->layouts[t]));
+    }
+    *out = source;
+    source = NULL;
+out:
+    nd_source_close(source);
+    return status;
+}
+
+/* The writer's hash file must be the one that the manifest knows. */
+static nd_status read_hashes(const nd_source *source, int rank, nd_hashes *out)
+{
+    char name[ND_HASH_FILE_NAME_MAX], digest[ND_DIGEST_TEXT_MAX], *path = NULL;
+    uint8_t *data = NULL;
+    uint64_t size = 0;
+    int fd = -1;
+    nd_status status = ND_OK;
+    nd_hash_file_name(name, rank);
+    ND_TRY(nd_source_open_plain(source->folder, name, 0, &fd, &size));
+    ND_TRY_OUT(nd_fs_format(&path, "%s/%s", source->folder, name));
+    const uint64_t most = ((uint64_t)1 << 40) / ND_CHUNK_BYTES * ND_DIGEST_MAX * 64;
+    if (size > most) {
+        status = nd_fail(ND_ERR_DATA, "\"%s\" has %llu bytes; no hash file is that large", path,
+                         (unsigned long long)size);
+        goto out;
+    }
+    ND_TRY_OUT(nd_alloc((size_t)size + 1, 1, (void **)&data));
+    ND_TRY_OUT(nd_fs_pread(fd, path, data, (size_t)size, 0));
+    ND_TRY_OUT(nd_digest_text(source->manifest->checksum, data, (size_t)size, digest));
+    if (strcmp(digest, source->manifest->writers[rank].digest) != 0) {
+        status = nd_fail(ND_ERR_DATA,
+                         "\"%s\" is damaged, or of another checkpoint: its digest is not the one "
+                         "in the manifest",
+                         path);
+        goto out;
+    }
+    ND_TRY_OUT(nd_hashes_parse(data, (size_t)size, path, out));
+out:
+    free(data);
+    free(path);
+    close(fd);
+    return status;
+}
+
+static nd_status make_writer(nd_source *source, int rank, nd_source_writer *writer)
+{
+    const nd_manifest *m = source->manifest;
+    nd_holder holder = nd_holder_of(&m->mesh, rank);
+    nd_shard_plan_options options = {.layout = source->layouts[holder.tp],
+                                     .mesh = &m->mesh,
+                                     .rank = rank,
+                                     .arrays = m->arrays,
+                                     .extras = m->extras,
+                                     .extra_count = m->extra_count};
+    ND_TRY(nd_shard_plan_init(&writer->plan, &options));
+    ND_TRY(read_hashes(source, rank, &writer->hashes));
+    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+        nd_source_file *file = &writer->files[k];
+        if (!writer->plan.heads[k]) {
+            continue;
+        }
+        memcpy(file->name, writer->plan.names[k], ND_DCP_FILE_NAME_MAX);
+        file->bytes = writer->plan.file_bytes[k];
+        file->hashed = nd_hashes_find(&writer->hashes, file->name);
+        if (!file->hashed || file->hashed->bytes != file->bytes) {
+            return nd_fail(ND_ERR_DATA,
+                           "\"%s\": the hash file of rank %d does not list \"%s\" with %llu bytes, "
+                           "which the mesh in the manifest asks for",
+                           source->folder, rank, file->name, (unsigned long long)file->bytes);
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_source_writer_of(nd_source *source, int rank, nd_source_writer **out)
+{
+    if (!source->writers[rank]) {
+        nd_source_writer *writer = NULL;
+        ND_TRY(ND_ALLOC(1, &writer));
+        nd_status status = make_writer(source, rank, writer);
+        if (status != ND_OK) {
+            nd_source_writer_free(writer);
+            return status;
+        }
+        source->writers[rank] = writer;
+    }
+    *out = source->writers[rank];
+    return ND_OK;
+}
+
+/* What one writer has of the wanted rectangle. */
+static nd_status add_from_writer(nd_source *source, int rank, const nd_param *p,
+                                 nd_state_kind array, const nd_rect *rect, float *to,
+                                 int64_t *found)
+{
+    nd_source_writer *writer = NULL;
+    ND_TRY(nd_source_writer_of(source, rank, &writer));
+    const nd_shard_plan *plan = &writer->plan;
+    int unit = p->unit->index;
+    for (int i = plan->first_piece[unit]; i < plan->first_piece[unit + 1]; i++) {
+        const nd_piece *piece = &plan->pieces[i];
+        if (piece->param == p) {
+            const nd_dcp_entry *entry =
+                &plan->lists[piece->kind].entries[plan->first_entry[i] + array];
+            ND_TRY(nd_source_plan_read(&writer->files[piece->kind], entry, rect, to, found));
+        }
+    }
+    return ND_OK;
+}
+
+/* Only the shards that overlap the rectangle's rows in this tp rank's block. */
+static nd_status add_from_tp(nd_source *source, int tp, const nd_param *param, nd_state_kind array,
+                             const nd_rect *rect, float *to, int64_t *found)
+{
+    const nd_layout *layout = source->layouts[tp];
+    const nd_mesh *mesh = &source->manifest->mesh;
+    const nd_param *p = nd_layout_param(layout, param->id, param->layer);
+    const nd_segment *segment = &p->unit->segments[p->segment];
+    nd_block block = nd_held_part(layout, p, 0).block;
+    nd_rect whole = {p->axes, block.row, block.col, block.rows, block.cols}, shared;
+    if ((p->split == ND_SPLIT_NONE && tp > 0) || !nd_rect_intersect(&whole, rect, &shared)) {
+        return ND_OK;
+    }
+    /* From its first to its last element. */
+    int64_t begin = p->offset + (shared.row - block.row) * block.cols + shared.col - block.col;
+    int64_t end = begin + (shared.rows - 1) * block.cols + shared.cols;
+    for (int64_t s = begin / segment->shard_count; s * segment->shard_count < end; s++) {
+        for (int r = 0; r < mesh->size[ND_AXIS_DP_REPLICATE]; r++) {
+            nd_holder holder = {.shard = (int)s, .tp = tp, .replica = r};
+            ND_TRY(
+                add_from_writer(source, nd_holder_rank(mesh, &holder), p, array, rect, to, found));
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status add_from_checkpoint(nd_source *source, const nd_param *param, nd_state_kind array,
+                                     const nd_rect *rect, float *to)
+{
+    int64_t found = 0;
+    ND_ASSERT((int)array < source->manifest->arrays);
+    for (int t = 0; t < source->manifest->mesh.size[ND_AXIS_TP]; t++) {
+        ND_TRY(add_from_tp(source, t, param, array, rect, to, &found));
+    }
+    ND_ASSERT(found == nd_rect_elements(rect)); /* the plan covers every tensor */
+    return ND_OK;
+}
+
+nd_status nd_source_add_extra(nd_source *source, const char *name, int64_t count, float *to)
+{
+    nd_source_writer *writer = NULL;
+    int64_t found = 0;
+    const nd_rect rect = {.axes = 1, .rows = count, .cols = 1};
+    ND_TRY(nd_source_writer_of(source, 0, &writer));
+    const nd_dcp_list *list = &writer->plan.lists[ND_RECT_BODY];
+    for (int64_t i = 0; i < list->count; i++) {
+        if (strcmp(list->entries[i].name, name) == 0) {
+            ND_TRY(nd_source_plan_read(&writer->files[ND_RECT_BODY], &list->entries[i], &rect, to,
+                                       &found));
+        }
+    }
+    source->stats.wanted_bytes += count * (int64_t)sizeof *to;
+    return found == count ? ND_OK
+                          : nd_fail(ND_ERR_DATA, "\"%s\" holds %lld of %lld elements of \"%s\"",
+                                    source->folder, (long long)found, (long long)count, name);
+}
+
+/* All. */
+
+nd_status nd_source_add(nd_source *source, const nd_param *param, nd_state_kind array,
+                        const nd_rect *rect, float *to)
+{
+    source->stats.wanted_bytes += nd_rect_elements(rect) * (int64_t)sizeof *to;
+    return source->manifest ? add_from_checkpoint(source, param, array, rect, to)
+                            : nd_source_add_dcp(source, param, array, rect, to);
+}
+
+nd_status nd_source_run(nd_source *source)
+{
+    for (int i = 0; source->writers && i < source->manifest->writer_count; i++) {
+        for (int k = 0; source->writers[i] && k < ND_RECT_KIND_COUNT; k++) {
+            ND_TRY(nd_source_run_file(source, &source->writers[i]->files[k]));
+        }
+    }
+    for (int64_t i = 0; i < source->file_count; i++) {
+        ND_TRY(nd_source_run_file(source, &source->files[i]));
+    }
+    return ND_OK;
+}
+
+nd_source_stats nd_source_get_stats(const nd_source *source)
+{
+    return source->stats;
+}
