@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/unit/trainer/mesh_ranks.h"
+
+#include <string.h>
+
+nd_config mesh_config_of(void)
+{
+    nd_config c = {0};
+    c.train.steps = 10;
+    c.train.sequence_length = 32;
+    c.train.micro_batch_size = 1;
+    c.train.gradient_accumulation_steps = 1;
+    c.train.precision = ND_PRECISION_FP32;
+    c.optimizer.name = ND_OPTIMIZER_ADAMW;
+    c.parallel.reshard_after_forward = true;
+    c.fp8.recipe = ND_FP8_TENSORWISE;
+    c.fp8.filter = (char *)"*";
+    c.log.level = (char *)"info";
+    return c;
+}
+
+nd_llama_shape mesh_shape_of(int64_t layers, bool tied)
+{
+    return (nd_llama_shape){.vocab = 97,
+                            .hidden = 32,
+                            .ffn = 64,
+                            .layers = layers,
+                            .heads = 4,
+                            .kv_heads = 4,
+                            .head_dim = 16,
+                            .max_positions = 64,
+                            .init_std = 0.02,
+                            .tied = tied,
+                            .rope = {.theta = 10000.0}};
+}
+
+static nd_status run_on_device(nd_rank *rank, const mesh_ranks *job)
+{
+    nd_status status = ND_OK;
+    const nd_device_table *table = rank->device->table;
+    ND_TRY(nd_ops_ref(&rank->ops));
+    ND_TRY(table->stream_init(rank->device, &rank->stream));
+    ND_TRY_OUT(nd_groups_create(rank->transport, &rank->mesh, &rank->groups));
+    status = job->body(rank, job->context);
+    nd_groups_destroy(&rank->groups);
+out:
+    table->stream_fini(&rank->stream);
+    return status;
+}
+
+static nd_status rank_body(nd_transport *transport, void *context)
+{
+    const mesh_ranks *job = context;
+    nd_rank rank = {
+        .rank = transport->rank,
+        .world_size = transport->size,
+        .mesh = job->mesh,
+        .config = &job->config,
+        .shape = job->shape,
+        .transport = transport,
+        .progress = transport->progress,
+    };
+    rank.coord = nd_mesh_coord_of(&rank.mesh, rank.rank);
+    ND_TRY(nd_device_open_cpu(1, &rank.device));
+    nd_status status = run_on_device(&rank, job);
+    nd_device_close(rank.device);
+    return status;
+}
+
+nd_status mesh_ranks_run(const mesh_ranks *job)
+{
+    nd_ranks ranks = {.size = nd_mesh_world_size(&job->mesh),
+                      .timeout_seconds = 60,
+                      .body = rank_body,
+                      .context = (void *)job};
+    return nd_ranks_run_threads(&ranks);
+}
+
+float mesh_value(uint64_t seed, int64_t index)
+{
+    /* The finaliser of SplitMix64 (Steele, Lea and Flood, 2014). */
+    uint64_t x = (uint64_t)index + seed * UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return (float)((int)((x ^ x >> 31) % 17) - 8) / 8.0f;
+}
+
+float mesh_param_value(uint64_t seed, const nd_param *param, int64_t element)
+{
+    return mesh_value(seed * 4096 + param->stream, element);
+}
+
+nd_status mesh_each_span(const nd_layout *layout, nd_span_visit *visit, void *context)
+{
+    for (int u = 0; u < layout->unit_count; u++) {
+        ND_TRY(nd_layout_each_span(layout, &layout->units[u], layout->shard_index, visit, context));
+    }
+    return ND_OK;
+}
+
+typedef struct filling {
+    uint64_t seed;
+    float *state;
+} filling;
+
+static nd_status fill_span(void *context, const nd_span *span)
+{
+    const filling *f = context;
+    for (int64_t i = 0; i < span->rows * span->cols; i++) {
+        f->state[span->begin + i] = mesh_param_value(f->seed, span->param, nd_span_global(span, i));
+    }
+    return ND_OK;
+}
+
+nd_status mesh_fill(const nd_layout *layout, uint64_t seed, float *state)
+{
+    return mesh_each_span(layout, fill_span, &(filling){seed, state});
+}
+
+static nd_status open_shards(mesh_shards *s)
+{
+    nd_rank *rank = s->rank;
+    bool f32 = rank->config->train.precision == ND_PRECISION_FP32;
+    ND_TRY(nd_scales_init(&s->scales, rank));
+    nd_layout_options options = {.shape = &rank->shape,
+                                 .mesh = &rank->mesh,
+                                 .coord = rank->coord,
+                                 .converts = nd_scales_in_segment,
+                                 .context = &s->scales};
+    ND_TRY(nd_layout_create(&options, &s->layout));
+    ND_TRY(nd_fsdp_init(&s->fsdp, rank, s->layout, &s->scales, f32 ? ND_DTYPE_F32 : ND_DTYPE_BF16,
+                        &s->plan));
+    ND_TRY(nd_scales_plan(&s->scales, s->layout, 256, &s->plan));
+    ND_TRY(nd_gradsync_init(&s->sync, &s->fsdp, &s->plan));
+    ND_TRY(nd_memplan_commit(&s->plan, rank->device));
+    return nd_scales_start(&s->scales);
+}
+
+nd_status mesh_shards_open(mesh_shards *s, nd_rank *rank)
+{
+    memset(s, 0, sizeof *s);
+    s->rank = rank;
+    nd_memplan_init(&s->plan);
+    nd_status status = open_shards(s);
+    if (status != ND_OK) {
+        mesh_shards_close(s);
+    }
+    return status;
+}
+
+void mesh_shards_close(mesh_shards *s)
+{
+    nd_gradsync_fini(&s->sync);
+    nd_fsdp_fini(&s->fsdp);
+    nd_scales_fini(&s->scales);
+    nd_layout_destroy(s->layout);
+    nd_memplan_fini(&s->plan);
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TESTS_UNIT_TRAINER_MESH_RANKS_H
+#define TESTS_UNIT_TRAINER_MESH_RANKS_H
+/*
+ * Ranks of a mesh as threads of this process, each with a device, the reference ops and the groups
+ * of its mesh: for tests of one part of the trainer, without files and without a run.
+ *
+ * The reference ops sum in F64 and round once, so a result differs between meshes only where the
+ * ranks themselves add or round.
+ */
+#include "tests/support/ranks.h"
+#include "trainer/parallel/gradsync.h"
+#include "trainer/rank.h"
+
+typedef struct mesh_ranks {
+    nd_mesh mesh;
+    nd_llama_shape shape;
+    nd_config config; /* mesh_config_of, then the test's own settings */
+    nd_status (*body)(nd_rank *rank, void *context);
+    void *context; /* shared by all ranks */
+} mesh_ranks;
+
+/* One micro-batch of one sequence of 32 tokens, FP32, AdamW, ZeRO-3, no recompute. */
+nd_config mesh_config_of(void);
+/* ND_OK when `body` was on every rank; else the first failure. */
+nd_status mesh_ranks_run(const mesh_ranks *job);
+
+/* Sizes that no number of shards divides evenly, and whose parts on up to four tp ranks the FP8
+ * products take; the vocabulary is odd. */
+nd_llama_shape mesh_shape_of(int64_t layers, bool tied);
+
+/* One of the 17 multiples of 1/8 in [-1, 1]. BF16 holds them, and F32 holds sums of many products
+ * of two of them: a test that adds such values expects the exact sum, in any order. */
+float mesh_value(uint64_t seed, int64_t index);
+/* The value of an element of a parameter: its number in the flattened global tensor. */
+float mesh_param_value(uint64_t seed, const nd_param *param, int64_t element);
+/* Writes them to all elements of parameters in this rank's part of a flat state array. */
+nd_status mesh_fill(const nd_layout *layout, uint64_t seed, float *state);
+/* Visits all spans of this rank's shards. */
+nd_status mesh_each_span(const nd_layout *layout, nd_span_visit *visit, void *context);
+
+/* Layout, scales, FSDP and gradient synchronisation of one rank, with their memory. Must not move
+ * between open and close. */
+typedef struct mesh_shards {
+    nd_rank *rank;
+    nd_layout *layout;
+    nd_scales scales;
+    nd_fsdp fsdp;
+    nd_gradsync sync;
+    nd_memplan plan;
+} mesh_shards;
+
+nd_status mesh_shards_open(mesh_shards *shards, nd_rank *rank);
+void mesh_shards_close(mesh_shards *shards);
+
+#endif
