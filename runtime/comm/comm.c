@@ -16,23 +16,26 @@ const char *nd_comm_op_name(nd_comm_op op)
     return op >= 0 && op <= ND_COMM_SETUP ? names[op] : "unknown";
 }
 
-static nd_status check_buffers(const nd_comm *comm, nd_comm_op op, int64_t count, nd_dtype dtype,
-                               const void *send, const void *recv)
+static nd_status check_buffers(const nd_comm *comm, nd_comm_op op, const nd_comm_args *args)
 {
+    const int64_t count = args->count;
+    const nd_dtype dtype = args->dtype;
     if (count < 0 || dtype < 0 || dtype >= ND_DTYPE_COUNT) {
         return nd_fail(ND_ERR_INTERNAL, "%s of %s: %lld elements of type %d is not a request",
                        nd_comm_op_name(op), nd_group_name(comm->kind), (long long)count,
                        (int)dtype);
     }
-    if (count > 0 && (!send || !recv)) {
+    if (count > 0 && (!args->send || !args->recv)) {
         return nd_fail(ND_ERR_INTERNAL, "%s of %s: no buffer for %lld elements",
                        nd_comm_op_name(op), nd_group_name(comm->kind), (long long)count);
     }
     return ND_OK;
 }
 
-static nd_status check_reduction(const nd_comm *comm, nd_comm_op op, nd_dtype dtype, nd_redop redop)
+static nd_status check_reduction(const nd_comm *comm, nd_comm_op op, const nd_comm_args *args)
 {
+    const nd_dtype dtype = args->dtype;
+    const nd_redop redop = args->redop;
     if (!nd_reduce_supports(dtype) || (redop != ND_REDOP_SUM && redop != ND_REDOP_MAX)) {
         return nd_fail(ND_ERR_INTERNAL,
                        "%s of %s: no reduction %d of %s (f32, bf16, f64, i64, i32)",
@@ -78,15 +81,14 @@ static void show(const nd_comm *comm, nd_comm_op op, int64_t bytes)
 
 /* Numbers the operation, and puts it between the graphs of a stream. A group of one has nobody to
  * wait for: it does not hide the last real collective. */
-static nd_status enter(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t count,
-                       nd_dtype dtype)
+static nd_status enter(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t bytes)
 {
     comm->sequence++;
     comm->stats.calls[op]++;
     if (comm->size == 1) {
         return ND_OK;
     }
-    show(comm, op, count * (int64_t)nd_dtype_size(dtype));
+    show(comm, op, bytes);
     return nd_stream_outside(stream);
 }
 
@@ -98,89 +100,87 @@ static nd_status nothing_to_do(nd_event *done)
     return ND_OK;
 }
 
+/* Enters an operation whose arguments are right, and hands it to the backend. */
+static nd_status run(nd_comm_call *call, nd_comm_op op, nd_comm *comm, nd_stream *stream,
+                     const nd_comm_args *args, nd_event *done)
+{
+    ND_TRY(enter(comm, stream, op, args->count * (int64_t)nd_dtype_size(args->dtype)));
+    return args->count == 0 ? nothing_to_do(done) : call(comm, stream, args, done);
+}
+
 nd_status nd_comm_all_reduce(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
                              nd_dtype dtype, nd_redop op, nd_event *done)
 {
-    ND_TRY(check_buffers(comm, ND_COMM_ALL_REDUCE, count, dtype, buffer, buffer));
-    ND_TRY(check_reduction(comm, ND_COMM_ALL_REDUCE, dtype, op));
-    ND_TRY(enter(comm, stream, ND_COMM_ALL_REDUCE, count, dtype));
-    return count == 0 ? nothing_to_do(done)
-                      : comm->backend->all_reduce(comm, stream, buffer, count, dtype, op, done);
+    const nd_comm_args args = {
+        .send = buffer, .recv = buffer, .count = count, .dtype = dtype, .redop = op};
+    ND_TRY(check_buffers(comm, ND_COMM_ALL_REDUCE, &args));
+    ND_TRY(check_reduction(comm, ND_COMM_ALL_REDUCE, &args));
+    return run(comm->backend->all_reduce, ND_COMM_ALL_REDUCE, comm, stream, &args, done);
 }
 
-nd_status nd_comm_all_gather(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
-                             int64_t count, nd_dtype dtype, nd_event *done)
+nd_status nd_comm_all_gather(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                             nd_event *done)
 {
-    ND_TRY(check_buffers(comm, ND_COMM_ALL_GATHER, count, dtype, send, recv));
-    size_t bytes = (size_t)count * nd_dtype_size(dtype);
-    if (send != (const char *)recv + (size_t)comm->index * bytes) {
-        ND_TRY(
-            check_apart(comm, ND_COMM_ALL_GATHER, send, bytes, recv, bytes * (size_t)comm->size));
+    ND_TRY(check_buffers(comm, ND_COMM_ALL_GATHER, args));
+    size_t bytes = (size_t)args->count * nd_dtype_size(args->dtype);
+    if (args->send != (const char *)args->recv + (size_t)comm->index * bytes) {
+        ND_TRY(check_apart(comm, ND_COMM_ALL_GATHER, args->send, bytes, args->recv,
+                           bytes * (size_t)comm->size));
     }
-    ND_TRY(enter(comm, stream, ND_COMM_ALL_GATHER, count, dtype));
-    return count == 0 ? nothing_to_do(done)
-                      : comm->backend->all_gather(comm, stream, send, recv, count, dtype, done);
+    return run(comm->backend->all_gather, ND_COMM_ALL_GATHER, comm, stream, args, done);
 }
 
-nd_status nd_comm_reduce_scatter(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
-                                 int64_t count, nd_dtype dtype, nd_redop op, nd_event *done)
+nd_status nd_comm_reduce_scatter(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                                 nd_event *done)
 {
-    ND_TRY(check_buffers(comm, ND_COMM_REDUCE_SCATTER, count, dtype, send, recv));
-    ND_TRY(check_reduction(comm, ND_COMM_REDUCE_SCATTER, dtype, op));
-    size_t bytes = (size_t)count * nd_dtype_size(dtype);
-    if (recv != (const char *)send + (size_t)comm->index * bytes) {
-        ND_TRY(check_apart(comm, ND_COMM_REDUCE_SCATTER, send, bytes * (size_t)comm->size, recv,
-                           bytes));
+    ND_TRY(check_buffers(comm, ND_COMM_REDUCE_SCATTER, args));
+    ND_TRY(check_reduction(comm, ND_COMM_REDUCE_SCATTER, args));
+    size_t bytes = (size_t)args->count * nd_dtype_size(args->dtype);
+    if (args->recv != (const char *)args->send + (size_t)comm->index * bytes) {
+        ND_TRY(check_apart(comm, ND_COMM_REDUCE_SCATTER, args->send, bytes * (size_t)comm->size,
+                           args->recv, bytes));
     }
-    ND_TRY(enter(comm, stream, ND_COMM_REDUCE_SCATTER, count, dtype));
-    return count == 0
-               ? nothing_to_do(done)
-               : comm->backend->reduce_scatter(comm, stream, send, recv, count, dtype, op, done);
+    return run(comm->backend->reduce_scatter, ND_COMM_REDUCE_SCATTER, comm, stream, args, done);
 }
 
 nd_status nd_comm_broadcast(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
                             nd_dtype dtype, int root, nd_event *done)
 {
-    ND_TRY(check_buffers(comm, ND_COMM_BROADCAST, count, dtype, buffer, buffer));
+    const nd_comm_args args = {
+        .send = buffer, .recv = buffer, .count = count, .dtype = dtype, .root = root};
+    ND_TRY(check_buffers(comm, ND_COMM_BROADCAST, &args));
     ND_TRY(check_member(comm, ND_COMM_BROADCAST, root));
-    ND_TRY(enter(comm, stream, ND_COMM_BROADCAST, count, dtype));
-    return count == 0 ? nothing_to_do(done)
-                      : comm->backend->broadcast(comm, stream, buffer, count, dtype, root, done);
+    return run(comm->backend->broadcast, ND_COMM_BROADCAST, comm, stream, &args, done);
 }
 
-nd_status nd_comm_exchange(nd_comm *comm, nd_stream *stream, const void *send, int to, void *recv,
-                           int from, int64_t count, nd_dtype dtype, nd_event *done)
+nd_status nd_comm_exchange(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                           nd_event *done)
 {
-    ND_TRY(check_buffers(comm, ND_COMM_EXCHANGE, count, dtype, send, recv));
-    ND_TRY(check_member(comm, ND_COMM_EXCHANGE, to));
-    ND_TRY(check_member(comm, ND_COMM_EXCHANGE, from));
-    if ((to == comm->index) != (from == comm->index)) {
+    ND_TRY(check_buffers(comm, ND_COMM_EXCHANGE, args));
+    ND_TRY(check_member(comm, ND_COMM_EXCHANGE, args->to));
+    ND_TRY(check_member(comm, ND_COMM_EXCHANGE, args->from));
+    if ((args->to == comm->index) != (args->from == comm->index)) {
         return nd_fail(ND_ERR_INTERNAL,
                        "exchange of %s: member %d sends to %d but receives from %d; with itself it "
                        "must do both",
-                       nd_group_name(comm->kind), comm->index, to, from);
+                       nd_group_name(comm->kind), comm->index, args->to, args->from);
     }
-    size_t bytes = (size_t)count * nd_dtype_size(dtype);
+    size_t bytes = (size_t)args->count * nd_dtype_size(args->dtype);
     if (comm->size > 1) {
-        ND_TRY(check_apart(comm, ND_COMM_EXCHANGE, send, bytes, recv, bytes));
+        ND_TRY(check_apart(comm, ND_COMM_EXCHANGE, args->send, bytes, args->recv, bytes));
     }
-    ND_TRY(enter(comm, stream, ND_COMM_EXCHANGE, count, dtype));
-    return count == 0
-               ? nothing_to_do(done)
-               : comm->backend->exchange(comm, stream, send, to, recv, from, count, dtype, done);
+    return run(comm->backend->exchange, ND_COMM_EXCHANGE, comm, stream, args, done);
 }
 
-nd_status nd_comm_all_to_all(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
-                             int64_t count, nd_dtype dtype, nd_event *done)
+nd_status nd_comm_all_to_all(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                             nd_event *done)
 {
-    ND_TRY(check_buffers(comm, ND_COMM_ALL_TO_ALL, count, dtype, send, recv));
-    size_t bytes = (size_t)comm->size * (size_t)count * nd_dtype_size(dtype);
+    ND_TRY(check_buffers(comm, ND_COMM_ALL_TO_ALL, args));
+    size_t bytes = (size_t)comm->size * (size_t)args->count * nd_dtype_size(args->dtype);
     if (comm->size > 1) {
-        ND_TRY(check_apart(comm, ND_COMM_ALL_TO_ALL, send, bytes, recv, bytes));
+        ND_TRY(check_apart(comm, ND_COMM_ALL_TO_ALL, args->send, bytes, args->recv, bytes));
     }
-    ND_TRY(enter(comm, stream, ND_COMM_ALL_TO_ALL, count, dtype));
-    return count == 0 ? nothing_to_do(done)
-                      : comm->backend->all_to_all(comm, stream, send, recv, count, dtype, done);
+    return run(comm->backend->all_to_all, ND_COMM_ALL_TO_ALL, comm, stream, args, done);
 }
 
 nd_status nd_comm_group_begin(nd_comm *comm)
@@ -195,7 +195,7 @@ nd_status nd_comm_group_end(nd_comm *comm)
 
 nd_status nd_comm_barrier(nd_comm *comm)
 {
-    ND_TRY(enter(comm, NULL, ND_COMM_BARRIER, 0, ND_DTYPE_U8));
+    ND_TRY(enter(comm, NULL, ND_COMM_BARRIER, 0));
     return comm->backend->barrier(comm, NULL, NULL);
 }
 

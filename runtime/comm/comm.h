@@ -56,24 +56,26 @@ typedef struct nd_comm_stats { /* since creation, for metrics and tests */
     int64_t bytes_sent[ND_COMM_OP_COUNT]; /* payload this rank put on the wire (0 for self) */
 } nd_comm_stats;
 
+/* What an operation moves; a field that it does not use is 0. */
+typedef struct nd_comm_args {
+    const void *send;
+    void *recv;
+    int64_t count; /* elements: see each operation */
+    nd_dtype dtype;
+    nd_redop redop; /* all_reduce, reduce_scatter */
+    int root;       /* broadcast: a member */
+    int to, from;   /* exchange: members */
+} nd_comm_args;
+
+typedef nd_status nd_comm_call(nd_comm *, nd_stream *, const nd_comm_args *, nd_event *done);
+
 /* One backend. `comm` functions mirror the public ones below, which check arguments, count, and
  * publish progress. */
 typedef struct nd_comm_backend {
     const char *name; /* "self", "local", "ucx", "nccl" */
     nd_status (*create)(nd_transport *transport, nd_comm *comm);
     void (*destroy)(nd_comm *comm);
-    nd_status (*all_reduce)(nd_comm *, nd_stream *, void *buffer, int64_t count, nd_dtype, nd_redop,
-                            nd_event *);
-    nd_status (*all_gather)(nd_comm *, nd_stream *, const void *send, void *recv, int64_t count,
-                            nd_dtype, nd_event *);
-    nd_status (*reduce_scatter)(nd_comm *, nd_stream *, const void *send, void *recv, int64_t count,
-                                nd_dtype, nd_redop, nd_event *);
-    nd_status (*broadcast)(nd_comm *, nd_stream *, void *buffer, int64_t count, nd_dtype, int root,
-                           nd_event *);
-    nd_status (*exchange)(nd_comm *, nd_stream *, const void *send, int to, void *recv, int from,
-                          int64_t count, nd_dtype, nd_event *);
-    nd_status (*all_to_all)(nd_comm *, nd_stream *, const void *send, void *recv, int64_t count,
-                            nd_dtype, nd_event *);
+    nd_comm_call *all_reduce, *all_gather, *reduce_scatter, *broadcast, *exchange, *all_to_all;
     nd_status (*barrier)(nd_comm *, nd_stream *, nd_event *);
     nd_status (*group_begin)(nd_comm *); /* both NULL: operations go out one by one */
     nd_status (*group_end)(nd_comm *);
@@ -128,22 +130,18 @@ nd_status nd_comm_all_reduce(nd_comm *comm, nd_stream *stream, void *buffer, int
                              nd_dtype dtype, nd_redop op, nd_event *done);
 /* send (count) of each member -> recv (size x count) in member order. In place when send == recv +
  * index x count. */
-nd_status nd_comm_all_gather(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
-                             int64_t count, nd_dtype dtype, nd_event *done);
+nd_comm_call nd_comm_all_gather;
 /* send (size x count) -> recv (count): slice `index` of the reduction. In place when recv == send +
  * index x count; `send` is otherwise left as it was. */
-nd_status nd_comm_reduce_scatter(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
-                                 int64_t count, nd_dtype dtype, nd_redop op, nd_event *done);
+nd_comm_call nd_comm_reduce_scatter;
 /* buffer (count) of member `root` -> all. */
 nd_status nd_comm_broadcast(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
                             nd_dtype dtype, int root, nd_event *done);
 /* send (count) to member `to` while recv (count) arrives from member `from`: one hop of a ring. */
-nd_status nd_comm_exchange(nd_comm *comm, nd_stream *stream, const void *send, int to, void *recv,
-                           int from, int64_t count, nd_dtype dtype, nd_event *done);
+nd_comm_call nd_comm_exchange;
 /* send (size x count), slice j to member j -> recv (size x count), slice i from member i. Not in
  * place. */
-nd_status nd_comm_all_to_all(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
-                             int64_t count, nd_dtype dtype, nd_event *done);
+nd_comm_call nd_comm_all_to_all;
 nd_status nd_comm_barrier(nd_comm *comm);
 
 /*

@@ -107,106 +107,76 @@ out:
     return status;
 }
 
-static nd_status host_all_reduce(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
-                                 nd_dtype dtype, nd_redop redop, nd_event *done)
+/* What every operation copies from its arguments. */
+static nd_host_op op_of(nd_comm_op kind, const nd_host_plan *plan, const nd_comm_args *args)
+{
+    size_t element = nd_dtype_size(args->dtype);
+    return (nd_host_op){.plan = plan,
+                        .kind = kind,
+                        .dtype = args->dtype,
+                        .redop = args->redop,
+                        .root = args->root,
+                        .to = args->to,
+                        .from = args->from,
+                        .count = args->count,
+                        .send = args->send,
+                        .recv = args->recv,
+                        .element = element,
+                        .block = (size_t)args->count * element};
+}
+
+static nd_status host_all_reduce(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                                 nd_event *done)
 {
     const nd_host_comm *hc = comm->native;
-    size_t element = nd_dtype_size(dtype), bytes = (size_t)count * element;
-    size_t gathered = bytes * (size_t)comm->size;
+    nd_host_op op = op_of(ND_COMM_ALL_REDUCE, &nd_plan_reduce, args);
+    size_t gathered = op.block * (size_t)comm->size;
     bool few = comm->size <= DIRECT_MAX;
-    nd_host_op op = {.plan = &nd_plan_reduce,
-                     .kind = ND_COMM_ALL_REDUCE,
-                     .dtype = dtype,
-                     .redop = redop,
-                     .count = count,
-                     .send = buffer,
-                     .recv = buffer,
-                     .element = element,
-                     .block = bytes,
-                     .chunk = nd_plan_reduce_chunk(comm, hc->staging_bytes, element)};
-    if (gathered - bytes <= SHORT_REDUCE_BYTES && gathered <= hc->staging_bytes) {
+    op.chunk = nd_plan_reduce_chunk(comm, hc->staging_bytes, op.element);
+    if (gathered - op.block <= SHORT_REDUCE_BYTES && gathered <= hc->staging_bytes) {
         op.plan = few ? &nd_plan_gather : &nd_plan_bruck;
     }
     return nd_host_enqueue(comm, &op, done);
 }
 
-static nd_status host_all_gather(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
-                                 int64_t count, nd_dtype dtype, nd_event *done)
+static nd_status host_all_gather(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                                 nd_event *done)
 {
     const nd_host_comm *hc = comm->native;
-    size_t element = nd_dtype_size(dtype), block = (size_t)count * element;
-    bool stepwise = comm->size > DIRECT_MAX && block <= SHORT_GATHER_BYTES &&
-                    block * (size_t)comm->size <= hc->staging_bytes;
-    nd_host_op op = {.plan = stepwise ? &nd_plan_bruck : &nd_plan_direct,
-                     .kind = ND_COMM_ALL_GATHER,
-                     .dtype = dtype,
-                     .count = count,
-                     .send = send,
-                     .recv = recv,
-                     .element = element,
-                     .block = block};
+    nd_host_op op = op_of(ND_COMM_ALL_GATHER, &nd_plan_direct, args);
+    bool stepwise = comm->size > DIRECT_MAX && op.block <= SHORT_GATHER_BYTES &&
+                    op.block * (size_t)comm->size <= hc->staging_bytes;
+    op.plan = stepwise ? &nd_plan_bruck : op.plan;
     return nd_host_enqueue(comm, &op, done);
 }
 
-static nd_status host_reduce_scatter(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
-                                     int64_t count, nd_dtype dtype, nd_redop redop, nd_event *done)
+static nd_status host_reduce_scatter(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                                     nd_event *done)
 {
     const nd_host_comm *hc = comm->native;
-    size_t element = nd_dtype_size(dtype);
-    nd_host_op op = {.plan = &nd_plan_reduce,
-                     .kind = ND_COMM_REDUCE_SCATTER,
-                     .dtype = dtype,
-                     .redop = redop,
-                     .count = count,
-                     .send = send,
-                     .recv = recv,
-                     .element = element,
-                     .chunk = nd_plan_reduce_chunk(comm, hc->staging_bytes, element)};
+    nd_host_op op = op_of(ND_COMM_REDUCE_SCATTER, &nd_plan_reduce, args);
+    op.chunk = nd_plan_reduce_chunk(comm, hc->staging_bytes, op.element);
     return nd_host_enqueue(comm, &op, done);
 }
 
-static nd_status host_broadcast(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
-                                nd_dtype dtype, int root, nd_event *done)
+static nd_status host_broadcast(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                                nd_event *done)
 {
-    nd_host_op op = {.plan = &nd_plan_tree,
-                     .kind = ND_COMM_BROADCAST,
-                     .dtype = dtype,
-                     .root = root,
-                     .count = count,
-                     .send = buffer,
-                     .recv = buffer,
-                     .element = nd_dtype_size(dtype),
-                     .block = (size_t)count * nd_dtype_size(dtype)};
+    nd_host_op op = op_of(ND_COMM_BROADCAST, &nd_plan_tree, args);
     return nd_host_enqueue(comm, &op, done);
 }
 
-static nd_status host_exchange(nd_comm *comm, nd_stream *stream, const void *send, int to,
-                               void *recv, int from, int64_t count, nd_dtype dtype, nd_event *done)
+static nd_status host_exchange(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                               nd_event *done)
 {
-    nd_host_op op = {.plan = &nd_plan_direct,
-                     .kind = ND_COMM_EXCHANGE,
-                     .dtype = dtype,
-                     .to = to,
-                     .from = from,
-                     .count = count,
-                     .send = send,
-                     .recv = recv,
-                     .element = nd_dtype_size(dtype),
-                     .block = (size_t)count * nd_dtype_size(dtype)};
+    nd_host_op op = op_of(ND_COMM_EXCHANGE, &nd_plan_direct, args);
     return nd_host_enqueue(comm, &op, done);
 }
 
-static nd_status host_all_to_all(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
-                                 int64_t count, nd_dtype dtype, nd_event *done)
+static nd_status host_all_to_all(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                                 nd_event *done)
 {
-    nd_host_op op = {.plan = &nd_plan_direct,
-                     .kind = ND_COMM_ALL_TO_ALL,
-                     .dtype = dtype,
-                     .count = count,
-                     .send = send,
-                     .recv = recv,
-                     .element = nd_dtype_size(dtype),
-                     .block = (size_t)count * nd_dtype_size(dtype)};
+    nd_host_op op = op_of(ND_COMM_ALL_TO_ALL, &nd_plan_direct, args);
     return nd_host_enqueue(comm, &op, done);
 }
 

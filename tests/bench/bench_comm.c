@@ -51,15 +51,30 @@ static nd_status call(nd_comm *comm, nd_comm_op op, char *a, char *b, size_t byt
     case ND_COMM_ALL_REDUCE:
         return nd_comm_all_reduce(comm, NULL, a, n, ND_DTYPE_F32, ND_REDOP_SUM, NULL);
     case ND_COMM_ALL_GATHER:
-        return nd_comm_all_gather(comm, NULL, own, a, part, ND_DTYPE_F32, NULL);
+        return nd_comm_all_gather(
+            comm, NULL,
+            &(nd_comm_args){.send = own, .recv = a, .count = part, .dtype = ND_DTYPE_F32}, NULL);
     case ND_COMM_REDUCE_SCATTER:
-        return nd_comm_reduce_scatter(comm, NULL, a, b, part, ND_DTYPE_F32, ND_REDOP_SUM, NULL);
+        return nd_comm_reduce_scatter(
+            comm, NULL,
+            &(nd_comm_args){
+                .send = a, .recv = b, .count = part, .dtype = ND_DTYPE_F32, .redop = ND_REDOP_SUM},
+            NULL);
     case ND_COMM_BROADCAST:
         return nd_comm_broadcast(comm, NULL, a, n, ND_DTYPE_F32, 0, NULL);
     case ND_COMM_EXCHANGE:
-        return nd_comm_exchange(comm, NULL, a, next, b, previous, n, ND_DTYPE_F32, NULL);
+        return nd_comm_exchange(comm, NULL,
+                                &(nd_comm_args){.send = a,
+                                                .recv = b,
+                                                .count = n,
+                                                .dtype = ND_DTYPE_F32,
+                                                .to = next,
+                                                .from = previous},
+                                NULL);
     case ND_COMM_ALL_TO_ALL:
-        return nd_comm_all_to_all(comm, NULL, a, b, part, ND_DTYPE_F32, NULL);
+        return nd_comm_all_to_all(
+            comm, NULL, &(nd_comm_args){.send = a, .recv = b, .count = part, .dtype = ND_DTYPE_F32},
+            NULL);
     default:
         return nd_comm_barrier(comm);
     }

@@ -13,7 +13,10 @@ typedef struct exchange_context {
 
 static nd_status gather(exchange_context *c, const void *send, void *recv, size_t bytes)
 {
-    return nd_comm_all_gather(c->comm, &c->stream, send, recv, (int64_t)bytes, ND_DTYPE_U8, NULL);
+    return nd_comm_all_gather(
+        c->comm, &c->stream,
+        &(nd_comm_args){.send = send, .recv = recv, .count = (int64_t)bytes, .dtype = ND_DTYPE_U8},
+        NULL);
 }
 
 static int dying = -1;

@@ -54,7 +54,10 @@ static nd_status every_operation(job *j)
         float *out = j->memory + 32 * N, sum = 0.0f, most = 0.0f;
         int n = comm->size, next = (comm->index + 1) % n, before = (comm->index + n - 1) % n;
         ND_TRY(fill(j, 16 * N));
-        ND_TRY(nd_comm_all_gather(comm, &j->stream, j->memory, out, N, ND_DTYPE_F32, NULL));
+        ND_TRY(nd_comm_all_gather(
+            comm, &j->stream,
+            &(nd_comm_args){.send = j->memory, .recv = out, .count = N, .dtype = ND_DTYPE_F32},
+            NULL));
         ND_TRY(fetch(j, out, n * N));
         for (int m = 0; m < n; m++) {
             ND_CHECK(j->host[m * N + 3] == part(comm->ranks[m], 3), "all_gather of %s: %g",
@@ -62,16 +65,30 @@ static nd_status every_operation(job *j)
             sum += part(comm->ranks[m], comm->index * N + 5);
             most = part(comm->ranks[m], 2) > most ? part(comm->ranks[m], 2) : most;
         }
-        ND_TRY(nd_comm_reduce_scatter(comm, &j->stream, j->memory, out, N, ND_DTYPE_F32,
-                                      ND_REDOP_SUM, NULL));
+        ND_TRY(nd_comm_reduce_scatter(comm, &j->stream,
+                                      &(nd_comm_args){.send = j->memory,
+                                                      .recv = out,
+                                                      .count = N,
+                                                      .dtype = ND_DTYPE_F32,
+                                                      .redop = ND_REDOP_SUM},
+                                      NULL));
         ND_TRY(fetch(j, out, N));
         ND_CHECK(j->host[5] == sum, "reduce_scatter: %g, not %g", (double)j->host[5], (double)sum);
-        ND_TRY(nd_comm_all_to_all(comm, &j->stream, j->memory, out, N, ND_DTYPE_F32, NULL));
+        ND_TRY(nd_comm_all_to_all(
+            comm, &j->stream,
+            &(nd_comm_args){.send = j->memory, .recv = out, .count = N, .dtype = ND_DTYPE_F32},
+            NULL));
         ND_TRY(fetch(j, out, n * N));
         for (int m = 0; m < n; m++) {
             ND_CHECK(j->host[m * N] == part(comm->ranks[m], comm->index * N), "all_to_all");
         }
-        ND_TRY(nd_comm_exchange(comm, &j->stream, j->memory, next, out, before, N, ND_DTYPE_F32,
+        ND_TRY(nd_comm_exchange(comm, &j->stream,
+                                &(nd_comm_args){.send = j->memory,
+                                                .recv = out,
+                                                .count = N,
+                                                .dtype = ND_DTYPE_F32,
+                                                .to = next,
+                                                .from = before},
                                 NULL));
         ND_TRY(fetch(j, out, N));
         ND_CHECK(j->host[7] == part(comm->ranks[before], 7), "exchange");
@@ -115,9 +132,17 @@ static nd_status overlapped(job *j)
             want += part(m, weights->index * N) + (float)round;
         }
         ND_TRY(nd_copy(&j->stream, j->memory, j->host, (size_t)(n * N) * 4));
-        ND_TRY(nd_comm_all_gather(weights, &j->stream, j->memory, out, N, ND_DTYPE_F32, &gathered));
-        ND_TRY(nd_comm_reduce_scatter(gradients, &j->stream, j->memory, sums, N, ND_DTYPE_F32,
-                                      ND_REDOP_SUM, &reduced));
+        ND_TRY(nd_comm_all_gather(
+            weights, &j->stream,
+            &(nd_comm_args){.send = j->memory, .recv = out, .count = N, .dtype = ND_DTYPE_F32},
+            &gathered));
+        ND_TRY(nd_comm_reduce_scatter(gradients, &j->stream,
+                                      &(nd_comm_args){.send = j->memory,
+                                                      .recv = sums,
+                                                      .count = N,
+                                                      .dtype = ND_DTYPE_F32,
+                                                      .redop = ND_REDOP_SUM},
+                                      &reduced));
         ND_TRY(nd_stream_wait(&j->stream, &gathered));
         ND_TRY(nd_stream_wait(&j->stream, &reduced));
         ND_TRY(fetch(j, out, 32 * N));
@@ -155,14 +180,22 @@ static nd_status in_groups(job *j)
         ND_TRY(nd_copy(&j->stream, j->memory, j->host, (size_t)(2 * n * N) * 4));
         ND_TRY(nd_comm_group_begin(weights));
         for (int k = 0; k < 2; k++) { /* bytes, as codes are, and F32 */
-            ND_TRY(nd_comm_all_gather(weights, &j->stream, j->memory + k * N, out + k * n * N,
-                                      k ? N : 4 * N, k ? ND_DTYPE_F32 : ND_DTYPE_U8, &gathered[k]));
+            ND_TRY(nd_comm_all_gather(weights, &j->stream,
+                                      &(nd_comm_args){.send = j->memory + k * N,
+                                                      .recv = out + k * n * N,
+                                                      .count = k ? N : 4 * N,
+                                                      .dtype = k ? ND_DTYPE_F32 : ND_DTYPE_U8},
+                                      &gathered[k]));
         }
         ND_TRY(nd_comm_group_end(weights));
         ND_TRY(nd_comm_group_begin(gradients));
         for (int k = 0; k < 2; k++) {
-            ND_TRY(nd_comm_reduce_scatter(gradients, &j->stream, j->memory + k * n * N,
-                                          sums + k * N, N, ND_DTYPE_F32, ND_REDOP_SUM,
+            ND_TRY(nd_comm_reduce_scatter(gradients, &j->stream,
+                                          &(nd_comm_args){.send = j->memory + k * n * N,
+                                                          .recv = sums + k * N,
+                                                          .count = N,
+                                                          .dtype = ND_DTYPE_F32,
+                                                          .redop = ND_REDOP_SUM},
                                           &reduced[k]));
         }
         ND_TRY(nd_comm_group_end(gradients));
@@ -264,8 +297,9 @@ static nd_status frees_what_is_gathered(job *j)
         usleep(1000);
     }
     usleep(j->transport->rank == 1 ? 100000 : 0);
-    ND_TRY(nd_comm_all_gather(j->groups.by_kind[ND_GROUP_TP], &j->stream, j->memory, out, N,
-                              ND_DTYPE_F32, NULL));
+    ND_TRY(nd_comm_all_gather(
+        j->groups.by_kind[ND_GROUP_TP], &j->stream,
+        &(nd_comm_args){.send = j->memory, .recv = out, .count = N, .dtype = ND_DTYPE_F32}, NULL));
     atomic_store(&enqueued, true);
     nd_device_free(j->device, out, 2 * N * 4);
     ND_CUDA(j->device, cudaStreamQuery(nd_cuda_stream(&j->stream)));

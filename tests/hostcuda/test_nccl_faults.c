@@ -268,8 +268,11 @@ static nd_status mixed_order(job *j)
         j->host[i] = (float)(1 + tp->index);
     }
     ND_TRY(nd_copy(&j->stream, j->memory, j->host, N * 4));
-    ND_TRY(nd_comm_all_gather(tp, &j->stream, j->memory, j->memory + 16 * N, N, ND_DTYPE_F32,
-                              &gathered));
+    ND_TRY(nd_comm_all_gather(
+        tp, &j->stream,
+        &(nd_comm_args){
+            .send = j->memory, .recv = j->memory + 16 * N, .count = N, .dtype = ND_DTYPE_F32},
+        &gathered));
     ND_TRY(nd_comm_all_reduce(tp, &j->stream, j->memory + 16 * N, 2 * N, ND_DTYPE_F32, ND_REDOP_SUM,
                               NULL));
     ND_TRY(nd_copy(&j->stream, j->host, j->memory + 16 * N, 2 * N * 4));
@@ -310,8 +313,11 @@ static nd_status broken_group(job *j)
     nd_event done = {0};
     ND_TRY(nd_comm_group_begin(tp));
     nd_double_break(cudaErrorIllegalAddress);
-    nd_status status =
-        nd_comm_all_gather(tp, &j->stream, j->memory, j->memory + 16 * N, N, ND_DTYPE_F32, &done);
+    nd_status status = nd_comm_all_gather(
+        tp, &j->stream,
+        &(nd_comm_args){
+            .send = j->memory, .recv = j->memory + 16 * N, .count = N, .dtype = ND_DTYPE_F32},
+        &done);
     ND_CHECK(status != ND_OK, "a broken device took an operation");
     const nccl_state *state = nccl_state_of(j->transport);
     ND_CHECK(!state->grouping, "the group is still open");

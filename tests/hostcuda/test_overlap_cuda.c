@@ -43,24 +43,24 @@ static nd_status note_group(nd_comm *comm)
     return log->backend->group_begin(comm);
 }
 
-static nd_status note_gather(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
-                             int64_t count, nd_dtype dtype, nd_event *done)
+static nd_status note_gather(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                             nd_event *done)
 {
     const rank_log *log = &logs[comm->transport->rank];
     if (comm != log->weights) {
         note(comm->transport->rank, 'X');
     }
-    return log->backend->all_gather(comm, stream, send, recv, count, dtype, done);
+    return log->backend->all_gather(comm, stream, args, done);
 }
 
-static nd_status note_scatter(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
-                              int64_t count, nd_dtype dtype, nd_redop op, nd_event *done)
+static nd_status note_scatter(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                              nd_event *done)
 {
     const rank_log *log = &logs[comm->transport->rank];
     if (comm != log->gradients) {
         note(comm->transport->rank, 'X');
     }
-    return log->backend->reduce_scatter(comm, stream, send, recv, count, dtype, op, done);
+    return log->backend->reduce_scatter(comm, stream, args, done);
 }
 
 static nd_status note_forward(nd_stream *stream, const nd_attention_fwd_args *args)

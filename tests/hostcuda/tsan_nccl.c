@@ -17,10 +17,18 @@ static nd_status collectives(job *j)
             *gradients = j->groups.second[ND_GROUP_DP_SHARD_CP];
     nd_event gathered = {0}, reduced = {0};
     for (int i = 0; i < 40; i++) {
-        ND_TRY(nd_comm_all_gather(weights, &j->stream, j->memory, j->memory + 8 * N, N,
-                                  ND_DTYPE_F32, &gathered));
-        ND_TRY(nd_comm_reduce_scatter(gradients, &j->stream, j->memory, j->memory + 32 * N, N,
-                                      ND_DTYPE_F32, ND_REDOP_SUM, &reduced));
+        ND_TRY(nd_comm_all_gather(
+            weights, &j->stream,
+            &(nd_comm_args){
+                .send = j->memory, .recv = j->memory + 8 * N, .count = N, .dtype = ND_DTYPE_F32},
+            &gathered));
+        ND_TRY(nd_comm_reduce_scatter(gradients, &j->stream,
+                                      &(nd_comm_args){.send = j->memory,
+                                                      .recv = j->memory + 32 * N,
+                                                      .count = N,
+                                                      .dtype = ND_DTYPE_F32,
+                                                      .redop = ND_REDOP_SUM},
+                                      &reduced));
         ND_TRY(nd_stream_wait(&j->stream, &gathered));
         ND_TRY(nd_stream_wait(&j->stream, &reduced));
         ND_TRY(nd_comm_all_reduce(weights, &j->stream, j->memory, N, ND_DTYPE_F32, ND_REDOP_MAX,

@@ -96,32 +96,8 @@ static nd_status done_at_once(nd_event *done)
     return ND_OK;
 }
 
-static nd_status dry_reduce(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
-                            nd_dtype dtype, nd_redop op, nd_event *done)
-{
-    return done_at_once(done);
-}
-
-static nd_status dry_gather(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
-                            int64_t count, nd_dtype dtype, nd_event *done)
-{
-    return done_at_once(done);
-}
-
-static nd_status dry_scatter(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
-                             int64_t count, nd_dtype dtype, nd_redop op, nd_event *done)
-{
-    return done_at_once(done);
-}
-
-static nd_status dry_broadcast(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
-                               nd_dtype dtype, int root, nd_event *done)
-{
-    return done_at_once(done);
-}
-
-static nd_status dry_exchange(nd_comm *comm, nd_stream *stream, const void *send, int to,
-                              void *recv, int from, int64_t count, nd_dtype dtype, nd_event *done)
+static nd_status dry_call(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                          nd_event *done)
 {
     return done_at_once(done);
 }
@@ -135,12 +111,12 @@ static const nd_comm_backend dry_backend = {
     .name = "dry",
     .create = dry_create,
     .destroy = dry_destroy,
-    .all_reduce = dry_reduce,
-    .all_gather = dry_gather,
-    .reduce_scatter = dry_scatter,
-    .broadcast = dry_broadcast,
-    .exchange = dry_exchange,
-    .all_to_all = dry_gather,
+    .all_reduce = dry_call,
+    .all_gather = dry_call,
+    .reduce_scatter = dry_call,
+    .broadcast = dry_call,
+    .exchange = dry_call,
+    .all_to_all = dry_call,
     .barrier = dry_barrier,
 };
 

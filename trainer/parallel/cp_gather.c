@@ -48,8 +48,11 @@ static nd_status gather_kv(nd_cp *cp, nd_tensor qkv, nd_kv_source *out)
     int64_t kv = 2 * d->K * d->D;
     ND_TRY(nd_cp_pack_kv(cp, qkv, cp->pack));
     ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_gather(r->groups.by_kind[ND_GROUP_CP], &r->stream, cp->pack, cp->visiting[0],
-                              d->T * kv, d->act, NULL));
+           nd_comm_all_gather(
+               r->groups.by_kind[ND_GROUP_CP], &r->stream,
+               &(nd_comm_args){
+                   .send = cp->pack, .recv = cp->visiting[0], .count = d->T * kv, .dtype = d->act},
+               NULL));
     ND_RUN(r, ND_TRACE_ATTENTION,
            reorder(cp, cp->visiting[0], cp->global_kv, (size_t)kv * nd_dtype_size(d->act), true));
     *out = nd_cp_buffer_source(d, cp->global_kv, d->act, d->S);
@@ -91,8 +94,13 @@ static nd_status gather_backward(nd_cp *cp, const nd_cp_backward *b)
     ND_RUN(r, ND_TRACE_ATTENTION,
            reorder(cp, (char *)cp->dkv_ranks, (char *)cp->dkv_global, (size_t)columns * 4, false));
     ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_reduce_scatter(comm, &r->stream, cp->dkv_ranks, cp->dkv[0], d->T * columns,
-                                  ND_DTYPE_F32, ND_REDOP_SUM, NULL));
+           nd_comm_reduce_scatter(comm, &r->stream,
+                                  &(nd_comm_args){.send = cp->dkv_ranks,
+                                                  .recv = cp->dkv[0],
+                                                  .count = d->T * columns,
+                                                  .dtype = ND_DTYPE_F32,
+                                                  .redop = ND_REDOP_SUM},
+                                  NULL));
     return nd_cp_store_dkv(cp, b->dqkv, cp->dkv[0]);
 }
 

@@ -31,7 +31,13 @@ static nd_status hop(nd_cp *cp, const void *from, void *to, nd_dtype dtype, nd_e
     nd_comm *comm = r->groups.by_kind[ND_GROUP_CP];
     int next = (comm->index + 1) % comm->size, before = (comm->index + comm->size - 1) % comm->size;
     ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_exchange(comm, &r->stream, from, next, to, before, d->T * 2 * d->K * d->D, dtype,
+           nd_comm_exchange(comm, &r->stream,
+                            &(nd_comm_args){.send = from,
+                                            .recv = to,
+                                            .count = d->T * 2 * d->K * d->D,
+                                            .dtype = dtype,
+                                            .to = next,
+                                            .from = before},
                             done));
     return ND_OK;
 }

@@ -114,8 +114,13 @@ nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, const nd_unit *unit)
     for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
         if (segments[kind].count > 0) {
             ND_RUN(r, ND_TRACE_COMMUNICATION,
-                   nd_comm_reduce_scatter(comm, &r->stream, from, to, segments[kind].shard_count,
-                                          ND_DTYPE_F32, ND_REDOP_SUM, &slot->reduced[kind]));
+                   nd_comm_reduce_scatter(comm, &r->stream,
+                                          &(nd_comm_args){.send = from,
+                                                          .recv = to,
+                                                          .count = segments[kind].shard_count,
+                                                          .dtype = ND_DTYPE_F32,
+                                                          .redop = ND_REDOP_SUM},
+                                          &slot->reduced[kind]));
         }
         from += segments[kind].count;
         to += segments[kind].shard_count;

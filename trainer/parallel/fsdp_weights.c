@@ -115,9 +115,12 @@ static nd_status gather(nd_fsdp *fsdp, nd_weight_slot *slot)
     for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
         if (segments[kind].count > 0) {
             ND_RUN(r, ND_TRACE_COMMUNICATION,
-                   nd_comm_all_gather(comm, &r->stream, own_part(fsdp, slot, kind),
-                                      slot->data[kind], segments[kind].shard_count,
-                                      dtype_on_wire(fsdp, kind), &slot->gathered[kind]));
+                   nd_comm_all_gather(comm, &r->stream,
+                                      &(nd_comm_args){.send = own_part(fsdp, slot, kind),
+                                                      .recv = slot->data[kind],
+                                                      .count = segments[kind].shard_count,
+                                                      .dtype = dtype_on_wire(fsdp, kind)},
+                                      &slot->gathered[kind]));
         }
     }
     ND_RUN(r, ND_TRACE_COMMUNICATION, nd_comm_group_end(comm));

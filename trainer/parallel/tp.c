@@ -18,8 +18,12 @@ nd_status nd_tp_gather(nd_rank *rank, nd_tensor local, void *buffer, nd_trace_ki
 {
     nd_tensor out = full_view(rank, local, buffer);
     ND_RUN(rank, kind,
-           nd_comm_all_gather(tp_comm(rank), &rank->stream, local.data, out.data,
-                              nd_tensor_count(local), local.dtype, NULL));
+           nd_comm_all_gather(tp_comm(rank), &rank->stream,
+                              &(nd_comm_args){.send = local.data,
+                                              .recv = out.data,
+                                              .count = nd_tensor_count(local),
+                                              .dtype = local.dtype},
+                              NULL));
     *full = out;
     return ND_OK;
 }
@@ -32,7 +36,12 @@ nd_tensor nd_tp_partial(const nd_rank *rank, nd_tensor local, void *buffer)
 nd_status nd_tp_reduce(nd_rank *rank, nd_tensor partial, nd_tensor local, nd_trace_kind kind)
 {
     ND_RUN(rank, kind,
-           nd_comm_reduce_scatter(tp_comm(rank), &rank->stream, partial.data, local.data,
-                                  nd_tensor_count(local), local.dtype, ND_REDOP_SUM, NULL));
+           nd_comm_reduce_scatter(tp_comm(rank), &rank->stream,
+                                  &(nd_comm_args){.send = partial.data,
+                                                  .recv = local.data,
+                                                  .count = nd_tensor_count(local),
+                                                  .dtype = local.dtype,
+                                                  .redop = ND_REDOP_SUM},
+                                  NULL));
     return ND_OK;
 }

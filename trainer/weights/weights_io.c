@@ -96,8 +96,10 @@ static nd_status save_piece(save_job *job, const nd_unit *unit, nd_segment_kind 
     nd_rank *r = job->fsdp->rank;
     const nd_segment *segment = &unit->segments[kind];
     const float *own = job->fsdp->master + segment->shard_offset + begin;
-    ND_TRY(nd_comm_all_gather(r->groups.by_kind[ND_GROUP_MODEL], &r->stream, own, job->landing,
-                              count, ND_DTYPE_F32, NULL));
+    ND_TRY(nd_comm_all_gather(
+        r->groups.by_kind[ND_GROUP_MODEL], &r->stream,
+        &(nd_comm_args){.send = own, .recv = job->landing, .count = count, .dtype = ND_DTYPE_F32},
+        NULL));
     if (job->landing != job->gathered && job->writer) {
         ND_TRY(nd_copy(&r->stream, job->gathered, job->landing,
                        (size_t)(count * job->members) * sizeof *job->landing));

@@ -62,8 +62,8 @@ static nd_status claim_entry(nd_transport *transport, nccl_comm *nc, nccl_entry 
 }
 
 /* Where an operation runs. The calls of NCCL come next, and end() after them. */
-static nd_status begin(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t count,
-                       nd_dtype dtype, const nd_event *done, cudaStream_t *out)
+static nd_status begin(nd_comm *comm, nd_stream *stream, nd_comm_op op, const nd_comm_args *args,
+                       const nd_event *done, cudaStream_t *out)
 {
     nccl_state *state = nccl_state_of(comm->transport);
     nccl_comm *nc = nccl_comm_of(comm);
@@ -76,8 +76,8 @@ static nd_status begin(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t 
     nc->entry->kind = comm->kind;
     nc->entry->op = op; /* of a group: the last */
     nc->entry->sequence = comm->sequence;
-    nc->entry->count = count;
-    nc->entry->dtype = dtype;
+    nc->entry->count = args->count;
+    nc->entry->dtype = args->dtype;
     nd_status status = order(nc, stream, done, out);
     if (status != ND_OK) {
         nccl_group_close(state);
@@ -172,26 +172,25 @@ static void count_bytes(nd_comm *comm, nd_comm_op op, int64_t elements, nd_dtype
 }
 
 /* A small all-reduce of host memory: the only operation that waits. */
-static nd_status all_reduce_host(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
-                                 nd_dtype dtype, nd_redop op)
+static nd_status all_reduce_host(nd_comm *comm, nd_stream *stream, const nd_comm_args *args)
 {
     nccl_state *state = nccl_state_of(comm->transport);
-    size_t bytes = (size_t)count * nd_dtype_size(dtype);
+    size_t bytes = (size_t)args->count * nd_dtype_size(args->dtype);
     cudaStream_t where = NULL;
     if (bytes > NCCL_STAGE_BYTES) {
         return nd_fail(ND_ERR_INTERNAL, "all_reduce of %s: %zu bytes of host memory (at most %d)",
                        nd_group_name(comm->kind), bytes, (int)NCCL_STAGE_BYTES);
     }
-    memcpy(state->pinned, buffer, bytes);
+    memcpy(state->pinned, args->send, bytes);
     ND_TRY(nd_copy(stream, state->stage, state->pinned, bytes));
-    ND_TRY(begin(comm, stream, ND_COMM_ALL_REDUCE, count, dtype, NULL, &where));
-    ncclResult_t result =
-        state->library.all_reduce(state->stage, state->stage, (size_t)count, type_of(dtype),
-                                  reduction_of(op), nccl_comm_of(comm)->native, where);
+    ND_TRY(begin(comm, stream, ND_COMM_ALL_REDUCE, args, NULL, &where));
+    ncclResult_t result = state->library.all_reduce(state->stage, state->stage, (size_t)args->count,
+                                                    type_of(args->dtype), reduction_of(args->redop),
+                                                    nccl_comm_of(comm)->native, where);
     ND_TRY(end(comm, result, "ncclAllReduce", where, NULL));
     ND_TRY(nd_copy(stream, state->pinned, state->stage, bytes));
     ND_TRY(nd_stream_sync(stream));
-    memcpy(buffer, state->pinned, bytes);
+    memcpy(args->recv, state->pinned, bytes);
     return ND_OK;
 }
 
@@ -202,56 +201,59 @@ static bool is_host(const void *p)
            attributes.type != cudaMemoryTypeDevice;
 }
 
-static nd_status nccl_all_reduce(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
-                                 nd_dtype dtype, nd_redop op, nd_event *done)
+static nd_status nccl_all_reduce(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                                 nd_event *done)
 {
     nccl_state *state = nccl_state_of(comm->transport);
     cudaStream_t where = NULL;
-    count_bytes(comm, ND_COMM_ALL_REDUCE, 2 * count * (comm->size - 1) / comm->size, dtype);
-    if (!done && is_host(buffer)) {
-        return all_reduce_host(comm, stream, buffer, count, dtype, op);
+    count_bytes(comm, ND_COMM_ALL_REDUCE, 2 * args->count * (comm->size - 1) / comm->size,
+                args->dtype);
+    if (!done && is_host(args->recv)) {
+        return all_reduce_host(comm, stream, args);
     }
-    ND_TRY(begin(comm, stream, ND_COMM_ALL_REDUCE, count, dtype, done, &where));
+    ND_TRY(begin(comm, stream, ND_COMM_ALL_REDUCE, args, done, &where));
     ncclResult_t result =
-        state->library.all_reduce(buffer, buffer, (size_t)count, type_of(dtype), reduction_of(op),
-                                  nccl_comm_of(comm)->native, where);
+        state->library.all_reduce(args->send, args->recv, (size_t)args->count, type_of(args->dtype),
+                                  reduction_of(args->redop), nccl_comm_of(comm)->native, where);
     return end(comm, result, "ncclAllReduce", where, done);
 }
 
-static nd_status nccl_all_gather(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
-                                 int64_t count, nd_dtype dtype, nd_event *done)
+static nd_status nccl_all_gather(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                                 nd_event *done)
 {
     nccl_state *state = nccl_state_of(comm->transport);
     cudaStream_t where = NULL;
-    count_bytes(comm, ND_COMM_ALL_GATHER, count * (comm->size - 1), dtype);
-    ND_TRY(begin(comm, stream, ND_COMM_ALL_GATHER, count, dtype, done, &where));
-    ncclResult_t result = state->library.all_gather(send, recv, (size_t)count, type_of(dtype),
-                                                    nccl_comm_of(comm)->native, where);
+    count_bytes(comm, ND_COMM_ALL_GATHER, args->count * (comm->size - 1), args->dtype);
+    ND_TRY(begin(comm, stream, ND_COMM_ALL_GATHER, args, done, &where));
+    ncclResult_t result =
+        state->library.all_gather(args->send, args->recv, (size_t)args->count, type_of(args->dtype),
+                                  nccl_comm_of(comm)->native, where);
     return end(comm, result, "ncclAllGather", where, done);
 }
 
-static nd_status nccl_reduce_scatter(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
-                                     int64_t count, nd_dtype dtype, nd_redop op, nd_event *done)
+static nd_status nccl_reduce_scatter(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                                     nd_event *done)
 {
     nccl_state *state = nccl_state_of(comm->transport);
     cudaStream_t where = NULL;
-    count_bytes(comm, ND_COMM_REDUCE_SCATTER, count * (comm->size - 1), dtype);
-    ND_TRY(begin(comm, stream, ND_COMM_REDUCE_SCATTER, count, dtype, done, &where));
-    ncclResult_t result =
-        state->library.reduce_scatter(send, recv, (size_t)count, type_of(dtype), reduction_of(op),
-                                      nccl_comm_of(comm)->native, where);
+    count_bytes(comm, ND_COMM_REDUCE_SCATTER, args->count * (comm->size - 1), args->dtype);
+    ND_TRY(begin(comm, stream, ND_COMM_REDUCE_SCATTER, args, done, &where));
+    ncclResult_t result = state->library.reduce_scatter(
+        args->send, args->recv, (size_t)args->count, type_of(args->dtype),
+        reduction_of(args->redop), nccl_comm_of(comm)->native, where);
     return end(comm, result, "ncclReduceScatter", where, done);
 }
 
-static nd_status nccl_broadcast(nd_comm *comm, nd_stream *stream, void *buffer, int64_t count,
-                                nd_dtype dtype, int root, nd_event *done)
+static nd_status nccl_broadcast(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                                nd_event *done)
 {
     nccl_state *state = nccl_state_of(comm->transport);
     cudaStream_t where = NULL;
-    count_bytes(comm, ND_COMM_BROADCAST, comm->index == root ? count : 0, dtype);
-    ND_TRY(begin(comm, stream, ND_COMM_BROADCAST, count, dtype, done, &where));
-    ncclResult_t result = state->library.broadcast(buffer, buffer, (size_t)count, type_of(dtype),
-                                                   root, nccl_comm_of(comm)->native, where);
+    count_bytes(comm, ND_COMM_BROADCAST, comm->index == args->root ? args->count : 0, args->dtype);
+    ND_TRY(begin(comm, stream, ND_COMM_BROADCAST, args, done, &where));
+    ncclResult_t result =
+        state->library.broadcast(args->send, args->recv, (size_t)args->count, type_of(args->dtype),
+                                 args->root, nccl_comm_of(comm)->native, where);
     return end(comm, result, "ncclBroadcast", where, done);
 }
 
@@ -263,45 +265,47 @@ typedef struct group_call {
     ncclResult_t result;
 } group_call;
 
-static nd_status nccl_exchange(nd_comm *comm, nd_stream *stream, const void *send, int to,
-                               void *recv, int from, int64_t count, nd_dtype dtype, nd_event *done)
+static nd_status nccl_exchange(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                               nd_event *done)
 {
     nccl_state *state = nccl_state_of(comm->transport);
     const nccl_library *l = &state->library;
     group_call g = {l, nccl_comm_of(comm)->native, NULL, ncclSuccess};
-    size_t bytes = (size_t)count * nd_dtype_size(dtype);
-    ND_TRY(begin(comm, stream, ND_COMM_EXCHANGE, count, dtype, done, &g.where));
-    if (to == comm->index) {
-        cudaError_t copied = send == recv
-                                 ? cudaSuccess
-                                 : cudaMemcpyAsync(recv, send, bytes, cudaMemcpyDefault, g.where);
+    size_t bytes = (size_t)args->count * nd_dtype_size(args->dtype);
+    ND_TRY(begin(comm, stream, ND_COMM_EXCHANGE, args, done, &g.where));
+    if (args->to == comm->index) {
+        cudaError_t copied =
+            args->send == args->recv
+                ? cudaSuccess
+                : cudaMemcpyAsync(args->recv, args->send, bytes, cudaMemcpyDefault, g.where);
         ND_TRY(end(comm, ncclSuccess, "a copy", g.where, done));
         ND_CUDA(state->device, copied);
         return ND_OK;
     }
-    count_bytes(comm, ND_COMM_EXCHANGE, count, dtype);
+    count_bytes(comm, ND_COMM_EXCHANGE, args->count, args->dtype);
     keep_first(&g.result, l->group_start());
-    keep_first(&g.result, l->send(send, bytes, ncclUint8, to, g.native, g.where));
-    keep_first(&g.result, l->recv(recv, bytes, ncclUint8, from, g.native, g.where));
+    keep_first(&g.result, l->send(args->send, bytes, ncclUint8, args->to, g.native, g.where));
+    keep_first(&g.result, l->recv(args->recv, bytes, ncclUint8, args->from, g.native, g.where));
     keep_first(&g.result, l->group_end());
     return end(comm, g.result, "ncclSend and ncclRecv", g.where, done);
 }
 
-static nd_status nccl_all_to_all(nd_comm *comm, nd_stream *stream, const void *send, void *recv,
-                                 int64_t count, nd_dtype dtype, nd_event *done)
+static nd_status nccl_all_to_all(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                                 nd_event *done)
 {
     nccl_state *state = nccl_state_of(comm->transport);
     const nccl_library *l = &state->library;
     group_call g = {l, nccl_comm_of(comm)->native, NULL, ncclSuccess};
-    size_t bytes = (size_t)count * nd_dtype_size(dtype);
-    count_bytes(comm, ND_COMM_ALL_TO_ALL, count * (comm->size - 1), dtype);
-    ND_TRY(begin(comm, stream, ND_COMM_ALL_TO_ALL, count, dtype, done, &g.where));
+    size_t bytes = (size_t)args->count * nd_dtype_size(args->dtype);
+    count_bytes(comm, ND_COMM_ALL_TO_ALL, args->count * (comm->size - 1), args->dtype);
+    ND_TRY(begin(comm, stream, ND_COMM_ALL_TO_ALL, args, done, &g.where));
     keep_first(&g.result, l->group_start());
     for (int i = 0; i < comm->size; i++) {
         size_t at = (size_t)i * bytes;
         keep_first(&g.result,
-                   l->send((const char *)send + at, bytes, ncclUint8, i, g.native, g.where));
-        keep_first(&g.result, l->recv((char *)recv + at, bytes, ncclUint8, i, g.native, g.where));
+                   l->send((const char *)args->send + at, bytes, ncclUint8, i, g.native, g.where));
+        keep_first(&g.result,
+                   l->recv((char *)args->recv + at, bytes, ncclUint8, i, g.native, g.where));
     }
     keep_first(&g.result, l->group_end());
     return end(comm, g.result, "ncclSend and ncclRecv", g.where, done);
@@ -312,8 +316,8 @@ static nd_status nccl_barrier(nd_comm *comm, nd_stream *stream, nd_event *done)
     nccl_state *state = nccl_state_of(comm->transport);
     int64_t one = 1;
     ND_ASSERT(!done);
-    return all_reduce_host(comm, stream ? stream : &state->stream, &one, 1, ND_DTYPE_I64,
-                           ND_REDOP_SUM);
+    const nd_comm_args args = {.send = &one, .recv = &one, .count = 1, .dtype = ND_DTYPE_I64};
+    return all_reduce_host(comm, stream ? stream : &state->stream, &args);
 }
 
 const nd_comm_backend nd_nccl_backend = {

@@ -43,8 +43,11 @@ static nd_status use_pending(nd_comm *comms[4])
         for (int i = 0; i < N; i++) {
             own[i] = (float)(100 * k + index);
         }
-        ND_TRY_OUT(nd_comm_all_gather(comms[k + 1], NULL, own, gathered + k * n * N, N,
-                                      ND_DTYPE_F32, &events[OPS + k]));
+        ND_TRY_OUT(nd_comm_all_gather(
+            comms[k + 1], NULL,
+            &(nd_comm_args){
+                .send = own, .recv = gathered + k * n * N, .count = N, .dtype = ND_DTYPE_F32},
+            &events[OPS + k]));
     }
     for (int k = 0; k < OPS + 3; k++) {
         nd_event *event = &events[order[k]];
@@ -163,7 +166,10 @@ nd_status case_nan_body(nd_transport *transport, void *context)
             x[i] = i % 8 == transport->rank ? NAN : (float)i;
         }
         ND_TRY_OUT(nd_comm_all_reduce(comm, NULL, x, count, ND_DTYPE_F32, ND_REDOP_MAX, NULL));
-        ND_TRY_OUT(nd_comm_all_gather(comm, NULL, x, others, count, ND_DTYPE_F32, NULL));
+        ND_TRY_OUT(nd_comm_all_gather(
+            comm, NULL,
+            &(nd_comm_args){.send = x, .recv = others, .count = count, .dtype = ND_DTYPE_F32},
+            NULL));
         for (int64_t i = 0; i < count; i++) {
             bool nan_expected = i % 8 < transport->size;
             if (!!isnan(x[i]) != nan_expected || (!nan_expected && x[i] != (float)i)) {

@@ -117,10 +117,18 @@ static nd_status check_reductions(run *t, nd_redop redop)
     for (int64_t i = 0; i < t->count; i++) {
         store_reduced(t->dtype, redop, comm->size, comm->index * t->count + i, t->want, i);
     }
-    ND_TRY(nd_comm_reduce_scatter(comm, NULL, t->a, t->b, t->count, t->dtype, redop, NULL));
+    ND_TRY(nd_comm_reduce_scatter(
+        comm, NULL,
+        &(nd_comm_args){
+            .send = t->a, .recv = t->b, .count = t->count, .dtype = t->dtype, .redop = redop},
+        NULL));
     ND_TRY(expect(t, "reduce_scatter", t->b, t->count));
     char *in_place = t->a + own;
-    ND_TRY(nd_comm_reduce_scatter(comm, NULL, t->a, in_place, t->count, t->dtype, redop, NULL));
+    ND_TRY(nd_comm_reduce_scatter(
+        comm, NULL,
+        &(nd_comm_args){
+            .send = t->a, .recv = in_place, .count = t->count, .dtype = t->dtype, .redop = redop},
+        NULL));
     ND_TRY(expect(t, "reduce_scatter in place", in_place, t->count));
     fill(t, t->want, comm->index, 0, t->count * comm->size); /* the rest of send is untouched */
     memcpy(t->want + own, in_place, t->bytes);
@@ -135,19 +143,25 @@ static nd_status check_gathers(run *t)
     }
     fill(t, t->a, comm->index, 0, t->count);
     memset(t->b, 0, t->bytes * (size_t)comm->size);
-    ND_TRY(nd_comm_all_gather(comm, NULL, t->a, t->b, t->count, t->dtype, NULL));
+    ND_TRY(nd_comm_all_gather(
+        comm, NULL,
+        &(nd_comm_args){.send = t->a, .recv = t->b, .count = t->count, .dtype = t->dtype}, NULL));
     ND_TRY(expect(t, "all_gather", t->b, t->count * comm->size));
     memset(t->b, 0, t->bytes * (size_t)comm->size);
     char *own = t->b + (size_t)comm->index * t->bytes;
     fill(t, own, comm->index, 0, t->count);
-    ND_TRY(nd_comm_all_gather(comm, NULL, own, t->b, t->count, t->dtype, NULL));
+    ND_TRY(nd_comm_all_gather(
+        comm, NULL,
+        &(nd_comm_args){.send = own, .recv = t->b, .count = t->count, .dtype = t->dtype}, NULL));
     ND_TRY(expect(t, "all_gather in place", t->b, t->count * comm->size));
 
     for (int r = 0; r < comm->size; r++) {
         fill(t, t->want + (size_t)r * t->bytes, r, comm->index * t->count, t->count);
     }
     fill(t, t->a, comm->index, 0, t->count * comm->size);
-    ND_TRY(nd_comm_all_to_all(comm, NULL, t->a, t->b, t->count, t->dtype, NULL));
+    ND_TRY(nd_comm_all_to_all(
+        comm, NULL,
+        &(nd_comm_args){.send = t->a, .recv = t->b, .count = t->count, .dtype = t->dtype}, NULL));
     return expect(t, "all_to_all", t->b, t->count * comm->size);
 }
 
@@ -165,7 +179,14 @@ static nd_status check_moves(run *t)
         int from = (comm->index - hop + comm->size) % comm->size;
         fill(t, t->a, comm->index, 0, t->count);
         fill(t, t->want, from, 0, t->count);
-        ND_TRY(nd_comm_exchange(comm, NULL, t->a, to, t->b, from, t->count, t->dtype, NULL));
+        ND_TRY(nd_comm_exchange(comm, NULL,
+                                &(nd_comm_args){.send = t->a,
+                                                .recv = t->b,
+                                                .count = t->count,
+                                                .dtype = t->dtype,
+                                                .to = to,
+                                                .from = from},
+                                NULL));
         ND_TRY(expect(t, "exchange", t->b, t->count));
     }
     return nd_comm_barrier(comm);

@@ -38,16 +38,31 @@ Test(self, moves_at_most_one_copy)
     float a[3] = {1, 2, 3}, b[3] = {0};
     nd_event done = {.finish =
                          (nd_status(*)(void *))1}; /* must be cleared, or waiting would crash */
-    cr_assert_eq(nd_comm_all_gather(tp, &f.stream, a, b, 3, ND_DTYPE_F32, &done), ND_OK);
+    cr_assert_eq(
+        nd_comm_all_gather(tp, &f.stream,
+                           &(nd_comm_args){.send = a, .recv = b, .count = 3, .dtype = ND_DTYPE_F32},
+                           &done),
+        ND_OK);
     cr_assert_eq(nd_stream_wait(&f.stream, &done), ND_OK);
     cr_assert_eq(memcmp(a, b, sizeof a), 0);
-    cr_assert_eq(nd_comm_reduce_scatter(tp, &f.stream, a, a, 3, ND_DTYPE_F32, ND_REDOP_SUM, NULL),
-                 ND_OK);
+    cr_assert_eq(
+        nd_comm_reduce_scatter(
+            tp, &f.stream,
+            &(nd_comm_args){
+                .send = a, .recv = a, .count = 3, .dtype = ND_DTYPE_F32, .redop = ND_REDOP_SUM},
+            NULL),
+        ND_OK);
     cr_assert_eq(nd_comm_all_reduce(tp, &f.stream, a, 3, ND_DTYPE_F32, ND_REDOP_MAX, &done), ND_OK);
     cr_assert_null(done.finish);
     cr_assert_eq(memcmp(a, b, sizeof a), 0);
     b[1] = 7;
-    cr_assert_eq(nd_comm_exchange(tp, NULL, b, 0, a, 0, 3, ND_DTYPE_F32, NULL), ND_OK);
+    cr_assert_eq(
+        nd_comm_exchange(
+            tp, NULL,
+            &(nd_comm_args){
+                .send = b, .recv = a, .count = 3, .dtype = ND_DTYPE_F32, .to = 0, .from = 0},
+            NULL),
+        ND_OK);
     cr_assert_eq(a[1], 7);
     cr_assert_eq(nd_comm_barrier(tp), ND_OK);
     cr_assert_eq(tp->sequence, 5);
@@ -69,9 +84,17 @@ Test(self, requests_without_sense_are_refused)
     cr_assert_not_null(strstr(nd_error_last()->message, "f8"));
     cr_assert_eq(nd_comm_broadcast(tp, NULL, a, 8, ND_DTYPE_F32, 1, NULL), ND_ERR_INTERNAL);
     cr_assert_not_null(strstr(nd_error_last()->message, "member 1 of a group of 1"));
-    cr_assert_eq(nd_comm_all_gather(tp, NULL, a, a + 2, 4, ND_DTYPE_F32, NULL), ND_ERR_INTERNAL);
+    cr_assert_eq(nd_comm_all_gather(
+                     tp, NULL,
+                     &(nd_comm_args){.send = a, .recv = a + 2, .count = 4, .dtype = ND_DTYPE_F32},
+                     NULL),
+                 ND_ERR_INTERNAL);
     cr_assert_not_null(strstr(nd_error_last()->message, "overlap"));
-    cr_assert_eq(nd_comm_all_gather(tp, NULL, NULL, a, 4, ND_DTYPE_F32, NULL), ND_ERR_INTERNAL);
+    cr_assert_eq(nd_comm_all_gather(
+                     tp, NULL,
+                     &(nd_comm_args){.send = NULL, .recv = a, .count = 4, .dtype = ND_DTYPE_F32},
+                     NULL),
+                 ND_ERR_INTERNAL);
     cr_assert_eq(tp->sequence, 0, "a refused request takes no number");
     teardown(&f);
 }
