@@ -18,6 +18,7 @@
  */
 #include "kernels/cpu/tile.h"
 #include "kernels/ops.h"
+#include "runtime/base/math.h"
 
 enum {
     ND_ATTENTION_KEYS = 256, /* keys whose dK and dV one thread accumulates at a time */
@@ -27,11 +28,6 @@ enum {
 static inline int64_t nd_attention_group(const nd_attention *a)
 {
     return a->heads / a->kv_heads;
-}
-
-static inline int64_t nd_ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
 }
 
 /* Row blocks of one head. */

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "kernels/cpu/context.h"
+#include "runtime/base/math.h"
 
 typedef struct division {
     int64_t parts;      /* tasks per KV head */
@@ -115,7 +116,7 @@ size_t nd_attention_bwd_scratch(int threads, const nd_attention *a)
 
 static int words_of(const call *c, int64_t count)
 {
-    return (int)((count + c->tiles->group - 1) / c->tiles->group);
+    return (int)nd_ceil_div(count, c->tiles->group);
 }
 
 static void load_keys(const call *c, workspace *w, int64_t b, int64_t kv, int64_t key0, int keys)

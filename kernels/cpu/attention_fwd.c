@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "kernels/cpu/context.h"
+#include "runtime/base/math.h"
 
 typedef struct call {
     const nd_attention *a;
@@ -86,7 +87,7 @@ static void row_block_step(const call *c, workspace *w, int64_t block, int64_t q
 {
     const nd_attention *a = c->a;
     const nd_tile_ops *tiles = c->tiles;
-    const int d = (int)a->head_dim, words = (d + tiles->group - 1) / tiles->group;
+    const int d = (int)a->head_dim, words = (int)nd_ceil_div(d, tiles->group);
     int32_t limit[ND_TILE];
     int64_t seen = nd_attention_last_key(a, q0 + rows - 1) - key0 + 1;
     keys = seen < keys ? (int)seen : keys;
@@ -106,7 +107,7 @@ static void row_block_step(const call *c, workspace *w, int64_t block, int64_t q
                                   .alpha = w->alpha};
     tiles->softmax(&step);
     tiles->scale_columns(ot, d, w->alpha);
-    tiles->gemm(d, ND_TILE, (keys + tiles->group - 1) / tiles->group, w->vt, ND_TILE / tiles->group,
+    tiles->gemm(d, ND_TILE, (int)nd_ceil_div(keys, tiles->group), w->vt, ND_TILE / tiles->group,
                 w->p, ND_TILE, ot, ND_TILE, true);
 }
 
@@ -160,7 +161,7 @@ static void run_task(const call *c, workspace *w, const task *t)
 {
     const nd_attention *a = c->a;
     const nd_tile_ops *tiles = c->tiles;
-    const int d = (int)a->head_dim, words = (d + tiles->group - 1) / tiles->group;
+    const int d = (int)a->head_dim, words = (int)nd_ceil_div(d, tiles->group);
     for_row_blocks(c, w, BEGIN, t, 0, 0);
     int64_t last_key = nd_attention_last_key(a, t->q_end - 1);
     for (int64_t key0 = 0; key0 <= last_key; key0 += ND_TILE) {

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/view.h"
+#include "runtime/base/math.h"
 
 enum {
     NOT_COUNTED = -100,
@@ -100,7 +101,7 @@ static void loss_blocks(void *arg, int64_t begin, int64_t end)
 nd_status nd_cpu_ce_loss(nd_stream *stream, const nd_ce_loss_args *args)
 {
     const nd_tensor max = args->max, sum = args->sum, target = args->target, labels = args->labels;
-    int64_t n = nd_tensor_count(labels), blocks = (n + LOSS_BLOCK - 1) / LOSS_BLOCK;
+    int64_t n = nd_tensor_count(labels), blocks = nd_ceil_div(n, LOSS_BLOCK);
     nd_cpu_context *context = nd_cpu_context_of(stream);
     ND_ASSERT(nd_is_vector(labels, ND_DTYPE_I32, n) && nd_is_vector(max, ND_DTYPE_F32, n));
     ND_ASSERT(nd_is_vector(sum, ND_DTYPE_F32, n) && nd_is_vector(target, ND_DTYPE_F32, n));

@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/dnnl_api.h"
 #include "kernels/ops.h"
+#include "runtime/base/math.h"
 
 enum { PAGE = 4096, FIRST_CAPACITY = 64 };
 
@@ -188,7 +189,7 @@ static nd_status reserve_scratch(nd_dnnl *dnnl, const_dnnl_primitive_desc_t d)
     if (bytes <= dnnl->scratch_bytes) {
         return ND_OK;
     }
-    bytes = (bytes + PAGE - 1) / PAGE * PAGE;
+    bytes = nd_round_up_bytes(bytes, PAGE);
     void *larger = aligned_alloc(PAGE, bytes);
     if (!larger) {
         return nd_fail_memory("oneDNN's scratchpad (%.1f MiB)", (double)bytes / 1048576.0);

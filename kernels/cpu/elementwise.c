@@ -2,6 +2,7 @@
 #include "kernels/cpu/context.h"
 
 #include "kernels/cpu/view.h"
+#include "runtime/base/math.h"
 
 enum {
     FLAT_RUN = 16384,     /* elements of one item where everything is contiguous */
@@ -38,7 +39,7 @@ static elementwise elementwise_of(nd_stream *stream, nd_tensor out, nd_tensor x)
 
 static int64_t items_of(const elementwise *w)
 {
-    return (w->count + w->run - 1) / w->run;
+    return nd_ceil_div(w->count, w->run);
 }
 
 static void accumulate_runs(void *arg, int64_t begin, int64_t end)
@@ -107,7 +108,7 @@ nd_status nd_cpu_sum_squares(nd_stream *stream, const nd_sum_squares_args *args)
                      .x = args->x + begin,
                      .count = count - begin < part ? count - begin : part,
                      .partials = context->partials};
-        int64_t blocks = (w.count + SQUARES_BLOCK - 1) / SQUARES_BLOCK;
+        int64_t blocks = nd_ceil_div(w.count, SQUARES_BLOCK);
         nd_cpu_parallel(stream, blocks, SQUARES_BLOCK, square_blocks, &w);
         for (int64_t block = 0; block < blocks; block++) {
             sum += context->partials[block];
@@ -141,7 +142,7 @@ nd_status nd_cpu_random_normal(nd_stream *stream, const nd_random_normal_args *a
                .seed = args->seed,
                .stream = args->random_stream,
                .first = args->first};
-    nd_cpu_parallel(stream, (args->count + FLAT_RUN - 1) / FLAT_RUN, FLAT_RUN, draw_runs, &w);
+    nd_cpu_parallel(stream, nd_ceil_div(args->count, FLAT_RUN), FLAT_RUN, draw_runs, &w);
     return ND_OK;
 }
 
@@ -176,7 +177,7 @@ static void update(nd_stream *stream, optimizer *w, const nd_flat_range *ranges,
         ND_ASSERT(ranges[r].begin >= 0 && ranges[r].begin <= ranges[r].end);
         w->range = ranges[r];
         int64_t count = w->range.end - w->range.begin;
-        nd_cpu_parallel(stream, (count + CHUNK - 1) / CHUNK, CHUNK, update_chunks, w);
+        nd_cpu_parallel(stream, nd_ceil_div(count, CHUNK), CHUNK, update_chunks, w);
     }
 }
 

@@ -3,6 +3,7 @@
 
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/view.h"
+#include "runtime/base/math.h"
 
 enum { STRIP = 32 }; /* columns of the table that one item of the backward owns */
 
@@ -75,6 +76,6 @@ nd_status nd_cpu_embedding_bwd(nd_stream *stream, const nd_embedding_bwd_args *a
                    .act = dout,
                    .ids = ids.data,
                    .first = args->first};
-    nd_cpu_parallel(stream, (C + STRIP - 1) / STRIP, n * STRIP, add_strips, &w);
+    nd_cpu_parallel(stream, nd_ceil_div(C, STRIP), n * STRIP, add_strips, &w);
     return ND_OK;
 }

@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/view.h"
+#include "runtime/base/math.h"
 #include "runtime/tensor/fp8.h"
 
 /* Scales are few: one thread, plain loops. */
@@ -109,8 +110,8 @@ static void each_item(nd_stream *stream, work *w, int64_t height, int64_t width,
     if (nd_tensor_count(w->x) == 0) {
         return;
     }
-    w->across = (w->x.shape[1] + w->width - 1) / w->width;
-    int64_t down = (w->x.shape[0] + height - 1) / height;
+    w->across = nd_ceil_div(w->x.shape[1], w->width);
+    int64_t down = nd_ceil_div(w->x.shape[0], height);
     nd_cpu_parallel(stream, down * w->across, height * w->width, body, w);
 }
 
@@ -345,7 +346,7 @@ nd_status nd_cpu_fp8_transpose(nd_stream *stream, const nd_fp8_transpose_args *a
     ND_ASSERT(nd_dtype_is_fp8(codes.dtype) && nd_is_2d(codes, rows, columns));
     ND_ASSERT(nd_is_2d_of(out, codes.dtype, columns, rows));
     transpose w = {.kernels = nd_cpu_context_of(stream)->rows, .out = out, .codes = codes};
-    nd_cpu_parallel(stream, (rows + BLOCK - 1) / BLOCK, BLOCK * columns, transpose_strips, &w);
+    nd_cpu_parallel(stream, nd_ceil_div(rows, BLOCK), BLOCK * columns, transpose_strips, &w);
     return ND_OK;
 }
 

@@ -4,6 +4,8 @@
 #include <omp.h>
 #include <stdlib.h>
 
+#include "runtime/base/math.h"
+
 enum {
     K_BLOCK = 1024,        /* 64 columns of B are then 128 KiB, in the second cache */
     K_ALIGNMENT = 32,      /* elements of a cache line */
@@ -41,21 +43,11 @@ typedef struct block {
     int64_t row, rows, column, columns, k, depth;
 } block;
 
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
 static void pack_a(const call *c, workspace *w, const block *x)
 {
     for (int64_t i = 0; i < x->rows; i += ND_GEMM_PANEL) {
         c->kernels->pack_panel(w->a + i * (x->depth / 2), c->a + x->k * c->p->lda + x->row + i,
-                               c->p->lda, (int)smaller(ND_GEMM_PANEL, x->rows - i),
+                               c->p->lda, (int)nd_min(ND_GEMM_PANEL, x->rows - i),
                                (int)(x->depth / 2));
     }
 }
@@ -107,7 +99,7 @@ static void multiply_panels(const call *c, const workspace *w, nd_gemm_tile t)
     t.a_row = 2;
     t.a_word = 2 * ND_GEMM_PANEL;
     for (int64_t i = 0; i < rows; i += ND_GEMM_PANEL) {
-        t.rows = (int)smaller(ND_GEMM_PANEL, rows - i);
+        t.rows = (int)nd_min(ND_GEMM_PANEL, rows - i);
         t.a = (const nd_bf16 *)(w->a + i * t.words);
         t.c = to + i * t.c_row * size;
         t.from = from ? from + i * t.from_row : NULL;
@@ -128,7 +120,7 @@ static void multiply_block(const call *c, workspace *w, const block *x, sharing 
     for (int64_t j = 0; j < x->columns; j += ND_GEMM_COLUMNS) {
         nd_gemm_word *b = w->b[shared == ONLY_BLOCK ? 0 : j / ND_GEMM_COLUMNS];
         columns.column = x->column + j;
-        columns.columns = smaller(ND_GEMM_COLUMNS, x->columns - j);
+        columns.columns = nd_min(ND_GEMM_COLUMNS, x->columns - j);
         if (shared != LATER_BLOCK) {
             pack_b(c, b, &columns);
         }
@@ -148,8 +140,8 @@ static void multiply_block(const call *c, workspace *w, const block *x, sharing 
 /* Cuts `count` rows into blocks of equal size, `most` at most, of whole groups of rows. */
 static int64_t block_rows(int64_t count, int64_t most)
 {
-    const int64_t blocks = ceil_div(count, most);
-    return blocks < 2 ? most : ceil_div(ceil_div(count, blocks), ND_GEMM_ROWS) * ND_GEMM_ROWS;
+    const int64_t blocks = nd_ceil_div(count, most);
+    return blocks < 2 ? most : nd_ceil_div(nd_ceil_div(count, blocks), ND_GEMM_ROWS) * ND_GEMM_ROWS;
 }
 
 /* All blocks of rows of one block of k and columns. */
@@ -157,7 +149,7 @@ static void multiply_rows(const call *c, workspace *w, block x, int64_t row_end,
 {
     sharing shared = row_end - x.row <= rows ? ONLY_BLOCK : FIRST_BLOCK;
     for (; x.row < row_end; x.row += rows) {
-        x.rows = smaller(rows, row_end - x.row);
+        x.rows = nd_min(rows, row_end - x.row);
         multiply_block(c, w, &x, shared);
         shared = LATER_BLOCK;
     }
@@ -166,7 +158,7 @@ static void multiply_rows(const call *c, workspace *w, block x, int64_t row_end,
 static void multiply_depth(const call *c, workspace *w, block x, int64_t row_end, int64_t rows)
 {
     for (x.k = 0; x.k < c->p->k; x.k += c->k_block) {
-        x.depth = smaller(c->k_block, c->p->k - x.k);
+        x.depth = nd_min(c->k_block, c->p->k - x.k);
         multiply_rows(c, w, x, row_end, rows);
     }
 }
@@ -183,8 +175,8 @@ static void multiply_part(const call *c, workspace *w, const block *part)
     block x = *part;
     for (x.row = part->row; x.row < row_end; x.row += span) {
         for (x.column = part->column; x.column < column_end; x.column += columns) {
-            x.columns = smaller(columns, column_end - x.column);
-            multiply_depth(c, w, x, smaller(x.row + span, row_end), rows);
+            x.columns = nd_min(columns, column_end - x.column);
+            multiply_depth(c, w, x, nd_min(x.row + span, row_end), rows);
         }
     }
 }
@@ -195,9 +187,9 @@ static void multiply_part(const call *c, workspace *w, const block *part)
 static void share(int64_t count, int64_t unit, int64_t parts, int64_t index, int64_t *begin,
                   int64_t *length)
 {
-    const int64_t units = ceil_div(count, unit);
-    *begin = smaller(units * index / parts * unit, count);
-    *length = smaller(units * (index + 1) / parts * unit, count) - *begin;
+    const int64_t units = nd_ceil_div(count, unit);
+    *begin = nd_min(units * index / parts * unit, count);
+    *length = nd_min(units * (index + 1) / parts * unit, count) - *begin;
 }
 
 /* Time of the largest part, in cycles for each 32 of k: products, and packing at 0.15 (rows of B),
@@ -205,10 +197,10 @@ static void share(int64_t count, int64_t unit, int64_t parts, int64_t index, int
 static int64_t time_of(const nd_dnnl_product *p, int64_t row_parts, int64_t column_parts)
 {
     const int64_t row_block = p->a_transposed ? ROWS_TRANSPOSED : ROWS;
-    const int64_t rows = ceil_div(ceil_div(p->m, ND_GEMM_ROWS), row_parts) * ND_GEMM_ROWS;
+    const int64_t rows = nd_ceil_div(nd_ceil_div(p->m, ND_GEMM_ROWS), row_parts) * ND_GEMM_ROWS;
     const int64_t columns =
-        ceil_div(ceil_div(p->n, ND_GEMM_COLUMNS), column_parts) * ND_GEMM_COLUMNS;
-    return rows * columns + 5 * columns * ceil_div(rows, row_block) +
+        nd_ceil_div(nd_ceil_div(p->n, ND_GEMM_COLUMNS), column_parts) * ND_GEMM_COLUMNS;
+    return rows * columns + 5 * columns * nd_ceil_div(rows, row_block) +
            (p->a_transposed ? 2 * rows : 0);
 }
 
@@ -239,7 +231,7 @@ void nd_gemm_multiply(nd_gemm *gemm, const nd_dnnl_product *p, void *c, const nd
                       const nd_bf16 *b, const float *factors)
 {
     ND_ASSERT(nd_gemm_supports(p));
-    const int64_t blocks = ceil_div(p->k, K_BLOCK);
+    const int64_t blocks = nd_ceil_div(p->k, K_BLOCK);
     const call x = {.kernels = gemm->kernels,
                     .p = p,
                     .c = c,
@@ -247,7 +239,7 @@ void nd_gemm_multiply(nd_gemm *gemm, const nd_dnnl_product *p, void *c, const nd
                     .b = b,
                     .factor = p->factors == ND_DNNL_FACTOR_ONE ? *factors : 1.0f,
                     .column_factors = p->factors == ND_DNNL_FACTOR_EACH_COLUMN ? factors : NULL,
-                    .k_block = ceil_div(ceil_div(p->k, blocks), K_ALIGNMENT) * K_ALIGNMENT};
+                    .k_block = nd_ceil_div(nd_ceil_div(p->k, blocks), K_ALIGNMENT) * K_ALIGNMENT};
     if (gemm->threads == 1) {
         multiply_share(&x, gemm->workspaces, 1, 1, 0);
         return;

@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/view.h"
+#include "runtime/base/math.h"
 
 /*
  * BF16 products of matrices with gaps between their rows. oneDNN multiplies such matrices only in
@@ -40,18 +41,13 @@ static bool has_gaps(nd_tensor x)
     return x.stride[0] != x.shape[1];
 }
 
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Only a product larger than all before it allocates: after the first step none does. */
 static nd_status reserve(nd_cpu_context *context, size_t bytes)
 {
     if (bytes <= context->dense_bytes) {
         return ND_OK;
     }
-    bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    bytes = nd_round_up_bytes(bytes, ALIGNMENT);
     void *larger = aligned_alloc(ALIGNMENT, bytes);
     if (!larger) {
         return nd_fail_memory("a product (%.1f MiB)", (double)bytes / 1048576.0);
@@ -115,7 +111,7 @@ nd_status nd_cpu_multiply_gaps(nd_stream *stream, nd_tensor c, nd_tensor a, nd_t
     size_t of_c = p->a_transposed ? 0 : (size_t)c.shape[1] * nd_dtype_size(c.dtype);
     ND_TRY(reserve(nd_cpu_context_of(stream), ROWS * (of_a + of_c)));
     for (int64_t i = 0; i < a.shape[0]; i += ROWS) {
-        ND_TRY(multiply_rows(stream, c, a, b, p, i, smaller(ROWS, a.shape[0] - i)));
+        ND_TRY(multiply_rows(stream, c, a, b, p, i, nd_min(ROWS, a.shape[0] - i)));
     }
     return ND_OK;
 }
@@ -166,8 +162,8 @@ nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tenso
     float *ta = context->widened, *tb = ta + T * T, *tc = tb + T * T;
     for (int64_t i = 0; i < p->m; i += T) {
         for (int64_t j = 0; j < p->n; j += T) {
-            nd_dnnl_product tile = {.m = smaller(T, p->m - i),
-                                    .n = smaller(T, p->n - j),
+            nd_dnnl_product tile = {.m = nd_min(T, p->m - i),
+                                    .n = nd_min(T, p->n - j),
                                     .lda = T,
                                     .ldb = T,
                                     .ldc = T,
@@ -176,7 +172,7 @@ nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tenso
                                     .in = ND_DTYPE_F32,
                                     .out = ND_DTYPE_F32};
             for (int64_t l = 0; l < p->k; l += T) {
-                tile.k = smaller(T, p->k - l);
+                tile.k = nd_min(T, p->k - l);
                 tile.accumulate = l > 0;
                 widen(kernels, ta, a, p->a_transposed, (block){i, tile.m, l, tile.k});
                 widen(kernels, tb, b, p->b_transposed, (block){l, tile.k, j, tile.n});

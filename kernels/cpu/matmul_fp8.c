@@ -16,6 +16,7 @@
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/view.h"
+#include "runtime/base/math.h"
 #include "runtime/tensor/fp8.h"
 
 enum {
@@ -43,7 +44,7 @@ typedef struct scratch {
 
 static size_t after(size_t offset, int64_t count, size_t size)
 {
-    return offset + ((size_t)count * size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return offset + nd_round_up_bytes((size_t)count * size, ALIGNMENT);
 }
 
 static scratch scratch_of(int64_t m, int64_t n, int64_t k)

@@ -135,7 +135,7 @@ int delta_lanes(nd_cuda_queue queue, const nd_attention *a, nd_tensor delta, nd_
                 nd_tensor dout)
 {
     row_args rows = args_of(a);
-    return ND_LAUNCH_MEETING((delta_kernel<T, N, LANES>), ceil_div(rows.rows, THREADS / LANES),
+    return ND_LAUNCH_MEETING((delta_kernel<T, N, LANES>), nd_ceil_div(rows.rows, THREADS / LANES),
                              THREADS, queue, (float *)delta.data, (const T *)out.data, view_of(out),
                              (const T *)dout.data, view_of(dout), rows);
 }
@@ -158,7 +158,7 @@ int merge_lanes(nd_cuda_queue queue, const nd_attention *a, nd_tensor acc, nd_te
                 nd_tensor out, nd_tensor lse)
 {
     row_args rows = args_of(a);
-    return ND_LAUNCH_MEETING((merge_kernel<T, N, LANES>), ceil_div(rows.rows, THREADS / LANES),
+    return ND_LAUNCH_MEETING((merge_kernel<T, N, LANES>), nd_ceil_div(rows.rows, THREADS / LANES),
                              THREADS, queue, (float *)acc.data, view_of(acc), (float *)acc_lse.data,
                              (const T *)out.data, view_of(out), (const float *)lse.data, rows);
 }

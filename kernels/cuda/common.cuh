@@ -9,6 +9,7 @@
  * F32.
  */
 #include "kernels/cuda/platform.cuh"
+#include "runtime/base/math.h"
 
 namespace nd {
 
@@ -279,11 +280,6 @@ __device__ inline void amax_merge(float *amax, uint32_t bits)
 }
 
 /* sizes */
-
-inline int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
 
 inline bool aligned(const void *p, int64_t stride_bytes = 0, int64_t to = 16)
 {

@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS) gradient_kernel(const gradie
 
 template <class T, int N> int launch_gradient(nd_cuda_queue queue, int64_t rows, gradient_args<T> a)
 {
-    a.tiles = (unsigned)ceil_div(a.columns, (int64_t)GRADIENT_THREADS * 4 * N);
+    a.tiles = (unsigned)nd_ceil_div(a.columns, (int64_t)GRADIENT_THREADS * 4 * N);
     return ND_LAUNCH((gradient_kernel<T, N>), rows * a.tiles, GRADIENT_THREADS, queue, a);
 }
 

@@ -101,7 +101,7 @@ template <class T, int N>
 int add_rows(nd_cuda_queue queue, nd_tensor dtable, nd_tensor dout, const sorted_token *tokens)
 {
     int64_t n = dout.shape[0], columns = dout.shape[1];
-    int strips = (int)ceil_div(columns, ADD_THREADS * N);
+    int strips = (int)nd_ceil_div(columns, ADD_THREADS * N);
     return ND_LAUNCH((add_kernel<T, N>), n * strips, ADD_THREADS, queue, (float *)dtable.data,
                      dtable.stride[0], (const T *)dout.data, dout.stride[0], tokens, (int)n,
                      dtable.shape[0], columns, strips);

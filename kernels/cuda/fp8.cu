@@ -105,11 +105,11 @@ int amax_packs(nd_cuda_queue queue, float *amax, nd_tensor x, nd_granularity gra
         return map_amax(queue, amax_of<T, N>{from, l, {amax}}, l.count());
     }
     if (granularity == ND_PER_ROW) {
-        return ND_LAUNCH_MEETING((row_amax_kernel<T, N>), ceil_div(rows, THREADS / 32), THREADS,
+        return ND_LAUNCH_MEETING((row_amax_kernel<T, N>), nd_ceil_div(rows, THREADS / 32), THREADS,
                                  queue, amax, from, stride, rows, columns, merge);
     }
-    int strips = (int)ceil_div(columns, COLUMN_LANES * N);
-    return ND_LAUNCH((column_amax_kernel<T, N>), ceil_div(rows, SEGMENT) * strips,
+    int strips = (int)nd_ceil_div(columns, COLUMN_LANES * N);
+    return ND_LAUNCH((column_amax_kernel<T, N>), nd_ceil_div(rows, SEGMENT) * strips,
                      COLUMN_LANES * COLUMN_ROWS, queue, amax, from, stride, rows, columns, strips);
 }
 
@@ -236,7 +236,7 @@ template <class T>
 int count_typed(nd_cuda_queue queue, int64_t *counts, nd_tensor x, const layout<1> &l,
                 const nd_fp8 &as, bool e4m3)
 {
-    int64_t blocks = ceil_div(l.count(), THREADS);
+    int64_t blocks = nd_ceil_div(l.count(), THREADS);
     return ND_LAUNCH_MEETING((count_kernel<T>),
                              blocks < COUNT_BLOCKS ? blocks : (int64_t)COUNT_BLOCKS, THREADS, queue,
                              (unsigned long long *)counts, (const T *)x.data, l,

@@ -226,8 +226,8 @@ __global__ void __launch_bounds__(TILE_THREADS) transpose_kernel(const tile_args
 
 int64_t tiles_of(tile_args &a)
 {
-    a.strips = (int)ceil_div(a.columns, TILE);
-    return ceil_div(a.rows, TILE) * a.strips;
+    a.strips = (int)nd_ceil_div(a.columns, TILE);
+    return nd_ceil_div(a.rows, TILE) * a.strips;
 }
 
 template <class T> int cast_tiles(nd_cuda_queue queue, tile_args a)

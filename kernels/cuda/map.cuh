@@ -241,7 +241,7 @@ template <class F> int map_amax(nd_cuda_queue queue, const F &f, int64_t count)
     if (count == 0) {
         return 0;
     }
-    int64_t blocks = ceil_div(count, (int64_t)MAP_THREADS * F::together);
+    int64_t blocks = nd_ceil_div(count, (int64_t)MAP_THREADS * F::together);
     int64_t most = (int64_t)processors() * 16;
     return ND_LAUNCH_MEETING((map_amax_kernel<F>), blocks < most ? blocks : most, MAP_THREADS,
                              queue, f, count);
@@ -252,7 +252,7 @@ template <class F> int map(nd_cuda_queue queue, const F &f, int64_t count)
     if (count == 0) {
         return 0;
     }
-    int64_t blocks = ceil_div(count, (int64_t)MAP_THREADS * F::together);
+    int64_t blocks = nd_ceil_div(count, (int64_t)MAP_THREADS * F::together);
     const int64_t most = 0x7fffffff;
     return ND_LAUNCH((map_kernel<F>), blocks < most ? blocks : most, MAP_THREADS, queue, f, count);
 }

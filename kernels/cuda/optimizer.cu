@@ -153,7 +153,7 @@ template <int N> int64_t take_ranges(const nd_flat_range *ranges, int count, ran
         list.first_block[r] = (uint32_t)blocks;
         list.decay |= (uint64_t)(ranges[r].decay ? 1 : 0) << r;
         blocks += ranges[r].end > ranges[r].begin
-                      ? ceil_div(elements, (int64_t)N * THREADS * TOGETHER)
+                      ? nd_ceil_div(elements, (int64_t)N * THREADS * TOGETHER)
                       : 0;
     }
     list.count = count;
@@ -312,7 +312,7 @@ int nd_cuda_sum_squares(nd_cuda_queue queue, const nd_sum_squares_args *args, vo
     int64_t before = (int64_t)(-(uintptr_t)args->x / sizeof(float) % 4);
     before = before < count ? before : count;
     count -= before;
-    int64_t wanted = ceil_div(count, (int64_t)THREADS * 4 * SUM_TOGETHER);
+    int64_t wanted = nd_ceil_div(count, (int64_t)THREADS * 4 * SUM_TOGETHER);
     int blocks = (int)(wanted < 1 ? 1 : wanted < SUM_BLOCKS ? wanted : (int64_t)SUM_BLOCKS);
     int error = ND_LAUNCH_MEETING(squares_kernel, blocks, THREADS, queue, (double *)scratch,
                                   args->x + before, (int)before, count);

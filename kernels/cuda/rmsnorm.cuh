@@ -15,9 +15,9 @@ enum { NORM_THREADS = 512 }; /* most of a block */
  * they are too many. */
 inline int threads_for(int64_t packs, int *K)
 {
-    int64_t threads = ceil_div(ceil_div(packs, 2), 32) * 32;
+    int64_t threads = nd_ceil_div(nd_ceil_div(packs, 2), 32) * 32;
     threads = threads < 32 ? 32 : threads > NORM_THREADS ? (int64_t)NORM_THREADS : threads;
-    int64_t each = ceil_div(packs, threads);
+    int64_t each = nd_ceil_div(packs, threads);
     *K = each <= 2 ? 2 : each <= 4 ? 4 : 0;
     return (int)threads;
 }

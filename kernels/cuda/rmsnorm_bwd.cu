@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(SUM_COLUMNS *SUM_LANES)
 template <class T, int N>
 int launch_backward(nd_cuda_queue queue, const backward_args &a, int *blocks)
 {
-    int K, threads = threads_for(ceil_div(a.columns, N), &K);
+    int K, threads = threads_for(nd_ceil_div(a.columns, N), &K);
     /* As many blocks as fit at once: 512 threads of 128 registers a processor. */
     int64_t most = (int64_t)ND_CUDA_SCRATCH / 4 / a.columns;
     int64_t wanted = (int64_t)processors() * (NORM_THREADS / threads);
@@ -250,7 +250,7 @@ int nd_cuda_rmsnorm_bwd(nd_cuda_queue queue, const nd_rmsnorm_bwd_args *args, vo
     if (error) {
         return error;
     }
-    return ND_LAUNCH_MEETING(dweight_kernel, ceil_div(a.columns, SUM_COLUMNS),
+    return ND_LAUNCH_MEETING(dweight_kernel, nd_ceil_div(a.columns, SUM_COLUMNS),
                              SUM_COLUMNS * SUM_LANES, queue, (float *)args->dweight.data,
                              (const float *)scratch, blocks, a.columns);
 }

@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(NORM_THREADS) forward_kernel(const forward_arg
 
 template <class T, int N, bool FUSED> int launch_forward(nd_cuda_queue queue, const forward_args &a)
 {
-    int K, threads = threads_for(ceil_div(a.columns, N), &K);
+    int K, threads = threads_for(nd_ceil_div(a.columns, N), &K);
     int64_t blocks = a.rows < 0x7fffffff ? a.rows : 0x7fffffff;
     switch (K) {
     case 2:

@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/sdpa_parts.h"
+#include "runtime/base/math.h"
 
 enum { TILE = 128 }; /* rows and keys of a tile are multiples of this, except in the last tile */
 
 static int64_t clamp(int64_t x, int64_t low, int64_t high)
 {
     return x < low ? low : x > high ? high : x;
-}
-
-static int64_t most(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
 }
 
 static int64_t pieces_of(int64_t extent, int64_t step)
@@ -20,7 +16,7 @@ static int64_t pieces_of(int64_t extent, int64_t step)
 
 static int64_t whole_tiles(int64_t x)
 {
-    return most(x / TILE * TILE, TILE);
+    return nd_max(x / TILE * TILE, TILE);
 }
 
 /* Cuts into as few parts of at most `step` (whole tiles) as possible, of about equal length. */
@@ -44,7 +40,7 @@ static int64_t square_root(int64_t x)
  * rows, so rows and keys are of about one size where both are cut. */
 static void cut_tiles(nd_sdpa_band *b, int64_t seen, int64_t scores)
 {
-    int64_t side = most(square_root(scores), scores / seen);
+    int64_t side = nd_max(square_root(scores), scores / seen);
     b->whole = false;
     b->kvs = 1;
     b->rows = even(b->end - b->begin, whole_tiles(side));
@@ -71,7 +67,7 @@ static int64_t most_keys(const nd_sdpa_band *b)
 {
     bool two_halves = b->halves && b->keys >= b->prefix;
     int64_t keys = two_halves ? b->prefix / 2 : b->keys;
-    return b->causal && !b->whole ? most(keys, b->rows) : keys;
+    return b->causal && !b->whole ? nd_max(keys, b->rows) : keys;
 }
 
 /* Pieces of the rows of a tile. */
@@ -107,9 +103,9 @@ static void add_band(const nd_attention *a, int64_t begin, int64_t end, bool cau
         b.whole = false;
     }
     int64_t tiles = row_tiles(&b);
-    out->rows = most(out->rows, b.rows);
-    out->keys = most(out->keys, most_keys(&b));
-    out->kvs = most(out->kvs, b.kvs);
+    out->rows = nd_max(out->rows, b.rows);
+    out->keys = nd_max(out->keys, most_keys(&b));
+    out->kvs = nd_max(out->kvs, b.kvs);
     out->adds_queries |= key_tiles(&b, tiles - 1) > 1;
     out->adds_keys |= tiles > 1 || seen < a->sk;
     out->bands[out->band_count++] = b;

@@ -117,7 +117,7 @@ static __global__ void __launch_bounds__(SORT_TILE)
 inline int sort_tokens(nd_cuda_queue queue, const int32_t *ids, int n, int64_t first,
                        int64_t vocabulary, void *scratch, const sorted_token **out)
 {
-    int tiles = (int)ceil_div(n, SORT_TILE), count = tiles * SORT_TILE;
+    int tiles = (int)nd_ceil_div(n, SORT_TILE), count = tiles * SORT_TILE;
     sorted_token *buffers[2] = {(sorted_token *)scratch, (sorted_token *)scratch + n};
     uint32_t *counts = (uint32_t *)(buffers[1] + n);
     token_source from = {nullptr, ids, first, vocabulary, n, 0};
@@ -125,7 +125,7 @@ inline int sort_tokens(nd_cuda_queue queue, const int32_t *ids, int n, int64_t f
         int error = ND_LAUNCH_MEETING(sort_count_kernel, tiles, SORT_TILE, queue, counts, from);
         error = error ? error
                       : ND_LAUNCH_MEETING(sort_scan_kernel, 1, SCAN_THREADS, queue, counts, count,
-                                          (int)ceil_div(count, SCAN_THREADS));
+                                          (int)nd_ceil_div(count, SCAN_THREADS));
         error = error ? error
                       : ND_LAUNCH_MEETING(sort_place_kernel, tiles, SORT_TILE, queue,
                                           buffers[pass % 2], from, counts);

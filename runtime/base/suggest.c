@@ -5,17 +5,13 @@
 #include <limits.h>
 #include <string.h>
 
+#include "runtime/base/math.h"
+
 enum { LONGEST = 63 };
 
 static int fold(char c)
 {
     return c == '_' ? '-' : tolower((unsigned char)c);
-}
-
-static int min3(int a, int b, int c)
-{
-    int m = a < b ? a : b;
-    return m < c ? m : c;
 }
 
 /* Optimal string alignment: three rows of the usual table. */
@@ -34,7 +30,7 @@ int nd_suggest_distance(const char *a, const char *b)
         row[0] = (int)i;
         for (size_t j = 1; j <= nb; j++) {
             int same = fold(a[i - 1]) == fold(b[j - 1]);
-            row[j] = min3(last[j] + 1, row[j - 1] + 1, last[j - 1] + !same);
+            row[j] = (int)nd_min(nd_min(last[j], row[j - 1]) + 1, last[j - 1] + !same);
             if (i > 1 && j > 1 && fold(a[i - 1]) == fold(b[j - 2]) &&
                 fold(a[i - 2]) == fold(b[j - 1]) && before[j - 2] + 1 < row[j]) {
                 row[j] = before[j - 2] + 1;

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "runtime/base/math.h"
 #include "runtime/comm/backend.h"
 
 /* Member at distance k after (before) this one. Message k of every member pairs with message k of
@@ -282,7 +283,7 @@ static void reduce_begin(nd_host_op *op)
 {
     const nd_comm *comm = op->comm;
     int64_t longest = op->kind == ND_COMM_REDUCE_SCATTER ? op->count : op->count / comm->size + 1;
-    int64_t messages = (longest + op->chunk - 1) / op->chunk * (comm->size - 1);
+    int64_t messages = nd_ceil_div(longest, op->chunk) * (comm->size - 1);
     op->waiting[0] = op->waiting[1] = comm->size - 1;
     for (int lane = 0; lane < ND_LANE_COUNT; lane++) {
         bool result = lane == ND_LANE_RECV_RESULT || lane == ND_LANE_SEND_RESULT;

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/math.h"
+
 enum { ALIGNMENT = 256 };
 
 static const size_t LARGE_BYTES = (size_t)10 << 30; /* a plan is printed in GiB from here on */
@@ -61,7 +63,7 @@ int nd_memplan_want(nd_memplan *plan, nd_mem_class class, const char *name, size
 {
     nd_mem_segment *s = append(plan, class, name, bytes);
     s->offset = plan->total;
-    plan->total += (s->bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    plan->total += nd_round_up_bytes(s->bytes, ALIGNMENT);
     if (pointer) {
         nd_memplan_also(plan, plan->count - 1, 0, pointer);
     }

@@ -11,6 +11,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "runtime/base/math.h"
 #include "runtime/rdzv/pmix.h"
 
 const char *nd_identity_source_name(nd_identity_source source)
@@ -149,7 +150,7 @@ static nd_status read_torchrun(nd_identity *id)
 {
     const char *agent = getenv("TORCHELASTIC_USE_AGENT_STORE");
     int port = id->master_port + (agent && strcmp(agent, "True") == 0);
-    int nodes = (id->world_size + id->local_world_size - 1) / id->local_world_size;
+    int nodes = (int)nd_ceil_div(id->world_size, id->local_world_size);
     ND_TRY(read_number("ND_MASTER_PORT", 1, 65535, port < 65536 ? port : id->master_port - 1,
                        &id->master_port));
     ND_TRY(read_number("GROUP_RANK", 0, INT_MAX, id->rank / id->local_world_size, &id->node_rank));

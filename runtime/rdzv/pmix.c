@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "runtime/base/log.h"
+#include "runtime/base/math.h"
 #include "runtime/rdzv/address.h"
 #include "runtime/rdzv/call_limit.h"
 #include "runtime/rdzv/key.h"
@@ -182,7 +183,7 @@ static nd_status read_identity(nd_pmix *pmix, nd_identity *id)
                        "PMIx says that the job has %d ranks, and this node %d of them",
                        read.world_size, read.local_world_size);
     }
-    int nodes = (read.world_size + read.local_world_size - 1) / read.local_world_size;
+    int nodes = (int)nd_ceil_div(read.world_size, read.local_world_size);
     ND_TRY(get_number(pmix, PMIX_RANK_WILDCARD, PMIX_NUM_NODES, nodes, &read.nnodes));
     ND_TRY(get_number(pmix, pmix->self.rank, PMIX_NODEID, 0, &read.node_rank));
     read.rank = (int)pmix->self.rank;

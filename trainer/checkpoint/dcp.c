@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "runtime/base/fsio.h"
+#include "runtime/base/math.h"
 
 static const char sharding_key[] = "DCP_SHARDING_INFO";
 static const int64_t largest_offset = (int64_t)1 << 60;
@@ -112,7 +113,7 @@ nd_status nd_dcp_head(nd_dcp_list *list, char **head, size_t *head_bytes)
         put_json(out, list);
     }
     bool written = out && fclose(out) == 0;
-    size_t bytes = (length + ND_DCP_ALIGNMENT - 1) / ND_DCP_ALIGNMENT * ND_DCP_ALIGNMENT;
+    size_t bytes = nd_round_up_bytes(length, ND_DCP_ALIGNMENT);
     if (!written || nd_alloc(bytes, 1, (void **)&padded) != ND_OK) {
         free(text);
         return nd_fail_memory("the header of %lld entries", (long long)list->count);

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "runtime/base/math.h"
+
 static const struct {
     const char *name;
     int chunk, whole;
@@ -278,7 +280,7 @@ nd_status nd_chunk_hasher_create(nd_checksum kind, uint64_t file_bytes, nd_chunk
     ND_TRY(ND_ALLOC(1, &h));
     h->kind = kind;
     h->file_bytes = file_bytes;
-    h->chunks = (int64_t)((file_bytes + ND_CHUNK_BYTES - 1) / ND_CHUNK_BYTES);
+    h->chunks = nd_ceil_div((int64_t)file_bytes, ND_CHUNK_BYTES);
     h->xxh3 = kind == ND_CHECKSUM_XXH3 ? XXH3_createState() : NULL;
     h->sha256 = kind == ND_CHECKSUM_SHA256 ? EVP_MD_CTX_new() : NULL;
     size_t bytes = (size_t)h->chunks * (size_t)kinds[kind].chunk + 1;

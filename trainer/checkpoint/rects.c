@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/rects.h"
 
+#include "runtime/base/math.h"
+
 int nd_rects_of_range(const nd_block *block, int64_t begin, int64_t end, nd_rect_part out[3])
 {
     int count = 0;
@@ -25,21 +27,11 @@ int nd_rects_of_range(const nd_block *block, int64_t begin, int64_t end, nd_rect
     return count;
 }
 
-static int64_t largest(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-static int64_t smallest(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 bool nd_rect_intersect(const nd_rect *a, const nd_rect *b, nd_rect *out)
 {
-    int64_t row = largest(a->row, b->row), col = largest(a->col, b->col);
-    int64_t rows = smallest(a->row + a->rows, b->row + b->rows) - row;
-    int64_t cols = smallest(a->col + a->cols, b->col + b->cols) - col;
+    int64_t row = nd_max(a->row, b->row), col = nd_max(a->col, b->col);
+    int64_t rows = nd_min(a->row + a->rows, b->row + b->rows) - row;
+    int64_t cols = nd_min(a->col + a->cols, b->col + b->cols) - col;
     if (rows <= 0 || cols <= 0) {
         return false;
     }

@@ -8,6 +8,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
+#include "runtime/base/math.h"
 #include "runtime/base/rng.h"
 #include "trainer/data/formats.h"
 
@@ -341,5 +342,5 @@ nd_status nd_loader_rewind(nd_loader *loader)
 int64_t nd_loader_validation_steps(const nd_dataset *dataset, const nd_loader_options *options)
 {
     int64_t round = options->accumulation * options->micro_batch * options->dp_size;
-    return (dataset->blocks + round - 1) / round;
+    return nd_ceil_div(dataset->blocks, round);
 }

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "runtime/base/math.h"
 #include "trainer/layout/layout.h"
 
 /* Logits of one head chunk: near the last-level cache of a CPU, enough rows to fill a GPU. */
 enum { HEAD_LOGITS_BYTES = 64 << 20, HEAD_LOGITS_BYTES_GPU = 512 << 20 };
 /* Rows of a product's tile on a GPU: a chunk of whole tiles leaves none with a part of the work. */
 enum { GPU_TILE = 128 };
-
-static int64_t min_i64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord coord,
                    const nd_config *config, bool gpu)
@@ -32,13 +28,13 @@ nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord co
     d.chunks = cp > 1 ? 2 : 1;
     d.chunk = d.s / d.chunks;
     d.QKV = (d.H + 2 * d.K) * d.D;
-    d.V = (shape->vocab + tp - 1) / tp;
+    d.V = nd_ceil_div(shape->vocab, tp);
     d.vocab_first = d.V * coord.at[ND_AXIS_TP];
     int64_t left = shape->vocab - d.vocab_first;
-    d.vocab_valid = left < 0 ? 0 : min_i64(left, d.V);
+    d.vocab_valid = left < 0 ? 0 : nd_min(left, d.V);
     int64_t row_bytes = tp * d.V * (int64_t)nd_dtype_size(d.act);
     int64_t rows = (gpu ? HEAD_LOGITS_BYTES_GPU : HEAD_LOGITS_BYTES) / row_bytes;
     rows -= gpu && rows >= GPU_TILE ? rows % GPU_TILE : 0;
-    d.head_rows = rows < 1 ? 1 : min_i64(rows, d.Tl);
+    d.head_rows = rows < 1 ? 1 : nd_min(rows, d.Tl);
     return d;
 }

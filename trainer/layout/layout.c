@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/math.h"
+
 enum { SHARD_ALIGNMENT = 256, TENSOR_ALIGNMENT = 64 };
 
 typedef enum dim { DIM_1 = 0, DIM_V, DIM_C, DIM_F, DIM_QD, DIM_KD, DIM_COUNT } dim;
@@ -24,11 +26,6 @@ static const struct {
 #include "trainer/layout/llama_params.def"
 #undef ND_PARAM
 };
-
-static int64_t round_up(int64_t n, int64_t to)
-{
-    return (n + to - 1) / to * to;
-}
 
 static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_llama_shape *shape,
                        int tp, int tp_index)
@@ -58,7 +55,7 @@ static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_llam
     } else {
         snprintf(p->name, sizeof p->name, "%s", table[id].name);
     }
-    p->local_rows = p->split == ND_SPLIT_ROWS ? (p->rows + tp - 1) / tp : p->rows;
+    p->local_rows = p->split == ND_SPLIT_ROWS ? nd_ceil_div(p->rows, tp) : p->rows;
     p->local_cols = p->split == ND_SPLIT_COLS ? p->cols / tp : p->cols;
     p->row_begin = p->split == ND_SPLIT_ROWS ? p->local_rows * tp_index : 0;
     p->col_begin = p->split == ND_SPLIT_COLS ? p->local_cols * tp_index : 0;
@@ -76,7 +73,7 @@ static void place_param(const nd_unit *unit, nd_segment *segments, nd_param *p)
     nd_segment *segment = &segments[p->segment];
     bool joined = continues_previous(p->id) && p[-1].segment == p->segment;
     p->unit = unit;
-    p->offset = joined ? segment->used : round_up(segment->used, TENSOR_ALIGNMENT);
+    p->offset = joined ? segment->used : nd_round_up(segment->used, TENSOR_ALIGNMENT);
     segment->used = p->offset + p->local_rows * p->local_cols;
 }
 
@@ -110,8 +107,8 @@ static int add_unit(nd_layout *layout, const nd_layout_options *o, nd_unit_kind 
     }
     for (int s = 0; s < ND_SEGMENT_COUNT; s++) {
         nd_segment *segment = &unit->segments[s];
-        int64_t share = (segment->used + layout->shards - 1) / layout->shards;
-        segment->shard_count = round_up(share, SHARD_ALIGNMENT);
+        int64_t share = nd_ceil_div(segment->used, layout->shards);
+        segment->shard_count = nd_round_up(share, SHARD_ALIGNMENT);
         segment->count = segment->shard_count * layout->shards;
         segment->shard_offset = layout->shard_total;
         layout->shard_total += segment->shard_count;

@@ -8,16 +8,12 @@
  * the op write codes alone; otherwise the op finds the amax. In a step that the health log counts,
  * operands are cast by ops of their own.
  */
+#include "runtime/base/math.h"
 #include "trainer/model/linear.h"
-
-static int64_t max_i64(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
 
 int64_t nd_operand_vector(const nd_dims *d)
 {
-    return max_i64(max_i64(d->T, d->C), max_i64(d->QKV, 2 * d->F));
+    return nd_max(nd_max(d->T, d->C), nd_max(d->QKV, 2 * d->F));
 }
 
 static size_t gemm_scratch(const nd_model *m, int64_t n, int64_t k)
@@ -39,9 +35,9 @@ void nd_operands_plan(nd_model *m, nd_memplan *plan)
     nd_fp8_scratch *f = &m->fp8;
     int64_t per_tensor = nd_recipe_is_per_tensor(&s->recipe);
     int64_t transposes = m->rank->ops->fp8_needs_transposed;
-    int64_t inputs = max_i64(d->C, d->H * d->D), outputs = max_i64(inputs, d->F);
+    int64_t inputs = nd_max(d->C, d->H * d->D), outputs = nd_max(inputs, d->F);
     /* Delayed: SwiGLU's backward makes the codes of gate's and of up's gradient at once. */
-    int64_t together = nd_recipe_is_delayed(&s->recipe) ? max_i64(outputs, 2 * d->F) : outputs;
+    int64_t together = nd_recipe_is_delayed(&s->recipe) ? nd_max(outputs, 2 * d->F) : outputs;
     int64_t weight = 0;
     size_t scratch = 0;
     if (!s->recipe.name) {
@@ -51,7 +47,7 @@ void nd_operands_plan(nd_model *m, nd_memplan *plan)
         const nd_param *p = &m->layout->params[i];
         if (p->fp8) {
             size_t bytes = gemm_scratch(m, p->local_rows, p->local_cols);
-            weight = max_i64(weight, p->local_rows * p->local_cols);
+            weight = nd_max(weight, p->local_rows * p->local_cols);
             scratch = scratch > bytes ? scratch : bytes;
         }
     }
@@ -60,8 +56,8 @@ void nd_operands_plan(nd_model *m, nd_memplan *plan)
         int64_t bytes;
         void **pointer;
     } wants[] = {
-        {"fp8: input of a product", d->T * (per_tensor ? inputs : max_i64(inputs, d->F)), &f->x},
-        {"fp8: input, transposed", transposes * d->T * max_i64(inputs, d->F), &f->x_transposed},
+        {"fp8: input of a product", d->T * (per_tensor ? inputs : nd_max(inputs, d->F)), &f->x},
+        {"fp8: input, transposed", transposes * d->T * nd_max(inputs, d->F), &f->x_transposed},
         {"fp8: output gradients", d->T * together, &f->dy},
         {"fp8: output gradients, transposed", transposes * d->T * outputs, &f->dy_transposed},
         {"fp8: gradient before its gather", d->T == d->Tl ? 0 : d->Tl * d->C, &f->dy_local},

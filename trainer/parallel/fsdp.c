@@ -4,10 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int64_t max_i64(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
+#include "runtime/base/math.h"
 
 /* The next unit from `index` on that is a block; NULL: none. */
 static const nd_unit *block_from(const nd_layout *layout, int index)
@@ -23,7 +20,7 @@ static int64_t largest_block(const nd_layout *layout, nd_segment_kind kind)
 {
     int64_t most = 0;
     for (const nd_unit *u = block_from(layout, 0); u; u = block_from(layout, u->index + 1)) {
-        most = max_i64(most, u->segments[kind].count);
+        most = nd_max(most, u->segments[kind].count);
     }
     return most;
 }
@@ -114,13 +111,13 @@ static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
     bool sharded = layout->shards > 1;
     bool accumulates = fsdp->rank->config->train.gradient_accumulation_steps > 1;
     /* The first unit is the embedding, or, when it is tied, a block, and the head alone counts. */
-    int64_t edges = max_i64(unit_count(&layout->units[0]),
-                            unit_count(nd_layout_unit(layout, ND_UNIT_HEAD, -1)));
+    int64_t edges =
+        nd_max(unit_count(&layout->units[0]), unit_count(nd_layout_unit(layout, ND_UNIT_HEAD, -1)));
     int64_t block_most = 0, shard = 0;
     for (int u = 0; u < layout->unit_count; u++) {
         const nd_unit *unit = &layout->units[u];
-        block_most = max_i64(block_most, unit->kind == ND_UNIT_BLOCK ? unit_count(unit) : 0);
-        shard = max_i64(shard, unit->shard_count);
+        block_most = nd_max(block_most, unit->kind == ND_UNIT_BLOCK ? unit_count(unit) : 0);
+        shard = nd_max(shard, unit->shard_count);
     }
     nd_grad_slot *slots = fsdp->grad_slots;
     size_t block = bytes_of(block_most, 4), received = bytes_of(shard, 4);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "kernels/cuda/cuda_ops.h"
+#include "runtime/base/math.h"
 #include "runtime/base/rng.h"
 #include "runtime/tensor/fp8.h"
 #include "trainer/tune/measure.h"
@@ -12,11 +13,6 @@ enum { REPEATS = 5, ALIGN = 256, PATTERN_BYTES = 1 << 16 };
 
 /* Operands are filled with values: a product of zeros would need less power and so less time. */
 enum { PATTERN_F32, PATTERN_BF16, PATTERN_E4M3, PATTERN_E5M2, PATTERN_ONES, PATTERNS };
-
-static size_t round_up(size_t bytes)
-{
-    return (bytes + ALIGN - 1) / ALIGN * ALIGN;
-}
 
 static size_t span(const nd_call_matrix *m)
 {
@@ -32,7 +28,7 @@ typedef struct places {
 static size_t place(size_t *at, size_t bytes)
 {
     size_t begin = *at;
-    *at += round_up(bytes) + ALIGN;
+    *at += nd_round_up_bytes(bytes, ALIGN) + ALIGN;
     return begin;
 }
 

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_BASE_MATH_H
+#define ND_BASE_MATH_H
+/* Integer arithmetic that the C library lacks. */
+#include <stddef.h>
+#include <stdint.h>
+
+static inline int64_t nd_min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t nd_max(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* a / b rounded up; a >= 0, b > 0. */
+static inline int64_t nd_ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* The smallest multiple of `to` that is not below n; n >= 0, to > 0. */
+static inline int64_t nd_round_up(int64_t n, int64_t to)
+{
+    return nd_ceil_div(n, to) * to;
+}
+
+static inline size_t nd_round_up_bytes(size_t bytes, size_t to)
+{
+    return (bytes + to - 1) / to * to;
+}
+
+#endif
