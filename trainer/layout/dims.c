@@ -4,7 +4,7 @@
 
 /* Logits of one head chunk: near the last-level cache of a CPU, enough rows to fill a GPU. */
 enum { HEAD_LOGITS_BYTES = 64 << 20, HEAD_LOGITS_BYTES_GPU = 512 << 20 };
-/* Rows of a product's tile on a GPU: a chunk of whole tiles leaves none with a part of the work. */
+/* Rows of a product's tile on a GPU: with a chunk of whole tiles no tile is partly empty. */
 enum { GPU_TILE = 128 };
 
 nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord coord,

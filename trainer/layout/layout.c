@@ -61,8 +61,8 @@ static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_llam
     p->col_begin = p->split == ND_SPLIT_COLS ? p->local_cols * tp_index : 0;
 }
 
-/* q k v and gate up are one matrix each to a product, so only the first of such neighbours is
- * aligned. */
+/* q k v and gate up are one matrix each to a product, so only the first of such
+ * parameters is aligned. */
 static bool continues_previous(nd_param_id id)
 {
     return id == ND_PARAM_K || id == ND_PARAM_V || id == ND_PARAM_UP;
@@ -131,7 +131,7 @@ static void add_stage(nd_layout *layout, const nd_layout_options *o, const nd_st
     }
 }
 
-/* Room for the tables, and the stages. */
+/* Allocates the tables, and fills in the stages. */
 static nd_status allocate(nd_layout *layout, const nd_layout_options *o)
 {
     const nd_stage whole = {{0, o->shape->layers}, true, true};
@@ -220,8 +220,7 @@ static nd_status visit_block(const nd_param *p, int64_t begin, int64_t end, int6
                              nd_span_visit *visit, void *context)
 {
     const int64_t cols = p->local_cols;
-    int64_t real_rows =
-        p->rows - p->row_begin; /* of a vocabulary's last tp rank some are padding */
+    int64_t real_rows = p->rows - p->row_begin; /* the last tp ranks may hold padding */
     end = end < real_rows * cols ? end : real_rows * cols;
     while (begin < end) {
         int64_t row = begin / cols, col = begin % cols;
@@ -274,7 +273,7 @@ nd_flat_range nd_layout_shard_range(const nd_layout *layout, const nd_param *p)
     return (nd_flat_range){segment->shard_offset + begin, segment->shard_offset + end, p->decay};
 }
 
-/* Parameter ranges of this rank's state: all with their decay, or those replicated over tp. */
+/* The ranges of this rank's state that hold parameters: all, or those replicated over tp. */
 static nd_status collect_ranges(const nd_layout *layout, bool only_replicated, nd_flat_range **out,
                                 int *count)
 {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A config.json as Hugging Face writes it: what is supported is taken, what is not is refused by
- * name. */
+/* Reads a config.json as Hugging Face writes it. What is not supported is refused by its key. */
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
@@ -20,7 +19,7 @@ static const char *type_name(const json_t *value)
 }
 
 /* A key that is absent or null. */
-static bool unsaid(const json_t *value)
+static bool is_unset(const json_t *value)
 {
     return !value || json_is_null(value);
 }
@@ -45,7 +44,7 @@ static nd_status get_int(const json_t *map, const char *file, const char *key, i
 static nd_status get_int_or(const json_t *map, const char *file, const char *key, int64_t min,
                             int64_t max, int64_t fallback, int64_t *out)
 {
-    if (unsaid(json_object_get(map, key))) {
+    if (is_unset(json_object_get(map, key))) {
         *out = fallback;
         return ND_OK;
     }
@@ -72,7 +71,7 @@ static nd_status get_real(const json_t *map, const char *file, const char *key, 
 static nd_status get_real_or(const json_t *map, const char *file, const char *key, double min,
                              double max, double fallback, double *out)
 {
-    if (unsaid(json_object_get(map, key))) {
+    if (is_unset(json_object_get(map, key))) {
         *out = fallback;
         return ND_OK;
     }
@@ -83,7 +82,7 @@ static nd_status get_bool_or(const json_t *map, const char *file, const char *ke
                              bool *out)
 {
     const json_t *value = json_object_get(map, key);
-    if (unsaid(value)) {
+    if (is_unset(value)) {
         *out = fallback;
         return ND_OK;
     }
@@ -95,12 +94,12 @@ static nd_status get_bool_or(const json_t *map, const char *file, const char *ke
     return ND_OK;
 }
 
-/* A text that must be `wanted` when it is there (or always, with `required`). */
+/* A text must be `wanted` where the key is there; with `required` the key must be there. */
 static nd_status demand_text(const json_t *map, const char *file, const char *key,
                              const char *wanted, bool required)
 {
     const json_t *value = json_object_get(map, key);
-    if (unsaid(value) && !required) {
+    if (is_unset(value) && !required) {
         return ND_OK;
     }
     if (!json_is_string(value)) {
@@ -145,7 +144,7 @@ static nd_status get_token(const json_t *map, const char *file, const char *key,
     return ND_OK;
 }
 
-/* Things that other models of the family have and this one has not. */
+/* Refuses what other models of the family have and this program does not support. */
 static nd_status refuse_variants(const json_t *map, const char *file)
 {
     ND_TRY(demand_text(map, file, "model_type", "llama", true));
@@ -156,11 +155,11 @@ static nd_status refuse_variants(const json_t *map, const char *file)
     double dropout = 0;
     ND_TRY(get_int_or(map, file, "pretraining_tp", 1, 1, 1, &slices));
     ND_TRY(get_real_or(map, file, "attention_dropout", 0, 0, 0, &dropout));
-    if (!unsaid(json_object_get(map, "sliding_window"))) {
+    if (!is_unset(json_object_get(map, "sliding_window"))) {
         return nd_fail(ND_ERR_DATA,
                        "%s: sliding_window is set; only full causal attention is supported", file);
     }
-    if (!unsaid(json_object_get(map, "quantization_config"))) {
+    if (!is_unset(json_object_get(map, "quantization_config"))) {
         return nd_fail(
             ND_ERR_DATA,
             "%s: quantization_config is set; quantised weights cannot be trained, use the "
@@ -194,7 +193,7 @@ static nd_status read_sizes(const json_t *map, const char *file, nd_llama_shape 
                        "%s: num_attention_heads %lld is not a multiple of num_key_value_heads %lld",
                        file, (long long)s->heads, (long long)s->kv_heads);
     }
-    if (unsaid(json_object_get(map, "head_dim")) && s->hidden % s->heads != 0) {
+    if (is_unset(json_object_get(map, "head_dim")) && s->hidden % s->heads != 0) {
         return nd_fail(
             ND_ERR_DATA,
             "%s: hidden_size %lld is not a multiple of num_attention_heads %lld, and there "
@@ -247,10 +246,10 @@ static nd_status read_rope_type(const json_t *rope, const char *name, nd_rope_co
 {
     const json_t *type = json_object_get(rope, "rope_type");
     const json_t *legacy = json_object_get(rope, "type");
-    if (unsaid(type)) {
+    if (is_unset(type)) {
         type = legacy;
     }
-    if (unsaid(type)) {
+    if (is_unset(type)) {
         out->type = ND_ROPE_DEFAULT;
         return ND_OK;
     }
@@ -274,20 +273,20 @@ static nd_status read_rope(const json_t *map, const char *file, nd_rope_config *
 {
     const json_t *scaling = json_object_get(map, "rope_scaling");
     const json_t *parameters = json_object_get(map, "rope_parameters");
-    if (!unsaid(scaling) && !unsaid(parameters)) {
+    if (!is_unset(scaling) && !is_unset(parameters)) {
         return nd_fail(ND_ERR_DATA,
                        "%s: rope_scaling and rope_parameters are both there; keep one of them",
                        file);
     }
-    const char *key = unsaid(parameters) ? "rope_scaling" : "rope_parameters";
-    const json_t *rope = unsaid(parameters) ? scaling : parameters;
+    const char *key = is_unset(parameters) ? "rope_scaling" : "rope_parameters";
+    const json_t *rope = is_unset(parameters) ? scaling : parameters;
     char name[600];
     snprintf(name, sizeof name, "%.500s: %s", file, key);
     ND_TRY(get_real_or(map, file, "rope_theta", 1, 1e15, 10000, &out->theta));
     out->type = ND_ROPE_DEFAULT;
     out->factor = out->low_freq_factor = out->high_freq_factor = 1;
     out->original_max_positions = 0;
-    if (unsaid(rope)) {
+    if (is_unset(rope)) {
         return ND_OK;
     }
     if (!json_is_object(rope)) {
@@ -296,7 +295,7 @@ static nd_status read_rope(const json_t *map, const char *file, nd_rope_config *
     double theta = 0;
     ND_TRY(refuse_rope_keys(rope, name));
     ND_TRY(get_real_or(rope, name, "rope_theta", 1, 1e15, out->theta, &theta));
-    if (theta != out->theta && !unsaid(json_object_get(map, "rope_theta"))) {
+    if (theta != out->theta && !is_unset(json_object_get(map, "rope_theta"))) {
         return nd_fail(ND_ERR_DATA,
                        "%s: rope_theta is %g there and %g at the top; keep one of them", name,
                        theta, out->theta);

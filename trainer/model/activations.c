@@ -81,7 +81,7 @@ static bool is_codes(act id)
     return id >= ACT_H1_CODES;
 }
 
-/* The linears' input that an activation is, as rows or as codes; -1: none. */
+/* Which input of linears an activation is, as rows or as codes; -1: none. */
 static int input_of(act id)
 {
     switch (id) {
@@ -144,7 +144,8 @@ static nd_tensor *view_of(const nd_activation_set *set, const act_spec *spec, in
     return (nd_tensor *)((char *)nd_set_block(set, layer) + spec->view);
 }
 
-/* A buffer for the layers that have an activation in `where`, `stride` bytes apart. */
+/* A buffer of the layers that have an activation in `where`, each `stride` bytes after the one
+ * before. */
 typedef struct buffer {
     int want;
     place where;
@@ -165,7 +166,7 @@ static void point(nd_activation_set *set, const nd_activation_options *o, nd_mem
     }
 }
 
-/* What is kept, and what all layers share. */
+/* Wants the buffer of the layers that keep it, and the one that the other layers share. */
 static void plan_activation(nd_activation_set *set, const nd_activation_options *o,
                             nd_memplan *plan, act id, const act_spec *spec)
 {

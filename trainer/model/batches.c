@@ -61,8 +61,8 @@ static int32_t *array_at(const nd_batches *b, int slot, int array)
     return b->memory + (slot * ARRAYS + array) * padded(b->dims->T);
 }
 
-/* Labels in the order in which the head meets them: chunk by chunk, in each the rows of all tp
- * peers. */
+/* Labels in the order in which the head reads them: chunk by chunk, in each chunk the rows of all
+ * tp peers. */
 static void order_labels(const nd_dims *d, const int32_t *labels, int32_t *out)
 {
     int64_t peers = d->T / d->Tl;

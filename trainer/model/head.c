@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Final norm, vocabulary-parallel head and cross entropy, chunked over tokens: logits are never
- * there for the whole sequence. The head's backward runs inside its forward, so the global number
- * of counted labels is on the device beforehand and dlogits are divided by it at birth.
+ * Final norm, vocabulary-parallel head and cross entropy, chunked over tokens: logits never
+ * exist for the whole sequence. The head's backward runs inside its forward, so the global number
+ * of counted labels is on the device beforehand, and dlogits are divided by it where they are made.
  *
  * A chunk takes the same rows of every tp peer (rows [begin, begin + rows) of each one's Tl), so
  * its gathered order is (peer, row); nd_batches_load puts the labels in that order.

@@ -54,7 +54,7 @@ static nd_tensor gradient_of(nd_block_call c, const nd_linear_part *p)
                         c.layer);
 }
 
-/* An input in the form that the FP8 products of y or (for_weight) of dw read: x->cast. */
+/* Makes x->cast, the form of an input that the FP8 products of y or (for_weight) of dw read. */
 static nd_status cast_input(nd_block_call c, nd_input input, bool for_weight, nd_operand *x)
 {
     nd_model *m = c.model;
@@ -140,8 +140,8 @@ nd_status nd_linear_forward(nd_block_call c, nd_input input, nd_operand *x, nd_t
 
 /* Backward. */
 
-/* The gradient of one part's output in the form that dx or (for_weight) dw reads. With one scale
- * both read the same codes. */
+/* Makes dy->cast, the form of the gradient of a part's output that dx or (for_weight) dw reads.
+ * With one scale both read the same codes. */
 static nd_status cast_gradient(nd_block_call c, const nd_linear_part *p, bool for_weight,
                                nd_operand *dy)
 {
@@ -215,7 +215,7 @@ nd_status nd_linear_weight_gradient(nd_block_call c, const nd_linear_part *p, nd
     return ND_OK;
 }
 
-/* The gradient of one part's output out of that of all linears with the same input. */
+/* One part's columns of the gradient of all outputs. */
 static nd_operand part_of(nd_block_call c, const nd_operand *dy, const nd_linear_part *p)
 {
     const nd_scales *s = &c.model->scales;
@@ -226,7 +226,7 @@ static nd_operand part_of(nd_block_call c, const nd_operand *dy, const nd_linear
     return part;
 }
 
-/* Scales of the gradients of all outputs by one reduction. */
+/* Settles the scales of the gradients of all outputs with one reduction. */
 static nd_status settle_gradients(nd_block_call c, nd_input input, const nd_operand *dy)
 {
     nd_scales *s = &c.model->scales;
@@ -267,7 +267,7 @@ static nd_status column_backward(nd_block_call c, nd_input input, nd_operand *dy
     return nd_tp_reduce(m->rank, dx, dlocal, COMM);
 }
 
-/* One scale: cast before it is gathered, gathered as codes, read by both products. */
+/* With one scale: the gradient is cast, then gathered as codes, which both products read. */
 static nd_status gather_gradient_codes(nd_block_call c, nd_operand *dy)
 {
     nd_model *m = c.model;

@@ -6,7 +6,7 @@
 #include "kernels/rope.h"
 #include "trainer/model/linear.h"
 
-/* A buffer that starts as the data of a view of this shape. */
+/* Wants a buffer for a view of this shape. */
 static int want(nd_memplan *plan, nd_mem_class class, const char *name, nd_tensor shape,
                 nd_tensor *view)
 {
@@ -99,7 +99,7 @@ out:
     return status;
 }
 
-/* The table is made by the host and copied. */
+/* The host computes the table and copies it. */
 static nd_status load_rope_table(nd_model *m)
 {
     const nd_dims *d = &m->dims;

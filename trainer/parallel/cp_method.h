@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_PARALLEL_CP_METHOD_H
 #define ND_PARALLEL_CP_METHOD_H
-/* For the files of cp alone: a method of exchanging keys and values, and the blocks and views that
- * methods are made of. */
+/* For the files of cp alone: the methods of exchanging keys and values, and the blocks and views
+ * that they use. */
 #include "trainer/parallel/cp.h"
 
 /* Tensors of an attention's backward: dqkv (T, QKV) from dout (T, H D). */
@@ -11,7 +11,7 @@ typedef struct nd_cp_backward {
     const float *lse;
 } nd_cp_backward;
 
-/* How the keys and values of other ranks come to the queries of this one. */
+/* How the keys and values of other ranks reach the queries of this one. */
 typedef struct nd_cp_method {
     /* Wants the method's buffers, and that of nd_cp_want_delta. */
     void (*plan)(nd_cp *cp, nd_memplan *plan);

@@ -42,8 +42,8 @@ static int block_slots(const nd_fsdp *fsdp)
     return fsdp->resident || blocks < ND_FSDP_BLOCK_SLOTS ? blocks : ND_FSDP_BLOCK_SLOTS;
 }
 
-/* Where slot `s` of the blocks begins in their common buffer: a block of its own, or one that any
- * block fits into. */
+/* Where slot `s` of the blocks begins in their common buffer. A slot has the size of its block, or,
+ * when blocks share slots, of the largest block. */
 static int64_t block_slot_offset(const nd_fsdp *fsdp, nd_segment_kind kind, int s)
 {
     const nd_layout *layout = fsdp->layout;

@@ -10,16 +10,16 @@
  * -> the model writes them -> grad_release (begins the reduce-scatter) -> grad_finish before the
  * optimizer.
  *
- * reshard_after_forward true: blocks share two buffers (ZeRO-3), those with even numbers one and
- * those with odd numbers the other: neighbours never meet in one, and a block meets the same one in
- * every pass, as CUDA graphs need. false: every unit keeps its buffer (ZeRO-2), and it is gathered
- * once per optimizer step, since the weights do not change between micro-batches. The tail is never
+ * reshard_after_forward true: blocks share two buffers (ZeRO-3), even blocks one and odd blocks the
+ * other. Adjacent blocks are never in the same buffer, and a block is in the same buffer in every
+ * pass, as CUDA graphs need. false: every unit keeps its buffer (ZeRO-2), and it is gathered once
+ * per optimizer step, since the weights do not change between micro-batches. The head is never
  * resharded. One shard (DDP) keeps every unit in the compute dtype, or, in fp32, uses the master
  * weights themselves. With one shard the gradient buffer of a unit is its slice of the accumulator.
  *
  * A unit's segments are gathered as a group of two all-gathers: HP in the compute dtype, FP8 in
  * codes that each rank casts from its F32 shard with the precomputed scales of whole weights
- * (precision/scales.h). Their gradients are reduce-scattered as a group too.
+ * (precision.h). Their gradients are reduce-scattered as a group too.
  */
 #include "runtime/device/memplan.h"
 #include "trainer/layout/layout.h"
@@ -29,11 +29,11 @@
 enum { ND_FSDP_BLOCK_SLOTS = 2 };
 
 typedef struct nd_weight_slot {
-    const nd_unit *unit;          /* that it holds or is being filled with; NULL: none */
-    int64_t version;              /* of the weights it was gathered from */
-    int64_t own_version;          /* of those that the optimizer left this rank's BF16 part of */
-    bool held;                    /* between acquire and release */
-    bool pending;                 /* `gathered` is not waited for yet */
+    const nd_unit *unit; /* the unit in it or on its way to it; NULL: none */
+    int64_t version;     /* of the weights it was gathered from */
+    int64_t own_version; /* of the weights whose BF16 part of this rank the optimizer wrote here */
+    bool held;           /* between acquire and release */
+    bool pending;        /* `gathered` is not waited for yet */
     void *data[ND_SEGMENT_COUNT]; /* HP: act dtype; FP8: codes */
     nd_event gathered[ND_SEGMENT_COUNT];
 } nd_weight_slot;
@@ -58,14 +58,14 @@ typedef struct nd_fsdp {
     bool aliased;  /* gathered weights are the master weights */
     int64_t version;
     float *master, *grad, *moment1, *moment2; /* (shard_total) */
-    bool blocks_share;                        /* block slots, else every block has its own */
+    bool blocks_share;                        /* the block slots; else every block has its own */
     int slot_count, *slot_of_unit;
     nd_weight_slot *slots;
-    nd_grad_slot grad_slots[ND_FSDP_BLOCK_SLOTS + 1]; /* blocks, then embedding and tail */
+    nd_grad_slot grad_slots[ND_FSDP_BLOCK_SLOTS + 1]; /* blocks, then embedding and head */
     bool *has_gradient; /* [units]: the accumulator holds a gradient of this step */
 } nd_fsdp;
 
-/* Lays out and plans; layout and scales are borrowed. */
+/* Chooses the slots and wants their memory; layout and scales are borrowed. */
 nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scales *scales,
                        nd_dtype act, nd_memplan *plan);
 void nd_fsdp_fini(nd_fsdp *fsdp);
@@ -74,12 +74,13 @@ void nd_fsdp_fini(nd_fsdp *fsdp);
 void nd_fsdp_weights_changed(nd_fsdp *fsdp);
 
 /*
- * Where the optimizer writes the BF16 copy of element `begin` of the flat state arrays and of what
- * follows in its segment: this rank's part of a unit that has a buffer of its own. NULL: weights
- * are cast when their unit is gathered, as buffers are shared, or of codes, or the weights are F32.
+ * Where the optimizer writes the BF16 copy of element `begin` of the flat state arrays and of the
+ * elements after it in its segment: this rank's part of a unit that has a buffer of its own. NULL:
+ * weights are cast when their unit is gathered, because buffers are shared, or hold codes, or the
+ * weights are F32.
  */
 nd_bf16 *nd_fsdp_resident(const nd_fsdp *fsdp, int64_t begin);
-/* The optimizer changed the master weights and has written all of those copies. */
+/* The optimizer changed the master weights and wrote all of those copies. */
 void nd_fsdp_weights_updated(nd_fsdp *fsdp);
 
 /* No-op when the unit is there, when its buffer is in use, and for NULL. */
@@ -87,16 +88,16 @@ nd_status nd_fsdp_prefetch(nd_fsdp *fsdp, const nd_unit *unit);
 nd_status nd_fsdp_acquire(nd_fsdp *fsdp, const nd_unit *unit);
 void nd_fsdp_release(nd_fsdp *fsdp, const nd_unit *unit);
 
-/* Rows of the neighbours first..last (one product) or of one parameter, local block, act dtype;
- * unit acquired. */
+/* Rows of the adjacent parameters first..last (one product), local block, act dtype. The unit must
+ * be acquired. */
 nd_tensor nd_fsdp_weight(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer);
-/* Codes of a parameter of segment FP8, local block; unit acquired. */
+/* Codes of a parameter of segment FP8, local block. The unit must be acquired. */
 nd_tensor nd_fsdp_codes(const nd_fsdp *fsdp, nd_param_id id, int64_t layer);
 
 /* The accumulators of all units hold no gradient yet. */
 void nd_fsdp_begin_step(nd_fsdp *fsdp);
 nd_status nd_fsdp_grad_acquire(nd_fsdp *fsdp, const nd_unit *unit);
-/* F32 gradient of the same rows; unit grad-acquired. */
+/* F32 gradient of the same rows. The unit must be grad-acquired. */
 nd_tensor nd_fsdp_grad(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer);
 /* beta of the products that write this unit's gradients: 0 while it is fresh, else 1. */
 float nd_fsdp_grad_beta(const nd_fsdp *fsdp, const nd_unit *unit);
@@ -109,7 +110,8 @@ nd_status nd_fsdp_grad_finish(nd_fsdp *fsdp);
 
 /* The slot that holds the unit's current weights, or NULL; for this folder's files. */
 nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, const nd_unit *unit);
-/* Neighbours first..last of one segment, whose buffer is `base`; for this folder's files. */
+/* A view of the adjacent parameters first..last of one segment, whose buffer is `base`; for this
+ * folder's files. */
 nd_tensor nd_fsdp_view(const nd_layout *layout, nd_param_id first, nd_param_id last, int64_t layer,
                        void *base, nd_dtype dtype);
 

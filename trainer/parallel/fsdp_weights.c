@@ -7,7 +7,7 @@ void nd_fsdp_weights_changed(nd_fsdp *fsdp)
     fsdp->version++;
 }
 
-/* Its buffer holds no other unit. */
+/* Whether the unit's buffer holds no other unit. */
 static bool has_own_slot(const nd_fsdp *fsdp, const nd_unit *unit)
 {
     return !fsdp->blocks_share || unit->kind != ND_UNIT_BLOCK;
@@ -47,14 +47,14 @@ nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, const nd_unit *unit)
     return NULL;
 }
 
-/* The unit's buffer; NULL while another one of its users has it. */
+/* The unit's buffer; NULL while another unit uses it. */
 static nd_weight_slot *slot_for(nd_fsdp *fsdp, const nd_unit *unit)
 {
     nd_weight_slot *slot = &fsdp->slots[fsdp->slot_of_unit[unit->index]];
     return has_own_slot(fsdp, unit) || (!slot->held && !slot->pending) ? slot : NULL;
 }
 
-/* This rank's part of the unit's codes, each weight with its own scale. */
+/* Casts this rank's part of the unit's codes, each weight with its own scale. */
 static nd_status cast_codes(nd_fsdp *fsdp, const nd_unit *unit, char *own)
 {
     nd_scales *scales = fsdp->scales;
@@ -88,7 +88,7 @@ static void *own_part(const nd_fsdp *fsdp, const nd_weight_slot *slot, nd_segmen
     return (char *)slot->data[kind] + (size_t)before * nd_dtype_size(dtype_on_wire(fsdp, kind));
 }
 
-/* This rank's shard in the form that travels, at its place in the gathered buffer. */
+/* Casts this rank's shard to the dtype that is gathered, at its place in the gathered buffer. */
 static nd_status cast_own_part(nd_fsdp *fsdp, nd_weight_slot *slot, nd_segment_kind kind)
 {
     const nd_segment *segment = &slot->unit->segments[kind];

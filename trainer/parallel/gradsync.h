@@ -2,8 +2,8 @@
 #ifndef ND_PARALLEL_GRADSYNC_H
 #define ND_PARALLEL_GRADSYNC_H
 /*
- * What is left of gradient synchronisation once a step's micro-batches are reduce-scattered, and
- * the gradient norm.
+ * The rest of gradient synchronisation after a step's micro-batches were reduce-scattered, and the
+ * gradient norm.
  *
  *  1. norms (replicated over tp, each rank saw only its tokens): summed over tp, packed into one
  *     all-reduce

@@ -277,8 +277,7 @@ void nd_precision_each_line(const nd_scales *s, const nd_llama_shape *shape,
                                    &recipe->weight_gradient};
     static const char *const names[] = {"output", "input gradient", "weight gradient"};
     const char *filter = s->rank->config->fp8.filter;
-    /* Only a GPU has fast accumulation: this worker's, or the one that a plan made anywhere is
-     * for. */
+    /* Only a GPU has fast accumulation. A plan for GPUs may be made on a machine without one. */
     bool cuda =
         s->rank->device->kind == ND_DEVICE_CUDA || s->rank->config->launch.device == ND_CHOOSE_CUDA;
     char text[256], format[96];

@@ -41,7 +41,7 @@ static nd_status reduce(nd_scales *s, void *buffer, int64_t count, nd_dtype dtyp
     return ND_OK;
 }
 
-/* What was counted on the device joins what was counted here. */
+/* Adds up the counts of all ranks, of the device and of the host. */
 static nd_status collect_counts(nd_scales *s)
 {
     nd_stream *stream = &s->rank->stream;
@@ -57,9 +57,9 @@ static nd_status collect_counts(nd_scales *s)
 }
 
 /*
- * The scale that goes with the largest amax: a scale is a falling function of its amax, so with
- * current scaling it is the smallest of all ranks, micro-batches, rows and columns. Delayed scales
- * are alike everywhere.
+ * The scale of the largest amax. A scale falls with its amax, so with current scaling this is the
+ * smallest scale of all ranks, micro-batches, rows and columns. Delayed scales are equal on all
+ * ranks.
  */
 static nd_status find_scales(nd_scales *s)
 {
@@ -80,7 +80,7 @@ static nd_status find_scales(nd_scales *s)
     return ND_OK;
 }
 
-/* Weights are not cast again where gathered codes are still valid: their amax is that of the
+/* Weights are not cast again where gathered codes are still valid, so their amaxes are those of the
  * refresh. */
 static nd_status collect_amaxes(nd_scales *s)
 {

@@ -168,7 +168,7 @@ static nd_status max_over(nd_scales *s, nd_group_kind group, float *amax, int64_
     return ND_OK;
 }
 
-/* Amaxes of the BF16 copies of the weights. */
+/* Turns the amaxes of the weights into those of their BF16 copies. */
 static nd_status round_weights(nd_scales *s)
 {
     nd_tensor amax = nd_tensor_1d(s->amax, ND_DTYPE_F32, weight_sites(s));
@@ -245,7 +245,7 @@ nd_status nd_scales_cast(nd_scales *s, int64_t site, nd_fp8 out, float *amax, nd
     return ND_OK;
 }
 
-/* A next step merges into amaxes of 0; those of the weights are overwritten when the weights
+/* The next step merges into amaxes of 0. Those of the weights are overwritten when the weights
  * change. */
 nd_status nd_scales_forget(nd_scales *s)
 {

@@ -78,7 +78,7 @@ static nd_status save_span(void *context, const nd_span *span)
     return ND_OK;
 }
 
-/* Everything rank 0 needs to place what the others send: the layout of each tp coordinate. */
+/* What rank 0 needs to place the pieces of the other ranks: the layout of each tp coordinate. */
 typedef struct save_job {
     nd_fsdp *fsdp;
     nd_hf_writer *writer; /* rank 0 only */
