@@ -106,7 +106,7 @@ int main(int argc, char **argv)
     status = status == ND_OK ? nd_settings_read(&config, &cli, &worker.identity, argc - 1, argv + 1)
                              : status;
     status = status == ND_OK ? run_command(command, &call) : status;
-    int code = nd_worker_close(&worker, status, status == ND_OK ? NULL : nd_error_last()->message);
+    int code = nd_worker_close(&worker, status);
     nd_config_fini(&config);
     return code;
 }

@@ -16,6 +16,7 @@ nd_status nd_vfail(nd_status status, const char *format, va_list args)
     vsnprintf(text, sizeof text, format, args);
     last_error.status = status;
     nd_escape(last_error.message, sizeof last_error.message, text, "");
+    last_error.cause = ND_CAUSE_OWN;
     return status;
 }
 
@@ -36,6 +37,16 @@ nd_status nd_fail_memory(const char *what, ...)
     vsnprintf(text, sizeof text, what, args);
     va_end(args);
     return nd_fail(ND_ERR_RESOURCE, "out of host memory for %s", text);
+}
+
+nd_status nd_fail_elsewhere(nd_status status, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    nd_vfail(status, format, args);
+    va_end(args);
+    last_error.cause = ND_CAUSE_ELSEWHERE;
+    return status;
 }
 
 nd_status nd_fail_context(nd_status status, const char *format, ...)
@@ -63,6 +74,7 @@ const nd_error *nd_error_last(void)
 void nd_error_clear(void)
 {
     last_error.status = ND_OK;
+    last_error.cause = ND_CAUSE_OWN;
     last_error.message[0] = '\0';
 }
 

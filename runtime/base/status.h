@@ -28,14 +28,24 @@ typedef enum nd_status {
 
 enum { ND_ERROR_MESSAGE_MAX = 2048 };
 
+/* Where the reason of an error lies: several ranks of a job often fail together, for one reason. */
+typedef enum nd_failure_cause {
+    ND_CAUSE_OWN = 0,   /* on this rank */
+    ND_CAUSE_ELSEWHERE, /* on another rank, whose message explains more than this one */
+} nd_failure_cause;
+
 typedef struct nd_error {
     nd_status status;
+    nd_failure_cause cause;
     char message[ND_ERROR_MESSAGE_MAX]; /* one or a few whole sentences, no trailing newline */
 } nd_error;
 
 /* Fills the thread's record (replacing an older one) and returns `status`. */
 nd_status nd_fail(nd_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 nd_status nd_vfail(nd_status status, const char *format, va_list args);
+/* The same for an error whose reason another rank has and reports. */
+nd_status nd_fail_elsewhere(nd_status status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /* Host memory ran out: fills the record with "out of host memory for <what>" and returns
  * ND_ERR_RESOURCE. Every failed allocation of host memory is reported through this. */

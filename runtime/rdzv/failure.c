@@ -53,7 +53,7 @@ static nd_failure_slot *map_slots(const nd_identity *identity, size_t *bytes)
     return p == MAP_FAILED ? NULL : p;
 }
 
-void nd_failure_report(const nd_identity *identity, nd_status status, const char *message)
+void nd_failure_report(const nd_identity *identity, const nd_error *error)
 {
     size_t bytes;
     nd_failure_slot *slots = map_slots(identity, &bytes);
@@ -62,8 +62,9 @@ void nd_failure_report(const nd_identity *identity, nd_status status, const char
     }
     nd_failure_slot *slot = &slots[identity->local_rank];
     if (atomic_load(&slot->time_ns) == 0) {
-        slot->status = (int32_t)status;
-        snprintf(slot->message, sizeof slot->message, "%s", message);
+        slot->status = (int32_t)error->status;
+        slot->cause = (int32_t)error->cause;
+        snprintf(slot->message, sizeof slot->message, "%s", error->message);
         atomic_store(&slot->time_ns, nd_clock_ns());
     }
     munmap(slots, bytes);

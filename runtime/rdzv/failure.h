@@ -2,10 +2,17 @@
 #ifndef ND_RDZV_FAILURE_H
 #define ND_RDZV_FAILURE_H
 /*
- * The last words of a worker: one slot per local worker in memory shared with ndlaunch (a memfd
+ * Which failure of a job came first.
+ *
+ * Under ndlaunch, a page of memory tells: one slot per local worker, shared with ndlaunch (a memfd
  * inherited by number). A worker writes its own slot once; ndlaunch reads it when the worker has
- * gone, also when it was killed meanwhile. Times are CLOCK_MONOTONIC of the host, so they order the
+ * ended, even if it was killed meanwhile. Times are CLOCK_MONOTONIC of the host, so they order the
  * failures of its workers.
+ *
+ * Without ndlaunch, two keys of the store tell. A rank that fails adds 1 to ND_FAILURE_COUNT; the
+ * rank for which the sum is 1 sets ND_FAILURE_FIRST to its message. The store's engine sets the
+ * same keys for a worker whose connection closes without a goodbye, at the moment in which it
+ * closes.
  */
 #include <stdatomic.h>
 #include <stdint.h>
@@ -18,6 +25,7 @@ enum { ND_DEVICE_NAME_MAX = 48 };
 typedef struct nd_failure_slot {
     _Atomic int64_t time_ns; /* when the record was complete, written last; 0: none */
     int32_t status;          /* nd_status */
+    int32_t cause;           /* nd_failure_cause */
     char device[ND_DEVICE_NAME_MAX];
     char message[ND_ERROR_MESSAGE_MAX];
 } nd_failure_slot;
@@ -28,14 +36,18 @@ typedef struct nd_failure_page {
     int fd;
 } nd_failure_page;
 
+#define ND_FAILURE_COUNT "failures"
+#define ND_FAILURE_FIRST "first failure"
+enum { ND_FAILURE_FIRST_MAX = ND_ERROR_MESSAGE_MAX + 1024 }; /* of its value, which has no NUL */
+
 /* Launcher. */
 nd_status nd_failure_page_create(int count, nd_failure_page *out);
 void nd_failure_page_close(nd_failure_page *page);
 
-/* Worker: the error that ends it. The first report stays. Without a launcher it does nothing. Never
- * fails. */
-void nd_failure_report(const nd_identity *identity, nd_status status, const char *message);
-/* Worker: what the failure screen calls its device, such as "cuda:3" or "cpu"; once it is known. */
+/* Worker: records the error that ends it. The first record stays. Does nothing without a launcher,
+ * and never fails. */
+void nd_failure_report(const nd_identity *identity, const nd_error *error);
+/* Worker: records the name of its device for the failure screen, such as "cuda:3" or "cpu". */
 void nd_failure_set_device(const nd_identity *identity, const char *device);
 
 #endif

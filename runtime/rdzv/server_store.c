@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/rdzv/failure.h"
 #include "runtime/rdzv/server_state.h"
 
 static uint32_t bucket_of(const char *key)
@@ -15,7 +16,7 @@ static uint32_t bucket_of(const char *key)
     return hash % ND_SERVER_BUCKETS;
 }
 
-static nd_value *find_value(nd_server *server, const char *key)
+static nd_value *find_value(const nd_server *server, const char *key)
 {
     nd_value *value = server->buckets[bucket_of(key)];
     while (value && strcmp(value->key, key) != 0) {
@@ -164,14 +165,41 @@ nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_fram
     }
 }
 
+/* A worker that went without a goodbye counts as a failure, unless it reported one before. */
+static void record_loss(nd_server *server, const nd_peer *gone)
+{
+    char message[sizeof gone->name + 64];
+    uint64_t count = 0;
+    const nd_value *value = find_value(server, ND_FAILURE_COUNT);
+    if (value && value->bytes == sizeof count) {
+        memcpy(&count, value->data, sizeof count);
+    }
+    count++;
+    int bytes = snprintf(message, sizeof message, ND_SERVER_LOST, gone->name);
+    if (put_value(server, ND_FAILURE_COUNT, &count, sizeof count) == ND_OK && count == 1 &&
+        put_value(server, ND_FAILURE_FIRST, message, (size_t)bytes) == ND_OK) {
+        answer_key_waiters(server, ND_FAILURE_FIRST);
+    }
+}
+
+void nd_server_first_failure(const nd_server *server, char *text, size_t capacity)
+{
+    const nd_value *value = find_value(server, ND_FAILURE_FIRST);
+    snprintf(text, capacity, "%.*s", value ? (int)value->bytes : 0,
+             value ? (const char *)value->data : "");
+}
+
 void nd_server_worker_left(nd_server *server, nd_peer *gone, bool clean)
 {
     char message[768];
+    if (!clean) {
+        record_loss(server, gone);
+    }
     server->ranks[gone->index] = clean ? ND_SERVER_RANK_LEFT : ND_SERVER_RANK_LOST;
     server->left++;
     nd_server_exchange_left(server, gone, clean);
     for (nd_peer *peer = clean ? NULL : server->peers; peer; peer = peer->next) {
-        if (peer->wait == ND_WAIT_KEY) {
+        if (peer->wait == ND_WAIT_KEY && strcmp(peer->key, ND_FAILURE_FIRST) != 0) {
             snprintf(message, sizeof message,
                      "%.280s was lost while others waited for the key '%.200s'", gone->name,
                      peer->key);

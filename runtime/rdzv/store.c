@@ -28,7 +28,7 @@ struct nd_store {
     nd_pmix *pmix;                         /* exchanges go over it; borrowed, or NULL */
     nd_watch *watch;                       /* of the connection to rank 0 */
     bool hosted;                           /* by rank 0 */
-    void (*lost)(void *context, const char *sentence);
+    nd_store_lost *lost;
     void *lost_context;
 };
 
@@ -412,21 +412,14 @@ void nd_store_abandon(nd_store *store)
     close_store(store, store && store->channel && !store->hosted);
 }
 
-static void say_lost(void *context, const char *who)
+static void on_server_gone(void *context)
 {
     nd_store *store = context;
-    char sentence[ND_WIRE_TEXT_MAX + 128];
-    snprintf(sentence, sizeof sentence, "%s was lost: it ended without a goodbye", who);
-    store->lost(store->lost_context, sentence);
+    store->lost(store->lost_context,
+                "rank 0, which hosts the store, was lost: it ended without a goodbye", true);
 }
 
-static void on_host_gone(void *context)
-{
-    say_lost(context, "rank 0, which hosts the store,");
-}
-
-nd_status nd_store_watch(nd_store *store, void (*lost)(void *context, const char *sentence),
-                         void *context)
+nd_status nd_store_watch(nd_store *store, nd_store_lost *lost, void *context)
 {
     if (!store->hosted) {
         return ND_OK;
@@ -434,8 +427,8 @@ nd_status nd_store_watch(nd_store *store, void (*lost)(void *context, const char
     store->lost = lost;
     store->lost_context = context;
     if (store->thread) {
-        nd_store_thread_watch(store->thread, say_lost, store);
+        nd_store_thread_watch(store->thread, lost, context);
         return ND_OK;
     }
-    return nd_watch_start(nd_channel_fd(store->channel), on_host_gone, store, &store->watch);
+    return nd_watch_start(nd_channel_fd(store->channel), on_server_gone, store, &store->watch);
 }

@@ -29,13 +29,17 @@ void nd_store_close(nd_store *store); /* says goodbye; NULL is legal */
 void nd_store_abandon(nd_store *store);
 
 /*
- * Where a rank hosts the store: from now on a rank that ends without a goodbye is noticed at once,
- * whatever the others are doing. Rank 0 hears of every other one, the others hear of rank 0. `lost`
- * gets a sentence, in a thread of its own; it may be called several times on rank 0. ndlaunch
- * watches its workers itself: then nothing is done.
+ * Called in a thread of its own when another rank ended without a goodbye. `first`: no rank has
+ * reported a failure before, so that this loss is the reason for what follows.
  */
-nd_status nd_store_watch(nd_store *store, void (*lost)(void *context, const char *sentence),
-                         void *context);
+typedef void nd_store_lost(void *context, const char *message, bool first);
+
+/*
+ * Where a rank hosts the store: from now on a rank that ends without a goodbye is noticed at once,
+ * whatever the others are doing. Rank 0 watches all others, which watch rank 0. `lost` may be
+ * called several times on rank 0. Does nothing under ndlaunch, which watches its workers itself.
+ */
+nd_status nd_store_watch(nd_store *store, nd_store_lost *lost, void *context);
 
 nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes);
 /* Waits until the key exists. *bytes in: capacity, out: size. A larger value is ND_ERR_INTERNAL. */

@@ -9,6 +9,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
+#include "runtime/rdzv/failure.h"
 #include "runtime/rdzv/store_server.h"
 #include "runtime/rdzv/uv.h"
 
@@ -19,7 +20,9 @@ struct nd_store_thread {
     nd_store_server *server;
     _Atomic int64_t leave_by; /* nd_clock_ns; 0: stay */
     void *context;
-    _Atomic(void (*)(void *context, const char *who)) lost; /* NULL: nobody asks */
+    _Atomic(nd_store_lost *) lost; /* NULL: nobody asks */
+    bool left_first;               /* what the next tick tells `lost` */
+    char left_text[ND_FAILURE_FIRST_MAX + 2 * ND_WIRE_TEXT_MAX];
 };
 
 static void notice(void *context, const char *line)
@@ -30,10 +33,17 @@ static void notice(void *context, const char *line)
 static void on_left(void *context, nd_peer *peer, nd_wire_role role, int index, bool clean)
 {
     nd_store_thread *thread = context;
-    void (*lost)(void *, const char *) = atomic_load(&thread->lost);
-    if (role == ND_WIRE_WORKER && index != 0 && !clean && lost &&
-        atomic_load(&thread->leave_by) == 0) {
-        lost(thread->context, nd_peer_name(peer));
+    char first[ND_FAILURE_FIRST_MAX], own[ND_WIRE_TEXT_MAX + 128];
+    if (role != ND_WIRE_WORKER || index == 0 || clean || thread->left_text[0]) {
+        return;
+    }
+    snprintf(own, sizeof own, ND_SERVER_LOST, nd_peer_name(peer));
+    nd_server_first_failure(nd_store_server_engine(thread->server), first, sizeof first);
+    thread->left_first = strcmp(own, first) == 0;
+    if (thread->left_first) {
+        snprintf(thread->left_text, sizeof thread->left_text, "%s", own);
+    } else {
+        snprintf(thread->left_text, sizeof thread->left_text, "%s; first failure: %s", own, first);
     }
 }
 
@@ -41,6 +51,12 @@ static void on_watch(uv_timer_t *timer)
 {
     nd_store_thread *thread = timer->data;
     int64_t leave_by = atomic_load(&thread->leave_by);
+    nd_store_lost *lost = atomic_load(&thread->lost);
+    if (lost && leave_by == 0 && thread->left_text[0]) {
+        /* A tick later than the loss: other ranks have their answers about it by now. */
+        lost(thread->context, thread->left_text, thread->left_first);
+        thread->left_text[0] = '\0';
+    }
     bool empty = nd_server_members(nd_store_server_engine(thread->server), ND_WIRE_WORKER) == 0;
     if (leave_by != 0 && (empty || nd_clock_ns() >= leave_by)) {
         nd_store_server_close(thread->server);
@@ -138,8 +154,7 @@ const char *nd_store_thread_address(const nd_store_thread *thread)
     return nd_store_server_address(thread->server);
 }
 
-void nd_store_thread_watch(nd_store_thread *thread, void (*lost)(void *context, const char *who),
-                           void *context)
+void nd_store_thread_watch(nd_store_thread *thread, nd_store_lost *lost, void *context)
 {
     thread->context = context;
     atomic_store(&thread->lost, lost);

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "runtime/rdzv/identity.h"
+#include "runtime/rdzv/store.h"
 #include "runtime/rdzv/tls.h"
 
 typedef struct nd_store_thread nd_store_thread;
@@ -18,12 +19,9 @@ nd_status nd_store_thread_start(const nd_identity *identity, const uint8_t key[N
                                 nd_store_thread **out);
 int nd_store_thread_port(const nd_store_thread *thread);
 const char *nd_store_thread_address(const nd_store_thread *thread); /* numeric */
-/*
- * From now on a worker whose connection closes without a goodbye is told to `lost`, in the store's
- * thread: its name, as "rank 3 (node2)". Rank 0 is this process.
- */
-void nd_store_thread_watch(nd_store_thread *thread, void (*lost)(void *context, const char *who),
-                           void *context);
+/* From now on `lost` is called in the store's thread for each worker other than rank 0, which is
+ * this process, whose connection closes without a goodbye (nd_store_watch). */
+void nd_store_thread_watch(nd_store_thread *thread, nd_store_lost *lost, void *context);
 /* Waits until the other ranks have left the store, at most timeout_seconds, then ends the thread.
  * NULL is legal. */
 void nd_store_thread_stop(nd_store_thread *thread, double timeout_seconds);

@@ -74,7 +74,7 @@ static int act(const nd_identity *id, const char *what, int chosen)
         signal(SIGTERM, SIG_IGN);
     } else if (id->rank == chosen && strcmp(what, "fail") == 0) {
         nd_fail(ND_ERR_DATA, "the test file is damaged");
-        nd_failure_report(id, ND_ERR_DATA, nd_error_last()->message);
+        nd_failure_report(id, nd_error_last());
         fprintf(stderr, "a line before\nerror: the test file is damaged\na line after\n");
         return ND_ERR_DATA;
     } else if (id->rank == chosen && strcmp(what, "exit 7") == 0) {

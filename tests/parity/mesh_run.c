@@ -188,7 +188,6 @@ static nd_status train_rank(shared_run *run, nd_rank *rank)
     nd_trainer *trainer = NULL;
     nd_loader *loader = NULL;
     nd_tuning *tuning = NULL;
-    bool echo;
     nd_status status = ND_OK;
     nd_loader_options options = {
         .sequence = run->job->sequence,
@@ -200,7 +199,7 @@ static nd_status train_rank(shared_run *run, nd_rank *rank)
         .cp_index = rank->coord.at[ND_AXIS_CP],
         .seed = 11,
     };
-    ND_TRY_OUT(nd_tuning_make(rank, &tuning, &echo));
+    ND_TRY_OUT(nd_tuning_make(rank, &tuning));
     ND_TRY_OUT(nd_trainer_create(rank, &trainer));
     ND_TRY_OUT(nd_trainer_commit(trainer));
     ND_TRY_OUT(nd_weights_init(&trainer->model->fsdp, rank->shape.init_std, 3));

@@ -85,7 +85,7 @@ static nd_status explain(const nd_worker *worker, const char *text)
     return status;
 }
 
-static nd_status compare(nd_worker *worker, const char *text)
+static nd_status compare(const nd_worker *worker, const char *text)
 {
     const nd_identity *id = &worker->identity;
     char own[HEX_BYTES], *all = NULL;
@@ -101,17 +101,16 @@ static nd_status compare(nd_worker *worker, const char *text)
         differs++;
     }
     free(all);
-    worker->voice = ND_VOICE_OWN;
     if (status != ND_OK || differs >= id->world_size) {
         return status;
     }
     if (id->rank == differs) {
         return explain(worker, text);
     }
-    worker->voice = ND_VOICE_ECHO;
     ND_TRY(nd_store_barrier(worker->store, explained));
-    return nd_fail(ND_ERR_CONFIG, "the configuration of rank %d (%s) is not that of rank 0 (%s)",
-                   differs, worker->peers.cards[differs].host, worker->peers.cards[0].host);
+    return nd_fail_elsewhere(
+        ND_ERR_CONFIG, "the configuration of rank %d (%s) is not that of rank 0 (%s)", differs,
+        worker->peers.cards[differs].host, worker->peers.cards[0].host);
 }
 
 nd_status nd_settings_compare(nd_worker *worker, const nd_config *config, const nd_inputs *inputs)

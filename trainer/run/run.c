@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include "runtime/base/log.h"
 #include "runtime/device/cuda.h"
@@ -207,21 +206,10 @@ static nd_status save_model(run_state *s)
     return nd_sinks_event(&s->files.sinks, &event);
 }
 
-/* Runs before memory is planned, because linears in BF16 have other buffers than those in FP8. */
-static nd_status tune(run_state *s)
-{
-    bool echo = false;
-    nd_status status = nd_tuning_make(s->rank, &s->tuning, &echo);
-    if (echo) { /* let the rank that found the error report it before this one exits */
-        s->context->worker->voice = ND_VOICE_ECHO;
-        sleep(1);
-    }
-    return status;
-}
-
 static nd_status run(run_state *s)
 {
-    ND_TRY(tune(s));
+    /* Before memory is planned: linears in BF16 have other buffers than those in FP8. */
+    ND_TRY(nd_tuning_make(s->rank, &s->tuning));
     ND_TRY(nd_trainer_create(s->rank, &s->trainer));
     ND_TRY(nd_trainer_commit(s->trainer));
     if (s->rank->rank == 0) {
@@ -253,7 +241,7 @@ nd_status nd_train(const nd_run_context *context)
         .context = context, .config = context->worker->rank.config, .rank = &context->worker->rank};
     nd_status status = run(&state);
     if (status != ND_OK && status != ND_ERR_PREEMPTED) {
-        nd_worker_fail(context->worker, status, nd_error_last()->message);
+        nd_worker_fail(context->worker, status);
     }
     bool joined = nd_loader_close(state.validation_loader);
     joined = nd_loader_close(state.loader) && joined;

@@ -39,7 +39,7 @@ nd_status nd_inputs_each_digest(const nd_inputs *inputs,
  * Ranks that no ndlaunch started compare their configurations themselves: the keys of the job, and
  * digests of model and data in place of their paths, as ndlaunch does between nodes. All ranks call
  * it. ND_ERR_CONFIG on all of them when one differs from rank 0; the first that differs gives the
- * key and both values, the others only its number. Sets the worker's voice.
+ * key and both values, the others only its number.
  */
 nd_status nd_settings_compare(nd_worker *worker, const nd_config *config, const nd_inputs *inputs);
 

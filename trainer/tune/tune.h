@@ -45,9 +45,9 @@ nd_status nd_tuning_check(const nd_config *config, const nd_llama_shape *shape, 
 
 /*
  * All ranks call it, after their groups exist and before memory is planned. Sets rank->linears and
- * rank->tuning; *out is NULL without autotune. *echo: another rank knows the reason of the failure.
+ * rank->tuning; *out is NULL without autotune.
  */
-nd_status nd_tuning_make(nd_rank *rank, nd_tuning **out, bool *echo);
+nd_status nd_tuning_make(nd_rank *rank, nd_tuning **out);
 void nd_tuning_destroy(nd_tuning *tuning); /* NULL is legal */
 /* After the steps, on rank 0: warns when products had forms that were not among the choices. */
 void nd_tuning_warn(const nd_rank *rank);

@@ -122,7 +122,7 @@ static nd_status reduce(nd_rank *rank, int64_t *values, int64_t count)
 }
 
 /* Gives all ranks the choices of rank 0 as text, owned by the caller. */
-static nd_status share(nd_rank *rank, char **out, bool *echo)
+static nd_status share(nd_rank *rank, char **out)
 {
     char *text = NULL, message[ND_ERROR_MESSAGE_MAX] = "";
     nd_status made = rank->rank == 0 ? make_text(rank, &text) : ND_OK, status = ND_OK;
@@ -136,8 +136,8 @@ static nd_status share(nd_rank *rank, char **out, bool *echo)
         goto out;
     }
     if (values[1] != ND_OK) {
-        *echo = true;
-        status = nd_fail((nd_status)values[1], "rank 0 has no choices of autotune; it says why");
+        status = nd_fail_elsewhere((nd_status)values[1],
+                                   "autotune failed on rank 0; see the message of rank 0");
         goto out;
     }
     if (rank->rank > 0) {
@@ -217,7 +217,7 @@ static int64_t digest_of(const nd_tuning *t)
 }
 
 /* Either all ranks have the same choices, or all fail; the first that failed gives the reason. */
-static nd_status agree(nd_rank *rank, nd_status status, const nd_tuning *t, bool *echo)
+static nd_status agree(nd_rank *rank, nd_status status, const nd_tuning *t)
 {
     char message[ND_ERROR_MESSAGE_MAX] = "";
     int64_t own = status == ND_OK ? digest_of(t) : 0;
@@ -231,9 +231,11 @@ static nd_status agree(nd_rank *rank, nd_status status, const nd_tuning *t, bool
         return nd_fail(status, "%s", message);
     }
     if (values[0] > 0) {
-        *echo = true;
-        return nd_fail(ND_ERR_CONFIG, "rank %lld cannot take the choices of autotune; it says why",
-                       (long long)rank->world_size - (long long)values[0]);
+        long long first_rank = (long long)rank->world_size - (long long)values[0];
+        return nd_fail_elsewhere(ND_ERR_CONFIG,
+                                 "rank %lld cannot use the choices of autotune; see the message of "
+                                 "rank %lld",
+                                 first_rank, first_rank);
     }
     if (values[1] != own || values[2] != -own) {
         return nd_fail(ND_ERR_INTERNAL, "ranks have different choices of autotune");
@@ -241,19 +243,18 @@ static nd_status agree(nd_rank *rank, nd_status status, const nd_tuning *t, bool
     return ND_OK;
 }
 
-nd_status nd_tuning_make(nd_rank *rank, nd_tuning **out, bool *echo)
+nd_status nd_tuning_make(nd_rank *rank, nd_tuning **out)
 {
     char *text = NULL;
     nd_tuning *t = NULL;
     *out = NULL;
-    *echo = false;
     if (!rank->config->kernels.autotune && !replayed(rank->config)) {
         return ND_OK;
     }
-    ND_TRY(share(rank, &text, echo));
+    ND_TRY(share(rank, &text));
     nd_status status = install(rank, text, &t);
     free(text);
-    status = agree(rank, status, t, echo);
+    status = agree(rank, status, t);
     if (status != ND_OK) {
         nd_tuning_destroy(t);
         return status;

@@ -3,51 +3,165 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
+#include "runtime/rdzv/failure.h"
 #include "runtime/rdzv/ranks.h"
 
-enum { ANSWER_SECONDS = 3, GATHER_SECONDS = 2 };
+static const double answer_seconds = 3; /* for the store to answer */
+static const double gather_seconds = 2; /* for other ranks to reach their deadlines */
 
-static nd_status count(const nd_worker *worker, int rank, int64_t delta, int64_t *sum)
+void nd_failure_wait_turn(const nd_identity *identity, double first_seconds)
 {
-    char key[48];
-    snprintf(key, sizeof key, "deadlines of rank %d", rank);
-    return nd_store_add(worker->store, key, delta, sum);
+    const double apart = 0.5, most = 10;
+    double turn = apart * identity->rank;
+    usleep((useconds_t)((first_seconds + (turn < most ? turn : most)) * 1e6));
 }
 
-static nd_status list_silent(const nd_worker *worker, char *text, size_t capacity)
+static bool may_be_elsewhere(const nd_error *error)
 {
-    int world = worker->identity.world_size;
+    return error->cause == ND_CAUSE_ELSEWHERE || error->status == ND_ERR_IO ||
+           error->status == ND_ERR_HANG;
+}
+
+static const char *deadline_key(int rank, char key[48])
+{
+    snprintf(key, 48, "deadline of rank %d", rank);
+    return key;
+}
+
+/* Waits for a key. ND_OK with *found false when nobody set it in time. */
+static nd_status wait_for(const nd_failure *f, const char *key, double seconds, char *value,
+                          size_t capacity, bool *found)
+{
+    size_t bytes = capacity - 1;
+    nd_store_set_timeout(f->store, seconds);
+    nd_status status = nd_store_get(f->store, key, value, &bytes);
+    nd_store_set_timeout(f->store, answer_seconds);
+    *found = status == ND_OK;
+    value[status == ND_OK ? bytes : 0] = '\0';
+    return status == ND_ERR_HANG ? ND_OK : status;
+}
+
+/* Records that this rank's deadline passed. *first: no other rank's did before. */
+static nd_status record_deadline(const nd_failure *f, bool *first)
+{
+    char key[48];
+    int64_t sum = 0;
+    ND_TRY(nd_store_add(f->store, deadline_key(f->identity->rank, key), 1, &sum));
+    ND_TRY(nd_store_add(f->store, "deadlines", 1, &sum));
+    *first = sum == 1;
+    return ND_OK;
+}
+
+/* Waits until all other ranks have recorded their deadlines, or for gather_seconds. */
+static nd_status wait_for_deadlines(const nd_failure *f)
+{
+    int64_t until = nd_clock_ns() + (int64_t)(gather_seconds * 1e9);
+    for (int rank = 0; rank < f->identity->world_size; rank++) {
+        char key[48], value[16];
+        bool found = false;
+        double left = (double)(until - nd_clock_ns()) * 1e-9;
+        if (left <= 0) {
+            break;
+        }
+        /* A rank that is lost meanwhile is not waited for. */
+        nd_status status = wait_for(f, deadline_key(rank, key), left, value, sizeof value, &found);
+        if (status != ND_OK && status != ND_ERR_IO) {
+            return status;
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status list_silent(const nd_failure *f, char *text, size_t capacity)
+{
+    int world = f->identity->world_size;
     char ranks[256];
-    bool *reported = NULL;
-    nd_status status = ND_ALLOC(world, &reported);
+    bool *recorded = NULL;
+    nd_status status = ND_ALLOC(world, &recorded);
     for (int rank = 0; rank < world && status == ND_OK; rank++) {
+        char key[48];
         int64_t times = 0;
-        status = count(worker, rank, 0, &times);
-        reported[rank] = times > 0;
+        status = nd_store_add(f->store, deadline_key(rank, key), 0, &times);
+        recorded[rank] = times > 0;
     }
     if (status == ND_OK) {
-        nd_ranks_text(reported, false, world, ranks, sizeof ranks);
+        nd_ranks_text(recorded, false, world, ranks, sizeof ranks);
         snprintf(text, capacity, "; not waiting for anyone: rank %s", ranks[0] ? ranks : "none");
     }
-    free(reported);
+    free(recorded);
     return status;
 }
 
-void nd_hang_report(const nd_worker *worker, bool *first, char *text, size_t capacity)
+/* Adds this failure to the others. *first: it is the first, and the others can now read it. */
+static nd_status add_failure(const nd_failure *f, const nd_error *error, const char *suffix,
+                             bool *first)
 {
-    int64_t times = 0, order = 0;
-    nd_store_set_timeout(worker->store, ANSWER_SECONDS);
-    nd_status status = count(worker, worker->identity.rank, 1, &times);
-    status = status == ND_OK ? nd_store_add(worker->store, "deadlines", 1, &order) : status;
-    *first = status == ND_OK && order == 1;
-    text[0] = '\0';
-    if (*first) {
-        sleep(GATHER_SECONDS);
-        status = list_silent(worker, text, capacity);
+    char text[ND_FAILURE_FIRST_MAX];
+    int64_t order = 0;
+    ND_TRY(nd_store_add(f->store, ND_FAILURE_COUNT, 1, &order));
+    *first = order == 1;
+    if (!*first) {
+        return ND_OK;
     }
+    snprintf(text, sizeof text, "rank %d (%s): %s%s", f->identity->rank, f->identity->host,
+             error->message, suffix);
+    return nd_store_set(f->store, ND_FAILURE_FIRST, text, strlen(text));
+}
+
+/* Asks the store. *first: this failure is the job's first; otherwise `other` is the first one's
+ * message, or "" when it is not there yet. */
+static nd_status ask_store(const nd_failure *f, const nd_error *error, double patience_seconds,
+                           bool *first, char *other, char *suffix, size_t capacity)
+{
+    bool leads = false, known = false;
+    nd_store_set_timeout(f->store, answer_seconds);
+    if (error->status == ND_ERR_HANG) {
+        ND_TRY(record_deadline(f, &leads));
+    }
+    if (leads) {
+        ND_TRY(wait_for_deadlines(f));
+        ND_TRY(list_silent(f, suffix, capacity));
+    } else if (may_be_elsewhere(error)) {
+        ND_TRY(
+            wait_for(f, ND_FAILURE_FIRST, patience_seconds, other, ND_FAILURE_FIRST_MAX, &known));
+    }
+    if (known) {
+        return ND_OK;
+    }
+    ND_TRY(add_failure(f, error, suffix, first));
+    return *first
+               ? ND_OK
+               : wait_for(f, ND_FAILURE_FIRST, answer_seconds, other, ND_FAILURE_FIRST_MAX, &known);
+}
+
+bool nd_failure_claim(const nd_failure *f, const nd_error *error, double patience_seconds,
+                      char *suffix, size_t capacity)
+{
+    const nd_identity *id = f->identity;
+    char other[ND_FAILURE_FIRST_MAX] = "";
+    bool first = false;
+    suffix[0] = '\0';
+    if (!f->store) {
+        if (id->pmix && id->rank > 0) {
+            nd_failure_wait_turn(id, 2); /* rank 0 reads the same configuration and files */
+        }
+        return true;
+    }
+    nd_status status = ask_store(f, error, patience_seconds, &first, other, suffix, capacity);
     if (status != ND_OK) {
-        snprintf(text, capacity, "; rank 0, which hosts the store, does not answer");
+        snprintf(suffix, capacity, "; rank 0, which hosts the store, %s",
+                 status == ND_ERR_HANG ? "does not answer" : "was lost");
+        if (id->pmix) {
+            nd_failure_wait_turn(id, 0);
+        }
+        return true;
     }
+    if (!first && !id->pmix && other[0]) {
+        snprintf(suffix, capacity, "; first failure: %s", other);
+    }
+    return first || !id->pmix;
 }

@@ -2,17 +2,42 @@
 #ifndef ND_WORKER_FAILURE_H
 #define ND_WORKER_FAILURE_H
 /*
- * Which rank holds up a job that no ndlaunch watches. One that is stuck makes others wait, who make
- * others wait: each names the rank that it waits for, and only the stuck one says nothing. They
- * meet in the store.
+ * Which of the ranks that fail together reports, where no ndlaunch collects their errors.
+ *
+ * The store decides, by the order in which failures arrive there (runtime/rdzv/failure.h). A rank
+ * with its own reason claims at once. A lost peer, a deadline that passed, and an error that names
+ * another rank (nd_fail_elsewhere) are mostly consequences: such a rank first waits for a better
+ * reason, which the store answers as soon as it is there.
+ *
+ * Ranks that wait for each other all reach their deadlines. Each records so in the store; the one
+ * that recorded nothing is the one that is stuck.
+ *
+ * Under PMIx one rank reports and ends the job, which kills the others. Ranks of a torchrun-like
+ * start have separate outputs: all of them report, and name the first failure.
  */
-#include "trainer/worker/worker.h"
+#include <stdbool.h>
+
+#include "runtime/rdzv/identity.h"
+#include "runtime/rdzv/store.h"
+
+typedef struct nd_failure {
+    const nd_identity *identity;
+    nd_store *store; /* NULL: the ranks have not met */
+} nd_failure;
 
 /*
- * A rank whose deadline has passed calls it. *first: it is the first one, to the store's knowledge;
- * `text` then tells which ranks have not called within two seconds. A store that does not answer
- * counts as rank 0's silence.
+ * True when this rank is to report `error`. `suffix` then gets what the store adds to the message,
+ * or "". Takes up to patience_seconds for a rank whose reason may lie elsewhere, or a few seconds
+ * when the store does not answer. Called once, by the main thread, which alone uses the store.
  */
-void nd_hang_report(const nd_worker *worker, bool *first, char *text, size_t capacity);
+bool nd_failure_claim(const nd_failure *failure, const nd_error *error, double patience_seconds,
+                      char *suffix, size_t capacity);
+
+/*
+ * The wait of a rank that cannot ask the store: the ranks that notice one failure at the same time
+ * take turns, the lowest first, which then ends the job. `first_seconds` is the time before the
+ * first turn.
+ */
+void nd_failure_wait_turn(const nd_identity *identity, double first_seconds);
 
 #endif

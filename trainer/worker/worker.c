@@ -12,8 +12,8 @@
 #include "trainer/worker/failure.h"
 
 enum {
-    KILLED_SECONDS = 30, /* for the end of a job that was aborted to reach this process */
-    ECHO_SECONDS = 4     /* a lost peer is mostly another one's failure */
+    KILLED_SECONDS = 30, /* for the end of an aborted job to reach this process */
+    PATIENCE_SECONDS = 4 /* for a better reason than a lost peer */
 };
 
 static int slot_of_rank(void *context, int rank)
@@ -28,40 +28,32 @@ static nd_status store_exchange(void *context, const void *send, void *recv, siz
     return nd_store_exchange(context, "communicator addresses", send, recv, bytes);
 }
 
-/* Without ndlaunch each worker has a page of its own, which says nothing about others. */
+/* Without ndlaunch each worker has a page of its own, which holds nothing about others. */
 static const nd_progress *shared_page(const nd_worker *worker)
 {
     return worker->identity.progress_fd >= 0 ? &worker->progress : NULL;
 }
 
 /*
- * Ranks that learn of one failure at the same time take turns, the lowest first: it aborts the job,
- * which kills the others before they say the same. A rank that gave its own reason has aborted it
- * already, hence the time before the first.
+ * From the main thread; or with `ends` from one that ends the process because the main thread does
+ * not return from CUDA or NCCL, so that nobody can ask the store which rank reports.
  */
-static void wait_for_turn(const nd_worker *worker, double first_seconds)
-{
-    const double apart = 0.5, most = 10;
-    double turn = apart * worker->identity.rank;
-    usleep((useconds_t)((first_seconds + (turn < most ? turn : most)) * 1e6));
-}
-
-/* From the driving thread, or with `ends` from one that ends the process: then the driving one is
- * inside of CUDA or NCCL and settles nothing. */
-static void on_comm_fault(void *context, nd_status status, const char *sentence, bool ends)
+static void on_comm_fault(void *context, nd_status status, const char *message, bool ends)
 {
     const nd_worker *worker = context;
     nd_pmix *pmix = worker->identity.pmix;
-    bool waits = status == ND_ERR_IO || status == ND_ERR_HANG;
-    nd_failure_report(&worker->identity, status, sentence);
-    if (ends && pmix && waits) {
-        wait_for_turn(worker, status == ND_ERR_IO ? ECHO_SECONDS : 0);
+    nd_error error = {.status = status};
+    snprintf(error.message, sizeof error.message, "%s", message);
+    nd_failure_report(&worker->identity, &error);
+    if (!ends) {
+        return;
     }
-    if (ends) {
-        nd_log_error("%s", sentence);
+    if (pmix && (status == ND_ERR_IO || status == ND_ERR_HANG)) {
+        nd_failure_wait_turn(&worker->identity, status == ND_ERR_IO ? PATIENCE_SECONDS : 0);
     }
-    if (ends && pmix) {
-        nd_pmix_abort(pmix, (int)status, sentence);
+    nd_log_error("%s", message);
+    if (pmix) {
+        nd_pmix_abort(pmix, (int)status, message);
         sleep(KILLED_SECONDS);
     }
 }
@@ -108,25 +100,31 @@ static nd_status open_transport(nd_worker *worker, const nd_config *config)
     return nd_transport_open_ucx(&options, &worker->transport);
 }
 
-/* In the store's or the watch's thread. */
-static void on_lost(void *context, const char *sentence)
+/* Another rank was lost. In the store's thread on rank 0, on the others in the one that watches rank
+ * 0, so that the store cannot be asked. */
+static void on_lost(void *context, const char *message, bool first)
 {
-    const nd_worker *worker = context;
+    nd_worker *worker = context;
     nd_pmix *pmix = worker->identity.pmix;
-    if (pmix) {
-        wait_for_turn(worker, 0.5);
+    if (pmix && !first) {
+        return; /* the rank that reported the first failure ends the job */
     }
-    nd_log_error("%s", sentence);
+    if (atomic_exchange(&worker->ending, true)) {
+        return; /* the main thread is ending this process */
+    }
+    if (pmix && worker->identity.rank > 0) {
+        nd_failure_wait_turn(&worker->identity, 0.5);
+    }
+    nd_log_error("%s", message);
     if (pmix) {
-        nd_pmix_abort(pmix, ND_ERR_IO, sentence);
+        nd_pmix_abort(pmix, ND_ERR_IO, message);
         sleep(KILLED_SECONDS);
     }
     _exit(ND_ERR_IO);
 }
 
-/* Where PMIx started the worker, launch.rdzv_endpoint says at which of its addresses rank 0
- * listens. */
-static nd_status take_endpoint(nd_identity *id, const nd_config *config)
+/* For a worker of PMIx, launch.rdzv_endpoint names the address at which rank 0 listens. */
+static nd_status apply_endpoint(nd_identity *id, const nd_config *config)
 {
     if (id->source != ND_IDENTITY_PMIX || !config->launch.rdzv_endpoint[0]) {
         return ND_OK;
@@ -145,7 +143,7 @@ nd_status nd_worker_meet(nd_worker *worker, const nd_config *config)
     if (id->world_size == 1) {
         ND_TRY(nd_store_open_single(&worker->store));
     } else {
-        ND_TRY(take_endpoint(id, config));
+        ND_TRY(apply_endpoint(id, config));
         ND_TRY(nd_store_open(id, config->launch.rdzv_timeout_seconds, &worker->store));
         ND_TRY(nd_store_watch(worker->store, on_lost, worker));
         ND_TRY(nd_store_barrier(worker->store, "start"));
@@ -180,80 +178,61 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_ll
     return nd_groups_create(worker->transport, &rank->mesh, &rank->groups);
 }
 
-/* All ranks fail for one reason, mostly; those that may only echo another one's wait for it. */
-static void wait_for_speaker(const nd_worker *worker, nd_status status, bool first)
+/* The page comes first: ndlaunch recognises the line by it. */
+static void print_reason(const nd_worker *worker, const nd_error *error)
 {
-    if (status == ND_ERR_HANG && first) {
-        return;
-    }
-    if (worker->voice == ND_VOICE_ALIKE && worker->identity.rank > 0) {
-        wait_for_turn(worker, 2); /* rank 0 reads the same configuration and files */
-    } else if (worker->voice == ND_VOICE_ECHO || status == ND_ERR_IO || status == ND_ERR_HANG) {
-        wait_for_turn(worker, ECHO_SECONDS);
-    }
+    nd_failure_report(&worker->identity, error);
+    nd_log_error("%s", error->message);
 }
 
-/* Ranks that no ndlaunch watches settle among themselves who speaks. */
-static bool settles(const nd_worker *worker)
+/* Without ndlaunch the ranks settle in the store which of them reports. */
+static bool claims(const nd_worker *worker)
 {
     return worker->identity.source != ND_IDENTITY_NDLAUNCH && worker->identity.world_size > 1;
 }
 
-static void settle_speaker(const nd_worker *worker, nd_status status, char *silent, size_t capacity)
+/* The other ranks learn of the failure only after its reason is printed; PMIx then ends all of
+ * them. */
+static void report_failure(const nd_worker *worker)
 {
-    bool first = false;
-    if (status == ND_ERR_HANG && worker->met) {
-        nd_hang_report(worker, &first, silent, capacity);
-    }
-    if (worker->identity.pmix) {
-        wait_for_speaker(worker, status, first);
-    }
-}
-
-static void say(const nd_worker *worker, nd_status status, const char *text)
-{
-    nd_failure_report(&worker->identity, status, text); /* first: ndlaunch knows the line by it */
-    nd_log_error("%s", text);
-}
-
-/* Peers know nothing of the failure until the reason is out; where PMIx started this process, it
- * ends all of them then. */
-static void tell(const nd_worker *worker)
-{
+    const nd_failure failure = {&worker->identity, worker->met ? worker->store : NULL};
     nd_pmix *pmix = worker->identity.pmix;
-    const nd_error *failure = &worker->failure;
-    char text[ND_ERROR_MESSAGE_MAX + 300], silent[300] = "";
-    snprintf(text, sizeof text, "%s", failure->message);
-    if (settles(worker)) {
-        settle_speaker(worker, failure->status, silent, sizeof silent);
-        snprintf(text + strlen(text), sizeof text - strlen(text), "%s", silent);
+    nd_error error = worker->error;
+    char suffix[ND_ERROR_MESSAGE_MAX] = "";
+    if (claims(worker) &&
+        !nd_failure_claim(&failure, &error, PATIENCE_SECONDS, suffix, sizeof suffix)) {
+        sleep(KILLED_SECONDS); /* until the rank that reports has ended the job */
     }
-    say(worker, failure->status, text);
+    size_t used = strlen(error.message);
+    snprintf(error.message + used, sizeof error.message - used, "%s", suffix);
+    print_reason(worker, &error);
     if (pmix) {
-        nd_pmix_abort(pmix, (int)failure->status, text);
+        nd_pmix_abort(pmix, (int)error.status, error.message);
         sleep(worker->identity.world_size > 1 ? KILLED_SECONDS : 0);
     }
 }
 
-void nd_worker_fail(nd_worker *worker, nd_status status, const char *message)
+void nd_worker_fail(nd_worker *worker, nd_status status)
 {
-    if (worker->failure.status != ND_OK) {
+    if (worker->error.status != ND_OK) {
         return;
     }
-    worker->failure.status = status;
-    snprintf(worker->failure.message, sizeof worker->failure.message, "%s", message);
-    tell(worker);
-    nd_fail(status, "%s", worker->failure.message); /* the store's calls may have left another */
+    worker->error = *nd_error_last();
+    worker->error.status = status;
+    if (atomic_exchange(&worker->ending, true)) {
+        sleep(KILLED_SECONDS); /* another thread is ending this process */
+    }
+    report_failure(worker);
     nd_transport_abandon(worker->transport);
 }
 
-int nd_worker_close(nd_worker *worker, nd_status status, const char *message)
+int nd_worker_close(nd_worker *worker, nd_status status)
 {
     bool failed = status != ND_OK && status != ND_ERR_PREEMPTED;
     if (failed) {
-        nd_worker_fail(worker, status, message);
-    } else if (message) {
-        say(worker, status, message);
+        nd_worker_fail(worker, status);
+    } else if (status != ND_OK) {
+        print_reason(worker, nd_error_last());
     }
     nd_groups_destroy(&worker->rank.groups);
     nd_transport_close(worker->transport);

@@ -6,6 +6,8 @@
  * CPUs, transport, groups. nd_worker owns all of them; nd_worker_close undoes them in reverse
  * order. Everything is called from the main thread.
  */
+#include <stdatomic.h>
+
 #include "kernels/ops.h"
 #include "runtime/config/config.h"
 #include "runtime/device/affinity.h"
@@ -83,21 +85,13 @@ nd_status nd_peers_check_devices(const nd_peer_card *cards, const nd_peer_device
 
 /* worker.c */
 
-/* Which of the ranks that fail together gives the reason, where no ndlaunch sorts it out. */
-typedef enum nd_voice {
-    ND_VOICE_ALIKE = 0, /* all have the same one, as before they have compared their settings: rank
-                           0 speaks */
-    ND_VOICE_OWN,       /* this rank has its own */
-    ND_VOICE_ECHO       /* another rank has it */
-} nd_voice;
-
 typedef struct nd_worker {
     nd_identity identity;
     nd_store *store;
     nd_peers peers;
-    bool met; /* all ranks have joined the store */
-    nd_voice voice;
-    nd_error failure; /* its status is ND_OK until nd_worker_fail */
+    bool met;           /* all ranks have joined the store */
+    nd_error error;     /* its status is ND_OK until nd_worker_fail */
+    atomic_bool ending; /* a thread reports a failure and ends the process */
     nd_progress progress;
     nd_affinity affinity;
     nd_device *device;
@@ -115,18 +109,18 @@ nd_status nd_worker_meet(nd_worker *worker, const nd_config *config);
 /* The rest, among ranks whose settings agree. The config is borrowed. */
 nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_llama_shape *shape);
 /*
- * Before a failing rank closes anything, which may take long, wait for a peer, or show a peer that
- * this rank fails: says the sentence, where no ndlaunch watches after settling who speaks (seconds;
- * not for a rank with its own reason), ends the job where PMIx started it, and then abandons the
- * transport. A second call does nothing.
+ * Reports the thread's error (nd_error_last) of this status, which ends this worker. To be called before a failing
+ * rank closes anything: closing may take long, wait for a peer, or show a peer that this rank
+ * fails. Where no ndlaunch collects errors, the ranks first settle in the store which of them
+ * reports (failure.h), which may take seconds. A job of PMIx ends with the report; the transport is
+ * abandoned. A second call does nothing.
  */
-void nd_worker_fail(nd_worker *worker, nd_status status, const char *message);
+void nd_worker_fail(nd_worker *worker, nd_status status);
 /*
- * Reports how the worker ended and closes it. A failure of one that PMIx started ends all: srun
- * gives its code. `message` is the failure's sentence, or NULL; it is logged. Returns the exit
- * code.
+ * Reports how the worker ended and closes it: an error other than ND_ERR_PREEMPTED through
+ * nd_worker_fail, with the thread's error. Returns the exit code.
  */
-int nd_worker_close(nd_worker *worker, nd_status status, const char *message);
+int nd_worker_close(nd_worker *worker, nd_status status);
 
 /* devices.c: CPU, or which GPU. */
 

@@ -18,7 +18,7 @@ static void abandon(nd_transport *transport)
     abandoned++;
     char said[200] = "";
     ssize_t n = pread(heard, said, sizeof said - 1, 0);
-    knew = worker_seen->failure.status == ND_ERR_RESOURCE && n > 0 && strstr(said, "no memory");
+    knew = worker_seen->error.status == ND_ERR_RESOURCE && n > 0 && strstr(said, "no memory");
     nd_fail(ND_ERR_IO, "another fault");
 }
 
@@ -40,12 +40,12 @@ static void fail_twice(nd_identity_source source)
     heard = memfd_create("stderr", 0);
     cr_assert_eq(dup2(heard, STDERR_FILENO), STDERR_FILENO);
     nd_fail_context(nd_fail(ND_ERR_RESOURCE, "no memory"), "the plan says more");
-    nd_worker_fail(&worker, ND_ERR_RESOURCE, nd_error_last()->message);
+    nd_worker_fail(&worker, ND_ERR_RESOURCE);
     cr_expect(knew, "abandoned before the reason was said");
-    nd_worker_fail(&worker, ND_ERR_IO, nd_error_last()->message);
+    nd_worker_fail(&worker, ND_ERR_IO);
     cr_expect_eq(abandoned, 1);
-    cr_expect_eq(worker.failure.status, ND_ERR_RESOURCE);
-    cr_expect_str_eq(worker.failure.message, "no memory (while the plan says more)");
+    cr_expect_eq(worker.error.status, ND_ERR_RESOURCE);
+    cr_expect_str_eq(worker.error.message, "no memory (while the plan says more)");
 }
 
 Test(worker, a_failing_rank_speaks_then_abandons_once)
