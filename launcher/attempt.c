@@ -13,8 +13,11 @@
 enum {
     FIRST_FD = 3, /* of those that a worker inherits beside its standard streams */
     FD_COUNT = 4,
-    PEER_STOP_MS = 3000 /* for the others to end after a failure; they cannot finish their step */
+    PEER_STOP_MS = 3000, /* for the others to end after a failure; they cannot finish their step */
+    READY_TICK_MS = 5
 };
+
+static const int64_t ready_ns = 10000000000; /* after it any worker is taken to handle signals */
 
 static nd_status make_environment(const nd_attempt *attempt, int local_rank, char ***out)
 {
@@ -68,6 +71,7 @@ static void on_exit_child(uv_process_t *process, int64_t code, int number)
     }
     if (attempt->running == 0) {
         uv_timer_stop(&attempt->kill_timer);
+        uv_timer_stop(&attempt->ready_timer);
         attempt->options.ended(attempt->options.context);
     }
 }
@@ -122,13 +126,52 @@ nd_status nd_attempt_start(const nd_attempt_options *options, nd_attempt *attemp
     ND_TRY(nd_failure_page_create(count, &attempt->failures));
     ND_TRY(ND_ALLOC(count, &attempt->children));
     ND_TRY(ND_UV(uv_timer_init(options->loop, &attempt->kill_timer)));
-    attempt->kill_timer.data = attempt;
+    ND_TRY(ND_UV(uv_timer_init(options->loop, &attempt->ready_timer)));
+    attempt->kill_timer.data = attempt->ready_timer.data = attempt;
+    attempt->started_ns = nd_clock_ns();
     for (int i = 0; i < count; i++) {
         attempt->children[i] =
             (nd_child){.attempt = attempt, .rank = options->first_rank + i, .local_rank = i};
         ND_TRY(spawn(attempt, i));
     }
     return ND_OK;
+}
+
+static bool is_ready(const nd_child *child)
+{
+    const nd_attempt *attempt = child->attempt;
+    return atomic_load(&attempt->failures.slots[child->local_rank].ready) != 0 ||
+           nd_clock_ns() - attempt->started_ns > ready_ns;
+}
+
+static void on_ready_timer(uv_timer_t *timer)
+{
+    nd_attempt *attempt = timer->data;
+    bool waits = false;
+    for (int i = 0; i < attempt->options.local_workers; i++) {
+        nd_child *child = &attempt->children[i];
+        child->pending = child->running ? child->pending : 0;
+        if (child->pending && is_ready(child)) {
+            for (int number = 1; number < 32; number++) {
+                if (child->pending & 1u << number) {
+                    uv_process_kill(&child->process, number);
+                }
+            }
+            child->pending = 0;
+        }
+        waits |= child->pending != 0;
+    }
+    if (!waits) {
+        uv_timer_stop(timer);
+    }
+}
+
+void nd_attempt_forward(nd_attempt *attempt, int number)
+{
+    for (int i = 0; i < attempt->options.local_workers; i++) {
+        attempt->children[i].pending |= 1u << number;
+    }
+    uv_timer_start(&attempt->ready_timer, on_ready_timer, 0, READY_TICK_MS);
 }
 
 void nd_attempt_signal(nd_attempt *attempt, int number)
@@ -145,6 +188,7 @@ void nd_attempt_kill(nd_attempt *attempt, nd_killed why)
     for (int i = 0; i < attempt->options.local_workers; i++) {
         nd_child *child = &attempt->children[i];
         child->killed = child->running && !child->stopped ? why : child->killed;
+        child->kill_sent |= child->running;
     }
     nd_attempt_signal(attempt, SIGKILL);
 }

@@ -126,8 +126,10 @@ static void on_signal(uv_signal_t *handle, int number)
     }
     if (again) {
         nd_attempt_kill(&job->attempt, ND_KILLED_INTERRUPT);
+    } else if (number == SIGQUIT) {
+        nd_attempt_signal(&job->attempt, number); /* workers do not handle it, either */
     } else {
-        nd_attempt_signal(&job->attempt, number);
+        nd_attempt_forward(&job->attempt, number);
     }
     bool ends = number == SIGTERM || number == SIGINT || number == SIGQUIT || number == SIGHUP;
     if (ends && start_grace(job)) {
@@ -184,6 +186,9 @@ static nd_status open_store(nd_job *job, const uint8_t key[ND_KEY_BYTES])
     }
     ND_TRY(nd_address_resolve(host, port, addresses, &count));
     options.address = addresses[0];
+    if (nd_address_is_loopback(&addresses[0])) {
+        ND_TRY(nd_address_check_loopback());
+    }
     if (!nd_address_is_loopback(&addresses[0]) && !config->launch.rdzv_key_file[0]) {
         return nd_fail(ND_ERR_CONFIG,
                        "launch.rdzv_endpoint %s is open to other hosts and needs a key: make one "

@@ -106,6 +106,8 @@ struct nd_child {
     bool running;
     bool stopped;      /* we ended it because another worker failed */
     nd_killed killed;  /* we killed it because it did not end when it was asked to */
+    bool kill_sent;    /* we sent SIGKILL, for whatever reason */
+    uint32_t pending;  /* bit N: signal N is to be forwarded once the worker handles signals */
     int64_t exit_code; /* valid once it has ended */
     int signal;
     int64_t ended_ns;
@@ -136,7 +138,8 @@ struct nd_attempt {
     nd_failure_page failures;
     nd_child *children; /* [local_workers] */
     int running;
-    uv_timer_t kill_timer;
+    uv_timer_t kill_timer, ready_timer;
+    int64_t started_ns;
     bool stopping;   /* a failure was seen, here or on another node */
     bool log_failed; /* the user was warned */
 };
@@ -147,7 +150,10 @@ struct nd_attempt {
  * to is borrowed until nd_attempt_fini.
  */
 nd_status nd_attempt_start(const nd_attempt_options *options, nd_attempt *attempt);
-/* Sends a signal to all workers that run. */
+/* Forwards a signal to all workers that run: to each of them once it handles signals, since a
+ * program that has just begun would die of it. */
+void nd_attempt_forward(nd_attempt *attempt, int number);
+/* Sends a signal to all workers that run, at once. */
 void nd_attempt_signal(nd_attempt *attempt, int number);
 /* Sends SIGKILL to those that run and records why: they have not failed. */
 void nd_attempt_kill(nd_attempt *attempt, nd_killed why);

@@ -206,12 +206,37 @@ static int usage(void)
     return (int)ND_ERR_CONFIG;
 }
 
+/* Before the first worker there is nothing to end but this process and the check that it started,
+ * which ends with it. */
+static void on_early_signal(int number)
+{
+    static const char text[] = "ndlaunch: stopped by a signal before the first worker started\n";
+    ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)ignored;
+    _exit(ND_ERR_PREEMPTED);
+}
+
+/* Until the job handles signals: those that end it at a step boundary have the same code here. */
+static void install_early_signals(void)
+{
+    const struct sigaction action = {.sa_handler = on_early_signal};
+    struct sigaction hangup;
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
+    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN) {
+        sigaction(SIGHUP, &action, NULL); /* it stays ignored under nohup */
+    }
+    signal(SIGUSR2, SIG_IGN); /* workers ignore it, too */
+}
+
 int main(int argc, char **argv)
 {
     int exit_code = 0;
     nd_status status;
+    nd_streams_open();
+    install_early_signals();
     nd_signals_unblock();
-    signal(SIGUSR2, SIG_IGN); /* until it is forwarded, it has no meaning */
     if (argc == 1) {
         return usage();
     }

@@ -3,16 +3,39 @@
  * The failure screen: which rank failed first and why, where it was, its last lines, and which
  * ranks only ended with it.
  */
+#include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "launcher/launcher.h"
+#include "runtime/base/printable.h"
 #include "runtime/comm/comm.h"
 
 enum { OTHERS_MAX = 3 }; /* messages of other ranks */
 
-static bool failed(const nd_child *child)
+/* A lost peer, a deadline and a stop are consequences; another rank's reason is not this one's. */
+static bool has_own_reason(const nd_failure_slot *record)
 {
-    return !child->stopped && (child->exit_code != 0 || child->signal != 0);
+    return atomic_load(&record->time_ns) != 0 && record->cause == ND_CAUSE_OWN &&
+           record->status != ND_ERR_IO && record->status != ND_ERR_HANG &&
+           record->status != ND_ERR_PREEMPTED;
+}
+
+/*
+ * A worker that was asked to end because another one failed has not failed, unless it did so by
+ * itself: it died of a signal that this process did not send, or had recorded a reason of its own.
+ * Such a worker may have failed first although its end was seen later.
+ */
+static bool failed(const nd_attempt *attempt, const nd_child *child)
+{
+    const nd_failure_slot *record = &attempt->failures.slots[child->local_rank];
+    if (!child->stopped) {
+        return child->exit_code != 0 || child->signal != 0;
+    }
+    if (child->signal != 0) {
+        return child->signal != SIGTERM && !(child->signal == SIGKILL && child->kill_sent);
+    }
+    return child->exit_code != 0 && has_own_reason(record);
 }
 
 /* When the worker recorded its failure, or else when this process saw its end. */
@@ -24,13 +47,17 @@ static int64_t failure_time(const nd_attempt *attempt, const nd_child *child)
 
 /*
  * A failure with a lower weight explains one with a higher weight, whichever was seen first. A
- * worker that dies makes others lose a peer (74), and they may notice before this process does; a
- * stop at a step boundary (75) explains no failure.
+ * worker that dies makes others lose a peer (74), and they may notice before this process does; an
+ * error may say that its reason is on another rank; a stop at a step boundary (75) explains no failure.
  */
-static int weight(const nd_child *child)
+static int weight(const nd_attempt *attempt, const nd_child *child)
 {
+    const nd_failure_slot *record = &attempt->failures.slots[child->local_rank];
     if (child->signal != 0) {
         return 0;
+    }
+    if (atomic_load(&record->time_ns) != 0 && record->cause == ND_CAUSE_ELSEWHERE) {
+        return 1;
     }
     return child->exit_code == ND_ERR_PREEMPTED ? 2 : child->exit_code == ND_ERR_IO ? 1 : 0;
 }
@@ -40,11 +67,12 @@ static const nd_child *first_failure(const nd_attempt *attempt)
     const nd_child *first = NULL;
     for (int i = 0; i < attempt->options.local_workers; i++) {
         const nd_child *c = &attempt->children[i];
-        if (!failed(c)) {
+        if (!failed(attempt, c)) {
             continue;
         }
         bool earlier = first && failure_time(attempt, c) < failure_time(attempt, first);
-        if (!first || weight(c) < weight(first) || (weight(c) == weight(first) && earlier)) {
+        int order = first ? weight(attempt, c) - weight(attempt, first) : -1;
+        if (order < 0 || (order == 0 && earlier)) {
             first = c;
         }
     }
@@ -116,7 +144,7 @@ static void print_other_messages(FILE *out, const nd_attempt *attempt, const nd_
         const nd_child *c = &attempt->children[i];
         const nd_failure_slot *record = &attempt->failures.slots[c->local_rank];
         if (c == first || atomic_load(&record->time_ns) == 0 || record->status == ND_ERR_IO ||
-            record->status == ND_ERR_PREEMPTED ||
+            record->status == ND_ERR_PREEMPTED || record->cause == ND_CAUSE_ELSEWHERE ||
             (atomic_load(&printed->time_ns) != 0 &&
              strcmp(record->message, printed->message) == 0)) {
             continue;
@@ -143,7 +171,7 @@ static void print_killed(FILE *out, const nd_attempt *attempt, const nd_child *f
     print_place(out, attempt, first);
 }
 
-int nd_attempt_report(const nd_attempt *attempt, FILE *out)
+static int print_report(FILE *out, const nd_attempt *attempt)
 {
     const nd_child *first = first_failure(attempt);
     if (!first) {
@@ -179,5 +207,22 @@ int nd_attempt_report(const nd_attempt *attempt, FILE *out)
         fprintf(out, "  collateral (ended with it):");
         print_ranks(out, attempt, is_other, first);
     }
+    return code;
+}
+
+/* Lines of workers and names from outside may hold bytes that change a terminal. */
+int nd_attempt_report(const nd_attempt *attempt, FILE *out)
+{
+    enum { ESCAPE_MAX = 4 }; /* characters for a byte */
+    char *text = NULL, *printable = NULL;
+    size_t bytes = 0;
+    FILE *raw = open_memstream(&text, &bytes);
+    int code = print_report(raw ? raw : out, attempt);
+    if (raw && fclose(raw) == 0 && ND_ALLOC(ESCAPE_MAX * bytes + 1, &printable) == ND_OK) {
+        nd_escape(printable, ESCAPE_MAX * bytes + 1, text, "\n");
+        fputs(printable, out);
+    }
+    free(printable);
+    free(text);
     return code;
 }

@@ -82,6 +82,7 @@ int main(int argc, char **argv)
     nd_cli cli = {.plan_rank = -1, .help_topic = ""};
     const char *name = argc > 1 ? argv[1] : "";
     const nd_command *command = find_command(name);
+    nd_streams_open();
     if (command && command->trains) {
         nd_process_shorten_spin(argv);
     }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/base/process.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 /* Some systems allow a billion; programs that our children may be would walk over all of them. */
 static const rlim_t enough_files = 1 << 20;
@@ -27,4 +30,17 @@ void nd_signals_unblock(void)
     sigset_t none;
     sigemptyset(&none);
     pthread_sigmask(SIG_SETMASK, &none, NULL);
+}
+
+void nd_streams_open(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) {
+            /* The lowest free number, which is fd. */
+            int opened = open("/dev/null", fd == STDIN_FILENO ? O_RDONLY : O_WRONLY);
+            if (opened > STDERR_FILENO) {
+                close(opened);
+            }
+        }
+    }
 }

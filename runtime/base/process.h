@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_BASE_PROCESS_H
 #define ND_BASE_PROCESS_H
-/* What a process gets from its parent and hands on to its children: limits, blocked signals. */
+/* What a process gets from its parent and hands on to its children: limits, blocked signals,
+ * standard streams. */
 #include <stdint.h>
 
 /*
@@ -16,5 +17,11 @@ int64_t nd_limits_raise_files(void);
  * ignored signal stays ignored, as under nohup.
  */
 void nd_signals_unblock(void);
+
+/*
+ * Opens those of the descriptors 0 to 2 that are closed on /dev/null. Otherwise the next file or
+ * socket of the program would get such a number, and its messages would go there.
+ */
+void nd_streams_open(void);
 
 #endif

@@ -182,3 +182,24 @@ nd_status nd_reach_choose(const nd_reach_card *cards, int world_size, char out[N
     nd_address_text(&address, out);
     return ND_OK;
 }
+
+nd_status nd_address_check_loopback(void)
+{
+    struct ifaddrs *interfaces = NULL;
+    char name[IF_NAMESIZE] = "lo";
+    bool up = getifaddrs(&interfaces) != 0; /* without an answer, let the connection decide */
+    for (const struct ifaddrs *i = interfaces; i && !up; i = i->ifa_next) {
+        if (i->ifa_flags & IFF_LOOPBACK) {
+            up = (i->ifa_flags & IFF_UP) != 0;
+            snprintf(name, sizeof name, "%s", i->ifa_name);
+        }
+    }
+    if (interfaces) {
+        freeifaddrs(interfaces);
+    }
+    return up ? ND_OK
+              : nd_fail(ND_ERR_IO,
+                        "the loopback interface %s is down, and the workers of this host reach "
+                        "the job's store over it; bring it up (ip link set %s up)",
+                        name, name);
+}

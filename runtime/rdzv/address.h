@@ -48,4 +48,7 @@ void nd_reach_describe(const char *boot_id_file, const char *host, nd_reach_card
 nd_status nd_reach_choose(const nd_reach_card *cards, int world_size,
                           char out[ND_ADDRESS_TEXT_MAX]);
 
+/* ND_ERR_IO when no loopback interface is up: nobody could connect to such an address. */
+nd_status nd_address_check_loopback(void);
+
 #endif

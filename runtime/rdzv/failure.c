@@ -80,3 +80,13 @@ void nd_failure_set_device(const nd_identity *identity, const char *device)
         munmap(slots, bytes);
     }
 }
+
+void nd_failure_set_ready(const nd_identity *identity)
+{
+    size_t bytes;
+    nd_failure_slot *slots = map_slots(identity, &bytes);
+    if (slots) {
+        atomic_store(&slots[identity->local_rank].ready, 1);
+        munmap(slots, bytes);
+    }
+}

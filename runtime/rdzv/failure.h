@@ -24,6 +24,7 @@ enum { ND_DEVICE_NAME_MAX = 48 };
 
 typedef struct nd_failure_slot {
     _Atomic int64_t time_ns; /* when the record was complete, written last; 0: none */
+    _Atomic int32_t ready;   /* the worker handles signals */
     int32_t status;          /* nd_status */
     int32_t cause;           /* nd_failure_cause */
     char device[ND_DEVICE_NAME_MAX];
@@ -47,6 +48,8 @@ void nd_failure_page_close(nd_failure_page *page);
 /* Worker: records the error that ends it. The first record stays. Does nothing without a launcher,
  * and never fails. */
 void nd_failure_report(const nd_identity *identity, const nd_error *error);
+/* Worker: from now on it handles the signals that ndlaunch forwards, instead of dying of them. */
+void nd_failure_set_ready(const nd_identity *identity);
 /* Worker: records the name of its device for the failure screen, such as "cuda:3" or "cpu". */
 void nd_failure_set_device(const nd_identity *identity, const char *device);
 

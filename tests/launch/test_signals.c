@@ -54,6 +54,55 @@ Test(signals, hup_ends_the_trainer_at_a_step_boundary)
     ends_at_a_step_boundary(SIGHUP);
 }
 
+/*
+ * From the first moment of a start, the codes are those of a signal at any later time. The signal
+ * is blocked for the programs' parent, or it could end ndlaunch before its main begins.
+ */
+static void sweep(int number, const char *steps, int expected)
+{
+    enum { STEP_MS = 30, TIMES = 8 };
+    sigset_t one;
+    sigemptyset(&one);
+    sigaddset(&one, number);
+    signal(number, SIG_DFL);
+    sigprocmask(SIG_BLOCK, &one, NULL);
+    for (int i = 0; i < TIMES; i++) {
+        launched l;
+        char name[32];
+        snprintf(name, sizeof name, "sweep-%d-%d", number, i);
+        tiny_ndlaunch(&l, &dir, name, 2, (const char *[]){"--num-steps", steps, NULL});
+        usleep((useconds_t)i * STEP_MS * 1000);
+        kill(l.pid, number);
+        int code = launched_wait(&l, LAUNCHED_SECONDS);
+        cr_assert_eq(code, expected, "after %d ms: %d: %s", i * STEP_MS, code, launched_read(&l));
+    }
+}
+
+Test(signals, term_during_the_start_is_75)
+{
+    sweep(SIGTERM, "1000000", 75);
+}
+
+Test(signals, int_during_the_start_is_75)
+{
+    sweep(SIGINT, "1000000", 75);
+}
+
+Test(signals, hup_during_the_start_is_75)
+{
+    sweep(SIGHUP, "1000000", 75);
+}
+
+Test(signals, usr1_during_the_start_is_75)
+{
+    sweep(SIGUSR1, "1000000", 75);
+}
+
+Test(signals, usr2_during_the_start_does_nothing)
+{
+    sweep(SIGUSR2, "3", 0);
+}
+
 static void block_all(void)
 {
     sigset_t all;

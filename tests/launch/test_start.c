@@ -10,6 +10,7 @@
 #include "runtime/base/version.h"
 #include "tests/launch/tiny_job.h"
 #include "tests/support/port.h"
+#include "tests/support/skip.h"
 
 static tempdir dir;
 
@@ -42,6 +43,54 @@ Test(start, workers_get_torchruns_names_and_ours)
     assert_says(&l, "env MASTER_ADDR=127.0.0.1\n");
     assert_says(&l, ":1: ready 1 pid "); /* "host:rank: " before the lines of ranks other than 0 */
     cr_assert_null(strstr(l.text, "WORLD_SIZE=77"));
+}
+
+/* Otherwise files and sockets of the programs would get the numbers of the closed streams. */
+Test(start, closed_standard_streams_change_nothing)
+{
+    static const char *const closed[] = {">&-", "2>&-", "<&-", "<&- >&- 2>&-"};
+    char program[PATH_MAX];
+    unsetenv("ND_WORKER");
+    for (size_t i = 0; i < sizeof closed / sizeof *closed; i++) {
+        launched ndlaunch, alone;
+        char name[32], line[256];
+        snprintf(name, sizeof name, "closed-%zu", i);
+        snprintf(line, sizeof line, "exec \"$@\" %s", closed[i]);
+        for (int direct = 0; direct < 2; direct++) {
+            launched *l = direct ? &alone : &ndlaunch;
+            tiny_arguments a = {0};
+            snprintf(program, sizeof program, "%s/%s", launched_build_root(),
+                     direct ? "ndtrain" : "ndlaunch");
+            snprintf(name, sizeof name, "closed-%zu-%d", i, direct);
+            tiny_add(&a, (const char *[]){"/bin/sh", "-c", line, "sh", program, NULL});
+            tiny_add(&a, direct ? (const char *[]){"train", NULL}
+                                : (const char *[]){"--num-processes", "2", "--dp-shard-size", "-1",
+                                                   NULL});
+            tiny_add(&a, tiny_flags(&dir, name));
+            tiny_add(&a, (const char *[]){"--num-steps", "2", NULL});
+            launched_start(l, &dir, name, a.list);
+            int code = launched_wait(l, LAUNCHED_SECONDS);
+            cr_expect_eq(code, 0, "%s %s: %d: %s", program, closed[i], code, launched_read(l));
+        }
+    }
+}
+
+/* A new network namespace has a loopback interface that is down. */
+Test(start, a_loopback_interface_that_is_down_is_named_at_once)
+{
+    launched l;
+    char program[PATH_MAX];
+    tiny_arguments a = {0};
+    if (launched_shell("unshare -rn true 2>/dev/null") != 0) {
+        skip_test("network namespaces are not permitted here (unshare -rn)");
+    }
+    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
+    tiny_add(&a, (const char *[]){"/usr/bin/unshare", "-rn", program, "--num-processes", "2",
+                                  "--dp-shard-size", "-1", NULL});
+    tiny_add(&a, tiny_flags(&dir, "down"));
+    launched_start(&l, &dir, "down", a.list);
+    cr_assert_eq(launched_wait(&l, 30), 74, "%s", launched_read(&l));
+    assert_says(&l, "the loopback interface lo is down");
 }
 
 Test(start, the_key_is_in_no_environment_and_no_argument)

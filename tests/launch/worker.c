@@ -119,6 +119,7 @@ int main(int argc, char **argv)
     nd_identity id;
     nd_store *store = NULL;
     nd_status status = nd_identity_read(&id);
+    nd_failure_set_ready(&id);
     status = status == ND_OK ? nd_store_open(&id, 20, &store) : status;
     status = status == ND_OK ? nd_store_barrier(store, "all here") : status;
     if (status != ND_OK) {

@@ -3,6 +3,8 @@
 
 #include <signal.h>
 
+#include "runtime/rdzv/failure.h"
+
 static void on_stop_signal(int signal_number)
 {
     nd_train_request_stop(signal_number);
@@ -26,6 +28,7 @@ static nd_status begin(nd_worker *worker)
 {
     nd_status status = nd_identity_read(&worker->identity);
     nd_process_install_signals(&worker->identity, on_stop_signal);
+    nd_failure_set_ready(&worker->identity);
     return status == ND_OK ? nd_identity_join(&worker->identity) : status;
 }
 

@@ -7,6 +7,104 @@
 #include "launcher/launcher.h"
 #include "runtime/comm/comm.h"
 
+typedef struct job {
+    nd_attempt attempt;
+    nd_child children[3];
+    nd_progress_slot slots[3];
+    nd_failure_slot failures[3];
+} job;
+
+/* Three workers that ended well. */
+static job *make_job(void)
+{
+    job *j = calloc(1, sizeof *j);
+    cr_assert_not_null(j);
+    for (int i = 0; i < 3; i++) {
+        j->children[i] = (nd_child){.attempt = &j->attempt, .rank = i, .local_rank = i};
+    }
+    j->attempt = (nd_attempt){
+        .options = {.host_name = "host", .slurm_job = "", .local_workers = 3, .world_size = 3},
+        .progress = {.slots = j->slots, .count = 3},
+        .failures = {.slots = j->failures, .count = 3},
+        .children = j->children};
+    return j;
+}
+
+/* Frees the job. */
+static char *report_of(job *j, int expected)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    cr_assert_not_null(out);
+    int code = nd_attempt_report(&j->attempt, out);
+    fclose(out);
+    free(j);
+    cr_expect_eq(code, expected, "%d, not %d: %s", code, expected, text);
+    return text;
+}
+
+static void record(job *j, int rank, nd_status status, nd_failure_cause cause, int64_t time_ns)
+{
+    nd_failure_slot *slot = &j->failures[rank];
+    slot->status = (int32_t)status;
+    slot->cause = (int32_t)cause;
+    snprintf(slot->message, sizeof slot->message, "reason of rank %d", rank);
+    atomic_store(&slot->time_ns, time_ns);
+    j->children[rank].exit_code = status;
+}
+
+/* Rank 2 died, ranks 0 and 1 lost it, and the end of rank 0 was seen first: the others were being
+ * stopped by then. */
+Test(report, a_signal_wins_over_what_others_lost_by_it)
+{
+    job *j = make_job();
+    record(j, 0, ND_ERR_IO, ND_CAUSE_OWN, 5);
+    record(j, 1, ND_ERR_IO, ND_CAUSE_OWN, 4);
+    j->children[1].stopped = j->children[2].stopped = true;
+    j->children[2].signal = 9;
+    char *text = report_of(j, 128 + 9);
+    cr_expect(strstr(text, "rank 2 failed first"), "%s", text);
+    free(text);
+}
+
+/* The same, but rank 2 was killed because it did not end when it was asked to. */
+Test(report, our_own_kill_is_no_failure)
+{
+    job *j = make_job();
+    record(j, 0, ND_ERR_DATA, ND_CAUSE_OWN, 5);
+    j->children[1].stopped = j->children[2].stopped = true;
+    j->children[1].signal = 15;
+    j->children[2].signal = 9;
+    j->children[2].kill_sent = true;
+    char *text = report_of(j, 65);
+    cr_expect(strstr(text, "rank 0 failed first"), "%s", text);
+    free(text);
+}
+
+Test(report, the_rank_that_has_the_reason_wins_over_those_that_refer_to_it)
+{
+    job *j = make_job();
+    record(j, 0, ND_ERR_RESOURCE, ND_CAUSE_ELSEWHERE, 3);
+    record(j, 1, ND_ERR_RESOURCE, ND_CAUSE_OWN, 4);
+    j->children[1].stopped = j->children[2].stopped = true;
+    char *text = report_of(j, 71);
+    cr_expect(strstr(text, "rank 1 failed first"), "%s", text);
+    cr_expect_null(strstr(text, "reason of rank 0"), "%s", text);
+    free(text);
+}
+
+Test(report, control_characters_of_a_worker_are_escaped)
+{
+    job *j = make_job();
+    j->children[1].exit_code = 7;
+    j->children[1].tail_count = 1;
+    snprintf(j->children[1].tail[0], ND_TAIL_BYTES, "before\x1b[2Jafter");
+    char *text = report_of(j, 7);
+    cr_expect(strstr(text, "    before\\x1b[2Jafter\n"), "%s", text);
+    free(text);
+}
+
 /* Rank 1 of 2 was killed at `place`; what is said of it. */
 static char *screen_of(const nd_progress_slot *place)
 {
