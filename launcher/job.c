@@ -9,6 +9,7 @@
 #include "launcher/nodes.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
+#include "runtime/base/shm_folder.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/store_server.h"
 #include "runtime/rdzv/key.h"
@@ -345,7 +346,9 @@ nd_status nd_job_run(const nd_job_options *options, int *exit_code)
     signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write */
     job->under_nohup = sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
     nd_identity_host(job->host_name, sizeof job->host_name);
+    nd_shm_folders_clean(); /* of workers that were killed in a former job */
     nd_status status = run(job, exit_code);
+    nd_shm_folders_clean(); /* of this job's workers that could not remove theirs */
     if (job->loop.data) {
         uv_loop_close(&job->loop);
     }

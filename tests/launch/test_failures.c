@@ -2,6 +2,7 @@
 /* A worker that fails, is killed or stopped, and an ndlaunch that is killed. */
 #include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "tests/launch/tiny_job.h"
 
@@ -156,4 +157,49 @@ Test(failures, a_stopped_worker_is_named_within_the_deadline)
     cr_assert_not_null(said, "%s", l.text);
     cr_assert_not_null(strstr(said, "rank 1"), "%s", l.text);
     cr_assert(launched_gone(stopped));
+}
+
+/* Libraries and the guard of mapped files handle these signals, too; one that a process sends is
+ * no fault that they know. */
+Test(failures, a_fault_signal_that_is_sent_to_a_worker_ends_the_job)
+{
+    static const int numbers[] = {SIGSEGV, SIGBUS};
+    struct rlimit none = {0, 0};
+    unsetenv("ND_WORKER");
+    setrlimit(RLIMIT_CORE, &none);
+    for (int i = 0; i < 4; i++) {
+        launched l;
+        char name[32];
+        int number = numbers[i / 2], rank = i % 2;
+        snprintf(name, sizeof name, "fault-%d", i);
+        tiny_ndlaunch(&l, &dir, name, 2, (const char *[]){"--num-steps", "1000000", NULL});
+        launched_until(&l, "\nstep ", 2, LAUNCHED_SECONDS);
+        kill(launched_child(&l, rank), number);
+        int code = launched_wait(&l, 30);
+        cr_expect_eq(code, 128 + number, "signal %d to rank %d: %d: %s", number, rank, code,
+                     launched_read(&l));
+    }
+}
+
+/* The folders for the shared memory of workers that were killed, until the next start. */
+Test(failures, the_next_start_removes_shared_memory_of_killed_workers)
+{
+    launched l;
+    unsetenv("ND_WORKER");
+    tiny_ndlaunch(&l, &dir, "killed", 2, (const char *[]){"--num-steps", "1000000", NULL});
+    launched_until(&l, "\nstep ", 2, LAUNCHED_SECONDS);
+    pid_t workers[2] = {launched_child(&l, 0), launched_child(&l, 1)};
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(launched_shell("ls -d /dev/shm/ndtrain-*-%d-* >/dev/null", (int)workers[i]),
+                     0);
+    }
+    kill(l.pid, SIGKILL);
+    launched_wait(&l, LAUNCHED_SECONDS);
+    cr_assert(launched_gone(workers[0]) && launched_gone(workers[1]));
+    tiny_ndlaunch(&l, &dir, "next", 2, (const char *[]){"--num-steps", "2", NULL});
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
+    for (int i = 0; i < 2; i++) {
+        cr_expect_neq(launched_shell("ls -d /dev/shm/ndtrain-*-%d-* 2>/dev/null", (int)workers[i]),
+                      0);
+    }
 }

@@ -5,12 +5,29 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/base/shm_folder.h"
 #include "runtime/comm/backend.h"
+
+/* Where UCX makes the files behind its shared memory, so that a killed process leaves nothing that
+ * the next one does not remove. A user's choice is kept. */
+static void use_own_folder(ucp_config_t *config)
+{
+    char folder[ND_SHM_FOLDER_MAX];
+    if (getenv("UCX_POSIX_DIR")) {
+        return;
+    }
+    nd_shm_folders_clean();
+    nd_shm_folder_make(folder);
+    if (folder[0]) {
+        ucp_config_modify(config, "POSIX_DIR", folder); /* without effect where UCX lacks it */
+    }
+}
 
 static nd_status create_worker(ucx_state *state)
 {
     ucp_config_t *config = NULL;
     ND_TRY(ND_UCX(ucp_config_read(NULL, NULL, &config)));
+    use_own_folder(config);
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES |
                                                UCP_PARAM_FIELD_ESTIMATED_NUM_EPS |
                                                UCP_PARAM_FIELD_NAME,

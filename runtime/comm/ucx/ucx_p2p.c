@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "runtime/base/shm_folder.h"
 #include "runtime/comm/ucx/ucx.h"
 
 #include <errno.h>
@@ -321,6 +322,7 @@ static void ucx_close(nd_transport *transport, bool failed)
     }
     if (orderly && state->context) {
         ucp_cleanup(state->context);
+        nd_shm_folder_remove();
     }
     for (int rank = 0; state->peers && rank < state->size; rank++) {
         if (state->peers[rank].pidfd >= 0) {
