@@ -48,7 +48,8 @@ static int64_t failure_time(const nd_attempt *attempt, const nd_child *child)
 /*
  * A failure with a lower weight explains one with a higher weight, whichever was seen first. A
  * worker that dies makes others lose a peer (74), and they may notice before this process does; an
- * error may say that its reason is on another rank; a stop at a step boundary (75) explains no failure.
+ * error may name another rank that has its reason; a stop at a step boundary (75) explains no
+ * failure.
  */
 static int weight(const nd_attempt *attempt, const nd_child *child)
 {

@@ -100,8 +100,8 @@ static nd_status open_transport(nd_worker *worker, const nd_config *config)
     return nd_transport_open_ucx(&options, &worker->transport);
 }
 
-/* Another rank was lost. In the store's thread on rank 0, on the others in the one that watches rank
- * 0, so that the store cannot be asked. */
+/* Another rank was lost. Runs in the store's thread on rank 0, and on the others in the thread that
+ * watches rank 0; neither can ask the store. */
 static void on_lost(void *context, const char *message, bool first)
 {
     nd_worker *worker = context;

@@ -109,11 +109,11 @@ nd_status nd_worker_meet(nd_worker *worker, const nd_config *config);
 /* The rest, among ranks whose settings agree. The config is borrowed. */
 nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_llama_shape *shape);
 /*
- * Reports the thread's error (nd_error_last) of this status, which ends this worker. To be called before a failing
- * rank closes anything: closing may take long, wait for a peer, or show a peer that this rank
- * fails. Where no ndlaunch collects errors, the ranks first settle in the store which of them
- * reports (failure.h), which may take seconds. A job of PMIx ends with the report; the transport is
- * abandoned. A second call does nothing.
+ * Reports the thread's error (nd_error_last), which has this status and ends this worker. To be
+ * called before a failing rank closes anything: closing may take long, wait for a peer, or show a
+ * peer that this rank fails. Where no ndlaunch collects errors, the ranks first settle in the store
+ * which of them reports (failure.h), which may take seconds. A job of PMIx ends with the report;
+ * the transport is abandoned. A second call does nothing.
  */
 void nd_worker_fail(nd_worker *worker, nd_status status);
 /*
