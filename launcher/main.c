@@ -33,11 +33,15 @@ static nd_status config_to_fd(const nd_config *config, int *fd)
     ND_TRY(nd_config_to_yaml(config, &text));
     size_t bytes = strlen(text);
     *fd = memfd_create("nd-config", MFD_CLOEXEC);
-    bool written = *fd >= 0 && write(*fd, text, bytes) == (ssize_t)bytes;
+    ssize_t written = *fd >= 0 ? write(*fd, text, bytes) : -1;
+    int code = written < 0 ? errno : EFBIG; /* a limit of file sizes cuts the text off */
     free(text);
-    return written ? ND_OK
-                   : nd_fail(ND_ERR_INTERNAL, "the configuration cannot be handed down: %s",
-                             strerror(errno));
+    return written == (ssize_t)bytes
+               ? ND_OK
+               : nd_fail(ND_ERR_CANTCREATE,
+                         "the configuration, %zu bytes, cannot be handed down to the workers: %s; "
+                         "raise the limits of this shell (ulimit -f)",
+                         bytes, strerror(code));
 }
 
 static void print_start(const nd_config *config)
@@ -237,6 +241,7 @@ int main(int argc, char **argv)
     nd_streams_open();
     install_early_signals();
     nd_signals_unblock();
+    signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write, with a sentence */
     if (argc == 1) {
         return usage();
     }
@@ -246,6 +251,7 @@ int main(int argc, char **argv)
     } else {
         status = run(argc, argv, &exit_code);
     }
+    status = status == ND_OK ? nd_process_flush_output() : status;
     if (status != ND_OK) {
         nd_log_error("%s", nd_error_last()->message);
         return (int)status;

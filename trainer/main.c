@@ -6,6 +6,7 @@
  *   ndtrain plan  [flags]   prints mesh, groups, memory and estimated step time; starts nothing
  *   ndtrain --version       prints the version and what is inside
  */
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -75,6 +76,16 @@ static nd_status run_command(const nd_command *command, const nd_command_call *c
     return command->run(call);
 }
 
+/* The exit code of a program that has printed something and is no worker. */
+static int finish(nd_status status)
+{
+    status = status == ND_OK ? nd_process_flush_output() : status;
+    if (status != ND_OK) {
+        nd_log_error("%s", nd_error_last()->message);
+    }
+    return (int)status;
+}
+
 int main(int argc, char **argv)
 {
     nd_worker worker = {0};
@@ -86,18 +97,15 @@ int main(int argc, char **argv)
     if (command && command->trains) {
         nd_process_shorten_spin(argv);
     }
+    signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write, with a sentence */
     nd_worker_die_with_parent();
     nd_limits_raise_files(); /* rank 0 may host the store, and each rank has sockets to others */
     if (strcmp(name, "version") == 0 || strcmp(name, "--version") == 0) {
         nd_version_print();
-        return 0;
+        return finish(ND_OK);
     }
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
-        nd_status asked = help(argc > 2 ? argv[2] : "");
-        if (asked != ND_OK) {
-            nd_log_error("%s", nd_error_last()->message);
-        }
-        return (int)asked;
+        return finish(help(argc > 2 ? argv[2] : ""));
     }
     if (!command) {
         return usage();
@@ -107,6 +115,7 @@ int main(int argc, char **argv)
     status = status == ND_OK ? nd_settings_read(&config, &cli, &worker.identity, argc - 1, argv + 1)
                              : status;
     status = status == ND_OK ? run_command(command, &call) : status;
+    status = status == ND_OK ? nd_process_flush_output() : status;
     int code = nd_worker_close(&worker, status);
     nd_config_fini(&config);
     return code;

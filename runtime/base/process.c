@@ -5,6 +5,8 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -43,4 +45,14 @@ void nd_streams_open(void)
             }
         }
     }
+}
+
+nd_status nd_process_flush_output(void)
+{
+    errno = 0;
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        return nd_fail(ND_ERR_CANTCREATE, "standard output cannot be written: %s",
+                       errno != 0 ? strerror(errno) : "a part of it was lost");
+    }
+    return ND_OK;
 }

@@ -5,6 +5,8 @@
  * standard streams. */
 #include <stdint.h>
 
+#include "runtime/base/status.h"
+
 /*
  * Raises the number of files that may be open to what the user is allowed (1,024 is a usual
  * default, too few for a thousand connections), and returns it.
@@ -23,5 +25,9 @@ void nd_signals_unblock(void);
  * socket of the program would get such a number, and its messages would go there.
  */
 void nd_streams_open(void);
+
+/* Writes out what was printed on standard output. ND_ERR_CANTCREATE when any of it was lost, for
+ * example because the disk is full. */
+nd_status nd_process_flush_output(void);
 
 #endif

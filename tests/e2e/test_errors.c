@@ -92,6 +92,15 @@ Test(errors, yaml)
     refused_with(2, LAUNCH "--config-file missing.yaml", "missing.yaml", "");
 }
 
+/* As some editors write it. */
+Test(errors, a_byte_order_mark_is_none)
+{
+    write_file("c.yaml", "\xef\xbb\xbftrain:\n  steps: 1\n");
+    write_file("rows.jsonl", "\xef\xbb\xbf{\"text\": \"abcdefghijklmnopqrstuvwxyz0123456789\"}\n");
+    cr_assert_eq(shell_run(&dir, LAUNCH "--config-file c.yaml --data-path rows.jsonl"), 0, "%s",
+                 shell_output);
+}
+
 Test(errors, flags)
 {
     refused_with(2, LAUNCH "--num-stepz 3", "--num-stepz", "num-steps");

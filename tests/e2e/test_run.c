@@ -276,3 +276,62 @@ Test(run, version_lists_what_a_run_uses)
     cr_assert_eq(shell_run(&dir, "ND_WORKER=/none " ND_LAUNCH " --version"), 2);
     cr_assert_not_null(strstr(shell_output, "ND_WORKER"), "%s", shell_output);
 }
+
+Test(run, a_run_folder_that_is_deleted_ends_the_run)
+{
+    int code =
+        shell_run(&dir, "(while test ! -s out/metrics.jsonl; do sleep 0.1; done; rm -r out) & " RUN
+                        "--set data.path=text.txt --num-steps 100000 "
+                        "--set log.interval=100000 --set output.save_model=false");
+    cr_expect_eq(code, 73, "%d", code);
+    cr_expect_not_null(strstr(shell_output, "out/metrics.jsonl was deleted during the run"), "%s",
+                       shell_output);
+}
+
+/* Limits of file sizes: too little for the configuration that workers inherit, for shared memory,
+ * and for the model, which is known before training. */
+Test(run, a_limit_of_file_sizes_is_an_error_with_a_sentence)
+{
+    static const struct {
+        const char *limit, *workers, *sentence;
+    } cases[] = {
+        {"0", "1", "cannot be handed down to the workers: File too large"},
+        {"1", "1", "cannot be handed down to the workers: File too large"},
+        {"40", "2", "shared memory between workers needs files of up to"},
+        {"40", "1", "the trained model needs a file of"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char command[1024];
+        snprintf(command, sizeof command,
+                 "ulimit -f %s; " RUN "--set data.path=text.txt --num-steps 2 --dp-shard-size -1 "
+                 "--num-processes %s",
+                 cases[i].limit, cases[i].workers);
+        int code = shell_run(&dir, command);
+        cr_expect_eq(code, 73, "ulimit -f %s: %d\n%s", cases[i].limit, code, shell_output);
+        cr_expect_not_null(strstr(shell_output, cases[i].sentence), "ulimit -f %s:\n%s",
+                           cases[i].limit, shell_output);
+        shell(&dir, "rm -rf out");
+    }
+}
+
+/* A disk that is full where standard output goes. */
+Test(run, output_that_is_lost_is_an_error)
+{
+    static const char *const commands[] = {
+        ND_TRAIN " plan --device cpu --set model.config=model.json --data-path text.txt "
+                 "--sequence-length 64",
+        ND_TRAIN " check --device cpu --set model.config=model.json --data-path text.txt "
+                 "--sequence-length 64 --set output.dir=out",
+        ND_TRAIN " --help",
+        ND_TRAIN " version",
+        ND_LAUNCH " --help",
+    };
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        char command[1024];
+        snprintf(command, sizeof command, "%s >/dev/full", commands[i]);
+        int code = shell_run(&dir, command);
+        cr_expect_eq(code, 73, "%s: %d", command, code);
+        cr_expect_not_null(strstr(shell_output, "standard output cannot be written: No space left"),
+                           "%s:\n%s", command, shell_output);
+    }
+}

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands/command.h"
 
+#include <sys/resource.h>
+
 #include <signal.h>
 
 #include "runtime/rdzv/failure.h"
@@ -8,6 +10,20 @@
 static void on_stop_signal(int signal_number)
 {
     nd_train_request_stop(signal_number);
+}
+
+/* Workers of a host exchange data through shared memory, which is made of files. */
+static nd_status check_file_limit(const nd_identity *id)
+{
+    const rlim_t needed = (rlim_t)8 << 20;
+    struct rlimit limit;
+    if (id->world_size == 1 || getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= needed) {
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_CANTCREATE,
+                   "shared memory between workers needs files of up to %llu bytes, but files of at "
+                   "most %llu may be written (ulimit -f); raise this limit",
+                   (unsigned long long)needed, (unsigned long long)limit.rlim_cur);
 }
 
 static nd_status check_world(const nd_config *config, const nd_identity *id)
@@ -41,6 +57,7 @@ static nd_status train(const nd_command_call *call)
         .worker = worker, .inputs = &inputs, .argc = call->argc, .argv = call->argv};
     nd_status status = ND_OK;
     ND_TRY_OUT(check_world(config, &worker->identity));
+    ND_TRY_OUT(check_file_limit(&worker->identity));
     ND_TRY_OUT(nd_worker_meet(worker, config));
     ND_TRY_OUT(nd_inputs_open(config, &inputs));
     if (worker->identity.source != ND_IDENTITY_NDLAUNCH && worker->identity.local_rank == 0) {

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "runtime/base/fsio.h"
@@ -17,8 +18,15 @@ enum { LINE_MAX_BYTES = 1024 };
 typedef struct jsonl {
     nd_report_options options;
     int fd;
-    char *path; /* owned */
+    bool counts_links; /* the file system says how many names a file has */
+    char *path;        /* owned */
 } jsonl;
+
+static bool has_name(int fd)
+{
+    struct stat st;
+    return fstat(fd, &st) == 0 && st.st_nlink > 0;
+}
 
 /*
  * One write per line, so that a reader who follows the file sees whole lines; more only when the
@@ -27,6 +35,12 @@ typedef struct jsonl {
 static nd_status append_line(jsonl *s, const char *line, int length)
 {
     ND_ASSERT(length > 0 && length < LINE_MAX_BYTES);
+    if (s->counts_links && !has_name(s->fd)) {
+        return nd_fail(ND_ERR_CANTCREATE,
+                       "%s was deleted during the run; leave the run folder alone until its run "
+                       "has ended",
+                       s->path);
+    }
     for (int done = 0; done < length;) {
         ssize_t n = write(s->fd, line + done, (size_t)(length - done));
         if (n > 0) {
@@ -127,6 +141,7 @@ nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out)
                          errno == EEXIST ? "the folder already holds a run" : strerror(errno));
         goto out;
     }
+    s->counts_links = has_name(s->fd);
     *out = (nd_sink){.name = "metrics.jsonl",
                      .required = true,
                      .self = s,

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -158,6 +159,21 @@ static nd_status write_user_record(const nd_run_files *files, const nd_run_conte
     return status;
 }
 
+/* The largest file of a model, which is sharded above ND_HF_FILE_BYTES, against ulimit -f. */
+static nd_status check_file_limit(uint64_t model_bytes)
+{
+    struct rlimit limit;
+    uint64_t bytes = model_bytes < ND_HF_FILE_BYTES ? model_bytes : ND_HF_FILE_BYTES;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+        bytes <= limit.rlim_cur) {
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_CANTCREATE,
+                   "the trained model needs a file of %llu bytes, but files of at most %llu may be "
+                   "written (ulimit -f); raise this limit, or set output.save_model: false",
+                   (unsigned long long)bytes, (unsigned long long)limit.rlim_cur);
+}
+
 /* A disk that is too full for the model is an error before training, not after it. */
 static nd_status check_room_for_model(const nd_config *config, const nd_inputs *inputs,
                                       const char *dir)
@@ -168,6 +184,7 @@ static nd_status check_room_for_model(const nd_config *config, const nd_inputs *
     const uint64_t width = config->output.dtype == ND_WEIGHTS_FP32 ? 4 : 2;
     uint64_t bytes =
         (uint64_t)nd_llama_shape_parameters(&inputs->shape) * width + SMALL_FILES_BYTES;
+    ND_TRY(check_file_limit(bytes));
     bytes += inputs->model_folder ? nd_hf_side_files_bytes(inputs->model_folder, true) : 0;
     return nd_fs_check_space(dir, bytes, "the trained model");
 }

@@ -16,8 +16,6 @@
 
 enum { CONVERT_ELEMENTS = 64 * 1024, SMALL_FILES_BYTES = 1 << 20 };
 
-static const int64_t default_file_bytes = 5000000000;
-
 /*
  * Bytes of a file that may wait for the disk. If the disk is slower than the ranks that send, each
  * piece takes a little longer, within the deadline of its exchange. Without this limit one sync at
@@ -216,7 +214,7 @@ nd_status nd_hf_writer_open(const char *folder, const nd_hf_writer_options *opti
     ND_TRY_OUT(ND_ALLOC(1, &writer));
     writer->options = *options;
     if (writer->options.max_file_bytes <= 0) {
-        writer->options.max_file_bytes = default_file_bytes;
+        writer->options.max_file_bytes = (int64_t)ND_HF_FILE_BYTES;
     }
     ND_TRY_OUT(copy_folder_name(folder, &writer->folder));
     ND_TRY_OUT(ND_ALLOC(CONVERT_ELEMENTS, &writer->converted));

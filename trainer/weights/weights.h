@@ -43,12 +43,15 @@ typedef struct nd_hf_tensor {
     int64_t shape[2];
 } nd_hf_tensor;
 
+/* A larger model is sharded into files of this size, as transformers does. */
+#define ND_HF_FILE_BYTES UINT64_C(5000000000)
+
 typedef struct nd_hf_writer nd_hf_writer;
 
 typedef struct nd_hf_writer_options {
     nd_llama_shape shape;
     nd_dtype dtype;         /* BF16 or F32 */
-    int64_t max_file_bytes; /* a larger model is sharded; 0: 5e9, as transformers */
+    int64_t max_file_bytes; /* a larger model is sharded; 0: ND_HF_FILE_BYTES */
     bool byte_tokenizer;    /* write tokenizer.json and tokenizer_config.json for id = byte */
     /* Folder of the model that was trained further, or NULL: its tokenizer (unless byte_tokenizer)
      * and generation_config.json are copied. Borrowed. */

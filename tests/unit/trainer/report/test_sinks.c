@@ -332,6 +332,20 @@ Test(sinks, a_disk_that_takes_no_more_is_an_error_with_the_path)
     free(text);
 }
 
+Test(sinks, metrics_that_were_deleted_are_an_error_at_the_next_line)
+{
+    catch_stderr();
+    nd_sinks sinks = open_sinks(false);
+    nd_step_record record = record_of(1);
+    const nd_validation_record validation = {1, 2.25, 777, 1.5};
+    assert_ok(nd_sinks_step(&sinks, &record));
+    cr_assert_eq(unlink(tempdir_file(&dir, "metrics.jsonl")), 0);
+    assert_fails(nd_sinks_step(&sinks, &record), ND_ERR_CANTCREATE, "was deleted during the run");
+    assert_fails(nd_sinks_validation(&sinks, &validation), ND_ERR_CANTCREATE,
+                 "metrics.jsonl was deleted");
+    nd_sinks_close(&sinks);
+}
+
 Test(sinks, closing_nothing_is_legal)
 {
     nd_sinks sinks = {0};
