@@ -142,7 +142,7 @@ nd_status nd_output_make_folder(const char *log_dir, const char *run_id, char *f
                        capacity - strlen(run_id) - 2);
     }
     ND_TRY(nd_fs_make_folders(folder, "the folder of launch.log_dir",
-                              "Give another folder as launch.log_dir."));
+                              "give another folder as launch.log_dir"));
     nd_log_info("ndlaunch: output of the workers is kept in %s", folder);
     return ND_OK;
 }

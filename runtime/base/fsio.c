@@ -315,14 +315,14 @@ void nd_fs_remove_flat_folder(const char *folder)
     rmdir(folder);
 }
 
-nd_status nd_fs_make_folders(const char *path, const char *what, const char *mend)
+nd_status nd_fs_make_folders(const char *path, const char *what, const char *advice)
 {
     char part[4096];
     size_t length = strlen(path);
     if (length >= sizeof part) {
         return nd_fail(ND_ERR_CANTCREATE,
                        "the path of %s has %zu characters; at most %zu are possible. %s", what,
-                       length, sizeof part - 1, mend);
+                       length, sizeof part - 1, advice);
     }
     for (size_t i = 1; i <= length; i++) {
         if (path[i] != '/' && path[i] != '\0') {
@@ -333,8 +333,8 @@ nd_status nd_fs_make_folders(const char *path, const char *what, const char *men
         /* A parent may exist in a place where nothing can be made: only the last one's answer
          * counts. */
         if (mkdir(part, 0777) != 0 && errno != EEXIST && i == length) {
-            return nd_fail(ND_ERR_CANTCREATE, "%s %s cannot be created: %s. %s", what, path,
-                           strerror(errno), mend);
+            return nd_fail(ND_ERR_CANTCREATE, "%s %s cannot be created: %s; %s", what, path,
+                           strerror(errno), advice);
         }
     }
     return ND_OK;

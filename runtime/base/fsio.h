@@ -59,10 +59,10 @@ nd_status nd_fs_write_atomic(const char *path, const void *data, size_t size);
 nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purpose);
 
 /*
- * mkdir -p. ND_ERR_CANTCREATE: "<what> <path> cannot be created: <why>. <mend>". That the last part
- * exists is no error, whatever it is.
+ * mkdir -p. ND_ERR_CANTCREATE: "<what> <path> cannot be created: <why>; <advice>". An existing last
+ * part is no error, whatever it is.
  */
-nd_status nd_fs_make_folders(const char *path, const char *what, const char *mend);
+nd_status nd_fs_make_folders(const char *path, const char *what, const char *advice);
 
 /* Removes a folder and the plain files in it; it has no sub-folders. What is not there is no
  * error. */

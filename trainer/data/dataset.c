@@ -43,7 +43,7 @@ static nd_status check_tokenizer(const nd_format *format, const char *path, cons
         return nd_fail(
             ND_ERR_CONFIG,
             "data.tokenizer is \"bytes\", which has 256 ids, but the model's vocab_size is "
-            "%lld: %s",
+            "%lld; %s",
             (long long)vocab,
             format->holds_ids ? "set data.tokenizer to \"file\" to take the ids of the token file "
                                 "as they are"
@@ -60,7 +60,7 @@ static nd_status check_tokenizer(const nd_format *format, const char *path, cons
     if (!format->holds_ids) {
         return nd_fail(
             ND_ERR_CONFIG,
-            "data.tokenizer is \"file\", but \"%s\" is %s and holds no token ids: set "
+            "data.tokenizer is \"file\", but \"%s\" is %s and holds no token ids; set "
             "data.tokenizer to \"bytes\", or make a token file with scripts/make_tokens.py",
             path, format->name);
     }
@@ -72,9 +72,9 @@ static nd_status check_exists(const nd_dataset *dataset)
     return nd_fs_exists(dataset->path)
                ? ND_OK
                : nd_fail(ND_ERR_DATA,
-                         "the data file \"%s\" does not exist: set data.path to a file of yours, "
-                         "or make it: scripts/prepare_data writes the default text, "
-                         "scripts/make_tokens.py tokens of a text of yours",
+                         "the data file \"%s\" does not exist; set data.path to a file of yours, "
+                         "or make one: scripts/prepare_data writes the default text, "
+                         "scripts/make_tokens.py makes tokens of a text of yours",
                          dataset->path);
 }
 
@@ -123,7 +123,7 @@ nd_status nd_dataset_open(const char *path, nd_data_format format, const char *t
     nd_status status = ND_OK;
     nd_dataset *dataset = NULL;
     if (!path || !*path) {
-        return nd_fail(ND_ERR_CONFIG, "no data file is named: set data.path");
+        return nd_fail(ND_ERR_CONFIG, "no data file is named; set data.path");
     }
     ND_TRY_OUT(ND_ALLOC(1, &dataset));
     dataset->vocab = vocab;

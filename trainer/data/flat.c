@@ -67,7 +67,7 @@ static nd_status bad_id(const nd_dataset *dataset, int64_t token, int64_t id)
     }
     return nd_fail(
         ND_ERR_DATA,
-        "\"%s\": token %lld (byte %zu) has id %lld, but the model's vocabulary ends at %lld: "
+        "\"%s\": token %lld (byte %zu) has id %lld, but the model's vocabulary ends at %lld; "
         "tokenize the data for this model, or use a model whose vocab_size is above %lld",
         dataset->path, (long long)token, byte, (long long)id, (long long)dataset->vocab - 1,
         (long long)id);
@@ -125,7 +125,7 @@ nd_status nd_text_check(const nd_dataset *dataset)
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         if (dataset->map.size >= kinds[i].size &&
             memcmp(dataset->map.data, kinds[i].begin, kinds[i].size) == 0) {
-            return nd_fail(ND_ERR_DATA, "\"%s\" is %s, not text: %s", dataset->path, kinds[i].kind,
+            return nd_fail(ND_ERR_DATA, "\"%s\" is %s, not text; %s", dataset->path, kinds[i].kind,
                            kinds[i].fix);
         }
     }
@@ -186,7 +186,7 @@ nd_status nd_llmc_open(nd_dataset *dataset)
         return nd_fail(
             ND_ERR_DATA,
             "\"%s\" begins with magic %d, version %d; llm.c files have %d, 1 (GPT-2, 16-bit "
-            "ids) or %d, 7 (Llama 3, 32-bit ids): set data.format to what the file is",
+            "ids) or %d, 7 (Llama 3, 32-bit ids); set data.format to what the file is",
             path, magic, version, MAGIC_GPT2, MAGIC_LLAMA3);
     }
     size_t width = nd_token_size(dataset->type);

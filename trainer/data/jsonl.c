@@ -78,9 +78,10 @@ static nd_status row_parse(const char *path, uint64_t line, const uint8_t *data,
                            row_text *row)
 {
     if (size > ROW_BYTES_MAX) {
-        return nd_fail(ND_ERR_DATA,
-                       "\"%s\" line %llu has %zu bytes; at most %d are read: split the document",
-                       path, (unsigned long long)line, size, ROW_BYTES_MAX);
+        return nd_fail(
+            ND_ERR_DATA,
+            "\"%s\" line %llu has %zu bytes; but at most %d are read; split the document", path,
+            (unsigned long long)line, size, ROW_BYTES_MAX);
     }
     json_error_t error;
     row->root =

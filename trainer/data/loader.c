@@ -246,7 +246,7 @@ static bool join_thread(nd_loader *loader)
     if (pthread_timedjoin_np(loader->thread, NULL, &deadline) == 0) {
         return true;
     }
-    nd_log_warning("the data prefetch thread is stuck reading \"%s\"; leaving it behind",
+    nd_log_warning("the data prefetch thread hangs while it reads \"%s\"; the run ends without it",
                    loader->dataset->path);
     return false;
 }
@@ -295,8 +295,8 @@ static nd_status wait_for_step(nd_loader *loader)
             loader->produced == loader->taken && loader->error.status == ND_OK) {
             return nd_fail(
                 ND_ERR_HANG,
-                "the data of step %lld did not arrive within %d s: reading \"%s\" hangs; is "
-                "its file system reachable?",
+                "the data of step %lld did not arrive within %d s: reading \"%s\" hangs; "
+                "check whether its file system can be reached",
                 (long long)(loader->options.first_step + loader->taken + 1), WAIT_SECONDS,
                 loader->dataset->path);
         }

@@ -105,7 +105,7 @@ static nd_status check_sequences(const idx_view *view, size_t width, uint64_t bi
             return nd_fail(
                 ND_ERR_DATA,
                 "\"%s\": sequence %llu has length %d and begins at byte %lld of the .bin, "
-                "where %llu was expected: the index is damaged or of another .bin",
+                "where %llu was expected: the index is damaged or belongs to another .bin",
                 view->idx, (unsigned long long)i, length, (long long)pointer,
                 (unsigned long long)end);
         }
@@ -193,7 +193,7 @@ static nd_status open_index(nd_dataset *dataset, const char *path)
         return nd_fail(
             ND_ERR_DATA,
             "\"%s\" is taken for Megatron data, but its index \"%s\" is missing; an llm.c "
-            "file would begin with its magic: copy the index beside it, or set data.format",
+            "file would begin with its magic number; copy the index next to it, or set data.format",
             dataset->path, path);
     }
     ND_TRY(nd_fs_map_open(path, ND_ERR_DATA, &read.map));

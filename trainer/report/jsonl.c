@@ -50,8 +50,8 @@ static nd_status append_line(jsonl *s, const char *line, int length)
             off_t end = lseek(s->fd, 0, SEEK_END);
             bool whole = done == 0 || (end >= done && ftruncate(s->fd, end - done) == 0);
             return nd_fail(ND_ERR_CANTCREATE,
-                           "%s cannot be written: %s%s. Free some space there, or give another "
-                           "folder as output.dir.",
+                           "%s cannot be written: %s%s; free some space there, or give another "
+                           "folder as output.dir",
                            s->path, why, whole ? "" : ", and its last line is cut off");
         }
     }
@@ -137,7 +137,7 @@ nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out)
     s->fd = open(s->path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
     if (s->fd < 0) {
         status = nd_fail(ND_ERR_CANTCREATE,
-                         "%s cannot be created: %s. Give another folder as output.dir.", s->path,
+                         "%s cannot be created: %s; give another folder as output.dir", s->path,
                          errno == EEXIST ? "the folder already holds a run" : strerror(errno));
         goto out;
     }

@@ -80,7 +80,7 @@ static void print_data(const nd_run_context *run, const nd_rank *r)
                 (long long)nd_dataset_tokens(run->inputs->data), (long long)blocks,
                 (long long)config->train.sequence_length + 1, passes);
     if (step_blocks > blocks) {
-        nd_log_warning("a step takes %lld blocks, but the training data have %lld: each is read "
+        nd_log_warning("a step takes %lld blocks, but the training data have %lld: some are read "
                        "more than once a step; use more data, or a smaller batch or sequence",
                        (long long)step_blocks, (long long)blocks);
     }

@@ -14,11 +14,11 @@
 #include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"
 
-static const char *const advice = "Give another folder as output.dir.";
+static const char *const advice = "give another folder as output.dir";
 
 static nd_status fail_create(const char *path)
 {
-    return nd_fail(ND_ERR_CANTCREATE, "the run folder %s cannot be created: %s. %s", path,
+    return nd_fail(ND_ERR_CANTCREATE, "the run folder %s cannot be created: %s; %s", path,
                    strerror(errno), advice);
 }
 
@@ -36,10 +36,10 @@ static nd_status open_given(const char *dir)
         return fail_create(dir);
     }
     if (!S_ISDIR(st.st_mode)) {
-        return nd_fail(ND_ERR_CANTCREATE, "output.dir %s is a file, not a folder. %s", dir, advice);
+        return nd_fail(ND_ERR_CANTCREATE, "output.dir %s is a file, not a folder; %s", dir, advice);
     }
     if (access(dir, W_OK | X_OK) != 0) {
-        return nd_fail(ND_ERR_CANTCREATE, "the run folder %s cannot be written to: %s. %s", dir,
+        return nd_fail(ND_ERR_CANTCREATE, "the run folder %s cannot be written to: %s; %s", dir,
                        strerror(errno), advice);
     }
     for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
@@ -47,8 +47,8 @@ static nd_status open_given(const char *dir)
         snprintf(path, sizeof path, "%s/%s", dir, marks[i]);
         if (access(path, F_OK) == 0) {
             return nd_fail(ND_ERR_CANTCREATE,
-                           "the folder %s already holds a run (%s), and nothing is written over. "
-                           "Give another folder as output.dir, or none for a fresh one in runs/.",
+                           "the folder %s already holds a run (%s), and nothing is overwritten; "
+                           "give another folder as output.dir, or none for a fresh one in runs/",
                            dir, marks[i]);
         }
     }
@@ -95,7 +95,7 @@ nd_status nd_run_folder_create(const nd_config *config, char **out)
             return fail_create(path);
         }
     }
-    return nd_fail(ND_ERR_CANTCREATE, "runs/ holds a million runs of %s. %s", name, advice);
+    return nd_fail(ND_ERR_CANTCREATE, "runs/ holds a million runs of %s; %s", name, advice);
 }
 
 enum { SMALL_FILES_BYTES = 1 << 20 }; /* what a run writes in addition to its weights */

@@ -148,8 +148,8 @@ nd_status nd_run_record_write(const char *dir, const nd_run_record *record)
     ND_TRY_OUT(nd_fs_format(&path, "%s/run.json", dir));
     if (nd_fs_exists(path)) {
         status = nd_fail(ND_ERR_CANTCREATE,
-                         "%s exists: the folder already holds a run. Give another folder as "
-                         "output.dir.",
+                         "%s exists: the folder already holds a run; give another folder as "
+                         "output.dir",
                          path);
         goto out;
     }

@@ -76,12 +76,13 @@ static void warn_of_later(const nd_rank *rank, size_t later, const nd_memplan *p
     nd_cuda_info gpu;
     if (rank->device->kind == ND_DEVICE_CUDA && nd_cuda_info_of(rank->device, &gpu) == ND_OK &&
         plan->total <= gpu.free_bytes && plan->total + later > gpu.free_bytes) {
-        nd_log_warning("the plan takes %.2f GiB of the %.2f that are free on %s, and kernels, NCCL "
-                       "and CUDA graphs will take about %.2f: the first steps may run out of "
-                       "memory; recompute, a smaller micro batch, a shorter sequence or more "
-                       "shards need less",
-                       (double)plan->total / GIB, (double)gpu.free_bytes / GIB, rank->device->name,
-                       (double)later / GIB);
+        nd_log_warning(
+            "the plan takes %.2f GiB of the %.2f that are free on %s, and kernels, NCCL "
+            "and CUDA graphs will take about %.2f, so the first steps may run "
+            "out of memory; recompute, a smaller micro-batch, a shorter sequence or more "
+            "shards need less",
+            (double)plan->total / GIB, (double)gpu.free_bytes / GIB, rank->device->name,
+            (double)later / GIB);
     }
 }
 

@@ -16,7 +16,7 @@ typedef struct reader {
 static nd_status damaged(const reader *r, const char *key, const char *what)
 {
     return nd_fail(ND_ERR_DATA,
-                   "%s: %s.%s %s; the record is damaged: choose again with kernels.autotune, "
+                   "%s: %s.%s %s; the record is damaged; choose again with kernels.autotune, "
                    "without kernels.autotune_from",
                    r->name, r->place, key, what);
 }

@@ -137,11 +137,12 @@ nd_status nd_hf_cache_find(const char *name, char **out)
         ND_TRY_OUT(newest_snapshot(folder, &snapshot));
     }
     if (!snapshot || !has_config(snapshot)) {
-        status = nd_fail(ND_ERR_DATA,
-                         "model \"%s\" is not in the local Hugging Face cache (\"%s\"): nothing is "
-                         "downloaded here; get it with `hf download %s`, or give a folder with "
-                         "--model-path",
-                         name, folder, name);
+        status =
+            nd_fail(ND_ERR_DATA,
+                    "model \"%s\" is not in the local Hugging Face cache (\"%s\"), and nothing is "
+                    "downloaded here; get it with `hf download %s`, or give a folder with "
+                    "--model-path",
+                    name, folder, name);
         goto out;
     }
     *out = snapshot;

@@ -133,7 +133,7 @@ static nd_status copy_file(const char *from, const char *to)
         return ND_OK;
     }
     if (nd_fs_read(from, max_file_bytes, ND_ERR_DATA, &bytes, &size) != ND_OK) {
-        nd_log_warning("not copied beside the saved model: %s", nd_error_last()->message);
+        nd_log_warning("a file is not copied into the saved model: %s", nd_error_last()->message);
         return ND_OK;
     }
     nd_status status = nd_fs_write_atomic(to, bytes, size);

@@ -216,7 +216,7 @@ static nd_status open_weights(nd_hf_reader *reader)
         status = nd_fail(
             ND_ERR_DATA,
             "\"%s\" holds neither model.safetensors nor model.safetensors.index.json; other "
-            "weight formats are not read: save the model with "
+            "weight formats are not read; save the model with "
             "save_pretrained(safe_serialization=True)",
             reader->folder);
     }
@@ -340,10 +340,11 @@ static nd_status check_tensor(const nd_hf_reader *reader, const char *name, int 
     }
     if (t->dtype != ND_SAFETENSORS_F32 && t->dtype != ND_SAFETENSORS_BF16 &&
         t->dtype != ND_SAFETENSORS_F16) {
-        return nd_fail(ND_ERR_DATA,
-                       "\"%s\": tensor \"%s\" is %s; F32, BF16 and F16 are read: load the model in "
-                       "transformers and save it in one of these",
-                       found->file->path, name, nd_safetensors_dtype_name(t->dtype));
+        return nd_fail(
+            ND_ERR_DATA,
+            "\"%s\": tensor \"%s\" is %s; only F32, BF16 and F16 are read; load the model in "
+            "transformers and save it in one of these",
+            found->file->path, name, nd_safetensors_dtype_name(t->dtype));
     }
     return ND_OK;
 }

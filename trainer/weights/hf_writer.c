@@ -170,7 +170,7 @@ static nd_status make_temporary(nd_hf_writer *writer)
     if (nd_fs_exists(folder)) {
         status =
             nd_fail(ND_ERR_CANTCREATE,
-                    "\"%s\" exists already and is not overwritten: choose another folder, or move "
+                    "\"%s\" exists already and is not overwritten; choose another folder, or move "
                     "it away",
                     folder);
         goto out;
