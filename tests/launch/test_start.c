@@ -323,7 +323,8 @@ Test(start, usage)
     assert_says(&l, "--make-key needs the name of a new file");
     launched_start(&l, &dir, "version", (const char *[]){program, "--version", NULL});
     cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0);
-    cr_assert_str_eq(launched_read(&l), "ndlaunch " ND_VERSION "\n");
+    const char first[] = "ndlaunch " ND_VERSION "\n"; /* libraries follow */
+    cr_assert_eq(strncmp(launched_read(&l), first, sizeof first - 1), 0, "%s", launched_read(&l));
 }
 
 /* Indexing data takes minutes: who is missing must be known before, and who indexes must not be
