@@ -49,8 +49,8 @@ nd_status nd_fs_sync_close(int fd, const char *path);
 nd_status nd_fs_sync_folder(const char *folder);
 
 /*
- * Replaces `path` by these bytes or leaves it as it was: temporary file beside it, fsync, rename,
- * fsync of the folder. The temporary file is removed on failure.
+ * Replaces `path` by these bytes or leaves it as it was: a temporary file in the same folder,
+ * fsync, rename, fsync of the folder. The temporary file is removed on failure.
  */
 nd_status nd_fs_write_atomic(const char *path, const void *data, size_t size);
 

@@ -7,7 +7,7 @@
  * its own slot, with relaxed atomics; readers may see two fields of different moments, which is
  * good enough for a diagnosis.
  *
- * A worker without a launcher maps a private page: the same code, nobody reads it.
+ * A worker without a launcher maps a private page, which no other process reads.
  */
 #include <stdatomic.h>
 #include <stdint.h>

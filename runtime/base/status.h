@@ -5,9 +5,10 @@
  * Status codes and the thread's error record.
  *
  * Every fallible function returns nd_status. The function that first recognises a fault fills the
- * calling thread's nd_error once with a whole sentence (what, where, how to mend); callers pass the
- * status up with ND_TRY and may add a breadcrumb ("while reading model.path"). Only main() turns a
- * status into a process exit code: a status value IS the documented exit code (docs/launch.md).
+ * calling thread's nd_error once with a whole sentence (what, where, how to fix it); callers pass
+ * the status up with ND_TRY and may add a breadcrumb ("while reading model.path"). Only main()
+ * turns a status into a process exit code: a status value IS the documented exit code
+ * (docs/launch.md).
  */
 #include <stdarg.h>
 #include <stddef.h>

@@ -6,8 +6,8 @@
 #include <stddef.h>
 
 /*
- * Edits (insert, delete, replace, swap of neighbours) from a to b; case and the difference between
- * '-' and '_' are free. Names longer than 63 characters are infinitely far (INT_MAX).
+ * Edits (insert, delete, replace, swap of adjacent characters) from a to b; case and the difference
+ * between '-' and '_' are free. Names longer than 63 characters are infinitely far (INT_MAX).
  */
 int nd_suggest_distance(const char *a, const char *b);
 

@@ -31,8 +31,8 @@ void nd_reduce(nd_dtype dtype, nd_redop op, void *dst, const void *const *src, i
 /* report.c */
 
 /*
- * What every backend says of a peer that it waits for: where the progress page of this host saw it
- * last, and the state of its process.
+ * Describes a peer that this rank waits for: its last place on the progress page of this host, and
+ * the state of its process.
  */
 /* Text grows to the right; what does not fit is cut. Starts as zeros. */
 typedef struct nd_report {
@@ -46,9 +46,9 @@ void nd_report_add(nd_report *to, const char *format, ...) __attribute__((format
 const nd_progress_slot *nd_report_slot(const nd_transport *transport, int rank);
 
 /*
- * Adds a clause: "; rank 3 is in reduce_scatter of dp_shard_cp, operation 17, since 12.3 s
- * (process 71 is stopped ...)". `absent` is what a rank does that is in no operation, such as "has
- * not entered it"; `process` is a text in parentheses with a blank before it, or "".
+ * Adds a clause: "; rank 3 is in reduce_scatter of dp_shard_cp, operation 17, since 12.3 s (process
+ * 71 is stopped ...)". `absent` describes a rank that is in no operation, such as "has not entered
+ * it"; `process` is a text in parentheses with a blank before it, or "".
  */
 void nd_report_rank(const nd_transport *transport, int rank, const char *absent,
                     const char *process, nd_report *to);
@@ -56,7 +56,7 @@ void nd_report_rank(const nd_transport *transport, int rank, const char *absent,
 /* Hosts with the same number see each other's processes: same boot, same PID namespace. */
 uint64_t nd_report_host(void);
 
-/* Of a process of this host: stopped by a signal or a debugger. */
+/* Whether a process of this host is stopped by a signal or a debugger. */
 bool nd_report_is_stopped(int pid);
 /* " (process 71 is stopped by a signal or a debugger)" */
 void nd_report_process(int pid, char *text, size_t size);

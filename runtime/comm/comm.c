@@ -79,8 +79,8 @@ static void show(const nd_comm *comm, nd_comm_op op, int64_t bytes)
     atomic_store_explicit(&slot->heartbeat_ns, nd_clock_ns(), memory_order_relaxed);
 }
 
-/* Numbers the operation, and puts it between the graphs of a stream. A group of one has nobody to
- * wait for: it does not hide the last real collective. */
+/* Numbers the operation, and puts it between the graphs of a stream. A group of one waits for no
+ * other rank, so it leaves the last real collective on the page. */
 static nd_status enter(nd_comm *comm, nd_stream *stream, nd_comm_op op, int64_t bytes)
 {
     comm->sequence++;

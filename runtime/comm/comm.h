@@ -79,7 +79,7 @@ typedef struct nd_comm_backend {
     nd_status (*barrier)(nd_comm *, nd_stream *, nd_event *);
     nd_status (*group_begin)(nd_comm *); /* both NULL: operations go out one by one */
     nd_status (*group_end)(nd_comm *);
-    bool shows; /* it writes the operation of the progress slot; else whoever enters one does */
+    bool shows; /* the backend writes the progress slot; otherwise comm.c does */
     void (*abandon)(nd_transport *transport); /* NULL: nothing waits for a peer at the end */
     void (*close)(nd_transport *transport);
 } nd_comm_backend;
@@ -119,9 +119,9 @@ void nd_comm_destroy(nd_comm *comm);
 void nd_transport_close(nd_transport *transport); /* NULL is legal */
 /*
  * For a rank that fails, with the fault in the thread's error record, which stays as it is:
- * destroying its groups and closing the transport then wait for no peer. Those that wait for this
- * rank learn of it when its connections break; over NCCL those of the same host do not, but only
- * when this process has ended, or at their deadline. A second call does nothing. NULL is legal.
+ * destroying its groups and closing the transport then wait for no peer. A rank that waits for this
+ * one notices it when the connections break; over NCCL a rank of the same host notices it only when
+ * this process has ended, or at its own deadline. A second call does nothing. NULL is legal.
  */
 void nd_transport_abandon(nd_transport *transport);
 
@@ -145,9 +145,10 @@ nd_comm_call nd_comm_all_to_all;
 nd_status nd_comm_barrier(nd_comm *comm);
 
 /*
- * All-gathers and reduce-scatters of `comm` between these two go out together: one launch where the
- * backend has such (nccl), else one by one as they are entered. They have events, which may be
- * waited for after the end, and the same stream; what they read is enqueued before the begin.
+ * All-gathers and reduce-scatters of `comm` between these two go out together: in one launch where
+ * the backend can do that (nccl), otherwise one by one as they are entered. They have events, which
+ * may be waited for after the end, and the same stream; what they read is enqueued before the
+ * begin.
  */
 nd_status nd_comm_group_begin(nd_comm *comm);
 nd_status nd_comm_group_end(nd_comm *comm);
@@ -204,9 +205,9 @@ typedef struct nd_nccl_options {
     void *exchange_context;
     nd_device *device;
     /*
-     * A fault is told before anything is done that may not return (may be NULL). With `ends` the
-     * call comes from a thread of the transport's, as the driving one is stuck, and the process
-     * ends with `status` when it returns.
+     * Reports a fault before any call that may not return; may be NULL. With `ends` the caller is a
+     * thread of the transport, because the driving thread is stuck: the process ends with `status`
+     * when on_fault returns.
      */
     void (*on_fault)(void *context, nd_status status, const char *sentence, bool ends);
     void *fault_context;
@@ -214,15 +215,15 @@ typedef struct nd_nccl_options {
 nd_status nd_transport_open_nccl(const nd_nccl_options *options, nd_transport **out);
 
 /*
- * Device memory that NCCL takes for the groups of a mesh, estimated: it depends on GPUs, links
- * and NCCL's own environment. Each group with collectives and several ranks has a communicator that
- * connects at its first use, over 24 channels (16 to 32 on NVLink). A channel has a buffer for what
- * it receives, 4 MiB of protocol Simple and those of LL and LL128, 10 MiB in granules of 2 MiB, and
- * a granule for what it sends (sources: NVIDIA/nccl, issues 285 and 1685).
+ * An estimate of the device memory that NCCL uses for the groups of a mesh: it depends on GPUs,
+ * links and NCCL's own environment. Each group with collectives and several ranks has a
+ * communicator that connects at its first use, over 24 channels (16 to 32 on NVLink). A channel has
+ * a buffer for what it receives, 4 MiB of protocol Simple and those of LL and LL128, 10 MiB in
+ * granules of 2 MiB, and a granule for what it sends (sources: NVIDIA/nccl, issues 285 and 1685).
  */
 size_t nd_comm_nccl_bytes(const nd_mesh *mesh);
 
-/* All communicators of one rank: as many of each group as mesh.def says, the others are NULL. */
+/* All communicators of one rank. mesh.def has their number for each group; the others are NULL. */
 typedef struct nd_groups {
     nd_comm *by_kind[ND_GROUP_COUNT];
     nd_comm *second[ND_GROUP_COUNT]; /* dp_shard_cp: the reduce-scatters of gradients */

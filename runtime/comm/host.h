@@ -123,7 +123,7 @@ struct nd_host_op {
     const char *send;
     char *recv;
     size_t element; /* bytes */
-    size_t block;   /* bytes of one member's part, where the plan has such */
+    size_t block;   /* bytes of one member's part, for plans that use it */
     nd_lane lanes[ND_LANE_COUNT];
     /* Plans with rounds (reduce.c's order needs all of a round before it computes). */
     int64_t chunk;       /* elements of one round */
@@ -159,7 +159,7 @@ nd_status nd_host_transport_create(const nd_comm_backend *backend, const nd_p2p 
 
 /* host_engine.c */
 nd_status nd_host_enqueue(nd_comm *comm, const nd_host_op *wanted, nd_event *done);
-void nd_host_abandon(nd_host_transport *host); /* takes back every request of every operation */
+void nd_host_abandon(nd_host_transport *host); /* cancels every request of every operation */
 nd_status nd_host_raise(nd_host_transport *host,
                         nd_status status); /* keeps the thread's error as the fault */
 

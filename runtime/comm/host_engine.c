@@ -203,7 +203,8 @@ static nd_status look_around(const nd_host_op *op, double started)
     double now = nd_clock_seconds();
     const nd_host_op *blocker = blocking_op(op);
     atomic_store_explicit(&transport->progress->heartbeat_ns, nd_clock_ns(), memory_order_relaxed);
-    ND_TRY(nd_host_check_mismatch(blocker)); /* first: such a peer ends soon */
+    ND_TRY(nd_host_check_mismatch(
+        blocker)); /* checked first: a peer that called another operation ends soon */
     ND_TRY(nd_host_check_gone(blocker));
     if (now - started >= transport->timeout_seconds) {
         return nd_host_report_hang(blocker, now - started);
@@ -276,8 +277,8 @@ static nd_tag op_tag(const nd_host_op *op)
            h << ND_TAG_HASH_AT;
 }
 
-/* The place of an operation that is complete; its event, if nobody waited, must not finish the new
- * one. */
+/* The place of an operation that is complete. Its event, where it was not waited for, must not
+ * finish the new one. */
 static nd_status acquire_op(nd_comm *comm, nd_host_op **out)
 {
     nd_host_comm *hc = comm->native;

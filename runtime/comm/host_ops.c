@@ -6,12 +6,12 @@
 #include <sys/mman.h>
 
 /*
- * Which plan an operation takes. Everything here depends only on what all members know (count,
- * type, size), so that all of them choose alike. Bounds measured with nd_bench_comm, eight ranks on
- * two cores.
+ * Chooses the plan of an operation. The choice depends only on what all members know (count, type,
+ * size), so that all of them choose alike. Bounds measured with nd_bench_comm, eight ranks on two
+ * cores.
  */
 enum {
-    DIRECT_MAX = 8,             /* members; above, short operations take log2 n steps */
+    DIRECT_MAX = 8,             /* members; with more, short operations need log2 n steps */
     SHORT_REDUCE_BYTES = 32768, /* all-reduce: total received when everything is gathered at once */
     SHORT_GATHER_BYTES = 4096,  /* all-gather of many: one block */
 };

@@ -252,9 +252,9 @@ const nd_host_plan nd_plan_tree = {
 
 /*
  * Reduce: member j owns slice j. In rounds of `chunk` elements, every member sends its part of
- * slice j to j, who receives into one half of the staging while the other half is reduced; an
- * all-reduce then returns the result. A result may land in a slice whose own contribution is still
- * counted as being sent: its owner has received it.
+ * slice j to member j, which receives into one half of the staging while the other half is reduced;
+ * an all-reduce then returns the result. A result may land in a slice whose own contribution is
+ * still counted as being sent: its owner has received it.
  */
 
 static int64_t slice_begin(const nd_host_op *op, int member)

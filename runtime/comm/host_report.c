@@ -4,8 +4,8 @@
 #include "runtime/comm/backend.h"
 
 /*
- * Who is missing. A peer that sent nothing of its own contribution comes before one that only owes
- * a result, because that one may itself be waiting for the first.
+ * Which ranks are missing. A peer that has not sent its own contribution is named before a peer
+ * that only owes a result, because the second may itself wait for the first.
  */
 static bool is_open(const nd_p2p_request *request)
 {

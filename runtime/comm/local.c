@@ -8,7 +8,7 @@
 #include <time.h>
 
 /*
- * Messages between ranks that are threads. Each rank has a box with the sends to it that nobody
+ * Messages between ranks that are threads. Each rank has a box with the sends to it that are not
  * received yet and the receives it has posted. Whoever completes a pair copies from buffer to
  * buffer; the request that waited in the box is BUSY meanwhile. Waiting is a condition variable
  * with a deadline.

@@ -4,8 +4,8 @@
 /*
  * CPUs of a worker: threads = allowed CPUs / local workers, at least 1, and a binding by hwloc that
  * is never wider than the mask the process was given. With at least one CPU per worker each gets
- * its own, neighbours in the topology, so that a worker's threads share caches; with fewer CPUs
- * than workers nobody is bound and the scheduler balances.
+ * its own adjacent CPUs of the topology, so that a worker's threads share caches; with fewer CPUs
+ * than workers no worker is bound and the scheduler balances.
  */
 #include <stdint.h>
 

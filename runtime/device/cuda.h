@@ -2,7 +2,8 @@
 #ifndef ND_DEVICE_CUDA_H
 #define ND_DEVICE_CUDA_H
 /*
- * NVIDIA GPUs as devices. A program built without CUDA has these functions too: they say so.
+ * NVIDIA GPUs as devices. A program built without CUDA has these functions too: they fail with that
+ * reason.
  *
  * One process drives one GPU with one thread. Everything is asynchronous on streams; a fault that a
  * kernel caused shows at some later call, so the device remembers the last ops that were enqueued
@@ -40,7 +41,7 @@ nd_status nd_cuda_pinned_alloc(nd_device *device, size_t bytes, void **out);
 void nd_cuda_pinned_free(nd_device *device, void *p);
 
 /* From now on nothing of the device is freed, which would wait for what the GPU still runs: the
- * process is about to end, and the driver takes all back. */
+ * process is about to end, and the driver frees everything. */
 void nd_cuda_give_up(nd_device *device);
 
 /*

@@ -36,7 +36,7 @@ void nd_cuda_ops_end(nd_device *device, char out[ND_CUDA_OPS_MAX]);
 /* Such a text no longer exists. */
 void nd_cuda_forget(nd_device *device, const char *op);
 
-/* As the device's stream_init, but the GPU takes its blocks before those of other streams: for
+/* As the device's stream_init, but the GPU runs its blocks before those of other streams: for
  * communication, which compute waits for soon. */
 nd_status nd_cuda_stream_init_urgent(nd_device *device, nd_stream *stream);
 

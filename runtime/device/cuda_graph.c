@@ -53,7 +53,7 @@ void nd_cuda_capture_cancel(nd_stream *stream)
     if (recorded) {
         cudaGraphDestroy(recorded);
     }
-    cudaGetLastError(); /* a capture that an illegal call ended says so again */
+    cudaGetLastError(); /* a capture that an illegal call ended reports that error again */
 }
 
 nd_status nd_cuda_graph_launch(nd_cuda_graph *graph, nd_stream *stream)

@@ -2,9 +2,9 @@
 #ifndef ND_DEVICE_CUDA_LIBRARY_H
 #define ND_DEVICE_CUDA_LIBRARY_H
 /*
- * Libraries beside the CUDA runtime (cuBLASLt, cuDNN, NCCL) are opened at run time, so that one
- * program starts on machines with and without them, and says which one is missing when it is
- * needed.
+ * Libraries other than the CUDA runtime (cuBLASLt, cuDNN, NCCL) are opened at run time, so that one
+ * program starts on machines with and without them, and names the missing library when it needs
+ * one.
  */
 #include <stddef.h>
 

@@ -17,16 +17,16 @@ static void format_recent_ops(const nd_device *device, char *text, size_t size)
     }
 }
 
-/* Faults that are not of the program: whose they are, and what to do. */
+/* Faults that the program does not cause: their status, and what to do. */
 typedef struct known_fault {
     cudaError_t error;
     nd_status status;
-    const char *mend;
+    const char *fix;
 } known_fault;
 
 static const known_fault known_faults[] = {
     {cudaErrorMemoryAllocation, ND_ERR_RESOURCE,
-     "device memory beside the plan is used up; use recompute, a smaller micro batch, a shorter "
+     "device memory outside the plan is used up; use recompute, a smaller micro batch, a shorter "
      "sequence or more shards"},
     {cudaErrorDevicesUnavailable, ND_ERR_RESOURCE,
      "another process has this GPU for itself, or its compute mode admits none (nvidia-smi -q -d "
@@ -76,7 +76,7 @@ nd_status nd_cuda_failed(const nd_device *device, cudaError_t error, const char 
     char ops[1024] = "", left[64];
     const char *name = cudaGetErrorName(error), *meaning = cudaGetErrorString(error);
     const known_fault *known = find_known(error);
-    cudaGetLastError(); /* a fault that is not sticky is said once */
+    cudaGetLastError(); /* clears a fault that is not sticky, so that it is reported once */
     format_free(error, left, sizeof left);
     bool of_cuda = device && device->kind == ND_DEVICE_CUDA;
     if (!known && of_cuda && !nd_cuda_device_of(device)->sync_each_op) {
@@ -85,7 +85,7 @@ nd_status nd_cuda_failed(const nd_device *device, cudaError_t error, const char 
     return nd_fail(known ? known->status : ND_ERR_INTERNAL,
                    "CUDA error %d (%s: %s) from %.120s on %s%s%s%s%s%s%s", (int)error, name,
                    meaning, call, device ? device->name : "the GPU", left, known ? "; " : "",
-                   known ? known->mend : "", ops[0] ? ", after the ops " : "", ops,
+                   known ? known->fix : "", ops[0] ? ", after the ops " : "", ops,
                    ops[0] ? "; the fault may be of any of them, ND_CUDA_SYNC=1 finds which" : "");
 }
 

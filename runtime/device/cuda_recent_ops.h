@@ -2,12 +2,13 @@
 #ifndef ND_DEVICE_CUDA_RECENT_OPS_H
 #define ND_DEVICE_CUDA_RECENT_OPS_H
 /*
- * For this folder's files: a CUDA device as it is allocated, with the ops that it enqueued last. A
- * fault shows at some later call, and they are what its message can name (cuda_check.h).
+ * A CUDA device with the ops that it enqueued last, for the files of this folder. A fault appears
+ * in some later call, and its message can only name these ops (cuda_check.h).
  *
- * The host never waits inside CUDA, but asks again and again: so a lost peer or a passed deadline
- * ends each wait. Freeing and closing would wait inside, so after such an end, or another fault of
- * a rank among several, they are left out: the process ends, and the driver takes all back.
+ * The host never waits inside CUDA but polls, so that a lost peer or a passed deadline ends each
+ * wait. Freeing memory and closing the device would wait inside CUDA: after a wait that ended so,
+ * or another fault of one of several ranks, they are skipped. The process ends, and the driver
+ * frees everything.
  */
 #include "runtime/device/cuda_check.h"
 

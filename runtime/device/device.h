@@ -2,8 +2,8 @@
 #ifndef ND_DEVICE_DEVICE_H
 #define ND_DEVICE_DEVICE_H
 /*
- * One compute device: memory, copies, streams, events. A backend is one table of functions (cpu
- * here, cuda beside it).
+ * One compute device: memory, copies, streams, events. A backend is one table of functions
+ * (device_cpu.c, device_cuda.c).
  *
  * A stream orders work. On the CPU compute runs inside the call, so only communication is pending;
  * on CUDA everything is. An event marks the end of work enqueued on a stream: nd_stream_wait makes
@@ -90,7 +90,7 @@ typedef struct nd_graph_op {
     size_t bytes;
 } nd_graph_op;
 
-/* For streams with a graph, graphs.c. What runs between the graphs of a block comes first: */
+/* For streams with a graph, in graphs.c. Before work that runs between the graphs of a block: */
 nd_status nd_graphs_outside(struct nd_graphs *graphs);
 /* Before an op; not *enqueue: it is in a graph that runs again. */
 nd_status nd_graphs_inside(struct nd_graphs *graphs, const nd_graph_op *op, bool *enqueue);

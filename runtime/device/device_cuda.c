@@ -14,10 +14,10 @@
 #include <nvtx3/nvToolsExt.h>
 #endif
 
-/* For what is enqueued while the host does not wait: some thousand kernels at most. */
+/* For the work that is enqueued while the host does not wait: at most some thousand kernels. */
 static const double PATIENCE_SECONDS = 3600;
 
-/* Not where freeing would wait without end (cuda_recent_ops.h). */
+/* False when freeing would wait without end (cuda_recent_ops.h). */
 static bool frees(const nd_device *device)
 {
     return !nd_cuda_device_of(device)->given_up;
@@ -43,7 +43,7 @@ static void cuda_close(nd_device *device)
     free(nd_cuda_device_of(device));
 }
 
-/* Whether the host goes on waiting. A transport has its own deadline. */
+/* ND_OK while the host may go on waiting. A transport has its own deadline. */
 static nd_status may_wait(nd_device *device, double seconds)
 {
     if (device->while_waiting) {
@@ -328,7 +328,7 @@ nd_status nd_device_open_cuda(const nd_cuda_options *options, nd_device **out)
     ND_TRY(nd_cuda_count(&count));
     if (options->local_workers > count || options->ordinal >= count) {
         return nd_fail(ND_ERR_CONFIG,
-                       "%d worker%s of this host want a GPU each, GPU %d among them, and %d %s "
+                       "%d worker%s of this host need a GPU each, GPU %d among them, and %d %s "
                        "visible; use fewer workers, or set launch.gpu_ids and CUDA_VISIBLE_DEVICES",
                        options->local_workers, options->local_workers == 1 ? "" : "s",
                        options->ordinal, count, count == 1 ? "is" : "are");

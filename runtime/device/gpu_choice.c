@@ -52,7 +52,7 @@ nd_status nd_gpu_choose(const nd_gpu_request *request, int *ordinal)
     }
     if (r->visible < r->local_workers) {
         return nd_fail(ND_ERR_CONFIG,
-                       "%d workers of this host want a GPU each, but %d %s visible; start fewer "
+                       "%d workers of this host need a GPU each, but %d %s visible; start fewer "
                        "workers, or give each task one GPU of its own (srun --gpus-per-task=1)",
                        r->local_workers, r->visible, r->visible == 1 ? "is" : "are");
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_DEVICE_GPU_CHOICE_H
 #define ND_DEVICE_GPU_CHOICE_H
-/* Which of the visible GPUs a worker takes: pure arithmetic, for any build. */
+/* Which of the visible GPUs a worker uses: pure arithmetic, in every build. */
 #include <stdbool.h>
 
 #include "runtime/base/status.h"
@@ -16,8 +16,8 @@ typedef struct nd_gpu_request {
 /*
  * The GPU of the local rank; 0 where a worker that ndlaunch did not start sees exactly one, as each
  * task does under srun --gpus-per-task=1. ND_ERR_CONFIG with the numbers when there are fewer GPUs
- * than workers. Whether two tasks were given the same single GPU can only be told by comparing the
- * hardware (trainer/worker/peers.h).
+ * than workers. Only a comparison of the hardware shows whether two tasks were given the same GPU
+ * (trainer/worker/peers.h).
  */
 nd_status nd_gpu_choose(const nd_gpu_request *request, int *ordinal);
 

@@ -32,9 +32,9 @@ struct nd_graphs {
 
     /* Between begin and end. */
     work *current;
-    bool records; /* else it replays */
+    bool records; /* otherwise it replays */
     bool open;    /* record: the stream is captured; replay: part `next` was launched */
-    int64_t next; /* replay: the part that comes, or that is open */
+    int64_t next; /* replay: the next part, or the open one */
     int64_t seen; /* ops in the open part */
 };
 
@@ -81,7 +81,7 @@ nd_status nd_graphs_create_dry(nd_stream *stream, nd_graphs **out)
     return ND_OK;
 }
 
-/* What was recorded of the current work goes, and the stream is free again. */
+/* Discards what was recorded of the current work; the stream is free again. */
 static void drop(nd_graphs *g)
 {
     if (g->records && g->open && !g->dry) {
@@ -155,7 +155,8 @@ static nd_status reserve(nd_graphs *g, const nd_graph_key *key, void **array, in
     return ND_OK;
 }
 
-/* Works come round in the order of their recording: the one after the last one, mostly. */
+/* Works mostly repeat in the order in which they were recorded, so the search begins after the last
+ * one. */
 static work *find(nd_graphs *g, const nd_graph_key *key)
 {
     for (int64_t i = 1; i <= g->used.works; i++) {

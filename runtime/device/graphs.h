@@ -8,7 +8,7 @@
  * key. The first time they are recorded, and run from what was recorded. Later, the caller goes
  * through the same code: an op of a recorded part is not enqueued, the part's graph was launched at
  * its first op. Collectives and waits for other streams divide the work into parts and run between
- * them as ever, so a graph has one stream and no peer.
+ * them without a graph, so a graph has one stream and no peer.
  *
  * One thread, one stream. The ops of a key must be the same each time: names and order, and of
  * copies and fills the buffers, are compared one by one. How much may be recorded is planned; a dry

@@ -9,11 +9,11 @@
 
 typedef struct nd_host_memory {
     uint64_t physical;  /* bytes: of the machine, or the least limit of a control group */
-    uint64_t available; /* bytes that nobody uses now; the page cache counts as free */
+    uint64_t available; /* bytes that no process uses now; the page cache counts as free */
 } nd_host_memory;
 
 /* `root` is "", or a folder that stands for "/" in a test. All zero where the kernel does not
- * tell. */
+ * provide the numbers. */
 nd_host_memory nd_host_memory_read(const char *root);
 
 #endif

@@ -6,8 +6,8 @@
  * CPU. A copy from other host memory makes the caller wait.
  *
  * A ring of slots for what the host hands over again and again. The caller fills a slot, enqueues
- * the copies from it, and ends it; the slot comes round again, and is then waited for only when its
- * copies have not run yet.
+ * the copies from it, and ends it; when the ring reaches the slot again, it is waited for only if
+ * its copies have not run yet.
  */
 #include <stdint.h>
 

@@ -16,7 +16,7 @@ typedef struct nd_address {
     socklen_t bytes;
 } nd_address;
 
-/* ND_ERR_CONFIG with the mend when it is not host:port with a port of 0 to 65535. */
+/* ND_ERR_CONFIG with the fix when it is not host:port with a port of 0 to 65535. */
 nd_status nd_endpoint_parse(const char *text, char host[ND_HOST_MAX], int *port);
 
 /* IPv4 and IPv6, in the resolver's order; *count is at least 1. ND_ERR_IO with the resolver's
@@ -36,8 +36,8 @@ typedef struct nd_reach_card {
 
 /*
  * The running system and its network: two nodes that are one host share both, two containers of it
- * do not. boot_id_file has the system's number of this boot; NULL: Linux's own. Where it cannot be
- * read the host's name stands for it.
+ * do not. boot_id_file has the system's number of this boot; NULL: Linux's own. The host's name
+ * replaces it where it cannot be read.
  */
 void nd_reach_describe(const char *boot_id_file, const char *host, nd_reach_card *card);
 

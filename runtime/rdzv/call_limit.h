@@ -2,11 +2,12 @@
 #ifndef ND_RDZV_CALL_LIMIT_H
 #define ND_RDZV_CALL_LIMIT_H
 /*
- * Bounds on calls of a library that waits for another process, with no limit that can be relied on.
+ * Time limits on calls of a library that waits for another process and has no reliable limit of its
+ * own.
  *
- * Nobody can stop such a call. A thread of its own watches the calls that are open; when one has
- * not returned in time it says so in the log and ends the process, with the code that the call came
- * with. Calls may be open in several threads at once.
+ * Such a call cannot be stopped. A thread watches the open calls; when one has not returned in
+ * time, the thread logs that and ends the process with the exit code given for the call. Calls may
+ * be open in several threads at once.
  */
 #include "runtime/base/status.h"
 
@@ -18,7 +19,7 @@ void nd_call_limit_destroy(nd_call_limit *limit);
 
 /*
  * `what` is borrowed until the call ends; the log says "<what> did not return within <seconds> s:
- * <why>". Returns what nd_call_limit_end takes.
+ * <why>". Returns the number to give to nd_call_limit_end.
  */
 int nd_call_limit_begin(nd_call_limit *limit, const char *what, double seconds, const char *why,
                         int exit_code);

@@ -14,9 +14,9 @@
 typedef struct nd_channel nd_channel;
 
 /*
- * Connects and proves the key, trying each address in turn and again until the deadline (it says so
- * every 10 s). ND_ERR_CONFIG: the key differs. ND_ERR_HANG: nobody there until the deadline, with
- * the last reason.
+ * Connects and proves the key, trying each address in turn until the deadline (a line every 10 s).
+ * ND_ERR_CONFIG: the key differs. ND_ERR_HANG with the last reason: no store answered until the
+ * deadline.
  */
 nd_status nd_channel_open(const char *host, int port, const uint8_t key[ND_KEY_BYTES],
                           double timeout_seconds, nd_channel **out);
@@ -24,8 +24,8 @@ void nd_channel_close(nd_channel *channel); /* NULL is legal */
 
 /* Sends whole frames. */
 nd_status nd_channel_send(nd_channel *channel, const nd_wire_buffer *frames, int64_t deadline);
-/* The next frame, valid until the next receive. With a deadline in the past it takes only what is
- * there: type NONE. */
+/* The next frame, valid until the next receive. With a deadline in the past it returns only what
+ * has arrived, or type NONE. */
 nd_status nd_channel_receive(nd_channel *channel, int64_t deadline, nd_wire_frame *frame);
 
 int nd_channel_fd(const nd_channel *channel);
@@ -38,8 +38,8 @@ typedef struct nd_hello {
     nd_wire_role role;
     int index;
 } nd_hello;
-/* Says hello and waits for the welcome; run_id gets the store's. A refusal is its status and
- * sentence. */
+/* Sends hello and waits for the welcome; run_id receives the store's. A refusal returns the status
+ * and sentence of the store. */
 nd_status nd_channel_hello(nd_channel *channel, const nd_hello *hello, int64_t deadline,
                            char *run_id, size_t capacity, int *world_size);
 /* The error that an ND_WIRE_ERROR frame carries, as this thread's error. */

@@ -2,8 +2,8 @@
 #ifndef ND_RDZV_IDENTITY_H
 #define ND_RDZV_IDENTITY_H
 /*
- * Who this worker is. Sources in order: the environment (RANK, WORLD_SIZE, LOCAL_RANK, ... as
- * torchrun and ndlaunch set it), PMIx, a single process.
+ * The identity of this worker. Sources in order: the environment (RANK, WORLD_SIZE, LOCAL_RANK, ...
+ * as torchrun and ndlaunch set it), PMIx, a single process.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -45,9 +45,9 @@ nd_status nd_identity_read(nd_identity *out);
  * ND_ERR_CONFIG for one of several tasks of srun that have no means to find each other.
  */
 nd_status nd_identity_join(nd_identity *identity);
-/* exit_code: what this process ends with, also where PMIx does not let it go. */
+/* exit_code: the code with which this process ends, also when PMIx does not answer. */
 void nd_identity_leave(nd_identity *identity, int exit_code);
-/* What the job calls this host: the node's name in Slurm, else the host name. */
+/* The name of this host in the job: the node's name in Slurm, else the host name. */
 void nd_identity_host(char *out, size_t capacity);
 const char *nd_identity_source_name(nd_identity_source source);
 

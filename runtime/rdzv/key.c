@@ -206,8 +206,8 @@ nd_status nd_key_read_fd(int fd, uint8_t key[ND_KEY_BYTES])
     return ND_OK;
 }
 
-/* $XDG_RUNTIME_DIR is private by its contract; else a folder below /tmp that must be this user's
- * alone. */
+/* $XDG_RUNTIME_DIR is private by its contract; otherwise a folder below /tmp that only this user
+ * may use. */
 static nd_status private_folder(char *out, size_t capacity)
 {
     struct stat st;

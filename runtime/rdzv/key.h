@@ -22,9 +22,9 @@ nd_status nd_key_make_file(const char *path);
  */
 nd_status nd_key_read_file(const char *path, uint8_t key[ND_KEY_BYTES]);
 /*
- * The same content from standard input: what srun passes on to its tasks, so that the key lies on
- * no disk of theirs. A regular file must be as above. ND_ERR_CONFIG when it holds no key, or
- * nothing comes within 60 s.
+ * The same content from standard input: srun passes it on to its tasks, so that the key is on no
+ * disk of their nodes. A regular file must be as above. ND_ERR_CONFIG when it holds no key, or no
+ * input arrives within 60 s.
  */
 nd_status nd_key_read_stdin(uint8_t key[ND_KEY_BYTES]);
 

@@ -76,8 +76,8 @@ struct nd_pmix {
 };
 
 /*
- * Seconds. A server that keeps to PMIX_TIMEOUT answers at the deadline, and has a moment more for
- * it. Slurm's keeps to SLURM_PMIX_TIMEOUT alone, whose default is JOIN.
+ * Limits in seconds. A server that respects PMIX_TIMEOUT answers at the deadline and gets MARGIN
+ * more. Slurm's server respects only SLURM_PMIX_TIMEOUT, whose default is JOIN.
  */
 enum { JOIN = 300, LEAVE = 30, ABORT = 10, MARGIN = 3 };
 
@@ -110,9 +110,9 @@ static void copy_key(char *out, const char *key)
     snprintf(out, PMIX_MAX_KEYLEN + 1, "%s", key);
 }
 
-enum { GET_SECONDS = 60 }; /* a value is there at once, or it never comes */
+enum { GET_SECONDS = 60 }; /* a value is there at once or never */
 
-/* Of this job (rank PMIX_RANK_WILDCARD) or of one process. The value is the caller's, see
+/* A value of this job (rank PMIX_RANK_WILDCARD) or of one process. The caller frees it with
  * free_value. */
 static pmix_status_t get(const nd_pmix *pmix, pmix_rank_t rank, const char *name,
                          pmix_value_t **value)

@@ -2,13 +2,13 @@
 #ifndef ND_RDZV_PMIX_H
 #define ND_RDZV_PMIX_H
 /*
- * The PMIx server that started this worker (srun --mpi=pmix, mpirun): who the worker is, small
- * values exchanged before communicators exist, and the end of the whole job.
+ * The PMIx server that started this worker (srun --mpi=pmix, mpirun): the identity of the worker,
+ * small values exchanged before communicators exist, and the end of the whole job.
  *
  * libpmix is opened at run time, when PMIx started the worker and not before: a machine without it
  * runs everything else. Calls block, and all of them have deadlines. A server that does not answer
- * at a deadline leaves libpmix waiting, which cannot be stopped: then this process says so and
- * ends, with the exit code that each function names. nd_pmix_abort may be called from any thread,
+ * at a deadline leaves libpmix waiting, which cannot be stopped: then this process logs that and
+ * ends with the exit code that each function names. nd_pmix_abort may be called from any thread,
  * the others from one.
  */
 #include <stddef.h>
@@ -30,9 +30,8 @@ void nd_pmix_close(nd_pmix *pmix, int exit_code);
 /*
  * All ranks, in the same order: Put, Commit, Fence, Get. send (bytes) of each rank -> recv
  * (world_size x bytes) in the order of ranks. Nothing is sent when bytes is 0: a barrier. `name`
- * stands for the place in messages. ND_ERR_HANG at the deadline, or this process ends with that
- * code 3 s later: some servers know only a deadline of their own (Slurm: SLURM_PMIX_TIMEOUT,
- * 300 s).
+ * names the exchange in messages. ND_ERR_HANG at the deadline, or this process ends with that code
+ * 3 s later: some servers know only a deadline of their own (Slurm: SLURM_PMIX_TIMEOUT, 300 s).
  */
 nd_status nd_pmix_exchange(nd_pmix *pmix, const char *name, const void *send, void *recv,
                            size_t bytes, double timeout_seconds);
@@ -40,12 +39,12 @@ nd_status nd_pmix_exchange(nd_pmix *pmix, const char *name, const void *send, vo
 nd_status nd_pmix_share(nd_pmix *pmix, const char *name, void *value, size_t bytes,
                         double timeout_seconds);
 
-/* Waits for the others at the end of a run, which stands whether they come or not. */
+/* Waits for the other ranks at the end of a run. The run is complete whether they come or not. */
 void nd_pmix_end(nd_pmix *pmix, double timeout_seconds, int exit_code);
 
 /*
- * Ends all processes of the job; srun and mpirun give `code`. Returns when the server has been
- * told: this process will be killed, too. Limit: 10 s, and then the exit code is `code`.
+ * Ends all processes of the job; srun and mpirun give `code`. Returns when the server has the
+ * request; the server kills this process, too. Limit: 10 s, then exit code `code`.
  */
 void nd_pmix_abort(nd_pmix *pmix, int code, const char *message);
 

@@ -8,7 +8,7 @@
 #include "runtime/rdzv/ranks.h"
 #include "runtime/rdzv/server_state.h"
 
-/* When all places for strangers are taken, one that has said nothing for this long makes room. */
+/* When all places for strangers are occupied, one that was silent for this long is dropped. */
 static const int64_t crowded_ns = 250000000;
 
 nd_status nd_server_create(const nd_server_options *options, const nd_server_hooks *hooks,

@@ -27,7 +27,7 @@ typedef struct nd_server_hooks {
     /* Close the connection after what was sent. The peer is freed when the host calls
      * nd_server_gone. */
     void (*drop)(void *context, nd_peer *peer);
-    /* A line for the user: who is missing, who was refused. */
+    /* A line for the user: which ranks are missing, which connection was refused. */
     void (*notice)(void *context, const char *line);
     /* A worker or node was accepted, or left; clean: it said goodbye. May be NULL. */
     void (*joined)(void *context, nd_peer *peer, nd_wire_role role, int index);
@@ -43,7 +43,7 @@ typedef struct nd_server_options {
     int world_size;        /* 0: not known yet, workers are refused until nd_server_set_world */
     int nnodes;            /* nodes 1 .. nnodes - 1 may join */
     double hello_seconds;  /* for a stranger; 0: 5 */
-    double notice_seconds; /* between lines about who is missing; 0: 10 */
+    double notice_seconds; /* between lines about missing ranks; 0: 10 */
 } nd_server_options;
 
 nd_status nd_server_create(const nd_server_options *options, const nd_server_hooks *hooks,
@@ -83,7 +83,7 @@ void nd_server_first_failure(const nd_server *server, char *text, size_t capacit
 
 void *nd_peer_transport(const nd_peer *peer);
 const char *nd_peer_name(const nd_peer *peer); /* "rank 3 (host)", "node 1 (host)" or the address */
-const char *nd_peer_host(const nd_peer *peer); /* as it said in hello */
+const char *nd_peer_host(const nd_peer *peer); /* from its hello */
 bool nd_peer_is_member(const nd_peer *peer);
 int nd_server_members(const nd_server *server, nd_wire_role role); /* connected now */
 

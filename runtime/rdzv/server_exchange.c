@@ -40,7 +40,7 @@ void nd_server_stop_waiting(nd_server *server, nd_peer *peer)
     }
 }
 
-/* Everybody who waits in it gets the sentence. */
+/* Every peer that waits in the exchange gets the sentence as an error. */
 static void break_exchange(nd_server *server, nd_exchange *exchange, nd_status status,
                            const char *message)
 {
@@ -125,8 +125,8 @@ static void finish_exchange(nd_server *server, nd_exchange *exchange)
     release_exchange(exchange);
 }
 
-/* Ranks that left can no longer come; when all wait and nothing is complete, they wait for each
- * other. */
+/* Ranks that left can no longer come; when all ranks wait and no exchange is complete, they wait
+ * for each other. */
 static void check_deadlock(nd_server *server, nd_exchange *exchange)
 {
     char message[1024], list[256];

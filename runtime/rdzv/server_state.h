@@ -90,14 +90,14 @@ void nd_server_begin_wait(nd_peer *peer, nd_wait wait, uint32_t request, uint64_
 /* server_exchange.c */
 nd_status nd_server_exchange(nd_server *server, nd_peer *peer, nd_wire_cursor *cursor, int64_t now);
 void nd_server_stop_waiting(nd_server *server, nd_peer *peer);
-/* Who waits for the peer that went gets a sentence. */
+/* A peer that waits for the one that left gets an error. */
 void nd_server_exchange_left(nd_server *server, const nd_peer *gone, bool clean);
 void nd_server_exchange_tick(nd_server *server, int64_t now);
 
 /* server_store.c. One request of a worker; an error drops the peer. */
 nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_frame *frame,
                             int64_t now);
-/* A worker went; what waited for it ends with a sentence. */
+/* A worker left: requests that wait for it end with an error. */
 void nd_server_worker_left(nd_server *server, nd_peer *peer, bool clean);
 void nd_server_store_tick(nd_server *server, int64_t now);
 void nd_server_store_fini(nd_server *server);

@@ -32,8 +32,8 @@ struct nd_store {
     void *lost_context;
 };
 
-/* The store answers at the deadline with who is missing; past this margin it is not there any
- * more. */
+/* At the deadline the store answers which ranks are missing; a store that has not answered after
+ * this margin more is gone. */
 static const int64_t margin_ns = 3000000000;
 
 static nd_status send_request(nd_store *store, int64_t deadline)
@@ -56,7 +56,7 @@ static nd_status next_frame(nd_store *store, int64_t deadline, nd_wire_frame *fr
     }
     ND_TRY(nd_wire_next(&store->answers, frame));
     if (frame->type ==
-        ND_WIRE_NONE) { /* the rest of a long exchange, or a wait that nobody will end */
+        ND_WIRE_NONE) { /* the rest of a long exchange, or a wait that no other rank will end */
         nd_server_drained(store->server, store->self);
         nd_server_tick(store->server, INT64_MAX);
         ND_TRY(nd_wire_next(&store->answers, frame));
@@ -84,7 +84,7 @@ static nd_status receive(nd_store *store, nd_wire_type type, int64_t deadline, n
     return ND_OK;
 }
 
-/* Of a call that begins now. */
+/* The deadline of a call that begins now. */
 static int64_t deadline_of(const nd_store *store)
 {
     return nd_clock_ns() + (int64_t)(store->timeout_seconds * 1e9) + margin_ns;

@@ -6,8 +6,8 @@
  *
  * Blocking calls with deadlines; one thread. The channel is TLS 1.3 with the job's 32-byte key as
  * external PSK. A world of one needs no store: nd_store_open_single gives one that answers locally,
- * so callers have one path. While a call waits, whoever hosts the store prints who is missing every
- * 10 seconds.
+ * so callers have one path. While a call waits, the process that runs the store prints every 10
+ * seconds which ranks are missing.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -21,11 +21,11 @@ typedef struct nd_store nd_store;
  * ND_ERR_CONFIG (wrong key, other version) with a sentence. timeout_seconds also bounds each later
  * call. */
 nd_status nd_store_open(const nd_identity *identity, double timeout_seconds, nd_store **out);
-/* What bounds each call from now on. */
+/* Sets the time limit of each later call. */
 void nd_store_set_timeout(nd_store *store, double timeout_seconds);
 nd_status nd_store_open_single(nd_store **out);
-void nd_store_close(nd_store *store); /* says goodbye; NULL is legal */
-/* The same after a failure of this rank: without a goodbye, and without waiting for anyone. */
+void nd_store_close(nd_store *store); /* sends a goodbye; NULL is legal */
+/* The same after a failure of this rank: sends no goodbye and waits for no other rank. */
 void nd_store_abandon(nd_store *store);
 
 /*
@@ -35,9 +35,9 @@ void nd_store_abandon(nd_store *store);
 typedef void nd_store_lost(void *context, const char *message, bool first);
 
 /*
- * Where a rank hosts the store: from now on a rank that ends without a goodbye is noticed at once,
- * whatever the others are doing. Rank 0 watches all others, which watch rank 0. `lost` may be
- * called several times on rank 0. Does nothing under ndlaunch, which watches its workers itself.
+ * Where rank 0 runs the store: notices at once when a rank ends without a goodbye, whatever the
+ * other ranks are doing. Rank 0 watches every other rank, the others watch rank 0. On rank 0 `lost`
+ * may be called several times. Does nothing under ndlaunch, which watches its workers itself.
  */
 nd_status nd_store_watch(nd_store *store, nd_store_lost *lost, void *context);
 
@@ -46,7 +46,7 @@ nd_status nd_store_set(nd_store *store, const char *key, const void *value, size
 nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *bytes);
 /* Adds to an integer key (0 at first); *out is the sum. */
 nd_status nd_store_add(nd_store *store, const char *key, int64_t delta, int64_t *out);
-/* All ranks of the job; `name` names the place in messages. */
+/* All ranks of the job; `name` names the barrier in messages. */
 nd_status nd_store_barrier(nd_store *store, const char *name);
 /* Allgather over all ranks: send (bytes), recv (world_size x bytes). One message each way per
  * rank. */

@@ -32,16 +32,16 @@ struct nd_store_server {
     nd_server *server;
     nd_server_hooks hooks;
     connection *connections;
-    bool waiting; /* a connection was not accepted for want of room */
+    bool waiting; /* a connection waits because all places for strangers are occupied */
     bool dropping, closing;
-    bool told_full; /* that no file can be opened any more */
+    bool told_full; /* the user knows that no further file can be opened */
     int handles;    /* not yet closed: listener, tick, connections */
     int port;
     char address[ND_ADDRESS_TEXT_MAX];
     char received[64 << 10], plain[CIPHER_BYTES];
 };
 
-/* A connection that is being dropped has this long to take its last bytes. */
+/* A connection that is being dropped may receive its last bytes for this long. */
 static const int64_t linger_ns = 2000000000;
 
 typedef struct outgoing {
@@ -280,8 +280,8 @@ static void on_handle_closed(uv_handle_t *handle)
     release(handle->data);
 }
 
-/* libuv accepts and closes what comes while this process may open no further file, and tells
- * nobody: so we look. */
+/* While this process may open no further file, libuv accepts and closes new connections without an
+ * error: so it is checked here. */
 static void look_for_room(nd_store_server *store)
 {
     int listener;

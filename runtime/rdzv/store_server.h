@@ -20,11 +20,11 @@ typedef struct nd_store_server_options {
     uint8_t key[ND_KEY_BYTES];
     nd_server_options server;
     nd_server_hooks
-        hooks; /* context, notice, joined, left, node_frame; send and drop are the host's */
+        hooks; /* context, notice, joined, left, node_frame; send and drop are set here */
 } nd_store_server_options;
 
-/* Binds once and keeps the socket. ND_ERR_IO naming the port that is in use; ND_ERR_CONFIG for a
- * foreign address. */
+/* Binds once and keeps the socket. ND_ERR_IO names a port that is in use; ND_ERR_CONFIG: the
+ * address is not one of this host. */
 nd_status nd_store_server_open(const nd_store_server_options *options, nd_store_server **out);
 /* Stops listening and closes everything; the loop must run once more until its handles are closed,
  * which frees it. */

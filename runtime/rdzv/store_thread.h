@@ -2,9 +2,8 @@
 #ifndef ND_RDZV_STORE_THREAD_H
 #define ND_RDZV_STORE_THREAD_H
 /*
- * The store inside of a worker: rank 0 of a start without ndlaunch runs store_server.h in a thread
- * of its own. The thread touches nothing but its loop; the caller's thread only starts and stops
- * it.
+ * The store inside a worker: rank 0 of a start without ndlaunch runs store_server.h in a thread of
+ * its own. The thread uses only its loop; the caller's thread only starts and stops it.
  */
 #include <stdint.h>
 

@@ -63,7 +63,7 @@ static int find_key(SSL *ssl, const unsigned char *id, size_t id_bytes, SSL_SESS
     const nd_tls_context *context = SSL_CTX_get_app_data(SSL_get_SSL_CTX(ssl));
     *session = NULL;
     if (id_bytes != sizeof identity - 1 || memcmp(id, identity, id_bytes) != 0) {
-        return 1; /* unknown: the handshake ends for want of a certificate */
+        return 1; /* unknown: the handshake ends because there is no certificate */
     }
     *session = session_of_key(ssl, context->key);
     return *session != NULL;

@@ -8,7 +8,8 @@
 
 #define ND_UV(call) nd_uv_check((call), #call)
 
-/* ND_OK from 0 up; else ND_ERR_INTERNAL with libuv's reason and the call's text. */
+/* ND_OK for codes from 0 up. Otherwise ND_ERR_RESOURCE (no memory) or ND_ERR_INTERNAL, with libuv's
+ * reason and the call. */
 static inline nd_status nd_uv_check(int code, const char *call)
 {
     return code >= 0 ? ND_OK

@@ -125,7 +125,7 @@ Test(device, a_fault_of_the_machine_says_what_to_do)
     cr_expect_null(strstr(message, "matmul"), "%s", message);
     cr_expect_eq(nd_cuda_failed(device, cudaErrorMemoryAllocation, "cudaGraphInstantiate"),
                  ND_ERR_RESOURCE);
-    cr_expect(strstr(message, "of 64.00 GiB are free; device memory beside the plan is used up"),
+    cr_expect(strstr(message, "of 64.00 GiB are free; device memory outside the plan is used up"),
               "%s", message);
     cr_expect_eq(nd_cuda_failed(NULL, cudaErrorSystemNotReady, "cudaGetDeviceCount"),
                  ND_ERR_CONFIG);

@@ -343,7 +343,7 @@ Test(nccl, memory_that_it_does_not_find_is_said)
         const char *message = ranks.results[r].message;
         cr_expect_eq(ranks.results[r].status, ND_ERR_RESOURCE, "%s", message);
         cr_expect(strstr(message, "all_reduce of tp") && strstr(message, "'out of memory'") &&
-                      strstr(message, "beside the plan"),
+                      strstr(message, "outside the plan"),
                   "%s", message);
     }
 }

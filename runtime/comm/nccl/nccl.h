@@ -13,17 +13,17 @@
  * NCCL is non-blocking: every call that may take long is polled with the transport's deadline.
  *
  * Each communicator has a ring of its pending operations, with an event before and one after each
- * (nccl_ring.c). The deadline is of one operation that has begun and not ended, and starts anew
+ * (nccl_ring.c). The deadline counts for an operation that has begun and not ended; it restarts
  * whenever an operation of any communicator ends. nccl_look (nccl_watch.c) compares that with the
  * clock, asks every communicator for asynchronous errors, and looks at the processes of this host's
  * peers. The driving thread calls it while it waits; a thread of its own (nccl_thread.c) calls it
- * all the time, and ends the process where the driving one does not come back to look: that one
- * then is inside of CUDA, whose queues are full, or of NCCL. A fault is noted where the launcher
- * finds it, then all communicators are aborted, which must return within seconds.
+ * all the time, and ends the process when the driving thread no longer looks, because it is inside
+ * CUDA, whose queues are full, or inside NCCL. A fault is first written where the launcher finds
+ * it; then all communicators are aborted, which must return within seconds.
  *
  * Two locks. `calls` is held during calls of NCCL, which allows one thread at a time. `ring` is
- * held to read and write the rings and what is seen of peers, never across a call that may wait.
- * Who takes both takes `ring` first; the watching thread only tries `calls`.
+ * held to read and write the rings and the state of peers, never across a call that may wait. A
+ * thread that needs both locks `ring` first; the watching thread only tries `calls`.
  */
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -79,7 +79,7 @@ typedef struct nccl_ring {
     int64_t begun_ns;   /* when the oldest was first seen running; 0: it was not */
 } nccl_ring;
 
-/* Of one group. */
+/* The state of one group. */
 typedef struct nccl_comm {
     nd_comm *comm;
     ncclComm_t native;
@@ -147,8 +147,9 @@ extern const nd_comm_backend nd_nccl_backend;
 /* nccl_groups.c */
 nd_status nccl_create(nd_transport *transport, nd_comm *comm);
 void nccl_destroy(nd_comm *comm);
-/* Around a call that makes or ends a communicator: takes `calls`. It should return at once; the
- * process ends where it does not within the deadline and ten seconds. */
+/* Before and after a call that creates or ends a communicator; holds `calls` meanwhile. Such a call
+ * should return at once: the process ends when it does not return within the deadline and ten
+ * seconds. */
 int nccl_call_begin(nd_transport *transport, const char *what);
 void nccl_call_end(nccl_state *state, int call);
 void nccl_abandon(nd_transport *transport);
@@ -168,8 +169,8 @@ typedef struct nccl_pending {
     int64_t begun_ns; /* 0: it has not begun */
 } nccl_pending;
 
-/* Takes what has ended out of the rings, and finds the operation that runs longest, or else one
- * that is pending. Under `ring`. */
+/* Removes the operations that have ended from the rings, and finds the one that has run longest, or
+ * otherwise one that is pending. Under `ring`. */
 void nccl_ring_advance(nccl_state *state, nccl_pending *oldest);
 
 /* nccl_watch.c. Those that return a fault have remembered it and aborted every communicator. */
@@ -184,8 +185,8 @@ nd_status nccl_again(nccl_state *state);  /* the remembered fault */
 void nccl_group_close(nccl_state *state); /* a group that a failure left open; else nothing */
 /* Takes the thread's error record for the fault; returns it. */
 nd_status nccl_give_up(nd_transport *transport);
-/* Only looks: any thread. `asked` is false where another thread was inside of NCCL, which then
- * could not be asked for errors: ND_OK says nothing of those. */
+/* Only looks: any thread. `asked` is false when another thread was inside NCCL, so that NCCL could
+ * not be asked for errors: ND_OK then does not mean that there are none. */
 nd_status nccl_look(nd_transport *transport, bool *asked);
 
 /* nccl_report.c: sentences, under `ring`. */

@@ -8,7 +8,9 @@
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
 
-enum { MORE_SECONDS = 10 }; /* who only waits says more of it */
+enum {
+    MORE_SECONDS = 10
+}; /* more than the deadline: a thread that waits reports the fault better */
 
 int nccl_call_begin(nd_transport *transport, const char *what)
 {
@@ -37,14 +39,14 @@ static nd_status open_group(nd_transport *transport, nccl_comm *nc)
     ncclResult_t result =
         state->library.split(state->world, comm->ranks[0], comm->index, &nc->native, &config);
     nccl_call_end(state, call);
-    /* It says success before a thread of NCCL's has made the child: the parent is in progress until
-     * then, and the child until it is connected. */
+    /* ncclCommSplit returns success before a thread of NCCL has created the child: the parent is in
+     * progress until then, and the child until it is connected. */
     result = result == ncclSuccess ? ncclInProgress : result;
     ND_TRY(nccl_settle(transport, nc, state->world, result, "the communicator"));
     return nccl_settle(transport, nc, nc->native, ncclInProgress, "the communicator");
 }
 
-/* All members come here, where nothing has failed; each waits for the others. */
+/* Every member calls this unless something failed; each waits for the others. */
 static nd_status end_native(nd_transport *transport, const nccl_comm *nc, ncclComm_t *native)
 {
     nccl_state *state = nccl_state_of(transport);
@@ -59,7 +61,8 @@ static nd_status end_native(nd_transport *transport, const nccl_comm *nc, ncclCo
     return ND_OK;
 }
 
-/* Under both locks: the watching thread goes through the list. What is in it is complete. */
+/* Under both locks, because the watching thread reads the list. Every communicator in it is
+ * complete. */
 static void link_comm(nccl_state *state, nccl_comm *nc, bool in)
 {
     nccl_comm **at = &state->comms;
@@ -94,7 +97,7 @@ void nccl_destroy(nd_comm *comm)
     if (!state->failed &&
         (nd_stream_sync(&nc->stream) != ND_OK || end_native(transport, nc, &nc->native) != ND_OK)) {
         nccl_give_up(transport);
-        nd_log_warning("%s", state->message); /* nobody else does: the run itself is done */
+        nd_log_warning("%s", state->message); /* no caller reports it: the run itself is complete */
     }
     link_comm(state, nc, false);
     free_comm(state, nc);
@@ -123,7 +126,7 @@ nd_status nccl_create(nd_transport *transport, nd_comm *comm)
     return ND_OK;
 }
 
-/* Leaves the record alone: since the fault it may have got context. */
+/* Does not touch the error record: callers may have added context since the fault. */
 void nccl_abandon(nd_transport *transport)
 {
     if (!nccl_state_of(transport)->failed) {

@@ -14,13 +14,13 @@
 #include "runtime/device/cuda_library.h"
 
 /*
- * 2.26.2, as version() counts. Before it, who goes on with another communicator once a non-blocking
- * call of one has ended finds the state of that call, and crashes (NVIDIA/nccl, issue 1605), and an
- * abort may not return.
+ * Version 2.26.2 in the encoding of version(). In older versions, a thread that uses another
+ * communicator after a non-blocking call on one has ended finds the state of that call and crashes
+ * (NVIDIA/nccl, issue 1605), and an abort may not return.
  */
 enum { OLDEST = 22602 };
 
-/* "2.14.3" of 21403; until 2.8 the minor version had one digit. */
+/* 21403 becomes "2.14.3"; before version 2.8 the minor version had one digit. */
 static void format_version(int version, char *text, size_t size)
 {
     int major = version < 10000 ? 1000 : 10000;
@@ -67,7 +67,7 @@ static nd_status open_library(nccl_library *out)
     return ND_OK;
 }
 
-/* What every rank tells the others before NCCL exists. */
+/* What each rank sends to all others before NCCL is initialised. */
 typedef struct card {
     ncclUniqueId id; /* rank 0's counts */
     uint64_t host;
@@ -97,7 +97,7 @@ static nd_status exchange_cards(nccl_state *state, const nd_nccl_options *option
         if (all[r].host == mine.host && all[r].pid != mine.pid) {
             state->peers[r].pid = all[r].pid;
             state->peers[r].pidfd = (int)syscall(SYS_pidfd_open, all[r].pid, 0);
-            bool gone = state->peers[r].pidfd < 0 && errno == ESRCH; /* else an older kernel */
+            bool gone = state->peers[r].pidfd < 0 && errno == ESRCH; /* otherwise an older kernel */
             state->peers[r].gone_ns = gone ? nd_clock_ns() : 0;
         }
     }

@@ -29,7 +29,7 @@ static ncclRedOp_t reduction_of(nd_redop op)
     return op == ND_REDOP_MAX ? ncclMax : ncclSum;
 }
 
-/* What puts an operation behind what it needs. */
+/* Makes the operation wait for the work that it depends on. */
 static nd_status order(nccl_comm *nc, const nd_stream *stream, const nd_event *done,
                        cudaStream_t *out)
 {
@@ -61,7 +61,8 @@ static nd_status claim_entry(nd_transport *transport, nccl_comm *nc, nccl_entry 
     return ND_OK;
 }
 
-/* Where an operation runs. The calls of NCCL come next, and end() after them. */
+/* Begins an operation: *out is the stream that it runs on. The calls of NCCL follow, and then
+ * end(). */
 static nd_status begin(nd_comm *comm, nd_stream *stream, nd_comm_op op, const nd_comm_args *args,
                        const nd_event *done, cudaStream_t *out)
 {
@@ -74,7 +75,7 @@ static nd_status begin(nd_comm *comm, nd_stream *stream, nd_comm_op op, const nd
         ND_TRY(claim_entry(comm->transport, nc, &nc->entry));
     }
     nc->entry->kind = comm->kind;
-    nc->entry->op = op; /* of a group: the last */
+    nc->entry->op = op; /* in a group: the last operation */
     nc->entry->sequence = comm->sequence;
     nc->entry->count = args->count;
     nc->entry->dtype = args->dtype;
@@ -89,7 +90,7 @@ static nd_status begin(nd_comm *comm, nd_stream *stream, nd_comm_op op, const nd
     return ND_OK;
 }
 
-/* The first error of several calls is theirs. */
+/* Keeps the first error of several calls. */
 static void keep_first(ncclResult_t *kept, ncclResult_t result)
 {
     bool fine = *kept == ncclSuccess || *kept == ncclInProgress;
@@ -104,7 +105,7 @@ static void give_event(const nccl_comm *nc, nd_event *done)
     done->native = nc->entry->end;
 }
 
-/* What was enqueued on that stream is the communicator's latest. */
+/* Records the end of what was enqueued on that stream as the communicator's latest operation. */
 static nd_status record_end(nccl_comm *nc, cudaStream_t where)
 {
     nccl_state *state = nccl_state_of(nc->comm->transport);
@@ -135,7 +136,7 @@ static nd_status end(nd_comm *comm, ncclResult_t result, const char *call, cudaS
     return ND_OK;
 }
 
-/* The kernels of a group are enqueued at its end, and so is its event. */
+/* NCCL enqueues the kernels of a group at its end, so its event is recorded there. */
 static nd_status nccl_group_begin(nd_comm *comm)
 {
     nccl_state *state = nccl_state_of(comm->transport);

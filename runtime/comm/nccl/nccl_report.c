@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is said of an operation that does not end, and of the ranks that it waits for. */
+/* Sentences about an operation that does not end and about the ranks that it waits for. */
 #include <poll.h>
 #include <stdio.h>
 
@@ -41,7 +41,7 @@ bool nccl_peer_gone(nccl_peer *peer, int64_t now)
 
 typedef enum peer_is { IN_IT_TOO, ABSENT, NOT_RUNNING } peer_is;
 
-/* A rank that waits in the same operation is not the one that is missing. */
+/* A rank that waits in the same operation is not missing. */
 static peer_is look_at(const nd_transport *transport, const nccl_entry *entry, int rank)
 {
     nccl_peer *peer = &nccl_state_of(transport)->peers[rank];

@@ -27,8 +27,8 @@ void nccl_ring_fini(nccl_ring *ring)
     }
 }
 
-/* What has ended leaves the ring. An error of the device counts as pending: the driving thread's
- * next call has it too, and a better sentence. */
+/* Removes the operations that have ended. An error of the device counts as pending: the next call
+ * of the driving thread reports it with a better sentence. */
 static void drop_ended(nccl_state *state, nccl_ring *ring)
 {
     int64_t before = ring->tail;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The thread that looks when the driving one does not: that one may be inside of CUDA, which lets
- * no more be enqueued while a collective does not end, or of NCCL.
+ * The thread that looks for faults while the driving thread does not: that thread may be inside
+ * NCCL, or inside CUDA, which accepts no more work while a collective does not end.
  *
- * Of CUDA it calls cudaSetDevice and cudaEventQuery, which any thread may. Should the driver make
- * the query wait for what the driving thread is in, a limit on the look ends the process.
+ * It calls cudaSetDevice and cudaEventQuery, which any thread may call. If the driver makes the
+ * query wait for the driving thread, a limit on the call ends the process.
  */
 #include <time.h>
 #include <unistd.h>
@@ -14,7 +14,8 @@
 #include "runtime/comm/nccl/nccl.h"
 
 static const double INTERVAL_SECONDS = 0.1;
-static const int64_t ABSENT_NS = 2000000000; /* the driving thread, before it is taken as stuck */
+static const int64_t ABSENT_NS =
+    2000000000; /* without a look of the driving thread: it counts as stuck */
 
 static _Noreturn void end_process(nccl_state *state, nd_status status, double seconds)
 {
@@ -71,7 +72,7 @@ static void *watch(void *argument)
         int64_t now = nd_clock_ns(), attended = atomic_load(&state->attended_ns);
         if (status != ND_OK) {
             noticed = noticed ? noticed : now;
-            fault = status; /* its sentence stays in the record of this thread */
+            fault = status; /* its sentence stays in the error record of this thread */
         } else if (asked) {
             noticed = 0;
         }

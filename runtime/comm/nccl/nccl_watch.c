@@ -11,10 +11,10 @@
 
 enum { WATCH_NS = 20000000, OTHER_THREADS_END_SECONDS = 60 };
 
-/* For what the GPU computes with no operation running. */
+/* The limit for work of the GPU while no operation runs. */
 static const double COMPUTE_SECONDS = 3600;
 
-/* Within which all ranks of a job end together. */
+/* All ranks of a job that ends in good order end within this time. */
 static const int64_t COMMON_END_NS = 300000000;
 
 nd_status nccl_again(nccl_state *state)
@@ -43,9 +43,10 @@ static void *abort_one(void *argument)
     return NULL;
 }
 
-/* Each in a thread: an abort frees memory, which may wait for a kernel of another communicator that
- * is not told yet to end. In a group it would not: the end of a group of non-blocking communicators
- * may return before them, and leaves nothing to ask. */
+/* Each abort runs in a thread of its own: it frees memory, which may wait for a kernel of another
+ * communicator that is not aborted yet. A group call does not help: the end of a group of
+ * non-blocking communicators may return before the aborts do, and then nothing can be asked for
+ * their state. */
 static void abort_groups(nccl_state *state)
 {
     for (nccl_comm *nc = state->comms; nc; nc = nc->next) {
@@ -63,8 +64,7 @@ static void abort_groups(nccl_state *state)
     }
 }
 
-/* Ends the kernels that wait for a peer. The process does not outlast a call that does not
- * return. */
+/* Ends the kernels that wait for a peer. A limit ends the process when an abort does not return. */
 static void abort_all(nccl_state *state)
 {
     int call = nd_call_limit_begin(state->limit, "ncclCommAbort", NCCL_ABORT_SECONDS,
@@ -119,9 +119,10 @@ static nd_status fail(const nd_transport *transport, ncclComm_t native, const ch
     return nd_fail(status, "rank %d: NCCL error %d (%s) from %s, %s%s%.300s%s%s", transport->rank,
                    (int)result, state->library.error_string(result), call, where,
                    more && more[0] ? ": " : "", more ? more : "",
-                   memory ? "; it finds no memory beside the plan: use recompute, a smaller micro "
-                            "batch, a shorter sequence or more shards"
-                          : "",
+                   memory
+                       ? "; NCCL found no memory outside the plan: use recompute, a smaller micro "
+                         "batch, a shorter sequence or more shards"
+                       : "",
                    peers);
 }
 
@@ -149,8 +150,8 @@ typedef struct waiting {
     int64_t from_ns; /* 0: it has not begun */
 } waiting;
 
-/* NCCL may be asked by one thread at a time; where the other is in it, `asked` says so and it is
- * asked again later. */
+/* Only one thread at a time may call NCCL. When the other thread is inside NCCL, `asked` is false
+ * and a later look asks again. */
 static nd_status check_errors(const nd_transport *transport, const waiting *w, bool *asked)
 {
     nccl_state *state = nccl_state_of(transport);
@@ -180,7 +181,8 @@ static bool waits_for_peers(const waiting *w)
     return w->pending && !w->ends;
 }
 
-/* At every look, also where nothing is waited for: else nothing tells later who ended first. */
+/* At every look, also when this rank waits for nothing: otherwise the order in which peers ended
+ * would be unknown later. */
 static void see_peers(const nd_transport *transport, const waiting *w)
 {
     nccl_state *state = nccl_state_of(transport);
@@ -193,7 +195,7 @@ static void see_peers(const nd_transport *transport, const waiting *w)
     }
 }
 
-/* Who ended later may have ended for it. */
+/* A peer that ended later may have ended because of the first. */
 static bool goes_before(const nccl_state *state, const nd_comm *comm, int rank, int other)
 {
     int64_t one = state->peers[rank].gone_ns, two = state->peers[other].gone_ns;
@@ -238,8 +240,8 @@ static nd_status check_deadline(const nd_transport *transport, const waiting *w,
     return ND_OK;
 }
 
-/* Where the launcher, and ranks that wait for this one, see it: the operation that runs, or else
- * what NCCL is polled for, or the operation that ended last. Nothing else writes there. Under
+/* Shows the launcher, and ranks that wait for this one, the operation that runs, otherwise what
+ * NCCL is polled for, otherwise the operation that ended last. No other code writes the slot. Under
  * `ring`. */
 static void show(const nccl_state *state, nd_progress_slot *slot, const nccl_pending *oldest)
 {
@@ -255,7 +257,7 @@ static void show(const nccl_state *state, nd_progress_slot *slot, const nccl_pen
     atomic_store_explicit(&slot->since_ns, since, memory_order_relaxed);
 }
 
-/* Of an operation, or of a call that is being settled. */
+/* Looks for faults of a pending operation, or of a call that is being settled. */
 static nd_status look(nd_transport *transport, const waiting *settling, double host_seconds,
                       bool *asked)
 {
@@ -313,7 +315,7 @@ nd_status nccl_watch(void *context, double seconds)
     return attend(context, NULL, seconds);
 }
 
-/* A split is one of all ranks, of which its world is asked. */
+/* A split is a call of all ranks, so the world is asked for its state. */
 static nd_status settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t native,
                         ncclResult_t first, const char *what, bool ends)
 {

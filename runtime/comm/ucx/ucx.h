@@ -13,7 +13,7 @@
 
 #include "runtime/comm/host.h"
 
-/* What a rank says of itself besides its UCX address. */
+/* What a rank publishes about itself besides its UCX address. */
 typedef struct ucx_card {
     uint64_t host; /* hash of boot id and pid namespace: equal where pids mean the same */
     int32_t pid;

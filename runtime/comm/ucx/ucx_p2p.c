@@ -237,8 +237,8 @@ static bool ucx_peek(nd_transport *transport, nd_tag wanted, nd_tag mask, nd_tag
     return true;
 }
 
-/* A message of an operation that this rank never entered: the others work on, so it goes without
- * ceremony. */
+/* A message of an operation that this rank never entered has arrived: the other ranks still work,
+ * so this rank ends without waiting for them. */
 static bool is_wanted_elsewhere(nd_transport *transport)
 {
     const nd_tag farewell_bit = UINT64_C(128) << ND_TAG_COMM_AT; /* no communicator has it */
@@ -264,8 +264,8 @@ static bool meet(nd_transport *transport, int to, int from, uint64_t step, doubl
                                            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
                                        .cb.send = on_sent,
                                        .user_data = send};
-    /* Synchronous: complete when the other side has it, so nothing is on its way when this rank
-     * goes. */
+    /* Synchronous: complete when the other side has it, so no message is in flight when this rank
+     * ends. */
     keep(send, ucp_tag_send_sync_nbx(state->peers[to].endpoint, NULL, 0, send->tag, &param), true);
     ucx_recv(transport, recv);
     bool met = false;

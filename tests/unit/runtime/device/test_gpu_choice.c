@@ -41,7 +41,7 @@ Test(gpu_choice, too_few_are_refused_with_the_numbers)
     const nd_gpu_request launched = {"all", 1, 0, 4, true}, tasks = {"all", 2, 1, 4, false};
     const nd_gpu_request listed = {"0,1", 8, 2, 3, true}, beyond = {"0,4", 4, 1, 2, true};
     assert_fails(nd_gpu_choose(&launched, &ordinal), ND_ERR_CONFIG,
-                 "4 workers of this host want a GPU each, but 1 is visible");
+                 "4 workers of this host need a GPU each, but 1 is visible");
     assert_fails(nd_gpu_choose(&tasks, &ordinal), ND_ERR_CONFIG, "but 2 are visible");
     assert_fails(nd_gpu_choose(&listed, &ordinal), ND_ERR_CONFIG, "names 2 GPUs");
     assert_fails(nd_gpu_choose(&beyond, &ordinal), ND_ERR_CONFIG, "gives GPU 4 to local rank 1");
