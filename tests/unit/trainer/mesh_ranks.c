@@ -156,3 +156,34 @@ void mesh_shards_close(mesh_shards *s)
     nd_layout_destroy(s->layout);
     nd_memplan_fini(&s->plan);
 }
+
+static nd_status start_model(nd_model *model, uint64_t seed, nd_memplan *plan)
+{
+    nd_fsdp *fsdp = &model->fsdp;
+    ND_TRY(nd_memplan_commit(plan, model->rank->device));
+    ND_TRY(nd_model_start(model));
+    ND_TRY(mesh_fill(model->layout, seed, fsdp->master));
+    return nd_scales_refresh(&model->scales, fsdp->master, fsdp->version);
+}
+
+nd_status mesh_model_open(nd_rank *rank, uint64_t seed, nd_memplan *plan, nd_model **out)
+{
+    nd_model *model = NULL;
+    nd_memplan_init(plan);
+    nd_status status = nd_model_create(rank, plan, &model);
+    if (status == ND_OK) {
+        status = start_model(model, seed, plan);
+    }
+    if (status != ND_OK) {
+        mesh_model_close(plan, model);
+        return status;
+    }
+    *out = model;
+    return ND_OK;
+}
+
+void mesh_model_close(nd_memplan *plan, nd_model *model)
+{
+    nd_model_destroy(model);
+    nd_memplan_fini(plan);
+}

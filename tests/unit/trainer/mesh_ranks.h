@@ -9,6 +9,7 @@
  * ranks themselves add or round.
  */
 #include "tests/support/ranks.h"
+#include "trainer/model/model.h"
 #include "trainer/parallel/gradsync.h"
 #include "trainer/rank.h"
 
@@ -52,5 +53,10 @@ typedef struct mesh_shards {
 
 nd_status mesh_shards_open(mesh_shards *shards, nd_rank *rank);
 void mesh_shards_close(mesh_shards *shards);
+
+/* The model of one rank, with its memory in `plan` and mesh_fill's weights. On an error both are
+ * gone. */
+nd_status mesh_model_open(nd_rank *rank, uint64_t seed, nd_memplan *plan, nd_model **out);
+void mesh_model_close(nd_memplan *plan, nd_model *model);
 
 #endif

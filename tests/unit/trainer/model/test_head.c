@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Embedding, head and loss with the vocabulary split over tp, against the plain formulas in F64 of
+ * the whole vocabulary.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/unit/trainer/mesh_ranks.h"
+#include "trainer/model/model.h"
+
+enum { T = 32, C = 32, MOST_V = 97, MOST_DP = 2, MICROS = 2, WEIGHTS = 1, NOT_COUNTED = -100 };
+
+typedef enum label_kind { SOME_IGNORED = 0, FIRST_ROWS, NONE_ON_RANK_1 } label_kind;
+
+typedef struct head_case {
+    const char *name;
+    nd_mesh mesh;
+    int64_t vocab, head_rows; /* 0: one chunk */
+    label_kind labels;
+    bool tied;
+} head_case;
+
+/* Results of the whole batch, one micro-batch of each data rank. */
+typedef struct head_world {
+    const head_case *of;
+    int64_t counted;
+    int32_t ids[MOST_DP][T], labels[MOST_DP][T];
+    double loss[MOST_DP];
+    double dh[MOST_DP][T][C], dh_size[MOST_DP][T][C];  /* and the sums of the sizes of the terms */
+    double dx[MOST_DP][T][C];                          /* behind the final norm's backward */
+    double dw[MOST_V][C], dtable[MOST_V][C], dnorm[C]; /* of head, lookup, norm */
+    float found_head[MOST_V][C], found_table[MOST_V][C]; /* by the ranks that hold them */
+    float found_norm[4][C];                              /* of each tp rank */
+} head_world;
+
+/* With eps 0 the final norm multiplies this residual stream by its weight alone. */
+static double stream_value(int dp, int64_t token, int64_t column)
+{
+    return mesh_value(40, (dp * T + token) * C + column) < 0.0f ? -1.0 : 1.0;
+}
+
+static int32_t label_of(const head_case *c, int dp, int64_t token)
+{
+    int32_t label = (int32_t)((token * 37 + dp * 11 + 3) % c->vocab);
+    switch (c->labels) {
+    case SOME_IGNORED:
+        break;
+    case FIRST_ROWS: /* of tp 4 the first rank has them all */
+        return label % (int32_t)((c->vocab + 3) / 4);
+    case NONE_ON_RANK_1:
+        return dp == 1 ? NOT_COUNTED : label;
+    }
+    return token % 5 == 2 ? NOT_COUNTED : label;
+}
+
+typedef struct head_weights {
+    double w[MOST_V][C], norm[C];
+} head_weights;
+
+static void read_weights(const nd_layout *whole, head_weights *out)
+{
+    const nd_param *w = nd_layout_param(whole, ND_PARAM_HEAD, -1);
+    const nd_param *norm = nd_layout_param(whole, ND_PARAM_NORM_F, -1);
+    for (int64_t i = 0; i < w->rows * C; i++) {
+        out->w[i / C][i % C] = (double)mesh_param_value(WEIGHTS, w, i);
+    }
+    for (int64_t k = 0; k < C; k++) {
+        out->norm[k] = (double)mesh_param_value(WEIGHTS, norm, k);
+    }
+}
+
+/* Cross entropy of one token; dlogits (V) are divided by the counted labels. */
+static double loss_of(const head_world *world, const head_weights *weights, int dp, int64_t t,
+                      double dlogits[MOST_V])
+{
+    const int64_t V = world->of->vocab;
+    int32_t label = world->labels[dp][t];
+    double total = 0.0, target = 0.0;
+    memset(dlogits, 0, MOST_V * sizeof *dlogits);
+    for (int64_t v = 0; v < V && label != NOT_COUNTED; v++) {
+        double logit = 0.0;
+        for (int64_t k = 0; k < C; k++) {
+            logit += stream_value(dp, t, k) * weights->norm[k] * weights->w[v][k];
+        }
+        target = v == label ? logit : target;
+        dlogits[v] = exp(logit);
+        total += dlogits[v];
+    }
+    for (int64_t v = 0; v < V && label != NOT_COUNTED; v++) {
+        dlogits[v] = (dlogits[v] / total - (v == label ? 1.0 : 0.0)) / (double)world->counted;
+    }
+    return label == NOT_COUNTED ? 0.0 : log(total) - target;
+}
+
+static void token_gradients(head_world *world, const head_weights *weights, int dp, int64_t t,
+                            const double dlogits[MOST_V])
+{
+    double mean = 0.0;
+    for (int64_t k = 0; k < C; k++) {
+        double dh = 0.0, x = stream_value(dp, t, k);
+        for (int64_t v = 0; v < world->of->vocab; v++) {
+            dh += dlogits[v] * weights->w[v][k];
+            world->dh_size[dp][t][k] += fabs(dlogits[v] * weights->w[v][k]);
+            world->dw[v][k] += MICROS * dlogits[v] * x * weights->norm[k];
+        }
+        world->dh[dp][t][k] = dh;
+        world->dnorm[k] += MICROS * dh * x;
+        mean += dh * weights->norm[k] * x / C;
+    }
+    for (int64_t k = 0; k < C; k++) {
+        double dx = world->dh[dp][t][k] * weights->norm[k] - stream_value(dp, t, k) * mean;
+        world->dx[dp][t][k] = dx;
+        world->dtable[world->ids[dp][t]][k] += MICROS * dx;
+    }
+}
+
+static void make_world(head_world *world, const nd_layout *whole)
+{
+    head_weights *weights = calloc(1, sizeof *weights);
+    double dlogits[MOST_V];
+    int dps = world->of->mesh.size[ND_AXIS_DP_SHARD];
+    read_weights(whole, weights);
+    for (int i = 0; i < dps * T; i++) {
+        world->ids[i / T][i % T] = (int32_t)((i * 13 + 5) % world->of->vocab);
+        world->labels[i / T][i % T] = label_of(world->of, i / T, i % T);
+        world->counted += world->labels[i / T][i % T] != NOT_COUNTED;
+    }
+    for (int i = 0; i < dps * T; i++) {
+        world->loss[i / T] += loss_of(world, weights, i / T, i % T, dlogits);
+        token_gradients(world, weights, i / T, i % T, dlogits);
+    }
+    free(weights);
+}
+
+/* One rank. */
+
+typedef struct head_test {
+    head_world *world;
+    nd_model *model;
+    nd_activation_set *set;
+    int dp, tp;
+} head_test;
+
+static float *row(nd_tensor t, int64_t i)
+{
+    return (float *)t.data + i * t.stride[0];
+}
+
+/* Each rank's tokens of the residual stream; the last block's output is half of it. */
+static nd_residual residual(const head_test *test)
+{
+    nd_model *m = test->model;
+    nd_residual in = {.x = nd_set_block(test->set, 0)->x_mid, .delta = m->branch};
+    for (int64_t i = 0; i < m->dims.Tl; i++) {
+        for (int64_t k = 0; k < C; k++) {
+            float value = (float)stream_value(test->dp, m->dims.Tl * test->tp + i, k);
+            row(in.x, i)[k] = 0.5f * value;
+            row(in.delta, i)[k] = 0.5f * value;
+        }
+    }
+    return in;
+}
+
+/* F32 rounds probabilities and sums by a few 2^-24, each at most a token's share of the loss. */
+static bool near(double found, double expected, double size)
+{
+    return fabs(found - expected) <= 0x1p-20 * size;
+}
+
+static nd_status check_rows(const head_test *test, const char *what, nd_tensor found,
+                            double (*expected)[C])
+{
+    const head_world *world = test->world;
+    double share = 1.0 / (double)world->counted;
+    for (int64_t i = 0; i < test->model->dims.Tl; i++) {
+        int64_t t = test->model->dims.Tl * test->tp + i;
+        for (int64_t k = 0; k < C; k++) {
+            double size = world->dh_size[test->dp][t][k] + share;
+            ND_CHECK(near((double)row(found, i)[k], expected[t][k], size),
+                     "%s (%lld, %lld) is %.9g, not %.9g", what, (long long)t, (long long)k,
+                     (double)row(found, i)[k], expected[t][k]);
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status check_embedded(const head_test *test, nd_tensor x)
+{
+    const nd_model *m = test->model;
+    const nd_param *table = nd_layout_param(m->layout, ND_PARAM_EMBED, -1);
+    for (int64_t i = 0; i < m->dims.Tl * C; i++) {
+        int64_t t = m->dims.Tl * test->tp + i / C;
+        float expected =
+            mesh_param_value(WEIGHTS, table, test->world->ids[test->dp][t] * C + i % C);
+        ND_CHECK(row(x, i / C)[i % C] == expected, "embedding of token %lld is %g, not %g",
+                 (long long)t, (double)row(x, i / C)[i % C], (double)expected);
+    }
+    return ND_OK;
+}
+
+/* Rows that pad the vocabulary are in the gradient norm, so they must be 0. */
+static nd_status check_padding(const head_test *test)
+{
+    const nd_model *m = test->model;
+    nd_tensor dw = nd_fsdp_grad(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1);
+    for (int64_t i = m->dims.vocab_valid * C; i < m->dims.V * C; i++) {
+        ND_CHECK(row(dw, i / C)[i % C] == 0.0f, "row %lld pads the vocabulary, its gradient is %g",
+                 (long long)(i / C), (double)row(dw, i / C)[i % C]);
+    }
+    return ND_OK;
+}
+
+static nd_status check_loss(const head_test *test, double times)
+{
+    double found = test->model->numbers->loss_sum;
+    double expected = times * test->world->loss[test->dp];
+    ND_CHECK(near(found, expected, times * T), "the loss is %.9g, not %.9g", found, expected);
+    return ND_OK;
+}
+
+static nd_status micro_batch(head_test *test, int micro)
+{
+    nd_model *m = test->model;
+    head_world *world = test->world;
+    const nd_unit *block = nd_layout_unit(m->layout, ND_UNIT_BLOCK, 0);
+    nd_residual embedded;
+    m->numbers->loss_sum = 0.0;
+    m->numbers->tokens = world->counted;
+    ND_TRY(nd_embed_forward(m, test->set, &embedded));
+    ND_TRY(check_embedded(test, embedded.x));
+    ND_TRY(nd_fsdp_acquire(&m->fsdp, block)); /* the embedding has prefetched it */
+    nd_fsdp_release(&m->fsdp, block);
+    nd_residual in = residual(test);
+    ND_TRY(nd_head_forward(m, test->set, ND_PASS_TRAIN, in));
+    ND_TRY(check_loss(test, 1.0));
+    ND_TRY(check_padding(test));
+    ND_TRY(
+        check_rows(test, "gradient of the normed stream", test->set->head.dh, world->dh[test->dp]));
+    ND_TRY(nd_head_forward(m, test->set, ND_PASS_EVAL, in)); /* adds its loss, writes no gradient */
+    ND_TRY(check_loss(test, 2.0));
+    ND_TRY(nd_head_backward(m, test->set));
+    ND_TRY(check_rows(test, "gradient of the stream", m->dx, world->dx[test->dp]));
+    ND_TRY(nd_embed_backward(m, test->set));
+    return nd_fsdp_grad_finish(&m->fsdp);
+}
+
+/* Spans of different ranks do not overlap, except those of the norm, which has a row for each tp
+ * rank. */
+static nd_status collect(void *context, const nd_span *span)
+{
+    head_test *test = context;
+    head_world *world = test->world;
+    const nd_param *p = span->param;
+    for (int64_t i = 0; i < span->rows * span->cols; i++) {
+        int64_t e = nd_span_global(span, i);
+        float value = test->model->fsdp.grad[span->begin + i];
+        if (p->id == ND_PARAM_NORM_F) {
+            world->found_norm[test->tp][e] = value;
+        } else if (p->id == ND_PARAM_HEAD) {
+            world->found_head[e / C][e % C] = value;
+        } else if (p->id == ND_PARAM_EMBED) {
+            world->found_table[e / C][e % C] = value;
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status run_rank(head_test *test)
+{
+    nd_model *m = test->model;
+    const head_case *c = test->world->of;
+    int32_t positions[T];
+    for (int i = 0; i < T; i++) {
+        positions[i] = i;
+    }
+    /* Buffers were planned for one chunk; the labels are ordered by the rows of a chunk. */
+    m->dims.head_rows = c->head_rows ? c->head_rows : m->dims.head_rows;
+    ND_CHECK(m->dims.head_rows == (c->head_rows ? c->head_rows : m->dims.Tl), "more chunks than 1");
+    test->set = nd_model_take_set(m);
+    ND_TRY(nd_model_load_batch(m, test->set, test->world->ids[test->dp],
+                               test->world->labels[test->dp], positions));
+    nd_fsdp_begin_step(&m->fsdp);
+    for (int micro = 0; micro < MICROS; micro++) {
+        ND_TRY(micro_batch(test, micro));
+    }
+    return mesh_each_span(m->layout, collect, test);
+}
+
+static nd_status body(nd_rank *rank, void *context)
+{
+    head_test test = {
+        .world = context, .dp = rank->coord.at[ND_AXIS_DP_SHARD], .tp = rank->coord.at[ND_AXIS_TP]};
+    nd_memplan plan;
+    ND_TRY(mesh_model_open(rank, WEIGHTS, &plan, &test.model));
+    nd_status status = run_rank(&test);
+    mesh_model_close(&plan, test.model);
+    return status;
+}
+
+/* Gradients summed over data ranks, chunks and micro-batches. Sizes: every counted token has a
+ * share of 1 / counted, of which at most a weight of 1 reaches an element. */
+static void check_gradients(const head_world *world)
+{
+    const head_case *c = world->of;
+    const double size = 2.0 * MICROS * MOST_DP * T / (double)world->counted;
+    for (int64_t i = 0; i < c->vocab * C; i++) {
+        int64_t v = i / C, k = i % C;
+        double head = world->dw[v][k] + (c->tied ? world->dtable[v][k] : 0.0);
+        double found = (double)(c->tied ? world->found_table : world->found_head)[v][k];
+        cr_assert(near(found, head, size), "%s: gradient (%ld, %ld) of the head is %.9g, not %.9g",
+                  c->name, (long)v, (long)k, found, head);
+        cr_assert(c->tied || near((double)world->found_table[v][k], world->dtable[v][k], size),
+                  "%s: gradient (%ld, %ld) of the table is %.9g, not %.9g", c->name, (long)v,
+                  (long)k, (double)world->found_table[v][k], world->dtable[v][k]);
+    }
+    for (int64_t k = 0; k < C; k++) {
+        double found = 0.0;
+        for (int t = 0; t < c->mesh.size[ND_AXIS_TP]; t++) {
+            found += (double)world->found_norm[t][k];
+        }
+        cr_assert(near(found, world->dnorm[k], size),
+                  "%s: gradient %ld of the norm is %.9g, not "
+                  "%.9g",
+                  c->name, (long)k, found, world->dnorm[k]);
+    }
+}
+
+static void run(const head_case *c)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    head_world *world = calloc(1, sizeof *world);
+    nd_layout *whole = NULL;
+    mesh_ranks job = {.mesh = c->mesh,
+                      .shape = mesh_shape_of(1, c->tied),
+                      .config = mesh_config_of(),
+                      .body = body,
+                      .context = world};
+    job.shape.vocab = c->vocab;
+    job.config.train.gradient_accumulation_steps = MICROS;
+    world->of = c;
+    cr_assert_eq(nd_layout_create(&(nd_layout_options){.shape = &job.shape, .mesh = &one}, &whole),
+                 ND_OK);
+    make_world(world, whole);
+    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s: %s", c->name, nd_error_last()->message);
+    check_gradients(world);
+    nd_layout_destroy(whole);
+    free(world);
+}
+
+#define TP(n)                                                                                      \
+    {                                                                                              \
+        {                                                                                          \
+            1, 1, 1, 1, n                                                                          \
+        }                                                                                          \
+    }
+
+Test(head, vocabulary_split_over_tp)
+{
+    const head_case cases[] = {
+        {"tp 1", TP(1), 97, 0, SOME_IGNORED, false},
+        {"tp 2", TP(2), 97, 0, SOME_IGNORED, false},
+        {"tp 4", TP(4), 97, 0, SOME_IGNORED, false},
+        {"tp 4, tied", TP(4), 97, 0, SOME_IGNORED, true},
+        {"a rank of padding alone", TP(4), 5, 0, SOME_IGNORED, false},
+        {"labels of the first rank alone", TP(4), 97, 0, FIRST_ROWS, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        run(&cases[i]);
+    }
+}
+
+Test(head, chunks)
+{
+    for (int tp = 1; tp <= 4; tp *= 2) {
+        for (int tied = 0; tied < 2; tied++) {
+            run(&(head_case){"chunks of 3 rows", TP(tp), 97, 3, SOME_IGNORED, tied});
+            run(&(head_case){"chunks of 1 row", TP(tp), 5, 1, SOME_IGNORED, tied});
+        }
+    }
+}
+
+Test(head, no_label_counts_on_a_data_rank)
+{
+    for (int tp = 1; tp <= 2; tp++) {
+        for (int tied = 0; tied < 2; tied++) {
+            run(&(head_case){"two data ranks", {{1, 1, 2, 1, tp}}, 97, 3, SOME_IGNORED, tied});
+            run(&(head_case){"no label", {{1, 1, 2, 1, tp}}, 97, 3, NONE_ON_RANK_1, tied});
+        }
+    }
+}

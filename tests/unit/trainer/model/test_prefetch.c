@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+/* While a block is computed the next unit's weights are on their way, forward and backward. */
+#include <criterion/criterion.h>
+
+#include "tests/unit/trainer/mesh_ranks.h"
+#include "trainer/model/model.h"
+
+enum { LAYERS = 5, T = 32 };
+
+/* What the spying ops of one rank see; each rank is a thread. */
+typedef struct spy {
+    const nd_model *model;
+    const nd_ops *ops;
+    int64_t forward, backward; /* blocks so far */
+    bool late;                 /* the unit that comes next was not on its way */
+} spy;
+
+static _Thread_local spy *of_thread;
+
+/* In the middle of block `layer`. NULL: no unit comes next. */
+static void look(int64_t layer, const nd_unit *next)
+{
+    const nd_fsdp *fsdp = &of_thread->model->fsdp;
+    const nd_weight_slot *now =
+        nd_fsdp_slot_holding(fsdp, nd_layout_unit(fsdp->layout, ND_UNIT_BLOCK, layer));
+    bool here = now && now->held && !now->pending;
+    of_thread->late |= !here || (next && !nd_fsdp_slot_holding(fsdp, next));
+}
+
+static nd_status attention_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
+{
+    const nd_layout *layout = of_thread->model->layout;
+    int64_t layer = of_thread->forward++;
+    look(layer, layer + 1 < LAYERS ? nd_layout_unit(layout, ND_UNIT_BLOCK, layer + 1)
+                                   : nd_layout_unit(layout, ND_UNIT_HEAD, -1));
+    return of_thread->ops->attention_fwd(stream, args);
+}
+
+static nd_status attention_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
+{
+    int64_t layer = LAYERS - 1 - of_thread->backward++;
+    look(layer, nd_layout_unit(of_thread->model->layout, ND_UNIT_BLOCK, layer - 1));
+    return of_thread->ops->attention_bwd(stream, args);
+}
+
+static int64_t gathers(const nd_rank *rank)
+{
+    return rank->groups.by_kind[ND_GROUP_DP_SHARD_CP]->stats.calls[ND_COMM_ALL_GATHER];
+}
+
+/* ZeRO-3 gathers blocks again in backward, except the two that are there still; ZeRO-2 does not. */
+static nd_status run_model(nd_model *m, spy *eye)
+{
+    int32_t ids[T], positions[T];
+    const nd_rank *rank = m->rank;
+    nd_activation_set *set = nd_model_take_set(m);
+    int64_t expected = 2 + LAYERS, again = m->fsdp.resident ? 0 : LAYERS - ND_FSDP_BLOCK_SLOTS;
+    for (int i = 0; i < T; i++) {
+        ids[i] = (i * 7 + 3) % 97;
+        positions[i] = i;
+    }
+    ND_TRY(nd_model_load_batch(m, set, ids, ids, positions));
+    m->numbers->tokens = 2 * T;
+    nd_fsdp_begin_step(&m->fsdp);
+    ND_TRY(nd_model_forward(m, set, ND_PASS_TRAIN));
+    ND_CHECK(!eye->late && eye->forward == LAYERS, "forward: a unit was not prefetched");
+    ND_CHECK(gathers(rank) == expected, "forward gathered %lld times, not %lld",
+             (long long)gathers(rank), (long long)expected);
+    ND_TRY(nd_model_backward(m, set));
+    ND_CHECK(!eye->late && eye->backward == LAYERS, "backward: a unit was not prefetched");
+    ND_CHECK(gathers(rank) == expected + again, "both gathered %lld times, not %lld",
+             (long long)gathers(rank), (long long)(expected + again));
+    return nd_model_give_back(m, set);
+}
+
+static nd_status body(nd_rank *rank, void *context)
+{
+    spy eye = {.ops = rank->ops};
+    nd_ops spying = *rank->ops;
+    nd_memplan plan;
+    nd_model *model = NULL;
+    spying.attention_fwd = attention_fwd;
+    spying.attention_bwd = attention_bwd;
+    rank->ops = &spying;
+    of_thread = &eye;
+    ND_TRY(mesh_model_open(rank, 1, &plan, &model));
+    eye.model = model;
+    nd_status status = run_model(model, &eye);
+    mesh_model_close(&plan, model);
+    return status;
+}
+
+Test(prefetch, the_next_unit_is_gathered_one_ahead)
+{
+    for (int zero2 = 0; zero2 < 2; zero2++) {
+        mesh_ranks job = {.mesh = {{1, 1, 2, 1, 1}},
+                          .shape = mesh_shape_of(LAYERS, false),
+                          .config = mesh_config_of(),
+                          .body = body};
+        job.shape.rms_eps = 1e-5;
+        job.config.parallel.reshard_after_forward = !zero2;
+        job.config.train.precision = ND_PRECISION_BF16;
+        cr_assert_eq(mesh_ranks_run(&job), ND_OK, "zero-%d: %s", zero2 ? 2 : 3,
+                     nd_error_last()->message);
+    }
+}
