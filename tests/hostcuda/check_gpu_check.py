@@ -13,6 +13,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 
@@ -80,6 +81,12 @@ with open(folder / "metrics.jsonl", "w") as f:
                             "tflops_per_worker_causal": 1.0, "tflops_per_worker_accelerate": 1.0,
                             "peak_memory_bytes": float(os.environ.get("USED", 1.2e9))}) + "\n")
 '''
+# `ndtrain plan`, by which a layer needs 30 GiB.
+PLAN = r'''
+import json, sys
+layers = json.load(open(dict(v.split("=", 1) for v in sys.argv if v.startswith("model.config="))["model.config"]))["num_hidden_layers"]
+print(f"memory plan of rank 0, 1 thread:\n  total                       {30.0 * layers:.2f} GiB")
+'''
 
 
 def check(holds, words):
@@ -125,14 +132,21 @@ class Place:
             check(word in output, f"no \"{word}\" in:\n{output[-3000:]}")
         return output
 
+    def ran(self, phase, status, **how):
+        """Names of the items that a call has run."""
+        return [line.split()[1] for line in self.call(phase, status, **how).splitlines() if line.endswith(" s")]
+
     def text(self):
         return (self.out / "gpu_check.md").read_text()
 
     def record(self):
         return json.loads((self.out / "gpu_check.json").read_text())
 
+    def item(self, name):
+        return next((item for item in self.record()["items"] if item["item"] == name), {"state": None})
+
     def state(self, name):
-        return next((item["state"] for item in self.record()["items"] if item["item"] == name), None)
+        return self.item(name)["state"]
 
     def expect(self, **states):
         for name, state in states.items():
@@ -163,10 +177,9 @@ def everything(parent):
     again = p.call("all", 0)
     check("gpu_check: ops" not in again, f"done items were run again:\n{again}")
     # A GPU on which three layers do not fit (88 MiB of plan) and two do; what is named runs again, and nothing else.
-    again = p.call("bench", 0, only="8b-all-bf16,pro*cts", ND_DOUBLE_MEMORY="86")
-    ran = [line.split()[1] for line in again.splitlines() if line.endswith(" s")]
+    ran = p.ran("bench", 0, only="8b-all-bf16,pro*cts", ND_DOUBLE_MEMORY="86")
     check(ran == ["machine", "products", "8b-all-bf16"] or ran == ["products", "8b-all-bf16"], f"ran: {ran}")
-    item = next(item for item in p.record()["items"] if item["item"] == "8b-all-bf16")
+    item = p.item("8b-all-bf16")
     check("3 layers do not fit" in item["results"][-1]["note"], f"{item}")
     row = p.verdict("all 32 layers, F32 state, full recompute, bf16")
     check("plain" not in row["remark"], f"a run of fewer layers is put beside others: {row}")
@@ -176,13 +189,14 @@ def torch_is_missing(parent):
     p = Place(parent, "torch")
     bare = p.program("bare", f'exec {sys.executable} -I -S "$@"')
     items = "torch-*,8b-torch-*"
-    p.call("bench", 3, "torch-fit skipped", "torch cannot be imported", only=items, ND_PEER_PYTHON=bare)
+    p.call("torch", 3, "torch-fit skipped", "torch cannot be imported", only=items, ND_PEER_PYTHON=bare)
     p.expect(torch_fit="skipped", torch_most="skipped")
     row = p.verdict("PyTorch")
     check(row["verdict"] == "not measured" and "torch-" in row["remark"], f"{row}")
     check("**Skipped:** " in p.text(), "the report says what was skipped")
-    p.call("bench", 3, "is not there; ND_PEER_PYTHON", only=items, ND_PEER_PYTHON="/nowhere/python")
-    p.call("bench", 0, only=items)  # and once it is there, it is compared
+    p.call("torch", 3, "is not there; ND_PEER_PYTHON", only=items, ND_PEER_PYTHON="/nowhere/python")
+    ran = p.ran("torch", 0)  # once it is there, it is compared, and nothing else runs in this phase
+    check(all(name == "machine" or "torch" in name for name in ran), f"ran: {ran}")
     check(p.verdict("PyTorch")["measured"] == "2 x", f"{p.verdict('PyTorch')}")
 
 
@@ -231,6 +245,47 @@ def a_smaller_gpu(parent):
     p.program("nd_bench_gpu", f"echo \"$*\" >>{counter}; case \"$*\" in *'tokens 16'*) exit 71;; esac")
     p.call("bench", 1, "8b-all-bf16 failed", "products failed", only="products,8b-all-bf16", FAIL_ABOVE="1")
     check(p.verdict("products")["verdict"] == "not measured", f"{p.verdict('products')}")
+    # By plan two of three layers fit 64 GiB, so three are not even tried.
+    p.program("ndtrain", PLAN, sys.executable)
+    check(p.ran("bench", 1, only="8b-all-bf16", FAIL_ABOVE="3")[-1] == "8b-all-bf16", "products failed before, and is not run")
+    item = p.item("8b-all-bf16")
+    check(item["results"][-1]["layers"] == 2 and "3 layers do not fit" in item["results"][-1]["note"], f"{item}")
+    log = (p.out / "items" / "8b-all-bf16.err").read_text()
+    check("2 of 3 layers fit by plan" in log and "out of device memory" not in log, log)
+
+
+def what_is_cut_off_leaves_its_steps(parent):
+    p = Place(parent, "steps")
+    p.program("ndlaunch", LAUNCH + "import time; time.sleep(600)", sys.executable)
+    p.call("bench", 75, "8b-half-bf16 cut off", only="kernels,8b-half-bf16", ND_GPU_LIMIT="12")
+    result = p.item("8b-half-bf16")["results"][-1]
+    check(result["partial"] and result["steps"] == 3 and result["tokens_per_second"] == 20.0, f"{result}")
+    check(p.verdict("16 layers, no recompute, bf16")["verdict"] == "not measured", "what was cut off is no result")
+    check("| 8b-half-bf16 |" in p.text().partition("## Runs")[2], "the report shows the steps that there are")
+    p.program("ndlaunch", LAUNCH, sys.executable)
+    p.call("bench", 0, only="8b-half-bf16")
+    check("partial" not in p.item("8b-half-bf16")["results"][-1], "a whole run is no part of one")
+
+
+def results_are_delivered(parent):
+    """In the folder OUT, also by a call that fails, and with no file above 16 MiB."""
+    p = Place(parent, "delivered")
+    out = parent / "delivered" / "OUT"
+    (p.out / "data").mkdir(parents=True)
+    (p.out / "data" / "large.log").write_bytes(os.urandom(17 << 20))
+    (p.out / "data" / "tokens.bin").write_bytes(bytes(1000))
+    p.program("nd_bench_gpu", "exit 3")
+    p.call("bench", 1, only="kernels,products,8b-half-bf16", OUT=str(out))
+    check(sorted(f.name for f in out.iterdir()) == ["gpu_check.json", "gpu_check.md", "gpu_check.tar.gz"], f"{list(out.iterdir())}")
+    for name in ("gpu_check.md", "gpu_check.json"):
+        check((out / name).read_bytes() == (p.out / name).read_bytes(), f"{name} is another")
+    check((out / "gpu_check.tar.gz").stat().st_size < 16 << 20, "the archive is too large")
+    with tarfile.open(out / "gpu_check.tar.gz") as archive:
+        names = set(archive.getnames())
+        left_out = archive.extractfile("gpu_check/left_out.txt").read().decode()
+    check({"gpu_check/items/products.json", "gpu_check/items/products.err", "gpu_check/runs/8b-half-bf16/metrics.jsonl",
+           "gpu_check/mode"} <= names, f"{names}")
+    check("gpu_check/data/tokens.bin" not in names and left_out == "data/large.log\n", f"{names}, left out: {left_out}")
 
 
 def damaged_results(parent):
@@ -270,7 +325,7 @@ def wait_for_lock(path):
 def killed_half_way(parent):
     p = Place(parent, "killed")
     mark = p.programs / "mark"
-    p.program("test_hostcuda_ops", LIST + f"echo $$ >{mark}.new; mv {mark}.new {mark}; sleep 120")
+    p.program("test_hostcuda_ops", LIST + f"echo $$ >{mark}.new; mv {mark}.new {mark}; exec sleep 120")
     for how in (signal.SIGTERM, signal.SIGKILL):
         started = p.start("conformance", subprocess.DEVNULL)
         wait_for(mark)
@@ -292,14 +347,14 @@ def killed_half_way(parent):
 
 def the_time_is_up(parent):
     p = Place(parent, "time")
-    p.call("bench", 75, "call it again", only="kernels,products,torch-*,8b-torch-*", ND_GPU_LIMIT="1")
+    p.call("all", 75, "call it again", only="kernels,products,torch-*,8b-torch-*", ND_GPU_LIMIT="1")
     p.expect(kernels="done", products="waiting", torch_fit="waiting", torch_most="waiting")
     check(p.state("8b-torch-bf16") == "waiting", p.state("8b-torch-bf16"))
     check("**Waiting:** " in p.text(), "the report says what waits")
     # One that hangs ends with the call, those after it wait, and the next call begins with it.
     p.program("nd_bench_kernels", "sleep 1")
     p.program("nd_bench_gpu", "echo it hangs; sleep 600")
-    output = p.call("bench", 75, "products cut off", only="kernels,products,8b-half-bf16", ND_GPU_LIMIT="30")
+    output = p.call("bench", 75, "products: it hangs (", "products cut off", only="kernels,products,8b-half-bf16", ND_GPU_LIMIT="30")
     p.expect(kernels="done", products="cut off")
     p.expect(**{"8b-half-bf16": "waiting"})
     check("\nit hangs\n" in p.text(), f"what was cut off shows the end of its log:\n{output}")
@@ -329,7 +384,7 @@ def timed(case, parent):
 
 def main():
     cases = (everything, the_time_is_up, killed_half_way, tests_that_do_not_pass, wrong_use, torch_is_missing, tools_are_missing,
-             a_smaller_gpu, damaged_results)
+             a_smaller_gpu, damaged_results, what_is_cut_off_leaves_its_steps, results_are_delivered)
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:  # the others mostly wait
         for running in [pool.submit(timed, case, pathlib.Path(folder)) for case in cases]:
             running.result()

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time training steps of a Llama built from torch and transformers on one GPU, to compare ndtrain with.
 
-  python scripts/gpu_peer.py --model config.json --layers 8 --sequence-length 8192 --steps 6 [--compile] [--checkpoint]
-  python scripts/gpu_peer.py --model config.json --sequence-length 8192 --fit
+  python scripts/gpu/peer.py --model config.json --layers 8 --sequence-length 8192 --steps 6 [--compile] [--checkpoint]
+  python scripts/gpu/peer.py --model config.json --sequence-length 8192 --fit
 
 F32 state, BF16 autocast, SDPA (flash attention), AdamW (fused), micro-batches of one random sequence. Prints one JSON line:
 the median step after those for warm-up. --compile compiles each block: they are alike, so that takes seconds, where the whole
@@ -70,7 +70,8 @@ def measure(a, compiled):
         block.compile()  # in place: checkpoints stay around it
     tokens = torch.randint(config.vocab_size, (1, a.sequence_length), device=a.device)
     times = []
-    for _ in range(a.steps + a.warm_up):
+    for step in range(a.steps + a.warm_up):
+        print(f"step {step + 1} of {a.steps + a.warm_up}, {config.num_hidden_layers} layers", file=sys.stderr, flush=True)
         wait()
         begin = time.perf_counter()
         for _ in range(a.accumulation):
@@ -165,6 +166,7 @@ def fewer(a):
         if code or not a.compile:
             say(plain)
             return code
+        say({**plain, "partial": True})  # in case that the time is up before torch.compile is done
         code, compiled = child(a, layers, *flags, "--compile", limit=COMPILED_LIMIT)
         if code:
             say({**plain, "compile_failed": compiled.get("error", f"exit code {code}")})

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of speeds that scripts/gpu_check.sh measures, and the speed of light it compares with."""
+"""What a report says of one run, the table of speeds, and the speed of light that they are compared with."""
+import json
+import pathlib
 import statistics
 
 # Dense TFLOP/s in BF16 and FP8 by the data sheets, by what a GPU's name contains; the first that fits counts.
@@ -25,6 +27,27 @@ def share_of_light(gpu, config, sequence, fp8, rate):
     attention = layers * 6 * heads * size * sequence  # half of 12
     head = 6 * hidden * config["vocab_size"]
     return rate * (6 * linear / known[1 if fp8 else 0] + (attention + head) / known[0])
+
+
+def summary(name, run, gpu, asked=None):
+    """One result. asked: the number of layers that was wanted, where fewer may have been run."""
+    if not run.steps:
+        raise ValueError(f"{run.folder} has no step")
+    settings, steps = run.config, run.steps
+    shape = json.loads(pathlib.Path(settings["model.config"]).read_text())
+    rate, fp8 = run.median("tokens_per_second"), settings["train.precision"] == "fp8"
+    out = {"run": name, "layers": shape["num_hidden_layers"], "precision": settings["train.precision"],
+           "recompute": settings["parallel.recompute"], "steps": len(steps), "tokens_per_second": rate,
+           "step_ms": run.median("step_ms"), "tflops_causal": run.median("tflops_per_worker_causal"),
+           "tflops_accelerate": run.median("tflops_per_worker_accelerate"),
+           "first_loss": steps[0]["loss"], "last_loss": steps[-1]["loss"],
+           "planned_gib": run.planned_bytes / 2**30, "used_gib": run.peak_bytes / 2**30}
+    share = share_of_light(gpu, shape, int(settings["train.sequence_length"]), fp8, rate)
+    if share is not None:
+        out["speed_of_light"] = share
+    if asked is not None and asked != shape["num_hidden_layers"]:
+        out["note"] = f"{asked} layers do not fit this GPU"
+    return out
 
 
 def first(items, name, key):
@@ -79,7 +102,7 @@ def light_of(items, name, gpu):
     if rate is None:
         return None, result, False
     if "speed_of_light" not in result:
-        return None, f"the data sheet of {gpu or 'this GPU'} is not in scripts/gpu_table.py", False
+        return None, f"the data sheet of {gpu or 'this GPU'} is not in scripts/gpu/speeds.py", False
     return result["speed_of_light"], joined(f"{rate:,.0f} tokens/s, {how}", result.get("note")), "note" in result
 
 
@@ -107,8 +130,8 @@ def shares(items, name, pick):
     return None, first(items, name, "")[1]
 
 
-def speed(items, dry):
-    """One row for each figure to reach on one H200; items as gpu_report.py keeps them."""
+def table(items, dry):
+    """One row for each figure to reach on one H200; items as report.py keeps them."""
     gpu = first(items, "machine", "gpu")[0] or ""
     stands_for = "dry run" if dry else "" if MEANT_FOR in gpu else f"for an {MEANT_FOR}"
     rows = []

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds on a host with GPUs, checks every op and whole runs there, and measures them.
+
+  scripts/gpu_check.sh [--phase build|conformance|bench|torch|all] [--only ITEM,...] [--out FOLDER] [--dry-run]
+  scripts/gpu_check.sh --collect
+
+  build         configures and compiles for the GPU of this machine
+  conformance   every op against the reference; small runs in each precision; then the ops under compute-sanitizer
+  bench         kernels, products, and the layers of Llama 3.1 8B: what the table of speeds needs
+  torch         PyTorch on the same shape, and the same number of layers here
+  all           these, the quick and important items of each first
+
+Each call works for at most 9 minutes. Results are kept in FOLDER (gpu_check, or gpu_check-dry-run with --dry-run), and what
+is done is not done again; what failed, was skipped or was cut off is tried again by the next call. FOLDER/gpu_check.json and
+FOLDER/gpu_check.md hold all results and are written after each item. Remove FOLDER to start over. --only runs the named
+items of the phase (shell patterns: 8b-half-*), also those that are done.
+
+Exit codes: 0 all is done; 1 something failed; 2 wrong arguments, or nothing to check here; 3 nothing failed, but something
+was skipped, and the report says why; 75 the time is up, so call it again to go on.
+
+The build needs the CUDA Toolkit, NCCL and cuDNN (their Python wheels suffice), the headers of cudnn-frontend (in build-deps/,
+or fetched by scripts/fetch_cudnn_frontend), and no oneDNN or UCX. --collect, on a machine with a network, gathers in
+build-deps/ what a host without one may lack; copy that folder there. Phase torch needs a Python with torch and transformers.
+--dry-run goes through everything at toy sizes on the doubles of build/tests/hostcuda, which need no GPU (scripts/build
+--tests --cuda); its report says so.
+
+Environment: ND_PEER_PYTHON, the Python with torch (python3). ND_GPU_LIMIT, seconds of one call (520). ND_GPU_BUILD, the
+build folder (build-gpu; build with --dry-run). ND_GPU_COMMIT, the name of the sources where there is no git.
+ND_GPU_ARCHITECTURES, the GPUs to build for (those of this machine). OUT, a folder that also receives the report, its JSON,
+and gpu_check.tar.gz with the records, logs and metrics.
+"""
+import argparse
+import ctypes
+import glob
+import os
+import pathlib
+import platform
+import shutil
+import signal
+import site
+import subprocess
+import sys
+import time
+
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import bench
+import build
+import conformance
+import report
+from place import Place, output_of
+from runner import Item, Runner
+
+STARTED = time.monotonic()
+PHASES = ("build", "conformance", "bench", "torch", "all")
+
+
+class WrongUse(Exception):
+    """Exit code 2."""
+
+
+def parse_arguments():
+    p = argparse.ArgumentParser(prog="gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                usage=argparse.SUPPRESS)
+    p.add_argument("--phase", default="all")
+    p.add_argument("--only", default="")
+    p.add_argument("--out", type=pathlib.Path)
+    p.add_argument("--dry-run", action="store_true")
+    p.add_argument("--collect", action="store_true")
+    a = p.parse_args()
+    if a.phase not in PHASES:
+        raise WrongUse(f"--phase is {', '.join(PHASES[:-1])} or {PHASES[-1]}, not {a.phase}")
+    return a
+
+
+def why_no_gpu():
+    """A few words where no GPU can be used, else None."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "the NVIDIA driver (libcuda.so.1) is not installed"
+    count = ctypes.c_int(0)
+    error = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+    if error or count.value == 0:
+        return f"the driver sees none (CUDA error {error})" if error else "the driver sees none"
+    return None
+
+
+def source_version():
+    commit = output_of(["git", "rev-parse", "--short", "HEAD"])
+    if not commit:
+        return os.environ.get("ND_GPU_COMMIT", "unknown")
+    clean = subprocess.run(["git", "diff", "--quiet", "HEAD"], stderr=subprocess.DEVNULL).returncode == 0
+    return commit if clean else commit + ", changed"
+
+
+def make_place(a):
+    dry = a.dry_run
+    folder = pathlib.Path(os.environ.get("ND_GPU_BUILD") or ("build" if dry else "build-gpu"))
+    programs = folder / "tests" / "hostcuda" if dry else folder
+    names = "name,compute_cap,memory.total,driver_version"
+    gpu = "doubles of an H200" if dry else \
+        output_of(["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader"]).split("\n")[0]
+    return Place(dry=dry, out=a.out or pathlib.Path("gpu_check-dry-run" if dry else "gpu_check"), build=folder,
+                 programs=programs, tests=programs / "test_hostcuda" if dry else folder / "tests" / "gpu" / "test_gpu",
+                 jobs=2 if dry else 4 if os.cpu_count() < 16 else 8, seconds_per_test=480 if dry else 120, gpu=gpu,
+                 commit=source_version(), peer=os.environ.get("ND_PEER_PYTHON") or "python3",
+                 own_library_path=os.environ.get("LD_LIBRARY_PATH", ""))
+
+
+def check_use(place, phase):
+    no_gpu = None if place.dry or phase == "build" else why_no_gpu()
+    if no_gpu:
+        raise WrongUse(f"this machine has no GPU to check, as {no_gpu}; --dry-run goes through everything without one")
+    launcher = place.programs / "ndlaunch"
+    if not os.access(launcher, os.X_OK):
+        if place.dry:
+            raise WrongUse(f"{launcher} is not there; run scripts/build --tests --cuda first, on a machine with the CUDA Toolkit")
+        if phase not in ("build", "all"):
+            raise WrongUse(f"{launcher} is not there; run scripts/gpu_check.sh --phase build first")
+    mode = place.out / "mode"
+    if mode.is_file() and mode.read_text().strip() != place.mode:
+        raise WrongUse(f"{place.out} holds results of another mode ({mode.read_text().strip()}); name another folder with "
+                       "--out, or remove it")
+
+
+def add_path(variable, folder):
+    os.environ[variable] = ":".join(filter(None, [os.environ.get(variable), str(folder)]))
+
+
+def wheel_folders():
+    """Headers and libraries of cuDNN, NCCL and the toolkit as Python wheels have them."""
+    roots = [p for p in sys.path + site.getsitepackages() + [site.getusersitepackages()] if p]
+    for part in ("cudnn", "nccl", "cu13", "cublas", "cuda_nvrtc"):
+        for root in roots:
+            if glob.glob(f"{root}/nvidia/{part}/include/*.h"):
+                yield pathlib.Path(root) / "nvidia" / part
+                break
+
+
+def set_paths(place):
+    """What is not in the toolkit's own folders; and what --collect gathered: tools that this host lacks, and libraries, all
+    of them, where it lacks one."""
+    root = output_of(["scripts/find_cuda"])
+    for name in ("lib64", "lib") if root else ():
+        add_path("LD_LIBRARY_PATH", f"{root}/{name}")
+    for folder in wheel_folders():
+        for variable, name in (("LD_LIBRARY_PATH", "lib"), ("LIBRARY_PATH", "lib"), ("C_INCLUDE_PATH", "include"),
+                               ("CPLUS_INCLUDE_PATH", "include")):
+            add_path(variable, folder / name)
+    gathered = pathlib.Path("build-deps/host").resolve()
+    machine = gathered / "machine"
+    if machine.is_file() and machine.read_text().strip() == platform.machine():
+        for tool in (gathered / "bin").iterdir():
+            tool.chmod(0o755)
+        add_path("PATH", gathered / "bin")
+        modules = ["yaml-0.1", "jansson", "libuv", "hwloc", "openssl >= 3.0", "libxxhash", "criterion"]
+        if not shutil.which("pkg-config") or subprocess.run(["pkg-config", "--exists", *modules]).returncode != 0:
+            os.environ["PKG_CONFIG_PATH"] = str(gathered / "lib" / "pkgconfig")
+
+
+# ---- The items, in their order: name, phase, seconds they take as a rule, most seconds, function, arguments ------------
+
+def conformance_items(place):
+    yield Item("ops", "conformance", 60, 480, conformance.tests_of, "ops")
+    yield Item("small-fp32", "conformance", 15, 200, conformance.small, "fp32", "--precision", "fp32")
+    yield Item("small-bf16", "conformance", 15, 200, conformance.small, "bf16", "--precision", "bf16")
+    recipes = ("tensorwise", "rowwise", "delayed") if place.has_fp8 else ()
+    for recipe in recipes:
+        yield Item(f"small-{recipe}", "conformance", 15, 200, conformance.small, recipe, "--precision", "fp8", "--set",
+                   f"fp8.recipe={recipe}")
+    if not recipes:
+        yield Item("small-fp8", "conformance", 1, 10, conformance.small, "fp8", "--precision", "fp8")
+    yield Item("losses", "conformance", 5, 60, conformance.losses, "bf16", *recipes)
+    yield Item("memory", "conformance", 15, 200, conformance.memory_as_planned)
+    for precision in ("bf16", "fp8"):
+        yield Item(f"graphs-{precision}", "conformance", 30, 200, conformance.graphs_as_without, precision)
+        yield Item(f"autotune-{precision}", "conformance", 45, 200, conformance.autotune_as_recorded, precision)
+    yield Item("deterministic", "conformance", 30, 200, conformance.deterministic_twice)
+    yield Item("goldens", "conformance", 60, 480, conformance.tests_of, "goldens")
+
+
+def sanitizer_items(place):
+    """Slow, so they come last."""
+    suites = conformance.suites_of_ops(place)
+    if not suites:
+        yield Item("sanitizer", "conformance", 1, 10, conformance.sanitized, None)
+    else:
+        report.record_path(place.out, "sanitizer").unlink(missing_ok=True)
+    for name in suites:
+        yield Item(f"sanitizer-{name}", "conformance", 60, 500, conformance.sanitized, name)
+
+
+def bench_items(place):
+    half, whole = (2, 3) if place.dry else (16, 32)
+
+    def eight_b(kind, layers, recompute, usual, most, suffix="", *options):
+        for precision in ("bf16", "fp8"):
+            name = f"8b-{kind}-{precision}{suffix}"
+            yield Item(name, "bench", usual, most, bench.run_8b, name, layers, recompute, precision, *options)
+
+    def beside_torch(suffix="", *options):
+        name = f"8b-torch-bf16{suffix}"
+        return Item(name, "torch", 120, 400, bench.beside_torch, name, *options, after="torch-most")
+
+    yield Item("kernels", "bench", 30, 200, bench.with_tokens_that_fit, place.programs / "nd_bench_kernels",
+               *(["--repeats", "1"] if place.dry else []))
+    yield Item("products", "bench", 40, 200, bench.with_tokens_that_fit, place.programs / "nd_bench_gpu",
+               *(["--toy"] if place.dry else []))
+    yield from eight_b("half", half, "none", 80, 300)
+    yield from eight_b("all", whole, "full", 130, 400)
+    yield Item("torch-fit", "torch", 120, 400, bench.peer, "--fit")
+    yield Item("torch-most", "torch", 240, 500, bench.torch_most, after="torch-fit")
+    yield beside_torch()
+    variants = (("-graphs", "--cuda-graphs"), ("-autotune", "--autotune"))
+    for suffix, option in variants:
+        yield from eight_b("half", half, "none", 80, 300, suffix, option)
+    for precision in ("bf16", "fp8"):
+        yield Item(f"profile-{precision}", "bench", 60, 200, bench.profiled, precision)
+    for suffix, option in variants:
+        yield from eight_b("all", whole, "full", 130, 400, suffix, option)
+        yield beside_torch(suffix, option)
+
+
+def run_items(runner, place, phase):
+    def wanted(*phases):
+        return phase == "all" or phase in phases
+
+    runner.run(Item("machine", "machine", 5, 60, build.machine))
+    if not place.dry and wanted("build"):
+        if not (place.build / "build.ninja").exists():
+            runner.forget("configure")  # the results came here from another host
+        runner.run(Item("configure", "build", 20, 240, build.configure))
+        runner.forget("compile")  # Ninja knows what there is to do, and goes on where it was cut off
+        runner.run(Item("compile", "build", 20, 500, build.compile_all))
+        built = all(os.access(place.programs / name, os.X_OK) for name in ("ndlaunch", "ndtrain"))
+        if phase == "all" and (not built or runner.state("compile") == "cut off"):
+            return  # the build failed, or goes on with the next call
+    for items in (conformance_items, bench_items, sanitizer_items):
+        for item in items(place) if wanted("conformance", "bench", "torch") else ():
+            if wanted(item.phase):
+                runner.run(item)
+
+
+def main():
+    a = parse_arguments()
+    if a.collect:
+        os.execv("scripts/gpu/collect", ["scripts/gpu/collect"])
+    place = make_place(a)
+    check_use(place, a.phase)
+    place.make_folders()
+    if not place.dry:
+        set_paths(place)
+    limit = float(os.environ.get("ND_GPU_LIMIT") or 520)
+    only = [pattern for pattern in a.only.split(",") if pattern]
+    runner = Runner(place, STARTED + limit, only)
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        signal.signal(number, lambda *_, code=code: sys.exit(code))
+    try:
+        run_items(runner, place, a.phase)
+    finally:
+        runner.end_child()
+        report.deliver(place.out)
+    code = report.summary(place.out)
+    if runner.left:
+        print("gpu_check: the time of this call is up; call it again to go on", file=sys.stderr)
+        return 75
+    return code
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except WrongUse as wrong:
+        print(f"gpu_check: {wrong}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # whoever read the output has gone, and what was started has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
