@@ -90,7 +90,7 @@ Test(hf_reader, reader_names_what_is_missing_extra_or_different)
     n = all_tensors(list);
     named(list, n, "model.norm.weight")->dtype = ND_SAFETENSORS_F64;
     write_weights(folder, "model.safetensors", list, n);
-    assert_fails(open_and_check(folder), ND_ERR_DATA, "is F64; F32, BF16 and F16 are read");
+    assert_fails(open_and_check(folder), ND_ERR_DATA, "is F64; only F32, BF16 and F16 are read");
 
     /* Allowed: rotary buffers of old files, and a head beside tied embeddings. */
     n = all_tensors(list);
