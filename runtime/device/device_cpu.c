@@ -101,6 +101,12 @@ static nd_status cpu_event_sync(nd_device *device, nd_event *event)
     return cpu_stream_wait(NULL, event);
 }
 
+static nd_status cpu_event_query(nd_device *device, nd_event *event, bool *done)
+{
+    *done = !event->finish;
+    return ND_OK;
+}
+
 static nd_status cpu_stream_sync(nd_stream *stream)
 {
     return ND_OK;
@@ -121,6 +127,7 @@ static const nd_device_table cpu_table = {
     .stream_wait = cpu_stream_wait,
     .stream_sync = cpu_stream_sync,
     .event_sync = cpu_event_sync,
+    .event_query = cpu_event_query,
 };
 
 nd_status nd_device_open_cpu(int threads, nd_device **out)

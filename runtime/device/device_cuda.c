@@ -220,6 +220,17 @@ static nd_status cuda_event_sync(nd_device *device, nd_event *event)
     return native ? wait_for(device, NULL, native, "cudaEventQuery") : ND_OK;
 }
 
+static nd_status cuda_event_query(nd_device *device, nd_event *event, bool *done)
+{
+    cudaError_t state = event->native ? cudaEventQuery((cudaEvent_t)event->native) : cudaSuccess;
+    *done = state == cudaSuccess;
+    if (state != cudaSuccess && state != cudaErrorNotReady) {
+        return nd_fail(ND_ERR_INTERNAL, "%s failed: %s", "cudaEventQuery",
+                       cudaGetErrorString(state));
+    }
+    return ND_OK;
+}
+
 #ifdef ND_HAVE_NVTX
 static void cuda_range_push(const char *name)
 {
@@ -247,6 +258,7 @@ static const nd_device_table cuda_table = {
     .stream_wait = cuda_stream_wait,
     .stream_sync = cuda_stream_sync,
     .event_sync = cuda_event_sync,
+    .event_query = cuda_event_query,
 #ifdef ND_HAVE_NVTX
     .range_push = cuda_range_push,
     .range_pop = cuda_range_pop,

@@ -197,6 +197,7 @@ static nd_status train_rank(shared_run *run, nd_rank *rank)
         .dp_index = nd_mesh_group_index(&rank->mesh, ND_GROUP_DP, rank->rank),
         .cp_size = rank->mesh.size[ND_AXIS_CP],
         .cp_index = rank->coord.at[ND_AXIS_CP],
+        .first_step = run->job->first_step,
         .seed = 11,
     };
     ND_TRY_OUT(nd_tuning_make(rank, &tuning));
@@ -206,8 +207,14 @@ static nd_status train_rank(shared_run *run, nd_rank *rank)
     if (run->job->bf16_weights) {
         round_weights(trainer);
     }
+    if (run->job->start) {
+        ND_TRY_OUT(run->job->start(run->job->context, trainer));
+    }
     ND_TRY_OUT(nd_loader_open(run->data, &options, &loader));
     ND_TRY_OUT(train_steps(run, trainer, loader));
+    if (run->job->end) {
+        ND_TRY_OUT(run->job->end(run->job->context, trainer));
+    }
     if (rank->rank == 0) {
         keep_counts(run->out, trainer);
         ND_TRY_OUT(nd_fs_format(&run->out->autotune, "%s", tuning ? tuning->json : ""));

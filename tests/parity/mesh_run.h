@@ -33,6 +33,7 @@ typedef struct mesh_job {
     nd_data_format format;
     const char *tokenizer;
     int64_t global_batch, sequence, steps;
+    int64_t first_step; /* steps that were done before; `start` restores their state */
     nd_optimizer_kind optimizer;
     nd_precision precision;
     double lr, max_grad_norm, weight_decay;
@@ -49,8 +50,11 @@ typedef struct mesh_job {
     bool autotune;
     const char *autotune_from;
     bool cuda_graphs;
-    /* Called on every rank, at the same time: before and after every step (from 0), and after the
+    /* Called on every rank, at the same time: after the weights were initialized and after the last
+     * step; before and after every step (from 0), and after the
      * gradients of the first one. */
+    nd_status (*start)(void *context, struct nd_trainer *trainer);
+    nd_status (*end)(void *context, struct nd_trainer *trainer);
     nd_status (*before_step)(void *context, struct nd_trainer *trainer, int64_t step);
     nd_status (*after_step)(void *context, struct nd_trainer *trainer, int64_t step);
     nd_status (*observe)(void *context, struct nd_trainer *trainer);

@@ -186,8 +186,8 @@ out:
     return status;
 }
 
-nd_status nd_shard_writer_unit(nd_shard_writer *writer, int unit,
-                               const float *const state[ND_STATE_KINDS])
+nd_status nd_shard_writer_unit(nd_shard_writer *writer, int unit, nd_piece_data *data,
+                               void *context)
 {
     const nd_shard_plan *plan = writer->plan;
     ND_ASSERT(unit == writer->next_unit);
@@ -196,8 +196,8 @@ nd_status nd_shard_writer_unit(nd_shard_writer *writer, int unit,
         const nd_piece *piece = &plan->pieces[i];
         size_t bytes = (size_t)nd_rect_elements(&piece->rect) * sizeof(float);
         for (int a = 0; a < plan->arrays; a++) {
-            ND_TRY(
-                nd_state_file_append(writer->files[piece->kind], state[a] + piece->state, bytes));
+            ND_TRY(nd_state_file_append(writer->files[piece->kind],
+                                        data(context, i, (nd_state_kind)a), bytes));
         }
     }
     return ND_OK;

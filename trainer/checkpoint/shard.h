@@ -64,10 +64,11 @@ typedef struct nd_shard_writer nd_shard_writer;
  * the value of the step scalars. */
 nd_status nd_shard_writer_open(const nd_shard_plan *plan, const char *folder, nd_checksum kind,
                                int64_t updates, nd_shard_writer **out);
-/* Units ascending, each once. state[a] is the flat array a, so that element piece.state is found
- * there; it is read during the call only. */
-nd_status nd_shard_writer_unit(nd_shard_writer *writer, int unit,
-                               const float *const state[ND_STATE_KINDS]);
+/* Where the elements of plan piece `piece` of a state array lie, densely. */
+typedef const float *nd_piece_data(void *context, int piece, nd_state_kind array);
+/* Units ascending, each once. What `data` returns is read during the call only. */
+nd_status nd_shard_writer_unit(nd_shard_writer *writer, int unit, nd_piece_data *data,
+                               void *context);
 /* The entries alike on all ranks, in the order of the plan; after the last unit, on rank 0. */
 nd_status nd_shard_writer_extras(nd_shard_writer *writer, const float *const *data);
 /* Closes the files durably, writes the hash file. Frees the writer, also on failure. */

@@ -21,6 +21,7 @@ typedef struct nd_step_numbers {
     double squares;  /* of all elements of the gradient */
     int64_t tokens;  /* counted labels of the step, of all ranks */
     int64_t stop;    /* not 0: a signal asked to stop; the largest of all ranks */
+    int64_t save; /* state of the save in flight (checkpoint/saver.h); the largest of all ranks */
 } nd_step_numbers;
 
 /* Backward recomputes with the ops of forward. */

@@ -36,6 +36,24 @@ double nd_schedule_lr(const nd_config *config, int64_t step)
     return wsd(config, step - 1);
 }
 
+static nd_status find_units(nd_optimizer *optimizer)
+{
+    const nd_layout *layout = optimizer->fsdp->layout;
+    int range = 0;
+    ND_TRY(ND_ALLOC(layout->unit_count + 1, &optimizer->first_range));
+    for (int u = 0; u < layout->unit_count; u++) {
+        const nd_unit *unit = &layout->units[u];
+        int64_t end = unit->shard_offset + unit->shard_count;
+        optimizer->first_range[u] = range;
+        while (range < optimizer->range_count && optimizer->ranges[range].begin < end) {
+            range++;
+        }
+    }
+    optimizer->first_range[layout->unit_count] = range;
+    ND_ASSERT(range == optimizer->range_count);
+    return ND_OK;
+}
+
 nd_status nd_optimizer_init(nd_optimizer *optimizer, nd_fsdp *fsdp)
 {
     *optimizer = (nd_optimizer){.fsdp = fsdp};
@@ -44,12 +62,14 @@ nd_status nd_optimizer_init(nd_optimizer *optimizer, nd_fsdp *fsdp)
         nd_flat_range *range = &optimizer->ranges[i];
         range->copy = nd_fsdp_resident(fsdp, range->begin);
     }
-    return ND_OK;
+    return find_units(optimizer);
 }
 
 void nd_optimizer_fini(nd_optimizer *optimizer)
 {
+    free(optimizer->first_range);
     free(optimizer->ranges);
+    optimizer->first_range = NULL;
     optimizer->ranges = NULL;
 }
 
@@ -62,11 +82,30 @@ static double clip_factor(double max_norm, double norm)
     return factor < 1.0 ? factor : 1.0;
 }
 
-nd_status nd_optimizer_step(nd_optimizer *optimizer, int64_t step, double lr, double grad_norm)
+/* Ranges [first, last). */
+static nd_status update_ranges(nd_optimizer *optimizer, nd_adamw hyper, int first, int last)
 {
     nd_fsdp *fsdp = optimizer->fsdp;
     nd_rank *r = fsdp->rank;
-    const nd_config *config = r->config;
+    if (first == last) {
+        return ND_OK;
+    }
+    if (r->config->optimizer.name == ND_OPTIMIZER_SGD) {
+        ND_OP(r, ND_TRACE_OPTIMIZER, sgd, .hyper = hyper, .p = fsdp->master, .grad = fsdp->grad,
+              .ranges = optimizer->ranges + first, .range_count = last - first);
+    } else {
+        ND_OP(r, ND_TRACE_OPTIMIZER, adamw, .hyper = hyper, .p = fsdp->master, .m = fsdp->moment1,
+              .v = fsdp->moment2, .grad = fsdp->grad, .ranges = optimizer->ranges + first,
+              .range_count = last - first);
+    }
+    return ND_OK;
+}
+
+nd_status nd_optimizer_step(nd_optimizer *optimizer, const nd_update_gate *gate, int64_t step,
+                            double lr, double grad_norm)
+{
+    nd_fsdp *fsdp = optimizer->fsdp;
+    const nd_config *config = fsdp->rank->config;
     nd_adamw hyper = {
         .lr = (float)lr,
         .beta1 = (float)config->optimizer.beta1,
@@ -77,13 +116,14 @@ nd_status nd_optimizer_step(nd_optimizer *optimizer, int64_t step, double lr, do
         .bias1 = (float)(1.0 - pow(config->optimizer.beta1, (double)step)),
         .bias2 = (float)(1.0 - pow(config->optimizer.beta2, (double)step)),
     };
-    if (config->optimizer.name == ND_OPTIMIZER_SGD) {
-        ND_OP(r, ND_TRACE_OPTIMIZER, sgd, .hyper = hyper, .p = fsdp->master, .grad = fsdp->grad,
-              .ranges = optimizer->ranges, .range_count = optimizer->range_count);
-    } else {
-        ND_OP(r, ND_TRACE_OPTIMIZER, adamw, .hyper = hyper, .p = fsdp->master, .m = fsdp->moment1,
-              .v = fsdp->moment2, .grad = fsdp->grad, .ranges = optimizer->ranges,
-              .range_count = optimizer->range_count);
+    bool gated = gate && gate->wait;
+    if (!gated) {
+        ND_TRY(update_ranges(optimizer, hyper, 0, optimizer->range_count));
+    }
+    for (int u = 0; gated && u < fsdp->layout->unit_count; u++) {
+        ND_TRY(gate->wait(gate->context, u));
+        ND_TRY(update_ranges(optimizer, hyper, optimizer->first_range[u],
+                             optimizer->first_range[u + 1]));
     }
     nd_fsdp_weights_updated(fsdp);
     return ND_OK;

@@ -36,9 +36,11 @@ void nd_optimizer_fini(nd_optimizer *optimizer);
 /*
  * One update with the learning rate of `step` (from 1). grad_norm: global; gradients are scaled by
  * min(1, max_grad_norm / (grad_norm + 1e-6)) as torch.nn.utils.clip_grad_norm_ does, unless
- * max_grad_norm is 0.
+ * max_grad_norm is 0. With a gate (NULL: none) the units are updated one after the other, each
+ * after its wait; the result has the same bits.
  */
-nd_status nd_optimizer_step(nd_optimizer *optimizer, int64_t step, double lr, double grad_norm);
+nd_status nd_optimizer_step(nd_optimizer *optimizer, const nd_update_gate *gate, int64_t step,
+                            double lr, double grad_norm);
 
 enum { ND_NONFINITE_NAME = 160 };
 /*

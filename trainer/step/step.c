@@ -30,15 +30,16 @@ static nd_status sum_loss(nd_trainer *t)
     return ND_OK;
 }
 
-/* A signal that reached one rank stops all of them at the same boundary. The device reads the flag
- * when it gets here, which is later than the host does. */
-static nd_status agree_to_stop(nd_trainer *t)
+/* A signal that reached one rank stops all of them at the same boundary, and all learn at the same
+ * one how far a save is. The device reads the flags when it gets here, which is later than the host
+ * does. */
+static nd_status agree_on_flags(nd_trainer *t)
 {
     nd_rank *r = t->rank;
-    int64_t *stop = &t->model->numbers->stop;
-    ND_TRY(nd_copy(&r->stream, stop, &t->sent->stop, sizeof *stop));
+    int64_t *flags = &t->model->numbers->stop; /* and save */
+    ND_TRY(nd_copy(&r->stream, flags, &t->sent->stop, 2 * sizeof *flags));
     ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, stop, 1, ND_DTYPE_I64,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, flags, 2, ND_DTYPE_I64,
                               ND_REDOP_MAX, NULL));
     return ND_OK;
 }
@@ -54,6 +55,11 @@ static nd_status read_numbers(nd_trainer *t)
 void nd_trainer_request_stop(nd_trainer *t, int reason)
 {
     *(volatile int64_t *)&t->sent->stop = reason;
+}
+
+void nd_trainer_report_save(nd_trainer *t, int64_t state)
+{
+    __atomic_store_n(&t->sent->save, state, __ATOMIC_RELAXED);
 }
 
 static nd_status micro_batch(nd_trainer *t, const nd_step_batch *batch, int64_t micro)
@@ -92,7 +98,7 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     ND_TRY(nd_gradsync_reduce(&t->sync));
     ND_TRY(sum_loss(t));
     ND_TRY(nd_gradsync_squares(&t->sync, &numbers->squares));
-    ND_TRY(agree_to_stop(t));
+    ND_TRY(agree_on_flags(t));
     ND_TRY(read_numbers(t));
     if (t->received->tokens == 0) {
         return nd_fail(
@@ -106,6 +112,7 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     out->grad_norm = sqrt(t->received->squares);
     out->tokens = t->received->tokens;
     out->stop = t->received->stop;
+    out->save = t->received->save;
     return ND_OK;
 }
 
@@ -150,7 +157,8 @@ static nd_status update(nd_trainer *t, nd_step_result *out)
     ND_TRY(nd_scales_advance(&t->model->scales));
     out->lr = nd_schedule_lr(t->rank->config, number);
     nd_range_push(t->rank->device, "optimizer");
-    ND_TRY(nd_optimizer_step(&t->optimizer, number - t->position.skipped, out->lr, out->grad_norm));
+    ND_TRY(nd_optimizer_step(&t->optimizer, &t->gate, number - t->position.skipped, out->lr,
+                             out->grad_norm));
     nd_range_pop(t->rank->device);
     return ND_OK;
 }

@@ -13,9 +13,20 @@
 /* The update of this rank's shards: clip factor, AdamW or SGD, weight decay on matrices only. */
 typedef struct nd_optimizer {
     nd_fsdp *fsdp;
-    nd_flat_range *ranges;
+    nd_flat_range *ranges; /* in the order of the units */
     int range_count;
+    int *first_range; /* [unit_count + 1] of each unit */
 } nd_optimizer;
+
+/*
+ * Holds the update back unit by unit, while the state of a unit is still being copied for a save.
+ * wait(context, unit) returns when work that is then enqueued on the rank's stream may change the
+ * unit's arrays.
+ */
+typedef struct nd_update_gate {
+    nd_status (*wait)(void *context, int unit); /* NULL: nothing is copied; one update of all */
+    void *context;
+} nd_update_gate;
 
 /* Where a run is. A resumed run restores it together with the arrays of nd_trainer_each_state; the
  * position of the training data follows from it (nd_loader_options.first_step). */
@@ -35,6 +46,7 @@ typedef struct nd_trainer {
     nd_graph_counts planned_graphs;   /* what they will hold */
     nd_step_numbers *sent, *received; /* host memory: what goes to the device, what comes back */
     nd_run_position position;
+    nd_update_gate gate;
     /* Steps since the start of the process that ran without a health report: after the first, CUDA
      * graphs may record. */
     int64_t steps_recordable;
@@ -46,6 +58,7 @@ typedef struct nd_step_result {
     double lr;
     int64_t tokens; /* counted labels of the step, global */
     int64_t stop;   /* not 0: some rank was asked to stop; alike on all ranks */
+    int64_t save;   /* largest state that any rank reported (nd_trainer_report_save) */
     bool skipped;
 } nd_step_result;
 
@@ -101,6 +114,10 @@ double nd_positive_nan(double value); /* NaN without the sign that printf would 
 /* Sets `stop` in the results of every rank's next step, or of the one after it when that step's
  * numbers are already on their way. Async-signal-safe. */
 void nd_trainer_request_stop(nd_trainer *trainer, int reason);
+
+/* What the next step tells all ranks about this rank's part in a save (nd_step_result.save). From
+ * any thread. */
+void nd_trainer_report_save(nd_trainer *trainer, int64_t state);
 
 /* Asked before each batch of a long loop, on all ranks; *stop is alike on all of them. */
 typedef struct nd_stop_check {

@@ -47,6 +47,17 @@ nd_manifest fake_manifest(const nd_llama_shape *shape, const nd_mesh *mesh, int 
     return m;
 }
 
+typedef struct fake_source {
+    const nd_shard_plan *plan;
+    const fake_state *state;
+} fake_source;
+
+static const float *piece_data(void *context, int piece, nd_state_kind array)
+{
+    const fake_source *from = context;
+    return from->state->arrays[array] + from->plan->pieces[piece].state;
+}
+
 static void write_rank(const nd_manifest *m, const char *state, int rank, bool converts,
                        nd_shard_record *record)
 {
@@ -69,10 +80,9 @@ static void write_rank(const nd_manifest *m, const char *state, int rank, bool c
     must(nd_shard_plan_init(&plan, &options));
     must(nd_shard_writer_open(&plan, state, m->checksum, m->position.step - m->position.skipped,
                               &writer));
-    const float *const arrays[ND_STATE_KINDS] = {values.arrays[0], values.arrays[1],
-                                                 values.arrays[2]};
+    fake_source from = {&plan, &values};
     for (int u = 0; u < layout->unit_count; u++) {
-        must(nd_shard_writer_unit(writer, u, arrays));
+        must(nd_shard_writer_unit(writer, u, piece_data, &from));
     }
     must(nd_shard_writer_extras(writer, extras));
     must(nd_shard_writer_finish(writer, record));

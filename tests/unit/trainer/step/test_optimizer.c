@@ -174,7 +174,7 @@ static nd_status update_and_check(mesh_shards *s, const optimizer_case *c, nd_op
         ND_TRY(nd_fsdp_acquire(&s->fsdp, &s->layout->units[u]));
         nd_fsdp_release(&s->fsdp, &s->layout->units[u]);
     }
-    ND_TRY(nd_optimizer_step(optimizer, c->step, lr, c->grad_norm));
+    ND_TRY(nd_optimizer_step(optimizer, NULL, c->step, lr, c->grad_norm));
     ND_TRY(mesh_each_span(s->layout, check_span, &k));
     ND_TRY(check_padding(&k));
     return check_gathered(s, c);

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Saving while training and resuming, with the product's own trainer on meshes of threads: a save
+ * changes no bit of the run, holds the state of its step although later steps go on, and a run that
+ * is resumed from it on the same mesh has the bits of one that was never stopped.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/parity/mesh_data.h"
+#include "trainer/checkpoint/restore.h"
+#include "trainer/checkpoint/saver.h"
+
+enum { STEPS = 6, SAVED = 3, MAX_RANKS = 8 };
+
+static tempdir dir, runs;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    tempdir_make(&runs);
+}
+
+static void teardown(void)
+{
+    nd_checkpoint_abandon(runs.path);
+    tempdir_remove(&dir);
+}
+
+TestSuite(checkpoint, .init = setup, .fini = teardown);
+
+/* What the ranks of one run share; `saver` and `report` are by rank. */
+typedef struct plan {
+    const char *folder;
+    int64_t save_at;    /* steps done; 0: never */
+    const char *resume; /* a checkpoint folder */
+    bool waits;
+    void (*before_unit)(void *context, int unit);
+    nd_saver *savers[MAX_RANKS];
+    nd_save_report reports[MAX_RANKS];
+    nd_restored restored[MAX_RANKS];
+    nd_manifest_pairs none;
+} plan;
+
+static nd_status start(void *context, nd_trainer *t)
+{
+    plan *p = context;
+    int rank = t->rank->rank;
+    if (p->resume) {
+        nd_manifest m = {0};
+        bool elsewhere = false;
+        ND_TRY(nd_manifest_read(p->resume, &m));
+        nd_status status =
+            nd_restore_checkpoint(t, p->resume, &m, true, &elsewhere, &p->restored[rank]);
+        nd_manifest_fini(&m);
+        ND_TRY(status);
+    }
+    nd_saver_options options = {
+        .trainer = t,
+        .run = p->folder,
+        .run_id = "test",
+        .host = "host",
+        .checksum = ND_CHECKSUM_XXH3,
+        .waits = p->waits,
+        .batch_samples = 8,
+        .identity = &p->none,
+        .config = &p->none,
+        .before_unit = p->before_unit,
+    };
+    return nd_saver_create(&options, &p->savers[rank]);
+}
+
+static nd_status after_step(void *context, nd_trainer *t, int64_t step)
+{
+    plan *p = context;
+    int rank = t->rank->rank;
+    nd_save_report report;
+    ND_TRY(nd_saver_advance(p->savers[rank], t->received->save, &report));
+    if (report.ended) {
+        p->reports[rank] = report;
+    }
+    if (t->position.step == p->save_at) {
+        ND_TRY(nd_saver_begin(p->savers[rank], "interval", 77));
+    }
+    return ND_OK;
+}
+
+static nd_status end(void *context, nd_trainer *t)
+{
+    plan *p = context;
+    int rank = t->rank->rank;
+    nd_save_report report;
+    ND_TRY(nd_saver_finish(p->savers[rank], &report));
+    if (report.ended) {
+        p->reports[rank] = report;
+    }
+    nd_saver_destroy(p->savers[rank]);
+    p->savers[rank] = NULL;
+    return ND_OK;
+}
+
+static mesh_job job_of(nd_precision precision, plan *p, int64_t first, int64_t steps)
+{
+    const char *path = mesh_token_file(&dir, "tokens.bin", 4000, 97, 0);
+    mesh_job job = mesh_job_on_tokens(path, mesh_small_llama(97), precision);
+    job.global_batch = 8;
+    job.sequence = 32;
+    job.first_step = first;
+    job.steps = steps;
+    job.max_grad_norm = 1.0;
+    job.weight_decay = 0.1;
+    if (p) {
+        job.start = start;
+        job.after_step = after_step;
+        job.end = end;
+        job.context = p;
+    }
+    return job;
+}
+
+static mesh_result train(mesh_job job, mesh_case mesh)
+{
+    mesh_result result;
+    assert_ok(mesh_run(&job, &mesh, &result));
+    return result;
+}
+
+static void expect_equal_weights(const mesh_result *a, const mesh_result *b, const char *mesh)
+{
+    for (int i = 0; i < a->tensors; i++) {
+        cr_assert_eq(memcmp(a->weights[i], b->weights[i], (size_t)a->sizes[i] * sizeof(float)), 0,
+                     "%s: %s differs", mesh, a->names[i]);
+    }
+}
+
+static const mesh_case meshes[] = {
+    {"one", 1, 1, 1, 1, 1},
+    {"ddp 2", 2, 1, 1, 1, 1},
+    {"fsdp 4", 1, 4, 1, 1, 1},
+    {"fsdp 3 as zero-2", 1, 2, 1, 1, 2, .zero2 = true},
+    {"tp 2", 1, 1, 1, 2, 1},
+    {"fsdp 2, tp 2", 1, 2, 1, 2, 1},
+    {"hsdp 2 x 2", 2, 2, 1, 1, 1},
+    {"cp 2", 1, 1, 2, 1, 1},
+    {"hsdp 2 x 2, tp 2", 2, 2, 1, 2, 1},
+};
+enum { MESHES = sizeof meshes / sizeof *meshes };
+
+static char *saved_path(void)
+{
+    char *path = NULL;
+    assert_ok(nd_checkpoint_path(runs.path, SAVED, &path));
+    return path;
+}
+
+static void remove_saved(void)
+{
+    char *path = saved_path();
+    nd_checkpoint_abandon(path);
+    free(path);
+}
+
+/* Saves after step SAVED and goes on; then a second run resumes there. */
+static void check_mesh(mesh_case mesh, nd_precision precision, bool waits)
+{
+    plan saving = {.folder = runs.path, .save_at = SAVED, .waits = waits};
+    mesh_result whole = train(job_of(precision, NULL, 0, STEPS), mesh);
+    mesh_result first = train(job_of(precision, &saving, 0, STEPS), mesh);
+    for (int s = 0; s < STEPS; s++) {
+        cr_assert_eq(whole.loss[s], first.loss[s], "%s: saving changed step %d", mesh.name, s + 1);
+    }
+    expect_equal_weights(&whole, &first, mesh.name);
+    cr_assert(saving.reports[0].ended && saving.reports[0].good, "%s: %s", mesh.name,
+              saving.reports[0].why);
+    cr_assert_eq(saving.reports[0].step, SAVED);
+    plan resuming = {.folder = runs.path, .resume = saved_path()};
+    mesh_result second = train(job_of(precision, &resuming, SAVED, STEPS - SAVED), mesh);
+    for (int s = SAVED; s < STEPS; s++) {
+        cr_assert_eq(whole.loss[s], second.loss[s - SAVED], "%s: step %d is %.17g, not %.17g",
+                     mesh.name, s + 1, second.loss[s - SAVED], whole.loss[s]);
+        cr_assert_eq(whole.norm[s], second.norm[s - SAVED], "%s: norm of step %d", mesh.name,
+                     s + 1);
+    }
+    expect_equal_weights(&whole, &second, mesh.name);
+    free((char *)resuming.resume);
+    mesh_result_free(&whole);
+    mesh_result_free(&first);
+    mesh_result_free(&second);
+    remove_saved();
+}
+
+Test(checkpoint, resumed_runs_have_the_same_bits_on_every_mesh)
+{
+    for (int i = 0; i < MESHES; i++) {
+        check_mesh(meshes[i], i % 2 ? ND_PRECISION_BF16 : ND_PRECISION_FP32, i % 3 == 0);
+    }
+}
+
+/* On another mesh sums are formed in another order, so losses agree within what F32 leaves. */
+Test(checkpoint, any_mesh_resumes_what_any_other_saved)
+{
+    mesh_result one = train(job_of(ND_PRECISION_FP32, NULL, 0, STEPS), meshes[0]);
+    for (int from = 0; from < MESHES; from++) {
+        plan saving = {.folder = runs.path, .save_at = SAVED};
+        mesh_result first = train(job_of(ND_PRECISION_FP32, &saving, 0, SAVED), meshes[from]);
+        mesh_result_free(&first);
+        for (int to = 0; to < MESHES; to++) {
+            plan resuming = {.folder = runs.path, .resume = saved_path()};
+            mesh_result second =
+                train(job_of(ND_PRECISION_FP32, &resuming, SAVED, STEPS - SAVED), meshes[to]);
+            for (int s = SAVED; s < STEPS; s++) {
+                cr_assert_lt(fabs(second.loss[s - SAVED] - one.loss[s]), 2e-4, "%s to %s, step %d",
+                             meshes[from].name, meshes[to].name, s + 1);
+            }
+            nd_source_stats stats = resuming.restored[0].stats;
+            cr_assert_leq(stats.wanted_bytes, stats.read_bytes + 4096);
+            free((char *)resuming.resume);
+            mesh_result_free(&second);
+        }
+        remove_saved();
+    }
+    mesh_result_free(&one);
+}
+
+static void sleep_before(void *context, int unit)
+{
+    usleep(unit == 0 ? 300000 : 100000);
+}
+
+/* The writer is slower than several steps would be: each update waits for it, unit by unit. */
+Test(checkpoint, a_slow_copy_holds_the_saved_step_and_not_the_next)
+{
+    const mesh_case mesh = meshes[5];
+    plan slow = {.folder = runs.path, .save_at = SAVED, .before_unit = sleep_before};
+    mesh_result whole = train(job_of(ND_PRECISION_BF16, NULL, 0, STEPS), mesh);
+    mesh_result until = train(job_of(ND_PRECISION_BF16, NULL, 0, SAVED), mesh);
+    mesh_result first = train(job_of(ND_PRECISION_BF16, &slow, 0, STEPS), mesh);
+    expect_equal_weights(&whole, &first, mesh.name);
+    cr_assert(slow.reports[0].good);
+    cr_assert_gt(slow.reports[0].blocked_seconds, 0.2);
+    char *state = NULL, *path = saved_path();
+    nd_source *source = NULL;
+    nd_llama_shape shape = mesh_small_llama(97);
+    nd_layout *layout = NULL;
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    assert_ok(nd_fs_format(&state, "%s/state", path));
+    assert_ok(nd_source_open_dcp(state, &shape, &source));
+    assert_ok(nd_layout_create(&(nd_layout_options){.shape = &shape, .mesh = &one}, &layout));
+    for (int i = 0; i < until.tensors; i++) {
+        const nd_param *p = &layout->params[i];
+        const nd_rect all = {p->axes, 0, 0, p->rows, p->cols};
+        float *got = malloc((size_t)until.sizes[i] * sizeof *got);
+        assert_ok(nd_source_add(source, p, ND_STATE_MASTER, &all, got));
+        assert_ok(nd_source_run(source));
+        cr_assert_eq(memcmp(got, until.weights[i], (size_t)until.sizes[i] * sizeof *got), 0,
+                     "%s is not that of step %d", p->name, SAVED);
+        free(got);
+    }
+    nd_layout_destroy(layout);
+    nd_source_close(source);
+    free(state);
+    free(path);
+    mesh_result_free(&whole);
+    mesh_result_free(&until);
+    mesh_result_free(&first);
+}
+
+/* One rank cannot write: no rank's part becomes a checkpoint, and training goes on. */
+static void block_folder(void *context, int unit)
+{
+    char path[256];
+    if (unit == 1) { /* a folder in the place of the hash file of rank 2 */
+        snprintf(path, sizeof path, "%s/.tmp-checkpoint-%d-test/state/shard-00003.hashes",
+                 runs.path, SAVED);
+        mkdir(path, 0777);
+    }
+}
+
+Test(checkpoint, a_save_that_fails_leaves_nothing_and_training_goes_on)
+{
+    plan blocked = {.folder = runs.path, .save_at = SAVED, .before_unit = block_folder};
+    mesh_result whole = train(job_of(ND_PRECISION_FP32, NULL, 0, STEPS), meshes[2]);
+    mesh_result first = train(job_of(ND_PRECISION_FP32, &blocked, 0, STEPS), meshes[2]);
+    expect_equal_weights(&whole, &first, "fsdp 4");
+    for (int rank = 0; rank < 4; rank++) {
+        cr_assert(blocked.reports[rank].ended && !blocked.reports[rank].good);
+        cr_assert_eq(blocked.reports[rank].why[0] != '\0', rank == 2, "rank %d: %s", rank,
+                     blocked.reports[rank].why);
+    }
+    char *path = saved_path();
+    cr_assert_not(nd_fs_exists(path));
+    cr_assert_eq(rmdir(runs.path), 0, "the run folder is not empty");
+    assert_ok(nd_fs_make_folders(runs.path, "folder", ""));
+    free(path);
+    mesh_result_free(&whole);
+    mesh_result_free(&first);
+}
+
+Test(checkpoint, a_folder_that_cannot_be_written_is_reported)
+{
+    plan lost = {.folder = "/proc/nowhere", .save_at = SAVED};
+    mesh_result first = train(job_of(ND_PRECISION_FP32, &lost, 0, STEPS), meshes[1]);
+    cr_assert(lost.reports[0].ended && !lost.reports[0].good);
+    cr_assert_not_null(strstr(lost.reports[0].why, "/proc/nowhere"), "%s", lost.reports[0].why);
+    mesh_result_free(&first);
+}
+
+/* Delayed scaling carries scales and histories. */
+Test(checkpoint, fp8_histories_are_part_of_the_state)
+{
+    const mesh_case mesh = {"fsdp 2", 1, 2, 1, 1, 1};
+    plan saving = {.folder = runs.path, .save_at = SAVED};
+    mesh_job job = job_of(ND_PRECISION_FP8, NULL, 0, STEPS);
+    job.recipe = ND_FP8_DELAYED;
+    job.history_length = 4;
+    mesh_result whole = train(job, mesh);
+    job = job_of(ND_PRECISION_FP8, &saving, 0, STEPS);
+    job.recipe = ND_FP8_DELAYED;
+    job.history_length = 4;
+    mesh_result first = train(job, mesh);
+    expect_equal_weights(&whole, &first, mesh.name);
+    plan resuming = {.folder = runs.path, .resume = saved_path()};
+    job = job_of(ND_PRECISION_FP8, &resuming, SAVED, STEPS - SAVED);
+    job.recipe = ND_FP8_DELAYED;
+    job.history_length = 4;
+    mesh_result second = train(job, mesh);
+    cr_assert(resuming.restored[1].scales);
+    cr_assert_not(resuming.restored[1].scales_differ);
+    for (int s = SAVED; s < STEPS; s++) {
+        cr_assert_eq(whole.loss[s], second.loss[s - SAVED], "step %d", s + 1);
+    }
+    expect_equal_weights(&whole, &second, mesh.name);
+    free((char *)resuming.resume);
+    mesh_result_free(&whole);
+    mesh_result_free(&first);
+    mesh_result_free(&second);
+}

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/restore.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/clock.h"
+#include "trainer/checkpoint/snapshot.h"
+
+typedef struct restore {
+    nd_trainer *trainer;
+    nd_source *source;
+    int arrays;                  /* that are loaded */
+    float *live[ND_STATE_KINDS]; /* on the device */
+    float *host;                 /* GPU: (arrays, largest unit); NULL: read straight to live */
+    int64_t host_count;
+    const nd_unit *unit; /* being read */
+} restore;
+
+static nd_status collect(void *context, const nd_state_array *array)
+{
+    restore *r = context;
+    if (array->sharded) {
+        r->live[r->arrays++] = array->data;
+    }
+    return ND_OK;
+}
+
+static nd_status want_span(void *context, const nd_span *span)
+{
+    restore *r = context;
+    const nd_rect rect = {span->param->axes, span->row, span->col, span->rows, span->cols};
+    for (int a = 0; a < r->arrays; a++) {
+        float *to = r->host ? r->host + a * r->host_count + span->begin - r->unit->shard_offset
+                            : r->live[a] + span->begin;
+        ND_TRY(nd_source_add(r->source, span->param, (nd_state_kind)a, &rect, to));
+    }
+    return ND_OK;
+}
+
+static nd_status upload_unit(restore *r)
+{
+    nd_stream *stream = &r->trainer->rank->stream;
+    for (int a = 0; a < r->arrays; a++) {
+        ND_TRY(nd_copy(stream, r->live[a] + r->unit->shard_offset, r->host + a * r->host_count,
+                       (size_t)r->unit->shard_count * sizeof(float)));
+    }
+    return nd_stream_sync(stream);
+}
+
+/* The units that this replica reads. */
+static nd_status read_units(restore *r)
+{
+    const nd_layout *layout = r->trainer->model->layout;
+    const nd_rank *rank = r->trainer->rank;
+    int replicas = rank->mesh.size[ND_AXIS_DP_REPLICATE];
+    for (int u = rank->coord.at[ND_AXIS_DP_REPLICATE]; u < layout->unit_count; u += replicas) {
+        r->unit = &layout->units[u];
+        if (r->host) {
+            memset(r->host, 0, (size_t)(r->arrays * r->host_count) * sizeof(float));
+        }
+        ND_TRY(nd_layout_each_span(layout, r->unit, layout->shard_index, want_span, r));
+        if (r->host) {
+            ND_TRY(nd_source_run(r->source));
+            ND_TRY(upload_unit(r));
+        }
+    }
+    return nd_source_run(r->source);
+}
+
+/* Every rank learns whether all could read. The reason stays with the rank that has it. */
+static nd_status agree(nd_trainer *t, nd_status status, bool *elsewhere)
+{
+    int64_t worst = status;
+    nd_error own = *nd_error_last();
+    *elsewhere = false;
+    ND_TRY(nd_comm_all_reduce(t->rank->groups.by_kind[ND_GROUP_WORLD], &t->rank->stream, &worst, 1,
+                              ND_DTYPE_I64, ND_REDOP_MAX, NULL));
+    if (status != ND_OK) {
+        return nd_fail(status, "%s", own.message);
+    }
+    if (worst != ND_OK) {
+        *elsewhere = true;
+        return nd_fail((nd_status)worst, "another rank could not read the checkpoint");
+    }
+    return ND_OK;
+}
+
+/* What each replica read goes to the others, padding included. */
+static nd_status share_units(restore *r)
+{
+    nd_rank *rank = r->trainer->rank;
+    const nd_layout *layout = r->trainer->model->layout;
+    nd_comm *replicas = rank->groups.by_kind[ND_GROUP_DP_REPLICATE];
+    for (int u = 0; u < layout->unit_count && replicas->size > 1; u++) {
+        const nd_unit *unit = &layout->units[u];
+        for (int a = 0; a < r->arrays; a++) {
+            ND_TRY(nd_comm_broadcast(replicas, &rank->stream, r->live[a] + unit->shard_offset,
+                                     unit->shard_count, ND_DTYPE_F32, u % replicas->size, NULL));
+        }
+    }
+    return nd_stream_sync(&rank->stream);
+}
+
+static nd_status prepare(restore *r, nd_trainer *trainer)
+{
+    const nd_layout *layout = trainer->model->layout;
+    *r = (restore){.trainer = trainer};
+    ND_TRY(nd_trainer_each_state(trainer, collect, r));
+    if (trainer->rank->device->kind != ND_DEVICE_CUDA) {
+        return ND_OK;
+    }
+    for (int u = 0; u < layout->unit_count; u++) {
+        int64_t count = layout->units[u].shard_count;
+        r->host_count = count > r->host_count ? count : r->host_count;
+    }
+    return ND_ALLOC(r->arrays * r->host_count, &r->host);
+}
+
+/* FP8 scales. Another recipe begins with its own start values. */
+
+typedef struct extras {
+    const nd_manifest *manifest;
+    nd_source *source;
+    nd_stream *stream;
+    int stored, loaded, wanted;
+} extras;
+
+static nd_status load_extra(void *context, const nd_state_array *array)
+{
+    extras *e = context;
+    if (array->sharded) {
+        return ND_OK;
+    }
+    e->wanted++;
+    for (int i = 0; i < e->manifest->extra_count; i++) {
+        const nd_state_extra *stored = &e->manifest->extras[i];
+        if (strcmp(stored->name, array->name) != 0 || stored->count != array->count) {
+            continue;
+        }
+        float *host = NULL;
+        size_t bytes = (size_t)array->count * sizeof *host;
+        ND_TRY(ND_ALLOC(array->count, &host));
+        nd_status status = nd_source_add_extra(e->source, array->name, array->count, host);
+        status = status == ND_OK ? nd_source_run(e->source) : status;
+        status = status == ND_OK ? nd_copy(e->stream, array->data, host, bytes) : status;
+        status = status == ND_OK ? nd_stream_sync(e->stream) : status;
+        free(host);
+        ND_TRY(status);
+        e->loaded++;
+    }
+    return ND_OK;
+}
+
+static nd_status read_checkpoint(restore *r, const char *folder, const nd_manifest *manifest,
+                                 bool verify, nd_restored *out)
+{
+    ND_TRY(nd_source_open_checkpoint(folder, manifest, verify, &r->source));
+    r->arrays = r->arrays < manifest->arrays ? r->arrays : manifest->arrays;
+    ND_TRY(read_units(r));
+    extras e = {.manifest = manifest,
+                .source = r->source,
+                .stream = &r->trainer->rank->stream,
+                .stored = manifest->extra_count};
+    ND_TRY(nd_trainer_each_state(r->trainer, load_extra, &e));
+    out->scales = e.loaded == e.wanted;
+    out->scales_differ = e.stored > 0 && e.loaded < e.stored;
+    return ND_OK;
+}
+
+/* Closes what a restore holds, and makes the copies of the weights stale. */
+static void end(restore *r, nd_restored *out, double begin)
+{
+    out->moments = r->arrays > 1;
+    out->seconds = nd_clock_seconds() - begin;
+    if (r->source) {
+        out->stats = nd_source_get_stats(r->source);
+    }
+    nd_source_close(r->source);
+    free(r->host);
+}
+
+nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder,
+                                const nd_manifest *manifest, bool verify, bool *elsewhere,
+                                nd_restored *out)
+{
+    restore r;
+    double begin = nd_clock_seconds();
+    *out = (nd_restored){0};
+    nd_status status = prepare(&r, trainer);
+    status = status == ND_OK ? read_checkpoint(&r, folder, manifest, verify, out) : status;
+    status = agree(trainer, status, elsewhere);
+    status = status == ND_OK ? share_units(&r) : status;
+    if (status == ND_OK) {
+        nd_trainer_resume_at(trainer, manifest->position);
+    }
+    end(&r, out, begin);
+    return status;
+}
+
+static nd_status read_dcp(restore *r, const char *folder, int64_t *updates)
+{
+    const nd_param *first = &r->trainer->model->layout->params[0];
+    ND_TRY(nd_source_open_dcp(folder, &r->trainer->rank->shape, &r->source));
+    if (!nd_source_has(r->source, first, ND_STATE_MOMENT1)) {
+        r->arrays = 1;
+    }
+    ND_TRY(r->arrays > 1 ? nd_source_read_updates(r->source, updates) : ND_OK);
+    return read_units(r);
+}
+
+nd_status nd_restore_dcp(nd_trainer *trainer, const char *folder, bool *elsewhere, nd_restored *out)
+{
+    restore r;
+    int64_t updates = 0;
+    double begin = nd_clock_seconds();
+    *out = (nd_restored){0};
+    nd_status status = prepare(&r, trainer);
+    status = status == ND_OK ? read_dcp(&r, folder, &updates) : status;
+    status = agree(trainer, status, elsewhere);
+    status = status == ND_OK ? share_units(&r) : status;
+    if (status == ND_OK) {
+        nd_trainer_resume_at(trainer, (nd_run_position){.step = updates > 0 ? updates : 0});
+    }
+    end(&r, out, begin);
+    out->scales = true;
+    return status;
+}

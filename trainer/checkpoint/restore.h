@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CHECKPOINT_RESTORE_H
+#define ND_CHECKPOINT_RESTORE_H
+/*
+ * A stored state into a trainer, on any mesh.
+ *
+ * Of the ranks that hold the same shards (dp_replicate), each reads some units, and the others get
+ * them by broadcast. All ranks learn whether every one of them could read before any state is
+ * passed on.
+ */
+#include "trainer/checkpoint/source.h"
+#include "trainer/step/step.h"
+
+typedef struct nd_restored {
+    bool moments;       /* they were stored, and were loaded */
+    bool scales;        /* FP8 scales and histories were loaded, or the recipe has none */
+    bool scales_differ; /* they were stored, of another recipe, and were not loaded */
+    double seconds;
+    nd_source_stats stats; /* of this rank */
+} nd_restored;
+
+/*
+ * Loads a checkpoint of ours into a committed trainer, and sets its position. Collective. When some
+ * rank fails, all do: that rank with its reason, the others with *elsewhere set.
+ */
+nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder,
+                                const nd_manifest *manifest, bool verify, bool *elsewhere,
+                                nd_restored *out);
+
+/*
+ * Loads a folder of torch DCP's safetensors. Without moments there these stay zero and the position
+ * is step 0; with them the position is the number of updates that the folder tells. Collective, as
+ * above.
+ */
+nd_status nd_restore_dcp(nd_trainer *trainer, const char *folder, bool *elsewhere,
+                         nd_restored *out);
+
+#endif

@@ -1,0 +1,527 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/saver.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/fsio.h"
+#include "runtime/base/log.h"
+#include "runtime/base/version.h"
+#include "trainer/checkpoint/snapshot.h"
+
+/* What a rank reports; the largest value wins. */
+enum { FLAG_IDLE = 0, FLAG_DONE, FLAG_BUSY, FLAG_FAILED };
+
+typedef enum phase { PHASE_IDLE = 0, PHASE_WRITING, PHASE_COMMITTING } phase;
+typedef enum job { JOB_NONE = 0, JOB_WRITE, JOB_COMMIT, JOB_EXIT } job;
+
+struct nd_saver {
+    nd_saver_options options; /* with owned strings */
+    nd_trainer *trainer;
+    nd_shard_plan plan;
+    nd_snapshot *snapshot;
+    nd_manifest manifest;             /* rank 0: of the save in flight */
+    nd_shard_record record, *records; /* records: [ranks] */
+    char *temporary, *state;          /* folders of the save in flight */
+
+    phase phase;
+    double begin_seconds, blocked_seconds;
+    int64_t step, updates;
+    char reason[16];
+
+    pthread_t thread;
+    bool has_thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    job job;          /* being done; JOB_NONE: the thread is idle */
+    int units_copied; /* the update may pass these */
+    bool cancelled;
+    nd_error error; /* of the thread; ND_OK: none */
+    int deleted;
+};
+
+/* The writer's thread. */
+
+static void report_flag(nd_saver *s, int64_t flag)
+{
+    nd_trainer_report_save(s->trainer, flag);
+}
+
+static void pass_units(nd_saver *s, int units)
+{
+    pthread_mutex_lock(&s->lock);
+    s->units_copied = units;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static bool is_cancelled(nd_saver *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool cancelled = s->cancelled;
+    pthread_mutex_unlock(&s->lock);
+    return cancelled;
+}
+
+static nd_status make_folder(const char *path)
+{
+    return mkdir(path, 0777) == 0 || errno == EEXIST
+               ? ND_OK
+               : nd_fail(ND_ERR_CANTCREATE, "cannot make folder \"%s\": %s", path, strerror(errno));
+}
+
+static nd_status write_units(nd_saver *s, nd_shard_writer *writer)
+{
+    const nd_layout *layout = s->plan.layout;
+    for (int u = 0; u < layout->unit_count; u++) {
+        if (s->options.before_unit) {
+            s->options.before_unit(s->options.before_context, u);
+        }
+        if (is_cancelled(s)) {
+            return nd_fail(ND_ERR_CANTCREATE, "the save was given up");
+        }
+        ND_TRY(nd_snapshot_wait_copied(s->snapshot, u));
+        ND_TRY(nd_shard_writer_unit(writer, u, nd_snapshot_piece, s->snapshot));
+        pass_units(s, u + 1);
+    }
+    return nd_shard_writer_extras(writer, nd_snapshot_extras(s->snapshot));
+}
+
+/* Every rank makes the folders, so that none waits for another's. */
+static nd_status write_all(nd_saver *s)
+{
+    nd_shard_writer *writer = NULL;
+    ND_TRY(make_folder(s->temporary));
+    ND_TRY(make_folder(s->state));
+    ND_TRY(nd_shard_writer_open(&s->plan, s->state, s->options.checksum, s->updates, &writer));
+    nd_status status = write_units(s, writer);
+    if (status != ND_OK) {
+        nd_shard_writer_abandon(writer);
+        return status;
+    }
+    return nd_shard_writer_finish(writer, &s->record);
+}
+
+static nd_status commit(nd_saver *s)
+{
+    const nd_saver_options *o = &s->options;
+    if (o->extra) {
+        ND_TRY(o->extra(o->extra_context, s->temporary, &s->manifest));
+    }
+    ND_TRY(nd_checkpoint_commit(o->run, s->temporary, &s->manifest));
+    /* The new checkpoint is read again before an older one is deleted. */
+    char *path = NULL;
+    nd_manifest again = {0};
+    ND_TRY(nd_checkpoint_path(o->run, s->step, &path));
+    nd_status status = nd_manifest_read(path, &again);
+    nd_manifest_fini(&again);
+    free(path);
+    ND_TRY(status);
+    const nd_prune_options prune = {o->keep_last, o->keep_every, s->step};
+    if (nd_checkpoint_prune(o->run, &prune, &s->deleted) != ND_OK) {
+        nd_log_warning("checkpoint %lld is saved, but an older one is not deleted: %s",
+                       (long long)s->step, nd_error_last()->message);
+    }
+    return ND_OK;
+}
+
+static void end_job(nd_saver *s, nd_status status)
+{
+    if (status != ND_OK && s->job == JOB_WRITE) {
+        pass_units(s, s->plan.layout->unit_count);
+    }
+    pthread_mutex_lock(&s->lock);
+    s->job = JOB_NONE;
+    if (status != ND_OK) {
+        s->error = *nd_error_last();
+    }
+    report_flag(s, status == ND_OK ? FLAG_DONE : FLAG_FAILED);
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* The writer gives way to the threads that compute. */
+static void *writer_thread(void *context)
+{
+    nd_saver *s = context;
+    setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10);
+    for (;;) {
+        pthread_mutex_lock(&s->lock);
+        while (s->job == JOB_NONE) {
+            pthread_cond_wait(&s->changed, &s->lock);
+        }
+        job next = s->job;
+        pthread_mutex_unlock(&s->lock);
+        if (next == JOB_EXIT) {
+            return NULL;
+        }
+        end_job(s, next == JOB_WRITE ? write_all(s) : commit(s));
+    }
+}
+
+/* The rank's thread. */
+
+static void start_job(nd_saver *s, job next)
+{
+    report_flag(s, FLAG_BUSY);
+    pthread_mutex_lock(&s->lock);
+    s->job = next;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Waits for the thread to become idle, or at most so long. */
+static bool wait_idle(nd_saver *s, double seconds)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    int64_t ns = until.tv_nsec + (int64_t)(seconds * 1e9);
+    until.tv_sec += ns / 1000000000;
+    until.tv_nsec = ns % 1000000000;
+    pthread_mutex_lock(&s->lock);
+    int code = 0;
+    while (s->job != JOB_NONE && code == 0) {
+        code = pthread_cond_timedwait(&s->changed, &s->lock, &until);
+    }
+    bool idle = s->job == JOB_NONE;
+    pthread_mutex_unlock(&s->lock);
+    return idle;
+}
+
+static nd_status wait_unit(void *context, int unit)
+{
+    nd_saver *s = context;
+    if (nd_snapshot_is_detached(s->snapshot)) {
+        return nd_snapshot_hold_update(s->snapshot, unit);
+    }
+    pthread_mutex_lock(&s->lock);
+    if (s->units_copied <= unit) {
+        double begin = nd_clock_seconds();
+        while (s->units_copied <= unit) {
+            pthread_cond_wait(&s->changed, &s->lock);
+        }
+        s->blocked_seconds += nd_clock_seconds() - begin;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return ND_OK;
+}
+
+static nd_status start_thread(nd_saver *s)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the rank's thread */
+    int code = pthread_create(&s->thread, NULL, writer_thread, s);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    s->has_thread = code == 0;
+    return code == 0
+               ? ND_OK
+               : nd_fail(ND_ERR_RESOURCE, "cannot start the checkpoint writer: %s", strerror(code));
+}
+
+static nd_status init(nd_saver *s, const nd_saver_options *options)
+{
+    const nd_rank *r = options->trainer->rank;
+    nd_state_extra extras[ND_STATE_EXTRAS_MAX];
+    s->options = *options;
+    s->options.run = s->options.run_id = s->options.host = NULL;
+    s->trainer = options->trainer;
+    ND_TRY(nd_fs_format((char **)&s->options.run, "%s", options->run));
+    ND_TRY(nd_fs_format((char **)&s->options.run_id, "%s", options->run_id));
+    ND_TRY(nd_fs_format((char **)&s->options.host, "%s", options->host));
+    ND_TRY(ND_ALLOC(r->world_size, &s->records));
+    nd_shard_plan_options plan = {
+        .layout = s->trainer->model->layout, .mesh = &r->mesh, .rank = r->rank, .extras = extras};
+    ND_TRY(nd_snapshot_describe(s->trainer, &plan.arrays, extras, &plan.extra_count));
+    ND_TRY(nd_shard_plan_init(&s->plan, &plan));
+    ND_TRY(nd_snapshot_create(s->trainer, &s->plan, &s->snapshot));
+    ND_TRY(start_thread(s));
+    s->trainer->gate = (nd_update_gate){0};
+    return ND_OK;
+}
+
+nd_status nd_saver_create(const nd_saver_options *options, nd_saver **out)
+{
+    nd_saver *s = NULL;
+    ND_TRY(ND_ALLOC(1, &s));
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->changed, NULL);
+    nd_status status = init(s, options);
+    if (status != ND_OK) {
+        nd_saver_destroy(s);
+        return status;
+    }
+    *out = s;
+    return ND_OK;
+}
+
+static void forget_save(nd_saver *s)
+{
+    nd_manifest_fini(&s->manifest);
+    free(s->temporary);
+    free(s->state);
+    s->temporary = s->state = NULL;
+    s->phase = PHASE_IDLE;
+    s->trainer->gate = (nd_update_gate){0};
+    report_flag(s, FLAG_IDLE);
+}
+
+static void cancel_and_wait(nd_saver *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->cancelled = true;
+    pthread_mutex_unlock(&s->lock);
+    nd_snapshot_cancel(s->snapshot);
+    while (!wait_idle(s, 60)) {
+    }
+}
+
+void nd_saver_destroy(nd_saver *s)
+{
+    if (!s) {
+        return;
+    }
+    if (s->has_thread) {
+        cancel_and_wait(s);
+        pthread_mutex_lock(&s->lock);
+        s->job = JOB_EXIT;
+        pthread_cond_broadcast(&s->changed);
+        pthread_mutex_unlock(&s->lock);
+        pthread_join(s->thread, NULL);
+    }
+    if (s->temporary && s->trainer->rank->rank == 0) {
+        nd_checkpoint_abandon(s->temporary);
+    }
+    if (s->trainer) {
+        forget_save(s);
+    }
+    nd_snapshot_destroy(s->snapshot);
+    nd_shard_plan_fini(&s->plan);
+    free(s->records);
+    free((char *)s->options.run);
+    free((char *)s->options.run_id);
+    free((char *)s->options.host);
+    pthread_cond_destroy(&s->changed);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+uint64_t nd_saver_checkpoint_bytes(const nd_saver *s)
+{
+    const nd_rank *r = s->trainer->rank;
+    const uint64_t heads = (uint64_t)r->world_size * 65536;
+    return (uint64_t)nd_llama_shape_parameters(&r->shape) * 4 * (uint64_t)s->plan.arrays + heads;
+}
+
+bool nd_saver_is_busy(const nd_saver *s)
+{
+    return s->phase != PHASE_IDLE;
+}
+
+static void now_text(char text[32])
+{
+    time_t now = time(NULL);
+    struct tm utc;
+    gmtime_r(&now, &utc);
+    strftime(text, 32, "%Y-%m-%dT%H:%M:%SZ", &utc);
+}
+
+static nd_status copy_pairs(nd_manifest_pairs *to, const nd_manifest_pairs *from)
+{
+    for (int i = 0; from && i < from->count; i++) {
+        ND_TRY(nd_manifest_pairs_add(to, from->list[i].key, from->list[i].value));
+    }
+    return ND_OK;
+}
+
+static nd_status make_manifest(nd_saver *s, int64_t metrics_bytes)
+{
+    const nd_rank *r = s->trainer->rank;
+    nd_manifest *m = &s->manifest;
+    m->restart_epoch = s->options.restart_epoch;
+    m->position = s->trainer->position;
+    m->samples_seen = m->position.step * s->options.batch_samples;
+    m->metrics_bytes = metrics_bytes;
+    m->mesh = r->mesh;
+    m->shape = r->shape;
+    m->arrays = s->plan.arrays;
+    m->extra_count = s->plan.extra_count;
+    memcpy(m->extras, s->plan.extras, sizeof m->extras);
+    m->checksum = s->options.checksum;
+    m->writer_count = r->world_size;
+    snprintf(m->program, sizeof m->program, "ndtrain " ND_VERSION);
+    snprintf(m->host, sizeof m->host, "%s", s->options.host);
+    snprintf(m->run_id, sizeof m->run_id, "%s", s->options.run_id);
+    snprintf(m->reason, sizeof m->reason, "%s", s->reason);
+    snprintf(m->optimizer, sizeof m->optimizer, "%s", m->arrays > 1 ? "adamw" : "sgd");
+    now_text(m->time);
+    ND_TRY(nd_manifest_set_tensors(m, s->trainer->model->layout));
+    ND_TRY(copy_pairs(&m->identity, s->options.identity));
+    ND_TRY(copy_pairs(&m->config, s->options.config));
+    return ND_ALLOC(r->world_size, &m->writers);
+}
+
+nd_status nd_saver_begin(nd_saver *s, const char *reason, int64_t metrics_bytes)
+{
+    const nd_run_position *position = &s->trainer->position;
+    ND_ASSERT(s->phase == PHASE_IDLE && s->job == JOB_NONE);
+    s->begin_seconds = nd_clock_seconds();
+    s->blocked_seconds = 0;
+    s->step = position->step;
+    s->updates = position->step - position->skipped;
+    s->units_copied = 0;
+    s->cancelled = false;
+    s->deleted = 0;
+    s->error = (nd_error){0};
+    snprintf(s->reason, sizeof s->reason, "%s", reason);
+    ND_TRY(nd_fs_format(&s->temporary, "%s/.tmp-checkpoint-%lld-%s", s->options.run,
+                        (long long)s->step, s->options.run_id));
+    ND_TRY(nd_fs_format(&s->state, "%s/" ND_STATE_FOLDER, s->temporary));
+    if (s->trainer->rank->rank == 0) {
+        ND_TRY(make_manifest(s, metrics_bytes));
+    }
+    ND_TRY(nd_snapshot_begin(s->snapshot));
+    s->phase = PHASE_WRITING;
+    s->trainer->gate = (nd_update_gate){wait_unit, s};
+    start_job(s, JOB_WRITE);
+    if (s->options.waits) {
+        ND_TRY(wait_unit(s, s->plan.layout->unit_count - 1));
+        ND_TRY(nd_snapshot_wait(s->snapshot));
+    }
+    s->blocked_seconds += s->options.waits ? 0 : nd_clock_seconds() - s->begin_seconds;
+    return ND_OK;
+}
+
+/* Fixed-size records of all ranks, for rank 0. On a GPU they travel through its gradients, which
+ * are free between steps. */
+static nd_status gather_records(nd_saver *s)
+{
+    const nd_rank *r = s->trainer->rank;
+    nd_stream *stream = &s->trainer->rank->stream;
+    nd_comm *world = r->groups.by_kind[ND_GROUP_WORLD];
+    size_t all = (size_t)r->world_size * sizeof s->record;
+    int64_t words = (int64_t)(sizeof s->record / sizeof(int64_t));
+    nd_comm_args args = {
+        .send = &s->record, .recv = s->records, .count = words, .dtype = ND_DTYPE_I64};
+    if (!nd_rank_is_gpu(r)) {
+        return nd_comm_all_gather(world, stream, &args, NULL);
+    }
+    nd_shard_record *landing = (nd_shard_record *)(void *)s->trainer->model->fsdp.grad;
+    if (all + sizeof s->record > (size_t)s->plan.layout->shard_total * sizeof(float)) {
+        return nd_fail(ND_ERR_INTERNAL, "the model is too small for the records of %d ranks",
+                       r->world_size);
+    }
+    ND_TRY(nd_copy(stream, landing + r->world_size, &s->record, sizeof s->record));
+    args.send = landing + r->world_size;
+    args.recv = landing;
+    ND_TRY(nd_comm_all_gather(world, stream, &args, NULL));
+    ND_TRY(nd_copy(stream, s->records, landing, all));
+    return nd_stream_sync(stream);
+}
+
+static void fill_report(nd_saver *s, bool good, nd_save_report *report)
+{
+    *report = (nd_save_report){.ended = true,
+                               .good = good,
+                               .step = s->step,
+                               .blocked_seconds = s->blocked_seconds,
+                               .seconds = nd_clock_seconds() - s->begin_seconds,
+                               .deleted = s->deleted};
+    snprintf(report->reason, sizeof report->reason, "%s", s->reason);
+    for (int i = 0; i < s->manifest.writer_count && s->manifest.writers; i++) {
+        report->bytes += s->manifest.writers[i].bytes;
+    }
+    if (!good && s->error.status != ND_OK && !s->cancelled) {
+        snprintf(report->why, sizeof report->why, "%.500s", s->error.message);
+    }
+}
+
+/* Some rank failed: nobody writes any more when the folder is removed. */
+static nd_status give_up(nd_saver *s, nd_save_report *report)
+{
+    const nd_rank *r = s->trainer->rank;
+    pthread_mutex_lock(&s->lock);
+    bool own = s->job == JOB_NONE && s->error.status != ND_OK;
+    pthread_mutex_unlock(&s->lock);
+    if (!own) {
+        cancel_and_wait(s);
+    }
+    s->cancelled = !own;
+    ND_TRY(nd_comm_barrier(r->groups.by_kind[ND_GROUP_WORLD]));
+    if (r->rank == 0) {
+        nd_checkpoint_abandon(s->temporary);
+    }
+    fill_report(s, false, report);
+    forget_save(s);
+    return ND_OK;
+}
+
+static nd_status begin_commit(nd_saver *s)
+{
+    ND_TRY(gather_records(s));
+    s->phase = PHASE_COMMITTING;
+    s->trainer->gate = (nd_update_gate){0}; /* every unit was copied */
+    if (s->trainer->rank->rank == 0) {
+        memcpy(s->manifest.writers, s->records,
+               (size_t)s->manifest.writer_count * sizeof *s->records);
+        start_job(s, JOB_COMMIT);
+    }
+    return ND_OK;
+}
+
+static nd_status advance(nd_saver *s, int64_t flag, nd_save_report *report)
+{
+    if (s->phase == PHASE_IDLE || flag == FLAG_BUSY) {
+        return ND_OK;
+    }
+    if (flag == FLAG_FAILED) {
+        return give_up(s, report);
+    }
+    if (s->phase == PHASE_WRITING) {
+        return begin_commit(s);
+    }
+    fill_report(s, true, report);
+    forget_save(s);
+    return ND_OK;
+}
+
+nd_status nd_saver_advance(nd_saver *s, int64_t flag, nd_save_report *report)
+{
+    double begin = nd_clock_seconds();
+    *report = (nd_save_report){0};
+    nd_status status = advance(s, flag, report);
+    s->blocked_seconds += nd_clock_seconds() - begin;
+    return status;
+}
+
+/* Short of the deadline of a collective, all ranks tell each other that they are still writing. */
+nd_status nd_saver_finish(nd_saver *s, nd_save_report *report)
+{
+    const nd_rank *r = s->trainer->rank;
+    double patience = r->config->launch.comm_timeout_seconds / 4;
+    *report = (nd_save_report){0};
+    while (s->phase != PHASE_IDLE) {
+        double begin = nd_clock_seconds();
+        wait_idle(s, patience < 60 ? patience : 60);
+        pthread_mutex_lock(&s->lock);
+        int64_t flag = s->job != JOB_NONE         ? FLAG_BUSY
+                       : s->error.status != ND_OK ? FLAG_FAILED
+                                                  : FLAG_DONE;
+        pthread_mutex_unlock(&s->lock);
+        ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &s->trainer->rank->stream,
+                                  &flag, 1, ND_DTYPE_I64, ND_REDOP_MAX, NULL));
+        s->blocked_seconds += nd_clock_seconds() - begin;
+        ND_TRY(nd_saver_advance(s, flag, report));
+    }
+    return ND_OK;
+}

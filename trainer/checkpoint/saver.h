@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CHECKPOINT_SAVER_H
+#define ND_CHECKPOINT_SAVER_H
+/*
+ * Saves the state of a running trainer without stopping it.
+ *
+ * Parameters and moments do not change between two updates. A save that begins after step k
+ * therefore copies during the forward and backward of step k+1, and the update of step k+1 waits,
+ * unit by unit, until the writer has copied that unit. On a CPU the copy is the write itself: a
+ * slice is hashed and handed to the page cache while it is still in the processor's cache. On a GPU
+ * it goes to pinned memory on a stream of its own.
+ *
+ * How far a save is travels with the flags of the next steps (nd_trainer_report_save), so no
+ * collective is added to them. When all ranks have written, one all-gather of fixed-size records
+ * follows at a step boundary, and a thread of rank 0 commits. A rank that cannot write tells all
+ * others in the same way: all stop writing, rank 0 removes the temporary folder, and the older
+ * checkpoints stay.
+ *
+ * A saver belongs to the thread of its rank. Its writer thread has a queue of one job, touches no
+ * communicator, and enqueues nothing on the device.
+ */
+#include "trainer/checkpoint/folder.h"
+#include "trainer/step/step.h"
+
+typedef struct nd_saver nd_saver;
+
+typedef struct nd_saver_options {
+    nd_trainer *trainer; /* committed; borrowed */
+    const char *run;     /* the run folder, the same for all ranks */
+    const char *run_id;  /* of this start of the job, the same for all ranks */
+    const char *host;
+    nd_checksum checksum;
+    bool waits; /* checkpoint.staging wait: nd_saver_begin returns when the copy is made */
+    int64_t keep_last, keep_every;
+    int64_t restart_epoch;
+    int64_t batch_samples; /* global batch */
+    /* Rank 0: what the manifest says besides the state; borrowed. */
+    const nd_manifest_pairs *identity, *config;
+    /* Rank 0, on the writer's thread, before the commit: adds files to the folder, for instance the
+     * exported model. NULL: nothing. */
+    nd_status (*extra)(void *context, const char *temporary, const nd_manifest *manifest);
+    void *extra_context;
+    /* Tests: called on the writer's thread before each unit. */
+    void (*before_unit)(void *context, int unit);
+    void *before_context;
+} nd_saver_options;
+
+/* Strings are copied. GPU: allocates the pinned memory. */
+nd_status nd_saver_create(const nd_saver_options *options, nd_saver **out);
+/* Ends a save in flight where it is. NULL is legal. */
+void nd_saver_destroy(nd_saver *saver);
+
+uint64_t nd_saver_checkpoint_bytes(const nd_saver *saver); /* of a whole checkpoint, about */
+
+/* A save that ended. */
+typedef struct nd_save_report {
+    bool ended; /* since the last call; else nothing else is set */
+    bool good;
+    int64_t step;
+    char reason[16];
+    double blocked_seconds; /* that the loop waited, all parts together */
+    double seconds;         /* from begin until durable */
+    uint64_t bytes;         /* of the whole checkpoint; rank 0 */
+    int deleted;            /* older checkpoints; rank 0 */
+    char why[512];          /* not good: the reason, on the rank that has it; else "" */
+} nd_save_report;
+
+bool nd_saver_is_busy(const nd_saver *saver); /* alike on all ranks */
+
+/*
+ * Begins to save the state after the last step; the saver is not busy. All ranks call it.
+ * `metrics_bytes`: the length of metrics.jsonl, on rank 0.
+ */
+nd_status nd_saver_begin(nd_saver *saver, const char *reason, int64_t metrics_bytes);
+/* After each step, with the step's `save` flag; a collective only when the save enters another
+ * phase. */
+nd_status nd_saver_advance(nd_saver *saver, int64_t flag, nd_save_report *report);
+/* Waits until the save in flight is durable or has failed. All ranks call it. */
+nd_status nd_saver_finish(nd_saver *saver, nd_save_report *report);
+
+#endif

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/snapshot.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "runtime/device/staging.h"
+
+struct nd_snapshot {
+    nd_trainer *trainer;
+    const nd_shard_plan *plan;
+    const float *live[ND_STATE_KINDS]; /* on the device */
+    void *live_extras[ND_STATE_EXTRAS_MAX];
+    float *extras[ND_STATE_EXTRAS_MAX]; /* host copies */
+    int extra_count;
+    /* Detached: */
+    bool detached;
+    float *memory;    /* pinned; all pieces of all arrays */
+    int64_t *offsets; /* [piece_count] of array 0 of the piece; array a follows by its elements */
+    nd_stream stream;
+    nd_event updated; /* the last update is complete */
+    nd_event *copied; /* [unit_count] */
+    atomic_bool cancelled;
+};
+
+typedef struct listing {
+    int arrays, extra_count;
+    nd_state_array list[ND_STATE_KINDS + ND_STATE_EXTRAS_MAX]; /* arrays, then extras */
+} listing;
+
+static nd_status collect(void *context, const nd_state_array *array)
+{
+    listing *l = context;
+    ND_ASSERT(array->dtype == ND_DTYPE_F32);
+    if (array->sharded) {
+        ND_ASSERT(l->arrays < ND_STATE_KINDS && l->extra_count == 0);
+        l->list[l->arrays++] = *array;
+    } else {
+        ND_ASSERT(l->extra_count < ND_STATE_EXTRAS_MAX);
+        l->list[l->arrays + l->extra_count++] = *array;
+    }
+    return ND_OK;
+}
+
+nd_status nd_snapshot_describe(const nd_trainer *trainer, int *arrays,
+                               nd_state_extra extras[ND_STATE_EXTRAS_MAX], int *extra_count)
+{
+    listing l = {0};
+    ND_TRY(nd_trainer_each_state(trainer, collect, &l));
+    for (int i = 0; i < l.extra_count; i++) {
+        const nd_state_array *array = &l.list[l.arrays + i];
+        snprintf(extras[i].name, sizeof extras[i].name, "%s", array->name);
+        extras[i].count = array->count;
+    }
+    *arrays = l.arrays;
+    *extra_count = l.extra_count;
+    return ND_OK;
+}
+
+/* Offsets of all pieces in the pinned memory; returns the elements. */
+static int64_t place_pieces(nd_snapshot *s)
+{
+    int64_t at = 0;
+    for (int i = 0; i < s->plan->piece_count; i++) {
+        s->offsets[i] = at;
+        at += nd_rect_elements(&s->plan->pieces[i].rect) * s->plan->arrays;
+    }
+    return at;
+}
+
+static nd_status detach(nd_snapshot *s)
+{
+    nd_device *device = s->trainer->rank->device;
+    void *memory = NULL;
+    s->detached = true;
+    ND_TRY(ND_ALLOC(s->plan->piece_count + 1, &s->offsets));
+    ND_TRY(ND_ALLOC(s->plan->layout->unit_count, &s->copied));
+    int64_t elements = place_pieces(s);
+    ND_TRY(nd_host_alloc(device, (size_t)elements * sizeof(float) + 1, &memory));
+    s->memory = memory;
+    ND_TRY(device->table->stream_init(device, &s->stream));
+    ND_TRY(device->table->event_init(device, &s->updated));
+    for (int u = 0; u < s->plan->layout->unit_count; u++) {
+        ND_TRY(device->table->event_init(device, &s->copied[u]));
+    }
+    return ND_OK;
+}
+
+static nd_status init(nd_snapshot *s)
+{
+    listing l = {0};
+    ND_TRY(nd_trainer_each_state(s->trainer, collect, &l));
+    for (int a = 0; a < l.arrays; a++) {
+        s->live[a] = l.list[a].data;
+    }
+    for (int i = 0; i < l.extra_count; i++) {
+        const nd_state_array *array = &l.list[l.arrays + i];
+        s->live_extras[i] = array->data;
+        ND_TRY(ND_ALLOC(array->count, &s->extras[i]));
+        s->extra_count++;
+    }
+    return s->trainer->rank->device->kind == ND_DEVICE_CUDA ? detach(s) : ND_OK;
+}
+
+nd_status nd_snapshot_create(nd_trainer *trainer, const nd_shard_plan *plan, nd_snapshot **out)
+{
+    nd_snapshot *s = NULL;
+    ND_TRY(ND_ALLOC(1, &s));
+    s->trainer = trainer;
+    s->plan = plan;
+    nd_status status = init(s);
+    if (status != ND_OK) {
+        nd_snapshot_destroy(s);
+        return status;
+    }
+    *out = s;
+    return ND_OK;
+}
+
+void nd_snapshot_destroy(nd_snapshot *s)
+{
+    if (!s) {
+        return;
+    }
+    const nd_device_table *table = s->trainer->rank->device->table;
+    for (int u = 0; s->copied && u < s->plan->layout->unit_count; u++) {
+        table->event_fini(&s->copied[u]);
+    }
+    if (s->detached) {
+        table->event_fini(&s->updated);
+        table->stream_fini(&s->stream);
+        nd_host_free(s->trainer->rank->device, s->memory);
+    }
+    for (int i = 0; i < s->extra_count; i++) {
+        free(s->extras[i]);
+    }
+    free(s->copied);
+    free(s->offsets);
+    free(s);
+}
+
+bool nd_snapshot_is_detached(const nd_snapshot *s)
+{
+    return s->detached;
+}
+
+/* The history of a layer's scales counts elements of all ranks, so a small model has few. */
+static nd_status copy_extras(nd_snapshot *s)
+{
+    nd_stream *stream = &s->trainer->rank->stream;
+    nd_state_extra described[ND_STATE_EXTRAS_MAX];
+    int arrays = 0, count = 0;
+    ND_TRY(nd_snapshot_describe(s->trainer, &arrays, described, &count));
+    for (int i = 0; i < count; i++) {
+        ND_TRY(nd_copy(stream, s->extras[i], s->live_extras[i],
+                       (size_t)described[i].count * sizeof(float)));
+    }
+    return count > 0 ? nd_stream_sync(stream) : ND_OK;
+}
+
+static nd_status copy_unit(nd_snapshot *s, int unit)
+{
+    for (int i = s->plan->first_piece[unit]; i < s->plan->first_piece[unit + 1]; i++) {
+        const nd_piece *piece = &s->plan->pieces[i];
+        size_t bytes = (size_t)nd_rect_elements(&piece->rect) * sizeof(float);
+        for (int a = 0; a < s->plan->arrays; a++) {
+            ND_TRY(nd_copy(&s->stream, (void *)(uintptr_t)nd_snapshot_piece(s, i, a),
+                           s->live[a] + piece->state, bytes));
+        }
+    }
+    return s->stream.device->table->event_record(&s->copied[unit], &s->stream);
+}
+
+nd_status nd_snapshot_begin(nd_snapshot *s)
+{
+    nd_stream *stream = &s->trainer->rank->stream;
+    atomic_store(&s->cancelled, false);
+    ND_TRY(copy_extras(s));
+    if (!s->detached) {
+        return ND_OK;
+    }
+    ND_TRY(stream->device->table->event_record(&s->updated, stream));
+    ND_TRY(nd_stream_wait(&s->stream, &s->updated));
+    for (int u = 0; u < s->plan->layout->unit_count; u++) {
+        ND_TRY(copy_unit(s, u));
+    }
+    return ND_OK;
+}
+
+void nd_snapshot_cancel(nd_snapshot *s)
+{
+    if (s) {
+        atomic_store(&s->cancelled, true);
+    }
+}
+
+nd_status nd_snapshot_hold_update(nd_snapshot *s, int unit)
+{
+    return nd_stream_wait(&s->trainer->rank->stream, &s->copied[unit]);
+}
+
+nd_status nd_snapshot_wait(nd_snapshot *s)
+{
+    return s->detached ? nd_stream_sync(&s->stream) : ND_OK;
+}
+
+nd_status nd_snapshot_wait_copied(nd_snapshot *s, int unit)
+{
+    bool done = !s->detached;
+    while (!done && !atomic_load(&s->cancelled)) {
+        nd_device *device = s->trainer->rank->device;
+        ND_TRY(device->table->event_query(device, &s->copied[unit], &done));
+        if (!done) {
+            nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+        }
+    }
+    return ND_OK;
+}
+
+const float *nd_snapshot_piece(void *context, int piece, nd_state_kind array)
+{
+    const nd_snapshot *s = context;
+    const nd_piece *p = &s->plan->pieces[piece];
+    return s->detached ? s->memory + s->offsets[piece] + array * nd_rect_elements(&p->rect)
+                       : s->live[array] + p->state;
+}
+
+const float *const *nd_snapshot_extras(const nd_snapshot *s)
+{
+    return (const float *const *)s->extras;
+}
