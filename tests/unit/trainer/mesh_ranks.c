@@ -85,9 +85,20 @@ float mesh_value(uint64_t seed, int64_t index)
     return (float)((int)((x ^ x >> 31) % 17) - 8) / 8.0f;
 }
 
+/* 4 to 1 quarters, by the quarter of an axis counted from either end. Not powers of two alone: by
+ * those a scale may be wrong and FP8 values are still the same. */
+static float quarters(int64_t at, int64_t extent, bool from_end)
+{
+    int64_t q = at * 4 / extent;
+    return (float)(from_end ? q + 1 : 4 - q) / 4.0f;
+}
+
 float mesh_param_value(uint64_t seed, const nd_param *param, int64_t element)
 {
-    return mesh_value(seed * 4096 + param->stream, element);
+    bool odd = param->id % 2;
+    return mesh_value(seed * 4096 + param->stream, element) *
+           quarters(element / param->cols, param->rows, odd) *
+           quarters(element % param->cols, param->cols, !odd);
 }
 
 nd_status mesh_each_span(const nd_layout *layout, nd_span_visit *visit, void *context)

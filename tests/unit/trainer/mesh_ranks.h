@@ -30,10 +30,13 @@ nd_status mesh_ranks_run(const mesh_ranks *job);
  * products take; the vocabulary is odd. */
 nd_llama_shape mesh_shape_of(int64_t layers, bool tied);
 
-/* One of the 17 multiples of 1/8 in [-1, 1]. BF16 holds them, and F32 holds sums of many products
- * of two of them: a test that adds such values expects the exact sum, in any order. */
+/* One of the 17 multiples of 1/8 in [-1, 1]. BF16 holds them and simple fractions of them, and F32
+ * holds sums of many products of two of them: a test that adds such values expects the exact sum,
+ * in any order. */
 float mesh_value(uint64_t seed, int64_t index);
-/* The value of an element of a parameter: its number in the flattened global tensor. */
+/* The value of an element of a parameter, by its number in the flattened global tensor. Each
+ * quarter of the rows and of the columns has another largest value, so that the largest value of a
+ * shard or of a tp rank's part is not that of the whole. */
 float mesh_param_value(uint64_t seed, const nd_param *param, int64_t element);
 /* Writes them to all elements of parameters in this rank's part of a flat state array. */
 nd_status mesh_fill(const nd_layout *layout, uint64_t seed, float *state);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Column- and row-parallel products of a block, forward and backward, against the plain sums of the
- * whole matrices. Values are multiples of 1/8, so F32 has the exact sums on every mesh; FP8
+ * whole matrices. Values are simple fractions, so F32 has the exact sums on every mesh; FP8
  * operands are cast here too, by the scale of the whole tensor, and BF16 results have a bound.
  */
 #include <criterion/criterion.h>
@@ -41,17 +41,27 @@ static bool is_column(nd_input input)
     return input == ND_INPUT_QKV || input == ND_INPUT_GATE_UP;
 }
 
-/* The residual stream is +-1, so with eps 0 a norm multiplies it by its weight alone. */
+/* Each tp rank's part of an input or gradient has another largest value, and so has the gradient of
+ * each linear. */
+static float smaller(float value, int64_t at, int64_t extent)
+{
+    return value * (float)(4 - at * 4 / extent) / 4.0f;
+}
+
+/* The mean square of a token is 1, so with eps 0 a norm multiplies it by its weight alone: +-1, or,
+ * in the third quarter of the tokens, +-2 in every fourth column. */
 static float stream_value(int64_t token, int64_t column, bool second)
 {
-    return mesh_value(second ? 51 : 50, token * C + column) < 0.0f ? -1.0f : 1.0f;
+    float sign = mesh_value(second ? 51 : 50, token * C + column) < 0.0f ? -1.0f : 1.0f;
+    bool sparse = token * 4 / T == 2;
+    return !sparse ? sign : column % 4 == token % 4 ? 2.0f * sign : 0.0f;
 }
 
 static float input_value(const nd_layout *whole, nd_input input, int64_t token, int64_t column)
 {
     bool second = input == ND_INPUT_GATE_UP;
     if (!is_column(input)) {
-        return mesh_value(60 + input, token * MOST + column);
+        return smaller(mesh_value(60 + input, token * MOST + column), column, MOST);
     }
     const nd_param *norm =
         nd_layout_param(whole, second ? ND_PARAM_NORM_2 : ND_PARAM_NORM_1, LAYER);
@@ -60,7 +70,10 @@ static float input_value(const nd_layout *whole, nd_input input, int64_t token, 
 
 static float gradient_value(int linear, int64_t token, int64_t column)
 {
-    return mesh_value(70 + (uint64_t)linear, token * MOST + column);
+    float value = mesh_value(70 + (uint64_t)linear, token * MOST + column);
+    bool split = is_column(nd_linear_input(linear));
+    return (split ? smaller(value, column, MOST) : smaller(value, token, T)) *
+           smaller(1.0f, linear % 3, 4);
 }
 
 /* Rounds to the codes of one scale and back. */
@@ -279,7 +292,7 @@ static nd_status make_input(const linear_test *test, nd_block_call c, nd_input i
     *x = nd_operand_of(c, input);
     for (int64_t i = 0; i < T; i++) {
         for (int64_t j = 0; j < p->local_cols; j++) {
-            put(x->rows, i, j, mesh_value(60 + input, i * MOST + p->col_begin + j));
+            put(x->rows, i, j, input_value(test->model->layout, input, i, p->col_begin + j));
         }
     }
     return ND_OK;

@@ -67,7 +67,7 @@ static nd_status check_span(void *context, const nd_span *span)
     return ND_OK;
 }
 
-/* Of the whole model, by a layout of one rank. The sums are multiples of 1/8, so the squares add up
+/* Of the whole model, by a layout of one rank. The sums are simple fractions, so the squares add up
  * exactly in any order. */
 static nd_status expected_squares(const nd_rank *rank, double *out)
 {
