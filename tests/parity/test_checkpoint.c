@@ -12,8 +12,10 @@
 #include <unistd.h>
 
 #include "tests/parity/mesh_data.h"
+#include "trainer/checkpoint/export.h"
 #include "trainer/checkpoint/restore.h"
 #include "trainer/checkpoint/saver.h"
+#include "trainer/weights/weights.h"
 
 enum { STEPS = 6, SAVED = 3, MAX_RANKS = 8 };
 
@@ -40,11 +42,18 @@ typedef struct plan {
     const char *resume; /* a checkpoint folder */
     bool waits;
     void (*before_unit)(void *context, int unit);
+    const nd_export_options *export; /* each checkpoint gets its model */
+    const char *model;               /* where the run saves its own, after the last step */
     nd_saver *savers[MAX_RANKS];
     nd_save_report reports[MAX_RANKS];
     nd_restored restored[MAX_RANKS];
     nd_manifest_pairs none;
 } plan;
+
+static nd_status export_model(void *context, const char *temporary, const nd_manifest *manifest)
+{
+    return nd_checkpoint_export(temporary, manifest, context);
+}
 
 static nd_status start(void *context, nd_trainer *t)
 {
@@ -70,6 +79,8 @@ static nd_status start(void *context, nd_trainer *t)
         .identity = &p->none,
         .config = &p->none,
         .before_unit = p->before_unit,
+        .extra = p->export ? export_model : NULL,
+        .extra_context = (void *)p->export,
     };
     return nd_saver_create(&options, &p->savers[rank]);
 }
@@ -100,7 +111,9 @@ static nd_status end(void *context, nd_trainer *t)
     }
     nd_saver_destroy(p->savers[rank]);
     p->savers[rank] = NULL;
-    return ND_OK;
+    return p->model ? nd_weights_save(&t->model->fsdp, p->model, p->export->dtype,
+                                      p->export->byte_tokenizer, p->export->source)
+                    : ND_OK;
 }
 
 static mesh_job job_of(nd_precision precision, plan *p, int64_t first, int64_t steps)
@@ -338,4 +351,45 @@ Test(checkpoint, fp8_histories_are_part_of_the_state)
     mesh_result_free(&whole);
     mesh_result_free(&first);
     mesh_result_free(&second);
+}
+
+/* The model in the checkpoint of the last step has the bytes of the one that the run saves itself;
+ * so has one that is exported later. */
+static void check_export(mesh_case mesh, nd_precision precision, nd_export_options options)
+{
+    char model[192], later[192], command[1024];
+    snprintf(model, sizeof model, "%s/model", runs.path);
+    snprintf(later, sizeof later, "%s/later", runs.path);
+    plan saving = {.folder = runs.path, .save_at = SAVED, .export = &options, .model = model};
+    mesh_result first = train(job_of(precision, &saving, 0, SAVED), mesh);
+    cr_assert(saving.reports[0].good, "%s: %s", mesh.name, saving.reports[0].why);
+    char *path = saved_path();
+    nd_manifest m = {0};
+    assert_ok(nd_manifest_read(path, &m));
+    options.out = later;
+    assert_ok(nd_checkpoint_export(path, &m, &options));
+    snprintf(command, sizeof command,
+             "cd %s && diff -r model later && cd %s && rm -r state manifest.json && "
+             "diff -r . %s && rm -r %s %s",
+             runs.path, path, model, model, later);
+    cr_assert_eq(system(command), 0, "%s", mesh.name);
+    nd_manifest_fini(&m);
+    mesh_result_free(&first);
+    free(path);
+    remove_saved();
+}
+
+Test(checkpoint, the_exported_model_has_the_bytes_of_the_saved_one)
+{
+    char side[160];
+    snprintf(side, sizeof side, "%s", dir.path);
+    tempdir_write(&dir, "tokenizer.json", "{}", 2);
+    tempdir_write(&dir, "generation_config.json", "{\"top_k\": 1}", 12);
+    for (int i = 0; i < MESHES; i++) {
+        nd_export_options options = {.dtype = i % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32,
+                                     .byte_tokenizer = i % 3 == 0,
+                                     .source = i % 4 == 0 ? NULL : side,
+                                     .verify = true};
+        check_export(meshes[i], i % 2 ? ND_PRECISION_BF16 : ND_PRECISION_FP32, options);
+    }
 }

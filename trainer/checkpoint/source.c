@@ -220,6 +220,19 @@ nd_status nd_source_run(nd_source *source)
     return ND_OK;
 }
 
+void nd_source_trim(nd_source *source)
+{
+    enum { KEPT_MAX = 128 };
+    int kept = 0, count = source->writers ? source->manifest->writer_count : 0;
+    for (int i = 0; i < count; i++) {
+        kept += source->writers[i] ? 1 : 0;
+    }
+    for (int i = 0; i < count && kept > KEPT_MAX; i++) {
+        nd_source_writer_free(source->writers[i]);
+        source->writers[i] = NULL;
+    }
+}
+
 nd_source_stats nd_source_get_stats(const nd_source *source)
 {
     return source->stats;

@@ -52,6 +52,10 @@ nd_status nd_source_add_extra(nd_source *source, const char *name, int64_t count
  */
 nd_status nd_source_run(nd_source *source);
 
+/* Between two runs: frees what is kept of a checkpoint's writers when it is much. A later run makes
+ * it again. */
+void nd_source_trim(nd_source *source);
+
 nd_source_stats nd_source_get_stats(const nd_source *source);
 
 /* Every chunk of every file of a checkpoint, and that no file is missing, too many, a link or of

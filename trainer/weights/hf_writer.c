@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -68,6 +69,21 @@ static uint64_t bytes_of(const nd_hf_writer *writer, const nd_hf_tensor *tensor)
         n *= (uint64_t)tensor->shape[a];
     }
     return n;
+}
+
+nd_status nd_hf_tensors_of(const nd_layout *layout, nd_hf_tensor **out)
+{
+    nd_hf_tensor *tensors = NULL;
+    ND_TRY(ND_ALLOC(layout->param_count, &tensors));
+    for (int i = 0; i < layout->param_count; i++) {
+        const nd_param *p = &layout->params[i];
+        snprintf(tensors[i].name, sizeof tensors[i].name, "%s", p->name);
+        tensors[i].axes = p->axes;
+        tensors[i].shape[0] = p->rows;
+        tensors[i].shape[1] = p->cols;
+    }
+    *out = tensors;
+    return ND_OK;
 }
 
 /* Opening. */
@@ -161,13 +177,39 @@ static nd_status collect_entries(nd_hf_writer *writer, int count)
     return ND_OK;
 }
 
+/* Whether the path is an empty folder, and no link. */
+static bool is_empty_folder(const char *path)
+{
+    struct stat st;
+    int entries = 0;
+    DIR *dir = lstat(path, &st) == 0 && S_ISDIR(st.st_mode) ? opendir(path) : NULL;
+    if (!dir) {
+        return false;
+    }
+    while (entries <= 2 && readdir(dir)) { /* "." and ".." */
+        entries++;
+    }
+    closedir(dir);
+    return entries <= 2;
+}
+
+static nd_status use_folder_itself(nd_hf_writer *writer)
+{
+    ND_TRY(nd_fs_check_space(writer->folder, writer->tensor_bytes + SMALL_FILES_BYTES,
+                             "the exported model"));
+    return nd_fs_format(&writer->temporary, "%s", writer->folder);
+}
+
 static nd_status make_temporary(nd_hf_writer *writer)
 {
     nd_status status = ND_OK;
     char *parent = NULL, *name = NULL;
     const char *folder = writer->folder;
+    if (writer->options.inside) {
+        return use_folder_itself(writer);
+    }
     ND_TRY_OUT(nd_fs_parent(folder, &parent));
-    if (nd_fs_exists(folder)) {
+    if (nd_fs_exists(folder) && !(writer->options.takes_empty && is_empty_folder(folder))) {
         status =
             nd_fail(ND_ERR_CANTCREATE,
                     "\"%s\" exists already and is not overwritten; choose another folder, or move "
@@ -255,7 +297,7 @@ void nd_hf_writer_abort(nd_hf_writer *writer)
     if (!writer) {
         return;
     }
-    if (writer->temporary) {
+    if (writer->temporary && !writer->options.inside) {
         nd_fs_remove_flat_folder(writer->temporary);
     }
     destroy(writer);
@@ -390,13 +432,21 @@ static nd_status finish_files(nd_hf_writer *writer)
     return nd_fs_sync_folder(writer->temporary);
 }
 
+/* 0 or an errno. */
+static int rename_new(const char *from, const char *to)
+{
+    int code = renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) ? errno : 0;
+    if (code == EINVAL || code == ENOSYS) { /* a file system without NOREPLACE */
+        code = rename(from, to) ? errno : 0;
+    }
+    return code;
+}
+
 static nd_status publish(const nd_hf_writer *writer)
 {
-    int code = renameat2(AT_FDCWD, writer->temporary, AT_FDCWD, writer->folder, RENAME_NOREPLACE)
-                   ? errno
-                   : 0;
-    if (code == EINVAL || code == ENOSYS) { /* a file system without NOREPLACE */
-        code = rename(writer->temporary, writer->folder) ? errno : 0;
+    int code = rename_new(writer->temporary, writer->folder);
+    if (code == EEXIST && writer->options.takes_empty && rmdir(writer->folder) == 0) {
+        code = rename_new(writer->temporary, writer->folder);
     }
     if (code != 0) {
         return nd_fail(ND_ERR_CANTCREATE, "cannot rename \"%s\" to \"%s\": %s", writer->temporary,
@@ -412,8 +462,10 @@ nd_status nd_hf_writer_commit(nd_hf_writer *writer)
     ND_TRY_OUT(nd_fs_parent(writer->folder, &parent));
     ND_TRY_OUT(check_coverage(writer));
     ND_TRY_OUT(finish_files(writer));
-    ND_TRY_OUT(publish(writer));
-    ND_TRY_OUT(nd_fs_sync_folder(parent));
+    if (!writer->options.inside) {
+        ND_TRY_OUT(publish(writer));
+        ND_TRY_OUT(nd_fs_sync_folder(parent));
+    }
 out:
     free(parent);
     nd_hf_writer_abort(writer); /* after a rename there is no temporary folder to remove */

@@ -56,7 +56,14 @@ typedef struct nd_hf_writer_options {
     /* Folder of the model that was trained further, or NULL: its tokenizer (unless byte_tokenizer)
      * and generation_config.json are copied. Borrowed. */
     const char *source;
+    bool takes_empty; /* an empty folder of that name is replaced; otherwise none may exist */
+    /* The folder exists and holds none of the files: they are written into it, and nothing is
+     * renamed. After a failure they stay for whoever made the folder. */
+    bool inside;
 } nd_hf_writer_options;
+
+/* The tensors of a layout, in the order of its parameters; owned by the caller. */
+nd_status nd_hf_tensors_of(const nd_layout *layout, nd_hf_tensor **out);
 
 /* ND_ERR_CANTCREATE when folder exists (it is never overwritten) or cannot be made. Free space is
  * checked first. */

@@ -2,7 +2,6 @@
 /* Weights between this rank's shards and a model folder. */
 #include "trainer/weights/weights.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -144,14 +143,7 @@ static nd_status open_writer(save_job *job, const char *folder, nd_dtype dtype, 
     nd_hf_writer_options options = {
         .shape = r->shape, .dtype = dtype, .byte_tokenizer = byte_tokenizer, .source = source};
     nd_hf_tensor *tensors = NULL;
-    ND_TRY(ND_ALLOC(layout->param_count, &tensors));
-    for (int i = 0; i < layout->param_count; i++) {
-        const nd_param *p = &layout->params[i];
-        snprintf(tensors[i].name, sizeof tensors[i].name, "%s", p->name);
-        tensors[i].axes = p->axes;
-        tensors[i].shape[0] = p->rows;
-        tensors[i].shape[1] = p->cols;
-    }
+    ND_TRY(nd_hf_tensors_of(layout, &tensors));
     nd_status status =
         nd_hf_writer_open(folder, &options, tensors, layout->param_count, &job->writer);
     free(tensors);

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/tensors.h"
+
+#include <stdlib.h>
+
+#include "runtime/base/math.h"
+
+enum { BATCH_ELEMENTS = 8 << 20, BATCH_PARTS = 1024 };
+
+typedef struct batch {
+    const nd_tensors_walk *walk;
+    float *buffers[ND_TENSOR_SOURCES_MAX]; /* (elements) each */
+    int64_t elements, used;
+    nd_tensor_part parts[BATCH_PARTS];
+    int part_count;
+} batch;
+
+/* Reads what was added, and visits it. */
+static nd_status flush(batch *b)
+{
+    const nd_tensors_walk *walk = b->walk;
+    for (int s = 0; s < walk->source_count; s++) {
+        ND_TRY(nd_source_run(walk->sources[s]));
+        nd_source_trim(walk->sources[s]);
+    }
+    for (int i = 0; i < b->part_count; i++) {
+        ND_TRY(walk->visit(walk->context, &b->parts[i]));
+    }
+    b->part_count = 0;
+    b->used = 0;
+    return ND_OK;
+}
+
+static nd_status add_rows(batch *b, const nd_param *param, nd_state_kind array, int64_t row,
+                          int64_t rows)
+{
+    const nd_rect rect = {param->axes, row, 0, rows, param->cols};
+    int64_t count = rows * param->cols;
+    if (b->part_count == BATCH_PARTS || b->used + count > b->elements) {
+        ND_TRY(flush(b));
+    }
+    nd_tensor_part *part = &b->parts[b->part_count++];
+    *part = (nd_tensor_part){
+        .param = param, .array = array, .begin = row * param->cols, .count = count};
+    for (int s = 0; s < b->walk->source_count; s++) {
+        float *to = b->buffers[s] + b->used;
+        part->values[s] = to;
+        ND_TRY(nd_source_add(b->walk->sources[s], param, array, &rect, to));
+    }
+    b->used += count;
+    return ND_OK;
+}
+
+static nd_status add_tensor(batch *b, const nd_param *param, nd_state_kind array)
+{
+    int64_t most = nd_max(b->elements / param->cols, 1);
+    for (int64_t row = 0; row < param->rows; row += most) {
+        ND_TRY(add_rows(b, param, array, row, nd_min(most, param->rows - row)));
+    }
+    return ND_OK;
+}
+
+/* No more than the model needs, and at least a row. */
+static nd_status make_buffers(batch *b)
+{
+    const nd_layout *layout = b->walk->layout;
+    int64_t all = 0, row = 0;
+    for (int i = 0; i < layout->param_count; i++) {
+        all += layout->params[i].rows * layout->params[i].cols * b->walk->arrays;
+        row = nd_max(row, layout->params[i].cols);
+    }
+    b->elements = nd_max(nd_min(all, (int64_t)BATCH_ELEMENTS), row);
+    for (int s = 0; s < b->walk->source_count; s++) {
+        ND_TRY(ND_ALLOC(b->elements, &b->buffers[s]));
+    }
+    return ND_OK;
+}
+
+static nd_status walk_all(batch *b)
+{
+    const nd_layout *layout = b->walk->layout;
+    ND_TRY(make_buffers(b));
+    for (int i = 0; i < layout->param_count; i++) {
+        for (int a = 0; a < b->walk->arrays; a++) {
+            ND_TRY(add_tensor(b, &layout->params[i], (nd_state_kind)a));
+        }
+    }
+    return flush(b);
+}
+
+nd_status nd_tensors_each(const nd_tensors_walk *walk)
+{
+    batch *b = NULL;
+    ND_TRY(ND_ALLOC(1, &b));
+    b->walk = walk;
+    nd_status status = walk_all(b);
+    for (int s = 0; s < walk->source_count; s++) {
+        free(b->buffers[s]);
+    }
+    free(b);
+    return status;
+}
