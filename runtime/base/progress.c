@@ -2,12 +2,17 @@
 #include "runtime/base/progress.h"
 
 #include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
+
 _Static_assert(sizeof(nd_progress_slot) == 192, "slots keep to themselves three cache lines");
+_Static_assert(sizeof(nd_progress_job) % 64 == 0, "the slots behind it begin at a cache line");
 
 const char *nd_phase_name(nd_phase phase)
 {
@@ -17,23 +22,37 @@ const char *nd_phase_name(nd_phase phase)
     return phase >= 0 && phase < ND_PHASE_COUNT ? names[phase] : "unknown";
 }
 
-static nd_status map_slots(int fd, int count, nd_progress *out)
+static size_t page_bytes(int count)
 {
-    size_t bytes = (size_t)count * sizeof(nd_progress_slot);
+    return sizeof(nd_progress_job) + (size_t)count * sizeof(nd_progress_slot);
+}
+
+static nd_status map_page(int fd, int count, nd_progress *out)
+{
+    size_t bytes = page_bytes(count);
     int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
     if (p == MAP_FAILED) {
         return nd_fail(ND_ERR_INTERNAL, "the progress page of %zu bytes cannot be mapped: %s",
                        bytes, strerror(errno));
     }
-    *out = (nd_progress){.slots = p, .count = count, .fd = fd};
+    nd_progress_job *job = p;
+    void *slots = job + 1;
+    *out = (nd_progress){.job = job, .slots = slots, .count = count, .fd = fd};
     return ND_OK;
+}
+
+/* Of a page that nobody else uses yet. */
+static void begin_job(nd_progress_job *job)
+{
+    atomic_store(&job->first_step, -1);
+    atomic_store(&job->durable_step, -1);
 }
 
 nd_status nd_progress_create(int count, nd_progress *out)
 {
     int fd = memfd_create("nd-progress", 0);
-    if (fd < 0 || ftruncate(fd, (off_t)((size_t)count * sizeof(nd_progress_slot))) != 0) {
+    if (fd < 0 || ftruncate(fd, (off_t)page_bytes(count)) != 0) {
         nd_status status =
             nd_fail(ND_ERR_INTERNAL, "the progress page cannot be created: %s", strerror(errno));
         if (fd >= 0) {
@@ -41,11 +60,12 @@ nd_status nd_progress_create(int count, nd_progress *out)
         }
         return status;
     }
-    nd_status status = map_slots(fd, count, out);
+    nd_status status = map_page(fd, count, out);
     if (status != ND_OK) {
         close(fd);
         return status;
     }
+    begin_job(out->job);
     for (int i = 0; i < count; i++) {
         atomic_store(&out->slots[i].rank, -1);
     }
@@ -55,22 +75,88 @@ nd_status nd_progress_create(int count, nd_progress *out)
 nd_status nd_progress_open(int fd, int count, nd_progress *out)
 {
     struct stat st;
-    if (fd >= 0 &&
-        (fstat(fd, &st) != 0 || st.st_size < (off_t)((size_t)count * sizeof(nd_progress_slot)))) {
+    if (fd >= 0 && (fstat(fd, &st) != 0 || st.st_size < (off_t)page_bytes(count))) {
         return nd_fail(ND_ERR_INTERNAL,
                        "the inherited progress page (descriptor %d) is not one of %d slots", fd,
                        count);
     }
-    return map_slots(fd, count, out);
+    ND_TRY(map_page(fd, count, out));
+    if (fd < 0) {
+        begin_job(out->job);
+    }
+    return ND_OK;
 }
 
 void nd_progress_close(nd_progress *progress)
 {
     if (progress && progress->slots) {
-        munmap(progress->slots, (size_t)progress->count * sizeof(nd_progress_slot));
+        munmap(progress->job, page_bytes(progress->count));
         if (progress->fd >= 0) {
             close(progress->fd);
         }
+        progress->job = NULL;
         progress->slots = NULL;
     }
+}
+
+nd_status nd_progress_set_run_folder(nd_progress *progress, const char *path)
+{
+    nd_progress_job *job = progress->job;
+    if (path[0] != '/' || strlen(path) >= sizeof job->run_folder) {
+        return nd_fail(
+            ND_ERR_CANTCREATE,
+            "the run folder %.100s... cannot be handed to ndlaunch: it needs an absolute "
+            "path of at most %zu characters",
+            path, sizeof job->run_folder - 1);
+    }
+    if (atomic_load_explicit(&job->has_folder, memory_order_relaxed) == 0) {
+        snprintf(job->run_folder, sizeof job->run_folder, "%s", path);
+        atomic_store_explicit(&job->has_folder, 1, memory_order_release);
+    }
+    return ND_OK;
+}
+
+const char *nd_progress_run_folder(const nd_progress *progress)
+{
+    const nd_progress_job *job = progress->job;
+    return atomic_load_explicit(&job->has_folder, memory_order_acquire) ? job->run_folder : "";
+}
+
+void nd_progress_set_first_step(nd_progress *progress, int64_t step)
+{
+    atomic_store_explicit(&progress->job->first_step, step, memory_order_release);
+}
+
+int64_t nd_progress_first_step(const nd_progress *progress)
+{
+    return atomic_load_explicit(&progress->job->first_step, memory_order_acquire);
+}
+
+void nd_progress_set_durable_step(nd_progress *progress, int64_t step)
+{
+    atomic_store_explicit(&progress->job->durable_step, step, memory_order_release);
+}
+
+int64_t nd_progress_durable_step(const nd_progress *progress)
+{
+    return atomic_load_explicit(&progress->job->durable_step, memory_order_acquire);
+}
+
+void nd_progress_mark(nd_progress *progress, nd_mark mark)
+{
+    int64_t none = 0;
+    atomic_compare_exchange_strong(&progress->job->marks[mark], &none, nd_clock_ns());
+}
+
+int64_t nd_progress_marked_ns(const nd_progress *progress, nd_mark mark)
+{
+    return atomic_load_explicit(&progress->job->marks[mark], memory_order_acquire);
+}
+
+int64_t nd_progress_completed_steps(const nd_progress_slot *slot)
+{
+    int64_t step = atomic_load_explicit(&slot->step, memory_order_relaxed);
+    int32_t phase = atomic_load_explicit(&slot->phase, memory_order_relaxed);
+    bool inside = phase >= ND_PHASE_FORWARD && phase <= ND_PHASE_OPTIMIZER;
+    return inside ? step - 1 : step;
 }

@@ -131,11 +131,31 @@ static nd_status read_ranks(nd_identity *id)
     return read_number("MASTER_PORT", 1, 65535, needed, &id->master_port);
 }
 
+static nd_status read_epoch(const char *name, int64_t *out)
+{
+    int epoch;
+    ND_TRY(read_number(name, 0, INT_MAX, 0, &epoch));
+    *out = epoch;
+    return ND_OK;
+}
+
+/* What a worker of a later start of the job goes on with. */
+static nd_status read_restart(nd_identity *id)
+{
+    ND_TRY(read_epoch("ND_RESTART_EPOCH", &id->restart_epoch));
+    ND_TRY(read_text("ND_RUN_FOLDER", "", id->run_folder, sizeof id->run_folder));
+    if (id->run_folder[0] && id->run_folder[0] != '/') {
+        return nd_fail(ND_ERR_CONFIG, "ND_RUN_FOLDER=%s in the environment is not an absolute path",
+                       id->run_folder);
+    }
+    return ND_OK;
+}
+
 static nd_status read_ndlaunch(nd_identity *id)
 {
     ND_TRY(read_number("ND_NODE_RANK", 0, INT_MAX, 0, &id->node_rank));
     ND_TRY(read_number("ND_NNODES", 1, INT_MAX, 1, &id->nnodes));
-    ND_TRY(read_number("ND_EPOCH", 0, INT_MAX, 0, &id->epoch));
+    ND_TRY(read_restart(id));
     ND_TRY(read_descriptor("ND_KEY_FD", &id->key_fd));
     ND_TRY(read_descriptor("ND_PROGRESS_FD", &id->progress_fd));
     ND_TRY(read_descriptor("ND_FAILURE_FD", &id->failure_fd));
@@ -155,7 +175,7 @@ static nd_status read_torchrun(nd_identity *id)
                        &id->master_port));
     ND_TRY(read_number("GROUP_RANK", 0, INT_MAX, id->rank / id->local_world_size, &id->node_rank));
     ND_TRY(read_number("GROUP_WORLD_SIZE", 1, INT_MAX, nodes, &id->nnodes));
-    return read_number("TORCHELASTIC_RESTART_COUNT", 0, INT_MAX, 0, &id->epoch);
+    return read_epoch("TORCHELASTIC_RESTART_COUNT", &id->restart_epoch);
 }
 
 nd_status nd_identity_read(nd_identity *out)

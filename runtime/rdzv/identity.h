@@ -7,7 +7,9 @@
  */
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
+#include "runtime/base/progress.h"
 #include "runtime/base/status.h"
 
 typedef enum nd_identity_source {
@@ -30,8 +32,13 @@ typedef struct nd_identity {
     int progress_fd; /* inherited progress page, -1: private */
     int failure_fd;  /* inherited failure page (failure.h), -1: none */
     int config_fd;   /* inherited resolved configuration (native YAML), -1: none */
-    int epoch;       /* how often the job was restarted; members of an older epoch are refused */
-    bool terminal;   /* somebody looks at a terminal: rank 0 may draw a progress bar */
+    /* How often the job was started again, 0 at its first start: the store refuses connections of
+     * another epoch. */
+    int64_t restart_epoch;
+    /* The folder that the job's first start began, absolute: rank 0 goes on in it. "": this start
+     * begins a folder of its own. */
+    char run_folder[ND_RUN_FOLDER_MAX];
+    bool terminal;        /* somebody looks at a terminal: rank 0 may draw a progress bar */
     struct nd_pmix *pmix; /* after nd_identity_join of a worker that PMIx started, else NULL */
 } nd_identity;
 

@@ -233,7 +233,7 @@ static nd_status connect_store(nd_store *store, const nd_identity *identity,
     nd_hello hello = {.version = ND_VERSION,
                       .run_id = identity->run_id,
                       .host = identity->host,
-                      .epoch = (uint32_t)identity->epoch,
+                      .epoch = (uint32_t)identity->restart_epoch,
                       .role = ND_WIRE_WORKER,
                       .index = identity->rank};
     char run_id[ND_WIRE_TEXT_MAX];

@@ -79,7 +79,7 @@ static nd_status open_server(nd_store_thread *thread, const nd_identity *identit
         .loop = &thread->loop,
         .server = {.version = ND_VERSION,
                    .run_id = identity->run_id,
-                   .epoch = (uint32_t)identity->epoch,
+                   .epoch = (uint32_t)identity->restart_epoch,
                    .world_size = identity->world_size,
                    .nnodes = 1},
         .hooks = {.context = thread, .notice = notice, .left = on_left},

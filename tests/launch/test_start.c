@@ -133,7 +133,7 @@ Test(start, the_check_sees_the_workers_environment)
     setenv("HUGGINGFACE_HUB_CACHE", "/somewhere", 1);
     setenv("ND_CPU_ISA", "avx512", 1);
     setenv("RANK", "5", 1); /* of an outer launcher */
-    setenv("ND_EPOCH", "7", 1);
+    setenv("ND_RUN_FOLDER", "7", 1);
     tiny_ndlaunch(&l, &dir, "out", 1, NULL);
     launched_until(&l, "check env PATH=", 1, LAUNCHED_SECONDS);
     launched_until(&l, "check env RANK=0\n", 1, LAUNCHED_SECONDS);
@@ -141,7 +141,7 @@ Test(start, the_check_sees_the_workers_environment)
     assert_says(&l, "check env HUGGINGFACE_HUB_CACHE=/somewhere\n");
     assert_says(&l, "check env ND_CPU_ISA=avx512\n");
     cr_assert_null(strstr(l.text, "RANK=5"));
-    cr_assert_null(strstr(l.text, "ND_EPOCH"));
+    cr_assert_null(strstr(l.text, "ND_RUN_FOLDER"));
     kill(l.pid, SIGKILL);
     launched_wait(&l, LAUNCHED_SECONDS);
 }

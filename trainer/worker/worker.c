@@ -175,7 +175,11 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_ll
     rank->device = worker->device;
     rank->transport = worker->transport;
     ND_TRY(worker->device->table->stream_init(worker->device, &rank->stream));
-    return nd_groups_create(worker->transport, &rank->mesh, &rank->groups);
+    ND_TRY(nd_groups_create(worker->transport, &rank->mesh, &rank->groups));
+    if (id->rank == 0) {
+        nd_progress_mark(&worker->progress, ND_MARK_JOINED);
+    }
+    return ND_OK;
 }
 
 /* The page comes first: ndlaunch recognises the line by it. */

@@ -38,8 +38,9 @@ Test(environment, ours_stands_over_what_is_inherited)
 /* Who a worker is must not come from a launcher around ours, also where we say nothing. */
 Test(environment, an_outer_launchers_identity_is_left_out)
 {
-    static const char *const names[] = {"WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "ND_EPOCH",
-                                        "ND_KEY_FD",  "ND_RUN_ID",  "ND_CONFIG_FD"};
+    static const char *const names[] = {"WORLD_SIZE",       "LOCAL_RANK", "MASTER_ADDR",
+                                        "ND_RESTART_EPOCH", "ND_KEY_FD",  "ND_RUN_ID",
+                                        "ND_CONFIG_FD"};
     char **env;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         setenv(names[i], "9", 1);

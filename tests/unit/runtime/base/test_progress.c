@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/progress.h"
 
 Test(progress, what_a_worker_writes_its_launcher_reads)
@@ -73,4 +75,79 @@ Test(progress, every_phase_has_a_name_of_its_own)
     }
     cr_assert_str_eq(nd_phase_name(ND_PHASE_COUNT), "unknown");
     cr_assert_str_eq(nd_phase_name((nd_phase)-1), "unknown");
+}
+
+/* The run folder, steps and moments that rank 0 leaves for the next start. */
+Test(progress, the_jobs_part_survives_the_worker_that_wrote_it)
+{
+    nd_progress page;
+    char longest[ND_RUN_FOLDER_MAX];
+    memset(longest, 'a', sizeof longest - 1);
+    longest[0] = '/';
+    longest[sizeof longest - 1] = '\0';
+    cr_assert_eq(nd_progress_create(2, &page), ND_OK);
+    cr_assert_str_eq(nd_progress_run_folder(&page), "");
+    cr_assert_eq(nd_progress_first_step(&page), -1);
+    cr_assert_eq(nd_progress_durable_step(&page), -1);
+    cr_assert_eq(nd_progress_marked_ns(&page, ND_MARK_LOADED), 0);
+    pid_t child = fork();
+    cr_assert_geq(child, 0);
+    if (child == 0) {
+        nd_progress own;
+        if (nd_progress_open(dup(page.fd), 2, &own) != ND_OK ||
+            nd_progress_set_run_folder(&own, longest) != ND_OK) {
+            _exit(1);
+        }
+        nd_progress_set_first_step(&own, 12);
+        nd_progress_set_durable_step(&own, 16);
+        nd_progress_mark(&own, ND_MARK_FIRST_STEP);
+        kill(getpid(), SIGKILL);
+    }
+    int status = 0;
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert(WIFSIGNALED(status));
+    cr_assert_str_eq(nd_progress_run_folder(&page), longest);
+    cr_assert_eq(nd_progress_first_step(&page), 12);
+    cr_assert_eq(nd_progress_durable_step(&page), 16);
+    cr_assert_eq(nd_progress_marked_ns(&page, ND_MARK_LOADED), 0);
+    int64_t first = nd_progress_marked_ns(&page, ND_MARK_FIRST_STEP);
+    cr_assert(first > 0 && first <= nd_clock_ns());
+    nd_progress_mark(&page, ND_MARK_FIRST_STEP); /* the first call counts */
+    cr_assert_eq(nd_progress_marked_ns(&page, ND_MARK_FIRST_STEP), first);
+    nd_progress_close(&page);
+}
+
+Test(progress, a_run_folder_is_absolute_and_fits_and_is_set_once)
+{
+    nd_progress page;
+    char too_long[ND_RUN_FOLDER_MAX + 1];
+    memset(too_long, 'a', sizeof too_long - 1);
+    too_long[0] = '/';
+    too_long[sizeof too_long - 1] = '\0';
+    cr_assert_eq(nd_progress_open(-1, 1, &page), ND_OK);
+    cr_assert_eq(nd_progress_set_run_folder(&page, too_long), ND_ERR_CANTCREATE);
+    cr_assert_eq(nd_progress_set_run_folder(&page, "runs/a"), ND_ERR_CANTCREATE);
+    cr_assert_str_eq(nd_progress_run_folder(&page), "");
+    cr_assert_eq(nd_progress_set_run_folder(&page, "/runs/a"), ND_OK);
+    cr_assert_eq(nd_progress_set_run_folder(&page, "/runs/b"), ND_OK);
+    cr_assert_str_eq(nd_progress_run_folder(&page), "/runs/a");
+    cr_assert_eq(nd_progress_durable_step(&page), -1);
+    nd_progress_close(&page);
+}
+
+Test(progress, a_step_counts_once_it_is_over)
+{
+    static const struct {
+        nd_phase phase;
+        int64_t step, completed;
+    } cases[] = {
+        {ND_PHASE_START, 0, 0},    {ND_PHASE_INIT, 0, 0},      {ND_PHASE_FORWARD, 1, 0},
+        {ND_PHASE_BACKWARD, 8, 7}, {ND_PHASE_OPTIMIZER, 8, 7}, {ND_PHASE_EVAL, 8, 8},
+        {ND_PHASE_SAVE, 8, 8},     {ND_PHASE_DONE, 8, 8},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_progress_slot slot = {0};
+        nd_progress_set_phase(&slot, cases[i].phase, cases[i].step);
+        cr_assert_eq(nd_progress_completed_steps(&slot), cases[i].completed, "case %zu", i);
+    }
 }

@@ -28,7 +28,8 @@ static void setup(void)
         "ND_RUN_ID",
         "ND_NODE_RANK",
         "ND_NNODES",
-        "ND_EPOCH",
+        "ND_RESTART_EPOCH",
+        "ND_RUN_FOLDER",
         "ND_KEY_FD",
         "ND_PROGRESS_FD",
         "ND_FAILURE_FD",
@@ -96,7 +97,7 @@ Test(identity, of_ndlaunch)
     assert_ok(nd_identity_read(&id));
     cr_assert_eq(id.source, ND_IDENTITY_NDLAUNCH);
     cr_assert(id.rank == 5 && id.world_size == 8 && id.local_rank == 1 && id.local_world_size == 4);
-    cr_assert(id.node_rank == 1 && id.nnodes == 2 && id.epoch == 0);
+    cr_assert(id.node_rank == 1 && id.nnodes == 2 && id.restart_epoch == 0);
     cr_assert_str_eq(id.run_id, "nd-1234");
     cr_assert_str_eq(id.master_addr, "10.0.0.1");
     cr_assert_eq(id.master_port, 29500);
@@ -108,6 +109,29 @@ Test(identity, of_ndlaunch)
     assert_fails(nd_identity_read(&id), ND_ERR_CONFIG, "ND_CONFIG_FD");
 }
 
+Test(identity, of_a_restarted_job)
+{
+    nd_identity id;
+    set_torchrun();
+    setenv("ND_RUN_ID", "nd-1234.3", 1);
+    assert_ok(nd_identity_read(&id));
+    cr_assert_eq(id.restart_epoch, 0);
+    cr_assert_str_eq(id.run_folder, "");
+    setenv("ND_RESTART_EPOCH", "3", 1);
+    setenv("ND_RUN_FOLDER", "/runs/a b", 1);
+    assert_ok(nd_identity_read(&id));
+    cr_assert_eq(id.restart_epoch, 3);
+    cr_assert_str_eq(id.run_folder, "/runs/a b");
+    setenv("ND_RUN_FOLDER", "runs/a", 1);
+    assert_fails(nd_identity_read(&id), ND_ERR_CONFIG, "ND_RUN_FOLDER=runs/a");
+    unsetenv("ND_RUN_FOLDER");
+    static const char *const wrong[] = {"x", "3x", "-1", "99999999999999999999"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        setenv("ND_RESTART_EPOCH", wrong[i], 1);
+        assert_fails(nd_identity_read(&id), ND_ERR_CONFIG, "ND_RESTART_EPOCH=");
+    }
+}
+
 Test(identity, of_torchrun)
 {
     nd_identity id;
@@ -115,7 +139,7 @@ Test(identity, of_torchrun)
     assert_ok(nd_identity_read(&id));
     cr_assert_eq(id.source, ND_IDENTITY_ENVIRONMENT);
     cr_assert_str_eq(id.run_id, "environment");
-    cr_assert(id.node_rank == 1 && id.nnodes == 2 && id.epoch == 0);
+    cr_assert(id.node_rank == 1 && id.nnodes == 2 && id.restart_epoch == 0);
     cr_assert_eq(id.master_port, 29500);
     setenv("TORCHELASTIC_RUN_ID", "job 7", 1);
     setenv("TORCHELASTIC_RESTART_COUNT", "2", 1);
@@ -124,7 +148,7 @@ Test(identity, of_torchrun)
     setenv("GROUP_WORLD_SIZE", "4", 1);
     assert_ok(nd_identity_read(&id));
     cr_assert_str_eq(id.run_id, "job 7");
-    cr_assert(id.node_rank == 3 && id.nnodes == 4 && id.epoch == 2);
+    cr_assert(id.node_rank == 3 && id.nnodes == 4 && id.restart_epoch == 2);
     cr_assert_eq(id.master_port, 29501);
     setenv("MASTER_PORT", "65535", 1);
     assert_ok(nd_identity_read(&id));
