@@ -27,6 +27,15 @@ static const struct {
 #undef ND_PARAM
 };
 
+static void write_name(nd_param_id id, int64_t layer, char name[ND_PARAM_NAME])
+{
+    if (layer >= 0) {
+        snprintf(name, ND_PARAM_NAME, table[id].name, (long long)layer);
+    } else {
+        snprintf(name, ND_PARAM_NAME, "%s", table[id].name);
+    }
+}
+
 static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_llama_shape *shape,
                        int tp, int tp_index)
 {
@@ -50,11 +59,7 @@ static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_llam
         .fp8 = table[id].fp8,
         .stream = (uint64_t)(layer + 1) * 64 + (uint64_t)id,
     };
-    if (layer >= 0) {
-        snprintf(p->name, sizeof p->name, table[id].name, (long long)layer);
-    } else {
-        snprintf(p->name, sizeof p->name, "%s", table[id].name);
-    }
+    write_name(id, layer, p->name);
     p->local_rows = p->split == ND_SPLIT_ROWS ? nd_ceil_div(p->rows, tp) : p->rows;
     p->local_cols = p->split == ND_SPLIT_COLS ? p->cols / tp : p->cols;
     p->row_begin = p->split == ND_SPLIT_ROWS ? p->local_rows * tp_index : 0;
@@ -184,6 +189,26 @@ void nd_layout_destroy(nd_layout *layout)
     }
 }
 
+int64_t nd_layout_numbers(const nd_layout *layout)
+{
+    return (layout->layers + 2) * ND_PARAM_COUNT;
+}
+
+int64_t nd_layout_number(const nd_layout *layout, const nd_param *p)
+{
+    int64_t unit = p->unit->kind == ND_UNIT_EMBEDDING ? 0
+                   : p->unit->kind == ND_UNIT_BLOCK   ? 1 + p->layer
+                                                      : 1 + layout->layers;
+    return unit * ND_PARAM_COUNT + (int64_t)p->id;
+}
+
+void nd_layout_name(const nd_layout *layout, int64_t number, char name[ND_PARAM_NAME])
+{
+    int64_t unit = number / ND_PARAM_COUNT;
+    bool in_block = unit > 0 && unit <= layout->layers;
+    write_name((nd_param_id)(number % ND_PARAM_COUNT), in_block ? unit - 1 : -1, name);
+}
+
 const nd_unit *nd_layout_unit(const nd_layout *layout, nd_unit_kind kind, int64_t layer)
 {
     int unit = -1;
@@ -221,11 +246,11 @@ static nd_status visit_block(const nd_param *p, int64_t begin, int64_t end, int6
 {
     const int64_t cols = p->local_cols;
     int64_t real_rows = p->rows - p->row_begin; /* the last tp ranks may hold padding */
-    end = end < real_rows * cols ? end : real_rows * cols;
+    end = nd_min(end, real_rows * cols);
     while (begin < end) {
         int64_t row = begin / cols, col = begin % cols;
         bool whole_rows = col == 0 && end - begin >= cols;
-        int64_t left = end - begin < cols - col ? end - begin : cols - col;
+        int64_t left = nd_min(end - begin, cols - col);
         nd_span span = {
             .param = p,
             .row = p->row_begin + row,
@@ -249,9 +274,8 @@ nd_status nd_layout_each_span(const nd_layout *layout, const nd_unit *unit, int 
         const nd_segment *segment = &unit->segments[p->segment];
         int64_t shard_begin = segment->shard_count * shard,
                 shard_end = shard_begin + segment->shard_count;
-        int64_t begin = p->offset > shard_begin ? p->offset : shard_begin;
-        int64_t end = p->offset + p->local_rows * p->local_cols;
-        end = end < shard_end ? end : shard_end;
+        int64_t begin = nd_max(p->offset, shard_begin);
+        int64_t end = nd_min(p->offset + p->local_rows * p->local_cols, shard_end);
         if (begin < end) {
             ND_TRY(visit_block(p, begin - p->offset, end - p->offset,
                                segment->shard_offset + begin - shard_begin, visit, context));
@@ -265,8 +289,8 @@ nd_flat_range nd_layout_shard_range(const nd_layout *layout, const nd_param *p)
     const nd_segment *segment = &p->unit->segments[p->segment];
     int64_t begin = p->offset - segment->shard_count * layout->shard_index;
     int64_t end = begin + p->local_rows * p->local_cols;
-    begin = begin > 0 ? begin : 0;
-    end = end < segment->shard_count ? end : segment->shard_count;
+    begin = nd_max(begin, 0);
+    end = nd_min(end, segment->shard_count);
     if (begin >= end) {
         return (nd_flat_range){0};
     }

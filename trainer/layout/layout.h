@@ -129,10 +129,12 @@ typedef struct nd_stage {
     bool embeds, has_head;
 } nd_stage;
 
+enum { ND_PARAM_NAME = 96 };
+
 typedef struct nd_param {
     nd_param_id id;
     int64_t layer;                  /* -1 outside of blocks */
-    char name[96];                  /* Hugging Face tensor name */
+    char name[ND_PARAM_NAME];       /* Hugging Face tensor name */
     int axes;                       /* 1: vector, cols is 1 */
     int64_t rows, cols;             /* global extents */
     int64_t local_rows, local_cols; /* here; vocabulary rows padded to tp */
@@ -195,6 +197,15 @@ typedef struct nd_layout_options {
  */
 nd_status nd_layout_create(const nd_layout_options *options, nd_layout **out);
 void nd_layout_destroy(nd_layout *layout);
+
+/*
+ * Numbers of parameters in the order of the whole model: embedding, blocks, head, and in a unit the
+ * order of the table. A parameter's number and its name are the same on every rank, whatever its
+ * stages. Numbers lie below nd_layout_numbers, and some belong to no parameter.
+ */
+int64_t nd_layout_numbers(const nd_layout *layout);
+int64_t nd_layout_number(const nd_layout *layout, const nd_param *param);
+void nd_layout_name(const nd_layout *layout, int64_t number, char name[ND_PARAM_NAME]);
 
 /* NULL: not on this rank. `layer` is -1 outside of blocks. With tied embeddings the table is in the
  * head's unit, and the parameter HEAD is EMBED. */

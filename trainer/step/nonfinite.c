@@ -25,41 +25,99 @@ static nd_status is_bad_part(nd_model *m, float *state, const nd_param *p, bool 
     return is_bad(m, nd_tensor_1d(state + range.begin, ND_DTYPE_F32, range.end - range.begin), bad);
 }
 
-/* Number of the first bad tensor of this rank, in the order parameters, inputs of the L blocks and
- * of the head, gradients. */
-static nd_status find_here(nd_model *m, int64_t *first)
+/*
+ * Numbers of tensors in the order of the computation, the same on every rank whatever its stage:
+ * the weights, by their numbers in the layout; the inputs of the L blocks and of the head; the
+ * gradients, from the last weight's to the first's.
+ */
+typedef struct numbering {
+    int64_t inputs, gradients, count;
+} numbering;
+
+static numbering numbering_of(const nd_layout *layout)
+{
+    int64_t weights = nd_layout_numbers(layout), inputs = layout->layers + 1;
+    return (numbering){weights, weights + inputs, 2 * weights + inputs};
+}
+
+/* The parameter whose gradient has this number; and the other way round. */
+static int64_t mirrored(const numbering *n, int64_t number)
+{
+    return n->count - 1 - number;
+}
+
+static nd_status find_weight(nd_model *m, int64_t *first)
 {
     const nd_layout *layout = m->layout;
-    int64_t params = layout->param_count, blocks = layout->layers + 1;
     bool bad = false;
-    int64_t at = 0;
-    for (; at < params && !bad; at++) {
-        ND_TRY(is_bad_part(m, m->fsdp.master, &layout->params[at], &bad));
+    for (int i = 0; i < layout->param_count; i++) {
+        int64_t number = nd_layout_number(layout, &layout->params[i]);
+        if (number < *first) {
+            ND_TRY(is_bad_part(m, m->fsdp.master, &layout->params[i], &bad));
+            *first = bad ? number : *first;
+        }
     }
-    for (int64_t l = 0; l < blocks && !bad; l++, at++) {
-        ND_TRY(is_bad(m, l < layout->layers ? m->set.blocks[l].x_in : m->set.head.x, &bad));
-    }
-    for (int64_t i = params - 1; i >= 0 && !bad; i--, at++) {
-        ND_TRY(is_bad_part(m, m->fsdp.grad, &layout->params[i], &bad));
-    }
-    *first = bad ? at - 1 : 2 * params + blocks;
     return ND_OK;
+}
+
+static nd_status find_input(nd_model *m, const numbering *n, int64_t *first)
+{
+    const nd_layer_range layers = m->stage->layers;
+    bool bad = false;
+    for (int64_t l = layers.begin; l < layers.end && !bad; l++) {
+        ND_TRY(is_bad(m, nd_set_block(&m->set, l)->x_in, &bad));
+        *first = bad ? n->inputs + l : *first;
+    }
+    if (m->stage->has_head && !bad) {
+        ND_TRY(is_bad(m, m->set.head.x, &bad));
+        *first = bad ? n->inputs + m->layout->layers : *first;
+    }
+    return ND_OK;
+}
+
+static nd_status find_gradient(nd_model *m, const numbering *n, int64_t *first)
+{
+    const nd_layout *layout = m->layout;
+    bool bad = false;
+    for (int i = layout->param_count - 1; i >= 0; i--) {
+        int64_t number = mirrored(n, nd_layout_number(layout, &layout->params[i]));
+        if (number < *first) {
+            ND_TRY(is_bad_part(m, m->fsdp.grad, &layout->params[i], &bad));
+            *first = bad ? number : *first;
+        }
+    }
+    return ND_OK;
+}
+
+/* Number of the first bad tensor of this rank; the count where there is none. */
+static nd_status find_here(nd_model *m, int64_t *first)
+{
+    const numbering n = numbering_of(m->layout);
+    *first = n.count;
+    ND_TRY(find_weight(m, first));
+    if (*first == n.count) {
+        ND_TRY(find_input(m, &n, first));
+    }
+    return *first == n.count ? find_gradient(m, &n, first) : ND_OK;
 }
 
 static void describe(const nd_model *m, int64_t number, char name[ND_NONFINITE_NAME])
 {
     const nd_layout *layout = m->layout;
-    int64_t params = layout->param_count, blocks = layout->layers + 1;
+    const numbering n = numbering_of(layout);
+    char param[ND_PARAM_NAME];
     name[0] = '\0';
-    if (number < params) {
-        snprintf(name, ND_NONFINITE_NAME, "the weight %s", m->layout->params[number].name);
-    } else if (number < params + layout->layers) {
-        snprintf(name, ND_NONFINITE_NAME, "the input of layer %lld", (long long)(number - params));
-    } else if (number < params + blocks) {
+    if (number < n.inputs) {
+        nd_layout_name(layout, number, param);
+        snprintf(name, ND_NONFINITE_NAME, "the weight %s", param);
+    } else if (number < n.inputs + layout->layers) {
+        snprintf(name, ND_NONFINITE_NAME, "the input of layer %lld",
+                 (long long)(number - n.inputs));
+    } else if (number < n.gradients) {
         snprintf(name, ND_NONFINITE_NAME, "the input of the final norm");
-    } else if (number < 2 * params + blocks) {
-        snprintf(name, ND_NONFINITE_NAME, "the gradient of %s",
-                 m->layout->params[2 * params + blocks - 1 - number].name);
+    } else if (number < n.count) {
+        nd_layout_name(layout, mirrored(&n, number), param);
+        snprintf(name, ND_NONFINITE_NAME, "the gradient of %s", param);
     }
 }
 
