@@ -15,6 +15,11 @@ static inline int64_t nd_max(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
+static inline size_t nd_max_bytes(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
 /* a / b rounded up; a >= 0, b > 0. */
 static inline int64_t nd_ceil_div(int64_t a, int64_t b)
 {

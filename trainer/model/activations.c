@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+#include "runtime/base/math.h"
 #include "trainer/model/linear.h"
 
 typedef enum act {
@@ -127,7 +128,7 @@ static place place_of(const nd_activation_options *o, act id, int64_t layer)
 /* Every layer's tensor starts on a 256-byte boundary. */
 static size_t stride_of(const act_spec *spec)
 {
-    return (nd_tensor_bytes(spec->shape) + 255) / 256 * 256;
+    return nd_round_up_bytes(nd_tensor_bytes(spec->shape), 256);
 }
 
 static size_t layers_in(const nd_activation_options *o, act id, place where)
@@ -189,7 +190,7 @@ static void plan_shared_codes(nd_activation_set *set, const nd_activation_option
     size_t bytes = 0;
     for (act id = ACT_H1_CODES; id < ACT_COUNT; id++) {
         size_t needed = layers_in(o, id, PLACE_SHARED) ? stride_of(&specs[id]) : 0;
-        bytes = needed > bytes ? needed : bytes;
+        bytes = nd_max_bytes(bytes, needed);
     }
     int want =
         nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: codes of a recomputed input", bytes, NULL);

@@ -167,7 +167,7 @@ static nd_status cast_gradient(nd_block_call c, const nd_linear_part *p, bool fo
     }
     m->scales.casts.gradients++;
     if (dy->known == ND_KNOWN_CODES) {
-        how.codes = nd_operand_gradient_codes(m, p->first);
+        how.codes = dy->codes.data;
         how.transposed = NULL;
         ND_TRY(nd_operand_cast(m, dy, &how));
         return nd_operand_transpose(m, &dy->cast, m->fp8.dy_transposed);
@@ -218,10 +218,16 @@ nd_status nd_linear_weight_gradient(nd_block_call c, const nd_linear_part *p, nd
 /* One part's columns of the gradient of all outputs. */
 static nd_operand part_of(nd_block_call c, const nd_operand *dy, const nd_linear_part *p)
 {
-    const nd_scales *s = &c.model->scales;
+    const nd_model *m = c.model;
+    const nd_scales *s = &m->scales;
     nd_operand part = {.rows = nd_tensor_columns(dy->rows, p->offset, p->rows), .known = dy->known};
     if (p->fp8) {
         part.scale = nd_scales_at(s, nd_site_gradient(s, c.layer, p->first));
+    }
+    if (p->fp8 && dy->codes.data) {
+        int first;
+        (void)nd_input_linears(nd_linear_input(p->first), &first);
+        part.codes = nd_tensor_rows(dy->codes, (p->first - first) * m->dims.T, m->dims.T);
     }
     return part;
 }

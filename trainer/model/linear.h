@@ -28,8 +28,10 @@ typedef enum nd_known { ND_KNOWN_NOTHING = 0, ND_KNOWN_AMAX, ND_KNOWN_CODES } nd
 
 /* An input of linears, or the gradient of their outputs: a variable of the caller. */
 typedef struct nd_operand {
-    nd_tensor rows;     /* BF16 or F32; data NULL: only codes are there */
-    nd_tensor codes;    /* of the rows, where the block keeps codes; data NULL: it does not */
+    nd_tensor rows; /* BF16 or F32; data NULL: only codes are there */
+    /* An input (T or Tl, K): where the block keeps its codes; data NULL: it keeps none. Gradients
+     * of several linears' outputs (linears x T, rows of one): where their op leaves the codes. */
+    nd_tensor codes;
     nd_scale_ref scale; /* of the whole tensor; of gradients: of the first linear's */
     nd_known known;
     nd_fp8 cast; /* what FP8 products read, once it was cast, and gathered over tp */
@@ -87,8 +89,6 @@ nd_status nd_operand_weight(nd_block_call call, int linear, const nd_cast_rule *
 nd_status nd_operand_transpose(nd_model *model, nd_fp8 *operand, void *buffer);
 /* (Tl, X) codes -> (T, X); `codes` itself when tp is 1. */
 nd_status nd_operand_gather_codes(nd_model *model, nd_tensor codes, void *buffer, nd_tensor *full);
-/* Where SwiGLU's backward leaves the codes (T, F) of gate's or up's gradient. */
-void *nd_operand_gradient_codes(const nd_model *model, int linear);
 
 /* linear.c */
 

@@ -24,8 +24,7 @@ static size_t gemm_scratch(const nd_model *m, int64_t n, int64_t k)
     size_t y = ops->matmul_fp8_scratch(device, d->T, n, k, d->act);
     size_t dx = ops->matmul_fp8_scratch(device, d->T, k, n, d->act);
     size_t dw = ops->matmul_fp8_scratch(device, n, k, d->T, d->act);
-    y = y > dx ? y : dx;
-    return y > dw ? y : dw;
+    return nd_max_bytes(y, nd_max_bytes(dx, dw));
 }
 
 void nd_operands_plan(nd_model *m, nd_memplan *plan)
@@ -48,7 +47,7 @@ void nd_operands_plan(nd_model *m, nd_memplan *plan)
         if (p->fp8) {
             size_t bytes = gemm_scratch(m, p->local_rows, p->local_cols);
             weight = nd_max(weight, p->local_rows * p->local_cols);
-            scratch = scratch > bytes ? scratch : bytes;
+            scratch = nd_max_bytes(scratch, bytes);
         }
     }
     const struct {
@@ -279,13 +278,6 @@ nd_status nd_operand_keep(nd_block_call c, nd_operand *x)
 
 /* Gradients of gate and up. */
 
-void *nd_operand_gradient_codes(const nd_model *m, int linear)
-{
-    int first;
-    (void)nd_input_linears(ND_INPUT_GATE_UP, &first);
-    return (char *)m->fp8.dy + (linear - first) * m->dims.T * m->dims.F;
-}
-
 nd_status nd_operand_prepare_gradients(nd_block_call c, nd_operand *dy, nd_tensor to[2],
                                        nd_fuse fuse[2])
 {
@@ -304,14 +296,16 @@ nd_status nd_operand_prepare_gradients(nd_block_call c, nd_operand *dy, nd_tenso
     }
     dy->known = delayed ? ND_KNOWN_CODES : ND_KNOWN_AMAX;
     nd_scale_ref scale = nd_scales_at(s, nd_site_gradient(s, c.layer, first));
+    if (delayed) {
+        dy->codes = nd_tensor_2d(m->fp8.dy, s->recipe.input_gradient.a.format, count * d->T, d->F);
+    }
     for (int i = 0; i < count; i++) {
         if (nd_filter_converts(&s->filter, c.layer, first + i)) {
             fuse[i].amax = scale.amax + i;
             if (delayed) {
                 to[i].data = NULL;
                 fuse[i].scale = scale.scale + i;
-                fuse[i].codes = nd_tensor_2d(nd_operand_gradient_codes(m, first + i),
-                                             s->recipe.input_gradient.a.format, d->T, d->F);
+                fuse[i].codes = nd_tensor_rows(dy->codes, i * d->T, d->T);
             }
         }
     }
