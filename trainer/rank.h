@@ -3,16 +3,16 @@
 #define ND_TRAINER_RANK_H
 /*
  * One rank of the job: everything a step needs hangs off it, nothing is global, so N ranks can live
- * in one process as threads (tests) or one each in N processes. All members are borrowed from
- * whoever set the rank up.
+ * in one process as threads (tests) or one each in N processes. The code that sets a rank up owns
+ * all members; the rank borrows them.
  */
 #include <string.h>
 
 #include "kernels/ops.h"
 #include "runtime/comm/comm.h"
 #include "runtime/config/config.h"
-#include "trainer/layout/layout.h"
 #include "runtime/device/trace.h"
+#include "trainer/layout/layout.h"
 
 typedef struct nd_rank {
     int rank, world_size;
@@ -21,15 +21,16 @@ typedef struct nd_rank {
     const nd_config *config;
     nd_llama_shape shape;
     nd_device *device;
-    bool cast_units; /* one shard: weights are cast unit by unit when needed, for want of room */
     nd_stream stream;
     const nd_ops *ops;
     nd_transport *transport;
     nd_groups groups;
     nd_progress_slot *progress;
     nd_trace trace;
-    const struct nd_linear_choice *linears; /* autotune's (filter.h); NULL: as the filter says */
-    const struct nd_tuning *tuning;         /* of autotune (tune/tuning.h), or NULL */
+    /* What autotune chose (nd_tuning_make); NULL without autotune. nd_trainer_create hands the
+     * linears down to the model (precision/precision.h); the record is printed (tune/tune.h). */
+    const struct nd_linear_choice *linears;
+    const struct nd_tuning *tuning;
 } nd_rank;
 
 /* Also true for a plan of a GPU that is not here. */

@@ -106,21 +106,19 @@ static void print_line(void *context, const char *text)
     fprintf(context, "%s\n", text);
 }
 
-/* FLOPs of a token in products of converted linears: 6 per weight, or 4 if the weight gradient is
- * computed in BF16. */
+/* FLOPs of a token in products of converted linears, of all layers as all FLOPs here: 6 per weight,
+ * or 4 if the weight gradient is computed in BF16. */
 static double fp8_flops_per_token(const nd_trainer *trainer)
 {
     const nd_scales *scales = &trainer->model->scales;
     const nd_llama_shape *s = &trainer->rank->shape;
-    double q = (double)(s->heads * s->head_dim), kv = (double)(s->kv_heads * s->head_dim);
-    double c = (double)s->hidden, f = (double)s->ffn, weights = 0.0;
+    double weights = 0.0;
     for (int64_t layer = 0; layer < s->layers; layer++) {
         for (int i = 0; i < ND_LINEARS_OF_BLOCK; i++) {
-            nd_param_id id = nd_linear_param(i);
-            double out = id == ND_PARAM_K || id == ND_PARAM_V   ? kv
-                         : id == ND_PARAM_Q || id == ND_PARAM_O ? q
-                                                                : f;
-            weights += nd_filter_converts(&scales->filter, layer, i) ? out * c : 0.0;
+            int64_t out, in;
+            nd_linear_sizes(s, i, 1, &out, &in);
+            bool fp8 = nd_filter_converts(&scales->filter, layer, i);
+            weights += fp8 ? (double)out * (double)in : 0.0;
         }
     }
     return weights * (scales->recipe.weight_gradient.a.scaling == ND_SCALING_NONE ? 4.0 : 6.0);
@@ -148,7 +146,7 @@ static void print_estimate(FILE *out, const nd_trainer *trainer)
                    (double)layout->shard_total * (shards - 1) * 4.0 * micros;
     double tp = r->mesh.size[ND_AXIS_TP];
     double gather_width = nd_recipe_is_per_tensor(&trainer->model->scales.recipe) ? 1.0 : width;
-    bytes += micros * (double)r->shape.layers * (double)(d->Tl * d->C) *
+    bytes += micros * (double)layout->block_count * (double)(d->Tl * d->C) *
              (6.0 * gather_width + 4.0 * width) * (tp - 1);
     double compute = flops / a.flops, wire = bytes / a.bytes_per_second;
     fprintf(out, "estimated step: %.3f s = %.3f s compute + %.3f s communication; %.0f tokens/s\n",

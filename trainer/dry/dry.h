@@ -12,8 +12,7 @@
  */
 #include "kernels/ops.h"
 #include "runtime/device/graphs.h"
-#include "trainer/precision/precision.h"
-#include "trainer/rank.h"
+#include "trainer/model/model.h"
 
 typedef enum nd_call_kind {
     ND_CALL_MATMUL = 0,
@@ -77,9 +76,10 @@ nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_ca
  * libraries), so that no step makes any and what cannot be planned is an error now. Does nothing
  * where a backend keeps nothing.
  */
-nd_status nd_dry_run_prepare(const nd_rank *rank);
+nd_status nd_dry_run_prepare(const nd_rank *rank, const nd_model_options *options);
 
 /* What the CUDA graphs of the rank's training steps will hold: the same code records it. */
-nd_status nd_dry_run_graphs(const nd_rank *rank, nd_graph_counts *out);
+nd_status nd_dry_run_graphs(const nd_rank *rank, const nd_model_options *options,
+                            nd_graph_counts *out);
 
 #endif

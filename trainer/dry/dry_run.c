@@ -143,7 +143,7 @@ static nd_status run_step(nd_model *m, nd_calls *calls)
 }
 
 typedef struct dry_step {
-    const nd_linear_choice *linears;
+    nd_model_options options;
     nd_calls *calls;
     nd_graph_counts *graphs; /* NULL: not wanted */
     nd_ops ops;
@@ -181,10 +181,9 @@ static nd_status run_rank(const nd_rank *rank, const dry_step *step)
     r.transport = &transport;
     r.progress = &slot;
     r.groups = (nd_groups){0};
-    r.linears = step->linears;
     ND_TRY(nd_ops_check(&step->ops));
     ND_TRY(nd_groups_create(&transport, &r.mesh, &r.groups));
-    ND_TRY_OUT(nd_model_create(&r, &plan, &model));
+    ND_TRY_OUT(nd_model_create(&r, &step->options, &plan, &model));
     ND_TRY_OUT(nd_memplan_commit(&plan, &device));
     ND_TRY_OUT(nd_model_start(model));
     status = run_model(model, step);
@@ -195,23 +194,23 @@ out:
     return status;
 }
 
-static dry_step recorded(const nd_rank *rank, const nd_linear_choice *linears, nd_calls *calls)
+static dry_step recorded(const nd_rank *rank, const nd_model_options *options, nd_calls *calls)
 {
     return (dry_step){
-        .linears = linears, .calls = calls, .ops = nd_dry_ops(rank->ops), .native = calls};
+        .options = *options, .calls = calls, .ops = nd_dry_ops(rank->ops), .native = calls};
 }
 
 nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_calls *calls)
 {
-    dry_step step = recorded(rank, linears, calls);
+    dry_step step = recorded(rank, &(nd_model_options){.linears = linears}, calls);
     return run_rank(rank, &step);
 }
 
-nd_status nd_dry_run_prepare(const nd_rank *rank)
+nd_status nd_dry_run_prepare(const nd_rank *rank, const nd_model_options *options)
 {
     nd_calls calls = {0};
     nd_dry_target target = {rank->ops->prepare, rank->device};
-    dry_step step = {.linears = rank->linears,
+    dry_step step = {.options = *options,
                      .calls = &calls,
                      .ops = nd_dry_prepare_ops(rank->ops),
                      .native = &target};
@@ -221,10 +220,11 @@ nd_status nd_dry_run_prepare(const nd_rank *rank)
     return status;
 }
 
-nd_status nd_dry_run_graphs(const nd_rank *rank, nd_graph_counts *out)
+nd_status nd_dry_run_graphs(const nd_rank *rank, const nd_model_options *options,
+                            nd_graph_counts *out)
 {
     nd_calls calls = {0};
-    dry_step step = recorded(rank, rank->linears, &calls);
+    dry_step step = recorded(rank, options, &calls);
     step.graphs = out;
     nd_status status = run_rank(rank, &step);
     nd_calls_free(&calls);

@@ -64,7 +64,8 @@ static void plan_rope(nd_model *m, nd_memplan *plan)
     nd_memplan_want(plan, ND_MEM_DATA, "rope sines", bytes, &m->rope.sin);
 }
 
-nd_status nd_model_create(nd_rank *rank, nd_memplan *plan, nd_model **out)
+nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *plan,
+                          nd_model **out)
 {
     nd_model *m = NULL;
     nd_status status = ND_OK;
@@ -73,7 +74,7 @@ nd_status nd_model_create(nd_rank *rank, nd_memplan *plan, nd_model **out)
     m->dims =
         nd_dims_of(&rank->shape, &rank->mesh, rank->coord, rank->config, nd_rank_is_gpu(rank));
     m->recompute = rank->config->parallel.recompute;
-    ND_TRY_OUT(nd_scales_init(&m->scales, rank));
+    ND_TRY_OUT(nd_scales_init(&m->scales, rank, o->linears));
     nd_layout_options layout = {.shape = &rank->shape,
                                 .mesh = &rank->mesh,
                                 .coord = rank->coord,
@@ -81,7 +82,10 @@ nd_status nd_model_create(nd_rank *rank, nd_memplan *plan, nd_model **out)
                                 .context = &m->scales};
     ND_TRY_OUT(nd_layout_create(&layout, &m->layout));
     m->stage = &m->layout->stages[0];
-    ND_TRY_OUT(nd_fsdp_init(&m->fsdp, rank, m->layout, &m->scales, m->dims.act, plan));
+    /* plan_head, and forward and backward below, take the stage for the whole model. */
+    ND_ASSERT(m->layout->stage_count == 1 && m->stage->embeds && m->stage->has_head);
+    ND_TRY_OUT(
+        nd_fsdp_init(&m->fsdp, rank, m->layout, &m->scales, m->dims.act, o->cast_units, plan));
     ND_TRY_OUT(nd_scales_plan(&m->scales, m->layout, nd_operand_vector(&m->dims), plan));
     nd_activation_options options = {&m->dims, &m->scales, m->recompute, m->stage->layers};
     ND_TRY_OUT(nd_activations_init(&m->set, &options, plan));

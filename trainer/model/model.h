@@ -70,8 +70,14 @@ typedef struct nd_model {
     nd_graphs *graphs; /* borrowed: of the blocks of a training step; NULL: none in this step */
 } nd_model;
 
-/* Lays out everything this rank needs into `plan`; no memory yet. */
-nd_status nd_model_create(nd_rank *rank, nd_memplan *plan, nd_model **out);
+typedef struct nd_model_options {
+    const nd_linear_choice *linears; /* autotune's; NULL: as the filter says */
+    bool cast_units;                 /* fsdp.h */
+} nd_model_options;
+
+/* Lays out everything this rank needs into `plan`; no memory yet. The options are not kept. */
+nd_status nd_model_create(nd_rank *rank, const nd_model_options *options, nd_memplan *plan,
+                          nd_model **out);
 /* After the plan was committed: what memory must hold before the first step. */
 nd_status nd_model_start(nd_model *model);
 void nd_model_destroy(nd_model *model);

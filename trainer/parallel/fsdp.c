@@ -110,9 +110,8 @@ static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
     const nd_layout *layout = fsdp->layout;
     bool sharded = layout->shards > 1;
     bool accumulates = fsdp->rank->config->train.gradient_accumulation_steps > 1;
-    /* The first unit is the embedding, or, when it is tied, a block, and the head alone counts. */
-    int64_t edges =
-        nd_max(unit_count(&layout->units[0]), unit_count(nd_layout_unit(layout, ND_UNIT_HEAD, -1)));
+    int64_t edges = nd_max(unit_count(nd_layout_unit(layout, ND_UNIT_EMBEDDING, -1)),
+                           unit_count(nd_layout_unit(layout, ND_UNIT_HEAD, -1)));
     int64_t block_most = 0, shard = 0;
     for (int u = 0; u < layout->unit_count; u++) {
         const nd_unit *unit = &layout->units[u];
@@ -137,13 +136,13 @@ static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
 }
 
 nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scales *scales,
-                       nd_dtype act, nd_memplan *plan)
+                       nd_dtype act, bool cast_units, nd_memplan *plan)
 {
     const nd_config *config = rank->config;
     *fsdp = (nd_fsdp){.rank = rank, .layout = layout, .scales = scales, .act = act, .version = 1};
     fsdp->aliased = layout->shards == 1 && act == ND_DTYPE_F32;
     fsdp->resident =
-        (layout->shards == 1 && !rank->cast_units) || !config->parallel.reshard_after_forward;
+        (layout->shards == 1 && !cast_units) || !config->parallel.reshard_after_forward;
     int slots = block_slots(fsdp), blocks = 0;
     fsdp->slot_count = slots + 2; /* head, embedding */
     fsdp->blocks_share = slots < layout->block_count;

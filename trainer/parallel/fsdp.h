@@ -65,9 +65,10 @@ typedef struct nd_fsdp {
     bool *has_gradient; /* [units]: the accumulator holds a gradient of this step */
 } nd_fsdp;
 
-/* Chooses the slots and wants their memory; layout and scales are borrowed. */
+/* Chooses the slots and wants their memory; layout and scales are borrowed. cast_units: with one
+ * shard, blocks share buffers as with several, because not all weights fit in the compute dtype. */
 nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scales *scales,
-                       nd_dtype act, nd_memplan *plan);
+                       nd_dtype act, bool cast_units, nd_memplan *plan);
 void nd_fsdp_fini(nd_fsdp *fsdp);
 
 /* The master weights changed: gathered copies are stale. */

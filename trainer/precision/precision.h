@@ -144,6 +144,10 @@ void nd_filter_each_line(const nd_filter *filter, const nd_llama_shape *shape,
  * input of linears has one too. A site has a scale, its inverse and an amax, on the device; with
  * `delayed` also a history of amaxes. Nothing is read back to the host inside a step.
  *
+ * Sites are those of all layers of the model, also where a rank holds some of the layers only: a
+ * site then has one number on every rank, one all-reduce over all ranks gives every amax, and saved
+ * scales fit every mesh. That costs a few floats for each linear.
+ *
  * Weight scales are computed once after every change of the weights, from the F32 shards: amax of
  * this rank's part of each weight, one all-reduce MAX over dp_shard x cp x tp, scales. When weights
  * are gathered in BF16 the amax is rounded to BF16 first: rounding is monotone, so that is the amax
@@ -202,8 +206,9 @@ typedef struct nd_scales {
     nd_cast_counts casts;
 } nd_scales;
 
-/* Decides which linears are converted; no memory yet. Without FP8 everything below is a no-op. */
-nd_status nd_scales_init(nd_scales *scales, nd_rank *rank);
+/* Decides which linears are converted; no memory yet. linears: what autotune chose, or NULL; not
+ * kept. Without FP8 everything below is a no-op. */
+nd_status nd_scales_init(nd_scales *scales, nd_rank *rank, const nd_linear_choice *linears);
 /* Plans; the layout is borrowed. `vector` is the longest row or column count of an operand. */
 nd_status nd_scales_plan(nd_scales *scales, const nd_layout *layout, int64_t vector,
                          nd_memplan *plan);

@@ -32,7 +32,7 @@ int64_t nd_site_gradient(const nd_scales *s, int64_t layer, int linear)
     return weight_sites(s) + s->layers * ND_INPUT_COUNT + layer * ND_LINEARS_OF_BLOCK + linear;
 }
 
-nd_status nd_scales_init(nd_scales *s, nd_rank *rank)
+nd_status nd_scales_init(nd_scales *s, nd_rank *rank, const nd_linear_choice *linears)
 {
     *s = (nd_scales){
         .rank = rank, .recipe = nd_recipe_of(rank->config), .layers = rank->shape.layers};
@@ -40,7 +40,7 @@ nd_status nd_scales_init(nd_scales *s, nd_rank *rank)
     s->codes_gathered = nd_recipe_is_per_tensor(&s->recipe) && rank->config->fp8.all_gather;
     ND_TRY(nd_filter_init(&s->filter, rank->config, &rank->shape));
     ND_TRY(nd_filter_check(&s->filter, rank->config, &rank->shape, &rank->mesh));
-    return rank->linears ? nd_filter_choose(&s->filter, rank->linears) : ND_OK;
+    return linears ? nd_filter_choose(&s->filter, linears) : ND_OK;
 }
 
 bool nd_scales_in_segment(void *context, const nd_param *param)
@@ -69,8 +69,7 @@ static nd_status find_weights(nd_scales *s)
 static void plan_vectors(nd_scales *s, int64_t count, nd_memplan *plan)
 {
     size_t each = (size_t)count * sizeof(float);
-    int want = nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: scales of rows", VECTORS * each,
-                               &s->vectors[0].amax);
+    int want = nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: scales of rows", VECTORS * each, NULL);
     for (size_t i = 0; i < OPERANDS; i++) {
         nd_scale_ref *v = &s->vectors[i];
         nd_memplan_also(plan, want, 3 * i * each, &v->amax);

@@ -17,7 +17,7 @@ nd_status nd_trainer_check_precision(const nd_config *config, const nd_llama_sha
     return status;
 }
 
-static nd_status create(nd_rank *rank, nd_trainer **out)
+static nd_status create(nd_rank *rank, const nd_model_options *options, nd_trainer **out)
 {
     nd_trainer *t = NULL;
     nd_status status = ND_OK;
@@ -29,11 +29,11 @@ static nd_status create(nd_rank *rank, nd_trainer **out)
     ND_TRY(ND_ALLOC(1, &t));
     t->rank = rank;
     nd_memplan_init(&t->plan);
-    ND_TRY_OUT(nd_dry_run_prepare(rank));
-    ND_TRY_OUT(nd_model_create(rank, &t->plan, &t->model));
+    ND_TRY_OUT(nd_dry_run_prepare(rank, options));
+    ND_TRY_OUT(nd_model_create(rank, options, &t->plan, &t->model));
     ND_TRY_OUT(nd_gradsync_init(&t->sync, &t->model->fsdp, &t->plan));
     if (rank->config->kernels.cuda_graphs) {
-        ND_TRY_OUT(nd_dry_run_graphs(rank, &t->planned_graphs));
+        ND_TRY_OUT(nd_dry_run_graphs(rank, options, &t->planned_graphs));
     }
     nd_budget_plan(rank, &t->planned_graphs, &t->plan);
     *out = t;
@@ -55,7 +55,7 @@ static bool is_too_large(const nd_trainer *t)
 {
     nd_cuda_info gpu;
     return t->rank->device->kind == ND_DEVICE_CUDA && t->model->layout->shards == 1 &&
-           t->rank->config->parallel.reshard_after_forward && !t->rank->cast_units &&
+           t->rank->config->parallel.reshard_after_forward &&
            nd_cuda_info_of(t->rank->device, &gpu) == ND_OK &&
            t->plan.total + nd_budget_later(t->rank, &t->planned_graphs) + COPY_LEAVES_BYTES >
                gpu.free_bytes;
@@ -64,11 +64,12 @@ static bool is_too_large(const nd_trainer *t)
 nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
 {
     nd_trainer *t = NULL;
-    ND_TRY(create(rank, &t));
+    nd_model_options options = {.linears = rank->linears};
+    ND_TRY(create(rank, &options, &t));
     if (is_too_large(t)) {
         nd_trainer_destroy(t);
-        rank->cast_units = true;
-        ND_TRY(create(rank, &t));
+        options.cast_units = true;
+        ND_TRY(create(rank, &options, &t));
     }
     *out = t;
     return ND_OK;

@@ -128,11 +128,11 @@ nd_status mesh_fill(const nd_layout *layout, uint64_t seed, float *state)
     return mesh_each_span(layout, fill_span, &(filling){seed, state});
 }
 
-static nd_status open_shards(mesh_shards *s)
+static nd_status open_shards(mesh_shards *s, bool cast_units)
 {
     nd_rank *rank = s->rank;
     bool f32 = rank->config->train.precision == ND_PRECISION_FP32;
-    ND_TRY(nd_scales_init(&s->scales, rank));
+    ND_TRY(nd_scales_init(&s->scales, rank, NULL));
     nd_layout_options options = {.shape = &rank->shape,
                                  .mesh = &rank->mesh,
                                  .coord = rank->coord,
@@ -140,19 +140,19 @@ static nd_status open_shards(mesh_shards *s)
                                  .context = &s->scales};
     ND_TRY(nd_layout_create(&options, &s->layout));
     ND_TRY(nd_fsdp_init(&s->fsdp, rank, s->layout, &s->scales, f32 ? ND_DTYPE_F32 : ND_DTYPE_BF16,
-                        &s->plan));
+                        cast_units, &s->plan));
     ND_TRY(nd_scales_plan(&s->scales, s->layout, 256, &s->plan));
     ND_TRY(nd_gradsync_init(&s->sync, &s->fsdp, &s->plan));
     ND_TRY(nd_memplan_commit(&s->plan, rank->device));
     return nd_scales_start(&s->scales);
 }
 
-nd_status mesh_shards_open(mesh_shards *s, nd_rank *rank)
+nd_status mesh_shards_open(mesh_shards *s, nd_rank *rank, bool cast_units)
 {
     memset(s, 0, sizeof *s);
     s->rank = rank;
     nd_memplan_init(&s->plan);
-    nd_status status = open_shards(s);
+    nd_status status = open_shards(s, cast_units);
     if (status != ND_OK) {
         mesh_shards_close(s);
     }
@@ -181,7 +181,7 @@ nd_status mesh_model_open(nd_rank *rank, uint64_t seed, nd_memplan *plan, nd_mod
 {
     nd_model *model = NULL;
     nd_memplan_init(plan);
-    nd_status status = nd_model_create(rank, plan, &model);
+    nd_status status = nd_model_create(rank, &(nd_model_options){0}, plan, &model);
     if (status == ND_OK) {
         status = start_model(model, seed, plan);
     }

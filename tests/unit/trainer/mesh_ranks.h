@@ -44,7 +44,7 @@ nd_status mesh_fill(const nd_layout *layout, uint64_t seed, float *state);
 nd_status mesh_each_span(const nd_layout *layout, nd_span_visit *visit, void *context);
 
 /* Layout, scales, FSDP and gradient synchronisation of one rank, with their memory. Must not move
- * between open and close. */
+ * between open and close. cast_units: fsdp.h. */
 typedef struct mesh_shards {
     nd_rank *rank;
     nd_layout *layout;
@@ -54,7 +54,7 @@ typedef struct mesh_shards {
     nd_memplan plan;
 } mesh_shards;
 
-nd_status mesh_shards_open(mesh_shards *shards, nd_rank *rank);
+nd_status mesh_shards_open(mesh_shards *shards, nd_rank *rank, bool cast_units);
 void mesh_shards_close(mesh_shards *shards);
 
 /* The model of one rank, with its memory in `plan` and mesh_fill's weights. On an error both are

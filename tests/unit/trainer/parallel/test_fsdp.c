@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "runtime/tensor/fp8.h"
 #include "tests/unit/trainer/mesh_ranks.h"
@@ -176,8 +177,7 @@ static nd_status gather_body(nd_rank *rank, void *context)
     const fsdp_case *c = context;
     mesh_shards s;
     nd_status status = ND_OK;
-    rank->cast_units = c->cast_units;
-    ND_TRY(mesh_shards_open(&s, rank));
+    ND_TRY(mesh_shards_open(&s, rank, c->cast_units));
     for (uint64_t seed = 1; seed <= 2 && status == ND_OK; seed++) { /* then other weights */
         status = check_all(&s, seed);
     }
@@ -190,6 +190,39 @@ Test(fsdp, gathered_units_are_the_parameters_that_were_sharded)
     static const nd_precision precisions[] = {ND_PRECISION_BF16, ND_PRECISION_FP32,
                                               ND_PRECISION_FP8};
     on_every_case(gather_body, true, precisions, 3);
+}
+
+/* What a stage plans for gradients outside of blocks is the size of its ends, not of its first
+ * unit. */
+Test(fsdp, a_stage_without_an_end_plans_no_gradient_for_it)
+{
+    static const nd_stage stages[] = {
+        {{0, 1}, true, false}, {{1, 3}, false, false}, {{3, LAYERS}, false, true}};
+    static const nd_unit_kind ends[] = {ND_UNIT_EMBEDDING, ND_UNIT_BLOCK, ND_UNIT_HEAD};
+    const fsdp_case c = {.mesh = {{1, 1, 2, 1, 1}}};
+    mesh_ranks job = job_of(&c);
+    nd_rank rank = {.world_size = 2, .mesh = job.mesh, .config = &job.config, .shape = job.shape};
+    for (int i = 0; i < 3; i++) {
+        nd_layout_options options = {
+            .shape = &job.shape, .mesh = &job.mesh, .stages = &stages[i], .stage_count = 1};
+        nd_layout *layout = NULL;
+        nd_fsdp fsdp;
+        nd_memplan plan;
+        size_t found = 0;
+        nd_memplan_init(&plan);
+        cr_assert_eq(nd_layout_create(&options, &layout), ND_OK);
+        cr_assert_eq(nd_fsdp_init(&fsdp, &rank, layout, NULL, ND_DTYPE_F32, false, &plan), ND_OK);
+        const nd_unit *end = nd_layout_unit(layout, ends[i], -1);
+        for (int b = 0; b < plan.count; b++) {
+            bool edges = strcmp(plan.segments[b].name, "embedding, norm and head") == 0;
+            found = edges ? plan.segments[b].bytes : found;
+        }
+        size_t expected = end ? (size_t)end->segments[ND_SEGMENT_HP].count * sizeof(float) : 0;
+        cr_expect_eq(found, expected, "stage %d plans %zu bytes, not %zu", i, found, expected);
+        nd_fsdp_fini(&fsdp);
+        nd_memplan_fini(&plan);
+        nd_layout_destroy(layout);
+    }
 }
 
 /* Prefetches. */
@@ -259,7 +292,7 @@ static nd_status prefetch_body(nd_rank *rank, void *context)
 {
     const fsdp_case *c = context;
     mesh_shards s;
-    ND_TRY(mesh_shards_open(&s, rank));
+    ND_TRY(mesh_shards_open(&s, rank, false));
     nd_status status = mesh_fill(s.layout, 1, s.fsdp.master);
     if (status == ND_OK) {
         status = c->zero2 ? play(&s, own_buffers, (int)(sizeof own_buffers / sizeof *own_buffers))
@@ -412,7 +445,7 @@ static nd_status gradient_body(nd_rank *rank, void *context)
     mesh_shards s;
     config.train.gradient_accumulation_steps = MICROS;
     rank->config = &config;
-    ND_TRY(mesh_shards_open(&s, rank));
+    ND_TRY(mesh_shards_open(&s, rank, false));
     nd_status status = two_steps(&s);
     mesh_shards_close(&s);
     return status;

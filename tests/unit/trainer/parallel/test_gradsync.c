@@ -101,7 +101,7 @@ static nd_status synchronise(mesh_shards *s)
 static nd_status body(nd_rank *rank, void *context)
 {
     mesh_shards s;
-    ND_TRY(mesh_shards_open(&s, rank));
+    ND_TRY(mesh_shards_open(&s, rank, false));
     nd_status status = synchronise(&s);
     mesh_shards_close(&s);
     return status;

@@ -187,7 +187,7 @@ static nd_status body(nd_rank *rank, void *context)
     nd_optimizer optimizer = {0};
     unsigned char *held = NULL;
     nd_status status = ND_OK;
-    ND_TRY(mesh_shards_open(&s, rank));
+    ND_TRY(mesh_shards_open(&s, rank, false));
     ND_TRY_OUT(nd_optimizer_init(&optimizer, &s.fsdp));
     ND_TRY_OUT(ND_ALLOC(s.layout->shard_total, &held));
     status = update_and_check(&s, c, &optimizer, held);
