@@ -4,6 +4,7 @@
  *   ndtrain train [flags]   one worker of a job, started by ndlaunch, srun, or alone
  *   ndtrain check [flags]   reads and checks configuration, model and data; starts nothing
  *   ndtrain plan  [flags]   prints mesh, groups, memory and estimated step time; starts nothing
+ *   ndtrain ckpt VERB       lists, verifies, exports, compares and deletes checkpoints
  *   ndtrain --version       prints the version and what is inside
  */
 #include <signal.h>
@@ -34,6 +35,7 @@ static void init_log(const nd_config *config, const nd_identity *id)
 static int usage(void)
 {
     fprintf(stderr, "usage: ndtrain train|check|plan [--config-file FILE] [flags]\n"
+                    "       ndtrain ckpt ls|verify|export|diff|prune ... | ckpt --help\n"
                     "       ndtrain --help [SECTION|all] | --version\n");
     return (int)ND_ERR_CONFIG;
 }
@@ -45,6 +47,7 @@ static nd_status help(const char *topic)
         {"check", "reads configuration, model and data; starts nothing"},
         {"plan", "prints mesh, groups, memory and estimated time; starts nothing"},
         {"plan --rank R", "the rank whose groups and memory are printed; rank 0 if not given"},
+        {"ckpt VERB", "lists, verifies, exports, compares and deletes checkpoints (ckpt --help)"},
     };
     static const nd_help program = {"ndtrain train|check|plan [--config-file FILE] [flags]", own,
                                     sizeof own / sizeof *own};
@@ -106,6 +109,9 @@ int main(int argc, char **argv)
     }
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
         return finish(help(argc > 2 ? argv[2] : ""));
+    }
+    if (strcmp(name, "ckpt") == 0) {
+        return nd_ckpt_main(argc - 1, argv + 1);
     }
     if (!command) {
         return usage();

@@ -13,6 +13,7 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
+#include "trainer/checkpoint/source.h"
 #include "trainer/checkpoint/state_file.h"
 
 static const char prefix[] = "checkpoint-", temporary_prefix[] = ".tmp-checkpoint-",
@@ -303,21 +304,18 @@ out:
 
 /* Retention. */
 
-static nd_status delete_checkpoint(const char *run, int64_t step, int *deleted)
+nd_status nd_checkpoint_delete(const char *run, int64_t step)
 {
     char *path = NULL, *doomed = NULL;
     nd_manifest manifest = {0};
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_checkpoint_path(run, step, &path));
     ND_TRY_OUT(nd_fs_format(&doomed, "%s/%s%lld", run, deleted_prefix, (long long)step));
-    if (nd_manifest_read(path, &manifest) != ND_OK) {
-        goto out; /* not ours, or damaged: kept */
-    }
+    ND_TRY_OUT(nd_manifest_read(path, &manifest)); /* else it is not ours, or damaged */
     remove_folder(doomed);
     ND_TRY_OUT(rename_to(path, doomed));
     ND_TRY_OUT(nd_fs_sync_folder(run));
     remove_folder(doomed);
-    ++*deleted;
 out:
     nd_manifest_fini(&manifest);
     free(doomed);
@@ -325,28 +323,63 @@ out:
     return status;
 }
 
+static nd_status is_good(const char *run, int64_t step, bool checks_files, bool *good)
+{
+    char *path = NULL;
+    nd_manifest manifest = {0};
+    int64_t bytes = 0;
+    ND_TRY(nd_checkpoint_path(run, step, &path));
+    *good = nd_manifest_read(path, &manifest) == ND_OK &&
+            (!checks_files || nd_source_check_files(path, &manifest, &bytes) == ND_OK);
+    nd_manifest_fini(&manifest);
+    free(path);
+    return ND_OK;
+}
+
+nd_status nd_checkpoint_prune_plan(const char *run, const nd_prune_options *options,
+                                   bool checks_files, int64_t **steps, int *count)
+{
+    int64_t *list = NULL, newer = 0; /* newer: good checkpoints that are */
+    int all = 0, doomed = 0;
+    nd_status status = ND_OK;
+    *steps = NULL;
+    *count = 0;
+    if (options->keep_last <= 0) {
+        return ND_OK;
+    }
+    ND_TRY(nd_checkpoint_list(run, &list, &all));
+    int64_t *found = NULL;
+    ND_TRY_OUT(ND_ALLOC(all + 1, &found));
+    for (int i = all - 1; i >= 0; i--) {
+        bool good = false, kept = newer < options->keep_last || list[i] == options->keep ||
+                                  (options->keep_every > 0 && list[i] % options->keep_every == 0);
+        if (kept && newer >= options->keep_last) {
+            continue;
+        }
+        ND_TRY_OUT(is_good(run, list[i], checks_files, &good));
+        newer += good;
+        if (good && !kept) {
+            found[doomed++] = list[i];
+        }
+    }
+    *steps = found;
+    *count = doomed;
+    found = NULL;
+out:
+    free(found);
+    free(list);
+    return status;
+}
+
 nd_status nd_checkpoint_prune(const char *run, const nd_prune_options *options, int *deleted)
 {
     int64_t *steps = NULL;
     int count = 0;
-    int64_t newer = 0; /* checkpoints of ours that are newer */
-    nd_status status = ND_OK;
     *deleted = 0;
-    if (options->keep_last <= 0) {
-        return ND_OK;
-    }
-    ND_TRY(nd_checkpoint_list(run, &steps, &count));
-    for (int i = count - 1; i >= 0 && status == ND_OK; i--) {
-        char *path = NULL;
-        status = nd_checkpoint_path(run, steps[i], &path);
-        bool ours = status == ND_OK && nd_checkpoint_is_ours(path);
-        free(path);
-        bool kept = newer < options->keep_last || steps[i] == options->keep ||
-                    (options->keep_every > 0 && steps[i] % options->keep_every == 0);
-        newer += ours;
-        if (ours && !kept) {
-            status = delete_checkpoint(run, steps[i], deleted);
-        }
+    nd_status status = nd_checkpoint_prune_plan(run, options, false, &steps, &count);
+    for (int i = 0; i < count && status == ND_OK; i++) {
+        status = nd_checkpoint_delete(run, steps[i]);
+        *deleted += status == ND_OK;
     }
     free(steps);
     return status;

@@ -51,13 +51,21 @@ nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_
 nd_status nd_checkpoint_set_aside(const char *run, int64_t step, const char *suffix, char **out);
 
 /*
- * Deletes checkpoints of ours but for the `keep_last` newest, those whose step is a multiple of
+ * Which checkpoints stay: the `keep_last` newest good ones, those whose step is a multiple of
  * keep_every (0: none is kept for that) and the step `keep` (-1: none). keep_last 0 keeps all.
- * *deleted counts them.
+ *
+ * Good means that the manifest can be read and, with `checks_files`, that all files are there with
+ * their sizes. What is not good is not counted and not deleted, so the newest good one stays.
  */
 typedef struct nd_prune_options {
     int64_t keep_last, keep_every, keep;
 } nd_prune_options;
+/* The steps that go, descending; owned by the caller. */
+nd_status nd_checkpoint_prune_plan(const char *run, const nd_prune_options *options,
+                                   bool checks_files, int64_t **steps, int *count);
+/* Deletes a checkpoint of ours; ND_ERR_DATA when its manifest cannot be read. */
+nd_status nd_checkpoint_delete(const char *run, int64_t step);
+/* Deletes what the plan without `checks_files` names; *deleted counts them. */
 nd_status nd_checkpoint_prune(const char *run, const nd_prune_options *options, int *deleted);
 
 #endif

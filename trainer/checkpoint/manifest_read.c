@@ -401,3 +401,18 @@ nd_status nd_manifest_read(const char *folder, nd_manifest *out)
     free(path);
     return status;
 }
+
+bool nd_manifest_is_newer(const char *folder)
+{
+    char *path = NULL;
+    if (nd_fs_format(&path, "%s/" ND_MANIFEST_NAME, folder) != ND_OK) {
+        return false;
+    }
+    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, NULL);
+    const char *format = json_string_value(json_object_get(root, "format"));
+    bool newer = format && strcmp(format, ND_MANIFEST_FORMAT) == 0 &&
+                 json_integer_value(json_object_get(root, "version")) > ND_MANIFEST_VERSION;
+    json_decref(root);
+    free(path);
+    return newer;
+}

@@ -62,5 +62,8 @@ nd_source_stats nd_source_get_stats(const nd_source *source);
  * another size: for `ndtrain ckpt verify`. */
 nd_status nd_source_verify_all(const char *folder, const nd_manifest *manifest,
                                int64_t *verified_bytes);
+/* The same without reading the data: the hash files are whole, and every file that they list is
+ * there with its size. *bytes: of those files. */
+nd_status nd_source_check_files(const char *folder, const nd_manifest *manifest, int64_t *bytes);
 
 #endif

@@ -29,41 +29,50 @@ static nd_status verify_chunks(const nd_source *source, const nd_source_file *fi
     return ND_OK;
 }
 
-static nd_status verify_file(nd_source *source, const nd_source_writer *writer, int kind,
-                             int64_t *bytes)
+typedef struct verification {
+    nd_source *source;
+    bool chunks;   /* else only that the file is there with its size */
+    int64_t bytes; /* verified */
+    int64_t files; /* that the checkpoint has */
+} verification;
+
+static nd_status verify_file(verification *v, const nd_source_writer *writer, int kind)
 {
+    const nd_source *source = v->source;
     const nd_source_file *file = &writer->files[kind];
     char *path = NULL;
     int fd = -1;
     uint64_t size = 0;
     ND_TRY(nd_source_open_plain(source->folder, file->name, file->bytes, &fd, &size));
     nd_status status = nd_fs_format(&path, "%s/%s", source->folder, file->name);
-    if (status == ND_OK) {
+    if (status == ND_OK && v->chunks) {
         nd_read_file reading = {.fd = fd,
                                 .path = path,
                                 .hashed = file->hashed,
                                 .kind = source->manifest->checksum,
                                 .staging = source->staging};
-        status = verify_chunks(source, file, &writer->plan, kind, &reading, bytes);
+        status = verify_chunks(source, file, &writer->plan, kind, &reading, &v->bytes);
+    } else {
+        v->bytes += (int64_t)size;
     }
     free(path);
     close(fd);
     return status;
 }
 
-static nd_status verify_writer(nd_source *source, int rank, int64_t *bytes, int64_t *files)
+static nd_status verify_writer(verification *v, int rank)
 {
     nd_source_writer *writer = NULL;
-    nd_status status = nd_source_writer_of(source, rank, &writer);
+    nd_status status = nd_source_writer_of(v->source, rank, &writer);
     for (int k = 0; k < ND_RECT_KIND_COUNT && status == ND_OK; k++) {
         if (writer->plan.heads[k]) {
-            status = verify_file(source, writer, k, bytes);
-            ++*files;
+            status = verify_file(v, writer, k);
+            v->files++;
         }
     }
-    ++*files; /* the hash file */
+    v->files++; /* the hash file */
     nd_source_writer_free(writer);
-    source->writers[rank] = NULL;
+    v->source->writers[rank] = NULL;
     return status;
 }
 
@@ -81,23 +90,35 @@ static nd_status count_files(const char *folder, int64_t *count)
     return ND_OK;
 }
 
+static nd_status verify(const char *folder, const nd_manifest *manifest, bool chunks,
+                        int64_t *bytes)
+{
+    verification v = {.chunks = chunks};
+    int64_t found = 0;
+    nd_status status = ND_OK;
+    *bytes = 0;
+    ND_TRY(nd_source_open_checkpoint(folder, manifest, true, &v.source));
+    for (int rank = 0; rank < manifest->writer_count; rank++) {
+        ND_TRY_OUT(verify_writer(&v, rank));
+    }
+    ND_TRY_OUT(count_files(v.source->folder, &found));
+    if (found != v.files) { /* torch's reader takes every file of the folder */
+        status = nd_fail(ND_ERR_DATA, "\"%s\" holds %lld files; the checkpoint has %lld",
+                         v.source->folder, (long long)found, (long long)v.files);
+    }
+    *bytes = v.bytes;
+out:
+    nd_source_close(v.source);
+    return status;
+}
+
 nd_status nd_source_verify_all(const char *folder, const nd_manifest *manifest,
                                int64_t *verified_bytes)
 {
-    nd_source *source = NULL;
-    int64_t expected = 0, found = 0;
-    nd_status status = ND_OK;
-    *verified_bytes = 0;
-    ND_TRY(nd_source_open_checkpoint(folder, manifest, true, &source));
-    for (int rank = 0; rank < manifest->writer_count; rank++) {
-        ND_TRY_OUT(verify_writer(source, rank, verified_bytes, &expected));
-    }
-    ND_TRY_OUT(count_files(source->folder, &found));
-    if (found != expected) { /* torch's reader takes every file of the folder */
-        status = nd_fail(ND_ERR_DATA, "\"%s\" holds %lld files; the checkpoint has %lld",
-                         source->folder, (long long)found, (long long)expected);
-    }
-out:
-    nd_source_close(source);
-    return status;
+    return verify(folder, manifest, true, verified_bytes);
+}
+
+nd_status nd_source_check_files(const char *folder, const nd_manifest *manifest, int64_t *bytes)
+{
+    return verify(folder, manifest, false, bytes);
 }

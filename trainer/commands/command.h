@@ -32,6 +32,10 @@ extern const nd_command nd_command_check;
  */
 extern const nd_command nd_command_plan;
 
+/* `ndtrain ckpt VERB ...`: tools for checkpoints, which need no configuration (ckpt.h). argv[0] is
+ * "ckpt"; returns the exit code. */
+int nd_ckpt_main(int argc, char **argv);
+
 /*
  * A worker's configuration, resolved: the one that ndlaunch hands down, or that of the command
  * line. With cli->help or cli->version it is not resolved. argv[0] is the command's name.

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/support/tempdir.h"
+#include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
+#include "trainer/checkpoint/folder.h"
+#include "trainer/checkpoint/listing.h"
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+}
+
+static void teardown(void)
+{
+    nd_checkpoint_abandon(dir.path);
+}
+
+TestSuite(listing, .init = setup, .fini = teardown);
+
+static void save(int64_t step)
+{
+    const nd_mesh mesh = {{1, 1, 2, 1, 1}};
+    nd_llama_shape shape = fake_shape(true);
+    fake_write(dir.path, &shape, &mesh, 1, step, false, ND_CHECKSUM_XXH3);
+}
+
+static void make(const char *name)
+{
+    cr_assert_eq(mkdir(tempdir_file(&dir, name), 0777), 0);
+}
+
+/* "step name state" of each entry, in the order of the list. */
+static void expect(const char *const *lines, int expected)
+{
+    nd_saved *list = NULL;
+    int count = 0;
+    char line[400];
+    assert_ok(nd_saved_list(dir.path, &list, &count));
+    for (int i = 0; i < count && i < expected; i++) {
+        snprintf(line, sizeof line, "%lld %s %s", (long long)list[i].step, list[i].name,
+                 nd_saved_state_name(list[i].state));
+        cr_assert_str_eq(line, lines[i]);
+    }
+    cr_assert_eq(count, expected);
+    free(list);
+}
+
+Test(listing, tells_what_lies_in_a_run)
+{
+    static const char *const lines[] = {
+        "1 checkpoint-1 good",
+        "2 checkpoint-2 damaged manifest",
+        "3 checkpoint-3 newer version",
+        "4 checkpoint-4 incomplete",
+        "5 checkpoint-5 incomplete",
+        "6 checkpoint-6 no manifest",
+        "7 checkpoint-7.bad .bad",
+        "8 checkpoint-8 good",
+        "8 checkpoint-8.old .old",
+        "8 checkpoint-8.old-2 .old",
+        "9 .tmp-checkpoint-9-id temporary",
+        "10 .del-checkpoint-10 half deleted",
+    };
+    static const char newer[] = "{\"format\": \"ndtrain checkpoint\", \"version\": 99}";
+    for (int64_t step = 1; step <= 5; step++) {
+        save(step);
+    }
+    save(7);
+    assert_ok(nd_checkpoint_set_aside(dir.path, 7, "bad", NULL));
+    for (int i = 0; i < 3; i++) {
+        save(8);
+    }
+    tempdir_write(&dir, "checkpoint-2/manifest.json", "{", 1);
+    tempdir_write(&dir, "checkpoint-3/manifest.json", newer, strlen(newer));
+    cr_assert_eq(unlink(tempdir_file(&dir, "checkpoint-4/state/shard-00002.hashes")), 0);
+    tempdir_write(&dir, "checkpoint-5/state/shard-00001-model-00001-of-00001.safetensors", "x", 1);
+    make("checkpoint-6");
+    make(".tmp-checkpoint-9-id");
+    make(".del-checkpoint-10");
+    make("checkpoint-11.mine");
+    make("checkpoint-");
+    make("model");
+    tempdir_write(&dir, "checkpoint-12", "x", 1);
+    cr_assert_eq(symlink("checkpoint-1", tempdir_file(&dir, "checkpoint-13")), 0);
+    expect(lines, (int)(sizeof lines / sizeof *lines));
+}
+
+Test(listing, tells_what_a_checkpoint_is)
+{
+    nd_saved s;
+    char best[160];
+    save(12);
+    tempdir_write(&dir, "checkpoint-12/config.json", "12345", 5);
+    uint64_t bytes = nd_folder_bytes(tempdir_file(&dir, "checkpoint-12/state"));
+    struct stat st;
+    cr_assert_eq(stat(tempdir_file(&dir, "checkpoint-12/manifest.json"), &st), 0);
+    assert_ok(nd_saved_examine(tempdir_file(&dir, "checkpoint-12"), &s));
+    cr_assert_eq(s.state, ND_SAVED_GOOD);
+    cr_assert_str_eq(s.why, "");
+    cr_assert(s.has_model && s.has_manifest);
+    cr_assert_eq(s.bytes, bytes + (uint64_t)st.st_size + 5);
+    cr_assert_eq(s.time, 1769860800); /* 2026-01-31 12:00:00 UTC */
+    cr_assert_str_eq(s.reason, "interval");
+    cr_assert_eq(s.mesh.size[ND_AXIS_DP_SHARD], 2);
+    cr_assert_eq(s.position.tokens_seen, 1200);
+    cr_assert_eq(s.samples_seen, 96);
+    snprintf(best, sizeof best, "%.140s/best", dir.path);
+    cr_assert_eq(rename(tempdir_file(&dir, "checkpoint-12"), best), 0);
+    assert_ok(nd_saved_examine(best, &s));
+    cr_assert_eq(s.state, ND_SAVED_GOOD); /* under any name */
+    cr_assert_eq(s.step, 12);
+    assert_fails(nd_saved_examine(tempdir_file(&dir, "nowhere"), &s), ND_ERR_DATA, "is no folder");
+}
+
+/* Says what is wrong, in the list and to a deletion: an incomplete one is neither counted nor
+ * deleted. */
+Test(listing, the_newest_good_one_is_never_planned_for_deletion)
+{
+    nd_saved s;
+    int64_t *steps = NULL;
+    int count = 0;
+    for (int64_t step = 1; step <= 5; step++) {
+        save(step);
+    }
+    cr_assert_eq(unlink(tempdir_file(&dir, "checkpoint-5/state/shard-00001.hashes")), 0);
+    assert_ok(nd_saved_examine(tempdir_file(&dir, "checkpoint-5"), &s));
+    cr_assert_eq(s.state, ND_SAVED_INCOMPLETE);
+    cr_assert_not_null(strstr(s.why, "shard-00001.hashes"), "%s", s.why);
+    tempdir_write(&dir, "checkpoint-4/manifest.json", "{", 1);
+    nd_prune_options options = {.keep_last = 1, .keep = -1};
+    assert_ok(nd_checkpoint_prune_plan(dir.path, &options, true, &steps, &count));
+    cr_assert_eq(count, 2);
+    cr_assert(steps[0] == 2 && steps[1] == 1);
+    free(steps);
+    assert_ok(nd_checkpoint_prune_plan(dir.path, &options, false, &steps, &count));
+    cr_assert_eq(count, 3); /* by its manifest 5 is good */
+    free(steps);
+    assert_fails(nd_checkpoint_delete(dir.path, 4), ND_ERR_DATA, "checkpoint-4");
+    cr_assert(nd_fs_exists(tempdir_file(&dir, "checkpoint-4/state")));
+    assert_ok(nd_checkpoint_delete(dir.path, 3));
+    cr_assert_not(nd_fs_exists(tempdir_file(&dir, "checkpoint-3")));
+}

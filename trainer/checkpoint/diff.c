@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/checkpoint/diff.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/math.h"
+#include "trainer/checkpoint/tensors.h"
+
+typedef struct comparison {
+    const nd_diff_side *sides;
+    nd_source *sources[2];
+    nd_layout *layouts[2];
+    nd_diff_array array; /* so far */
+    nd_status (*visit)(void *context, const nd_diff_array *array);
+    void *context;
+    nd_diff_totals *totals;
+} comparison;
+
+static void compare_values(nd_diff_array *array, const float *a, const float *b, int64_t count)
+{
+    array->count += count;
+    if (memcmp(a, b, (size_t)count * sizeof *a) == 0) {
+        return;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        if (memcmp(&a[i], &b[i], sizeof *a) == 0) {
+            continue;
+        }
+        double distance = fabs((double)a[i] - (double)b[i]);
+        array->differing++;
+        if (!(distance <= array->largest)) { /* larger, or NaN */
+            array->largest = isnan(array->largest) ? array->largest : distance;
+        }
+    }
+}
+
+static nd_status end_array(comparison *c)
+{
+    const nd_diff_array *array = &c->array;
+    c->totals->arrays++;
+    c->totals->differing_arrays += array->differing > 0 || array->presence != ND_DIFF_BOTH;
+    c->totals->elements += array->count;
+    c->totals->differing += array->differing;
+    return c->visit(c->context, array);
+}
+
+static nd_status compare_part(void *context, const nd_tensor_part *part)
+{
+    comparison *c = context;
+    char name[ND_STATE_NAME_MAX];
+    if (part->begin == 0) {
+        c->array = (nd_diff_array){0};
+    }
+    compare_values(&c->array, part->values[0], part->values[1], part->count);
+    if (part->begin + part->count < part->param->rows * part->param->cols) {
+        return ND_OK;
+    }
+    c->array.name = nd_state_name(name, part->array, part->param->name);
+    return end_array(c);
+}
+
+/* Both models must have the same tensors. */
+static nd_status check_tensors(const comparison *c)
+{
+    const nd_layout *a = c->layouts[0], *b = c->layouts[1];
+    for (int i = 0; i < nd_min(a->param_count, b->param_count); i++) {
+        const nd_param *p = &a->params[i], *q = &b->params[i];
+        if (strcmp(p->name, q->name) != 0 || p->rows != q->rows || p->cols != q->cols) {
+            return nd_fail(ND_ERR_DATA,
+                           "the models differ: \"%s\" has %s, %lld x %lld; \"%s\" has %s, %lld x "
+                           "%lld",
+                           c->sides[0].folder, p->name, (long long)p->rows, (long long)p->cols,
+                           c->sides[1].folder, q->name, (long long)q->rows, (long long)q->cols);
+        }
+    }
+    return a->param_count == b->param_count
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA, "the models differ: \"%s\" has %d tensors, \"%s\" has %d",
+                         c->sides[0].folder, a->param_count, c->sides[1].folder, b->param_count);
+}
+
+static int arrays_of(const nd_diff_side *side)
+{
+    return side->manifest ? side->manifest->arrays : 1;
+}
+
+/* Moments that one checkpoint has and the other has not; a Hugging Face folder never has any. */
+static nd_status compare_kinds(comparison *c)
+{
+    int a = arrays_of(&c->sides[0]), b = arrays_of(&c->sides[1]);
+    for (int k = nd_min(a, b); k < nd_max(a, b); k++) {
+        c->array = (nd_diff_array){.name = nd_state_kind_name((nd_state_kind)k),
+                                   .presence = k < a ? ND_DIFF_ONLY_A : ND_DIFF_ONLY_B};
+        ND_TRY(end_array(c));
+    }
+    return ND_OK;
+}
+
+static const nd_state_extra *find_extra(const nd_manifest *m, const char *name)
+{
+    for (int i = 0; i < m->extra_count; i++) {
+        if (strcmp(m->extras[i].name, name) == 0) {
+            return &m->extras[i];
+        }
+    }
+    return NULL;
+}
+
+static nd_status compare_extra_values(comparison *c, const nd_state_extra *extra)
+{
+    float *values[2] = {0};
+    nd_status status = ND_OK;
+    for (int s = 0; s < 2; s++) {
+        ND_TRY_OUT(ND_ALLOC(extra->count, &values[s]));
+        ND_TRY_OUT(nd_source_add_extra(c->sources[s], extra->name, extra->count, values[s]));
+        ND_TRY_OUT(nd_source_run(c->sources[s]));
+    }
+    compare_values(&c->array, values[0], values[1], extra->count);
+out:
+    free(values[0]);
+    free(values[1]);
+    return status;
+}
+
+static nd_status compare_extras(comparison *c)
+{
+    const nd_manifest *a = c->sides[0].manifest, *b = c->sides[1].manifest;
+    for (int i = 0; i < a->extra_count; i++) {
+        const nd_state_extra *extra = &a->extras[i], *other = find_extra(b, extra->name);
+        c->array = (nd_diff_array){.name = extra->name,
+                                   .presence = !other                         ? ND_DIFF_ONLY_A
+                                               : other->count != extra->count ? ND_DIFF_SIZES
+                                                                              : ND_DIFF_BOTH};
+        if (c->array.presence == ND_DIFF_BOTH) {
+            ND_TRY(compare_extra_values(c, extra));
+        }
+        ND_TRY(end_array(c));
+    }
+    for (int i = 0; i < b->extra_count; i++) {
+        if (!find_extra(a, b->extras[i].name)) {
+            c->array = (nd_diff_array){.name = b->extras[i].name, .presence = ND_DIFF_ONLY_B};
+            ND_TRY(end_array(c));
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status open_side(comparison *c, int s, bool verify)
+{
+    const nd_diff_side *side = &c->sides[s];
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    const nd_layout_options options = {.shape = &side->shape, .mesh = &one};
+    ND_TRY(nd_layout_create(&options, &c->layouts[s]));
+    return side->manifest
+               ? nd_source_open_checkpoint(side->folder, side->manifest, verify, &c->sources[s])
+               : nd_source_open_dcp(side->folder, &side->shape, &c->sources[s]);
+}
+
+static nd_status compare(comparison *c, bool verify)
+{
+    bool both = c->sides[0].manifest && c->sides[1].manifest;
+    for (int s = 0; s < 2; s++) {
+        ND_TRY(open_side(c, s, verify));
+    }
+    ND_TRY(check_tensors(c));
+    const nd_tensors_walk walk = {
+        .layout = c->layouts[0],
+        .arrays = (int)nd_min(arrays_of(&c->sides[0]), arrays_of(&c->sides[1])),
+        .sources = {c->sources[0], c->sources[1]},
+        .source_count = 2,
+        .visit = compare_part,
+        .context = c,
+    };
+    ND_TRY(nd_tensors_each(&walk));
+    ND_TRY(both ? compare_kinds(c) : ND_OK);
+    return both ? compare_extras(c) : ND_OK;
+}
+
+nd_status nd_checkpoint_diff(const nd_diff_side sides[2], bool verify,
+                             nd_status (*visit)(void *context, const nd_diff_array *array),
+                             void *context, nd_diff_totals *totals)
+{
+    comparison c = {.sides = sides, .visit = visit, .context = context, .totals = totals};
+    *totals = (nd_diff_totals){0};
+    nd_status status = compare(&c, verify);
+    for (int s = 0; s < 2; s++) {
+        nd_source_close(c.sources[s]);
+        nd_layout_destroy(c.layouts[s]);
+    }
+    return status;
+}

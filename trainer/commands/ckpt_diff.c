@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/fsio.h"
+#include "trainer/checkpoint/diff.h"
+#include "trainer/checkpoint/folder.h"
+#include "trainer/commands/ckpt.h"
+
+enum { FLAG_NO_VERIFY, DIFFERENT = 1 };
+
+typedef struct side {
+    char *folder;
+    nd_manifest manifest;
+    bool is_checkpoint; /* else a Hugging Face folder */
+    nd_llama_shape shape;
+} side;
+
+static void side_fini(side *s)
+{
+    nd_manifest_fini(&s->manifest);
+    free(s->folder);
+}
+
+/* A folder with a config.json that is no checkpoint and holds none is a Hugging Face folder. */
+static nd_status open_side(const char *argument, side *out)
+{
+    char *folder = NULL, *config = NULL;
+    int64_t *steps = NULL;
+    int count = 0;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_ckpt_folder(argument, &folder));
+    ND_TRY_OUT(nd_fs_format(&config, "%s/config.json", folder));
+    ND_TRY_OUT(nd_checkpoint_list(folder, &steps, &count));
+    out->is_checkpoint = nd_checkpoint_is_ours(folder) || count > 0 || !nd_fs_exists(config);
+    if (out->is_checkpoint) {
+        ND_TRY_OUT(nd_ckpt_open(argument, &out->folder, &out->manifest));
+        out->shape = out->manifest.shape;
+    } else {
+        ND_TRY_OUT(nd_llama_shape_read(config, &out->shape));
+        out->folder = folder;
+        folder = NULL;
+    }
+out:
+    free(steps);
+    free(config);
+    free(folder);
+    return status;
+}
+
+static nd_status print_array(void *context, const nd_diff_array *array)
+{
+    (void)context;
+    if (array->presence == ND_DIFF_ONLY_A || array->presence == ND_DIFF_ONLY_B) {
+        printf("%s: only in %s\n", array->name, array->presence == ND_DIFF_ONLY_A ? "A" : "B");
+    } else if (array->presence == ND_DIFF_SIZES) {
+        printf("%s: has another number of elements\n", array->name);
+    } else if (array->differing > 0) {
+        printf("%s: %lld of %lld elements differ, at most by %g\n", array->name,
+               (long long)array->differing, (long long)array->count, array->largest);
+    }
+    return ND_OK;
+}
+
+/* How many numbers of the position differ. */
+static int print_position(const nd_manifest *a, const nd_manifest *b)
+{
+    const struct {
+        const char *name;
+        int64_t a, b;
+    } numbers[] = {
+        {"step", a->position.step, b->position.step},
+        {"steps skipped", a->position.skipped, b->position.skipped},
+        {"tokens seen", a->position.tokens_seen, b->position.tokens_seen},
+        {"samples seen", a->samples_seen, b->samples_seen},
+    };
+    int differing = 0;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        if (numbers[i].a != numbers[i].b) {
+            printf("%s: %lld in A, %lld in B\n", numbers[i].name, (long long)numbers[i].a,
+                   (long long)numbers[i].b);
+            differing++;
+        }
+    }
+    return differing;
+}
+
+static void print_side(const char *letter, const side *s)
+{
+    char mesh[ND_CKPT_TEXT_MAX];
+    if (s->is_checkpoint) {
+        printf("%s: %s (step %lld, %s)\n", letter, s->folder, (long long)s->manifest.position.step,
+               nd_ckpt_mesh(mesh, &s->manifest.mesh));
+    } else {
+        printf("%s: %s (a Hugging Face model: weights only)\n", letter, s->folder);
+    }
+}
+
+static nd_status diff(const side sides[2], bool verify, int *code)
+{
+    nd_diff_totals totals;
+    nd_diff_side of[2];
+    for (int s = 0; s < 2; s++) {
+        of[s] = (nd_diff_side){.folder = sides[s].folder,
+                               .manifest = sides[s].is_checkpoint ? &sides[s].manifest : NULL,
+                               .shape = sides[s].shape};
+        print_side(s == 0 ? "A" : "B", &sides[s]);
+    }
+    bool both = of[0].manifest && of[1].manifest;
+    ND_TRY(nd_checkpoint_diff(of, verify, print_array, NULL, &totals));
+    int positions = both ? print_position(of[0].manifest, of[1].manifest) : 0;
+    if (totals.differing_arrays == 0) {
+        printf("%s: all %lld elements of %lld arrays have the same bits%s\n",
+               positions ? "different" : "equal", (long long)totals.elements,
+               (long long)totals.arrays, positions ? ", but the position differs" : "");
+    } else {
+        printf("different: %lld of %lld arrays, %lld of %lld elements\n",
+               (long long)totals.differing_arrays, (long long)totals.arrays,
+               (long long)totals.differing, (long long)totals.elements);
+    }
+    *code = totals.differing_arrays > 0 || positions > 0 ? DIFFERENT : 0;
+    return ND_OK;
+}
+
+static nd_status run_diff(const nd_ckpt_call *call, int *code)
+{
+    side sides[2] = {0};
+    nd_status status = open_side(call->places[0], &sides[0]);
+    status = status == ND_OK ? open_side(call->places[1], &sides[1]) : status;
+    status = status == ND_OK ? diff(sides, !call->values[FLAG_NO_VERIFY], code) : status;
+    side_fini(&sides[0]);
+    side_fini(&sides[1]);
+    return status;
+}
+
+const nd_ckpt_verb nd_ckpt_diff = {
+    .name = "diff",
+    .usage = "A B [--no-verify]",
+    .help = "Compares the states of two checkpoints bit by bit, also of different meshes: weights, "
+            "moments, FP8\nscales, and the position (step, tokens). Prints a line for each array "
+            "that differs. A or B may be a\nHugging Face folder; then only weights are compared, "
+            "widened to F32. Ends with 0 when all is equal and\nwith 1 when something differs.\n",
+    .least = 2,
+    .most = 2,
+    .flags = {{"--no-verify", NULL,
+               "Does not compare digests: shows which arrays a damaged chunk belongs to."}},
+    .run = run_diff,
+};

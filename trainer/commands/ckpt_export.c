@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/fsio.h"
+#include "runtime/base/log.h"
+#include "trainer/checkpoint/export.h"
+#include "trainer/commands/ckpt.h"
+#include "trainer/weights/weights.h"
+
+enum { FLAG_DTYPE, FLAG_SIDE_FILES, FLAG_NO_VERIFY };
+
+static const char *setting(const nd_manifest *manifest, const char *key)
+{
+    const char *value = nd_manifest_pairs_find(&manifest->config, key);
+    return value ? value : "";
+}
+
+/* The run's own output.dtype unless a flag says otherwise. */
+static nd_status choose_dtype(const nd_manifest *manifest, const char *flag, nd_dtype *out)
+{
+    const char *name = flag ? flag : setting(manifest, "output.dtype");
+    *out = strcmp(name, "fp32") == 0 ? ND_DTYPE_F32 : ND_DTYPE_BF16;
+    return !flag || strcmp(flag, "fp32") == 0 || strcmp(flag, "bf16") == 0
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG, "--dtype is \"%.40s\"; it must be bf16 or fp32", flag);
+}
+
+static bool is_folder_with_config(const char *folder)
+{
+    char *path = NULL;
+    bool is = nd_fs_format(&path, "%s/config.json", folder) == ND_OK && nd_fs_exists(path);
+    free(path);
+    return is;
+}
+
+/*
+ * Where tokenizer and generation_config.json come from: the flag; the model beside the state; the
+ * model that the run began with. *out is NULL when there was none, owned by the caller.
+ */
+static nd_status choose_side_files(const char *folder, const nd_manifest *manifest,
+                                   const char *flag, char **out)
+{
+    const char *path = setting(manifest, "model.path"), *name = setting(manifest, "model.name");
+    if (flag) {
+        return nd_ckpt_folder(flag, out);
+    }
+    if (is_folder_with_config(folder)) {
+        return nd_fs_format(out, "%s", folder);
+    }
+    if (path[0] && is_folder_with_config(path)) {
+        return nd_fs_format(out, "%s", path);
+    }
+    if (!path[0] && name[0] && nd_hf_cache_find(name, out) == ND_OK) {
+        return ND_OK;
+    }
+    if (path[0] || name[0]) {
+        nd_error_clear();
+        nd_log_warning("the tokenizer is not exported: the run began with the model \"%s\", which "
+                       "is not found from here; give its folder with --side-files",
+                       path[0] ? path : name);
+    }
+    return ND_OK;
+}
+
+static nd_status export(const char *folder, const nd_manifest *manifest, const nd_ckpt_call *call)
+{
+    char *side_files = NULL, size[ND_CKPT_TEXT_MAX];
+    nd_export_options options = {.out = call->places[1], .verify = !call->values[FLAG_NO_VERIFY]};
+    nd_status status = ND_OK;
+    double begin = nd_clock_seconds();
+    ND_TRY_OUT(choose_dtype(manifest, call->values[FLAG_DTYPE], &options.dtype));
+    ND_TRY_OUT(choose_side_files(folder, manifest, call->values[FLAG_SIDE_FILES], &side_files));
+    options.source = side_files;
+    options.byte_tokenizer =
+        manifest->shape.vocab == 256 && strcmp(setting(manifest, "data.tokenizer"), "bytes") == 0;
+    ND_TRY_OUT(nd_checkpoint_export(folder, manifest, &options));
+    double seconds = nd_clock_seconds() - begin;
+    double bytes =
+        (double)nd_llama_shape_parameters(&manifest->shape) * (double)nd_dtype_size(options.dtype);
+    printf("%s: the %s model of %s, step %lld: %s in %.1f s\n", options.out,
+           options.dtype == ND_DTYPE_F32 ? "fp32" : "bf16", folder,
+           (long long)manifest->position.step, nd_ckpt_bytes(size, bytes), seconds);
+out:
+    free(side_files);
+    return status;
+}
+
+static nd_status run_export(const nd_ckpt_call *call, int *code)
+{
+    char *folder = NULL;
+    nd_manifest manifest = {0};
+    (void)code;
+    ND_TRY(nd_ckpt_open(call->places[0], &folder, &manifest));
+    nd_status status = export(folder, &manifest, call);
+    nd_manifest_fini(&manifest);
+    free(folder);
+    return status;
+}
+
+const nd_ckpt_verb nd_ckpt_export = {
+    .name = "export",
+    .usage = "CHECKPOINT OUT [--dtype bf16|fp32] [--side-files FOLDER] [--no-verify]",
+    .help =
+        "Writes the model of a checkpoint as a Hugging Face folder OUT, with the bytes that the "
+        "run itself\nwould have saved. OUT does not exist yet, or is an empty folder; it "
+        "appears when it is complete.\n",
+    .least = 2,
+    .most = 2,
+    .flags = {{"--dtype", "bf16|fp32",
+               "The type of the weights; the run's output.dtype if not given."},
+              {"--side-files", "FOLDER",
+               "The model folder from which the tokenizer is taken; the one that the run began\n"
+               "                         with if not given."},
+              {"--no-verify", NULL,
+               "Does not compare digests: takes what is left of a damaged checkpoint."}},
+    .run = run_export,
+};

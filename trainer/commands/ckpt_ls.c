@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <dirent.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "runtime/base/fsio.h"
+#include "runtime/base/log.h"
+#include "trainer/checkpoint/listing.h"
+#include "trainer/commands/ckpt.h"
+
+enum { FLAG_JSON };
+
+static const char *age_text(char text[ND_CKPT_TEXT_MAX], int64_t seconds)
+{
+    static const struct {
+        int64_t seconds;
+        const char *unit;
+    } units[] = {{86400, "d"}, {3600, "h"}, {60, "min"}};
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        if (seconds >= 2 * units[i].seconds) {
+            snprintf(text, ND_CKPT_TEXT_MAX, "%lld %s", (long long)(seconds / units[i].seconds),
+                     units[i].unit);
+            return text;
+        }
+    }
+    snprintf(text, ND_CKPT_TEXT_MAX, "%lld s", (long long)(seconds > 0 ? seconds : 0));
+    return text;
+}
+
+static const char *time_text(char text[ND_CKPT_TEXT_MAX], int64_t time)
+{
+    struct tm utc;
+    time_t seconds = (time_t)time;
+    gmtime_r(&seconds, &utc);
+    strftime(text, ND_CKPT_TEXT_MAX, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    return text;
+}
+
+static void print_line(const nd_saved *s)
+{
+    char name[ND_CKPT_TEXT_MAX], saved[ND_CKPT_TEXT_MAX], age[ND_CKPT_TEXT_MAX];
+    char bytes[ND_CKPT_TEXT_MAX], mesh[ND_CKPT_TEXT_MAX], reason[ND_CKPT_TEXT_MAX];
+    char step[24] = "-", tokens[24] = "-";
+    if (s->step >= 0) {
+        snprintf(step, sizeof step, "%lld", (long long)s->step);
+    }
+    if (s->has_manifest) {
+        snprintf(tokens, sizeof tokens, "%lld", (long long)s->position.tokens_seen);
+    }
+    printf("%8s  %-18s %-16s %8s  %-20s %7s  %-24s %-9s %15s%s\n", step,
+           nd_ckpt_printable(name, s->name), nd_saved_state_name(s->state),
+           nd_ckpt_bytes(bytes, (double)s->bytes), time_text(saved, s->time),
+           age_text(age, time(NULL) - s->time),
+           s->has_manifest ? nd_ckpt_mesh(mesh, &s->mesh) : "-",
+           s->has_manifest ? nd_ckpt_printable(reason, s->reason) : "-", tokens,
+           s->has_model ? "  with model" : "");
+    if (s->why[0]) {
+        printf("          %s\n", s->why);
+    }
+}
+
+static void print_head(void)
+{
+    printf("%8s  %-18s %-16s %8s  %-20s %7s  %-24s %-9s %15s\n", "step", "folder", "state", "size",
+           "saved", "age", "mesh", "reason", "tokens seen");
+}
+
+static json_t *mesh_json(const nd_mesh *mesh)
+{
+    json_t *object = json_object();
+    for (int a = 0; a < ND_AXIS_COUNT; a++) {
+        json_object_set_new(object, nd_axis_name((nd_axis)a), json_integer(mesh->size[a]));
+    }
+    return object;
+}
+
+/* Text that is no UTF-8 is escaped first, since JSON cannot hold it. */
+static json_t *text_json(const char *raw)
+{
+    char text[1024];
+    json_t *value = json_string(raw);
+    if (!value) {
+        snprintf(text, sizeof text, "%.1000s", raw);
+        for (char *c = text; *c; c++) {
+            *c = (*c & 0x80) ? '?' : *c;
+        }
+        value = json_string(text);
+    }
+    return value;
+}
+
+/* One object a line. Members that need a manifest are null without one. */
+static nd_status print_json(const char *run, const nd_saved *s)
+{
+    char saved[ND_CKPT_TEXT_MAX];
+    bool known = s->has_manifest;
+    json_t *o = json_object();
+    json_object_set_new(o, "run", text_json(run));
+    json_object_set_new(o, "folder", text_json(s->name));
+    json_object_set_new(o, "step", s->step >= 0 ? json_integer(s->step) : json_null());
+    json_object_set_new(o, "state", json_string(nd_saved_state_name(s->state)));
+    json_object_set_new(o, "why", s->why[0] ? text_json(s->why) : json_null());
+    json_object_set_new(o, "bytes", json_integer((json_int_t)s->bytes));
+    json_object_set_new(o, "time", json_string(time_text(saved, s->time)));
+    json_object_set_new(o, "age_seconds", json_integer(time(NULL) - s->time));
+    json_object_set_new(o, "mesh", known ? mesh_json(&s->mesh) : json_null());
+    json_object_set_new(o, "reason", known ? text_json(s->reason) : json_null());
+    json_object_set_new(o, "tokens_seen",
+                        known ? json_integer(s->position.tokens_seen) : json_null());
+    json_object_set_new(o, "samples_seen", known ? json_integer(s->samples_seen) : json_null());
+    json_object_set_new(o, "has_model", json_boolean(s->has_model));
+    char *text = json_dumps(o, JSON_COMPACT);
+    json_decref(o);
+    if (!text) {
+        return nd_fail_memory("a line of JSON");
+    }
+    puts(text);
+    free(text);
+    return ND_OK;
+}
+
+static nd_status print_run(const char *run, const nd_saved *list, int count, bool json)
+{
+    if (!json) {
+        printf("%s:%s\n", run, count == 0 ? " no checkpoints" : "");
+        if (count > 0) {
+            print_head();
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        if (json) {
+            ND_TRY(print_json(run, &list[i]));
+        } else {
+            print_line(&list[i]);
+        }
+    }
+    return ND_OK;
+}
+
+/* *found grows by the number of entries; with `only_full` a run without any is left out. */
+static nd_status list_run(const char *run, bool json, bool only_full, int *found)
+{
+    nd_saved *list = NULL;
+    int count = 0;
+    ND_TRY(nd_saved_list(run, &list, &count));
+    nd_status status = count > 0 || !only_full ? print_run(run, list, count, json) : ND_OK;
+    *found += count;
+    free(list);
+    return status;
+}
+
+static nd_status list_folder(const char *argument, bool json)
+{
+    char *folder = NULL;
+    bool is_checkpoint = false;
+    int found = 0;
+    ND_TRY(nd_ckpt_folder(argument, &folder));
+    nd_status status = nd_ckpt_is_checkpoint(folder, &is_checkpoint);
+    if (status == ND_OK && is_checkpoint) {
+        nd_saved one;
+        char *parent = NULL;
+        status = nd_saved_examine(folder, &one);
+        status = status == ND_OK ? nd_fs_parent(folder, &parent) : status;
+        status = status == ND_OK ? print_run(parent, &one, 1, json) : status;
+        free(parent);
+    } else if (status == ND_OK) {
+        status = list_run(folder, json, false, &found);
+    }
+    free(folder);
+    return status;
+}
+
+static int is_visible(const struct dirent *entry)
+{
+    return entry->d_name[0] != '.';
+}
+
+/* Without an argument: this folder, and every run in runs/, where runs without output.dir lie. */
+static nd_status list_here(bool json)
+{
+    struct dirent **entries = NULL;
+    int found = 0, count = scandir("runs", &entries, is_visible, versionsort);
+    nd_status status = list_run(".", json, true, &found);
+    for (int i = 0; i < count; i++) {
+        char *run = NULL;
+        status = status == ND_OK ? nd_fs_format(&run, "runs/%s", entries[i]->d_name) : status;
+        if (status == ND_OK && list_run(run, json, true, &found) != ND_OK) {
+            nd_error_clear(); /* no folder */
+        }
+        free(run);
+        free(entries[i]);
+    }
+    free(entries);
+    if (status == ND_OK && found == 0) {
+        return nd_fail(ND_ERR_DATA, "there are no checkpoints in this folder and in the runs in "
+                                    "runs/; give a run folder");
+    }
+    return status;
+}
+
+static nd_status run_ls(const nd_ckpt_call *call, int *code)
+{
+    bool json = call->values[FLAG_JSON];
+    (void)code;
+    return call->places[0] ? list_folder(call->places[0], json) : list_here(json);
+}
+
+const nd_ckpt_verb nd_ckpt_ls = {
+    .name = "ls",
+    .usage = "[RUN|CHECKPOINT] [--json]",
+    .help =
+        "Lists checkpoints, one a line. Without a folder: those of this folder and of the runs "
+        "in runs/.\n"
+        "The state \"good\" means that the manifest is whole and all files are there with their "
+        "sizes;\nndtrain ckpt verify reads them. Folders that were set aside (.bad, .old) and "
+        "what saves and\ndeletions left (temporary, half deleted) are listed too; a temporary "
+        "folder may belong to a save\nthat goes on at this moment.\n",
+    .least = 0,
+    .most = 1,
+    .flags = {{"--json", NULL, "Prints one JSON object a line."}},
+    .run = run_ls,
+};

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/clock.h"
+#include "trainer/checkpoint/folder.h"
+#include "trainer/checkpoint/source.h"
+#include "trainer/commands/ckpt.h"
+#include "trainer/weights/weights.h"
+
+static nd_status verify(const char *folder, int64_t *bytes, int *model_files)
+{
+    nd_manifest manifest = {0};
+    ND_TRY(nd_ckpt_read_manifest(folder, &manifest));
+    nd_status status = nd_source_verify_all(folder, &manifest, bytes);
+    status = status == ND_OK ? nd_checksums_verify(folder, model_files) : status;
+    nd_manifest_fini(&manifest);
+    return status;
+}
+
+/* A fault is printed, not returned; *code becomes that of the first. */
+static void verify_one(const char *folder, int *code)
+{
+    int64_t bytes = 0;
+    int model_files = 0;
+    double begin = nd_clock_seconds();
+    nd_status status = verify(folder, &bytes, &model_files);
+    double seconds = nd_clock_seconds() - begin;
+    if (status != ND_OK) {
+        printf("%s: %s: %s\n", folder, status == ND_ERR_DATA ? "bad" : "not verified",
+               nd_error_last()->message);
+        *code = *code == 0 ? (int)status : *code;
+        return;
+    }
+    char size[ND_CKPT_TEXT_MAX];
+    printf("%s: good, %s in %.1f s (%.2f GB/s)%s\n", folder, nd_ckpt_bytes(size, (double)bytes),
+           seconds, seconds > 0 ? (double)bytes / seconds * 1e-9 : 0.0,
+           model_files > 0 ? ", with the model beside it" : "");
+    fflush(stdout);
+}
+
+static nd_status verify_run(const char *run, int *code)
+{
+    int64_t *steps = NULL;
+    int count = 0;
+    ND_TRY(nd_checkpoint_list(run, &steps, &count));
+    nd_status status = ND_OK;
+    for (int i = 0; i < count && status == ND_OK; i++) {
+        char *path = NULL;
+        status = nd_checkpoint_path(run, steps[i], &path);
+        if (status == ND_OK) {
+            verify_one(path, code);
+        }
+        free(path);
+    }
+    free(steps);
+    return count > 0 ? status
+                     : nd_fail(ND_ERR_DATA,
+                               "\"%s\" is neither a checkpoint nor a run folder with folders "
+                               "checkpoint-STEP",
+                               run);
+}
+
+static nd_status run_verify(const nd_ckpt_call *call, int *code)
+{
+    char *folder = NULL;
+    bool is_checkpoint = false;
+    ND_TRY(nd_ckpt_folder(call->places[0], &folder));
+    nd_status status = nd_ckpt_is_checkpoint(folder, &is_checkpoint);
+    if (status == ND_OK && is_checkpoint) {
+        verify_one(folder, code);
+    } else if (status == ND_OK) {
+        status = verify_run(folder, code);
+    }
+    free(folder);
+    return status;
+}
+
+const nd_ckpt_verb nd_ckpt_verify = {
+    .name = "verify",
+    .usage = "CHECKPOINT|RUN",
+    .help = "Reads every byte of a checkpoint, or of all checkpoints of a run, and compares the "
+            "digests that were\nstored when it was saved. A damaged file is named with the bytes "
+            "of the chunk that differs. A model\nbeside the state is compared with its SHA256SUMS. "
+            "Ends with 0 when all are good and with 65 when one\nis damaged; nothing is changed.\n",
+    .least = 1,
+    .most = 1,
+    .run = run_verify,
+};
