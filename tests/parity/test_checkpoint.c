@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "tests/parity/mesh_data.h"
+#include "trainer/checkpoint/diff.h"
 #include "trainer/checkpoint/export.h"
 #include "trainer/checkpoint/restore.h"
 #include "trainer/checkpoint/saver.h"
@@ -39,6 +40,7 @@ TestSuite(checkpoint, .init = setup, .fini = teardown);
 typedef struct plan {
     const char *folder;
     int64_t save_at;    /* steps done; 0: never */
+    bool save_first;    /* before the first step of the run */
     const char *resume; /* a checkpoint folder */
     bool waits;
     void (*before_unit)(void *context, int unit);
@@ -82,7 +84,8 @@ static nd_status start(void *context, nd_trainer *t)
         .extra = p->export ? export_model : NULL,
         .extra_context = (void *)p->export,
     };
-    return nd_saver_create(&options, &p->savers[rank]);
+    ND_TRY(nd_saver_create(&options, &p->savers[rank]));
+    return p->save_first ? nd_saver_begin(p->savers[rank], "interval", 77) : ND_OK;
 }
 
 static nd_status after_step(void *context, nd_trainer *t, int64_t step)
@@ -392,4 +395,79 @@ Test(checkpoint, the_exported_model_has_the_bytes_of_the_saved_one)
                                      .verify = true};
         check_export(meshes[i], i % 2 ? ND_PRECISION_BF16 : ND_PRECISION_FP32, options);
     }
+}
+
+static nd_status count_extras(void *context, const nd_diff_array *array)
+{
+    int *extras = context;
+    *extras += array->presence == ND_DIFF_ONLY_A && strncmp(array->name, "fp8", 3) == 0;
+    return ND_OK;
+}
+
+/* Compares two checkpoints; *extras counts entries of FP8 that only the first one has. */
+static nd_diff_totals compare(const char *a, const char *b, int *extras)
+{
+    nd_manifest m[2] = {0};
+    nd_diff_totals totals;
+    assert_ok(nd_manifest_read(a, &m[0]));
+    assert_ok(nd_manifest_read(b, &m[1]));
+    const nd_diff_side sides[2] = {{a, &m[0], m[0].shape}, {b, &m[1], m[1].shape}};
+    assert_ok(nd_checkpoint_diff(sides, true, count_extras, extras, &totals));
+    nd_manifest_fini(&m[0]);
+    nd_manifest_fini(&m[1]);
+    return totals;
+}
+
+/* Loaded on another mesh and saved again at once: the same bits in weights and moments. */
+Test(checkpoint, any_mesh_passes_the_state_on_to_any_other)
+{
+    char again[160], *second = NULL;
+    int extras = 0;
+    snprintf(again, sizeof again, "%s/again", runs.path);
+    assert_ok(nd_checkpoint_path(again, SAVED, &second));
+    for (int from = 0; from < MESHES; from++) {
+        plan saving = {.folder = runs.path, .save_at = SAVED};
+        mesh_result first = train(job_of(ND_PRECISION_BF16, &saving, 0, SAVED), meshes[from]);
+        mesh_result_free(&first);
+        char *path = saved_path();
+        for (int to = 0; to < MESHES; to++) {
+            plan passing = {.folder = again, .resume = path, .save_first = true};
+            assert_ok(nd_fs_make_folders(again, "folder", ""));
+            mesh_result next = train(job_of(ND_PRECISION_BF16, &passing, SAVED, 1), meshes[to]);
+            cr_assert(passing.reports[0].good, "%s", passing.reports[0].why);
+            nd_diff_totals totals = compare(path, second, &extras);
+            cr_assert_eq(totals.differing_arrays, 0, "%s to %s", meshes[from].name,
+                         meshes[to].name);
+            cr_assert_eq(totals.arrays, ND_STATE_KINDS * next.tensors);
+            mesh_result_free(&next);
+            nd_checkpoint_abandon(again);
+        }
+        free(path);
+        remove_saved();
+    }
+    free(second);
+}
+
+Test(checkpoint, fp8_histories_show_in_a_comparison)
+{
+    const mesh_case mesh = {"fsdp 2", 1, 2, 1, 1, 1};
+    char other[160], *plain = NULL, *path = saved_path();
+    int extras = 0;
+    snprintf(other, sizeof other, "%s/again", runs.path);
+    assert_ok(nd_fs_make_folders(other, "folder", ""));
+    assert_ok(nd_checkpoint_path(other, SAVED, &plain));
+    plan saving = {.folder = runs.path, .save_at = SAVED};
+    mesh_job job = job_of(ND_PRECISION_FP8, &saving, 0, SAVED);
+    job.recipe = ND_FP8_DELAYED;
+    job.history_length = 4;
+    mesh_result first = train(job, mesh);
+    plan without = {.folder = other, .save_at = SAVED};
+    mesh_result second = train(job_of(ND_PRECISION_BF16, &without, 0, SAVED), mesh);
+    nd_diff_totals totals = compare(path, plain, &extras);
+    cr_assert_gt(extras, 0);
+    cr_assert_gt(totals.differing_arrays, extras);
+    mesh_result_free(&first);
+    mesh_result_free(&second);
+    free(plain);
+    free(path);
 }
