@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * `ndtrain ckpt` as a user runs it: what it prints, its exit codes, and that bad input changes
+ * nothing. The run folder "run" has checkpoints 10 (dp_shard 2 x tp 2), 20 (dp_replicate 2) and 30
+ * (one rank) of the same weights and moments.
+ */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "tests/support/shell.h"
+
+static tempdir dir;
+
+#define WRITE ND_CHECKPOINT_TOOL " write run "
+#define CKPT  ND_TRAIN " ckpt "
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    shell(&dir, "mkdir run && " WRITE "10 untied 1 2 1 2 && " WRITE "20 untied 2 1 1 1 && " WRITE
+                "30 untied 1 1 1 1");
+}
+
+static void teardown(void)
+{
+    shell_remove(&dir);
+}
+
+TestSuite(ckpt, .init = setup, .fini = teardown, .timeout = 120);
+
+static void says(const char *words)
+{
+    cr_assert_not_null(strstr(shell_output, words), "no \"%s\" in:\n%s", words, shell_output);
+}
+
+static void says_not(const char *words)
+{
+    cr_assert_null(strstr(shell_output, words), "\"%s\" in:\n%s", words, shell_output);
+}
+
+/* The command ends with this code and says the words, in one line when it fails. */
+static void ends(int code, const char *command, const char *words)
+{
+    int got = shell_run(&dir, command);
+    cr_assert_eq(got, code, "%s\nended with %d:\n%s", command, got, shell_output);
+    says(words);
+    if (code == 2 || code == 73) {
+        cr_assert_eq(strchr(shell_output, '\n'), shell_output + strlen(shell_output) - 1, "%s",
+                     shell_output);
+    }
+}
+
+/* The same, and no file below the folder has come, gone or changed. */
+static void refused(int code, const char *command, const char *words)
+{
+#define SNAPSHOT                                                                                   \
+    "find . -type f ! -name before ! -name after -exec sha256sum {} + | sort; "                    \
+    "find . -type d -o -type l | sort"
+    shell(&dir, "{ " SNAPSHOT "; } >before");
+    ends(code, command, words);
+    char printed[sizeof shell_output];
+    memcpy(printed, shell_output, sizeof printed);
+    cr_assert_eq(shell_run(&dir, "{ " SNAPSHOT "; } >after; cmp before after"), 0,
+                 "%s changed something:\n%s", command, shell_output);
+    memcpy(shell_output, printed, sizeof printed);
+}
+
+/* Flips a byte of the data of checkpoint `step`, which one rank wrote. */
+static void damage(const char *step)
+{
+    char command[512];
+    snprintf(command, sizeof command,
+             "printf 'x' | dd of=run/checkpoint-%s/state/shard-00001-model-00001-of-00001."
+             "safetensors bs=1 seek=40001 conv=notrunc status=none",
+             step);
+    shell(&dir, command);
+}
+
+Test(ckpt, ls)
+{
+    shell(&dir, "cp -r run/checkpoint-10 run/checkpoint-10.bad && mkdir run/.tmp-checkpoint-40-id "
+                "run/checkpoint-50 && rm run/checkpoint-30/state/*.hashes && " CKPT "ls run");
+    says("run:\n");
+    says("checkpoint-10      good ");
+    says("checkpoint-10.bad  .bad ");
+    says("2026-01-31T12:00:00Z");
+    says("dp_shard 2, tp 2 ");
+    says("interval ");
+    says("            1000\n");
+    says(".tmp-checkpoint-40-id temporary ");
+    says("checkpoint-50      no manifest ");
+    says("checkpoint-30      incomplete ");
+    says("shard-00001.hashes");
+    shell(&dir, CKPT "ls run/checkpoint-20/");
+    says("checkpoint-20      good ");
+    says_not("checkpoint-10");
+    shell(&dir, "mkdir runs && mv run runs/a-1 && mkdir runs/a-2 && " CKPT "ls");
+    says("runs/a-1:\n");
+    says_not("a-2");
+    shell(&dir, CKPT "ls runs/a-2");
+    says("runs/a-2: no checkpoints\n");
+    ends(65, "mkdir empty; cd empty; " CKPT "ls", "there are no checkpoints");
+}
+
+Test(ckpt, ls_prints_json_lines)
+{
+    shell(&dir, "mkdir run/checkpoint-50 && " CKPT "ls run --json >lines && wc -l <lines && "
+                "sed -n 1p lines && sed -n 4p lines");
+    says("4\n{\"run\":\"run\",\"folder\":\"checkpoint-10\",\"step\":10,\"state\":\"good\","
+         "\"why\":null,\"bytes\":");
+    says("\"mesh\":{\"pp\":1,\"dp_replicate\":1,\"dp_shard\":2,\"cp\":1,\"tp\":2},"
+         "\"reason\":\"interval\",\"tokens_seen\":1000,\"samples_seen\":80,\"has_model\":false}\n");
+    says("\"folder\":\"checkpoint-50\",\"step\":50,\"state\":\"no manifest\"");
+    says("\"mesh\":null");
+}
+
+Test(ckpt, verify)
+{
+    shell(&dir, CKPT "verify run/checkpoint-10");
+    says("run/checkpoint-10: good, ");
+    says(" GB/s)\n");
+    damage("20");
+    refused(65, CKPT "verify run", "run/checkpoint-10: good, ");
+    says("run/checkpoint-20: bad: ");
+    says("shard-00001-model-00001-of-00001.safetensors\" is damaged: bytes 0 to ");
+    says("run/checkpoint-30: good, ");
+    shell(&dir, "rm run/checkpoint-10/state/*.hashes");
+    refused(65, CKPT "verify run/checkpoint-10", "shard-00001.hashes");
+}
+
+Test(ckpt, verify_includes_the_model_beside_the_state)
+{
+    shell(&dir, CKPT "export run/checkpoint-30 model && mv model/* run/checkpoint-30 && " CKPT
+                     "verify run/checkpoint-30");
+    says(", with the model beside it\n");
+    shell(&dir, "echo >>run/checkpoint-30/config.json");
+    refused(65, CKPT "verify run/checkpoint-30", "config.json\" is not the file that SHA256SUMS");
+}
+
+Test(ckpt, export)
+{
+    shell(&dir, CKPT "export run/checkpoint-10 a && " CKPT "export run/checkpoint-20/ b/ && " CKPT
+                     "export run c && diff -r a b && diff -r a c && ls a | tr '\\n' ' '");
+    says("a: the bf16 model of run/checkpoint-10, step 10: 39.0 kB in ");
+    says("c: the bf16 model of run/checkpoint-30, step 30");
+    says("SHA256SUMS config.json model.safetensors ");
+    shell(&dir, "mkdir empty && " CKPT "export run empty --dtype fp32 && " CKPT
+                "export --dtype=fp32 run d && diff -r empty d && cd d && sha256sum -c SHA256SUMS");
+    refused(73, CKPT "export run a", "\"a\" exists already and is not overwritten");
+    shell(&dir, "ln -s d e");
+    refused(73, CKPT "export run e", "\"e\" exists already");
+    refused(73, CKPT "export run /proc/model", "\"/proc\"");
+    refused(2, CKPT "export run f --dtype fp16", "--dtype is \"fp16\"; it must be bf16 or fp32");
+}
+
+Test(ckpt, export_of_a_damaged_checkpoint)
+{
+    damage("30");
+    refused(65, CKPT "export run a", "is damaged: bytes 0 to ");
+    shell(&dir, CKPT "export run a --no-verify && test -f a/model.safetensors");
+}
+
+Test(ckpt, export_takes_the_side_files)
+{
+    shell(&dir, "mkdir side && echo 1 >side/tokenizer.json && echo 2 >side/other && " CKPT
+                "export run a --side-files side && cmp side/tokenizer.json a/tokenizer.json && "
+                "test ! -e a/other");
+    refused(65, CKPT "export run b --side-files nowhere", "nowhere");
+    /* A model beside the state has them. */
+    shell(&dir, "mv a/* run/checkpoint-30/ && " CKPT
+                "export run b --dtype fp32 && cmp b/tokenizer.json side/tokenizer.json");
+}
+
+Test(ckpt, diff)
+{
+    shell(&dir, WRITE "31 untied 1 3 1 1 && mkdir run/x && mv run/checkpoint-31 run/x/");
+    ends(1, CKPT "diff run/checkpoint-30 run/x/checkpoint-31", "step: 30 in A, 31 in B\n");
+    says("B: run/x/checkpoint-31 (step 31, dp_shard 3)\n");
+    says("have the same bits, but the position differs\n");
+    shell(&dir, "cp -r run/checkpoint-30 same && " CKPT "diff run same");
+    says("equal: all 58543 elements of 91 arrays have the same bits\n");
+    shell(&dir, CKPT "export run m --dtype fp32 && " CKPT "diff m run/checkpoint-20");
+    says("A: m (a Hugging Face model: weights only)\n");
+    says("equal: all 19512 elements of 30 arrays have the same bits\n");
+    damage("30");
+    refused(65, CKPT "diff run same", "is damaged");
+    ends(1, CKPT "diff run same --no-verify", "1 of ");
+    says("different: 1 of 91 arrays, 1 of 58543 elements\n");
+    shell(&dir, WRITE "40 tied 1 1 1 1");
+    refused(65, CKPT "diff run/checkpoint-40 run/checkpoint-30",
+            "the models differ: \"run/checkpoint-40\" has ");
+}
+
+Test(ckpt, prune)
+{
+    refused(0, CKPT "prune run --keep-last 1 --dry-run", "would delete run/checkpoint-10 (");
+    says("would delete 2 checkpoints, 574");
+    shell(&dir, "touch run/.lock");
+    refused(73, "flock run/.lock " CKPT "prune run --keep-last 1", "another process");
+    ends(0, CKPT "prune run --keep-last=1 --keep-every=20", "deleted run/checkpoint-10 (306.0 kB)");
+    says("deleted 1 checkpoint, 306.0 kB\n");
+    shell(&dir, "ls run | tr '\\n' ' '");
+    cr_assert_str_eq(shell_output, "checkpoint-20 checkpoint-30 ");
+    shell(&dir, "rm run/checkpoint-30/state/*.hashes");
+    refused(0, CKPT "prune run --keep-last 1", "deleted 0 checkpoints, 0 B\n");
+}
+
+Test(ckpt, prune_needs_good_flags)
+{
+    refused(2, CKPT "prune run", "--keep-last K is missing");
+    refused(2, CKPT "prune run --keep-last 0", "--keep-last is \"0\"; it must be a whole number");
+    refused(2, CKPT "prune run --keep-last -1", "--keep-last is \"-1\"");
+    refused(2, CKPT "prune run --keep-last 1 --keep-every 2x", "--keep-every is \"2x\"");
+    refused(2, CKPT "prune run --keep-last", "--keep-last needs a value: --keep-last K");
+    refused(2, CKPT "prune run --keep-last 1 --keep-last 2", "--keep-last is given twice");
+    refused(2, CKPT "prune run --keep-last 1 --dry-run=yes", "--dry-run takes no value");
+    refused(2, CKPT "prune run --keep-lats 1", "did you mean --keep-last?");
+    refused(2, CKPT "prune run other --keep-last 1", "\"other\" is one argument too many");
+    refused(2, CKPT "prune --keep-last 1", "a folder is missing; usage: ndtrain ckpt prune RUN");
+    refused(65, CKPT "prune run/checkpoint-10 --keep-last 1", "is no run folder");
+    refused(65, CKPT "prune nowhere --keep-last 1", "\"nowhere\": No such file");
+}
+
+Test(ckpt, help_and_wrong_verbs)
+{
+    static const char *const verbs[] = {"ls", "verify", "export", "diff", "prune"};
+    shell(&dir, CKPT "--help >help && " CKPT "-h | cmp - help && cat help");
+    for (int i = 0; i < 5; i++) {
+        char command[512];
+        says(verbs[i]);
+        snprintf(command, sizeof command, CKPT "%s run --wrong --help", verbs[i]);
+        shell(&dir, command);
+        snprintf(command, sizeof command, "usage: ndtrain ckpt %s ", verbs[i]);
+        says(command);
+        says("Exit codes: 0 done, 2 ");
+        shell(&dir, CKPT "--help");
+    }
+    ends(2, CKPT, "a verb is missing");
+    ends(2, CKPT "verfiy run", "did you mean verify");
+    ends(2, CKPT "list", "has no verb \"list\"; ");
+    ends(2, CKPT "ls run --josn", "did you mean --json?");
+    ends(2, CKPT "verify", "a folder is missing");
+    ends(2, CKPT "diff run", "a folder is missing");
+    ends(73, CKPT "ls run >/dev/full", "standard output");
+}
+
+Test(ckpt, folders_that_are_no_checkpoints)
+{
+    static const char *const verbs[] = {"verify %s", "export %s out", "diff %s run", "diff run %s"};
+    static const struct {
+        const char *make, *name, *words;
+    } cases[] = {
+        {"true", "nowhere", "\"nowhere\": No such file"},
+        {"echo >file", "file", "\"file\": Not a directory"},
+        {"mkdir -p empty", "empty", "\"empty\" is neither a checkpoint nor a run folder"},
+        {"mkdir -p half/state", "half", "\"half\" has no manifest.json"},
+        {"ln -sf run/checkpoint-10 link", "link", "\"link\" is a link; give the folder"},
+        {"ln -sf run/checkpoint-10 link", "link/", "\"link\" is a link; give the folder"},
+        {"cp -r run/checkpoint-10 l2; mv l2/manifest.json m; ln -s ../m l2/manifest.json", "l2",
+         "manifest.json\" is a link"},
+        {"cp -r run/checkpoint-10 l3; mv l3/state s; ln -s ../s l3/state", "l3", "l3/state\" is "},
+        {"cp -r run/checkpoint-10 cut; truncate -s 900 cut/manifest.json", "cut",
+         "cut/manifest.json\""},
+        {"cp -r run/checkpoint-10 new; sed -i 's/\"version\": 1,/\"version\": 2,/' "
+         "new/manifest.json",
+         "new", "has format version 2; this program reads up to version 1"},
+        {"cp -r run/checkpoint-10 flip; sed -i 's/\"step\": 10,/\"step\": 11,/' "
+         "flip/manifest.json",
+         "flip", "is damaged: its digest"},
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        shell(&dir, cases[c].make);
+        for (int v = 0; v < 4; v++) {
+            char command[512];
+            int n = snprintf(command, sizeof command, "%s", CKPT);
+            snprintf(command + n, sizeof command - (size_t)n, verbs[v], cases[c].name);
+            refused(65, command, cases[c].words);
+        }
+        shell(&dir, "rm -rf empty half link l2 l3 m s cut new flip file");
+    }
+}
+
+/* Names on the disk and texts of a manifest do not reach the terminal as they are. */
+Test(ckpt, control_characters_are_escaped)
+{
+    shell(&dir, "mkdir \"$(printf 'run/.tmp-checkpoint-7-\\033[2J')\" && " CKPT "ls run");
+    says("\\x1b[2J");
+    says_not("\033");
+}
