@@ -9,25 +9,23 @@
 #include "runtime/comm/backend.h"
 
 /* Where UCX makes the files behind its shared memory, so that a killed process leaves nothing that
- * the next one does not remove. A user's choice is kept. */
-static void use_own_folder(ucp_config_t *config)
+ * the next one does not remove. UCX 1.13 takes it from the environment only. A user's choice is
+ * kept: then this returns false. */
+static bool set_own_folder(void)
 {
     char folder[ND_SHM_FOLDER_MAX];
     if (getenv("UCX_POSIX_DIR")) {
-        return;
+        return false;
     }
     nd_shm_folders_clean();
     nd_shm_folder_make(folder);
-    if (folder[0]) {
-        ucp_config_modify(config, "POSIX_DIR", folder); /* without effect where UCX lacks it */
-    }
+    return folder[0] && setenv("UCX_POSIX_DIR", folder, 1) == 0;
 }
 
 static nd_status create_worker(ucx_state *state)
 {
     ucp_config_t *config = NULL;
     ND_TRY(ND_UCX(ucp_config_read(NULL, NULL, &config)));
-    use_own_folder(config);
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES |
                                                UCP_PARAM_FIELD_ESTIMATED_NUM_EPS |
                                                UCP_PARAM_FIELD_NAME,
@@ -47,6 +45,16 @@ static nd_status create_worker(ucx_state *state)
     state->polled[0] = (struct pollfd){.fd = fd, .events = POLLIN};
     state->polled_count = 1;
     return ND_OK;
+}
+
+static nd_status open_worker(ucx_state *state)
+{
+    bool own = set_own_folder();
+    nd_status status = create_worker(state);
+    if (own) {
+        unsetenv("UCX_POSIX_DIR");
+    }
+    return status;
 }
 
 /* First the cards, which hold the length of each address, then the addresses, padded to the
@@ -92,7 +100,7 @@ static nd_status fill_state(ucx_state *state, const nd_ucx_options *options)
     }
     ND_TRY(ND_ALLOC(state->size + 1, &state->polled));
     ND_TRY(ND_ALLOC(state->size + 1, &state->polled_rank));
-    ND_TRY(create_worker(state));
+    ND_TRY(open_worker(state));
     return exchange_addresses(state, options);
 }
 
