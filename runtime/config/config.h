@@ -56,6 +56,9 @@ typedef enum nd_fp8_recipe {
 typedef enum nd_fp8_format { ND_FP8_HYBRID = 0, ND_FP8_E4M3 } nd_fp8_format;
 typedef enum nd_fp8_amax { ND_FP8_AMAX_MOST_RECENT = 0, ND_FP8_AMAX_MAX } nd_fp8_amax;
 typedef enum nd_nonfinite { ND_NONFINITE_STOP = 0, ND_NONFINITE_SKIP } nd_nonfinite;
+typedef enum nd_staging_choice { ND_STAGING_OVERLAP = 0, ND_STAGING_WAIT } nd_staging_choice;
+typedef enum nd_checksum_choice { ND_CHOOSE_XXH3 = 0, ND_CHOOSE_SHA256 } nd_checksum_choice;
+typedef enum nd_on_error { ND_ON_ERROR_CONTINUE = 0, ND_ON_ERROR_STOP } nd_on_error;
 typedef enum nd_weights_dtype { ND_WEIGHTS_BF16 = 0, ND_WEIGHTS_FP32 } nd_weights_dtype;
 
 /* Keys whose files must exist. */
@@ -82,6 +85,7 @@ typedef struct nd_config {
         char *gpu_ids;          /* "all" or a comma list */
         double comm_timeout_seconds;
         double rdzv_timeout_seconds;
+        int64_t max_restarts;
     } launch;
     struct {
 #define ND_AXIS(id, name, ...) int64_t name; /* one may be -1 where the axis allows it */
@@ -140,6 +144,16 @@ typedef struct nd_config {
         int64_t margin;              /* of delayed: scales are divided by 2^margin */
         int64_t health_interval;     /* steps between health reports; 0: none */
     } fp8;
+    struct {
+        int64_t interval; /* steps; 0: no checkpoints */
+        int64_t keep_last, keep_every;
+        char *resume; /* "", "latest", "auto", a step, or a folder */
+        char *allow;  /* keys that may differ from the checkpoint's, a comma list */
+        nd_staging_choice staging;
+        nd_checksum_choice checksum;
+        bool export_model, verify;
+        nd_on_error on_error;
+    } checkpoint;
     struct {
         char *dir; /* "": runs/<config>-<n> */
         bool save_model;

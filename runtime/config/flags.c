@@ -186,9 +186,6 @@ static nd_status apply_set(nd_reader *reader, const char *text)
             return nd_reader_set(reader, (nd_field_id)i, &setting);
         }
     }
-    if (strncmp(name, "checkpoint.", 11) == 0) {
-        return nd_fail(ND_ERR_CONFIG, "--set %s: %s", name, nd_checkpoint_sentence);
-    }
     char words[2][ND_FLAG_NAME_MAX];
     nd_suggest search;
     nd_suggest_init(&search, name);

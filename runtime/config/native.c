@@ -113,10 +113,6 @@ static nd_status read_native(nd_reader *reader, const nd_yaml_node *root, const 
     for (const nd_yaml_node *s = root->first; s; s = s->next) {
         char where[600];
         snprintf(where, sizeof where, "%.500s:%d: ", file, s->line);
-        if (strcmp(s->key, "checkpoint") == 0) {
-            return nd_fail(ND_ERR_CONFIG, "%ssection checkpoint: %s", where,
-                           nd_checkpoint_sentence);
-        }
         if (nd_section_find(s->key) < 0) {
             return unknown_section(where, s->key);
         }
@@ -142,7 +138,7 @@ nd_status nd_read_yaml(nd_reader *reader, const nd_yaml_node *root, const char *
     }
     const nd_yaml_node *native = NULL, *accelerate = NULL;
     for (const nd_yaml_node *n = root->first; n; n = n->next) {
-        if (!native && (nd_section_find(n->key) >= 0 || strcmp(n->key, "checkpoint") == 0)) {
+        if (!native && (nd_section_find(n->key) >= 0)) {
             native = n;
         }
         if (!accelerate && nd_accelerate_is_top_key(n->key)) {

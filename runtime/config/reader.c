@@ -6,10 +6,6 @@
 
 #include "runtime/base/log.h"
 
-const char nd_checkpoint_sentence[] =
-    "checkpoints are not written yet, so a run can neither save nor resume one; the trained model "
-    "is saved at the end (output.save_model) and model.path goes on from it";
-
 void nd_reader_init(nd_reader *reader, nd_config *config)
 {
     memset(reader, 0, sizeof *reader);

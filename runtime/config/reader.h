@@ -172,8 +172,6 @@ nd_status nd_reader_refuse(const nd_setting *setting, const char *sentence);
 nd_status nd_reader_flatten(const nd_yaml_node *node, const char *where, const char *name,
                             char **out);
 
-extern const char nd_checkpoint_sentence[];
-
 /* ---- accelerate.c: accelerate's files and keys ---- */
 
 typedef struct nd_accelerate_key nd_accelerate_key;

@@ -5,6 +5,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "runtime/config/reader.h"
 
@@ -242,6 +243,42 @@ static nd_status check_training(const nd_config *c)
     return ND_OK;
 }
 
+/* transformers' "true" and "false" mean the newest checkpoint and none. */
+static nd_status normalise_resume(nd_config *c)
+{
+    static const char *const words[][2] = {{"true", "latest"}, {"false", ""}, {"none", ""}};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        if (strcasecmp(c->checkpoint.resume, words[i][0]) == 0) {
+            char *word = strdup(words[i][1]);
+            if (!word) {
+                return nd_fail_memory("checkpoint.resume");
+            }
+            free(c->checkpoint.resume);
+            c->checkpoint.resume = word;
+            return ND_OK;
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status check_checkpoint(const nd_config *c)
+{
+    if (c->checkpoint.interval > 0 && c->checkpoint.keep_last == 1 &&
+        c->checkpoint.staging == ND_STAGING_OVERLAP) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "checkpoint.keep_last is 1, but a checkpoint is being written while the "
+                       "next step computes, so the one before must stay; use 2 or more, or "
+                       "checkpoint.staging: wait");
+    }
+    if (c->launch.max_restarts > 0 && c->checkpoint.interval == 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "launch.max_restarts is %lld, but checkpoint.interval is 0, so a restart "
+                       "would lose all steps; give --checkpoint-frequency STEPS too",
+                       ll(c->launch.max_restarts));
+    }
+    return ND_OK;
+}
+
 static nd_status check_kernels(const nd_config *c)
 {
     if (c->train.deterministic && c->kernels.autotune && !*c->kernels.autotune_from) {
@@ -278,6 +315,8 @@ nd_status nd_config_resolve(nd_config *config)
     ND_TRY(check_training(config));
     ND_TRY(check_kernels(config));
     ND_TRY(check_graphs(config));
+    ND_TRY(normalise_resume(config));
+    ND_TRY(check_checkpoint(config));
     if (config->model.seed == -1) {
         config->model.seed = config->train.seed;
     }

@@ -105,7 +105,8 @@ Test(errors, flags)
 {
     refused_with(2, LAUNCH "--num-stepz 3", "--num-stepz", "num-steps");
     refused_with(2, LAUNCH "train.py", "train.py", "");
-    refused_with(2, LAUNCH "--resume-from-checkpoint latest", "checkpoint", "");
+    refused_with(65, LAUNCH "--resume-from-checkpoint latest", "out has no checkpoint", "");
+    refused_with(2, LAUNCH "--max-restarts 1", "max_restarts", "--checkpoint-frequency");
     refused_with(2, LAUNCH "--precision fp7", "fp7", "fp8");
     refused_with(2, "CUDA_VISIBLE_DEVICES= " LAUNCH "--device cuda", "cuda", "");
 }

@@ -44,16 +44,20 @@ const char *const nd_rope_names[3] = {"default", "linear", "llama3"};
 const char *const nd_split_names[3] = {"none", "rows", "cols"};
 const char *const nd_segment_names[ND_SEGMENT_COUNT] = {"hp", "fp8"};
 
+void nd_manifest_pairs_fini(nd_manifest_pairs *pairs)
+{
+    for (int i = 0; i < pairs->count; i++) {
+        free(pairs->list[i].key);
+        free(pairs->list[i].value);
+    }
+    free(pairs->list);
+    *pairs = (nd_manifest_pairs){0};
+}
+
 void nd_manifest_fini(nd_manifest *manifest)
 {
-    nd_manifest_pairs *const pairs[] = {&manifest->identity, &manifest->config};
-    for (int p = 0; p < 2; p++) {
-        for (int i = 0; i < pairs[p]->count; i++) {
-            free(pairs[p]->list[i].key);
-            free(pairs[p]->list[i].value);
-        }
-        free(pairs[p]->list);
-    }
+    nd_manifest_pairs_fini(&manifest->identity);
+    nd_manifest_pairs_fini(&manifest->config);
     free(manifest->tensors);
     free(manifest->writers);
     *manifest = (nd_manifest){0};
@@ -139,4 +143,54 @@ nd_status nd_manifest_layout(const nd_manifest *manifest, const nd_mesh *mesh, n
                                  .converts = is_in_fp8_segment,
                                  .context = &context};
     return nd_layout_create(&options, out);
+}
+
+static bool changes_no_result(const char *name)
+{
+    static const char *const names[] = {"max_position_embeddings", "initializer_range",
+                                        "bos_token_id", "eos_token_id"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(name, names[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static double shape_value(const nd_llama_shape *shape, const nd_shape_number *number)
+{
+    const char *at = (const char *)shape + number->offset;
+    return number->is_real ? *(const double *)(const void *)at
+                           : (double)*(const int64_t *)(const void *)at;
+}
+
+nd_status nd_shape_compare(const nd_llama_shape *a, const char *name_a, const nd_llama_shape *b,
+                           const char *name_b)
+{
+    for (int i = 0; i < ND_SHAPE_NUMBERS; i++) {
+        const nd_shape_number *number = &nd_shape_numbers[i];
+        double x = shape_value(a, number), y = shape_value(b, number);
+        if (x != y && !changes_no_result(number->name)) {
+            return nd_fail(ND_ERR_CONFIG,
+                           "%s has %s %.10g, and %s has %.10g; these are different models", name_a,
+                           number->name, x, name_b, y);
+        }
+    }
+    if (a->rope.type != b->rope.type) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s has rope_type %s, and %s has %s; these are different models", name_a,
+                       nd_rope_names[a->rope.type], name_b, nd_rope_names[b->rope.type]);
+    }
+    if (a->tied != b->tied) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s has tie_word_embeddings %s, and %s has %s; these are different models",
+                       name_a, a->tied ? "true" : "false", name_b, b->tied ? "true" : "false");
+    }
+    return ND_OK;
+}
+
+nd_status nd_manifest_check_shape(const nd_manifest *manifest, const nd_llama_shape *shape,
+                                  const char *folder)
+{
+    return nd_shape_compare(&manifest->shape, folder, shape, "the model of this run");
 }

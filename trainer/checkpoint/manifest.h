@@ -67,9 +67,18 @@ void nd_manifest_fini(nd_manifest *manifest);
 
 /* Tensors and their segments from the layout of any rank. */
 nd_status nd_manifest_set_tensors(nd_manifest *manifest, const nd_layout *layout);
+void nd_manifest_pairs_fini(nd_manifest_pairs *pairs);
 nd_status nd_manifest_pairs_add(nd_manifest_pairs *pairs, const char *key, const char *value);
 /* NULL: there is no such key. */
 const char *nd_manifest_pairs_find(const nd_manifest_pairs *pairs, const char *key);
+
+/* ND_ERR_CONFIG with both values when a model of this shape is another than the checkpoint's. */
+nd_status nd_manifest_check_shape(const nd_manifest *manifest, const nd_llama_shape *shape,
+                                  const char *folder);
+/* The same of two shapes; `name_a` and `name_b` are for the message. Numbers that change no result
+ * are not compared: initial deviation, maximum of positions, token ids. */
+nd_status nd_shape_compare(const nd_llama_shape *a, const char *name_a, const nd_llama_shape *b,
+                           const char *name_b);
 
 /* The text of manifest.json; owned by the caller. */
 nd_status nd_manifest_format(const nd_manifest *manifest, char **out, size_t *bytes);

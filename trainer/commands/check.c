@@ -6,6 +6,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
+#include "trainer/run/resume.h"
 #include "trainer/step/step.h"
 #include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"
@@ -88,7 +89,7 @@ static nd_status check(const nd_command_call *call)
         ND_TRY_OUT(nd_worker_open_planner(config, call->worker));
         ND_TRY_OUT(nd_plan_check_memory(config, &inputs, call->worker));
     }
-    ND_TRY_OUT(nd_run_folder_check(config));
+    ND_TRY_OUT(nd_resume_preflight(config, &inputs));
     if (config->launch.nnodes > 1) {
         ND_TRY_OUT(nd_inputs_each_digest(&inputs, print_digest, NULL));
     }

@@ -116,6 +116,56 @@ static nd_status write_validation(void *self, const nd_validation_record *r)
     return append_line(self, line, length);
 }
 
+/* A JSON string; what does not fit is left out. Bytes that are not printable ASCII become '?'. */
+static const char *quoted(char *out, size_t capacity, const char *text)
+{
+    size_t used = 1;
+    out[0] = '"';
+    for (const char *c = text ? text : ""; *c && used + 4 < capacity; c++) {
+        if (*c == '"' || *c == '\\') {
+            out[used++] = '\\';
+        }
+        out[used++] = *c;
+        if ((unsigned char)*c < 0x20 || (unsigned char)*c > 0x7e) {
+            out[used - 1] = '?';
+        }
+    }
+    out[used++] = '"';
+    out[used] = '\0';
+    return out;
+}
+
+static nd_status write_event(void *self, const nd_run_event *e)
+{
+    char line[LINE_MAX_BYTES], t[2][32], text[2][400];
+    int length = 0;
+    switch (e->kind) {
+    case ND_RUN_EVENT_MODEL_SAVED:
+        return ND_OK;
+    case ND_RUN_EVENT_CHECKPOINT_SAVED:
+        length = snprintf(line, sizeof line,
+                          "{\"event\":\"checkpoint\",\"step\":%lld,\"reason\":%s,"
+                          "\"bytes\":%llu,\"save_ms\":%s,\"blocked_ms\":%s}\n",
+                          (long long)e->step, quoted(text[0], sizeof text[0], e->reason),
+                          (unsigned long long)e->bytes, number(t[0], e->seconds * 1e3),
+                          number(t[1], e->blocked_seconds * 1e3));
+        break;
+    case ND_RUN_EVENT_CHECKPOINT_FAILED:
+        length = snprintf(line, sizeof line,
+                          "{\"event\":\"checkpoint_failed\",\"step\":%lld,\"why\":%s}\n",
+                          (long long)e->step, quoted(text[0], sizeof text[0], e->reason));
+        break;
+    case ND_RUN_EVENT_RESUMED:
+        length = snprintf(line, sizeof line,
+                          "{\"event\":\"resumed\",\"step\":%lld,\"from\":%s,\"restart\":%lld,"
+                          "\"load_ms\":%s}\n",
+                          (long long)e->step, quoted(text[0], sizeof text[0], e->path),
+                          (long long)e->restart, number(t[0], e->seconds * 1e3));
+        break;
+    }
+    return append_line(self, line, length);
+}
+
 static void close_file(void *self)
 {
     jsonl *s = self;
@@ -126,6 +176,25 @@ static void close_file(void *self)
     free(s);
 }
 
+/* Cuts off what a dead process left of a line. */
+static nd_status cut_half_line(jsonl *s)
+{
+    char tail[LINE_MAX_BYTES];
+    off_t end = lseek(s->fd, 0, SEEK_END);
+    off_t from = end > (off_t)sizeof tail ? end - (off_t)sizeof tail : 0;
+    ssize_t n = pread(s->fd, tail, (size_t)(end - from), from);
+    if (n < 0 || n != end - from) {
+        return nd_fail(ND_ERR_IO, "%s cannot be read: %s", s->path, strerror(errno));
+    }
+    while (n > 0 && tail[n - 1] != '\n') {
+        n--;
+    }
+    if (from + n < end && ftruncate(s->fd, from + n) != 0) {
+        return nd_fail(ND_ERR_CANTCREATE, "%s cannot be written: %s", s->path, strerror(errno));
+    }
+    return ND_OK;
+}
+
 nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out)
 {
     jsonl *s = NULL;
@@ -134,19 +203,22 @@ nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out)
     s->options = *options;
     s->fd = -1;
     ND_TRY_OUT(nd_fs_format(&s->path, "%s/metrics.jsonl", options->dir));
-    s->fd = open(s->path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+    int mode = options->continues ? O_RDWR : O_WRONLY | O_EXCL;
+    s->fd = open(s->path, mode | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (s->fd < 0) {
         status = nd_fail(ND_ERR_CANTCREATE,
                          "%s cannot be created: %s; give another folder as output.dir", s->path,
                          errno == EEXIST ? "the folder already holds a run" : strerror(errno));
         goto out;
     }
+    ND_TRY_OUT(options->continues ? cut_half_line(s) : ND_OK);
     s->counts_links = has_name(s->fd);
     *out = (nd_sink){.name = "metrics.jsonl",
                      .required = true,
                      .self = s,
                      .step = write_step,
                      .validation = write_validation,
+                     .event = write_event,
                      .close = close_file};
     s = NULL;
 out:

@@ -45,12 +45,22 @@ typedef struct nd_validation_record {
     double seconds;
 } nd_validation_record;
 
-typedef enum nd_run_event_kind { ND_RUN_EVENT_MODEL_SAVED = 0 } nd_run_event_kind;
+typedef enum nd_run_event_kind {
+    ND_RUN_EVENT_MODEL_SAVED = 0,
+    ND_RUN_EVENT_CHECKPOINT_SAVED,
+    ND_RUN_EVENT_CHECKPOINT_FAILED,
+    ND_RUN_EVENT_RESUMED
+} nd_run_event_kind;
 
 typedef struct nd_run_event {
     nd_run_event_kind kind;
-    int64_t step;     /* steps done */
-    const char *path; /* of what was written; lent for the call */
+    int64_t step;           /* steps done; of a checkpoint: the step whose state it has */
+    const char *path;       /* of what was written or loaded; lent for the call, may be NULL */
+    const char *reason;     /* of a checkpoint: "interval", "signal", "end", or why it failed */
+    double seconds;         /* until it was durable, or loaded */
+    double blocked_seconds; /* that the loop over steps waited for it */
+    uint64_t bytes;         /* of the whole checkpoint */
+    int64_t restart;        /* resumed: how often ndlaunch has restarted the job */
 } nd_run_event;
 
 /* A function that is NULL: the sink does not take such records. */
@@ -80,6 +90,7 @@ typedef struct nd_report_options {
     int world_size;
     int64_t tokens_per_step; /* global positions of a step: what tokens/s counts */
     bool terminal;           /* stderr is a terminal: progress bar on long runs */
+    bool continues;          /* metrics.jsonl is appended to */
 } nd_report_options;
 
 /* Opens all sinks. Closes those that were opened when one fails. */
@@ -93,7 +104,9 @@ void nd_sinks_close(nd_sinks *sinks);
 /*
  * metrics.jsonl, required: one line of JSON per step and validation (docs/formats.md). Doubles have
  * 17 digits, so equal runs give equal bytes up to the first time. ND_ERR_CANTCREATE: the folder
- * holds a run already, or the disk takes no more.
+ * holds a run already, or the disk takes no more. A run that continues appends to the file, whose
+ * last line it cuts off where a dead process left half of one; after its line "resumed", a reader
+ * forgets the lines above it that have later steps.
  */
 nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out);
 
@@ -134,6 +147,6 @@ char *nd_progress_bar_format(char *text, size_t size, int64_t step, int64_t step
 
 char *nd_duration_format(char *text, size_t size, double seconds); /* "42 s", "4 min 03 s" */
 char *nd_quantity_format(char *text, size_t size, double value);   /* "317", "16.3 k", "2.1 M" */
-char *nd_bytes_format(char *text, size_t size, double bytes);      /* "321 MiB", "12.4 GiB" */
+char *nd_bytes_format(char *text, size_t size, double bytes); /* "17 KiB", "321 MiB", "12.4 GiB" */
 
 #endif

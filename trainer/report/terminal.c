@@ -35,7 +35,9 @@ char *nd_quantity_format(char *text, size_t size, double value)
 char *nd_bytes_format(char *text, size_t size, double bytes)
 {
     double mebibytes = bytes / (1 << 20);
-    if (mebibytes < 9999.5) {
+    if (mebibytes < 0.95) {
+        snprintf(text, size, "%.0f KiB", bytes / 1024);
+    } else if (mebibytes < 9999.5) {
         snprintf(text, size, "%.0f MiB", mebibytes);
     } else {
         snprintf(text, size, "%.1f GiB", mebibytes / 1024);
@@ -196,12 +198,31 @@ static nd_status show_validation(void *self, const nd_validation_record *r)
     return ND_OK;
 }
 
+static void show_checkpoint(const nd_run_event *event)
+{
+    char bytes[32];
+    nd_log_info("checkpoint of step %lld saved: %s, %s, durable after %.2f s, of which the steps "
+                "waited %.0f ms",
+                (long long)event->step, event->path,
+                nd_bytes_format(bytes, sizeof bytes, (double)event->bytes), event->seconds,
+                event->blocked_seconds * 1e3);
+}
+
 static nd_status show_event(void *self, const nd_run_event *event)
 {
     clear_bar(self);
     switch (event->kind) {
     case ND_RUN_EVENT_MODEL_SAVED:
         nd_log_info("model saved: %s", event->path);
+        break;
+    case ND_RUN_EVENT_CHECKPOINT_SAVED:
+        show_checkpoint(event);
+        break;
+    case ND_RUN_EVENT_CHECKPOINT_FAILED:
+        break; /* the rank that has the reason says it */
+    case ND_RUN_EVENT_RESUMED:
+        nd_log_info("resumed after step %lld from %s, in %.2f s", (long long)event->step,
+                    event->path, event->seconds);
         break;
     }
     return ND_OK;

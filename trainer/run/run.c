@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/run/run_folder.h"
+#include "trainer/run/checkpoints.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -32,8 +32,10 @@ typedef struct run_state {
     nd_trainer *trainer;
     nd_loader *loader, *validation_loader;
     int64_t validation_batches;
-    nd_run_files files;                    /* rank 0 */
+    nd_run_files files; /* rank 0 */
+    nd_run_checkpoints checkpoints;
     nd_tuning *tuning;                     /* NULL without autotune */
+    int64_t begin;                         /* steps that were done before this start */
     int64_t trace_from;                    /* the trace holds the steps after this one */
     int64_t step_begin;                    /* nd_clock_ns */
     int64_t sent_before[ND_TRAFFIC_COUNT]; /* when the step began */
@@ -59,16 +61,6 @@ static nd_status open_loaders(run_state *s)
     return nd_loader_open(inputs->validation, &options, &s->validation_loader);
 }
 
-static nd_status load_weights(run_state *s)
-{
-    nd_fsdp *fsdp = &s->trainer->model->fsdp;
-    if (s->context->inputs->weights) {
-        return nd_weights_load(fsdp, s->context->inputs->weights);
-    }
-    uint64_t seed = (uint64_t)s->config->model.seed;
-    return nd_weights_init(fsdp, s->rank->shape.init_std, seed);
-}
-
 /* A signal that reached one rank stops all of them, also between the batches of a validation. */
 static nd_status agree_to_stop(run_state *s)
 {
@@ -88,7 +80,7 @@ static double peak_memory(run_state *s)
     struct rusage usage;
     nd_cuda_info gpu;
     if (s->rank->device->kind == ND_DEVICE_CUDA) {
-        bool asks = s->trainer->position.step <= WARM_UP_STEPS + 1;
+        bool asks = s->trainer->position.step <= s->begin + WARM_UP_STEPS + 1;
         if (asks && nd_cuda_info_of(s->rank->device, &gpu) == ND_OK) {
             s->gpu_bytes = (double)(gpu.total_bytes - gpu.free_bytes);
         }
@@ -159,10 +151,10 @@ static nd_status record_step(run_state *s, const nd_step_batch *batch, const nd_
  * later step goes. */
 static void forget_warm_up(run_state *s)
 {
-    if (s->trainer->position.step == WARM_UP_STEPS && s->config->train.steps > WARM_UP_STEPS &&
-        !s->stopped) {
+    int64_t warm = s->begin + WARM_UP_STEPS;
+    if (s->trainer->position.step == warm && s->config->train.steps > warm && !s->stopped) {
         s->rank->trace = (nd_trace){0};
-        s->trace_from = WARM_UP_STEPS;
+        s->trace_from = warm;
     }
 }
 
@@ -185,6 +177,7 @@ static nd_status loop(run_state *s)
         if (validation_is_due(s)) {
             ND_TRY(validate(s));
         }
+        ND_TRY(nd_run_checkpoints_step(&s->checkpoints, &result));
     }
     return ND_OK;
 }
@@ -192,7 +185,8 @@ static nd_status loop(run_state *s)
 static nd_status save_model(run_state *s)
 {
     const nd_config *config = s->config;
-    if (!config->output.save_model) {
+    /* A run that is stopped and has a checkpoint is resumed: its model is saved at its end. */
+    if (!config->output.save_model || (s->stopped && s->checkpoints.saver)) {
         return ND_OK;
     }
     nd_progress_set_phase(s->rank->progress, ND_PHASE_SAVE, s->trainer->position.step);
@@ -200,23 +194,30 @@ static nd_status save_model(run_state *s)
     nd_dtype dtype = config->output.dtype == ND_WEIGHTS_FP32 ? ND_DTYPE_F32 : ND_DTYPE_BF16;
     char folder[4096];
     snprintf(folder, sizeof folder, "%s/model", s->files.dir ? s->files.dir : "");
+    ND_TRY(nd_run_files_set_aside(&s->files, "model"));
     ND_TRY(nd_weights_save(&s->trainer->model->fsdp, folder, dtype, bytes,
                            s->context->inputs->model_folder));
-    const nd_run_event event = {ND_RUN_EVENT_MODEL_SAVED, s->trainer->position.step, folder};
+    const nd_run_event event = {
+        .kind = ND_RUN_EVENT_MODEL_SAVED, .step = s->trainer->position.step, .path = folder};
     return nd_sinks_event(&s->files.sinks, &event);
 }
 
 static nd_status run(run_state *s)
 {
+    ND_TRY(nd_run_checkpoints_find(&s->checkpoints, s->context));
     /* Before memory is planned: linears in BF16 have other buffers than those in FP8. */
     ND_TRY(nd_tuning_make(s->rank, &s->tuning));
     ND_TRY(nd_trainer_create(s->rank, &s->trainer));
     ND_TRY(nd_trainer_commit(s->trainer));
     if (s->rank->rank == 0) {
-        ND_TRY(nd_run_files_open(&s->files, s->context, s->trainer));
+        const nd_resume *resume = &s->checkpoints.resume;
+        ND_TRY(nd_run_files_open(&s->files, s->context, s->trainer,
+                                 resume->continues ? resume->run : ""));
     }
-    ND_TRY(load_weights(s));
+    ND_TRY(nd_run_checkpoints_load(&s->checkpoints, s->trainer, &s->files));
+    s->begin = s->trace_from = s->trainer->position.step;
     ND_TRY(open_loaders(s));
+    ND_TRY(nd_run_checkpoints_start(&s->checkpoints));
     ND_TRY(nd_comm_barrier(s->rank->groups.by_kind[ND_GROUP_WORLD]));
     ND_TRY(loop(s));
     ND_TRY(nd_stream_sync(&s->rank->stream)); /* an error of the last update is found here */
@@ -225,12 +226,14 @@ static nd_status run(run_state *s)
         ND_TRY(nd_run_files_trace(&s->files, &s->rank->trace, s->trace_from + 1,
                                   s->trainer->position.step - s->trace_from));
     }
+    ND_TRY(nd_run_checkpoints_finish(&s->checkpoints, s->stopped));
     ND_TRY(save_model(s));
     nd_progress_set_phase(s->rank->progress, ND_PHASE_DONE, s->trainer->position.step);
     if (s->stopped) {
         return nd_fail(ND_ERR_PREEMPTED,
-                       "stopped by a signal after step %lld of %lld, at a step boundary",
-                       (long long)s->trainer->position.step, (long long)s->config->train.steps);
+                       "stopped by a signal after step %lld of %lld, at a step boundary%s",
+                       (long long)s->trainer->position.step, (long long)s->config->train.steps,
+                       s->checkpoints.saver ? "; go on with --resume-from-checkpoint latest" : "");
     }
     return ND_OK;
 }
@@ -246,6 +249,7 @@ nd_status nd_train(const nd_run_context *context)
     bool joined = nd_loader_close(state.validation_loader);
     joined = nd_loader_close(state.loader) && joined;
     context->inputs->still_read = !joined;
+    nd_run_checkpoints_close(&state.checkpoints);
     nd_run_files_close(&state.files);
     stop_target = NULL;
     nd_trainer_destroy(state.trainer);

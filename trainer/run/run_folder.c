@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/run_folder.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include "runtime/base/fsio.h"
+#include "runtime/base/log.h"
 #include "runtime/base/version.h"
 #include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"
@@ -27,11 +29,10 @@ static nd_status make_path(const char *path)
     return nd_fs_make_folders(path, "the run folder", advice);
 }
 
-static nd_status open_given(const char *dir)
+/* A folder that files can be put into. */
+static nd_status check_writable(const char *dir)
 {
-    static const char *const marks[] = {"run.json", "metrics.jsonl", "trace.json", "model"};
     struct stat st;
-    ND_TRY(make_path(dir));
     if (stat(dir, &st) != 0) {
         return fail_create(dir);
     }
@@ -42,13 +43,22 @@ static nd_status open_given(const char *dir)
         return nd_fail(ND_ERR_CANTCREATE, "the run folder %s cannot be written to: %s; %s", dir,
                        strerror(errno), advice);
     }
+    return ND_OK;
+}
+
+static nd_status open_given(const char *dir)
+{
+    static const char *const marks[] = {"run.json", "metrics.jsonl", "trace.json", "model"};
+    ND_TRY(make_path(dir));
+    ND_TRY(check_writable(dir));
     for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
         char path[4352];
         snprintf(path, sizeof path, "%s/%s", dir, marks[i]);
         if (access(path, F_OK) == 0) {
             return nd_fail(ND_ERR_CANTCREATE,
                            "the folder %s already holds a run (%s), and nothing is overwritten; "
-                           "give another folder as output.dir, or none for a fresh one in runs/",
+                           "go on with that run with --resume-from-checkpoint latest, or give "
+                           "another folder as output.dir, or none for a fresh one in runs/",
                            dir, marks[i]);
         }
     }
@@ -67,8 +77,11 @@ static void name_of(const nd_config *config, char name[128])
     }
 }
 
-nd_status nd_run_folder_check(const nd_config *config)
+nd_status nd_run_folder_check(const nd_config *config, const char *continued)
 {
+    if (continued) {
+        return check_writable(continued);
+    }
     if (config->output.dir[0]) {
         return open_given(config->output.dir);
     }
@@ -96,6 +109,48 @@ nd_status nd_run_folder_create(const nd_config *config, char **out)
         }
     }
     return nd_fail(ND_ERR_CANTCREATE, "runs/ holds a million runs of %s; %s", name, advice);
+}
+
+/* The number of a folder "<name>-<number>"; 0: another name. */
+static int64_t run_number(const char *folder, const char *name)
+{
+    size_t length = strlen(name);
+    const char *digits = folder + length + 1;
+    if (strncmp(folder, name, length) != 0 || folder[length] != '-' || !*digits ||
+        digits[strspn(digits, "0123456789")] || strlen(digits) > 9) {
+        return 0;
+    }
+    return atoll(digits);
+}
+
+nd_status nd_run_folder_newest(const nd_config *config, char **out)
+{
+    char name[128];
+    int64_t newest = 0;
+    name_of(config, name);
+    *out = NULL;
+    DIR *dir = opendir("runs");
+    nd_status status = ND_OK;
+    for (struct dirent *e = dir ? readdir(dir) : NULL; e && status == ND_OK; e = readdir(dir)) {
+        int64_t number = run_number(e->d_name, name), *steps = NULL;
+        char path[300];
+        int count = 0;
+        if (number <= newest) {
+            continue;
+        }
+        snprintf(path, sizeof path, "runs/%s", e->d_name);
+        status = nd_checkpoint_list(path, &steps, &count);
+        free(steps);
+        if (status == ND_OK && count > 0) {
+            newest = number;
+            free(*out);
+            status = nd_fs_format(out, "%s", path);
+        }
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return status;
 }
 
 enum { SMALL_FILES_BYTES = 1 << 20 }; /* what a run writes in addition to its weights */
@@ -140,7 +195,7 @@ static nd_status write_record(const nd_run_files *files, const nd_worker *worker
         .memory_count = memory_count,
         .autotune = r->tuning ? r->tuning->json : NULL,
     };
-    return nd_run_record_write(files->dir, &record);
+    return nd_run_record_write(files->dir, files->continues, &record);
 }
 
 /* run.json records the command that the user typed: that of ndlaunch, if it started this worker. */
@@ -189,13 +244,52 @@ static nd_status check_room_for_model(const nd_config *config, const nd_inputs *
     return nd_fs_check_space(dir, bytes, "the trained model");
 }
 
+/* One checkpoint must fit. When not all that are to be kept fit, beside the one being written, a
+ * later save may find a full disk: a warning. */
+static nd_status check_room_for_checkpoints(const nd_config *config, const nd_inputs *inputs,
+                                            const char *dir)
+{
+    int64_t *steps = NULL;
+    int count = 0;
+    if (config->checkpoint.interval == 0) {
+        return ND_OK;
+    }
+    const uint64_t arrays = config->optimizer.name == ND_OPTIMIZER_ADAMW ? 3 : 1;
+    uint64_t bytes = (uint64_t)nd_llama_shape_parameters(&inputs->shape) * 4 * arrays;
+    ND_TRY(nd_fs_check_space(dir, bytes + SMALL_FILES_BYTES, "a checkpoint"));
+    ND_TRY(nd_checkpoint_list(dir, &steps, &count));
+    free(steps);
+    int64_t more = config->checkpoint.keep_last + 1 - count;
+    char purpose[64];
+    snprintf(purpose, sizeof purpose, "keeping %lld more checkpoints", (long long)more);
+    if (config->checkpoint.keep_last > 0 && more > 1 &&
+        nd_fs_check_space(dir, bytes * (uint64_t)more, purpose) != ND_OK) {
+        nd_log_warning("%s (checkpoint.keep_last is %lld, and one is being written)",
+                       nd_error_last()->message, (long long)config->checkpoint.keep_last);
+        nd_error_clear();
+    }
+    return ND_OK;
+}
+
 nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
-                            const nd_trainer *trainer)
+                            const nd_trainer *trainer, const char *continued)
 {
     const nd_rank *r = trainer->rank;
     const nd_config *config = r->config;
-    ND_TRY(nd_run_folder_create(config, &files->dir));
+    files->lock.fd = -1;
+    files->continues = continued[0] != '\0';
+    if (files->continues) {
+        ND_TRY(check_writable(continued));
+        ND_TRY(nd_fs_format(&files->dir, "%s", continued));
+    } else {
+        ND_TRY(nd_run_folder_create(config, &files->dir));
+    }
+    if (files->continues || config->checkpoint.interval > 0) {
+        ND_TRY(nd_run_lock_acquire(files->dir, &files->lock));
+        ND_TRY(nd_checkpoint_sweep(files->dir));
+    }
     ND_TRY(check_room_for_model(config, run->inputs, files->dir));
+    ND_TRY(check_room_for_checkpoints(config, run->inputs, files->dir));
     ND_TRY(write_user_record(files, run, trainer));
     nd_banner_print(run, trainer, files->dir);
     nd_report_options options = {
@@ -207,6 +301,7 @@ nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
                            config->train.gradient_accumulation_steps *
                            nd_mesh_group_size(&r->mesh, ND_GROUP_DP),
         .terminal = run->worker->identity.terminal,
+        .continues = files->continues,
     };
     return nd_sinks_open(&files->sinks, &options);
 }
@@ -256,7 +351,7 @@ nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, i
     size_t size = 0;
     char *path = NULL, *text = trace_text(trace, first_step, steps, &size);
     nd_status status =
-        text ? nd_fs_format(&path, "%s/trace.json", files->dir) : nd_fail_memory("trace.json");
+        text ? nd_run_file_next(files->dir, "trace", &path) : nd_fail_memory("trace.json");
     if (status == ND_OK) {
         status = nd_fs_write_atomic(path, text, size);
     }
@@ -265,9 +360,36 @@ nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, i
     return status;
 }
 
+nd_status nd_run_files_set_aside(const nd_run_files *files, const char *name)
+{
+    char *path = NULL, *old = NULL;
+    nd_status status = ND_OK;
+    if (!files->continues) {
+        return ND_OK;
+    }
+    ND_TRY_OUT(nd_fs_format(&path, "%s/%s", files->dir, name));
+    ND_TRY_OUT(nd_fs_format(&old, "%s.old", path));
+    for (int n = 2; nd_fs_exists(path) && nd_fs_exists(old) && n < 1000000; n++) {
+        free(old);
+        old = NULL;
+        ND_TRY_OUT(nd_fs_format(&old, "%s.old-%d", path, n));
+    }
+    if (nd_fs_exists(path) && rename(path, old) != 0) {
+        status = nd_fail(ND_ERR_CANTCREATE, "%s cannot be renamed to %s: %s", path, old,
+                         strerror(errno));
+    }
+out:
+    free(old);
+    free(path);
+    return status;
+}
+
 void nd_run_files_close(nd_run_files *files)
 {
     nd_sinks_close(&files->sinks);
+    if (files->dir) {
+        nd_run_lock_release(&files->lock);
+    }
     free(files->dir);
     files->dir = NULL;
 }

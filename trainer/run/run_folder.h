@@ -6,9 +6,11 @@
  * metrics.jsonl and trace.json, and the banner on the terminal.
  *
  * run.json holds everything that is needed to say later what a run was. It is written once, before
- * step 1, to a temporary file that is synced and then renamed, so it is whole or absent.
+ * step 1, to a temporary file that is synced and then renamed, so it is whole or absent. A run that
+ * is resumed in its folder leaves run-2.json, run-3.json, ..., and appends to metrics.jsonl.
  * docs/formats.md lists its keys.
  */
+#include "trainer/checkpoint/folder.h"
 #include "trainer/report/report.h"
 #include "trainer/run/run.h"
 #include "trainer/step/step.h"
@@ -16,6 +18,9 @@
 /* Chooses or checks the run folder, output.dir or runs/<config>-<n>, and creates it.
  * ND_ERR_CANTCREATE when it holds a run already or cannot be written. Owned by the caller. */
 nd_status nd_run_folder_create(const nd_config *config, char **out);
+
+/* The newest runs/<config>-<n> that has a checkpoint; NULL without one. Owned by the caller. */
+nd_status nd_run_folder_newest(const nd_config *config, char **out);
 
 typedef struct nd_run_text {
     const char *key, *value;
@@ -47,8 +52,12 @@ typedef struct nd_run_record {
     const char *autotune; /* JSON text (tune/tune.h), or NULL */
 } nd_run_record;
 
-/* ND_ERR_CANTCREATE with a sentence when dir/run.json exists or cannot be written. */
-nd_status nd_run_record_write(const char *dir, const nd_run_record *record);
+/* ND_ERR_CANTCREATE with a sentence when dir/run.json exists or cannot be written. A run that
+ * `continues` writes run-2.json, run-3.json, ... beside it. */
+nd_status nd_run_record_write(const char *dir, bool continues, const nd_run_record *record);
+
+/* RUN/<name>.json, or, where that exists, RUN/<name>-2.json, ... Owned by the caller. */
+nd_status nd_run_file_next(const char *dir, const char *name, char **out);
 
 enum { ND_LIBRARY_COUNT = 6 };
 
@@ -60,16 +69,22 @@ int nd_library_versions(nd_run_text out[ND_LIBRARY_COUNT]);
 void nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, const char *dir);
 
 typedef struct nd_run_files {
-    char *dir;      /* NULL except on rank 0 */
-    nd_sinks sinks; /* none except on rank 0 */
+    char *dir;        /* NULL except on rank 0 */
+    bool continues;   /* the folder held this run before */
+    nd_run_lock lock; /* rank 0: of the folder */
+    nd_sinks sinks;   /* none except on rank 0 */
 } nd_run_files;
 
+/* `continued`: the folder of a run that goes on in it; "": a fresh one. */
 nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
-                            const nd_trainer *trainer);
+                            const nd_trainer *trainer, const char *continued);
 /* Writes <dir>/trace.json: where the time of `steps` steps from first_step (counted from 1) on
  * went, validation included. */
 nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, int64_t first_step,
                              int64_t steps);
+/* Rank 0 of a run that continues: renames RUN/<name> of an earlier start to <name>.old, where it
+ * exists. */
+nd_status nd_run_files_set_aside(const nd_run_files *files, const char *name);
 void nd_run_files_close(nd_run_files *files);
 
 #endif

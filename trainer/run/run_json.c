@@ -140,12 +140,24 @@ static nd_status build(const nd_run_record *record, json_t **out)
     return ND_OK;
 }
 
-nd_status nd_run_record_write(const char *dir, const nd_run_record *record)
+nd_status nd_run_file_next(const char *dir, const char *name, char **out)
+{
+    ND_TRY(nd_fs_format(out, "%s/%s.json", dir, name));
+    for (int n = 2; nd_fs_exists(*out) && n < 1000000; n++) {
+        free(*out);
+        *out = NULL;
+        ND_TRY(nd_fs_format(out, "%s/%s-%d.json", dir, name, n));
+    }
+    return ND_OK;
+}
+
+nd_status nd_run_record_write(const char *dir, bool continues, const nd_run_record *record)
 {
     json_t *root = NULL;
     char *path = NULL, *text = NULL;
     nd_status status = ND_OK;
-    ND_TRY_OUT(nd_fs_format(&path, "%s/run.json", dir));
+    ND_TRY_OUT(continues ? nd_run_file_next(dir, "run", &path)
+                         : nd_fs_format(&path, "%s/run.json", dir));
     if (nd_fs_exists(path)) {
         status = nd_fail(ND_ERR_CANTCREATE,
                          "%s exists: the folder already holds a run; give another folder as "

@@ -285,15 +285,59 @@ Test(flags, mixed_precision_fp8_keeps_the_files_recipe)
     }
 }
 
+/* The flags of accelerate's scripts, of transformers and our own. */
+Test(flags, of_checkpoints)
+{
+    nd_config c;
+    static const char *const intervals[] = {"--checkpoint-frequency", "--checkpointing_steps",
+                                            "--save-steps", "--checkpoint-interval"};
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(FLAGS(&c, intervals[i], "7", "--save_total_limit", "5", "--max-restarts", "2"),
+                     ND_OK, "%s", nd_error_last()->message);
+        cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+        cr_expect_eq(c.checkpoint.interval, 7);
+        cr_expect_eq(c.checkpoint.keep_last, 5);
+        cr_expect_eq(c.launch.max_restarts, 2);
+        nd_config_fini(&c);
+    }
+    static const char *const resumes[][2] = {
+        {"True", "latest"}, {"false", ""}, {"auto", "auto"}, {"12", "12"}, {"a/b", "a/b"}};
+    for (int i = 0; i < 5; i++) {
+        cr_assert_eq(FLAGS(&c, "--resume_from_checkpoint", resumes[i][0]), ND_OK, "%s",
+                     nd_error_last()->message);
+        cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+        cr_expect_str_eq(c.checkpoint.resume, resumes[i][1]);
+        nd_config_fini(&c);
+    }
+}
+
+static void does_not_resolve(nd_config *c, const char *sentence)
+{
+    cr_assert_eq(nd_config_resolve(c), ND_ERR_CONFIG, "%s", sentence);
+    cr_expect_not_null(strstr(nd_error_last()->message, sentence), "%s", nd_error_last()->message);
+    nd_config_fini(c);
+}
+
+Test(flags, of_checkpoints_that_exclude_each_other)
+{
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, "--save-steps", "7", "--save-total-limit", "1"), ND_OK);
+    does_not_resolve(&c, "checkpoint.keep_last is 1");
+    cr_assert_eq(FLAGS(&c, "--max-restarts", "1"), ND_OK);
+    does_not_resolve(&c, "checkpoint.interval is 0");
+    cr_assert_eq(
+        FLAGS(&c, "--save-steps", "7", "--save-total-limit", "1", "--checkpoint-staging", "wait"),
+        ND_OK);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    nd_config_fini(&c);
+}
+
 Test(flags, refused_with_a_sentence)
 {
-    EXPECT_BAD_FLAGS(("--checkpoint-frequency", "100"), "--checkpoint-frequency",
-                     "checkpoints are not written yet");
-    EXPECT_BAD_FLAGS(("--resume_from_checkpoint=latest"), "--resume-from-checkpoint",
-                     "checkpoints");
-    EXPECT_BAD_FLAGS(("--set", "checkpoint.interval=3"), "checkpoints are not written yet");
+    EXPECT_BAD_FLAGS(("--checkpointing-steps", "epoch"), "--checkpointing-steps", "epoch");
+    EXPECT_BAD_FLAGS(("--save-strategy", "epoch"), "--save-strategy is epoch", "--save-steps");
     EXPECT_BAD_FLAGS(("--log_with", "wandb"), "--log-with is wandb", "metrics.jsonl");
-    EXPECT_BAD_FLAGS(("--max-restarts", "3"), "--max-restarts is 3", "only value is 0");
+    EXPECT_BAD_FLAGS(("--max-restarts", "-1"), "--max-restarts is -1", "0 to");
     EXPECT_BAD_FLAGS(("--pp-size", "2"), "pipeline parallelism");
     EXPECT_BAD_FLAGS(("--mixed-precision", "fp16"), "--mixed-precision", "FP16");
     EXPECT_BAD_FLAGS(("--nnodes", "1:4"), "--nnodes is 1:4", "one number");
@@ -311,7 +355,8 @@ Test(flags, refused_with_a_sentence)
     EXPECT_BAD_FLAGS(("--float8.recipe_name", "rowwise"), "--float8.recipe-name: ", "--fp8-recipe");
     EXPECT_BAD_FLAGS(("--float8.enable_fsdp_float8_all_gather"), "--fp8-all-gather");
     EXPECT_BAD_FLAGS(("--use-fp8"), "--precision fp8");
-    EXPECT_BAD_FLAGS(("--checkpoint.interval=5"), "checkpoints are not written yet");
+    EXPECT_BAD_FLAGS(("--checkpoint.enable_checkpoint"), "--checkpoint-frequency");
+    EXPECT_BAD_FLAGS(("--checkpoint.folder=x"), "--checkpoint.folder", "--save-dir");
     EXPECT_BAD_FLAGS(("--fsdp_offload_params", "true"), "--fsdp-offload-params", "not offloaded");
     EXPECT_BAD_FLAGS(("--use-deepspeed"), "--use-deepspeed");
     EXPECT_BAD_FLAGS(("--dynamo_bakend", "x"), "unknown flag", "dynamo_backend");

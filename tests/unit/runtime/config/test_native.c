@@ -64,8 +64,8 @@ Test(native, unknown_names_have_file_line_and_hint)
                     "the keys of mesh are dp_replicate, dp_shard, cp, tp");
     EXPECT_BAD_TEXT("qqqq:\n  a: 3\n", "test.yaml:1", "the sections are launch, mesh");
     EXPECT_BAD_TEXT("mesh:\n  pp: 2\n", "test.yaml:2", "pipeline parallelism does not exist yet");
-    EXPECT_BAD_TEXT("checkpoint:\n  frequency: 3\n", "test.yaml:1",
-                    "checkpoints are not written yet");
+    EXPECT_BAD_TEXT("checkpoint:\n  frequency: 3\n", "test.yaml:2", "checkpoint.frequency",
+                    "keys of checkpoint are interval, keep_last");
     EXPECT_BAD_TEXT("train: {steps: 1}\ntrain: {steps: 2}\n", "test.yaml:2",
                     "'train' is given twice");
 }

@@ -72,7 +72,7 @@ static void count_field(void *context, const char *key, const char *value, bool 
 Test(run_record, holds_what_a_run_was)
 {
     setenv("SLURM_JOB_ID", "4711", 1);
-    assert_ok(nd_run_record_write(dir.path, &record));
+    assert_ok(nd_run_record_write(dir.path, false, &record));
     json_t *root = written();
     cr_assert_str_eq(json_string_value(json_object_get(root, "program")), "ndtrain");
     cr_assert_str_eq(json_string_value(json_object_get(root, "version")), "0.1.0");
@@ -105,7 +105,7 @@ Test(run_record, holds_what_a_run_was)
 
 Test(run_record, has_every_key_of_the_configuration_with_its_json_type)
 {
-    assert_ok(nd_run_record_write(dir.path, &record));
+    assert_ok(nd_run_record_write(dir.path, false, &record));
     json_t *root = written(), *fields = json_object_get(root, "config");
     size_t keys = 0;
     assert_ok(nd_config_each(&config, count_field, &keys));
@@ -120,8 +120,9 @@ Test(run_record, has_every_key_of_the_configuration_with_its_json_type)
 
 Test(run_record, is_never_written_over_and_leaves_nothing_beside_it)
 {
-    assert_ok(nd_run_record_write(dir.path, &record));
-    assert_fails(nd_run_record_write(dir.path, &record), ND_ERR_CANTCREATE, "already holds a run");
+    assert_ok(nd_run_record_write(dir.path, false, &record));
+    assert_fails(nd_run_record_write(dir.path, false, &record), ND_ERR_CANTCREATE,
+                 "already holds a run");
     int files = 0;
     DIR *folder = opendir(dir.path);
     cr_assert_not_null(folder);
@@ -130,5 +131,6 @@ Test(run_record, is_never_written_over_and_leaves_nothing_beside_it)
     }
     closedir(folder);
     cr_assert_eq(files, 1);
-    assert_fails(nd_run_record_write("/proc/nd", &record), ND_ERR_CANTCREATE, "/proc/nd/run.json");
+    assert_fails(nd_run_record_write("/proc/nd", false, &record), ND_ERR_CANTCREATE,
+                 "/proc/nd/run.json");
 }

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Runs that save, die and go on, as a user starts them. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/inputs.h"
+#include "tests/support/shell.h"
+#include "tests/support/skip.h"
+
+enum { S = 64, COMMAND_MAX = 3000 };
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    const char *text = inputs_write_text(&dir, 200 * (S + 1));
+    tempdir_write(&dir, "other.txt", text, 199 * (S + 1));
+    inputs_write_model(&dir, 32, 64, 2);
+    shell(&dir, "sed s/64/96/ model.json > wide.json");
+}
+
+static void teardown(void)
+{
+    shell_remove(&dir);
+}
+
+TestSuite(checkpoints, .init = setup, .fini = teardown, .timeout = 120);
+
+#define TRAIN                                                                                      \
+    ND_LAUNCH                                                                                      \
+    " --device cpu --model-config model.json --data-path text.txt --validation-path '' "           \
+    "--sequence-length 64 --log-level info "
+#define TWO TRAIN "--num-processes 2 --dp-shard-size 2 "
+
+/*
+ * "curve FILE": what a run computed in each of its steps, without times. After a line "resumed"
+ * the lines above it that have later steps do not count.
+ */
+#define CURVE                                                                                      \
+    "curve() { awk -F'[:,]' '/\"event\":\"resumed\"/ { for (s in c) if (s + 0 > $4 + 0) delete "   \
+    "c[s] } "                                                                                      \
+    "/\"step_ms\"/ { s = $2; sub(/,\"wire_bytes.*/, \"\"); c[s] = $0 } "                           \
+    "END { for (s = 1; s in c; s++) print c[s] }' $1/metrics.jsonl; }; "
+/* The two runs computed the same in the same number of steps, and have the same model. */
+#define SAME(a, b, steps)                                                                          \
+    CURVE "curve " a " > 1; curve " b " > 2; test $(wc -l < 1) = " steps " && cmp 1 2 && cmp " a   \
+          "/model/model.safetensors " b "/model/model.safetensors"
+/* Waits until the path exists, half a minute at most. */
+#define AWAIT(path)                                                                                \
+    "n=0; until ls -d " path                                                                       \
+    " > /dev/null 2>&1 || test $n -ge 300; do sleep 0.1; n=$((n+1)); done; "
+
+static void shell_says(const char *command, const char *words)
+{
+    shell(&dir, command);
+    cr_assert_not_null(strstr(shell_output, words), "no \"%s\" in:\n%s", words, shell_output);
+}
+
+/* The command ends with this code and this sentence, and changes no file in the folder `out`; a
+ * start that fails while it loads leaves its run-2.json there. */
+static void refused(int code, const char *command, const char *words)
+{
+    static char text[COMMAND_MAX];
+    shell(&dir, "find out -type f ! -name 'run-*' | LC_ALL=C sort | xargs sha256sum > before");
+    int got = shell_run(&dir, command);
+    cr_expect_eq(got, code, "%s\nended with %d:\n%s", command, got, shell_output);
+    cr_expect_not_null(strstr(shell_output, words), "no \"%s\" in:\n%s", words, shell_output);
+    snprintf(text, sizeof text,
+             "find out -type f ! -name 'run-*' | LC_ALL=C sort | xargs sha256sum | cmp - before");
+    shell(&dir, text);
+}
+
+/* Killed while it computes, with the workers: behind its first checkpoint, and far from the end. */
+Test(checkpoints, a_killed_run_goes_on_with_the_same_bits)
+{
+    shell(&dir,
+          TWO "--num-steps 1500 --save-dir whole --log-interval 500 --checkpoint-frequency 9");
+    shell_run(&dir, TWO "--num-steps 1500 --save-dir out --log-interval 500 "
+                        "--checkpoint-frequency 9 & pid=$!; " AWAIT(
+                            "out/checkpoint-9") "kill -9 $pid; wait $pid");
+    shell(&dir, "! test -e out/model");
+    shell_says(TWO "--num-steps 1500 --save-dir out --log-interval 500 --checkpoint-frequency 9 "
+                   "--resume-from-checkpoint latest",
+               "resumed after step");
+    cr_expect_null(strstr(shell_output, "UCX"), "%s", shell_output);
+    shell(&dir, SAME("whole", "out", "1500"));
+    shell(&dir, "test -e out/run-2.json && ! ls -d out/.tmp* out/.del* out/*.bad 2>/dev/null");
+}
+
+Test(checkpoints, a_signal_saves_and_the_run_goes_on)
+{
+    shell(&dir, TWO "--num-steps 1500 --log-interval 500 --save-dir whole --checkpoint-frequency "
+                    "1000 --save-total-limit "
+                    "0");
+    int code = shell_run(
+        &dir, TWO "--num-steps 1500 --log-interval 500 --save-dir out --checkpoint-frequency 1000 "
+                  "& pid=$!; " AWAIT("out/metrics.jsonl") "kill -USR1 $pid; wait $pid");
+    cr_assert_eq(code, 75, "ended with %d:\n%s", code, shell_output);
+    cr_assert_not_null(strstr(shell_output, "go on with --resume-from-checkpoint latest"), "%s",
+                       shell_output);
+    shell(&dir, "grep '\"reason\":\"signal\"' out/metrics.jsonl && ! test -e out/model");
+    shell(&dir,
+          TWO "--num-steps 1500 --log-interval 500 --save-dir out --checkpoint-frequency 1000 "
+              "--resume-from-checkpoint auto");
+    shell(&dir, SAME("whole", "out", "1500"));
+}
+
+/* The same line in a batch script, whether the job is new, was requeued, or ended. */
+Test(checkpoints, auto_begins_goes_on_and_ends)
+{
+    static const char command[] =
+        TWO "--num-steps 6 --save-dir out --checkpoint-frequency 3 --resume-from-checkpoint auto";
+    shell(&dir, command);
+    shell(&dir, "grep -c resumed out/metrics.jsonl | grep -qx 0");
+    shell_says(command, "resumed after step 6 from");
+    shell(&dir, "cmp out/model/model.safetensors out/model.old/model.safetensors");
+    /* A run that died before its first checkpoint begins again in its folder. */
+    shell(&dir, "mv out whole; mkdir out; cp whole/run.json out; head -2 whole/metrics.jsonl > "
+                "out/metrics.jsonl; printf '{\"step\":3,\"lo' >> out/metrics.jsonl");
+    shell_says(command, "resumed after step 0 from the start");
+    shell(&dir, SAME("whole", "out", "6"));
+}
+
+Test(checkpoints, latest_finds_the_newest_run_of_the_configuration)
+{
+    shell(&dir, TWO "--num-steps 4 --checkpoint-frequency 2");
+    shell(&dir, TWO "--num-steps 3 --checkpoint-frequency 3");
+    shell(&dir, TWO "--num-steps 1 --save-model false");
+    shell_says(TWO "--num-steps 5 --checkpoint-frequency 3 --resume-from-checkpoint true",
+               "runs/run-2/checkpoint-3");
+    shell(&dir, "test -d runs/run-2/checkpoint-5 && ! test -e runs/run-4");
+    shell_says(TWO "--num-steps 5 --resume-from-checkpoint runs/run-1", "runs/run-1/checkpoint-4");
+    /* Another folder is given: the old run stays as it is. */
+    shell_says(TWO "--num-steps 4 --save-dir fork --resume-from-checkpoint runs/run-1/checkpoint-2",
+               "run folder: fork");
+    shell(&dir, "grep '\"step\":3,' fork/metrics.jsonl && ! grep '\"step\":2,\"loss' "
+                "fork/metrics.jsonl && ! test -e fork/run-2.json");
+}
+
+Test(checkpoints, are_kept_as_many_as_asked)
+{
+    shell(&dir, TWO "--num-steps 20 --save-dir out --checkpoint-frequency 2 --save-total-limit 2 "
+                    "--keep-every 6");
+    shell(&dir, "test \"$(ls -d out/checkpoint-* | sort -V | tr '\\n' ' ')\" = 'out/checkpoint-6 "
+                "out/checkpoint-12 out/checkpoint-18 out/checkpoint-20 '");
+}
+
+#define RESUMED                                                                                    \
+    "--num-steps 6 --save-dir out --checkpoint-frequency 2 --resume-from-checkpoint latest "
+
+Test(checkpoints, must_fit_the_run)
+{
+    shell(&dir, TWO "--num-steps 4 --save-dir out --checkpoint-frequency 2");
+    refused(2, TWO RESUMED "--data-path other.txt", "other training data");
+    refused(2, TWO RESUMED "--model-config wide.json",
+            "has intermediate_size 64, and the model of this run has 96");
+    refused(2, TWO RESUMED "--micro-batch-size 2",
+            "made with 2 samples a step, and this run has 4");
+    refused(2, TWO RESUMED "--sequence-length 32", "train.sequence_length 64, and this run has 32");
+    refused(2, TWO RESUMED "--optimizer sgd", "optimizer.name adamw, and this run has sgd");
+    refused(2, TWO RESUMED "--set data.shuffle_seed=7", "data.shuffle_seed 42, and this run has 7");
+    refused(65, TWO "--num-steps 6 --save-dir out --resume-from-checkpoint 3",
+            "no checkpoint-3; the newest there are: checkpoint-2, checkpoint-4");
+    refused(65, TWO "--num-steps 6 --resume-from-checkpoint nowhere", "there is no such folder");
+    refused(65, TWO "--num-steps 6 --resume-from-checkpoint .", "holds no checkpoint");
+    refused(73, TWO "--num-steps 6 --save-dir out", "already holds a run");
+    shell_says(TWO RESUMED "--data-path other.txt --resume-allow data.path",
+               "resumed after step 4");
+}
+
+/* 2 shards, then 1 worker with the same samples a step, then tensor parallelism. */
+Test(checkpoints, go_to_another_mesh)
+{
+    shell(&dir, TWO "--num-steps 2 --save-dir out --checkpoint-frequency 2 --precision fp32 "
+                    "--lr-scheduler constant");
+    shell_says(TRAIN "--num-processes 1 --micro-batch-size 2 --num-steps 4 --save-dir out "
+                     "--checkpoint-frequency 2 --precision fp32 --lr-scheduler constant "
+                     "--resume-from-checkpoint latest",
+               "resume: mesh.dp_shard was 2 and is 1");
+    shell_says(TRAIN "--num-processes 4 --tp-size 2 --dp-shard-size 2 --num-steps 6 --save-dir out "
+                     "--precision fp32 --lr-scheduler constant --resume-from-checkpoint latest",
+               "resumed after step 4");
+    shell(&dir,
+          TWO "--num-steps 6 --save-dir whole --precision fp32 --lr-scheduler constant && " CURVE
+              "curve whole > 1; curve out > 2; test $(wc -l < 2) = 6 && "
+              "paste -d: 1 2 | awk -F: '{ a = $3 + 0; b = $10 + 0; d = a - b; "
+              "if (d * d > 1e-10) exit 1 }'");
+}
+
+Test(checkpoints, a_damaged_one_is_set_aside_for_the_one_before)
+{
+    static const char *const damages[] = {
+        "f=$(ls $c/state/*.safetensors | head -1); printf X | dd of=$f bs=1 seek=9000 conv=notrunc",
+        "truncate -s 100 $c/manifest.json", "rm $c/state/shard-00002.hashes",
+        "truncate -s -1 $(ls $c/state/*.safetensors | tail -1)"};
+    shell(&dir, TWO "--num-steps 6 --save-dir whole --checkpoint-frequency 2");
+    for (int i = 0; i < 4; i++) {
+        char command[COMMAND_MAX];
+        snprintf(
+            command, sizeof command,
+            "rm -rf out; cp -r whole out; rm -r out/model; c=out/checkpoint-6; %s; " TWO RESUMED,
+            damages[i]);
+        shell_says(command, "resumed after step 4");
+        shell(&dir, "test -d out/checkpoint-6.bad && test -d out/checkpoint-6");
+        shell(&dir, SAME("whole", "out", "6"));
+        /* A checkpoint that was named is not replaced by another. */
+        snprintf(command, sizeof command, "rm -rf out; cp -r whole out; c=out/checkpoint-6; %s",
+                 damages[i]);
+        shell(&dir, command);
+        refused(65, TWO "--num-steps 8 --save-dir out --resume-from-checkpoint 6 2>&1",
+                "checkpoint-6");
+        shell(&dir, "test -d out/checkpoint-6 && ! test -e out/checkpoint-6.bad");
+    }
+    shell(&dir, "for c in 2 4 6; do truncate -s 9 out/checkpoint-$c/manifest.json; done");
+    refused(65, TWO RESUMED, "no checkpoint that can be used");
+}
+
+Test(checkpoints, two_runs_do_not_share_a_folder)
+{
+    shell_run(&dir, TWO "--num-steps 100000 --lr-scheduler constant --save-dir out "
+                        "--checkpoint-frequency 50 > log 2>&1 & pid=$!; " AWAIT("out/checkpoint-50")
+                            TWO "--num-steps 100 --save-dir out --resume-from-checkpoint latest; "
+                                "code=$?; kill $pid; wait $pid; exit $code");
+    cr_assert_not_null(strstr(shell_output, "another process trains in"), "%s", shell_output);
+}
+
+Test(checkpoints, a_full_disk_costs_the_checkpoint_and_not_the_run)
+{
+    if (shell_run(&dir, "mkdir small && unshare -m true") != 0) {
+        teardown();
+        skip_test("a file system of a test's own is not permitted here (unshare -m)");
+    }
+    inputs_write_model(&dir, 128, 256, 2); /* 4 MB a checkpoint: room for one, not for two */
+    shell_says("unshare -m sh -c \"mount -t tmpfs -o size=7000k none small && " TWO
+               "--num-steps 6 --save-dir small/out --checkpoint-frequency 2 --save-model false; "
+               "code=\\$?; cp -r small/out out; exit \\$code\"",
+               "the checkpoint of step 4 is not saved: ");
+    shell(&dir, "test -d out/checkpoint-2 && grep -q checkpoint_failed out/metrics.jsonl && "
+                "! ls -d out/.tmp* 2>/dev/null");
+    int code = shell_run(
+        &dir, "unshare -m sh -c \"mount -t tmpfs -o size=7000k none small && " TWO
+              "--num-steps 6 --save-dir small/out --checkpoint-frequency 2 --save-model false "
+              "--checkpoint-on-error stop\"");
+    cr_assert_eq(code, 73, "ended with %d:\n%s", code, shell_output);
+    code = shell_run(&dir, "unshare -m sh -c \"mount -t tmpfs -o size=4000k none small && " TWO
+                           "--num-steps 6 --save-dir small/out --checkpoint-frequency 2\"");
+    cr_assert_eq(code, 73, "ended with %d:\n%s", code, shell_output);
+    cr_assert_not_null(strstr(shell_output, "a checkpoint"), "%s", shell_output);
+}
+
+/* The checkpoint of the last step has the model that the run saves. */
+Test(checkpoints, can_be_models_too)
+{
+    shell(&dir, TWO "--num-steps 4 --save-dir out --checkpoint-frequency 2 "
+                    "--checkpoint-export-model true --checkpoint-checksum sha256 "
+                    "--checkpoint-staging wait");
+    shell(&dir,
+          "for f in model.safetensors config.json tokenizer.json; do cmp out/model/$f "
+          "out/checkpoint-4/$f || exit 1; done; grep -q sha256 out/checkpoint-4/manifest.json");
+    shell_says(TWO "--num-steps 6 --save-dir out --resume-from-checkpoint 2",
+               "resumed after step 2");
+}
+
+/* A Hugging Face folder has weights alone, and torch's the moments too. */
+Test(checkpoints, of_other_programs_are_taken)
+{
+    shell(&dir,
+          TWO "--num-steps 6 --lr-scheduler constant --save-dir whole --checkpoint-frequency 3 "
+              "--save-dtype fp32");
+    shell_says(TWO "--num-steps 2 --save-dir a --resume-from-checkpoint whole/model",
+               "has no moments of AdamW");
+    shell(&dir, "grep -q '\"step\":1,' a/metrics.jsonl");
+    shell_says(TWO "--num-steps 6 --lr-scheduler constant --save-dir out --save-dtype fp32 "
+                   "--resume-from-checkpoint whole/checkpoint-3/state",
+               "resumed after step 3");
+    shell(&dir, "cmp out/model/model.safetensors whole/model/model.safetensors");
+}

@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/run/checkpoints.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "runtime/base/log.h"
+#include "trainer/checkpoint/export.h"
+#include "trainer/checkpoint/restore.h"
+#include "trainer/weights/weights.h"
+
+/* What rank 0 has found, for the others. */
+static nd_status tell_all(const nd_worker *worker, const char *key, void *value, size_t bytes)
+{
+    size_t got = bytes;
+    if (worker->identity.rank == 0) {
+        return nd_store_set(worker->store, key, value, bytes);
+    }
+    ND_TRY(nd_store_get(worker->store, key, value, &got));
+    return got == bytes
+               ? ND_OK
+               : nd_fail(ND_ERR_INTERNAL, "the value of '%s' in the store has %zu bytes", key, got);
+}
+
+/* The source. */
+
+/* Rank 0: the checkpoint fits the run. */
+static nd_status check_source(const nd_run_checkpoints *c)
+{
+    const nd_config *config = c->context->worker->rank.config;
+    nd_manifest manifest = {0};
+    if (c->resume.kind != ND_RESUME_CHECKPOINT) {
+        return ND_OK;
+    }
+    ND_TRY(nd_manifest_read(c->resume.source, &manifest));
+    nd_status status = nd_resume_check(config, c->context->inputs, c->resume.source, &manifest);
+    if (status == ND_OK) {
+        nd_resume_log_changes(config, &manifest);
+    }
+    nd_manifest_fini(&manifest);
+    return status;
+}
+
+static nd_status find(nd_run_checkpoints *c, int64_t below)
+{
+    const nd_worker *worker = c->context->worker;
+    const nd_resume_search search = {.config = worker->rank.config,
+                                     .run_folder = worker->identity.run_folder,
+                                     .below = below,
+                                     .sets_aside = true};
+    char key[48];
+    if (worker->identity.rank == 0) {
+        ND_TRY(nd_resume_find(&search, &c->resume));
+        ND_TRY(check_source(c));
+    }
+    snprintf(key, sizeof key, below < 0 ? "resume" : "resume below %lld", (long long)below);
+    return tell_all(worker, key, &c->resume, sizeof c->resume);
+}
+
+nd_status nd_run_checkpoints_find(nd_run_checkpoints *c, const nd_run_context *context)
+{
+    c->context = context;
+    return find(c, -1);
+}
+
+/* A checkpoint was found to be damaged while it was loaded: takes the one before it. */
+static nd_status fall_back(nd_run_checkpoints *c, const nd_error *error)
+{
+    const nd_worker *worker = c->context->worker;
+    char *aside = NULL;
+    int64_t damaged = c->resume.step;
+    if (error->cause == ND_CAUSE_OWN) {
+        nd_log_warning("checkpoint %lld is damaged: %s", (long long)damaged, error->message);
+    }
+    if (worker->identity.rank == 0) {
+        ND_TRY(nd_checkpoint_set_aside(c->resume.run, damaged, "bad", &aside));
+        nd_log_warning("the damaged checkpoint is kept as %s; the run goes on from the one before",
+                       aside);
+        free(aside);
+    }
+    ND_TRY(find(c, damaged));
+    return c->resume.kind == ND_RESUME_CHECKPOINT
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "no checkpoint of %s can be used; those that are damaged are kept as "
+                         "checkpoint-N.bad there",
+                         c->resume.run);
+}
+
+static void log_scales(const nd_run_checkpoints *c, const nd_restored *restored)
+{
+    if (c->trainer->rank->rank == 0 && restored->scales_differ) {
+        nd_log_warning("the checkpoint has FP8 histories of another recipe; those of this run "
+                       "begin afresh");
+    }
+    if (c->trainer->rank->rank == 0 && !restored->moments &&
+        c->trainer->rank->config->optimizer.name == ND_OPTIMIZER_ADAMW) {
+        nd_log_warning("%s has no moments of AdamW, so these begin at zero", c->resume.source);
+    }
+}
+
+static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored)
+{
+    for (;;) {
+        nd_manifest manifest = {0};
+        bool elsewhere = false;
+        ND_TRY(nd_manifest_read(c->resume.source, &manifest));
+        nd_status status = nd_restore_checkpoint(c->trainer, c->resume.source, &manifest,
+                                                 c->trainer->rank->config->checkpoint.verify,
+                                                 &elsewhere, restored);
+        nd_manifest_fini(&manifest);
+        if (status != ND_OK && elsewhere) {
+            nd_fail_elsewhere(status, "another rank could not read %s", c->resume.source);
+        }
+        if (status != ND_ERR_DATA || !c->resume.searched) {
+            return status;
+        }
+        const nd_error error = *nd_error_last();
+        ND_TRY(fall_back(c, &error));
+    }
+}
+
+static nd_status load_dcp(nd_run_checkpoints *c, nd_restored *restored)
+{
+    bool elsewhere = false;
+    nd_status status = nd_restore_dcp(c->trainer, c->resume.source, &elsewhere, restored);
+    if (status != ND_OK && elsewhere) {
+        nd_fail_elsewhere(status, "another rank could not read %s", c->resume.source);
+    }
+    return status;
+}
+
+static nd_status load_model(nd_run_checkpoints *c)
+{
+    nd_hf_reader *reader = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_hf_reader_open(c->resume.source, &reader));
+    ND_TRY_OUT(nd_hf_reader_check(reader));
+    ND_TRY_OUT(nd_shape_compare(nd_hf_reader_shape(reader), c->resume.source,
+                                &c->trainer->rank->shape, "the model of this run"));
+    ND_TRY_OUT(nd_weights_load(&c->trainer->model->fsdp, reader));
+out:
+    nd_hf_reader_close(reader);
+    return status;
+}
+
+static nd_status load_fresh(nd_run_checkpoints *c)
+{
+    nd_fsdp *fsdp = &c->trainer->model->fsdp;
+    const nd_rank *r = c->trainer->rank;
+    if (c->context->inputs->weights) {
+        return nd_weights_load(fsdp, c->context->inputs->weights);
+    }
+    return nd_weights_init(fsdp, r->shape.init_std, (uint64_t)r->config->model.seed);
+}
+
+nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd_run_files *files)
+{
+    nd_restored restored = {.moments = true};
+    double begin = nd_clock_seconds();
+    c->trainer = trainer;
+    c->files = files;
+    switch ((nd_resume_kind)c->resume.kind) {
+    case ND_RESUME_NONE:
+        ND_TRY(load_fresh(c));
+        break;
+    case ND_RESUME_CHECKPOINT:
+        ND_TRY(load_checkpoint(c, &restored));
+        break;
+    case ND_RESUME_DCP:
+        ND_TRY(load_dcp(c, &restored));
+        break;
+    case ND_RESUME_MODEL:
+        ND_TRY(load_model(c));
+        restored.moments = false;
+        break;
+    }
+    c->held_step = trainer->position.step;
+    log_scales(c, &restored);
+    if (c->resume.kind == ND_RESUME_NONE && !c->resume.continues) {
+        return ND_OK;
+    }
+    const nd_run_event event = {
+        .kind = ND_RUN_EVENT_RESUMED,
+        .step = trainer->position.step,
+        .path = c->resume.kind == ND_RESUME_NONE ? "the start" : c->resume.source,
+        .seconds = nd_clock_seconds() - begin,
+        .restart = c->context->worker->identity.restart_epoch,
+    };
+    return nd_sinks_event(&files->sinks, &event);
+}
+
+/* Saving. */
+
+/* For the start after this one, if ndlaunch makes one: rank 0 leaves what it needs. */
+static nd_status tell_launcher(const nd_run_checkpoints *c, const char *run)
+{
+    nd_progress *progress = &c->context->worker->progress;
+    ND_TRY(nd_progress_set_run_folder(progress, run));
+    nd_progress_set_first_step(progress, c->trainer->position.step);
+    if (c->resume.kind == ND_RESUME_CHECKPOINT && c->resume.continues) {
+        nd_progress_set_durable_step(progress, c->resume.step);
+    }
+    nd_progress_mark(progress, ND_MARK_LOADED);
+    return ND_OK;
+}
+
+static void add_config(void *context, const char *key, const char *value, bool job)
+{
+    nd_run_checkpoints *c = context;
+    (void)nd_manifest_pairs_add(&c->config, key, value);
+}
+
+/* The run folder and this start's name, which only rank 0 knows. */
+static nd_status share_folder(nd_run_checkpoints *c, char run[ND_RESUME_PATH_MAX])
+{
+    const nd_worker *worker = c->context->worker;
+    struct {
+        char run[ND_RESUME_PATH_MAX], run_id[64];
+    } shared = {"", ""};
+    if (worker->identity.rank == 0) {
+        char *real = realpath(c->files->dir, NULL);
+        if (!real) {
+            return nd_fail(ND_ERR_IO, "the run folder %s is gone", c->files->dir);
+        }
+        snprintf(shared.run, sizeof shared.run, "%.*s", ND_RESUME_PATH_MAX - 1, real);
+        free(real);
+        if (worker->identity.run_id[0]) {
+            snprintf(shared.run_id, sizeof shared.run_id, "%s", worker->identity.run_id);
+        } else {
+            snprintf(shared.run_id, sizeof shared.run_id, "%lld", (long long)nd_clock_ns());
+        }
+    }
+    ND_TRY(tell_all(worker, "run folder", &shared, sizeof shared));
+    snprintf(run, ND_RESUME_PATH_MAX, "%s", shared.run);
+    snprintf(c->run_id, sizeof c->run_id, "%s", shared.run_id);
+    return ND_OK;
+}
+
+/* checkpoint.export_model, on the writer's thread. */
+static nd_status export_model(void *context, const char *temporary, const nd_manifest *manifest)
+{
+    const nd_run_checkpoints *c = context;
+    const nd_config *config = c->context->worker->rank.config;
+    const nd_export_options options = {
+        .dtype = config->output.dtype == ND_WEIGHTS_FP32 ? ND_DTYPE_F32 : ND_DTYPE_BF16,
+        .byte_tokenizer =
+            manifest->shape.vocab == 256 && strcmp(config->data.tokenizer, "bytes") == 0,
+        .source = c->context->inputs->model_folder,
+    };
+    return nd_checkpoint_export(temporary, manifest, &options);
+}
+
+nd_status nd_run_checkpoints_start(nd_run_checkpoints *c)
+{
+    const nd_worker *worker = c->context->worker;
+    const nd_config *config = worker->rank.config;
+    char run[ND_RESUME_PATH_MAX];
+    if (config->checkpoint.interval == 0) {
+        return ND_OK;
+    }
+    ND_TRY(share_folder(c, run));
+    if (worker->identity.rank == 0) {
+        ND_TRY(tell_launcher(c, run));
+        ND_TRY(nd_resume_identity(config, c->context->inputs, &c->identity));
+        ND_TRY(nd_config_each(config, add_config, c));
+    }
+    const nd_saver_options options = {
+        .trainer = c->trainer,
+        .run = run,
+        .run_id = c->run_id,
+        .host = worker->identity.host,
+        .checksum =
+            config->checkpoint.checksum == ND_CHOOSE_SHA256 ? ND_CHECKSUM_SHA256 : ND_CHECKSUM_XXH3,
+        .waits = config->checkpoint.staging == ND_STAGING_WAIT,
+        .keep_last = config->checkpoint.keep_last,
+        .keep_every = config->checkpoint.keep_every,
+        .restart_epoch = worker->identity.restart_epoch,
+        .batch_samples = config->train.micro_batch_size *
+                         config->train.gradient_accumulation_steps *
+                         nd_mesh_group_size(&worker->rank.mesh, ND_GROUP_DP),
+        .identity = &c->identity,
+        .config = &c->config,
+        .extra = config->checkpoint.export_model ? export_model : NULL,
+        .extra_context = c,
+    };
+    return nd_saver_create(&options, &c->saver);
+}
+
+static nd_status report_failure(nd_run_checkpoints *c, const nd_save_report *report)
+{
+    bool stops = c->context->worker->rank.config->checkpoint.on_error == ND_ON_ERROR_STOP;
+    if (report->why[0] && !stops) {
+        nd_log_error("the checkpoint of step %lld is not saved: %s; training goes on, and the "
+                     "older checkpoints are as they were",
+                     (long long)report->step, report->why);
+    }
+    const nd_run_event event = {.kind = ND_RUN_EVENT_CHECKPOINT_FAILED,
+                                .step = report->step,
+                                .reason = report->why[0] ? report->why : "another rank's failure"};
+    ND_TRY(nd_sinks_event(&c->files->sinks, &event));
+    if (!stops) {
+        return ND_OK;
+    }
+    return report->why[0]
+               ? nd_fail(ND_ERR_CANTCREATE, "the checkpoint of step %lld is not saved: %s",
+                         (long long)report->step, report->why)
+               : nd_fail_elsewhere(ND_ERR_CANTCREATE,
+                                   "another rank could not write the checkpoint of step %lld",
+                                   (long long)report->step);
+}
+
+static nd_status take_report(nd_run_checkpoints *c, const nd_save_report *report)
+{
+    char path[ND_RESUME_PATH_MAX];
+    if (!report->ended) {
+        return ND_OK;
+    }
+    c->failed = !report->good;
+    if (!report->good) {
+        return report_failure(c, report);
+    }
+    if (c->files->dir) {
+        nd_progress_set_durable_step(&c->context->worker->progress, report->step);
+    }
+    snprintf(path, sizeof path, "%s/checkpoint-%lld", c->files->dir ? c->files->dir : "",
+             (long long)report->step);
+    const nd_run_event event = {.kind = ND_RUN_EVENT_CHECKPOINT_SAVED,
+                                .step = report->step,
+                                .path = path,
+                                .reason = report->reason,
+                                .seconds = report->seconds,
+                                .blocked_seconds = report->blocked_seconds,
+                                .bytes = report->bytes};
+    return nd_sinks_event(&c->files->sinks, &event);
+}
+
+/* How much of metrics.jsonl belongs to the steps that are saved; 0 on ranks other than 0. */
+static int64_t metrics_bytes(const nd_run_checkpoints *c)
+{
+    char path[ND_RESUME_PATH_MAX];
+    struct stat st;
+    if (!c->files->dir) {
+        return 0;
+    }
+    snprintf(path, sizeof path, "%s/metrics.jsonl", c->files->dir);
+    return stat(path, &st) == 0 ? (int64_t)st.st_size : 0;
+}
+
+static nd_status wait_for_save(nd_run_checkpoints *c)
+{
+    nd_save_report report;
+    ND_TRY(nd_saver_finish(c->saver, &report));
+    return take_report(c, &report);
+}
+
+static nd_status begin(nd_run_checkpoints *c, const char *reason)
+{
+    ND_TRY(nd_saver_is_busy(c->saver) ? wait_for_save(c) : ND_OK);
+    c->held_step = c->trainer->position.step;
+    return nd_saver_begin(c->saver, reason, metrics_bytes(c));
+}
+
+nd_status nd_run_checkpoints_step(nd_run_checkpoints *c, const nd_step_result *result)
+{
+    const nd_config *config = c->context->worker->rank.config;
+    nd_save_report report;
+    if (!c->saver) {
+        return ND_OK;
+    }
+    if (c->files->dir) {
+        nd_progress_mark(&c->context->worker->progress, ND_MARK_FIRST_STEP);
+    }
+    ND_TRY(nd_saver_advance(c->saver, result->save, &report));
+    ND_TRY(take_report(c, &report));
+    int64_t step = c->trainer->position.step;
+    bool last = step == config->train.steps;
+    return last || step % config->checkpoint.interval == 0 ? begin(c, last ? "end" : "interval")
+                                                           : ND_OK;
+}
+
+nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped)
+{
+    if (!c->saver) {
+        return ND_OK;
+    }
+    if (stopped && c->held_step != c->trainer->position.step) {
+        ND_TRY(begin(c, "signal"));
+    }
+    ND_TRY(nd_saver_is_busy(c->saver) ? wait_for_save(c) : ND_OK);
+    if (stopped && c->failed) {
+        return nd_fail(ND_ERR_CANTCREATE,
+                       "stopped by a signal after step %lld, whose checkpoint could not be saved",
+                       (long long)c->trainer->position.step);
+    }
+    return ND_OK;
+}
+
+void nd_run_checkpoints_close(nd_run_checkpoints *c)
+{
+    nd_saver_destroy(c->saver);
+    c->saver = NULL;
+    nd_manifest_pairs_fini(&c->identity);
+    nd_manifest_pairs_fini(&c->config);
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_RUN_CHECKPOINTS_H
+#define ND_RUN_CHECKPOINTS_H
+/*
+ * The checkpoints of one run: what it goes on from, when it saves, and what it says about both.
+ * All functions are called by every rank, in the same order.
+ */
+#include "trainer/checkpoint/saver.h"
+#include "trainer/run/resume.h"
+#include "trainer/run/run_folder.h"
+
+typedef struct nd_run_checkpoints {
+    const nd_run_context *context;
+    nd_trainer *trainer;
+    nd_run_files *files;
+    nd_resume resume;                   /* alike on all ranks */
+    char run_id[64];                    /* of this start of the job, alike on all ranks */
+    nd_saver *saver;                    /* NULL without checkpoint.interval */
+    nd_manifest_pairs identity, config; /* rank 0 */
+    int64_t held_step;                  /* whose state a checkpoint has, or will have */
+    bool failed;                        /* the newest save failed */
+} nd_run_checkpoints;
+
+/* Before the run folder is opened: finds the source on rank 0 and tells all. */
+nd_status nd_run_checkpoints_find(nd_run_checkpoints *c, const nd_run_context *context);
+/*
+ * Weights, moments and position of the trainer: those of the source, or fresh ones. ND_ERR_DATA: a
+ * checkpoint that was named is damaged, or all of them are.
+ */
+nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd_run_files *files);
+/* Before the first step. */
+nd_status nd_run_checkpoints_start(nd_run_checkpoints *c);
+/* After each step: goes on with the save in flight and begins one that is due. ND_ERR_CANTCREATE
+ * when a save failed and checkpoint.on_error is stop. */
+nd_status nd_run_checkpoints_step(nd_run_checkpoints *c, const nd_step_result *result);
+/*
+ * After the last step: waits until the save in flight is durable. A run that was stopped saves its
+ * state first.
+ * ND_ERR_CANTCREATE when a run that was stopped could not save.
+ */
+nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped);
+void nd_run_checkpoints_close(nd_run_checkpoints *c);
+
+#endif

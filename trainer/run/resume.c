@@ -1,0 +1,438 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/run/resume.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "runtime/base/fsio.h"
+#include "runtime/base/log.h"
+#include "trainer/checkpoint/folder.h"
+#include "trainer/run/run_folder.h"
+
+static bool is_folder(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+static bool has_file(const char *folder, const char *name)
+{
+    char path[ND_RESUME_PATH_MAX + 64];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return nd_fs_exists(path);
+}
+
+/* An absolute path without links, which all nodes see alike. */
+static nd_status absolute(const char *path, char out[ND_RESUME_PATH_MAX])
+{
+    char *real = realpath(path, NULL);
+    if (!real) {
+        return nd_fail(ND_ERR_DATA, "the folder %s cannot be opened: %s", path, strerror(errno));
+    }
+    bool fits = strlen(real) < ND_RESUME_PATH_MAX;
+    snprintf(out, ND_RESUME_PATH_MAX, "%.*s", ND_RESUME_PATH_MAX - 1, real);
+    free(real);
+    return fits ? ND_OK
+                : nd_fail(ND_ERR_CONFIG, "the path %s is too long; use one of less than %d bytes",
+                          path, ND_RESUME_PATH_MAX);
+}
+
+/* Whether the text is a step, and which. */
+static bool parse_step(const char *text, int64_t *step)
+{
+    size_t digits = strspn(text, "0123456789");
+    *step = digits > 0 && digits < 18 ? strtoll(text, NULL, 10) : -1;
+    return text[digits] == '\0' && *step >= 0;
+}
+
+/* Checkpoints of ours. */
+
+/* A manifest that cannot be read: the checkpoint is set aside, or named. */
+static nd_status pass_over(const nd_resume_search *search, const char *run, int64_t step)
+{
+    char reason[ND_ERROR_MESSAGE_MAX];
+    char *aside = NULL;
+    snprintf(reason, sizeof reason, "%s", nd_error_last()->message);
+    nd_error_clear();
+    if (!search->sets_aside) {
+        nd_log_warning("checkpoint %lld cannot be used, so an older one is taken: %s",
+                       (long long)step, reason);
+        return ND_OK;
+    }
+    ND_TRY(nd_checkpoint_set_aside(run, step, "bad", &aside));
+    nd_log_warning("checkpoint %lld cannot be used and is now %s: %s", (long long)step, aside,
+                   reason);
+    free(aside);
+    return ND_OK;
+}
+
+/* The newest checkpoint of a run folder whose manifest can be read; *step is -1 without one. */
+static nd_status find_newest(const nd_resume_search *search, const char *run, int64_t *step)
+{
+    int64_t *steps = NULL;
+    int count = 0;
+    nd_status status = ND_OK;
+    *step = -1;
+    ND_TRY(nd_checkpoint_list(run, &steps, &count));
+    for (int i = count - 1; i >= 0 && *step < 0 && status == ND_OK; i--) {
+        char *path = NULL;
+        nd_manifest manifest = {0};
+        if (search->below >= 0 && steps[i] >= search->below) {
+            continue;
+        }
+        status = nd_checkpoint_path(run, steps[i], &path);
+        if (status == ND_OK && nd_checkpoint_is_ours(path)) {
+            if (nd_manifest_read(path, &manifest) == ND_OK) {
+                *step = steps[i];
+            } else {
+                status = pass_over(search, run, steps[i]);
+            }
+        }
+        nd_manifest_fini(&manifest);
+        free(path);
+    }
+    free(steps);
+    return status;
+}
+
+/* "checkpoint-100, checkpoint-200", or "none", for messages. */
+static void list_names(const char *run, char *out, size_t capacity)
+{
+    int64_t *steps = NULL;
+    int count = 0;
+    size_t used = 0;
+    snprintf(out, capacity, "none");
+    if (nd_checkpoint_list(run, &steps, &count) != ND_OK) {
+        nd_error_clear();
+    }
+    for (int i = count > 8 ? count - 8 : 0; i < count && used < capacity; i++) {
+        used += (size_t)snprintf(out + used, capacity - used, "%scheckpoint-%lld", used ? ", " : "",
+                                 (long long)steps[i]);
+    }
+    free(steps);
+}
+
+static nd_status take(nd_resume *out, const char *run, int64_t step)
+{
+    char *path = NULL;
+    ND_TRY(absolute(run, out->run));
+    ND_TRY(nd_checkpoint_path(out->run, step, &path));
+    nd_status status = absolute(path, out->source);
+    free(path);
+    out->kind = ND_RESUME_CHECKPOINT;
+    out->continues = true;
+    out->step = step;
+    return status;
+}
+
+/* The run folder that latest, auto and steps refer to; "" when there is none. */
+static nd_status find_run(const nd_resume_search *search, char out[ND_RESUME_PATH_MAX])
+{
+    const nd_config *config = search->config;
+    char *newest = NULL;
+    out[0] = '\0';
+    if (search->run_folder && search->run_folder[0]) {
+        snprintf(out, ND_RESUME_PATH_MAX, "%s", search->run_folder);
+    } else if (config->output.dir[0]) {
+        snprintf(out, ND_RESUME_PATH_MAX, "%s", config->output.dir);
+    } else {
+        ND_TRY(nd_run_folder_newest(config, &newest));
+        snprintf(out, ND_RESUME_PATH_MAX, "%s", newest ? newest : "");
+        free(newest);
+    }
+    return ND_OK;
+}
+
+static nd_status fail_without_run(const nd_config *config)
+{
+    return nd_fail(ND_ERR_DATA,
+                   "checkpoint.resume is %s, but no run of this configuration in runs/ has a "
+                   "checkpoint; name its folder with --save-dir, or the checkpoint itself with "
+                   "--resume-from-checkpoint FOLDER",
+                   config->checkpoint.resume);
+}
+
+/* latest and auto. */
+static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, nd_resume *out)
+{
+    char run[ND_RESUME_PATH_MAX], names[400];
+    int64_t step = -1;
+    ND_TRY(find_run(search, run));
+    ND_TRY(run[0] ? find_newest(search, run, &step) : ND_OK);
+    if (step >= 0) {
+        out->searched = true;
+        return take(out, run, step);
+    }
+    if (may_be_fresh) {
+        /* A run that ended before its first checkpoint begins again in its folder. */
+        out->continues = run[0] && has_file(run, "metrics.jsonl");
+        return out->continues ? absolute(run, out->run) : ND_OK;
+    }
+    if (!run[0]) {
+        return fail_without_run(search->config);
+    }
+    list_names(run, names, sizeof names);
+    return nd_fail(ND_ERR_DATA,
+                   "checkpoint.resume is %s, but %s has no checkpoint that can be used (there: "
+                   "%s); name another with --resume-from-checkpoint, or leave it out for a fresh "
+                   "start in another folder",
+                   search->config->checkpoint.resume, run, names);
+}
+
+static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resume *out)
+{
+    char run[ND_RESUME_PATH_MAX], names[400];
+    char *path = NULL;
+    ND_TRY(find_run(search, run));
+    if (!run[0]) {
+        return fail_without_run(search->config);
+    }
+    ND_TRY(nd_checkpoint_path(run, step, &path));
+    bool there = is_folder(path);
+    free(path);
+    if (there) {
+        return take(out, run, step);
+    }
+    list_names(run, names, sizeof names);
+    return nd_fail(ND_ERR_DATA,
+                   "checkpoint.resume is %lld, but %s has no checkpoint-%lld; the newest there "
+                   "are: %s",
+                   (long long)step, run, (long long)step, names);
+}
+
+/* Folders that the user names. */
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t a = strlen(text), b = strlen(end);
+    return a >= b && strcmp(text + a - b, end) == 0;
+}
+
+/* Whether a folder holds safetensors files, and whether one has a name that torch DCP gives to a
+ * shard. */
+static void look_for_tensors(const char *folder, bool *any, bool *shards)
+{
+    DIR *dir = opendir(folder);
+    *any = *shards = false;
+    for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
+        if (ends_with(e->d_name, ".safetensors")) {
+            *any = true;
+            *shards |= strncmp(e->d_name, "shard-", 6) == 0;
+        }
+    }
+    if (dir) {
+        closedir(dir);
+    }
+}
+
+/* The run of a checkpoint folder is the folder that holds it, unless another is given. */
+static nd_status take_folder(const nd_config *config, const char *folder, nd_resume *out)
+{
+    nd_manifest manifest = {0};
+    char *parent = NULL, given[ND_RESUME_PATH_MAX] = "";
+    nd_status status = ND_OK;
+    out->kind = ND_RESUME_CHECKPOINT;
+    ND_TRY_OUT(nd_manifest_read(folder, &manifest));
+    out->step = manifest.position.step;
+    ND_TRY_OUT(nd_fs_parent(out->source, &parent));
+    if (config->output.dir[0] && is_folder(config->output.dir)) {
+        ND_TRY_OUT(absolute(config->output.dir, given));
+    }
+    out->continues = has_file(parent, "metrics.jsonl") &&
+                     (config->output.dir[0] ? strcmp(given, parent) == 0 : true);
+    if (out->continues) {
+        snprintf(out->run, sizeof out->run, "%s", parent);
+    }
+out:
+    nd_manifest_fini(&manifest);
+    free(parent);
+    return status;
+}
+
+static nd_status find_folder(const nd_resume_search *search, const char *folder, nd_resume *out)
+{
+    bool any, shards;
+    int64_t step = -1;
+    if (!is_folder(folder)) {
+        return nd_fail(ND_ERR_DATA,
+                       "checkpoint.resume is %s, but there is no such folder; give latest, auto, "
+                       "a step, or the folder of a checkpoint",
+                       folder);
+    }
+    ND_TRY(absolute(folder, out->source));
+    if (nd_checkpoint_is_ours(out->source)) {
+        return take_folder(search->config, out->source, out);
+    }
+    ND_TRY(find_newest(search, out->source, &step));
+    if (step >= 0) { /* a run folder */
+        char run[ND_RESUME_PATH_MAX];
+        snprintf(run, sizeof run, "%s", out->source);
+        out->searched = true;
+        ND_TRY(take(out, run, step));
+        return take_folder(search->config, out->source, out);
+    }
+    look_for_tensors(out->source, &any, &shards);
+    bool model = has_file(out->source, "config.json") && !shards;
+    if (any && (model || shards || !has_file(out->source, "config.json"))) {
+        out->kind = model ? ND_RESUME_MODEL : ND_RESUME_DCP;
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_DATA,
+                   "checkpoint.resume is %s, but this folder holds no checkpoint: neither "
+                   "checkpoint-N or manifest.json of ndtrain, nor *.safetensors of torch or "
+                   "Hugging Face",
+                   folder);
+}
+
+nd_status nd_resume_find(const nd_resume_search *search, nd_resume *out)
+{
+    const char *resume = search->config->checkpoint.resume;
+    bool restart = search->run_folder && search->run_folder[0];
+    int64_t step;
+    *out = (nd_resume){.step = -1};
+    if (restart) {
+        ND_TRY(find_latest(search, true, out));
+        if (out->kind != ND_RESUME_NONE) {
+            return ND_OK;
+        }
+    }
+    /* A restart before the first checkpoint begins again where the job began. */
+    nd_resume_search first = *search;
+    nd_resume found = {.step = -1};
+    nd_status status = ND_OK;
+    first.run_folder = "";
+    if (!resume[0] || (restart && strcmp(resume, "auto") == 0)) {
+        status = ND_OK;
+    } else if (strcmp(resume, "latest") == 0 || strcmp(resume, "auto") == 0) {
+        status = find_latest(&first, resume[0] == 'a', &found);
+    } else if (parse_step(resume, &step)) {
+        status = find_step(&first, step, &found);
+    } else {
+        status = find_folder(&first, resume, &found);
+    }
+    if (status == ND_OK && restart) {
+        found.continues = true;
+        snprintf(found.run, sizeof found.run, "%s", out->run[0] ? out->run : search->run_folder);
+    }
+    *out = found;
+    return status;
+}
+
+/* What must agree. */
+
+nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
+                             nd_manifest_pairs *out)
+{
+    static const char *const keys[] = {"data.tokenizer", "data.shuffle_seed",
+                                       "train.sequence_length", "optimizer.name"};
+    char text[80];
+    int64_t samples = config->train.micro_batch_size * config->train.gradient_accumulation_steps *
+                      nd_mesh_group_size(&config->resolved_mesh, ND_GROUP_DP);
+    ND_TRY(nd_dataset_digest(inputs->data, text));
+    ND_TRY(nd_manifest_pairs_add(out, "data.path", text));
+    snprintf(text, sizeof text, "%lld", (long long)samples);
+    ND_TRY(nd_manifest_pairs_add(out, "samples of a step", text));
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        char *value = NULL;
+        ND_TRY(nd_config_get(config, keys[i], &value));
+        nd_status status = nd_manifest_pairs_add(out, keys[i], value);
+        free(value);
+        ND_TRY(status);
+    }
+    return ND_OK;
+}
+
+/* Whether checkpoint.allow, a comma list, names the key. */
+static bool is_allowed(const nd_config *config, const char *key)
+{
+    size_t length = strlen(key);
+    for (const char *p = config->checkpoint.allow; *p;) {
+        size_t n = strcspn(p, ",");
+        if (n == length && strncmp(p, key, n) == 0) {
+            return true;
+        }
+        p += n + (p[n] == ',');
+    }
+    return false;
+}
+
+static nd_status fail_pair(const char *folder, const nd_manifest_pair *own, const char *stored)
+{
+    if (strcmp(own->key, "data.path") == 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s was made with other training data (digest %.12s, not %.12s), whose "
+                       "order it goes on in; use that file, or allow the change with "
+                       "--resume-allow data.path",
+                       folder, stored, own->value);
+    }
+    if (strcmp(own->key, "samples of a step") == 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s was made with %s samples a step, and this run has %s; keep the product "
+                       "of train.micro_batch_size, train.gradient_accumulation_steps and the "
+                       "data-parallel ranks",
+                       folder, stored, own->value);
+    }
+    return nd_fail(ND_ERR_CONFIG,
+                   "%s was made with %s %s, and this run has %s; use the same value, or allow the "
+                   "change with --resume-allow %s",
+                   folder, own->key, stored, own->value, own->key);
+}
+
+nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
+                          const nd_manifest *manifest)
+{
+    nd_manifest_pairs own = {0};
+    ND_TRY(nd_manifest_check_shape(manifest, &inputs->shape, folder));
+    nd_status status = nd_resume_identity(config, inputs, &own);
+    for (int i = 0; i < own.count && status == ND_OK; i++) {
+        const nd_manifest_pair *pair = &own.list[i];
+        const char *stored = nd_manifest_pairs_find(&manifest->identity, pair->key);
+        bool batch = strcmp(pair->key, "samples of a step") == 0;
+        if (stored && strcmp(stored, pair->value) != 0 &&
+            (batch || !is_allowed(config, pair->key))) {
+            status = fail_pair(folder, pair, stored);
+        }
+    }
+    nd_manifest_pairs_fini(&own);
+    return status;
+}
+
+static void log_change(void *context, const char *key, const char *value, bool job)
+{
+    const nd_manifest *manifest = context;
+    const char *stored = nd_manifest_pairs_find(&manifest->config, key);
+    bool told = strncmp(key, "checkpoint.", 11) == 0 || strncmp(key, "launch.", 7) == 0 ||
+                strncmp(key, "log.", 4) == 0 || strncmp(key, "output.", 7) == 0;
+    if (!job || told || !stored || strcmp(stored, value) == 0) {
+        return;
+    }
+    nd_log_info("resume: %s was %s and is %s%s", key, stored[0] ? stored : "empty",
+                value[0] ? value : "empty",
+                strcmp(key, "train.steps") == 0 ? ", which also bends the learning rate's schedule"
+                                                : "");
+}
+
+void nd_resume_log_changes(const nd_config *config, const nd_manifest *manifest)
+{
+    (void)nd_config_each(config, log_change, (void *)manifest);
+}
+
+nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
+{
+    const nd_resume_search search = {.config = config, .below = -1};
+    nd_resume resume;
+    nd_manifest manifest = {0};
+    ND_TRY(nd_resume_find(&search, &resume));
+    ND_TRY(nd_run_folder_check(config, resume.continues ? resume.run : NULL));
+    if (resume.kind != ND_RESUME_CHECKPOINT) {
+        return ND_OK;
+    }
+    nd_status status = nd_manifest_read(resume.source, &manifest);
+    status = status == ND_OK ? nd_resume_check(config, inputs, resume.source, &manifest) : status;
+    nd_manifest_fini(&manifest);
+    return status;
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_RUN_RESUME_H
+#define ND_RUN_RESUME_H
+/*
+ * From where a run goes on (checkpoint.resume), and in which folder.
+ *
+ * Rank 0 looks for the source and tells the others through the store, so that all ranks load the
+ * same state whatever happens in the folder meanwhile. A checkpoint that turns out to be damaged
+ * while it is loaded is renamed and, where checkpoint.resume names no step or folder, the one
+ * before it is taken.
+ */
+#include "trainer/checkpoint/manifest.h"
+#include "trainer/run/run.h"
+
+typedef enum nd_resume_kind {
+    ND_RESUME_NONE = 0,   /* a fresh start */
+    ND_RESUME_CHECKPOINT, /* a checkpoint of ours */
+    ND_RESUME_DCP,        /* a folder of torch DCP's safetensors */
+    ND_RESUME_MODEL       /* a Hugging Face folder: weights alone, step 0 */
+} nd_resume_kind;
+
+enum { ND_RESUME_PATH_MAX = 4096 };
+
+typedef struct nd_resume {
+    int32_t kind;      /* nd_resume_kind */
+    int32_t continues; /* the run folder holds this run already */
+    int32_t searched;  /* nobody named this very checkpoint: an older one will do */
+    int32_t unused;
+    int64_t step;                    /* of a checkpoint of ours; -1: unknown */
+    char run[ND_RESUME_PATH_MAX];    /* absolute; "": a fresh run folder */
+    char source[ND_RESUME_PATH_MAX]; /* folder; "": none */
+} nd_resume;
+
+typedef struct nd_resume_search {
+    const nd_config *config; /* resolved */
+    const char *run_folder;  /* a restart: the folder that the job began; else "" */
+    int64_t below;           /* only checkpoints before this step; -1: all */
+    bool sets_aside;         /* checkpoints without a readable manifest are renamed */
+} nd_resume_search;
+
+/*
+ * Finds what checkpoint.resume means. ND_ERR_DATA: it is a step or a folder and there is no such
+ * checkpoint, or it is latest and there is none; the message lists those that are there.
+ */
+nd_status nd_resume_find(const nd_resume_search *search, nd_resume *out);
+
+/*
+ * What must be the same in a run that goes on from a checkpoint: the content of the training data,
+ * tokenizer, sequence length, order of samples, samples of a step, optimizer.
+ */
+nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
+                             nd_manifest_pairs *out);
+/*
+ * Compares a checkpoint with the run: its model and nd_resume_identity. ND_ERR_CONFIG names the
+ * first difference with both values; checkpoint.allow lists keys that are not compared.
+ */
+nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
+                          const nd_manifest *manifest);
+/* Logs each setting that differs from the checkpoint's although it may. */
+void nd_resume_log_changes(const nd_config *config, const nd_manifest *manifest);
+
+/* Before any worker starts: the source is there and fits the run. */
+nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs);
+
+#endif
