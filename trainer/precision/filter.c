@@ -115,7 +115,7 @@ static nd_status decide(nd_filter *f, const nd_config *config, const nd_llama_sh
         return nd_fail(
             ND_ERR_CONFIG,
             "train.precision is fp8, but the model's hidden size, %lld, is not a multiple "
-            "of %d, as products of FP8 codes need it: train.precision bf16 takes any",
+            "of %d, as products of FP8 codes need it; use train.precision bf16",
             (long long)shape->hidden, MULTIPLE);
     }
     if (f->converted == 0) {
@@ -164,6 +164,21 @@ int nd_filter_mask(const nd_filter *f, int64_t layer, nd_input input)
     return mask;
 }
 
+/* "mlp.gate_proj, mlp.up_proj": the linears of a mask; returns buffer. */
+static const char *linears_text(nd_input input, int mask, char *buffer, size_t size)
+{
+    int first, count = nd_input_linears(input, &first);
+    size_t used = 0;
+    buffer[0] = '\0';
+    for (int i = 0; i < count; i++) {
+        if (mask >> i & 1) {
+            used += (size_t)snprintf(buffer + used, size - used, "%s%.40s", used ? ", " : "",
+                                     nd_linear_name(first + i));
+        }
+    }
+    return buffer;
+}
+
 nd_status nd_filter_choose(nd_filter *f, const nd_linear_choice *choice)
 {
     f->converted = 0;
@@ -174,11 +189,12 @@ nd_status nd_filter_choose(nd_filter *f, const nd_linear_choice *choice)
         int asked = nd_filter_mask(f, layer, input);
         int fp8 = choice->fp8[input][choice->forced ? 0 : asked];
         if (fp8 < 0 || (!choice->forced && (fp8 & ~asked))) {
+            char names[160];
             return nd_fail(ND_ERR_DATA,
                            "autotune has no choice for what fp8.filter asks for in layer %lld "
-                           "(linears %d of group %d); choose again with kernels.autotune, without "
+                           "(%s); choose again with kernels.autotune, without "
                            "kernels.autotune_from",
-                           (long long)layer, asked, (int)input);
+                           (long long)layer, linears_text(input, asked, names, sizeof names));
         }
         for (int l = 0; l < count; l++) {
             nd_filter_reason *reason = &f->reasons[layer * ND_LINEARS_OF_BLOCK + first + l];
@@ -207,7 +223,7 @@ nd_status nd_filter_check(const nd_filter *f, const nd_config *config, const nd_
             module_name(name, i / ND_LINEARS_OF_BLOCK, linear);
             return nd_fail(ND_ERR_CONFIG,
                            "%s is %lld x %lld, on each of %lld tp ranks %lld x %lld; FP8 products "
-                           "need sizes divisible by 16: use a smaller mesh.tp, or leave the linear "
+                           "need sizes divisible by 16; use a smaller mesh.tp, or leave the linear "
                            "out by fp8.filter",
                            name, (long long)all_out, (long long)all_in, (long long)tp,
                            (long long)out, (long long)in);
@@ -218,7 +234,7 @@ nd_status nd_filter_check(const nd_filter *f, const nd_config *config, const nd_
         return nd_fail(ND_ERR_CONFIG,
                        "a rank's products have %lld tokens (train.micro_batch_size %lld x "
                        "train.sequence_length %lld / mesh.cp %lld); FP8 products need a number "
-                       "divisible by 16: change the sequence length or the micro-batch",
+                       "divisible by 16; change the sequence length or the micro-batch",
                        (long long)tokens, (long long)micro, (long long)sequence, (long long)cp);
     }
     return ND_OK;

@@ -36,7 +36,7 @@ typedef struct measurement {
     bool cut_short;
     unsigned asked[ND_INPUT_COUNT]; /* bit m: the filter asks for mask m in some layer */
     nd_calls bf16;                  /* calls of a step with all linears in BF16 */
-    nd_calls steps[ND_INPUT_COUNT][ND_INPUT_MASKS]; /* the same with these of one group in FP8 */
+    nd_calls steps[ND_INPUT_COUNT][ND_INPUT_MASKS]; /* the same with these of one input in FP8 */
     nd_calls all; /* all calls of all these steps, with their times */
 } measurement;
 
@@ -54,18 +54,18 @@ static nd_status find_asked(measurement *m)
     nd_filter filter;
     ND_TRY(nd_filter_init(&filter, m->rank->config, &m->rank->shape));
     for (int64_t i = 0; filter.reasons && i < filter.layers * ND_INPUT_COUNT; i++) {
-        int group = (int)(i % ND_INPUT_COUNT);
-        m->asked[group] |= 1u << nd_filter_mask(&filter, i / ND_INPUT_COUNT, group);
+        nd_input input = (nd_input)(i % ND_INPUT_COUNT);
+        m->asked[input] |= 1u << nd_filter_mask(&filter, i / ND_INPUT_COUNT, input);
     }
     nd_filter_fini(&filter);
     return ND_OK;
 }
 
 /* Whether a mask is a subset of one that the filter asks for. */
-static bool is_tried(const measurement *m, int group, int mask)
+static bool is_tried(const measurement *m, nd_input input, int mask)
 {
     for (int asked = 1; asked < ND_INPUT_MASKS; asked++) {
-        if ((m->asked[group] >> asked & 1) && (mask & ~asked) == 0) {
+        if ((m->asked[input] >> asked & 1) && (mask & ~asked) == 0) {
             return mask != 0;
         }
     }
@@ -144,21 +144,21 @@ static double seconds_or_unknown(double seconds)
     return seconds >= 0.0 ? seconds : unknown;
 }
 
-/* The time of a group in BF16 is that of the calls that FP8 replaces. The time with a mask adds the
- * difference between the two steps. */
-static void decide_group(const measurement *m, int group, int asked, nd_tuning *t)
+/* The time of an input's linears in BF16 is that of the calls that FP8 replaces. The time with a
+ * mask adds the difference between the two steps. */
+static void decide_input(const measurement *m, nd_input input, int asked, nd_tuning *t)
 {
     double seconds[ND_INPUT_MASKS];
-    seconds[0] = difference(m, &m->bf16, &m->steps[group][asked], true);
+    seconds[0] = difference(m, &m->bf16, &m->steps[input][asked], true);
     for (int mask = 1; mask < ND_INPUT_MASKS; mask++) {
         bool part = (mask & ~asked) == 0;
         seconds[mask] =
-            part ? seconds[0] + difference(m, &m->steps[group][mask], &m->bf16, false) : NAN;
+            part ? seconds[0] + difference(m, &m->steps[input][mask], &m->bf16, false) : NAN;
     }
     int fp8 = nd_decide_mask(seconds, asked);
-    t->linear_choice.fp8[group][asked] = (int8_t)fp8;
+    t->linear_choice.fp8[input][asked] = (int8_t)fp8;
     t->linears[t->linear_count++] = (nd_tuned_linears){
-        .group = group,
+        .input = input,
         .asked = asked,
         .fp8 = fp8,
         .asked_seconds = seconds_or_unknown(seconds[asked]),
@@ -178,7 +178,7 @@ static nd_status decide(measurement *m, nd_tuning *t)
         t->linear_choice.fp8[g][0] = 0;
         for (int asked = 1; asked < ND_INPUT_MASKS; asked++) {
             if (m->asked[g] >> asked & 1) {
-                decide_group(m, g, asked, t);
+                decide_input(m, (nd_input)g, asked, t);
             }
         }
     }

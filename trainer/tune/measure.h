@@ -29,9 +29,10 @@ nd_status nd_bench_time(nd_bench *bench, const nd_call *call, double *seconds);
 void nd_bench_close(nd_bench *bench); /* all zero is legal */
 
 /*
- * Chooses which of the linears that are asked for in FP8 run in FP8. seconds[mask]: what the group
- * takes with exactly these in FP8; negative or NaN: not known. FP8 was asked for, so it stays
- * unless another mask is faster by more than 2 %: times differ by that much between runs.
+ * Chooses which of the linears that are asked for in FP8 run in FP8. seconds[mask]: what the
+ * linears of an input take with exactly these in FP8; negative or NaN: not known. FP8 was asked
+ * for, so it stays unless another mask is faster by more than 2 %: times differ by that much
+ * between runs.
  */
 int nd_decide_mask(const double seconds[ND_INPUT_MASKS], int asked);
 

@@ -77,9 +77,9 @@ static json_t *seconds_or_null(double seconds)
     return seconds >= 0.0 ? json_real(seconds) : json_null();
 }
 
-static json_t *names_of(int group, int mask)
+static json_t *names_of(nd_input input, int mask)
 {
-    int first, count = nd_input_linears(group, &first);
+    int first, count = nd_input_linears(input, &first);
     json_t *names = json_array();
     for (int i = 0; i < count; i++) {
         if (mask >> i & 1) {
@@ -95,8 +95,8 @@ static json_t *linears_of(const nd_tuning *t)
     for (int i = 0; i < t->linear_count; i++) {
         const nd_tuned_linears *l = &t->linears[i];
         json_t *entry = json_object();
-        set(entry, "asked", names_of(l->group, l->asked));
-        set(entry, "fp8", names_of(l->group, l->fp8));
+        set(entry, "asked", names_of(l->input, l->asked));
+        set(entry, "fp8", names_of(l->input, l->fp8));
         set(entry, "asked_seconds", seconds_or_null(l->asked_seconds));
         set(entry, "bf16_seconds", seconds_or_null(l->bf16_seconds));
         set(entry, "chosen_seconds", seconds_or_null(l->chosen_seconds));
@@ -182,9 +182,9 @@ typedef struct printer {
 } printer;
 
 /* "q_proj k_proj", or "none" */
-static const char *names(int group, int mask, char *buffer, size_t size)
+static const char *names(nd_input input, int mask, char *buffer, size_t size)
 {
-    int first, count = nd_input_linears(group, &first);
+    int first, count = nd_input_linears(input, &first);
     size_t used = 0;
     snprintf(buffer, size, "none");
     for (int i = 0; i < count; i++) {
@@ -199,8 +199,8 @@ static const char *names(int group, int mask, char *buffer, size_t size)
 static void print_linears(const printer *p, const nd_tuned_linears *l)
 {
     char text[300], asked[96], fp8[96];
-    names(l->group, l->asked, asked, sizeof asked);
-    names(l->group, l->fp8, fp8, sizeof fp8);
+    names(l->input, l->asked, asked, sizeof asked);
+    names(l->input, l->fp8, fp8, sizeof fp8);
     if (l->asked_seconds < 0.0) {
         snprintf(text, sizeof text, "  %s: fp8 as asked, there was no time to time it", asked);
     } else if (l->fp8 == l->asked) {

@@ -203,8 +203,8 @@ static nd_status read_products(reader *r, const json_t *record, nd_tuning *t)
     return ND_OK;
 }
 
-/* Reads a list of module names of one group; *group is -1 until the first name shows which. */
-static nd_status read_names(const reader *r, const json_t *entry, const char *key, int *group,
+/* Reads a list of module names of one input; *input is -1 until the first name shows which. */
+static nd_status read_names(const reader *r, const json_t *entry, const char *key, int *input,
                             int *mask)
 {
     const json_t *list = NULL;
@@ -215,9 +215,9 @@ static nd_status read_names(const reader *r, const json_t *entry, const char *ke
         int bit = -1;
         for (int g = 0; name && g < ND_INPUT_COUNT; g++) {
             int first, count = nd_input_linears(g, &first);
-            for (int l = 0; l < count && (*group < 0 || *group == g); l++) {
+            for (int l = 0; l < count && (*input < 0 || *input == g); l++) {
                 bit = strcmp(nd_linear_name(first + l), name) == 0 ? l : bit;
-                *group = bit == l && *group < 0 ? g : *group;
+                *input = bit == l && *input < 0 ? g : *input;
             }
         }
         if (bit < 0) {
@@ -230,22 +230,24 @@ static nd_status read_names(const reader *r, const json_t *entry, const char *ke
 
 static nd_status read_linears_entry(const reader *r, const json_t *entry, nd_tuning *t)
 {
-    nd_tuned_linears l = {.group = -1};
-    ND_TRY(read_names(r, entry, "asked", &l.group, &l.asked));
+    nd_tuned_linears l = {0};
+    int input = -1;
+    ND_TRY(read_names(r, entry, "asked", &input, &l.asked));
     if (l.asked == 0) {
         return damaged(r, "asked", "is empty");
     }
-    ND_TRY(read_names(r, entry, "fp8", &l.group, &l.fp8));
+    ND_TRY(read_names(r, entry, "fp8", &input, &l.fp8));
     if (l.fp8 & ~l.asked) {
         return damaged(r, "fp8", "names a linear that was not asked for");
     }
-    if (t->linear_choice.fp8[l.group][l.asked] >= 0) {
+    l.input = (nd_input)input;
+    if (t->linear_choice.fp8[l.input][l.asked] >= 0) {
         return damaged(r, "asked", "is that of an earlier entry");
     }
     ND_TRY(read_seconds(r, entry, "asked_seconds", &l.asked_seconds));
     ND_TRY(read_seconds(r, entry, "bf16_seconds", &l.bf16_seconds));
     ND_TRY(read_seconds(r, entry, "chosen_seconds", &l.chosen_seconds));
-    t->linear_choice.fp8[l.group][l.asked] = (int8_t)l.fp8;
+    t->linear_choice.fp8[l.input][l.asked] = (int8_t)l.fp8;
     t->linears[t->linear_count++] = l;
     return ND_OK;
 }

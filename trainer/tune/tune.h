@@ -16,7 +16,8 @@
 /* The decision for linears that share an input and that the filter converts together; masks as in
  * nd_linear_choice. */
 typedef struct nd_tuned_linears {
-    int group, asked, fp8;
+    nd_input input;
+    int asked, fp8;
     /* What they take in a step, all layers together; -1: not timed. */
     double asked_seconds, bf16_seconds, chosen_seconds;
 } nd_tuned_linears;

@@ -56,15 +56,17 @@ nd_status nd_tuning_check(const nd_config *config, const nd_llama_shape *shape, 
     }
     if (!gpu) {
         return nd_fail(ND_ERR_CONFIG,
-                       "%s: it chooses among algorithms of cuBLASLt, and this run computes on "
-                       "CPUs, which have none; leave it out, or use --device cuda",
+                       "%s, but autotune chooses among algorithms of cuBLASLt, and this run "
+                       "computes on CPUs, which have none; leave the key out, or use --device cuda",
                        replayed(config) ? "kernels.autotune_from is given"
                                         : "kernels.autotune is true");
     }
     return replayed(config) ? read_file(config, shape, out) : ND_OK;
 }
 
-/* Seconds for timing: meanwhile the other ranks wait in a collective, which has a deadline. */
+/* Seconds for timing. Meanwhile the other ranks wait in a collective, whose deadline must not pass:
+ * timing takes a third of it. The rest is for what is not timed here, as the last call that the
+ * budget lets begin, the choice of algorithms, and ranks that are slow to arrive. */
 static double budget_of(const nd_rank *rank)
 {
     const double most = 60.0;
@@ -161,20 +163,21 @@ static nd_status check_machine(const nd_rank *rank, const nd_tuning *t)
     if (t->from) {
         snprintf(owner, sizeof owner, "%s", t->from);
     }
-    const char *mend = t->from ? "choose again with kernels.autotune, without kernels.autotune_from"
-                               : "use equal GPUs, or leave kernels.autotune out";
+    const char *advice = t->from
+                             ? "choose again with kernels.autotune, without kernels.autotune_from"
+                             : "use equal GPUs, or leave kernels.autotune out";
     if (strcmp(t->gpu, rank->device->name) != 0 || t->capability != capability) {
         return nd_fail(ND_ERR_CONFIG,
                        "the choices of autotune of %s are for gpu \"%s\" of compute capability "
                        "%lld, and rank %d has \"%s\" of %d; %s",
                        owner, t->gpu, (long long)t->capability, rank->rank, rank->device->name,
-                       capability, mend);
+                       capability, advice);
     }
     if (t->cublaslt != (int64_t)version) {
         return nd_fail(ND_ERR_CONFIG,
                        "the choices of autotune of %s are for cublaslt %lld, and rank %d has %zu; "
                        "%s",
-                       owner, (long long)t->cublaslt, rank->rank, version, mend);
+                       owner, (long long)t->cublaslt, rank->rank, version, advice);
     }
     return ND_OK;
 }
