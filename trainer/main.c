@@ -11,8 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "runtime/base/process.h"
 #include "runtime/base/log.h"
+#include "runtime/base/process.h"
 #include "runtime/rdzv/identity.h"
 #include "trainer/commands/command.h"
 #include "trainer/worker/worker.h"

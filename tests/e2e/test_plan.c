@@ -167,5 +167,5 @@ Test(plan, a_rank_outside_of_the_mesh)
 {
     int code = shell_run(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --rank 8");
     cr_assert_eq(code, 2, "%d: %s", code, shell_output);
-    says("--rank 8: the mesh has ranks 0 to 7");
+    says("--rank 8 is not in the mesh; use a rank from 0 to 7");
 }

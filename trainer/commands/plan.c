@@ -5,13 +5,14 @@
 #include <stdio.h>
 
 #include "runtime/base/log.h"
+#include "runtime/base/math.h"
 #include "runtime/device/affinity.h"
 #include "runtime/device/host_memory.h"
-#include "trainer/worker/worker.h"
-#include "trainer/report/report.h"
 #include "trainer/precision/precision.h"
+#include "trainer/report/report.h"
 #include "trainer/step/step.h"
 #include "trainer/tune/tune.h"
+#include "trainer/worker/worker.h"
 
 /*
  * What the estimate assumes, and prints with its result. A CPU core computes BF16 products with
@@ -37,8 +38,6 @@ static assumption assume(const nd_rank *r, bool f32)
                         100e9 * cores * share, 2e9};
 }
 
-static const double gib = 1073741824.0;
-
 static double planned_bytes(const nd_trainer *trainer)
 {
     return (double)(trainer->plan.total + trainer->plan.external);
@@ -50,7 +49,7 @@ static void print_fit(FILE *out, const nd_trainer *trainer)
 {
     const nd_config *config = trainer->rank->config;
     const double gpu_gib = 79.6; /* what a card of 80 GB has */
-    double each = planned_bytes(trainer) / gib;
+    double each = planned_bytes(trainer) / nd_gib;
     if (config->launch.device == ND_CHOOSE_CUDA) {
         fprintf(out, "%s a GPU of 80 GB: %.2f of its %.1f GiB\n",
                 each <= gpu_gib ? "fits" : "does not fit", each, gpu_gib);
@@ -60,11 +59,11 @@ static void print_fit(FILE *out, const nd_trainer *trainer)
     double all = each * (double)config->launch.nproc_per_node;
     fprintf(out,
             "%s: %lld worker%s of %.2f GiB take %.1f of its %.1f GiB, of which %.1f are free\n",
-            all > (double)host.physical / gib    ? "does not fit this host"
-            : all > (double)host.available / gib ? "fits this host once other programs give way"
-                                                 : "fits this host",
+            all > (double)host.physical / nd_gib    ? "does not fit this host"
+            : all > (double)host.available / nd_gib ? "fits this host once other programs give way"
+                                                    : "fits this host",
             (long long)config->launch.nproc_per_node, config->launch.nproc_per_node == 1 ? "" : "s",
-            each, all, (double)host.physical / gib, (double)host.available / gib);
+            each, all, (double)host.physical / nd_gib, (double)host.available / nd_gib);
 }
 
 static void print_groups(FILE *out, const nd_mesh *mesh, int rank)
@@ -129,9 +128,7 @@ static void print_estimate(FILE *out, const nd_trainer *trainer)
     const nd_rank *r = trainer->rank;
     const nd_config *config = r->config;
     const nd_dims *d = &trainer->model->dims;
-    double tokens = (double)config->train.sequence_length * (double)config->train.micro_batch_size *
-                    (double)config->train.gradient_accumulation_steps *
-                    nd_mesh_group_size(&r->mesh, ND_GROUP_DP);
+    double tokens = (double)config->train.sequence_length * (double)nd_step_blocks(config);
     bool cuda = config->launch.device == ND_CHOOSE_CUDA, fp8 = trainer->model->scales.recipe.name;
     double each = nd_flops_per_token_causal(&r->shape, config->train.sequence_length);
     each -= cuda && fp8 ? 0.5 * fp8_flops_per_token(trainer) : 0.0; /* FP8 takes half the time */
@@ -179,10 +176,10 @@ nd_status nd_plan_check_memory(const nd_config *config, const nd_inputs *inputs,
     nd_trainer *trainer = NULL;
     double local = (double)config->launch.nproc_per_node;
     ND_TRY(plan_rank(config, inputs, worker, 0, &trainer));
-    double each = planned_bytes(trainer) / gib, all = each * local;
+    double each = planned_bytes(trainer) / nd_gib, all = each * local;
     nd_trainer_destroy(trainer);
     nd_host_memory host = nd_host_memory_read("");
-    double physical = (double)host.physical / gib, available = (double)host.available / gib;
+    double physical = (double)host.physical / nd_gib, available = (double)host.available / nd_gib;
     if (host.physical > 0 && all > physical) {
         return nd_fail(ND_ERR_RESOURCE,
                        "%.0f workers with a plan of %.2f GiB each need %.1f GiB, but this host has "
@@ -252,7 +249,8 @@ static nd_status plan(const nd_command_call *call)
     int rank = call->cli->plan_rank < 0 ? 0 : call->cli->plan_rank;
     bool cuda = config->launch.device == ND_CHOOSE_CUDA;
     if (rank >= world) {
-        return nd_fail(ND_ERR_CONFIG, "--rank %d: the mesh has ranks 0 to %d", rank, world - 1);
+        return nd_fail(ND_ERR_CONFIG, "--rank %d is not in the mesh; use a rank from 0 to %d", rank,
+                       world - 1);
     }
     ND_TRY_OUT(nd_inputs_open_model(config, &inputs));
     ND_TRY_OUT(nd_tuning_check(config, &inputs.shape, cuda, &tuning));

@@ -68,8 +68,9 @@ nd_status nd_settings_read(nd_config *config, nd_cli *cli, const nd_identity *id
     }
     if (cli->plan_rank >= 0 && strcmp(argv[0], "plan") != 0) {
         return nd_fail(ND_ERR_CONFIG,
-                       "--rank %d: it says which rank's groups `ndtrain plan` prints; a worker's "
-                       "rank comes from ndlaunch, or from RANK in the environment",
+                       "--rank %d is for `ndtrain plan` alone, which prints that rank's groups; "
+                       "leave it out: a worker's rank comes from ndlaunch, or from RANK in the "
+                       "environment",
                        cli->plan_rank);
     }
     ND_TRY(adopt_world_size(config, id));

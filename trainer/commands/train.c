@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands/command.h"
 
-#include <sys/resource.h>
-
 #include <signal.h>
+#include <sys/resource.h>
 
 #include "runtime/rdzv/failure.h"
 

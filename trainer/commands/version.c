@@ -38,7 +38,8 @@ void nd_version_print(void)
     find_isa(isa, sizeof isa);
     printf("ndtrain %s\n", ND_VERSION);
     for (int i = 0; i < count; i++) {
-        print_part(libraries[i].key, libraries[i].value, i == 0 ? isa : "");
+        print_part(libraries[i].key, libraries[i].value,
+                   strcmp(libraries[i].key, "oneDNN") == 0 ? isa : "");
     }
     print_part("PMIx", ND_BUILT_PMIX, "");
     print_part("CUDA", ND_BUILT_CUDA, ND_BUILT_ARCHITECTURES);

@@ -79,6 +79,8 @@ typedef struct nd_step_batch {
     double wait_seconds;      /* how long this call waited for the prefetch thread */
 } nd_step_batch;
 
+/* Blocks of a step, of all ranks together: dp x accumulation x micro-batch. */
+int64_t nd_step_blocks(const nd_config *config);
 /* This rank's part of each step's batch, as the configuration says. */
 nd_loader_options nd_loader_options_of(const nd_rank *rank, bool validation);
 /* Host memory that a loader with these options holds. */

@@ -40,6 +40,12 @@ struct nd_loader {
     nd_error error;   /* of the thread, which produces nothing after its first error */
 };
 
+int64_t nd_step_blocks(const nd_config *config)
+{
+    return config->train.micro_batch_size * config->train.gradient_accumulation_steps *
+           nd_mesh_group_size(&config->resolved_mesh, ND_GROUP_DP);
+}
+
 nd_loader_options nd_loader_options_of(const nd_rank *rank, bool validation)
 {
     const nd_config *config = rank->config;

@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "runtime/base/log.h"
-#include "trainer/worker/worker.h"
 #include "trainer/precision/precision.h"
 #include "trainer/tune/tune.h"
+#include "trainer/worker/worker.h"
 
 /* Prints keys whose values are not the defaults, a line per section; run.json has all of them. */
 typedef struct settings_printer {
@@ -60,7 +60,7 @@ static void warn_of_threads(const nd_run_context *run, const nd_config *config)
     int workers = run->worker->peers.sharers, threads = a->threads * workers;
     if (config->launch.threads_per_worker > 1 && threads > a->allowed) {
         nd_log_warning(
-            "launch.threads_per_worker %d x %d workers are %d threads on %d cpu%s: steps "
+            "launch.threads_per_worker %d x %d workers are %d threads on %d cpu%s, so steps "
             "may take many times as long; leave it out, or use %d",
             a->threads, workers, threads, a->allowed, a->allowed == 1 ? "" : "s",
             a->allowed > workers ? a->allowed / workers : 1);
@@ -72,9 +72,7 @@ static void print_data(const nd_run_context *run, const nd_rank *r)
 {
     const nd_config *config = r->config;
     int64_t blocks = nd_dataset_blocks(run->inputs->data);
-    int64_t step_blocks = config->train.micro_batch_size *
-                          config->train.gradient_accumulation_steps *
-                          nd_mesh_group_size(&r->mesh, ND_GROUP_DP);
+    int64_t step_blocks = nd_step_blocks(config);
     double passes = (double)config->train.steps * (double)step_blocks / (double)blocks;
     nd_log_info("training data: %lld tokens, %lld blocks of %lld; the run reads them %.3g times",
                 (long long)nd_dataset_tokens(run->inputs->data), (long long)blocks,

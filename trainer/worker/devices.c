@@ -24,8 +24,8 @@ nd_status nd_gpu_is_wanted(const nd_config *config, bool *out)
         snprintf(first, sizeof first, "%s", nd_error_last()->message);
         return nd_fail(
             status,
-            "%s. It also needs cuDNN attention, and this program was built without the "
-            "headers of cudnn-frontend; run scripts/setup --cuda and scripts/build --cuda",
+            "%s; besides, this program was built without cuDNN's attention, which device cuda "
+            "needs: run scripts/setup --cuda and scripts/build --cuda",
             first);
     }
     ND_TRY(status);

@@ -38,7 +38,6 @@ void nd_process_install_signals(const nd_identity *identity, void (*stop)(int si
     }
     sigaction(SIGINT, &action, NULL);
     signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write, with a sentence */
 }
 
 /* Splits the file into its words, each with its NUL, which the last one may lack. */

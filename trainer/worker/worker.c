@@ -189,7 +189,7 @@ static void print_reason(const nd_worker *worker, const nd_error *error)
     nd_log_error("%s", error->message);
 }
 
-/* Without ndlaunch the ranks settle in the store which of them reports. */
+/* Without ndlaunch the ranks decide in the store which of them reports. */
 static bool claims(const nd_worker *worker)
 {
     return worker->identity.source != ND_IDENTITY_NDLAUNCH && worker->identity.world_size > 1;

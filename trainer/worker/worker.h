@@ -49,16 +49,14 @@ void nd_command_line_free(nd_command_line *line);
 
 /* peers.c: what the ranks of a job exchange about where they run. */
 
-enum { ND_GPU_ID_MAX = 64 };
-
 typedef struct nd_peer_card {
     char host[128];
     uint64_t cpus; /* digest of the mask of CPUs that the process was given */
 } nd_peer_card;
 
 typedef struct nd_peer_device {
-    char kind[16];           /* "cpu", "cuda" */
-    char gpu[ND_GPU_ID_MAX]; /* names the hardware, as its PCI address does; "" without a GPU */
+    char kind[16];            /* "cpu", "cuda" */
+    char gpu[ND_CUDA_ID_MAX]; /* nd_cuda_info.id; "" without a GPU */
 } nd_peer_device;
 
 typedef struct nd_peers {
@@ -111,7 +109,7 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_ll
 /*
  * Reports the thread's error (nd_error_last), which has this status and ends this worker. To be
  * called before a failing rank closes anything: closing may take long, wait for a peer, or show a
- * peer that this rank fails. Where no ndlaunch collects errors, the ranks first settle in the store
+ * peer that this rank fails. Where no ndlaunch collects errors, the ranks first decide in the store
  * which of them reports (failure.h), which may take seconds. A job of PMIx ends with the report;
  * the transport is abandoned. A second call does nothing.
  */
