@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/attention.h"
 
+#include "runtime/base/math.h"
+
 const int32_t *nd_attention_limit(const nd_attention *a, int64_t q0, int64_t key0, int keys,
                                   int32_t limit[ND_TILE])
 {
@@ -17,6 +19,6 @@ const int32_t *nd_attention_limit(const nd_attention *a, int64_t q0, int64_t key
 void *nd_attention_cut(char *base, size_t *used, int64_t count)
 {
     size_t at = *used;
-    *used += ((size_t)count * 4 + 63) / 64 * 64;
+    *used += nd_round_up_bytes((size_t)count * 4, 64);
     return base ? base + at : NULL;
 }

@@ -40,7 +40,7 @@ static nd_status fail(dnnl_status_t code, const char *call)
     if (code == dnnl_out_of_memory) {
         return nd_fail_memory("oneDNN (%s)", call);
     }
-    return nd_fail(ND_ERR_INTERNAL, "oneDNN %d.%d.%d refused %s: %s (status %d).", v->major,
+    return nd_fail(ND_ERR_INTERNAL, "oneDNN %d.%d.%d refused %s: %s (status %d)", v->major,
                    v->minor, v->patch, call, word, (int)code);
 }
 

@@ -41,7 +41,7 @@ void nd_dnnl_destroy(nd_dnnl *dnnl); /* NULL is legal */
 nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c, const void *a,
                          const void *b, const float *factors);
 
-/* oneDNN's name for the implementation of a product ("brg:avx512_core_bf16"), for benchmarks. */
+/* oneDNN's name for the implementation of a product ("brg:avx512_core_bf16"). For tests. */
 nd_status nd_dnnl_implementation(nd_dnnl *dnnl, const nd_dnnl_product *product, char out[64]);
 
 /* Lowers oneDNN to `isa`. Has an effect only before the process's first product. */

@@ -2,15 +2,11 @@
 /* The functions of cuda_ops.h that need a GPU, in a program without the CUDA part. */
 #include "kernels/cuda/cuda_ops.h"
 
-static nd_status absent(void)
-{
-    return nd_fail(ND_ERR_CONFIG, "device cuda needs the CUDA part, without which this program was "
-                                  "built; build it with scripts/build --cuda, or use --device cpu");
-}
+#include "runtime/device/cuda.h"
 
 nd_status nd_ops_cuda(nd_device *device, bool deterministic, const nd_ops **out)
 {
-    return absent();
+    return nd_cuda_absent();
 }
 
 const char *nd_ops_cuda_machine(const nd_device *device)
@@ -34,7 +30,7 @@ int nd_ops_cuda_choices(const nd_device *device, nd_lt_choice out[ND_LT_PLANS])
 
 nd_status nd_ops_cuda_install(nd_device *device, const nd_lt_choice *choices, int count)
 {
-    return absent();
+    return nd_cuda_absent();
 }
 
 int nd_ops_cuda_unchosen(const nd_device *device)
@@ -51,5 +47,5 @@ void nd_ops_cuda_versions(const nd_device *device, int *capability, size_t *cubl
 nd_status nd_ops_cuda_median(nd_stream *stream, nd_status (*call)(void *context, nd_stream *stream),
                              void *context, int repeats, double *seconds)
 {
-    return absent();
+    return nd_cuda_absent();
 }

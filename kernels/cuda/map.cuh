@@ -127,7 +127,7 @@ template <int OPERANDS> bool packs_align(const nd_tensor *t, const layout<OPERAN
 /*
  * The layout of operands of one count, in packs of `pack` elements where rows are made of aligned
  * ones; *N is pack or 1. Operands without data take part in nothing. keep_rows: the operands are
- * 2-d and place.row is their row; else neighbouring axes are merged where every operand allows it,
+ * 2-d and place.row is their row; else adjacent axes are merged where every operand allows it,
  * and the flat case is one row.
  */
 template <int OPERANDS>

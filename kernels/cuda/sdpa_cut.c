@@ -11,7 +11,7 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high)
 
 static int64_t pieces_of(int64_t extent, int64_t step)
 {
-    return extent > 0 ? (extent + step - 1) / step : 0;
+    return extent > 0 ? nd_ceil_div(extent, step) : 0;
 }
 
 static int64_t whole_tiles(int64_t x)
@@ -23,7 +23,7 @@ static int64_t whole_tiles(int64_t x)
 static int64_t even(int64_t extent, int64_t step)
 {
     int64_t parts = pieces_of(extent, step);
-    return parts <= 1 ? extent : (pieces_of(extent, parts) + TILE - 1) / TILE * TILE;
+    return parts <= 1 ? extent : nd_round_up(pieces_of(extent, parts), TILE);
 }
 
 static int64_t square_root(int64_t x)
@@ -36,8 +36,8 @@ static int64_t square_root(int64_t x)
     return low;
 }
 
-/* scores: those of one KV head that a call may have. Squares along a diagonal have as many keys as
- * rows, so rows and keys are of about one size where both are cut. */
+/* `scores` is the number of scores of one KV head that a call may have. Squares along a diagonal
+ * have as many keys as rows, so tiles have about as many rows as keys where both are cut. */
 static void cut_tiles(nd_sdpa_band *b, int64_t seen, int64_t scores)
 {
     int64_t side = nd_max(square_root(scores), scores / seen);
@@ -52,7 +52,7 @@ static int64_t row_tiles(const nd_sdpa_band *b)
     return pieces_of(b->end - b->begin, b->rows);
 }
 
-/* Of the prefix: the last piece, or the first of the two that it goes as. */
+/* The first key of the last piece of the prefix. */
 static int64_t last_key(const nd_sdpa_band *b)
 {
     return (pieces_of(b->prefix, b->keys) - 1) * b->keys;
@@ -70,7 +70,7 @@ static int64_t most_keys(const nd_sdpa_band *b)
     return b->causal && !b->whole ? nd_max(keys, b->rows) : keys;
 }
 
-/* Pieces of the rows of a tile. */
+/* The number of pieces that the keys of a tile of rows are cut into. */
 static int64_t key_tiles(const nd_sdpa_band *b, int64_t row_tile)
 {
     return b->whole ? 1 : prefix_tiles(b) + (b->causal ? row_tile + 1 : 0);
@@ -185,7 +185,7 @@ bool nd_sdpa_shows_form(const nd_sdpa_cut *c, const nd_sdpa_piece *p)
 static size_t take(size_t *at, int64_t elements, size_t width)
 {
     size_t begin = *at;
-    *at += ((size_t)elements * width + 255) / 256 * 256;
+    *at += nd_round_up_bytes((size_t)elements * width, 256);
     return begin;
 }
 
@@ -196,7 +196,7 @@ nd_sdpa_layout nd_sdpa_layout_of(const nd_attention *a, const nd_sdpa_cut *c, si
     int64_t queries = backward ? rows * a->head_dim : 0;
     int64_t keys = backward ? a->batch * c->keys * c->kvs * a->head_dim : 0;
     int64_t all = backward && c->adds_keys ? a->batch * a->sk * a->kv_heads * a->head_dim : 0;
-    size_t at = (workspace + 255) / 256 * 256;
+    size_t at = nd_round_up_bytes(workspace, 256);
     nd_sdpa_layout l = {0};
     l.stats = take(&at, rows, 4);
     l.dq = take(&at, queries, 2);
@@ -209,8 +209,10 @@ nd_sdpa_layout nd_sdpa_layout_of(const nd_attention *a, const nd_sdpa_cut *c, si
     return l;
 }
 
-/* cuDNN 9.19 on Hopper: dq in F32, dk and dv per query head, one statistic; or all scores in BF16
- * where it is ordered. */
+/* What cuDNN 9.19 takes on Hopper, with B the batch, H the query heads of the piece, D the head
+ * size, Sq its rows and Sk its keys: backward B H (4 Sq D + 4 Sk D + 4 Sq) bytes (dq in F32, dk and
+ * dv in BF16 for each query head, one statistic) and 1 MiB; where it is ordered B H Sq Sk 2 more
+ * (all scores in BF16). Forward 256 bytes. */
 size_t nd_sdpa_workspace_by_formula(const nd_attention *a, const nd_sdpa_piece *p, bool backward,
                                     bool ordered)
 {

@@ -53,8 +53,10 @@ nd_status nd_fs_read(const char *path, size_t max_bytes, nd_status blame, char *
     ND_TRY(open_regular(path, blame, &fd, &bytes));
     nd_status status = ND_OK;
     if (bytes > max_bytes) {
-        status = nd_fail(blame, "\"%s\" has %zu bytes; at most %zu are read: is it the right file?",
-                         path, bytes, max_bytes);
+        status = nd_fail(
+            blame,
+            "\"%s\" has %zu bytes, and at most %zu are read; check that it is the right file", path,
+            bytes, max_bytes);
         goto out;
     }
     ND_TRY_OUT(nd_alloc(bytes + 1, 1, (void **)&data));
@@ -293,7 +295,7 @@ nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purp
     if (available < bytes) {
         return nd_fail(
             ND_ERR_CANTCREATE,
-            "%s needs %.1f MB in \"%s\", but only %.1f MB are free there: free space, or "
+            "%s needs %.1f MB in \"%s\", but only %.1f MB are free there; free space, or "
             "write elsewhere",
             purpose, (double)bytes * 1e-6, folder, (double)available * 1e-6);
     }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_BASE_MATH_H
 #define ND_BASE_MATH_H
-/* Integer arithmetic that the C library lacks. */
+/* Integer arithmetic that the C library lacks, and the GiB. */
 #include <stddef.h>
 #include <stdint.h>
+
+static const double nd_gib = 1073741824.0; /* bytes of a GiB */
 
 static inline int64_t nd_min(int64_t a, int64_t b)
 {

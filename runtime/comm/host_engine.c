@@ -2,7 +2,6 @@
 #include "runtime/comm/host.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "runtime/base/clock.h"
 

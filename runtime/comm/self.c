@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/comm/backend.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* The group of one: every operation is at most one copy, none where send and receive place are the

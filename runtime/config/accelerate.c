@@ -8,7 +8,6 @@
 #include <string.h>
 #include <strings.h>
 
-#include "runtime/base/log.h"
 #include "runtime/base/suggest.h"
 #include "runtime/config/reader.h"
 

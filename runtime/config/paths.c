@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checks that the files named in the configuration exist; remembers where each was named. */
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

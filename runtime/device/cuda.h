@@ -18,7 +18,7 @@ typedef struct nd_cuda_options {
     bool fp8;          /* compute capability 8.9 or newer */
 } nd_cuda_options;
 
-enum { ND_CUDA_ID_MAX = 48 };
+enum { ND_CUDA_ID_MAX = 64 };
 
 typedef struct nd_cuda_info {
     int major, minor;               /* compute capability */
@@ -27,6 +27,10 @@ typedef struct nd_cuda_info {
     size_t total_bytes, free_bytes; /* device memory; free at the time of the call */
     char id[ND_CUDA_ID_MAX]; /* "GPU-...", as nvidia-smi -L has it; "" where the driver is silent */
 } nd_cuda_info;
+
+/* Fails with the sentence that this program was built without the CUDA part; in such a program
+ * only. */
+nd_status nd_cuda_absent(void);
 
 /* Visible GPUs. ND_ERR_CONFIG with the reason (no CUDA in this program, no driver, an older driver,
  * no GPU) when none. */

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/base/math.h"
+
 static void format_recent_ops(const nd_device *device, char *text, size_t size)
 {
     const nd_cuda_recent_ops *recent = &nd_cuda_device_of(device)->recent_ops;
@@ -63,11 +65,10 @@ static const known_fault *find_known(cudaError_t error)
 static void format_free(cudaError_t error, char *text, size_t size)
 {
     size_t free_bytes = 0, total = 0;
-    const double gib = 1073741824.0;
     text[0] = '\0';
     if (error == cudaErrorMemoryAllocation && cudaMemGetInfo(&free_bytes, &total) == cudaSuccess) {
-        snprintf(text, size, ", %.2f of %.2f GiB are free", (double)free_bytes / gib,
-                 (double)total / gib);
+        snprintf(text, size, ", %.2f of %.2f GiB are free", (double)free_bytes / nd_gib,
+                 (double)total / nd_gib);
     }
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "runtime/base/math.h"
 #include "runtime/device/host_memory.h"
 
 static void cpu_close(nd_device *device)
@@ -20,7 +21,6 @@ static void cpu_close(nd_device *device)
  * faults. */
 static nd_status cpu_alloc(nd_device *device, size_t bytes, void **out)
 {
-    const double gib = 1073741824.0;
     uint64_t physical = nd_host_memory_read("").physical;
     void *p = MAP_FAILED;
     if (physical == 0 || bytes <= physical) { /* the kernel may promise more than it has */
@@ -33,7 +33,7 @@ static nd_status cpu_alloc(nd_device *device, size_t bytes, void **out)
             "out of host memory: %.2f GiB wanted in one piece, and this host has %.1f GiB; use a "
             "smaller model, a shorter sequence, recompute, or more shards (ndtrain plan shows what "
             "each needs)",
-            (double)bytes / gib, (double)physical / gib);
+            (double)bytes / nd_gib, (double)physical / nd_gib);
     }
     madvise(p, bytes, MADV_HUGEPAGE);
     *out = p;

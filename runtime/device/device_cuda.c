@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/math.h"
 #include "runtime/device/cuda_check.h"
 #include "runtime/device/cuda_recent_ops.h"
 #ifdef ND_HAVE_NVTX
@@ -108,7 +109,6 @@ static nd_status cuda_alloc(nd_device *device, size_t bytes, void **out)
 {
     size_t free_bytes = 0, total = 0;
     void *p = NULL;
-    const double gib = 1073741824.0;
     ND_CUDA(device, cudaMemGetInfo(&free_bytes, &total));
     cudaError_t error =
         bytes > free_bytes ? cudaErrorMemoryAllocation : cudaMalloc(&p, bytes ? bytes : 1);
@@ -118,7 +118,7 @@ static nd_status cuda_alloc(nd_device *device, size_t bytes, void **out)
                        "out of device memory: the plan needs %.2f GiB in one piece, and %.2f of "
                        "%.2f GiB are free on %s; use recompute, a smaller micro batch, a shorter "
                        "sequence or more shards (ndtrain plan shows what each needs)",
-                       (double)bytes / gib, (double)free_bytes / gib, (double)total / gib,
+                       (double)bytes / nd_gib, (double)free_bytes / nd_gib, (double)total / nd_gib,
                        device->name);
     }
     ND_CUDA(device, error);

@@ -2,7 +2,7 @@
 /* The functions of cuda.h in a program that was built without the CUDA part. */
 #include "runtime/device/cuda.h"
 
-static nd_status absent(void)
+nd_status nd_cuda_absent(void)
 {
     return nd_fail(ND_ERR_CONFIG, "device cuda needs the CUDA part, without which this program was "
                                   "built; build it with scripts/build --cuda, or use --device cpu");
@@ -10,7 +10,7 @@ static nd_status absent(void)
 
 nd_status nd_cuda_count(int *out)
 {
-    return absent();
+    return nd_cuda_absent();
 }
 
 bool nd_cuda_has_driver(void)
@@ -20,17 +20,17 @@ bool nd_cuda_has_driver(void)
 
 nd_status nd_device_open_cuda(const nd_cuda_options *options, nd_device **out)
 {
-    return absent();
+    return nd_cuda_absent();
 }
 
 nd_status nd_cuda_info_of(nd_device *device, nd_cuda_info *out)
 {
-    return absent();
+    return nd_cuda_absent();
 }
 
 nd_status nd_cuda_pinned_alloc(nd_device *device, size_t bytes, void **out)
 {
-    return absent();
+    return nd_cuda_absent();
 }
 
 void nd_cuda_pinned_free(nd_device *device, void *p)
@@ -43,12 +43,12 @@ void nd_cuda_give_up(nd_device *device)
 
 nd_status nd_cuda_capture_begin(nd_stream *stream, const char *name)
 {
-    return absent();
+    return nd_cuda_absent();
 }
 
 nd_status nd_cuda_capture_end(nd_stream *stream, nd_cuda_graph **out)
 {
-    return absent();
+    return nd_cuda_absent();
 }
 
 void nd_cuda_capture_cancel(nd_stream *stream)
@@ -57,7 +57,7 @@ void nd_cuda_capture_cancel(nd_stream *stream)
 
 nd_status nd_cuda_graph_launch(nd_cuda_graph *graph, nd_stream *stream)
 {
-    return absent();
+    return nd_cuda_absent();
 }
 
 void nd_cuda_graph_destroy(nd_cuda_graph *graph)

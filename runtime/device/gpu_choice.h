@@ -17,7 +17,7 @@ typedef struct nd_gpu_request {
  * The GPU of the local rank; 0 where a worker that ndlaunch did not start sees exactly one, as each
  * task does under srun --gpus-per-task=1. ND_ERR_CONFIG with the numbers when there are fewer GPUs
  * than workers. Only a comparison of the hardware shows whether two tasks were given the same GPU
- * (trainer/worker/peers.h).
+ * (trainer/worker/worker.h).
  */
 nd_status nd_gpu_choose(const nd_gpu_request *request, int *ordinal);
 

@@ -132,7 +132,7 @@ size_t nd_memplan_class_bytes(const nd_memplan *plan, nd_mem_class class)
 void nd_memplan_print(const nd_memplan *plan, FILE *out)
 {
     bool large = plan->total + plan->external >= LARGE_BYTES;
-    const double unit = large ? 1073741824.0 : 1048576.0;
+    const double unit = large ? nd_gib : 1048576.0;
     const int digits = large ? 3 : 2;
     const char *name = large ? "GiB" : "MiB";
     for (nd_mem_class c = 0; c < ND_MEM_CLASS_COUNT; c++) {

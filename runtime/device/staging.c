@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "runtime/base/math.h"
 #include "runtime/device/cuda.h"
 
 nd_status nd_host_alloc(nd_device *device, size_t bytes, void **out)
@@ -28,7 +29,7 @@ void nd_host_free(nd_device *device, void *p)
 nd_status nd_staging_init(nd_staging *s, nd_device *device, size_t slot_bytes, int64_t slots)
 {
     void *memory = NULL;
-    *s = (nd_staging){.device = device, .slot_bytes = (slot_bytes + 255) / 256 * 256};
+    *s = (nd_staging){.device = device, .slot_bytes = nd_round_up_bytes(slot_bytes, 256)};
     s->slots = slots < ND_STAGING_SLOTS ? (int)slots : ND_STAGING_SLOTS;
     ND_TRY(nd_host_alloc(device, s->slot_bytes * (size_t)s->slots, &memory));
     s->memory = memory;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/dry/dry_ops.h"
 
-#include <string.h>
-
 enum { ALIGN_MAX = 256 };
 
 static nd_call_matrix matrix(nd_tensor t)

@@ -3,12 +3,14 @@
 
 #include <string.h>
 
+#include "runtime/base/math.h"
+
 /* Arrays of one slot: 256-byte aligned and adjacent, so that one copy brings all. */
 enum { IDS = 0, LABELS, POSITIONS, ARRAYS };
 
 static int64_t padded(int64_t count)
 {
-    return (count + 63) / 64 * 64;
+    return nd_round_up(count, 64);
 }
 
 static size_t slot_bytes(const nd_batches *b)

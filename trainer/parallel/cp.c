@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/parallel/cp_method.h"
 
+#include "runtime/base/math.h"
+
 /* The largest need of all blocks of this rank, forward and backward. */
 static size_t scratch_bytes(const nd_cp *cp)
 {
@@ -15,7 +17,7 @@ static size_t scratch_bytes(const nd_cp *cp)
         for (int i = 0; i < 2 * count; i++) {
             nd_attention a = nd_cp_attention_of(&cp->dims, &blocks[i / 2]);
             size_t asked = r->ops->attention_scratch(r->device, &a, cp->dims.act, i % 2 != 0);
-            bytes = asked > bytes ? asked : bytes;
+            bytes = nd_max_bytes(bytes, asked);
         }
     }
     return bytes;

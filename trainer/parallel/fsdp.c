@@ -2,7 +2,6 @@
 #include "trainer/parallel/fsdp.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "runtime/base/math.h"
 

@@ -3,9 +3,8 @@
 
 #include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
+#include "runtime/base/math.h"
 #include "runtime/device/cuda.h"
-
-static const double GIB = 1073741824.0;
 
 /* Kernels' code, of this program and of libraries, which the driver loads when it is first used. */
 static const size_t KERNEL_BYTES = (size_t)256 << 20;
@@ -81,8 +80,8 @@ static void warn_of_later(const nd_rank *rank, size_t later, const nd_memplan *p
             "and CUDA graphs will take about %.2f, so the first steps may run "
             "out of memory; recompute, a smaller micro-batch, a shorter sequence or more "
             "shards need less",
-            (double)plan->total / GIB, (double)gpu.free_bytes / GIB, rank->device->name,
-            (double)later / GIB);
+            (double)plan->total / nd_gib, (double)gpu.free_bytes / nd_gib, rank->device->name,
+            (double)later / nd_gib);
     }
 }
 
@@ -94,7 +93,7 @@ nd_status nd_budget_commit(const nd_rank *rank, const nd_graph_counts *graphs, n
     return status == ND_ERR_RESOURCE && later > 0
                ? nd_fail_context(status,
                                  "kernels, NCCL and CUDA graphs still need about %.2f GiB more",
-                                 (double)later / GIB)
+                                 (double)later / nd_gib)
                : status;
 }
 
@@ -107,5 +106,6 @@ nd_status nd_budget_explain(const nd_rank *rank, const nd_graph_counts *graphs,
     return nd_fail_context(status,
                            "the plan holds %.2f GiB, and kernels, NCCL and CUDA graphs were "
                            "estimated at %.2f GiB more",
-                           (double)plan->total / GIB, (double)nd_budget_later(rank, graphs) / GIB);
+                           (double)plan->total / nd_gib,
+                           (double)nd_budget_later(rank, graphs) / nd_gib);
 }

@@ -16,7 +16,7 @@ int nccl_call_begin(nd_transport *transport, const char *what)
 {
     nccl_state *state = nccl_state_of(transport);
     int call = nd_call_limit_begin(state->limit, what, MORE_SECONDS + transport->timeout_seconds,
-                                   "the host is inside of NCCL", ND_ERR_HANG);
+                                   "the host is inside NCCL", ND_ERR_HANG);
     pthread_mutex_lock(&state->calls);
     return call;
 }

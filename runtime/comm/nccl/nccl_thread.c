@@ -20,7 +20,7 @@ static const int64_t ABSENT_NS =
 static _Noreturn void end_process(nccl_state *state, nd_status status, double seconds)
 {
     nd_fail_context(status,
-                    "the host had not looked for %.1f s: it is inside of CUDA or "
+                    "the host had not looked for %.1f s: it is inside CUDA or "
                     "NCCL, or busy",
                     seconds);
     const char *sentence = nd_error_last()->message;

@@ -4,7 +4,7 @@
 nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **out)
 {
     return nd_fail(ND_ERR_CONFIG,
-                   "this build has no UCX, so CPU workers cannot talk to each other: install "
+                   "this build has no UCX, so CPU workers cannot talk to each other; install "
                    "libucx-dev, configure with -Ducx=enabled and build again, or run one worker");
 }
 

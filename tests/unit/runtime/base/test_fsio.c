@@ -34,7 +34,7 @@ Test(fsio, read_gives_the_whole_file_with_a_terminator)
     cr_assert_eq(memcmp(text, "ab\0c", 5), 0);
     free(text);
     assert_fails(nd_fs_read(path, 3, ND_ERR_CONFIG, &text, &size), ND_ERR_CONFIG,
-                 "has 4 bytes; at most 3");
+                 "has 4 bytes, and at most 3");
     assert_ok(nd_fs_read(tempdir_write(&dir, "b", "", 0), 3, ND_ERR_CONFIG, &text, &size));
     cr_assert_eq(size, 0);
     free(text);

@@ -72,7 +72,8 @@ Test(fp8_codes, every_bf16_number_gets_the_nearest_code)
     }
 }
 
-/* Midpoints of neighbours go to the even one, what is next to them to its own side. */
+/* Midpoints between adjacent values go to the even one; what is next to a midpoint goes to its own
+ * side. */
 Test(fp8_codes, ties_go_to_even)
 {
     for (int f = 0; f < 2; f++) {

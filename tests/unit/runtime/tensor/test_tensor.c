@@ -19,8 +19,7 @@ Test(tensor, bf16_values_survive_the_round_trip)
 
 Test(tensor, bf16_rounds_to_nearest_even)
 {
-    cr_assert_eq(nd_bf16_from_f32(1.0f + 0x1p-8f), 0x3f80,
-                 "a tie goes to the even neighbour below");
+    cr_assert_eq(nd_bf16_from_f32(1.0f + 0x1p-8f), 0x3f80, "a tie goes to the even value below");
     cr_assert_eq(nd_bf16_from_f32(1.0f + 0x3p-8f), 0x3f82, "and above");
     cr_assert_eq(nd_bf16_from_f32(1.0f + 0x1p-8f + 0x1p-20f), 0x3f81);
     cr_assert_eq(nd_bf16_from_f32(3.4e38f), 0x7f80, "beyond the largest: infinity");
