@@ -167,8 +167,8 @@ Test(run, saves_the_weights_in_the_type_that_was_asked_for)
     }
 }
 
-/* Who sends a signal waits: the run ends at the step, without a validation, and saves what it
- * has. */
+/* The sender of a signal waits, so the run ends at the step, without a validation, and saves what
+ * it has. */
 Test(run, a_signal_ends_it_without_a_validation)
 {
     double validation[1];

@@ -13,8 +13,8 @@
 
 enum { RANKS = 2, LAYERS = 5, LOG = 256, AT_STEP = 1 };
 
-/* Of one rank, whose thread alone writes: 'g' a unit's gathers begin, 'r' its reduce-scatters, 'F'
- * and 'B' attention of a block, 'X' a collective on the other's communicator. */
+/* What one rank did, as its thread writes it: 'g' a unit's gathers begin, 'r' its reduce-scatters,
+ * 'F' and 'B' attention of a block, 'X' a collective on the other's communicator. */
 typedef struct rank_log {
     char text[LOG];
     size_t used;
@@ -119,7 +119,7 @@ static const char *nth(const char *text, char what, int number)
     return at;
 }
 
-/* Of the step's first micro-batch. */
+/* Checks the step's first micro-batch. */
 static void expect_ahead(const char *text)
 {
     const char *last_forward = nth(text, 'F', LAYERS - 1);

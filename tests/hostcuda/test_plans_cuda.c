@@ -16,7 +16,7 @@ enum { RANKS = 8 };
 
 static tempdir dir;
 
-/* Of each rank; its own thread writes. */
+/* One for each rank, whose thread writes it. */
 typedef struct plan_counts {
     int64_t attention;
     int products;

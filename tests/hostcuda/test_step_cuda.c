@@ -13,7 +13,7 @@ enum { RANKS = 8 };
 
 static tempdir dir;
 
-/* Of each rank; its own thread writes. */
+/* One for each rank, whose thread writes it. */
 typedef struct step_record {
     nd_double_counts before;
     long waits[MESH_CUDA_STEPS];
@@ -137,7 +137,7 @@ static nd_status spoil(void *context, nd_trainer *t, int64_t step)
     return ND_OK;
 }
 
-static nd_status mend(void *context, nd_trainer *t, int64_t step)
+static nd_status repair(void *context, nd_trainer *t, int64_t step)
 {
     cr_expect_eq(t->position.skipped, step >= 1, "rank %d, step %lld", t->rank->rank,
                  (long long)step + 1);
@@ -156,7 +156,7 @@ Test(step_cuda, a_step_that_is_not_finite_is_skipped_on_all_ranks, .timeout = 30
     mesh_job job = mesh_cuda_job(&dir, ND_PRECISION_BF16);
     job.nonfinite = ND_NONFINITE_SKIP;
     job.before_step = spoil;
-    job.after_step = mend;
+    job.after_step = repair;
     job.context = &kept;
     mesh_use_gpus(true, false);
     cr_assert_eq(mesh_run(&job, &steps_of[3], &got), ND_OK, "%s", nd_error_last()->message);

@@ -69,7 +69,7 @@ typedef struct mesh_result {
     int64_t *sizes;
     float **gradients; /* of step 1, unclipped, [tensors][sizes] */
     float **weights;   /* after the last step */
-    /* Of rank 0: calls of its groups' operations during the steps, and its planned bytes of
+    /* Rank 0's: calls of its groups' operations during the steps, and its planned bytes of
      * activations. */
     int64_t calls[ND_GROUP_COUNT][ND_COMM_OP_COUNT];
     size_t activation_bytes;

@@ -55,7 +55,7 @@ static float *amaxes_of(golden_run *f, nd_step_batch batch, int64_t micros, int6
 }
 
 /*
- * Of two micro-batches the amax of a site is the larger of what each has alone, whichever comes
+ * The amax of a site over two micro-batches is the larger of what each has alone, whichever comes
  * first. The scales of the next step are FMAX / 2^margin / amax, with FMAX of the gradients' own
  * format, and the amaxes stand in the history's last row.
  */

@@ -240,7 +240,7 @@ static void free_cast(nd_fp8 x)
 /*
  * Both sides round an F32 sum of at most 64 products to BF16, in other orders and with the scales
  * before or after the sum. The sums differ by less than 64 x 2^-23 of the largest result's size,
- * after which they may round to neighbours, 2^-7 apart.
+ * after which they may round to adjacent values, 2^-7 apart.
  */
 static void expect_result(const char *name, const nd_bf16 *got, int64_t count)
 {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Who agrees on which scales, and that those of weights follow every update. A rank of a tp group
- * measures a part of every split tensor: with current scaling the group agrees on one amax, so that
- * codes which travel mean the same everywhere; groups that see other tokens have scales of their
- * own. With `delayed` all ranks of the job agree at the end of a step. Weights are the same
+ * Which ranks agree on which scales, and that those of weights follow every update. A rank of a tp
+ * group measures a part of every split tensor: with current scaling the group agrees on one amax,
+ * so that codes which travel mean the same everywhere; groups that see other tokens have scales of
+ * their own. With `delayed` all ranks of the job agree at the end of a step. Weights are the same
  * everywhere, and so are their scales, from one reduction a step.
  */
 #include <criterion/criterion.h>
@@ -74,7 +74,7 @@ static void compare(const mesh_case *mesh, int ranks, bool all_agree)
                           mesh->name, (int)i, a, r, b, q);
             }
         }
-        /* Of a linear in BF16 nothing is measured: amax 0 gives max / 1e-12, at least 4.48e14. */
+        /* Nothing is measured of a linear in BF16: amax 0 gives max / 1e-12, at least 4.48e14. */
         bool cast = seen[0].scale[i] != 1.0f && seen[0].scale[i] < 4e14f;
         cr_assert(all_agree || !cast || differ, "%s: all ranks have scale %.9g of site %d",
                   mesh->name, seen[0].scale[i], (int)i);
@@ -142,7 +142,7 @@ Test(fp8_scales, all_ranks_agree_at_the_end_of_a_step_with_delayed, .timeout = 3
 
 /* scales of weights */
 
-/* Of one rank: the largest |w| that it holds before each step, and the scale after it. */
+/* What one rank sees: the largest |w| that it holds before each step, and the scale after it. */
 typedef struct weights_seen {
     float amax[STEPS][WEIGHTS], scale[STEPS][WEIGHTS];
 } weights_seen;

@@ -65,7 +65,7 @@ Test(pmix, eight_tasks_on_two_nodes_train_as_ndlaunch_does_bit_for_bit)
     cr_assert_null(strstr(record, "\"slurm_job_id\": null"), "%s", record);
 }
 
-/* Ranks that go round the nodes have no neighbours on theirs, and the same numbers. */
+/* Ranks that go round the nodes have no adjacent rank on theirs, and the same numbers. */
 Test(pmix, a_cyclic_distribution_gives_the_same)
 {
     launched block, cyclic;

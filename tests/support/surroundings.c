@@ -12,7 +12,7 @@
 
 extern char **environ;
 
-/* Who a worker is and where its job is, to ndlaunch, torchrun, Slurm and MPI. */
+/* Variables in which ndlaunch, torchrun, Slurm and MPI name a worker and its job. */
 static const char *const families[] = {"SLURM", "SBATCH_", "PMIX_",
                                        "PMI_",  "OMPI_",   "TORCHELASTIC_"};
 static const char *const names[] = {

@@ -57,7 +57,7 @@ static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_llam
         .init = table[id].init,
         .decay = table[id].decay,
         .fp8 = table[id].fp8,
-        .stream = (uint64_t)(layer + 1) * 64 + (uint64_t)id,
+        .random_stream = (uint64_t)(layer + 1) * 64 + (uint64_t)id,
     };
     write_name(id, layer, p->name);
     p->local_rows = p->split == ND_SPLIT_ROWS ? nd_ceil_div(p->rows, tp) : p->rows;

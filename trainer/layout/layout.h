@@ -64,15 +64,13 @@ int64_t nd_llama_shape_parameters(const nd_llama_shape *shape);
 
 /* dims; the letters are those of docs/tour.md */
 
-enum { ND_MAX_CHUNKS = 2 }; /* zig-zag: a context-parallel rank holds two chunks of the sequence */
-
 typedef struct nd_dims {
     int64_t B;                        /* micro-batch: sequences */
     int64_t S;                        /* global sequence length */
     int64_t s;                        /* S / cp: local sequence length */
     int64_t T;                        /* B s: local tokens */
     int64_t Tl;                       /* T / tp: tokens between the tensor-parallel regions */
-    int64_t chunks;                   /* 1, or 2 with context parallel */
+    int64_t chunks;                   /* 1; with context parallel 2 (zig-zag) */
     int64_t chunk;                    /* s / chunks: tokens of one chunk */
     int64_t C, D;                     /* hidden, head size */
     int64_t H, K, F;                  /* local query heads, KV heads, ffn: global / tp */
@@ -142,7 +140,7 @@ typedef struct nd_param {
     nd_split split;
     nd_init init;
     bool decay, fp8;
-    uint64_t stream; /* Philox stream of its initial values */
+    uint64_t random_stream; /* of Philox, for its initial values */
     const struct nd_unit *unit;
     nd_segment_kind segment;
     int64_t offset; /* elements, in the unit's segment */

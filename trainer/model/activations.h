@@ -63,7 +63,8 @@ nd_status nd_batches_give_back(nd_batches *batches, const nd_micro_batch *batch)
 
 /* Activations. */
 
-/* Of one block. (rows, columns); q, k, v are columns of qkv, gate and up of gu. */
+/* What one block keeps. Shapes are (rows, columns); q, k and v are columns of qkv, gate and up of
+ * gu. */
 typedef struct nd_block_acts {
     nd_tensor x_in;  /* (Tl, C) block input: the residual stream */
     nd_tensor rstd1; /* (Tl) F32 */
@@ -81,7 +82,7 @@ typedef struct nd_block_acts {
     nd_tensor h1_codes, h2_codes, act_codes;
 } nd_block_acts;
 
-/* Of the head. */
+/* What the head keeps. */
 typedef struct nd_head_acts {
     nd_tensor x;    /* (Tl, C) residual stream after the last block */
     nd_tensor rstd; /* (Tl) F32 */

@@ -169,11 +169,11 @@ nd_status nd_model_give_back(nd_model *m, nd_activation_set *set)
 nd_status nd_model_forward(nd_model *m, nd_activation_set *set, nd_pass pass)
 {
     const nd_unit *head = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
-    nd_residual stream;
+    nd_residual residual;
     ND_TRY(nd_scales_refresh(&m->scales, m->fsdp.master, m->fsdp.version));
-    ND_TRY(nd_embed_forward(m, set, &stream));
-    ND_TRY(nd_blocks_forward(m, set, m->stage->layers, pass, head, &stream));
-    return nd_head_forward(m, set, pass, stream);
+    ND_TRY(nd_embed_forward(m, set, &residual));
+    ND_TRY(nd_blocks_forward(m, set, m->stage->layers, pass, head, &residual));
+    return nd_head_forward(m, set, pass, residual);
 }
 
 nd_status nd_model_backward(nd_model *m, nd_activation_set *set)

@@ -117,11 +117,11 @@ nd_status nd_embed_backward(nd_model *model, nd_activation_set *set);
 
 /*
  * Blocks of a range in order. `after` is the unit that is prefetched behind the range, or NULL.
- * stream: what goes into the first block, which without delta is its x_in, and what comes out of
+ * residual: what goes into the first block, which without delta is its x_in, and what comes out of
  * the last one. Backward goes from model->dx to model->dx, the gradient of the residual stream.
  */
 nd_status nd_blocks_forward(nd_model *model, nd_activation_set *set, nd_layer_range range,
-                            nd_pass pass, const nd_unit *after, nd_residual *stream);
+                            nd_pass pass, const nd_unit *after, nd_residual *residual);
 nd_status nd_blocks_backward(nd_model *model, nd_activation_set *set, nd_layer_range range,
                              const nd_unit *after);
 

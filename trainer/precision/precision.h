@@ -287,7 +287,7 @@ nd_status nd_health_begin(nd_scales *scales, int64_t step);
 /* After them; collective when the step was counted. The lines go to nd_log_debug on rank 0. */
 nd_status nd_health_end(nd_scales *scales, int64_t step);
 
-/* One operand of the last report; shares in 0 .. 1. For tests. */
+/* One operand of the last report; shares in 0 .. 1. */
 typedef struct nd_health_entry {
     float amax, scale;
     double underflow, saturation;

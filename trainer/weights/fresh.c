@@ -37,7 +37,7 @@ static nd_status init_span(void *context, const nd_span *span)
     for (int64_t done = 0; done < count; done += adjacent) {
         ND_TRY(ND_CALL(r->ops, &r->stream, random_normal, .out = to + done, .count = adjacent,
                        .deviation = c->init_std, .seed = c->seed,
-                       .random_stream = span->param->stream,
+                       .random_stream = span->param->random_stream,
                        .first = (uint64_t)nd_span_global(span, done)));
     }
     return ND_OK;

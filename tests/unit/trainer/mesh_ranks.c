@@ -96,7 +96,7 @@ static float quarters(int64_t at, int64_t extent, bool from_end)
 float mesh_param_value(uint64_t seed, const nd_param *param, int64_t element)
 {
     bool odd = param->id % 2;
-    return mesh_value(seed * 4096 + param->stream, element) *
+    return mesh_value(seed * 4096 + param->random_stream, element) *
            quarters(element / param->cols, param->rows, odd) *
            quarters(element % param->cols, param->cols, !odd);
 }

@@ -96,7 +96,7 @@ static void check_cover(const nd_llama_shape *shape, int shards, int tp, bool fp
     }
     for (int s = 0; s < shards; s++) {
         for (int t = 0; t < tp; t++) {
-            /* Of another rank's shard too: the layout is that of shard 0. */
+            /* The layout is that of shard 0, and is asked for other ranks' shards too. */
             nd_layout *layout = layout_with(shape, shards, tp, (nd_coord){{0, 0, 0, 0, t}}, fp8);
             for (int u = 0; u < layout->unit_count; u++) {
                 c.unit = &layout->units[u];
@@ -133,7 +133,7 @@ Test(params, every_element_has_its_holders)
     }
 }
 
-Test(params, fused_products_are_neighbours)
+Test(params, fused_products_are_adjacent)
 {
     nd_llama_shape shape = shape_of(false);
     nd_layout *layout = layout_of(&shape, 3, 2, 1, 1);
@@ -184,10 +184,11 @@ Test(params, each_draws_from_a_stream_of_its_own_on_every_mesh)
     nd_layout *a = layout_of(&shape, 1, 1, 0, 0), *b = layout_of(&shape, 3, 2, 2, 1);
     cr_assert_eq(a->param_count, b->param_count);
     for (int i = 0; i < a->param_count; i++) {
-        cr_assert_eq(a->params[i].stream, b->params[i].stream, "%s", a->params[i].name);
+        cr_assert_eq(a->params[i].random_stream, b->params[i].random_stream, "%s",
+                     a->params[i].name);
         for (int j = 0; j < i; j++) {
-            cr_assert_neq(a->params[i].stream, a->params[j].stream, "%s and %s", a->params[i].name,
-                          a->params[j].name);
+            cr_assert_neq(a->params[i].random_stream, a->params[j].random_stream, "%s and %s",
+                          a->params[i].name, a->params[j].name);
         }
     }
     nd_layout_destroy(a);
@@ -215,7 +216,7 @@ Test(params, a_stage_holds_its_layers_alone)
     for (int i = 0; i < part->param_count; i++) {
         const nd_param *p = &part->params[i], *q = nd_layout_param(whole, p->id, p->layer);
         cr_expect_str_eq(p->name, q->name);
-        cr_expect_eq(p->stream, q->stream);
+        cr_expect_eq(p->random_stream, q->random_stream);
         cr_expect_eq(p->offset, q->offset);
     }
     nd_layout_destroy(whole);

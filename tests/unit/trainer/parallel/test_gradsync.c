@@ -67,8 +67,8 @@ static nd_status check_span(void *context, const nd_span *span)
     return ND_OK;
 }
 
-/* Of the whole model, by a layout of one rank. The sums are simple fractions, so the squares add up
- * exactly in any order. */
+/* The squares of the whole model, by a layout of one rank. The sums are simple fractions, so the
+ * squares add up exactly in any order. */
 static nd_status expected_squares(const nd_rank *rank, double *out)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};

@@ -163,7 +163,7 @@ Test(filter, table_names_every_linear_once)
     nd_filter_fini(&f);
 }
 
-Test(filter, groups_are_neighbours_that_share_an_input)
+Test(filter, linears_that_share_an_input_are_adjacent)
 {
     static const int group_of[ND_LINEARS_OF_BLOCK] = {0, 0, 0, 1, 2, 2, 3};
     int next = 0;

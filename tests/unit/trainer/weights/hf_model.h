@@ -11,7 +11,7 @@ extern tempdir hf_dir;                          /* the test's folder */
 extern nd_hf_tensor hf_tensors[HF_TENSORS_MAX]; /* after hf_list_tensors or hf_write_model */
 extern int hf_tensor_count;
 
-/* Of a test suite: the folder, and its end with all that is below it. */
+/* Makes and removes the folder of a test suite. */
 void hf_setup(void);
 void hf_teardown(void);
 /* A command that must succeed. */
