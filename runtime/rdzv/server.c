@@ -19,6 +19,7 @@ nd_status nd_server_create(const nd_server_options *options, const nd_server_hoo
     server->hooks = *hooks;
     snprintf(server->version, sizeof server->version, "%s", options->version);
     snprintf(server->run_id, sizeof server->run_id, "%s", options->run_id);
+    snprintf(server->job, sizeof server->job, "%s", options->run_id);
     server->epoch = options->epoch;
     server->nnodes = options->nnodes;
     double hello = options->hello_seconds > 0 ? options->hello_seconds : 5;
@@ -43,6 +44,25 @@ nd_status nd_server_set_world(nd_server *server, int world_size)
     ND_TRY(ND_ALLOC(world_size, &server->ranks));
     server->world_size = world_size;
     return ND_OK;
+}
+
+void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch)
+{
+    static const char ended[] =
+        "this start of the job has ended: ndlaunch starts all workers again";
+    ND_ASSERT(epoch > server->epoch);
+    snprintf(server->run_id, sizeof server->run_id, "%s", run_id);
+    server->epoch = epoch;
+    nd_server_exchange_end(server, ND_ERR_IO, ended);
+    for (nd_peer *peer = server->peers; peer; peer = peer->next) {
+        if (peer->member && peer->role == ND_WIRE_WORKER) {
+            nd_server_stop_waiting(server, peer);
+            nd_server_refuse(server, peer, ND_ERR_IO, ended);
+        }
+    }
+    nd_server_store_fini(server);
+    memset(server->ranks, ND_SERVER_RANK_NEVER, (size_t)server->world_size);
+    server->left = 0;
 }
 
 static void free_peer(nd_peer *peer)
@@ -135,26 +155,39 @@ static nd_status read_hello(const nd_wire_frame *frame, hello *out)
     return ND_OK;
 }
 
+/* The run id of another start of this job: the job's name, alone or followed by ".EPOCH". */
+static bool is_of_this_job(const nd_server *server, const char *run_id)
+{
+    size_t length = strlen(server->job);
+    return strncmp(run_id, server->job, length) == 0 &&
+           (run_id[length] == '\0' || run_id[length] == '.');
+}
+
 /* Version, job, epoch and the place that the peer wants. */
 static nd_status judge_hello(const nd_server *server, const hello *h)
 {
     const char *who = h->role == ND_WIRE_NODE ? "node" : "rank";
+    /* A node that comes for the first time, or comes back, learns run id and epoch here; a worker
+     * has them from its own launcher. */
+    bool learns = h->role == ND_WIRE_NODE && !h->run_id[0];
     if (h->protocol != ND_WIRE_PROTOCOL || strcmp(h->version, server->version) != 0) {
         return nd_fail(ND_ERR_CONFIG,
                        "%s %u on %s has version %s, the store has %s: install the same version on "
                        "all nodes",
                        who, h->index, h->host, h->version, server->version);
     }
-    /* A node learns the run id here; a worker has it from its own launcher. */
-    if (strcmp(h->run_id, server->run_id) != 0 && !(h->role == ND_WIRE_NODE && !h->run_id[0])) {
+    if (!learns && h->epoch != server->epoch && is_of_this_job(server, h->run_id)) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "%s %u on %s belongs to start %u of job %s, which is at start %u now: members "
+            "of another start are refused",
+            who, h->index, h->host, h->epoch, server->job, server->epoch);
+    }
+    if (!learns && strcmp(h->run_id, server->run_id) != 0) {
         return nd_fail(ND_ERR_CONFIG,
                        "%s %u on %s belongs to job %s, this store to job %s: two jobs share an "
                        "endpoint; give each its own port",
                        who, h->index, h->host, h->run_id, server->run_id);
-    }
-    if (h->epoch != server->epoch) {
-        return nd_fail(ND_ERR_CONFIG, "%s %u on %s is of start %u of the job, this is start %u",
-                       who, h->index, h->host, h->epoch, server->epoch);
     }
     if (h->role == ND_WIRE_NODE) {
         if (h->index == 0 || h->index >= (uint32_t)server->nnodes) {
@@ -190,6 +223,7 @@ static nd_status accept_hello(nd_server *server, nd_peer *peer, const nd_wire_fr
     peer->member = true;
     peer->role = (nd_wire_role)h.role;
     peer->index = (int)h.index;
+    peer->epoch = server->epoch;
     peer->parser.limit = ND_WIRE_LIMIT_MEMBER;
     snprintf(peer->host, sizeof peer->host, "%s", h.host);
     snprintf(peer->name, sizeof peer->name, "%s %u (%s)", h.role == ND_WIRE_NODE ? "node" : "rank",
@@ -203,7 +237,7 @@ static nd_status accept_hello(nd_server *server, nd_peer *peer, const nd_wire_fr
         server->ranks[peer->index] = ND_SERVER_RANK_HERE;
     }
     nd_wire_begin(&server->out, ND_WIRE_WELCOME);
-    nd_wire_put_text(&server->out, server->run_id);
+    nd_wire_put_text(&server->out, peer->role == ND_WIRE_NODE ? server->job : server->run_id);
     nd_wire_put_u32(&server->out, (uint32_t)server->world_size);
     nd_server_flush(server, peer);
     if (server->hooks.joined) {
@@ -272,7 +306,7 @@ void nd_server_gone(nd_server *server, nd_peer *peer)
         server->members[peer->role]--;
         if (peer->role == ND_WIRE_NODE) {
             server->nodes[peer->index] = false;
-        } else {
+        } else if (peer->epoch == server->epoch) {
             nd_server_worker_left(server, peer, peer->goodbye);
         }
         if (server->hooks.left) {

@@ -39,7 +39,7 @@ typedef struct nd_server_hooks {
 
 typedef struct nd_server_options {
     const char *version, *run_id; /* copied */
-    uint32_t epoch;
+    uint32_t epoch;               /* of the first start, which run_id names */
     int world_size;        /* 0: not known yet, workers are refused until nd_server_set_world */
     int nnodes;            /* nodes 1 .. nnodes - 1 may join */
     double hello_seconds;  /* for a stranger; 0: 5 */
@@ -50,6 +50,12 @@ nd_status nd_server_create(const nd_server_options *options, const nd_server_hoo
                            nd_server **out);
 void nd_server_destroy(nd_server *server); /* frees the peers that are left, without hooks */
 nd_status nd_server_set_world(nd_server *server, int world_size);
+/*
+ * A new start of the job, with a larger epoch and a run id of its own. Workers that are still
+ * connected are refused, and nothing of theirs is left: values, exchanges, places of ranks. From
+ * here on a hello of another epoch is refused. Nodes stay.
+ */
+void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch);
 
 /* True when one more stranger may come in; drops one that has been idle when all places are
  * taken. */

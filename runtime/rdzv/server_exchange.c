@@ -125,6 +125,13 @@ static void finish_exchange(nd_server *server, nd_exchange *exchange)
     release_exchange(exchange);
 }
 
+void nd_server_exchange_end(nd_server *server, nd_status status, const char *message)
+{
+    while (server->exchanges) {
+        break_exchange(server, server->exchanges, status, message);
+    }
+}
+
 /* Ranks that left can no longer come; when all ranks wait and no exchange is complete, they wait
  * for each other. */
 static void check_deadlock(nd_server *server, nd_exchange *exchange)
@@ -158,9 +165,7 @@ static void check_deadlock(nd_server *server, nd_exchange *exchange)
         snprintf(message, sizeof message,
                  "the ranks do not meet: %d wait at '%.200s' (%s), %d at '%.200s'", a->arrived,
                  a->name, list, b->arrived, b->name);
-        while (server->exchanges) {
-            break_exchange(server, server->exchanges, ND_ERR_INTERNAL, message);
-        }
+        nd_server_exchange_end(server, ND_ERR_INTERNAL, message);
     }
 }
 

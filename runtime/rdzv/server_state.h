@@ -50,7 +50,8 @@ struct nd_peer {
     bool member, dropped, goodbye;
     nd_wire_role role;
     int index;
-    nd_wait wait; /* the one request that may be open */
+    uint32_t epoch; /* of the start of the job that it belongs to */
+    nd_wait wait;   /* the one request that may be open */
     uint32_t request;
     int64_t deadline, wait_since, noticed;
     char key[ND_WIRE_TEXT_MAX];
@@ -60,7 +61,8 @@ struct nd_peer {
 
 struct nd_server {
     nd_server_hooks hooks;
-    char version[64], run_id[64];
+    char version[64], run_id[96];
+    char job[64]; /* run id of the first start */
     uint32_t epoch;
     int world_size, nnodes;
     int64_t hello_ns, notice_ns;
@@ -93,6 +95,8 @@ void nd_server_stop_waiting(nd_server *server, nd_peer *peer);
 /* A peer that waits for the one that left gets an error. */
 void nd_server_exchange_left(nd_server *server, const nd_peer *gone, bool clean);
 void nd_server_exchange_tick(nd_server *server, int64_t now);
+/* Ends all exchanges; each peer that waits in one gets the sentence as an error. */
+void nd_server_exchange_end(nd_server *server, nd_status status, const char *message);
 
 /* server_store.c. One request of a worker; an error drops the peer. */
 nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_frame *frame,
@@ -100,6 +104,6 @@ nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_fram
 /* A worker left: requests that wait for it end with an error. */
 void nd_server_worker_left(nd_server *server, nd_peer *peer, bool clean);
 void nd_server_store_tick(nd_server *server, int64_t now);
-void nd_server_store_fini(nd_server *server);
+void nd_server_store_fini(nd_server *server); /* removes all values; more may follow */
 
 #endif

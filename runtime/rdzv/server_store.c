@@ -241,4 +241,5 @@ void nd_server_store_fini(nd_server *server)
             free(value);
         }
     }
+    server->value_bytes = 0;
 }

@@ -35,7 +35,7 @@ typedef enum nd_wire_type {
     ND_WIRE_ADD,      /* u32 request, text key, i64 delta */
     ND_WIRE_EXCHANGE, /* u32 request, u64 timeout ms, text name, blob value */
     /* from the store */
-    ND_WIRE_WELCOME = 32, /* text run id, u32 world size */
+    ND_WIRE_WELCOME = 32, /* text run id (to a node: the job's), u32 world size */
     ND_WIRE_ERROR,        /* u32 request (0: the connection), u32 status, text message (long) */
     ND_WIRE_DONE,         /* u32 request */
     ND_WIRE_VALUE,        /* u32 request, blob value */

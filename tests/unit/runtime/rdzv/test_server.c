@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
+#include "runtime/rdzv/failure.h"
 #include "runtime/rdzv/server_state.h"
 #include "tests/support/tempdir.h"
 
@@ -230,7 +231,8 @@ Test(server, hello_must_fit_version_job_epoch_and_place)
     } cases[] = {
         {"1.3", "job", 3, ND_WIRE_WORKER, 0, "rank 0 on hosty has version 1.3, the store has 1.2"},
         {"1.2", "jab", 3, ND_WIRE_WORKER, 0, "two jobs share an endpoint"},
-        {"1.2", "job", 2, ND_WIRE_WORKER, 0, "is of start 2 of the job, this is start 3"},
+        {"1.2", "job", 2, ND_WIRE_WORKER, 0,
+         "belongs to start 2 of job job, which is at start 3 now"},
         {"1.2", "job", 3, ND_WIRE_WORKER, 2, "outside of a world of 2"},
         {"1.2", "", 3, ND_WIRE_NODE, 2, "node rank 2 of hosty is outside of 1 to 1"},
         {"1.2", "", 3, ND_WIRE_NODE, 0, "outside of 1 to 1"},
@@ -251,6 +253,88 @@ Test(server, hello_must_fit_version_job_epoch_and_place)
     connect_client(22);
     hello(22, "1.2", "job", 3, ND_WIRE_WORKER, 1);
     expect_error(22, ND_ERR_CONFIG, "rank 1, claimed by hosty, is taken");
+}
+
+/* A worker of another start is told so, a node that names no start is taken, and so is a job. */
+Test(server, a_later_start_refuses_members_of_another_one)
+{
+    open_server(2);
+    nd_server_restart(server, "job.4", 4);
+    static const struct {
+        const char *run;
+        uint32_t epoch;
+        nd_wire_role role;
+        const char *words;
+    } cases[] = {
+        {"job", 3, ND_WIRE_WORKER,
+         "rank 1 on hosty belongs to start 3 of job job, which is at start 4"},
+        {"job.5", 5, ND_WIRE_WORKER, "belongs to start 5 of job job, which is at start 4"},
+        {"job", 3, ND_WIRE_NODE, "node 1 on hosty belongs to start 3 of job job"},
+        {"job", 4, ND_WIRE_WORKER, "two jobs share an endpoint"},
+        {"jobs.4", 4, ND_WIRE_WORKER, "two jobs share an endpoint"},
+    };
+    for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
+        connect_client(i);
+        hello(i, "1.2", cases[i].run, cases[i].epoch, cases[i].role, 1);
+        expect_error(i, ND_ERR_CONFIG, cases[i].words);
+        cr_assert(clients[i].dropped);
+    }
+    connect_client(20);
+    hello(20, "1.2", "", 0, ND_WIRE_NODE, 1);
+    nd_wire_frame welcome = answer(20);
+    cr_assert_eq(welcome.type, ND_WIRE_WELCOME);
+    nd_wire_cursor cursor = nd_wire_body(&welcome);
+    char name[ND_WIRE_TEXT_MAX];
+    nd_wire_get_text(&cursor, name, sizeof name);
+    cr_assert_str_eq(name, "job");
+    connect_client(21);
+    hello(21, "1.2", "job.4", 4, ND_WIRE_WORKER, 1);
+    cr_assert_eq(answer(21).type, ND_WIRE_WELCOME);
+}
+
+/* Names of keys and exchanges come again, and nothing of the former start answers them. */
+Test(server, a_later_start_finds_the_store_empty)
+{
+    open_server(2);
+    join(0);
+    join(1);
+    request(0, ND_WIRE_SET, "k", "old", 3);
+    cr_assert_eq(answer(0).type, ND_WIRE_DONE);
+    request(0, ND_WIRE_EXCHANGE, "meet", "aa", 2);
+    request(1, ND_WIRE_GET, "other", NULL, 0);
+    nd_server_restart(server, "job.4", 4);
+    for (int i = 0; i < 2; i++) {
+        expect_error(i, ND_ERR_IO, "this start of the job has ended");
+        cr_assert(clients[i].dropped);
+        request(i, ND_WIRE_SET, "late", "x", 1); /* of a worker that does not know it yet */
+    }
+    for (int i = 2; i < 4; i++) {
+        connect_client(i);
+        hello(i, "1.2", "job.4", 4, ND_WIRE_WORKER, i - 2);
+        cr_assert_eq(answer(i).type, ND_WIRE_WELCOME);
+    }
+    /* The former workers' connections close while the new ones are there. */
+    nd_server_gone(server, clients[0].peer);
+    nd_server_gone(server, clients[1].peer);
+    request(2, ND_WIRE_GET, "k", NULL, 0);
+    request(3, ND_WIRE_GET, "late", NULL, 0);
+    cr_assert_eq(answer(2).type, ND_WIRE_NONE);
+    cr_assert_eq(answer(3).type, ND_WIRE_NONE);
+    now += 31 * second;
+    nd_server_tick(server, now);
+    expect_error(2, ND_ERR_HANG, "nobody set the key 'k'");
+    expect_error(3, ND_ERR_HANG, "nobody set the key 'late'");
+    char first[ND_FAILURE_FIRST_MAX];
+    nd_server_first_failure(server, first, sizeof first);
+    cr_assert_str_eq(first, "");
+    request(2, ND_WIRE_EXCHANGE, "meet", "bbb", 3);
+    request(3, ND_WIRE_EXCHANGE, "meet", "ccc", 3);
+    cr_assert_eq(answer(2).type, ND_WIRE_SLICE);
+    cr_assert_eq(answer(3).type, ND_WIRE_SLICE);
+    /* A rank that is lost now is one of this start. */
+    nd_server_gone(server, clients[2].peer);
+    nd_server_first_failure(server, first, sizeof first);
+    cr_assert_not_null(strstr(first, "rank 0 (hosty) was lost"), "%s", first);
 }
 
 Test(server, values_have_an_end)
