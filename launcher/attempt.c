@@ -13,7 +13,6 @@
 enum {
     FIRST_FD = 3, /* of those that a worker inherits beside its standard streams */
     FD_COUNT = 4,
-    PEER_STOP_MS = 3000, /* for the others to end after a failure; they cannot finish their step */
     READY_TICK_MS = 5
 };
 
@@ -23,9 +22,10 @@ static nd_status make_environment(const nd_attempt *attempt, int local_rank, cha
 {
     const nd_attempt_options *o = &attempt->options;
     int rank = attempt->children[local_rank].rank;
-    char port[16], pid[24], numbers[6][16];
+    char port[16], pid[24], epoch[24], numbers[6][16];
     snprintf(port, sizeof port, "%d", o->master_port);
     snprintf(pid, sizeof pid, "%ld", (long)getpid());
+    snprintf(epoch, sizeof epoch, "%lld", (long long)o->epoch);
     snprintf(numbers[0], sizeof numbers[0], "%d", rank);
     snprintf(numbers[1], sizeof numbers[1], "%d", local_rank);
     snprintf(numbers[2], sizeof numbers[2], "%d", o->world_size);
@@ -49,8 +49,16 @@ static nd_status make_environment(const nd_attempt *attempt, int local_rank, cha
         {"ND_PROGRESS_FD", "4"},
         {"ND_FAILURE_FD", "5"},
         {"ND_CONFIG_FD", "6"},
+        {"ND_RESTART_EPOCH", epoch},
+        {"ND_RUN_FOLDER", o->run_folder}, /* last: left out of a first start */
     };
-    return nd_environment_make(own, sizeof own / sizeof *own, out);
+    int count = sizeof own / sizeof *own;
+    return nd_environment_make(own, o->run_folder[0] ? count : count - 1, out);
+}
+
+static void on_closed_child(uv_handle_t *handle)
+{
+    ((nd_child *)handle->data)->attempt->handles--;
 }
 
 static void on_exit_child(uv_process_t *process, int64_t code, int number)
@@ -62,12 +70,11 @@ static void on_exit_child(uv_process_t *process, int64_t code, int number)
     child->signal = number;
     child->ended_ns = nd_clock_ns();
     attempt->running--;
-    uv_close((uv_handle_t *)process, NULL);
+    uv_close((uv_handle_t *)process, on_closed_child);
     if (code == ND_ERR_PREEMPTED && number == 0) {
         nd_attempt_start_grace(attempt); /* all ranks agree on the step after which they end */
     } else if ((code != 0 || number != 0) && !attempt->stopping) {
         attempt->options.failed(attempt->options.context, number ? 128 + number : (int)code);
-        nd_attempt_stop(attempt);
     }
     if (attempt->running == 0) {
         uv_timer_stop(&attempt->kill_timer);
@@ -114,6 +121,7 @@ static nd_status spawn(nd_attempt *attempt, int local_rank)
     }
     child->running = true;
     attempt->running++;
+    attempt->handles++;
     ND_TRY(nd_output_start(&child->out));
     return nd_output_start(&child->err);
 }
@@ -121,12 +129,13 @@ static nd_status spawn(nd_attempt *attempt, int local_rank)
 nd_status nd_attempt_start(const nd_attempt_options *options, nd_attempt *attempt)
 {
     int count = options->local_workers;
-    *attempt = (nd_attempt){.options = *options};
+    *attempt = (nd_attempt){.options = *options, .patient = true};
     ND_TRY(nd_progress_create(count, &attempt->progress));
     ND_TRY(nd_failure_page_create(count, &attempt->failures));
     ND_TRY(ND_ALLOC(count, &attempt->children));
     ND_TRY(ND_UV(uv_timer_init(options->loop, &attempt->kill_timer)));
     ND_TRY(ND_UV(uv_timer_init(options->loop, &attempt->ready_timer)));
+    attempt->handles = 2;
     attempt->kill_timer.data = attempt->ready_timer.data = attempt;
     attempt->started_ns = nd_clock_ns();
     for (int i = 0; i < count; i++) {
@@ -168,7 +177,7 @@ static void on_ready_timer(uv_timer_t *timer)
 
 void nd_attempt_forward(nd_attempt *attempt, int number)
 {
-    for (int i = 0; i < attempt->options.local_workers; i++) {
+    for (int i = 0; attempt->children && i < attempt->options.local_workers; i++) {
         attempt->children[i].pending |= 1u << number;
     }
     uv_timer_start(&attempt->ready_timer, on_ready_timer, 0, READY_TICK_MS);
@@ -185,7 +194,7 @@ void nd_attempt_signal(nd_attempt *attempt, int number)
 
 void nd_attempt_kill(nd_attempt *attempt, nd_killed why)
 {
-    for (int i = 0; i < attempt->options.local_workers; i++) {
+    for (int i = 0; attempt->children && i < attempt->options.local_workers; i++) {
         nd_child *child = &attempt->children[i];
         child->killed = child->running && !child->stopped ? why : child->killed;
         child->kill_sent |= child->running;
@@ -196,24 +205,31 @@ void nd_attempt_kill(nd_attempt *attempt, nd_killed why)
 static void on_kill_timer(uv_timer_t *timer)
 {
     nd_attempt *attempt = timer->data;
-    nd_log_warning("ndlaunch: %d workers did not end in time and are killed", attempt->running);
+    if (attempt->patient) {
+        nd_log_warning("ndlaunch: %d workers did not end in time and are killed", attempt->running);
+    }
     nd_attempt_kill(attempt, ND_KILLED_GRACE);
 }
 
-void nd_attempt_stop(nd_attempt *attempt)
+void nd_attempt_stop(nd_attempt *attempt, int patience_ms)
 {
-    if (attempt->stopping) {
-        return;
-    }
+    bool again = attempt->stopping;
     attempt->stopping = true;
-    if (attempt->running == 0) {
+    if (attempt->running == 0 || (again && patience_ms >= ND_STOP_MS)) {
         return;
     }
-    for (int i = 0; i < attempt->options.local_workers; i++) {
+    attempt->patient = patience_ms >= ND_STOP_MS;
+    for (int i = 0; i < attempt->options.local_workers && !again; i++) {
         attempt->children[i].stopped = attempt->children[i].running;
     }
-    nd_attempt_signal(attempt, SIGTERM);
-    uv_timer_start(&attempt->kill_timer, on_kill_timer, PEER_STOP_MS, 0);
+    if (patience_ms == 0) {
+        nd_attempt_kill(attempt, ND_KILLED_GRACE);
+        return;
+    }
+    if (!again) {
+        nd_attempt_signal(attempt, SIGTERM);
+    }
+    uv_timer_start(&attempt->kill_timer, on_kill_timer, (uint64_t)patience_ms, 0);
 }
 
 bool nd_attempt_start_grace(nd_attempt *attempt)
@@ -224,6 +240,26 @@ bool nd_attempt_start_grace(nd_attempt *attempt)
     uv_timer_start(&attempt->kill_timer, on_kill_timer,
                    (uint64_t)(attempt->options.config->launch.grace_seconds * 1000.0), 0);
     return true;
+}
+
+static void on_closed_timer(uv_handle_t *handle)
+{
+    ((nd_attempt *)handle->data)->handles--;
+}
+
+void nd_attempt_retire(nd_attempt *attempt)
+{
+    uv_timer_t *const timers[] = {&attempt->kill_timer, &attempt->ready_timer};
+    for (int i = 0; i < 2; i++) {
+        if (timers[i]->data && !uv_is_closing((uv_handle_t *)timers[i])) {
+            uv_close((uv_handle_t *)timers[i], on_closed_timer);
+        }
+    }
+}
+
+bool nd_attempt_is_closed(const nd_attempt *attempt)
+{
+    return attempt->handles == 0;
 }
 
 void nd_attempt_fini(nd_attempt *attempt)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The job on this node: its loop, store, signals and other nodes, around one attempt. */
+/* The job on this node: its loop, signals and other nodes, around one attempt after the other. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,13 +7,14 @@
 
 #include "launcher/launcher.h"
 #include "launcher/nodes.h"
+#include "launcher/restart.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/shm_folder.h"
-#include "runtime/base/version.h"
-#include "runtime/rdzv/store_server.h"
 #include "runtime/rdzv/key.h"
 #include "runtime/rdzv/uv.h"
+
+enum { FIRST_STEP_MS = 10 }; /* between two looks for the first step of a restart */
 
 static const int forwarded[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
@@ -21,13 +22,25 @@ typedef struct nd_job {
     nd_job_options options;
     uv_loop_t loop;
     char host_name[128];
-    char log_folder[4096];       /* of this job, below launch.log_dir, or "" */
-    int key_fd;                  /* for workers */
-    nd_store_server *store;      /* NULL on nodes other than 0 */
-    nd_coordinator *coordinator; /* on node 0 of several, or NULL */
-    nd_member *member;           /* on another node of several, or NULL */
-    nd_member_place place;       /* run id, store and first rank, on node 0 too */
-    nd_attempt attempt;
+    char log_folder[4096];              /* of this start, below launch.log_dir, or "" */
+    char run_folder[ND_RUN_FOLDER_MAX]; /* that the first start began, or "" */
+    char run_id[96];                    /* of this start */
+    int key_fd;                         /* for workers */
+    nd_store_server *store;             /* NULL on nodes other than 0 */
+    nd_coordinator *coordinator;        /* on node 0 of several, or NULL */
+    nd_member *member;                  /* on another node of several, or NULL */
+    nd_member_place place;              /* name, store and first rank, on node 0 too */
+    nd_attempt *attempt;                /* the current one, or the last */
+    nd_attempt *former;                 /* of which the loop may still have handles */
+    int64_t epoch;                      /* of the current attempt */
+    nd_status start_failed;             /* its workers could not be started */
+    bool asked;                         /* a signal asked the job to end */
+    bool between;                       /* a restart is due, but no worker runs yet */
+    int brief;                          /* nd_restart_case */
+    nd_restart_times times;
+    char what[256];              /* failed */
+    uv_timer_t restart_timer;    /* until the next start */
+    uv_timer_t first_step_timer; /* looks for the first step of a restart */
     uv_signal_t signals[sizeof forwarded / sizeof *forwarded];
     uv_timer_t leave_timer; /* for the other nodes to end after a signal */
     bool under_nohup;       /* HUP was ignored when we started, and stays ignored */
@@ -59,9 +72,128 @@ static void finish(void *context, int exit_code)
     uv_walk(&job->loop, close_watcher, NULL);
 }
 
-static void stop_workers(void *context)
+static void on_workers_failed(void *context, int code);
+static void on_workers_ended(void *context);
+static void on_first_step_timer(uv_timer_t *timer);
+
+/* The workers of the next start begin; those of the last one have ended. */
+static nd_status start_workers(nd_job *job, int64_t epoch)
 {
-    nd_attempt_stop(&((nd_job *)context)->attempt);
+    const nd_config *config = job->options.config;
+    const nd_attempt_options options = {
+        .loop = &job->loop,
+        .config = config,
+        .program = job->options.program,
+        .host_name = job->host_name,
+        .run_id = job->run_id,
+        .epoch = epoch,
+        .run_folder = job->run_folder,
+        .slurm_job = job->options.slurm_job,
+        .log_folder = job->log_folder,
+        .master_addr = job->place.master_addr,
+        .master_port = job->place.master_port,
+        .local_workers = job->options.local_workers,
+        .world_size = job->options.world_size,
+        .first_rank = job->place.first_rank,
+        .config_fd = job->options.config_fd,
+        .key_fd = job->key_fd,
+        .context = job,
+        .failed = on_workers_failed,
+        .ended = on_workers_ended,
+    };
+    job->epoch = epoch;
+    nd_restart_run_id(job->place.job, epoch, job->run_id, sizeof job->run_id);
+    ND_TRY(nd_output_make_folder(config->launch.log_dir, job->run_id, job->log_folder,
+                                 sizeof job->log_folder));
+    nd_status status = nd_attempt_start(&options, job->attempt);
+    job->times.started = job->attempt->started_ns;
+    return status;
+}
+
+/* The attempts before the current one, as far as the loop has closed all of them. */
+static void free_former(nd_job *job, bool all)
+{
+    for (nd_attempt **at = &job->former; *at;) {
+        nd_attempt *attempt = *at;
+        if (all || nd_attempt_is_closed(attempt)) {
+            *at = attempt->next;
+            nd_attempt_fini(attempt);
+            free(attempt);
+        } else {
+            at = &attempt->next;
+        }
+    }
+}
+
+/* Starts the workers of this node again. What cannot be started ends as a failure of its own. */
+static void start_again(void *context, int64_t epoch, const char *run_folder)
+{
+    nd_job *job = context;
+    nd_attempt *next;
+    nd_shm_folders_clean(); /* the memory of killed workers, which the next ones need */
+    free_former(job, false);
+    job->between = false;
+    nd_status status = ND_ALLOC(1, &next);
+    if (status == ND_OK) {
+        nd_attempt_retire(job->attempt);
+        job->attempt->next = job->former;
+        job->former = job->attempt;
+        job->attempt = next;
+        if (run_folder != job->run_folder) {
+            snprintf(job->run_folder, sizeof job->run_folder, "%s", run_folder);
+        }
+        if (job->store) {
+            char run_id[sizeof job->run_id];
+            nd_restart_run_id(job->place.job, epoch, run_id, sizeof run_id);
+            nd_server_restart(nd_store_server_engine(job->store), run_id, (uint32_t)epoch);
+        }
+        status = start_workers(job, epoch);
+    }
+    if (status != ND_OK) {
+        nd_log_error("ndlaunch: start %lld of the workers failed: %s", (long long)epoch,
+                     nd_error_last()->message);
+        job->start_failed = status;
+        nd_attempt_kill(job->attempt, ND_KILLED_GRACE);
+        if (job->attempt->running == 0) {
+            on_workers_ended(job);
+        }
+    } else if (job->coordinator || !job->member) {
+        uv_timer_start(&job->first_step_timer, on_first_step_timer, FIRST_STEP_MS, FIRST_STEP_MS);
+    }
+}
+
+/* What this start has reached, as rank 0 says on node 0's page, and how it ends with this code. */
+static nd_restart_case restart_case(const nd_job *job, int code)
+{
+    const nd_progress *page = &job->attempt->progress;
+    nd_restart_case c = {.code = code,
+                         .asked = job->asked,
+                         .epoch = job->epoch,
+                         .max_restarts = job->options.config->launch.max_restarts,
+                         .brief = job->brief};
+    int64_t stepped_ns = page->job ? nd_progress_marked_ns(page, ND_MARK_FIRST_STEP) : 0;
+    if (stepped_ns != 0) {
+        c.stepped = true;
+        c.began_at = nd_progress_first_step(page);
+        c.durable = nd_progress_durable_step(page);
+        c.seconds = (double)(nd_clock_ns() - stepped_ns) * 1e-9;
+    }
+    return c;
+}
+
+/* Time for the other workers to end after a failure: little where a restart follows. */
+static int patience_ms(void *context, int code)
+{
+    const nd_restart_case c = restart_case(context, code);
+    return nd_restart_decide(&c).verdict == ND_RESTART_YES ? nd_restart_patience_ms(code)
+                                                           : ND_STOP_MS;
+}
+
+static void stop_workers(void *context, int milliseconds)
+{
+    nd_job *job = context;
+    job->times.seen = job->times.seen ? job->times.seen : nd_clock_ns();
+    nd_attempt_stop(job->attempt, milliseconds);
 }
 
 static void on_workers_failed(void *context, int code)
@@ -72,6 +204,99 @@ static void on_workers_failed(void *context, int code)
     } else if (job->member) {
         nd_member_failed(job->member, code);
     }
+    stop_workers(job, job->member ? ND_STOP_MS : patience_ms(job, code));
+}
+
+static void end_job(nd_job *job, int code)
+{
+    if (job->coordinator) {
+        nd_coordinator_release(job->coordinator, code);
+    } else {
+        finish(job, code);
+    }
+}
+
+/* Keeps what the pages of this start tell, for the next one and the lines about it. */
+static void remember_start(nd_job *job, const nd_nodes_end *end)
+{
+    const nd_progress *page = &job->attempt->progress;
+    nd_restart_times *t = &job->times;
+    t->occurred = end->occurred_ns;
+    t->seen = t->seen ? t->seen : nd_clock_ns();
+    t->ended = nd_clock_ns();
+    snprintf(job->what, sizeof job->what, "%s", end->words);
+    if (page->job) {
+        int64_t first = nd_progress_first_step(page);
+        int64_t done = nd_progress_completed_steps(&page->slots[0]);
+        const char *folder = nd_progress_run_folder(page);
+        t->steps_before = done > first ? done : first;
+        t->steps_from = nd_progress_durable_step(page);
+        if (folder[0]) {
+            snprintf(job->run_folder, sizeof job->run_folder, "%s", folder);
+        }
+    }
+}
+
+static void on_restart_timer(uv_timer_t *timer)
+{
+    nd_job *job = timer->data;
+    if (job->coordinator) {
+        nd_coordinator_restart(job->coordinator, job->epoch + 1, job->run_folder);
+    } else {
+        start_again(job, job->epoch + 1, job->run_folder);
+    }
+}
+
+/* Node 0: the workers of this start have ended everywhere. */
+static void on_over(void *context, const nd_nodes_end *end)
+{
+    nd_job *job = context;
+    char when[48] = "at once", from[48] = "the beginning";
+    nd_restart_case c = restart_case(job, end->code);
+    c.asked |= end->asked;
+    nd_restart_choice choice = nd_restart_decide(&c);
+    uv_timer_stop(&job->first_step_timer);
+    if (choice.verdict != ND_RESTART_YES) {
+        const char *reason = nd_restart_reason(choice.verdict);
+        if (reason) {
+            nd_log_warning("ndlaunch: the job is not started again: %s", reason);
+        }
+        end_job(job, end->code);
+        return;
+    }
+    remember_start(job, end);
+    job->brief = choice.brief;
+    job->between = true;
+    if (choice.wait_seconds > 0) {
+        snprintf(when, sizeof when, "in %g s", choice.wait_seconds);
+    }
+    if (job->times.steps_from > 0) {
+        snprintf(from, sizeof from, "step %lld", (long long)job->times.steps_from);
+    }
+    nd_log_warning("ndlaunch: %s; restart %lld of %lld follows %s, from %s", job->what,
+                   (long long)job->epoch + 1, (long long)c.max_restarts, when, from);
+    uv_timer_start(&job->restart_timer, on_restart_timer, (uint64_t)(choice.wait_seconds * 1e3), 0);
+}
+
+/* The line about a restart, once its first step is done. */
+static void on_first_step_timer(uv_timer_t *timer)
+{
+    nd_job *job = timer->data;
+    const nd_progress *page = &job->attempt->progress;
+    nd_restart_times *t = &job->times;
+    char text[256];
+    t->first_step = nd_progress_marked_ns(page, ND_MARK_FIRST_STEP);
+    if (t->first_step == 0) {
+        return;
+    }
+    uv_timer_stop(timer);
+    t->joined = nd_progress_marked_ns(page, ND_MARK_JOINED);
+    t->loaded = nd_progress_marked_ns(page, ND_MARK_LOADED);
+    t->steps_from = nd_progress_first_step(page);
+    nd_restart_text(t, text, sizeof text);
+    nd_log_info("ndlaunch: restart %lld of %lld, since %s: %s", (long long)job->epoch,
+                (long long)job->options.config->launch.max_restarts, job->what, text);
+    *t = (nd_restart_times){0};
 }
 
 static void on_workers_ended(void *context)
@@ -80,18 +305,22 @@ static void on_workers_ended(void *context)
     char *screen = NULL;
     size_t bytes;
     FILE *out = open_memstream(&screen, &bytes);
-    int code = nd_attempt_report(&job->attempt, out ? out : stderr);
+    nd_nodes_end end = {.asked = job->asked};
+    int code = nd_attempt_report(job->attempt, out ? out : stderr);
     if (out) {
         fclose(out);
     }
+    nd_attempt_failure_of(job->attempt, &end.occurred_ns, end.words, sizeof end.words);
+    code = job->start_failed ? (int)job->start_failed : code;
     const char *text = screen ? screen : "";
     if (job->coordinator) {
-        nd_coordinator_ended(job->coordinator, code, text);
+        nd_coordinator_ended(job->coordinator, code, &end, text);
     } else if (job->member) {
-        nd_member_ended(job->member, code, text);
+        nd_member_ended(job->member, code, job->asked, text);
     } else {
         fputs(text, stderr);
-        finish(job, code);
+        end.code = code;
+        on_over(job, &end);
     }
     free(screen);
 }
@@ -104,8 +333,8 @@ static void on_leave_timer(uv_timer_t *timer)
 /* False: the time that workers or nodes have to end already runs. */
 static bool start_grace(nd_job *job)
 {
-    if (job->attempt.running > 0) {
-        return nd_attempt_start_grace(&job->attempt);
+    if (job->attempt->running > 0) {
+        return nd_attempt_start_grace(job->attempt);
     }
     if (!uv_is_active((uv_handle_t *)&job->leave_timer)) {
         uint64_t grace_ms = (uint64_t)(job->options.config->launch.grace_seconds * 1000.0);
@@ -114,26 +343,46 @@ static bool start_grace(nd_job *job)
     return false;
 }
 
+/* No worker runs on this node: the job is not started again. */
+static void end_between(nd_job *job, int number)
+{
+    if (job->between) {
+        nd_log_warning("ndlaunch: signal %s: the job ends before restart %lld", strsignal(number),
+                       (long long)job->epoch + 1);
+        uv_timer_stop(&job->restart_timer);
+        job->between = false;
+        end_job(job, ND_ERR_PREEMPTED);
+    } else if (job->member) {
+        nd_member_asked(job->member);
+    }
+}
+
 static void on_signal(uv_signal_t *handle, int number)
 {
     nd_job *job = handle->data;
     int64_t now = nd_clock_ns();
     bool again =
         number == SIGINT && job->last_interrupt_ns && now - job->last_interrupt_ns < 1000000000;
+    bool ends = number == SIGTERM || number == SIGINT || number == SIGQUIT || number == SIGHUP;
     job->last_interrupt_ns = number == SIGINT ? now : job->last_interrupt_ns;
-    if (again && job->attempt.running == 0) {
+    if (again && job->attempt->running == 0) {
         finish(job, 128 + number); /* only other nodes still have workers */
         return;
     }
-    if (again) {
-        nd_attempt_kill(&job->attempt, ND_KILLED_INTERRUPT);
-    } else if (number == SIGQUIT) {
-        nd_attempt_signal(&job->attempt, number); /* workers do not handle it, either */
-    } else {
-        nd_attempt_forward(&job->attempt, number);
+    if (ends || number == SIGUSR1) {
+        job->asked = true;
+        if (job->attempt->running == 0) {
+            end_between(job, number);
+        }
     }
-    bool ends = number == SIGTERM || number == SIGINT || number == SIGQUIT || number == SIGHUP;
-    if (ends && start_grace(job)) {
+    if (again) {
+        nd_attempt_kill(job->attempt, ND_KILLED_INTERRUPT);
+    } else if (number == SIGQUIT) {
+        nd_attempt_signal(job->attempt, number); /* workers do not handle it, either */
+    } else {
+        nd_attempt_forward(job->attempt, number);
+    }
+    if (ends && !job->finished && start_grace(job)) {
         nd_log_info("ndlaunch: signal %s forwarded; workers have %.0f s to end their step",
                     strsignal(number), job->options.config->launch.grace_seconds);
     }
@@ -166,41 +415,17 @@ static void on_left(void *context, nd_peer *peer, nd_wire_role role, int index, 
 
 static nd_status open_store(nd_job *job, const uint8_t key[ND_KEY_BYTES])
 {
-    const nd_config *config = job->options.config;
-    nd_address addresses[ND_ADDRESS_MAX];
-    int count = 0;
-    nd_store_server_options options = {
+    const nd_rendezvous meeting = {
         .loop = &job->loop,
-        .server = {.version = ND_VERSION,
-                   .run_id = job->place.run_id,
-                   .world_size = job->options.world_size,
-                   .nnodes = (int)config->launch.nnodes},
+        .config = job->options.config,
+        .name = job->place.job,
+        .world_size = job->options.world_size,
         .hooks = {.context = job->coordinator,
                   .notice = on_notice,
                   .left = on_left,
                   .node_frame = nd_coordinator_on_frame},
     };
-    char host[ND_HOST_MAX] = "127.0.0.1";
-    int port = 0;
-    if (config->launch.rdzv_endpoint[0]) {
-        ND_TRY(nd_endpoint_parse(config->launch.rdzv_endpoint, host, &port));
-    }
-    ND_TRY(nd_address_resolve(host, port, addresses, &count));
-    options.address = addresses[0];
-    if (nd_address_is_loopback(&addresses[0])) {
-        ND_TRY(nd_address_check_loopback());
-    }
-    if (!nd_address_is_loopback(&addresses[0]) && !config->launch.rdzv_key_file[0]) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "launch.rdzv_endpoint %s is open to other hosts and needs a key: make one "
-                       "with `ndlaunch --make-key FILE`, copy it to all nodes, and name it with "
-                       "--rdzv-key-file",
-                       config->launch.rdzv_endpoint);
-    }
-    memcpy(options.key, key, ND_KEY_BYTES);
-    nd_status status = nd_store_server_open(&options, &job->store);
-    explicit_bzero(options.key, sizeof options.key);
-    ND_TRY(status);
+    ND_TRY(nd_rendezvous_open(&meeting, key, &job->store));
     snprintf(job->place.master_addr, sizeof job->place.master_addr, "%s",
              nd_store_server_address(job->store));
     job->place.master_port = nd_store_server_port(job->store);
@@ -221,7 +446,10 @@ static nd_status meet_nodes(nd_job *job, const uint8_t key[ND_KEY_BYTES])
         .cannot_start = o->cannot_start,
         .context = job,
         .stop = stop_workers,
+        .start = start_again,
         .finish = finish,
+        .patience_ms = patience_ms,
+        .over = on_over,
     };
     if (o->config->launch.node_rank > 0) {
         return nd_member_join(&options, key, &job->member, &job->place);
@@ -243,63 +471,22 @@ static nd_status watch_nodes(nd_job *job)
     return job->member ? nd_member_watch(job->member) : ND_OK;
 }
 
-static nd_status read_key(const char *file, uint8_t key[ND_KEY_BYTES])
-{
-    if (strcmp(file, "-") == 0) {
-        return nd_key_read_stdin(key);
-    }
-    return file[0] ? nd_key_read_file(file, key) : nd_key_random(key);
-}
-
-/* A key file may serve many jobs, so the name comes from a random number of its own. */
-static nd_status name_job(nd_job *job)
-{
-    uint8_t name[ND_KEY_BYTES];
-    ND_TRY(nd_key_random(name));
-    snprintf(job->place.run_id, sizeof job->place.run_id, "nd-%02x%02x%02x%02x", name[0], name[1],
-             name[2], name[3]);
-    return ND_OK;
-}
-
 /* Everything but the workers. The caller wipes the key. */
 static nd_status prepare(nd_job *job, uint8_t key[ND_KEY_BYTES])
 {
-    ND_TRY(read_key(job->options.config->launch.rdzv_key_file, key));
+    ND_TRY(nd_rendezvous_key(job->options.config->launch.rdzv_key_file, key));
     ND_TRY(nd_key_to_fd(key, &job->key_fd));
-    ND_TRY(name_job(job));
+    ND_TRY(nd_rendezvous_name(job->place.job, sizeof job->place.job));
     ND_TRY(ND_UV(uv_loop_init(&job->loop)));
     job->loop.data = job;
     ND_TRY(meet_nodes(job, key));
-    ND_TRY(ND_UV(uv_timer_init(&job->loop, &job->leave_timer)));
-    job->leave_timer.data = job;
+    uv_timer_t *const timers[] = {&job->leave_timer, &job->restart_timer, &job->first_step_timer};
+    for (size_t i = 0; i < sizeof timers / sizeof *timers; i++) {
+        ND_TRY(ND_UV(uv_timer_init(&job->loop, timers[i])));
+        timers[i]->data = job;
+    }
     ND_TRY(watch_signals(job));
-    ND_TRY(nd_output_make_folder(job->options.config->launch.log_dir, job->place.run_id,
-                                 job->log_folder, sizeof job->log_folder));
     return watch_nodes(job);
-}
-
-static nd_status start_workers(nd_job *job)
-{
-    const nd_attempt_options options = {
-        .loop = &job->loop,
-        .config = job->options.config,
-        .program = job->options.program,
-        .host_name = job->host_name,
-        .run_id = job->place.run_id,
-        .slurm_job = job->options.slurm_job,
-        .log_folder = job->log_folder,
-        .master_addr = job->place.master_addr,
-        .master_port = job->place.master_port,
-        .local_workers = job->options.local_workers,
-        .world_size = job->options.world_size,
-        .first_rank = job->place.first_rank,
-        .config_fd = job->options.config_fd,
-        .key_fd = job->key_fd,
-        .context = job,
-        .failed = on_workers_failed,
-        .ended = on_workers_ended,
-    };
-    return nd_attempt_start(&options, &job->attempt);
 }
 
 static void close_handle(uv_handle_t *handle, void *context)
@@ -315,7 +502,7 @@ static void abandon(nd_job *job)
     if (!job->loop.data) {
         return;
     }
-    nd_attempt_signal(&job->attempt, SIGKILL);
+    nd_attempt_signal(job->attempt, SIGKILL);
     nd_store_server_close(job->store);
     uv_walk(&job->loop, close_handle, NULL);
     uv_run(&job->loop, UV_RUN_DEFAULT);
@@ -326,7 +513,10 @@ static nd_status run(nd_job *job, int *exit_code)
     uint8_t key[ND_KEY_BYTES];
     nd_status status = prepare(job, key);
     explicit_bzero(key, sizeof key);
-    status = status == ND_OK ? start_workers(job) : status;
+    if (status == ND_OK) { /* a node that comes back takes part in a later start */
+        snprintf(job->run_folder, sizeof job->run_folder, "%s", job->place.run_folder);
+        status = start_workers(job, job->place.epoch);
+    }
     if (status != ND_OK) {
         abandon(job);
         return status;
@@ -341,6 +531,10 @@ nd_status nd_job_run(const nd_job_options *options, int *exit_code)
     nd_job *job;
     struct sigaction hangup;
     ND_TRY(ND_ALLOC(1, &job));
+    if (ND_ALLOC(1, &job->attempt) != ND_OK) {
+        free(job);
+        return nd_error_last()->status;
+    }
     job->options = *options;
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write */
@@ -352,7 +546,9 @@ nd_status nd_job_run(const nd_job_options *options, int *exit_code)
     if (job->loop.data) {
         uv_loop_close(&job->loop);
     }
-    nd_attempt_fini(&job->attempt);
+    job->attempt->next = job->former;
+    job->former = job->attempt;
+    free_former(job, true);
     nd_coordinator_destroy(job->coordinator);
     nd_member_destroy(job->member);
     free(job);

@@ -8,7 +8,8 @@
  *
  * Everything after the start-up check runs in the main thread, on one libuv loop that the job owns.
  * The job owns what outlives its workers: the loop, the store, the other nodes. An attempt owns the
- * workers of one start and the pages that it shares with them.
+ * workers of one start and the pages that it shares with them; a restart (restart.h) is a further
+ * attempt.
  */
 #include <stdio.h>
 #include <uv.h>
@@ -16,6 +17,7 @@
 #include "runtime/base/progress.h"
 #include "runtime/config/config.h"
 #include "runtime/rdzv/failure.h"
+#include "runtime/rdzv/store_server.h"
 
 /* environment.c: the environment of a program that ndlaunch starts. */
 
@@ -79,6 +81,26 @@ typedef struct nd_preflight {
  */
 nd_status nd_preflight_run(const nd_preflight *check, int *exit_code);
 
+/* rendezvous.c: where the members of a job meet. */
+
+typedef struct nd_rendezvous {
+    uv_loop_t *loop;
+    const nd_config *config;
+    const char *name; /* of the job */
+    int world_size;
+    nd_server_hooks hooks; /* context, notice, left, node_frame */
+} nd_rendezvous;
+
+/* Reads the job's key from the file, from standard input for "-", or makes one for "". */
+nd_status nd_rendezvous_key(const char *file, uint8_t key[ND_KEY_BYTES]);
+/* A name for the job. A key file may serve many jobs, so it comes from a random number of its own.
+ */
+nd_status nd_rendezvous_name(char *name, size_t capacity);
+/* Opens the store at launch.rdzv_endpoint, or at a free port of loopback. ND_ERR_CONFIG when other
+ * hosts can reach the address and no key file is given. */
+nd_status nd_rendezvous_open(const nd_rendezvous *meeting, const uint8_t key[ND_KEY_BYTES],
+                             nd_store_server **out);
+
 /* attempt.c: the workers of one start on this node, from spawn to the last exit. */
 
 enum { ND_TAIL_LINES = 20, ND_TAIL_BYTES = 512, ND_LINE_MAX = 8192 };
@@ -121,6 +143,8 @@ typedef struct nd_attempt_options {
     const nd_config *config;
     const char *program; /* the worker program */
     const char *host_name, *run_id;
+    int64_t epoch;           /* number of this start of the job, from 0 */
+    const char *run_folder;  /* of the job's first start, or "" */
     const char *slurm_job;   /* its id, or "" */
     const char *log_folder;  /* for files with the workers' output, or "" */
     const char *master_addr; /* of the store */
@@ -133,16 +157,21 @@ typedef struct nd_attempt_options {
 } nd_attempt_options;
 
 struct nd_attempt {
+    nd_attempt *next; /* of a list that the owner may keep */
     nd_attempt_options options;
     nd_progress progress;
     nd_failure_page failures;
     nd_child *children; /* [local_workers] */
     int running;
     uv_timer_t kill_timer, ready_timer;
+    int handles; /* of the loop: open, or not yet closed to the end */
     int64_t started_ns;
     bool stopping;   /* a failure was seen, here or on another node */
+    bool patient;    /* workers that do not end in time are worth a warning */
     bool log_failed; /* the user was warned */
 };
+
+enum { ND_STOP_MS = 3000 }; /* for the others to end after a failure that ends the job */
 
 /*
  * Starts the workers. When it fails, those that did start still run: call nd_attempt_signal with
@@ -157,10 +186,18 @@ void nd_attempt_forward(nd_attempt *attempt, int number);
 void nd_attempt_signal(nd_attempt *attempt, int number);
 /* Sends SIGKILL to those that run and records why: they have not failed. */
 void nd_attempt_kill(nd_attempt *attempt, nd_killed why);
-/* Asks the workers to end because one has failed, and kills them a few seconds later. */
-void nd_attempt_stop(nd_attempt *attempt);
+/*
+ * Asks the workers to end because one has failed, and kills them patience_ms later, which is at
+ * once for 0. A later call with less patience shortens the time.
+ */
+void nd_attempt_stop(nd_attempt *attempt, int patience_ms);
 /* Kills workers that have not ended after launch.grace_seconds. False: that time already runs. */
 bool nd_attempt_start_grace(nd_attempt *attempt);
+/* After the last worker has ended: closes what the loop still has of it. Outputs close by
+ * themselves when all that was written is read. */
+void nd_attempt_retire(nd_attempt *attempt);
+/* Nothing of it is left in the loop: nd_attempt_fini is legal while the loop goes on. */
+bool nd_attempt_is_closed(const nd_attempt *attempt);
 /* After the loop has closed the handles; legal on zeroed storage. */
 void nd_attempt_fini(nd_attempt *attempt);
 
@@ -176,6 +213,11 @@ void nd_output_close(nd_output *output);
 /* report.c: prints the failure screen of this node's workers, if one failed; returns the exit code
  * of the node. */
 int nd_attempt_report(const nd_attempt *attempt, FILE *out);
+
+/* The first failure in a few words, "rank 1 failed (signal 9, Killed)", and when it happened as far
+ * as this host can tell. "" and 0: no worker failed. */
+void nd_attempt_failure_of(const nd_attempt *attempt, int64_t *occurred_ns, char *words,
+                           size_t capacity);
 
 /* job.c: the job on this node, from the store to the last handle. */
 

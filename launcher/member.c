@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "launcher/launcher.h"
 #include "launcher/nodes.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
@@ -16,7 +17,8 @@ enum { PULSE_MS = 100 };
 
 static const int64_t send_ns = 2000000000;     /* for a message to leave */
 static const double failed_check_seconds = 30; /* for node 0 to be reached after a failed check */
-static const int64_t release_ns = 60000000000; /* for node 0 to end the job after it said stop */
+/* For node 0 to end the job after it said stop, beside the time for it to gather nodes again. */
+static const double release_seconds = 120;
 
 struct nd_member {
     nd_nodes_options options;
@@ -26,7 +28,8 @@ struct nd_member {
     uv_poll_t poll;
     uv_timer_t pulse;
     int64_t heard_ns, beat_ns;
-    int64_t stopped_ns;   /* node 0 said stop, 0: not yet */
+    int64_t stopped_ns;   /* node 0 said stop, or our workers ended; 0: not yet */
+    int64_t epoch;        /* of the start whose workers run, or ran last */
     bool watching, ended; /* handles open; our workers have ended */
     bool over;            /* released, or node 0 is lost */
     int code;
@@ -45,21 +48,47 @@ static nd_status send_frame(nd_member *m, int type, const uint32_t *numbers, int
     return status;
 }
 
-static nd_status receive_plan(nd_member *m, int64_t deadline, nd_member_place *place)
+/* A text that is not one of the fields is empty. */
+static void read_text(nd_wire_cursor *cursor, char *out, size_t capacity)
 {
-    nd_wire_frame frame;
-    ND_TRY(nd_channel_receive(m->channel, deadline, &frame));
-    if (frame.type == ND_WIRE_ERROR) {
-        return nd_channel_error(&frame);
-    }
-    nd_wire_cursor cursor = nd_wire_body(&frame);
+    size_t bytes = 0;
+    const uint8_t *text = nd_wire_get_blob(cursor, &bytes);
+    snprintf(out, capacity, "%.*s", text ? (int)bytes : 0, text ? (const char *)text : "");
+}
+
+static nd_status read_plan(const nd_member *m, const nd_wire_frame *frame, nd_member_place *place)
+{
+    nd_wire_cursor cursor = nd_wire_body(frame);
     place->first_rank = (int)nd_wire_get_u32(&cursor);
     int world = (int)nd_wire_get_u32(&cursor);
-    if ((int)frame.type != ND_NODE_PLAN || !nd_wire_finished(&cursor) ||
+    place->epoch = nd_wire_get_u32(&cursor);
+    read_text(&cursor, place->run_folder, sizeof place->run_folder);
+    if ((int)frame->type != ND_NODE_PLAN || !nd_wire_finished(&cursor) ||
         world != m->options.world_size) {
         return nd_fail(ND_ERR_IO, "node 0 did not answer with a plan for this job");
     }
     return ND_OK;
+}
+
+static nd_status receive_plan(nd_member *m, int64_t deadline, nd_member_place *place)
+{
+    nd_wire_frame frame;
+    do { /* a node that comes back gets beats until the next start */
+        ND_TRY(nd_channel_receive(m->channel, deadline, &frame));
+    } while ((int)frame.type == ND_NODE_BEAT);
+    if (frame.type == ND_WIRE_ERROR) {
+        return nd_channel_error(&frame);
+    }
+    if ((int)frame.type == ND_NODE_RELEASE) {
+        nd_wire_cursor cursor = nd_wire_body(&frame);
+        char reason[512];
+        int code = (int)nd_wire_get_u32(&cursor);
+        read_text(&cursor, reason, sizeof reason);
+        return nd_fail(code > 0 ? (nd_status)code : ND_ERR_IO,
+                       "the job ended with code %d before this node took part again: %s", code,
+                       reason);
+    }
+    return read_plan(m, &frame, place);
 }
 
 static nd_status join(nd_member *m, const uint8_t key[ND_KEY_BYTES], nd_member_place *place)
@@ -83,10 +112,9 @@ static nd_status join(nd_member *m, const uint8_t key[ND_KEY_BYTES], nd_member_p
                       .host = o->host_name,
                       .role = ND_WIRE_NODE,
                       .index = (int)o->config->launch.node_rank};
-    ND_TRY(nd_channel_hello(m->channel, &hello, deadline, place->run_id, sizeof place->run_id,
-                            &world));
+    ND_TRY(nd_channel_hello(m->channel, &hello, deadline, place->job, sizeof place->job, &world));
     if (o->cannot_start) {
-        return send_frame(m, ND_NODE_FAIL, (uint32_t[]){(uint32_t)o->cannot_start}, 1, NULL);
+        return send_frame(m, ND_NODE_FAIL, (uint32_t[]){(uint32_t)o->cannot_start, 0}, 2, NULL);
     }
     ND_TRY(send_frame(m, ND_NODE_JOIN, (uint32_t[]){(uint32_t)o->local_workers}, 1, o->job_text));
     nd_status status = receive_plan(m, deadline, place);
@@ -106,6 +134,7 @@ nd_status nd_member_join(const nd_nodes_options *options, const uint8_t key[ND_K
         nd_member_destroy(m);
         return status;
     }
+    m->epoch = place->epoch;
     *out = m;
     return ND_OK;
 }
@@ -141,25 +170,49 @@ static void lose_node_0(nd_member *m, const char *why)
     m->over = true;
     m->code = ND_ERR_IO;
     uv_poll_stop(&m->poll);
-    m->options.stop(m->options.context);
+    m->options.stop(m->options.context, ND_STOP_MS);
     leave(m);
+}
+
+static void on_stop(nd_member *m, const nd_wire_frame *frame)
+{
+    nd_wire_cursor cursor = nd_wire_body(frame);
+    int64_t epoch = nd_wire_get_u32(&cursor);
+    uint32_t patience_ms = nd_wire_get_u32(&cursor);
+    if (nd_wire_finished(&cursor) && epoch == m->epoch) {
+        m->stopped_ns = nd_clock_ns();
+        m->options.stop(m->options.context,
+                        patience_ms < ND_STOP_MS ? (int)patience_ms : ND_STOP_MS);
+    }
+}
+
+/* A further start of the job. */
+static void on_plan(nd_member *m, const nd_wire_frame *frame)
+{
+    nd_member_place place;
+    if (read_plan(m, frame, &place) != ND_OK || !m->ended || place.epoch <= m->epoch) {
+        lose_node_0(m, "it sent a plan that does not fit this node's state");
+        return;
+    }
+    m->epoch = place.epoch;
+    m->ended = false;
+    m->stopped_ns = 0;
+    m->options.start(m->options.context, place.epoch, place.run_folder);
 }
 
 static void on_release(nd_member *m, const nd_wire_frame *frame)
 {
     char reason[512];
-    size_t bytes;
     nd_wire_cursor cursor = nd_wire_body(frame);
     m->code = (int)nd_wire_get_u32(&cursor);
-    const uint8_t *text = nd_wire_get_blob(&cursor, &bytes);
-    snprintf(reason, sizeof reason, "%.*s", text ? (int)bytes : 0, text ? (const char *)text : "");
+    read_text(&cursor, reason, sizeof reason);
     if (reason[0]) {
         nd_log_warning("ndlaunch: the job ended with code %d: %s", m->code, reason);
     }
     m->over = true;
     uv_poll_stop(&m->poll);
     if (!m->ended) {
-        m->options.stop(m->options.context);
+        m->options.stop(m->options.context, ND_STOP_MS);
     }
     leave(m);
 }
@@ -179,8 +232,10 @@ static void on_readable(uv_poll_t *poll, int uv_status, int events)
         }
         switch ((int)frame.type) {
         case ND_NODE_STOP:
-            m->stopped_ns = nd_clock_ns();
-            m->options.stop(m->options.context);
+            on_stop(m, &frame);
+            break;
+        case ND_NODE_PLAN:
+            on_plan(m, &frame);
             break;
         case ND_NODE_RELEASE:
             on_release(m, &frame);
@@ -211,8 +266,11 @@ static void on_pulse(uv_timer_t *timer)
     }
     if (now - m->heard_ns > (int64_t)ND_NODE_SILENT_MS * 1000000) {
         lose_node_0(m, "it gave no sign of life for 15 s");
-    } else if (m->stopped_ns && now - m->stopped_ns > release_ns) {
-        lose_node_0(m, "it did not end the job within 60 s of stopping it");
+        return;
+    }
+    double limit = nd_nodes_limit(m->options.config) + release_seconds;
+    if (m->stopped_ns && (double)(now - m->stopped_ns) * 1e-9 > limit) {
+        lose_node_0(m, "it neither ended the job nor started it again in time");
     }
 }
 
@@ -229,18 +287,25 @@ nd_status nd_member_watch(nd_member *m)
 
 void nd_member_failed(nd_member *m, int code)
 {
-    if (!m->over && send_frame(m, ND_NODE_FAIL, (uint32_t[]){(uint32_t)code}, 1, NULL) != ND_OK) {
+    const uint32_t numbers[] = {(uint32_t)code, (uint32_t)m->epoch};
+    if (!m->over && send_frame(m, ND_NODE_FAIL, numbers, 2, NULL) != ND_OK) {
         lose_node_0(m, nd_error_last()->message);
     }
 }
 
-void nd_member_ended(nd_member *m, int code, const char *screen)
+void nd_member_asked(nd_member *m)
 {
+    nd_member_failed(m, ND_ERR_PREEMPTED);
+}
+
+void nd_member_ended(nd_member *m, int code, bool asked, const char *screen)
+{
+    const uint32_t numbers[] = {(uint32_t)code, (uint32_t)m->epoch, asked};
     m->ended = true;
     if (screen[0]) {
         fputs(screen, stderr);
     }
-    if (!m->over && send_frame(m, ND_NODE_END, (uint32_t[]){(uint32_t)code}, 1, screen) != ND_OK) {
+    if (!m->over && send_frame(m, ND_NODE_END, numbers, 3, screen) != ND_OK) {
         lose_node_0(m, nd_error_last()->message);
     }
     leave(m);

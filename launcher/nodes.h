@@ -7,25 +7,31 @@
  * arrive, tells all nodes to stop, prints the screen of the first failure and gives its code to
  * all. Each of the other nodes, the members, holds one connection to it.
  *
- * Both act on the job of their own node through two callbacks, on the job's loop.
+ * When the workers of one start have ended everywhere, node 0's job decides whether there is a
+ * further start. Before it, node 0 waits for nodes whose launcher was lost: an ndlaunch that is
+ * started there again joins as the same node.
+ *
+ * Both act on the job of their own node through callbacks, on the job's loop.
  *
  * Frames in the order of a job's life. All use the store's connection, so they come from and go to
- * accepted members only.
+ * accepted members only. Those about workers carry the epoch of their start, and one of another
+ * start is ignored.
  */
 #include <string.h>
 #include <uv.h>
 
+#include "runtime/base/progress.h"
 #include "runtime/config/config.h"
 #include "runtime/rdzv/store_server.h"
 
 enum {
     ND_NODE_JOIN = ND_WIRE_NODE_FIRST, /* to 0: u32 local workers, blob job text */
-    ND_NODE_PLAN,                      /* from 0: u32 first rank, u32 world size */
-    ND_NODE_BEAT,                      /* both: -; every two seconds */
-    ND_NODE_FAIL,                      /* to 0: u32 code; its first failure, seen just now */
-    ND_NODE_STOP,                      /* from 0: -; end your workers */
-    ND_NODE_END,                       /* to 0: u32 code, blob screen; its workers have ended */
-    ND_NODE_RELEASE,                   /* from 0: u32 code of the job, blob reason */
+    ND_NODE_PLAN,    /* from 0: u32 first rank, u32 world size, u32 epoch, blob run folder */
+    ND_NODE_BEAT,    /* both: -; every two seconds */
+    ND_NODE_FAIL,    /* to 0: u32 code, u32 epoch; its first failure, seen just now */
+    ND_NODE_STOP,    /* from 0: u32 epoch, u32 patience in ms; end your workers */
+    ND_NODE_END,     /* to 0: u32 code, u32 epoch, u32 asked, blob screen; its workers have ended */
+    ND_NODE_RELEASE, /* from 0: u32 code of the job, blob reason */
 };
 
 enum { ND_NODE_SCREEN_MAX = 64 << 10, ND_NODE_BEAT_MS = 2000, ND_NODE_SILENT_MS = 15000 };
@@ -43,6 +49,15 @@ static inline void nd_node_frame(nd_wire_buffer *out, int type, const uint32_t *
     }
 }
 
+/* How the workers of one start ended, on all nodes. */
+typedef struct nd_nodes_end {
+    int code;            /* of the first failure, or 0 */
+    int node;            /* where it was; -1: nowhere */
+    bool asked;          /* a signal to one of the launchers asked the job to end */
+    int64_t occurred_ns; /* when node 0 saw it, or last heard of a node that was lost */
+    char words[256];     /* "node 1 (host a) failed with code 137" */
+} nd_nodes_end;
+
 /* What coordinator and member know of the job of their own node; all borrowed. */
 typedef struct nd_nodes_options {
     uv_loop_t *loop;
@@ -51,8 +66,16 @@ typedef struct nd_nodes_options {
     int local_workers, world_size;
     int cannot_start; /* 0, or the code of this node's failed check */
     void *context;
-    void (*stop)(void *context);             /* end the workers of this node: one has failed */
+    /* Ends the workers of this node, because one has failed (nd_attempt_stop). */
+    void (*stop)(void *context, int patience_ms);
+    /* Starts the workers of this node again; the run folder is borrowed for the call. */
+    void (*start)(void *context, int64_t epoch, const char *run_folder);
     void (*finish)(void *context, int code); /* the job is over on all nodes */
+    /* Node 0: how long workers may take to end after a failure with this code. */
+    int (*patience_ms)(void *context, int code);
+    /* Node 0: all workers of this start have ended. The job answers with nd_coordinator_restart or
+     * nd_coordinator_release, now or later. */
+    void (*over)(void *context, const nd_nodes_end *end);
 } nd_nodes_options;
 
 /* Seconds for the nodes to meet: launch.rdzv_timeout_seconds, and the time by which one node's
@@ -83,8 +106,15 @@ nd_status nd_coordinator_gather(nd_coordinator *coordinator, nd_server *server);
 nd_status nd_coordinator_watch(nd_coordinator *coordinator);
 /* The first failure of a worker of this node. */
 void nd_coordinator_failed(nd_coordinator *coordinator, int code);
-/* All workers of this node have ended; `screen` is the failure screen or "". */
-void nd_coordinator_ended(nd_coordinator *coordinator, int code, const char *screen);
+/* All workers of this node have ended; `screen` is the failure screen or "". Of `how`, this takes
+ * asked, occurred_ns and words. */
+void nd_coordinator_ended(nd_coordinator *coordinator, int code, const nd_nodes_end *how,
+                          const char *screen);
+/* After options.over: starts the workers of all nodes again, as soon as all nodes are here. If some
+ * are still missing after nd_nodes_limit, the job ends with the code of the failure. */
+void nd_coordinator_restart(nd_coordinator *coordinator, int64_t epoch, const char *run_folder);
+/* After options.over, or instead of a restart that has not begun: the job ends with this code. */
+void nd_coordinator_release(nd_coordinator *coordinator, int code);
 /* After the loop has run out; NULL is legal. */
 void nd_coordinator_destroy(nd_coordinator *coordinator);
 
@@ -94,9 +124,11 @@ typedef struct nd_member nd_member;
 
 /* What node 0 assigns. */
 typedef struct nd_member_place {
-    char run_id[64];
+    char job[64]; /* its name */
     char master_addr[128];
     int master_port, first_rank;
+    int64_t epoch; /* of the start that it takes part in first */
+    char run_folder[ND_RUN_FOLDER_MAX];
 } nd_member_place;
 
 /* Connects to node 0 within nd_nodes_limit, which compares settings and answers with the place. The
@@ -106,7 +138,9 @@ nd_status nd_member_join(const nd_nodes_options *options, const uint8_t key[ND_K
 /* The same calls as the coordinator's. */
 nd_status nd_member_watch(nd_member *member);
 void nd_member_failed(nd_member *member, int code);
-void nd_member_ended(nd_member *member, int code, const char *screen);
+void nd_member_ended(nd_member *member, int code, bool asked, const char *screen);
+/* A signal came while no worker ran: node 0 is to end the job. */
+void nd_member_asked(nd_member *member);
 void nd_member_destroy(nd_member *member);
 
 #endif

@@ -163,12 +163,18 @@ static nd_status open_file(nd_output *output, const char *kind)
     return ND_OK;
 }
 
+static void on_closed(uv_handle_t *handle)
+{
+    ((nd_output *)handle->data)->child->attempt->handles--;
+}
+
 nd_status nd_output_open(nd_output *output, nd_child *child, bool is_error)
 {
     output->child = child;
     output->to = is_error ? STDERR_FILENO : STDOUT_FILENO;
     ND_TRY(ND_UV(uv_pipe_init(child->attempt->options.loop, &output->pipe, 0)));
     output->pipe.data = output;
+    child->attempt->handles++;
     return open_file(output, is_error ? "stderr" : "stdout");
 }
 
@@ -189,5 +195,5 @@ void nd_output_close(nd_output *output)
         fclose(output->file);
         output->file = NULL;
     }
-    uv_close((uv_handle_t *)&output->pipe, NULL);
+    uv_close((uv_handle_t *)&output->pipe, on_closed);
 }

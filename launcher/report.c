@@ -211,6 +211,31 @@ static int print_report(FILE *out, const nd_attempt *attempt)
     return code;
 }
 
+/*
+ * A worker that gave up waiting began to wait long before it said so; any other failure is seen as
+ * it happens.
+ */
+void nd_attempt_failure_of(const nd_attempt *attempt, int64_t *occurred_ns, char *words,
+                           size_t capacity)
+{
+    const nd_child *first = first_failure(attempt);
+    *occurred_ns = 0;
+    words[0] = '\0';
+    if (!first) {
+        return;
+    }
+    int64_t since = atomic_load(&attempt->progress.slots[first->local_rank].since_ns);
+    bool waited = !first->signal && first->exit_code == ND_ERR_HANG && since > 0;
+    *occurred_ns = waited ? since : failure_time(attempt, first);
+    if (first->signal) {
+        snprintf(words, capacity, "rank %d failed (signal %d, %s)", first->rank, first->signal,
+                 strsignal(first->signal));
+    } else {
+        snprintf(words, capacity, "rank %d failed (exit code %d, %s)", first->rank,
+                 (int)first->exit_code, nd_status_name((nd_status)first->exit_code));
+    }
+}
+
 /* Lines of workers and names from outside may hold bytes that change a terminal. */
 int nd_attempt_report(const nd_attempt *attempt, FILE *out)
 {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "runtime/base/log.h"
+#include "runtime/base/progress.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/failure.h"
 #include "runtime/rdzv/identity.h"
@@ -53,6 +54,85 @@ static int until_signal(const nd_identity *id)
     }
     printf("rank %d ended by signal %d\n", id->rank, (int)asked);
     return asked == SIGTERM ? ND_ERR_PREEMPTED : asked == SIGUSR1 ? 0 : 3;
+}
+
+/*
+ * One start of a job that is started again. ND_TEST_PLAN has a part for each epoch, with ';' in
+ * between; the last one serves all further epochs. A part is a list of letters with a number:
+ * B the steps done when the start begins, T steps done, D the step of a durable checkpoint (all
+ * written by rank 0, with the mark of a first step after a T), then what the chosen rank does: E
+ * ends with this code, K dies of this signal, and otherwise, as other ranks do, stays until a
+ * signal; X: all ranks end with this code.
+ */
+static const char *plan_of(int64_t epoch)
+{
+    const char *plan = getenv("ND_TEST_PLAN"), *next;
+    for (int64_t e = 0; plan && e < epoch && (next = strchr(plan, ';')); e++) {
+        plan = next + 1;
+    }
+    return plan ? plan : "";
+}
+
+static void write_progress(const nd_identity *id, nd_progress *page, char what, long number)
+{
+    if (id->rank != 0) {
+        return;
+    }
+    switch (what) {
+    case 'B':
+        nd_progress_set_first_step(page, number);
+        nd_progress_mark(page, ND_MARK_LOADED);
+        break;
+    case 'T':
+        nd_progress_set_phase(&page->slots[0], ND_PHASE_EVAL, number);
+        nd_progress_mark(page, ND_MARK_FIRST_STEP);
+        break;
+    case 'D':
+        nd_progress_set_durable_step(page, number);
+        break;
+    default:
+        break;
+    }
+}
+
+static int follow_plan(const nd_identity *id, nd_store *store, int chosen)
+{
+    nd_progress page;
+    char folder[64];
+    snprintf(folder, sizeof folder, "/begun/in/start-%d", (int)id->restart_epoch);
+    if (nd_progress_open(id->progress_fd, id->local_world_size, &page) != ND_OK ||
+        nd_progress_set_run_folder(&page, id->run_folder[0] ? id->run_folder : folder) != ND_OK) {
+        return 98;
+    }
+    nd_progress_mark(&page, ND_MARK_JOINED);
+    printf("epoch %d of rank %d, run %s, folder '%s'\n", (int)id->restart_epoch, id->rank,
+           id->run_id, id->run_folder);
+    int64_t sum = 0; /* of a store that is empty at each start */
+    if (nd_store_add(store, "starts", 1, &sum) != ND_OK || sum > id->world_size) {
+        printf("the store is not empty: %d\n", (int)sum);
+        return 97;
+    }
+    for (const char *at = plan_of(id->restart_epoch); *at && *at != ';';) {
+        char what = *at++, *rest;
+        long number = strtol(at, &rest, 10);
+        at = rest;
+        write_progress(id, &page, what, number);
+        bool fails = id->rank == chosen && (what == 'E' || what == 'K');
+        if ((fails || what == 'X') && nd_store_barrier(store, "page written") != ND_OK) {
+            return 96;
+        }
+        if (fails && what == 'K') {
+            raise((int)number);
+        }
+        if (fails || what == 'X') {
+            return (int)number;
+        }
+    }
+    if (nd_store_barrier(store, "page written") != ND_OK) {
+        return 96;
+    }
+    printf("rank %d of epoch %d waits\n", id->rank, (int)id->restart_epoch);
+    return until_signal(id);
 }
 
 static int act(const nd_identity *id, const char *what, int chosen)
@@ -128,7 +208,9 @@ int main(int argc, char **argv)
         return (int)status;
     }
     printf("ready %d pid %ld\n", id.rank, (long)getpid());
-    int code = act(&id, what ? what : "done", chosen ? atoi(chosen) : 1);
+    int number = chosen ? atoi(chosen) : 1;
+    int code = what && strcmp(what, "plan") == 0 ? follow_plan(&id, store, number)
+                                                 : act(&id, what ? what : "done", number);
     nd_store_close(store);
     return code;
 }

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Restarts of a job of two nodes: all workers at the same epoch, and nodes that come back. */
+#include <signal.h>
+#include <string.h>
+
+#include "tests/launch/tiny_job.h"
+#include "tests/support/port.h"
+
+static tempdir dir;
+static char endpoint[32], key_file[128];
+
+static void setup(void)
+{
+    launched l;
+    char program[PATH_MAX];
+    tempdir_make(&dir);
+    tiny_write_inputs(&dir);
+    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", port_reserve());
+    snprintf(key_file, sizeof key_file, "%s/key", dir.path);
+    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
+    launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key_file, NULL});
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
+    launched_use_test_worker();
+    setenv("ND_TEST", "plan", 1);
+}
+
+static void teardown(void)
+{
+    launched_remove(&dir);
+}
+
+TestSuite(node_restarts, .init = setup, .fini = teardown, .timeout = 280);
+
+/* `times`: how often this node was started before, for the name of its output. */
+static void start_node(launched *l, int node, int times, const char *const *further)
+{
+    char name[32], rank[16];
+    snprintf(name, sizeof name, "node%d-%d", node, times);
+    snprintf(rank, sizeof rank, "%d", node);
+    tiny_arguments a = {0};
+    tiny_add(&a, (const char *[]){"--nnodes", "2", "--node-rank", rank, "--rdzv-endpoint", endpoint,
+                                  "--rdzv-key-file", key_file, "--rdzv-timeout-seconds", "30",
+                                  "--max-restarts", "3", "--save-steps", "1", NULL});
+    tiny_add(&a, further);
+    tiny_ndlaunch(l, &dir, name, 4, a.list);
+}
+
+static void start_nodes(launched nodes[2], const char *plan, const char *rank)
+{
+    setenv("ND_TEST_PLAN", plan, 1);
+    setenv("ND_TEST_RANK", rank, 1);
+    for (int i = 0; i < 2; i++) {
+        start_node(&nodes[i], i, 0, NULL);
+    }
+}
+
+static void expect_code(launched *l, int expected)
+{
+    int code = launched_wait(l, LAUNCHED_SECONDS);
+    cr_assert_eq(code, expected, "%d, not %d: %s", code, expected, launched_read(l));
+}
+
+static void wait_for_start(launched nodes[2], int epoch)
+{
+    char words[32];
+    snprintf(words, sizeof words, "of epoch %d waits", epoch);
+    for (int i = 0; i < 2; i++) {
+        launched_until(&nodes[i], words, 2, LAUNCHED_SECONDS);
+    }
+}
+
+Test(node_restarts, a_worker_killed_on_either_node_restarts_both)
+{
+    static const char *const ranks[] = {"1", "3"};
+    for (int i = 0; i < 2; i++) {
+        launched nodes[2];
+        start_nodes(nodes, "B0T46D40K9;B40T44X0", ranks[i]);
+        for (int n = 0; n < 2; n++) {
+            expect_code(&nodes[n], 0);
+        }
+        assert_says(&nodes[0], "restart 1 of 3 follows at once, from step 40\n");
+        assert_says(&nodes[0], "epoch 1 of rank 1, run nd-");
+        assert_says(&nodes[1], "epoch 1 of rank 3, run nd-");
+        assert_says(&nodes[1], ".1, folder '/begun/in/start-0'\n");
+        cr_assert_null(strstr(nodes[1].text, "was lost"), "%s", nodes[1].text);
+    }
+}
+
+Test(node_restarts, what_failed_on_another_node_is_in_the_line)
+{
+    launched nodes[2];
+    start_nodes(nodes, "B0T46D40K9;B40T44", "3");
+    wait_for_start(nodes, 1);
+    launched_until(&nodes[0], ": 6 steps lost; ", 1, LAUNCHED_SECONDS);
+    assert_says(&nodes[0], "rank 3 failed first");
+    assert_says(&nodes[0], "restart 1 of 3, since node 1 (host ");
+    kill(nodes[0].pid, SIGTERM); /* these workers do not tell each other */
+    kill(nodes[1].pid, SIGTERM);
+    for (int n = 0; n < 2; n++) {
+        expect_code(&nodes[n], 75);
+    }
+}
+
+Test(node_restarts, a_node_whose_launcher_died_comes_back)
+{
+    launched nodes[2], back;
+    start_nodes(nodes, "B0T46D40;B40T44X0", "3");
+    wait_for_start(nodes, 0);
+    pid_t former = launched_worker(&nodes[1], 3);
+    kill(nodes[1].pid, SIGKILL);
+    expect_code(&nodes[1], 137);
+    launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
+    cr_assert(launched_gone(former));
+    start_node(&back, 1, 1, NULL);
+    expect_code(&back, 0);
+    expect_code(&nodes[0], 0);
+    assert_says(&nodes[0], "node 1 (host ");
+    assert_says(&nodes[0], "was lost; restart 1 of 3 follows at once, from step 40\n");
+    assert_says(&back, "epoch 1 of rank 3, run nd-");
+    assert_says(&back, ".1, folder '/begun/in/start-0'\n");
+}
+
+/* Its ndlaunch is started again before node 0 has ended its own workers. */
+Test(node_restarts, a_node_that_comes_back_at_once_waits_for_the_others)
+{
+    launched nodes[2], back;
+    start_nodes(nodes, "B0T46D40;B40T44X0", "3");
+    wait_for_start(nodes, 0);
+    kill(nodes[1].pid, SIGKILL);
+    start_node(&back, 1, 1, NULL);
+    expect_code(&nodes[1], 137);
+    expect_code(&back, 0);
+    expect_code(&nodes[0], 0);
+}
+
+/* With other settings it is refused, and may come once more. */
+Test(node_restarts, a_node_that_comes_back_changed_is_refused)
+{
+    launched nodes[2], changed, back;
+    start_nodes(nodes, "B0T46D40;B40T44X0", "3");
+    wait_for_start(nodes, 0);
+    kill(nodes[1].pid, SIGKILL);
+    expect_code(&nodes[1], 137);
+    launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
+    start_node(&changed, 1, 1, (const char *[]){"--learning-rate", "0.25", NULL});
+    expect_code(&changed, 2);
+    assert_says(&changed, "optimizer.lr is '");
+    start_node(&changed, 1, 2, (const char *[]){"--set", "data.path=/nonexistent/text.txt", NULL});
+    expect_code(&changed, 65);
+    start_node(&back, 1, 3, NULL);
+    expect_code(&back, 0);
+    expect_code(&nodes[0], 0);
+}
+
+Test(node_restarts, a_node_that_does_not_come_back_ends_the_job)
+{
+    launched nodes[2];
+    setenv("ND_TEST_PLAN", "B0T46D40", 1);
+    for (int i = 0; i < 2; i++) {
+        start_node(&nodes[i], i, 0, (const char *[]){"--rdzv-timeout-seconds", "6", NULL});
+    }
+    wait_for_start(nodes, 0);
+    kill(nodes[1].pid, SIGKILL);
+    expect_code(&nodes[1], 137);
+    expect_code(&nodes[0], 74);
+    assert_says(&nodes[0], "node 1 of 2 nodes is missing after 6 s");
+}
+
+Test(node_restarts, a_signal_ends_the_wait_for_a_node)
+{
+    launched nodes[2];
+    start_nodes(nodes, "B0T46D40", "3");
+    wait_for_start(nodes, 0);
+    kill(nodes[1].pid, SIGKILL);
+    expect_code(&nodes[1], 137);
+    launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
+    kill(nodes[0].pid, SIGTERM);
+    expect_code(&nodes[0], 75);
+}
+
+/* Node 1 has no worker then, and tells node 0. */
+Test(node_restarts, a_signal_to_another_node_ends_the_wait)
+{
+    launched nodes[2];
+    start_nodes(nodes, "B0T1D1K9;B1T2D2K9;B2T3D3K9;B3T4X0", "3");
+    launched_until(&nodes[0], "follows in 2 s", 1, LAUNCHED_SECONDS);
+    kill(nodes[1].pid, SIGTERM);
+    for (int n = 0; n < 2; n++) {
+        expect_code(&nodes[n], 75);
+    }
+    cr_assert_null(strstr(nodes[0].text, "epoch 3"), "%s", nodes[0].text);
+}
+
+/* Node 1 cannot tell why node 0 is gone, and ends its workers, also in a restart. */
+Test(node_restarts, the_loss_of_node_0_ends_the_job)
+{
+    launched nodes[2];
+    start_nodes(nodes, "B0T46D40K9;B40T41", "3");
+    wait_for_start(nodes, 1);
+    pid_t other = launched_child(&nodes[1], 3);
+    kill(nodes[0].pid, SIGKILL);
+    expect_code(&nodes[0], 137);
+    expect_code(&nodes[1], 74);
+    cr_assert(launched_gone(other));
+}
+
+/* Its silence is noticed after 15 s. Node 0 closes its connection, so that it ends when it wakes
+ * up, while the one that took its place goes on. */
+Test(node_restarts, a_frozen_launcher_is_replaced)
+{
+    launched nodes[2], back;
+    start_nodes(nodes, "B0T46D40;B40T44", "3");
+    wait_for_start(nodes, 0);
+    kill(nodes[1].pid, SIGSTOP);
+    launched_until(&nodes[0], "no sign of life for 15 s", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
+    sleep(3); /* for the connection to close */
+    start_node(&back, 1, 1, NULL);
+    launched_until(&back, "of epoch 1 waits", 2, LAUNCHED_SECONDS);
+    kill(nodes[1].pid, SIGCONT);
+    expect_code(&nodes[1], 74);
+    kill(back.pid, SIGTERM);
+    kill(nodes[0].pid, SIGTERM);
+    expect_code(&back, 75);
+    expect_code(&nodes[0], 75);
+}

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Jobs that ndlaunch starts again: with the test worker, whose plan says what each start does. */
+#include <signal.h>
+#include <string.h>
+
+#include "runtime/base/clock.h"
+#include "tests/launch/tiny_job.h"
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    tiny_write_inputs(&dir);
+    launched_use_test_worker();
+    setenv("ND_TEST", "plan", 1);
+    setenv("ND_TEST_RANK", "1", 1);
+}
+
+static void teardown(void)
+{
+    launched_remove(&dir);
+}
+
+TestSuite(restarts, .init = setup, .fini = teardown, .timeout = 280);
+
+static void start(launched *l, const char *plan, const char *max_restarts)
+{
+    setenv("ND_TEST_PLAN", plan, 1);
+    tiny_ndlaunch(l, &dir, "out", 3,
+                  (const char *[]){"--max-restarts", max_restarts, "--save-steps", "1", NULL});
+}
+
+static void expect_code(launched *l, int expected)
+{
+    int code = launched_wait(l, LAUNCHED_SECONDS);
+    cr_assert_eq(code, expected, "%d, not %d: %s", code, expected, launched_read(l));
+}
+
+static void expect_starts(launched *l, int starts)
+{
+    int seen = launched_count(l, " of rank 0, run nd-");
+    cr_assert_eq(seen, starts, "%d starts, not %d: %s", seen, starts, l->text);
+}
+
+Test(restarts, a_killed_worker_is_followed_by_a_start_that_goes_on)
+{
+    launched l;
+    start(&l, "B0T46D40K9;B40T41X0", "3");
+    expect_code(&l, 0);
+    expect_starts(&l, 2);
+    assert_says(&l, "rank 1 failed first");
+    assert_says(&l, "ndlaunch: rank 1 failed (signal 9, Killed); restart 1 of 3 follows at once, "
+                    "from step 40\n");
+    assert_says(&l, "epoch 1 of rank 0, run nd-");
+    assert_says(&l, ".1, folder '/begun/in/start-0'\n");
+}
+
+/* The line needs a start that lives until ndlaunch has looked. */
+Test(restarts, the_first_step_of_a_restart_ends_with_a_line_about_it)
+{
+    launched l;
+    start(&l, "B0T46D40K9;B40T41", "3");
+    launched_until(&l, "since rank 1 failed (signal 9, Killed): 6 steps lost; ", 1,
+                   LAUNCHED_SECONDS);
+    assert_says(&l, "ndlaunch: restart 1 of 3, since rank 1 failed");
+    assert_says(&l, " s: detect 0.0");
+    assert_says(&l, ", wait 0.00, start ");
+    launched_until(&l, "of epoch 1 waits", 3, LAUNCHED_SECONDS);
+    kill(l.pid, SIGTERM);
+    expect_code(&l, 75);
+}
+
+Test(restarts, none_without_max_restarts)
+{
+    launched l;
+    start(&l, "B0T2D2K9", "0");
+    expect_code(&l, 137);
+    expect_starts(&l, 1);
+    cr_assert_null(strstr(l.text, "restart"), "%s", l.text);
+    cr_assert_null(strstr(l.text, "started again"), "%s", l.text);
+}
+
+Test(restarts, every_class_of_exit_code)
+{
+    static const struct {
+        int code;
+        bool restarts;
+    } cases[] = {{1, true},   {2, false}, {65, false}, {70, false}, {71, false},
+                 {73, false}, {74, true}, {75, false}, {124, true}, {7, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        launched l;
+        char plan[64];
+        snprintf(plan, sizeof plan, "B0T2D2E%d;B2T3X0", cases[i].code);
+        start(&l, plan, "1");
+        if (cases[i].code == 75) { /* the others are given time to reach the same step */
+            launched_until(&l, "epoch 0 waits", 2, LAUNCHED_SECONDS);
+            kill(l.pid, SIGTERM);
+        }
+        expect_code(&l, cases[i].restarts ? 0 : cases[i].code);
+        expect_starts(&l, cases[i].restarts ? 2 : 1);
+        if (!cases[i].restarts && cases[i].code != 75) {
+            assert_says(&l, "the job is not started again: this failure would come again\n");
+        }
+    }
+}
+
+Test(restarts, not_before_the_first_step)
+{
+    launched l;
+    start(&l, "B0K9", "5");
+    expect_code(&l, 137);
+    expect_starts(&l, 1);
+    assert_says(&l, "not started again: the failure came before the first step of this start\n");
+}
+
+Test(restarts, never_twice_without_a_newer_checkpoint)
+{
+    launched l;
+    start(&l, "B0T5K9;B0T3D3K9;B3T9D3K9", "5");
+    expect_code(&l, 137);
+    expect_starts(&l, 3);
+    assert_says(&l, "not started again: no checkpoint was completed since the last restart\n");
+    assert_says(&l, "restart 1 of 5 follows at once, from the beginning\n");
+    assert_says(&l, "restart 2 of 5 follows in 1 s, from step 3\n"); /* it failed soon */
+}
+
+Test(restarts, at_most_max_restarts)
+{
+    launched l;
+    start(&l, "B0T5D5E74;B5T6D6E1;B6T7D7K11", "2");
+    expect_code(&l, 128 + SIGSEGV);
+    expect_starts(&l, 3);
+    assert_says(&l, "not started again: all restarts of launch.max_restarts are used\n");
+    cr_assert_eq(launched_count(&l, "failed first"), 3, "%s", l.text);
+}
+
+Test(restarts, the_wait_grows_while_starts_fail_soon)
+{
+    launched l;
+    start(&l, "B0T1D1K9;B1T2D2K9;B2T3D3K9;B3T4X0", "9");
+    expect_code(&l, 0);
+    assert_says(&l, "restart 1 of 9 follows at once, ");
+    assert_says(&l, "restart 2 of 9 follows in 1 s, from step 2\n");
+    assert_says(&l, "restart 3 of 9 follows in 2 s, from step 3\n");
+}
+
+/* The third start waits for a minute and more in all; each signal ends it before. */
+Test(restarts, a_signal_ends_the_wait_and_the_job)
+{
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1};
+    for (int i = 0; i < 4; i++) {
+        launched l;
+        signal(numbers[i], SIG_DFL);
+        start(&l, "B0T1D1K9;B1T2D2K9;B2T3D3K9;B3T4D4K9", "9");
+        launched_until(&l, "follows in 2 s", 1, LAUNCHED_SECONDS);
+        kill(l.pid, numbers[i]);
+        int64_t begin = nd_clock_ns();
+        expect_code(&l, 75);
+        cr_expect_lt(nd_clock_ns() - begin, 1500000000, "it waited all the same");
+        assert_says(&l, ": the job ends before restart 3\n");
+        expect_starts(&l, 3);
+    }
+}
+
+/* As in a first start: they reach workers once these handle them. */
+Test(restarts, a_signal_in_a_restart_ends_the_job_as_ever)
+{
+    launched l;
+    start(&l, "B0T1D1K9;B1", "9");
+    launched_until(&l, "epoch 1 waits", 1, LAUNCHED_SECONDS);
+    kill(l.pid, SIGTERM);
+    expect_code(&l, 75);
+    assert_says(&l, "the job was stopped at a step boundary");
+    expect_starts(&l, 2);
+}
+
+/* A worker that fails after the signal is no reason to start again. */
+Test(restarts, none_after_a_signal)
+{
+    launched l;
+    start(&l, "B0T1D1", "9");
+    launched_until(&l, "epoch 0 waits", 3, LAUNCHED_SECONDS);
+    pid_t one = launched_worker(&l, 1);
+    kill(one, SIGSTOP);
+    kill(l.pid, SIGTERM);
+    usleep(300000);
+    kill(one, SIGKILL);
+    expect_code(&l, 137);
+    expect_starts(&l, 1);
+}
+
+Test(restarts, any_rank_may_be_killed)
+{
+    for (int rank = 0; rank < 3; rank++) {
+        launched l;
+        start(&l, "B0T8D5;B5T6X0", "1");
+        launched_until(&l, "epoch 0 waits", 3, LAUNCHED_SECONDS);
+        pid_t pids[3];
+        for (int i = 0; i < 3; i++) {
+            pids[i] = launched_worker(&l, i);
+        }
+        kill(pids[rank], SIGKILL);
+        expect_code(&l, 0);
+        for (int i = 0; i < 3; i++) {
+            cr_expect(launched_gone(pids[i]), "rank %d of the first start is still there", i);
+        }
+        expect_starts(&l, 2);
+    }
+}
+
+/* Nobody waits for them: a restart follows. */
+Test(restarts, workers_that_ignore_the_end_are_killed_at_once)
+{
+    launched l;
+    start(&l, "B0T8D5;B5T6X0", "1");
+    launched_until(&l, "epoch 0 waits", 3, LAUNCHED_SECONDS);
+    kill(launched_worker(&l, 0), SIGSTOP);
+    kill(launched_worker(&l, 2), SIGKILL);
+    int64_t begin = nd_clock_ns();
+    expect_code(&l, 0);
+    cr_expect_lt(nd_clock_ns() - begin, 2500000000, "the restart took too long");
+    cr_expect_null(strstr(l.text, "did not end in time"), "%s", l.text);
+}
+
+Test(restarts, no_worker_of_a_restart_outlives_a_killed_ndlaunch)
+{
+    launched l;
+    start(&l, "B0T8D5K9;B5T6", "1");
+    launched_until(&l, "epoch 1 waits", 3, LAUNCHED_SECONDS);
+    pid_t pids[3];
+    for (int rank = 0; rank < 3; rank++) {
+        pids[rank] = launched_child(&l, rank);
+    }
+    kill(l.pid, SIGKILL);
+    expect_code(&l, 137);
+    for (int rank = 0; rank < 3; rank++) {
+        cr_expect(launched_gone(pids[rank]), "rank %d is still there", rank);
+    }
+}
+
+Test(restarts, each_start_has_logs_of_its_own)
+{
+    launched l;
+    char logs[128];
+    snprintf(logs, sizeof logs, "%s/logs", dir.path);
+    setenv("ND_TEST_PLAN", "B0T8D5K9;B5T6X0", 1);
+    tiny_ndlaunch(
+        &l, &dir, "out", 2,
+        (const char *[]){"--max-restarts", "1", "--save-steps", "1", "--log-dir", logs, NULL});
+    expect_code(&l, 0);
+    cr_expect_eq(launched_shell("grep -q 'epoch 0 ' %s/nd-*/rank-0.stdout.log", logs), 0);
+    cr_expect_eq(launched_shell("grep -q 'epoch 1 ' %s/nd-*.1/rank-0.stdout.log", logs), 0);
+}
+
+/* ndlaunch does not grow with restarts: it keeps at most one former start, for its last output. */
+Test(restarts, many_restarts_leave_no_descriptors)
+{
+    launched l;
+    enum { STARTS = 6 };
+    char plan[STARTS * 24] = "";
+    for (int i = 0; i < STARTS; i++) {
+        size_t used = strlen(plan);
+        snprintf(plan + used, sizeof plan - used, "B%dT%dD%d;", i, i + 1, i + 1);
+    }
+    start(&l, plan, "100");
+    int before = 0;
+    for (int i = 0; i < 3; i++) {
+        char words[32];
+        snprintf(words, sizeof words, "epoch %d waits", i);
+        launched_until(&l, words, 3, LAUNCHED_SECONDS);
+        usleep(200000); /* outputs of the former start are read to their end */
+        int now = launched_shell("exit $(ls /proc/%d/fd | wc -l)", (int)l.pid);
+        cr_expect(i < 2 || now == before, "%d open files in start %d, %d before", now, i, before);
+        before = now;
+        kill(launched_child(&l, 1), SIGKILL);
+    }
+    kill(l.pid, SIGTERM);
+    launched_wait(&l, LAUNCHED_SECONDS);
+}
