@@ -29,7 +29,8 @@ const char *const *slurm_flags(const tempdir *dir, const char *name)
     static tiny_arguments a;
     a.count = 0;
     tiny_add(&a, tiny_flags(dir, name));
-    tiny_add(&a, (const char *[]){"--set", "log.interval=20", NULL});
+    tiny_add(&a, (const char *[]){"--set", "log.interval=20", "--checkpoint-frequency=0",
+                                  "--resume-from-checkpoint=none", NULL});
     a.list[a.count] = NULL;
     return a.list;
 }
@@ -86,6 +87,21 @@ static bool job_field(int job, const char *key, char *out, size_t capacity)
         snprintf(out, capacity, "%.*s", (int)strcspn(at, " \n"), at);
     }
     return at != NULL;
+}
+
+void slurm_until_requeued(launched *l, int job, double seconds)
+{
+    int64_t deadline = nd_clock_ns() + (int64_t)(seconds * 1e9);
+    char state[32] = "", restarts[32] = "";
+    for (;;) {
+        bool known = job_field(job, " JobState=", state, sizeof state) &&
+                     job_field(job, " Restarts=", restarts, sizeof restarts);
+        if (known && strcmp(state, "PENDING") == 0 && atoi(restarts) > 0) {
+            return;
+        }
+        cr_assert_lt(nd_clock_ns(), deadline, "job %d is %s:\n%s", job, state, launched_read(l));
+        usleep(POLL_US);
+    }
 }
 
 int slurm_wait(launched *l, int job, double seconds)

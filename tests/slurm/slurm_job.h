@@ -16,7 +16,8 @@ enum { SLURM_SECONDS = 120 };
 /* A folder with the tiny model and its text; ND_LAUNCH names the ndlaunch of this build. */
 void slurm_setup(tempdir *dir);
 
-/* tiny_flags, with a line in the log for every 20 steps. Valid until the next call. */
+/* tiny_flags, with a line in the log for every 20 steps and without the checkpoints of the batch
+ * scripts. Valid until the next call. */
 const char *const *slurm_flags(const tempdir *dir, const char *name);
 
 /*
@@ -25,6 +26,8 @@ const char *const *slurm_flags(const tempdir *dir, const char *name);
  */
 int slurm_submit(launched *l, const tempdir *dir, const char *name, const char *const *options,
                  const char *script, const char *const *further);
+/* Waits until the job was put back into the queue. */
+void slurm_until_requeued(launched *l, int job, double seconds);
 /* Its exit code, or 128 + signal, once it has ended. */
 int slurm_wait(launched *l, int job, double seconds);
 

@@ -305,3 +305,24 @@ Test(batch, warnings_and_a_time_limit_end_jobs_at_a_step)
     cr_assert_eq(slurm_wait(&limited, limit, 300), 75, "%s", launched_read(&limited));
     assert_says(&limited, "the job was stopped at a step boundary");
 }
+
+/* Slurm's warning reaches the batch shell: the job saves, requeues itself, and goes on. */
+Test(batch, a_warned_job_saves_requeues_itself_and_goes_on)
+{
+    launched l;
+    char whole[65536], resumed[65536];
+    const char *const further[] = {
+        "--num-steps", "500", "--checkpoint-frequency", "100000", "--resume-from-checkpoint",
+        "auto",        NULL};
+    train_on_one_host("tp_hsdp.yaml", further, whole, sizeof whole);
+    int job = slurm_submit(&l, &dir, "requeue", NULL, "tp_hsdp.sbatch", further);
+    launched_until(&l, "\nstep 20/", 1, SLURM_SECONDS);
+    cr_assert_eq(launched_shell("scancel --batch --signal=USR1 %d", job), 0);
+    slurm_until_requeued(&l, job, SLURM_SECONDS);
+    assert_says(&l, "the job is requeued");
+    cr_assert_eq(launched_shell("scontrol update jobid=%d StartTime=now", job), 0);
+    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
+    assert_says(&l, "resumed after step ");
+    tiny_metrics(&dir, "requeue", resumed, sizeof resumed);
+    cr_assert_str_eq(resumed, whole);
+}
