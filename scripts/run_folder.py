@@ -16,13 +16,19 @@ class Run:
 
     @functools.cached_property
     def rows(self):
-        """Every line of metrics.jsonl: steps and validations, in their order. Of a run that still writes, or was killed, the
-        last line may be incomplete; it does not count."""
+        """The lines of metrics.jsonl that count, in their order: steps, validations and events. Of a run that still writes,
+        or was killed, the last line may be incomplete; it does not count. Nor do lines of later steps above a line
+        "resumed": the run made these steps again."""
         text = (self.folder / "metrics.jsonl").read_text()
         lines = text.splitlines()
         if text and not text.endswith("\n"):
             lines.pop()
-        return [json.loads(line) for line in lines]
+        rows = []
+        for row in map(json.loads, lines):
+            if row.get("event") == "resumed":
+                rows = [kept for kept in rows if kept["step"] <= row["step"]]
+            rows.append(row)
+        return rows
 
     @functools.cached_property
     def steps(self):
