@@ -106,7 +106,7 @@ Test(run, warns_of_more_threads_than_cpus)
                  "--num-steps 1 --data-path text.txt --set output.save_model=false %s",
                  flags[i]);
         shell(&dir, command);
-        bool warned = strstr(shell_output, "are 4 threads on 1 cpu: ") != NULL;
+        bool warned = strstr(shell_output, "are 4 threads on 1 cpu, ") != NULL;
         cr_assert_eq(warned, i == 0, "%s", shell_output);
     }
 }
