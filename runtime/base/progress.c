@@ -33,8 +33,7 @@ static nd_status map_page(int fd, int count, nd_progress *out)
     int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
     if (p == MAP_FAILED) {
-        return nd_fail(ND_ERR_INTERNAL, "the progress page of %zu bytes cannot be mapped: %s",
-                       bytes, strerror(errno));
+        return nd_fail_system(errno, "the map of the progress page (%zu bytes)", bytes);
     }
     nd_progress_job *job = p;
     void *slots = job + 1;
@@ -53,8 +52,7 @@ nd_status nd_progress_create(int count, nd_progress *out)
 {
     int fd = memfd_create("nd-progress", 0);
     if (fd < 0 || ftruncate(fd, (off_t)page_bytes(count)) != 0) {
-        nd_status status =
-            nd_fail(ND_ERR_INTERNAL, "the progress page cannot be created: %s", strerror(errno));
+        nd_status status = nd_fail_system(errno, "the progress page");
         if (fd >= 0) {
             close(fd);
         }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/base/status.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +38,24 @@ nd_status nd_fail_memory(const char *what, ...)
     vsnprintf(text, sizeof text, what, args);
     va_end(args);
     return nd_fail(ND_ERR_RESOURCE, "out of host memory for %s", text);
+}
+
+nd_status nd_fail_system(int code, const char *what, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, what);
+    vsnprintf(text, sizeof text, what, args);
+    va_end(args);
+    if (code == ENOMEM) {
+        return nd_fail_memory("%s", text);
+    }
+    bool descriptors = code == EMFILE || code == ENFILE;
+    return nd_fail(code == EAGAIN || descriptors ? ND_ERR_RESOURCE : ND_ERR_INTERNAL,
+                   "%s cannot be made: %s%s", text, strerror(code),
+                   code == EAGAIN ? "; raise the limit of processes (ulimit -u)"
+                   : descriptors  ? "; raise the limit of open files (ulimit -n)"
+                                  : "");
 }
 
 nd_status nd_fail_elsewhere(nd_status status, const char *format, ...)

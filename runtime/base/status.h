@@ -20,7 +20,7 @@ typedef enum nd_status {
         2, /* usage or configuration: flags, YAML, mesh, keys, versions, missing device */
     ND_ERR_DATA = 65,       /* bad data, model or checkpoint file; a step without a label */
     ND_ERR_NUMERIC = 70,    /* NaN or infinity by policy */
-    ND_ERR_RESOURCE = 71,   /* memory of the host or a device is used up */
+    ND_ERR_RESOURCE = 71,   /* memory of the host or a device, or threads, are used up */
     ND_ERR_CANTCREATE = 73, /* output cannot be written or would overwrite something */
     ND_ERR_IO = 74,         /* I/O: network, port in use, lost peer, failing read */
     ND_ERR_PREEMPTED = 75,  /* asked to stop by a signal; ended at a step boundary */
@@ -51,6 +51,14 @@ nd_status nd_fail_elsewhere(nd_status status, const char *format, ...)
 /* Host memory ran out: fills the record with "out of host memory for <what>" and returns
  * ND_ERR_RESOURCE. Every failed allocation of host memory is reported through this. */
 nd_status nd_fail_memory(const char *what, ...) __attribute__((format(printf, 1, 2)));
+
+/*
+ * A call that makes a thread, a mapping or a file of memory failed with this errno. Fills the
+ * record with "<what> cannot be made: <reason>" and returns ND_ERR_RESOURCE where something is
+ * used up: memory (ENOMEM, through nd_fail_memory), threads (EAGAIN), descriptors (EMFILE,
+ * ENFILE). Else it returns ND_ERR_INTERNAL.
+ */
+nd_status nd_fail_system(int code, const char *what, ...) __attribute__((format(printf, 2, 3)));
 
 /* Appends " (while ...)" to the record; returns `status` so that it can end a return statement. */
 nd_status nd_fail_context(nd_status status, const char *format, ...)

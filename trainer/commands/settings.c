@@ -18,8 +18,7 @@ static nd_status read_inherited(nd_config *config, int fd)
     }
     char *text = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (text == MAP_FAILED) {
-        return nd_fail(ND_ERR_INTERNAL, "the inherited configuration cannot be mapped: %s",
-                       strerror(errno));
+        return nd_fail_system(errno, "the map of the inherited configuration");
     }
     const char *name = getenv("ND_CONFIG_NAME"); /* the file that ndlaunch read */
     nd_status status = nd_config_read_text(config, text, (size_t)st.st_size,

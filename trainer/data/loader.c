@@ -187,8 +187,7 @@ static nd_status make_primitives(nd_loader *loader)
     int code = pthread_create(&loader->thread, NULL, prefetch_main, loader);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (code != 0) {
-        return nd_fail(ND_ERR_INTERNAL, "cannot start the data prefetch thread: %s",
-                       strerror(code));
+        return nd_fail_system(code, "the data prefetch thread");
     }
     loader->thread_started = true;
     return ND_OK;

@@ -65,15 +65,15 @@ nd_status nd_command_line_read(int pid, nd_command_line *out)
         return nd_fail(ND_ERR_IO, "%s cannot be read: %s", path, strerror(errno));
     }
     FILE *copy = open_memstream(&line.text, &size); /* it ends with a NUL that is not counted */
-    for (size_t n; copy && (n = fread(bytes, 1, sizeof bytes, in)) > 0;) {
-        fwrite(bytes, 1, n, copy);
+    bool whole = copy != NULL;
+    for (size_t n; whole && (n = fread(bytes, 1, sizeof bytes, in)) > 0;) {
+        whole = fwrite(bytes, 1, n, copy) == n;
     }
     fclose(in);
-    if (copy) {
-        fclose(copy);
-    }
-    nd_status status =
-        size > 0 ? split(&line, size) : nd_fail(ND_ERR_IO, "%s holds no command line", path);
+    whole = copy && fclose(copy) == 0 && whole; /* both only lack memory when they fail */
+    nd_status status = !whole     ? nd_fail_memory("the command line of process %d", pid)
+                       : size > 0 ? split(&line, size)
+                                  : nd_fail(ND_ERR_IO, "%s holds no command line", path);
     if (status != ND_OK) {
         nd_command_line_free(&line);
         return status;

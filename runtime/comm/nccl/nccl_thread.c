@@ -89,10 +89,7 @@ nd_status nccl_thread_start(nd_transport *transport)
     nccl_state *state = nccl_state_of(transport);
     int code = pthread_create(&state->thread, NULL, watch, transport);
     if (code != 0) {
-        return nd_fail(ND_ERR_RESOURCE,
-                       "the thread that watches NCCL cannot start (error %d): raise the limit of "
-                       "processes (ulimit -u)",
-                       code);
+        return nd_fail_system(code, "the thread that watches NCCL");
     }
     state->has_thread = true;
     return ND_OK;

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/yaml.h"
@@ -23,6 +24,7 @@
 #include "trainer/precision/precision.h"
 #include "trainer/weights/coverage.h"
 #include "trainer/weights/safetensors.h"
+#include "trainer/worker/worker.h"
 
 static _Thread_local int64_t until_failure; /* allocations; 0: none fails */
 
@@ -95,6 +97,19 @@ static nd_status parse_yaml(void)
 Test(out_of_memory, yaml)
 {
     expect_resource(parse_yaml);
+}
+
+static nd_status read_command_line(void)
+{
+    nd_command_line line = {0};
+    nd_status status = nd_command_line_read((int)getpid(), &line);
+    nd_command_line_free(&line);
+    return status;
+}
+
+Test(out_of_memory, command_line)
+{
+    expect_resource(read_command_line);
 }
 
 static nd_status read_config(void)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
@@ -54,6 +55,18 @@ Test(status, the_record_holds_the_sentence_and_the_macros_pass_the_status_up)
     nd_error_clear();
     cr_assert_eq(nd_error_last()->status, ND_OK);
     cr_assert_str_eq(nd_error_last()->message, "");
+}
+
+Test(status, what_the_system_has_no_more_of_has_one_status)
+{
+    static const int used_up[] = {ENOMEM, EAGAIN, EMFILE, ENFILE};
+    for (size_t i = 0; i < sizeof used_up / sizeof *used_up; i++) {
+        cr_expect_eq(nd_fail_system(used_up[i], "thread %d", 3), ND_ERR_RESOURCE);
+    }
+    cr_expect_eq(nd_fail_system(ENOMEM, "thread %d", 3), ND_ERR_RESOURCE);
+    cr_expect_str_eq(nd_error_last()->message, "out of host memory for thread 3");
+    cr_expect_eq(nd_fail_system(EINVAL, "thread %d", 3), ND_ERR_INTERNAL);
+    cr_expect_str_eq(nd_error_last()->message, "thread 3 cannot be made: Invalid argument");
 }
 
 Test(status, control_characters_are_escaped)
