@@ -298,9 +298,9 @@ void nd_member_asked(nd_member *m)
     nd_member_failed(m, ND_ERR_PREEMPTED);
 }
 
-void nd_member_ended(nd_member *m, int code, bool asked, const char *screen)
+void nd_member_ended(nd_member *m, const nd_nodes_end *end, const char *screen)
 {
-    const uint32_t numbers[] = {(uint32_t)code, (uint32_t)m->epoch, asked};
+    const uint32_t numbers[] = {(uint32_t)end->code, (uint32_t)m->epoch, end->asked};
     m->ended = true;
     if (screen[0]) {
         fputs(screen, stderr);

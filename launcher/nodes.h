@@ -106,10 +106,8 @@ nd_status nd_coordinator_gather(nd_coordinator *coordinator, nd_server *server);
 nd_status nd_coordinator_watch(nd_coordinator *coordinator);
 /* The first failure of a worker of this node. */
 void nd_coordinator_failed(nd_coordinator *coordinator, int code);
-/* All workers of this node have ended; `screen` is the failure screen or "". Of `how`, this takes
- * asked, occurred_ns and words. */
-void nd_coordinator_ended(nd_coordinator *coordinator, int code, const nd_nodes_end *how,
-                          const char *screen);
+/* All workers of this node have ended; `screen` is the failure screen or "". */
+void nd_coordinator_ended(nd_coordinator *coordinator, const nd_nodes_end *end, const char *screen);
 /* After options.over: starts the workers of all nodes again, as soon as all nodes are here. If some
  * are still missing after nd_nodes_limit, the job ends with the code of the failure. */
 void nd_coordinator_restart(nd_coordinator *coordinator, int64_t epoch, const char *run_folder);
@@ -138,7 +136,7 @@ nd_status nd_member_join(const nd_nodes_options *options, const uint8_t key[ND_K
 /* The same calls as the coordinator's. */
 nd_status nd_member_watch(nd_member *member);
 void nd_member_failed(nd_member *member, int code);
-void nd_member_ended(nd_member *member, int code, bool asked, const char *screen);
+void nd_member_ended(nd_member *member, const nd_nodes_end *end, const char *screen);
 /* A signal came while no worker ran: node 0 is to end the job. */
 void nd_member_asked(nd_member *member);
 void nd_member_destroy(nd_member *member);

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/roster.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/rdzv/ranks.h"
+
+nd_status nd_roster_init(int count, const char *own_host, nd_roster *out)
+{
+    nd_node *nodes;
+    ND_TRY(ND_ALLOC(count, &nodes));
+    nodes[0].joined = true;
+    snprintf(nodes[0].host, sizeof nodes[0].host, "%s", own_host);
+    *out = (nd_roster){nodes, count};
+    return ND_OK;
+}
+
+void nd_roster_fini(nd_roster *roster)
+{
+    for (int i = 0; i < roster->count; i++) {
+        free(roster->nodes[i].screen);
+    }
+    free(roster->nodes);
+    *roster = (nd_roster){0};
+}
+
+void nd_roster_begin(nd_roster *roster)
+{
+    for (int i = 0; i < roster->count; i++) {
+        nd_node *n = &roster->nodes[i];
+        free(n->screen);
+        n->screen = NULL;
+        n->lost = n->ended = n->waits = false;
+        n->code = 0;
+        n->failed_ns = 0;
+        n->heard_ns = nd_clock_ns();
+    }
+}
+
+bool nd_roster_all_joined(const nd_roster *roster)
+{
+    for (int i = 0; i < roster->count; i++) {
+        if (!roster->nodes[i].joined) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool nd_roster_all_over(const nd_roster *roster)
+{
+    for (int i = 0; i < roster->count; i++) {
+        if (!roster->nodes[i].ended && !roster->nodes[i].lost) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool nd_roster_has_failed(const nd_roster *roster)
+{
+    for (int i = 0; i < roster->count; i++) {
+        const nd_node *n = &roster->nodes[i];
+        if (n->failed_ns != 0 && (n->code != ND_ERR_PREEMPTED || n->lost)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/*
+ * A failure with a lower weight explains one with a higher weight, whichever arrived first: a
+ * failure on one node makes the others lose peers (74), and a stop at a step boundary (75) explains
+ * no failure.
+ */
+static int weight(const nd_node *n)
+{
+    return n->code == ND_ERR_PREEMPTED ? 2 : n->code == ND_ERR_IO && !n->lost ? 1 : 0;
+}
+
+int nd_roster_first_failure(const nd_roster *roster)
+{
+    int first = -1;
+    for (int i = 0; i < roster->count; i++) {
+        const nd_node *n = &roster->nodes[i];
+        if (n->failed_ns == 0) {
+            continue;
+        }
+        const nd_node *f = first < 0 ? NULL : &roster->nodes[first];
+        if (!f || weight(n) < weight(f) ||
+            (weight(n) == weight(f) && n->failed_ns < f->failed_ns)) {
+            first = i;
+        }
+    }
+    return first;
+}
+
+nd_status nd_roster_missing(const nd_roster *roster, double seconds, char *out, size_t capacity)
+{
+    char missing[256];
+    bool *here;
+    int absent = 0;
+    ND_TRY(ND_ALLOC(roster->count, &here));
+    for (int i = 0; i < roster->count; i++) {
+        here[i] = roster->nodes[i].joined;
+        absent += !here[i];
+    }
+    nd_ranks_text(here, false, roster->count, missing, sizeof missing);
+    free(here);
+    snprintf(out, capacity, "%s %s of %d nodes %s after %.3g s", absent > 1 ? "nodes" : "node",
+             missing, roster->count, absent > 1 ? "are missing" : "is missing", seconds);
+    return ND_OK;
+}
+
+void nd_node_fail(nd_node *n, int code)
+{
+    n->code = n->failed_ns == 0 ? code : n->code;
+    n->failed_ns = n->failed_ns == 0 ? nd_clock_ns() : n->failed_ns;
+}
+
+void nd_node_lose(nd_node *n, int index, const char *why)
+{
+    char text[512];
+    if (n->lost || n->ended) {
+        return;
+    }
+    n->lost = true;
+    nd_node_fail(n, ND_ERR_IO);
+    n->code = ND_ERR_IO;
+    snprintf(text, sizeof text, "\nndlaunch: node %d (host %s) was lost: %s\n", index, n->host,
+             why);
+    free(n->screen);
+    n->screen = strdup(text);
+}
+
+void nd_node_end(nd_node *n, int code, const char *screen, size_t bytes)
+{
+    n->ended = true;
+    free(n->screen);
+    n->screen = bytes > 0 ? strndup(screen, bytes) : NULL;
+    if (code != 0) {
+        nd_node_fail(n, code);
+        n->code = code;
+    }
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_LAUNCHER_ROSTER_H
+#define ND_LAUNCHER_ROSTER_H
+/*
+ * What node 0 knows about each node of the job: whether it is connected, how its workers of this
+ * start ended, and which failure came first. Data without frames and timers.
+ */
+#include "runtime/rdzv/server.h"
+
+typedef struct nd_node {
+    nd_peer *peer; /* NULL: not connected */
+    bool joined;
+    bool waits; /* it joined and waits for the next start; its workers of this one were lost */
+    bool lost, ended; /* in this start */
+    int64_t heard_ns;
+    int code;
+    int64_t failed_ns; /* when its first failure arrived at node 0, 0: none */
+    char host[ND_WIRE_TEXT_MAX];
+    char *screen; /* owned */
+} nd_node;
+
+typedef struct nd_roster {
+    nd_node *nodes; /* [count]; 0 is node 0 itself */
+    int count;
+} nd_roster;
+
+nd_status nd_roster_init(int count, const char *own_host, nd_roster *out);
+void nd_roster_fini(nd_roster *roster);
+/* Forgets how the last start ended. */
+void nd_roster_begin(nd_roster *roster);
+
+bool nd_roster_all_joined(const nd_roster *roster);
+/* No node has workers of this start any more. */
+bool nd_roster_all_over(const nd_roster *roster);
+/* Some worker failed, or some node was lost. A stop at a step boundary is no failure. */
+bool nd_roster_has_failed(const nd_roster *roster);
+/* The node with the failure that explains the others; -1: none failed. */
+int nd_roster_first_failure(const nd_roster *roster);
+/* "node 1 of 2 nodes is missing after 10 s" */
+nd_status nd_roster_missing(const nd_roster *roster, double seconds, char *out, size_t capacity);
+
+/* Records when its first failure arrived, and that one's code. */
+void nd_node_fail(nd_node *node, int code);
+/* Records that the node itself was lost, and the screen that says why; does nothing when its
+ * workers have ended. */
+void nd_node_lose(nd_node *node, int index, const char *why);
+/* Its workers have ended. The screen is copied; bytes may be 0. */
+void nd_node_end(nd_node *node, int code, const char *screen, size_t bytes);
+
+#endif

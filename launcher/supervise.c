@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/supervise.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/log.h"
+#include "runtime/base/shm_folder.h"
+#include "runtime/rdzv/uv.h"
+
+enum { LOOK_MS = 10 }; /* between two looks for the first step after a restart */
+
+nd_status nd_supervisor_create(nd_supervisor **out)
+{
+    nd_supervisor *s;
+    ND_TRY(ND_ALLOC(1, &s));
+    if (ND_ALLOC(1, &s->attempt) != ND_OK) {
+        free(s);
+        return nd_error_last()->status;
+    }
+    *out = s;
+    return ND_OK;
+}
+
+/* The attempts before the current one, as far as the loop has closed all of them. */
+static void free_former(nd_supervisor *s, bool all)
+{
+    for (nd_attempt **at = &s->former; *at;) {
+        nd_attempt *attempt = *at;
+        if (all || nd_attempt_is_closed(attempt)) {
+            *at = attempt->next;
+            nd_attempt_fini(attempt);
+            free(attempt);
+        } else {
+            at = &attempt->next;
+        }
+    }
+}
+
+void nd_supervisor_destroy(nd_supervisor *s)
+{
+    if (s) {
+        s->attempt->next = s->former;
+        s->former = s->attempt;
+        free_former(s, true);
+        free(s);
+    }
+}
+
+static nd_status start(nd_supervisor *s, int64_t epoch)
+{
+    nd_attempt_options *o = &s->options;
+    s->epoch = o->epoch = epoch;
+    nd_restart_run_id(s->job, epoch, s->run_id, sizeof s->run_id);
+    ND_TRY(nd_output_make_folder(o->config->launch.log_dir, s->run_id, s->log_folder,
+                                 sizeof s->log_folder));
+    nd_status status = nd_attempt_start(o, s->attempt);
+    s->times.started = s->attempt->started_ns;
+    return status;
+}
+
+nd_status nd_supervisor_begin(nd_supervisor *s, const nd_attempt_options *options, const char *job,
+                              int64_t epoch, const char *run_folder)
+{
+    s->options = *options;
+    s->options.run_id = s->run_id;
+    s->options.log_folder = s->log_folder;
+    s->options.run_folder = s->run_folder;
+    s->job = job;
+    snprintf(s->run_folder, sizeof s->run_folder, "%s", run_folder);
+    ND_TRY(ND_UV(uv_timer_init(options->loop, &s->first_step_timer)));
+    s->first_step_timer.data = s;
+    return start(s, epoch);
+}
+
+/* The line about a restart, once its first step is done. */
+static void print_first_step(nd_supervisor *s)
+{
+    const nd_progress *page = &s->attempt->progress;
+    nd_restart_times *t = &s->times;
+    char text[256];
+    if (!uv_is_active((uv_handle_t *)&s->first_step_timer)) {
+        return;
+    }
+    t->first_step = nd_progress_marked_ns(page, ND_MARK_FIRST_STEP);
+    if (t->first_step == 0) {
+        return;
+    }
+    uv_timer_stop(&s->first_step_timer);
+    t->joined = nd_progress_marked_ns(page, ND_MARK_JOINED);
+    t->loaded = nd_progress_marked_ns(page, ND_MARK_LOADED);
+    t->steps_from = nd_progress_first_step(page);
+    nd_restart_text(t, text, sizeof text);
+    nd_log_info("ndlaunch: restart %lld of %lld, since %s: %s", (long long)s->epoch,
+                (long long)s->options.config->launch.max_restarts, s->what, text);
+    *t = (nd_restart_times){0};
+}
+
+static void on_first_step_timer(uv_timer_t *timer)
+{
+    print_first_step(timer->data);
+}
+
+static nd_status start_next(nd_supervisor *s, int64_t epoch)
+{
+    nd_attempt *next;
+    ND_TRY(ND_ALLOC(1, &next));
+    nd_attempt_retire(s->attempt);
+    s->attempt->next = s->former;
+    s->former = s->attempt;
+    s->attempt = next;
+    return start(s, epoch);
+}
+
+void nd_supervisor_again(nd_supervisor *s, int64_t epoch, const char *run_folder)
+{
+    if (run_folder != s->run_folder) {
+        snprintf(s->run_folder, sizeof s->run_folder, "%s", run_folder);
+    }
+    nd_shm_folders_clean(); /* the memory of killed workers, which the next ones need */
+    free_former(s, false);
+    nd_status status = start_next(s, epoch);
+    if (status != ND_OK) {
+        nd_log_error("ndlaunch: start %lld of the workers failed: %s", (long long)epoch,
+                     nd_error_last()->message);
+        s->start_failed = status;
+        nd_attempt_kill(s->attempt, ND_KILLED_GRACE);
+        if (s->attempt->running == 0) {
+            s->options.ended(s->options.context);
+        }
+    } else if (s->options.first_rank == 0) {
+        uv_timer_start(&s->first_step_timer, on_first_step_timer, LOOK_MS, LOOK_MS);
+    }
+}
+
+void nd_supervisor_stop(nd_supervisor *s, int patience_ms)
+{
+    if (s->times.seen == 0) {
+        print_first_step(s);
+        s->times.seen = nd_clock_ns();
+    }
+    nd_attempt_stop(s->attempt, patience_ms);
+}
+
+/* What this start has reached, as rank 0 says on node 0's page, and how it ends with this code. */
+static nd_restart_case restart_case(const nd_supervisor *s, int code)
+{
+    const nd_progress *page = &s->attempt->progress;
+    nd_restart_case c = {.code = code,
+                         .asked = s->asked,
+                         .epoch = s->epoch,
+                         .max_restarts = s->options.config->launch.max_restarts,
+                         .brief = s->brief};
+    int64_t stepped_ns = page->job ? nd_progress_marked_ns(page, ND_MARK_FIRST_STEP) : 0;
+    if (stepped_ns != 0) {
+        c.stepped = true;
+        c.began_at = nd_progress_first_step(page);
+        c.durable = nd_progress_durable_step(page);
+        c.seconds = (double)(nd_clock_ns() - stepped_ns) * 1e-9;
+    }
+    return c;
+}
+
+int nd_supervisor_patience_ms(const nd_supervisor *s, int code)
+{
+    const nd_restart_case c = restart_case(s, code);
+    return nd_restart_decide(&c).verdict == ND_RESTART_YES ? nd_restart_patience_ms(code)
+                                                           : ND_STOP_MS;
+}
+
+/* Keeps what the page of this start tells, for the next one and the lines about it. A start that
+ * failed completed a step, so that its page has a job's part. */
+static void remember(nd_supervisor *s, const nd_nodes_end *end)
+{
+    const nd_progress *page = &s->attempt->progress;
+    nd_restart_times *t = &s->times;
+    int64_t first = nd_progress_first_step(page);
+    int64_t done = nd_progress_completed_steps(&page->slots[0]);
+    const char *folder = nd_progress_run_folder(page);
+    t->occurred = end->occurred_ns;
+    t->seen = t->seen ? t->seen : nd_clock_ns();
+    t->ended = nd_clock_ns();
+    t->steps_before = done > first ? done : first;
+    t->steps_from = nd_progress_durable_step(page);
+    snprintf(s->what, sizeof s->what, "%s", end->words);
+    if (folder[0]) {
+        snprintf(s->run_folder, sizeof s->run_folder, "%s", folder);
+    }
+}
+
+static void print_restart(const nd_supervisor *s, double wait_seconds)
+{
+    char when[48] = "at once", from[48] = "the beginning";
+    if (wait_seconds > 0) {
+        snprintf(when, sizeof when, "in %g s", wait_seconds);
+    }
+    if (s->times.steps_from > 0) {
+        snprintf(from, sizeof from, "step %lld", (long long)s->times.steps_from);
+    }
+    nd_log_warning("ndlaunch: %s; restart %lld of %lld follows %s, from %s", s->what,
+                   (long long)s->epoch + 1, (long long)s->options.config->launch.max_restarts, when,
+                   from);
+}
+
+bool nd_supervisor_restarts(nd_supervisor *s, const nd_nodes_end *end, double *wait_seconds)
+{
+    nd_restart_case c = restart_case(s, end->code);
+    c.asked |= end->asked;
+    nd_restart_choice choice = nd_restart_decide(&c);
+    print_first_step(s);
+    uv_timer_stop(&s->first_step_timer);
+    if (choice.verdict != ND_RESTART_YES) {
+        const char *reason = nd_restart_reason(choice.verdict);
+        if (reason) {
+            nd_log_warning("ndlaunch: the job is not started again: %s", reason);
+        }
+        return false;
+    }
+    remember(s, end);
+    s->brief = choice.brief;
+    print_restart(s, choice.wait_seconds);
+    *wait_seconds = choice.wait_seconds;
+    return true;
+}
