@@ -201,14 +201,10 @@ static nd_status add_entry(const char *run, const char *name, nd_saved **list, i
                            int *capacity)
 {
     char *path = NULL;
-    struct stat st;
     ND_TRY(nd_fs_format(&path, "%s/%s", run, name));
-    nd_status status = ND_OK;
-    if (lstat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
-        status = grow(list, *count, capacity);
-        if (status == ND_OK && nd_saved_examine(path, &(*list)[*count]) == ND_OK) {
-            ++*count;
-        }
+    nd_status status = grow(list, *count, capacity);
+    if (status == ND_OK && nd_saved_examine(path, &(*list)[*count]) == ND_OK) { /* a folder */
+        ++*count;
     }
     free(path);
     return status;

@@ -64,12 +64,13 @@ static nd_status add_tensor(batch *b, const nd_param *param, nd_state_kind array
 static nd_status make_buffers(batch *b)
 {
     const nd_layout *layout = b->walk->layout;
+    int64_t most = b->walk->batch_elements > 0 ? b->walk->batch_elements : BATCH_ELEMENTS;
     int64_t all = 0, row = 0;
     for (int i = 0; i < layout->param_count; i++) {
         all += layout->params[i].rows * layout->params[i].cols * b->walk->arrays;
         row = nd_max(row, layout->params[i].cols);
     }
-    b->elements = nd_max(nd_min(all, (int64_t)BATCH_ELEMENTS), row);
+    b->elements = nd_max(nd_min(all, most), row);
     for (int s = 0; s < b->walk->source_count; s++) {
         ND_TRY(ND_ALLOC(b->elements, &b->buffers[s]));
     }

@@ -5,7 +5,8 @@
  * All tensors of one source or of two, from the first to the last element, in bounded memory: for
  * export and for comparisons.
  *
- * Elements are read in batches of 32 MiB from each source, whatever the size of the model.
+ * Elements are read in batches of 32 MiB from each source, whatever the size of the model; a row of a
+ * matrix is the least.
  */
 #include "trainer/checkpoint/source.h"
 
@@ -24,6 +25,7 @@ typedef struct nd_tensors_walk {
     int arrays;              /* the first so many of each tensor */
     nd_source *sources[ND_TENSOR_SOURCES_MAX];
     int source_count;
+    int64_t batch_elements; /* 0: those of 32 MiB */
     /* Tensors come in the order of the layout, their arrays one after the other, parts
      * ascending. */
     nd_status (*visit)(void *context, const nd_tensor_part *part);
