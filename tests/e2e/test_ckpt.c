@@ -5,9 +5,12 @@
  * (one rank) of the same weights and moments.
  */
 #include <criterion/criterion.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "tests/support/inputs.h"
 #include "tests/support/shell.h"
+#include "tests/support/skip.h"
 
 static tempdir dir;
 
@@ -286,4 +289,80 @@ Test(ckpt, control_characters_are_escaped)
     shell(&dir, "mkdir \"$(printf 'run/.tmp-checkpoint-7-\\033[2J')\" && " CKPT "ls run");
     says("\\x1b[2J");
     says_not("\033");
+}
+
+/* A run of its own: 6 steps, checkpoints 3 and 6, its model in real/model. */
+static void train(const char *flags)
+{
+    char command[1024];
+    snprintf(command, sizeof command,
+             ND_LAUNCH " --device cpu --data-path text.txt --validation-path '' "
+                       "--sequence-length 64 --num-steps 6 --checkpoint-frequency 3 "
+                       "--save-dir real %s",
+             flags);
+    shell(&dir, command);
+}
+
+static void write_inputs(void)
+{
+    inputs_write_text(&dir, 100 * 65);
+    inputs_write_model(&dir, 32, 64, 2);
+}
+
+Test(ckpt, export_is_what_the_run_saved)
+{
+    write_inputs();
+    train("--model-config model.json --num-processes 4 --dp-shard-size 2 --tp-size 2");
+    shell(&dir, CKPT "export real a && diff -r a real/model && " CKPT
+                     "export real/checkpoint-3 b && ! cmp -s a/model.safetensors "
+                     "b/model.safetensors && test -f a/tokenizer.json && " CKPT
+                     "export real c --dtype fp32 && " CKPT "diff real c && " CKPT "verify real");
+    ends(1, CKPT "diff real/checkpoint-3 real", "step: 3 in A, 6 in B\n");
+    says("model.layers.1.mlp.up_proj.weight: ");
+    says("optimizer.state.model.norm.weight.exp_avg: ");
+    shell(&dir, CKPT "ls real");
+    says("       6  checkpoint-6       good ");
+}
+
+/* The run goes on from a model with a tokenizer; the checkpoint says from which. */
+Test(ckpt, export_finds_the_tokenizer_of_the_first_model)
+{
+    write_inputs();
+    train("--model-config model.json --save-model true");
+    shell(&dir, "mv real/model first && rm -r real && echo other >first/tokenizer.json && echo "
+                "{} >first/generation_config.json && (cd first && sha256sum *.json "
+                "*.safetensors >SHA256SUMS)");
+    train("--model-path first");
+    shell(&dir, CKPT "export real a && diff -r a real/model && test -f a/generation_config.json");
+    shell(&dir, "mv first second && " CKPT "export real b && cmp a/model.safetensors "
+                "b/model.safetensors");
+    says("warning: ");
+    says("the run began with the model \"first\", which is not found from here");
+    shell(&dir, CKPT "export real c --side-files second && diff -r a c");
+}
+
+Test(ckpt, a_checkpoint_with_a_model_is_a_model)
+{
+    const char *python = getenv("ND_PEER_PYTHON");
+    write_inputs();
+    train("--model-config model.json --checkpoint-export-model true --num-processes 2 "
+          "--dp-shard-size 2");
+    shell(&dir, "cd real/checkpoint-6 && for f in ../model/*; do cmp $f ${f##*/} || exit 1; done");
+    shell(&dir, CKPT "verify real && " CKPT "ls real");
+    says("with model\n");
+    shell(&dir, ND_TRAIN " check --device cpu --data-path text.txt --sequence-length 64 "
+                         "--num-steps 1 --model-path real/checkpoint-6");
+    if (!python) {
+        teardown();
+        skip_test("ND_PEER_PYTHON names no Python with torch and transformers");
+    }
+    char command[512];
+    snprintf(
+        command, sizeof command,
+        "'%s' -c \"from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; m = "
+        "M.from_pretrained('real/checkpoint-6'); t = T.from_pretrained('real/checkpoint-6'); "
+        "print(sum(p.numel() for p in m.parameters()), t('ab').input_ids)\"",
+        python);
+    shell(&dir, command);
+    says(" [97, 98]");
 }

@@ -41,7 +41,7 @@ static bool is_folder_with_config(const char *folder)
  * model that the run began with. *out is NULL when there was none, owned by the caller.
  */
 static nd_status choose_side_files(const char *folder, const nd_manifest *manifest,
-                                   const char *flag, char **out)
+                                   bool byte_tokenizer, const char *flag, char **out)
 {
     const char *path = setting(manifest, "model.path"), *name = setting(manifest, "model.name");
     if (flag) {
@@ -58,8 +58,10 @@ static nd_status choose_side_files(const char *folder, const nd_manifest *manife
     }
     if (path[0] || name[0]) {
         nd_error_clear();
-        nd_log_warning("the tokenizer is not exported: the run began with the model \"%s\", which "
-                       "is not found from here; give its folder with --side-files",
+        nd_log_warning("%s not exported: the run began with the model \"%s\", which is not found "
+                       "from here; give its folder with --side-files",
+                       byte_tokenizer ? "generation_config.json is"
+                                      : "tokenizer and generation_config.json are",
                        path[0] ? path : name);
     }
     return ND_OK;
@@ -72,10 +74,11 @@ static nd_status export(const char *folder, const nd_manifest *manifest, const n
     nd_status status = ND_OK;
     double begin = nd_clock_seconds();
     ND_TRY_OUT(choose_dtype(manifest, call->values[FLAG_DTYPE], &options.dtype));
-    ND_TRY_OUT(choose_side_files(folder, manifest, call->values[FLAG_SIDE_FILES], &side_files));
-    options.source = side_files;
     options.byte_tokenizer =
         manifest->shape.vocab == 256 && strcmp(setting(manifest, "data.tokenizer"), "bytes") == 0;
+    ND_TRY_OUT(choose_side_files(folder, manifest, options.byte_tokenizer,
+                                 call->values[FLAG_SIDE_FILES], &side_files));
+    options.source = side_files;
     ND_TRY_OUT(nd_checkpoint_export(folder, manifest, &options));
     double seconds = nd_clock_seconds() - begin;
     double bytes =
