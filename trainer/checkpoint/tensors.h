@@ -5,8 +5,8 @@
  * All tensors of one source or of two, from the first to the last element, in bounded memory: for
  * export and for comparisons.
  *
- * Elements are read in batches of 32 MiB from each source, whatever the size of the model; a row of a
- * matrix is the least.
+ * Elements are read in batches of 32 MiB from each source, whatever the size of the model. A row of
+ * a matrix is never cut.
  */
 #include "trainer/checkpoint/source.h"
 
