@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The trainer itself under --max-restarts: a rank that is killed at any moment costs steps, and
+ * nothing else. Every loss, norm and learning rate equals that of an undisturbed run.
+ */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/launch/tiny_job.h"
+
+enum { WORKERS = 4, STEPS = 120, STEP_BYTES = 160 };
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    tiny_write_inputs(&dir);
+    unsetenv("ND_WORKER");
+}
+
+static void teardown(void)
+{
+    launched_remove(&dir);
+}
+
+TestSuite(kill, .init = setup, .fini = teardown, .timeout = 500);
+
+static void start(launched *l, const char *name, const char *const *further)
+{
+    char steps[16];
+    snprintf(steps, sizeof steps, "%d", STEPS);
+    tiny_arguments a = {0};
+    tiny_add(&a, (const char *[]){"--num-steps", steps, "--save-steps", "10", NULL});
+    tiny_add(&a, further);
+    tiny_ndlaunch(l, &dir, name, WORKERS, a.list);
+}
+
+typedef struct history {
+    char step[STEPS + 1][STEP_BYTES]; /* the last record of each step: loss, norm, learning rate */
+} history;
+
+/* How many records of steps there are. */
+static int read_history(const char *name, history *out)
+{
+    char path[256], line[8192];
+    int records = 0;
+    memset(out, 0, sizeof *out);
+    snprintf(path, sizeof path, "%s/run-%s/metrics.jsonl", dir.path, name);
+    FILE *f = fopen(path, "r");
+    cr_assert_not_null(f, "%s", path);
+    while (fgets(line, sizeof line, f)) {
+        const char *end = strstr(line, ",\"tokens\"");
+        long step = strncmp(line, "{\"step\":", 8) == 0 ? strtol(line + 8, NULL, 10) : 0;
+        if (step > 0 && end) {
+            cr_assert(step <= STEPS && end - line < STEP_BYTES, "%s", line);
+            snprintf(out->step[step], STEP_BYTES, "%.*s", (int)(end - line), line);
+            records++;
+        }
+    }
+    fclose(f);
+    return records;
+}
+
+static void expect_history(const char *name, const history *whole)
+{
+    static history seen;
+    int records = read_history(name, &seen);
+    cr_expect_geq(records, STEPS);
+    for (int i = 1; i <= STEPS; i++) {
+        cr_assert_str_eq(seen.step[i], whole->step[i], "%s, step %d", name, i);
+    }
+}
+
+static void expect_done(launched *l)
+{
+    int code = launched_wait(l, LAUNCHED_SECONDS);
+    cr_assert_eq(code, 0, "%d: %s", code, launched_read(l));
+}
+
+static const history *undisturbed(void)
+{
+    static history whole;
+    launched l;
+    start(&l, "whole", NULL);
+    expect_done(&l);
+    cr_assert_eq(read_history("whole", &whole), STEPS);
+    return &whole;
+}
+
+/* Each rank in turn, before and after the first checkpoint, and while one is written. */
+Test(kill, each_rank_at_some_step)
+{
+    static const int at[] = {4, 11, 19, 20, 21, 35, 50, 71};
+    const history *whole = undisturbed();
+    for (int i = 0; i < (int)(sizeof at / sizeof *at); i++) {
+        launched l;
+        char name[32];
+        snprintf(name, sizeof name, "killed-%d", i);
+        start(&l, name, (const char *[]){"--max-restarts", "1", NULL});
+        launched_until(&l, "\nstep ", at[i], LAUNCHED_SECONDS);
+        kill(launched_child(&l, i % WORKERS), SIGKILL);
+        expect_done(&l);
+        assert_says(&l, "restart 1 of 1 follows at once, from ");
+        assert_says(&l, "restart 1 of 1, since rank ");
+        expect_history(name, whole);
+    }
+}
+
+/* One job, three kills: the second and third come while the last checkpoint is newer than the one
+ * from which the job went on. */
+Test(kill, several_times_in_one_job)
+{
+    const history *whole = undisturbed();
+    launched l;
+    start(&l, "killed", (const char *[]){"--max-restarts", "3", NULL});
+    for (int i = 0; i < 3; i++) {
+        char words[32];
+        snprintf(words, sizeof words, "checkpoint of step %d ", 20 + 30 * i);
+        launched_until(&l, words, 1, LAUNCHED_SECONDS);
+        kill(launched_child(&l, 3 - i), SIGKILL);
+        snprintf(words, sizeof words, "restart %d of 3, since", i + 1);
+        launched_until(&l, words, 1, LAUNCHED_SECONDS);
+    }
+    expect_done(&l);
+    expect_history("killed", whole);
+}
+
+/* A worker that stands still is found by its peers, whose deadline is short here. */
+Test(kill, a_stopped_rank_is_a_reason_too)
+{
+    const history *whole = undisturbed();
+    launched l;
+    start(&l, "stopped",
+          (const char *[]){"--max-restarts", "1", "--comm-timeout-seconds", "5", NULL});
+    launched_until(&l, "\nstep ", 25, LAUNCHED_SECONDS);
+    kill(launched_child(&l, 2), SIGSTOP);
+    expect_done(&l);
+    assert_says(&l, "failed (exit code 124, ");
+    assert_says(&l, "detect 5.");
+    expect_history("stopped", whole);
+}
+
+Test(kill, a_killed_ndlaunch_goes_on_by_resume)
+{
+    const history *whole = undisturbed();
+    launched l;
+    start(&l, "resumed", NULL);
+    launched_until(&l, "\nstep ", 33, LAUNCHED_SECONDS);
+    pid_t workers[WORKERS];
+    for (int rank = 0; rank < WORKERS; rank++) {
+        workers[rank] = launched_child(&l, rank);
+    }
+    kill(l.pid, SIGKILL);
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 128 + SIGKILL);
+    for (int rank = 0; rank < WORKERS; rank++) { /* and with them their lock of the run folder */
+        cr_assert(launched_gone(workers[rank]));
+    }
+    start(&l, "resumed", (const char *[]){"--resume-from-checkpoint", "latest", NULL});
+    expect_done(&l);
+    expect_history("resumed", whole);
+}
