@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/comm/host.h"
+#include "runtime/comm/p2p.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -35,7 +35,7 @@ typedef struct local_state {
 
 static local_state *state_of(const nd_transport *transport)
 {
-    return ((nd_host_transport *)transport->native)->state;
+    return ((nd_p2p_transport *)transport->native)->state;
 }
 
 static void list_append(nd_p2p_request **list, nd_p2p_request *request)
@@ -273,14 +273,14 @@ nd_status nd_transport_open_local(nd_local_hub *hub, int rank, double timeout_se
     local_state *state = NULL;
     nd_transport *transport = NULL;
     ND_TRY(ND_ALLOC(1, &state));
-    nd_status status = nd_host_transport_create(&nd_host_local_backend, &local_p2p, &transport);
+    nd_status status = nd_p2p_transport_create(&nd_p2p_local_backend, &local_p2p, &transport);
     if (status != ND_OK) {
         free(state);
         return status;
     }
     state->hub = hub;
     state->box = &hub->boxes[rank];
-    ((nd_host_transport *)transport->native)->state = state;
+    ((nd_p2p_transport *)transport->native)->state = state;
     transport->rank = rank;
     transport->size = hub->size;
     transport->timeout_seconds = timeout_seconds;

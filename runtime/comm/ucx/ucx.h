@@ -11,7 +11,7 @@
 #include <poll.h>
 #include <ucp/api/ucp.h>
 
-#include "runtime/comm/host.h"
+#include "runtime/comm/p2p.h"
 
 /* What a rank publishes about itself besides its UCX address. */
 typedef struct ucx_card {
@@ -49,7 +49,7 @@ extern const nd_p2p nd_ucx_p2p;
 
 static inline ucx_state *ucx_state_of(const nd_transport *transport)
 {
-    return ((nd_host_transport *)transport->native)->state;
+    return ((nd_p2p_transport *)transport->native)->state;
 }
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/comm/host.h"
+#include "runtime/comm/p2p.h"
 
 #include <string.h>
 
@@ -18,14 +18,14 @@ static int before(const nd_comm *comm, int64_t k)
     return (int)((comm->index - k + comm->size) % comm->size);
 }
 
-static char *staging(const nd_host_op *op)
+static char *staging(const nd_p2p_op *op)
 {
-    return ((nd_host_comm *)op->comm->native)->staging;
+    return ((nd_p2p_comm *)op->comm->native)->staging;
 }
 
-static const void **sources(const nd_host_op *op)
+static const void **sources(const nd_p2p_op *op)
 {
-    return ((nd_host_comm *)op->comm->native)->sources;
+    return ((nd_p2p_comm *)op->comm->native)->sources;
 }
 
 static void copy_own(char *to, const char *from, size_t bytes)
@@ -45,7 +45,7 @@ static int doubling_steps(int n)
     return steps;
 }
 
-static bool steps_before_arrived(const nd_host_op *op, int64_t index)
+static bool steps_before_arrived(const nd_p2p_op *op, int64_t index)
 {
     uint64_t needed = (UINT64_C(1) << index) - 1;
     return (op->steps_done & needed) == needed;
@@ -53,7 +53,7 @@ static bool steps_before_arrived(const nd_host_op *op, int64_t index)
 
 /* Direct: every member sends to every other one, straight between the callers' buffers. */
 
-static void direct_begin(nd_host_op *op)
+static void direct_begin(nd_p2p_op *op)
 {
     const nd_comm *comm = op->comm;
     int64_t total = op->kind == ND_COMM_EXCHANGE ? 1 : comm->size - 1;
@@ -70,7 +70,7 @@ static void direct_begin(nd_host_op *op)
     op->lanes[ND_LANE_SEND].total = total;
 }
 
-static void direct_message(nd_host_op *op, int lane, int64_t index, nd_message *out)
+static void direct_message(nd_p2p_op *op, int lane, int64_t index, nd_message *out)
 {
     bool sends = lane == ND_LANE_SEND;
     int member = sends ? after(op->comm, index + 1) : before(op->comm, index + 1);
@@ -84,12 +84,12 @@ static void direct_message(nd_host_op *op, int lane, int64_t index, nd_message *
     *out = (nd_message){member, (void *)buffer, op->block};
 }
 
-const nd_host_plan nd_plan_direct = {.begin = direct_begin, .message = direct_message};
+const nd_p2p_plan nd_plan_direct = {.begin = direct_begin, .message = direct_message};
 
 /* Gather: a short all-reduce as one exchange; staging holds the block of member (index + k) % size
  * at place k. */
 
-static void gather_finish(nd_host_op *op)
+static void gather_finish(nd_p2p_op *op)
 {
     const nd_comm *comm = op->comm;
     for (int r = 0; r < comm->size; r++) {
@@ -106,14 +106,14 @@ static void gather_finish(nd_host_op *op)
     }
 }
 
-static void gather_begin(nd_host_op *op)
+static void gather_begin(nd_p2p_op *op)
 {
     memcpy(staging(op), op->send, op->block);
     op->lanes[ND_LANE_RECV].total = op->comm->size - 1;
     op->lanes[ND_LANE_SEND].total = op->comm->size - 1;
 }
 
-static void gather_message(nd_host_op *op, int lane, int64_t index, nd_message *out)
+static void gather_message(nd_p2p_op *op, int lane, int64_t index, nd_message *out)
 {
     if (lane == ND_LANE_SEND) {
         *out = (nd_message){after(op->comm, index + 1), staging(op), op->block};
@@ -124,29 +124,29 @@ static void gather_message(nd_host_op *op, int lane, int64_t index, nd_message *
     *out = (nd_message){member, staging(op) + place * op->block, op->block};
 }
 
-static void gather_arrived(nd_host_op *op, int lane, int64_t index)
+static void gather_arrived(nd_p2p_op *op, int lane, int64_t index)
 {
     if (lane == ND_LANE_RECV && op->lanes[lane].done == op->lanes[lane].total) {
         gather_finish(op);
     }
 }
 
-const nd_host_plan nd_plan_gather = {.needs_staging = true,
-                                     .begin = gather_begin,
-                                     .message = gather_message,
-                                     .arrived = gather_arrived};
+const nd_p2p_plan nd_plan_gather = {.needs_staging = true,
+                                    .begin = gather_begin,
+                                    .message = gather_message,
+                                    .arrived = gather_arrived};
 
 /* Bruck: step m passes on the first min(2^m, n - 2^m) blocks of the staging to the member 2^m
  * before. */
 
-static void bruck_begin(nd_host_op *op)
+static void bruck_begin(nd_p2p_op *op)
 {
     memcpy(staging(op), op->send, op->block);
     op->lanes[ND_LANE_RECV].total = doubling_steps(op->comm->size);
     op->lanes[ND_LANE_SEND].total = doubling_steps(op->comm->size);
 }
 
-static void bruck_message(nd_host_op *op, int lane, int64_t index, nd_message *out)
+static void bruck_message(nd_p2p_op *op, int lane, int64_t index, nd_message *out)
 {
     int64_t distance = INT64_C(1) << index;
     int64_t blocks = op->comm->size - distance < distance ? op->comm->size - distance : distance;
@@ -159,12 +159,12 @@ static void bruck_message(nd_host_op *op, int lane, int64_t index, nd_message *o
     }
 }
 
-static bool step_ready(const nd_host_op *op, int lane, int64_t index)
+static bool step_ready(const nd_p2p_op *op, int lane, int64_t index)
 {
     return lane != ND_LANE_SEND || steps_before_arrived(op, index);
 }
 
-static void bruck_arrived(nd_host_op *op, int lane, int64_t index)
+static void bruck_arrived(nd_p2p_op *op, int lane, int64_t index)
 {
     if (lane != ND_LANE_RECV) {
         return;
@@ -175,49 +175,49 @@ static void bruck_arrived(nd_host_op *op, int lane, int64_t index)
     }
 }
 
-const nd_host_plan nd_plan_bruck = {.needs_staging = true,
-                                    .begin = bruck_begin,
-                                    .message = bruck_message,
-                                    .ready = step_ready,
-                                    .arrived = bruck_arrived};
+const nd_p2p_plan nd_plan_bruck = {.needs_staging = true,
+                                   .begin = bruck_begin,
+                                   .message = bruck_message,
+                                   .ready = step_ready,
+                                   .arrived = bruck_arrived};
 
 /* Barrier by dissemination: the same steps with nothing in them. */
 
-static void barrier_begin(nd_host_op *op)
+static void barrier_begin(nd_p2p_op *op)
 {
     op->lanes[ND_LANE_RECV].total = doubling_steps(op->comm->size);
     op->lanes[ND_LANE_SEND].total = doubling_steps(op->comm->size);
 }
 
-static void barrier_message(nd_host_op *op, int lane, int64_t index, nd_message *out)
+static void barrier_message(nd_p2p_op *op, int lane, int64_t index, nd_message *out)
 {
     int64_t distance = INT64_C(1) << index;
     int member = lane == ND_LANE_SEND ? before(op->comm, distance) : after(op->comm, distance);
     *out = (nd_message){member, NULL, 0};
 }
 
-static void barrier_arrived(nd_host_op *op, int lane, int64_t index)
+static void barrier_arrived(nd_p2p_op *op, int lane, int64_t index)
 {
     if (lane == ND_LANE_RECV) {
         op->steps_done |= UINT64_C(1) << index;
     }
 }
 
-const nd_host_plan nd_plan_barrier = {.begin = barrier_begin,
-                                      .message = barrier_message,
-                                      .ready = step_ready,
-                                      .arrived = barrier_arrived};
+const nd_p2p_plan nd_plan_barrier = {.begin = barrier_begin,
+                                     .message = barrier_message,
+                                     .ready = step_ready,
+                                     .arrived = barrier_arrived};
 
 /* Tree: relative place v = (index - root) mod n; its parent clears v's lowest bit, its children set
  * a lower one. */
 
-static int tree_place(const nd_host_op *op)
+static int tree_place(const nd_p2p_op *op)
 {
     return (op->comm->index - op->root + op->comm->size) % op->comm->size;
 }
 
 /* Child `index` of this member, farthest first, or the number of children when `index` is -1. */
-static int tree_child(const nd_host_op *op, int64_t index)
+static int tree_child(const nd_p2p_op *op, int64_t index)
 {
     int place = tree_place(op), n = op->comm->size;
     int children = 0, bit = place == 0 ? 1 << doubling_steps(n) : place & -place;
@@ -229,25 +229,25 @@ static int tree_child(const nd_host_op *op, int64_t index)
     return children;
 }
 
-static void tree_begin(nd_host_op *op)
+static void tree_begin(nd_p2p_op *op)
 {
     op->lanes[ND_LANE_RECV].total = tree_place(op) == 0 ? 0 : 1;
     op->lanes[ND_LANE_SEND].total = tree_child(op, -1);
 }
 
-static void tree_message(nd_host_op *op, int lane, int64_t index, nd_message *out)
+static void tree_message(nd_p2p_op *op, int lane, int64_t index, nd_message *out)
 {
     int place = tree_place(op);
     int other = lane == ND_LANE_SEND ? tree_child(op, index) : place & (place - 1);
     *out = (nd_message){(other + op->root) % op->comm->size, op->recv, op->block};
 }
 
-static bool tree_ready(const nd_host_op *op, int lane, int64_t index)
+static bool tree_ready(const nd_p2p_op *op, int lane, int64_t index)
 {
     return lane != ND_LANE_SEND || op->lanes[ND_LANE_RECV].done == op->lanes[ND_LANE_RECV].total;
 }
 
-const nd_host_plan nd_plan_tree = {
+const nd_p2p_plan nd_plan_tree = {
     .begin = tree_begin, .message = tree_message, .ready = tree_ready};
 
 /*
@@ -257,7 +257,7 @@ const nd_host_plan nd_plan_tree = {
  * still counted as being sent: its owner has received it.
  */
 
-static int64_t slice_begin(const nd_host_op *op, int member)
+static int64_t slice_begin(const nd_p2p_op *op, int member)
 {
     if (op->kind == ND_COMM_REDUCE_SCATTER) {
         return op->count * member;
@@ -267,7 +267,7 @@ static int64_t slice_begin(const nd_host_op *op, int member)
 }
 
 /* Elements of round `round` of a member's slice; 0 behind its end. */
-static int64_t round_length(const nd_host_op *op, int member, int64_t round)
+static int64_t round_length(const nd_p2p_op *op, int member, int64_t round)
 {
     int64_t length = slice_begin(op, member + 1) - slice_begin(op, member) - round * op->chunk;
     return length < 0 ? 0 : length < op->chunk ? length : op->chunk;
@@ -279,7 +279,7 @@ int64_t nd_plan_reduce_chunk(const nd_comm *comm, size_t staging_bytes, size_t e
     return (int64_t)(place / 64 * 64 / element);
 }
 
-static void reduce_begin(nd_host_op *op)
+static void reduce_begin(nd_p2p_op *op)
 {
     const nd_comm *comm = op->comm;
     int64_t longest = op->kind == ND_COMM_REDUCE_SCATTER ? op->count : op->count / comm->size + 1;
@@ -291,19 +291,19 @@ static void reduce_begin(nd_host_op *op)
     }
 }
 
-static char *staging_place(const nd_host_op *op, int64_t round, int64_t k)
+static char *staging_place(const nd_p2p_op *op, int64_t round, int64_t k)
 {
     int64_t others = op->comm->size - 1;
     return staging(op) + (size_t)((round & 1) * others + k - 1) * (size_t)op->chunk * op->element;
 }
 
-static char *result_of(const nd_host_op *op, int member, int64_t round)
+static char *result_of(const nd_p2p_op *op, int member, int64_t round)
 {
     int64_t at = op->kind == ND_COMM_REDUCE_SCATTER ? 0 : slice_begin(op, member);
     return op->recv + (size_t)(at + round * op->chunk) * op->element;
 }
 
-static void reduce_message(nd_host_op *op, int lane, int64_t index, nd_message *out)
+static void reduce_message(nd_p2p_op *op, int lane, int64_t index, nd_message *out)
 {
     const nd_comm *comm = op->comm;
     int64_t round = index / (comm->size - 1), k = index % (comm->size - 1) + 1;
@@ -323,7 +323,7 @@ static void reduce_message(nd_host_op *op, int lane, int64_t index, nd_message *
     *out = (nd_message){member, length > 0 ? buffer : NULL, (size_t)length * op->element};
 }
 
-static bool reduce_ready(const nd_host_op *op, int lane, int64_t index)
+static bool reduce_ready(const nd_p2p_op *op, int lane, int64_t index)
 {
     int64_t round = index / (op->comm->size - 1);
     if (lane == ND_LANE_RECV) { /* its half of the staging has been reduced */
@@ -335,7 +335,7 @@ static bool reduce_ready(const nd_host_op *op, int lane, int64_t index)
     return true;
 }
 
-static void reduce_arrived(nd_host_op *op, int lane, int64_t index)
+static void reduce_arrived(nd_p2p_op *op, int lane, int64_t index)
 {
     const nd_comm *comm = op->comm;
     int64_t round = index / (comm->size - 1);
@@ -357,8 +357,8 @@ static void reduce_arrived(nd_host_op *op, int lane, int64_t index)
     op->reduced[round & 1]++;
 }
 
-const nd_host_plan nd_plan_reduce = {.needs_staging = true,
-                                     .begin = reduce_begin,
-                                     .message = reduce_message,
-                                     .ready = reduce_ready,
-                                     .arrived = reduce_arrived};
+const nd_p2p_plan nd_plan_reduce = {.needs_staging = true,
+                                    .begin = reduce_begin,
+                                    .message = reduce_message,
+                                    .ready = reduce_ready,
+                                    .arrived = reduce_arrived};

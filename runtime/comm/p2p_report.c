@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/comm/host.h"
+#include "runtime/comm/p2p.h"
 
 #include "runtime/comm/backend.h"
 
@@ -17,11 +17,11 @@ enum { MISSING_SHOWN = 6 };
 
 /* World ranks of the first lane that has open requests, each once; returns how many there are in
  * all. */
-static int missing_ranks(const nd_host_op *op, int ranks[MISSING_SHOWN])
+static int missing_ranks(const nd_p2p_op *op, int ranks[MISSING_SHOWN])
 {
     for (int lane = 0; lane < ND_LANE_COUNT; lane++) {
         int found = 0;
-        for (int i = 0; i < ND_HOST_WINDOW; i++) {
+        for (int i = 0; i < ND_P2P_WINDOW; i++) {
             const nd_p2p_request *request = &op->lanes[lane].requests[i];
             bool known = false;
             for (int k = 0; k < found && k < MISSING_SHOWN; k++) {
@@ -41,16 +41,16 @@ static int missing_ranks(const nd_host_op *op, int ranks[MISSING_SHOWN])
     return 0;
 }
 
-static void describe_rank(const nd_host_op *op, int rank, nd_report *to)
+static void describe_rank(const nd_p2p_op *op, int rank, nd_report *to)
 {
     const nd_transport *transport = op->comm->transport;
     char process[128] = "";
-    nd_host_transport *host = transport->native;
-    host->p2p->describe((nd_transport *)transport, rank, process, sizeof process);
+    nd_p2p_transport *native = transport->native;
+    native->p2p->describe((nd_transport *)transport, rank, process, sizeof process);
     nd_report_rank(transport, rank, "has not entered it", process, to);
 }
 
-nd_status nd_host_report_hang(const nd_host_op *op, double seconds)
+nd_status nd_p2p_report_hang(const nd_p2p_op *op, double seconds)
 {
     int ranks[MISSING_SHOWN];
     int count = missing_ranks(op, ranks);
@@ -71,14 +71,14 @@ nd_status nd_host_report_hang(const nd_host_op *op, double seconds)
         nd_dtype_name(op->dtype), count == 1 ? "" : "s", count ? who.text : "(none)", what.text);
 }
 
-nd_status nd_host_check_gone(const nd_host_op *op)
+nd_status nd_p2p_check_gone(const nd_p2p_op *op)
 {
     const nd_transport *transport = op->comm->transport;
-    nd_host_transport *host = transport->native;
+    nd_p2p_transport *native = transport->native;
     for (int lane = 0; lane < ND_LANE_COUNT; lane++) {
-        for (int i = 0; i < ND_HOST_WINDOW; i++) {
+        for (int i = 0; i < ND_P2P_WINDOW; i++) {
             const nd_p2p_request *request = &op->lanes[lane].requests[i];
-            if (is_open(request) && host->p2p->gone((nd_transport *)transport, request->peer)) {
+            if (is_open(request) && native->p2p->gone((nd_transport *)transport, request->peer)) {
                 return nd_fail(ND_ERR_IO,
                                "rank %d has ended while rank %d waited for it in %s of %s, "
                                "operation %lld",
@@ -92,12 +92,12 @@ nd_status nd_host_check_gone(const nd_host_op *op)
 
 /* The operation of this communicator with the low bits of `sequence`, complete or not; NULL when
  * forgotten. */
-static const nd_host_op *recent_op(const nd_host_op *op, uint64_t sequence)
+static const nd_p2p_op *recent_op(const nd_p2p_op *op, uint64_t sequence)
 {
-    const nd_host_comm *hc = op->comm->native;
+    const nd_p2p_comm *pc = op->comm->native;
     const uint64_t mask = (1u << ND_TAG_SEQUENCE_BITS) - 1;
-    for (int i = 0; i < ND_HOST_PENDING; i++) {
-        const nd_host_op *other = &hc->ops[i];
+    for (int i = 0; i < ND_P2P_PENDING; i++) {
+        const nd_p2p_op *other = &pc->ops[i];
         if (other->plan && ((uint64_t)other->sequence & mask) == sequence) {
             return other;
         }
@@ -105,7 +105,7 @@ static const nd_host_op *recent_op(const nd_host_op *op, uint64_t sequence)
     return NULL;
 }
 
-static nd_status report_mismatch(const nd_host_op *mine, int rank, nd_tag found, size_t bytes)
+static nd_status report_mismatch(const nd_p2p_op *mine, int rank, nd_tag found, size_t bytes)
 {
     unsigned kind = (unsigned)ND_TAG_FIELD(found, OP), dtype = (unsigned)ND_TAG_FIELD(found, DTYPE);
     const char *op_name = kind < ND_COMM_OP_COUNT ? nd_comm_op_name((nd_comm_op)kind) : "unknown";
@@ -119,10 +119,10 @@ static nd_status report_mismatch(const nd_host_op *mine, int rank, nd_tag found,
                    nd_dtype_name(mine->dtype), rank, op_name, dtype_name, bytes);
 }
 
-nd_status nd_host_check_mismatch(const nd_host_op *op)
+nd_status nd_p2p_check_mismatch(const nd_p2p_op *op)
 {
     nd_transport *transport = op->comm->transport;
-    nd_host_transport *host = transport->native;
+    nd_p2p_transport *native = transport->native;
     const nd_tag hash_bits = ((UINT64_C(1) << ND_TAG_SEQUENCE_AT) - 1) & ~UINT64_C(1);
     const nd_tag whole = ~UINT64_C(0) << ND_TAG_RANK_AT; /* communicator and sender */
     for (int k = 1; k < op->comm->size; k++) {
@@ -130,10 +130,10 @@ nd_status nd_host_check_mismatch(const nd_host_op *op)
         nd_tag wanted = (nd_tag)op->comm->id << ND_TAG_COMM_AT | (nd_tag)rank << ND_TAG_RANK_AT;
         nd_tag found;
         size_t bytes;
-        if (!host->p2p->peek(transport, wanted, whole, &found, &bytes)) {
+        if (!native->p2p->peek(transport, wanted, whole, &found, &bytes)) {
             continue;
         }
-        const nd_host_op *mine = recent_op(op, ND_TAG_FIELD(found, SEQUENCE));
+        const nd_p2p_op *mine = recent_op(op, ND_TAG_FIELD(found, SEQUENCE));
         if (mine && ((mine->tag ^ found) & hash_bits) != 0) {
             return report_mismatch(mine, rank, found, bytes);
         }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_COMM_HOST_H
-#define ND_COMM_HOST_H
+#ifndef ND_COMM_P2P_H
+#define ND_COMM_P2P_H
 /*
  * Collectives in host memory, written once over a small point-to-point interface (nd_p2p) that the
  * local and the ucx transport implement: both run the same schedule and give the same bits.
  *
  * An operation is up to four lanes of messages (two of receives, two of sends). A plan says what
  * message m of a lane is, when it may be posted and what follows its arrival; the engine posts up
- * to ND_HOST_WINDOW messages of a lane at a time and calls the plan until every lane is done. All
+ * to ND_P2P_WINDOW messages of a lane at a time and calls the plan until every lane is done. All
  * pending operations of a transport are advanced while it waits for one of them. One thread drives
  * a transport.
  *
@@ -20,8 +20,8 @@
 #include "runtime/comm/backend.h"
 
 enum {
-    ND_HOST_PENDING = 8, /* operations of one communicator that may be pending */
-    ND_HOST_WINDOW = 16, /* messages of one lane in flight */
+    ND_P2P_PENDING = 8, /* operations of one communicator that may be pending */
+    ND_P2P_WINDOW = 16, /* messages of one lane in flight */
 };
 
 /* A tag: communicator (8 bits), sender's world rank (20), sequence (10), operation (3), dtype (4),
@@ -86,7 +86,7 @@ typedef struct nd_p2p {
 
 enum { ND_LANE_RECV = 0, ND_LANE_RECV_RESULT, ND_LANE_SEND, ND_LANE_SEND_RESULT, ND_LANE_COUNT };
 
-typedef struct nd_host_op nd_host_op;
+typedef struct nd_p2p_op nd_p2p_op;
 
 /* What a plan says about one message. */
 typedef struct nd_message {
@@ -95,22 +95,22 @@ typedef struct nd_message {
     size_t bytes;
 } nd_message;
 
-typedef struct nd_host_plan {
-    bool needs_staging; /* runs only while no earlier operation uses the staging buffer */
-    void (*begin)(nd_host_op *op); /* sets the lanes' totals and copies this rank's own part */
-    void (*message)(nd_host_op *op, int lane, int64_t index, nd_message *out);
-    bool (*ready)(const nd_host_op *op, int lane, int64_t index); /* NULL: always */
-    void (*arrived)(nd_host_op *op, int lane, int64_t index);     /* NULL: nothing follows */
-} nd_host_plan;
+typedef struct nd_p2p_plan {
+    bool needs_staging;           /* runs only while no earlier operation uses the staging buffer */
+    void (*begin)(nd_p2p_op *op); /* sets the lanes' totals and copies this rank's own part */
+    void (*message)(nd_p2p_op *op, int lane, int64_t index, nd_message *out);
+    bool (*ready)(const nd_p2p_op *op, int lane, int64_t index); /* NULL: always */
+    void (*arrived)(nd_p2p_op *op, int lane, int64_t index);     /* NULL: nothing follows */
+} nd_p2p_plan;
 
 typedef struct nd_lane {
     int64_t total, next, done;
-    nd_p2p_request requests[ND_HOST_WINDOW];
+    nd_p2p_request requests[ND_P2P_WINDOW];
 } nd_lane;
 
-struct nd_host_op {
+struct nd_p2p_op {
     nd_comm *comm;
-    const nd_host_plan *plan;
+    const nd_p2p_plan *plan;
     nd_event *event; /* the caller's, until it is waited for */
     bool active, begun;
     nd_comm_op kind;
@@ -132,52 +132,52 @@ struct nd_host_op {
     uint64_t steps_done; /* bit m: receive m of a stepwise plan has arrived */
 };
 
-typedef struct nd_host_comm {
+typedef struct nd_p2p_comm {
     nd_comm *comm;
-    struct nd_host_comm *next;
+    struct nd_p2p_comm *next;
     int active;
     char *staging;
     size_t staging_bytes;
     const void **sources; /* [size], for nd_reduce */
-    nd_host_op ops[ND_HOST_PENDING];
-} nd_host_comm;
+    nd_p2p_op ops[ND_P2P_PENDING];
+} nd_p2p_comm;
 
-/* transport->native of both host transports. */
-typedef struct nd_host_transport {
+/* transport->native of both transports over nd_p2p. */
+typedef struct nd_p2p_transport {
     const nd_p2p *p2p;
     void *state; /* of the transport: local.c, ucx/ */
-    nd_host_comm *comms;
+    nd_p2p_comm *comms;
     int active;
     nd_status failed; /* first fault; everything later repeats it */
     char message[ND_ERROR_MESSAGE_MAX];
-} nd_host_transport;
+} nd_p2p_transport;
 
-/* host_ops.c: the functions of nd_comm_backend, shared by both backends. */
-extern const nd_comm_backend nd_host_local_backend, nd_host_ucx_backend;
-nd_status nd_host_transport_create(const nd_comm_backend *backend, const nd_p2p *p2p,
-                                   nd_transport **out);
+/* p2p_ops.c: the functions of nd_comm_backend, shared by both backends. */
+extern const nd_comm_backend nd_p2p_local_backend, nd_p2p_ucx_backend;
+nd_status nd_p2p_transport_create(const nd_comm_backend *backend, const nd_p2p *p2p,
+                                  nd_transport **out);
 
-/* host_engine.c */
-nd_status nd_host_enqueue(nd_comm *comm, const nd_host_op *wanted, nd_event *done);
-void nd_host_abandon(nd_host_transport *host); /* cancels every request of every operation */
-nd_status nd_host_raise(nd_host_transport *host,
-                        nd_status status); /* keeps the thread's error as the fault */
+/* p2p_engine.c */
+nd_status nd_p2p_enqueue(nd_comm *comm, const nd_p2p_op *wanted, nd_event *done);
+void nd_p2p_abandon(nd_p2p_transport *native); /* cancels every request of every operation */
+nd_status nd_p2p_raise(nd_p2p_transport *native,
+                       nd_status status); /* keeps the thread's error as the fault */
 
-/* host_plans.c */
-extern const nd_host_plan nd_plan_direct;  /* all-gather, all-to-all, exchange, barrier of few */
-extern const nd_host_plan nd_plan_gather;  /* small all-reduce: gather everything, reduce here */
-extern const nd_host_plan nd_plan_bruck;   /* the same and small all-gather of many: log2 n steps */
-extern const nd_host_plan nd_plan_barrier; /* dissemination: log2 n steps */
-extern const nd_host_plan nd_plan_tree;    /* broadcast */
-extern const nd_host_plan nd_plan_reduce;  /* reduce-scatter, large all-reduce */
+/* p2p_plans.c */
+extern const nd_p2p_plan nd_plan_direct;  /* all-gather, all-to-all, exchange, barrier of few */
+extern const nd_p2p_plan nd_plan_gather;  /* small all-reduce: gather everything, reduce here */
+extern const nd_p2p_plan nd_plan_bruck;   /* the same and small all-gather of many: log2 n steps */
+extern const nd_p2p_plan nd_plan_barrier; /* dissemination: log2 n steps */
+extern const nd_p2p_plan nd_plan_tree;    /* broadcast */
+extern const nd_p2p_plan nd_plan_reduce;  /* reduce-scatter, large all-reduce */
 int64_t nd_plan_reduce_chunk(const nd_comm *comm, size_t staging_bytes, size_t element);
 
-/* host_report.c: recognise a fault of a waiting operation. All return ND_OK when there is none. */
-nd_status nd_host_check_mismatch(const nd_host_op *op);
-nd_status nd_host_check_gone(const nd_host_op *op);
-nd_status nd_host_report_hang(const nd_host_op *op, double seconds);
+/* p2p_report.c: recognise a fault of a waiting operation. All return ND_OK when there is none. */
+nd_status nd_p2p_check_mismatch(const nd_p2p_op *op);
+nd_status nd_p2p_check_gone(const nd_p2p_op *op);
+nd_status nd_p2p_report_hang(const nd_p2p_op *op, double seconds);
 
-static inline nd_host_transport *nd_host_of(const nd_comm *comm)
+static inline nd_p2p_transport *nd_p2p_of(const nd_comm *comm)
 {
     return comm->transport->native;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/comm/host.h"
+#include "runtime/comm/p2p.h"
 
 #include <stdio.h>
 
@@ -12,23 +12,23 @@ static int request_state(const nd_p2p_request *request)
     return atomic_load_explicit(&request->state, memory_order_acquire);
 }
 
-nd_status nd_host_raise(nd_host_transport *host, nd_status status)
+nd_status nd_p2p_raise(nd_p2p_transport *native, nd_status status)
 {
-    if (host->failed == ND_OK) {
-        host->failed = status;
-        snprintf(host->message, sizeof host->message, "%s", nd_error_last()->message);
-        nd_host_abandon(host);
+    if (native->failed == ND_OK) {
+        native->failed = status;
+        snprintf(native->message, sizeof native->message, "%s", nd_error_last()->message);
+        nd_p2p_abandon(native);
     }
-    return nd_fail(host->failed, "%s", host->message);
+    return nd_fail(native->failed, "%s", native->message);
 }
 
-static void abandon_op(nd_comm *comm, nd_host_op *op)
+static void abandon_op(nd_comm *comm, nd_p2p_op *op)
 {
     for (int lane = 0; lane < ND_LANE_COUNT; lane++) {
-        for (int i = 0; i < ND_HOST_WINDOW; i++) {
+        for (int i = 0; i < ND_P2P_WINDOW; i++) {
             nd_p2p_request *request = &op->lanes[lane].requests[i];
             if (request_state(request) != ND_REQUEST_IDLE) {
-                nd_host_of(comm)->p2p->cancel(comm->transport, request);
+                nd_p2p_of(comm)->p2p->cancel(comm->transport, request);
                 atomic_store(&request->state, ND_REQUEST_IDLE);
             }
         }
@@ -36,25 +36,25 @@ static void abandon_op(nd_comm *comm, nd_host_op *op)
     op->active = false;
 }
 
-void nd_host_abandon(nd_host_transport *host)
+void nd_p2p_abandon(nd_p2p_transport *native)
 {
-    for (nd_host_comm *hc = host->comms; hc; hc = hc->next) {
-        for (int i = 0; i < ND_HOST_PENDING; i++) {
-            if (hc->ops[i].active) {
-                abandon_op(hc->comm, &hc->ops[i]);
+    for (nd_p2p_comm *pc = native->comms; pc; pc = pc->next) {
+        for (int i = 0; i < ND_P2P_PENDING; i++) {
+            if (pc->ops[i].active) {
+                abandon_op(pc->comm, &pc->ops[i]);
             }
         }
-        hc->active = 0;
+        pc->active = 0;
     }
-    host->active = 0;
+    native->active = 0;
 }
 
 /* Posting. */
 
-static nd_status post(nd_host_op *op, int lane, nd_p2p_request *request)
+static nd_status post(nd_p2p_op *op, int lane, nd_p2p_request *request)
 {
     nd_comm *comm = op->comm;
-    const nd_p2p *p2p = nd_host_of(comm)->p2p;
+    const nd_p2p *p2p = nd_p2p_of(comm)->p2p;
     bool sends = lane == ND_LANE_SEND || lane == ND_LANE_SEND_RESULT;
     bool result = lane == ND_LANE_RECV_RESULT || lane == ND_LANE_SEND_RESULT;
     nd_message message;
@@ -76,18 +76,18 @@ static nd_status post(nd_host_op *op, int lane, nd_p2p_request *request)
 }
 
 /* Collects what is done in a lane and posts what may follow. */
-static nd_status advance_lane(nd_host_op *op, int lane, bool *moved)
+static nd_status advance_lane(nd_p2p_op *op, int lane, bool *moved)
 {
     nd_lane *l = &op->lanes[lane];
     if (l->done == l->total) {
         return ND_OK;
     }
-    for (int i = 0; i < ND_HOST_WINDOW; i++) {
+    for (int i = 0; i < ND_P2P_WINDOW; i++) {
         nd_p2p_request *request = &l->requests[i];
         int state = request_state(request);
         if (state == ND_REQUEST_FAILED) {
-            ND_TRY(nd_host_check_mismatch(op));
-            ND_TRY(nd_host_check_gone(op));
+            ND_TRY(nd_p2p_check_mismatch(op));
+            ND_TRY(nd_p2p_check_gone(op));
             return nd_fail(ND_ERR_IO,
                            "a message of %zu bytes with rank %d failed in %s of %s, operation %lld",
                            request->bytes, request->peer, nd_comm_op_name(op->kind),
@@ -111,10 +111,10 @@ static nd_status advance_lane(nd_host_op *op, int lane, bool *moved)
     return ND_OK;
 }
 
-static bool staging_is_free(const nd_host_comm *hc, const nd_host_op *op)
+static bool staging_is_free(const nd_p2p_comm *pc, const nd_p2p_op *op)
 {
-    for (int i = 0; i < ND_HOST_PENDING; i++) {
-        const nd_host_op *other = &hc->ops[i];
+    for (int i = 0; i < ND_P2P_PENDING; i++) {
+        const nd_p2p_op *other = &pc->ops[i];
         if (other->active && other->plan->needs_staging && other->sequence < op->sequence) {
             return false;
         }
@@ -122,10 +122,10 @@ static bool staging_is_free(const nd_host_comm *hc, const nd_host_op *op)
     return true;
 }
 
-static nd_status advance_op(nd_host_transport *host, nd_host_comm *hc, nd_host_op *op, bool *moved)
+static nd_status advance_op(nd_p2p_transport *native, nd_p2p_comm *pc, nd_p2p_op *op, bool *moved)
 {
     if (!op->begun) {
-        if (op->plan->needs_staging && !staging_is_free(hc, op)) {
+        if (op->plan->needs_staging && !staging_is_free(pc, op)) {
             return ND_OK;
         }
         op->plan->begin(op);
@@ -138,8 +138,8 @@ static nd_status advance_op(nd_host_transport *host, nd_host_comm *hc, nd_host_o
     }
     if (done) {
         op->active = false;
-        hc->active--;
-        host->active--;
+        pc->active--;
+        native->active--;
         *moved = true;
     }
     return ND_OK;
@@ -147,12 +147,12 @@ static nd_status advance_op(nd_host_transport *host, nd_host_comm *hc, nd_host_o
 
 /* Oldest first within a communicator: a later operation may wait for the staging of an earlier
  * one. */
-static nd_status advance_comm(nd_host_transport *host, nd_host_comm *hc, bool *moved)
+static nd_status advance_comm(nd_p2p_transport *native, nd_p2p_comm *pc, bool *moved)
 {
-    for (int i = 1; hc->active > 0 && i <= ND_HOST_PENDING; i++) {
-        nd_host_op *op = &hc->ops[(hc->comm->sequence + i) % ND_HOST_PENDING];
+    for (int i = 1; pc->active > 0 && i <= ND_P2P_PENDING; i++) {
+        nd_p2p_op *op = &pc->ops[(pc->comm->sequence + i) % ND_P2P_PENDING];
         if (op->active) {
-            ND_TRY(advance_op(host, hc, op, moved));
+            ND_TRY(advance_op(native, pc, op, moved));
         }
     }
     return ND_OK;
@@ -160,18 +160,18 @@ static nd_status advance_comm(nd_host_transport *host, nd_host_comm *hc, bool *m
 
 static nd_status advance_all(nd_transport *transport, bool *moved)
 {
-    nd_host_transport *host = transport->native;
+    nd_p2p_transport *native = transport->native;
     *moved = false;
-    ND_TRY(host->p2p->progress(transport));
-    for (nd_host_comm *hc = host->comms; hc && host->active > 0; hc = hc->next) {
-        ND_TRY(advance_comm(host, hc, moved));
+    ND_TRY(native->p2p->progress(transport));
+    for (nd_p2p_comm *pc = native->comms; pc && native->active > 0; pc = pc->next) {
+        ND_TRY(advance_comm(native, pc, moved));
     }
     return ND_OK;
 }
 
 /* Waiting. */
 
-static void publish_wait(const nd_host_op *op, int64_t since_ns)
+static void publish_wait(const nd_p2p_op *op, int64_t since_ns)
 {
     nd_progress_slot *slot = op->comm->transport->progress;
     atomic_store_explicit(&slot->group, (int32_t)op->comm->kind, memory_order_relaxed);
@@ -183,38 +183,38 @@ static void publish_wait(const nd_host_op *op, int64_t since_ns)
 
 /* An operation that has not begun waits for an earlier one of its communicator: that is the one to
  * report. */
-static const nd_host_op *blocking_op(const nd_host_op *op)
+static const nd_p2p_op *blocking_op(const nd_p2p_op *op)
 {
-    const nd_host_comm *hc = op->comm->native;
-    const nd_host_op *first = op;
-    for (int i = 0; !op->begun && i < ND_HOST_PENDING; i++) {
-        if (hc->ops[i].active && hc->ops[i].begun && hc->ops[i].sequence < first->sequence) {
-            first = &hc->ops[i];
+    const nd_p2p_comm *pc = op->comm->native;
+    const nd_p2p_op *first = op;
+    for (int i = 0; !op->begun && i < ND_P2P_PENDING; i++) {
+        if (pc->ops[i].active && pc->ops[i].begun && pc->ops[i].sequence < first->sequence) {
+            first = &pc->ops[i];
         }
     }
     return first;
 }
 
 /* Nothing arrived for a while: is there a reason? */
-static nd_status look_around(const nd_host_op *op, double started)
+static nd_status look_around(const nd_p2p_op *op, double started)
 {
     const nd_transport *transport = op->comm->transport;
     double now = nd_clock_seconds();
-    const nd_host_op *blocker = blocking_op(op);
+    const nd_p2p_op *blocker = blocking_op(op);
     atomic_store_explicit(&transport->progress->heartbeat_ns, nd_clock_ns(), memory_order_relaxed);
-    ND_TRY(nd_host_check_mismatch(
+    ND_TRY(nd_p2p_check_mismatch(
         blocker)); /* checked first: a peer that called another operation ends soon */
-    ND_TRY(nd_host_check_gone(blocker));
+    ND_TRY(nd_p2p_check_gone(blocker));
     if (now - started >= transport->timeout_seconds) {
-        return nd_host_report_hang(blocker, now - started);
+        return nd_p2p_report_hang(blocker, now - started);
     }
     return ND_OK;
 }
 
-static nd_status wait_until_done(nd_host_op *op)
+static nd_status wait_until_done(nd_p2p_op *op)
 {
     nd_transport *transport = op->comm->transport;
-    nd_host_transport *host = transport->native;
+    nd_p2p_transport *native = transport->native;
     double started = nd_clock_seconds();
     double looked = started;
     for (int idle = 0; op->active; idle++) {
@@ -231,16 +231,16 @@ static nd_status wait_until_done(nd_host_op *op)
             looked = now;
         }
         double seconds = left < SLICE_SECONDS ? left : SLICE_SECONDS;
-        ND_TRY(host->p2p->wait(transport, idle, seconds > 0 ? seconds : 0));
+        ND_TRY(native->p2p->wait(transport, idle, seconds > 0 ? seconds : 0));
     }
     return ND_OK;
 }
 
-static nd_status wait_op(nd_host_op *op)
+static nd_status wait_op(nd_p2p_op *op)
 {
-    nd_host_transport *host = nd_host_of(op->comm);
-    if (host->failed != ND_OK) {
-        return nd_host_raise(host, host->failed);
+    nd_p2p_transport *native = nd_p2p_of(op->comm);
+    if (native->failed != ND_OK) {
+        return nd_p2p_raise(native, native->failed);
     }
     if (!op->active) {
         return ND_OK;
@@ -248,7 +248,7 @@ static nd_status wait_op(nd_host_op *op)
     publish_wait(op, nd_clock_ns());
     nd_status status = wait_until_done(op);
     if (status != ND_OK) { /* the slot keeps showing where this rank was stuck */
-        return nd_host_raise(host, status);
+        return nd_p2p_raise(native, status);
     }
     publish_wait(op, 0);
     return ND_OK;
@@ -257,14 +257,14 @@ static nd_status wait_op(nd_host_op *op)
 /* nd_event.finish */
 static nd_status finish_event(void *operation)
 {
-    nd_host_op *op = operation;
+    nd_p2p_op *op = operation;
     op->event = NULL;
     return wait_op(op);
 }
 
 /* Enqueueing. */
 
-static nd_tag op_tag(const nd_host_op *op)
+static nd_tag op_tag(const nd_p2p_op *op)
 {
     uint64_t h = (uint64_t)op->count * UINT64_C(0x9e3779b97f4a7c15);
     h = (h ^ (uint64_t)op->redop << 32 ^ (uint64_t)op->root) * UINT64_C(0xd6e8feb86659fd93);
@@ -278,10 +278,10 @@ static nd_tag op_tag(const nd_host_op *op)
 
 /* The place of an operation that is complete. Its event, where it was not waited for, must not
  * finish the new one. */
-static nd_status acquire_op(nd_comm *comm, nd_host_op **out)
+static nd_status acquire_op(nd_comm *comm, nd_p2p_op **out)
 {
-    nd_host_comm *hc = comm->native;
-    nd_host_op *op = &hc->ops[comm->sequence % ND_HOST_PENDING];
+    nd_p2p_comm *pc = comm->native;
+    nd_p2p_op *op = &pc->ops[comm->sequence % ND_P2P_PENDING];
     ND_TRY(wait_op(op));
     if (op->event && op->event->operation == op) {
         op->event->finish = NULL;
@@ -290,11 +290,11 @@ static nd_status acquire_op(nd_comm *comm, nd_host_op **out)
     return ND_OK;
 }
 
-nd_status nd_host_enqueue(nd_comm *comm, const nd_host_op *wanted, nd_event *done)
+nd_status nd_p2p_enqueue(nd_comm *comm, const nd_p2p_op *wanted, nd_event *done)
 {
-    nd_host_comm *hc = comm->native;
-    nd_host_transport *host = nd_host_of(comm);
-    nd_host_op *op = NULL;
+    nd_p2p_comm *pc = comm->native;
+    nd_p2p_transport *native = nd_p2p_of(comm);
+    nd_p2p_op *op = NULL;
     ND_TRY(acquire_op(comm, &op));
     op->comm = comm;
     op->plan = wanted->plan;
@@ -319,13 +319,13 @@ nd_status nd_host_enqueue(nd_comm *comm, const nd_host_op *wanted, nd_event *don
         op->lanes[lane].total = op->lanes[lane].next = op->lanes[lane].done = 0;
     }
     op->active = true;
-    hc->active++;
-    host->active++;
+    pc->active++;
+    native->active++;
     op->event = done;
     bool moved;
     nd_status status = advance_all(comm->transport, &moved); /* the first messages leave now */
     if (status != ND_OK) {
-        return nd_host_raise(host, status);
+        return nd_p2p_raise(native, status);
     }
     if (!done) {
         return wait_op(op);
