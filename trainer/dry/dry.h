@@ -82,4 +82,19 @@ nd_status nd_dry_run_prepare(const nd_rank *rank, const nd_model_options *option
 nd_status nd_dry_run_graphs(const nd_rank *rank, const nd_model_options *options,
                             nd_graph_counts *out);
 
+/* Ops for dry runs (dry_ops.c): they compute nothing and touch no memory. Both tables have the
+ * properties and the queries of `real`. */
+
+/* Calls whose time is measured go into the nd_calls that stream->native points to. */
+nd_ops nd_dry_ops(const nd_ops *real);
+
+/* What stream->native points to under nd_dry_prepare_ops. */
+typedef struct nd_dry_target {
+    const nd_prepare_ops *prepare;
+    nd_device *device;
+} nd_dry_target;
+
+/* Ops that make what the backend keeps for the forms they meet (nd_ops.prepare). */
+nd_ops nd_dry_prepare_ops(const nd_ops *real);
+
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/dry/dry_ops.h"
+#include "trainer/dry/dry.h"
 
 enum { ALIGN_MAX = 256 };
 

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/dry/dry.h"
 
-#include "trainer/model/model.h"
-#include "trainer/dry/dry_ops.h"
-
 /* Memory is an address that is never read. */
 
 static nd_status dry_alloc(nd_device *device, size_t bytes, void **out)

@@ -4,7 +4,6 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "trainer/dry/dry_ops.h"
 #include "trainer/dry/dry.h"
 
 enum { LAYERS = 3, MICROS = 4, TOKENS = 64 };
