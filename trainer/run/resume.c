@@ -169,7 +169,7 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
     }
     if (may_be_fresh) {
         /* A run that ended before its first checkpoint begins again in its folder. */
-        out->continues = run[0] && has_file(run, "metrics.jsonl");
+        out->continues = run[0] && (has_file(run, "metrics.jsonl") || has_file(run, "run.json"));
         return out->continues ? absolute(run, out->run) : ND_OK;
     }
     if (!run[0]) {
