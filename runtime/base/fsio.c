@@ -317,6 +317,15 @@ void nd_fs_remove_flat_folder(const char *folder)
     rmdir(folder);
 }
 
+static nd_status sync_parent(const char *path)
+{
+    char *parent = NULL;
+    ND_TRY(nd_fs_parent(path, &parent));
+    nd_status status = nd_fs_sync_folder(parent);
+    free(parent);
+    return status;
+}
+
 nd_status nd_fs_make_folders(const char *path, const char *what, const char *advice)
 {
     char part[4096];
@@ -334,7 +343,9 @@ nd_status nd_fs_make_folders(const char *path, const char *what, const char *adv
         part[i] = '\0';
         /* A parent may exist in a place where nothing can be made: only the last one's answer
          * counts. */
-        if (mkdir(part, 0777) != 0 && errno != EEXIST && i == length) {
+        if (mkdir(part, 0777) == 0) {
+            ND_TRY(sync_parent(part));
+        } else if (errno != EEXIST && i == length) {
             return nd_fail(ND_ERR_CANTCREATE, "%s %s cannot be created: %s; %s", what, path,
                            strerror(errno), advice);
         }

@@ -60,7 +60,7 @@ nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purp
 
 /*
  * mkdir -p. ND_ERR_CANTCREATE: "<what> <path> cannot be created: <why>; <advice>". An existing last
- * part is no error, whatever it is.
+ * part is no error, whatever it is. What was made outlives a power failure.
  */
 nd_status nd_fs_make_folders(const char *path, const char *what, const char *advice);
 

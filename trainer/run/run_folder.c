@@ -102,6 +102,7 @@ nd_status nd_run_folder_create(const nd_config *config, char **out)
     for (int n = 1; n < 1000000; n++) {
         snprintf(path, sizeof path, "runs/%s-%d", name, n);
         if (mkdir(path, 0777) == 0) {
+            ND_TRY(nd_fs_sync_folder("runs"));
             return nd_fs_format(out, "%s", path);
         }
         if (errno != EEXIST) {
