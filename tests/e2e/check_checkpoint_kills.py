@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that are killed while they save, and go on: check_checkpoint_kills.py BUILD_FOLDER LIBRARY [all].
+
+The worker dies in the place of each call by which it saves (all), or of every third one. What is then resumed with "auto" goes
+on from the last checkpoint that was reported, or from the one that was being saved, ends with the bytes of a run that was never
+disturbed, and leaves nothing half-made.
+"""
+import json
+import random
+import re
+import sys
+import time
+
+from checkpoint_runs import INTERVAL, STEPS, Bench, Failed, check, each, every, resumed_step
+
+RESUME = ("--resume-from-checkpoint", "auto")
+
+
+def check_complete(bench, out):
+    """Nothing with a good name is half a checkpoint. That every byte is right shows when it is resumed."""
+    for name in bench.names(out) if (bench.folder / out).exists() else []:
+        if not name.startswith("."):
+            folder = bench.folder / out / name
+            check((folder / "manifest.json").exists(), f"{out}/{name} has no manifest")
+            manifest = json.loads((folder / "manifest.json").read_text())
+            sizes = sum(path.stat().st_size for path in (folder / "state").glob("*.safetensors"))
+            check(sizes == sum(size for size, _ in manifest["writers"]), f"{out}/{name} has {sizes} bytes")
+
+
+def newest(calls, rank):
+    """The checkpoint that is there when a worker dies after these calls: each names the step in its path."""
+    saved = [0]
+    for name, path in calls:
+        found = re.fullmatch(r"\.tmp-checkpoint-(\d+)-[^/]*", path)
+        if rank == 0 and name == "renameat2" and found:
+            saved.append(int(found[1]))
+        elif rank > 0 and found: # it begins to save: what it saved before is committed
+            saved.append(int(found[1]) - INTERVAL)
+    return saved[-1]
+
+
+def kill_at(bench, workers, rank, number, whole, calls):
+    out = f"killed-{workers}-{rank}-{number}"
+    code, printed = bench.run(bench.command(workers, out), dict(folder=bench.folder / out, rank=rank, kill=number))
+    check(code != 0, f"{out} was not killed:\n{printed}")
+    check_complete(bench, out)
+    printed = bench.train(workers, out, *RESUME)
+    # The call in whose place rank 1 died names the save that it was in.
+    wanted, got = newest(calls[:number if rank else number - 1], rank), resumed_step(printed) or 0
+    check(got == wanted, f"the run went on from step {got}, and not from {wanted}:\n{printed}")
+    # Behind the last commit only older checkpoints are left to be deleted, which the next save would do.
+    bench.same(out, whole, may_have_more=wanted == STEPS)
+    bench.remove(out)
+
+
+def killed(bench, workers, rank, whole, calls):
+    def work(number):
+        try:
+            kill_at(bench, workers, rank, number, whole, calls)
+        except Failed as error:
+            raise Failed(f"rank {rank} of {workers} killed at call {number}, {calls[number - 1]}: {error}") from None
+    return work
+
+
+def matrix(bench, workers, all_calls):
+    whole = f"whole-{workers}"
+    for rank in range(workers):
+        calls = bench.calls(workers, rank, whole)
+        names = {name for name, _ in calls}
+        wanted = {"mkdir", "openat", "fallocate", "pwrite64", "fsync", "close"} | ({"renameat2", "unlinkat"} if rank == 0 else set())
+        check(wanted <= names, f"only {names} are counted")
+        numbers = every(calls, 1) if all_calls else every(calls, 20)[rank::3]
+        begin = time.monotonic()
+        each(numbers, killed(bench, workers, rank, whole, calls))
+        print(f"{workers} workers: rank {rank} was killed at {len(numbers)} of {len(calls)} calls, {time.monotonic() - begin:.1f} s")
+        if rank < workers - 1:
+            bench.remove(whole)
+
+
+def restarts(bench, rounds):
+    """kill -9 of any rank at any step, again and again, each time resumed by hand."""
+    generator = random.Random(1)
+    steps = 60
+    bench.train(2, "long", steps=steps)
+    for number in range(rounds):
+        kills, starts = 0, 0
+        while True:
+            starts += 1
+            faults = dict(folder=bench.folder / "out", rank=generator.randrange(2), kill=generator.randrange(1, 700))
+            code, printed = bench.run(bench.command(2, "out", *RESUME, steps=steps), faults if kills < 6 else None)
+            kills += code != 0
+            check(code == 0 or starts < 8, f"round {number} does not end:\n{printed}")
+            if code == 0:
+                break
+        check(bench.curve("out") == bench.curve("long"), f"round {number}: other steps after {kills} kills")
+        check(bench.model("out") == bench.model("long"), f"round {number}: another model after {kills} kills")
+        check(bench.names("out") == [f"checkpoint-{steps - INTERVAL}", f"checkpoint-{steps}"], f"{bench.names('out')}")
+        bench.remove("out")
+
+
+def main():
+    all_calls = sys.argv[3:] == ["all"]
+    with Bench(*sys.argv[1:3]) as bench:
+        for workers in (1, 2):
+            matrix(bench, workers, all_calls)
+        restarts(bench, 30 if all_calls else 10)
+    print(f"check_checkpoint_kills: every run of {STEPS} steps ended with the bytes of the undisturbed one")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A preloaded library that numbers the calls by which one worker changes or reads a run's
+ * checkpoints, and kills the process before one of them, or lets some fail.
+ *
+ *   ND_FAULT_FOLDER=PATH     the run folder, absolute
+ *   ND_FAULT_RANK=R          the worker that is counted (its RANK); never a check before the start
+ *   ND_FAULT_LOG=FILE        gets a line for each call: number, call, result, path
+ *   ND_FAULT_KILL=K          SIGKILL in the place of call K (the first is 1)
+ *   ND_FAULT_FAIL=CALL:ERRNO:FIRST:COUNT   of the calls with this name, those from FIRST on fail
+ *
+ * A call counts when its path is the run folder or has "checkpoint-" in it below that folder, on
+ * whatever thread. What the C library opens for itself (opendir) is not seen: it changes nothing.
+ */
+#undef _FILE_OFFSET_BITS /* else the headers make one name of open and open64 */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { PATH_BYTES = 4096 };
+
+static char folder[PATH_BYTES], fail_call[32];
+static int log_fd = -1, fail_errno;
+static long count, kill_at, fail_first, fail_count, fail_seen;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static long number(const char *name)
+{
+    const char *text = getenv(name);
+    return text ? atol(text) : 0;
+}
+
+static bool is_check(void)
+{
+    char line[PATH_BYTES];
+    int fd = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/cmdline", O_RDONLY);
+    long n = syscall(SYS_read, fd, line, sizeof line - 1);
+    syscall(SYS_close, fd);
+    line[n > 0 ? n : 0] = '\0';
+    const char *verb = line + strlen(line) + 1;
+    return n < 0 || verb >= line + n || strcmp(verb, "train") != 0;
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    const char *rank = getenv("RANK"), *wanted = getenv("ND_FAULT_RANK");
+    const char *path = getenv("ND_FAULT_FOLDER"), *log = getenv("ND_FAULT_LOG");
+    const char *fail = getenv("ND_FAULT_FAIL");
+    if (!rank || !wanted || !path || strcmp(rank, wanted) != 0 || is_check()) {
+        return;
+    }
+    snprintf(folder, sizeof folder, "%s", path);
+    kill_at = number("ND_FAULT_KILL");
+    if (fail) {
+        sscanf(fail, "%31[^:]:%d:%ld:%ld", fail_call, &fail_errno, &fail_first, &fail_count);
+    }
+    if (log) {
+        log_fd = (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC,
+                              0666);
+    }
+}
+
+/* The absolute path of a descriptor, or of a name in it. */
+static void path_at(int fd, const char *name, char out[PATH_BYTES])
+{
+    char link[64];
+    size_t used = 0;
+    out[0] = '\0';
+    if (!name || name[0] != '/') {
+        snprintf(link, sizeof link, "/proc/self/%s%d", fd == AT_FDCWD ? "cwd" : "fd/",
+                 fd == AT_FDCWD ? 0 : fd);
+        if (fd == AT_FDCWD) {
+            snprintf(link, sizeof link, "/proc/self/cwd");
+        }
+        long n = syscall(SYS_readlinkat, AT_FDCWD, link, out, PATH_BYTES - 1);
+        used = n > 0 ? (size_t)n : 0;
+        out[used] = '\0';
+    }
+    if (name) {
+        snprintf(out + used, PATH_BYTES - used, "%s%s", used ? "/" : "", name);
+    }
+}
+
+typedef struct call {
+    const char *name;
+    char path[PATH_BYTES];
+    long number; /* 0: it does not count */
+    bool fails;
+} call;
+
+static bool counts(const char *path)
+{
+    size_t n = strlen(folder);
+    return n > 0 && strncmp(path, folder, n) == 0 &&
+           (path[n] == '\0' || (path[n] == '/' && strstr(path + n, "checkpoint-")));
+}
+
+static call enter(const char *name, int fd, const char *at)
+{
+    call c = {.name = name};
+    int saved = errno;
+    if (!folder[0]) {
+        return c;
+    }
+    path_at(fd, at, c.path);
+    if (counts(c.path)) {
+        pthread_mutex_lock(&lock);
+        c.number = ++count;
+        if (fail_call[0] && strcmp(name, fail_call) == 0) {
+            fail_seen++;
+            c.fails = fail_seen >= fail_first && fail_seen < fail_first + fail_count;
+        }
+        if (c.number == kill_at) {
+            kill(getpid(), SIGKILL);
+            for (;;) {
+                pause();
+            }
+        }
+        pthread_mutex_unlock(&lock);
+    }
+    errno = saved;
+    return c;
+}
+
+/* The result of the call, or -1 and the wanted errno when it was not made. */
+static long leave(const call *c, long result)
+{
+    int code = errno;
+    char line[PATH_BYTES + 64];
+    if (c->fails) {
+        result = -1;
+        code = fail_errno;
+    }
+    if (c->number > 0 && log_fd >= 0) {
+        int n = snprintf(line, sizeof line, "%ld %s %d %s\n", c->number, c->name,
+                         result < 0 ? -code : 0, c->path);
+        syscall(SYS_write, log_fd, line, (size_t)n);
+    }
+    errno = code;
+    return result;
+}
+
+/* NAME is what the log says, FD and AT say which file, and SYSTEM_CALL makes the call. */
+#define CALL(NAME, FD, AT, SYSTEM_CALL)                                                            \
+    const call c = enter(NAME, FD, AT);                                                            \
+    return leave(&c, c.fails ? -1 : (SYSTEM_CALL))
+
+static long open_file(int dir, const char *path, int flags, mode_t mode)
+{
+    CALL("openat", dir, path, syscall(SYS_openat, dir, path, flags, mode));
+}
+
+static mode_t mode_of(int flags, va_list args)
+{
+    return flags & (O_CREAT | O_TMPFILE) ? va_arg(args, mode_t) : 0;
+}
+
+#define OPEN(NAME)                                                                                 \
+    int NAME(const char *path, int flags, ...)                                                     \
+    {                                                                                              \
+        va_list args;                                                                              \
+        va_start(args, flags);                                                                     \
+        mode_t mode = mode_of(flags, args);                                                        \
+        va_end(args);                                                                              \
+        return (int)open_file(AT_FDCWD, path, flags, mode);                                        \
+    }
+#define OPENAT(NAME)                                                                               \
+    int NAME(int dir, const char *path, int flags, ...)                                            \
+    {                                                                                              \
+        va_list args;                                                                              \
+        va_start(args, flags);                                                                     \
+        mode_t mode = mode_of(flags, args);                                                        \
+        va_end(args);                                                                              \
+        return (int)open_file(dir, path, flags, mode);                                             \
+    }
+OPEN(open)
+OPEN(open64)
+OPENAT(openat)
+OPENAT(openat64)
+
+int mkdir(const char *path, mode_t mode)
+{
+    CALL("mkdir", AT_FDCWD, path, syscall(SYS_mkdir, path, mode));
+}
+
+ssize_t pwrite64(int fd, const void *data, size_t bytes, off64_t offset)
+{
+    CALL("pwrite64", fd, NULL, syscall(SYS_pwrite64, fd, data, bytes, offset));
+}
+
+int fallocate64(int fd, int mode, off64_t offset, off64_t bytes)
+{
+    CALL("fallocate", fd, NULL, syscall(SYS_fallocate, fd, mode, offset, bytes));
+}
+
+int ftruncate64(int fd, off64_t bytes)
+{
+    CALL("ftruncate", fd, NULL, syscall(SYS_ftruncate, fd, bytes));
+}
+
+int fsync(int fd)
+{
+    CALL("fsync", fd, NULL, syscall(SYS_fsync, fd));
+}
+
+int fdatasync(int fd)
+{
+    CALL("fdatasync", fd, NULL, syscall(SYS_fdatasync, fd));
+}
+
+int sync_file_range(int fd, off64_t offset, off64_t bytes, unsigned flags)
+{
+    CALL("sync_file_range", fd, NULL, syscall(SYS_sync_file_range, fd, offset, bytes, flags));
+}
+
+int rename(const char *from, const char *to)
+{
+    CALL("rename", AT_FDCWD, from, syscall(SYS_rename, from, to));
+}
+
+int renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags)
+{
+    CALL("renameat2", from_dir, from, syscall(SYS_renameat2, from_dir, from, to_dir, to, flags));
+}
+
+int unlink(const char *path)
+{
+    CALL("unlink", AT_FDCWD, path, syscall(SYS_unlink, path));
+}
+
+int unlinkat(int dir, const char *path, int flags)
+{
+    CALL("unlinkat", dir, path, syscall(SYS_unlinkat, dir, path, flags));
+}
+
+int rmdir(const char *path)
+{
+    CALL("rmdir", AT_FDCWD, path, syscall(SYS_rmdir, path));
+}
+
+/* A descriptor is closed also when the call reports an error. */
+int close(int fd)
+{
+    const call c = enter("close", fd, NULL);
+    return (int)leave(&c, syscall(SYS_close, fd));
+}
