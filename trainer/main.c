@@ -100,7 +100,10 @@ int main(int argc, char **argv)
     if (command && command->trains) {
         nd_process_shorten_spin(argv);
     }
-    signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write, with a sentence */
+    signal(SIGXFSZ, SIG_IGN);        /* a file size limit is an error of write, with a sentence */
+    if (strcmp(name, "ckpt") == 0) { /* no worker */
+        return nd_ckpt_main(argc - 1, argv + 1);
+    }
     nd_worker_die_with_parent();
     nd_limits_raise_files(); /* rank 0 may host the store, and each rank has sockets to others */
     if (strcmp(name, "version") == 0 || strcmp(name, "--version") == 0) {
@@ -109,9 +112,6 @@ int main(int argc, char **argv)
     }
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
         return finish(help(argc > 2 ? argv[2] : ""));
-    }
-    if (strcmp(name, "ckpt") == 0) {
-        return nd_ckpt_main(argc - 1, argv + 1);
     }
     if (!command) {
         return usage();

@@ -144,8 +144,10 @@ static void examine_contents(const char *folder, nd_saved *saved)
         return;
     }
     if (nd_manifest_read(folder, &m) != ND_OK) {
-        keep_reason(saved, nd_manifest_is_newer(folder) ? ND_SAVED_NEWER_VERSION
-                                                        : ND_SAVED_DAMAGED_MANIFEST);
+        keep_reason(saved, ND_SAVED_DAMAGED_MANIFEST);
+        if (saved->state == ND_SAVED_DAMAGED_MANIFEST && nd_manifest_is_newer(folder)) {
+            saved->state = ND_SAVED_NEWER_VERSION;
+        }
         return;
     }
     take_manifest(saved, &m);

@@ -404,15 +404,19 @@ nd_status nd_manifest_read(const char *folder, nd_manifest *out)
 
 bool nd_manifest_is_newer(const char *folder)
 {
-    char *path = NULL;
-    if (nd_fs_format(&path, "%s/" ND_MANIFEST_NAME, folder) != ND_OK) {
+    char *path = NULL, *text = NULL;
+    size_t bytes = 0;
+    if (nd_fs_format(&path, "%s/" ND_MANIFEST_NAME, folder) != ND_OK ||
+        nd_fs_read(path, ND_MANIFEST_MAX_BYTES, ND_ERR_DATA, &text, &bytes) != ND_OK) {
+        free(path);
         return false;
     }
-    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, NULL);
+    json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL);
     const char *format = json_string_value(json_object_get(root, "format"));
     bool newer = format && strcmp(format, ND_MANIFEST_FORMAT) == 0 &&
                  json_integer_value(json_object_get(root, "version")) > ND_MANIFEST_VERSION;
     json_decref(root);
+    free(text);
     free(path);
     return newer;
 }

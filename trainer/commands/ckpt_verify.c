@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/fsio.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/source.h"
 #include "trainer/commands/ckpt.h"
@@ -27,6 +28,10 @@ static void verify_one(const char *folder, int *code)
     double begin = nd_clock_seconds();
     nd_status status = verify(folder, &bytes, &model_files);
     double seconds = nd_clock_seconds() - begin;
+    if (status != ND_OK && !nd_fs_exists(folder)) {
+        printf("%s: deleted meanwhile\n", folder);
+        return;
+    }
     if (status != ND_OK) {
         printf("%s: %s: %s\n", folder, status == ND_ERR_DATA ? "bad" : "not verified",
                nd_error_last()->message);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch reads what the checkpoint library wrote, and the other way round.
 
-Usage: check_torch.py CHECKPOINT_TOOL. Run through check_torch.sh.
+Usage: check_torch.py CHECKPOINT_TOOL NDTRAIN. Run through check_torch.sh.
 """
 import glob
 import json
@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
 
-TOOL = sys.argv[1]
+TOOL, NDTRAIN = sys.argv[1:3]
 V, C, F, LAYERS, HEADS, KV_HEADS, D = 97, 24, 36, 3, 8, 4, 4
 ARRAYS = ("master", "exp_avg", "exp_avg_sq")
 BLOCK = {
@@ -65,6 +65,12 @@ def expected(tied, arrays=3):
     return {state_name(a, n): value(a, n, s) for n, s in shapes(tied).items() for a in range(arrays)}
 
 
+def model_with_config(model, exported):
+    with open(exported + "/config.json") as source, open(model + "/config.json", "w") as target:
+        target.write(source.read())
+    return model
+
+
 def check_written(top, mesh, tied, step):
     folder = os.path.join(top, f"run-{step}")
     os.mkdir(folder)
@@ -102,6 +108,15 @@ def check_written(top, mesh, tied, step):
     assert found.keys() == shapes(tied).keys(), mesh
     for name, tensor in found.items():
         assert torch.equal(tensor, want[name]), (mesh, name)
+    # The same model as our own export.
+    exported = os.path.join(folder, "exported")
+    subprocess.run([NDTRAIN, "ckpt", "export", folder, exported, "--dtype", "fp32"], check=True, stdout=subprocess.DEVNULL)
+    with safe_open(exported + "/model.safetensors", "pt") as f:
+        assert set(f.keys()) == found.keys(), mesh
+        for name in f.keys():
+            assert torch.equal(f.get_tensor(name), found[name]), (mesh, name)
+    subprocess.run([NDTRAIN, "ckpt", "diff", model_with_config(model, exported), folder], check=True,
+                   stdout=subprocess.DEVNULL)
 
 
 def write_ranks(rank, world, port, folder, tied):
