@@ -153,6 +153,8 @@ Test(ckpt, export)
     shell(&dir, "ln -s d e");
     refused(73, CKPT "export run e", "\"e\" exists already");
     refused(73, CKPT "export run /proc/model", "\"/proc\"");
+    refused(73, "ulimit -f 8; " CKPT "export run f --dtype fp32", "cannot reserve ");
+    refused(2, CKPT "diff run run --dtype fp16", "--dtype is \"fp16\"");
     refused(2, CKPT "export run f --dtype fp16", "--dtype is \"fp16\"; it must be bf16 or fp32");
 }
 
@@ -185,6 +187,8 @@ Test(ckpt, diff)
     shell(&dir, CKPT "export run m --dtype fp32 && " CKPT "diff m run/checkpoint-20");
     says("A: m (a Hugging Face model: weights only)\n");
     says("equal: all 19512 elements of 30 arrays have the same bits\n");
+    shell(&dir, CKPT "export run m16 && " CKPT "diff --dtype bf16 run m16");
+    ends(1, CKPT "diff run m16", "model.norm.weight: 24 of 24 elements differ, at most by ");
     damage("30");
     refused(65, CKPT "diff run same", "is damaged");
     ends(1, CKPT "diff run same --no-verify", "1 of ");

@@ -418,8 +418,9 @@ static nd_diff_totals compare(const char *a, const char *b, extras *count)
     *count = (extras){0};
     assert_ok(nd_manifest_read(a, &m[0]));
     assert_ok(nd_manifest_read(b, &m[1]));
+    const nd_diff_options verified = {.verify = true};
     const nd_diff_side sides[2] = {{a, &m[0], m[0].shape}, {b, &m[1], m[1].shape}};
-    assert_ok(nd_checkpoint_diff(sides, true, count_extras, count, &totals));
+    assert_ok(nd_checkpoint_diff(sides, &verified, count_extras, count, &totals));
     nd_manifest_fini(&m[0]);
     nd_manifest_fini(&m[1]);
     return totals;

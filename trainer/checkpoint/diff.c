@@ -10,6 +10,7 @@
 
 typedef struct comparison {
     const nd_diff_side *sides;
+    const nd_diff_options *options;
     nd_source *sources[2];
     nd_layout *layouts[2];
     nd_diff_array array; /* so far */
@@ -18,17 +19,25 @@ typedef struct comparison {
     nd_diff_totals *totals;
 } comparison;
 
-static void compare_values(nd_diff_array *array, const float *a, const float *b, int64_t count)
+static float rounded(float value)
 {
+    return nd_bf16_to_f32(nd_bf16_from_f32(value));
+}
+
+static void compare_values(comparison *c, const float *a, const float *b, int64_t count)
+{
+    nd_diff_array *array = &c->array;
     array->count += count;
     if (memcmp(a, b, (size_t)count * sizeof *a) == 0) {
         return;
     }
     for (int64_t i = 0; i < count; i++) {
-        if (memcmp(&a[i], &b[i], sizeof *a) == 0) {
+        float x = c->options->bf16 ? rounded(a[i]) : a[i];
+        float y = c->options->bf16 ? rounded(b[i]) : b[i];
+        if (memcmp(&x, &y, sizeof x) == 0) {
             continue;
         }
-        double distance = fabs((double)a[i] - (double)b[i]);
+        double distance = fabs((double)x - (double)y);
         array->differing++;
         if (!(distance <= array->largest)) { /* larger, or NaN */
             array->largest = isnan(array->largest) ? array->largest : distance;
@@ -53,7 +62,7 @@ static nd_status compare_part(void *context, const nd_tensor_part *part)
     if (part->begin == 0) {
         c->array = (nd_diff_array){0};
     }
-    compare_values(&c->array, part->values[0], part->values[1], part->count);
+    compare_values(c, part->values[0], part->values[1], part->count);
     if (part->begin + part->count < part->param->rows * part->param->cols) {
         return ND_OK;
     }
@@ -117,7 +126,7 @@ static nd_status compare_extra_values(comparison *c, const nd_state_extra *extra
         ND_TRY_OUT(nd_source_add_extra(c->sources[s], extra->name, extra->count, values[s]));
         ND_TRY_OUT(nd_source_run(c->sources[s]));
     }
-    compare_values(&c->array, values[0], values[1], extra->count);
+    compare_values(c, values[0], values[1], extra->count);
 out:
     free(values[0]);
     free(values[1]);
@@ -147,22 +156,22 @@ static nd_status compare_extras(comparison *c)
     return ND_OK;
 }
 
-static nd_status open_side(comparison *c, int s, bool verify)
+static nd_status open_side(comparison *c, int s)
 {
     const nd_diff_side *side = &c->sides[s];
     const nd_mesh one = {{1, 1, 1, 1, 1}};
     const nd_layout_options options = {.shape = &side->shape, .mesh = &one};
     ND_TRY(nd_layout_create(&options, &c->layouts[s]));
-    return side->manifest
-               ? nd_source_open_checkpoint(side->folder, side->manifest, verify, &c->sources[s])
-               : nd_source_open_dcp(side->folder, &side->shape, &c->sources[s]);
+    return side->manifest ? nd_source_open_checkpoint(side->folder, side->manifest,
+                                                      c->options->verify, &c->sources[s])
+                          : nd_source_open_dcp(side->folder, &side->shape, &c->sources[s]);
 }
 
-static nd_status compare(comparison *c, bool verify)
+static nd_status compare(comparison *c)
 {
     bool both = c->sides[0].manifest && c->sides[1].manifest;
     for (int s = 0; s < 2; s++) {
-        ND_TRY(open_side(c, s, verify));
+        ND_TRY(open_side(c, s));
     }
     ND_TRY(check_tensors(c));
     const nd_tensors_walk walk = {
@@ -178,13 +187,14 @@ static nd_status compare(comparison *c, bool verify)
     return both ? compare_extras(c) : ND_OK;
 }
 
-nd_status nd_checkpoint_diff(const nd_diff_side sides[2], bool verify,
+nd_status nd_checkpoint_diff(const nd_diff_side sides[2], const nd_diff_options *options,
                              nd_status (*visit)(void *context, const nd_diff_array *array),
                              void *context, nd_diff_totals *totals)
 {
-    comparison c = {.sides = sides, .visit = visit, .context = context, .totals = totals};
+    comparison c = {
+        .sides = sides, .options = options, .visit = visit, .context = context, .totals = totals};
     *totals = (nd_diff_totals){0};
-    nd_status status = compare(&c, verify);
+    nd_status status = compare(&c);
     for (int s = 0; s < 2; s++) {
         nd_source_close(c.sources[s]);
         nd_layout_destroy(c.layouts[s]);

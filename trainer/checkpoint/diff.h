@@ -5,7 +5,8 @@
  * Compares the state of two checkpoints element by element, whatever meshes wrote them, or weights
  * with those of a Hugging Face folder.
  *
- * Values are compared as F32; a BF16 or F16 file is widened, which is exact. Memory is bounded,
+ * Values are compared as F32; a BF16 or F16 file is widened, which is exact. To find out whether a
+ * model in BF16 is that of a checkpoint, both sides are rounded to BF16 first. Memory is bounded,
  * whatever the size of the model (tensors.h).
  */
 #include "trainer/checkpoint/manifest.h"
@@ -15,6 +16,11 @@ typedef struct nd_diff_side {
     const nd_manifest *manifest; /* NULL: a Hugging Face folder, which has weights only */
     nd_llama_shape shape;
 } nd_diff_side;
+
+typedef struct nd_diff_options {
+    bool verify; /* false: compares what the files of a damaged checkpoint hold */
+    bool bf16;   /* rounds both sides to BF16 first */
+} nd_diff_options;
 
 typedef enum nd_diff_presence {
     ND_DIFF_BOTH = 0,
@@ -39,10 +45,9 @@ typedef struct nd_diff_totals {
 
 /*
  * Visits every array, also those that are equal, in the order of the model; entries that all ranks
- * share come last. ND_ERR_DATA: the models have other tensors, or what is read is damaged; `verify`
- * false compares what the files of a damaged checkpoint hold.
+ * share come last. ND_ERR_DATA: the models have other tensors, or what is read is damaged.
  */
-nd_status nd_checkpoint_diff(const nd_diff_side sides[2], bool verify,
+nd_status nd_checkpoint_diff(const nd_diff_side sides[2], const nd_diff_options *options,
                              nd_status (*visit)(void *context, const nd_diff_array *array),
                              void *context, nd_diff_totals *totals);
 

@@ -8,7 +8,9 @@
 #include "trainer/checkpoint/folder.h"
 #include "trainer/commands/ckpt.h"
 
-enum { FLAG_NO_VERIFY, DIFFERENT = 1 };
+enum { FLAG_DTYPE, FLAG_NO_VERIFY };
+
+static const int different = 1; /* the exit code */
 
 typedef struct side {
     char *folder;
@@ -97,7 +99,7 @@ static void print_side(const char *letter, const side *s)
     }
 }
 
-static nd_status diff(const side sides[2], bool verify, int *code)
+static nd_status diff(const side sides[2], const nd_diff_options *options, int *code)
 {
     nd_diff_totals totals;
     nd_diff_side of[2];
@@ -108,7 +110,7 @@ static nd_status diff(const side sides[2], bool verify, int *code)
         print_side(s == 0 ? "A" : "B", &sides[s]);
     }
     bool both = of[0].manifest && of[1].manifest;
-    ND_TRY(nd_checkpoint_diff(of, verify, print_array, NULL, &totals));
+    ND_TRY(nd_checkpoint_diff(of, options, print_array, NULL, &totals));
     int positions = both ? print_position(of[0].manifest, of[1].manifest) : 0;
     if (totals.differing_arrays == 0) {
         printf("%s: all %lld elements of %lld arrays have the same bits%s\n",
@@ -119,16 +121,22 @@ static nd_status diff(const side sides[2], bool verify, int *code)
                (long long)totals.differing_arrays, (long long)totals.arrays,
                (long long)totals.differing, (long long)totals.elements);
     }
-    *code = totals.differing_arrays > 0 || positions > 0 ? DIFFERENT : 0;
+    *code = totals.differing_arrays > 0 || positions > 0 ? different : 0;
     return ND_OK;
 }
 
 static nd_status run_diff(const nd_ckpt_call *call, int *code)
 {
     side sides[2] = {0};
+    const char *dtype = call->values[FLAG_DTYPE];
+    const nd_diff_options options = {.verify = !call->values[FLAG_NO_VERIFY],
+                                     .bf16 = dtype && strcmp(dtype, "bf16") == 0};
+    if (dtype && strcmp(dtype, "bf16") != 0 && strcmp(dtype, "fp32") != 0) {
+        return nd_fail(ND_ERR_CONFIG, "--dtype is \"%.40s\"; it must be bf16 or fp32", dtype);
+    }
     nd_status status = open_side(call->places[0], &sides[0]);
     status = status == ND_OK ? open_side(call->places[1], &sides[1]) : status;
-    status = status == ND_OK ? diff(sides, !call->values[FLAG_NO_VERIFY], code) : status;
+    status = status == ND_OK ? diff(sides, &options, code) : status;
     side_fini(&sides[0]);
     side_fini(&sides[1]);
     return status;
@@ -136,14 +144,16 @@ static nd_status run_diff(const nd_ckpt_call *call, int *code)
 
 const nd_ckpt_verb nd_ckpt_diff = {
     .name = "diff",
-    .usage = "A B [--no-verify]",
+    .usage = "A B [--dtype bf16|fp32] [--no-verify]",
     .help = "Compares the states of two checkpoints bit by bit, also of different meshes: weights, "
             "moments, FP8\nscales, and the position (step, tokens). Prints a line for each array "
             "that differs. A or B may be a\nHugging Face folder; then only weights are compared, "
             "widened to F32. Ends with 0 when all is equal and\nwith 1 when something differs.\n",
     .least = 2,
     .most = 2,
-    .flags = {{"--no-verify", NULL,
+    .flags = {{"--dtype", "bf16|fp32",
+               "bf16 rounds both sides first: whether a BF16 model is that of a checkpoint."},
+              {"--no-verify", NULL,
                "Does not compare digests: shows which arrays a damaged chunk belongs to."}},
     .run = run_diff,
 };

@@ -78,6 +78,7 @@ static nd_status ignore(void *context, const nd_diff_array *array)
     return ND_OK;
 }
 
+static const nd_diff_options verified = {.verify = true}, unverified = {0};
 static const nd_mesh one = {{1, 1, 1, 1, 1}};
 
 Test(diff, states_are_equal_whatever_mesh_wrote_them)
@@ -92,7 +93,7 @@ Test(diff, states_are_equal_whatever_mesh_wrote_them)
         const nd_diff_side sides[2] = {side_of(&a), side_of(&b)};
         nd_diff_totals totals;
         found f = {0};
-        assert_ok(nd_checkpoint_diff(sides, true, note, &f, &totals));
+        assert_ok(nd_checkpoint_diff(sides, &verified, note, &f, &totals));
         cr_assert_eq(f.count, 0);
         cr_assert_eq(f.visited, 30 * ND_STATE_KINDS + 1);
         cr_assert_eq(totals.arrays, f.visited);
@@ -138,9 +139,10 @@ Test(diff, names_each_array_and_measures_it)
     const nd_diff_side sides[2] = {side_of(&a), side_of(&b)};
     nd_diff_totals totals;
     found f = {0};
-    assert_fails(nd_checkpoint_diff(sides, true, note, &f, &totals), ND_ERR_DATA, "is damaged");
+    assert_fails(nd_checkpoint_diff(sides, &verified, note, &f, &totals), ND_ERR_DATA,
+                 "is damaged");
     f = (found){0};
-    assert_ok(nd_checkpoint_diff(sides, false, note, &f, &totals));
+    assert_ok(nd_checkpoint_diff(sides, &unverified, note, &f, &totals));
     cr_assert_eq(f.count, 4);
     cr_assert_str_eq(f.names[0], up);
     cr_assert_eq(f.arrays[0].count, 36 * 24);
@@ -168,7 +170,7 @@ Test(diff, the_sign_of_zero_and_a_nan_are_bits_too)
     change(&b, "model.norm.weight", 1, -0.0f);
     change(&a, "model.norm.weight", 2, NAN); /* the same NaN is equal */
     change(&b, "model.norm.weight", 2, NAN);
-    assert_ok(nd_checkpoint_diff(sides, false, note, &f, &totals));
+    assert_ok(nd_checkpoint_diff(sides, &unverified, note, &f, &totals));
     cr_assert_eq(f.count, 1);
     cr_assert_eq(f.arrays[0].differing, 1);
     cr_assert_eq(f.arrays[0].largest, 0.0);
@@ -182,7 +184,7 @@ Test(diff, moments_that_one_side_lacks)
     const nd_diff_side sides[2] = {side_of(&a), side_of(&b)};
     nd_diff_totals totals;
     found f = {0};
-    assert_ok(nd_checkpoint_diff(sides, true, note, &f, &totals));
+    assert_ok(nd_checkpoint_diff(sides, &verified, note, &f, &totals));
     cr_assert_eq(f.count, 2);
     cr_assert_str_eq(f.names[0], "exp_avg");
     cr_assert_str_eq(f.names[1], "exp_avg_sq");
@@ -203,14 +205,17 @@ Test(diff, a_hugging_face_folder_has_weights_only)
     const nd_diff_side sides[2] = {{out, NULL, a.manifest.shape}, side_of(&a)};
     nd_diff_totals totals;
     found f = {0};
-    assert_ok(nd_checkpoint_diff(sides, true, note, &f, &totals));
+    assert_ok(nd_checkpoint_diff(sides, &verified, note, &f, &totals));
     cr_assert_eq(f.count, 0);
     cr_assert_eq(totals.arrays, 30);
     nd_checkpoint_abandon(out);
     options.dtype = ND_DTYPE_BF16; /* 24 bits rounded to 8 */
     assert_ok(nd_checkpoint_export(a.path, &a.manifest, &options));
-    assert_ok(nd_checkpoint_diff(sides, true, ignore, NULL, &totals));
+    assert_ok(nd_checkpoint_diff(sides, &verified, ignore, NULL, &totals));
     cr_assert_gt(totals.differing, totals.elements / 2);
+    const nd_diff_options as_bf16 = {.verify = true, .bf16 = true};
+    assert_ok(nd_checkpoint_diff(sides, &as_bf16, ignore, NULL, &totals));
+    cr_assert_eq(totals.differing_arrays, 0);
     forget(&a);
 }
 
@@ -221,10 +226,11 @@ Test(diff, other_models_are_refused)
     nd_diff_totals totals;
     found f = {0};
     sides[1].shape.vocab = 98;
-    assert_fails(nd_checkpoint_diff(sides, true, note, &f, &totals), ND_ERR_DATA, "97 x 24; \"");
+    assert_fails(nd_checkpoint_diff(sides, &verified, note, &f, &totals), ND_ERR_DATA,
+                 "97 x 24; \"");
     sides[1].shape = sides[0].shape;
     sides[1].shape.tied = true;
-    assert_fails(nd_checkpoint_diff(sides, true, note, &f, &totals), ND_ERR_DATA,
+    assert_fails(nd_checkpoint_diff(sides, &verified, note, &f, &totals), ND_ERR_DATA,
                  "the models differ");
     forget(&a);
     forget(&b);
