@@ -109,8 +109,12 @@ static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
     const nd_layout *layout = fsdp->layout;
     bool sharded = layout->shards > 1;
     bool accumulates = fsdp->rank->config->train.gradient_accumulation_steps > 1;
-    int64_t edges = nd_max(unit_count(nd_layout_unit(layout, ND_UNIT_EMBEDDING, -1)),
-                           unit_count(nd_layout_unit(layout, ND_UNIT_HEAD, -1)));
+    const nd_unit *head = nd_layout_unit(layout, ND_UNIT_HEAD, -1);
+    /* With a tied table the buffer has at least the size of the first block. The head alone would
+     * need less in models whose blocks are larger than their vocabulary's table. */
+    const nd_unit *first = layout->tied && head ? nd_layout_unit(layout, ND_UNIT_BLOCK, 0)
+                                                : nd_layout_unit(layout, ND_UNIT_EMBEDDING, -1);
+    int64_t edges = nd_max(unit_count(first), unit_count(head));
     int64_t block_most = 0, shard = 0;
     for (int u = 0; u < layout->unit_count; u++) {
         const nd_unit *unit = &layout->units[u];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Who a worker is, from the environments of ndlaunch, torchrun and none. */
+/* The identity of a worker, from the environments of ndlaunch, torchrun and none. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <string.h>
