@@ -43,8 +43,8 @@ static nd_tensor gradient(nd_tensor like, bool wide)
     return t;
 }
 
-/* Of n parts each is rounded to BF16, once more where the sum is, and cuDNN rounds probabilities
- * and their gradients too: with errors of both signs, each of those less than 2^-9 of the root of
+/* Each of n parts is rounded to BF16, and so is the sum, and cuDNN rounds probabilities and their
+ * gradients too: with errors of both signs, each of those less than 2^-9 of the root of
  * the mean square of a gradient whose parts are of one size; a tile that is lost or counted twice
  * is a quarter of it. */
 static void expect_alike(const char *what, nd_tensor got, nd_tensor want)

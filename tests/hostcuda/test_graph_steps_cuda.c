@@ -23,7 +23,7 @@ typedef struct scenario {
     float kept;
 } scenario;
 
-/* Of rank 0. */
+/* What rank 0 counted. */
 static struct {
     nd_double_counts before;
     long calls[STEPS], waits[STEPS], allocations[STEPS];

@@ -42,7 +42,7 @@ Test(nccl_making, a_rank_that_does_not_split, .timeout = 60)
                 "s in the communicator of tp, for rank 2; rank 2 waits in no operation", 2);
 }
 
-/* Of another group: all ranks split together. */
+/* The missing rank belongs to another group: all ranks split together. */
 Test(nccl_making, a_rank_of_another_group_that_does_not_split, .timeout = 60)
 {
     job_context context = {nothing, {{1, 1, 2, 1, 2}}, 2.0};

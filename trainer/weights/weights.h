@@ -59,7 +59,7 @@ typedef struct nd_hf_writer_options {
     const char *source;
     bool takes_empty; /* an empty folder of that name is replaced; otherwise none may exist */
     /* The folder exists and holds none of the files: they are written into it, and nothing is
-     * renamed. After a failure they stay for whoever made the folder. */
+     * renamed. After a failure they stay for the caller that made the folder. */
     bool inside;
 } nd_hf_writer_options;
 

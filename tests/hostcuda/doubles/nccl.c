@@ -197,7 +197,8 @@ static bool settle(ncclComm_t comm)
     return true;
 }
 
-/* Of its parent, as in NCCL. The child is written in the end also where it is of no use. */
+/* A thread that the parent starts, as in NCCL. It writes the child in the end even when nobody can
+ * use it any more. */
 static void *make_child(void *argument)
 {
     ncclComm_t child = argument, parent = child->parent;

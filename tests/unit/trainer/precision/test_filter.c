@@ -165,15 +165,33 @@ Test(filter, table_names_every_linear_once)
 
 Test(filter, linears_that_share_an_input_are_adjacent)
 {
-    static const int group_of[ND_LINEARS_OF_BLOCK] = {0, 0, 0, 1, 2, 2, 3};
+    static const int input_of[ND_LINEARS_OF_BLOCK] = {0, 0, 0, 1, 2, 2, 3};
     int next = 0;
-    for (int group = 0; group < ND_INPUT_COUNT; group++) {
-        int first, count = nd_input_linears(group, &first);
+    for (int input = 0; input < ND_INPUT_COUNT; input++) {
+        int first, count = nd_input_linears(input, &first);
         cr_expect_eq(first, next);
         next += count;
     }
     cr_expect_eq(next, ND_LINEARS_OF_BLOCK);
     for (int linear = Q; linear <= DOWN; linear++) {
-        cr_expect_eq(nd_linear_input(linear), group_of[linear], "%d", linear);
+        cr_expect_eq(nd_linear_input(linear), input_of[linear], "%d", linear);
     }
+}
+
+Test(filter, what_autotune_has_no_choice_for_is_named)
+{
+    nd_llama_shape shape = eight_b();
+    nd_linear_choice choice = {.forced = false};
+    nd_filter f = filter_of("*", ND_FP8_TENSORWISE, &shape);
+    for (int input = 0; input < ND_INPUT_COUNT; input++) {
+        for (int mask = 0; mask < ND_INPUT_MASKS; mask++) {
+            choice.fp8[input][mask] = (int8_t)mask;
+        }
+    }
+    cr_assert_eq(nd_filter_choose(&f, &choice), ND_OK);
+    choice.fp8[ND_INPUT_GATE_UP][3] = -1;
+    cr_assert_eq(nd_filter_choose(&f, &choice), ND_ERR_DATA);
+    cr_expect(strstr(nd_error_last()->message, "in layer 0 (mlp.gate_proj, mlp.up_proj); "), "%s",
+              nd_error_last()->message);
+    nd_filter_fini(&f);
 }
