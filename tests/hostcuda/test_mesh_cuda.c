@@ -13,6 +13,7 @@
 
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/mesh_cuda.h"
+#include "trainer/step/step.h"
 
 enum { STEPS = MESH_CUDA_STEPS };
 
@@ -36,6 +37,12 @@ static void expect_alike(const mesh_case *mesh, const mesh_result *got, const me
     }
 }
 
+static nd_status expect_shared_buffers(void *context, nd_trainer *trainer, int64_t step)
+{
+    cr_expect(trainer->model->fsdp.blocks_share, "every block keeps its weights");
+    return ND_OK;
+}
+
 static void compare(nd_precision precision, const mesh_case *meshes, int count, int order,
                     bool cast_units)
 {
@@ -46,6 +53,7 @@ static void compare(nd_precision precision, const mesh_case *meshes, int count, 
     mesh_use_gpus(false, false);
     cr_assert_eq(mesh_run(&job, &one, &want), ND_OK, "%s", nd_error_last()->message);
     mesh_use_gpus(true, cast_units);
+    job.before_step = cast_units ? expect_shared_buffers : NULL;
     nd_double_machine_get()->order = order;
     for (int i = 0; i < count; i++) {
         cr_assert_eq(mesh_run(&job, &meshes[i], &got), ND_OK, "%s", nd_error_last()->message);
