@@ -264,6 +264,7 @@ void nd_coordinator_on_left(void *context, nd_peer *peer, nd_wire_role role, int
     nd_node *n = &c->roster.nodes[index];
     n->peer = NULL;
     n->joined = n->waits = false; /* it may join again */
+    n->heard_ns = nd_clock_ns();
     if (c->state == RUNNING) {
         lose_node(c, index, "its connection to node 0 was closed");
     }

@@ -50,7 +50,7 @@ static void begin_job(nd_progress_job *job)
 
 nd_status nd_progress_create(int count, nd_progress *out)
 {
-    int fd = memfd_create("nd-progress", 0);
+    int fd = memfd_create("nd-progress", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)page_bytes(count)) != 0) {
         nd_status status = nd_fail_system(errno, "the progress page");
         if (fd >= 0) {

@@ -74,7 +74,8 @@ typedef struct nd_progress {
 
 const char *nd_phase_name(nd_phase phase);
 
-/* Launcher: creates a page of `count` slots; fd is to be inherited by the workers. */
+/* Launcher: creates a page of `count` slots. Its descriptor closes on exec: the launcher hands it
+ * down to the workers of this page only. */
 nd_status nd_progress_create(int count, nd_progress *out);
 /* Worker: maps the page behind `fd`, or a private one when fd is -1. */
 nd_status nd_progress_open(int fd, int count, nd_progress *out);
