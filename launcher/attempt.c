@@ -13,7 +13,8 @@
 enum {
     FIRST_FD = 3, /* of those that a worker inherits beside its standard streams */
     FD_COUNT = 4,
-    READY_TICK_MS = 5
+    READY_TICK_MS = 5,
+    REAP_MS = 30000 /* for a killed worker to end: one that waits inside the kernel may not */
 };
 
 static const int64_t ready_ns = 10000000000; /* after it any worker is taken to handle signals */
@@ -65,6 +66,10 @@ static void on_exit_child(uv_process_t *process, int64_t code, int number)
 {
     nd_child *child = process->data;
     nd_attempt *attempt = child->attempt;
+    if (!child->running) { /* it was given up */
+        uv_close((uv_handle_t *)process, on_closed_child);
+        return;
+    }
     child->running = false;
     child->exit_code = code;
     child->signal = number;
@@ -192,6 +197,30 @@ void nd_attempt_signal(nd_attempt *attempt, int number)
     }
 }
 
+/* Killed workers are still there: ends without them, or the job would never end. */
+static void on_reap_timer(uv_timer_t *timer)
+{
+    nd_attempt *attempt = timer->data;
+    for (int i = 0; i < attempt->options.local_workers; i++) {
+        nd_child *child = &attempt->children[i];
+        if (!child->running) {
+            continue;
+        }
+        nd_log_error("ndlaunch: rank %d (pid %d) did not end within %d s of being killed, and is "
+                     "left behind",
+                     child->rank, child->process.pid, REAP_MS / 1000);
+        child->running = false;
+        child->signal = SIGKILL;
+        child->ended_ns = nd_clock_ns();
+        uv_unref((uv_handle_t *)&child->process);
+        nd_output_close(&child->out);
+        nd_output_close(&child->err);
+    }
+    attempt->running = 0;
+    attempt->left_behind = true;
+    attempt->options.ended(attempt->options.context);
+}
+
 void nd_attempt_kill(nd_attempt *attempt, nd_killed why)
 {
     for (int i = 0; attempt->children && i < attempt->options.local_workers; i++) {
@@ -200,6 +229,9 @@ void nd_attempt_kill(nd_attempt *attempt, nd_killed why)
         child->kill_sent |= child->running;
     }
     nd_attempt_signal(attempt, SIGKILL);
+    if (attempt->running > 0) {
+        uv_timer_start(&attempt->kill_timer, on_reap_timer, REAP_MS, 0);
+    }
 }
 
 static void on_kill_timer(uv_timer_t *timer)

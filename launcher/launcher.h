@@ -166,9 +166,10 @@ struct nd_attempt {
     uv_timer_t kill_timer, ready_timer;
     int handles; /* of the loop: open, or not yet closed to the end */
     int64_t started_ns;
-    bool stopping;   /* a failure was seen, here or on another node */
-    bool patient;    /* workers that do not end in time are worth a warning */
-    bool log_failed; /* the user was warned */
+    bool stopping;    /* a failure was seen, here or on another node */
+    bool patient;     /* workers that do not end in time are worth a warning */
+    bool left_behind; /* a killed worker did not end; it may still hold memory, files and GPUs */
+    bool log_failed;  /* the user was warned */
 };
 
 enum { ND_STOP_MS = 3000 }; /* for the others to end after a failure that ends the job */

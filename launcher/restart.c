@@ -51,6 +51,9 @@ static nd_restart verdict_on(const nd_restart_case *c)
     if (!nd_restart_is_worth(c->code)) {
         return ND_RESTART_NOT_WORTH;
     }
+    if (c->left_behind) {
+        return ND_RESTART_LEFT_BEHIND;
+    }
     if (c->epoch >= c->max_restarts) {
         return ND_RESTART_ALL_USED;
     }
@@ -82,6 +85,8 @@ const char *nd_restart_reason(nd_restart verdict)
         return "no checkpoint was completed since the last restart";
     case ND_RESTART_ALL_USED:
         return "all restarts of launch.max_restarts are used";
+    case ND_RESTART_LEFT_BEHIND:
+        return "a killed worker did not end";
     default:
         return NULL;
     }

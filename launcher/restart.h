@@ -20,11 +20,13 @@ typedef enum nd_restart {
     ND_RESTART_NO_STEP,     /* not one step was completed */
     ND_RESTART_NO_PROGRESS, /* no newer checkpoint since the last restart */
     ND_RESTART_ALL_USED,
+    ND_RESTART_LEFT_BEHIND, /* a killed worker did not end */
 } nd_restart;
 
 typedef struct nd_restart_case {
-    int code;   /* of the failure: a worker's exit code or 128 + its signal */
-    bool asked; /* ndlaunch received a signal that ends the job */
+    int code;         /* of the failure: a worker's exit code or 128 + its signal */
+    bool asked;       /* ndlaunch received a signal that ends the job */
+    bool left_behind; /* a killed worker of node 0 did not end */
     int64_t epoch, max_restarts;
     bool stepped;     /* this start completed a step */
     int64_t began_at; /* steps that were done when this start's loop began */

@@ -149,6 +149,7 @@ static nd_restart_case restart_case(const nd_supervisor *s, int code)
     const nd_progress *page = &s->attempt->progress;
     nd_restart_case c = {.code = code,
                          .asked = s->asked,
+                         .left_behind = s->attempt->left_behind,
                          .epoch = s->epoch,
                          .max_restarts = s->options.config->launch.max_restarts,
                          .brief = s->brief};

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A worker that fails, is killed or stopped, and an ndlaunch that is killed. */
+#include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 #include "tests/launch/tiny_job.h"
 
@@ -98,6 +101,26 @@ Test(failures, workers_that_ignore_the_end_are_killed)
     cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 128 + SIGABRT, "%s", launched_read(&l));
     assert_says(&l, "did not end in time");
     cr_assert(launched_gone(stubborn));
+}
+
+/* A traced process that is killed stays until its tracer has seen its end, like one that waits
+ * inside the kernel: ndlaunch ends without it. */
+Test(failures, a_killed_worker_that_does_not_end_is_left_behind)
+{
+    launched l;
+    start_test_worker(&l, "stubborn", "1", 2);
+    pid_t traced = launched_worker(&l, 0), killed = launched_worker(&l, 1);
+    if (ptrace(PTRACE_SEIZE, traced, NULL, NULL) != 0) {
+        kill(l.pid, SIGKILL);
+        launched_wait(&l, LAUNCHED_SECONDS);
+        cr_skip_test("this process may not trace others: %s", strerror(errno));
+    }
+    kill(killed, SIGKILL);
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 137, "%s", launched_read(&l));
+    assert_says(&l, "ndlaunch: rank 0 (pid ");
+    assert_says(&l, ") did not end within 30 s of being killed, and is left behind\n");
+    assert_says(&l, "rank 1 failed first");
+    waitpid(traced, NULL, __WALL);
 }
 
 Test(failures, no_worker_outlives_a_killed_ndlaunch)

@@ -75,6 +75,14 @@ Test(restart, there_are_at_most_max_restarts)
     expect(&c, ND_RESTART_ALL_USED);
 }
 
+/* Its memory, its GPU and its lock of the run folder may not be free. */
+Test(restart, none_while_a_killed_worker_has_not_ended)
+{
+    nd_restart_case c = plain();
+    c.left_behind = true;
+    expect(&c, ND_RESTART_LEFT_BEHIND);
+}
+
 /* At once, until starts fail soon after their first step, one after the other. */
 Test(restart, the_wait_doubles_while_starts_fail_soon)
 {
@@ -100,7 +108,7 @@ Test(restart, the_wait_doubles_while_starts_fail_soon)
 
 Test(restart, every_refusal_of_a_failure_has_a_reason)
 {
-    for (int v = ND_RESTART_NOT_WORTH; v <= ND_RESTART_ALL_USED; v++) {
+    for (int v = ND_RESTART_NOT_WORTH; v <= ND_RESTART_LEFT_BEHIND; v++) {
         cr_expect_not_null(nd_restart_reason((nd_restart)v), "%d", v);
     }
     cr_expect_null(nd_restart_reason(ND_RESTART_OFF));
