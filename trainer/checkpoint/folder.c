@@ -255,6 +255,17 @@ static nd_status rename_to(const char *from, const char *to)
                                strerror(code));
 }
 
+/* A rename that is not known to be durable is taken back. */
+static nd_status rename_durably(const char *run, const char *from, const char *to)
+{
+    ND_TRY(rename_to(from, to));
+    nd_status status = nd_fs_sync_folder(run);
+    if (status != ND_OK) {
+        (void)rename(to, from);
+    }
+    return status;
+}
+
 nd_status nd_checkpoint_set_aside(const char *run, int64_t step, const char *suffix, char **out)
 {
     char *path = NULL, *aside = NULL;
@@ -269,8 +280,7 @@ nd_status nd_checkpoint_set_aside(const char *run, int64_t step, const char *suf
             break;
         }
     }
-    ND_TRY_OUT(rename_to(path, aside));
-    ND_TRY_OUT(nd_fs_sync_folder(run));
+    ND_TRY_OUT(rename_durably(run, path, aside));
     if (out) {
         *out = aside;
         aside = NULL;
@@ -281,24 +291,46 @@ out:
     return status;
 }
 
-nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_manifest *manifest)
+/* The manifest as it can be read again, before anything depends on it. */
+static nd_status check_manifest(const char *temporary)
 {
-    int64_t step = manifest->position.step;
-    char *path = NULL, *state = NULL;
+    nd_manifest again = {0};
+    nd_status status = nd_manifest_read(temporary, &again);
+    nd_manifest_fini(&again);
+    return status;
+}
+
+/* A failure leaves the names as they were. */
+static nd_status take_name(const char *run, const char *temporary, int64_t step)
+{
+    char *path = NULL, *aside = NULL;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_checkpoint_path(run, step, &path));
+    if (nd_fs_exists(path)) {
+        ND_TRY_OUT(nd_checkpoint_set_aside(run, step, "old", &aside));
+    }
+    status = rename_durably(run, temporary, path);
+    if (status != ND_OK && aside) {
+        (void)rename(aside, path);
+    }
+out:
+    free(aside);
+    free(path);
+    return status;
+}
+
+nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_manifest *manifest)
+{
+    char *state = NULL;
+    nd_status status = ND_OK;
     ND_TRY_OUT(nd_fs_format(&state, "%s/" ND_STATE_FOLDER, temporary));
     ND_TRY_OUT(nd_fs_sync_folder(state));
     ND_TRY_OUT(write_manifest(temporary, manifest));
+    ND_TRY_OUT(check_manifest(temporary));
     ND_TRY_OUT(nd_fs_sync_folder(temporary));
-    if (nd_fs_exists(path)) {
-        ND_TRY_OUT(nd_checkpoint_set_aside(run, step, "old", NULL));
-    }
-    ND_TRY_OUT(rename_to(temporary, path));
-    ND_TRY_OUT(nd_fs_sync_folder(run));
+    ND_TRY_OUT(take_name(run, temporary, manifest->position.step));
 out:
     free(state);
-    free(path);
     return status;
 }
 

@@ -41,8 +41,10 @@ nd_status nd_checkpoint_begin(const char *run, int64_t step, const char *run_id,
 /* Removes a temporary folder. */
 void nd_checkpoint_abandon(const char *temporary);
 /*
- * All other files are durable: writes the manifest, renames the folder to checkpoint-STEP, makes
- * the rename durable. A checkpoint of that step that is there already is renamed to .old first.
+ * All other files are durable: writes the manifest, reads it again, renames the folder to
+ * checkpoint-STEP, makes the rename durable. A checkpoint of that step that is there already is
+ * renamed to .old first. After a failure the temporary folder and the older checkpoint have their
+ * names again.
  */
 nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_manifest *manifest);
 

@@ -119,14 +119,6 @@ static nd_status commit(nd_saver *s)
         ND_TRY(o->extra(o->extra_context, s->temporary, &s->manifest));
     }
     ND_TRY(nd_checkpoint_commit(o->run, s->temporary, &s->manifest));
-    /* The new checkpoint is read again before an older one is deleted. */
-    char *path = NULL;
-    nd_manifest again = {0};
-    ND_TRY(nd_checkpoint_path(o->run, s->step, &path));
-    nd_status status = nd_manifest_read(path, &again);
-    nd_manifest_fini(&again);
-    free(path);
-    ND_TRY(status);
     const nd_prune_options prune = {o->keep_last, o->keep_every, s->step};
     if (nd_checkpoint_prune(o->run, &prune, &s->deleted) != ND_OK) {
         nd_log_warning("checkpoint %lld is saved, but an older one is not deleted: %s",
