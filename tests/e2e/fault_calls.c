@@ -9,14 +9,17 @@
  *   ND_FAULT_KILL=K          SIGKILL in the place of call K (the first is 1)
  *   ND_FAULT_FAIL=CALL:ERRNO:FIRST:COUNT   of the calls with this name, those from FIRST on fail
  *
- * A call counts when its path is the run folder or has "checkpoint-" in it below that folder, on
- * whatever thread. What the C library opens for itself (opendir) is not seen: it changes nothing.
+ * A call counts when its path is the run folder or has "checkpoint-" in it below that folder. Once
+ * a save has begun, the main thread's calls for the run folder itself do not count: they are for
+ * its other files, and come at any time. What the C library opens for itself (opendir) is not seen:
+ * it changes nothing.
  */
 #undef _FILE_OFFSET_BITS /* else the headers make one name of open and open64 */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -99,9 +102,17 @@ typedef struct call {
 
 static bool counts(const char *path)
 {
+    static atomic_bool saves;
     size_t n = strlen(folder);
-    return n > 0 && strncmp(path, folder, n) == 0 &&
-           (path[n] == '\0' || (path[n] == '/' && strstr(path + n, "checkpoint-")));
+    if (n == 0 || strncmp(path, folder, n) != 0 || (path[n] != '\0' && path[n] != '/')) {
+        return false;
+    }
+    if (path[n] == '\0') {
+        return !saves || syscall(SYS_gettid) != getpid();
+    }
+    bool is_save = strstr(path + n, "checkpoint-") != NULL;
+    saves = saves || is_save;
+    return is_save;
 }
 
 static call enter(const char *name, int fd, const char *at)
