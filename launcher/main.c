@@ -86,7 +86,9 @@ static void report_failed_check(nd_job_options *job, int code)
     int ignored;
     job->cannot_start = code;
     (void)nd_job_run(job, &ignored);
-    nd_fail(reason.status, "%s", reason.message); /* main prints the reason of this node */
+    if (reason.status != ND_OK) { /* else the check has printed it */
+        nd_fail(reason.status, "%s", reason.message);
+    }
 }
 
 static nd_status launch(const nd_config *config, const nd_slurm *slurm, int *exit_code)

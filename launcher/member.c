@@ -16,6 +16,7 @@
 enum { PULSE_MS = 100 };
 
 static const int64_t send_ns = 2000000000;     /* for a message to leave */
+static const int64_t refused_ns = 5000000000;  /* for node 0 to refuse it then */
 static const double failed_check_seconds = 30; /* for node 0 to be reached after a failed check */
 /* For node 0 to end the job after it said stop, beside the time for it to gather nodes again. */
 static const double release_seconds = 120;
@@ -91,6 +92,17 @@ static nd_status receive_plan(nd_member *m, int64_t deadline, nd_member_place *p
     return read_plan(m, &frame, place);
 }
 
+/* Tells node 0 the code of this node's failed check, and waits until it has refused this node. Not
+ * ND_OK: no worker is to start here. */
+static nd_status report_failed_check(nd_member *m)
+{
+    const uint32_t numbers[] = {(uint32_t)m->options.cannot_start, 0};
+    nd_wire_frame frame;
+    ND_TRY(send_frame(m, ND_NODE_FAIL, numbers, 2, NULL));
+    ND_TRY(nd_channel_receive(m->channel, nd_clock_ns() + refused_ns, &frame));
+    return nd_fail((nd_status)m->options.cannot_start, "node 0 knows that this node cannot start");
+}
+
 static nd_status join(nd_member *m, const uint8_t key[ND_KEY_BYTES], nd_member_place *place)
 {
     const nd_nodes_options *o = &m->options;
@@ -114,7 +126,7 @@ static nd_status join(nd_member *m, const uint8_t key[ND_KEY_BYTES], nd_member_p
                       .index = (int)o->config->launch.node_rank};
     ND_TRY(nd_channel_hello(m->channel, &hello, deadline, place->job, sizeof place->job, &world));
     if (o->cannot_start) {
-        return send_frame(m, ND_NODE_FAIL, (uint32_t[]){(uint32_t)o->cannot_start, 0}, 2, NULL);
+        return report_failed_check(m);
     }
     ND_TRY(send_frame(m, ND_NODE_JOIN, (uint32_t[]){(uint32_t)o->local_workers}, 1, o->job_text));
     nd_status status = receive_plan(m, deadline, place);

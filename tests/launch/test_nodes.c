@@ -216,6 +216,28 @@ Test(nodes, a_node_that_cannot_start_ends_all_at_once)
     }
 }
 
+/* The check is a program of its own there, which prints its reason. */
+Test(nodes, a_node_whose_check_fails_ends_all_with_its_code)
+{
+    for (int bad = 0; bad < 2; bad++) {
+        launched nodes[2];
+        char model[256], words[64];
+        tempdir_write(&dir, "bad.json", "{\"hidden_size\": 32}", 19);
+        snprintf(model, sizeof model, "%s/bad.json", dir.path);
+        unsetenv("ND_WORKER");
+        start_node(&nodes[bad], bad, 4, (const char *[]){"--model-config", model, NULL});
+        start_node(&nodes[!bad], !bad, 4, NULL);
+        for (int i = 0; i < 2; i++) {
+            cr_assert_eq(launched_wait(&nodes[i], LAUNCHED_SECONDS), 65, "node %d: %s", i,
+                         launched_read(&nodes[i]));
+        }
+        assert_says(&nodes[bad], "bad.json");
+        snprintf(words, sizeof words, "node %d (", bad);
+        assert_says(&nodes[!bad], words);
+        assert_says(&nodes[!bad], "failed its start-up check");
+    }
+}
+
 /* launch.comm_timeout_seconds is the bound: who waits for the frozen rank says so, node 0 shows
  * it. */
 Test(nodes, a_frozen_worker_of_another_node_is_named_by_node_0)
