@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "tests/launch/tiny_job.h"
+#include "tests/support/port.h"
 
 enum { WORKERS = 4, STEPS = 120, STEP_BYTES = 160 };
 
@@ -160,4 +161,46 @@ Test(kill, a_killed_ndlaunch_goes_on_by_resume)
     start(&l, "resumed", (const char *[]){"--resume-from-checkpoint", "latest", NULL});
     expect_done(&l);
     expect_history("resumed", whole);
+}
+
+static void start_node(launched *l, int node, int times, const char *endpoint, const char *key_file)
+{
+    char name[32], rank[16], folder[160], steps[16];
+    snprintf(name, sizeof name, "node%d-%d", node, times);
+    snprintf(rank, sizeof rank, "%d", node);
+    snprintf(steps, sizeof steps, "%d", STEPS);
+    snprintf(folder, sizeof folder, "%s/run-nodes", dir.path);
+    tiny_arguments a = {0};
+    tiny_add(&a, (const char *[]){"--nnodes", "2", "--node-rank", rank, "--rdzv-endpoint", endpoint,
+                                  "--rdzv-key-file", key_file, "--save-dir", folder, "--num-steps",
+                                  steps, "--save-steps", "10", "--max-restarts", "3", NULL});
+    tiny_ndlaunch(l, &dir, name, WORKERS, a.list);
+}
+
+/* A worker of node 1 first, then node 1's launcher with all of its workers, which comes back. */
+Test(kill, a_worker_and_a_launcher_of_another_node)
+{
+    const history *whole = undisturbed();
+    launched l, nodes[2];
+    char program[PATH_MAX], endpoint[32], key_file[160];
+    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", port_reserve());
+    snprintf(key_file, sizeof key_file, "%s/key", dir.path);
+    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
+    launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key_file, NULL});
+    expect_done(&l);
+    for (int i = 0; i < 2; i++) {
+        start_node(&nodes[i], i, 0, endpoint, key_file);
+    }
+    launched_until(&nodes[0], "checkpoint of step 20 ", 1, LAUNCHED_SECONDS);
+    kill(launched_child(&nodes[1], 3), SIGKILL);
+    launched_until(&nodes[0], "restart 1 of 3, since node 1 ", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], "checkpoint of step 50 ", 1, LAUNCHED_SECONDS);
+    kill(nodes[1].pid, SIGKILL);
+    cr_assert_eq(launched_wait(&nodes[1], LAUNCHED_SECONDS), 128 + SIGKILL);
+    start_node(&nodes[1], 1, 1, endpoint, key_file);
+    expect_done(&nodes[1]);
+    expect_done(&nodes[0]);
+    assert_says(&nodes[0], "was lost; restart 2 of 3 follows ");
+    assert_says(&nodes[0], "restart 2 of 3, since node 1 (host ");
+    expect_history("nodes", whole);
 }

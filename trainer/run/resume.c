@@ -427,7 +427,9 @@ nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
     nd_resume resume;
     nd_manifest manifest = {0};
     ND_TRY(nd_resume_find(&search, &resume));
-    ND_TRY(nd_run_folder_check(config, resume.continues ? resume.run : NULL));
+    if (config->launch.node_rank == 0) { /* another node may come back to a run that has begun */
+        ND_TRY(nd_run_folder_check(config, resume.continues ? resume.run : NULL));
+    }
     if (resume.kind != ND_RESUME_CHECKPOINT) {
         return ND_OK;
     }
