@@ -167,8 +167,9 @@ static nd_status run(int argc, char **argv, int *exit_code)
         status = print_version();
     } else if (status == ND_OK && cli.plan_rank >= 0) {
         status = nd_fail(ND_ERR_CONFIG,
-                         "--rank %d: it says which rank's groups `ndtrain plan` prints; ndlaunch "
-                         "gives the ranks itself, and a node's number is --node-rank",
+                         "--rank %d is for `ndtrain plan` alone, which prints that rank's groups; "
+                         "leave it out: ndlaunch gives the ranks itself, and a node's number is "
+                         "--node-rank",
                          cli.plan_rank);
     } else if (status == ND_OK) {
         status = nd_slurm_complete(&slurm, &config);

@@ -61,7 +61,7 @@ nd_status nd_preflight_check_files(const nd_config *config)
         return nd_fail(
             ND_ERR_CONFIG,
             "ndlaunch needs %lld open files for %lld workers, %lld of them on this node, "
-            "but the hard limit is %lld (ulimit -Hn): raise it (limits.conf, or "
+            "but the hard limit is %lld (ulimit -Hn); raise it (limits.conf, or "
             "LimitNOFILE= of the service) or start fewer workers",
             needed, world, local, allowed);
     }
@@ -151,8 +151,8 @@ nd_status nd_preflight_run(const nd_preflight *check, int *exit_code)
     waitpid(pid, &wait_status, 0);
     if (!ended) {
         return nd_fail(ND_ERR_HANG,
-                       "the check of model and data (%s check) did not end within %.0f s: is a "
-                       "file on a disk that does not answer?",
+                       "the check of model and data (%s check) did not end within %.0f s; see "
+                       "whether a file is on a disk that does not answer",
                        check->program, check->seconds);
     }
     size_t first = strcspn(line, "\n");

@@ -90,7 +90,7 @@ static nd_status check_step(const nd_slurm *slurm, const nd_config *config)
         return nd_fail(
             ND_ERR_CONFIG,
             "srun started %d ndlaunch on %d node%s; each starts all workers of its node, "
-            "so there must be one on each: use --ntasks-per-node=1, or start the workers "
+            "so there must be one on each; use --ntasks-per-node=1, or start the workers "
             "themselves with `srun --mpi=pmix -n %d ndtrain train`",
             slurm->tasks, slurm->nodes, slurm->nodes == 1 ? "" : "s", slurm->tasks);
     }

@@ -51,7 +51,7 @@ static nd_status read_number(const char *name, int low, int high, int fallback, 
         if (fallback == INT_MIN) {
             return nd_fail(
                 ND_ERR_CONFIG,
-                "%s is missing in the environment while RANK or WORLD_SIZE is set: start "
+                "%s is missing in the environment while RANK or WORLD_SIZE is set; start "
                 "workers with ndlaunch, or set RANK, WORLD_SIZE, LOCAL_RANK, "
                 "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
                 name);
@@ -82,7 +82,7 @@ static nd_status read_text(const char *name, const char *fallback, char *out, si
     if (!text) {
         return nd_fail(
             ND_ERR_CONFIG,
-            "%s is missing in the environment while RANK or WORLD_SIZE is set: start workers "
+            "%s is missing in the environment while RANK or WORLD_SIZE is set; start workers "
             "with ndlaunch",
             name);
     }
@@ -100,8 +100,8 @@ static nd_status read_descriptor(const char *name, int *out)
     ND_TRY(read_number(name, 3, INT_MAX, -1, out));
     if (*out >= 0 && fcntl(*out, F_SETFD, FD_CLOEXEC) != 0) {
         return nd_fail(ND_ERR_CONFIG,
-                       "%s=%d in the environment is not an open descriptor: a leftover of another "
-                       "program? unset it",
+                       "%s=%d in the environment is not an open descriptor, perhaps a leftover of "
+                       "another program; unset it",
                        name, *out);
     }
     return ND_OK;

@@ -70,8 +70,8 @@ static nd_status check_owner_and_mode(const char *path, const struct stat *st)
     if (st->st_mode & (S_IRWXG | S_IRWXO)) {
         return nd_fail(
             ND_ERR_CONFIG,
-            "the key file %s has mode %04o and can be used by others: its key is not secret "
-            "any more; make a new one with `ndlaunch --make-key FILE` (mode 0600)",
+            "the key file %s has mode %04o and can be used by others, so its key is not "
+            "secret any more; make a new one with `ndlaunch --make-key FILE` (mode 0600)",
             path, (unsigned)(st->st_mode & 07777));
     }
     return ND_OK;
@@ -199,7 +199,7 @@ nd_status nd_key_read_fd(int fd, uint8_t key[ND_KEY_BYTES])
 {
     if (pread(fd, key, ND_KEY_BYTES, 0) != ND_KEY_BYTES) {
         return nd_fail(ND_ERR_CONFIG,
-                       "the inherited descriptor %d (ND_KEY_FD) does not hold the job key: start "
+                       "the inherited descriptor %d (ND_KEY_FD) does not hold the job key; start "
                        "workers with ndlaunch",
                        fd);
     }
@@ -263,7 +263,7 @@ nd_status nd_shared_key_path(const nd_identity *identity, char out[ND_SHARED_KEY
     if (identity->local_world_size != identity->world_size || !on_loopback(identity)) {
         return nd_fail(
             ND_ERR_CONFIG,
-            "rank 0 would listen at %s, which is not loopback, without a job key: make one "
+            "rank 0 would listen at %s, which is not loopback, without a job key; make one "
             "with `ndlaunch --make-key FILE`, copy it to all hosts, and name it in "
             "ND_RDZV_KEY_FILE",
             identity->master_addr);

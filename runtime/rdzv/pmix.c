@@ -208,8 +208,9 @@ static nd_status join(nd_pmix *pmix)
         return ND_OK;
     }
     return nd_fail(ND_ERR_CONFIG,
-                   "PMIx_Init failed: %s (%d); PMIX_RANK is set, so a PMIx launcher was meant: is "
-                   "the server's PMIx (srun --mpi=list) compatible with this node's libpmix?",
+                   "PMIx_Init failed: %s (%d); PMIX_RANK is set, so a PMIx launcher was meant; "
+                   "check that the server's PMIx (srun --mpi=list) is compatible with this node's "
+                   "libpmix",
                    pmix->library.PMIx_Error_string(code), (int)code);
 }
 

@@ -7,7 +7,7 @@ static nd_status none(void)
     return nd_fail(
         ND_ERR_CONFIG,
         "this worker was started by a PMIx launcher (srun --mpi=pmix or mpirun), but the "
-        "program was built without PMIx: install its headers (Debian: libpmix-dev), "
+        "program was built without PMIx; install its headers (Debian: libpmix-dev), "
         "configure with -Dpmix=enabled and build again, or start one ndlaunch per node");
 }
 

@@ -172,7 +172,7 @@ static nd_status judge_hello(const nd_server *server, const hello *h)
     bool learns = h->role == ND_WIRE_NODE && !h->run_id[0];
     if (h->protocol != ND_WIRE_PROTOCOL || strcmp(h->version, server->version) != 0) {
         return nd_fail(ND_ERR_CONFIG,
-                       "%s %u on %s has version %s, the store has %s: install the same version on "
+                       "%s %u on %s has version %s, the store has %s; install the same version on "
                        "all nodes",
                        who, h->index, h->host, h->version, server->version);
     }
@@ -185,7 +185,7 @@ static nd_status judge_hello(const nd_server *server, const hello *h)
     }
     if (!learns && strcmp(h->run_id, server->run_id) != 0) {
         return nd_fail(ND_ERR_CONFIG,
-                       "%s %u on %s belongs to job %s, this store to job %s: two jobs share an "
+                       "%s %u on %s belongs to job %s, this store to job %s, so two jobs share an "
                        "endpoint; give each its own port",
                        who, h->index, h->host, h->run_id, server->run_id);
     }
@@ -198,7 +198,7 @@ static nd_status judge_hello(const nd_server *server, const hello *h)
         }
         if (server->nodes[h->index]) {
             return nd_fail(ND_ERR_CONFIG,
-                           "node rank %u, claimed by %s, is taken: give each node its own "
+                           "node rank %u, claimed by %s, is taken; give each node its own "
                            "--node-rank",
                            h->index, h->host);
         }

@@ -298,7 +298,7 @@ static nd_status open_ndlaunch(nd_store *store, const nd_identity *identity)
 {
     uint8_t key[ND_KEY_BYTES];
     if (identity->key_fd < 0) {
-        return nd_fail(ND_ERR_CONFIG, "ND_KEY_FD is missing: start workers with ndlaunch");
+        return nd_fail(ND_ERR_CONFIG, "ND_KEY_FD is missing; start workers with ndlaunch");
     }
     ND_TRY(nd_key_read_fd(identity->key_fd, key));
     nd_status status = connect_store(store, identity, key);

@@ -329,13 +329,13 @@ static nd_status bind_listener(nd_store_server *store, const nd_address *address
     }
     if (rc == UV_EADDRINUSE) {
         return nd_fail(ND_ERR_IO,
-                       "port %d of %s is in use by another program: choose another port, or on one "
+                       "port %d of %s is in use by another program; choose another port, or on one "
                        "host none at all",
                        nd_address_port(address), store->address);
     }
     if (rc == UV_EADDRNOTAVAIL) {
         return nd_fail(ND_ERR_CONFIG,
-                       "%s is not an address of this host: node 0 must run on the host that the "
+                       "%s is not an address of this host; run node 0 on the host that the "
                        "endpoint names",
                        store->address);
     }
