@@ -298,6 +298,17 @@ typedef struct nd_sum_squares_args {
     int64_t count;
 } nd_sum_squares_args;
 
+/*
+ * *out += sum over i of (2 i + 1) times the bits of x[i], mod 2^64: the same in every order, and
+ * another number when the bits of one element differ, since an odd factor has an inverse. On a CPU
+ * any thread may call it.
+ */
+typedef struct nd_digest_args {
+    uint64_t *out;
+    const float *x; /* (count) */
+    int64_t count;
+} nd_digest_args;
+
 /* out[i] = deviation nd_rng_normal(seed, random_stream, first + i), rounded once: the same bits in
  * every backend. */
 typedef struct nd_random_normal_args {

@@ -34,6 +34,7 @@
     X(accumulate, prefix)                                                                          \
     X(cast, prefix)                                                                                \
     X(sum_squares, prefix)                                                                         \
+    X(digest, prefix)                                                                              \
     X(random_normal, prefix)                                                                       \
     X(adamw, prefix)                                                                               \
     X(sgd, prefix)                                                                                 \

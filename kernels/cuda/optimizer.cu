@@ -273,6 +273,20 @@ __global__ void __launch_bounds__(SUM_BLOCKS)
     }
 }
 
+/* Sums of integers, so the order of the additions does not matter. */
+enum { DIGEST_BLOCKS = 264 };
+
+__global__ void __launch_bounds__(THREADS)
+    digest_kernel(unsigned long long *out, const uint32_t *x, int64_t count)
+{
+    unsigned long long sum = 0;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count;
+         i += (int64_t)gridDim.x * THREADS) {
+        sum += (2 * (unsigned long long)i + 1) * x[i];
+    }
+    atomicAdd(out, sum);
+}
+
 } // namespace
 
 int nd_cuda_adamw(nd_cuda_queue queue, const nd_adamw_args *args, void *scratch)
@@ -304,6 +318,16 @@ int nd_cuda_sgd(nd_cuda_queue queue, const nd_sgd_args *args, void *scratch)
         return update<1>(queue, single, single, ranges, range_count);
     }
     return update<4>(queue, sgd_of<4>(o, p, grad), single, ranges, range_count);
+}
+
+int nd_cuda_digest(nd_cuda_queue queue, const nd_digest_args *args, void *scratch)
+{
+    int64_t blocks = nd_ceil_div(args->count, (int64_t)THREADS);
+    return args->count == 0
+               ? 0
+               : ND_LAUNCH(digest_kernel, blocks < DIGEST_BLOCKS ? blocks : (int64_t)DIGEST_BLOCKS,
+                           THREADS, queue, (unsigned long long *)args->out,
+                           (const uint32_t *)args->x, args->count);
 }
 
 int nd_cuda_sum_squares(nd_cuda_queue queue, const nd_sum_squares_args *args, void *scratch)

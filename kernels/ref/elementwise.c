@@ -2,6 +2,7 @@
 #include "kernels/ref/ref.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "runtime/base/rng.h"
 
@@ -33,6 +34,18 @@ nd_status nd_ref_sum_squares(nd_stream *stream, const nd_sum_squares_args *args)
     double sum = 0.0;
     for (int64_t i = 0; i < args->count; i++) {
         sum += (double)args->x[i] * args->x[i];
+    }
+    *args->out += sum;
+    return ND_OK;
+}
+
+nd_status nd_ref_digest(nd_stream *stream, const nd_digest_args *args)
+{
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < args->count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &args->x[i], sizeof bits);
+        sum += (2 * (uint64_t)i + 1) * bits;
     }
     *args->out += sum;
     return ND_OK;

@@ -243,6 +243,11 @@ static int sum_squares(bench *b)
     return LAUNCH(sum_squares, .out = b->sum, .x = b->state[0], .count = b->parameters);
 }
 
+static int digest(bench *b)
+{
+    return LAUNCH(digest, .out = (uint64_t *)b->sum, .x = b->state[0], .count = b->parameters);
+}
+
 static int adamw(bench *b)
 {
     static const nd_adamw o = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 0.1f, 0.05f};
@@ -355,6 +360,7 @@ static nd_status run(bench *b)
         {"accumulate", 10 * c, accumulate},
         {"cast to bf16", 6 * c, cast},
         {"sum_squares", 4 * p, sum_squares},
+        {"digest", 4 * p, digest},
         {"adamw", 28 * p, adamw},
         {"amax", 2 * c, amax},
         {"amax of rows", 2 * c, amax_rows},

@@ -102,6 +102,7 @@ MIRROR(ce_bwd, TENSOR(logits), TENSOR(max), TENSOR(sum), TENSOR(labels),
 MIRROR(accumulate, TENSOR(acc), TENSOR(x))
 MIRROR(cast, TENSOR(out), TENSOR(x))
 MIRROR(sum_squares, POINTER(out, sizeof(double)), POINTER(x, floats(args->count)))
+MIRROR(digest, POINTER(out, sizeof(uint64_t)), POINTER(x, floats(args->count)))
 MIRROR(random_normal, POINTER(out, floats(args->count)))
 MIRROR(amax, TENSOR(x),
        POINTER(amax, args->x.axes == 1 ? sizeof(float)

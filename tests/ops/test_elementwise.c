@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* accumulate, cast, sum_squares and the optimizers. */
+/* accumulate, cast, sum_squares, digest and the optimizers. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
@@ -115,6 +115,37 @@ static void check_sum_squares(const nd_side *ref, const nd_backend *backend)
 Test(elementwise, sum_squares)
 {
     nd_each_backend(check_sum_squares);
+}
+
+/* Sums of integers are exact in any order. */
+static void check_digest(const nd_side *ref, const nd_backend *backend)
+{
+    static const int64_t counts[] = {0, 1, 15, 255, 257, 100003};
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+        nd_tensor x = nd_random_1d(ND_DTYPE_F32, counts[c], 1.0f);
+        uint64_t sums[2] = {5, 5}, changed = 5;
+        nd_stream stream = backend->side.stream;
+        for (int s = 0; s < 2; s++) {
+            const nd_side *side = s ? &backend->side : ref;
+            nd_stream own = side->stream;
+            ND_OK_OR_FAIL(
+                ND_CALL(side->ops, &own, digest, .out = &sums[s], .x = x.data, .count = counts[c]));
+        }
+        cr_assert_eq(sums[0], sums[1], "%s: %llx, the reference has %llx", backend->name,
+                     (unsigned long long)sums[1], (unsigned long long)sums[0]);
+        if (counts[c] > 0) {
+            ((uint32_t *)x.data)[counts[c] / 2] ^= 1u << 31;
+            ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, digest, .out = &changed, .x = x.data,
+                                  .count = counts[c]));
+            cr_assert_neq(changed, sums[0], "%s: a flipped sign goes unnoticed", backend->name);
+        }
+        nd_case_free();
+    }
+}
+
+Test(elementwise, digest)
+{
+    nd_each_backend(check_digest);
 }
 
 static void check_random_normal(const nd_side *ref, const nd_backend *backend)

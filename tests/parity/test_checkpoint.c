@@ -46,6 +46,8 @@ typedef struct plan {
     void (*before_unit)(void *context, int unit);
     const nd_export_options *export; /* each checkpoint gets its model */
     const char *model;               /* where the run saves its own, after the last step */
+    bool flipped;                    /* the save is made at once, with: */
+    int flips;                       /* the rank whose state has another bit; 0: none */
     nd_saver *savers[MAX_RANKS];
     nd_save_report reports[MAX_RANKS];
     nd_restored restored[MAX_RANKS];
@@ -88,6 +90,30 @@ static nd_status start(void *context, nd_trainer *t)
     return p->save_first ? nd_saver_begin(p->savers[rank], "interval", 77) : ND_OK;
 }
 
+/* Of an element in the last unit. */
+static void flip_bit(nd_trainer *t)
+{
+    const nd_layout *layout = t->model->layout;
+    const nd_unit *unit = &layout->units[layout->unit_count - 1];
+    ((uint32_t *)(void *)t->model->fsdp.master)[unit->shard_offset + 1] ^= 1;
+}
+
+/* Saves with the bit flipped on one rank, and flips it back: mesh_run compares replicas too. */
+static nd_status save_flipped(plan *p, nd_trainer *t)
+{
+    int rank = t->rank->rank;
+    bool flips = rank > 0 && rank == p->flips;
+    if (flips) {
+        flip_bit(t);
+    }
+    ND_TRY(nd_saver_begin(p->savers[rank], "interval", 77));
+    ND_TRY(nd_saver_finish(p->savers[rank], &p->reports[rank]));
+    if (flips) {
+        flip_bit(t);
+    }
+    return ND_OK;
+}
+
 static nd_status after_step(void *context, nd_trainer *t, int64_t step)
 {
     plan *p = context;
@@ -96,6 +122,9 @@ static nd_status after_step(void *context, nd_trainer *t, int64_t step)
     ND_TRY(nd_saver_advance(p->savers[rank], t->received->save, &report));
     if (report.ended) {
         p->reports[rank] = report;
+    }
+    if (t->position.step == p->save_at && p->flipped) {
+        return save_flipped(p, t);
     }
     if (t->position.step == p->save_at) {
         ND_TRY(nd_saver_begin(p->savers[rank], "interval", 77));
@@ -314,6 +343,32 @@ Test(checkpoint, a_save_that_fails_leaves_nothing_and_training_goes_on)
     free(path);
     mesh_result_free(&whole);
     mesh_result_free(&first);
+}
+
+/* Replicas hold the same bits, so one that does not is found, and its state is not saved. */
+Test(checkpoint, replicas_that_differ_are_no_checkpoint)
+{
+    const mesh_case mesh = {"hsdp 2 x 2", 2, 2, 1, 1, 1};
+    for (int flips = 0; flips < 4; flips++) {
+        plan flipped = {.folder = runs.path, .save_at = SAVED, .flipped = true, .flips = flips};
+        mesh_result result = train(job_of(ND_PRECISION_FP32, &flipped, 0, SAVED), mesh);
+        char *path = saved_path();
+        cr_assert_eq(nd_fs_exists(path), flips == 0, "rank %d", flips);
+        for (int rank = 0; rank < 4; rank++) {
+            const nd_save_report *report = &flipped.reports[rank];
+            cr_assert(report->ended && report->good == (flips == 0), "rank %d", rank);
+            /* Ranks 2 and 3 are the second replica. */
+            bool tells = flips > 0 && rank >= 2 && rank % 2 == flips % 2;
+            cr_assert_eq(report->why[0] != '\0', tells, "rank %d: %s", rank, report->why);
+            cr_assert(!tells || strstr(report->why, rank == 2 ? "rank 0" : "rank 1"), "%s",
+                      report->why);
+            cr_assert(!tells || strstr(report->why, "lm_head") || strstr(report->why, "norm"), "%s",
+                      report->why);
+        }
+        remove_saved();
+        free(path);
+        mesh_result_free(&result);
+    }
 }
 
 Test(checkpoint, a_folder_that_cannot_be_written_is_reported)

@@ -92,6 +92,7 @@ static nd_status write_units(nd_saver *s, nd_shard_writer *writer)
         }
         ND_TRY(nd_snapshot_wait_copied(s->snapshot, u));
         ND_TRY(nd_shard_writer_unit(writer, u, nd_snapshot_piece, s->snapshot));
+        ND_TRY(nd_snapshot_digest(s->snapshot, u));
         pass_units(s, u + 1);
     }
     return nd_shard_writer_extras(writer, nd_snapshot_extras(s->snapshot));
@@ -101,6 +102,9 @@ static nd_status write_units(nd_saver *s, nd_shard_writer *writer)
 static nd_status write_all(nd_saver *s)
 {
     nd_shard_writer *writer = NULL;
+    if (s->trainer->rank->rank == 0) {
+        ND_TRY(nd_fs_check_space(s->options.run, nd_saver_checkpoint_bytes(s), "a checkpoint"));
+    }
     ND_TRY(make_folder(s->temporary));
     ND_TRY(make_folder(s->state));
     ND_TRY(nd_shard_writer_open(&s->plan, s->state, s->options.checksum, s->updates, &writer));
@@ -109,7 +113,12 @@ static nd_status write_all(nd_saver *s)
         nd_shard_writer_abandon(writer);
         return status;
     }
-    return nd_shard_writer_finish(writer, &s->record);
+    ND_TRY(nd_shard_writer_finish(writer, &s->record));
+    s->record.replica = 0;
+    for (int u = 0; u < s->plan.layout->unit_count; u++) {
+        s->record.replica += (2 * (uint64_t)u + 1) * nd_snapshot_digests(s->snapshot)[u];
+    }
+    return ND_OK;
 }
 
 static nd_status commit(nd_saver *s)
@@ -394,31 +403,79 @@ nd_status nd_saver_begin(nd_saver *s, const char *reason, int64_t metrics_bytes)
     return ND_OK;
 }
 
-/* Fixed-size records of all ranks, for rank 0. On a GPU they travel through its gradients, which
- * are free between steps. */
-static nd_status gather_records(nd_saver *s)
+/* An all-gather of host memory, `words` of 8 bytes a rank. On a GPU it goes through the gradients,
+ * which are free between steps. */
+static nd_status gather(nd_saver *s, nd_group_kind group, const void *send, void *recv,
+                        int64_t words)
 {
     const nd_rank *r = s->trainer->rank;
     nd_stream *stream = &s->trainer->rank->stream;
-    nd_comm *world = r->groups.by_kind[ND_GROUP_WORLD];
-    size_t all = (size_t)r->world_size * sizeof s->record;
-    int64_t words = (int64_t)(sizeof s->record / sizeof(int64_t));
-    nd_comm_args args = {
-        .send = &s->record, .recv = s->records, .count = words, .dtype = ND_DTYPE_I64};
+    nd_comm *comm = r->groups.by_kind[group];
+    size_t one = (size_t)words * sizeof(int64_t), all = (size_t)comm->size * one;
+    nd_comm_args args = {.send = send, .recv = recv, .count = words, .dtype = ND_DTYPE_I64};
     if (!nd_rank_is_gpu(r)) {
-        return nd_comm_all_gather(world, stream, &args, NULL);
+        return nd_comm_all_gather(comm, stream, &args, NULL);
     }
-    nd_shard_record *landing = (nd_shard_record *)(void *)s->trainer->model->fsdp.grad;
-    if (all + sizeof s->record > (size_t)s->plan.layout->shard_total * sizeof(float)) {
+    char *landing = (char *)(void *)s->trainer->model->fsdp.grad;
+    if (all + one > (size_t)s->plan.layout->shard_total * sizeof(float)) {
         return nd_fail(ND_ERR_INTERNAL, "the model is too small for the records of %d ranks",
-                       r->world_size);
+                       comm->size);
     }
-    ND_TRY(nd_copy(stream, landing + r->world_size, &s->record, sizeof s->record));
-    args.send = landing + r->world_size;
+    ND_TRY(nd_copy(stream, landing + all, send, one));
+    args.send = landing + all;
     args.recv = landing;
-    ND_TRY(nd_comm_all_gather(world, stream, &args, NULL));
-    ND_TRY(nd_copy(stream, s->records, landing, all));
+    ND_TRY(nd_comm_all_gather(comm, stream, &args, NULL));
+    ND_TRY(nd_copy(stream, recv, landing, all));
     return nd_stream_sync(stream);
+}
+
+/* Whether some rank holds another state than the rank with the same shards in replica 0. All ranks
+ * have the same records, and the same answer. */
+static bool replicas_differ(const nd_saver *s)
+{
+    const nd_rank *r = s->trainer->rank;
+    for (int rank = 0; rank < r->world_size; rank++) {
+        nd_holder holder = nd_holder_of(&r->mesh, rank);
+        holder.replica = 0;
+        if (s->records[rank].replica != s->records[nd_holder_rank(&r->mesh, &holder)].replica) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A parameter of the unit, to name it. */
+static const char *unit_name(const nd_layout *layout, int unit)
+{
+    for (int i = 0; i < layout->param_count; i++) {
+        if (layout->params[i].unit == &layout->units[unit]) {
+            return layout->params[i].name;
+        }
+    }
+    return "no parameter";
+}
+
+/* Fails on the ranks whose state is another than that of replica 0; all ranks call it. */
+static nd_status find_difference(nd_saver *s)
+{
+    const nd_rank *r = s->trainer->rank;
+    const nd_layout *layout = s->plan.layout;
+    nd_holder first = nd_holder_of(&r->mesh, r->rank);
+    uint64_t *all = NULL;
+    const uint64_t *own = nd_snapshot_digests(s->snapshot);
+    ND_TRY(ND_ALLOC((int64_t)layout->unit_count * first.replicas, &all));
+    nd_status status = gather(s, ND_GROUP_DP_REPLICATE, own, all, layout->unit_count);
+    first.replica = 0;
+    for (int u = 0; u < layout->unit_count && status == ND_OK; u++) {
+        if (own[u] != all[u]) {
+            status = nd_fail(ND_ERR_DATA,
+                             "rank %d holds other values than rank %d in the unit of %s, although "
+                             "both are replicas; memory was damaged, or they have gone apart",
+                             r->rank, nd_holder_rank(&r->mesh, &first), unit_name(layout, u));
+        }
+    }
+    free(all);
+    return status;
 }
 
 static void fill_report(nd_saver *s, bool good, nd_save_report *report)
@@ -458,9 +515,18 @@ static nd_status give_up(nd_saver *s, nd_save_report *report)
     return ND_OK;
 }
 
-static nd_status begin_commit(nd_saver *s)
+static nd_status begin_commit(nd_saver *s, nd_save_report *report)
 {
-    ND_TRY(gather_records(s));
+    ND_TRY(gather(s, ND_GROUP_WORLD, &s->record, s->records,
+                  (int64_t)(sizeof s->record / sizeof(int64_t))));
+    if (replicas_differ(s)) {
+        nd_status status = find_difference(s);
+        if (status != ND_OK && status != ND_ERR_DATA) {
+            return status;
+        }
+        s->error = status == ND_OK ? (nd_error){0} : *nd_error_last();
+        return give_up(s, report);
+    }
     s->phase = PHASE_COMMITTING;
     s->trainer->gate = (nd_update_gate){0}; /* every unit was copied */
     if (s->trainer->rank->rank == 0) {
@@ -480,7 +546,7 @@ static nd_status advance(nd_saver *s, int64_t flag, nd_save_report *report)
         return give_up(s, report);
     }
     if (s->phase == PHASE_WRITING) {
-        return begin_commit(s);
+        return begin_commit(s, report);
     }
     fill_report(s, true, report);
     forget_save(s);

@@ -56,6 +56,7 @@ void nd_shard_plan_fini(nd_shard_plan *plan);
 typedef struct nd_shard_record {
     uint64_t bytes;                  /* of the safetensors files */
     char digest[ND_DIGEST_TEXT_MAX]; /* of the hash file */
+    uint64_t replica;                /* digest of all units (snapshot.h); not in the manifest */
 } nd_shard_record;
 
 typedef struct nd_shard_writer nd_shard_writer;

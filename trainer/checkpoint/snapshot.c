@@ -16,6 +16,8 @@ struct nd_snapshot {
     void *live_extras[ND_STATE_EXTRAS_MAX];
     float *extras[ND_STATE_EXTRAS_MAX]; /* host copies */
     int extra_count;
+    bool has_replicas;
+    uint64_t *digests; /* [unit_count]; pinned where detached */
     /* Detached: */
     bool detached;
     float *memory;    /* pinned; all pieces of all arrays */
@@ -74,13 +76,16 @@ static int64_t place_pieces(nd_snapshot *s)
 static nd_status detach(nd_snapshot *s)
 {
     nd_device *device = s->trainer->rank->device;
-    void *memory = NULL;
+    void *memory = NULL, *digests = NULL;
     s->detached = true;
     ND_TRY(ND_ALLOC(s->plan->piece_count + 1, &s->offsets));
     ND_TRY(ND_ALLOC(s->plan->layout->unit_count, &s->copied));
     int64_t elements = place_pieces(s);
     ND_TRY(nd_host_alloc(device, (size_t)elements * sizeof(float) + 1, &memory));
     s->memory = memory;
+    ND_TRY(
+        nd_host_alloc(device, (size_t)s->plan->layout->unit_count * sizeof *s->digests, &digests));
+    s->digests = digests;
     ND_TRY(device->table->stream_init(device, &s->stream));
     ND_TRY(device->table->event_init(device, &s->updated));
     for (int u = 0; u < s->plan->layout->unit_count; u++) {
@@ -102,7 +107,10 @@ static nd_status init(nd_snapshot *s)
         ND_TRY(ND_ALLOC(array->count, &s->extras[i]));
         s->extra_count++;
     }
-    return s->trainer->rank->device->kind == ND_DEVICE_CUDA ? detach(s) : ND_OK;
+    s->has_replicas = s->trainer->rank->mesh.size[ND_AXIS_DP_REPLICATE] > 1;
+    return s->trainer->rank->device->kind == ND_DEVICE_CUDA
+               ? detach(s)
+               : ND_ALLOC(s->plan->layout->unit_count, &s->digests);
 }
 
 nd_status nd_snapshot_create(nd_trainer *trainer, const nd_shard_plan *plan, nd_snapshot **out)
@@ -133,6 +141,9 @@ void nd_snapshot_destroy(nd_snapshot *s)
         table->event_fini(&s->updated);
         table->stream_fini(&s->stream);
         nd_host_free(s->trainer->rank->device, s->memory);
+        nd_host_free(s->trainer->rank->device, s->digests);
+    } else {
+        free(s->digests);
     }
     for (int i = 0; i < s->extra_count; i++) {
         free(s->extras[i]);
@@ -174,6 +185,51 @@ static nd_status copy_unit(nd_snapshot *s, int unit)
     return s->stream.device->table->event_record(&s->copied[unit], &s->stream);
 }
 
+static nd_status add_digest(const nd_snapshot *s, nd_stream *stream, int unit, uint64_t *out)
+{
+    const nd_unit *u = &s->plan->layout->units[unit];
+    for (int a = 0; a < s->plan->arrays; a++) {
+        ND_TRY(ND_CALL(s->trainer->rank->ops, stream, digest, .out = out,
+                       .x = s->live[a] + u->shard_offset, .count = u->shard_count));
+    }
+    return ND_OK;
+}
+
+nd_status nd_snapshot_digest(nd_snapshot *s, int unit)
+{
+    if (!s->has_replicas || s->detached) {
+        return ND_OK;
+    }
+    s->digests[unit] = 0;
+    return add_digest(s, &s->trainer->rank->stream, unit, &s->digests[unit]);
+}
+
+const uint64_t *nd_snapshot_digests(const nd_snapshot *s)
+{
+    return s->digests;
+}
+
+/* On a GPU the gradients' memory, free between steps, holds them until they are copied. */
+static nd_status enqueue_digests(nd_snapshot *s)
+{
+    nd_stream *stream = &s->trainer->rank->stream;
+    int units = s->plan->layout->unit_count;
+    size_t bytes = (size_t)units * sizeof *s->digests;
+    uint64_t *landing = (uint64_t *)(void *)s->trainer->model->fsdp.grad;
+    memset(s->digests, 0, bytes);
+    if (!s->has_replicas) {
+        return ND_OK;
+    }
+    if (bytes > (size_t)s->plan->layout->shard_total * sizeof(float)) {
+        return nd_fail(ND_ERR_INTERNAL, "a shard is too small for the digests of %d units", units);
+    }
+    ND_TRY(nd_copy(stream, landing, s->digests, bytes));
+    for (int u = 0; u < units; u++) {
+        ND_TRY(add_digest(s, stream, u, &landing[u]));
+    }
+    return nd_copy(stream, s->digests, landing, bytes);
+}
+
 nd_status nd_snapshot_begin(nd_snapshot *s)
 {
     nd_stream *stream = &s->trainer->rank->stream;
@@ -182,6 +238,7 @@ nd_status nd_snapshot_begin(nd_snapshot *s)
     if (!s->detached) {
         return ND_OK;
     }
+    ND_TRY(enqueue_digests(s));
     ND_TRY(stream->device->table->event_record(&s->updated, stream));
     ND_TRY(nd_stream_wait(&s->stream, &s->updated));
     for (int u = 0; u < s->plan->layout->unit_count; u++) {
