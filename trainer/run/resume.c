@@ -51,11 +51,17 @@ static bool parse_step(const char *text, int64_t *step)
 
 /* Checkpoints of ours. */
 
-/* A manifest that cannot be read: the checkpoint is set aside, or named. */
-static nd_status pass_over(const nd_resume_search *search, const char *run, int64_t step)
+/* A damaged manifest: the checkpoint is set aside, or named. A newer program's manifest and a disk
+ * that fails are errors instead: the checkpoint may be good. */
+static nd_status pass_over(const nd_resume_search *search, const char *run, int64_t step,
+                           const char *path)
 {
     char reason[ND_ERROR_MESSAGE_MAX];
     char *aside = NULL;
+    nd_status status = nd_error_last()->status;
+    if (status != ND_ERR_DATA || nd_manifest_is_newer(path)) {
+        return status;
+    }
     snprintf(reason, sizeof reason, "%s", nd_error_last()->message);
     nd_error_clear();
     if (!search->sets_aside) {
@@ -89,7 +95,7 @@ static nd_status find_newest(const nd_resume_search *search, const char *run, in
             if (nd_manifest_read(path, &manifest) == ND_OK) {
                 *step = steps[i];
             } else {
-                status = pass_over(search, run, steps[i]);
+                status = pass_over(search, run, steps[i], path);
             }
         }
         nd_manifest_fini(&manifest);

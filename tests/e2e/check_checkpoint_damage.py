@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Damaged and foreign checkpoints, as the program meets them: check_checkpoint_damage.py BUILD_FOLDER LIBRARY.
+
+Each fault is one sentence and exit code 65 when the checkpoint was named, and nothing in the run folder changes; with "latest" the
+run goes on from the checkpoint before, to the same bytes, and keeps what is damaged. A checkpoint of a newer program is not damaged:
+it is left alone, and so is the run.
+"""
+import hashlib
+import json
+import os
+import random
+import shutil
+import sys
+
+from checkpoint_runs import LAST, STEPS, Bench, check, each
+
+SHARD = "state/shard-0000{}-model-00001-of-00001.safetensors"
+HASHES = "state/shard-0000{}.hashes"
+
+
+def sha256(data):
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def sign(folder, change=lambda manifest: None):
+    """Changes the manifest and gives it the digest that is right: what an attacker, or a program with a fault, would write."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    del manifest["digest"]
+    text = json.dumps(manifest, indent=1, separators=(",", ": "))[:-2]
+    path.write_text(text + ',\n "digest": "' + sha256(text.encode()) + '"\n}\n')
+
+
+def with_hashes(change):
+    """A change of the first hash file, which the manifest then knows."""
+    def damage(folder):
+        path = folder / HASHES.format(1)
+        path.write_bytes(change(path.read_bytes()))
+        sign(folder, lambda m: m["writers"][0].__setitem__(1, sha256(path.read_bytes())))
+    return damage
+
+
+def with_name(name):
+    return lambda data: data[:24] + name.ljust(80, b"\0") + data[104:]
+
+
+def twice(data):
+    """The hash file lists its file two times."""
+    return data[:20] + (2).to_bytes(4, "little") + data[24:120] * 2 + data[120:] * 2
+
+
+def copy_over(source, target):
+    return lambda folder: shutil.copy(folder / source, folder / target)
+
+
+def link(name):
+    def damage(folder):
+        os.rename(folder / name, folder.parent / "elsewhere")
+        os.symlink(folder.parent / "elsewhere", folder / name)
+    return damage
+
+
+def fifo(folder):
+    (folder / SHARD.format(2)).unlink()
+    os.mkfifo(folder / SHARD.format(2))
+
+
+def append(name):
+    return lambda folder: (folder / name).open("ab").write(b"x")
+
+
+def flip(seed):
+    def damage(folder):
+        generator = random.Random(seed)
+        path = generator.choice(sorted(p for p in folder.rglob("*") if p.is_file()))
+        data = bytearray(path.read_bytes())
+        data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+        path.write_bytes(data)
+    return damage
+
+
+DAMAGES = {
+    "a shard is missing": (lambda f: (f / SHARD.format(2)).unlink(), "No such file"),
+    "a hash file is missing": (lambda f: (f / HASHES.format(1)).unlink(), "No such file"),
+    "the manifest is missing": (lambda f: (f / "manifest.json").unlink(), "manifest.json"),
+    "a hash file stands for two": (copy_over(HASHES.format(1), HASHES.format(2)), "of another checkpoint"),
+    "a shard stands for two": (copy_over(SHARD.format(1), SHARD.format(2)), "it was written with"),
+    "a shard of another checkpoint": (copy_over("../checkpoint-4/" + SHARD.format(1), SHARD.format(1)), "is damaged"),
+    "a manifest of another checkpoint": (copy_over("../checkpoint-4/manifest.json", "manifest.json"), "of another checkpoint"),
+    "a shard is longer": (append(SHARD.format(1)), "it was written with"),
+    "a hash file is longer": (append(HASHES.format(1)), "of another checkpoint"),
+    "a manifest is longer": (append("manifest.json"), "manifest.json"),
+    "a shard is a link": (link(SHARD.format(1)), "it is a link"),
+    "the state folder is a link": (link("state"), "missing or no folder"),
+    "a shard is a pipe": (fifo, "is not a file"),
+    "a name leaves the folder": (with_hashes(with_name(b"../../text.txt")), "no plain file name"),
+    "a name is that of another file": (with_hashes(with_name(b"manifest.json")), "does not list"),
+    "a name is listed twice": (with_hashes(twice), "holds a name twice"),
+    "another mesh": (lambda f: sign(f, lambda m: m["mesh"].update(tp=2)), "one entry for each rank"),
+    "an entry leaves the folder": (lambda f: sign(f, lambda m: m["replicated"].update({"../x": 4})), "no name of an entry"),
+    **{f"a flipped bit ({seed})": (flip(seed), "checkpoint-6") for seed in range(6)},
+}
+
+
+def files(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.parent != folder}
+
+
+def copy(bench, out):
+    shutil.copytree(bench.folder / "whole", bench.folder / out, symlinks=True)
+    shutil.rmtree(bench.folder / out / "model")
+    return bench.folder / out / "checkpoint-6"
+
+
+def named(bench, out, words, source="6"):
+    before = files(bench.folder / out)
+    printed = bench.train(2, out, "--resume-from-checkpoint", source, steps=8, code=65)
+    check(words in printed, f"no \"{words}\" in:\n{printed}")
+    check(files(bench.folder / out) == before, "files have changed")
+
+
+def damaged(bench, job):
+    number, (what, (damage, words)) = job
+    out = f"out-{number}"
+    try:
+        damage(copy(bench, out))
+        named(bench, out, words)
+        bad = files(bench.folder / out / "checkpoint-6")
+        printed = bench.train(2, out, "--resume-from-checkpoint", "latest")
+        check("resumed after step 4" in printed, f"it did not go on from step 4:\n{printed}")
+        check(bench.names(out) == sorted([*LAST, "checkpoint-6.bad"]), f"left are {bench.names(out)}")
+        check(files(bench.folder / out / "checkpoint-6.bad") == bad, "what is damaged was changed")
+        check(bench.curve(out) == bench.curve("whole") and bench.model(out) == bench.model("whole"), "another result")
+        bench.remove(out)
+    except Exception as error:
+        raise AssertionError(f"{what}: {error}") from error
+
+
+def newer(bench):
+    """Another program can use it, so it is neither set aside nor passed over."""
+    for source in ("6", "latest", "auto"):
+        sign(copy(bench, "newer"), lambda m: m.update(version=2, added={"x": 1}))
+        named(bench, "newer", "has format version 2; this program reads up to version 1", source)
+        check(bench.names("newer") == LAST, f"{source}: {bench.names('newer')}")
+        bench.remove("newer")
+
+
+def foreign(bench):
+    """A file too many does not hinder us, but torch's reader would take it: verify names it."""
+    folder = copy(bench, "foreign")
+    shutil.copy(folder / SHARD.format(1), folder / "state/shard-00009-model-00001-of-00001.safetensors")
+    code, printed = bench.run([str(bench.build / "ndtrain"), "ckpt", "verify", "foreign/checkpoint-6"])
+    check(code == 65 and "files; the checkpoint has" in printed, f"verify ended with {code}:\n{printed}")
+    bench.train(2, "foreign", "--resume-from-checkpoint", "latest")
+    check(bench.model("foreign") == bench.model("whole"), "another model")
+    # As a folder of torch's, its tensors overlap.
+    printed = bench.train(2, "other", "--resume-from-checkpoint", "foreign/checkpoint-6/state", code=65)
+    check("stored twice" in printed, printed)
+
+
+def main():
+    with Bench(*sys.argv[1:3]) as bench:
+        bench.train(2, "whole", "--checkpoint-checksum", "sha256")
+        sign(copy(bench, "signed")) # what is signed here counts as whole
+        bench.train(2, "signed", "--resume-from-checkpoint", str(STEPS))
+        each(enumerate(DAMAGES.items()), lambda job: damaged(bench, job))
+        newer(bench)
+        foreign(bench)
+    print(f"check_checkpoint_damage: {len(DAMAGES)} damages are refused or passed over")
+
+
+if __name__ == "__main__":
+    main()
