@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Writes and reads checkpoints of fake states, for check_torch.py.
+ * Writes and reads checkpoints of fake states, for check_torch.py and test_golden.c.
  *   checkpoint_tool write FOLDER STEP tied|untied DP_REPLICATE DP_SHARD CP TP
+ *   checkpoint_tool golden FOLDER    writes the checkpoints that golden/ keeps
  *   checkpoint_tool read DCP_FOLDER tied|untied ARRAYS    compares all that other meshes load
  */
 #include <stdio.h>
@@ -44,6 +45,10 @@ int main(int argc, char **argv)
         nd_llama_shape shape = fake_shape(strcmp(argv[4], "tied") == 0);
         nd_mesh mesh = {{1, atoi(argv[5]), atoi(argv[6]), atoi(argv[7]), atoi(argv[8])}};
         fake_write(argv[2], &shape, &mesh, ND_STATE_KINDS, atoll(argv[3]), true, ND_CHECKSUM_XXH3);
+        return 0;
+    }
+    if (argc == 3 && strcmp(argv[1], "golden") == 0) {
+        fake_write_golden(argv[2]);
         return 0;
     }
     if (argc == 5 && strcmp(argv[1], "read") == 0) {

@@ -108,6 +108,21 @@ void fake_write(const char *folder, const nd_llama_shape *shape, const nd_mesh *
     nd_manifest_fini(&m);
 }
 
+void fake_write_golden(const char *folder)
+{
+    const nd_mesh sharded = {{1, 1, 2, 1, 2}}, single = {{1, 1, 1, 1, 1}};
+    nd_llama_shape shape = fake_shape(false);
+    shape.vocab = 11;
+    shape.hidden = 12;
+    shape.ffn = 20;
+    shape.layers = 2;
+    shape.heads = shape.kv_heads = 2;
+    fake_write(folder, &shape, &sharded, ND_STATE_KINDS, FAKE_GOLDEN_SHARDED, true,
+               ND_CHECKSUM_XXH3);
+    shape.tied = true;
+    fake_write(folder, &shape, &single, 1, FAKE_GOLDEN_SINGLE, false, ND_CHECKSUM_SHA256);
+}
+
 typedef struct wants {
     nd_source *source;
     fake_state *state;

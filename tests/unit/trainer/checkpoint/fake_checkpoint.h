@@ -15,6 +15,14 @@ nd_manifest fake_manifest(const nd_llama_shape *shape, const nd_mesh *mesh, int 
 void fake_write(const char *folder, const nd_llama_shape *shape, const nd_mesh *mesh, int arrays,
                 int64_t step, bool converts, nd_checksum checksum);
 
+/*
+ * Two small checkpoints in FOLDER, whose bytes tests/unit/trainer/checkpoint/golden keeps: one of
+ * two shards and two tensor-parallel ranks with AdamW's moments, and one of a single rank with
+ * weights alone and SHA-256.
+ */
+enum { FAKE_GOLDEN_SHARDED = 12, FAKE_GOLDEN_SINGLE = 5 };
+void fake_write_golden(const char *folder);
+
 /* What `holder` has, out of the source; freed by fake_free, also after a failure. */
 nd_status fake_load(nd_source *source, const nd_layout *layout, const nd_holder *holder, int arrays,
                     fake_state *out);
