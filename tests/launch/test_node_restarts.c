@@ -8,6 +8,7 @@
 
 static tempdir dir;
 static char endpoint[32], key_file[128];
+static int node_count = 2; /* two workers each */
 
 static void setup(void)
 {
@@ -34,15 +35,16 @@ TestSuite(node_restarts, .init = setup, .fini = teardown, .timeout = 280);
 /* `times`: how often this node was started before, for the name of its output. */
 static void start_node(launched *l, int node, int times, const char *const *further)
 {
-    char name[32], rank[16];
+    char name[32], rank[16], count[16];
     snprintf(name, sizeof name, "node%d-%d", node, times);
     snprintf(rank, sizeof rank, "%d", node);
+    snprintf(count, sizeof count, "%d", node_count);
     tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){"--nnodes", "2", "--node-rank", rank, "--rdzv-endpoint", endpoint,
-                                  "--rdzv-key-file", key_file, "--rdzv-timeout-seconds", "30",
-                                  "--max-restarts", "3", "--save-steps", "1", NULL});
+    tiny_add(&a, (const char *[]){"--nnodes", count, "--node-rank", rank, "--rdzv-endpoint",
+                                  endpoint, "--rdzv-key-file", key_file, "--rdzv-timeout-seconds",
+                                  "30", "--max-restarts", "3", "--save-steps", "1", NULL});
     tiny_add(&a, further);
-    tiny_ndlaunch(l, &dir, name, 4, a.list);
+    tiny_ndlaunch(l, &dir, name, 2 * node_count, a.list);
 }
 
 static void start_nodes(launched nodes[2], const char *plan, const char *rank)
@@ -223,4 +225,30 @@ Test(node_restarts, a_frozen_launcher_is_replaced)
     kill(nodes[0].pid, SIGTERM);
     expect_code(&back, 75);
     expect_code(&nodes[0], 75);
+}
+
+/* Node 1 says nothing while it waits for node 2 to come back as well: that is no silence. */
+Test(node_restarts, a_node_that_is_back_waits_longer_than_a_silence)
+{
+    enum { NODES = 3, SILENCE_SECONDS = 15 };
+    launched nodes[NODES];
+    node_count = NODES;
+    setenv("ND_TEST_PLAN", "B0T46D40;B40T44X0", 1);
+    for (int i = 0; i < NODES; i++) {
+        start_node(&nodes[i], i, 0, NULL);
+    }
+    for (int i = 0; i < NODES; i++) {
+        launched_until(&nodes[i], "of epoch 0 waits", 2, LAUNCHED_SECONDS);
+    }
+    for (int i = 1; i < NODES; i++) {
+        kill(nodes[i].pid, SIGKILL);
+        expect_code(&nodes[i], 137);
+    }
+    launched_until(&nodes[0], "nodes 1-2 of 3 nodes are missing", 1, LAUNCHED_SECONDS);
+    start_node(&nodes[1], 1, 1, NULL);
+    sleep(SILENCE_SECONDS + 3);
+    start_node(&nodes[2], 2, 1, NULL);
+    for (int i = 0; i < NODES; i++) {
+        expect_code(&nodes[i], 0);
+    }
 }
