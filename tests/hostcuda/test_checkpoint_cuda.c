@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Checkpoints of device cuda: state is copied to pinned memory on a stream of its own, while the
+ * next step computes, in whatever order the GPU's double carries the streams out. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "tests/hostcuda/doubles/double.h"
+#include "tests/hostcuda/mesh_cuda.h"
+#include "trainer/checkpoint/restore.h"
+#include "trainer/checkpoint/saver.h"
+
+enum { STEPS = 4, SAVED = 2, MAX_RANKS = 8 };
+
+static tempdir dir, runs;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    tempdir_make(&runs);
+}
+
+static void teardown(void)
+{
+    mesh_use_gpus(false, false);
+    nd_checkpoint_abandon(runs.path);
+    tempdir_remove(&dir);
+}
+
+TestSuite(checkpoint_cuda, .init = setup, .fini = teardown, .timeout = 300);
+
+typedef struct saving {
+    bool waits;
+    const char *resume; /* a checkpoint folder, or NULL: the state is saved */
+    nd_saver *savers[MAX_RANKS];
+    nd_save_report reports[MAX_RANKS];
+    nd_manifest_pairs none;
+} saving;
+
+static nd_status start(void *context, nd_trainer *t)
+{
+    saving *s = context;
+    if (s->resume) {
+        nd_manifest manifest = {0};
+        nd_restored restored;
+        bool elsewhere = false;
+        ND_TRY(nd_manifest_read(s->resume, &manifest));
+        nd_status status =
+            nd_restore_checkpoint(t, s->resume, &manifest, true, &elsewhere, &restored);
+        nd_manifest_fini(&manifest);
+        return status;
+    }
+    const nd_saver_options options = {.trainer = t,
+                                      .run = runs.path,
+                                      .run_id = "test",
+                                      .host = "host",
+                                      .waits = s->waits,
+                                      .batch_samples = 8,
+                                      .identity = &s->none,
+                                      .config = &s->none};
+    return nd_saver_create(&options, &s->savers[t->rank->rank]);
+}
+
+static nd_status after_step(void *context, nd_trainer *t, int64_t step)
+{
+    saving *s = context;
+    int rank = t->rank->rank;
+    nd_save_report report;
+    if (s->resume) {
+        return ND_OK;
+    }
+    ND_TRY(nd_saver_advance(s->savers[rank], t->received->save, &report));
+    s->reports[rank] = report.ended ? report : s->reports[rank];
+    return t->position.step == SAVED ? nd_saver_begin(s->savers[rank], "interval", 0) : ND_OK;
+}
+
+static nd_status end(void *context, nd_trainer *t)
+{
+    saving *s = context;
+    int rank = t->rank->rank;
+    nd_save_report report;
+    if (s->resume) {
+        return ND_OK;
+    }
+    ND_TRY(nd_saver_finish(s->savers[rank], &report));
+    s->reports[rank] = report.ended ? report : s->reports[rank];
+    nd_saver_destroy(s->savers[rank]);
+    return ND_OK;
+}
+
+static mesh_result train(saving *s, nd_precision precision, const mesh_case *mesh, int64_t first)
+{
+    mesh_result result;
+    mesh_job job = mesh_cuda_job(&dir, precision);
+    job.first_step = first;
+    job.steps = STEPS - first;
+    if (s) {
+        job.start = start;
+        job.after_step = after_step;
+        job.end = end;
+        job.context = s;
+    }
+    cr_assert_eq(mesh_run(&job, mesh, &result), ND_OK, "%s", nd_error_last()->message);
+    return result;
+}
+
+static void expect_equal(const mesh_result *a, const mesh_result *b, const char *what)
+{
+    for (int i = 0; i < a->tensors; i++) {
+        cr_assert_eq(memcmp(a->weights[i], b->weights[i], (size_t)a->sizes[i] * sizeof(float)), 0,
+                     "%s: other weights in %s", what, a->names[i]);
+    }
+}
+
+static void check(const mesh_case *mesh, nd_precision precision, int order, bool waits)
+{
+    int ranks = mesh->dp_replicate * mesh->dp_shard * mesh->cp * mesh->tp;
+    char *path = NULL;
+    saving saves = {.waits = waits};
+    mesh_use_gpus(true, false);
+    nd_double_machine_get()->order = order;
+    mesh_result whole = train(NULL, precision, mesh, 0);
+    mesh_result saved = train(&saves, precision, mesh, 0);
+    expect_equal(&whole, &saved, mesh->name);
+    for (int rank = 0; rank < ranks; rank++) {
+        cr_assert(saves.reports[rank].good, "%s: rank %d: %s", mesh->name, rank,
+                  saves.reports[rank].why);
+    }
+    assert_ok(nd_checkpoint_path(runs.path, SAVED, &path));
+    saving resumes = {.resume = path};
+    mesh_result resumed = train(&resumes, precision, mesh, SAVED);
+    expect_equal(&whole, &resumed, mesh->name);
+    nd_checkpoint_abandon(path);
+    free(path);
+    mesh_result_free(&whole);
+    mesh_result_free(&saved);
+    mesh_result_free(&resumed);
+}
+
+Test(checkpoint_cuda, a_save_changes_no_bit_and_a_resumed_run_has_the_same)
+{
+    static const mesh_case meshes[] = {{"one GPU", 1, 1, 1, 1, 1},
+                                       {"fsdp 2", 1, 2, 1, 1, 1},
+                                       {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1}};
+    static const int orders[] = {ND_DOUBLE_LAZY, ND_DOUBLE_OTHERS, ND_DOUBLE_LAZY};
+    for (int i = 0; i < 3; i++) {
+        check(&meshes[i], ND_PRECISION_BF16, orders[i], i == 1);
+    }
+    check(&meshes[1], ND_PRECISION_FP8, ND_DOUBLE_OTHERS, false);
+}
+
+/* Written on GPUs, read by CPU workers on another mesh. */
+Test(checkpoint_cuda, workers_of_cpus_go_on_from_it)
+{
+    const mesh_case gpus = {"fsdp 2", 1, 2, 1, 1, 1}, cpus = {"tp 2", 1, 1, 1, 2, 1};
+    char *path = NULL;
+    saving saves = {0};
+    mesh_use_gpus(true, false);
+    mesh_result whole = train(&saves, ND_PRECISION_FP32, &gpus, 0);
+    assert_ok(nd_checkpoint_path(runs.path, SAVED, &path));
+    saving resumes = {.resume = path};
+    mesh_use_gpus(false, false);
+    mesh_result resumed = train(&resumes, ND_PRECISION_FP32, &cpus, SAVED);
+    for (int i = 0; i < whole.tensors; i++) {
+        double l2 = mesh_relative_l2(resumed.weights[i], whole.weights[i], whole.sizes[i]);
+        cr_assert_lt(l2, 1e-4, "%s differs by %g", whole.names[i], l2);
+    }
+    free(path);
+    mesh_result_free(&whole);
+    mesh_result_free(&resumed);
+}
