@@ -187,7 +187,8 @@ nd_status nd_mesh_resolve(nd_mesh *mesh, int64_t workers)
     if (open == ND_AXIS_COUNT && product != workers) {
         return nd_fail(ND_ERR_CONFIG,
                        "the mesh needs %s = %lld workers, but launch.workers is %lld; change an "
-                       "axis, set mesh.dp_shard to -1, or start %lld workers",
+                       "axis, set mesh.dp_shard to -1 where the product of the others divides the "
+                       "workers, or start %lld workers",
                        sizes, (long long)product, (long long)workers, (long long)product);
     }
     if (open != ND_AXIS_COUNT) {

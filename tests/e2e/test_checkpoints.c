@@ -161,6 +161,7 @@ Test(checkpoints, must_fit_the_run)
     refused(2, TWO RESUMED "--sequence-length 32", "train.sequence_length 64, and this run has 32");
     refused(2, TWO RESUMED "--optimizer sgd", "optimizer.name adamw, and this run has sgd");
     refused(2, TWO RESUMED "--set data.shuffle_seed=7", "data.shuffle_seed 42, and this run has 7");
+    refused(2, TWO RESUMED "--num-steps 3", "already at step 4, and train.steps is 3");
     refused(65, TWO "--num-steps 6 --save-dir out --resume-from-checkpoint 3",
             "no checkpoint-3; the newest there are: checkpoint-2, checkpoint-4");
     refused(65, TWO "--num-steps 6 --resume-from-checkpoint nowhere", "there is no such folder");
@@ -215,6 +216,10 @@ Test(checkpoints, a_damaged_one_is_set_aside_for_the_one_before)
     }
     shell(&dir, "for c in 2 4 6; do truncate -s 9 out/checkpoint-$c/manifest.json; done");
     refused(65, TWO RESUMED, "no checkpoint that can be used");
+    /* Once they are set aside, auto does not begin afresh over them. */
+    shell(&dir, "for c in 2 4 6; do mv out/checkpoint-$c out/checkpoint-$c.bad; done");
+    refused(65, TWO "--num-steps 6 --save-dir out --resume-from-checkpoint auto",
+            "checkpoint-4.bad");
 }
 
 Test(checkpoints, two_runs_do_not_share_a_folder)

@@ -63,9 +63,9 @@ static nd_status fail_verb(const char *name)
     for (int i = 0; i < VERBS; i++) {
         nd_suggest_offer(&search, verbs[i]->name);
     }
-    return nd_fail(ND_ERR_CONFIG, "ndtrain ckpt has no verb \"%.60s\"; %s%s", name,
+    return nd_fail(ND_ERR_CONFIG, "ndtrain ckpt has no verb \"%.60s\"; %s%s%s", name,
                    search.best ? "did you mean " : "it has ls, verify, export, diff and prune",
-                   search.best ? search.best : "");
+                   search.best ? search.best : "", search.best ? "?" : "");
 }
 
 static nd_status run(int argc, char **argv, int *code)

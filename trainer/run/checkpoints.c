@@ -51,12 +51,23 @@ static nd_status find(nd_run_checkpoints *c, int64_t below)
                                      .below = below,
                                      .sets_aside = true};
     char key[48];
+    nd_error error = {0};
     if (worker->identity.rank == 0) {
-        ND_TRY(nd_resume_find(&search, &c->resume));
-        ND_TRY(check_source(c));
+        nd_status status = nd_resume_find(&search, &c->resume);
+        status = status == ND_OK ? check_source(c) : status;
+        if (status != ND_OK) { /* the others do not wait for what does not come */
+            error = *nd_error_last();
+            c->resume.kind = ND_RESUME_FAILED;
+        }
     }
     snprintf(key, sizeof key, below < 0 ? "resume" : "resume below %lld", (long long)below);
-    return tell_all(worker, key, &c->resume, sizeof c->resume);
+    ND_TRY(tell_all(worker, key, &c->resume, sizeof c->resume));
+    if (c->resume.kind != ND_RESUME_FAILED) {
+        return ND_OK;
+    }
+    return worker->identity.rank == 0
+               ? nd_fail(error.status, "%s", error.message)
+               : nd_fail_elsewhere(ND_ERR_DATA, "rank 0 found nothing to go on from");
 }
 
 nd_status nd_run_checkpoints_find(nd_run_checkpoints *c, const nd_run_context *context)
@@ -72,21 +83,15 @@ static nd_status fall_back(nd_run_checkpoints *c, const nd_error *error)
     char *aside = NULL;
     int64_t damaged = c->resume.step;
     if (error->cause == ND_CAUSE_OWN) {
-        nd_log_warning("checkpoint %lld is damaged: %s", (long long)damaged, error->message);
+        nd_log_warning("%s", error->message);
     }
     if (worker->identity.rank == 0) {
         ND_TRY(nd_checkpoint_set_aside(c->resume.run, damaged, "bad", &aside));
-        nd_log_warning("the damaged checkpoint is kept as %s; the run goes on from the one before",
+        nd_log_warning("the damaged checkpoint is now %s, and the one before it is looked for",
                        aside);
         free(aside);
     }
-    ND_TRY(find(c, damaged));
-    return c->resume.kind == ND_RESUME_CHECKPOINT
-               ? ND_OK
-               : nd_fail(ND_ERR_DATA,
-                         "no checkpoint of %s can be used; those that are damaged are kept as "
-                         "checkpoint-N.bad there",
-                         c->resume.run);
+    return find(c, damaged);
 }
 
 static void log_scales(const nd_run_checkpoints *c, const nd_restored *restored)
@@ -163,6 +168,7 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
     c->trainer = trainer;
     c->files = files;
     switch ((nd_resume_kind)c->resume.kind) {
+    case ND_RESUME_FAILED: /* nd_run_checkpoints_find has failed */
     case ND_RESUME_NONE:
         ND_TRY(load_fresh(c));
         break;
@@ -177,7 +183,7 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
         restored.moments = false;
         break;
     }
-    c->held_step = trainer->position.step;
+    c->held_step = c->good_step = trainer->position.step;
     log_scales(c, &restored);
     if (c->resume.kind == ND_RESUME_NONE && !c->resume.continues) {
         return ND_OK;
@@ -292,10 +298,11 @@ nd_status nd_run_checkpoints_start(nd_run_checkpoints *c)
 static nd_status report_failure(nd_run_checkpoints *c, const nd_save_report *report)
 {
     bool stops = c->context->worker->rank.config->checkpoint.on_error == ND_ON_ERROR_STOP;
+    bool last = c->trainer->position.step == c->context->worker->rank.config->train.steps;
     if (report->why[0] && !stops) {
-        nd_log_error("the checkpoint of step %lld is not saved: %s; training goes on, and the "
-                     "older checkpoints are as they were",
-                     (long long)report->step, report->why);
+        nd_log_error("the checkpoint of step %lld is not saved: %s; %sthe older checkpoints are as "
+                     "they were",
+                     (long long)report->step, report->why, last ? "" : "training goes on, and ");
     }
     const nd_run_event event = {.kind = ND_RUN_EVENT_CHECKPOINT_FAILED,
                                 .step = report->step,
@@ -322,6 +329,7 @@ static nd_status take_report(nd_run_checkpoints *c, const nd_save_report *report
     if (!report->good) {
         return report_failure(c, report);
     }
+    c->good_step = report->step;
     if (c->files->dir) {
         nd_progress_set_durable_step(&c->context->worker->progress, report->step);
     }
@@ -394,6 +402,11 @@ nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped)
         return nd_fail(ND_ERR_CANTCREATE,
                        "stopped by a signal after step %lld, whose checkpoint could not be saved",
                        (long long)c->trainer->position.step);
+    }
+    if (c->failed && c->files->dir) {
+        nd_log_warning("the state of the last step has no checkpoint; the newest one is that of "
+                       "step %lld",
+                       (long long)c->good_step);
     }
     return ND_OK;
 }

@@ -18,6 +18,7 @@ typedef struct nd_run_checkpoints {
     nd_saver *saver;                    /* NULL without checkpoint.interval */
     nd_manifest_pairs identity, config; /* rank 0 */
     int64_t held_step;                  /* whose state a checkpoint has, or will have */
+    int64_t good_step;                  /* of the newest good checkpoint; 0: none */
     bool failed;                        /* the newest save failed */
 } nd_run_checkpoints;
 

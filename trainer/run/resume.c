@@ -122,6 +122,27 @@ static void list_names(const char *run, char *out, size_t capacity)
     free(steps);
 }
 
+/* The checkpoints that were set aside as damaged, for messages; returns their number. */
+static int list_damaged(const char *run, char *out, size_t capacity)
+{
+    int count = 0;
+    size_t used = 0;
+    DIR *dir = opendir(run);
+    out[0] = '\0';
+    for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
+        if (strncmp(e->d_name, "checkpoint-", 11) == 0 && strstr(e->d_name, ".bad")) {
+            count++;
+            used += used < capacity ? (size_t)snprintf(out + used, capacity - used, "%s%s",
+                                                       used ? ", " : "", e->d_name)
+                                    : 0;
+        }
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return count;
+}
+
 static nd_status take(nd_resume *out, const char *run, int64_t step)
 {
     char *path = NULL;
@@ -172,6 +193,13 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
     if (step >= 0) {
         out->searched = true;
         return take(out, run, step);
+    }
+    if (run[0] && list_damaged(run, names, sizeof names) > 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "no checkpoint of %s can be used, and %s %s damaged; `ndtrain ckpt verify` "
+                       "says how, `ndtrain ckpt export --no-verify` may save a model, and another "
+                       "folder as output.dir begins afresh",
+                       run, names, strchr(names, ',') ? "are" : "is");
     }
     if (may_be_fresh) {
         /* A run that ended before its first checkpoint begins again in its folder. */
@@ -393,6 +421,13 @@ nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, cons
 {
     nd_manifest_pairs own = {0};
     ND_TRY(nd_manifest_check_shape(manifest, &inputs->shape, folder));
+    if (manifest->position.step > config->train.steps) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "%s is already at step %lld, and train.steps is %lld; give more steps, or an "
+            "older checkpoint",
+            folder, (long long)manifest->position.step, (long long)config->train.steps);
+    }
     nd_status status = nd_resume_identity(config, inputs, &own);
     for (int i = 0; i < own.count && status == ND_OK; i++) {
         const nd_manifest_pair *pair = &own.list[i];

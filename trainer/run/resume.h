@@ -13,10 +13,11 @@
 #include "trainer/run/run.h"
 
 typedef enum nd_resume_kind {
-    ND_RESUME_NONE = 0,   /* a fresh start */
-    ND_RESUME_CHECKPOINT, /* a checkpoint of ours */
-    ND_RESUME_DCP,        /* a folder of torch DCP's safetensors */
-    ND_RESUME_MODEL       /* a Hugging Face folder: weights alone, step 0 */
+    ND_RESUME_FAILED = -1, /* rank 0 has the reason */
+    ND_RESUME_NONE = 0,    /* a fresh start */
+    ND_RESUME_CHECKPOINT,  /* a checkpoint of ours */
+    ND_RESUME_DCP,         /* a folder of torch DCP's safetensors */
+    ND_RESUME_MODEL        /* a Hugging Face folder: weights alone, step 0 */
 } nd_resume_kind;
 
 enum { ND_RESUME_PATH_MAX = 4096 };
