@@ -204,6 +204,19 @@ static void print_restart(const nd_supervisor *s, double wait_seconds)
                    from);
 }
 
+/* After a failure that ends the job: where a run that saves can go on. */
+static void print_checkpoint(const nd_supervisor *s, int code)
+{
+    const nd_progress *page = &s->attempt->progress;
+    if (code == 0 || code == ND_ERR_PREEMPTED || !page->job ||
+        nd_progress_durable_step(page) <= 0) {
+        return;
+    }
+    nd_log_info("ndlaunch: the newest checkpoint is that of step %lld; go on with --save-dir %s "
+                "--resume-from-checkpoint latest",
+                (long long)nd_progress_durable_step(page), nd_progress_run_folder(page));
+}
+
 bool nd_supervisor_restarts(nd_supervisor *s, const nd_nodes_end *end, double *wait_seconds)
 {
     nd_restart_case c = restart_case(s, end->code);
@@ -216,6 +229,7 @@ bool nd_supervisor_restarts(nd_supervisor *s, const nd_nodes_end *end, double *w
         if (reason) {
             nd_log_warning("ndlaunch: the job is not started again: %s", reason);
         }
+        print_checkpoint(s, end->code);
         return false;
     }
     remember(s, end);

@@ -150,6 +150,20 @@ Test(checkpoints, are_kept_as_many_as_asked)
 #define RESUMED                                                                                    \
     "--num-steps 6 --save-dir out --checkpoint-frequency 2 --resume-from-checkpoint latest "
 
+/* Without restarts, the end of a job tells how to go on. */
+Test(checkpoints, a_failed_job_names_its_newest_checkpoint)
+{
+    int code = shell_run(
+        &dir, TWO "--num-steps 100000 --lr-scheduler constant --save-dir out --log-interval 50000 "
+                  "--checkpoint-frequency 50 & pid=$!; " AWAIT(
+                      "out/checkpoint-*") "kill -9 $(ps -o pid= --ppid $pid | tail -1); wait $pid");
+    cr_assert_eq(code, 137, "ended with %d:\n%s", code, shell_output);
+    cr_assert_not_null(strstr(shell_output, "the newest checkpoint is that of step "), "%s",
+                       shell_output);
+    cr_assert_not_null(strstr(shell_output, "/out --resume-from-checkpoint latest"), "%s",
+                       shell_output);
+}
+
 Test(checkpoints, must_fit_the_run)
 {
     shell(&dir, TWO "--num-steps 4 --save-dir out --checkpoint-frequency 2");
