@@ -45,7 +45,7 @@ typedef struct nd_run_record {
     /* What bits may depend on: {"device", "cpu, 2 threads"}, {"isa", "avx512_amx"}. */
     const nd_run_text *machine;
     int machine_count;
-    const nd_run_amount *model; /* {"parameters", ...}, {"tokens_per_step", ...}, ... */
+    const nd_run_amount *model; /* {"parameters", ...}, {"planned_bytes", ...} */
     int model_count;
     const nd_run_amount *memory; /* memory plan of rank 0: bytes per segment */
     int memory_count;
@@ -59,7 +59,7 @@ nd_status nd_run_record_write(const char *dir, bool continues, const nd_run_reco
 /* RUN/<name>.json, or, where that exists, RUN/<name>-2.json, ... Owned by the caller. */
 nd_status nd_run_file_next(const char *dir, const char *name, char **out);
 
-enum { ND_LIBRARY_COUNT = 6 };
+enum { ND_LIBRARY_COUNT = 5 };
 
 /* Fills name and version of the libraries that a run's bits may depend on; returns their number.
  * Strings are static. */

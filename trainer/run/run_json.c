@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/run_folder.h"
 
-#include <hwloc.h>
 #include <jansson.h>
 #include <openssl/crypto.h>
 #include <stdlib.h>
@@ -10,14 +9,43 @@
 
 #include "kernels/ops.h"
 #include "runtime/base/fsio.h"
+#include "runtime/base/json.h"
 #include "runtime/comm/comm.h"
+
+/*
+ * A function below returns NULL when memory runs out. `set` and `append` pass that on: they free
+ * and clear the object or array that would lack the value, so that the root is NULL in the end.
+ */
+static void set(json_t **object, const char *key, json_t *value)
+{
+    if (json_object_set_new(*object, key, value) != 0) {
+        json_decref(*object);
+        *object = NULL;
+    }
+}
+
+static void append(json_t **array, json_t *value)
+{
+    if (json_array_append_new(*array, value) != 0) {
+        json_decref(*array);
+        *array = NULL;
+    }
+}
+
+static bool is_ascii(const char *text)
+{
+    while (*text && (unsigned char)*text < 0x80) {
+        text++;
+    }
+    return !*text;
+}
 
 /* JSON must be UTF-8, but a path or an argument need not be: in a text that is not UTF-8, bytes
  * that are not ASCII become '?'. */
 static json_t *string(const char *text)
 {
     json_t *value = json_string(text);
-    char *ascii = value ? NULL : strdup(text);
+    char *ascii = value || is_ascii(text) ? NULL : strdup(text);
     if (ascii) {
         for (char *c = ascii; *c; c++) {
             *c = (unsigned char)*c < 0x80 ? *c : '?';
@@ -36,9 +64,13 @@ static json_t *string_or_null(const char *text)
 /* The field table gives text; numbers, booleans and lists of numbers become JSON values. */
 static json_t *typed_value(const char *text)
 {
-    json_t *value = json_loads(text, JSON_DECODE_ANY, NULL);
+    json_error_t error;
+    json_t *value = json_loads(text, JSON_DECODE_ANY, &error);
     if (json_is_number(value) || json_is_boolean(value) || json_is_array(value)) {
         return value;
+    }
+    if (!value && nd_json_no_memory(&error)) {
+        return NULL;
     }
     json_decref(value);
     return string(text);
@@ -46,14 +78,14 @@ static json_t *typed_value(const char *text)
 
 static void visit_field(void *context, const char *key, const char *value, bool job_scoped)
 {
-    json_object_set_new(context, key, typed_value(value));
+    set(context, key, typed_value(value));
 }
 
 static json_t *texts(const nd_run_text *list, int count)
 {
     json_t *object = json_object();
     for (int i = 0; i < count; i++) {
-        json_object_set_new(object, list[i].key, string(list[i].value));
+        set(&object, list[i].key, string(list[i].value));
     }
     return object;
 }
@@ -62,7 +94,7 @@ static json_t *amounts(const nd_run_amount *list, int count)
 {
     json_t *object = json_object();
     for (int i = 0; i < count; i++) {
-        json_object_set_new(object, list[i].key, json_integer(list[i].value));
+        set(&object, list[i].key, json_integer(list[i].value));
     }
     return object;
 }
@@ -71,7 +103,7 @@ static json_t *strings(const char *const *list, int count)
 {
     json_t *array = json_array();
     for (int i = 0; i < count; i++) {
-        json_array_append_new(array, string(list[i]));
+        append(&array, string(list[i]));
     }
     return array;
 }
@@ -80,7 +112,7 @@ static json_t *mesh_object(const nd_mesh *mesh)
 {
     json_t *object = json_object();
     for (int axis = 0; axis < ND_AXIS_COUNT; axis++) {
-        json_object_set_new(object, nd_axis_name(axis), json_integer(mesh->size[axis]));
+        set(&object, nd_axis_name(axis), json_integer(mesh->size[axis]));
     }
     return object;
 }
@@ -89,15 +121,14 @@ static json_t *identity_object(const nd_run_record *record)
 {
     const nd_identity *id = record->identity;
     json_t *object = json_object();
-    json_object_set_new(object, "started_by", string(nd_identity_source_name(id->source)));
-    json_object_set_new(object, "run_id", string_or_null(id->run_id));
-    json_object_set_new(object, "world_size", json_integer(id->world_size));
-    json_object_set_new(object, "nnodes", json_integer(id->nnodes));
-    json_object_set_new(object, "hosts", strings(record->hosts, record->host_count));
+    set(&object, "started_by", string(nd_identity_source_name(id->source)));
+    set(&object, "run_id", string_or_null(id->run_id));
+    set(&object, "world_size", json_integer(id->world_size));
+    set(&object, "nnodes", json_integer(id->nnodes));
+    set(&object, "hosts", strings(record->hosts, record->host_count));
     const char *nodes = getenv("SLURM_STEP_NODELIST"); /* "node[1-2]" */
-    json_object_set_new(object, "slurm_job_id", string_or_null(getenv("SLURM_JOB_ID")));
-    json_object_set_new(object, "slurm_nodes",
-                        string_or_null(nodes ? nodes : getenv("SLURM_JOB_NODELIST")));
+    set(&object, "slurm_job_id", string_or_null(getenv("SLURM_JOB_ID")));
+    set(&object, "slurm_nodes", string_or_null(nodes ? nodes : getenv("SLURM_JOB_NODELIST")));
     return object;
 }
 
@@ -115,26 +146,29 @@ static nd_status build(const nd_run_record *record, json_t **out)
 {
     json_t *root = json_object();
     json_t *config = json_object();
-    nd_status status = nd_config_each(record->config, visit_field, config);
+    nd_status status = nd_config_each(record->config, visit_field, &config);
     if (status != ND_OK) {
         json_decref(config);
         json_decref(root);
         return status;
     }
-    json_object_set_new(root, "program", string("ndtrain"));
-    json_object_set_new(root, "version", string(record->program_version));
-    json_object_set_new(root, "start_time", start_time());
-    json_object_set_new(root, "command", strings((const char *const *)record->argv, record->argc));
-    json_object_set_new(root, "config_file", string_or_null(record->config->source));
-    json_object_set_new(root, "config", config);
-    json_object_set_new(root, "mesh", mesh_object(&record->config->resolved_mesh));
-    json_object_set_new(root, "job", identity_object(record));
-    json_object_set_new(root, "libraries", texts(record->libraries, record->library_count));
-    json_object_set_new(root, "machine", texts(record->machine, record->machine_count));
-    json_object_set_new(root, "model", amounts(record->model, record->model_count));
-    json_object_set_new(root, "memory_plan_bytes", amounts(record->memory, record->memory_count));
+    set(&root, "program", string("ndtrain"));
+    set(&root, "version", string(record->program_version));
+    set(&root, "start_time", start_time());
+    set(&root, "command", strings((const char *const *)record->argv, record->argc));
+    set(&root, "config_file", string_or_null(record->config->source));
+    set(&root, "config", config);
+    set(&root, "mesh", mesh_object(&record->config->resolved_mesh));
+    set(&root, "job", identity_object(record));
+    set(&root, "libraries", texts(record->libraries, record->library_count));
+    set(&root, "machine", texts(record->machine, record->machine_count));
+    set(&root, "model", amounts(record->model, record->model_count));
+    set(&root, "memory_plan_bytes", amounts(record->memory, record->memory_count));
     if (record->autotune) {
-        json_object_set_new(root, "autotune", json_loads(record->autotune, 0, NULL));
+        set(&root, "autotune", json_loads(record->autotune, 0, NULL));
+    }
+    if (!root) {
+        return nd_fail_memory("run.json");
     }
     *out = root;
     return ND_OK;

@@ -22,6 +22,7 @@
 #include "trainer/data/data.h"
 #include "trainer/layout/layout.h"
 #include "trainer/precision/precision.h"
+#include "trainer/run/run_folder.h"
 #include "trainer/weights/coverage.h"
 #include "trainer/weights/safetensors.h"
 #include "trainer/worker/worker.h"
@@ -302,4 +303,66 @@ static nd_status choose_linears(void)
 Test(out_of_memory, filter)
 {
     expect_resource(choose_linears);
+}
+
+static nd_config run_config;
+
+static int keys_in_file(const char *path)
+{
+    char line[1024];
+    int keys = 0;
+    FILE *f = fopen(path, "r");
+    cr_assert_not_null(f);
+    while (fgets(line, sizeof line, f)) {
+        keys += strstr(line, "\": ") != NULL;
+    }
+    fclose(f);
+    return keys;
+}
+
+/* A record that is written holds all keys. */
+static nd_status write_run_record(void)
+{
+    static int all;
+    static char *const argv[] = {(char *)"ndtrain", (char *)"train"};
+    static const char *const hosts[] = {"left", "right"};
+    static const nd_identity identity = {.world_size = 2, .nnodes = 2, .run_id = "abc"};
+    static const nd_run_text texts[] = {{"oneDNN", "2.6.3"}};
+    static const nd_run_amount amounts[] = {{"parameters", 405000000000}};
+    const nd_run_record record = {.config = &run_config,
+                                  .program_version = "0.1.0",
+                                  .argc = 2,
+                                  .argv = argv,
+                                  .identity = &identity,
+                                  .hosts = hosts,
+                                  .host_count = 2,
+                                  .libraries = texts,
+                                  .library_count = 1,
+                                  .machine = texts,
+                                  .machine_count = 1,
+                                  .model = amounts,
+                                  .model_count = 1,
+                                  .memory = amounts,
+                                  .memory_count = 1,
+                                  .autotune = "{\"linears\": [1, 2]}"};
+    nd_status status = nd_run_record_write(dir.path, false, &record);
+    if (status == ND_OK) {
+        char path[600];
+        snprintf(path, sizeof path, "%s/run.json", dir.path);
+        int keys = keys_in_file(path);
+        all = all ? all : keys;
+        cr_assert_eq(keys, all);
+        unlink(path);
+    }
+    return status;
+}
+
+Test(out_of_memory, run_record)
+{
+    tempdir_make(&dir);
+    assert_ok(nd_config_init(&run_config));
+    let_jansson_fail();
+    expect_resource(write_run_record);
+    nd_config_fini(&run_config);
+    tempdir_remove(&dir);
 }
