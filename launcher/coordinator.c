@@ -121,8 +121,9 @@ static nd_status on_join(nd_coordinator *c, nd_peer *peer, int index, nd_wire_cu
                             : nd_fail_memory("the settings of node %d", index);
     free(text);
     if (status == ND_OK && (int)workers != c->options.local_workers) {
-        status = nd_fail(ND_ERR_CONFIG, "%s has %u workers, %s has %d: all nodes need equally many",
-                         theirs, workers, ours, c->options.local_workers);
+        status =
+            nd_fail(ND_ERR_CONFIG, "%s has %u workers, %s has %d; start equally many on all nodes",
+                    theirs, workers, ours, c->options.local_workers);
     }
     if (status != ND_OK) { /* one that comes back may be corrected and come once more */
         return first ? refuse(c, status) : status;

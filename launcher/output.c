@@ -4,7 +4,6 @@
  * its line; the lines of other ranks are passed on whole, with "host:rank: " in front.
  */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -21,7 +20,7 @@ static void write_all(int fd, const char *bytes, size_t count)
             continue;
         }
         if (n <= 0) {
-            return; /* nobody reads; the job continues */
+            return; /* the reader is gone; the job continues */
         }
         bytes += n;
         count -= (size_t)n;

@@ -48,7 +48,7 @@ nd_status nd_rendezvous_open(const nd_rendezvous *meeting, const uint8_t key[ND_
     }
     if (!nd_address_is_loopback(&addresses[0]) && !config->launch.rdzv_key_file[0]) {
         return nd_fail(ND_ERR_CONFIG,
-                       "launch.rdzv_endpoint %s is open to other hosts and needs a key: make one "
+                       "launch.rdzv_endpoint %s is open to other hosts and needs a key; make one "
                        "with `ndlaunch --make-key FILE`, copy it to all nodes, and name it with "
                        "--rdzv-key-file",
                        config->launch.rdzv_endpoint);

@@ -128,15 +128,16 @@ static nd_status check_nodes(const nd_config *c)
             ll(c->launch.node_rank), ll(c->launch.nnodes), ll(c->launch.nnodes - 1));
     }
     if (c->launch.nnodes > 1 && !*c->launch.rdzv_endpoint) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "a job of %lld nodes needs launch.rdzv_endpoint: the HOST:PORT where node 0 "
-                       "listens, the same on every node",
-                       ll(c->launch.nnodes));
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "a job of %lld nodes needs launch.rdzv_endpoint; give the HOST:PORT where node 0 "
+            "listens, the same on every node",
+            ll(c->launch.nnodes));
     }
     if (c->launch.nnodes > 1 && !*c->launch.rdzv_key_file) {
         return nd_fail(
             ND_ERR_CONFIG,
-            "a job of %lld nodes needs launch.rdzv_key_file: make a key once with `ndlaunch "
+            "a job of %lld nodes needs launch.rdzv_key_file; make a key once with `ndlaunch "
             "--make-key FILE`, copy it to every node, and name it with --rdzv-key-file",
             ll(c->launch.nnodes));
     }

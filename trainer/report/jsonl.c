@@ -29,8 +29,9 @@ static bool has_name(int fd)
 }
 
 /*
- * One write per line, so that a reader who follows the file sees whole lines; more only when the
- * disk takes part of it. What was written of a line that does not fit is removed.
+ * Writes each line with one call, so that a reader who follows the file sees whole lines; a second
+ * call is needed only when the disk takes a part of the line. When the rest does not fit, the part
+ * that was written is removed.
  */
 static nd_status append_line(jsonl *s, const char *line, int length)
 {
