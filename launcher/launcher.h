@@ -16,7 +16,7 @@
 
 #include "runtime/base/progress.h"
 #include "runtime/config/config.h"
-#include "runtime/rdzv/failure.h"
+#include "runtime/rdzv/failure_page.h"
 #include "runtime/rdzv/store_server.h"
 
 /* environment.c: the environment of a program that ndlaunch starts. */

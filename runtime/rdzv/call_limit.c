@@ -5,7 +5,6 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
@@ -78,8 +77,7 @@ nd_status nd_call_limit_create(nd_call_limit **out)
         pthread_cond_destroy(&limit->changed);
         pthread_mutex_destroy(&limit->mutex);
         free(limit);
-        return nd_fail(ND_ERR_INTERNAL, "the thread that bounds calls cannot be started: %s",
-                       strerror(code));
+        return nd_fail_system(code, "the thread that bounds calls");
     }
     *out = limit;
     return ND_OK;

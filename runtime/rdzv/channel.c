@@ -362,8 +362,7 @@ nd_status nd_watch_start(int fd, void (*gone)(void *context), void *context, nd_
             close(watch->stop);
         }
         free(watch);
-        return nd_fail(ND_ERR_INTERNAL, "the thread that watches rank 0 cannot be started: %s",
-                       strerror(code));
+        return nd_fail_system(code, "the thread that watches rank 0");
     }
     *out = watch;
     return ND_OK;

@@ -184,8 +184,7 @@ nd_status nd_key_to_fd(const uint8_t key[ND_KEY_BYTES], int *fd)
     int made = memfd_create("nd-key", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (made < 0 || write(made, key, ND_KEY_BYTES) != ND_KEY_BYTES ||
         fcntl(made, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) != 0) {
-        nd_status status =
-            nd_fail(ND_ERR_INTERNAL, "the job key cannot be kept in memory: %s", strerror(errno));
+        nd_status status = nd_fail_system(errno, "the memory file of the job key");
         if (made >= 0) {
             close(made);
         }

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/rdzv/ranks.h"
 #include "runtime/rdzv/server_state.h"
 
 /* When all places for strangers are occupied, one that was silent for this long is dropped. */
@@ -49,7 +48,7 @@ nd_status nd_server_set_world(nd_server *server, int world_size)
 void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch)
 {
     static const char ended[] =
-        "this start of the job has ended: ndlaunch starts all workers again";
+        "this start of the job has ended; ndlaunch starts all workers again";
     ND_ASSERT(epoch > server->epoch);
     snprintf(server->run_id, sizeof server->run_id, "%s", run_id);
     server->epoch = epoch;
@@ -179,7 +178,7 @@ static nd_status judge_hello(const nd_server *server, const hello *h)
     if (!learns && h->epoch != server->epoch && is_of_this_job(server, h->run_id)) {
         return nd_fail(
             ND_ERR_CONFIG,
-            "%s %u on %s belongs to start %u of job %s, which is at start %u now: members "
+            "%s %u on %s belongs to start %u of job %s, which is at start %u now; members "
             "of another start are refused",
             who, h->index, h->host, h->epoch, server->job, server->epoch);
     }
@@ -192,7 +191,7 @@ static nd_status judge_hello(const nd_server *server, const hello *h)
     if (h->role == ND_WIRE_NODE) {
         if (h->index == 0 || h->index >= (uint32_t)server->nnodes) {
             return nd_fail(ND_ERR_CONFIG,
-                           "node rank %u of %s is outside of 1 to %d: this job has %d node%s",
+                           "node rank %u of %s is outside of 1 to %d; this job has %d node%s",
                            h->index, h->host, server->nnodes - 1, server->nnodes,
                            server->nnodes == 1 ? "" : "s");
         }

@@ -82,7 +82,8 @@ void nd_server_refuse(nd_server *server, nd_peer *peer, nd_status status, const 
  * seconds. */
 void nd_server_note_refused(nd_server *server, const char *name, const char *why, int64_t now);
 
-/* The message of the job's first failure (failure.h), "" when there was none. Hooks may call it. */
+/* The message of the job's first failure (failure_page.h), "" when there was none. Hooks may call
+ * it. */
 void nd_server_first_failure(const nd_server *server, char *text, size_t capacity);
 /* The message for a worker whose connection closed without a goodbye; %s is its name. */
 #define ND_SERVER_LOST "%s was lost: it ended without a goodbye"
@@ -90,7 +91,7 @@ void nd_server_first_failure(const nd_server *server, char *text, size_t capacit
 void *nd_peer_transport(const nd_peer *peer);
 const char *nd_peer_name(const nd_peer *peer); /* "rank 3 (host)", "node 1 (host)" or the address */
 const char *nd_peer_host(const nd_peer *peer); /* from its hello */
-bool nd_peer_is_member(const nd_peer *peer);
+bool nd_peer_is_member(const nd_peer *peer);   /* for tests */
 int nd_server_members(const nd_server *server, nd_wire_role role); /* connected now */
 
 #endif

@@ -168,7 +168,7 @@ static void on_buffer(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
 }
 
 /* Decrypts what arrived and gives it to the engine. */
-static nd_status take_input(connection *c, const char *bytes, size_t count)
+static nd_status receive(connection *c, const char *bytes, size_t count)
 {
     nd_store_server *store = c->store;
     nd_status status = nd_tls_input(c->tls, bytes, count);
@@ -197,7 +197,7 @@ static void on_read(uv_stream_t *stream, ssize_t count, const uv_buf_t *buffer)
     if (count < 0) {
         close_connection(c);
     } else if (count > 0 && !c->dropping) {
-        if (take_input(c, buffer->base, (size_t)count) != ND_OK) {
+        if (receive(c, buffer->base, (size_t)count) != ND_OK) {
             nd_server_note_refused(store->server, nd_peer_name(c->peer), nd_error_last()->message,
                                    nd_clock_ns());
             drop_connection(c);

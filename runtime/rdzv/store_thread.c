@@ -9,7 +9,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
-#include "runtime/rdzv/failure.h"
+#include "runtime/rdzv/failure_page.h"
 #include "runtime/rdzv/store_server.h"
 #include "runtime/rdzv/uv.h"
 
@@ -108,8 +108,9 @@ static nd_status start_thread(nd_store_thread *thread)
         thread->watch.data = thread;
         status = ND_UV(uv_timer_start(&thread->watch, on_watch, 20, 20));
     }
-    if (status == ND_OK && pthread_create(&thread->native, NULL, run, thread) != 0) {
-        status = nd_fail(ND_ERR_INTERNAL, "the store's thread cannot be started");
+    if (status == ND_OK) {
+        int code = pthread_create(&thread->native, NULL, run, thread);
+        status = code == 0 ? ND_OK : nd_fail_system(code, "the store's thread");
     }
     if (status != ND_OK) {
         nd_store_server_close(thread->server);

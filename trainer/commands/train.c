@@ -4,7 +4,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 
-#include "runtime/rdzv/failure.h"
+#include "runtime/rdzv/failure_page.h"
 
 static void on_stop_signal(int signal_number)
 {

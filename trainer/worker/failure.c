@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/rdzv/failure.h"
+#include "runtime/rdzv/failure_page.h"
 #include "runtime/rdzv/ranks.h"
 
 static const double answer_seconds = 3; /* for the store to answer */

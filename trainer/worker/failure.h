@@ -4,10 +4,10 @@
 /*
  * Which of the ranks that fail together reports, where no ndlaunch collects their errors.
  *
- * The store decides, by the order in which failures arrive there (runtime/rdzv/failure.h). A rank
- * with its own reason claims at once. A lost peer, a deadline that passed, and an error that names
- * another rank (nd_fail_elsewhere) are mostly consequences: such a rank first waits for a better
- * reason, which the store answers as soon as it is there.
+ * The store decides, by the order in which failures arrive there (runtime/rdzv/failure_page.h). A
+ * rank with its own reason claims at once. A lost peer, a deadline that passed, and an error that
+ * names another rank (nd_fail_elsewhere) are mostly consequences: such a rank first waits for a
+ * better reason, which the store answers as soon as it is there.
  *
  * Ranks that wait for each other all reach their deadlines. Each records so in the store; the one
  * that recorded nothing is the one that is stuck.

@@ -7,7 +7,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/rdzv/address.h"
-#include "runtime/rdzv/failure.h"
+#include "runtime/rdzv/failure_page.h"
 #include "runtime/rdzv/pmix.h"
 #include "trainer/worker/failure.h"
 

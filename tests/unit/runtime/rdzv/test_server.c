@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "runtime/rdzv/failure.h"
+#include "runtime/rdzv/failure_page.h"
 #include "runtime/rdzv/server_state.h"
 #include "tests/support/tempdir.h"
 

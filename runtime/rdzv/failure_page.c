@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/rdzv/failure.h"
+#include "runtime/rdzv/failure_page.h"
 
 #include <errno.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,9 +18,7 @@ nd_status nd_failure_page_create(int count, nd_failure_page *out)
         p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     }
     if (p == MAP_FAILED) {
-        nd_status status =
-            nd_fail(ND_ERR_INTERNAL, "the failure page of %zu bytes cannot be made: %s", bytes,
-                    strerror(errno));
+        nd_status status = nd_fail_system(errno, "the failure page of %zu bytes", bytes);
         if (fd >= 0) {
             close(fd);
         }

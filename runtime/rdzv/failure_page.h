@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_RDZV_FAILURE_H
-#define ND_RDZV_FAILURE_H
+#ifndef ND_RDZV_FAILURE_PAGE_H
+#define ND_RDZV_FAILURE_PAGE_H
 /*
  * Which failure of a job came first.
  *
- * Under ndlaunch, a page of memory tells: one slot per local worker, shared with ndlaunch (a memfd
- * inherited by number). A worker writes its own slot once; ndlaunch reads it when the worker has
- * ended, even if it was killed meanwhile. Times are CLOCK_MONOTONIC of the host, so they order the
- * failures of its workers.
+ * Under ndlaunch, a page of memory records the order: one slot per local worker, shared with
+ * ndlaunch (a memfd inherited by number). A worker writes its own slot once; ndlaunch reads it when
+ * the worker has ended, even if it was killed meanwhile. Times are CLOCK_MONOTONIC of the host, so
+ * they order the failures of its workers.
  *
- * Without ndlaunch, two keys of the store tell. A rank that fails adds 1 to ND_FAILURE_COUNT; the
- * rank for which the sum is 1 sets ND_FAILURE_FIRST to its message. The store's engine sets the
- * same keys for a worker whose connection closes without a goodbye, at the moment in which it
- * closes.
+ * Without ndlaunch, two keys of the store record the order. A rank that fails adds 1 to
+ * ND_FAILURE_COUNT; the rank for which the sum is 1 sets ND_FAILURE_FIRST to its message. The
+ * store's engine sets the same keys for a worker whose connection closes without a goodbye, at the
+ * moment in which it closes.
  */
 #include <stdatomic.h>
 #include <stdint.h>
