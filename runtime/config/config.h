@@ -55,7 +55,11 @@ typedef enum nd_fp8_recipe {
 } nd_fp8_recipe;
 typedef enum nd_fp8_format { ND_FP8_HYBRID = 0, ND_FP8_E4M3 } nd_fp8_format;
 typedef enum nd_fp8_amax { ND_FP8_AMAX_MOST_RECENT = 0, ND_FP8_AMAX_MAX } nd_fp8_amax;
-typedef enum nd_nonfinite { ND_NONFINITE_STOP = 0, ND_NONFINITE_SKIP } nd_nonfinite;
+typedef enum nd_nonfinite {
+    ND_NONFINITE_STOP = 0,
+    ND_NONFINITE_SKIP,
+    ND_NONFINITE_REWIND
+} nd_nonfinite;
 typedef enum nd_staging_choice { ND_STAGING_OVERLAP = 0, ND_STAGING_WAIT } nd_staging_choice;
 typedef enum nd_checksum_choice { ND_CHOOSE_XXH3 = 0, ND_CHOOSE_SHA256 } nd_checksum_choice;
 typedef enum nd_on_error { ND_ON_ERROR_CONTINUE = 0, ND_ON_ERROR_STOP } nd_on_error;

@@ -277,6 +277,11 @@ static nd_status check_checkpoint(const nd_config *c)
                        "would lose all steps; give --checkpoint-frequency STEPS too",
                        ll(c->launch.max_restarts));
     }
+    if (c->train.nonfinite == ND_NONFINITE_REWIND && c->checkpoint.interval == 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "train.nonfinite is rewind, but checkpoint.interval is 0, so there is "
+                       "nothing to go back to; give --checkpoint-frequency STEPS too");
+    }
     return ND_OK;
 }
 

@@ -150,6 +150,41 @@ Test(checkpoints, are_kept_as_many_as_asked)
 #define RESUMED                                                                                    \
     "--num-steps 6 --save-dir out --checkpoint-frequency 2 --resume-from-checkpoint latest "
 
+#define POISONED "LD_PRELOAD=" ND_POISON " ND_POISON_RANK=1 ND_POISON_CALL="
+#define REWINDS                                                                                    \
+    TWO "--num-steps 40 --lr-scheduler constant --precision fp32 --checkpoint-frequency 6 "        \
+        "--save-total-limit 0 "                                                                    \
+        "--nonfinite rewind "
+
+/* A NaN that comes once costs the steps since the checkpoint and their samples, and nothing else:
+ * the steps before it are as they were, and a resumed run takes up the shifted data. */
+Test(checkpoints, a_step_that_is_not_finite_goes_back)
+{
+    shell(&dir, REWINDS "--save-dir whole");
+    shell_says(POISONED "900 " REWINDS "--save-dir out", "samples are passed over");
+    shell(&dir, "grep -c rewound_from out/metrics.jsonl | grep -qx 1");
+    shell(&dir,
+          CURVE "curve whole > 1; curve out > 2; test $(wc -l < 2) = 40; "
+                "k=$(sed -n 's/.*\"step\":\\([0-9]*\\),.*rewound_from.*/\\1/p' out/metrics.jsonl); "
+                "test $k -ge 6 && head -$k 1 > a && head -$k 2 | cmp - a && ! cmp -s 1 2");
+    shell(&dir, REWINDS "--save-dir fork --resume-from-checkpoint out/checkpoint-36 && "
+                        "cmp fork/model/model.safetensors out/model/model.safetensors");
+}
+
+Test(checkpoints, going_back_ends_where_it_does_not_help)
+{
+    int code = shell_run(&dir, POISONED "30 " REWINDS "--save-dir a");
+    cr_assert_eq(code, 70, "ended with %d:\n%s", code, shell_output);
+    cr_assert_not_null(strstr(shell_output, "no checkpoint yet to go back to"), "%s", shell_output);
+    /* With this rate each step after the first is not finite. */
+    shell(&dir, TWO "--num-steps 3 --save-dir out --checkpoint-frequency 3");
+    code = shell_run(&dir, TWO "--num-steps 40 --lr-scheduler constant --lr 1e6 --weight-decay 1e6 "
+                               "--save-dir out --checkpoint-frequency 30 --nonfinite rewind "
+                               "--resume-from-checkpoint latest");
+    cr_assert_eq(code, 70, "ended with %d:\n%s", code, shell_output);
+    cr_assert_not_null(strstr(shell_output, "gone back ten times already"), "%s", shell_output);
+}
+
 /* Without restarts, the end of a job tells how to go on. */
 Test(checkpoints, a_failed_job_names_its_newest_checkpoint)
 {
@@ -238,10 +273,11 @@ Test(checkpoints, a_damaged_one_is_set_aside_for_the_one_before)
 
 Test(checkpoints, two_runs_do_not_share_a_folder)
 {
-    shell_run(&dir, TWO "--num-steps 100000 --lr-scheduler constant --save-dir out "
-                        "--checkpoint-frequency 50 > log 2>&1 & pid=$!; " AWAIT("out/checkpoint-50")
-                            TWO "--num-steps 100 --save-dir out --resume-from-checkpoint latest; "
-                                "code=$?; kill $pid; wait $pid; exit $code");
+    shell_run(&dir,
+              TWO "--num-steps 100000 --lr-scheduler constant --save-dir out "
+                  "--checkpoint-frequency 50 > log 2>&1 & pid=$!; " AWAIT("out/checkpoint-50") TWO
+              "--num-steps 100000 --save-dir out --resume-from-checkpoint latest; "
+              "code=$?; kill $pid; wait $pid; exit $code");
     cr_assert_not_null(strstr(shell_output, "another process trains in"), "%s", shell_output);
 }
 

@@ -351,7 +351,7 @@ static nd_status make_manifest(nd_saver *s, int64_t metrics_bytes)
     nd_manifest *m = &s->manifest;
     m->restart_epoch = s->options.restart_epoch;
     m->position = s->trainer->position;
-    m->samples_seen = m->position.step * s->options.batch_samples;
+    m->samples_seen = (m->position.step + m->position.passed_over) * s->options.batch_samples;
     m->metrics_bytes = metrics_bytes;
     m->mesh = r->mesh;
     m->shape = r->shape;

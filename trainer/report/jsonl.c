@@ -138,7 +138,7 @@ static const char *quoted(char *out, size_t capacity, const char *text)
 
 static nd_status write_event(void *self, const nd_run_event *e)
 {
-    char line[LINE_MAX_BYTES], t[2][32], text[2][400];
+    char line[LINE_MAX_BYTES], t[2][32], text[2][400], rewound[96] = "";
     int length = 0;
     switch (e->kind) {
     case ND_RUN_EVENT_MODEL_SAVED:
@@ -157,11 +157,15 @@ static nd_status write_event(void *self, const nd_run_event *e)
                           (long long)e->step, quoted(text[0], sizeof text[0], e->reason));
         break;
     case ND_RUN_EVENT_RESUMED:
+        if (e->rewound_from > 0) {
+            snprintf(rewound, sizeof rewound, ",\"rewound_from\":%lld,\"passed_over_samples\":%lld",
+                     (long long)e->rewound_from, (long long)e->samples);
+        }
         length = snprintf(line, sizeof line,
                           "{\"event\":\"resumed\",\"step\":%lld,\"from\":%s,\"restart\":%lld,"
-                          "\"load_ms\":%s}\n",
+                          "\"load_ms\":%s%s}\n",
                           (long long)e->step, quoted(text[0], sizeof text[0], e->path),
-                          (long long)e->restart, number(t[0], e->seconds * 1e3));
+                          (long long)e->restart, number(t[0], e->seconds * 1e3), rewound);
         break;
     }
     return append_line(self, line, length);

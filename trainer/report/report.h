@@ -61,6 +61,8 @@ typedef struct nd_run_event {
     double blocked_seconds; /* that the loop over steps waited for it */
     uint64_t bytes;         /* of the whole checkpoint */
     int64_t restart;        /* resumed: how often ndlaunch has restarted the job */
+    int64_t rewound_from;   /* resumed: the step that was not finite; 0: no rewind */
+    int64_t samples;        /* resumed by a rewind: global samples that are passed over */
 } nd_run_event;
 
 /* A function that is NULL: the sink does not take such records. */

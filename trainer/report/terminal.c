@@ -221,6 +221,13 @@ static nd_status show_event(void *self, const nd_run_event *event)
     case ND_RUN_EVENT_CHECKPOINT_FAILED:
         break; /* the rank that has the reason says it */
     case ND_RUN_EVENT_RESUMED:
+        if (event->rewound_from > 0) {
+            nd_log_warning("step %lld was not finite, so the run goes on after step %lld from %s; "
+                           "%lld samples are passed over",
+                           (long long)event->rewound_from, (long long)event->step, event->path,
+                           (long long)event->samples);
+            break;
+        }
         nd_log_info("resumed after step %lld from %s, in %.2f s", (long long)event->step,
                     event->path, event->seconds);
         break;

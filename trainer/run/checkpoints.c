@@ -106,6 +106,28 @@ static void log_scales(const nd_run_checkpoints *c, const nd_restored *restored)
     }
 }
 
+static int64_t samples_of_step(const nd_rank *r)
+{
+    return r->config->train.micro_batch_size * r->config->train.gradient_accumulation_steps *
+           nd_mesh_group_size(&r->mesh, ND_GROUP_DP);
+}
+
+/* Where in the data the state belongs. nd_resume_check has compared the samples of a step. */
+static nd_status place_in_data(nd_run_checkpoints *c, const nd_manifest *manifest)
+{
+    nd_run_position *position = &c->trainer->position;
+    int64_t samples = samples_of_step(c->trainer->rank);
+    position->passed_over = manifest->samples_seen / samples - position->step;
+    if (manifest->samples_seen % samples != 0 || position->passed_over < 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s says that %lld samples were seen in %lld steps of %lld; its manifest "
+                       "contradicts itself",
+                       c->resume.source, (long long)manifest->samples_seen,
+                       (long long)position->step, (long long)samples);
+    }
+    return ND_OK;
+}
+
 static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored)
 {
     for (;;) {
@@ -115,6 +137,7 @@ static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored)
         nd_status status = nd_restore_checkpoint(c->trainer, c->resume.source, &manifest,
                                                  c->trainer->rank->config->checkpoint.verify,
                                                  &elsewhere, restored);
+        status = status == ND_OK ? place_in_data(c, &manifest) : status;
         nd_manifest_fini(&manifest);
         if (status != ND_OK && elsewhere) {
             nd_fail_elsewhere(status, "another rank could not read %s", c->resume.source);
@@ -184,6 +207,9 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
         break;
     }
     c->held_step = c->good_step = trainer->position.step;
+    if (c->resume.kind == ND_RESUME_CHECKPOINT) {
+        snprintf(c->good, sizeof c->good, "%s", c->resume.source);
+    }
     log_scales(c, &restored);
     if (c->resume.kind == ND_RESUME_NONE && !c->resume.continues) {
         return ND_OK;
@@ -263,19 +289,18 @@ nd_status nd_run_checkpoints_start(nd_run_checkpoints *c)
 {
     const nd_worker *worker = c->context->worker;
     const nd_config *config = worker->rank.config;
-    char run[ND_RESUME_PATH_MAX];
     if (config->checkpoint.interval == 0) {
         return ND_OK;
     }
-    ND_TRY(share_folder(c, run));
+    ND_TRY(share_folder(c, c->run));
     if (worker->identity.rank == 0) {
-        ND_TRY(tell_launcher(c, run));
+        ND_TRY(tell_launcher(c, c->run));
         ND_TRY(nd_resume_identity(config, c->context->inputs, &c->identity));
         ND_TRY(nd_config_each(config, add_config, c));
     }
     const nd_saver_options options = {
         .trainer = c->trainer,
-        .run = run,
+        .run = c->run,
         .run_id = c->run_id,
         .host = worker->identity.host,
         .checksum =
@@ -284,9 +309,7 @@ nd_status nd_run_checkpoints_start(nd_run_checkpoints *c)
         .keep_last = config->checkpoint.keep_last,
         .keep_every = config->checkpoint.keep_every,
         .restart_epoch = worker->identity.restart_epoch,
-        .batch_samples = config->train.micro_batch_size *
-                         config->train.gradient_accumulation_steps *
-                         nd_mesh_group_size(&worker->rank.mesh, ND_GROUP_DP),
+        .batch_samples = samples_of_step(&worker->rank),
         .identity = &c->identity,
         .config = &c->config,
         .extra = config->checkpoint.export_model ? export_model : NULL,
@@ -330,6 +353,9 @@ static nd_status take_report(nd_run_checkpoints *c, const nd_save_report *report
         return report_failure(c, report);
     }
     c->good_step = report->step;
+    int length =
+        snprintf(c->good, sizeof c->good, "%s/checkpoint-%lld", c->run, (long long)report->step);
+    ND_ASSERT(length < (int)sizeof c->good);
     if (c->files->dir) {
         nd_progress_set_durable_step(&c->context->worker->progress, report->step);
     }
@@ -409,6 +435,57 @@ nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped)
                        (long long)c->good_step);
     }
     return ND_OK;
+}
+
+enum { REWINDS_MAX = 10 }; /* what diverges again and again needs a person */
+
+/* The state of the checkpoint, in a trainer whose last step was the one before `failed`. */
+static nd_status go_back(nd_run_checkpoints *c, int64_t failed)
+{
+    const nd_config *config = c->trainer->rank->config;
+    nd_run_position *position = &c->trainer->position;
+    int64_t data = failed + position->passed_over; /* the step of an undisturbed run */
+    nd_manifest manifest = {0};
+    nd_restored restored;
+    bool elsewhere = false;
+    double begin = nd_clock_seconds();
+    ND_TRY(nd_manifest_read(c->good, &manifest));
+    nd_status status = nd_restore_checkpoint(c->trainer, c->good, &manifest,
+                                             config->checkpoint.verify, &elsewhere, &restored);
+    nd_manifest_fini(&manifest);
+    if (status != ND_OK) {
+        return elsewhere ? nd_fail_elsewhere(status, "another rank could not read %s", c->good)
+                         : status;
+    }
+    position->passed_over = data - position->step;
+    c->held_step = position->step;
+    const nd_run_event event = {
+        .kind = ND_RUN_EVENT_RESUMED,
+        .step = position->step,
+        .path = c->good,
+        .seconds = nd_clock_seconds() - begin,
+        .restart = c->context->worker->identity.restart_epoch,
+        .rewound_from = failed,
+        .samples = (failed - position->step) * samples_of_step(c->trainer->rank),
+    };
+    return nd_sinks_event(&c->files->sinks, &event);
+}
+
+nd_status nd_run_checkpoints_rewind(nd_run_checkpoints *c)
+{
+    const nd_error error = *nd_error_last();
+    int64_t failed = c->trainer->position.step + 1;
+    ND_TRY(c->saver && nd_saver_is_busy(c->saver) ? wait_for_save(c) : ND_OK);
+    c->rewinds++;
+    if (!c->good[0] || c->rewinds > REWINDS_MAX) {
+        return nd_fail(ND_ERR_NUMERIC, "%s; %s", error.message,
+                       c->good[0] ? "the run has gone back ten times already"
+                                  : "there is no checkpoint yet to go back to");
+    }
+    if (c->trainer->rank->rank == 0) {
+        nd_log_warning("%s", error.message);
+    }
+    return go_back(c, failed);
 }
 
 void nd_run_checkpoints_close(nd_run_checkpoints *c)

@@ -19,6 +19,9 @@ typedef struct nd_run_checkpoints {
     nd_manifest_pairs identity, config; /* rank 0 */
     int64_t held_step;                  /* whose state a checkpoint has, or will have */
     int64_t good_step;                  /* of the newest good checkpoint; 0: none */
+    char run[ND_RESUME_PATH_MAX];       /* the run folder, absolute; with a saver */
+    char good[ND_RESUME_PATH_MAX];      /* the newest good checkpoint, absolute; "": none */
+    int rewinds;                        /* of this start */
     bool failed;                        /* the newest save failed */
 } nd_run_checkpoints;
 
@@ -40,6 +43,12 @@ nd_status nd_run_checkpoints_step(nd_run_checkpoints *c, const nd_step_result *r
  * ND_ERR_CANTCREATE when a run that was stopped could not save.
  */
 nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped);
+/*
+ * After a step that was not finite (nd_trainer_step's error, which is the thread's last): back to
+ * the newest good checkpoint. The samples of the steps since then are passed over. ND_ERR_NUMERIC
+ * with that error's sentence when there is no checkpoint, or after ten rewinds.
+ */
+nd_status nd_run_checkpoints_rewind(nd_run_checkpoints *c);
 void nd_run_checkpoints_close(nd_run_checkpoints *c);
 
 #endif

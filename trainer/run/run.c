@@ -45,12 +45,20 @@ typedef struct run_state {
 
 enum { WARM_UP_STEPS = 2 };
 
+/* At the position of the trainer. */
+static nd_status open_training_loader(run_state *s)
+{
+    const nd_run_position *position = &s->trainer->position;
+    nd_loader_options options = nd_loader_options_of(s->rank, false);
+    options.first_step = position->step + position->passed_over;
+    return nd_loader_open(s->context->inputs->data, &options, &s->loader);
+}
+
 static nd_status open_loaders(run_state *s)
 {
     const nd_inputs *inputs = s->context->inputs;
-    nd_loader_options options = nd_loader_options_of(s->rank, false);
-    options.first_step = s->trainer->position.step;
-    ND_TRY(nd_loader_open(inputs->data, &options, &s->loader));
+    nd_loader_options options;
+    ND_TRY(open_training_loader(s));
     if (!inputs->validation) {
         return ND_OK;
     }
@@ -158,6 +166,17 @@ static void forget_warm_up(run_state *s)
     }
 }
 
+/* The step was not finite on all ranks: they go on from an older state. */
+static nd_status rewind_run(run_state *s)
+{
+    ND_TRY(nd_run_checkpoints_rewind(&s->checkpoints));
+    if (!nd_loader_close(s->loader)) {
+        s->context->inputs->still_read = true;
+    }
+    s->loader = NULL;
+    return open_training_loader(s);
+}
+
 static nd_status loop(run_state *s)
 {
     nd_trainer *t = s->trainer;
@@ -170,7 +189,12 @@ static nd_status loop(run_state *s)
     while (t->position.step < s->config->train.steps && !s->stopped) {
         begin_record(s);
         ND_RUN(s->rank, ND_TRACE_DATA, nd_loader_next(s->loader, &batch));
-        ND_TRY(nd_trainer_step(t, &batch, &result));
+        nd_status status = nd_trainer_step(t, &batch, &result);
+        if (status == ND_ERR_NUMERIC && s->config->train.nonfinite == ND_NONFINITE_REWIND) {
+            ND_TRY(rewind_run(s));
+            continue;
+        }
+        ND_TRY(status);
         s->stopped = result.stop != 0;
         ND_TRY(record_step(s, &batch, &result));
         forget_warm_up(s);

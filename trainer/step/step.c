@@ -130,12 +130,13 @@ static nd_status not_finite(nd_trainer *t, nd_step_result *out)
     ND_TRY(nd_nonfinite_find(t->model, where));
     const char *first = where[0] ? where : "none of weights, block inputs and gradients";
     if (!skip) {
+        ND_TRY(nd_scales_forget(&t->model->scales));
         return nd_fail(
             ND_ERR_NUMERIC,
             "step %lld: the loss is %g and the gradient norm %g; the first tensor that is "
             "not finite is %s; the weights are those of step %lld; try a lower "
             "optimizer.lr, more warmup_steps, optimizer.max_grad_norm, or "
-            "train.nonfinite: skip",
+            "train.nonfinite: skip or rewind",
             step, nd_positive_nan(out->loss), nd_positive_nan(out->grad_norm), first, step - 1);
     }
     if (t->rank->rank == 0) {

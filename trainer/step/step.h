@@ -34,6 +34,8 @@ typedef struct nd_run_position {
     int64_t step;        /* steps done, also those that were skipped */
     int64_t skipped;     /* steps without an update: not finite, and train.nonfinite is skip */
     int64_t tokens_seen; /* labels that counted in all of them, global */
+    int64_t passed_over; /* steps whose samples no step has: step n reads those of step
+                            n + passed_over of an undisturbed run */
 } nd_run_position;
 
 typedef struct nd_trainer {
@@ -105,7 +107,7 @@ nd_status nd_trainer_gradients(nd_trainer *trainer, const nd_step_batch *batch,
 /*
  * Gradients, then the update. When loss or norm is not finite (alike on all ranks): ND_ERR_NUMERIC
  * naming the step and the first such tensor, or, with train.nonfinite skip, a warning and no
- * update.
+ * update. With rewind the error is for the caller, who restores an older state.
  */
 nd_status nd_trainer_step(nd_trainer *trainer, const nd_step_batch *batch, nd_step_result *out);
 
