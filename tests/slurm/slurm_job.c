@@ -104,6 +104,20 @@ void slurm_until_requeued(launched *l, int job, double seconds)
     }
 }
 
+/* Slurm has many states in between, such as REQUEUED. */
+static bool has_ended(const char *state)
+{
+    static const char *const ends[] = {"COMPLETED", "FAILED",    "CANCELLED",
+                                       "TIMEOUT",   "NODE_FAIL", "OUT_OF_MEMORY",
+                                       "BOOT_FAIL", "DEADLINE",  "PREEMPTED"};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        if (strncmp(state, ends[i], strlen(ends[i])) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 int slurm_wait(launched *l, int job, double seconds)
 {
     int64_t deadline = nd_clock_ns() + (int64_t)(seconds * 1e9);
@@ -111,8 +125,7 @@ int slurm_wait(launched *l, int job, double seconds)
     int exit_code = 0, number = 0;
     for (;;) {
         bool known = job_field(job, " JobState=", state, sizeof state);
-        if (known && strcmp(state, "PENDING") && strcmp(state, "RUNNING") &&
-            strcmp(state, "COMPLETING") && strcmp(state, "CONFIGURING")) {
+        if (known && has_ended(state)) {
             break;
         }
         if (nd_clock_ns() > deadline) {

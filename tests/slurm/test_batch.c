@@ -320,7 +320,9 @@ Test(batch, a_warned_job_saves_requeues_itself_and_goes_on)
     cr_assert_eq(launched_shell("scancel --batch --signal=USR1 %d", job), 0);
     slurm_until_requeued(&l, job, SLURM_SECONDS);
     assert_says(&l, "the job is requeued");
-    cr_assert_eq(launched_shell("scontrol update jobid=%d StartTime=now", job), 0);
+    /* Slurm waits two minutes. Three seconds are enough for the credential that it has just revoked,
+     * by whose second slurmd knows it. */
+    cr_assert_eq(launched_shell("sleep 3; scontrol update jobid=%d StartTime=now", job), 0);
     cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
     assert_says(&l, "resumed after step ");
     tiny_metrics(&dir, "requeue", resumed, sizeof resumed);
