@@ -305,6 +305,19 @@ Test(checkpoints, a_full_disk_costs_the_checkpoint_and_not_the_run)
     cr_assert_not_null(strstr(shell_output, "a checkpoint"), "%s", shell_output);
 }
 
+/* Each write takes four seconds, and the update may wait for one. */
+Test(checkpoints, a_disk_that_does_not_answer_has_a_deadline)
+{
+    int code =
+        shell_run(&dir, "strace -f -qq -o /dev/null -e trace=pwrite64 -e "
+                        "inject=pwrite64:delay_enter=4000000 " ND_TRAIN
+                        " train --device cpu --model-config model.json --data-path text.txt "
+                        "--validation-path '' --sequence-length 64 --num-steps 6 --save-dir out "
+                        "--checkpoint-frequency 2 --set launch.comm_timeout_seconds=1");
+    cr_assert_eq(code, 124, "ended with %d:\n%s", code, shell_output);
+    cr_assert_not_null(strstr(shell_output, "does not answer"), "%s", shell_output);
+}
+
 /* The checkpoint of the last step has the model that the run saves. */
 Test(checkpoints, can_be_models_too)
 {

@@ -90,17 +90,21 @@ static const history *undisturbed(void)
     return &whole;
 }
 
-/* Each rank in turn, before and after the first checkpoint, and while one is written. */
+/* Each rank in turn, before and after the first checkpoint, and while one is written; then at steps
+ * that are strewn over the run, as many as ND_KILL_RUNS says. */
 Test(kill, each_rank_at_some_step)
 {
-    static const int at[] = {4, 11, 19, 20, 21, 35, 50, 71};
+    static const int chosen[] = {4, 11, 19, 20, 21, 35, 50, 71};
+    const int few = (int)(sizeof chosen / sizeof *chosen);
+    const char *runs = getenv("ND_KILL_RUNS");
     const history *whole = undisturbed();
-    for (int i = 0; i < (int)(sizeof at / sizeof *at); i++) {
+    for (int i = 0; i < (runs ? atoi(runs) : few); i++) {
+        int at = i < few ? chosen[i] : 3 + i * 37 % 97;
         launched l;
         char name[32];
         snprintf(name, sizeof name, "killed-%d", i);
         start(&l, name, (const char *[]){"--max-restarts", "1", NULL});
-        launched_until(&l, "\nstep ", at[i], LAUNCHED_SECONDS);
+        launched_until(&l, "\nstep ", at, LAUNCHED_SECONDS);
         kill(launched_child(&l, i % WORKERS), SIGKILL);
         expect_done(&l);
         assert_says(&l, "restart 1 of 1 follows at once, from ");

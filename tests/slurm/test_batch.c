@@ -320,8 +320,8 @@ Test(batch, a_warned_job_saves_requeues_itself_and_goes_on)
     cr_assert_eq(launched_shell("scancel --batch --signal=USR1 %d", job), 0);
     slurm_until_requeued(&l, job, SLURM_SECONDS);
     assert_says(&l, "the job is requeued");
-    /* Slurm waits two minutes. Three seconds are enough for the credential that it has just revoked,
-     * by whose second slurmd knows it. */
+    /* Slurm waits two minutes, so that the credential that it has just revoked is not met again;
+     * three seconds are enough. */
     cr_assert_eq(launched_shell("sleep 3; scontrol update jobid=%d StartTime=now", job), 0);
     cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 0, "%s", launched_read(&l));
     assert_says(&l, "resumed after step ");

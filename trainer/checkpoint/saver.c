@@ -181,14 +181,20 @@ static void start_job(nd_saver *s, job next)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Waits for the thread to become idle, or at most so long. */
-static bool wait_idle(nd_saver *s, double seconds)
+static struct timespec deadline_after(double seconds)
 {
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     int64_t ns = until.tv_nsec + (int64_t)(seconds * 1e9);
     until.tv_sec += ns / 1000000000;
     until.tv_nsec = ns % 1000000000;
+    return until;
+}
+
+/* Waits for the thread to become idle, or at most so long. */
+static bool wait_idle(nd_saver *s, double seconds)
+{
+    const struct timespec until = deadline_after(seconds);
     pthread_mutex_lock(&s->lock);
     int code = 0;
     while (s->job != JOB_NONE && code == 0) {
@@ -199,22 +205,39 @@ static bool wait_idle(nd_saver *s, double seconds)
     return idle;
 }
 
+/* As long as a collective may take: the other ranks wait in one meanwhile. */
+static double patience_of(const nd_saver *s)
+{
+    return s->trainer->rank->config->launch.comm_timeout_seconds;
+}
+
+static nd_status fail_silent_disk(const nd_saver *s)
+{
+    return nd_fail(ND_ERR_HANG,
+                   "the writer of checkpoint %lld has made no progress for %g s "
+                   "(launch.comm_timeout_seconds); the file system of %s does not answer",
+                   (long long)s->step, patience_of(s), s->options.run);
+}
+
 static nd_status wait_unit(void *context, int unit)
 {
     nd_saver *s = context;
+    int code = 0;
     if (nd_snapshot_is_detached(s->snapshot)) {
         return nd_snapshot_hold_update(s->snapshot, unit);
     }
     pthread_mutex_lock(&s->lock);
     if (s->units_copied <= unit) {
         double begin = nd_clock_seconds();
-        while (s->units_copied <= unit) {
-            pthread_cond_wait(&s->changed, &s->lock);
+        const struct timespec until = deadline_after(patience_of(s));
+        while (s->units_copied <= unit && code == 0) {
+            code = pthread_cond_timedwait(&s->changed, &s->lock, &until);
         }
         s->blocked_seconds += nd_clock_seconds() - begin;
     }
+    bool copied = s->units_copied > unit;
     pthread_mutex_unlock(&s->lock);
-    return ND_OK;
+    return copied ? ND_OK : fail_silent_disk(s);
 }
 
 static nd_status start_thread(nd_saver *s)
@@ -256,7 +279,11 @@ nd_status nd_saver_create(const nd_saver_options *options, nd_saver **out)
     nd_saver *s = NULL;
     ND_TRY(ND_ALLOC(1, &s));
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->changed, NULL);
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->changed, &clock);
+    pthread_condattr_destroy(&clock);
     nd_status status = init(s, options);
     if (status != ND_OK) {
         nd_saver_destroy(s);
@@ -277,14 +304,14 @@ static void forget_save(nd_saver *s)
     report_flag(s, FLAG_IDLE);
 }
 
-static void cancel_and_wait(nd_saver *s)
+/* False: the writer hangs in the file system. */
+static bool cancel_and_wait(nd_saver *s)
 {
     pthread_mutex_lock(&s->lock);
     s->cancelled = true;
     pthread_mutex_unlock(&s->lock);
     nd_snapshot_cancel(s->snapshot);
-    while (!wait_idle(s, 60)) {
-    }
+    return wait_idle(s, patience_of(s));
 }
 
 void nd_saver_destroy(nd_saver *s)
@@ -293,7 +320,11 @@ void nd_saver_destroy(nd_saver *s)
         return;
     }
     if (s->has_thread) {
-        cancel_and_wait(s);
+        if (!cancel_and_wait(s)) {
+            (void)fail_silent_disk(s);
+            nd_log_warning("%s; its thread is left behind", nd_error_last()->message);
+            return;
+        }
         pthread_mutex_lock(&s->lock);
         s->job = JOB_EXIT;
         pthread_cond_broadcast(&s->changed);
@@ -502,8 +533,8 @@ static nd_status give_up(nd_saver *s, nd_save_report *report)
     pthread_mutex_lock(&s->lock);
     bool own = s->job == JOB_NONE && s->error.status != ND_OK;
     pthread_mutex_unlock(&s->lock);
-    if (!own) {
-        cancel_and_wait(s);
+    if (!own && !cancel_and_wait(s)) {
+        return fail_silent_disk(s);
     }
     s->cancelled = !own;
     ND_TRY(nd_comm_barrier(r->groups.by_kind[ND_GROUP_WORLD]));

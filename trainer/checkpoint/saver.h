@@ -47,7 +47,8 @@ typedef struct nd_saver_options {
 
 /* Strings are copied. GPU: allocates the pinned memory. */
 nd_status nd_saver_create(const nd_saver_options *options, nd_saver **out);
-/* Ends a save in flight where it is. NULL is legal. */
+/* Ends a save in flight where it is. A writer that hangs in the file system for
+ * launch.comm_timeout_seconds is left behind with its memory. NULL is legal. */
 void nd_saver_destroy(nd_saver *saver);
 
 uint64_t nd_saver_checkpoint_bytes(const nd_saver *saver); /* of a whole checkpoint, about */
