@@ -212,7 +212,7 @@ static void on_reap_timer(uv_timer_t *timer)
         child->running = false;
         child->signal = SIGKILL;
         child->ended_ns = nd_clock_ns();
-        uv_unref((uv_handle_t *)&child->process);
+        uv_close((uv_handle_t *)&child->process, NULL);
         nd_output_close(&child->out);
         nd_output_close(&child->err);
     }

@@ -128,8 +128,8 @@ Test(restarts, never_twice_without_a_newer_checkpoint)
 Test(restarts, at_most_max_restarts)
 {
     launched l;
-    start(&l, "B0T5D5E74;B5T6D6E1;B6T7D7K11", "2");
-    expect_code(&l, 128 + SIGSEGV);
+    start(&l, "B0T5D5E74;B5T6D6E1;B6T7D7K9", "2");
+    expect_code(&l, 128 + SIGKILL);
     expect_starts(&l, 3);
     assert_says(&l, "not started again: all restarts of launch.max_restarts are used\n");
     cr_assert_eq(launched_count(&l, "failed first"), 3, "%s", l.text);
