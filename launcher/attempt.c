@@ -31,7 +31,7 @@ static nd_status make_environment(const nd_attempt *attempt, int local_rank, cha
     snprintf(numbers[1], sizeof numbers[1], "%d", local_rank);
     snprintf(numbers[2], sizeof numbers[2], "%d", o->world_size);
     snprintf(numbers[3], sizeof numbers[3], "%d", o->local_workers);
-    snprintf(numbers[4], sizeof numbers[4], "%d", (int)o->config->launch.node_rank);
+    snprintf(numbers[4], sizeof numbers[4], "%d", o->first_rank / o->local_workers);
     snprintf(numbers[5], sizeof numbers[5], "%d", (int)o->config->launch.nnodes);
     const nd_variable own[] = {
         {"RANK", numbers[0]},

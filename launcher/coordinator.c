@@ -1,59 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Node 0 of several: gathers the nodes, watches them while workers run, and gathers them again
- * before a restart. The store's hooks only record what arrived; the pulse acts on it, outside of
- * the store's calls.
+ * Node 0 of several: gives each start its nodes, watches them while workers run, and gathers them
+ * again before a restart. The store's hooks only record what arrived; the pulse acts on it, outside
+ * of the store's calls.
  */
+#include "launcher/coordinator.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "launcher/nodes.h"
-#include "launcher/roster.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/rdzv/uv.h"
 
 enum { PULSE_MS = 20 };
 
-static const int64_t second_ns = 1000000000;
-static const int64_t notice_ns = 10000000000; /* between lines about missing nodes */
-static const int64_t stop_ns = 20000000000;   /* for a node to end its workers after a stop */
-static const int64_t leave_ns = 3000000000;   /* for nodes to leave after the release */
-static const double refusing_seconds = 10;    /* for members to join, so that they can be refused */
-
-typedef enum state {
-    GATHERING = 0, /* before the first start */
-    RUNNING,       /* workers run on some node */
-    BETWEEN,       /* all have ended; there may be a further start */
-    RELEASED,
-} state;
-
-struct nd_coordinator {
-    nd_nodes_options options;
-    nd_server *server; /* NULL until all are to be gathered */
-    uv_timer_t pulse;
-    nd_roster roster;
-    nd_status refused;
-    int refused_count; /* nodes that were refused when they joined */
-    char refusal[ND_ERROR_MESSAGE_MAX];
-    state state;
-    int64_t epoch, next_epoch;
-    bool asked; /* a signal to a launcher asked the job to end */
-    bool stop_sent;
-    bool restarts; /* BETWEEN: the nodes are gathered for start next_epoch */
-    int64_t stop_ns, release_ns, beat_ns, gather_ns, noticed_ns;
-    char run_folder[ND_RUN_FOLDER_MAX];
-    nd_nodes_end own, end; /* of this node, of all: how the last start ended */
-    int code;
-};
+static const int64_t stop_ns = 20000000000; /* for a node to end its workers after a stop */
+static const int64_t leave_ns = 3000000000; /* for nodes to leave after the release */
 
 nd_status nd_coordinator_create(const nd_nodes_options *options, nd_coordinator **out)
 {
     nd_coordinator *c;
     ND_TRY(ND_ALLOC(1, &c));
     c->options = *options;
+    c->culprit.node = -1;
     nd_status status =
-        nd_roster_init((int)options->config->launch.nnodes, options->host_name, &c->roster);
+        nd_roster_init((int)options->config->launch.nnodes,
+                       (int)options->config->launch.spare_nodes, options->host_name, &c->roster);
     if (status != ND_OK) {
         free(c);
         return status;
@@ -88,152 +61,67 @@ static void send_frame(nd_coordinator *c, int index, int type, const uint32_t *n
     nd_wire_buffer_fini(&out);
 }
 
-/* Until all nodes have joined. */
-
-static nd_status refuse(nd_coordinator *c, nd_status status)
+/* At the first start of a job with spare nodes. */
+static nd_status report_spares(nd_coordinator *c)
 {
-    c->refused = status;
-    snprintf(c->refusal, sizeof c->refusal, "%s", nd_error_last()->message);
-    return status;
-}
-
-/* A node's first frame: compares its settings with those of this node. */
-static nd_status on_join(nd_coordinator *c, nd_peer *peer, int index, nd_wire_cursor *cursor)
-{
-    nd_node *n = &c->roster.nodes[index];
-    size_t bytes;
-    uint32_t workers = nd_wire_get_u32(cursor);
-    const uint8_t *blob = nd_wire_get_blob(cursor, &bytes);
-    bool first = c->state == GATHERING;
-    bool again = c->options.config->launch.max_restarts > 0 && c->state != RELEASED && !n->peer;
-    if (!nd_wire_finished(cursor) || !(first || again)) {
-        return nd_fail(ND_ERR_IO, "node %d joined with a damaged message, or late", index);
-    }
-    if (c->refused != ND_OK) {
-        c->refused_count++;
-        return nd_fail(c->refused, "%s", c->refusal);
-    }
-    char ours[ND_WIRE_TEXT_MAX + 32], theirs[ND_WIRE_TEXT_MAX + 32];
-    snprintf(ours, sizeof ours, "node 0 (%s)", c->options.host_name);
-    snprintf(theirs, sizeof theirs, "node %d (%s)", index, nd_peer_host(peer));
-    char *text = strndup((const char *)blob, bytes);
-    nd_status status = text ? nd_config_diff(c->options.job_text, ours, text, theirs)
-                            : nd_fail_memory("the settings of node %d", index);
-    free(text);
-    if (status == ND_OK && (int)workers != c->options.local_workers) {
-        status =
-            nd_fail(ND_ERR_CONFIG, "%s has %u workers, %s has %d; start equally many on all nodes",
-                    theirs, workers, ours, c->options.local_workers);
-    }
-    if (status != ND_OK) { /* one that comes back may be corrected and come once more */
-        return first ? refuse(c, status) : status;
-    }
-    n->peer = peer;
-    n->joined = true;
-    n->waits = !first;
-    snprintf(n->host, sizeof n->host, "%s", nd_peer_host(peer));
+    char spares[256];
+    ND_TRY(nd_roster_text(&c->roster, false, spares, sizeof spares));
+    nd_log_info("ndlaunch: workers on nodes %s; spare nodes: %s", c->working,
+                spares[0] ? spares : "none yet, but one can join at any time");
     return ND_OK;
 }
 
-/* Or the code with which its check failed. */
-static nd_status on_failed_check(nd_coordinator *c, const nd_peer *peer, int index, int code)
+/* Who has taken the place of whom since the last start. */
+static void report_replaced(const nd_coordinator *c)
 {
-    c->refused_count++;
-    if (c->refused != ND_OK) {
-        return nd_fail(c->refused, "%s", c->refusal);
-    }
-    nd_status status = nd_fail(code > 0 ? (nd_status)code : ND_ERR_INTERNAL,
-                               "node %d (%s) failed its start-up check; see its own output for the "
-                               "reason",
-                               index, nd_peer_host(peer));
-    return c->state == GATHERING ? refuse(c, status) : status;
-}
-
-static void refuse_all(nd_coordinator *c, nd_status status, const char *why)
-{
-    for (int i = 1; i < c->roster.count; i++) {
-        if (c->roster.nodes[i].peer) {
-            nd_server_refuse(c->server, c->roster.nodes[i].peer, status, why);
+    const nd_roster *r = &c->roster;
+    int workers = c->options.local_workers;
+    for (int p = 0; p < r->places; p++) {
+        if (r->former[p] >= 0 && r->former[p] != r->holder[p]) {
+            nd_log_warning("ndlaunch: node %d (host %s) takes the place of node %d (host %s), "
+                           "ranks %d to %d",
+                           r->holder[p], r->nodes[r->holder[p]].host, r->former[p],
+                           r->nodes[r->former[p]].host, p * workers, (p + 1) * workers - 1);
         }
-    }
-    int64_t deadline = nd_clock_ns() + second_ns; /* for the refusals to leave */
-    while (nd_server_members(c->server, ND_WIRE_NODE) > 0 && nd_clock_ns() < deadline) {
-        uv_run(c->options.loop, UV_RUN_ONCE);
     }
 }
 
-/* A warning, or at the deadline the error. */
-static nd_status report_missing(nd_coordinator *c, double seconds, bool last)
+/* Each place of the start has its node. */
+static nd_status begin_start(nd_coordinator *c)
 {
-    char line[512];
-    ND_TRY(nd_roster_missing(&c->roster, seconds, line, sizeof line));
-    if (!last) {
-        nd_log_warning("ndlaunch: %s", line);
-        return ND_OK;
+    if (c->roster.count > c->roster.places) {
+        ND_TRY(nd_roster_text(&c->roster, true, c->working, sizeof c->working));
+        report_replaced(c);
     }
-    return nd_fail(ND_ERR_HANG,
-                   "%s (launch.rdzv_timeout_seconds, and time to index JSONL); start ndlaunch "
-                   "there with --node-rank, the same endpoint and the same key",
-                   line);
-}
-
-static nd_status wait_for_nodes(nd_coordinator *c)
-{
-    double limit = nd_nodes_limit(c->options.config);
-    int64_t begin = nd_clock_ns(), noticed = begin;
-    while (!nd_roster_all_joined(&c->roster)) {
-        uv_run(c->options.loop, UV_RUN_ONCE); /* the store ticks ten times a second */
-        int64_t now = nd_clock_ns();
-        double waited = (double)(now - begin) * 1e-9;
-        /* A coordinator that cannot start stays for a while to refuse the members, which would
-         * otherwise wait for it until their deadline. */
-        bool leaves = !c->options.cannot_start || c->refused_count >= c->roster.count - 1 ||
-                      waited > refusing_seconds;
-        if (c->refused != ND_OK && leaves) {
-            return nd_fail(c->refused, "%s", c->refusal);
-        }
-        if (waited > limit && !nd_roster_all_joined(&c->roster)) {
-            return report_missing(c, limit, true);
-        }
-        if (now - noticed > notice_ns) {
-            noticed = now;
-            ND_TRY(report_missing(c, waited, false));
-        }
-    }
-    return ND_OK;
-}
-
-/* All nodes are here, and each of them gets its part of a start. */
-static void begin_start(nd_coordinator *c)
-{
-    c->state = RUNNING;
+    c->state = ND_NODES_RUNNING;
     c->stop_sent = c->restarts = c->asked = false;
     nd_roster_begin(&c->roster);
+    return ND_OK;
 }
 
 static void send_plans(nd_coordinator *c)
 {
     for (int i = 1; i < c->roster.count; i++) {
-        uint32_t first_rank = (uint32_t)(i * c->options.local_workers);
-        const uint32_t numbers[] = {first_rank, (uint32_t)c->options.world_size,
-                                    (uint32_t)c->epoch};
-        send_frame(c, i, ND_NODE_PLAN, numbers, 3, c->run_folder);
+        const nd_node *n = &c->roster.nodes[i];
+        if (n->place >= 0) {
+            uint32_t first_rank = (uint32_t)(n->place * c->options.local_workers);
+            const uint32_t numbers[] = {first_rank, (uint32_t)c->options.world_size,
+                                        (uint32_t)c->epoch};
+            send_frame(c, i, ND_NODE_PLAN, numbers, 3, c->run_folder);
+        } else if (n->out) {
+            send_frame(c, i, ND_NODE_REST, NULL, 0, NULL);
+        }
     }
 }
 
 nd_status nd_coordinator_gather(nd_coordinator *c, nd_server *server)
 {
     c->server = server;
-    nd_status status = wait_for_nodes(c);
-    if (status != ND_OK) {
-        char why[ND_ERROR_MESSAGE_MAX];
-        snprintf(why, sizeof why, "%s", nd_error_last()->message);
-        refuse_all(c, status, why);
-        return nd_fail(status, "%s", why);
-    }
-    begin_start(c);
+    ND_TRY(nd_gather_wait(c));
+    nd_roster_assign(&c->roster);
+    ND_TRY(begin_start(c));
     send_plans(c);
-    return ND_OK;
+    return c->working[0] ? report_spares(c) : ND_OK;
 }
 
 /* While workers run. */
@@ -266,8 +154,10 @@ void nd_coordinator_on_left(void *context, nd_peer *peer, nd_wire_role role, int
     n->peer = NULL;
     n->joined = n->waits = false; /* it may join again */
     n->heard_ns = nd_clock_ns();
-    if (c->state == RUNNING) {
+    if (c->state == ND_NODES_RUNNING && n->place >= 0) {
         lose_node(c, index, "its connection to node 0 was closed");
+    } else if ((c->state == ND_NODES_RUNNING || c->state == ND_NODES_BETWEEN) && n->place < 0) {
+        nd_log_warning("ndlaunch: spare node %d (host %s) was lost", index, n->host);
     }
 }
 
@@ -278,25 +168,26 @@ nd_status nd_coordinator_on_frame(void *context, nd_peer *peer, int index,
     nd_node *n = &c->roster.nodes[index];
     nd_wire_cursor cursor = nd_wire_body(frame);
     bool joins = (int)frame->type == ND_NODE_JOIN || (int)frame->type == ND_NODE_FAIL;
-    if (!joins && (n->peer != peer || n->waits)) {
+    bool early = n->peer != peer || (n->waits && (int)frame->type != ND_NODE_BEAT);
+    if (!joins && early) {
         return nd_fail(ND_ERR_IO, "node %d sent a message before it had joined", index);
     }
     n->heard_ns = nd_clock_ns();
     switch ((int)frame->type) {
     case ND_NODE_JOIN:
-        return on_join(c, peer, index, &cursor);
+        return nd_gather_join(c, peer, index, &cursor);
     case ND_NODE_BEAT:
         return ND_OK;
     case ND_NODE_FAIL: {
         int code = (int)nd_wire_get_u32(&cursor);
         bool ours = nd_wire_get_u32(&cursor) == (uint32_t)c->epoch;
         if (nd_wire_finished(&cursor) && n->peer != peer) {
-            return on_failed_check(c, peer, index, code);
+            return nd_gather_failed_check(c, peer, index, code);
         }
-        if (nd_wire_finished(&cursor) && ours && c->state == RUNNING) {
+        if (nd_wire_finished(&cursor) && ours && c->state == ND_NODES_RUNNING) {
             nd_node_fail(n, code);
         }
-        c->asked |= ours && c->state == BETWEEN && code == ND_ERR_PREEMPTED;
+        c->asked |= ours && c->state == ND_NODES_BETWEEN && code == ND_ERR_PREEMPTED;
         break;
     }
     case ND_NODE_END: {
@@ -305,7 +196,7 @@ nd_status nd_coordinator_on_frame(void *context, nd_peer *peer, int index,
         bool ours = nd_wire_get_u32(&cursor) == (uint32_t)c->epoch;
         bool asked = nd_wire_get_u32(&cursor) != 0;
         const uint8_t *screen = nd_wire_get_blob(&cursor, &bytes);
-        if (nd_wire_finished(&cursor) && ours && !n->ended && c->state == RUNNING) {
+        if (nd_wire_finished(&cursor) && ours && !n->ended && c->state == ND_NODES_RUNNING) {
             nd_node_end(n, code, (const char *)screen, bytes);
             c->asked |= asked;
         }
@@ -324,7 +215,7 @@ static void conclude(nd_coordinator *c)
 {
     nd_nodes_end *end = &c->end;
     *end = (nd_nodes_end){.node = nd_roster_first_failure(&c->roster), .asked = c->asked};
-    c->state = BETWEEN;
+    c->state = ND_NODES_BETWEEN;
     if (end->node >= 0) {
         const nd_node *n = &c->roster.nodes[end->node];
         end->code = n->code;
@@ -347,10 +238,10 @@ static void conclude(nd_coordinator *c)
 
 void nd_coordinator_release(nd_coordinator *c, int code)
 {
-    if (c->state == RELEASED) {
+    if (c->state == ND_NODES_RELEASED) {
         return;
     }
-    c->state = RELEASED;
+    c->state = ND_NODES_RELEASED;
     c->release_ns = nd_clock_ns();
     c->code = code;
     for (int i = 1; i < c->roster.count; i++) {
@@ -358,38 +249,65 @@ void nd_coordinator_release(nd_coordinator *c, int code)
     }
 }
 
+/* The node whose fault keeps coming gives its place to a spare node, if there is one. */
+static void take_out(nd_coordinator *c)
+{
+    nd_node *n = c->end.node < 0 ? NULL : &c->roster.nodes[c->end.node];
+    nd_restart_culprit now = {c->end.node, c->end.code, n && n->lost};
+    bool keeps_coming = nd_restart_takes_out(&c->culprit, &now);
+    c->culprit = now;
+    if (keeps_coming && n->joined && nd_roster_has_spare(&c->roster)) {
+        n->out = true;
+        nd_log_warning("ndlaunch: node %d (host %s) failed first in two starts in a row and is "
+                       "taken out",
+                       now.node, n->host);
+    }
+}
+
 void nd_coordinator_restart(nd_coordinator *c, int64_t epoch, const char *run_folder)
 {
-    if (c->state == BETWEEN) {
+    if (c->state == ND_NODES_BETWEEN) {
+        take_out(c);
         c->restarts = true;
         c->next_epoch = epoch;
         c->gather_ns = c->noticed_ns = nd_clock_ns();
         snprintf(c->run_folder, sizeof c->run_folder, "%s", run_folder);
-        if (!nd_roster_all_joined(&c->roster)) {
-            (void)report_missing(c, 0, false);
+        if (nd_roster_joined(&c->roster) < c->roster.places) {
+            (void)nd_gather_report_missing(c, 0, false);
         }
     }
 }
 
-/* Workers run nowhere: starts them once all nodes are here, or gives up. */
+static void start_again(nd_coordinator *c)
+{
+    if (begin_start(c) != ND_OK) {
+        nd_log_error("ndlaunch: %s", nd_error_last()->message);
+        nd_coordinator_release(c, c->end.code);
+        return;
+    }
+    c->epoch = c->next_epoch;
+    const nd_nodes_start start = {
+        .epoch = c->epoch, .run_folder = c->run_folder, .nodes = c->working};
+    c->options.start(c->options.context, &start); /* the store expects the workers */
+    send_plans(c);
+}
+
+/* Workers run nowhere: starts them once each place has a node, or gives up. */
 static void gather_again(nd_coordinator *c, int64_t now)
 {
     double limit = nd_nodes_limit(c->options.config);
     double waited = (double)(now - c->gather_ns) * 1e-9;
     if (c->asked) {
         nd_coordinator_release(c, ND_ERR_PREEMPTED);
-    } else if (c->restarts && nd_roster_all_joined(&c->roster)) {
-        begin_start(c);
-        c->epoch = c->next_epoch;
-        c->options.start(c->options.context, c->epoch, c->run_folder); /* the store expects them */
-        send_plans(c);
+    } else if (c->restarts && nd_roster_assign(&c->roster)) {
+        start_again(c);
     } else if (c->restarts && waited > limit) {
-        (void)report_missing(c, limit, true);
+        (void)nd_gather_report_missing(c, limit, true);
         nd_log_error("ndlaunch: %s", nd_error_last()->message);
         nd_coordinator_release(c, c->end.code);
-    } else if (c->restarts && now - c->noticed_ns > notice_ns) {
+    } else if (c->restarts && now - c->noticed_ns > (int64_t)ND_NODES_NOTICE_MS * 1000000) {
         c->noticed_ns = now;
-        (void)report_missing(c, waited, false);
+        (void)nd_gather_report_missing(c, waited, false);
     }
 }
 
@@ -403,13 +321,14 @@ static void watch_nodes(nd_coordinator *c, int64_t now)
         if (beat) {
             send_frame(c, i, ND_NODE_BEAT, NULL, 0, NULL);
         }
-        bool quiet =
-            n->peer && !n->waits && now - n->heard_ns > (int64_t)ND_NODE_SILENT_MS * 1000000;
-        if (quiet && c->state == RUNNING) {
+        bool quiet = n->peer && now - n->heard_ns > (int64_t)ND_NODE_SILENT_MS * 1000000;
+        bool works = n->place >= 0 && !n->waits;
+        if (quiet && c->state == ND_NODES_RUNNING && works) {
             lose_node(c, i, silent);
-        } else if (quiet && c->state == BETWEEN) {
+        } else if (quiet && c->state != ND_NODES_RELEASED) {
+            nd_log_warning("ndlaunch: node %d (host %s) gave no sign of life for 15 s", i, n->host);
             part_with(c, i, silent);
-        } else if (!n->ended && !n->lost && c->stop_sent && now - c->stop_ns > stop_ns) {
+        } else if (works && !n->ended && !n->lost && c->stop_sent && now - c->stop_ns > stop_ns) {
             lose_node(c, i, "it did not end its workers within 20 s");
         }
     }
@@ -427,7 +346,9 @@ static void pass_on_failure(nd_coordinator *c, int64_t now)
     c->stop_ns = now;
     for (int i = 1; i < c->roster.count; i++) {
         const uint32_t numbers[] = {(uint32_t)c->epoch, (uint32_t)patience_ms};
-        send_frame(c, i, ND_NODE_STOP, numbers, 2, NULL);
+        if (c->roster.nodes[i].place >= 0 && !c->roster.nodes[i].waits) {
+            send_frame(c, i, ND_NODE_STOP, numbers, 2, NULL);
+        }
     }
     c->options.stop(c->options.context, patience_ms);
 }
@@ -437,15 +358,15 @@ static void on_pulse(uv_timer_t *timer)
     nd_coordinator *c = timer->data;
     int64_t now = nd_clock_ns();
     watch_nodes(c, now);
-    if (c->state == RUNNING) {
+    if (c->state == ND_NODES_RUNNING) {
         pass_on_failure(c, now);
         if (nd_roster_all_over(&c->roster)) {
             conclude(c);
         }
-    } else if (c->state == BETWEEN) {
+    } else if (c->state == ND_NODES_BETWEEN) {
         gather_again(c, now);
     }
-    if (c->state == RELEASED &&
+    if (c->state == ND_NODES_RELEASED &&
         (nd_server_members(c->server, ND_WIRE_NODE) == 0 || now - c->release_ns > leave_ns)) {
         c->options.finish(c->options.context, c->code);
     }

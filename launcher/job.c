@@ -79,16 +79,16 @@ static void on_workers_failed(void *context, int code)
 }
 
 /* Starts the workers of this node again; the store takes only these from here on. */
-static void start_again(void *context, int64_t epoch, const char *run_folder)
+static void start_again(void *context, const nd_nodes_start *start)
 {
     nd_job *job = context;
     char run_id[ND_WIRE_TEXT_MAX];
     job->between = false;
     if (job->store) {
-        nd_restart_run_id(job->place.job, epoch, run_id, sizeof run_id);
-        nd_server_restart(nd_store_server_engine(job->store), run_id, (uint32_t)epoch);
+        nd_restart_run_id(job->place.job, start->epoch, run_id, sizeof run_id);
+        nd_server_restart(nd_store_server_engine(job->store), run_id, (uint32_t)start->epoch);
     }
-    nd_supervisor_again(job->supervisor, epoch, run_folder);
+    nd_supervisor_again(job->supervisor, start);
 }
 
 static void on_restart_timer(uv_timer_t *timer)
@@ -98,7 +98,7 @@ static void on_restart_timer(uv_timer_t *timer)
     if (job->coordinator) {
         nd_coordinator_restart(job->coordinator, s->epoch + 1, s->run_folder);
     } else {
-        start_again(job, s->epoch + 1, s->run_folder);
+        start_again(job, &(nd_nodes_start){s->epoch + 1, 0, s->run_folder, ""});
     }
 }
 
@@ -305,6 +305,9 @@ static nd_status prepare(nd_job *job, uint8_t key[ND_KEY_BYTES])
     ND_TRY(ND_UV(uv_loop_init(&job->loop)));
     job->loop.data = job;
     ND_TRY(meet_nodes(job, key));
+    if (job->place.released) {
+        return ND_OK;
+    }
     ND_TRY(ND_UV(uv_timer_init(&job->loop, &job->leave_timer)));
     ND_TRY(ND_UV(uv_timer_init(&job->loop, &job->restart_timer)));
     job->leave_timer.data = job->restart_timer.data = job;
@@ -342,7 +345,7 @@ static void close_handle(uv_handle_t *handle, void *context)
     }
 }
 
-/* A job that could not start. Workers that did are killed. */
+/* A job that could not start here, or did not need this node. Workers that did start are killed. */
 static void abandon(nd_job *job)
 {
     if (!job->loop.data) {
@@ -359,8 +362,9 @@ static nd_status run(nd_job *job, int *exit_code)
     uint8_t key[ND_KEY_BYTES];
     nd_status status = prepare(job, key);
     explicit_bzero(key, sizeof key);
-    status = status == ND_OK ? start_workers(job) : status;
-    if (status != ND_OK) {
+    bool starts = status == ND_OK && !job->place.released;
+    status = starts ? start_workers(job) : status;
+    if (!starts || status != ND_OK) {
         abandon(job);
         return status;
     }

@@ -31,6 +31,8 @@ struct nd_member {
     int64_t heard_ns, beat_ns;
     int64_t stopped_ns;   /* node 0 said stop, or our workers ended; 0: not yet */
     int64_t epoch;        /* of the start whose workers run, or ran last */
+    bool waits;           /* before its first plan: the job runs without this node */
+    bool rests;           /* another node has taken its place */
     bool watching, ended; /* handles open; our workers have ended */
     bool over;            /* released, or node 0 is lost */
     int code;
@@ -71,12 +73,45 @@ static nd_status read_plan(const nd_member *m, const nd_wire_frame *frame, nd_me
     return ND_OK;
 }
 
+/*
+ * The job is at work without this node, which waits as long as node 0 gives signs of life, and
+ * answers each of them.
+ */
+static nd_status wait_on(nd_member *m, int64_t *deadline)
+{
+    if (!m->waits) {
+        m->waits = true;
+        nd_log_info("ndlaunch: this node waits without workers until the job needs it");
+    }
+    *deadline = nd_clock_ns() + (int64_t)ND_NODE_SILENT_MS * 1000000;
+    return send_frame(m, ND_NODE_BEAT, NULL, 0, NULL);
+}
+
+/* The first frame that is no sign of life. */
+static nd_status receive_first(nd_member *m, int64_t deadline, nd_wire_frame *frame)
+{
+    nd_status status = nd_channel_receive(m->channel, deadline, frame);
+    while (status == ND_OK &&
+           ((int)frame->type == ND_NODE_BEAT || (int)frame->type == ND_NODE_REST)) {
+        status = wait_on(m, &deadline);
+        status = status == ND_OK ? nd_channel_receive(m->channel, deadline, frame) : status;
+    }
+    if (status == ND_OK) {
+        return ND_OK;
+    }
+    if (!m->waits) {
+        return nd_fail_context(status, "waiting for the other nodes to join node 0");
+    }
+    char why[ND_ERROR_MESSAGE_MAX];
+    snprintf(why, sizeof why, "%s", nd_error_last()->message);
+    return nd_fail(ND_ERR_IO, "node 0 (%s port %d) was lost while this node waited: %.512s",
+                   m->node_0, m->port, why);
+}
+
 static nd_status receive_plan(nd_member *m, int64_t deadline, nd_member_place *place)
 {
     nd_wire_frame frame;
-    do { /* a node that comes back gets beats until the next start */
-        ND_TRY(nd_channel_receive(m->channel, deadline, &frame));
-    } while ((int)frame.type == ND_NODE_BEAT);
+    ND_TRY(receive_first(m, deadline, &frame));
     if (frame.type == ND_WIRE_ERROR) {
         return nd_channel_error(&frame);
     }
@@ -85,9 +120,11 @@ static nd_status receive_plan(nd_member *m, int64_t deadline, nd_member_place *p
         char reason[512];
         int code = (int)nd_wire_get_u32(&cursor);
         read_text(&cursor, reason, sizeof reason);
-        return nd_fail(code > 0 ? (nd_status)code : ND_ERR_IO,
-                       "the job ended with code %d before this node took part again: %s", code,
-                       reason);
+        place->released = code == 0;
+        return code == 0 ? ND_OK
+                         : nd_fail((nd_status)code,
+                                   "the job ended with code %d before this node took part: %s",
+                                   code, reason);
     }
     return read_plan(m, &frame, place);
 }
@@ -129,10 +166,7 @@ static nd_status join(nd_member *m, const uint8_t key[ND_KEY_BYTES], nd_member_p
         return report_failed_check(m);
     }
     ND_TRY(send_frame(m, ND_NODE_JOIN, (uint32_t[]){(uint32_t)o->local_workers}, 1, o->job_text));
-    nd_status status = receive_plan(m, deadline, place);
-    return status == ND_ERR_HANG || status == ND_ERR_IO
-               ? nd_fail_context(status, "waiting for the other nodes to join node 0")
-               : status;
+    return receive_plan(m, deadline, place);
 }
 
 nd_status nd_member_join(const nd_nodes_options *options, const uint8_t key[ND_KEY_BYTES],
@@ -207,9 +241,21 @@ static void on_plan(nd_member *m, const nd_wire_frame *frame)
         return;
     }
     m->epoch = place.epoch;
-    m->ended = false;
+    m->ended = m->rests = false;
     m->stopped_ns = 0;
-    m->options.start(m->options.context, place.epoch, place.run_folder);
+    const nd_nodes_start start = {place.epoch, place.first_rank, place.run_folder, ""};
+    m->options.start(m->options.context, &start);
+}
+
+/* The job goes on without this node, which stays connected. */
+static void on_rest(nd_member *m)
+{
+    if (m->ended && !m->rests) {
+        m->rests = true;
+        m->stopped_ns = 0;
+        nd_log_warning("ndlaunch: a spare node has taken the place of this node, which waits "
+                       "without workers");
+    }
 }
 
 static void on_release(nd_member *m, const nd_wire_frame *frame)
@@ -248,6 +294,9 @@ static void on_readable(uv_poll_t *poll, int uv_status, int events)
             break;
         case ND_NODE_PLAN:
             on_plan(m, &frame);
+            break;
+        case ND_NODE_REST:
+            on_rest(m);
             break;
         case ND_NODE_RELEASE:
             on_release(m, &frame);
@@ -307,7 +356,14 @@ void nd_member_failed(nd_member *m, int code)
 
 void nd_member_asked(nd_member *m)
 {
-    nd_member_failed(m, ND_ERR_PREEMPTED);
+    if (m->rests && !m->over) { /* the job does not need this node */
+        m->over = true;
+        m->code = ND_ERR_PREEMPTED;
+        uv_poll_stop(&m->poll);
+        leave(m);
+    } else {
+        nd_member_failed(m, ND_ERR_PREEMPTED);
+    }
 }
 
 void nd_member_ended(nd_member *m, const nd_nodes_end *end, const char *screen)

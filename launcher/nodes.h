@@ -11,6 +11,10 @@
  * further start. Before it, node 0 waits for nodes whose launcher was lost: an ndlaunch that is
  * started there again joins as the same node.
  *
+ * Each start has launch.nnodes places, and as many nodes have workers. The others are spares
+ * (launch.spare_nodes): connected, without workers. Before a restart a spare takes the place, and
+ * so the ranks, of a node that was lost or taken out. Node 0 always has place 0.
+ *
  * Both act on the job of their own node through callbacks, on the job's loop.
  *
  * Frames in the order of a job's life. All use the store's connection, so they come from and go to
@@ -32,6 +36,7 @@ enum {
     ND_NODE_STOP,    /* from 0: u32 epoch, u32 patience in ms; end your workers */
     ND_NODE_END,     /* to 0: u32 code, u32 epoch, u32 asked, blob screen; its workers have ended */
     ND_NODE_RELEASE, /* from 0: u32 code of the job, blob reason */
+    ND_NODE_REST,    /* from 0: -; another node has taken its place, wait without workers */
 };
 
 enum { ND_NODE_SCREEN_MAX = 64 << 10, ND_NODE_BEAT_MS = 2000, ND_NODE_SILENT_MS = 15000 };
@@ -58,6 +63,14 @@ typedef struct nd_nodes_end {
     char words[256];     /* "node 1 (host a) failed with code 137" */
 } nd_nodes_end;
 
+/* A further start, as this node sees it; texts are borrowed for the call. */
+typedef struct nd_nodes_start {
+    int64_t epoch;
+    int first_rank;
+    const char *run_folder;
+    const char *nodes; /* node 0 of a job with spare nodes: those with workers, "0, 2"; else "" */
+} nd_nodes_start;
+
 /* What coordinator and member know of the job of their own node; all borrowed. */
 typedef struct nd_nodes_options {
     uv_loop_t *loop;
@@ -68,8 +81,8 @@ typedef struct nd_nodes_options {
     void *context;
     /* Ends the workers of this node, because one has failed (nd_attempt_stop). */
     void (*stop)(void *context, int patience_ms);
-    /* Starts the workers of this node again; the run folder is borrowed for the call. */
-    void (*start)(void *context, int64_t epoch, const char *run_folder);
+    /* Starts the workers of this node again. */
+    void (*start)(void *context, const nd_nodes_start *start);
     void (*finish)(void *context, int code); /* the job is over on all nodes */
     /* Node 0: how long workers may take to end after a failure with this code. */
     int (*patience_ms)(void *context, int code);
@@ -85,7 +98,13 @@ static inline double nd_nodes_limit(const nd_config *config)
     return config->launch.rdzv_timeout_seconds + nd_config_data_seconds(config);
 }
 
-/* coordinator.c: node 0. */
+/* Launchers of the job, spares included. */
+static inline int nd_nodes_count(const nd_config *config)
+{
+    return (int)(config->launch.nnodes + config->launch.spare_nodes);
+}
+
+/* coordinator.c, gather.c: node 0. */
 
 typedef struct nd_coordinator nd_coordinator;
 
@@ -97,9 +116,10 @@ nd_status nd_coordinator_on_frame(void *coordinator, nd_peer *peer, int node,
 void nd_coordinator_on_left(void *coordinator, nd_peer *peer, nd_wire_role role, int index,
                             bool clean);
 /*
- * Waits on the loop until all nodes have joined; the server is borrowed from here on. ND_ERR_HANG
- * names the nodes that are missing at the deadline; ND_ERR_CONFIG when a node's settings differ;
- * another status when the check of a node failed, this one's included.
+ * Waits on the loop until all nodes have joined, for spare nodes a short while only; the server is
+ * borrowed from here on. ND_ERR_HANG names the nodes that are missing at the deadline;
+ * ND_ERR_CONFIG when a node's settings differ; another status when the check of a node failed, this
+ * one's included.
  */
 nd_status nd_coordinator_gather(nd_coordinator *coordinator, nd_server *server);
 /* Watches the other nodes from now on, while workers run. */
@@ -108,8 +128,8 @@ nd_status nd_coordinator_watch(nd_coordinator *coordinator);
 void nd_coordinator_failed(nd_coordinator *coordinator, int code);
 /* All workers of this node have ended; `screen` is the failure screen or "". */
 void nd_coordinator_ended(nd_coordinator *coordinator, const nd_nodes_end *end, const char *screen);
-/* After options.over: starts the workers of all nodes again, as soon as all nodes are here. If some
- * are still missing after nd_nodes_limit, the job ends with the code of the failure. */
+/* After options.over: starts workers again, as soon as there are nodes for all places. If some are
+ * still missing after nd_nodes_limit, the job ends with the code of the failure. */
 void nd_coordinator_restart(nd_coordinator *coordinator, int64_t epoch, const char *run_folder);
 /* After options.over, or instead of a restart that has not begun: the job ends with this code. */
 void nd_coordinator_release(nd_coordinator *coordinator, int code);
@@ -127,17 +147,22 @@ typedef struct nd_member_place {
     int master_port, first_rank;
     int64_t epoch; /* of the start that it takes part in first */
     char run_folder[ND_RUN_FOLDER_MAX];
+    bool released; /* the job was done before a start needed this node */
 } nd_member_place;
 
-/* Connects to node 0 within nd_nodes_limit, which compares settings and answers with the place. The
- * options are copied. */
+/*
+ * Connects to node 0 within nd_nodes_limit, which compares settings and answers with the place: at
+ * once, or for a spare or a node that comes back when a start needs it, or the job ends. The
+ * options are copied.
+ */
 nd_status nd_member_join(const nd_nodes_options *options, const uint8_t key[ND_KEY_BYTES],
                          nd_member **out, nd_member_place *place);
 /* The same calls as the coordinator's. */
 nd_status nd_member_watch(nd_member *member);
 void nd_member_failed(nd_member *member, int code);
 void nd_member_ended(nd_member *member, const nd_nodes_end *end, const char *screen);
-/* A signal came while no worker ran: node 0 is to end the job. */
+/* A signal came while no worker ran: node 0 is to end the job, or this node ends alone if another
+ * one has taken its place. */
 void nd_member_asked(nd_member *member);
 void nd_member_destroy(nd_member *member);
 

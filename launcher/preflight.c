@@ -56,7 +56,7 @@ nd_status nd_preflight_check_files(const nd_config *config)
     /* Two pipes for each worker, one more while it starts, and its log files; on node 0 also a
      * connection for each worker and node. */
     long long needed = (config->launch.log_dir[0] ? 5 : 3) * local + spare;
-    needed += config->launch.node_rank == 0 ? world + nodes : 0;
+    needed += config->launch.node_rank == 0 ? world + nodes + config->launch.spare_nodes : 0;
     if (allowed < needed) {
         return nd_fail(
             ND_ERR_CONFIG,

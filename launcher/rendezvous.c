@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "launcher/launcher.h"
+#include "launcher/nodes.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/key.h"
 
@@ -33,7 +34,7 @@ nd_status nd_rendezvous_open(const nd_rendezvous *meeting, const uint8_t key[ND_
         .server = {.version = ND_VERSION,
                    .run_id = meeting->name,
                    .world_size = meeting->world_size,
-                   .nnodes = (int)config->launch.nnodes},
+                   .nnodes = nd_nodes_count(config)},
         .hooks = meeting->hooks,
     };
     char host[ND_HOST_MAX] = "127.0.0.1";

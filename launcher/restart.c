@@ -97,6 +97,17 @@ int nd_restart_patience_ms(int code)
     return code > SIGNAL_BASE ? 0 : code == ND_ERR_HANG ? HANG_MS : MESSAGES_MS;
 }
 
+/* The fault itself lay on this node. */
+static bool is_conclusive(const nd_restart_culprit *c)
+{
+    return c->node > 0 && (c->lost || (c->code != ND_ERR_HANG && c->code != ND_ERR_IO));
+}
+
+bool nd_restart_takes_out(const nd_restart_culprit *before, const nd_restart_culprit *now)
+{
+    return is_conclusive(before) && is_conclusive(now) && before->node == now->node;
+}
+
 void nd_restart_text(const nd_restart_times *t, char *out, size_t capacity)
 {
     const int64_t at[] = {t->occurred, t->seen,   t->ended,     t->started,

@@ -51,6 +51,20 @@ const char *nd_restart_reason(nd_restart verdict);
  * to write. */
 int nd_restart_patience_ms(int code);
 
+/* Where the first failure of a start was. */
+typedef struct nd_restart_culprit {
+    int node; /* -1: nowhere */
+    int code;
+    bool lost; /* the node itself was lost */
+} nd_restart_culprit;
+
+/*
+ * Whether a fault keeps coming from one node, so that a spare node should take its place: the first
+ * failure of two consecutive starts was there. A deadline (124) and a lost peer (74) do not count,
+ * because workers of another node report them. Node 0 is never taken out.
+ */
+bool nd_restart_takes_out(const nd_restart_culprit *before, const nd_restart_culprit *now);
+
 /* Moments of a restart, CLOCK_MONOTONIC in ns, and its steps. */
 typedef struct nd_restart_times {
     int64_t occurred, seen; /* the failure: when it happened, when ndlaunch saw it */

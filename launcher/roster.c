@@ -8,13 +8,24 @@
 #include "runtime/base/clock.h"
 #include "runtime/rdzv/ranks.h"
 
-nd_status nd_roster_init(int count, const char *own_host, nd_roster *out)
+nd_status nd_roster_init(int places, int spares, const char *own_host, nd_roster *out)
 {
-    nd_node *nodes;
-    ND_TRY(ND_ALLOC(count, &nodes));
-    nodes[0].joined = true;
-    snprintf(nodes[0].host, sizeof nodes[0].host, "%s", own_host);
-    *out = (nd_roster){nodes, count};
+    nd_roster r = {.count = places + spares, .places = places};
+    if (ND_ALLOC(r.count, &r.nodes) != ND_OK || ND_ALLOC(places, &r.holder) != ND_OK ||
+        ND_ALLOC(places, &r.former) != ND_OK) {
+        r.count = r.nodes ? r.count : 0;
+        nd_roster_fini(&r);
+        return nd_error_last()->status;
+    }
+    for (int i = 1; i < r.count; i++) {
+        r.nodes[i].place = -1;
+    }
+    for (int p = 1; p < places; p++) {
+        r.holder[p] = r.former[p] = -1;
+    }
+    r.nodes[0].joined = true;
+    snprintf(r.nodes[0].host, sizeof r.nodes[0].host, "%s", own_host);
+    *out = r;
     return ND_OK;
 }
 
@@ -24,6 +35,8 @@ void nd_roster_fini(nd_roster *roster)
         free(roster->nodes[i].screen);
     }
     free(roster->nodes);
+    free(roster->holder);
+    free(roster->former);
     *roster = (nd_roster){0};
 }
 
@@ -33,27 +46,82 @@ void nd_roster_begin(nd_roster *roster)
         nd_node *n = &roster->nodes[i];
         free(n->screen);
         n->screen = NULL;
-        n->lost = n->ended = n->waits = false;
+        n->lost = n->ended = false;
+        n->waits = n->joined && n->place < 0 && !n->out;
         n->code = 0;
         n->failed_ns = 0;
         n->heard_ns = nd_clock_ns();
     }
+    memcpy(roster->former, roster->holder, (size_t)roster->places * sizeof *roster->holder);
 }
 
-bool nd_roster_all_joined(const nd_roster *roster)
+int nd_roster_joined(const nd_roster *roster)
+{
+    int joined = 0;
+    for (int i = 0; i < roster->count; i++) {
+        joined += roster->nodes[i].joined;
+    }
+    return joined;
+}
+
+static bool is_spare(const nd_node *n)
+{
+    return n->joined && n->place < 0;
+}
+
+bool nd_roster_has_spare(const nd_roster *roster)
 {
     for (int i = 0; i < roster->count; i++) {
-        if (!roster->nodes[i].joined) {
-            return false;
+        if (is_spare(&roster->nodes[i]) && !roster->nodes[i].out) {
+            return true;
         }
     }
+    return false;
+}
+
+/* Gives places that are free to nodes without one, in the order of both. */
+static void fill_places(nd_roster *roster, bool out)
+{
+    int place = 0;
+    for (int i = 0; i < roster->count; i++) {
+        nd_node *n = &roster->nodes[i];
+        if (!is_spare(n) || n->out != out) {
+            continue;
+        }
+        while (place < roster->places && roster->holder[place] >= 0) {
+            place++;
+        }
+        if (place == roster->places) {
+            return;
+        }
+        roster->holder[place] = i;
+        n->place = place;
+        n->out = false;
+    }
+}
+
+bool nd_roster_assign(nd_roster *roster)
+{
+    if (nd_roster_joined(roster) < roster->places) {
+        return false;
+    }
+    for (int p = 0; p < roster->places; p++) {
+        nd_node *n = roster->holder[p] < 0 ? NULL : &roster->nodes[roster->holder[p]];
+        if (n && (!n->joined || n->out)) {
+            n->place = -1;
+            roster->holder[p] = -1;
+        }
+    }
+    fill_places(roster, false);
+    fill_places(roster, true);
     return true;
 }
 
 bool nd_roster_all_over(const nd_roster *roster)
 {
     for (int i = 0; i < roster->count; i++) {
-        if (!roster->nodes[i].ended && !roster->nodes[i].lost) {
+        const nd_node *n = &roster->nodes[i];
+        if (n->place >= 0 && !n->ended && !n->lost) {
             return false;
         }
     }
@@ -110,8 +178,26 @@ nd_status nd_roster_missing(const nd_roster *roster, double seconds, char *out, 
     }
     nd_ranks_text(here, false, roster->count, missing, sizeof missing);
     free(here);
-    snprintf(out, capacity, "%s %s of %d nodes %s after %.3g s", absent > 1 ? "nodes" : "node",
-             missing, roster->count, absent > 1 ? "are missing" : "is missing", seconds);
+    int needed = absent - (roster->count - roster->places);
+    size_t used = (size_t)snprintf(out, capacity, "%s %s of %d nodes %s after %.3g s",
+                                   absent > 1 ? "nodes" : "node", missing, roster->count,
+                                   absent > 1 ? "are missing" : "is missing", seconds);
+    if (0 < needed && needed < absent && used < capacity) {
+        snprintf(out + used, capacity - used, ", and the job needs %d of them", needed);
+    }
+    return ND_OK;
+}
+
+nd_status nd_roster_text(const nd_roster *roster, bool working, char *out, size_t capacity)
+{
+    bool *member;
+    ND_TRY(ND_ALLOC(roster->count, &member));
+    for (int i = 0; i < roster->count; i++) {
+        const nd_node *n = &roster->nodes[i];
+        member[i] = working ? n->place >= 0 : is_spare(n);
+    }
+    nd_ranks_text(member, true, roster->count, out, capacity);
+    free(member);
     return ND_OK;
 }
 

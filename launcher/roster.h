@@ -2,15 +2,21 @@
 #ifndef ND_LAUNCHER_ROSTER_H
 #define ND_LAUNCHER_ROSTER_H
 /*
- * What node 0 knows about each node of the job: whether it is connected, how its workers of this
- * start ended, and which failure came first. Data without frames and timers.
+ * What node 0 knows about each node of the job: whether it is connected, which place it has in this
+ * start, how its workers ended, and which failure came first. Data without frames and timers.
+ *
+ * A start has a place for each node with workers; place p has the ranks from p x local workers on.
+ * A node without a place is a spare.
  */
 #include "runtime/rdzv/server.h"
 
 typedef struct nd_node {
     nd_peer *peer; /* NULL: not connected */
     bool joined;
-    bool waits; /* it joined and waits for the next start; its workers of this one were lost */
+    bool waits; /* it joined and waits for a later start: a spare, or its workers of this one were
+                   lost */
+    int place;  /* in this start, -1: it has no workers */
+    bool out;   /* its fault kept coming: it gets a place again only when no other node is left */
     bool lost, ended; /* in this start */
     int64_t heard_ns;
     int code;
@@ -21,22 +27,34 @@ typedef struct nd_node {
 
 typedef struct nd_roster {
     nd_node *nodes; /* [count]; 0 is node 0 itself */
-    int count;
+    int count, places;
+    int *holder; /* [places] node that has it, -1: none */
+    int *former; /* [places] the same in the last start */
 } nd_roster;
 
-nd_status nd_roster_init(int count, const char *own_host, nd_roster *out);
+nd_status nd_roster_init(int places, int spares, const char *own_host, nd_roster *out);
 void nd_roster_fini(nd_roster *roster);
 /* Forgets how the last start ended. */
 void nd_roster_begin(nd_roster *roster);
 
-bool nd_roster_all_joined(const nd_roster *roster);
+int nd_roster_joined(const nd_roster *roster); /* how many nodes are connected */
+/* A node is connected that has no place and was not taken out. */
+bool nd_roster_has_spare(const nd_roster *roster);
+/*
+ * Gives each place of the next start a node: the one that has it, if that is still connected and
+ * not taken out, else the first spare by node rank. False, without changes: too few nodes are
+ * connected.
+ */
+bool nd_roster_assign(nd_roster *roster);
+/* The nodes that have workers (or else the connected ones without), as "0, 2-3". */
+nd_status nd_roster_text(const nd_roster *roster, bool working, char *out, size_t capacity);
 /* No node has workers of this start any more. */
 bool nd_roster_all_over(const nd_roster *roster);
 /* Some worker failed, or some node was lost. A stop at a step boundary is no failure. */
 bool nd_roster_has_failed(const nd_roster *roster);
 /* The node with the failure that explains the others; -1: none failed. */
 int nd_roster_first_failure(const nd_roster *roster);
-/* "node 1 of 2 nodes is missing after 10 s" */
+/* "node 1 of 2 nodes is missing after 10 s"; with spare nodes also how many of them are needed */
 nd_status nd_roster_missing(const nd_roster *roster, double seconds, char *out, size_t capacity);
 
 /* Records when its first failure arrived, and that one's code. */

@@ -94,7 +94,16 @@ static nd_status check_step(const nd_slurm *slurm, const nd_config *config)
             "themselves with `srun --mpi=pmix -n %d ndtrain train`",
             slurm->tasks, slurm->nodes, slurm->nodes == 1 ? "" : "s", slurm->tasks);
     }
-    if (slurm->nodes > 1 && config->launch.nnodes != slurm->nodes) {
+    int64_t spares = config->launch.spare_nodes, nodes = config->launch.nnodes + spares;
+    if (slurm->nodes > 1 && spares > 0 && nodes != slurm->nodes) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "srun started ndlaunch on %d nodes, but launch.nnodes %lld + "
+                       "launch.spare_nodes %lld are %lld; pass --nnodes with the number of nodes "
+                       "that have workers, and start it on as many nodes as both add up to",
+                       slurm->nodes, (long long)config->launch.nnodes, (long long)spares,
+                       (long long)nodes);
+    }
+    if (slurm->nodes > 1 && nodes != slurm->nodes) {
         return nd_fail(ND_ERR_CONFIG,
                        "srun started ndlaunch on %d nodes, but launch.nnodes is %lld%s%s; leave it "
                        "out or pass --nnodes %d --node-rank $SLURM_NODEID, or start it on as many "

@@ -92,8 +92,9 @@ static void print_first_step(nd_supervisor *s)
     t->loaded = nd_progress_marked_ns(page, ND_MARK_LOADED);
     t->steps_from = nd_progress_first_step(page);
     nd_restart_text(t, text, sizeof text);
-    nd_log_info("ndlaunch: restart %lld of %lld, since %s: %s", (long long)s->epoch,
-                (long long)s->options.config->launch.max_restarts, s->what, text);
+    nd_log_info("ndlaunch: restart %lld of %lld%s%s, since %s: %s", (long long)s->epoch,
+                (long long)s->options.config->launch.max_restarts, s->nodes[0] ? " on nodes " : "",
+                s->nodes, s->what, text);
     *t = (nd_restart_times){0};
 }
 
@@ -113,16 +114,18 @@ static nd_status start_next(nd_supervisor *s, int64_t epoch)
     return start(s, epoch);
 }
 
-void nd_supervisor_again(nd_supervisor *s, int64_t epoch, const char *run_folder)
+void nd_supervisor_again(nd_supervisor *s, const nd_nodes_start *next)
 {
-    if (run_folder != s->run_folder) {
-        snprintf(s->run_folder, sizeof s->run_folder, "%s", run_folder);
+    if (next->run_folder != s->run_folder) {
+        snprintf(s->run_folder, sizeof s->run_folder, "%s", next->run_folder);
     }
+    snprintf(s->nodes, sizeof s->nodes, "%s", next->nodes);
+    s->options.first_rank = next->first_rank;
     nd_shm_folders_clean(); /* the memory of killed workers, which the next ones need */
     free_former(s, false);
-    nd_status status = start_next(s, epoch);
+    nd_status status = start_next(s, next->epoch);
     if (status != ND_OK) {
-        nd_log_error("ndlaunch: start %lld of the workers failed: %s", (long long)epoch,
+        nd_log_error("ndlaunch: start %lld of the workers failed: %s", (long long)next->epoch,
                      nd_error_last()->message);
         s->start_failed = status;
         nd_attempt_kill(s->attempt, ND_KILLED_GRACE);

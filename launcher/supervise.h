@@ -25,6 +25,7 @@ typedef struct nd_supervisor {
     int brief;                          /* nd_restart_case */
     nd_restart_times times;
     char what[256];              /* failed in the last attempt */
+    char nodes[256];             /* that have workers, of a job with spare nodes; else "" */
     uv_timer_t first_step_timer; /* looks for the first step after a restart */
 } nd_supervisor;
 
@@ -42,7 +43,7 @@ nd_status nd_supervisor_begin(nd_supervisor *supervisor, const nd_attempt_option
                               const char *job, int64_t epoch, const char *run_folder);
 /* Starts the next attempt after the workers of the last one have ended. One that cannot be started
  * ends as a failure of its own: its workers, if any, are killed, and options.ended is called. */
-void nd_supervisor_again(nd_supervisor *supervisor, int64_t epoch, const char *run_folder);
+void nd_supervisor_again(nd_supervisor *supervisor, const nd_nodes_start *next);
 
 /* Ends the workers because one has failed (nd_attempt_stop). */
 void nd_supervisor_stop(nd_supervisor *supervisor, int patience_ms);

@@ -90,6 +90,7 @@ typedef struct nd_config {
         double comm_timeout_seconds;
         double rdzv_timeout_seconds;
         int64_t max_restarts;
+        int64_t spare_nodes; /* beyond nnodes: without workers until a node is replaced */
     } launch;
     struct {
 #define ND_AXIS(id, name, ...) int64_t name; /* one may be -1 where the axis allows it */

@@ -121,11 +121,13 @@ static nd_status check_endpoint(const nd_config *c)
 static nd_status check_nodes(const nd_config *c)
 {
     ND_TRY(check_endpoint(c));
-    if (c->launch.node_rank >= c->launch.nnodes) {
+    int64_t nodes = c->launch.nnodes + c->launch.spare_nodes;
+    if (c->launch.node_rank >= nodes) {
         return nd_fail(
             ND_ERR_CONFIG,
-            "launch.node_rank is %lld, but the job has %lld nodes; give a number from 0 to %lld",
-            ll(c->launch.node_rank), ll(c->launch.nnodes), ll(c->launch.nnodes - 1));
+            "launch.node_rank is %lld, but the job has %lld nodes%s; give a number from 0 to %lld",
+            ll(c->launch.node_rank), ll(nodes),
+            c->launch.spare_nodes ? " with its spare nodes" : "", ll(nodes - 1));
     }
     if (c->launch.nnodes > 1 && !*c->launch.rdzv_endpoint) {
         return nd_fail(
@@ -140,6 +142,25 @@ static nd_status check_nodes(const nd_config *c)
             "a job of %lld nodes needs launch.rdzv_key_file; make a key once with `ndlaunch "
             "--make-key FILE`, copy it to every node, and name it with --rdzv-key-file",
             ll(c->launch.nnodes));
+    }
+    return ND_OK;
+}
+
+/* Spare nodes are for restarts of a job of several nodes: node 0, which has the store, cannot be
+ * replaced. */
+static nd_status check_spare_nodes(const nd_config *c)
+{
+    if (c->launch.spare_nodes > 0 && c->launch.nnodes == 1) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "launch.spare_nodes is %lld, but launch.nnodes is 1, and node 0 cannot be "
+                       "replaced; give --nnodes 2 or more, or leave --spare-nodes out",
+                       ll(c->launch.spare_nodes));
+    }
+    if (c->launch.spare_nodes > 0 && c->launch.max_restarts == 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "launch.spare_nodes is %lld, but launch.max_restarts is 0, so no restart "
+                       "would use them; give --max-restarts too",
+                       ll(c->launch.spare_nodes));
     }
     return ND_OK;
 }
@@ -315,6 +336,7 @@ nd_status nd_config_resolve(nd_config *config)
     ND_TRY(resolve_workers(config));
     ND_TRY(resolve_mesh(config));
     ND_TRY(check_nodes(config));
+    ND_TRY(check_spare_nodes(config));
     ND_TRY(check_gpu_ids(config));
     ND_TRY(check_model(config));
     ND_TRY(check_data(config));

@@ -167,7 +167,20 @@ Test(kill, a_killed_ndlaunch_goes_on_by_resume)
     expect_history("resumed", whole);
 }
 
-static void start_node(launched *l, int node, int times, const char *endpoint, const char *key_file)
+static char endpoint[32], key_file[160];
+
+static void make_key(void)
+{
+    launched l;
+    char program[PATH_MAX];
+    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", port_reserve());
+    snprintf(key_file, sizeof key_file, "%s/key", dir.path);
+    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
+    launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key_file, NULL});
+    expect_done(&l);
+}
+
+static void start_node(launched *l, int node, int times, const char *spares)
 {
     char name[32], rank[16], folder[160], steps[16];
     snprintf(name, sizeof name, "node%d-%d", node, times);
@@ -177,7 +190,8 @@ static void start_node(launched *l, int node, int times, const char *endpoint, c
     tiny_arguments a = {0};
     tiny_add(&a, (const char *[]){"--nnodes", "2", "--node-rank", rank, "--rdzv-endpoint", endpoint,
                                   "--rdzv-key-file", key_file, "--save-dir", folder, "--num-steps",
-                                  steps, "--save-steps", "10", "--max-restarts", "3", NULL});
+                                  steps, "--save-steps", "10", "--max-restarts", "3",
+                                  "--spare-nodes", spares, NULL});
     tiny_ndlaunch(l, &dir, name, WORKERS, a.list);
 }
 
@@ -185,15 +199,10 @@ static void start_node(launched *l, int node, int times, const char *endpoint, c
 Test(kill, a_worker_and_a_launcher_of_another_node)
 {
     const history *whole = undisturbed();
-    launched l, nodes[2];
-    char program[PATH_MAX], endpoint[32], key_file[160];
-    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", port_reserve());
-    snprintf(key_file, sizeof key_file, "%s/key", dir.path);
-    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
-    launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key_file, NULL});
-    expect_done(&l);
+    launched nodes[2];
+    make_key();
     for (int i = 0; i < 2; i++) {
-        start_node(&nodes[i], i, 0, endpoint, key_file);
+        start_node(&nodes[i], i, 0, "0");
     }
     launched_until(&nodes[0], "checkpoint of step 20 ", 1, LAUNCHED_SECONDS);
     kill(launched_child(&nodes[1], 3), SIGKILL);
@@ -201,10 +210,29 @@ Test(kill, a_worker_and_a_launcher_of_another_node)
     launched_until(&nodes[0], "checkpoint of step 50 ", 1, LAUNCHED_SECONDS);
     kill(nodes[1].pid, SIGKILL);
     cr_assert_eq(launched_wait(&nodes[1], LAUNCHED_SECONDS), 128 + SIGKILL);
-    start_node(&nodes[1], 1, 1, endpoint, key_file);
+    start_node(&nodes[1], 1, 1, "0");
     expect_done(&nodes[1]);
     expect_done(&nodes[0]);
     assert_says(&nodes[0], "was lost; restart 2 of 3 follows ");
     assert_says(&nodes[0], "restart 2 of 3, since node 1 (host ");
+    expect_history("nodes", whole);
+}
+
+/* Node 1 does not come back; the spare node trains on with the same bits. */
+Test(kill, a_launcher_whose_place_a_spare_node_takes)
+{
+    enum { NODES = 3 };
+    const history *whole = undisturbed();
+    launched nodes[NODES];
+    make_key();
+    for (int i = 0; i < NODES; i++) {
+        start_node(&nodes[i], i, 0, "1");
+    }
+    launched_until(&nodes[0], "checkpoint of step 20 ", 1, LAUNCHED_SECONDS);
+    kill(nodes[1].pid, SIGKILL);
+    cr_assert_eq(launched_wait(&nodes[1], LAUNCHED_SECONDS), 128 + SIGKILL);
+    expect_done(&nodes[2]);
+    expect_done(&nodes[0]);
+    assert_says(&nodes[0], "restart 1 of 3 on nodes 0, 2, since node 1 (host ");
     expect_history("nodes", whole);
 }

@@ -106,6 +106,28 @@ Test(restart, the_wait_doubles_while_starts_fail_soon)
     cr_expect_eq(nd_restart_decide(&c).wait_seconds, 60);
 }
 
+Test(restart, a_fault_that_comes_twice_from_one_node_takes_it_out)
+{
+    static const struct {
+        nd_restart_culprit before, now;
+        bool out;
+    } cases[] = {
+        {{1, 137, false}, {1, 137, false}, true},
+        {{1, 137, false}, {1, 134, false}, true},
+        {{1, 74, true}, {1, 137, false}, true}, /* its launcher was lost, and came back */
+        {{1, 137, false}, {2, 137, false}, false},
+        {{-1, 0, false}, {1, 137, false}, false},
+        {{0, 137, false}, {0, 137, false}, false}, /* it has the store */
+        /* These may come from workers that only waited for those of another node. */
+        {{1, 124, false}, {1, 137, false}, false},
+        {{1, 137, false}, {1, 124, false}, false},
+        {{1, 74, false}, {1, 74, false}, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cr_expect_eq(nd_restart_takes_out(&cases[i].before, &cases[i].now), cases[i].out, "%zu", i);
+    }
+}
+
 Test(restart, every_refusal_of_a_failure_has_a_reason)
 {
     for (int v = ND_RESTART_NOT_WORTH; v <= ND_RESTART_LEFT_BEHIND; v++) {

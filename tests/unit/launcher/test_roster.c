@@ -10,7 +10,7 @@ static nd_roster roster;
 
 static void setup(void)
 {
-    assert_ok(nd_roster_init(3, "head", &roster));
+    assert_ok(nd_roster_init(3, 0, "head", &roster));
 }
 
 static void teardown(void)
@@ -23,19 +23,100 @@ TestSuite(roster, .init = setup, .fini = teardown);
 Test(roster, nodes_are_missing_until_they_join)
 {
     char line[256];
-    cr_expect_not(nd_roster_all_joined(&roster));
+    cr_expect_eq(nd_roster_joined(&roster), 1);
+    cr_expect_not(nd_roster_assign(&roster));
     assert_ok(nd_roster_missing(&roster, 12.5, line, sizeof line));
     cr_expect_str_eq(line, "nodes 1-2 of 3 nodes are missing after 12.5 s");
     roster.nodes[2].joined = true;
     assert_ok(nd_roster_missing(&roster, 12.5, line, sizeof line));
     cr_expect_str_eq(line, "node 1 of 3 nodes is missing after 12.5 s");
     roster.nodes[1].joined = true;
-    cr_expect(nd_roster_all_joined(&roster));
+    cr_expect(nd_roster_assign(&roster));
+}
+
+/* Nodes that have joined, as a set of bits, and then the nodes of the places in order. */
+static void expect_places(nd_roster *r, unsigned joined, const char *expected)
+{
+    char text[64] = "";
+    for (int i = 0; i < r->count; i++) {
+        r->nodes[i].joined = joined & 1u << i;
+    }
+    cr_assert(nd_roster_assign(r));
+    nd_roster_begin(r);
+    for (int p = 0; p < r->places; p++) {
+        cr_expect_eq(r->nodes[r->holder[p]].place, p);
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%d ", r->holder[p]);
+    }
+    cr_expect_str_eq(text, expected);
+}
+
+Test(roster, the_first_nodes_by_rank_get_the_places)
+{
+    nd_roster r;
+    assert_ok(nd_roster_init(3, 2, "head", &r));
+    expect_places(&r, 0x1f, "0 1 2 ");
+    cr_expect(nd_roster_has_spare(&r));
+    cr_expect(r.nodes[3].waits && r.nodes[4].waits && !r.nodes[2].waits);
+    nd_roster_fini(&r);
+    assert_ok(nd_roster_init(3, 2, "head", &r));
+    expect_places(&r, 0x19, "0 3 4 ");
+    cr_expect_not(nd_roster_has_spare(&r));
+    nd_roster_fini(&r);
+}
+
+Test(roster, a_spare_takes_the_place_of_a_lost_node_and_keeps_it)
+{
+    char text[128];
+    nd_roster r;
+    assert_ok(nd_roster_init(3, 2, "head", &r));
+    expect_places(&r, 0x1f, "0 1 2 ");
+    expect_places(&r, 0x1d, "0 3 2 ");
+    assert_ok(nd_roster_text(&r, true, text, sizeof text));
+    cr_expect_str_eq(text, "0, 2-3");
+    expect_places(&r, 0x1f, "0 3 2 "); /* node 1 is back, as a spare */
+    assert_ok(nd_roster_text(&r, false, text, sizeof text));
+    cr_expect_str_eq(text, "1, 4");
+    expect_places(&r, 0x13, "0 1 4 ");
+    r.nodes[4].joined = false;
+    cr_expect_not(nd_roster_assign(&r));
+    assert_ok(nd_roster_missing(&r, 6, text, sizeof text));
+    cr_expect_str_eq(text,
+                     "nodes 2-4 of 5 nodes are missing after 6 s, and the job needs 1 of them");
+    nd_roster_fini(&r);
+}
+
+Test(roster, a_node_that_was_taken_out_comes_last)
+{
+    nd_roster r;
+    assert_ok(nd_roster_init(2, 1, "head", &r));
+    expect_places(&r, 0x7, "0 1 ");
+    r.nodes[1].out = true;
+    expect_places(&r, 0x7, "0 2 ");
+    cr_expect_not(nd_roster_has_spare(&r));
+    cr_expect(r.nodes[1].out && !r.nodes[1].waits);
+    expect_places(&r, 0x3, "0 1 "); /* node 2 is lost, and no other node is left */
+    cr_expect_not(r.nodes[1].out);
+    nd_roster_fini(&r);
+}
+
+/* It has no workers whose end could be waited for. */
+Test(roster, a_start_is_over_without_the_spares)
+{
+    nd_roster r;
+    assert_ok(nd_roster_init(2, 1, "head", &r));
+    expect_places(&r, 0x7, "0 1 ");
+    nd_node_end(&r.nodes[0], 0, "", 0);
+    cr_expect_not(nd_roster_all_over(&r));
+    nd_node_end(&r.nodes[1], 0, "", 0);
+    cr_expect(nd_roster_all_over(&r));
+    nd_roster_fini(&r);
 }
 
 /* Node 0 lost a peer first, node 1 was stopped, and node 2 has the reason. */
 Test(roster, the_failure_that_explains_the_others_is_the_first)
 {
+    roster.nodes[1].joined = roster.nodes[2].joined = true;
+    cr_assert(nd_roster_assign(&roster));
     cr_expect_eq(nd_roster_first_failure(&roster), -1);
     nd_node_end(&roster.nodes[1], ND_ERR_PREEMPTED, "", 0);
     cr_expect_not(nd_roster_has_failed(&roster));
@@ -65,8 +146,9 @@ Test(roster, a_lost_node_is_a_failure_of_its_own)
 
 Test(roster, a_new_start_begins_without_failures)
 {
-    roster.nodes[1].joined = true;
+    roster.nodes[1].joined = roster.nodes[2].joined = true;
     roster.nodes[1].waits = true;
+    cr_assert(nd_roster_assign(&roster));
     nd_node_lose(&roster.nodes[1], 1, "it was frozen");
     nd_node_end(&roster.nodes[0], 137, "screen", 6);
     nd_roster_begin(&roster);

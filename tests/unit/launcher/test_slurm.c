@@ -128,6 +128,14 @@ Test(slurm, contradictions_are_refused)
     config.launch.nnodes = 1; /* as num_machines of a file says */
     assert_fails(nd_slurm_complete(&slurm, &config), ND_ERR_CONFIG,
                  "srun started ndlaunch on 2 nodes, but launch.nnodes is 1");
+    config.launch.nnodes = 2;
+    config.launch.spare_nodes = 1;
+    assert_fails(nd_slurm_complete(&slurm, &config), ND_ERR_CONFIG,
+                 "launch.nnodes 2 + launch.spare_nodes 1 are 3; pass --nnodes");
+    setenv("SLURM_STEP_NUM_NODES", "3", 1);
+    setenv("SLURM_STEP_NUM_TASKS", "3", 1);
+    assert_ok(nd_slurm_read(&slurm));
+    assert_ok(nd_slurm_complete(&slurm, &config));
     setenv("SLURM_NODEID", "one", 1);
     assert_fails(nd_slurm_read(&slurm), ND_ERR_CONFIG, "SLURM_NODEID=one");
 }

@@ -332,6 +332,26 @@ Test(flags, of_checkpoints_that_exclude_each_other)
     nd_config_fini(&c);
 }
 
+Test(flags, of_spare_nodes)
+{
+#define SPARES                                                                                     \
+    "--save-steps", "7", "--spare-nodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-key-file", "k"
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, SPARES, "--max-restarts", "1"), ND_OK);
+    does_not_resolve(&c, "launch.spare_nodes is 2, but launch.nnodes is 1");
+    cr_assert_eq(FLAGS(&c, SPARES, "--nnodes", "2"), ND_OK);
+    does_not_resolve(&c, "launch.spare_nodes is 2, but launch.max_restarts is 0");
+    cr_assert_eq(FLAGS(&c, SPARES, "--nnodes", "2", "--max-restarts", "1", "--node-rank", "4"),
+                 ND_OK);
+    does_not_resolve(&c, "launch.node_rank is 4, but the job has 4 nodes with its spare nodes");
+    cr_assert_eq(FLAGS(&c, SPARES, "--nnodes", "2", "--max-restarts", "1", "--node-rank", "3",
+                       "--nproc-per-node", "2", "--dp-shard-size", "-1"),
+                 ND_OK);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(c.launch.workers, 4); /* a spare node adds none */
+    nd_config_fini(&c);
+}
+
 Test(flags, refused_with_a_sentence)
 {
     EXPECT_BAD_FLAGS(("--checkpointing-steps", "epoch"), "--checkpointing-steps", "epoch");

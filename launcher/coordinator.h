@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_LAUNCHER_COORDINATOR_H
+#define ND_LAUNCHER_COORDINATOR_H
+/*
+ * What the two files of node 0 of several share. gather.c: nodes join, or are refused, before the
+ * first start and later. coordinator.c: each start and its end.
+ */
+#include "launcher/nodes.h"
+#include "launcher/restart.h"
+#include "launcher/roster.h"
+
+enum { ND_NODES_NOTICE_MS = 10000 }; /* between lines about missing nodes */
+
+typedef enum nd_coordinator_state {
+    ND_NODES_GATHERING = 0, /* before the first start */
+    ND_NODES_RUNNING,       /* workers run on some node */
+    ND_NODES_BETWEEN,       /* all have ended; there may be a further start */
+    ND_NODES_RELEASED,
+} nd_coordinator_state;
+
+struct nd_coordinator {
+    nd_nodes_options options;
+    nd_server *server; /* NULL until all are to be gathered */
+    uv_timer_t pulse;
+    nd_roster roster;
+    nd_status refused;
+    int refused_count; /* nodes that were refused when they joined */
+    char refusal[ND_ERROR_MESSAGE_MAX];
+    nd_coordinator_state state;
+    int64_t epoch, next_epoch;
+    bool asked; /* a signal to a launcher asked the job to end */
+    bool stop_sent;
+    bool restarts; /* ND_NODES_BETWEEN: the nodes are gathered for start next_epoch */
+    int64_t stop_ns, release_ns, beat_ns, gather_ns, noticed_ns;
+    char run_folder[ND_RUN_FOLDER_MAX];
+    nd_nodes_end own, end;      /* of this node, of all: how the last start ended */
+    nd_restart_culprit culprit; /* of the start before it */
+    char working[256];          /* nodes that have workers; "" in a job without spare nodes */
+    int code;
+};
+
+/* gather.c */
+
+/* A node's first frame: compares its settings with those of this node. */
+nd_status nd_gather_join(nd_coordinator *coordinator, nd_peer *peer, int index,
+                         nd_wire_cursor *cursor);
+/* Or the code with which its check failed. */
+nd_status nd_gather_failed_check(nd_coordinator *coordinator, const nd_peer *peer, int index,
+                                 int code);
+/* Before the first start: all nodes are here, or each place has a node and the spare nodes had
+ * their time. When it fails, those that are here have been refused. */
+nd_status nd_gather_wait(nd_coordinator *coordinator);
+/* A warning, or at the deadline the error. */
+nd_status nd_gather_report_missing(nd_coordinator *coordinator, double seconds, bool last);
+
+#endif
