@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TEXT_BUFFER_H
+#define ND_TEXT_BUFFER_H
+/* Growing arrays. An all-zero one is empty; the owner frees `data`. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/status.h"
+
+/* Makes room for `count` elements of `size` bytes; what is there stays. */
+static inline nd_status nd_array_reserve(void **data, size_t *room, size_t count, size_t size)
+{
+    if (count <= *room) {
+        return ND_OK;
+    }
+    size_t wanted = count + count / 2 + 16;
+    void *grown = wanted <= SIZE_MAX / size ? realloc(*data, wanted * size) : NULL;
+    if (!grown) {
+        return nd_fail_memory("%zu elements of %zu bytes for text", wanted, size);
+    }
+    *data = grown;
+    *room = wanted;
+    return ND_OK;
+}
+
+typedef struct nd_bytes {
+    uint8_t *data;
+    size_t count, room;
+} nd_bytes;
+
+static inline nd_status nd_bytes_add(nd_bytes *bytes, const void *data, size_t size)
+{
+    void *place = bytes->data;
+    nd_status status = nd_array_reserve(&place, &bytes->room, bytes->count + size, 1);
+    bytes->data = place;
+    if (status == ND_OK && size > 0) {
+        memcpy(bytes->data + bytes->count, data, size);
+        bytes->count += size;
+    }
+    return status;
+}
+
+typedef struct nd_ids {
+    int32_t *data;
+    size_t count, room;
+} nd_ids;
+
+static inline nd_status nd_ids_add(nd_ids *ids, const int32_t *data, size_t count)
+{
+    void *place = ids->data;
+    nd_status status = nd_array_reserve(&place, &ids->room, ids->count + count, sizeof(int32_t));
+    ids->data = place;
+    if (status == ND_OK && count > 0) {
+        memcpy(ids->data + ids->count, data, count * sizeof(int32_t));
+        ids->count += count;
+    }
+    return status;
+}
+
+#endif

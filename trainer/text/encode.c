@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Text to ids: invalid bytes are replaced, added tokens are cut out of the raw text, each span
+ * between them is normalised, the other added tokens are cut out of it, and what is left is split
+ * into words for the merges.
+ */
+#include "trainer/text/bpe.h"
+#include "trainer/text/unicode.h"
+
+struct nd_encoder {
+    const nd_tokenizer *tokenizer;
+    nd_encode_options options;
+    nd_encode_counts counts;
+    nd_bpe_state bpe;
+    nd_bytes valid;       /* the text with invalid bytes replaced */
+    nd_bytes rewrites[2]; /* a span that is being normalised */
+    nd_bytes spaced;      /* a span with its marks or its blank before it */
+    nd_ids ids;
+};
+
+nd_status nd_encoder_create(const nd_tokenizer *tokenizer, const nd_encode_options *options,
+                            nd_encoder **out)
+{
+    nd_encoder *encoder;
+    ND_TRY(ND_ALLOC(1, &encoder));
+    encoder->tokenizer = tokenizer;
+    encoder->options = *options;
+    nd_status status = nd_bpe_init(&encoder->bpe, tokenizer, options->cache_bytes);
+    if (status != ND_OK) {
+        nd_encoder_destroy(encoder);
+        return status;
+    }
+    *out = encoder;
+    return ND_OK;
+}
+
+void nd_encoder_destroy(nd_encoder *encoder)
+{
+    if (!encoder) {
+        return;
+    }
+    nd_bpe_fini(&encoder->bpe);
+    free(encoder->valid.data);
+    free(encoder->rewrites[0].data);
+    free(encoder->rewrites[1].data);
+    free(encoder->spaced.data);
+    free(encoder->ids.data);
+    free(encoder);
+}
+
+const nd_encode_counts *nd_encoder_counts(const nd_encoder *encoder)
+{
+    return &encoder->counts;
+}
+
+/* Words. */
+
+static nd_status fail_dropped(const nd_encoder *encoder, const uint8_t *word)
+{
+    const uint8_t *p = word + encoder->bpe.dropped_at;
+    if (encoder->tokenizer->byte_level) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" has no piece for the byte 0x%02x of a text and no unknown token; "
+                       "such characters can be dropped on request only",
+                       encoder->tokenizer->name, *p);
+    }
+    return nd_fail(ND_ERR_DATA,
+                   "\"%s\" has no piece for the character U+%04X of a text and no unknown token; "
+                   "such characters can be dropped on request only",
+                   encoder->tokenizer->name, nd_char_at(p).code);
+}
+
+static nd_status encode_word(nd_encoder *encoder, const uint8_t *word, size_t size)
+{
+    const int64_t dropped = encoder->bpe.dropped;
+    ND_TRY(nd_bpe_word(&encoder->bpe, word, size, &encoder->ids));
+    return encoder->bpe.dropped > dropped && !encoder->options.drop_unknown
+               ? fail_dropped(encoder, word)
+               : ND_OK;
+}
+
+/* A text that no pattern splits is one word for the merges. It is cut before each run of marks
+ * where that changes nothing, so that its words are found in the cache. */
+static nd_status encode_cut(nd_encoder *encoder, const uint8_t *text, size_t size)
+{
+    size_t begin = 0, at = 0;
+    while (encoder->tokenizer->bpe.cuts && at < size) {
+        const uint8_t *mark = memmem(text + at, size - at, ND_TEXT_MARK, ND_TEXT_MARK_BYTES);
+        if (!mark) {
+            break;
+        }
+        size_t place = (size_t)(mark - text);
+        if (place > at) { /* something else stands before this mark */
+            ND_TRY(encode_word(encoder, text + begin, place - begin));
+            begin = place;
+        }
+        at = place + ND_TEXT_MARK_BYTES;
+    }
+    return begin < size ? encode_word(encoder, text + begin, size - begin) : ND_OK;
+}
+
+/* Splits by the splitters from `step` on. */
+static nd_status encode_split(nd_encoder *encoder, int step, const uint8_t *text, size_t size)
+{
+    const nd_tokenizer *tokenizer = encoder->tokenizer;
+    if (step == tokenizer->splitter_count) {
+        return step == 0 ? encode_cut(encoder, text, size) : encode_word(encoder, text, size);
+    }
+    for (size_t at = 0, n; at < size; at += n) {
+        n = nd_text_word(tokenizer->splitters[step], text, size, at);
+        ND_TRY(encode_split(encoder, step + 1, text + at, n));
+    }
+    return ND_OK;
+}
+
+/* Spans between added tokens. */
+
+static bool begins_with_mark(const uint8_t *text, size_t size)
+{
+    return size >= ND_TEXT_MARK_BYTES && memcmp(text, ND_TEXT_MARK, ND_TEXT_MARK_BYTES) == 0;
+}
+
+/* Metaspace: blanks become marks, and one goes before the text as its scheme says. */
+static nd_status add_marks(nd_encoder *encoder, const uint8_t *text, size_t size, bool first)
+{
+    const nd_metaspace scheme = encoder->tokenizer->metaspace;
+    bool wanted = scheme == ND_METASPACE_ALWAYS || (scheme == ND_METASPACE_FIRST && first);
+    encoder->spaced.count = 0;
+    if (wanted && text[0] != ' ' && !begins_with_mark(text, size)) {
+        ND_TRY(nd_bytes_add(&encoder->spaced, ND_TEXT_MARK, ND_TEXT_MARK_BYTES));
+    }
+    for (size_t at = 0; at < size;) {
+        const uint8_t *blank = memchr(text + at, ' ', size - at);
+        size_t end = blank ? (size_t)(blank - text) : size;
+        ND_TRY(nd_bytes_add(&encoder->spaced, text + at, end - at));
+        if (blank) {
+            ND_TRY(nd_bytes_add(&encoder->spaced, ND_TEXT_MARK, ND_TEXT_MARK_BYTES));
+        }
+        at = end + 1;
+    }
+    return ND_OK;
+}
+
+/* A normalised span of `size` > 0 bytes without added tokens. `first`: the text begins with it. */
+static nd_status encode_plain(nd_encoder *encoder, const uint8_t *text, size_t size, bool first)
+{
+    const nd_tokenizer *tokenizer = encoder->tokenizer;
+    if (tokenizer->metaspace != ND_METASPACE_NONE) {
+        ND_TRY(add_marks(encoder, text, size, first));
+        text = encoder->spaced.data;
+        size = encoder->spaced.count;
+    } else if (tokenizer->prefix_blank && text[0] != ' ') {
+        encoder->spaced.count = 0;
+        ND_TRY(nd_bytes_add(&encoder->spaced, " ", 1));
+        ND_TRY(nd_bytes_add(&encoder->spaced, text, size));
+        text = encoder->spaced.data;
+        size = encoder->spaced.count;
+    }
+    return encode_split(encoder, 0, text, size);
+}
+
+/* Cuts added tokens out of a text and gives each span between them to `encode`. */
+typedef nd_status encode_span(nd_encoder *encoder, const uint8_t *text, size_t size, bool first);
+
+static nd_status fail_special(const nd_encoder *encoder, const nd_added *token, size_t at)
+{
+    return nd_fail(ND_ERR_DATA,
+                   "the text has the special token \"%.*s\" at byte %zu; allow it as text or as "
+                   "the token, or take it out",
+                   (int)token->size, (const char *)token->pattern, at);
+}
+
+static nd_status encode_between(nd_encoder *encoder, nd_added_scan scan, bool first,
+                                encode_span *encode)
+{
+    const uint8_t *text = scan.text;
+    size_t done = 0;
+    nd_added_match match;
+    while (nd_added_next(&scan, &match)) {
+        if (match.token->special && encoder->options.special_in_text == ND_SPECIAL_REFUSE) {
+            return fail_special(encoder, match.token, match.begin);
+        }
+        if (match.begin > done) {
+            ND_TRY(encode(encoder, text + done, match.begin - done, first && done == 0));
+        }
+        ND_TRY(nd_ids_add(&encoder->ids, &match.token->id, 1));
+        done = match.end;
+    }
+    encoder->counts.special += scan.special;
+    return done < scan.size ? encode(encoder, text + done, scan.size - done, first && done == 0)
+                            : ND_OK;
+}
+
+static nd_added_scan scan_of(const nd_encoder *encoder, const nd_added_set *set,
+                             const uint8_t *text, size_t size)
+{
+    return (nd_added_scan){.set = set,
+                           .text = text,
+                           .size = size,
+                           .skip_special = encoder->options.special_in_text == ND_SPECIAL_TEXT};
+}
+
+static nd_status encode_raw(nd_encoder *encoder, const uint8_t *text, size_t size, bool first)
+{
+    const nd_tokenizer *tokenizer = encoder->tokenizer;
+    ND_TRY(nd_text_rewrite(tokenizer->rewrites, tokenizer->rewrite_count, text, size,
+                           encoder->rewrites, &text, &size));
+    return size == 0 ? ND_OK
+                     : encode_between(encoder, scan_of(encoder, &tokenizer->normalized, text, size),
+                                      first, encode_plain);
+}
+
+/* Texts. */
+
+static nd_status replace_invalid(nd_encoder *encoder, const uint8_t *text, size_t size,
+                                 size_t valid)
+{
+    if (encoder->options.refuse_invalid) {
+        return nd_fail(ND_ERR_DATA,
+                       "the text is not UTF-8 from byte %zu (0x%02x) on; mend the "
+                       "text, or let U+FFFD replace what is invalid",
+                       valid, text[valid]);
+    }
+    encoder->valid.count = 0;
+    for (size_t at = 0; at < size;) {
+        size_t n = at == 0 ? valid : nd_utf8_valid(text + at, size - at);
+        ND_TRY(nd_bytes_add(&encoder->valid, text + at, n));
+        at += n;
+        if (at < size) {
+            int bad = nd_utf8_next(text + at, size - at);
+            at = bad < 0 ? at + (size_t)-bad : size; /* 0: a character that the end cuts */
+            ND_TRY(nd_bytes_add(&encoder->valid, "\xef\xbf\xbd", 3));
+            encoder->counts.invalid++;
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_encode(nd_encoder *encoder, const char *text, size_t size, const int32_t **ids,
+                    size_t *count)
+{
+    const nd_tokenizer *tokenizer = encoder->tokenizer;
+    const bool post = encoder->options.post_process;
+    const uint8_t *p = (const uint8_t *)text;
+    if (size > ND_ENCODE_TEXT_BYTES_MAX) {
+        return nd_fail(ND_ERR_DATA,
+                       "a text has %zu bytes, but at most %d are encoded at once; "
+                       "split it",
+                       size, ND_ENCODE_TEXT_BYTES_MAX);
+    }
+    encoder->counts.bytes += (int64_t)size;
+    size_t valid = nd_utf8_valid(p, size);
+    if (valid < size) {
+        ND_TRY(replace_invalid(encoder, p, size, valid));
+        p = encoder->valid.data;
+        size = encoder->valid.count;
+    }
+    encoder->ids.count = 0;
+    ND_TRY(
+        nd_ids_add(&encoder->ids, tokenizer->before, post ? (size_t)tokenizer->before_count : 0));
+    if (size > 0) {
+        ND_TRY(
+            encode_between(encoder, scan_of(encoder, &tokenizer->raw, p, size), true, encode_raw));
+    }
+    ND_TRY(
+        nd_ids_add(&encoder->ids, tokenizer->behind, post ? (size_t)tokenizer->behind_count : 0));
+    encoder->counts.texts++;
+    encoder->counts.ids += (int64_t)encoder->ids.count;
+    encoder->counts.dropped = encoder->bpe.dropped;
+    encoder->counts.unknown = encoder->bpe.unknown;
+    *ids = encoder->ids.data;
+    *count = encoder->ids.count;
+    return ND_OK;
+}

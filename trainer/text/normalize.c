@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/text/parts.h"
+
+static nd_status replace_all(const nd_rewrite *step, const uint8_t *text, size_t size,
+                             nd_bytes *out)
+{
+    const uint8_t *end = text + size;
+    while (text < end) {
+        const uint8_t *hit = memmem(text, (size_t)(end - text), step->from, step->from_size);
+        ND_TRY(nd_bytes_add(out, text, (size_t)((hit ? hit : end) - text)));
+        if (!hit) {
+            break;
+        }
+        ND_TRY(nd_bytes_add(out, step->to, step->to_size));
+        text = hit + step->from_size;
+    }
+    return ND_OK;
+}
+
+nd_status nd_text_rewrite(const nd_rewrite *steps, int count, const uint8_t *text, size_t size,
+                          nd_bytes buffers[2], const uint8_t **out, size_t *out_size)
+{
+    for (int i = 0; i < count && size > 0; i++) {
+        nd_bytes *to = &buffers[i % 2];
+        to->count = 0;
+        if (steps[i].from) {
+            ND_TRY(replace_all(&steps[i], text, size, to));
+        } else {
+            ND_TRY(nd_bytes_add(to, steps[i].to, steps[i].to_size));
+            ND_TRY(nd_bytes_add(to, text, size));
+        }
+        text = to->data;
+        size = to->count;
+    }
+    *out = text;
+    *out_size = size;
+    return ND_OK;
+}

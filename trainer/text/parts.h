@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TEXT_PARTS_H
+#define ND_TEXT_PARTS_H
+/*
+ * What a tokenizer consists of. tokenizer.c and read_*.c fill it from the file; normalize.c,
+ * split.c, bpe.c, encode.c and decode.c each read the part that is theirs.
+ */
+#include "trainer/text/added.h"
+#include "trainer/text/buffer.h"
+#include "trainer/text/tokenizer.h"
+#include "trainer/text/vocab.h"
+
+/* U+2581, which stands for a blank in the pieces of SentencePiece-like files. */
+#define ND_TEXT_MARK "\xe2\x96\x81"
+enum { ND_TEXT_MARK_BYTES = 3 };
+
+/* One step of the normalizer: puts `to` before a text with a character, or replaces each `from`. */
+typedef struct nd_rewrite {
+    char *from, *to; /* from NULL: put before */
+    size_t from_size, to_size;
+} nd_rewrite;
+
+typedef enum nd_metaspace {
+    ND_METASPACE_NONE = 0, /* there is no Metaspace */
+    ND_METASPACE_NEVER,    /* blanks become marks, nothing is put before */
+    ND_METASPACE_FIRST,    /* and a mark goes before the text at its beginning */
+    ND_METASPACE_ALWAYS,   /* and a mark goes before each text between added tokens */
+} nd_metaspace;
+
+/* Ways to cut a text into words, applied one after another. */
+typedef enum nd_splitter {
+    ND_SPLIT_GPT2 = 0,
+    ND_SPLIT_LLAMA3, /* numbers in threes */
+    ND_SPLIT_QWEN2,  /* the same with single digits */
+    ND_SPLIT_EACH_DIGIT,
+    ND_SPLIT_DIGITS, /* runs of digits */
+    ND_SPLIT_MARKS,  /* a word begins at each mark */
+} nd_splitter;
+
+typedef enum nd_decoder_kind {
+    ND_DECODER_NONE = 0,
+    ND_DECODER_BYTE_LEVEL,
+    ND_DECODER_METASPACE,
+    ND_DECODER_SEQUENCE, /* replace, then byte tokens, then join, then strip */
+} nd_decoder_kind;
+
+enum { ND_TEXT_STEPS_MAX = 8, ND_TEXT_AFFIX_MAX = 64 };
+
+typedef struct nd_bpe {
+    bool ignore_merges, fuse_unknown;
+    bool cuts;          /* no merge joins a mark to what stands before it */
+    int32_t unknown;    /* -1: none */
+    bool fallback;      /* a character without a piece becomes its bytes, where all have pieces */
+    int32_t bytes[256]; /* pieces of bytes, by either spelling; -1: none */
+} nd_bpe;
+
+struct nd_tokenizer {
+    char *name;
+    nd_vocab vocab;
+    nd_rewrite rewrites[ND_TEXT_STEPS_MAX];
+    int rewrite_count;
+    nd_metaspace metaspace;
+    bool byte_level, prefix_blank;
+    nd_splitter splitters[ND_TEXT_STEPS_MAX];
+    int splitter_count;
+    nd_bpe bpe;
+    nd_added *added; /* in the order of the file */
+    int added_count;
+    bool *special;                /* [vocab.size]: of each id */
+    nd_bytes patterns;            /* of the added tokens that are normalised */
+    nd_added_set raw, normalized; /* searched before and after normalisation */
+    int32_t before[ND_TEXT_AFFIX_MAX], behind[ND_TEXT_AFFIX_MAX]; /* by the post-processor */
+    int before_count, behind_count;
+    nd_decoder_kind decoder;
+    bool decoder_has_metaspace_prefix;      /* METASPACE: the first token loses its marks */
+    nd_rewrite replaces[ND_TEXT_STEPS_MAX]; /* SEQUENCE */
+    int replace_count;
+    bool byte_fallback;
+    char strip[4]; /* the character that is taken off the front */
+    size_t strip_size;
+    int64_t strip_count;
+};
+
+/* Applies the steps to a text. *out is the text itself or lies in one of the two buffers. */
+nd_status nd_text_rewrite(const nd_rewrite *steps, int count, const uint8_t *text, size_t size,
+                          nd_bytes buffers[2], const uint8_t **out, size_t *out_size);
+
+/* The length of the word that begins at `at`, at least 1; `size` > `at`. Each call takes time in
+ * proportion to the word and what follows up to the next border. */
+size_t nd_text_word(nd_splitter splitter, const uint8_t *text, size_t size, size_t at);
+
+#endif

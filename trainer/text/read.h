@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TEXT_READ_H
+#define ND_TEXT_READ_H
+/*
+ * Reading a tokenizer.json. Each function fills its part of the tokenizer from the value of its
+ * key, which is borrowed; NULL is a missing key. A component that is not known is refused by its
+ * name, and every fault is ND_ERR_DATA with the name of the file.
+ */
+#include <jansson.h>
+
+#include "trainer/text/parts.h"
+
+/* In the order in which they are called: the vocabulary depends on whether the pre-tokenizer is
+ * byte-level, the post-processor's ids are checked against the vocabulary. */
+nd_status nd_text_read_normalizer(nd_tokenizer *tokenizer, const json_t *node);
+nd_status nd_text_read_pre_tokenizer(nd_tokenizer *tokenizer, const json_t *node);
+nd_status nd_text_read_decoder(nd_tokenizer *tokenizer, const json_t *node);
+/* `added`: the number of added tokens, for which the vocabulary gets room too. */
+nd_status nd_text_read_model(nd_tokenizer *tokenizer, const json_t *model, size_t added);
+/* `pieces`: the number of pieces of the model. */
+nd_status nd_text_read_added(nd_tokenizer *tokenizer, const json_t *list, size_t pieces);
+nd_status nd_text_read_post_processor(nd_tokenizer *tokenizer, const json_t *node);
+
+/* What the readers share. */
+
+typedef nd_status nd_text_read(nd_tokenizer *tokenizer, const json_t *node);
+
+/* The key "type" of a component, or "". */
+const char *nd_text_type(const json_t *node);
+bool nd_text_is_type(const json_t *node, const char *type);
+bool nd_text_is_absent(const json_t *node); /* missing or null */
+/* Calls `read` for each element of the list under a key. */
+nd_status nd_text_read_each(nd_tokenizer *tokenizer, const json_t *node, const char *key,
+                            nd_text_read *read);
+/* A key that is true or false; `fallback` when it is missing or null. */
+nd_status nd_text_read_bool(const nd_tokenizer *tokenizer, const json_t *node, const char *key,
+                            bool fallback, bool *out);
+/* Replace{pattern: {String}, content}, or Prepend{prepend}: appends a step. */
+nd_status nd_text_read_rewrite(nd_tokenizer *tokenizer, const json_t *node, nd_rewrite *steps,
+                               int *count);
+/* What "Metaspace" says in a pre-tokenizer or a decoder. */
+nd_status nd_text_read_metaspace(const nd_tokenizer *tokenizer, const json_t *node,
+                                 nd_metaspace *scheme);
+/* An id, or -1 when it is none or too great. */
+int32_t nd_text_id(const json_t *value);
+
+nd_status nd_text_fail_type(const nd_tokenizer *tokenizer, const char *part, const json_t *node,
+                            const char *known);
+nd_status nd_text_fail_key(const nd_tokenizer *tokenizer, const json_t *node, const char *key,
+                           const char *wanted);
+nd_status nd_text_fail_damaged(const nd_tokenizer *tokenizer, const char *key, const char *wanted);
+/* Adds to the error of nd_vocab_add what was being read. */
+nd_status nd_text_fail_piece(const nd_tokenizer *tokenizer);
+
+#endif

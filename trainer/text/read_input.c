@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Components before the model: normalizer and pre-tokenizer. */
+#include "trainer/text/read.h"
+
+/* Bytes of what a step puts into a text, and how much longer all steps may make one: real files
+ * put 3 bytes for one. */
+enum { STRING_BYTES_MAX = 256, GROWTH_MAX = 256 };
+
+/* Rewrites. */
+
+static nd_status copy_string(const nd_tokenizer *t, const json_t *node, const char *key,
+                             const json_t *value, char **out, size_t *size)
+{
+    if (!json_is_string(value) || json_string_length(value) > STRING_BYTES_MAX) {
+        return nd_text_fail_key(t, node, key, "a short string");
+    }
+    *size = json_string_length(value);
+    ND_TRY(ND_ALLOC(*size + 1, out));
+    memcpy(*out, json_string_value(value), *size);
+    return ND_OK;
+}
+
+/* How many times longer these steps make a text at most, but for what is put before it. */
+static size_t growth_of(const nd_rewrite *steps, int count)
+{
+    size_t growth = 1;
+    for (int i = 0; i < count && growth <= GROWTH_MAX; i++) {
+        if (steps[i].from && steps[i].to_size > steps[i].from_size) {
+            growth *= (steps[i].to_size + steps[i].from_size - 1) / steps[i].from_size;
+        }
+    }
+    return growth;
+}
+
+/* Replace{pattern: {String}, content}, or Prepend{prepend}. */
+nd_status nd_text_read_rewrite(nd_tokenizer *t, const json_t *node, nd_rewrite *steps, int *count)
+{
+    const bool replace = nd_text_is_type(node, "Replace");
+    if (*count == ND_TEXT_STEPS_MAX) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" has more than %d rewriting steps; that is not supported", t->name,
+                       ND_TEXT_STEPS_MAX);
+    }
+    nd_rewrite *step = &steps[(*count)++];
+    *step = (nd_rewrite){0};
+    if (replace) {
+        const json_t *pattern = json_object_get(node, "pattern");
+        if (json_object_get(pattern, "Regex")) {
+            return nd_fail(ND_ERR_DATA,
+                           "\"%s\": \"Replace\" with a regular expression is not "
+                           "supported; only strings are",
+                           t->name);
+        }
+        ND_TRY(copy_string(t, node, "pattern", json_object_get(pattern, "String"), &step->from,
+                           &step->from_size));
+        if (step->from_size == 0) {
+            return nd_text_fail_key(t, node, "pattern", "a string with a character");
+        }
+    }
+    const char *key = replace ? "content" : "prepend";
+    ND_TRY(copy_string(t, node, key, json_object_get(node, key), &step->to, &step->to_size));
+    return growth_of(steps, *count) <= GROWTH_MAX
+               ? ND_OK
+               : nd_text_fail_key(t, node, key, "a string that keeps texts short");
+}
+
+nd_status nd_text_read_normalizer(nd_tokenizer *tokenizer, const json_t *node)
+{
+    if (nd_text_is_absent(node)) {
+        return ND_OK;
+    }
+    if (nd_text_is_type(node, "Sequence")) {
+        return nd_text_read_each(tokenizer, node, "normalizers", nd_text_read_normalizer);
+    }
+    if (nd_text_is_type(node, "Prepend") || nd_text_is_type(node, "Replace")) {
+        return nd_text_read_rewrite(tokenizer, node, tokenizer->rewrites,
+                                    &tokenizer->rewrite_count);
+    }
+    return nd_text_fail_type(tokenizer, "normalizer", node, "Prepend, Replace and Sequence");
+}
+
+/* Pre-tokenizer. */
+
+#define CONTRACTIONS       "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define CONTRACTIONS_SHORT "'(?i:[sdmt]|ll|ve|re)"
+#define BLANKS             "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+/* Spellings of the patterns that have a scanner in split.c; all of one scanner match alike. */
+static const struct {
+    const char *pattern;
+    nd_splitter splitter;
+} patterns[] = {
+    {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+     ND_SPLIT_GPT2},
+    {CONTRACTIONS
+     "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" BLANKS,
+     ND_SPLIT_LLAMA3},
+    {CONTRACTIONS_SHORT
+     "|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
+     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+",
+     ND_SPLIT_LLAMA3},
+    {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" BLANKS,
+     ND_SPLIT_QWEN2},
+};
+
+static nd_status add_splitter(nd_tokenizer *t, nd_splitter splitter)
+{
+    if (t->splitter_count == ND_TEXT_STEPS_MAX) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" splits text more than %d times; that is not supported",
+                       t->name, ND_TEXT_STEPS_MAX);
+    }
+    t->splitters[t->splitter_count++] = splitter;
+    return ND_OK;
+}
+
+/* Only Isolated: each match is a word and so is what stands between. The patterns match everything,
+ * so removing what is no match means the same. */
+static nd_status read_split(nd_tokenizer *t, const json_t *node)
+{
+    const char *regex =
+        json_string_value(json_object_get(json_object_get(node, "pattern"), "Regex"));
+    const char *behavior = json_string_value(json_object_get(node, "behavior"));
+    bool invert;
+    ND_TRY(nd_text_read_bool(t, node, "invert", false, &invert));
+    if (!regex || !behavior) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\": \"Split\" without a regular expression or a behavior "
+                       "is not supported",
+                       t->name);
+    }
+    bool isolated = strcmp(behavior, "Isolated") == 0;
+    bool inverted = invert && strcmp(behavior, "Removed") == 0;
+    if (!isolated && !inverted) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\": \"Split\" with the behavior \"%s\" is not supported; "
+                       "supported is \"Isolated\"",
+                       t->name, behavior);
+    }
+    for (size_t i = 0; i < sizeof patterns / sizeof patterns[0]; i++) {
+        if (strcmp(regex, patterns[i].pattern) == 0) {
+            return add_splitter(t, patterns[i].splitter);
+        }
+    }
+    return nd_fail(ND_ERR_DATA,
+                   "\"%s\": \"Split\" with the pattern %.200s is not supported; "
+                   "supported are those of GPT-2, Llama 3 and Qwen 2",
+                   t->name, regex);
+}
+
+static nd_status read_byte_level(nd_tokenizer *t, const json_t *node)
+{
+    bool use_regex;
+    ND_TRY(nd_text_read_bool(t, node, "use_regex", true, &use_regex));
+    ND_TRY(nd_text_read_bool(t, node, "add_prefix_space", true, &t->prefix_blank));
+    if (t->metaspace != ND_METASPACE_NONE) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" has both \"Metaspace\" and \"ByteLevel\"; that is not "
+                       "supported",
+                       t->name);
+    }
+    if (t->prefix_blank && t->splitter_count > 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\": \"ByteLevel\" with add_prefix_space behind another "
+                       "pre-tokenizer is not supported",
+                       t->name);
+    }
+    t->byte_level = true;
+    return use_regex ? add_splitter(t, ND_SPLIT_GPT2) : ND_OK;
+}
+
+/* What "Metaspace" says in a pre-tokenizer or a decoder. */
+nd_status nd_text_read_metaspace(const nd_tokenizer *t, const json_t *node, nd_metaspace *scheme)
+{
+    static const char *const names[] = {
+        [ND_METASPACE_NEVER] = "never",
+        [ND_METASPACE_FIRST] = "first",
+        [ND_METASPACE_ALWAYS] = "always",
+    };
+    const char *mark = json_string_value(json_object_get(node, "replacement"));
+    const json_t *name = json_object_get(node, "prepend_scheme");
+    bool prefix;
+    ND_TRY(nd_text_read_bool(t, node, "add_prefix_space", true, &prefix));
+    if (!mark || strcmp(mark, ND_TEXT_MARK) != 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\": \"Metaspace\" with another replacement than U+2581 is "
+                       "not supported",
+                       t->name);
+    }
+    *scheme = nd_text_is_absent(name) ? ND_METASPACE_ALWAYS : ND_METASPACE_NONE;
+    for (int i = ND_METASPACE_NEVER; json_is_string(name) && i <= ND_METASPACE_ALWAYS; i++) {
+        if (strcmp(json_string_value(name), names[i]) == 0) {
+            *scheme = (nd_metaspace)i;
+        }
+    }
+    if (*scheme == ND_METASPACE_NONE) {
+        return nd_text_fail_key(t, node, "prepend_scheme", "first, always or never");
+    }
+    return prefix || *scheme == ND_METASPACE_NEVER
+               ? ND_OK
+               : nd_text_fail_key(t, node, "add_prefix_space", "in keeping with prepend_scheme");
+}
+
+static nd_status read_metaspace_splitter(nd_tokenizer *t, const json_t *node)
+{
+    bool split;
+    if (t->metaspace != ND_METASPACE_NONE || t->splitter_count > 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\": \"Metaspace\" behind another pre-tokenizer is not "
+                       "supported",
+                       t->name);
+    }
+    ND_TRY(nd_text_read_bool(t, node, "split", true, &split));
+    ND_TRY(nd_text_read_metaspace(t, node, &t->metaspace));
+    return split ? add_splitter(t, ND_SPLIT_MARKS) : ND_OK;
+}
+
+nd_status nd_text_read_pre_tokenizer(nd_tokenizer *tokenizer, const json_t *node)
+{
+    if (nd_text_is_absent(node)) {
+        return ND_OK;
+    }
+    if (nd_text_is_type(node, "Sequence")) {
+        return nd_text_read_each(tokenizer, node, "pretokenizers", nd_text_read_pre_tokenizer);
+    }
+    if (tokenizer->byte_level) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\": the pre-tokenizer \"%s\" behind \"ByteLevel\" is not "
+                       "supported",
+                       tokenizer->name, nd_text_type(node));
+    }
+    if (nd_text_is_type(node, "Split")) {
+        return read_split(tokenizer, node);
+    }
+    if (nd_text_is_type(node, "ByteLevel")) {
+        return read_byte_level(tokenizer, node);
+    }
+    if (nd_text_is_type(node, "Digits")) {
+        bool each;
+        ND_TRY(nd_text_read_bool(tokenizer, node, "individual_digits", false, &each));
+        return add_splitter(tokenizer, each ? ND_SPLIT_EACH_DIGIT : ND_SPLIT_DIGITS);
+    }
+    if (nd_text_is_type(node, "Metaspace")) {
+        return read_metaspace_splitter(tokenizer, node);
+    }
+    return nd_text_fail_type(tokenizer, "pre-tokenizer", node,
+                             "ByteLevel, Digits, Metaspace, Split and Sequence");
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The BPE model: pieces and merges. */
+#include "trainer/text/read.h"
+
+#include <stdio.h>
+
+/* What changes ids and is not built is refused. */
+static nd_status check_model(const nd_tokenizer *t, const json_t *model)
+{
+    static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
+    const json_t *type = json_object_get(model, "type");
+    const json_t *dropout = json_object_get(model, "dropout");
+    if (json_is_string(type) ? strcmp(json_string_value(type), "BPE") != 0
+                             : !json_object_get(model, "merges")) {
+        return nd_fail(ND_ERR_DATA, "\"%s\": the model \"%s\" is not supported; supported is BPE",
+                       t->name, json_is_string(type) ? json_string_value(type) : "");
+    }
+    if (dropout && !json_is_null(dropout) &&
+        !(json_is_number(dropout) && json_number_value(dropout) == 0.0)) {
+        return nd_fail(ND_ERR_DATA, "\"%s\": a model with \"dropout\" is not supported", t->name);
+    }
+    for (size_t i = 0; i < sizeof affixes / sizeof affixes[0]; i++) {
+        const json_t *affix = json_object_get(model, affixes[i]);
+        if (affix && !json_is_null(affix) && json_string_length(affix) > 0) {
+            return nd_fail(ND_ERR_DATA, "\"%s\": a model with \"%s\" is not supported", t->name,
+                           affixes[i]);
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status read_pieces(nd_tokenizer *t, json_t *pieces)
+{
+    const char *text;
+    size_t size;
+    json_t *value;
+    json_object_keylen_foreach(pieces, text, size, value)
+    {
+        int32_t id = nd_text_id(value);
+        if (id < 0) {
+            return nd_fail(ND_ERR_DATA, "\"%s\": the id of \"%.64s\" is not a number from 0 to %d",
+                           t->name, text, ND_VOCAB_IDS_MAX - 1);
+        }
+        nd_status status = nd_vocab_add(&t->vocab, id, text, size, true);
+        if (status != ND_OK) {
+            return status == ND_ERR_DATA ? nd_text_fail_piece(t) : status;
+        }
+    }
+    return ND_OK;
+}
+
+/* Whether a mark stands behind something else. */
+static bool has_inner_mark(const uint8_t *text, size_t size)
+{
+    size_t at = 0;
+    for (;;) {
+        const uint8_t *mark = memmem(text + at, size - at, ND_TEXT_MARK, ND_TEXT_MARK_BYTES);
+        if (!mark) {
+            return false;
+        }
+        if ((size_t)(mark - text) > at) {
+            return true;
+        }
+        at += ND_TEXT_MARK_BYTES;
+    }
+}
+
+typedef struct merge_text {
+    const char *left, *right;
+    size_t left_size, right_size;
+} merge_text;
+
+/* "a b", or ["a", "b"]. */
+static bool parse_merge(const json_t *node, merge_text *out)
+{
+    if (json_is_string(node)) {
+        const char *text = json_string_value(node), *end = text + json_string_length(node);
+        const char *blank = memchr(text, ' ', (size_t)(end - text));
+        if (!blank || memchr(blank + 1, ' ', (size_t)(end - blank - 1))) {
+            return false;
+        }
+        *out = (merge_text){text, blank + 1, (size_t)(blank - text), (size_t)(end - blank - 1)};
+        return true;
+    }
+    const json_t *left = json_array_get(node, 0), *right = json_array_get(node, 1);
+    *out = (merge_text){json_string_value(left), json_string_value(right), json_string_length(left),
+                        json_string_length(right)};
+    return json_array_size(node) == 2 && json_is_string(left) && json_is_string(right);
+}
+
+static nd_status read_merge(nd_tokenizer *t, const json_t *node, int32_t rank, nd_bytes *whole)
+{
+    merge_text parts;
+    if (!parse_merge(node, &parts)) {
+        return nd_fail(ND_ERR_DATA, "\"%s\": merge %d is not a pair of pieces; the file is damaged",
+                       t->name, rank);
+    }
+    whole->count = 0;
+    ND_TRY(nd_bytes_add(whole, parts.left, parts.left_size));
+    ND_TRY(nd_bytes_add(whole, parts.right, parts.right_size));
+    nd_merge merge = {.left = nd_vocab_find(&t->vocab, parts.left, parts.left_size),
+                      .right = nd_vocab_find(&t->vocab, parts.right, parts.right_size),
+                      .rank = rank,
+                      .id = nd_vocab_find(&t->vocab, whole->data, whole->count)};
+    if (merge.left < 0 || merge.right < 0 || merge.id < 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\": merge %d, of \"%.*s\" and \"%.*s\", needs a piece that the "
+                       "vocabulary lacks; the file is damaged",
+                       t->name, rank, (int)(parts.left_size < 64 ? parts.left_size : 64),
+                       parts.left, (int)(parts.right_size < 64 ? parts.right_size : 64),
+                       parts.right);
+    }
+    t->bpe.cuts &= !has_inner_mark(whole->data, whole->count);
+    nd_vocab_add_merge(&t->vocab, merge);
+    return ND_OK;
+}
+
+static nd_status read_merges(nd_tokenizer *t, const json_t *merges)
+{
+    nd_bytes whole = {0};
+    nd_status status = nd_bytes_add(&whole, "", 1); /* so that its place is never NULL */
+    int32_t rank = 0;
+    for (size_t i = 0; status == ND_OK && i < json_array_size(merges); i++) {
+        const json_t *merge = json_array_get(merges, i);
+        const char *text = json_string_value(merge);
+        if (!text || strncmp(text, "#version", 8) != 0) { /* the first line of merges.txt */
+            status = read_merge(t, merge, rank++, &whole);
+        }
+    }
+    free(whole.data);
+    return status;
+}
+
+/* The pieces of single bytes: characters of a byte-level file, else <0x00> to <0xFF>. */
+static nd_status find_bytes(nd_tokenizer *t)
+{
+    bool all = true;
+    for (int byte = 0; byte < 256; byte++) {
+        char name[16];
+        int size = snprintf(name, sizeof name, "<0x%02X>", (unsigned)byte);
+        t->bpe.bytes[byte] = t->byte_level
+                                 ? nd_vocab_find_bytes(&t->vocab, &(uint8_t){(uint8_t)byte}, 1)
+                                 : nd_vocab_find(&t->vocab, name, (size_t)size);
+        all &= t->bpe.bytes[byte] >= 0;
+    }
+    if (t->byte_level && t->bpe.fallback && !all) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\": byte_fallback in a byte-level vocabulary that lacks "
+                       "bytes is not supported",
+                       t->name);
+    }
+    return ND_OK;
+}
+
+static nd_status read_unknown(nd_tokenizer *t, const json_t *name)
+{
+    t->bpe.unknown = -1;
+    if (!name || json_is_null(name)) {
+        return ND_OK;
+    }
+    if (json_is_string(name)) {
+        t->bpe.unknown =
+            nd_vocab_find(&t->vocab, json_string_value(name), json_string_length(name));
+    }
+    return t->bpe.unknown >= 0 ? ND_OK
+                               : nd_text_fail_damaged(t, "unk_token", "a piece of the vocabulary");
+}
+
+nd_status nd_text_read_model(nd_tokenizer *t, const json_t *model, size_t added)
+{
+    json_t *pieces = json_object_get(model, "vocab"), *merges = json_object_get(model, "merges");
+    nd_bpe *bpe = &t->bpe;
+    ND_TRY(check_model(t, model));
+    if (!json_is_object(pieces)) {
+        return nd_text_fail_damaged(t, "vocab", "an object of pieces and ids");
+    }
+    if (!json_is_array(merges)) {
+        return nd_text_fail_damaged(t, "merges", "a list");
+    }
+    ND_TRY(nd_text_read_bool(t, model, "ignore_merges", false, &bpe->ignore_merges));
+    ND_TRY(nd_text_read_bool(t, model, "fuse_unk", false, &bpe->fuse_unknown));
+    ND_TRY(nd_text_read_bool(t, model, "byte_fallback", false, &bpe->fallback));
+    ND_TRY(nd_vocab_init(&t->vocab, json_object_size(pieces) + added, json_array_size(merges),
+                         t->byte_level));
+    ND_TRY(read_pieces(t, pieces));
+    ND_TRY(read_unknown(t, json_object_get(model, "unk_token")));
+    ND_TRY(find_bytes(t));
+    bpe->cuts = !bpe->ignore_merges && !t->byte_level && t->splitter_count == 0 &&
+                nd_vocab_find(&t->vocab, ND_TEXT_MARK, ND_TEXT_MARK_BYTES) >= 0;
+    return read_merges(t, merges);
+}

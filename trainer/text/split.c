@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The patterns that cut text into words before the merges, as scanners by class of character.
+ * Each alternative of a pattern stands beside the code that does it. A scanner looks at each
+ * character a small number of times, also in long runs of white space.
+ */
+#include "trainer/text/parts.h"
+#include "trainer/text/unicode.h"
+
+/* The text from `at` on. */
+typedef struct reader {
+    const uint8_t *text;
+    size_t size;
+} reader;
+
+typedef struct symbol {
+    uint32_t code;
+    size_t bytes; /* 0: the end of the text */
+    nd_char_class kind;
+} symbol;
+
+static symbol symbol_at(const reader *r, size_t at)
+{
+    if (at >= r->size) {
+        return (symbol){0};
+    }
+    nd_char c = nd_char_at(r->text + at);
+    return (symbol){c.code, (size_t)c.bytes, nd_char_class_of(c.code)};
+}
+
+/* Where the run of characters of this class that begins at `at` ends. */
+static size_t run_end(const reader *r, size_t at, nd_char_class kind)
+{
+    for (symbol s = symbol_at(r, at); s.bytes > 0 && s.kind == kind; s = symbol_at(r, at)) {
+        at += s.bytes;
+    }
+    return at;
+}
+
+static bool is_newline(uint32_t code)
+{
+    return code == '\r' || code == '\n';
+}
+
+static size_t newlines_end(const reader *r, size_t at)
+{
+    while (at < r->size && is_newline(r->text[at])) {
+        at++;
+    }
+    return at;
+}
+
+/* '(s|t|re|ve|m|ll|d) behind the apostrophe at `at`: where it ends, or 0. U+017F is a long s, which
+ * a pattern that ignores case takes for one. */
+static size_t contraction_end(const reader *r, size_t at, bool ignore_case)
+{
+    static const char *const endings[] = {"s", "t", "re", "ve", "m", "ll", "d"};
+    const uint8_t *p = r->text + at + 1;
+    size_t left = r->size - at - 1;
+    if (ignore_case && left >= 2 && p[0] == 0xc5 && p[1] == 0xbf) {
+        return at + 3;
+    }
+    for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
+        size_t n = strlen(endings[i]), same = 0;
+        while (same < n && same < left) {
+            uint8_t byte = p[same];
+            if (ignore_case && byte >= 'A' && byte <= 'Z') {
+                byte = (uint8_t)(byte - 'A' + 'a');
+            }
+            if (byte != (uint8_t)endings[i][same]) {
+                break;
+            }
+            same++;
+        }
+        if (same == n) {
+            return at + 1 + n;
+        }
+    }
+    return 0;
+}
+
+/* \s+(?!\S)|\s+ from `at` to the end of the run at `end`: all but the last blank when something
+ * follows. */
+static size_t blanks_end(const reader *r, size_t at, size_t end)
+{
+    if (end == r->size) {
+        return end;
+    }
+    size_t last = end - (size_t)nd_char_before(r->text + end).bytes;
+    return last > at ? last : end;
+}
+
+/* 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
+static size_t gpt2_end(const reader *r, size_t at)
+{
+    symbol first = symbol_at(r, at);
+    if (first.code == '\'') {
+        size_t end = contraction_end(r, at, false);
+        if (end > 0) {
+            return end;
+        }
+    }
+    symbol next = first.code == ' ' ? symbol_at(r, at + 1) : first;
+    if (next.bytes > 0 && next.kind != ND_CHAR_SPACE) {
+        return run_end(r, first.code == ' ' ? at + 1 : at, next.kind);
+    }
+    return blanks_end(r, at, run_end(r, at, ND_CHAR_SPACE));
+}
+
+/* \s*[\r\n]+|\s+(?!\S)|\s+ */
+static size_t llama3_blanks_end(const reader *r, size_t at)
+{
+    size_t end = run_end(r, at, ND_CHAR_SPACE);
+    for (size_t last = end; last > at; last--) {
+        if (is_newline(r->text[last - 1])) {
+            return last;
+        }
+    }
+    return blanks_end(r, at, end);
+}
+
+/* (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|
+ * \s*[\r\n]+|\s+(?!\S)|\s+ */
+static size_t llama3_end(const reader *r, size_t at, int digits)
+{
+    symbol first = symbol_at(r, at);
+    if (first.code == '\'') {
+        size_t end = contraction_end(r, at, true);
+        if (end > 0) {
+            return end;
+        }
+    }
+    if (first.kind == ND_CHAR_LETTER) {
+        return run_end(r, at, ND_CHAR_LETTER);
+    }
+    if (first.kind == ND_CHAR_NUMBER) {
+        for (symbol s = first; digits > 0 && s.bytes > 0 && s.kind == ND_CHAR_NUMBER; digits--) {
+            at += s.bytes;
+            s = symbol_at(r, at);
+        }
+        return at;
+    }
+    symbol next = symbol_at(r, at + first.bytes);
+    if (!is_newline(first.code) && next.bytes > 0 && next.kind == ND_CHAR_LETTER) {
+        return run_end(r, at + first.bytes, ND_CHAR_LETTER);
+    }
+    if (first.kind == ND_CHAR_OTHER) {
+        return newlines_end(r, run_end(r, at, ND_CHAR_OTHER));
+    }
+    if (first.code == ' ' && next.bytes > 0 && next.kind == ND_CHAR_OTHER) {
+        return newlines_end(r, run_end(r, at + 1, ND_CHAR_OTHER));
+    }
+    return llama3_blanks_end(r, at);
+}
+
+/* Numbers one by one or in runs, and what stands between them. */
+static size_t digits_end(const reader *r, size_t at, bool each)
+{
+    symbol s = symbol_at(r, at);
+    if (s.kind == ND_CHAR_NUMBER) {
+        return each ? at + s.bytes : run_end(r, at, ND_CHAR_NUMBER);
+    }
+    while (s.bytes > 0 && s.kind != ND_CHAR_NUMBER) {
+        at += s.bytes;
+        s = symbol_at(r, at);
+    }
+    return at;
+}
+
+static size_t marks_end(const reader *r, size_t at)
+{
+    const uint8_t *from = r->text + at + nd_char_at(r->text + at).bytes, *end = r->text + r->size;
+    const uint8_t *mark = memmem(from, (size_t)(end - from), ND_TEXT_MARK, ND_TEXT_MARK_BYTES);
+    return (size_t)((mark ? mark : end) - r->text);
+}
+
+size_t nd_text_word(nd_splitter splitter, const uint8_t *text, size_t size, size_t at)
+{
+    const reader r = {text, size};
+    size_t end = size;
+    switch (splitter) {
+    case ND_SPLIT_GPT2:
+        end = gpt2_end(&r, at);
+        break;
+    case ND_SPLIT_LLAMA3:
+        end = llama3_end(&r, at, 3);
+        break;
+    case ND_SPLIT_QWEN2:
+        end = llama3_end(&r, at, 1);
+        break;
+    case ND_SPLIT_EACH_DIGIT:
+        end = digits_end(&r, at, true);
+        break;
+    case ND_SPLIT_DIGITS:
+        end = digits_end(&r, at, false);
+        break;
+    case ND_SPLIT_MARKS:
+        end = marks_end(&r, at);
+        break;
+    }
+    return end - at;
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Opens a tokenizer.json, and answers what is asked about its tokens. */
+#include "runtime/base/fsio.h"
+#include "runtime/base/json.h"
+#include "trainer/text/read.h"
+
+enum { FILE_BYTES_MAX = 1 << 28 };
+
+static nd_status read_root(nd_tokenizer *t, const json_t *root)
+{
+    const json_t *model = json_object_get(root, "model");
+    const json_t *added = json_object_get(root, "added_tokens");
+    const char *version = json_string_value(json_object_get(root, "version"));
+    if (!json_is_object(model)) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" has no \"model\"; it is no tokenizer.json", t->name);
+    }
+    if (version && strcmp(version, "1.0") != 0) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" has the version \"%s\"; supported is 1.0", t->name,
+                       version);
+    }
+    ND_TRY(nd_text_read_normalizer(t, json_object_get(root, "normalizer")));
+    ND_TRY(nd_text_read_pre_tokenizer(t, json_object_get(root, "pre_tokenizer")));
+    ND_TRY(nd_text_read_decoder(t, json_object_get(root, "decoder")));
+    if (t->decoder != ND_DECODER_NONE && t->byte_level != (t->decoder == ND_DECODER_BYTE_LEVEL)) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" has \"ByteLevel\" in only one of pre_tokenizer and "
+                       "decoder; that is not supported",
+                       t->name);
+    }
+    ND_TRY(nd_text_read_model(t, model, json_array_size(added)));
+    ND_TRY(nd_text_read_added(t, added, json_object_size(json_object_get(model, "vocab"))));
+    return nd_text_read_post_processor(t, json_object_get(root, "post_processor"));
+}
+
+nd_status nd_tokenizer_parse(const char *json, size_t size, const char *name, nd_tokenizer **out)
+{
+    json_error_t error;
+    nd_tokenizer *tokenizer;
+    ND_TRY(ND_ALLOC(1, &tokenizer));
+    json_t *root = NULL;
+    nd_status status = nd_fs_format(&tokenizer->name, "%s", name);
+    if (status == ND_OK) {
+        root = json_loadb(json, size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    }
+    if (status == ND_OK && !root) {
+        status =
+            nd_json_no_memory(&error)
+                ? nd_fail_memory("the tokenizer \"%s\"", name)
+                : nd_fail(ND_ERR_DATA, "\"%s\" line %d, column %d: %s; it is no tokenizer.json",
+                          name, error.line, error.column, error.text);
+    }
+    if (status == ND_OK) {
+        status = read_root(tokenizer, root);
+    }
+    json_decref(root);
+    if (status != ND_OK) {
+        nd_tokenizer_close(tokenizer);
+        return status;
+    }
+    *out = tokenizer;
+    return ND_OK;
+}
+
+nd_status nd_tokenizer_open(const char *path, nd_tokenizer **out)
+{
+    char *json;
+    size_t size;
+    ND_TRY(nd_fs_read(path, FILE_BYTES_MAX, ND_ERR_DATA, &json, &size));
+    nd_status status = nd_tokenizer_parse(json, size, path, out);
+    free(json);
+    return status;
+}
+
+static void free_rewrites(nd_rewrite *steps, int count)
+{
+    for (int i = 0; i < count; i++) {
+        free(steps[i].from);
+        free(steps[i].to);
+    }
+}
+
+void nd_tokenizer_close(nd_tokenizer *tokenizer)
+{
+    if (!tokenizer) {
+        return;
+    }
+    free_rewrites(tokenizer->rewrites, tokenizer->rewrite_count);
+    free_rewrites(tokenizer->replaces, tokenizer->replace_count);
+    nd_vocab_fini(&tokenizer->vocab);
+    nd_added_set_fini(&tokenizer->raw);
+    nd_added_set_fini(&tokenizer->normalized);
+    free(tokenizer->added);
+    free(tokenizer->special);
+    free(tokenizer->patterns.data);
+    free(tokenizer->name);
+    free(tokenizer);
+}
+
+int32_t nd_tokenizer_vocab_size(const nd_tokenizer *tokenizer)
+{
+    return tokenizer->vocab.size;
+}
+
+int32_t nd_tokenizer_find(const nd_tokenizer *tokenizer, const char *token, size_t size)
+{
+    return nd_vocab_find(&tokenizer->vocab, token, size);
+}
+
+const char *nd_tokenizer_token(const nd_tokenizer *tokenizer, int32_t id, size_t *size)
+{
+    const nd_token_piece *piece = nd_vocab_piece(&tokenizer->vocab, id);
+    *size = piece ? piece->text_size : 0;
+    return piece ? (const char *)nd_vocab_text(&tokenizer->vocab, piece) : NULL;
+}
+
+bool nd_tokenizer_is_special(const nd_tokenizer *tokenizer, int32_t id)
+{
+    return id >= 0 && id < tokenizer->vocab.size && tokenizer->special[id];
+}
