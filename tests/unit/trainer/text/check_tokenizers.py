@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our ids and texts beside those of the Python package tokenizers, live: check_tokenizers.py TOOL GOLDENS
+
+For each tokenizer of the folder GOLDENS: code points alone and between letters, random strings over classes of
+characters with added tokens and their prefixes, invalid bytes, and long runs; the ids are decoded again by both. ND_TEXT_BYTES
+is the number of random bytes per tokenizer (200000), ND_TEXT_FILES names further tokenizer.json files, with ':' between them.
+"""
+import array
+import glob
+import os
+import random
+import struct
+import subprocess
+import sys
+
+from tokenizers import Tokenizer
+
+RANDOM_BYTES = int(os.environ.get("ND_TEXT_BYTES", "200000"))
+CLASSES = [
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789\u0660\u0664\u00b2\u00bd\u216b\u2461", " ", " \t\n\r\u0085\u00a0\u2003\u2028\u3000",
+    "\r\n", "'", "'sStTrReEvVmMlLdD\u017f\u212a", "!?.,;:-_(){}[]<>|/#$%&*+=@^`~\"\\", "\u00e9\u00df\u03b1\u0436\u05d0\u0639\u0915\u4f60\u3042\uac00",
+    "\u0301\u0308\u094d\u20dd", "\U0001F600\U0001F468\u200d\u2764\ufe0f", "\u2581", "\u200b\u180e\ufeff\u0000\u001f",
+]
+# The tokenizers that see all code points; the others see every 29th. Together they have every scanner and every lookup.
+WHOLE = ("llama3.json", "digits.json", "llama2.json")
+RUNS = ["a", " ", "\n", "\u2581", "1", "'", "\u4f60", "\U0001F600", " a", "ab", "\r\n", "'s"]
+
+
+def ask(tool, path, mode, records, code):
+    """Records of bytes or of ids, and what comes back for each."""
+    sent = b"".join(struct.pack("<I", len(r)) + (r if code == "B" else array.array("i", r).tobytes()) for r in records)
+    done = subprocess.run([tool, path, mode], input=sent, stdout=subprocess.PIPE, check=True)
+    at, back, answer = 0, [], done.stdout
+    each = 1 if mode in ("decode", "skip") else 4
+    for _ in records:
+        n = struct.unpack_from("<I", answer, at)[0] * each
+        part = answer[at + 4:at + 4 + n]
+        back.append(part if each == 1 else array.array("i", part).tolist())
+        at += 4 + n
+    assert at == len(answer), "the tool wrote more than it was asked for"
+    return back
+
+
+def code_points(step):
+    for p in range(0, 0x110000, step):
+        if not 0xD800 <= p < 0xE000:
+            c = chr(p)
+            yield from (c, "a" + c + "b", "'" + c, " " + c + " 1")
+
+
+def grouped(texts, size):
+    """Several short texts in one: a line is a border for every family but those that see one long word."""
+    held = []
+    for text in texts:
+        held.append(text)
+        if len(held) == size:
+            yield "\n".join(held)
+            held = []
+    if held:
+        yield "\n".join(held)
+
+
+def random_texts(tokenizer, seed):
+    generator = random.Random(seed)
+    tokens = [t.content for t in tokenizer.get_added_tokens_decoder().values()]
+    total = 0
+    while total < RANDOM_BYTES:
+        parts = []
+        for _ in range(generator.randint(1, 12)):
+            if tokens and generator.random() < 0.15:
+                token = generator.choice(tokens)
+                parts.append(token[:generator.randint(1, len(token))] if generator.random() < 0.4 else token)
+            else:
+                parts.append("".join(generator.choices(generator.choice(CLASSES), k=generator.randint(1, 6))))
+        text = "".join(parts)
+        total += len(text.encode())
+        yield text
+
+
+def invalid_texts(seed):
+    generator = random.Random(seed)
+    for _ in range(500):
+        yield bytes(generator.choices(b"ab \xff\xc3\xa9\xe2\x82\xac\xed\xa0\x80\xf0\x9f\x98\x80\xf4\x90\xc0\xaf", k=generator.randint(1, 12)))
+
+
+def compare(tool, path, tokenizer, texts, mode):
+    """texts: bytes. The ids of both; returns them."""
+    tokenizer.encode_special_tokens = mode == "text"
+    ours = ask(tool, path, mode, texts, "B")
+    for text, ids in zip(texts, ours):
+        expected = tokenizer.encode(text.decode(errors="replace"), add_special_tokens=mode == "post").ids
+        if ids != expected:
+            at = next((i for i, (a, b) in enumerate(zip(ids, expected)) if a != b), min(len(ids), len(expected)))
+            sys.exit(f"{path}, {mode}: {text[:300]!r} gives {ids[at:at + 8]} from id {at} on, not {expected[at:at + 8]}")
+    return ours
+
+
+def compare_texts(tool, path, tokenizer, ids, mode):
+    for one, text in zip(ids, ask(tool, path, mode, ids, "i")):
+        expected = tokenizer.decode(one, skip_special_tokens=mode == "skip").encode()
+        if text != expected:
+            sys.exit(f"{path}, {mode}: {one[:40]} gives {text[:300]!r}, not {expected[:300]!r}")
+
+
+def check(tool, path, number):
+    tokenizer = Tokenizer.from_file(path)
+    step = 1 if os.path.basename(path) in WHOLE else 29
+    points = [t.encode() for t in grouped(code_points(step), 64)]
+    mixed = [t.encode() for t in random_texts(tokenizer, number)]
+    runs = [(r * n).encode() for r in RUNS for n in (31, 32, 33, 64, 5000)]
+    compare(tool, path, tokenizer, points + runs, "parse")
+    compare(tool, path, tokenizer, list(invalid_texts(number)), "text")
+    ids = compare(tool, path, tokenizer, mixed, "parse")
+    compare(tool, path, tokenizer, mixed, "text")
+    compare(tool, path, tokenizer, mixed[:200], "post")
+    generator = random.Random(number)
+    size = tokenizer.get_vocab_size()
+    known = [i for i in range(size) if tokenizer.id_to_token(i) is not None]
+    ids += [generator.choices(known, k=generator.randint(1, 20)) for _ in range(2000)]
+    compare_texts(tool, path, tokenizer, ids, "decode")
+    compare_texts(tool, path, tokenizer, ids, "skip")
+    print(f"{os.path.basename(path)}: {len(points) * 64} texts of code points, {len(mixed)} random ones, {len(ids)} decoded")
+
+
+def main():
+    tool, folder = sys.argv[1:]
+    paths = [p for p in sorted(glob.glob(os.path.join(folder, "*.json"))) if not p.endswith(".cases.json")]
+    paths += [p for p in os.environ.get("ND_TEXT_FILES", "").split(":") if p]
+    assert len(paths) >= 12, f"only {len(paths)} tokenizers in {folder}"
+    for number, path in enumerate(paths):
+        check(tool, path, number)
+
+
+if __name__ == "__main__":
+    main()

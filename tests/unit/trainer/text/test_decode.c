@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "tests/support/tempdir.h"
+#include "tests/unit/trainer/text/text_cases.h"
+
+enum { IDS_MAX = 4096 };
+
+static void assert_text(const char *family, nd_decoder *decoder, const json_t *list,
+                        const json_t *expected, size_t piece)
+{
+    int32_t ids[IDS_MAX];
+    size_t size, count = text_ids(list, ids, IDS_MAX);
+    const char *text = text_decode(decoder, ids, count, piece, &size);
+    cr_assert_eq(size, json_string_length(expected),
+                 "%s: \"%s\" has %zu bytes, not those of \"%s\"", family, text, size,
+                 json_string_value(expected));
+    cr_assert_arr_eq(text, json_string_value(expected), size, "%s: \"%s\" is not \"%s\"", family,
+                     text, json_string_value(expected));
+}
+
+/* In pieces of every length, which must not matter. */
+static void assert_texts(const char *family, const char *key, bool skip_special)
+{
+    nd_tokenizer *tokenizer = text_open(family);
+    nd_decoder *decoder;
+    assert_ok(nd_decoder_create(tokenizer, skip_special, &decoder));
+    json_t *cases = text_cases(family);
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        const json_t *one = json_array_get(cases, i), *ids = json_object_get(one, "parse");
+        size_t count = json_array_size(ids);
+        for (size_t piece = 1; piece <= count + 1; piece++) {
+            assert_text(family, decoder, ids, json_object_get(one, key), piece);
+        }
+    }
+    json_decref(cases);
+    nd_decoder_destroy(decoder);
+    nd_tokenizer_close(tokenizer);
+}
+
+Test(decode, texts_are_those_of_tokenizers_at_every_cut)
+{
+    for (const char *const *family = text_families; *family; family++) {
+        assert_texts(*family, "decoded", false);
+        assert_texts(*family, "skipped", true);
+    }
+}
+
+/* Byte-level files lose nothing of a text whose added tokens take no white space. */
+Test(decode, what_was_encoded_byte_by_byte_comes_back)
+{
+    static const char *const families[] = {"gpt2", "llama3", "qwen2", "digits"};
+    for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
+        nd_tokenizer *tokenizer = text_open(families[f]);
+        nd_encoder *encoder;
+        nd_decoder *decoder;
+        const nd_encode_options options = {.special_in_text = ND_SPECIAL_TEXT};
+        assert_ok(nd_encoder_create(tokenizer, &options, &encoder));
+        assert_ok(nd_decoder_create(tokenizer, false, &decoder));
+        for (uint32_t seed = 1; seed <= 200; seed++) {
+            char text[64];
+            uint32_t state = seed * 2654435761u;
+            for (size_t i = 0; i < sizeof text; i++) {
+                state = state * 1664525u + 1013904223u;
+                text[i] = seed % 2 ? (char)(state >> 25) : " \n'sa1\t-"[state >> 29];
+            }
+            const int32_t *ids;
+            size_t count, size;
+            assert_ok(nd_encode(encoder, text, sizeof text, &ids, &count));
+            const char *back = text_decode(decoder, ids, count, 1 + seed % 5, &size);
+            cr_assert_eq(size, sizeof text);
+            cr_assert_arr_eq(back, text, size);
+        }
+        nd_encoder_destroy(encoder);
+        nd_decoder_destroy(decoder);
+        nd_tokenizer_close(tokenizer);
+    }
+}
+
+/* An emoji of four bytes, a byte a token. */
+Test(decode, a_character_is_held_back_until_it_is_whole)
+{
+    static const int bytes[] = {0xf0, 0x9f, 0x98, 0x80};
+    nd_tokenizer *tokenizer = text_open("llama2");
+    nd_decoder *decoder;
+    const char *text;
+    size_t size;
+    assert_ok(nd_decoder_create(tokenizer, false, &decoder));
+    for (int i = 0; i < 4; i++) {
+        char name[8];
+        int32_t id = nd_tokenizer_find(
+            tokenizer, name, (size_t)snprintf(name, sizeof name, "<0x%02X>", bytes[i] & 0xff));
+        assert_ok(nd_decoder_push(decoder, &id, 1, &text, &size));
+        cr_assert_eq(size, 0);
+    }
+    assert_ok(nd_decoder_end(decoder, &text, &size));
+    cr_assert_eq(size, 4);
+    cr_assert_arr_eq(text, "\xf0\x9f\x98\x80", 4);
+    assert_ok(nd_decoder_end(decoder, &text, &size));
+    cr_assert_eq(size, 0);
+    nd_decoder_destroy(decoder);
+    nd_tokenizer_close(tokenizer);
+}
+
+Test(decode, an_id_without_a_token_is_refused)
+{
+    nd_tokenizer *tokenizer = text_open("gpt2");
+    nd_decoder *decoder;
+    const char *text;
+    size_t size;
+    assert_ok(nd_decoder_create(tokenizer, false, &decoder));
+    const int32_t ids[] = {-1, nd_tokenizer_vocab_size(tokenizer)};
+    for (int i = 0; i < 2; i++) {
+        assert_fails(nd_decoder_push(decoder, &ids[i], 1, &text, &size), ND_ERR_DATA, "has the id");
+    }
+    nd_decoder_destroy(decoder);
+    nd_tokenizer_close(tokenizer);
+}

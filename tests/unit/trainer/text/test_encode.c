@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/clock.h"
+#include "tests/support/tempdir.h"
+#include "tests/unit/trainer/text/text_cases.h"
+
+enum { LONG_RUN = 1 << 20, SHORTER_RUN = 1 << 17 };
+
+static nd_encoder *encoder_of(const nd_tokenizer *tokenizer, nd_special_in_text special, bool post,
+                              size_t cache)
+{
+    nd_encoder *encoder;
+    const nd_encode_options options = {.special_in_text = special,
+                                       .post_process = post,
+                                       .drop_unknown = true,
+                                       .cache_bytes = cache};
+    assert_ok(nd_encoder_create(tokenizer, &options, &encoder));
+    return encoder;
+}
+
+/* Each case twice: the second time its words come from the cache. */
+static void assert_cases(const char *family, const char *key, nd_special_in_text special, bool post,
+                         size_t cache)
+{
+    nd_tokenizer *tokenizer = text_open(family);
+    nd_encoder *encoder = encoder_of(tokenizer, special, post, cache);
+    json_t *cases = text_cases(family);
+    cr_assert_gt(json_array_size(cases), 40);
+    for (size_t i = 0; i < 2 * json_array_size(cases); i++) {
+        const json_t *one = json_array_get(cases, i % json_array_size(cases));
+        text_assert_ids(family, encoder, json_object_get(one, "text"), json_object_get(one, key));
+    }
+    json_decref(cases);
+    nd_encoder_destroy(encoder);
+    nd_tokenizer_close(tokenizer);
+}
+
+Test(encode, ids_are_those_of_tokenizers)
+{
+    for (const char *const *family = text_families; *family; family++) {
+        assert_cases(*family, "parse", ND_SPECIAL_PARSE, false, ND_ENCODE_CACHE_BYTES);
+        assert_cases(*family, "post", ND_SPECIAL_PARSE, true, ND_ENCODE_CACHE_BYTES);
+        assert_cases(*family, "as_text", ND_SPECIAL_TEXT, false, ND_ENCODE_CACHE_BYTES);
+    }
+}
+
+Test(encode, ids_are_the_same_without_a_cache_and_with_a_tiny_one)
+{
+    for (const char *const *family = text_families; *family; family++) {
+        assert_cases(*family, "parse", ND_SPECIAL_PARSE, false, 0);
+        assert_cases(*family, "parse", ND_SPECIAL_PARSE, false, 64); /* one word */
+    }
+}
+
+Test(encode, special_tokens_in_text_are_refused_on_request)
+{
+    nd_tokenizer *tokenizer = text_open("llama3");
+    nd_encoder *encoder = encoder_of(tokenizer, ND_SPECIAL_REFUSE, false, 0);
+    const int32_t *ids;
+    size_t count;
+    assert_fails(nd_encode(encoder, "a <|eot|>", 9, &ids, &count), ND_ERR_DATA,
+                 "\"<|eot|>\" at byte 2");
+    assert_ok(
+        nd_encode(encoder, "a <|eo|> <think>", 16, &ids, &count)); /* this one is not special */
+    cr_assert_eq(ids[count - 1], nd_tokenizer_find(tokenizer, "<think>", 7));
+    nd_encoder_destroy(encoder);
+    nd_tokenizer_close(tokenizer);
+}
+
+Test(encode, special_tokens_are_counted_in_every_mode)
+{
+    nd_tokenizer *tokenizer = text_open("llama3");
+    for (int mode = ND_SPECIAL_TEXT; mode <= ND_SPECIAL_PARSE; mode++) {
+        nd_encoder *encoder = encoder_of(tokenizer, (nd_special_in_text)mode, true, 0);
+        const int32_t *ids;
+        size_t count;
+        assert_ok(nd_encode(encoder, "<|eot|>a<|eot|>", 15, &ids, &count));
+        cr_assert_eq(nd_encoder_counts(encoder)->special, 2);
+        cr_assert_eq(nd_encoder_counts(encoder)->texts, 1);
+        cr_assert_eq(nd_encoder_counts(encoder)->bytes, 15);
+        cr_assert_eq(nd_encoder_counts(encoder)->ids, (int64_t)count);
+        nd_encoder_destroy(encoder);
+    }
+    nd_tokenizer_close(tokenizer);
+}
+
+static void assert_same_ids(nd_encoder *encoder, const char *text, size_t size, const char *other)
+{
+    static int32_t first[64];
+    const int32_t *ids;
+    size_t count, again;
+    assert_ok(nd_encode(encoder, other, strlen(other), &ids, &count));
+    cr_assert_leq(count, 64);
+    memcpy(first, ids, count * sizeof *ids);
+    assert_ok(nd_encode(encoder, text, size, &ids, &again));
+    cr_assert_eq(count, again, "%zu ids, not %zu", again, count);
+    cr_assert_arr_eq(ids, first, count * sizeof *ids);
+}
+
+Test(encode, invalid_utf8_is_replaced_by_maximal_subparts_as_python_does)
+{
+    static const struct {
+        const char *text, *replaced;
+        int64_t invalid;
+    } cases[] = {
+        {"a\xff"
+         "b",
+         "a\xef\xbf\xbd"
+         "b",
+         1},
+        {"\xe2\x82", "\xef\xbf\xbd", 1}, /* cut at the end */
+        {"\xe2\x82"
+         "a",
+         "\xef\xbf\xbd"
+         "a",
+         1},
+        {"\xf0\x9f\x98"
+         "x\x80",
+         "\xef\xbf\xbdx\xef\xbf\xbd", 2},
+        {"\xed\xa0\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd", 3}, /* a surrogate */
+        {"\xc0\xaf", "\xef\xbf\xbd\xef\xbf\xbd", 2},                 /* a long form */
+        {"\xf4\x90\x80\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd", 4},
+    };
+    nd_tokenizer *tokenizer = text_open("llama3");
+    nd_encoder *encoder = encoder_of(tokenizer, ND_SPECIAL_TEXT, false, 0);
+    int64_t invalid = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_same_ids(encoder, cases[i].text, strlen(cases[i].text), cases[i].replaced);
+        invalid += cases[i].invalid;
+        cr_assert_eq(nd_encoder_counts(encoder)->invalid, invalid, "case %zu", i);
+    }
+    nd_encoder_destroy(encoder);
+
+    const nd_encode_options strict = {.refuse_invalid = true};
+    const int32_t *ids;
+    size_t count;
+    assert_ok(nd_encoder_create(tokenizer, &strict, &encoder));
+    assert_fails(nd_encode(encoder, "ab\xff", 3, &ids, &count), ND_ERR_DATA,
+                 "not UTF-8 from byte 2 (0xff)");
+    nd_encoder_destroy(encoder);
+    nd_tokenizer_close(tokenizer);
+}
+
+Test(encode, a_character_without_a_piece_is_refused_or_dropped_and_counted)
+{
+    json_t *file = text_file("gpt2");
+    json_t *vocab = json_object_get(json_object_get(file, "model"), "vocab");
+    json_object_set_new(vocab, "replaced", json_copy(json_object_get(vocab, "z")));
+    json_object_del(vocab, "z");
+    json_array_clear(json_object_get(json_object_get(file, "model"), "merges"));
+    nd_tokenizer *tokenizer;
+    assert_ok(text_parse(file, &tokenizer));
+    json_decref(file);
+    const nd_encode_options refuse = {0};
+    nd_encoder *encoder;
+    const int32_t *ids;
+    size_t count;
+    assert_ok(nd_encoder_create(tokenizer, &refuse, &encoder));
+    assert_fails(nd_encode(encoder, "lazy", 4, &ids, &count), ND_ERR_DATA, "byte 0x7a");
+    assert_ok(nd_encode(encoder, "lay", 3, &ids, &count));
+    nd_encoder_destroy(encoder);
+    encoder = encoder_of(tokenizer, ND_SPECIAL_TEXT, false, ND_ENCODE_CACHE_BYTES);
+    for (int i = 1; i <= 3; i++) { /* the cache does not hide them */
+        assert_ok(nd_encode(encoder, "lazy", 4, &ids, &count));
+        cr_assert_eq(count, 3);
+        cr_assert_eq(nd_encoder_counts(encoder)->dropped, i);
+    }
+    nd_encoder_destroy(encoder);
+    nd_tokenizer_close(tokenizer);
+}
+
+/* A case that is quadratic anywhere would take minutes. */
+Test(encode, long_runs_take_no_quadratic_time, .timeout = 120)
+{
+    static const char *const runs[] = {"a", " ",    "\n",  "\xe2\x96\x81", "1",
+                                       "'", "<|eo", " \n", "\xff"};
+    char *text = malloc(LONG_RUN);
+    cr_assert_not_null(text);
+    for (const char *const *family = text_families; *family; family++) {
+        nd_tokenizer *tokenizer = text_open(*family);
+        nd_encoder *encoder = encoder_of(tokenizer, ND_SPECIAL_PARSE, true, ND_ENCODE_CACHE_BYTES);
+        for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
+            size_t n = strlen(runs[i]), count;
+            size_t size = (i < 2 ? LONG_RUN : SHORTER_RUN) / n * n;
+            const int32_t *ids;
+            for (size_t at = 0; at < size; at += n) {
+                memcpy(text + at, runs[i], n);
+            }
+            assert_ok(nd_encode(encoder, text, size, &ids, &count));
+            cr_assert_gt(count, 0);
+        }
+        nd_encoder_destroy(encoder);
+        nd_tokenizer_close(tokenizer);
+    }
+    free(text);
+}

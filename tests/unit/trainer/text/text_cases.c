@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/unit/trainer/text/text_cases.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { IDS_MAX = 4096, TEXT_MAX = 1 << 16 };
+
+const char *const text_families[] = {"gpt2",
+                                     "prefix",
+                                     "llama3",
+                                     "qwen2",
+                                     "digits",
+                                     "llama2",
+                                     "llama2_early",
+                                     "llama2_inner",
+                                     "llama2_first",
+                                     "metaspace",
+                                     "unknown",
+                                     "unknown_alone",
+                                     NULL};
+
+static const char *path_of(const char *family, const char *suffix)
+{
+    static char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/tests/unit/trainer/text/goldens/%s%s", getenv("ND_SOURCE_ROOT"),
+             family, suffix);
+    return path;
+}
+
+nd_tokenizer *text_open(const char *family)
+{
+    nd_tokenizer *tokenizer;
+    nd_status status = nd_tokenizer_open(path_of(family, ".json"), &tokenizer);
+    cr_assert_eq(status, ND_OK, "%s: %s", family, nd_error_last()->message);
+    return tokenizer;
+}
+
+static json_t *load(const char *path)
+{
+    json_error_t error;
+    json_t *root = json_load_file(path, JSON_ALLOW_NUL, &error);
+    cr_assert_not_null(root, "%s: %s", path, error.text);
+    return root;
+}
+
+json_t *text_file(const char *family)
+{
+    return load(path_of(family, ".json"));
+}
+
+json_t *text_cases(const char *family)
+{
+    return load(path_of(family, ".cases.json"));
+}
+
+nd_status text_parse(const json_t *file, nd_tokenizer **out)
+{
+    char *text = json_dumps(file, 0);
+    cr_assert_not_null(text);
+    nd_status status = nd_tokenizer_parse(text, strlen(text), "tokenizer.json", out);
+    free(text);
+    return status;
+}
+
+size_t text_ids(const json_t *list, int32_t *ids, size_t room)
+{
+    size_t count = json_array_size(list);
+    cr_assert_leq(count, room);
+    for (size_t i = 0; i < count; i++) {
+        ids[i] = (int32_t)json_integer_value(json_array_get(list, i));
+    }
+    return count;
+}
+
+void text_assert_ids(const char *family, nd_encoder *encoder, const json_t *text,
+                     const json_t *expected)
+{
+    const char *string = json_string_value(text);
+    const int32_t *ids;
+    int32_t wanted[IDS_MAX];
+    size_t count, size = json_string_length(text), n = text_ids(expected, wanted, IDS_MAX);
+    nd_status status = nd_encode(encoder, string, size, &ids, &count);
+    cr_assert_eq(status, ND_OK, "%s, \"%s\": %s", family, string, nd_error_last()->message);
+    for (size_t i = 0; i < count && i < n; i++) {
+        cr_assert_eq(ids[i], wanted[i], "%s, \"%s\": id %zu is %d, not %d", family, string, i,
+                     ids[i], wanted[i]);
+    }
+    cr_assert_eq(count, n, "%s, \"%s\": %zu ids, not %zu", family, string, count, n);
+}
+
+const char *text_decode(nd_decoder *decoder, const int32_t *ids, size_t count, size_t piece,
+                        size_t *size)
+{
+    static char text[TEXT_MAX];
+    size_t at = 0;
+    bool ended = false;
+    for (size_t i = 0; !ended; i += piece) {
+        const char *part;
+        size_t n;
+        ended = i >= count;
+        nd_status status = ended
+                               ? nd_decoder_end(decoder, &part, &n)
+                               : nd_decoder_push(decoder, ids + i,
+                                                 count - i < piece ? count - i : piece, &part, &n);
+        cr_assert_eq(status, ND_OK, "%s", nd_error_last()->message);
+        cr_assert_lt(at + n, sizeof text);
+        memcpy(text + at, part, n);
+        at += n;
+    }
+    text[at] = '\0';
+    *size = at;
+    return text;
+}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TESTS_TEXT_CASES_H
+#define ND_TESTS_TEXT_CASES_H
+/* Small tokenizers with texts and what the package `tokenizers` makes of them, written by
+ * scripts/goldens/text.py. */
+#include <criterion/criterion.h>
+#include <jansson.h>
+
+#include "trainer/text/tokenizer.h"
+
+/* Name of a family, as goldens/NAME.json; the list ends with NULL. */
+extern const char *const text_families[];
+
+nd_tokenizer *text_open(const char *family);
+/* The file of a family, to be changed by a test; and opening such a file. */
+json_t *text_file(const char *family);
+nd_status text_parse(const json_t *file, nd_tokenizer **out);
+/* The list of cases of a family. */
+json_t *text_cases(const char *family);
+
+/* Ids of a list, and their number. */
+size_t text_ids(const json_t *list, int32_t *ids, size_t room);
+/* Encodes and compares with a list of ids. */
+void text_assert_ids(const char *family, nd_encoder *encoder, const json_t *text,
+                     const json_t *expected);
+/* All ids decoded, with what is held back; valid until the next call. */
+const char *text_decode(nd_decoder *decoder, const int32_t *ids, size_t count, size_t piece,
+                        size_t *size);
+
+#endif

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * For check_tokenizers.py: encodes or decodes what comes on the standard input.
+ *
+ *   text_tool TOKENIZER parse|text|post     records of a text -> records of ids
+ *   text_tool TOKENIZER decode|skip         records of ids -> records of a text
+ *
+ * A record is a number of bytes or ids, and these; numbers have 32 bits, little-endian.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "trainer/text/tokenizer.h"
+
+static void fail(const char *what)
+{
+    fprintf(stderr, "text_tool: %s: %s\n", what, nd_error_last()->message);
+    exit(1);
+}
+
+/* The next record, owned by the caller; NULL at the end. */
+static void *read_record(size_t each, size_t *count)
+{
+    uint32_t n;
+    if (fread(&n, sizeof n, 1, stdin) != 1) {
+        return NULL;
+    }
+    void *data = malloc(n * each + 1);
+    if (!data || fread(data, each, n, stdin) != n) {
+        fail("a record is cut");
+    }
+    *count = n;
+    return data;
+}
+
+static void write_record(const void *data, size_t each, size_t count)
+{
+    uint32_t n = (uint32_t)count;
+    if (fwrite(&n, sizeof n, 1, stdout) != 1 || fwrite(data, each, n, stdout) != n) {
+        fail("the output cannot be written");
+    }
+}
+
+static void encode_all(const nd_tokenizer *tokenizer, const char *mode)
+{
+    const nd_encode_options options = {
+        .special_in_text = strcmp(mode, "text") == 0 ? ND_SPECIAL_TEXT : ND_SPECIAL_PARSE,
+        .post_process = strcmp(mode, "post") == 0,
+        .drop_unknown = true,
+        .cache_bytes = ND_ENCODE_CACHE_BYTES};
+    nd_encoder *encoder;
+    size_t size, count;
+    const int32_t *ids;
+    if (nd_encoder_create(tokenizer, &options, &encoder) != ND_OK) {
+        fail("encoder");
+    }
+    for (char *text; (text = read_record(1, &size)); free(text)) {
+        if (nd_encode(encoder, text, size, &ids, &count) != ND_OK) {
+            fail("encode");
+        }
+        write_record(ids, sizeof *ids, count);
+    }
+    nd_encoder_destroy(encoder);
+}
+
+static void decode_all(const nd_tokenizer *tokenizer, const char *mode)
+{
+    nd_decoder *decoder;
+    if (nd_decoder_create(tokenizer, strcmp(mode, "skip") == 0, &decoder) != ND_OK) {
+        fail("decoder");
+    }
+    size_t count;
+    for (int32_t *ids; (ids = read_record(sizeof *ids, &count)); free(ids)) {
+        const char *text;
+        size_t size, tail;
+        if (nd_decoder_push(decoder, ids, count, &text, &size) != ND_OK) {
+            fail("decode");
+        }
+        char *whole = malloc(size + 1);
+        if (!whole) {
+            fail("memory");
+        }
+        memcpy(whole, text, size);
+        if (nd_decoder_end(decoder, &text, &tail) != ND_OK) {
+            fail("decode");
+        }
+        uint32_t n = (uint32_t)(size + tail);
+        if (fwrite(&n, sizeof n, 1, stdout) != 1 || fwrite(whole, 1, size, stdout) != size ||
+            fwrite(text, 1, tail, stdout) != tail) {
+            fail("the output cannot be written");
+        }
+        free(whole);
+    }
+    nd_decoder_destroy(decoder);
+}
+
+int main(int argc, char **argv)
+{
+    nd_tokenizer *tokenizer;
+    if (argc != 3) {
+        fprintf(stderr, "usage: text_tool TOKENIZER parse|text|post|decode|skip\n");
+        return 2;
+    }
+    if (nd_tokenizer_open(argv[1], &tokenizer) != ND_OK) {
+        fail("open");
+    }
+    bool decodes = strcmp(argv[2], "decode") == 0 || strcmp(argv[2], "skip") == 0;
+    (decodes ? decode_all : encode_all)(tokenizer, argv[2]);
+    nd_tokenizer_close(tokenizer);
+    return 0;
+}
