@@ -20,7 +20,7 @@
  *   Absent operands have no data (data NULL); a struct's members that are not named are absent.
  *   Stream results are visible to later calls on the same stream.
  *   Errors ND_ERR_INTERNAL when a library refuses; bad shapes are ND_ASSERTs: the model checks
- *          users' numbers first.
+ *          users' numbers first, among them those that nd_op_limits bounds.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -439,8 +439,19 @@ typedef struct nd_prepare_ops {
     ND_EACH_PREPARED_OP(ND_OP_MEMBER, )
 } nd_prepare_ops;
 
+/*
+ * The largest sizes of a backend's ops; 0: any. Larger ones are ND_ASSERTs or worse, so whoever
+ * plans a model compares it with these first.
+ */
+typedef struct nd_op_limits {
+    int64_t hidden;   /* C of rmsnorm_bwd */
+    int64_t head_dim; /* D of attention */
+    int64_t tokens;   /* n of every op: what an I32 counts */
+} nd_op_limits;
+
 typedef struct nd_ops {
     const char *name; /* "ref", "cpu", "cuda" */
+    nd_op_limits limits;
     /*
      * matmul_fp8 reads an operand only where its summed axis is the contiguous one: `codes` of a
      * and of a transposed b, `transposed` of a transposed a and of b. Where this is false it takes

@@ -13,6 +13,8 @@
 #include "runtime/device/device.h"
 
 enum { ND_CPU_PARTIALS = 131072 }; /* partial sums (F64) of fixed blocks: 1 MiB */
+/* The most columns of rmsnorm_bwd: one block's partial sums (F32) fit into the same memory. */
+enum { ND_CPU_NORM_COLUMNS = 2 * ND_CPU_PARTIALS };
 /* Where the CPU has no BF16 products: extents of a widened tile in m, n and k. */
 enum { ND_CPU_WIDEN_TILE = 512 };
 

@@ -2,8 +2,10 @@
 
 #include "kernels/cpu/context.h"
 
-static const nd_ops cpu_ops = {
-    .name = "cpu", ND_EACH_OP(ND_OP_ENTRY, nd_cpu_) ND_EACH_QUERY(ND_QUERY_ENTRY, nd_cpu_)};
+static const nd_ops cpu_ops = {.name = "cpu",
+                               .limits = {.hidden = ND_CPU_NORM_COLUMNS, .tokens = INT32_MAX},
+                               ND_EACH_OP(ND_OP_ENTRY, nd_cpu_)
+                                   ND_EACH_QUERY(ND_QUERY_ENTRY, nd_cpu_)};
 
 nd_status nd_ops_cpu(nd_device *device, const nd_ops **out)
 {

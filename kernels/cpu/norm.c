@@ -102,8 +102,8 @@ static void combine_partials(const backward *w)
  * shape alone. */
 static int64_t block_count(int64_t n, int64_t C)
 {
-    int64_t room = 2 * (int64_t)ND_CPU_PARTIALS / C, blocks = n < 32 ? n : 32;
-    ND_ASSERT(room > 0);
+    int64_t room = ND_CPU_NORM_COLUMNS / C, blocks = n < 32 ? n : 32;
+    ND_ASSERT(room > 0); /* nd_op_limits.hidden */
     return blocks < room ? blocks : room;
 }
 

@@ -238,6 +238,7 @@ static nd_status prepare_attention_bwd(nd_stream *s, const nd_attention_bwd_args
 static const nd_prepare_ops prepare_ops = {ND_EACH_PREPARED_OP(ND_OP_ENTRY, prepare_)};
 
 static const nd_ops cuda_ops = {.name = "cuda",
+                                .limits = ND_CUDA_LIMITS,
                                 .fp8_needs_transposed = true,
                                 .prepare = &prepare_ops,
                                 ND_EACH_OP(ND_OP_ENTRY, ) ND_EACH_QUERY(ND_QUERY_ENTRY, )};

@@ -32,8 +32,15 @@ enum {
     ND_CUDA_SCRATCH = 16 << 20,
     /* Most tokens of embedding_bwd: 20 bytes each, in whole tiles of its sort. */
     ND_CUDA_EMBEDDING_TOKENS = ND_CUDA_SCRATCH / 20 / 512 * 512,
-    ND_PLAIN_HEAD_DIM = 256, /* the most of attention without cuDNN */
+    ND_PLAIN_HEAD_DIM = 256,                    /* the most of attention without cuDNN */
+    ND_CUDA_NORM_COLUMNS = ND_CUDA_SCRATCH / 4, /* the most of rmsnorm_bwd: one block's sums */
 };
+
+/* Of the table of ops, and of its planner. */
+#define ND_CUDA_LIMITS                                                                             \
+    {                                                                                              \
+        .hidden = ND_CUDA_NORM_COLUMNS, .head_dim = ND_PLAIN_HEAD_DIM, .tokens = INT32_MAX         \
+    }
 
 #define ND_CUDA_LAUNCHER(op, prefix)                                                               \
     int prefix##op(nd_cuda_queue, const nd_##op##_args *, void *scratch);

@@ -70,7 +70,10 @@ static size_t matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, 
 
 nd_ops nd_ops_cuda_planner(bool deterministic)
 {
-    nd_ops ops = {.name = "cuda", .fp8_needs_transposed = true, ND_EACH_QUERY(ND_QUERY_ENTRY, )};
+    nd_ops ops = {.name = "cuda",
+                  .limits = ND_CUDA_LIMITS,
+                  .fp8_needs_transposed = true,
+                  ND_EACH_QUERY(ND_QUERY_ENTRY, )};
     if (deterministic) {
         ops.attention_scratch = ordered_attention_scratch;
     }

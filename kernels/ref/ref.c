@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/ref/ref.h"
 
-static const nd_ops ref_ops = {
-    .name = "ref", ND_EACH_OP(ND_OP_ENTRY, nd_ref_) ND_EACH_QUERY(ND_QUERY_ENTRY, nd_ref_)};
+static const nd_ops ref_ops = {.name = "ref",
+                               .limits = {.tokens = INT32_MAX},
+                               ND_EACH_OP(ND_OP_ENTRY, nd_ref_)
+                                   ND_EACH_QUERY(ND_QUERY_ENTRY, nd_ref_)};
 
 nd_status nd_ops_ref(const nd_ops **out)
 {

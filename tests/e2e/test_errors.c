@@ -43,6 +43,10 @@ TestSuite(errors, .init = setup, .fini = teardown, .timeout = 60);
 #define FROM(model_flag) ND_LAUNCH FROM_FLAGS(model_flag)
 #define LAUNCH           FROM("--set model.config=model.json")
 #define TRAIN            ND_TRAIN " train" FROM_FLAGS("--set model.config=model.json")
+#define PLAN             ND_TRAIN " plan" FROM_FLAGS("--set model.config=model.json")
+#define CHECK_ON_CUDA                                                                              \
+    "CUDA_VISIBLE_DEVICES= " ND_TRAIN " check --set model.config=model.json --data-path text.txt " \
+    "--device cuda --sequence-length "
 
 static void write_file(const char *name, const char *text)
 {
@@ -159,6 +163,32 @@ Test(errors, model_config)
     memcpy(at, "\"hidden_size\": 33", 17);
     tempdir_write(&dir, "model.json", config, (size_t)n);
     refused_with(65, LAUNCH, "33", "");
+}
+
+/* The readers accept these numbers and ops do not: the sentence has key, value and limit. */
+Test(errors, numbers_that_no_op_supports)
+{
+#define WIDE_MODEL                                                                                 \
+    "{\"model_type\": \"llama\", \"vocab_size\": 256, \"intermediate_size\": 2, "                  \
+    "\"num_hidden_layers\": 1, \"num_attention_heads\": 1, "                                       \
+    "\"max_position_embeddings\": 134217728, "
+    write_file("model.json", WIDE_MODEL "\"head_dim\": 2, \"hidden_size\": 1048576}");
+    refused_with(65, LAUNCH, "hidden_size is 1048576", "at most 262144");
+    refused_with(65, TRAIN, "hidden_size is 1048576", "at most 262144");
+    refused_with(65, PLAN, "hidden_size is 1048576", "at most 262144");
+    write_file("model.json", WIDE_MODEL "\"head_dim\": 1024, \"hidden_size\": 64}");
+    refused_with(65, CHECK_ON_CUDA "32", "head_dim is 1024", "at most 256");
+    refused_with(65, PLAN "--device cuda", "head_dim is 1024", "at most 256");
+    refused_with(2, PLAN "--sequence-length 134217728 --micro-batch-size 65536",
+                 "train.micro_batch_size 65536 x train.sequence_length 134217728",
+                 "= 8796093022208 tokens");
+    write_file("model.json",
+               "{\"model_type\": \"llama\", \"vocab_size\": 16777216, \"hidden_size\": 262144, "
+               "\"intermediate_size\": 4194304, \"num_hidden_layers\": 4096, "
+               "\"num_attention_heads\": 4096, \"head_dim\": 1024, "
+               "\"max_position_embeddings\": 134217728}");
+    refused_with(71, PLAN "--sequence-length 134217728 --micro-batch-size 15",
+                 "4096 layers of 2013265920 tokens", "no host can address");
 }
 
 /* Terabytes: refused before a worker starts, and by a worker that is started alone. */
@@ -329,9 +359,6 @@ Test(errors, rendezvous)
 /* The configuration of a GPU job can be checked on any machine; only a run needs the GPU. */
 Test(errors, check_of_a_gpu_job_needs_no_gpu)
 {
-#define CHECK_ON_CUDA                                                                              \
-    "CUDA_VISIBLE_DEVICES= " ND_TRAIN " check --set model.config=model.json --data-path text.txt " \
-    "--device cuda --sequence-length "
     shell(&dir, CHECK_ON_CUDA "32");
     cr_assert_not_null(strstr(shell_output, "configuration, model and data are good"), "%s",
                        shell_output);

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
+#include <string.h>
 
 #include "tests/ops/conformance.h"
 
 static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
 static const struct {
     int64_t n, C, gap;
-} shapes[] = {{1, 1, 0},     {1, 64, 0}, {3, 7, 5},     {33, 48, 16},  {70, 515, 3},
-              {257, 512, 0}, {0, 16, 0}, {3, 16384, 0}, {2, 20480, 8}, {2, 5001, 0}};
+} shapes[] = {{1, 1, 0},  {1, 64, 0},    {3, 7, 5},     {33, 48, 16}, {70, 515, 3},  {257, 512, 0},
+              {0, 16, 0}, {3, 16384, 0}, {2, 20480, 8}, {2, 5001, 0}, {3, 262144, 0}};
 
-enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+/* The last one is what nd_op_limits allows, and is large: not in every combination. */
+enum { SHAPES = sizeof shapes / sizeof shapes[0] - 1, LARGEST = SHAPES };
 
 /* Which outputs share memory with which inputs. */
 typedef enum sharing { APART, SUM_IS_X, SUM_IS_DELTA, NO_DELTA, SHARINGS } sharing;
@@ -113,4 +115,18 @@ static void check_backward(const nd_side *ref, const nd_backend *backend)
 Test(rmsnorm, backward)
 {
     nd_each_backend(check_backward);
+}
+
+static void check_largest(const nd_side *ref, const nd_backend *backend)
+{
+    int64_t most = backend->side.ops->limits.hidden;
+    cr_assert(most == 0 || most >= shapes[LARGEST].C, "%s allows %lld", backend->name,
+              (long long)most);
+    cr_assert(strcmp(backend->side.ops->name, "cpu") != 0 || most == shapes[LARGEST].C);
+    backward_once(ref, backend, ND_DTYPE_BF16, LARGEST, BWD_APART);
+}
+
+Test(rmsnorm, backward_of_the_largest_width)
+{
+    nd_best_backend(check_largest);
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
 #include "trainer/run/resume.h"
@@ -85,7 +86,10 @@ static nd_status check(const nd_command_call *call)
     ND_TRY_OUT(nd_trainer_check_precision(config, &inputs.shape));
     ND_TRY_OUT(check_device(config, &gpu));
     ND_TRY_OUT(check_autotune(config, &inputs.shape, gpu));
-    if (!gpu) { /* for GPUs each worker checks its own device */
+    if (gpu) { /* each worker checks its own device's memory */
+        nd_ops ops = nd_ops_cuda_planner(config->train.deterministic);
+        ND_TRY_OUT(nd_trainer_check_limits(&ops, config, &config->resolved_mesh, &inputs.shape));
+    } else {
         ND_TRY_OUT(nd_worker_open_planner(config, call->worker));
         ND_TRY_OUT(nd_plan_check_memory(config, &inputs, call->worker));
     }

@@ -68,6 +68,15 @@ typedef struct nd_step_result {
  * with the numbers. */
 nd_status nd_trainer_check_precision(const nd_config *config, const nd_llama_shape *shape);
 
+/*
+ * Whether the ops of a backend can compute the model, before any worker starts: nd_op_limits, and
+ * sizes of which no plan can be made. Names key, value and limit. ND_ERR_DATA where a number of the
+ * model is too large, ND_ERR_CONFIG where one of the configuration is, ND_ERR_RESOURCE where their
+ * product is. nd_trainer_create checks it too.
+ */
+nd_status nd_trainer_check_limits(const nd_ops *ops, const nd_config *config, const nd_mesh *mesh,
+                                  const nd_llama_shape *shape);
+
 /* Plans memory; nothing is allocated on the device yet (enough for `ndtrain plan`). */
 nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out);
 /* Allocates the plan and writes its start values. Collective: the rank's groups must exist from

@@ -65,6 +65,7 @@ nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
 {
     nd_trainer *t = NULL;
     nd_model_options options = {.linears = rank->linears};
+    ND_TRY(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
     ND_TRY(create(rank, &options, &t));
     if (is_too_large(t)) {
         nd_trainer_destroy(t);
