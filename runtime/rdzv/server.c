@@ -7,9 +7,6 @@
 
 #include "runtime/rdzv/server_state.h"
 
-/* When all places for strangers are occupied, one that was silent for this long is dropped. */
-static const int64_t crowded_ns = 250000000;
-
 nd_status nd_server_create(const nd_server_options *options, const nd_server_hooks *hooks,
                            nd_server **out)
 {
@@ -21,6 +18,7 @@ nd_status nd_server_create(const nd_server_options *options, const nd_server_hoo
     snprintf(server->job, sizeof server->job, "%s", options->run_id);
     server->epoch = options->epoch;
     server->nnodes = options->nnodes;
+    server->files = options->files;
     double hello = options->hello_seconds > 0 ? options->hello_seconds : 5;
     double notice = options->notice_seconds > 0 ? options->notice_seconds : 10;
     server->hello_ns = (int64_t)(hello * 1e9);
@@ -93,43 +91,56 @@ int nd_server_members(const nd_server *server, nd_wire_role role)
     return server->members[role];
 }
 
-bool nd_server_has_room(nd_server *server, int64_t now)
+static int places(const nd_server *server)
 {
-    if (server->strangers < ND_SERVER_STRANGERS_MAX) {
-        return true;
-    }
-    nd_peer *oldest = NULL;
-    for (nd_peer *peer = server->peers; peer; peer = peer->next) {
-        if (!peer->member && !peer->dropped && (!oldest || peer->since < oldest->since)) {
-            oldest = peer;
-        }
-    }
-    if (oldest && now - oldest->since > crowded_ns) {
-        nd_server_note_refused(server, oldest->name, "it said nothing while others waited", now);
-        nd_server_drop(server, oldest);
-    }
-    return false;
+    return nd_strangers_places(server->files, server->world_size, server->nnodes);
 }
 
-nd_status nd_server_connect(nd_server *server, void *transport, const char *name, int64_t now,
+nd_peer *nd_server_make_room(nd_server *server, int64_t now)
+{
+    nd_stranger *leaving = nd_strangers_leaving(&server->strangers, places(server), now);
+    nd_peer *peer = leaving ? leaving->owner : NULL;
+    if (peer && !peer->dropped) {
+        nd_server_note_refused(server, peer->name,
+                               leaving->speaks ? "it had not identified itself while others waited"
+                                               : "it said nothing while others waited",
+                               now);
+    }
+    return peer;
+}
+
+bool nd_server_has_room(nd_server *server, int64_t now, nd_peer **leaving)
+{
+    bool room = server->strangers.count < places(server);
+    *leaving = room ? NULL : nd_server_make_room(server, now);
+    return room;
+}
+
+nd_status nd_server_connect(nd_server *server, const nd_server_caller *caller, int64_t now,
                             nd_peer **out)
 {
     nd_peer *peer;
     ND_TRY(ND_ALLOC(1, &peer));
     peer->server = server;
-    peer->transport = transport;
-    snprintf(peer->name, sizeof peer->name, "%s", name);
+    peer->transport = caller->transport;
+    snprintf(peer->name, sizeof peer->name, "%s", caller->name);
     nd_wire_parser_init(&peer->parser, ND_WIRE_LIMIT_STRANGER);
-    peer->since = now;
     peer->index = -1;
     peer->next = server->peers;
     if (server->peers) {
         server->peers->previous = peer;
     }
     server->peers = peer;
-    server->strangers++;
+    nd_strangers_add(&server->strangers, &peer->stranger, peer, now, caller->origin);
     *out = peer;
     return ND_OK;
+}
+
+void nd_server_speaks(nd_server *server, nd_peer *peer)
+{
+    if (!peer->member) {
+        nd_strangers_speaks(&server->strangers, &peer->stranger);
+    }
 }
 
 typedef struct hello {
@@ -227,7 +238,7 @@ static nd_status accept_hello(nd_server *server, nd_peer *peer, const nd_wire_fr
     snprintf(peer->host, sizeof peer->host, "%s", h.host);
     snprintf(peer->name, sizeof peer->name, "%s %u (%s)", h.role == ND_WIRE_NODE ? "node" : "rank",
              h.index, h.host);
-    server->strangers--;
+    nd_strangers_remove(&server->strangers, &peer->stranger);
     server->members[peer->role]++;
     if (peer->role == ND_WIRE_NODE) {
         server->nodes[peer->index] = true;
@@ -300,7 +311,7 @@ void nd_server_gone(nd_server *server, nd_peer *peer)
         server->peers = peer->next;
     }
     if (!peer->member) {
-        server->strangers--;
+        nd_strangers_remove(&server->strangers, &peer->stranger);
     } else {
         server->members[peer->role]--;
         if (peer->role == ND_WIRE_NODE) {
@@ -315,16 +326,25 @@ void nd_server_gone(nd_server *server, nd_peer *peer)
     free_peer(peer);
 }
 
+/* The queue is ordered by age. */
+static void drop_late(nd_server *server, const nd_stranger_queue *queue, int64_t now)
+{
+    for (nd_stranger *s = queue->oldest; s && now - s->since > server->hello_ns; s = s->newer) {
+        nd_peer *peer = s->owner;
+        char why[96];
+        if (peer->dropped) {
+            continue;
+        }
+        snprintf(why, sizeof why, "it did not identify itself within %.3g s",
+                 (double)server->hello_ns * 1e-9);
+        nd_server_note_refused(server, peer->name, why, now);
+        nd_server_drop(server, peer);
+    }
+}
+
 void nd_server_tick(nd_server *server, int64_t now)
 {
-    for (nd_peer *peer = server->peers; peer; peer = peer->next) {
-        if (!peer->member && !peer->dropped && now - peer->since > server->hello_ns) {
-            char why[96];
-            snprintf(why, sizeof why, "it did not identify itself within %.3g s",
-                     (double)server->hello_ns * 1e-9);
-            nd_server_note_refused(server, peer->name, why, now);
-            nd_server_drop(server, peer);
-        }
-    }
+    drop_late(server, &server->strangers.silent, now);
+    drop_late(server, &server->strangers.speaking, now);
     nd_server_store_tick(server, now);
 }

@@ -6,16 +6,14 @@
  * in, frames come out through hooks, and `now` (nd_clock_ns) is an argument. store_server.h gives
  * it sockets and TLS; tests give it strings.
  *
- * A peer is a stranger until its hello (version, run id, epoch, index) is accepted: at most 64
- * strangers, five seconds each, frames of 512 bytes. Members are workers, whose requests the engine
+ * A peer is a stranger until its hello (version, run id, epoch, index) is accepted: 64 to 1,024
+ * strangers (strangers.h), five seconds each, frames of 512 bytes. Members are workers, whose requests the engine
  * answers, and nodes (other launchers), whose frames it hands to a hook. Everything runs in one
  * thread; hooks may not call back into the engine.
  */
 #include <stdint.h>
 
 #include "runtime/rdzv/wire.h"
-
-enum { ND_SERVER_STRANGERS_MAX = 64 };
 
 typedef struct nd_server nd_server;
 typedef struct nd_peer nd_peer;
@@ -42,6 +40,7 @@ typedef struct nd_server_options {
     uint32_t epoch;               /* of the first start, which run_id names */
     int world_size;        /* 0: not known yet, workers are refused until nd_server_set_world */
     int nnodes;            /* nodes 1 .. nnodes - 1 may join */
+    int64_t files;         /* that this process may open; it bounds the number of strangers */
     double hello_seconds;  /* for a stranger; 0: 5 */
     double notice_seconds; /* between lines about missing ranks; 0: 10 */
 } nd_server_options;
@@ -57,12 +56,25 @@ nd_status nd_server_set_world(nd_server *server, int world_size);
  */
 void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch);
 
-/* True when one more stranger may come in; drops one that has been idle when all places are
- * taken. */
-bool nd_server_has_room(nd_server *server, int64_t now);
-/* A new connection; `name` (address) is copied, for messages. `transport` is the host's pointer. */
-nd_status nd_server_connect(nd_server *server, void *transport, const char *name, int64_t now,
+/*
+ * True when one more stranger may come in. Where all places are taken *leaving is the one that makes
+ * room, noted as refused, whose connection the host closes before it asks again; NULL: all have come
+ * only now, so ask later.
+ */
+bool nd_server_has_room(nd_server *server, int64_t now, nd_peer **leaving);
+/* As *leaving above, when another limit is reached. */
+nd_peer *nd_server_make_room(nd_server *server, int64_t now);
+
+/* A new connection; `name` (address) is copied, for messages. */
+typedef struct nd_server_caller {
+    void *transport; /* the host's pointer */
+    const char *name;
+    uint32_t origin; /* a hash of the address without the port */
+} nd_server_caller;
+nd_status nd_server_connect(nd_server *server, const nd_server_caller *caller, int64_t now,
                             nd_peer **out);
+/* The peer's first bytes have come, of whatever kind. */
+void nd_server_speaks(nd_server *server, nd_peer *peer);
 /* Bytes of the peer; the engine drops the peer itself where they are wrong. */
 void nd_server_receive(nd_server *server, nd_peer *peer, const void *bytes, size_t count,
                        int64_t now);

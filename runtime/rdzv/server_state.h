@@ -6,6 +6,7 @@
  * server_store.c (values, requests), server.c (peers, hello, deadlines).
  */
 #include "runtime/rdzv/server.h"
+#include "runtime/rdzv/strangers.h"
 
 enum {
     ND_SERVER_BUCKETS = 1024,
@@ -46,7 +47,7 @@ struct nd_peer {
     char name[ND_WIRE_TEXT_MAX + 32];
     char host[ND_WIRE_TEXT_MAX];
     nd_wire_parser parser;
-    int64_t since;
+    nd_stranger stranger; /* until it is a member */
     bool member, dropped, goodbye;
     nd_wire_role role;
     int index;
@@ -67,7 +68,8 @@ struct nd_server {
     int world_size, nnodes;
     int64_t hello_ns, notice_ns;
     nd_peer *peers;
-    int strangers;
+    nd_strangers strangers;
+    int64_t files;
     int members[2];
     uint8_t *ranks; /* [world_size] ND_SERVER_RANK_* */
     bool *nodes;    /* [nnodes] connected */

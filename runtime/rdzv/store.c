@@ -356,7 +356,8 @@ nd_status nd_store_open_single(nd_store **out)
         .context = store, .send = keep_answer, .drop = drop_self, .notice = ignore_notice};
     nd_status status = nd_server_create(&options, &hooks, &store->server);
     if (status == ND_OK) {
-        status = nd_server_connect(store->server, NULL, "rank 0", 0, &store->self);
+        status = nd_server_connect(store->server, &(nd_server_caller){.name = "rank 0"}, 0,
+                                   &store->self);
     }
     if (status == ND_OK) {
         nd_wire_begin(&store->out, ND_WIRE_HELLO);

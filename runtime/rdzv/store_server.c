@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
@@ -14,10 +16,10 @@
 enum { CIPHER_BYTES = 17 << 10 }; /* one TLS record with its overhead */
 
 typedef struct connection {
-    struct connection *next, *previous;
+    struct connection *next, *previous, **list; /* the list that holds it */
     nd_store_server *store;
     uv_tcp_t tcp;
-    nd_tls *tls;
+    nd_tls *tls;   /* NULL until its first bytes come: a silent connection takes little memory */
     nd_peer *peer; /* NULL once the engine knows that it is gone */
     int writes;    /* in flight */
     bool dropping;
@@ -26,16 +28,17 @@ typedef struct connection {
 
 struct nd_store_server {
     uv_loop_t *loop;
-    uv_tcp_t listener;
-    uv_timer_t tick;
+    uv_poll_t listener; /* of listen_fd; -1: none yet */
+    int listen_fd;
+    uv_timer_t tick, again; /* again: looks for connections that wait */
     nd_tls_context *tls;
     nd_server *server;
     nd_server_hooks hooks;
-    connection *connections;
-    bool waiting; /* a connection waits because all places for strangers are occupied */
-    bool dropping, closing;
+    connection *connections, *dropped; /* dropped: to be closed when their last bytes are out */
+    bool waiting; /* connections wait because all places for strangers are taken */
+    bool closing;
     bool told_full; /* the user knows that no further file can be opened */
-    int handles;    /* not yet closed: listener, tick, connections */
+    int handles;    /* not yet closed: listener, timers, connections */
     int port;
     char address[ND_ADDRESS_TEXT_MAX];
     char received[64 << 10], plain[CIPHER_BYTES];
@@ -68,20 +71,32 @@ static void on_connection_closed(uv_handle_t *handle)
     release(store);
 }
 
+static void put(connection **list, connection *c)
+{
+    c->list = list;
+    c->previous = NULL;
+    c->next = *list;
+    if (c->next) {
+        c->next->previous = c;
+    }
+    *list = c;
+}
+
+static void take(connection *c)
+{
+    if (c->next) {
+        c->next->previous = c->previous;
+    }
+    *(c->previous ? &c->previous->next : c->list) = c->next;
+}
+
 static void close_connection(connection *c)
 {
     nd_store_server *store = c->store;
     if (uv_is_closing((uv_handle_t *)&c->tcp)) {
         return;
     }
-    if (c->next) {
-        c->next->previous = c->previous;
-    }
-    if (c->previous) {
-        c->previous->next = c->next;
-    } else {
-        store->connections = c->next;
-    }
+    take(c);
     nd_peer *peer = c->peer;
     c->peer = NULL;
     uv_close((uv_handle_t *)&c->tcp, on_connection_closed);
@@ -93,17 +108,11 @@ static void close_connection(connection *c)
 /* Closes what the engine dropped, once its last bytes are out. */
 static void reap(nd_store_server *store)
 {
-    if (!store->dropping) {
-        return;
-    }
-    store->dropping = false;
-    int64_t now = nd_clock_ns();
-    for (connection *c = store->connections, *next; c; c = next) {
+    int64_t now = store->dropped ? nd_clock_ns() : 0;
+    for (connection *c = store->dropped, *next; c; c = next) {
         next = c->next;
-        if (c->dropping && (c->writes == 0 || now - c->dropping_since > linger_ns)) {
+        if (c->writes == 0 || now - c->dropping_since > linger_ns) {
             close_connection(c);
-        } else {
-            store->dropping |= c->dropping;
         }
     }
 }
@@ -125,7 +134,7 @@ static void flush(connection *c)
 {
     char cipher[CIPHER_BYTES];
     size_t count;
-    while ((count = nd_tls_output(c->tls, cipher, sizeof cipher)) > 0) {
+    while (c->tls && (count = nd_tls_output(c->tls, cipher, sizeof cipher)) > 0) {
         outgoing *out = uv_is_closing((uv_handle_t *)&c->tcp) ? NULL : malloc(sizeof *out + count);
         if (!out) {
             continue; /* the peer sees a damaged channel and leaves */
@@ -145,15 +154,19 @@ static void flush(connection *c)
 static void send_to_peer(void *context, nd_peer *peer, const void *bytes, size_t count)
 {
     connection *c = nd_peer_transport(peer);
-    if (nd_tls_established(c->tls) && nd_tls_write(c->tls, bytes, count) == ND_OK) {
+    if (c->tls && nd_tls_established(c->tls) && nd_tls_write(c->tls, bytes, count) == ND_OK) {
         flush(c);
     }
 }
 
 static void drop_connection(connection *c)
 {
-    c->dropping = c->store->dropping = true;
-    c->dropping_since = nd_clock_ns();
+    if (!c->dropping) {
+        c->dropping = true;
+        c->dropping_since = nd_clock_ns();
+        take(c);
+        put(&c->store->dropped, c);
+    }
 }
 
 static void drop_peer(void *context, nd_peer *peer)
@@ -171,7 +184,12 @@ static void on_buffer(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
 static nd_status receive(connection *c, const char *bytes, size_t count)
 {
     nd_store_server *store = c->store;
-    nd_status status = nd_tls_input(c->tls, bytes, count);
+    nd_status status = ND_OK;
+    if (!c->tls) {
+        ND_TRY(nd_tls_create(store->tls, &c->tls));
+        nd_server_speaks(store->server, c->peer);
+    }
+    status = nd_tls_input(c->tls, bytes, count);
     flush(c); /* handshake, or an alert */
     while (status == ND_OK && !c->dropping) {
         size_t plain;
@@ -188,7 +206,7 @@ static nd_status receive(connection *c, const char *bytes, size_t count)
     return status;
 }
 
-static void accept_waiting(nd_store_server *store);
+static void accept_some(nd_store_server *store);
 
 static void on_read(uv_stream_t *stream, ssize_t count, const uv_buf_t *buffer)
 {
@@ -205,93 +223,77 @@ static void on_read(uv_stream_t *stream, ssize_t count, const uv_buf_t *buffer)
         reap(store);
     }
     if (store->waiting && !store->closing) {
-        accept_waiting(store);
+        accept_some(store);
     }
 }
 
-static void name_of(uv_tcp_t *tcp, char *out, size_t capacity)
+/* FNV-1a of the address, without the port. */
+static uint32_t origin_of(const char *text)
 {
-    nd_address address = {.bytes = sizeof address.storage};
-    char text[ND_ADDRESS_TEXT_MAX];
-    int bytes = (int)sizeof address.storage;
-    uv_tcp_getpeername(tcp, (struct sockaddr *)&address.storage, &bytes);
-    address.bytes = (socklen_t)bytes;
-    nd_address_text(&address, text);
-    snprintf(out, capacity, "%s port %d", text, nd_address_port(&address));
+    uint32_t hash = 2166136261u;
+    for (; *text; text++) {
+        hash = (hash ^ (uint8_t)*text) * 16777619u;
+    }
+    return hash ^ hash >> 16;
 }
 
-static nd_status open_connection(nd_store_server *store)
+/* Takes the socket, also where it fails. */
+static nd_status open_connection(nd_store_server *store, int fd, const nd_address *from)
 {
-    connection *c;
-    char name[ND_ADDRESS_TEXT_MAX + 16];
-    ND_TRY(ND_ALLOC(1, &c));
-    nd_status status = nd_tls_create(store->tls, &c->tls);
+    connection *c = NULL;
+    char address[ND_ADDRESS_TEXT_MAX], name[ND_ADDRESS_TEXT_MAX + 16];
+    nd_status status = ND_ALLOC(1, &c);
+    status = status == ND_OK ? ND_UV(uv_tcp_init(store->loop, &c->tcp)) : status;
     if (status != ND_OK) {
+        close(fd);
         free(c);
         return status;
     }
     c->store = store;
-    status = ND_UV(uv_tcp_init(store->loop, &c->tcp));
-    if (status != ND_OK) {
-        nd_tls_destroy(c->tls);
-        free(c);
-        return status;
-    }
     c->tcp.data = c;
     store->handles++;
-    if (uv_accept((uv_stream_t *)&store->listener, (uv_stream_t *)&c->tcp) != 0) {
-        uv_close((uv_handle_t *)&c->tcp, on_connection_closed);
-        return ND_OK;
+    put(&store->connections, c);
+    status = ND_UV(uv_tcp_open(&c->tcp, fd));
+    if (status != ND_OK) {
+        close(fd);
+        goto out;
     }
     uv_tcp_nodelay(&c->tcp, 1);
-    name_of(&c->tcp, name, sizeof name);
-    status = nd_server_connect(store->server, c, name, nd_clock_ns(), &c->peer);
-    if (status != ND_OK) {
-        uv_close((uv_handle_t *)&c->tcp, on_connection_closed);
-        return status;
-    }
-    c->next = store->connections;
-    if (c->next) {
-        c->next->previous = c;
-    }
-    store->connections = c;
-    status = ND_UV(uv_read_start((uv_stream_t *)&c->tcp, on_buffer, on_read));
+    nd_address_text(from, address);
+    snprintf(name, sizeof name, "%s port %d", address, nd_address_port(from));
+    const nd_server_caller caller = {c, name, origin_of(address)};
+    ND_TRY_OUT(nd_server_connect(store->server, &caller, nd_clock_ns(), &c->peer));
+    ND_TRY_OUT(ND_UV(uv_read_start((uv_stream_t *)&c->tcp, on_buffer, on_read)));
+out:
     if (status != ND_OK) {
         close_connection(c);
     }
     return status;
 }
 
-static void accept_waiting(nd_store_server *store)
-{
-    store->waiting = !nd_server_has_room(store->server, nd_clock_ns());
-    if (!store->waiting && open_connection(store) != ND_OK) {
-        store->hooks.notice(store->hooks.context, nd_error_last()->message);
-    }
-}
-
 enum {
     TICK_MS = 100,
-    BACKLOG = 511,
+    AGAIN_MS = 20,
+    BACKLOG = 4096, /* as far as the system allows it (net.core.somaxconn) */
+    BATCH = 64      /* connections that are accepted before those that are there are served */
 };
 
-static void on_handle_closed(uv_handle_t *handle)
+/* False: no stranger may be dropped yet. */
+static bool make_room(nd_store_server *store)
 {
-    release(handle->data);
+    nd_peer *leaving;
+    while (!nd_server_has_room(store->server, nd_clock_ns(), &leaving)) {
+        if (!leaving) {
+            return false;
+        }
+        close_connection(nd_peer_transport(leaving));
+    }
+    return true;
 }
 
-/* While this process may open no further file, libuv accepts and closes new connections without an
- * error: so it is checked here. */
-static void look_for_room(nd_store_server *store)
+static void tell_full(nd_store_server *store)
 {
-    int listener;
-    if (store->told_full || uv_fileno((uv_handle_t *)&store->listener, &listener) != 0) {
-        return;
-    }
-    int fd = fcntl(listener, F_DUPFD_CLOEXEC, 0);
-    if (fd >= 0) {
-        close(fd);
-    } else if (errno == EMFILE || errno == ENFILE) {
+    if (!store->told_full) {
         store->told_full = true;
         store->hooks.notice(store->hooks.context,
                             "no further file can be opened (ulimit -n): the store refuses workers "
@@ -299,13 +301,82 @@ static void look_for_room(nd_store_server *store)
     }
 }
 
-static void on_connection(uv_stream_t *listener, int status)
+/* Users learn it before a worker comes. */
+static void look_for_room(nd_store_server *store)
 {
-    if (status == 0) {
-        accept_waiting(listener->data);
-    } else {
-        look_for_room(listener->data);
+    int fd = store->told_full ? -1 : fcntl(store->listen_fd, F_DUPFD_CLOEXEC, 0);
+    if (fd >= 0) {
+        close(fd);
+    } else if (errno == EMFILE || errno == ENFILE) {
+        tell_full(store);
     }
+}
+
+static void on_again(uv_timer_t *timer)
+{
+    accept_some(timer->data);
+}
+
+static void on_listener(uv_poll_t *poll, int status, int events)
+{
+    accept_some(poll->data);
+}
+
+/* With `wait` the listener is not looked at until a place may be free. */
+static void watch_listener(nd_store_server *store, bool wait)
+{
+    if (wait) {
+        uv_timer_start(&store->again, on_again, AGAIN_MS, 0);
+    }
+    if (wait != store->waiting) {
+        store->waiting = wait;
+        if (wait) {
+            uv_poll_stop(&store->listener);
+        } else {
+            uv_poll_start(&store->listener, UV_READABLE, on_listener);
+        }
+    }
+}
+
+/* False: nothing more can be accepted for now; *wait: though connections may be there. */
+static bool accept_one(nd_store_server *store, bool *wait)
+{
+    nd_address from = {.bytes = sizeof from.storage};
+    *wait = !make_room(store);
+    if (*wait) {
+        return false;
+    }
+    int fd = accept4(store->listen_fd, (struct sockaddr *)&from.storage, &from.bytes,
+                     SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd >= 0) {
+        if (open_connection(store, fd, &from) != ND_OK) {
+            store->hooks.notice(store->hooks.context, nd_error_last()->message);
+        }
+        return true;
+    }
+    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+        nd_peer *leaving = nd_server_make_room(store->server, nd_clock_ns());
+        look_for_room(store);
+        *wait = !leaving;
+        if (leaving) {
+            close_connection(nd_peer_transport(leaving));
+        }
+        return !*wait;
+    }
+    return errno != EAGAIN && errno != EWOULDBLOCK; /* others concern one connection that is gone */
+}
+
+static void accept_some(nd_store_server *store)
+{
+    bool wait = false;
+    for (int i = 0; i < BATCH && accept_one(store, &wait); i++) {
+    }
+    watch_listener(store, wait);
+}
+
+static void on_handle_closed(uv_handle_t *handle)
+{
+    release(handle->data);
 }
 
 static void on_tick(uv_timer_t *timer)
@@ -314,58 +385,79 @@ static void on_tick(uv_timer_t *timer)
     look_for_room(store);
     nd_server_tick(store->server, nd_clock_ns());
     reap(store);
-    if (store->waiting) {
-        accept_waiting(store);
-        reap(store);
-    }
 }
 
-static nd_status bind_listener(nd_store_server *store, const nd_address *address)
+static nd_status fail_listen(const nd_store_server *store, const nd_address *address, int code)
 {
-    nd_address_text(address, store->address);
-    int rc = uv_tcp_bind(&store->listener, (const struct sockaddr *)&address->storage, 0);
-    if (rc == 0) {
-        rc = uv_listen((uv_stream_t *)&store->listener, BACKLOG, on_connection);
-    }
-    if (rc == UV_EADDRINUSE) {
+    if (code == EADDRINUSE) {
         return nd_fail(ND_ERR_IO,
                        "port %d of %s is in use by another program; choose another port, or on one "
                        "host none at all",
                        nd_address_port(address), store->address);
     }
-    if (rc == UV_EADDRNOTAVAIL) {
+    if (code == EADDRNOTAVAIL) {
         return nd_fail(ND_ERR_CONFIG,
                        "%s is not an address of this host; run node 0 on the host that the "
                        "endpoint names",
                        store->address);
     }
-    if (rc != 0) {
-        return nd_fail(ND_ERR_IO, "the store cannot listen at %s port %d: %s", store->address,
-                       nd_address_port(address), uv_strerror(rc));
-    }
+    return nd_fail(ND_ERR_IO, "the store cannot listen at %s port %d: %s", store->address,
+                   nd_address_port(address), strerror(code));
+}
+
+static nd_status bind_listener(nd_store_server *store, const nd_address *address)
+{
+    const int on = 1;
     nd_address bound = {.bytes = sizeof bound.storage};
-    int bytes = (int)sizeof bound.storage;
-    ND_TRY(ND_UV(uv_tcp_getsockname(&store->listener, (struct sockaddr *)&bound.storage, &bytes)));
+    nd_address_text(address, store->address);
+    int fd = socket(address->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    store->listen_fd = fd;
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+        bind(fd, (const struct sockaddr *)&address->storage, address->bytes) != 0 ||
+        listen(fd, BACKLOG) != 0 ||
+        getsockname(fd, (struct sockaddr *)&bound.storage, &bound.bytes) != 0) {
+        return fail_listen(store, address, errno);
+    }
     store->port = nd_address_port(&bound);
+    return ND_OK;
+}
+
+static nd_status start_timer(nd_store_server *store, uv_timer_t *timer)
+{
+    ND_TRY(ND_UV(uv_timer_init(store->loop, timer)));
+    timer->data = store;
+    store->handles++;
     return ND_OK;
 }
 
 static nd_status start_listening(nd_store_server *store, const nd_address *address)
 {
-    ND_TRY(ND_UV(uv_tcp_init(store->loop, &store->listener)));
+    ND_TRY(start_timer(store, &store->tick));
+    ND_TRY(start_timer(store, &store->again));
+    ND_TRY(bind_listener(store, address));
+    ND_TRY(ND_UV(uv_poll_init(store->loop, &store->listener, store->listen_fd)));
     store->listener.data = store;
     store->handles++;
-    ND_TRY(ND_UV(uv_timer_init(store->loop, &store->tick)));
-    store->tick.data = store;
-    store->handles++;
-    ND_TRY(bind_listener(store, address));
+    ND_TRY(ND_UV(uv_poll_start(&store->listener, UV_READABLE, on_listener)));
     return ND_UV(uv_timer_start(&store->tick, on_tick, TICK_MS, TICK_MS));
+}
+
+/* Of this process, as it is now. */
+static int64_t files_allowed(void)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur > INT32_MAX
+               ? INT32_MAX
+               : (int64_t)limit.rlim_cur;
 }
 
 nd_status nd_store_server_open(const nd_store_server_options *options, nd_store_server **out)
 {
     nd_store_server *store;
+    nd_server_options server = options->server;
+    server.files = files_allowed();
     ND_TRY(ND_ALLOC(1, &store));
+    store->listen_fd = -1;
     store->loop = options->loop;
     store->hooks = options->hooks;
     nd_server_hooks hooks = options->hooks;
@@ -373,7 +465,7 @@ nd_status nd_store_server_open(const nd_store_server_options *options, nd_store_
     hooks.drop = drop_peer;
     nd_status status = nd_tls_context_create(true, options->key, &store->tls);
     if (status == ND_OK) {
-        status = nd_server_create(&options->server, &hooks, &store->server);
+        status = nd_server_create(&server, &hooks, &store->server);
     }
     if (status != ND_OK) {
         nd_tls_context_destroy(store->tls);
@@ -399,11 +491,19 @@ void nd_store_server_close(nd_store_server *store)
     while (store->connections) {
         close_connection(store->connections);
     }
-    if (store->listener.data) {
-        uv_close((uv_handle_t *)&store->listener, on_handle_closed);
+    while (store->dropped) {
+        close_connection(store->dropped);
     }
-    if (store->tick.data) {
-        uv_close((uv_handle_t *)&store->tick, on_handle_closed);
+    uv_handle_t *handles[] = {(uv_handle_t *)&store->listener, (uv_handle_t *)&store->tick,
+                              (uv_handle_t *)&store->again};
+    for (size_t i = 0; i < sizeof handles / sizeof *handles; i++) {
+        if (handles[i]->data) {
+            uv_close(handles[i], on_handle_closed);
+        }
+    }
+    if (store->listen_fd >= 0) {
+        close(store->listen_fd);
+        store->listen_fd = -1;
     }
     release(store);
 }

@@ -69,7 +69,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     nd_wire_parser_init(&m.answers, ND_WIRE_LIMIT_MEMBER);
     nd_status status = nd_server_create(&options, &hooks, &server);
     ND_ASSERT(status == ND_OK);
-    status = nd_server_connect(server, &m, "peer", 0, &peer);
+    status = nd_server_connect(server, &(nd_server_caller){&m, "peer", 1}, 0, &peer);
     ND_ASSERT(status == ND_OK);
     if (data[0] & 1) {
         say_hello(server, peer, data[0] >> 1 & 1);

@@ -49,7 +49,8 @@ static void open_server(int world)
 static void connect_client(int i)
 {
     nd_wire_parser_init(&clients[i].answers, ND_WIRE_LIMIT_MEMBER);
-    assert_ok(nd_server_connect(server, &clients[i], "10.0.0.9 port 7", now, &clients[i].peer));
+    assert_ok(nd_server_connect(server, &(nd_server_caller){&clients[i], "10.0.0.9 port 7", 9}, now,
+                                &clients[i].peer));
 }
 
 static void give(int i, nd_wire_buffer *out)
@@ -366,24 +367,25 @@ Test(server, values_have_an_end)
 Test(server, strangers_are_few_short_lived_and_brief)
 {
     open_server(2);
-    for (int i = 0; i < ND_SERVER_STRANGERS_MAX; i++) {
-        cr_assert(nd_server_has_room(server, now));
+    nd_peer *leaving;
+    for (int i = 0; i < ND_STRANGERS_LEAST; i++) {
+        cr_assert(nd_server_has_room(server, now, &leaving));
         connect_client(i);
     }
-    cr_assert_not(nd_server_has_room(server, now));
-    cr_assert_not(clients[0].dropped);
-    cr_assert_not(nd_server_has_room(server, now + second)); /* but an idle one makes room */
-    int dropped = 0;
-    for (int i = 0; i < ND_SERVER_STRANGERS_MAX; i++) {
-        dropped += clients[i].dropped;
-    }
-    cr_assert_eq(dropped, 1);
+    cr_assert_not(nd_server_has_room(server, now, &leaving));
+    cr_assert_null(leaving, "all have come only now");
+    nd_server_speaks(server, clients[0].peer);
+    cr_assert_not(nd_server_has_room(server, now + second / 10, &leaving));
+    cr_assert_eq(leaving, clients[1].peer, "the oldest that is silent");
+    cr_assert_not_null(strstr(notices, "it said nothing while others waited"));
+    nd_server_gone(server, leaving);
+    cr_assert(nd_server_has_room(server, now + second / 10, &leaving));
+    clients[1].dropped = true;
     static const uint8_t large[] = {1, 2, 0, 0, 1}; /* 513 bytes */
-    int i = clients[3].dropped ? 4 : 3;
-    nd_server_receive(server, clients[i].peer, large, sizeof large, now);
-    cr_assert(clients[i].dropped);
+    nd_server_receive(server, clients[3].peer, large, sizeof large, now);
+    cr_assert(clients[3].dropped);
     nd_server_tick(server, now + 6 * second);
-    for (int k = 0; k < ND_SERVER_STRANGERS_MAX; k++) {
+    for (int k = 0; k < ND_STRANGERS_LEAST; k++) {
         cr_assert(clients[k].dropped);
     }
     cr_assert_not_null(strstr(notices, "refused"));

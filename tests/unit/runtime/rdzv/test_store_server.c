@@ -1,19 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The store on a socket of the loopback. */
+#include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include "runtime/base/clock.h"
+#include "runtime/base/process.h"
 #include "runtime/rdzv/store_server.h"
+#include "runtime/rdzv/strangers.h"
 #include "runtime/rdzv/key.h"
 #include "tests/support/tempdir.h"
 
 static uv_loop_t loop;
 static nd_store_server *host;
 static char notices[4096];
+static uint8_t key[ND_KEY_BYTES];
 
 static void on_notice(void *context, const char *line)
 {
@@ -31,7 +37,8 @@ static void setup(void)
         .hooks = {.notice = on_notice},
     };
     cr_assert_eq(uv_loop_init(&loop), 0);
-    assert_ok(nd_key_random(options.key));
+    assert_ok(nd_key_random(key));
+    memcpy(options.key, key, sizeof key);
     assert_ok(nd_address_resolve("127.0.0.1", 0, addresses, &count));
     options.address = addresses[0];
     assert_ok(nd_store_server_open(&options, &host));
@@ -79,5 +86,107 @@ Test(host, says_that_no_file_can_be_opened)
     cr_assert_eq(strstr(notices, "ulimit"), strrchr(notices, '(') + 1, "said once: %s", notices);
     while (count > 0) {
         close(taken[--count]);
+    }
+}
+
+static int connect_to_host(void)
+{
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                             .sin_port = htons((uint16_t)nd_store_server_port(host))};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    cr_assert(fd >= 0 && connect(fd, (struct sockaddr *)&to, sizeof to) == 0, "%s",
+              strerror(errno));
+    return fd;
+}
+
+static bool is_closed(int fd)
+{
+    char byte;
+    return recv(fd, &byte, 1, MSG_DONTWAIT) == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
+}
+
+/* Seconds until the handshake of a new connection that has the key is done. */
+static double shake_hands(void)
+{
+    nd_tls_context *context;
+    nd_tls *tls;
+    char bytes[4096];
+    double begin = nd_clock_seconds();
+    int fd = connect_to_host();
+    assert_ok(nd_tls_context_create(false, key, &context));
+    assert_ok(nd_tls_create(context, &tls));
+    while (!nd_tls_established(tls)) {
+        size_t count;
+        while ((count = nd_tls_output(tls, bytes, sizeof bytes)) > 0) {
+            cr_assert_eq(send(fd, bytes, count, MSG_NOSIGNAL), (ssize_t)count);
+        }
+        uv_run(&loop, UV_RUN_NOWAIT);
+        ssize_t n = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
+        cr_assert(n > 0 || (n < 0 && errno == EAGAIN), "dropped: %s", notices);
+        cr_assert_lt(nd_clock_seconds() - begin, 30.0);
+        assert_ok(nd_tls_input(tls, bytes, n > 0 ? (size_t)n : 0));
+    }
+    nd_tls_destroy(tls);
+    nd_tls_context_destroy(context);
+    close(fd);
+    return nd_clock_seconds() - begin;
+}
+
+/* Three times as many as there are places: the newest stay, and a handshake passes them all. */
+Test(host, silent_connections_do_not_keep_others_out)
+{
+    enum { SILENT = 3 * ND_STRANGERS_LEAST };
+    struct rlimit files;
+    int silent[SILENT], left = SILENT;
+    teardown();
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
+    files.rlim_cur = 160; /* too few for more than the least number of places */
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
+    setup();
+    cr_assert_geq(nd_limits_raise_files(), 2 * SILENT);
+    for (int i = 0; i < SILENT; i++) {
+        silent[i] = connect_to_host();
+    }
+    for (double end = nd_clock_seconds() + 30.0;
+         left > ND_STRANGERS_LEAST && nd_clock_seconds() < end;) {
+        uv_run(&loop, UV_RUN_ONCE);
+        left = 0;
+        for (int i = 0; i < SILENT; i++) {
+            left += !is_closed(silent[i]);
+        }
+    }
+    cr_assert_eq(left, ND_STRANGERS_LEAST, "%d are open", left);
+    cr_assert(is_closed(silent[0]) && !is_closed(silent[SILENT - 1]), "the oldest go first");
+    double seconds = shake_hands();
+    cr_assert_lt(seconds, 1.0);
+    cr_assert_not_null(strstr(notices, "it said nothing while others waited"), "%s", notices);
+    for (int i = 0; i < SILENT; i++) {
+        close(silent[i]);
+    }
+}
+
+/* A connection that began to speak and stopped has its time, and then makes room too. */
+Test(host, half_a_hello_does_not_keep_others_out_for_long)
+{
+    enum { HALF = 64 };
+    struct rlimit files;
+    int half[HALF];
+    teardown();
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
+    files.rlim_cur = 160;
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
+    setup();
+    cr_assert_geq(nd_limits_raise_files(), 4 * HALF);
+    for (int i = 0; i < HALF; i++) {
+        half[i] = connect_to_host();
+        cr_assert_eq(send(half[i], "\x16\x03\x01", 3, MSG_NOSIGNAL), 3);
+        uv_run(&loop, UV_RUN_NOWAIT);
+    }
+    cr_assert_lt(shake_hands(), 2.0);
+    cr_assert_not_null(strstr(notices, "it had not identified itself while others waited"), "%s",
+                       notices);
+    for (int i = 0; i < HALF; i++) {
+        close(half[i]);
     }
 }

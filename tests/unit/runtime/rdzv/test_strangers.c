@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+
+#include "runtime/rdzv/strangers.h"
+
+enum { PLACES = 16 };
+static const int64_t ms = 1000000;
+static nd_strangers all;
+static nd_stranger some[PLACES];
+
+static void add(int i, int64_t at_ms, uint32_t origin)
+{
+    nd_strangers_add(&all, &some[i], &some[i], at_ms * ms, origin);
+}
+
+static int leaving(int64_t at_ms)
+{
+    nd_stranger *s = nd_strangers_leaving(&all, PLACES, at_ms * ms);
+    return s ? (int)(s - some) : -1;
+}
+
+Test(strangers, places_follow_the_limit_of_files)
+{
+    cr_expect_eq(nd_strangers_places(0, 0, 1), ND_STRANGERS_LEAST);
+    cr_expect_eq(nd_strangers_places(1024, 64, 8), 1024 - 6 * 64 - 8 - 128);
+    cr_expect_eq(nd_strangers_places(1024, 4096, 512), ND_STRANGERS_LEAST);
+    cr_expect_eq(nd_strangers_places(524288, 64, 8), ND_STRANGERS_MOST);
+}
+
+Test(strangers, the_oldest_silent_one_leaves_first)
+{
+    for (int i = 0; i < 4; i++) {
+        add(i, i, 1);
+    }
+    cr_expect_eq(leaving(10), -1, "all have come only now");
+    cr_expect_eq(leaving(30), 0);
+    nd_strangers_speaks(&all, &some[0]);
+    nd_strangers_speaks(&all, &some[0]);
+    cr_expect_eq(leaving(30), 1);
+    nd_strangers_remove(&all, &some[1]);
+    cr_expect_eq(leaving(30), 2);
+    nd_strangers_remove(&all, &some[2]);
+    nd_strangers_remove(&all, &some[3]);
+    cr_expect_eq(leaving(200), -1, "a handshake has more time");
+    cr_expect_eq(leaving(300), 0);
+    nd_strangers_remove(&all, &some[0]);
+    cr_expect_eq(leaving(1000), -1);
+    cr_expect_eq(all.count, 0);
+}
+
+/* They begin to speak in another order than they came. */
+Test(strangers, those_that_speak_are_ordered_by_age)
+{
+    static const int order[] = {2, 0, 3, 1};
+    for (int i = 0; i < 4; i++) {
+        add(i, i, 1);
+    }
+    for (int i = 0; i < 4; i++) {
+        nd_strangers_speaks(&all, &some[order[i]]);
+    }
+    for (int i = 0; i < 4; i++) {
+        cr_expect_eq(leaving(1000), i);
+        nd_strangers_remove(&all, &some[i]);
+    }
+}
+
+/* One host that fills all places does not push out the two others. */
+Test(strangers, an_origin_with_many_makes_room_itself)
+{
+    add(0, 0, 1);
+    add(1, 1, 2);
+    for (int i = 2; i < 8; i++) {
+        add(i, i, 3);
+    }
+    cr_expect_eq(leaving(100), 2);
+    nd_strangers_remove(&all, &some[2]);
+    cr_expect_eq(leaving(100), 3);
+    nd_strangers_remove(&all, &some[3]);
+    cr_expect_eq(leaving(100), 0, "four of sixteen places are not too many");
+}
