@@ -7,9 +7,9 @@
  * it sockets and TLS; tests give it strings.
  *
  * A peer is a stranger until its hello (version, run id, epoch, index) is accepted: 64 to 1,024
- * strangers (strangers.h), five seconds each, frames of 512 bytes. Members are workers, whose requests the engine
- * answers, and nodes (other launchers), whose frames it hands to a hook. Everything runs in one
- * thread; hooks may not call back into the engine.
+ * strangers (strangers.h), five seconds each, frames of 512 bytes. Members are workers, whose
+ * requests the engine answers, and nodes (other launchers), whose frames it hands to a hook.
+ * Everything runs in one thread; hooks may not call back into the engine.
  */
 #include <stdint.h>
 
@@ -57,9 +57,9 @@ nd_status nd_server_set_world(nd_server *server, int world_size);
 void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch);
 
 /*
- * True when one more stranger may come in. Where all places are taken *leaving is the one that makes
- * room, noted as refused, whose connection the host closes before it asks again; NULL: all have come
- * only now, so ask later.
+ * True when one more stranger may come in. Where all places are taken *leaving is the one that
+ * makes room, noted as refused, whose connection the host closes before it asks again; NULL: all
+ * have come only now, so ask later.
  */
 bool nd_server_has_room(nd_server *server, int64_t now, nd_peer **leaving);
 /* As *leaving above, when another limit is reached. */

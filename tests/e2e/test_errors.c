@@ -191,6 +191,59 @@ Test(errors, numbers_that_no_op_supports)
                  "4096 layers of 2013265920 tokens", "no host can address");
 }
 
+/* One of the words, by a generator with a fixed seed. */
+static const char *pick(uint64_t *state, const char *const *words, size_t count)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return words[(*state >> 33) % count];
+}
+
+#define PICK(...)                                                                                  \
+    pick(&state, (const char *const[]){__VA_ARGS__},                                               \
+         sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
+
+/*
+ * Numbers at the ends of what the readers accept, and in between: each is planned, or refused with
+ * a documented code. A crash, an assertion or an endless loop is none.
+ */
+Test(errors, every_number_that_is_accepted_can_be_planned, .timeout = 280)
+{
+    enum { CASES = 80 };
+    uint64_t state = 1;
+    int planned = 0;
+    for (int i = 0; i < CASES; i++) {
+        char text[1024], command[2048];
+        const char *heads = PICK("1", "8", "4096");
+        snprintf(text, sizeof text,
+                 "{\"model_type\": \"llama\", \"vocab_size\": %s, \"hidden_size\": %s, "
+                 "\"intermediate_size\": %s, \"num_hidden_layers\": %s, \"num_attention_heads\": "
+                 "%s, \"num_key_value_heads\": %s, \"head_dim\": %s, \"max_position_embeddings\": "
+                 "1073741824, \"tie_word_embeddings\": %s}",
+                 PICK("1", "3", "256", "16777216"), PICK("1", "32", "4096", "262144", "1048576"),
+                 PICK("1", "16", "4194304"), PICK("1", "5", "4096"), heads, PICK("1", heads, heads),
+                 PICK("2", "64", "258", "1024"), PICK("true", "false"));
+        write_file("model.json", text);
+        snprintf(command, sizeof command,
+                 "timeout 20 " ND_TRAIN " plan --set model.config=model.json --device %s "
+                 "--sequence-length %s --micro-batch-size %s --set "
+                 "train.gradient_accumulation_steps=%s --precision %s --set fp8.recipe=%s "
+                 "--set parallel.recompute=%s --set parallel.cp_comm=%s --dp-replicate-size %s "
+                 "--dp-shard-size %s --cp-size %s --tp-size %s --set "
+                 "launch.threads_per_worker=%s --set fp8.filter='*'",
+                 PICK("cpu", "cpu", "cuda"), PICK("1", "64", "4096", "134217728"),
+                 PICK("1", "2", "65536"), PICK("1", "1000000"), PICK("bf16", "fp32", "fp8"),
+                 PICK("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"),
+                 PICK("none", "selective", "full"), PICK("allgather", "ring"),
+                 PICK("1", "1", "4096"), PICK("1", "2", "1024"), PICK("1", "1", "2", "64"),
+                 PICK("1", "1", "1", "8"), PICK("1", "2", "4"));
+        int code = shell_run(&dir, command);
+        planned += code == 0;
+        cr_expect(code == 0 || code == 2 || code == 65 || code == 71, "exit code %d of %s\n%s\n%s",
+                  code, command, text, shell_output);
+    }
+    cr_assert_gt(planned, CASES / 10, "%d of %d could be planned", planned, (int)CASES);
+}
+
 /* Terabytes: refused before a worker starts, and by a worker that is started alone. */
 Test(errors, a_model_that_no_host_holds)
 {

@@ -55,6 +55,7 @@ Test(limits, plans_that_no_host_can_address)
 {
     nd_llama_shape s = small;
     nd_ops any = {.name = "any"};
+    s.layers = 8;
     expect_sentence(check_on(&any, &s, 65536, 134217728, 1), ND_ERR_RESOURCE, "tokens",
                     "8796093022208 tokens", "micro_batch_size 65536", (char *)NULL);
     s = (nd_llama_shape){.vocab = 1 << 24,
