@@ -42,6 +42,20 @@ static void close_watcher(uv_handle_t *handle, void *context)
     }
 }
 
+/* The code of the job is known: a signal that comes while handles are closed, which gives signals
+ * back their default effect, no longer changes it. QUIT still ends a process that hangs. */
+static void block_signals(void)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    for (size_t i = 0; i < sizeof forwarded / sizeof *forwarded; i++) {
+        if (forwarded[i] != SIGQUIT) {
+            sigaddset(&set, forwarded[i]);
+        }
+    }
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+}
+
 /* The job is over: closes everything, which ends the loop. Pipes close when their workers end, the
  * store's handles with the store. */
 static void finish(void *context, int exit_code)
@@ -52,6 +66,7 @@ static void finish(void *context, int exit_code)
     }
     job->finished = true;
     job->exit_code = exit_code;
+    block_signals();
     nd_store_server_close(job->store);
     job->store = NULL;
     uv_walk(&job->loop, close_watcher, NULL);
