@@ -76,9 +76,20 @@ static json_t *typed_value(const char *text)
     return string(text);
 }
 
+typedef struct field_list {
+    json_t *object; /* NULL: memory ran out */
+    size_t count;   /* of fields */
+} field_list;
+
 static void visit_field(void *context, const char *key, const char *value, bool job_scoped)
 {
-    set(context, key, typed_value(value));
+    field_list *fields = context;
+    fields->count++;
+    set(&fields->object, key, typed_value(value));
+    if (fields->object && json_object_size(fields->object) != fields->count) {
+        json_decref(fields->object); /* Jansson has lost a key without a word */
+        fields->object = NULL;
+    }
 }
 
 static json_t *texts(const nd_run_text *list, int count)
@@ -145,8 +156,9 @@ static json_t *start_time(void)
 static nd_status build(const nd_run_record *record, json_t **out)
 {
     json_t *root = json_object();
-    json_t *config = json_object();
-    nd_status status = nd_config_each(record->config, visit_field, &config);
+    field_list fields = {.object = json_object()};
+    nd_status status = nd_config_each(record->config, visit_field, &fields);
+    json_t *config = fields.object;
     if (status != ND_OK) {
         json_decref(config);
         json_decref(root);
@@ -172,6 +184,22 @@ static nd_status build(const nd_run_record *record, json_t **out)
     }
     *out = root;
     return ND_OK;
+}
+
+/* NULL: memory ran out. json_dumps may leave out a part whose buffer it could not enlarge. */
+static char *dump(const json_t *root)
+{
+    const size_t flags = JSON_INDENT(2) | JSON_REAL_PRECISION(17);
+    size_t size = json_dumpb(root, NULL, 0, flags);
+    char *text = size > 0 ? malloc(size + 1) : NULL;
+    if (text && json_dumpb(root, text, size, flags) != size) {
+        free(text);
+        return NULL;
+    }
+    if (text) {
+        text[size] = '\0';
+    }
+    return text;
 }
 
 nd_status nd_run_file_next(const char *dir, const char *name, char **out)
@@ -200,7 +228,7 @@ nd_status nd_run_record_write(const char *dir, bool continues, const nd_run_reco
         goto out;
     }
     ND_TRY_OUT(build(record, &root));
-    text = json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+    text = dump(root);
     if (!text) {
         status = nd_fail_memory("run.json");
         goto out;
