@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -338,10 +339,21 @@ static void watch_listener(nd_store_server *store, bool wait)
     }
 }
 
-/* False: nothing more can be accepted for now; *wait: though connections may be there. */
+static bool connection_waits(const nd_store_server *store)
+{
+    struct pollfd p = {.fd = store->listen_fd, .events = POLLIN};
+    return poll(&p, 1, 0) > 0;
+}
+
+/* False: nothing more can be accepted for now; *wait: though connections are there. Room is made
+ * only for a connection that waits: nobody is dropped for one that does not come. */
 static bool accept_one(nd_store_server *store, bool *wait)
 {
     nd_address from = {.bytes = sizeof from.storage};
+    *wait = false;
+    if (!connection_waits(store)) {
+        return false;
+    }
     *wait = !make_room(store);
     if (*wait) {
         return false;
