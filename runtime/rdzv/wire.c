@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The smallest buffer of a parser. What a small job sends fits, however it arrives. */
+enum { FIRST_BYTES = 4096 };
+
 static bool reserve(nd_wire_buffer *buffer, size_t more)
 {
     if (buffer->failed) {
@@ -192,8 +195,10 @@ nd_status nd_wire_feed(nd_wire_parser *parser, const void *bytes, size_t count)
         parser->begin = 0;
     }
     if (parser->capacity - parser->end < count) {
-        size_t capacity = parser->end + count;
-        capacity += capacity / 2;
+        size_t capacity = parser->capacity ? parser->capacity : FIRST_BYTES;
+        while (capacity - parser->end < count) {
+            capacity *= 2;
+        }
         uint8_t *data = realloc(parser->data, capacity);
         if (!data) {
             return nd_fail_memory("%zu bytes of rendezvous input", capacity);

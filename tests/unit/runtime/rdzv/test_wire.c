@@ -50,6 +50,31 @@ Test(wire, frames_come_back_whole_from_bytes_one_by_one)
     nd_wire_buffer_fini(&out);
 }
 
+/* So that the number of allocations of a worker does not depend on how its messages arrive. */
+Test(wire, what_comes_in_parts_takes_the_same_room)
+{
+    nd_wire_buffer out = {0};
+    nd_wire_frame frame;
+    nd_wire_parser parts, whole;
+    for (int i = 0; i < 20; i++) {
+        write_sample(&out);
+    }
+    nd_wire_parser_init(&parts, ND_WIRE_LIMIT_MEMBER);
+    nd_wire_parser_init(&whole, ND_WIRE_LIMIT_MEMBER);
+    assert_ok(nd_wire_feed(&parts, out.data, 1));
+    const uint8_t *first = parts.data;
+    for (size_t i = 1; i < out.size; i++) {
+        assert_ok(nd_wire_feed(&parts, out.data + i, 1));
+        assert_ok(nd_wire_next(&parts, &frame));
+    }
+    assert_ok(nd_wire_feed(&whole, out.data, out.size));
+    cr_assert_eq(parts.capacity, whole.capacity);
+    cr_assert_eq(parts.data, first, "it has grown");
+    nd_wire_parser_fini(&parts);
+    nd_wire_parser_fini(&whole);
+    nd_wire_buffer_fini(&out);
+}
+
 Test(wire, the_length_is_little_endian_and_counts_the_type)
 {
     nd_wire_buffer out = {0};
