@@ -106,17 +106,11 @@ static void log_scales(const nd_run_checkpoints *c, const nd_restored *restored)
     }
 }
 
-static int64_t samples_of_step(const nd_rank *r)
-{
-    return r->config->train.micro_batch_size * r->config->train.gradient_accumulation_steps *
-           nd_mesh_group_size(&r->mesh, ND_GROUP_DP);
-}
-
 /* Where in the data the state belongs. nd_resume_check has compared the samples of a step. */
 static nd_status place_in_data(nd_run_checkpoints *c, const nd_manifest *manifest)
 {
     nd_run_position *position = &c->trainer->position;
-    int64_t samples = samples_of_step(c->trainer->rank);
+    int64_t samples = nd_step_blocks(c->trainer->rank->config);
     position->passed_over = manifest->samples_seen / samples - position->step;
     if (manifest->samples_seen % samples != 0 || position->passed_over < 0) {
         return nd_fail(ND_ERR_DATA,
@@ -309,7 +303,7 @@ nd_status nd_run_checkpoints_start(nd_run_checkpoints *c)
         .keep_last = config->checkpoint.keep_last,
         .keep_every = config->checkpoint.keep_every,
         .restart_epoch = worker->identity.restart_epoch,
-        .batch_samples = samples_of_step(&worker->rank),
+        .batch_samples = nd_step_blocks(config),
         .identity = &c->identity,
         .config = &c->config,
         .extra = config->checkpoint.export_model ? export_model : NULL,
@@ -466,7 +460,7 @@ static nd_status go_back(nd_run_checkpoints *c, int64_t failed)
         .seconds = nd_clock_seconds() - begin,
         .restart = c->context->worker->identity.restart_epoch,
         .rewound_from = failed,
-        .samples = (failed - position->step) * samples_of_step(c->trainer->rank),
+        .samples = (failed - position->step) * nd_step_blocks(config),
     };
     return nd_sinks_event(&c->files->sinks, &event);
 }

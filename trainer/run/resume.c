@@ -364,11 +364,9 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
     static const char *const keys[] = {"data.tokenizer", "data.shuffle_seed",
                                        "train.sequence_length", "optimizer.name"};
     char text[80];
-    int64_t samples = config->train.micro_batch_size * config->train.gradient_accumulation_steps *
-                      nd_mesh_group_size(&config->resolved_mesh, ND_GROUP_DP);
     ND_TRY(nd_dataset_digest(inputs->data, text));
     ND_TRY(nd_manifest_pairs_add(out, "data.path", text));
-    snprintf(text, sizeof text, "%lld", (long long)samples);
+    snprintf(text, sizeof text, "%lld", (long long)nd_step_blocks(config));
     ND_TRY(nd_manifest_pairs_add(out, "samples of a step", text));
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char *value = NULL;

@@ -298,9 +298,7 @@ nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
         .shape = &r->shape,
         .dir = files->dir,
         .world_size = r->world_size,
-        .tokens_per_step = config->train.sequence_length * config->train.micro_batch_size *
-                           config->train.gradient_accumulation_steps *
-                           nd_mesh_group_size(&r->mesh, ND_GROUP_DP),
+        .tokens_per_step = config->train.sequence_length * nd_step_blocks(config),
         .terminal = run->worker->identity.terminal,
         .continues = files->continues,
     };
