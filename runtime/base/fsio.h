@@ -54,6 +54,15 @@ nd_status nd_fs_sync_folder(const char *folder);
  */
 nd_status nd_fs_write_atomic(const char *path, const void *data, size_t size);
 
+/* Renames to a name that nothing has yet: 0 or an errno, EEXIST when `to` exists. */
+int nd_fs_rename_new(const char *from, const char *to);
+/* The same within one folder, and durable: a rename that is not known to be durable is taken back.
+ * ND_ERR_CANTCREATE, also when `to` exists. */
+nd_status nd_fs_rename(const char *from, const char *to);
+/* nd_fs_rename to `path`.`suffix`, or, where that exists, to `path`.`suffix`-2, -3, ... The new
+ * path is owned by the caller; out may be NULL. */
+nd_status nd_fs_set_aside(const char *path, const char *suffix, char **out);
+
 /* ND_ERR_CANTCREATE with both numbers when the file system of `folder` has less than `bytes` free
  * for this user. */
 nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purpose);

@@ -206,32 +206,22 @@ nd_status nd_checkpoint_sweep(const char *run)
 
 /* Save. */
 
+nd_status nd_checkpoint_temporary(const char *run, int64_t step, const char *run_id, char **out)
+{
+    return nd_fs_format(out, "%s/%s%lld-%s", run, temporary_prefix, (long long)step, run_id);
+}
+
 static nd_status make_folder(const char *path)
 {
-    return mkdir(path, 0777) == 0
+    return mkdir(path, 0777) == 0 || errno == EEXIST
                ? ND_OK
                : nd_fail(ND_ERR_CANTCREATE, "cannot make folder \"%s\": %s", path, strerror(errno));
 }
 
-nd_status nd_checkpoint_begin(const char *run, int64_t step, const char *run_id, char **out)
+nd_status nd_checkpoint_make(const char *temporary, const char *state)
 {
-    char *path = NULL, *state = NULL;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_fs_format(&path, "%s/%s%lld-%s", run, temporary_prefix, (long long)step, run_id));
-    ND_TRY_OUT(nd_fs_format(&state, "%s/" ND_STATE_FOLDER, path));
-    remove_folder(path); /* of an earlier try of this process */
-    ND_TRY_OUT(make_folder(path));
-    status = make_folder(state);
-    if (status != ND_OK) {
-        remove_folder(path);
-        goto out;
-    }
-    *out = path;
-    path = NULL;
-out:
-    free(state);
-    free(path);
-    return status;
+    ND_TRY(make_folder(temporary));
+    return make_folder(state);
 }
 
 static nd_status write_manifest(const char *temporary, const nd_manifest *manifest)
@@ -244,49 +234,11 @@ static nd_status write_manifest(const char *temporary, const nd_manifest *manife
     return status;
 }
 
-static nd_status rename_to(const char *from, const char *to)
-{
-    int code = renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0 ? 0 : errno;
-    if (code == EINVAL || code == ENOSYS) { /* a file system without NOREPLACE */
-        code = nd_fs_exists(to) ? EEXIST : rename(from, to) == 0 ? 0 : errno;
-    }
-    return code == 0 ? ND_OK
-                     : nd_fail(ND_ERR_CANTCREATE, "cannot rename \"%s\" to \"%s\": %s", from, to,
-                               strerror(code));
-}
-
-/* A rename that is not known to be durable is taken back. */
-static nd_status rename_durably(const char *run, const char *from, const char *to)
-{
-    ND_TRY(rename_to(from, to));
-    nd_status status = nd_fs_sync_folder(run);
-    if (status != ND_OK) {
-        (void)rename(to, from);
-    }
-    return status;
-}
-
 nd_status nd_checkpoint_set_aside(const char *run, int64_t step, const char *suffix, char **out)
 {
-    char *path = NULL, *aside = NULL;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_checkpoint_path(run, step, &path));
-    for (int n = 1; n < 1000; n++) {
-        free(aside);
-        aside = NULL;
-        ND_TRY_OUT(n == 1 ? nd_fs_format(&aside, "%s.%s", path, suffix)
-                          : nd_fs_format(&aside, "%s.%s-%d", path, suffix, n));
-        if (!nd_fs_exists(aside)) {
-            break;
-        }
-    }
-    ND_TRY_OUT(rename_durably(run, path, aside));
-    if (out) {
-        *out = aside;
-        aside = NULL;
-    }
-out:
-    free(aside);
+    char *path = NULL;
+    ND_TRY(nd_checkpoint_path(run, step, &path));
+    nd_status status = nd_fs_set_aside(path, suffix, out);
     free(path);
     return status;
 }
@@ -307,9 +259,9 @@ static nd_status take_name(const char *run, const char *temporary, int64_t step)
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_checkpoint_path(run, step, &path));
     if (nd_fs_exists(path)) {
-        ND_TRY_OUT(nd_checkpoint_set_aside(run, step, "old", &aside));
+        ND_TRY_OUT(nd_fs_set_aside(path, "old", &aside));
     }
-    status = rename_durably(run, temporary, path);
+    status = nd_fs_rename(temporary, path);
     if (status != ND_OK && aside) {
         (void)rename(aside, path);
     }
@@ -345,8 +297,7 @@ nd_status nd_checkpoint_delete(const char *run, int64_t step)
     ND_TRY_OUT(nd_fs_format(&doomed, "%s/%s%lld", run, deleted_prefix, (long long)step));
     ND_TRY_OUT(nd_manifest_read(path, &manifest)); /* else it is not ours, or damaged */
     remove_folder(doomed);
-    ND_TRY_OUT(rename_to(path, doomed));
-    ND_TRY_OUT(nd_fs_sync_folder(run));
+    ND_TRY_OUT(nd_fs_rename(path, doomed));
     remove_folder(doomed);
 out:
     nd_manifest_fini(&manifest);

@@ -35,9 +35,11 @@ bool nd_checkpoint_is_ours(const char *path);
 /* What dead processes left: temporary folders and deletions that were begun. */
 nd_status nd_checkpoint_sweep(const char *run);
 
-/* Makes the temporary folder and its state/; the path of the temporary folder is owned by the
- * caller. */
-nd_status nd_checkpoint_begin(const char *run, int64_t step, const char *run_id, char **out);
+/* RUN/.tmp-checkpoint-STEP-RUNID, which a save fills; owned by the caller. */
+nd_status nd_checkpoint_temporary(const char *run, int64_t step, const char *run_id, char **out);
+/* Makes the temporary folder and, inside it, `state` (ND_STATE_FOLDER). Every rank that writes
+ * calls it, so that none waits for another's: a folder that exists is no error. */
+nd_status nd_checkpoint_make(const char *temporary, const char *state);
 /* Removes a temporary folder. */
 void nd_checkpoint_abandon(const char *temporary);
 /*

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/saver.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -73,13 +71,6 @@ static bool is_cancelled(nd_saver *s)
     return cancelled;
 }
 
-static nd_status make_folder(const char *path)
-{
-    return mkdir(path, 0777) == 0 || errno == EEXIST
-               ? ND_OK
-               : nd_fail(ND_ERR_CANTCREATE, "cannot make folder \"%s\": %s", path, strerror(errno));
-}
-
 static nd_status write_units(nd_saver *s, nd_shard_writer *writer)
 {
     const nd_layout *layout = s->plan.layout;
@@ -98,15 +89,13 @@ static nd_status write_units(nd_saver *s, nd_shard_writer *writer)
     return nd_shard_writer_extras(writer, nd_snapshot_extras(s->snapshot));
 }
 
-/* Every rank makes the folders, so that none waits for another's. */
 static nd_status write_all(nd_saver *s)
 {
     nd_shard_writer *writer = NULL;
     if (s->trainer->rank->rank == 0) {
         ND_TRY(nd_fs_check_space(s->options.run, nd_saver_checkpoint_bytes(s), "a checkpoint"));
     }
-    ND_TRY(make_folder(s->temporary));
-    ND_TRY(make_folder(s->state));
+    ND_TRY(nd_checkpoint_make(s->temporary, s->state));
     ND_TRY(nd_shard_writer_open(&s->plan, s->state, s->options.checksum, s->updates, &writer));
     nd_status status = write_units(s, writer);
     if (status != ND_OK) {
@@ -416,8 +405,7 @@ nd_status nd_saver_begin(nd_saver *s, const char *reason, int64_t metrics_bytes)
     s->deleted = 0;
     s->error = (nd_error){0};
     snprintf(s->reason, sizeof s->reason, "%s", reason);
-    ND_TRY(nd_fs_format(&s->temporary, "%s/.tmp-checkpoint-%lld-%s", s->options.run,
-                        (long long)s->step, s->options.run_id));
+    ND_TRY(nd_checkpoint_temporary(s->options.run, s->step, s->options.run_id, &s->temporary));
     ND_TRY(nd_fs_format(&s->state, "%s/" ND_STATE_FOLDER, s->temporary));
     if (s->trainer->rank->rank == 0) {
         ND_TRY(make_manifest(s, metrics_bytes));

@@ -361,24 +361,12 @@ nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, i
 
 nd_status nd_run_files_set_aside(const nd_run_files *files, const char *name)
 {
-    char *path = NULL, *old = NULL;
-    nd_status status = ND_OK;
+    char *path = NULL;
     if (!files->continues) {
         return ND_OK;
     }
-    ND_TRY_OUT(nd_fs_format(&path, "%s/%s", files->dir, name));
-    ND_TRY_OUT(nd_fs_format(&old, "%s.old", path));
-    for (int n = 2; nd_fs_exists(path) && nd_fs_exists(old) && n < 1000000; n++) {
-        free(old);
-        old = NULL;
-        ND_TRY_OUT(nd_fs_format(&old, "%s.old-%d", path, n));
-    }
-    if (nd_fs_exists(path) && rename(path, old) != 0) {
-        status = nd_fail(ND_ERR_CANTCREATE, "%s cannot be renamed to %s: %s", path, old,
-                         strerror(errno));
-    }
-out:
-    free(old);
+    ND_TRY(nd_fs_format(&path, "%s/%s", files->dir, name));
+    nd_status status = nd_fs_exists(path) ? nd_fs_set_aside(path, "old", NULL) : ND_OK;
     free(path);
     return status;
 }

@@ -432,21 +432,11 @@ static nd_status finish_files(nd_hf_writer *writer)
     return nd_fs_sync_folder(writer->temporary);
 }
 
-/* 0 or an errno. */
-static int rename_new(const char *from, const char *to)
-{
-    int code = renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) ? errno : 0;
-    if (code == EINVAL || code == ENOSYS) { /* a file system without NOREPLACE */
-        code = rename(from, to) ? errno : 0;
-    }
-    return code;
-}
-
 static nd_status publish(const nd_hf_writer *writer)
 {
-    int code = rename_new(writer->temporary, writer->folder);
+    int code = nd_fs_rename_new(writer->temporary, writer->folder);
     if (code == EEXIST && writer->options.takes_empty && rmdir(writer->folder) == 0) {
-        code = rename_new(writer->temporary, writer->folder);
+        code = nd_fs_rename_new(writer->temporary, writer->folder);
     }
     if (code != 0) {
         return nd_fail(ND_ERR_CANTCREATE, "cannot rename \"%s\" to \"%s\": %s", writer->temporary,

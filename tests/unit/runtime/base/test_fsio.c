@@ -177,3 +177,38 @@ Test(fsio, make_folders_makes_all_and_names_what_fails)
     assert_fails(nd_fs_make_folders(path, "the folder", "Mend it."), ND_ERR_CANTCREATE, "/file/b");
     cr_assert_not_null(strstr(nd_error_last()->message, "Mend it."));
 }
+
+static void expect_text(const char *name, const char *expected)
+{
+    char *text;
+    size_t size;
+    assert_ok(nd_fs_read(tempdir_file(&dir, name), 99, ND_ERR_DATA, &text, &size));
+    cr_expect_str_eq(text, expected, "%s: %s", name, text);
+    free(text);
+}
+
+Test(fsio, a_rename_overwrites_nothing)
+{
+    char to[PATH_MAX];
+    snprintf(to, sizeof to, "%s", tempdir_write(&dir, "to", "2", 1));
+    assert_fails(nd_fs_rename(tempdir_write(&dir, "from", "1", 1), to), ND_ERR_CANTCREATE,
+                 strerror(EEXIST));
+    expect_text("to", "2");
+    expect_text("from", "1");
+    cr_expect_eq(nd_fs_rename_new(tempdir_file(&dir, "none"), to), ENOENT);
+}
+
+Test(fsio, what_is_set_aside_gets_a_name_that_is_free)
+{
+    char *aside = NULL;
+    assert_ok(nd_fs_set_aside(tempdir_write(&dir, "a", "1", 1), "old", &aside));
+    cr_expect_str_eq(aside, tempdir_file(&dir, "a.old"));
+    free(aside);
+    assert_ok(nd_fs_set_aside(tempdir_write(&dir, "a", "2", 1), "old", NULL));
+    assert_ok(nd_fs_set_aside(tempdir_write(&dir, "a", "3", 1), "old", NULL));
+    expect_text("a.old", "1");
+    expect_text("a.old-2", "2");
+    expect_text("a.old-3", "3");
+    assert_fails(nd_fs_set_aside(tempdir_file(&dir, "a"), "old", &aside), ND_ERR_CANTCREATE,
+                 "cannot rename");
+}

@@ -97,8 +97,9 @@ void fake_write(const char *folder, const nd_llama_shape *shape, const nd_mesh *
     nd_manifest m = fake_manifest(shape, mesh, arrays, step, converts);
     char *temporary = NULL, *state = NULL;
     m.checksum = checksum;
-    must(nd_checkpoint_begin(folder, step, "test", &temporary));
+    must(nd_checkpoint_temporary(folder, step, "test", &temporary));
     must(nd_fs_format(&state, "%s/" ND_STATE_FOLDER, temporary));
+    must(nd_checkpoint_make(temporary, state));
     for (int rank = 0; rank < m.writer_count; rank++) {
         write_rank(&m, state, rank, converts, &m.writers[rank]);
     }

@@ -78,14 +78,24 @@ Test(folder, only_plain_numbers_are_checkpoints)
     cr_assert_eq(count, 0);
 }
 
+/* A save that is not committed; its temporary folder. */
+static char *begin(int64_t step, const char *run_id)
+{
+    char *temporary = NULL, state[PATH_MAX];
+    assert_ok(nd_checkpoint_temporary(dir.path, step, run_id, &temporary));
+    snprintf(state, sizeof state, "%s/state", temporary);
+    assert_ok(nd_checkpoint_make(temporary, state));
+    assert_ok(nd_checkpoint_make(temporary, state)); /* another rank was first */
+    return temporary;
+}
+
 Test(folder, a_save_appears_at_once_and_leaves_nothing_else)
 {
     save(3);
     cr_assert_str_eq(listed(), "3 ");
     cr_assert_not(exists(".tmp-checkpoint-3-test"));
     cr_assert(exists("checkpoint-3/manifest.json"));
-    char *temporary = NULL;
-    assert_ok(nd_checkpoint_begin(dir.path, 4, "test", &temporary));
+    char *temporary = begin(4, "test");
     cr_assert(exists(".tmp-checkpoint-4-test/state"));
     cr_assert_str_eq(listed(), "3 ");
     nd_checkpoint_abandon(temporary);
@@ -143,10 +153,8 @@ Test(folder, deletion_does_not_follow_links)
 
 Test(folder, sweeping_removes_what_dead_saves_left)
 {
-    char *temporary = NULL;
     save(1);
-    assert_ok(nd_checkpoint_begin(dir.path, 2, "dead", &temporary));
-    free(temporary);
+    free(begin(2, "dead"));
     make(".del-checkpoint-7");
     tempdir_write(&dir, ".del-checkpoint-7/file", "x", 1);
     make("other");
