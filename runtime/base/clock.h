@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_BASE_CLOCK_H
 #define ND_BASE_CLOCK_H
-/* Monotonic time in nanoseconds: for durations, deadlines and the order of failures on one host. */
+/* Monotonic time, for durations, deadlines and the order of failures on one host; and the calendar
+ * time that files are marked with. */
 #include <stdint.h>
 #include <time.h>
 
@@ -15,6 +16,20 @@ static inline int64_t nd_clock_ns(void)
 static inline double nd_clock_seconds(void)
 {
     return (double)nd_clock_ns() * 1e-9;
+}
+
+/* "2026-01-31T23:59:59Z" for seconds since 1970; returns text. A time that the calendar cannot hold
+ * is "". */
+enum { ND_CLOCK_UTC_MAX = 32 };
+static inline const char *nd_clock_utc(int64_t seconds, char text[ND_CLOCK_UTC_MAX])
+{
+    struct tm utc;
+    time_t time = (time_t)seconds;
+    if (!gmtime_r(&time, &utc) ||
+        strftime(text, ND_CLOCK_UTC_MAX, "%Y-%m-%dT%H:%M:%SZ", &utc) == 0) {
+        text[0] = '\0';
+    }
+    return text;
 }
 
 #endif

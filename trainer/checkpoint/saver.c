@@ -349,14 +349,6 @@ bool nd_saver_is_busy(const nd_saver *s)
     return s->phase != PHASE_IDLE;
 }
 
-static void now_text(char text[32])
-{
-    time_t now = time(NULL);
-    struct tm utc;
-    gmtime_r(&now, &utc);
-    strftime(text, 32, "%Y-%m-%dT%H:%M:%SZ", &utc);
-}
-
 static nd_status copy_pairs(nd_manifest_pairs *to, const nd_manifest_pairs *from)
 {
     for (int i = 0; from && i < from->count; i++) {
@@ -385,7 +377,7 @@ static nd_status make_manifest(nd_saver *s, int64_t metrics_bytes)
     snprintf(m->run_id, sizeof m->run_id, "%s", s->options.run_id);
     snprintf(m->reason, sizeof m->reason, "%s", s->reason);
     snprintf(m->optimizer, sizeof m->optimizer, "%s", m->arrays > 1 ? "adamw" : "sgd");
-    now_text(m->time);
+    nd_clock_utc((int64_t)time(NULL), m->time);
     ND_TRY(nd_manifest_set_tensors(m, s->trainer->model->layout));
     ND_TRY(copy_pairs(&m->identity, s->options.identity));
     ND_TRY(copy_pairs(&m->config, s->options.config));

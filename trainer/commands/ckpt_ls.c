@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
 #include "trainer/checkpoint/listing.h"
@@ -30,18 +31,9 @@ static const char *age_text(char text[ND_CKPT_TEXT_MAX], int64_t seconds)
     return text;
 }
 
-static const char *time_text(char text[ND_CKPT_TEXT_MAX], int64_t time)
-{
-    struct tm utc;
-    time_t seconds = (time_t)time;
-    gmtime_r(&seconds, &utc);
-    strftime(text, ND_CKPT_TEXT_MAX, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    return text;
-}
-
 static void print_line(const nd_saved *s)
 {
-    char name[ND_CKPT_TEXT_MAX], saved[ND_CKPT_TEXT_MAX], age[ND_CKPT_TEXT_MAX];
+    char name[ND_CKPT_TEXT_MAX], saved[ND_CLOCK_UTC_MAX], age[ND_CKPT_TEXT_MAX];
     char bytes[ND_CKPT_TEXT_MAX], mesh[ND_CKPT_TEXT_MAX], reason[ND_CKPT_TEXT_MAX];
     char step[24] = "-", tokens[24] = "-";
     if (s->step >= 0) {
@@ -52,7 +44,7 @@ static void print_line(const nd_saved *s)
     }
     printf("%8s  %-18s %-16s %8s  %-20s %7s  %-24s %-9s %15s%s\n", step,
            nd_ckpt_printable(name, s->name), nd_saved_state_name(s->state),
-           nd_ckpt_bytes(bytes, (double)s->bytes), time_text(saved, s->time),
+           nd_ckpt_bytes(bytes, (double)s->bytes), nd_clock_utc(s->time, saved),
            age_text(age, time(NULL) - s->time),
            s->has_manifest ? nd_ckpt_mesh(mesh, &s->mesh) : "-",
            s->has_manifest ? nd_ckpt_printable(reason, s->reason) : "-", tokens,
@@ -95,7 +87,7 @@ static json_t *text_json(const char *raw)
 /* One object a line. Members that need a manifest are null without one. */
 static nd_status print_json(const char *run, const nd_saved *s)
 {
-    char saved[ND_CKPT_TEXT_MAX];
+    char saved[ND_CLOCK_UTC_MAX];
     bool known = s->has_manifest;
     json_t *o = json_object();
     json_object_set_new(o, "run", text_json(run));
@@ -104,7 +96,7 @@ static nd_status print_json(const char *run, const nd_saved *s)
     json_object_set_new(o, "state", json_string(nd_saved_state_name(s->state)));
     json_object_set_new(o, "why", s->why[0] ? text_json(s->why) : json_null());
     json_object_set_new(o, "bytes", json_integer((json_int_t)s->bytes));
-    json_object_set_new(o, "time", json_string(time_text(saved, s->time)));
+    json_object_set_new(o, "time", json_string(nd_clock_utc(s->time, saved)));
     json_object_set_new(o, "age_seconds", json_integer(time(NULL) - s->time));
     json_object_set_new(o, "mesh", known ? mesh_json(&s->mesh) : json_null());
     json_object_set_new(o, "reason", known ? text_json(s->reason) : json_null());

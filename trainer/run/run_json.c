@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "kernels/ops.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/fsio.h"
 #include "runtime/base/json.h"
 #include "runtime/comm/comm.h"
@@ -145,12 +146,8 @@ static json_t *identity_object(const nd_run_record *record)
 
 static json_t *start_time(void)
 {
-    char text[32];
-    time_t now = time(NULL);
-    struct tm utc;
-    gmtime_r(&now, &utc);
-    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    return string(text);
+    char text[ND_CLOCK_UTC_MAX];
+    return string(nd_clock_utc((int64_t)time(NULL), text));
 }
 
 static nd_status build(const nd_run_record *record, json_t **out)
