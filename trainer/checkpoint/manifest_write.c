@@ -4,31 +4,17 @@
 #include <string.h>
 
 #include "runtime/base/fsio.h"
+#include "runtime/base/json.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/manifest_names.h"
 
-/* A failed allocation anywhere leaves NULLs, which Jansson passes on to the root. */
-
-/* A path need not be UTF-8, as JSON must: other bytes become '?'. */
-static json_t *string(const char *text)
-{
-    json_t *value = json_string(text);
-    char *ascii = value ? NULL : strdup(text);
-    if (ascii) {
-        for (char *c = ascii; *c; c++) {
-            *c = (unsigned char)*c < 0x80 ? *c : '?';
-        }
-        value = json_string(ascii);
-        free(ascii);
-    }
-    return value;
-}
+/* A function below returns NULL when memory runs out (json.h). */
 
 static json_t *mesh_json(const nd_mesh *mesh)
 {
     json_t *object = json_object();
     for (int a = 0; a < ND_AXIS_COUNT; a++) {
-        json_object_set_new(object, nd_axis_name((nd_axis)a), json_integer(mesh->size[a]));
+        nd_json_set(&object, nd_axis_name((nd_axis)a), json_integer(mesh->size[a]));
     }
     return object;
 }
@@ -39,12 +25,12 @@ static json_t *shape_json(const nd_llama_shape *shape)
     for (int i = 0; i < ND_SHAPE_NUMBERS; i++) {
         const nd_shape_number *n = &nd_shape_numbers[i];
         const char *at = (const char *)shape + n->offset;
-        json_object_set_new(object, n->name,
-                            n->is_real ? json_real(*(const double *)at)
-                                       : json_integer(*(const int64_t *)at));
+        nd_json_set(&object, n->name,
+                    n->is_real ? json_real(*(const double *)at)
+                               : json_integer(*(const int64_t *)at));
     }
-    json_object_set_new(object, "tie_word_embeddings", json_boolean(shape->tied));
-    json_object_set_new(object, "rope_type", json_string(nd_rope_names[shape->rope.type]));
+    nd_json_set(&object, "tie_word_embeddings", json_boolean(shape->tied));
+    nd_json_set(&object, "rope_type", json_string(nd_rope_names[shape->rope.type]));
     return object;
 }
 
@@ -56,10 +42,9 @@ static json_t *tensors_json(const nd_manifest *m)
         json_t *shape = t->axes == 1
                             ? json_pack("[I]", (json_int_t)t->rows)
                             : json_pack("[I, I]", (json_int_t)t->rows, (json_int_t)t->cols);
-        json_object_set_new(object, t->name,
-                            json_pack("{s:o, s:s, s:s}", "shape", shape, "split",
-                                      nd_split_names[t->split], "segment",
-                                      nd_segment_names[t->segment]));
+        nd_json_set(&object, t->name,
+                    json_pack("{s:o, s:s, s:s}", "shape", shape, "split", nd_split_names[t->split],
+                              "segment", nd_segment_names[t->segment]));
     }
     return object;
 }
@@ -68,7 +53,7 @@ static json_t *extras_json(const nd_manifest *m)
 {
     json_t *object = json_object();
     for (int i = 0; i < m->extra_count; i++) {
-        json_object_set_new(object, m->extras[i].name, json_integer(m->extras[i].count));
+        nd_json_set(&object, m->extras[i].name, json_integer(m->extras[i].count));
     }
     return object;
 }
@@ -77,7 +62,7 @@ static json_t *pairs_json(const nd_manifest_pairs *pairs)
 {
     json_t *object = json_object();
     for (int i = 0; i < pairs->count; i++) {
-        json_object_set_new(object, pairs->list[i].key, string(pairs->list[i].value));
+        nd_json_set(&object, pairs->list[i].key, nd_json_string(pairs->list[i].value));
     }
     return object;
 }
@@ -86,8 +71,8 @@ static json_t *writers_json(const nd_manifest *m)
 {
     json_t *array = json_array();
     for (int i = 0; i < m->writer_count; i++) {
-        json_array_append_new(
-            array, json_pack("[I, s]", (json_int_t)m->writers[i].bytes, m->writers[i].digest));
+        nd_json_append(&array,
+                       json_pack("[I, s]", (json_int_t)m->writers[i].bytes, m->writers[i].digest));
     }
     return array;
 }
@@ -96,32 +81,32 @@ static json_t *build(const nd_manifest *m)
 {
     json_t *arrays = json_array();
     for (int a = 0; a < m->arrays; a++) {
-        json_array_append_new(arrays, json_string(nd_state_kind_name((nd_state_kind)a)));
+        nd_json_append(&arrays, json_string(nd_state_kind_name((nd_state_kind)a)));
     }
     return json_pack(
         "{s:s, s:i, s:{s:s, s:o, s:o, s:I, s:s, s:s},"
         " s:{s:I, s:I, s:I, s:I, s:I}, s:o,"
         " s:{s:i, s:s, s:i}, s:o, s:{s:s, s:o, s:s}, s:o, s:o, s:o, s:o, s:o}",
         "format", ND_MANIFEST_FORMAT, "version", ND_MANIFEST_VERSION, "written_by", "program",
-        m->program, "host", string(m->host), "run_id", string(m->run_id), "restart_epoch",
-        (json_int_t)m->restart_epoch, "time", m->time, "reason", m->reason, "position", "step",
-        (json_int_t)m->position.step, "skipped", (json_int_t)m->position.skipped, "tokens_seen",
-        (json_int_t)m->position.tokens_seen, "samples_seen", (json_int_t)m->samples_seen,
-        "metrics_bytes", (json_int_t)m->metrics_bytes, "mesh", mesh_json(&m->mesh), "cut",
-        "version", ND_CUT_VERSION, "checksum", nd_checksum_name(m->checksum), "chunk_bytes",
-        ND_CHUNK_BYTES, "model", shape_json(&m->shape), "state", "optimizer", m->optimizer,
-        "arrays", arrays, "dtype", "F32", "tensors", tensors_json(m), "replicated", extras_json(m),
-        "identity", pairs_json(&m->identity), "config", pairs_json(&m->config), "writers",
-        writers_json(m));
+        m->program, "host", nd_json_string(m->host), "run_id", nd_json_string(m->run_id),
+        "restart_epoch", (json_int_t)m->restart_epoch, "time", m->time, "reason", m->reason,
+        "position", "step", (json_int_t)m->position.step, "skipped",
+        (json_int_t)m->position.skipped, "tokens_seen", (json_int_t)m->position.tokens_seen,
+        "samples_seen", (json_int_t)m->samples_seen, "metrics_bytes", (json_int_t)m->metrics_bytes,
+        "mesh", mesh_json(&m->mesh), "cut", "version", ND_CUT_VERSION, "checksum",
+        nd_checksum_name(m->checksum), "chunk_bytes", ND_CHUNK_BYTES, "model",
+        shape_json(&m->shape), "state", "optimizer", m->optimizer, "arrays", arrays, "dtype", "F32",
+        "tensors", tensors_json(m), "replicated", extras_json(m), "identity",
+        pairs_json(&m->identity), "config", pairs_json(&m->config), "writers", writers_json(m));
 }
 
 nd_status nd_manifest_format(const nd_manifest *manifest, char **out, size_t *bytes)
 {
     json_t *root = build(manifest);
-    char *text = root ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
+    char *text = nd_json_text(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17));
     json_decref(root);
     if (!text) {
-        return nd_fail(ND_ERR_RESOURCE, "out of host memory for a manifest");
+        return nd_fail_memory("a manifest");
     }
     size_t body = strlen(text) - 2; /* without the closing brace and the line end before it */
     char digest[ND_DIGEST_TEXT_MAX], *whole = NULL;

@@ -8,6 +8,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/fsio.h"
+#include "runtime/base/json.h"
 #include "runtime/base/log.h"
 #include "trainer/checkpoint/listing.h"
 #include "trainer/commands/ckpt.h"
@@ -64,24 +65,9 @@ static json_t *mesh_json(const nd_mesh *mesh)
 {
     json_t *object = json_object();
     for (int a = 0; a < ND_AXIS_COUNT; a++) {
-        json_object_set_new(object, nd_axis_name((nd_axis)a), json_integer(mesh->size[a]));
+        nd_json_set(&object, nd_axis_name((nd_axis)a), json_integer(mesh->size[a]));
     }
     return object;
-}
-
-/* Text that is no UTF-8 is escaped first, since JSON cannot hold it. */
-static json_t *text_json(const char *raw)
-{
-    char text[1024];
-    json_t *value = json_string(raw);
-    if (!value) {
-        snprintf(text, sizeof text, "%.1000s", raw);
-        for (char *c = text; *c; c++) {
-            *c = (*c & 0x80) ? '?' : *c;
-        }
-        value = json_string(text);
-    }
-    return value;
 }
 
 /* One object a line. Members that need a manifest are null without one. */
@@ -90,21 +76,20 @@ static nd_status print_json(const char *run, const nd_saved *s)
     char saved[ND_CLOCK_UTC_MAX];
     bool known = s->has_manifest;
     json_t *o = json_object();
-    json_object_set_new(o, "run", text_json(run));
-    json_object_set_new(o, "folder", text_json(s->name));
-    json_object_set_new(o, "step", s->step >= 0 ? json_integer(s->step) : json_null());
-    json_object_set_new(o, "state", json_string(nd_saved_state_name(s->state)));
-    json_object_set_new(o, "why", s->why[0] ? text_json(s->why) : json_null());
-    json_object_set_new(o, "bytes", json_integer((json_int_t)s->bytes));
-    json_object_set_new(o, "time", json_string(nd_clock_utc(s->time, saved)));
-    json_object_set_new(o, "age_seconds", json_integer(time(NULL) - s->time));
-    json_object_set_new(o, "mesh", known ? mesh_json(&s->mesh) : json_null());
-    json_object_set_new(o, "reason", known ? text_json(s->reason) : json_null());
-    json_object_set_new(o, "tokens_seen",
-                        known ? json_integer(s->position.tokens_seen) : json_null());
-    json_object_set_new(o, "samples_seen", known ? json_integer(s->samples_seen) : json_null());
-    json_object_set_new(o, "has_model", json_boolean(s->has_model));
-    char *text = json_dumps(o, JSON_COMPACT);
+    nd_json_set(&o, "run", nd_json_string(run));
+    nd_json_set(&o, "folder", nd_json_string(s->name));
+    nd_json_set(&o, "step", s->step >= 0 ? json_integer(s->step) : json_null());
+    nd_json_set(&o, "state", json_string(nd_saved_state_name(s->state)));
+    nd_json_set(&o, "why", s->why[0] ? nd_json_string(s->why) : json_null());
+    nd_json_set(&o, "bytes", json_integer((json_int_t)s->bytes));
+    nd_json_set(&o, "time", json_string(nd_clock_utc(s->time, saved)));
+    nd_json_set(&o, "age_seconds", json_integer(time(NULL) - s->time));
+    nd_json_set(&o, "mesh", known ? mesh_json(&s->mesh) : json_null());
+    nd_json_set(&o, "reason", known ? nd_json_string(s->reason) : json_null());
+    nd_json_set(&o, "tokens_seen", known ? json_integer(s->position.tokens_seen) : json_null());
+    nd_json_set(&o, "samples_seen", known ? json_integer(s->samples_seen) : json_null());
+    nd_json_set(&o, "has_model", json_boolean(s->has_model));
+    char *text = nd_json_text(o, JSON_COMPACT);
     json_decref(o);
     if (!text) {
         return nd_fail_memory("a line of JSON");

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "runtime/base/fsio.h"
+#include "runtime/base/json.h"
 
 static nd_status check_divides(const char *what, int64_t extent, const char *axis, int size)
 {
@@ -83,7 +84,7 @@ static nd_status write_json(const json_t *map, const char *path)
     for (size_t digits = 15; digits <= 17 && !json_equal(map, back); digits += 2) {
         free(text);
         json_decref(back);
-        text = json_dumps(map, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(digits));
+        text = nd_json_text(map, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(digits));
         back = text ? json_loads(text, 0, NULL) : NULL;
     }
     status =

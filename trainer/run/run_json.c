@@ -13,53 +13,11 @@
 #include "runtime/base/json.h"
 #include "runtime/comm/comm.h"
 
-/*
- * A function below returns NULL when memory runs out. `set` and `append` pass that on: they free
- * and clear the object or array that would lack the value, so that the root is NULL in the end.
- */
-static void set(json_t **object, const char *key, json_t *value)
-{
-    if (json_object_set_new(*object, key, value) != 0) {
-        json_decref(*object);
-        *object = NULL;
-    }
-}
-
-static void append(json_t **array, json_t *value)
-{
-    if (json_array_append_new(*array, value) != 0) {
-        json_decref(*array);
-        *array = NULL;
-    }
-}
-
-static bool is_ascii(const char *text)
-{
-    while (*text && (unsigned char)*text < 0x80) {
-        text++;
-    }
-    return !*text;
-}
-
-/* JSON must be UTF-8, but a path or an argument need not be: in a text that is not UTF-8, bytes
- * that are not ASCII become '?'. */
-static json_t *string(const char *text)
-{
-    json_t *value = json_string(text);
-    char *ascii = value || is_ascii(text) ? NULL : strdup(text);
-    if (ascii) {
-        for (char *c = ascii; *c; c++) {
-            *c = (unsigned char)*c < 0x80 ? *c : '?';
-        }
-        value = json_string(ascii);
-        free(ascii);
-    }
-    return value;
-}
+/* A function below returns NULL when memory runs out (json.h). */
 
 static json_t *string_or_null(const char *text)
 {
-    return text && text[0] ? string(text) : json_null();
+    return text && text[0] ? nd_json_string(text) : json_null();
 }
 
 /* The field table gives text; numbers, booleans and lists of numbers become JSON values. */
@@ -74,7 +32,7 @@ static json_t *typed_value(const char *text)
         return NULL;
     }
     json_decref(value);
-    return string(text);
+    return nd_json_string(text);
 }
 
 typedef struct field_list {
@@ -86,7 +44,7 @@ static void visit_field(void *context, const char *key, const char *value, bool 
 {
     field_list *fields = context;
     fields->count++;
-    set(&fields->object, key, typed_value(value));
+    nd_json_set(&fields->object, key, typed_value(value));
     if (fields->object && json_object_size(fields->object) != fields->count) {
         json_decref(fields->object); /* Jansson has lost a key without a word */
         fields->object = NULL;
@@ -97,7 +55,7 @@ static json_t *texts(const nd_run_text *list, int count)
 {
     json_t *object = json_object();
     for (int i = 0; i < count; i++) {
-        set(&object, list[i].key, string(list[i].value));
+        nd_json_set(&object, list[i].key, nd_json_string(list[i].value));
     }
     return object;
 }
@@ -106,7 +64,7 @@ static json_t *amounts(const nd_run_amount *list, int count)
 {
     json_t *object = json_object();
     for (int i = 0; i < count; i++) {
-        set(&object, list[i].key, json_integer(list[i].value));
+        nd_json_set(&object, list[i].key, json_integer(list[i].value));
     }
     return object;
 }
@@ -115,7 +73,7 @@ static json_t *strings(const char *const *list, int count)
 {
     json_t *array = json_array();
     for (int i = 0; i < count; i++) {
-        append(&array, string(list[i]));
+        nd_json_append(&array, nd_json_string(list[i]));
     }
     return array;
 }
@@ -124,7 +82,7 @@ static json_t *mesh_object(const nd_mesh *mesh)
 {
     json_t *object = json_object();
     for (int axis = 0; axis < ND_AXIS_COUNT; axis++) {
-        set(&object, nd_axis_name(axis), json_integer(mesh->size[axis]));
+        nd_json_set(&object, nd_axis_name(axis), json_integer(mesh->size[axis]));
     }
     return object;
 }
@@ -133,21 +91,22 @@ static json_t *identity_object(const nd_run_record *record)
 {
     const nd_identity *id = record->identity;
     json_t *object = json_object();
-    set(&object, "started_by", string(nd_identity_source_name(id->source)));
-    set(&object, "run_id", string_or_null(id->run_id));
-    set(&object, "world_size", json_integer(id->world_size));
-    set(&object, "nnodes", json_integer(id->nnodes));
-    set(&object, "hosts", strings(record->hosts, record->host_count));
+    nd_json_set(&object, "started_by", nd_json_string(nd_identity_source_name(id->source)));
+    nd_json_set(&object, "run_id", string_or_null(id->run_id));
+    nd_json_set(&object, "world_size", json_integer(id->world_size));
+    nd_json_set(&object, "nnodes", json_integer(id->nnodes));
+    nd_json_set(&object, "hosts", strings(record->hosts, record->host_count));
     const char *nodes = getenv("SLURM_STEP_NODELIST"); /* "node[1-2]" */
-    set(&object, "slurm_job_id", string_or_null(getenv("SLURM_JOB_ID")));
-    set(&object, "slurm_nodes", string_or_null(nodes ? nodes : getenv("SLURM_JOB_NODELIST")));
+    nd_json_set(&object, "slurm_job_id", string_or_null(getenv("SLURM_JOB_ID")));
+    nd_json_set(&object, "slurm_nodes",
+                string_or_null(nodes ? nodes : getenv("SLURM_JOB_NODELIST")));
     return object;
 }
 
 static json_t *start_time(void)
 {
     char text[ND_CLOCK_UTC_MAX];
-    return string(nd_clock_utc((int64_t)time(NULL), text));
+    return nd_json_string(nd_clock_utc((int64_t)time(NULL), text));
 }
 
 static nd_status build(const nd_run_record *record, json_t **out)
@@ -161,42 +120,26 @@ static nd_status build(const nd_run_record *record, json_t **out)
         json_decref(root);
         return status;
     }
-    set(&root, "program", string("ndtrain"));
-    set(&root, "version", string(record->program_version));
-    set(&root, "start_time", start_time());
-    set(&root, "command", strings((const char *const *)record->argv, record->argc));
-    set(&root, "config_file", string_or_null(record->config->source));
-    set(&root, "config", config);
-    set(&root, "mesh", mesh_object(&record->config->resolved_mesh));
-    set(&root, "job", identity_object(record));
-    set(&root, "libraries", texts(record->libraries, record->library_count));
-    set(&root, "machine", texts(record->machine, record->machine_count));
-    set(&root, "model", amounts(record->model, record->model_count));
-    set(&root, "memory_plan_bytes", amounts(record->memory, record->memory_count));
+    nd_json_set(&root, "program", nd_json_string("ndtrain"));
+    nd_json_set(&root, "version", nd_json_string(record->program_version));
+    nd_json_set(&root, "start_time", start_time());
+    nd_json_set(&root, "command", strings((const char *const *)record->argv, record->argc));
+    nd_json_set(&root, "config_file", string_or_null(record->config->source));
+    nd_json_set(&root, "config", config);
+    nd_json_set(&root, "mesh", mesh_object(&record->config->resolved_mesh));
+    nd_json_set(&root, "job", identity_object(record));
+    nd_json_set(&root, "libraries", texts(record->libraries, record->library_count));
+    nd_json_set(&root, "machine", texts(record->machine, record->machine_count));
+    nd_json_set(&root, "model", amounts(record->model, record->model_count));
+    nd_json_set(&root, "memory_plan_bytes", amounts(record->memory, record->memory_count));
     if (record->autotune) {
-        set(&root, "autotune", json_loads(record->autotune, 0, NULL));
+        nd_json_set(&root, "autotune", json_loads(record->autotune, 0, NULL));
     }
     if (!root) {
         return nd_fail_memory("run.json");
     }
     *out = root;
     return ND_OK;
-}
-
-/* NULL: memory ran out. json_dumps may leave out a part whose buffer it could not enlarge. */
-static char *dump(const json_t *root)
-{
-    const size_t flags = JSON_INDENT(2) | JSON_REAL_PRECISION(17);
-    size_t size = json_dumpb(root, NULL, 0, flags);
-    char *text = size > 0 ? malloc(size + 1) : NULL;
-    if (text && json_dumpb(root, text, size, flags) != size) {
-        free(text);
-        return NULL;
-    }
-    if (text) {
-        text[size] = '\0';
-    }
-    return text;
 }
 
 nd_status nd_run_file_next(const char *dir, const char *name, char **out)
@@ -225,7 +168,7 @@ nd_status nd_run_record_write(const char *dir, bool continues, const nd_run_reco
         goto out;
     }
     ND_TRY_OUT(build(record, &root));
-    text = dump(root);
+    text = nd_json_text(root, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
     if (!text) {
         status = nd_fail_memory("run.json");
         goto out;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/json.h"
 #include "runtime/tensor/dtype.h"
 #include "trainer/tune/measure.h"
 
@@ -17,20 +18,15 @@ void nd_tuning_destroy(nd_tuning *t)
     }
 }
 
-static void set(json_t *object, const char *key, json_t *value)
-{
-    json_object_set_new(object, key, value);
-}
-
-static void set_number(json_t *settings, const char *key, int64_t value)
+static void set_number(json_t **settings, const char *key, int64_t value)
 {
     char text[32];
     snprintf(text, sizeof text, "%lld", (long long)value);
-    set(settings, key, json_string(text));
+    nd_json_set(settings, key, json_string(text));
 }
 
 /* The keys of the configuration that the local products of a step depend on. */
-static nd_status set_config(json_t *settings, const nd_config *config)
+static nd_status set_config(json_t **settings, const nd_config *config)
 {
     static const char *const keys[] = {"train.precision",
                                        "train.sequence_length",
@@ -46,7 +42,7 @@ static nd_status set_config(json_t *settings, const nd_config *config)
         const char *key = i < KEYS ? keys[i] : fp8_keys[i - KEYS];
         char *value = NULL;
         ND_TRY(nd_config_get(config, key, &value));
-        set(settings, key, json_string(value));
+        nd_json_set(settings, key, nd_json_string(value));
         free(value);
     }
     return ND_OK;
@@ -55,15 +51,18 @@ static nd_status set_config(json_t *settings, const nd_config *config)
 nd_status nd_record_settings(const nd_config *config, const nd_llama_shape *shape, json_t **out)
 {
     json_t *settings = json_object();
-    nd_status status = set_config(settings, config);
-    set_number(settings, "model.hidden_size", shape->hidden);
-    set_number(settings, "model.intermediate_size", shape->ffn);
-    set_number(settings, "model.num_hidden_layers", shape->layers);
-    set_number(settings, "model.num_attention_heads", shape->heads);
-    set_number(settings, "model.num_key_value_heads", shape->kv_heads);
-    set_number(settings, "model.head_dim", shape->head_dim);
-    set_number(settings, "model.vocab_size", shape->vocab);
-    set_number(settings, "model.tie_word_embeddings", shape->tied);
+    nd_status status = set_config(&settings, config);
+    set_number(&settings, "model.hidden_size", shape->hidden);
+    set_number(&settings, "model.intermediate_size", shape->ffn);
+    set_number(&settings, "model.num_hidden_layers", shape->layers);
+    set_number(&settings, "model.num_attention_heads", shape->heads);
+    set_number(&settings, "model.num_key_value_heads", shape->kv_heads);
+    set_number(&settings, "model.head_dim", shape->head_dim);
+    set_number(&settings, "model.vocab_size", shape->vocab);
+    set_number(&settings, "model.tie_word_embeddings", shape->tied);
+    if (status == ND_OK && !settings) {
+        status = nd_fail_memory("autotune's settings");
+    }
     if (status != ND_OK) {
         json_decref(settings);
         return status;
@@ -83,7 +82,7 @@ static json_t *names_of(nd_input input, int mask)
     json_t *names = json_array();
     for (int i = 0; i < count; i++) {
         if (mask >> i & 1) {
-            json_array_append_new(names, json_string(nd_linear_name(first + i)));
+            nd_json_append(&names, json_string(nd_linear_name(first + i)));
         }
     }
     return names;
@@ -95,12 +94,12 @@ static json_t *linears_of(const nd_tuning *t)
     for (int i = 0; i < t->linear_count; i++) {
         const nd_tuned_linears *l = &t->linears[i];
         json_t *entry = json_object();
-        set(entry, "asked", names_of(l->input, l->asked));
-        set(entry, "fp8", names_of(l->input, l->fp8));
-        set(entry, "asked_seconds", seconds_or_null(l->asked_seconds));
-        set(entry, "bf16_seconds", seconds_or_null(l->bf16_seconds));
-        set(entry, "chosen_seconds", seconds_or_null(l->chosen_seconds));
-        json_array_append_new(list, entry);
+        nd_json_set(&entry, "asked", names_of(l->input, l->asked));
+        nd_json_set(&entry, "fp8", names_of(l->input, l->fp8));
+        nd_json_set(&entry, "asked_seconds", seconds_or_null(l->asked_seconds));
+        nd_json_set(&entry, "bf16_seconds", seconds_or_null(l->bf16_seconds));
+        nd_json_set(&entry, "chosen_seconds", seconds_or_null(l->chosen_seconds));
+        nd_json_append(&list, entry);
     }
     return list;
 }
@@ -121,31 +120,31 @@ static json_t *product_of(const nd_lt_choice *c)
     const nd_lt_key *k = &c->key;
     json_t *p = json_object(), *align = json_array(), *traits = json_object();
     const int32_t aligned[] = {k->align_a, k->align_b, k->align_d};
-#define ND_SET(key) set(p, #key, json_integer(k->key));
+#define ND_SET(key) nd_json_set(&p, #key, json_integer(k->key));
     ND_RECORD_EXTENTS(ND_SET)
 #undef ND_SET
-    set(p, "a", json_string(nd_dtype_name((nd_dtype)k->a)));
-    set(p, "b", json_string(nd_dtype_name((nd_dtype)k->b)));
-    set(p, "d", json_string(nd_dtype_name((nd_dtype)k->d)));
-    set(p, "a_transposed", json_boolean(k->a_transposed));
-    set(p, "b_transposed", json_boolean(k->b_transposed));
-    set(p, "adds", json_boolean(k->beta));
-    set(p, "fast_accumulation", json_boolean(k->fast));
-    set(p, "scales", json_string(nd_record_scaling[k->scaling]));
+    nd_json_set(&p, "a", json_string(nd_dtype_name((nd_dtype)k->a)));
+    nd_json_set(&p, "b", json_string(nd_dtype_name((nd_dtype)k->b)));
+    nd_json_set(&p, "d", json_string(nd_dtype_name((nd_dtype)k->d)));
+    nd_json_set(&p, "a_transposed", json_boolean(k->a_transposed));
+    nd_json_set(&p, "b_transposed", json_boolean(k->b_transposed));
+    nd_json_set(&p, "adds", json_boolean(k->beta));
+    nd_json_set(&p, "fast_accumulation", json_boolean(k->fast));
+    nd_json_set(&p, "scales", json_string(nd_record_scaling[k->scaling]));
     for (int i = 0; i < 3; i++) {
-        json_array_append_new(align, json_integer(aligned[i]));
+        nd_json_append(&align, json_integer(aligned[i]));
     }
-    set(p, "align", align);
-    set(p, "algorithm", hex(c->algorithm));
-#define ND_SET(key, attribute, bytes) set(traits, #key, json_integer(c->traits.key));
+    nd_json_set(&p, "align", align);
+    nd_json_set(&p, "algorithm", hex(c->algorithm));
+#define ND_SET(key, attribute, bytes) nd_json_set(&traits, #key, json_integer(c->traits.key));
     ND_LT_TRAITS(ND_SET)
 #undef ND_SET
-    set(p, "traits", traits);
-    set(p, "workspace", json_integer(c->workspace));
-    set(p, "candidates", json_integer(c->candidates));
-    set(p, "picked", json_integer(c->picked));
-    set(p, "seconds", json_real(c->seconds));
-    set(p, "first_seconds", json_real(c->first_seconds));
+    nd_json_set(&p, "traits", traits);
+    nd_json_set(&p, "workspace", json_integer(c->workspace));
+    nd_json_set(&p, "candidates", json_integer(c->candidates));
+    nd_json_set(&p, "picked", json_integer(c->picked));
+    nd_json_set(&p, "seconds", json_real(c->seconds));
+    nd_json_set(&p, "first_seconds", json_real(c->first_seconds));
     return p;
 }
 
@@ -155,19 +154,19 @@ nd_status nd_record_write(nd_tuning *t, const nd_config *config, const nd_llama_
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_record_settings(config, shape, &settings));
     for (int i = 0; i < t->choice_count; i++) {
-        json_array_append_new(products, product_of(&t->choices[i]));
+        nd_json_append(&products, product_of(&t->choices[i]));
     }
-    set(root, "gpu", json_string(t->gpu));
-    set(root, "compute_capability", json_integer(t->capability));
-    set(root, "cublaslt", json_integer(t->cublaslt));
-    set(root, "replayed_from", t->from ? json_string(t->from) : json_null());
-    set(root, "timing_seconds", json_real(t->seconds));
-    set(root, "cut_short", json_boolean(t->cut_short));
-    set(root, "settings", json_incref(settings));
-    set(root, "linears", linears_of(t));
-    set(root, "products", json_incref(products));
+    nd_json_set(&root, "gpu", nd_json_string(t->gpu));
+    nd_json_set(&root, "compute_capability", json_integer(t->capability));
+    nd_json_set(&root, "cublaslt", json_integer(t->cublaslt));
+    nd_json_set(&root, "replayed_from", t->from ? nd_json_string(t->from) : json_null());
+    nd_json_set(&root, "timing_seconds", json_real(t->seconds));
+    nd_json_set(&root, "cut_short", json_boolean(t->cut_short));
+    nd_json_set(&root, "settings", json_incref(settings));
+    nd_json_set(&root, "linears", linears_of(t));
+    nd_json_set(&root, "products", json_incref(products));
     free(t->json);
-    t->json = json_dumps(root, JSON_REAL_PRECISION(17));
+    t->json = nd_json_text(root, JSON_REAL_PRECISION(17));
     status = t->json ? ND_OK : nd_fail_memory("autotune's record");
 out:
     json_decref(settings);

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "runtime/base/fsio.h"
+#include "runtime/base/json.h"
 #include "runtime/base/log.h"
 
 /* GPT-2's printable bytes stand for themselves (Latin-1); the other 68, in order, are U+0100,
@@ -70,7 +71,7 @@ static json_t *tokenizer_config(void)
 static nd_status write_json(const char *folder, const char *name, json_t *root)
 {
     char *path = NULL;
-    char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
+    char *text = nd_json_text(root, JSON_INDENT(2));
     json_decref(root);
     nd_status status =
         text ? nd_fs_format(&path, "%s/%s", folder, name) : nd_fail_memory("%s", name);

@@ -11,6 +11,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/fsio.h"
+#include "runtime/base/json.h"
 #include "trainer/weights/coverage.h"
 #include "trainer/weights/safetensors.h"
 #include "trainer/weights/weights.h"
@@ -383,7 +384,7 @@ static nd_status write_index(const nd_hf_writer *writer)
 {
     char *path = NULL;
     json_t *root = index_json(writer);
-    char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
+    char *text = nd_json_text(root, JSON_INDENT(2));
     json_decref(root);
     nd_status status =
         text ? nd_fs_format(&path, "%s/model.safetensors.index.json", writer->temporary)

@@ -8,8 +8,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "runtime/base/json.h"
 #include "runtime/base/fsio.h"
+#include "runtime/base/json.h"
 
 static const struct {
     const char *name;
@@ -358,7 +358,7 @@ nd_status nd_safetensors_layout(nd_safetensors_tensor *tensors, int64_t count, c
         at = t->end = at + bytes;
         bad |= json_object_set_new(root, t->name, entry_json(t));
     }
-    char *text = bad ? NULL : json_dumps(root, JSON_COMPACT);
+    char *text = bad ? NULL : nd_json_text(root, JSON_COMPACT);
     json_decref(root);
     size_t length = text ? strlen(text) : 0, padded = (length + 7) / 8 * 8;
     char *buffer = NULL;

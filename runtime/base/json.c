@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/base/json.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void nd_json_set(json_t **object, const char *key, json_t *value)
+{
+    if (json_object_set_new(*object, key, value) != 0) {
+        json_decref(*object);
+        *object = NULL;
+    }
+}
+
+void nd_json_append(json_t **array, json_t *value)
+{
+    if (json_array_append_new(*array, value) != 0) {
+        json_decref(*array);
+        *array = NULL;
+    }
+}
+
+static bool is_ascii(const char *text)
+{
+    while (*text && (unsigned char)*text < 0x80) {
+        text++;
+    }
+    return !*text;
+}
+
+json_t *nd_json_string(const char *text)
+{
+    json_t *value = json_string(text);
+    char *ascii = value || is_ascii(text) ? NULL : strdup(text);
+    if (ascii) {
+        for (char *c = ascii; *c; c++) {
+            *c = (unsigned char)*c < 0x80 ? *c : '?';
+        }
+        value = json_string(ascii);
+        free(ascii);
+    }
+    return value;
+}
+
+char *nd_json_text(const json_t *root, size_t flags)
+{
+    size_t size = root ? json_dumpb(root, NULL, 0, flags) : 0;
+    char *text = size > 0 ? malloc(size + 1) : NULL;
+    if (text && json_dumpb(root, text, size, flags) != size) {
+        free(text);
+        return NULL;
+    }
+    if (text) {
+        text[size] = '\0';
+    }
+    return text;
+}
