@@ -84,7 +84,10 @@ static void print_place(FILE *out, const nd_attempt *attempt, const nd_child *ch
 {
     const nd_progress_slot *slot = &attempt->progress.slots[child->local_rank];
     int64_t sequence = atomic_load(&slot->sequence), since = atomic_load(&slot->since_ns);
-    fprintf(out, "  phase %s, step %lld", nd_phase_name((nd_phase)atomic_load(&slot->phase)),
+    char mesh[96];
+    nd_mesh_format_rank(&attempt->options.config->resolved_mesh, child->rank, mesh, sizeof mesh);
+    fprintf(out, "  %s%s%sphase %s, step %lld", mesh[0] ? "mesh " : "", mesh, mesh[0] ? ", " : "",
+            nd_phase_name((nd_phase)atomic_load(&slot->phase)),
             (long long)atomic_load(&slot->step));
     if (sequence > 0 || since > 0) {
         fprintf(out, "; %s %s of group %s", since ? "inside" : "after",

@@ -7,12 +7,12 @@
 enum { RANKS_MAX = 1 << 24 };
 
 static const struct {
-    const char *name;
+    const char *name, *letter;
     int least;
     const char *reserved;
 } axes[ND_AXIS_COUNT] = {
-#define ND_AXIS(id, name, initial, least, flags, help) {#name, least, NULL},
-#define ND_AXIS_RESERVED(id, name, flags, sentence)    {#name, 1, sentence},
+#define ND_AXIS(id, name, letter, initial, least, flags, help) {#name, #letter, least, NULL},
+#define ND_AXIS_RESERVED(id, name, letter, flags, sentence)    {#name, #letter, 1, sentence},
 #include "runtime/mesh/mesh.def"
 };
 
@@ -215,5 +215,19 @@ const char *nd_mesh_format(const nd_mesh *mesh, char *buffer, size_t size)
         }
     }
     snprintf(buffer, size, "%s (%s)", sizes, names);
+    return buffer;
+}
+
+const char *nd_mesh_format_rank(const nd_mesh *mesh, int rank, char *buffer, size_t size)
+{
+    nd_coord c = nd_mesh_coord_of(mesh, rank);
+    size_t used = 0;
+    buffer[0] = '\0';
+    for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
+        if (mesh->size[a] > 1 && used < size) {
+            used += (size_t)snprintf(buffer + used, size - used, "%s%s%d", used ? " " : "",
+                                     axes[a].letter, c.at[a]);
+        }
+    }
     return buffer;
 }

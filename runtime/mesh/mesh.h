@@ -80,5 +80,8 @@ nd_status nd_mesh_resolve(nd_mesh *mesh, int64_t workers);
 
 /* "2 x 2 x 1 x 2 (dp_replicate x dp_shard x cp x tp)"; returns buffer. */
 const char *nd_mesh_format(const nd_mesh *mesh, char *buffer, size_t size);
+/* The coordinates of a rank by the letters of the axes, "r1 s0 t1"; axes of size 1 are left out.
+ * "" in a mesh of one rank. Returns buffer. */
+const char *nd_mesh_format_rank(const nd_mesh *mesh, int rank, char *buffer, size_t size);
 
 #endif

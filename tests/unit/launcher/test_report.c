@@ -7,6 +7,8 @@
 #include "launcher/launcher.h"
 #include "runtime/comm/comm.h"
 
+static const nd_config config = {.resolved_mesh = {{1, 1, 3, 1, 1}}};
+
 typedef struct job {
     nd_attempt attempt;
     nd_child children[3];
@@ -22,11 +24,14 @@ static job *make_job(void)
     for (int i = 0; i < 3; i++) {
         j->children[i] = (nd_child){.attempt = &j->attempt, .rank = i, .local_rank = i};
     }
-    j->attempt = (nd_attempt){
-        .options = {.host_name = "host", .slurm_job = "", .local_workers = 3, .world_size = 3},
-        .progress = {.slots = j->slots, .count = 3},
-        .failures = {.slots = j->failures, .count = 3},
-        .children = j->children};
+    j->attempt = (nd_attempt){.options = {.config = &config,
+                                          .host_name = "host",
+                                          .slurm_job = "",
+                                          .local_workers = 3,
+                                          .world_size = 3},
+                              .progress = {.slots = j->slots, .count = 3},
+                              .failures = {.slots = j->failures, .count = 3},
+                              .children = j->children};
     return j;
 }
 
@@ -106,8 +111,9 @@ Test(report, control_characters_of_a_worker_are_escaped)
 }
 
 /* Rank 1 of 2 was killed at `place`; what is said of it. */
-static char *screen_of(const nd_progress_slot *place)
+static char *screen_of(const nd_mesh *mesh, const nd_progress_slot *place)
 {
+    const nd_config own = {.resolved_mesh = *mesh};
     nd_attempt *attempt = calloc(1, sizeof *attempt);
     nd_child *children = calloc(2, sizeof *children);
     nd_progress_slot slots[2] = {{.rank = 0}, *place};
@@ -120,7 +126,7 @@ static char *screen_of(const nd_progress_slot *place)
     children[1].rank = children[1].local_rank = 1;
     children[1].signal = 9;
     attempt->options = (nd_attempt_options){
-        .host_name = "host", .slurm_job = "", .local_workers = 2, .world_size = 2};
+        .config = &own, .host_name = "host", .slurm_job = "", .local_workers = 2, .world_size = 2};
     attempt->children = children;
     attempt->progress = (nd_progress){.slots = slots, .count = 2};
     attempt->failures = (nd_failure_page){.slots = failures, .count = 2};
@@ -134,7 +140,7 @@ static char *screen_of(const nd_progress_slot *place)
 
 static void expect_place(nd_progress_slot place, const char *words)
 {
-    char *text = screen_of(&place);
+    char *text = screen_of(&config.resolved_mesh, &place);
     cr_expect(strstr(text, words), "no \"%s\" in:\n%s", words, text);
     free(text);
 }
@@ -160,4 +166,16 @@ Test(report, a_set_up_has_no_sequence_and_is_named)
 Test(report, a_rank_that_entered_nothing_has_no_operation)
 {
     expect_place((nd_progress_slot){0}, "step 0\n");
+}
+
+Test(report, a_rank_has_its_coordinates_in_the_mesh)
+{
+    static const nd_mesh hybrid = {{1, 2, 1, 1, 2}}, one = {{1, 1, 1, 1, 1}};
+    const nd_progress_slot place = {0};
+    char *text = screen_of(&hybrid, &place);
+    cr_expect(strstr(text, "\n  mesh r0 t1, phase start, step 0\n"), "%s", text);
+    free(text);
+    text = screen_of(&one, &place);
+    cr_expect(strstr(text, "\n  phase start, step 0\n"), "%s", text);
+    free(text);
 }

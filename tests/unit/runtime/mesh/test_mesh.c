@@ -80,3 +80,13 @@ Test(mesh, resolve_fills_dp_shard_and_names_the_numbers)
     cr_assert_eq(nd_mesh_resolve(&huge, 8), ND_ERR_CONFIG);
     cr_assert(strstr(nd_error_last()->message, "more than 16777216 ranks"));
 }
+
+Test(mesh, a_rank_is_named_by_its_coordinates)
+{
+    const nd_mesh mesh = {{1, 2, 3, 2, 2}}, hybrid = {{1, 2, 2, 1, 2}}, one = {{1, 1, 1, 1, 1}};
+    char text[64];
+    cr_expect_str_eq(nd_mesh_format_rank(&mesh, 23, text, sizeof text), "r1 s2 c1 t1");
+    cr_expect_str_eq(nd_mesh_format_rank(&hybrid, 5, text, sizeof text), "r1 s0 t1");
+    cr_expect_str_eq(nd_mesh_format_rank(&one, 0, text, sizeof text), "");
+    cr_expect_str_eq(nd_mesh_format_rank(&mesh, 23, text, 6), "r1 s2", "cut, never beyond");
+}
