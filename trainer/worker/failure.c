@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/worker/failure.h"
 
+#include <poll.h>
+#include <sched.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
@@ -12,12 +17,58 @@
 
 static const double answer_seconds = 3; /* for the store to answer */
 static const double gather_seconds = 2; /* for other ranks to reach their deadlines */
+static const double kill_seconds = 1;   /* for a job that is being ended to reach this process */
+static const double rank_0_seconds = 2; /* for rank 0, which reads the same files, to report */
 
-void nd_failure_wait_turn(const nd_identity *identity, double first_seconds)
+/* The abstract name of a socket: it goes with its process, and leaves no file. */
+static socklen_t host_name_of(const nd_identity *identity, struct sockaddr_un *out)
 {
-    const double apart = 0.5, most = 10;
-    double turn = apart * identity->rank;
-    usleep((useconds_t)((first_seconds + (turn < most ? turn : most)) * 1e6));
+    *out = (struct sockaddr_un){.sun_family = AF_UNIX};
+    int n = snprintf(out->sun_path + 1, sizeof out->sun_path - 1, "ndtrain-failure-%lu-%s",
+                     (unsigned long)geteuid(), identity->run_id);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+}
+
+/* A process of another user that has the name must silence nobody. */
+static bool is_held_by_this_user(const struct sockaddr_un *name, socklen_t length)
+{
+    enum { TRIES = 100 }; /* the holder listens right after it took the name */
+    struct ucred holder;
+    socklen_t bytes = sizeof holder;
+    int code = -1, fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    for (int i = 0; fd >= 0 && code != 0 && i < TRIES; i++) {
+        code = connect(fd, (const struct sockaddr *)name, length);
+        sched_yield();
+    }
+    bool same = code == 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &holder, &bytes) == 0 &&
+                holder.uid == geteuid();
+    if (fd >= 0) {
+        close(fd);
+    }
+    return same;
+}
+
+bool nd_failure_claim_host(const nd_identity *identity, int *held)
+{
+    struct sockaddr_un name;
+    socklen_t length = host_name_of(identity, &name);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    *held = -1;
+    if (fd < 0) {
+        return true;
+    }
+    if (bind(fd, (const struct sockaddr *)&name, length) == 0) {
+        (void)listen(fd, SOMAXCONN);
+        *held = fd;
+        return true;
+    }
+    close(fd);
+    return !is_held_by_this_user(&name, length);
+}
+
+void nd_failure_wait_end(double seconds)
+{
+    (void)poll(NULL, 0, (int)(seconds * 1e3));
 }
 
 static bool may_be_elsewhere(const nd_error *error)
@@ -145,20 +196,24 @@ bool nd_failure_claim(const nd_failure *f, const nd_error *error, double patienc
     char other[ND_FAILURE_FIRST_MAX] = "";
     bool first = false;
     suffix[0] = '\0';
+    *f->held = -1;
     if (!f->store) {
-        if (id->pmix && id->rank > 0) {
-            nd_failure_wait_turn(id, 2); /* rank 0 reads the same configuration and files */
+        if (id->pmix && id->rank > 0 && id->node_rank > 0) {
+            nd_failure_wait_end(rank_0_seconds);
         }
-        return true;
+        return !id->pmix || nd_failure_claim_host(id, f->held);
     }
     nd_status status = ask_store(f, error, patience_seconds, &first, other, suffix, capacity);
     if (status != ND_OK) {
         snprintf(suffix, capacity, "; rank 0, which hosts the store, %s",
                  status == ND_ERR_HANG ? "does not answer" : "was lost");
-        if (id->pmix) {
-            nd_failure_wait_turn(id, 0);
+        if (id->pmix && status != ND_ERR_HANG) {
+            nd_failure_wait_end(kill_seconds);
         }
-        return true;
+        return !id->pmix || nd_failure_claim_host(id, f->held);
+    }
+    if (first && id->pmix) {
+        (void)nd_failure_claim_host(id, f->held); /* for those of this host that cannot ask */
     }
     if (!first && !id->pmix && other[0]) {
         snprintf(suffix, capacity, "; first failure: %s", other);

@@ -12,8 +12,10 @@
  * Ranks that wait for each other all reach their deadlines. Each records so in the store; the one
  * that recorded nothing is the one that is stuck.
  *
- * Under PMIx one rank reports and ends the job, which kills the others. Ranks of a torchrun-like
- * start have separate outputs: all of them report, and name the first failure.
+ * Under PMIx one rank reports and ends the job, which kills the others. A rank that cannot ask the
+ * store claims its host instead, by a name that only one process of the host can have: the other
+ * ranks there are silent, and several hosts may each report. Ranks of a torchrun-like start have
+ * separate outputs: all of them report, and name the first failure.
  */
 #include <stdbool.h>
 
@@ -23,6 +25,7 @@
 typedef struct nd_failure {
     const nd_identity *identity;
     nd_store *store; /* NULL: the ranks have not met */
+    int *held;       /* gets the descriptor of nd_failure_claim_host */
 } nd_failure;
 
 /*
@@ -34,10 +37,14 @@ bool nd_failure_claim(const nd_failure *failure, const nd_error *error, double p
                       char *suffix, size_t capacity);
 
 /*
- * The wait of a rank that cannot ask the store: the ranks that notice one failure at the same time
- * take turns, the lowest first, which then ends the job. `first_seconds` is the time before the
- * first turn.
+ * True for the first process of this user and host that calls it for this job, at once and from any
+ * thread. *held is the descriptor that holds the claim until it is closed or the process ends, or
+ * -1. Also true when the system cannot decide: two reports are better than none.
  */
-void nd_failure_wait_turn(const nd_identity *identity, double first_seconds);
+bool nd_failure_claim_host(const nd_identity *identity, int *held);
+
+/* Waits until this process is killed because the job ends, or so long, or until a signal. Then no
+ * other rank had a better reason, or none that could end the job. */
+void nd_failure_wait_end(double seconds);
 
 #endif

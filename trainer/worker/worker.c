@@ -12,8 +12,9 @@
 #include "trainer/worker/failure.h"
 
 enum {
-    KILLED_SECONDS = 30, /* for the end of an aborted job to reach this process */
-    PATIENCE_SECONDS = 4 /* for a better reason than a lost peer */
+    KILLED_SECONDS = 30,  /* for the end of an aborted job to reach this process */
+    PATIENCE_SECONDS = 4, /* for a better reason than a lost peer */
+    LOST_SECONDS = 1      /* for the end of the job, where rank 0 is lost: it may be why */
 };
 
 static int slot_of_rank(void *context, int rank)
@@ -35,26 +36,36 @@ static const nd_progress *shared_page(const nd_worker *worker)
 }
 
 /*
+ * From a thread that cannot ask the store, under PMIx: waits so long for the end of the job, whose
+ * reason may be another rank's, then reports and ends it. While another rank of this host reports,
+ * this one is silent. Returns when the server has not ended this process in time.
+ */
+static void report_alone(const nd_worker *worker, const nd_error *error, double wait_seconds)
+{
+    int held;
+    nd_failure_wait_end(wait_seconds);
+    if (!nd_failure_claim_host(&worker->identity, &held)) {
+        sleep(KILLED_SECONDS); /* until the rank that reports has ended the job */
+    }
+    nd_log_error("%s", error->message);
+    nd_pmix_abort(worker->identity.pmix, (int)error->status, error->message);
+    sleep(KILLED_SECONDS);
+}
+
+/*
  * From the main thread; or with `ends` from one that ends the process because the main thread does
  * not return from CUDA or NCCL, so that nobody can ask the store which rank reports.
  */
 static void on_comm_fault(void *context, nd_status status, const char *message, bool ends)
 {
     const nd_worker *worker = context;
-    nd_pmix *pmix = worker->identity.pmix;
     nd_error error = {.status = status};
     snprintf(error.message, sizeof error.message, "%s", message);
     nd_failure_report(&worker->identity, &error);
-    if (!ends) {
-        return;
-    }
-    if (pmix && (status == ND_ERR_IO || status == ND_ERR_HANG)) {
-        nd_failure_wait_turn(&worker->identity, status == ND_ERR_IO ? PATIENCE_SECONDS : 0);
-    }
-    nd_log_error("%s", message);
-    if (pmix) {
-        nd_pmix_abort(pmix, (int)status, message);
-        sleep(KILLED_SECONDS);
+    if (ends && worker->identity.pmix) {
+        report_alone(worker, &error, status == ND_ERR_IO ? PATIENCE_SECONDS : 0);
+    } else if (ends) {
+        nd_log_error("%s", message);
     }
 }
 
@@ -100,8 +111,9 @@ static nd_status open_transport(nd_worker *worker, const nd_config *config)
     return nd_transport_open_ucx(&options, &worker->transport);
 }
 
-/* Another rank was lost. Runs in the store's thread on rank 0, and on the others in the thread that
- * watches rank 0; neither can ask the store. */
+/* Another rank was lost. Runs in the store's thread on rank 0, which knows whether that loss was
+ * the first failure, and on the others in the thread that watches rank 0; neither can ask the
+ * store. */
 static void on_lost(void *context, const char *message, bool first)
 {
     nd_worker *worker = context;
@@ -112,13 +124,12 @@ static void on_lost(void *context, const char *message, bool first)
     if (atomic_exchange(&worker->ending, true)) {
         return; /* the main thread is ending this process */
     }
-    if (pmix && worker->identity.rank > 0) {
-        nd_failure_wait_turn(&worker->identity, 0.5);
-    }
-    nd_log_error("%s", message);
+    nd_error error = {.status = ND_ERR_IO};
+    snprintf(error.message, sizeof error.message, "%s", message);
     if (pmix) {
-        nd_pmix_abort(pmix, ND_ERR_IO, message);
-        sleep(KILLED_SECONDS);
+        report_alone(worker, &error, worker->identity.rank > 0 ? LOST_SECONDS : 0);
+    } else {
+        nd_log_error("%s", message);
     }
     _exit(ND_ERR_IO);
 }
@@ -199,7 +210,8 @@ static bool claims(const nd_worker *worker)
  * them. */
 static void report_failure(const nd_worker *worker)
 {
-    const nd_failure failure = {&worker->identity, worker->met ? worker->store : NULL};
+    int held = -1;
+    const nd_failure failure = {&worker->identity, worker->met ? worker->store : NULL, &held};
     nd_pmix *pmix = worker->identity.pmix;
     nd_error error = worker->error;
     char suffix[ND_ERROR_MESSAGE_MAX] = "";
@@ -213,6 +225,9 @@ static void report_failure(const nd_worker *worker)
     if (pmix) {
         nd_pmix_abort(pmix, (int)error.status, error.message);
         sleep(worker->identity.world_size > 1 ? KILLED_SECONDS : 0);
+    }
+    if (held >= 0) {
+        close(held);
     }
 }
 

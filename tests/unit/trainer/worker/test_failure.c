@@ -2,10 +2,16 @@
 /* Which rank reports when several fail. The ranks are threads that meet over loopback, as those of
  * a torchrun-like start; with a PMIx server that no call reaches, one of them reports. */
 #include <pthread.h>
+#include <stddef.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "runtime/base/clock.h"
 #include "tests/support/port.h"
+#include "tests/support/skip.h"
 #include "tests/support/tempdir.h"
 #include "trainer/worker/failure.h"
 
@@ -22,6 +28,7 @@ typedef struct rank_case {
     int after_ms;
     double patience; /* 0: as above */
     bool claimed;    /* out */
+    bool held;       /* out: it has claimed its host */
     double seconds;  /* out */
     char suffix[ND_ERROR_MESSAGE_MAX];
 } rank_case;
@@ -46,10 +53,10 @@ static void *run_rank(void *argument)
                       .nnodes = 1,
                       .master_addr = "127.0.0.1",
                       .master_port = t->port,
-                      .run_id = "failures",
                       .host = "here",
                       .key_fd = -1};
     nd_store *store = NULL;
+    snprintf(id.run_id, sizeof id.run_id, "failures-%ld", (long)getpid());
     nd_status status = nd_store_open(&id, SECONDS, &store);
     cr_assert_eq(status, ND_OK, "rank %d: %s", t->rank, nd_error_last()->message);
     id.pmix = t->collected ? (struct nd_pmix *)(void *)&id : NULL;
@@ -57,10 +64,15 @@ static void *run_rank(void *argument)
     int64_t begin = nd_clock_ns();
     usleep((useconds_t)c->after_ms * 1000);
     if (c->role == FAILS) {
-        const nd_failure failure = {&id, store};
+        int held = -1;
+        const nd_failure failure = {&id, store, &held};
         c->claimed = nd_failure_claim(&failure, &c->error, c->patience > 0 ? c->patience : patience,
                                       c->suffix, sizeof c->suffix);
         c->seconds = (double)(nd_clock_ns() - begin) * 1e-9;
+        c->held = held >= 0;
+        if (held >= 0) {
+            close(held);
+        }
     } else if (c->role == LEAVES) {
         nd_store_abandon(store);
         store = NULL;
@@ -183,4 +195,113 @@ Test(failure, the_rank_that_waits_for_nobody_is_the_stuck_one)
     run_job(cases, true);
     expect_one(cases, 1);
     cr_expect_str_eq(cases[1].suffix, "; not waiting for anyone: rank 2");
+}
+
+enum { PROCESSES = 8 };
+
+/* Processes of one host that claim it at the same moment; how many may report. All of them live
+ * until the last has answered. */
+static int claim_together(const nd_identity *id)
+{
+    int begin[2], end[2], answers[2], reports = 0;
+    cr_assert(pipe(begin) == 0 && pipe(end) == 0 && pipe(answers) == 0);
+    for (int i = 0; i < PROCESSES; i++) {
+        pid_t child = fork();
+        cr_assert_geq(child, 0);
+        if (child == 0) {
+            char byte;
+            int held = -1;
+            close(begin[1]);
+            close(end[1]);
+            (void)!read(begin[0], &byte, 1); /* until the parent closes it */
+            byte = nd_failure_claim_host(id, &held);
+            (void)!write(answers[1], &byte, 1);
+            (void)!read(end[0], &byte, 1);
+            _exit(0);
+        }
+    }
+    close(begin[1]);
+    for (int i = 0; i < PROCESSES; i++) {
+        char claimed = 0;
+        cr_assert_eq(read(answers[0], &claimed, 1), 1);
+        reports += claimed;
+    }
+    close(end[1]);
+    for (int i = 0; i < PROCESSES; i++) {
+        wait(NULL);
+    }
+    close(begin[0]);
+    close(end[0]);
+    close(answers[0]);
+    close(answers[1]);
+    return reports;
+}
+
+/* A job of PMIx, of a name that no other test has at this moment. */
+static nd_identity job_of(const char *name)
+{
+    nd_identity id = {.source = ND_IDENTITY_PMIX, .world_size = RANKS, .local_world_size = RANKS};
+    snprintf(id.run_id, sizeof id.run_id, "%s-%ld", name, (long)getpid());
+    return id;
+}
+
+Test(failure, one_process_of_a_host_reports)
+{
+    const nd_identity id = job_of("together");
+    cr_assert_eq(claim_together(&id), 1);
+    cr_assert_eq(claim_together(&id), 1, "the first ones have ended, and their claim with them");
+}
+
+Test(failure, ranks_that_have_not_met_are_decided_without_the_store)
+{
+    nd_identity id = job_of("unmet"), other = job_of("other");
+    int held[RANKS], reports = 0, others;
+    char suffix[ND_ERROR_MESSAGE_MAX];
+    id.pmix = (struct nd_pmix *)(void *)&id; /* no call reaches it */
+    for (id.rank = 0; id.rank < RANKS; id.rank++) {
+        const nd_failure failure = {&id, NULL, &held[id.rank]};
+        reports += nd_failure_claim(&failure, &own, patience, suffix, sizeof suffix);
+        cr_expect_str_empty(suffix);
+    }
+    cr_expect_eq(reports, 1);
+    cr_expect_geq(held[0], 0, "the first rank that asks");
+    cr_expect_eq(held[1], -1);
+    cr_expect(nd_failure_claim_host(&other, &others), "another job");
+    close(others);
+    close(held[0]);
+    cr_expect(nd_failure_claim_host(&id, &held[1]));
+    close(held[1]);
+}
+
+/* The name of this user's ranks in the hands of somebody else. */
+Test(failure, another_user_cannot_silence_a_job)
+{
+    const nd_identity id = job_of("foreign");
+    const uid_t nobody = 65534;
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    int length = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "ndtrain-failure-%lu-%s",
+                          (unsigned long)geteuid(), id.run_id);
+    int held, fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    if (geteuid() != 0) {
+        close(fd);
+        teardown();
+        skip_test("only root can be two users");
+    }
+    cr_assert_eq(seteuid(nobody), 0);
+    socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
+    cr_assert_eq(bind(fd, (struct sockaddr *)&name, bytes), 0);
+    cr_assert_eq(listen(fd, 1), 0);
+    cr_assert_eq(seteuid(0), 0);
+    cr_expect(nd_failure_claim_host(&id, &held));
+    cr_expect_eq(held, -1);
+    close(fd);
+}
+
+/* Of ranks that ask the store, the one that reports takes the host. */
+Test(failure, the_rank_that_the_store_chose_silences_those_that_cannot_ask)
+{
+    rank_case cases[RANKS] = {{STANDS_BY}, {FAILS, own}, {STANDS_BY}, {STANDS_BY}};
+    run_job(cases, true);
+    expect_one(cases, 1);
+    cr_expect(cases[1].held, "its host is claimed");
 }
