@@ -27,10 +27,6 @@ typedef struct nd_rank {
     nd_groups groups;
     nd_progress_slot *progress;
     nd_trace trace;
-    /* What autotune chose (nd_tuning_make); NULL without autotune. nd_trainer_create hands the
-     * linears down to the model (precision/precision.h); the record is printed (tune/tune.h). */
-    const struct nd_linear_choice *linears;
-    const struct nd_tuning *tuning;
 } nd_rank;
 
 /* Also true for a plan of a GPU that is not here. */

@@ -54,7 +54,7 @@ void golden_run_open(golden_run *run, const char *name, golden_options options)
     assert_ok(rank_device_open(r));
     assert_ok(r->device->table->stream_init(r->device, &r->stream));
     assert_ok(nd_groups_create(r->transport, &r->mesh, &r->groups));
-    assert_ok(nd_trainer_create(r, &run->trainer));
+    assert_ok(nd_trainer_create(r, NULL, &run->trainer));
     assert_ok(nd_trainer_commit(run->trainer));
     assert_ok(nd_weights_load(&run->trainer->model->fsdp, run->weights));
     run->positions = calloc((size_t)(run->batch * run->sequence), sizeof *run->positions);

@@ -201,7 +201,7 @@ static nd_status train_rank(shared_run *run, nd_rank *rank)
         .seed = 11,
     };
     ND_TRY_OUT(nd_tuning_make(rank, &tuning));
-    ND_TRY_OUT(nd_trainer_create(rank, &trainer));
+    ND_TRY_OUT(nd_trainer_create(rank, tuning, &trainer));
     ND_TRY_OUT(nd_trainer_commit(trainer));
     ND_TRY_OUT(nd_weights_init(&trainer->model->fsdp, rank->shape.init_std, 3));
     if (run->job->bf16_weights) {

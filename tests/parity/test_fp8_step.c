@@ -57,7 +57,7 @@ static size_t planned(nd_precision precision, nd_fp8_recipe recipe, bool all_gat
     rank.shape.head_dim = 32;
     cr_assert_eq(nd_device_open_cpu(1, &rank.device), ND_OK);
     cr_assert_eq(nd_ops_cpu(rank.device, &rank.ops), ND_OK);
-    cr_assert_eq(nd_trainer_create(&rank, &trainer), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_trainer_create(&rank, NULL, &trainer), ND_OK, "%s", nd_error_last()->message);
     size_t total = trainer->plan.total;
     *activations = nd_memplan_class_bytes(&trainer->plan, ND_MEM_ACTIVATIONS);
     nd_trainer_destroy(trainer);

@@ -158,7 +158,7 @@ static void print_estimate(FILE *out, const nd_trainer *trainer)
 
 /* Plans the trainer of one rank; allocates nothing. */
 static nd_status plan_rank(const nd_config *config, const nd_inputs *inputs, nd_worker *worker,
-                           int rank, nd_trainer **out)
+                           const nd_tuning *tuning, int rank, nd_trainer **out)
 {
     nd_rank *r = &worker->rank;
     r->rank = rank;
@@ -168,14 +168,14 @@ static nd_status plan_rank(const nd_config *config, const nd_inputs *inputs, nd_
     r->config = config;
     r->shape = inputs->shape;
     r->device = worker->device;
-    return nd_trainer_create(r, out);
+    return nd_trainer_create(r, tuning, out);
 }
 
 nd_status nd_plan_check_memory(const nd_config *config, const nd_inputs *inputs, nd_worker *worker)
 {
     nd_trainer *trainer = NULL;
     double local = (double)config->launch.nproc_per_node;
-    ND_TRY(plan_rank(config, inputs, worker, 0, &trainer));
+    ND_TRY(plan_rank(config, inputs, worker, NULL, 0, &trainer));
     double each = planned_bytes(trainer) / nd_gib, all = each * local;
     nd_trainer_destroy(trainer);
     nd_host_memory host = nd_host_memory_read("");
@@ -199,12 +199,12 @@ nd_status nd_plan_check_memory(const nd_config *config, const nd_inputs *inputs,
 
 /* rank: whose groups and plan are printed. */
 static nd_status print_plan(FILE *out, const nd_config *config, const nd_inputs *inputs,
-                            nd_worker *worker, int rank)
+                            nd_worker *worker, const nd_tuning *tuning, int rank)
 {
     nd_rank *r = &worker->rank;
     nd_trainer *trainer = NULL;
     char mesh[128];
-    ND_TRY(plan_rank(config, inputs, worker, rank, &trainer));
+    ND_TRY(plan_rank(config, inputs, worker, tuning, rank, &trainer));
     fprintf(out, "mesh: %s, %d workers; tp peers are adjacent ranks\n",
             nd_mesh_format(&r->mesh, mesh, sizeof mesh), r->world_size);
     print_groups(out, &r->mesh, rank);
@@ -218,8 +218,8 @@ static nd_status print_plan(FILE *out, const nd_config *config, const nd_inputs 
     fprintf(out, "shard of a rank: %lld of them, padded\n",
             (long long)trainer->model->layout->shard_total);
     nd_precision_each_line(&trainer->model->scales, &r->shape, print_line, out);
-    if (r->tuning) {
-        nd_tuning_each_line(r->tuning, print_line, out);
+    if (trainer->tuning) {
+        nd_tuning_each_line(trainer->tuning, print_line, out);
     } else if (config->kernels.autotune && config->train.precision == ND_PRECISION_FP8) {
         fprintf(out, "autotune: a run may leave more linears in BF16; this plan has all that the "
                      "filter converts in FP8\n");
@@ -255,11 +255,7 @@ static nd_status plan(const nd_command_call *call)
     ND_TRY_OUT(nd_inputs_open_model(config, &inputs));
     ND_TRY_OUT(nd_tuning_check(config, &inputs.shape, cuda, &tuning));
     ND_TRY_OUT(nd_worker_open_planner(config, worker));
-    if (tuning) {
-        worker->rank.linears = &tuning->linear_choice;
-        worker->rank.tuning = tuning;
-    }
-    ND_TRY_OUT(print_plan(stdout, config, &inputs, worker, rank));
+    ND_TRY_OUT(print_plan(stdout, config, &inputs, worker, tuning, rank));
 out:
     nd_tuning_destroy(tuning);
     nd_inputs_close(&inputs);

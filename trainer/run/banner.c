@@ -117,8 +117,8 @@ void nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, const
                 (double)nd_llama_shape_parameters(&r->shape) * 1e-6,
                 (double)(trainer->plan.total + trainer->plan.external) / 1048576.0);
     nd_precision_each_line(&trainer->model->scales, &r->shape, print_line, NULL);
-    if (r->tuning) {
-        nd_tuning_each_line(r->tuning, print_line, NULL);
+    if (trainer->tuning) {
+        nd_tuning_each_line(trainer->tuning, print_line, NULL);
     }
     if (r->config->kernels.cuda_graphs) {
         nd_log_info("CUDA graphs: each block's forward and backward, recorded in step 2; "

@@ -231,7 +231,7 @@ static nd_status run(run_state *s)
     ND_TRY(nd_run_checkpoints_find(&s->checkpoints, s->context));
     /* Before memory is planned: linears in BF16 have other buffers than those in FP8. */
     ND_TRY(nd_tuning_make(s->rank, &s->tuning));
-    ND_TRY(nd_trainer_create(s->rank, &s->trainer));
+    ND_TRY(nd_trainer_create(s->rank, s->tuning, &s->trainer));
     ND_TRY(nd_trainer_commit(s->trainer));
     if (s->rank->rank == 0) {
         const nd_resume *resume = &s->checkpoints.resume;
@@ -245,7 +245,7 @@ static nd_status run(run_state *s)
     ND_TRY(nd_comm_barrier(s->rank->groups.by_kind[ND_GROUP_WORLD]));
     ND_TRY(loop(s));
     ND_TRY(nd_stream_sync(&s->rank->stream)); /* an error of the last update is found here */
-    nd_tuning_warn(s->rank);
+    nd_tuning_warn(s->rank, s->tuning);
     if (s->files.dir) {
         ND_TRY(nd_run_files_trace(&s->files, &s->rank->trace, s->trace_from + 1,
                                   s->trainer->position.step - s->trace_from));

@@ -194,7 +194,7 @@ static nd_status write_record(const nd_run_files *files, const nd_worker *worker
         .model_count = (int)(sizeof model / sizeof *model),
         .memory = memory,
         .memory_count = memory_count,
-        .autotune = r->tuning ? r->tuning->json : NULL,
+        .autotune = trainer->tuning ? trainer->tuning->json : NULL,
     };
     return nd_run_record_write(files->dir, files->continues, &record);
 }

@@ -9,6 +9,7 @@
 #include "trainer/data/data.h"
 #include "trainer/model/model.h"
 #include "trainer/parallel/gradsync.h"
+#include "trainer/tune/tune.h"
 
 /* The update of this rank's shards: clip factor, AdamW or SGD, weight decay on matrices only. */
 typedef struct nd_optimizer {
@@ -39,7 +40,8 @@ typedef struct nd_run_position {
 } nd_run_position;
 
 typedef struct nd_trainer {
-    nd_rank *rank; /* borrowed */
+    nd_rank *rank;           /* borrowed */
+    const nd_tuning *tuning; /* autotune's choices, borrowed; NULL: none */
     nd_memplan plan;
     nd_model *model;
     nd_gradsync sync;
@@ -77,8 +79,9 @@ nd_status nd_trainer_check_precision(const nd_config *config, const nd_llama_sha
 nd_status nd_trainer_check_limits(const nd_ops *ops, const nd_config *config, const nd_mesh *mesh,
                                   const nd_llama_shape *shape);
 
-/* Plans memory; nothing is allocated on the device yet (enough for `ndtrain plan`). */
-nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out);
+/* Plans memory; nothing is allocated on the device yet (enough for `ndtrain plan`). `tuning` is
+ * NULL without autotune. */
+nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer **out);
 /* Allocates the plan and writes its start values. Collective: the rank's groups must exist from
  * here on. */
 nd_status nd_trainer_commit(nd_trainer *trainer);

@@ -61,10 +61,10 @@ static bool is_too_large(const nd_trainer *t)
                gpu.free_bytes;
 }
 
-nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
+nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer **out)
 {
     nd_trainer *t = NULL;
-    nd_model_options options = {.linears = rank->linears};
+    nd_model_options options = {.linears = tuning ? &tuning->linear_choice : NULL};
     ND_TRY(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
     ND_TRY(create(rank, &options, &t));
     if (is_too_large(t)) {
@@ -72,6 +72,7 @@ nd_status nd_trainer_create(nd_rank *rank, nd_trainer **out)
         options.cast_units = true;
         ND_TRY(create(rank, &options, &t));
     }
+    t->tuning = tuning;
     *out = t;
     return ND_OK;
 }

@@ -44,14 +44,12 @@ typedef struct nd_tuning {
 nd_status nd_tuning_check(const nd_config *config, const nd_llama_shape *shape, bool gpu,
                           nd_tuning **out);
 
-/*
- * All ranks call it, after their groups exist and before memory is planned. Sets rank->linears and
- * rank->tuning; *out is NULL without autotune.
- */
+/* All ranks call it, after their groups exist and before memory is planned. *out is NULL without
+ * autotune; the caller destroys it. */
 nd_status nd_tuning_make(nd_rank *rank, nd_tuning **out);
 void nd_tuning_destroy(nd_tuning *tuning); /* NULL is legal */
 /* After the steps, on rank 0: warns when products had forms that were not among the choices. */
-void nd_tuning_warn(const nd_rank *rank);
+void nd_tuning_warn(const nd_rank *rank, const nd_tuning *tuning);
 
 /* Calls `line` for each choice, with its reason. */
 void nd_tuning_each_line(const nd_tuning *tuning, void (*line)(void *context, const char *text),

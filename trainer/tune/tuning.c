@@ -262,15 +262,13 @@ nd_status nd_tuning_make(nd_rank *rank, nd_tuning **out)
         nd_tuning_destroy(t);
         return status;
     }
-    rank->linears = &t->linear_choice;
-    rank->tuning = t;
     *out = t;
     return ND_OK;
 }
 
-void nd_tuning_warn(const nd_rank *rank)
+void nd_tuning_warn(const nd_rank *rank, const nd_tuning *tuning)
 {
-    int unchosen = rank->tuning ? nd_ops_cuda_unchosen(rank->device) : 0;
+    int unchosen = tuning ? nd_ops_cuda_unchosen(rank->device) : 0;
     if (unchosen > 0 && rank->rank == 0) {
         nd_log_warning("autotune: %d forms of products were not among its choices; cuBLASLt's "
                        "first algorithm made them",
