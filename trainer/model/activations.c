@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "runtime/base/math.h"
-#include "trainer/model/linear.h"
 
 typedef enum act {
     ACT_X_IN = 0,
@@ -103,7 +102,7 @@ static int input_of(act id)
 static bool kept_as_codes(const nd_activation_options *o, act id, int64_t layer)
 {
     int input = input_of(id);
-    return input >= 0 && nd_input_keeps_codes(o->scales, (nd_input)input, layer);
+    return input >= 0 && nd_scales_keep_codes(o->scales, (nd_input)input, layer);
 }
 
 /* PLACE_BORROWED: an input of linears whose codes are kept lies in a backward buffer until they are

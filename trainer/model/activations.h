@@ -77,8 +77,7 @@ typedef struct nd_block_acts {
     nd_tensor h2;    /* (Tl, C) */
     nd_tensor gu;    /* (T, 2 F) gate | up */
     nd_tensor act;   /* (T, F) silu(gate) up */
-    /* The same as FP8 codes where that is what backward keeps of them (linear.h); else data is
-     * NULL. */
+    /* As FP8 codes, where backward keeps those (nd_scales_keep_codes); else data is NULL. */
     nd_tensor h1_codes, h2_codes, act_codes;
 } nd_block_acts;
 

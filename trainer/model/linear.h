@@ -54,8 +54,6 @@ int64_t nd_operand_vector(const nd_dims *dims);
 bool nd_linear_in_fp8(nd_block_call call, int linear);
 /* Whether any linear with this input is in FP8. */
 bool nd_input_in_fp8(nd_block_call call, nd_input input);
-/* Whether backward keeps the input as codes. */
-bool nd_input_keeps_codes(const nd_scales *scales, nd_input input, int64_t layer);
 
 /* An input as the block keeps it. */
 nd_operand nd_operand_of(nd_block_call call, nd_input input);

@@ -90,13 +90,6 @@ bool nd_input_in_fp8(nd_block_call c, nd_input input)
     return any;
 }
 
-bool nd_input_keeps_codes(const nd_scales *s, nd_input input, int64_t layer)
-{
-    int first, count = nd_input_linears(input, &first);
-    bool all = nd_filter_mask(&s->filter, layer, input) == (1 << count) - 1;
-    return all && input != ND_INPUT_O && nd_recipe_is_per_tensor(&s->recipe);
-}
-
 /* Casts. */
 
 static nd_fp8 with_codes(nd_fp8 out, const nd_tensor *x, const nd_cast *how)
@@ -228,7 +221,7 @@ static nd_known known_after(nd_block_call c, nd_input input)
 {
     const nd_model *m = c.model;
     const nd_scales *s = &m->scales;
-    bool keeps = nd_input_keeps_codes(s, input, c.layer);
+    bool keeps = nd_scales_keep_codes(s, input, c.layer);
     if (!may_fuse(s) || !nd_input_in_fp8(c, input)) {
         return ND_KNOWN_NOTHING;
     }

@@ -220,6 +220,10 @@ void nd_scales_fini(nd_scales *scales);
 /* Whether a parameter lies in the FP8 segment; for nd_layout_create, context is the nd_scales. */
 bool nd_scales_in_segment(void *context, const nd_param *param);
 
+/* Whether backward keeps an input of linears as codes: all its linears read codes with one scale.
+ * The attention output is kept in BF16, which the attention's backward reads. */
+bool nd_scales_keep_codes(const nd_scales *scales, nd_input input, int64_t layer);
+
 /* The sites of a linear's weight, of an input, and of the gradient of a linear's output. */
 int64_t nd_site_weight(const nd_scales *scales, int64_t layer, int linear);
 int64_t nd_site_input(const nd_scales *scales, int64_t layer, nd_input input);

@@ -50,6 +50,13 @@ bool nd_scales_in_segment(void *context, const nd_param *param)
     return s->codes_gathered && linear >= 0 && nd_filter_converts(&s->filter, param->layer, linear);
 }
 
+bool nd_scales_keep_codes(const nd_scales *s, nd_input input, int64_t layer)
+{
+    int first, count = nd_input_linears(input, &first);
+    bool all = nd_filter_mask(&s->filter, layer, input) == (1 << count) - 1;
+    return all && input != ND_INPUT_O && nd_recipe_is_per_tensor(&s->recipe);
+}
+
 /* Where the converted weights lie in this rank's flat state. */
 static nd_status find_weights(nd_scales *s)
 {
