@@ -6,19 +6,27 @@
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/view.h"
 
-size_t nd_cpu_attention_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
-                                bool backward)
+const int32_t *nd_attention_limit(const nd_attention *a, int64_t q0, int64_t key0, int keys,
+                                  int32_t limit[ND_TILE])
 {
-    return backward ? nd_attention_bwd_scratch(device->threads, a)
-                    : nd_attention_fwd_scratch(device->threads, a);
+    if (key0 + keys - 1 <= q0 + a->diag) {
+        return NULL;
+    }
+    for (int r = 0; r < ND_TILE; r++) {
+        int64_t last = nd_max(q0 + r + a->diag - key0, -1);
+        limit[r] = (int32_t)nd_min(last, keys);
+    }
+    return limit;
+}
+
+void *nd_attention_cut(char *base, size_t *used, int64_t count)
+{
+    size_t at = *used;
+    *used += nd_round_up_bytes((size_t)count * 4, 64);
+    return base ? base + at : NULL;
 }
 
 /* delta: one pass over rows of D */
-
-bool nd_cpu_attention_uses_delta(const nd_device *device, const nd_attention *a, nd_dtype act)
-{
-    return true;
-}
 
 static inline float element(const void *row, bool bf16, int64_t d)
 {

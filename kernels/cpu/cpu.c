@@ -1,6 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-
+#include "kernels/cpu/attention.h"
 #include "kernels/cpu/context.h"
+
+size_t nd_cpu_attention_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
+                                bool backward)
+{
+    return backward ? nd_attention_bwd_scratch(device->threads, a)
+                    : nd_attention_fwd_scratch(device->threads, a);
+}
+
+bool nd_cpu_attention_uses_delta(const nd_device *device, const nd_attention *a, nd_dtype act)
+{
+    return true;
+}
 
 static const nd_ops cpu_ops = {.name = "cpu",
                                .limits = {.hidden = ND_CPU_NORM_COLUMNS, .tokens = INT32_MAX},
