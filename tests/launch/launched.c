@@ -213,3 +213,9 @@ void launched_remove(const tempdir *dir)
 {
     nftw(dir->path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
 }
+
+void launched_expect(launched *l, int code)
+{
+    int got = launched_wait(l, LAUNCHED_SECONDS);
+    cr_assert_eq(got, code, "%d, not %d: %s", got, code, launched_read(l));
+}

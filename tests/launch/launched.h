@@ -32,6 +32,8 @@ void launched_use_test_worker(void);
 void launched_start(launched *l, const tempdir *dir, const char *name, const char *const *argv);
 /* Exit code, or 128 + signal. */
 int launched_wait(launched *l, double seconds);
+/* Waits for the end, which has this code. */
+void launched_expect(launched *l, int code);
 const char *launched_read(launched *l);
 /* How often the output holds the words. */
 int launched_count(launched *l, const char *words);

@@ -4,23 +4,18 @@
 #include <string.h>
 
 #include "tests/launch/tiny_job.h"
-#include "tests/support/port.h"
 
 static tempdir dir;
-static char endpoint[32], key_file[128];
-static int node_count = 2; /* two workers each */
+static tiny_nodes job = {.nodes = 2,
+                         .workers = 4,
+                         .flags = (const char *[]){"--rdzv-timeout-seconds", "30", "--max-restarts",
+                                                   "3", "--save-steps", "1", NULL}};
 
 static void setup(void)
 {
-    launched l;
-    char program[PATH_MAX];
     tempdir_make(&dir);
     tiny_write_inputs(&dir);
-    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", port_reserve());
-    snprintf(key_file, sizeof key_file, "%s/key", dir.path);
-    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
-    launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key_file, NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
+    tiny_nodes_meet(&job, &dir);
     launched_use_test_worker();
     setenv("ND_TEST", "plan", 1);
 }
@@ -32,34 +27,13 @@ static void teardown(void)
 
 TestSuite(node_restarts, .init = setup, .fini = teardown, .timeout = 280);
 
-/* `times`: how often this node was started before, for the name of its output. */
-static void start_node(launched *l, int node, int times, const char *const *further)
-{
-    char name[32], rank[16], count[16];
-    snprintf(name, sizeof name, "node%d-%d", node, times);
-    snprintf(rank, sizeof rank, "%d", node);
-    snprintf(count, sizeof count, "%d", node_count);
-    tiny_arguments a = {0};
-    tiny_add(&a, (const char *[]){"--nnodes", count, "--node-rank", rank, "--rdzv-endpoint",
-                                  endpoint, "--rdzv-key-file", key_file, "--rdzv-timeout-seconds",
-                                  "30", "--max-restarts", "3", "--save-steps", "1", NULL});
-    tiny_add(&a, further);
-    tiny_ndlaunch(l, &dir, name, 2 * node_count, a.list);
-}
-
 static void start_nodes(launched nodes[2], const char *plan, const char *rank)
 {
     setenv("ND_TEST_PLAN", plan, 1);
     setenv("ND_TEST_RANK", rank, 1);
     for (int i = 0; i < 2; i++) {
-        start_node(&nodes[i], i, 0, NULL);
+        tiny_nodes_start(&nodes[i], &job, i, 0, NULL);
     }
-}
-
-static void expect_code(launched *l, int expected)
-{
-    int code = launched_wait(l, LAUNCHED_SECONDS);
-    cr_assert_eq(code, expected, "%d, not %d: %s", code, expected, launched_read(l));
 }
 
 static void wait_for_start(launched nodes[2], int epoch)
@@ -78,7 +52,7 @@ Test(node_restarts, a_worker_killed_on_either_node_restarts_both)
         launched nodes[2];
         start_nodes(nodes, "B0T46D40K9;B40T44X0", ranks[i]);
         for (int n = 0; n < 2; n++) {
-            expect_code(&nodes[n], 0);
+            launched_expect(&nodes[n], 0);
         }
         assert_says(&nodes[0], "restart 1 of 3 follows at once, from step 40\n");
         assert_says(&nodes[0], "epoch 1 of rank 1, run nd-");
@@ -99,7 +73,7 @@ Test(node_restarts, what_failed_on_another_node_is_in_the_line)
     kill(nodes[0].pid, SIGTERM); /* these workers do not tell each other */
     kill(nodes[1].pid, SIGTERM);
     for (int n = 0; n < 2; n++) {
-        expect_code(&nodes[n], 75);
+        launched_expect(&nodes[n], 75);
     }
 }
 
@@ -110,12 +84,12 @@ Test(node_restarts, a_node_whose_launcher_died_comes_back)
     wait_for_start(nodes, 0);
     pid_t former = launched_worker(&nodes[1], 3);
     kill(nodes[1].pid, SIGKILL);
-    expect_code(&nodes[1], 137);
+    launched_expect(&nodes[1], 137);
     launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
     cr_assert(launched_gone(former));
-    start_node(&back, 1, 1, NULL);
-    expect_code(&back, 0);
-    expect_code(&nodes[0], 0);
+    tiny_nodes_start(&back, &job, 1, 1, NULL);
+    launched_expect(&back, 0);
+    launched_expect(&nodes[0], 0);
     assert_says(&nodes[0], "node 1 (host ");
     assert_says(&nodes[0], "was lost; restart 1 of 3 follows at once, from step 40\n");
     assert_says(&back, "epoch 1 of rank 3, run nd-");
@@ -129,10 +103,10 @@ Test(node_restarts, a_node_that_comes_back_at_once_waits_for_the_others)
     start_nodes(nodes, "B0T46D40;B40T44X0", "3");
     wait_for_start(nodes, 0);
     kill(nodes[1].pid, SIGKILL);
-    start_node(&back, 1, 1, NULL);
-    expect_code(&nodes[1], 137);
-    expect_code(&back, 0);
-    expect_code(&nodes[0], 0);
+    tiny_nodes_start(&back, &job, 1, 1, NULL);
+    launched_expect(&nodes[1], 137);
+    launched_expect(&back, 0);
+    launched_expect(&nodes[0], 0);
 }
 
 /* With other settings it is refused, and may come once more. */
@@ -142,16 +116,17 @@ Test(node_restarts, a_node_that_comes_back_changed_is_refused)
     start_nodes(nodes, "B0T46D40;B40T44X0", "3");
     wait_for_start(nodes, 0);
     kill(nodes[1].pid, SIGKILL);
-    expect_code(&nodes[1], 137);
+    launched_expect(&nodes[1], 137);
     launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
-    start_node(&changed, 1, 1, (const char *[]){"--learning-rate", "0.25", NULL});
-    expect_code(&changed, 2);
+    tiny_nodes_start(&changed, &job, 1, 1, (const char *[]){"--learning-rate", "0.25", NULL});
+    launched_expect(&changed, 2);
     assert_says(&changed, "optimizer.lr is '");
-    start_node(&changed, 1, 2, (const char *[]){"--set", "data.path=/nonexistent/text.txt", NULL});
-    expect_code(&changed, 65);
-    start_node(&back, 1, 3, NULL);
-    expect_code(&back, 0);
-    expect_code(&nodes[0], 0);
+    tiny_nodes_start(&changed, &job, 1, 2,
+                     (const char *[]){"--set", "data.path=/nonexistent/text.txt", NULL});
+    launched_expect(&changed, 65);
+    tiny_nodes_start(&back, &job, 1, 3, NULL);
+    launched_expect(&back, 0);
+    launched_expect(&nodes[0], 0);
 }
 
 Test(node_restarts, a_node_that_does_not_come_back_ends_the_job)
@@ -159,12 +134,13 @@ Test(node_restarts, a_node_that_does_not_come_back_ends_the_job)
     launched nodes[2];
     setenv("ND_TEST_PLAN", "B0T46D40", 1);
     for (int i = 0; i < 2; i++) {
-        start_node(&nodes[i], i, 0, (const char *[]){"--rdzv-timeout-seconds", "6", NULL});
+        tiny_nodes_start(&nodes[i], &job, i, 0,
+                         (const char *[]){"--rdzv-timeout-seconds", "6", NULL});
     }
     wait_for_start(nodes, 0);
     kill(nodes[1].pid, SIGKILL);
-    expect_code(&nodes[1], 137);
-    expect_code(&nodes[0], 74);
+    launched_expect(&nodes[1], 137);
+    launched_expect(&nodes[0], 74);
     assert_says(&nodes[0], "node 1 of 2 nodes is missing after 6 s");
 }
 
@@ -174,10 +150,10 @@ Test(node_restarts, a_signal_ends_the_wait_for_a_node)
     start_nodes(nodes, "B0T46D40", "3");
     wait_for_start(nodes, 0);
     kill(nodes[1].pid, SIGKILL);
-    expect_code(&nodes[1], 137);
+    launched_expect(&nodes[1], 137);
     launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
     kill(nodes[0].pid, SIGTERM);
-    expect_code(&nodes[0], 75);
+    launched_expect(&nodes[0], 75);
 }
 
 /* Node 1 has no worker then, and tells node 0. */
@@ -188,7 +164,7 @@ Test(node_restarts, a_signal_to_another_node_ends_the_wait)
     launched_until(&nodes[0], "follows in 2 s", 1, LAUNCHED_SECONDS);
     kill(nodes[1].pid, SIGTERM);
     for (int n = 0; n < 2; n++) {
-        expect_code(&nodes[n], 75);
+        launched_expect(&nodes[n], 75);
     }
     cr_assert_null(strstr(nodes[0].text, "epoch 3"), "%s", nodes[0].text);
 }
@@ -201,8 +177,8 @@ Test(node_restarts, the_loss_of_node_0_ends_the_job)
     wait_for_start(nodes, 1);
     pid_t other = launched_child(&nodes[1], 3);
     kill(nodes[0].pid, SIGKILL);
-    expect_code(&nodes[0], 137);
-    expect_code(&nodes[1], 74);
+    launched_expect(&nodes[0], 137);
+    launched_expect(&nodes[1], 74);
     cr_assert(launched_gone(other));
 }
 
@@ -217,14 +193,14 @@ Test(node_restarts, a_frozen_launcher_is_replaced)
     launched_until(&nodes[0], "no sign of life for 15 s", 1, LAUNCHED_SECONDS);
     launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
     sleep(3); /* for the connection to close */
-    start_node(&back, 1, 1, NULL);
+    tiny_nodes_start(&back, &job, 1, 1, NULL);
     launched_until(&back, "of epoch 1 waits", 2, LAUNCHED_SECONDS);
     kill(nodes[1].pid, SIGCONT);
-    expect_code(&nodes[1], 74);
+    launched_expect(&nodes[1], 74);
     kill(back.pid, SIGTERM);
     kill(nodes[0].pid, SIGTERM);
-    expect_code(&back, 75);
-    expect_code(&nodes[0], 75);
+    launched_expect(&back, 75);
+    launched_expect(&nodes[0], 75);
 }
 
 /* Node 1 says nothing while it waits for node 2 to come back as well: that is no silence. */
@@ -232,23 +208,24 @@ Test(node_restarts, a_node_that_is_back_waits_longer_than_a_silence)
 {
     enum { NODES = 3, SILENCE_SECONDS = 15 };
     launched nodes[NODES];
-    node_count = NODES;
+    job.nodes = NODES;
+    job.workers = 2 * NODES;
     setenv("ND_TEST_PLAN", "B0T46D40;B40T44X0", 1);
     for (int i = 0; i < NODES; i++) {
-        start_node(&nodes[i], i, 0, NULL);
+        tiny_nodes_start(&nodes[i], &job, i, 0, NULL);
     }
     for (int i = 0; i < NODES; i++) {
         launched_until(&nodes[i], "of epoch 0 waits", 2, LAUNCHED_SECONDS);
     }
     for (int i = 1; i < NODES; i++) {
         kill(nodes[i].pid, SIGKILL);
-        expect_code(&nodes[i], 137);
+        launched_expect(&nodes[i], 137);
     }
     launched_until(&nodes[0], "nodes 1-2 of 3 nodes are missing", 1, LAUNCHED_SECONDS);
-    start_node(&nodes[1], 1, 1, NULL);
+    tiny_nodes_start(&nodes[1], &job, 1, 1, NULL);
     sleep(SILENCE_SECONDS + 3);
-    start_node(&nodes[2], 2, 1, NULL);
+    tiny_nodes_start(&nodes[2], &job, 2, 1, NULL);
     for (int i = 0; i < NODES; i++) {
-        expect_code(&nodes[i], 0);
+        launched_expect(&nodes[i], 0);
     }
 }

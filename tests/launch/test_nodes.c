@@ -6,22 +6,16 @@
 #include <sys/stat.h>
 
 #include "tests/launch/tiny_job.h"
-#include "tests/support/port.h"
 
 static tempdir dir;
-static char endpoint[32], key_file[128];
+static tiny_nodes job = {
+    .nodes = 2, .workers = 4, .flags = (const char *[]){"--rdzv-timeout-seconds", "20", NULL}};
 
 static void setup(void)
 {
-    launched l;
-    char program[PATH_MAX];
     tempdir_make(&dir);
     tiny_write_inputs(&dir);
-    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", port_reserve());
-    snprintf(key_file, sizeof key_file, "%s/key", dir.path);
-    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
-    launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key_file, NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
+    tiny_nodes_meet(&job, &dir);
 }
 
 static void teardown(void)
@@ -31,17 +25,9 @@ static void teardown(void)
 
 TestSuite(nodes, .init = setup, .fini = teardown, .timeout = 280);
 
-static void start_node(launched *l, int node, int workers, const char *const *further)
+static void start_node(launched *l, int node, const char *const *further)
 {
-    char name[32], rank[16];
-    snprintf(name, sizeof name, "node%d", node);
-    snprintf(rank, sizeof rank, "%d", node);
-    tiny_arguments a = {0};
-    tiny_add(&a,
-             (const char *[]){"--nnodes", "2", "--node-rank", rank, "--rdzv-endpoint", endpoint,
-                              "--rdzv-key-file", key_file, "--rdzv-timeout-seconds", "20", NULL});
-    tiny_add(&a, further);
-    tiny_ndlaunch(l, &dir, name, workers, a.list);
+    tiny_nodes_start(l, &job, node, 0, further);
 }
 
 static void start_test_nodes(launched nodes[2], const char *what, const char *rank)
@@ -50,7 +36,7 @@ static void start_test_nodes(launched nodes[2], const char *what, const char *ra
     setenv("ND_TEST", what, 1);
     setenv("ND_TEST_RANK", rank, 1);
     for (int i = 0; i < 2; i++) {
-        start_node(&nodes[i], i, 4, NULL);
+        start_node(&nodes[i], i, NULL);
     }
 }
 
@@ -60,12 +46,11 @@ Test(nodes, two_of_two_workers_train_as_one_of_four)
     char split[4096], whole[4096];
     const char *const steps[] = {"--num-steps", "4", NULL};
     tiny_ndlaunch(&one, &dir, "one", 4, steps);
-    cr_assert_eq(launched_wait(&one, LAUNCHED_SECONDS), 0, "%s", launched_read(&one));
-    start_node(&nodes[1], 1, 4, steps); /* it waits for node 0 */
-    start_node(&nodes[0], 0, 4, steps);
+    launched_expect(&one, 0);
+    start_node(&nodes[1], 1, steps); /* it waits for node 0 */
+    start_node(&nodes[0], 0, steps);
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(launched_wait(&nodes[i], LAUNCHED_SECONDS), 0, "node %d: %s", i,
-                     launched_read(&nodes[i]));
+        launched_expect(&nodes[i], 0);
     }
     tiny_metrics(&dir, "node0", split, sizeof split);
     tiny_metrics(&dir, "one", whole, sizeof whole);
@@ -78,11 +63,11 @@ Test(nodes, workers_know_their_node_and_where_the_store_is)
     char place[128];
     start_test_nodes(nodes, "self", "0");
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(launched_wait(&nodes[i], LAUNCHED_SECONDS), 0, "%s", launched_read(&nodes[i]));
+        launched_expect(&nodes[i], 0);
     }
     assert_says(&nodes[0], "rank 1 of 4, local 1 of 2, node 0 of 2, run nd-");
     assert_says(&nodes[1], "rank 3 of 4, local 1 of 2, node 1 of 2, run nd-");
-    snprintf(place, sizeof place, ", at %s", endpoint);
+    snprintf(place, sizeof place, ", at %s", job.endpoint);
     assert_says(&nodes[1], place);
 }
 
@@ -91,8 +76,7 @@ Test(nodes, a_failure_elsewhere_is_shown_by_node_0_and_ends_all)
     launched nodes[2];
     start_test_nodes(nodes, "fail", "3");
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(launched_wait(&nodes[i], LAUNCHED_SECONDS), 65, "%s",
-                     launched_read(&nodes[i]));
+        launched_expect(&nodes[i], 65);
         assert_says(&nodes[i], "rank 3 failed first");
         assert_says(&nodes[i], "it said: the test file is damaged");
     }
@@ -105,8 +89,7 @@ Test(nodes, a_worker_killed_on_node_0_ends_node_1)
     pid_t victim = launched_worker(&nodes[0], 1), other = launched_worker(&nodes[1], 3);
     kill(victim, SIGKILL);
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(launched_wait(&nodes[i], LAUNCHED_SECONDS), 137, "%s",
-                     launched_read(&nodes[i]));
+        launched_expect(&nodes[i], 137);
     }
     assert_says(&nodes[0], "rank 1 failed first");
     assert_says(&nodes[1], "node 0 (host ");
@@ -122,9 +105,8 @@ Test(nodes, a_lost_launcher_ends_the_job_with_its_node_named)
         launched_worker(&nodes[0], 0);
         launched_worker(&nodes[1], 2);
         kill(nodes[lost].pid, SIGKILL);
-        cr_assert_eq(launched_wait(&nodes[lost], LAUNCHED_SECONDS), 137);
-        cr_assert_eq(launched_wait(&nodes[!lost], LAUNCHED_SECONDS), 74, "%s",
-                     launched_read(&nodes[!lost]));
+        launched_expect(&nodes[lost], 137);
+        launched_expect(&nodes[!lost], 74);
         snprintf(words, sizeof words, "node %d (", lost);
         assert_says(&nodes[!lost], words);
         assert_says(&nodes[!lost], "was lost");
@@ -135,10 +117,10 @@ Test(nodes, different_settings_stop_all_with_key_and_both_values)
 {
     launched nodes[2];
     launched_use_test_worker();
-    start_node(&nodes[0], 0, 4, (const char *[]){"--learning-rate", "0.5", NULL});
-    start_node(&nodes[1], 1, 4, (const char *[]){"--learning-rate", "0.25", NULL});
+    start_node(&nodes[0], 0, (const char *[]){"--learning-rate", "0.5", NULL});
+    start_node(&nodes[1], 1, (const char *[]){"--learning-rate", "0.25", NULL});
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(launched_wait(&nodes[i], LAUNCHED_SECONDS), 2, "%s", launched_read(&nodes[i]));
+        launched_expect(&nodes[i], 2);
         assert_says(&nodes[i], "optimizer.lr is '0.5' on node 0");
         assert_says(&nodes[i], "'0.25' on node 1");
     }
@@ -150,10 +132,10 @@ Test(nodes, different_data_under_the_same_name_is_a_difference)
     char other[256];
     tempdir_write(&dir, "other.txt", "another text entirely, of at least forty characters", 51);
     snprintf(other, sizeof other, "data.path=%s/other.txt", dir.path);
-    start_node(&nodes[0], 0, 4, NULL);
-    start_node(&nodes[1], 1, 4, (const char *[]){"--set", other, NULL});
+    start_node(&nodes[0], 0, NULL);
+    start_node(&nodes[1], 1, (const char *[]){"--set", other, NULL});
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(launched_wait(&nodes[i], LAUNCHED_SECONDS), 2, "%s", launched_read(&nodes[i]));
+        launched_expect(&nodes[i], 2);
         assert_says(&nodes[i], "data.path is '");
     }
 }
@@ -167,21 +149,21 @@ Test(nodes, a_wrong_key_is_refused_and_the_node_named_as_missing)
     tempdir_write(&dir, "wrong", wrong, 64);
     cr_assert_eq(chmod(dir.name, 0600), 0);
     /* Node 1 must have come by then. */
-    start_node(&nodes[0], 0, 4, (const char *[]){"--rdzv-timeout-seconds", "8", NULL});
-    start_node(&nodes[1], 1, 4, (const char *[]){"--rdzv-key-file", dir.name, NULL});
-    cr_assert_eq(launched_wait(&nodes[1], LAUNCHED_SECONDS), 2, "%s", launched_read(&nodes[1]));
+    start_node(&nodes[0], 0, (const char *[]){"--rdzv-timeout-seconds", "8", NULL});
+    start_node(&nodes[1], 1, (const char *[]){"--rdzv-key-file", dir.name, NULL});
+    launched_expect(&nodes[1], 2);
     assert_says(&nodes[1], "need the key of its node 0");
-    cr_assert_eq(launched_wait(&nodes[0], LAUNCHED_SECONDS), 124, "%s", launched_read(&nodes[0]));
+    launched_expect(&nodes[0], 124);
     assert_says(&nodes[0], "node 1 of 2 nodes is missing after 8 s");
 }
 
 Test(nodes, a_readable_key_file_is_refused)
 {
     launched l;
-    cr_assert_eq(chmod(key_file, 0644), 0);
+    cr_assert_eq(chmod(job.key_file, 0644), 0);
     launched_use_test_worker();
-    start_node(&l, 0, 4, NULL);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2, "%s", launched_read(&l));
+    start_node(&l, 0, NULL);
+    launched_expect(&l, 2);
     assert_says(&l, "has mode 0644");
 }
 
@@ -189,8 +171,8 @@ Test(nodes, node_0_missing_is_said_at_the_deadline)
 {
     launched l;
     launched_use_test_worker();
-    start_node(&l, 1, 4, (const char *[]){"--rdzv-timeout-seconds", "1", NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 124, "%s", launched_read(&l));
+    start_node(&l, 1, (const char *[]){"--rdzv-timeout-seconds", "1", NULL});
+    launched_expect(&l, 124);
     assert_says(&l, "was not reached within 1 s");
 }
 
@@ -203,11 +185,10 @@ Test(nodes, a_node_that_cannot_start_ends_all_at_once)
         const char *const good_flags[] = {"--rdzv-timeout-seconds", "300", NULL};
         const char *const bad_flags[] = {"--rdzv-timeout-seconds", "300", "--set",
                                          "data.path=/nonexistent/text.txt", NULL};
-        start_node(&nodes[bad], bad, 4, bad_flags);
-        start_node(&nodes[!bad], !bad, 4, good_flags);
+        start_node(&nodes[bad], bad, bad_flags);
+        start_node(&nodes[!bad], !bad, good_flags);
         for (int i = 0; i < 2; i++) {
-            cr_assert_eq(launched_wait(&nodes[i], LAUNCHED_SECONDS), 65, "node %d: %s", i,
-                         launched_read(&nodes[i]));
+            launched_expect(&nodes[i], 65);
         }
         assert_says(&nodes[bad], "/nonexistent/text.txt");
         snprintf(words, sizeof words, "node %d (", bad);
@@ -225,11 +206,10 @@ Test(nodes, a_node_whose_check_fails_ends_all_with_its_code)
         tempdir_write(&dir, "bad.json", "{\"hidden_size\": 32}", 19);
         snprintf(model, sizeof model, "%s/bad.json", dir.path);
         unsetenv("ND_WORKER");
-        start_node(&nodes[bad], bad, 4, (const char *[]){"--model-config", model, NULL});
-        start_node(&nodes[!bad], !bad, 4, NULL);
+        start_node(&nodes[bad], bad, (const char *[]){"--model-config", model, NULL});
+        start_node(&nodes[!bad], !bad, NULL);
         for (int i = 0; i < 2; i++) {
-            cr_assert_eq(launched_wait(&nodes[i], LAUNCHED_SECONDS), 65, "node %d: %s", i,
-                         launched_read(&nodes[i]));
+            launched_expect(&nodes[i], 65);
         }
         assert_says(&nodes[bad], "bad.json");
         snprintf(words, sizeof words, "node %d (", bad);
@@ -244,14 +224,13 @@ Test(nodes, a_frozen_worker_of_another_node_is_named_by_node_0)
 {
     launched nodes[2];
     const char *const flags[] = {"--num-steps", "1000000", "--comm-timeout-seconds", "10", NULL};
-    start_node(&nodes[0], 0, 4, flags);
-    start_node(&nodes[1], 1, 4, flags);
+    start_node(&nodes[0], 0, flags);
+    start_node(&nodes[1], 1, flags);
     launched_until(&nodes[0], "\nstep ", 2, LAUNCHED_SECONDS);
     pid_t frozen = launched_child(&nodes[1], 3);
     kill(frozen, SIGSTOP);
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(launched_wait(&nodes[i], LAUNCHED_SECONDS), 124, "node %d: %s", i,
-                     launched_read(&nodes[i]));
+        launched_expect(&nodes[i], 124);
     }
     const char *said = strstr(launched_read(&nodes[0]), "it said: ");
     cr_assert_not_null(said, "%s", nodes[0].text);
@@ -267,24 +246,23 @@ Test(nodes, a_frozen_launcher_is_named_after_its_silence)
     launched_worker(&nodes[0], 0);
     launched_worker(&nodes[1], 2);
     kill(nodes[1].pid, SIGSTOP);
-    cr_assert_eq(launched_wait(&nodes[0], LAUNCHED_SECONDS), 74, "%s", launched_read(&nodes[0]));
+    launched_expect(&nodes[0], 74);
     assert_says(&nodes[0], "node 1 (host ");
     assert_says(&nodes[0], "no sign of life for 15 s");
     kill(nodes[1].pid, SIGCONT); /* it finds node 0 gone, and ends its workers */
-    cr_assert_eq(launched_wait(&nodes[1], LAUNCHED_SECONDS), 74, "%s", launched_read(&nodes[1]));
+    launched_expect(&nodes[1], 74);
 }
 
 Test(nodes, a_signal_to_one_launcher_stops_all_at_the_same_step)
 {
     launched nodes[2];
     const char *const steps[] = {"--num-steps", "1000000", NULL};
-    start_node(&nodes[0], 0, 4, steps);
-    start_node(&nodes[1], 1, 4, steps);
+    start_node(&nodes[0], 0, steps);
+    start_node(&nodes[1], 1, steps);
     launched_until(&nodes[0], "\nstep ", 2, LAUNCHED_SECONDS);
     kill(nodes[1].pid, SIGTERM);
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(launched_wait(&nodes[i], LAUNCHED_SECONDS), 75, "%s",
-                     launched_read(&nodes[i]));
+        launched_expect(&nodes[i], 75);
         cr_assert_null(strstr(nodes[i].text, "failed first"), "%s", nodes[i].text);
     }
 }

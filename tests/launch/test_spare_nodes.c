@@ -5,24 +5,21 @@
 #include <string.h>
 
 #include "tests/launch/tiny_job.h"
-#include "tests/support/port.h"
 
 enum { NODES = 3, WORKERS = 4, SILENCE_SECONDS = 15 };
 
 static tempdir dir;
-static char endpoint[32], key_file[128];
+static tiny_nodes job = {.nodes = NODES - 1,
+                         .workers = WORKERS,
+                         .flags =
+                             (const char *[]){"--spare-nodes", "1", "--rdzv-timeout-seconds", "30",
+                                              "--max-restarts", "3", "--save-steps", "1", NULL}};
 
 static void setup(void)
 {
-    launched l;
-    char program[PATH_MAX];
     tempdir_make(&dir);
     tiny_write_inputs(&dir);
-    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", port_reserve());
-    snprintf(key_file, sizeof key_file, "%s/key", dir.path);
-    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
-    launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key_file, NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
+    tiny_nodes_meet(&job, &dir);
     launched_use_test_worker();
     setenv("ND_TEST", "plan", 1);
     setenv("ND_TEST_RANK", "3", 1);
@@ -35,17 +32,10 @@ static void teardown(void)
 
 TestSuite(spare_nodes, .init = setup, .fini = teardown, .timeout = 280);
 
-/* `times`: how often this node was started before, for the name of its output. */
+/* `times`: how often this node was started before. */
 static void start_node(launched *l, int node, int times)
 {
-    char name[32], rank[16];
-    snprintf(name, sizeof name, "node%d-%d", node, times);
-    snprintf(rank, sizeof rank, "%d", node);
-    tiny_ndlaunch(l, &dir, name, WORKERS,
-                  (const char *[]){"--nnodes", "2", "--spare-nodes", "1", "--node-rank", rank,
-                                   "--rdzv-endpoint", endpoint, "--rdzv-key-file", key_file,
-                                   "--rdzv-timeout-seconds", "30", "--max-restarts", "3",
-                                   "--save-steps", "1", NULL});
+    tiny_nodes_start(l, &job, node, times, NULL);
 }
 
 static void start_nodes(launched nodes[NODES], const char *plan)
@@ -56,16 +46,10 @@ static void start_nodes(launched nodes[NODES], const char *plan)
     }
 }
 
-static void expect_code(launched *l, int expected)
-{
-    int code = launched_wait(l, LAUNCHED_SECONDS);
-    cr_assert_eq(code, expected, "%d, not %d: %s", code, expected, launched_read(l));
-}
-
 static void expect_killed(launched *l)
 {
     kill(l->pid, SIGKILL);
-    expect_code(l, 128 + SIGKILL);
+    launched_expect(l, 128 + SIGKILL);
 }
 
 static void wait_for_start(launched *node, launched *other, int epoch)
@@ -81,7 +65,7 @@ Test(spare_nodes, a_job_that_needs_no_spare_ends_it_with_0)
     launched nodes[NODES];
     start_nodes(nodes, "B0T1D1X0");
     for (int i = 0; i < NODES; i++) {
-        expect_code(&nodes[i], 0);
+        launched_expect(&nodes[i], 0);
     }
     assert_says(&nodes[0], "workers on nodes 0-1; spare nodes: 2\n");
     assert_says(&nodes[1], "epoch 0 of rank 3");
@@ -95,8 +79,8 @@ Test(spare_nodes, the_place_of_a_lost_node_goes_to_the_spare)
     wait_for_start(&nodes[0], &nodes[1], 0);
     launched_until(&nodes[2], "this node waits without workers", 1, LAUNCHED_SECONDS);
     expect_killed(&nodes[1]);
-    expect_code(&nodes[2], 0);
-    expect_code(&nodes[0], 0);
+    launched_expect(&nodes[2], 0);
+    launched_expect(&nodes[0], 0);
     assert_says(&nodes[0], "node 2 (host ");
     assert_says(&nodes[0], " takes the place of node 1 (host ");
     assert_says(&nodes[0], "), ranks 2 to 3\n");
@@ -112,7 +96,7 @@ Test(spare_nodes, a_node_that_fails_twice_is_taken_out)
     launched nodes[NODES];
     start_nodes(nodes, "B0T46D40K9;B40T54D50K9;B50T54X0");
     for (int i = 0; i < NODES; i++) {
-        expect_code(&nodes[i], 0);
+        launched_expect(&nodes[i], 0);
     }
     assert_says(&nodes[0], "restart 1 of 3 on nodes 0-1, since node 1 (host ");
     assert_says(&nodes[0], "failed first in two starts in a row and is taken out");
@@ -130,12 +114,12 @@ Test(spare_nodes, a_node_that_was_taken_out_can_leave)
     wait_for_start(&nodes[0], &nodes[2], 2);
     launched_until(&nodes[1], "a spare node has taken the place", 1, LAUNCHED_SECONDS);
     kill(nodes[1].pid, SIGTERM);
-    expect_code(&nodes[1], 75);
+    launched_expect(&nodes[1], 75);
     launched_until(&nodes[0], "spare node 1 (host ", 1, LAUNCHED_SECONDS);
     kill(nodes[0].pid, SIGTERM); /* these workers do not tell each other */
     kill(nodes[2].pid, SIGTERM);
-    expect_code(&nodes[0], 75);
-    expect_code(&nodes[2], 75);
+    launched_expect(&nodes[0], 75);
+    launched_expect(&nodes[2], 75);
 }
 
 /* It starts with those that are here after 10 s, and node 1 is the spare when it comes. A spare
@@ -152,8 +136,8 @@ Test(spare_nodes, a_node_that_comes_late_is_the_spare)
     launched_until(&nodes[0], ") joined and is a spare", 1, LAUNCHED_SECONDS);
     sleep(SILENCE_SECONDS + 5);
     expect_killed(&nodes[2]);
-    expect_code(&nodes[1], 0);
-    expect_code(&nodes[0], 0);
+    launched_expect(&nodes[1], 0);
+    launched_expect(&nodes[0], 0);
     assert_says(&nodes[0], "restart 1 of 3 on nodes 0-1, since node 2 (host ");
     cr_assert_null(strstr(nodes[0].text, "no sign of life"), "%s", nodes[0].text);
 }
@@ -169,8 +153,8 @@ Test(spare_nodes, without_a_spare_node_0_waits_for_any_other)
     launched_until(&nodes[0], "nodes 1-2 of 3 nodes are missing after", 1, LAUNCHED_SECONDS);
     assert_says(&nodes[0], "and the job needs 1 of them\n");
     start_node(&back, 1, 1);
-    expect_code(&back, 0);
-    expect_code(&nodes[0], 0);
+    launched_expect(&back, 0);
+    launched_expect(&nodes[0], 0);
     assert_says(&back, "epoch 2 of rank 3");
 }
 
@@ -182,7 +166,7 @@ Test(spare_nodes, the_loss_of_a_spare_does_not_disturb_the_job)
     wait_for_start(&nodes[0], &nodes[1], 0);
     launched_until(&nodes[2], "this node waits without workers", 1, LAUNCHED_SECONDS);
     kill(nodes[2].pid, SIGTERM);
-    expect_code(&nodes[2], 75);
+    launched_expect(&nodes[2], 75);
     launched_until(&nodes[0], "spare node 2 (host ", 1, LAUNCHED_SECONDS);
     start_node(&nodes[2], 2, 1);
     launched_until(&nodes[2], "this node waits without workers", 1, LAUNCHED_SECONDS);
@@ -194,7 +178,7 @@ Test(spare_nodes, the_loss_of_a_spare_does_not_disturb_the_job)
         kill(nodes[i].pid, SIGTERM);
     }
     for (int i = 0; i < 2; i++) {
-        expect_code(&nodes[i], 75);
+        launched_expect(&nodes[i], 75);
     }
 }
 
@@ -205,7 +189,7 @@ Test(spare_nodes, the_loss_of_node_0_ends_the_spare)
     wait_for_start(&nodes[0], &nodes[1], 0);
     launched_until(&nodes[2], "this node waits without workers", 1, LAUNCHED_SECONDS);
     expect_killed(&nodes[0]);
-    expect_code(&nodes[1], 74);
-    expect_code(&nodes[2], 74);
+    launched_expect(&nodes[1], 74);
+    launched_expect(&nodes[2], 74);
     assert_says(&nodes[2], "was lost while this node waited");
 }

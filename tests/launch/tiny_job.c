@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "tests/support/port.h"
+
 void tiny_add(tiny_arguments *arguments, const char *const *further)
 {
     for (int i = 0; further && further[i]; i++) {
@@ -69,6 +71,34 @@ void tiny_ndlaunch(launched *l, const tempdir *dir, const char *name, int worker
     tiny_add(&a, tiny_flags(dir, name));
     tiny_add(&a, further);
     launched_start(l, dir, name, a.list);
+}
+
+void tiny_nodes_meet(tiny_nodes *job, const tempdir *dir)
+{
+    launched l;
+    char program[PATH_MAX];
+    job->dir = dir;
+    snprintf(job->endpoint, sizeof job->endpoint, "127.0.0.1:%d", port_reserve());
+    snprintf(job->key_file, sizeof job->key_file, "%s/key", dir->path);
+    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
+    launched_start(&l, dir, "make-key",
+                   (const char *[]){program, "--make-key", job->key_file, NULL});
+    launched_expect(&l, 0);
+}
+
+void tiny_nodes_start(launched *l, const tiny_nodes *job, int node, int times,
+                      const char *const *further)
+{
+    char name[32], rank[16], count[16];
+    tiny_arguments a = {0};
+    snprintf(name, sizeof name, times > 0 ? "node%d-%d" : "node%d", node, times);
+    snprintf(rank, sizeof rank, "%d", node);
+    snprintf(count, sizeof count, "%d", job->nodes);
+    tiny_add(&a, (const char *[]){"--nnodes", count, "--node-rank", rank, "--rdzv-endpoint",
+                                  job->endpoint, "--rdzv-key-file", job->key_file, NULL});
+    tiny_add(&a, job->flags);
+    tiny_add(&a, further);
+    tiny_ndlaunch(l, job->dir, name, job->workers, a.list);
 }
 
 void tiny_metrics(const tempdir *dir, const char *name, char *out, size_t capacity)

@@ -28,6 +28,21 @@ const char *const *tiny_flags(const tempdir *dir, const char *name);
 void tiny_ndlaunch(launched *l, const tempdir *dir, const char *name, int workers,
                    const char *const *further);
 
+/* Nodes of one job, which meet on loopback. */
+typedef struct tiny_nodes {
+    const tempdir *dir;
+    char endpoint[32], key_file[128];
+    int nodes, workers;       /* of the job */
+    const char *const *flags; /* of every node, to NULL; or NULL */
+} tiny_nodes;
+
+/* Fills dir, endpoint and key_file: a free port, and a new key. */
+void tiny_nodes_meet(tiny_nodes *job, const tempdir *dir);
+/* ndlaunch of a node; `times`: how often it was started before. Its name is node<node>, later
+ * node<node>-<times>. */
+void tiny_nodes_start(launched *l, const tiny_nodes *job, int node, int times,
+                      const char *const *further);
+
 /* The numbers of each step: loss, norm and learning rate with 17 digits. */
 void tiny_metrics(const tempdir *dir, const char *name, char *out, size_t capacity);
 /* Content of run.json. */
