@@ -109,6 +109,22 @@ void fake_write(const char *folder, const nd_llama_shape *shape, const nd_mesh *
     nd_manifest_fini(&m);
 }
 
+fake_saved fake_save(const char *folder, const nd_llama_shape *shape, const nd_mesh *mesh,
+                     int arrays, int64_t step)
+{
+    fake_saved s = {0};
+    fake_write(folder, shape, mesh, arrays, step, step % 2 == 0, ND_CHECKSUM_XXH3);
+    must(nd_checkpoint_path(folder, step, &s.path));
+    must(nd_manifest_read(s.path, &s.manifest));
+    return s;
+}
+
+void fake_forget(fake_saved *s)
+{
+    nd_manifest_fini(&s->manifest);
+    free(s->path);
+}
+
 void fake_write_golden(const char *folder)
 {
     const nd_mesh sharded = {{1, 1, 2, 1, 2}}, single = {{1, 1, 1, 1, 1}};

@@ -15,6 +15,16 @@ nd_manifest fake_manifest(const nd_llama_shape *shape, const nd_mesh *mesh, int 
 void fake_write(const char *folder, const nd_llama_shape *shape, const nd_mesh *mesh, int arrays,
                 int64_t step, bool converts, nd_checksum checksum);
 
+/* A checkpoint that fake_write left, open. */
+typedef struct fake_saved {
+    char *path;
+    nd_manifest manifest;
+} fake_saved;
+/* Writes FOLDER/checkpoint-STEP with XXH3, converted linears at even steps, and opens it. */
+fake_saved fake_save(const char *folder, const nd_llama_shape *shape, const nd_mesh *mesh,
+                     int arrays, int64_t step);
+void fake_forget(fake_saved *saved);
+
 /*
  * Two small checkpoints in FOLDER, whose bytes tests/unit/trainer/checkpoint/golden keeps: one of
  * two shards and two tensor-parallel ranks with AdamW's moments, and one of a single rank with

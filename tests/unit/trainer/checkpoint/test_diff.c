@@ -26,28 +26,13 @@ static void teardown(void)
 
 TestSuite(diff, .init = setup, .fini = teardown);
 
-typedef struct saved {
-    char *path;
-    nd_manifest manifest;
-} saved;
-
-static saved save(const nd_mesh *mesh, int arrays, int64_t step)
+static fake_saved save(const nd_mesh *mesh, int arrays, int64_t step)
 {
-    saved s = {0};
-    nd_llama_shape shape = fake_shape(false);
-    fake_write(dir.path, &shape, mesh, arrays, step, step % 2 == 0, ND_CHECKSUM_XXH3);
-    assert_ok(nd_checkpoint_path(dir.path, step, &s.path));
-    assert_ok(nd_manifest_read(s.path, &s.manifest));
-    return s;
+    const nd_llama_shape shape = fake_shape(false);
+    return fake_save(dir.path, &shape, mesh, arrays, step);
 }
 
-static void forget(saved *s)
-{
-    nd_manifest_fini(&s->manifest);
-    free(s->path);
-}
-
-static nd_diff_side side_of(const saved *s)
+static nd_diff_side side_of(const fake_saved *s)
 {
     return (nd_diff_side){s->path, &s->manifest, s->manifest.shape};
 }
@@ -88,8 +73,8 @@ Test(diff, states_are_equal_whatever_mesh_wrote_them)
         {{1, 2, 2, 1, 2}}, {{1, 1, 2, 3, 4}},
     };
     for (int i = 0; i < 5; i++) {
-        saved a = save(&meshes[i], ND_STATE_KINDS, 2 * i),
-              b = save(&meshes[(i + 1) % 5], ND_STATE_KINDS, 2 * i + 1);
+        fake_saved a = save(&meshes[i], ND_STATE_KINDS, 2 * i),
+                   b = save(&meshes[(i + 1) % 5], ND_STATE_KINDS, 2 * i + 1);
         const nd_diff_side sides[2] = {side_of(&a), side_of(&b)};
         nd_diff_totals totals;
         found f = {0};
@@ -100,13 +85,13 @@ Test(diff, states_are_equal_whatever_mesh_wrote_them)
         cr_assert_eq(totals.differing_arrays + totals.differing, 0);
         cr_assert_eq(totals.elements,
                      ND_STATE_KINDS * nd_llama_shape_parameters(&a.manifest.shape) + 7);
-        forget(&a);
-        forget(&b);
+        fake_forget(&a);
+        fake_forget(&b);
     }
 }
 
 /* Changes an element of an entry in a checkpoint that one rank wrote. */
-static void change(const saved *s, const char *name, int64_t element, float value)
+static void change(const fake_saved *s, const char *name, int64_t element, float value)
 {
     char file[300];
     nd_dcp_list list = {0};
@@ -130,7 +115,7 @@ Test(diff, names_each_array_and_measures_it)
     const nd_mesh mesh = {{1, 2, 2, 1, 2}};
     const char *up = "model.layers.1.mlp.up_proj.weight", *norm = "model.norm.weight";
     const char *norm_moment = "optimizer.state.model.norm.weight.exp_avg_sq";
-    saved a = save(&one, ND_STATE_KINDS, 1), b = save(&mesh, ND_STATE_KINDS, 2);
+    fake_saved a = save(&one, ND_STATE_KINDS, 1), b = save(&mesh, ND_STATE_KINDS, 2);
     change(&a, up, 700, fake_value(ND_STATE_MASTER, up, 700) + 8);
     change(&a, up, 3, fake_value(ND_STATE_MASTER, up, 3) - 2);
     change(&a, norm, 0, NAN);
@@ -156,13 +141,13 @@ Test(diff, names_each_array_and_measures_it)
     cr_assert_eq(f.arrays[3].largest, 0.5);
     cr_assert_eq(totals.differing_arrays, 4);
     cr_assert_eq(totals.differing, 5);
-    forget(&a);
-    forget(&b);
+    fake_forget(&a);
+    fake_forget(&b);
 }
 
 Test(diff, the_sign_of_zero_and_a_nan_are_bits_too)
 {
-    saved a = save(&one, 1, 1), b = save(&one, 1, 2);
+    fake_saved a = save(&one, 1, 1), b = save(&one, 1, 2);
     nd_diff_totals totals;
     found f = {0};
     const nd_diff_side sides[2] = {side_of(&a), side_of(&b)};
@@ -174,13 +159,13 @@ Test(diff, the_sign_of_zero_and_a_nan_are_bits_too)
     cr_assert_eq(f.count, 1);
     cr_assert_eq(f.arrays[0].differing, 1);
     cr_assert_eq(f.arrays[0].largest, 0.0);
-    forget(&a);
-    forget(&b);
+    fake_forget(&a);
+    fake_forget(&b);
 }
 
 Test(diff, moments_that_one_side_lacks)
 {
-    saved a = save(&one, 1, 1), b = save(&one, ND_STATE_KINDS, 2);
+    fake_saved a = save(&one, 1, 1), b = save(&one, ND_STATE_KINDS, 2);
     const nd_diff_side sides[2] = {side_of(&a), side_of(&b)};
     nd_diff_totals totals;
     found f = {0};
@@ -190,14 +175,14 @@ Test(diff, moments_that_one_side_lacks)
     cr_assert_str_eq(f.names[1], "exp_avg_sq");
     cr_assert_eq(f.arrays[0].presence, ND_DIFF_ONLY_B);
     cr_assert_eq(totals.differing_arrays, 2);
-    forget(&a);
-    forget(&b);
+    fake_forget(&a);
+    fake_forget(&b);
 }
 
 Test(diff, a_hugging_face_folder_has_weights_only)
 {
     const nd_mesh mesh = {{1, 1, 2, 1, 2}};
-    saved a = save(&mesh, ND_STATE_KINDS, 2);
+    fake_saved a = save(&mesh, ND_STATE_KINDS, 2);
     char out[160];
     snprintf(out, sizeof out, "%.140s/model", dir.path);
     nd_export_options options = {.out = out, .dtype = ND_DTYPE_F32, .verify = true};
@@ -216,12 +201,12 @@ Test(diff, a_hugging_face_folder_has_weights_only)
     const nd_diff_options as_bf16 = {.verify = true, .bf16 = true};
     assert_ok(nd_checkpoint_diff(sides, &as_bf16, ignore, NULL, &totals));
     cr_assert_eq(totals.differing_arrays, 0);
-    forget(&a);
+    fake_forget(&a);
 }
 
 Test(diff, other_models_are_refused)
 {
-    saved a = save(&one, 1, 1), b = save(&one, 1, 2);
+    fake_saved a = save(&one, 1, 1), b = save(&one, 1, 2);
     nd_diff_side sides[2] = {side_of(&a), side_of(&b)};
     nd_diff_totals totals;
     found f = {0};
@@ -232,6 +217,6 @@ Test(diff, other_models_are_refused)
     sides[1].shape.tied = true;
     assert_fails(nd_checkpoint_diff(sides, &verified, note, &f, &totals), ND_ERR_DATA,
                  "the models differ");
-    forget(&a);
-    forget(&b);
+    fake_forget(&a);
+    fake_forget(&b);
 }

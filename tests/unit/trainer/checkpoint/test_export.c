@@ -28,26 +28,10 @@ static void teardown(void)
 
 TestSuite(export, .init = setup, .fini = teardown);
 
-/* A checkpoint that is written and open. */
-typedef struct saved {
-    char *path;
-    nd_manifest manifest;
-} saved;
-
-static saved save(const nd_mesh *mesh, bool tied, int64_t step)
+static fake_saved save(const nd_mesh *mesh, bool tied, int64_t step)
 {
-    saved s = {0};
-    nd_llama_shape shape = fake_shape(tied);
-    fake_write(dir.path, &shape, mesh, ND_STATE_KINDS, step, step % 2 == 0, ND_CHECKSUM_XXH3);
-    assert_ok(nd_checkpoint_path(dir.path, step, &s.path));
-    assert_ok(nd_manifest_read(s.path, &s.manifest));
-    return s;
-}
-
-static void forget(saved *s)
-{
-    nd_manifest_fini(&s->manifest);
-    free(s->path);
+    const nd_llama_shape shape = fake_shape(tied);
+    return fake_save(dir.path, &shape, mesh, ND_STATE_KINDS, step);
 }
 
 static bool exists(const char *name)
@@ -87,20 +71,20 @@ Test(export, any_mesh_gives_the_same_model)
         {{1, 2, 2, 1, 2}}, {{1, 1, 2, 3, 4}}, {{1, 19, 7, 1, 1}}, /* more than are kept open */
     };
     for (int i = 0; i < (int)(sizeof meshes / sizeof *meshes); i++) {
-        saved s = save(&meshes[i], i % 2 == 1, i);
+        fake_saved s = save(&meshes[i], i % 2 == 1, i);
         nd_dtype dtype = i % 3 == 0 ? ND_DTYPE_F32 : ND_DTYPE_BF16;
         nd_export_options options = {.out = out, .dtype = dtype, .verify = i % 2 == 0};
         assert_ok(nd_checkpoint_export(s.path, &s.manifest, &options));
         check_model(out, &s.manifest, dtype);
         nd_checkpoint_abandon(out);
-        forget(&s);
+        fake_forget(&s);
     }
 }
 
 Test(export, beside_the_state_it_is_part_of_a_good_checkpoint)
 {
     const nd_mesh mesh = {{1, 1, 2, 1, 1}};
-    saved s = save(&mesh, false, 4);
+    fake_saved s = save(&mesh, false, 4);
     int64_t bytes = 0;
     int deleted = 0;
     nd_export_options options = {.dtype = ND_DTYPE_BF16, .verify = true};
@@ -108,23 +92,23 @@ Test(export, beside_the_state_it_is_part_of_a_good_checkpoint)
     assert_ok(nd_checkpoint_export(s.path, &s.manifest, &options));
     check_model(s.path, &s.manifest, ND_DTYPE_BF16);
     assert_ok(nd_source_verify_all(s.path, &s.manifest, &bytes));
-    forget(&s);
+    fake_forget(&s);
     s = save(&mesh, false, 5);
     assert_ok(nd_checkpoint_export(s.path, &s.manifest, &options));
     assert_fails(nd_checkpoint_export(s.path, &s.manifest, &options), ND_ERR_CANTCREATE,
                  "model.safetensors");
-    forget(&s);
+    fake_forget(&s);
     s = save(&mesh, false, 6);
     nd_prune_options prune = {.keep_last = 1, .keep = -1};
     assert_ok(nd_checkpoint_prune(dir.path, &prune, &deleted));
     cr_assert(exists("checkpoint-6") && !exists("checkpoint-5"));
-    forget(&s);
+    fake_forget(&s);
 }
 
 Test(export, takes_no_folder_that_holds_something)
 {
     const nd_mesh mesh = {{1, 1, 1, 1, 1}};
-    saved s = save(&mesh, true, 1);
+    fake_saved s = save(&mesh, true, 1);
     nd_export_options options = {.out = out, .dtype = ND_DTYPE_F32, .verify = true};
     cr_assert_eq(mkdir(out, 0777), 0);
     tempdir_write(&dir, "model/mine", "x", 1);
@@ -140,13 +124,13 @@ Test(export, takes_no_folder_that_holds_something)
     assert_fails(nd_checkpoint_export(s.path, &s.manifest, &options), ND_ERR_CANTCREATE,
                  "is not overwritten");
     cr_assert_eq(unlink(out), 0);
-    forget(&s);
+    fake_forget(&s);
 }
 
 Test(export, of_a_damaged_checkpoint_leaves_nothing)
 {
     const nd_mesh mesh = {{1, 1, 1, 1, 1}};
-    saved s = save(&mesh, true, 1);
+    fake_saved s = save(&mesh, true, 1);
     nd_export_options options = {.out = out, .dtype = ND_DTYPE_F32, .verify = true};
     int fd =
         open(tempdir_file(&dir, "checkpoint-1/state/shard-00001-model-00001-of-00001.safetensors"),
@@ -158,5 +142,5 @@ Test(export, of_a_damaged_checkpoint_leaves_nothing)
     nd_checkpoint_abandon(s.path);
     cr_assert_eq(rmdir(dir.path), 0, "something is left");
     cr_assert_eq(mkdir(dir.path, 0777), 0);
-    forget(&s);
+    fake_forget(&s);
 }
