@@ -201,6 +201,18 @@ Test(signals, workers_that_do_not_end_are_killed_after_the_grace_time)
     cr_assert(launched_gone(first));
 }
 
+/* All ranks agree on the step after which they end: the others have the grace time from there. */
+Test(signals, after_the_first_75_the_others_have_the_grace_time)
+{
+    launched l;
+    launched_use_test_worker();
+    setenv("ND_TEST", "plan", 1);
+    setenv("ND_TEST_PLAN", "E75", 1);
+    tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", "0.3", NULL});
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 128 + SIGKILL, "%s", launched_read(&l));
+    assert_says(&l, "launch.grace_seconds (0.3) were over");
+}
+
 Test(signals, a_second_interrupt_kills)
 {
     launched l;

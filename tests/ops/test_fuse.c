@@ -199,3 +199,37 @@ Test(fuse, one_of_two_results_and_nan)
 {
     nd_each_backend(check_alone);
 }
+
+/* Rows of several pieces, of which up's gradient is left as codes alone and gate's is stored. */
+static void check_codes_of_up(const nd_side *ref, const nd_backend *backend)
+{
+    nd_stream stream = backend->side.stream;
+    for (int d = 0; d < 2; d++) {
+        job j = {.ref = ref,
+                 .backend = backend,
+                 .dtype = dtypes[d],
+                 .format = ND_DTYPE_F8_E5M2,
+                 .n = 2,
+                 .C = 8208,
+                 .asked = CODES};
+        nd_tensor gate = nd_random_2d(j.dtype, j.n, j.C, 0, 2.0f);
+        nd_tensor up = nd_random_2d(j.dtype, j.n, j.C, 0, 1.0f);
+        nd_tensor dout = nd_random_2d(j.dtype, j.n, j.C, 0, 1.0f);
+        nd_tensor plain[2] = {nd_clone(gate), nd_clone(gate)}, dgate = nd_clone(gate);
+        fused dup;
+        fused_init(&dup, &j, gate, 0.5f, 0.0f);
+        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, swiglu_bwd, .dgate = plain[0],
+                              .dup = plain[1], .dout = dout, .gate = gate, .up = up));
+        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, swiglu_bwd, .dgate = dgate,
+                              .dup = to(&j, &dup), .dout = dout, .gate = gate, .up = up,
+                              .fuse_up = dup.fuse));
+        nd_expect_same(backend->name, "swiglu_bwd dgate", dgate, plain[0]);
+        expect_fused(&j, "swiglu_bwd dup", &dup, plain[1], gate);
+        nd_case_free();
+    }
+}
+
+Test(fuse, codes_of_one_of_two_results)
+{
+    nd_each_backend(check_codes_of_up);
+}

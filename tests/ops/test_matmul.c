@@ -4,24 +4,24 @@
 
 #include "tests/ops/conformance.h"
 
-static const struct {
-    int64_t m, n, k, gap;
-} shapes[] = {{1, 1, 1, 0},
-              {1, 33, 17, 0},
-              {5, 7, 9, 3},
-              {64, 64, 64, 0},
-              {65, 40, 130, 8},
-              {17, 129, 300, 5},
-              {96, 31, 2, 0},
-              {1, 16, 512, 0},
-              /* beyond the blocks of our own BF16 product: rows, packed rows, k, columns */
-              {1060, 20, 34, 0},
-              {490, 12, 1030, 2},
-              {13, 70, 2052, 0},
-              {7, 300, 1100, 0},
-              /* gaps, k odd (so never our own): more rows than are copied at a time */
-              {1040, 6, 35, 3},
-              {6, 10, 1037, 4}};
+/* m, n, k, and elements between rows. */
+static const int64_t shapes[][4] = {
+    {1, 1, 1, 0},
+    {1, 33, 17, 0},
+    {5, 7, 9, 3},
+    {64, 64, 64, 0},
+    {65, 40, 130, 8},
+    {17, 129, 300, 5},
+    {96, 31, 2, 0},
+    {1, 16, 512, 0},
+    /* beyond the blocks of our own BF16 product: rows, packed rows, k, columns */
+    {1060, 20, 34, 0},
+    {490, 12, 1030, 2},
+    {13, 70, 2052, 0},
+    {7, 300, 1100, 0},
+    /* gaps, k odd (so never our own): more rows than are copied at a time */
+    {1040, 6, 35, 3},
+    {6, 10, 1037, 4}};
 
 typedef struct types {
     nd_dtype in, out;
@@ -30,10 +30,10 @@ typedef struct types {
 static const types pairs[] = {
     {ND_DTYPE_F32, ND_DTYPE_F32}, {ND_DTYPE_BF16, ND_DTYPE_BF16}, {ND_DTYPE_BF16, ND_DTYPE_F32}};
 
-static void matmul_once(const nd_side *ref, const nd_backend *backend, types t, int shape,
-                        int flags)
+static void matmul_once(const nd_side *ref, const nd_backend *backend, types t,
+                        const int64_t *shape, int flags)
 {
-    int64_t m = shapes[shape].m, n = shapes[shape].n, k = shapes[shape].k, gap = shapes[shape].gap;
+    int64_t m = shape[0], n = shape[1], k = shape[2], gap = shape[3];
     bool at = flags & 1, bt = flags & 2;
     float beta = flags & 4 ? 1.0f : 0.0f;
     nd_tensor a = nd_random_2d(t.in, at ? k : m, at ? m : k, gap, 1.0f);
@@ -64,7 +64,7 @@ static void check_matmul(const nd_side *ref, const nd_backend *backend)
     for (size_t shape = 0; shape < sizeof shapes / sizeof shapes[0]; shape++) {
         for (int flags = 0; flags < 8; flags++) {
             for (size_t pair = 0; pair < sizeof pairs / sizeof pairs[0]; pair++) {
-                matmul_once(ref, backend, pairs[pair], (int)shape, flags);
+                matmul_once(ref, backend, pairs[pair], shapes[shape], flags);
             }
         }
     }
@@ -73,4 +73,19 @@ static void check_matmul(const nd_side *ref, const nd_backend *backend)
 Test(matmul, shapes_transposes_and_types)
 {
     nd_best_backend(check_matmul);
+}
+
+/* Beyond two blocks of our own BF16 product at once. */
+static const int64_t large[][4] = {{1060, 130, 4, 0}, {1060, 2, 1030, 0}, {490, 530, 4, 0}};
+
+static void check_large(const nd_side *ref, const nd_backend *backend)
+{
+    for (int i = 0; i < 3 * 8; i++) {
+        matmul_once(ref, backend, pairs[1 + i % 2], large[i / 8], i / 2 % 4);
+    }
+}
+
+Test(matmul, several_blocks_at_once)
+{
+    nd_best_backend(check_large);
 }

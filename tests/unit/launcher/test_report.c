@@ -99,6 +99,30 @@ Test(report, the_rank_that_has_the_reason_wins_over_those_that_refer_to_it)
     free(text);
 }
 
+/* Rank 0 noticed the lost peer before rank 1, which ended by itself, had recorded why. */
+Test(report, a_lost_peer_is_no_cause)
+{
+    job *j = make_job();
+    record(j, 0, ND_ERR_IO, ND_CAUSE_OWN, 3);
+    record(j, 1, ND_ERR_DATA, ND_CAUSE_OWN, 5);
+    char *text = report_of(j, 65);
+    cr_expect(strstr(text, "rank 1 failed first"), "%s", text);
+    free(text);
+}
+
+/* The ends of processes are seen in any order. */
+Test(report, the_failure_that_was_recorded_first_is_the_first)
+{
+    job *j = make_job();
+    record(j, 0, ND_ERR_DATA, ND_CAUSE_OWN, 9);
+    record(j, 1, ND_ERR_RESOURCE, ND_CAUSE_OWN, 4);
+    j->children[0].ended_ns = 20;
+    j->children[1].ended_ns = 30;
+    char *text = report_of(j, 71);
+    cr_expect(strstr(text, "rank 1 failed first"), "%s", text);
+    free(text);
+}
+
 Test(report, control_characters_of_a_worker_are_escaped)
 {
     job *j = make_job();

@@ -110,6 +110,46 @@ out:
     return status;
 }
 
+static nd_status sum_one(nd_comm *comm, int64_t *x, nd_event *done)
+{
+    return nd_comm_all_reduce(comm, NULL, x, 1, ND_DTYPE_I64, ND_REDOP_SUM, done);
+}
+
+static nd_status finish(nd_event *event)
+{
+    return event->finish ? event->finish(event->operation) : ND_OK;
+}
+
+/* Rank 1 enters the last operation when rank 0 has waited for the event of the first one. */
+nd_status case_stale_body(nd_transport *transport, void *context)
+{
+    enum { PLACES = 8, MOST_MS = 60000 };
+    case_stale *c = context;
+    nd_comm *comm = NULL;
+    nd_event first = {0}, last = {0};
+    int64_t x[PLACES + 1];
+    nd_status status = ND_OK;
+    ND_TRY_OUT(case_world(transport, &comm));
+    for (int k = 0; k < PLACES; k++) {
+        x[k] = k;
+        ND_TRY_OUT(sum_one(comm, &x[k], k == 0 ? &first : NULL));
+    }
+    x[PLACES] = 1;
+    for (int i = 0; transport->rank == 1 && i < MOST_MS && !atomic_load(&c->waited); i++) {
+        usleep(1000);
+    }
+    ND_TRY_OUT(sum_one(comm, &x[PLACES], &last));
+    status = finish(&first);
+    atomic_store(&c->waited, 1);
+    status = status == ND_OK ? finish(&last) : status;
+    if (status == ND_OK && x[PLACES] != 2) {
+        status = nd_fail(ND_ERR_INTERNAL, "the last sum is %lld", (long long)x[PLACES]);
+    }
+out:
+    nd_comm_destroy(comm);
+    return status;
+}
+
 static nd_status sum_ranks(nd_comm *comm)
 {
     int64_t sum = comm->transport->rank, want = 0;

@@ -22,6 +22,12 @@ nd_status case_world(nd_transport *transport, nd_comm **out);
 /* Operations pending together: four on one communicator, others on three more, waited for in
  * another order. */
 nd_status case_pending_body(nd_transport *transport, void *context);
+/* Two ranks: an event that was not waited for is complete once its operation's place is used again,
+ * and does not wait for the operation that is there now. */
+typedef struct case_stale {
+    _Atomic int waited; /* rank 0 has waited for its stale event */
+} case_stale;
+nd_status case_stale_body(nd_transport *transport, void *context);
 /* All groups of a 2 x 2 x 1 x 2 mesh (8 ranks): each sums its members' ranks. */
 nd_status case_groups_body(nd_transport *transport, void *context);
 /* MAX and SUM with NaN in one member's contribution: all members get the same bits. */

@@ -48,6 +48,12 @@ Test(local, operations_of_several_groups_are_pending_together)
     run(5, case_pending_body, NULL);
 }
 
+Test(local, a_stale_event_does_not_wait_for_the_next_operation_in_its_place)
+{
+    case_stale *c = case_shared(sizeof *c);
+    run(2, case_stale_body, c);
+}
+
 Test(local, groups_of_a_mesh)
 {
     run(8, case_groups_body, NULL);

@@ -19,6 +19,7 @@ typedef struct client {
 static client clients[PEERS];
 static char notices[1 << 14];
 static nd_server *server;
+static uint64_t timeout_ms = 30000; /* of requests that wait */
 static int64_t now = 1000000000;
 
 static void on_send(void *context, nd_peer *peer, const void *bytes, size_t count)
@@ -96,7 +97,7 @@ static void request(int i, nd_wire_type type, const char *key, const void *value
     nd_wire_begin(&out, type);
     nd_wire_put_u32(&out, 7);
     if (type == ND_WIRE_GET || type == ND_WIRE_EXCHANGE) {
-        nd_wire_put_u64(&out, 30000); /* ms */
+        nd_wire_put_u64(&out, timeout_ms);
     }
     nd_wire_put_text(&out, key);
     if (type == ND_WIRE_ADD) {
@@ -207,6 +208,43 @@ Test(server, missing_ranks_are_named_while_others_wait)
     now += 20 * second;
     nd_server_tick(server, now);
     expect_error(0, ND_ERR_HANG, "missing of 8 ranks: 3, 5");
+}
+
+/* All ranks of an exchange have the earliest deadline, whoever has it. */
+Test(server, an_exchange_ends_at_the_earliest_deadline)
+{
+    static const uint64_t timeouts[3][3] = {
+        {10000, 40000, 50000}, {40000, 10000, 50000}, {50000, 40000, 10000}};
+    open_server(4);
+    for (int i = 0; i < 3; i++) {
+        join(i);
+    }
+    for (int k = 0; k < 3; k++) {
+        for (int i = 0; i < 3; i++) {
+            timeout_ms = timeouts[k][i];
+            request(i, ND_WIRE_EXCHANGE, "meet", "z", 1);
+        }
+        now += 9 * second;
+        nd_server_tick(server, now);
+        cr_assert_eq(answer(0).type, ND_WIRE_NONE);
+        now += 2 * second;
+        nd_server_tick(server, now);
+        for (int i = 0; i < 3; i++) {
+            expect_error(i, ND_ERR_HANG, "was not complete after 11 s");
+        }
+    }
+}
+
+Test(server, the_rank_of_a_lost_worker_stays_taken)
+{
+    open_server(2);
+    join(0);
+    join(1);
+    nd_server_gone(server, clients[1].peer);
+    connect_client(2);
+    hello(2, "1.2", "job", 3, ND_WIRE_WORKER, 1);
+    expect_error(2, ND_ERR_CONFIG, "rank 1, claimed by hosty, is taken");
+    cr_assert(clients[2].dropped);
 }
 
 Test(server, a_lost_rank_ends_the_others_wait)

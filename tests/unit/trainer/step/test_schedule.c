@@ -44,6 +44,15 @@ Test(schedule, shapes_at_their_corners)
     expect(&wsd, 100, 0.1 + 0.9 / 20);
 }
 
+/* By default a tenth of the steps decays, rounded up. */
+Test(schedule, wsd_decays_over_a_tenth)
+{
+    nd_config wsd = config_of(ND_SCHEDULE_WSD, 25, 0);
+    expect(&wsd, 23, 1.0);
+    expect(&wsd, 24, 1.0 - 0.9 / 3);
+    expect(&wsd, 25, 1.0 - 2 * 0.9 / 3);
+}
+
 /* A warm-up or decay longer than the run leaves a finite rate between 0 and lr. */
 Test(schedule, lengths_beyond_the_run)
 {

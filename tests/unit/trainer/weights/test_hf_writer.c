@@ -1,12 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
 
 #include "tests/unit/trainer/weights/hf_model.h"
+#include "trainer/weights/safetensors.h"
 
 TestSuite(hf_writer, .init = hf_setup, .fini = hf_teardown);
+
+/* While it is set, files take no room: none is reserved, and enough seems to be free. The calls
+ * below stand before those of libc. */
+static bool sparse;
+
+int fallocate(int fd, int mode, off_t offset, off_t bytes)
+{
+    if (sparse) {
+        errno = EOPNOTSUPP;
+        return -1;
+    }
+    return (int)syscall(SYS_fallocate, fd, mode, offset, bytes);
+}
+
+int statvfs(const char *restrict path, struct statvfs *restrict out)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int code = fd < 0 ? -1 : fstatvfs(fd, out);
+    if (fd >= 0) {
+        close(fd);
+    }
+    if (code == 0 && sparse) {
+        out->f_bavail = (fsblkcnt_t)1 << 40;
+    }
+    return code;
+}
 
 static int entries_in(const char *folder)
 {
@@ -82,6 +113,49 @@ Test(hf_writer, one_long_piece)
     assert_ok(nd_hf_reader_read(reader, "x", 0, N, back));
     cr_assert_eq(memcmp(values, back, sizeof back), 0);
     nd_hf_reader_close(reader);
+}
+
+/* A tensor of more than 4 GiB: its last elements lie where they belong, and are read from there. */
+Test(hf_writer, offsets_above_32_bits)
+{
+    enum { N = 1000 };
+    const int64_t count = ((int64_t)1 << 30) + N, places[] = {0, 1 << 29, count - N};
+    float values[N], back[N];
+    struct stat st;
+    nd_hf_writer *writer;
+    nd_hf_writer_options o = hf_options_of(true, ND_DTYPE_F32);
+    const nd_hf_tensor one = {.name = "x", .axes = 1, .shape = {count}};
+    char folder[PATH_MAX], path[PATH_MAX + 32], config[PATH_MAX + 32];
+    nd_safetensors_list list;
+    snprintf(folder, sizeof folder, "%s", tempdir_file(&hf_dir, "m"));
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    cr_assert_eq(mkdir(folder, 0777), 0);
+    o.inside = sparse = true;
+    assert_ok(nd_hf_writer_open(folder, &o, &one, 1, &writer));
+    for (int p = 0; p < 3; p++) {
+        for (int i = 0; i < N; i++) {
+            values[i] = (float)(p * N + i + 1);
+        }
+        assert_ok(nd_hf_writer_write(writer, "x", places[p], N, values));
+    }
+    nd_hf_writer_abort(writer);
+    snprintf(config, sizeof config, "%s/config.json", folder);
+    assert_ok(nd_llama_shape_write(&o.shape, "float32", config));
+    cr_assert_eq(stat(path, &st), 0);
+    nd_hf_reader *reader;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    assert_ok(nd_safetensors_read_header(fd, path, &list));
+    assert_ok(nd_hf_reader_open(folder, &reader));
+    for (int p = 0; p < 3; p++) {
+        off_t at = (off_t)list.tensors[0].begin + 4 * places[p];
+        cr_assert_eq(pread(fd, back, sizeof back, at), (ssize_t)sizeof back);
+        cr_assert_eq(back[0], (float)(p * N + 1), "byte %ld of the file", (long)at);
+        assert_ok(nd_hf_reader_read(reader, "x", places[p], N, values));
+        cr_assert_arr_eq(values, back, sizeof back);
+    }
+    nd_hf_reader_close(reader);
+    nd_safetensors_list_fini(&list);
+    close(fd);
 }
 
 Test(hf_writer, a_large_model_is_sharded_with_an_index)

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Weights of ranks that are threads, to a model folder and back on another mesh. The tables have
+ * more elements, also on one of four ranks, than a load or a save handles at a time. */
+#include <criterion/criterion.h>
+
+#include "runtime/base/rng.h"
+#include "tests/support/tempdir.h"
+#include "tests/unit/trainer/mesh_ranks.h"
+#include "trainer/weights/weights.h"
+
+enum { VOCAB = 40009, SEED = 5 };
+
+typedef struct folder_job {
+    const char *folder;
+    nd_dtype dtype;
+} folder_job;
+
+static nd_status save(nd_rank *rank, void *context)
+{
+    const folder_job *job = context;
+    mesh_shards shards;
+    ND_TRY(mesh_shards_open(&shards, rank, false));
+    nd_status status = mesh_fill(shards.layout, SEED, shards.fsdp.master);
+    if (status == ND_OK) {
+        status = nd_weights_save(&shards.fsdp, job->folder, job->dtype, false, NULL);
+    }
+    mesh_shards_close(&shards);
+    return status;
+}
+
+static nd_status compare_span(void *context, const nd_span *span)
+{
+    const float *master = context;
+    for (int64_t i = 0; i < span->rows * span->cols; i++) {
+        int64_t element = nd_span_global(span, i);
+        float found = master[span->begin + i];
+        float expected = mesh_param_value(SEED, span->param, element);
+        ND_CHECK(found == expected, "element %lld of %s is %g, not %g", (long long)element,
+                 span->param->name, (double)found, (double)expected);
+    }
+    return ND_OK;
+}
+
+static nd_status load_and_compare(const char *folder, mesh_shards *shards)
+{
+    nd_hf_reader *reader = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(nd_hf_reader_open(folder, &reader));
+    ND_TRY_OUT(nd_hf_reader_check(reader));
+    ND_TRY_OUT(nd_weights_load(&shards->fsdp, reader));
+    status = mesh_each_span(shards->layout, compare_span, shards->fsdp.master);
+out:
+    nd_hf_reader_close(reader);
+    return status;
+}
+
+static nd_status load(nd_rank *rank, void *context)
+{
+    const folder_job *job = context;
+    mesh_shards shards;
+    ND_TRY(mesh_shards_open(&shards, rank, false));
+    nd_status status = load_and_compare(job->folder, &shards);
+    mesh_shards_close(&shards);
+    return status;
+}
+
+static void run(nd_mesh mesh, nd_status (*body)(nd_rank *, void *), folder_job *context)
+{
+    mesh_ranks job = {.mesh = mesh,
+                      .shape = mesh_shape_of(2, false),
+                      .config = mesh_config_of(),
+                      .body = body,
+                      .context = context};
+    job.shape.vocab = VOCAB;
+    job.shape.rms_eps = 1e-5;
+    job.shape.bos_id = job.shape.eos_id = -1;
+    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+}
+
+/* BF16 holds the values too. */
+Test(weights_io, models_above_every_block_come_back_on_any_mesh)
+{
+    static const nd_mesh meshes[] = {
+        {{1, 1, 1, 1, 1}}, {{1, 1, 2, 1, 2}}, {{1, 2, 1, 1, 2}}, {{1, 1, 3, 1, 1}}};
+    enum { MESHES = sizeof meshes / sizeof *meshes };
+    tempdir dir;
+    tempdir_make(&dir);
+    for (int m = 0; m < MESHES; m++) {
+        char name[16];
+        snprintf(name, sizeof name, "model-%d", m);
+        folder_job job = {tempdir_file(&dir, name), m % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32};
+        run(meshes[m], save, &job);
+        run(meshes[(m + 1) % MESHES], load, &job);
+        nd_fs_remove_flat_folder(job.folder);
+    }
+    tempdir_remove(&dir);
+}
+
+/* Initial values. */
+
+static nd_status check_fresh(void *context, const nd_span *span)
+{
+    const float *master = context;
+    const nd_param *p = span->param;
+    for (int64_t i = 0; i < span->rows * span->cols; i++) {
+        uint64_t element = (uint64_t)nd_span_global(span, i);
+        float found = master[span->begin + i];
+        float expected =
+            p->init == ND_INIT_ONE ? 1.0f : 0.5f * nd_rng_normal(SEED, p->random_stream, element);
+        ND_CHECK(found == expected, "element %lld of %s is %g, not %g", (long long)element, p->name,
+                 (double)found, (double)expected);
+    }
+    return ND_OK;
+}
+
+static nd_status init(nd_rank *rank, void *context)
+{
+    mesh_shards shards;
+    ND_TRY(mesh_shards_open(&shards, rank, false));
+    nd_status status = nd_weights_init(&shards.fsdp, 0.5, SEED);
+    if (status == ND_OK) {
+        status = mesh_each_span(shards.layout, check_fresh, shards.fsdp.master);
+    }
+    mesh_shards_close(&shards);
+    return status;
+}
+
+/* Norms longer than the ones that are copied at a time. */
+Test(weights_io, initial_values_depend_on_the_element_alone)
+{
+    static const nd_mesh meshes[] = {{{1, 1, 1, 1, 1}}, {{1, 1, 3, 1, 2}}};
+    for (int m = 0; m < 2; m++) {
+        mesh_ranks job = {.mesh = meshes[m],
+                          .shape = mesh_shape_of(1, false),
+                          .config = mesh_config_of(),
+                          .body = init};
+        job.shape.hidden = 16400;
+        job.shape.vocab = 5;
+        job.shape.ffn = 4;
+        job.shape.heads = job.shape.kv_heads = 2;
+        job.shape.head_dim = 2;
+        cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+    }
+}
