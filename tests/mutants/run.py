@@ -144,6 +144,8 @@ class Build:
             except ProcessLookupError:
                 pass
             process.wait()
+        if "Synthesis: Tested: 0" in self.log.read_text(errors="replace"):
+            raise RuntimeError(f"{suite} has no test")
         if code == 77:
             raise RuntimeError(f"{suite} cannot run on this machine")
         return code == 0

@@ -11,11 +11,17 @@ static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
 /* batch, Sq, Sk, H, K, D, diag: causal, unmasked, with a prefix, with blind rows, odd sizes, more
  * than one tile. */
 static const nd_attention cases[] = {
-    {1, 1, 1, 1, 1, 2, 0, 1.0f},          {2, 9, 9, 4, 2, 8, 0, 0.35f},
-    {1, 70, 70, 2, 1, 16, 0, 0.25f},      {2, 5, 33, 6, 2, 10, 33, 0.3f},
-    {1, 20, 52, 2, 2, 32, 32, 0.18f},     {1, 40, 30, 4, 1, 16, -10, 0.25f},
-    {1, 130, 300, 2, 1, 64, 170, 0.125f}, {1, 12, 4, 3, 3, 8, -12, 0.35f},
-    {1, 520, 520, 1, 1, 2, 0, 0.7f}, /* several blocks of queries, and of keys */
+    {1, 1, 1, 1, 1, 2, 0, 1.0f},
+    {2, 9, 9, 4, 2, 8, 0, 0.35f},
+    {1, 70, 70, 2, 1, 16, 0, 0.25f},
+    {2, 5, 33, 6, 2, 10, 33, 0.3f},
+    {1, 20, 52, 2, 2, 32, 32, 0.18f},
+    {1, 40, 30, 4, 1, 16, -10, 0.25f},
+    {1, 130, 300, 2, 1, 64, 170, 0.125f},
+    {1, 12, 4, 3, 3, 8, -12, 0.35f},
+    /* several blocks of queries, and of keys; blocks of queries of several heads in one task */
+    {1, 520, 520, 1, 1, 2, 0, 0.7f},
+    {4, 3, 3, 8, 1, 2, 0, 0.7f},
 };
 
 enum { CASES = sizeof cases / sizeof cases[0] };

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
 #include <math.h>
+#include <stdlib.h>
 
+#include "runtime/base/math.h"
 #include "tests/ops/conformance.h"
 
-/* m, n, k, and elements between rows. */
+/* m, n, k, and elements between rows; with a minus, between those of a and b alone. */
 static const int64_t shapes[][4] = {
     {1, 1, 1, 0},
     {1, 33, 17, 0},
@@ -33,12 +35,12 @@ static const types pairs[] = {
 static void matmul_once(const nd_side *ref, const nd_backend *backend, types t,
                         const int64_t *shape, int flags)
 {
-    int64_t m = shape[0], n = shape[1], k = shape[2], gap = shape[3];
+    int64_t m = shape[0], n = shape[1], k = shape[2], gap = llabs(shape[3]);
     bool at = flags & 1, bt = flags & 2;
     float beta = flags & 4 ? 1.0f : 0.0f;
     nd_tensor a = nd_random_2d(t.in, at ? k : m, at ? m : k, gap, 1.0f);
     nd_tensor b = nd_random_2d(t.in, bt ? n : k, bt ? k : n, gap, 1.0f);
-    nd_tensor c = nd_random_2d(t.out, m, n, gap, 1.0f), result[2];
+    nd_tensor c = nd_random_2d(t.out, m, n, nd_max(shape[3], 0), 1.0f), result[2];
     if (beta == 0.0f) {
         nd_case_poison(c);
     }
@@ -75,12 +77,13 @@ Test(matmul, shapes_transposes_and_types)
     nd_best_backend(check_matmul);
 }
 
-/* Beyond two blocks of our own BF16 product at once. */
-static const int64_t large[][4] = {{1060, 130, 4, 0}, {1060, 2, 1030, 0}, {490, 530, 4, 0}};
+/* Beyond two blocks of our own BF16 product at once; more summed rows than are copied at a time. */
+static const int64_t large[][4] = {
+    {1060, 130, 4, 0}, {1060, 2, 1030, 0}, {490, 530, 4, 0}, {6, 10, 1037, -4}};
 
 static void check_large(const nd_side *ref, const nd_backend *backend)
 {
-    for (int i = 0; i < 3 * 8; i++) {
+    for (int i = 0; i < 4 * 8; i++) {
         matmul_once(ref, backend, pairs[1 + i % 2], large[i / 8], i / 2 % 4);
     }
 }
