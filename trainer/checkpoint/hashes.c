@@ -5,7 +5,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef ND_HAS_XXHASH_DISPATCH
+#include <xxh_x86dispatch.h> /* the same functions, on the widest vectors of this processor */
+#else
 #include <xxhash.h>
+#endif
 
 #include "runtime/base/math.h"
 
@@ -264,14 +268,67 @@ nd_status nd_hashes_parse(const uint8_t *data, size_t bytes, const char *path, n
 
 /* Streaming. */
 
+struct nd_digester {
+    XXH3_state_t *xxh3; /* one of the two */
+    EVP_MD_CTX *sha256;
+};
+
+nd_status nd_digester_create(nd_checksum kind, nd_digester **out)
+{
+    nd_digester *d = NULL;
+    ND_TRY(ND_ALLOC(1, &d));
+    d->xxh3 = kind == ND_CHECKSUM_XXH3 ? XXH3_createState() : NULL;
+    d->sha256 = kind == ND_CHECKSUM_SHA256 ? EVP_MD_CTX_new() : NULL;
+    if (!d->xxh3 && !d->sha256) {
+        nd_digester_destroy(d);
+        return nd_fail_memory("the state of a checksum");
+    }
+    *out = d;
+    return ND_OK;
+}
+
+void nd_digester_destroy(nd_digester *d)
+{
+    if (d) {
+        XXH3_freeState(d->xxh3);
+        EVP_MD_CTX_free(d->sha256);
+        free(d);
+    }
+}
+
+static nd_status check_digester(bool good)
+{
+    return good ? ND_OK : nd_fail(ND_ERR_INTERNAL, "the checksum of a chunk cannot be computed");
+}
+
+nd_status nd_digester_begin(nd_digester *d)
+{
+    return check_digester(d->xxh3 ? XXH3_64bits_reset(d->xxh3) == XXH_OK
+                                  : EVP_DigestInit_ex(d->sha256, EVP_sha256(), NULL) == 1);
+}
+
+nd_status nd_digester_add(nd_digester *d, const void *data, size_t bytes)
+{
+    return check_digester(d->xxh3 ? XXH3_64bits_update(d->xxh3, data, bytes) == XXH_OK
+                                  : EVP_DigestUpdate(d->sha256, data, bytes) == 1);
+}
+
+nd_status nd_digester_end(nd_digester *d, uint8_t out[ND_DIGEST_MAX])
+{
+    if (d->xxh3) {
+        store_le(out, XXH3_64bits_digest(d->xxh3), 8);
+        return ND_OK;
+    }
+    return check_digester(EVP_DigestFinal_ex(d->sha256, out, NULL) == 1);
+}
+
 struct nd_chunk_hasher {
     nd_checksum kind;
     uint64_t file_bytes, added;
     uint8_t *digests;
     int64_t chunks, done;
     size_t in_chunk; /* bytes of the current one */
-    XXH3_state_t *xxh3;
-    EVP_MD_CTX *sha256;
+    nd_digester *digester;
 };
 
 nd_status nd_chunk_hasher_create(nd_checksum kind, uint64_t file_bytes, nd_chunk_hasher **out)
@@ -281,10 +338,10 @@ nd_status nd_chunk_hasher_create(nd_checksum kind, uint64_t file_bytes, nd_chunk
     h->kind = kind;
     h->file_bytes = file_bytes;
     h->chunks = nd_ceil_div((int64_t)file_bytes, ND_CHUNK_BYTES);
-    h->xxh3 = kind == ND_CHECKSUM_XXH3 ? XXH3_createState() : NULL;
-    h->sha256 = kind == ND_CHECKSUM_SHA256 ? EVP_MD_CTX_new() : NULL;
     size_t bytes = (size_t)h->chunks * (size_t)kinds[kind].chunk + 1;
-    if ((!h->xxh3 && !h->sha256) || nd_alloc(bytes, 1, (void **)&h->digests) != ND_OK) {
+    nd_status status = nd_digester_create(kind, &h->digester);
+    status = status == ND_OK ? nd_alloc(bytes, 1, (void **)&h->digests) : status;
+    if (status != ND_OK) {
         nd_chunk_hasher_destroy(h);
         return nd_fail_memory("%zu bytes of digests", bytes);
     }
@@ -295,55 +352,43 @@ nd_status nd_chunk_hasher_create(nd_checksum kind, uint64_t file_bytes, nd_chunk
 void nd_chunk_hasher_destroy(nd_chunk_hasher *h)
 {
     if (h) {
-        XXH3_freeState(h->xxh3);
-        EVP_MD_CTX_free(h->sha256);
+        nd_digester_destroy(h->digester);
         free(h->digests);
         free(h);
     }
 }
 
-static bool begin_chunk(nd_chunk_hasher *h)
+static nd_status end_chunk(nd_chunk_hasher *h)
 {
-    return h->xxh3 ? XXH3_64bits_reset(h->xxh3) == XXH_OK
-                   : EVP_DigestInit_ex(h->sha256, EVP_sha256(), NULL) == 1;
-}
-
-static bool end_chunk(nd_chunk_hasher *h)
-{
-    uint8_t *out = h->digests + h->done++ * kinds[h->kind].chunk;
+    uint8_t digest[ND_DIGEST_MAX];
+    size_t width = (size_t)kinds[h->kind].chunk;
+    ND_TRY(nd_digester_end(h->digester, digest));
+    memcpy(h->digests + (size_t)h->done++ * width, digest, width);
     h->in_chunk = 0;
-    if (h->xxh3) {
-        store_le(out, XXH3_64bits_digest(h->xxh3), 8);
-        return true;
-    }
-    return EVP_DigestFinal_ex(h->sha256, out, NULL) == 1;
+    return ND_OK;
 }
 
 nd_status nd_chunk_hasher_add(nd_chunk_hasher *h, const void *data, size_t bytes)
 {
     const uint8_t *at = data;
-    bool good = true;
     ND_ASSERT(bytes <= h->file_bytes - h->added);
     h->added += bytes;
-    while (bytes > 0 && good) {
+    while (bytes > 0) {
         size_t room = ND_CHUNK_BYTES - h->in_chunk, n = bytes < room ? bytes : room;
-        good = h->in_chunk > 0 || begin_chunk(h);
-        good = good && (h->xxh3 ? XXH3_64bits_update(h->xxh3, at, n) == XXH_OK
-                                : EVP_DigestUpdate(h->sha256, at, n) == 1);
+        ND_TRY(h->in_chunk == 0 ? nd_digester_begin(h->digester) : ND_OK);
+        ND_TRY(nd_digester_add(h->digester, at, n));
         h->in_chunk += n;
         at += n;
         bytes -= n;
-        good = good && (h->in_chunk < ND_CHUNK_BYTES || end_chunk(h));
+        ND_TRY(h->in_chunk == ND_CHUNK_BYTES ? end_chunk(h) : ND_OK);
     }
-    return good ? ND_OK : nd_fail(ND_ERR_INTERNAL, "the checksum of a chunk cannot be computed");
+    return ND_OK;
 }
 
 nd_status nd_chunk_hasher_finish(nd_chunk_hasher *h, nd_hashed_file *file)
 {
     ND_ASSERT(h->added == h->file_bytes);
-    if (h->in_chunk > 0 && !end_chunk(h)) {
-        return nd_fail(ND_ERR_INTERNAL, "the checksum of a chunk cannot be computed");
-    }
+    ND_TRY(h->in_chunk > 0 ? end_chunk(h) : ND_OK);
     ND_ASSERT(h->done == h->chunks);
     file->bytes = h->file_bytes;
     file->digests = h->digests;

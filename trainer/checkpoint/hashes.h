@@ -72,6 +72,15 @@ const nd_hashed_file *nd_hashes_find(const nd_hashes *hashes, const char *name);
 /* Whether a name stays in its folder: not empty, no slash, no leading dot, printable ASCII. */
 bool nd_name_is_plain(const char *name);
 
+/* The digest of a chunk that arrives in parts. A digester is used for one chunk after the other:
+ * begin, any number of adds, end. */
+typedef struct nd_digester nd_digester;
+nd_status nd_digester_create(nd_checksum kind, nd_digester **out);
+nd_status nd_digester_begin(nd_digester *digester);
+nd_status nd_digester_add(nd_digester *digester, const void *data, size_t bytes);
+nd_status nd_digester_end(nd_digester *digester, uint8_t out[ND_DIGEST_MAX]);
+void nd_digester_destroy(nd_digester *digester); /* NULL is legal */
+
 /* Chunk after chunk of a file that is written from front to back. */
 typedef struct nd_chunk_hasher nd_chunk_hasher;
 nd_status nd_chunk_hasher_create(nd_checksum kind, uint64_t file_bytes, nd_chunk_hasher **out);

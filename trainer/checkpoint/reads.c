@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/reads.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/fsio.h"
 #include "runtime/tensor/dtype.h"
+
+enum {
+    SLICE_BYTES = 256 << 10, /* hashed while it is in the cache of a core */
+    DIRECT_BYTES = 16 << 10  /* a shorter run costs less in the staging buffer */
+};
 
 void nd_reads_fini(nd_reads *reads)
 {
@@ -82,20 +88,86 @@ static void scatter(const nd_read *read, uint64_t begin, uint64_t end, const uin
     }
 }
 
-nd_status nd_read_chunk(const nd_read_file *file, int64_t index, size_t *size)
+/* Bytes of the file from `from` on to `to`, in slices that stay in the processor's cache while they
+ * are hashed. */
+static nd_status read_slices(const nd_read_file *file, uint64_t from, uint64_t size, uint8_t *to)
 {
-    const nd_hashed_file *hashed = file->hashed;
-    uint64_t begin = (uint64_t)index * ND_CHUNK_BYTES;
-    uint64_t left = hashed->bytes - begin;
-    *size = left < ND_CHUNK_BYTES ? (size_t)left : ND_CHUNK_BYTES;
-    ND_TRY(nd_fs_pread(file->fd, file->path, file->staging, *size, (int64_t)begin));
+    for (uint64_t done = 0; done < size;) {
+        size_t n = size - done < SLICE_BYTES ? (size_t)(size - done) : SLICE_BYTES;
+        ND_TRY(nd_fs_pread(file->fd, file->path, to + done, n, (int64_t)(from + done)));
+        ND_TRY(file->hashed ? nd_digester_add(file->digester, to + done, n) : ND_OK);
+        done += n;
+    }
+    return ND_OK;
+}
+
+static nd_status compare_digest(const nd_read_file *file, int64_t index, size_t size)
+{
     uint8_t digest[ND_DIGEST_MAX];
     size_t width = (size_t)nd_checksum_chunk_bytes(file->kind);
-    ND_TRY(nd_digest_chunk(file->kind, file->staging, *size, digest));
-    if (memcmp(digest, hashed->digests + (size_t)index * width, width) != 0) {
+    uint64_t begin = (uint64_t)index * ND_CHUNK_BYTES;
+    ND_TRY(nd_digester_end(file->digester, digest));
+    if (memcmp(digest, file->hashed->digests + (size_t)index * width, width) != 0) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" is damaged: bytes %llu to %llu are not those that were written",
-                       file->path, (unsigned long long)begin, (unsigned long long)(begin + *size));
+                       file->path, (unsigned long long)begin, (unsigned long long)(begin + size));
+    }
+    return ND_OK;
+}
+
+static size_t chunk_size(const nd_read_file *file, int64_t index)
+{
+    uint64_t left = file->hashed->bytes - (uint64_t)index * ND_CHUNK_BYTES;
+    return left < ND_CHUNK_BYTES ? (size_t)left : ND_CHUNK_BYTES;
+}
+
+nd_status nd_read_chunk(const nd_read_file *file, int64_t index, size_t *size)
+{
+    *size = chunk_size(file, index);
+    ND_TRY(nd_digester_begin(file->digester));
+    ND_TRY(read_slices(file, (uint64_t)index * ND_CHUNK_BYTES, *size, file->staging));
+    return compare_digest(file, index, *size);
+}
+
+/* A long run that no other read overlaps. `i` is an index of the sorted list. */
+static bool is_direct(const nd_reads *reads, int64_t i)
+{
+    const nd_read *read = &reads->list[i];
+    uint64_t bytes = (uint64_t)read->run * width_of(read);
+    return read->runs == 1 && read->dtype == ND_SAFETENSORS_F32 && bytes >= DIRECT_BYTES &&
+           (i + 1 == reads->count || reads->list[i + 1].from >= read->from + bytes);
+}
+
+/* Where bytes end that begin at `at`, before `end`, and pass through the staging buffer: at the next
+ * run that does not. */
+static uint64_t end_of_staged(const nd_reads *reads, int64_t next, uint64_t at, uint64_t end)
+{
+    uint64_t reach = 0; /* of the reads so far, some of which may be strided */
+    end = end - at < SLICE_BYTES ? end : at + SLICE_BYTES;
+    for (int64_t i = next; i < reads->count && reads->list[i].from < end; i++) {
+        const nd_read *read = &reads->list[i];
+        if (read->from > at && read->from >= reach && is_direct(reads, i)) {
+            return read->from;
+        }
+        reach = end_of(read) > reach ? end_of(read) : reach;
+    }
+    return end;
+}
+
+/* Reads from `at` on, at most to *end: as many bytes as have one way, straight to a run or through
+ * the staging buffer. Sets *end to where they end. */
+static nd_status read_part(const nd_reads *reads, int64_t next, const nd_read_file *file,
+                           uint64_t at, uint64_t *end)
+{
+    const nd_read *read = next < reads->count ? &reads->list[next] : NULL;
+    if (read && read->from <= at && is_direct(reads, next)) {
+        *end = end_of(read) < *end ? end_of(read) : *end;
+        return read_slices(file, at, *end - at, (uint8_t *)read->to + (at - read->from));
+    }
+    *end = end_of_staged(reads, next, at, *end);
+    ND_TRY(read_slices(file, at, *end - at, file->staging));
+    for (int64_t i = next; i < reads->count && reads->list[i].from < *end; i++) {
+        scatter(&reads->list[i], at, *end, file->staging);
     }
     return ND_OK;
 }
@@ -103,22 +175,26 @@ nd_status nd_read_chunk(const nd_read_file *file, int64_t index, size_t *size)
 /* Chunk after chunk: each that a read reaches is read and verified once. */
 static nd_status run_chunks(nd_reads *reads, const nd_read_file *file, int64_t *bytes)
 {
-    int64_t next = 0; /* reads before it end before the chunk */
-    uint64_t at = reads->list[0].from / ND_CHUNK_BYTES * ND_CHUNK_BYTES;
+    int64_t next = 0; /* reads before it end before what is read next */
+    int64_t index = (int64_t)(reads->list[0].from / ND_CHUNK_BYTES);
     while (next < reads->count) {
-        size_t size = 0;
-        uint64_t end = at + ND_CHUNK_BYTES;
-        ND_TRY(nd_read_chunk(file, (int64_t)(at / ND_CHUNK_BYTES), &size));
+        uint64_t begin = (uint64_t)index * ND_CHUNK_BYTES, size = chunk_size(file, index);
+        if (end_of(&reads->list[reads->count - 1]) > begin + size) {
+            posix_fadvise(file->fd, (off_t)(begin + size), ND_CHUNK_BYTES, POSIX_FADV_WILLNEED);
+        }
+        ND_TRY(nd_digester_begin(file->digester));
+        for (uint64_t at = begin, end; at < begin + size; at = end) {
+            end = begin + size;
+            ND_TRY(read_part(reads, next, file, at, &end));
+            while (next < reads->count && end_of(&reads->list[next]) <= end) {
+                next++;
+            }
+        }
+        ND_TRY(compare_digest(file, index, size));
         *bytes += (int64_t)size;
-        for (int64_t i = next; i < reads->count && reads->list[i].from < end; i++) {
-            scatter(&reads->list[i], at, at + size, file->staging);
-        }
-        while (next < reads->count && end_of(&reads->list[next]) <= end) {
-            next++;
-        }
-        at = end;
-        if (next < reads->count && reads->list[next].from >= end) {
-            at = reads->list[next].from / ND_CHUNK_BYTES * ND_CHUNK_BYTES;
+        index++;
+        if (next < reads->count && reads->list[next].from / ND_CHUNK_BYTES > (uint64_t)index) {
+            index = (int64_t)(reads->list[next].from / ND_CHUNK_BYTES);
         }
     }
     return ND_OK;
@@ -132,9 +208,13 @@ static nd_status run_windows(nd_reads *reads, const nd_read_file *file, int64_t 
         uint64_t end = end_of(read);
         for (uint64_t at = read->from; at < end; at += ND_CHUNK_BYTES) {
             size_t size = end - at < ND_CHUNK_BYTES ? (size_t)(end - at) : ND_CHUNK_BYTES;
-            ND_TRY(nd_fs_pread(file->fd, file->path, file->staging, size, (int64_t)at));
+            bool direct = read->runs == 1 && read->dtype == ND_SAFETENSORS_F32;
+            uint8_t *to = direct ? (uint8_t *)read->to + (at - read->from) : file->staging;
+            ND_TRY(nd_fs_pread(file->fd, file->path, to, size, (int64_t)at));
             *bytes += (int64_t)size;
-            scatter(read, at, at + size, file->staging);
+            if (!direct) {
+                scatter(read, at, at + size, file->staging);
+            }
         }
     }
     return ND_OK;

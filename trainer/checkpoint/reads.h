@@ -3,7 +3,12 @@
 #define ND_CHECKPOINT_READS_H
 /*
  * Reads of one file that were planned before: runs of bytes with a stride in the file and another
- * in memory. They are sorted and done in one pass through a staging buffer of one chunk.
+ * in memory. They are sorted and done in one pass.
+ *
+ * A long run of F32 elements is read straight to where it is wanted, slice by slice, and each slice
+ * is hashed while it is still in the processor's cache. What is short, strided or of another type
+ * passes through a staging buffer of one chunk. The wanted memory is therefore written before the
+ * digest of its chunk was compared: it must not be used when nd_reads_run fails.
  */
 #include "trainer/checkpoint/hashes.h"
 #include "trainer/weights/safetensors.h"
@@ -30,7 +35,8 @@ typedef struct nd_read_file {
     const char *path;
     const nd_hashed_file *hashed; /* digests to compare; NULL: none */
     nd_checksum kind;
-    uint8_t *staging; /* ND_CHUNK_BYTES */
+    nd_digester *digester; /* of this kind; NULL without digests */
+    uint8_t *staging;      /* ND_CHUNK_BYTES */
 } nd_read_file;
 
 /* Does all reads of the list, and empties it. *bytes grows by what was read. */

@@ -25,6 +25,7 @@ nd_status nd_source_open_checkpoint(const char *folder, const nd_manifest *manif
         status = nd_fail(ND_ERR_DATA, "\"%s\" is missing or no folder", source->folder);
         goto out;
     }
+    ND_TRY_OUT(nd_digester_create(manifest->checksum, &source->digester));
     ND_TRY_OUT(ND_ALLOC(manifest->writer_count, &source->writers));
     ND_TRY_OUT(ND_ALLOC(tp, &source->layouts));
     for (int t = 0; t < tp; t++) {

@@ -6,10 +6,11 @@
  *
  * A caller adds the rectangles that it wants, with the memory that they go to, and then runs the
  * reads. Each read is intersected with the stored rectangles, sorted by file and offset, and done
- * through one bounded staging buffer. In a checkpoint of ours every chunk of 4 MiB that is touched
- * is verified in the staging buffer before anything of it is used; which files hold a rectangle is
- * computed from the manifest, so that only those are opened. A folder of torch DCP's safetensors
- * has no digests; all its headers are read when it is opened.
+ * straight into that memory or through one bounded staging buffer (reads.h). In a checkpoint of
+ * ours every chunk of 4 MiB that is touched is verified, and a run that fails leaves nothing that
+ * may be used; which files hold a rectangle is computed from the manifest, so that only those are
+ * opened. A folder of torch DCP's safetensors has no digests; all its headers are read when it is
+ * opened.
  *
  * One thread uses a source. Wanted memory is host memory.
  */

@@ -82,6 +82,7 @@ nd_status nd_source_run_file(nd_source *source, nd_source_file *file)
             .path = path,
             .hashed = source->verify ? file->hashed : NULL,
             .kind = source->manifest ? source->manifest->checksum : ND_CHECKSUM_XXH3,
+            .digester = source->digester,
             .staging = source->staging,
         };
         status = nd_reads_run(&file->reads, &reading, &source->stats.read_bytes);
@@ -140,6 +141,7 @@ void nd_source_close(nd_source *source)
     free(source->entries);
     free(source->lists);
     free(source->files);
+    nd_digester_destroy(source->digester);
     free(source->staging);
     free(source->folder);
     free(source);

@@ -50,6 +50,7 @@ static nd_status verify_file(verification *v, const nd_source_writer *writer, in
                                 .path = path,
                                 .hashed = file->hashed,
                                 .kind = source->manifest->checksum,
+                                .digester = source->digester,
                                 .staging = source->staging};
         status = verify_chunks(source, file, &writer->plan, kind, &reading, &v->bytes);
     } else {
