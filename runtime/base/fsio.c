@@ -231,6 +231,14 @@ nd_status nd_fs_sync_close(int fd, const char *path)
     return ND_OK;
 }
 
+nd_status nd_fs_sync_file(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    return fd >= 0 ? nd_fs_sync_close(fd, path)
+                   : nd_fail(ND_ERR_CANTCREATE, "cannot open \"%s\" to make it durable: %s", path,
+                             strerror(errno));
+}
+
 nd_status nd_fs_sync_folder(const char *folder)
 {
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

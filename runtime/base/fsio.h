@@ -45,6 +45,8 @@ nd_status nd_fs_pwrite(int fd, const char *path, const void *data, size_t size, 
 
 /* fsync and close in one; closes on failure too. */
 nd_status nd_fs_sync_close(int fd, const char *path);
+/* Makes what was written to an existing file durable, through whatever descriptor. */
+nd_status nd_fs_sync_file(const char *path);
 /* Makes a rename or a new file in the folder durable. */
 nd_status nd_fs_sync_folder(const char *folder);
 

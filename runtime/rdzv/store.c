@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/rdzv/store.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 #include "runtime/rdzv/store_thread.h"
 
 struct nd_store {
+    pthread_mutex_t lock; /* of a request and its answer */
     int rank, world_size;
     double timeout_seconds;
     uint32_t request;
@@ -114,7 +116,7 @@ static nd_status damaged(const char *what)
     return nd_fail(ND_ERR_IO, "the store sent a damaged answer to %s", what);
 }
 
-nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes)
+static nd_status set(nd_store *store, const char *key, const void *value, size_t bytes)
 {
     nd_wire_frame frame;
     nd_wire_cursor cursor;
@@ -127,7 +129,7 @@ nd_status nd_store_set(nd_store *store, const char *key, const void *value, size
     return receive(store, ND_WIRE_DONE, deadline, &frame, &cursor);
 }
 
-nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *bytes)
+static nd_status get(nd_store *store, const char *key, void *value, size_t *bytes)
 {
     nd_wire_frame frame;
     nd_wire_cursor cursor;
@@ -153,11 +155,11 @@ nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *by
     return ND_OK;
 }
 
-nd_status nd_store_add(nd_store *store, const char *key, int64_t delta, int64_t *out)
+static nd_status add(nd_store *store, const char *key, int64_t delta, int64_t deadline,
+                     int64_t *out)
 {
     nd_wire_frame frame;
     nd_wire_cursor cursor;
-    int64_t deadline = deadline_of(store);
     ND_TRY(check_key(key));
     begin_request(store, ND_WIRE_ADD, false);
     nd_wire_put_text(&store->out, key);
@@ -172,17 +174,9 @@ nd_status nd_store_add(nd_store *store, const char *key, int64_t delta, int64_t 
     return ND_OK;
 }
 
-nd_status nd_store_barrier(nd_store *store, const char *name)
+static nd_status exchange(nd_store *store, const char *name, const void *send, void *recv,
+                          size_t bytes)
 {
-    return nd_store_exchange(store, name, NULL, NULL, 0);
-}
-
-nd_status nd_store_exchange(nd_store *store, const char *name, const void *send, void *recv,
-                            size_t bytes)
-{
-    if (store->pmix) {
-        return nd_pmix_exchange(store->pmix, name, send, recv, bytes, store->timeout_seconds);
-    }
     int64_t deadline = deadline_of(store);
     size_t total = (size_t)store->world_size * bytes, got = 0;
     ND_TRY(check_key(name));
@@ -207,6 +201,59 @@ nd_status nd_store_exchange(nd_store *store, const char *name, const void *send,
         got += count;
     } while (got < total);
     return ND_OK;
+}
+
+nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes)
+{
+    pthread_mutex_lock(&store->lock);
+    nd_status status = set(store, key, value, bytes);
+    pthread_mutex_unlock(&store->lock);
+    return status;
+}
+
+nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *bytes)
+{
+    pthread_mutex_lock(&store->lock);
+    nd_status status = get(store, key, value, bytes);
+    pthread_mutex_unlock(&store->lock);
+    return status;
+}
+
+nd_status nd_store_add(nd_store *store, const char *key, int64_t delta, int64_t *out)
+{
+    pthread_mutex_lock(&store->lock);
+    nd_status status = add(store, key, delta, deadline_of(store), out);
+    pthread_mutex_unlock(&store->lock);
+    return status;
+}
+
+nd_status nd_store_exchange(nd_store *store, const char *name, const void *send, void *recv,
+                            size_t bytes)
+{
+    if (store->pmix) {
+        return nd_pmix_exchange(store->pmix, name, send, recv, bytes, store->timeout_seconds);
+    }
+    pthread_mutex_lock(&store->lock);
+    nd_status status = exchange(store, name, send, recv, bytes);
+    pthread_mutex_unlock(&store->lock);
+    return status;
+}
+
+nd_status nd_store_barrier(nd_store *store, const char *name)
+{
+    return nd_store_exchange(store, name, NULL, NULL, 0);
+}
+
+nd_status nd_store_check(nd_store *store, double seconds)
+{
+    int64_t deadline = nd_clock_ns() + (int64_t)(seconds * 1e9), sum;
+    const struct timespec until = {deadline / 1000000000, deadline % 1000000000};
+    if (pthread_mutex_clocklock(&store->lock, CLOCK_MONOTONIC, &until) != 0) {
+        return nd_fail(ND_ERR_HANG, "another thread has waited for the store for %g s", seconds);
+    }
+    nd_status status = add(store, "check", 0, deadline, &sum);
+    pthread_mutex_unlock(&store->lock);
+    return status;
 }
 
 static void keep_answer(void *context, nd_peer *peer, const void *bytes, size_t count)
@@ -313,6 +360,7 @@ nd_status nd_store_open(const nd_identity *identity, double timeout_seconds, nd_
     }
     nd_store *store;
     ND_TRY(ND_ALLOC(1, &store));
+    pthread_mutex_init(&store->lock, NULL);
     store->rank = identity->rank;
     store->world_size = identity->world_size;
     store->timeout_seconds = timeout_seconds;
@@ -348,6 +396,7 @@ nd_status nd_store_open_single(nd_store **out)
 {
     nd_store *store;
     ND_TRY(ND_ALLOC(1, &store));
+    pthread_mutex_init(&store->lock, NULL);
     store->world_size = 1;
     nd_wire_parser_init(&store->answers, ND_WIRE_LIMIT_MEMBER);
     nd_server_options options = {
@@ -400,6 +449,7 @@ static void close_store(nd_store *store, bool goodbye)
     nd_server_destroy(store->server);
     nd_wire_parser_fini(&store->answers);
     nd_wire_buffer_fini(&store->out);
+    pthread_mutex_destroy(&store->lock);
     free(store);
 }
 

@@ -4,7 +4,7 @@
 /*
  * A worker's connection to the job's store: small values exchanged before communicators exist.
  *
- * Blocking calls with deadlines; one thread. The channel is TLS 1.3 with the job's 32-byte key as
+ * Blocking calls with deadlines; one thread, but for nd_store_check. The channel is TLS 1.3 with the job's 32-byte key as
  * external PSK. A world of one needs no store: nd_store_open_single gives one that answers locally,
  * so callers have one path. While a call waits, the process that runs the store prints every 10
  * seconds which ranks are missing.
@@ -46,6 +46,12 @@ nd_status nd_store_set(nd_store *store, const char *key, const void *value, size
 nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *bytes);
 /* Adds to an integer key (0 at first); *out is the sum. */
 nd_status nd_store_add(nd_store *store, const char *key, int64_t delta, int64_t *out);
+/*
+ * Whether this process still belongs to the current start of the job: the store answers, which it
+ * does on no connection of an earlier start. Any thread may ask. Waits at most so long, for the
+ * store and for a call of another thread together: ND_ERR_IO or ND_ERR_HANG then.
+ */
+nd_status nd_store_check(nd_store *store, double seconds);
 /* All ranks of the job; `name` names the barrier in messages. */
 nd_status nd_store_barrier(nd_store *store, const char *name);
 /* Allgather over all ranks: send (bytes), recv (world_size x bytes). One message each way per

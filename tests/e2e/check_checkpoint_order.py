@@ -88,6 +88,10 @@ def check_commit(calls, run, commit):
         makes = [c for c in inside if c.path.rsplit("/", 1)[0] == folder
                  and (c.name == "mkdir" or c.creates or c.name.startswith("rename")) and c is not commit]
         durable_between(calls, folder, makes, commit.begin if folder == temporary else made, "a folder")
+    metrics = f"{run}/metrics.jsonl" # the lines of the saved steps stand in it when the save begins
+    begun = [c for c in calls if c.name == "mkdir" and c.path == temporary and not c.failed]
+    check([c for c in calls if c.name == "write" and c.path == metrics and c.end < begun[0].begin], "no step is recorded")
+    durable_between(calls, metrics, begun[:1], commit.begin, "the record of its steps")
     return durable_between(calls, run, [commit], sys.maxsize, "the commit")
 
 
@@ -143,7 +147,7 @@ def renumbered(calls):
 
 def self_test(calls, run):
     """Traces of programs that would be wrong."""
-    for path in sorted({c.path for c in calls if c.name == "fsync" and "-checkpoint-" in c.path}):
+    for path in sorted({c.path for c in calls if c.name == "fsync" and ("-checkpoint-" in c.path or "/metrics" in c.path)}):
         refused([c for c in calls if not (c.name == "fsync" and c.path == path)], run, f"{path} is never synced")
         late = [c for c in calls if c.name == "fsync" and c.path == path]
         refused(renumbered([c for c in calls if c not in late] + late), run, f"{path} is synced at the end")

@@ -44,6 +44,7 @@ typedef struct plan {
     const char *resume; /* a checkpoint folder */
     bool waits;
     void (*before_unit)(void *context, int unit);
+    nd_commit_gate gate;
     const nd_export_options *export; /* each checkpoint gets its model */
     const char *model;               /* where the run saves its own, after the last step */
     bool flipped;                    /* the save is made at once, with: */
@@ -85,6 +86,7 @@ static nd_status start(void *context, nd_trainer *t)
         .before_unit = p->before_unit,
         .extra = p->export ? export_model : NULL,
         .extra_context = (void *)p->export,
+        .gate = p->gate,
     };
     ND_TRY(nd_saver_create(&options, &p->savers[rank]));
     return p->save_first ? nd_saver_begin(p->savers[rank], "interval", 77) : ND_OK;
@@ -323,6 +325,30 @@ static void block_folder(void *context, int unit)
                  runs.path, SAVED);
         mkdir(path, 0777);
     }
+}
+
+/* The store of a job that has started again. Everything but the name is there. */
+static nd_status belongs_to_another_start(void *context)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/.tmp-checkpoint-%d-test/manifest.json", runs.path, SAVED);
+    *(int *)context += nd_fs_exists(path);
+    return nd_fail(ND_ERR_IO, "this start of the job has ended");
+}
+
+Test(checkpoint, a_process_of_another_start_does_not_commit)
+{
+    int asked = 0;
+    plan late = {.folder = runs.path, .save_at = SAVED, .gate = {belongs_to_another_start, &asked}};
+    mesh_result first = train(job_of(ND_PRECISION_FP32, &late, 0, STEPS), meshes[2]);
+    cr_assert_eq(asked, 1);
+    for (int rank = 0; rank < 4; rank++) {
+        cr_assert(late.reports[rank].ended && !late.reports[rank].good);
+    }
+    cr_assert_not_null(strstr(late.reports[0].why, "this start of the job has ended"));
+    cr_assert_eq(rmdir(runs.path), 0, "the run folder is not empty");
+    assert_ok(nd_fs_make_folders(runs.path, "folder", ""));
+    mesh_result_free(&first);
 }
 
 Test(checkpoint, a_save_that_fails_leaves_nothing_and_training_goes_on)

@@ -271,7 +271,8 @@ out:
     return status;
 }
 
-nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_manifest *manifest)
+nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_manifest *manifest,
+                               nd_commit_gate gate)
 {
     char *state = NULL;
     nd_status status = ND_OK;
@@ -280,6 +281,7 @@ nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_
     ND_TRY_OUT(write_manifest(temporary, manifest));
     ND_TRY_OUT(check_manifest(temporary));
     ND_TRY_OUT(nd_fs_sync_folder(temporary));
+    ND_TRY_OUT(gate.pass ? gate.pass(gate.context) : ND_OK);
     ND_TRY_OUT(take_name(run, temporary, manifest->position.step));
 out:
     free(state);

@@ -42,13 +42,20 @@ nd_status nd_checkpoint_temporary(const char *run, int64_t step, const char *run
 nd_status nd_checkpoint_make(const char *temporary, const char *state);
 /* Removes a temporary folder. */
 void nd_checkpoint_abandon(const char *temporary);
+/* What is done right before the rename that commits; its error prevents the rename. */
+typedef struct nd_commit_gate {
+    nd_status (*pass)(void *context); /* NULL: nothing */
+    void *context;
+} nd_commit_gate;
+
 /*
  * All other files are durable: writes the manifest, reads it again, renames the folder to
  * checkpoint-STEP, makes the rename durable. A checkpoint of that step that is there already is
  * renamed to .old first. After a failure the temporary folder and the older checkpoint have their
  * names again.
  */
-nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_manifest *manifest);
+nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_manifest *manifest,
+                               nd_commit_gate gate);
 
 /* Renames checkpoint-STEP to checkpoint-STEP.<suffix>, or <suffix>-2, -3, ... The new path is
  * owned by the caller; out may be NULL. */

@@ -116,7 +116,7 @@ static nd_status commit(nd_saver *s)
     if (o->extra) {
         ND_TRY(o->extra(o->extra_context, s->temporary, &s->manifest));
     }
-    ND_TRY(nd_checkpoint_commit(o->run, s->temporary, &s->manifest));
+    ND_TRY(nd_checkpoint_commit(o->run, s->temporary, &s->manifest, o->gate));
     const nd_prune_options prune = {o->keep_last, o->keep_every, s->step};
     if (nd_checkpoint_prune(o->run, &prune, &s->deleted) != ND_OK) {
         nd_log_warning("checkpoint %lld is saved, but an older one is not deleted: %s",

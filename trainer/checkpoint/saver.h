@@ -40,6 +40,7 @@ typedef struct nd_saver_options {
      * exported model. NULL: nothing. */
     nd_status (*extra)(void *context, const char *temporary, const nd_manifest *manifest);
     void *extra_context;
+    nd_commit_gate gate; /* rank 0, on the writer's thread */
     /* Tests: called on the writer's thread before each unit. */
     void (*before_unit)(void *context, int unit);
     void *before_context;

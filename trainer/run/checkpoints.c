@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
 #include "trainer/checkpoint/export.h"
 #include "trainer/checkpoint/restore.h"
@@ -279,6 +280,27 @@ static nd_status export_model(void *context, const char *temporary, const nd_man
     return nd_checkpoint_export(temporary, manifest, &options);
 }
 
+/*
+ * Right before a checkpoint becomes good, on the writer's thread of rank 0. The lines of the saved
+ * steps are made durable, so that a power failure leaves no checkpoint without them. A process of a
+ * start that has ended, which woke up late, must not commit.
+ */
+static nd_status before_commit(void *context)
+{
+    const nd_run_checkpoints *c = context;
+    char path[ND_RESUME_PATH_MAX + 32];
+    static const double patience_seconds = 10;
+    snprintf(path, sizeof path, "%s/metrics.jsonl", c->run);
+    ND_TRY(nd_fs_sync_file(path));
+    if (nd_store_check(c->context->worker->store, patience_seconds) != ND_OK) {
+        return nd_fail(ND_ERR_IO,
+                       "the job's store does not answer, so that this start may be one that has "
+                       "ended: %.300s",
+                       nd_error_last()->message);
+    }
+    return ND_OK;
+}
+
 nd_status nd_run_checkpoints_start(nd_run_checkpoints *c)
 {
     const nd_worker *worker = c->context->worker;
@@ -308,6 +330,7 @@ nd_status nd_run_checkpoints_start(nd_run_checkpoints *c)
         .config = &c->config,
         .extra = config->checkpoint.export_model ? export_model : NULL,
         .extra_context = c,
+        .gate = {before_commit, c},
     };
     return nd_saver_create(&options, &c->saver);
 }
@@ -434,7 +457,7 @@ nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped)
 enum { REWINDS_MAX = 10 }; /* what diverges again and again needs a person */
 
 /* The state of the checkpoint, in a trainer whose last step was the one before `failed`. */
-static nd_status go_back(nd_run_checkpoints *c, int64_t failed)
+static nd_status go_back(nd_run_checkpoints *c, int64_t failed, const char *why)
 {
     const nd_config *config = c->trainer->rank->config;
     nd_run_position *position = &c->trainer->position;
@@ -460,6 +483,7 @@ static nd_status go_back(nd_run_checkpoints *c, int64_t failed)
         .seconds = nd_clock_seconds() - begin,
         .restart = c->context->worker->identity.restart_epoch,
         .rewound_from = failed,
+        .reason = why,
         .samples = (failed - position->step) * nd_step_blocks(config),
     };
     return nd_sinks_event(&c->files->sinks, &event);
@@ -479,7 +503,7 @@ nd_status nd_run_checkpoints_rewind(nd_run_checkpoints *c)
     if (c->trainer->rank->rank == 0) {
         nd_log_warning("%s", error.message);
     }
-    return go_back(c, failed);
+    return go_back(c, failed, error.message);
 }
 
 void nd_run_checkpoints_close(nd_run_checkpoints *c)

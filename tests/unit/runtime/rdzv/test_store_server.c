@@ -4,6 +4,8 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -11,6 +13,8 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/process.h"
+#include "runtime/base/version.h"
+#include "runtime/rdzv/store.h"
 #include "runtime/rdzv/store_server.h"
 #include "runtime/rdzv/strangers.h"
 #include "runtime/rdzv/key.h"
@@ -27,13 +31,13 @@ static void on_notice(void *context, const char *line)
     snprintf(notices + used, sizeof notices - used, "%s\n", line);
 }
 
-static void open_host(double hello_seconds)
+static void open_host(const char *version, double hello_seconds)
 {
     nd_address addresses[ND_ADDRESS_MAX];
     int count;
     nd_store_server_options options = {
         .loop = &loop,
-        .server = {.version = "1.2",
+        .server = {.version = version,
                    .run_id = "job",
                    .world_size = 2,
                    .nnodes = 1,
@@ -48,16 +52,21 @@ static void open_host(double hello_seconds)
     assert_ok(nd_store_server_open(&options, &host));
 }
 
-static void setup(void)
-{
-    open_host(0);
-}
-
-static void teardown(void)
+static void close_host(void)
 {
     nd_store_server_close(host);
     uv_run(&loop, UV_RUN_DEFAULT);
     cr_assert_eq(uv_loop_close(&loop), 0);
+}
+
+static void setup(void)
+{
+    open_host("1.2", 0);
+}
+
+static void teardown(void)
+{
+    close_host();
 }
 
 TestSuite(host, .init = setup, .fini = teardown, .timeout = 60);
@@ -151,7 +160,7 @@ static void reopen_with_few_places(int64_t files)
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
     limit.rlim_cur = 160;
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
-    open_host(600);
+    open_host("1.2", 600);
     cr_assert_geq(nd_limits_raise_files(), files);
 }
 
@@ -236,4 +245,73 @@ Test(host, half_a_hello_does_not_keep_others_out_for_long)
     for (int i = 0; i < HALF; i++) {
         close(half[i]);
     }
+}
+
+/* A worker of the first start, which asks whether it still belongs to the job. */
+typedef struct asking {
+    atomic_int stage; /* 1: it was told that it does; 2: the job was started again; 3: done */
+    nd_status before, after;
+    char why[ND_ERROR_MESSAGE_MAX];
+} asking;
+
+enum { ASKING_SECONDS = 30 };
+
+static void *ask(void *context)
+{
+    asking *a = context;
+    nd_store *store = NULL;
+    nd_identity id = {.source = ND_IDENTITY_NDLAUNCH,
+                      .world_size = 2,
+                      .local_world_size = 2,
+                      .nnodes = 1,
+                      .master_addr = "127.0.0.1",
+                      .master_port = nd_store_server_port(host),
+                      .run_id = "job",
+                      .host = "here"};
+    a->before = nd_key_to_fd(key, &id.key_fd);
+    a->before = a->before == ND_OK ? nd_store_open(&id, ASKING_SECONDS, &store) : a->before;
+    a->before = a->before == ND_OK ? nd_store_check(store, ASKING_SECONDS) : a->before;
+    atomic_store(&a->stage, 1);
+    while (atomic_load(&a->stage) == 1) {
+        usleep(1000);
+    }
+    a->after = store ? nd_store_check(store, ASKING_SECONDS) : ND_OK;
+    snprintf(a->why, sizeof a->why, "%s", nd_error_last()->message);
+    nd_store_abandon(store);
+    close(id.key_fd);
+    atomic_store(&a->stage, 3);
+    return NULL;
+}
+
+static void run_until(asking *a, int stage)
+{
+    while (atomic_load(&a->stage) != stage) {
+        uv_run(&loop, UV_RUN_NOWAIT);
+        usleep(1000);
+    }
+}
+
+Test(store_check, a_process_of_an_earlier_start_gets_no_answer, .timeout = 120)
+{
+    asking a = {0};
+    pthread_t thread;
+    open_host(ND_VERSION, 0);
+    cr_assert_eq(pthread_create(&thread, NULL, ask, &a), 0);
+    run_until(&a, 1);
+    nd_server_restart(nd_store_server_engine(host), "job.1", 1, 2);
+    atomic_store(&a.stage, 2);
+    run_until(&a, 3);
+    cr_assert_eq(pthread_join(thread, NULL), 0);
+    cr_expect_eq(a.before, ND_OK, "%d: %s", a.before, a.why);
+    cr_expect_eq(a.after, ND_ERR_IO, "%d: %s", a.after, a.why);
+    cr_expect_not_null(strstr(a.why, "this start of the job has ended"), "%s", a.why);
+    close_host();
+}
+
+Test(store_check, a_job_of_one_is_always_current)
+{
+    nd_store *store = NULL;
+    assert_ok(nd_store_open_single(&store));
+    assert_ok(nd_store_check(store, ASKING_SECONDS));
+    nd_store_close(store);
 }

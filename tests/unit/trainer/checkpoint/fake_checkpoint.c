@@ -103,7 +103,7 @@ void fake_write(const char *folder, const nd_llama_shape *shape, const nd_mesh *
     for (int rank = 0; rank < m.writer_count; rank++) {
         write_rank(&m, state, rank, converts, &m.writers[rank]);
     }
-    must(nd_checkpoint_commit(folder, temporary, &m));
+    must(nd_checkpoint_commit(folder, temporary, &m, (nd_commit_gate){0}));
     free(state);
     free(temporary);
     nd_manifest_fini(&m);
