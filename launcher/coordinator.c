@@ -99,16 +99,21 @@ static nd_status begin_start(nd_coordinator *c)
     return ND_OK;
 }
 
+/* Workers of this start. */
+static int world_size(const nd_coordinator *c)
+{
+    return c->roster.places * c->options.local_workers;
+}
+
 static void send_plans(nd_coordinator *c)
 {
     for (int i = 1; i < c->roster.count; i++) {
         const nd_node *n = &c->roster.nodes[i];
         if (n->place >= 0) {
             uint32_t first_rank = (uint32_t)(n->place * c->options.local_workers);
-            const uint32_t numbers[] = {first_rank, (uint32_t)c->options.world_size,
-                                        (uint32_t)c->epoch};
+            const uint32_t numbers[] = {first_rank, (uint32_t)world_size(c), (uint32_t)c->epoch};
             send_frame(c, i, ND_NODE_PLAN, numbers, 3, c->run_folder);
-        } else if (n->out) {
+        } else {
             send_frame(c, i, ND_NODE_REST, NULL, 0, NULL);
         }
     }
@@ -249,30 +254,36 @@ void nd_coordinator_release(nd_coordinator *c, int code)
     }
 }
 
-/* The node whose fault keeps coming gives its place to a spare node, if there is one. */
-static void take_out(nd_coordinator *c)
+/* The node whose fault keeps coming gives its place to a spare node, or the job goes on with fewer
+ * nodes. True: it was taken out. */
+static bool take_out(nd_coordinator *c)
 {
     nd_node *n = c->end.node < 0 ? NULL : &c->roster.nodes[c->end.node];
     nd_restart_culprit now = {c->end.node, c->end.code, n && n->lost};
     bool keeps_coming = nd_restart_takes_out(&c->culprit, &now);
     c->culprit = now;
-    if (keeps_coming && n->joined && nd_roster_has_spare(&c->roster)) {
+    bool others = keeps_coming && n->joined &&
+                  (nd_roster_has_spare(&c->roster) ||
+                   nd_gather_fitting(c, nd_roster_usable(&c->roster) - 1) > 0);
+    if (others) {
         n->out = true;
         nd_log_warning("ndlaunch: node %d (host %s) failed first in two starts in a row and is "
                        "taken out",
                        now.node, n->host);
     }
+    return others;
 }
 
 void nd_coordinator_restart(nd_coordinator *c, int64_t epoch, const char *run_folder)
 {
     if (c->state == ND_NODES_BETWEEN) {
-        take_out(c);
+        bool taken_out = take_out(c);
+        c->fewer = taken_out || c->roster.places < c->roster.most_places;
         c->restarts = true;
         c->next_epoch = epoch;
         c->gather_ns = c->noticed_ns = nd_clock_ns();
         snprintf(c->run_folder, sizeof c->run_folder, "%s", run_folder);
-        if (nd_roster_joined(&c->roster) < c->roster.places) {
+        if (nd_roster_joined(&c->roster) < c->roster.places && !c->fewer) {
             (void)nd_gather_report_missing(c, 0, false);
         }
     }
@@ -286,10 +297,33 @@ static void start_again(nd_coordinator *c)
         return;
     }
     c->epoch = c->next_epoch;
-    const nd_nodes_start start = {
-        .epoch = c->epoch, .run_folder = c->run_folder, .nodes = c->working};
+    const nd_nodes_start start = {.epoch = c->epoch,
+                                  .world_size = world_size(c),
+                                  .run_folder = c->run_folder,
+                                  .nodes = c->working};
     c->options.start(c->options.context, &start); /* the store expects the workers */
     send_plans(c);
+}
+
+/* The places of the next start, when nobody waits for further nodes: as many as the nodes that are
+ * here can fill. Without such a number they stay as they are. */
+static void fit_places(nd_coordinator *c)
+{
+    nd_config config;
+    int before = c->roster.places, places = nd_gather_fitting(c, nd_roster_usable(&c->roster));
+    c->fewer = false;
+    if (places == 0 || places == before) {
+        return;
+    }
+    nd_roster_set_places(&c->roster, places);
+    if (nd_config_with_nodes(c->options.config, places, &config) == ND_OK) {
+        char mesh[128];
+        nd_log_warning("ndlaunch: the job goes on with %d of %d nodes: mesh %s, "
+                       "train.gradient_accumulation_steps %lld",
+                       places, c->roster.most_places,
+                       nd_mesh_format(&config.resolved_mesh, mesh, sizeof mesh),
+                       (long long)config.train.gradient_accumulation_steps);
+    }
 }
 
 /* Workers run nowhere: starts them once each place has a node, or gives up. */
@@ -297,6 +331,10 @@ static void gather_again(nd_coordinator *c, int64_t now)
 {
     double limit = nd_nodes_limit(c->options.config);
     double waited = (double)(now - c->gather_ns) * 1e-9;
+    if (c->restarts && !c->asked &&
+        (c->fewer || (waited > limit && nd_roster_joined(&c->roster) < c->roster.places))) {
+        fit_places(c);
+    }
     if (c->asked) {
         nd_coordinator_release(c, ND_ERR_PREEMPTED);
     } else if (c->restarts && nd_roster_assign(&c->roster)) {

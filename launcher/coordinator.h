@@ -31,6 +31,7 @@ struct nd_coordinator {
     bool asked; /* a signal to a launcher asked the job to end */
     bool stop_sent;
     bool restarts; /* ND_NODES_BETWEEN: the nodes are gathered for start next_epoch */
+    bool fewer;    /* and it does not wait for nodes that are not here */
     int64_t stop_ns, release_ns, beat_ns, gather_ns, noticed_ns;
     char run_folder[ND_RUN_FOLDER_MAX];
     nd_nodes_end own, end;      /* of this node, of all: how the last start ended */
@@ -52,5 +53,10 @@ nd_status nd_gather_failed_check(nd_coordinator *coordinator, const nd_peer *pee
 nd_status nd_gather_wait(nd_coordinator *coordinator);
 /* A warning, or at the deadline the error. */
 nd_status nd_gather_report_missing(nd_coordinator *coordinator, double seconds, bool last);
+/*
+ * The most nodes out of those that are here with which a start may go on (launch.min_nodes), at
+ * most `usable`; 0: none. The last reason why a number does not do is the thread's error then.
+ */
+int nd_gather_fitting(const nd_coordinator *coordinator, int usable);
 
 #endif

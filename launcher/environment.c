@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/launcher.h"
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 /* Who a worker is; never taken from the environment of ndlaunch. */
@@ -60,4 +63,21 @@ nd_status nd_environment_make(const nd_variable *own, int count, char ***out)
         text += sprintf(text, "%s=%s", own[i].name, own[i].value) + 1;
     }
     return ND_OK;
+}
+
+nd_status nd_config_to_fd(const nd_config *config, int *fd)
+{
+    char *text = NULL;
+    ND_TRY(nd_config_to_yaml(config, &text));
+    size_t bytes = strlen(text);
+    *fd = memfd_create("nd-config", MFD_CLOEXEC);
+    ssize_t written = *fd >= 0 ? write(*fd, text, bytes) : -1;
+    int code = written < 0 ? errno : EFBIG; /* a limit of file sizes cuts the text off */
+    free(text);
+    return written == (ssize_t)bytes
+               ? ND_OK
+               : nd_fail(ND_ERR_CANTCREATE,
+                         "the configuration, %zu bytes, cannot be handed down to the workers: %s; "
+                         "raise the limits of this shell (ulimit -f)",
+                         bytes, strerror(code));
 }

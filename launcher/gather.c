@@ -102,6 +102,19 @@ nd_status nd_gather_report_missing(nd_coordinator *c, double seconds, bool last)
                    line);
 }
 
+int nd_gather_fitting(const nd_coordinator *c, int usable)
+{
+    const nd_config *config = c->options.config;
+    nd_config fewer;
+    int most = usable < c->roster.most_places ? usable : c->roster.most_places;
+    for (int n = most; config->launch.min_nodes > 0 && n >= config->launch.min_nodes; n--) {
+        if (nd_config_with_nodes(config, n, &fewer) == ND_OK) {
+            return n;
+        }
+    }
+    return 0;
+}
+
 /* All nodes are here, or enough of them for some time, *since. */
 static bool is_gathered(nd_coordinator *c, int64_t *since)
 {

@@ -24,8 +24,10 @@ typedef struct nd_job {
     nd_member *member;           /* on another node of several, or NULL */
     nd_member_place place;       /* name, store and first rank, on node 0 too */
     nd_supervisor *supervisor;   /* of the workers of this node */
-    bool between;                /* a restart is due, but no worker runs yet */
-    uv_timer_t restart_timer;    /* until the next start */
+    nd_config fewer;          /* of a start with fewer nodes; borrows the configuration's texts */
+    int fewer_fd;             /* the same for the workers; 0: there was none */
+    bool between;             /* a restart is due, but no worker runs yet */
+    uv_timer_t restart_timer; /* until the next start */
     uv_signal_t signals[sizeof forwarded / sizeof *forwarded];
     uv_timer_t leave_timer; /* for the other nodes to end after a signal */
     bool under_nohup;       /* HUP was ignored when we started, and stays ignored */
@@ -93,17 +95,40 @@ static void on_workers_failed(void *context, int code)
     stop_workers(job, job->member ? ND_STOP_MS : patience_ms(job, code));
 }
 
+/* What the workers of a start of this size are to do. */
+static nd_status config_of(nd_job *job, int world_size, const nd_config **config, int *fd)
+{
+    *config = job->options.config;
+    *fd = job->options.config_fd;
+    if (world_size == job->options.world_size) {
+        return ND_OK;
+    }
+    ND_TRY(nd_config_with_nodes(job->options.config, world_size / job->options.local_workers,
+                                &job->fewer));
+    ND_TRY(nd_config_to_fd(&job->fewer, fd));
+    if (job->fewer_fd > 0) {
+        close(job->fewer_fd);
+    }
+    job->fewer_fd = *fd;
+    *config = &job->fewer;
+    return ND_OK;
+}
+
 /* Starts the workers of this node again; the store takes only these from here on. */
 static void start_again(void *context, const nd_nodes_start *start)
 {
     nd_job *job = context;
+    nd_attempt_options *o = &job->supervisor->options;
     char run_id[ND_WIRE_TEXT_MAX];
     job->between = false;
     if (job->store) {
         nd_restart_run_id(job->place.job, start->epoch, run_id, sizeof run_id);
-        nd_server_restart(nd_store_server_engine(job->store), run_id, (uint32_t)start->epoch);
+        nd_server_restart(nd_store_server_engine(job->store), run_id, (uint32_t)start->epoch,
+                          start->world_size);
     }
-    nd_supervisor_again(job->supervisor, start);
+    nd_status status = config_of(job, start->world_size, &o->config, &o->config_fd);
+    o->world_size = start->world_size;
+    nd_supervisor_again(job->supervisor, start, status);
 }
 
 static void on_restart_timer(uv_timer_t *timer)
@@ -113,7 +138,8 @@ static void on_restart_timer(uv_timer_t *timer)
     if (job->coordinator) {
         nd_coordinator_restart(job->coordinator, s->epoch + 1, s->run_folder);
     } else {
-        start_again(job, &(nd_nodes_start){s->epoch + 1, 0, s->run_folder, ""});
+        start_again(job,
+                    &(nd_nodes_start){s->epoch + 1, 0, job->options.world_size, s->run_folder, ""});
     }
 }
 
@@ -332,23 +358,22 @@ static nd_status prepare(nd_job *job, uint8_t key[ND_KEY_BYTES])
 
 static nd_status start_workers(nd_job *job)
 {
-    const nd_attempt_options options = {
+    nd_attempt_options options = {
         .loop = &job->loop,
-        .config = job->options.config,
         .program = job->options.program,
         .host_name = job->host_name,
         .slurm_job = job->options.slurm_job,
         .master_addr = job->place.master_addr,
         .master_port = job->place.master_port,
         .local_workers = job->options.local_workers,
-        .world_size = job->options.world_size,
+        .world_size = job->place.world_size ? job->place.world_size : job->options.world_size,
         .first_rank = job->place.first_rank,
-        .config_fd = job->options.config_fd,
         .key_fd = job->key_fd,
         .context = job,
         .failed = on_workers_failed,
         .ended = on_workers_ended,
     };
+    ND_TRY(config_of(job, options.world_size, &options.config, &options.config_fd));
     return nd_supervisor_begin(job->supervisor, &options, job->place.job, job->place.epoch,
                                job->place.run_folder);
 }
@@ -407,6 +432,9 @@ nd_status nd_job_run(const nd_job_options *options, int *exit_code)
     nd_shm_folders_clean(); /* of this job's workers that could not remove theirs */
     if (job->loop.data) {
         uv_loop_close(&job->loop);
+    }
+    if (job->fewer_fd > 0) {
+        close(job->fewer_fd);
     }
     nd_supervisor_destroy(job->supervisor);
     nd_coordinator_destroy(job->coordinator);

@@ -19,7 +19,7 @@
 #include "runtime/rdzv/failure_page.h"
 #include "runtime/rdzv/store_server.h"
 
-/* environment.c: the environment of a program that ndlaunch starts. */
+/* environment.c: what a program that ndlaunch starts inherits. */
 
 typedef struct nd_variable {
     const char *name, *value;
@@ -31,6 +31,8 @@ typedef struct nd_variable {
  * and is one block, owned by the caller; it borrows the texts of the environment.
  */
 nd_status nd_environment_make(const nd_variable *own, int count, char ***out);
+/* The resolved configuration as an anonymous file that workers inherit. */
+nd_status nd_config_to_fd(const nd_config *config, int *fd);
 
 /* slurm.c: a step that runs one ndlaunch on each of its nodes gives the number of nodes and which
  * one this is; a node with GPUs gets a worker for each. Files and flags override all of it. */

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <uv.h>
@@ -26,22 +25,22 @@ enum {
     PATH_CAPACITY = 4096
 };
 
-/* The resolved configuration as an anonymous file that workers inherit. */
-static nd_status config_to_fd(const nd_config *config, int *fd)
+/* With launch.min_nodes some smaller number of nodes must do. */
+static nd_status check_min_nodes(const nd_config *config)
 {
-    char *text = NULL;
-    ND_TRY(nd_config_to_yaml(config, &text));
-    size_t bytes = strlen(text);
-    *fd = memfd_create("nd-config", MFD_CLOEXEC);
-    ssize_t written = *fd >= 0 ? write(*fd, text, bytes) : -1;
-    int code = written < 0 ? errno : EFBIG; /* a limit of file sizes cuts the text off */
-    free(text);
-    return written == (ssize_t)bytes
-               ? ND_OK
-               : nd_fail(ND_ERR_CANTCREATE,
-                         "the configuration, %zu bytes, cannot be handed down to the workers: %s; "
-                         "raise the limits of this shell (ulimit -f)",
-                         bytes, strerror(code));
+    nd_config fewer;
+    nd_status status = ND_OK;
+    int64_t least = config->launch.min_nodes;
+    if (least == 0 || least == config->launch.nnodes) {
+        return ND_OK;
+    }
+    for (int64_t n = config->launch.nnodes - 1; n >= least; n--) {
+        status = nd_config_with_nodes(config, n, &fewer);
+        if (status == ND_OK) {
+            return ND_OK;
+        }
+    }
+    return nd_fail_context(status, "checking launch.min_nodes %lld", (long long)least);
 }
 
 static void print_start(const nd_config *config)
@@ -71,11 +70,12 @@ static nd_status make_job_text(const nd_config *config, const char *digests, cha
 static nd_status check(const nd_config *config, char *program, nd_preflight *preflight,
                        int *exit_code)
 {
+    ND_TRY(check_min_nodes(config));
     ND_TRY(nd_config_check_model_path(config)); /* the worker cannot name the file with the key */
     ND_TRY(nd_config_check_data_paths(config));
     ND_TRY(nd_preflight_check_files(config));
     ND_TRY(nd_preflight_find_worker(program, PATH_CAPACITY));
-    ND_TRY(config_to_fd(config, &preflight->config_fd));
+    ND_TRY(nd_config_to_fd(config, &preflight->config_fd));
     return nd_preflight_run(preflight, exit_code);
 }
 

@@ -32,7 +32,7 @@ struct nd_member {
     int64_t stopped_ns;   /* node 0 said stop, or our workers ended; 0: not yet */
     int64_t epoch;        /* of the start whose workers run, or ran last */
     bool waits;           /* before its first plan: the job runs without this node */
-    bool rests;           /* another node has taken its place */
+    bool rests;           /* it has no place in this start */
     bool watching, ended; /* handles open; our workers have ended */
     bool over;            /* released, or node 0 is lost */
     int code;
@@ -63,11 +63,12 @@ static nd_status read_plan(const nd_member *m, const nd_wire_frame *frame, nd_me
 {
     nd_wire_cursor cursor = nd_wire_body(frame);
     place->first_rank = (int)nd_wire_get_u32(&cursor);
-    int world = (int)nd_wire_get_u32(&cursor);
+    place->world_size = (int)nd_wire_get_u32(&cursor);
     place->epoch = nd_wire_get_u32(&cursor);
     read_text(&cursor, place->run_folder, sizeof place->run_folder);
-    if ((int)frame->type != ND_NODE_PLAN || !nd_wire_finished(&cursor) ||
-        world != m->options.world_size) {
+    if ((int)frame->type != ND_NODE_PLAN || !nd_wire_finished(&cursor) || place->world_size < 1 ||
+        place->world_size > m->options.world_size ||
+        place->world_size % m->options.local_workers != 0) {
         return nd_fail(ND_ERR_IO, "node 0 did not answer with a plan for this job");
     }
     return ND_OK;
@@ -243,7 +244,8 @@ static void on_plan(nd_member *m, const nd_wire_frame *frame)
     m->epoch = place.epoch;
     m->ended = m->rests = false;
     m->stopped_ns = 0;
-    const nd_nodes_start start = {place.epoch, place.first_rank, place.run_folder, ""};
+    const nd_nodes_start start = {place.epoch, place.first_rank, place.world_size, place.run_folder,
+                                  ""};
     m->options.start(m->options.context, &start);
 }
 
@@ -253,8 +255,7 @@ static void on_rest(nd_member *m)
     if (m->ended && !m->rests) {
         m->rests = true;
         m->stopped_ns = 0;
-        nd_log_warning("ndlaunch: a spare node has taken the place of this node, which waits "
-                       "without workers");
+        nd_log_warning("ndlaunch: the job goes on without this node, which waits without workers");
     }
 }
 

@@ -13,7 +13,9 @@
  *
  * Each start has launch.nnodes places, and as many nodes have workers. The others are spares
  * (launch.spare_nodes): connected, without workers. Before a restart a spare takes the place, and
- * so the ranks, of a node that was lost or taken out. Node 0 always has place 0.
+ * so the ranks, of a node that was lost or taken out. Node 0 always has place 0. Where no node is
+ * left to take a place, a start may have fewer places (launch.min_nodes), and so fewer workers on a
+ * smaller mesh; each node makes the configuration of its workers from the world size of the plan.
  *
  * Both act on the job of their own node through callbacks, on the job's loop.
  *
@@ -36,7 +38,7 @@ enum {
     ND_NODE_STOP,    /* from 0: u32 epoch, u32 patience in ms; end your workers */
     ND_NODE_END,     /* to 0: u32 code, u32 epoch, u32 asked, blob screen; its workers have ended */
     ND_NODE_RELEASE, /* from 0: u32 code of the job, blob reason */
-    ND_NODE_REST,    /* from 0: -; another node has taken its place, wait without workers */
+    ND_NODE_REST,    /* from 0: -; it has no place in this start, wait without workers */
 };
 
 enum { ND_NODE_SCREEN_MAX = 64 << 10, ND_NODE_BEAT_MS = 2000, ND_NODE_SILENT_MS = 15000 };
@@ -66,7 +68,7 @@ typedef struct nd_nodes_end {
 /* A further start, as this node sees it; texts are borrowed for the call. */
 typedef struct nd_nodes_start {
     int64_t epoch;
-    int first_rank;
+    int first_rank, world_size;
     const char *run_folder;
     const char *nodes; /* node 0 of a job with spare nodes: those with workers, "0, 2"; else "" */
 } nd_nodes_start;
@@ -144,7 +146,7 @@ typedef struct nd_member nd_member;
 typedef struct nd_member_place {
     char job[64]; /* its name */
     char master_addr[128];
-    int master_port, first_rank;
+    int master_port, first_rank, world_size;
     int64_t epoch; /* of the start that it takes part in first */
     char run_folder[ND_RUN_FOLDER_MAX];
     bool released; /* the job was done before a start needed this node */

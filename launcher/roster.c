@@ -10,7 +10,7 @@
 
 nd_status nd_roster_init(int places, int spares, const char *own_host, nd_roster *out)
 {
-    nd_roster r = {.count = places + spares, .places = places};
+    nd_roster r = {.count = places + spares, .places = places, .most_places = places};
     if (ND_ALLOC(r.count, &r.nodes) != ND_OK || ND_ALLOC(places, &r.holder) != ND_OK ||
         ND_ALLOC(places, &r.former) != ND_OK) {
         r.count = r.nodes ? r.count : 0;
@@ -62,6 +62,27 @@ int nd_roster_joined(const nd_roster *roster)
         joined += roster->nodes[i].joined;
     }
     return joined;
+}
+
+int nd_roster_usable(const nd_roster *roster)
+{
+    int usable = 0;
+    for (int i = 0; i < roster->count; i++) {
+        usable += roster->nodes[i].joined && !roster->nodes[i].out;
+    }
+    return usable;
+}
+
+void nd_roster_set_places(nd_roster *roster, int places)
+{
+    ND_ASSERT(places > 0 && places <= roster->most_places);
+    for (int p = places; p < roster->most_places; p++) {
+        if (p < roster->places && roster->holder[p] >= 0) {
+            roster->nodes[roster->holder[p]].place = -1;
+        }
+        roster->holder[p] = roster->former[p] = -1;
+    }
+    roster->places = places;
 }
 
 static bool is_spare(const nd_node *n)

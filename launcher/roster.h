@@ -28,8 +28,9 @@ typedef struct nd_node {
 typedef struct nd_roster {
     nd_node *nodes; /* [count]; 0 is node 0 itself */
     int count, places;
-    int *holder; /* [places] node that has it, -1: none */
-    int *former; /* [places] the same in the last start */
+    int most_places; /* of the first start */
+    int *holder;     /* [most_places] node that has it, -1: none */
+    int *former;     /* [most_places] the same in the last start */
 } nd_roster;
 
 nd_status nd_roster_init(int places, int spares, const char *own_host, nd_roster *out);
@@ -38,6 +39,10 @@ void nd_roster_fini(nd_roster *roster);
 void nd_roster_begin(nd_roster *roster);
 
 int nd_roster_joined(const nd_roster *roster); /* how many nodes are connected */
+int nd_roster_usable(const nd_roster *roster); /* and were not taken out */
+/* The next start has so many places, at most those of the first one. Nodes of places that are gone
+ * become spares, until nd_roster_assign. */
+void nd_roster_set_places(nd_roster *roster, int places);
 /* A node is connected that has no place and was not taken out. */
 bool nd_roster_has_spare(const nd_roster *roster);
 /*

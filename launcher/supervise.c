@@ -48,11 +48,12 @@ void nd_supervisor_destroy(nd_supervisor *s)
     }
 }
 
-static nd_status start(nd_supervisor *s, int64_t epoch)
+static nd_status start(nd_supervisor *s, int64_t epoch, nd_status prepared)
 {
     nd_attempt_options *o = &s->options;
     s->epoch = o->epoch = epoch;
     nd_restart_run_id(s->job, epoch, s->run_id, sizeof s->run_id);
+    ND_TRY(prepared);
     ND_TRY(nd_output_make_folder(o->config->launch.log_dir, s->run_id, s->log_folder,
                                  sizeof s->log_folder));
     nd_status status = nd_attempt_start(o, s->attempt);
@@ -71,7 +72,7 @@ nd_status nd_supervisor_begin(nd_supervisor *s, const nd_attempt_options *option
     snprintf(s->run_folder, sizeof s->run_folder, "%s", run_folder);
     ND_TRY(ND_UV(uv_timer_init(options->loop, &s->first_step_timer)));
     s->first_step_timer.data = s;
-    return start(s, epoch);
+    return start(s, epoch, ND_OK);
 }
 
 /* The line about a restart, once its first step is done. */
@@ -103,7 +104,7 @@ static void on_first_step_timer(uv_timer_t *timer)
     print_first_step(timer->data);
 }
 
-static nd_status start_next(nd_supervisor *s, int64_t epoch)
+static nd_status start_next(nd_supervisor *s, int64_t epoch, nd_status prepared)
 {
     nd_attempt *next;
     ND_TRY(ND_ALLOC(1, &next));
@@ -111,19 +112,21 @@ static nd_status start_next(nd_supervisor *s, int64_t epoch)
     s->attempt->next = s->former;
     s->former = s->attempt;
     s->attempt = next;
-    return start(s, epoch);
+    return start(s, epoch, prepared);
 }
 
-void nd_supervisor_again(nd_supervisor *s, const nd_nodes_start *next)
+void nd_supervisor_again(nd_supervisor *s, const nd_nodes_start *next, nd_status prepared)
 {
     if (next->run_folder != s->run_folder) {
         snprintf(s->run_folder, sizeof s->run_folder, "%s", next->run_folder);
     }
     snprintf(s->nodes, sizeof s->nodes, "%s", next->nodes);
     s->options.first_rank = next->first_rank;
+    s->start_failed = ND_OK;
+    s->seen_ns = 0;
     nd_shm_folders_clean(); /* the memory of killed workers, which the next ones need */
     free_former(s, false);
-    nd_status status = start_next(s, next->epoch);
+    nd_status status = start_next(s, next->epoch, prepared);
     if (status != ND_OK) {
         nd_log_error("ndlaunch: start %lld of the workers failed: %s", (long long)next->epoch,
                      nd_error_last()->message);
@@ -139,9 +142,9 @@ void nd_supervisor_again(nd_supervisor *s, const nd_nodes_start *next)
 
 void nd_supervisor_stop(nd_supervisor *s, int patience_ms)
 {
-    if (s->times.seen == 0) {
+    if (s->seen_ns == 0) {
         print_first_step(s);
-        s->times.seen = nd_clock_ns();
+        s->seen_ns = nd_clock_ns();
     }
     nd_attempt_stop(s->attempt, patience_ms);
 }
@@ -155,7 +158,8 @@ static nd_restart_case restart_case(const nd_supervisor *s, int code)
                          .left_behind = s->attempt->left_behind,
                          .epoch = s->epoch,
                          .max_restarts = s->options.config->launch.max_restarts,
-                         .brief = s->brief};
+                         .brief = s->brief,
+                         .stillborn = s->stillborn};
     int64_t stepped_ns = page->job ? nd_progress_marked_ns(page, ND_MARK_FIRST_STEP) : 0;
     if (stepped_ns != 0) {
         c.stepped = true;
@@ -173,21 +177,24 @@ int nd_supervisor_patience_ms(const nd_supervisor *s, int code)
                                                            : ND_STOP_MS;
 }
 
-/* Keeps what the page of this start tells, for the next one and the lines about it. A start that
- * failed completed a step, so that its page has a job's part. */
-static void remember(nd_supervisor *s, const nd_nodes_end *end)
+/* Keeps what the page of this start tells, for the next one and the lines about it. A start without
+ * a step adds nothing to what the one before it has reached. */
+static void remember(nd_supervisor *s, const nd_nodes_end *end, bool stepped)
 {
     const nd_progress *page = &s->attempt->progress;
     nd_restart_times *t = &s->times;
+    t->occurred = end->occurred_ns;
+    t->seen = s->seen_ns ? s->seen_ns : nd_clock_ns();
+    t->ended = nd_clock_ns();
+    snprintf(s->what, sizeof s->what, "%s", end->words);
+    if (!stepped) {
+        return;
+    }
     int64_t first = nd_progress_first_step(page);
     int64_t done = nd_progress_completed_steps(&page->slots[0]);
     const char *folder = nd_progress_run_folder(page);
-    t->occurred = end->occurred_ns;
-    t->seen = t->seen ? t->seen : nd_clock_ns();
-    t->ended = nd_clock_ns();
     t->steps_before = done > first ? done : first;
     t->steps_from = nd_progress_durable_step(page);
-    snprintf(s->what, sizeof s->what, "%s", end->words);
     if (folder[0]) {
         snprintf(s->run_folder, sizeof s->run_folder, "%s", folder);
     }
@@ -202,7 +209,8 @@ static void print_restart(const nd_supervisor *s, double wait_seconds)
     if (s->times.steps_from > 0) {
         snprintf(from, sizeof from, "step %lld", (long long)s->times.steps_from);
     }
-    nd_log_warning("ndlaunch: %s; restart %lld of %lld follows %s, from %s", s->what,
+    nd_log_warning("ndlaunch: %s%s; restart %lld of %lld follows %s, from %s", s->what,
+                   s->stillborn > 0 ? " before the first step of its restart" : "",
                    (long long)s->epoch + 1, (long long)s->options.config->launch.max_restarts, when,
                    from);
 }
@@ -235,8 +243,9 @@ bool nd_supervisor_restarts(nd_supervisor *s, const nd_nodes_end *end, double *w
         print_checkpoint(s, end->code);
         return false;
     }
-    remember(s, end);
+    remember(s, end, c.stepped);
     s->brief = choice.brief;
+    s->stillborn = choice.stillborn;
     print_restart(s, choice.wait_seconds);
     *wait_seconds = choice.wait_seconds;
     return true;

@@ -22,7 +22,8 @@ typedef struct nd_supervisor {
     int64_t epoch;                      /* of the current attempt */
     nd_status start_failed;             /* its workers could not be started */
     bool asked;                         /* a signal asked the job to end */
-    int brief;                          /* nd_restart_case */
+    int brief, stillborn;               /* nd_restart_case */
+    int64_t seen_ns;                    /* when a failure of this attempt was seen; 0: none */
     nd_restart_times times;
     char what[256];              /* failed in the last attempt */
     char nodes[256];             /* that have workers, of a job with spare nodes; else "" */
@@ -41,9 +42,13 @@ void nd_supervisor_destroy(nd_supervisor *supervisor);
  */
 nd_status nd_supervisor_begin(nd_supervisor *supervisor, const nd_attempt_options *options,
                               const char *job, int64_t epoch, const char *run_folder);
-/* Starts the next attempt after the workers of the last one have ended. One that cannot be started
- * ends as a failure of its own: its workers, if any, are killed, and options.ended is called. */
-void nd_supervisor_again(nd_supervisor *supervisor, const nd_nodes_start *next);
+/*
+ * Starts the next attempt after the workers of the last one have ended; `options` have its
+ * configuration and world size. One that cannot be started, or could not be `prepared`, which is
+ * the thread's last error then, ends as a failure of its own: its workers, if any, are killed, and
+ * options.ended is called.
+ */
+void nd_supervisor_again(nd_supervisor *supervisor, const nd_nodes_start *next, nd_status prepared);
 
 /* Ends the workers because one has failed (nd_attempt_stop). */
 void nd_supervisor_stop(nd_supervisor *supervisor, int patience_ms);

@@ -91,6 +91,7 @@ typedef struct nd_config {
         double rdzv_timeout_seconds;
         int64_t max_restarts;
         int64_t spare_nodes; /* beyond nnodes: without workers until a node is replaced */
+        int64_t min_nodes;   /* a restart may go on with so few; 0: with nnodes only */
     } launch;
     struct {
 #define ND_AXIS(id, name, ...) int64_t name; /* one may be -1 where the axis allows it */
@@ -117,7 +118,8 @@ typedef struct nd_config {
         int64_t seed;                /* the run's: model.seed and data.shuffle_seed follow it */
         int64_t validation_interval; /* steps; 0: only after the last step, if at all */
         nd_nonfinite
-            nonfinite; /* what to do with a step whose loss or gradient norm is not finite */
+            nonfinite;       /* what to do with a step whose loss or gradient norm is not finite */
+        double spike_factor; /* a loss above this times the median of those before it; 0: off */
         int64_t validation_batches; /* micro-batches per data rank at each validation; 0: all */
     } train;
     struct {
@@ -175,6 +177,7 @@ typedef struct nd_config {
     bool from_accelerate;
     bool resolved;         /* nd_config_resolve succeeded */
     nd_mesh resolved_mesh; /* after nd_config_resolve */
+    nd_axis open_axis;     /* the axis that was -1 before nd_config_resolve; ND_AXIS_COUNT: none */
 } nd_config;
 
 /* Defaults. */
@@ -205,6 +208,14 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
  * count (fills resolved_mesh), nodes. Called by nd_config_parse's users after the last change.
  */
 nd_status nd_config_resolve(nd_config *config);
+
+/*
+ * What a job goes on with when only so many of its nodes are left: workers, the mesh, whose axis
+ * that was -1 shrinks, and more micro-batches, so that the samples of a step stay the same. The
+ * config is resolved; *out borrows its strings and must not be finished. ND_ERR_CONFIG says what
+ * does not divide.
+ */
+nd_status nd_config_with_nodes(const nd_config *config, int64_t nodes, nd_config *out);
 
 /* Calls `line` with a sentence for each kind of FP8 setting that differs from its default and that
  * the run does not read. Call it with rank 0's configuration: its log.level decides whether

@@ -75,9 +75,11 @@ static nd_status resolve_workers(nd_config *c)
 static nd_status resolve_mesh(nd_config *c)
 {
     nd_mesh mesh;
+    nd_axis open = ND_AXIS_COUNT;
     for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
         const int64_t *size = nd_axis_size(c, a);
         mesh.size[a] = size ? (int)*size : 1;
+        open = mesh.size[a] == -1 ? a : open;
     }
     ND_TRY(nd_mesh_resolve(&mesh, c->launch.workers));
     for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
@@ -87,6 +89,7 @@ static nd_status resolve_mesh(nd_config *c)
         }
     }
     c->resolved_mesh = mesh;
+    c->open_axis = open;
     return ND_OK;
 }
 
@@ -161,6 +164,27 @@ static nd_status check_spare_nodes(const nd_config *c)
                        "launch.spare_nodes is %lld, but launch.max_restarts is 0, so no restart "
                        "would use them; give --max-restarts too",
                        ll(c->launch.spare_nodes));
+    }
+    return ND_OK;
+}
+
+/* Fewer nodes are for restarts too. */
+static nd_status check_min_nodes(const nd_config *c)
+{
+    if (c->launch.min_nodes == 0) {
+        return ND_OK;
+    }
+    if (c->launch.min_nodes > c->launch.nnodes || c->launch.nnodes == 1) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "launch.min_nodes is %lld, and launch.nnodes is %lld; give fewer than a job "
+                       "of several nodes has, or leave --min-nodes out",
+                       ll(c->launch.min_nodes), ll(c->launch.nnodes));
+    }
+    if (c->launch.max_restarts == 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "launch.min_nodes is %lld, but launch.max_restarts is 0, so no restart "
+                       "would go on with fewer nodes; give --max-restarts too",
+                       ll(c->launch.min_nodes));
     }
     return ND_OK;
 }
@@ -254,6 +278,12 @@ static nd_status check_training(const nd_config *c)
             "of the schedule",
             c->optimizer.min_lr, c->optimizer.lr);
     }
+    if (c->train.spike_factor > 0 && c->train.spike_factor <= 1) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "train.spike_factor is %g, so that half of all losses would be spikes; give "
+                       "a factor above 1, such as 3, or 0 for none",
+                       c->train.spike_factor);
+    }
     if (c->fp8.all_gather && c->fp8.recipe != ND_FP8_TENSORWISE &&
         c->fp8.recipe != ND_FP8_DELAYED) { /* in every precision: the next run may use FP8 */
         return nd_fail(
@@ -337,6 +367,7 @@ nd_status nd_config_resolve(nd_config *config)
     ND_TRY(resolve_mesh(config));
     ND_TRY(check_nodes(config));
     ND_TRY(check_spare_nodes(config));
+    ND_TRY(check_min_nodes(config));
     ND_TRY(check_gpu_ids(config));
     ND_TRY(check_model(config));
     ND_TRY(check_data(config));

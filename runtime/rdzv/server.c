@@ -39,15 +39,15 @@ nd_status nd_server_set_world(nd_server *server, int world_size)
 {
     ND_ASSERT(server->world_size == 0 && world_size > 0);
     ND_TRY(ND_ALLOC(world_size, &server->ranks));
-    server->world_size = world_size;
+    server->world_size = server->most_ranks = world_size;
     return ND_OK;
 }
 
-void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch)
+void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch, int world_size)
 {
     static const char ended[] =
         "this start of the job has ended; ndlaunch starts all workers again";
-    ND_ASSERT(epoch > server->epoch);
+    ND_ASSERT(epoch > server->epoch && world_size > 0 && world_size <= server->most_ranks);
     snprintf(server->run_id, sizeof server->run_id, "%s", run_id);
     server->epoch = epoch;
     nd_server_exchange_end(server, ND_ERR_IO, ended);
@@ -58,7 +58,8 @@ void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch)
         }
     }
     nd_server_store_fini(server);
-    memset(server->ranks, ND_SERVER_RANK_NEVER, (size_t)server->world_size);
+    server->world_size = world_size;
+    memset(server->ranks, ND_SERVER_RANK_NEVER, (size_t)server->most_ranks);
     server->left = 0;
 }
 

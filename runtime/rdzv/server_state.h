@@ -66,12 +66,13 @@ struct nd_server {
     char job[64]; /* run id of the first start */
     uint32_t epoch;
     int world_size, nnodes;
+    int most_ranks; /* that a start may have: the world of the first one */
     int64_t hello_ns, notice_ns;
     nd_peer *peers;
     nd_strangers strangers;
     int64_t files;
     int members[2];
-    uint8_t *ranks; /* [world_size] ND_SERVER_RANK_* */
+    uint8_t *ranks; /* [most_ranks] ND_SERVER_RANK_* */
     bool *nodes;    /* [nnodes] connected */
     int left;       /* ranks that left or were lost */
     nd_value *buckets[ND_SERVER_BUCKETS];

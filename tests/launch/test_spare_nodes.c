@@ -102,7 +102,7 @@ Test(spare_nodes, a_node_that_fails_twice_is_taken_out)
     assert_says(&nodes[0], "failed first in two starts in a row and is taken out");
     assert_says(&nodes[0], "restart 2 of 3 on nodes 0, 2, since node 1 (host ");
     assert_says(&nodes[1], "epoch 1 of rank 3");
-    assert_says(&nodes[1], "a spare node has taken the place of this node");
+    assert_says(&nodes[1], "the job goes on without this node");
     assert_says(&nodes[2], "epoch 2 of rank 3");
 }
 
@@ -112,7 +112,7 @@ Test(spare_nodes, a_node_that_was_taken_out_can_leave)
     launched nodes[NODES];
     start_nodes(nodes, "B0T46D40K9;B40T54D50K9;B50T54");
     wait_for_start(&nodes[0], &nodes[2], 2);
-    launched_until(&nodes[1], "a spare node has taken the place", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[1], "the job goes on without this node", 1, LAUNCHED_SECONDS);
     kill(nodes[1].pid, SIGTERM);
     launched_expect(&nodes[1], 75);
     launched_until(&nodes[0], "spare node 1 (host ", 1, LAUNCHED_SECONDS);

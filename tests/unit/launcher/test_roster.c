@@ -50,6 +50,26 @@ static void expect_places(nd_roster *r, unsigned joined, const char *expected)
     cr_expect_str_eq(text, expected);
 }
 
+/* Node 1 of 4 is lost, then 3 nodes do with 2 places, and all come back. */
+Test(roster, places_may_be_fewer_and_grow_again)
+{
+    nd_roster r;
+    assert_ok(nd_roster_init(4, 0, "head", &r));
+    expect_places(&r, 0xf, "0 1 2 3 ");
+    r.nodes[1].joined = false;
+    cr_expect_eq(nd_roster_usable(&r), 3);
+    cr_expect_not(nd_roster_assign(&r));
+    nd_roster_set_places(&r, 2);
+    expect_places(&r, 0xd, "0 2 ");
+    cr_expect_eq(r.nodes[3].place, -1);
+    cr_expect(nd_roster_has_spare(&r));
+    nd_roster_set_places(&r, 1);
+    expect_places(&r, 0x1, "0 ");
+    nd_roster_set_places(&r, 4);
+    expect_places(&r, 0xf, "0 1 2 3 ");
+    nd_roster_fini(&r);
+}
+
 Test(roster, the_first_nodes_by_rank_get_the_places)
 {
     nd_roster r;

@@ -352,6 +352,66 @@ Test(flags, of_spare_nodes)
     nd_config_fini(&c);
 }
 
+static nd_config four_nodes(const char *shards, const char *micro_batches)
+{
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, "--save-steps", "7", "--max-restarts", "1", "--min-nodes", "1",
+                       "--nnodes", "4", "--nproc-per-node", "4", "--rdzv-endpoint", "h:1",
+                       "--rdzv-key-file", "k", "--tp-size", "2", "--dp-shard-size", shards,
+                       "--gradient-accumulation-steps", micro_batches),
+                 ND_OK);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    return c;
+}
+
+/* Eight data-parallel ranks over four nodes. The samples of a step stay the same. */
+Test(flags, of_fewer_nodes)
+{
+    nd_config c = four_nodes("-1", "3"), fewer;
+    static const struct {
+        int64_t nodes, shards, micro_batches; /* 0: they do not divide */
+    } cases[] = {{4, 8, 3}, {3, 6, 4}, {2, 4, 6}, {1, 2, 12}};
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(nd_config_with_nodes(&c, cases[i].nodes, &fewer), ND_OK, "%s",
+                     nd_error_last()->message);
+        cr_expect_eq(fewer.launch.workers, 4 * cases[i].nodes);
+        cr_expect_eq(fewer.launch.nnodes, cases[i].nodes);
+        cr_expect_eq(fewer.mesh.dp_shard, cases[i].shards);
+        cr_expect_eq(fewer.resolved_mesh.size[ND_AXIS_DP_SHARD], cases[i].shards);
+        cr_expect_eq(fewer.resolved_mesh.size[ND_AXIS_TP], 2);
+        cr_expect_eq(fewer.train.gradient_accumulation_steps, cases[i].micro_batches);
+        cr_expect_eq(nd_config_resolve(&fewer), ND_OK, "%s", nd_error_last()->message);
+    }
+    nd_config_fini(&c);
+    c = four_nodes("-1", "1");
+    cr_expect_eq(nd_config_with_nodes(&c, 3, &fewer), ND_ERR_CONFIG);
+    cr_expect(strstr(nd_error_last()->message,
+                     "the 8 micro-batches of a step do not divide over 6 data-parallel ranks"));
+    cr_expect_eq(nd_config_with_nodes(&c, 2, &fewer), ND_OK);
+    nd_config_fini(&c);
+    c = four_nodes("8", "1");
+    cr_expect_eq(nd_config_with_nodes(&c, 2, &fewer), ND_ERR_CONFIG);
+    cr_expect(strstr(nd_error_last()->message, "every axis of the mesh has a fixed size"));
+    nd_config_fini(&c);
+}
+
+Test(flags, of_fewer_nodes_that_do_not_go_with_others)
+{
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, "--min-nodes", "1"), ND_OK);
+    does_not_resolve(&c, "launch.min_nodes is 1, and launch.nnodes is 1");
+    cr_assert_eq(FLAGS(&c, "--min-nodes", "3", "--nnodes", "2", "--rdzv-endpoint", "h:1",
+                       "--rdzv-key-file", "k"),
+                 ND_OK);
+    does_not_resolve(&c, "launch.min_nodes is 3, and launch.nnodes is 2");
+    cr_assert_eq(FLAGS(&c, "--min-nodes", "1", "--nnodes", "2", "--rdzv-endpoint", "h:1",
+                       "--rdzv-key-file", "k"),
+                 ND_OK);
+    does_not_resolve(&c, "launch.min_nodes is 1, but launch.max_restarts is 0");
+    cr_assert_eq(FLAGS(&c, "--spike-factor", "1"), ND_OK);
+    does_not_resolve(&c, "train.spike_factor is 1, so that half of all losses would be spikes");
+}
+
 Test(flags, refused_with_a_sentence)
 {
     EXPECT_BAD_FLAGS(("--checkpointing-steps", "epoch"), "--checkpointing-steps", "epoch");

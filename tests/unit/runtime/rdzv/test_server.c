@@ -298,7 +298,7 @@ Test(server, hello_must_fit_version_job_epoch_and_place)
 Test(server, a_later_start_refuses_members_of_another_one)
 {
     open_server(2);
-    nd_server_restart(server, "job.4", 4);
+    nd_server_restart(server, "job.4", 4, 2);
     static const struct {
         const char *run;
         uint32_t epoch;
@@ -331,6 +331,32 @@ Test(server, a_later_start_refuses_members_of_another_one)
     cr_assert_eq(answer(21).type, ND_WIRE_WELCOME);
 }
 
+/* On fewer nodes, and on all of them again. */
+Test(server, a_later_start_may_have_fewer_workers)
+{
+    open_server(3);
+    join(0);
+    join(1);
+    join(2);
+    nd_server_restart(server, "job.4", 4, 2);
+    for (int i = 0; i < 3; i++) {
+        expect_error(i, ND_ERR_IO, "this start of the job has ended");
+        nd_server_gone(server, clients[i].peer);
+    }
+    connect_client(3);
+    hello(3, "1.2", "job.4", 4, ND_WIRE_WORKER, 2);
+    expect_error(3, ND_ERR_CONFIG, "2");
+    for (int i = 4; i < 6; i++) {
+        connect_client(i);
+        hello(i, "1.2", "job.4", 4, ND_WIRE_WORKER, i - 4);
+        cr_assert_eq(answer(i).type, ND_WIRE_WELCOME);
+    }
+    nd_server_restart(server, "job.5", 5, 3);
+    connect_client(6);
+    hello(6, "1.2", "job.5", 5, ND_WIRE_WORKER, 2);
+    cr_assert_eq(answer(6).type, ND_WIRE_WELCOME);
+}
+
 /* Names of keys and exchanges come again, and nothing of the former start answers them. */
 Test(server, a_later_start_finds_the_store_empty)
 {
@@ -341,7 +367,7 @@ Test(server, a_later_start_finds_the_store_empty)
     cr_assert_eq(answer(0).type, ND_WIRE_DONE);
     request(0, ND_WIRE_EXCHANGE, "meet", "aa", 2);
     request(1, ND_WIRE_GET, "other", NULL, 0);
-    nd_server_restart(server, "job.4", 4);
+    nd_server_restart(server, "job.4", 4, 2);
     for (int i = 0; i < 2; i++) {
         expect_error(i, ND_ERR_IO, "this start of the job has ended");
         cr_assert(clients[i].dropped);
