@@ -51,8 +51,8 @@ void nd_server_destroy(nd_server *server); /* frees the peers that are left, wit
 nd_status nd_server_set_world(nd_server *server, int world_size);
 /*
  * A new start of the job, with a larger epoch, a run id of its own, and at most as many workers as
- * the first one. Workers that are still connected are refused, and nothing of theirs is left: values, exchanges, places of ranks. From
- * here on a hello of another epoch is refused. Nodes stay.
+ * the first one. Workers that are still connected are refused, and nothing of theirs is left:
+ * values, exchanges, places of ranks. From here on a hello of another epoch is refused. Nodes stay.
  */
 void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch, int world_size);
 

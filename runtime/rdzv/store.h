@@ -4,10 +4,10 @@
 /*
  * A worker's connection to the job's store: small values exchanged before communicators exist.
  *
- * Blocking calls with deadlines; one thread, but for nd_store_check. The channel is TLS 1.3 with the job's 32-byte key as
- * external PSK. A world of one needs no store: nd_store_open_single gives one that answers locally,
- * so callers have one path. While a call waits, the process that runs the store prints every 10
- * seconds which ranks are missing.
+ * Blocking calls with deadlines; one thread, but for nd_store_check. The channel is TLS 1.3 with
+ * the job's 32-byte key as external PSK. A world of one needs no store: nd_store_open_single gives
+ * one that answers locally, so callers have one path. While a call waits, the process that runs
+ * the store prints every 10 seconds which ranks are missing.
  */
 #include <stddef.h>
 #include <stdint.h>

@@ -65,12 +65,12 @@ def expected_names(step):
     return [f"checkpoint-{s}" for s in saved[-2:]]
 
 
-def fail_call(bench, rank, calls, index):
+def fail_call(bench, rank, calls, index, *flags):
     name, number, path, step = calls[index]
     code = getattr(errno, ERRORS[index % len(ERRORS)])
     out = f"failed-{rank}-{index}"
     log = bench.folder / f"{out}.calls"
-    printed = bench.train(2, out, steps=STEPS, faults=dict(rank=rank, fail=f"{name}:{code}:{number}:1", log=log))
+    printed = bench.train(2, out, *flags, steps=STEPS, faults=dict(rank=rank, fail=f"{name}:{code}:{number}:1", log=log))
     failed = bool(SAID.search(printed))
     check(failed or not must_fail(calls, index), f"nothing is said:\n{printed}")
     check(bench.curve(out) == bench.curve("whole") and bench.model(out) == bench.model("whole"), "another result")
@@ -111,6 +111,22 @@ def matrix(bench, everything):
         print(f"rank {rank}: of {len(chosen)} calls that failed, {sum(failed)} cost the checkpoint and none the run")
         if rank == 0:
             bench.remove("whole")
+
+
+def export(bench, everything):
+    """checkpoint.export_model: what is written beside state/, and what is read for it, fails."""
+    flags = ("--checkpoint-export-model", "true")
+    calls = numbered(bench.calls(2, 0, "exported", *flags, steps=STEPS))
+    known = {(c[0], re.sub(r"\d+(-nd-\w+)?", "", c[2])) for c in numbered(bench.calls(2, 0, "plain", steps=STEPS))}
+    own = [i for i in sample(calls, everything) if (calls[i][0], re.sub(r"\d+(-nd-\w+)?", "", calls[i][2])) not in known]
+    chosen = [i for i in own if everything or calls[i][3] == STEPS // 2]
+    check(len(chosen) > 8, f"only {[calls[i] for i in chosen]}")
+    failed = []
+    each(chosen, lambda index: failed.append(fail_call(bench, 0, calls, index, *flags)))
+    check(sum(failed) > len(failed) / 2, f"only {sum(failed)} of {len(failed)} saves failed")
+    print(f"export: of {len(chosen)} calls that failed, {sum(failed)} cost the checkpoint and none the run")
+    bench.remove("exported")
+    bench.remove("plain")
 
 
 def stop(bench):
@@ -175,6 +191,7 @@ def limits(bench):
 def main():
     with Bench(*sys.argv[1:3]) as bench:
         matrix(bench, sys.argv[3:] == ["all"])
+        export(bench, sys.argv[3:] == ["all"])
         stop(bench)
         keep_names(bench)
         limits(bench)

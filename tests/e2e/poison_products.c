@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Preloaded into workers: rank ND_POISON_RANK's matrix product number ND_POISON_CALL, counted from
- * 1 in its process, gets a NaN as its first element. A fault that comes once, as of a bad board.
+ * 1 in its process, gets a NaN as its first element, or, with ND_POISON_BYTE, a number of four such
+ * bytes. A fault that comes once, as of a bad board.
  */
 #include <dlfcn.h>
 #include <dnnl.h>
@@ -31,7 +32,8 @@ dnnl_status_t dnnl_primitive_execute(const_dnnl_primitive_t primitive, dnnl_stre
     for (int i = 0; i < count; i++) {
         void *data = NULL;
         if (args[i].arg == DNNL_ARG_DST && !dnnl_memory_get_data_handle(args[i].memory, &data)) {
-            memset(data, 0xff, 4); /* NaN in BF16 and F32 */
+            long byte = number("ND_POISON_BYTE");
+            memset(data, byte < 0 ? 0xff : (int)byte, 4); /* 0xff: NaN in BF16 and F32 */
         }
     }
     return status;

@@ -185,6 +185,32 @@ Test(checkpoints, going_back_ends_where_it_does_not_help)
     cr_assert_not_null(strstr(shell_output, "gone back ten times already"), "%s", shell_output);
 }
 
+/* A finite loss that is much too large is treated in the same way. Checkpoints keep the losses by
+ * which it is judged, so that a resumed run judges alike. */
+Test(checkpoints, a_spike_of_the_loss_goes_back)
+{
+#define SPIKED "LD_PRELOAD=" ND_POISON " ND_POISON_RANK=1 ND_POISON_BYTE=70 ND_POISON_CALL=900 "
+    shell_says(SPIKED REWINDS "--spike-factor 1.3 --save-dir out", "samples are passed over");
+    shell(&dir, "test $(grep -c rewound_from out/metrics.jsonl) = 1 && grep rewound_from "
+                "out/metrics.jsonl | grep -q '\"why\":\"step [0-9]*: the loss is .*, more than "
+                "train.spike_factor 1.3 times '");
+    shell(&dir, CURVE "curve out > 2; test $(wc -l < 2) = 40");
+    shell(&dir, REWINDS "--spike-factor 1.3 --save-dir fork --resume-from-checkpoint "
+                        "out/checkpoint-24 && losses() { sed -n '/recent_losses/,/]/p' "
+                        "$1/checkpoint-30/manifest.json; }; losses out > 1; losses fork > 2; "
+                        "test $(wc -l < 1) -gt 20 && cmp 1 2");
+    shell(&dir, SPIKED TWO "--num-steps 40 --lr-scheduler constant --precision fp32 --save-dir "
+                           "skipped --nonfinite skip --spike-factor 1.3");
+    shell(&dir, "test $(grep -c '\"skipped\":true' skipped/metrics.jsonl) = 1");
+    int code = shell_run(&dir, SPIKED TWO "--num-steps 40 --lr-scheduler constant --precision fp32 "
+                                          "--save-dir stopped --spike-factor 1.3");
+    cr_assert_eq(code, 70, "ended with %d:\n%s", code, shell_output);
+    /* Where losses only go up and down, half of them are above. */
+    code = shell_run(&dir, REWINDS "--lr 1e-12 --spike-factor 1.00001 --save-dir noise");
+    cr_assert_eq(code, 70, "ended with %d:\n%s", code, shell_output);
+    cr_assert_not_null(strstr(shell_output, "gone back ten times already"), "%s", shell_output);
+}
+
 /* Without restarts, the end of a job tells how to go on. */
 Test(checkpoints, a_failed_job_names_its_newest_checkpoint)
 {

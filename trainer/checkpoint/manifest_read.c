@@ -283,6 +283,25 @@ static nd_status parse_state(const json_t *root, const char *path, nd_manifest *
     return ND_OK;
 }
 
+/* Of runs with train.spike_factor; others have none. */
+static nd_status parse_losses(const json_t *position, const char *path, nd_recent_losses *out)
+{
+    const json_t *array = json_object_get(position, "recent_losses");
+    size_t count = json_array_size(array);
+    if ((array && !json_is_array(array)) || count > ND_RECENT_LOSSES) {
+        return fail_member(path, "recent_losses", "is no list of at most 64 numbers");
+    }
+    for (size_t i = 0; i < count; i++) {
+        const json_t *value = json_array_get(array, i);
+        if (!json_is_number(value) || !isfinite(json_number_value(value))) {
+            return fail_member(path, "recent_losses", "is no list of at most 64 numbers");
+        }
+        out->value[i] = json_number_value(value);
+    }
+    out->count = (int64_t)count;
+    return ND_OK;
+}
+
 static nd_status parse_head(const json_t *root, const char *path, nd_manifest *m)
 {
     json_t *by = NULL, *position = NULL;
@@ -299,6 +318,7 @@ static nd_status parse_head(const json_t *root, const char *path, nd_manifest *m
     ND_TRY(get_integer(position, path, "skipped", 0, m->position.step, &m->position.skipped));
     ND_TRY(get_integer(position, path, "tokens_seen", 0, most, &m->position.tokens_seen));
     ND_TRY(get_integer(position, path, "samples_seen", 0, most, &m->samples_seen));
+    ND_TRY(parse_losses(position, path, &m->position.recent));
     return get_integer(position, path, "metrics_bytes", 0, most, &m->metrics_bytes);
 }
 

@@ -77,6 +77,19 @@ static json_t *writers_json(const nd_manifest *m)
     return array;
 }
 
+/* The oldest first. Runs without train.spike_factor have none. */
+static bool add_losses(json_t *root, const nd_recent_losses *recent)
+{
+    int64_t count = recent->count < ND_RECENT_LOSSES ? recent->count : ND_RECENT_LOSSES;
+    json_t *array = json_array();
+    for (int64_t i = recent->count - count; i < recent->count; i++) {
+        json_array_append_new(array, json_real(recent->value[i % ND_RECENT_LOSSES]));
+    }
+    bool whole = (int64_t)json_array_size(array) == count;
+    return (json_object_set_new(json_object_get(root, "position"), "recent_losses", array) == 0) &&
+           whole;
+}
+
 static json_t *build(const nd_manifest *m)
 {
     json_t *arrays = json_array();
@@ -103,6 +116,11 @@ static json_t *build(const nd_manifest *m)
 nd_status nd_manifest_format(const nd_manifest *manifest, char **out, size_t *bytes)
 {
     json_t *root = build(manifest);
+    if (root && manifest->position.recent.count > 0 &&
+        !add_losses(root, &manifest->position.recent)) {
+        json_decref(root);
+        root = NULL;
+    }
     char *text = nd_json_text(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17));
     json_decref(root);
     if (!text) {

@@ -138,8 +138,8 @@ static bool is_direct(const nd_reads *reads, int64_t i)
            (i + 1 == reads->count || reads->list[i + 1].from >= read->from + bytes);
 }
 
-/* Where bytes end that begin at `at`, before `end`, and pass through the staging buffer: at the next
- * run that does not. */
+/* Where bytes end that begin at `at`, before `end`, and pass through the staging buffer: at the
+ * next run that does not. */
 static uint64_t end_of_staged(const nd_reads *reads, int64_t next, uint64_t at, uint64_t end)
 {
     uint64_t reach = 0; /* of the reads so far, some of which may be strided */

@@ -138,7 +138,7 @@ static const char *quoted(char *out, size_t capacity, const char *text)
 
 static nd_status write_event(void *self, const nd_run_event *e)
 {
-    char line[LINE_MAX_BYTES], t[2][32], text[2][400], rewound[96] = "";
+    char line[LINE_MAX_BYTES], t[2][32], text[2][400], rewound[512] = "";
     int length = 0;
     switch (e->kind) {
     case ND_RUN_EVENT_MODEL_SAVED:
@@ -158,8 +158,10 @@ static nd_status write_event(void *self, const nd_run_event *e)
         break;
     case ND_RUN_EVENT_RESUMED:
         if (e->rewound_from > 0) {
-            snprintf(rewound, sizeof rewound, ",\"rewound_from\":%lld,\"passed_over_samples\":%lld",
-                     (long long)e->rewound_from, (long long)e->samples);
+            snprintf(rewound, sizeof rewound,
+                     ",\"rewound_from\":%lld,\"passed_over_samples\":%lld,\"why\":%s",
+                     (long long)e->rewound_from, (long long)e->samples,
+                     quoted(text[1], sizeof text[1], e->reason));
         }
         length = snprintf(line, sizeof line,
                           "{\"event\":\"resumed\",\"step\":%lld,\"from\":%s,\"restart\":%lld,"

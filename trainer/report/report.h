@@ -35,7 +35,7 @@ typedef struct nd_step_record {
     double step_seconds, data_wait_seconds;
     double peak_memory_bytes;             /* of this worker */
     int64_t wire_bytes[ND_TRAFFIC_COUNT]; /* sent by this rank in the step */
-    bool skipped;                         /* not finite, and train.nonfinite is skip */
+    bool skipped;                         /* not finite or a spike, and train.nonfinite is skip */
 } nd_step_record;
 
 typedef struct nd_validation_record {
@@ -56,12 +56,13 @@ typedef struct nd_run_event {
     nd_run_event_kind kind;
     int64_t step;           /* steps done; of a checkpoint: the step whose state it has */
     const char *path;       /* of what was written or loaded; lent for the call, may be NULL */
-    const char *reason;     /* of a checkpoint: "interval", "signal", "end", or why it failed */
+    const char *reason;     /* of a checkpoint: "interval", "signal", "end", or why it failed; of a
+                               rewind: what its step had */
     double seconds;         /* until it was durable, or loaded */
     double blocked_seconds; /* that the loop over steps waited for it */
     uint64_t bytes;         /* of the whole checkpoint */
     int64_t restart;        /* resumed: how often ndlaunch has restarted the job */
-    int64_t rewound_from;   /* resumed: the step that was not finite; 0: no rewind */
+    int64_t rewound_from;   /* resumed: the step that was not finite or a spike; 0: no rewind */
     int64_t samples;        /* resumed by a rewind: global samples that are passed over */
 } nd_run_event;
 

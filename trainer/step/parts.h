@@ -52,6 +52,15 @@ enum { ND_NONFINITE_NAME = 160 };
  */
 nd_status nd_nonfinite_find(nd_model *model, char name[ND_NONFINITE_NAME]);
 
+/*
+ * Whether a finite loss is a spike: more than `factor` times the median of the last losses, of
+ * which there must be some. The losses are equal on every rank, and so is the answer. factor 0:
+ * never.
+ */
+bool nd_spike_is(const nd_recent_losses *recent, double factor, double loss, double *median);
+/* The loss of a step counts for those after it; factor 0: nothing is kept. */
+void nd_spike_note(nd_recent_losses *recent, double factor, double loss);
+
 /* Adds what is on the device (so on a GPU not the loader's memory) to the plan as external bytes,
  * which are not allocated. `graphs`: what CUDA graphs will hold. */
 void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan);

@@ -121,15 +121,24 @@ double nd_positive_nan(double value)
     return isnan(value) ? (double)NAN : value;
 }
 
+/* The update is left out; the step counts. */
+static nd_status skip(nd_trainer *t, nd_step_result *out)
+{
+    ND_TRY(nd_scales_forget(&t->model->scales));
+    out->lr = nd_schedule_lr(t->rank->config, t->position.step + 1);
+    out->skipped = true;
+    t->position.skipped++;
+    return ND_OK;
+}
+
 /* Loss and norm are equal on every rank, so all of them stop or skip alike. */
 static nd_status not_finite(nd_trainer *t, nd_step_result *out)
 {
     char where[ND_NONFINITE_NAME];
     long long step = (long long)t->position.step + 1;
-    bool skip = t->rank->config->train.nonfinite == ND_NONFINITE_SKIP;
     ND_TRY(nd_nonfinite_find(t->model, where));
     const char *first = where[0] ? where : "none of weights, block inputs and gradients";
-    if (!skip) {
+    if (t->rank->config->train.nonfinite != ND_NONFINITE_SKIP) {
         ND_TRY(nd_scales_forget(&t->model->scales));
         return nd_fail(
             ND_ERR_NUMERIC,
@@ -144,11 +153,32 @@ static nd_status not_finite(nd_trainer *t, nd_step_result *out)
                        "tensor that is not finite is %s",
                        step, nd_positive_nan(out->loss), nd_positive_nan(out->grad_norm), first);
     }
-    ND_TRY(nd_scales_forget(&t->model->scales));
-    out->lr = nd_schedule_lr(t->rank->config, t->position.step + 1);
-    out->skipped = true;
-    t->position.skipped++;
-    return ND_OK;
+    return skip(t, out);
+}
+
+/* A finite loss that is much larger than those before it. */
+static nd_status spike(nd_trainer *t, double median, nd_step_result *out)
+{
+    const nd_config *config = t->rank->config;
+    long long step = (long long)t->position.step + 1;
+    char what[160];
+    snprintf(what, sizeof what,
+             "the loss is %g, more than train.spike_factor %g times %g, the "
+             "median before it",
+             out->loss, config->train.spike_factor, median);
+    if (config->train.nonfinite != ND_NONFINITE_SKIP) {
+        bool stops = config->train.nonfinite == ND_NONFINITE_STOP;
+        ND_TRY(nd_scales_forget(&t->model->scales));
+        return nd_fail(ND_ERR_NUMERIC, "step %lld: %s; the weights are those of step %lld%s", step,
+                       what, step - 1,
+                       stops ? "; try a lower optimizer.lr, more warmup_steps, or "
+                               "train.nonfinite: skip or rewind"
+                             : "");
+    }
+    if (t->rank->rank == 0) {
+        nd_log_warning("step %lld is skipped: %s", step, what);
+    }
+    return skip(t, out);
 }
 
 static nd_status update(nd_trainer *t, nd_step_result *out)
@@ -168,14 +198,19 @@ static nd_status step(nd_trainer *t, const nd_step_batch *batch, nd_step_result 
 {
     nd_scales *scales = &t->model->scales;
     int64_t number = t->position.step + 1;
+    double factor = t->rank->config->train.spike_factor, median = 0;
     *out = (nd_step_result){0};
     ND_TRY(nd_health_begin(scales, number));
     ND_TRY(nd_trainer_gradients(t, batch, out));
     ND_TRY(nd_health_end(scales, number));
     if (!isfinite(out->loss) || !isfinite(out->grad_norm)) {
         ND_TRY(not_finite(t, out));
+    } else if (nd_spike_is(&t->position.recent, factor, out->loss, &median)) {
+        ND_TRY(spike(t, median, out));
+        nd_spike_note(&t->position.recent, factor, out->loss); /* it may be the new level */
     } else {
         ND_TRY(update(t, out));
+        nd_spike_note(&t->position.recent, factor, out->loss);
     }
     t->position.step = number;
     t->position.tokens_seen += out->tokens;

@@ -29,14 +29,23 @@ typedef struct nd_update_gate {
     void *context;
 } nd_update_gate;
 
+/* The last losses, by which train.spike_factor judges the next one; all zero: none. */
+enum { ND_RECENT_LOSSES = 64 };
+typedef struct nd_recent_losses {
+    double value[ND_RECENT_LOSSES]; /* loss number i is value[i % ND_RECENT_LOSSES] */
+    int64_t count;                  /* of losses so far, in this start of the run */
+} nd_recent_losses;
+
 /* Where a run is. A resumed run restores it together with the arrays of nd_trainer_each_state; the
  * position of the training data follows from it (nd_loader_options.first_step). */
 typedef struct nd_run_position {
     int64_t step;        /* steps done, also those that were skipped */
-    int64_t skipped;     /* steps without an update: not finite, and train.nonfinite is skip */
+    int64_t skipped;     /* steps without an update: not finite or a spike, and train.nonfinite is
+                            skip */
     int64_t tokens_seen; /* labels that counted in all of them, global */
     int64_t passed_over; /* steps whose samples no step has: step n reads those of step
                             n + passed_over of an undisturbed run */
+    nd_recent_losses recent;
 } nd_run_position;
 
 typedef struct nd_trainer {
@@ -119,7 +128,8 @@ nd_status nd_trainer_gradients(nd_trainer *trainer, const nd_step_batch *batch,
 /*
  * Gradients, then the update. When loss or norm is not finite (alike on all ranks): ND_ERR_NUMERIC
  * naming the step and the first such tensor, or, with train.nonfinite skip, a warning and no
- * update. With rewind the error is for the caller, who restores an older state.
+ * update. The same when the loss is a spike (train.spike_factor). With rewind the error is for the
+ * caller, who restores an older state.
  */
 nd_status nd_trainer_step(nd_trainer *trainer, const nd_step_batch *batch, nd_step_result *out);
 

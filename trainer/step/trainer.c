@@ -135,5 +135,8 @@ nd_status nd_trainer_each_state(const nd_trainer *t, nd_state_visit *visit, void
 void nd_trainer_resume_at(nd_trainer *t, nd_run_position position)
 {
     t->position = position;
+    if (t->rank->config->train.spike_factor == 0) { /* they would only grow old */
+        t->position.recent = (nd_recent_losses){0};
+    }
     nd_fsdp_weights_changed(&t->model->fsdp);
 }
