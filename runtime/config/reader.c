@@ -198,7 +198,19 @@ static nd_status derive_mesh_of_flags(nd_reader *r)
         return ND_OK;
     }
     snprintf(nodes, sizeof nodes, "%lld", (long long)r->config->launch.nnodes);
-    return r->no_shard ? set_mesh(r, "-1", "1") : set_mesh(r, nodes, "-1");
+    bool of_file = r->set_by[ND_FIELD_mesh_dp_replicate] == ND_LAYER_FILE ||
+                   r->set_by[ND_FIELD_mesh_dp_shard] == ND_LAYER_FILE;
+    int64_t replicate = r->config->mesh.dp_replicate, shard = r->config->mesh.dp_shard;
+    ND_TRY(r->no_shard ? set_mesh(r, "-1", "1") : set_mesh(r, nodes, "-1"));
+    if (of_file &&
+        (replicate != r->config->mesh.dp_replicate || shard != r->config->mesh.dp_shard)) {
+        nd_log_info("--fsdp-sharding-strategy %s replaces the mesh of the file: mesh.dp_replicate "
+                    "was %lld and is %lld, mesh.dp_shard was %lld and is %lld (-1: what is left)",
+                    r->no_shard ? "NO_SHARD" : "HYBRID_SHARD", (long long)replicate,
+                    (long long)r->config->mesh.dp_replicate, (long long)shard,
+                    (long long)r->config->mesh.dp_shard);
+    }
+    return ND_OK;
 }
 
 static nd_status derive_mesh(nd_reader *reader, const char *where)

@@ -241,6 +241,12 @@ Test(checkpoints, must_fit_the_run)
             "no checkpoint-3; the newest there are: checkpoint-2, checkpoint-4");
     refused(65, TWO "--num-steps 6 --resume-from-checkpoint nowhere", "there is no such folder");
     refused(65, TWO "--num-steps 6 --resume-from-checkpoint .", "holds no checkpoint");
+    refused(65, TWO "--num-steps 6 --resume-from-checkpoint lates",
+            "--resume-from-checkpoint (checkpoint.resume) is lates, but there is no such folder "
+            "(did you mean latest?)");
+    refused(2, TWO "--num-steps 6 --save-dir new --resume-from-checkpoint out --optimizer sgd",
+            "optimizer.name adamw, and this run has sgd");
+    shell(&dir, "! test -e new");
     refused(73, TWO "--num-steps 6 --save-dir out", "already holds a run");
     shell_says(TWO RESUMED "--data-path other.txt --resume-allow data.path",
                "resumed after step 4");

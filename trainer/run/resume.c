@@ -10,6 +10,7 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
+#include "runtime/base/suggest.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/run/run_folder.h"
 
@@ -177,7 +178,8 @@ static nd_status find_run(const nd_resume_search *search, char out[ND_RESUME_PAT
 static nd_status fail_without_run(const nd_config *config)
 {
     return nd_fail(ND_ERR_DATA,
-                   "checkpoint.resume is %s, but no run of this configuration in runs/ has a "
+                   "--resume-from-checkpoint (checkpoint.resume) is %s, but no run of this "
+                   "configuration in runs/ has a "
                    "checkpoint; name its folder with --save-dir, or the checkpoint itself with "
                    "--resume-from-checkpoint FOLDER",
                    config->checkpoint.resume);
@@ -211,7 +213,8 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
     }
     list_names(run, names, sizeof names);
     return nd_fail(ND_ERR_DATA,
-                   "checkpoint.resume is %s, but %s has no checkpoint that can be used (there: "
+                   "--resume-from-checkpoint (checkpoint.resume) is %s, but %s has no checkpoint "
+                   "that can be used (there: "
                    "%s); name another with --resume-from-checkpoint, or leave it out for a fresh "
                    "start in another folder",
                    search->config->checkpoint.resume, run, names);
@@ -233,7 +236,8 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
     }
     list_names(run, names, sizeof names);
     return nd_fail(ND_ERR_DATA,
-                   "checkpoint.resume is %lld, but %s has no checkpoint-%lld; the newest there "
+                   "--resume-from-checkpoint (checkpoint.resume) is %lld, but %s has no "
+                   "checkpoint-%lld; the newest there "
                    "are: %s",
                    (long long)step, run, (long long)step, names);
 }
@@ -287,15 +291,27 @@ out:
     return status;
 }
 
+static nd_status fail_no_folder(const char *folder)
+{
+    static const char *const words[] = {"latest", "auto", "true"};
+    nd_suggest search;
+    nd_suggest_init(&search, folder);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        nd_suggest_offer(&search, words[i]);
+    }
+    return nd_fail(ND_ERR_DATA,
+                   "--resume-from-checkpoint (checkpoint.resume) is %s, but there is no such "
+                   "folder%s%s%s; give latest, auto, a step, or the folder of a checkpoint",
+                   folder, search.best ? " (did you mean " : "", search.best ? search.best : "",
+                   search.best ? "?)" : "");
+}
+
 static nd_status find_folder(const nd_resume_search *search, const char *folder, nd_resume *out)
 {
     bool any, shards;
     int64_t step = -1;
     if (!is_folder(folder)) {
-        return nd_fail(ND_ERR_DATA,
-                       "checkpoint.resume is %s, but there is no such folder; give latest, auto, "
-                       "a step, or the folder of a checkpoint",
-                       folder);
+        return fail_no_folder(folder);
     }
     ND_TRY(absolute(folder, out->source));
     if (nd_checkpoint_is_ours(out->source)) {
@@ -316,7 +332,8 @@ static nd_status find_folder(const nd_resume_search *search, const char *folder,
         return ND_OK;
     }
     return nd_fail(ND_ERR_DATA,
-                   "checkpoint.resume is %s, but this folder holds no checkpoint: neither "
+                   "--resume-from-checkpoint (checkpoint.resume) is %s, but this folder holds no "
+                   "checkpoint: neither "
                    "checkpoint-N or manifest.json of ndtrain, nor *.safetensors of torch or "
                    "Hugging Face",
                    folder);
@@ -466,14 +483,15 @@ nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
     nd_resume resume;
     nd_manifest manifest = {0};
     ND_TRY(nd_resume_find(&search, &resume));
-    if (config->launch.node_rank == 0) { /* another node may come back to a run that has begun */
-        ND_TRY(nd_run_folder_check(config, resume.continues ? resume.run : NULL));
+    if (resume.kind == ND_RESUME_CHECKPOINT) {
+        nd_status status = nd_manifest_read(resume.source, &manifest);
+        status =
+            status == ND_OK ? nd_resume_check(config, inputs, resume.source, &manifest) : status;
+        nd_manifest_fini(&manifest);
+        ND_TRY(status);
     }
-    if (resume.kind != ND_RESUME_CHECKPOINT) {
-        return ND_OK;
-    }
-    nd_status status = nd_manifest_read(resume.source, &manifest);
-    status = status == ND_OK ? nd_resume_check(config, inputs, resume.source, &manifest) : status;
-    nd_manifest_fini(&manifest);
-    return status;
+    /* Last, since it makes the folder. Another node may come back to a run that has begun. */
+    return config->launch.node_rank == 0
+               ? nd_run_folder_check(config, resume.continues ? resume.run : NULL)
+               : ND_OK;
 }

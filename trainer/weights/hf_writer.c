@@ -403,10 +403,6 @@ static nd_status write_config(const nd_hf_writer *writer)
     ND_TRY(nd_fs_format(&path, "%s/config.json", writer->temporary));
     const char *dtype = writer->options.dtype == ND_DTYPE_BF16 ? "bfloat16" : "float32";
     nd_status status = nd_llama_shape_write(&writer->options.shape, dtype, path);
-    int fd = status == ND_OK ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    if (fd >= 0) {
-        status = nd_fs_sync_close(fd, path);
-    }
     free(path);
     return status;
 }
