@@ -53,3 +53,16 @@ Test(accelerate, cp_yaml)
     trains("accelerate_cp.yaml", "8 workers, mesh 1 x 1 x 8 x 1",
            "\"parallel.recompute\":\"full\"");
 }
+
+/* Its strategy as a flag over a file with another mesh. */
+Test(accelerate, a_strategy_as_a_flag_says_what_it_replaces)
+{
+    shell(&dir, ND_TRAIN " check --config-file " ND_SOURCE "/configs/tp_hsdp.yaml --device cpu "
+                         "--model-config model.json --data-path text.txt --validation-path '' "
+                         "--sequence-length 64 --fsdp-sharding-strategy HYBRID_SHARD");
+    cr_assert_not_null(strstr(shell_output,
+                              "--fsdp-sharding-strategy HYBRID_SHARD replaces the mesh of the "
+                              "file: mesh.dp_replicate was 2 and is 1, mesh.dp_shard was 2 and is "
+                              "-1 (-1: what is left)"),
+                       "%s", shell_output);
+}

@@ -34,6 +34,8 @@ Test(manifest, is_read_back_as_it_was_written)
     char *text = text_of(&m, &bytes);
     assert_ok(nd_manifest_parse(text, bytes, "f", &got));
     cr_assert_eq(got.position.step, 12);
+    cr_assert_eq(got.position.recent.count, 0);
+    cr_assert_null(strstr(text, "recent_losses"));
     cr_assert_eq(got.position.skipped, m.position.skipped);
     cr_assert_eq(got.position.tokens_seen, m.position.tokens_seen);
     cr_assert_eq(got.writer_count, 12);
@@ -49,6 +51,37 @@ Test(manifest, is_read_back_as_it_was_written)
     free(text);
     nd_manifest_fini(&got);
     nd_manifest_fini(&m);
+}
+
+/* The oldest first, so that equal contents give equal bytes whatever came before them. */
+Test(manifest, losses_are_read_back_in_their_order)
+{
+    static const int64_t counts[] = {1, ND_RECENT_LOSSES, ND_RECENT_LOSSES + 3};
+    for (int c = 0; c < 3; c++) {
+        nd_manifest m = example(), got = {0};
+        nd_recent_losses *recent = &m.position.recent;
+        size_t bytes = 0, again_bytes = 0;
+        for (int64_t i = 0; i < counts[c]; i++) {
+            recent->value[i % ND_RECENT_LOSSES] = 1.0 / (double)(i + 1);
+        }
+        recent->count = counts[c];
+        char *text = text_of(&m, &bytes);
+        assert_ok(nd_manifest_parse(text, bytes, "f", &got));
+        int64_t kept = counts[c] < ND_RECENT_LOSSES ? counts[c] : ND_RECENT_LOSSES;
+        cr_assert_eq(got.position.recent.count, kept);
+        for (int64_t i = 0; i < kept; i++) {
+            double oldest = 1.0 / (double)(counts[c] - kept + i + 1);
+            cr_assert_eq(got.position.recent.value[i], oldest, "%d: %g", (int)i,
+                         got.position.recent.value[i]);
+        }
+        char *again = text_of(&got, &again_bytes);
+        cr_assert_eq(bytes, again_bytes);
+        cr_assert_arr_eq(text, again, bytes);
+        free(again);
+        free(text);
+        nd_manifest_fini(&got);
+        nd_manifest_fini(&m);
+    }
 }
 
 Test(manifest, every_flipped_bit_and_every_cut_is_noticed)
@@ -120,6 +153,8 @@ Test(manifest, refuses_members_that_cannot_be)
         {"position/step", NULL, "step is missing"},
         {"position/step", "1.5", "not a whole number"},
         {"position/skipped", "13", "skipped is 13"},
+        {"position/recent_losses", "3", "no list of at most 64 numbers"},
+        {"position/recent_losses", "[1,\"2\"]", "no list of at most 64 numbers"},
         {"mesh/tp", "0", "tp is 0"},
         {"mesh/tp", "3", "does not divide"},
         {"mesh/tp", "4", "one entry for each rank"},
