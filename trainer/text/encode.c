@@ -239,6 +239,12 @@ static nd_status replace_invalid(nd_encoder *encoder, const uint8_t *text, size_
 nd_status nd_encode(nd_encoder *encoder, const char *text, size_t size, const int32_t **ids,
                     size_t *count)
 {
+    return nd_encode_part(encoder, text, size, true, true, ids, count);
+}
+
+nd_status nd_encode_part(nd_encoder *encoder, const char *text, size_t size, bool begins, bool ends,
+                         const int32_t **ids, size_t *count)
+{
     const nd_tokenizer *tokenizer = encoder->tokenizer;
     const bool post = encoder->options.post_process;
     const uint8_t *p = (const uint8_t *)text;
@@ -256,15 +262,15 @@ nd_status nd_encode(nd_encoder *encoder, const char *text, size_t size, const in
         size = encoder->valid.count;
     }
     encoder->ids.count = 0;
-    ND_TRY(
-        nd_ids_add(&encoder->ids, tokenizer->before, post ? (size_t)tokenizer->before_count : 0));
+    ND_TRY(nd_ids_add(&encoder->ids, tokenizer->before,
+                      post && begins ? (size_t)tokenizer->before_count : 0));
     if (size > 0) {
-        ND_TRY(
-            encode_between(encoder, scan_of(encoder, &tokenizer->raw, p, size), true, encode_raw));
+        ND_TRY(encode_between(encoder, scan_of(encoder, &tokenizer->raw, p, size), begins,
+                              encode_raw));
     }
-    ND_TRY(
-        nd_ids_add(&encoder->ids, tokenizer->behind, post ? (size_t)tokenizer->behind_count : 0));
-    encoder->counts.texts++;
+    ND_TRY(nd_ids_add(&encoder->ids, tokenizer->behind,
+                      post && ends ? (size_t)tokenizer->behind_count : 0));
+    encoder->counts.texts += ends;
     encoder->counts.ids += (int64_t)encoder->ids.count;
     encoder->counts.dropped = encoder->bpe.dropped;
     encoder->counts.unknown = encoder->bpe.unknown;

@@ -80,7 +80,23 @@ void nd_encoder_destroy(nd_encoder *encoder); /* NULL is legal */
  */
 nd_status nd_encode(nd_encoder *encoder, const char *text, size_t size, const int32_t **ids,
                     size_t *count);
+/* A part of a text: what the post-processor adds before the text comes with its beginning, what it
+ * adds behind with its end. */
+nd_status nd_encode_part(nd_encoder *encoder, const char *text, size_t size, bool begins, bool ends,
+                         const int32_t **ids, size_t *count);
 const nd_encode_counts *nd_encoder_counts(const nd_encoder *encoder);
+
+/* Where a long text may be cut, so that the ids of its parts are those of the whole. */
+typedef enum nd_text_cut {
+    ND_CUT_NOWHERE = 0,
+    ND_CUT_BEFORE_BLANKS, /* before white space that does not follow white space */
+    ND_CUT_AFTER_NEWLINE, /* behind a newline that no white space follows */
+} nd_text_cut;
+
+/* It depends on the splitting into words and on the added tokens. */
+nd_text_cut nd_tokenizer_cut(const nd_tokenizer *tokenizer);
+/* The last such place within the text, which may hold invalid bytes; 0: there is none. */
+size_t nd_text_cut_find(nd_text_cut cut, const char *text, size_t size);
 
 typedef struct nd_decoder nd_decoder;
 
