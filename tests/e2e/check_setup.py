@@ -34,7 +34,8 @@ def the_programs_need_no_tools_of_the_tests():
         check(name not in programs or name == "g++", f"{name} is not needed by the programs")
     wanted = re.findall(r"dependency\('([a-z0-9.-]+)'", (SOURCE / "meson.build").read_text())
     known = {"yaml-0.1": "libyaml-dev", "jansson": "libjansson-dev", "libuv": "libuv1-dev", "hwloc": "libhwloc-dev",
-             "openssl": "libssl-dev", "libxxhash": "libxxhash-dev", "ucx": "libucx-dev", "pmix": "libpmix-dev"}
+             "openssl": "libssl-dev", "libxxhash": "libxxhash-dev", "ucx": "libucx-dev", "pmix": "libpmix-dev",
+             "zlib": "zlib1g-dev", "libzstd": "libzstd-dev"}
     for name in wanted:
         if name not in ("threads", "openmp", "criterion"):
             check(known.get(name) in programs, f"scripts/setup does not install {name}, which meson.build asks for")

@@ -11,6 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "trainer/corpus/stream.h"
+
 size_t nd_token_size(nd_token_type type)
 {
     static const size_t sizes[] = {
@@ -98,38 +100,12 @@ nd_status nd_flat_block(const nd_dataset *dataset, int64_t first, int64_t count,
     return count == S + 1 ? read_ids(dataset, first + S, 1, labels + S - 1) : ND_OK;
 }
 
-/* Files that are not text, known by their first bytes; training on them would be a mistake. */
-static const struct {
-    const char *begin;
-    size_t size;
-    const char *kind, *fix;
-} kinds[] = {
-    {"\x1f\x8b", 2, "compressed with gzip", "unpack it with gunzip"},
-    {"\x28\xb5\x2f\xfd", 4, "compressed with zstd", "unpack it with unzstd"},
-    {"\xfd"
-     "7zXZ",
-     5, "compressed with xz", "unpack it with unxz"},
-    {"BZh91AY&SY", 10, "compressed with bzip2", "unpack it with bunzip2"},
-    {"PK\x03\x04", 4, "a zip archive", "unpack it with unzip"},
-    {"PAR1", 4, "a Parquet file",
-     "write its column of text as JSON lines of the form {\"text\": \"...\"}"},
-    {"ARROW1", 6, "an Arrow file",
-     "write its column of text as JSON lines of the form {\"text\": \"...\"}"},
-    {"\x89PNG", 4, "a PNG image", "name a text"},
-    {"%PDF-", 5, "a PDF document", "extract its text with pdftotext"},
-    {"MMIDIDX", 7, "a Megatron index", "name the pair of .bin and .idx without the suffix"},
-};
-
 nd_status nd_text_check(const nd_dataset *dataset)
 {
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        if (dataset->map.size >= kinds[i].size &&
-            memcmp(dataset->map.data, kinds[i].begin, kinds[i].size) == 0) {
-            return nd_fail(ND_ERR_DATA, "\"%s\" is %s, not text; %s", dataset->path, kinds[i].kind,
-                           kinds[i].fix);
-        }
-    }
-    return ND_OK;
+    const nd_file_kind *kind = nd_file_kind_of(dataset->map.data, dataset->map.size);
+    return kind ? nd_fail(ND_ERR_DATA, "\"%s\" is %s, not text; %s", dataset->path, kind->kind,
+                          kind->fix)
+                : ND_OK;
 }
 
 nd_status nd_text_open(nd_dataset *dataset)

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/unit/trainer/corpus/corpus_cases.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+nd_tokenizer *corpus_tokenizer(const char *family)
+{
+    nd_tokenizer *tokenizer;
+    json_t *file = text_file(family), *added = json_object_get(file, "added_tokens");
+    for (size_t i = json_array_size(added); i-- > 0;) {
+        const json_t *token = json_array_get(added, i);
+        if (i > 1 || json_is_true(json_object_get(token, "lstrip")) ||
+            json_is_true(json_object_get(token, "rstrip"))) {
+            json_array_remove(added, i);
+        }
+    }
+    assert_ok(text_parse(file, &tokenizer));
+    json_decref(file);
+    return tokenizer;
+}
+
+static nd_status add_piece(void *context, const nd_corpus_piece *piece)
+{
+    corpus_result *out = context;
+    const int32_t before = (int32_t)out->ids.count;
+    assert_ok(nd_ids_add(&out->ids, piece->ids.data, piece->ids.count));
+    for (size_t i = 0; i < piece->ends.count; i++) {
+        int32_t end = before + piece->ends.data[i];
+        assert_ok(nd_ids_add(&out->ends, &end, 1));
+    }
+    for (size_t i = 0; i < piece->spans.count; i++) {
+        int32_t place = before + piece->spans.data[i];
+        assert_ok(nd_ids_add(&out->spans, &place, 1));
+    }
+    return ND_OK;
+}
+
+nd_status corpus_encode(nd_corpus_job job, corpus_result *out)
+{
+    static const nd_corpus_rules plain = {.json_key = "text", .pairs = true};
+    *out = (corpus_result){0};
+    job.rules = job.rules ? job.rules : &plain;
+    job.threads = job.threads ? job.threads : 1;
+    job.eod = job.eod ? job.eod : -1;
+    job.context = out;
+    job.write = add_piece;
+    return nd_corpus_encode(&job, &out->counts);
+}
+
+void corpus_free(corpus_result *result)
+{
+    free(result->ids.data);
+    free(result->ends.data);
+    free(result->spans.data);
+    *result = (corpus_result){0};
+}
+
+static void assert_list(const nd_ids *a, const nd_ids *b, const char *what)
+{
+    cr_assert_eq(a->count, b->count, "%s: %zu and %zu", what, a->count, b->count);
+    cr_assert(a->count == 0 || memcmp(a->data, b->data, a->count * sizeof *a->data) == 0, "%s",
+              what);
+}
+
+void corpus_assert_equal(const corpus_result *a, const corpus_result *b, const char *what)
+{
+    assert_list(&a->ids, &b->ids, what);
+    assert_list(&a->ends, &b->ends, what);
+    assert_list(&a->spans, &b->spans, what);
+}
+
+char *corpus_text(uint64_t seed, size_t size)
+{
+    static const char *const atoms[] = {
+        "a",  "Be", "the", "1",    "42",       "\n",       "\r\n",         " ",
+        "  ", "\t", ".",   "!?",   "'s",       "'",        "\xc3\xa9",     "\xe4\xbd\xa0",
+        "\n", " ",  "\n",  "\xff", "\xc2\xa0", "\xcc\x81", "\xe3\x80\x80", "\xf0\x9f\x98\x80"};
+    char *text = calloc(size + 8, 1);
+    size_t used = 0;
+    cr_assert_not_null(text);
+    for (uint64_t i = 0; used < size; i++) {
+        const char *atom = atoms[nd_rng_u64(seed, 0, i) % (sizeof atoms / sizeof *atoms)];
+        memcpy(text + used, atom, strlen(atom));
+        used += strlen(atom);
+    }
+    text[used] = '\0';
+    return text;
+}

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_TESTS_CORPUS_CASES_H
+#define ND_TESTS_CORPUS_CASES_H
+/* A corpus encoded into memory, and texts made by chance. */
+#include "runtime/base/rng.h"
+#include "tests/support/tempdir.h"
+#include "tests/unit/trainer/text/text_cases.h"
+#include "trainer/corpus/corpus.h"
+
+/* A family's tokenizer without the added tokens that swallow white space. */
+nd_tokenizer *corpus_tokenizer(const char *family);
+
+typedef struct corpus_result {
+    nd_ids ids, ends, spans; /* positions from the beginning */
+    nd_corpus_counts counts;
+} corpus_result;
+
+/* Encodes with the defaults where the job leaves something open. */
+nd_status corpus_encode(nd_corpus_job job, corpus_result *out);
+void corpus_free(corpus_result *result);
+void corpus_assert_equal(const corpus_result *a, const corpus_result *b, const char *what);
+
+/* Characters of all classes, with runs of white space; owned by the caller. */
+char *corpus_text(uint64_t seed, size_t size);
+
+#endif

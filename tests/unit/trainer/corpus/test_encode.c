@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zlib.h>
+
+#include "tests/unit/trainer/corpus/corpus_cases.h"
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+}
+
+static void teardown(void)
+{
+    tempdir_remove(&dir);
+}
+
+TestSuite(corpus, .init = setup, .fini = teardown);
+
+static nd_corpus_files files_of(const char *path, nd_data_format format)
+{
+    nd_corpus_files files = {0};
+    assert_ok(nd_corpus_files_add(&files, path, format));
+    return files;
+}
+
+/* Encodes a file that holds this text. */
+static nd_status encode_text(const char *name, const char *text, nd_corpus_job job,
+                             corpus_result *out)
+{
+    nd_corpus_files files = files_of(tempdir_write(&dir, name, text, strlen(text)), ND_DATA_AUTO);
+    job.files = &files;
+    nd_status status = corpus_encode(job, out);
+    nd_corpus_files_fini(&files);
+    return status;
+}
+
+/* A text that is encoded in parts has the ids of the whole, for each way to cut. */
+Test(corpus, parts_of_a_text_have_the_ids_of_the_whole)
+{
+    static const struct {
+        const char *family;
+        nd_text_cut cut;
+    } cases[] = {{"gpt2", ND_CUT_BEFORE_BLANKS},   {"digits", ND_CUT_BEFORE_BLANKS},
+                 {"llama3", ND_CUT_AFTER_NEWLINE}, {"qwen2", ND_CUT_AFTER_NEWLINE},
+                 {"prefix", ND_CUT_NOWHERE},       {"llama2", ND_CUT_NOWHERE},
+                 {"metaspace", ND_CUT_NOWHERE}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_tokenizer *tokenizer = corpus_tokenizer(cases[i].family);
+        cr_assert_eq(nd_tokenizer_cut(tokenizer), cases[i].cut, "%s", cases[i].family);
+        char *text = corpus_text(i + 1, 20000);
+        corpus_result whole, parts;
+        const nd_corpus_rules rules = {
+            .json_key = "text", .drop_unknown = true, .add_special = true};
+        const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules, .block_bytes = 1 << 20};
+        assert_ok(encode_text("a.txt", text, job, &whole));
+        cr_assert_eq(whole.counts.documents, 1);
+        for (int n = 1; n < 200; n = 3 * n + 1) {
+            nd_corpus_job cut = job;
+            cut.block_bytes = (size_t)n;
+            cut.threads = 3;
+            assert_ok(encode_text("a.txt", text, cut, &parts));
+            corpus_assert_equal(&whole, &parts, cases[i].family);
+            corpus_free(&parts);
+        }
+        corpus_free(&whole);
+        free(text);
+        nd_tokenizer_close(tokenizer);
+    }
+}
+
+/* Rows of text and of prompts with completions, with odd white space between them. */
+static void write_rows(const char *name, int rows)
+{
+    nd_bytes all = {0};
+    assert_ok(nd_bytes_add(&all, "\xef\xbb\xbf\r\n \n", 7));
+    for (int i = 0; i < rows; i++) {
+        char row[256];
+        int n;
+        if (i % 3 == 0) {
+            n = snprintf(row, sizeof row,
+                         "{\"prompt\": \"question %d? \", \"completion\": \"yes\"}\r\n", i);
+        } else if (i % 7 == 0) {
+            n = snprintf(row, sizeof row, "{\"text\": \"\", \"id\": %d}\n\n", i);
+        } else {
+            n = snprintf(row, sizeof row,
+                         "{\"id\": %d, \"text\": \"row\\n number %d \\u4f60%.*s\"}\n", i, i, i % 50,
+                         "the quick brown fox jumps over the lazy dog again");
+        }
+        assert_ok(nd_bytes_add(&all, row, (size_t)n));
+    }
+    tempdir_write(&dir, name, all.data, all.count);
+    free(all.data);
+}
+
+Test(corpus, rows_do_not_depend_on_threads_and_blocks)
+{
+    nd_tokenizer *tokenizer = text_open("llama3");
+    write_rows("a.jsonl", 500);
+    nd_corpus_files files = files_of(tempdir_file(&dir, "a.jsonl"), ND_DATA_AUTO);
+    corpus_result one, many;
+    nd_corpus_job job = {.files = &files, .tokenizer = tokenizer, .eod = 420};
+    assert_ok(corpus_encode(job, &one));
+    cr_expect_eq(one.counts.documents + one.counts.empty, 500);
+    cr_expect_eq(one.counts.empty, 48);
+    cr_expect_eq(one.ends.count, (size_t)one.counts.documents);
+    cr_expect_eq(one.spans.count, 2u * 167u);
+    cr_expect_eq(one.ids.data[one.ids.count - 1], 420);
+    cr_expect_eq(one.ends.data[one.ends.count - 1], (int32_t)one.ids.count);
+    for (int threads = 1; threads <= 5; threads += 2) {
+        job.threads = threads;
+        job.block_bytes = 100 * (size_t)threads;
+        assert_ok(corpus_encode(job, &many));
+        corpus_assert_equal(&one, &many, "threads");
+        cr_expect_eq(memcmp(&one.counts, &many.counts, sizeof one.counts), 0);
+        corpus_free(&many);
+    }
+    corpus_free(&one);
+    nd_corpus_files_fini(&files);
+    nd_tokenizer_close(tokenizer);
+}
+
+/* Prompt and completion are encoded one by one; only the prompt is in a span. */
+Test(corpus, prompts_are_spans)
+{
+    nd_tokenizer *tokenizer = text_open("gpt2");
+    nd_encoder *encoder;
+    const nd_encode_options options = {.cache_bytes = 0};
+    const int32_t *ids;
+    size_t prompt, completion;
+    corpus_result out;
+    assert_ok(nd_encoder_create(tokenizer, &options, &encoder));
+    assert_ok(nd_encode(encoder, "ab c", 4, &ids, &prompt));
+    assert_ok(nd_encode(encoder, " d", 2, &ids, &completion));
+    assert_ok(encode_text("a.jsonl", "{\"prompt\":\"ab c\",\"completion\":\" d\"}\n",
+                          (nd_corpus_job){.tokenizer = tokenizer}, &out));
+    cr_assert_eq(out.spans.count, 2);
+    cr_expect_eq(out.spans.data[0], 0);
+    cr_expect_eq(out.spans.data[1], (int32_t)prompt);
+    cr_expect_eq(out.ids.count, prompt + completion);
+    corpus_free(&out);
+    nd_encoder_destroy(encoder);
+    nd_tokenizer_close(tokenizer);
+}
+
+Test(corpus, bad_rows_are_named_and_may_be_left_out)
+{
+    static const char rows[] = "{\"text\":\"good\"}\n{\"text\":1}\n\n{\"text\":\"good\"}\nno\n"
+                               "{\"other\":\"x\"}\n{\"text\":\"good\"}";
+    nd_tokenizer *tokenizer = text_open("gpt2");
+    nd_corpus_job job = {.tokenizer = tokenizer};
+    corpus_result out;
+    for (int threads = 1; threads < 4; threads++) {
+        job.threads = threads;
+        job.block_bytes = threads == 3 ? 16 : 0;
+        job.skip_bad = 0;
+        assert_fails(encode_text("a.jsonl", rows, job, &out), ND_ERR_DATA,
+                     "a.jsonl\" line 2: \"text\" is not a string");
+        corpus_free(&out);
+        job.skip_bad = 1;
+        assert_fails(encode_text("a.jsonl", rows, job, &out), ND_ERR_DATA,
+                     "line 5, column 1: it is no JSON object");
+        corpus_free(&out);
+        job.skip_bad = 2;
+        assert_fails(encode_text("a.jsonl", rows, job, &out), ND_ERR_DATA,
+                     "line 6: \"text\" is missing");
+        corpus_free(&out);
+        job.skip_bad = 3;
+        assert_ok(encode_text("a.jsonl", rows, job, &out));
+        cr_expect_eq(out.counts.bad, 3);
+        cr_expect_eq(out.counts.documents, 3);
+        corpus_free(&out);
+    }
+    nd_tokenizer_close(tokenizer);
+}
+
+Test(corpus, what_the_rules_refuse_has_a_line)
+{
+    nd_tokenizer *tokenizer = text_open("llama3");
+    nd_corpus_rules rules = {
+        .json_key = "text", .refuse_invalid = true, .special_in_text = ND_SPECIAL_REFUSE};
+    const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
+    corpus_result out;
+    assert_fails(encode_text("a.jsonl", "{\"text\":\"a\"}\n{\"text\":\"\xff\"}\n", job, &out),
+                 ND_ERR_DATA, "a.jsonl\" line 2");
+    corpus_free(&out);
+    assert_fails(encode_text("a.jsonl", "{\"text\":\"a<|eot|>\"}\n", job, &out), ND_ERR_DATA,
+                 "<|eot|>");
+    corpus_free(&out);
+    assert_fails(encode_text("a.jsonl", "{\"text\":\"a\",\"prompt\":\"b\"}\n",
+                             (nd_corpus_job){.tokenizer = tokenizer}, &out),
+                 ND_ERR_DATA, "line 1: it has a text and also");
+    corpus_free(&out);
+    nd_tokenizer_close(tokenizer);
+}
+
+Test(corpus, invalid_bytes_and_half_pairs_are_counted)
+{
+    nd_tokenizer *tokenizer = text_open("llama3");
+    corpus_result out;
+    assert_ok(encode_text("a.jsonl", "{\"text\":\"a\xff\xfe\\ud800\"}\n",
+                          (nd_corpus_job){.tokenizer = tokenizer}, &out));
+    cr_expect_eq(out.counts.text.invalid, 2);
+    cr_expect_eq(out.counts.lone, 1);
+    corpus_free(&out);
+    nd_tokenizer_close(tokenizer);
+}
+
+Test(corpus, a_separator_makes_documents)
+{
+    nd_tokenizer *tokenizer = text_open("llama2");
+    const nd_corpus_rules rules = {.json_key = "text", .separator = "\n\n", .separator_size = 2};
+    nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
+    corpus_result whole, parts;
+    assert_ok(encode_text("a.txt", "first\n\nsecond one\n\n\n\nthird\n\n", job, &whole));
+    cr_expect_eq(whole.counts.documents, 3);
+    cr_expect_eq(whole.counts.empty, 1);
+    for (size_t bytes = 1; bytes < 12; bytes++) {
+        job.block_bytes = bytes;
+        job.threads = 2;
+        assert_ok(encode_text("a.txt", "first\n\nsecond one\n\n\n\nthird\n\n", job, &parts));
+        corpus_assert_equal(&whole, &parts, "separator");
+        corpus_free(&parts);
+    }
+    corpus_free(&whole);
+    nd_tokenizer_close(tokenizer);
+}
+
+static void write_gzip(const char *name, const char *text)
+{
+    gzFile file = gzopen(tempdir_file(&dir, name), "wb");
+    cr_assert_not_null(file);
+    cr_assert_gt(gzwrite(file, text, (unsigned)strlen(text)), 0);
+    cr_assert_eq(gzclose(file), Z_OK);
+}
+
+/* Files of a folder come in the order of their names' bytes. */
+Test(corpus, folders_and_patterns)
+{
+    nd_tokenizer *tokenizer = text_open("gpt2");
+    corpus_result out, again;
+    char pattern[128];
+    tempdir_write(&dir, "b.jsonl", "{\"text\":\"b\"}\n", 13);
+    write_gzip("B.jsonl.gz", "{\"text\":\"B\"}\n{\"text\":\"BB\"}");
+    tempdir_write(&dir, "a.txt", "a", 1);
+    tempdir_write(&dir, "notes.md", "x", 1);
+    tempdir_write(&dir, ".hidden.txt", "x", 1);
+    nd_corpus_files folder = files_of(dir.path, ND_DATA_AUTO);
+    cr_assert_eq(folder.count, 3);
+    cr_expect_eq(folder.skipped, 1);
+    cr_expect_not_null(strstr(folder.list[0].path, "/B.jsonl.gz"));
+    cr_expect_not_null(strstr(folder.list[1].path, "/a.txt"));
+    cr_expect(folder.list[0].rows && !folder.list[1].rows && folder.list[2].rows);
+    assert_ok(corpus_encode((nd_corpus_job){.files = &folder, .tokenizer = tokenizer}, &out));
+    cr_expect_eq(out.counts.documents, 4);
+    snprintf(pattern, sizeof pattern, "%s/[Bb]*", dir.path);
+    nd_corpus_files some = files_of(pattern, ND_DATA_AUTO);
+    cr_expect_eq(some.count, 2);
+    assert_ok(corpus_encode((nd_corpus_job){.files = &some, .tokenizer = tokenizer, .threads = 2},
+                            &again));
+    cr_expect_eq(again.counts.documents, 3);
+    nd_corpus_files none = {0};
+    assert_fails(nd_corpus_files_add(&none, "/nowhere/*.txt", ND_DATA_AUTO), ND_ERR_DATA,
+                 "no file matches");
+    assert_fails(nd_corpus_files_add(&none, "/nowhere/a.txt", ND_DATA_AUTO), ND_ERR_DATA,
+                 "cannot be read");
+    nd_corpus_files_fini(&none);
+    nd_corpus_files_fini(&some);
+    nd_corpus_files_fini(&folder);
+    corpus_free(&out);
+    corpus_free(&again);
+    nd_tokenizer_close(tokenizer);
+}
+
+/* A file that fails comes after all blocks before it, whatever the threads do. */
+Test(corpus, the_earliest_failure_is_reported)
+{
+    nd_tokenizer *tokenizer = text_open("gpt2");
+    nd_corpus_files files = {0};
+    corpus_result out;
+    write_rows("a.jsonl", 300);
+    assert_ok(nd_corpus_files_add(&files, tempdir_file(&dir, "a.jsonl"), ND_DATA_AUTO));
+    assert_ok(nd_corpus_files_add(
+        &files, tempdir_write(&dir, "b.jsonl", "{\"text\":\"x\"}\nbad\n", 17), ND_DATA_AUTO));
+    assert_ok(nd_corpus_files_add(&files, tempdir_write(&dir, "c.jsonl", "\x1f\x8b\x08\x00", 4),
+                                  ND_DATA_AUTO));
+    for (int threads = 1; threads < 5; threads++) {
+        nd_corpus_job job = {
+            .files = &files, .tokenizer = tokenizer, .threads = threads, .block_bytes = 64};
+        assert_fails(corpus_encode(job, &out), ND_ERR_DATA, "b.jsonl\" line 2");
+        corpus_free(&out);
+    }
+    nd_corpus_files_fini(&files);
+    nd_tokenizer_close(tokenizer);
+}
+
+Test(corpus, a_stop_ends_the_work)
+{
+    nd_tokenizer *tokenizer = text_open("gpt2");
+    atomic_bool stop = true;
+    corpus_result out;
+    assert_fails(encode_text("a.jsonl", "{\"text\":\"a\"}\n",
+                             (nd_corpus_job){.tokenizer = tokenizer, .stop = &stop}, &out),
+                 ND_ERR_PREEMPTED, "stopped");
+    corpus_free(&out);
+    nd_tokenizer_close(tokenizer);
+}
+
+/* A line of 100 MB is a document like any other. */
+Test(corpus, a_very_long_line)
+{
+    enum { SIZE = 100 << 20 };
+    nd_tokenizer *tokenizer = text_open("gpt2");
+    corpus_result out;
+    char *line = malloc(SIZE + 32);
+    cr_assert_not_null(line);
+    memcpy(line, "{\"text\":\"", 9);
+    for (size_t i = 0; i < SIZE; i++) {
+        line[9 + i] = "the end "[i % 8];
+    }
+    memcpy(line + 9 + SIZE, "\"}\n", 4);
+    assert_ok(
+        encode_text("a.jsonl", line, (nd_corpus_job){.tokenizer = tokenizer, .threads = 2}, &out));
+    cr_expect_eq(out.counts.documents, 1);
+    cr_expect_eq(out.counts.text.bytes, SIZE);
+    corpus_free(&out);
+    free(line);
+    nd_tokenizer_close(tokenizer);
+}
+
+Test(corpus, end_of_text)
+{
+    nd_tokenizer *tokenizer = text_open("llama3");
+    int32_t id;
+    const char *path = tempdir_file(&dir, "tokenizer.json");
+    char own[PATH_MAX];
+    snprintf(own, sizeof own, "%s", path);
+    assert_fails(nd_corpus_eod(tokenizer, own, &id), ND_ERR_DATA, "names no end of text");
+    static const char *const configs[] = {"{\"eos_token\": \"<|eot|>\"}",
+                                          "{\"eos_token\": {\"content\": \"<|eot|>\"}}"};
+    for (int i = 0; i < 2; i++) {
+        tempdir_write(&dir, "tokenizer_config.json", configs[i], strlen(configs[i]));
+        assert_ok(nd_corpus_eod(tokenizer, own, &id));
+        cr_expect_eq(id, 420);
+    }
+    tempdir_write(&dir, "tokenizer_config.json", "{\"eos_token\": \"<none>\"}", 23);
+    assert_fails(nd_corpus_eod(tokenizer, own, &id), ND_ERR_DATA, "\"<none>\"");
+    tempdir_write(&dir, "tokenizer_config.json", "{", 1);
+    assert_fails(nd_corpus_eod(tokenizer, own, &id), ND_ERR_DATA, "line 1");
+    nd_tokenizer_close(tokenizer);
+}

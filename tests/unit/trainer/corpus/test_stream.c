@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zlib.h>
+#include <zstd.h>
+
+#include "tests/support/tempdir.h"
+#include "trainer/corpus/stream.h"
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+}
+
+static void teardown(void)
+{
+    tempdir_remove(&dir);
+}
+
+TestSuite(stream, .init = setup, .fini = teardown);
+
+static const char part[] = "some text, some more text, and some text again; ";
+
+/* One gzip member or zstd frame of `part`, many times; owned by the caller. */
+static uint8_t *compress_parts(bool gzip, int times, size_t *size)
+{
+    size_t plain_size = (sizeof part - 1) * (size_t)times, room = plain_size + 1024;
+    char *plain = malloc(plain_size + 1);
+    uint8_t *out = malloc(room);
+    cr_assert(plain && out);
+    for (int i = 0; i < times; i++) {
+        memcpy(plain + (size_t)i * (sizeof part - 1), part, sizeof part);
+    }
+    if (gzip) {
+        z_stream z = {.next_in = (uint8_t *)plain,
+                      .avail_in = (unsigned)plain_size,
+                      .next_out = out,
+                      .avail_out = (unsigned)room};
+        cr_assert_eq(deflateInit2(&z, 6, Z_DEFLATED, 16 + 15, 8, Z_DEFAULT_STRATEGY), Z_OK);
+        cr_assert_eq(deflate(&z, Z_FINISH), Z_STREAM_END);
+        *size = room - z.avail_out;
+        deflateEnd(&z);
+    } else {
+        *size = ZSTD_compress(out, room, plain, plain_size, 3);
+        cr_assert(!ZSTD_isError(*size));
+    }
+    free(plain);
+    return out;
+}
+
+/* Reads a file in pieces and counts its bytes, which must be those of `part`. */
+static nd_status read_parts(const char *path, size_t piece, size_t *total)
+{
+    nd_text_stream *stream;
+    char buffer[4096];
+    size_t got = piece;
+    *total = 0;
+    ND_TRY(nd_text_stream_open(path, &stream));
+    nd_status status = ND_OK;
+    while (status == ND_OK && got == piece) {
+        status = nd_text_stream_read(stream, buffer, piece, &got);
+        for (size_t i = 0; status == ND_OK && i < got; i++) {
+            cr_assert_eq(buffer[i], part[(*total + i) % (sizeof part - 1)]);
+        }
+        *total += got;
+    }
+    nd_text_stream_close(stream);
+    return status;
+}
+
+Test(stream, members_and_frames_follow_one_another)
+{
+    for (int gzip = 0; gzip < 2; gzip++) {
+        size_t size, total;
+        uint8_t *one = compress_parts(gzip, 20000, &size);
+        uint8_t *two = malloc(2 * size);
+        cr_assert_not_null(two);
+        memcpy(two, one, size);
+        memcpy(two + size, one, size);
+        const char *path = tempdir_write(&dir, "two", two, 2 * size);
+        for (size_t piece = 1; piece <= 4096; piece = piece * 9 + 1) {
+            assert_ok(read_parts(path, piece, &total));
+            cr_expect_eq(total, 2 * 20000 * (sizeof part - 1));
+        }
+        free(two);
+        free(one);
+    }
+}
+
+Test(stream, zeros_may_pad_a_gzip_file)
+{
+    size_t size, total;
+    uint8_t *one = compress_parts(true, 10, &size);
+    one = realloc(one, size + 512);
+    cr_assert_not_null(one);
+    memset(one + size, 0, 512);
+    assert_ok(read_parts(tempdir_write(&dir, "padded", one, size + 512), 100, &total));
+    cr_expect_eq(total, 10 * (sizeof part - 1));
+    memcpy(one + size, "rest", 4);
+    assert_fails(read_parts(tempdir_write(&dir, "rest", one, size + 512), 100, &total), ND_ERR_DATA,
+                 "damaged");
+    free(one);
+}
+
+/* Wherever the file is cut, it is not taken for a whole one. */
+Test(stream, a_cut_file_is_refused)
+{
+    for (int gzip = 0; gzip < 2; gzip++) {
+        size_t size, total;
+        uint8_t *one = compress_parts(gzip, 40, &size);
+        for (size_t cut = 5; cut < size; cut++) {
+            const char *path = tempdir_write(&dir, "cut", one, cut);
+            assert_fails(read_parts(path, 64, &total), ND_ERR_DATA, "truncated");
+        }
+        free(one);
+    }
+}
+
+Test(stream, damage_is_found)
+{
+    size_t size, total;
+    uint8_t *one = compress_parts(true, 400, &size);
+    one[size - 6] ^= 1; /* the checksum of gzip */
+    assert_fails(read_parts(tempdir_write(&dir, "sum", one, size), 64, &total), ND_ERR_DATA,
+                 "damaged");
+    free(one);
+    const char window[] = "\x28\xb5\x2f\xfd\x00\x90\x01\x00\x00"; /* asks for 256 MiB */
+    assert_fails(read_parts(tempdir_write(&dir, "window", window, sizeof window - 1), 64, &total),
+                 ND_ERR_DATA, "window");
+}
+
+Test(stream, files_that_expand_without_end_are_refused)
+{
+    enum { ZEROS = 400 << 20 };
+    static char zeros[1 << 20], buffer[1 << 20];
+    size_t size = 0, got;
+    uint8_t *out = malloc(1 << 20);
+    nd_text_stream *stream;
+    ZSTD_CStream *z = ZSTD_createCStream();
+    ZSTD_outBuffer to = {out, 1 << 20, 0};
+    cr_assert(out && z);
+    for (; size < ZEROS; size += sizeof zeros) {
+        ZSTD_inBuffer from = {zeros, sizeof zeros, 0};
+        while (from.pos < from.size) {
+            cr_assert(!ZSTD_isError(ZSTD_compressStream2(
+                z, &to, &from, size + sizeof zeros < ZEROS ? ZSTD_e_continue : ZSTD_e_end)));
+        }
+    }
+    ZSTD_inBuffer none = {NULL, 0, 0};
+    cr_assert_eq(ZSTD_compressStream2(z, &to, &none, ZSTD_e_end), 0);
+    assert_ok(nd_text_stream_open(tempdir_write(&dir, "bomb", out, to.pos), &stream));
+    nd_status status = ND_OK;
+    for (size = 0; status == ND_OK && size <= ZEROS; size += got) {
+        status = nd_text_stream_read(stream, buffer, sizeof buffer, &got);
+    }
+    cr_expect_eq(status, ND_ERR_DATA);
+    cr_expect_not_null(strstr(nd_error_last()->message, "expands more than"));
+    cr_expect_lt(size, (size_t)ZEROS);
+    nd_text_stream_close(stream);
+    ZSTD_freeCStream(z);
+    free(out);
+}
+
+Test(stream, other_files_are_refused)
+{
+    nd_text_stream *stream;
+    assert_fails(nd_text_stream_open(tempdir_file(&dir, "none"), &stream), ND_ERR_DATA,
+                 "cannot be opened");
+    assert_fails(nd_text_stream_open(dir.path, &stream), ND_ERR_DATA, "no regular file");
+    assert_fails(nd_text_stream_open(tempdir_write(&dir, "x", "PAR1....", 8), &stream), ND_ERR_DATA,
+                 "a Parquet file");
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CORPUS_CORPUS_H
+#define ND_CORPUS_CORPUS_H
+/*
+ * A corpus: files of text that become one array of tokens, with the ends of documents and what does
+ * not count in the loss.
+ *
+ * A reader cuts the files into blocks; threads take a block each, encode it, and give it to a sink
+ * in the order of the files. Where blocks begin does not depend on the number of threads, and the
+ * ids do not depend on where blocks begin: the output is the same for any number of threads. Memory
+ * is a few blocks for each thread.
+ *
+ * A document is a line of JSON, a file of text, or what stands between two separators in one.
+ */
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "runtime/config/config.h"
+#include "trainer/text/buffer.h"
+#include "trainer/text/tokenizer.h"
+
+/* Files. */
+
+typedef struct nd_corpus_file {
+    char *path;
+    bool rows; /* JSON lines, else text */
+    uint64_t bytes;
+} nd_corpus_file;
+
+typedef struct nd_corpus_files {
+    nd_corpus_file *list;
+    size_t count, room;
+    uint64_t bytes;  /* of all */
+    int64_t skipped; /* files of folders that are of no known kind */
+} nd_corpus_files;
+
+/*
+ * Adds a file; the files of a folder that end in .jsonl, .ndjson or .txt, also with .gz or .zst
+ * behind; or what a pattern with * ? [ names. Folders and patterns give their files in bytewise
+ * order of the names. `format` auto: JSON lines by the ending, else text. ND_ERR_DATA when there is
+ * none, or one cannot be read.
+ */
+nd_status nd_corpus_files_add(nd_corpus_files *files, const char *path, nd_data_format format);
+void nd_corpus_files_fini(nd_corpus_files *files); /* an all-zero one is legal */
+/* Whether nd_corpus_files_add would take it for a pattern. */
+bool nd_corpus_is_pattern(const char *path);
+
+/* Documents and rules. */
+
+typedef struct nd_corpus_rules {
+    nd_special_in_text special_in_text;
+    bool add_special;     /* what the post-processor adds to each document */
+    bool append_eod;      /* end each document with the tokenizer's end of text */
+    bool refuse_invalid;  /* invalid UTF-8 is an error, else it is replaced by U+FFFD */
+    bool drop_unknown;    /* characters without a piece are left out, else they are an error */
+    const char *json_key; /* "text"; borrowed, as all strings here */
+    bool pairs; /* rows may have "prompt" and "completion" instead; prompts do not count in the loss
+                   (spans), and the two are encoded one by one */
+    const char *separator; /* of documents in files of text; NULL: a file is one document */
+    size_t separator_size;
+} nd_corpus_rules;
+
+/* The id that ends a document: eos_token of the tokenizer_config.json in the folder of `path`, or
+ * else <|end_of_text|>, <|endoftext|> or </s>. ND_ERR_DATA when there is none. */
+nd_status nd_corpus_eod(const nd_tokenizer *tokenizer, const char *path, int32_t *id);
+
+/* Encoding. */
+
+/* Positions count from the first token of the piece. */
+typedef struct nd_corpus_piece {
+    nd_ids ids;
+    nd_ids ends;  /* ends of documents: tokens before it */
+    nd_ids spans; /* pairs: tokens [begin, end) that do not count */
+} nd_corpus_piece;
+
+typedef struct nd_corpus_counts {
+    nd_encode_counts text;
+    int64_t documents; /* written */
+    int64_t empty;     /* documents without text, which are left out */
+    int64_t bad;       /* rows left out by skip_bad */
+    int64_t lone;      /* halves of surrogate pairs, each replaced by U+FFFD */
+    int64_t tokens;
+    uint64_t bytes; /* of the files, compressed or not */
+} nd_corpus_counts;
+
+typedef struct nd_corpus_job {
+    const nd_corpus_files *files;
+    const nd_corpus_rules *rules;
+    const nd_tokenizer *tokenizer;
+    int32_t eod; /* -1: none */
+    int threads; /* >= 1 */
+    int64_t skip_bad;
+    size_t block_bytes;      /* 0: a good size */
+    const atomic_bool *stop; /* ends the work with ND_ERR_PREEMPTED; NULL: nothing does */
+    void *context;
+    /* Takes the next piece; on one thread at a time, in order. */
+    nd_status (*write)(void *context, const nd_corpus_piece *piece);
+    /* Called on the calling thread a few times a second; NULL: not at all. */
+    void (*progress)(void *context, uint64_t bytes);
+} nd_corpus_job;
+
+/* ND_ERR_DATA names file and line, ND_ERR_CANTCREATE or what else `write` gives. */
+nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts);
+
+/* CPUs that this process may use, at most 64: a good number of threads. */
+int nd_corpus_threads(void);
+
+#endif

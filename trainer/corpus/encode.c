@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Threads that encode blocks. A thread takes the next block under the lock of the reader, encodes
+ * it, waits until all earlier blocks are written, and writes its own. So a failure is that of the
+ * earliest block that fails, whatever the threads do.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+
+#include "runtime/base/clock.h"
+#include "trainer/corpus/blocks.h"
+#include "trainer/corpus/row.h"
+
+enum { THREADS_MAX = 64, PROGRESS_MS = 200 };
+
+typedef struct crew {
+    const nd_corpus_job *job;
+    pthread_mutex_t read_lock;
+    nd_block_reader reader;
+    bool exhausted; /* by read_lock: the reader has no more blocks, or failed */
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t turned;
+    int64_t turn;   /* the block that is written next */
+    uint64_t bytes; /* of the files that were read */
+    int running;    /* threads */
+    bool failed;
+    nd_error error;
+    nd_corpus_counts counts;
+} crew;
+
+typedef struct worker {
+    crew *crew;
+    pthread_t thread;
+    nd_encoder *encoder;
+    nd_block block;
+    nd_corpus_piece piece;
+    nd_bytes strings[2];
+    nd_ids bad;              /* rows of the block, by their places in it */
+    nd_corpus_counts counts; /* of all blocks; `text` comes from the encoder */
+} worker;
+
+/* Pieces. */
+
+static nd_status add_ids(worker *w, const uint8_t *text, size_t size, bool begins, bool ends)
+{
+    const int32_t *ids;
+    size_t count;
+    ND_TRY(nd_encode_part(w->encoder, (const char *)text, size, begins, ends, &ids, &count));
+    return nd_ids_add(&w->piece.ids, ids, count);
+}
+
+static nd_status end_document(worker *w)
+{
+    const nd_corpus_job *job = w->crew->job;
+    ND_TRY(nd_ids_add(&w->piece.ids, &job->eod, job->eod >= 0));
+    int32_t end = (int32_t)w->piece.ids.count;
+    return nd_ids_add(&w->piece.ends, &end, 1);
+}
+
+static nd_status fail_row(const worker *w, uint64_t line, const char *what)
+{
+    return nd_fail(ND_ERR_DATA, "\"%s\" line %llu: %s", w->block.file->path,
+                   (unsigned long long)line, what);
+}
+
+enum { FIELD_TEXT, FIELD_PROMPT, FIELD_COMPLETION, FIELDS };
+
+static nd_status check_field(const worker *w, uint64_t line, const nd_row_field *field)
+{
+    if (field->kind == ND_ROW_STRING) {
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_DATA, "\"%s\" line %llu: \"%s\" %s", w->block.file->path,
+                   (unsigned long long)line, field->key,
+                   field->kind == ND_ROW_ABSENT ? "is missing" : "is not a string");
+}
+
+static nd_status add_pair(worker *w, const nd_row_field *fields)
+{
+    const uint8_t *text[2];
+    size_t size[2];
+    int32_t span[2] = {(int32_t)w->piece.ids.count};
+    for (int i = 0; i < 2; i++) {
+        ND_TRY(nd_row_text(&fields[FIELD_PROMPT + i], &w->strings[i], &text[i], &size[i],
+                           &w->counts.lone));
+    }
+    if (size[0] + size[1] == 0) {
+        w->counts.empty++;
+        return ND_OK;
+    }
+    ND_TRY(add_ids(w, text[0], size[0], true, false));
+    span[1] = (int32_t)w->piece.ids.count;
+    ND_TRY(nd_ids_add(&w->piece.spans, span, span[1] > span[0] ? 2 : 0));
+    ND_TRY(add_ids(w, text[1], size[1], false, true));
+    return end_document(w);
+}
+
+static nd_status add_text(worker *w, const nd_row_field *field)
+{
+    const uint8_t *text;
+    size_t size;
+    ND_TRY(nd_row_text(field, &w->strings[0], &text, &size, &w->counts.lone));
+    if (size == 0) {
+        w->counts.empty++;
+        return ND_OK;
+    }
+    ND_TRY(add_ids(w, text, size, true, true));
+    return end_document(w);
+}
+
+static nd_status add_row(worker *w, uint64_t line, const uint8_t *row, size_t size)
+{
+    const nd_corpus_rules *rules = w->crew->job->rules;
+    nd_row_field fields[FIELDS] = {
+        {.key = rules->json_key}, {.key = "prompt"}, {.key = "completion"}};
+    size_t column;
+    const char *fault = nd_row_scan(row, size, fields, rules->pairs ? FIELDS : 1, &column);
+    if (fault) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" line %llu, column %zu: %s", w->block.file->path,
+                       (unsigned long long)line, column, fault);
+    }
+    bool text = fields[FIELD_TEXT].kind != ND_ROW_ABSENT;
+    bool pair = fields[FIELD_PROMPT].kind != ND_ROW_ABSENT ||
+                fields[FIELD_COMPLETION].kind != ND_ROW_ABSENT;
+    if (text && pair) {
+        return fail_row(w, line, "it has a text and also \"prompt\" or \"completion\"");
+    }
+    if (!pair) {
+        ND_TRY(check_field(w, line, &fields[FIELD_TEXT]));
+        return add_text(w, &fields[FIELD_TEXT]);
+    }
+    ND_TRY(check_field(w, line, &fields[FIELD_PROMPT]));
+    ND_TRY(check_field(w, line, &fields[FIELD_COMPLETION]));
+    return add_pair(w, fields);
+}
+
+/* The same; after an error the piece is as it was. */
+static nd_status try_row(worker *w, uint64_t line, const uint8_t *row, size_t size)
+{
+    const nd_corpus_piece before = w->piece;
+    const nd_corpus_counts counts = w->counts;
+    nd_status status = add_row(w, line, row, size);
+    if (status != ND_OK) {
+        w->piece.ids.count = before.ids.count;
+        w->piece.ends.count = before.ends.count;
+        w->piece.spans.count = before.spans.count;
+        w->counts = counts;
+    }
+    return status;
+}
+
+static nd_status add_context(const worker *w, nd_status status, uint64_t line)
+{
+    char place[32];
+    snprintf(place, sizeof place, " line %llu", (unsigned long long)line);
+    return strstr(nd_error_last()->message, place)
+               ? status
+               : nd_fail_context(status, "while encoding \"%s\"%s", w->block.file->path, place);
+}
+
+static bool is_blank(const uint8_t *p, size_t size)
+{
+    while (size > 0 && (*p == ' ' || *p == '\t' || *p == '\r')) {
+        p++;
+        size--;
+    }
+    return size == 0;
+}
+
+/* Rows from `at` on; *bad is the place of the one that fails. */
+static nd_status add_rows(worker *w)
+{
+    const nd_bytes *text = &w->block.text;
+    uint64_t line = w->block.line;
+    for (size_t at = 0, n; at < text->count; at += n + 1, line++) {
+        const uint8_t *row = text->data + at;
+        const uint8_t *newline = memchr(row, '\n', text->count - at);
+        n = newline ? (size_t)(newline - row) : text->count - at;
+        if (is_blank(row, n)) {
+            continue;
+        }
+        nd_status status = try_row(w, line, row, n);
+        if (status == ND_ERR_DATA && (int64_t)w->bad.count < w->crew->job->skip_bad) {
+            int32_t place = (int32_t)at;
+            ND_TRY(nd_ids_add(&w->bad, &place, 1));
+        } else if (status != ND_OK) {
+            return add_context(w, status, line);
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status add_documents(worker *w)
+{
+    const nd_corpus_rules *rules = w->crew->job->rules;
+    const nd_bytes *text = &w->block.text;
+    if (!rules->separator) {
+        ND_TRY(add_ids(w, text->data, text->count, w->block.begins, w->block.ends));
+        return w->block.ends ? end_document(w) : ND_OK;
+    }
+    for (size_t at = 0, n; at < text->count; at += n + rules->separator_size) {
+        const uint8_t *p = text->data + at;
+        const uint8_t *end = memmem(p, text->count - at, rules->separator, rules->separator_size);
+        n = end ? (size_t)(end - p) : text->count - at;
+        if (n == 0) {
+            w->counts.empty++;
+            continue;
+        }
+        ND_TRY(add_ids(w, p, n, true, true));
+        ND_TRY(end_document(w));
+    }
+    return ND_OK;
+}
+
+static nd_status encode_block(worker *w)
+{
+    w->piece.ids.count = w->piece.ends.count = w->piece.spans.count = 0;
+    w->bad.count = 0;
+    if (w->block.file->rows) {
+        return add_rows(w);
+    }
+    nd_status status = add_documents(w);
+    return status == ND_OK
+               ? status
+               : nd_fail_context(status, "while encoding \"%s\" from line %llu on",
+                                 w->block.file->path, (unsigned long long)w->block.line);
+}
+
+/* Blocks. */
+
+/* The row that is one too many: gives its own error again, which was not kept. */
+static nd_status fail_bad_row(worker *w, int32_t place)
+{
+    const uint8_t *text = w->block.text.data;
+    uint64_t line = w->block.line;
+    const uint8_t *row = text + place;
+    const uint8_t *newline = memchr(row, '\n', w->block.text.count - (size_t)place);
+    size_t size = newline ? (size_t)(newline - row) : w->block.text.count - (size_t)place;
+    for (int32_t i = 0; i < place; i++) {
+        line += text[i] == '\n';
+    }
+    nd_status status = add_context(w, try_row(w, line, row, size), line);
+    return nd_fail_context(status, "after %lld other bad rows, as many as may be left out",
+                           (long long)w->crew->job->skip_bad);
+}
+
+/* In the block's turn, with the lock held. */
+static nd_status write_block(worker *w, nd_status status)
+{
+    crew *c = w->crew;
+    int64_t left = c->job->skip_bad - c->counts.bad;
+    if ((int64_t)w->bad.count > left) {
+        return fail_bad_row(w, w->bad.data[left]);
+    }
+    ND_TRY(status);
+    c->counts.bad += (int64_t)w->bad.count;
+    c->counts.documents += (int64_t)w->piece.ends.count;
+    c->counts.tokens += (int64_t)w->piece.ids.count;
+    return c->job->write(c->job->context, &w->piece);
+}
+
+static void note_failure(crew *c)
+{
+    if (!c->failed) {
+        c->failed = true;
+        c->error = *nd_error_last();
+    }
+}
+
+/* False: there is no block for this thread. A reader that fails has the next turn. */
+static bool take_block(worker *w, nd_status *status)
+{
+    crew *c = w->crew;
+    bool end = true;
+    pthread_mutex_lock(&c->read_lock);
+    if (!c->exhausted) {
+        w->block.number = c->reader.number;
+        *status = nd_block_reader_next(&c->reader, &w->block, &end);
+        c->exhausted = end || *status != ND_OK;
+        end = end && *status == ND_OK;
+    }
+    uint64_t bytes = nd_block_reader_bytes(&c->reader);
+    pthread_mutex_unlock(&c->read_lock);
+    pthread_mutex_lock(&c->lock);
+    c->bytes = bytes > c->bytes ? bytes : c->bytes;
+    pthread_mutex_unlock(&c->lock);
+    return !end;
+}
+
+/* False: the work ends early. */
+static bool finish_block(worker *w, nd_status status)
+{
+    crew *c = w->crew;
+    pthread_mutex_lock(&c->lock);
+    while (!c->failed && c->turn != w->block.number) {
+        pthread_cond_wait(&c->turned, &c->lock);
+    }
+    bool goes_on = !c->failed;
+    if (goes_on && c->job->stop && atomic_load(c->job->stop)) {
+        status = nd_fail(ND_ERR_PREEMPTED, "stopped by a signal");
+    }
+    if (goes_on && (status == ND_ERR_PREEMPTED || write_block(w, status) != ND_OK)) {
+        note_failure(c);
+        goes_on = false;
+    }
+    c->turn += goes_on;
+    pthread_cond_broadcast(&c->turned);
+    pthread_mutex_unlock(&c->lock);
+    return goes_on;
+}
+
+static void add_counts(nd_corpus_counts *to, const worker *w)
+{
+    const nd_encode_counts *text = nd_encoder_counts(w->encoder);
+    to->empty += w->counts.empty;
+    to->lone += w->counts.lone;
+    to->text.texts += text->texts;
+    to->text.bytes += text->bytes;
+    to->text.ids += text->ids;
+    to->text.invalid += text->invalid;
+    to->text.dropped += text->dropped;
+    to->text.unknown += text->unknown;
+    to->text.special += text->special;
+}
+
+static void *work(void *context)
+{
+    worker *w = context;
+    crew *c = w->crew;
+    nd_status status = ND_OK;
+    while (take_block(w, &status)) {
+        if (status == ND_OK) {
+            status = encode_block(w);
+        }
+        if (!finish_block(w, status)) {
+            break;
+        }
+    }
+    pthread_mutex_lock(&c->lock);
+    add_counts(&c->counts, w);
+    c->running--;
+    pthread_cond_broadcast(&c->turned);
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+/* The calling thread. */
+
+static nd_status start(crew *c, worker *w)
+{
+    const nd_corpus_rules *rules = c->job->rules;
+    const nd_encode_options options = {.special_in_text = rules->special_in_text,
+                                       .post_process = rules->add_special,
+                                       .refuse_invalid = rules->refuse_invalid,
+                                       .drop_unknown = rules->drop_unknown,
+                                       .cache_bytes = ND_ENCODE_CACHE_BYTES};
+    w->crew = c;
+    ND_TRY(nd_encoder_create(c->job->tokenizer, &options, &w->encoder));
+    int code = pthread_create(&w->thread, NULL, work, w);
+    if (code != 0) {
+        return nd_fail_system(code, "a thread that encodes text");
+    }
+    return ND_OK;
+}
+
+static void fini(worker *w)
+{
+    nd_encoder_destroy(w->encoder);
+    free(w->block.text.data);
+    free(w->piece.ids.data);
+    free(w->piece.ends.data);
+    free(w->piece.spans.data);
+    free(w->strings[0].data);
+    free(w->strings[1].data);
+    free(w->bad.data);
+}
+
+/* Waits until all threads have ended. */
+static void watch(crew *c)
+{
+    const nd_corpus_job *job = c->job;
+    pthread_mutex_lock(&c->lock);
+    while (c->running > 0) {
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += PROGRESS_MS * 1000000L;
+        until.tv_sec += until.tv_nsec / 1000000000L;
+        until.tv_nsec %= 1000000000L;
+        int code = 0;
+        while (c->running > 0 && code != ETIMEDOUT) {
+            code = pthread_cond_timedwait(&c->turned, &c->lock, &until);
+        }
+        uint64_t bytes = c->bytes;
+        pthread_mutex_unlock(&c->lock);
+        if (job->progress) {
+            job->progress(job->context, bytes);
+        }
+        pthread_mutex_lock(&c->lock);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
+{
+    const int threads = job->threads < THREADS_MAX ? job->threads : THREADS_MAX;
+    pthread_condattr_t monotonic;
+    crew c = {.job = job};
+    worker *workers;
+    ND_TRY(ND_ALLOC(threads, &workers));
+    nd_block_reader_init(&c.reader, job);
+    pthread_mutex_init(&c.read_lock, NULL);
+    pthread_mutex_init(&c.lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&c.turned, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    int started = 0;
+    nd_status status = ND_OK;
+    while (started < threads && status == ND_OK) {
+        pthread_mutex_lock(&c.lock);
+        c.running++;
+        pthread_mutex_unlock(&c.lock);
+        status = start(&c, &workers[started]);
+        pthread_mutex_lock(&c.lock);
+        if (status == ND_OK) {
+            started++;
+        } else {
+            c.running--;
+            note_failure(&c);
+            pthread_cond_broadcast(&c.turned);
+        }
+        pthread_mutex_unlock(&c.lock);
+    }
+    watch(&c);
+    for (int i = 0; i < started; i++) {
+        pthread_join(workers[i].thread, NULL);
+    }
+    c.counts.bytes = nd_block_reader_bytes(&c.reader);
+    nd_block_reader_fini(&c.reader);
+    for (int i = 0; i < threads; i++) {
+        fini(&workers[i]);
+    }
+    free(workers);
+    pthread_cond_destroy(&c.turned);
+    pthread_mutex_destroy(&c.lock);
+    pthread_mutex_destroy(&c.read_lock);
+    if (c.failed) {
+        return nd_fail(c.error.status, "%s", c.error.message);
+    }
+    *counts = c.counts;
+    return ND_OK;
+}
+
+int nd_corpus_threads(void)
+{
+    cpu_set_t set;
+    int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return count < 1 ? 1 : count > THREADS_MAX ? THREADS_MAX : count;
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <jansson.h>
+#include <string.h>
+
+#include "runtime/base/fsio.h"
+#include "trainer/corpus/corpus.h"
+
+enum { CONFIG_BYTES_MAX = 64 << 20 };
+
+/* eos_token of a tokenizer_config.json: a string, or an object with "content". */
+static nd_status read_name(const char *path, char **out)
+{
+    char *text = NULL;
+    size_t size = 0;
+    *out = NULL;
+    if (!nd_fs_exists(path)) {
+        return ND_OK;
+    }
+    ND_TRY(nd_fs_read(path, CONFIG_BYTES_MAX, ND_ERR_DATA, &text, &size));
+    json_error_t error;
+    json_t *root = json_loadb(text, size, JSON_ALLOW_NUL, &error);
+    const json_t *token = json_object_get(root, "eos_token");
+    const char *name =
+        json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
+    nd_status status = ND_OK;
+    if (!root) {
+        status = nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", path, error.line, error.text);
+    } else if (name) {
+        status = nd_fs_format(out, "%s", name);
+    }
+    json_decref(root);
+    free(text);
+    return status;
+}
+
+nd_status nd_corpus_eod(const nd_tokenizer *tokenizer, const char *path, int32_t *id)
+{
+    static const char *const known[] = {"<|end_of_text|>", "<|endoftext|>", "</s>"};
+    char *folder = NULL, *config = NULL, *name = NULL;
+    nd_status status = ND_OK;
+    *id = -1;
+    ND_TRY_OUT(nd_fs_parent(path, &folder));
+    ND_TRY_OUT(nd_fs_format(&config, "%s/tokenizer_config.json", folder));
+    ND_TRY_OUT(read_name(config, &name));
+    if (name) {
+        *id = nd_tokenizer_find(tokenizer, name, strlen(name));
+        if (*id < 0) {
+            status = nd_fail(ND_ERR_DATA, "\"%s\" names the eos_token \"%s\", which \"%s\" lacks",
+                             config, name, path);
+        }
+        goto out;
+    }
+    for (size_t i = 0; i < sizeof known / sizeof *known && *id < 0; i++) {
+        *id = nd_tokenizer_find(tokenizer, known[i], strlen(known[i]));
+    }
+    if (*id < 0) {
+        status =
+            nd_fail(ND_ERR_DATA,
+                    "the tokenizer \"%s\" names no end of text: it has no tokenizer_config.json "
+                    "with an eos_token beside it, and none of <|end_of_text|>, <|endoftext|> "
+                    "and </s>; do not ask for one at the end of documents",
+                    path);
+    }
+out:
+    free(name);
+    free(config);
+    free(folder);
+    return status;
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <dirent.h>
+#include <errno.h>
+#include <glob.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "runtime/base/fsio.h"
+#include "trainer/corpus/corpus.h"
+
+typedef enum text_kind { KIND_OTHER = 0, KIND_TEXT, KIND_ROWS } text_kind;
+
+static bool ends_with(const char *name, size_t size, const char *suffix)
+{
+    size_t n = strlen(suffix);
+    return size > n && strncasecmp(name + size - n, suffix, n) == 0;
+}
+
+/* By the ending of the name, without that of a compression. */
+static text_kind kind_of(const char *name)
+{
+    size_t size = strlen(name);
+    size -= ends_with(name, size, ".gz") ? 3 : ends_with(name, size, ".zst") ? 4 : 0;
+    if (ends_with(name, size, ".jsonl") || ends_with(name, size, ".ndjson")) {
+        return KIND_ROWS;
+    }
+    return ends_with(name, size, ".txt") ? KIND_TEXT : KIND_OTHER;
+}
+
+bool nd_corpus_is_pattern(const char *path)
+{
+    return strpbrk(path, "*?[") != NULL && !nd_fs_exists(path);
+}
+
+static nd_status add_file(nd_corpus_files *files, const char *path, nd_data_format format)
+{
+    struct stat st;
+    if (stat(path, &st) != 0) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" cannot be read: %s", path, strerror(errno));
+    }
+    if (!S_ISREG(st.st_mode)) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" is no regular file; name files of text", path);
+    }
+    void *place = files->list;
+    nd_status status =
+        nd_array_reserve(&place, &files->room, files->count + 1, sizeof *files->list);
+    files->list = place;
+    ND_TRY(status);
+    nd_corpus_file *file = &files->list[files->count];
+    *file = (nd_corpus_file){.bytes = (uint64_t)st.st_size};
+    ND_TRY(nd_fs_format(&file->path, "%s", path));
+    file->rows = format == ND_DATA_AUTO ? kind_of(path) == KIND_ROWS : format == ND_DATA_JSONL;
+    files->count++;
+    files->bytes += file->bytes;
+    return ND_OK;
+}
+
+static int by_bytes(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* Sorted paths; each and the list are owned by the caller. */
+typedef struct paths {
+    char **list;
+    size_t count, room;
+} paths;
+
+static nd_status paths_add(paths *p, const char *folder, const char *name)
+{
+    void *place = p->list;
+    nd_status status = nd_array_reserve(&place, &p->room, p->count + 1, sizeof *p->list);
+    p->list = place;
+    ND_TRY(status);
+    ND_TRY(folder ? nd_fs_format(&p->list[p->count], "%s/%s", folder, name)
+                  : nd_fs_format(&p->list[p->count], "%s", name));
+    p->count++;
+    return ND_OK;
+}
+
+static void paths_fini(paths *p)
+{
+    for (size_t i = 0; i < p->count; i++) {
+        free(p->list[i]);
+    }
+    free(p->list);
+}
+
+static bool is_folder(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+static nd_status list_folder(const char *folder, paths *out, int64_t *skipped)
+{
+    nd_status status = ND_OK;
+    DIR *entries = opendir(folder);
+    if (!entries) {
+        return nd_fail(ND_ERR_DATA, "the folder \"%s\" cannot be read: %s", folder,
+                       strerror(errno));
+    }
+    errno = 0;
+    for (struct dirent *entry; status == ND_OK && (entry = readdir(entries));) {
+        if (entry->d_name[0] == '.') {
+            continue;
+        }
+        if (kind_of(entry->d_name) == KIND_OTHER) {
+            (*skipped)++;
+        } else {
+            status = paths_add(out, folder, entry->d_name);
+        }
+    }
+    closedir(entries);
+    return status;
+}
+
+static nd_status list_pattern(const char *pattern, paths *out)
+{
+    glob_t found = {0};
+    int code = glob(pattern, GLOB_NOSORT, NULL, &found);
+    nd_status status = code == GLOB_NOSPACE ? nd_fail_memory("the files of \"%s\"", pattern)
+                       : code == GLOB_ABORTED
+                           ? nd_fail(ND_ERR_DATA, "the folders of \"%s\" cannot be read", pattern)
+                           : ND_OK;
+    for (size_t i = 0; status == ND_OK && i < found.gl_pathc; i++) {
+        if (!is_folder(found.gl_pathv[i])) {
+            status = paths_add(out, NULL, found.gl_pathv[i]);
+        }
+    }
+    globfree(&found);
+    return status;
+}
+
+nd_status nd_corpus_files_add(nd_corpus_files *files, const char *path, nd_data_format format)
+{
+    paths found = {0};
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/') {
+        length--;
+    }
+    char *clean = NULL;
+    ND_TRY(nd_fs_format(&clean, "%.*s", (int)length, path));
+    bool folder = is_folder(clean), pattern = nd_corpus_is_pattern(clean);
+    nd_status status = folder    ? list_folder(clean, &found, &files->skipped)
+                       : pattern ? list_pattern(clean, &found)
+                                 : paths_add(&found, NULL, clean);
+    if (status == ND_OK && found.count == 0) {
+        status = folder ? nd_fail(ND_ERR_DATA,
+                                  "the folder \"%s\" has no file that ends in .jsonl, .ndjson or "
+                                  ".txt, also with .gz or .zst; name the files, or a pattern",
+                                  path)
+                        : nd_fail(ND_ERR_DATA, "no file matches \"%s\"", path);
+    }
+    if (found.count > 0) {
+        qsort(found.list, found.count, sizeof *found.list, by_bytes);
+    }
+    for (size_t i = 0; status == ND_OK && i < found.count; i++) {
+        status = add_file(files, found.list[i], format);
+    }
+    paths_fini(&found);
+    free(clean);
+    return status;
+}
+
+void nd_corpus_files_fini(nd_corpus_files *files)
+{
+    for (size_t i = 0; i < files->count; i++) {
+        free(files->list[i].path);
+    }
+    free(files->list);
+    *files = (nd_corpus_files){0};
+}

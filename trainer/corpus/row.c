@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/corpus/row.h"
+
+#include <string.h>
+
+#include "trainer/text/unicode.h"
+
+enum { KEY_BYTES_MAX = 64, UNICODE_ESCAPE_BYTES = 6 /* \u0041 */ };
+
+typedef struct scan {
+    const uint8_t *p, *end;
+    const char *fault; /* NULL: none yet */
+} scan;
+
+static bool fail(scan *s, const char *fault)
+{
+    s->fault = fault;
+    return false;
+}
+
+static void skip_space(scan *s)
+{
+    while (s->p < s->end && (*s->p == ' ' || *s->p == '\t' || *s->p == '\r' || *s->p == '\n')) {
+        s->p++;
+    }
+}
+
+/* The next byte that is not white space; 0 at the end, which no value begins with. */
+static uint8_t peek(scan *s)
+{
+    skip_space(s);
+    return s->p < s->end ? *s->p : 0;
+}
+
+/* The high bit of each byte of eight that is below `limit` <= 0x80. Bytes above the first such one
+ * may be wrong. */
+static uint64_t below(uint64_t eight, uint8_t limit)
+{
+    const uint64_t ones = 0x0101010101010101u;
+    return (eight - ones * limit) & ~eight & (ones << 7);
+}
+
+/* The first quote, backslash or control character. */
+static const uint8_t *plain_end(const uint8_t *p, const uint8_t *end)
+{
+    const uint64_t ones = 0x0101010101010101u;
+    while (end - p >= 8) {
+        uint64_t eight;
+        memcpy(&eight, p, sizeof eight);
+        uint64_t hits =
+            below(eight, 0x20) | below(eight ^ ones * '"', 1) | below(eight ^ ones * '\\', 1);
+        if (hits) {
+            return p + (__builtin_ctzll(hits) >> 3);
+        }
+        p += 8;
+    }
+    while (p < end && *p >= 0x20 && *p != '"' && *p != '\\') {
+        p++;
+    }
+    return p;
+}
+
+static int hex_digit(uint8_t c)
+{
+    return c >= '0' && c <= '9'                     ? c - '0'
+           : (c | 0x20) >= 'a' && (c | 0x20) <= 'f' ? (c | 0x20) - 'a' + 10
+                                                    : -1;
+}
+
+/* The code of "\uXXXX" at p; -1 when that is not there. */
+static int32_t unicode_at(const uint8_t *p, const uint8_t *end)
+{
+    int32_t code = 0;
+    if (end - p < UNICODE_ESCAPE_BYTES || p[0] != '\\' || p[1] != 'u') {
+        return -1;
+    }
+    for (int i = 2; i < UNICODE_ESCAPE_BYTES; i++) {
+        int digit = hex_digit(p[i]);
+        if (digit < 0) {
+            return -1;
+        }
+        code = code * 16 + digit;
+    }
+    return code;
+}
+
+/* A string after its opening quote; moves behind the closing one. */
+static bool scan_string(scan *s, nd_row_field *out)
+{
+    const uint8_t *begin = s->p;
+    bool escaped = false;
+    for (;;) {
+        s->p = plain_end(s->p, s->end);
+        if (s->p == s->end) {
+            return fail(s, "a string does not end");
+        }
+        if (*s->p == '"') {
+            break;
+        }
+        if (*s->p != '\\') {
+            return fail(s, "a control character in a string must be escaped");
+        }
+        escaped = true;
+        bool is_short =
+            s->end - s->p >= 2 && s->p[1] != '\0' && strchr("\"\\/bfnrt", s->p[1]) != NULL;
+        if (!is_short && unicode_at(s->p, s->end) < 0) {
+            return fail(s, "a bad escape in a string");
+        }
+        s->p += is_short ? 2 : UNICODE_ESCAPE_BYTES;
+    }
+    out->kind = ND_ROW_STRING;
+    out->begin = begin;
+    out->size = (size_t)(s->p - begin);
+    out->escaped = escaped;
+    s->p++;
+    return true;
+}
+
+static bool scan_digits(scan *s)
+{
+    const uint8_t *begin = s->p;
+    while (s->p < s->end && *s->p >= '0' && *s->p <= '9') {
+        s->p++;
+    }
+    return s->p > begin;
+}
+
+static bool scan_word(scan *s, const char *word)
+{
+    size_t size = strlen(word);
+    if ((size_t)(s->end - s->p) < size || memcmp(s->p, word, size) != 0) {
+        return false;
+    }
+    s->p += size;
+    return true;
+}
+
+static bool scan_number(scan *s)
+{
+    s->p += *s->p == '-';
+    if (scan_word(s, "Infinity")) {
+        return true;
+    }
+    const uint8_t *begin = s->p;
+    if (!scan_digits(s) || (*begin == '0' && s->p - begin > 1)) {
+        return fail(s, "a bad number");
+    }
+    if (s->p < s->end && *s->p == '.') {
+        s->p++;
+        if (!scan_digits(s)) {
+            return fail(s, "a bad number");
+        }
+    }
+    if (s->p < s->end && (*s->p | 0x20) == 'e') {
+        s->p++;
+        s->p += s->p < s->end && (*s->p == '+' || *s->p == '-');
+        if (!scan_digits(s)) {
+            return fail(s, "a bad number");
+        }
+    }
+    return true;
+}
+
+static bool scan_scalar(scan *s)
+{
+    nd_row_field ignored;
+    uint8_t c = *s->p;
+    if (c == '"') {
+        s->p++;
+        return scan_string(s, &ignored);
+    }
+    if (c == '-' || (c >= '0' && c <= '9')) {
+        return scan_number(s);
+    }
+    return scan_word(s, "true") || scan_word(s, "false") || scan_word(s, "null") ||
+           scan_word(s, "NaN") || scan_word(s, "Infinity") || fail(s, "a value is expected");
+}
+
+/* The key of a member, its colon and the white space behind it. */
+static bool scan_key(scan *s, nd_row_field *key)
+{
+    if (peek(s) != '"') {
+        return fail(s, "a key in quotes is expected");
+    }
+    s->p++;
+    if (!scan_string(s, key)) {
+        return false;
+    }
+    if (peek(s) != ':') {
+        return fail(s, "a colon is expected");
+    }
+    s->p++;
+    return true;
+}
+
+/* After an opening bracket or a comma: moves to the value. *closed: the bracket closes at once. */
+static bool scan_member(scan *s, uint8_t close, bool first, bool *closed)
+{
+    nd_row_field key;
+    *closed = first && peek(s) == close;
+    if (*closed) {
+        s->p++;
+        return true;
+    }
+    return close == ']' || scan_key(s, &key);
+}
+
+/* Any value, with what is in it, without recursion. */
+static bool skip_value(scan *s)
+{
+    uint8_t closes[ND_ROW_DEPTH_MAX];
+    int depth = 0;
+    for (;;) {
+        uint8_t c = peek(s);
+        bool complete = false;
+        if (c == '{' || c == '[') {
+            if (depth == ND_ROW_DEPTH_MAX) {
+                return fail(s, "values are nested too deeply");
+            }
+            closes[depth] = c == '{' ? '}' : ']';
+            s->p++;
+            if (!scan_member(s, closes[depth], true, &complete)) {
+                return false;
+            }
+            depth += !complete;
+        } else if (s->p == s->end) {
+            return fail(s, "the line ends within a value");
+        } else if (!scan_scalar(s)) {
+            return false;
+        } else {
+            complete = true;
+        }
+        while (complete && depth > 0) {
+            uint8_t next = peek(s);
+            if (next == closes[depth - 1]) {
+                depth--;
+            } else if (next == ',') {
+                complete = false;
+            } else {
+                return fail(s, "a comma or a closing bracket is expected");
+            }
+            s->p++;
+            if (!complete && !scan_member(s, closes[depth - 1], false, &(bool){false})) {
+                return false;
+            }
+        }
+        if (complete) {
+            return true;
+        }
+    }
+}
+
+static size_t unescape(const uint8_t *p, const uint8_t *end, uint8_t *out, int64_t *lone);
+
+static bool is_key(const nd_row_field *found, const char *key)
+{
+    uint8_t text[KEY_BYTES_MAX * UNICODE_ESCAPE_BYTES];
+    int64_t lone = 0;
+    const uint8_t *bytes = found->begin;
+    size_t size = found->size;
+    if (found->escaped && size <= sizeof text) {
+        size = unescape(bytes, bytes + size, text, &lone);
+        bytes = text;
+    }
+    return size == strlen(key) && memcmp(bytes, key, size) == 0;
+}
+
+static bool scan_field(scan *s, nd_row_field *fields, int count)
+{
+    nd_row_field key, *field = NULL;
+    if (!scan_key(s, &key)) {
+        return false;
+    }
+    for (int i = 0; i < count && !field; i++) {
+        field = is_key(&key, fields[i].key) ? &fields[i] : NULL;
+    }
+    uint8_t c = peek(s);
+    if (field && c == '"') {
+        s->p++;
+        return scan_string(s, field);
+    }
+    const uint8_t *begin = s->p;
+    if (!skip_value(s)) {
+        return false;
+    }
+    if (field) {
+        field->kind = c == '[' ? ND_ROW_ARRAY : ND_ROW_OTHER;
+        field->begin = begin;
+        field->size = (size_t)(s->p - begin);
+    }
+    return true;
+}
+
+static bool scan_object(scan *s, nd_row_field *fields, int count)
+{
+    if (peek(s) != '{') {
+        return fail(s, "it is no JSON object");
+    }
+    s->p++;
+    if (peek(s) == '}') {
+        s->p++;
+    } else {
+        for (bool more = true; more;) {
+            if (!scan_field(s, fields, count)) {
+                return false;
+            }
+            uint8_t c = peek(s);
+            if (c != ',' && c != '}') {
+                return fail(s, "a comma or a closing brace is expected");
+            }
+            s->p++;
+            more = c == ',';
+        }
+    }
+    skip_space(s);
+    return s->p == s->end || fail(s, "something stands behind the object");
+}
+
+const char *nd_row_scan(const uint8_t *line, size_t size, nd_row_field *fields, int count,
+                        size_t *column)
+{
+    scan s = {.p = line, .end = line + size};
+    for (int i = 0; i < count; i++) {
+        fields[i].kind = ND_ROW_ABSENT;
+    }
+    scan_object(&s, fields, count);
+    *column = (size_t)(s.p - line) + 1;
+    return s.fault;
+}
+
+/* One escape at *p, moved behind it; returns its bytes. */
+static size_t unescape_one(const uint8_t **p, const uint8_t *end, uint8_t *out, int64_t *lone)
+{
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    int32_t code = unicode_at(*p, end);
+    if (code < 0) {
+        *out = (uint8_t)to[strchr(from, (*p)[1]) - from];
+        *p += 2;
+        return 1;
+    }
+    *p += UNICODE_ESCAPE_BYTES;
+    if (code >= 0xd800 && code < 0xe000) {
+        int32_t low = code < 0xdc00 ? unicode_at(*p, end) : -1;
+        if (low >= 0xdc00 && low < 0xe000) {
+            *p += UNICODE_ESCAPE_BYTES;
+            code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
+        } else {
+            (*lone)++;
+            code = 0xfffd;
+        }
+    }
+    return (size_t)nd_utf8_put(out, (uint32_t)code);
+}
+
+/* What scan_string has accepted; the text is not longer than its writing. */
+static size_t unescape(const uint8_t *p, const uint8_t *end, uint8_t *out, int64_t *lone)
+{
+    uint8_t *begin = out;
+    while (p < end) {
+        const uint8_t *slash = memchr(p, '\\', (size_t)(end - p));
+        size_t n = (size_t)((slash ? slash : end) - p);
+        memcpy(out, p, n);
+        out += n;
+        p += n;
+        if (slash) {
+            out += unescape_one(&p, end, out, lone);
+        }
+    }
+    return (size_t)(out - begin);
+}
+
+nd_status nd_row_text(const nd_row_field *field, nd_bytes *buffer, const uint8_t **text,
+                      size_t *size, int64_t *lone)
+{
+    *text = field->begin;
+    *size = field->size;
+    if (!field->escaped) {
+        return ND_OK;
+    }
+    void *place = buffer->data;
+    nd_status status = nd_array_reserve(&place, &buffer->room, field->size, 1);
+    buffer->data = place;
+    ND_TRY(status);
+    buffer->count = unescape(field->begin, field->begin + field->size, buffer->data, lone);
+    *text = buffer->data;
+    *size = buffer->count;
+    return ND_OK;
+}

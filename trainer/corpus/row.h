@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CORPUS_ROW_H
+#define ND_CORPUS_ROW_H
+/*
+ * One line of JSON: checks that it is an object, and finds the strings of some of its keys without
+ * building a tree. Of a key that stands twice the last one counts. NaN, Infinity and -Infinity are
+ * values, as in Python. Bytes that are no UTF-8 pass; the encoder replaces and counts them. Pure
+ * functions over borrowed bytes.
+ */
+#include <stdbool.h>
+
+#include "trainer/text/buffer.h"
+
+typedef enum nd_row_value {
+    ND_ROW_ABSENT = 0,
+    ND_ROW_STRING,
+    ND_ROW_ARRAY,
+    ND_ROW_OTHER,
+} nd_row_value;
+
+typedef struct nd_row_field {
+    const char *key;
+    nd_row_value kind;
+    const uint8_t *begin; /* of what is between the quotes or brackets */
+    size_t size;
+    bool escaped; /* a string with backslashes */
+} nd_row_field;
+
+enum { ND_ROW_DEPTH_MAX = 512 };
+
+/*
+ * Fills the fields of `line`. NULL when it is an object, else what is wrong, with *column, which is
+ * counted in bytes from 1.
+ */
+const char *nd_row_scan(const uint8_t *line, size_t size, nd_row_field *fields, int count,
+                        size_t *column);
+/*
+ * The text of a string: lent from the line, or unescaped into the buffer. *lone grows by the number
+ * of halves of surrogate pairs, each replaced by U+FFFD.
+ */
+nd_status nd_row_text(const nd_row_field *field, nd_bytes *buffer, const uint8_t **text,
+                      size_t *size, int64_t *lone);
+
+#endif

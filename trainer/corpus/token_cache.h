@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CORPUS_TOKEN_CACHE_H
+#define ND_CORPUS_TOKEN_CACHE_H
+/*
+ * A corpus that was encoded once, in one memory-mapped file of a cache folder. Its name is a digest
+ * of what the tokens depend on: the tokenizer's files, the rules, and size, time of change and
+ * samples of each file of text. So an edited text or another tokenizer gives another cache.
+ *
+ * One process writes a cache, with a lock file beside it; others wait for it, as long as it makes
+ * progress. The file appears under its name when it is complete and durable. Checksums of pieces of
+ * 64 KiB are compared when a piece is read first.
+ */
+#include "runtime/base/fsio.h"
+#include "trainer/corpus/corpus.h"
+
+typedef struct nd_token_view {
+    size_t width; /* bytes of an id: 2 or 4 */
+    uint64_t tokens, documents, spans;
+    int32_t vocab;             /* of the tokenizer: one more than the greatest id */
+    const uint8_t *ids;        /* [tokens] of width bytes */
+    const uint8_t *ends;       /* [documents] u64: tokens before the end of each document */
+    const uint8_t *span_pairs; /* [spans] pairs of u64: tokens that do not count in the loss */
+    const uint8_t *sums;       /* [chunks] u64 */
+    size_t chunks;
+} nd_token_view;
+
+enum { ND_TOKEN_CACHE_HEADER_BYTES = 4096, ND_TOKEN_CACHE_CHUNK_BYTES = 64 << 10 };
+
+/* Checks the header and the sizes of a cache file; `name` is for messages. Apart from files so that
+ * it can be fuzzed. */
+nd_status nd_token_cache_parse(const uint8_t *data, size_t size, const char *name,
+                               nd_token_view *out);
+
+typedef struct nd_token_cache {
+    char *path;
+    nd_fs_map map;
+    nd_token_view view;
+    atomic_uchar *checked; /* [view.chunks]: their checksums were compared */
+} nd_token_cache;
+
+typedef struct nd_token_cache_request {
+    const nd_corpus_files *files;
+    const nd_corpus_rules *rules;
+    const char *tokenizer; /* path of a tokenizer.json */
+    const char *folder;    /* of caches; it is made when it is missing. "": that of the user */
+    int threads;
+    double stall_seconds; /* without progress of the process that writes; 0: 300 */
+} nd_token_cache_request;
+
+/* Opens the cache, which is encoded first when it is not there or damaged. ND_ERR_HANG: another
+ * process that encodes it makes no progress. */
+nd_status nd_token_cache_open(const nd_token_cache_request *request, nd_token_cache **out);
+void nd_token_cache_close(nd_token_cache *cache); /* NULL is legal */
+/* Compares the checksums of what holds these bytes of the file. ND_ERR_DATA when they differ. Under
+ * nd_fs_map_guard; from any thread. */
+nd_status nd_token_cache_check(const nd_token_cache *cache, uint64_t offset, uint64_t bytes);
+
+#endif

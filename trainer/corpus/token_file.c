@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/corpus/token_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/base/fsio.h"
+
+enum { SMALL_VOCAB = 65500, IDX_HEADER_BYTES = 34, CODE_I32 = 4, CODE_U16 = 8, VERSION = 1 };
+
+nd_status nd_token_output_open(const char *path, int32_t vocab, uint64_t offset,
+                               nd_token_output *out)
+{
+    *out = (nd_token_output){.fd = -1, .width = vocab < SMALL_VOCAB ? 2 : 4, .bytes = offset};
+    ND_TRY(nd_fs_format(&out->path, "%s", path));
+    ND_TRY(nd_fs_format(&out->temporary, "%s.tmp-%ld", path, (long)getpid()));
+    out->fd = open(out->temporary, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (out->fd < 0) {
+        return nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be created: %s", out->temporary,
+                       strerror(errno));
+    }
+    return ND_OK;
+}
+
+nd_status nd_token_output_append(nd_token_output *out, const void *data, size_t size)
+{
+    ND_TRY(nd_fs_pwrite(out->fd, out->temporary, data, size, (int64_t)out->bytes));
+    out->bytes += size;
+    return ND_OK;
+}
+
+nd_status nd_token_output_add(nd_token_output *out, const nd_ids *ids)
+{
+    void *place = out->buffer.data;
+    nd_status status = nd_array_reserve(&place, &out->buffer.room, ids->count * out->width, 1);
+    out->buffer.data = place;
+    ND_TRY(status);
+    out->buffer.count = ids->count * out->width;
+    if (out->width == 4 && ids->count > 0) {
+        memcpy(out->buffer.data, ids->data, out->buffer.count);
+    }
+    for (size_t i = 0; out->width == 2 && i < ids->count; i++) {
+        uint16_t id = (uint16_t)ids->data[i];
+        memcpy(out->buffer.data + 2 * i, &id, sizeof id);
+    }
+    out->tokens += ids->count;
+    return nd_token_output_append(out, out->buffer.data, out->buffer.count);
+}
+
+nd_status nd_token_output_sync(nd_token_output *out)
+{
+    int fd = out->fd;
+    out->fd = -1;
+    return nd_fs_sync_close(fd, out->temporary);
+}
+
+nd_status nd_token_output_rename(nd_token_output *out)
+{
+    char *folder = NULL;
+    if (rename(out->temporary, out->path) != 0) {
+        return nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be renamed to \"%s\": %s", out->temporary,
+                       out->path, strerror(errno));
+    }
+    free(out->temporary);
+    out->temporary = NULL;
+    ND_TRY(nd_fs_parent(out->path, &folder));
+    nd_status status = nd_fs_sync_folder(folder);
+    free(folder);
+    return status;
+}
+
+void nd_token_output_fini(nd_token_output *out)
+{
+    if (out->path && out->fd >= 0) {
+        close(out->fd);
+    }
+    if (out->temporary) {
+        unlink(out->temporary);
+    }
+    free(out->temporary);
+    free(out->path);
+    free(out->buffer.data);
+    *out = (nd_token_output){0};
+}
+
+/* Megatron. */
+
+nd_status nd_megatron_output_open(const char *prefix, int32_t vocab, nd_megatron_output *out)
+{
+    char *path = NULL;
+    *out = (nd_megatron_output){0};
+    ND_TRY(nd_fs_format(&out->idx, "%s.idx", prefix));
+    ND_TRY(nd_fs_format(&path, "%s.bin", prefix));
+    nd_status status = nd_token_output_open(path, vocab, 0, &out->bin);
+    free(path);
+    return status;
+}
+
+nd_status nd_megatron_output_write(nd_megatron_output *out, const nd_corpus_piece *piece)
+{
+    int32_t begin = 0;
+    ND_TRY(nd_token_output_add(&out->bin, &piece->ids));
+    for (size_t i = 0; i < piece->ends.count; i++) {
+        uint64_t length = out->open + (uint64_t)(piece->ends.data[i] - begin);
+        if (length > INT32_MAX) {
+            return nd_fail(ND_ERR_DATA,
+                           "a document has %llu tokens, but Megatron's index counts at most "
+                           "2,147,483,647; split it",
+                           (unsigned long long)length);
+        }
+        int32_t entry = (int32_t)length;
+        ND_TRY(nd_ids_add(&out->lengths, &entry, 1));
+        begin = piece->ends.data[i];
+        out->open = 0;
+    }
+    out->open += piece->ids.count - (size_t)begin;
+    return ND_OK;
+}
+
+static void put_u64(uint8_t *p, uint64_t x)
+{
+    memcpy(p, &x, sizeof x); /* machines that this program runs on are little-endian */
+}
+
+/* The whole index; the arrays behind its header are not aligned. */
+static nd_status make_index(const nd_megatron_output *out, uint8_t **data, size_t *size)
+{
+    const size_t count = out->lengths.count;
+    *size = IDX_HEADER_BYTES + count * 12 + (count + 1) * 8;
+    ND_TRY(nd_alloc(*size, 1, (void **)data));
+    uint8_t *p = *data;
+    memcpy(p, "MMIDIDX\0", 9);
+    put_u64(p + 9, VERSION);
+    p[17] = out->bin.width == 2 ? CODE_U16 : CODE_I32;
+    put_u64(p + 18, count);
+    put_u64(p + 26, count + 1);
+    p += IDX_HEADER_BYTES;
+    if (count > 0) {
+        memcpy(p, out->lengths.data, 4 * count);
+    }
+    p += 4 * count;
+    uint64_t at = 0;
+    for (size_t i = 0; i < count; i++, p += 8) {
+        put_u64(p, at);
+        at += (uint64_t)out->lengths.data[i] * out->bin.width;
+    }
+    for (size_t i = 0; i <= count; i++, p += 8) {
+        put_u64(p, i);
+    }
+    return ND_OK;
+}
+
+nd_status nd_megatron_output_commit(nd_megatron_output *out)
+{
+    uint8_t *data = NULL;
+    size_t size = 0;
+    nd_token_output idx = {0};
+    nd_status status = ND_OK;
+    ND_TRY_OUT(make_index(out, &data, &size));
+    ND_TRY_OUT(nd_token_output_open(out->idx, 0, 0, &idx));
+    ND_TRY_OUT(nd_token_output_append(&idx, data, size));
+    ND_TRY_OUT(nd_token_output_sync(&idx));
+    ND_TRY_OUT(nd_token_output_sync(&out->bin));
+    ND_TRY_OUT(nd_token_output_rename(&out->bin));
+    ND_TRY_OUT(nd_token_output_rename(&idx));
+out:
+    nd_token_output_fini(&idx);
+    free(data);
+    return status;
+}
+
+void nd_megatron_output_fini(nd_megatron_output *out)
+{
+    nd_token_output_fini(&out->bin);
+    free(out->idx);
+    free(out->lengths.data);
+    *out = (nd_megatron_output){0};
+}

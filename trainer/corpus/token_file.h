@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CORPUS_TOKEN_FILE_H
+#define ND_CORPUS_TOKEN_FILE_H
+/*
+ * Files of tokens under construction. Both kinds take pieces in order, write into files with
+ * temporary names, and appear under their own names only when they are complete and durable.
+ *
+ * Ids have 2 bytes when the vocabulary has less than 65,500, else 4: Megatron's rule.
+ */
+#include "trainer/corpus/corpus.h"
+
+typedef struct nd_token_output {
+    char *path, *temporary;
+    int fd;
+    size_t width; /* bytes of an id */
+    uint64_t bytes, tokens;
+    nd_bytes buffer; /* a piece in its final width */
+} nd_token_output;
+
+/* A file in the folder of `path`; what stands before the tokens is `offset` bytes, not written. */
+nd_status nd_token_output_open(const char *path, int32_t vocab, uint64_t offset,
+                               nd_token_output *out);
+/* Appends ids; what was written stays in out->buffer until the next call. */
+nd_status nd_token_output_add(nd_token_output *out, const nd_ids *ids);
+nd_status nd_token_output_append(nd_token_output *out, const void *data, size_t size);
+nd_status nd_token_output_sync(nd_token_output *out);   /* and closes */
+nd_status nd_token_output_rename(nd_token_output *out); /* after sync */
+/* Removes what was not renamed; an all-zero one is legal. */
+void nd_token_output_fini(nd_token_output *out);
+
+/* The pair PREFIX.bin and PREFIX.idx of Megatron-LM: each document is one sequence. */
+typedef struct nd_megatron_output {
+    nd_token_output bin;
+    char *idx;
+    nd_ids lengths;
+    uint64_t open; /* tokens of the document that has not ended */
+} nd_megatron_output;
+
+nd_status nd_megatron_output_open(const char *prefix, int32_t vocab, nd_megatron_output *out);
+nd_status nd_megatron_output_write(nd_megatron_output *out, const nd_corpus_piece *piece);
+nd_status nd_megatron_output_commit(nd_megatron_output *out);
+void nd_megatron_output_fini(nd_megatron_output *out); /* removes what was not committed */
+
+#endif
