@@ -34,6 +34,11 @@ typedef enum nd_data_format {
     ND_DATA_LLMC,
     ND_DATA_MEGATRON
 } nd_data_format;
+typedef enum nd_special_choice {
+    ND_CHOOSE_SPECIAL_TEXT = 0,
+    ND_CHOOSE_SPECIAL_PARSE,
+    ND_CHOOSE_SPECIAL_REFUSE
+} nd_special_choice;
 typedef enum nd_optimizer_kind { ND_OPTIMIZER_ADAMW = 0, ND_OPTIMIZER_SGD } nd_optimizer_kind;
 typedef enum nd_schedule_kind {
     ND_SCHEDULE_CONSTANT = 0,
@@ -107,7 +112,12 @@ typedef struct nd_config {
     struct {
         char *path;
         nd_data_format format;
-        char *tokenizer; /* "bytes", or "file": token ids as they are in llmc and megatron files */
+        /* "bytes"; "file": token ids as they are in llmc and megatron files; "model": that of the
+         * model's folder; else the path of a tokenizer.json or of its folder */
+        char *tokenizer;
+        bool append_eod;
+        nd_special_choice special_in_text;
+        char *cache_dir;       /* "": the user's */
         char *validation_path; /* "": no validation */
         int64_t shuffle_seed;  /* -1: train.seed */
     } data;
@@ -225,7 +235,8 @@ nd_status nd_config_each_warning(const nd_config *config,
 
 /*
  * How long a healthy program may take to index the data: JSONL is parsed once from end to end,
- * which takes ten seconds a GB; a hundred are allowed for slow disks. 0 for other formats.
+ * which takes ten seconds a GB; a hundred are allowed for slow disks. Text that a tokenizer encodes
+ * gets 400 s a GB. 0 for other formats.
  * Deadlines that wait for the data add it.
  */
 double nd_config_data_seconds(const nd_config *config);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checks that the files named in the configuration exist; remembers where each was named. */
+#include <glob.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -24,6 +25,15 @@ nd_status nd_path_note_origin(nd_config *config, nd_field_id id, const nd_settin
     return ND_OK;
 }
 
+/* Files of text may be named by a pattern. */
+static bool matches(const char *pattern)
+{
+    glob_t found = {0};
+    bool any = strpbrk(pattern, "*?[") && glob(pattern, GLOB_NOSORT, NULL, &found) == 0;
+    globfree(&found);
+    return any;
+}
+
 /* A pair of Megatron files may be named without a suffix. */
 static bool is_there(const char *path, bool is_data)
 {
@@ -35,7 +45,7 @@ static bool is_there(const char *path, bool is_data)
             return true;
         }
     }
-    return false;
+    return is_data && matches(path);
 }
 
 static nd_status check(const nd_config *config, nd_path_key key, const char *path,

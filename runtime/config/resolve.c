@@ -241,17 +241,21 @@ static nd_status check_data(const nd_config *c)
     if (!*c->data.path) {
         return nd_fail(ND_ERR_CONFIG, "data.path is empty; name the training file");
     }
+    if (!*c->data.tokenizer) {
+        return nd_fail(ND_ERR_CONFIG, "data.tokenizer is empty; use bytes, file, model, or the "
+                                      "path of a tokenizer.json");
+    }
     if (bytes && ids) {
         return nd_fail(ND_ERR_CONFIG,
                        "data.format %s holds token ids, but data.tokenizer is bytes; use "
                        "data.tokenizer: file",
                        c->data.format == ND_DATA_LLMC ? "llmc" : "megatron");
     }
-    if (!bytes && text) {
+    if (strcmp(c->data.tokenizer, "file") == 0 && text) {
         return nd_fail(ND_ERR_CONFIG,
                        "data.format %s holds text, but data.tokenizer is file (the ids in "
-                       "the file); use data.tokenizer: bytes, or make a Megatron file with "
-                       "scripts/make_tokens.py",
+                       "the file); use data.tokenizer: bytes, model, or the path of a "
+                       "tokenizer.json",
                        c->data.format == ND_DATA_TEXT ? "text" : "jsonl");
     }
     return ND_OK;

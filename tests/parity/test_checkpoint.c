@@ -145,9 +145,10 @@ static nd_status end(void *context, nd_trainer *t)
     }
     nd_saver_destroy(p->savers[rank]);
     p->savers[rank] = NULL;
-    return p->model ? nd_weights_save(&t->model->fsdp, p->model, p->export->dtype,
-                                      p->export->byte_tokenizer, p->export->source)
-                    : ND_OK;
+    return p->model
+               ? nd_weights_save(&t->model->fsdp, p->model, p->export->dtype,
+                                 p->export->byte_tokenizer, p->export->source, p->export->tokenizer)
+               : ND_OK;
 }
 
 static mesh_job job_of(nd_precision precision, plan *p, int64_t first, int64_t steps)

@@ -20,6 +20,7 @@ static nd_status open_writer(const char *folder, const nd_manifest *manifest,
                                          .dtype = options->dtype,
                                          .byte_tokenizer = options->byte_tokenizer,
                                          .source = options->source,
+                                         .tokenizer = options->tokenizer,
                                          .takes_empty = true,
                                          .inside = !options->out};
     nd_hf_tensor *tensors = NULL;

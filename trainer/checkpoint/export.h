@@ -17,7 +17,8 @@ typedef struct nd_export_options {
     nd_dtype dtype;      /* BF16 or F32 */
     bool byte_tokenizer; /* as in nd_hf_writer_options, also the source of side files */
     const char *source;
-    bool verify; /* the digests of the chunks that are read */
+    const char *tokenizer; /* as in nd_hf_writer_options */
+    bool verify;           /* the digests of the chunks that are read */
 } nd_export_options;
 
 /*

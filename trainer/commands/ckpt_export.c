@@ -8,6 +8,7 @@
 #include "runtime/base/log.h"
 #include "trainer/checkpoint/export.h"
 #include "trainer/commands/ckpt.h"
+#include "trainer/run/run.h"
 #include "trainer/weights/weights.h"
 
 enum { FLAG_DTYPE, FLAG_SIDE_FILES, FLAG_NO_VERIFY };
@@ -67,9 +68,22 @@ static nd_status choose_side_files(const char *folder, const nd_manifest *manife
     return ND_OK;
 }
 
+/* The tokenizer.json that the run's data.tokenizer names, or NULL; owned by the caller. */
+static nd_status choose_tokenizer(const nd_manifest *manifest, const char *side_files, char **out)
+{
+    nd_status status = nd_inputs_find_tokenizer(setting(manifest, "data.tokenizer"), side_files,
+                                                setting(manifest, "model.config"), out);
+    if (status == ND_ERR_CONFIG) {
+        nd_log_warning("the run's tokenizer is not exported: %s", nd_error_last()->message);
+        nd_error_clear();
+        return ND_OK;
+    }
+    return status;
+}
+
 static nd_status export(const char *folder, const nd_manifest *manifest, const nd_ckpt_call *call)
 {
-    char *side_files = NULL, size[ND_CKPT_TEXT_MAX];
+    char *side_files = NULL, *tokenizer = NULL, size[ND_CKPT_TEXT_MAX];
     nd_export_options options = {.out = call->places[1], .verify = !call->values[FLAG_NO_VERIFY]};
     nd_status status = ND_OK;
     double begin = nd_clock_seconds();
@@ -79,6 +93,10 @@ static nd_status export(const char *folder, const nd_manifest *manifest, const n
     ND_TRY_OUT(choose_side_files(folder, manifest, options.byte_tokenizer,
                                  call->values[FLAG_SIDE_FILES], &side_files));
     options.source = side_files;
+    if (!call->values[FLAG_SIDE_FILES]) {
+        ND_TRY_OUT(choose_tokenizer(manifest, side_files, &tokenizer));
+        options.tokenizer = tokenizer;
+    }
     ND_TRY_OUT(nd_checkpoint_export(folder, manifest, &options));
     double seconds = nd_clock_seconds() - begin;
     double bytes =
@@ -87,6 +105,7 @@ static nd_status export(const char *folder, const nd_manifest *manifest, const n
            options.dtype == ND_DTYPE_F32 ? "fp32" : "bf16", folder,
            (long long)manifest->position.step, nd_ckpt_bytes(size, bytes), seconds);
 out:
+    free(tokenizer);
     free(side_files);
     return status;
 }

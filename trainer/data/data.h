@@ -11,6 +11,8 @@
  * dropped. Files are memory-mapped and a block is decoded when it is asked for. Only JSONL is read
  * whole at open, to index its strings.
  *
+ * Encoded text: files of text that a tokenizer.json turns into ids, once, in a cache of tokens.
+ *
  * Formats: text (bytes; id = byte), JSONL ({"text": ...} or {"prompt": ..., "completion": ...};
  * prompt labels are -100; UTF-8 bytes of the strings), llm.c .bin, Megatron .bin/.idx (path with or
  * without the suffix). auto picks by suffix: .txt .jsonl .bin .idx (a .bin with the llm.c magic is
@@ -30,6 +32,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/config/config.h"
+#include "trainer/corpus/corpus.h"
 #include "trainer/rank.h"
 
 typedef struct nd_dataset nd_dataset;
@@ -46,6 +49,25 @@ enum { ND_LABEL_IGNORED = -100 };
  */
 nd_status nd_dataset_open(const char *path, nd_data_format format, const char *tokenizer,
                           int64_t vocab, int64_t sequence, nd_dataset **out);
+/* Whether nd_dataset_open would take this file for one of token ids. */
+nd_status nd_data_holds_ids(const char *path, nd_data_format format, bool *holds);
+
+/* Files of text and the tokenizer.json that encodes them. Strings and rules are borrowed. */
+typedef struct nd_dataset_text {
+    const char *path; /* a file, a folder or a pattern, as for nd_corpus_files_add */
+    nd_data_format format;
+    const char *tokenizer;
+    const nd_corpus_rules *rules;
+    const char *cache_dir; /* "": the user's */
+    int threads;           /* that encode, when the cache is not there */
+} nd_dataset_text;
+
+/*
+ * Encodes the text into a cache (trainer/corpus/token_cache.h), or finds it there; its tokens are
+ * the concatenation of all documents. ND_ERR_CONFIG: the tokenizer has more ids than `vocab`.
+ */
+nd_status nd_dataset_open_text(const nd_dataset_text *text, int64_t vocab, int64_t sequence,
+                               nd_dataset **out);
 void nd_dataset_close(nd_dataset *dataset);
 
 int64_t nd_dataset_blocks(const nd_dataset *dataset); /* >= 1 */

@@ -13,6 +13,8 @@ static const nd_format formats[] = {
     [ND_DATA_MEGATRON] = {"megatron", true, nd_megatron_open, nd_flat_block},
 };
 
+static const nd_format encoded = {"encoded text", true, NULL, nd_encoded_block};
+
 static bool ends_with(const char *text, const char *suffix)
 {
     size_t n = strlen(text), m = strlen(suffix);
@@ -141,12 +143,77 @@ out:
     return status;
 }
 
+nd_status nd_data_holds_ids(const char *path, nd_data_format format, bool *holds)
+{
+    nd_dataset of = {0};
+    nd_status status = set_format(&of, path, format);
+    *holds = status == ND_OK && of.format->holds_ids;
+    free(of.path);
+    return status;
+}
+
+/* Takes the cache over. */
+static nd_status open_cache(const nd_dataset_text *text, nd_token_cache *cache, int64_t vocab,
+                            int64_t sequence, nd_dataset **out)
+{
+    nd_dataset *dataset;
+    nd_status status = ND_ALLOC(1, &dataset);
+    if (status != ND_OK) {
+        nd_token_cache_close(cache);
+        return status;
+    }
+    dataset->cache = cache;
+    dataset->map = cache->map;
+    dataset->format = &encoded;
+    dataset->type = cache->view.width == 2 ? ND_TOKEN_U16 : ND_TOKEN_I32;
+    dataset->first_byte = ND_TOKEN_CACHE_HEADER_BYTES;
+    dataset->tokens = (int64_t)cache->view.tokens;
+    dataset->vocab = vocab;
+    dataset->sequence = sequence;
+    ND_TRY_OUT(nd_fs_format(&dataset->path, "%s", text->path));
+    ND_TRY_OUT(count_blocks(dataset));
+    if (cache->view.vocab > vocab) {
+        ND_TRY_OUT(nd_fail(ND_ERR_CONFIG,
+                           "the tokenizer \"%s\" has ids up to %d, but the model's vocab_size is "
+                           "%lld; use the tokenizer of this model, or a model with a larger "
+                           "vocabulary",
+                           text->tokenizer, cache->view.vocab - 1, (long long)vocab));
+    }
+    *out = dataset;
+    dataset = NULL;
+out:
+    nd_dataset_close(dataset);
+    return status;
+}
+
+nd_status nd_dataset_open_text(const nd_dataset_text *text, int64_t vocab, int64_t sequence,
+                               nd_dataset **out)
+{
+    ND_ASSERT(sequence >= 1 && sequence < INT32_MAX && vocab >= 1 && vocab <= INT32_MAX);
+    nd_corpus_files files = {0};
+    nd_token_cache *cache = NULL;
+    nd_token_cache_request request = {.files = &files,
+                                      .rules = text->rules,
+                                      .tokenizer = text->tokenizer,
+                                      .folder = text->cache_dir,
+                                      .threads = text->threads};
+    nd_status status = nd_corpus_files_add(&files, text->path, text->format);
+    status = status == ND_OK ? nd_token_cache_open(&request, &cache) : status;
+    status = status == ND_OK ? open_cache(text, cache, vocab, sequence, out) : status;
+    nd_corpus_files_fini(&files);
+    return status;
+}
+
 void nd_dataset_close(nd_dataset *dataset)
 {
     if (!dataset) {
         return;
     }
-    nd_fs_map_close(&dataset->map);
+    if (dataset->cache) {
+        nd_token_cache_close(dataset->cache);
+    } else {
+        nd_fs_map_close(&dataset->map);
+    }
     free(dataset->marks);
     free(dataset->path);
     free(dataset);
@@ -207,6 +274,23 @@ typedef struct digest_read {
     size_t used;
 } digest_read;
 
+/* Checksums of all ids stand for them. */
+static nd_status digest_cache(const nd_token_cache *cache, char hex[65])
+{
+    const nd_token_view *v = &cache->view;
+    nd_bytes text = {0};
+    uint8_t numbers[4 * 8];
+    put_u64(numbers, v->width);
+    put_u64(numbers + 8, v->tokens);
+    put_u64(numbers + 16, v->documents);
+    put_u64(numbers + 24, v->spans);
+    nd_status status = nd_bytes_add(&text, numbers, sizeof numbers);
+    status = status == ND_OK ? nd_bytes_add(&text, v->sums, v->chunks * 8) : status;
+    status = status == ND_OK ? nd_fs_sha256(text.data, text.count, hex) : status;
+    free(text.data);
+    return status;
+}
+
 /* Copies the whole of a small file, or evenly spaced samples: the first at the beginning, the last
  * at the end. */
 static nd_status read_samples(void *context)
@@ -231,6 +315,9 @@ nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65])
 {
     uint8_t *buffer;
     nd_status status = ND_OK;
+    if (dataset->cache) {
+        return digest_cache(dataset->cache, hex);
+    }
     ND_TRY(
         nd_alloc(DIGEST_HEAD + (size_t)DIGEST_SAMPLES * DIGEST_SAMPLE_BYTES, 1, (void **)&buffer));
     put_u64(buffer, dataset->map.size);

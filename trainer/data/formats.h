@@ -6,6 +6,7 @@
  * Megatron) or JSONL with an index of its strings. Private to trainer/data.
  */
 #include "runtime/base/fsio.h"
+#include "trainer/corpus/token_cache.h"
 #include "trainer/data/data.h"
 
 typedef struct nd_format {
@@ -49,6 +50,7 @@ struct nd_dataset {
     int64_t blocks;
     nd_jsonl_mark *marks; /* (mark_count) of mark_room; JSONL only; owned */
     int64_t mark_count, mark_room;
+    nd_token_cache *cache; /* of an encoded text, which owns the map; else NULL; owned */
 };
 
 nd_status nd_text_open(nd_dataset *dataset);
@@ -60,6 +62,8 @@ nd_status nd_flat_block(const nd_dataset *dataset, int64_t first, int64_t count,
                         int32_t *labels);
 nd_status nd_jsonl_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
                          int32_t *labels);
+nd_status nd_encoded_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
+                           int32_t *labels);
 
 /* ND_ERR_DATA when the mapped file begins as a compressed or binary file of a known kind does. */
 nd_status nd_text_check(const nd_dataset *dataset);

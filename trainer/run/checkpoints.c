@@ -276,6 +276,7 @@ static nd_status export_model(void *context, const char *temporary, const nd_man
         .byte_tokenizer =
             manifest->shape.vocab == 256 && strcmp(config->data.tokenizer, "bytes") == 0,
         .source = c->context->inputs->model_folder,
+        .tokenizer = c->context->inputs->tokenizer,
     };
     return nd_checkpoint_export(temporary, manifest, &options);
 }

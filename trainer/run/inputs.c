@@ -3,7 +3,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
+#include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
 
 /* Finds model.path, or the cached folder of model.name; NULL when there is only a config.json. */
@@ -56,18 +58,101 @@ nd_status nd_inputs_verify_model(const nd_config *config)
     return ND_OK;
 }
 
+static nd_status tokenizer_of_model(const char *model_folder, const char *model_config, char **out)
+{
+    char *folder = NULL;
+    if (!model_folder && !(model_config && model_config[0])) {
+        return nd_fail(ND_ERR_CONFIG, "data.tokenizer is model, but there is no model folder; name "
+                                      "one with model.path, or a tokenizer.json here");
+    }
+    ND_TRY(model_folder ? nd_fs_format(&folder, "%s", model_folder)
+                        : nd_fs_parent(model_config, &folder));
+    nd_status status = nd_fs_format(out, "%s/tokenizer.json", folder);
+    if (status == ND_OK && !nd_fs_exists(*out)) {
+        status = nd_fail(ND_ERR_CONFIG,
+                         "data.tokenizer is model, but \"%s\" has no tokenizer.json; name another "
+                         "one with data.tokenizer",
+                         folder);
+    }
+    free(folder);
+    return status;
+}
+
+static nd_status tokenizer_at(const char *path, char **out)
+{
+    struct stat st;
+    const bool found = stat(path, &st) == 0;
+    ND_TRY(found && S_ISDIR(st.st_mode) ? nd_fs_format(out, "%s/tokenizer.json", path)
+                                        : nd_fs_format(out, "%s", path));
+    if (!nd_fs_exists(*out)) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "data.tokenizer is \"%s\", and \"%s\" does not exist; it is bytes, file, "
+                       "model, or the path of a tokenizer.json or of its folder",
+                       path, *out);
+    }
+    return ND_OK;
+}
+
+nd_status nd_inputs_find_tokenizer(const char *setting, const char *model_folder,
+                                   const char *model_config, char **out)
+{
+    nd_status status = ND_OK;
+    *out = NULL;
+    if (strcmp(setting, "model") == 0) {
+        status = tokenizer_of_model(model_folder, model_config, out);
+    } else if (setting[0] && strcmp(setting, "bytes") != 0 && strcmp(setting, "file") != 0) {
+        status = tokenizer_at(setting, out);
+    }
+    if (status != ND_OK) {
+        free(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+/* A file of token ids, or a text that the tokenizer encodes. */
+static nd_status open_data(const nd_config *config, const nd_inputs *inputs, const char *path,
+                           nd_dataset **out)
+{
+    static const nd_special_in_text special[] = {
+        [ND_CHOOSE_SPECIAL_TEXT] = ND_SPECIAL_TEXT,
+        [ND_CHOOSE_SPECIAL_PARSE] = ND_SPECIAL_PARSE,
+        [ND_CHOOSE_SPECIAL_REFUSE] = ND_SPECIAL_REFUSE,
+    };
+    const int64_t vocab = inputs->shape.vocab, sequence = config->train.sequence_length;
+    bool ids = false;
+    if (!inputs->tokenizer) {
+        return nd_dataset_open(path, config->data.format, config->data.tokenizer, vocab, sequence,
+                               out);
+    }
+    ND_TRY(nd_data_holds_ids(path, config->data.format, &ids));
+    if (ids) { /* the tokenizer is the one that made them */
+        return nd_dataset_open(path, config->data.format, "file", vocab, sequence, out);
+    }
+    const nd_corpus_rules rules = {.special_in_text = special[config->data.special_in_text],
+                                   .add_special = true,
+                                   .append_eod = config->data.append_eod,
+                                   .json_key = "text",
+                                   .pairs = true};
+    const nd_dataset_text text = {.path = path,
+                                  .format = config->data.format,
+                                  .tokenizer = inputs->tokenizer,
+                                  .rules = &rules,
+                                  .cache_dir = config->data.cache_dir,
+                                  .threads = nd_corpus_threads()};
+    return nd_dataset_open_text(&text, vocab, sequence, out);
+}
+
 nd_status nd_inputs_open(const nd_config *config, nd_inputs *inputs)
 {
     ND_TRY(nd_inputs_open_model(config, inputs));
     ND_TRY(nd_config_check_data_paths(config));
-    ND_TRY(nd_dataset_open(config->data.path, config->data.format, config->data.tokenizer,
-                           inputs->shape.vocab, config->train.sequence_length, &inputs->data));
-    if (!config->data.validation_path[0]) {
-        return ND_OK;
-    }
-    return nd_dataset_open(config->data.validation_path, config->data.format,
-                           config->data.tokenizer, inputs->shape.vocab,
-                           config->train.sequence_length, &inputs->validation);
+    ND_TRY(nd_inputs_find_tokenizer(config->data.tokenizer, inputs->model_folder,
+                                    config->model.config, &inputs->tokenizer));
+    ND_TRY(open_data(config, inputs, config->data.path, &inputs->data));
+    return config->data.validation_path[0]
+               ? open_data(config, inputs, config->data.validation_path, &inputs->validation)
+               : ND_OK;
 }
 
 void nd_inputs_close(nd_inputs *inputs)
@@ -78,5 +163,6 @@ void nd_inputs_close(nd_inputs *inputs)
     }
     nd_hf_reader_close(inputs->weights);
     free(inputs->model_folder);
+    free(inputs->tokenizer);
     memset(inputs, 0, sizeof *inputs);
 }

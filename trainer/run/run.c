@@ -220,7 +220,7 @@ static nd_status save_model(run_state *s)
     snprintf(folder, sizeof folder, "%s/model", s->files.dir ? s->files.dir : "");
     ND_TRY(nd_run_files_set_aside(&s->files, "model"));
     ND_TRY(nd_weights_save(&s->trainer->model->fsdp, folder, dtype, bytes,
-                           s->context->inputs->model_folder));
+                           s->context->inputs->model_folder, s->context->inputs->tokenizer));
     const nd_run_event event = {
         .kind = ND_RUN_EVENT_MODEL_SAVED, .step = s->trainer->position.step, .path = folder};
     return nd_sinks_event(&s->files.sinks, &event);

@@ -17,6 +17,7 @@ typedef struct nd_inputs {
     nd_llama_shape shape;
     char *model_folder;    /* NULL for fresh weights */
     nd_hf_reader *weights; /* NULL for fresh weights */
+    char *tokenizer;       /* the tokenizer.json that data.tokenizer names, or NULL */
     nd_dataset *data;
     nd_dataset *validation; /* NULL: none */
     bool still_read; /* a thread that hangs in the file system reads the data: it stays open */
@@ -30,6 +31,13 @@ nd_status nd_inputs_open(const nd_config *config, nd_inputs *inputs);
  * of them, so once per host is enough. */
 nd_status nd_inputs_verify_model(const nd_config *config);
 void nd_inputs_close(nd_inputs *inputs);
+/*
+ * The tokenizer.json that data.tokenizer names; NULL for bytes and file. `model_folder` and
+ * `model_config` are those of the run, NULL or "" where there is none. ND_ERR_CONFIG when it does
+ * not exist. Owned by the caller.
+ */
+nd_status nd_inputs_find_tokenizer(const char *setting, const char *model_folder,
+                                   const char *model_config, char **out);
 /* Calls visit("model.config", 64 hexadecimal digits), then data.path and data.validation_path. */
 nd_status nd_inputs_each_digest(const nd_inputs *inputs,
                                 void (*visit)(void *context, const char *key, const char *hex),

@@ -142,19 +142,45 @@ static nd_status copy_file(const char *from, const char *to)
     return status;
 }
 
+static nd_status copy_named(const char *from, const char *to, const char *name)
+{
+    char *source = NULL, *target = NULL;
+    nd_status status = nd_fs_format(&source, "%s/%s", from, name);
+    status = status == ND_OK ? nd_fs_format(&target, "%s/%s", to, name) : status;
+    status = status == ND_OK ? copy_file(source, target) : status;
+    free(target);
+    free(source);
+    return status;
+}
+
 nd_status nd_hf_side_files_copy(const char *from, const char *to, bool tokenizer)
 {
     for (int i = 0; i < FILE_COUNT; i++) {
-        char *source = NULL, *target = NULL;
-        if (files[i].tokenizer && !tokenizer) {
-            continue;
+        if (!files[i].tokenizer || tokenizer) {
+            ND_TRY(copy_named(from, to, files[i].name));
         }
-        nd_status status = nd_fs_format(&source, "%s/%s", from, files[i].name);
-        status = status == ND_OK ? nd_fs_format(&target, "%s/%s", to, files[i].name) : status;
-        status = status == ND_OK ? copy_file(source, target) : status;
-        free(target);
-        free(source);
-        ND_TRY(status);
     }
     return ND_OK;
+}
+
+nd_status nd_hf_tokenizer_copy(const char *path, const char *to)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    char *bytes = NULL, *target = NULL, *folder = NULL;
+    size_t size = 0;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_fs_read(path, max_file_bytes, ND_ERR_DATA, &bytes, &size));
+    ND_TRY_OUT(nd_fs_format(&target, "%s/tokenizer.json", to));
+    ND_TRY_OUT(nd_fs_write_atomic(target, bytes, size));
+    ND_TRY_OUT(nd_fs_parent(path, &folder));
+    for (int i = 1; i < FILE_COUNT && strcmp(name, files[0].name) == 0; i++) {
+        if (files[i].tokenizer) {
+            ND_TRY_OUT(copy_named(folder, to, files[i].name));
+        }
+    }
+out:
+    free(folder);
+    free(target);
+    free(bytes);
+    return status;
 }

@@ -421,9 +421,13 @@ static nd_status finish_files(nd_hf_writer *writer)
     if (writer->options.byte_tokenizer) {
         ND_TRY(nd_hf_byte_tokenizer_write(writer->temporary));
     }
+    if (writer->options.tokenizer) {
+        ND_TRY(nd_hf_tokenizer_copy(writer->options.tokenizer, writer->temporary));
+    }
     if (writer->options.source) {
-        ND_TRY(nd_hf_side_files_copy(writer->options.source, writer->temporary,
-                                     !writer->options.byte_tokenizer));
+        ND_TRY(
+            nd_hf_side_files_copy(writer->options.source, writer->temporary,
+                                  !writer->options.byte_tokenizer && !writer->options.tokenizer));
     }
     ND_TRY(nd_checksums_write(writer->temporary));
     return nd_fs_sync_folder(writer->temporary);

@@ -57,6 +57,9 @@ typedef struct nd_hf_writer_options {
     /* Folder of the model that was trained further, or NULL: its tokenizer (unless byte_tokenizer)
      * and generation_config.json are copied. Borrowed. */
     const char *source;
+    /* A tokenizer.json, or NULL: it and the tokenizer's files beside it are copied in the place of
+     * those of `source`. Borrowed. */
+    const char *tokenizer;
     bool takes_empty; /* an empty folder of that name is replaced; otherwise none may exist */
     /* The folder exists and holds none of the files: they are written into it, and nothing is
      * renamed. After a failure they stay for the caller that made the folder. */
@@ -87,6 +90,9 @@ uint64_t nd_hf_side_files_bytes(const char *folder, bool tokenizer);
 /* Copies them and fsyncs the copies. A file that cannot be read gets a warning, not an error, since
  * the weights matter more. */
 nd_status nd_hf_side_files_copy(const char *from, const char *to, bool tokenizer);
+/* Copies this file as tokenizer.json, and the tokenizer's other files of its folder when that is
+ * its name. ND_ERR_DATA when it cannot be read. */
+nd_status nd_hf_tokenizer_copy(const char *path, const char *to);
 /*
  * Writes and fsyncs tokenizer.json and tokenizer_config.json for a model whose ids are bytes, as
  * transformers' AutoTokenizer reads them: byte-level BPE without merges, whose vocabulary maps the
@@ -115,8 +121,8 @@ nd_status nd_weights_init(nd_fsdp *fsdp, double init_std, uint64_t seed);
 /* Each rank reads only the elements of its own shards. */
 nd_status nd_weights_load(nd_fsdp *fsdp, const nd_hf_reader *reader);
 /* Shards are gathered in pieces of a few MiB, unit by unit, and rank 0 writes them. All ranks of
- * the job take part. `source` as in nd_hf_writer_options. */
+ * the job take part. `source` and `tokenizer` as in nd_hf_writer_options. */
 nd_status nd_weights_save(nd_fsdp *fsdp, const char *folder, nd_dtype dtype, bool byte_tokenizer,
-                          const char *source);
+                          const char *source, const char *tokenizer);
 
 #endif

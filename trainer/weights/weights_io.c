@@ -136,12 +136,15 @@ static nd_status save_units(save_job *job)
 }
 
 static nd_status open_writer(save_job *job, const char *folder, nd_dtype dtype, bool byte_tokenizer,
-                             const char *source)
+                             const char *source, const char *tokenizer)
 {
     const nd_rank *r = job->fsdp->rank;
     const nd_layout *layout = job->fsdp->layout;
-    nd_hf_writer_options options = {
-        .shape = r->shape, .dtype = dtype, .byte_tokenizer = byte_tokenizer, .source = source};
+    nd_hf_writer_options options = {.shape = r->shape,
+                                    .dtype = dtype,
+                                    .byte_tokenizer = byte_tokenizer,
+                                    .source = source,
+                                    .tokenizer = tokenizer};
     nd_hf_tensor *tensors = NULL;
     ND_TRY(nd_hf_tensors_of(layout, &tensors));
     nd_status status =
@@ -164,7 +167,7 @@ static nd_status open_writer(save_job *job, const char *folder, nd_dtype dtype, 
 }
 
 nd_status nd_weights_save(nd_fsdp *fsdp, const char *folder, nd_dtype dtype, bool byte_tokenizer,
-                          const char *source)
+                          const char *source, const char *tokenizer)
 {
     nd_rank *r = fsdp->rank;
     nd_status status = ND_OK;
@@ -181,7 +184,7 @@ nd_status nd_weights_save(nd_fsdp *fsdp, const char *folder, nd_dtype dtype, boo
     ND_TRY(ND_ALLOC(job.piece * job.members, &job.gathered));
     job.landing = nd_rank_is_gpu(r) ? fsdp->grad : job.gathered;
     if (r->rank == 0) {
-        ND_TRY_OUT(open_writer(&job, folder, dtype, byte_tokenizer, source));
+        ND_TRY_OUT(open_writer(&job, folder, dtype, byte_tokenizer, source, tokenizer));
     }
     ND_TRY_OUT(save_units(&job));
     if (job.writer) {

@@ -107,7 +107,8 @@ Test(native, out_of_range_names_the_range)
     EXPECT_BAD_TEXT("mesh:\n  dp_shard: -2\n", "mesh.dp_shard is -2");
     EXPECT_BAD_TEXT("optimizer:\n  betas: [1, 0.9]\n", "optimizer.betas is [1, 0.9]");
     EXPECT_BAD_TEXT("log:\n  level: loud\n", "log.level is loud", "error, warning, info or debug");
-    EXPECT_BAD_TEXT("data:\n  tokenizer: bpe\n", "data.tokenizer is bpe", "bytes or file");
+    EXPECT_BAD_TEXT("data:\n  special_in_text: keep\n", "data.special_in_text is keep",
+                    "text, parse or refuse");
 }
 
 Test(native, one_model)

@@ -197,6 +197,10 @@ Test(resolve, time_to_index_the_data)
     cr_expect_float_eq(nd_config_data_seconds(&c), 600.0, 1e-9);
     c.data.format = ND_DATA_TEXT;
     cr_expect_eq(nd_config_data_seconds(&c), 0.0);
+    assert_ok(nd_text_replace(&c.data.tokenizer, "model")); /* it is encoded */
+    cr_expect_float_eq(nd_config_data_seconds(&c), 2400.0, 1e-6);
+    assert_ok(nd_text_replace(&c.data.path, dir.path));
+    cr_expect_float_eq(nd_config_data_seconds(&c), 2400.0, 1e-6);
     nd_config_fini(&c);
     tempdir_remove(&dir);
 }

@@ -22,7 +22,7 @@ static nd_status save(nd_rank *rank, void *context)
     ND_TRY(mesh_shards_open(&shards, rank, false));
     nd_status status = mesh_fill(shards.layout, SEED, shards.fsdp.master);
     if (status == ND_OK) {
-        status = nd_weights_save(&shards.fsdp, job->folder, job->dtype, false, NULL);
+        status = nd_weights_save(&shards.fsdp, job->folder, job->dtype, false, NULL, NULL);
     }
     mesh_shards_close(&shards);
     return status;

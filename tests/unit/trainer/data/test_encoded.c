@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/unit/trainer/corpus/corpus_cases.h"
+#include "trainer/corpus/token_file.h"
+#include "trainer/data/formats.h"
+
+enum { S = 7, IGNORED = ND_LABEL_IGNORED, VOCAB = 512 };
+
+static tempdir dir;
+static char tokenizer_path[PATH_MAX], text_path[PATH_MAX];
+static const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    snprintf(tokenizer_path, sizeof tokenizer_path,
+             "%s/tests/unit/trainer/text/goldens/llama3.json", getenv("ND_SOURCE_ROOT"));
+}
+
+static void teardown(void)
+{
+    tempdir_remove(&dir);
+}
+
+TestSuite(encoded, .init = setup, .fini = teardown);
+
+static nd_status open_text(const char *rows, int64_t vocab, nd_dataset **out)
+{
+    snprintf(text_path, sizeof text_path, "%s", tempdir_write(&dir, "a.jsonl", rows, strlen(rows)));
+    const nd_dataset_text text = {.path = text_path,
+                                  .tokenizer = tokenizer_path,
+                                  .rules = &rules,
+                                  .cache_dir = dir.path,
+                                  .threads = 1};
+    return nd_dataset_open_text(&text, vocab, S, out);
+}
+
+static void encode_rows(const char *rows, corpus_result *out)
+{
+    nd_tokenizer *tokenizer = text_open("llama3");
+    nd_corpus_files files = {0};
+    assert_ok(nd_corpus_files_add(&files, tempdir_write(&dir, "b.jsonl", rows, strlen(rows)),
+                                  ND_DATA_AUTO));
+    assert_ok(corpus_encode((nd_corpus_job){.files = &files, .tokenizer = tokenizer}, out));
+    nd_corpus_files_fini(&files);
+    nd_tokenizer_close(tokenizer);
+}
+
+static const char rows[] = "{\"text\":\"the first one, a text of some words\"}\n"
+                           "{\"prompt\":\"what is it?\",\"completion\":\" it is this\"}\n"
+                           "{\"prompt\":\"\",\"completion\":\"no prompt\"}\n"
+                           "{\"prompt\":\"a prompt of many words, of more than a block\","
+                           "\"completion\":\"\"}\n"
+                           "{\"prompt\":\"and the next one\",\"completion\":\"!\"}\n"
+                           "{\"text\":\"the end\"}\n";
+
+/* Inputs are all tokens in a row; labels are those behind them, unless they belong to a prompt. */
+Test(encoded, blocks_have_the_ids_and_ignore_prompts)
+{
+    nd_dataset *dataset;
+    corpus_result all;
+    bool ignored[4096] = {false};
+    assert_ok(open_text(rows, VOCAB, &dataset));
+    encode_rows(rows, &all);
+    cr_assert_eq(nd_dataset_tokens(dataset), (int64_t)all.ids.count);
+    cr_assert_gt(all.spans.count, 4);
+    for (size_t i = 0; i < all.spans.count; i += 2) {
+        for (int32_t t = all.spans.data[i]; t < all.spans.data[i + 1]; t++) {
+            ignored[t] = true;
+        }
+    }
+    for (int64_t b = 0; b < nd_dataset_blocks(dataset); b++) {
+        int32_t inputs[S], labels[S];
+        assert_ok(nd_dataset_block(dataset, b, inputs, labels));
+        for (int64_t i = 0; i < S; i++) {
+            size_t t = (size_t)(b * (S + 1) + i), count = all.ids.count;
+            cr_expect_eq(inputs[i], t < count ? all.ids.data[t] : 0, "token %zu", t);
+            int32_t label = t + 1 < count && !ignored[t + 1] ? all.ids.data[t + 1] : IGNORED;
+            cr_expect_eq(labels[i], label, "label of token %zu", t);
+        }
+    }
+    nd_dataset_close(dataset);
+    corpus_free(&all);
+}
+
+/* The pair that `ndtrain tokenize` writes for rows without prompts. */
+Test(encoded, blocks_are_those_of_the_megatron_files)
+{
+    static const char text[] = "{\"text\":\"the first one, some words\"}\n{\"text\":\"second\"}\n";
+    nd_dataset *encoded, *file;
+    nd_megatron_output out;
+    corpus_result all;
+    char prefix[128], digest[65], again[65];
+    assert_ok(open_text(text, VOCAB, &encoded));
+    encode_rows(text, &all);
+    snprintf(prefix, sizeof prefix, "%s/pair", dir.path);
+    assert_ok(nd_megatron_output_open(prefix, VOCAB, &out));
+    assert_ok(nd_megatron_output_write(&out, &(nd_corpus_piece){.ids = all.ids, .ends = all.ends}));
+    assert_ok(nd_megatron_output_commit(&out));
+    nd_megatron_output_fini(&out);
+    assert_ok(nd_dataset_open(prefix, ND_DATA_AUTO, "file", VOCAB, S, &file));
+    cr_assert_eq(nd_dataset_blocks(encoded), nd_dataset_blocks(file));
+    for (int64_t b = 0; b < nd_dataset_blocks(file); b++) {
+        int32_t inputs[2][S], labels[2][S];
+        assert_ok(nd_dataset_block(encoded, b, inputs[0], labels[0]));
+        assert_ok(nd_dataset_block(file, b, inputs[1], labels[1]));
+        cr_expect_eq(memcmp(inputs[0], inputs[1], sizeof inputs[0]), 0);
+        cr_expect_eq(memcmp(labels[0], labels[1], sizeof labels[0]), 0);
+    }
+    assert_ok(nd_dataset_digest(encoded, digest));
+    nd_dataset_close(encoded);
+    assert_ok(open_text("{\"text\":\"the first one, some words\"}\n{\"text\":\"Second\"}\n", VOCAB,
+                        &encoded));
+    assert_ok(nd_dataset_digest(encoded, again));
+    cr_expect_str_neq(digest, again);
+    nd_dataset_close(encoded);
+    nd_dataset_close(file);
+    corpus_free(&all);
+}
+
+Test(encoded, the_vocabulary_must_hold_the_tokenizer)
+{
+    nd_dataset *dataset;
+    assert_fails(open_text(rows, 256, &dataset), ND_ERR_CONFIG, "vocab_size is 256");
+    assert_fails(open_text("\n\n", VOCAB, &dataset), ND_ERR_DATA, "is empty");
+}
+
+Test(encoded, a_file_of_ids_is_known_by_its_name)
+{
+    bool ids = true;
+    assert_ok(nd_data_holds_ids("a.jsonl", ND_DATA_AUTO, &ids));
+    cr_expect_not(ids);
+    assert_ok(nd_data_holds_ids("a.bin", ND_DATA_AUTO, &ids));
+    cr_expect(ids);
+    assert_ok(nd_data_holds_ids("folder/*.txt", ND_DATA_AUTO, &ids));
+    cr_expect_not(ids);
+}
