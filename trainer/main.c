@@ -5,6 +5,7 @@
  *   ndtrain check [flags]   reads and checks configuration, model and data; starts nothing
  *   ndtrain plan  [flags]   prints mesh, groups, memory and estimated step time; starts nothing
  *   ndtrain ckpt VERB       lists, verifies, exports, compares and deletes checkpoints
+ *   ndtrain tokenize        turns text into token files
  *   ndtrain --version       prints the version and what is inside
  */
 #include <signal.h>
@@ -15,6 +16,7 @@
 #include "runtime/base/process.h"
 #include "runtime/rdzv/identity.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/tokenize.h"
 #include "trainer/worker/worker.h"
 
 static void init_log(const nd_config *config, const nd_identity *id)
@@ -36,6 +38,7 @@ static int usage(void)
 {
     fprintf(stderr, "usage: ndtrain train|check|plan [--config-file FILE] [flags]\n"
                     "       ndtrain ckpt ls|verify|export|diff|prune ... | ckpt --help\n"
+                    "       ndtrain tokenize --tokenizer PATH --input PATH ... --output-prefix P\n"
                     "       ndtrain --help [SECTION|all] | --version\n");
     return (int)ND_ERR_CONFIG;
 }
@@ -48,6 +51,7 @@ static nd_status help(const char *topic)
         {"plan", "prints mesh, groups, memory and estimated time; starts nothing"},
         {"plan --rank R", "the rank whose groups and memory are printed; rank 0 if not given"},
         {"ckpt VERB", "lists, verifies, exports, compares and deletes checkpoints (ckpt --help)"},
+        {"tokenize", "turns text and JSON lines into token files (tokenize --help)"},
     };
     static const nd_help program = {"ndtrain train|check|plan [--config-file FILE] [flags]", own,
                                     sizeof own / sizeof *own};
@@ -103,6 +107,9 @@ int main(int argc, char **argv)
     signal(SIGXFSZ, SIG_IGN);        /* a file size limit is an error of write, with a sentence */
     if (strcmp(name, "ckpt") == 0) { /* no worker */
         return nd_ckpt_main(argc - 1, argv + 1);
+    }
+    if (strcmp(name, "tokenize") == 0) {
+        return nd_tokenize_main(argc - 1, argv + 1);
     }
     nd_worker_die_with_parent();
     nd_limits_raise_files(); /* rank 0 may host the store, and each rank has sockets to others */

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Text as a user trains on it: a run from JSON lines with a tokenizer gives the numbers, to the
+ * last bit, of a run from the files that `ndtrain tokenize` writes, on several meshes.
+ */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/support/shell.h"
+
+static tempdir dir;
+
+#define GOLDENS ND_SOURCE "/tests/unit/trainer/text/goldens"
+
+static void setup(void)
+{
+    static const char model[] =
+        "{\"model_type\": \"llama\", \"vocab_size\": 512, \"hidden_size\": 32, "
+        "\"intermediate_size\": 64, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, "
+        "\"num_key_value_heads\": 2, \"max_position_embeddings\": 8192}";
+    static const char end[] = "{\"eos_token\": \"<|eot|>\"}";
+    tempdir_make(&dir);
+    shell(&dir, "mkdir tok && cp " GOLDENS "/llama3.json tok/tokenizer.json");
+    tempdir_write(&dir, "tok/tokenizer_config.json", end, strlen(end));
+    tempdir_write(&dir, "tok/config.json", model, strlen(model));
+    FILE *rows = fopen(tempdir_file(&dir, "a.jsonl"), "w");
+    cr_assert_not_null(rows);
+    for (int i = 0; i < 300; i++) {
+        fprintf(rows, "{\"text\": \"row %d of a text, it's the %dth\\n\"}\n", i, i * i % 97);
+    }
+    fclose(rows);
+}
+
+static void teardown(void)
+{
+    shell_remove(&dir);
+}
+
+TestSuite(tokenize, .init = setup, .fini = teardown, .timeout = 240);
+
+static void shell_fails(const tempdir *in, const char *command, int code)
+{
+    int got = shell_run(in, command);
+    cr_assert_eq(got, code, "%s\nended with %d:\n%s", command, got, shell_output);
+}
+
+static void train(const char *out, const char *data, const char *tokenizer, const char *mesh)
+{
+    char command[1024];
+    snprintf(command, sizeof command,
+             ND_LAUNCH " --device cpu --set model.config=tok/config.json --precision fp32 "
+                       "--data-path %s --tokenizer %s --cache-dir cache --sequence-length 32 "
+                       "--num-steps 3 --set output.dir=%s %s",
+             data, tokenizer, out, mesh);
+    shell(&dir, command);
+}
+
+Test(tokenize, a_run_from_text_is_the_run_from_its_token_files)
+{
+    static const char *const meshes[] = {"--num-processes 1 --set output.save_model=true",
+                                         "--num-processes 2 --dp-shard-size 2",
+                                         "--num-processes 4 --tp-size 2 --cp-size 2"};
+    shell(&dir, ND_TRAIN " tokenize --tokenizer tok --input a.jsonl --output-prefix pair "
+                         "--append-eod --threads 2");
+    cr_assert_not_null(strstr(shell_output, "documents                                 300"), "%s",
+                       shell_output);
+    for (int i = 0; i < 3; i++) {
+        train("text", "a.jsonl", "model", meshes[i]);
+        train("pair_run", "pair", "file", meshes[i]);
+        shell(&dir, "for run in text pair_run; do sed 's/\"step_ms.*//' $run/metrics.jsonl "
+                    ">$run.steps; done; cmp text.steps pair_run.steps && grep -c loss text.steps");
+        if (i == 0) {
+            shell(&dir, "cmp tok/tokenizer.json text/model/tokenizer.json && cmp "
+                        "tok/tokenizer_config.json text/model/tokenizer_config.json");
+        }
+        shell(&dir, "rm -r text pair_run");
+    }
+    shell(&dir, "test $(ls cache | wc -l) = 1");
+}
+
+/* The output does not depend on the threads, and what fails leaves no file. */
+Test(tokenize, the_command)
+{
+    shell(
+        &dir,
+        "gzip -k a.jsonl && " ND_TRAIN
+        " tokenize --tokenizer tok --input a.jsonl.gz --output-prefix one --threads 1 && " ND_TRAIN
+        " tokenize --tokenizer tok --input a.jsonl --output-prefix two --threads 4 && cmp "
+        "one.bin two.bin && cmp one.idx two.idx");
+    shell_fails(&dir, ND_TRAIN " tokenize --tokenizer tok --input a.jsonl --output-prefix one", 73);
+    cr_expect_not_null(strstr(shell_output, "is there already"), "%s", shell_output);
+    shell_fails(&dir, ND_TRAIN " tokenize --tokenizer tok --input none --output-prefix x", 65);
+    shell_fails(&dir, ND_TRAIN " tokenize --tokenizer none --input a.jsonl --output-prefix x", 2);
+    shell_fails(&dir, ND_TRAIN " tokenize --tokenizer tok --inputs a.jsonl --output-prefix x", 2);
+    cr_expect_not_null(strstr(shell_output, "did you mean --input?"), "%s", shell_output);
+    shell_fails(&dir, ND_TRAIN " tokenize --tokenizer tok --input a.jsonl", 2);
+    cr_expect_not_null(strstr(shell_output, "--output-prefix is missing"), "%s", shell_output);
+    shell(&dir, "printf '{\"text\": \"a\"}\\n{\"text\": 1}\\n' >bad.jsonl");
+    shell_fails(&dir, ND_TRAIN " tokenize --tokenizer tok --input bad.jsonl --output-prefix x", 65);
+    cr_expect_not_null(strstr(shell_output, "bad.jsonl\" line 2: \"text\" is not a string"), "%s",
+                       shell_output);
+    shell_fails(&dir, ND_TRAIN " tokenize --tokenizer tok --input a.jsonl --output-prefix /proc/x",
+                73);
+    shell(&dir, "! ls | grep -E '^x|tmp'");
+    shell(&dir,
+          ND_TRAIN " tokenize --tokenizer tok --input bad.jsonl --output-prefix x --skip-bad=1");
+}
+
+/* What a configuration asks for and cannot have. */
+Test(tokenize, errors_of_a_run)
+{
+#define RUN                                                                                        \
+    ND_TRAIN " check --device cpu --data-path a.jsonl --cache-dir cache --sequence-length 32 "     \
+             "--num-processes 1 "
+    shell_fails(&dir, RUN "--model-config tok/config.json --tokenizer none", 2);
+    cr_expect_not_null(strstr(shell_output, "data.tokenizer is \"none\""), "%s", shell_output);
+    shell(&dir, "mkdir alone && sed 's/512/256/' tok/config.json >alone/config.json");
+    shell_fails(&dir, RUN "--model-config alone/config.json --tokenizer model", 2);
+    cr_expect_not_null(strstr(shell_output, "has no tokenizer.json"), "%s", shell_output);
+    shell_fails(&dir, RUN "--model-config alone/config.json --tokenizer tok", 2);
+    cr_expect_not_null(strstr(shell_output, "vocab_size is 256"), "%s", shell_output);
+    shell(&dir, "echo '{\"text\": 5}' >>a.jsonl");
+    shell_fails(&dir, RUN "--model-config tok/config.json --tokenizer model", 65);
+    cr_expect_not_null(strstr(shell_output, "a.jsonl\" line 301"), "%s", shell_output);
+}

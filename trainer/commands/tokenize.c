@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/commands/tokenize.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/fsio.h"
+#include "runtime/base/log.h"
+#include "runtime/base/process.h"
+#include "trainer/corpus/token_file.h"
+
+static atomic_bool stop;
+
+static void on_signal(int signal_number)
+{
+    (void)signal_number;
+    atomic_store(&stop, true);
+}
+
+static void catch_signals(void)
+{
+    const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    const struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
+        sigaction(signals[i], &action, NULL);
+    }
+}
+
+/* Progress. */
+
+typedef struct work {
+    const nd_tokenize_call *call;
+    nd_megatron_output out;
+    double begin;
+    bool bar; /* standard error is a terminal */
+} work;
+
+static nd_status write_piece(void *context, const nd_corpus_piece *piece)
+{
+    work *w = context;
+    return nd_megatron_output_write(&w->out, piece);
+}
+
+static void show_progress(void *context, uint64_t bytes)
+{
+    enum { CELLS = 30 };
+    static const char full[] = "##############################";
+    const work *w = context;
+    double seconds = nd_clock_seconds() - w->begin, all = (double)w->call->files.bytes;
+    double part = all > 0 ? (double)bytes / all : 1.0;
+    int cells = (int)(part * CELLS);
+    if (!w->bar || seconds <= 0) {
+        return;
+    }
+    cells = cells > CELLS ? CELLS : cells;
+    fprintf(stderr, "\r[%.*s%*s] %3.0f %%  %.1f MB/s  %.0f s left \x1b[K", cells, full,
+            CELLS - cells, "", 100 * part, (double)bytes * 1e-6 / seconds,
+            part > 0 ? seconds * (1 - part) / part : 0.0);
+    fflush(stderr);
+}
+
+static void clear_progress(const work *w)
+{
+    if (w->bar) {
+        fprintf(stderr, "\r\x1b[K");
+        fflush(stderr);
+    }
+}
+
+/* The closing table. */
+
+static const char *grouped(char text[32], int64_t n)
+{
+    char digits[24];
+    int size = snprintf(digits, sizeof digits, "%lld", (long long)n), at = 0;
+    for (int i = 0; i < size; i++) {
+        if (i > 0 && (size - i) % 3 == 0) {
+            text[at++] = ',';
+        }
+        text[at++] = digits[i];
+    }
+    text[at] = '\0';
+    return text;
+}
+
+static void print_count(const char *what, int64_t n, const char *remark)
+{
+    char text[32];
+    printf("  %-28s %16s  %s\n", what, grouped(text, n), remark);
+}
+
+static void print_table(const work *w, const nd_corpus_counts *c)
+{
+    const nd_tokenize_call *call = w->call;
+    const nd_encode_counts *t = &c->text;
+    static const char *const special[] = {"kept as text", "became tokens", ""};
+    double seconds = nd_clock_seconds() - w->begin;
+    printf("%zu file%s, %.1f MB of text in %.2f s: %.1f MB/s, %.0f tokens/s, %d thread%s\n",
+           call->files.count, call->files.count == 1 ? "" : "s", (double)t->bytes * 1e-6, seconds,
+           (double)t->bytes * 1e-6 / seconds, (double)c->tokens / seconds, call->threads,
+           call->threads == 1 ? "" : "s");
+    print_count("documents", c->documents, "");
+    print_count("tokens", c->tokens, "");
+    printf("  %-28s %16.3f\n", "bytes per token",
+           c->tokens > 0 ? (double)t->bytes / (double)c->tokens : 0.0);
+    print_count("empty documents", c->empty, "left out");
+    print_count("bad lines", c->bad, "left out");
+    print_count("invalid bytes", t->invalid, "became U+FFFD");
+    print_count("halves of surrogate pairs", c->lone, "became U+FFFD");
+    print_count("characters without a piece", t->dropped, "left out");
+    print_count("unknown tokens", t->unknown, "");
+    print_count("special tokens met", t->special, special[call->rules.special_in_text]);
+    if (call->files.skipped > 0) {
+        print_count("files of other kinds", call->files.skipped, "not read");
+    }
+    printf("%s.bin and .idx, %s ids; train with data.path: %s, data.tokenizer: file\n",
+           call->prefix, w->out.bin.width == 2 ? "u16" : "i32", call->prefix);
+}
+
+/* The work. */
+
+static nd_status check_output(const nd_tokenize_call *call)
+{
+    static const char *const suffixes[] = {".bin", ".idx"};
+    for (int i = 0; i < 2; i++) {
+        char *path = NULL;
+        ND_TRY(nd_fs_format(&path, "%s%s", call->prefix, suffixes[i]));
+        bool there = nd_fs_exists(path);
+        free(path);
+        if (there && !call->overwrite) {
+            return nd_fail(
+                ND_ERR_CANTCREATE,
+                "\"%s%s\" is there already; give another --output-prefix, or --overwrite",
+                call->prefix, suffixes[i]);
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status encode(work *w, const nd_tokenizer *tokenizer, const char *path)
+{
+    nd_corpus_counts counts = {0};
+    nd_corpus_job job = {.files = &w->call->files,
+                         .rules = &w->call->rules,
+                         .tokenizer = tokenizer,
+                         .eod = -1,
+                         .threads = w->call->threads,
+                         .skip_bad = w->call->skip_bad,
+                         .stop = &stop,
+                         .context = w,
+                         .write = write_piece,
+                         .progress = show_progress};
+    if (w->call->rules.append_eod) {
+        ND_TRY(nd_corpus_eod(tokenizer, path, &job.eod));
+    }
+    nd_status status = nd_corpus_encode(&job, &counts);
+    clear_progress(w);
+    ND_TRY(status);
+    if (counts.documents == 0) {
+        return nd_fail(ND_ERR_DATA, "the input has no document with text in it");
+    }
+    ND_TRY(nd_megatron_output_commit(&w->out));
+    print_table(w, &counts);
+    return ND_OK;
+}
+
+/* *out is owned by the caller. */
+static nd_status find_tokenizer(const char *path, char **out)
+{
+    struct stat st;
+    if (stat(path, &st) != 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "--tokenizer \"%s\" does not exist; give the path of a tokenizer.json or of "
+                       "its folder",
+                       path);
+    }
+    return S_ISDIR(st.st_mode) ? nd_fs_format(out, "%s/tokenizer.json", path)
+                               : nd_fs_format(out, "%s", path);
+}
+
+static nd_status tokenize(const nd_tokenize_call *call)
+{
+    work w = {.call = call, .begin = nd_clock_seconds(), .bar = isatty(STDERR_FILENO)};
+    nd_tokenizer *tokenizer = NULL;
+    char *path = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(check_output(call));
+    ND_TRY_OUT(find_tokenizer(call->tokenizer, &path));
+    ND_TRY_OUT(nd_tokenizer_open(path, &tokenizer));
+    ND_TRY_OUT(nd_megatron_output_open(call->prefix, nd_tokenizer_vocab_size(tokenizer), &w.out));
+    ND_TRY_OUT(encode(&w, tokenizer, path));
+out:
+    nd_megatron_output_fini(&w.out);
+    nd_tokenizer_close(tokenizer);
+    free(path);
+    return status;
+}
+
+int nd_tokenize_main(int argc, char **argv)
+{
+    nd_tokenize_call call = {0};
+    catch_signals();
+    nd_status status = nd_tokenize_parse(argc, argv, &call);
+    if (status == ND_OK && call.help) {
+        nd_tokenize_print_help();
+    } else if (status == ND_OK) {
+        status = tokenize(&call);
+    }
+    nd_tokenize_call_fini(&call);
+    status = status == ND_OK ? nd_process_flush_output() : status;
+    if (status != ND_OK) {
+        nd_log_error("%s", nd_error_last()->message);
+    }
+    return (int)status;
+}

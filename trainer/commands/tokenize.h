@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_COMMANDS_TOKENIZE_H
+#define ND_COMMANDS_TOKENIZE_H
+/* `ndtrain tokenize`: files of text to the pair of files that Megatron-LM reads. */
+#include "trainer/corpus/corpus.h"
+
+typedef struct nd_tokenize_call {
+    bool help;
+    const char *tokenizer; /* a tokenizer.json or its folder */
+    const char *prefix;    /* of the output */
+    nd_corpus_files files;
+    nd_corpus_rules rules;
+    char *separator; /* owned, as `files` is */
+    int threads;
+    int64_t skip_bad;
+    bool overwrite;
+} nd_tokenize_call;
+
+/* ND_ERR_CONFIG for wrong usage, ND_ERR_DATA for inputs that are not there. */
+nd_status nd_tokenize_parse(int argc, char **argv, nd_tokenize_call *out);
+void nd_tokenize_call_fini(nd_tokenize_call *call);
+void nd_tokenize_print_help(void);
+
+/* argv[0] is "tokenize". Returns the exit code. */
+int nd_tokenize_main(int argc, char **argv);
+
+#endif
