@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A line of JSON: the scanner agrees with Jansson on what it finds, where Jansson accepts the line.
+ * It accepts more: NaN and Infinity, keys that stand twice, halves of surrogate pairs, bytes that
+ * are no UTF-8, greater depths and numbers.
+ */
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "trainer/corpus/row.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    nd_row_field fields[2] = {{.key = "text"}, {.key = "prompt"}};
+    nd_bytes buffer = {0};
+    size_t column = 0;
+    const char *fault = nd_row_scan(data, size, fields, 2, &column);
+    json_t *root =
+        json_loadb((const char *)data, size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
+    ND_ASSERT(column >= 1 && column <= size + 1);
+    ND_ASSERT(!fault || !json_is_object(root) || strstr(fault, "nested"));
+    for (int i = 0; !fault && i < 2; i++) {
+        const json_t *value = json_object_get(root, fields[i].key);
+        const uint8_t *text = NULL;
+        size_t text_size = 0;
+        int64_t lone = 0;
+        ND_ASSERT(!value || fields[i].kind != ND_ROW_ABSENT);
+        ND_ASSERT(!value || json_is_string(value) == (fields[i].kind == ND_ROW_STRING));
+        if (fields[i].kind != ND_ROW_STRING) {
+            continue;
+        }
+        ND_ASSERT(nd_row_text(&fields[i], &buffer, &text, &text_size, &lone) == ND_OK);
+        if (value) {
+            ND_ASSERT(text_size == json_string_length(value));
+            ND_ASSERT(memcmp(text, json_string_value(value), text_size) == 0);
+            ND_ASSERT(lone == 0);
+        }
+    }
+    json_decref(root);
+    free(buffer.data);
+    return 0;
+}
