@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "runtime/comm/p2p.h"
+
 void *case_shared(size_t bytes)
 {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -118,6 +120,33 @@ static nd_status sum_one(nd_comm *comm, int64_t *x, nd_event *done)
 static nd_status finish(nd_event *event)
 {
     return event->finish ? event->finish(event->operation) : ND_OK;
+}
+
+nd_status case_uneven_body(nd_transport *transport, void *context)
+{
+    nd_comm *comm = NULL;
+    float *x = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(case_world(transport, &comm));
+    size_t staging = nd_comm_staging_bytes(comm->size);
+    int64_t count = comm->size * nd_plan_reduce_chunk(comm, staging, sizeof *x) + 1;
+    ND_TRY_OUT(ND_ALLOC(count, &x));
+    for (int64_t i = 0; i < count; i++) {
+        x[i] = (float)(comm->index + i % 7);
+    }
+    ND_TRY_OUT(nd_comm_all_reduce(comm, NULL, x, count, ND_DTYPE_F32, ND_REDOP_SUM, NULL));
+    for (int64_t i = 0; i < count; i++) {
+        float want = (float)(comm->size * (comm->size - 1) / 2 + comm->size * (i % 7));
+        if (x[i] != want) {
+            status = nd_fail(ND_ERR_INTERNAL, "element %lld of %lld is %g, not %g", (long long)i,
+                             (long long)count, (double)x[i], (double)want);
+            goto out;
+        }
+    }
+out:
+    free(x);
+    nd_comm_destroy(comm);
+    return status;
 }
 
 /* Rank 1 enters the last operation when rank 0 has waited for the event of the first one. */

@@ -22,6 +22,8 @@ nd_status case_world(nd_transport *transport, nd_comm **out);
 /* Operations pending together: four on one communicator, others on three more, waited for in
  * another order. */
 nd_status case_pending_body(nd_transport *transport, void *context);
+/* A sum whose slices fill whole rounds of the staging, but for one that has an element more. */
+nd_status case_uneven_body(nd_transport *transport, void *context);
 /* Two ranks: an event that was not waited for is complete once its operation's place is used again,
  * and does not wait for the operation that is there now. */
 typedef struct case_stale {

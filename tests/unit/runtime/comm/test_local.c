@@ -32,6 +32,12 @@ Test(local, large_buffers_go_through_the_staging_in_rounds)
     }
 }
 
+Test(local, slices_that_fill_whole_rounds_but_for_one_element)
+{
+    run(2, case_uneven_body, NULL);
+    run(3, case_uneven_body, NULL);
+}
+
 Test(local, the_same_bits_every_time)
 {
     case_collectives *a = case_shared(sizeof *a), *b = case_shared(sizeof *b);
