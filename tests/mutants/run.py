@@ -184,6 +184,9 @@ def run(rules, options):
         path.write_text(rule.apply(text))
         try:
             suite = notice(build, rule)
+        except RuntimeError as error:
+            suite = None
+            print(error)
         finally:
             path.write_text(text)
         print(f"{'noticed' if suite else 'UNNOTICED':9} {time.monotonic() - begin:5.1f} s  {rule.name} ({rule.file}): "

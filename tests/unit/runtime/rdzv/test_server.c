@@ -258,6 +258,32 @@ Test(server, a_lost_rank_ends_the_others_wait)
     cr_assert_eq(nd_server_members(server, ND_WIRE_WORKER), 1);
 }
 
+Test(server, a_rank_that_left_ends_the_others_wait)
+{
+    nd_wire_buffer out = {0};
+    open_server(2);
+    join(0);
+    join(1);
+    request(0, ND_WIRE_EXCHANGE, "meet", "z", 1);
+    nd_wire_begin(&out, ND_WIRE_BYE);
+    give(1, &out);
+    nd_server_gone(server, clients[1].peer);
+    expect_error(0, ND_ERR_IO, "rank 1 (hosty) left the job while others waited at 'meet'");
+}
+
+Test(server, the_first_lost_rank_stays_the_first_failure)
+{
+    char first[ND_FAILURE_FIRST_MAX];
+    open_server(3);
+    for (int i = 0; i < 3; i++) {
+        join(i);
+    }
+    nd_server_gone(server, clients[2].peer);
+    nd_server_gone(server, clients[1].peer);
+    nd_server_first_failure(server, first, sizeof first);
+    cr_assert_not_null(strstr(first, "rank 2 (hosty) was lost"), "%s", first);
+}
+
 Test(server, hello_must_fit_version_job_epoch_and_place)
 {
     open_server(2);
