@@ -65,6 +65,11 @@ typedef enum nd_nonfinite {
     ND_NONFINITE_SKIP,
     ND_NONFINITE_REWIND
 } nd_nonfinite;
+typedef enum nd_trackers {
+    ND_TRACKERS_NONE = 0,
+    ND_TRACKERS_TENSORBOARD,
+    ND_TRACKERS_ALL
+} nd_trackers;
 typedef enum nd_staging_choice { ND_STAGING_OVERLAP = 0, ND_STAGING_WAIT } nd_staging_choice;
 typedef enum nd_checksum_choice { ND_CHOOSE_XXH3 = 0, ND_CHOOSE_SHA256 } nd_checksum_choice;
 typedef enum nd_on_error { ND_ON_ERROR_CONTINUE = 0, ND_ON_ERROR_STOP } nd_on_error;
@@ -179,6 +184,7 @@ typedef struct nd_config {
     struct {
         int64_t interval;
         char *level; /* error | warning | info | debug */
+        nd_trackers trackers;
     } log;
 
     /* Derived, not keys. */

@@ -111,6 +111,19 @@ static nd_status apply_quiet(nd_reader *r, const nd_setting *setting)
     return on ? nd_reader_put(r, ND_FIELD_log_level, "error") : ND_OK;
 }
 
+/* Services of the network are not called by the trainer itself. */
+static nd_status apply_log_with(nd_reader *r, const nd_setting *setting)
+{
+    const char *text = setting->text;
+    if (strcmp(text, "none") != 0 && strcmp(text, "tensorboard") != 0 && strcmp(text, "all") != 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s is %s, but no tracking service is called; give tensorboard, all or none "
+                       "(every step is also written to metrics.jsonl in the run's folder)",
+                       setting->name, text);
+    }
+    return nd_reader_set(r, ND_FIELD_log_trackers, setting);
+}
+
 /* The flag of transformers names a folder or a model of the hub. What exists as a folder, or is
  * written as a path, is a folder. */
 static nd_status apply_model(nd_reader *r, const nd_setting *setting)

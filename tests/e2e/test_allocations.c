@@ -14,16 +14,16 @@ static tempdir dir;
 static void train(const char *mesh, int steps, const char *counts)
 {
     char command[2048];
-    snprintf(
-        command, sizeof command,
-        "mkdir -p %s && rm -rf out && LD_PRELOAD=" ND_COUNTER " ND_COUNT_DIR=%s " ND_LAUNCH
-        " --device cpu --set model.config=model.json --set data.path=text.txt "
-        "--sequence-length 64 --num-steps %d "
-        "--set optimizer.schedule=constant --set train.gradient_accumulation_steps=2 --set "
-        "log.interval=1 "
-        "--set data.validation_path=text.txt --set train.validation_interval=1 "
-        "--set train.validation_batches=1 --set output.save_model=false --set output.dir=out %s",
-        counts, counts, steps, mesh);
+    snprintf(command, sizeof command,
+             "mkdir -p %s && rm -rf out && LD_PRELOAD=" ND_COUNTER " ND_COUNT_DIR=%s " ND_LAUNCH
+             " --device cpu --set model.config=model.json --set data.path=text.txt "
+             "--sequence-length 64 --num-steps %d "
+             "--set optimizer.schedule=constant --set train.gradient_accumulation_steps=2 --set "
+             "log.interval=1 "
+             "--set data.validation_path=text.txt --set train.validation_interval=1 "
+             "--set train.validation_batches=1 --set output.save_model=false --set output.dir=out "
+             "--log-with tensorboard %s",
+             counts, counts, steps, mesh);
     shell(&dir, command);
 }
 

@@ -121,6 +121,14 @@ nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out);
  */
 nd_status nd_terminal_sink_open(const nd_report_options *options, nd_sink *out);
 
+/*
+ * TensorBoard, not required: event files in the run's folder tensorboard/ (log.trackers). Each
+ * start of a run writes a file of its own; one that is resumed begins it with a mark after which
+ * readers forget the steps that are made again. At step 0 lie the configuration as text and the
+ * table of hyperparameters.
+ */
+nd_status nd_tensorboard_sink_open(const nd_report_options *options, nd_sink *out);
+
 /* Speed of a step or of the mean of several; all 0 when seconds is 0. */
 typedef struct nd_speed {
     double tokens_per_second, tokens_per_second_per_worker;

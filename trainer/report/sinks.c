@@ -11,14 +11,21 @@ void nd_sinks_add(nd_sinks *sinks, nd_sink sink)
 
 nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options)
 {
-    static nd_status (*const opens[])(const nd_report_options *, nd_sink *) = {
-        nd_jsonl_sink_open,
-        nd_terminal_sink_open,
+    const struct {
+        nd_status (*open)(const nd_report_options *, nd_sink *);
+        bool wanted;
+    } all[] = {
+        {nd_jsonl_sink_open, true},
+        {nd_terminal_sink_open, true},
+        {nd_tensorboard_sink_open, options->config->log.trackers != ND_TRACKERS_NONE},
     };
     *sinks = (nd_sinks){0};
-    for (size_t i = 0; i < sizeof opens / sizeof *opens; i++) {
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         nd_sink sink;
-        nd_status status = opens[i](options, &sink);
+        if (!all[i].wanted) {
+            continue;
+        }
+        nd_status status = all[i].open(options, &sink);
         if (status != ND_OK) {
             nd_sinks_close(sinks);
             return status;

@@ -417,6 +417,7 @@ Test(flags, refused_with_a_sentence)
     EXPECT_BAD_FLAGS(("--checkpointing-steps", "epoch"), "--checkpointing-steps", "epoch");
     EXPECT_BAD_FLAGS(("--save-strategy", "epoch"), "--save-strategy is epoch", "--save-steps");
     EXPECT_BAD_FLAGS(("--log_with", "wandb"), "--log-with is wandb", "metrics.jsonl");
+    EXPECT_BAD_FLAGS(("--log-trackers", "wandb"), "--log-trackers", "tensorboard");
     EXPECT_BAD_FLAGS(("--max-restarts", "-1"), "--max-restarts is -1", "0 to");
     EXPECT_BAD_FLAGS(("--pp-size", "2"), "pipeline parallelism");
     EXPECT_BAD_FLAGS(("--mixed-precision", "fp16"), "--mixed-precision", "FP16");

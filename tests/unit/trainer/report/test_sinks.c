@@ -412,6 +412,33 @@ static nd_status send_steps(nd_sinks *sinks, int64_t first, int64_t last)
     return status;
 }
 
+/* The folder of TensorBoard takes no more after some steps: the run goes on. */
+Test(sinks, tensorboard_on_a_full_disk_is_dropped)
+{
+    struct rlimit limit = {0, RLIM_INFINITY};
+    const char *heard = catch_stderr();
+    signal(SIGXFSZ, SIG_IGN);
+    cr_assert_eq(nd_config_init(&config), ND_OK);
+    config.train.steps = 10;
+    config.log.trackers = ND_TRACKERS_TENSORBOARD;
+    nd_sinks sinks = open_sinks(false);
+    cr_assert_eq(sinks.count, 3);
+    const int64_t first = 20000; /* bytes: the settings and some steps of 500 bytes */
+    limit.rlim_cur = (rlim_t)first;
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    nd_sink file = sinks.list[0]; /* its own file is as long after fewer steps: left out here */
+    sinks.list[0] = (nd_sink){.name = "nothing", .self = file.self, .close = file.close};
+    assert_ok(send_steps(&sinks, 1, 60));
+    cr_expect_eq(sinks.count, 2);
+    cr_expect_eq(sinks.dropped, 1);
+    nd_sinks_close(&sinks);
+    char *text = read_file(heard);
+    cr_expect_eq(count_of(text, "warning: TensorBoard takes no more reports"), 1, "%s", text);
+    cr_expect_eq(count_of(text, "File too large"), 1, "%s", text);
+    free(text);
+    nd_config_fini(&config);
+}
+
 /* It is closed and gets nothing more; the sinks around it go on. */
 Test(sinks, one_that_is_not_required_and_fails_is_dropped_with_one_warning)
 {

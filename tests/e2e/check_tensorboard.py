@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""tensorboard's own reader opens what --log-with tensorboard writes: check_tensorboard.py NDLAUNCH.
+
+A run of ten steps, then one that goes on from its fifth: the curves must be those of metrics.jsonl, and continuous. A file that is
+cut at any byte must give all records that are whole.
+"""
+import json
+import os
+import pathlib
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.plugins.hparams import plugin_data_pb2
+
+MODEL = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+
+
+def check(holds, words):
+    if not holds:
+        sys.exit(f"check_tensorboard: {words}")
+
+
+def run(ndlaunch, folder, *flags):
+    done = subprocess.run([ndlaunch, "--device", "cpu", "--num-processes", "2", "--sequence-length", "64", "--num-steps", "10",
+                           "--set", "model.config=model.json", "--set", "data.path=text.txt", "--set", "data.validation_path=text.txt",
+                           "--set", "train.validation_interval=5", "--set", "train.validation_batches=1", "--set", "output.dir=run",
+                           "--checkpoint-frequency", "5", *flags],
+                          cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    check(done.returncode == 0, f"the run ended with {done.returncode}:\n{done.stdout}")
+
+
+def steps_of(run_folder):
+    """The steps that count: those above a resumed event that have later numbers do not."""
+    steps, validations = {}, {}
+    for line in (run_folder / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record.get("event") == "resumed":
+            for kept in (steps, validations):
+                for step in [s for s in kept if s > record["step"]]:
+                    del kept[step]
+        elif "loss" in record:
+            steps[record["step"]] = record
+        elif "validation_loss" in record:
+            validations[record["step"]] = record
+    return steps, validations
+
+
+def single(value):
+    """As a scalar of an event file keeps it."""
+    return struct.unpack("f", struct.pack("f", value))[0]
+
+
+def expect_curves(run_folder):
+    events = EventAccumulator(str(run_folder / "tensorboard"))
+    events.Reload()
+    steps, validations = steps_of(run_folder)
+    for tag, key in (("train/loss", "loss"), ("train/grad_norm", "grad_norm"), ("train/learning_rate", "lr"), ("train/step_ms", "step_ms")):
+        seen = [(e.step, e.value) for e in events.Scalars(tag)]
+        check(seen == [(s, single(r[key])) for s, r in sorted(steps.items())], f"{tag} is {seen}, metrics.jsonl has {steps}")
+    seen = [(e.step, e.value) for e in events.Scalars("eval/loss")]
+    check(seen == [(s, single(r["validation_loss"])) for s, r in sorted(validations.items())], f"eval/loss is {seen}")
+    check([s for s, _ in seen] == [5, 10], f"validations are at {seen}")
+    return events
+
+
+def expect_settings(events):
+    text = events.Tensors("configuration")[0].tensor_proto.string_val[0].decode()
+    check("\n      steps: 10\n" in text and text.startswith("    launch:"), text)
+    content = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    settings = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+    check(settings["train.steps"].number_value == 10, "train.steps is no number")
+    check(settings["output.save_model"].bool_value is True, "output.save_model is no boolean")
+    check(settings["optimizer.name"].string_value == "adamw", "optimizer.name is no text")
+
+
+def records(data):
+    """Where each record of a file ends."""
+    ends, at = [], 0
+    while at < len(data):
+        at += 16 + struct.unpack_from("<Q", data, at)[0]
+        ends.append(at)
+    check(ends[-1] == len(data), "the file does not end with a whole record")
+    return ends
+
+
+def expect_whole_records_of_cut_files(path, folder):
+    data = path.read_bytes()
+    ends = records(data)
+    cut = folder / "events.out.tfevents.1.cut"
+    for size in range(len(data) + 1):
+        cut.write_bytes(data[:size])
+        whole = sum(end <= size for end in ends)
+        seen = len(list(RawEventFileLoader(str(cut)).Load())) if size else 0
+        check(seen == whole, f"{seen} records are read from {size} bytes that hold {whole}")
+
+
+def main():
+    ndlaunch = os.path.abspath(sys.argv[1])
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / "model.json").write_text(json.dumps(MODEL))
+        (folder / "text.txt").write_bytes(bytes(range(97, 123)) * 800)
+        run(ndlaunch, folder, "--log-with", "tensorboard")
+        events = expect_curves(folder / "run")
+        expect_settings(events)
+        files = sorted((folder / "run" / "tensorboard").iterdir())
+        check(len(files) == 1, f"{files}")
+        expect_whole_records_of_cut_files(files[0], folder)
+        # What a run that died after step 10 left: it goes on from step 5, with other values of what is timed.
+        shutil.rmtree(folder / "run" / "checkpoint-10")
+        run(ndlaunch, folder, "--report-to", "all", "--resume-from-checkpoint", "latest")
+        check(len(list((folder / "run" / "tensorboard").iterdir())) == 2, "the second start has no file of its own")
+        expect_curves(folder / "run")
+    print("event files: curves, settings and cut files are read by tensorboard")
+
+
+if __name__ == "__main__":
+    main()

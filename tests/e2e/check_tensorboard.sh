@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs check_tensorboard.py with a Python that has tensorboard: $ND_PEER_PYTHON, or python3.
+# Without one it says so and is skipped (exit status 77).
+set -u
+python=${ND_PEER_PYTHON:-python3}
+here=$(dirname "$0")
+if ! "$python" -c 'import tensorboard' 2>/dev/null; then
+    echo "skipped: $python has no tensorboard; set ND_PEER_PYTHON to one that has"
+    exit 77
+fi
+exec timeout 280 "$python" "$here/check_tensorboard.py" "$@"

@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/report/event_file.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "runtime/base/fsio.h"
+
+enum { VARINT = 0, FIXED64 = 1, LENGTH = 2, FIXED32 = 5 }; /* wire types of protobuf */
+
+enum { HEAD = 12, TAIL = 4, LENGTH_BYTES = 4 };
+
+/* Fields of Event, Summary and Summary.Value, by their numbers. */
+enum { EVENT_TIME = 1, EVENT_STEP = 2, EVENT_VERSION = 3, EVENT_SUMMARY = 5, EVENT_SESSION = 7 };
+enum { SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SCALAR = 2, VALUE_TENSOR = 8, VALUE_METADATA = 9 };
+enum { TENSOR_DTYPE = 1, TENSOR_SHAPE = 2, TENSOR_CONTENT = 4, TENSOR_STRING = 8 };
+enum { DTYPE_DOUBLE = 2, DTYPE_STRING = 7 };
+enum { SESSION_STATUS = 1, SESSION_PATH = 2 };
+
+struct nd_event_file {
+    int fd;
+    char *path; /* owned */
+    nd_proto record;
+    size_t summary; /* where the message of values begins */
+    bool in_summary;
+    size_t value, metadata, plugin, content, start; /* of the settings */
+    uint8_t frame[HEAD + ND_EVENT_BYTES_MAX + TAIL];
+};
+
+static void put_byte(nd_proto *p, uint8_t byte)
+{
+    if (p->size == p->capacity) {
+        p->full = true;
+        return;
+    }
+    p->data[p->size++] = byte;
+}
+
+static void put_raw(nd_proto *p, uint64_t value)
+{
+    for (; value >= 128; value >>= 7) {
+        put_byte(p, (uint8_t)(value | 128));
+    }
+    put_byte(p, (uint8_t)value);
+}
+
+static void put_fixed(nd_proto *p, uint64_t bits, int bytes)
+{
+    for (int i = 0; i < bytes; i++) {
+        put_byte(p, (uint8_t)(bits >> (8 * i)));
+    }
+}
+
+static void put_key(nd_proto *p, int field, int type)
+{
+    put_raw(p, (uint64_t)field << 3 | (uint64_t)type);
+}
+
+void nd_proto_varint(nd_proto *p, int field, uint64_t value)
+{
+    put_key(p, field, VARINT);
+    put_raw(p, value);
+}
+
+void nd_proto_double(nd_proto *p, int field, double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    put_key(p, field, FIXED64);
+    put_fixed(p, bits, sizeof bits);
+}
+
+void nd_proto_float(nd_proto *p, int field, float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    put_key(p, field, FIXED32);
+    put_fixed(p, bits, sizeof bits);
+}
+
+void nd_proto_bytes(nd_proto *p, int field, const void *bytes, size_t count)
+{
+    put_key(p, field, LENGTH);
+    put_raw(p, count);
+    if (p->capacity - p->size < count) {
+        p->full = true;
+        return;
+    }
+    if (count > 0) {
+        memcpy(p->data + p->size, bytes, count);
+        p->size += count;
+    }
+}
+
+void nd_proto_text(nd_proto *p, int field, const char *text)
+{
+    nd_proto_bytes(p, field, text, strlen(text));
+}
+
+/* The length is not known yet: it gets four bytes, which a varint may have whatever its value. */
+size_t nd_proto_begin(nd_proto *p, int field)
+{
+    put_key(p, field, LENGTH);
+    for (int i = 0; i < LENGTH_BYTES; i++) {
+        put_byte(p, 0);
+    }
+    return p->size;
+}
+
+void nd_proto_end(nd_proto *p, size_t begin)
+{
+    if (p->full) {
+        return;
+    }
+    size_t length = p->size - begin;
+    ND_ASSERT(length < (size_t)1 << (7 * LENGTH_BYTES));
+    for (int i = 0; i < LENGTH_BYTES; i++) {
+        uint8_t more = i + 1 < LENGTH_BYTES ? 128 : 0;
+        p->data[begin - LENGTH_BYTES + (size_t)i] = (uint8_t)((length >> (7 * i)) & 127) | more;
+    }
+}
+
+uint32_t nd_crc32c(const void *bytes, size_t count)
+{
+    /* What four bits add: the polynomial 0x1edc6f41 with its bits reversed. */
+    static const uint32_t table[16] = {0x00000000u, 0x105ec76fu, 0x20bd8edeu, 0x30e349b1u,
+                                       0x417b1dbcu, 0x5125dad3u, 0x61c69362u, 0x7198540du,
+                                       0x82f63b78u, 0x92a8fc17u, 0xa24bb5a6u, 0xb21572c9u,
+                                       0xc38d26c4u, 0xd3d3e1abu, 0xe330a81au, 0xf36e6f75u};
+    const uint8_t *b = bytes;
+    uint32_t crc = 0xffffffffu;
+    for (size_t i = 0; i < count; i++) {
+        crc ^= b[i];
+        crc = crc >> 4 ^ table[crc & 15];
+        crc = crc >> 4 ^ table[crc & 15];
+    }
+    return ~crc;
+}
+
+uint32_t nd_crc32c_masked(const void *bytes, size_t count)
+{
+    uint32_t crc = nd_crc32c(bytes, count);
+    return (crc >> 15 | crc << 17) + 0xa282ead8u;
+}
+
+static void store_le(uint8_t *out, uint64_t value, int bytes)
+{
+    for (int i = 0; i < bytes; i++) {
+        out[i] = (uint8_t)(value >> (8 * i));
+    }
+}
+
+static nd_status fail_write(const nd_event_file *file, const char *why)
+{
+    return nd_fail(ND_ERR_CANTCREATE, "%s cannot be written: %s", file->path, why);
+}
+
+static nd_status append(nd_event_file *file, size_t count)
+{
+    struct stat st;
+    if (fstat(file->fd, &st) == 0 && st.st_nlink == 0) {
+        return fail_write(file, "it was deleted during the run");
+    }
+    for (size_t done = 0; done < count;) {
+        ssize_t n = write(file->fd, file->frame + done, count - done);
+        if (n > 0) {
+            done += (size_t)n;
+        } else if (n == 0 || errno != EINTR) {
+            const char *why = n == 0 ? "nothing was taken" : strerror(errno);
+            off_t end = lseek(file->fd, 0, SEEK_END);
+            if (done > 0 && (end < (off_t)done || ftruncate(file->fd, end - (off_t)done) != 0)) {
+                why = "its last record is cut off";
+            }
+            return fail_write(file, why);
+        }
+    }
+    return ND_OK;
+}
+
+static double seconds_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+void nd_event_begin(nd_event_file *file, int64_t step)
+{
+    file->record = (nd_proto){.data = file->frame + HEAD, .capacity = ND_EVENT_BYTES_MAX};
+    file->in_summary = false;
+    nd_proto_double(&file->record, EVENT_TIME, seconds_now());
+    nd_proto_varint(&file->record, EVENT_STEP, (uint64_t)step);
+}
+
+/* All values of a record are in one message. */
+static size_t begin_value(nd_event_file *file, const char *tag)
+{
+    if (!file->in_summary) {
+        file->summary = nd_proto_begin(&file->record, EVENT_SUMMARY);
+        file->in_summary = true;
+    }
+    size_t value = nd_proto_begin(&file->record, SUMMARY_VALUE);
+    nd_proto_text(&file->record, VALUE_TAG, tag);
+    return value;
+}
+
+void nd_event_scalar(nd_event_file *file, const char *tag, double value)
+{
+    size_t begin = begin_value(file, tag);
+    nd_proto_float(&file->record, VALUE_SCALAR, (float)value);
+    nd_proto_end(&file->record, begin);
+}
+
+/* Says which plugin shows a tag: SummaryMetadata{1 plugin_data{1 plugin_name}, 4 data_class}. */
+static void put_plugin(nd_proto *p, const char *name)
+{
+    enum { DATA_CLASS_TENSOR = 2 };
+    size_t metadata = nd_proto_begin(p, VALUE_METADATA), plugin = nd_proto_begin(p, 1);
+    nd_proto_text(p, 1, name);
+    nd_proto_end(p, plugin);
+    nd_proto_varint(p, 4, DATA_CLASS_TENSOR);
+    nd_proto_end(p, metadata);
+}
+
+/* TensorShapeProto{2 dim{1 size}}. */
+static void put_shape(nd_proto *p, const uint64_t *sizes, int count)
+{
+    size_t shape = nd_proto_begin(p, TENSOR_SHAPE);
+    for (int i = 0; i < count; i++) {
+        size_t dim = nd_proto_begin(p, 2);
+        nd_proto_varint(p, 1, sizes[i]);
+        nd_proto_end(p, dim);
+    }
+    nd_proto_end(p, shape);
+}
+
+void nd_event_text(nd_event_file *file, const char *tag, const char *text)
+{
+    static const uint64_t one = 1;
+    nd_proto *p = &file->record;
+    size_t value = begin_value(file, tag);
+    put_plugin(p, "text");
+    size_t tensor = nd_proto_begin(p, VALUE_TENSOR);
+    nd_proto_varint(p, TENSOR_DTYPE, DTYPE_STRING);
+    put_shape(p, &one, 1);
+    nd_proto_text(p, TENSOR_STRING, text);
+    nd_proto_end(p, tensor);
+    nd_proto_end(p, value);
+}
+
+void nd_event_histogram(nd_event_file *file, const char *tag, const double *rows, int count)
+{
+    const uint64_t sizes[] = {(uint64_t)count, 3};
+    nd_proto *p = &file->record;
+    size_t value = begin_value(file, tag);
+    put_plugin(p, "histograms");
+    size_t tensor = nd_proto_begin(p, VALUE_TENSOR);
+    nd_proto_varint(p, TENSOR_DTYPE, DTYPE_DOUBLE);
+    put_shape(p, sizes, 2);
+    size_t content = nd_proto_begin(p, TENSOR_CONTENT);
+    for (int i = 0; i < 3 * count; i++) {
+        uint64_t bits;
+        memcpy(&bits, &rows[i], sizeof bits);
+        put_fixed(p, bits, sizeof bits);
+    }
+    nd_proto_end(p, content);
+    nd_proto_end(p, tensor);
+    nd_proto_end(p, value);
+}
+
+/* Value{2 number, 3 string, 4 bool}: by what the text is. */
+static void put_setting(nd_proto *p, const char *text)
+{
+    enum { NUMBER = 2, STRING = 3, BOOLEAN = 4 };
+    char *end;
+    double number = strtod(text, &end);
+    if (strcmp(text, "true") == 0 || strcmp(text, "false") == 0) {
+        nd_proto_varint(p, BOOLEAN, text[0] == 't');
+    } else if (text[0] && !*end) {
+        nd_proto_double(p, NUMBER, number);
+    } else {
+        nd_proto_text(p, STRING, text);
+    }
+}
+
+/* HParamsPluginData{1 version, 3 start{1 map{1 key, 2 value}, 5 start_time}} is the content of the
+ * plugin of a tag without numbers: a tensor of type float and shape [0]. */
+void nd_event_settings_begin(nd_event_file *file)
+{
+    nd_proto *p = &file->record;
+    file->value = begin_value(file, "_hparams_/session_start_info");
+    file->metadata = nd_proto_begin(p, VALUE_METADATA);
+    file->plugin = nd_proto_begin(p, 1);
+    nd_proto_text(p, 1, "hparams");
+    file->content = nd_proto_begin(p, 2);
+    file->start = nd_proto_begin(p, 3);
+}
+
+void nd_event_setting(nd_event_file *file, const char *key, const char *text)
+{
+    nd_proto *p = &file->record;
+    size_t entry = nd_proto_begin(p, 1);
+    nd_proto_text(p, 1, key);
+    size_t value = nd_proto_begin(p, 2);
+    put_setting(p, text);
+    nd_proto_end(p, value);
+    nd_proto_end(p, entry);
+}
+
+void nd_event_settings_end(nd_event_file *file)
+{
+    enum { DATA_CLASS_TENSOR = 2, DTYPE_FLOAT = 1, START_TIME = 5 };
+    static const uint64_t none = 0;
+    nd_proto *p = &file->record;
+    nd_proto_double(p, START_TIME, seconds_now());
+    nd_proto_end(p, file->start);
+    nd_proto_end(p, file->content);
+    nd_proto_end(p, file->plugin);
+    nd_proto_varint(p, 4, DATA_CLASS_TENSOR);
+    nd_proto_end(p, file->metadata);
+    size_t tensor = nd_proto_begin(p, VALUE_TENSOR);
+    nd_proto_varint(p, TENSOR_DTYPE, DTYPE_FLOAT);
+    put_shape(p, &none, 1);
+    nd_proto_end(p, tensor);
+    nd_proto_end(p, file->value);
+}
+
+nd_status nd_event_end(nd_event_file *file)
+{
+    nd_proto *p = &file->record;
+    if (file->in_summary) {
+        nd_proto_end(p, file->summary);
+    }
+    if (p->full) {
+        return fail_write(file, "a record is longer than 1 MiB");
+    }
+    store_le(file->frame, p->size, 8);
+    store_le(file->frame + 8, nd_crc32c_masked(file->frame, 8), 4);
+    store_le(file->frame + HEAD + p->size, nd_crc32c_masked(p->data, p->size), TAIL);
+    return append(file, HEAD + p->size + TAIL);
+}
+
+nd_status nd_event_session(nd_event_file *file, int64_t step, nd_session_mark mark,
+                           const char *path)
+{
+    nd_proto *p = &file->record;
+    nd_event_begin(file, step);
+    size_t session = nd_proto_begin(p, EVENT_SESSION);
+    nd_proto_varint(p, SESSION_STATUS, (uint64_t)mark);
+    if (path) {
+        nd_proto_text(p, SESSION_PATH, path);
+    }
+    nd_proto_end(p, session);
+    return nd_event_end(file);
+}
+
+static const char prefix[] = "events.out.tfevents.";
+
+/* Now, in seconds since 1970, or later by one than the newest event file of the folder. */
+static long long stamp_for(const char *folder)
+{
+    long long stamp = (long long)time(NULL);
+    DIR *dir = opendir(folder);
+    for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
+        if (strncmp(e->d_name, prefix, sizeof prefix - 1) == 0) {
+            long long other = atoll(e->d_name + sizeof prefix - 1);
+            stamp = other >= stamp && other < 9999999999 ? other + 1 : stamp;
+        }
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return stamp;
+}
+
+static nd_status create(const char *folder, nd_event_file *file)
+{
+    char host[256] = "localhost";
+    ND_TRY(nd_fs_make_folders(folder, "the folder of TensorBoard",
+                              "give another folder as output.dir"));
+    gethostname(host, sizeof host - 1);
+    ND_TRY(nd_fs_format(&file->path, "%s/%s%010lld.%s.%lld.0", folder, prefix, stamp_for(folder),
+                        host, (long long)getpid()));
+    file->fd = open(file->path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+    if (file->fd < 0) {
+        return nd_fail(ND_ERR_CANTCREATE, "%s cannot be created: %s", file->path, strerror(errno));
+    }
+    nd_event_begin(file, 0);
+    nd_proto_text(&file->record, EVENT_VERSION, "brain.Event:2");
+    return nd_event_end(file);
+}
+
+nd_status nd_event_file_open(const char *folder, nd_event_file **out)
+{
+    nd_event_file *file = NULL;
+    ND_TRY(ND_ALLOC(1, &file));
+    file->fd = -1;
+    nd_status status = create(folder, file);
+    if (status != ND_OK) {
+        nd_event_file_close(file);
+        return status;
+    }
+    *out = file;
+    return ND_OK;
+}
+
+void nd_event_file_close(nd_event_file *file)
+{
+    if (!file) {
+        return;
+    }
+    if (file->fd >= 0) {
+        close(file->fd);
+    }
+    free(file->path);
+    free(file);
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The sink that writes event files for TensorBoard, with the tags of transformers' Trainer where it
+ * has one. */
+#include "trainer/report/report.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/fsio.h"
+#include "trainer/report/event_file.h"
+
+typedef struct tensorboard {
+    nd_report_options options;
+    nd_event_file *file;
+} tensorboard;
+
+static nd_status write_step(void *self, const nd_step_record *r)
+{
+    tensorboard *s = self;
+    nd_speed speed = nd_speed_of(&s->options, r->step_seconds);
+    double sent = 0;
+    for (int k = 0; k < ND_TRAFFIC_COUNT; k++) {
+        sent += (double)r->wire_bytes[k];
+    }
+    const struct {
+        const char *tag;
+        double value;
+    } values[] = {
+        {"train/loss", r->loss},
+        {"train/grad_norm", r->grad_norm},
+        {"train/learning_rate", r->lr},
+        {"train/num_input_tokens_seen", (double)r->tokens_seen},
+        {"train/train_tokens_per_second", speed.tokens_per_second},
+        {"train/tflops_per_worker", speed.tflops_causal},
+        {"train/step_ms", r->step_seconds * 1e3},
+        {"train/data_wait_ms", r->data_wait_seconds * 1e3},
+        {"train/sent_mib", sent / 1048576.0},
+        {"train/peak_memory_gib", r->peak_memory_bytes / 1073741824.0},
+        {"train/skipped", r->skipped},
+    };
+    nd_event_begin(s->file, r->step);
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        nd_event_scalar(s->file, values[i].tag, values[i].value);
+    }
+    return nd_event_end(s->file);
+}
+
+static nd_status write_validation(void *self, const nd_validation_record *r)
+{
+    tensorboard *s = self;
+    nd_event_begin(s->file, r->step);
+    nd_event_scalar(s->file, "eval/loss", r->loss);
+    nd_event_scalar(s->file, "eval/runtime", r->seconds);
+    return nd_event_end(s->file);
+}
+
+static nd_status write_event(void *self, const nd_run_event *e)
+{
+    tensorboard *s = self;
+    switch (e->kind) {
+    case ND_RUN_EVENT_MODEL_SAVED:
+    case ND_RUN_EVENT_CHECKPOINT_FAILED:
+        return ND_OK;
+    case ND_RUN_EVENT_CHECKPOINT_SAVED:
+        return nd_event_session(s->file, e->step, ND_SESSION_CHECKPOINT, e->path);
+    case ND_RUN_EVENT_RESUMED:
+        return nd_event_session(s->file, e->step + 1, ND_SESSION_START, NULL);
+    }
+    return ND_OK;
+}
+
+/* YAML as Markdown: lines that begin with four blanks are shown as they are. */
+static nd_status indented(const char *yaml, char **out)
+{
+    size_t lines = 1, used = 0;
+    for (const char *c = yaml; *c; c++) {
+        lines += *c == '\n';
+    }
+    ND_TRY(nd_alloc(strlen(yaml) + 4 * lines + 1, 1, (void **)out));
+    for (const char *c = yaml; *c; c++) {
+        if (c == yaml || c[-1] == '\n') {
+            used += (size_t)sprintf(*out + used, "    ");
+        }
+        (*out)[used++] = *c;
+    }
+    return ND_OK;
+}
+
+static void put_key(void *context, const char *key, const char *value, bool job)
+{
+    (void)job;
+    if (value[0]) {
+        nd_event_setting(context, key, value);
+    }
+}
+
+static nd_status write_settings(tensorboard *s)
+{
+    char *yaml = NULL, *text = NULL;
+    nd_status status = ND_OK;
+    nd_event_begin(s->file, 0);
+    nd_event_settings_begin(s->file);
+    ND_TRY_OUT(nd_config_each(s->options.config, put_key, s->file));
+    nd_event_settings_end(s->file);
+    ND_TRY_OUT(nd_config_to_yaml(s->options.config, &yaml));
+    ND_TRY_OUT(indented(yaml, &text));
+    nd_event_text(s->file, "configuration", text);
+    status = nd_event_end(s->file);
+out:
+    free(yaml);
+    free(text);
+    return status;
+}
+
+static void close_file(void *self)
+{
+    tensorboard *s = self;
+    nd_event_file_close(s->file);
+    free(s);
+}
+
+nd_status nd_tensorboard_sink_open(const nd_report_options *options, nd_sink *out)
+{
+    tensorboard *s = NULL;
+    char *folder = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(ND_ALLOC(1, &s));
+    s->options = *options;
+    ND_TRY_OUT(nd_fs_format(&folder, "%s/tensorboard", options->dir));
+    ND_TRY_OUT(nd_event_file_open(folder, &s->file));
+    ND_TRY_OUT(write_settings(s));
+    *out = (nd_sink){.name = "TensorBoard",
+                     .self = s,
+                     .step = write_step,
+                     .validation = write_validation,
+                     .event = write_event,
+                     .close = close_file};
+    s = NULL;
+out:
+    free(folder);
+    if (s) {
+        close_file(s);
+    }
+    return status;
+}
