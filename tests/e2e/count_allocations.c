@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A preloaded library that counts the allocations which the program itself makes, and those that
- * the C library makes for it such as in strdup or fopen (the return address lies in one of the
- * two), and writes their number to $ND_COUNT_DIR/<RANK> when the process ends.
+ * the C library makes for it such as in strdup or fopen, and writes their number to
+ * $ND_COUNT_DIR/<RANK> when the process ends. What the C library allocates for another library,
+ * such as for UCX, which opens files at times of its own, does not count.
  */
+#include <execinfo.h>
 #include <fcntl.h>
 #include <link.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,15 +54,39 @@ static int take_object(struct dl_phdr_info *info, size_t size, void *context)
 
 __attribute__((constructor)) static void find_objects(void)
 {
+    void *first[1];
+    backtrace(first, 1); /* its first call allocates */
     dl_iterate_phdr(take_object, NULL);
+}
+
+static bool lies_in(const range *r, const void *address)
+{
+    return (uintptr_t)address >= r->begin && (uintptr_t)address < r->end;
+}
+
+/* Whether the program called the functions of the C library that are on the stack now. */
+static bool is_for_program(void)
+{
+    void *stack[16];
+    int depth = backtrace(stack, 16), i = 0;
+    while (i < depth && !lies_in(&c_library, stack[i])) { /* functions of this file */
+        i++;
+    }
+    while (i < depth && lies_in(&c_library, stack[i])) {
+        i++;
+    }
+    return i < depth && lies_in(&program, stack[i]);
 }
 
 static void note(const void *caller)
 {
-    uintptr_t at = (uintptr_t)caller;
-    if ((at >= program.begin && at < program.end) ||
-        (at >= c_library.begin && at < c_library.end)) {
+    static _Thread_local bool inside;
+    if (lies_in(&program, caller)) {
         atomic_fetch_add(&count, 1);
+    } else if (lies_in(&c_library, caller) && !inside) {
+        inside = true;
+        atomic_fetch_add(&count, is_for_program());
+        inside = false;
     }
 }
 
