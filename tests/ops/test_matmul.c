@@ -92,3 +92,18 @@ Test(matmul, several_blocks_at_once)
 {
     nd_best_backend(check_large);
 }
+
+/* Beyond the tiles in which older instruction sets multiply BF16: rows, columns, k. */
+static const int64_t tiles[][4] = {{520, 3, 5, 0}, {3, 520, 5, 0}, {3, 5, 1030, 0}};
+
+static void check_tiles(const nd_side *ref, const nd_backend *backend)
+{
+    for (int i = 0; i < 3 * 16; i++) {
+        matmul_once(ref, backend, pairs[1 + i % 2], tiles[i / 16], i / 2 % 8);
+    }
+}
+
+Test(matmul, several_tiles_at_each_instruction_set)
+{
+    nd_each_backend(check_tiles);
+}
