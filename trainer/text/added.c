@@ -41,6 +41,8 @@ nd_status nd_added_set_init(nd_added_set *set, const nd_added *tokens, int count
         }
         set->first[byte] = at;
     }
+    const uint8_t first = set->tokens[0].pattern[0];
+    set->only = first == set->tokens[set->count - 1].pattern[0] ? first : -1;
     return ND_OK;
 }
 
@@ -117,17 +119,30 @@ static void swallow(const nd_added_scan *scan, nd_added_match *match)
     }
 }
 
+/* The next place from scan->at on where a pattern may begin; the size when there is none. */
+static size_t next_place(const nd_added_scan *scan)
+{
+    const nd_added_set *set = scan->set;
+    size_t at = scan->at;
+    if (set->only >= 0) {
+        const uint8_t *p = memchr(scan->text + at, set->only, scan->size - at);
+        return p ? (size_t)(p - scan->text) : scan->size;
+    }
+    while (at < scan->size && set->first[scan->text[at]] == set->first[scan->text[at] + 1]) {
+        at++;
+    }
+    return at;
+}
+
 bool nd_added_next(nd_added_scan *scan, nd_added_match *match)
 {
     const nd_added_set *set = scan->set;
     if (set->count == 0) {
         return false;
     }
-    while (scan->at < scan->size) {
+    while ((scan->at = next_place(scan)) < scan->size) {
         const uint8_t *p = scan->text + scan->at;
-        const nd_added *token = set->first[p[0]] < set->first[p[0] + 1]
-                                    ? longest_at(set, p, scan->size - scan->at)
-                                    : NULL;
+        const nd_added *token = longest_at(set, p, scan->size - scan->at);
         if (!token) {
             scan->at++;
             continue;

@@ -25,6 +25,7 @@ typedef struct nd_added_set {
     nd_added *tokens;
     int count;
     int first[257]; /* tokens whose pattern begins with byte b: first[b] to first[b + 1] */
+    int only;       /* the byte that all patterns begin with, or -1 */
 } nd_added_set;
 
 /* Takes a copy of the tokens; patterns are borrowed. Of equal patterns the one with the

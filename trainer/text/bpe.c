@@ -7,20 +7,29 @@
 
 enum { SHORT_WORD = 32 }; /* characters; longer words are merged with the heap */
 
+/* The greatest power of two of slots that fits, or 0. */
+static size_t slots_in(size_t bytes, size_t each)
+{
+    size_t slots = bytes >= each;
+    while (slots > 0 && 2 * slots <= bytes / each) {
+        slots *= 2;
+    }
+    return slots;
+}
+
 nd_status nd_bpe_init(nd_bpe_state *state, const nd_tokenizer *tokenizer, size_t cache_bytes)
 {
     *state = (nd_bpe_state){.tokenizer = tokenizer};
-    size_t slots = cache_bytes >= sizeof(nd_bpe_cached);
-    while (slots > 0 && 2 * slots <= cache_bytes / sizeof(nd_bpe_cached)) {
-        slots *= 2;
-    }
-    state->cache_slots = slots;
-    return slots > 0 ? ND_ALLOC(slots, &state->cache) : ND_OK;
+    state->cache_slots = slots_in(cache_bytes / 2, sizeof(nd_bpe_cached));
+    state->short_slots = slots_in(cache_bytes / 2, sizeof(nd_bpe_short));
+    ND_TRY(state->cache_slots > 0 ? ND_ALLOC(state->cache_slots, &state->cache) : ND_OK);
+    return state->short_slots > 0 ? ND_ALLOC(state->short_slots, &state->shorts) : ND_OK;
 }
 
 void nd_bpe_fini(nd_bpe_state *state)
 {
     free(state->cache);
+    free(state->shorts);
     free(state->word.data);
     free(state->symbols);
     free(state->heap);
@@ -250,6 +259,83 @@ static nd_status merge_long(nd_bpe_state *state, int32_t *ids, size_t *count)
     return ND_OK;
 }
 
+/* Short words. */
+
+typedef struct short_key {
+    uint64_t low, high;
+} short_key;
+
+/* A word of 1 to 15 bytes; `left` bytes can be read. */
+static short_key key_of(const uint8_t *word, size_t size, size_t left)
+{
+    short_key key = {0};
+    if (left < 16) {
+        memcpy(&key, word, size);
+    } else {
+        memcpy(&key, word, 16);
+        /* Bytes are in little-endian order: those behind the word are the high ones. */
+        key.low &= size >= 8 ? UINT64_MAX : (UINT64_C(1) << (8 * size)) - 1;
+        key.high &= size <= 8 ? 0 : (UINT64_C(1) << (8 * (size - 8))) - 1;
+    }
+    key.high |= (uint64_t)size << 56;
+    return key;
+}
+
+static nd_bpe_short *short_slot(const nd_bpe_state *state, short_key key)
+{
+    uint64_t hash = (key.low ^ (key.high << 29 | key.high >> 35)) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 32;
+    hash *= 0xd6e8feb86659fd93u;
+    return &state->shorts[hash >> 32 & (state->short_slots - 1)];
+}
+
+static void short_fill(nd_bpe_state *state, const uint8_t *word, size_t size, const int32_t *ids,
+                       size_t count)
+{
+    if (state->short_slots == 0 || size > ND_BPE_SHORT_BYTES || count > ND_BPE_SHORT_IDS) {
+        return;
+    }
+    short_key key = key_of(word, size, size);
+    nd_bpe_short *slot = short_slot(state, key);
+    *slot = (nd_bpe_short){.key = {key.low, key.high}, .count = (int32_t)count};
+    memcpy(slot->ids, ids, count * sizeof *ids);
+}
+
+enum { BATCH = 64 };
+
+int nd_bpe_find_words(nd_bpe_state *state, const uint8_t *text, size_t size, size_t begin,
+                      const size_t *ends, int count, nd_ids *out, nd_status *status)
+{
+    short_key keys[BATCH];
+    const nd_bpe_short *slots[BATCH];
+    void *place = out->data;
+    count = count < BATCH ? count : BATCH;
+    *status = nd_array_reserve(&place, &out->room, out->count + 4 * BATCH, sizeof *out->data);
+    out->data = place;
+    if (*status != ND_OK || state->short_slots == 0) {
+        return 0;
+    }
+    for (int i = 0; i < count; i++) {
+        size_t n = ends[i] - begin;
+        if (n > ND_BPE_SHORT_BYTES) {
+            count = i;
+            break;
+        }
+        keys[i] = key_of(text + begin, n, size - begin);
+        slots[i] = short_slot(state, keys[i]);
+        __builtin_prefetch(slots[i]);
+        begin = ends[i];
+    }
+    int32_t *to = out->data + out->count;
+    int i = 0;
+    for (; i < count && slots[i]->key[0] == keys[i].low && slots[i]->key[1] == keys[i].high; i++) {
+        memcpy(to, slots[i]->ids, sizeof slots[i]->ids);
+        to += slots[i]->count;
+    }
+    out->count = (size_t)(to - out->data);
+    return i;
+}
+
 /* Words. */
 
 static nd_bpe_cached *cache_slot(const nd_bpe_state *state, const uint8_t *word, size_t size)
@@ -277,6 +363,7 @@ nd_status nd_bpe_word(nd_bpe_state *state, const uint8_t *word, size_t size, nd_
     const nd_vocab *vocab = &state->tokenizer->vocab;
     nd_bpe_cached *slot = cache_slot(state, word, size);
     if (slot && slot->size == size && memcmp(slot->key, word, size) == 0) {
+        short_fill(state, word, size, slot->ids, slot->count);
         return nd_ids_add(out, slot->ids, slot->count);
     }
     if (state->tokenizer->bpe.ignore_merges) {
@@ -285,6 +372,7 @@ nd_status nd_bpe_word(nd_bpe_state *state, const uint8_t *word, size_t size, nd_
             if (slot) {
                 cache_fill(slot, word, size, &id, 1);
             }
+            short_fill(state, word, size, &id, 1);
             return nd_ids_add(out, &id, 1);
         }
     }
@@ -300,6 +388,9 @@ nd_status nd_bpe_word(nd_bpe_state *state, const uint8_t *word, size_t size, nd_
     /* Dropped and unknown characters are counted each time they are met. */
     if (slot && state->dropped + state->unknown == odd) {
         cache_fill(slot, word, size, ids, count);
+    }
+    if (state->dropped + state->unknown == odd) {
+        short_fill(state, word, size, ids, count);
     }
     return nd_ids_add(out, ids, count);
 }

@@ -29,8 +29,19 @@ typedef struct nd_bpe_cached {
     int32_t ids[ND_BPE_VALUE_MAX];
 } nd_bpe_cached;
 
+enum { ND_BPE_SHORT_BYTES = 15, ND_BPE_SHORT_IDS = 3 };
+
+/* A word of at most 15 bytes with at most 3 ids: half a cache line. */
+typedef struct nd_bpe_short {
+    uint64_t key[2]; /* the bytes, zeros, and the size in the last byte; all 0: empty */
+    int32_t ids[ND_BPE_SHORT_IDS];
+    int32_t count;
+} nd_bpe_short;
+
 typedef struct nd_bpe_state {
     const nd_tokenizer *tokenizer;
+    nd_bpe_short *shorts;
+    size_t short_slots; /* a power of two, or 0 */
     nd_bpe_cached *cache;
     size_t cache_slots; /* a power of two, or 0 */
     nd_ids word;        /* the characters of the word at hand */
@@ -43,6 +54,11 @@ typedef struct nd_bpe_state {
 
 nd_status nd_bpe_init(nd_bpe_state *state, const nd_tokenizer *tokenizer, size_t cache_bytes);
 void nd_bpe_fini(nd_bpe_state *state);
+/* Appends the ids of words that follow one another from `begin` on and end at ends[i], as long as
+ * they are found among the short ones; returns how many were. `size`: of the whole text. *status
+ * fails when memory runs out. */
+int nd_bpe_find_words(nd_bpe_state *state, const uint8_t *text, size_t size, size_t begin,
+                      const size_t *ends, int count, nd_ids *out, nd_status *status);
 /* Appends the ids of one word of `size` > 0 bytes of valid UTF-8. */
 nd_status nd_bpe_word(nd_bpe_state *state, const uint8_t *word, size_t size, nd_ids *out);
 

@@ -79,32 +79,80 @@ static nd_status encode_word(nd_encoder *encoder, const uint8_t *word, size_t si
                : ND_OK;
 }
 
+enum { WORDS = 64 };
+
+/* Words that follow one another; most of them are found without merging. */
+static nd_status encode_words(nd_encoder *encoder, const uint8_t *text, size_t size, size_t begin,
+                              const size_t *ends, int count)
+{
+    for (int i = 0; i < count;) {
+        nd_status status;
+        int found = nd_bpe_find_words(&encoder->bpe, text, size, begin, ends + i, count - i,
+                                      &encoder->ids, &status);
+        ND_TRY(status);
+        i += found;
+        begin = found > 0 ? ends[i - 1] : begin;
+        if (i < count) {
+            ND_TRY(encode_word(encoder, text + begin, ends[i] - begin));
+            begin = ends[i++];
+        }
+    }
+    return ND_OK;
+}
+
 /* A text that no pattern splits is one word for the merges. It is cut before each run of marks
  * where that changes nothing, so that its words are found in the cache. */
 static nd_status encode_cut(nd_encoder *encoder, const uint8_t *text, size_t size)
 {
-    size_t begin = 0, at = 0;
+    size_t ends[WORDS + 1], begin = 0, at = 0, behind = 0;
+    int count = 0;
     while (encoder->tokenizer->bpe.cuts && at < size) {
-        const uint8_t *mark = memmem(text + at, size - at, ND_TEXT_MARK, ND_TEXT_MARK_BYTES);
-        if (!mark) {
+        const uint8_t *mark = memchr(text + at, ND_TEXT_MARK[0], size - at);
+        size_t place = mark ? (size_t)(mark - text) : size;
+        if (size - place < ND_TEXT_MARK_BYTES) {
             break;
         }
-        size_t place = (size_t)(mark - text);
-        if (place > at) { /* something else stands before this mark */
-            ND_TRY(encode_word(encoder, text + begin, place - begin));
-            begin = place;
+        if (memcmp(text + place, ND_TEXT_MARK, ND_TEXT_MARK_BYTES) != 0) {
+            at = place + 1; /* another character; `behind` stays */
+            continue;
         }
-        at = place + ND_TEXT_MARK_BYTES;
+        if (place > behind) { /* something else stands before this mark */
+            ends[count++] = place;
+        }
+        at = behind = place + ND_TEXT_MARK_BYTES;
+        if (count == WORDS) {
+            ND_TRY(encode_words(encoder, text, size, begin, ends, count));
+            begin = ends[WORDS - 1];
+            count = 0;
+        }
     }
-    return begin < size ? encode_word(encoder, text + begin, size - begin) : ND_OK;
+    ends[count] = size;
+    count += size > (count > 0 ? ends[count - 1] : begin);
+    return encode_words(encoder, text, size, begin, ends, count);
+}
+
+/* Splits by the last splitter. */
+static nd_status encode_last_split(nd_encoder *encoder, nd_splitter splitter, const uint8_t *text,
+                                   size_t size)
+{
+    size_t ends[WORDS];
+    for (size_t at = 0; at < size;) {
+        int count = nd_text_words(splitter, text, size, at, ends, WORDS);
+        ND_TRY(encode_words(encoder, text, size, at, ends, count));
+        at = ends[count - 1];
+    }
+    return ND_OK;
 }
 
 /* Splits by the splitters from `step` on. */
 static nd_status encode_split(nd_encoder *encoder, int step, const uint8_t *text, size_t size)
 {
     const nd_tokenizer *tokenizer = encoder->tokenizer;
-    if (step == tokenizer->splitter_count) {
-        return step == 0 ? encode_cut(encoder, text, size) : encode_word(encoder, text, size);
+    if (tokenizer->splitter_count == 0) {
+        return encode_cut(encoder, text, size);
+    }
+    if (step + 1 == tokenizer->splitter_count) {
+        return encode_last_split(encoder, tokenizer->splitters[step], text, size);
     }
     for (size_t at = 0, n; at < size; at += n) {
         n = nd_text_word(tokenizer->splitters[step], text, size, at);

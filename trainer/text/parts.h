@@ -88,5 +88,12 @@ nd_status nd_text_rewrite(const nd_rewrite *steps, int count, const uint8_t *tex
 /* The length of the word that begins at `at`, at least 1; `size` > `at`. Each call takes time in
  * proportion to the word and what follows up to the next border. */
 size_t nd_text_word(nd_splitter splitter, const uint8_t *text, size_t size, size_t at);
+/* The ends of up to `room` words that begin at `at` and follow one another; returns their number,
+ * at least 1. */
+int nd_text_words(nd_splitter splitter, const uint8_t *text, size_t size, size_t at, size_t *ends,
+                  int room);
+/* The same without vector instructions, for tests. */
+int nd_text_words_plain(nd_splitter splitter, const uint8_t *text, size_t size, size_t at,
+                        size_t *ends, int room);
 
 #endif

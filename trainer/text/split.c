@@ -4,6 +4,10 @@
  * Each alternative of a pattern stands beside the code that does it. A scanner looks at each
  * character a small number of times, also in long runs of white space.
  */
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #include "trainer/text/parts.h"
 #include "trainer/text/unicode.h"
 
@@ -11,6 +15,7 @@
 typedef struct reader {
     const uint8_t *text;
     size_t size;
+    bool vectors; /* use vector instructions */
 } reader;
 
 typedef struct symbol {
@@ -19,18 +24,58 @@ typedef struct symbol {
     nd_char_class kind;
 } symbol;
 
+/* nd_char_class of ASCII as digits, for the common case. */
+static const char ascii_classes[] = "0000000003333300"
+                                    "0000000000000000"
+                                    "3000000000000000"
+                                    "2222222222000000"
+                                    "0111111111111111"
+                                    "1111111111100000"
+                                    "0111111111111111"
+                                    "1111111111100000";
+
 static symbol symbol_at(const reader *r, size_t at)
 {
     if (at >= r->size) {
         return (symbol){0};
     }
+    uint8_t byte = r->text[at];
+    if (byte < 0x80) {
+        return (symbol){byte, 1, (nd_char_class)(ascii_classes[byte] - '0')};
+    }
     nd_char c = nd_char_at(r->text + at);
     return (symbol){c.code, (size_t)c.bytes, nd_char_class_of(c.code)};
 }
 
+#ifdef __SSE2__
+/* Moves over ASCII letters, sixteen bytes at a time, while sixteen are left. */
+static size_t skip_letters(const reader *r, size_t at)
+{
+    while (r->vectors && r->size - at >= 16) {
+        __m128i bytes = _mm_loadu_si128((const __m128i *)(r->text + at));
+        /* Letters of both cases become -128 to -103 as signed bytes, all others more. */
+        __m128i moved = _mm_add_epi8(_mm_or_si128(bytes, _mm_set1_epi8(0x20)),
+                                     _mm_set1_epi8((char)(0x80 - 'a')));
+        unsigned letters =
+            (unsigned)_mm_movemask_epi8(_mm_cmplt_epi8(moved, _mm_set1_epi8((char)(0x80 + 26))));
+        if (letters != 0xffff) {
+            return at + (size_t)__builtin_ctz(~letters);
+        }
+        at += 16;
+    }
+    return at;
+}
+#else
+static size_t skip_letters(const reader *r, size_t at)
+{
+    return at;
+}
+#endif
+
 /* Where the run of characters of this class that begins at `at` ends. */
 static size_t run_end(const reader *r, size_t at, nd_char_class kind)
 {
+    at = kind == ND_CHAR_LETTER ? skip_letters(r, at) : at;
     for (symbol s = symbol_at(r, at); s.bytes > 0 && s.kind == kind; s = symbol_at(r, at)) {
         at += s.bytes;
     }
@@ -174,29 +219,58 @@ static size_t marks_end(const reader *r, size_t at)
     return (size_t)((mark ? mark : end) - r->text);
 }
 
-size_t nd_text_word(nd_splitter splitter, const uint8_t *text, size_t size, size_t at)
+static size_t word_end(const reader *r, nd_splitter splitter, size_t at)
 {
-    const reader r = {text, size};
-    size_t end = size;
+    size_t end = r->size;
     switch (splitter) {
     case ND_SPLIT_GPT2:
-        end = gpt2_end(&r, at);
+        end = gpt2_end(r, at);
         break;
     case ND_SPLIT_LLAMA3:
-        end = llama3_end(&r, at, 3);
+        end = llama3_end(r, at, 3);
         break;
     case ND_SPLIT_QWEN2:
-        end = llama3_end(&r, at, 1);
+        end = llama3_end(r, at, 1);
         break;
     case ND_SPLIT_EACH_DIGIT:
-        end = digits_end(&r, at, true);
+        end = digits_end(r, at, true);
         break;
     case ND_SPLIT_DIGITS:
-        end = digits_end(&r, at, false);
+        end = digits_end(r, at, false);
         break;
     case ND_SPLIT_MARKS:
-        end = marks_end(&r, at);
+        end = marks_end(r, at);
         break;
     }
-    return end - at;
+    return end;
+}
+
+size_t nd_text_word(nd_splitter splitter, const uint8_t *text, size_t size, size_t at)
+{
+    const reader r = {text, size, true};
+    return word_end(&r, splitter, at) - at;
+}
+
+static int find_words(const reader *r, nd_splitter splitter, size_t at, size_t *ends, int room)
+{
+    int count = 0;
+    for (; count < room && at < r->size; count++) {
+        at = word_end(r, splitter, at);
+        ends[count] = at;
+    }
+    return count;
+}
+
+int nd_text_words(nd_splitter splitter, const uint8_t *text, size_t size, size_t at, size_t *ends,
+                  int room)
+{
+    const reader r = {text, size, true};
+    return find_words(&r, splitter, at, ends, room);
+}
+
+int nd_text_words_plain(nd_splitter splitter, const uint8_t *text, size_t size, size_t at,
+                        size_t *ends, int room)
+{
+    const reader r = {text, size, false};
+    return find_words(&r, splitter, at, ends, room);
 }

@@ -67,7 +67,7 @@ typedef struct nd_encode_counts {
 
 typedef struct nd_encoder nd_encoder;
 
-enum { ND_ENCODE_CACHE_BYTES = 4 << 20 };    /* a good default */
+enum { ND_ENCODE_CACHE_BYTES = 8 << 20 };    /* a good default */
 enum { ND_ENCODE_TEXT_BYTES_MAX = 1 << 30 }; /* of one text */
 
 /* The tokenizer is borrowed until the encoder is destroyed. */

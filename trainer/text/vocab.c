@@ -60,6 +60,14 @@ nd_status nd_vocab_init(nd_vocab *vocab, size_t pieces, size_t merges, bool byte
         status = ND_ALLOC(vocab->merge_slots, &vocab->merges);
     }
     if (status == ND_OK) {
+        const uint32_t bits = vocab->merge_slots * 8;
+        vocab->merge_bit_mask = bits - 1;
+        status = ND_ALLOC(bits / 64, &vocab->merge_bits);
+    }
+    if (status == ND_OK) {
+        status = ND_ALLOC(ND_VOCAB_FIRST_IDS * ND_VOCAB_FIRST_IDS, &vocab->first_pairs);
+    }
+    if (status == ND_OK) {
         status = nd_bytes_add(&vocab->arena, "", 1); /* so that no piece lies at 0 */
     }
     if (status != ND_OK) {
@@ -82,6 +90,8 @@ void nd_vocab_fini(nd_vocab *vocab)
     free(vocab->by_text);
     free(vocab->by_bytes);
     free(vocab->merges);
+    free(vocab->merge_bits);
+    free(vocab->first_pairs);
     *vocab = (nd_vocab){0};
 }
 
@@ -220,11 +230,15 @@ nd_status nd_vocab_rewrite(nd_vocab *vocab, int32_t id, const uint8_t *text, siz
     return ND_OK;
 }
 
-static uint32_t merge_slot(const nd_vocab *vocab, int32_t left, int32_t right)
+static uint64_t pair_hash(int32_t left, int32_t right)
 {
     uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    key *= 0x9e3779b97f4a7c15u; /* 2^64 over the golden ratio: the high bits depend on all of it */
-    uint32_t slot = (uint32_t)(key >> 32) & (vocab->merge_slots - 1);
+    return key * 0x9e3779b97f4a7c15u; /* 2^64 over the golden ratio: the high bits depend on all */
+}
+
+static uint32_t merge_slot(const nd_vocab *vocab, uint64_t hash, int32_t left, int32_t right)
+{
+    uint32_t slot = (uint32_t)(hash >> 32) & (vocab->merge_slots - 1);
     while (vocab->merges[slot].left >= 0 &&
            (vocab->merges[slot].left != left || vocab->merges[slot].right != right)) {
         slot = (slot + 1) & (vocab->merge_slots - 1);
@@ -232,13 +246,34 @@ static uint32_t merge_slot(const nd_vocab *vocab, int32_t left, int32_t right)
     return slot;
 }
 
+static bool is_first_pair(int32_t left, int32_t right)
+{
+    return (uint32_t)(left | right) < ND_VOCAB_FIRST_IDS;
+}
+
 void nd_vocab_add_merge(nd_vocab *vocab, nd_merge merge)
 {
-    vocab->merges[merge_slot(vocab, merge.left, merge.right)] = merge;
+    const uint64_t hash = pair_hash(merge.left, merge.right);
+    const uint32_t bit = (uint32_t)(hash >> 32) & vocab->merge_bit_mask;
+    const uint32_t slot = merge_slot(vocab, hash, merge.left, merge.right);
+    vocab->merges[slot] = merge;
+    vocab->merge_bits[bit / 64] |= UINT64_C(1) << (bit % 64);
+    if (is_first_pair(merge.left, merge.right)) {
+        vocab->first_pairs[merge.left * ND_VOCAB_FIRST_IDS + merge.right] = (int32_t)slot + 1;
+    }
 }
 
 const nd_merge *nd_vocab_merge(const nd_vocab *vocab, int32_t left, int32_t right)
 {
-    const nd_merge *merge = &vocab->merges[merge_slot(vocab, left, right)];
+    if (is_first_pair(left, right)) {
+        int32_t slot = vocab->first_pairs[left * ND_VOCAB_FIRST_IDS + right];
+        return slot > 0 ? &vocab->merges[slot - 1] : NULL;
+    }
+    const uint64_t hash = pair_hash(left, right);
+    const uint32_t bit = (uint32_t)(hash >> 32) & vocab->merge_bit_mask;
+    if (!(vocab->merge_bits[bit / 64] >> (bit % 64) & 1)) {
+        return NULL;
+    }
+    const nd_merge *merge = &vocab->merges[merge_slot(vocab, hash, left, right)];
     return merge->left >= 0 ? merge : NULL;
 }

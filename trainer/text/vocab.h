@@ -16,7 +16,7 @@
 #include "trainer/text/buffer.h"
 
 /* A greatest id far beyond every known vocabulary; it bounds the table of ids. */
-enum { ND_VOCAB_IDS_MAX = 1 << 22 };
+enum { ND_VOCAB_IDS_MAX = 1 << 22, ND_VOCAB_FIRST_IDS = 256 };
 
 typedef struct nd_token_piece {
     uint32_t text, text_size; /* place in the arena; text 0: no piece has this id */
@@ -42,6 +42,12 @@ typedef struct nd_vocab {
     uint32_t slots;    /* of both, a power of two */
     nd_merge *merges;
     uint32_t merge_slots; /* a power of two */
+    /* Most pairs are not merged, and the table is larger than a CPU's cache. These are smaller: a
+     * bit for the hash of each pair, and for pairs of the first ids, which are often single bytes,
+     * the slot + 1, or 0. */
+    uint64_t *merge_bits;
+    uint32_t merge_bit_mask;
+    int32_t *first_pairs; /* [ND_VOCAB_FIRST_IDS squared] */
 } nd_vocab;
 
 /* Room for these numbers of pieces and merges, and no more. */

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "runtime/base/rng.h"
+#include "trainer/text/parts.h"
+
+enum { WORDS = 512, SIZE = 300 };
+
+/* Characters of all classes and both borders of each range of letters. */
+static size_t random_text(uint64_t seed, uint8_t *out, size_t room)
+{
+    static const char *const atoms[] = {"a",
+                                        "z",
+                                        "A",
+                                        "Z",
+                                        "the",
+                                        "internationalisation",
+                                        "@",
+                                        "[",
+                                        "`",
+                                        "{",
+                                        "1",
+                                        "234",
+                                        "'s",
+                                        "'LL",
+                                        "'",
+                                        " ",
+                                        "  ",
+                                        "\n",
+                                        "\r\n",
+                                        ".",
+                                        "!?",
+                                        "\xc3\xa9",
+                                        "\xe4\xbd\xa0",
+                                        "\xcc\x81",
+                                        "\xc2\xa0",
+                                        "\xe3\x80\x80",
+                                        "\xe2\x96\x81",
+                                        "\xf0\x9f\x98\x80"};
+    size_t used = 0;
+    for (uint64_t i = 0;; i++) {
+        const char *atom = atoms[nd_rng_u64(seed, 1, i) % (sizeof atoms / sizeof *atoms)];
+        size_t n = strlen(atom);
+        if (used + n > room) {
+            return used;
+        }
+        memcpy(out + used, atom, n);
+        used += n;
+    }
+}
+
+/* Vector instructions change nothing, wherever a text begins and ends in memory. */
+Test(split, vectors_find_the_same_words_at_every_alignment)
+{
+    static const nd_splitter splitters[] = {ND_SPLIT_GPT2, ND_SPLIT_LLAMA3, ND_SPLIT_QWEN2,
+                                            ND_SPLIT_EACH_DIGIT};
+    static uint8_t text[SIZE], moved[SIZE + 64];
+    for (uint64_t seed = 0; seed < 40; seed++) {
+        size_t size = random_text(seed, text, SIZE - seed % 19);
+        for (size_t s = 0; s < sizeof splitters / sizeof *splitters; s++) {
+            size_t plain[WORDS], vectors[WORDS];
+            int count = nd_text_words_plain(splitters[s], text, size, 0, plain, WORDS);
+            cr_assert_eq(plain[count - 1], size);
+            for (size_t shift = 0; shift < 32; shift++) {
+                memcpy(moved + shift, text, size);
+                cr_assert_eq(nd_text_words(splitters[s], moved + shift, size, 0, vectors, WORDS),
+                             count);
+                cr_assert_eq(memcmp(plain, vectors, (size_t)count * sizeof *plain), 0);
+            }
+        }
+    }
+}
+
+/* Words in batches are words one by one. */
+Test(split, batches_of_any_size)
+{
+    static uint8_t text[SIZE];
+    size_t size = random_text(99, text, SIZE), all[WORDS];
+    int count = nd_text_words(ND_SPLIT_LLAMA3, text, size, 0, all, WORDS);
+    for (int room = 1; room < 9; room++) {
+        size_t ends[8], at = 0;
+        for (int done = 0, n; done < count; done += n) {
+            n = nd_text_words(ND_SPLIT_LLAMA3, text, size, at, ends, room);
+            cr_assert_eq(memcmp(ends, all + done, (size_t)n * sizeof *ends), 0);
+            at = ends[n - 1];
+        }
+        cr_assert_eq(at, size);
+    }
+    for (size_t at = 0, i = 0; at < size; i++) {
+        at += nd_text_word(ND_SPLIT_LLAMA3, text, size, at);
+        cr_assert_eq(at, all[i]);
+    }
+}
