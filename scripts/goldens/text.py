@@ -98,6 +98,9 @@ def families():
     yield "prefix", byte_level(byte(add_prefix_space=True, use_regex=True))
     yield "llama3", byte_level(split(LLAMA3), ignore_merges=True, template=True)
     yield "qwen2", byte_level(split(QWEN2))
+    composed = byte_level(split(QWEN2))
+    composed["normalizer"] = {"type": "NFC"}
+    yield "qwen2_nfc", composed
     yield "digits", byte_level(pre_tokenizers.Sequence([pre_tokenizers.Digits(True), byte(add_prefix_space=False)]))
     llama2 = with_added(marked(420))
     yield "llama2", llama2

@@ -27,6 +27,17 @@ static bool added_tokens_allow(const nd_tokenizer *t)
     return true;
 }
 
+/* Composition does not cross white space: nothing joins a character before it, and the first
+ * character of a part stays a beginning. */
+static bool has_rewrites(const nd_tokenizer *t)
+{
+    int other = 0;
+    for (int i = 0; i < t->rewrite_count; i++) {
+        other += !t->rewrites[i].compose;
+    }
+    return other > 0;
+}
+
 nd_text_cut nd_tokenizer_cut(const nd_tokenizer *t)
 {
     int gpt2 = 0, llama3 = 0, other = 0;
@@ -35,7 +46,7 @@ nd_text_cut nd_tokenizer_cut(const nd_tokenizer *t)
         llama3 += t->splitters[i] == ND_SPLIT_LLAMA3 || t->splitters[i] == ND_SPLIT_QWEN2;
         other += t->splitters[i] == ND_SPLIT_MARKS;
     }
-    if (other > 0 || (gpt2 > 0) == (llama3 > 0) || t->prefix_blank || t->rewrite_count > 0 ||
+    if (other > 0 || (gpt2 > 0) == (llama3 > 0) || t->prefix_blank || has_rewrites(t) ||
         t->metaspace != ND_METASPACE_NONE || !added_tokens_allow(t)) {
         return ND_CUT_NOWHERE;
     }

@@ -1,5 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <utf8proc.h>
+
 #include "trainer/text/parts.h"
+#include "trainer/text/unicode.h"
+
+enum { INERT_BELOW = 0x300 /* lower characters stay as they are, and none joins another */ };
+
+/* The first character that normal form C may change, or that may join one before it. */
+static size_t inert_end(const uint8_t *text, size_t size)
+{
+    for (size_t at = 0; at < size;) {
+        if (text[at] < 0x80) {
+            at++;
+            continue;
+        }
+        nd_char c = nd_char_at(text + at);
+        if (c.code >= INERT_BELOW) {
+            return at;
+        }
+        at += (size_t)c.bytes;
+    }
+    return size;
+}
+
+static nd_status compose(const uint8_t *text, size_t size, nd_bytes *out)
+{
+    utf8proc_uint8_t *made = NULL;
+    utf8proc_ssize_t count =
+        utf8proc_map(text, (utf8proc_ssize_t)size, &made, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    if (count < 0) {
+        return count == UTF8PROC_ERROR_NOMEM
+                   ? nd_fail_memory("the normal form of a text")
+                   : nd_fail(ND_ERR_DATA, "a text cannot be normalised: %s",
+                             utf8proc_errmsg(count));
+    }
+    nd_status status = nd_bytes_add(out, made, (size_t)count);
+    free(made);
+    return status;
+}
 
 static nd_status replace_all(const nd_rewrite *step, const uint8_t *text, size_t size,
                              nd_bytes *out)
@@ -21,9 +59,14 @@ nd_status nd_text_rewrite(const nd_rewrite *steps, int count, const uint8_t *tex
                           nd_bytes buffers[2], const uint8_t **out, size_t *out_size)
 {
     for (int i = 0; i < count && size > 0; i++) {
-        nd_bytes *to = &buffers[i % 2];
+        nd_bytes *to = text == buffers[0].data ? &buffers[1] : &buffers[0];
         to->count = 0;
-        if (steps[i].from) {
+        if (steps[i].compose) {
+            if (inert_end(text, size) == size) {
+                continue;
+            }
+            ND_TRY(compose(text, size, to));
+        } else if (steps[i].from) {
             ND_TRY(replace_all(&steps[i], text, size, to));
         } else {
             ND_TRY(nd_bytes_add(to, steps[i].to, steps[i].to_size));

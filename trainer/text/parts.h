@@ -14,8 +14,10 @@
 #define ND_TEXT_MARK "\xe2\x96\x81"
 enum { ND_TEXT_MARK_BYTES = 3 };
 
-/* One step of the normalizer: puts `to` before a text with a character, or replaces each `from`. */
+/* One step of the normalizer: puts `to` before a text with a character, replaces each `from`, or
+ * composes characters (Unicode's normal form C). */
 typedef struct nd_rewrite {
+    bool compose;
     char *from, *to; /* from NULL: put before */
     size_t from_size, to_size;
 } nd_rewrite;

@@ -64,6 +64,17 @@ nd_status nd_text_read_rewrite(nd_tokenizer *t, const json_t *node, nd_rewrite *
                : nd_text_fail_key(t, node, key, "a string that keeps texts short");
 }
 
+static nd_status read_compose(nd_tokenizer *t)
+{
+    if (t->rewrite_count == ND_TEXT_STEPS_MAX) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" has more than %d rewriting steps; that is not supported", t->name,
+                       ND_TEXT_STEPS_MAX);
+    }
+    t->rewrites[t->rewrite_count++] = (nd_rewrite){.compose = true};
+    return ND_OK;
+}
+
 nd_status nd_text_read_normalizer(nd_tokenizer *tokenizer, const json_t *node)
 {
     if (nd_text_is_absent(node)) {
@@ -76,7 +87,10 @@ nd_status nd_text_read_normalizer(nd_tokenizer *tokenizer, const json_t *node)
         return nd_text_read_rewrite(tokenizer, node, tokenizer->rewrites,
                                     &tokenizer->rewrite_count);
     }
-    return nd_text_fail_type(tokenizer, "normalizer", node, "Prepend, Replace and Sequence");
+    if (nd_text_is_type(node, "NFC")) {
+        return read_compose(tokenizer);
+    }
+    return nd_text_fail_type(tokenizer, "normalizer", node, "NFC, Prepend, Replace and Sequence");
 }
 
 /* Pre-tokenizer. */

@@ -197,3 +197,30 @@ Test(encode, long_runs_take_no_quadratic_time, .timeout = 120)
     }
     free(text);
 }
+
+/* NFC: a letter and its accent, jamo and a sign with a twin give the ids of the composed text. */
+Test(encode, normal_form_c)
+{
+    static const char *const pairs[][2] = {{"cafe\xcc\x81 x", "caf\xc3\xa9 x"},
+                                           {"\xe1\x84\x92\xe1\x85\xa1\xe1\x86\xab", "\xed\x95\x9c"},
+                                           {"10 \xe2\x84\xab", "10 \xc3\x85"},
+                                           {"plain", "plain"}};
+    nd_tokenizer *tokenizer = text_open("qwen2_nfc"), *other = text_open("qwen2");
+    const nd_encode_options options = {.cache_bytes = 0};
+    nd_encoder *with, *without;
+    cr_assert_eq(nd_encoder_create(tokenizer, &options, &with), ND_OK);
+    cr_assert_eq(nd_encoder_create(other, &options, &without), ND_OK);
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        const int32_t *ids, *expected;
+        size_t count, wanted;
+        cr_assert_eq(nd_encode(with, pairs[i][0], strlen(pairs[i][0]), &ids, &count), ND_OK);
+        cr_assert_eq(nd_encode(without, pairs[i][1], strlen(pairs[i][1]), &expected, &wanted),
+                     ND_OK);
+        cr_assert_eq(count, wanted, "%s", pairs[i][0]);
+        cr_expect_eq(memcmp(ids, expected, count * sizeof *ids), 0, "%s", pairs[i][0]);
+    }
+    nd_encoder_destroy(with);
+    nd_encoder_destroy(without);
+    nd_tokenizer_close(tokenizer);
+    nd_tokenizer_close(other);
+}

@@ -32,7 +32,7 @@ static const bad_file bad_files[] = {
     {"gpt2", "model/merges/0", "[\"a\", \"nowhere\"]", "merge 0, of \"a\" and \"nowhere\""},
     {"gpt2", "model/merges/0", "\"a b c\"", "merge 0 is not a pair"},
     {"gpt2", "model/merges/0", "[\"a\"]", "merge 0 is not a pair"},
-    {"gpt2", "normalizer", "{\"type\": \"NFC\"}", "the normalizer \"NFC\" is not supported"},
+    {"gpt2", "normalizer", "{\"type\": \"NFKC\"}", "the normalizer \"NFKC\" is not supported"},
     {"gpt2", "normalizer", "{\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"Strip\"}]}",
      "the normalizer \"Strip\" is not supported"},
     {"gpt2", "normalizer",
