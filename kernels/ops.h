@@ -440,8 +440,8 @@ typedef struct nd_prepare_ops {
 } nd_prepare_ops;
 
 /*
- * The largest sizes of a backend's ops; 0: any. Larger ones are ND_ASSERTs or worse, so whoever
- * plans a model compares it with these first.
+ * The largest sizes of a backend's ops; 0: any. Larger ones are ND_ASSERTs or worse, so a
+ * model is compared with these before it is planned.
  */
 typedef struct nd_op_limits {
     int64_t hidden;   /* C of rmsnorm_bwd */

@@ -2,7 +2,6 @@
 /* The workers of one start: spawned, signalled, stopped, and collected. */
 #include <signal.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "launcher/launcher.h"

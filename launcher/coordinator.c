@@ -61,7 +61,7 @@ static void send_frame(nd_coordinator *c, int index, int type, const uint32_t *n
     nd_wire_buffer_fini(&out);
 }
 
-/* At the first start of a job with spare nodes. */
+/* Called at the first start of a job with spare nodes. */
 static nd_status report_spares(nd_coordinator *c)
 {
     char spares[256];
@@ -71,7 +71,7 @@ static nd_status report_spares(nd_coordinator *c)
     return ND_OK;
 }
 
-/* Who has taken the place of whom since the last start. */
+/* Names the spare nodes that have replaced others since the last start. */
 static void report_replaced(const nd_coordinator *c)
 {
     const nd_roster *r = &c->roster;

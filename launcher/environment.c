@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Who a worker is; never taken from the environment of ndlaunch. */
+/* A worker's identity, which is never taken from the environment of ndlaunch. */
 static const char *const identity[] = {
     "RANK",           "LOCAL_RANK",  "WORLD_SIZE",       "LOCAL_WORLD_SIZE", "MASTER_ADDR",
     "MASTER_PORT",    "ND_RUN_ID",   "ND_KEY_FD",        "ND_PROGRESS_FD",   "ND_FAILURE_FD",

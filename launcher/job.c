@@ -3,7 +3,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "launcher/supervise.h"
 #include "runtime/base/clock.h"
@@ -271,7 +270,7 @@ static void on_notice(void *context, const char *line)
     nd_log_info("ndlaunch: %s", line);
 }
 
-/* Of a job without other nodes, the coordinator is NULL. */
+/* The context is the coordinator; it is NULL in a job without other nodes. */
 static void on_left(void *context, nd_peer *peer, nd_wire_role role, int index, bool clean)
 {
     if (context) {

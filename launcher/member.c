@@ -2,7 +2,6 @@
 /* A node other than node 0: one connection to node 0, blocking until the job's plan has arrived,
  * and on the job's loop once workers run. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "launcher/launcher.h"
 #include "launcher/nodes.h"

@@ -25,7 +25,7 @@ bool nd_restart_is_worth(int code)
     case ND_ERR_NUMERIC:
     case ND_ERR_RESOURCE:   /* needs more memory, or a smaller job */
     case ND_ERR_CANTCREATE: /* needs room, or rights */
-    case ND_ERR_PREEMPTED:  /* was asked to end: whoever asked starts it again */
+    case ND_ERR_PREEMPTED:  /* was asked to end, and is started again from outside */
         return false;
     default: /* internal, I/O, a deadline, a signal, and codes of libraries that end the process */
         return true;

@@ -2,7 +2,6 @@
 #include "launcher/supervise.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"

@@ -29,7 +29,7 @@ typedef struct nd_rank {
     nd_trace trace;
 } nd_rank;
 
-/* Also true for a plan of a GPU that is not here. */
+/* True also for the plan of a GPU that is not here. */
 static inline bool nd_rank_is_gpu(const nd_rank *rank)
 {
     return strcmp(rank->ops->name, "cuda") == 0;

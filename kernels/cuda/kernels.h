@@ -36,7 +36,7 @@ enum {
     ND_CUDA_NORM_COLUMNS = ND_CUDA_SCRATCH / 4, /* the most of rmsnorm_bwd: one block's sums */
 };
 
-/* Of the table of ops, and of its planner. */
+/* The limits that the table of ops and its planner have. */
 #define ND_CUDA_LIMITS                                                                             \
     {                                                                                              \
         .hidden = ND_CUDA_NORM_COLUMNS, .head_dim = ND_PLAIN_HEAD_DIM, .tokens = INT32_MAX         \

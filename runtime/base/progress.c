@@ -41,7 +41,7 @@ static nd_status map_page(int fd, int count, nd_progress *out)
     return ND_OK;
 }
 
-/* Of a page that nobody else uses yet. */
+/* Called while no other process uses the page yet. */
 static void begin_job(nd_progress_job *job)
 {
     atomic_store(&job->first_step, -1);

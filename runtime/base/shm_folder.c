@@ -22,7 +22,7 @@ static unsigned long long start_of(long pid)
 {
     char path[64], line[1024];
     snprintf(path, sizeof path, "/proc/%ld/stat", pid);
-    /* Without a FILE: how many processes there are must not change how often this one allocates. */
+    /* A FILE would allocate, and how often this process allocates must not depend on others. */
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
         return 0;

@@ -3,7 +3,6 @@
 #define ND_BASE_SUGGEST_H
 /* The known name nearest to what a user typed: for "did you mean ..." in error sentences. No
  * allocation. */
-#include <stddef.h>
 
 /*
  * Edits (insert, delete, replace, swap of adjacent characters) from a to b; case and the difference

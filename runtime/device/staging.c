@@ -30,7 +30,7 @@ nd_status nd_staging_init(nd_staging *s, nd_device *device, size_t slot_bytes, i
 {
     void *memory = NULL;
     *s = (nd_staging){.device = device, .slot_bytes = nd_round_up_bytes(slot_bytes, 256)};
-    s->slots = slots < ND_STAGING_SLOTS ? (int)slots : ND_STAGING_SLOTS;
+    s->slots = (int)nd_min(slots, ND_STAGING_SLOTS);
     ND_TRY(nd_host_alloc(device, s->slot_bytes * (size_t)s->slots, &memory));
     s->memory = memory;
     for (int i = 0; i < s->slots; i++) {

@@ -27,7 +27,7 @@ typedef struct nd_staging {
 nd_status nd_host_alloc(nd_device *device, size_t bytes, void **out);
 void nd_host_free(nd_device *device, void *p); /* NULL is legal */
 
-/* At most ND_STAGING_SLOTS slots are made of the number that is asked for. */
+/* Makes the number of slots that is asked for, but at most ND_STAGING_SLOTS. */
 nd_status nd_staging_init(nd_staging *staging, nd_device *device, size_t slot_bytes, int64_t slots);
 void nd_staging_fini(nd_staging *staging);
 /* The next slot, lent until nd_staging_end. */

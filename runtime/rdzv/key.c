@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/text.h"
 #include "runtime/rdzv/address.h"
 
 enum { HEX_BYTES = 2 * ND_KEY_BYTES };
@@ -77,15 +78,6 @@ static nd_status check_owner_and_mode(const char *path, const struct stat *st)
     return ND_OK;
 }
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9') {
-        return c - '0';
-    }
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 static bool decode(const char *text, size_t bytes, uint8_t key[ND_KEY_BYTES])
 {
     if (bytes == ND_KEY_BYTES) {
@@ -99,7 +91,7 @@ static bool decode(const char *text, size_t bytes, uint8_t key[ND_KEY_BYTES])
         return false;
     }
     for (int i = 0; i < ND_KEY_BYTES; i++) {
-        int high = hex_digit(text[2 * i]), low = hex_digit(text[2 * i + 1]);
+        int high = nd_hex_digit(text[2 * i]), low = nd_hex_digit(text[2 * i + 1]);
         if (high < 0 || low < 0) {
             return false;
         }

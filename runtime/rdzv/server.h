@@ -62,7 +62,7 @@ void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch, in
  * have come only now, so ask later.
  */
 bool nd_server_has_room(nd_server *server, int64_t now, nd_peer **leaving);
-/* As *leaving above, when another limit is reached. */
+/* The same as *leaving above, when another limit is reached. */
 nd_peer *nd_server_make_room(nd_server *server, int64_t now);
 
 /* A new connection; `name` (address) is copied, for messages. */

@@ -454,7 +454,7 @@ static nd_status start_listening(nd_store_server *store, const nd_address *addre
     return ND_UV(uv_timer_start(&store->tick, on_tick, TICK_MS, TICK_MS));
 }
 
-/* Of this process, as it is now. */
+/* The limit of this process's open files as it is now. */
 static int64_t files_allowed(void)
 {
     struct rlimit limit;

@@ -37,7 +37,7 @@ nd_status nd_tls_input(nd_tls *tls, const void *bytes, size_t count);
 bool nd_tls_established(const nd_tls *tls);
 /* Plaintext received so far; *count 0: none now. *closed: the other side ended the session. */
 nd_status nd_tls_read(nd_tls *tls, void *out, size_t capacity, size_t *count, bool *closed);
-/* Only when established. */
+/* To be called only when the channel is established. */
 nd_status nd_tls_write(nd_tls *tls, const void *bytes, size_t count);
 /* Takes ciphertext to be sent; returns the number of bytes, 0 when there is none. */
 size_t nd_tls_output(nd_tls *tls, void *out, size_t capacity);

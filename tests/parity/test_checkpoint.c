@@ -92,7 +92,7 @@ static nd_status start(void *context, nd_trainer *t)
     return p->save_first ? nd_saver_begin(p->savers[rank], "interval", 77) : ND_OK;
 }
 
-/* Of an element in the last unit. */
+/* Flips a bit of an element in the last unit. */
 static void flip_bit(nd_trainer *t)
 {
     const nd_layout *layout = t->model->layout;

@@ -61,7 +61,7 @@ static void put_pair(FILE *out, int axes, int64_t first, int64_t second)
     fputc(']', out);
 }
 
-/* The sharding string is JSON inside of a JSON string: its quotes have a backslash. */
+/* The sharding string is JSON inside a JSON string: its quotes have a backslash. */
 static void put_json(FILE *out, const nd_dcp_list *list)
 {
     fputs("{\"__metadata__\":{\"format\":\"pt\",\"DCP_VERSION\":\"1.0\",\"DCP_SHARDING_INFO\":\"{",

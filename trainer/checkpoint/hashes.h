@@ -40,7 +40,8 @@ int nd_checksum_whole_bytes(nd_checksum kind); /* of a whole small file's digest
 
 nd_status nd_digest_chunk(nd_checksum kind, const void *data, size_t bytes,
                           uint8_t out[ND_DIGEST_MAX]);
-/* Of a hash file or a manifest, in lower-case hex with the kind in front: "xxh3:0123...". */
+/* The digest of a hash file or a manifest as text: the kind, then lower-case hex:
+ * "xxh3:0123...". */
 enum { ND_DIGEST_TEXT_MAX = 80 };
 nd_status nd_digest_text(nd_checksum kind, const void *data, size_t bytes,
                          char out[ND_DIGEST_TEXT_MAX]);

@@ -194,7 +194,7 @@ static bool wait_idle(nd_saver *s, double seconds)
     return idle;
 }
 
-/* As long as a collective may take: the other ranks wait in one meanwhile. */
+/* The deadline of a collective, since the other ranks wait in one meanwhile. */
 static double patience_of(const nd_saver *s)
 {
     return s->trainer->rank->config->launch.comm_timeout_seconds;

@@ -74,7 +74,7 @@ nd_status nd_shard_writer_unit(nd_shard_writer *writer, int unit, nd_piece_data 
 nd_status nd_shard_writer_extras(nd_shard_writer *writer, const float *const *data);
 /* Closes the files durably, writes the hash file. Frees the writer, also on failure. */
 nd_status nd_shard_writer_finish(nd_shard_writer *writer, nd_shard_record *out);
-/* Leaves the files as they are; whoever made the folder removes it. NULL is legal. */
+/* Leaves the files as they are: the maker of the folder removes it. NULL is legal. */
 void nd_shard_writer_abandon(nd_shard_writer *writer);
 
 enum { ND_HASH_FILE_NAME_MAX = 32 };

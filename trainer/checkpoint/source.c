@@ -154,7 +154,7 @@ static nd_status add_from_tp(nd_source *source, int tp, const nd_param *param, n
     if ((p->split == ND_SPLIT_NONE && tp > 0) || !nd_rect_intersect(&whole, rect, &shared)) {
         return ND_OK;
     }
-    /* From its first to its last element. */
+    /* The bytes from its first to its last element. */
     int64_t begin = p->offset + (shared.row - block.row) * block.cols + shared.col - block.col;
     int64_t end = begin + (shared.rows - 1) * block.cols + shared.cols;
     for (int64_t s = begin / segment->shard_count; s * segment->shard_count < end; s++) {

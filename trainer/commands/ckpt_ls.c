@@ -155,7 +155,8 @@ static int is_visible(const struct dirent *entry)
     return entry->d_name[0] != '.';
 }
 
-/* Without an argument: this folder, and every run in runs/, where runs without output.dir lie. */
+/* What `ls` without an argument lists: this folder, and every run in runs/, where runs without
+ * output.dir lie. */
 static nd_status list_here(bool json)
 {
     struct dirent **entries = NULL;

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/text.h"
 #include "trainer/data/formats.h"
 
 enum { BYTE_VOCAB = 256, DIGEST_SAMPLES = 64, DIGEST_SAMPLE_BYTES = 4096 };
@@ -15,21 +16,15 @@ static const nd_format formats[] = {
 
 static const nd_format encoded = {"encoded text", true, NULL, nd_encoded_block};
 
-static bool ends_with(const char *text, const char *suffix)
-{
-    size_t n = strlen(text), m = strlen(suffix);
-    return n >= m && strcmp(text + n - m, suffix) == 0;
-}
-
 static nd_data_format guess_format(const char *path, const char *idx)
 {
-    if (ends_with(path, ".jsonl")) {
+    if (nd_ends_with(path, ".jsonl")) {
         return ND_DATA_JSONL;
     }
-    if (ends_with(path, ".idx")) {
+    if (nd_ends_with(path, ".idx")) {
         return ND_DATA_MEGATRON;
     }
-    if (ends_with(path, ".bin")) {
+    if (nd_ends_with(path, ".bin")) {
         return nd_llmc_has_magic(path) ? ND_DATA_LLMC : ND_DATA_MEGATRON;
     }
     return !nd_fs_exists(path) && nd_fs_exists(idx) ? ND_DATA_MEGATRON : ND_DATA_TEXT;

@@ -4,12 +4,7 @@
 
 #include <string.h>
 
-static int hex_digit(uint8_t c)
-{
-    return c >= '0' && c <= '9'                     ? c - '0'
-           : (c | 0x20) >= 'a' && (c | 0x20) <= 'f' ? (c | 0x20) - 'a' + 10
-                                                    : -1;
-}
+#include "runtime/base/text.h"
 
 /* The number of "uXXXX" at p; -1 when that is not there. */
 static int32_t unicode_at(const uint8_t *p, const uint8_t *end)
@@ -19,7 +14,7 @@ static int32_t unicode_at(const uint8_t *p, const uint8_t *end)
         return -1;
     }
     for (int i = 1; i < 5; i++) {
-        int digit = hex_digit(p[i]);
+        int digit = nd_hex_digit(p[i]);
         if (digit < 0) {
             return -1;
         }

@@ -31,7 +31,7 @@ typedef struct row_text {
     size_t size[2];      /* bytes */
 } row_text;
 
-static const char row_mend[] =
+static const char row_advice[] =
     "each line is an object with \"text\", or with \"prompt\" and \"completion\"";
 
 static nd_status string_of(const char *path, uint64_t line, json_t *root, const char *key,
@@ -41,7 +41,7 @@ static nd_status string_of(const char *path, uint64_t line, json_t *root, const 
     if (!json_is_string(value)) {
         return nd_fail(ND_ERR_DATA, "\"%s\" line %llu: \"%s\" %s; %s", path,
                        (unsigned long long)line, key, value ? "is not a string" : "is missing",
-                       row_mend);
+                       row_advice);
     }
     *text = json_string_value(value);
     *size = json_string_length(value);
@@ -53,18 +53,18 @@ static nd_status pick_strings(const char *path, uint64_t line, row_text *row)
     json_t *root = row->root;
     if (!json_is_object(root)) {
         return nd_fail(ND_ERR_DATA, "\"%s\" line %llu is not a JSON object; %s", path,
-                       (unsigned long long)line, row_mend);
+                       (unsigned long long)line, row_advice);
     }
     bool text = json_object_get(root, "text") != NULL;
     bool pair = json_object_get(root, "prompt") || json_object_get(root, "completion");
     if (text && pair) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" line %llu has \"text\" and also \"prompt\" or \"completion\"; %s",
-                       path, (unsigned long long)line, row_mend);
+                       path, (unsigned long long)line, row_advice);
     }
     if (!text && !pair) {
         return nd_fail(ND_ERR_DATA, "\"%s\" line %llu has neither \"text\" nor \"prompt\"; %s",
-                       path, (unsigned long long)line, row_mend);
+                       path, (unsigned long long)line, row_advice);
     }
     row->part[0] = "";
     row->size[0] = 0;
@@ -91,7 +91,7 @@ static nd_status row_parse(const char *path, uint64_t line, const uint8_t *data,
     }
     if (!row->root) {
         return nd_fail(ND_ERR_DATA, "\"%s\" line %llu, column %d: %s; %s", path,
-                       (unsigned long long)line, error.column, error.text, row_mend);
+                       (unsigned long long)line, error.column, error.text, row_advice);
     }
     nd_status status = pick_strings(path, line, row);
     if (status != ND_OK) {

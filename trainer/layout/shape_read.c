@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reads a config.json as Hugging Face writes it. What is not supported is refused by its key. */
 #include <jansson.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/json.h"
 #include "runtime/base/fsio.h"
+#include "runtime/base/json.h"
 #include "trainer/layout/layout.h"
 
 enum { CONFIG_LIMIT = 1 << 20 };

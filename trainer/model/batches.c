@@ -69,7 +69,7 @@ static void order_labels(const nd_dims *d, const int32_t *labels, int32_t *out)
 {
     int64_t peers = d->T / d->Tl;
     for (int64_t begin = 0; begin < d->Tl; begin += d->head_rows) {
-        int64_t rows = d->Tl - begin < d->head_rows ? d->Tl - begin : d->head_rows;
+        int64_t rows = nd_min(d->Tl - begin, d->head_rows);
         for (int64_t p = 0; p < peers; p++) {
             memcpy(out + begin * peers + p * rows, labels + p * d->Tl + begin, (size_t)rows * 4);
         }

@@ -62,8 +62,8 @@ static nd_status job_text(const nd_config *config, const nd_inputs *inputs, char
     return status;
 }
 
-/* On the first rank that differs: fails with the key and both values. Rank 0, whose text has one of
- * them, waits at the barrier until this rank has read it. */
+/* Called on the first rank that differs: fails with the key and both values. Rank 0, whose text has
+ * one of them, waits at the barrier until this rank has read it. */
 static nd_status explain(const nd_worker *worker, const char *text)
 {
     char *theirs = NULL, names[2][192];

@@ -11,6 +11,7 @@
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
 #include "runtime/base/suggest.h"
+#include "runtime/base/text.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/run/run_folder.h"
 
@@ -244,12 +245,6 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
 
 /* Folders that the user names. */
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t a = strlen(text), b = strlen(end);
-    return a >= b && strcmp(text + a - b, end) == 0;
-}
-
 /* Whether a folder holds safetensors files, and whether one has a name that torch DCP gives to a
  * shard. */
 static void look_for_tensors(const char *folder, bool *any, bool *shards)
@@ -257,7 +252,7 @@ static void look_for_tensors(const char *folder, bool *any, bool *shards)
     DIR *dir = opendir(folder);
     *any = *shards = false;
     for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
-        if (ends_with(e->d_name, ".safetensors")) {
+        if (nd_ends_with(e->d_name, ".safetensors")) {
             *any = true;
             *shards |= strncmp(e->d_name, "shard-", 6) == 0;
         }

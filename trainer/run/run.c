@@ -45,7 +45,7 @@ typedef struct run_state {
 
 enum { WARM_UP_STEPS = 2 };
 
-/* At the position of the trainer. */
+/* Opens them at the position of the trainer. */
 static nd_status open_training_loader(run_state *s)
 {
     const nd_run_position *position = &s->trainer->position;

@@ -25,7 +25,7 @@ typedef struct nd_inputs {
 
 /* Shape and weights only, with the checks of shape against mesh. */
 nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs);
-/* Also the training and validation data. */
+/* The same, and the training and validation data. */
 nd_status nd_inputs_open(const nd_config *config, nd_inputs *inputs);
 /* model.verify: ND_ERR_DATA names a file of model.path that differs from its SHA256SUMS. Reads all
  * of them, so once per host is enough. */

@@ -18,7 +18,7 @@ static nd_status check_shape(const char *key, int64_t value, int64_t most, const
                    key, (long long)value, op, ops->name, (long long)most, key);
 }
 
-/* In F64: what is to be found out is whether integers would overflow. */
+/* F64, since the question is whether integers would overflow. */
 static double activation_bytes(const nd_llama_shape *s, const nd_mesh *mesh, double tokens)
 {
     double tp = mesh->size[ND_AXIS_TP], C = (double)s->hidden, F = (double)s->ffn;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ids to text, piece by piece. Bytes that are no UTF-8 become U+FFFD, as in `tokenizers`. */
+#include "runtime/base/text.h"
 #include "trainer/text/parts.h"
 #include "trainer/text/unicode.h"
 
@@ -133,22 +134,13 @@ static nd_status give_run(nd_decoder *decoder)
     return ND_OK;
 }
 
-static int hex_value(uint8_t digit)
-{
-    if (digit >= '0' && digit <= '9') {
-        return digit - '0';
-    }
-    digit |= 0x20;
-    return digit >= 'a' && digit <= 'f' ? digit - 'a' + 10 : -1;
-}
-
 /* The byte of a token that is written <0x41>, or -1. */
 static int byte_of_token(const uint8_t *text, size_t size)
 {
     if (size != BYTE_TOKEN_BYTES || memcmp(text, "<0x", 3) != 0 || text[5] != '>') {
         return -1;
     }
-    int high = hex_value(text[3]), low = hex_value(text[4]);
+    int high = nd_hex_digit(text[3]), low = nd_hex_digit(text[4]);
     return high < 0 || low < 0 ? -1 : 16 * high + low;
 }
 

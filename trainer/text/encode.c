@@ -265,7 +265,7 @@ static nd_status replace_invalid(nd_encoder *encoder, const uint8_t *text, size_
 {
     if (encoder->options.refuse_invalid) {
         return nd_fail(ND_ERR_DATA,
-                       "the text is not UTF-8 from byte %zu (0x%02x) on; mend the "
+                       "the text is not UTF-8 from byte %zu (0x%02x) on; repair the "
                        "text, or let U+FFFD replace what is invalid",
                        valid, text[valid]);
     }

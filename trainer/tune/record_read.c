@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/tensor/dtype.h"
 #include "runtime/base/json.h"
+#include "runtime/tensor/dtype.h"
 #include "trainer/tune/measure.h"
 
 /* The text that is read and the place in it, for messages. */

@@ -3,7 +3,6 @@
 #define ND_WEIGHTS_COVERAGE_H
 /* The elements of a tensor that have been written: a sorted set of disjoint ranges. Ranges that
  * touch are merged. */
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "runtime/base/status.h"

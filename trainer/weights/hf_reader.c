@@ -6,9 +6,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/base/json.h"
 #include "runtime/base/fsio.h"
+#include "runtime/base/json.h"
 #include "runtime/base/log.h"
+#include "runtime/base/text.h"
 #include "trainer/layout/layout.h"
 #include "trainer/weights/safetensors.h"
 #include "trainer/weights/weights.h"
@@ -349,12 +350,6 @@ static nd_status check_tensor(const nd_hf_reader *reader, const char *name, int 
     return ND_OK;
 }
 
-static bool ends_with(const char *text, const char *suffix)
-{
-    size_t n = strlen(text), m = strlen(suffix);
-    return n >= m && strcmp(text + n - m, suffix) == 0;
-}
-
 static bool is_known(const nd_layout *layout, const char *name)
 {
     for (int i = 0; i < layout->param_count; i++) {
@@ -362,7 +357,7 @@ static bool is_known(const nd_layout *layout, const char *name)
             return true;
         }
     }
-    return ends_with(name, "rotary_emb.inv_freq");
+    return nd_ends_with(name, "rotary_emb.inv_freq");
 }
 
 static nd_status check_against(const nd_hf_reader *reader, const nd_layout *layout)

@@ -3,7 +3,6 @@
 #include "trainer/weights/weights.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum {
     LOAD_BLOCK = 1 << 18,

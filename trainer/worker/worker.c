@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/worker/worker.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

@@ -185,8 +185,8 @@ nd_status nccl_again(nccl_state *state);  /* the remembered fault */
 void nccl_group_close(nccl_state *state); /* a group that a failure left open; else nothing */
 /* Takes the thread's error record for the fault; returns it. */
 nd_status nccl_give_up(nd_transport *transport);
-/* Only looks: any thread. `asked` is false when another thread was inside NCCL, so that NCCL could
- * not be asked for errors: ND_OK then does not mean that there are none. */
+/* Only looks, so any thread may call it. `asked` is false when another thread was inside NCCL, so
+ * that NCCL could not be asked for errors: ND_OK then does not mean that there are none. */
 nd_status nccl_look(nd_transport *transport, bool *asked);
 
 /* nccl_report.c: sentences, under `ring`. */

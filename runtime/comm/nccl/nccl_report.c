@@ -4,8 +4,8 @@
 #include <stdio.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/comm/nccl/nccl.h"
 #include "runtime/comm/backend.h"
+#include "runtime/comm/nccl/nccl.h"
 
 enum { SHOWN = 6 };
 

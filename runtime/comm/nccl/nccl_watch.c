@@ -181,8 +181,8 @@ static bool waits_for_peers(const waiting *w)
     return w->pending && !w->ends;
 }
 
-/* At every look, also when this rank waits for nothing: otherwise the order in which peers ended
- * would be unknown later. */
+/* Called at every look, also when this rank waits for nothing: otherwise the order in which peers
+ * ended would be unknown later. */
 static void see_peers(const nd_transport *transport, const waiting *w)
 {
     nccl_state *state = nccl_state_of(transport);

@@ -35,7 +35,7 @@ Test(environment, ours_stands_over_what_is_inherited)
     free(env);
 }
 
-/* Who a worker is must not come from a launcher around ours, also where we say nothing. */
+/* A worker's identity must not come from a launcher around ours, also where we set nothing. */
 Test(environment, an_outer_launchers_identity_is_left_out)
 {
     static const char *const names[] = {"WORLD_SIZE",       "LOCAL_RANK", "MASTER_ADDR",

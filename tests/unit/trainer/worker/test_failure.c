@@ -297,7 +297,7 @@ Test(failure, another_user_cannot_silence_a_job)
     close(fd);
 }
 
-/* Of ranks that ask the store, the one that reports takes the host. */
+/* A rank that the store has chosen also claims its host. */
 Test(failure, the_rank_that_the_store_chose_silences_those_that_cannot_ask)
 {
     rank_case cases[RANKS] = {{STANDS_BY}, {FAILS, own}, {STANDS_BY}, {STANDS_BY}};
