@@ -225,7 +225,7 @@ static nd_status check_alone(void)
     }
     if (tasks > 1) {
         return nd_fail(ND_ERR_CONFIG,
-                       "srun started %d ndtrain without PMIx, so that they cannot find each other: "
+                       "srun started %d ndtrain without PMIx, so that they cannot find each other; "
                        "use `srun --mpi=pmix` (`srun --mpi=list` shows whether this Slurm has it), "
                        "or start one ndlaunch per node",
                        tasks);

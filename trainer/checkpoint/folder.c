@@ -111,7 +111,7 @@ nd_status nd_checkpoint_list(const char *run, int64_t **steps, int *count)
             capacity = capacity ? 2 * capacity : 16;
             void *more = realloc(list, (size_t)capacity * sizeof *list);
             if (!more) {
-                status = nd_fail(ND_ERR_RESOURCE, "out of host memory for a list of checkpoints");
+                status = nd_fail_memory("a list of checkpoints");
                 break;
             }
             list = more;

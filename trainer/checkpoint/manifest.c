@@ -88,7 +88,7 @@ nd_status nd_manifest_pairs_add(nd_manifest_pairs *pairs, const char *key, const
         int capacity = pairs->capacity ? 2 * pairs->capacity : 16;
         void *list = realloc(pairs->list, (size_t)capacity * sizeof *pairs->list);
         if (!list) {
-            return nd_fail(ND_ERR_RESOURCE, "out of host memory for a manifest");
+            return nd_fail_memory("a manifest");
         }
         pairs->list = list;
         pairs->capacity = capacity;

@@ -25,8 +25,7 @@ nd_status nd_reads_add(nd_reads *reads, const nd_read *read)
         int64_t capacity = reads->capacity ? 2 * reads->capacity : 64;
         void *list = realloc(reads->list, (size_t)capacity * sizeof *reads->list);
         if (!list) {
-            return nd_fail(ND_ERR_RESOURCE, "out of host memory for %lld reads of a checkpoint",
-                           (long long)capacity);
+            return nd_fail_memory("%lld reads of a checkpoint", (long long)capacity);
         }
         reads->list = list;
         reads->capacity = capacity;

@@ -237,9 +237,7 @@ static nd_status start_thread(nd_saver *s)
     int code = pthread_create(&s->thread, NULL, writer_thread, s);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     s->has_thread = code == 0;
-    return code == 0
-               ? ND_OK
-               : nd_fail(ND_ERR_RESOURCE, "cannot start the checkpoint writer: %s", strerror(code));
+    return code == 0 ? ND_OK : nd_fail_system(code, "the thread of the checkpoint writer");
 }
 
 static nd_status init(nd_saver *s, const nd_saver_options *options)

@@ -80,7 +80,7 @@ static nd_status row_parse(const char *path, uint64_t line, const uint8_t *data,
     if (size > ROW_BYTES_MAX) {
         return nd_fail(
             ND_ERR_DATA,
-            "\"%s\" line %llu has %zu bytes; but at most %d are read; split the document", path,
+            "\"%s\" line %llu has %zu bytes, but at most %d are read; split the document", path,
             (unsigned long long)line, size, ROW_BYTES_MAX);
     }
     json_error_t error;

@@ -40,12 +40,12 @@ static nd_status write_list(const char *folder, struct dirent *const *entries, i
     char *text = NULL, *path = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
-    nd_status status = out ? ND_OK : nd_fail(ND_ERR_RESOURCE, "out of host memory for SHA256SUMS");
+    nd_status status = out ? ND_OK : nd_fail_memory("SHA256SUMS");
     for (int i = 0; i < count && status == ND_OK; i++) {
         status = add_line(out, folder, entries[i]->d_name);
     }
     if (out && fclose(out) != 0 && status == ND_OK) {
-        status = nd_fail(ND_ERR_RESOURCE, "out of host memory for SHA256SUMS");
+        status = nd_fail_memory("SHA256SUMS");
     }
     ND_TRY_OUT(status);
     ND_TRY_OUT(nd_fs_format(&path, "%s/%s", folder, list_name));
