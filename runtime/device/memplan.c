@@ -26,10 +26,10 @@ void nd_memplan_init(nd_memplan *plan)
     memset(plan, 0, sizeof *plan);
 }
 
-static nd_mem_segment *append(nd_memplan *plan, nd_mem_class class, const char *name, size_t bytes)
+static nd_mem_buffer *append(nd_memplan *plan, nd_mem_class class, const char *name, size_t bytes)
 {
-    ND_ASSERT(plan->count < ND_MEMPLAN_MAX_SEGMENTS && !plan->base);
-    nd_mem_segment *s = &plan->segments[plan->count++];
+    ND_ASSERT(plan->count < ND_MEMPLAN_MAX_BUFFERS && !plan->base);
+    nd_mem_buffer *s = &plan->buffers[plan->count++];
     s->class = class;
     snprintf(s->name, sizeof s->name, "%s", name);
     s->bytes = bytes;
@@ -61,7 +61,7 @@ void nd_memplan_also(nd_memplan *plan, int want, size_t offset, void *pointer)
 int nd_memplan_want(nd_memplan *plan, nd_mem_class class, const char *name, size_t bytes,
                     void *pointer)
 {
-    nd_mem_segment *s = append(plan, class, name, bytes);
+    nd_mem_buffer *s = append(plan, class, name, bytes);
     s->offset = plan->total;
     plan->total += nd_round_up_bytes(s->bytes, ALIGNMENT);
     if (pointer) {
@@ -80,7 +80,7 @@ static void fill_pointers(nd_memplan *plan)
 {
     for (int i = 0; i < plan->pointer_count; i++) {
         const nd_mem_pointer *p = &plan->pointers[i];
-        const nd_mem_segment *s = &plan->segments[p->want];
+        const nd_mem_buffer *s = &plan->buffers[p->want];
         ND_ASSERT(!s->external && (s->bytes == 0 || p->offset <= s->bytes));
         void *address = s->bytes ? (char *)plan->base + s->offset + p->offset : NULL;
         memcpy(p->to, &address, sizeof address); /* a T *, of whatever T */
@@ -124,7 +124,7 @@ size_t nd_memplan_class_bytes(const nd_memplan *plan, nd_mem_class class)
 {
     size_t bytes = 0;
     for (int i = 0; i < plan->count; i++) {
-        bytes += plan->segments[i].class == class ? plan->segments[i].bytes : 0;
+        bytes += plan->buffers[i].class == class ? plan->buffers[i].bytes : 0;
     }
     return bytes;
 }
@@ -142,7 +142,7 @@ void nd_memplan_print(const nd_memplan *plan, FILE *out)
         fprintf(out, "  %-22s %12.*f %s\n", class_names[c], digits,
                 (double)nd_memplan_class_bytes(plan, c) / unit, name);
         for (int i = 0; i < plan->count; i++) {
-            const nd_mem_segment *s = &plan->segments[i];
+            const nd_mem_buffer *s = &plan->buffers[i];
             if (s->class == c && s->bytes > 0) {
                 fprintf(out, "    %-32s %12.*f %s%s\n", s->name, digits, (double)s->bytes / unit,
                         name, s->external ? " (allocated by the library)" : "");

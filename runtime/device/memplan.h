@@ -26,15 +26,15 @@ typedef enum nd_mem_class {
     ND_MEM_CLASS_COUNT
 } nd_mem_class;
 
-enum { ND_MEMPLAN_MAX_SEGMENTS = 96 };
+enum { ND_MEMPLAN_MAX_BUFFERS = 96 };
 
-typedef struct nd_mem_segment {
+typedef struct nd_mem_buffer {
     nd_mem_class class;
     char name[56];
     size_t bytes;
     size_t offset;
     bool external; /* owned by a library or the transport: counted and printed only */
-} nd_mem_segment;
+} nd_mem_buffer;
 
 /* A pointer that the commit fills. */
 typedef struct nd_mem_pointer {
@@ -44,7 +44,7 @@ typedef struct nd_mem_pointer {
 } nd_mem_pointer;
 
 typedef struct nd_memplan {
-    nd_mem_segment segments[ND_MEMPLAN_MAX_SEGMENTS];
+    nd_mem_buffer buffers[ND_MEMPLAN_MAX_BUFFERS];
     int count;
     nd_mem_pointer *pointers; /* owned, until the commit */
     int pointer_count, pointer_capacity;

@@ -160,10 +160,10 @@ static nd_status write_record(const nd_run_files *files, const nd_worker *worker
                               const nd_trainer *trainer, int argc, char **argv)
 {
     const nd_rank *r = trainer->rank;
-    nd_run_amount memory[ND_MEMPLAN_MAX_SEGMENTS];
+    nd_run_amount memory[ND_MEMPLAN_MAX_BUFFERS];
     int memory_count = 0;
     for (int i = 0; i < trainer->plan.count; i++) {
-        const nd_mem_segment *s = &trainer->plan.segments[i];
+        const nd_mem_buffer *s = &trainer->plan.buffers[i];
         if (s->bytes > 0) {
             memory[memory_count++] = (nd_run_amount){s->name, (int64_t)s->bytes};
         }

@@ -47,7 +47,7 @@ typedef struct nd_run_record {
     int machine_count;
     const nd_run_amount *model; /* {"parameters", ...}, {"planned_bytes", ...} */
     int model_count;
-    const nd_run_amount *memory; /* memory plan of rank 0: bytes per segment */
+    const nd_run_amount *memory; /* memory plan of rank 0: bytes of each buffer */
     int memory_count;
     const char *autotune; /* JSON text (tune/tune.h), or NULL */
 } nd_run_record;

@@ -214,8 +214,8 @@ Test(fsdp, a_stage_without_an_end_plans_no_gradient_for_it)
         cr_assert_eq(nd_fsdp_init(&fsdp, &rank, layout, NULL, ND_DTYPE_F32, false, &plan), ND_OK);
         const nd_unit *end = nd_layout_unit(layout, ends[i], -1);
         for (int b = 0; b < plan.count; b++) {
-            bool edges = strcmp(plan.segments[b].name, "embedding, norm and head") == 0;
-            found = edges ? plan.segments[b].bytes : found;
+            bool edges = strcmp(plan.buffers[b].name, "embedding, norm and head") == 0;
+            found = edges ? plan.buffers[b].bytes : found;
         }
         size_t expected = end ? (size_t)end->segments[ND_SEGMENT_HP].count * sizeof(float) : 0;
         cr_expect_eq(found, expected, "stage %d plans %zu bytes, not %zu", i, found, expected);
