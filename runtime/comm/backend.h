@@ -28,12 +28,9 @@ bool nd_reduce_supports(nd_dtype dtype);
 void nd_reduce(nd_dtype dtype, nd_redop op, void *dst, const void *const *src, int n,
                int64_t count);
 
-/* report.c */
+/* report.c describes a peer that this rank waits for: its last place on the progress page of this
+ * host, and the state of its process. */
 
-/*
- * Describes a peer that this rank waits for: its last place on the progress page of this host, and
- * the state of its process.
- */
 /* Text grows to the right; what does not fit is cut. Starts as zeros. */
 typedef struct nd_report {
     char text[1024];
