@@ -87,15 +87,15 @@ static nd_status list_steps(measurement *m)
     nd_linear_choice choice = {.forced = true};
     ND_TRY(nd_dry_run(m->rank, &choice, &m->bf16));
     ND_TRY(add_all(&m->all, &m->bf16));
-    for (int g = 0; g < ND_INPUT_COUNT; g++) {
+    for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
         for (int mask = 1; mask < ND_INPUT_MASKS; mask++) {
-            if (is_tried(m, g, mask)) {
-                choice.fp8[g][0] = (int8_t)mask;
-                ND_TRY(nd_dry_run(m->rank, &choice, &m->steps[g][mask]));
-                ND_TRY(add_all(&m->all, &m->steps[g][mask]));
+            if (is_tried(m, input, mask)) {
+                choice.fp8[input][0] = (int8_t)mask;
+                ND_TRY(nd_dry_run(m->rank, &choice, &m->steps[input][mask]));
+                ND_TRY(add_all(&m->all, &m->steps[input][mask]));
             }
         }
-        choice.fp8[g][0] = 0;
+        choice.fp8[input][0] = 0;
     }
     return ND_OK;
 }
@@ -174,11 +174,11 @@ static nd_status decide(measurement *m, nd_tuning *t)
         ND_TRY(list_steps(m));
         ND_TRY(time_all(m));
     }
-    for (int g = 0; g < ND_INPUT_COUNT; g++) {
-        t->linear_choice.fp8[g][0] = 0;
+    for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
+        t->linear_choice.fp8[input][0] = 0;
         for (int asked = 1; asked < ND_INPUT_MASKS; asked++) {
-            if (m->asked[g] >> asked & 1) {
-                decide_input(m, (nd_input)g, asked, t);
+            if (m->asked[input] >> asked & 1) {
+                decide_input(m, input, asked, t);
             }
         }
     }
