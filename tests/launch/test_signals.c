@@ -133,6 +133,26 @@ Test(signals, term_ends_a_trainer_without_ndlaunch_whose_parent_had_blocked_it)
     cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 75, "%s", launched_read(&l));
 }
 
+/* Of two replicas one is told; its validation would go on for long. */
+Test(signals, term_to_one_replica_ends_the_validation_of_all)
+{
+    enum { BYTES = 8 << 20 };
+    launched l;
+    char validation[PATH_MAX + 32], *text = malloc(BYTES);
+    cr_assert_not_null(text);
+    memset(text, 'a', BYTES);
+    snprintf(validation, sizeof validation, "data.validation_path=%s",
+             tempdir_write(&dir, "long.txt", text, BYTES));
+    free(text);
+    tiny_ndlaunch(&l, &dir, "out", 2,
+                  (const char *[]){"--dp-replicate-size", "2", "--num-steps", "1", "--set",
+                                   validation, NULL});
+    launched_until(&l, "\nstep ", 1, LAUNCHED_SECONDS);
+    kill(launched_child(&l, 1), SIGTERM);
+    int code = launched_wait(&l, LAUNCHED_SECONDS);
+    cr_assert_eq(code, 75, "%d: %s", code, launched_read(&l));
+}
+
 /* Steps go on after the signal; TERM ends the run. */
 static void is_passed_over(int number)
 {
