@@ -64,8 +64,14 @@ Test(restarts, the_first_step_of_a_restart_ends_with_a_line_about_it)
     launched_until(&l, "since rank 1 failed (signal 9, Killed): 6 steps lost; ", 1,
                    LAUNCHED_SECONDS);
     assert_says(&l, "ndlaunch: restart 1 of 3, since rank 1 failed");
-    assert_says(&l, " s: detect 0.0");
-    assert_says(&l, ", wait 0.00, start ");
+    double detect = -1, stop = -1, wait = -1, begin = -1;
+    const char *times = strstr(launched_read(&l), " s: detect ");
+    cr_assert_not_null(times, "%s", l.text);
+    cr_assert_eq(sscanf(times, " s: detect %lf, stop %lf, wait %lf, start %lf, load ", &detect,
+                        &stop, &wait, &begin),
+                 4, "%s", l.text);
+    cr_expect(detect >= 0 && stop >= 0 && begin > 0, "%s", times);
+    cr_expect(wait >= 0 && wait < 1, "the first restart waited: %s", times);
     launched_until(&l, "of epoch 1 waits", 3, LAUNCHED_SECONDS);
     kill(l.pid, SIGTERM);
     expect_code(&l, 75);
@@ -236,7 +242,7 @@ Test(restarts, workers_that_ignore_the_end_are_killed_at_once)
     kill(launched_worker(&l, 2), SIGKILL);
     int64_t begin = nd_clock_ns();
     expect_code(&l, 0);
-    cr_expect_lt(nd_clock_ns() - begin, 2500000000, "the restart took too long");
+    cr_expect_lt(nd_clock_ns() - begin, 8000000000, "it waited for the 10 s of grace");
     cr_expect_null(strstr(l.text, "did not end in time"), "%s", l.text);
 }
 
