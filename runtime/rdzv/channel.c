@@ -115,7 +115,6 @@ static nd_status connect_socket(const nd_address *address, int64_t deadline, int
 
 static nd_status shake_hands(nd_channel *channel, int64_t deadline)
 {
-    ND_TRY(nd_tls_create(channel->context, &channel->tls));
     ND_TRY(push_output(channel, deadline));
     while (!nd_tls_established(channel->tls)) {
         bool any;
@@ -130,12 +129,16 @@ static nd_status try_address(nd_channel *channel, const nd_address *address, int
 {
     int64_t soon = nd_clock_ns() + attempt_ns;
     deadline = deadline < soon ? deadline : soon;
-    ND_TRY(connect_socket(address, deadline, &channel->fd));
-    nd_status status = shake_hands(channel, deadline);
+    /* The session first: a store whose places are taken drops a connection that says nothing. */
+    ND_TRY(nd_tls_create(channel->context, &channel->tls));
+    nd_status status = connect_socket(address, deadline, &channel->fd);
+    status = status == ND_OK ? shake_hands(channel, deadline) : status;
     if (status != ND_OK) {
         nd_tls_destroy(channel->tls);
         channel->tls = NULL;
-        close(channel->fd);
+        if (channel->fd >= 0) {
+            close(channel->fd);
+        }
         channel->fd = -1;
         return status;
     }

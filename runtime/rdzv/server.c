@@ -97,23 +97,27 @@ static int places(const nd_server *server)
     return nd_strangers_places(server->files, server->world_size, server->nnodes);
 }
 
-nd_peer *nd_server_make_room(nd_server *server, int64_t now)
+nd_peer *nd_server_leaving(nd_server *server, int64_t now)
 {
     nd_stranger *leaving = nd_strangers_leaving(&server->strangers, places(server), now);
-    nd_peer *peer = leaving ? leaving->owner : NULL;
-    if (peer && !peer->dropped) {
+    return leaving ? leaving->owner : NULL;
+}
+
+void nd_server_note_leaving(nd_server *server, nd_peer *peer, int64_t now)
+{
+    if (!peer->dropped) {
         nd_server_note_refused(server, peer->name,
-                               leaving->speaks ? "it had not identified itself while others waited"
-                                               : "it said nothing while others waited",
+                               peer->stranger.speaks
+                                   ? "it had not identified itself while others waited"
+                                   : "it said nothing while others waited",
                                now);
     }
-    return peer;
 }
 
 bool nd_server_has_room(nd_server *server, int64_t now, nd_peer **leaving)
 {
     bool room = server->strangers.count < places(server);
-    *leaving = room ? NULL : nd_server_make_room(server, now);
+    *leaving = room ? NULL : nd_server_leaving(server, now);
     return room;
 }
 
@@ -142,6 +146,12 @@ void nd_server_speaks(nd_server *server, nd_peer *peer)
     if (!peer->member) {
         nd_strangers_speaks(&server->strangers, &peer->stranger);
     }
+}
+
+bool nd_server_sign(nd_server *server, nd_peer *peer, int64_t now)
+{
+    return !peer->member && !peer->dropped &&
+           nd_strangers_sign(&server->strangers, &peer->stranger, now);
 }
 
 typedef struct hello {
@@ -327,13 +337,13 @@ void nd_server_gone(nd_server *server, nd_peer *peer)
     free_peer(peer);
 }
 
-/* The queue is ordered by age. */
+/* The queue is ordered by the last sign, not by age. */
 static void drop_late(nd_server *server, const nd_stranger_queue *queue, int64_t now)
 {
-    for (nd_stranger *s = queue->oldest; s && now - s->since > server->hello_ns; s = s->newer) {
+    for (nd_stranger *s = queue->oldest; s; s = s->newer) {
         nd_peer *peer = s->owner;
         char why[96];
-        if (peer->dropped) {
+        if (peer->dropped || now - s->came <= server->hello_ns) {
             continue;
         }
         snprintf(why, sizeof why, "it did not identify itself within %.3g s",

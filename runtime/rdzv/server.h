@@ -58,12 +58,14 @@ void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch, in
 
 /*
  * True when one more stranger may come in. Where all places are taken *leaving is the one that
- * makes room, noted as refused, whose connection the host closes before it asks again; NULL: all
- * have come only now, so ask later.
+ * makes room; NULL: all have come or spoken only now, so ask later. The host calls
+ * nd_server_sign for one whose bytes wait unread, else nd_server_note_leaving, and closes its
+ * connection; then it asks again.
  */
 bool nd_server_has_room(nd_server *server, int64_t now, nd_peer **leaving);
 /* The same as *leaving above, when another limit is reached. */
-nd_peer *nd_server_make_room(nd_server *server, int64_t now);
+nd_peer *nd_server_leaving(nd_server *server, int64_t now);
+void nd_server_note_leaving(nd_server *server, nd_peer *peer, int64_t now);
 
 /* A new connection; `name` (address) is copied, for messages. */
 typedef struct nd_server_caller {
@@ -75,6 +77,9 @@ nd_status nd_server_connect(nd_server *server, const nd_server_caller *caller, i
                             nd_peer **out);
 /* The peer's first bytes have come, of whatever kind. */
 void nd_server_speaks(nd_server *server, nd_peer *peer);
+/* A stranger was answered, or has bytes that wait unread (strangers.h). False: it has to leave all
+ * the same. */
+bool nd_server_sign(nd_server *server, nd_peer *peer, int64_t now);
 /* Bytes of the peer; the engine drops the peer itself where they are wrong. */
 void nd_server_receive(nd_server *server, nd_peer *peer, const void *bytes, size_t count,
                        int64_t now);

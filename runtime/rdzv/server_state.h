@@ -10,7 +10,9 @@
 
 enum {
     ND_SERVER_BUCKETS = 1024,
-    ND_SERVER_SLICE = 64 << 10,       /* part of an exchange's result in one frame */
+    /* Part of an exchange's result in one frame, which fits into one record of TLS. Thousands of
+     * clients are sent one at the same time, so its size counts in the memory for each of them. */
+    ND_SERVER_SLICE = 15 << 10,
     ND_SERVER_VALUES_MAX = 256 << 20, /* bytes of all keys and values */
     ND_SERVER_EXCHANGE_MAX = 1 << 30, /* bytes of one exchange's result */
 

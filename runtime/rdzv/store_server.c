@@ -130,12 +130,14 @@ static void on_written(uv_write_t *request, int status)
     reap(c->store);
 }
 
-/* Hands ciphertext to the socket. */
-static void flush(connection *c)
+/* Hands ciphertext to the socket. True: there was some. */
+static bool flush(connection *c)
 {
     char cipher[CIPHER_BYTES];
     size_t count;
+    bool any = false;
     while (c->tls && (count = nd_tls_output(c->tls, cipher, sizeof cipher)) > 0) {
+        any = true;
         outgoing *out = uv_is_closing((uv_handle_t *)&c->tcp) ? NULL : malloc(sizeof *out + count);
         if (!out) {
             continue; /* the peer sees a damaged channel and leaves */
@@ -150,6 +152,7 @@ static void flush(connection *c)
         }
         c->writes++;
     }
+    return any;
 }
 
 static void send_to_peer(void *context, nd_peer *peer, const void *bytes, size_t count)
@@ -191,7 +194,9 @@ static nd_status receive(connection *c, const char *bytes, size_t count)
         nd_server_speaks(store->server, c->peer);
     }
     status = nd_tls_input(c->tls, bytes, count);
-    flush(c); /* handshake, or an alert */
+    if (flush(c) && status == ND_OK) { /* handshake, or an alert */
+        nd_server_sign(store->server, c->peer, nd_clock_ns());
+    }
     while (status == ND_OK && !c->dropping) {
         size_t plain;
         bool closed;
@@ -279,6 +284,25 @@ enum {
     BATCH = 64      /* connections that are accepted before those that are there are served */
 };
 
+static bool has_unread(connection *c)
+{
+    uv_os_fd_t fd;
+    char byte;
+    return uv_fileno((uv_handle_t *)&c->tcp, &fd) == 0 &&
+           recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
+}
+
+/* The one that makes room goes, unless the store has not listened to it. */
+static void let_go(nd_store_server *store, nd_peer *leaving)
+{
+    int64_t now = nd_clock_ns();
+    connection *c = nd_peer_transport(leaving);
+    if (!has_unread(c) || !nd_server_sign(store->server, leaving, now)) {
+        nd_server_note_leaving(store->server, leaving, now);
+        close_connection(c);
+    }
+}
+
 /* False: no stranger may be dropped yet. */
 static bool make_room(nd_store_server *store)
 {
@@ -287,7 +311,7 @@ static bool make_room(nd_store_server *store)
         if (!leaving) {
             return false;
         }
-        close_connection(nd_peer_transport(leaving));
+        let_go(store, leaving);
     }
     return true;
 }
@@ -367,11 +391,11 @@ static bool accept_one(nd_store_server *store, bool *wait)
         return true;
     }
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-        nd_peer *leaving = nd_server_make_room(store->server, nd_clock_ns());
+        nd_peer *leaving = nd_server_leaving(store->server, nd_clock_ns());
         look_for_room(store);
         *wait = !leaving;
         if (leaving) {
-            close_connection(nd_peer_transport(leaving));
+            let_go(store, leaving);
         }
         return !*wait;
     }

@@ -26,7 +26,7 @@ static void unlink_from(nd_stranger_queue *queue, nd_stranger *s)
     *(s->newer ? &s->newer->older : &queue->newest) = s->older;
 }
 
-/* Strangers begin to speak in another order than they came; each queue is ordered by `since`. */
+/* Strangers speak in another order than they came; each queue is ordered by `since`. */
 static void insert(nd_stranger_queue *queue, nd_stranger *s)
 {
     nd_stranger *before = queue->newest;
@@ -41,8 +41,10 @@ static void insert(nd_stranger_queue *queue, nd_stranger *s)
 
 void nd_strangers_add(nd_strangers *all, nd_stranger *s, void *owner, int64_t now, uint32_t origin)
 {
-    *s = (nd_stranger){
-        .owner = owner, .since = now, .origin = (uint8_t)(origin % ND_STRANGER_ORIGINS)};
+    *s = (nd_stranger){.owner = owner,
+                       .came = now,
+                       .since = now,
+                       .origin = (uint8_t)(origin % ND_STRANGER_ORIGINS)};
     insert(&all->silent, s);
     all->of_origin[s->origin]++;
     all->count++;
@@ -62,6 +64,19 @@ void nd_strangers_speaks(nd_strangers *all, nd_stranger *s)
         s->speaks = true;
         insert(&all->speaking, s);
     }
+}
+
+bool nd_strangers_sign(nd_strangers *all, nd_stranger *s, int64_t now)
+{
+    if (s->signs == ND_STRANGER_SIGNS) {
+        return false;
+    }
+    unlink_from(queue_of(all, s), s);
+    s->speaks = true;
+    s->signs++;
+    s->since = now;
+    insert(&all->speaking, s);
+    return true;
 }
 
 /* The oldest of an origin with more than its part, else the oldest; NULL: none is old enough. */

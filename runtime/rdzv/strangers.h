@@ -7,8 +7,12 @@
  *
  * Anybody can connect without the key, so places are few, and a connection that says nothing must
  * not keep a worker out: silent strangers go first, after 20 ms, and of those that have begun to
- * speak only one that is not done within 250 ms. The oldest goes first, but an origin (the host it
+ * speak only one that gave no sign for 250 ms. The oldest goes first, but an origin (the host it
  * comes from) with more than a quarter of all places makes room before the others.
+ *
+ * A sign is that the store has answered, or has bytes of it that it did not read yet: when thousands
+ * of workers come at once, they must not pay for the time that the store needs. Only a few signs
+ * count, so that nobody stays by sending one byte after the other.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,14 +20,16 @@
 enum {
     ND_STRANGERS_LEAST = 64, /* places, whatever the limit of open files */
     ND_STRANGERS_MOST = 1024,
-    ND_STRANGER_ORIGINS = 256
+    ND_STRANGER_ORIGINS = 256,
+    ND_STRANGER_SIGNS = 4 /* that count */
 };
 
 typedef struct nd_stranger {
     struct nd_stranger *older, *newer; /* in the queue */
     void *owner;
-    int64_t since; /* nd_clock_ns of the connection */
-    uint8_t origin;
+    int64_t came;  /* nd_clock_ns of the connection */
+    int64_t since; /* of its last sign, or came */
+    uint8_t origin, signs;
     bool speaks;
 } nd_stranger;
 
@@ -47,6 +53,8 @@ void nd_strangers_add(nd_strangers *all, nd_stranger *stranger, void *owner, int
 void nd_strangers_remove(nd_strangers *all, nd_stranger *stranger);
 /* Its first bytes have come. */
 void nd_strangers_speaks(nd_strangers *all, nd_stranger *stranger);
+/* It gave a sign, which also means that it speaks. False: its signs are used up. */
+bool nd_strangers_sign(nd_strangers *all, nd_stranger *stranger, int64_t now);
 
 /* The one that makes room where `places` are taken; NULL: none has been here for long enough. */
 nd_stranger *nd_strangers_leaving(const nd_strangers *all, int places, int64_t now);

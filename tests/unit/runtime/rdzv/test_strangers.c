@@ -64,6 +64,27 @@ Test(strangers, those_that_speak_are_ordered_by_age)
     }
 }
 
+/* A sign gives a stranger its time once more, but only a few signs count. */
+Test(strangers, one_that_gives_signs_stays_for_a_while)
+{
+    int64_t at = 0;
+    add(0, 0, 1);
+    add(1, 1, 1);
+    nd_strangers_speaks(&all, &some[1]);
+    for (int i = 0; i < ND_STRANGER_SIGNS; i++) {
+        at += 240;
+        cr_expect(nd_strangers_sign(&all, &some[0], at * ms));
+        cr_expect(some[0].speaks);
+    }
+    cr_expect_eq(some[0].came, 0);
+    cr_expect_eq(leaving(at + 200), 1);
+    nd_strangers_remove(&all, &some[1]);
+    cr_expect_eq(leaving(at + 200), -1);
+    cr_expect_eq(leaving(at + 251), 0);
+    cr_expect_not(nd_strangers_sign(&all, &some[0], (at + 251) * ms));
+    cr_expect_eq(leaving(at + 251), 0);
+}
+
 /* One host that fills all places does not push out the two others. */
 Test(strangers, an_origin_with_many_makes_room_itself)
 {
