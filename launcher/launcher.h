@@ -103,6 +103,20 @@ nd_status nd_rendezvous_name(char *name, size_t capacity);
 nd_status nd_rendezvous_open(const nd_rendezvous *meeting, const uint8_t key[ND_KEY_BYTES],
                              nd_store_server **out);
 
+/*
+ * shown.c: bytes of a worker as they may go to a terminal. Control characters that a library printed
+ * become text like \x1b; line ends, tabs and what the progress bar needs pass.
+ */
+enum { ND_SHOWN_GROWTH = 6, ND_SHOWN_HELD = 16 };
+typedef struct nd_shown {
+    char held[4]; /* bytes that may begin a sequence whose rest has not come */
+    int count;
+} nd_shown;
+/* `out` has room for ND_SHOWN_GROWTH x count + ND_SHOWN_HELD bytes; returns how many it got. */
+size_t nd_shown_filter(nd_shown *shown, const char *bytes, size_t count, char *out);
+/* What is held when no further byte comes: at most ND_SHOWN_HELD. */
+size_t nd_shown_end(nd_shown *shown, char *out);
+
 /* attempt.c: the workers of one start on this node, from spawn to the last exit. */
 
 enum { ND_TAIL_LINES = 20, ND_TAIL_BYTES = 512, ND_LINE_MAX = 8192 };
@@ -118,6 +132,7 @@ typedef struct nd_output {
     FILE *file; /* below launch.log_dir, or NULL */
     char line[ND_LINE_MAX];
     size_t used;
+    nd_shown shown; /* rank 0's bytes on their way */
 } nd_output;
 
 typedef enum nd_killed { ND_KILLED_NOT = 0, ND_KILLED_GRACE, ND_KILLED_INTERRUPT } nd_killed;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Workers' output. Rank 0's bytes pass through as they arrive, so that a progress bar can rewrite
- * its line; the lines of other ranks are passed on whole, with "host:rank: " in front.
+ * its line; the lines of other ranks are passed on whole, with "host:rank: " in front. Control
+ * characters reach the terminal as text; files of launch.log_dir have the bytes as they came.
  */
 #include <errno.h>
 #include <string.h>
@@ -10,6 +11,7 @@
 #include "launcher/launcher.h"
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
+#include "runtime/base/printable.h"
 #include "runtime/rdzv/uv.h"
 
 static void write_all(int fd, const char *bytes, size_t count)
@@ -24,6 +26,19 @@ static void write_all(int fd, const char *bytes, size_t count)
         }
         bytes += n;
         count -= (size_t)n;
+    }
+}
+
+/* Rank 0's bytes without control characters, but for those of the progress bar. */
+static void show(nd_output *output, const char *bytes, size_t count)
+{
+    enum { PART = 1024 };
+    char text[ND_SHOWN_GROWTH * PART + ND_SHOWN_HELD];
+    while (count > 0) {
+        size_t part = count < PART ? count : PART;
+        write_all(output->to, text, nd_shown_filter(&output->shown, bytes, part, text));
+        bytes += part;
+        count -= part;
     }
 }
 
@@ -66,25 +81,25 @@ static bool is_for_the_screen(const nd_output *output, const char *line, size_t 
 
 /* Rank 0's bytes as they arrive. A line is left to the failure screen only where all of it is in
  * these bytes. */
-static void pass_on(const nd_output *output, const char *bytes, size_t count)
+static void pass_on(nd_output *output, const char *bytes, size_t count)
 {
     const char *end = bytes + count, *unwritten = bytes, *newline;
     bool begins = output->used == 0;
     for (const char *line = bytes; (newline = memchr(line, '\n', (size_t)(end - line))) != NULL;
          line = newline + 1) {
         if (begins && is_for_the_screen(output, line, (size_t)(newline - line))) {
-            write_all(output->to, unwritten, (size_t)(line - unwritten));
+            show(output, unwritten, (size_t)(line - unwritten));
             unwritten = newline + 1;
         }
         begins = true;
     }
-    write_all(output->to, unwritten, (size_t)(end - unwritten));
+    show(output, unwritten, (size_t)(end - unwritten));
 }
 
 static void emit_line(nd_output *output)
 {
     nd_child *child = output->child;
-    char text[ND_LINE_MAX + 192];
+    char shown[4 * ND_LINE_MAX], text[sizeof shown + 512]; /* four characters for a byte */
     output->line[output->used] = '\0';
     if (output == &child->err) {
         keep_tail(child, output->line);
@@ -93,8 +108,9 @@ static void emit_line(nd_output *output)
         warn_of_lost_lines(child->attempt);
     }
     if (child->rank != 0 && !is_for_the_screen(output, output->line, output->used)) {
-        int n = snprintf(text, sizeof text, "%s:%d: %s\n", child->attempt->options.host_name,
-                         child->rank, output->line);
+        nd_escape(shown, sizeof shown, output->line, "\t");
+        int n = snprintf(text, sizeof text, "%.400s:%d: %s\n", child->attempt->options.host_name,
+                         child->rank, shown);
         write_all(output->to, text, (size_t)n);
     }
     output->used = 0;
@@ -187,6 +203,8 @@ void nd_output_close(nd_output *output)
     if (uv_is_closing((uv_handle_t *)&output->pipe)) {
         return;
     }
+    char rest[ND_SHOWN_HELD];
+    write_all(output->to, rest, nd_shown_end(&output->shown, rest));
     if (output->used > 0) {
         emit_line(output);
     }

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a terminal gets of a worker's bytes, in whatever pieces they arrive. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "launcher/launcher.h"
+
+static void shown_as(const char *bytes, const char *expected)
+{
+    size_t count = strlen(bytes);
+    for (size_t piece = 1; piece <= count; piece++) {
+        nd_shown shown = {0};
+        char out[512];
+        size_t used = 0;
+        for (size_t at = 0; at < count; at += piece) {
+            size_t part = count - at < piece ? count - at : piece;
+            used += nd_shown_filter(&shown, bytes + at, part, out + used);
+        }
+        used += nd_shown_end(&shown, out + used);
+        out[used] = '\0';
+        cr_assert_str_eq(out, expected, "in pieces of %zu: %s", piece, out);
+    }
+}
+
+Test(shown, text_passes)
+{
+    shown_as("step 1\tloss 2.5\r\n", "step 1\tloss 2.5\r\n");
+    shown_as("\xc3\xa9 \xe2\x82\xac \xc2\xb5", "\xc3\xa9 \xe2\x82\xac \xc2\xb5");
+    shown_as("\xc2", "\xc2");
+}
+
+Test(shown, the_progress_bar_passes)
+{
+    shown_as("step 1 [###]\033[K\r", "step 1 [###]\033[K\r");
+    shown_as("\033[K\033[K", "\033[K\033[K");
+}
+
+Test(shown, control_characters_become_text)
+{
+    shown_as("a\x07"
+             "b\x08\x7f",
+             "a\\x07b\\x08\\x7f");
+    shown_as("\033[31mred\033[0m", "\\x1b[31mred\\x1b[0m");
+    shown_as("\033]0;title\x07", "\\x1b]0;title\\x07");
+    shown_as("\033", "\\x1b");
+    shown_as("\033[", "\\x1b[");
+    shown_as("\033\033[K", "\\x1b\033[K");
+    shown_as("\033[\033[K", "\\x1b[\033[K");
+    shown_as("\xc2\x9b"
+             "31m",
+             "\\u009b31m");
+    shown_as("\xc2\xc2\x9b", "\xc2\\u009b");
+}
