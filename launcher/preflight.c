@@ -128,6 +128,28 @@ static nd_status spawn_check(const nd_preflight *check, int out, pid_t *pid)
                                check->program, strerror(code));
 }
 
+/* The program ended before it named its version: it was not loaded, or died in its first lines. */
+static nd_status fail_silent(const nd_preflight *check, int wait_status)
+{
+    char how[64];
+    nd_memory_limit limit = nd_limits_read_memory();
+    if (WIFSIGNALED(wait_status)) {
+        snprintf(how, sizeof how, "signal %d", WTERMSIG(wait_status));
+    } else {
+        snprintf(how, sizeof how, "exit code %d", WEXITSTATUS(wait_status));
+    }
+    if (limit.option) {
+        return nd_fail(
+            ND_ERR_RESOURCE,
+            "the worker program %s cannot start (%s) with %lld KiB of memory (%s); raise "
+            "that limit",
+            check->program, how, (long long)limit.bytes / 1024, limit.option);
+    }
+    return nd_fail(ND_ERR_CONFIG,
+                   "the worker program %s cannot start (%s); run '%s --version' to see why",
+                   check->program, how, check->program);
+}
+
 nd_status nd_preflight_run(const nd_preflight *check, int *exit_code)
 {
     int pipe_fds[2], wait_status = 0;
@@ -158,6 +180,9 @@ nd_status nd_preflight_run(const nd_preflight *check, int *exit_code)
     size_t first = strcspn(line, "\n");
     parse_digests(line + first + (line[first] == '\n'), check->digests, check->capacity);
     line[first] = '\0';
+    if (!line[0] && wait_status != 0) {
+        return fail_silent(check, wait_status);
+    }
     if (strcmp(line, "ndtrain " ND_VERSION) != 0) {
         return nd_fail(
             ND_ERR_CONFIG,

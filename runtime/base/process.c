@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -25,6 +26,55 @@ int64_t nd_limits_raise_files(void)
         files.rlim_cur = setrlimit(RLIMIT_NOFILE, &raised) == 0 ? wanted : files.rlim_cur;
     }
     return (int64_t)files.rlim_cur;
+}
+
+/* Pages of address space and of data that the process has. False: unknown. */
+static bool read_pages(long long *space, long long *data)
+{
+    char line[256];
+    int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC); /* without a FILE: it would allocate */
+    ssize_t bytes = fd >= 0 ? read(fd, line, sizeof line - 1) : -1;
+    if (fd >= 0) {
+        close(fd);
+    }
+    line[bytes > 0 ? bytes : 0] = '\0';
+    return sscanf(line, "%lld %*d %*d %*d %*d %lld", space, data) == 2;
+}
+
+nd_memory_limit nd_limits_read_memory(void)
+{
+    static const struct {
+        int resource;
+        const char *option;
+    } limits[] = {{RLIMIT_AS, "ulimit -v"}, {RLIMIT_DATA, "ulimit -d"}};
+    nd_memory_limit least = {0};
+    long long pages[2];
+    if (!read_pages(&pages[0], &pages[1])) {
+        return least;
+    }
+    for (int i = 0; i < 2; i++) {
+        struct rlimit limit;
+        if (getrlimit(limits[i].resource, &limit) != 0 || limit.rlim_cur > INT64_MAX) {
+            continue; /* RLIM_INFINITY */
+        }
+        int64_t bytes = (int64_t)limit.rlim_cur, left = bytes - pages[i] * sysconf(_SC_PAGESIZE);
+        if (!least.option || left < least.left) {
+            least = (nd_memory_limit){limits[i].option, bytes, left};
+        }
+    }
+    return least;
+}
+
+nd_status nd_limits_check_memory(int64_t more, const char *who)
+{
+    nd_memory_limit limit = nd_limits_read_memory();
+    if (!limit.option || limit.left >= more) {
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_RESOURCE,
+                   "%s needs about %lld KiB of memory, but the limit is %lld KiB (%s); raise it",
+                   who, (long long)(limit.bytes - limit.left + more) / 1024,
+                   (long long)limit.bytes / 1024, limit.option);
 }
 
 void nd_signals_unblock(void)

@@ -14,6 +14,18 @@
 int64_t nd_limits_raise_files(void);
 
 /*
+ * A limit of this process's memory: of address space (ulimit -v) or of data (ulimit -d), the one
+ * that leaves less. `left` is what it leaves beyond what the process has now.
+ */
+typedef struct nd_memory_limit {
+    const char *option; /* "ulimit -v", "ulimit -d"; NULL: there is none, or it cannot be read */
+    int64_t bytes, left;
+} nd_memory_limit;
+nd_memory_limit nd_limits_read_memory(void);
+/* ND_ERR_RESOURCE with the numbers when less than `more` bytes are left. `who` needs them. */
+nd_status nd_limits_check_memory(int64_t more, const char *who);
+
+/*
  * Unblocks all signals for the calling thread, the first of its process. A program inherits which
  * signals its parent had blocked: it would then miss the end of a child, or a request to stop. An
  * ignored signal stays ignored, as under nohup.

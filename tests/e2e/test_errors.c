@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "tests/support/shell.h"
+#include "tests/support/skip.h"
 
 static tempdir dir;
 
@@ -254,6 +255,46 @@ Test(errors, a_model_that_no_host_holds)
     refused_with(71, LAUNCH "--num-processes 2 --dp-shard-size 2", "2 workers with a plan of",
                  "of memory");
     refused_with(71, TRAIN, "out of host memory", "state");
+}
+
+/* Whatever the limit, a job runs or ends with 71 and the limit's name. */
+Test(errors, limits_of_memory)
+{
+    static const char *const limits[] = {"-v 20000",  "-v 70000",  "-v 90000",  "-v 110000",
+                                         "-v 125000", "-v 132000", "-v 150000", "-v 400000",
+                                         "-d 5000",   "-d 10000",  "-d 30000",  "-d 60000",
+                                         "-d 70000",  "-d 90000",  "-d 200000"};
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        char command[1024], option[16];
+        snprintf(command, sizeof command,
+                 "rm -rf out; ulimit %s; %s --num-processes 2 --dp-shard-size 2", limits[i],
+                 LAUNCH);
+        snprintf(option, sizeof option, "(ulimit %.2s)", limits[i]);
+        int code = shell_run(&dir, command);
+        cr_assert(code == 0 || (code == 71 && strstr(shell_output, option)), "ulimit %s: %d:\n%s",
+                  limits[i], code, shell_output);
+    }
+}
+
+/* The room that UCX will need is known before the start. */
+Test(errors, a_small_folder_of_shared_memory)
+{
+    char command[1024];
+    if (shell_run(&dir, "unshare -rm mount -t tmpfs tmpfs /dev/shm") != 0) {
+        teardown();
+        skip_test("file systems cannot be mounted here (unshare -rm)");
+    }
+    snprintf(command, sizeof command,
+             "unshare -rm sh -c 'mount -t tmpfs -o size=8m tmpfs /dev/shm && %s --num-processes 2 "
+             "--dp-shard-size 2'",
+             LAUNCH);
+    refused_with(71, command, "/dev/shm has room for 8.0 MiB, but the shared memory of 2 workers",
+                 "UCX_TLS=^posix");
+    snprintf(command, sizeof command,
+             "unshare -rm sh -c 'mount -t tmpfs -o size=8m tmpfs /dev/shm && UCX_TLS=^posix %s "
+             "--num-processes 2 --dp-shard-size 2'",
+             LAUNCH);
+    cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
 }
 
 Test(errors, text_and_jsonl)

@@ -131,6 +131,9 @@ nd_status nd_gpu_is_wanted(const nd_config *config, bool *out);
  * workers of this host. */
 nd_status nd_worker_check_device(const nd_config *config);
 /* Opens device and ops only. */
+/* Memory that a worker of device cpu needs beside its plan and the stacks of its threads: what
+ * libraries allocate and map after the program has begun. */
+enum { ND_WORKER_LIBRARY_BYTES = 40 << 20 };
 nd_status nd_worker_open_device(const nd_config *config, int local_rank, int local_workers,
                                 nd_worker *worker);
 /*

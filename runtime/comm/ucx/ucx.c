@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "runtime/base/shm_folder.h"
@@ -132,6 +133,27 @@ nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **ou
     transport->slot_context = options->slot_context;
     *out = transport;
     return ND_OK;
+}
+
+nd_status nd_transport_check_ucx_room(int64_t local_workers)
+{
+    /* Two segments of a worker: 4,300,800 and 12,288 bytes with UCX 1.13. */
+    const uint64_t each = 4313088;
+    const char *chosen = getenv("UCX_POSIX_DIR"), *folder = chosen ? chosen : "/dev/shm";
+    struct statvfs fs;
+    if (getenv("UCX_TLS") || statvfs(folder, &fs) != 0) {
+        return ND_OK;
+    }
+    uint64_t room = (uint64_t)fs.f_bavail * fs.f_frsize, needed = each * (uint64_t)local_workers;
+    if (room >= needed) {
+        return ND_OK;
+    }
+    return nd_fail(
+        ND_ERR_RESOURCE,
+        "%s has room for %.1f MiB, but the shared memory of %lld workers needs %.1f MiB; "
+        "enlarge it (docker run --shm-size, mount -o remount,size=), or set "
+        "UCX_TLS=^posix to do without it",
+        folder, (double)room / 0x1p20, (long long)local_workers, (double)needed / 0x1p20);
 }
 
 const char *nd_transport_ucx_version(void)

@@ -105,6 +105,12 @@ nd_status nd_ucx_check(ucs_status_t code, const char *call)
     if (code == UCS_ERR_NO_MEMORY) {
         return nd_fail_memory("UCX (%.60s)", call);
     }
+    if (code == UCS_ERR_NO_RESOURCE) {
+        return nd_fail(ND_ERR_RESOURCE,
+                       "UCX found no memory for its buffers (in %.60s): the limits of memory "
+                       "(ulimit -v, -d) or the room in /dev/shm are too small",
+                       call);
+    }
     return nd_fail(ND_ERR_IO, "UCX: %s (in %.60s); UCX_LOG_LEVEL=info tells more",
                    ucs_status_string(code), call);
 }

@@ -76,6 +76,18 @@ Test(preflight, another_version_is_named)
     assert_fails(run("true", 30), ND_ERR_CONFIG, ND_VERSION);
 }
 
+/* As with a library that is missing, or that does not fit into the memory that is allowed. */
+Test(preflight, a_program_that_cannot_start_is_not_of_another_version)
+{
+    struct rlimit space;
+    assert_fails(run("exit 127", 30), ND_ERR_CONFIG, "cannot start (exit code 127)");
+    assert_fails(run("kill -9 $$", 30), ND_ERR_CONFIG, "cannot start (signal 9)");
+    cr_assert_eq(getrlimit(RLIMIT_AS, &space), 0);
+    space.rlim_cur = (rlim_t)1 << 46;
+    cr_assert_eq(setrlimit(RLIMIT_AS, &space), 0);
+    assert_fails(run("exit 127", 30), ND_ERR_RESOURCE, "(ulimit -v); raise that limit");
+}
+
 /* 16 workers of two nodes: on node 0 connections of 16 workers and 2 nodes. */
 Test(preflight, open_files_that_a_node_needs)
 {
