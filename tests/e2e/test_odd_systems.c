@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Systems that are not as they should be: disks that are full at any point of a run, and environment
+ * variables with any content. A run works, or ends with a documented code and a sentence.
+ */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "runtime/base/clock.h"
+#include "tests/support/inputs.h"
+#include "tests/support/shell.h"
+#include "tests/support/skip.h"
+
+enum { MOST_SECONDS = 20, COMMAND_MAX = 3000 };
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    inputs_write_text(&dir, 4000);
+    inputs_write_model(&dir, 32, 64, 2);
+}
+
+static void teardown(void)
+{
+    shell_remove(&dir);
+}
+
+TestSuite(odd_systems, .init = setup, .fini = teardown, .timeout = 280);
+
+#define FLAGS                                                                                      \
+    " --device cpu --model-config model.json --data-path text.txt --validation-path '' "           \
+    "--sequence-length 32 --set launch.threads_per_worker=1 --log-level warning "
+
+static bool is_documented(int code)
+{
+    static const int codes[] = {0, 2, 65, 71, 73, 74};
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
+        if (code == codes[i]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The command's code, which is documented and comes with a sentence unless it is 0. */
+static int ends_well(const char *command)
+{
+    double begin = nd_clock_seconds();
+    int code = shell_run(&dir, command);
+    cr_assert(is_documented(code), "%s\nended with %d:\n%s", command, code, shell_output);
+    cr_assert(code == 0 || strstr(shell_output, "error: ") || strstr(shell_output, "ndlaunch: "),
+              "%s\nended with %d and said nothing:\n%s", command, code, shell_output);
+    cr_assert_lt(nd_clock_seconds() - begin, MOST_SECONDS, "%s", command);
+    return code;
+}
+
+/* One run in a small file system. 90: a saved model is not whole; 91: a checkpoint is not. */
+static int run_on_disk(int kib, bool saves_model)
+{
+    char command[COMMAND_MAX];
+    snprintf(command, sizeof command,
+             "unshare -m sh -c \"mount -t tmpfs -o size=%dk none small; " ND_TRAIN " train" FLAGS
+             "--num-steps 4 --checkpoint-frequency 2 --set output.dir=small/out "
+             "--set output.save_model=%s; code=\\$?; cd small/out 2>/dev/null || exit \\$code; "
+             "if test -e model; then (cd model && sha256sum --quiet -c SHA256SUMS) || exit 90; fi; "
+             "for c in checkpoint-*; do test ! -e \\$c || " ND_TRAIN
+             " ckpt verify \\$c >/dev/null || exit 91; done; exit \\$code\"",
+             kib, saves_model ? "true" : "false");
+    return ends_well(command);
+}
+
+/* Disks of every size up to one that is large enough. Whatever is left there is whole. */
+Test(odd_systems, full_disks)
+{
+    int codes[2][2] = {{0}};
+    if (shell_run(&dir, "mkdir small && unshare -m true") != 0) {
+        teardown();
+        skip_test("a file system of a test's own is not permitted here (unshare -m)");
+    }
+    for (int i = 0, pages = 1; pages < 700; pages += pages < 16 ? 3 : pages / 4, i++) {
+        int code = run_on_disk(pages * 4, i % 2);
+        cr_assert(code == 0 || code == 73, "%d KiB: %d:\n%s", pages * 4, code, shell_output);
+        codes[i % 2][code == 0]++;
+    }
+    cr_assert(codes[0][0] > 0 && codes[0][1] > 0 && codes[1][0] > 0 && codes[1][1] > 0,
+              "full and large enough: %d %d, with a model %d %d", codes[0][0], codes[0][1],
+              codes[1][0], codes[1][1]);
+}
+
+/* Of a worker by itself. */
+Test(odd_systems, environments_of_a_worker)
+{
+    static const char *const variables[] = {"RANK=abc",
+                                            "RANK=-1",
+                                            "RANK=5",
+                                            "RANK=0 WORLD_SIZE=0",
+                                            "RANK=0 WORLD_SIZE=99999999999",
+                                            "WORLD_SIZE=2",
+                                            "LOCAL_RANK=7",
+                                            "MASTER_ADDR= MASTER_PORT=70000",
+                                            "ND_CONFIG_FD=77",
+                                            "ND_CONFIG_FD=x",
+                                            "ND_KEY_FD=-5",
+                                            "ND_PROGRESS_FD=1 ND_FAILURE_FD=1",
+                                            "ND_RUN_ID=$(printf 'a\\033b')",
+                                            "ND_NODE_RANK=9 ND_NNODES=3",
+                                            "ND_RESTART_EPOCH=-2",
+
+                                            "OMP_NUM_THREADS=0",
+                                            "OMP_NUM_THREADS=many",
+                                            "OMP_PLACES=nonsense",
+                                            "OMP_PROC_BIND=spread GOMP_SPINCOUNT=infinite",
+                                            "OMP_WAIT_POLICY=ACTIVE",
+                                            "OMP_STACKSIZE=1",
+                                            "OMP_THREAD_LIMIT=1",
+                                            "ONEDNN_MAX_CPU_ISA=NONE",
+                                            "ONEDNN_VERBOSE=9",
+                                            "DNNL_MAX_CPU_ISA=SSE41",
+                                            "HOME=",
+                                            "-u HOME",
+                                            "-u PATH",
+                                            "-i",
+                                            "TMPDIR=/nonexistent",
+                                            "LANG=xx_YY.UTF-8 LC_ALL=tr_TR",
+                                            "TZ=:../../etc/passwd",
+                                            "COLUMNS=0",
+                                            "COLUMNS=-1",
+                                            "TERM=",
+                                            "NO_COLOR=1 CLICOLOR_FORCE=1",
+                                            "CUDA_VISIBLE_DEVICES=-1",
+                                            "CUDA_HOME=/nonexistent",
+                                            "MALLOC_ARENA_MAX=0 MALLOC_PERTURB_=85",
+                                            "HF_HOME=/nonexistent",
+                                            "SLURM_JOB_ID=x",
+                                            "PMIX_RANK=0",
+                                            "SLURM_PROCID=3 SLURM_NTASKS=2"};
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
+        char command[COMMAND_MAX];
+        snprintf(command, sizeof command,
+                 "rm -rf out; env %s " ND_TRAIN " train" FLAGS
+                 "--num-steps 1 --set output.save_model=false --set output.dir=out",
+                 variables[i]);
+        ends_well(command);
+    }
+}
+
+/* Of ndlaunch, from which its workers inherit. */
+Test(odd_systems, environments_of_a_job)
+{
+    static const char *const variables[] = {
+        "RANK=3 WORLD_SIZE=7 LOCAL_RANK=9 MASTER_PORT=1 ND_KEY_FD=0 ND_CONFIG_FD=1 ND_RUN_ID=x",
+        "-i",
+        "TMPDIR=/nonexistent HOME=/nonexistent",
+        "UCX_TLS=nonsense",
+        "UCX_TLS=self",
+        "UCX_TLS=tcp,self",
+        "UCX_NET_DEVICES=none",
+        "UCX_POSIX_DIR=/nonexistent",
+        "UCX_LOG_LEVEL=nonsense",
+
+        "OMP_NUM_THREADS=-3",
+        "ND_WORKER=/",
+        "ND_WORKER=/bin/true",
+        "SLURM_JOB_ID=1 SLURM_NNODES=2 SLURM_NODEID=0"};
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
+        char command[COMMAND_MAX];
+        snprintf(command, sizeof command,
+                 "rm -rf out; env %s " ND_LAUNCH FLAGS
+                 "--num-processes 2 --dp-shard-size 2 --num-steps 1 --set output.save_model=false "
+                 "--set output.dir=out --set launch.comm_timeout_seconds=10",
+                 variables[i]);
+        ends_well(command);
+    }
+}
