@@ -24,6 +24,7 @@ struct nd_dnnl {
     int64_t capacity, count;
     void *scratch;
     size_t scratch_bytes;
+    bool misses_gaps; /* in columns; found by trying */
 };
 
 static nd_status fail(dnnl_status_t code, const char *call)
@@ -295,6 +296,108 @@ static nd_status find(nd_dnnl *dnnl, const nd_dnnl_product *p, entry **out)
     return ND_OK;
 }
 
+/* columns with gaps */
+
+/*
+ * oneDNN 3.7 takes c of one column, or op(a) of one row that is stored as a column, for dense: it
+ * reads and writes adjacent elements where the stride is larger. Every F32 and BF16 product of its
+ * AVX-512 kernels is affected; oneDNN 2.6 is right.
+ */
+static bool has_column_with_gaps(const nd_dnnl_product *p)
+{
+    return (p->n == 1 && p->ldc > 1) || (p->m == 1 && p->a_transposed && p->lda > 1);
+}
+
+static float element(const nd_dnnl_product *p, const void *x, int64_t row, int64_t column,
+                     int64_t ld, bool transposed)
+{
+    int64_t at = transposed ? column * ld + row : row * ld + column;
+    return p->in == ND_DTYPE_F32 ? ((const float *)x)[at]
+                                 : nd_bf16_to_f32(((const nd_bf16 *)x)[at]);
+}
+
+/* Such a product by plain loops. It is one row or column, at an edge of larger ones. */
+static void multiply_plainly(const nd_dnnl_product *p, void *c, const void *a, const void *b,
+                             const float *factors)
+{
+    for (int64_t i = 0; i < p->m * p->n; i++) {
+        int64_t row = i / p->n, column = i % p->n, at = row * p->ldc + column;
+        float sum = 0.0f;
+        for (int64_t l = 0; l < p->k; l++) {
+            sum += element(p, a, row, l, p->lda, p->a_transposed) *
+                   element(p, b, l, column, p->ldb, p->b_transposed);
+        }
+        if (p->factors != ND_DNNL_FACTOR_NONE) {
+            sum *= factors[p->factors == ND_DNNL_FACTOR_EACH_COLUMN ? column : 0];
+        }
+        float *f32 = (float *)c + at;
+        nd_bf16 *bf16 = (nd_bf16 *)c + at;
+        if (p->accumulate) {
+            sum += p->out == ND_DTYPE_F32 ? *f32 : nd_bf16_to_f32(*bf16);
+        }
+        if (p->out == ND_DTYPE_F32) {
+            *f32 = sum;
+        } else {
+            *bf16 = nd_bf16_from_f32(sum);
+        }
+    }
+}
+
+static nd_status multiply(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c, const void *a,
+                          const void *b, const float *factors)
+{
+    entry *e = NULL;
+    ND_TRY(find(dnnl, product, &e));
+    ND_DNNL(dnnl_memory_set_data_handle(e->a, (void *)a));
+    ND_DNNL(dnnl_memory_set_data_handle(e->b, (void *)b));
+    ND_DNNL(dnnl_memory_set_data_handle(e->c, c));
+    ND_DNNL(dnnl_memory_set_data_handle(e->scratch, dnnl->scratch));
+    const dnnl_exec_arg_t arguments[] = {
+        {DNNL_ARG_SRC, e->a},
+        {DNNL_ARG_WEIGHTS, e->b},
+        {DNNL_ARG_DST, e->c},
+        {DNNL_ARG_SCRATCHPAD, e->scratch},
+        {DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, e->factors}};
+    int count = e->factors ? 5 : 4;
+    if (e->factors) {
+        ND_DNNL(dnnl_memory_set_data_handle(e->factors, (void *)(uintptr_t)factors));
+    }
+    ND_DNNL(dnnl_primitive_execute(e->primitive, dnnl->stream, count, arguments));
+    ND_DNNL(dnnl_stream_wait(dnnl->stream));
+    return ND_OK;
+}
+
+/* Version 2 is known to be right, and its products stay as they were. */
+static nd_status try_columns(nd_dnnl *dnnl)
+{
+    const nd_dnnl_product column = {.m = 2,
+                                    .n = 1,
+                                    .k = 1,
+                                    .lda = 1,
+                                    .ldb = 1,
+                                    .ldc = 2,
+                                    .in = ND_DTYPE_F32,
+                                    .out = ND_DTYPE_F32};
+    const nd_dnnl_product row = {.m = 1,
+                                 .n = 1,
+                                 .k = 2,
+                                 .lda = 2,
+                                 .ldb = 1,
+                                 .ldc = 1,
+                                 .a_transposed = true,
+                                 .in = ND_DTYPE_F32,
+                                 .out = ND_DTYPE_F32};
+    const float a[] = {1.0f, 2.0f, 4.0f, 8.0f}, b[] = {1.0f, 1.0f};
+    float c[] = {0.0f, 0.0f, 0.0f, 0.0f}, sum = 0.0f;
+    if (dnnl_version()->major < 3) {
+        return ND_OK;
+    }
+    ND_TRY(multiply(dnnl, &column, c, a, b, NULL)); /* 1 _ 2 _ */
+    ND_TRY(multiply(dnnl, &row, &sum, a, b, NULL)); /* 1 + 4 */
+    dnnl->misses_gaps = c[0] != 1.0f || c[2] != 2.0f || sum != 5.0f;
+    return ND_OK;
+}
+
 /* public */
 
 static nd_status open_engine(nd_dnnl *dnnl)
@@ -311,6 +414,7 @@ nd_status nd_dnnl_create(nd_dnnl **out)
     dnnl->capacity = FIRST_CAPACITY;
     nd_status status = ND_ALLOC(dnnl->capacity, &dnnl->entries);
     status = status == ND_OK ? open_engine(dnnl) : status;
+    status = status == ND_OK ? try_columns(dnnl) : status;
     if (status != ND_OK) {
         nd_dnnl_destroy(dnnl);
         return status;
@@ -337,25 +441,11 @@ void nd_dnnl_destroy(nd_dnnl *dnnl)
 nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c, const void *a,
                          const void *b, const float *factors)
 {
-    entry *e = NULL;
-    ND_TRY(find(dnnl, product, &e));
-    ND_DNNL(dnnl_memory_set_data_handle(e->a, (void *)a));
-    ND_DNNL(dnnl_memory_set_data_handle(e->b, (void *)b));
-    ND_DNNL(dnnl_memory_set_data_handle(e->c, c));
-    ND_DNNL(dnnl_memory_set_data_handle(e->scratch, dnnl->scratch));
-    const dnnl_exec_arg_t arguments[] = {
-        {DNNL_ARG_SRC, e->a},
-        {DNNL_ARG_WEIGHTS, e->b},
-        {DNNL_ARG_DST, e->c},
-        {DNNL_ARG_SCRATCHPAD, e->scratch},
-        {DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, e->factors}};
-    int count = e->factors ? 5 : 4;
-    if (e->factors) {
-        ND_DNNL(dnnl_memory_set_data_handle(e->factors, (void *)(uintptr_t)factors));
+    if (dnnl->misses_gaps && has_column_with_gaps(product)) {
+        multiply_plainly(product, c, a, b, factors);
+        return ND_OK;
     }
-    ND_DNNL(dnnl_primitive_execute(e->primitive, dnnl->stream, count, arguments));
-    ND_DNNL(dnnl_stream_wait(dnnl->stream));
-    return ND_OK;
+    return multiply(dnnl, product, c, a, b, factors);
 }
 
 nd_status nd_dnnl_implementation(nd_dnnl *dnnl, const nd_dnnl_product *product, char out[64])

@@ -16,6 +16,10 @@ static const int64_t shapes[][4] = {
     {17, 129, 300, 5},
     {96, 31, 2, 0},
     {1, 16, 512, 0},
+    /* one row or column with gaps, which oneDNN 3.7 takes for dense */
+    {7, 1, 9, 3},
+    {1, 7, 9, 3},
+    {1, 1, 5, 2},
     /* beyond the blocks of our own BF16 product: rows, packed rows, k, columns */
     {1060, 20, 34, 0},
     {490, 12, 1030, 2},
