@@ -104,8 +104,8 @@ nd_status nd_rendezvous_open(const nd_rendezvous *meeting, const uint8_t key[ND_
                              nd_store_server **out);
 
 /*
- * shown.c: bytes of a worker as they may go to a terminal. Control characters that a library printed
- * become text like \x1b; line ends, tabs and what the progress bar needs pass.
+ * shown.c: bytes of a worker as they may go to a terminal. Control characters become text like
+ * \x1b; line ends, tabs and what the progress bar needs pass.
  */
 enum { ND_SHOWN_GROWTH = 6, ND_SHOWN_HELD = 16 };
 typedef struct nd_shown {

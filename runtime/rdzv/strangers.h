@@ -10,9 +10,9 @@
  * speak only one that gave no sign for 250 ms. The oldest goes first, but an origin (the host it
  * comes from) with more than a quarter of all places makes room before the others.
  *
- * A sign is that the store has answered, or has bytes of it that it did not read yet: when thousands
- * of workers come at once, they must not pay for the time that the store needs. Only a few signs
- * count, so that nobody stays by sending one byte after the other.
+ * A sign is that the store has answered, or has bytes of it that it did not read yet: thousands of
+ * workers that come at once must not pay for the time that the store needs. Only a few signs count,
+ * so that nobody stays by sending one byte after the other.
  */
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * nd_bench_store: how many workers one store serves. N clients with real TLS, held by a few threads
- * of this program, join a store that runs as in ndlaunch (a process with one event loop), exchange a
- * card of the size that the transports use, meet at a barrier, and leave.
+ * of this program, join a store that runs as in ndlaunch (a process with one event loop), exchange
+ * some bytes each, meet at a barrier, and leave.
  *
  *   nd_bench_store [--clients 4096,16384] [--bytes 64] [--threads 2] [--deadline 120]
  *                  [--most-seconds 10] [--most-kib 64]

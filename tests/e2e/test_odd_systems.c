@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Systems that are not as they should be: disks that are full at any point of a run, and environment
- * variables with any content. A run works, or ends with a documented code and a sentence.
+ * Systems that are not as they should be: disks that are full at any point of a run, and variables
+ * of the environment with any content. A run works, or ends with a documented code and a sentence.
  */
 #include <criterion/criterion.h>
 #include <string.h>

@@ -2,8 +2,8 @@
 /*
  * Attacks on a job of two nodes through its network: clients without the key at every phase of a
  * join, members that misbehave, and a network that stalls, drops and corrupts. Nobody without the
- * key disturbs the job. Whatever a member or the network does, each ndlaunch ends within 20 s with a
- * documented code and a sentence.
+ * key disturbs the job. Whatever a member or the network does, each ndlaunch ends within 20 s with
+ * a documented code and a sentence.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -323,7 +323,7 @@ static void misbehave(const void *frames, size_t count, const char *what)
                             .host = "attacker\033[2J",
                             .role = ND_WIRE_NODE,
                             .index = 1};
-    start_node(&node, 0, port, PATIENT);
+    start_node(&node, 0, port, "6"); /* it may wait for the node to come again */
     assert_ok(nd_channel_open("127.0.0.1", port, key, MOST_SECONDS, &channel));
     assert_ok(nd_channel_hello(channel, &hello, deadline, job, sizeof job, &world));
     if (count > 0) {
