@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "runtime/base/log.h"
+#include "runtime/base/printable.h"
 #include "runtime/base/process.h"
 #include "runtime/rdzv/identity.h"
 #include "trainer/commands/command.h"
@@ -34,8 +35,13 @@ static void init_log(const nd_config *config, const nd_identity *id)
     nd_log_init(level, id->rank > 0 && id->source != ND_IDENTITY_NDLAUNCH ? prefix : "");
 }
 
-static int usage(void)
+static int usage(const char *unknown)
 {
+    char shown[256];
+    if (unknown[0]) {
+        nd_escape(shown, sizeof shown, unknown, "");
+        nd_log_error("ndtrain has no command \"%s\"", shown);
+    }
     fprintf(stderr, "usage: ndtrain train|check|plan [--config-file FILE] [flags]\n"
                     "       ndtrain ckpt ls|verify|export|diff|prune ... | ckpt --help\n"
                     "       ndtrain tokenize --tokenizer PATH --input PATH ... --output-prefix P\n"
@@ -121,7 +127,7 @@ int main(int argc, char **argv)
         return finish(help(argc > 2 ? argv[2] : ""));
     }
     if (!command) {
-        return usage();
+        return usage(name);
     }
     nd_command_call call = {&config, &cli, &worker, argc, argv};
     nd_status status = command->begin(&worker);

@@ -473,6 +473,12 @@ Test(errors, check_says_what_is_good)
                        "%s", shell_output);
 }
 
+Test(errors, an_unknown_command_is_named)
+{
+    refused_with(2, ND_TRAIN " frob", "ndtrain has no command \"frob\"", "usage: ndtrain train");
+    refused_with(2, ND_TRAIN " 'a\033[31m'", "no command \"a\\x1b[31m\"", "usage: ");
+}
+
 Test(errors, help)
 {
     static const char *const commands[] = {"train", "check", "plan", ""};

@@ -44,8 +44,9 @@ static nd_status check_tokenizer(const nd_format *format, const char *path, cons
             (long long)vocab,
             format->holds_ids ? "set data.tokenizer to \"file\" to take the ids of the token file "
                                 "as they are"
-                              : "use a model with vocab_size 256, or make a token file with "
-                                "scripts/make_tokens.py and set data.tokenizer to \"file\"");
+                              : "set data.tokenizer to \"model\" (--tokenizer model) to take "
+                                "the tokenizer.json of model.path, or to the path of another "
+                                "one, or use a model with vocab_size 256");
     }
     if (strcmp(tokenizer, "file") != 0) {
         return nd_fail(
