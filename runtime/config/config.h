@@ -39,6 +39,11 @@ typedef enum nd_special_choice {
     ND_CHOOSE_SPECIAL_PARSE,
     ND_CHOOSE_SPECIAL_REFUSE
 } nd_special_choice;
+typedef enum nd_chat_choice {
+    ND_CHOOSE_CHAT_NONE = 0,
+    ND_CHOOSE_CHAT_LLAMA3,
+    ND_CHOOSE_CHAT_CHATML
+} nd_chat_choice;
 typedef enum nd_optimizer_kind { ND_OPTIMIZER_ADAMW = 0, ND_OPTIMIZER_SGD } nd_optimizer_kind;
 typedef enum nd_schedule_kind {
     ND_SCHEDULE_CONSTANT = 0,
@@ -122,6 +127,7 @@ typedef struct nd_config {
         char *tokenizer;
         bool append_eod;
         nd_special_choice special_in_text;
+        nd_chat_choice chat_format;
         char *cache_dir;       /* "": the user's */
         char *validation_path; /* "": no validation */
         int64_t shuffle_seed;  /* -1: train.seed */

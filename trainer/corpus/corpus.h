@@ -47,6 +47,9 @@ bool nd_corpus_is_pattern(const char *path);
 
 /* Documents and rules. */
 
+/* How "messages" become one text with control tokens. */
+typedef enum nd_chat_format { ND_CHAT_NONE = 0, ND_CHAT_LLAMA3, ND_CHAT_CHATML } nd_chat_format;
+
 typedef struct nd_corpus_rules {
     nd_special_in_text special_in_text;
     bool add_special;     /* what the post-processor adds to each document */
@@ -56,6 +59,8 @@ typedef struct nd_corpus_rules {
     const char *json_key; /* "text"; borrowed, as all strings here */
     bool pairs; /* rows may have "prompt" and "completion" instead; prompts do not count in the loss
                    (spans), and the two are encoded one by one */
+    nd_chat_format chat; /* with pairs: rows may have "messages" instead, of which only the turns of
+                            the assistant count */
     const char *separator; /* of documents in files of text; NULL: a file is one document */
     size_t separator_size;
 } nd_corpus_rules;
@@ -80,7 +85,8 @@ typedef struct nd_corpus_counts {
     int64_t bad;       /* rows left out by skip_bad */
     int64_t lone;      /* halves of surrogate pairs, each replaced by U+FFFD */
     int64_t tokens;
-    uint64_t bytes; /* of the files, compressed or not */
+    int64_t ignored; /* tokens that do not count in the loss */
+    uint64_t bytes;  /* of the files, compressed or not */
 } nd_corpus_counts;
 
 typedef struct nd_corpus_job {

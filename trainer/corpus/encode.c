@@ -10,12 +10,14 @@
 
 #include "runtime/base/clock.h"
 #include "trainer/corpus/blocks.h"
+#include "trainer/corpus/chat.h"
 #include "trainer/corpus/row.h"
 
 enum { THREADS_MAX = 64, PROGRESS_MS = 200 };
 
 typedef struct crew {
     const nd_corpus_job *job;
+    nd_chat chat;
     pthread_mutex_t read_lock;
     nd_block_reader reader;
     bool exhausted; /* by read_lock: the reader has no more blocks, or failed */
@@ -51,10 +53,11 @@ static nd_status add_ids(worker *w, const uint8_t *text, size_t size, bool begin
     return nd_ids_add(&w->piece.ids, ids, count);
 }
 
-static nd_status end_document(worker *w)
+/* The ids of a chat have their own end. */
+static nd_status end_document(worker *w, bool chat)
 {
     const nd_corpus_job *job = w->crew->job;
-    ND_TRY(nd_ids_add(&w->piece.ids, &job->eod, job->eod >= 0));
+    ND_TRY(nd_ids_add(&w->piece.ids, &job->eod, job->eod >= 0 && !chat));
     int32_t end = (int32_t)w->piece.ids.count;
     return nd_ids_add(&w->piece.ends, &end, 1);
 }
@@ -65,7 +68,7 @@ static nd_status fail_row(const worker *w, uint64_t line, const char *what)
                    (unsigned long long)line, what);
 }
 
-enum { FIELD_TEXT, FIELD_PROMPT, FIELD_COMPLETION, FIELDS };
+enum { FIELD_TEXT, FIELD_PROMPT, FIELD_COMPLETION, FIELD_MESSAGES, FIELDS };
 
 static nd_status check_field(const worker *w, uint64_t line, const nd_row_field *field)
 {
@@ -94,7 +97,21 @@ static nd_status add_pair(worker *w, const nd_row_field *fields)
     span[1] = (int32_t)w->piece.ids.count;
     ND_TRY(nd_ids_add(&w->piece.spans, span, span[1] > span[0] ? 2 : 0));
     ND_TRY(add_ids(w, text[1], size[1], false, true));
-    return end_document(w);
+    return end_document(w, false);
+}
+
+static nd_status add_messages(worker *w, uint64_t line, const nd_row_field *field)
+{
+    bool empty;
+    if (field->kind != ND_ROW_ARRAY) {
+        return fail_row(w, line, "\"messages\" is not a list");
+    }
+    if (w->crew->chat.format == ND_CHAT_NONE) {
+        return fail_row(w, line, "it has \"messages\"; set data.chat_format to llama3 or chatml");
+    }
+    ND_TRY(nd_chat_add(&w->crew->chat, w->encoder, field->begin, field->size, &w->piece, &empty));
+    w->counts.empty += empty;
+    return empty ? ND_OK : end_document(w, true);
 }
 
 static nd_status add_text(worker *w, const nd_row_field *field)
@@ -107,14 +124,14 @@ static nd_status add_text(worker *w, const nd_row_field *field)
         return ND_OK;
     }
     ND_TRY(add_ids(w, text, size, true, true));
-    return end_document(w);
+    return end_document(w, false);
 }
 
 static nd_status add_row(worker *w, uint64_t line, const uint8_t *row, size_t size)
 {
     const nd_corpus_rules *rules = w->crew->job->rules;
     nd_row_field fields[FIELDS] = {
-        {.key = rules->json_key}, {.key = "prompt"}, {.key = "completion"}};
+        {.key = rules->json_key}, {.key = "prompt"}, {.key = "completion"}, {.key = "messages"}};
     size_t column;
     const char *fault = nd_row_scan(row, size, fields, rules->pairs ? FIELDS : 1, &column);
     if (fault) {
@@ -124,8 +141,12 @@ static nd_status add_row(worker *w, uint64_t line, const uint8_t *row, size_t si
     bool text = fields[FIELD_TEXT].kind != ND_ROW_ABSENT;
     bool pair = fields[FIELD_PROMPT].kind != ND_ROW_ABSENT ||
                 fields[FIELD_COMPLETION].kind != ND_ROW_ABSENT;
+    bool messages = fields[FIELD_MESSAGES].kind != ND_ROW_ABSENT;
     if (text && pair) {
         return fail_row(w, line, "it has a text and also \"prompt\" or \"completion\"");
+    }
+    if (messages && !text && !pair) {
+        return add_messages(w, line, &fields[FIELD_MESSAGES]);
     }
     if (!pair) {
         ND_TRY(check_field(w, line, &fields[FIELD_TEXT]));
@@ -198,7 +219,7 @@ static nd_status add_documents(worker *w)
     const nd_bytes *text = &w->block.text;
     if (!rules->separator) {
         ND_TRY(add_ids(w, text->data, text->count, w->block.begins, w->block.ends));
-        return w->block.ends ? end_document(w) : ND_OK;
+        return w->block.ends ? end_document(w, false) : ND_OK;
     }
     for (size_t at = 0, n; at < text->count; at += n + rules->separator_size) {
         const uint8_t *p = text->data + at;
@@ -209,7 +230,7 @@ static nd_status add_documents(worker *w)
             continue;
         }
         ND_TRY(add_ids(w, p, n, true, true));
-        ND_TRY(end_document(w));
+        ND_TRY(end_document(w, false));
     }
     return ND_OK;
 }
@@ -258,6 +279,9 @@ static nd_status write_block(worker *w, nd_status status)
     c->counts.bad += (int64_t)w->bad.count;
     c->counts.documents += (int64_t)w->piece.ends.count;
     c->counts.tokens += (int64_t)w->piece.ids.count;
+    for (size_t i = 0; i < w->piece.spans.count; i += 2) {
+        c->counts.ignored += w->piece.spans.data[i + 1] - w->piece.spans.data[i];
+    }
     return c->job->write(c->job->context, &w->piece);
 }
 
@@ -408,6 +432,7 @@ nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
     pthread_condattr_t monotonic;
     crew c = {.job = job};
     worker *workers;
+    ND_TRY(nd_chat_find(job->tokenizer, job->rules->chat, &c.chat));
     ND_TRY(ND_ALLOC(threads, &workers));
     nd_block_reader_init(&c.reader, job);
     pthread_mutex_init(&c.read_lock, NULL);

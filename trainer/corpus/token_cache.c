@@ -277,6 +277,11 @@ static void say_done(const writer *w, const nd_corpus_counts *counts)
                 w->what, (long long)counts->documents, (long long)counts->tokens,
                 counts->tokens > 0 ? (double)text->bytes / (double)counts->tokens : 0.0, seconds,
                 seconds > 0 ? (double)text->bytes * 1e-6 / seconds : 0.0);
+    if (counts->ignored > 0) {
+        nd_log_info("%lld of these tokens count in the loss (%.1f %%)",
+                    (long long)(counts->tokens - counts->ignored),
+                    100.0 - 100.0 * (double)counts->ignored / (double)counts->tokens);
+    }
     if (text->special > 0) {
         nd_log_info("the text has the writing of special tokens %lld times",
                     (long long)text->special);
@@ -304,6 +309,12 @@ static nd_status encode(writer *w, const nd_token_cache_request *request,
         ND_TRY(nd_corpus_eod(tokenizer, request->tokenizer, &job.eod));
     }
     ND_TRY(nd_corpus_encode(&job, &counts));
+    if (counts.tokens > 0 && counts.ignored == counts.tokens) {
+        return nd_fail(ND_ERR_DATA,
+                       "none of the %lld tokens of %s counts in the loss; completions, or turns of "
+                       "the assistant, are missing",
+                       (long long)counts.tokens, w->what);
+    }
     ND_TRY(finish(w, nd_tokenizer_vocab_size(tokenizer)));
     say_done(w, &counts);
     return ND_OK;
@@ -401,9 +412,9 @@ static nd_status describe(const nd_token_cache_request *request, nd_bytes *out)
     char *folder = NULL, *config = NULL;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_fs_sha256_file(request->tokenizer, hex));
-    int n = snprintf(line, sizeof line, "tokens %d\ntokenizer %s\nrules %d %d %d %d %d %d\n",
+    int n = snprintf(line, sizeof line, "tokens %d\ntokenizer %s\nrules %d %d %d %d %d %d %d\n",
                      VERSION, hex, r->special_in_text, r->add_special, r->append_eod,
-                     r->refuse_invalid, r->drop_unknown, r->pairs);
+                     r->refuse_invalid, r->drop_unknown, r->pairs, r->chat);
     ND_TRY_OUT(nd_bytes_add(out, line, (size_t)n));
     ND_TRY_OUT(describe_string(out, "key", r->json_key, strlen(r->json_key)));
     ND_TRY_OUT(describe_string(out, "separator", r->separator ? r->separator : "",

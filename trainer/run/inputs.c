@@ -120,6 +120,11 @@ static nd_status open_data(const nd_config *config, const nd_inputs *inputs, con
         [ND_CHOOSE_SPECIAL_REFUSE] = ND_SPECIAL_REFUSE,
     };
     const int64_t vocab = inputs->shape.vocab, sequence = config->train.sequence_length;
+    static const nd_chat_format chats[] = {
+        [ND_CHOOSE_CHAT_NONE] = ND_CHAT_NONE,
+        [ND_CHOOSE_CHAT_LLAMA3] = ND_CHAT_LLAMA3,
+        [ND_CHOOSE_CHAT_CHATML] = ND_CHAT_CHATML,
+    };
     bool ids = false;
     if (!inputs->tokenizer) {
         return nd_dataset_open(path, config->data.format, config->data.tokenizer, vocab, sequence,
@@ -133,7 +138,8 @@ static nd_status open_data(const nd_config *config, const nd_inputs *inputs, con
                                    .add_special = true,
                                    .append_eod = config->data.append_eod,
                                    .json_key = "text",
-                                   .pairs = true};
+                                   .pairs = true,
+                                   .chat = chats[config->data.chat_format]};
     const nd_dataset_text text = {.path = path,
                                   .format = config->data.format,
                                   .tokenizer = inputs->tokenizer,

@@ -352,3 +352,116 @@ Test(corpus, end_of_text)
     assert_fails(nd_corpus_eod(tokenizer, own, &id), ND_ERR_DATA, "line 1");
     nd_tokenizer_close(tokenizer);
 }
+
+/* A family with these control tokens in the place of its own two. */
+static nd_tokenizer *tokenizer_with(const char *const *names, int count)
+{
+    nd_tokenizer *tokenizer;
+    json_t *file = text_file("llama3"), *added = json_object_get(file, "added_tokens");
+    const json_int_t first = json_integer_value(json_object_get(json_array_get(added, 0), "id"));
+    json_t *model = json_deep_copy(json_array_get(added, 0));
+    json_array_clear(added);
+    json_object_del(file, "post_processor");
+    for (int i = 0; i < count; i++) {
+        json_t *token = json_deep_copy(model);
+        json_object_set_new(token, "id", json_integer(first + i));
+        json_object_set_new(token, "content", json_string(names[i]));
+        json_array_append_new(added, token);
+    }
+    assert_ok(text_parse(file, &tokenizer));
+    json_decref(model);
+    json_decref(file);
+    return tokenizer;
+}
+
+/* What the rendered text gives when its control tokens are parsed, and which tokens count: those of
+ * the marked parts of `rendered`, between \1 and \2. */
+static void assert_chat(nd_tokenizer *tokenizer, nd_chat_format format, const char *row,
+                        const char *rendered)
+{
+    const nd_encode_options options = {.special_in_text = ND_SPECIAL_PARSE};
+    const nd_corpus_rules rules = {.json_key = "text", .pairs = true, .chat = format};
+    nd_encoder *encoder;
+    corpus_result out;
+    size_t at = 0;
+    bool counts = false;
+    assert_ok(nd_encoder_create(tokenizer, &options, &encoder));
+    assert_ok(encode_text(
+        "a.jsonl", row, (nd_corpus_job){.tokenizer = tokenizer, .rules = &rules, .eod = 5}, &out));
+    for (const char *p = rendered; *p; counts = !counts) {
+        const int32_t *ids;
+        size_t count, n = strcspn(p, "\1\2");
+        assert_ok(nd_encode(encoder, p, n, &ids, &count));
+        cr_assert_leq(at + count, out.ids.count);
+        cr_expect_eq(memcmp(ids, out.ids.data + at, count * sizeof *ids), 0, "%.*s", (int)n, p);
+        for (size_t i = at; i < at + count; i++) {
+            bool ignored = false;
+            for (size_t s = 0; s < out.spans.count; s += 2) {
+                ignored |= (int32_t)i >= out.spans.data[s] && (int32_t)i < out.spans.data[s + 1];
+            }
+            cr_expect_eq(ignored, !counts, "token %zu of %.*s", i, (int)n, p);
+        }
+        at += count;
+        p += n + (p[n] != '\0');
+    }
+    cr_expect_eq(at, out.ids.count);
+    corpus_free(&out);
+    nd_encoder_destroy(encoder);
+}
+
+Test(corpus, messages_of_llama3)
+{
+    static const char *const names[] = {"<|begin_of_text|>", "<|start_header_id|>",
+                                        "<|end_header_id|>", "<|eot_id|>"};
+    nd_tokenizer *tokenizer = tokenizer_with(names, 4);
+    assert_chat(tokenizer, ND_CHAT_LLAMA3,
+                "{\"messages\": [{\"role\": \"system\", \"content\": \" be good \"}, {\"role\": "
+                "\"user\", \"content\": \"2+2?\"}, {\"content\": \"it's 4\\n\", \"role\": "
+                "\"assistant\"}, {\"role\": \"user\", \"content\": \"thanks\"}, {\"role\": "
+                "\"assistant\", \"content\": \"\"}]}\n",
+                "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nbe good<|eot_id|>"
+                "<|start_header_id|>user<|end_header_id|>\n\n2+2?<|eot_id|>"
+                "<|start_header_id|>assistant<|end_header_id|>\n\n\1it's 4<|eot_id|>\2"
+                "<|start_header_id|>user<|end_header_id|>\n\nthanks<|eot_id|>"
+                "<|start_header_id|>assistant<|end_header_id|>\n\n\1<|eot_id|>");
+    nd_tokenizer_close(tokenizer);
+}
+
+Test(corpus, messages_of_chatml)
+{
+    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
+    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
+    assert_chat(tokenizer, ND_CHAT_CHATML,
+                "{\"messages\": [{\"role\": \"user\", \"content\": \"the end\"}, {\"role\": "
+                "\"assistant\", \"content\": \"yes \"}]}\n",
+                "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n\1yes "
+                "<|im_end|>\2\n");
+    nd_tokenizer_close(tokenizer);
+}
+
+Test(corpus, messages_that_are_refused)
+{
+    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
+    static const struct {
+        const char *row, *words;
+    } cases[] = {
+        {"{\"messages\": {}}\n", "is not a list"},
+        {"{\"messages\": [1]}\n", "a message lacks"},
+        {"{\"messages\": [{\"role\": \"user\"}]}\n", "a message lacks"},
+        {"{\"messages\": [{\"role\": \"user\", \"content\": [\"x\"]}]}\n", "is no string"}};
+    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
+    nd_corpus_rules rules = {.json_key = "text", .pairs = true, .chat = ND_CHAT_CHATML};
+    nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
+    corpus_result out;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_fails(encode_text("a.jsonl", cases[i].row, job, &out), ND_ERR_DATA, cases[i].words);
+        corpus_free(&out);
+    }
+    rules.chat = ND_CHAT_LLAMA3;
+    assert_fails(encode_text("a.jsonl", "{\"messages\": []}\n", job, &out), ND_ERR_DATA,
+                 "<|begin_of_text|>");
+    rules.chat = ND_CHAT_NONE;
+    assert_fails(encode_text("a.jsonl", "{\"messages\": []}\n", job, &out), ND_ERR_DATA,
+                 "data.chat_format");
+    nd_tokenizer_close(tokenizer);
+}

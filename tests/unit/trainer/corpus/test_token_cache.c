@@ -276,6 +276,18 @@ Test(token_cache, what_fails_leaves_no_file)
     cr_expect_eq(count_files(), 0);
 }
 
+Test(token_cache, a_text_without_a_label_is_refused)
+{
+    static const char rows[] = "{\"prompt\": \"only a question\", \"completion\": \"\"}\n";
+    const nd_token_cache_request asked = request();
+    nd_token_cache *cache;
+    nd_corpus_files_fini(&files);
+    assert_ok(nd_corpus_files_add(&files, tempdir_write(&dir, "b.jsonl", rows, strlen(rows)),
+                                  ND_DATA_AUTO));
+    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_DATA, "counts in the loss");
+    cr_expect_eq(count_files(), 0);
+}
+
 /* The pair that Megatron-LM reads. */
 Test(token_cache, megatron_files)
 {

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CORPUS_CHAT_H
+#define ND_CORPUS_CHAT_H
+/*
+ * Messages with roles as one sequence of ids. Of an assistant's message the text and the token that
+ * ends it count in the loss, nothing else does.
+ *
+ *   llama3   begin of text, then for each message: <|start_header_id|> role <|end_header_id|>, two
+ *            newlines, the text without white space around it, <|eot_id|>
+ *   chatml   for each message: <|im_start|> role, newline, the text, <|im_end|>, newline
+ *
+ * Roles, newlines and texts are encoded one by one. Private to trainer/corpus.
+ */
+#include "trainer/corpus/corpus.h"
+
+typedef struct nd_chat {
+    nd_chat_format format;
+    int32_t begin;               /* of a text; -1: none */
+    int32_t open, middle, close; /* around role and text; middle -1: none */
+} nd_chat;
+
+/* ND_ERR_DATA names a control token that the tokenizer lacks. */
+nd_status nd_chat_find(const nd_tokenizer *tokenizer, nd_chat_format format, nd_chat *out);
+/* Appends the messages of a JSON array to the piece, with spans; `empty` when there are none.
+ * ND_ERR_DATA says what is wrong with them. */
+nd_status nd_chat_add(const nd_chat *chat, nd_encoder *encoder, const uint8_t *json, size_t size,
+                      nd_corpus_piece *piece, bool *empty);
+
+#endif
