@@ -292,7 +292,28 @@ out:
     return status;
 }
 
-nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purpose)
+/* What the plain files of a folder occupy. */
+static uint64_t occupied_bytes(const char *folder)
+{
+    uint64_t bytes = 0;
+    struct stat st;
+    DIR *dir = opendir(folder);
+    if (!dir) {
+        return 0;
+    }
+    for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
+        if (fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+            S_ISREG(st.st_mode)) {
+            bytes += (uint64_t)st.st_blocks * 512;
+        }
+    }
+    closedir(dir);
+    return bytes;
+}
+
+/* The free space is measured first: what is written meanwhile is then counted twice, not lost. */
+nd_status nd_fs_check_space_left(const char *folder, const char *begun, uint64_t bytes,
+                                 const char *purpose)
 {
     struct statvfs fs;
     if (statvfs(folder, &fs) != 0) {
@@ -300,6 +321,7 @@ nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purp
                        strerror(errno));
     }
     uint64_t available = (uint64_t)fs.f_bavail * fs.f_frsize;
+    available += begun ? occupied_bytes(begun) : 0;
     if (available < bytes) {
         return nd_fail(
             ND_ERR_CANTCREATE,
@@ -308,6 +330,11 @@ nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purp
             purpose, (double)bytes * 1e-6, folder, (double)available * 1e-6);
     }
     return ND_OK;
+}
+
+nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purpose)
+{
+    return nd_fs_check_space_left(folder, NULL, bytes, purpose);
 }
 
 void nd_fs_remove_flat_folder(const char *folder)

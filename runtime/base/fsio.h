@@ -68,6 +68,10 @@ nd_status nd_fs_set_aside(const char *path, const char *suffix, char **out);
 /* ND_ERR_CANTCREATE with both numbers when the file system of `folder` has less than `bytes` free
  * for this user. */
 nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purpose);
+/* The same when the plain files of the folder `begun`, which others may be filling, hold a part of
+ * the bytes already. A folder that does not exist holds none. */
+nd_status nd_fs_check_space_left(const char *folder, const char *begun, uint64_t bytes,
+                                 const char *purpose);
 
 /*
  * mkdir -p. ND_ERR_CANTCREATE: "<what> <path> cannot be created: <why>; <advice>". An existing last

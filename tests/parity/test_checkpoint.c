@@ -43,6 +43,8 @@ typedef struct plan {
     bool save_first;    /* before the first step of the run */
     const char *resume; /* a checkpoint folder */
     bool waits;
+    double patience; /* seconds; 0: that of the mesh */
+    int64_t committed;
     void (*before_unit)(void *context, int unit);
     nd_commit_gate gate;
     const nd_export_options *export; /* each checkpoint gets its model */
@@ -55,15 +57,29 @@ typedef struct plan {
     nd_manifest_pairs none;
 } plan;
 
+/* On the writer's thread of rank 0; the checkpoint has its name. */
+static void note_committed(void *context, int64_t step)
+{
+    plan *p = context;
+    char *path = NULL;
+    assert_ok(nd_checkpoint_path(p->folder, step, &path));
+    p->committed = nd_fs_exists(path) ? step : -1;
+    free(path);
+}
+
 static nd_status export_model(void *context, const char *temporary, const nd_manifest *manifest)
 {
-    return nd_checkpoint_export(temporary, manifest, context);
+    plan *p = context;
+    return nd_checkpoint_export(temporary, manifest, p->export);
 }
 
 static nd_status start(void *context, nd_trainer *t)
 {
     plan *p = context;
     int rank = t->rank->rank;
+    if (p->patience > 0) {
+        ((nd_config *)t->rank->config)->launch.comm_timeout_seconds = p->patience;
+    }
     if (p->resume) {
         nd_manifest m = {0};
         bool elsewhere = false;
@@ -85,7 +101,8 @@ static nd_status start(void *context, nd_trainer *t)
         .config = &p->none,
         .before_unit = p->before_unit,
         .extra = p->export ? export_model : NULL,
-        .extra_context = (void *)p->export,
+        .committed = note_committed,
+        .extra_context = p,
         .gate = p->gate,
     };
     ND_TRY(nd_saver_create(&options, &p->savers[rank]));
@@ -225,6 +242,7 @@ static void check_mesh(mesh_case mesh, nd_precision precision, bool waits)
     cr_assert(saving.reports[0].ended && saving.reports[0].good, "%s: %s", mesh.name,
               saving.reports[0].why);
     cr_assert_eq(saving.reports[0].step, SAVED);
+    cr_assert_eq(saving.committed, SAVED);
     plan resuming = {.folder = runs.path, .resume = saved_path()};
     mesh_result second = train(job_of(precision, &resuming, SAVED, STEPS - SAVED), mesh);
     for (int s = SAVED; s < STEPS; s++) {
@@ -314,6 +332,26 @@ Test(checkpoint, a_slow_copy_holds_the_saved_step_and_not_the_next)
     free(path);
     mesh_result_free(&whole);
     mesh_result_free(&until);
+    mesh_result_free(&first);
+}
+
+static void sleep_before_each(void *context, int unit)
+{
+    usleep(800000);
+}
+
+/* launch.comm_timeout_seconds is the deadline of one unit: a copy that takes longer in all, but
+ * goes on, is no failure. */
+Test(checkpoint, a_slow_copy_that_is_waited_for_may_take_longer_than_the_deadline)
+{
+    plan slow = {.folder = runs.path,
+                 .save_at = SAVED,
+                 .waits = true,
+                 .patience = 2,
+                 .before_unit = sleep_before_each};
+    mesh_result first = train(job_of(ND_PRECISION_FP32, &slow, 0, SAVED), meshes[0]);
+    cr_assert(slow.reports[0].good, "%s", slow.reports[0].why);
+    cr_assert_gt(slow.reports[0].blocked_seconds, 2, "too few units for this test");
     mesh_result_free(&first);
 }
 

@@ -93,7 +93,9 @@ static nd_status write_all(nd_saver *s)
 {
     nd_shard_writer *writer = NULL;
     if (s->trainer->rank->rank == 0) {
-        ND_TRY(nd_fs_check_space(s->options.run, nd_saver_checkpoint_bytes(s), "a checkpoint"));
+        /* Other ranks may have written parts of it already. */
+        ND_TRY(nd_fs_check_space_left(s->options.run, s->state, nd_saver_checkpoint_bytes(s),
+                                      "a checkpoint"));
     }
     ND_TRY(nd_checkpoint_make(s->temporary, s->state));
     ND_TRY(nd_shard_writer_open(&s->plan, s->state, s->options.checksum, s->updates, &writer));
@@ -117,6 +119,9 @@ static nd_status commit(nd_saver *s)
         ND_TRY(o->extra(o->extra_context, s->temporary, &s->manifest));
     }
     ND_TRY(nd_checkpoint_commit(o->run, s->temporary, &s->manifest, o->gate));
+    if (o->committed) {
+        o->committed(o->extra_context, s->step);
+    }
     const nd_prune_options prune = {o->keep_last, o->keep_every, s->step};
     if (nd_checkpoint_prune(o->run, &prune, &s->deleted) != ND_OK) {
         nd_log_warning("checkpoint %lld is saved, but an older one is not deleted: %s",
@@ -218,9 +223,14 @@ static nd_status wait_unit(void *context, int unit)
     pthread_mutex_lock(&s->lock);
     if (s->units_copied <= unit) {
         double begin = nd_clock_seconds();
-        const struct timespec until = deadline_after(patience_of(s));
+        struct timespec until = deadline_after(patience_of(s));
         while (s->units_copied <= unit && code == 0) {
+            int copied = s->units_copied;
             code = pthread_cond_timedwait(&s->changed, &s->lock, &until);
+            if (s->units_copied != copied) { /* the deadline is that of one unit */
+                until = deadline_after(patience_of(s));
+                code = 0;
+            }
         }
         s->blocked_seconds += nd_clock_seconds() - begin;
     }
@@ -339,7 +349,8 @@ uint64_t nd_saver_checkpoint_bytes(const nd_saver *s)
 {
     const nd_rank *r = s->trainer->rank;
     const uint64_t heads = (uint64_t)r->world_size * 65536;
-    return (uint64_t)nd_llama_shape_parameters(&r->shape) * 4 * (uint64_t)s->plan.arrays + heads;
+    return (uint64_t)nd_llama_shape_parameters(&r->shape) * 4 * (uint64_t)s->plan.arrays + heads +
+           s->options.extra_bytes;
 }
 
 bool nd_saver_is_busy(const nd_saver *s)
@@ -546,11 +557,20 @@ static nd_status begin_commit(nd_saver *s, nd_save_report *report)
     return ND_OK;
 }
 
+/* The flag of a job's end is set under the lock, after all that the writer's thread has left for
+ * the rank's: whoever has seen the flag and then had the lock sees that too. */
+static void see_results(nd_saver *s)
+{
+    pthread_mutex_lock(&s->lock);
+    pthread_mutex_unlock(&s->lock);
+}
+
 static nd_status advance(nd_saver *s, int64_t flag, nd_save_report *report)
 {
     if (s->phase == PHASE_IDLE || flag == FLAG_BUSY) {
         return ND_OK;
     }
+    see_results(s);
     if (flag == FLAG_FAILED) {
         return give_up(s, report);
     }

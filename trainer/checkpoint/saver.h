@@ -39,7 +39,10 @@ typedef struct nd_saver_options {
     /* Rank 0, on the writer's thread, before the commit: adds files to the folder, for instance the
      * exported model. NULL: nothing. */
     nd_status (*extra)(void *context, const char *temporary, const nd_manifest *manifest);
-    void *extra_context;
+    uint64_t extra_bytes; /* of these files, about */
+    /* Rank 0, on the writer's thread, at once when a checkpoint is durable. NULL: nothing. */
+    void (*committed)(void *context, int64_t step);
+    void *extra_context; /* of both */
     nd_commit_gate gate; /* rank 0, on the writer's thread */
     /* Tests: called on the writer's thread before each unit. */
     void (*before_unit)(void *context, int unit);

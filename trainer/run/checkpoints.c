@@ -302,6 +302,13 @@ static nd_status before_commit(void *context)
     return ND_OK;
 }
 
+/* ndlaunch learns at once what a restart would go on from; on the writer's thread. */
+static void tell_durable_step(void *context, int64_t step)
+{
+    const nd_run_checkpoints *c = context;
+    nd_progress_set_durable_step(&c->context->worker->progress, step);
+}
+
 nd_status nd_run_checkpoints_start(nd_run_checkpoints *c)
 {
     const nd_worker *worker = c->context->worker;
@@ -330,6 +337,8 @@ nd_status nd_run_checkpoints_start(nd_run_checkpoints *c)
         .identity = &c->identity,
         .config = &c->config,
         .extra = config->checkpoint.export_model ? export_model : NULL,
+        .extra_bytes = nd_run_exported_bytes(config, c->context->inputs),
+        .committed = tell_durable_step,
         .extra_context = c,
         .gate = {before_commit, c},
     };
@@ -374,9 +383,6 @@ static nd_status take_report(nd_run_checkpoints *c, const nd_save_report *report
     int length =
         snprintf(c->good, sizeof c->good, "%s/checkpoint-%lld", c->run, (long long)report->step);
     ND_ASSERT(length < (int)sizeof c->good);
-    if (c->files->dir) {
-        nd_progress_set_durable_step(&c->context->worker->progress, report->step);
-    }
     snprintf(path, sizeof path, "%s/checkpoint-%lld", c->files->dir ? c->files->dir : "",
              (long long)report->step);
     const nd_run_event event = {.kind = ND_RUN_EVENT_CHECKPOINT_SAVED,

@@ -230,6 +230,30 @@ static nd_status check_file_limit(uint64_t model_bytes)
                    (unsigned long long)bytes, (unsigned long long)limit.rlim_cur);
 }
 
+static uint64_t weights_bytes(const nd_config *config, const nd_inputs *inputs)
+{
+    const uint64_t width = config->output.dtype == ND_WEIGHTS_FP32 ? 4 : 2;
+    return (uint64_t)nd_llama_shape_parameters(&inputs->shape) * width + SMALL_FILES_BYTES;
+}
+
+uint64_t nd_run_model_bytes(const nd_config *config, const nd_inputs *inputs)
+{
+    return weights_bytes(config, inputs) +
+           (inputs->model_folder ? nd_hf_side_files_bytes(inputs->model_folder, true) : 0);
+}
+
+uint64_t nd_run_exported_bytes(const nd_config *config, const nd_inputs *inputs)
+{
+    return config->checkpoint.export_model ? nd_run_model_bytes(config, inputs) : 0;
+}
+
+uint64_t nd_run_checkpoint_bytes(const nd_config *config, const nd_inputs *inputs)
+{
+    const uint64_t arrays = config->optimizer.name == ND_OPTIMIZER_ADAMW ? 3 : 1;
+    return (uint64_t)nd_llama_shape_parameters(&inputs->shape) * 4 * arrays + SMALL_FILES_BYTES +
+           nd_run_exported_bytes(config, inputs);
+}
+
 /* A disk that is too full for the model is an error before training, not after it. */
 static nd_status check_room_for_model(const nd_config *config, const nd_inputs *inputs,
                                       const char *dir)
@@ -237,12 +261,8 @@ static nd_status check_room_for_model(const nd_config *config, const nd_inputs *
     if (!config->output.save_model) {
         return ND_OK;
     }
-    const uint64_t width = config->output.dtype == ND_WEIGHTS_FP32 ? 4 : 2;
-    uint64_t bytes =
-        (uint64_t)nd_llama_shape_parameters(&inputs->shape) * width + SMALL_FILES_BYTES;
-    ND_TRY(check_file_limit(bytes));
-    bytes += inputs->model_folder ? nd_hf_side_files_bytes(inputs->model_folder, true) : 0;
-    return nd_fs_check_space(dir, bytes, "the trained model");
+    ND_TRY(check_file_limit(weights_bytes(config, inputs)));
+    return nd_fs_check_space(dir, nd_run_model_bytes(config, inputs), "the trained model");
 }
 
 /* One checkpoint must fit. When not all that are to be kept fit, beside the one being written, a
@@ -255,9 +275,8 @@ static nd_status check_room_for_checkpoints(const nd_config *config, const nd_in
     if (config->checkpoint.interval == 0) {
         return ND_OK;
     }
-    const uint64_t arrays = config->optimizer.name == ND_OPTIMIZER_ADAMW ? 3 : 1;
-    uint64_t bytes = (uint64_t)nd_llama_shape_parameters(&inputs->shape) * 4 * arrays;
-    ND_TRY(nd_fs_check_space(dir, bytes + SMALL_FILES_BYTES, "a checkpoint"));
+    const uint64_t bytes = nd_run_checkpoint_bytes(config, inputs);
+    ND_TRY(nd_fs_check_space(dir, bytes, "a checkpoint"));
     ND_TRY(nd_checkpoint_list(dir, &steps, &count));
     free(steps);
     int64_t more = config->checkpoint.keep_last + 1 - count;

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #include "runtime/base/fsio.h"
 #include "tests/support/tempdir.h"
@@ -136,6 +137,36 @@ Test(fsio, free_space_preflight_shows_both_numbers)
     assert_fails(nd_fs_check_space(dir.path, UINT64_C(1) << 60, "an exabyte"), ND_ERR_CANTCREATE,
                  "an exabyte needs 1152921504606.8 MB");
     assert_fails(nd_fs_check_space("/nowhere/at/all", 1, "x"), ND_ERR_CANTCREATE, "cannot examine");
+}
+
+static uint64_t free_bytes(void)
+{
+    struct statvfs fs;
+    cr_assert_eq(statvfs(dir.path, &fs), 0);
+    return (uint64_t)fs.f_bavail * fs.f_frsize;
+}
+
+/* Others use the file system too, so what they changed much meanwhile is looked at again. */
+Test(fsio, what_lies_there_already_needs_no_free_space)
+{
+    enum { PART = 64 << 20, MARGIN = 32 << 20, ATTEMPTS = 100 };
+    const char *const no_folder = "/nowhere/at/all";
+    bool calm = false;
+    int fd = open(tempdir_write(&dir, "part", "x", 1), O_WRONLY);
+    cr_assert_eq(posix_fallocate(fd, 0, PART), 0);
+    close(fd);
+    for (int i = 0; i < ATTEMPTS && !calm; i++) {
+        uint64_t before = free_bytes(), bytes = before + MARGIN;
+        nd_status missing = nd_fs_check_space_left(dir.path, no_folder, bytes, "a checkpoint");
+        nd_status begun = nd_fs_check_space_left(dir.path, dir.path, bytes, "a checkpoint");
+        nd_status more = nd_fs_check_space_left(dir.path, dir.path, bytes + PART, "a checkpoint");
+        uint64_t after = free_bytes(), change = after > before ? after - before : before - after;
+        calm = change < MARGIN / 4;
+        cr_assert(!calm || missing == ND_ERR_CANTCREATE, "a missing folder counts");
+        cr_assert(!calm || begun == ND_OK, "what is there does not count");
+        cr_assert(!calm || more == ND_ERR_CANTCREATE, "what is there counts twice");
+    }
+    nd_error_clear();
 }
 
 Test(fsio, parent_of_a_path)

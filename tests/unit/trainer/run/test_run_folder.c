@@ -114,6 +114,28 @@ Test(run_folder, one_that_holds_a_run_is_refused_and_left_alone)
     }
 }
 
+/* With checkpoint.export_model each checkpoint holds the model too, in the type it is saved in. */
+Test(run_folder, a_checkpoint_needs_room_for_its_model)
+{
+    nd_config config = {.optimizer.name = ND_OPTIMIZER_ADAMW, .output.dtype = ND_WEIGHTS_FP32};
+    const nd_inputs inputs = {.shape = {.vocab = 100,
+                                        .hidden = 1024,
+                                        .layers = 2,
+                                        .heads = 8,
+                                        .kv_heads = 8,
+                                        .head_dim = 128,
+                                        .ffn = 2048}};
+    const uint64_t parameters = (uint64_t)nd_llama_shape_parameters(&inputs.shape);
+    const uint64_t plain = nd_run_checkpoint_bytes(&config, &inputs);
+    cr_assert_geq(plain, 12 * parameters);
+    cr_assert_eq(nd_run_exported_bytes(&config, &inputs), 0);
+    config.checkpoint.export_model = true;
+    cr_assert_geq(nd_run_exported_bytes(&config, &inputs), 4 * parameters);
+    cr_assert_geq(nd_run_checkpoint_bytes(&config, &inputs), plain + 4 * parameters);
+    config.output.dtype = ND_WEIGHTS_BF16;
+    cr_assert_lt(nd_run_exported_bytes(&config, &inputs), 4 * parameters);
+}
+
 Test(run_folder, a_file_in_its_place_or_on_its_way_is_named)
 {
     FILE *f = fopen("file", "w");
