@@ -22,12 +22,27 @@
 
 enum { SHA_BLOCK_BYTES = 1 << 20 };
 
+nd_status nd_fs_blame(int code, nd_status blame)
+{
+    switch (code) {
+    case ENOENT:
+    case ENOTDIR:
+    case ELOOP:
+    case ENAMETOOLONG:
+    case ENXIO: /* a socket */
+        return blame;
+    default:
+        return ND_ERR_IO;
+    }
+}
+
 static nd_status open_regular(const char *path, nd_status blame, int *fd_out, size_t *size)
 {
     /* O_NONBLOCK: opening a FIFO by mistake must not wait for a writer. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
-        return nd_fail(blame, "cannot open \"%s\": %s", path, strerror(errno));
+        int code = errno;
+        return nd_fail(nd_fs_blame(code, blame), "cannot open \"%s\": %s", path, strerror(code));
     }
     struct stat st;
     if (fstat(fd, &st) != 0) {

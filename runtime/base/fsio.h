@@ -5,9 +5,10 @@
  * Files: read a small one whole, map a large one, write one atomically, and the pieces larger
  * writers are made of.
  *
- * `blame` is the status that a missing or unreadable file means to the caller (ND_ERR_CONFIG for a
- * YAML file, ND_ERR_DATA for data); a device that fails while reading is ND_ERR_IO, a file that
- * cannot be written or a full disk is ND_ERR_CANTCREATE. All functions are blocking and may be
+ * `blame` is the status that a missing or wrong file means to the caller (ND_ERR_CONFIG for a
+ * YAML file, ND_ERR_DATA for data); a file that cannot be opened although it may be good, or a
+ * device that fails while reading, is ND_ERR_IO, a file that cannot be written or a full disk is
+ * ND_ERR_CANTCREATE. All functions are blocking and may be
  * called from any thread.
  */
 #include <stdbool.h>
@@ -15,6 +16,10 @@
 #include <stdint.h>
 
 #include "runtime/base/status.h"
+
+/* What the errno of an open or stat means: `blame` when the path itself is wrong (nothing is there,
+ * a link, a part that is no folder), else ND_ERR_IO, since the next attempt may succeed. */
+nd_status nd_fs_blame(int code, nd_status blame);
 
 /* The whole file and a terminating NUL that is not counted in *size; refuses more than max_bytes.
  * Owned by the caller. */

@@ -136,7 +136,7 @@ bool nd_checkpoint_is_ours(const char *path)
     struct stat st;
     int dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir < 0) {
-        return false;
+        return nd_fs_blame(errno, ND_ERR_DATA) == ND_ERR_IO;
     }
     bool has = fstatat(dir, ND_MANIFEST_NAME, &st, AT_SYMLINK_NOFOLLOW) == 0 ||
                is_folder_at(dir, ND_STATE_FOLDER);

@@ -29,7 +29,8 @@ nd_status nd_checkpoint_path(const char *run, int64_t step, char **out);
  * caller. A run folder that does not exist has none. */
 nd_status nd_checkpoint_list(const char *run, int64_t **steps, int *count);
 
-/* Whether a checkpoint folder looks like one of ours: it has a manifest.json or a folder state. */
+/* Whether a checkpoint folder looks like one of ours: it has a manifest.json or a folder state. One
+ * that cannot be examined counts, so that reading its manifest says why. */
 bool nd_checkpoint_is_ours(const char *path);
 
 /* What dead processes left: temporary folders and deletions that were begun. */

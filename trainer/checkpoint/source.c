@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/source.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -21,7 +22,12 @@ nd_status nd_source_open_checkpoint(const char *folder, const nd_manifest *manif
     ND_TRY(nd_source_create(folder, ND_STATE_FOLDER, &source));
     source->manifest = manifest;
     source->verify = verify;
-    if (lstat(source->folder, &st) != 0 || !S_ISDIR(st.st_mode)) {
+    int code = lstat(source->folder, &st) == 0 ? 0 : errno;
+    if (code != 0 && nd_fs_blame(code, ND_ERR_DATA) == ND_ERR_IO) {
+        status = nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", source->folder, strerror(code));
+        goto out;
+    }
+    if (code != 0 || !S_ISDIR(st.st_mode)) {
         status = nd_fail(ND_ERR_DATA, "\"%s\" is missing or no folder", source->folder);
         goto out;
     }

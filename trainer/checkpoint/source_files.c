@@ -19,8 +19,9 @@ nd_status nd_source_open_plain(const char *folder, const char *name, uint64_t by
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     nd_status status = ND_OK;
     if (file < 0) {
-        status = nd_fail(ND_ERR_DATA, "cannot open \"%s\": %s", path,
-                         errno == ELOOP ? "it is a link" : strerror(errno));
+        int code = errno;
+        status = nd_fail(nd_fs_blame(code, ND_ERR_DATA), "cannot open \"%s\": %s", path,
+                         code == ELOOP ? "it is a link" : strerror(code));
     } else if (fstat(file, &st) != 0) {
         status = nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", path, strerror(errno));
     } else if (!S_ISREG(st.st_mode)) {

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -181,6 +182,38 @@ static void write_two_ranks(int64_t step)
     const nd_mesh mesh = {{1, 1, 2, 1, 1}};
     nd_llama_shape shape = fake_shape(false);
     fake_write(dir.path, &shape, &mesh, ND_STATE_KINDS, step, false, ND_CHECKSUM_XXH3);
+}
+
+/* Opens that fail with EMFILE say nothing about the files. */
+Test(source, a_call_that_fails_is_no_damage)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    nd_manifest m = {0}, again = {0};
+    nd_source *source = NULL;
+    fake_state state;
+    struct rlimit before, none;
+    write_two_ranks(3);
+    char *path = path_of(3);
+    assert_ok(nd_manifest_read(path, &m));
+    assert_ok(nd_source_open_checkpoint(path, &m, true, &source));
+    nd_layout *layout = fake_layout(&m.shape, &one, 0, false);
+    nd_holder holder = nd_holder_of(&one, 0);
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = before.rlim_max};
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+    nd_status loaded = fake_load(source, layout, &holder, m.arrays, &state);
+    nd_status read = nd_manifest_read(path, &again);
+    bool ours = nd_checkpoint_is_ours(path);
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
+    cr_assert_eq(loaded, ND_ERR_IO);
+    cr_assert_eq(read, ND_ERR_IO);
+    cr_assert(ours);
+    fake_free(&state);
+    nd_layout_destroy(layout);
+    nd_source_close(source);
+    nd_manifest_fini(&m);
+    assert_ok(load_all(path));
+    free(path);
 }
 
 Test(source, every_header_byte_and_sampled_data_bytes_are_guarded)
