@@ -43,7 +43,6 @@ static nd_status start(void *context, nd_trainer *t)
         nd_manifest manifest = {0};
         nd_restored restored;
         bool elsewhere = false;
-        ND_TRY(nd_manifest_read(s->resume, &manifest));
         nd_status status =
             nd_restore_checkpoint(t, s->resume, &manifest, true, &elsewhere, &restored);
         nd_manifest_fini(&manifest);

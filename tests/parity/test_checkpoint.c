@@ -42,6 +42,9 @@ typedef struct plan {
     int64_t save_at;    /* steps done; 0: never */
     bool save_first;    /* before the first step of the run */
     const char *resume; /* a checkpoint folder */
+    const char *broken; /* with resume: what rank 1 takes instead, which cannot be loaded */
+    nd_status statuses[MAX_RANKS]; /* with broken: what the load returned */
+    bool elsewhere[MAX_RANKS];
     bool waits;
     double patience; /* seconds; 0: that of the mesh */
     int64_t committed;
@@ -82,12 +85,11 @@ static nd_status start(void *context, nd_trainer *t)
     }
     if (p->resume) {
         nd_manifest m = {0};
-        bool elsewhere = false;
-        ND_TRY(nd_manifest_read(p->resume, &m));
-        nd_status status =
-            nd_restore_checkpoint(t, p->resume, &m, true, &elsewhere, &p->restored[rank]);
+        const char *from = p->broken && rank == 1 ? p->broken : p->resume;
+        p->statuses[rank] =
+            nd_restore_checkpoint(t, from, &m, true, &p->elsewhere[rank], &p->restored[rank]);
         nd_manifest_fini(&m);
-        ND_TRY(status);
+        ND_TRY(p->broken ? ND_OK : p->statuses[rank]);
     }
     nd_saver_options options = {
         .trainer = t,
@@ -290,6 +292,24 @@ Test(checkpoint, any_mesh_resumes_what_any_other_saved)
         remove_saved();
     }
     mesh_result_free(&one);
+}
+
+/* Rank 1 cannot read its manifest: all ranks say so, alike, and none waits for another. */
+Test(checkpoint, ranks_agree_when_one_has_no_manifest)
+{
+    plan saving = {.folder = runs.path, .save_at = SAVED};
+    mesh_result first = train(job_of(ND_PRECISION_FP32, &saving, 0, SAVED), meshes[2]);
+    plan broken = {.folder = runs.path, .resume = saved_path(), .broken = "/nonexistent"};
+    mesh_result second = train(job_of(ND_PRECISION_FP32, &broken, 0, 1), meshes[2]);
+    for (int rank = 0; rank < 4; rank++) {
+        cr_assert_eq(broken.statuses[rank], ND_ERR_DATA, "rank %d: %d", rank,
+                     (int)broken.statuses[rank]);
+        cr_assert_eq(broken.elsewhere[rank], rank != 1, "rank %d", rank);
+    }
+    free((char *)broken.resume);
+    mesh_result_free(&first);
+    mesh_result_free(&second);
+    remove_saved();
 }
 
 static void sleep_before(void *context, int unit)

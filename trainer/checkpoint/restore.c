@@ -68,7 +68,7 @@ static nd_status read_units(restore *r)
     return nd_source_run(r->source);
 }
 
-/* Every rank learns whether all could read. The reason stays with the rank that has it. */
+/* Every rank returns the worst status of all. The reason stays with the rank that has it. */
 static nd_status agree(nd_trainer *t, nd_status status, bool *elsewhere)
 {
     int64_t worst = status;
@@ -77,7 +77,7 @@ static nd_status agree(nd_trainer *t, nd_status status, bool *elsewhere)
     ND_TRY(nd_comm_all_reduce(t->rank->groups.by_kind[ND_GROUP_WORLD], &t->rank->stream, &worst, 1,
                               ND_DTYPE_I64, ND_REDOP_MAX, NULL));
     if (status != ND_OK) {
-        return nd_fail(status, "%s", own.message);
+        return nd_fail((nd_status)worst, "%s", own.message);
     }
     if (worst != ND_OK) {
         *elsewhere = true;
@@ -180,14 +180,14 @@ static void end(restore *r, nd_restored *out, double begin)
     free(r->host);
 }
 
-nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder,
-                                const nd_manifest *manifest, bool verify, bool *elsewhere,
-                                nd_restored *out)
+nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_manifest *manifest,
+                                bool verify, bool *elsewhere, nd_restored *out)
 {
     restore r;
     double begin = nd_clock_seconds();
     *out = (nd_restored){0};
     nd_status status = prepare(&r, trainer);
+    status = status == ND_OK ? nd_manifest_read(folder, manifest) : status;
     status = status == ND_OK ? read_checkpoint(&r, folder, manifest, verify, out) : status;
     status = agree(trainer, status, elsewhere);
     status = status == ND_OK ? share_units(&r) : status;

@@ -21,11 +21,12 @@ typedef struct nd_restored {
 
 /*
  * Loads a checkpoint of ours into a committed trainer, and sets its position. Collective. When some
- * rank fails, all do: that rank with its reason, the others with *elsewhere set.
+ * rank fails, all do, with the same status: that rank with its reason, the others with *elsewhere
+ * set. The manifest is that of the folder; the caller gives it empty and ends it, also after a
+ * failure.
  */
-nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder,
-                                const nd_manifest *manifest, bool verify, bool *elsewhere,
-                                nd_restored *out);
+nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_manifest *manifest,
+                                bool verify, bool *elsewhere, nd_restored *out);
 
 /*
  * Loads a folder of torch DCP's safetensors. Without moments there these stay zero and the position

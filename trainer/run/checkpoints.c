@@ -86,7 +86,11 @@ static nd_status fall_back(nd_run_checkpoints *c, const nd_error *error)
     if (error->cause == ND_CAUSE_OWN) {
         nd_log_warning("%s", error->message);
     }
-    if (worker->identity.rank == 0) {
+    if (worker->identity.rank == 0 && !nd_resume_is_own(&c->resume)) {
+        nd_log_warning("%s is damaged, and the one before it is looked for; it stays as it is, "
+                       "since this run goes on in another folder",
+                       c->resume.source);
+    } else if (worker->identity.rank == 0) {
         ND_TRY(nd_checkpoint_set_aside(c->resume.run, damaged, "bad", &aside));
         nd_log_warning("the damaged checkpoint is now %s, and the one before it is looked for",
                        aside);
@@ -128,7 +132,6 @@ static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored)
     for (;;) {
         nd_manifest manifest = {0};
         bool elsewhere = false;
-        ND_TRY(nd_manifest_read(c->resume.source, &manifest));
         nd_status status = nd_restore_checkpoint(c->trainer, c->resume.source, &manifest,
                                                  c->trainer->rank->config->checkpoint.verify,
                                                  &elsewhere, restored);
@@ -206,6 +209,9 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
         snprintf(c->good, sizeof c->good, "%s", c->resume.source);
     }
     log_scales(c, &restored);
+    if (trainer->rank->rank == 0) {
+        ND_TRY(nd_resume_set_later_aside(&c->resume));
+    }
     if (c->resume.kind == ND_RESUME_NONE && !c->resume.continues) {
         return ND_OK;
     }
@@ -473,7 +479,6 @@ static nd_status go_back(nd_run_checkpoints *c, int64_t failed, const char *why)
     nd_restored restored;
     bool elsewhere = false;
     double begin = nd_clock_seconds();
-    ND_TRY(nd_manifest_read(c->good, &manifest));
     nd_status status = nd_restore_checkpoint(c->trainer, c->good, &manifest,
                                              config->checkpoint.verify, &elsewhere, &restored);
     nd_manifest_fini(&manifest);

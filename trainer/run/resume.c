@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -124,16 +125,23 @@ static void list_names(const char *run, char *out, size_t capacity)
     free(steps);
 }
 
-/* The checkpoints that were set aside as damaged, for messages; returns their number. */
-static int list_damaged(const char *run, char *out, size_t capacity)
+/* The checkpoints that were set aside as damaged, for messages, and the newest of them; returns
+ * their number. */
+static int list_damaged(const char *run, char *out, size_t capacity, char newest[NAME_MAX + 1])
 {
     int count = 0;
     size_t used = 0;
+    int64_t last = -1;
     DIR *dir = opendir(run);
     out[0] = '\0';
     for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
         if (strncmp(e->d_name, "checkpoint-", 11) == 0 && strstr(e->d_name, ".bad")) {
+            int64_t step = strtoll(e->d_name + 11, NULL, 10);
             count++;
+            if (step > last) {
+                last = step;
+                snprintf(newest, NAME_MAX + 1, "%s", e->d_name);
+            }
             used += used < capacity ? (size_t)snprintf(out + used, capacity - used, "%s%s",
                                                        used ? ", " : "", e->d_name)
                                     : 0;
@@ -186,10 +194,21 @@ static nd_status fail_without_run(const nd_config *config)
                    config->checkpoint.resume);
 }
 
+static nd_status check_run(const nd_config *config, const char *run)
+{
+    return is_folder(run)
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "--resume-from-checkpoint (checkpoint.resume) is %s, but there is no "
+                         "folder %s; correct --save-dir (output.dir), or leave "
+                         "--resume-from-checkpoint out for a fresh start there",
+                         config->checkpoint.resume, run);
+}
+
 /* latest and auto. */
 static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, nd_resume *out)
 {
-    char run[ND_RESUME_PATH_MAX], names[400];
+    char run[ND_RESUME_PATH_MAX], names[400], bad[NAME_MAX + 1];
     int64_t step = -1;
     ND_TRY(find_run(search, run));
     ND_TRY(run[0] ? find_newest(search, run, &step) : ND_OK);
@@ -197,12 +216,12 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
         out->searched = true;
         return take(out, run, step);
     }
-    if (run[0] && list_damaged(run, names, sizeof names) > 0) {
+    if (run[0] && list_damaged(run, names, sizeof names, bad) > 0) {
         return nd_fail(ND_ERR_DATA,
-                       "no checkpoint of %s can be used, and %s %s damaged; `ndtrain ckpt verify` "
-                       "says how, `ndtrain ckpt export --no-verify` may save a model, and another "
-                       "folder as output.dir begins afresh",
-                       run, names, strchr(names, ',') ? "are" : "is");
+                       "no checkpoint of %s can be used, and %s %s damaged; `ndtrain ckpt verify "
+                       "%s/%s` says how, `ndtrain ckpt export %s/%s OUT --no-verify` may save a "
+                       "model, and another folder as output.dir begins afresh",
+                       run, names, strchr(names, ',') ? "are" : "is", run, bad, run, bad);
     }
     if (may_be_fresh) {
         /* A run that ended before its first checkpoint begins again in its folder. */
@@ -212,6 +231,7 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
     if (!run[0]) {
         return fail_without_run(search->config);
     }
+    ND_TRY(check_run(search->config, run));
     list_names(run, names, sizeof names);
     return nd_fail(ND_ERR_DATA,
                    "--resume-from-checkpoint (checkpoint.resume) is %s, but %s has no checkpoint "
@@ -229,6 +249,7 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
     if (!run[0]) {
         return fail_without_run(search->config);
     }
+    ND_TRY(check_run(search->config, run));
     ND_TRY(nd_checkpoint_path(run, step, &path));
     bool there = is_folder(path);
     free(path);
@@ -262,21 +283,31 @@ static void look_for_tensors(const char *folder, bool *any, bool *shards)
     }
 }
 
+/* Whether a run that takes a checkpoint from this folder (an absolute path) goes on in it. */
+static nd_status is_continued(const nd_config *config, const char *run, bool *out)
+{
+    char given[ND_RESUME_PATH_MAX] = "";
+    if (config->output.dir[0] && is_folder(config->output.dir)) {
+        ND_TRY(absolute(config->output.dir, given));
+    }
+    *out =
+        has_file(run, "metrics.jsonl") && (config->output.dir[0] ? strcmp(given, run) == 0 : true);
+    return ND_OK;
+}
+
 /* The run of a checkpoint folder is the folder that holds it, unless another is given. */
 static nd_status take_folder(const nd_config *config, const char *folder, nd_resume *out)
 {
     nd_manifest manifest = {0};
-    char *parent = NULL, given[ND_RESUME_PATH_MAX] = "";
+    char *parent = NULL;
+    bool continues = false;
     nd_status status = ND_OK;
     out->kind = ND_RESUME_CHECKPOINT;
     ND_TRY_OUT(nd_manifest_read(folder, &manifest));
     out->step = manifest.position.step;
     ND_TRY_OUT(nd_fs_parent(out->source, &parent));
-    if (config->output.dir[0] && is_folder(config->output.dir)) {
-        ND_TRY_OUT(absolute(config->output.dir, given));
-    }
-    out->continues = has_file(parent, "metrics.jsonl") &&
-                     (config->output.dir[0] ? strcmp(given, parent) == 0 : true);
+    ND_TRY_OUT(is_continued(config, parent, &continues));
+    out->continues = continues;
     if (out->continues) {
         snprintf(out->run, sizeof out->run, "%s", parent);
     }
@@ -303,8 +334,9 @@ static nd_status fail_no_folder(const char *folder)
 
 static nd_status find_folder(const nd_resume_search *search, const char *folder, nd_resume *out)
 {
-    bool any, shards;
+    bool any, shards, continues;
     int64_t step = -1;
+    nd_resume_search inside = *search;
     if (!is_folder(folder)) {
         return fail_no_folder(folder);
     }
@@ -312,7 +344,9 @@ static nd_status find_folder(const nd_resume_search *search, const char *folder,
     if (nd_checkpoint_is_ours(out->source)) {
         return take_folder(search->config, out->source, out);
     }
-    ND_TRY(find_newest(search, out->source, &step));
+    ND_TRY(is_continued(search->config, out->source, &continues));
+    inside.sets_aside = search->sets_aside && continues;
+    ND_TRY(find_newest(&inside, out->source, &step));
     if (step >= 0) { /* a run folder */
         char run[ND_RESUME_PATH_MAX];
         snprintf(run, sizeof run, "%s", out->source);
@@ -351,6 +385,7 @@ nd_status nd_resume_find(const nd_resume_search *search, nd_resume *out)
     nd_resume found = {.step = -1};
     nd_status status = ND_OK;
     first.run_folder = "";
+    first.sets_aside = search->sets_aside && !restart; /* a restart goes on in its own folder */
     if (!resume[0] || (restart && strcmp(resume, "auto") == 0)) {
         status = ND_OK;
     } else if (strcmp(resume, "latest") == 0 || strcmp(resume, "auto") == 0) {
@@ -368,13 +403,86 @@ nd_status nd_resume_find(const nd_resume_search *search, nd_resume *out)
     return status;
 }
 
+bool nd_resume_is_own(const nd_resume *resume)
+{
+    size_t length = strlen(resume->run);
+    return resume->kind == ND_RESUME_CHECKPOINT && resume->continues && length > 0 &&
+           strncmp(resume->source, resume->run, length) == 0 && resume->source[length] == '/';
+}
+
+static nd_status set_later_aside(const char *run, int64_t step)
+{
+    char *path = NULL, *aside = NULL;
+    nd_manifest manifest = {0};
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_checkpoint_path(run, step, &path));
+    if (!nd_checkpoint_is_ours(path)) {
+        goto out;
+    }
+    bool damaged = nd_manifest_read(path, &manifest) == ND_ERR_DATA && !nd_manifest_is_newer(path);
+    ND_TRY_OUT(nd_checkpoint_set_aside(run, step, damaged ? "bad" : "old", &aside));
+    nd_log_warning("checkpoint %lld is later than the one that the run goes on from, and is now %s",
+                   (long long)step, aside);
+out:
+    nd_manifest_fini(&manifest);
+    free(aside);
+    free(path);
+    return status;
+}
+
+nd_status nd_resume_set_later_aside(const nd_resume *resume)
+{
+    int64_t *steps = NULL;
+    int count = 0;
+    nd_status status = ND_OK;
+    if (!nd_resume_is_own(resume)) {
+        return ND_OK;
+    }
+    ND_TRY(nd_checkpoint_list(resume->run, &steps, &count));
+    for (int i = count - 1; i >= 0 && steps[i] > resume->step && status == ND_OK; i--) {
+        status = set_later_aside(resume->run, steps[i]);
+    }
+    free(steps);
+    return status;
+}
+
 /* What must agree. */
+
+static const char *const keys[] = {"data.tokenizer", "data.shuffle_seed", "train.sequence_length",
+                                   "optimizer.name"};
+
+/* A key in checkpoint.allow that is never compared would allow nothing. */
+static nd_status check_allowed(const nd_config *config)
+{
+    for (const char *p = config->checkpoint.allow; *p;) {
+        char key[64];
+        size_t n = strcspn(p, ",");
+        nd_suggest search;
+        snprintf(key, sizeof key, "%.*s", (int)(n < sizeof key ? n : sizeof key), p);
+        bool known = strcmp(key, "data.path") == 0;
+        nd_suggest_init(&search, key);
+        nd_suggest_offer(&search, "data.path");
+        for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+            nd_suggest_offer(&search, keys[i]);
+            known = known || strcmp(key, keys[i]) == 0;
+        }
+        if (!known) {
+            return nd_fail(
+                ND_ERR_CONFIG,
+                "--resume-allow (checkpoint.allow) names %s, which allows nothing%s%s%s; "
+                "it can name data.path, data.tokenizer, data.shuffle_seed, "
+                "train.sequence_length and optimizer.name",
+                key, search.best ? " (did you mean " : "", search.best ? search.best : "",
+                search.best ? "?)" : "");
+        }
+        p += n + (p[n] == ',');
+    }
+    return ND_OK;
+}
 
 nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
                              nd_manifest_pairs *out)
 {
-    static const char *const keys[] = {"data.tokenizer", "data.shuffle_seed",
-                                       "train.sequence_length", "optimizer.name"};
     char text[80];
     ND_TRY(nd_dataset_digest(inputs->data, text));
     ND_TRY(nd_manifest_pairs_add(out, "data.path", text));
@@ -477,6 +585,7 @@ nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
     const nd_resume_search search = {.config = config, .below = -1};
     nd_resume resume;
     nd_manifest manifest = {0};
+    ND_TRY(check_allowed(config));
     ND_TRY(nd_resume_find(&search, &resume));
     if (resume.kind == ND_RESUME_CHECKPOINT) {
         nd_status status = nd_manifest_read(resume.source, &manifest);

@@ -36,7 +36,8 @@ typedef struct nd_resume_search {
     const nd_config *config; /* resolved */
     const char *run_folder;  /* a restart: the folder that the job began; else "" */
     int64_t below;           /* only checkpoints before this step; -1: all */
-    bool sets_aside;         /* checkpoints without a readable manifest are renamed */
+    bool sets_aside;         /* those of the run that goes on, without a readable manifest, are
+                                renamed; those of another run stay as they are */
 } nd_resume_search;
 
 /*
@@ -44,6 +45,16 @@ typedef struct nd_resume_search {
  * checkpoint, or it is latest and there is none; the message lists those that are there.
  */
 nd_status nd_resume_find(const nd_resume_search *search, nd_resume *out);
+
+/* Whether the checkpoint lies in the folder of the run that goes on, which may then rename it. */
+bool nd_resume_is_own(const nd_resume *resume);
+
+/*
+ * Rank 0, under the run's lock, once the checkpoint is loaded: later checkpoints of the run are of
+ * steps that it now computes again, so each is renamed (.old, or .bad without a readable manifest)
+ * before a restart takes it or pruning counts it. A checkpoint of another run changes nothing.
+ */
+nd_status nd_resume_set_later_aside(const nd_resume *resume);
 
 /*
  * What must be the same in a run that goes on from a checkpoint: the content of the training data,
@@ -60,7 +71,8 @@ nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, cons
 /* Logs each setting that differs from the checkpoint's although it may. */
 void nd_resume_log_changes(const nd_config *config, const nd_manifest *manifest);
 
-/* Before any worker starts: the source is there and fits the run. */
+/* Before any worker starts: the source is there and fits the run, and checkpoint.allow names only
+ * keys that are compared (else ND_ERR_CONFIG). */
 nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs);
 
 #endif

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/support/tempdir.h"
+#include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
+#include "trainer/checkpoint/folder.h"
+#include "trainer/run/resume.h"
+
+static tempdir dir;
+static nd_resume found;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+}
+
+static void teardown(void)
+{
+    nd_checkpoint_abandon(dir.path);
+}
+
+TestSuite(resume, .init = setup, .fini = teardown);
+
+static void save(int64_t step)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    nd_llama_shape shape = fake_shape(true);
+    fake_write(dir.path, &shape, &one, 1, step, false, ND_CHECKSUM_XXH3);
+}
+
+static bool exists(const char *name)
+{
+    return nd_fs_exists(tempdir_file(&dir, name));
+}
+
+/* As rank 0 searches, in the folder `run` (output.dir). */
+static nd_status find(const char *run, const char *resume)
+{
+    static char words[PATH_MAX], folder[PATH_MAX];
+    snprintf(words, sizeof words, "%s", resume);
+    snprintf(folder, sizeof folder, "%s", run);
+    nd_config config = {.source = "", .output.dir = folder, .checkpoint.resume = words};
+    const nd_resume_search search = {
+        .config = &config, .run_folder = "", .below = -1, .sets_aside = true};
+    return nd_resume_find(&search, &found);
+}
+
+Test(resume, from_an_older_checkpoint_sets_the_later_ones_aside)
+{
+    for (int64_t step = 3; step <= 6; step++) {
+        save(step);
+    }
+    tempdir_write(&dir, "checkpoint-6/manifest.json", "{", 1);
+    cr_assert_eq(mkdir(tempdir_file(&dir, "checkpoint-100"), 0777), 0); /* another program's */
+    assert_ok(find(dir.path, "4"));
+    assert_ok(nd_resume_set_later_aside(&found));
+    cr_assert(exists("checkpoint-3") && exists("checkpoint-4") && exists("checkpoint-100"));
+    cr_assert(exists("checkpoint-5.old/manifest.json") && !exists("checkpoint-5"));
+    cr_assert(exists("checkpoint-6.bad") && !exists("checkpoint-6"));
+    assert_ok(find(dir.path, "latest"));
+    cr_assert_eq(found.step, 4);
+}
+
+Test(resume, changes_nothing_in_the_folder_of_another_run)
+{
+    for (int64_t step = 3; step <= 5; step++) {
+        save(step);
+    }
+    tempdir_write(&dir, "metrics.jsonl", "x", 1);
+    tempdir_write(&dir, "checkpoint-5/manifest.json", "{", 1);
+    assert_ok(find("/nonexistent/fork", dir.path));
+    cr_assert_eq(found.step, 4);
+    cr_assert_not(nd_resume_is_own(&found));
+    assert_ok(find("/nonexistent/fork", tempdir_file(&dir, "checkpoint-3")));
+    assert_ok(nd_resume_set_later_aside(&found));
+    cr_assert(exists("checkpoint-4") && exists("checkpoint-5"));
+    /* The run that goes on here does. */
+    assert_ok(find("", dir.path));
+    cr_assert(nd_resume_is_own(&found));
+    cr_assert(exists("checkpoint-5.bad") && !exists("checkpoint-5"));
+}
+
+Test(resume, names_a_folder_that_is_not_there)
+{
+    assert_fails(find("/nonexistent/run", "latest"), ND_ERR_DATA,
+                 "there is no folder /nonexistent/run");
+    assert_fails(find("/nonexistent/run", "7"), ND_ERR_DATA, "there is no folder /nonexistent/run");
+    assert_ok(find("/nonexistent/run", "auto"));
+    cr_assert_eq(found.kind, ND_RESUME_NONE);
+}
+
+Test(resume, names_the_damaged_checkpoint_to_examine)
+{
+    char words[PATH_MAX + 64];
+    save(9);
+    save(10);
+    tempdir_write(&dir, "checkpoint-9/manifest.json", "{", 1);
+    tempdir_write(&dir, "checkpoint-10/manifest.json", "{", 1);
+    snprintf(words, sizeof words, "ndtrain ckpt verify %s/checkpoint-10.bad`", dir.path);
+    assert_fails(find(dir.path, "latest"), ND_ERR_DATA, words);
+}
+
+Test(resume, allows_only_keys_that_are_compared)
+{
+    nd_inputs inputs = {0};
+    nd_config config = {.source = "", .output.dir = dir.path, .launch.node_rank = 1};
+    config.checkpoint.resume = (char *)"";
+    config.checkpoint.allow = (char *)"data.path,optimizer.nam";
+    assert_fails(nd_resume_preflight(&config, &inputs), ND_ERR_CONFIG,
+                 "names optimizer.nam, which allows nothing (did you mean optimizer.name?)");
+    config.checkpoint.allow = (char *)"data.path,optimizer.name";
+    assert_ok(nd_resume_preflight(&config, &inputs));
+}
