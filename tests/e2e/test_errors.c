@@ -110,7 +110,8 @@ Test(errors, flags)
 {
     refused_with(2, LAUNCH "--num-stepz 3", "--num-stepz", "num-steps");
     refused_with(2, LAUNCH "train.py", "train.py", "");
-    refused_with(65, LAUNCH "--resume-from-checkpoint latest", "out has no checkpoint", "");
+    refused_with(65, LAUNCH "--resume-from-checkpoint latest", "there is no folder out",
+                 "--save-dir");
     refused_with(2, LAUNCH "--max-restarts 1", "max_restarts", "--checkpoint-frequency");
     refused_with(2, LAUNCH "--precision fp7", "fp7", "fp8");
     refused_with(2, "CUDA_VISIBLE_DEVICES= " LAUNCH "--device cuda", "cuda", "");
@@ -295,6 +296,12 @@ Test(errors, a_small_folder_of_shared_memory)
              "--num-processes 2 --dp-shard-size 2'",
              LAUNCH);
     cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
+    /* Without a limit the file system says that it has no room, and UCX takes none. */
+    snprintf(command, sizeof command,
+             "rm -rf out; unshare -rm sh -c 'mount -t tmpfs -o size=0 tmpfs /dev/shm && %s "
+             "--num-processes 2 --dp-shard-size 2'",
+             LAUNCH);
+    refused_with(71, command, "/dev/shm has room for 0.0 MiB", "UCX_TLS=^posix");
 }
 
 Test(errors, text_and_jsonl)

@@ -178,7 +178,7 @@ static nd_status add_context(const worker *w, nd_status status, uint64_t line)
     snprintf(place, sizeof place, " line %llu", (unsigned long long)line);
     return strstr(nd_error_last()->message, place)
                ? status
-               : nd_fail_context(status, "while encoding \"%s\"%s", w->block.file->path, place);
+               : nd_fail_context(status, "encoding \"%s\"%s", w->block.file->path, place);
 }
 
 static bool is_blank(const uint8_t *p, size_t size)
@@ -245,8 +245,8 @@ static nd_status encode_block(worker *w)
     nd_status status = add_documents(w);
     return status == ND_OK
                ? status
-               : nd_fail_context(status, "while encoding \"%s\" from line %llu on",
-                                 w->block.file->path, (unsigned long long)w->block.line);
+               : nd_fail_context(status, "encoding \"%s\" from line %llu on", w->block.file->path,
+                                 (unsigned long long)w->block.line);
 }
 
 /* Blocks. */

@@ -64,7 +64,7 @@ nd_status nd_text_fail_damaged(const nd_tokenizer *t, const char *key, const cha
 
 nd_status nd_text_fail_piece(const nd_tokenizer *t)
 {
-    return nd_fail_context(ND_ERR_DATA, "while reading the vocabulary of \"%s\"", t->name);
+    return nd_fail_context(ND_ERR_DATA, "reading the vocabulary of \"%s\"", t->name);
 }
 
 /* An id, or -1. */

@@ -2,7 +2,6 @@
 #include "trainer/worker/failure.h"
 
 #include <poll.h>
-#include <sched.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,16 +28,27 @@ static socklen_t host_name_of(const nd_identity *identity, struct sockaddr_un *o
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
+/* A signal does not end it. */
+void nd_failure_wait_end(double seconds)
+{
+    double end = nd_clock_seconds() + seconds;
+    for (double left = seconds; left > 0; left = end - nd_clock_seconds()) {
+        (void)poll(NULL, 0, (int)(left * 1e3 + 1));
+    }
+}
+
 /* A process of another user that has the name must silence nobody. */
 static bool is_held_by_this_user(const struct sockaddr_un *name, socklen_t length)
 {
-    enum { TRIES = 100 }; /* the holder listens right after it took the name */
+    enum { TRIES = 1000 }; /* of 1 ms: the holder listens right after it took the name */
     struct ucred holder;
     socklen_t bytes = sizeof holder;
     int code = -1, fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     for (int i = 0; fd >= 0 && code != 0 && i < TRIES; i++) {
         code = connect(fd, (const struct sockaddr *)name, length);
-        sched_yield();
+        if (code != 0) {
+            nd_failure_wait_end(1e-3);
+        }
     }
     bool same = code == 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &holder, &bytes) == 0 &&
                 holder.uid == geteuid();
@@ -64,11 +74,6 @@ bool nd_failure_claim_host(const nd_identity *identity, int *held)
     }
     close(fd);
     return !is_held_by_this_user(&name, length);
-}
-
-void nd_failure_wait_end(double seconds)
-{
-    (void)poll(NULL, 0, (int)(seconds * 1e3));
 }
 
 static bool may_be_elsewhere(const nd_error *error)
