@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our ids and texts beside those of the Python package tokenizers, live: check_tokenizers.py TOOL GOLDENS
+"""Our ids and texts beside those of the Python package tokenizers, live: check_tokenizers.py TOOL GOLDENS [all]
 
 For each tokenizer of the folder GOLDENS: code points alone and between letters, random strings over classes of
 characters with added tokens and their prefixes, invalid bytes, and long runs; the ids are decoded again by both. ND_TEXT_BYTES
-is the number of random bytes per tokenizer (200000), ND_TEXT_FILES names further tokenizer.json files, with ':' between them.
+is the number of random bytes per tokenizer (200000; with "all" 1000000), ND_TEXT_FILES names further tokenizer.json files, with ':' between them.
 """
 import array
 import glob
@@ -15,13 +15,15 @@ import sys
 
 from tokenizers import Tokenizer
 
-RANDOM_BYTES = int(os.environ.get("ND_TEXT_BYTES", "200000"))
+ALL = sys.argv[3:] == ["all"]
+RANDOM_BYTES = int(os.environ.get("ND_TEXT_BYTES", "1000000" if ALL else "200000"))
 CLASSES = [
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789\u0660\u0664\u00b2\u00bd\u216b\u2461", " ", " \t\n\r\u0085\u00a0\u2003\u2028\u3000",
     "\r\n", "'", "'sStTrReEvVmMlLdD\u017f\u212a", "!?.,;:-_(){}[]<>|/#$%&*+=@^`~\"\\", "\u00e9\u00df\u03b1\u0436\u05d0\u0639\u0915\u4f60\u3042\uac00",
     "\u0301\u0308\u094d\u20dd", "\U0001F600\U0001F468\u200d\u2764\ufe0f", "\u2581", "\u200b\u180e\ufeff\u0000\u001f",
 ]
-# The tokenizers that see all code points; the others see every 29th. Together they have every scanner and every lookup.
+# The tokenizers that see all code points with "all"; else, and the others, see every 29th, each from another one on. Together
+# they have every scanner and every lookup.
 WHOLE = ("llama3.json", "digits.json", "llama2.json")
 RUNS = ["a", " ", "\n", "\u2581", "1", "'", "\u4f60", "\U0001F600", " a", "ab", "\r\n", "'s"]
 
@@ -41,8 +43,8 @@ def ask(tool, path, mode, records, code):
     return back
 
 
-def code_points(step):
-    for p in range(0, 0x110000, step):
+def code_points(first, step):
+    for p in range(first, 0x110000, step):
         if not 0xD800 <= p < 0xE000:
             c = chr(p)
             yield from (c, "a" + c + "b", "'" + c, " " + c + " 1")
@@ -104,8 +106,8 @@ def compare_texts(tool, path, tokenizer, ids, mode):
 
 def check(tool, path, number):
     tokenizer = Tokenizer.from_file(path)
-    step = 1 if os.path.basename(path) in WHOLE else 29
-    points = [t.encode() for t in grouped(code_points(step), 64)]
+    step = 1 if ALL and os.path.basename(path) in WHOLE else 29
+    points = [t.encode() for t in grouped(code_points(number % step, step), 64)]
     mixed = [t.encode() for t in random_texts(tokenizer, number)]
     runs = [(r * n).encode() for r in RUNS for n in (31, 32, 33, 64, 5000)]
     compare(tool, path, tokenizer, points + runs, "parse")
@@ -123,7 +125,7 @@ def check(tool, path, number):
 
 
 def main():
-    tool, folder = sys.argv[1:]
+    tool, folder = sys.argv[1:3]
     paths = [p for p in sorted(glob.glob(os.path.join(folder, "*.json"))) if not p.endswith(".cases.json")]
     paths += [p for p in os.environ.get("ND_TEXT_FILES", "").split(":") if p]
     assert len(paths) >= 12, f"only {len(paths)} tokenizers in {folder}"

@@ -10,4 +10,4 @@ if ! "$python" -c 'import tokenizers' 2>/dev/null; then
     exit 77
 fi
 export TOKENIZERS_PARALLELISM=false
-exec timeout 580 "$python" "$here/check_tokenizers.py" "$@"
+exec timeout 1780 "$python" "$here/check_tokenizers.py" "$@"
