@@ -4,8 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The smallest buffer of a parser. What a small job sends fits, however it arrives. */
-enum { FIRST_BYTES = 4096 };
+/* The first buffer of a parser. What the store answers in a small job fits into a worker's, however
+ * it arrives. A store with many peers has smaller ones. */
+enum { FIRST_BYTES = 4096, FIRST_BYTES_OF_MEMBER = 16384 };
 
 static bool reserve(nd_wire_buffer *buffer, size_t more)
 {
@@ -175,7 +176,9 @@ bool nd_wire_finished(const nd_wire_cursor *cursor)
 
 void nd_wire_parser_init(nd_wire_parser *parser, size_t limit)
 {
-    *parser = (nd_wire_parser){.limit = limit};
+    *parser = (nd_wire_parser){.limit = limit,
+                               .first = limit > ND_WIRE_LIMIT_STRANGER ? FIRST_BYTES_OF_MEMBER
+                                                                       : FIRST_BYTES};
 }
 
 void nd_wire_parser_fini(nd_wire_parser *parser)
@@ -195,7 +198,7 @@ nd_status nd_wire_feed(nd_wire_parser *parser, const void *bytes, size_t count)
         parser->begin = 0;
     }
     if (parser->capacity - parser->end < count) {
-        size_t capacity = parser->capacity ? parser->capacity : FIRST_BYTES;
+        size_t capacity = parser->capacity ? parser->capacity : parser->first;
         while (capacity - parser->end < count) {
             capacity *= 2;
         }

@@ -99,6 +99,7 @@ typedef struct nd_wire_parser {
     uint8_t *data;
     size_t begin, end, capacity;
     size_t limit; /* largest length accepted now */
+    size_t first; /* capacity at the first input */
 } nd_wire_parser;
 
 void nd_wire_parser_init(nd_wire_parser *parser, size_t limit);
