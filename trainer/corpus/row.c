@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "runtime/base/text.h"
 #include "trainer/text/unicode.h"
 
 enum { KEY_BYTES_MAX = 64, UNICODE_ESCAPE_BYTES = 6 /* \u0041 */ };
@@ -60,13 +61,6 @@ static const uint8_t *plain_end(const uint8_t *p, const uint8_t *end)
     return p;
 }
 
-static int hex_digit(uint8_t c)
-{
-    return c >= '0' && c <= '9'                     ? c - '0'
-           : (c | 0x20) >= 'a' && (c | 0x20) <= 'f' ? (c | 0x20) - 'a' + 10
-                                                    : -1;
-}
-
 /* The code of "\uXXXX" at p; -1 when that is not there. */
 static int32_t unicode_at(const uint8_t *p, const uint8_t *end)
 {
@@ -75,7 +69,7 @@ static int32_t unicode_at(const uint8_t *p, const uint8_t *end)
         return -1;
     }
     for (int i = 2; i < UNICODE_ESCAPE_BYTES; i++) {
-        int digit = hex_digit(p[i]);
+        int digit = nd_hex_digit(p[i]);
         if (digit < 0) {
             return -1;
         }
