@@ -252,6 +252,17 @@ Test(checkpoints, must_fit_the_run)
                "resumed after step 4");
 }
 
+/* Rank 0 refuses to begin. The other rank waits for the name of the run folder, and is told. */
+Test(checkpoints, no_rank_waits_for_a_folder_that_is_not_opened)
+{
+    inputs_write_model(&dir, 512, 1536, 2); /* more than 8 MiB */
+    int code = shell_run(&dir, "ulimit -f 16384; " TWO "--num-steps 2 --save-dir out "
+                               "--checkpoint-frequency 2");
+    cr_assert_eq(code, 73, "%d:\n%s", code, shell_output);
+    cr_assert_not_null(strstr(shell_output, "ulimit -f"), "%s", shell_output);
+    cr_assert_null(strstr(shell_output, "did not end in time"), "%s", shell_output);
+}
+
 /* 2 shards, then 1 worker with the same samples a step, then tensor parallelism. */
 Test(checkpoints, go_to_another_mesh)
 {

@@ -246,13 +246,26 @@ static void add_config(void *context, const char *key, const char *value, bool j
     (void)nd_manifest_pairs_add(&c->config, key, value);
 }
 
-/* The run folder and this start's name, which only rank 0 knows. */
+/* What only rank 0 knows. */
+typedef struct shared_folder {
+    char run[ND_RESUME_PATH_MAX]; /* "": it could not be opened */
+    char run_id[64];              /* this start's name */
+} shared_folder;
+
+void nd_run_checkpoints_refuse(const nd_run_checkpoints *c)
+{
+    const nd_error error = *nd_error_last();
+    shared_folder none = {"", ""};
+    if (c->context->worker->rank.config->checkpoint.interval > 0) {
+        (void)tell_all(c->context->worker, "run folder", &none, sizeof none);
+    }
+    nd_fail(error.status, "%s", error.message);
+}
+
 static nd_status share_folder(nd_run_checkpoints *c, char run[ND_RESUME_PATH_MAX])
 {
     const nd_worker *worker = c->context->worker;
-    struct {
-        char run[ND_RESUME_PATH_MAX], run_id[64];
-    } shared = {"", ""};
+    shared_folder shared = {"", ""};
     if (worker->identity.rank == 0) {
         char *real = realpath(c->files->dir, NULL);
         if (!real) {
@@ -267,6 +280,9 @@ static nd_status share_folder(nd_run_checkpoints *c, char run[ND_RESUME_PATH_MAX
         }
     }
     ND_TRY(tell_all(worker, "run folder", &shared, sizeof shared));
+    if (!shared.run[0]) {
+        return nd_fail_elsewhere(ND_ERR_CANTCREATE, "rank 0 could not open the run folder");
+    }
     snprintf(run, ND_RESUME_PATH_MAX, "%s", shared.run);
     snprintf(c->run_id, sizeof c->run_id, "%s", shared.run_id);
     return ND_OK;

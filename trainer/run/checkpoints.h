@@ -32,6 +32,9 @@ nd_status nd_run_checkpoints_find(nd_run_checkpoints *c, const nd_run_context *c
  * checkpoint that was named is damaged, or all of them are.
  */
 nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd_run_files *files);
+/* Rank 0 could not open the run folder: the other ranks, which wait for its name in
+ * nd_run_checkpoints_start, fail there. The thread's error stays. */
+void nd_run_checkpoints_refuse(const nd_run_checkpoints *c);
 /* Before the first step. */
 nd_status nd_run_checkpoints_start(nd_run_checkpoints *c);
 /* After each step: goes on with the save in flight and begins one that is due. ND_ERR_CANTCREATE

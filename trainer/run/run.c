@@ -235,8 +235,12 @@ static nd_status run(run_state *s)
     ND_TRY(nd_trainer_commit(s->trainer));
     if (s->rank->rank == 0) {
         const nd_resume *resume = &s->checkpoints.resume;
-        ND_TRY(nd_run_files_open(&s->files, s->context, s->trainer,
-                                 resume->continues ? resume->run : ""));
+        nd_status status = nd_run_files_open(&s->files, s->context, s->trainer,
+                                             resume->continues ? resume->run : "");
+        if (status != ND_OK) {
+            nd_run_checkpoints_refuse(&s->checkpoints);
+            return status;
+        }
     }
     ND_TRY(nd_run_checkpoints_load(&s->checkpoints, s->trainer, &s->files));
     s->begin = s->trace_from = s->trainer->position.step;
