@@ -154,28 +154,59 @@ pid_t launched_worker(launched *l, int rank)
     return (pid_t)atol(strstr(l->text, words) + strlen(words));
 }
 
-pid_t launched_child(const launched *l, int rank)
+/* Whether the environment of the process has the entry. */
+static bool has_entry(int pid, const char *wanted)
 {
-    char path[64], wanted[32], *entry = NULL;
+    char path[64], *entry = NULL;
     size_t capacity = 0;
+    bool found = false;
+    snprintf(path, sizeof path, "/proc/%d/environ", pid);
+    FILE *environment = fopen(path, "rb");
+    while (environment && !found && getdelim(&entry, &capacity, '\0', environment) > 0) {
+        found = strcmp(entry, wanted) == 0;
+    }
+    if (environment) {
+        fclose(environment);
+    }
+    free(entry);
+    return found;
+}
+
+/* 0: there is none. */
+static pid_t find_child(const launched *l, int rank)
+{
+    char path[64], wanted[32];
     snprintf(wanted, sizeof wanted, "RANK=%d", rank);
     snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)l->pid, (int)l->pid);
     FILE *f = fopen(path, "r");
     cr_assert_not_null(f);
     pid_t found = 0;
     for (int pid; fscanf(f, "%d", &pid) == 1;) {
-        snprintf(path, sizeof path, "/proc/%d/environ", pid);
-        FILE *environment = fopen(path, "rb");
-        cr_assert_not_null(environment);
-        while (getdelim(&entry, &capacity, '\0', environment) > 0) {
-            found = strcmp(entry, wanted) == 0 ? pid : found;
-        }
-        fclose(environment);
+        found = has_entry(pid, wanted) ? pid : found;
     }
     fclose(f);
-    free(entry);
+    return found;
+}
+
+pid_t launched_child(const launched *l, int rank)
+{
+    pid_t found = find_child(l, rank);
     cr_assert_gt(found, 0, "no worker has rank %d", rank);
     return found;
+}
+
+pid_t launched_until_child(launched *l, int rank)
+{
+    int64_t deadline = nd_clock_ns() + (int64_t)LAUNCHED_SECONDS * 1000000000;
+    for (;;) {
+        pid_t found = find_child(l, rank);
+        if (found > 0) {
+            return found;
+        }
+        cr_assert(!has_ended(l) && nd_clock_ns() < deadline, "no worker has rank %d:\n%s", rank,
+                  launched_read(l));
+        usleep(1000);
+    }
 }
 
 static bool is_gone(pid_t pid)

@@ -43,6 +43,8 @@ void launched_until(launched *l, const char *words, int count, double seconds);
 pid_t launched_worker(launched *l, int rank);
 /* The pid of the worker with this rank, any program, among the children of ndlaunch. */
 pid_t launched_child(const launched *l, int rank);
+/* The same, for which it waits. The check before the start has rank 0 too. */
+pid_t launched_until_child(launched *l, int rank);
 /* True when the process has gone (a zombie counts as gone), false if it stays for 30 s. */
 bool launched_gone(pid_t pid);
 

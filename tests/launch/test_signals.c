@@ -58,49 +58,68 @@ Test(signals, hup_ends_the_trainer_at_a_step_boundary)
  * From the first moment of a start, the codes are those of a signal at any later time. The signal
  * is blocked for the programs' parent, or it could end ndlaunch before its main begins.
  */
-static void sweep(int number, const char *steps, int expected)
+static void sweep(int number, const char *steps, int expected, int step_ms)
 {
-    enum { STEP_MS = 30, TIMES = 8 };
+    enum { LAST_MS = 210 };
     sigset_t one;
     sigemptyset(&one);
     sigaddset(&one, number);
     signal(number, SIG_DFL);
     sigprocmask(SIG_BLOCK, &one, NULL);
-    for (int i = 0; i < TIMES; i++) {
+    for (int ms = 0; ms <= LAST_MS; ms += step_ms) {
         launched l;
         char name[32];
-        snprintf(name, sizeof name, "sweep-%d-%d", number, i);
+        snprintf(name, sizeof name, "sweep-%d-%d", number, ms);
         tiny_ndlaunch(&l, &dir, name, 2, (const char *[]){"--num-steps", steps, NULL});
-        usleep((useconds_t)i * STEP_MS * 1000);
+        usleep((useconds_t)ms * 1000);
         kill(l.pid, number);
         int code = launched_wait(&l, LAUNCHED_SECONDS);
-        cr_assert_eq(code, expected, "after %d ms: %d: %s", i * STEP_MS, code, launched_read(&l));
+        cr_assert_eq(code, expected, "after %d ms: %d: %s", ms, code, launched_read(&l));
     }
 }
 
 Test(signals, term_during_the_start_is_75)
 {
-    sweep(SIGTERM, "1000000", 75);
+    sweep(SIGTERM, "1000000", 75, 30);
 }
 
+/* One function handles these signals like TERM. */
 Test(signals, int_during_the_start_is_75)
 {
-    sweep(SIGINT, "1000000", 75);
+    sweep(SIGINT, "1000000", 75, 70);
 }
 
 Test(signals, hup_during_the_start_is_75)
 {
-    sweep(SIGHUP, "1000000", 75);
+    sweep(SIGHUP, "1000000", 75, 70);
 }
 
 Test(signals, usr1_during_the_start_is_75)
 {
-    sweep(SIGUSR1, "1000000", 75);
+    sweep(SIGUSR1, "1000000", 75, 70);
 }
 
 Test(signals, usr2_during_the_start_does_nothing)
 {
-    sweep(SIGUSR2, "3", 0);
+    sweep(SIGUSR2, "3", 0, 30);
+}
+
+/* Whatever the other worker loses by it, the job's code is that of the signal. */
+Test(signals, a_trainer_that_is_killed_during_its_start_is_named)
+{
+    for (int ms = 0; ms <= 125; ms += 25) {
+        launched l;
+        char name[32];
+        snprintf(name, sizeof name, "kill-%d", ms);
+        tiny_ndlaunch(&l, &dir, name, 2, (const char *[]){"--num-steps", "1000000", NULL});
+        pid_t child = launched_until_child(&l, 1);
+        usleep((useconds_t)ms * 1000);
+        kill(child, SIGKILL);
+        int code = launched_wait(&l, LAUNCHED_SECONDS);
+        cr_assert_eq(code, 128 + SIGKILL, "after %d ms: %d: %s", ms, code, launched_read(&l));
+        assert_says(&l, "rank 1 failed first");
+        assert_says(&l, "signal 9 (Killed)");
+    }
 }
 
 static void block_all(void)
