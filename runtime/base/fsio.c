@@ -22,6 +22,20 @@
 
 enum { SHA_BLOCK_BYTES = 1 << 20 };
 
+static _Thread_local atomic_llong *thread_beat;
+
+void nd_fs_set_beat(atomic_llong *beat)
+{
+    thread_beat = beat;
+}
+
+void nd_fs_beat(void)
+{
+    if (thread_beat) {
+        atomic_store(thread_beat, nd_clock_ns());
+    }
+}
+
 nd_status nd_fs_blame(int code, nd_status blame)
 {
     switch (code) {
@@ -213,6 +227,7 @@ nd_status nd_fs_pread(int fd, const char *path, void *out, size_t size, int64_t 
                            path, (long long)offset + (long long)done);
         }
         done += (size_t)n;
+        nd_fs_beat();
     }
     return ND_OK;
 }
@@ -231,6 +246,7 @@ nd_status nd_fs_pwrite(int fd, const char *path, const void *data, size_t size, 
                            n < 0 ? strerror(errno) : "the device takes no more bytes");
         }
         done += (size_t)n;
+        nd_fs_beat();
     }
     return ND_OK;
 }
@@ -239,6 +255,7 @@ nd_status nd_fs_sync_close(int fd, const char *path)
 {
     int sync_code = fsync(fd) == 0 ? 0 : errno;
     int close_code = close(fd) == 0 ? 0 : errno;
+    nd_fs_beat();
     if (sync_code || close_code) {
         return nd_fail(ND_ERR_CANTCREATE, "\"%s\" could not be made durable: %s", path,
                        strerror(sync_code ? sync_code : close_code));
@@ -263,6 +280,7 @@ nd_status nd_fs_sync_folder(const char *folder)
     /* Some file systems have no fsync of folders and say EINVAL. */
     int code = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;
     close(fd);
+    nd_fs_beat();
     if (code) {
         return nd_fail(ND_ERR_CANTCREATE, "folder \"%s\" could not be made durable: %s", folder,
                        strerror(code));
@@ -470,6 +488,7 @@ static nd_status digest_file(int fd, const char *path, EVP_MD_CTX *state, uint8_
             return nd_fail(ND_ERR_INTERNAL, "OpenSSL could not compute the SHA-256 of \"%s\"",
                            path);
         }
+        nd_fs_beat();
     }
     return ND_OK;
 }

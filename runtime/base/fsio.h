@@ -11,11 +11,21 @@
  * ND_ERR_CANTCREATE. All functions are blocking and may be
  * called from any thread.
  */
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "runtime/base/status.h"
+
+/*
+ * For a thread whose work another one waits for: from now on each call of this header that has
+ * read, written or synced something in the calling thread stores nd_clock_ns() in *beat, and so
+ * does nd_fs_beat. A file system that does not answer shows as a time that stands still. NULL ends
+ * it.
+ */
+void nd_fs_set_beat(atomic_llong *beat);
+void nd_fs_beat(void);
 
 /* What the errno of an open or stat means: `blame` when the path itself is wrong (nothing is there,
  * a link, a part that is no folder), else ND_ERR_IO, since the next attempt may succeed. */

@@ -4,8 +4,9 @@
 
 One call of one worker fails with ENOSPC, EIO, EROFS or EDQUOT. The run says so once, with rank and reason, keeps its older
 checkpoints as they are, removes what it began, goes on, and ends with 0 and the bytes of an undisturbed run; with
-checkpoint.on_error: stop it ends with 73. "all": each call of a save; else some of each kind.
+checkpoint.on_error: stop it ends with 73. A call that does not return ends it with 124. "all": each call of a save; else some of each kind.
 """
+import concurrent.futures
 import errno
 import json
 import os
@@ -188,6 +189,31 @@ def limits(bench):
     check(len(SAID.findall(printed)) == 2 and bench.names("full") == [], f"{bench.names('full')}:\n{printed}")
 
 
+def silent(bench):
+    """A call that does not return ends the run at its deadline; calls that are slow, one after the other, do not."""
+    deadline = ("--comm-timeout-seconds", "4", "--save-model", "false")
+
+    def hang(job):
+        rank, call, number = job
+        out = f"hung-{rank}-{call}"
+        printed = bench.train(2, out, *deadline, steps=STEPS, code=124, faults=dict(rank=rank, slow=f"{call}:600000:{number}:1"))
+        check(len(re.findall("has made no progress for 4 s .launch.comm_timeout_seconds.; the file system of .* does not answer",
+                             printed)) == 1, f"{out} does not say once why it ended:\n{printed}")
+        bench.train(2, out, "--resume-from-checkpoint", "auto", steps=STEPS)
+        check(bench.curve(out) == bench.curve("whole") and bench.model(out) == bench.model("whole"), f"{out}: another result")
+
+    def slow(_):
+        printed = bench.train(2, "slow", *deadline, steps=2, faults=dict(rank=0, slow="fsync:700:1:1000"))
+        check(bench.names("slow") == ["checkpoint-2"], f"left are {bench.names('slow')}:\n{printed}")
+        [saved] = [event for event in bench.events("slow") if event.get("event") == "checkpoint"]
+        check(saved["save_ms"] > 4000, f"the save took only {saved['save_ms']} ms")
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool: # they sleep
+        jobs = [pool.submit(hang, job) for job in ((0, "fsync", 12), (1, "fsync", 2), (0, "renameat2", 2))] + [pool.submit(slow, None)]
+        for done in jobs:
+            done.result()
+
+
 def main():
     with Bench(*sys.argv[1:3]) as bench:
         matrix(bench, sys.argv[3:] == ["all"])
@@ -195,6 +221,7 @@ def main():
         stop(bench)
         keep_names(bench)
         limits(bench)
+        silent(bench)
     print("check_checkpoint_errors: a save that fails costs its checkpoint and nothing else")
 
 

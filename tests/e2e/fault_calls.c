@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A preloaded library that numbers the calls by which one worker changes or reads a run's
- * checkpoints, and kills the process before one of them, or lets some fail.
+ * checkpoints, and kills the process before one of them, or lets some fail or take long.
  *
  *   ND_FAULT_FOLDER=PATH     the run folder, absolute
  *   ND_FAULT_RANK=R          the worker that is counted (its RANK); never a check before the start
  *   ND_FAULT_LOG=FILE        gets a line for each call: number, call, result, path
  *   ND_FAULT_KILL=K          SIGKILL in the place of call K (the first is 1)
  *   ND_FAULT_FAIL=CALL:ERRNO:FIRST:COUNT   of the calls with this name, those from FIRST on fail
+ *   ND_FAULT_SLOW=CALL:MS:FIRST:COUNT      those take so many milliseconds longer
  *
  * A call counts when its path is the run folder or has "checkpoint-" in it below that folder. Once
  * a save has begun, the main thread's calls for the run folder itself do not count: they are for
@@ -27,19 +28,46 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { PATH_BYTES = 4096 };
 
-static char folder[PATH_BYTES], fail_call[32];
-static int log_fd = -1, fail_errno;
-static long count, kill_at, fail_first, fail_count, fail_seen;
+/* Some of the calls with a name, and what is done to them. */
+typedef struct fault {
+    char call[32];
+    int value; /* errno, or milliseconds */
+    long first, count, seen;
+} fault;
+
+static char folder[PATH_BYTES];
+static int log_fd = -1;
+static long count, kill_at;
+static fault fails, slows;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static long number(const char *name)
 {
     const char *text = getenv(name);
     return text ? atol(text) : 0;
+}
+
+static void read_fault(const char *name, fault *f)
+{
+    const char *text = getenv(name);
+    if (text) {
+        sscanf(text, "%31[^:]:%d:%ld:%ld", f->call, &f->value, &f->first, &f->count);
+    }
+}
+
+/* With the lock: whether the fault is for this call. */
+static bool is_hit(fault *f, const char *name)
+{
+    if (!f->call[0] || strcmp(name, f->call) != 0) {
+        return false;
+    }
+    f->seen++;
+    return f->seen >= f->first && f->seen < f->first + f->count;
 }
 
 static bool is_check(void)
@@ -57,15 +85,13 @@ __attribute__((constructor)) static void begin(void)
 {
     const char *rank = getenv("RANK"), *wanted = getenv("ND_FAULT_RANK");
     const char *path = getenv("ND_FAULT_FOLDER"), *log = getenv("ND_FAULT_LOG");
-    const char *fail = getenv("ND_FAULT_FAIL");
     if (!rank || !wanted || !path || strcmp(rank, wanted) != 0 || is_check()) {
         return;
     }
     snprintf(folder, sizeof folder, "%s", path);
     kill_at = number("ND_FAULT_KILL");
-    if (fail) {
-        sscanf(fail, "%31[^:]:%d:%ld:%ld", fail_call, &fail_errno, &fail_first, &fail_count);
-    }
+    read_fault("ND_FAULT_FAIL", &fails);
+    read_fault("ND_FAULT_SLOW", &slows);
     if (log) {
         log_fd = (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC,
                               0666);
@@ -126,10 +152,8 @@ static call enter(const char *name, int fd, const char *at)
     if (counts(c.path)) {
         pthread_mutex_lock(&lock);
         c.number = ++count;
-        if (fail_call[0] && strcmp(name, fail_call) == 0) {
-            fail_seen++;
-            c.fails = fail_seen >= fail_first && fail_seen < fail_first + fail_count;
-        }
+        c.fails = is_hit(&fails, name);
+        bool slow = is_hit(&slows, name);
         if (c.number == kill_at) {
             kill(getpid(), SIGKILL);
             for (;;) {
@@ -137,6 +161,10 @@ static call enter(const char *name, int fd, const char *at)
             }
         }
         pthread_mutex_unlock(&lock);
+        if (slow) {
+            const struct timespec t = {slows.value / 1000, slows.value % 1000 * 1000000L};
+            nanosleep(&t, NULL);
+        }
     }
     errno = saved;
     return c;
@@ -149,7 +177,7 @@ static long leave(const call *c, long result)
     char line[PATH_BYTES + 64];
     if (c->fails) {
         result = -1;
-        code = fail_errno;
+        code = fails.value;
     }
     if (c->number > 0 && log_fd >= 0) {
         int n = snprintf(line, sizeof line, "%ld %s %d %s\n", c->number, c->name,

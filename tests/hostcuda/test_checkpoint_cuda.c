@@ -82,7 +82,7 @@ static nd_status end(void *context, nd_trainer *t)
     }
     ND_TRY(nd_saver_finish(s->savers[rank], &report));
     s->reports[rank] = report.ended ? report : s->reports[rank];
-    nd_saver_destroy(s->savers[rank]);
+    cr_assert(nd_saver_destroy(s->savers[rank]));
     return ND_OK;
 }
 

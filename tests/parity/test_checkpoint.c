@@ -6,6 +6,7 @@
  */
 #include <criterion/criterion.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -49,6 +50,7 @@ typedef struct plan {
     double patience; /* seconds; 0: that of the mesh */
     int64_t committed;
     void (*before_unit)(void *context, int unit);
+    struct hanging *hanging; /* rank 0's writer hangs before it commits */
     nd_commit_gate gate;
     const nd_export_options *export; /* each checkpoint gets its model */
     const char *model;               /* where the run saves its own, after the last step */
@@ -74,6 +76,24 @@ static nd_status export_model(void *context, const char *temporary, const nd_man
 {
     plan *p = context;
     return nd_checkpoint_export(temporary, manifest, p->export);
+}
+
+/* A writer's thread in a system call that does not return: it is there, until it is let go. */
+typedef struct hanging {
+    atomic_bool there, released;
+    nd_status finished; /* of nd_saver_finish */
+    char why[512];
+    bool destroyed; /* at the first try */
+} hanging;
+
+static nd_status hang(void *context, const char *temporary, const nd_manifest *manifest)
+{
+    hanging *h = ((plan *)context)->hanging;
+    atomic_store(&h->there, true);
+    while (!atomic_load(&h->released)) {
+        usleep(1000);
+    }
+    return nd_fail(ND_ERR_CANTCREATE, "the call has returned");
 }
 
 static nd_status start(void *context, nd_trainer *t)
@@ -102,7 +122,9 @@ static nd_status start(void *context, nd_trainer *t)
         .identity = &p->none,
         .config = &p->none,
         .before_unit = p->before_unit,
-        .extra = p->export ? export_model : NULL,
+        .extra = p->hanging  ? hang
+                 : p->export ? export_model
+                             : NULL,
         .committed = note_committed,
         .extra_context = p,
         .gate = p->gate,
@@ -153,16 +175,33 @@ static nd_status after_step(void *context, nd_trainer *t, int64_t step)
     return ND_OK;
 }
 
+/* The writer hangs, and is let go when all was seen. */
+static nd_status end_hanging(nd_saver *saver, hanging *h)
+{
+    nd_save_report report;
+    h->finished = nd_saver_finish(saver, &report);
+    snprintf(h->why, sizeof h->why, "%.500s", nd_error_last()->message);
+    h->destroyed = nd_saver_destroy(saver);
+    atomic_store(&h->released, true);
+    while (!h->destroyed && !nd_saver_destroy(saver)) {
+        usleep(1000);
+    }
+    return ND_OK;
+}
+
 static nd_status end(void *context, nd_trainer *t)
 {
     plan *p = context;
     int rank = t->rank->rank;
     nd_save_report report;
+    if (p->hanging) {
+        return end_hanging(p->savers[rank], p->hanging);
+    }
     ND_TRY(nd_saver_finish(p->savers[rank], &report));
     if (report.ended) {
         p->reports[rank] = report;
     }
-    nd_saver_destroy(p->savers[rank]);
+    cr_assert(nd_saver_destroy(p->savers[rank]));
     p->savers[rank] = NULL;
     return p->model
                ? nd_weights_save(&t->model->fsdp, p->model, p->export->dtype,
@@ -372,6 +411,29 @@ Test(checkpoint, a_slow_copy_that_is_waited_for_may_take_longer_than_the_deadlin
     mesh_result first = train(job_of(ND_PRECISION_FP32, &slow, 0, SAVED), meshes[0]);
     cr_assert(slow.reports[0].good, "%s", slow.reports[0].why);
     cr_assert_gt(slow.reports[0].blocked_seconds, 2, "too few units for this test");
+    mesh_result_free(&first);
+}
+
+/* The same without a step that waits. */
+Test(checkpoint, a_slow_writer_is_waited_for_at_the_end)
+{
+    plan slow = {
+        .folder = runs.path, .save_at = SAVED, .patience = 2, .before_unit = sleep_before_each};
+    mesh_result first = train(job_of(ND_PRECISION_FP32, &slow, 0, SAVED), meshes[0]);
+    cr_assert(slow.reports[0].good, "%s", slow.reports[0].why);
+    mesh_result_free(&first);
+}
+
+/* An fsync or rename that does not return: the run ends, and frees nothing that the thread uses. */
+Test(checkpoint, a_writer_that_hangs_is_waited_for_no_longer_than_the_deadline)
+{
+    hanging h = {.destroyed = true};
+    plan stuck = {.folder = runs.path, .save_at = SAVED, .patience = 2, .hanging = &h};
+    mesh_result first = train(job_of(ND_PRECISION_FP32, &stuck, 0, SAVED), meshes[0]);
+    cr_assert(h.there);
+    cr_assert_eq(h.finished, ND_ERR_HANG);
+    cr_assert_not_null(strstr(h.why, "has made no progress for 2 s"), "%s", h.why);
+    cr_assert_not(h.destroyed, "the saver is gone, and its thread still runs");
     mesh_result_free(&first);
 }
 

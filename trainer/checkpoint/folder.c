@@ -163,6 +163,7 @@ static void remove_inside(int parent, const char *name, int depth)
         if (unlinkat(dirfd(dir), entry->d_name, 0) != 0 && depth > 0) {
             remove_inside(dirfd(dir), entry->d_name, depth - 1);
         }
+        nd_fs_beat();
     }
     closedir(dir);
     unlinkat(parent, name, AT_REMOVEDIR);

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,8 +42,9 @@ struct nd_saver {
     bool has_thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    job job;          /* being done; JOB_NONE: the thread is idle */
-    int units_copied; /* the update may pass these */
+    atomic_llong beat; /* nd_clock_ns() when the thread last got on with its job */
+    job job;           /* being done; JOB_NONE: the thread is idle */
+    int units_copied;  /* the update may pass these */
     bool cancelled;
     nd_error error; /* of the thread; ND_OK: none */
     int deleted;
@@ -81,6 +83,7 @@ static nd_status write_units(nd_saver *s, nd_shard_writer *writer)
         if (is_cancelled(s)) {
             return nd_fail(ND_ERR_CANTCREATE, "the save was given up");
         }
+        nd_fs_beat();
         ND_TRY(nd_snapshot_wait_copied(s->snapshot, u));
         ND_TRY(nd_shard_writer_unit(writer, u, nd_snapshot_piece, s->snapshot));
         ND_TRY(nd_snapshot_digest(s->snapshot, u));
@@ -150,6 +153,7 @@ static void *writer_thread(void *context)
 {
     nd_saver *s = context;
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10);
+    nd_fs_set_beat(&s->beat);
     for (;;) {
         pthread_mutex_lock(&s->lock);
         while (s->job == JOB_NONE) {
@@ -169,6 +173,7 @@ static void *writer_thread(void *context)
 static void start_job(nd_saver *s, job next)
 {
     report_flag(s, FLAG_BUSY);
+    atomic_store(&s->beat, nd_clock_ns());
     pthread_mutex_lock(&s->lock);
     s->job = next;
     pthread_cond_broadcast(&s->changed);
@@ -185,20 +190,6 @@ static struct timespec deadline_after(double seconds)
     return until;
 }
 
-/* Waits for the thread to become idle, or at most so long. */
-static bool wait_idle(nd_saver *s, double seconds)
-{
-    const struct timespec until = deadline_after(seconds);
-    pthread_mutex_lock(&s->lock);
-    int code = 0;
-    while (s->job != JOB_NONE && code == 0) {
-        code = pthread_cond_timedwait(&s->changed, &s->lock, &until);
-    }
-    bool idle = s->job == JOB_NONE;
-    pthread_mutex_unlock(&s->lock);
-    return idle;
-}
-
 /* The deadline of a collective, since the other ranks wait in one meanwhile. */
 static double patience_of(const nd_saver *s)
 {
@@ -213,24 +204,47 @@ static nd_status fail_silent_disk(const nd_saver *s)
                    (long long)s->step, patience_of(s), s->options.run);
 }
 
+/* Until the thread at work counts as one that hangs; 0: it does. */
+static double seconds_left(nd_saver *s)
+{
+    double left = patience_of(s) - (double)(nd_clock_ns() - atomic_load(&s->beat)) * 1e-9;
+    return left > 0 ? left : 0;
+}
+
+/* With the lock: waits until the thread tells something, at most so long. False: it hangs. */
+static bool wait_change(nd_saver *s, double seconds)
+{
+    double left = seconds_left(s);
+    if (left > 0) {
+        const struct timespec until = deadline_after(left < seconds ? left : seconds);
+        pthread_cond_timedwait(&s->changed, &s->lock, &until);
+    }
+    return left > 0;
+}
+
+/* Waits for the thread to become idle, at most so long and no longer than until it hangs. */
+static bool wait_idle(nd_saver *s, double seconds)
+{
+    double end = nd_clock_seconds() + seconds, left = seconds;
+    pthread_mutex_lock(&s->lock);
+    while (s->job != JOB_NONE && left > 0 && wait_change(s, left)) {
+        left = end - nd_clock_seconds();
+    }
+    bool idle = s->job == JOB_NONE;
+    pthread_mutex_unlock(&s->lock);
+    return idle;
+}
+
 static nd_status wait_unit(void *context, int unit)
 {
     nd_saver *s = context;
-    int code = 0;
     if (nd_snapshot_is_detached(s->snapshot)) {
         return nd_snapshot_hold_update(s->snapshot, unit);
     }
     pthread_mutex_lock(&s->lock);
     if (s->units_copied <= unit) {
         double begin = nd_clock_seconds();
-        struct timespec until = deadline_after(patience_of(s));
-        while (s->units_copied <= unit && code == 0) {
-            int copied = s->units_copied;
-            code = pthread_cond_timedwait(&s->changed, &s->lock, &until);
-            if (s->units_copied != copied) { /* the deadline is that of one unit */
-                until = deadline_after(patience_of(s));
-                code = 0;
-            }
+        while (s->units_copied <= unit && wait_change(s, patience_of(s))) {
         }
         s->blocked_seconds += nd_clock_seconds() - begin;
     }
@@ -283,7 +297,7 @@ nd_status nd_saver_create(const nd_saver_options *options, nd_saver **out)
     pthread_condattr_destroy(&clock);
     nd_status status = init(s, options);
     if (status != ND_OK) {
-        nd_saver_destroy(s);
+        (void)nd_saver_destroy(s);
         return status;
     }
     *out = s;
@@ -301,7 +315,7 @@ static void forget_save(nd_saver *s)
     report_flag(s, FLAG_IDLE);
 }
 
-/* False: the writer hangs in the file system. */
+/* False: the writer is still at work. */
 static bool cancel_and_wait(nd_saver *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -311,16 +325,14 @@ static bool cancel_and_wait(nd_saver *s)
     return wait_idle(s, patience_of(s));
 }
 
-void nd_saver_destroy(nd_saver *s)
+bool nd_saver_destroy(nd_saver *s)
 {
     if (!s) {
-        return;
+        return true;
     }
     if (s->has_thread) {
         if (!cancel_and_wait(s)) {
-            (void)fail_silent_disk(s);
-            nd_log_warning("%s; its thread is left behind", nd_error_last()->message);
-            return;
+            return false;
         }
         pthread_mutex_lock(&s->lock);
         s->job = JOB_EXIT;
@@ -343,6 +355,7 @@ void nd_saver_destroy(nd_saver *s)
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     free(s);
+    return true;
 }
 
 uint64_t nd_saver_checkpoint_bytes(const nd_saver *s)
@@ -595,11 +608,13 @@ nd_status nd_saver_advance(nd_saver *s, int64_t flag, nd_save_report *report)
 nd_status nd_saver_finish(nd_saver *s, nd_save_report *report)
 {
     const nd_rank *r = s->trainer->rank;
-    double patience = r->config->launch.comm_timeout_seconds / 4;
+    double patience = patience_of(s) / 4;
     *report = (nd_save_report){0};
     while (s->phase != PHASE_IDLE) {
         double begin = nd_clock_seconds();
-        wait_idle(s, patience < 60 ? patience : 60);
+        if (!wait_idle(s, patience < 60 ? patience : 60) && seconds_left(s) == 0) {
+            return fail_silent_disk(s);
+        }
         pthread_mutex_lock(&s->lock);
         int64_t flag = s->job != JOB_NONE         ? FLAG_BUSY
                        : s->error.status != ND_OK ? FLAG_FAILED

@@ -16,6 +16,9 @@
  * others in the same way: all stop writing, rank 0 removes the temporary folder, and the older
  * checkpoints stay.
  *
+ * A writer may be slow, but it hangs when it has completed no read, write or sync and copied no
+ * unit for launch.comm_timeout_seconds. Whoever then waits for it gets ND_ERR_HANG.
+ *
  * A saver belongs to the thread of its rank. Its writer thread has a queue of one job, touches no
  * communicator, and enqueues nothing on the device.
  */
@@ -51,9 +54,13 @@ typedef struct nd_saver_options {
 
 /* Strings are copied. GPU: allocates the pinned memory. */
 nd_status nd_saver_create(const nd_saver_options *options, nd_saver **out);
-/* Ends a save in flight where it is. A writer that hangs in the file system for
- * launch.comm_timeout_seconds is left behind with its memory. NULL is legal. */
-void nd_saver_destroy(nd_saver *saver);
+/*
+ * Ends a save in flight where it is. False: the writer's thread hangs, or has not come to an end in
+ * launch.comm_timeout_seconds. It still uses the saver and all that this borrows, down to the
+ * context of the options' functions, and none of that may be destroyed. A later call tries again.
+ * NULL is legal.
+ */
+bool nd_saver_destroy(nd_saver *saver);
 
 uint64_t nd_saver_checkpoint_bytes(const nd_saver *saver); /* of a whole checkpoint, about */
 
@@ -80,7 +87,8 @@ nd_status nd_saver_begin(nd_saver *saver, const char *reason, int64_t metrics_by
 /* After each step, with the step's `save` flag; a collective only when the save enters another
  * phase. */
 nd_status nd_saver_advance(nd_saver *saver, int64_t flag, nd_save_report *report);
-/* Waits until the save in flight is durable or has failed. All ranks call it. */
+/* Waits until the save in flight is durable or has failed, or this rank's writer hangs. All ranks
+ * call it. */
 nd_status nd_saver_finish(nd_saver *saver, nd_save_report *report);
 
 #endif

@@ -534,10 +534,13 @@ nd_status nd_run_checkpoints_rewind(nd_run_checkpoints *c)
     return go_back(c, failed, error.message);
 }
 
-void nd_run_checkpoints_close(nd_run_checkpoints *c)
+bool nd_run_checkpoints_close(nd_run_checkpoints *c)
 {
-    nd_saver_destroy(c->saver);
+    if (!nd_saver_destroy(c->saver)) {
+        return false;
+    }
     c->saver = NULL;
     nd_manifest_pairs_fini(&c->identity);
     nd_manifest_pairs_fini(&c->config);
+    return true;
 }

@@ -52,6 +52,7 @@ nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped);
  * with that error's sentence when there is no checkpoint, or after ten rewinds.
  */
 nd_status nd_run_checkpoints_rewind(nd_run_checkpoints *c);
-void nd_run_checkpoints_close(nd_run_checkpoints *c);
+/* False: a thread of the saver still runs, and uses what the run and its worker have. */
+bool nd_run_checkpoints_close(nd_run_checkpoints *c);
 
 #endif

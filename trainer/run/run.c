@@ -277,7 +277,9 @@ nd_status nd_train(const nd_run_context *context)
     bool joined = nd_loader_close(state.validation_loader);
     joined = nd_loader_close(state.loader) && joined;
     context->inputs->still_read = !joined;
-    nd_run_checkpoints_close(&state.checkpoints);
+    if (!nd_run_checkpoints_close(&state.checkpoints)) {
+        nd_worker_end(context->worker, status); /* its thread uses what would be closed here */
+    }
     nd_run_files_close(&state.files);
     stop_target = NULL;
     nd_trainer_destroy(state.trainer);

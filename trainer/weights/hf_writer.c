@@ -339,6 +339,7 @@ nd_status nd_hf_writer_write(nd_hf_writer *writer, const char *name, int64_t beg
             return nd_fail(ND_ERR_CANTCREATE, "writing \"%s\" failed: %s", e->file->path,
                            strerror(errno));
         }
+        nd_fs_beat();
     }
     return nd_coverage_add(&e->coverage, begin, begin + count);
 }

@@ -244,7 +244,8 @@ void nd_worker_fail(nd_worker *worker, nd_status status)
     nd_transport_abandon(worker->transport);
 }
 
-int nd_worker_close(nd_worker *worker, nd_status status)
+/* Whether it is a failure. */
+static bool report_end(nd_worker *worker, nd_status status)
 {
     bool failed = status != ND_OK && status != ND_ERR_PREEMPTED;
     if (failed) {
@@ -252,6 +253,19 @@ int nd_worker_close(nd_worker *worker, nd_status status)
     } else if (status != ND_OK) {
         print_reason(worker, nd_error_last());
     }
+    return failed;
+}
+
+_Noreturn void nd_worker_end(nd_worker *worker, nd_status status)
+{
+    report_end(worker, status);
+    nd_identity_leave(&worker->identity, (int)status);
+    _exit((int)status); /* what exit() runs could wait for the same call */
+}
+
+int nd_worker_close(nd_worker *worker, nd_status status)
+{
+    bool failed = report_end(worker, status);
     nd_groups_destroy(&worker->rank.groups);
     nd_transport_close(worker->transport);
     if (worker->rank.stream.device) {

@@ -119,6 +119,9 @@ void nd_worker_fail(nd_worker *worker, nd_status status);
  * nd_worker_fail, with the thread's error. Returns the exit code.
  */
 int nd_worker_close(nd_worker *worker, nd_status status);
+/* The same where nothing can be closed, because a thread that hangs in a system call uses it: ends
+ * the process at once. */
+_Noreturn void nd_worker_end(nd_worker *worker, nd_status status);
 
 /* devices.c: CPU, or which GPU. */
 
