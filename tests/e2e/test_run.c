@@ -202,24 +202,25 @@ Test(run, a_signal_ends_a_validation)
 /* Found before the first step, not when the model is to be saved. */
 Test(run, a_disk_too_full_for_the_model_is_found_at_the_start)
 {
-    if (shell_run(&dir, "mkdir small && unshare -m true") != 0) {
+    if (shell_run(&dir, "mkdir small && unshare -rm true") != 0) {
         teardown();
-        skip_test("a file system of a test's own is not permitted here (unshare -m)");
+        skip_test("a file system of a test's own is not permitted here (unshare -rm)");
     }
-    int code = shell_run(&dir, "unshare -m sh -c 'mount -t tmpfs -o size=64k none small && " RUN
+    int code = shell_run(&dir, "unshare -rm sh -c 'mount -t tmpfs -o size=64k none small && " RUN
                                "--set data.path=text.txt --num-steps 1 --set output.dir=small/out; "
                                "code=$?; test -e small/out/metrics.jsonl && exit 1; exit $code'");
     cr_assert_eq(code, 73, "ended with %d:\n%s", code, shell_output);
     cr_assert_not_null(strstr(shell_output, "the trained model"), "%s", shell_output);
 }
 
-/* The prefetch thread finds pages gone, one second into the run. */
+/* The prefetch thread finds pages gone while the run computes. */
 Test(run, data_that_become_shorter_end_the_run_with_a_sentence)
 {
     shell(&dir, "for i in $(seq 200); do cat text.txt; done > long.txt");
     int code =
-        shell_run(&dir, "(sleep 1; truncate -s 1000 long.txt) & " RUN
-                        "--set data.path=long.txt --num-steps 100000 --set log.interval=100000 "
+        shell_run(&dir, "(n=0; until grep -q loss out/metrics.jsonl 2>/dev/null || [ $n -ge 600 ]; "
+                        "do sleep 0.1; n=$((n+1)); done; truncate -s 1000 long.txt) & " RUN
+                        "--set data.path=long.txt --num-steps 1000000 --set log.interval=100 "
                         "--set output.save_model=false");
     cr_expect_eq(code, 74, "%d", code);
     cr_expect_not_null(strstr(shell_output, "became shorter while it was read"), "%s",

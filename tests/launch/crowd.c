@@ -15,7 +15,7 @@
 #include "runtime/base/process.h"
 
 /* -1: refused, as long as nobody listens. */
-static int connect_silently(int port)
+static int connect_once(int port, bool speaks)
 {
     struct sockaddr_in to = {.sin_family = AF_INET,
                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
@@ -25,28 +25,36 @@ static int connect_silently(int port)
         close(fd);
         return -1;
     }
+    if (fd >= 0 && speaks) {
+        send(fd, "\x16", 1, MSG_NOSIGNAL); /* the first byte of a handshake */
+    }
     return fd;
 }
 
-static void connect_all(struct pollfd *sockets, int count, int port)
+static bool speaks(const crowd *size, int i)
 {
-    for (int i = 0; i < count; i++) {
+    return size->speaks && i % 2 == 1;
+}
+
+static void connect_all(struct pollfd *sockets, const crowd *size, int port)
+{
+    for (int i = 0; i < size->held + size->returning; i++) {
         sockets[i].events = POLLIN;
-        while ((sockets[i].fd = connect_silently(port)) < 0) {
+        while ((sockets[i].fd = connect_once(port, speaks(size, i))) < 0) {
             usleep(10000);
         }
     }
 }
 
 /* Those that the store dropped come back until nobody listens. */
-static void stay(struct pollfd *returning, int count, int port)
+static void stay(struct pollfd *returning, const crowd *size, int port)
 {
     for (;;) {
-        poll(returning, (nfds_t)count, -1);
-        for (int i = 0; i < count; i++) {
+        poll(returning, (nfds_t)size->returning, -1);
+        for (int i = 0; i < size->returning; i++) {
             if (returning[i].revents) {
                 close(returning[i].fd);
-                returning[i].fd = connect_silently(port);
+                returning[i].fd = connect_once(port, speaks(size, i));
             }
         }
     }
@@ -66,10 +74,10 @@ pid_t crowd_start(crowd size, int port)
     cr_assert(pid >= 0, "%s", strerror(errno));
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        connect_all(sockets, all, port);
+        connect_all(sockets, &size, port);
         byte = 1;
         if (write(ready[1], &byte, 1) == 1) {
-            stay(sockets, size.returning, port);
+            stay(sockets, &size, port);
         }
         _exit(1);
     }
