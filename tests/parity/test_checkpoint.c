@@ -56,6 +56,7 @@ typedef struct plan {
     const char *model;               /* where the run saves its own, after the last step */
     bool flipped;                    /* the save is made at once, with: */
     int flips;                       /* the rank whose state has another bit; 0: none */
+    bool flips_norm;                 /* it is one of a norm's weight; else of the last unit */
     nd_saver *savers[MAX_RANKS];
     nd_save_report reports[MAX_RANKS];
     nd_restored restored[MAX_RANKS];
@@ -133,12 +134,23 @@ static nd_status start(void *context, nd_trainer *t)
     return p->save_first ? nd_saver_begin(p->savers[rank], "interval", 77) : ND_OK;
 }
 
-/* Flips a bit of an element in the last unit. */
-static void flip_bit(nd_trainer *t)
+/* An element in the last unit, or of a norm's weight that this rank holds. */
+static int64_t flipped_element(const nd_layout *layout, bool norm)
 {
-    const nd_layout *layout = t->model->layout;
-    const nd_unit *unit = &layout->units[layout->unit_count - 1];
-    ((uint32_t *)(void *)t->model->fsdp.master)[unit->shard_offset + 1] ^= 1;
+    for (int i = 0; norm && i < layout->param_count; i++) {
+        nd_held held = nd_held_part(layout, &layout->params[i], layout->shard_index);
+        if (layout->params[i].split == ND_SPLIT_NONE && held.begin < held.end) {
+            return held.state;
+        }
+    }
+    cr_assert(!norm, "this rank has no part of a norm's weight");
+    return layout->units[layout->unit_count - 1].shard_offset + 1;
+}
+
+static void flip_bit(const plan *p, nd_trainer *t)
+{
+    ((uint32_t *)(void *)t->model->fsdp.master)[flipped_element(t->model->layout, p->flips_norm)] ^=
+        1;
 }
 
 /* Saves with the bit flipped on one rank, and flips it back: mesh_run compares replicas too. */
@@ -147,12 +159,12 @@ static nd_status save_flipped(plan *p, nd_trainer *t)
     int rank = t->rank->rank;
     bool flips = rank > 0 && rank == p->flips;
     if (flips) {
-        flip_bit(t);
+        flip_bit(p, t);
     }
     ND_TRY(nd_saver_begin(p->savers[rank], "interval", 77));
     ND_TRY(nd_saver_finish(p->savers[rank], &p->reports[rank]));
     if (flips) {
-        flip_bit(t);
+        flip_bit(p, t);
     }
     return ND_OK;
 }
@@ -512,6 +524,36 @@ Test(checkpoint, replicas_that_differ_are_no_checkpoint)
             cr_assert(!tells || strstr(report->why, "lm_head") || strstr(report->why, "norm"), "%s",
                       report->why);
         }
+        remove_saved();
+        free(path);
+        mesh_result_free(&result);
+    }
+}
+
+/* Ranks of a tp group hold the same norms, of which only the first's are written. */
+Test(checkpoint, norms_that_differ_between_tp_ranks_are_no_checkpoint)
+{
+    static const struct {
+        mesh_case mesh;
+        int flips, first;
+    } cases[] = {{{"tp 2", 1, 1, 1, 2, 1}, 1, 0},
+                 {{"fsdp 2, tp 2", 1, 2, 1, 2, 1}, 1, 0},
+                 {{"cp 2, tp 2", 1, 1, 2, 2, 1}, 1, 0}};
+    for (int i = 0; i < 3; i++) {
+        plan flipped = {.folder = runs.path,
+                        .save_at = SAVED,
+                        .flipped = true,
+                        .flips = cases[i].flips,
+                        .flips_norm = true};
+        mesh_result result = train(job_of(ND_PRECISION_FP32, &flipped, 0, SAVED), cases[i].mesh);
+        const nd_save_report *report = &flipped.reports[cases[i].flips];
+        char *path = saved_path(), first[16];
+        cr_assert_not(nd_fs_exists(path), "%s", cases[i].mesh.name);
+        cr_assert(report->ended && !report->good, "%s", cases[i].mesh.name);
+        snprintf(first, sizeof first, "rank %d in", cases[i].first);
+        cr_assert(strstr(report->why, first) && strstr(report->why, "norm.weight, in tensors that"),
+                  "%s: %s", cases[i].mesh.name, report->why);
+        cr_assert_eq(flipped.reports[cases[i].first].why[0], '\0');
         remove_saved();
         free(path);
         mesh_result_free(&result);

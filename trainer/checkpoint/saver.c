@@ -108,9 +108,12 @@ static nd_status write_all(nd_saver *s)
         return status;
     }
     ND_TRY(nd_shard_writer_finish(writer, &s->record));
-    s->record.replica = 0;
-    for (int u = 0; u < s->plan.layout->unit_count; u++) {
-        s->record.replica += (2 * (uint64_t)u + 1) * nd_snapshot_digests(s->snapshot)[u];
+    for (int k = 0; k < ND_ALIKE_COUNT; k++) {
+        const uint64_t *digests = nd_snapshot_digests(s->snapshot, k);
+        s->record.alike[k] = 0;
+        for (int u = 0; u < s->plan.layout->unit_count; u++) {
+            s->record.alike[k] += (2 * (uint64_t)u + 1) * digests[u];
+        }
     }
     return ND_OK;
 }
@@ -462,51 +465,79 @@ static nd_status gather(nd_saver *s, nd_group_kind group, const void *send, void
     return nd_stream_sync(stream);
 }
 
-/* Whether some rank holds another state than the rank with the same shards in replica 0. All ranks
- * have the same records, and the same answer. */
-static bool replicas_differ(const nd_saver *s)
+/* The rank with which this one is compared. */
+static int first_of(const nd_mesh *mesh, int rank, nd_alike what)
+{
+    nd_holder holder = nd_holder_of(mesh, rank);
+    *(what == ND_ALIKE_SHARDS ? &holder.replica : &holder.tp) = 0;
+    return nd_holder_rank(mesh, &holder);
+}
+
+/* Whether ranks that should hold the same do not. All have the same records, and the same
+ * answer. */
+static bool state_differs(const nd_saver *s)
 {
     const nd_rank *r = s->trainer->rank;
     for (int rank = 0; rank < r->world_size; rank++) {
-        nd_holder holder = nd_holder_of(&r->mesh, rank);
-        holder.replica = 0;
-        if (s->records[rank].replica != s->records[nd_holder_rank(&r->mesh, &holder)].replica) {
-            return true;
+        for (int k = 0; k < ND_ALIKE_COUNT; k++) {
+            if (s->records[rank].alike[k] != s->records[first_of(&r->mesh, rank, k)].alike[k]) {
+                return true;
+            }
         }
     }
     return false;
 }
 
-/* A parameter of the unit, to name it. */
-static const char *unit_name(const nd_layout *layout, int unit)
+/* A parameter of the unit, to name it; for ND_ALIKE_UNSPLIT one that tp does not split. */
+static const char *unit_name(const nd_layout *layout, int unit, nd_alike what)
 {
-    for (int i = 0; i < layout->param_count; i++) {
-        if (layout->params[i].unit == &layout->units[unit]) {
+    const nd_unit *u = &layout->units[unit];
+    for (int i = u->first_param; i < u->first_param + u->param_count; i++) {
+        if (what == ND_ALIKE_SHARDS || layout->params[i].split == ND_SPLIT_NONE) {
             return layout->params[i].name;
         }
     }
     return "no parameter";
 }
 
-/* Fails on the ranks whose state is another than that of replica 0; all ranks call it. */
-static nd_status find_difference(nd_saver *s)
+static nd_status compare_digests(const nd_saver *s, nd_alike what, const uint64_t *first)
 {
+    static const char *const why[] = {
+        [ND_ALIKE_SHARDS] = "although both are replicas",
+        [ND_ALIKE_UNSPLIT] = "in tensors that tensor parallelism does not split",
+    };
     const nd_rank *r = s->trainer->rank;
-    const nd_layout *layout = s->plan.layout;
-    nd_holder first = nd_holder_of(&r->mesh, r->rank);
-    uint64_t *all = NULL;
-    const uint64_t *own = nd_snapshot_digests(s->snapshot);
-    ND_TRY(ND_ALLOC((int64_t)layout->unit_count * first.replicas, &all));
-    nd_status status = gather(s, ND_GROUP_DP_REPLICATE, own, all, layout->unit_count);
-    first.replica = 0;
-    for (int u = 0; u < layout->unit_count && status == ND_OK; u++) {
-        if (own[u] != all[u]) {
-            status = nd_fail(ND_ERR_DATA,
-                             "rank %d holds other values than rank %d in the unit of %s, although "
-                             "both are replicas; memory was damaged, or they have gone apart",
-                             r->rank, nd_holder_rank(&r->mesh, &first), unit_name(layout, u));
+    const uint64_t *own = nd_snapshot_digests(s->snapshot, what);
+    for (int u = 0; u < s->plan.layout->unit_count; u++) {
+        if (own[u] != first[u]) {
+            return nd_fail(ND_ERR_DATA,
+                           "rank %d holds other values than rank %d in the unit of %s, %s; memory "
+                           "was damaged, or they have gone apart",
+                           r->rank, first_of(&r->mesh, r->rank, what),
+                           unit_name(s->plan.layout, u, what), why[what]);
         }
     }
+    return ND_OK;
+}
+
+/* Fails on the ranks whose state is another than that of the first; all ranks call it. */
+static nd_status find_difference(nd_saver *s)
+{
+    static const nd_group_kind groups[] = {
+        [ND_ALIKE_SHARDS] = ND_GROUP_DP_REPLICATE, [ND_ALIKE_UNSPLIT] = ND_GROUP_TP};
+    const nd_rank *r = s->trainer->rank;
+    int64_t units = s->plan.layout->unit_count;
+    uint64_t *all = NULL;
+    nd_status status = ND_OK, found = ND_OK;
+    for (int k = 0; k < ND_ALIKE_COUNT; k++) { /* all ranks take part in both */
+        ND_TRY_OUT(ND_ALLOC(units * r->groups.by_kind[groups[k]]->size, &all));
+        ND_TRY_OUT(gather(s, groups[k], nd_snapshot_digests(s->snapshot, k), all, units));
+        found = found == ND_OK ? compare_digests(s, k, all) : found;
+        free(all);
+        all = NULL;
+    }
+    status = found;
+out:
     free(all);
     return status;
 }
@@ -552,7 +583,7 @@ static nd_status begin_commit(nd_saver *s, nd_save_report *report)
 {
     ND_TRY(gather(s, ND_GROUP_WORLD, &s->record, s->records,
                   (int64_t)(sizeof s->record / sizeof(int64_t))));
-    if (replicas_differ(s)) {
+    if (state_differs(s)) {
         nd_status status = find_difference(s);
         if (status != ND_OK && status != ND_ERR_DATA) {
             return status;

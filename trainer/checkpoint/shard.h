@@ -52,11 +52,18 @@ typedef struct nd_shard_plan {
 nd_status nd_shard_plan_init(nd_shard_plan *plan, const nd_shard_plan_options *options);
 void nd_shard_plan_fini(nd_shard_plan *plan);
 
+/* What several ranks hold alike, bit for bit. */
+typedef enum nd_alike {
+    ND_ALIKE_SHARDS = 0, /* all of a shard, over dp_replicate */
+    ND_ALIKE_UNSPLIT,    /* what lies in it of tensors that tp does not split, over tp */
+    ND_ALIKE_COUNT
+} nd_alike;
+
 /* What a writer reports when its files are durable: fixed in size, whatever the world. */
 typedef struct nd_shard_record {
     uint64_t bytes;                  /* of the safetensors files */
     char digest[ND_DIGEST_TEXT_MAX]; /* of the hash file */
-    uint64_t replica;                /* digest of all units (snapshot.h); not in the manifest */
+    uint64_t alike[ND_ALIKE_COUNT];  /* digests of all units (snapshot.h); not in the manifest */
 } nd_shard_record;
 
 typedef struct nd_shard_writer nd_shard_writer;

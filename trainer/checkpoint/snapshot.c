@@ -16,8 +16,8 @@ struct nd_snapshot {
     void *live_extras[ND_STATE_EXTRAS_MAX];
     float *extras[ND_STATE_EXTRAS_MAX]; /* host copies */
     int extra_count;
-    bool has_replicas;
-    uint64_t *digests; /* [unit_count]; pinned where detached */
+    bool alike[ND_ALIKE_COUNT]; /* other ranks hold the same */
+    uint64_t *digests;          /* [ND_ALIKE_COUNT, unit_count]; pinned where detached */
     /* Detached: */
     bool detached;
     float *memory;    /* pinned; all pieces of all arrays */
@@ -62,6 +62,11 @@ nd_status nd_snapshot_describe(const nd_trainer *trainer, int *arrays,
     return ND_OK;
 }
 
+static int64_t digest_count(const nd_snapshot *s)
+{
+    return (int64_t)ND_ALIKE_COUNT * s->plan->layout->unit_count;
+}
+
 /* Offsets of all pieces in the pinned memory; returns the elements. */
 static int64_t place_pieces(nd_snapshot *s)
 {
@@ -83,8 +88,7 @@ static nd_status detach(nd_snapshot *s)
     int64_t elements = place_pieces(s);
     ND_TRY(nd_host_alloc(device, (size_t)elements * sizeof(float) + 1, &memory));
     s->memory = memory;
-    ND_TRY(
-        nd_host_alloc(device, (size_t)s->plan->layout->unit_count * sizeof *s->digests, &digests));
+    ND_TRY(nd_host_alloc(device, (size_t)digest_count(s) * sizeof *s->digests, &digests));
     s->digests = digests;
     ND_TRY(device->table->stream_init(device, &s->stream));
     ND_TRY(device->table->event_init(device, &s->updated));
@@ -107,10 +111,11 @@ static nd_status init(nd_snapshot *s)
         ND_TRY(ND_ALLOC(array->count, &s->extras[i]));
         s->extra_count++;
     }
-    s->has_replicas = s->trainer->rank->mesh.size[ND_AXIS_DP_REPLICATE] > 1;
+    s->alike[ND_ALIKE_SHARDS] = s->trainer->rank->mesh.size[ND_AXIS_DP_REPLICATE] > 1;
+    s->alike[ND_ALIKE_UNSPLIT] = s->trainer->rank->mesh.size[ND_AXIS_TP] > 1;
     return s->trainer->rank->device->kind == ND_DEVICE_CUDA
                ? detach(s)
-               : ND_ALLOC(s->plan->layout->unit_count, &s->digests);
+               : ND_ALLOC(digest_count(s), &s->digests);
 }
 
 nd_status nd_snapshot_create(nd_trainer *trainer, const nd_shard_plan *plan, nd_snapshot **out)
@@ -185,28 +190,59 @@ static nd_status copy_unit(nd_snapshot *s, int unit)
     return s->stream.device->table->event_record(&s->copied[unit], &s->stream);
 }
 
-static nd_status add_digest(const nd_snapshot *s, nd_stream *stream, int unit, uint64_t *out)
+/* Of `count` elements from `first` on of each state array. */
+static nd_status add_range(const nd_snapshot *s, nd_stream *stream, int64_t first, int64_t count,
+                           uint64_t *out)
 {
-    const nd_unit *u = &s->plan->layout->units[unit];
     for (int a = 0; a < s->plan->arrays; a++) {
-        ND_TRY(ND_CALL(s->trainer->rank->ops, stream, digest, .out = out,
-                       .x = s->live[a] + u->shard_offset, .count = u->shard_count));
+        ND_TRY(ND_CALL(s->trainer->rank->ops, stream, digest, .out = out, .x = s->live[a] + first,
+                       .count = count));
     }
     return ND_OK;
 }
 
-nd_status nd_snapshot_digest(nd_snapshot *s, int unit)
+static nd_status add_unsplit(const nd_snapshot *s, nd_stream *stream, int unit, uint64_t *out)
 {
-    if (!s->has_replicas || s->detached) {
-        return ND_OK;
+    const nd_layout *layout = s->plan->layout;
+    const nd_unit *u = &layout->units[unit];
+    for (int i = u->first_param; i < u->first_param + u->param_count; i++) {
+        const nd_param *p = &layout->params[i];
+        const nd_held held = nd_held_part(layout, p, layout->shard_index);
+        if (p->split == ND_SPLIT_NONE && held.begin < held.end) {
+            ND_TRY(add_range(s, stream, held.state, held.end - held.begin, out));
+        }
     }
-    s->digests[unit] = 0;
-    return add_digest(s, &s->trainer->rank->stream, unit, &s->digests[unit]);
+    return ND_OK;
 }
 
-const uint64_t *nd_snapshot_digests(const nd_snapshot *s)
+/* `digests`: as those of the snapshot, at 0. */
+static nd_status add_digests(const nd_snapshot *s, nd_stream *stream, int unit, uint64_t *digests)
 {
-    return s->digests;
+    const nd_unit *u = &s->plan->layout->units[unit];
+    int units = s->plan->layout->unit_count;
+    if (s->alike[ND_ALIKE_SHARDS]) {
+        ND_TRY(add_range(s, stream, u->shard_offset, u->shard_count,
+                         &digests[ND_ALIKE_SHARDS * units + unit]));
+    }
+    return s->alike[ND_ALIKE_UNSPLIT]
+               ? add_unsplit(s, stream, unit, &digests[ND_ALIKE_UNSPLIT * units + unit])
+               : ND_OK;
+}
+
+nd_status nd_snapshot_digest(nd_snapshot *s, int unit)
+{
+    if (s->detached) {
+        return ND_OK;
+    }
+    for (int k = 0; k < ND_ALIKE_COUNT; k++) {
+        s->digests[k * s->plan->layout->unit_count + unit] = 0;
+    }
+    return add_digests(s, &s->trainer->rank->stream, unit, s->digests);
+}
+
+const uint64_t *nd_snapshot_digests(const nd_snapshot *s, nd_alike what)
+{
+    return s->digests + (int64_t)what * s->plan->layout->unit_count;
 }
 
 /* On a GPU the gradients' memory, free between steps, holds them until they are copied. */
@@ -214,10 +250,10 @@ static nd_status enqueue_digests(nd_snapshot *s)
 {
     nd_stream *stream = &s->trainer->rank->stream;
     int units = s->plan->layout->unit_count;
-    size_t bytes = (size_t)units * sizeof *s->digests;
+    size_t bytes = (size_t)digest_count(s) * sizeof *s->digests;
     uint64_t *landing = (uint64_t *)(void *)s->trainer->model->fsdp.grad;
     memset(s->digests, 0, bytes);
-    if (!s->has_replicas) {
+    if (!s->alike[ND_ALIKE_SHARDS] && !s->alike[ND_ALIKE_UNSPLIT]) {
         return ND_OK;
     }
     if (bytes > (size_t)s->plan->layout->shard_total * sizeof(float)) {
@@ -225,7 +261,7 @@ static nd_status enqueue_digests(nd_snapshot *s)
     }
     ND_TRY(nd_copy(stream, landing, s->digests, bytes));
     for (int u = 0; u < units; u++) {
-        ND_TRY(add_digest(s, stream, u, &landing[u]));
+        ND_TRY(add_digests(s, stream, u, landing));
     }
     return nd_copy(stream, s->digests, landing, bytes);
 }
