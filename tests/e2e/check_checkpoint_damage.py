@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import sys
 
@@ -130,6 +131,7 @@ def damaged(bench, job):
         bad = files(bench.folder / out / "checkpoint-6")
         printed = bench.train(2, out, "--resume-from-checkpoint", "latest")
         check("resumed after step 4" in printed, f"it did not go on from step 4:\n{printed}")
+        check(len(re.findall("checkpoint-6.bad", printed)) == 1, f"it is not said once:\n{printed}")
         check(bench.names(out) == sorted([*LAST, "checkpoint-6.bad"]), f"left are {bench.names(out)}")
         check(files(bench.folder / out / "checkpoint-6.bad") == bad, "what is damaged was changed")
         check(bench.curve(out) == bench.curve("whole") and bench.model(out) == bench.model("whole"), "another result")
@@ -160,6 +162,27 @@ def foreign(bench):
     check("stored twice" in printed, printed)
 
 
+def in_use(bench):
+    """While another process trains there, not even what is damaged gets another name."""
+    sign(copy(bench, "in-use"), lambda m: m["mesh"].update(tp=2))
+    before = files(bench.folder / "in-use")
+    printed = bench.train(2, "in-use", "--resume-from-checkpoint", "latest", code=73, prefix=["flock", "in-use/.lock"])
+    check("another process trains" in printed, printed)
+    check(files(bench.folder / "in-use") == before, "files have changed")
+    bench.remove("in-use")
+
+
+def appears(bench):
+    """Another process saves a checkpoint after the run has looked for the newest one, and before it has locked the folder."""
+    newest = copy(bench, "appears")
+    hidden = bench.folder / "appears" / "hidden"
+    os.rename(newest, hidden)
+    printed = bench.train(2, "appears", "--resume-from-checkpoint", "latest", faults=dict(rank=0, move=f"{hidden}:{newest}"))
+    check("resumed after step 6" in printed, printed)
+    check(bench.names("appears") == LAST, f"left are {bench.names('appears')}")
+    bench.remove("appears")
+
+
 def main():
     with Bench(*sys.argv[1:3]) as bench:
         bench.train(2, "whole", "--checkpoint-checksum", "sha256")
@@ -168,6 +191,8 @@ def main():
         each(enumerate(DAMAGES.items()), lambda job: damaged(bench, job))
         newer(bench)
         foreign(bench)
+        in_use(bench)
+        appears(bench)
     print(f"check_checkpoint_damage: {len(DAMAGES)} damages are refused or passed over")
 
 

@@ -9,6 +9,7 @@
  *   ND_FAULT_KILL=K          SIGKILL in the place of call K (the first is 1)
  *   ND_FAULT_FAIL=CALL:ERRNO:FIRST:COUNT   of the calls with this name, those from FIRST on fail
  *   ND_FAULT_SLOW=CALL:MS:FIRST:COUNT      those take so many milliseconds longer
+ *   ND_FAULT_MOVE=FROM:TO    renames FROM before the first call, as another process would
  *
  * A call counts when its path is the run folder or has "checkpoint-" in it below that folder. Once
  * a save has begun, the main thread's calls for the run folder itself do not count: they are for
@@ -40,7 +41,7 @@ typedef struct fault {
     long first, count, seen;
 } fault;
 
-static char folder[PATH_BYTES];
+static char folder[PATH_BYTES], move_from[PATH_BYTES], move_to[PATH_BYTES];
 static int log_fd = -1;
 static long count, kill_at;
 static fault fails, slows;
@@ -85,6 +86,7 @@ __attribute__((constructor)) static void begin(void)
 {
     const char *rank = getenv("RANK"), *wanted = getenv("ND_FAULT_RANK");
     const char *path = getenv("ND_FAULT_FOLDER"), *log = getenv("ND_FAULT_LOG");
+    const char *move = getenv("ND_FAULT_MOVE");
     if (!rank || !wanted || !path || strcmp(rank, wanted) != 0 || is_check()) {
         return;
     }
@@ -92,6 +94,9 @@ __attribute__((constructor)) static void begin(void)
     kill_at = number("ND_FAULT_KILL");
     read_fault("ND_FAULT_FAIL", &fails);
     read_fault("ND_FAULT_SLOW", &slows);
+    if (move) {
+        sscanf(move, "%4095[^:]:%4095s", move_from, move_to);
+    }
     if (log) {
         log_fd = (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC,
                               0666);
@@ -152,6 +157,9 @@ static call enter(const char *name, int fd, const char *at)
     if (counts(c.path)) {
         pthread_mutex_lock(&lock);
         c.number = ++count;
+        if (count == 1 && move_from[0]) {
+            syscall(SYS_renameat2, AT_FDCWD, move_from, AT_FDCWD, move_to, 0);
+        }
         c.fails = is_hit(&fails, name);
         bool slow = is_hit(&slows, name);
         if (c.number == kill_at) {

@@ -44,24 +44,21 @@ static nd_status check_source(const nd_run_checkpoints *c)
     return status;
 }
 
-static nd_status find(nd_run_checkpoints *c, int64_t below)
+/* The key is one for each search, alike on all ranks. */
+static nd_status find(nd_run_checkpoints *c, const nd_resume_search *search, const char *key)
 {
     const nd_worker *worker = c->context->worker;
-    const nd_resume_search search = {.config = worker->rank.config,
-                                     .run_folder = worker->identity.run_folder,
-                                     .below = below,
-                                     .sets_aside = true};
-    char key[48];
     nd_error error = {0};
     if (worker->identity.rank == 0) {
-        nd_status status = nd_resume_find(&search, &c->resume);
-        status = status == ND_OK ? check_source(c) : status;
+        const nd_resume before = c->resume;
+        nd_status status = nd_resume_find(search, &c->resume);
+        bool same = strcmp(before.source, c->resume.source) == 0;
+        status = status == ND_OK && !same ? check_source(c) : status;
         if (status != ND_OK) { /* the others do not wait for what does not come */
             error = *nd_error_last();
             c->resume.kind = ND_RESUME_FAILED;
         }
     }
-    snprintf(key, sizeof key, below < 0 ? "resume" : "resume below %lld", (long long)below);
     ND_TRY(tell_all(worker, key, &c->resume, sizeof c->resume));
     if (c->resume.kind != ND_RESUME_FAILED) {
         return ND_OK;
@@ -73,15 +70,36 @@ static nd_status find(nd_run_checkpoints *c, int64_t below)
 
 nd_status nd_run_checkpoints_find(nd_run_checkpoints *c, const nd_run_context *context)
 {
+    const nd_resume_search search = {.config = context->worker->rank.config,
+                                     .run_folder = context->worker->identity.run_folder,
+                                     .below = -1,
+                                     .previews = true};
     c->context = context;
-    return find(c, -1);
+    return find(c, &search, "resume");
+}
+
+/* The first search came before the lock of the run folder: what another process has saved, renamed
+ * or deleted there meanwhile counts. A checkpoint that was named stays the one. */
+static nd_status find_again(nd_run_checkpoints *c)
+{
+    const nd_resume before = c->resume;
+    const nd_resume_search search = {.config = c->context->worker->rank.config,
+                                     .run_folder = before.run,
+                                     .below = -1,
+                                     .sets_aside = true};
+    bool named = before.kind != ND_RESUME_NONE && !before.searched;
+    return before.continues && !named ? find(c, &search, "resume under the lock") : ND_OK;
 }
 
 /* A checkpoint was found to be damaged while it was loaded: takes the one before it. */
 static nd_status fall_back(nd_run_checkpoints *c, const nd_error *error)
 {
     const nd_worker *worker = c->context->worker;
-    char *aside = NULL;
+    const nd_resume_search search = {.config = worker->rank.config,
+                                     .run_folder = worker->identity.run_folder,
+                                     .below = c->resume.step,
+                                     .sets_aside = true};
+    char *aside = NULL, key[48];
     int64_t damaged = c->resume.step;
     if (error->cause == ND_CAUSE_OWN) {
         nd_log_warning("%s", error->message);
@@ -96,7 +114,8 @@ static nd_status fall_back(nd_run_checkpoints *c, const nd_error *error)
                        aside);
         free(aside);
     }
-    return find(c, damaged);
+    snprintf(key, sizeof key, "resume below %lld", (long long)damaged);
+    return find(c, &search, key);
 }
 
 static void log_scales(const nd_run_checkpoints *c, const nd_restored *restored)
@@ -188,6 +207,7 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
     double begin = nd_clock_seconds();
     c->trainer = trainer;
     c->files = files;
+    ND_TRY(find_again(c));
     switch ((nd_resume_kind)c->resume.kind) {
     case ND_RESUME_FAILED: /* nd_run_checkpoints_find has failed */
     case ND_RESUME_NONE:

@@ -25,9 +25,11 @@ typedef struct nd_run_checkpoints {
     bool failed;                        /* the newest save failed */
 } nd_run_checkpoints;
 
-/* Before the run folder is opened: finds the source on rank 0 and tells all. */
+/* Before the run folder is opened: finds the source on rank 0 and tells all. It changes nothing. */
 nd_status nd_run_checkpoints_find(nd_run_checkpoints *c, const nd_run_context *context);
 /*
+ * With the run folder open and locked: looks for the newest checkpoint of a run that goes on again,
+ * and sets damaged ones aside.
  * Weights, moments and position of the trainer: those of the source, or fresh ones. ND_ERR_DATA: a
  * checkpoint that was named is damaged, or all of them are.
  */

@@ -68,8 +68,10 @@ static nd_status pass_over(const nd_resume_search *search, const char *run, int6
     snprintf(reason, sizeof reason, "%s", nd_error_last()->message);
     nd_error_clear();
     if (!search->sets_aside) {
-        nd_log_warning("checkpoint %lld cannot be used, so an older one is taken: %s",
-                       (long long)step, reason);
+        if (!search->previews) {
+            nd_log_warning("checkpoint %lld cannot be used, so an older one is looked for: %s",
+                           (long long)step, reason);
+        }
         return ND_OK;
     }
     ND_TRY(nd_checkpoint_set_aside(run, step, "bad", &aside));
@@ -232,6 +234,9 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
         return fail_without_run(search->config);
     }
     ND_TRY(check_run(search->config, run));
+    nd_resume_search said = *search; /* nothing follows that would say why */
+    said.previews = false;
+    ND_TRY(search->previews ? find_newest(&said, run, &step) : ND_OK);
     list_names(run, names, sizeof names);
     return nd_fail(ND_ERR_DATA,
                    "--resume-from-checkpoint (checkpoint.resume) is %s, but %s has no checkpoint "
@@ -346,6 +351,7 @@ static nd_status find_folder(const nd_resume_search *search, const char *folder,
     }
     ND_TRY(is_continued(search->config, out->source, &continues));
     inside.sets_aside = search->sets_aside && continues;
+    inside.previews = search->previews && continues;
     ND_TRY(find_newest(&inside, out->source, &step));
     if (step >= 0) { /* a run folder */
         char run[ND_RESUME_PATH_MAX];
@@ -582,7 +588,7 @@ void nd_resume_log_changes(const nd_config *config, const nd_manifest *manifest)
 
 nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
 {
-    const nd_resume_search search = {.config = config, .below = -1};
+    const nd_resume_search search = {.config = config, .below = -1, .previews = true};
     nd_resume resume;
     nd_manifest manifest = {0};
     ND_TRY(check_allowed(config));

@@ -38,6 +38,7 @@ typedef struct nd_resume_search {
     int64_t below;           /* only checkpoints before this step; -1: all */
     bool sets_aside;         /* those of the run that goes on, without a readable manifest, are
                                 renamed; those of another run stay as they are */
+    bool previews;           /* a search that sets aside follows and says what it passes over */
 } nd_resume_search;
 
 /*
