@@ -79,6 +79,11 @@ nd_status nd_fs_rename(const char *from, const char *to);
 /* nd_fs_rename to `path`.`suffix`, or, where that exists, to `path`.`suffix`-2, -3, ... The new
  * path is owned by the caller; out may be NULL. */
 nd_status nd_fs_set_aside(const char *path, const char *suffix, char **out);
+/* The same for what lies at `from`, in the folder of `path`. */
+nd_status nd_fs_set_aside_from(const char *from, const char *path, const char *suffix, char **out);
+/* Two names change places at once: 0 or an errno; EINVAL, ENOSYS or EOPNOTSUPP where the file
+ * system cannot do that. */
+int nd_fs_exchange(const char *a, const char *b);
 
 /* ND_ERR_CANTCREATE with both numbers when the file system of `folder` has less than `bytes` free
  * for this user. */

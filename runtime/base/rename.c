@@ -31,7 +31,17 @@ nd_status nd_fs_rename(const char *from, const char *to)
     return status;
 }
 
+int nd_fs_exchange(const char *a, const char *b)
+{
+    return renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE) == 0 ? 0 : errno;
+}
+
 nd_status nd_fs_set_aside(const char *path, const char *suffix, char **out)
+{
+    return nd_fs_set_aside_from(path, path, suffix, out);
+}
+
+nd_status nd_fs_set_aside_from(const char *from, const char *path, const char *suffix, char **out)
 {
     enum { NAMES_MAX = 1000000 };
     char *aside = NULL;
@@ -41,7 +51,7 @@ nd_status nd_fs_set_aside(const char *path, const char *suffix, char **out)
         aside = NULL;
         status = nd_fs_format(&aside, "%s.%s-%d", path, suffix, n);
     }
-    status = status == ND_OK ? nd_fs_rename(path, aside) : status;
+    status = status == ND_OK ? nd_fs_rename(from, aside) : status;
     if (status == ND_OK && out) {
         *out = aside;
         aside = NULL;

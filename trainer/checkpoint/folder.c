@@ -253,6 +253,25 @@ static nd_status check_manifest(const char *temporary)
     return status;
 }
 
+/* The new checkpoint takes the name of an older one at once, so that a process that dies in between
+ * leaves one of them under it. *taken: the file system can do that. */
+static nd_status exchange_names(const char *temporary, const char *path, bool *taken)
+{
+    int code = nd_fs_exchange(temporary, path);
+    *taken = code == 0;
+    if (code != 0) {
+        return code == EINVAL || code == ENOSYS || code == EOPNOTSUPP
+                   ? ND_OK
+                   : nd_fail(ND_ERR_CANTCREATE, "cannot exchange \"%s\" and \"%s\": %s", temporary,
+                             path, strerror(code));
+    }
+    nd_status status = nd_fs_set_aside_from(temporary, path, "old", NULL);
+    if (status != ND_OK) {
+        (void)nd_fs_exchange(temporary, path);
+    }
+    return status;
+}
+
 /* A failure leaves the names as they were. */
 static nd_status take_name(const char *run, const char *temporary, int64_t step)
 {
@@ -260,6 +279,11 @@ static nd_status take_name(const char *run, const char *temporary, int64_t step)
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_checkpoint_path(run, step, &path));
     if (nd_fs_exists(path)) {
+        bool taken = false;
+        ND_TRY_OUT(exchange_names(temporary, path, &taken));
+        if (taken) {
+            goto out;
+        }
         ND_TRY_OUT(nd_fs_set_aside(path, "old", &aside));
     }
     status = nd_fs_rename(temporary, path);

@@ -51,8 +51,9 @@ typedef struct nd_commit_gate {
 
 /*
  * All other files are durable: writes the manifest, reads it again, renames the folder to
- * checkpoint-STEP, makes the rename durable. A checkpoint of that step that is there already is
- * renamed to .old first. After a failure the temporary folder and the older checkpoint have their
+ * checkpoint-STEP, makes the rename durable. A checkpoint of that step that is there already
+ * exchanges names with it and is then renamed to .old; where the file system cannot exchange names,
+ * it is renamed first. After a failure the temporary folder and the older checkpoint have their
  * names again.
  */
 nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_manifest *manifest,

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -113,6 +114,45 @@ Test(folder, a_step_that_is_saved_again_keeps_the_older_one)
     save(3);
     cr_assert(exists("checkpoint-3.old-2/manifest.json"));
     cr_assert_str_eq(listed(), "3 ");
+}
+
+/* Whether the folder's own name was ever taken away by a rename to .old, as inotify saw it. */
+static bool name_was_free(int watch)
+{
+    static _Alignas(struct inotify_event) char events[16384];
+    uint32_t cookie = 0;
+    bool was = false;
+    ssize_t bytes = read(watch, events, sizeof events);
+    cr_assert_gt(bytes, 0);
+    for (char *p = events; p < events + bytes;) {
+        const struct inotify_event *event = (const void *)p;
+        if ((event->mask & IN_MOVED_FROM) && strcmp(event->name, "checkpoint-3") == 0) {
+            cookie = event->cookie;
+        }
+        was = was || ((event->mask & IN_MOVED_TO) && event->cookie == cookie && cookie != 0 &&
+                      strcmp(event->name, "checkpoint-3.old") == 0);
+        p += sizeof *event + event->len;
+    }
+    return was;
+}
+
+Test(folder, a_step_that_is_saved_again_has_its_name_all_the_time)
+{
+    char first[PATH_MAX];
+    make("a");
+    make("b");
+    snprintf(first, sizeof first, "%s", tempdir_file(&dir, "a"));
+    if (nd_fs_exchange(first, tempdir_file(&dir, "b")) != 0) {
+        cr_skip_test("this file system cannot exchange names");
+    }
+    save(3);
+    int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    cr_assert_geq(watch, 0);
+    cr_assert_geq(inotify_add_watch(watch, dir.path, IN_MOVED_FROM | IN_MOVED_TO), 0);
+    save(3);
+    cr_assert(exists("checkpoint-3/manifest.json") && exists("checkpoint-3.old/manifest.json"));
+    cr_assert_not(name_was_free(watch));
+    close(watch);
 }
 
 Test(folder, pruning_deletes_only_good_checkpoints_of_ours)
