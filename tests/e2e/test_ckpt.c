@@ -212,6 +212,22 @@ Test(ckpt, prune)
     refused(0, CKPT "prune run --keep-last 1", "deleted 0 checkpoints, 0 B\n");
 }
 
+Test(ckpt, prune_deletes_what_was_set_aside_when_asked)
+{
+    shell(&dir, "mv run/checkpoint-10 run/checkpoint-10.old; cp -r run/checkpoint-20 "
+                "run/checkpoint-20.bad; echo x > run/checkpoint-20.bad/manifest.json; "
+                "mkdir run/checkpoint-5.old; touch run/.lock run/checkpoint-5.old/optimizer.pt");
+    refused(0, CKPT "prune run --keep-last 2", "2 that were set aside (.old, .bad) stay; ");
+    refused(0, CKPT "prune run --set-aside --dry-run", "would delete run/checkpoint-20.bad (");
+    says("would delete 2 checkpoints, ");
+    refused(2, CKPT "prune run --set-aside --keep-every 20", "--keep-last K is missing");
+    ends(0, CKPT "prune run --set-aside", "deleted run/checkpoint-10.old (306.0 kB)");
+    shell(&dir, "ls run | tr '\\n' ' '");
+    cr_assert_str_eq(shell_output, "checkpoint-20 checkpoint-30 checkpoint-5.old ");
+    shell(&dir, "mv run/checkpoint-20 run/checkpoint-20.old; rm run/checkpoint-30/state/*.hashes");
+    refused(65, CKPT "prune run --set-aside --keep-last 1", "has no good checkpoint, so those");
+}
+
 Test(ckpt, prune_needs_good_flags)
 {
     refused(2, CKPT "prune run", "--keep-last K is missing");

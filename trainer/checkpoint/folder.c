@@ -13,7 +13,6 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
-#include "trainer/checkpoint/source.h"
 #include "trainer/checkpoint/state_file.h"
 
 static const char prefix[] = "checkpoint-", temporary_prefix[] = ".tmp-checkpoint-",
@@ -310,87 +309,5 @@ nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_
     ND_TRY_OUT(take_name(run, temporary, manifest->position.step));
 out:
     free(state);
-    return status;
-}
-
-/* Retention. */
-
-nd_status nd_checkpoint_delete(const char *run, int64_t step)
-{
-    char *path = NULL, *doomed = NULL;
-    nd_manifest manifest = {0};
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_checkpoint_path(run, step, &path));
-    ND_TRY_OUT(nd_fs_format(&doomed, "%s/%s%lld", run, deleted_prefix, (long long)step));
-    ND_TRY_OUT(nd_manifest_read(path, &manifest)); /* else it is not ours, or damaged */
-    remove_folder(doomed);
-    ND_TRY_OUT(nd_fs_rename(path, doomed));
-    remove_folder(doomed);
-out:
-    nd_manifest_fini(&manifest);
-    free(doomed);
-    free(path);
-    return status;
-}
-
-static nd_status is_good(const char *run, int64_t step, bool checks_files, bool *good)
-{
-    char *path = NULL;
-    nd_manifest manifest = {0};
-    int64_t bytes = 0;
-    ND_TRY(nd_checkpoint_path(run, step, &path));
-    *good = nd_manifest_read(path, &manifest) == ND_OK &&
-            (!checks_files || nd_source_check_files(path, &manifest, &bytes) == ND_OK);
-    nd_manifest_fini(&manifest);
-    free(path);
-    return ND_OK;
-}
-
-nd_status nd_checkpoint_prune_plan(const char *run, const nd_prune_options *options,
-                                   bool checks_files, int64_t **steps, int *count)
-{
-    int64_t *list = NULL, newer = 0; /* newer: good checkpoints that are */
-    int all = 0, doomed = 0;
-    nd_status status = ND_OK;
-    *steps = NULL;
-    *count = 0;
-    if (options->keep_last <= 0) {
-        return ND_OK;
-    }
-    ND_TRY(nd_checkpoint_list(run, &list, &all));
-    int64_t *found = NULL;
-    ND_TRY_OUT(ND_ALLOC(all + 1, &found));
-    for (int i = all - 1; i >= 0; i--) {
-        bool good = false, kept = newer < options->keep_last || list[i] == options->keep ||
-                                  (options->keep_every > 0 && list[i] % options->keep_every == 0);
-        if (kept && newer >= options->keep_last) {
-            continue;
-        }
-        ND_TRY_OUT(is_good(run, list[i], checks_files, &good));
-        newer += good;
-        if (good && !kept) {
-            found[doomed++] = list[i];
-        }
-    }
-    *steps = found;
-    *count = doomed;
-    found = NULL;
-out:
-    free(found);
-    free(list);
-    return status;
-}
-
-nd_status nd_checkpoint_prune(const char *run, const nd_prune_options *options, int *deleted)
-{
-    int64_t *steps = NULL;
-    int count = 0;
-    *deleted = 0;
-    nd_status status = nd_checkpoint_prune_plan(run, options, false, &steps, &count);
-    for (int i = 0; i < count && status == ND_OK; i++) {
-        status = nd_checkpoint_delete(run, steps[i]);
-        *deleted += status == ND_OK;
-    }
-    free(steps);
     return status;
 }

@@ -7,8 +7,8 @@
  * A save fills RUN/.tmp-checkpoint-STEP-RUNID/ and becomes RUN/checkpoint-STEP/ by one rename,
  * after everything in it is durable. Deleting renames to .del-checkpoint-STEP first. So a folder
  * with a good name is complete whenever a process or the machine dies. Damaged or outdated
- * checkpoints are renamed (checkpoint-STEP.bad, .old) and kept. Only folders that hold a manifest
- * of ours are deleted; links are not followed.
+ * checkpoints are renamed (checkpoint-STEP.bad, .old) and kept for a while. Only folders that hold
+ * a manifest of ours are deleted, unless a user asks for more; links are not followed.
  *
  * One process per run calls these (rank 0), while it holds the run's lock.
  */
@@ -78,7 +78,24 @@ nd_status nd_checkpoint_prune_plan(const char *run, const nd_prune_options *opti
                                    bool checks_files, int64_t **steps, int *count);
 /* Deletes a checkpoint of ours; ND_ERR_DATA when its manifest cannot be read. */
 nd_status nd_checkpoint_delete(const char *run, int64_t step);
-/* Deletes what the plan without `checks_files` names; *deleted counts them. */
+/* The step that the `count` newest good checkpoints have all reached; -1: there are fewer. */
+nd_status nd_checkpoint_reached(const char *run, int64_t count, bool checks_files, int64_t *step);
+
+/* A checkpoint that was set aside: checkpoint-STEP.old or .bad, or one of these with -NUMBER. */
+typedef struct nd_aside {
+    char name[64]; /* in the run folder */
+    int64_t step, number;
+    bool bad;
+} nd_aside;
+/* Those that nd_checkpoint_is_ours, .bad before .old and the newest last; owned by the caller. */
+nd_status nd_asides_list(const char *run, nd_aside **out, int *count);
+nd_status nd_aside_delete(const char *run, const nd_aside *aside);
+
+/*
+ * Deletes what the plan without `checks_files` names, and, unless keep_last is 0, each .old whose
+ * step the keep_last newest good checkpoints have reached again. The newest .old stays, and so does
+ * one whose manifest cannot be read, and each .bad. *deleted counts all.
+ */
 nd_status nd_checkpoint_prune(const char *run, const nd_prune_options *options, int *deleted);
 
 #endif

@@ -2,56 +2,108 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "runtime/base/fsio.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/listing.h"
 #include "trainer/commands/ckpt.h"
 
-enum { FLAG_KEEP_LAST, FLAG_KEEP_EVERY, FLAG_DRY_RUN };
+enum { FLAG_KEEP_LAST, FLAG_KEEP_EVERY, FLAG_SET_ASIDE, FLAG_DRY_RUN };
 
 static nd_status read_options(const nd_ckpt_call *call, nd_prune_options *out)
 {
     const nd_ckpt_flag *flags = nd_ckpt_prune.flags;
     const char *last = call->values[FLAG_KEEP_LAST], *every = call->values[FLAG_KEEP_EVERY];
     *out = (nd_prune_options){.keep = -1};
-    if (!last) {
+    if (!last && (every || !call->values[FLAG_SET_ASIDE])) {
         return nd_fail(ND_ERR_CONFIG,
                        "--keep-last K is missing: it says how many of the newest checkpoints stay");
     }
-    ND_TRY(nd_ckpt_number(&flags[FLAG_KEEP_LAST], last, 1, &out->keep_last));
+    ND_TRY(last ? nd_ckpt_number(&flags[FLAG_KEEP_LAST], last, 1, &out->keep_last) : ND_OK);
     return every ? nd_ckpt_number(&flags[FLAG_KEEP_EVERY], every, 1, &out->keep_every) : ND_OK;
 }
 
-static nd_status delete_one(const char *run, int64_t step, bool dry_run, uint64_t *bytes)
+typedef struct pruning {
+    const char *run;
+    bool dry_run;
+    int deleted;
+    uint64_t bytes;
+} pruning;
+
+/* `aside` is one that was set aside, or NULL for checkpoint-STEP. */
+static nd_status delete_one(pruning *p, int64_t step, const nd_aside *aside)
 {
     char *path = NULL, text[ND_CKPT_TEXT_MAX];
-    ND_TRY(nd_checkpoint_path(run, step, &path));
+    ND_TRY(aside ? nd_fs_format(&path, "%s/%s", p->run, aside->name)
+                 : nd_checkpoint_path(p->run, step, &path));
     uint64_t size = nd_folder_bytes(path);
-    nd_status status = dry_run ? ND_OK : nd_checkpoint_delete(run, step);
+    nd_status status = ND_OK;
+    if (!p->dry_run) {
+        status = aside ? nd_aside_delete(p->run, aside) : nd_checkpoint_delete(p->run, step);
+    }
     if (status == ND_OK) {
-        *bytes += size;
-        printf("%s %s (%s)\n", dry_run ? "would delete" : "deleted", path,
+        p->bytes += size;
+        p->deleted++;
+        printf("%s %s (%s)\n", p->dry_run ? "would delete" : "deleted", path,
                nd_ckpt_bytes(text, (double)size));
     }
     free(path);
     return status;
 }
 
-/* The run's lock is held, or nothing is deleted. */
-static nd_status prune(const char *run, const nd_prune_options *options, bool dry_run)
+static nd_status delete_older(pruning *p, const nd_prune_options *options)
 {
     int64_t *steps = NULL;
-    int count = 0, deleted = 0;
-    uint64_t bytes = 0;
-    char text[ND_CKPT_TEXT_MAX];
-    ND_TRY(nd_checkpoint_prune_plan(run, options, true, &steps, &count));
+    int count = 0;
+    ND_TRY(nd_checkpoint_prune_plan(p->run, options, true, &steps, &count));
     nd_status status = ND_OK;
     for (int i = count - 1; i >= 0 && status == ND_OK; i--) { /* the oldest first */
-        status = delete_one(run, steps[i], dry_run, &bytes);
-        deleted += status == ND_OK;
+        status = delete_one(p, steps[i], NULL);
     }
     free(steps);
-    printf("%s %d checkpoint%s, %s\n", dry_run ? "would delete" : "deleted", deleted,
-           deleted == 1 ? "" : "s", nd_ckpt_bytes(text, (double)bytes));
+    return status;
+}
+
+/* All of them, or, without `deletes`, says that they are there. */
+static nd_status delete_aside(pruning *p, bool deletes)
+{
+    nd_aside *list = NULL;
+    int count = 0;
+    int64_t reached = -1;
+    nd_status status = ND_OK;
+    ND_TRY(nd_asides_list(p->run, &list, &count));
+    if (count > 0 && !deletes) {
+        printf("%d that %s set aside (.old, .bad) stay%s; --set-aside deletes %s\n", count,
+               count == 1 ? "was" : "were", count == 1 ? "s" : "", count == 1 ? "it" : "them");
+        count = 0;
+    }
+    if (count > 0) {
+        ND_TRY_OUT(nd_checkpoint_reached(p->run, 1, true, &reached));
+    }
+    if (count > 0 && reached < 0) {
+        status = nd_fail(ND_ERR_DATA,
+                         "\"%s\" has no good checkpoint, so those that were set aside may be all "
+                         "that is left; nothing is deleted",
+                         p->run);
+        goto out;
+    }
+    for (int i = 0; i < count; i++) {
+        ND_TRY_OUT(delete_one(p, list[i].step, &list[i]));
+    }
+out:
+    free(list);
+    return status;
+}
+
+/* The run's lock is held, or nothing is deleted. */
+static nd_status prune(pruning *p, const nd_prune_options *options, bool set_aside)
+{
+    char text[ND_CKPT_TEXT_MAX];
+    nd_status status = delete_aside(p, set_aside);
+    status = status == ND_OK ? delete_older(p, options) : status;
+    if (status == ND_OK || p->deleted > 0) {
+        printf("%s %d checkpoint%s, %s\n", p->dry_run ? "would delete" : "deleted", p->deleted,
+               p->deleted == 1 ? "" : "s", nd_ckpt_bytes(text, (double)p->bytes));
+    }
     return status;
 }
 
@@ -80,7 +132,8 @@ static nd_status run_prune(const nd_ckpt_call *call, int *code)
     ND_TRY_OUT(nd_ckpt_folder(call->places[0], &run));
     ND_TRY_OUT(check_run(run));
     ND_TRY_OUT(dry_run ? ND_OK : nd_run_lock_acquire(run, &lock));
-    status = prune(run, &options, dry_run);
+    pruning p = {.run = run, .dry_run = dry_run};
+    status = prune(&p, &options, call->values[FLAG_SET_ASIDE]);
 out:
     nd_run_lock_release(&lock);
     free(run);
@@ -89,15 +142,19 @@ out:
 
 const nd_ckpt_verb nd_ckpt_prune = {
     .name = "prune",
-    .usage = "RUN --keep-last K [--keep-every E] [--dry-run]",
-    .help = "Deletes the older checkpoints of a run. Only good ones count and are deleted: whole "
-            "manifest, all\nfiles with their sizes. So the newest good one always stays, and "
-            "damaged ones, those that were set\naside and folders of other programs are not "
-            "touched. Ends with 73 while a process trains in RUN.\n",
+    .usage = "RUN --keep-last K [--keep-every E] [--set-aside] [--dry-run]",
+    .help =
+        "Deletes the older checkpoints of a run. Only good ones count and are deleted: whole "
+        "manifest, all\nfiles with their sizes. So the newest good one always stays. Damaged ones "
+        "and folders of other\nprograms are not touched, nor are those that were set aside (.old, "
+        ".bad) without --set-aside. Ends\nwith 73 while a process trains in RUN.\n",
     .least = 1,
     .most = 1,
     .flags = {{"--keep-last", "K", "Keeps the K newest good checkpoints."},
               {"--keep-every", "E", "Also keeps those whose step is a multiple of E."},
+              {"--set-aside", NULL,
+               "Also deletes all .old and .bad, while a good checkpoint is there. Needs no\n"
+               "                         --keep-last."},
               {"--dry-run", NULL, "Says what would be deleted, and deletes nothing."}},
     .run = run_prune,
 };

@@ -427,7 +427,7 @@ static nd_status set_later_aside(const char *run, int64_t step)
     }
     bool damaged = nd_manifest_read(path, &manifest) == ND_ERR_DATA && !nd_manifest_is_newer(path);
     ND_TRY_OUT(nd_checkpoint_set_aside(run, step, damaged ? "bad" : "old", &aside));
-    nd_log_warning("checkpoint %lld is later than the one that the run goes on from, and is now %s",
+    nd_log_warning("checkpoint %lld is not before the one that the run goes on from, and is now %s",
                    (long long)step, aside);
 out:
     nd_manifest_fini(&manifest);
@@ -439,13 +439,18 @@ out:
 nd_status nd_resume_set_later_aside(const nd_resume *resume)
 {
     int64_t *steps = NULL;
+    char *path = NULL;
     int count = 0;
     nd_status status = ND_OK;
     if (!nd_resume_is_own(resume)) {
         return ND_OK;
     }
+    ND_TRY(nd_checkpoint_path(resume->run, resume->step, &path));
+    /* From checkpoint-6.old, checkpoint-6 is one of the others. */
+    int64_t last = resume->step - (strcmp(path, resume->source) != 0);
+    free(path);
     ND_TRY(nd_checkpoint_list(resume->run, &steps, &count));
-    for (int i = count - 1; i >= 0 && steps[i] > resume->step && status == ND_OK; i--) {
+    for (int i = count - 1; i >= 0 && steps[i] > last && status == ND_OK; i--) {
         status = set_later_aside(resume->run, steps[i]);
     }
     free(steps);

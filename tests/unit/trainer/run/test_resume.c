@@ -65,6 +65,20 @@ Test(resume, from_an_older_checkpoint_sets_the_later_ones_aside)
     cr_assert_eq(found.step, 4);
 }
 
+Test(resume, from_one_that_was_set_aside_puts_its_successor_aside)
+{
+    save(6);
+    assert_ok(nd_checkpoint_set_aside(dir.path, 6, "old", NULL));
+    save(5);
+    save(6);
+    tempdir_write(&dir, "metrics.jsonl", "x", 1);
+    assert_ok(find(dir.path, tempdir_file(&dir, "checkpoint-6.old")));
+    cr_assert(nd_resume_is_own(&found));
+    assert_ok(nd_resume_set_later_aside(&found));
+    cr_assert(exists("checkpoint-5") && exists("checkpoint-6.old/manifest.json"));
+    cr_assert(exists("checkpoint-6.old-2/manifest.json") && !exists("checkpoint-6"));
+}
+
 Test(resume, changes_nothing_in_the_folder_of_another_run)
 {
     for (int64_t step = 3; step <= 5; step++) {
