@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """scripts/setup and scripts/build, as far as nothing is installed or built: check_setup.py SOURCE."""
+import os
 import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 SOURCE = pathlib.Path(sys.argv[1])
 
@@ -46,6 +48,48 @@ def the_cuda_part_needs_a_cxx_compiler():
     check(len(packages("--cuda", "--tests")) == len(set(packages("--cuda", "--tests"))), "a package is listed twice")
 
 
+def with_fakes(installed, known):
+    """The end of scripts/setup --tests where apt and dpkg say that these packages are installed, or can be, and which calls of
+    apt-get it made. An apt-get update lets apt know a package that begins with "later:"."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        (folder / "known").write_text("".join(name + "\n" for name in known if not name.startswith("later:")))
+        (folder / "later").write_text("".join(name[6:] + "\n" for name in known if name.startswith("later:")))
+        (folder / "installed").write_text("".join(f"installed {name}\n" for name in installed))
+        fakes = {"dpkg-query": f"cat {folder}/installed",
+                 "apt-cache": f'if grep -qx "$2" {folder}/known; then echo "$2:"; echo "  Candidate: 1.0"; fi',
+                 "apt-get": f'echo "$*" >>{folder}/calls; case "$*" in *update) cat {folder}/later >>{folder}/known;; esac',
+                 "id": "echo 0"}
+        for name, text in fakes.items():
+            (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+            (folder / name).chmod(0o755)
+        done = subprocess.run([SOURCE / "scripts" / "setup", "--tests"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=60,
+                              env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"})
+        calls = (folder / "calls").read_text().splitlines() if (folder / "calls").exists() else []
+        return done.returncode, done.stdout, calls
+
+
+def what_is_missing_is_installed_and_nothing_else():
+    names = packages("--tests")
+    code, said, calls = with_fakes(names, [])
+    check(code == 0 and not calls and not said, f"nothing is missing: {code} {said} {calls}")
+    code, said, calls = with_fakes(names[3:], names)
+    check(code == 0 and len(calls) == 1 and calls[0].split()[-3:] == names[:3], f"three are missing: {code} {said} {calls}")
+    code, said, calls = with_fakes(names[1:], ["later:" + names[0]])
+    check(code == 0 and len(calls) == 2 and "update" in calls[0] and calls[1].endswith(" " + names[0]),
+          f"one is known after an update: {code} {said} {calls}")
+    code, said, calls = with_fakes([name for name in names if name != "libclang-rt-dev"], [])
+    check(code == 0 and not calls, f"clang has its own runtimes before Debian 12: {code} {said} {calls}")
+
+
+def a_package_that_no_source_has_is_named():
+    names = packages("--tests")
+    code, said, calls = with_fakes(names[2:], names[:1])
+    check(code == 2 and not any("install" in call for call in calls), f"one of two is known: {code} {calls}")
+    check(f": {names[1]}\n" in said and "universe" in said and "nothing was installed" in said, said)
+
+
 def wrong_arguments_do_nothing():
     check("--frobnicate" in call(2, "setup", "--frobnicate"), "the argument is not named")
     check("--frobnicate" in call(2, "build", "--frobnicate"), "the argument is not named")
@@ -56,5 +100,7 @@ def wrong_arguments_do_nothing():
 
 the_programs_need_no_tools_of_the_tests()
 the_cuda_part_needs_a_cxx_compiler()
+what_is_missing_is_installed_and_nothing_else()
+a_package_that_no_source_has_is_named()
 wrong_arguments_do_nothing()
 print("check_setup: setup and build name and refuse what they should")
