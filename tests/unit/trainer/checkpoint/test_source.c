@@ -84,6 +84,138 @@ Test(source, any_mesh_loads_what_any_mesh_wrote)
     }
 }
 
+/* Which chunks of which files hold a byte that a rank wants, found out element by element. */
+enum { WRITERS_MAX = 24, CHUNKS_MAX = 64 };
+typedef struct chunks {
+    nd_layout *layouts[WRITERS_MAX];
+    nd_shard_plan plans[WRITERS_MAX];
+    int writers;
+    nd_source *source; /* asked for the same */
+    float *memory;
+    bool needed[WRITERS_MAX][ND_RECT_KIND_COUNT][CHUNKS_MAX];
+    int64_t pieces; /* stored rectangles of which some part is wanted */
+} chunks;
+
+static void plan_writers(chunks *c, const nd_manifest *m)
+{
+    c->writers = m->writer_count;
+    for (int rank = 0; rank < c->writers; rank++) {
+        c->layouts[rank] = fake_layout(&m->shape, &m->mesh, rank, false);
+        const nd_shard_plan_options options = {.layout = c->layouts[rank],
+                                               .mesh = &m->mesh,
+                                               .rank = rank,
+                                               .arrays = m->arrays,
+                                               .extras = m->extras,
+                                               .extra_count = m->extra_count};
+        assert_ok(nd_shard_plan_init(&c->plans[rank], &options));
+    }
+}
+
+static void forget_writers(chunks *c)
+{
+    for (int rank = 0; rank < c->writers; rank++) {
+        nd_shard_plan_fini(&c->plans[rank]);
+        nd_layout_destroy(c->layouts[rank]);
+    }
+}
+
+static void mark_rows(const nd_dcp_entry *entry, const nd_rect *shared, bool *needed)
+{
+    for (int64_t row = shared->row; row < shared->row + shared->rows; row++) {
+        uint64_t first = entry->begin + 4 * (uint64_t)((row - entry->rect.row) * entry->rect.cols +
+                                                       shared->col - entry->rect.col);
+        uint64_t last = first + 4 * (uint64_t)shared->cols - 1;
+        cr_assert_lt(last / ND_CHUNK_BYTES, CHUNKS_MAX);
+        for (uint64_t i = first / ND_CHUNK_BYTES; i <= last / ND_CHUNK_BYTES; i++) {
+            needed[i] = true;
+        }
+    }
+}
+
+static nd_status mark_span(void *context, const nd_span *span)
+{
+    chunks *c = context;
+    const nd_rect want = {span->param->axes, span->row, span->col, span->rows, span->cols};
+    nd_rect shared;
+    for (int w = 0; w < c->writers; w++) {
+        for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+            const nd_dcp_list *list = &c->plans[w].lists[k];
+            for (int64_t i = 0; i < list->count; i++) {
+                if (strcmp(list->entries[i].name, span->param->name) == 0 &&
+                    nd_rect_intersect(&list->entries[i].rect, &want, &shared)) {
+                    mark_rows(&list->entries[i], &shared, c->needed[w][k]);
+                    c->pieces++;
+                }
+            }
+        }
+    }
+    return nd_source_add(c->source, span->param, ND_STATE_MASTER, &want, c->memory + span->begin);
+}
+
+static int64_t needed_bytes(const chunks *c)
+{
+    int64_t bytes = 0;
+    for (int w = 0; w < c->writers; w++) {
+        for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+            for (int64_t i = 0; i < CHUNKS_MAX; i++) {
+                int64_t left = (int64_t)c->plans[w].file_bytes[k] - i * ND_CHUNK_BYTES;
+                bytes += !c->needed[w][k][i] ? 0 : left < ND_CHUNK_BYTES ? left : ND_CHUNK_BYTES;
+            }
+        }
+    }
+    return bytes;
+}
+
+/* Every rank of `to` reads the chunks that hold something of its own, each once. Where tp cuts both
+ * meshes alike, what it wants of a rectangle has two ends, and only chunks there hold more. */
+static void check_reads(chunks *c, const char *path, const nd_manifest *m, const nd_mesh *to)
+{
+    for (int rank = 0; rank < nd_mesh_world_size(to); rank++) {
+        nd_layout *layout = fake_layout(&m->shape, to, rank, true);
+        nd_holder holder = nd_holder_of(to, rank);
+        memset(c->needed, 0, sizeof c->needed);
+        c->pieces = 0;
+        c->memory = malloc((size_t)layout->shard_total * sizeof *c->memory);
+        assert_ok(nd_source_open_checkpoint(path, m, true, &c->source));
+        assert_ok(fake_each_span(layout, holder.shard, mark_span, c));
+        assert_ok(nd_source_run(c->source));
+        const nd_source_stats stats = nd_source_get_stats(c->source);
+        cr_assert_eq(stats.read_bytes, needed_bytes(c), "rank %d reads %lld bytes of %lld", rank,
+                     (long long)stats.read_bytes, (long long)needed_bytes(c));
+        cr_assert(m->mesh.size[ND_AXIS_TP] != to->size[ND_AXIS_TP] ||
+                  stats.read_bytes <= stats.wanted_bytes + 2 * ND_CHUNK_BYTES * c->pieces);
+        nd_source_close(c->source);
+        free(c->memory);
+        nd_layout_destroy(layout);
+    }
+}
+
+Test(source, every_rank_reads_the_chunks_that_it_needs_and_each_once)
+{
+    chunks *c = calloc(1, sizeof *c);
+    nd_llama_shape shape = fake_shape(false); /* of 12 MB, so that files have several chunks */
+    shape.vocab = 3000;
+    shape.hidden = 256;
+    shape.ffn = 1024;
+    shape.layers = 2;
+    shape.head_dim = 32;
+    for (int from = 0; from < MESHES; from++) {
+        nd_manifest m = {0};
+        char *path = path_of(from);
+        fake_write(dir.path, &shape, &meshes[from], 1, from, false, ND_CHECKSUM_XXH3);
+        assert_ok(nd_manifest_read(path, &m));
+        plan_writers(c, &m);
+        for (int to = 0; to < MESHES; to++) {
+            check_reads(c, path, &m, &meshes[to]);
+        }
+        forget_writers(c);
+        nd_manifest_fini(&m);
+        nd_checkpoint_abandon(path);
+        free(path);
+    }
+    free(c);
+}
+
 Test(source, weights_without_moments)
 {
     nd_llama_shape shape = fake_shape(false);
