@@ -104,12 +104,13 @@ nd_status nd_rendezvous_open(const nd_rendezvous *meeting, const uint8_t key[ND_
                              nd_store_server **out);
 
 /*
- * shown.c: bytes of a worker as they may go to a terminal. Control characters become text like
- * \x1b; line ends, tabs and what the progress bar needs pass.
+ * shown.c: bytes of a worker as they may go to a terminal. What nd_is_printable refuses, and bytes
+ * that are no UTF-8, become text like \x1b and \u202e; line ends, tabs and what the progress bar
+ * needs pass.
  */
 enum { ND_SHOWN_GROWTH = 6, ND_SHOWN_HELD = 16 };
 typedef struct nd_shown {
-    char held[4]; /* bytes that may begin a sequence whose rest has not come */
+    char held[4]; /* bytes that may begin a character or sequence whose rest has not come */
     int count;
 } nd_shown;
 /* `out` has room for ND_SHOWN_GROWTH x count + ND_SHOWN_HELD bytes; returns how many it got. */

@@ -19,6 +19,9 @@
 
 enum { CONFIG_FD = 3, LOCAL_WORKERS_MAX = 65536 };
 
+/* The worker program starts in less, libraries included. */
+static const int64_t enough_to_start = (int64_t)512 << 20;
+
 nd_status nd_preflight_find_worker(char *path, int capacity)
 {
     const char *named = getenv("ND_WORKER");
@@ -138,7 +141,7 @@ static nd_status fail_silent(const nd_preflight *check, int wait_status)
     } else {
         snprintf(how, sizeof how, "exit code %d", WEXITSTATUS(wait_status));
     }
-    if (limit.option) {
+    if (limit.option && limit.left < enough_to_start) {
         return nd_fail(
             ND_ERR_RESOURCE,
             "the worker program %s cannot start (%s) with %lld KiB of memory (%s); raise "

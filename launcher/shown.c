@@ -3,71 +3,67 @@
 #include <string.h>
 
 #include "launcher/launcher.h"
+#include "runtime/base/printable.h"
 
 /* The one sequence that passes: the progress bar erases the rest of its line with it. */
 static const char erase[] = "\033[K";
 
-/* Whether the byte continues what is held, which then either waits for more or is complete. */
-static bool continues(const nd_shown *shown, unsigned char byte)
+/* How many of the held bytes are the next unit: the sequence, a character, or a byte that is part
+ * of neither. 0: it depends on the bytes that follow. */
+static int unit_length(const nd_shown *shown, unsigned *code)
 {
-    return shown->held[0] == erase[0] ? byte == (unsigned char)erase[shown->count]
-                                      : byte >= 0x80 && byte < 0xa0;
+    size_t count = (size_t)shown->count, whole = sizeof erase - 1;
+    *code = (unsigned char)shown->held[0];
+    if (shown->held[0] == erase[0]) {
+        bool begins = memcmp(shown->held, erase, count < whole ? count : whole) == 0;
+        return !begins ? 1 : count < whole ? 0 : (int)whole;
+    }
+    return nd_utf8_decode(shown->held, count, code);
 }
 
-static bool is_control(unsigned char byte)
+static size_t show_unit(const nd_shown *shown, int length, unsigned code, char *out)
 {
-    return (byte < 0x20 && byte != '\n' && byte != '\r' && byte != '\t') || byte == 0x7f;
+    bool layout = code == '\n' || code == '\r' || code == '\t';
+    bool passes = length > 1 && shown->held[0] == erase[0];
+    char form[ND_SHOWN_GROWTH + 1];
+    if (length > 0 && (passes || layout || nd_is_printable_code(code))) {
+        memcpy(out, shown->held, (size_t)length);
+        return (size_t)length;
+    }
+    int n = snprintf(form, sizeof form, length > 1 ? "\\u%04x" : "\\x%02x", code);
+    memcpy(out, form, (size_t)n);
+    return (size_t)n;
 }
 
-/* The held bytes turn out to be no sequence that passes; an escape becomes text. */
-static size_t release(nd_shown *shown, char *out)
+/* Shows what is held as far as it is decided, or all of it. */
+static size_t release(nd_shown *shown, bool all, char *out)
 {
     size_t used = 0;
-    for (int i = 0; i < shown->count; i++) {
-        unsigned char byte = (unsigned char)shown->held[i];
-        used += is_control(byte) ? (size_t)sprintf(out + used, "\\x%02x", byte)
-                                 : (size_t)sprintf(out + used, "%c", byte);
+    while (shown->count > 0) {
+        unsigned code;
+        int length = unit_length(shown, &code);
+        if (length == 0 && !all) {
+            break;
+        }
+        used += show_unit(shown, length == 0 ? -1 : length, code, out + used);
+        int gone = length > 0 ? length : 1;
+        shown->count -= gone;
+        memmove(shown->held, shown->held + gone, (size_t)shown->count);
     }
-    shown->count = 0;
     return used;
-}
-
-static size_t complete(nd_shown *shown, unsigned char byte, char *out)
-{
-    shown->count = 0;
-    if (shown->held[0] != erase[0]) {
-        return (size_t)sprintf(out, "\\u%04x", byte); /* C1 controls: C2 80 to C2 9F in UTF-8 */
-    }
-    memcpy(out, erase, sizeof erase - 1);
-    return sizeof erase - 1;
 }
 
 size_t nd_shown_filter(nd_shown *shown, const char *bytes, size_t count, char *out)
 {
     size_t used = 0;
     for (size_t i = 0; i < count; i++) {
-        unsigned char byte = (unsigned char)bytes[i];
-        bool last = shown->count > 0 &&
-                    (shown->held[0] != erase[0] || shown->count == (int)sizeof erase - 2);
-        if (shown->count > 0 && continues(shown, byte) && last) {
-            used += complete(shown, byte, out + used);
-            continue;
-        }
-        if (shown->count > 0 && !continues(shown, byte)) {
-            used += release(shown, out + used);
-        }
-        if (shown->count > 0 || byte == (unsigned char)erase[0] || byte == 0xc2) {
-            shown->held[shown->count++] = (char)byte;
-        } else if (is_control(byte)) {
-            used += (size_t)sprintf(out + used, "\\x%02x", byte);
-        } else {
-            out[used++] = (char)byte;
-        }
+        shown->held[shown->count++] = bytes[i];
+        used += release(shown, false, out + used);
     }
     return used;
 }
 
 size_t nd_shown_end(nd_shown *shown, char *out)
 {
-    return release(shown, out);
+    return release(shown, true, out);
 }

@@ -132,7 +132,7 @@ int main(int argc, char **argv)
     nd_command_call call = {&config, &cli, &worker, argc, argv};
     nd_status status = command->begin(&worker);
     if (status == ND_OK && command != &nd_command_plan) { /* which says what a worker needs */
-        status = nd_limits_check_memory(ND_WORKER_LIBRARY_BYTES, "a worker");
+        status = nd_limits_check_memory(ND_WORKER_LIBRARY_BYTES, "this program");
     }
     status = status == ND_OK ? nd_settings_read(&config, &cli, &worker.identity, argc - 1, argv + 1)
                              : status;

@@ -4,37 +4,38 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The bytes of the character at p (1 to 4), 0 when no whole, shortest form of UTF-8 begins there.
- * *code is its number, or the byte. */
-static int decode(const unsigned char *p, unsigned *code)
+int nd_utf8_decode(const char *text, size_t count, unsigned *code)
 {
     static const unsigned char first_mask[] = {0x7f, 0x1f, 0x0f, 0x07};
     static const unsigned least[] = {0, 0x80, 0x800, 0x10000};
+    const unsigned char *p = (const unsigned char *)text;
     int more = *p < 0x80    ? 0
                : *p > 0xf4  ? -1
                : *p >= 0xf0 ? 3
                : *p >= 0xe0 ? 2
                : *p >= 0xc2 ? 1
                             : -1;
-    *code = *p;
     if (more < 0) {
-        return 0;
+        return -1;
     }
     unsigned value = *p & first_mask[more];
     for (int i = 1; i <= more; i++) {
-        if ((p[i] & 0xc0) != 0x80) {
+        if ((size_t)i == count) {
             return 0;
+        }
+        if ((p[i] & 0xc0) != 0x80) {
+            return -1;
         }
         value = value << 6 | (p[i] & 0x3f);
     }
     if (value < least[more] || value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) {
-        return 0;
+        return -1;
     }
     *code = value;
     return more + 1;
 }
 
-static bool may_be_shown(unsigned code)
+bool nd_is_printable_code(unsigned code)
 {
     bool control = code < 0x20 || (code >= 0x7f && code < 0xa0);
     bool line_end = code == 0x2028 || code == 0x2029;
@@ -46,12 +47,12 @@ static bool may_be_shown(unsigned code)
 bool nd_is_printable(const char *text)
 {
     unsigned code;
-    for (const unsigned char *p = (const unsigned char *)text; *p;) {
-        int length = decode(p, &code);
-        if (length == 0 || !may_be_shown(code)) {
+    while (*text) {
+        int length = nd_utf8_decode(text, 4, &code); /* which ends at the text's NUL */
+        if (length < 0 || !nd_is_printable_code(code)) {
             return false;
         }
-        p += length;
+        text += length;
     }
     return true;
 }
@@ -60,11 +61,12 @@ void nd_escape(char *out, size_t size, const char *text, const char *keep)
 {
     char form[16];
     size_t used = 0;
-    for (const unsigned char *p = (const unsigned char *)text; *p;) {
-        unsigned code;
-        int length = decode(p, &code);
-        if (length > 0 && (may_be_shown(code) || (length == 1 && strchr(keep, (int)code)))) {
-            memcpy(form, p, (size_t)length);
+    while (*text) {
+        unsigned code = (unsigned char)*text;
+        int length = nd_utf8_decode(text, 4, &code);
+        bool kept = length == 1 && strchr(keep, (int)code);
+        if (length > 0 && (nd_is_printable_code(code) || kept)) {
+            memcpy(form, text, (size_t)length);
             form[length] = '\0';
         } else if (length == 1 && (code == '\n' || code == '\t')) {
             snprintf(form, sizeof form, code == '\n' ? "\\n" : "\\t");
@@ -77,7 +79,7 @@ void nd_escape(char *out, size_t size, const char *text, const char *keep)
         }
         memcpy(out + used, form, bytes);
         used += bytes;
-        p += length > 0 ? length : 1;
+        text += length > 0 ? length : 1;
     }
     out[used] = '\0';
 }

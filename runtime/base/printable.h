@@ -9,6 +9,15 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+/*
+ * The length, 1 to 4 bytes, of the character at `text`, of which `count` >= 1 bytes are there, and
+ * its number in *code. 0: they begin a character whose other bytes are missing. -1: no whole
+ * character in its shortest form of UTF-8 begins there.
+ */
+int nd_utf8_decode(const char *text, size_t count, unsigned *code);
+/* What nd_is_printable says about each character. */
+bool nd_is_printable_code(unsigned code);
+
 /* True for UTF-8 without control characters, line separators, byte order marks and marks that
  * reverse the direction of writing. */
 bool nd_is_printable(const char *text);

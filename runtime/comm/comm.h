@@ -187,8 +187,8 @@ typedef struct nd_ucx_options {
 nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **out);
 /*
  * Before a start: whether the folder of UCX's shared memory (UCX_POSIX_DIR, else /dev/shm) has room
- * for that of so many workers of this host. ND_ERR_RESOURCE with both numbers. A user who chose
- * transports (UCX_TLS) is trusted.
+ * for that of so many workers of this host, once what killed workers left there is removed.
+ * ND_ERR_RESOURCE with both numbers. A user who chose transports (UCX_TLS) is trusted.
  */
 nd_status nd_transport_check_ucx_room(int64_t local_workers);
 const char *

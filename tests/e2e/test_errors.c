@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "tests/support/port.h"
 #include "tests/support/shell.h"
 #include "tests/support/skip.h"
 
@@ -302,6 +303,31 @@ Test(errors, a_small_folder_of_shared_memory)
              "--num-processes 2 --dp-shard-size 2'",
              LAUNCH);
     refused_with(71, command, "/dev/shm has room for 0.0 MiB", "UCX_TLS=^posix");
+}
+
+/* Ranks without ndlaunch, as torchrun starts them. The code is 71 where a rank ends with it. */
+#define TORCHRUN                                                                                   \
+    "for r in 1 0; do RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 "                      \
+    "MASTER_ADDR=127.0.0.1 MASTER_PORT=%d " TRAIN " --num-processes 2 --dp-shard-size 2 "          \
+    "--threads-per-worker %d & pids=\"$pids $!\"; done; code=0; for p in $pids; do wait $p; "      \
+    "c=$?; test $c -gt 0 -a $code -ne 71 && code=$c; done; exit $code"
+
+Test(errors, limits_and_shared_memory_of_ranks_without_ndlaunch)
+{
+    char command[2048];
+    snprintf(command, sizeof command, "ulimit -v 150000; " TORCHRUN, port_reserve(), 8);
+    refused_with(71, command, "(ulimit -v)", "of memory");
+    if (shell_run(&dir, "unshare -rm mount -t tmpfs tmpfs /dev/shm") != 0) {
+        teardown();
+        skip_test("file systems cannot be mounted here (unshare -rm)");
+    }
+    snprintf(command, sizeof command,
+             "unshare -rm sh -c 'mount -t tmpfs -o size=8m tmpfs /dev/shm && " TORCHRUN "'",
+             port_reserve(), 1);
+    refused_with(71, command, "/dev/shm has room for 8.0 MiB, but the shared memory of 2 workers",
+                 "UCX_TLS=^posix");
+    snprintf(command, sizeof command, TORCHRUN, port_reserve(), 1);
+    cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
 }
 
 Test(errors, text_and_jsonl)

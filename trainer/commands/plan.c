@@ -173,16 +173,6 @@ static nd_status plan_rank(const nd_config *config, const nd_inputs *inputs, nd_
     return nd_trainer_create(r, tuning, out);
 }
 
-/* What the limits of this process, which its workers will have too, leave beside the plan. */
-static nd_status check_limits(const nd_config *config, const nd_worker *worker, double planned)
-{
-    const int64_t stack = 8 << 20; /* of a thread */
-    int64_t more = (int64_t)planned + ND_WORKER_LIBRARY_BYTES + worker->device->threads * stack;
-    ND_TRY(nd_limits_check_memory(more, "a worker of this job"));
-    return config->launch.workers > 1 ? nd_transport_check_ucx_room(config->launch.nproc_per_node)
-                                      : ND_OK;
-}
-
 nd_status nd_plan_check_memory(const nd_config *config, const nd_inputs *inputs, nd_worker *worker)
 {
     nd_trainer *trainer = NULL;
@@ -190,7 +180,9 @@ nd_status nd_plan_check_memory(const nd_config *config, const nd_inputs *inputs,
     ND_TRY(plan_rank(config, inputs, worker, NULL, 0, &trainer));
     double planned = planned_bytes(trainer), each = planned / nd_gib, all = each * local;
     nd_trainer_destroy(trainer);
-    ND_TRY(check_limits(config, worker, planned));
+    /* The workers will have the limits of this process. */
+    ND_TRY(nd_worker_check_room(worker, planned, config->launch.workers,
+                                config->launch.nproc_per_node));
     nd_host_memory host = nd_host_memory_read("");
     double physical = (double)host.physical / nd_gib, available = (double)host.available / nd_gib;
     if (host.physical > 0 && all > physical) {

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
+#include "runtime/base/process.h"
 #include "runtime/device/gpu_choice.h"
 #include "trainer/worker/worker.h"
 
@@ -117,6 +120,37 @@ nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker)
         return ND_OK;
     }
     return nd_ops_cpu(worker->device, &worker->rank.ops);
+}
+
+/* Address space for the stack of each thread of OpenMP: OMP_STACKSIZE, in KiB unless a unit follows
+ * the number, else what the C library gives a thread (ulimit -s). */
+static int64_t stack_bytes(void)
+{
+    static const char units[] = "BKMG";
+    const char *text = getenv("OMP_STACKSIZE"), *unit;
+    char *end = NULL;
+    pthread_attr_t attributes;
+    size_t bytes = 8 << 20;
+    long long number = text ? strtoll(text, &end, 10) : 0;
+    if (number > 0 && number <= 1 << 20) { /* else nothing that could be allocated */
+        end += strspn(end, " ");
+        unit = *end ? strchr(units, *end & ~0x20) : NULL;
+        return number << (unit ? 10 * (unit - units) : 10);
+    }
+    if (pthread_getattr_default_np(&attributes) == 0) {
+        pthread_attr_getstacksize(&attributes, &bytes);
+        pthread_attr_destroy(&attributes);
+    }
+    return (int64_t)bytes;
+}
+
+nd_status nd_worker_check_room(const nd_worker *worker, double planned, int64_t world_size,
+                               int64_t local_workers)
+{
+    int64_t more =
+        (int64_t)planned + ND_WORKER_LIBRARY_BYTES + worker->device->threads * stack_bytes();
+    ND_TRY(nd_limits_check_memory(more, "a worker of this job"));
+    return world_size > 1 ? nd_transport_check_ucx_room(local_workers) : ND_OK;
 }
 
 nd_status nd_gpu_id(nd_device *device, char out[ND_CUDA_ID_MAX])

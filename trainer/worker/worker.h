@@ -134,9 +134,6 @@ nd_status nd_gpu_is_wanted(const nd_config *config, bool *out);
  * workers of this host. */
 nd_status nd_worker_check_device(const nd_config *config);
 /* Opens device and ops only. */
-/* Memory that a worker of device cpu needs beside its plan and the stacks of its threads: what
- * libraries allocate and map after the program has begun. */
-enum { ND_WORKER_LIBRARY_BYTES = 40 << 20 };
 nd_status nd_worker_open_device(const nd_config *config, int local_rank, int local_workers,
                                 nd_worker *worker);
 /*
@@ -144,6 +141,17 @@ nd_status nd_worker_open_device(const nd_config *config, int local_rank, int loc
  * would have on a machine with as many CPUs as this one.
  */
 nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker);
+/* Memory that a worker of device cpu needs beside its plan and the stacks of its threads: what
+ * libraries allocate and map after the program has begun. */
+enum { ND_WORKER_LIBRARY_BYTES = 40 << 20 };
+/*
+ * For a worker of device cpu, which is open: whether the limits of this process leave room for
+ * `planned` bytes, the libraries and the threads' stacks, and, in a job of several workers, whether
+ * /dev/shm has room for the shared memory of the `local_workers` of this host. ND_ERR_RESOURCE with
+ * the numbers.
+ */
+nd_status nd_worker_check_room(const nd_worker *worker, double planned, int64_t world_size,
+                               int64_t local_workers);
 /* Names the hardware uniquely on its host; "" on the CPU or where the driver does not say. */
 nd_status nd_gpu_id(nd_device *device, char out[ND_CUDA_ID_MAX]);
 /* What the ops run on, for the log and run.json: the CPU's instruction set, or the GPU's kind and

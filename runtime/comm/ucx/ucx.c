@@ -141,6 +141,7 @@ nd_status nd_transport_check_ucx_room(int64_t local_workers)
     const uint64_t each = 4313088;
     const char *chosen = getenv("UCX_POSIX_DIR"), *folder = chosen ? chosen : "/dev/shm";
     struct statvfs fs;
+    nd_shm_folders_clean();
     if (getenv("UCX_TLS") || statvfs(folder, &fs) != 0) {
         return ND_OK;
     }

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "launcher/launcher.h"
+#include "runtime/base/process.h"
 #include "runtime/base/version.h"
 #include "tests/support/tempdir.h"
 
@@ -76,7 +77,8 @@ Test(preflight, another_version_is_named)
     assert_fails(run("true", 30), ND_ERR_CONFIG, ND_VERSION);
 }
 
-/* As with a library that is missing, or that does not fit into the memory that is allowed. */
+/* As with a library that is missing, or that does not fit into the memory that is allowed: a limit
+ * is the reason only where it leaves little. */
 Test(preflight, a_program_that_cannot_start_is_not_of_another_version)
 {
     struct rlimit space;
@@ -84,6 +86,9 @@ Test(preflight, a_program_that_cannot_start_is_not_of_another_version)
     assert_fails(run("kill -9 $$", 30), ND_ERR_CONFIG, "cannot start (signal 9)");
     cr_assert_eq(getrlimit(RLIMIT_AS, &space), 0);
     space.rlim_cur = (rlim_t)1 << 46;
+    cr_assert_eq(setrlimit(RLIMIT_AS, &space), 0);
+    assert_fails(run("exit 127", 30), ND_ERR_CONFIG, "cannot start (exit code 127)");
+    space.rlim_cur -= (rlim_t)nd_limits_read_memory().left - ((rlim_t)256 << 20);
     cr_assert_eq(setrlimit(RLIMIT_AS, &space), 0);
     assert_fails(run("exit 127", 30), ND_ERR_RESOURCE, "(ulimit -v); raise that limit");
 }

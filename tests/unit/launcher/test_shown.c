@@ -26,7 +26,30 @@ Test(shown, text_passes)
 {
     shown_as("step 1\tloss 2.5\r\n", "step 1\tloss 2.5\r\n");
     shown_as("\xc3\xa9 \xe2\x82\xac \xc2\xb5", "\xc3\xa9 \xe2\x82\xac \xc2\xb5");
-    shown_as("\xc2", "\xc2");
+    shown_as("\xf0\x9f\x99\x82", "\xf0\x9f\x99\x82");
+}
+
+/* A lone byte of a longer character can be a control character of a terminal with 8 bits. */
+Test(shown, bytes_that_are_no_characters_become_text)
+{
+    shown_as("\x9b"
+             "31m",
+             "\\x9b31m");
+    shown_as("\xc2", "\\xc2");
+    shown_as("\xe2\x82", "\\xe2\\x82");
+    shown_as("\xf0\x9f\x99 a", "\\xf0\\x9f\\x99 a");
+    shown_as("\xc0\xaf\xff", "\\xc0\\xaf\\xff");
+    shown_as("\xed\xa0\x80", "\\xed\\xa0\\x80");
+    shown_as("\xe2\033[K", "\\xe2\033[K");
+}
+
+Test(shown, line_ends_and_directions_of_unicode_become_text)
+{
+    shown_as("a\xe2\x80\xa8"
+             "b\xe2\x80\xae"
+             "c",
+             "a\\u2028b\\u202ec");
+    shown_as("\xef\xbb\xbf", "\\ufeff");
 }
 
 Test(shown, the_progress_bar_passes)
@@ -49,5 +72,5 @@ Test(shown, control_characters_become_text)
     shown_as("\xc2\x9b"
              "31m",
              "\\u009b31m");
-    shown_as("\xc2\xc2\x9b", "\xc2\\u009b");
+    shown_as("\xc2\xc2\x9b", "\\xc2\\u009b");
 }
