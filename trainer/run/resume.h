@@ -58,8 +58,8 @@ bool nd_resume_is_own(const nd_resume *resume);
 nd_status nd_resume_set_later_aside(const nd_resume *resume);
 
 /*
- * What must be the same in a run that goes on from a checkpoint: the content of the training data,
- * tokenizer, sequence length, order of samples, samples of a step, optimizer.
+ * What must be the same in a run that goes on from a checkpoint: the content of the tokenizer and
+ * of the training data, sequence length, order of samples, samples of a step, optimizer.
  */
 nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
                              nd_manifest_pairs *out);

@@ -129,3 +129,55 @@ Test(resume, allows_only_keys_that_are_compared)
     config.checkpoint.allow = (char *)"data.path,optimizer.name";
     assert_ok(nd_resume_preflight(&config, &inputs));
 }
+
+/* nd_resume_check of a run with this tokenizer.json, NULL: with the bytes of the text. */
+static nd_status check(nd_config *config, nd_inputs *inputs, const nd_manifest *manifest,
+                       const char *tokenizer, const char *allow)
+{
+    config->data.tokenizer = (char *)(tokenizer ? tokenizer : "bytes");
+    config->checkpoint.allow = (char *)allow;
+    inputs->tokenizer = (char *)tokenizer;
+    return nd_resume_check(config, inputs, "checkpoint-6", manifest);
+}
+
+Test(resume, compares_tokenizers_by_their_content)
+{
+    static char text[300];
+    char a[PATH_MAX], moved[PATH_MAX], other[PATH_MAX];
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    nd_config config;
+    nd_inputs inputs = {.shape = fake_shape(true)};
+    memset(text, 'x', sizeof text);
+    tempdir_write(&dir, "text", text, sizeof text);
+    snprintf(a, sizeof a, "%s", tempdir_write(&dir, "a.json", "{1}", 3));
+    snprintf(moved, sizeof moved, "%s", tempdir_write(&dir, "moved.json", "{1}", 3));
+    snprintf(other, sizeof other, "%s", tempdir_write(&dir, "other.json", "{2}", 3));
+    assert_ok(nd_config_init(&config));
+    char *tokenizer = config.data.tokenizer, *allow = config.checkpoint.allow;
+    config.train.steps = 100;
+    assert_ok(
+        nd_dataset_open(tempdir_file(&dir, "text"), ND_DATA_AUTO, "bytes", 256, 32, &inputs.data));
+    nd_manifest manifest = fake_manifest(&inputs.shape, &one, 1, 6, false);
+    nd_manifest_pairs_fini(&manifest.identity);
+    config.data.tokenizer = inputs.tokenizer = a;
+    assert_ok(nd_resume_identity(&config, &inputs, &manifest.identity));
+    assert_ok(check(&config, &inputs, &manifest, moved, ""));
+    assert_fails(check(&config, &inputs, &manifest, other, ""), ND_ERR_CONFIG,
+                 "made with another tokenizer.json (digest ");
+    assert_ok(check(&config, &inputs, &manifest, other, "data.tokenizer"));
+    assert_fails(check(&config, &inputs, &manifest, NULL, ""), ND_ERR_CONFIG,
+                 "a.json, and this run has bytes");
+    /* A checkpoint of an earlier program has no digest. */
+    nd_manifest_pairs_fini(&manifest.identity);
+    config.data.tokenizer = a;
+    inputs.tokenizer = NULL;
+    assert_ok(nd_resume_identity(&config, &inputs, &manifest.identity));
+    assert_ok(check(&config, &inputs, &manifest, a, ""));
+    assert_fails(check(&config, &inputs, &manifest, moved, ""), ND_ERR_CONFIG,
+                 "moved.json; use the same value");
+    config.data.tokenizer = tokenizer;
+    config.checkpoint.allow = allow;
+    nd_manifest_fini(&manifest);
+    nd_dataset_close(inputs.data);
+    nd_config_fini(&config);
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What must agree between a checkpoint and the run that goes on from it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/fsio.h"
+#include "runtime/base/log.h"
+#include "runtime/base/suggest.h"
+#include "trainer/run/resume.h"
+
+/* The digest of the file by which a tokenizer is compared, where both runs have one: its path says
+ * nothing about its content. Checkpoints without it are compared by data.tokenizer. */
+static const char tokenizer_file[] = "tokenizer.json";
+static const char *const keys[] = {"data.tokenizer", "data.shuffle_seed", "train.sequence_length",
+                                   "optimizer.name"};
+
+/* A key in checkpoint.allow that is never compared would allow nothing. */
+static nd_status check_allowed(const nd_config *config)
+{
+    for (const char *p = config->checkpoint.allow; *p;) {
+        char key[64];
+        size_t n = strcspn(p, ",");
+        nd_suggest search;
+        snprintf(key, sizeof key, "%.*s", (int)(n < sizeof key ? n : sizeof key), p);
+        bool known = strcmp(key, "data.path") == 0;
+        nd_suggest_init(&search, key);
+        nd_suggest_offer(&search, "data.path");
+        for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+            nd_suggest_offer(&search, keys[i]);
+            known = known || strcmp(key, keys[i]) == 0;
+        }
+        if (!known) {
+            return nd_fail(
+                ND_ERR_CONFIG,
+                "--resume-allow (checkpoint.allow) names %s, which allows nothing%s%s%s; "
+                "it can name data.path, data.tokenizer, data.shuffle_seed, "
+                "train.sequence_length and optimizer.name",
+                key, search.best ? " (did you mean " : "", search.best ? search.best : "",
+                search.best ? "?)" : "");
+        }
+        p += n + (p[n] == ',');
+    }
+    return ND_OK;
+}
+
+nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
+                             nd_manifest_pairs *out)
+{
+    char text[80];
+    if (inputs->tokenizer) { /* first: with another one the data have another digest as well */
+        ND_TRY(nd_fs_sha256_file(inputs->tokenizer, text));
+        ND_TRY(nd_manifest_pairs_add(out, tokenizer_file, text));
+    }
+    ND_TRY(nd_dataset_digest(inputs->data, text));
+    ND_TRY(nd_manifest_pairs_add(out, "data.path", text));
+    snprintf(text, sizeof text, "%lld", (long long)nd_step_blocks(config));
+    ND_TRY(nd_manifest_pairs_add(out, "samples of a step", text));
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        char *value = NULL;
+        ND_TRY(nd_config_get(config, keys[i], &value));
+        nd_status status = nd_manifest_pairs_add(out, keys[i], value);
+        free(value);
+        ND_TRY(status);
+    }
+    return ND_OK;
+}
+
+/* Whether checkpoint.allow, a comma list, names the key. */
+static bool is_allowed(const nd_config *config, const char *key)
+{
+    size_t length = strlen(key);
+    for (const char *p = config->checkpoint.allow; *p;) {
+        size_t n = strcspn(p, ",");
+        if (n == length && strncmp(p, key, n) == 0) {
+            return true;
+        }
+        p += n + (p[n] == ',');
+    }
+    return false;
+}
+
+/* Whether the key is compared, and not lifted by checkpoint.allow. */
+static bool is_compared(const nd_config *config, const char *key, bool both_have_file)
+{
+    if (strcmp(key, "samples of a step") == 0) {
+        return true; /* it cannot be allowed */
+    }
+    if (strcmp(key, tokenizer_file) == 0) {
+        return both_have_file && !is_allowed(config, "data.tokenizer");
+    }
+    return !is_allowed(config, key) && !(both_have_file && strcmp(key, "data.tokenizer") == 0);
+}
+
+static nd_status fail_pair(const char *folder, const nd_manifest_pair *own, const char *stored)
+{
+    if (strcmp(own->key, tokenizer_file) == 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s was made with another tokenizer.json (digest %.12s, not %.12s); name that "
+                       "one with data.tokenizer, or allow the change with --resume-allow "
+                       "data.tokenizer",
+                       folder, stored, own->value);
+    }
+    if (strcmp(own->key, "data.path") == 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s was made with other training data (digest %.12s, not %.12s), whose "
+                       "order it goes on in; use that file, or allow the change with "
+                       "--resume-allow data.path",
+                       folder, stored, own->value);
+    }
+    if (strcmp(own->key, "samples of a step") == 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s was made with %s samples a step, and this run has %s; keep the product "
+                       "of train.micro_batch_size, train.gradient_accumulation_steps and the "
+                       "data-parallel ranks",
+                       folder, stored, own->value);
+    }
+    return nd_fail(ND_ERR_CONFIG,
+                   "%s was made with %s %s, and this run has %s; use the same value, or allow the "
+                   "change with --resume-allow %s",
+                   folder, own->key, stored, own->value, own->key);
+}
+
+nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
+                          const nd_manifest *manifest)
+{
+    nd_manifest_pairs own = {0};
+    ND_TRY(nd_manifest_check_shape(manifest, &inputs->shape, folder));
+    if (manifest->position.step > config->train.steps) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "%s is already at step %lld, and train.steps is %lld; give more steps, or an "
+            "older checkpoint",
+            folder, (long long)manifest->position.step, (long long)config->train.steps);
+    }
+    nd_status status = nd_resume_identity(config, inputs, &own);
+    bool files = inputs->tokenizer && nd_manifest_pairs_find(&manifest->identity, tokenizer_file);
+    for (int i = 0; i < own.count && status == ND_OK; i++) {
+        const nd_manifest_pair *pair = &own.list[i];
+        const char *stored = nd_manifest_pairs_find(&manifest->identity, pair->key);
+        if (stored && strcmp(stored, pair->value) != 0 && is_compared(config, pair->key, files)) {
+            status = fail_pair(folder, pair, stored);
+        }
+    }
+    nd_manifest_pairs_fini(&own);
+    return status;
+}
+
+static void log_change(void *context, const char *key, const char *value, bool job)
+{
+    const nd_manifest *manifest = context;
+    const char *stored = nd_manifest_pairs_find(&manifest->config, key);
+    bool told = strncmp(key, "checkpoint.", 11) == 0 || strncmp(key, "launch.", 7) == 0 ||
+                strncmp(key, "log.", 4) == 0 || strncmp(key, "output.", 7) == 0;
+    if (!job || told || !stored || strcmp(stored, value) == 0) {
+        return;
+    }
+    nd_log_info("resume: %s was %s and is %s%s", key, stored[0] ? stored : "empty",
+                value[0] ? value : "empty",
+                strcmp(key, "train.steps") == 0 ? ", which also bends the learning rate's schedule"
+                                                : "");
+}
+
+void nd_resume_log_changes(const nd_config *config, const nd_manifest *manifest)
+{
+    (void)nd_config_each(config, log_change, (void *)manifest);
+}
+
+nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
+{
+    const nd_resume_search search = {.config = config, .below = -1, .previews = true};
+    nd_resume resume;
+    nd_manifest manifest = {0};
+    ND_TRY(check_allowed(config));
+    ND_TRY(nd_resume_find(&search, &resume));
+    if (resume.kind == ND_RESUME_CHECKPOINT) {
+        nd_status status = nd_manifest_read(resume.source, &manifest);
+        status =
+            status == ND_OK ? nd_resume_check(config, inputs, resume.source, &manifest) : status;
+        nd_manifest_fini(&manifest);
+        ND_TRY(status);
+    }
+    /* Last, since it makes the folder. Another node may come back to a run that has begun. */
+    return config->launch.node_rank == 0
+               ? nd_run_folder_check(config, resume.continues ? resume.run : NULL)
+               : ND_OK;
+}
