@@ -98,7 +98,8 @@ Test(checkpoints, a_signal_saves_and_the_run_goes_on)
         &dir, TWO "--num-steps 1500 --log-interval 500 --save-dir out --checkpoint-frequency 1000 "
                   "& pid=$!; " AWAIT("out/metrics.jsonl") "kill -USR1 $pid; wait $pid");
     cr_assert_eq(code, 75, "ended with %d:\n%s", code, shell_output);
-    cr_assert_not_null(strstr(shell_output, "go on with --resume-from-checkpoint latest"), "%s",
+    cr_assert_not_null(strstr(shell_output, "; go on with --save-dir /"), "%s", shell_output);
+    cr_assert_not_null(strstr(shell_output, "/out --resume-from-checkpoint latest"), "%s",
                        shell_output);
     shell(&dir, "grep '\"reason\":\"signal\"' out/metrics.jsonl && ! test -e out/model");
     shell(&dir,

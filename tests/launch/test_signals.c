@@ -31,6 +31,7 @@ static void ends_at_a_step_boundary(int number)
     int code = launched_wait(&l, LAUNCHED_SECONDS);
     cr_assert_eq(code, 75, "%d: %s", code, launched_read(&l));
     assert_says(&l, "the job was stopped at a step boundary");
+    assert_says(&l, "it cannot be resumed there, since it saves no checkpoints");
     cr_assert_null(strstr(l.text, "failed first"), "%s", l.text);
 }
 

@@ -95,11 +95,12 @@ static bool is_compared(const nd_config *config, const char *key, bool both_have
 static nd_status fail_pair(const char *folder, const nd_manifest_pair *own, const char *stored)
 {
     if (strcmp(own->key, tokenizer_file) == 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s was made with another tokenizer.json (digest %.12s, not %.12s); name that "
-                       "one with data.tokenizer, or allow the change with --resume-allow "
-                       "data.tokenizer",
-                       folder, stored, own->value);
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "%s was made with another tokenizer.json (digest %.12s, not %.12s); name that "
+            "one with data.tokenizer, or allow the change with --resume-allow "
+            "data.tokenizer",
+            folder, stored, own->value);
     }
     if (strcmp(own->key, "data.path") == 0) {
         return nd_fail(ND_ERR_CONFIG,

@@ -226,6 +226,22 @@ static nd_status save_model(run_state *s)
     return nd_sinks_event(&s->files.sinks, &event);
 }
 
+/* After the checkpoint, if the run has any, is saved. */
+static nd_status fail_stopped(const run_state *s)
+{
+    long long step = s->trainer->position.step, steps = s->config->train.steps;
+    if (s->checkpoints.saver) {
+        return nd_fail(ND_ERR_PREEMPTED,
+                       "stopped by a signal after step %lld of %lld, at a step boundary; go on "
+                       "with --save-dir %s --resume-from-checkpoint latest",
+                       step, steps, s->checkpoints.run);
+    }
+    return nd_fail(ND_ERR_PREEMPTED,
+                   "stopped by a signal after step %lld of %lld, at a step boundary; it cannot be "
+                   "resumed there, since it saves no checkpoints (checkpoint.interval is 0)",
+                   step, steps);
+}
+
 static nd_status run(run_state *s)
 {
     ND_TRY(nd_run_checkpoints_find(&s->checkpoints, s->context));
@@ -257,13 +273,7 @@ static nd_status run(run_state *s)
     ND_TRY(nd_run_checkpoints_finish(&s->checkpoints, s->stopped));
     ND_TRY(save_model(s));
     nd_progress_set_phase(s->rank->progress, ND_PHASE_DONE, s->trainer->position.step);
-    if (s->stopped) {
-        return nd_fail(ND_ERR_PREEMPTED,
-                       "stopped by a signal after step %lld of %lld, at a step boundary%s",
-                       (long long)s->trainer->position.step, (long long)s->config->train.steps,
-                       s->checkpoints.saver ? "; go on with --resume-from-checkpoint latest" : "");
-    }
-    return ND_OK;
+    return s->stopped ? fail_stopped(s) : ND_OK;
 }
 
 nd_status nd_train(const nd_run_context *context)
