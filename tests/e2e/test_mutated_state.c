@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Changed files that the programs write: models, checkpoints, caches of tokens, records of runs. */
+#include <criterion/criterion.h>
+#include <glob.h>
+#include <jansson.h>
+#include <stdint.h>
+#include <string.h>
+#include <zlib.h>
+#include <zstd.h>
+
+#include "runtime/base/fsio.h"
+#include "tests/e2e/mutate.h"
+#include "tests/support/shell.h"
+#include "trainer/tune/measure.h"
+
+TestSuite(mutated_state, .init = mutate_setup, .fini = mutate_teardown);
+
+#define SAVING                                                                                     \
+    "train" MUTATE_INPUT MUTATE_TEXT                                                               \
+    " --num-steps 1 --set output.dir=first --set output.save_model=true"
+#define LOADING                                                                                    \
+    "train --sequence-length 32 --device cpu --precision fp32 --set launch.threads_per_worker=1 "  \
+    "--set data.validation_path= --log-level error --num-steps 1 --set output.dir=out "            \
+    "--set output.save_model=false --set model.path=first/model" MUTATE_TEXT
+
+Test(mutated_state, safetensors)
+{
+    mutate_run(SAVING);
+    mutate(&(mutated){.name = "safetensors",
+                      .file = "first/model/model.safetensors",
+                      .arguments = LOADING " --set model.verify=false",
+                      .made = "out"});
+}
+
+Test(mutated_state, checksums)
+{
+    mutate_run(SAVING);
+    mutate(&(mutated){.name = "SHA256SUMS",
+                      .file = "first/model/SHA256SUMS",
+                      .arguments = LOADING,
+                      .made = "out"});
+}
+
+/* The index of a model in several files, here of one. */
+static void write_index(void)
+{
+    static mutate_file weights;
+    uint64_t bytes;
+    const char *name;
+    json_t *tensor, *map = json_object();
+    mutate_read("first/model/model.safetensors", &weights);
+    memcpy(&bytes, weights.bytes, 8);
+    json_t *header = json_loadb(weights.bytes + 8, bytes, 0, NULL);
+    cr_assert(header && map);
+    json_object_foreach(header, name, tensor)
+    {
+        if (strcmp(name, "__metadata__") != 0) {
+            json_object_set_new(map, name, json_string("model-00001-of-00001.safetensors"));
+        }
+    }
+    json_t *index = json_pack("{s:{s:i},s:o}", "metadata", "total_size", 0, "weight_map", map);
+    cr_assert_eq(json_dump_file(
+                     index, tempdir_file(mutate_dir(), "first/model/model.safetensors.index.json"),
+                     JSON_INDENT(1)),
+                 0);
+    json_decref(index);
+    json_decref(header);
+}
+
+Test(mutated_state, index_of_several_files)
+{
+    mutate_run(SAVING);
+    write_index();
+    shell(mutate_dir(), "cd first/model && mv model.safetensors model-00001-of-00001.safetensors");
+    mutate(&(mutated){.name = "index",
+                      .file = "first/model/model.safetensors.index.json",
+                      .arguments = LOADING " --set model.verify=false",
+                      .made = "out"});
+}
+
+#define CHECKPOINTING                                                                              \
+    "train" MUTATE_INPUT MUTATE_TEXT                                                               \
+    " --num-steps 2 --set output.dir=first --set output.save_model=false "                         \
+    "--checkpoint-frequency 1"
+
+Test(mutated_state, manifest)
+{
+    mutate_run(CHECKPOINTING);
+    mutate(&(mutated){.name = "manifest",
+                      .file = "first/checkpoint-1/manifest.json",
+                      .arguments = "ckpt verify first/checkpoint-1",
+                      .sentence = "first/checkpoint-1: bad: "});
+}
+
+/* Resumed from a folder that is named, so that it is not set aside. */
+Test(mutated_state, resumed_manifest)
+{
+    mutate_run(CHECKPOINTING);
+    mutate(&(mutated){.name = "resumed manifest",
+                      .file = "first/checkpoint-1/manifest.json",
+                      .arguments =
+                          MUTATE_TRAIN MUTATE_TEXT " --resume-from-checkpoint first/checkpoint-1",
+                      .made = "out"});
+}
+
+static char found[PATH_MAX];
+
+/* The one file of the pattern, relative to the folder. */
+static const char *find(const char *pattern)
+{
+    glob_t files;
+    cr_assert_eq(glob(tempdir_file(mutate_dir(), pattern), 0, NULL, &files), 0, "%s", pattern);
+    cr_assert_eq(files.gl_pathc, 1, "%s", pattern);
+    snprintf(found, sizeof found, "%s", files.gl_pathv[0] + strlen(mutate_dir()->path) + 1);
+    globfree(&files);
+    return found;
+}
+
+static void damage_of_a_checkpoint(const char *name, const char *pattern)
+{
+    mutate_run(CHECKPOINTING);
+    mutate(&(mutated){.name = name,
+                      .file = find(pattern),
+                      .arguments = "ckpt verify first/checkpoint-1",
+                      .sentence = "first/checkpoint-1: bad: "});
+}
+
+Test(mutated_state, shard)
+{
+    damage_of_a_checkpoint("shard", "first/checkpoint-1/state/*.safetensors");
+}
+
+Test(mutated_state, hashes)
+{
+    damage_of_a_checkpoint("hashes", "first/checkpoint-1/state/*.hashes");
+}
+
+/* A folder of torch DCP's safetensors, which has no checksums. */
+Test(mutated_state, dcp)
+{
+    mutate_run(CHECKPOINTING);
+    shell(mutate_dir(), "mkdir dcp && mv first/checkpoint-1/state/*.safetensors dcp");
+    mutate(&(mutated){.name = "dcp",
+                      .file = find("dcp/*.safetensors"),
+                      .arguments = MUTATE_TRAIN MUTATE_TEXT " --resume-from-checkpoint dcp",
+                      .made = "out"});
+}
+
+/* A tokenizer with the control tokens of chatml, a model for it, and rows. */
+static void write_texts(void)
+{
+    static const char *const controls[] = {"<|im_start|>", "<|im_end|>"};
+    static const char rules[] = "{\"eos_token\": \"<|im_end|>\"}";
+    json_t *file =
+        json_load_file(ND_SOURCE "/tests/unit/trainer/text/goldens/llama3.json", 0, NULL);
+    cr_assert_not_null(file);
+    json_object_del(file, "post_processor");
+    for (size_t i = 0; i < 2; i++) {
+        json_t *token = json_array_get(json_object_get(file, "added_tokens"), i);
+        cr_assert_eq(json_object_set_new(token, "content", json_string(controls[i])), 0);
+    }
+    shell(mutate_dir(),
+          "mkdir tok && sed -i 's/\"vocab_size\": 256/\"vocab_size\": 512/' model.json");
+    cr_assert_eq(json_dump_file(file, tempdir_file(mutate_dir(), "tok/tokenizer.json"), 0), 0);
+    json_decref(file);
+    tempdir_write(mutate_dir(), "tok/tokenizer_config.json", rules, strlen(rules));
+    FILE *rows = fopen(tempdir_file(mutate_dir(), "rows.jsonl"), "we");
+    FILE *chat = fopen(tempdir_file(mutate_dir(), "chat.jsonl"), "we");
+    cr_assert(rows && chat);
+    for (int i = 0; i < 12; i++) {
+        fprintf(rows, "{\"text\": \"row %d of a text, \\u00e9, it's the %dth\\n\"}\n", i, i * i);
+        fprintf(chat,
+                "{\"messages\": [{\"role\": \"user\", \"content\": \"what is %d?\"}, {\"role\": "
+                "\"assistant\", \"content\": \"it's a number\\n\"}]}\n",
+                i);
+    }
+    cr_assert_eq(fclose(rows), 0);
+    cr_assert_eq(fclose(chat), 0);
+}
+
+#define ENCODING                                                                                   \
+    "train" MUTATE_INPUT " --num-steps 1 --set output.save_model=false --tokenizer tok "
+
+Test(mutated_state, chat_rows)
+{
+    write_texts();
+    mutate(&(mutated){.name = "chat",
+                      .file = "chat.jsonl",
+                      .arguments = ENCODING "--data-path chat.jsonl --chat-format chatml "
+                                            "--cache-dir made/cache --set output.dir=made/out",
+                      .made = "made"});
+}
+
+Test(mutated_state, token_cache)
+{
+    write_texts();
+    mutate_run(ENCODING "--data-path rows.jsonl --cache-dir cache --set output.dir=first");
+    mutate(&(mutated){.name = "token cache",
+                      .file = find("cache/*.tokens"),
+                      .arguments = ENCODING "--data-path rows.jsonl --cache-dir cache "
+                                            "--set output.dir=out",
+                      .made = "out"});
+}
+
+#define TOKENIZING "tokenize --tokenizer tok --threads 1 --output-prefix pair --overwrite --input "
+
+Test(mutated_state, gzip)
+{
+    mutate_file *text = calloc(1, sizeof *text);
+    write_texts();
+    mutate_read("rows.jsonl", text);
+    gzFile out = gzopen(tempdir_file(mutate_dir(), "rows.jsonl.gz"), "wb");
+    cr_assert(out && gzwrite(out, text->bytes, (unsigned)text->size) == (int)text->size);
+    cr_assert_eq(gzclose(out), Z_OK);
+    free(text);
+    mutate(&(mutated){
+        .name = "gzip", .file = "rows.jsonl.gz", .arguments = TOKENIZING "rows.jsonl.gz"});
+}
+
+Test(mutated_state, zstd)
+{
+    mutate_file *text = calloc(2, sizeof *text);
+    write_texts();
+    mutate_read("rows.jsonl", text);
+    size_t size = ZSTD_compress(text[1].bytes, sizeof text[1].bytes, text->bytes, text->size, 3);
+    cr_assert(!ZSTD_isError(size));
+    tempdir_write(mutate_dir(), "rows.jsonl.zst", text[1].bytes, size);
+    free(text);
+    mutate(&(mutated){
+        .name = "zstd", .file = "rows.jsonl.zst", .arguments = TOKENIZING "rows.jsonl.zst"});
+}
+
+static nd_status read_record(const char *path)
+{
+    static const nd_llama_shape shape = {.vocab = 256,
+                                         .hidden = 64,
+                                         .ffn = 96,
+                                         .layers = 3,
+                                         .heads = 4,
+                                         .kv_heads = 2,
+                                         .head_dim = 16};
+    nd_config config;
+    nd_tuning *tuning = NULL;
+    char *text;
+    size_t bytes;
+    ND_TRY(nd_fs_read(path, MUTATE_FILE_MAX, ND_ERR_DATA, &text, &bytes));
+    nd_status status = nd_config_init(&config);
+    status = status == ND_OK ? nd_record_read(text, bytes, path, &config, &shape, &tuning) : status;
+    nd_tuning_destroy(tuning);
+    nd_config_fini(&config);
+    free(text);
+    return status;
+}
+
+/* Only a run on a GPU reads it, after the trainer's start. */
+Test(mutated_state, record_of_autotune)
+{
+    shell(mutate_dir(), "cp " ND_SOURCE "/tests/fuzz/seeds/autotune/* run.json");
+    mutate(&(mutated){.name = "autotune", .file = "run.json", .read = read_record});
+}
