@@ -247,6 +247,15 @@ Test(checkpoints, must_fit_the_run)
             "(did you mean latest?)");
     refused(2, TWO "--num-steps 6 --save-dir new --resume-from-checkpoint out --optimizer sgd",
             "optimizer.name adamw, and this run has sgd");
+    /* Neither do other programs' folders make a run folder before they are known to fit. */
+    shell(&dir, TWO "--model-config wide.json --num-steps 1 --save-dir wide "
+                    "--checkpoint-frequency 1; mkdir torch; touch torch/__0_0.distcp");
+    refused(2, TWO "--num-steps 6 --save-dir new --resume-from-checkpoint wide/model",
+            "has intermediate_size 96, and the model of this run has 64");
+    refused(65, TWO "--num-steps 6 --save-dir new --resume-from-checkpoint wide/checkpoint-1/state",
+            "gate_proj.weight\" is 96 x 32; the model's is 64 x 32");
+    refused(65, TWO "--num-steps 6 --save-dir new --resume-from-checkpoint torch",
+            "torch's own form (*.distcp)");
     shell(&dir, "! test -e new");
     refused(73, TWO "--num-steps 6 --save-dir out", "already holds a run");
     shell_says(TWO RESUMED "--data-path other.txt --resume-allow data.path",

@@ -36,6 +36,8 @@ void nd_source_close(nd_source *source); /* NULL is legal */
 
 /* Whether a DCP folder has this state of a parameter, under any of its names. */
 bool nd_source_has(const nd_source *source, const nd_param *param, nd_state_kind array);
+/* ND_ERR_DATA: a DCP folder has no weights of this parameter, or of another shape or type. */
+nd_status nd_source_check_weights(const nd_source *source, const nd_param *param);
 /* The updates that its optimizer has made, from a scalar "step" of the folder; -1: it has none. */
 nd_status nd_source_read_updates(nd_source *source, int64_t *updates);
 

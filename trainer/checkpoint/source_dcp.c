@@ -257,17 +257,31 @@ static nd_status add_interleaved(nd_source *source, int64_t first, const nd_rect
     return ND_OK;
 }
 
+/* find_name of an array that is there with the parameter's extents. */
+static nd_status find_checked(const nd_source *source, const nd_param *param, nd_state_kind array,
+                              int64_t *first, bool *titan)
+{
+    char name[ND_STATE_NAME_MAX];
+    if (!find_name(source, param, array, first, titan)) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" holds no tensor \"%s\"", source->folder,
+                       nd_state_name(name, array, param->name));
+    }
+    return check_entries(source, *first, param);
+}
+
+nd_status nd_source_check_weights(const nd_source *source, const nd_param *param)
+{
+    int64_t first = 0;
+    bool titan = false;
+    return find_checked(source, param, ND_STATE_MASTER, &first, &titan);
+}
+
 nd_status nd_source_add_dcp(nd_source *source, const nd_param *param, nd_state_kind array,
                             const nd_rect *rect, float *to)
 {
     int64_t first = 0;
     bool titan = false;
-    char name[ND_STATE_NAME_MAX];
-    if (!find_name(source, param, array, &first, &titan)) {
-        return nd_fail(ND_ERR_DATA, "\"%s\" holds no tensor \"%s\"", source->folder,
-                       nd_state_name(name, array, param->name));
-    }
-    ND_TRY(check_entries(source, first, param));
+    ND_TRY(find_checked(source, param, array, &first, &titan));
     bool rotated = param->id == ND_PARAM_Q || param->id == ND_PARAM_K;
     return titan && rotated ? add_interleaved(source, first, rect, to)
                             : add_rect(source, first, rect, to);

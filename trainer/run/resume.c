@@ -271,17 +271,18 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
 
 /* Folders that the user names. */
 
-/* Whether a folder holds safetensors files, and whether one has a name that torch DCP gives to a
- * shard. */
-static void look_for_tensors(const char *folder, bool *any, bool *shards)
+/* Whether a folder holds safetensors files, whether one has a name that torch DCP gives to a shard,
+ * and whether there are files of torch DCP's own form. */
+static void look_for_tensors(const char *folder, bool *any, bool *shards, bool *distcp)
 {
     DIR *dir = opendir(folder);
-    *any = *shards = false;
+    *any = *shards = *distcp = false;
     for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
         if (nd_ends_with(e->d_name, ".safetensors")) {
             *any = true;
             *shards |= strncmp(e->d_name, "shard-", 6) == 0;
         }
+        *distcp |= nd_ends_with(e->d_name, ".distcp");
     }
     if (dir) {
         closedir(dir);
@@ -339,7 +340,7 @@ static nd_status fail_no_folder(const char *folder)
 
 static nd_status find_folder(const nd_resume_search *search, const char *folder, nd_resume *out)
 {
-    bool any, shards, continues;
+    bool any, shards, distcp, continues;
     int64_t step = -1;
     nd_resume_search inside = *search;
     if (!is_folder(folder)) {
@@ -360,11 +361,18 @@ static nd_status find_folder(const nd_resume_search *search, const char *folder,
         ND_TRY(take(out, run, step));
         return take_folder(search->config, out->source, out);
     }
-    look_for_tensors(out->source, &any, &shards);
+    look_for_tensors(out->source, &any, &shards, &distcp);
     bool model = has_file(out->source, "config.json") && !shards;
     if (any && (model || shards || !has_file(out->source, "config.json"))) {
         out->kind = model ? ND_RESUME_MODEL : ND_RESUME_DCP;
         return ND_OK;
+    }
+    if (distcp) {
+        return nd_fail(ND_ERR_DATA,
+                       "--resume-from-checkpoint (checkpoint.resume) is %s, which holds a "
+                       "checkpoint in torch's own form (*.distcp), and only torch reads it; load "
+                       "it there, save it with HuggingFaceStorageWriter, and give that folder",
+                       folder);
     }
     return nd_fail(ND_ERR_DATA,
                    "--resume-from-checkpoint (checkpoint.resume) is %s, but this folder holds no "

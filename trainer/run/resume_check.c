@@ -7,6 +7,7 @@
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
 #include "runtime/base/suggest.h"
+#include "trainer/checkpoint/source.h"
 #include "trainer/run/resume.h"
 
 /* The digest of the file by which a tokenizer is compared, where both runs have one: its path says
@@ -167,19 +168,66 @@ void nd_resume_log_changes(const nd_config *config, const nd_manifest *manifest)
     (void)nd_config_each(config, log_change, (void *)manifest);
 }
 
+static nd_status check_model(const nd_inputs *inputs, const char *folder)
+{
+    nd_hf_reader *reader = NULL;
+    ND_TRY(nd_hf_reader_open(folder, &reader));
+    nd_status status = nd_hf_reader_check(reader);
+    if (status == ND_OK) {
+        status = nd_shape_compare(nd_hf_reader_shape(reader), folder, &inputs->shape,
+                                  "the model of this run");
+    }
+    nd_hf_reader_close(reader);
+    return status;
+}
+
+static nd_status check_dcp(const nd_inputs *inputs, const char *folder)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    const nd_layout_options options = {.shape = &inputs->shape, .mesh = &one};
+    nd_layout *layout = NULL;
+    nd_source *source = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_layout_create(&options, &layout));
+    ND_TRY_OUT(nd_source_open_dcp(folder, &inputs->shape, &source));
+    for (int i = 0; i < layout->param_count; i++) {
+        ND_TRY_OUT(nd_source_check_weights(source, &layout->params[i]));
+    }
+out:
+    nd_source_close(source);
+    nd_layout_destroy(layout);
+    return status;
+}
+
+static nd_status check_checkpoint(const nd_config *config, const nd_inputs *inputs,
+                                  const char *folder)
+{
+    nd_manifest manifest = {0};
+    nd_status status = nd_manifest_read(folder, &manifest);
+    status = status == ND_OK ? nd_resume_check(config, inputs, folder, &manifest) : status;
+    nd_manifest_fini(&manifest);
+    return status;
+}
+
 nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
 {
     const nd_resume_search search = {.config = config, .below = -1, .previews = true};
     nd_resume resume;
-    nd_manifest manifest = {0};
     ND_TRY(check_allowed(config));
     ND_TRY(nd_resume_find(&search, &resume));
-    if (resume.kind == ND_RESUME_CHECKPOINT) {
-        nd_status status = nd_manifest_read(resume.source, &manifest);
-        status =
-            status == ND_OK ? nd_resume_check(config, inputs, resume.source, &manifest) : status;
-        nd_manifest_fini(&manifest);
-        ND_TRY(status);
+    switch ((nd_resume_kind)resume.kind) {
+    case ND_RESUME_FAILED:
+    case ND_RESUME_NONE:
+        break;
+    case ND_RESUME_CHECKPOINT:
+        ND_TRY(check_checkpoint(config, inputs, resume.source));
+        break;
+    case ND_RESUME_DCP:
+        ND_TRY(check_dcp(inputs, resume.source));
+        break;
+    case ND_RESUME_MODEL:
+        ND_TRY(check_model(inputs, resume.source));
+        break;
     }
     /* Last, since it makes the folder. Another node may come back to a run that has begun. */
     return config->launch.node_rank == 0
