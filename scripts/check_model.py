@@ -14,11 +14,13 @@ import argparse
 import array
 import pathlib
 import sys
+import time
 
 from run_folder import Run
 
 BOUND_FP32, BOUND_BF16 = 1e-5, 1e-2
 IGNORED = -100
+PROGRESS_SECONDS = 10
 
 
 class CannotCheck(Exception):
@@ -69,7 +71,13 @@ def blocks(tokens, length):
         yield block[:-1] + [0] * fill, block[1:] + [IGNORED] * fill
 
 
+def say(text):
+    print(f"check_model: {text}", file=sys.stderr, flush=True)
+
+
 def transformers_loss(folder, pairs, per_batch):
+    say(f"transformers computes the loss of {len(pairs)} blocks")
+    said = time.monotonic()
     try:
         import torch
         from transformers import AutoModelForCausalLM
@@ -83,6 +91,9 @@ def transformers_loss(folder, pairs, per_batch):
             logits = model(inputs).logits.flatten(0, 1)
             total += torch.nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum").double().item()
             count += int((labels != IGNORED).sum())
+            if time.monotonic() - said > PROGRESS_SECONDS:
+                say(f"{begin + len(inputs)} of {len(pairs)} blocks")
+                said = time.monotonic()
     return total / count, count
 
 
@@ -110,5 +121,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except (CannotCheck, OSError, KeyError) as error:
-        print(f"check_model: {error}", file=sys.stderr)
+        say(error)
         sys.exit(2)

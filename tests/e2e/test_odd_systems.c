@@ -90,6 +90,25 @@ Test(odd_systems, full_disks)
               codes[1][0], codes[1][1]);
 }
 
+/* Limits of the size of a file (ulimit -f, in KiB), up to one that is large enough. */
+Test(odd_systems, limits_of_files)
+{
+    static const int limits[] = {0, 1, 3, 8, 40, 150, 100000};
+    int codes[2] = {0};
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        char command[COMMAND_MAX];
+        snprintf(command, sizeof command,
+                 "rm -rf out; bash -c \"ulimit -f %d; " ND_TRAIN " train" FLAGS
+                 "--num-steps 20 --checkpoint-frequency 10 --set log.interval=1 "
+                 "--set output.save_model=%s --set output.dir=out\"",
+                 limits[i], i % 2 ? "true" : "false");
+        int code = ends_well(command);
+        cr_assert(code == 0 || code == 73, "ulimit -f %d: %d:\n%s", limits[i], code, shell_output);
+        codes[code == 0]++;
+    }
+    cr_assert(codes[0] > 0 && codes[1] > 0, "too small %d, large enough %d", codes[0], codes[1]);
+}
+
 /* Variables that a worker without ndlaunch inherits. */
 Test(odd_systems, environments_of_a_worker)
 {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Several ndlaunch processes as the nodes of one job: on loopback, and in two network
  * namespaces. */
+#include <arpa/inet.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 
 #include "tests/launch/tiny_job.h"
@@ -251,6 +253,37 @@ Test(nodes, a_frozen_launcher_is_named_after_its_silence)
     assert_says(&nodes[0], "no sign of life for 15 s");
     kill(nodes[1].pid, SIGCONT); /* it finds node 0 gone, and ends its workers */
     launched_expect(&nodes[1], 74);
+}
+
+/* Node 0 listens, so it has checked the job and waits for node 1. */
+static void wait_for_node_0(void)
+{
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                             .sin_port = htons((uint16_t)atoi(strchr(job.endpoint, ':') + 1))};
+    for (int i = 0; i < LAUNCHED_SECONDS * 100; i++) {
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        bool listens = connect(fd, (struct sockaddr *)&to, sizeof to) == 0;
+        close(fd);
+        if (listens) {
+            return;
+        }
+        usleep(10000);
+    }
+    cr_assert_fail("node 0 does not listen");
+}
+
+Test(nodes, a_signal_before_any_worker_exists_is_75)
+{
+    static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
+    for (int i = 0; i < (int)(sizeof signals / sizeof *signals); i++) {
+        launched l;
+        signal(signals[i], SIG_DFL);
+        tiny_nodes_start(&l, &job, 0, i, NULL);
+        wait_for_node_0();
+        kill(l.pid, signals[i]);
+        launched_expect(&l, 75);
+    }
 }
 
 Test(nodes, a_signal_to_one_launcher_stops_all_at_the_same_step)
