@@ -101,7 +101,7 @@ static int finish(nd_status status)
 
 int main(int argc, char **argv)
 {
-    nd_worker worker = {0};
+    nd_worker worker = {.failure = ND_FAILURE_INIT};
     nd_config config = {0};
     nd_cli cli = {.plan_rank = -1, .help_topic = ""};
     const char *name = argc > 1 ? argv[1] : "";

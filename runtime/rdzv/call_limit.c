@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -24,6 +25,8 @@ struct nd_call_limit {
     pthread_cond_t changed;
     bool stop;
     open_call calls[OPEN_MAX];
+    char reason[ND_ERROR_MESSAGE_MAX]; /* or "" */
+    int reason_code;
 };
 
 static const open_call *next_to_end(const nd_call_limit *limit)
@@ -51,7 +54,12 @@ static void *watch(void *argument)
         if (nd_clock_ns() >= call->deadline) {
             nd_log_error("%s did not return within %.4g s: %s", call->what, call->seconds,
                          call->why);
-            _exit(call->exit_code); /* what exit() runs could wait for the same call */
+            if (limit->reason[0]) {
+                nd_log_error("%s", limit->reason);
+            }
+            _exit(limit->reason[0]
+                      ? limit->reason_code
+                      : call->exit_code); /* what exit() runs could wait for the same call */
         }
         struct timespec until = {.tv_sec = call->deadline / 1000000000,
                                  .tv_nsec = call->deadline % 1000000000};
@@ -120,5 +128,13 @@ void nd_call_limit_end(nd_call_limit *limit, int call)
 {
     pthread_mutex_lock(&limit->mutex);
     limit->calls[call].what = NULL; /* the thread finds out when it wakes */
+    pthread_mutex_unlock(&limit->mutex);
+}
+
+void nd_call_limit_set_reason(nd_call_limit *limit, const char *message, int exit_code)
+{
+    pthread_mutex_lock(&limit->mutex);
+    snprintf(limit->reason, sizeof limit->reason, "%s", message);
+    limit->reason_code = exit_code;
     pthread_mutex_unlock(&limit->mutex);
 }

@@ -9,10 +9,10 @@
  * the worker has ended, even if it was killed meanwhile. Times are CLOCK_MONOTONIC of the host, so
  * they order the failures of its workers.
  *
- * Without ndlaunch, two keys of the store record the order. A rank that fails adds 1 to
- * ND_FAILURE_COUNT; the rank for which the sum is 1 sets ND_FAILURE_FIRST to its message. The
- * store's engine sets the same keys for a worker whose connection closes without a goodbye, at the
- * moment in which it closes.
+ * Without ndlaunch, the store records which failure came first. A rank that fails sets
+ * ND_FAILURE_FIRST to its message with nd_store_set_once, and ND_FAILURE_PRINTED once it has
+ * printed it. The store's engine sets ND_FAILURE_FIRST for a worker whose connection closes without
+ * a goodbye, at the moment in which it closes, and tells every worker of the first failure at once.
  */
 #include <stdatomic.h>
 #include <stdint.h>
@@ -37,8 +37,8 @@ typedef struct nd_failure_page {
     int fd;
 } nd_failure_page;
 
-#define ND_FAILURE_COUNT "failures"
-#define ND_FAILURE_FIRST "first failure"
+#define ND_FAILURE_FIRST   "first failure"
+#define ND_FAILURE_PRINTED "first failure is printed"
 enum { ND_FAILURE_FIRST_MAX = ND_ERROR_MESSAGE_MAX + 1024 }; /* of its value, which has no NUL */
 
 /* Launcher. */

@@ -400,3 +400,8 @@ nd_status nd_pmix_meet(nd_identity *identity, double timeout_seconds, uint8_t ke
     explicit_bzero(&where, sizeof where);
     return status;
 }
+
+void nd_pmix_set_reason(nd_pmix *pmix, const char *message, int code)
+{
+    nd_call_limit_set_reason(pmix->limit, message, code);
+}

@@ -48,6 +48,10 @@ void nd_pmix_end(nd_pmix *pmix, double timeout_seconds, int exit_code);
  */
 void nd_pmix_abort(nd_pmix *pmix, int code, const char *message);
 
+/* This process has failed and calls only to learn who reports that: where a call ends the process,
+ * it logs this message first, and ends it with this code. */
+void nd_pmix_set_reason(nd_pmix *pmix, const char *message, int code);
+
 /*
  * Finds the store of workers that PMIx started; every rank calls it. Rank 0 makes the job key, runs
  * the store at an address that the other ranks can reach, and publishes key and address over PMIx:

@@ -39,3 +39,7 @@ void nd_pmix_end(nd_pmix *pmix, double timeout_seconds, int exit_code)
 void nd_pmix_abort(nd_pmix *pmix, int code, const char *message)
 {
 }
+
+void nd_pmix_set_reason(nd_pmix *pmix, const char *message, int code)
+{
+}

@@ -17,6 +17,7 @@ nd_status nd_server_create(const nd_server_options *options, const nd_server_hoo
     snprintf(server->run_id, sizeof server->run_id, "%s", options->run_id);
     snprintf(server->job, sizeof server->job, "%s", options->run_id);
     server->epoch = options->epoch;
+    server->failed_rank = -1;
     server->nnodes = options->nnodes;
     server->files = options->files;
     double hello = options->hello_seconds > 0 ? options->hello_seconds : 5;
@@ -50,6 +51,7 @@ void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch, in
     ND_ASSERT(epoch > server->epoch && world_size > 0 && world_size <= server->most_ranks);
     snprintf(server->run_id, sizeof server->run_id, "%s", run_id);
     server->epoch = epoch;
+    server->failed_rank = -1;
     nd_server_exchange_end(server, ND_ERR_IO, ended);
     for (nd_peer *peer = server->peers; peer; peer = peer->next) {
         if (peer->member && peer->role == ND_WIRE_WORKER) {

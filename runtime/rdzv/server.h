@@ -102,6 +102,8 @@ void nd_server_note_refused(nd_server *server, const char *name, const char *why
 /* The message of the job's first failure (failure_page.h), "" when there was none. Hooks may call
  * it. */
 void nd_server_first_failure(const nd_server *server, char *text, size_t capacity);
+/* The rank's failure was the job's first, and it has not said that it printed the message. */
+bool nd_server_first_unprinted(const nd_server *server, int rank);
 /* The message for a worker whose connection closed without a goodbye; %s is its name. */
 #define ND_SERVER_LOST "%s was lost: it ended without a goodbye"
 

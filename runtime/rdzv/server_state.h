@@ -74,9 +74,10 @@ struct nd_server {
     nd_strangers strangers;
     int64_t files;
     int members[2];
-    uint8_t *ranks; /* [most_ranks] ND_SERVER_RANK_* */
-    bool *nodes;    /* [nnodes] connected */
-    int left;       /* ranks that left or were lost */
+    uint8_t *ranks;  /* [most_ranks] ND_SERVER_RANK_* */
+    int failed_rank; /* that set ND_FAILURE_FIRST; -1: none, or the engine did for a lost one */
+    bool *nodes;     /* [nnodes] connected */
+    int left;        /* ranks that left or were lost */
     nd_value *buckets[ND_SERVER_BUCKETS];
     size_t value_bytes;
     nd_exchange *exchanges;

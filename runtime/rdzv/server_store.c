@@ -82,6 +82,53 @@ static void answer_key_waiters(nd_server *server, const char *key)
     }
 }
 
+static void send_sum(nd_server *server, nd_peer *peer, uint32_t request, uint64_t sum)
+{
+    nd_wire_begin(&server->out, ND_WIRE_SUM);
+    nd_wire_put_u32(&server->out, request);
+    nd_wire_put_u64(&server->out, sum);
+    nd_server_flush(server, peer);
+}
+
+/* The job's first failure is known from now on. A worker may find this frame after its connection
+ * broke, and knows then that another rank explains why. */
+static void tell_first_failure(nd_server *server)
+{
+    const nd_value *value = find_value(server, ND_FAILURE_FIRST);
+    for (nd_peer *peer = server->peers; peer; peer = peer->next) {
+        if (peer->member && peer->role == ND_WIRE_WORKER) {
+            nd_wire_begin(&server->out, ND_WIRE_FAILED);
+            nd_wire_put_blob(&server->out, value->data, value->bytes);
+            nd_server_flush(server, peer);
+        }
+    }
+}
+
+static nd_status take_set_once(nd_server *server, nd_peer *peer, nd_wire_cursor *cursor)
+{
+    char key[ND_WIRE_TEXT_MAX];
+    size_t count;
+    uint32_t request = nd_wire_get_u32(cursor);
+    nd_wire_get_text(cursor, key, sizeof key);
+    const uint8_t *bytes = nd_wire_get_blob(cursor, &count);
+    if (!nd_wire_finished(cursor)) {
+        return nd_fail(ND_ERR_IO, "a damaged set once message");
+    }
+    bool set = !find_value(server, key);
+    if (set) {
+        ND_TRY(put_value(server, key, bytes, count));
+    }
+    send_sum(server, peer, request, set ? 1 : 0);
+    if (set && strcmp(key, ND_FAILURE_FIRST) == 0) {
+        server->failed_rank = peer->index;
+        tell_first_failure(server);
+    }
+    if (set) {
+        answer_key_waiters(server, key);
+    }
+    return ND_OK;
+}
+
 static nd_status take_set(nd_server *server, nd_peer *peer, nd_wire_cursor *cursor)
 {
     char key[ND_WIRE_TEXT_MAX];
@@ -117,10 +164,7 @@ static nd_status take_add(nd_server *server, nd_peer *peer, nd_wire_cursor *curs
     }
     sum += delta;
     ND_TRY(put_value(server, key, &sum, sizeof sum));
-    nd_wire_begin(&server->out, ND_WIRE_SUM);
-    nd_wire_put_u32(&server->out, request);
-    nd_wire_put_u64(&server->out, sum);
-    nd_server_flush(server, peer);
+    send_sum(server, peer, request, sum);
     answer_key_waiters(server, key);
     return ND_OK;
 }
@@ -154,6 +198,8 @@ nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_fram
     switch (frame->type) {
     case ND_WIRE_SET:
         return take_set(server, peer, &cursor);
+    case ND_WIRE_SET_ONCE:
+        return take_set_once(server, peer, &cursor);
     case ND_WIRE_GET:
         return take_get(server, peer, &cursor, now);
     case ND_WIRE_ADD:
@@ -165,19 +211,18 @@ nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_fram
     }
 }
 
-/* A worker that went without a goodbye counts as a failure, unless it reported one before. */
+/* A worker that went without a goodbye counts as a failure, unless there was one before. Rank 0
+ * reports it, which hosts the store; of its own loss nobody is told, since nobody reports that. */
 static void record_loss(nd_server *server, const nd_peer *gone)
 {
     char message[sizeof gone->name + 64];
-    uint64_t count = 0;
-    const nd_value *value = find_value(server, ND_FAILURE_COUNT);
-    if (value && value->bytes == sizeof count) {
-        memcpy(&count, value->data, sizeof count);
-    }
-    count++;
     int bytes = snprintf(message, sizeof message, ND_SERVER_LOST, gone->name);
-    if (put_value(server, ND_FAILURE_COUNT, &count, sizeof count) == ND_OK && count == 1 &&
+    if (!find_value(server, ND_FAILURE_FIRST) &&
         put_value(server, ND_FAILURE_FIRST, message, (size_t)bytes) == ND_OK) {
+        server->failed_rank = -1;
+        if (gone->index > 0) {
+            tell_first_failure(server);
+        }
         answer_key_waiters(server, ND_FAILURE_FIRST);
     }
 }
@@ -187,6 +232,12 @@ void nd_server_first_failure(const nd_server *server, char *text, size_t capacit
     const nd_value *value = find_value(server, ND_FAILURE_FIRST);
     snprintf(text, capacity, "%.*s", value ? (int)value->bytes : 0,
              value ? (const char *)value->data : "");
+}
+
+bool nd_server_first_unprinted(const nd_server *server, int rank)
+{
+    return server->failed_rank == rank && find_value(server, ND_FAILURE_FIRST) &&
+           !find_value(server, ND_FAILURE_PRINTED);
 }
 
 void nd_server_worker_left(nd_server *server, nd_peer *gone, bool clean)

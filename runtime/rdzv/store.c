@@ -10,6 +10,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/channel.h"
+#include "runtime/rdzv/failure_page.h"
 #include "runtime/rdzv/key.h"
 #include "runtime/rdzv/pmix.h"
 #include "runtime/rdzv/server.h"
@@ -18,7 +19,7 @@
 struct nd_store {
     pthread_mutex_t lock; /* of a request and its answer */
     int rank, world_size;
-    double timeout_seconds;
+    _Atomic double timeout_seconds;
     uint32_t request;
     nd_wire_buffer out;
     nd_channel *channel; /* or, in a world of one, the engine itself: */
@@ -32,6 +33,7 @@ struct nd_store {
     bool hosted;                           /* by rank 0 */
     nd_store_lost *lost;
     void *lost_context;
+    char first_failure[ND_FAILURE_FIRST_MAX]; /* that the store told of, or "" */
 };
 
 /* At the deadline the store answers which ranks are missing; a store that has not answered after
@@ -69,11 +71,41 @@ static nd_status next_frame(nd_store *store, int64_t deadline, nd_wire_frame *fr
     return ND_OK;
 }
 
+static void keep_first_failure(nd_store *store, const nd_wire_frame *frame)
+{
+    nd_wire_cursor cursor = nd_wire_body(frame);
+    size_t count;
+    const uint8_t *text = nd_wire_get_blob(&cursor, &count);
+    if (nd_wire_finished(&cursor)) {
+        snprintf(store->first_failure, sizeof store->first_failure, "%.*s", (int)count,
+                 (const char *)text);
+    }
+}
+
+/* A frame that does not answer the open request: news, or the late answer to a request whose caller
+ * has given up. */
+static bool is_other(nd_store *store, const nd_wire_frame *frame)
+{
+    nd_wire_cursor cursor = nd_wire_body(frame);
+    if (frame->type == ND_WIRE_FAILED) {
+        keep_first_failure(store, frame);
+        return true;
+    }
+    uint32_t request = nd_wire_get_u32(&cursor);
+    return frame->type != ND_WIRE_NONE && request != 0 && request < store->request;
+}
+
 /* The next answer to the open request, of the type that it must have. */
 static nd_status receive(nd_store *store, nd_wire_type type, int64_t deadline, nd_wire_frame *frame,
                          nd_wire_cursor *cursor)
 {
-    ND_TRY(next_frame(store, deadline, frame));
+    do {
+        ND_TRY(next_frame(store, deadline, frame));
+    } while (is_other(store, frame));
+    if (frame->type == ND_WIRE_NONE) {
+        return nd_fail(ND_ERR_HANG, "the store has not answered request %u in time",
+                       store->request);
+    }
     if (frame->type == ND_WIRE_ERROR) {
         return nd_channel_error(frame);
     }
@@ -127,6 +159,26 @@ static nd_status set(nd_store *store, const char *key, const void *value, size_t
     nd_wire_put_blob(&store->out, value, bytes);
     ND_TRY(send_request(store, deadline));
     return receive(store, ND_WIRE_DONE, deadline, &frame, &cursor);
+}
+
+static nd_status set_once(nd_store *store, const char *key, const void *value, size_t bytes,
+                          bool *set)
+{
+    nd_wire_frame frame;
+    nd_wire_cursor cursor;
+    int64_t deadline = deadline_of(store);
+    ND_TRY(check_key(key));
+    begin_request(store, ND_WIRE_SET_ONCE, false);
+    nd_wire_put_text(&store->out, key);
+    nd_wire_put_blob(&store->out, value, bytes);
+    ND_TRY(send_request(store, deadline));
+    ND_TRY(receive(store, ND_WIRE_SUM, deadline, &frame, &cursor));
+    uint64_t sum = nd_wire_get_u64(&cursor);
+    if (!nd_wire_finished(&cursor)) {
+        return damaged("set once");
+    }
+    *set = sum == 1;
+    return ND_OK;
 }
 
 static nd_status get(nd_store *store, const char *key, void *value, size_t *bytes)
@@ -203,17 +255,36 @@ static nd_status exchange(nd_store *store, const char *name, const void *send, v
     return ND_OK;
 }
 
+/* Ends with nd_store's lock held, or ND_ERR_HANG. */
+static nd_status lock_until(nd_store *store, int64_t deadline)
+{
+    const struct timespec until = {deadline / 1000000000, deadline % 1000000000};
+    if (pthread_mutex_clocklock(&store->lock, CLOCK_MONOTONIC, &until) != 0) {
+        return nd_fail(ND_ERR_HANG, "another thread still waits for the store");
+    }
+    return ND_OK;
+}
+
 nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes)
 {
-    pthread_mutex_lock(&store->lock);
+    ND_TRY(lock_until(store, deadline_of(store)));
     nd_status status = set(store, key, value, bytes);
+    pthread_mutex_unlock(&store->lock);
+    return status;
+}
+
+nd_status nd_store_set_once(nd_store *store, const char *key, const void *value, size_t bytes,
+                            bool *set)
+{
+    ND_TRY(lock_until(store, deadline_of(store)));
+    nd_status status = set_once(store, key, value, bytes, set);
     pthread_mutex_unlock(&store->lock);
     return status;
 }
 
 nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *bytes)
 {
-    pthread_mutex_lock(&store->lock);
+    ND_TRY(lock_until(store, deadline_of(store)));
     nd_status status = get(store, key, value, bytes);
     pthread_mutex_unlock(&store->lock);
     return status;
@@ -221,7 +292,7 @@ nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *by
 
 nd_status nd_store_add(nd_store *store, const char *key, int64_t delta, int64_t *out)
 {
-    pthread_mutex_lock(&store->lock);
+    ND_TRY(lock_until(store, deadline_of(store)));
     nd_status status = add(store, key, delta, deadline_of(store), out);
     pthread_mutex_unlock(&store->lock);
     return status;
@@ -233,7 +304,7 @@ nd_status nd_store_exchange(nd_store *store, const char *name, const void *send,
     if (store->pmix) {
         return nd_pmix_exchange(store->pmix, name, send, recv, bytes, store->timeout_seconds);
     }
-    pthread_mutex_lock(&store->lock);
+    ND_TRY(lock_until(store, deadline_of(store)));
     nd_status status = exchange(store, name, send, recv, bytes);
     pthread_mutex_unlock(&store->lock);
     return status;
@@ -247,13 +318,31 @@ nd_status nd_store_barrier(nd_store *store, const char *name)
 nd_status nd_store_check(nd_store *store, double seconds)
 {
     int64_t deadline = nd_clock_ns() + (int64_t)(seconds * 1e9), sum;
-    const struct timespec until = {deadline / 1000000000, deadline % 1000000000};
-    if (pthread_mutex_clocklock(&store->lock, CLOCK_MONOTONIC, &until) != 0) {
-        return nd_fail(ND_ERR_HANG, "another thread has waited for the store for %g s", seconds);
-    }
+    ND_TRY(lock_until(store, deadline));
     nd_status status = add(store, "check", 0, deadline, &sum);
     pthread_mutex_unlock(&store->lock);
     return status;
+}
+
+bool nd_store_first_failure(nd_store *store, char *text, size_t capacity)
+{
+    nd_wire_frame frame = {.type = ND_WIRE_NONE};
+    text[0] = '\0';
+    if (lock_until(store, deadline_of(store)) != ND_OK) {
+        nd_error_clear();
+        return false;
+    }
+    if (store->channel) {
+        /* Only what has come already: until nothing is left, or the connection's end. */
+        while (nd_channel_receive(store->channel, 0, &frame) == ND_OK &&
+               frame.type != ND_WIRE_NONE) {
+            (void)is_other(store, &frame);
+        }
+        nd_error_clear();
+    }
+    snprintf(text, capacity, "%s", store->first_failure);
+    pthread_mutex_unlock(&store->lock);
+    return text[0] != '\0';
 }
 
 static void keep_answer(void *context, nd_peer *peer, const void *bytes, size_t count)

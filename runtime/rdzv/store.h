@@ -4,11 +4,13 @@
 /*
  * A worker's connection to the job's store: small values exchanged before communicators exist.
  *
- * Blocking calls with deadlines; one thread, but for nd_store_check. The channel is TLS 1.3 with
- * the job's 32-byte key as external PSK. A world of one needs no store: nd_store_open_single gives
+ * Blocking calls with deadlines, from any thread: a call waits for another one that is open as long
+ * as for its answer, then it is ND_ERR_HANG. The channel is TLS 1.3 with the job's 32-byte key as
+ * external PSK. A world of one needs no store: nd_store_open_single gives
  * one that answers locally, so callers have one path. While a call waits, the process that runs
  * the store prints every 10 seconds which ranks are missing.
  */
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -30,7 +32,8 @@ void nd_store_abandon(nd_store *store);
 
 /*
  * Called in a thread of its own when another rank ended without a goodbye. `first`: no rank has
- * reported a failure before, so that this loss is the reason for what follows.
+ * reported a failure before, so that this loss is the reason for what follows; or that rank was the
+ * first, and ended before it had printed its message, which `message` then has.
  */
 typedef void nd_store_lost(void *context, const char *message, bool first);
 
@@ -42,6 +45,9 @@ typedef void nd_store_lost(void *context, const char *message, bool first);
 nd_status nd_store_watch(nd_store *store, nd_store_lost *lost, void *context);
 
 nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes);
+/* Sets the key unless it exists. *set: it did not exist. */
+nd_status nd_store_set_once(nd_store *store, const char *key, const void *value, size_t bytes,
+                            bool *set);
 /* Waits until the key exists. *bytes in: capacity, out: size. A larger value is ND_ERR_INTERNAL. */
 nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *bytes);
 /* Adds to an integer key (0 at first); *out is the sum. */
@@ -52,6 +58,12 @@ nd_status nd_store_add(nd_store *store, const char *key, int64_t delta, int64_t 
  * store and for a call of another thread together: ND_ERR_IO or ND_ERR_HANG then.
  */
 nd_status nd_store_check(nd_store *store, double seconds);
+/*
+ * Whether the store has told this process of the job's first failure (failure_page.h). `text` then
+ * gets its message. It tells every rank at once, so also after the connection to it broke this
+ * answers whether that was before or after a rank began to report. Does not ask the store.
+ */
+bool nd_store_first_failure(nd_store *store, char *text, size_t capacity);
 /* All ranks of the job; `name` names the barrier in messages. */
 nd_status nd_store_barrier(nd_store *store, const char *name);
 /* Allgather over all ranks: send (bytes), recv (world_size x bytes). One message each way per

@@ -22,7 +22,7 @@ struct nd_store_thread {
     void *context;
     _Atomic(nd_store_lost *) lost; /* NULL: nobody asks */
     bool left_first;               /* what the next tick tells `lost` */
-    char left_text[ND_FAILURE_FIRST_MAX + 2 * ND_WIRE_TEXT_MAX];
+    char left_text[ND_FAILURE_FIRST_MAX + 3 * ND_WIRE_TEXT_MAX];
 };
 
 static void notice(void *context, const char *line)
@@ -39,8 +39,12 @@ static void on_left(void *context, nd_peer *peer, nd_wire_role role, int index, 
     }
     snprintf(own, sizeof own, ND_SERVER_LOST, nd_peer_name(peer));
     nd_server_first_failure(nd_store_server_engine(thread->server), first, sizeof first);
-    thread->left_first = strcmp(own, first) == 0;
-    if (thread->left_first) {
+    bool unprinted = nd_server_first_unprinted(nd_store_server_engine(thread->server), index);
+    thread->left_first = unprinted || strcmp(own, first) == 0;
+    if (unprinted) {
+        snprintf(thread->left_text, sizeof thread->left_text,
+                 "%s, before it had printed its failure: %s", own, first);
+    } else if (thread->left_first) {
         snprintf(thread->left_text, sizeof thread->left_text, "%s", own);
     } else {
         snprintf(thread->left_text, sizeof thread->left_text, "%s; first failure: %s", own, first);

@@ -34,6 +34,7 @@ typedef enum nd_wire_type {
     ND_WIRE_GET,      /* u32 request, u64 timeout ms, text key */
     ND_WIRE_ADD,      /* u32 request, text key, i64 delta */
     ND_WIRE_EXCHANGE, /* u32 request, u64 timeout ms, text name, blob value */
+    ND_WIRE_SET_ONCE, /* u32 request, text key, blob value; the answer is SUM 1, or 0: it is set */
     /* from the store */
     ND_WIRE_WELCOME = 32, /* text run id (to a node: the job's), u32 world size */
     ND_WIRE_ERROR,        /* u32 request (0: the connection), u32 status, text message (long) */
@@ -41,6 +42,7 @@ typedef enum nd_wire_type {
     ND_WIRE_VALUE,        /* u32 request, blob value */
     ND_WIRE_SUM,          /* u32 request, i64 sum */
     ND_WIRE_SLICE,        /* u32 request, u64 offset, blob part of the exchange's result */
+    ND_WIRE_FAILED,       /* blob message of the job's first failure; answers no request */
     /* between launchers, bodies in launcher/nodes.h */
     ND_WIRE_NODE_FIRST = 64,
     ND_WIRE_NODE_LAST = 95,

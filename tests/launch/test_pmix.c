@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ranks that a PMIx server started, with the stand-in of fake_pmix.c: also a server that does not
  * answer. tests/slurm has the true one. */
+#include <signal.h>
 #include <string.h>
 
 #include "tests/launch/tiny_job.h"
@@ -28,7 +29,17 @@ static void teardown(void)
 
 TestSuite(fake_pmix, .init = setup, .fini = teardown, .timeout = 280);
 
-static void start(int count, const char *const *further)
+static void expect(int count, int code)
+{
+    for (int rank = 0; rank < count; rank++) {
+        int got = launched_wait(&ranks[rank], LAUNCHED_SECONDS);
+        cr_assert_eq(got, code, "rank %d: %d: %s", rank, got, launched_read(&ranks[rank]));
+    }
+}
+
+/* Rank `odd` has flags of its own besides; -1: none has. */
+static void start_with(int count, int per_host, const char *const *further, int odd,
+                       const char *const *flags)
 {
     char program[PATH_MAX], number[16], name[32];
     tiny_arguments a = {0};
@@ -37,23 +48,36 @@ static void start(int count, const char *const *further)
                                   "log.interval=1", "--num-steps", "4", NULL});
     tiny_add(&a, tiny_flags(&dir, "ranks"));
     tiny_add(&a, further);
+    tiny_arguments of_odd = a;
+    tiny_add(&of_odd, flags);
     snprintf(number, sizeof number, "%d", count);
     setenv("FAKE_PMIX_SIZE", number, 1);
+    snprintf(number, sizeof number, "%d", per_host);
     setenv("FAKE_PMIX_LOCAL_SIZE", number, 1);
     for (int rank = 0; rank < count; rank++) {
         snprintf(number, sizeof number, "%d", rank);
         snprintf(name, sizeof name, "rank%d", rank);
         setenv("PMIX_RANK", number, 1);
-        launched_start(&ranks[rank], &dir, name, a.list);
+        launched_start(&ranks[rank], &dir, name, rank == odd ? of_odd.list : a.list);
     }
 }
 
-static void expect(int count, int code)
+static void start(int count, const char *const *further)
 {
+    start_with(count, count, further, -1, NULL);
+}
+
+static const char *const wrong[] = {"--set", "optimizer.lrr=1", NULL};
+static const char guess[] = "did you mean optimizer.lr?";
+
+/* How many of the ranks, which have ended, say it. */
+static int count_saying(int count, const char *words)
+{
+    int said = 0;
     for (int rank = 0; rank < count; rank++) {
-        int got = launched_wait(&ranks[rank], LAUNCHED_SECONDS);
-        cr_assert_eq(got, code, "rank %d: %d: %s", rank, got, launched_read(&ranks[rank]));
+        said += strstr(launched_read(&ranks[rank]), words) != NULL;
     }
+    return said;
 }
 
 Test(fake_pmix, ranks_train_as_under_ndlaunch)
@@ -109,6 +133,41 @@ Test(fake_pmix, a_failure_that_the_server_does_not_hear_of_keeps_its_code)
     expect(1, 2);
     assert_says(&ranks[0], "did you mean optimizer.lr?");
     assert_says(&ranks[0], "PMIx_Abort did not return within 10 s");
+}
+
+/* Two hosts: rank 0 speaks for both, though all read the same wrong setting at the same time. */
+Test(fake_pmix, a_failure_before_the_ranks_meet_is_reported_by_rank_0)
+{
+    setenv("FAKE_PMIX_KILL", "yes", 1);
+    start_with(4, 2, wrong, -1, NULL);
+    expect(4, 128 + SIGKILL);
+    cr_assert_eq(count_saying(4, guess), 1);
+    assert_says(&ranks[0], guess);
+}
+
+/* It meets the others, who have nothing to report. */
+Test(fake_pmix, a_rank_that_alone_fails_before_the_ranks_meet_reports_it)
+{
+    setenv("FAKE_PMIX_KILL", "yes", 1);
+    start_with(4, 2, NULL, 3, wrong);
+    expect(4, 128 + SIGKILL);
+    cr_assert_eq(count_saying(4, guess), 1);
+    assert_says(&ranks[3], guess);
+    cr_assert_eq(count_saying(4, "was lost"), 0);
+}
+
+/* Rank 0 never comes: the rank that fails says so, and why it failed. */
+Test(fake_pmix, a_rank_that_fails_and_cannot_meet_the_others_keeps_its_code)
+{
+    setenv("FAKE_PMIX_HANG", "PMIx_Commit", 1);
+    setenv("FAKE_PMIX_HANG_RANK", "1", 1);
+    setenv("SLURM_PMIX_TIMEOUT", "3", 1);
+    start_with(2, 1, NULL, 1, wrong);
+    cr_assert_eq(launched_wait(&ranks[1], LAUNCHED_SECONDS), 2, "%s", launched_read(&ranks[1]));
+    assert_says(&ranks[1], "PMIx_Commit did not return within 3 s");
+    assert_says(&ranks[1], guess);
+    kill(ranks[0].pid, SIGKILL);
+    launched_wait(&ranks[0], LAUNCHED_SECONDS);
 }
 
 Test(fake_pmix, the_server_is_told_the_code_of_a_failure)

@@ -11,13 +11,15 @@
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/log.h"
 #include "runtime/rdzv/failure_page.h"
+#include "runtime/rdzv/pmix.h"
 #include "runtime/rdzv/ranks.h"
 
-static const double answer_seconds = 3; /* for the store to answer */
-static const double gather_seconds = 2; /* for other ranks to reach their deadlines */
-static const double kill_seconds = 1;   /* for a job that is being ended to reach this process */
-static const double rank_0_seconds = 2; /* for rank 0, which reads the same files, to report */
+static const double answer_seconds = 3;   /* for the store to answer, and 3 s more */
+static const double gather_seconds = 2;   /* for other ranks to reach their deadlines */
+static const double patience_seconds = 4; /* for a better reason than a lost peer */
+static const double kill_seconds = 30;    /* for the end of the job to reach this process */
 
 /* The abstract name of a socket: it goes with its process, and leaves no file. */
 static socklen_t host_name_of(const nd_identity *identity, struct sockaddr_un *out)
@@ -28,8 +30,8 @@ static socklen_t host_name_of(const nd_identity *identity, struct sockaddr_un *o
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
-/* A signal does not end it. */
-void nd_failure_wait_end(double seconds)
+/* Until this process is killed because the job ends, or so long. A signal does not end it. */
+static void wait_end(double seconds)
 {
     double end = nd_clock_seconds() + seconds;
     for (double left = seconds; left > 0; left = end - nd_clock_seconds()) {
@@ -47,7 +49,7 @@ static bool is_held_by_this_user(const struct sockaddr_un *name, socklen_t lengt
     for (int i = 0; fd >= 0 && code != 0 && i < TRIES; i++) {
         code = connect(fd, (const struct sockaddr *)name, length);
         if (code != 0) {
-            nd_failure_wait_end(1e-3);
+            wait_end(1e-3);
         }
     }
     bool same = code == 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &holder, &bytes) == 0 &&
@@ -152,26 +154,19 @@ static nd_status list_silent(const nd_failure *f, char *text, size_t capacity)
     return status;
 }
 
-/* Adds this failure to the others. *first: it is the first, and the others can now read it. */
-static nd_status add_failure(const nd_failure *f, const nd_error *error, const char *suffix,
-                             bool *first)
+/* Makes this failure the job's first one (f->first), unless another is. */
+static nd_status claim_first(nd_failure *f, const nd_error *error, const char *suffix)
 {
     char text[ND_FAILURE_FIRST_MAX];
-    int64_t order = 0;
-    ND_TRY(nd_store_add(f->store, ND_FAILURE_COUNT, 1, &order));
-    *first = order == 1;
-    if (!*first) {
-        return ND_OK;
-    }
     snprintf(text, sizeof text, "rank %d (%s): %s%s", f->identity->rank, f->identity->host,
              error->message, suffix);
-    return nd_store_set(f->store, ND_FAILURE_FIRST, text, strlen(text));
+    return nd_store_set_once(f->store, ND_FAILURE_FIRST, text, strlen(text), &f->first);
 }
 
-/* Asks the store. *first: this failure is the job's first; otherwise `other` is the first one's
- * message, or "" when it is not there yet. */
-static nd_status ask_store(const nd_failure *f, const nd_error *error, double patience_seconds,
-                           bool *first, char *other, char *suffix, size_t capacity)
+/* Asks the store. f->first: this failure is the job's first; otherwise `other` is the message of
+ * the one that is. */
+static nd_status ask_store(nd_failure *f, const nd_error *error, double seconds, char *other,
+                           char *suffix, size_t capacity)
 {
     bool leads = false, known = false;
     nd_store_set_timeout(f->store, answer_seconds);
@@ -182,46 +177,112 @@ static nd_status ask_store(const nd_failure *f, const nd_error *error, double pa
         ND_TRY(wait_for_deadlines(f));
         ND_TRY(list_silent(f, suffix, capacity));
     } else if (may_be_elsewhere(error)) {
-        ND_TRY(
-            wait_for(f, ND_FAILURE_FIRST, patience_seconds, other, ND_FAILURE_FIRST_MAX, &known));
+        ND_TRY(wait_for(f, ND_FAILURE_FIRST, seconds, other, ND_FAILURE_FIRST_MAX, &known));
     }
     if (known) {
         return ND_OK;
     }
-    ND_TRY(add_failure(f, error, suffix, first));
-    return *first
+    ND_TRY(claim_first(f, error, suffix));
+    return f->first
                ? ND_OK
                : wait_for(f, ND_FAILURE_FIRST, answer_seconds, other, ND_FAILURE_FIRST_MAX, &known);
 }
 
-bool nd_failure_claim(const nd_failure *f, const nd_error *error, double patience_seconds,
-                      char *suffix, size_t capacity)
+/* All ranks of a torchrun-like start report; under PMIx one of each host that claims it. */
+static bool reports_for_host(nd_failure *f)
 {
-    const nd_identity *id = f->identity;
+    return !f->identity->pmix || nd_failure_claim_host(f->identity, &f->held);
+}
+
+bool nd_failure_claim(nd_failure *f, const nd_error *error, double seconds, char *suffix,
+                      size_t capacity)
+{
     char other[ND_FAILURE_FIRST_MAX] = "";
-    bool first = false;
     suffix[0] = '\0';
-    *f->held = -1;
-    if (!f->store) {
-        if (id->pmix && id->rank > 0 && id->node_rank > 0) {
-            nd_failure_wait_end(rank_0_seconds);
-        }
-        return !id->pmix || nd_failure_claim_host(id, f->held);
+    if (f->identity->source == ND_IDENTITY_NDLAUNCH || f->identity->world_size == 1) {
+        return true;
     }
-    nd_status status = ask_store(f, error, patience_seconds, &first, other, suffix, capacity);
-    if (status != ND_OK) {
+    if (!f->store) {
+        return reports_for_host(f);
+    }
+    nd_status status = ask_store(f, error, seconds, other, suffix, capacity);
+    if (status != ND_OK && !nd_store_first_failure(f->store, other, sizeof other)) {
         snprintf(suffix, capacity, "; rank 0, which hosts the store, %s",
                  status == ND_ERR_HANG ? "does not answer" : "was lost");
-        if (id->pmix && status != ND_ERR_HANG) {
-            nd_failure_wait_end(kill_seconds);
-        }
-        return !id->pmix || nd_failure_claim_host(id, f->held);
+        return reports_for_host(f);
     }
-    if (first && id->pmix) {
-        (void)nd_failure_claim_host(id, f->held); /* for those of this host that cannot ask */
+    if (f->first) {
+        return reports_for_host(f); /* some ranks of this host may not have heard of it */
     }
-    if (!first && !id->pmix && other[0]) {
+    if (!f->identity->pmix) {
         snprintf(suffix, capacity, "; first failure: %s", other);
     }
-    return first || !id->pmix;
+    return !f->identity->pmix;
+}
+
+/* The page comes first: ndlaunch recognises the line by it. Then the store learns that the reason
+ * of the job is printed, before PMIx ends this process. */
+static void report(nd_failure *f, const nd_error *error)
+{
+    const nd_identity *id = f->identity;
+    nd_failure_report(id, error);
+    nd_log_error("%s", error->message);
+    if (f->first && nd_store_set(f->store, ND_FAILURE_PRINTED, "", 0) != ND_OK) {
+        nd_error_clear(); /* rank 0 prints the reason once more */
+    }
+    if (id->pmix) {
+        nd_pmix_abort(id->pmix, (int)error->status, error->message);
+        wait_end(id->world_size > 1 ? kill_seconds : 0);
+    }
+}
+
+/* Another rank reports and ends the job. If that does not happen, one of each host reports. The
+ * lock is free meanwhile: rank 0 may learn that the other rank was lost before it could. */
+static bool reports_after_all(nd_failure *f)
+{
+    pthread_mutex_unlock(&f->lock);
+    wait_end(kill_seconds);
+    pthread_mutex_lock(&f->lock);
+    return !f->ended && reports_for_host(f);
+}
+
+void nd_failure_end(nd_failure *f, const nd_error *error)
+{
+    char suffix[ND_ERROR_MESSAGE_MAX] = "";
+    nd_error full = *error;
+    int64_t end = nd_clock_ns() + (int64_t)(kill_seconds * 1e9);
+    const struct timespec until = {end / 1000000000, end % 1000000000};
+    if (pthread_mutex_clocklock(&f->lock, CLOCK_MONOTONIC, &until) != 0) {
+        return;
+    }
+    if (!f->ended && (nd_failure_claim(f, error, patience_seconds, suffix, sizeof suffix) ||
+                      reports_after_all(f))) {
+        size_t used = strlen(full.message);
+        snprintf(full.message + used, sizeof full.message - used, "%s", suffix);
+        report(f, &full);
+    }
+    f->ended = true;
+    pthread_mutex_unlock(&f->lock);
+}
+
+/* Rank 0 does not ask: it is told in the thread of its store, which knows whether the loss comes
+ * first. */
+bool nd_failure_end_lost(nd_failure *f, const char *message, bool first)
+{
+    char other[ND_FAILURE_FIRST_MAX] = "";
+    const nd_identity *id = f->identity;
+    nd_error error = {.status = ND_ERR_IO};
+    if ((id->pmix && !first) || pthread_mutex_trylock(&f->lock) != 0) {
+        return false;
+    }
+    bool ends = !f->ended;
+    bool known = ends && id->rank > 0 && nd_store_first_failure(f->store, other, sizeof other);
+    if (ends && (known && id->pmix ? reports_after_all(f) : reports_for_host(f))) {
+        snprintf(error.message, sizeof error.message, "%s%s%s", message,
+                 known ? "; first failure: " : "", other);
+        report(f, &error);
+    }
+    f->ended = true;
+    pthread_mutex_unlock(&f->lock);
+    return ends;
 }

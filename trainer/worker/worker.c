@@ -8,13 +8,10 @@
 #include "runtime/rdzv/address.h"
 #include "runtime/rdzv/failure_page.h"
 #include "runtime/rdzv/pmix.h"
-#include "trainer/worker/failure.h"
 
-enum {
-    KILLED_SECONDS = 30,  /* for the end of an aborted job to reach this process */
-    PATIENCE_SECONDS = 4, /* for a better reason than a lost peer */
-    LOST_SECONDS = 1      /* for the end of the job, where rank 0 is lost: it may be why */
-};
+/* For rank 0 to host the store that a rank asks which failed before it had a configuration. */
+static const double unmet_seconds = 300;
+enum { END_SECONDS = 30 }; /* for the ranks of PMIx to end together */
 
 static int slot_of_rank(void *context, int rank)
 {
@@ -34,37 +31,16 @@ static const nd_progress *shared_page(const nd_worker *worker)
     return worker->identity.progress_fd >= 0 ? &worker->progress : NULL;
 }
 
-/*
- * From a thread that cannot ask the store, under PMIx: waits so long for the end of the job, whose
- * reason may be another rank's, then reports and ends it. While another rank of this host reports,
- * this one is silent. Returns when the server has not ended this process in time.
- */
-static void report_alone(const nd_worker *worker, const nd_error *error, double wait_seconds)
-{
-    int held;
-    nd_failure_wait_end(wait_seconds);
-    if (!nd_failure_claim_host(&worker->identity, &held)) {
-        sleep(KILLED_SECONDS); /* until the rank that reports has ended the job */
-    }
-    nd_log_error("%s", error->message);
-    nd_pmix_abort(worker->identity.pmix, (int)error->status, error->message);
-    sleep(KILLED_SECONDS);
-}
-
-/*
- * From the main thread; or with `ends` from one that ends the process because the main thread does
- * not return from CUDA or NCCL, so that nobody can ask the store which rank reports.
- */
+/* From the main thread; or with `ends` from one that ends the process because the main thread does
+ * not return from CUDA or NCCL. */
 static void on_comm_fault(void *context, nd_status status, const char *message, bool ends)
 {
-    const nd_worker *worker = context;
+    nd_worker *worker = context;
     nd_error error = {.status = status};
     snprintf(error.message, sizeof error.message, "%s", message);
     nd_failure_report(&worker->identity, &error);
-    if (ends && worker->identity.pmix) {
-        report_alone(worker, &error, status == ND_ERR_IO ? PATIENCE_SECONDS : 0);
-    } else if (ends) {
-        nd_log_error("%s", message);
+    if (ends) {
+        nd_failure_end(&worker->failure, &error);
     }
 }
 
@@ -110,27 +86,14 @@ static nd_status open_transport(nd_worker *worker, const nd_config *config)
     return nd_transport_open_ucx(&options, &worker->transport);
 }
 
-/* Another rank was lost. Runs in the store's thread on rank 0, which knows whether that loss was
- * the first failure, and on the others in the thread that watches rank 0; neither can ask the
- * store. */
+/* Another rank was lost. Runs in the store's thread on rank 0, and on the others in the thread that
+ * watches rank 0. */
 static void on_lost(void *context, const char *message, bool first)
 {
     nd_worker *worker = context;
-    nd_pmix *pmix = worker->identity.pmix;
-    if (pmix && !first) {
-        return; /* the rank that reported the first failure ends the job */
+    if (nd_failure_end_lost(&worker->failure, message, first)) {
+        _exit(ND_ERR_IO);
     }
-    if (atomic_exchange(&worker->ending, true)) {
-        return; /* the main thread is ending this process */
-    }
-    nd_error error = {.status = ND_ERR_IO};
-    snprintf(error.message, sizeof error.message, "%s", message);
-    if (pmix) {
-        report_alone(worker, &error, worker->identity.rank > 0 ? LOST_SECONDS : 0);
-    } else {
-        nd_log_error("%s", message);
-    }
-    _exit(ND_ERR_IO);
 }
 
 /* For a worker of PMIx, launch.rdzv_endpoint names the address at which rank 0 listens. */
@@ -147,6 +110,7 @@ nd_status nd_worker_meet(nd_worker *worker, const nd_config *config)
     nd_identity *id = &worker->identity;
     nd_rank *rank = &worker->rank;
     ND_TRY(nd_progress_open(id->progress_fd, id->local_world_size, &worker->progress));
+    worker->failure.identity = id;
     rank->progress = &worker->progress.slots[id->local_rank];
     atomic_store(&rank->progress->rank, id->rank);
     nd_progress_set_phase(rank->progress, ND_PHASE_RENDEZVOUS, 0);
@@ -154,7 +118,9 @@ nd_status nd_worker_meet(nd_worker *worker, const nd_config *config)
         ND_TRY(nd_store_open_single(&worker->store));
     } else {
         ND_TRY(apply_endpoint(id, config));
+        worker->sought = true;
         ND_TRY(nd_store_open(id, config->launch.rdzv_timeout_seconds, &worker->store));
+        worker->failure.store = worker->store;
         ND_TRY(nd_store_watch(worker->store, on_lost, worker));
         ND_TRY(nd_store_barrier(worker->store, "start"));
         nd_store_set_timeout(worker->store,
@@ -197,41 +163,19 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_ll
     return ND_OK;
 }
 
-/* The page comes first: ndlaunch recognises the line by it. */
-static void print_reason(const nd_worker *worker, const nd_error *error)
+/*
+ * A rank of PMIx that fails before it has met the others meets them to ask who reports. Rank 0 does
+ * not: without it there is no store, so it comes first.
+ */
+static void meet_to_ask(nd_worker *worker)
 {
-    nd_failure_report(&worker->identity, error);
-    nd_log_error("%s", error->message);
-}
-
-/* Without ndlaunch the ranks decide in the store which of them reports. */
-static bool claims(const nd_worker *worker)
-{
-    return worker->identity.source != ND_IDENTITY_NDLAUNCH && worker->identity.world_size > 1;
-}
-
-/* The other ranks learn of the failure only after its reason is printed; PMIx then ends all of
- * them. */
-static void report_failure(const nd_worker *worker)
-{
-    int held = -1;
-    const nd_failure failure = {&worker->identity, worker->met ? worker->store : NULL, &held};
-    nd_pmix *pmix = worker->identity.pmix;
-    nd_error error = worker->error;
-    char suffix[ND_ERROR_MESSAGE_MAX] = "";
-    if (claims(worker) &&
-        !nd_failure_claim(&failure, &error, PATIENCE_SECONDS, suffix, sizeof suffix)) {
-        sleep(KILLED_SECONDS); /* until the rank that reports has ended the job */
-    }
-    size_t used = strlen(error.message);
-    snprintf(error.message + used, sizeof error.message - used, "%s", suffix);
-    print_reason(worker, &error);
-    if (pmix) {
-        nd_pmix_abort(pmix, (int)error.status, error.message);
-        sleep(worker->identity.world_size > 1 ? KILLED_SECONDS : 0);
-    }
-    if (held >= 0) {
-        close(held);
+    const nd_identity *id = &worker->identity;
+    if (id->pmix && id->rank > 0 && !worker->sought) {
+        nd_pmix_set_reason(id->pmix, worker->error.message, (int)worker->error.status);
+        if (nd_store_open(id, unmet_seconds, &worker->store) != ND_OK) {
+            nd_error_clear(); /* this rank has its own reason, and reports it */
+        }
+        worker->failure.store = worker->store;
     }
 }
 
@@ -242,10 +186,12 @@ void nd_worker_fail(nd_worker *worker, nd_status status)
     }
     worker->error = *nd_error_last();
     worker->error.status = status;
-    if (atomic_exchange(&worker->ending, true)) {
-        sleep(KILLED_SECONDS); /* another thread is ending this process */
+    worker->failure.identity = &worker->identity;
+    meet_to_ask(worker);
+    nd_failure_end(&worker->failure, &worker->error);
+    if (worker->failure.held >= 0) {
+        close(worker->failure.held);
     }
-    report_failure(worker);
     nd_transport_abandon(worker->transport);
 }
 
@@ -256,7 +202,8 @@ static bool report_end(nd_worker *worker, nd_status status)
     if (failed) {
         nd_worker_fail(worker, status);
     } else if (status != ND_OK) {
-        print_reason(worker, nd_error_last());
+        nd_failure_report(&worker->identity, nd_error_last());
+        nd_log_error("%s", nd_error_last()->message);
     }
     return failed;
 }
@@ -286,7 +233,7 @@ int nd_worker_close(nd_worker *worker, nd_status status)
     if (!failed && worker->identity.pmix && worker->met) {
         /* All end together: some settings of Slurm kill the step at the first task whose code is
          * not 0. */
-        nd_pmix_end(worker->identity.pmix, KILLED_SECONDS, (int)status);
+        nd_pmix_end(worker->identity.pmix, END_SECONDS, (int)status);
     }
     nd_identity_leave(&worker->identity, (int)status);
     nd_progress_close(&worker->progress);

@@ -6,8 +6,6 @@
  * CPUs, transport, groups. nd_worker owns all of them; nd_worker_close undoes them in reverse
  * order. Everything is called from the main thread.
  */
-#include <stdatomic.h>
-
 #include "kernels/ops.h"
 #include "runtime/config/config.h"
 #include "runtime/device/affinity.h"
@@ -15,6 +13,7 @@
 #include "runtime/rdzv/identity.h"
 #include "runtime/rdzv/store.h"
 #include "trainer/rank.h"
+#include "trainer/worker/failure.h"
 
 /* process.c: what concerns the process before it is a worker of a job. */
 
@@ -89,7 +88,8 @@ typedef struct nd_worker {
     nd_peers peers;
     bool met;           /* all ranks have joined the store */
     nd_error error;     /* its status is ND_OK until nd_worker_fail */
-    atomic_bool ending; /* a thread reports a failure and ends the process */
+    bool sought;        /* it has looked for the store */
+    nd_failure failure; /* how this worker ends; ND_FAILURE_INIT */
     nd_progress progress;
     nd_affinity affinity;
     nd_device *device;

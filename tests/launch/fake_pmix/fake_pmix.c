@@ -5,11 +5,10 @@
  *
  *   FAKE_PMIX_FOLDER  the folder of the job; all of its hosts see it
  *   FAKE_PMIX_SIZE    ranks of the job, of which FAKE_PMIX_LOCAL_SIZE are on this host
- *   FAKE_PMIX_KILL    if set, PMIx_Abort kills its caller, as a server does
+ *   FAKE_PMIX_KILL    if set, PMIx_Abort kills all ranks, as a server does
  *   FAKE_PMIX_HANG    the function that never returns; on rank FAKE_PMIX_HANG_RANK alone, if set
  *
- * PMIx_Fence keeps to PMIX_TIMEOUT. PMIx_Abort ends nobody else: it leaves the file "aborted" with
- * the code.
+ * PMIx_Fence keeps to PMIX_TIMEOUT. PMIx_Abort leaves the file "aborted" with the code.
  */
 #include <pmix.h>
 #include <signal.h>
@@ -62,7 +61,34 @@ pmix_status_t PMIx_Init(pmix_proc_t *proc, pmix_info_t info[], size_t ninfo)
     memset(proc, 0, sizeof *proc);
     snprintf(proc->nspace, sizeof proc->nspace, "%s", getenv("PMIX_NAMESPACE"));
     proc->rank = (pmix_rank_t)rank;
-    return PMIX_SUCCESS;
+    char pid[16];
+    snprintf(pid, sizeof pid, "%ld", (long)getpid());
+    pmix_status_t written = write_file("pid", pid, strlen(pid));
+    for (int r = 0; r < number("FAKE_PMIX_SIZE") && getenv("FAKE_PMIX_KILL"); r++) {
+        char path[4096];
+        path_of(path, sizeof path, "aborted", r);
+        if (access(path, F_OK) == 0) {
+            raise(SIGKILL);
+        }
+    }
+    return written;
+}
+
+/* The caller last. A rank that has not come yet is not killed. */
+static void kill_all(void)
+{
+    for (int r = 0; r < number("FAKE_PMIX_SIZE"); r++) {
+        char path[4096], text[16] = "";
+        path_of(path, sizeof path, "pid", r);
+        FILE *f = r != rank ? fopen(path, "r") : NULL;
+        if (f) {
+            if (fgets(text, sizeof text, f) && atoi(text) > 1) {
+                kill(atoi(text), SIGKILL);
+            }
+            fclose(f);
+        }
+    }
+    raise(SIGKILL);
 }
 
 pmix_status_t PMIx_Finalize(const pmix_info_t info[], size_t ninfo)
@@ -78,7 +104,7 @@ pmix_status_t PMIx_Abort(int status, const char message[], pmix_proc_t procs[], 
     snprintf(text, sizeof text, "%d", status);
     pmix_status_t written = write_file("aborted", text, strlen(text));
     if (getenv("FAKE_PMIX_KILL")) {
-        raise(SIGKILL);
+        kill_all();
     }
     return written;
 }

@@ -14,6 +14,7 @@ typedef struct client {
     nd_peer *peer;
     nd_wire_parser answers;
     bool dropped;
+    char failed[ND_FAILURE_FIRST_MAX]; /* the first failure that it was told of */
 } client;
 
 static client clients[PEERS];
@@ -81,7 +82,16 @@ static nd_wire_frame answer(int i)
 {
     nd_wire_frame frame;
     assert_ok(nd_wire_next(&clients[i].answers, &frame));
-    return frame;
+    if (frame.type != ND_WIRE_FAILED) {
+        return frame;
+    }
+    size_t count;
+    nd_wire_cursor cursor = nd_wire_body(&frame);
+    const uint8_t *text = nd_wire_get_blob(&cursor, &count);
+    cr_assert(nd_wire_finished(&cursor));
+    cr_assert_str_empty(clients[i].failed, "it is told once");
+    snprintf(clients[i].failed, sizeof clients[i].failed, "%.*s", (int)count, (const char *)text);
+    return answer(i);
 }
 
 static void join(int i)
@@ -282,6 +292,53 @@ Test(server, the_first_lost_rank_stays_the_first_failure)
     nd_server_gone(server, clients[1].peer);
     nd_server_first_failure(server, first, sizeof first);
     cr_assert_not_null(strstr(first, "rank 2 (hosty) was lost"), "%s", first);
+    cr_assert_eq(answer(0).type, ND_WIRE_NONE);
+    cr_assert_str_eq(clients[0].failed, first, "it is told without asking");
+}
+
+/* Nobody would report it: the store is in the process that was lost. */
+Test(server, the_loss_of_rank_0_is_told_to_nobody)
+{
+    char first[ND_FAILURE_FIRST_MAX];
+    open_server(2);
+    join(0);
+    join(1);
+    nd_server_gone(server, clients[0].peer);
+    nd_server_first_failure(server, first, sizeof first);
+    cr_assert_not_null(strstr(first, "rank 0 (hosty) was lost"), "%s", first);
+    cr_assert_eq(answer(1).type, ND_WIRE_NONE);
+    cr_assert_str_empty(clients[1].failed);
+}
+
+static uint64_t set_once(int i, const char *key, const char *value)
+{
+    request(i, ND_WIRE_SET_ONCE, key, value, strlen(value));
+    nd_wire_frame frame = answer(i);
+    cr_assert_eq(frame.type, ND_WIRE_SUM);
+    nd_wire_cursor cursor = nd_wire_body(&frame);
+    nd_wire_get_u32(&cursor);
+    return nd_wire_get_u64(&cursor);
+}
+
+Test(server, the_first_rank_that_claims_is_the_first_failure_until_it_has_printed_it)
+{
+    char first[ND_FAILURE_FIRST_MAX];
+    open_server(3);
+    for (int i = 0; i < 3; i++) {
+        join(i);
+    }
+    request(1, ND_WIRE_GET, ND_FAILURE_FIRST, NULL, 0); /* it waits */
+    cr_assert_eq(set_once(2, ND_FAILURE_FIRST, "two"), 1);
+    cr_assert_eq(answer(1).type, ND_WIRE_VALUE);
+    cr_assert_str_eq(clients[1].failed, "two");
+    cr_assert_eq(set_once(0, ND_FAILURE_FIRST, "zero"), 0);
+    nd_server_first_failure(server, first, sizeof first);
+    cr_assert_str_eq(first, "two");
+    cr_assert_str_eq(clients[0].failed, "two");
+    cr_assert(nd_server_first_unprinted(server, 2));
+    cr_assert_not(nd_server_first_unprinted(server, 0));
+    cr_assert_eq(set_once(2, ND_FAILURE_PRINTED, ""), 1);
+    cr_assert_not(nd_server_first_unprinted(server, 2));
 }
 
 Test(server, hello_must_fit_version_job_epoch_and_place)
