@@ -205,6 +205,8 @@ static const nd_field_id most_used[] = {
     ND_FIELD_optimizer_lr,
     ND_FIELD_parallel_recompute,
     ND_FIELD_output_dir,
+    ND_FIELD_checkpoint_interval,
+    ND_FIELD_checkpoint_resume,
 };
 
 enum { HELP_COLUMN = 36 }; /* of the short --help */

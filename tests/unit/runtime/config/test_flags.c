@@ -550,6 +550,8 @@ Test(flags, help_fits_a_screen)
     cr_expect(strstr(text, "usage: ndlaunch [flags]\n") && strstr(text, "\n  --own FLAG "));
     cr_expect(strstr(text, "of the program\n"), "the rest of the sentence is for --help all");
     cr_expect(strstr(text, "\n  --num-steps N ") && strstr(text, "--help all"));
+    cr_expect(strstr(text, "\n  --checkpoint-frequency N ") &&
+              strstr(text, "\n  --resume-from-checkpoint TEXT "));
     for (int i = 0; i < ND_SECTION_COUNT; i++) {
         cr_expect(strstr(text, nd_sections[i].name), "%s is not named", nd_sections[i].name);
     }
