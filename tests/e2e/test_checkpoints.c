@@ -230,6 +230,9 @@ Test(checkpoints, must_fit_the_run)
 {
     shell(&dir, TWO "--num-steps 4 --save-dir out --checkpoint-frequency 2");
     refused(2, TWO RESUMED "--data-path other.txt", "other training data");
+    shell_says(TWO "--num-steps 6 --save-dir fork --resume-from-checkpoint out --data-path "
+                   "other.txt --resume-allow data.path",
+               "resume: data.path has another content (digest ");
     refused(2, TWO RESUMED "--model-config wide.json",
             "has intermediate_size 64, and the model of this run has 96");
     refused(2, TWO RESUMED "--micro-batch-size 2",

@@ -38,7 +38,7 @@ static nd_status check_source(const nd_run_checkpoints *c)
     ND_TRY(nd_manifest_read(c->resume.source, &manifest));
     nd_status status = nd_resume_check(config, c->context->inputs, c->resume.source, &manifest);
     if (status == ND_OK) {
-        nd_resume_log_changes(config, &manifest);
+        status = nd_resume_log_changes(config, c->context->inputs, &manifest);
     }
     nd_manifest_fini(&manifest);
     return status;

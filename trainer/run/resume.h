@@ -69,8 +69,10 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
  */
 nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
                           const nd_manifest *manifest);
-/* Logs each setting that differs from the checkpoint's although it may. */
-void nd_resume_log_changes(const nd_config *config, const nd_manifest *manifest);
+/* Logs each setting, and the content of each file, that differs from the checkpoint's although it
+ * may. */
+nd_status nd_resume_log_changes(const nd_config *config, const nd_inputs *inputs,
+                                const nd_manifest *manifest);
 
 /* Before any worker starts: the source is there and fits the run, and checkpoint.allow names only
  * keys that are compared (else ND_ERR_CONFIG). */

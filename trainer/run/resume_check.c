@@ -163,9 +163,31 @@ static void log_change(void *context, const char *key, const char *value, bool j
                                                 : "");
 }
 
-void nd_resume_log_changes(const nd_config *config, const nd_manifest *manifest)
+/* Of files, whose paths say nothing. nd_resume_check has let these pass. */
+static nd_status log_contents(const nd_config *config, const nd_inputs *inputs,
+                              const nd_manifest *manifest)
 {
-    (void)nd_config_each(config, log_change, (void *)manifest);
+    nd_manifest_pairs own = {0};
+    nd_status status = nd_resume_identity(config, inputs, &own);
+    for (int i = 0; i < own.count && status == ND_OK; i++) {
+        const nd_manifest_pair *pair = &own.list[i];
+        const char *stored = nd_manifest_pairs_find(&manifest->identity, pair->key);
+        bool file = strcmp(pair->key, "data.path") == 0 || strcmp(pair->key, tokenizer_file) == 0;
+        if (file && stored && strcmp(stored, pair->value) != 0) {
+            nd_log_info("resume: %s has another content (digest %.12s, not %.12s), as "
+                        "--resume-allow permits",
+                        pair->key, pair->value, stored);
+        }
+    }
+    nd_manifest_pairs_fini(&own);
+    return status;
+}
+
+nd_status nd_resume_log_changes(const nd_config *config, const nd_inputs *inputs,
+                                const nd_manifest *manifest)
+{
+    ND_TRY(log_contents(config, inputs, manifest));
+    return nd_config_each(config, log_change, (void *)manifest);
 }
 
 static nd_status check_model(const nd_inputs *inputs, const char *folder)
