@@ -46,6 +46,34 @@ static nd_status check_writable(const char *dir)
     return ND_OK;
 }
 
+static nd_status fail_holds_run(const char *dir, const char *mark)
+{
+    return nd_fail(ND_ERR_CANTCREATE,
+                   "the folder %s already holds a run (%s), and nothing is overwritten; go on with "
+                   "that run with --resume-from-checkpoint latest, or give another folder as "
+                   "output.dir, or none for a fresh one in runs/",
+                   dir, mark);
+}
+
+/* A restart of a fresh run would take a checkpoint of ours that is there already. */
+static nd_status check_no_checkpoint(const char *dir)
+{
+    int64_t *steps = NULL;
+    int count = 0;
+    ND_TRY(nd_checkpoint_list(dir, &steps, &count));
+    nd_status status = ND_OK;
+    for (int i = count - 1; i >= 0 && status == ND_OK; i--) {
+        char *path = NULL;
+        status = nd_checkpoint_path(dir, steps[i], &path);
+        if (status == ND_OK && nd_checkpoint_is_ours(path)) {
+            status = fail_holds_run(dir, strrchr(path, '/') + 1);
+        }
+        free(path);
+    }
+    free(steps);
+    return status;
+}
+
 static nd_status open_given(const char *dir)
 {
     static const char *const marks[] = {"run.json", "metrics.jsonl", "trace.json", "model"};
@@ -55,14 +83,10 @@ static nd_status open_given(const char *dir)
         char path[4352];
         snprintf(path, sizeof path, "%s/%s", dir, marks[i]);
         if (access(path, F_OK) == 0) {
-            return nd_fail(ND_ERR_CANTCREATE,
-                           "the folder %s already holds a run (%s), and nothing is overwritten; "
-                           "go on with that run with --resume-from-checkpoint latest, or give "
-                           "another folder as output.dir, or none for a fresh one in runs/",
-                           dir, marks[i]);
+            return fail_holds_run(dir, marks[i]);
         }
     }
-    return ND_OK;
+    return check_no_checkpoint(dir);
 }
 
 /* File name of the configuration without folder and suffix; "run" when there was no file. */

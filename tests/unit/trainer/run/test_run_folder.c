@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "runtime/base/fsio.h"
 #include "tests/support/tempdir.h"
 #include "trainer/run/run_folder.h"
 
@@ -112,6 +113,20 @@ Test(run_folder, one_that_holds_a_run_is_refused_and_left_alone)
         cr_assert_eq(stat(path, &st), 0);
         cr_assert_eq(st.st_size, 8);
     }
+}
+
+/* One that was copied there: a restart of the fresh run would go on from it. */
+Test(run_folder, one_that_holds_a_checkpoint_is_refused)
+{
+    char *got = NULL;
+    nd_config config = {.source = "", .output.dir = "one"};
+    assert_ok(nd_fs_make_folders("one/checkpoint-7", "it", "")); /* another program's */
+    assert_ok(nd_fs_make_folders("one/checkpoint-6.old/state", "it", ""));
+    assert_ok(nd_run_folder_create(&config, &got));
+    free(got);
+    assert_ok(nd_fs_make_folders("one/checkpoint-5/state", "it", ""));
+    assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE,
+                 "already holds a run (checkpoint-5)");
 }
 
 /* With checkpoint.export_model each checkpoint holds the model too, in the type it is saved in. */
