@@ -492,6 +492,12 @@ nd_status nd_ops_ref(const nd_ops **out); /* naive F32 C, the oracle */
 /* oneDNN, vectorised. What the ops keep (primitives, their scratch) hangs off the device and dies
  * with it. */
 nd_status nd_ops_cpu(nd_device *device, const nd_ops **out);
+/*
+ * Starts the device's threads, which wait for the ops of the calling thread. Without this the first
+ * op starts them, and where a limit forbids so many (ulimit -u, -v, -d, pids.max) libgomp ends the
+ * process; here that is ND_ERR_RESOURCE.
+ */
+nd_status nd_ops_cpu_start_threads(const nd_device *device);
 
 /* What the CPU backend runs on: the instruction set in use ("avx512_bf16"), oneDNN's version.
  * Static strings. */

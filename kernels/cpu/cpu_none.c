@@ -9,6 +9,11 @@ nd_status nd_ops_cpu(nd_device *device, const nd_ops **out)
                    "or disabled); use --device cuda, or build again where they are");
 }
 
+nd_status nd_ops_cpu_start_threads(const nd_device *device)
+{
+    return ND_OK;
+}
+
 const char *nd_ops_machine(const nd_device *device)
 {
     return device->name;

@@ -278,6 +278,13 @@ Test(errors, limits_of_memory)
     }
 }
 
+/* Without a launcher nobody compared the threads with the limits. */
+Test(errors, threads_that_no_limit_allows)
+{
+    refused_with(71, "ulimit -d 600000; " TRAIN "--set launch.threads_per_worker=200",
+                 "a worker of 200 threads cannot start more than ", "(ulimit -d)");
+}
+
 /* The room that UCX will need is known before the start. */
 Test(errors, a_small_folder_of_shared_memory)
 {

@@ -3,7 +3,9 @@
  * and 5 threads: their sums are cut into blocks by shape alone. Sizes are above what one thread
  * does alone, and none of these counts divides them. */
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "kernels/cpu/context.h"
 #include "kernels/rope.h"
@@ -161,4 +163,26 @@ Test(threads, same_bits_of_our_own_products)
         }
         nd_case_free();
     }
+}
+
+/* No room for a stack stands for every limit that forbids a thread. */
+Test(threads, that_cannot_start_are_an_error)
+{
+    nd_device *device = NULL;
+    pthread_attr_t usual, huge;
+    cr_assert_eq(nd_device_open_cpu(3, &device), ND_OK);
+    pthread_getattr_default_np(&usual);
+    pthread_attr_init(&huge);
+    cr_assert_eq(pthread_attr_setstacksize(&huge, (size_t)1 << 46), 0);
+    cr_assert_eq(pthread_setattr_default_np(&huge), 0);
+    nd_status status = nd_ops_cpu_start_threads(device);
+    pthread_setattr_default_np(&usual);
+    cr_expect_eq(status, ND_ERR_RESOURCE);
+    cr_expect(strstr(nd_error_last()->message, "a worker of 3 threads cannot start more than 1 "),
+              "%s", nd_error_last()->message);
+    nd_error_clear();
+    cr_expect_eq(nd_ops_cpu_start_threads(device), ND_OK, "%s", nd_error_last()->message);
+    pthread_attr_destroy(&huge);
+    pthread_attr_destroy(&usual);
+    nd_device_close(device);
 }

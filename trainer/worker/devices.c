@@ -106,6 +106,7 @@ nd_status nd_worker_open_device(const nd_config *config, int local_rank, int loc
         warn_of_cpu(config);
     }
     ND_TRY(nd_device_open_cpu(worker->affinity.threads, &worker->device));
+    ND_TRY(nd_ops_cpu_start_threads(worker->device));
     return nd_ops_cpu(worker->device, &worker->rank.ops);
 }
 
