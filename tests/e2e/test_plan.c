@@ -96,6 +96,10 @@ Test(plan, llama_8b_on_eight_workers)
      * tp that divide each: 20 times 64 KiB. */
     cr_expect_geq(part("    CUDA graphs, estimated"), 32 * 20.0 / 16384, "%s", shell_output);
     parts_are_the_total();
+    /* Masters and two moments of 8 billion parameters, of which 8 ranks write an eighth each. */
+    cr_expect_null(strstr(shell_output, "pinned"), "%s", shell_output);
+    shell(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --device cuda --checkpoint-frequency 100");
+    says("\ncheckpoints: 11.22 GiB of pinned host memory a worker\n");
     shell(&dir, PLAN "tp_hsdp.yaml");
     says(" MiB\nfits this host: 8 workers of ");
 }

@@ -56,7 +56,14 @@ static nd_status start(void *context, nd_trainer *t)
                                       .batch_samples = 8,
                                       .identity = &s->none,
                                       .config = &s->none};
-    return nd_saver_create(&options, &s->savers[t->rank->rank]);
+    size_t planned = 0;
+    long before = nd_double_counts_get().pinned_bytes;
+    ND_TRY(nd_saver_pinned_bytes(t, &planned));
+    ND_TRY(nd_saver_create(&options, &s->savers[t->rank->rank]));
+    long pinned = nd_double_counts_get().pinned_bytes - before;
+    cr_assert(planned > 0 && pinned == (long)planned, "%ld bytes are pinned, not %zu", pinned,
+              planned);
+    return ND_OK;
 }
 
 static nd_status after_step(void *context, nd_trainer *t, int64_t step)

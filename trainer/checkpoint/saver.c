@@ -267,6 +267,21 @@ static nd_status start_thread(nd_saver *s)
     return code == 0 ? ND_OK : nd_fail_system(code, "the thread of the checkpoint writer");
 }
 
+nd_status nd_saver_pinned_bytes(const nd_trainer *trainer, size_t *bytes)
+{
+    const nd_rank *r = trainer->rank;
+    const nd_shard_plan_options options = {
+        .layout = trainer->model->layout,
+        .mesh = &r->mesh,
+        .rank = r->rank,
+        .arrays = r->config->optimizer.name == ND_OPTIMIZER_ADAMW ? ND_STATE_KINDS : 1};
+    nd_shard_plan plan;
+    ND_TRY(nd_shard_plan_init(&plan, &options));
+    *bytes = nd_snapshot_pinned_bytes(&plan);
+    nd_shard_plan_fini(&plan);
+    return ND_OK;
+}
+
 static nd_status init(nd_saver *s, const nd_saver_options *options)
 {
     const nd_rank *r = options->trainer->rank;

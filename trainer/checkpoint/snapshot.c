@@ -62,20 +62,27 @@ nd_status nd_snapshot_describe(const nd_trainer *trainer, int *arrays,
     return ND_OK;
 }
 
-static int64_t digest_count(const nd_snapshot *s)
+static size_t digest_bytes(const nd_shard_plan *plan)
 {
-    return (int64_t)ND_ALIKE_COUNT * s->plan->layout->unit_count;
+    return ND_ALIKE_COUNT * (size_t)plan->layout->unit_count * sizeof(uint64_t);
 }
 
-/* Offsets of all pieces in the pinned memory; returns the elements. */
-static int64_t place_pieces(nd_snapshot *s)
+/* Of all pieces; `offsets`, by piece, may be NULL. */
+static size_t place_pieces(const nd_shard_plan *plan, int64_t *offsets)
 {
     int64_t at = 0;
-    for (int i = 0; i < s->plan->piece_count; i++) {
-        s->offsets[i] = at;
-        at += nd_rect_elements(&s->plan->pieces[i].rect) * s->plan->arrays;
+    for (int i = 0; i < plan->piece_count; i++) {
+        if (offsets) {
+            offsets[i] = at;
+        }
+        at += nd_rect_elements(&plan->pieces[i].rect) * plan->arrays;
     }
-    return at;
+    return (size_t)at * sizeof(float);
+}
+
+size_t nd_snapshot_pinned_bytes(const nd_shard_plan *plan)
+{
+    return place_pieces(plan, NULL) + digest_bytes(plan);
 }
 
 static nd_status detach(nd_snapshot *s)
@@ -85,10 +92,9 @@ static nd_status detach(nd_snapshot *s)
     s->detached = true;
     ND_TRY(ND_ALLOC(s->plan->piece_count + 1, &s->offsets));
     ND_TRY(ND_ALLOC(s->plan->layout->unit_count, &s->copied));
-    int64_t elements = place_pieces(s);
-    ND_TRY(nd_host_alloc(device, (size_t)elements * sizeof(float) + 1, &memory));
+    ND_TRY(nd_host_alloc(device, place_pieces(s->plan, s->offsets), &memory));
     s->memory = memory;
-    ND_TRY(nd_host_alloc(device, (size_t)digest_count(s) * sizeof *s->digests, &digests));
+    ND_TRY(nd_host_alloc(device, digest_bytes(s->plan), &digests));
     s->digests = digests;
     ND_TRY(device->table->stream_init(device, &s->stream));
     ND_TRY(device->table->event_init(device, &s->updated));
@@ -115,7 +121,7 @@ static nd_status init(nd_snapshot *s)
     s->alike[ND_ALIKE_UNSPLIT] = s->trainer->rank->mesh.size[ND_AXIS_TP] > 1;
     return s->trainer->rank->device->kind == ND_DEVICE_CUDA
                ? detach(s)
-               : ND_ALLOC(digest_count(s), &s->digests);
+               : nd_alloc(1, digest_bytes(s->plan), (void **)&s->digests);
 }
 
 nd_status nd_snapshot_create(nd_trainer *trainer, const nd_shard_plan *plan, nd_snapshot **out)
@@ -250,7 +256,7 @@ static nd_status enqueue_digests(nd_snapshot *s)
 {
     nd_stream *stream = &s->trainer->rank->stream;
     int units = s->plan->layout->unit_count;
-    size_t bytes = (size_t)digest_count(s) * sizeof *s->digests;
+    size_t bytes = digest_bytes(s->plan);
     uint64_t *landing = (uint64_t *)(void *)s->trainer->model->fsdp.grad;
     memset(s->digests, 0, bytes);
     if (!s->alike[ND_ALIKE_SHARDS] && !s->alike[ND_ALIKE_UNSPLIT]) {

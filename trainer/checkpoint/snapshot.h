@@ -17,6 +17,8 @@ typedef struct nd_snapshot nd_snapshot;
 /* State arrays and extras of a trainer, as nd_shard_plan_options has them. */
 nd_status nd_snapshot_describe(const nd_trainer *trainer, int *arrays,
                                nd_state_extra extras[ND_STATE_EXTRAS_MAX], int *extra_count);
+/* Pinned memory that a snapshot on a GPU allocates. */
+size_t nd_snapshot_pinned_bytes(const nd_shard_plan *plan);
 /* Trainer and plan are borrowed. */
 nd_status nd_snapshot_create(nd_trainer *trainer, const nd_shard_plan *plan, nd_snapshot **out);
 void nd_snapshot_destroy(nd_snapshot *snapshot); /* NULL is legal */

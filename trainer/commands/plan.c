@@ -10,6 +10,7 @@
 #include "runtime/comm/comm.h"
 #include "runtime/device/affinity.h"
 #include "runtime/device/host_memory.h"
+#include "trainer/checkpoint/saver.h"
 #include "trainer/precision/precision.h"
 #include "trainer/report/report.h"
 #include "trainer/step/step.h"
@@ -66,6 +67,19 @@ static void print_fit(FILE *out, const nd_trainer *trainer)
                                                     : "fits this host",
             (long long)config->launch.nproc_per_node, config->launch.nproc_per_node == 1 ? "" : "s",
             each, all, (double)host.physical / nd_gib, (double)host.available / nd_gib);
+}
+
+/* A CPU's saves copy nothing. */
+static nd_status print_checkpoints(FILE *out, const nd_trainer *trainer)
+{
+    const nd_config *config = trainer->rank->config;
+    size_t bytes = 0;
+    if (config->launch.device != ND_CHOOSE_CUDA || config->checkpoint.interval == 0) {
+        return ND_OK;
+    }
+    ND_TRY(nd_saver_pinned_bytes(trainer, &bytes));
+    fprintf(out, "checkpoints: %.2f GiB of pinned host memory a worker\n", (double)bytes / nd_gib);
+    return ND_OK;
 }
 
 static void print_groups(FILE *out, const nd_mesh *mesh, int rank)
@@ -209,6 +223,7 @@ static nd_status print_plan(FILE *out, const nd_config *config, const nd_inputs 
     nd_rank *r = &worker->rank;
     nd_trainer *trainer = NULL;
     char mesh[128];
+    nd_status status = ND_OK;
     ND_TRY(plan_rank(config, inputs, worker, tuning, rank, &trainer));
     fprintf(out, "mesh: %s, %d workers; tp peers are adjacent ranks\n",
             nd_mesh_format(&r->mesh, mesh, sizeof mesh), r->world_size);
@@ -233,9 +248,10 @@ static nd_status print_plan(FILE *out, const nd_config *config, const nd_inputs 
             r->device->threads == 1 ? "" : "s");
     nd_memplan_print(&trainer->plan, out);
     print_fit(out, trainer);
+    status = print_checkpoints(out, trainer);
     print_estimate(out, trainer);
     nd_trainer_destroy(trainer);
-    return ND_OK;
+    return status;
 }
 
 static nd_status begin(nd_worker *worker)

@@ -91,6 +91,7 @@ typedef struct nd_double_counts {
     long host_waits; /* queries of unfinished work until the next is enqueued count once */
     long calls;      /* that enqueued something: a graph counts once, what is captured does not */
     long fp8_products[ND_DOUBLE_FP8_KINDS]; /* that ran */
+    long pinned_bytes;                      /* allocated now */
     /* cuDNN's backwards of attention as they were asked for; those of a graph when captured. */
     long usual_backwards, ordered_backwards;
 } nd_double_counts;

@@ -194,6 +194,7 @@ static cudaError_t map(size_t bytes, bool device_memory, void **out)
         mprotect(p, mapped, PROT_NONE);
     }
     device->used += device_memory ? mapped : 0;
+    device->counts.pinned_bytes += device_memory ? 0 : (long)bytes;
     device->counts.allocations++;
     device->regions[device->region_count++] = (region){p, bytes, mapped, device_memory};
     *out = p;
@@ -210,6 +211,7 @@ static cudaError_t unmap(void *p, bool device_memory)
                 nd_double_violation("memory freed as another kind than it was allocated");
             }
             device->used -= device_memory ? r->mapped : 0;
+            device->counts.pinned_bytes -= device_memory ? 0 : (long)r->bytes;
             device->counts.frees++;
             munmap(r->begin, r->mapped);
             *r = device->regions[--device->region_count];
