@@ -84,6 +84,12 @@ def check_commit(calls, run, commit):
         changes = [c for c in inside if c.path == file and c.name in CHANGES]
         check(changes, f"{file} is empty")
         durable_between(calls, file, changes, commit.begin if file == manifest else made, "a file")
+    reserved = {c.path: c for c in inside if c.name in ("fallocate", "ftruncate")}
+    for file in files: # a full disk shows before a rank sends data
+        if file.endswith(".safetensors") and file.startswith(f"{temporary}/state/"):
+            own = file.rsplit("/", 1)[1].split("-model-")[0]
+            data = [c for c in inside if c.name == "pwrite64" and f"/{own}-" in c.path]
+            check(file in reserved and reserved[file].end < min(c.begin for c in data), f"{file} is not reserved first")
     for folder in (f"{temporary}/state", temporary):
         makes = [c for c in inside if c.path.rsplit("/", 1)[0] == folder
                  and (c.name == "mkdir" or c.creates or c.name.startswith("rename")) and c is not commit]
@@ -151,6 +157,7 @@ def self_test(calls, run):
         refused([c for c in calls if not (c.name == "fsync" and c.path == path)], run, f"{path} is never synced")
         late = [c for c in calls if c.name == "fsync" and c.path == path]
         refused(renumbered([c for c in calls if c not in late] + late), run, f"{path} is synced at the end")
+    refused([c for c in calls if c.name != "fallocate"], run, "no space is reserved")
     commits = [c for c in calls if c.name.startswith("rename") and re.fullmatch(r"/\.tmp-checkpoint-[^/]*", c.path[len(run):])]
     for commit in commits:
         first = next(i for i, c in enumerate(calls) if c.path.startswith(commit.path))

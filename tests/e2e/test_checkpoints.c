@@ -91,21 +91,31 @@ Test(checkpoints, a_killed_run_goes_on_with_the_same_bits)
 
 Test(checkpoints, a_signal_saves_and_the_run_goes_on)
 {
-    shell(&dir, TWO "--num-steps 1500 --log-interval 500 --save-dir whole --checkpoint-frequency "
-                    "1000 --save-total-limit "
-                    "0");
-    int code = shell_run(
-        &dir, TWO "--num-steps 1500 --log-interval 500 --save-dir out --checkpoint-frequency 1000 "
-                  "& pid=$!; " AWAIT("out/metrics.jsonl") "kill -USR1 $pid; wait $pid");
-    cr_assert_eq(code, 75, "ended with %d:\n%s", code, shell_output);
-    cr_assert_not_null(strstr(shell_output, "; go on with --save-dir /"), "%s", shell_output);
-    cr_assert_not_null(strstr(shell_output, "/out --resume-from-checkpoint latest"), "%s",
-                       shell_output);
-    shell(&dir, "grep '\"reason\":\"signal\"' out/metrics.jsonl && ! test -e out/model");
-    shell(&dir,
-          TWO "--num-steps 1500 --log-interval 500 --save-dir out --checkpoint-frequency 1000 "
-              "--resume-from-checkpoint auto");
-    shell(&dir, SAME("whole", "out", "1500"));
+#define LONG "--num-steps 2000 --log-interval 500 --checkpoint-frequency 1500 "
+    static const char *const signals[] = {"USR1", "TERM", "INT"};
+    shell(&dir, TWO LONG "--save-dir whole --save-total-limit 0");
+    for (int i = 0; i < 3; i++) { /* a background job of a shell ignores INT */
+        char command[COMMAND_MAX];
+        snprintf(command, sizeof command,
+                 "env --default-signal=INT " TWO LONG
+                 "--save-dir out --resume-from-checkpoint auto & pid=$!; n=0; until awk '"
+                 "/\"resumed\"/ { r++ } { step = /step_ms/ } END { exit !(step && r == %d) }' "
+                 "out/metrics.jsonl 2>/dev/null || test $n -ge 600; do sleep 0.05; n=$((n+1)); "
+                 "done; kill -%s $pid; wait $pid",
+                 i, signals[i]);
+        int code = shell_run(&dir, command);
+        cr_assert_eq(code, 75, "%s: ended with %d:\n%s", signals[i], code, shell_output);
+        cr_assert_not_null(strstr(shell_output, "; go on with --save-dir /"), "%s", shell_output);
+        cr_assert_not_null(strstr(shell_output, "/out --resume-from-checkpoint latest"), "%s",
+                           shell_output);
+        snprintf(command, sizeof command,
+                 "test $(grep -c '\"reason\":\"signal\"' out/metrics.jsonl) = %d && ! test -e "
+                 "out/model",
+                 i + 1);
+        shell(&dir, command);
+    }
+    shell(&dir, TWO LONG "--save-dir out --resume-from-checkpoint auto");
+    shell(&dir, SAME("whole", "out", "2000"));
 }
 
 /* The same line in a batch script, whether the job is new, was requeued, or ended. */

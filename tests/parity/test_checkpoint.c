@@ -51,6 +51,7 @@ typedef struct plan {
     int64_t committed;
     void (*before_unit)(void *context, int unit);
     struct hanging *hanging; /* rank 0's writer hangs before it commits */
+    struct updating *updating;
     nd_commit_gate gate;
     const nd_export_options *export; /* each checkpoint gets its model */
     const char *model;               /* where the run saves its own, after the last step */
@@ -97,6 +98,29 @@ static nd_status hang(void *context, const char *temporary, const nd_manifest *m
     return nd_fail(ND_ERR_CANTCREATE, "the call has returned");
 }
 
+/* A writer that copies the second unit when the first has been updated; of one rank. */
+typedef struct updating {
+    nd_trainer *trainer;
+    float *before; /* the first unit as it was copied */
+    bool updated;
+} updating;
+
+static void wait_for_update(void *context, int unit)
+{
+    updating *w = ((plan *)context)->updating;
+    const nd_unit *first = &w->trainer->model->layout->units[0];
+    const float *now = w->trainer->model->fsdp.master + first->shard_offset;
+    size_t bytes = (size_t)first->shard_count * sizeof *now;
+    if (unit == 0) {
+        w->before = malloc(bytes);
+        memcpy(w->before, now, bytes);
+    }
+    for (int i = 0; unit == 1 && !w->updated && i < 20000; i++) {
+        usleep(1000);
+        w->updated = memcmp(w->before, now, bytes) != 0;
+    }
+}
+
 static nd_status start(void *context, nd_trainer *t)
 {
     plan *p = context;
@@ -123,6 +147,7 @@ static nd_status start(void *context, nd_trainer *t)
         .identity = &p->none,
         .config = &p->none,
         .before_unit = p->before_unit,
+        .before_context = p,
         .extra = p->hanging  ? hang
                  : p->export ? export_model
                              : NULL,
@@ -131,6 +156,9 @@ static nd_status start(void *context, nd_trainer *t)
         .gate = p->gate,
     };
     ND_TRY(nd_saver_create(&options, &p->savers[rank]));
+    if (p->updating) {
+        p->updating->trainer = t;
+    }
     return p->save_first ? nd_saver_begin(p->savers[rank], "interval", 77) : ND_OK;
 }
 
@@ -435,6 +463,18 @@ Test(checkpoint, a_slow_copy_holds_the_saved_step_and_not_the_next)
     free(path);
     mesh_result_free(&whole);
     mesh_result_free(&until);
+    mesh_result_free(&first);
+}
+
+Test(checkpoint, the_update_of_a_unit_waits_for_the_copy_of_no_other)
+{
+    updating w = {0};
+    plan saving = {
+        .folder = runs.path, .save_at = SAVED, .before_unit = wait_for_update, .updating = &w};
+    mesh_result first = train(job_of(ND_PRECISION_FP32, &saving, 0, STEPS), meshes[0]);
+    cr_assert(w.updated, "no unit was updated before all were copied");
+    cr_assert(saving.reports[0].good, "%s", saving.reports[0].why);
+    free(w.before);
     mesh_result_free(&first);
 }
 
