@@ -2,6 +2,7 @@
 """torch reads what the checkpoint library wrote, and the other way round.
 
 Usage: check_torch.py CHECKPOINT_TOOL NDTRAIN. Run through check_torch.sh.
+       check_torch.py golden FOLDER writes what tests/unit/trainer/checkpoint/golden/torch holds.
 """
 import glob
 import json
@@ -22,6 +23,8 @@ from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate
 
 TOOL, NDTRAIN = sys.argv[1:3]
 V, C, F, LAYERS, HEADS, KV_HEADS, D = 97, 24, 36, 3, 8, 4, 4
+if TOOL == "golden": # the model of fake_write_golden
+    V, C, F, LAYERS, HEADS, KV_HEADS, D = 11, 12, 20, 2, 2, 2, 4
 ARRAYS = ("master", "exp_avg", "exp_avg_sq")
 BLOCK = {
     "input_layernorm": (C,), "self_attn.q_proj": (HEADS * D, C), "self_attn.k_proj": (KV_HEADS * D, C),
@@ -177,7 +180,9 @@ def check_titan(top):
     subprocess.run([TOOL, "read", folder, "untied", "3"], check=True)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and TOOL == "golden":
+    mp.spawn(write_ranks, args=(2, free_port(), NDTRAIN, False), nprocs=2)
+elif __name__ == "__main__":
     with tempfile.TemporaryDirectory() as top:
         for step, mesh in enumerate([(1, 1, 1, 1), (3, 1, 1, 1), (1, 5, 1, 1), (1, 1, 1, 2), (2, 3, 1, 2), (1, 2, 2, 4)]):
             check_written(top, mesh, step % 2 == 1, step + 1)

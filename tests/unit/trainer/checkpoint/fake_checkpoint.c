@@ -125,15 +125,21 @@ void fake_forget(fake_saved *s)
     free(s->path);
 }
 
-void fake_write_golden(const char *folder)
+nd_llama_shape fake_golden_shape(void)
 {
-    const nd_mesh sharded = {{1, 1, 2, 1, 2}}, single = {{1, 1, 1, 1, 1}};
     nd_llama_shape shape = fake_shape(false);
     shape.vocab = 11;
     shape.hidden = 12;
     shape.ffn = 20;
     shape.layers = 2;
     shape.heads = shape.kv_heads = 2;
+    return shape;
+}
+
+void fake_write_golden(const char *folder)
+{
+    const nd_mesh sharded = {{1, 1, 2, 1, 2}}, single = {{1, 1, 1, 1, 1}};
+    nd_llama_shape shape = fake_golden_shape();
     fake_write(folder, &shape, &sharded, ND_STATE_KINDS, FAKE_GOLDEN_SHARDED, true,
                ND_CHECKSUM_XXH3);
     shape.tied = true;

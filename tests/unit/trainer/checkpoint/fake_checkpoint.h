@@ -32,6 +32,7 @@ void fake_forget(fake_saved *saved);
  */
 enum { FAKE_GOLDEN_SHARDED = 12, FAKE_GOLDEN_SINGLE = 5 };
 void fake_write_golden(const char *folder);
+nd_llama_shape fake_golden_shape(void); /* of their model; the single one is tied */
 
 /* What `holder` has, out of the source; freed by fake_free, also after a failure. */
 nd_status fake_load(nd_source *source, const nd_layout *layout, const nd_holder *holder, int arrays,

@@ -3,6 +3,8 @@
  * Checkpoints that earlier programs wrote: golden/version-1 is read by every later program, to the
  * same values. "checkpoint_tool golden FOLDER" made it. A change of the format that is meant keeps
  * this folder, adds another, and lets is_written_the_same_again compare with the newest.
+ *
+ * golden/torch was written by two ranks of torch 2.15: "check_torch.py golden FOLDER".
  */
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -15,12 +17,12 @@
 static const int64_t steps[] = {FAKE_GOLDEN_SHARDED, FAKE_GOLDEN_SINGLE};
 static const nd_mesh meshes[] = {{{1, 1, 1, 1, 1}}, {{1, 1, 2, 1, 2}}, {{1, 2, 3, 1, 1}}};
 
-static char *golden_folder(void)
+static char *golden_folder(const char *name)
 {
     char *path = NULL;
     const char *root = getenv("ND_SOURCE_ROOT");
     cr_assert_not_null(root, "set ND_SOURCE_ROOT");
-    assert_ok(nd_fs_format(&path, "%s/tests/unit/trainer/checkpoint/golden/version-1", root));
+    assert_ok(nd_fs_format(&path, "%s/tests/unit/trainer/checkpoint/golden/%s", root, name));
     return path;
 }
 
@@ -44,7 +46,7 @@ static void check_rank(const char *path, const nd_manifest *m, const nd_mesh *me
 
 Test(golden, version_1_is_read_to_the_values_that_it_was_made_of)
 {
-    char *folder = golden_folder(), *path = NULL;
+    char *folder = golden_folder("version-1"), *path = NULL;
     for (int i = 0; i < 2; i++) {
         nd_manifest m = {0};
         int64_t bytes = 0;
@@ -70,11 +72,32 @@ Test(golden, version_1_is_read_to_the_values_that_it_was_made_of)
 Test(golden, is_written_the_same_again)
 {
     tempdir dir;
-    char *folder = golden_folder(), command[512];
+    char *folder = golden_folder("version-1"), command[512];
     tempdir_make(&dir);
     fake_write_golden(dir.path);
     snprintf(command, sizeof command, "diff -r %s .", folder);
     shell(&dir, command);
     shell_remove(&dir);
+    free(folder);
+}
+
+Test(golden, a_folder_of_torch_is_read_to_the_values_that_it_was_made_of)
+{
+    char *folder = golden_folder("torch");
+    nd_llama_shape shape = fake_golden_shape();
+    for (size_t k = 0; k < sizeof meshes / sizeof *meshes; k++) {
+        for (int rank = 0; rank < nd_mesh_world_size(&meshes[k]); rank++) {
+            nd_source *source = NULL;
+            fake_state state;
+            nd_layout *layout = fake_layout(&shape, &meshes[k], rank, false);
+            nd_holder holder = nd_holder_of(&meshes[k], rank);
+            assert_ok(nd_source_open_dcp(folder, &shape, &source));
+            assert_ok(fake_load(source, layout, &holder, ND_STATE_KINDS, &state));
+            fake_check(layout, &holder, &state, ND_STATE_KINDS);
+            fake_free(&state);
+            nd_source_close(source);
+            nd_layout_destroy(layout);
+        }
+    }
     free(folder);
 }

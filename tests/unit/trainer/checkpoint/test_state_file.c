@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A large file on a disk that keeps count: how much of it waits to be written. The calls below take
- * the place of the C library's in this executable, and pass everything on unless a disk is there. */
+ * the place of the C library's in this executable, and pass everything on unless a disk is
+ * there. */
 #undef _FILE_OFFSET_BITS /* else the headers rename what is defined here */
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -66,8 +67,8 @@ int sync_file_range(int fd, off64_t offset, off64_t bytes, unsigned flags)
     return 0;
 }
 
-/* A file of 1.5 GiB: writeback begins after 32 MiB, and no more than 512 MiB wait for the disk, with
- * what is written until the next look. */
+/* A file of 1.5 GiB: writeback begins after 32 MiB, and no more than 512 MiB wait for the disk,
+ * with what is written until the next look. */
 Test(state_file, pages_that_wait_for_the_disk_are_bounded)
 {
     enum { PART = 3 << 20, PARTS = 512 };
