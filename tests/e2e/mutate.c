@@ -279,6 +279,13 @@ void mutate_run(const char *arguments)
     cr_assert_eq(code, 0, "%s: %d:\n%s", arguments, code, shell_output);
 }
 
+void mutate_judge(const char *name, const char *arguments)
+{
+    const mutated k = {.name = name, .arguments = arguments, .made = "out"};
+    remove_folder(k.made);
+    judge(&k, 0, run_case(&k));
+}
+
 void mutate_setup(void)
 {
     setenv("GOMP_SPINCOUNT", "2000", 1); /* else the trainer executes itself again */
