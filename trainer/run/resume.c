@@ -256,10 +256,17 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
     }
     ND_TRY(check_run(search->config, run));
     ND_TRY(nd_checkpoint_path(run, step, &path));
-    bool there = is_folder(path);
+    bool there = is_folder(path), ours = there && nd_checkpoint_is_ours(path);
     free(path);
-    if (there) {
+    if (ours) {
         return take(out, run, step);
+    }
+    if (there) {
+        return nd_fail(ND_ERR_DATA,
+                       "--resume-from-checkpoint (checkpoint.resume) is %lld, but "
+                       "%s/checkpoint-%lld is no checkpoint of ndtrain; give its path to begin "
+                       "with its weights, in another --save-dir",
+                       (long long)step, run, (long long)step);
     }
     list_names(run, names, sizeof names);
     return nd_fail(ND_ERR_DATA,

@@ -107,6 +107,18 @@ Test(resume, names_a_folder_that_is_not_there)
     cr_assert_eq(found.kind, ND_RESUME_NONE);
 }
 
+Test(resume, names_a_checkpoint_of_another_program)
+{
+    cr_assert_eq(mkdir(tempdir_file(&dir, "checkpoint-500"), 0777), 0);
+    tempdir_write(&dir, "checkpoint-500/config.json", "{}", 2);
+    tempdir_write(&dir, "checkpoint-500/model.safetensors", "x", 1);
+    assert_fails(find(dir.path, "500"), ND_ERR_DATA,
+                 "checkpoint-500 is no checkpoint of ndtrain; give its path");
+    assert_fails(find(dir.path, "latest"), ND_ERR_DATA, "(there: checkpoint-500)");
+    assert_ok(find("/nonexistent/new", tempdir_file(&dir, "checkpoint-500")));
+    cr_assert_eq(found.kind, ND_RESUME_MODEL);
+}
+
 Test(resume, names_the_damaged_checkpoint_to_examine)
 {
     char words[PATH_MAX + 64];
