@@ -31,6 +31,7 @@ TestSuite(checkpoint_cuda, .init = setup, .fini = teardown, .timeout = 300);
 typedef struct saving {
     bool waits;
     const char *resume; /* a checkpoint folder, or NULL: the state is saved */
+    int flips;          /* the rank that saves another bit of a norm's weight; 0: none */
     nd_saver *savers[MAX_RANKS];
     nd_save_report reports[MAX_RANKS];
     nd_manifest_pairs none;
@@ -66,6 +67,35 @@ static nd_status start(void *context, nd_trainer *t)
     return ND_OK;
 }
 
+/* One bit of a tensor that tp does not split. */
+static nd_status flip_bit(nd_trainer *t)
+{
+    const nd_layout *layout = t->model->layout;
+    nd_stream *stream = &t->rank->stream;
+    for (int i = 0; i < layout->param_count; i++) {
+        nd_held held = nd_held_part(layout, &layout->params[i], layout->shard_index);
+        if (strstr(layout->params[i].name, "norm") && held.begin < held.end) {
+            uint32_t bits;
+            ND_TRY(nd_copy(stream, &bits, t->model->fsdp.master + held.state, sizeof bits));
+            ND_TRY(nd_stream_sync(stream));
+            bits ^= 1;
+            ND_TRY(nd_copy(stream, t->model->fsdp.master + held.state, &bits, sizeof bits));
+            return nd_stream_sync(stream);
+        }
+    }
+    return nd_fail(ND_ERR_INTERNAL, "rank %d has no norm", t->rank->rank);
+}
+
+/* And back again: mesh_run compares replicas too. */
+static nd_status save_flipped(saving *s, nd_trainer *t)
+{
+    int rank = t->rank->rank;
+    ND_TRY(rank == s->flips ? flip_bit(t) : ND_OK);
+    ND_TRY(nd_saver_begin(s->savers[rank], "interval", 0));
+    ND_TRY(nd_saver_finish(s->savers[rank], &s->reports[rank]));
+    return rank == s->flips ? flip_bit(t) : ND_OK;
+}
+
 static nd_status after_step(void *context, nd_trainer *t, int64_t step)
 {
     saving *s = context;
@@ -76,6 +106,9 @@ static nd_status after_step(void *context, nd_trainer *t, int64_t step)
     }
     ND_TRY(nd_saver_advance(s->savers[rank], t->received->save, &report));
     s->reports[rank] = report.ended ? report : s->reports[rank];
+    if (s->flips > 0 && t->position.step == SAVED) {
+        return save_flipped(s, t);
+    }
     return t->position.step == SAVED ? nd_saver_begin(s->savers[rank], "interval", 0) : ND_OK;
 }
 
@@ -152,6 +185,26 @@ Test(checkpoint_cuda, a_save_changes_no_bit_and_a_resumed_run_has_the_same)
         check(&meshes[i], ND_PRECISION_BF16, orders[i], i == 1);
     }
     check(&meshes[1], ND_PRECISION_FP8, ND_DOUBLE_OTHERS, false);
+}
+
+/* Digests are made on the device, of what is copied. */
+Test(checkpoint_cuda, ranks_that_differ_in_a_bit_are_no_checkpoint)
+{
+    static const mesh_case meshes[] = {{"ddp 2", 2, 1, 1, 1, 1}, {"tp 2", 1, 1, 1, 2, 1}};
+    for (int i = 0; i < 2; i++) {
+        char *path = NULL;
+        saving saves = {.waits = true, .flips = 1};
+        mesh_use_gpus(true, false);
+        mesh_result saved = train(&saves, ND_PRECISION_FP32, &meshes[i], 0);
+        const nd_save_report *report = &saves.reports[1];
+        cr_assert(report->ended && !report->good, "%s", meshes[i].name);
+        cr_assert(strstr(report->why, "rank 1 holds other values than rank 0"), "%s: %s",
+                  meshes[i].name, report->why);
+        assert_ok(nd_checkpoint_path(runs.path, SAVED, &path));
+        cr_assert_not(nd_fs_exists(path), "%s", meshes[i].name);
+        free(path);
+        mesh_result_free(&saved);
+    }
 }
 
 /* Written on GPUs, read by CPU workers on another mesh. */
