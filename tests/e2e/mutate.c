@@ -15,7 +15,7 @@
 
 int nd_train_main(int argc, char **argv); /* main of trainer/main.c under another name */
 
-enum { CASES = 60, WORDS_MAX = 64 };
+enum { CASES = 50, WORDS_MAX = 64 };
 
 static tempdir dir;
 static mutate_file good, changed;
