@@ -329,6 +329,12 @@ Test(checkpoints, a_damaged_one_is_set_aside_for_the_one_before)
                 "checkpoint-6");
         shell(&dir, "test -d out/checkpoint-6 && ! test -e out/checkpoint-6.bad");
     }
+    /* A fresh run that could not begin leaves its folder to the next. */
+    refused(65, TWO "--num-steps 8 --save-dir fork --resume-from-checkpoint out/checkpoint-6",
+            "checkpoint-6");
+    shell_says(TWO "--num-steps 5 --save-dir fork --resume-from-checkpoint out/checkpoint-4",
+               "resumed after step 4");
+    shell(&dir, "test -e fork/run.json && ! test -e fork/run-2.json");
     shell(&dir, "for c in 2 4 6; do truncate -s 9 out/checkpoint-$c/manifest.json; done");
     refused(65, TWO RESUMED, "no checkpoint that can be used");
     /* Once they are set aside, auto does not begin afresh over them. */

@@ -258,7 +258,11 @@ static nd_status run(run_state *s)
             return status;
         }
     }
-    ND_TRY(nd_run_checkpoints_load(&s->checkpoints, s->trainer, &s->files));
+    nd_status loaded = nd_run_checkpoints_load(&s->checkpoints, s->trainer, &s->files);
+    if (loaded == ND_ERR_DATA) {
+        nd_run_files_forget(&s->files);
+    }
+    ND_TRY(loaded);
     s->begin = s->trace_from = s->trainer->position.step;
     ND_TRY(open_loaders(s));
     ND_TRY(nd_run_checkpoints_start(&s->checkpoints));

@@ -414,6 +414,19 @@ nd_status nd_run_files_set_aside(const nd_run_files *files, const char *name)
     return status;
 }
 
+void nd_run_files_forget(const nd_run_files *files)
+{
+    static const char *const names[] = {"run.json", "metrics.jsonl"};
+    for (int i = 0; files->dir && !files->continues && i < 2; i++) {
+        char path[4352];
+        struct stat st;
+        snprintf(path, sizeof path, "%s/%s", files->dir, names[i]);
+        if (stat(path, &st) == 0 && S_ISREG(st.st_mode) && (i == 0 || st.st_size == 0)) {
+            unlink(path);
+        }
+    }
+}
+
 void nd_run_files_close(nd_run_files *files)
 {
     nd_sinks_close(&files->sinks);

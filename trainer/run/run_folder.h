@@ -92,6 +92,9 @@ nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, i
 /* Rank 0 of a run that continues: renames RUN/<name> of an earlier start to <name>.old, where it
  * exists. */
 nd_status nd_run_files_set_aside(const nd_run_files *files, const char *name);
+/* Rank 0 of a fresh run that could not load its source: removes its run.json and its metrics.jsonl,
+ * which is still empty, so that the folder can be used again. */
+void nd_run_files_forget(const nd_run_files *files);
 void nd_run_files_close(nd_run_files *files);
 
 #endif
