@@ -295,9 +295,12 @@ Test(checkpoints, go_to_another_mesh)
                      "--checkpoint-frequency 2 --precision fp32 --lr-scheduler constant "
                      "--resume-from-checkpoint latest",
                "resume: mesh.dp_shard was 2 and is 1");
+    cr_expect_null(strstr(shell_output, "no checkpoints are saved"), "%s", shell_output);
     shell_says(TRAIN "--num-processes 4 --tp-size 2 --dp-shard-size 2 --num-steps 6 --save-dir out "
                      "--precision fp32 --lr-scheduler constant --resume-from-checkpoint latest",
                "resumed after step 4");
+    cr_expect_not_null(strstr(shell_output, "with --checkpoint-frequency 2 they are, as before"),
+                       "%s", shell_output);
     shell(&dir,
           TWO "--num-steps 6 --save-dir whole --precision fp32 --lr-scheduler constant && " CURVE
               "curve whole > 1; curve out > 2; test $(wc -l < 2) = 6 && "

@@ -186,6 +186,12 @@ static nd_status log_contents(const nd_config *config, const nd_inputs *inputs,
 nd_status nd_resume_log_changes(const nd_config *config, const nd_inputs *inputs,
                                 const nd_manifest *manifest)
 {
+    const char *interval = nd_manifest_pairs_find(&manifest->config, "checkpoint.interval");
+    if (interval && strcmp(interval, "0") != 0 && config->checkpoint.interval == 0) {
+        nd_log_warning("resume: from here on no checkpoints are saved (checkpoint.interval is 0); "
+                       "with --checkpoint-frequency %s they are, as before",
+                       interval);
+    }
     ND_TRY(log_contents(config, inputs, manifest));
     return nd_config_each(config, log_change, (void *)manifest);
 }
