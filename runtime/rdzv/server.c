@@ -65,6 +65,11 @@ void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch, in
     server->left = 0;
 }
 
+void nd_server_end(nd_server *server)
+{
+    server->ends = true;
+}
+
 static void free_peer(nd_peer *peer)
 {
     nd_wire_parser_fini(&peer->parser);

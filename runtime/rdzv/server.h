@@ -85,6 +85,8 @@ void nd_server_receive(nd_server *server, nd_peer *peer, const void *bytes, size
                        int64_t now);
 /* What was sent to the peer has left: the next part of a long answer may follow. */
 void nd_server_drained(nd_server *server, nd_peer *peer);
+/* The store ends: connections that close from now on are no failures of their workers. */
+void nd_server_end(nd_server *server);
 /* The connection is closed; frees the peer. */
 void nd_server_gone(nd_server *server, nd_peer *peer);
 /* Deadlines and notices; to be called every 0.1 s or so. */

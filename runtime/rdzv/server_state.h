@@ -70,6 +70,7 @@ struct nd_server {
     int world_size, nnodes;
     int most_ranks; /* that a start may have: the world of the first one */
     int64_t hello_ns, notice_ns;
+    bool ends; /* nd_server_end */
     nd_peer *peers;
     nd_strangers strangers;
     int64_t files;

@@ -92,11 +92,11 @@ static void send_sum(nd_server *server, nd_peer *peer, uint32_t request, uint64_
 
 /* The job's first failure is known from now on. A worker may find this frame after its connection
  * broke, and knows then that another rank explains why. */
-static void tell_first_failure(nd_server *server)
+static void tell_first_failure(nd_server *server, const nd_peer *but)
 {
     const nd_value *value = find_value(server, ND_FAILURE_FIRST);
     for (nd_peer *peer = server->peers; peer; peer = peer->next) {
-        if (peer->member && peer->role == ND_WIRE_WORKER) {
+        if (peer != but && peer->member && peer->role == ND_WIRE_WORKER) {
             nd_wire_begin(&server->out, ND_WIRE_FAILED);
             nd_wire_put_blob(&server->out, value->data, value->bytes);
             nd_server_flush(server, peer);
@@ -118,11 +118,12 @@ static nd_status take_set_once(nd_server *server, nd_peer *peer, nd_wire_cursor 
     if (set) {
         ND_TRY(put_value(server, key, bytes, count));
     }
-    send_sum(server, peer, request, set ? 1 : 0);
     if (set && strcmp(key, ND_FAILURE_FIRST) == 0) {
         server->failed_rank = peer->index;
-        tell_first_failure(server);
+        tell_first_failure(server,
+                           peer); /* before this rank, which may end the job once it knows */
     }
+    send_sum(server, peer, request, set ? 1 : 0);
     if (set) {
         answer_key_waiters(server, key);
     }
@@ -221,7 +222,7 @@ static void record_loss(nd_server *server, const nd_peer *gone)
         put_value(server, ND_FAILURE_FIRST, message, (size_t)bytes) == ND_OK) {
         server->failed_rank = -1;
         if (gone->index > 0) {
-            tell_first_failure(server);
+            tell_first_failure(server, gone);
         }
         answer_key_waiters(server, ND_FAILURE_FIRST);
     }
@@ -243,7 +244,7 @@ bool nd_server_first_unprinted(const nd_server *server, int rank)
 void nd_server_worker_left(nd_server *server, nd_peer *gone, bool clean)
 {
     char message[768];
-    if (!clean) {
+    if (!clean && !server->ends) {
         record_loss(server, gone);
     }
     server->ranks[gone->index] = clean ? ND_SERVER_RANK_LEFT : ND_SERVER_RANK_LOST;

@@ -555,8 +555,8 @@ void nd_store_abandon(nd_store *store)
 static void on_server_gone(void *context)
 {
     nd_store *store = context;
-    store->lost(store->lost_context,
-                "rank 0, which hosts the store, was lost: it ended without a goodbye", true);
+    (void)store->lost(store->lost_context,
+                      "rank 0, which hosts the store, was lost: it ended without a goodbye", true);
 }
 
 nd_status nd_store_watch(nd_store *store, nd_store_lost *lost, void *context)

@@ -6,9 +6,9 @@
  *
  * Blocking calls with deadlines, from any thread: a call waits for another one that is open as long
  * as for its answer, then it is ND_ERR_HANG. The channel is TLS 1.3 with the job's 32-byte key as
- * external PSK. A world of one needs no store: nd_store_open_single gives
- * one that answers locally, so callers have one path. While a call waits, the process that runs
- * the store prints every 10 seconds which ranks are missing.
+ * external PSK. A world of one needs no store: nd_store_open_single gives one that answers locally,
+ * so callers have one path. While a call waits, the process that runs the store prints every 10
+ * seconds which ranks are missing.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -33,9 +33,10 @@ void nd_store_abandon(nd_store *store);
 /*
  * Called in a thread of its own when another rank ended without a goodbye. `first`: no rank has
  * reported a failure before, so that this loss is the reason for what follows; or that rank was the
- * first, and ended before it had printed its message, which `message` then has.
+ * first, and ended before it had printed its message, which `message` then has. False: not now; on
+ * rank 0 the store asks again, every 20 ms.
  */
-typedef void nd_store_lost(void *context, const char *message, bool first);
+typedef bool nd_store_lost(void *context, const char *message, bool first);
 
 /*
  * Where rank 0 runs the store: notices at once when a rank ends without a goodbye, whatever the

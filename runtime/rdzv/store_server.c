@@ -523,6 +523,9 @@ void nd_store_server_close(nd_store_server *store)
         return;
     }
     store->closing = true;
+    if (store->server) {
+        nd_server_end(store->server);
+    }
     store->handles++; /* until the end of this function */
     while (store->connections) {
         close_connection(store->connections);

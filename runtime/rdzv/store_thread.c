@@ -21,7 +21,7 @@ struct nd_store_thread {
     _Atomic int64_t leave_by; /* nd_clock_ns; 0: stay */
     void *context;
     _Atomic(nd_store_lost *) lost; /* NULL: nobody asks */
-    bool left_first;               /* what the next tick tells `lost` */
+    bool left_first;               /* what the next ticks tell `lost`, until it takes that */
     char left_text[ND_FAILURE_FIRST_MAX + 3 * ND_WIRE_TEXT_MAX];
 };
 
@@ -34,13 +34,18 @@ static void on_left(void *context, nd_peer *peer, nd_wire_role role, int index, 
 {
     nd_store_thread *thread = context;
     char first[ND_FAILURE_FIRST_MAX], own[ND_WIRE_TEXT_MAX + 128];
-    if (role != ND_WIRE_WORKER || index == 0 || clean || thread->left_text[0]) {
+    bool closing = atomic_load(&thread->leave_by) != 0;
+    if (role != ND_WIRE_WORKER || index == 0 || clean || closing) {
         return;
     }
     snprintf(own, sizeof own, ND_SERVER_LOST, nd_peer_name(peer));
     nd_server_first_failure(nd_store_server_engine(thread->server), first, sizeof first);
     bool unprinted = nd_server_first_unprinted(nd_store_server_engine(thread->server), index);
-    thread->left_first = unprinted || strcmp(own, first) == 0;
+    bool is_first = unprinted || strcmp(own, first) == 0;
+    if (thread->left_text[0] && (thread->left_first || !is_first)) {
+        return; /* of several losses the one that has to be reported is told */
+    }
+    thread->left_first = is_first;
     if (unprinted) {
         snprintf(thread->left_text, sizeof thread->left_text,
                  "%s, before it had printed its failure: %s", own, first);
@@ -58,8 +63,9 @@ static void on_watch(uv_timer_t *timer)
     nd_store_lost *lost = atomic_load(&thread->lost);
     if (lost && leave_by == 0 && thread->left_text[0]) {
         /* A tick later than the loss: other ranks have their answers about it by now. */
-        lost(thread->context, thread->left_text, thread->left_first);
-        thread->left_text[0] = '\0';
+        if (lost(thread->context, thread->left_text, thread->left_first)) {
+            thread->left_text[0] = '\0';
+        }
     }
     bool empty = nd_server_members(nd_store_server_engine(thread->server), ND_WIRE_WORKER) == 0;
     if (leave_by != 0 && (empty || nd_clock_ns() >= leave_by)) {

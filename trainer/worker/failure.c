@@ -272,17 +272,21 @@ bool nd_failure_end_lost(nd_failure *f, const char *message, bool first)
     char other[ND_FAILURE_FIRST_MAX] = "";
     const nd_identity *id = f->identity;
     nd_error error = {.status = ND_ERR_IO};
-    if ((id->pmix && !first) || pthread_mutex_trylock(&f->lock) != 0) {
+    if (id->pmix && !first) {
+        return true;
+    }
+    if (pthread_mutex_trylock(&f->lock) != 0) {
         return false;
     }
-    bool ends = !f->ended;
-    bool known = ends && id->rank > 0 && nd_store_first_failure(f->store, other, sizeof other);
-    if (ends && (known && id->pmix ? reports_after_all(f) : reports_for_host(f))) {
+    bool known = !f->ended && id->rank > 0 && nd_store_first_failure(f->store, other, sizeof other);
+    if (!f->ended && (known && id->pmix ? reports_after_all(f) : reports_for_host(f))) {
         snprintf(error.message, sizeof error.message, "%s%s%s", message,
                  known ? "; first failure: " : "", other);
         report(f, &error);
     }
-    f->ended = true;
+    if (!f->ended) {
+        _exit(ND_ERR_IO);
+    }
     pthread_mutex_unlock(&f->lock);
-    return ends;
+    return true;
 }

@@ -6,19 +6,10 @@
  * collects their errors, and how the job ends.
  *
  * The store decides, by the order in which failures arrive there (runtime/rdzv/failure_page.h), and
- * tells all ranks at once. A rank with its own reason claims at once. A lost peer, a deadline that
- * passed, and an error that names another rank (nd_fail_elsewhere) are mostly consequences: such a
- * rank first asks for a better reason, and the store answers as soon as there is one, or at a
- * deadline.
- *
- * Ranks that wait for each other all reach their deadlines. Each records so in the store; the one
- * that recorded nothing is the one that is stuck.
- *
- * Under PMIx one rank reports and ends the job, which kills the others. Where rank 0, which hosts
- * the store, is lost, the others know from what the store had told them whether a rank reports. If
- * none does, the first process of each host that takes a name reports, which only one process of
- * the host can have. Ranks of a torchrun-like start have separate outputs: all of them report, and
- * name the first failure.
+ * tells all ranks at once. A rank with a reason of its own claims at once; one whose reason may be
+ * another rank's (a lost peer, a deadline, nd_fail_elsewhere) first asks for a better one. Under
+ * PMIx one rank reports and ends the job. Ranks of a torchrun-like start have separate outputs: all
+ * of them report, and name the first failure. docs/comm.md has the cases.
  */
 #include <pthread.h>
 #include <stdbool.h>
@@ -42,15 +33,17 @@ typedef struct nd_failure {
 
 /*
  * Prints the error, or is silent when another rank reports, and under PMIx ends the job. From any
- * thread; does nothing when another one has done it, for which it waits. Bounded: 30 s where the
- * end of the job does not reach this process, a few seconds where the store does not answer.
+ * thread; does nothing when another one has done it, for which it waits up to 30 s. Bounded by 80 s
+ * where nothing ends this process: about 10 s for the store, 30 s in silence, 10 s for PMIx to hear
+ * of the end and 30 s for that to reach this process.
  */
 void nd_failure_end(nd_failure *failure, const nd_error *error);
 
 /*
- * The same for a rank that was lost (nd_store_lost). True when this process has to end now, with
- * ND_ERR_IO. False when another thread is ending it, or when under PMIx another rank reports and
- * ends the job. Does not ask the store: its thread may be the caller.
+ * The same for a rank that was lost (nd_store_lost); then it ends this process with ND_ERR_IO.
+ * Returns true when there is nothing to do: another thread has reported, or under PMIx another rank
+ * does. False: another thread decides at this moment; ask again. Does not ask the store: its thread
+ * may be the caller.
  */
 bool nd_failure_end_lost(nd_failure *failure, const char *message, bool first);
 

@@ -88,12 +88,10 @@ static nd_status open_transport(nd_worker *worker, const nd_config *config)
 
 /* Another rank was lost. Runs in the store's thread on rank 0, and on the others in the thread that
  * watches rank 0. */
-static void on_lost(void *context, const char *message, bool first)
+static bool on_lost(void *context, const char *message, bool first)
 {
     nd_worker *worker = context;
-    if (nd_failure_end_lost(&worker->failure, message, first)) {
-        _exit(ND_ERR_IO);
-    }
+    return nd_failure_end_lost(&worker->failure, message, first);
 }
 
 /* For a worker of PMIx, launch.rdzv_endpoint names the address at which rank 0 listens. */

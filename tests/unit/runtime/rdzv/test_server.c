@@ -296,6 +296,22 @@ Test(server, the_first_lost_rank_stays_the_first_failure)
     cr_assert_str_eq(clients[0].failed, first, "it is told without asking");
 }
 
+/* It closes the connections itself. */
+Test(server, a_store_that_ends_tells_nobody_of_lost_ranks)
+{
+    char first[ND_FAILURE_FIRST_MAX];
+    open_server(3);
+    for (int i = 0; i < 3; i++) {
+        join(i);
+    }
+    nd_server_end(server);
+    nd_server_gone(server, clients[1].peer);
+    nd_server_first_failure(server, first, sizeof first);
+    cr_assert_str_empty(first);
+    cr_assert_eq(answer(2).type, ND_WIRE_NONE);
+    cr_assert_str_empty(clients[2].failed);
+}
+
 /* Nobody would report it: the store is in the process that was lost. */
 Test(server, the_loss_of_rank_0_is_told_to_nobody)
 {

@@ -30,9 +30,10 @@ typedef struct rank_thread {
 
 static _Atomic int lost_ranks;
 
-static void on_lost(void *context, const char *message, bool first)
+static bool on_lost(void *context, const char *message, bool first)
 {
     atomic_fetch_add(&lost_ranks, strstr(message, "rank 2 ") != NULL);
+    return true;
 }
 
 /* Each function of the store once; the exchange is large enough to take several turns. */

@@ -52,6 +52,7 @@ typedef struct job {
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t changed;
     bool acted[RANKS];
+    int asked;  /* how often it was told of a lost rank */
     bool heard; /* some rank was lost */
     bool first; /* ... and the first to be heard of was the first failure, with this message: */
     char message[ND_ERROR_MESSAGE_MAX];
@@ -81,18 +82,20 @@ static void set_acted(job *j, int rank)
     pthread_mutex_unlock(&j->lock);
 }
 
-/* Of rank 0, in the thread of its store. */
-static void on_lost(void *context, const char *message, bool first)
+/* Of rank 0, in the thread of its store. The first time it has no time for it. */
+static bool on_lost(void *context, const char *message, bool first)
 {
     job *j = context;
     pthread_mutex_lock(&j->lock);
-    if (!j->heard) {
+    bool takes = ++j->asked > 1;
+    if (takes && !j->heard) {
         j->heard = true;
         j->first = first;
         snprintf(j->message, sizeof j->message, "%s", message);
     }
     pthread_cond_broadcast(&j->changed);
     pthread_mutex_unlock(&j->lock);
+    return takes;
 }
 
 static nd_identity identity_of(int rank, int port)
@@ -222,6 +225,30 @@ static void teardown(void)
     tempdir_remove(&dir);
 }
 
+/* What a child prints that ends in nd_failure_end_lost. The returned status is that of waitpid. */
+static int end_lost(nd_failure *f, const char *message, bool first, char *text, size_t capacity)
+{
+    int ends[2], status = -1;
+    size_t used = 0;
+    ssize_t count;
+    cr_assert_eq(pipe(ends), 0);
+    pid_t child = fork();
+    cr_assert_geq(child, 0);
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        _exit(nd_failure_end_lost(f, message, first) ? 1 : 2);
+    }
+    close(ends[1]);
+    while (used + 1 < capacity && (count = read(ends[0], text + used, capacity - 1 - used)) > 0) {
+        used += (size_t)count;
+    }
+    text[used] = '\0';
+    close(ends[0]);
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert(WIFEXITED(status), "%d", status);
+    return WEXITSTATUS(status);
+}
+
 TestSuite(failure, .init = setup, .fini = teardown, .timeout = 60);
 
 static const nd_error own = {ND_ERR_DATA, ND_CAUSE_OWN, "a bad file"};
@@ -336,6 +363,27 @@ Test(failure, a_rank_with_its_own_output_names_the_failure_that_the_lost_store_t
     run_job(cases, false, false, &j);
     cr_expect(cases[1].claimed);
     cr_expect_str_eq(cases[1].suffix, "; first failure: rank 3 (here): a bad file");
+}
+
+Test(failure, a_lost_rank_ends_this_process_unless_another_thread_or_rank_does)
+{
+    nd_identity id = identity_of(0, 1);
+    char text[4096];
+    nd_failure f = ND_FAILURE_INIT;
+    f.identity = &id;
+    cr_expect_eq(end_lost(&f, "rank 2 was lost", true, text, sizeof text), ND_ERR_IO);
+    cr_expect_not_null(strstr(text, "rank 2 was lost"), "%s", text);
+    pthread_mutex_lock(&f.lock);
+    cr_expect_eq(end_lost(&f, "rank 2 was lost", true, text, sizeof text), 2, "ask again");
+    pthread_mutex_unlock(&f.lock);
+    cr_expect_str_empty(text);
+    f.ended = true;
+    cr_expect_eq(end_lost(&f, "rank 2 was lost", true, text, sizeof text), 1, "it is reported");
+    cr_expect_str_empty(text);
+    f.ended = false;
+    id.pmix = (struct nd_pmix *)(void *)&id; /* no call reaches it */
+    cr_expect_eq(end_lost(&f, "rank 2 was lost", false, text, sizeof text), 1, "another reports");
+    cr_expect_str_empty(text);
 }
 
 /* The rank that the others leave the report to. */
