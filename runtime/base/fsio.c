@@ -350,8 +350,9 @@ nd_status nd_fs_check_space_left(const char *folder, const char *begun, uint64_t
 {
     struct statvfs fs;
     if (statvfs(folder, &fs) != 0) {
-        return nd_fail(ND_ERR_CANTCREATE, "cannot examine the file system of \"%s\": %s", folder,
-                       strerror(errno));
+        return nd_fail(ND_ERR_CANTCREATE,
+                       "%s needs room in \"%s\", but that folder cannot be examined: %s", purpose,
+                       folder, strerror(errno));
     }
     uint64_t available = (uint64_t)fs.f_bavail * fs.f_frsize;
     available += begun ? occupied_bytes(begun) : 0;

@@ -32,7 +32,7 @@ nd_status nd_run_lock_acquire(const char *run, nd_run_lock *out)
     } else if (code == EWOULDBLOCK) {
         status = nd_fail(ND_ERR_CANTCREATE,
                          "another process trains in \"%s\" at this moment; wait for its end, or "
-                         "give another output.dir",
+                         "train in another folder (--save-dir)",
                          run);
         close(fd);
         fd = -1;
