@@ -46,6 +46,7 @@ typedef struct plan {
     const char *broken; /* with resume: what rank 1 takes instead, which cannot be loaded */
     nd_status statuses[MAX_RANKS]; /* with broken: what the load returned */
     bool elsewhere[MAX_RANKS];
+    char reason[ND_ERROR_MESSAGE_MAX]; /* with broken: of rank 1 */
     bool waits;
     double patience; /* seconds; 0: that of the mesh */
     int64_t committed;
@@ -133,6 +134,9 @@ static nd_status start(void *context, nd_trainer *t)
         const char *from = p->broken && rank == 1 ? p->broken : p->resume;
         p->statuses[rank] =
             nd_restore_checkpoint(t, from, &m, true, &p->elsewhere[rank], &p->restored[rank]);
+        if (p->broken && rank == 1) {
+            snprintf(p->reason, sizeof p->reason, "%s", nd_error_last()->message);
+        }
         nd_manifest_fini(&m);
         ND_TRY(p->broken ? ND_OK : p->statuses[rank]);
     }
@@ -405,21 +409,45 @@ Test(checkpoint, any_mesh_resumes_what_any_other_saved)
     mesh_result_free(&one);
 }
 
-/* Rank 1 cannot read its manifest: all ranks say so, alike, and none waits for another. */
-Test(checkpoint, ranks_agree_when_one_has_no_manifest)
+/*
+ * Rank 1 cannot load what the others can: all ranks say so, alike, and none waits for another. Only
+ * what it has read and found to be damaged is damage; files that it alone does not find are not.
+ */
+Test(checkpoint, ranks_agree_when_one_cannot_load)
 {
+    static const struct {
+        const char *change; /* of rank 1's copy */
+        nd_status status;
+        const char *reason;
+    } cases[] = {
+        {"rm -r copy", ND_ERR_IO, "rank 1 on "},
+        {"rm -r copy/state", ND_ERR_IO, "this host does not see the run folder"},
+        {"rm copy/state/shard-00002.hashes", ND_ERR_IO, "cannot open "},
+        {"truncate -s 100 copy/manifest.json", ND_ERR_DATA, "copy/manifest.json"},
+        {"truncate -s 9 copy/state/*", ND_ERR_DATA, "copy/state/"},
+    };
     plan saving = {.folder = runs.path, .save_at = SAVED};
     mesh_result first = train(job_of(ND_PRECISION_FP32, &saving, 0, SAVED), meshes[2]);
-    plan broken = {.folder = runs.path, .resume = saved_path(), .broken = "/nonexistent"};
-    mesh_result second = train(job_of(ND_PRECISION_FP32, &broken, 0, 1), meshes[2]);
-    for (int rank = 0; rank < 4; rank++) {
-        cr_assert_eq(broken.statuses[rank], ND_ERR_DATA, "rank %d: %d", rank,
-                     (int)broken.statuses[rank]);
-        cr_assert_eq(broken.elsewhere[rank], rank != 1, "rank %d", rank);
+    char *saved = saved_path();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char command[1000], copy[300];
+        snprintf(copy, sizeof copy, "%s/copy", dir.path);
+        snprintf(command, sizeof command, "cd %s && rm -rf copy && cp -r %s copy && %s", dir.path,
+                 saved, cases[i].change);
+        cr_assert_eq(system(command), 0, "%s", command);
+        plan broken = {.folder = runs.path, .resume = saved, .broken = copy};
+        mesh_result second = train(job_of(ND_PRECISION_FP32, &broken, 0, 1), meshes[2]);
+        for (int rank = 0; rank < 4; rank++) {
+            cr_assert_eq(broken.statuses[rank], cases[i].status, "%s, rank %d: %d (%s)",
+                         cases[i].change, rank, (int)broken.statuses[rank], broken.reason);
+            cr_assert_eq(broken.elsewhere[rank], rank != 1, "%s, rank %d", cases[i].change, rank);
+        }
+        cr_assert_not_null(strstr(broken.reason, cases[i].reason), "%s: %s", cases[i].change,
+                           broken.reason);
+        mesh_result_free(&second);
     }
-    free((char *)broken.resume);
     mesh_result_free(&first);
-    mesh_result_free(&second);
+    free(saved);
     remove_saved();
 }
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/restore.h"
 
+#include <dirent.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/rdzv/identity.h"
 #include "trainer/checkpoint/snapshot.h"
 
 typedef struct restore {
@@ -84,6 +87,51 @@ static nd_status agree(nd_trainer *t, nd_status status, bool *elsewhere)
         return nd_fail((nd_status)worst, "another rank could not read the checkpoint");
     }
     return ND_OK;
+}
+
+/* The names in a folder without those that begin with a dot; 0: it cannot be listed. */
+static int64_t count_names(const char *folder)
+{
+    int64_t count = 0;
+    DIR *dir = opendir(folder);
+    for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
+        count += e->d_name[0] != '.';
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return count;
+}
+
+static int64_t count_files(const char *checkpoint)
+{
+    char state[4096 + 64];
+    snprintf(state, sizeof state, "%.4095s/" ND_STATE_FOLDER, checkpoint);
+    return count_names(checkpoint) + count_names(state);
+}
+
+/* Some rank found damage. One that sees fewer files than rank 0 has not read a damaged checkpoint:
+ * its host does not see the run folder, or has an old view of it. */
+static nd_status agree_on_sight(nd_trainer *t, const char *folder, bool *elsewhere)
+{
+    const nd_error own = *nd_error_last();
+    int64_t files = count_files(folder), there = t->rank->rank == 0 ? files : 0;
+    ND_TRY(nd_comm_all_reduce(t->rank->groups.by_kind[ND_GROUP_WORLD], &t->rank->stream, &there, 1,
+                              ND_DTYPE_I64, ND_REDOP_MAX, NULL));
+    nd_status status = *elsewhere ? ND_OK : own.status;
+    if (status != ND_OK && files < there) {
+        char host[128];
+        nd_identity_host(host, sizeof host);
+        status =
+            nd_fail(ND_ERR_IO,
+                    "rank %d on %s finds %lld of the %lld entries that rank 0 finds in %.300s: "
+                    "this host does not see the run folder; mount its file system there "
+                    "(%.300s)",
+                    t->rank->rank, host, (long long)files, (long long)there, folder, own.message);
+    } else if (status != ND_OK) {
+        nd_fail(status, "%s", own.message);
+    }
+    return agree(t, status, elsewhere);
 }
 
 /* What each replica read goes to the others, padding included. */
@@ -190,6 +238,7 @@ nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_mani
     status = status == ND_OK ? nd_manifest_read(folder, manifest) : status;
     status = status == ND_OK ? read_checkpoint(&r, folder, manifest, verify, out) : status;
     status = agree(trainer, status, elsewhere);
+    status = status == ND_ERR_DATA ? agree_on_sight(trainer, folder, elsewhere) : status;
     status = status == ND_OK ? share_units(&r) : status;
     if (status == ND_OK) {
         nd_trainer_resume_at(trainer, manifest->position);

@@ -22,8 +22,9 @@ typedef struct nd_restored {
 /*
  * Loads a checkpoint of ours into a committed trainer, and sets its position. Collective. When some
  * rank fails, all do, with the same status: that rank with its reason, the others with *elsewhere
- * set. The manifest is that of the folder; the caller gives it empty and ends it, also after a
- * failure.
+ * set. ND_ERR_DATA: it is damaged. ND_ERR_IO: a read failed, or a rank finds less in the folder
+ * than rank 0, and names itself and its host. The manifest is that of the folder; the caller gives
+ * it empty and ends it, also after a failure.
  */
 nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_manifest *manifest,
                                 bool verify, bool *elsewhere, nd_restored *out);
