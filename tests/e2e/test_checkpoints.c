@@ -346,6 +346,28 @@ Test(checkpoints, a_damaged_one_is_set_aside_for_the_one_before)
             "checkpoint-4.bad");
 }
 
+/* Neither is another run gone on from, nor are its checkpoints renamed. */
+Test(checkpoints, a_damaged_one_is_not_replaced_by_that_of_another_run)
+{
+    static const char *const words[] = {"latest", "auto"};
+    shell(&dir, TWO "--num-steps 4 --checkpoint-frequency 2 --save-model false");
+    shell(&dir, TWO "--num-steps 3 --checkpoint-frequency 3 --save-model false; mv runs/run-2 a");
+    for (int i = 0; i < 2; i++) {
+        char command[COMMAND_MAX];
+        shell(&dir, "rm -rf runs/run-2; cp -r a runs/run-2; truncate -s -1 "
+                    "$(ls runs/run-2/checkpoint-3/state/*.safetensors | tail -1)");
+        snprintf(command, sizeof command,
+                 TWO "--num-steps 6 --checkpoint-frequency 2 --resume-from-checkpoint %s",
+                 words[i]);
+        int code = shell_run(&dir, command);
+        cr_assert_eq(code, 65, "%s: ended with %d:\n%s", words[i], code, shell_output);
+        cr_assert_not_null(strstr(shell_output, "no checkpoint of "), "%s", shell_output);
+        cr_assert_not_null(strstr(shell_output, "runs/run-2 can be used"), "%s", shell_output);
+        shell(&dir, "test -d runs/run-2/checkpoint-3.bad && test -d runs/run-1/checkpoint-4 && "
+                    "! ls -d runs/run-1/*.old runs/run-1/*.bad 2>/dev/null");
+    }
+}
+
 Test(checkpoints, two_runs_do_not_share_a_folder)
 {
     shell_run(&dir,

@@ -53,6 +53,12 @@ static nd_status find(nd_run_checkpoints *c, const nd_resume_search *search, con
         const nd_resume before = c->resume;
         nd_status status = nd_resume_find(search, &c->resume);
         bool same = strcmp(before.source, c->resume.source) == 0;
+        if (status == ND_OK && search->below >= 0 && c->resume.kind != ND_RESUME_CHECKPOINT) {
+            status = nd_fail(ND_ERR_DATA,
+                             "no checkpoint of %s can be used: %s is damaged, and there is none "
+                             "before it",
+                             before.run, before.source);
+        }
         status = status == ND_OK && !same ? check_source(c) : status;
         if (status != ND_OK) { /* the others do not wait for what does not come */
             error = *nd_error_last();
@@ -91,13 +97,16 @@ static nd_status find_again(nd_run_checkpoints *c)
     return before.continues && !named ? find(c, &search, "resume under the lock") : ND_OK;
 }
 
-/* A checkpoint was found to be damaged while it was loaded: takes the one before it. */
+/* A checkpoint was found to be damaged while it was loaded: takes the one before it, of the same
+ * run. */
 static nd_status fall_back(nd_run_checkpoints *c, const nd_error *error)
 {
     const nd_worker *worker = c->context->worker;
+    const nd_resume before = c->resume;
     const nd_resume_search search = {.config = worker->rank.config,
-                                     .run_folder = worker->identity.run_folder,
-                                     .below = c->resume.step,
+                                     .run_folder = before.continues ? before.run
+                                                                    : worker->identity.run_folder,
+                                     .below = before.step,
                                      .sets_aside = true};
     char *aside = NULL, key[48];
     int64_t damaged = c->resume.step;

@@ -407,7 +407,8 @@ nd_status nd_resume_find(const nd_resume_search *search, nd_resume *out)
     nd_status status = ND_OK;
     first.run_folder = "";
     first.sets_aside = search->sets_aside && !restart; /* a restart goes on in its own folder */
-    if (!resume[0] || (restart && strcmp(resume, "auto") == 0)) {
+    bool older = restart && search->below >= 0 && strcmp(resume, "latest") == 0;
+    if (!resume[0] || older || (restart && strcmp(resume, "auto") == 0)) {
         status = ND_OK;
     } else if (strcmp(resume, "latest") == 0 || strcmp(resume, "auto") == 0) {
         status = find_latest(&first, resume[0] == 'a', &found);
