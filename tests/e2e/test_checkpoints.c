@@ -182,6 +182,20 @@ Test(checkpoints, a_step_that_is_not_finite_goes_back)
                         "cmp fork/model/model.safetensors out/model/model.safetensors");
 }
 
+/* The checkpoint is damaged after it was loaded, and before the run goes back to it. */
+Test(checkpoints, going_back_passes_over_a_damaged_one)
+{
+    shell(&dir, REWINDS "--save-dir whole --num-steps 12");
+    shell(&dir, "cp -r whole out");
+    shell_says("ND_POISON_COMMAND='truncate -s -1 out/checkpoint-12/state/shard-00002-*' " POISONED
+               "300 " REWINDS
+               "--save-dir out --checkpoint-frequency 100 --resume-from-checkpoint latest",
+               "the damaged checkpoint is now ");
+    shell(&dir, "test -d out/checkpoint-12.bad && test -d out/checkpoint-6 && "
+                "grep rewound_from out/metrics.jsonl | grep -q '\"step\":6,' && "
+                "test -d out/checkpoint-40");
+}
+
 Test(checkpoints, going_back_ends_where_it_does_not_help)
 {
     int code = shell_run(&dir, POISONED "30 " REWINDS "--save-dir a");

@@ -108,7 +108,7 @@ static nd_status fall_back(nd_run_checkpoints *c, const nd_error *error)
                                                                     : worker->identity.run_folder,
                                      .below = before.step,
                                      .sets_aside = true};
-    char *aside = NULL, key[48];
+    char *aside = NULL, key[64];
     int64_t damaged = c->resume.step;
     if (error->cause == ND_CAUSE_OWN) {
         nd_log_warning("%s", error->message);
@@ -123,7 +123,7 @@ static nd_status fall_back(nd_run_checkpoints *c, const nd_error *error)
                        aside);
         free(aside);
     }
-    snprintf(key, sizeof key, "resume below %lld", (long long)damaged);
+    snprintf(key, sizeof key, "resume below %lld, rewind %d", (long long)damaged, c->rewinds);
     return find(c, &search, key);
 }
 
@@ -514,23 +514,58 @@ nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped)
 
 enum { REWINDS_MAX = 10 }; /* what diverges again and again needs a person */
 
+/* The newest good checkpoint is damaged, and the search for one before it begins there. False: it
+ * was named, so that no other takes its place. */
+static bool search_from_good(nd_run_checkpoints *c)
+{
+    nd_resume good = {
+        .kind = ND_RESUME_CHECKPOINT, .continues = true, .searched = true, .step = c->good_step};
+    if (strcmp(c->good, c->resume.source) == 0) {
+        return c->resume.searched;
+    }
+    snprintf(good.run, sizeof good.run, "%s", c->run); /* saved by this start */
+    snprintf(good.source, sizeof good.source, "%s", c->good);
+    c->resume = good;
+    return true;
+}
+
+/* Loads the newest good checkpoint that is not damaged. */
+static nd_status load_good(nd_run_checkpoints *c)
+{
+    for (;;) {
+        nd_manifest manifest = {0};
+        nd_restored restored;
+        bool elsewhere = false;
+        nd_status status = nd_restore_checkpoint(c->trainer, c->good, &manifest,
+                                                 c->trainer->rank->config->checkpoint.verify,
+                                                 &elsewhere, &restored);
+        nd_manifest_fini(&manifest);
+        if (status != ND_OK && elsewhere) {
+            nd_fail_elsewhere(status, "another rank could not read %s", c->good);
+        }
+        if (status != ND_ERR_DATA) {
+            return status;
+        }
+        const nd_error error = *nd_error_last();
+        if (!search_from_good(c)) {
+            return status; /* the thread's error is as it was */
+        }
+        ND_TRY(fall_back(c, &error));
+        c->good_step = c->resume.step;
+        snprintf(c->good, sizeof c->good, "%s", c->resume.source);
+        if (c->trainer->rank->rank == 0 && nd_resume_is_own(&c->resume)) {
+            nd_progress_set_durable_step(&c->context->worker->progress, c->good_step);
+        }
+    }
+}
+
 /* The state of the checkpoint, in a trainer whose last step was the one before `failed`. */
 static nd_status go_back(nd_run_checkpoints *c, int64_t failed, const char *why)
 {
-    const nd_config *config = c->trainer->rank->config;
     nd_run_position *position = &c->trainer->position;
     int64_t data = failed + position->passed_over; /* the step of an undisturbed run */
-    nd_manifest manifest = {0};
-    nd_restored restored;
-    bool elsewhere = false;
     double begin = nd_clock_seconds();
-    nd_status status = nd_restore_checkpoint(c->trainer, c->good, &manifest,
-                                             config->checkpoint.verify, &elsewhere, &restored);
-    nd_manifest_fini(&manifest);
-    if (status != ND_OK) {
-        return elsewhere ? nd_fail_elsewhere(status, "another rank could not read %s", c->good)
-                         : status;
-    }
+    ND_TRY(load_good(c));
     position->passed_over = data - position->step;
     c->held_step = position->step;
     const nd_run_event event = {
@@ -541,7 +576,7 @@ static nd_status go_back(nd_run_checkpoints *c, int64_t failed, const char *why)
         .restart = c->context->worker->identity.restart_epoch,
         .rewound_from = failed,
         .reason = why,
-        .samples = (failed - position->step) * nd_step_blocks(config),
+        .samples = (failed - position->step) * nd_step_blocks(c->trainer->rank->config),
     };
     return nd_sinks_event(&c->files->sinks, &event);
 }

@@ -50,7 +50,8 @@ nd_status nd_run_checkpoints_step(nd_run_checkpoints *c, const nd_step_result *r
 nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped);
 /*
  * After a step that was not finite (nd_trainer_step's error, which is the thread's last): back to
- * the newest good checkpoint. The samples of the steps since then are passed over. ND_ERR_NUMERIC
+ * the newest good checkpoint; one that is damaged by now is set aside as in
+ * nd_run_checkpoints_load. The samples of the steps since then are passed over. ND_ERR_NUMERIC
  * with that error's sentence when there is no checkpoint, or after ten rewinds.
  */
 nd_status nd_run_checkpoints_rewind(nd_run_checkpoints *c);
