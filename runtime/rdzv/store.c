@@ -17,7 +17,9 @@
 #include "runtime/rdzv/store_thread.h"
 
 struct nd_store {
-    pthread_mutex_t lock; /* of a request and its answer */
+    pthread_mutex_t lock; /* of busy */
+    pthread_cond_t idle;
+    bool busy; /* a request is open: its thread uses what follows until it has the answer */
     int rank, world_size;
     _Atomic double timeout_seconds;
     uint32_t request;
@@ -255,46 +257,70 @@ static nd_status exchange(nd_store *store, const char *name, const void *send, v
     return ND_OK;
 }
 
-/* Ends with nd_store's lock held, or ND_ERR_HANG. */
-static nd_status lock_until(nd_store *store, int64_t deadline)
+/* Waits until no other thread has a request open, and keeps them out until leave(). */
+static nd_status enter(nd_store *store, int64_t deadline)
 {
     const struct timespec until = {deadline / 1000000000, deadline % 1000000000};
-    if (pthread_mutex_clocklock(&store->lock, CLOCK_MONOTONIC, &until) != 0) {
-        return nd_fail(ND_ERR_HANG, "another thread still waits for the store");
+    int code = 0;
+    pthread_mutex_lock(&store->lock);
+    while (store->busy && code == 0) {
+        code = pthread_cond_timedwait(&store->idle, &store->lock, &until);
     }
-    return ND_OK;
+    bool entered = !store->busy;
+    store->busy = true;
+    pthread_mutex_unlock(&store->lock);
+    return entered ? ND_OK : nd_fail(ND_ERR_HANG, "another thread still waits for the store");
+}
+
+static void leave(nd_store *store)
+{
+    pthread_mutex_lock(&store->lock);
+    store->busy = false;
+    pthread_cond_signal(&store->idle);
+    pthread_mutex_unlock(&store->lock);
+}
+
+/* The condition's deadlines are those of nd_clock_ns. */
+static void init_lock(nd_store *store)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&store->idle, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    pthread_mutex_init(&store->lock, NULL);
 }
 
 nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes)
 {
-    ND_TRY(lock_until(store, deadline_of(store)));
+    ND_TRY(enter(store, deadline_of(store)));
     nd_status status = set(store, key, value, bytes);
-    pthread_mutex_unlock(&store->lock);
+    leave(store);
     return status;
 }
 
 nd_status nd_store_set_once(nd_store *store, const char *key, const void *value, size_t bytes,
                             bool *set)
 {
-    ND_TRY(lock_until(store, deadline_of(store)));
+    ND_TRY(enter(store, deadline_of(store)));
     nd_status status = set_once(store, key, value, bytes, set);
-    pthread_mutex_unlock(&store->lock);
+    leave(store);
     return status;
 }
 
 nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *bytes)
 {
-    ND_TRY(lock_until(store, deadline_of(store)));
+    ND_TRY(enter(store, deadline_of(store)));
     nd_status status = get(store, key, value, bytes);
-    pthread_mutex_unlock(&store->lock);
+    leave(store);
     return status;
 }
 
 nd_status nd_store_add(nd_store *store, const char *key, int64_t delta, int64_t *out)
 {
-    ND_TRY(lock_until(store, deadline_of(store)));
+    ND_TRY(enter(store, deadline_of(store)));
     nd_status status = add(store, key, delta, deadline_of(store), out);
-    pthread_mutex_unlock(&store->lock);
+    leave(store);
     return status;
 }
 
@@ -304,9 +330,9 @@ nd_status nd_store_exchange(nd_store *store, const char *name, const void *send,
     if (store->pmix) {
         return nd_pmix_exchange(store->pmix, name, send, recv, bytes, store->timeout_seconds);
     }
-    ND_TRY(lock_until(store, deadline_of(store)));
+    ND_TRY(enter(store, deadline_of(store)));
     nd_status status = exchange(store, name, send, recv, bytes);
-    pthread_mutex_unlock(&store->lock);
+    leave(store);
     return status;
 }
 
@@ -318,9 +344,9 @@ nd_status nd_store_barrier(nd_store *store, const char *name)
 nd_status nd_store_check(nd_store *store, double seconds)
 {
     int64_t deadline = nd_clock_ns() + (int64_t)(seconds * 1e9), sum;
-    ND_TRY(lock_until(store, deadline));
+    ND_TRY(enter(store, deadline));
     nd_status status = add(store, "check", 0, deadline, &sum);
-    pthread_mutex_unlock(&store->lock);
+    leave(store);
     return status;
 }
 
@@ -328,7 +354,7 @@ bool nd_store_first_failure(nd_store *store, char *text, size_t capacity)
 {
     nd_wire_frame frame = {.type = ND_WIRE_NONE};
     text[0] = '\0';
-    if (lock_until(store, deadline_of(store)) != ND_OK) {
+    if (enter(store, deadline_of(store)) != ND_OK) {
         nd_error_clear();
         return false;
     }
@@ -341,7 +367,7 @@ bool nd_store_first_failure(nd_store *store, char *text, size_t capacity)
         nd_error_clear();
     }
     snprintf(text, capacity, "%s", store->first_failure);
-    pthread_mutex_unlock(&store->lock);
+    leave(store);
     return text[0] != '\0';
 }
 
@@ -449,7 +475,7 @@ nd_status nd_store_open(const nd_identity *identity, double timeout_seconds, nd_
     }
     nd_store *store;
     ND_TRY(ND_ALLOC(1, &store));
-    pthread_mutex_init(&store->lock, NULL);
+    init_lock(store);
     store->rank = identity->rank;
     store->world_size = identity->world_size;
     store->timeout_seconds = timeout_seconds;
@@ -485,7 +511,7 @@ nd_status nd_store_open_single(nd_store **out)
 {
     nd_store *store;
     ND_TRY(ND_ALLOC(1, &store));
-    pthread_mutex_init(&store->lock, NULL);
+    init_lock(store);
     store->world_size = 1;
     nd_wire_parser_init(&store->answers, ND_WIRE_LIMIT_MEMBER);
     nd_server_options options = {
@@ -538,6 +564,7 @@ static void close_store(nd_store *store, bool goodbye)
     nd_server_destroy(store->server);
     nd_wire_parser_fini(&store->answers);
     nd_wire_buffer_fini(&store->out);
+    pthread_cond_destroy(&store->idle);
     pthread_mutex_destroy(&store->lock);
     free(store);
 }
