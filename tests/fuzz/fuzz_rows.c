@@ -2,7 +2,8 @@
 /*
  * A line of JSON: the scanner agrees with Jansson on what it finds, where Jansson accepts the line.
  * It accepts more: NaN and Infinity, keys that stand twice, halves of surrogate pairs, bytes that
- * are no UTF-8, greater depths and numbers.
+ * are no UTF-8, greater depths and numbers. Jansson 2.14 passes over some bytes of value 0 outside
+ * strings, as in {"":3.\0}, so lines with such bytes are not compared.
  */
 #include <jansson.h>
 #include <stdlib.h>
@@ -18,8 +19,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     nd_bytes buffer = {0};
     size_t column = 0;
     const char *fault = nd_row_scan(data, size, fields, 2, &column);
-    json_t *root =
-        json_loadb((const char *)data, size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
+    json_t *root = NULL;
+    if (!memchr(data, 0, size)) {
+        root = json_loadb((const char *)data, size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
+    }
     ND_ASSERT(column >= 1 && column <= size + 1);
     ND_ASSERT(!fault || !json_is_object(root) || strstr(fault, "nested"));
     for (int i = 0; !fault && i < 2; i++) {
