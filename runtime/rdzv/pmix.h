@@ -49,7 +49,7 @@ void nd_pmix_end(nd_pmix *pmix, double timeout_seconds, int exit_code);
 void nd_pmix_abort(nd_pmix *pmix, int code, const char *message);
 
 /* This process has failed and calls only to learn who reports that: where a call ends the process,
- * it logs this message first, and ends it with this code. */
+ * it logs this message first, and ends it with this code; "": no more. */
 void nd_pmix_set_reason(nd_pmix *pmix, const char *message, int code);
 
 /*

@@ -94,13 +94,21 @@ static void send_sum(nd_server *server, nd_peer *peer, uint32_t request, uint64_
  * broke, and knows then that another rank explains why. */
 static void tell_first_failure(nd_server *server, const nd_peer *but)
 {
-    const nd_value *value = find_value(server, ND_FAILURE_FIRST);
+    server->tells_failure = true;
     for (nd_peer *peer = server->peers; peer; peer = peer->next) {
         if (peer != but && peer->member && peer->role == ND_WIRE_WORKER) {
-            nd_wire_begin(&server->out, ND_WIRE_FAILED);
-            nd_wire_put_blob(&server->out, value->data, value->bytes);
-            nd_server_flush(server, peer);
+            nd_server_tell_failure(server, peer);
         }
+    }
+}
+
+void nd_server_tell_failure(nd_server *server, nd_peer *peer)
+{
+    const nd_value *value = find_value(server, ND_FAILURE_FIRST);
+    if (server->tells_failure && value) {
+        nd_wire_begin(&server->out, ND_WIRE_FAILED);
+        nd_wire_put_blob(&server->out, value->data, value->bytes);
+        nd_server_flush(server, peer);
     }
 }
 
@@ -193,6 +201,9 @@ nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_fram
                             int64_t now)
 {
     nd_wire_cursor cursor = nd_wire_body(frame);
+    if (peer->wait == ND_WAIT_KEY) {
+        peer->wait = ND_WAIT_NONE; /* its caller has given up, since this process stood still */
+    }
     if (peer->wait != ND_WAIT_NONE || peer->exchange) {
         return nd_fail(ND_ERR_IO, "a request while another one is open");
     }

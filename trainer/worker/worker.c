@@ -174,6 +174,7 @@ static void meet_to_ask(nd_worker *worker)
             nd_error_clear(); /* this rank has its own reason, and reports it */
         }
         worker->failure.store = worker->store;
+        nd_pmix_set_reason(id->pmix, "", 0); /* nd_failure_end prints it, or is silent */
     }
 }
 

@@ -296,6 +296,40 @@ Test(server, the_first_lost_rank_stays_the_first_failure)
     cr_assert_str_eq(clients[0].failed, first, "it is told without asking");
 }
 
+static uint64_t set_once(int i, const char *key, const char *value)
+{
+    request(i, ND_WIRE_SET_ONCE, key, value, strlen(value));
+    nd_wire_frame frame = answer(i);
+    cr_assert_eq(frame.type, ND_WIRE_SUM);
+    nd_wire_cursor cursor = nd_wire_body(&frame);
+    nd_wire_get_u32(&cursor);
+    return nd_wire_get_u64(&cursor);
+}
+
+/* Thousands of ranks are still joining when one of them fails. */
+Test(server, a_rank_that_joins_after_the_first_failure_is_told_of_it)
+{
+    open_server(2);
+    join(0);
+    cr_assert_eq(set_once(0, ND_FAILURE_FIRST, "zero"), 1);
+    join(1);
+    cr_assert_eq(answer(1).type, ND_WIRE_NONE);
+    cr_assert_str_eq(clients[1].failed, "zero");
+}
+
+/* The store stood still for longer than the caller waited. */
+Test(server, a_rank_may_give_up_a_wait_and_ask_again)
+{
+    open_server(2);
+    join(0);
+    request(0, ND_WIRE_GET, "never", NULL, 0);
+    cr_assert_eq(set_once(0, ND_FAILURE_FIRST, "zero"), 1);
+    cr_assert_not(clients[0].dropped);
+    now += 31 * second;
+    nd_server_tick(server, now);
+    cr_assert_eq(answer(0).type, ND_WIRE_NONE, "the wait is over");
+}
+
 /* It closes the connections itself. */
 Test(server, a_store_that_ends_tells_nobody_of_lost_ranks)
 {
@@ -324,16 +358,6 @@ Test(server, the_loss_of_rank_0_is_told_to_nobody)
     cr_assert_not_null(strstr(first, "rank 0 (hosty) was lost"), "%s", first);
     cr_assert_eq(answer(1).type, ND_WIRE_NONE);
     cr_assert_str_empty(clients[1].failed);
-}
-
-static uint64_t set_once(int i, const char *key, const char *value)
-{
-    request(i, ND_WIRE_SET_ONCE, key, value, strlen(value));
-    nd_wire_frame frame = answer(i);
-    cr_assert_eq(frame.type, ND_WIRE_SUM);
-    nd_wire_cursor cursor = nd_wire_body(&frame);
-    nd_wire_get_u32(&cursor);
-    return nd_wire_get_u64(&cursor);
 }
 
 Test(server, the_first_rank_that_claims_is_the_first_failure_until_it_has_printed_it)
