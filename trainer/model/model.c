@@ -84,8 +84,12 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     m->stage = &m->layout->stages[0];
     /* plan_head, and forward and backward below, take the stage for the whole model. */
     ND_ASSERT(m->layout->stage_count == 1 && m->stage->embeds && m->stage->has_head);
-    ND_TRY_OUT(
-        nd_fsdp_init(&m->fsdp, rank, m->layout, &m->scales, m->dims.act, o->cast_units, plan));
+    const nd_fsdp_options fsdp = {.rank = rank,
+                                  .layout = m->layout,
+                                  .scales = &m->scales,
+                                  .act = m->dims.act,
+                                  .cast_units = o->cast_units};
+    ND_TRY_OUT(nd_fsdp_init(&m->fsdp, &fsdp, plan));
     ND_TRY_OUT(nd_scales_plan(&m->scales, m->layout, nd_operand_vector(&m->dims), plan));
     nd_activation_options options = {&m->dims, &m->scales, m->recompute, m->stage->layers};
     ND_TRY_OUT(nd_activations_init(&m->set, &options, plan));

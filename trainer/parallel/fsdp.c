@@ -62,12 +62,12 @@ static size_t bytes_of(int64_t count, size_t width)
     return (size_t)count * width;
 }
 
-static void plan_state(nd_fsdp *fsdp, nd_memplan *plan)
+static void plan_state(nd_fsdp *fsdp, bool forward_only, nd_memplan *plan)
 {
-    bool moments = fsdp->rank->config->optimizer.name == ND_OPTIMIZER_ADAMW;
+    bool moments = !forward_only && fsdp->rank->config->optimizer.name == ND_OPTIMIZER_ADAMW;
     size_t bytes = bytes_of(fsdp->layout->shard_total, 4);
     nd_memplan_want(plan, ND_MEM_STATE, "master weights", bytes, &fsdp->master);
-    nd_memplan_want(plan, ND_MEM_STATE, "gradients", bytes, &fsdp->grad);
+    nd_memplan_want(plan, ND_MEM_STATE, "gradients", forward_only ? 0 : bytes, &fsdp->grad);
     nd_memplan_want(plan, ND_MEM_STATE, "first moments", moments ? bytes : 0, &fsdp->moment1);
     nd_memplan_want(plan, ND_MEM_STATE, "second moments", moments ? bytes : 0, &fsdp->moment2);
 }
@@ -138,14 +138,15 @@ static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
     }
 }
 
-nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scales *scales,
-                       nd_dtype act, bool cast_units, nd_memplan *plan)
+nd_status nd_fsdp_init(nd_fsdp *fsdp, const nd_fsdp_options *o, nd_memplan *plan)
 {
-    const nd_config *config = rank->config;
-    *fsdp = (nd_fsdp){.rank = rank, .layout = layout, .scales = scales, .act = act, .version = 1};
-    fsdp->aliased = layout->shards == 1 && act == ND_DTYPE_F32;
+    const nd_config *config = o->rank->config;
+    nd_layout *layout = o->layout;
+    *fsdp = (nd_fsdp){
+        .rank = o->rank, .layout = layout, .scales = o->scales, .act = o->act, .version = 1};
+    fsdp->aliased = layout->shards == 1 && o->act == ND_DTYPE_F32;
     fsdp->resident =
-        (layout->shards == 1 && !cast_units) || !config->parallel.reshard_after_forward;
+        (layout->shards == 1 && !o->cast_units) || !config->parallel.reshard_after_forward;
     int slots = block_slots(fsdp), blocks = 0;
     fsdp->slot_count = slots + 2; /* head, embedding */
     fsdp->blocks_share = slots < layout->block_count;
@@ -158,9 +159,11 @@ nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scale
                                 : kind == ND_UNIT_HEAD ? slots
                                                        : slots + 1;
     }
-    plan_state(fsdp, plan);
+    plan_state(fsdp, o->forward_only, plan);
     plan_weights(fsdp, plan);
-    plan_gradients(fsdp, plan);
+    if (!o->forward_only) {
+        plan_gradients(fsdp, plan);
+    }
     return ND_OK;
 }
 

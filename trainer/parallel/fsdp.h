@@ -65,10 +65,18 @@ typedef struct nd_fsdp {
     bool *has_gradient; /* [units]: the accumulator holds a gradient of this step */
 } nd_fsdp;
 
-/* Chooses the slots and wants their memory; layout and scales are borrowed. cast_units: with one
- * shard, blocks share buffers as with several, because not all weights fit in the compute dtype. */
-nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scales *scales,
-                       nd_dtype act, bool cast_units, nd_memplan *plan);
+typedef struct nd_fsdp_options {
+    nd_rank *rank; /* borrowed, as are layout and scales */
+    nd_layout *layout;
+    nd_scales *scales;
+    nd_dtype act;
+    bool cast_units;   /* with one shard, blocks share buffers as with several, because not all
+                          weights fit in the compute dtype */
+    bool forward_only; /* weights alone: no gradients and no moments, and no call that needs them */
+} nd_fsdp_options;
+
+/* Chooses the slots and wants their memory. The options are not kept. */
+nd_status nd_fsdp_init(nd_fsdp *fsdp, const nd_fsdp_options *options, nd_memplan *plan);
 void nd_fsdp_fini(nd_fsdp *fsdp);
 
 /* The master weights changed: gathered copies are stale. */

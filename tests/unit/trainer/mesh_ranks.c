@@ -139,8 +139,12 @@ static nd_status open_shards(mesh_shards *s, bool cast_units)
                                  .converts = nd_scales_in_segment,
                                  .context = &s->scales};
     ND_TRY(nd_layout_create(&options, &s->layout));
-    ND_TRY(nd_fsdp_init(&s->fsdp, rank, s->layout, &s->scales, f32 ? ND_DTYPE_F32 : ND_DTYPE_BF16,
-                        cast_units, &s->plan));
+    const nd_fsdp_options fsdp = {.rank = rank,
+                                  .layout = s->layout,
+                                  .scales = &s->scales,
+                                  .act = f32 ? ND_DTYPE_F32 : ND_DTYPE_BF16,
+                                  .cast_units = cast_units};
+    ND_TRY(nd_fsdp_init(&s->fsdp, &fsdp, &s->plan));
     ND_TRY(nd_scales_plan(&s->scales, s->layout, 256, &s->plan));
     ND_TRY(nd_gradsync_init(&s->sync, &s->fsdp, &s->plan));
     ND_TRY(nd_memplan_commit(&s->plan, rank->device));

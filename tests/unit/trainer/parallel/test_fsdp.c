@@ -211,7 +211,8 @@ Test(fsdp, a_stage_without_an_end_plans_no_gradient_for_it)
         size_t found = 0;
         nd_memplan_init(&plan);
         cr_assert_eq(nd_layout_create(&options, &layout), ND_OK);
-        cr_assert_eq(nd_fsdp_init(&fsdp, &rank, layout, NULL, ND_DTYPE_F32, false, &plan), ND_OK);
+        const nd_fsdp_options sharded = {.rank = &rank, .layout = layout, .act = ND_DTYPE_F32};
+        cr_assert_eq(nd_fsdp_init(&fsdp, &sharded, &plan), ND_OK);
         const nd_unit *end = nd_layout_unit(layout, ends[i], -1);
         for (int b = 0; b < plan.count; b++) {
             bool edges = strcmp(plan.buffers[b].name, "embedding, norm and head") == 0;
@@ -455,4 +456,33 @@ Test(fsdp, gradients_add_over_ranks_and_micro_batches)
 {
     static const nd_precision precisions[] = {ND_PRECISION_BF16, ND_PRECISION_FP8};
     on_every_case(gradient_body, false, precisions, 2);
+}
+
+/* A model that generates or is evaluated holds its weights, and nothing that only training
+ * needs. */
+Test(fsdp, forward_only_plans_no_gradients_and_no_moments)
+{
+    const fsdp_case c = {.mesh = {{1, 1, 2, 1, 1}}};
+    mesh_ranks job = job_of(&c);
+    nd_rank rank = {.world_size = 2, .mesh = job.mesh, .config = &job.config, .shape = job.shape};
+    const nd_layout_options layout_options = {.shape = &job.shape, .mesh = &job.mesh};
+    size_t states[2], gradients[2];
+    for (int only = 0; only < 2; only++) {
+        nd_layout *layout = NULL;
+        nd_fsdp fsdp;
+        nd_memplan plan;
+        nd_memplan_init(&plan);
+        cr_assert_eq(nd_layout_create(&layout_options, &layout), ND_OK);
+        const nd_fsdp_options options = {
+            .rank = &rank, .layout = layout, .act = ND_DTYPE_F32, .forward_only = only == 1};
+        cr_assert_eq(nd_fsdp_init(&fsdp, &options, &plan), ND_OK);
+        states[only] = nd_memplan_class_bytes(&plan, ND_MEM_STATE);
+        gradients[only] = nd_memplan_class_bytes(&plan, ND_MEM_GRADIENTS);
+        cr_expect_eq(states[only], (only ? 1 : 4) * (size_t)layout->shard_total * sizeof(float));
+        nd_fsdp_fini(&fsdp);
+        nd_memplan_fini(&plan);
+        nd_layout_destroy(layout);
+    }
+    cr_expect_gt(gradients[0], 0);
+    cr_expect_eq(gradients[1], 0);
 }
