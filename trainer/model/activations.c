@@ -25,10 +25,13 @@ typedef enum act {
 } act;
 
 /* What each mode keeps of a block: one bit per activation. */
-static unsigned kept_activations(nd_recompute mode)
+static unsigned kept_activations(const nd_activation_options *o)
 {
     const unsigned all = (1u << ACT_COUNT) - 1;
-    switch (mode) {
+    if (o->forward_only) {
+        return 0;
+    }
+    switch (o->recompute) {
     case ND_RECOMPUTE_NONE:
         return all;
     case ND_RECOMPUTE_SELECTIVE:
@@ -113,7 +116,7 @@ typedef enum place { PLACE_NONE, PLACE_SHARED, PLACE_BORROWED, PLACE_KEPT } plac
  * both. */
 static place place_of(const nd_activation_options *o, act id, int64_t layer)
 {
-    bool kept = kept_activations(o->recompute) >> id & 1;
+    bool kept = kept_activations(o) >> id & 1;
     bool as_codes = kept_as_codes(o, id, layer);
     if (is_codes(id) && !as_codes) {
         return PLACE_NONE;
@@ -204,6 +207,8 @@ nd_status nd_activations_init(nd_activation_set *set, const nd_activation_option
     act_spec specs[ACT_COUNT];
     int64_t layers = o->layers.end - o->layers.begin;
     set->layers = o->layers;
+    set->T = o->dims->T;
+    set->Tl = o->dims->Tl;
     ND_TRY(ND_ALLOC(layers, &set->blocks));
     ND_TRY(ND_ALLOC(layers * ND_INPUT_COUNT, &set->inputs));
     describe(o->dims, specs);
@@ -223,6 +228,24 @@ void nd_activations_borrow(nd_activation_set *set, const nd_activation_options *
     point(set, o, plan, ACT_H1, (buffer){dh, PLACE_BORROWED, 0});
     point(set, o, plan, ACT_H2, (buffer){dh, PLACE_BORROWED, 0});
     point(set, o, plan, ACT_SWIGLU, (buffer){dact, PLACE_BORROWED, 0});
+}
+
+void nd_activations_narrow(nd_activation_set *set, int64_t T, int64_t Tl)
+{
+    set->T = T;
+    set->Tl = Tl;
+    for (int64_t l = set->layers.begin; l < set->layers.end; l++) {
+        nd_block_acts *a = nd_set_block(set, l);
+        nd_tensor *local[] = {&a->x_in,  &a->rstd1, &a->h1,       &a->x_mid,
+                              &a->rstd2, &a->h2,    &a->h1_codes, &a->h2_codes};
+        nd_tensor *full[] = {&a->qkv, &a->o, &a->gu, &a->act, &a->act_codes};
+        for (size_t i = 0; i < sizeof local / sizeof *local; i++) {
+            local[i]->shape[0] = Tl;
+        }
+        for (size_t i = 0; i < sizeof full / sizeof *full; i++) {
+            full[i]->shape[0] = T;
+        }
+    }
 }
 
 void nd_activations_start(nd_activation_set *set, const nd_scales *scales)

@@ -11,6 +11,7 @@
  *   selective  not the norm outputs (h1, h2) and the SwiGLU output (act); matmul and attention
  *              outputs are kept
  *   full       only the block's input (x_in)
+ * Without a backward nothing is kept.
  * In FP8 with a scale per tensor h1, h2 and act are kept as codes.
  */
 #include "runtime/device/memplan.h"
@@ -90,6 +91,8 @@ typedef struct nd_head_acts {
 
 typedef struct nd_activation_set {
     nd_micro_batch batch;
+    int64_t T, Tl; /* tokens of the micro-batch, and of this tp rank: those of dims, or fewer
+                              after nd_activations_narrow */
     nd_layer_range layers; /* of the stage */
     nd_block_acts *blocks; /* [layers] */
     nd_scale_ref *inputs;  /* [layers x ND_INPUT_COUNT] FP8 scales that go with the codes kept */
@@ -113,6 +116,7 @@ typedef struct nd_activation_options {
     const nd_scales *scales;
     nd_recompute recompute;
     nd_layer_range layers;
+    bool forward_only; /* no backward follows: blocks keep nothing and share all buffers */
 } nd_activation_options;
 
 /* Wants the activations of the blocks. */
@@ -122,6 +126,8 @@ nd_status nd_activations_init(nd_activation_set *set, const nd_activation_option
  * made: dh (Tl, C) or dact (T, F), by the number of its want. */
 void nd_activations_borrow(nd_activation_set *set, const nd_activation_options *options,
                            nd_memplan *plan, int dh, int dact);
+/* The set's views get so many rows, at most those of dims; T is a multiple of Tl. */
+void nd_activations_narrow(nd_activation_set *set, int64_t T, int64_t Tl);
 /* After the plan was committed: the scales of the inputs, which are those of the sites. */
 void nd_activations_start(nd_activation_set *set, const nd_scales *scales);
 void nd_activations_fini(nd_activation_set *set);

@@ -12,6 +12,12 @@ static nd_tensor norm_weight(nd_block_call c, nd_param_id id)
     return nd_fsdp_weight(&c.model->fsdp, id, id, c.layer);
 }
 
+/* (Tl, C) of the micro-batch. */
+static nd_tensor branch_of(const nd_model *m, const nd_activation_set *set)
+{
+    return nd_tensor_rows(m->branch, 0, set->Tl);
+}
+
 /* Steps 1 to 10 make everything that a backward needs; step 11 makes only the output. */
 static nd_status attention_half(nd_block_call c, nd_residual in)
 {
@@ -30,14 +36,15 @@ static nd_status attention_half(nd_block_call c, nd_residual in)
     /* 2. tp: (Tl, C) -> (T, C); 3. q, k, v */
     ND_TRY(nd_linear_forward(c, ND_INPUT_QKV, &h1, a->qkv));
     /* 4. RoPE on q and k, in place: they are adjacent and have the same head size */
-    nd_tensor qk = nd_tensor_3d(a->qkv.data, d->act, d->T, d->H + d->K, d->D);
+    nd_tensor qk = nd_tensor_3d(a->qkv.data, d->act, c.set->T, d->H + d->K, d->D);
     qk.stride[0] = d->QKV;
     ND_OP(r, ELEMENTWISE, rope, .out = qk, .x = qk,
-          .positions = nd_tensor_1d(c.set->batch.positions, ND_DTYPE_I32, d->T), .table = m->rope);
+          .positions = nd_tensor_1d(c.set->batch.positions, ND_DTYPE_I32, c.set->T),
+          .table = m->rope);
     /* 5. attention, through context parallel */
     ND_TRY(nd_cp_attention_fwd(&m->cp, a->qkv, a->o, a->lse.data));
     /* 6. output projection; tp: partial sums (T, C) -> (Tl, C) */
-    return nd_linear_forward(c, ND_INPUT_O, &o, m->branch);
+    return nd_linear_forward(c, ND_INPUT_O, &o, branch_of(m, c.set));
 }
 
 static nd_status swiglu(nd_block_call c, nd_operand *act)
@@ -63,7 +70,7 @@ static nd_status mlp_half(nd_block_call c, bool with_output)
     ND_TRY(nd_operand_prepare(c, ND_INPUT_GATE_UP, &h2, &fuse));
     /* 7. residual sum and norm */
     ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h2.rows, .sum = a->x_mid, .rstd = a->rstd2,
-          .x = a->x_in, .delta = m->branch, .weight = norm_weight(c, ND_PARAM_NORM_2),
+          .x = a->x_in, .delta = branch_of(m, c.set), .weight = norm_weight(c, ND_PARAM_NORM_2),
           .eps = (float)r->shape.rms_eps, .fuse = fuse);
     /* 8. tp: (Tl, C) -> (T, C); 9. gate and up */
     ND_TRY(nd_linear_forward(c, ND_INPUT_GATE_UP, &h2, a->gu));
@@ -73,7 +80,7 @@ static nd_status mlp_half(nd_block_call c, bool with_output)
         return nd_operand_keep(c, &act);
     }
     /* 11. down projection; tp: partial sums (T, C) -> (Tl, C) */
-    return nd_linear_forward(c, ND_INPUT_DOWN, &act, m->branch);
+    return nd_linear_forward(c, ND_INPUT_DOWN, &act, branch_of(m, c.set));
 }
 
 static nd_status norm_again(nd_block_call c, bool second, nd_operand *h)
@@ -150,7 +157,7 @@ nd_status nd_blocks_forward(nd_model *m, nd_activation_set *set, nd_layer_range 
         ND_TRY(nd_graphs_begin(graphs, &key));
         ND_TRY(nd_graphs_end(graphs, forward_ops((nd_block_call){m, set, l, pass}, *stream)));
         nd_fsdp_release(&m->fsdp, unit);
-        *stream = (nd_residual){.x = nd_set_block(set, l)->x_mid, .delta = m->branch};
+        *stream = (nd_residual){.x = nd_set_block(set, l)->x_mid, .delta = branch_of(m, set)};
     }
     return ND_OK;
 }

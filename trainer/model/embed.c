@@ -3,9 +3,9 @@
  * tp leaves each rank its tokens. */
 #include "trainer/model/model.h"
 
-static nd_tensor ids_of(const nd_model *m, const nd_activation_set *set)
+static nd_tensor ids_of(const nd_activation_set *set)
 {
-    return nd_tensor_1d(set->batch.ids, ND_DTYPE_I32, m->dims.T);
+    return nd_tensor_1d(set->batch.ids, ND_DTYPE_I32, set->T);
 }
 
 nd_status nd_embed_forward(nd_model *m, nd_activation_set *set, nd_residual *out)
@@ -17,7 +17,7 @@ nd_status nd_embed_forward(nd_model *m, nd_activation_set *set, nd_residual *out
     nd_tensor partial = nd_tp_partial(r, x, m->full_b);
     ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
     ND_TRY(nd_fsdp_prefetch(&m->fsdp, nd_layout_unit(m->layout, ND_UNIT_BLOCK, first)));
-    ND_OP(r, ND_TRACE_ELEMENTWISE, embedding_fwd, .out = partial, .ids = ids_of(m, set),
+    ND_OP(r, ND_TRACE_ELEMENTWISE, embedding_fwd, .out = partial, .ids = ids_of(set),
           .table = nd_fsdp_weight(&m->fsdp, ND_PARAM_EMBED, ND_PARAM_EMBED, -1),
           .first = m->dims.vocab_first);
     if (unit->kind != ND_UNIT_HEAD) { /* a tied table stays until the end of backward */
@@ -40,7 +40,7 @@ nd_status nd_embed_backward(nd_model *m, nd_activation_set *set)
         ND_TRY(nd_fsdp_grad_zero_if_fresh(&m->fsdp, ND_PARAM_EMBED, -1));
     }
     ND_OP(r, ND_TRACE_ELEMENTWISE, embedding_bwd,
-          .dtable = nd_fsdp_grad(&m->fsdp, ND_PARAM_EMBED, ND_PARAM_EMBED, -1),
-          .ids = ids_of(m, set), .dout = dx, .first = m->dims.vocab_first);
+          .dtable = nd_fsdp_grad(&m->fsdp, ND_PARAM_EMBED, ND_PARAM_EMBED, -1), .ids = ids_of(set),
+          .dout = dx, .first = m->dims.vocab_first);
     return nd_fsdp_grad_release(&m->fsdp, unit);
 }
