@@ -11,14 +11,9 @@ enum { ALIGNMENT = 256 };
 static const size_t LARGE_BYTES = (size_t)10 << 30; /* a plan is printed in GiB from here on */
 
 static const char *const class_names[ND_MEM_CLASS_COUNT] = {
-    "state",
-    "gathered weights",
-    "unsharded gradients",
-    "activations",
-    "scratch",
-    "head",
-    "communication",
-    "data",
+    "state",       "gathered weights", "unsharded gradients",
+    "activations", "kv cache",         "scratch",
+    "head",        "communication",    "data",
 };
 
 void nd_memplan_init(nd_memplan *plan)

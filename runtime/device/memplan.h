@@ -19,6 +19,7 @@ typedef enum nd_mem_class {
     ND_MEM_WEIGHTS,       /* gathered units in the compute dtype */
     ND_MEM_GRADIENTS,     /* unsharded F32 gradients of the unit in work */
     ND_MEM_ACTIVATIONS,   /* kept from forward to backward */
+    ND_MEM_CACHE,         /* keys and values of sequences that are continued */
     ND_MEM_SCRATCH,       /* reused by every layer */
     ND_MEM_HEAD,          /* logits of one chunk and their statistics */
     ND_MEM_COMMUNICATION, /* staging of the transport */

@@ -38,3 +38,14 @@ nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord co
     d.head_rows = rows < 1 ? 1 : nd_min(rows, d.Tl);
     return d;
 }
+
+nd_dims nd_dims_of_rows(nd_dims d, const nd_mesh *mesh, int64_t tokens)
+{
+    int64_t tp = mesh->size[ND_AXIS_TP];
+    ND_ASSERT(tokens > 0 && tokens % tp == 0 && mesh->size[ND_AXIS_CP] == 1);
+    d.B = d.chunks = 1;
+    d.S = d.s = d.T = d.chunk = tokens;
+    d.Tl = tokens / tp;
+    d.head_rows = nd_min(d.head_rows, d.Tl);
+    return d;
+}

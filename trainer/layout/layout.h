@@ -84,6 +84,9 @@ typedef struct nd_dims {
 
 nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord coord,
                    const nd_config *config, bool gpu);
+/* The same for calls of up to `tokens` rows, a multiple of tp, of any sequences: one sample of that
+ * length, without context parallel. */
+nd_dims nd_dims_of_rows(nd_dims dims, const nd_mesh *mesh, int64_t tokens);
 
 /*
  * layout

@@ -41,8 +41,12 @@ static nd_status attention_half(nd_block_call c, nd_residual in)
     ND_OP(r, ELEMENTWISE, rope, .out = qk, .x = qk,
           .positions = nd_tensor_1d(c.set->batch.positions, ND_DTYPE_I32, c.set->T),
           .table = m->rope);
-    /* 5. attention, through context parallel */
-    ND_TRY(nd_cp_attention_fwd(&m->cp, a->qkv, a->o, a->lse.data));
+    /* 5. attention, through the cache or through context parallel */
+    if (c.pass == ND_PASS_GENERATE) {
+        ND_TRY(nd_kv_cache_attention(&m->kv, c.layer, a->qkv, a->o));
+    } else {
+        ND_TRY(nd_cp_attention_fwd(&m->cp, a->qkv, a->o, a->lse.data));
+    }
     /* 6. output projection; tp: partial sums (T, C) -> (Tl, C) */
     return nd_linear_forward(c, ND_INPUT_O, &o, branch_of(m, c.set));
 }

@@ -100,6 +100,57 @@ nd_status nd_head_forward(nd_model *m, nd_activation_set *set, nd_pass pass, nd_
     return ND_OK;
 }
 
+/* Logits of rows [begin, begin + n) of the call's list; h (T, C). */
+static nd_status logits_of_rows(nd_model *m, nd_tensor h, const nd_logits_call *call, int64_t begin,
+                                int64_t n)
+{
+    nd_rank *r = m->rank;
+    const nd_dims *d = &m->dims;
+    const size_t row_bytes = (size_t)d->C * nd_dtype_size(d->act);
+    /* Rows behind the n hold what was there before: few forms of products (kv_cache.h). */
+    const int64_t computed = nd_kv_round_rows(n, 1, m->logits.rows.shape[0]);
+    nd_tensor rows = nd_tensor_rows(m->logits.rows, 0, computed);
+    nd_tensor local = nd_tensor_rows(m->logits.logits, 0, computed), all; /* (computed, V), tp x */
+    for (int64_t i = 0; i < n; i++) {
+        ND_TRY(nd_copy(&r->stream, nd_tensor_rows(rows, i, 1).data,
+                       nd_tensor_rows(h, call->rows[begin + i], 1).data, row_bytes));
+    }
+    ND_OP(r, HEAD, matmul, .c = local, .a = rows,
+          .b = nd_fsdp_weight(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1), .b_transposed = true);
+    ND_TRY(nd_tp_gather(r, local, m->logits.gathered, ND_TRACE_COMMUNICATION, &all));
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t first = 0, p = 0; first < d->vocab; first += d->V, p++) {
+            int64_t valid = d->vocab - first < d->V ? d->vocab - first : d->V;
+            ND_TRY(nd_copy(&r->stream, call->logits + (begin + i) * d->vocab + first,
+                           nd_tensor_rows(all, p * computed + i, 1).data,
+                           (size_t)valid * sizeof(float)));
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_head_logits(nd_model *m, nd_activation_set *set, nd_residual in,
+                         const nd_logits_call *call)
+{
+    nd_rank *r = m->rank;
+    const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
+    const int64_t most = m->logits.rows.shape[0];
+    nd_tensor local = nd_tensor_rows(m->head.h, 0, set->Tl), h; /* (Tl, C), (T, C) */
+    ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
+    ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_fwd, .y = local,
+          .sum = nd_tensor_rows(set->head.x, 0, set->Tl),
+          .rstd = nd_tensor_rows(set->head.rstd, 0, set->Tl), .x = in.x, .delta = in.delta,
+          .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
+          .eps = (float)r->shape.rms_eps);
+    ND_TRY(nd_tp_gather(r, local, m->full_a, ND_TRACE_COMMUNICATION, &h));
+    for (int64_t begin = 0; begin < call->count; begin += most) {
+        int64_t n = call->count - begin < most ? call->count - begin : most;
+        ND_TRY(logits_of_rows(m, h, call, begin, n));
+    }
+    nd_fsdp_release(&m->fsdp, unit);
+    return nd_stream_sync(&r->stream);
+}
+
 nd_status nd_head_backward(nd_model *m, nd_activation_set *set)
 {
     nd_rank *r = m->rank;

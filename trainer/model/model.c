@@ -20,14 +20,16 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
     const nd_mem_class scratch = ND_MEM_SCRATCH;
     nd_tensor local = nd_tensor_2d(NULL, d->act, d->Tl, d->C);
     nd_tensor full = nd_tensor_2d(NULL, d->act, d->Tl == d->T ? 0 : d->T, d->C);
+    /* Rows of what only a backward uses. */
+    const int64_t T = m->forward_only ? 0 : d->T, Tl = m->forward_only ? 0 : d->Tl;
+    nd_tensor dlocal = nd_tensor_2d(NULL, d->act, Tl, d->C);
     want(plan, scratch, "branch output", local, &m->branch);
-    want(plan, scratch, "residual gradient", local, &m->dx);
-    int dh = want(plan, scratch, "norm gradient", local, &m->dh);
+    want(plan, scratch, "residual gradient", dlocal, &m->dx);
+    int dh = want(plan, scratch, "norm gradient", dlocal, &m->dh);
     int dact =
-        want(plan, scratch, "swiglu gradient", nd_tensor_2d(NULL, d->act, d->T, d->F), &m->dact);
-    want(plan, scratch, "q k v gradient", nd_tensor_2d(NULL, d->act, d->T, d->QKV), &m->dqkv);
-    want(plan, scratch, "attention gradient", nd_tensor_2d(NULL, d->act, d->T, d->H * d->D),
-         &m->dout);
+        want(plan, scratch, "swiglu gradient", nd_tensor_2d(NULL, d->act, T, d->F), &m->dact);
+    want(plan, scratch, "q k v gradient", nd_tensor_2d(NULL, d->act, T, d->QKV), &m->dqkv);
+    want(plan, scratch, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D), &m->dout);
     nd_memplan_want(plan, scratch, "tp: gathered", nd_tensor_bytes(full), &m->full_a);
     nd_memplan_want(plan, scratch, "tp: partial sums", nd_tensor_bytes(full), &m->full_b);
     nd_activations_borrow(&m->set, options, plan, dh, dact);
@@ -44,10 +46,12 @@ static void plan_head(nd_model *m, nd_memplan *plan)
     want(plan, head, "final norm output", local, &m->head.h);
     want(plan, head, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
          &m->set.head.rstd);
-    want(plan, head, "final norm gradient", local, &m->set.head.dh);
+    want(plan, head, "final norm gradient",
+         nd_tensor_2d(NULL, d->act, m->forward_only ? 0 : d->Tl, d->C), &m->set.head.dh);
     want(plan, head, "logits of a chunk", nd_tensor_2d(NULL, d->act, n, d->V), &m->head.logits);
     nd_memplan_want(plan, head, "tp: gathered chunk", nd_tensor_bytes(full), &m->head.full);
-    nd_memplan_want(plan, head, "tp: chunk gradient", nd_tensor_bytes(full), &m->head.dfull);
+    nd_memplan_want(plan, head, "tp: chunk gradient", m->forward_only ? 0 : nd_tensor_bytes(full),
+                    &m->head.dfull);
     nd_memplan_want(plan, head, "row maxima", (size_t)n * sizeof(float), &m->head.row_max);
     nd_memplan_want(plan, head, "row sums and targets", (size_t)(2 * n) * sizeof(float),
                     &m->head.row_sums);
@@ -55,11 +59,29 @@ static void plan_head(nd_model *m, nd_memplan *plan)
     nd_memplan_want(plan, head, "numbers of the step", sizeof *m->numbers, &m->numbers);
 }
 
-static void plan_rope(nd_model *m, nd_memplan *plan)
+/* The head of a model with a cache. */
+static void plan_logits(nd_model *m, int64_t count, nd_memplan *plan)
 {
     const nd_dims *d = &m->dims;
-    size_t bytes = (size_t)(d->S * d->D / 2) * sizeof(float);
-    m->rope.positions = d->S;
+    const nd_mem_class head = ND_MEM_HEAD;
+    const int64_t tp = d->T / d->Tl;
+    nd_tensor local = nd_tensor_2d(NULL, d->act, d->Tl, d->C);
+    nd_tensor logits = nd_tensor_2d(NULL, ND_DTYPE_F32, count, d->V);
+    want(plan, head, "final residual", local, &m->set.head.x);
+    want(plan, head, "final norm output", local, &m->head.h);
+    want(plan, head, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
+         &m->set.head.rstd);
+    want(plan, head, "rows of logits", nd_tensor_2d(NULL, d->act, count, d->C), &m->logits.rows);
+    want(plan, head, "logits", logits, &m->logits.logits);
+    nd_memplan_want(plan, head, "tp: gathered logits",
+                    tp > 1 ? (size_t)tp * nd_tensor_bytes(logits) : 0, &m->logits.gathered);
+}
+
+static void plan_rope(nd_model *m, int64_t positions, nd_memplan *plan)
+{
+    const nd_dims *d = &m->dims;
+    size_t bytes = (size_t)(positions * d->D / 2) * sizeof(float);
+    m->rope.positions = positions;
     nd_memplan_want(plan, ND_MEM_DATA, "rope cosines", bytes, &m->rope.cos);
     nd_memplan_want(plan, ND_MEM_DATA, "rope sines", bytes, &m->rope.sin);
 }
@@ -73,7 +95,12 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     m->rank = rank;
     m->dims =
         nd_dims_of(&rank->shape, &rank->mesh, rank->coord, rank->config, nd_rank_is_gpu(rank));
+    if (o->cache) {
+        m->dims = nd_dims_of_rows(m->dims, &rank->mesh, o->cache->tokens);
+    }
     m->recompute = rank->config->parallel.recompute;
+    m->forward_only = o->forward_only;
+    ND_ASSERT(!o->cache || o->forward_only);
     ND_TRY_OUT(nd_scales_init(&m->scales, rank, o->linears));
     nd_layout_options layout = {.shape = &rank->shape,
                                 .mesh = &rank->mesh,
@@ -88,17 +115,27 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
                                   .layout = m->layout,
                                   .scales = &m->scales,
                                   .act = m->dims.act,
-                                  .cast_units = o->cast_units};
+                                  .cast_units = o->cast_units,
+                                  .forward_only = o->forward_only};
     ND_TRY_OUT(nd_fsdp_init(&m->fsdp, &fsdp, plan));
     ND_TRY_OUT(nd_scales_plan(&m->scales, m->layout, nd_operand_vector(&m->dims), plan));
-    nd_activation_options options = {&m->dims, &m->scales, m->recompute, m->stage->layers};
+    nd_activation_options options = {&m->dims, &m->scales, m->recompute, m->stage->layers,
+                                     o->forward_only};
     ND_TRY_OUT(nd_activations_init(&m->set, &options, plan));
     plan_shared(m, plan, &options);
-    plan_head(m, plan);
-    plan_rope(m, plan);
+    if (o->cache) {
+        plan_logits(m, o->cache->logits, plan);
+    } else {
+        plan_head(m, plan);
+    }
+    plan_rope(m, o->cache ? o->cache->capacity : m->dims.S, plan);
     nd_batches_plan(&m->batches, rank, &m->dims, plan);
     nd_operands_plan(m, plan);
-    nd_cp_init(&m->cp, rank, &m->dims, plan);
+    if (o->cache) {
+        nd_kv_cache_plan(&m->kv, rank, &m->dims, m->stage->layers, o->cache, plan);
+    } else {
+        nd_cp_init(&m->cp, rank, &m->dims, plan);
+    }
     *out = m;
 out:
     if (status != ND_OK) {
@@ -111,10 +148,10 @@ out:
 static nd_status load_rope_table(nd_model *m)
 {
     const nd_dims *d = &m->dims;
-    int64_t count = d->S * d->D / 2;
+    int64_t count = m->rope.positions * d->D / 2;
     float *host = NULL;
     ND_TRY(ND_ALLOC(2 * count, &host));
-    nd_rope_table(&m->rank->shape.rope, d->D, d->S, host, host + count);
+    nd_rope_table(&m->rank->shape.rope, d->D, m->rope.positions, host, host + count);
     nd_stream *stream = &m->rank->stream;
     nd_status status = nd_copy(stream, (float *)m->rope.cos, host, (size_t)count * 4);
     if (status == ND_OK) {
@@ -180,8 +217,27 @@ nd_status nd_model_forward(nd_model *m, nd_activation_set *set, nd_pass pass)
     return nd_head_forward(m, set, pass, residual);
 }
 
+nd_status nd_model_logits(nd_model *m, nd_activation_set *set, const nd_logits_call *call)
+{
+    const nd_unit *head = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
+    const int64_t tp = m->dims.T / m->dims.Tl;
+    nd_residual residual;
+    int64_t rows = 0;
+    for (int64_t i = 0; i < call->kv.count; i++) {
+        rows += call->kv.segments[i].rows;
+    }
+    rows = nd_kv_round_rows(rows, tp, m->dims.T);
+    nd_activations_narrow(set, rows, rows / tp);
+    nd_kv_cache_begin(&m->kv, &call->kv, rows);
+    ND_TRY(nd_scales_refresh(&m->scales, m->fsdp.master, m->fsdp.version));
+    ND_TRY(nd_embed_forward(m, set, &residual));
+    ND_TRY(nd_blocks_forward(m, set, m->stage->layers, ND_PASS_GENERATE, head, &residual));
+    return nd_head_logits(m, set, residual, call);
+}
+
 nd_status nd_model_backward(nd_model *m, nd_activation_set *set)
 {
+    ND_ASSERT(!m->forward_only);
     ND_TRY(nd_head_backward(m, set));
     ND_TRY(nd_blocks_backward(m, set, m->stage->layers, NULL));
     ND_TRY(nd_embed_backward(m, set));

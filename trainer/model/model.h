@@ -11,6 +11,7 @@
  */
 #include "runtime/device/graphs.h"
 #include "trainer/model/activations.h"
+#include "trainer/model/kv_cache.h"
 #include "trainer/parallel/cp.h"
 #include "trainer/parallel/fsdp.h"
 #include "trainer/parallel/tp.h"
@@ -24,8 +25,13 @@ typedef struct nd_step_numbers {
     int64_t save; /* state of the save in flight (checkpoint/saver.h); the largest of all ranks */
 } nd_step_numbers;
 
-/* Backward recomputes with the ops of forward. */
-typedef enum nd_pass { ND_PASS_TRAIN = 0, ND_PASS_EVAL, ND_PASS_BACKWARD } nd_pass;
+/* Backward recomputes with the ops of forward. Generate reads keys from the cache. */
+typedef enum nd_pass {
+    ND_PASS_TRAIN = 0,
+    ND_PASS_EVAL,
+    ND_PASS_BACKWARD,
+    ND_PASS_GENERATE
+} nd_pass;
 
 /* Buffers of FP8 products, shared by all blocks; NULL where nothing needs them. */
 typedef struct nd_fp8_scratch {
@@ -44,6 +50,13 @@ typedef struct nd_head_scratch {
     float *row_max, *row_sums, *global_max; /* (n), (2 n): sum | target, (n) */
 } nd_head_scratch;
 
+/* Buffers of the logits that are read by the host; n = nd_kv_options.logits. */
+typedef struct nd_logits_scratch {
+    nd_tensor rows;   /* (n, C) normed rows of the call whose logits are wanted */
+    nd_tensor logits; /* F32 (n, V) */
+    void *gathered;   /* F32 (tp, n, V); NULL when tp is 1 */
+} nd_logits_scratch;
+
 typedef struct nd_model {
     nd_rank *rank;
     nd_dims dims;
@@ -51,8 +64,10 @@ typedef struct nd_model {
     const nd_stage *stage;
     nd_fsdp fsdp;
     nd_scales scales;
-    nd_cp cp;
+    nd_cp cp;       /* without a cache */
+    nd_kv_cache kv; /* of no slots: none */
     nd_recompute recompute;
+    bool forward_only;
     nd_rope_view rope;
     nd_batches batches;
     nd_activation_set set;
@@ -65,6 +80,7 @@ typedef struct nd_model {
     void *full_a, *full_b; /* (T, C): gathered activations, partial sums; NULL when tp is 1 */
     nd_fp8_scratch fp8;
     nd_head_scratch head;
+    nd_logits_scratch logits;
 
     nd_step_numbers *numbers;
     nd_graphs *graphs; /* borrowed: of the blocks of a training step; NULL: none in this step */
@@ -73,6 +89,8 @@ typedef struct nd_model {
 typedef struct nd_model_options {
     const nd_linear_choice *linears; /* autotune's; NULL: as the filter says */
     bool cast_units;                 /* fsdp.h */
+    bool forward_only;               /* passes are ND_PASS_EVAL or, with a cache, GENERATE */
+    const nd_kv_options *cache;      /* NULL: none; else forward_only, and cp is 1 */
 } nd_model_options;
 
 /* Lays out everything this rank needs into `plan`; no memory yet. The options are not kept. */
@@ -96,6 +114,20 @@ nd_status nd_model_give_back(nd_model *model, nd_activation_set *set);
 nd_status nd_model_forward(nd_model *model, nd_activation_set *set, nd_pass pass);
 /* Backward of the rest; gradients are accumulated into the shards. */
 nd_status nd_model_backward(nd_model *model, nd_activation_set *set);
+
+/*
+ * Computes the rows of a call through the cache, whose ids and positions were loaded as the first
+ * of a micro-batch (labels are not read), and gives the logits that follow on some of them. *logits
+ * is F32 (count, vocab) on the host, equal on all tp ranks, in F32 whatever the precision; complete
+ * at the return.
+ */
+typedef struct nd_logits_call {
+    nd_kv_call kv;
+    const int64_t *rows; /* numbers of rows of the call */
+    int64_t count;       /* 0: none are wanted */
+    float *logits;
+} nd_logits_call;
+nd_status nd_model_logits(nd_model *model, nd_activation_set *set, const nd_logits_call *call);
 
 /* The functions of a stage. */
 
@@ -127,6 +159,9 @@ nd_status nd_blocks_backward(nd_model *model, nd_activation_set *set, nd_layer_r
 
 /* Loss; to train also the gradients of the head's weight and of its normed input. */
 nd_status nd_head_forward(nd_model *model, nd_activation_set *set, nd_pass pass, nd_residual in);
+/* The logits of rows of a call, as nd_model_logits gives them. */
+nd_status nd_head_logits(nd_model *model, nd_activation_set *set, nd_residual in,
+                         const nd_logits_call *call);
 /* The gradient of the residual stream after the last block, into model->dx. */
 nd_status nd_head_backward(nd_model *model, nd_activation_set *set);
 
