@@ -39,7 +39,7 @@ typedef struct nd_piece {
 /* What the holder has of a parameter, without padding: elements [begin, end) of the local block;
  * the first of them is element `state` of the flat state arrays. begin == end: nothing. */
 typedef struct nd_held {
-    nd_block block;
+    nd_local_block block;
     int64_t begin, end, state;
 } nd_held;
 

@@ -3,7 +3,7 @@
 
 #include "runtime/base/math.h"
 
-int nd_rects_of_range(const nd_block *block, int64_t begin, int64_t end, nd_rect_part out[3])
+int nd_rects_of_range(const nd_local_block *block, int64_t begin, int64_t end, nd_rect_part out[3])
 {
     int count = 0;
     int64_t cols = block->cols;

@@ -20,11 +20,11 @@ typedef struct nd_rect {
 } nd_rect;
 
 /* The part of a tensor that tensor parallelism leaves on one rank, without padding. */
-typedef struct nd_block {
+typedef struct nd_local_block {
     int axes;
     int64_t row, col;   /* of its first element in the global tensor */
     int64_t rows, cols; /* of the block */
-} nd_block;
+} nd_local_block;
 
 /* The place of a rectangle in its range. Each kind has a file of its own, as torch's reader knows
  * one rectangle of a tensor in a file. */
@@ -42,7 +42,7 @@ typedef struct nd_rect_part {
 } nd_rect_part;
 
 /* Cuts elements [begin, end) of the block into rectangles, ascending; returns how many (0 to 3). */
-int nd_rects_of_range(const nd_block *block, int64_t begin, int64_t end, nd_rect_part out[3]);
+int nd_rects_of_range(const nd_local_block *block, int64_t begin, int64_t end, nd_rect_part out[3]);
 
 static inline int64_t nd_rect_elements(const nd_rect *rect)
 {

@@ -102,7 +102,7 @@ static uint64_t count_lines(const uint8_t *p, size_t size)
 }
 
 /* Reads until there is a place to cut, and leaves what is behind it in `held`. */
-static nd_status fill_block(nd_block_reader *r, nd_block *block)
+static nd_status fill_block(nd_block_reader *r, nd_corpus_block *block)
 {
     nd_bytes *text = &block->text;
     size_t wanted = r->job->block_bytes ? r->job->block_bytes : ND_BLOCK_BYTES;
@@ -131,7 +131,7 @@ static nd_status fill_block(nd_block_reader *r, nd_block *block)
     return ND_OK;
 }
 
-nd_status nd_block_reader_next(nd_block_reader *r, nd_block *block, bool *end)
+nd_status nd_block_reader_next(nd_block_reader *r, nd_corpus_block *block, bool *end)
 {
     const nd_corpus_files *files = r->job->files;
     *end = false;

@@ -11,13 +11,13 @@
 
 enum { ND_BLOCK_BYTES = 1 << 20, ND_BLOCK_ROW_BYTES_MAX = 256 << 20 };
 
-typedef struct nd_block {
+typedef struct nd_corpus_block {
     int64_t number; /* from 0, over all files */
     const nd_corpus_file *file;
     uint64_t line;     /* of its first byte, from 1 */
     bool begins, ends; /* text: it begins, ends a document; JSON lines: both */
     nd_bytes text;
-} nd_block;
+} nd_corpus_block;
 
 typedef struct nd_block_reader {
     const nd_corpus_job *job;
@@ -35,7 +35,7 @@ typedef struct nd_block_reader {
 void nd_block_reader_init(nd_block_reader *reader, const nd_corpus_job *job);
 void nd_block_reader_fini(nd_block_reader *reader);
 /* Fills the block, whose buffer is used again. *end: there is none left. */
-nd_status nd_block_reader_next(nd_block_reader *reader, nd_block *block, bool *end);
+nd_status nd_block_reader_next(nd_block_reader *reader, nd_corpus_block *block, bool *end);
 /* Bytes of the files that were read. */
 uint64_t nd_block_reader_bytes(const nd_block_reader *reader);
 

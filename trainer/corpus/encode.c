@@ -36,7 +36,7 @@ typedef struct worker {
     crew *crew;
     pthread_t thread;
     nd_encoder *encoder;
-    nd_block block;
+    nd_corpus_block block;
     nd_corpus_piece piece;
     nd_bytes strings[2];
     nd_ids bad;              /* rows of the block, by their places in it */

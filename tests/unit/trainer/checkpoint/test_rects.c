@@ -5,7 +5,7 @@
 #include "trainer/checkpoint/rects.h"
 
 /* Every element of the range lies in exactly one part, at the offset that the part says. */
-static void check_range(const nd_block *block, int64_t begin, int64_t end)
+static void check_range(const nd_local_block *block, int64_t begin, int64_t end)
 {
     nd_rect_part parts[3];
     int seen[ND_RECT_KIND_COUNT] = {0};
@@ -30,7 +30,8 @@ Test(rects, every_range_of_a_block_is_at_most_three_rectangles)
 {
     for (int64_t rows = 1; rows <= 4; rows++) {
         for (int64_t cols = 1; cols <= 5; cols++) {
-            const nd_block block = {.axes = 2, .row = 7, .col = 10, .rows = rows, .cols = cols};
+            const nd_local_block block = {
+                .axes = 2, .row = 7, .col = 10, .rows = rows, .cols = cols};
             for (int64_t begin = 0; begin <= rows * cols; begin++) {
                 for (int64_t end = begin; end <= rows * cols; end++) {
                     check_range(&block, begin, end);
@@ -42,7 +43,7 @@ Test(rects, every_range_of_a_block_is_at_most_three_rectangles)
 
 Test(rects, kinds_follow_the_rows)
 {
-    const nd_block block = {.axes = 2, .row = 4, .col = 8, .rows = 5, .cols = 4};
+    const nd_local_block block = {.axes = 2, .row = 4, .col = 8, .rows = 5, .cols = 4};
     nd_rect_part p[3];
     cr_assert_eq(nd_rects_of_range(&block, 3, 14, p), 3);
     cr_assert(p[0].kind == ND_RECT_HEAD && p[0].rect.row == 4 && p[0].rect.col == 11 &&
@@ -53,7 +54,7 @@ Test(rects, kinds_follow_the_rows)
               p[2].rect.rows == 1 && p[2].rect.cols == 2 && p[2].offset == 9);
     cr_assert_eq(nd_rects_of_range(&block, 5, 7, p), 1);
     cr_assert_eq(p[0].kind, ND_RECT_BODY, "a range within a row is one body");
-    const nd_block vector = {.axes = 1, .rows = 9, .cols = 1};
+    const nd_local_block vector = {.axes = 1, .rows = 9, .cols = 1};
     cr_assert_eq(nd_rects_of_range(&vector, 2, 7, p), 1);
     cr_assert(p[0].kind == ND_RECT_BODY && p[0].rect.row == 2 && p[0].rect.rows == 5);
     cr_assert_eq(nd_rects_of_range(&block, 6, 6, p), 0);
