@@ -20,8 +20,8 @@ static void rotate_tokens(void *arg, int64_t begin, int64_t end)
         int64_t position = w->positions[i];
         ND_ASSERT(position >= 0 && position < w->table.positions);
         for (int64_t h = 0; h < w->x.shape[1]; h++) {
-            w->rows->rope(nd_address(w->out, i * w->out.stride[0] + h * w->out.stride[1]),
-                          nd_address(w->x, i * w->x.stride[0] + h * w->x.stride[1]),
+            w->rows->rope(nd_element_address(w->out, i * w->out.stride[0] + h * w->out.stride[1]),
+                          nd_element_address(w->x, i * w->x.stride[0] + h * w->x.stride[1]),
                           w->table.cos + position * half, w->table.sin + position * half, half,
                           w->sign, w->x.dtype == ND_DTYPE_BF16);
         }
@@ -58,7 +58,7 @@ typedef struct swiglu {
 
 static void *at(nd_tensor t, int64_t row, int64_t column)
 {
-    return nd_address(t, row * t.stride[0] + column);
+    return nd_element_address(t, row * t.stride[0] + column);
 }
 
 static void forward_rows(void *arg, int64_t begin, int64_t end)

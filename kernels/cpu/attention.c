@@ -104,7 +104,7 @@ static void merge_row(const merge *w, int64_t b, int64_t i, int64_t h)
         return;
     }
     float *acc = (float *)w->acc.data + offset(w->acc, b, i, h);
-    const void *out = nd_address(w->out, offset(w->out, b, i, h));
+    const void *out = nd_element_address(w->out, offset(w->out, b, i, h));
     float e = expf(-fabsf(old - new)), large = 1.0f / (1.0f + e), small = e / (1.0f + e);
     bool keep_more = old > new;
     w->acc_lse[row] = (keep_more ? old : new) + log1pf(e);

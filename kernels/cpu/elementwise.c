@@ -49,9 +49,10 @@ static void accumulate_runs(void *arg, int64_t begin, int64_t end)
     const elementwise *w = arg;
     for (int64_t item = begin; item < end; item++) {
         int64_t at = item * w->run;
-        w->rows->accumulate(
-            nd_address(w->out, nd_offset_of(w->out, at)), nd_address(w->x, nd_offset_of(w->x, at)),
-            w->count - at < w->run ? w->count - at : w->run, w->x.dtype == ND_DTYPE_BF16);
+        w->rows->accumulate(nd_element_address(w->out, nd_offset_of(w->out, at)),
+                            nd_element_address(w->x, nd_offset_of(w->x, at)),
+                            w->count - at < w->run ? w->count - at : w->run,
+                            w->x.dtype == ND_DTYPE_BF16);
     }
 }
 
@@ -68,8 +69,8 @@ static void cast_runs(void *arg, int64_t begin, int64_t end)
     const elementwise *w = arg;
     for (int64_t item = begin; item < end; item++) {
         int64_t at = item * w->run;
-        w->rows->cast(nd_address(w->out, nd_offset_of(w->out, at)), w->out.dtype,
-                      nd_address(w->x, nd_offset_of(w->x, at)), w->x.dtype,
+        w->rows->cast(nd_element_address(w->out, nd_offset_of(w->out, at)), w->out.dtype,
+                      nd_element_address(w->x, nd_offset_of(w->x, at)), w->x.dtype,
                       w->count - at < w->run ? w->count - at : w->run);
     }
 }

@@ -58,8 +58,8 @@ static void add_strips(void *arg, int64_t begin, int64_t end)
         int64_t row = row_of(w, i);
         if (row >= 0) {
             float *sum = (float *)nd_row(w->table, row) + from;
-            w->rows->accumulate(sum, nd_address(w->act, i * w->act.stride[0] + from), columns,
-                                w->act.dtype == ND_DTYPE_BF16);
+            w->rows->accumulate(sum, nd_element_address(w->act, i * w->act.stride[0] + from),
+                                columns, w->act.dtype == ND_DTYPE_BF16);
         }
     }
 }

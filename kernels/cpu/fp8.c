@@ -117,7 +117,7 @@ static void each_item(nd_stream *stream, work *w, int64_t height, int64_t width,
 
 static const void *x_at(const work *w, int64_t row, int64_t column)
 {
-    return nd_address(w->x, row * w->x.stride[0] + column);
+    return nd_element_address(w->x, row * w->x.stride[0] + column);
 }
 
 static work work_of(nd_stream *stream, nd_tensor x)

@@ -72,7 +72,7 @@ static inline int64_t nd_cpu_piece_of(const nd_cpu_result *r, int64_t columns)
 static inline void *nd_cpu_piece_at(const nd_cpu_result *r, int64_t row, int64_t column,
                                     float buffer[ND_CPU_PIECE])
 {
-    return r->to.data ? nd_address(r->to, row * r->to.stride[0] + column) : buffer;
+    return r->to.data ? nd_element_address(r->to, row * r->to.stride[0] + column) : buffer;
 }
 
 /* Casts the computed piece `x` to codes. Returns the larger of `most` and the largest size in it.

@@ -146,7 +146,7 @@ static void store(const nd_row_ops *kernels, nd_tensor c, block at, const float 
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < at.rows; i++) {
         int64_t row = at.row + i;
-        kernels->scaled_sum(nd_address(c, row * c.stride[0] + at.column),
+        kernels->scaled_sum(nd_element_address(c, row * c.stride[0] + at.column),
                             tile + i * ND_CPU_WIDEN_TILE, f->all * (f->rows ? f->rows[row] : 1.0f),
                             f->columns ? f->columns + at.column : NULL, accumulate, at.columns,
                             c.dtype == ND_DTYPE_BF16);

@@ -21,8 +21,8 @@ static uint32_t scale_row(const forward *w, int64_t i, float rstd, uint32_t most
     for (int64_t c = 0; c < C; c += piece) {
         int64_t n = C - c < piece ? C - c : piece;
         void *y = nd_cpu_piece_at(&w->y, i, c, buffer);
-        w->rows->norm_scale(y, nd_address(from, i * from.stride[0] + c), nd_address(w->weight, c),
-                            rstd, n, w->y.bf16);
+        w->rows->norm_scale(y, nd_element_address(from, i * from.stride[0] + c),
+                            nd_element_address(w->weight, c), rstd, n, w->y.bf16);
         most = nd_cpu_piece_done(&w->y, w->rows, y, i, c, n, most);
     }
     return most;

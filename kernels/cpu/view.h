@@ -5,7 +5,7 @@
 #include "kernels/ops_check.h"
 
 /* Address `elements` into an F32, BF16 or I32 view. */
-static inline void *nd_address(nd_tensor t, int64_t elements)
+static inline void *nd_element_address(nd_tensor t, int64_t elements)
 {
     return (char *)t.data + elements * (t.dtype == ND_DTYPE_BF16 ? 2 : 4);
 }
@@ -13,7 +13,7 @@ static inline void *nd_address(nd_tensor t, int64_t elements)
 /* Row i of a 2-d view. */
 static inline void *nd_row(nd_tensor t, int64_t i)
 {
-    return nd_address(t, i * t.stride[0]);
+    return nd_element_address(t, i * t.stride[0]);
 }
 
 /* Elements of the inner axes that lie without gaps: the whole count when the view is contiguous. */
