@@ -33,9 +33,9 @@
 #include "runtime/rdzv/call_limit.h"
 
 enum {
-    NCCL_RING = 512,         /* pending operations: more than CUDA's queue of a stream holds */
-    NCCL_STAGE_BYTES = 4096, /* most host memory of one all-reduce */
-    NCCL_ABORT_SECONDS = 5   /* for the abort of all communicators */
+    NCCL_RING = 512,           /* pending operations: more than CUDA's queue of a stream holds */
+    NCCL_STAGING_BYTES = 4096, /* most host memory of one all-reduce */
+    NCCL_ABORT_SECONDS = 5     /* for the abort of all communicators */
 };
 
 typedef struct nccl_library {
@@ -111,7 +111,7 @@ typedef struct nccl_state {
                           `native`, until the world has settled or is aborted */
     nccl_peer *peers;  /* [size] */
     nd_stream stream;  /* of barriers and host memory */
-    void *stage;       /* NCCL_STAGE_BYTES on the device */
+    void *staging;     /* NCCL_STAGING_BYTES on the device */
     void *pinned;      /* the same on the host */
     void (*on_fault)(void *context, nd_status status, const char *sentence, bool ends);
     void *fault_context;

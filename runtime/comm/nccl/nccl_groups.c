@@ -148,8 +148,8 @@ void nccl_close(nd_transport *transport)
         device->waiting_context = NULL;
     }
     device->table->stream_fini(&state->stream);
-    if (state->stage) {
-        nd_device_free(device, state->stage, NCCL_STAGE_BYTES);
+    if (state->staging) {
+        nd_device_free(device, state->staging, NCCL_STAGING_BYTES);
     }
     nd_cuda_pinned_free(device, state->pinned);
     for (int r = 0; state->peers && r < transport->size; r++) {

@@ -147,8 +147,8 @@ static nd_status fill(nd_transport *transport, const nd_nccl_options *options)
     ND_TRY(nd_call_limit_create(&state->limit));
     ND_TRY(open_library(&state->library));
     ND_TRY(device->table->stream_init(device, &state->stream));
-    ND_TRY(nd_device_alloc(device, NCCL_STAGE_BYTES, &state->stage));
-    ND_TRY(nd_cuda_pinned_alloc(device, NCCL_STAGE_BYTES, &state->pinned));
+    ND_TRY(nd_device_alloc(device, NCCL_STAGING_BYTES, &state->staging));
+    ND_TRY(nd_cuda_pinned_alloc(device, NCCL_STAGING_BYTES, &state->pinned));
     ND_TRY(nccl_thread_start(transport)); /* before there is a communicator that peers wait for */
     ND_TRY(open_world(transport, options));
     device->while_waiting = nccl_watch;

@@ -178,18 +178,18 @@ static nd_status all_reduce_host(nd_comm *comm, nd_stream *stream, const nd_comm
     nccl_state *state = nccl_state_of(comm->transport);
     size_t bytes = (size_t)args->count * nd_dtype_size(args->dtype);
     cudaStream_t where = NULL;
-    if (bytes > NCCL_STAGE_BYTES) {
+    if (bytes > NCCL_STAGING_BYTES) {
         return nd_fail(ND_ERR_INTERNAL, "all_reduce of %s: %zu bytes of host memory (at most %d)",
-                       nd_group_name(comm->kind), bytes, (int)NCCL_STAGE_BYTES);
+                       nd_group_name(comm->kind), bytes, (int)NCCL_STAGING_BYTES);
     }
     memcpy(state->pinned, args->send, bytes);
-    ND_TRY(nd_copy(stream, state->stage, state->pinned, bytes));
+    ND_TRY(nd_copy(stream, state->staging, state->pinned, bytes));
     ND_TRY(begin(comm, stream, ND_COMM_ALL_REDUCE, args, NULL, &where));
-    ncclResult_t result = state->library.all_reduce(state->stage, state->stage, (size_t)args->count,
-                                                    type_of(args->dtype), reduction_of(args->redop),
-                                                    nccl_comm_of(comm)->native, where);
+    ncclResult_t result = state->library.all_reduce(
+        state->staging, state->staging, (size_t)args->count, type_of(args->dtype),
+        reduction_of(args->redop), nccl_comm_of(comm)->native, where);
     ND_TRY(end(comm, result, "ncclAllReduce", where, NULL));
-    ND_TRY(nd_copy(stream, state->pinned, state->stage, bytes));
+    ND_TRY(nd_copy(stream, state->pinned, state->staging, bytes));
     ND_TRY(nd_stream_sync(stream));
     memcpy(args->recv, state->pinned, bytes);
     return ND_OK;
