@@ -247,9 +247,13 @@ int nd_attempt_report(const nd_attempt *attempt, FILE *out)
     size_t bytes = 0;
     FILE *raw = open_memstream(&text, &bytes);
     int code = print_report(raw ? raw : out, attempt);
-    if (raw && fclose(raw) == 0 && ND_ALLOC(ESCAPE_MAX * bytes + 1, &printable) == ND_OK) {
+    bool kept = raw && fclose(raw) == 0;
+    if (kept && ND_ALLOC(ESCAPE_MAX * bytes + 1, &printable) == ND_OK) {
         nd_escape(printable, ESCAPE_MAX * bytes + 1, text, "\n");
         fputs(printable, out);
+    } else if (raw) {
+        fprintf(out, "\nndlaunch: the workers failed with code %d; out of host memory for more\n",
+                code);
     }
     free(printable);
     free(text);

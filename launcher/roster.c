@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/log.h"
 #include "runtime/rdzv/ranks.h"
 
 nd_status nd_roster_init(int places, int spares, const char *own_host, nd_roster *out)
@@ -228,6 +229,18 @@ void nd_node_fail(nd_node *n, int code)
     n->failed_ns = n->failed_ns == 0 ? nd_clock_ns() : n->failed_ns;
 }
 
+/* A screen that cannot be kept is shown at once. */
+static void keep_screen(nd_node *n, const char *screen, size_t bytes)
+{
+    free(n->screen);
+    n->screen = bytes > 0 ? strndup(screen, bytes) : NULL;
+    if (bytes > 0 && !n->screen) {
+        nd_fail_memory("the failure screen of host %s", n->host);
+        nd_log_warning("ndlaunch: %s; it follows", nd_error_last()->message);
+        fwrite(screen, 1, bytes, stderr);
+    }
+}
+
 void nd_node_lose(nd_node *n, int index, const char *why)
 {
     char text[512];
@@ -239,15 +252,13 @@ void nd_node_lose(nd_node *n, int index, const char *why)
     n->code = ND_ERR_IO;
     snprintf(text, sizeof text, "\nndlaunch: node %d (host %s) was lost: %s\n", index, n->host,
              why);
-    free(n->screen);
-    n->screen = strdup(text);
+    keep_screen(n, text, strlen(text));
 }
 
 void nd_node_end(nd_node *n, int code, const char *screen, size_t bytes)
 {
     n->ended = true;
-    free(n->screen);
-    n->screen = bytes > 0 ? strndup(screen, bytes) : NULL;
+    keep_screen(n, screen, bytes);
     if (code != 0) {
         nd_node_fail(n, code);
         n->code = code;

@@ -464,15 +464,36 @@ static void put_hex(const unsigned char digest[32], char hex[65])
     }
 }
 
-nd_status nd_fs_sha256(const void *data, size_t size, char hex[65])
+/* *state is the caller's, also where this fails. */
+static nd_status begin_sha256(EVP_MD_CTX **state)
+{
+    *state = EVP_MD_CTX_new();
+    return !*state ? nd_fail_memory("a SHA-256")
+           : EVP_DigestInit_ex(*state, EVP_sha256(), NULL) == 1
+               ? ND_OK
+               : nd_fail(ND_ERR_INTERNAL, "OpenSSL has no SHA-256");
+}
+
+static bool end_sha256(EVP_MD_CTX *state, char hex[65])
 {
     unsigned char digest[EVP_MAX_MD_SIZE];
     unsigned length = 0;
-    if (EVP_Digest(data, size, digest, &length, EVP_sha256(), NULL) != 1 || length != 32) {
-        return nd_fail(ND_ERR_INTERNAL, "OpenSSL could not compute a SHA-256 of %zu bytes", size);
+    if (EVP_DigestFinal_ex(state, digest, &length) != 1 || length != 32) {
+        return false;
     }
     put_hex(digest, hex);
-    return ND_OK;
+    return true;
+}
+
+nd_status nd_fs_sha256(const void *data, size_t size, char hex[65])
+{
+    EVP_MD_CTX *state;
+    nd_status status = begin_sha256(&state);
+    if (status == ND_OK && (EVP_DigestUpdate(state, data, size) != 1 || !end_sha256(state, hex))) {
+        status = nd_fail(ND_ERR_INTERNAL, "OpenSSL could not compute a SHA-256 of %zu bytes", size);
+    }
+    EVP_MD_CTX_free(state);
+    return status;
 }
 
 static nd_status digest_file(int fd, const char *path, EVP_MD_CTX *state, uint8_t *block)
@@ -496,25 +517,18 @@ static nd_status digest_file(int fd, const char *path, EVP_MD_CTX *state, uint8_
 
 nd_status nd_fs_sha256_file(const char *path, char hex[65])
 {
-    unsigned char digest[EVP_MAX_MD_SIZE];
-    unsigned length = 0;
     size_t size;
     int fd = -1;
     uint8_t *block = NULL;
+    EVP_MD_CTX *state = NULL;
     nd_status status = ND_OK;
     ND_TRY(open_regular(path, ND_ERR_DATA, &fd, &size));
-    EVP_MD_CTX *state = EVP_MD_CTX_new();
+    ND_TRY_OUT(begin_sha256(&state));
     ND_TRY_OUT(nd_alloc(SHA_BLOCK_BYTES, 1, (void **)&block));
-    if (!state || EVP_DigestInit_ex(state, EVP_sha256(), NULL) != 1) {
-        status = nd_fail(ND_ERR_INTERNAL, "OpenSSL has no SHA-256");
-        goto out;
-    }
     ND_TRY_OUT(digest_file(fd, path, state, block));
-    if (EVP_DigestFinal_ex(state, digest, &length) != 1 || length != 32) {
+    if (!end_sha256(state, hex)) {
         status = nd_fail(ND_ERR_INTERNAL, "OpenSSL could not compute the SHA-256 of \"%s\"", path);
-        goto out;
     }
-    put_hex(digest, hex);
 out:
     EVP_MD_CTX_free(state);
     free(block);

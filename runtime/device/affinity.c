@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <hwloc.h>
 #include <sched.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -32,11 +33,14 @@ static int threads_of(int cpus, int local_workers, int threads_wanted)
 
 int nd_affinity_threads(int local_workers, int threads_wanted)
 {
-    cpu_set_t *set = CPU_ALLOC(MAX_CPUS);
-    size_t bytes = CPU_ALLOC_SIZE(MAX_CPUS);
-    int cpus = set && sched_getaffinity(0, bytes, set) == 0 ? CPU_COUNT_S(bytes, set) : 1;
-    CPU_FREE(set);
+    cpu_set_t set[MAX_CPUS / CPU_SETSIZE];
+    int cpus = sched_getaffinity(0, sizeof set, set) == 0 ? CPU_COUNT_S(sizeof set, set) : 1;
     return threads_of(cpus, local_workers, threads_wanted);
+}
+
+static nd_status fail_hwloc(int code, const char *what)
+{
+    return code == ENOMEM ? nd_fail_memory("hwloc") : nd_fail(ND_ERR_INTERNAL, "%s", what);
 }
 
 static nd_status apply(hwloc_topology_t topology, int local_rank, int local_workers,
@@ -44,10 +48,13 @@ static nd_status apply(hwloc_topology_t topology, int local_rank, int local_work
 {
     nd_status status = ND_OK;
     hwloc_cpuset_t allowed = hwloc_bitmap_alloc(), mine = hwloc_bitmap_alloc();
-    if (!allowed || !mine || hwloc_get_cpubind(topology, allowed, HWLOC_CPUBIND_THREAD) != 0) {
+    bool made = allowed && mine;
+    if (!made || hwloc_get_cpubind(topology, allowed, HWLOC_CPUBIND_THREAD) != 0) {
+        status =
+            fail_hwloc(made ? errno : ENOMEM, "the CPUs that this process may use cannot be read");
         hwloc_bitmap_free(allowed);
         hwloc_bitmap_free(mine);
-        return nd_fail(ND_ERR_INTERNAL, "the CPUs that this process may use cannot be read");
+        return status;
     }
     int cpus = hwloc_bitmap_weight(allowed);
     *out =
@@ -70,32 +77,29 @@ nd_status nd_affinity_apply(int local_rank, int local_workers, int threads_wante
 {
     hwloc_topology_t topology;
     ND_ASSERT(local_workers >= 1 && local_rank >= 0 && local_rank < local_workers);
+    errno = 0;
     if (hwloc_topology_init(&topology) != 0) {
-        return nd_fail(ND_ERR_INTERNAL, "hwloc cannot be initialised");
+        return fail_hwloc(errno, "hwloc cannot be initialised");
     }
     hwloc_topology_set_all_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_STRUCTURE);
-    nd_status status =
-        hwloc_topology_load(topology) == 0
-            ? apply(topology, local_rank, local_workers, threads_wanted, out)
-            : nd_fail(ND_ERR_INTERNAL, "hwloc cannot read the topology of this machine");
+    nd_status status = hwloc_topology_load(topology) == 0
+                           ? apply(topology, local_rank, local_workers, threads_wanted, out)
+                           : fail_hwloc(errno, "hwloc cannot read the topology of this machine");
     hwloc_topology_destroy(topology);
     return status;
 }
 
 nd_status nd_affinity_digest(uint64_t *out)
 {
-    cpu_set_t *set = CPU_ALLOC(MAX_CPUS);
-    size_t bytes = CPU_ALLOC_SIZE(MAX_CPUS);
+    cpu_set_t set[MAX_CPUS / CPU_SETSIZE];
     uint64_t h = UINT64_C(0xcbf29ce484222325);
-    if (!set || sched_getaffinity(0, bytes, set) != 0) {
-        CPU_FREE(set);
+    if (sched_getaffinity(0, sizeof set, set) != 0) {
         return nd_fail(ND_ERR_INTERNAL, "the CPUs that this process may use cannot be read: %s",
                        strerror(errno));
     }
     for (int i = 0; i < MAX_CPUS; i++) {
-        h = CPU_ISSET_S(i, bytes, set) ? (h ^ (uint64_t)i) * UINT64_C(0x100000001b3) : h;
+        h = CPU_ISSET_S(i, sizeof set, set) ? (h ^ (uint64_t)i) * UINT64_C(0x100000001b3) : h;
     }
-    CPU_FREE(set);
     *out = h;
     return ND_OK;
 }

@@ -97,7 +97,11 @@ static int begin_call(const nd_pmix *pmix, const char *what, double seconds, int
 
 static nd_status failed(const nd_pmix *pmix, pmix_status_t code, const char *what)
 {
-    nd_status status = code == PMIX_ERR_TIMEOUT ? ND_ERR_HANG
+    if (code == PMIX_ERR_NOMEM) {
+        return nd_fail_memory("PMIx (%s)", what);
+    }
+    nd_status status = code == PMIX_ERR_TIMEOUT           ? ND_ERR_HANG
+                       : code == PMIX_ERR_OUT_OF_RESOURCE ? ND_ERR_RESOURCE
                        : code == PMIX_ERR_UNREACH || code == PMIX_ERR_LOST_CONNECTION
                            ? ND_ERR_IO
                            : ND_ERR_INTERNAL;

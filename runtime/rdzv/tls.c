@@ -22,11 +22,23 @@ struct nd_tls {
 static const unsigned char identity[] = "ndtrain-job";
 static const unsigned char aes_128_gcm_sha256[] = {0x13, 0x01};
 
+/* Empties the thread's queue of OpenSSL's errors. True when one says that memory ran out. */
+static bool clear_errors(void)
+{
+    bool memory = false;
+    for (unsigned long code = ERR_get_error(); code != 0; code = ERR_get_error()) {
+        memory |= ERR_GET_REASON(code) == ERR_R_MALLOC_FAILURE;
+    }
+    return memory;
+}
+
 static nd_status fail_library(const char *what)
 {
     unsigned long code = ERR_peek_last_error();
     const char *reason = code ? ERR_reason_error_string(code) : NULL;
-    ERR_clear_error();
+    if (clear_errors()) {
+        return nd_fail_memory("OpenSSL (%s)", what);
+    }
     return nd_fail(ND_ERR_INTERNAL, "OpenSSL cannot %s: %s", what,
                    reason ? reason : "no reason given");
 }
@@ -75,6 +87,7 @@ nd_status nd_tls_context_create(bool server, const uint8_t key[ND_KEY_BYTES], nd
     ND_TRY(ND_ALLOC(1, &context));
     context->server = server;
     memcpy(context->key, key, ND_KEY_BYTES);
+    ERR_clear_error();
     context->ctx = SSL_CTX_new(server ? TLS_server_method() : TLS_client_method());
     if (!context->ctx || !SSL_CTX_set_app_data(context->ctx, context) ||
         !SSL_CTX_set_min_proto_version(context->ctx, TLS1_3_VERSION) ||
@@ -127,7 +140,9 @@ static nd_status shake(nd_tls *tls)
     unsigned long code = ERR_peek_error();
     const char *text = ERR_reason_error_string(code);
     int reason = ERR_GET_REASON(code);
-    ERR_clear_error();
+    if (clear_errors()) {
+        return nd_fail_memory("OpenSSL (meet the other side)");
+    }
     bool key = reason == SSL_R_BINDER_DOES_NOT_VERIFY ||
                reason == SSL_R_SSLV3_ALERT_ILLEGAL_PARAMETER ||
                reason == SSL_R_TLSV1_ALERT_DECRYPT_ERROR ||
@@ -145,6 +160,7 @@ nd_status nd_tls_create(nd_tls_context *context, nd_tls **out)
     nd_tls *tls;
     ND_TRY(ND_ALLOC(1, &tls));
     tls->server = context->server;
+    ERR_clear_error();
     tls->ssl = SSL_new(context->ctx);
     tls->in = BIO_new(BIO_s_mem());
     tls->out = BIO_new(BIO_s_mem());
@@ -215,7 +231,9 @@ nd_status nd_tls_read(nd_tls *tls, void *out, size_t capacity, size_t *count, bo
         return ND_OK;
     }
     const char *text = ERR_reason_error_string(ERR_peek_error());
-    ERR_clear_error();
+    if (clear_errors()) {
+        return nd_fail_memory("OpenSSL (read a message)");
+    }
     return nd_fail(ND_ERR_IO, "the encrypted channel is damaged (%s)",
                    text ? text : "no reason given");
 }

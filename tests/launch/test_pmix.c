@@ -103,6 +103,14 @@ Test(fake_pmix, a_server_that_is_deaf_at_the_start_is_code_124)
                            "not answer");
 }
 
+Test(fake_pmix, a_server_without_memory_is_code_71)
+{
+    setenv("FAKE_PMIX_FULL", "yes", 1);
+    start(1, NULL);
+    expect(1, 71);
+    assert_says(&ranks[0], "out of host memory for PMIx (");
+}
+
 /* The run is complete: its code stands. */
 Test(fake_pmix, a_server_that_is_deaf_at_the_end_does_not_change_the_code)
 {

@@ -7,6 +7,7 @@
  *   FAKE_PMIX_SIZE    ranks of the job, of which FAKE_PMIX_LOCAL_SIZE are on this host
  *   FAKE_PMIX_KILL    if set, PMIx_Abort kills all ranks, as a server does
  *   FAKE_PMIX_HANG    the function that never returns; on rank FAKE_PMIX_HANG_RANK alone, if set
+ *   FAKE_PMIX_FULL    if set, PMIx_Get finds no memory
  *
  * PMIx_Fence keeps to PMIX_TIMEOUT. PMIx_Abort leaves the file "aborted" with the code.
  */
@@ -166,6 +167,10 @@ pmix_status_t PMIx_Get(const pmix_proc_t *proc, const char key[], const pmix_inf
     int known = job_number(key);
     pmix_value_t *value = calloc(1, sizeof *value);
     maybe_hang("PMIx_Get");
+    if (getenv("FAKE_PMIX_FULL")) {
+        free(value);
+        return PMIX_ERR_NOMEM;
+    }
     if (known >= 0) {
         value->type = PMIX_UINT32;
         value->data.uint32 = (uint32_t)known;

@@ -5,19 +5,27 @@
  * The linker gives the program's calls of malloc and its kind to the functions below: each case
  * runs again and again, and the n-th allocation of the n-th run fails. Jansson uses them too where
  * a case writes JSON; what it reads is left alone, since it reports some of its own failed
- * allocations as broken JSON.
+ * allocations as broken JSON. Calls by which hwloc and OpenSSL allocate fail in the same way.
  */
 #include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <hwloc.h>
 #include <jansson.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "launcher/roster.h"
 #include "runtime/base/fsio.h"
 #include "runtime/base/yaml.h"
 #include "runtime/config/config.h"
+#include "runtime/device/affinity.h"
 #include "runtime/rdzv/store.h"
+#include "runtime/rdzv/tls.h"
 #include "tests/support/tempdir.h"
 #include "trainer/data/data.h"
 #include "trainer/layout/layout.h"
@@ -62,6 +70,51 @@ char *__wrap_strdup(const char *text)
 {
     return fails() ? NULL : __real_strdup(text);
 }
+
+char *__real_strndup(const char *text, size_t bytes);
+char *__wrap_strndup(const char *text, size_t bytes);
+
+char *__wrap_strndup(const char *text, size_t bytes)
+{
+    return fails() ? NULL : __real_strndup(text, bytes);
+}
+
+hwloc_bitmap_t __real_hwloc_bitmap_alloc(void);
+hwloc_bitmap_t __wrap_hwloc_bitmap_alloc(void);
+int __real_hwloc_topology_init(hwloc_topology_t *topology);
+int __wrap_hwloc_topology_init(hwloc_topology_t *topology);
+
+hwloc_bitmap_t __wrap_hwloc_bitmap_alloc(void)
+{
+    return fails() ? NULL : __real_hwloc_bitmap_alloc();
+}
+
+int __wrap_hwloc_topology_init(hwloc_topology_t *topology)
+{
+    if (fails()) {
+        errno = ENOMEM;
+        return -1;
+    }
+    return __real_hwloc_topology_init(topology);
+}
+
+/* A function of OpenSSL that makes something, with its parameter. */
+#define WRAP_OPENSSL(type, name, parameter, argument)                                              \
+    type __real_##name(parameter);                                                                 \
+    type __wrap_##name(parameter);                                                                 \
+    type __wrap_##name(parameter)                                                                  \
+    {                                                                                              \
+        if (fails()) {                                                                             \
+            ERR_raise(ERR_LIB_SSL, ERR_R_MALLOC_FAILURE);                                          \
+            ERR_raise(ERR_LIB_SSL, ERR_R_INTERNAL_ERROR); /* of its caller */                      \
+            return NULL;                                                                           \
+        }                                                                                          \
+        return __real_##name(argument);                                                            \
+    }
+WRAP_OPENSSL(EVP_MD_CTX *, EVP_MD_CTX_new, void, )
+WRAP_OPENSSL(SSL_CTX *, SSL_CTX_new, const SSL_METHOD *method, method)
+WRAP_OPENSSL(SSL *, SSL_new, SSL_CTX *context, context)
+WRAP_OPENSSL(BIO *, BIO_new, const BIO_METHOD *method, method)
 
 /* The status of `run` is ND_OK or ND_ERR_RESOURCE whichever of its allocations fails. */
 static void expect_resource(nd_status (*run)(void))
@@ -161,12 +214,14 @@ static tempdir dir;
 
 static nd_status write_and_read(void)
 {
-    char *path = NULL, *parent = NULL, *text = NULL;
+    char *path = NULL, *parent = NULL, *text = NULL, hex[65];
     size_t bytes;
     nd_status status = nd_fs_format(&path, "%s/file", dir.path);
     status = status == ND_OK ? nd_fs_write_atomic(path, "text", 4) : status;
     status = status == ND_OK ? nd_fs_parent(path, &parent) : status;
     status = status == ND_OK ? nd_fs_read(path, 100, ND_ERR_DATA, &text, &bytes) : status;
+    status = status == ND_OK ? nd_fs_sha256_file(path, hex) : status;
+    status = status == ND_OK ? nd_fs_sha256("text", 4, hex) : status;
     free(path);
     free(parent);
     free(text);
@@ -177,6 +232,60 @@ Test(out_of_memory, files)
 {
     tempdir_make(&dir);
     expect_resource(write_and_read);
+    tempdir_remove(&dir);
+}
+
+static nd_status bind_cpus(void)
+{
+    nd_affinity affinity;
+    return nd_affinity_apply(0, 1, 0, &affinity);
+}
+
+Test(out_of_memory, cpus)
+{
+    expect_resource(bind_cpus);
+}
+
+static nd_status open_channel(void)
+{
+    const uint8_t key[ND_KEY_BYTES] = {1, 2, 3};
+    nd_tls_context *context = NULL;
+    nd_tls *client = NULL;
+    ND_TRY(nd_tls_context_create(false, key, &context));
+    nd_status status = nd_tls_create(context, &client);
+    nd_tls_destroy(client);
+    nd_tls_context_destroy(context);
+    return status;
+}
+
+Test(out_of_memory, tls)
+{
+    expect_resource(open_channel);
+}
+
+/* The launcher shows a failure screen that it cannot keep. */
+Test(out_of_memory, failure_screen)
+{
+    nd_node node = {.host = "left"};
+    char path[600], *text = NULL;
+    size_t bytes;
+    tempdir_make(&dir);
+    snprintf(path, sizeof path, "%s/shown", dir.path);
+    int shown = open(path, O_WRONLY | O_CREAT, 0600), old = dup(STDERR_FILENO);
+    cr_assert(shown >= 0 && old >= 0);
+    dup2(shown, STDERR_FILENO);
+    until_failure = 1;
+    nd_node_end(&node, 137, "rank 3 was killed\n", 18);
+    until_failure = 0;
+    dup2(old, STDERR_FILENO);
+    close(shown);
+    close(old);
+    assert_ok(nd_fs_read(path, 1000, ND_ERR_DATA, &text, &bytes));
+    cr_expect(strstr(text, "out of host memory for the failure screen of host left"), "%s", text);
+    cr_expect(strstr(text, "rank 3 was killed\n"), "%s", text);
+    cr_expect_eq(node.code, 137);
+    cr_expect_null(node.screen);
+    free(text);
     tempdir_remove(&dir);
 }
 
