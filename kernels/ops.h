@@ -460,7 +460,7 @@ typedef struct nd_ops {
     bool fp8_needs_transposed;
     /*
      * NULL, or ops that make what a call of the same name keeps for its form, such as a library's
-     * plan, and do nothing else. Of the stream only the device is used; tensors need no memory, but
+     * plan, and do nothing else. Only the device of the stream is used; tensors need no memory, but
      * addresses that are aligned as those of the call. What attention_scratch returns afterwards
      * holds for the prepared calls.
      */

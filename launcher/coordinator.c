@@ -232,10 +232,10 @@ static void conclude(nd_coordinator *c)
                                                : "failed first");
     }
     if (end->node == 0 && c->own.words[0]) { /* this node knows more about its own workers */
-        nd_nodes_end told = *end;
-        told.occurred_ns = c->own.occurred_ns;
-        snprintf(told.words, sizeof told.words, "%s", c->own.words);
-        c->options.over(c->options.context, &told);
+        nd_nodes_end end_here = *end;
+        end_here.occurred_ns = c->own.occurred_ns;
+        snprintf(end_here.words, sizeof end_here.words, "%s", c->own.words);
+        c->options.over(c->options.context, &end_here);
     } else {
         c->options.over(c->options.context, end);
     }

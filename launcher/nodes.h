@@ -61,7 +61,7 @@ typedef struct nd_nodes_end {
     int code;            /* of the first failure, or 0 */
     int node;            /* where it was; -1: nowhere */
     bool asked;          /* a signal to one of the launchers asked the job to end */
-    int64_t occurred_ns; /* when node 0 saw it, or last heard of a node that was lost */
+    int64_t occurred_ns; /* when node 0 saw it, or the last message of a node that was lost came */
     char words[256];     /* "node 1 (host a) failed with code 137" */
 } nd_nodes_end;
 

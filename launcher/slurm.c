@@ -106,8 +106,8 @@ static nd_status check_step(const nd_slurm *slurm, const nd_config *config)
     if (slurm->nodes > 1 && nodes != slurm->nodes) {
         return nd_fail(ND_ERR_CONFIG,
                        "srun started ndlaunch on %d nodes, but launch.nnodes is %lld%s%s; leave it "
-                       "out or pass --nnodes %d --node-rank $SLURM_NODEID, or start it on as many "
-                       "nodes as it says",
+                       "out or pass --nnodes %d --node-rank $SLURM_NODEID, or start it on "
+                       "launch.nnodes nodes",
                        slurm->nodes, (long long)config->launch.nnodes,
                        config->source[0] ? " in or over " : "", config->source, slurm->nodes);
     }

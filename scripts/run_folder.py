@@ -16,8 +16,8 @@ class Run:
 
     @functools.cached_property
     def rows(self):
-        """The lines of metrics.jsonl that count, in their order: steps, validations and events. Of a run that still writes,
-        or was killed, the last line may be incomplete; it does not count. Nor do lines of later steps above a line
+        """The lines of metrics.jsonl that count, in their order: steps, validations and events. The last line of a run that
+        still writes, or was killed, may be incomplete; it does not count. Nor do lines of later steps above a line
         "resumed": the run made these steps again."""
         text = (self.folder / "metrics.jsonl").read_text()
         lines = text.splitlines()
@@ -67,7 +67,7 @@ class Run:
         return json.loads((self.folder / "trace.json").read_text())
 
     def median(self, key):
-        """Of the steps after the warm-up; of all steps when there are no more than those."""
+        """The median over the steps after the warm-up, or over all steps when there are no more than those."""
         return statistics.median(row[key] for row in self.steps[WARM_UP:] or self.steps)
 
     def has_ended(self):

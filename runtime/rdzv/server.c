@@ -52,7 +52,7 @@ void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch, in
     snprintf(server->run_id, sizeof server->run_id, "%s", run_id);
     server->epoch = epoch;
     server->failed_rank = -1;
-    server->tells_failure = false;
+    server->sends_failure = false;
     nd_server_exchange_end(server, ND_ERR_IO, ended);
     for (nd_peer *peer = server->peers; peer; peer = peer->next) {
         if (peer->member && peer->role == ND_WIRE_WORKER) {
@@ -270,7 +270,7 @@ static nd_status accept_hello(nd_server *server, nd_peer *peer, const nd_wire_fr
     nd_wire_put_u32(&server->out, (uint32_t)server->world_size);
     nd_server_flush(server, peer);
     if (peer->role == ND_WIRE_WORKER) {
-        nd_server_tell_failure(server, peer); /* also one that joins after it */
+        nd_server_send_failure(server, peer); /* also one that joins after it */
     }
     if (server->hooks.joined) {
         server->hooks.joined(server->hooks.context, peer, peer->role, peer->index);

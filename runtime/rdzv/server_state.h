@@ -71,7 +71,7 @@ struct nd_server {
     int most_ranks; /* that a start may have: the world of the first one */
     int64_t hello_ns, notice_ns;
     bool ends;          /* nd_server_end */
-    bool tells_failure; /* workers hear of ND_FAILURE_FIRST */
+    bool sends_failure; /* ND_FAILURE_FIRST goes to all workers */
     nd_peer *peers;
     nd_strangers strangers;
     int64_t files;
@@ -109,8 +109,8 @@ void nd_server_exchange_end(nd_server *server, nd_status status, const char *mes
 /* server_store.c. One request of a worker; an error drops the peer. */
 nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_frame *frame,
                             int64_t now);
-/* Tells a worker of the job's first failure, if there is one that others are told of. */
-void nd_server_tell_failure(nd_server *server, nd_peer *peer);
+/* Sends a worker the job's first failure, if there is one that goes to all workers. */
+void nd_server_send_failure(nd_server *server, nd_peer *peer);
 /* A worker left: requests that wait for it end with an error. */
 void nd_server_worker_left(nd_server *server, nd_peer *peer, bool clean);
 void nd_server_store_tick(nd_server *server, int64_t now);

@@ -92,20 +92,20 @@ static void send_sum(nd_server *server, nd_peer *peer, uint32_t request, uint64_
 
 /* The job's first failure is known from now on. A worker may find this frame after its connection
  * broke, and knows then that another rank explains why. */
-static void tell_first_failure(nd_server *server, const nd_peer *but)
+static void send_first_failure(nd_server *server, const nd_peer *but)
 {
-    server->tells_failure = true;
+    server->sends_failure = true;
     for (nd_peer *peer = server->peers; peer; peer = peer->next) {
         if (peer != but && peer->member && peer->role == ND_WIRE_WORKER) {
-            nd_server_tell_failure(server, peer);
+            nd_server_send_failure(server, peer);
         }
     }
 }
 
-void nd_server_tell_failure(nd_server *server, nd_peer *peer)
+void nd_server_send_failure(nd_server *server, nd_peer *peer)
 {
     const nd_value *value = find_value(server, ND_FAILURE_FIRST);
-    if (server->tells_failure && value) {
+    if (server->sends_failure && value) {
         nd_wire_begin(&server->out, ND_WIRE_FAILED);
         nd_wire_put_blob(&server->out, value->data, value->bytes);
         nd_server_flush(server, peer);
@@ -128,7 +128,7 @@ static nd_status take_set_once(nd_server *server, nd_peer *peer, nd_wire_cursor 
     }
     if (set && strcmp(key, ND_FAILURE_FIRST) == 0) {
         server->failed_rank = peer->index;
-        tell_first_failure(server,
+        send_first_failure(server,
                            peer); /* before this rank, which may end the job once it knows */
     }
     send_sum(server, peer, request, set ? 1 : 0);
@@ -202,7 +202,7 @@ nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_fram
 {
     nd_wire_cursor cursor = nd_wire_body(frame);
     if (peer->wait == ND_WAIT_KEY) {
-        peer->wait = ND_WAIT_NONE; /* its caller has given up, since this process stood still */
+        peer->wait = ND_WAIT_NONE; /* its caller has given up, since this process did not run */
     }
     if (peer->wait != ND_WAIT_NONE || peer->exchange) {
         return nd_fail(ND_ERR_IO, "a request while another one is open");
@@ -223,8 +223,9 @@ nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_fram
     }
 }
 
-/* A worker that went without a goodbye counts as a failure, unless there was one before. Rank 0
- * reports it, which hosts the store; of its own loss nobody is told, since nobody reports that. */
+/* A worker that went without a goodbye counts as a failure, unless there was one before. Rank 0,
+ * which hosts the store, reports the loss. The loss of rank 0 itself is sent to nobody, since no
+ * rank reports it. */
 static void record_loss(nd_server *server, const nd_peer *gone)
 {
     char message[sizeof gone->name + 64];
@@ -233,7 +234,7 @@ static void record_loss(nd_server *server, const nd_peer *gone)
         put_value(server, ND_FAILURE_FIRST, message, (size_t)bytes) == ND_OK) {
         server->failed_rank = -1;
         if (gone->index > 0) {
-            tell_first_failure(server, gone);
+            send_first_failure(server, gone);
         }
         answer_key_waiters(server, ND_FAILURE_FIRST);
     }

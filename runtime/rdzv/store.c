@@ -35,7 +35,7 @@ struct nd_store {
     bool hosted;                           /* by rank 0 */
     nd_store_lost *lost;
     void *lost_context;
-    char first_failure[ND_FAILURE_FIRST_MAX]; /* that the store told of, or "" */
+    char first_failure[ND_FAILURE_FIRST_MAX]; /* that the store sent, or "" */
 };
 
 /* At the deadline the store answers which ranks are missing; a store that has not answered after

@@ -60,9 +60,9 @@ nd_status nd_store_add(nd_store *store, const char *key, int64_t delta, int64_t 
  */
 nd_status nd_store_check(nd_store *store, double seconds);
 /*
- * Whether the store has told this process of the job's first failure (failure_page.h). `text` then
- * gets its message. It tells every rank at once, so also after the connection to it broke this
- * answers whether that was before or after a rank began to report. Does not ask the store.
+ * Whether the store has sent this process the job's first failure (failure_page.h). `text` then
+ * gets its message. The store sends it to every rank at once. So this also answers, after the
+ * connection to the store broke, whether a rank had begun to report before. Does not ask the store.
  */
 bool nd_store_first_failure(nd_store *store, char *text, size_t capacity);
 /* All ranks of the job; `name` names the barrier in messages. */

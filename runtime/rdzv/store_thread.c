@@ -21,7 +21,7 @@ struct nd_store_thread {
     _Atomic int64_t leave_by; /* nd_clock_ns; 0: stay */
     void *context;
     _Atomic(nd_store_lost *) lost; /* NULL: nobody asks */
-    bool left_first;               /* what the next ticks tell `lost`, until it takes that */
+    bool left_first;               /* what the next ticks pass to `lost`, until it takes that */
     char left_text[ND_FAILURE_FIRST_MAX + 3 * ND_WIRE_TEXT_MAX];
 };
 
@@ -43,7 +43,7 @@ static void on_left(void *context, nd_peer *peer, nd_wire_role role, int index, 
     bool unprinted = nd_server_first_unprinted(nd_store_server_engine(thread->server), index);
     bool is_first = unprinted || strcmp(own, first) == 0;
     if (thread->left_text[0] && (thread->left_first || !is_first)) {
-        return; /* of several losses the one that has to be reported is told */
+        return; /* `lost` gets one loss: the one that has to be reported */
     }
     thread->left_first = is_first;
     if (unprinted) {

@@ -19,8 +19,8 @@ nd_status nd_store_thread_start(const nd_identity *identity, const uint8_t key[N
 int nd_store_thread_port(const nd_store_thread *thread);
 const char *nd_store_thread_address(const nd_store_thread *thread); /* numeric */
 /* From now on `lost` is called in the store's thread when a worker's connection closes without a
- * goodbye (nd_store_watch), but for rank 0, which is this process. Of losses that come together it
- * gets one: the first failure, where that is among them. */
+ * goodbye (nd_store_watch), but for rank 0, which is this process. When several
+ * losses come together it gets one: the first failure, where that is among them. */
 void nd_store_thread_watch(nd_store_thread *thread, nd_store_lost *lost, void *context);
 /* Waits until the other ranks have left the store, at most timeout_seconds, then ends the thread.
  * NULL is legal. */

@@ -2,7 +2,7 @@
 """FP8 goldens: torchao's Float8Linear with emulate=True, and a table of delayed scales.
 
   casts.safetensors    e4m3.bf16, e5m2.bf16: the code of every BF16 value, indexed by its bits (65536, U8), saturating;
-                       f32.values, e4m3.f32, e5m2.f32: F32 values (halfway cases and their neighbours, random bits);
+                       f32.values, e4m3.f32, e5m2.f32: F32 values (halfway cases and the values next to them, random bits);
                        scale.amax, scale.<format>, scale.<format>.pow2: torchao's scale of an amax
   linear.safetensors   x (M, K), w (N, K), dy (M, N) BF16, and for each recipe <recipe>.y, .dx, .dw (BF16) and each cast
                        operand's .codes (U8) and .scale (F32): x, w for y; dy, w_dx for dx; dy_dw, x_dw for dw;

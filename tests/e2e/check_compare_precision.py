@@ -28,7 +28,7 @@ output: {save_model: false}
 """
 
 
-# Of a job around this one, and what a parent had ignored: subprocess could not see how a child ends.
+# Variables of a job around this one, and signals that a parent ignored: subprocess could not see how a child ends.
 for variable in [v for v in os.environ if v.startswith(("ND_", "SLURM")) or v in ("RANK", "WORLD_SIZE")]:
     del os.environ[variable]
 signal.signal(signal.SIGCHLD, signal.SIG_DFL)

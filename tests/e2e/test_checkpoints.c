@@ -289,7 +289,8 @@ Test(checkpoints, must_fit_the_run)
                "resumed after step 4");
 }
 
-/* Rank 0 refuses to begin. The other rank waits for the name of the run folder, and is told. */
+/* Rank 0 refuses to begin. The other rank waits for the name of the run folder, and
+ * gets the failure. */
 Test(checkpoints, no_rank_waits_for_a_folder_that_is_not_opened)
 {
     inputs_write_model(&dir, 512, 1536, 2); /* more than 8 MiB */

@@ -352,7 +352,7 @@ Test(errors, text_and_jsonl)
     refused_with(2, LAUNCH, "300", "256");
 }
 
-/* Key, where it was given, and the folder: what a wrong path is mended with. */
+/* The message has what corrects a wrong path: the key, where it was given, and the folder. */
 Test(errors, missing_files_name_who_asked_for_them)
 {
 #define BARE ND_LAUNCH " --device cpu --num-steps 1 --set output.dir=out "

@@ -90,8 +90,8 @@ Test(memory, a_worker_stays_within_its_plan, .timeout = 280)
 }
 
 /*
- * 4,096 tokens of 6 layers with nothing recomputed: two thirds of the plan are activations. Of each
- * layer tokens (2 C + F) = 5.0 MB less are kept than in BF16, 30 MB in all; codes and widened
+ * 4,096 tokens of 6 layers with nothing recomputed: two thirds of the plan are activations. Each
+ * layer keeps tokens (2 C + F) = 5.0 MB less than in BF16, 30 MB in all; codes and widened
  * operands of one product take half of that back. The plan says so, and so do the pages: what the
  * runs hold beside their plans (code, libraries' work space) is the same within 6 MB, so that a
  * product that allocates for itself shows (oneDNN's for matrices with gaps: 9 MB).

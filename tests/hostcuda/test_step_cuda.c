@@ -121,7 +121,7 @@ Test(step_cuda, a_signal_to_one_rank_reaches_all_in_that_step, .timeout = 300)
     tempdir_remove(&dir);
 }
 
-/* A weight that is infinite, on the rank that holds it, before the second step; mended after it. */
+/* A weight that is infinite, on the rank that holds it, before the second step; finite after it. */
 static nd_status spoil(void *context, nd_trainer *t, int64_t step)
 {
     nd_stream *stream = &t->rank->stream;

@@ -2,8 +2,8 @@
 /*
  * Autotune over cuBLASLt's double, whose three algorithms sum in orders of their own and take the
  * times that the test says: 3, 1 and 2 s a product, and in FP8 half of that. So the second
- * algorithm wins everywhere; of q k v, one product in BF16 and three in FP8, FP8 loses; gate and up
- * are a draw, and stay in FP8; o and down win.
+ * algorithm wins everywhere; FP8 loses for q k v, which are one product in BF16 and three in FP8;
+ * gate and up are a draw, and stay in FP8; o and down win.
  */
 #include <criterion/criterion.h>
 #include <jansson.h>

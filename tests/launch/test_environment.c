@@ -97,7 +97,7 @@ Test(environment, different_settings_stop_all_with_key_and_both_values)
     start("4", 2, "--learning-rate=0.125");
     for (int rank = 0; rank < RANKS; rank++) {
         int code = launched_wait(&ranks[rank], LAUNCHED_SECONDS);
-        /* 74: who learned of another's end first */
+        /* 74: it saw another rank end before it failed */
         cr_assert(code == 2 || (code == 74 && rank != 2), "rank %d: %d: %s", rank, code,
                   launched_read(&ranks[rank]));
     }

@@ -220,8 +220,8 @@ Test(nodes, a_node_whose_check_fails_ends_all_with_its_code)
     }
 }
 
-/* launch.comm_timeout_seconds is the bound: who waits for the frozen rank says so, node 0 shows
- * it. */
+/* launch.comm_timeout_seconds is the bound: a rank that waits for the frozen one names it, and
+ * node 0 shows that. */
 Test(nodes, a_frozen_worker_of_another_node_is_named_by_node_0)
 {
     launched nodes[2];
@@ -240,7 +240,8 @@ Test(nodes, a_frozen_worker_of_another_node_is_named_by_node_0)
     cr_assert(launched_gone(frozen));
 }
 
-/* Launchers hear of each other every two seconds; 15 s of silence is the bound (docs/launch.md). */
+/* Launchers send each other a message every two seconds; 15 s of silence is the bound
+ * (docs/launch.md). */
 Test(nodes, a_frozen_launcher_is_named_after_its_silence)
 {
     launched nodes[2];

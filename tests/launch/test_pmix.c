@@ -133,7 +133,7 @@ Test(fake_pmix, a_meeting_without_an_end_is_code_124)
                            "ranks are missing there");
 }
 
-/* Ten seconds for the server to hear of the failure. */
+/* PMIx_Abort has ten seconds to reach the server. */
 Test(fake_pmix, a_failure_that_the_server_does_not_hear_of_keeps_its_code)
 {
     setenv("FAKE_PMIX_HANG", "PMIx_Abort", 1);

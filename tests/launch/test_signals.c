@@ -153,7 +153,7 @@ Test(signals, term_ends_a_trainer_without_ndlaunch_whose_parent_had_blocked_it)
     cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 75, "%s", launched_read(&l));
 }
 
-/* Of two replicas one is told; its validation would go on for long. */
+/* One of two replicas gets the signal; its validation would go on for long. */
 Test(signals, term_to_one_replica_ends_the_validation_of_all)
 {
     enum { BYTES = 8 << 20 };

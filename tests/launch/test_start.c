@@ -327,8 +327,8 @@ Test(start, usage)
     cr_assert_eq(strncmp(launched_read(&l), first, sizeof first - 1), 0, "%s", launched_read(&l));
 }
 
-/* Indexing data takes minutes: who is missing must be known before, and who indexes must not be
- * taken for missing. */
+/* Indexing data takes minutes: missing ranks must be known before, and a rank that indexes must not
+ * be taken for missing. */
 Test(start, ranks_meet_before_they_open_the_data)
 {
     launched l;

@@ -124,7 +124,7 @@ typedef struct poison {
     nd_param_id id;
     int64_t layer;
     float value;
-    int64_t step;    /* the weight is poisoned before it, and mended before the next */
+    int64_t step;    /* the weight is poisoned before it, and restored before the next */
     int64_t skipped; /* seen by rank 0 */
 } poison;
 

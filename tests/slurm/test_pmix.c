@@ -163,8 +163,8 @@ Test(pmix, a_killed_rank_0_ends_the_step_and_is_named)
     kill_rank(0, "rank 0, which hosts the store, was lost");
 }
 
-/* launch.comm_timeout_seconds is the bound: who waits for the frozen rank names it and ends the
- * step. */
+/* launch.comm_timeout_seconds is the bound: a rank that waits for the frozen one names it and ends
+ * the step. */
 Test(pmix, a_frozen_rank_is_named_within_the_deadline)
 {
     launched l;

@@ -283,7 +283,7 @@ static nd_status parse_state(const json_t *root, const char *path, nd_manifest *
     return ND_OK;
 }
 
-/* Of runs with train.spike_factor; others have none. */
+/* Reads the losses that a run with train.spike_factor stores; other runs store none. */
 static nd_status parse_losses(const json_t *position, const char *path, nd_recent_losses *out)
 {
     const json_t *array = json_object_get(position, "recent_losses");

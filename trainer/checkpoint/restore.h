@@ -2,9 +2,9 @@
 #ifndef ND_CHECKPOINT_RESTORE_H
 #define ND_CHECKPOINT_RESTORE_H
 /*
- * A stored state into a trainer, on any mesh.
+ * Loads a stored state into a trainer, on any mesh.
  *
- * Of the ranks that hold the same shards (dp_replicate), each reads some units, and the others get
+ * Each of the ranks that hold the same shards (dp_replicate) reads some units, and the others get
  * them by broadcast. All ranks learn whether every one of them could read before any state is
  * passed on.
  */

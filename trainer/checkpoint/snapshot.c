@@ -67,7 +67,8 @@ static size_t digest_bytes(const nd_shard_plan *plan)
     return ND_ALIKE_COUNT * (size_t)plan->layout->unit_count * sizeof(uint64_t);
 }
 
-/* Of all pieces; `offsets`, by piece, may be NULL. */
+/* Fills where each piece begins, in elements; `offsets`, by piece, may be NULL. Returns the bytes
+ * of all pieces. */
 static size_t place_pieces(const nd_shard_plan *plan, int64_t *offsets)
 {
     int64_t at = 0;

@@ -16,7 +16,7 @@ static nd_status read_options(const nd_ckpt_call *call, nd_prune_options *out)
     *out = (nd_prune_options){.keep = -1};
     if (!last && (every || !call->values[FLAG_SET_ASIDE])) {
         return nd_fail(ND_ERR_CONFIG,
-                       "--keep-last K is missing: it says how many of the newest checkpoints stay");
+                       "--keep-last K is missing; K is the number of newest checkpoints to keep");
     }
     ND_TRY(last ? nd_ckpt_number(&flags[FLAG_KEEP_LAST], last, 1, &out->keep_last) : ND_OK);
     return every ? nd_ckpt_number(&flags[FLAG_KEEP_EVERY], every, 1, &out->keep_every) : ND_OK;

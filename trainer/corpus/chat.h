@@ -2,7 +2,7 @@
 #ifndef ND_CORPUS_CHAT_H
 #define ND_CORPUS_CHAT_H
 /*
- * Messages with roles as one sequence of ids. Of an assistant's message the text and the token that
+ * Messages with roles as one sequence of ids. The text of an assistant's message and the token that
  * ends it count in the loss, nothing else does.
  *
  *   llama3   begin of text, then for each message: <|start_header_id|> role <|end_header_id|>, two

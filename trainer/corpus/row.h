@@ -3,7 +3,7 @@
 #define ND_CORPUS_ROW_H
 /*
  * One line of JSON: checks that it is an object, and finds the strings of some of its keys without
- * building a tree. Of a key that stands twice the last one counts. NaN, Infinity and -Infinity are
+ * building a tree. When a key stands twice, the last one counts. NaN, Infinity and -Infinity are
  * values, as in Python. Bytes that are no UTF-8 pass; the encoder replaces and counts them. Pure
  * functions over borrowed bytes.
  */

@@ -182,7 +182,7 @@ typedef struct writer {
     u64s ends, spans, sums;
     XXH3_state_t *hash; /* of the chunk that is being filled */
     size_t hashed;      /* bytes of it */
-    int lock;           /* descriptor of the lock file, whose first bytes tell the progress */
+    int lock;           /* descriptor of the lock file, whose first bytes are the progress */
     const char *what;
     uint64_t all_bytes;
     double begin, said;
@@ -227,13 +227,13 @@ static nd_status write_piece(void *context, const nd_corpus_piece *piece)
     return ND_OK;
 }
 
-static void tell_progress(void *context, uint64_t bytes)
+static void report_progress(void *context, uint64_t bytes)
 {
     writer *w = context;
     double now = nd_clock_seconds();
     if (w->lock >= 0) { /* those who wait see that it goes on */
-        uint64_t told[2] = {bytes, w->all_bytes};
-        (void)!pwrite(w->lock, told, sizeof told, 0);
+        uint64_t progress[2] = {bytes, w->all_bytes};
+        (void)!pwrite(w->lock, progress, sizeof progress, 0);
     }
     if (now - w->said >= WORD_SECONDS && w->all_bytes > 0) {
         w->said = now;
@@ -304,7 +304,7 @@ static nd_status encode(writer *w, const nd_token_cache_request *request,
                          .threads = request->threads,
                          .context = w,
                          .write = write_piece,
-                         .progress = tell_progress};
+                         .progress = report_progress};
     if (request->rules->append_eod) {
         ND_TRY(nd_corpus_eod(tokenizer, request->tokenizer, &job.eod));
     }
@@ -491,8 +491,8 @@ static nd_status try_open(const char *path, nd_token_cache **out)
 
 typedef struct wait {
     const char *path;
-    double stall; /* seconds */
-    uint64_t told[2];
+    double stall;         /* seconds */
+    uint64_t progress[2]; /* bytes encoded, of all */
     double changed, said; /* when the progress changed, when this process said so */
 } wait;
 
@@ -500,11 +500,11 @@ typedef struct wait {
 static nd_status wait_a_little(wait *w, int lock)
 {
     const struct timespec pause = {.tv_nsec = POLL_MS * 1000000L};
-    uint64_t told[2] = {0, 0};
+    uint64_t progress[2] = {0, 0};
     double now = nd_clock_seconds();
-    (void)!pread(lock, told, sizeof told, 0);
-    if (w->changed == 0 || memcmp(told, w->told, sizeof told) != 0) {
-        memcpy(w->told, told, sizeof told);
+    (void)!pread(lock, progress, sizeof progress, 0);
+    if (w->changed == 0 || memcmp(progress, w->progress, sizeof progress) != 0) {
+        memcpy(w->progress, progress, sizeof progress);
         w->changed = now;
     }
     if (now - w->changed > w->stall) {
@@ -516,7 +516,7 @@ static nd_status wait_a_little(wait *w, int lock)
     if (w->said == 0 || now - w->said >= WORD_SECONDS) {
         w->said = now;
         nd_log_info("waiting for another process, which encodes the text into %s: %.0f %%", w->path,
-                    told[1] > 0 ? 100.0 * (double)told[0] / (double)told[1] : 0.0);
+                    progress[1] > 0 ? 100.0 * (double)progress[0] / (double)progress[1] : 0.0);
     }
     nanosleep(&pause, NULL);
     return ND_OK;

@@ -152,9 +152,9 @@ static void log_change(void *context, const char *key, const char *value, bool j
 {
     const nd_manifest *manifest = context;
     const char *stored = nd_manifest_pairs_find(&manifest->config, key);
-    bool told = strncmp(key, "checkpoint.", 11) == 0 || strncmp(key, "launch.", 7) == 0 ||
-                strncmp(key, "log.", 4) == 0 || strncmp(key, "output.", 7) == 0;
-    if (!job || told || !stored || strcmp(stored, value) == 0) {
+    bool may_differ = strncmp(key, "checkpoint.", 11) == 0 || strncmp(key, "launch.", 7) == 0 ||
+                      strncmp(key, "log.", 4) == 0 || strncmp(key, "output.", 7) == 0;
+    if (!job || may_differ || !stored || strcmp(stored, value) == 0) {
         return;
     }
     nd_log_info("resume: %s was %s and is %s%s", key, stored[0] ? stored : "empty",
@@ -163,7 +163,8 @@ static void log_change(void *context, const char *key, const char *value, bool j
                                                 : "");
 }
 
-/* Of files, whose paths say nothing. nd_resume_check has let these pass. */
+/* Logs the files whose content changed, which their paths do not show. nd_resume_check has let them
+ * pass. */
 static nd_status log_contents(const nd_config *config, const nd_inputs *inputs,
                               const nd_manifest *manifest)
 {

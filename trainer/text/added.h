@@ -28,8 +28,8 @@ typedef struct nd_added_set {
     int only;       /* the byte that all patterns begin with, or -1 */
 } nd_added_set;
 
-/* Takes a copy of the tokens; patterns are borrowed. Of equal patterns the one with the
- * lowest order stays. */
+/* Takes a copy of the tokens; patterns are borrowed. When patterns are equal, the one
+ * with the lowest order stays. */
 nd_status nd_added_set_init(nd_added_set *set, const nd_added *tokens, int count);
 void nd_added_set_fini(nd_added_set *set);
 

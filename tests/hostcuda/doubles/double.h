@@ -75,7 +75,7 @@ typedef struct nd_double_machine {
 
 nd_double_machine *nd_double_machine_get(void);
 
-/* Bits that say what cuBLASLt was told of a product in FP8; its A is our second operand. */
+/* Bits for what a descriptor of cuBLASLt holds of a product in FP8; its A is our second operand. */
 enum {
     ND_DOUBLE_A_E5M2 = 1, /* else E4M3 */
     ND_DOUBLE_B_E5M2 = 2,
@@ -98,7 +98,7 @@ typedef struct nd_double_counts {
 nd_double_counts nd_double_counts_get(void);
 
 /* From true to false, allocations and copies from or to memory that is neither a device's nor
- * pinned abort with a sentence. Of the current device. */
+ * pinned abort with a sentence. Counts for the current device. */
 void nd_double_hot(bool hot);
 
 #ifdef __cplusplus

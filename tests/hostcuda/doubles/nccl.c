@@ -45,7 +45,7 @@ static void end_life(ncclComm_t comm)
     pthread_mutex_unlock(&living_lock);
 }
 
-/* A kernel of the same GPU that nobody has told to end. */
+/* Another kernel runs on the same GPU, and no abort ends it. */
 static bool another_runs(ncclComm_t comm)
 {
     bool found = false;
@@ -377,8 +377,8 @@ int64_t nd_double_nccl_aborts(void)
     return aborts;
 }
 
-/* Operations in flight end without a result, as kernels do that are told to. It frees, and so waits
- * for what else runs there. The memory stays: queues may hold it. */
+/* Operations in flight end without a result, as aborted kernels do. The abort frees memory, and so
+ * waits for what else runs there. The memory stays: queues may hold it. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     const char *hangs = getenv("ND_DOUBLE_NCCL_ABORT");

@@ -79,7 +79,7 @@ Test(restart, one_that_does_not_come_to_its_first_step_is_tried_again)
     expect(&c, ND_RESTART_NO_START);
     c.code = ND_ERR_CONFIG;
     expect(&c, ND_RESTART_NOT_WORTH);
-    c = plain(); /* a step ends the row, and needs its checkpoint as ever */
+    c = plain(); /* a step ends the row; it needs its checkpoint like any other */
     c.epoch = c.stillborn = 2;
     c.began_at = 4;
     expect(&c, ND_RESTART_NO_PROGRESS);

@@ -197,17 +197,18 @@ Test(fsio, make_folders_makes_all_and_names_what_fails)
 {
     char path[256];
     snprintf(path, sizeof path, "%s/a/b/c", dir.path);
-    assert_ok(nd_fs_make_folders(path, "the folder", "Mend it."));
+    assert_ok(nd_fs_make_folders(path, "the folder", "Choose another one."));
     cr_assert(nd_fs_exists(path));
-    assert_ok(nd_fs_make_folders(path, "the folder", "Mend it.")); /* it may be there */
+    assert_ok(nd_fs_make_folders(path, "the folder", "Choose another one.")); /* it may be there */
     for (int i = 0; i < 3; i++) {
         cr_assert_eq(rmdir(path), 0);
         *strrchr(path, '/') = '\0';
     }
     tempdir_write(&dir, "file", "", 0);
     snprintf(path, sizeof path, "%s/file/b", dir.path);
-    assert_fails(nd_fs_make_folders(path, "the folder", "Mend it."), ND_ERR_CANTCREATE, "/file/b");
-    cr_assert_not_null(strstr(nd_error_last()->message, "Mend it."));
+    assert_fails(nd_fs_make_folders(path, "the folder", "Choose another one."), ND_ERR_CANTCREATE,
+                 "/file/b");
+    cr_assert_not_null(strstr(nd_error_last()->message, "Choose another one."));
 }
 
 static void expect_text(const char *name, const char *expected)

@@ -14,7 +14,7 @@ typedef struct client {
     nd_peer *peer;
     nd_wire_parser answers;
     bool dropped;
-    char failed[ND_FAILURE_FIRST_MAX]; /* the first failure that it was told of */
+    char failed[ND_FAILURE_FIRST_MAX]; /* the first failure that it received */
 } client;
 
 static client clients[PEERS];
@@ -89,7 +89,7 @@ static nd_wire_frame answer(int i)
     nd_wire_cursor cursor = nd_wire_body(&frame);
     const uint8_t *text = nd_wire_get_blob(&cursor, &count);
     cr_assert(nd_wire_finished(&cursor));
-    cr_assert_str_empty(clients[i].failed, "it is told once");
+    cr_assert_str_empty(clients[i].failed, "it is sent once");
     snprintf(clients[i].failed, sizeof clients[i].failed, "%.*s", (int)count, (const char *)text);
     return answer(i);
 }
@@ -293,7 +293,7 @@ Test(server, the_first_lost_rank_stays_the_first_failure)
     nd_server_first_failure(server, first, sizeof first);
     cr_assert_not_null(strstr(first, "rank 2 (hosty) was lost"), "%s", first);
     cr_assert_eq(answer(0).type, ND_WIRE_NONE);
-    cr_assert_str_eq(clients[0].failed, first, "it is told without asking");
+    cr_assert_str_eq(clients[0].failed, first, "it is sent without a request");
 }
 
 static uint64_t set_once(int i, const char *key, const char *value)
@@ -317,7 +317,7 @@ Test(server, a_rank_that_joins_after_the_first_failure_is_told_of_it)
     cr_assert_str_eq(clients[1].failed, "zero");
 }
 
-/* The store stood still for longer than the caller waited. */
+/* The store did not run for longer than the caller waited. */
 Test(server, a_rank_may_give_up_a_wait_and_ask_again)
 {
     open_server(2);
@@ -417,7 +417,7 @@ Test(server, hello_must_fit_version_job_epoch_and_place)
     expect_error(22, ND_ERR_CONFIG, "rank 1, claimed by hosty, is taken");
 }
 
-/* A worker of another start is told so, a node that names no start is taken, and so is a job. */
+/* A worker of another start is refused; a node that names no start is accepted, and so is a job. */
 Test(server, a_later_start_refuses_members_of_another_one)
 {
     open_server(2);

@@ -249,7 +249,7 @@ Test(host, half_a_hello_does_not_keep_others_out_for_long)
 
 /* A worker of the first start, which asks whether it still belongs to the job. */
 typedef struct asking {
-    atomic_int stage; /* 1: it was told that it does; 2: the job was started again; 3: done */
+    atomic_int stage; /* 1: the answer was yes; 2: the job was started again; 3: done */
     nd_status before, after;
     char why[ND_ERROR_MESSAGE_MAX];
 } asking;

@@ -83,7 +83,7 @@ static nd_status run_rank(const rank_thread *t)
         if (t->lose && t->rank == LOST) {
             nd_store_abandon(store);
         } else {
-            /* Rank 0 leaves when it has heard of the loss. */
+            /* Rank 0 leaves when it knows of the loss. */
             for (int i = 0; t->lose && t->rank == 0 && i < SECONDS * 100 && !lost_ranks; i++) {
                 usleep(10000);
             }
