@@ -76,6 +76,23 @@ static const nd_command *find_command(const char *name)
     return NULL;
 }
 
+/* Commands that are no workers and need no configuration: their main functions. */
+typedef int tool_main(int argc, char **argv);
+
+static tool_main *find_tool(const char *name)
+{
+    static const struct {
+        const char *name;
+        tool_main *run;
+    } tools[] = {{"ckpt", nd_ckpt_main}, {"tokenize", nd_tokenize_main}};
+    for (size_t i = 0; i < sizeof tools / sizeof *tools; i++) {
+        if (strcmp(tools[i].name, name) == 0) {
+            return tools[i].run;
+        }
+    }
+    return NULL;
+}
+
 static nd_status run_command(const nd_command *command, const nd_command_call *call)
 {
     if (call->cli->help) {
@@ -110,12 +127,10 @@ int main(int argc, char **argv)
     if (command && command->trains) {
         nd_process_shorten_spin(argv);
     }
-    signal(SIGXFSZ, SIG_IGN);        /* a file size limit is an error of write, with a sentence */
-    if (strcmp(name, "ckpt") == 0) { /* no worker */
-        return nd_ckpt_main(argc - 1, argv + 1);
-    }
-    if (strcmp(name, "tokenize") == 0) {
-        return nd_tokenize_main(argc - 1, argv + 1);
+    signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write, with a sentence */
+    tool_main *tool = find_tool(name);
+    if (tool) {
+        return tool(argc - 1, argv + 1);
     }
     nd_worker_die_with_parent();
     nd_limits_raise_files(); /* rank 0 may host the store, and each rank has sockets to others */
