@@ -112,7 +112,6 @@ bool nd_server_first_unprinted(const nd_server *server, int rank);
 void *nd_peer_transport(const nd_peer *peer);
 const char *nd_peer_name(const nd_peer *peer); /* "rank 3 (host)", "node 1 (host)" or the address */
 const char *nd_peer_host(const nd_peer *peer); /* from its hello */
-bool nd_peer_is_member(const nd_peer *peer);   /* for tests */
 int nd_server_members(const nd_server *server, nd_wire_role role); /* connected now */
 
 #endif

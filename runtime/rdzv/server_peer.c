@@ -19,11 +19,6 @@ const char *nd_peer_host(const nd_peer *peer)
     return peer->host;
 }
 
-bool nd_peer_is_member(const nd_peer *peer)
-{
-    return peer->member;
-}
-
 void nd_server_drop(nd_server *server, nd_peer *peer)
 {
     if (!peer->dropped) {

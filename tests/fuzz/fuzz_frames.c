@@ -72,8 +72,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     status = nd_server_connect(server, &(nd_server_caller){&m, "peer", 1}, 0, &peer);
     ND_ASSERT(status == ND_OK);
     if (data[0] & 1) {
-        say_hello(server, peer, data[0] >> 1 & 1);
-        ND_ASSERT(nd_peer_is_member(peer));
+        nd_wire_role role = data[0] & 2 ? ND_WIRE_NODE : ND_WIRE_WORKER;
+        say_hello(server, peer, (int)role);
+        ND_ASSERT(nd_server_members(server, role) == 1);
     }
     size_t piece = (size_t)(data[0] >> 2) + 1;
     for (size_t at = 1; at < size && !m.dropped; at += piece) {

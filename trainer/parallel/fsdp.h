@@ -117,7 +117,8 @@ nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, const nd_unit *unit);
 /* All reduce-scatters of this micro-batch are complete and added up. */
 nd_status nd_fsdp_grad_finish(nd_fsdp *fsdp);
 
-/* The slot that holds the unit's current weights, or NULL; for this folder's files. */
+/* The slot that holds the unit's current weights, or NULL: its buffers are part of the key of a
+ * block's CUDA graphs. */
 nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, const nd_unit *unit);
 /* A view of the adjacent parameters first..last of one segment, whose buffer is `base`; for this
  * folder's files. */

@@ -276,11 +276,6 @@ const nd_llama_shape *nd_hf_reader_shape(const nd_hf_reader *reader)
     return &reader->shape;
 }
 
-bool nd_hf_reader_has(const nd_hf_reader *reader, const char *name)
-{
-    return find_place(reader, name) != NULL;
-}
-
 /* Values. */
 
 /* Widens `count` 16-bit values that lie in the upper half of out, from the front. None is

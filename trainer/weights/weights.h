@@ -29,8 +29,6 @@ const nd_llama_shape *nd_hf_reader_shape(const nd_hf_reader *reader);
  * (rotary inv_freq buffers are ignored). A tied model may or may not hold lm_head.weight.
  * ND_ERR_DATA names the tensor that is missing, extra or of another shape. */
 nd_status nd_hf_reader_check(const nd_hf_reader *reader);
-/* Used by tests alone. */
-bool nd_hf_reader_has(const nd_hf_reader *reader, const char *name);
 /*
  * Elements [begin, begin + count) of the row-major flattened tensor, as F32 into out. Vectors are
  * (rows, 1).
