@@ -183,9 +183,15 @@ static nd_status start_model(nd_model *model, uint64_t seed, nd_memplan *plan)
 
 nd_status mesh_model_open(nd_rank *rank, uint64_t seed, nd_memplan *plan, nd_model **out)
 {
+    return mesh_model_open_with(rank, &(nd_model_options){0}, seed, plan, out);
+}
+
+nd_status mesh_model_open_with(nd_rank *rank, const nd_model_options *options, uint64_t seed,
+                               nd_memplan *plan, nd_model **out)
+{
     nd_model *model = NULL;
     nd_memplan_init(plan);
-    nd_status status = nd_model_create(rank, &(nd_model_options){0}, plan, &model);
+    nd_status status = nd_model_create(rank, options, plan, &model);
     if (status == ND_OK) {
         status = start_model(model, seed, plan);
     }

@@ -60,6 +60,8 @@ void mesh_shards_close(mesh_shards *shards);
 /* The model of one rank, with its memory in `plan` and mesh_fill's weights. On an error both are
  * gone. */
 nd_status mesh_model_open(nd_rank *rank, uint64_t seed, nd_memplan *plan, nd_model **out);
+nd_status mesh_model_open_with(nd_rank *rank, const nd_model_options *options, uint64_t seed,
+                               nd_memplan *plan, nd_model **out);
 void mesh_model_close(nd_memplan *plan, nd_model *model);
 
 #endif
