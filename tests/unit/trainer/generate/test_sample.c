@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "trainer/generate/sample.h"
+
+enum { V = 40, DRAWS = 20000 };
+
+static const nd_sampling plain = {.temperature = 1, .top_p = 1, .seed = 7};
+
+/* Peaked, with two equal values. */
+static void fill(float logits[V])
+{
+    for (int v = 0; v < V; v++) {
+        logits[v] = 3.0f * sinf((float)v * 1.7f);
+    }
+    logits[31] = logits[9];
+}
+
+static int32_t draw_of(const nd_sampling *s, const float *logits, uint64_t request, uint64_t at)
+{
+    nd_sampler sampler;
+    int32_t id = -1;
+    cr_assert_eq(nd_sampler_init(&sampler, V), ND_OK);
+    cr_assert_eq(nd_sample(&sampler, s, logits, (nd_draw){request, at}, &id), ND_OK, "%s",
+                 nd_error_last()->message);
+    nd_sampler_fini(&sampler);
+    return id;
+}
+
+/* Shares of the ids in many draws. */
+static void shares_of(const nd_sampling *s, const float *logits, double share[V])
+{
+    nd_sampler sampler;
+    int32_t id;
+    memset(share, 0, V * sizeof *share);
+    cr_assert_eq(nd_sampler_init(&sampler, V), ND_OK);
+    for (uint64_t i = 0; i < DRAWS; i++) {
+        cr_assert_eq(nd_sample(&sampler, s, logits, (nd_draw){i / 100, i % 100}, &id), ND_OK);
+        share[id] += 1.0 / DRAWS;
+    }
+    nd_sampler_fini(&sampler);
+}
+
+/* What the filters leave, by their definition: in the order of likelihood, one after the other. */
+static void expect(const nd_sampling *s, const float *logits, double share[V])
+{
+    int order[V];
+    int64_t count = V, kept = 0;
+    double weight[V], sum = 0, reached = 0;
+    for (int v = 0; v < V; v++) {
+        order[v] = v;
+    }
+    for (int i = 1; i < V; i++) { /* insertion keeps equal ones in the order of ids */
+        for (int j = i; j > 0 && logits[order[j]] > logits[order[j - 1]]; j--) {
+            int moved = order[j];
+            order[j] = order[j - 1];
+            order[j - 1] = moved;
+        }
+    }
+    count = s->top_k > 0 && s->top_k < V ? s->top_k : V;
+    for (int64_t i = 0; i < count; i++) {
+        weight[i] = exp((logits[order[i]] - logits[order[0]]) / s->temperature);
+        sum += weight[i];
+    }
+    for (; kept < count && (s->top_p == 1 || reached < s->top_p * sum); kept++) {
+        reached += weight[kept];
+    }
+    while (kept > 0 && weight[kept - 1] < s->min_p) {
+        kept--;
+    }
+    sum = 0;
+    for (int64_t i = 0; i < kept; i++) {
+        sum += weight[i];
+    }
+    memset(share, 0, V * sizeof *share);
+    for (int64_t i = 0; i < kept; i++) {
+        share[order[i]] = weight[i] / sum;
+    }
+}
+
+Test(sample, greedy_takes_the_lowest_of_equal_ids)
+{
+    float logits[V];
+    nd_sampling s = {.top_p = 1};
+    fill(logits);
+    logits[9] = logits[31] = 10;
+    cr_expect_eq(draw_of(&s, logits, 0, 0), 9);
+    s = (nd_sampling){.temperature = 1, .top_k = 1, .top_p = 1};
+    cr_expect_eq(draw_of(&s, logits, 3, 5), 9, "the likeliest one alone");
+}
+
+/* 20,000 draws: five deviations of a share p are 5 sqrt(p (1 - p) / 20000), at most 0.018; five
+ * draws more for rare ids, whose numbers are not normal. What is left out never comes. */
+Test(sample, draws_follow_the_probabilities_that_the_filters_leave)
+{
+    static const nd_sampling cases[] = {
+        {.temperature = 1, .top_p = 1, .seed = 7},
+        {.temperature = 0.5, .top_p = 1, .seed = 7},
+        {.temperature = 2, .top_p = 1, .top_k = 5, .seed = 7},
+        {.temperature = 1, .top_p = 0.6, .seed = 7},
+        {.temperature = 1, .top_p = 0.999, .seed = 7},
+        {.temperature = 1, .top_p = 0.7, .top_k = 8, .seed = 7},
+        {.temperature = 1, .top_p = 1, .min_p = 0.2, .seed = 7},
+        {.temperature = 1.5, .top_p = 0.9, .top_k = 20, .min_p = 0.1, .seed = 7},
+    };
+    float logits[V];
+    fill(logits);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double wanted[V], found[V];
+        expect(&cases[i], logits, wanted);
+        shares_of(&cases[i], logits, found);
+        for (int v = 0; v < V; v++) {
+            double bound = 5 * sqrt(wanted[v] * (1 - wanted[v]) / DRAWS);
+            bound += wanted[v] > 0 ? 5.5 / DRAWS : 0;
+            cr_expect(fabs(found[v] - wanted[v]) <= bound, "case %zu, id %d: %.4f, not %.4f", i, v,
+                      found[v], wanted[v]);
+        }
+    }
+}
+
+Test(sample, a_draw_depends_on_seed_request_and_position_alone)
+{
+    float logits[V];
+    nd_sampling other = plain;
+    int differ[3] = {0};
+    other.seed = 8;
+    fill(logits);
+    for (uint64_t i = 0; i < 100; i++) {
+        int32_t id = draw_of(&plain, logits, 5, i);
+        cr_expect_eq(draw_of(&plain, logits, 5, i), id);
+        differ[0] += draw_of(&other, logits, 5, i) != id;
+        differ[1] += draw_of(&plain, logits, 6, i) != id;
+        differ[2] += draw_of(&plain, logits, 5, i + 100) != id;
+    }
+    for (int i = 0; i < 3; i++) {
+        cr_expect_gt(differ[i], 50, "%d of 100 draws differ", differ[i]);
+    }
+}
+
+/* Another mesh adds in another order: logits differ in their last bits, and hardly any draw
+ * does. */
+Test(sample, last_bits_of_logits_change_hardly_any_draw)
+{
+    static const nd_sampling filtered = {.temperature = 1, .top_p = 0.9, .top_k = 30, .seed = 7};
+    float logits[V], moved[V];
+    int differ = 0;
+    fill(logits);
+    for (int v = 0; v < V; v++) {
+        moved[v] = nextafterf(logits[v], v % 2 ? INFINITY : -INFINITY);
+    }
+    for (uint64_t i = 0; i < 2000; i++) {
+        differ += draw_of(&filtered, logits, i, 0) != draw_of(&filtered, moved, i, 0);
+    }
+    cr_expect_leq(differ, 1, "%d of 2000 draws differ", differ);
+}
+
+Test(sample, not_finite_logits_are_an_error)
+{
+    nd_sampler sampler;
+    int32_t id;
+    float logits[V];
+    cr_assert_eq(nd_sampler_init(&sampler, V), ND_OK);
+    fill(logits);
+    logits[3] = -INFINITY; /* a token that can never come */
+    cr_expect_eq(nd_sample(&sampler, &plain, logits, (nd_draw){0, 0}, &id), ND_OK);
+    logits[4] = NAN;
+    cr_expect_eq(nd_sample(&sampler, &plain, logits, (nd_draw){0, 0}, &id), ND_ERR_NUMERIC);
+    cr_expect_not_null(strstr(nd_error_last()->message, "token 4 is NaN"));
+    logits[4] = INFINITY;
+    cr_expect_eq(nd_sample(&sampler, &plain, logits, (nd_draw){0, 0}, &id), ND_ERR_NUMERIC);
+    nd_sampler_fini(&sampler);
+}
+
+Test(sample, settings_out_of_range_are_named)
+{
+    static const struct {
+        nd_sampling sampling;
+        const char *name;
+    } cases[] = {{{.temperature = -0.1, .top_p = 1}, "--temperature"},
+                 {{.temperature = NAN, .top_p = 1}, "--temperature"},
+                 {{.temperature = INFINITY, .top_p = 1}, "--temperature"},
+                 {{.top_k = -1, .top_p = 1}, "--top-k"},
+                 {{.top_p = 0}, "--top-p"},
+                 {{.top_p = 1.1}, "--top-p"},
+                 {{.top_p = 1, .min_p = 2}, "--min-p"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cr_expect_eq(nd_sampling_check(&cases[i].sampling), ND_ERR_CONFIG, "case %zu", i);
+        cr_expect_not_null(strstr(nd_error_last()->message, cases[i].name), "%s",
+                           nd_error_last()->message);
+    }
+    cr_expect_eq(nd_sampling_check(&plain), ND_OK);
+}
+
+Test(sample, scores_are_log_probabilities)
+{
+    float logits[V];
+    double sum = 0;
+    fill(logits);
+    for (int32_t v = 0; v < V; v++) {
+        nd_token_score score;
+        cr_assert_eq(nd_score_token(logits, V, v, &score), ND_OK);
+        sum += exp(score.log_probability);
+        cr_expect_leq(logits[v], logits[score.greedy]);
+    }
+    cr_expect_float_eq(sum, 1, 1e-12);
+}
