@@ -67,6 +67,16 @@ static bool is_space(char c)
     return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
+/* What stands before the text of a message. */
+static nd_status add_header(const chat_text *t, const char *role, size_t size)
+{
+    const bool llama3 = t->chat->format == ND_CHAT_LLAMA3;
+    ND_TRY(add_token(t, t->chat->open));
+    ND_TRY(add_text(t, role, size));
+    ND_TRY(add_token(t, t->chat->middle));
+    return add_text(t, llama3 ? "\n\n" : "\n", llama3 ? 2 : 1);
+}
+
 static nd_status add_message(const chat_text *t, const json_t *message)
 {
     const json_t *role = json_object_get(message, "role");
@@ -86,10 +96,7 @@ static nd_status add_message(const chat_text *t, const json_t *message)
     while (llama3 && size > 0 && is_space(text[size - 1])) {
         size--;
     }
-    ND_TRY(add_token(t, chat->open));
-    ND_TRY(add_text(t, json_string_value(role), json_string_length(role)));
-    ND_TRY(add_token(t, chat->middle));
-    ND_TRY(add_text(t, llama3 ? "\n\n" : "\n", llama3 ? 2 : 1));
+    ND_TRY(add_header(t, json_string_value(role), json_string_length(role)));
     if (strcmp(json_string_value(role), "assistant") == 0) {
         ND_TRY(ignore_from(t, from));
         from = t->piece->ids.count;
@@ -125,5 +132,23 @@ nd_status nd_chat_add(const nd_chat *chat, nd_encoder *encoder, const uint8_t *j
     }
 out:
     json_decref(list);
+    return status;
+}
+
+nd_status nd_chat_prompt(const nd_chat *chat, nd_encoder *encoder, const char *json, size_t size,
+                         nd_ids *ids)
+{
+    static const char role[] = "assistant";
+    nd_corpus_piece piece = {.ids = *ids};
+    const chat_text t = {chat, encoder, &piece};
+    bool empty = false;
+    nd_status status = nd_chat_add(chat, encoder, (const uint8_t *)json, size, &piece, &empty);
+    if (status == ND_OK && empty) {
+        status = nd_fail(ND_ERR_DATA, "\"messages\" is empty, or no list; give a list of messages "
+                                      "with \"role\" and \"content\"");
+    }
+    status = status == ND_OK ? add_header(&t, role, sizeof role - 1) : status;
+    *ids = piece.ids; /* where the array has grown, also after a failure */
+    free(piece.spans.data);
     return status;
 }

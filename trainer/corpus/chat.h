@@ -9,7 +9,7 @@
  *            newlines, the text without white space around it, <|eot_id|>
  *   chatml   for each message: <|im_start|> role, newline, the text, <|im_end|>, newline
  *
- * Roles, newlines and texts are encoded one by one. Private to trainer/corpus.
+ * Roles, newlines and texts are encoded one by one.
  */
 #include "trainer/corpus/corpus.h"
 
@@ -25,5 +25,10 @@ nd_status nd_chat_find(const nd_tokenizer *tokenizer, nd_chat_format format, nd_
  * ND_ERR_DATA says what is wrong with them. */
 nd_status nd_chat_add(const nd_chat *chat, nd_encoder *encoder, const uint8_t *json, size_t size,
                       nd_corpus_piece *piece, bool *empty);
+/* What a model continues: appends the messages of a JSON array as above, then the beginning of an
+ * assistant's message, up to its text. ND_ERR_DATA says what is wrong with them; also when there
+ * are none. */
+nd_status nd_chat_prompt(const nd_chat *chat, nd_encoder *encoder, const char *json, size_t size,
+                         nd_ids *ids);
 
 #endif

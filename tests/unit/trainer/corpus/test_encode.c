@@ -5,6 +5,7 @@
 #include <zlib.h>
 
 #include "tests/unit/trainer/corpus/corpus_cases.h"
+#include "trainer/corpus/chat.h"
 
 static tempdir dir;
 
@@ -436,6 +437,48 @@ Test(corpus, messages_of_chatml)
                 "\"assistant\", \"content\": \"yes \"}]}\n",
                 "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n\1yes "
                 "<|im_end|>\2\n");
+    nd_tokenizer_close(tokenizer);
+}
+
+/* What the rendered text gives when its control tokens are parsed. */
+static void assert_prompt(nd_tokenizer *tokenizer, nd_chat_format format, const char *messages,
+                          const char *rendered)
+{
+    const nd_encode_options text = {.special_in_text = ND_SPECIAL_TEXT};
+    const nd_encode_options parse = {.special_in_text = ND_SPECIAL_PARSE};
+    nd_encoder *encoder, *whole;
+    nd_chat chat;
+    nd_ids ids = {0};
+    const int32_t *expected;
+    size_t count;
+    assert_ok(nd_chat_find(tokenizer, format, &chat));
+    assert_ok(nd_encoder_create(tokenizer, &text, &encoder));
+    assert_ok(nd_encoder_create(tokenizer, &parse, &whole));
+    assert_ok(nd_chat_prompt(&chat, encoder, messages, strlen(messages), &ids));
+    assert_ok(nd_encode(whole, rendered, strlen(rendered), &expected, &count));
+    cr_expect_eq(ids.count, count, "%s", rendered);
+    cr_expect(ids.count == count && memcmp(ids.data, expected, count * sizeof *expected) == 0, "%s",
+              rendered);
+    cr_expect_eq(nd_chat_prompt(&chat, encoder, "[]", 2, &ids), ND_ERR_DATA);
+    cr_expect_eq(nd_chat_prompt(&chat, encoder, "[{}]", 4, &ids), ND_ERR_DATA);
+    free(ids.data);
+    nd_encoder_destroy(encoder);
+    nd_encoder_destroy(whole);
+}
+
+Test(corpus, a_prompt_of_messages_ends_where_the_assistant_begins)
+{
+    static const char *const llama3[] = {"<|begin_of_text|>", "<|start_header_id|>",
+                                         "<|end_header_id|>", "<|eot_id|>"};
+    static const char *const chatml[] = {"<|im_start|>", "<|im_end|>"};
+    nd_tokenizer *tokenizer = tokenizer_with(llama3, 4);
+    assert_prompt(tokenizer, ND_CHAT_LLAMA3, "[{\"role\": \"user\", \"content\": \"2+2? \"}]",
+                  "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n2+2?<|eot_id|>"
+                  "<|start_header_id|>assistant<|end_header_id|>\n\n");
+    nd_tokenizer_close(tokenizer);
+    tokenizer = tokenizer_with(chatml, 2);
+    assert_prompt(tokenizer, ND_CHAT_CHATML, "[{\"role\": \"user\", \"content\": \"the end\"}]",
+                  "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n");
     nd_tokenizer_close(tokenizer);
 }
 
