@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Texts do not depend on how they are computed: batch, rows of a call and tp give the tokens of the
+ * plain loop, which computes the whole sequence again for each token.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "runtime/base/math.h"
+#include "tests/unit/trainer/mesh_ranks.h"
+#include "trainer/generate/generate.h"
+
+enum { V = 97, CAPACITY = 40, SEQUENCES = 7, NEW = 12, PROMPT_MAX = 19, RANKS_MAX = 4 };
+
+static int64_t prompt_size(int sequence)
+{
+    return 1 + (sequence * 5) % PROMPT_MAX;
+}
+
+static int32_t prompt_id(int sequence, int64_t i)
+{
+    return (int32_t)((sequence * 29 + i * 11 + 3) % V);
+}
+
+typedef struct texts {
+    int32_t ids[SEQUENCES][NEW];
+    int64_t count[SEQUENCES];
+    int64_t finish[SEQUENCES]; /* nd_finish; no padding, so that texts can be compared by memcmp */
+} texts;
+
+/* What a test asks of the generator, and what each rank gives. */
+typedef struct task {
+    nd_generate_options options;
+    nd_generate_rules rules;
+    bool plain; /* the plain loop instead */
+    texts out[RANKS_MAX];
+    nd_generate_counts counts;
+} task;
+
+static nd_status open_generator(nd_rank *rank, const nd_generate_options *o, nd_generator **out)
+{
+    ND_TRY(nd_generator_create(rank, o, out));
+    nd_status status = nd_generator_commit(*out);
+    nd_fsdp *fsdp = nd_generator_fsdp(*out);
+    status = status == ND_OK ? mesh_fill(fsdp->layout, 5, fsdp->master) : status;
+    if (status != ND_OK) {
+        nd_generator_destroy(*out);
+    }
+    return status;
+}
+
+/* One sequence without using what the cache holds: scores of all ids are computed anew. */
+static nd_status plain_loop(nd_rank *rank, const nd_generate_rules *rules, texts *out)
+{
+    static const nd_kv_options kv = {
+        .tokens = CAPACITY, .slots = 1, .capacity = CAPACITY, .logits = 1};
+    const nd_model_options options = {.forward_only = true, .cache = &kv};
+    nd_memplan plan;
+    nd_model *m = NULL;
+    nd_sampler sampler;
+    nd_status status = ND_OK;
+    ND_TRY(nd_sampler_init(&sampler, V));
+    ND_TRY(mesh_model_open_with(rank, &options, 5, &plan, &m));
+    for (int q = 0; q < SEQUENCES; q++) {
+        int32_t ids[CAPACITY] = {0}, positions[CAPACITY] = {0};
+        int64_t count = prompt_size(q);
+        float logits[V];
+        for (int64_t i = 0; i < CAPACITY; i++) {
+            ids[i] = i < count ? prompt_id(q, i) : 0;
+            positions[i] = (int32_t)i;
+        }
+        for (int64_t n = 0; n < NEW; n++, count++) {
+            const nd_kv_segment all = {.slot = 0, .length = 0, .rows = count};
+            const int64_t last = count - 1;
+            nd_activation_set *set = nd_model_take_set(m);
+            ND_TRY_OUT(nd_model_load_batch(m, set, ids, ids, positions));
+            ND_TRY_OUT(nd_model_logits(
+                m, set,
+                &(nd_logits_call){.kv = {&all, 1}, .rows = &last, .count = 1, .logits = logits}));
+            ND_TRY_OUT(nd_model_give_back(m, set));
+            ND_TRY_OUT(nd_sample(&sampler, &rules->sampling, logits,
+                                 (nd_draw){(uint64_t)q, (uint64_t)n}, &ids[count]));
+            out->ids[q][n] = ids[count];
+            out->count[q] = n + 1;
+        }
+        out->finish[q] = ND_FINISH_LENGTH;
+    }
+out:
+    nd_sampler_fini(&sampler);
+    mesh_model_close(&plan, m);
+    return status;
+}
+
+static nd_status run_generator(nd_rank *rank, task *t, texts *out)
+{
+    int32_t prompts[SEQUENCES][PROMPT_MAX];
+    nd_sequence sequences[SEQUENCES];
+    nd_generator *g = NULL;
+    for (int q = 0; q < SEQUENCES; q++) {
+        for (int64_t i = 0; i < prompt_size(q); i++) {
+            prompts[q][i] = prompt_id(q, i);
+        }
+        sequences[q] = (nd_sequence){.prompt = prompts[q],
+                                     .prompt_count = prompt_size(q),
+                                     .max_new = NEW,
+                                     .request = (uint64_t)q,
+                                     .ids = out->ids[q]};
+    }
+    ND_TRY(open_generator(rank, &t->options, &g));
+    nd_status status = nd_generator_run(g, sequences, SEQUENCES, &t->rules);
+    for (int q = 0; q < SEQUENCES; q++) {
+        out->count[q] = sequences[q].count;
+        out->finish[q] = sequences[q].finish;
+    }
+    if (rank->rank == 0) {
+        t->counts = nd_generator_counts(g);
+    }
+    nd_generator_destroy(g);
+    return status;
+}
+
+static nd_status body(nd_rank *rank, void *context)
+{
+    task *t = context;
+    texts *out = &t->out[rank->rank];
+    return t->plain ? plain_loop(rank, &t->rules, out) : run_generator(rank, t, out);
+}
+
+static nd_status run_on(int tp, task *t)
+{
+    mesh_ranks job = {.mesh = {{1, 1, 1, 1, tp}},
+                      .shape = mesh_shape_of(3, false),
+                      .config = mesh_config_of(),
+                      .body = body,
+                      .context = t};
+    job.shape.rms_eps = 1e-5;
+    return mesh_ranks_run(&job);
+}
+
+static void assert_run(int tp, task *t)
+{
+    cr_assert_eq(run_on(tp, t), ND_OK, "tp %d, batch %lld, rows %lld: %s", tp,
+                 (long long)t->options.batch, (long long)t->options.rows, nd_error_last()->message);
+}
+
+static void assert_same_texts(const nd_sampling *sampling)
+{
+    static const nd_generate_options options[] = {
+        {.batch = 1, .rows = 1, .capacity = CAPACITY},
+        {.batch = 1, .rows = 8, .capacity = CAPACITY},
+        {.batch = 3, .rows = 5, .capacity = CAPACITY},
+        {.batch = SEQUENCES, .rows = 64, .capacity = CAPACITY},
+        {.batch = 32, .rows = 32, .capacity = CAPACITY},
+    };
+    static task plain, t;
+    plain = (task){.plain = true, .rules = {.sampling = *sampling}};
+    assert_run(1, &plain);
+    for (int tp = 1; tp <= RANKS_MAX; tp *= 2) {
+        for (size_t o = 0; o < sizeof options / sizeof *options; o++) {
+            t = (task){.options = options[o], .rules = {.sampling = *sampling}};
+            assert_run(tp, &t);
+            for (int r = 0; r < tp; r++) {
+                cr_expect_eq(memcmp(&t.out[r], &plain.out[0], sizeof(texts)), 0,
+                             "tp %d, options %zu: rank %d has other tokens", tp, o, r);
+            }
+            cr_expect_eq(t.counts.new_tokens, SEQUENCES * NEW);
+        }
+    }
+}
+
+Test(generate, greedy_texts_are_those_of_the_plain_loop)
+{
+    assert_same_texts(&(nd_sampling){.top_p = 1});
+}
+
+Test(generate, drawn_texts_are_those_of_the_plain_loop)
+{
+    assert_same_texts(&(nd_sampling){.temperature = 4, .top_p = 0.95, .seed = 11});
+}
+
+/* Ends: the third token of text 0 ends every text that has it. */
+Test(generate, an_end_token_ends_a_text_and_is_its_last)
+{
+    static task whole, t;
+    whole = (task){.options = {.batch = 2, .rows = 16, .capacity = CAPACITY},
+                   .rules = {.sampling = {.temperature = 4, .top_p = 1, .seed = 3}}};
+    assert_run(1, &whole);
+    const int32_t end = whole.out[0].ids[0][2];
+    t = whole;
+    t.rules.ends = &end;
+    t.rules.end_count = 1;
+    assert_run(1, &t);
+    for (int q = 0; q < SEQUENCES; q++) {
+        int64_t n = 0;
+        while (n < NEW && whole.out[0].ids[q][n] != end) {
+            n++;
+        }
+        cr_expect_eq(t.out[0].count[q], nd_min(n + 1, NEW), "text %d", q);
+        cr_expect_eq(t.out[0].finish[q], n < NEW ? ND_FINISH_EOS : ND_FINISH_LENGTH, "text %d", q);
+        cr_expect_eq(memcmp(t.out[0].ids[q], whole.out[0].ids[q],
+                            (size_t)t.out[0].count[q] * sizeof(int32_t)),
+                     0, "text %d", q);
+    }
+}
+
+typedef struct visits {
+    int64_t tokens[SEQUENCES], ends[SEQUENCES];
+    int64_t asked;
+} visits;
+
+static nd_status visit_token(void *context, int64_t sequence, int32_t id, bool *stop)
+{
+    visits *v = context;
+    *stop = ++v->tokens[sequence] == sequence + 1;
+    return ND_OK;
+}
+
+static nd_status visit_end(void *context, int64_t sequence)
+{
+    visits *v = context;
+    v->ends[sequence]++;
+    return ND_OK;
+}
+
+Test(generate, a_visitor_sees_each_token_and_may_end_a_text)
+{
+    static task t;
+    visits v = {0};
+    t = (task){
+        .options = {.batch = 3, .rows = 16, .capacity = CAPACITY},
+        .rules = {.sampling = {.top_p = 1}, .token = visit_token, .end = visit_end, .context = &v}};
+    assert_run(1, &t);
+    for (int q = 0; q < SEQUENCES; q++) {
+        cr_expect_eq(t.out[0].count[q], q + 1);
+        cr_expect_eq(t.out[0].finish[q], ND_FINISH_STOP);
+        cr_expect_eq(v.tokens[q], q + 1);
+        cr_expect_eq(v.ends[q], 1);
+    }
+}
+
+static nd_status stop_at_fifth(void *context, bool *stop)
+{
+    visits *v = context;
+    *stop = ++v->asked == 5;
+    return ND_OK;
+}
+
+Test(generate, a_signal_stops_between_two_calls)
+{
+    static task t;
+    visits v = {0};
+    const nd_stop_check check = {stop_at_fifth, &v};
+    t = (task){.options = {.batch = 1, .rows = 64, .capacity = CAPACITY},
+               .rules = {.sampling = {.top_p = 1}, .check = &check}};
+    cr_expect_eq(run_on(1, &t), ND_ERR_PREEMPTED);
+    cr_expect_eq(t.counts.calls, 4);
+    cr_expect_eq(t.out[0].count[0], 4);
+    cr_expect_eq(t.out[0].finish[0], ND_FINISH_NONE);
+}
+
+/* Scores in pieces, and with a beginning that the text before had too. */
+static nd_status score_body(nd_rank *rank, void *context)
+{
+    static const nd_generate_options small = {.batch = 2, .rows = 3, .capacity = CAPACITY};
+    static const nd_generate_options large = {.batch = 32, .rows = 64, .capacity = CAPACITY};
+    enum { COUNT = 30 };
+    int32_t ids[COUNT];
+    nd_token_score one[COUNT], other[COUNT];
+    nd_generator *g = NULL;
+    for (int i = 0; i < COUNT; i++) {
+        ids[i] = prompt_id(4, i);
+    }
+    ND_TRY(open_generator(rank, &large, &g));
+    nd_status status = nd_generator_score(g, ids, COUNT, 1, one);
+    nd_generator_destroy(g);
+    ND_TRY(status);
+    ND_TRY(open_generator(rank, &small, &g));
+    for (int64_t from = 1; from <= COUNT && status == ND_OK; from += 7) {
+        status = nd_generator_score(g, ids, COUNT, from, other);
+        for (int64_t i = from; i < COUNT && status == ND_OK; i++) {
+            status = one[i - 1].log_probability == other[i - from].log_probability &&
+                             one[i - 1].greedy == other[i - from].greedy
+                         ? ND_OK
+                         : nd_fail(ND_ERR_INTERNAL, "from %lld: token %lld has another score",
+                                   (long long)from, (long long)i);
+        }
+    }
+    int64_t before = nd_generator_counts(g).prompt_tokens;
+    ids[COUNT - 1]++; /* only the last one differs, and no row follows on it */
+    status = status == ND_OK ? nd_generator_score(g, ids, COUNT, COUNT - 1, other) : status;
+    int64_t computed = nd_generator_counts(g).prompt_tokens - before;
+    nd_generator_destroy(g);
+    ND_TRY(status);
+    ND_CHECK(computed == 1, "%lld tokens were computed again", (long long)computed);
+    return ND_OK;
+}
+
+Test(generate, scores_do_not_depend_on_the_pieces)
+{
+    mesh_ranks job = {.mesh = {{1, 1, 1, 1, 1}},
+                      .shape = mesh_shape_of(3, false),
+                      .config = mesh_config_of(),
+                      .body = score_body};
+    job.shape.rms_eps = 1e-5;
+    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+}
+
+static nd_status check_body(nd_rank *rank, void *context)
+{
+    return nd_generate_check(rank, context);
+}
+
+Test(generate, meshes_and_sizes_that_cannot_be_are_named)
+{
+    static const struct {
+        nd_mesh mesh;
+        int64_t capacity;
+        nd_precision precision;
+        nd_status status;
+        const char *words;
+    } cases[] = {
+        {{{1, 1, 2, 1, 1}}, 40, ND_PRECISION_FP32, ND_ERR_CONFIG, "mesh.dp_shard is 2"},
+        {{{1, 1, 1, 2, 1}}, 40, ND_PRECISION_FP32, ND_ERR_CONFIG, "mesh.cp is 2"},
+        {{{1, 1, 1, 1, 1}}, 65, ND_PRECISION_FP32, ND_ERR_DATA, "max_position_embeddings is 64"},
+        {{{1, 1, 1, 1, 3}}, 40, ND_PRECISION_FP32, ND_ERR_CONFIG, "tp"},
+        {{{1, 1, 1, 1, 1}}, 40, ND_PRECISION_FP8, ND_ERR_CONFIG, "--precision bf16"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_generate_options options = {.batch = 1, .rows = 8, .capacity = cases[i].capacity};
+        mesh_ranks job = {.mesh = cases[i].mesh,
+                          .shape = mesh_shape_of(1, false),
+                          .config = mesh_config_of(),
+                          .body = check_body,
+                          .context = &options};
+        job.config.train.precision = cases[i].precision;
+        cr_expect_eq(mesh_ranks_run(&job), cases[i].status, "case %zu", i);
+        cr_expect_not_null(strstr(nd_error_last()->message, cases[i].words), "case %zu: %s", i,
+                           nd_error_last()->message);
+    }
+}

@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/generate/generate.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/math.h"
+
+/* A slot of the cache. */
+typedef struct slot {
+    int64_t sequence; /* -1: free */
+    int64_t length;   /* tokens in the cache */
+    int32_t next;     /* the last new token, which is not in the cache yet */
+} slot;
+
+struct nd_generator {
+    nd_rank *rank;
+    nd_generate_options options;
+    nd_kv_options cache;
+    nd_memplan plan;
+    nd_model *model;
+    nd_sampler sampler;
+    slot *slots;             /* [batch] */
+    nd_kv_segment *segments; /* [batch] of a call */
+    int64_t *rows;           /* [batch] whose logits are wanted */
+    int32_t *ids;            /* [rows of a call], as are positions */
+    int32_t *positions;
+    float *logits;   /* (batch, vocab) */
+    int32_t *scored; /* [capacity] what slot 0 holds, for nd_generator_score */
+    int64_t scored_count;
+    nd_generate_counts counts;
+};
+
+const char *nd_finish_name(nd_finish finish)
+{
+    static const char *const names[ND_FINISH_COUNT] = {"none", "eos", "stop", "length"};
+    return names[finish];
+}
+
+nd_status nd_generate_check(const nd_rank *rank, const nd_generate_options *o)
+{
+    const nd_mesh *mesh = &rank->mesh;
+    const nd_llama_shape *shape = &rank->shape;
+    if (nd_rank_is_gpu(rank)) {
+        return nd_fail(ND_ERR_CONFIG, "generate and eval --requests run on the CPU in this "
+                                      "version; use --device cpu");
+    }
+    if (rank->config->train.precision == ND_PRECISION_FP8) {
+        return nd_fail(ND_ERR_CONFIG, "generate and eval --requests compute in bf16 or fp32 in "
+                                      "this version; use --precision bf16");
+    }
+    if (mesh->size[ND_AXIS_CP] > 1 || mesh->size[ND_AXIS_DP_SHARD] > 1) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "mesh.cp is %d and mesh.dp_shard is %d, but a model that generates is split "
+                       "by tp only, and copied by dp_replicate; use --tp-size and "
+                       "--dp-replicate-size",
+                       mesh->size[ND_AXIS_CP], mesh->size[ND_AXIS_DP_SHARD]);
+    }
+    if (o->capacity > shape->max_positions) {
+        return nd_fail(ND_ERR_DATA,
+                       "a prompt with its new tokens has up to %lld tokens, but the model's "
+                       "max_position_embeddings is %lld; shorten the prompt or "
+                       "--max-new-tokens",
+                       (long long)o->capacity, (long long)shape->max_positions);
+    }
+    if (rank->ops->limits.head_dim > 0 && shape->head_dim > rank->ops->limits.head_dim) {
+        return nd_fail(ND_ERR_DATA, "the model's head_dim is %lld, but at most %lld is supported",
+                       (long long)shape->head_dim, (long long)rank->ops->limits.head_dim);
+    }
+    /* Any number of rows, which are rounded up, is a multiple of tp. */
+    return nd_llama_shape_check_mesh(shape, mesh, 1, mesh->size[ND_AXIS_TP]);
+}
+
+static nd_status allocate(nd_generator *g)
+{
+    const int64_t batch = g->options.batch;
+    ND_TRY(ND_ALLOC(batch, &g->slots));
+    ND_TRY(ND_ALLOC(batch, &g->segments));
+    ND_TRY(ND_ALLOC(batch, &g->rows));
+    ND_TRY(ND_ALLOC(g->cache.tokens, &g->ids));
+    ND_TRY(ND_ALLOC(g->cache.tokens, &g->positions));
+    ND_TRY(ND_ALLOC(batch * g->rank->shape.vocab, &g->logits));
+    ND_TRY(ND_ALLOC(g->options.capacity, &g->scored));
+    return nd_sampler_init(&g->sampler, g->rank->shape.vocab);
+}
+
+nd_status nd_generator_create(nd_rank *rank, const nd_generate_options *o, nd_generator **out)
+{
+    nd_generator *g = NULL;
+    nd_status status = ND_OK;
+    ND_ASSERT(o->batch >= 1 && o->rows >= o->batch && o->capacity >= 2);
+    ND_TRY(nd_generate_check(rank, o));
+    ND_TRY(ND_ALLOC(1, &g));
+    g->rank = rank;
+    g->options = *o;
+    g->cache = (nd_kv_options){.tokens = nd_round_up(o->rows, rank->mesh.size[ND_AXIS_TP]),
+                               .slots = o->batch,
+                               .capacity = o->capacity,
+                               .logits = o->batch};
+    nd_memplan_init(&g->plan);
+    ND_TRY_OUT(allocate(g));
+    const nd_model_options options = {.forward_only = true, .cache = &g->cache};
+    ND_TRY_OUT(nd_model_create(rank, &options, &g->plan, &g->model));
+    *out = g;
+out:
+    if (status != ND_OK) {
+        nd_generator_destroy(g);
+    }
+    return status;
+}
+
+nd_status nd_generator_commit(nd_generator *g)
+{
+    ND_TRY(nd_memplan_commit(&g->plan, g->rank->device));
+    return nd_model_start(g->model);
+}
+
+void nd_generator_destroy(nd_generator *g)
+{
+    if (g) {
+        nd_model_destroy(g->model);
+        nd_memplan_fini(&g->plan);
+        nd_sampler_fini(&g->sampler);
+        free(g->slots);
+        free(g->segments);
+        free(g->rows);
+        free(g->ids);
+        free(g->positions);
+        free(g->logits);
+        free(g->scored);
+        free(g);
+    }
+}
+
+nd_fsdp *nd_generator_fsdp(nd_generator *g)
+{
+    return &g->model->fsdp;
+}
+
+const nd_memplan *nd_generator_plan(const nd_generator *g)
+{
+    return &g->plan;
+}
+
+nd_generate_counts nd_generator_counts(const nd_generator *g)
+{
+    return g->counts;
+}
+
+/* Calls of the model. */
+
+/* A call that is being put together. */
+typedef struct call {
+    int64_t segments, rows, wanted;
+    bool prefill; /* some segment has several rows */
+} call;
+
+static void begin_call(nd_generator *g, call *c)
+{
+    const size_t bytes = (size_t)g->cache.tokens * sizeof *g->ids;
+    *c = (call){0};
+    memset(g->ids, 0, bytes); /* rows of no sequence are of token 0 at position 0 */
+    memset(g->positions, 0, bytes);
+}
+
+/* The next tokens of a slot. */
+static void add_segment(nd_generator *g, call *c, nd_kv_segment segment, const int32_t *tokens)
+{
+    for (int64_t i = 0; i < segment.rows; i++) {
+        g->ids[c->rows + i] = tokens[i];
+        g->positions[c->rows + i] = (int32_t)(segment.length + i);
+    }
+    g->segments[c->segments++] = segment;
+    c->rows += segment.rows;
+    c->prefill |= segment.rows > 1;
+}
+
+static nd_status compute(nd_generator *g, const call *c)
+{
+    nd_model *m = g->model;
+    const double begin = nd_clock_seconds();
+    const nd_logits_call logits = {
+        .kv = {g->segments, c->segments}, .rows = g->rows, .count = c->wanted, .logits = g->logits};
+    nd_activation_set *set = nd_model_take_set(m);
+    ND_TRY(nd_model_load_batch(m, set, g->ids, g->ids, g->positions));
+    ND_TRY(nd_model_logits(m, set, &logits));
+    ND_TRY(nd_model_give_back(m, set));
+    double seconds = nd_clock_seconds() - begin;
+    g->counts.calls++;
+    *(c->prefill ? &g->counts.prompt_seconds : &g->counts.decode_seconds) += seconds;
+    return ND_OK;
+}
+
+/* Sequences. */
+
+typedef struct run {
+    nd_generator *g;
+    nd_sequence *sequences;
+    int64_t count, begun, ended;
+    const nd_generate_rules *rules;
+} run;
+
+/* Tokens of a sequence that are to be computed: the rest of its prompt, or its last new token. */
+static int64_t pending(const run *r, const slot *s, const int32_t **tokens)
+{
+    const nd_sequence *q = &r->sequences[s->sequence];
+    *tokens = s->length < q->prompt_count ? q->prompt + s->length : &s->next;
+    return s->length < q->prompt_count ? q->prompt_count - s->length : 1;
+}
+
+static void fill_slots(run *r)
+{
+    for (int64_t i = 0; i < r->g->options.batch && r->begun < r->count; i++) {
+        slot *s = &r->g->slots[i];
+        if (s->sequence < 0) {
+            nd_sequence *q = &r->sequences[r->begun];
+            ND_ASSERT(q->prompt_count >= 1 && q->max_new >= 1 &&
+                      q->prompt_count + q->max_new <= r->g->options.capacity);
+            q->count = 0;
+            q->finish = ND_FINISH_NONE;
+            *s = (slot){.sequence = r->begun++};
+        }
+    }
+}
+
+/* Adds the segments of slots whose pending tokens are one (or, with `several`, more) while there is
+ * room. Single ones come first: each call continues every sequence that is past its prompt. */
+static void add_slots(run *r, call *c, bool several)
+{
+    nd_generator *g = r->g;
+    for (int64_t i = 0; i < g->options.batch && c->rows < g->options.rows; i++) {
+        const slot *s = &g->slots[i];
+        const int32_t *tokens = NULL;
+        int64_t all = s->sequence < 0 ? 0 : pending(r, s, &tokens);
+        if (all == 0 || (all > 1) != several) {
+            continue;
+        }
+        int64_t rows = nd_min(all, g->options.rows - c->rows);
+        add_segment(g, c, (nd_kv_segment){.slot = i, .length = s->length, .rows = rows}, tokens);
+        if (rows == all) {
+            g->rows[c->wanted++] = c->rows - 1;
+        }
+    }
+}
+
+static bool is_end(const nd_generate_rules *rules, int32_t id)
+{
+    for (int i = 0; i < rules->end_count; i++) {
+        if (rules->ends[i] == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A new token of the sequence in a slot, which it may end. */
+static nd_status take_token(run *r, slot *s, int32_t id)
+{
+    const nd_generate_rules *rules = r->rules;
+    nd_sequence *q = &r->sequences[s->sequence];
+    bool stop = false;
+    q->ids[q->count++] = id;
+    s->next = id;
+    r->g->counts.new_tokens++;
+    if (rules->token) {
+        ND_TRY(rules->token(rules->context, s->sequence, id, &stop));
+    }
+    q->finish = is_end(rules, id)        ? ND_FINISH_EOS
+                : stop                   ? ND_FINISH_STOP
+                : q->count == q->max_new ? ND_FINISH_LENGTH
+                                         : ND_FINISH_NONE;
+    if (q->finish == ND_FINISH_NONE) {
+        return ND_OK;
+    }
+    int64_t sequence = s->sequence;
+    s->sequence = -1;
+    r->ended++;
+    return rules->end ? rules->end(rules->context, sequence) : ND_OK;
+}
+
+/* Draws the tokens that a call gave, in the order of its segments. */
+static nd_status take_tokens(run *r, const call *c)
+{
+    nd_generator *g = r->g;
+    int64_t wanted = 0, row = 0;
+    for (int64_t i = 0; i < c->segments; i++) {
+        const nd_kv_segment *segment = &g->segments[i];
+        slot *s = &g->slots[segment->slot];
+        const nd_sequence *q = &r->sequences[s->sequence];
+        int32_t id = 0;
+        g->counts.prompt_tokens += s->length < q->prompt_count ? segment->rows : 0;
+        s->length += segment->rows;
+        row += segment->rows;
+        if (wanted == c->wanted || g->rows[wanted] != row - 1) {
+            continue;
+        }
+        const float *logits = g->logits + wanted++ * g->rank->shape.vocab;
+        ND_TRY(nd_sample(&g->sampler, &r->rules->sampling, logits,
+                         (nd_draw){q->request, (uint64_t)q->count}, &id));
+        ND_TRY(take_token(r, s, id));
+    }
+    return ND_OK;
+}
+
+static nd_status ask(const run *r)
+{
+    const nd_stop_check *check = r->rules->check;
+    bool stop = false;
+    ND_TRY(check ? check->ask(check->context, &stop) : ND_OK);
+    return stop ? nd_fail(ND_ERR_PREEMPTED, "stopped by a signal; %lld of %lld texts are complete",
+                          (long long)r->ended, (long long)r->count)
+                : ND_OK;
+}
+
+nd_status nd_generator_run(nd_generator *g, nd_sequence *sequences, int64_t count,
+                           const nd_generate_rules *rules)
+{
+    run r = {.g = g, .sequences = sequences, .count = count, .rules = rules};
+    g->scored_count = 0; /* slot 0 is used */
+    for (int64_t i = 0; i < g->options.batch; i++) {
+        g->slots[i] = (slot){.sequence = -1};
+    }
+    while (r.ended < count) {
+        call c;
+        ND_TRY(ask(&r));
+        fill_slots(&r);
+        begin_call(g, &c);
+        add_slots(&r, &c, false);
+        add_slots(&r, &c, true);
+        ND_TRY(compute(g, &c));
+        ND_TRY(take_tokens(&r, &c));
+    }
+    return ND_OK;
+}
+
+/* Scores. */
+
+/* Computes ids [begin, begin + rows) in slot 0. */
+static nd_status score_piece(nd_generator *g, const int32_t *ids, int64_t begin, int64_t rows,
+                             bool wanted)
+{
+    call c;
+    begin_call(g, &c);
+    add_segment(g, &c, (nd_kv_segment){.slot = 0, .length = begin, .rows = rows}, ids + begin);
+    for (int64_t i = 0; wanted && i < rows; i++) {
+        g->rows[c.wanted++] = i;
+    }
+    g->counts.prompt_tokens += rows;
+    return compute(g, &c);
+}
+
+nd_status nd_generator_score(nd_generator *g, const int32_t *ids, int64_t count, int64_t from,
+                             nd_token_score *scores)
+{
+    const int64_t vocab = g->rank->shape.vocab, batch = g->options.batch;
+    int64_t at = 0, rows;
+    ND_ASSERT(from >= 1 && from <= count && count <= g->options.capacity);
+    while (at < from - 1 && at < g->scored_count && g->scored[at] == ids[at]) {
+        at++;
+    }
+    g->scored_count = 0; /* until the pieces are computed */
+    for (; at < from - 1; at += rows) {
+        rows = nd_min(from - 1 - at, g->options.rows);
+        ND_TRY(score_piece(g, ids, at, rows, false));
+    }
+    for (; at < count - 1; at += rows) { /* the row of a token has the logits of the next one */
+        rows = nd_min(nd_min(count - 1 - at, g->options.rows), batch);
+        ND_TRY(score_piece(g, ids, at, rows, true));
+        for (int64_t i = 0; i < rows; i++) {
+            ND_TRY(nd_score_token(g->logits + i * vocab, vocab, ids[at + i + 1],
+                                  &scores[at + i + 1 - from]));
+        }
+    }
+    memcpy(g->scored, ids, (size_t)at * sizeof *ids);
+    g->scored_count = at;
+    return ND_OK;
+}
