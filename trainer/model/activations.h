@@ -64,22 +64,11 @@ nd_status nd_batches_give_back(nd_batches *batches, const nd_micro_batch *batch)
 
 /* Activations. */
 
-/* What one block keeps. Shapes are (rows, columns); q, k and v are columns of qkv, gate and up of
- * gu. */
+/* What one block keeps: a tensor for each row of block_acts.def, which has the shapes. */
 typedef struct nd_block_acts {
-    nd_tensor x_in;  /* (Tl, C) block input: the residual stream */
-    nd_tensor rstd1; /* (Tl) F32 */
-    nd_tensor h1;    /* (Tl, C) normed input */
-    nd_tensor qkv;   /* (T, QKV) roped */
-    nd_tensor o;     /* (T, H D) attention output */
-    nd_tensor lse;   /* (chunks, B, H, chunk) F32 */
-    nd_tensor x_mid; /* (Tl, C) after attention */
-    nd_tensor rstd2; /* (Tl) F32 */
-    nd_tensor h2;    /* (Tl, C) */
-    nd_tensor gu;    /* (T, 2 F) gate | up */
-    nd_tensor act;   /* (T, F) silu(gate) up */
-    /* As FP8 codes, where backward keeps those (nd_scales_keep_codes); else data is NULL. */
-    nd_tensor h1_codes, h2_codes, act_codes;
+#define ND_ACT(field, shape, kept, input, name) nd_tensor field;
+#include "trainer/model/block_acts.def"
+#undef ND_ACT
 } nd_block_acts;
 
 /* What the head keeps. */
