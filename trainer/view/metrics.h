@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_VIEW_METRICS_H
+#define ND_VIEW_METRICS_H
+/*
+ * metrics.jsonl of a run, read back: steps, validations and events in their order (docs/formats.md).
+ *
+ * The file may have a million lines and hundreds of megabytes, so it is mapped, cut into parts at
+ * line ends, and each part is read by a thread of its own. Lines of steps need no tree of JSON.
+ * The result does not depend on the number of threads.
+ */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "runtime/base/status.h"
+#include "runtime/mesh/mesh.h"
+
+typedef enum nd_metric {
+    ND_METRIC_LOSS = 0,
+    ND_METRIC_GRAD_NORM,
+    ND_METRIC_LR,
+    ND_METRIC_STEP_MS,
+    ND_METRIC_DATA_WAIT_MS,
+    ND_METRIC_TOKENS_PER_SECOND,
+    ND_METRIC_TFLOPS, /* of a worker, attention counted as causal */
+    ND_METRIC_PEAK_MEMORY,
+    ND_METRIC_WIRE,       /* bytes that rank 0 sent, all kinds */
+    ND_METRIC_WIRE_KINDS, /* the first of ND_TRAFFIC_COUNT kinds */
+    ND_METRIC_COUNT = ND_METRIC_WIRE_KINDS + ND_TRAFFIC_COUNT
+} nd_metric;
+
+typedef struct nd_metric_row {
+    int64_t step;
+    double tokens_seen;
+    float value[ND_METRIC_COUNT]; /* NaN: not in the line, or null */
+    bool skipped;
+} nd_metric_row;
+
+typedef struct nd_validation_row {
+    int64_t step;
+    double loss, tokens, ms; /* NaN as above */
+} nd_validation_row;
+
+typedef enum nd_metric_event_kind {
+    ND_METRIC_EVENT_OTHER = 0, /* of a later version */
+    ND_METRIC_EVENT_CHECKPOINT,
+    ND_METRIC_EVENT_CHECKPOINT_FAILED,
+    ND_METRIC_EVENT_RESUMED
+} nd_metric_event_kind;
+
+typedef struct nd_metric_event {
+    nd_metric_event_kind kind;
+    int64_t step;
+    double bytes, save_ms, blocked_ms, load_ms; /* 0: not in the line */
+    int64_t restart, rewound_from, passed_over_samples;
+    char name[32];  /* what the line calls it */
+    char text[256]; /* its reason, or why; cut where it is longer */
+} nd_metric_event;
+
+typedef struct nd_metrics {
+    nd_metric_row *rows; /* owned, as all three lists are; steps increase */
+    nd_validation_row *validations;
+    nd_metric_event *events;
+    size_t row_count, validation_count, event_count;
+    size_t repeated; /* lines of steps that the run made again after it was resumed */
+    bool half_line;  /* the last line has no end and does not count */
+} nd_metrics;
+
+/*
+ * `threads` 0: as many as there are CPUs, for large files. ND_ERR_DATA: no such file, or a damaged
+ * line, with its number; ND_ERR_IO.
+ */
+nd_status nd_metrics_read(const char *path, int threads, nd_metrics *out);
+void nd_metrics_fini(nd_metrics *metrics);
+
+/*
+ * A number of JSON at `text`, which ends before `end`: where it ends, or NULL. The value may differ
+ * by one unit in the last place from strtod's.
+ */
+const char *nd_metrics_number(const char *text, const char *end, double *out);
+
+#endif

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_VIEW_RUN_VIEW_H
+#define ND_VIEW_RUN_VIEW_H
+/*
+ * A run folder as a report shows it: its files, the figures that sum it up, and the verdict. Only
+ * reads, needs no lock, and may look at a run that still writes.
+ */
+#include <jansson.h>
+
+#include "trainer/checkpoint/listing.h"
+#include "trainer/view/metrics.h"
+
+typedef enum nd_run_end {
+    ND_RUN_FINISHED = 0,
+    ND_RUN_STOPPED, /* by a signal, behind a checkpoint */
+    ND_RUN_RECENT,  /* wrote its last line less than a minute, or ten steps, ago */
+    ND_RUN_ENDED_EARLY,
+    ND_RUN_UNKNOWN /* without run.json nobody knows how many steps were wanted */
+} nd_run_end;
+
+/* NaN: not known. Medians leave out the first two steps where there are more. */
+typedef struct nd_run_figures {
+    double first_loss, last_loss; /* the last finite one */
+    double end_loss;              /* mean of the last tenth of the steps, at most 50 */
+    double last_validation, best_validation;
+    int64_t best_validation_step; /* 0: none */
+    double step_ms, tokens_per_second, tflops, wire_bytes;
+    double data_wait_share; /* of the time of all steps */
+    double peak_bytes, planned_bytes, parameters;
+    double tokens_seen, training_seconds;
+    int64_t skipped, not_finite; /* steps */
+    int64_t restarts, rewinds, failed_saves;
+} nd_run_figures;
+
+typedef struct nd_run_view {
+    char *folder; /* owned; as given, without slashes at its end */
+    const char *name; /* its last part */
+    nd_metrics metrics;
+    json_t *record; /* the newest run.json; NULL: there is none */
+    json_t *trace;  /* the newest trace.json; NULL */
+    nd_saved *saved;
+    int saved_count;
+    int starts;           /* run.json, run-2.json, ... */
+    int64_t steps_wanted; /* train.steps; 0: not known */
+    int64_t changed;      /* UNIX time of the last line */
+    nd_run_figures figures;
+    nd_run_end end;
+} nd_run_view;
+
+/* `now`: UNIX time, for the verdict. ND_ERR_DATA: no folder, no metrics.jsonl, not one step in it,
+ * or a damaged file. */
+nd_status nd_run_view_open(const char *folder, int64_t now, nd_run_view *out);
+void nd_run_view_close(nd_run_view *view);
+
+enum { ND_VERDICT_MAX = 512 };
+/* "finished: 1000 of 1000 steps"; returns text. */
+char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX]);
+
+/* Calls `visit` for each setting of run.json, those that differ from their defaults first. `was` is
+ * the default, "" when the key is not one of this version. Texts are lent for the call. */
+nd_status nd_run_view_each_setting(const nd_run_view *view,
+                                   nd_status (*visit)(void *context, const char *key,
+                                                      const char *value, const char *was,
+                                                      bool differs),
+                                   void *context);
+
+/* Value of a member of run.json's object `part` as text, "" when it is not there. Owned by the
+ * caller. */
+nd_status nd_run_view_text(const json_t *value, char **out);
+
+#endif
