@@ -2,7 +2,8 @@
 #ifndef ND_VIEW_METRICS_H
 #define ND_VIEW_METRICS_H
 /*
- * metrics.jsonl of a run, read back: steps, validations and events in their order (docs/formats.md).
+ * metrics.jsonl of a run, read back: steps, validations and events in their order
+ * (docs/formats.md).
  *
  * The file may have a million lines and hundreds of megabytes, so it is mapped, cut into parts at
  * line ends, and each part is read by a thread of its own. Lines of steps need no tree of JSON.
