@@ -41,8 +41,8 @@ double nd_median(float *values, size_t count);
  */
 int nd_ticks(double low, double high, int wanted, int log, double out[ND_TICKS_MAX]);
 
-/* A number for a person, with `digits` significant digits: "0.00031", "12.3 k", "1.25 M", "3.1e-07",
- * "-" when it is not finite. Returns text. */
+/* A number for a person, with `digits` significant digits: "0.00031", "12.3 k", "1.25 M",
+ * "3.1e-07"; "-" when it is not finite. Returns text. */
 char *nd_figure(char *text, size_t size, double value, int digits);
 
 #endif

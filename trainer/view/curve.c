@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/view/curve.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+void nd_curve_begin(nd_curve *curve, int parts, int64_t first, int64_t last)
+{
+    int64_t steps = last >= first ? last - first + 1 : 1;
+    parts = parts < 1 ? 1 : parts > ND_CURVE_MAX ? ND_CURVE_MAX : parts;
+    curve->first = first;
+    curve->last = last;
+    curve->parts = steps < parts ? (int)steps : parts;
+    curve->not_finite = 0;
+    curve->low = INFINITY;
+    curve->high = -INFINITY;
+    for (int i = 0; i < curve->parts; i++) {
+        curve->part[i] = (nd_curve_part){0, INFINITY, -INFINITY, 0, 0};
+    }
+}
+
+/* While values are added, step and mean hold sums. */
+void nd_curve_add(nd_curve *curve, int64_t step, double value)
+{
+    if (step < curve->first || step > curve->last) {
+        return;
+    }
+    if (!isfinite(value)) {
+        curve->not_finite++;
+        return;
+    }
+    double steps = (double)(curve->last - curve->first) + 1;
+    int i = (int)((double)(step - curve->first) * curve->parts / steps);
+    nd_curve_part *part = &curve->part[i < curve->parts ? i : curve->parts - 1];
+    part->step += (double)step;
+    part->mean += value;
+    part->low = value < part->low ? value : part->low;
+    part->high = value > part->high ? value : part->high;
+    part->count++;
+}
+
+void nd_curve_end(nd_curve *curve)
+{
+    int kept = 0;
+    for (int i = 0; i < curve->parts; i++) {
+        nd_curve_part part = curve->part[i];
+        if (part.count == 0) {
+            continue;
+        }
+        part.step /= (double)part.count;
+        part.mean /= (double)part.count;
+        curve->low = part.low < curve->low ? part.low : curve->low;
+        curve->high = part.high > curve->high ? part.high : curve->high;
+        curve->part[kept++] = part;
+    }
+    curve->parts = kept;
+}
+
+static void swap(float *a, float *b)
+{
+    float t = *a;
+    *a = *b;
+    *b = t;
+}
+
+/* Hoare's selection: afterwards values[k] is what a sort would put there, none before it is larger
+ * and none behind it smaller. */
+static float select_at(float *values, size_t count, size_t k)
+{
+    size_t low = 0, high = count - 1;
+    while (low < high) {
+        float pivot = values[low + (high - low) / 2];
+        size_t i = low, j = high;
+        for (;;) {
+            while (values[i] < pivot) {
+                i++;
+            }
+            while (values[j] > pivot) {
+                j--;
+            }
+            if (i >= j) {
+                break;
+            }
+            swap(&values[i++], &values[j--]);
+        }
+        /* Now [low, j] <= pivot <= [j + 1, high]. */
+        if (k <= j) {
+            high = j;
+        } else {
+            low = j + 1;
+        }
+    }
+    return values[k];
+}
+
+double nd_median(float *values, size_t count)
+{
+    if (count == 0) {
+        return NAN;
+    }
+    float upper = select_at(values, count, count / 2);
+    if (count % 2 == 1) {
+        return (double)upper;
+    }
+    float lower = values[0]; /* the largest of the lower half */
+    for (size_t i = 1; i < count / 2; i++) {
+        lower = values[i] > lower ? values[i] : lower;
+    }
+    return ((double)lower + (double)upper) / 2;
+}
+
+static int put_tick(double value, double low, double high, int count, double out[ND_TICKS_MAX])
+{
+    double slack = (high - low) * 1e-9;
+    if (count < ND_TICKS_MAX && value >= low - slack && value <= high + slack) {
+        out[count++] = value;
+    }
+    return count;
+}
+
+static int log_ticks(double low, double high, double out[ND_TICKS_MAX])
+{
+    static const double factors[] = {1, 2, 5};
+    int from = (int)floor(log10(low)), to = (int)ceil(log10(high)), count = 0;
+    int all = to - from > 3 ? 1 : 3, every = (to - from) / ND_TICKS_MAX + 1;
+    for (int e = from; e <= to; e += every) {
+        for (int f = 0; f < all; f++) {
+            count = put_tick(factors[f] * pow(10, e), low, high, count, out);
+        }
+    }
+    return count;
+}
+
+int nd_ticks(double low, double high, int wanted, int log, double out[ND_TICKS_MAX])
+{
+    if (!isfinite(low) || !isfinite(high) || !(low < high) || wanted < 1) {
+        return 0;
+    }
+    if (log) {
+        return log_ticks(low, high, out);
+    }
+    wanted = wanted < ND_TICKS_MAX - 1 ? wanted : ND_TICKS_MAX - 1;
+    double raw = (high - low) / wanted, power = pow(10, floor(log10(raw)));
+    double ratio = raw / power;
+    double step = power * (ratio <= 1 ? 1 : ratio <= 2 ? 2 : ratio <= 5 ? 5 : 10);
+    int count = 0;
+    double first = ceil(low / step - 1e-9);
+    for (int i = 0; i <= wanted + 1 && (first + i) * step <= high + step * 1e-9; i++) {
+        double value = (first + i) * step;
+        count = put_tick(fabs(value) < step * 1e-9 ? 0 : value, low, high, count, out);
+    }
+    return count;
+}
+
+/* Digits behind the point, so that `digits` are significant. */
+static int decimals(double magnitude, int digits)
+{
+    int whole = magnitude > 0 ? (int)floor(log10(magnitude)) + 1 : 1;
+    return whole >= digits ? 0 : digits - whole;
+}
+
+char *nd_figure(char *text, size_t size, double value, int digits)
+{
+    static const struct {
+        double factor;
+        const char *unit;
+    } units[] = {{1e12, " T"}, {1e9, " G"}, {1e6, " M"}, {1e4, " k"}};
+    double magnitude = fabs(value);
+    if (!isfinite(value)) {
+        snprintf(text, size, "-");
+        return text;
+    }
+    if (magnitude > 0 && magnitude < 1e-4) {
+        snprintf(text, size, "%.*e", digits - 1, value);
+        return text;
+    }
+    double factor = 1;
+    const char *unit = "";
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        if (magnitude >= units[i].factor) {
+            factor = units[i].factor == 1e4 ? 1e3 : units[i].factor;
+            unit = units[i].unit;
+            break;
+        }
+    }
+    char number[64];
+    snprintf(number, sizeof number, "%.*f", decimals(magnitude / factor, digits), value / factor);
+    if (strchr(number, '.')) { /* 0.50 is 0.5, and 2.00 is 2 */
+        char *end = number + strlen(number) - 1;
+        while (*end == '0') {
+            *end-- = '\0';
+        }
+        if (*end == '.') {
+            *end = '\0';
+        }
+    }
+    snprintf(text, size, "%s%s", number, unit);
+    return text;
+}
