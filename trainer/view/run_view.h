@@ -33,7 +33,7 @@ typedef struct nd_run_figures {
 } nd_run_figures;
 
 typedef struct nd_run_view {
-    char *folder; /* owned; as given, without slashes at its end */
+    char *folder;     /* owned; as given, without slashes at its end */
     const char *name; /* its last part */
     nd_metrics metrics;
     json_t *record; /* the newest run.json; NULL: there is none */
