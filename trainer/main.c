@@ -6,6 +6,7 @@
  *   ndtrain plan  [flags]   prints mesh, groups, memory and estimated step time; starts nothing
  *   ndtrain ckpt VERB       lists, verifies, exports, compares and deletes checkpoints
  *   ndtrain tokenize        turns text into token files
+ *   ndtrain report RUN      draws runs as one page
  *   ndtrain --version       prints the version and what is inside
  */
 #include <signal.h>
@@ -45,6 +46,7 @@ static int usage(const char *unknown)
     fprintf(stderr, "usage: ndtrain train|check|plan [--config-file FILE] [flags]\n"
                     "       ndtrain ckpt ls|verify|export|diff|prune ... | ckpt --help\n"
                     "       ndtrain tokenize --tokenizer PATH --input PATH ... --output-prefix P\n"
+                    "       ndtrain report RUN ... [-o FILE] [--markdown]\n"
                     "       ndtrain --help [SECTION|all] | --version\n");
     return (int)ND_ERR_CONFIG;
 }
@@ -58,6 +60,7 @@ static nd_status help(const char *topic)
         {"plan --rank R", "the rank whose groups and memory are printed; rank 0 if not given"},
         {"ckpt VERB", "lists, verifies, exports, compares and deletes checkpoints (ckpt --help)"},
         {"tokenize", "turns text and JSON lines into token files (tokenize --help)"},
+        {"report RUN", "draws runs as one page of HTML or Markdown (report --help)"},
     };
     static const nd_help program = {"ndtrain train|check|plan [--config-file FILE] [flags]", own,
                                     sizeof own / sizeof *own};
@@ -84,7 +87,8 @@ static tool_main *find_tool(const char *name)
     static const struct {
         const char *name;
         tool_main *run;
-    } tools[] = {{"ckpt", nd_ckpt_main}, {"tokenize", nd_tokenize_main}};
+    } tools[] = {
+        {"ckpt", nd_ckpt_main}, {"tokenize", nd_tokenize_main}, {"report", nd_report_main}};
     for (size_t i = 0; i < sizeof tools / sizeof *tools; i++) {
         if (strcmp(tools[i].name, name) == 0) {
             return tools[i].run;

@@ -36,6 +36,10 @@ extern const nd_command nd_command_plan;
  * "ckpt"; returns the exit code. */
 int nd_ckpt_main(int argc, char **argv);
 
+/* `ndtrain report RUN ...`: run folders as one page (docs/report.md). argv[0] is "report"; returns
+ * the exit code. */
+int nd_report_main(int argc, char **argv);
+
 /*
  * A worker's configuration, resolved: the one that ndlaunch hands down, or that of the command
  * line. With cli->help or cli->version it is not resolved. argv[0] is the command's name.
