@@ -76,7 +76,7 @@ void nd_metrics_fini(nd_metrics *metrics);
 
 /*
  * A number of JSON at `text`, which ends before `end`: where it ends, or NULL. The value may differ
- * by one unit in the last place from strtod's.
+ * by four units in the last place from strtod's.
  */
 const char *nd_metrics_number(const char *text, const char *end, double *out);
 
