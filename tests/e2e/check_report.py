@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`ndtrain report` as a reader sees it: check_report.py NDTRAIN [SCREENSHOTS].
+
+Run folders are written here, with names, settings and reasons that try to become markup. Chromium opens the pages: curves must be
+there, light and dark, the values under the pointer must be those of the file, nothing may be requested, and the console must stay
+empty. Without Chromium this part is skipped (exit status 77 at the end), in CI it fails. A report of a million steps must stay
+below 1 MB and show the spike of one step; its time is printed and has a wide bound.
+"""
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+import browser
+
+EVIL = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\"'&"
+MANY = int(os.environ.get("ND_REPORT_STEPS", "1000000"))
+MANY_SECONDS = 15  # on a loaded machine with sanitizers; the goal is 1 s
+
+
+def check(holds, words):
+    if not holds:
+        sys.exit(f"check_report: {words}")
+
+
+def report(ndtrain, folder, *arguments, code=0):
+    done = subprocess.run([ndtrain, "report", *arguments], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=120)
+    check(done.returncode == code, f"report {' '.join(arguments)} ended with {done.returncode}, not {code}:\n{done.stdout}")
+    return done.stdout
+
+
+def step_line(step, loss):
+    return (f'{{"step":{step},"loss":{loss!r},"grad_norm":{1 + 1 / step!r},"lr":0.00029999999999999997,"tokens":2048,'
+            f'"tokens_seen":{2048 * step},"wire_bytes":3000,"wire":{{"weights":1000,"gradients":2000,"activations":0,'
+            f'"keys_values":0,"other":0}},"step_ms":{20.125 + step % 7},"data_wait_ms":0.5,"tokens_per_second":102400,'
+            '"tokens_per_second_per_worker":51200,"tflops_per_worker_causal":0.75,"tflops_per_worker_accelerate":0.8,'
+            '"peak_memory_bytes":104857600}\n')
+
+
+def write_run(folder, steps, slope=1.0, wanted=None):
+    folder.mkdir()
+    lines = [step_line(step, 2 + 3 / (1 + slope * step)) for step in range(1, steps + 1)]
+    for step in range(10, steps + 1, 10):
+        lines[step - 1] += json.dumps({"step": step, "validation_loss": 2.1 + 3 / step, "validation_tokens": 4096,
+                                       "validation_ms": 8.5}) + "\n"
+    lines[steps // 2] += json.dumps({"event": "checkpoint_failed", "step": steps // 2 + 1, "why": EVIL}) + "\n"
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    (folder / "run.json").write_text(json.dumps({
+        "program": "ndtrain", "command": ["ndlaunch", EVIL], "config": {"train.steps": wanted or steps, "optimizer.lr": 0.5 * slope,
+                                                                        "output.dir": EVIL, "train.seed": 42},
+        "mesh": {"dp_shard": 2}, "job": {"hosts": [EVIL]}, "machine": {"device": "cpu"}, "libraries": {"oneDNN": "2.6.3"},
+        "model": {"parameters": 1000, "planned_bytes": 99999999}, "memory_plan_bytes": {"weights": 400, EVIL: 100}}))
+    (folder / "trace.json").write_text(json.dumps({
+        "first_step": 3, "steps": steps - 2, "resident_bytes": 1000, "gemm_ms": 10.0 * (steps - 2), "gemm_calls": 100,
+        "communication_ms": 2.0 * (steps - 2), "communication_calls": 10}))
+    return folder
+
+
+def check_text(page, runs):
+    text = page.read_text()
+    check(text.startswith("<!-- ndtrain report -->\n<!doctype html>"), f"{page} begins with {text[:60]!r}")
+    check(len(text) < 1 << 20, f"{page} has {len(text)} bytes")
+    check("http:" not in text and "https:" not in text, f"{page} names an address of the network")
+    check("<img" not in text and text.count("<script>") == 1, f"{page} has markup from a run")
+    check(text.count('<figure class="chart"') >= 6, f"{page} lacks charts")
+    for run in runs:
+        check(run.name in text, f"{page} does not name {run.name}")
+
+
+def check_in_browser(chrome, path, curves, shots):
+    """Each curve has ink of its own colour, and the pointer shows the values of the step below it."""
+    page = chrome.open(path)
+    for dark in (False, True):
+        page.set_dark(dark)
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        check((sum(map(int, re.findall(r"\d+", paper)[:3])) < 384) == dark, f"the paper is {paper}, dark is {dark}")
+        ink = page.evaluate("[...document.querySelectorAll('#loss .line')].map(line => getComputedStyle(line).stroke)")
+        check(len(set(ink)) == len(ink) == curves and paper not in ink, f"the colours of the curves are {ink} on {paper}")
+        if shots:
+            page.screenshot(shots / f"{path.stem}-{'dark' if dark else 'light'}.png")
+    boxes = page.evaluate("[...document.querySelectorAll('.chart svg')].map(s => { const b = s.getBoundingClientRect();"
+                          "return [b.width, b.height, s.querySelectorAll('polyline, circle').length]; })")
+    check(all(width > 200 and height > 80 and lines > 0 for width, height, lines in boxes), f"the charts are {boxes}")
+    x, y = page.evaluate("(() => { const s = document.querySelector('#loss svg'); s.scrollIntoView(); const b ="
+                         "s.getBoundingClientRect(); return [b.left + b.width * 0.5, b.top + b.height * 0.5]; })()")
+    page.move(x, y)
+    tip = page.evaluate("(t => t.hidden ? '' : t.textContent)(document.querySelector('#loss .tip'))")
+    check(re.match(r"step \d+\n", tip), f"under the pointer stands {tip!r}")
+    theme = "getComputedStyle(document.body).backgroundColor"
+    before = page.evaluate(theme)
+    page.evaluate("document.getElementById('theme').click()")
+    check(page.evaluate(theme) != before, "the button does not change the colours")
+    check(not page.problems, f"{path} in the browser: {page.problems}")
+    return tip
+
+
+def check_pages(ndtrain, folder, shots):
+    one, two = write_run(folder / "one", 100), write_run(folder / "two", 80, slope=0.5, wanted=100)
+    os.utime(two / "metrics.jsonl", (1, 1))  # long ago: it does not run any more
+    said = report(ndtrain, folder, "one")
+    check("one/report.html" in said, f"report says {said!r}")
+    report(ndtrain, folder, "one", "two", "-o", "both.html")
+    check_text(one / "report.html", [one])
+    check_text(folder / "both.html", [one, two])
+    check("finished: all 100 steps" in (one / "report.html").read_text(), "no verdict")
+    check("ended early, after step 80 of 100" in (folder / "both.html").read_text(), "no verdict of the second run")
+    text = report(ndtrain, folder, "one", "--markdown")
+    check("finished: all 100 steps" in text and "| gemm |" in text and "<img" not in text, f"Markdown is\n{text}")
+    if not browser.find():
+        return False
+    with browser.Browser(folder) as chrome:
+        tip = check_in_browser(chrome, one / "report.html", 2, shots)
+        step = int(re.match(r"step (\d+)", tip).group(1))
+        loss = float(re.search(r"Loss: ([0-9.]+)", tip).group(1))
+        check(abs(loss - (2 + 3 / (1 + step))) < 1e-3, f"the loss under the pointer is not that of the file: {tip!r}")
+        check_in_browser(chrome, folder / "both.html", 2, shots)
+    return True
+
+
+def check_many(ndtrain, folder):
+    run = folder / "many"
+    run.mkdir()
+    rest = step_line(1, 2.5).partition('"loss":2.5')[2]
+    with open(run / "metrics.jsonl", "w") as out:
+        for begin in range(1, MANY + 1, 1000):
+            out.write("".join(f'{{"step":{s},"loss":{50.0 if s == MANY // 2 + 1 else 2.5}{rest}'
+                              for s in range(begin, min(begin + 1000, MANY + 1))))
+    begin = time.monotonic()
+    report(ndtrain, folder, "many", "-o", "many.html")
+    seconds = time.monotonic() - begin
+    size = (folder / "many.html").stat().st_size
+    data = re.search(r'id="loss".*?<script type="application/json">(.*?)</script>', (folder / "many.html").read_text(), re.S)
+    highest = max(json.loads(data.group(1))["lines"][0]["high"])
+    check(highest == 50, f"the spike is gone: the highest value is {highest}")
+    check(size < 1 << 20 and seconds < MANY_SECONDS, f"a report of {MANY} steps has {size} bytes and took {seconds:.1f} s")
+    return f"{MANY} steps ({(run / 'metrics.jsonl').stat().st_size >> 20} MiB) in {seconds:.2f} s, {size >> 10} KiB"
+
+
+def check_bad_input(ndtrain, folder):
+    (folder / "none").mkdir()
+    (folder / "mine.html").write_text("<p>mine")
+    bad = folder / "bad"
+    bad.mkdir()
+    (bad / "metrics.jsonl").write_text(step_line(1, 2.0) + "what\n" + step_line(2, 2.0))
+    for arguments, code, words in (((), 2, "a run folder is missing"), (("one", "two"), 2, "-o FILE"), (("one", "--markdwon"), 2,
+                                   "--markdown"), (("none",), 65, "no metrics.jsonl"), (("nowhere",), 65, "no folder"),
+                                   (("bad",), 65, "line 2"), (("one", "-o", "mine.html"), 73, "no report of ndtrain"),
+                                   (("one", "-o", "nowhere/x.html"), 73, "nowhere")):
+        said = report(ndtrain, folder, *arguments, code=code)
+        check(words in said, f"report {' '.join(arguments)} says {said!r}, without {words!r}")
+    check((folder / "mine.html").read_text() == "<p>mine", "a file that is no report was replaced")
+    (bad / "metrics.jsonl").write_text(step_line(1, 2.0) + step_line(2, 2.0)[:-9])  # half a line, without run.json
+    check("incomplete" in report(ndtrain, folder, "bad", "--markdown"), "half a line is not said")
+
+
+def main():
+    ndtrain = str(pathlib.Path(sys.argv[1]).resolve())
+    shots = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else None
+    with tempfile.TemporaryDirectory(prefix="nd_report_") as name:
+        folder = pathlib.Path(name)
+        seen = check_pages(ndtrain, folder, shots)
+        check_bad_input(ndtrain, folder)
+        print("report:", check_many(ndtrain, folder))
+    if not seen:
+        print("the pages were not opened: no Chromium; scripts/setup --tests installs it")
+        return 1 if os.environ.get("CI") else 77
+    print("report: the pages are as they should be in Chromium")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
