@@ -10,7 +10,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as xml
 
 PRECISIONS = ["bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"]
 SEEDS = [3, 4]
@@ -94,15 +93,16 @@ def check_table(out, printed):
             check(row["against bf16"] == wanted, f"{name}: {row['against bf16']}, not {wanted}")
 
 
-def check_picture(out):
-    root = xml.parse(out / "precision.svg").getroot()
-    lines = [e for e in root.iter() if e.tag.endswith("polyline")]
-    words = [e.text for e in root.iter() if e.tag.endswith("text")]
-    check(len(lines) == len(PRECISIONS), f"{len(lines)} lines of losses")
-    check(all(len(e.get("points").split()) == STEPS for e in lines), "a line has not one point a step")
-    check(set(PRECISIONS) <= set(words), f"legend {words}")
-    bars = [e for e in root.iter() if e.tag.endswith("rect") and e.get("fill", "").startswith("#")]
-    check(len(bars) == 4 * len(PRECISIONS), f"{len(bars)} bars and legend squares") # three panels and the legend
+def check_page(out):
+    """All runs are in the chart of the loss, with their values."""
+    page = (out / "precision.html").read_text()
+    data = json.loads(re.search(r'id="loss".*?<script type="application/json">(.*?)</script>', page, re.S).group(1))
+    wanted = [f"{name}-seed{seed}" for name in PRECISIONS for seed in SEEDS]
+    check([line["name"] for line in data["lines"]] == wanted, f"curves {[line['name'] for line in data['lines']]}")
+    for line in data["lines"]:
+        losses = [s["loss"] for s in lines_of(out / line["name"]) if "loss" in s]
+        close = all(abs(drawn - loss) < 1e-3 for drawn, loss in zip(line["mean"], losses))
+        check(line["step"] == list(range(1, STEPS + 1)) and close, f"{line['name']} is drawn as {line['mean']}")
 
 
 def main():
@@ -117,7 +117,7 @@ def main():
         out = folder / "both"
         check_figures(out)
         check_table(out, done.stdout)
-        check_picture(out)
+        check_page(out)
 
         # one seed, the file's; the difference is that of the one run
         done = compare(script, build, folder, "--out", "one", "--precisions", "bf16", "tensorwise", "--all-gather")
