@@ -191,6 +191,7 @@ typedef struct nd_config {
         int64_t interval;
         char *level; /* error | warning | info | debug */
         nd_trackers trackers;
+        int64_t histogram_interval; /* steps; 0: none */
     } log;
 
     /* Derived, not keys. */

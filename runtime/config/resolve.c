@@ -362,6 +362,19 @@ static nd_status check_graphs(const nd_config *c)
     return ND_OK;
 }
 
+/* Only an event file takes histograms. */
+static nd_status check_log(const nd_config *c)
+{
+    if (c->log.histogram_interval > 0 && c->log.trackers == ND_TRACKERS_NONE) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "log.histogram_interval is %lld, but log.trackers is none, so nobody takes "
+                       "the histograms; set log.trackers: tensorboard (--log-with tensorboard), or "
+                       "log.histogram_interval: 0",
+                       ll(c->log.histogram_interval));
+    }
+    return ND_OK;
+}
+
 nd_status nd_config_resolve(nd_config *config)
 {
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
@@ -376,6 +389,7 @@ nd_status nd_config_resolve(nd_config *config)
     ND_TRY(check_model(config));
     ND_TRY(check_data(config));
     ND_TRY(check_training(config));
+    ND_TRY(check_log(config));
     ND_TRY(check_kernels(config));
     ND_TRY(check_graphs(config));
     ND_TRY(normalise_resume(config));

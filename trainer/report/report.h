@@ -18,6 +18,7 @@
 #include "runtime/comm/comm.h"
 #include "runtime/config/config.h"
 #include "trainer/layout/layout.h"
+#include "trainer/report/histogram.h"
 
 /* Bytes that this rank sent since the groups were made, by purpose (runtime/mesh/mesh.def). */
 void nd_traffic_bytes(const nd_groups *groups, int64_t bytes[ND_TRAFFIC_COUNT]);
@@ -66,6 +67,12 @@ typedef struct nd_run_event {
     int64_t samples;        /* resumed by a rewind: global samples that are passed over */
 } nd_run_event;
 
+typedef struct nd_histogram_record {
+    int64_t step;
+    const char *tag; /* "gradients/model.norm.weight"; lent for the call */
+    const nd_histogram *histogram;
+} nd_histogram_record;
+
 /* A function that is NULL: the sink does not take such records. */
 typedef struct nd_sink {
     const char *name; /* for the warning; static */
@@ -74,6 +81,7 @@ typedef struct nd_sink {
     nd_status (*step)(void *self, const nd_step_record *record);
     nd_status (*validation)(void *self, const nd_validation_record *record);
     nd_status (*event)(void *self, const nd_run_event *event);
+    nd_status (*histogram)(void *self, const nd_histogram_record *record);
     void (*close)(void *self);
 } nd_sink;
 
@@ -102,6 +110,7 @@ void nd_sinks_add(nd_sinks *sinks, nd_sink sink);
 nd_status nd_sinks_step(nd_sinks *sinks, const nd_step_record *record);
 nd_status nd_sinks_validation(nd_sinks *sinks, const nd_validation_record *record);
 nd_status nd_sinks_event(nd_sinks *sinks, const nd_run_event *event);
+nd_status nd_sinks_histogram(nd_sinks *sinks, const nd_histogram_record *record);
 void nd_sinks_close(nd_sinks *sinks);
 
 /*

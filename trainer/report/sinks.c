@@ -49,6 +49,7 @@ typedef struct delivery {
     const nd_step_record *step;
     const nd_validation_record *validation;
     const nd_run_event *event;
+    const nd_histogram_record *histogram;
 } delivery;
 
 static nd_status deliver(const nd_sink *sink, const delivery *d)
@@ -58,6 +59,9 @@ static nd_status deliver(const nd_sink *sink, const delivery *d)
     }
     if (d->validation) {
         return sink->validation ? sink->validation(sink->self, d->validation) : ND_OK;
+    }
+    if (d->histogram) {
+        return sink->histogram ? sink->histogram(sink->self, d->histogram) : ND_OK;
     }
     return sink->event ? sink->event(sink->self, d->event) : ND_OK;
 }
@@ -95,6 +99,11 @@ nd_status nd_sinks_validation(nd_sinks *sinks, const nd_validation_record *recor
 nd_status nd_sinks_event(nd_sinks *sinks, const nd_run_event *event)
 {
     return deliver_to_all(sinks, (delivery){.event = event});
+}
+
+nd_status nd_sinks_histogram(nd_sinks *sinks, const nd_histogram_record *record)
+{
+    return deliver_to_all(sinks, (delivery){.histogram = record});
 }
 
 void nd_sinks_close(nd_sinks *sinks)

@@ -9,6 +9,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/device/cuda.h"
+#include "trainer/run/histograms.h"
 #include "trainer/tune/tune.h"
 #include "trainer/weights/weights.h"
 
@@ -34,6 +35,7 @@ typedef struct run_state {
     int64_t validation_batches;
     nd_run_files files; /* rank 0 */
     nd_run_checkpoints checkpoints;
+    nd_run_histograms histograms;
     nd_tuning *tuning;                     /* NULL without autotune */
     int64_t begin;                         /* steps that were done before this start */
     int64_t trace_from;                    /* the trace holds the steps after this one */
@@ -197,6 +199,7 @@ static nd_status loop(run_state *s)
         ND_TRY(status);
         s->stopped = result.stop != 0;
         ND_TRY(record_step(s, &batch, &result));
+        ND_TRY(nd_run_histograms_step(&s->histograms, &s->files.sinks));
         forget_warm_up(s);
         if (validation_is_due(s)) {
             ND_TRY(validate(s));
@@ -249,6 +252,7 @@ static nd_status run(run_state *s)
     ND_TRY(nd_tuning_make(s->rank, &s->tuning));
     ND_TRY(nd_trainer_create(s->rank, s->tuning, &s->trainer));
     ND_TRY(nd_trainer_commit(s->trainer));
+    ND_TRY(nd_run_histograms_init(&s->histograms, s->trainer));
     if (s->rank->rank == 0) {
         const nd_resume *resume = &s->checkpoints.resume;
         nd_status status = nd_run_files_open(&s->files, s->context, s->trainer,
@@ -296,6 +300,7 @@ nd_status nd_train(const nd_run_context *context)
     }
     nd_run_files_close(&state.files);
     stop_target = NULL;
+    nd_run_histograms_fini(&state.histograms);
     nd_trainer_destroy(state.trainer);
     nd_tuning_destroy(state.tuning);
     return status;

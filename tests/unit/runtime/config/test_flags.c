@@ -410,6 +410,8 @@ Test(flags, of_fewer_nodes_that_do_not_go_with_others)
     does_not_resolve(&c, "launch.min_nodes is 1, but launch.max_restarts is 0");
     cr_assert_eq(FLAGS(&c, "--spike-factor", "1"), ND_OK);
     does_not_resolve(&c, "train.spike_factor is 1, so that half of all losses would be spikes");
+    cr_assert_eq(FLAGS(&c, "--histogram-interval", "5"), ND_OK);
+    does_not_resolve(&c, "log.histogram_interval is 5, but log.trackers is none");
 }
 
 Test(flags, refused_with_a_sentence)
@@ -418,6 +420,7 @@ Test(flags, refused_with_a_sentence)
     EXPECT_BAD_FLAGS(("--save-strategy", "epoch"), "--save-strategy is epoch", "--save-steps");
     EXPECT_BAD_FLAGS(("--log_with", "wandb"), "--log-with is wandb", "metrics.jsonl");
     EXPECT_BAD_FLAGS(("--log-trackers", "wandb"), "--log-trackers", "tensorboard");
+    EXPECT_BAD_FLAGS(("--histogram-interval", "-1"), "--histogram-interval is -1", "0 to");
     EXPECT_BAD_FLAGS(("--max-restarts", "-1"), "--max-restarts is -1", "0 to");
     EXPECT_BAD_FLAGS(("--pp-size", "2"), "pipeline parallelism");
     EXPECT_BAD_FLAGS(("--mixed-precision", "fp16"), "--mixed-precision", "FP16");
