@@ -117,8 +117,9 @@ static nd_status apply_log_with(nd_reader *r, const nd_setting *setting)
     const char *text = setting->text;
     if (strcmp(text, "none") != 0 && strcmp(text, "tensorboard") != 0 && strcmp(text, "all") != 0) {
         return nd_fail(ND_ERR_CONFIG,
-                       "%s is %s, but no tracking service is called; give tensorboard, all or none "
-                       "(every step is also written to metrics.jsonl in the run's folder)",
+                       "%s is %s, but the trainer calls no tracking service; give tensorboard, "
+                       "all or none, and let scripts/wandb_sync.py RUN --follow send metrics.jsonl "
+                       "of the run's folder to wandb or trackio",
                        setting->name, text);
     }
     return nd_reader_set(r, ND_FIELD_log_trackers, setting);

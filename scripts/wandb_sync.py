@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Send a run's metrics to Weights & Biases, or to trackio, which keeps them on this machine.
+
+  scripts/wandb_sync.py RUN [--project NAME] [--name NAME] [--entity NAME] [--mode online|offline] [--with wandb|trackio]
+                        [--follow] [--pid PID]
+
+RUN is a run folder. Without --follow what metrics.jsonl holds now is sent; with it the file is followed until the run has made its
+last step, or until process PID has ended. A second call goes on where the first one stopped: RUN/wandb_sync.json keeps the id of
+the run and how far the file was sent. A call that was killed may send a few steps again; it leaves none out.
+
+The trainer itself opens no connection and waits for none: this program only reads its file, and may fail, stop or lag at will.
+Names are those of transformers' Trainer (train/loss, train/grad_norm, eval/loss, ...), over train/global_step. Steps that a
+resumed run makes again are sent again, under the same train/global_step.
+
+Exit status: 0 all is sent, 1 the service failed, 2 wrong arguments or no such library, 65 no run, or a damaged line.
+"""
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+
+STATE = "wandb_sync.json"
+POLL_SECONDS = 1.0
+STEP_KEYS = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/learning_rate",
+             "tokens_seen": "train/num_input_tokens_seen", "tokens_per_second": "train/train_tokens_per_second",
+             "tflops_per_worker_causal": "train/tflops_per_worker", "step_ms": "train/step_ms", "data_wait_ms": "train/data_wait_ms",
+             "wire_bytes": "train/sent_bytes", "peak_memory_bytes": "train/peak_memory_bytes", "skipped": "train/skipped"}
+VALIDATION_KEYS = {"validation_loss": "eval/loss", "validation_ms": "eval/ms"}
+
+
+class DataError(Exception):
+    pass
+
+
+def parse_arguments(arguments=None):
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("run", type=pathlib.Path)
+    p.add_argument("--project", default="ndtrain")
+    p.add_argument("--name", help="default: the name of the folder")
+    p.add_argument("--entity", help="user or team (wandb)")
+    p.add_argument("--mode", choices=("online", "offline"), help="of wandb; default: what WANDB_MODE says, else online")
+    p.add_argument("--with", dest="library", choices=("wandb", "trackio"), default="wandb")
+    p.add_argument("--follow", action="store_true", help="until the run ends")
+    p.add_argument("--pid", type=int, help="follow until this process has ended")
+    return p.parse_args(arguments)
+
+
+class Wandb:
+    """One run of wandb: steps are a metric of their own, so that a resumed run may go back."""
+
+    def __init__(self, module, arguments, run_id, config):
+        self.run = module.init(project=arguments.project, name=arguments.name, entity=arguments.entity, mode=arguments.mode, id=run_id,
+                               resume="allow", config=config, dir=str(arguments.run))
+        self.run.define_metric("train/global_step")
+        self.run.define_metric("*", step_metric="train/global_step")
+
+    def log(self, step, values):
+        self.run.log({"train/global_step": step, **values})
+
+    def finish(self):
+        self.run.finish()
+
+
+class Trackio:
+    def __init__(self, module, arguments, run_id, config):
+        self.module = module
+        module.init(project=arguments.project, name=f"{arguments.name}-{run_id}", config=config, resume="allow")
+
+    def log(self, step, values):
+        self.module.log(values, step=step)
+
+    def finish(self):
+        self.module.finish()
+
+
+def record_of(run):
+    """run.json, or nothing where it is missing."""
+    try:
+        return json.loads((run / "run.json").read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise DataError(f"{run / 'run.json'} is damaged: {error}") from None
+
+
+def read_state(run, record):
+    try:
+        state = json.loads((run / STATE).read_text())
+        return {"id": str(state["id"]), "offset": int(state["offset"])}
+    except FileNotFoundError:
+        # The same at every call for one run, another for each run.
+        seed = f"{record.get('start_time')} {record.get('job')} {run.resolve().name}"
+        return {"id": hashlib.sha256(seed.encode()).hexdigest()[:12], "offset": 0}
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"{run / STATE} is damaged; remove it to send the whole run again") from None
+
+
+def write_state(run, state):
+    temporary = run / (STATE + ".tmp")
+    temporary.write_text(json.dumps(state) + "\n")
+    os.replace(temporary, run / STATE)
+
+
+def values_of(row):
+    """What a line of metrics.jsonl is called by the Trainer; null, which is a value that was not finite, becomes NaN."""
+    keys = STEP_KEYS if "step_ms" in row else VALIDATION_KEYS if "validation_loss" in row else {}
+    values = {name: float("nan") if row[key] is None else float(row[key]) for key, name in keys.items() if key in row}
+    if row.get("event") in ("resumed", "checkpoint_failed"):
+        values[f"events/{row['event']}"] = 1.0
+    return values
+
+
+def send_new(run, state, sink):
+    """Sends the whole lines behind the offset; returns the last row, or None when there was none."""
+    path = run / "metrics.jsonl"
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size < state["offset"]:
+                raise DataError(f"{path} is shorter than what was sent of it; remove {run / STATE} to send the whole run again")
+            file.seek(state["offset"])
+            data = file.read()
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; give the folder of a run") from None
+    last = None
+    for line in data[:data.rfind(b"\n") + 1].splitlines(keepends=True):
+        try:
+            row = json.loads(line)
+            step, values = int(row["step"]), values_of(row)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise DataError(f"{path} has a damaged line at byte {state['offset']}") from None
+        if values:
+            sink.log(step, values)
+        state["offset"] += len(line)
+        last = row
+    if last is not None:
+        write_state(run, state)
+    return last
+
+
+def is_last(row, config):
+    """Whether nothing of the run's own follows: the validation behind the last step, where there is one."""
+    wanted = "validation_loss" if config.get("data.validation_path") else "step_ms"
+    return row is not None and row.get("step") == config.get("train.steps") and wanted in row
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+        return True
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+
+
+def follow(arguments, state, sink, config, stopped):
+    while True:
+        alive = arguments.pid is None or is_alive(arguments.pid) # before reading, so that nothing is left behind
+        row = send_new(arguments.run, state, sink)
+        ends = not alive or (arguments.pid is None and is_last(row, config))
+        if ends or stopped:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def sync(arguments, library):
+    record = record_of(arguments.run)
+    arguments.name = arguments.name or arguments.run.resolve().name
+    state, config, stopped = read_state(arguments.run, record), record.get("config", {}), []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+    signal.signal(signal.SIGINT, lambda *_: stopped.append(True))
+    if not (arguments.run / "metrics.jsonl").exists() and not arguments.follow:
+        raise DataError(f"{arguments.run / 'metrics.jsonl'} does not exist; give the folder of a run")
+    while not (arguments.run / "metrics.jsonl").exists(): # a run that is just starting
+        if stopped or (arguments.pid is not None and not is_alive(arguments.pid)):
+            raise DataError(f"{arguments.run} has no metrics.jsonl, and its run has ended")
+        time.sleep(POLL_SECONDS)
+    kind = Wandb if arguments.library == "wandb" else Trackio
+    sink = kind(library, arguments, state["id"], config)
+    try:
+        if arguments.follow or arguments.pid is not None:
+            follow(arguments, state, sink, config, stopped)
+        else:
+            send_new(arguments.run, state, sink)
+    finally:
+        sink.finish()
+    write_state(arguments.run, state)
+
+
+def main():
+    arguments = parse_arguments()
+    try:
+        library = importlib.import_module(arguments.library)
+    except ImportError:
+        print(f"wandb_sync: this Python ({sys.executable}) has no {arguments.library}; install it with "
+              f"pip install {arguments.library}, or run this script with a Python that has it", file=sys.stderr)
+        return 2
+    try:
+        sync(arguments, library)
+    except DataError as error:
+        print(f"wandb_sync: {error}", file=sys.stderr)
+        return 65
+    except Exception as error: # whatever the library raises: its own kinds of errors, or those of its network
+        print(f"wandb_sync: {arguments.library} failed: {type(error).__name__}: {error}; call it again to go on", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
