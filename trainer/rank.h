@@ -36,11 +36,13 @@ static inline bool nd_rank_is_gpu(const nd_rank *rank)
 }
 
 /* Runs a call, charges its time to `kind`, and returns from the calling function when it fails. */
-#define ND_RUN(rank_, kind_, call_)                                                                \
+#define ND_RUN(rank_, kind_, call_) ND_RUN_NAMED(rank_, kind_, #call_, call_)
+/* The same under a name of its own in a profile. */
+#define ND_RUN_NAMED(rank_, kind_, name_, call_)                                                   \
     do {                                                                                           \
         int64_t nd_begin_ = nd_clock_ns();                                                         \
         nd_status nd_run_status_ = (call_);                                                        \
-        nd_trace_add(&(rank_)->trace, (kind_), nd_begin_);                                         \
+        nd_trace_add(&(rank_)->trace, (kind_), (name_), nd_begin_);                                \
         if (nd_run_status_ != ND_OK) {                                                             \
             return nd_run_status_;                                                                 \
         }                                                                                          \
@@ -57,7 +59,8 @@ static inline bool nd_rank_is_gpu(const nd_rank *rank)
         bool nd_enqueue_;                                                                          \
         ND_TRY(nd_stream_inside(&(rank_)->stream, &(nd_graph_op){.name = #op_}, &nd_enqueue_));    \
         if (nd_enqueue_) {                                                                         \
-            ND_RUN(rank_, kind_, ND_CALL((rank_)->ops, &(rank_)->stream, op_, __VA_ARGS__));       \
+            ND_RUN_NAMED(rank_, kind_, #op_,                                                       \
+                         ND_CALL((rank_)->ops, &(rank_)->stream, op_, __VA_ARGS__));               \
         }                                                                                          \
     } while (0)
 

@@ -192,6 +192,7 @@ typedef struct nd_config {
         char *level; /* error | warning | info | debug */
         nd_trackers trackers;
         int64_t histogram_interval; /* steps; 0: none */
+        char *profile_steps;        /* "", "7" or "7-9" */
     } log;
 
     /* Derived, not keys. */
@@ -253,6 +254,10 @@ nd_status nd_config_each_warning(const nd_config *config,
  * Deadlines that wait for the data add it.
  */
 double nd_config_data_seconds(const nd_config *config);
+
+/* The steps of log.profile_steps; false: none. ND_ERR_CONFIG, before nd_config_resolve, is found by
+ * that. */
+bool nd_config_profile_steps(const nd_config *config, int64_t *first, int64_t *last);
 
 /*
  * ND_ERR_DATA when a named file does not exist; the message has the key, where it was given, the

@@ -362,6 +362,24 @@ static nd_status check_graphs(const nd_config *c)
     return ND_OK;
 }
 
+/* Digits up to a hyphen or the end; -1: there is no number of up to 12 digits. */
+static int64_t step_number(const char *text, const char **end)
+{
+    size_t digits = strspn(text, "0123456789");
+    *end = text + digits;
+    return digits > 0 && digits <= 12 ? atoll(text) : -1;
+}
+
+bool nd_config_profile_steps(const nd_config *config, int64_t *first, int64_t *last)
+{
+    const char *end = config->log.profile_steps;
+    *first = *last = step_number(end, &end);
+    if (*first > 0 && *end == '-') {
+        *last = step_number(end + 1, &end);
+    }
+    return *first > 0 && *last >= *first && !*end;
+}
+
 /* Only an event file takes histograms. */
 static nd_status check_log(const nd_config *c)
 {
@@ -371,6 +389,14 @@ static nd_status check_log(const nd_config *c)
                        "the histograms; set log.trackers: tensorboard (--log-with tensorboard), or "
                        "log.histogram_interval: 0",
                        ll(c->log.histogram_interval));
+    }
+    int64_t first, last;
+    if (c->log.profile_steps[0] &&
+        (!nd_config_profile_steps(c, &first, &last) || last > c->train.steps)) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "log.profile_steps is \"%.60s\"; it must be a step or two, such as 10 or "
+                       "10-12, from 1 to train.steps, which is %lld",
+                       c->log.profile_steps, ll(c->train.steps));
     }
     return ND_OK;
 }

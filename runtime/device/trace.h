@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/device/profile.h"
 
 typedef enum nd_trace_kind {
     ND_TRACE_HEAD = 0, /* final projection and cross entropy */
@@ -24,6 +25,7 @@ typedef enum nd_trace_kind {
 typedef struct nd_trace {
     int64_t ns[ND_TRACE_COUNT];
     int64_t calls[ND_TRACE_COUNT];
+    nd_profile *profile; /* borrowed; NULL: single calls are not kept */
 } nd_trace;
 
 static inline const char *nd_trace_name(nd_trace_kind kind)
@@ -34,10 +36,16 @@ static inline const char *nd_trace_name(nd_trace_kind kind)
     return names[kind];
 }
 
-static inline void nd_trace_add(nd_trace *trace, nd_trace_kind kind, int64_t begin_ns)
+/* `name` is static: of the op, or the call as it stands in the source. */
+static inline void nd_trace_add(nd_trace *trace, nd_trace_kind kind, const char *name,
+                                int64_t begin_ns)
 {
-    trace->ns[kind] += nd_clock_ns() - begin_ns;
+    int64_t now = nd_clock_ns();
+    trace->ns[kind] += now - begin_ns;
     trace->calls[kind]++;
+    if (trace->profile) {
+        nd_profile_add(trace->profile, (int32_t)kind, name, begin_ns, now);
+    }
 }
 
 #endif

@@ -10,6 +10,7 @@
 #include "runtime/base/log.h"
 #include "runtime/device/cuda.h"
 #include "trainer/run/histograms.h"
+#include "trainer/run/profile.h"
 #include "trainer/tune/tune.h"
 #include "trainer/weights/weights.h"
 
@@ -36,6 +37,7 @@ typedef struct run_state {
     nd_run_files files; /* rank 0 */
     nd_run_checkpoints checkpoints;
     nd_run_histograms histograms;
+    nd_run_profile profile;
     nd_tuning *tuning;                     /* NULL without autotune */
     int64_t begin;                         /* steps that were done before this start */
     int64_t trace_from;                    /* the trace holds the steps after this one */
@@ -163,7 +165,7 @@ static void forget_warm_up(run_state *s)
 {
     int64_t warm = s->begin + WARM_UP_STEPS;
     if (s->trainer->position.step == warm && s->config->train.steps > warm && !s->stopped) {
-        s->rank->trace = (nd_trace){0};
+        s->rank->trace = (nd_trace){.profile = s->rank->trace.profile};
         s->trace_from = warm;
     }
 }
@@ -189,6 +191,7 @@ static nd_status loop(run_state *s)
         nd_train_request_stop(stop_signal);
     }
     while (t->position.step < s->config->train.steps && !s->stopped) {
+        ND_TRY(nd_run_profile_begin(&s->profile, t->position.step + 1));
         begin_record(s);
         ND_RUN(s->rank, ND_TRACE_DATA, nd_loader_next(s->loader, &batch));
         nd_status status = nd_trainer_step(t, &batch, &result);
@@ -199,6 +202,7 @@ static nd_status loop(run_state *s)
         ND_TRY(status);
         s->stopped = result.stop != 0;
         ND_TRY(record_step(s, &batch, &result));
+        ND_TRY(nd_run_profile_end(&s->profile, t->position.step));
         ND_TRY(nd_run_histograms_step(&s->histograms, &s->files.sinks));
         forget_warm_up(s);
         if (validation_is_due(s)) {
@@ -206,7 +210,7 @@ static nd_status loop(run_state *s)
         }
         ND_TRY(nd_run_checkpoints_step(&s->checkpoints, &result));
     }
-    return ND_OK;
+    return nd_run_profile_finish(&s->profile);
 }
 
 static nd_status save_model(run_state *s)
@@ -270,6 +274,7 @@ static nd_status run(run_state *s)
     s->begin = s->trace_from = s->trainer->position.step;
     ND_TRY(open_loaders(s));
     ND_TRY(nd_run_checkpoints_start(&s->checkpoints));
+    ND_TRY(nd_run_profile_init(&s->profile, s->rank, s->files.dir));
     ND_TRY(nd_comm_barrier(s->rank->groups.by_kind[ND_GROUP_WORLD]));
     ND_TRY(loop(s));
     ND_TRY(nd_stream_sync(&s->rank->stream)); /* an error of the last update is found here */
@@ -300,6 +305,7 @@ nd_status nd_train(const nd_run_context *context)
     }
     nd_run_files_close(&state.files);
     stop_target = NULL;
+    nd_run_profile_fini(&state.profile);
     nd_run_histograms_fini(&state.histograms);
     nd_trainer_destroy(state.trainer);
     nd_tuning_destroy(state.tuning);

@@ -412,6 +412,16 @@ Test(flags, of_fewer_nodes_that_do_not_go_with_others)
     does_not_resolve(&c, "train.spike_factor is 1, so that half of all losses would be spikes");
     cr_assert_eq(FLAGS(&c, "--histogram-interval", "5"), ND_OK);
     does_not_resolve(&c, "log.histogram_interval is 5, but log.trackers is none");
+    static const char *const bad[] = {"0", "3-2", "a", "1-", "1-2-3", "2-1001"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        cr_assert_eq(FLAGS(&c, "--profile-steps", bad[i]), ND_OK);
+        does_not_resolve(&c, "log.profile_steps is");
+    }
+    int64_t first = 0, last = 0;
+    cr_assert_eq(FLAGS(&c, "--profile-steps", "998-1000"), ND_OK);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    cr_assert(nd_config_profile_steps(&c, &first, &last) && first == 998 && last == 1000);
+    nd_config_fini(&c);
 }
 
 Test(flags, refused_with_a_sentence)
