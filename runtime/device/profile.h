@@ -36,23 +36,28 @@ static inline nd_status nd_profile_init(nd_profile *p, const nd_progress_slot *s
     return ND_ALLOC(room, &p->events);
 }
 
-/* The slot changes when a collective is entered: a call that finds it changed has entered it. */
+/* Takes what the slot has as seen. True: a collective was entered since the last look. */
+static inline int nd_profile_look(nd_profile *p)
+{
+    int64_t sequence = atomic_load_explicit(&p->slot->sequence, memory_order_relaxed);
+    int32_t group = atomic_load_explicit(&p->slot->group, memory_order_relaxed);
+    int changed = sequence != p->seen_sequence || group != p->seen_group;
+    p->seen_sequence = sequence;
+    p->seen_group = group;
+    return changed;
+}
+
+/* Keeps a call; when the slot has changed since the last one, the call has entered a collective. */
 static inline void nd_profile_add(nd_profile *p, int32_t kind, const char *name, int64_t begin_ns,
                                   int64_t end_ns)
 {
     nd_profile_event event = {
         .name = name, .begin_ns = begin_ns, .end_ns = end_ns, .kind = kind, .group = -1};
-    if (p->slot) {
-        int64_t sequence = atomic_load_explicit(&p->slot->sequence, memory_order_relaxed);
-        int32_t group = atomic_load_explicit(&p->slot->group, memory_order_relaxed);
-        if (sequence != p->seen_sequence || group != p->seen_group) {
-            event.sequence = sequence;
-            event.group = group;
-            event.op = atomic_load_explicit(&p->slot->op, memory_order_relaxed);
-            event.bytes = atomic_load_explicit(&p->slot->bytes, memory_order_relaxed);
-            p->seen_sequence = sequence;
-            p->seen_group = group;
-        }
+    if (p->slot && nd_profile_look(p)) {
+        event.sequence = p->seen_sequence;
+        event.group = p->seen_group;
+        event.op = atomic_load_explicit(&p->slot->op, memory_order_relaxed);
+        event.bytes = atomic_load_explicit(&p->slot->bytes, memory_order_relaxed);
     }
     if (p->count == p->room) {
         p->dropped++;

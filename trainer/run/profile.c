@@ -233,6 +233,7 @@ nd_status nd_run_profile_begin(nd_run_profile *p, int64_t step)
         }
         ND_TRY(nd_comm_barrier(p->rank->groups.by_kind[ND_GROUP_WORLD]));
         p->profile.origin_ns = nd_clock_ns();
+        nd_profile_look(&p->profile); /* the barrier belongs to no call */
         p->rank->trace.profile = &p->profile;
     }
     p->step_begin = nd_clock_ns();

@@ -273,11 +273,12 @@ char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX])
 
 static nd_status open_view(const char *folder, int64_t now, nd_run_view *v)
 {
-    int traces = 0;
+    int traces = 0, profiles = 0;
     ND_TRY(take_folder(v, folder));
     ND_TRY(read_metrics(v));
     ND_TRY(read_newest(v->folder, "run", &v->record, &v->starts));
     ND_TRY(read_newest(v->folder, "trace", &v->trace, &traces));
+    ND_TRY(newest_file(v->folder, "profile", &v->profile, &profiles));
     ND_TRY(nd_saved_list(v->folder, &v->saved, &v->saved_count));
     double steps = number_in(v->record, "config", "train.steps");
     v->steps_wanted = steps > 0 && steps < 1e15 ? (int64_t)steps : 0;
@@ -303,9 +304,28 @@ void nd_run_view_close(nd_run_view *view)
     nd_metrics_fini(&view->metrics);
     json_decref(view->record);
     json_decref(view->trace);
+    free(view->profile);
     free(view->saved);
     free(view->folder);
     *view = (nd_run_view){0};
+}
+
+bool nd_run_view_mesh(const nd_run_view *view, nd_mesh *out)
+{
+    const int64_t most = 1 << 24; /* ranks */
+    int64_t ranks = 1;
+    for (int axis = 0; axis < ND_AXIS_COUNT; axis++) {
+        double size = number_in(view->record, "mesh", nd_axis_name((nd_axis)axis));
+        if (!(size >= 1 && size <= (double)most)) {
+            return false;
+        }
+        out->size[axis] = (int)size;
+        ranks *= out->size[axis];
+        if (ranks > most) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* Settings. */

@@ -38,6 +38,7 @@ typedef struct nd_run_view {
     nd_metrics metrics;
     json_t *record; /* the newest run.json; NULL: there is none */
     json_t *trace;  /* the newest trace.json; NULL */
+    char *profile;  /* path of the newest profile.json, owned; NULL */
     nd_saved *saved;
     int saved_count;
     int starts;           /* run.json, run-2.json, ... */
@@ -55,6 +56,9 @@ void nd_run_view_close(nd_run_view *view);
 enum { ND_VERDICT_MAX = 512 };
 /* "finished: 1000 of 1000 steps"; returns text. */
 char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX]);
+
+/* The mesh of run.json; false: it has none, or no possible one. */
+bool nd_run_view_mesh(const nd_run_view *view, nd_mesh *out);
 
 /* Calls `visit` for each setting of run.json, those that differ from their defaults first. `was` is
  * the default, "" when the key is not one of this version. Texts are lent for the call. */

@@ -11,8 +11,9 @@
 #include "runtime/device/trace.h"
 #include "trainer/report/report.h"
 #include "trainer/view/curve.h"
+#include "trainer/view/waits.h"
 
-enum { EVENTS_MAX = 200, EVENTS_OPEN = 20, BUFFERS_MAX = 16, SHORT = 64 };
+enum { EVENTS_MAX = 200, EVENTS_OPEN = 20, BUFFERS_MAX = 16, RANKS_MAX = 64, SHORT = 64 };
 
 /* Figures of one run or several. */
 
@@ -268,6 +269,68 @@ static void write_time(nd_doc *doc, const nd_run_view *run)
     nd_doc_table_end(doc);
 }
 
+static void write_wait_row(nd_doc *doc, int rank, const nd_rank_waits *w, double steps)
+{
+    nd_doc_row_begin(doc);
+    nd_doc_cellf(doc, "rank %d", rank);
+    nd_doc_cellf(doc, "%.3f", w->communication_ms / steps);
+    nd_doc_cellf(doc, "%.3f", w->waited_ms / steps);
+    nd_doc_cellf(doc, "%.3f", w->caused_ms / steps);
+    nd_doc_cellf(doc, "%lld", (long long)w->last);
+    nd_doc_row_end(doc);
+}
+
+/* The rank that others waited for longest. */
+static int slowest_rank(const nd_waits *waits)
+{
+    int slowest = 0;
+    for (int i = 1; i < waits->count; i++) {
+        slowest = waits->ranks[i].caused_ms > waits->ranks[slowest].caused_ms ? i : slowest;
+    }
+    return slowest;
+}
+
+static void write_wait_table(nd_doc *doc, const nd_waits *waits)
+{
+    static const char *const heads[] = {"", "communication, ms of a step",
+                                        "of it waiting for others", "others waiting for it",
+                                        "collectives it entered last"};
+    int slowest = slowest_rank(waits), count = waits->count < RANKS_MAX ? waits->count : RANKS_MAX;
+    double steps = waits->steps > 0 ? (double)waits->steps : 1;
+    nd_doc_heading(doc, 2, "Who waited for whom");
+    nd_doc_say(doc,
+               "From profile.json: %lld steps, %lld collectives. Others waited longest for rank "
+               "%d: %.3f ms of a step.",
+               (long long)waits->steps, (long long)waits->collectives, slowest,
+               waits->ranks[slowest].caused_ms / steps);
+    nd_doc_table_begin(doc, false, 5, heads);
+    for (int i = 0; i < count; i++) {
+        write_wait_row(doc, i, &waits->ranks[i], steps);
+    }
+    if (slowest >= count) {
+        write_wait_row(doc, slowest, &waits->ranks[slowest], steps);
+    }
+    nd_doc_table_end(doc);
+    if (waits->count > count) {
+        nd_doc_say(doc, "The first %d of %d ranks, and the slowest.", count, waits->count);
+    }
+}
+
+static nd_status write_waits(nd_doc *doc, const nd_run_view *run)
+{
+    nd_mesh mesh;
+    nd_waits waits = {0};
+    if (!run->profile || !nd_run_view_mesh(run, &mesh)) {
+        return ND_OK;
+    }
+    ND_TRY(nd_waits_read(run->profile, &mesh, &waits));
+    if (waits.collectives > 0) {
+        write_wait_table(doc, &waits);
+    }
+    nd_waits_fini(&waits);
+    return ND_OK;
+}
+
 static void write_wire(nd_doc *doc, const nd_run_view *run)
 {
     static const char *const heads[] = {"kind", "of a step, mean", "share"};
@@ -513,6 +576,7 @@ nd_status nd_sections_run(nd_doc *doc, const nd_run_view *run)
     if (run->trace) {
         write_time(doc, run);
     }
+    ND_TRY(write_waits(doc, run));
     write_wire(doc, run);
     ND_TRY(write_memory(doc, run));
     write_events(doc, &run->metrics);
