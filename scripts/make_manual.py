@@ -1,0 +1,318 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Make man pages and shell completion from the field table: make_manual.py KIND VERSION OUT [SOURCE_ROOT]
+
+KIND is ndlaunch.1, ndtrain.1, bash or zsh. Flags, keys, defaults, ranges and choices come from runtime/config/fields.def,
+runtime/mesh/mesh.def and runtime/config/flags.def, so a new key needs no line here. The commands of ndtrain and their own flags are
+below; tests/e2e/check_manual.py compares them with what the programs print.
+"""
+import dataclasses
+import pathlib
+import re
+import sys
+
+COMMANDS = {
+    "train": ("one worker of a job, which ndlaunch, srun or torchrun starts", []),
+    "check": ("reads configuration, model and data; starts nothing", []),
+    "plan": ("prints mesh, groups, memory and estimated time; starts nothing", ["--rank"]),
+    "ckpt": ("lists, verifies, exports, compares and deletes checkpoints", []),
+    "tokenize": ("turns text and JSON lines into token files",
+                 ["--tokenizer", "--input", "--output-prefix", "--format", "--json-key", "--document-separator", "--append-eod",
+                  "--no-special-tokens", "--special-in-text", "--invalid-utf8", "--drop-unknown", "--skip-bad", "--threads",
+                  "--overwrite"]),
+    "report": ("draws runs as one page", ["--output", "--markdown"]),
+    "version": ("prints the version and what is inside", []),
+}
+VERBS = {"ls": ["--json"], "verify": [], "export": ["--dtype", "--side-files", "--no-verify"], "diff": ["--dtype", "--no-verify"],
+         "prune": ["--keep-last", "--keep-every", "--set-aside", "--dry-run"]}
+CONFIGURED = ("train", "check", "plan") # commands that take the flags of the table
+COMMON = {"config-file": "a YAML file, native or accelerate's", "set": "section.key=value: sets any key",
+          "help": "the flags used most; with a section or all: more", "version": "the version and what is inside"}
+LAUNCHER = {"make-key": "writes a fresh job key into a new file and ends"}
+FILES = {"config-file", "make-key", "output", "input", "tokenizer", "side-files"}
+CODES = [(0, "the run ended well"), (2, "configuration or usage"), (65, "bad data, model or checkpoint"), (70, "a number that is not "
+         "finite"), (71, "memory is used up"), (73, "output cannot be written"), (74, "I/O, or a lost worker"),
+         (75, "stopped by a signal, at a step boundary"), (124, "a deadline passed")]
+
+
+@dataclasses.dataclass
+class Field:
+    section: str
+    key: str
+    type: str
+    initial: str
+    least: str
+    most: str
+    choices: list
+    unit: str
+    flags: list
+    help: str
+
+    @property
+    def name(self):
+        return f"{self.section}.{self.key}"
+
+    @property
+    def values(self):
+        if self.choices:
+            return self.choices
+        return ["true", "false"] if self.type == "BOOL" else []
+
+
+def arguments(text):
+    """Splits the arguments of a macro at the commas that lie in no string, bracket or comment."""
+    parts, depth, at, quoted = [""], 0, 0, False
+    while at < len(text):
+        c = text[at]
+        if quoted and c == "\\":
+            parts[-1] += text[at:at + 2]
+            at += 2
+            continue
+        quoted ^= c == '"'
+        if not quoted:
+            depth += (c in "([{") - (c in ")]}")
+            if c == "," and depth == 0:
+                parts.append("")
+                at += 1
+                continue
+        parts[-1] += c
+        at += 1
+    return [p.strip() for p in parts]
+
+
+def calls(text, macro):
+    """The arguments of each use of a macro, its definitions left out."""
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+    text = re.sub(r"^[ \t]*#.*(?:\\\n.*)*$", "", text, flags=re.M)
+    for match in re.finditer(rf"\b{macro}\(", text):
+        depth, at, quoted = 1, match.end(), False
+        while depth:
+            c = text[at]
+            if quoted and c == "\\":
+                at += 2
+                continue
+            quoted ^= c == '"'
+            depth += 0 if quoted else (c == "(") - (c == ")")
+            at += 1
+        yield arguments(text[match.end():at - 1])
+
+
+def string(text):
+    """Adjacent string literals of C, or None for NULL."""
+    if text == "NULL":
+        return None
+    return "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', text)).replace('\\"', '"').replace("\\\\", "\\")
+
+
+def read_table(root):
+    """(sections with titles, fields in the order of the table, flags of flags.def that are carried out)."""
+    table = (root / "runtime/config/fields.def").read_text()
+    axes = [Field("mesh", name, "INT", string(initial), least, "16777216", [], "", string(flags).split(), string(text))
+            for _, name, _, initial, least, flags, text in calls((root / "runtime/mesh/mesh.def").read_text(), "ND_AXIS")]
+    fields = []
+    for section, key, kind, _, initial, least, most, choices, _, unit, flags, text in calls(table, "ND_FIELD"):
+        if section != "mesh": # those of the mesh are made from the axes
+            fields.append(Field(section, key, kind, string(initial), least, most, (string(choices) or "").split("|") if
+                                string(choices) else [], string(unit), string(flags).split(), string(text)))
+    sections = [(name, string(title)) for name, title in calls(table, "ND_SECTION")]
+    by_section = {name: [f for f in fields if f.section == name] for name, _ in sections}
+    by_section["mesh"] = axes
+    more = [(names, switch) for names, switch, _ in calls((root / "runtime/config/flags.def").read_text(), "ND_FLAG_CALL")]
+    flags = [(name, switch == "true") for names, switch in more for name in string(names).split()]
+    return sections, [f for name, _ in sections for f in by_section[name]], flags
+
+
+def roff(text):
+    """Text of a man page: no character of it is a request or an escape."""
+    text = text.replace("\\", "\\e").replace("-", "\\-")
+    return re.sub(r"^([.'])", r"\\&\1", text)
+
+
+def value_name(field):
+    if field.choices:
+        return "|".join(field.choices)
+    return {"INT": "N", "REAL": "X", "BOOL": "true|false", "PAIR": "A,B"}.get(field.type, "TEXT")
+
+
+def field_entry(field):
+    flags = ", ".join(rf"\fB\-\-{roff(f)}\fR" for f in field.flags)
+    limits = [f"default {field.initial or 'empty'}"]
+    if field.type in ("INT", "REAL") and not field.choices:
+        limits.append(f"{field.least} to {field.most}")
+    if field.unit:
+        limits.append(field.unit)
+    return [".TP", rf"{flags} \fI{roff(value_name(field))}\fR", roff(f"{field.name}: {field.help} ({'; '.join(limits)})")]
+
+
+def page(program, version, summary, usage, own, table):
+    sections, fields, more = table
+    lines = [f'.TH {program.upper()} 1 "" "ndtrain {version}" "User Commands"', ".SH NAME", f"{program} \\- {roff(summary)}",
+             ".SH SYNOPSIS"]
+    for line in usage:
+        lines += [".nf", roff(line), ".fi"]
+    lines += [".SH DESCRIPTION", roff("A run is described by defaults, then a YAML file, then the other flags in their order; later wins. "
+                                      "Flags are written with hyphens or underscores, as --flag value or --flag=value.")]
+    lines += own + [".SH OPTIONS"]
+    for name, text in COMMON.items():
+        lines += [".TP", rf"\fB\-\-{roff(name)}\fR", roff(text)]
+    for section, title in sections:
+        lines += [f".SS {roff(section)}: {roff(title)}"]
+        for field in (f for f in fields if f.section == section):
+            lines += field_entry(field)
+    lines += [".SS " + roff("flags of accelerate, torchrun and transformers that set several keys"),
+              roff(", ".join("--" + name for name, _ in more))]
+    lines += [".SH EXIT STATUS"]
+    for code, text in CODES:
+        lines += [".TP", str(code), roff(text)]
+    return "\n".join(lines) + "\n"
+
+
+def launcher_page(version, table):
+    own = [".SH OWN OPTIONS"]
+    for name, text in LAUNCHER.items():
+        own += [".TP", rf"\fB\-\-{roff(name)}\fR \fIFILE\fR", roff(text)]
+    return page("ndlaunch", version, "trains a Llama on the workers of one or several nodes", ["ndlaunch [--config-file FILE] [flags]",
+                "ndlaunch --make-key FILE"], own, table)
+
+
+def worker_page(version, table):
+    own = [".SH COMMANDS"]
+    for name, (text, flags) in COMMANDS.items():
+        own += [".TP", rf"\fB{name}\fR", roff(text + (": " + ", ".join(flags) if flags else ""))]
+    own += [".SS " + roff("verbs of ckpt")]
+    for verb, flags in VERBS.items():
+        own += [".TP", rf"\fB{verb}\fR", roff(", ".join(flags) or "no flags of its own")]
+    return page("ndtrain", version, "the worker of ndlaunch, and tools for its files", ["ndtrain train|check|plan [--config-file FILE] "
+                "[flags]", "ndtrain ckpt VERB ...", "ndtrain tokenize ...", "ndtrain report RUN ... [-o FILE] [--markdown]"], own, table)
+
+
+def all_flags(table):
+    """flag -> its values, for flags of the table and of flags.def."""
+    _, fields, more = table
+    found = {f: field.values for field in fields for f in field.flags}
+    found.update({name: ["true", "false"] if switch else [] for name, switch in more if name not in found})
+    return found
+
+
+def bash(table):
+    _, fields, _ = table
+    flags = all_flags(table)
+    names = " ".join(f"--{f}" for f in [*flags, *COMMON])
+    cases = "\n".join(f"    --{f}) COMPREPLY=($(compgen -W '{' '.join(values)}' -- \"$cur\")); return ;;"
+                      for f, values in flags.items() if values)
+    files = "|".join(f"--{f}" for f in sorted(FILES | {f for field in fields if field.type == "TEXT" and not field.choices
+                                                       for f in field.flags}))
+    keys = " ".join(f"{field.name}=" for field in fields)
+    own = "\n".join(f"    {name}) flags='{' '.join(own)} --help' ;;" for name, (_, own) in COMMANDS.items() if name not in CONFIGURED
+                    and name != "ckpt")
+    verbs = "\n".join(f"        {verb}) flags='{' '.join(own)} --help' ;;" for verb, own in VERBS.items())
+    return f"""# Made by scripts/make_manual.py.
+_ndtrain_value() {{ # completes the value of $prev; 1: it has none
+    case "$prev" in
+{cases}
+    --set) COMPREPLY=($(compgen -W '{keys}' -- "$cur")); compopt -o nospace; return ;;
+    {files}) compopt -o filenames; COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    esac
+    return 1
+}}
+_ndtrain_flags='{names}'
+_ndlaunch() {{
+    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD - 1]}}
+    _ndtrain_value && return
+    COMPREPLY=($(compgen -W "$_ndtrain_flags {' '.join('--' + f for f in LAUNCHER)}" -- "$cur"))
+}}
+_ndtrain() {{
+    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD - 1]}} flags=
+    if [ "$COMP_CWORD" = 1 ]; then
+        COMPREPLY=($(compgen -W '{' '.join(COMMANDS)} --help --version' -- "$cur"))
+        return
+    fi
+    case "${{COMP_WORDS[1]}}" in
+{own}
+    ckpt)
+        if [ "$COMP_CWORD" = 2 ]; then
+            COMPREPLY=($(compgen -W '{' '.join(VERBS)} --help' -- "$cur"))
+            return
+        fi
+        case "${{COMP_WORDS[2]}}" in
+{verbs}
+        esac
+        ;;
+    plan) flags="$_ndtrain_flags --rank" ;;
+    *) flags=$_ndtrain_flags ;;
+    esac
+    _ndtrain_value && return
+    if [[ $cur == -* || "${{COMP_WORDS[1]}}" =~ ^(train|check|plan)$ ]]; then
+        COMPREPLY=($(compgen -W "$flags" -- "$cur"))
+    else
+        compopt -o filenames
+        COMPREPLY=($(compgen -f -- "$cur"))
+    fi
+}}
+complete -F _ndlaunch ndlaunch
+complete -F _ndtrain ndtrain
+"""
+
+
+def zsh_text(text):
+    return re.sub(r"([\[\]:\\'])", lambda m: "'\\''" if m[1] == "'" else "\\" + m[1], text)
+
+
+def zsh(table):
+    """_arguments lines: flag, help, and choices or files."""
+    _, fields, more = table
+    helps = {f: field.help for field in fields for f in field.flags}
+    lines = []
+    for flag, values in {**all_flags(table), "config-file": [], "set": []}.items():
+        text = zsh_text(helps.get(flag) or COMMON.get(flag, "see docs/config.md"))
+        action = f"({' '.join(values)})" if values else "_files" if flag in FILES else " "
+        lines.append(f"    '--{flag}[{text}]:value:{action}'")
+    commands = "\n".join(f"        '{name}:{zsh_text(text)}'" for name, (text, _) in COMMANDS.items())
+    own = "\n".join(f"    {name}) _arguments {' '.join(own)} '*:file:_files' ;;" for name, (_, own) in COMMANDS.items()
+                    if name not in CONFIGURED and name != "ckpt")
+    verbs = sorted({f for flags in VERBS.values() for f in flags})
+    return f"""#compdef ndlaunch ndtrain
+# Made by scripts/make_manual.py.
+local -a configured commands
+configured=(
+{chr(10).join(lines)}
+    '--help[{zsh_text(COMMON["help"])}]'
+    '--version[{zsh_text(COMMON["version"])}]'
+)
+if [[ $service == ndlaunch ]]; then
+    _arguments $configured '--make-key[{zsh_text(LAUNCHER["make-key"])}]:file:_files'
+    return
+fi
+if (( CURRENT == 2 )); then
+    commands=(
+{commands}
+    )
+    _describe command commands
+    return
+fi
+case $words[2] in
+{own}
+    ckpt)
+        if (( CURRENT == 3 )); then
+            compadd {' '.join(VERBS)}
+        else
+            _arguments {' '.join(verbs)} '*:file:_files'
+        fi
+        ;;
+    plan) _arguments $configured '--rank[the rank that is planned]:rank: ' ;;
+    *) _arguments $configured ;;
+esac
+"""
+
+
+def main():
+    kind, version, out = sys.argv[1:4]
+    root = pathlib.Path(sys.argv[4]) if len(sys.argv) > 4 else pathlib.Path(__file__).resolve().parent.parent
+    table = read_table(root)
+    makers = {"ndlaunch.1": lambda: launcher_page(version, table), "ndtrain.1": lambda: worker_page(version, table),
+              "bash": lambda: bash(table), "zsh": lambda: zsh(table)}
+    pathlib.Path(out).write_text(makers[kind]())
+
+
+if __name__ == "__main__":
+    main()
