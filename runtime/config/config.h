@@ -149,6 +149,7 @@ typedef struct nd_config {
         double max_grad_norm; /* 0: off */
         nd_schedule_kind schedule;
         int64_t warmup_steps;
+        double warmup_ratio; /* nd_config_resolve turns it into warmup_steps; 0: not given */
         double min_lr;
         int64_t decay_steps; /* wsd: length of the final decay; 0: a tenth of the steps */
     } optimizer;

@@ -3,6 +3,7 @@
  * The configuration as a whole: derived values, keys that contradict each other, and settings that
  * the run does not read.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -401,6 +402,26 @@ static nd_status check_log(const nd_config *c)
     return ND_OK;
 }
 
+/* As transformers does: the product is rounded up. A configuration that was resolved before has both
+ * keys, and they agree. */
+static nd_status resolve_warmup(nd_config *c)
+{
+    int64_t steps = (int64_t)ceil((double)c->train.steps * c->optimizer.warmup_ratio);
+    if (c->optimizer.warmup_ratio == 0) {
+        return ND_OK;
+    }
+    if (c->optimizer.warmup_steps != 0 && c->optimizer.warmup_steps != steps) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "optimizer.warmup_steps is %lld, but optimizer.warmup_ratio %g of %lld steps "
+            "is %lld; give one of them",
+            ll(c->optimizer.warmup_steps), c->optimizer.warmup_ratio, ll(c->train.steps),
+            ll(steps));
+    }
+    c->optimizer.warmup_steps = steps;
+    return ND_OK;
+}
+
 nd_status nd_config_resolve(nd_config *config)
 {
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
@@ -414,6 +435,7 @@ nd_status nd_config_resolve(nd_config *config)
     ND_TRY(check_gpu_ids(config));
     ND_TRY(check_model(config));
     ND_TRY(check_data(config));
+    ND_TRY(resolve_warmup(config));
     ND_TRY(check_training(config));
     ND_TRY(check_log(config));
     ND_TRY(check_kernels(config));

@@ -412,6 +412,13 @@ Test(flags, of_fewer_nodes_that_do_not_go_with_others)
     does_not_resolve(&c, "train.spike_factor is 1, so that half of all losses would be spikes");
     cr_assert_eq(FLAGS(&c, "--histogram-interval", "5"), ND_OK);
     does_not_resolve(&c, "log.histogram_interval is 5, but log.trackers is none");
+    cr_assert_eq(FLAGS(&c, "--warmup-ratio", "0.03", "--warmup-steps", "7"), ND_OK);
+    does_not_resolve(&c, "optimizer.warmup_steps is 7, but optimizer.warmup_ratio 0.03 of 1000");
+    cr_assert_eq(FLAGS(&c, "--warmup_ratio", "0.031", "--num-steps", "50"), ND_OK);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(c.optimizer.warmup_steps, 2);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    nd_config_fini(&c);
     static const char *const bad[] = {"0", "3-2", "a", "1-", "1-2-3", "2-1001"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         cr_assert_eq(FLAGS(&c, "--profile-steps", bad[i]), ND_OK);
@@ -441,7 +448,7 @@ Test(flags, refused_with_a_sentence)
     EXPECT_BAD_FLAGS(("train.py", "--num-steps", "3"), "train.py is a Python script");
     EXPECT_BAD_FLAGS(("-m", "pkg"), "-m: ndlaunch starts its own worker");
     EXPECT_BAD_FLAGS(("--num_train_epochs", "3"), "--num-train-epochs: ", "--num-steps");
-    EXPECT_BAD_FLAGS(("--warmup_ratio=0.1"), "--warmup-steps");
+    EXPECT_BAD_FLAGS(("--warmup_ratio=1.1"), "--warmup_ratio is 1.1", "0 to 1");
     EXPECT_BAD_FLAGS(("--bf16"), "--precision bf16");
     EXPECT_BAD_FLAGS(("--config", "a.yaml"), "--config-file");
     EXPECT_BAD_FLAGS(("--training.seq_len", "8192"), "--training.seq-len: ", "--sequence-length");
