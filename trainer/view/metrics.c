@@ -334,6 +334,13 @@ static double number_of(const json_t *o, const char *name)
     return json_is_number(value) ? json_number_value(value) : 0;
 }
 
+/* A whole number of up to 15 digits; 0 for anything else. */
+static int64_t whole_of(const json_t *o, const char *name)
+{
+    double value = number_of(o, name);
+    return value > -1e15 && value < 1e15 ? (int64_t)value : 0;
+}
+
 static void fill_event(const json_t *o, nd_metric_event *e)
 {
     static const char *const names[] = {[ND_METRIC_EVENT_CHECKPOINT] = "checkpoint",
@@ -342,14 +349,14 @@ static void fill_event(const json_t *o, nd_metric_event *e)
     const char *name = json_string_value(json_object_get(o, "event"));
     const char *reason = json_string_value(json_object_get(o, "reason"));
     const char *why = json_string_value(json_object_get(o, "why"));
-    *e = (nd_metric_event){.step = (int64_t)number_of(o, "step"),
+    *e = (nd_metric_event){.step = whole_of(o, "step"),
                            .bytes = number_of(o, "bytes"),
                            .save_ms = number_of(o, "save_ms"),
                            .blocked_ms = number_of(o, "blocked_ms"),
                            .load_ms = number_of(o, "load_ms"),
-                           .restart = (int64_t)number_of(o, "restart"),
-                           .rewound_from = (int64_t)number_of(o, "rewound_from"),
-                           .passed_over_samples = (int64_t)number_of(o, "passed_over_samples")};
+                           .restart = whole_of(o, "restart"),
+                           .rewound_from = whole_of(o, "rewound_from"),
+                           .passed_over_samples = whole_of(o, "passed_over_samples")};
     snprintf(e->name, sizeof e->name, "%s", name ? name : "");
     snprintf(e->text, sizeof e->text, "%s", why ? why : reason ? reason : "");
     for (int k = ND_METRIC_EVENT_CHECKPOINT; k <= ND_METRIC_EVENT_RESUMED; k++) {
@@ -389,7 +396,7 @@ static nd_status read_line(part *p, const char *text, const char *end)
     object root = {line_keys, LINE_KEYS, read_line_value, &l};
     const char *stop = scan_object(&root, text, end);
     bool whole = stop && skip_blanks(stop, end) == end && l.number[KEY_STEP] >= 0 &&
-                 l.number[KEY_STEP] < 9e15;
+                 l.number[KEY_STEP] < 1e15;
     if (!whole) {
         p->bad = text;
         return ND_OK;

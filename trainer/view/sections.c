@@ -212,6 +212,13 @@ static double trace_number(const json_t *trace, const char *kind, const char *un
     return json_number_value(json_object_get(trace, key));
 }
 
+/* A step, or a number of them; 0 for what is none. */
+static int64_t trace_count(const json_t *trace, const char *key)
+{
+    double value = json_number_value(json_object_get(trace, key));
+    return value > 0 && value < 1e12 ? (int64_t)value : 0;
+}
+
 /* Milliseconds of the steps that the trace covers, and of the validations after them. */
 static double traced_ms(const nd_metrics *m, int64_t first, int64_t steps)
 {
@@ -243,8 +250,8 @@ static void write_time_row(nd_doc *doc, const char *name, double ms, double step
 static void write_time(nd_doc *doc, const nd_run_view *run)
 {
     static const char *const heads[] = {"work", "ms of a step", "share"};
-    int64_t first = (int64_t)json_number_value(json_object_get(run->trace, "first_step"));
-    int64_t steps = (int64_t)json_number_value(json_object_get(run->trace, "steps"));
+    int64_t first = trace_count(run->trace, "first_step");
+    int64_t steps = trace_count(run->trace, "steps");
     double counted = 0, all = traced_ms(&run->metrics, first, steps);
     for (nd_trace_kind k = 0; k < ND_TRACE_COUNT; k++) {
         counted += trace_number(run->trace, nd_trace_name(k), "ms");

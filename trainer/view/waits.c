@@ -41,6 +41,13 @@ static double number_of(const char *line, const char *key)
     return text ? strtod(text, NULL) : 0;
 }
 
+/* A number that an int64_t holds; -1 for another. */
+static int64_t whole_of(const char *line, const char *key)
+{
+    double value = number_of(line, key);
+    return value >= 0 && value < 1e15 ? (int64_t)value : -1;
+}
+
 static void word_of(const char *line, const char *key, char out[WORD])
 {
     const char *text = value_of(line, key);
@@ -63,7 +70,7 @@ static nd_status add_entry(reading *r, const char *line, int rank)
     char group[WORD];
     word_of(line, "group", group);
     entry e = {.group = group_named(group),
-               .sequence = (int64_t)number_of(line, "sequence"),
+               .sequence = whole_of(line, "sequence"),
                .rank = rank,
                .begin_us = number_of(line, "ts"),
                .seconds_us = number_of(line, "dur")};
@@ -89,11 +96,12 @@ static nd_status add_entry(reading *r, const char *line, int rank)
 static nd_status read_event(reading *r, const char *line)
 {
     char kind[WORD];
-    int rank = (int)number_of(line, "pid");
+    int64_t pid = whole_of(line, "pid");
     word_of(line, "cat", kind);
-    if (rank < 0 || rank >= r->waits.count) {
+    if (pid < 0 || pid >= r->waits.count) {
         return ND_OK;
     }
+    int rank = (int)pid;
     r->waits.steps += rank == 0 && strcmp(kind, "step") == 0;
     if (strcmp(kind, "communication") != 0) {
         return ND_OK;
