@@ -31,6 +31,10 @@ typedef struct nd_variable {
  * and is one block, owned by the caller; it borrows the texts of the environment.
  */
 nd_status nd_environment_make(const nd_variable *own, int count, char ***out);
+
+/* `ndlaunch env`: system, CPU, memory, limits, GPUs, and the variables that libraries and launchers
+ * read. Values of variables whose names look like secrets are left out. */
+void nd_host_report(FILE *out);
 /* The resolved configuration as an anonymous file that workers inherit. */
 nd_status nd_config_to_fd(const nd_config *config, int *fd);
 

@@ -2,6 +2,7 @@
 /*
  * ndlaunch: starts and watches the workers of a job.
  *   ndlaunch --config-file FILE [flags]
+ *   ndlaunch env
  *   ndlaunch --make-key FILE | --help | --version
  */
 #include <errno.h>
@@ -127,10 +128,12 @@ static nd_status launch(const nd_config *config, const nd_slurm *slurm, int *exi
 static nd_status help(const char *topic)
 {
     static const nd_help_entry own[] = {
+        {"env", "prints versions, host, limits and environment, for a report of a problem"},
         {"--make-key FILE",
          "writes a fresh job key into a new file of mode 0600 and ends; several nodes share one"},
     };
-    static const nd_help program = {"ndlaunch [--config-file FILE] [flags]", own, 1};
+    static const nd_help program = {"ndlaunch [--config-file FILE] [flags]", own,
+                                    sizeof own / sizeof *own};
     return nd_config_help(stdout, &program, topic);
 }
 
@@ -150,6 +153,16 @@ static nd_status print_version(void)
                        error ? strerror(error) : "it failed");
     }
     return ND_OK;
+}
+
+/* It needs no configuration. */
+static nd_status print_env(int argc)
+{
+    if (argc != 2) {
+        return nd_fail(ND_ERR_CONFIG, "ndlaunch env takes no further argument");
+    }
+    nd_host_report(stdout);
+    return print_version();
 }
 
 static nd_status run(int argc, char **argv, int *exit_code)
@@ -208,6 +221,7 @@ static nd_status make_key(const char *flag, int argc, char **argv)
 static int usage(void)
 {
     fprintf(stderr, "usage: ndlaunch --config-file FILE [flags]\n"
+                    "       ndlaunch env\n"
                     "       ndlaunch --make-key FILE\n"
                     "       ndlaunch --help [SECTION|all] | --version\n");
     return (int)ND_ERR_CONFIG;
@@ -251,6 +265,8 @@ int main(int argc, char **argv)
     const char *key_flag = make_key_flag(argc, argv);
     if (key_flag) {
         status = make_key(key_flag, argc, argv);
+    } else if (strcmp(argv[1], "env") == 0) {
+        status = print_env(argc);
     } else {
         status = run(argc, argv, &exit_code);
     }

@@ -28,6 +28,7 @@ VERBS = {"ls": ["--json"], "verify": [], "export": ["--dtype", "--side-files", "
 CONFIGURED = ("train", "check", "plan") # commands that take the flags of the table
 COMMON = {"config-file": "a YAML file, native or accelerate's", "set": "section.key=value: sets any key",
           "help": "the flags used most; with a section or all: more", "version": "the version and what is inside"}
+LAUNCHER_COMMANDS = {"env": "prints versions, host, limits and environment, for a report of a problem"}
 LAUNCHER = {"make-key": "writes a fresh job key into a new file and ends"}
 FILES = {"config-file", "make-key", "output", "input", "tokenizer", "side-files"}
 CODES = [(0, "the run ended well"), (2, "configuration or usage"), (65, "bad data, model or checkpoint"), (70, "a number that is not "
@@ -168,11 +169,14 @@ def page(program, version, summary, usage, own, table):
 
 
 def launcher_page(version, table):
-    own = [".SH OWN OPTIONS"]
+    own = [".SH COMMANDS"]
+    for name, text in LAUNCHER_COMMANDS.items():
+        own += [".TP", rf"\fB{name}\fR", roff(text)]
+    own += [".SH OWN OPTIONS"]
     for name, text in LAUNCHER.items():
         own += [".TP", rf"\fB\-\-{roff(name)}\fR \fIFILE\fR", roff(text)]
     return page("ndlaunch", version, "trains a Llama on the workers of one or several nodes", ["ndlaunch [--config-file FILE] [flags]",
-                "ndlaunch --make-key FILE"], own, table)
+                "ndlaunch env", "ndlaunch --make-key FILE"], own, table)
 
 
 def worker_page(version, table):
@@ -219,7 +223,7 @@ _ndtrain_flags='{names}'
 _ndlaunch() {{
     local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD - 1]}}
     _ndtrain_value && return
-    COMPREPLY=($(compgen -W "$_ndtrain_flags {' '.join('--' + f for f in LAUNCHER)}" -- "$cur"))
+    COMPREPLY=($(compgen -W "$_ndtrain_flags {' '.join([*('--' + f for f in LAUNCHER), *LAUNCHER_COMMANDS])}" -- "$cur"))
 }}
 _ndtrain() {{
     local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD - 1]}} flags=
