@@ -402,8 +402,8 @@ static nd_status check_log(const nd_config *c)
     return ND_OK;
 }
 
-/* As transformers does: the product is rounded up. A configuration that was resolved before has both
- * keys, and they agree. */
+/* As transformers does: the product is rounded up. A configuration that was resolved before has
+ * both keys, and they agree. */
 static nd_status resolve_warmup(nd_config *c)
 {
     int64_t steps = (int64_t)ceil((double)c->train.steps * c->optimizer.warmup_ratio);
