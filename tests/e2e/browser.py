@@ -25,16 +25,14 @@ def find():
 
 class Page:
     def __init__(self, browser, session):
-        self.browser, self.session, self.problems, self.loaded, self.url = browser, session, [], False, None
+        self.browser, self.session, self.problems, self.url = browser, session, [], None
 
     def call(self, method, **parameters):
         return self.browser.call(method, self.session, **parameters)
 
     def take(self, event):
         method, parameters = event["method"], event["params"]
-        if method == "Page.loadEventFired":
-            self.loaded = True
-        elif method == "Runtime.consoleAPICalled":
+        if method == "Runtime.consoleAPICalled":
             self.problems.append(f"console: {parameters['args']}")
         elif method == "Runtime.exceptionThrown":
             self.problems.append(f"exception: {parameters['exceptionDetails']}")
@@ -135,6 +133,15 @@ class Browser:
         page.url = path.resolve().as_uri()
         page.call("Page.navigate", url=page.url)
         deadline = time.monotonic() + self.seconds
-        while not page.loaded:
-            self.step(deadline)
+        while not self.shows(page):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{page.url} is not loaded after {self.seconds} s")
+            time.sleep(0.02)
         return page
+
+    @staticmethod
+    def shows(page):
+        try:
+            return page.evaluate("document.readyState + ' ' + location.href") == f"complete {page.url}"
+        except RuntimeError: # the blank page before it has just gone
+            return False
