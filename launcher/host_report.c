@@ -65,7 +65,7 @@ static void put_system(FILE *out)
 static void put_cpu(FILE *out)
 {
     static const char *const wanted[] = {"avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16"};
-    char flags[LINE_BYTES], padded[LINE_BYTES + 2], found[128] = "", count[64];
+    char flags[LINE_BYTES], padded[LINE_BYTES + 2], found[128] = "", count[96];
     cpu_set_t allowed;
     size_t used = 0;
     line_of_file("/proc/cpuinfo", "flags", flags);
