@@ -39,6 +39,9 @@ static inline nd_status nd_profile_init(nd_profile *p, const nd_progress_slot *s
 /* Takes what the slot has as seen. True: a collective was entered since the last look. */
 static inline int nd_profile_look(nd_profile *p)
 {
+    if (!p->slot) {
+        return 0;
+    }
     int64_t sequence = atomic_load_explicit(&p->slot->sequence, memory_order_relaxed);
     int32_t group = atomic_load_explicit(&p->slot->group, memory_order_relaxed);
     int changed = sequence != p->seen_sequence || group != p->seen_group;
@@ -53,7 +56,7 @@ static inline void nd_profile_add(nd_profile *p, int32_t kind, const char *name,
 {
     nd_profile_event event = {
         .name = name, .begin_ns = begin_ns, .end_ns = end_ns, .kind = kind, .group = -1};
-    if (p->slot && nd_profile_look(p)) {
+    if (nd_profile_look(p)) {
         event.sequence = p->seen_sequence;
         event.group = p->seen_group;
         event.op = atomic_load_explicit(&p->slot->op, memory_order_relaxed);

@@ -61,7 +61,7 @@ class Page:
 class Browser:
     """Ends the program and removes its profile at the end of a with statement."""
 
-    def __init__(self, folder, seconds=60):
+    def __init__(self, folder, seconds=120):
         self.folder, self.seconds, self.pages, self.number, self.rest = folder, seconds, {}, 0, b""
 
     def __enter__(self):

@@ -83,6 +83,16 @@ def what_is_missing_is_installed_and_nothing_else():
     check(code == 0 and not calls, f"clang has its own runtimes before Debian 12: {code} {said} {calls}")
 
 
+def a_browser_is_no_condition():
+    """One test alone needs it, and not every release has it as a package."""
+    names = packages("--tests", "--no-browser")
+    check(set(packages("--tests")) - set(names) == {"chromium"}, "the browser is not the one package that --no-browser leaves out")
+    code, said, calls = with_fakes(names, names)
+    check(code == 0 and "no chromium" in said and not any("install" in call for call in calls), f"no browser: {code} {said} {calls}")
+    code, said, calls = with_fakes(names, [*names, "chromium"])
+    check(code == 0 and calls and calls[-1].endswith(" chromium"), f"a browser is missing: {code} {said} {calls}")
+
+
 def a_package_that_no_source_has_is_named():
     names = packages("--tests")
     code, said, calls = with_fakes(names[2:], names[:1])
@@ -101,6 +111,7 @@ def wrong_arguments_do_nothing():
 the_programs_need_no_tools_of_the_tests()
 the_cuda_part_needs_a_cxx_compiler()
 what_is_missing_is_installed_and_nothing_else()
+a_browser_is_no_condition()
 a_package_that_no_source_has_is_named()
 wrong_arguments_do_nothing()
 print("check_setup: setup and build name and refuse what they should")

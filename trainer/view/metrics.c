@@ -508,17 +508,29 @@ out:
 
 /* The file. */
 
+/* Where a damaged line stands in the file. */
+typedef struct line_search {
+    const char *begin, *bad;
+    size_t number;
+} line_search;
+
+static nd_status find_number(void *context)
+{
+    line_search *s = context;
+    for (const char *p = s->begin; p < s->bad; p++) {
+        s->number += *p == '\n';
+    }
+    return ND_OK;
+}
+
 static nd_status fail_line(const char *path, const nd_fs_map *map, const char *bad)
 {
-    size_t number = 1;
-    const char *begin = (const char *)map->data;
-    for (const char *p = begin; p < bad; p++) {
-        number += *p == '\n';
-    }
+    line_search search = {(const char *)map->data, bad, 1};
+    ND_TRY(nd_fs_map_guard(map, path, find_number, &search));
     return nd_fail(ND_ERR_DATA,
                    "%s line %zu is not what ndtrain writes there; the file is damaged: repair the "
                    "line or remove it",
-                   path, number);
+                   path, search.number);
 }
 
 static nd_status check_parts(const part *parts, int count, const char *path, const nd_fs_map *map)
