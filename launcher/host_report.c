@@ -112,9 +112,8 @@ static void put_limit(FILE *out, const char *name, int which)
     put(out, name, text);
 }
 
-static void put_gpus(FILE *out)
+int nd_host_gpus(void)
 {
-    char driver[LINE_BYTES], text[64];
     int count = 0;
     DIR *dir = opendir("/dev");
     for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
@@ -123,8 +122,14 @@ static void put_gpus(FILE *out)
     if (dir) {
         closedir(dir);
     }
+    return count;
+}
+
+static void put_gpus(FILE *out)
+{
+    char driver[LINE_BYTES], text[64];
     line_of_file("/proc/driver/nvidia/version", "NVRM version", driver);
-    snprintf(text, sizeof text, "%d", count);
+    snprintf(text, sizeof text, "%d", nd_host_gpus());
     put(out, "NVIDIA GPUs", text);
     put(out, "NVIDIA driver", driver[0] ? driver : "none");
 }

@@ -35,6 +35,18 @@ nd_status nd_environment_make(const nd_variable *own, int count, char ***out);
 /* `ndlaunch env`: system, CPU, memory, limits, GPUs, and the variables that libraries and launchers
  * read. Values of variables whose names look like secrets are left out. */
 void nd_host_report(FILE *out);
+/* The NVIDIA GPUs of this host, by their device files. */
+int nd_host_gpus(void);
+
+/*
+ * `ndlaunch config`: asks what a run should be, one line of `in` an answer, and writes the native
+ * YAML file `path`, which must not exist. An answer that its key cannot have is said on `out` and
+ * asked again. `in` NULL asks nothing: every answer is its default. ND_ERR_CONFIG: the input ended,
+ * or the answers together are no run; ND_ERR_CANTCREATE. Nothing is written then.
+ */
+nd_status nd_questions_ask(FILE *in, FILE *out, const char *path);
+nd_status nd_questions_main(int argc, char **argv);
+
 /* The resolved configuration as an anonymous file that workers inherit. */
 nd_status nd_config_to_fd(const nd_config *config, int *fd);
 

@@ -2,6 +2,7 @@
 /*
  * ndlaunch: starts and watches the workers of a job.
  *   ndlaunch --config-file FILE [flags]
+ *   ndlaunch config [--default] [--config-file FILE]
  *   ndlaunch env
  *   ndlaunch --make-key FILE | --help | --version
  */
@@ -128,6 +129,7 @@ static nd_status launch(const nd_config *config, const nd_slurm *slurm, int *exi
 static nd_status help(const char *topic)
 {
     static const nd_help_entry own[] = {
+        {"config", "asks a few questions and writes a configuration; --default asks none"},
         {"env", "prints versions, host, limits and environment, for a report of a problem"},
         {"--make-key FILE",
          "writes a fresh job key into a new file of mode 0600 and ends; several nodes share one"},
@@ -221,6 +223,7 @@ static nd_status make_key(const char *flag, int argc, char **argv)
 static int usage(void)
 {
     fprintf(stderr, "usage: ndlaunch --config-file FILE [flags]\n"
+                    "       ndlaunch config [--default] [--config-file FILE]\n"
                     "       ndlaunch env\n"
                     "       ndlaunch --make-key FILE\n"
                     "       ndlaunch --help [SECTION|all] | --version\n");
@@ -267,6 +270,8 @@ int main(int argc, char **argv)
         status = make_key(key_flag, argc, argv);
     } else if (strcmp(argv[1], "env") == 0) {
         status = print_env(argc);
+    } else if (strcmp(argv[1], "config") == 0) {
+        status = nd_questions_main(argc, argv);
     } else {
         status = run(argc, argv, &exit_code);
     }

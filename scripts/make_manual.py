@@ -28,7 +28,8 @@ VERBS = {"ls": ["--json"], "verify": [], "export": ["--dtype", "--side-files", "
 CONFIGURED = ("train", "check", "plan") # commands that take the flags of the table
 COMMON = {"config-file": "a YAML file, native or accelerate's", "set": "section.key=value: sets any key",
           "help": "the flags used most; with a section or all: more", "version": "the version and what is inside"}
-LAUNCHER_COMMANDS = {"env": "prints versions, host, limits and environment, for a report of a problem"}
+LAUNCHER_COMMANDS = {"config": "asks a few questions and writes a configuration; --default asks none",
+                     "env": "prints versions, host, limits and environment, for a report of a problem"}
 LAUNCHER = {"make-key": "writes a fresh job key into a new file and ends"}
 FILES = {"config-file", "make-key", "output", "input", "tokenizer", "side-files"}
 CODES = [(0, "the run ended well"), (2, "configuration or usage"), (65, "bad data, model or checkpoint"), (70, "a number that is not "
@@ -176,7 +177,7 @@ def launcher_page(version, table):
     for name, text in LAUNCHER.items():
         own += [".TP", rf"\fB\-\-{roff(name)}\fR \fIFILE\fR", roff(text)]
     return page("ndlaunch", version, "trains a Llama on the workers of one or several nodes", ["ndlaunch [--config-file FILE] [flags]",
-                "ndlaunch env", "ndlaunch --make-key FILE"], own, table)
+                "ndlaunch config [--default] [--config-file FILE]", "ndlaunch env", "ndlaunch --make-key FILE"], own, table)
 
 
 def worker_page(version, table):
