@@ -73,6 +73,8 @@ class Run:
     def has_ended(self):
         """Whether the last line was written: the validation after the last step where there is one, else the last step."""
         try:
+            if any(row.get("event") == "early_stopped" and row["step"] == self.rows[-1]["step"] for row in self.rows):
+                return True
             last = "validation_loss" if self.config["data.validation_path"] else "loss"
             return any(row["step"] == self.config["train.steps"] and last in row for row in self.rows)
         except (OSError, ValueError):

@@ -117,7 +117,7 @@ def values_of(row):
 
 
 def send_new(run, state, sink):
-    """Sends the whole lines behind the offset; returns the last row, or None when there was none."""
+    """Sends the whole lines behind the offset; returns their rows."""
     path = run / "metrics.jsonl"
     try:
         with open(path, "rb") as file:
@@ -127,7 +127,7 @@ def send_new(run, state, sink):
             data = file.read()
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give the folder of a run") from None
-    last = None
+    rows = []
     for line in data[:data.rfind(b"\n") + 1].splitlines(keepends=True):
         try:
             row = json.loads(line)
@@ -137,16 +137,17 @@ def send_new(run, state, sink):
         if values:
             sink.log(step, values)
         state["offset"] += len(line)
-        last = row
-    if last is not None:
+        rows.append(row)
+    if rows:
         write_state(run, state)
-    return last
+    return rows
 
 
-def is_last(row, config):
-    """Whether nothing of the run's own follows: the validation behind the last step, where there is one."""
+def has_last(rows, config):
+    """Whether nothing of the run's own follows: the validation behind the last step, where there is one, or an early stop."""
     wanted = "validation_loss" if config.get("data.validation_path") else "step_ms"
-    return row is not None and row.get("step") == config.get("train.steps") and wanted in row
+    return any(row.get("event") == "early_stopped" or (row.get("step") == config.get("train.steps") and wanted in row)
+               for row in rows)
 
 
 def is_alive(pid):
@@ -162,8 +163,8 @@ def is_alive(pid):
 def follow(arguments, state, sink, config, stopped):
     while True:
         alive = arguments.pid is None or is_alive(arguments.pid) # before reading, so that nothing is left behind
-        row = send_new(arguments.run, state, sink)
-        ends = not alive or (arguments.pid is None and is_last(row, config))
+        rows = send_new(arguments.run, state, sink)
+        ends = not alive or (arguments.pid is None and has_last(rows, config))
         if ends or stopped:
             return
         time.sleep(POLL_SECONDS)

@@ -141,6 +141,8 @@ typedef struct nd_config {
         nd_nonfinite
             nonfinite;       /* what to do with a step whose loss or gradient norm is not finite */
         double spike_factor; /* a loss above this times the median of those before it; 0: off */
+        int64_t early_stopping_patience; /* validations; 0: off */
+        double early_stopping_threshold;
         int64_t validation_batches; /* micro-batches per data rank at each validation; 0: all */
     } train;
     struct {
@@ -181,6 +183,7 @@ typedef struct nd_config {
         nd_staging_choice staging;
         nd_checksum_choice checksum;
         bool export_model, verify;
+        bool load_best; /* the model that is saved is that of the lowest validation loss */
         nd_on_error on_error;
     } checkpoint;
     struct {

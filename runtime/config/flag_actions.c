@@ -111,6 +111,29 @@ static nd_status apply_quiet(nd_reader *r, const nd_setting *setting)
     return on ? nd_reader_put(r, ND_FIELD_log_level, "error") : ND_OK;
 }
 
+/* The strategies of transformers' Trainer: steps, which the interval says, or no. */
+static nd_status apply_save_strategy(nd_reader *r, const nd_setting *setting)
+{
+    if (strcmp(setting->text, "no") == 0) {
+        return nd_reader_put(r, ND_FIELD_checkpoint_interval, "0");
+    }
+    return strcmp(setting->text, "steps") == 0
+               ? ND_OK
+               : nd_reader_refuse(setting, "checkpoints are written every --save-steps steps "
+                                           "(steps), or not at all (no)");
+}
+
+static nd_status apply_eval_strategy(nd_reader *r, const nd_setting *setting)
+{
+    if (strcmp(setting->text, "no") == 0) {
+        return nd_reader_put(r, ND_FIELD_data_validation_path, "");
+    }
+    return strcmp(setting->text, "steps") == 0
+               ? ND_OK
+               : nd_reader_refuse(setting, "the run validates every --eval-steps steps and after "
+                                           "the last one (steps), or not at all (no)");
+}
+
 /* Services of the network are not called by the trainer itself. */
 static nd_status apply_log_with(nd_reader *r, const nd_setting *setting)
 {

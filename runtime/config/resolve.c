@@ -341,6 +341,33 @@ static nd_status check_checkpoint(const nd_config *c)
     return ND_OK;
 }
 
+/* Early stopping and the best model ask the validations of a run. */
+static nd_status check_best(const nd_config *c)
+{
+    bool validates = c->data.validation_path[0] && c->train.validation_interval > 0;
+    if (c->train.early_stopping_patience > 0 && !validates) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "train.early_stopping_patience is %lld, but the run does not validate while "
+                       "it trains; give data.validation_path and train.validation_interval "
+                       "(--validation-path FILE --eval-steps N)",
+                       ll(c->train.early_stopping_patience));
+    }
+    if (!c->checkpoint.load_best) {
+        return ND_OK;
+    }
+    if (!validates || c->checkpoint.interval == 0 ||
+        c->checkpoint.interval % c->train.validation_interval != 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "checkpoint.load_best needs a validation of each state that is saved, but "
+                       "%s, train.validation_interval is %lld and checkpoint.interval is %lld; "
+                       "give --eval-steps N, and --save-steps with a multiple of N",
+                       c->data.validation_path[0] ? "there is a validation file"
+                                                  : "there is no validation file",
+                       ll(c->train.validation_interval), ll(c->checkpoint.interval));
+    }
+    return ND_OK;
+}
+
 static nd_status check_kernels(const nd_config *c)
 {
     if (c->train.deterministic && c->kernels.autotune && !*c->kernels.autotune_from) {
@@ -438,6 +465,7 @@ nd_status nd_config_resolve(nd_config *config)
     ND_TRY(resolve_warmup(config));
     ND_TRY(check_training(config));
     ND_TRY(check_log(config));
+    ND_TRY(check_best(config));
     ND_TRY(check_kernels(config));
     ND_TRY(check_graphs(config));
     ND_TRY(normalise_resume(config));

@@ -65,13 +65,14 @@ nd_status nd_checkpoint_set_aside(const char *run, int64_t step, const char *suf
 
 /*
  * Which checkpoints stay: the `keep_last` newest good ones, those whose step is a multiple of
- * keep_every (0: none is kept for that) and the step `keep` (-1: none). keep_last 0 keeps all.
+ * keep_every (0: none is kept for that) and the steps `keep` (-1: none) and `best` (0: none).
+ * keep_last 0 keeps all.
  *
  * Good means that the manifest can be read and, with `checks_files`, that all files are there with
  * their sizes. What is not good is not counted and not deleted, so the newest good one stays.
  */
 typedef struct nd_prune_options {
-    int64_t keep_last, keep_every, keep;
+    int64_t keep_last, keep_every, keep, best;
 } nd_prune_options;
 /* The steps that go, descending; owned by the caller. */
 nd_status nd_checkpoint_prune_plan(const char *run, const nd_prune_options *options,

@@ -69,6 +69,7 @@ nd_status nd_checkpoint_prune_plan(const char *run, const nd_prune_options *opti
     ND_TRY_OUT(ND_ALLOC(all + 1, &found));
     for (int i = all - 1; i >= 0; i--) {
         bool good = false, kept = newer < options->keep_last || list[i] == options->keep ||
+                                  (options->best > 0 && list[i] == options->best) ||
                                   (options->keep_every > 0 && list[i] % options->keep_every == 0);
         if (kept && newer >= options->keep_last) {
             continue;

@@ -47,6 +47,7 @@ struct nd_saver {
     int units_copied;  /* the update may pass these */
     bool cancelled;
     nd_error error; /* of the thread; ND_OK: none */
+    int64_t best;   /* nd_saver_keep_best */
     int deleted;
 };
 
@@ -128,7 +129,9 @@ static nd_status commit(nd_saver *s)
     if (o->committed) {
         o->committed(o->extra_context, s->step);
     }
-    const nd_prune_options prune = {o->keep_last, o->keep_every, s->step};
+    pthread_mutex_lock(&s->lock);
+    const nd_prune_options prune = {o->keep_last, o->keep_every, s->step, s->best};
+    pthread_mutex_unlock(&s->lock);
     if (nd_checkpoint_prune(o->run, &prune, &s->deleted) != ND_OK) {
         nd_log_warning("checkpoint %lld is saved, but an older one is not deleted: %s",
                        (long long)s->step, nd_error_last()->message);
@@ -374,6 +377,13 @@ bool nd_saver_destroy(nd_saver *s)
     pthread_mutex_destroy(&s->lock);
     free(s);
     return true;
+}
+
+void nd_saver_keep_best(nd_saver *s, int64_t step)
+{
+    pthread_mutex_lock(&s->lock);
+    s->best = step;
+    pthread_mutex_unlock(&s->lock);
 }
 
 uint64_t nd_saver_checkpoint_bytes(const nd_saver *s)

@@ -156,6 +156,11 @@ static nd_status write_event(void *self, const nd_run_event *e)
                           "{\"event\":\"checkpoint_failed\",\"step\":%lld,\"why\":%s}\n",
                           (long long)e->step, quoted(text[0], sizeof text[0], e->reason));
         break;
+    case ND_RUN_EVENT_EARLY_STOPPED:
+        length =
+            snprintf(line, sizeof line, "{\"event\":\"early_stopped\",\"step\":%lld,\"why\":%s}\n",
+                     (long long)e->step, quoted(text[0], sizeof text[0], e->reason));
+        break;
     case ND_RUN_EVENT_RESUMED:
         if (e->rewound_from > 0) {
             snprintf(rewound, sizeof rewound,

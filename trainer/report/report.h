@@ -50,7 +50,8 @@ typedef enum nd_run_event_kind {
     ND_RUN_EVENT_MODEL_SAVED = 0,
     ND_RUN_EVENT_CHECKPOINT_SAVED,
     ND_RUN_EVENT_CHECKPOINT_FAILED,
-    ND_RUN_EVENT_RESUMED
+    ND_RUN_EVENT_RESUMED,
+    ND_RUN_EVENT_EARLY_STOPPED
 } nd_run_event_kind;
 
 typedef struct nd_run_event {
@@ -58,7 +59,7 @@ typedef struct nd_run_event {
     int64_t step;           /* steps done; of a checkpoint: the step whose state it has */
     const char *path;       /* of what was written or loaded; lent for the call, may be NULL */
     const char *reason;     /* of a checkpoint: "interval", "signal", "end", or why it failed; of a
-                               rewind: what its step had */
+                               rewind: what its step had; of an early stop: why */
     double seconds;         /* until it was durable, or loaded */
     double blocked_seconds; /* that the loop over steps waited for it */
     uint64_t bytes;         /* of the whole checkpoint */

@@ -61,6 +61,7 @@ static nd_status write_event(void *self, const nd_run_event *e)
     tensorboard *s = self;
     switch (e->kind) {
     case ND_RUN_EVENT_MODEL_SAVED:
+    case ND_RUN_EVENT_EARLY_STOPPED:
     case ND_RUN_EVENT_CHECKPOINT_FAILED:
         return ND_OK;
     case ND_RUN_EVENT_CHECKPOINT_SAVED:

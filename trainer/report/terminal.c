@@ -220,6 +220,9 @@ static nd_status show_event(void *self, const nd_run_event *event)
         break;
     case ND_RUN_EVENT_CHECKPOINT_FAILED:
         break; /* the rank that has the reason says it */
+    case ND_RUN_EVENT_EARLY_STOPPED:
+        nd_log_info("early stop after step %lld: %s", (long long)event->step, event->reason);
+        break;
     case ND_RUN_EVENT_RESUMED:
         if (event->rewound_from > 0) {
             nd_log_warning("step %lld was not finite, so the run goes on after step %lld from %s; "

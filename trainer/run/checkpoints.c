@@ -210,6 +210,28 @@ static nd_status load_fresh(nd_run_checkpoints *c)
     return nd_weights_init(fsdp, r->shape.init_std, (uint64_t)r->config->model.seed);
 }
 
+static bool asks_best(const nd_config *config)
+{
+    return config->checkpoint.load_best || config->train.early_stopping_patience > 0;
+}
+
+/* What earlier starts of the run have found about its validations. */
+static nd_status find_best(nd_run_checkpoints *c)
+{
+    const nd_worker *worker = c->context->worker;
+    if (!c->resume.continues || !asks_best(worker->rank.config)) {
+        return ND_OK;
+    }
+    if (worker->identity.rank == 0 &&
+        nd_run_best_replay(&c->best, worker->rank.config, c->files->dir,
+                           c->trainer->position.step) != ND_OK) {
+        nd_log_warning("the validations before step %lld do not count for the best one: %s",
+                       (long long)c->trainer->position.step, nd_error_last()->message);
+        nd_error_clear();
+    }
+    return tell_all(worker, "best validation", &c->best, sizeof c->best);
+}
+
 nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd_run_files *files)
 {
     nd_restored restored = {.moments = true};
@@ -251,7 +273,8 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
         .seconds = nd_clock_seconds() - begin,
         .restart = c->context->worker->identity.restart_epoch,
     };
-    return nd_sinks_event(&files->sinks, &event);
+    ND_TRY(nd_sinks_event(&files->sinks, &event));
+    return find_best(c);
 }
 
 /* Saving. */
@@ -393,7 +416,11 @@ nd_status nd_run_checkpoints_start(nd_run_checkpoints *c)
         .extra_context = c,
         .gate = {before_commit, c},
     };
-    return nd_saver_create(&options, &c->saver);
+    ND_TRY(nd_saver_create(&options, &c->saver));
+    if (config->checkpoint.load_best) {
+        nd_saver_keep_best(c->saver, c->best.saved_step);
+    }
+    return ND_OK;
 }
 
 static nd_status report_failure(nd_run_checkpoints *c, const nd_save_report *report)
@@ -431,6 +458,10 @@ static nd_status take_report(nd_run_checkpoints *c, const nd_save_report *report
         return report_failure(c, report);
     }
     c->good_step = report->step;
+    if (nd_run_best_saved(&c->best, report->step) &&
+        c->context->worker->rank.config->checkpoint.load_best) {
+        nd_saver_keep_best(c->saver, report->step);
+    }
     int length =
         snprintf(c->good, sizeof c->good, "%s/checkpoint-%lld", c->run, (long long)report->step);
     ND_ASSERT(length < (int)sizeof c->good);
@@ -485,9 +516,56 @@ nd_status nd_run_checkpoints_step(nd_run_checkpoints *c, const nd_step_result *r
     ND_TRY(nd_saver_advance(c->saver, result->save, &report));
     ND_TRY(take_report(c, &report));
     int64_t step = c->trainer->position.step;
-    bool last = step == config->train.steps;
+    bool last = step == config->train.steps || c->over;
     return last || step % config->checkpoint.interval == 0 ? begin(c, last ? "end" : "interval")
                                                            : ND_OK;
+}
+
+nd_status nd_run_checkpoints_validated(nd_run_checkpoints *c, double loss)
+{
+    const nd_config *config = c->context->worker->rank.config;
+    int64_t step = c->trainer->position.step;
+    char why[160];
+    nd_run_best_validated(&c->best, config, step, loss);
+    if (step == config->train.steps || !nd_run_best_is_over(&c->best, config)) {
+        return ND_OK;
+    }
+    c->over = true;
+    snprintf(why, sizeof why,
+             "%lld validations in a row were not below the lowest loss, %.6g after step %lld",
+             (long long)c->best.stale, c->best.loss, (long long)c->best.step);
+    const nd_run_event event = {.kind = ND_RUN_EVENT_EARLY_STOPPED, .step = step, .reason = why};
+    return nd_sinks_event(&c->files->sinks, &event);
+}
+
+nd_status nd_run_checkpoints_load_best(nd_run_checkpoints *c)
+{
+    const nd_config *config = c->context->worker->rank.config;
+    const nd_run_position position = c->trainer->position;
+    const nd_run_best *best = &c->best;
+    char path[ND_RESUME_PATH_MAX + 32];
+    nd_manifest manifest = {0};
+    nd_restored restored;
+    bool elsewhere = false;
+    if (!config->checkpoint.load_best || best->saved_step == 0 ||
+        best->saved_step == position.step) {
+        return ND_OK;
+    }
+    snprintf(path, sizeof path, "%s/checkpoint-%lld", c->run, (long long)best->saved_step);
+    nd_status status = nd_restore_checkpoint(c->trainer, path, &manifest, config->checkpoint.verify,
+                                             &elsewhere, &restored);
+    nd_manifest_fini(&manifest);
+    c->trainer->position = position;
+    if (status != ND_OK) {
+        return elsewhere ? nd_fail_elsewhere(status, "another rank could not read %s", path)
+                         : status;
+    }
+    if (c->trainer->rank->rank == 0) {
+        nd_log_info("the model is that of step %lld, whose validation loss %.6g was the lowest of "
+                    "all checkpoints",
+                    (long long)best->saved_step, best->saved_loss);
+    }
+    return ND_OK;
 }
 
 nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped)
@@ -568,6 +646,9 @@ static nd_status go_back(nd_run_checkpoints *c, int64_t failed, const char *why)
     ND_TRY(load_good(c));
     position->passed_over = data - position->step;
     c->held_step = position->step;
+    if (c->best.step > position->step || c->best.saved_step > position->step) {
+        c->best = (nd_run_best){0}; /* these states are gone */
+    }
     const nd_run_event event = {
         .kind = ND_RUN_EVENT_RESUMED,
         .step = position->step,

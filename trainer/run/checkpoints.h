@@ -6,6 +6,7 @@
  * All functions are called by every rank, in the same order.
  */
 #include "trainer/checkpoint/saver.h"
+#include "trainer/run/best.h"
 #include "trainer/run/resume.h"
 #include "trainer/run/run_folder.h"
 
@@ -23,6 +24,8 @@ typedef struct nd_run_checkpoints {
     char good[ND_RESUME_PATH_MAX];      /* the newest good checkpoint, absolute; "": none */
     int rewinds;                        /* of this start */
     bool failed;                        /* the newest save failed */
+    nd_run_best best;                   /* alike on all ranks */
+    bool over;                          /* early stopping: the step done is the last one */
 } nd_run_checkpoints;
 
 /* Before the run folder is opened: finds the source on rank 0 and tells all. It changes nothing. */
@@ -42,12 +45,17 @@ nd_status nd_run_checkpoints_start(nd_run_checkpoints *c);
 /* After each step: goes on with the save in flight and begins one that is due. ND_ERR_CANTCREATE
  * when a save failed and checkpoint.on_error is stop. */
 nd_status nd_run_checkpoints_step(nd_run_checkpoints *c, const nd_step_result *result);
+/* After a validation of the step done, before nd_run_checkpoints_step: the run may be over. */
+nd_status nd_run_checkpoints_validated(nd_run_checkpoints *c, double loss);
 /*
  * After the last step: waits until the save in flight is durable. A run that was stopped saves its
  * state first.
  * ND_ERR_CANTCREATE when a run that was stopped could not save.
  */
 nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped);
+/* With checkpoint.load_best, before the model is saved: the weights of the checkpoint with the lowest
+ * validation loss. The trainer's position stays. */
+nd_status nd_run_checkpoints_load_best(nd_run_checkpoints *c);
 /*
  * After a step that was not finite (nd_trainer_step's error, which is the thread's last): back to
  * the newest good checkpoint; one that is damaged by now is set aside as in

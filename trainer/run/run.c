@@ -118,7 +118,11 @@ static nd_status validate(run_state *s)
     ND_TRY(nd_trainer_evaluate(s->trainer, s->validation_loader, s->validation_batches, &check,
                                &record.loss, &record.tokens));
     record.seconds = nd_clock_seconds() - begin;
-    return s->stopped ? ND_OK : nd_sinks_validation(&s->files.sinks, &record);
+    if (s->stopped) {
+        return ND_OK;
+    }
+    ND_TRY(nd_sinks_validation(&s->files.sinks, &record));
+    return nd_run_checkpoints_validated(&s->checkpoints, record.loss);
 }
 
 static bool validation_is_due(const run_state *s)
@@ -190,7 +194,7 @@ static nd_status loop(run_state *s)
     if (stop_signal) {
         nd_train_request_stop(stop_signal);
     }
-    while (t->position.step < s->config->train.steps && !s->stopped) {
+    while (t->position.step < s->config->train.steps && !s->stopped && !s->checkpoints.over) {
         ND_TRY(nd_run_profile_begin(&s->profile, t->position.step + 1));
         begin_record(s);
         ND_RUN(s->rank, ND_TRACE_DATA, nd_loader_next(s->loader, &batch));
@@ -284,6 +288,7 @@ static nd_status run(run_state *s)
                                   s->trainer->position.step - s->trace_from));
     }
     ND_TRY(nd_run_checkpoints_finish(&s->checkpoints, s->stopped));
+    ND_TRY(s->stopped ? ND_OK : nd_run_checkpoints_load_best(&s->checkpoints));
     ND_TRY(save_model(s));
     nd_progress_set_phase(s->rank->progress, ND_PHASE_DONE, s->trainer->position.step);
     return s->stopped ? fail_stopped(s) : ND_OK;

@@ -345,7 +345,8 @@ static void fill_event(const json_t *o, nd_metric_event *e)
 {
     static const char *const names[] = {[ND_METRIC_EVENT_CHECKPOINT] = "checkpoint",
                                         [ND_METRIC_EVENT_CHECKPOINT_FAILED] = "checkpoint_failed",
-                                        [ND_METRIC_EVENT_RESUMED] = "resumed"};
+                                        [ND_METRIC_EVENT_RESUMED] = "resumed",
+                                        [ND_METRIC_EVENT_EARLY_STOPPED] = "early_stopped"};
     const char *name = json_string_value(json_object_get(o, "event"));
     const char *reason = json_string_value(json_object_get(o, "reason"));
     const char *why = json_string_value(json_object_get(o, "why"));
@@ -359,7 +360,7 @@ static void fill_event(const json_t *o, nd_metric_event *e)
                            .passed_over_samples = whole_of(o, "passed_over_samples")};
     snprintf(e->name, sizeof e->name, "%s", name ? name : "");
     snprintf(e->text, sizeof e->text, "%s", why ? why : reason ? reason : "");
-    for (int k = ND_METRIC_EVENT_CHECKPOINT; k <= ND_METRIC_EVENT_RESUMED; k++) {
+    for (int k = ND_METRIC_EVENT_CHECKPOINT; k <= ND_METRIC_EVENT_EARLY_STOPPED; k++) {
         e->kind = strcmp(e->name, names[k]) == 0 ? (nd_metric_event_kind)k : e->kind;
     }
 }

@@ -46,7 +46,8 @@ typedef enum nd_metric_event_kind {
     ND_METRIC_EVENT_OTHER = 0, /* of a later version */
     ND_METRIC_EVENT_CHECKPOINT,
     ND_METRIC_EVENT_CHECKPOINT_FAILED,
-    ND_METRIC_EVENT_RESUMED
+    ND_METRIC_EVENT_RESUMED,
+    ND_METRIC_EVENT_EARLY_STOPPED
 } nd_metric_event_kind;
 
 typedef struct nd_metric_event {

@@ -223,7 +223,8 @@ static void write_verdict(const nd_page *page, nd_doc *doc, const nd_run_view *r
     char text[ND_VERDICT_MAX];
     nd_run_verdict(run, text);
     if (doc->kind == ND_DOC_HTML) {
-        bool good = run->end == ND_RUN_FINISHED && isfinite(run->figures.end_loss);
+        bool ended = run->end == ND_RUN_FINISHED || run->end == ND_RUN_STOPPED_EARLY;
+        bool good = ended && isfinite(run->figures.end_loss);
         bool bad = run->end == ND_RUN_ENDED_EARLY || !isfinite(run->figures.end_loss);
         fprintf(doc->out, "<p class=\"verdict%s\">", good ? " good" : bad ? " bad" : "");
     }

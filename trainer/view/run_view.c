@@ -222,6 +222,18 @@ static bool was_stopped(const nd_metrics *m)
     return false;
 }
 
+/* The early stop behind the last step; NULL: there is none. */
+static const nd_metric_event *early_stop(const nd_metrics *m)
+{
+    for (size_t i = m->event_count; i > 0; i--) {
+        const nd_metric_event *e = &m->events[i - 1];
+        if (e->kind == ND_METRIC_EVENT_EARLY_STOPPED) {
+            return e->step == m->rows[m->row_count - 1].step ? e : NULL;
+        }
+    }
+    return NULL;
+}
+
 static nd_run_end find_end(const nd_run_view *v, int64_t now)
 {
     const nd_metrics *m = &v->metrics;
@@ -229,6 +241,9 @@ static nd_run_end find_end(const nd_run_view *v, int64_t now)
     patience = patience > RECENT_SECONDS ? patience : RECENT_SECONDS;
     if (v->steps_wanted > 0 && m->rows[m->row_count - 1].step >= v->steps_wanted) {
         return ND_RUN_FINISHED;
+    }
+    if (early_stop(m)) {
+        return ND_RUN_STOPPED_EARLY;
     }
     if (was_stopped(m)) {
         return ND_RUN_STOPPED;
@@ -246,6 +261,10 @@ char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX])
     switch (view->end) {
     case ND_RUN_FINISHED:
         snprintf(text, ND_VERDICT_MAX, "finished: all %lld steps", wanted);
+        break;
+    case ND_RUN_STOPPED_EARLY:
+        snprintf(text, ND_VERDICT_MAX, "finished early, after step %lld of %lld: %s", step, wanted,
+                 early_stop(m)->text);
         break;
     case ND_RUN_STOPPED:
         snprintf(

@@ -12,8 +12,9 @@
 
 typedef enum nd_run_end {
     ND_RUN_FINISHED = 0,
-    ND_RUN_STOPPED, /* by a signal, behind a checkpoint */
-    ND_RUN_RECENT,  /* wrote its last line less than a minute, or ten steps, ago */
+    ND_RUN_STOPPED_EARLY, /* as train.early_stopping_patience asks */
+    ND_RUN_STOPPED,       /* by a signal, behind a checkpoint */
+    ND_RUN_RECENT,        /* wrote its last line less than a minute, or ten steps, ago */
     ND_RUN_ENDED_EARLY,
     ND_RUN_UNKNOWN /* without run.json nobody knows how many steps were wanted */
 } nd_run_end;

@@ -431,6 +431,42 @@ Test(flags, of_fewer_nodes_that_do_not_go_with_others)
     nd_config_fini(&c);
 }
 
+/* The names of transformers' Trainer. */
+Test(flags, strategies_and_the_best_model)
+{
+    nd_config c = {0};
+    cr_assert_eq(FLAGS(&c, "--eval-strategy", "steps", "--eval_steps", "10", "--save_strategy",
+                       "steps", "--save_steps", "20", "--load_best_model_at_end",
+                       "--greater-is-better", "false", "--metric-for-best-model", "eval_loss",
+                       "--early-stopping-patience", "3"),
+                 ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    cr_expect(c.train.validation_interval == 10 && c.checkpoint.interval == 20);
+    cr_expect(c.checkpoint.load_best && c.train.early_stopping_patience == 3);
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--save-steps", "20", "--save-strategy", "no", "--eval-strategy", "no"),
+                 ND_OK);
+    cr_expect(c.checkpoint.interval == 0 && !c.data.validation_path[0]);
+    nd_config_fini(&c);
+    EXPECT_BAD_FLAGS(("--eval-strategy", "epoch"), "--eval-strategy is epoch", "--eval-steps");
+    static const char *const bad[][5] = {
+        {"--early-stopping-patience", "2", "--log-interval", "1", "does not validate"},
+        {"--eval-steps", "3", "--load-best-model-at-end", "true", "checkpoint.interval is 0"},
+        {"--eval-steps", "3", "--set", "checkpoint.load_best=true", "checkpoint.interval is 0"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        cr_assert_eq(FLAGS(&c, bad[i][0], bad[i][1], bad[i][2], bad[i][3]), ND_OK);
+        cr_expect_eq(nd_config_resolve(&c), ND_ERR_CONFIG);
+        cr_expect_not_null(strstr(nd_error_last()->message, bad[i][4]), "%s",
+                           nd_error_last()->message);
+        nd_config_fini(&c);
+    }
+    cr_assert_eq(FLAGS(&c, "--eval-steps", "3", "--save-steps", "10", "--load-best-model-at-end"),
+                 ND_OK);
+    cr_expect_eq(nd_config_resolve(&c), ND_ERR_CONFIG); /* no validation of the state of step 10 */
+    nd_config_fini(&c);
+}
+
 Test(flags, refused_with_a_sentence)
 {
     EXPECT_BAD_FLAGS(("--checkpointing-steps", "epoch"), "--checkpointing-steps", "epoch");

@@ -94,6 +94,12 @@ Test(run_view, how_a_run_ended)
     view = open_view(now + 3600);
     cr_assert_eq(view.end, ND_RUN_STOPPED);
     nd_run_view_close(&view);
+    write_metrics(4, "{\"event\":\"early_stopped\",\"step\":4,\"why\":\"<no> better\"}\n");
+    view = open_view(now + 3600);
+    char verdict[ND_VERDICT_MAX];
+    cr_assert_eq(view.end, ND_RUN_STOPPED_EARLY);
+    cr_assert_not_null(strstr(nd_run_verdict(&view, verdict), "step 4 of 6: <no> better"));
+    nd_run_view_close(&view);
     unlink(tempdir_file(&dir, "run.json"));
     write_metrics(4, "");
     view = open_view(now + 3600);

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "tests/support/tempdir.h"
+#include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
+#include "trainer/checkpoint/folder.h"
+#include "trainer/run/best.h"
+
+/* Validations every 2 steps, checkpoints every 4 and after step 22. */
+static const nd_config config = {
+    .train = {.steps = 22, .early_stopping_patience = 2, .early_stopping_threshold = 0.1},
+    .checkpoint = {.interval = 4}};
+
+Test(best, patience_counts_validations_that_are_not_lower_by_the_threshold)
+{
+    nd_run_best best = {0};
+    nd_run_best_validated(&best, &config, 2, 3.0);
+    nd_run_best_validated(&best, &config, 4, 2.95); /* lower, but by less than the threshold */
+    cr_expect(best.stale == 1 && best.step == 4 && !nd_run_best_is_over(&best, &config));
+    nd_run_best_validated(&best, &config, 6, 2.5);
+    cr_expect(best.stale == 0 && best.step == 6);
+    nd_run_best_validated(&best, &config, 8, (double)NAN);
+    cr_expect(!nd_run_best_is_over(&best, &config));
+    nd_run_best_validated(&best, &config, 10, 2.5);
+    cr_expect(best.stale == 2 && best.loss == 2.5 && nd_run_best_is_over(&best, &config));
+    nd_config off = config;
+    off.train.early_stopping_patience = 0;
+    cr_expect(!nd_run_best_is_over(&best, &off));
+}
+
+Test(best, a_state_counts_when_its_checkpoint_is_durable)
+{
+    nd_run_best best = {0};
+    nd_run_best_validated(&best, &config, 2, 1.0); /* no checkpoint here */
+    cr_expect(!nd_run_best_saved(&best, 2) && best.saved_step == 0);
+    nd_run_best_validated(&best, &config, 4, 3.0);
+    cr_expect(nd_run_best_saved(&best, 4) && best.saved_step == 4);
+    nd_run_best_validated(&best, &config, 8, 2.0); /* its save fails */
+    cr_expect_eq(best.saved_step, 4);
+    nd_run_best_validated(&best, &config, 12, 2.5);
+    cr_expect(nd_run_best_saved(&best, 12) && best.saved_step == 12);
+    nd_run_best_validated(&best, &config, 16, 2.75);
+    cr_expect(!nd_run_best_saved(&best, 16) && best.saved_step == 12);
+    nd_run_best_validated(&best, &config, 20, (double)NAN);
+    cr_expect(!nd_run_best_saved(&best, 20) && best.saved_step == 12);
+    nd_run_best_validated(&best, &config, 22, 0.5);
+    cr_expect(nd_run_best_saved(&best, 22) && best.saved_step == 22);
+}
+
+static void save(const char *run, int64_t step)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    nd_llama_shape shape = fake_shape(true);
+    fake_write(run, &shape, &one, 1, step, false, ND_CHECKSUM_XXH3);
+}
+
+Test(best, a_run_that_goes_on_knows_what_its_earlier_start_knew)
+{
+    static const struct {
+        int64_t step;
+        double loss;
+    } lines[] = {{4, 3.0}, {8, 1.0}, {12, 2.0}, {14, 2.5}, {16, 0.25}};
+    tempdir dir;
+    nd_run_best best = {0};
+    tempdir_make(&dir);
+    FILE *out = fopen(tempdir_file(&dir, "metrics.jsonl"), "w");
+    cr_assert_not_null(out);
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        fprintf(out, "{\"step\":%lld,\"validation_loss\":%g}\n", (long long)lines[i].step,
+                lines[i].loss);
+    }
+    cr_assert_eq(fclose(out), 0);
+    save(dir.path, 4);
+    save(dir.path, 12); /* that of step 8 was deleted */
+    cr_assert_eq(nd_run_best_replay(&best, &config, dir.path, 14), ND_OK, "%s",
+                 nd_error_last()->message);
+    cr_expect(best.step == 8 && best.loss == 1.0 && best.stale == 2);
+    cr_expect(best.saved_step == 12 && best.saved_loss == 2.0);
+    nd_checkpoint_abandon(dir.path);
+    cr_expect_eq(nd_run_best_replay(&best, &config, dir.path, 14), ND_ERR_DATA);
+}

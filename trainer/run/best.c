@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/run/best.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "runtime/base/fsio.h"
+#include "trainer/checkpoint/folder.h"
+#include "trainer/view/metrics.h"
+
+/* Whether the state after this step gets a checkpoint. One behind a stop signal is not counted. */
+static bool is_saved(const nd_config *config, int64_t step)
+{
+    int64_t interval = config->checkpoint.interval;
+    return interval > 0 && (step % interval == 0 || step == config->train.steps);
+}
+
+void nd_run_best_validated(nd_run_best *best, const nd_config *config, int64_t step, double loss)
+{
+    bool first = best->step == 0;
+    bool lower = isfinite(loss) && (first || loss < best->loss);
+    bool counts = lower && (first || best->loss - loss > config->train.early_stopping_threshold);
+    best->stale = counts ? 0 : best->stale + 1;
+    if (lower) {
+        best->step = step;
+        best->loss = loss;
+    }
+    if (isfinite(loss) && is_saved(config, step)) {
+        best->pending_step = step;
+        best->pending_loss = loss;
+    }
+}
+
+bool nd_run_best_saved(nd_run_best *best, int64_t step)
+{
+    bool known = best->pending_step == step && step > 0;
+    if (!known || (best->saved_step > 0 && best->pending_loss >= best->saved_loss)) {
+        return false;
+    }
+    best->saved_step = step;
+    best->saved_loss = best->pending_loss;
+    return true;
+}
+
+bool nd_run_best_is_over(const nd_run_best *best, const nd_config *config)
+{
+    int64_t patience = config->train.early_stopping_patience;
+    return patience > 0 && best->stale >= patience;
+}
+
+static bool is_among(const int64_t *steps, int count, int64_t step)
+{
+    for (int i = 0; i < count; i++) {
+        if (steps[i] == step) {
+            return true;
+        }
+    }
+    return false;
+}
+
+nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const char *run,
+                             int64_t step)
+{
+    nd_metrics metrics = {0};
+    nd_run_best found = {0};
+    int64_t *saved = NULL;
+    char *path = NULL;
+    int count = 0;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_fs_format(&path, "%s/metrics.jsonl", run));
+    ND_TRY_OUT(nd_metrics_read(path, 1, &metrics));
+    ND_TRY_OUT(nd_checkpoint_list(run, &saved, &count));
+    for (size_t i = 0; i < metrics.validation_count; i++) {
+        const nd_validation_row *row = &metrics.validations[i];
+        if (row->step <= step) {
+            nd_run_best_validated(&found, config, row->step, row->loss);
+            if (is_among(saved, count, row->step)) {
+                nd_run_best_saved(&found, row->step);
+            }
+        }
+    }
+    *best = found;
+out:
+    nd_metrics_fini(&metrics);
+    free(saved);
+    free(path);
+    return status;
+}
