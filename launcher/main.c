@@ -186,6 +186,8 @@ static nd_status run(int argc, char **argv, int *exit_code)
                          "leave it out: ndlaunch gives the ranks itself, and a node's number is "
                          "--node-rank",
                          cli.plan_rank);
+    } else if (status == ND_OK && cli.plan_explains) {
+        status = nd_fail(ND_ERR_CONFIG, "--explain is for `ndtrain plan` alone; leave it out");
     } else if (status == ND_OK) {
         status = nd_slurm_complete(&slurm, &config);
         status = status == ND_OK ? nd_config_resolve(&config) : status;

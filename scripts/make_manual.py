@@ -14,7 +14,7 @@ import sys
 COMMANDS = {
     "train": ("one worker of a job, which ndlaunch, srun or torchrun starts", []),
     "check": ("reads configuration, model and data; starts nothing", []),
-    "plan": ("prints mesh, groups, memory and estimated time; starts nothing", ["--rank"]),
+    "plan": ("prints mesh, groups, memory and estimated time; starts nothing", ["--rank", "--explain"]),
     "ckpt": ("lists, verifies, exports, compares and deletes checkpoints", []),
     "tokenize": ("turns text and JSON lines into token files",
                  ["--tokenizer", "--input", "--output-prefix", "--format", "--json-key", "--document-separator", "--append-eod",
@@ -243,7 +243,7 @@ _ndtrain() {{
 {verbs}
         esac
         ;;
-    plan) flags="$_ndtrain_flags --rank" ;;
+    plan) flags="$_ndtrain_flags --rank --explain" ;;
     *) flags=$_ndtrain_flags ;;
     esac
     _ndtrain_value && return
@@ -304,7 +304,7 @@ case $words[2] in
             _arguments {' '.join(verbs)} '*:file:_files'
         fi
         ;;
-    plan) _arguments $configured '--rank[the rank that is planned]:rank: ' ;;
+    plan) _arguments $configured '--rank[the rank that is planned]:rank: ' '--explain[why memory is needed, and what other settings need]' ;;
     *) _arguments $configured ;;
 esac
 """

@@ -57,6 +57,7 @@ static nd_status help(const char *topic)
         {"train", "one worker of a job, which ndlaunch, srun or torchrun starts"},
         {"check", "reads configuration, model and data; starts nothing"},
         {"plan", "prints mesh, groups, memory and estimated time; starts nothing"},
+        {"plan --explain", "also why memory is needed, and what other settings would need"},
         {"plan --rank R", "the rank whose groups and memory are printed; rank 0 if not given"},
         {"ckpt VERB", "lists, verifies, exports, compares and deletes checkpoints (ckpt --help)"},
         {"tokenize", "turns text and JSON lines into token files (tokenize --help)"},

@@ -217,6 +217,7 @@ typedef struct nd_cli {
     bool help, version;
     const char *help_topic; /* borrowed from argv: what follows --help, "" for nothing */
     int plan_rank;          /* --rank R of `ndtrain plan`, -1 */
+    bool plan_explains;     /* --explain of `ndtrain plan` */
 } nd_cli;
 
 /*

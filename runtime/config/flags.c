@@ -6,7 +6,7 @@
 #include "runtime/base/suggest.h"
 
 /* Flags of the program itself, handled by the scan. */
-static const char own_flags[] = "config-file set rank help version";
+static const char own_flags[] = "config-file set rank explain help version";
 
 int nd_flag_find_field(const char *name)
 {
@@ -119,7 +119,7 @@ static target find_target(const char *name)
     target t = {-1, -1, NULL, false, nd_flag_list_holds(own_flags, name)};
     char underscored[ND_FLAG_NAME_MAX];
     if (t.own) {
-        t.is_switch = strcmp(name, "help") == 0 || strcmp(name, "version") == 0;
+        t.is_switch = nd_flag_list_holds("explain help version", name);
         return t;
     }
     t.field = nd_flag_find_field(name);
@@ -208,6 +208,11 @@ static nd_status apply_rank(nd_cli *cli, const char *text)
     return ND_OK;
 }
 
+static nd_status apply_explain(nd_cli *cli, const nd_setting *setting)
+{
+    return nd_reader_switch(setting, &cli->plan_explains);
+}
+
 /* Sets a field from its flag. torchrun's elastic MIN:MAX is accepted when both are the same. */
 static nd_status apply_field(nd_reader *reader, nd_field_id id, const nd_setting *setting)
 {
@@ -235,9 +240,10 @@ static nd_status apply_flag(nd_reader *reader, nd_cli *cli, const char *name, co
     snprintf(shown, sizeof shown, name[1] ? "--%s" : "-%s", name);
     nd_setting setting = {"", shown, value, false};
     if (t->own) {
-        return strcmp(name, "set") == 0    ? apply_set(reader, value)
-               : strcmp(name, "rank") == 0 ? apply_rank(cli, value)
-                                           : ND_OK;
+        return strcmp(name, "set") == 0       ? apply_set(reader, value)
+               : strcmp(name, "rank") == 0    ? apply_rank(cli, value)
+               : strcmp(name, "explain") == 0 ? apply_explain(cli, &setting)
+                                              : ND_OK;
     }
     if (t->field >= 0) {
         return apply_field(reader, (nd_field_id)t->field, &setting);

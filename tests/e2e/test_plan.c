@@ -173,3 +173,35 @@ Test(plan, a_rank_outside_of_the_mesh)
     cr_assert_eq(code, 2, "%d: %s", code, shell_output);
     says("--rank 8 is not in the mesh; use a rank from 0 to 7");
 }
+
+/* Behind " <name> " in a row of the table of other settings: GiB, and seconds of a step. */
+static void row(const char *name, double *gib, double *seconds)
+{
+    char line[128];
+    double percent;
+    snprintf(line, sizeof line, "\n  %s ", name);
+    const char *at = strstr(shell_output, line);
+    cr_assert_not_null(at, "no %s in:\n%s", name, shell_output);
+    cr_assert_eq(sscanf(at + strlen(line), "%lf GiB %lf %% %lf s", gib, &percent, seconds), 3, "%s",
+                 at);
+}
+
+/* What --explain says of another setting is what the plan with that setting says. */
+Test(plan, other_settings_are_planned_too)
+{
+    double own, gib, full, seconds;
+    shell(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --recompute none --explain");
+    says("\nwhy:\n");
+    row("as it is", &own, &seconds);
+    cr_expect_float_eq(own, part("  total"), 2e-3, "%s", shell_output);
+    row("parallel.recompute: full", &full, &seconds);
+    cr_expect_lt(full, own);
+    row("mesh.tp: 4, on 16 workers", &gib, &seconds);
+    cr_expect_lt(gib, own);
+    shell(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --recompute full");
+    cr_expect_float_eq(full, part("  total"), 2e-3, "%s", shell_output);
+    shell(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --recompute none");
+    cr_expect_null(strstr(shell_output, "why:"));
+    cr_expect_eq(shell_run(&dir, ND_TRAIN " check --explain"), 2);
+    says("--explain is for `ndtrain plan` alone");
+}

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
@@ -139,7 +140,13 @@ static double fp8_flops_per_token(const nd_trainer *trainer)
     return weights * (scales->recipe.weight_gradient.a.scaling == ND_SCALING_NONE ? 4.0 : 6.0);
 }
 
-static void print_estimate(FILE *out, const nd_trainer *trainer)
+typedef struct estimate {
+    double compute, wire; /* seconds of a step */
+    double tokens;        /* of a step */
+    assumption a;
+} estimate;
+
+static estimate estimate_of(const nd_trainer *trainer)
 {
     const nd_rank *r = trainer->rank;
     const nd_config *config = r->config;
@@ -161,12 +168,18 @@ static void print_estimate(FILE *out, const nd_trainer *trainer)
     double gather_width = nd_recipe_is_per_tensor(&trainer->model->scales.recipe) ? 1.0 : width;
     bytes += micros * (double)layout->block_count * (double)(d->Tl * d->C) *
              (6.0 * gather_width + 4.0 * width) * (tp - 1);
-    double compute = flops / a.flops, wire = bytes / a.bytes_per_second;
+    return (estimate){flops / a.flops, bytes / a.bytes_per_second, tokens, a};
+}
+
+static void print_estimate(FILE *out, const nd_trainer *trainer)
+{
+    const estimate e = estimate_of(trainer);
+    bool cuda = trainer->rank->config->launch.device == ND_CHOOSE_CUDA;
     fprintf(out, "estimated step: %.3f s = %.3f s compute + %.3f s communication; %.0f tokens/s\n",
-            compute + wire, compute, wire, tokens / (compute + wire));
+            e.compute + e.wire, e.compute, e.wire, e.tokens / (e.compute + e.wire));
     fprintf(out, "  assumes %s: %.0f GFLOP/s and %.0f GB/s a worker, nothing overlapped\n",
-            a.worker, a.flops * 1e-9, a.bytes_per_second * 1e-9);
-    if (fp8) {
+            e.a.worker, e.a.flops * 1e-9, e.a.bytes_per_second * 1e-9);
+    if (trainer->model->scales.recipe.name) {
         fprintf(out, cuda ? "  FP8 products of converted linears count at twice the BF16 rate\n"
                           : "  FP8 products count at the BF16 rate: a CPU widens their codes\n");
     }
@@ -254,6 +267,120 @@ static nd_status print_plan(FILE *out, const nd_config *config, const nd_inputs 
     return status;
 }
 
+/* --explain: why a buffer is as large as it is, and what other settings would need. */
+
+static void print_reasons(FILE *out)
+{
+    static const char *const reasons[][2] = {
+        {"state",
+         "F32 weights, their gradients and AdamW's two moments: 16 bytes for each parameter of the "
+         "shard; mesh.dp_shard, mesh.cp and mesh.tp divide them, optimizer.name sgd has no "
+         "moments"},
+        {"gathered weights",
+         "the units in work, or with parallel.reshard_after_forward false all of them; mesh.tp "
+         "divides them, fp8.all_gather halves them"},
+        {"unsharded gradients",
+         "F32, before they are added up over the shards; mesh.tp divides them"},
+        {"activations",
+         "what backward needs: they grow with train.micro_batch_size and train.sequence_length; "
+         "parallel.recompute, mesh.cp and mesh.tp make them smaller"},
+        {"scratch", "one layer at a time; it grows with the tokens of a micro-batch, too"},
+        {"head", "logits of one chunk of tokens, never of all; mesh.tp divides the vocabulary"},
+    };
+    fprintf(out, "why:\n");
+    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
+        fprintf(out, "  %-22s %s\n", reasons[i][0], reasons[i][1]);
+    }
+}
+
+/* The run with some other settings. */
+typedef struct variant {
+    char name[96];
+    nd_config config; /* borrows the texts of the run's own */
+} variant;
+
+enum { VARIANTS_MAX = 8 };
+
+static variant *add_variant(variant *list, int *count, const nd_config *config)
+{
+    variant *v = &list[(*count)++];
+    ND_ASSERT(*count <= VARIANTS_MAX);
+    v->config = *config;
+    return v;
+}
+
+/* Of changes that leave what is learned as it is, those that the run can make. */
+static int list_variants(const nd_config *config, variant list[VARIANTS_MAX])
+{
+    static const char *const recompute[] = {"none", "selective", "full"};
+    int count = 0;
+    int64_t samples = config->train.micro_batch_size;
+    for (int i = 0; i < 3; i++) {
+        if ((int)config->parallel.recompute != i) {
+            variant *v = add_variant(list, &count, config);
+            v->config.parallel.recompute = (nd_recompute)i;
+            snprintf(v->name, sizeof v->name, "parallel.recompute: %s", recompute[i]);
+        }
+    }
+    variant *v = add_variant(list, &count, config);
+    v->config.parallel.reshard_after_forward = !config->parallel.reshard_after_forward;
+    snprintf(v->name, sizeof v->name, "parallel.reshard_after_forward: %s",
+             v->config.parallel.reshard_after_forward ? "true" : "false");
+    if (samples > 1) {
+        v = add_variant(list, &count, config);
+        v->config.train.micro_batch_size = 1;
+        v->config.train.gradient_accumulation_steps *= samples;
+        snprintf(v->name, sizeof v->name,
+                 "train.micro_batch_size: 1, train.gradient_accumulation_steps: %lld",
+                 (long long)v->config.train.gradient_accumulation_steps);
+    }
+    for (nd_axis axis = ND_AXIS_DP_SHARD; axis <= ND_AXIS_TP; axis++) {
+        v = add_variant(list, &count, config);
+        v->config.resolved_mesh.size[axis] *= 2;
+        v->config.launch.workers *= 2;
+        snprintf(v->name, sizeof v->name, "mesh.%s: %d, on %lld workers", nd_axis_name(axis),
+                 v->config.resolved_mesh.size[axis], (long long)v->config.launch.workers);
+    }
+    return count;
+}
+
+static void print_variant(FILE *out, const char *name, const nd_trainer *trainer, double own)
+{
+    const estimate e = estimate_of(trainer);
+    double bytes = planned_bytes(trainer);
+    fprintf(out, "  %-64s %9.3f GiB %+6.1f %%  %9.3f s %12.0f tokens/s\n", name, bytes / nd_gib,
+            (bytes / own - 1) * 100, e.compute + e.wire, e.tokens / (e.compute + e.wire));
+}
+
+static nd_status print_variants(FILE *out, const nd_config *config, const nd_inputs *inputs,
+                                nd_worker *worker, int rank)
+{
+    variant *list = NULL;
+    nd_trainer *trainer = NULL;
+    ND_TRY(ND_ALLOC(VARIANTS_MAX, &list));
+    nd_status status = plan_rank(config, inputs, worker, NULL, rank, &trainer);
+    double own = status == ND_OK ? planned_bytes(trainer) : 0;
+    if (status == ND_OK) {
+        fprintf(
+            out,
+            "what other settings would need, each alone, of a worker and by the same estimate:\n");
+        print_variant(out, "as it is", trainer, own);
+        nd_trainer_destroy(trainer);
+    }
+    int count = status == ND_OK ? list_variants(config, list) : 0;
+    for (int i = 0; i < count; i++) {
+        if (plan_rank(&list[i].config, inputs, worker, NULL, rank, &trainer) == ND_OK) {
+            print_variant(out, list[i].name, trainer, own);
+            nd_trainer_destroy(trainer);
+        } else {
+            fprintf(out, "  %-64s not possible: %s\n", list[i].name, nd_error_last()->message);
+            nd_error_clear();
+        }
+    }
+    free(list);
+    return status;
+}
+
 static nd_status begin(nd_worker *worker)
 {
     return nd_identity_read(&worker->identity);
@@ -277,6 +404,10 @@ static nd_status plan(const nd_command_call *call)
     ND_TRY_OUT(nd_tuning_check(config, &inputs.shape, cuda, &tuning));
     ND_TRY_OUT(nd_worker_open_planner(config, worker));
     ND_TRY_OUT(print_plan(stdout, config, &inputs, worker, tuning, rank));
+    if (call->cli->plan_explains) {
+        print_reasons(stdout);
+        ND_TRY_OUT(print_variants(stdout, config, &inputs, worker, rank));
+    }
 out:
     nd_tuning_destroy(tuning);
     nd_inputs_close(&inputs);

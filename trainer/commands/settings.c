@@ -73,6 +73,9 @@ nd_status nd_settings_read(nd_config *config, nd_cli *cli, const nd_identity *id
                        "environment",
                        cli->plan_rank);
     }
+    if (cli->plan_explains && strcmp(argv[0], "plan") != 0) {
+        return nd_fail(ND_ERR_CONFIG, "--explain is for `ndtrain plan` alone; leave it out");
+    }
     ND_TRY(adopt_world_size(config, id));
     return nd_config_resolve(config);
 }
