@@ -68,7 +68,7 @@ def check_pages(made, flags, keys):
 def check_programs(build, made):
     """Each flag that a command prints is completed behind it."""
     ndtrain, bash = build / "ndtrain", made / "bash"
-    every = flags_in(output_of(build / "ndlaunch", "--help", "all"))
+    every = flags_in("\n".join(re.findall(r"^  (--.*)", output_of(build / "ndlaunch", "--help", "all"), re.M)))
     offered = complete(bash, "ndlaunch", "--")
     check(every <= offered, f"bash does not complete {sorted(every - offered)} of ndlaunch --help all")
     commands = re.findall(r"^  ([a-z]+)\b", output_of(ndtrain, "--help"), re.M)

@@ -8,13 +8,6 @@
 #include "trainer/checkpoint/folder.h"
 #include "trainer/view/metrics.h"
 
-/* Whether the state after this step gets a checkpoint. One behind a stop signal is not counted. */
-static bool is_saved(const nd_config *config, int64_t step)
-{
-    int64_t interval = config->checkpoint.interval;
-    return interval > 0 && (step % interval == 0 || step == config->train.steps);
-}
-
 void nd_run_best_validated(nd_run_best *best, const nd_config *config, int64_t step, double loss)
 {
     bool first = best->step == 0;
@@ -25,10 +18,16 @@ void nd_run_best_validated(nd_run_best *best, const nd_config *config, int64_t s
         best->step = step;
         best->loss = loss;
     }
-    if (isfinite(loss) && is_saved(config, step)) {
-        best->pending_step = step;
-        best->pending_loss = loss;
+    if (isfinite(loss)) {
+        best->newest_step = step;
+        best->newest_loss = loss;
     }
+}
+
+void nd_run_best_saving(nd_run_best *best, int64_t step)
+{
+    best->pending_step = best->newest_step == step ? step : 0;
+    best->pending_loss = best->newest_loss;
 }
 
 bool nd_run_best_saved(nd_run_best *best, int64_t step)
@@ -75,6 +74,7 @@ nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const c
         if (row->step <= step) {
             nd_run_best_validated(&found, config, row->step, row->loss);
             if (is_among(saved, count, row->step)) {
+                nd_run_best_saving(&found, row->step);
                 nd_run_best_saved(&found, row->step);
             }
         }

@@ -16,19 +16,23 @@ typedef struct nd_run_best {
     int64_t stale;      /* validations since the last one that was lower by the threshold */
     int64_t saved_step; /* the lowest one of a state that has a checkpoint; 0: none */
     double saved_loss;
-    int64_t pending_step; /* the newest one whose checkpoint is not durable yet; 0: none */
+    int64_t newest_step; /* the last finite one; 0: none */
+    double newest_loss;
+    int64_t pending_step; /* that of the state whose checkpoint is being written; 0: none */
     double pending_loss;
 } nd_run_best; /* all zero: nothing yet */
 
 /* A validation after `step`. */
 void nd_run_best_validated(nd_run_best *best, const nd_config *config, int64_t step, double loss);
+/* A checkpoint of the state after `step` is begun; the one before has ended. */
+void nd_run_best_saving(nd_run_best *best, int64_t step);
 /* The checkpoint of `step` is durable. True: it is the best one from now on. */
 bool nd_run_best_saved(nd_run_best *best, int64_t step);
 /* Early stopping is asked for, and its patience has come to an end. */
 bool nd_run_best_is_over(const nd_run_best *best, const nd_config *config);
 /*
- * What an earlier start of the run, which has gone on after `step`, knew: from metrics.jsonl and the
- * checkpoints of its folder. ND_ERR_DATA, ND_ERR_IO: these cannot be read.
+ * What an earlier start of the run, which has gone on after `step`, knew: from metrics.jsonl and
+ * the checkpoints of its folder. ND_ERR_DATA, ND_ERR_IO: these cannot be read.
  */
 nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const char *run,
                              int64_t step);

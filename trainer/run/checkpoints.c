@@ -500,6 +500,7 @@ static nd_status begin(nd_run_checkpoints *c, const char *reason)
 {
     ND_TRY(nd_saver_is_busy(c->saver) ? wait_for_save(c) : ND_OK);
     c->held_step = c->trainer->position.step;
+    nd_run_best_saving(&c->best, c->held_step);
     return nd_saver_begin(c->saver, reason, metrics_bytes(c));
 }
 

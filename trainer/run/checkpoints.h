@@ -53,8 +53,8 @@ nd_status nd_run_checkpoints_validated(nd_run_checkpoints *c, double loss);
  * ND_ERR_CANTCREATE when a run that was stopped could not save.
  */
 nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped);
-/* With checkpoint.load_best, before the model is saved: the weights of the checkpoint with the lowest
- * validation loss. The trainer's position stays. */
+/* With checkpoint.load_best, before the model is saved: the weights of the checkpoint with the
+ * lowest validation loss. The trainer's position stays. */
 nd_status nd_run_checkpoints_load_best(nd_run_checkpoints *c);
 /*
  * After a step that was not finite (nd_trainer_step's error, which is the thread's last): back to

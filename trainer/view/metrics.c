@@ -430,7 +430,7 @@ static void *part_thread(void *context)
     part *p = context;
     p->status = nd_fs_map_guard(p->map, p->path, read_part, p);
     if (p->status != ND_OK) {
-        snprintf(p->why, sizeof p->why, "%s", nd_error_last()->message);
+        snprintf(p->why, sizeof p->why, "%.*s", (int)sizeof p->why - 1, nd_error_last()->message);
     }
     return NULL;
 }

@@ -174,16 +174,15 @@ static void write_notes(nd_doc *doc, const nd_run_view *run)
         int64_t count;
         const char *text;
     } notes[] = {
-        {f->not_finite, "steps had a loss that was not finite"},
-        {f->skipped, "steps were skipped, as train.nonfinite asks"},
-        {f->rewinds, "times the run went back to a checkpoint because a step was not finite or a "
-                     "spike"},
-        {f->restarts, "times the run was resumed"},
-        {f->failed_saves, "checkpoints could not be written"},
+        {f->not_finite, "steps whose loss was not finite"},
+        {f->skipped, "steps that were skipped, as train.nonfinite asks"},
+        {f->rewinds, "returns to a checkpoint because a step was not finite or a spike"},
+        {f->restarts, "times that the run was resumed"},
+        {f->failed_saves, "checkpoints that could not be written"},
     };
     for (size_t i = 0; i < sizeof notes / sizeof *notes; i++) {
         if (notes[i].count > 0) {
-            nd_doc_say(doc, "%lld %s.", (long long)notes[i].count, notes[i].text);
+            nd_doc_say(doc, "%s: %lld", notes[i].text, (long long)notes[i].count);
         }
     }
     if (f->data_wait_share > 0.05) {

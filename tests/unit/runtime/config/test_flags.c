@@ -438,7 +438,7 @@ Test(flags, strategies_and_the_best_model)
     cr_assert_eq(FLAGS(&c, "--eval-strategy", "steps", "--eval_steps", "10", "--save_strategy",
                        "steps", "--save_steps", "20", "--load_best_model_at_end",
                        "--greater-is-better", "false", "--metric-for-best-model", "eval_loss",
-                       "--early-stopping-patience", "3"),
+                       "--early-stopping-patience", "3", "--validation-path", "v.txt"),
                  ND_OK, "%s", nd_error_last()->message);
     cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
     cr_expect(c.train.validation_interval == 10 && c.checkpoint.interval == 20);
@@ -461,7 +461,8 @@ Test(flags, strategies_and_the_best_model)
                            nd_error_last()->message);
         nd_config_fini(&c);
     }
-    cr_assert_eq(FLAGS(&c, "--eval-steps", "3", "--save-steps", "10", "--load-best-model-at-end"),
+    cr_assert_eq(FLAGS(&c, "--eval-steps", "3", "--save-steps", "10", "--load-best-model-at-end",
+                       "--validation-path", "v.txt"),
                  ND_OK);
     cr_expect_eq(nd_config_resolve(&c), ND_ERR_CONFIG); /* no validation of the state of step 10 */
     nd_config_fini(&c);
@@ -484,7 +485,7 @@ Test(flags, refused_with_a_sentence)
     EXPECT_BAD_FLAGS(("train.py", "--num-steps", "3"), "train.py is a Python script");
     EXPECT_BAD_FLAGS(("-m", "pkg"), "-m: ndlaunch starts its own worker");
     EXPECT_BAD_FLAGS(("--num_train_epochs", "3"), "--num-train-epochs: ", "--num-steps");
-    EXPECT_BAD_FLAGS(("--warmup_ratio=1.1"), "--warmup_ratio is 1.1", "0 to 1");
+    EXPECT_BAD_FLAGS(("--warmup_ratio=1.1"), "--warmup-ratio is 1.1", "0 to 1");
     EXPECT_BAD_FLAGS(("--bf16"), "--precision bf16");
     EXPECT_BAD_FLAGS(("--config", "a.yaml"), "--config-file");
     EXPECT_BAD_FLAGS(("--training.seq_len", "8192"), "--training.seq-len: ", "--sequence-length");

@@ -8,7 +8,6 @@
 #include "trainer/checkpoint/folder.h"
 #include "trainer/run/best.h"
 
-/* Validations every 2 steps, checkpoints every 4 and after step 22. */
 static const nd_config config = {
     .train = {.steps = 22, .early_stopping_patience = 2, .early_stopping_threshold = 0.1},
     .checkpoint = {.interval = 4}};
@@ -30,23 +29,28 @@ Test(best, patience_counts_validations_that_are_not_lower_by_the_threshold)
     cr_expect(!nd_run_best_is_over(&best, &off));
 }
 
+/* What is validated after step `step`, and, with `ends_well`, then saved. */
+static bool save_after(nd_run_best *best, int64_t step, double loss, bool ends_well)
+{
+    nd_run_best_validated(best, &config, step, loss);
+    nd_run_best_saving(best, step);
+    nd_run_best_validated(best, &config, step + 1, 0.01); /* while it is written */
+    return ends_well && nd_run_best_saved(best, step);
+}
+
 Test(best, a_state_counts_when_its_checkpoint_is_durable)
 {
     nd_run_best best = {0};
-    nd_run_best_validated(&best, &config, 2, 1.0); /* no checkpoint here */
-    cr_expect(!nd_run_best_saved(&best, 2) && best.saved_step == 0);
-    nd_run_best_validated(&best, &config, 4, 3.0);
-    cr_expect(nd_run_best_saved(&best, 4) && best.saved_step == 4);
-    nd_run_best_validated(&best, &config, 8, 2.0); /* its save fails */
-    cr_expect_eq(best.saved_step, 4);
-    nd_run_best_validated(&best, &config, 12, 2.5);
-    cr_expect(nd_run_best_saved(&best, 12) && best.saved_step == 12);
-    nd_run_best_validated(&best, &config, 16, 2.75);
-    cr_expect(!nd_run_best_saved(&best, 16) && best.saved_step == 12);
-    nd_run_best_validated(&best, &config, 20, (double)NAN);
-    cr_expect(!nd_run_best_saved(&best, 20) && best.saved_step == 12);
-    nd_run_best_validated(&best, &config, 22, 0.5);
-    cr_expect(nd_run_best_saved(&best, 22) && best.saved_step == 22);
+    nd_run_best_validated(&best, &config, 2, 1.0);
+    cr_expect(!nd_run_best_saved(&best, 2) && best.saved_step == 0, "no checkpoint was begun");
+    cr_expect(save_after(&best, 4, 3.0, true) && best.saved_step == 4);
+    cr_expect(!save_after(&best, 8, 2.0, false) && best.saved_step == 4, "its save failed");
+    cr_expect(save_after(&best, 12, 2.5, true) && best.saved_step == 12);
+    cr_expect(!save_after(&best, 16, 2.5, true) && best.saved_step == 12, "it is no lower");
+    cr_expect(!save_after(&best, 20, (double)NAN, true) && best.saved_step == 12);
+    nd_run_best_saving(&best, 24); /* without a validation, as behind a signal */
+    cr_expect(!nd_run_best_saved(&best, 24) && best.saved_step == 12);
+    cr_expect(save_after(&best, 28, 0.5, true) && best.saved_step == 28 && best.saved_loss == 0.5);
 }
 
 static void save(const char *run, int64_t step)
