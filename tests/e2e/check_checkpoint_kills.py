@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that are killed while they save, and go on: check_checkpoint_kills.py BUILD_FOLDER LIBRARY [all].
 
-The worker dies in the place of each call by which it saves (all), or of every third one. What is then resumed with "auto" goes
-on from the last checkpoint that was reported, or from the one that was being saved, ends with the bytes of a run that was never
-disturbed, and leaves nothing half-made.
+The worker dies in the place of each call by which it saves (all), or of every third one (ND_FAULTS_EVERY=N: an N-th of those).
+What is then resumed with "auto" goes on from the last checkpoint that was reported, or from the one that was being saved, ends
+with the bytes of a run that was never disturbed, and leaves nothing half-made.
 """
 import contextlib
 import json
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 
-from checkpoint_runs import INTERVAL, STEPS, Bench, Failed, check, each, every, resumed_step
+from checkpoint_runs import FAULTS_EVERY, INTERVAL, STEPS, Bench, Failed, check, each, every, resumed_step
 
 RESUME = ("--resume-from-checkpoint", "auto")
 
@@ -75,7 +75,7 @@ def matrix(bench, workers, all_calls):
         names = {name for name, _ in calls}
         wanted = {"mkdir", "openat", "fallocate", "pwrite64", "fsync", "close"} | ({"renameat2", "unlinkat"} if rank == 0 else set())
         check(wanted <= names, f"only {names} are counted")
-        numbers = every(calls, 1) if all_calls else every(calls, 20)[rank::3]
+        numbers = every(calls, 1) if all_calls else every(calls, 20)[rank::3 * FAULTS_EVERY]
         begin = time.monotonic()
         each(numbers, killed(bench, workers, rank, whole, calls))
         print(f"{workers} workers: rank {rank} was killed at {len(numbers)} of {len(calls)} calls, {time.monotonic() - begin:.1f} s")
@@ -153,7 +153,7 @@ def main():
     with Bench(*sys.argv[1:3]) as bench:
         for workers in (1, 2):
             matrix(bench, workers, all_calls)
-        restarts(bench, 30 if all_calls else 10)
+        restarts(bench, 30 if all_calls else -(-10 // FAULTS_EVERY))
     print(f"check_checkpoint_kills: every run of {STEPS} steps ended with the bytes of the undisturbed one")
 
 

@@ -13,6 +13,7 @@ import tempfile
 MODEL = dict(model_type="llama", vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
              num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128)
 STEPS, INTERVAL, KEPT = 6, 2, 2
+FAULTS_EVERY = int(os.environ.get("ND_FAULTS_EVERY", "1")) # tries one of so many faults
 LAST = [f"checkpoint-{step}" for step in (4, 6)]  # what a run of STEPS leaves
 
 
