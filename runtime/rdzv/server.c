@@ -40,6 +40,7 @@ nd_status nd_server_set_world(nd_server *server, int world_size)
 {
     ND_ASSERT(server->world_size == 0 && world_size > 0);
     ND_TRY(ND_ALLOC(world_size, &server->ranks));
+    ND_TRY(ND_ALLOC(world_size, &server->listed));
     server->world_size = server->most_ranks = world_size;
     return ND_OK;
 }
@@ -91,6 +92,7 @@ void nd_server_destroy(nd_server *server)
     nd_server_store_fini(server);
     nd_wire_buffer_fini(&server->out);
     free(server->ranks);
+    free(server->listed);
     free(server->nodes);
     free(server);
 }

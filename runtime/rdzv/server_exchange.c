@@ -138,15 +138,11 @@ static void check_deadlock(nd_server *server, nd_exchange *exchange)
 {
     char message[1024], list[256];
     if (server->left > 0) {
-        bool *gone = calloc((size_t)server->world_size, 1);
-        for (int r = 0; gone && r < server->world_size; r++) {
+        bool *gone = server->listed;
+        for (int r = 0; r < server->world_size; r++) {
             gone[r] = server->ranks[r] >= ND_SERVER_RANK_LEFT && !exchange->here[r];
         }
-        list[0] = '\0';
-        if (gone) {
-            nd_ranks_text(gone, true, server->world_size, list, sizeof list);
-        }
-        free(gone);
+        nd_ranks_text(gone, true, server->world_size, list, sizeof list);
         if (list[0]) {
             snprintf(message, sizeof message,
                      "the exchange '%.200s' cannot be completed: rank %s left the job",
@@ -222,16 +218,13 @@ void nd_server_exchange_left(nd_server *server, const nd_peer *gone, bool clean)
 static void describe_missing(const nd_server *server, const nd_exchange *exchange, char *out,
                              size_t capacity)
 {
-    char missing[200], never[200] = "";
-    bool *unseen = calloc((size_t)server->world_size, 1);
+    char missing[200], never[200];
+    bool *unseen = server->listed;
     nd_ranks_text(exchange->here, false, server->world_size, missing, sizeof missing);
-    for (int r = 0; unseen && r < server->world_size; r++) {
+    for (int r = 0; r < server->world_size; r++) {
         unseen[r] = server->ranks[r] == ND_SERVER_RANK_NEVER;
     }
-    if (unseen) {
-        nd_ranks_text(unseen, true, server->world_size, never, sizeof never);
-    }
-    free(unseen);
+    nd_ranks_text(unseen, true, server->world_size, never, sizeof never);
     snprintf(out, capacity, "missing of %d ranks: %s%s%s%s", server->world_size, missing,
              never[0] ? " (never connected: " : "", never, never[0] ? ")" : "");
 }

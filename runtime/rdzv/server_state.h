@@ -77,6 +77,7 @@ struct nd_server {
     int64_t files;
     int members[2];
     uint8_t *ranks;  /* [most_ranks] ND_SERVER_RANK_* */
+    bool *listed;    /* [most_ranks] ranks that a message lists while it is written */
     int failed_rank; /* that set ND_FAILURE_FIRST; -1: none, or the engine did for a lost one */
     bool *nodes;     /* [nnodes] connected */
     int left;        /* ranks that left or were lost */
