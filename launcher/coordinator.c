@@ -305,8 +305,8 @@ static void start_again(nd_coordinator *c)
     send_plans(c);
 }
 
-/* The places of the next start, when nobody waits for further nodes: as many as the nodes that are
- * here can fill. Without such a number they stay as they are. */
+/* Sets the places of the next start when the job does not wait for further nodes: as many as the
+ * nodes that are here can fill. Without such a number they stay as they are. */
 static void fit_places(nd_coordinator *c)
 {
     nd_config config;

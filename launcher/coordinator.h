@@ -45,7 +45,7 @@ struct nd_coordinator {
 /* A node's first frame: compares its settings with those of this node. */
 nd_status nd_gather_join(nd_coordinator *coordinator, nd_peer *peer, int index,
                          nd_wire_cursor *cursor);
-/* Or the code with which its check failed. */
+/* A node whose check failed sends the code instead. */
 nd_status nd_gather_failed_check(nd_coordinator *coordinator, const nd_peer *peer, int index,
                                  int code);
 /* Before the first start: all nodes are here, or each place has a node and the spare nodes had

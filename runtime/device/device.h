@@ -106,7 +106,7 @@ static inline nd_status nd_stream_inside(nd_stream *s, const nd_graph_op *op, bo
     *enqueue = true;
     return s->graph ? nd_graphs_inside(s->graph, op, enqueue) : ND_OK;
 }
-/* Not from within an op of a backend, which calls the table: a replay does not see it. */
+/* An op of a backend calls the table instead, because a replay does not see this call. */
 static inline nd_status nd_copy(nd_stream *s, void *dst, const void *src, size_t bytes)
 {
     const nd_graph_op op = {"copy", dst, src, bytes};

@@ -41,8 +41,8 @@ typedef struct nd_graph_counts {
 nd_status nd_graphs_create(nd_stream *stream, const nd_graph_counts *most, nd_graphs **out);
 /* Counts what would be recorded, for the stream of a device that does nothing. */
 nd_status nd_graphs_create_dry(nd_stream *stream, nd_graphs **out);
-/* Also in the midst of a recording, which is dropped; the error record stays as it is. NULL is
- * legal. */
+/* May be called in the midst of a recording, which is dropped; the error record stays as it is.
+ * NULL is legal. */
 void nd_graphs_destroy(nd_graphs *graphs);
 
 /* The step that follows, for messages. NULL is legal. */

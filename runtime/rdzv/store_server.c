@@ -370,7 +370,7 @@ static bool connection_waits(const nd_store_server *store)
 }
 
 /* False: nothing more can be accepted for now; *wait: though connections are there. Room is made
- * only for a connection that waits: nobody is dropped for one that does not come. */
+ * only for a connection that waits: none is dropped for one that does not come. */
 static bool accept_one(nd_store_server *store, bool *wait)
 {
     nd_address from = {.bytes = sizeof from.storage};

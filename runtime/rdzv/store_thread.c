@@ -20,7 +20,7 @@ struct nd_store_thread {
     nd_store_server *server;
     _Atomic int64_t leave_by; /* nd_clock_ns; 0: stay */
     void *context;
-    _Atomic(nd_store_lost *) lost; /* NULL: nobody asks */
+    _Atomic(nd_store_lost *) lost; /* NULL: no watcher */
     bool left_first;               /* what the next ticks pass to `lost`, until it takes that */
     char left_text[ND_FAILURE_FIRST_MAX + 3 * ND_WIRE_TEXT_MAX];
 };

@@ -12,7 +12,7 @@
  *
  * A sign is that the store has answered, or has bytes of it that it did not read yet: thousands of
  * workers that come at once must not pay for the time that the store needs. Only a few signs count,
- * so that nobody stays by sending one byte after the other.
+ * so that no connection stays by sending one byte after the other.
  */
 #include <stdbool.h>
 #include <stdint.h>

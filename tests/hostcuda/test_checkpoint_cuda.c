@@ -86,7 +86,7 @@ static nd_status flip_bit(nd_trainer *t)
     return nd_fail(ND_ERR_INTERNAL, "rank %d has no norm", t->rank->rank);
 }
 
-/* And back again: mesh_run compares replicas too. */
+/* Flips a bit, saves, and flips it back: mesh_run compares replicas too. */
 static nd_status save_flipped(saving *s, nd_trainer *t)
 {
     int rank = t->rank->rank;

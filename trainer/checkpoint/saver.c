@@ -584,7 +584,7 @@ static void fill_report(nd_saver *s, bool good, nd_save_report *report)
     }
 }
 
-/* Some rank failed: nobody writes any more when the folder is removed. */
+/* Some rank failed: no rank writes any more when the folder is removed. */
 static nd_status give_up(nd_saver *s, nd_save_report *report)
 {
     const nd_rank *r = s->trainer->rank;
@@ -627,7 +627,7 @@ static nd_status begin_commit(nd_saver *s, nd_save_report *report)
 }
 
 /* The flag of a job's end is set under the lock, after all that the writer's thread has left for
- * the rank's: whoever has seen the flag and then had the lock sees that too. */
+ * the rank's: a thread that has seen the flag and then had the lock sees that too. */
 static void see_results(nd_saver *s)
 {
     pthread_mutex_lock(&s->lock);

@@ -62,7 +62,7 @@ Test(cp, gathered_blocks_are_causal_attention)
     }
 }
 
-/* And every rank computes as many pairs as any other: that is what zig-zag is for. */
+/* Every rank also computes as many pairs as any other: that is the purpose of zig-zag. */
 Test(cp, ring_blocks_are_causal_attention_in_equal_shares)
 {
     static pair_table seen;
