@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TESTS_SUPPORT_PORT_H
 #define ND_TESTS_SUPPORT_PORT_H
-/* Ports of loopback for programs that must be told one before somebody listens there. */
+/* Ports of loopback for programs that need one before another process listens there. */
 #include <arpa/inet.h>
 #include <stdbool.h>
 #include <sys/socket.h>

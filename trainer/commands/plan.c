@@ -309,7 +309,7 @@ static variant *add_variant(variant *list, int *count, const nd_config *config)
     return v;
 }
 
-/* Of changes that leave what is learned as it is, those that the run can make. */
+/* Lists the changes that the run can make and that leave what is learned as it is. */
 static int list_variants(const nd_config *config, variant list[VARIANTS_MAX])
 {
     static const char *const recompute[] = {"none", "selective", "full"};

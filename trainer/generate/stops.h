@@ -6,9 +6,9 @@
  * part of the result.
  *
  * Text is held back while it may be the beginning of a stop text, so that nothing is shown that is
- * then taken away. Of several stop texts the one that is complete first counts; of those that are
- * complete at the same character the longest. So the result does not depend on how the text is cut
- * into calls.
+ * then taken away. When there are several stop texts, the one that is complete first counts; the
+ * longest of them when they are complete at the same character. So the result does not depend on
+ * how the text is cut into calls.
  */
 #include <stdbool.h>
 #include <stddef.h>

@@ -7,8 +7,8 @@
 
 enum { LANDING_ELEMENTS = 1 << 20 };
 
-/* Of one tensor; both go through one all-reduce, which over NCCL takes at most 4096 bytes of host
- * memory. */
+/* The histograms of one tensor. Both go through one all-reduce, which over NCCL takes at most 4096
+ * bytes of host memory. */
 typedef struct pair {
     nd_histogram weights, gradients;
 } pair;

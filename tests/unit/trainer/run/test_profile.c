@@ -39,7 +39,7 @@ Test(profile, a_call_that_enters_a_collective_has_its_name)
     free(p.events);
 }
 
-/* A trace without a profile only sums, as ever. */
+/* A trace without a profile keeps sums alone. */
 Test(profile, a_trace_keeps_calls_only_with_a_profile)
 {
     nd_profile p;

@@ -26,7 +26,7 @@ Test(spike, needs_a_factor_and_some_losses)
     cr_expect_eq(recent.count, 16);
 }
 
-/* Of an even number the mean of the middle two; outliers do not move it. */
+/* The median of an even number is the mean of the middle two; outliers do not move it. */
 Test(spike, is_measured_by_the_median)
 {
     double median = 0;

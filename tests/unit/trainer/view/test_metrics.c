@@ -175,7 +175,7 @@ Test(metrics, a_resumed_run_forgets_what_it_made_again)
     }
 }
 
-/* Of a file that is cut anywhere, all whole lines are read. */
+/* A file may be cut anywhere: all its whole lines are read. */
 Test(metrics, half_a_line_at_the_end_does_not_count)
 {
     nd_metrics m;
