@@ -46,6 +46,9 @@ nd_status nd_address_resolve(const char *host, int port, nd_address out[ND_ADDRE
     struct addrinfo *list = NULL;
     snprintf(service, sizeof service, "%d", port);
     int rc = getaddrinfo(host, service, &hints, &list);
+    if (rc == EAI_MEMORY) {
+        return nd_fail_memory("the addresses of host %s", host);
+    }
     if (rc != 0) {
         return nd_fail(ND_ERR_IO, "the host name %s cannot be resolved: %s", host,
                        rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));

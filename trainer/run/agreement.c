@@ -55,7 +55,9 @@ static nd_status job_text(const nd_config *config, const nd_inputs *inputs, char
     fputs(settings, text);
     nd_status status = nd_inputs_each_digest(inputs, append_digest, text);
     free(settings);
-    fclose(text);
+    if (fclose(text) != 0 && status == ND_OK) { /* what could not grow is not compared */
+        status = nd_fail_memory("the settings of the job");
+    }
     if (status != ND_OK) {
         free(*out);
     }

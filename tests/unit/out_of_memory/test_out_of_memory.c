@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <hwloc.h>
 #include <jansson.h>
+#include <netdb.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <stdio.h>
@@ -24,6 +25,7 @@
 #include "runtime/base/yaml.h"
 #include "runtime/config/config.h"
 #include "runtime/device/affinity.h"
+#include "runtime/rdzv/address.h"
 #include "runtime/rdzv/store.h"
 #include "runtime/rdzv/tls.h"
 #include "tests/support/tempdir.h"
@@ -96,6 +98,17 @@ int __wrap_hwloc_topology_init(hwloc_topology_t *topology)
         return -1;
     }
     return __real_hwloc_topology_init(topology);
+}
+
+int __real_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
+                       struct addrinfo **out);
+int __wrap_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
+                       struct addrinfo **out);
+
+int __wrap_getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
+                       struct addrinfo **out)
+{
+    return fails() ? EAI_MEMORY : __real_getaddrinfo(host, service, hints, out);
 }
 
 /* A function of OpenSSL that makes something, with its parameter. */
@@ -244,6 +257,18 @@ static nd_status bind_cpus(void)
 Test(out_of_memory, cpus)
 {
     expect_resource(bind_cpus);
+}
+
+static nd_status resolve_address(void)
+{
+    nd_address addresses[ND_ADDRESS_MAX];
+    int count;
+    return nd_address_resolve("127.0.0.1", 80, addresses, &count);
+}
+
+Test(out_of_memory, addresses)
+{
+    expect_resource(resolve_address);
 }
 
 static nd_status open_channel(void)
