@@ -18,6 +18,7 @@ nd_status nd_server_create(const nd_server_options *options, const nd_server_hoo
     snprintf(server->job, sizeof server->job, "%s", options->run_id);
     server->epoch = options->epoch;
     server->failed_rank = -1;
+    server->world_size = server->most_ranks = options->world_size;
     server->nnodes = options->nnodes;
     server->files = options->files;
     double hello = options->hello_seconds > 0 ? options->hello_seconds : 5;
@@ -25,23 +26,13 @@ nd_status nd_server_create(const nd_server_options *options, const nd_server_hoo
     server->hello_ns = (int64_t)(hello * 1e9);
     server->notice_ns = (int64_t)(notice * 1e9);
     nd_status status = ND_ALLOC(options->nnodes, &server->nodes);
-    if (status == ND_OK && options->world_size > 0) {
-        status = nd_server_set_world(server, options->world_size);
-    }
+    status = status == ND_OK ? ND_ALLOC(options->world_size, &server->ranks) : status;
+    status = status == ND_OK ? ND_ALLOC(options->world_size, &server->listed) : status;
     if (status != ND_OK) {
         nd_server_destroy(server);
         return status;
     }
     *out = server;
-    return ND_OK;
-}
-
-nd_status nd_server_set_world(nd_server *server, int world_size)
-{
-    ND_ASSERT(server->world_size == 0 && world_size > 0);
-    ND_TRY(ND_ALLOC(world_size, &server->ranks));
-    ND_TRY(ND_ALLOC(world_size, &server->listed));
-    server->world_size = server->most_ranks = world_size;
     return ND_OK;
 }
 

@@ -38,7 +38,7 @@ typedef struct nd_server_hooks {
 typedef struct nd_server_options {
     const char *version, *run_id; /* copied */
     uint32_t epoch;               /* of the first start, which run_id names */
-    int world_size;        /* 0: not known yet, workers are refused until nd_server_set_world */
+    int world_size;
     int nnodes;            /* nodes 1 .. nnodes - 1 may join */
     int64_t files;         /* that this process may open; it bounds the number of strangers */
     double hello_seconds;  /* for a stranger; 0: 5 */
@@ -48,7 +48,6 @@ typedef struct nd_server_options {
 nd_status nd_server_create(const nd_server_options *options, const nd_server_hooks *hooks,
                            nd_server **out);
 void nd_server_destroy(nd_server *server); /* frees the peers that are left, without hooks */
-nd_status nd_server_set_world(nd_server *server, int world_size);
 /*
  * A new start of the job, with a larger epoch, a run id of its own, and at most as many workers as
  * the first one. Workers that are still connected are refused, and nothing of theirs is left:

@@ -26,17 +26,6 @@ const char *nd_checksum_name(nd_checksum kind)
     return kinds[kind].name;
 }
 
-bool nd_checksum_find(const char *name, nd_checksum *out)
-{
-    for (int k = 0; k < ND_CHECKSUM_COUNT; k++) {
-        if (strcmp(name, kinds[k].name) == 0) {
-            *out = (nd_checksum)k;
-            return true;
-        }
-    }
-    return false;
-}
-
 int nd_checksum_chunk_bytes(nd_checksum kind)
 {
     return kinds[kind].chunk;

@@ -33,10 +33,8 @@ enum {
 };
 
 const char *nd_checksum_name(nd_checksum kind); /* "xxh3", "sha256" */
-/* False: no such name. */
-bool nd_checksum_find(const char *name, nd_checksum *out);
-int nd_checksum_chunk_bytes(nd_checksum kind); /* of a chunk's digest: 8 or 32 */
-int nd_checksum_whole_bytes(nd_checksum kind); /* of a whole small file's digest: 16 or 32 */
+int nd_checksum_chunk_bytes(nd_checksum kind);  /* of a chunk's digest: 8 or 32 */
+int nd_checksum_whole_bytes(nd_checksum kind);  /* of a whole small file's digest: 16 or 32 */
 
 nd_status nd_digest_chunk(nd_checksum kind, const void *data, size_t bytes,
                           uint8_t out[ND_DIGEST_MAX]);
