@@ -83,6 +83,14 @@ static nd_status write_json(const char *folder, const char *name, json_t *root)
     return status;
 }
 
+nd_status nd_hf_byte_tokenizer_text(char **out)
+{
+    json_t *root = tokenizer();
+    *out = nd_json_text(root, 0);
+    json_decref(root);
+    return *out ? ND_OK : nd_fail_memory("tokenizer.json");
+}
+
 nd_status nd_hf_byte_tokenizer_write(const char *folder)
 {
     ND_TRY(write_json(folder, "tokenizer.json", tokenizer()));

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/generate/model_files.h"
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "runtime/base/fsio.h"
+#include "runtime/base/text.h"
+#include "trainer/checkpoint/folder.h"
+
+static bool is_folder(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+static bool has_file(const char *folder, const char *name)
+{
+    char *path = NULL;
+    bool has = nd_fs_format(&path, "%s/%s", folder, name) == ND_OK && nd_fs_exists(path);
+    free(path);
+    return has;
+}
+
+static bool has_safetensors(const char *folder)
+{
+    bool has = false;
+    DIR *dir = opendir(folder);
+    for (struct dirent *e = dir ? readdir(dir) : NULL; e && !has; e = readdir(dir)) {
+        has = nd_ends_with(e->d_name, ".safetensors");
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return has;
+}
+
+/* Kinds. Each takes `folder`, also after a failure. */
+
+static nd_status open_folder(char *folder, nd_model_files *out)
+{
+    out->kind = ND_MODEL_FOLDER;
+    out->folder = folder;
+    ND_TRY(nd_hf_reader_open(folder, &out->reader));
+    ND_TRY(nd_hf_reader_check(out->reader));
+    out->shape = *nd_hf_reader_shape(out->reader);
+    return nd_fs_format(&out->side, "%s", folder);
+}
+
+static const char *setting_of(const nd_manifest *manifest, const char *key)
+{
+    const char *value = nd_manifest_pairs_find(&manifest->config, key);
+    return value ? value : "";
+}
+
+/* The model beside the state; that of the run; the one that the run began with. */
+static nd_status find_side(nd_model_files *m)
+{
+    const char *began = setting_of(&m->manifest, "model.path");
+    const char *name = setting_of(&m->manifest, "model.name");
+    char *parent = NULL, *saved = NULL;
+    nd_status status = ND_OK;
+    if (has_file(m->folder, "config.json")) {
+        return nd_fs_format(&m->side, "%s", m->folder);
+    }
+    ND_TRY_OUT(nd_fs_parent(m->folder, &parent));
+    ND_TRY_OUT(nd_fs_format(&saved, "%s/model", parent));
+    if (has_file(saved, "config.json")) {
+        m->side = saved;
+        saved = NULL;
+    } else if (began[0] && has_file(began, "config.json")) {
+        ND_TRY_OUT(nd_fs_format(&m->side, "%s", began));
+    } else if (name[0] && nd_hf_cache_find(name, &m->side) != ND_OK) {
+        nd_error_clear(); /* a missing tokenizer is said where one is needed */
+    }
+out:
+    free(saved);
+    free(parent);
+    return status;
+}
+
+static nd_status open_checkpoint(char *folder, nd_model_files *out)
+{
+    out->kind = ND_MODEL_CHECKPOINT;
+    out->folder = folder;
+    ND_TRY(nd_manifest_read(folder, &out->manifest));
+    out->shape = out->manifest.shape;
+    out->bytes = out->shape.vocab == 256 &&
+                 strcmp(setting_of(&out->manifest, "data.tokenizer"), "bytes") == 0;
+    return find_side(out);
+}
+
+static nd_status open_dcp(char *folder, const char *config, nd_model_files *out)
+{
+    out->kind = ND_MODEL_DCP;
+    out->folder = folder;
+    if (!config) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "\"%s\" has safetensors but no config.json; name one with --model-config",
+                       folder);
+    }
+    ND_TRY(nd_llama_shape_read(config, &out->shape));
+    return nd_fs_parent(config, &out->side);
+}
+
+/* RUN/model, or RUN's newest checkpoint. */
+static nd_status open_run(char *run, nd_model_files *out)
+{
+    char *inside = NULL;
+    int64_t *steps = NULL;
+    int count = 0;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_fs_format(&inside, "%s/model", run));
+    if (has_file(inside, "config.json")) {
+        status = open_folder(inside, out);
+        inside = NULL;
+        goto out;
+    }
+    ND_TRY_OUT(nd_checkpoint_list(run, &steps, &count));
+    if (count == 0) {
+        status =
+            nd_fail(ND_ERR_CONFIG,
+                    "\"%s\" is no model: it has neither config.json, nor a folder model, nor a "
+                    "checkpoint",
+                    run);
+        goto out;
+    }
+    free(inside);
+    inside = NULL;
+    ND_TRY_OUT(nd_checkpoint_path(run, steps[count - 1], &inside));
+    status = open_checkpoint(inside, out);
+    inside = NULL;
+out:
+    free(steps);
+    free(inside);
+    free(run);
+    return status;
+}
+
+static nd_status open_any(const char *name, const char *config, nd_model_files *out)
+{
+    char *folder = NULL;
+    if (!is_folder(name)) {
+        if (nd_fs_exists(name)) {
+            return nd_fail(ND_ERR_CONFIG, "--model \"%s\" is a file; name its folder", name);
+        }
+        ND_TRY(nd_hf_cache_find(name, &folder));
+        return open_folder(folder, out);
+    }
+    ND_TRY(nd_fs_format(&folder, "%s", name));
+    for (size_t n = strlen(folder); n > 1 && folder[n - 1] == '/'; n--) {
+        folder[n - 1] = '\0';
+    }
+    return has_file(folder, ND_MANIFEST_NAME) ? open_checkpoint(folder, out)
+           : has_file(folder, "config.json")  ? open_folder(folder, out)
+           : has_safetensors(folder)          ? open_dcp(folder, config, out)
+                                              : open_run(folder, out);
+}
+
+nd_status nd_model_files_open(const char *name, const char *config, nd_model_files *out)
+{
+    *out = (nd_model_files){0};
+    nd_status status = open_any(name, config, out);
+    if (status != ND_OK) {
+        nd_model_files_close(out);
+    }
+    return status;
+}
+
+void nd_model_files_close(nd_model_files *m)
+{
+    nd_hf_reader_close(m->reader);
+    nd_manifest_fini(&m->manifest);
+    free(m->folder);
+    free(m->side);
+    *m = (nd_model_files){0};
+}
+
+/* Tokenizer. */
+
+static nd_status open_bytes(const nd_model_files *m, nd_tokenizer **out)
+{
+    char *text = NULL;
+    if (m->shape.vocab < 256) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "--tokenizer is bytes, but the model's vocab_size is %lld; it must be at "
+                       "least 256",
+                       (long long)m->shape.vocab);
+    }
+    ND_TRY(nd_hf_byte_tokenizer_text(&text));
+    nd_status status = nd_tokenizer_parse(text, strlen(text), "bytes", out);
+    free(text);
+    return status;
+}
+
+static nd_status open_at(char *path, char **kept, nd_tokenizer **out)
+{
+    nd_status status = nd_tokenizer_open(path, out);
+    if (status != ND_OK) {
+        free(path);
+        return status;
+    }
+    *kept = path;
+    return ND_OK;
+}
+
+nd_status nd_model_files_tokenizer(const nd_model_files *m, const char *setting, char **path,
+                                   nd_tokenizer **out)
+{
+    char *file = NULL;
+    *path = NULL;
+    *out = NULL;
+    if (setting && strcmp(setting, "bytes") == 0) {
+        return open_bytes(m, out);
+    }
+    if (setting) {
+        ND_TRY(nd_fs_format(&file, is_folder(setting) ? "%s/tokenizer.json" : "%s", setting));
+        if (!nd_fs_exists(file)) {
+            free(file);
+            return nd_fail(ND_ERR_CONFIG,
+                           "--tokenizer \"%s\" does not exist; it is bytes, or the path of a "
+                           "tokenizer.json or of its folder",
+                           setting);
+        }
+        return open_at(file, path, out);
+    }
+    if (m->side && has_file(m->side, "tokenizer.json")) {
+        ND_TRY(nd_fs_format(&file, "%s/tokenizer.json", m->side));
+        return open_at(file, path, out);
+    }
+    return m->bytes ? open_bytes(m, out) : ND_OK;
+}
+
+/* Weights. */
+
+typedef struct load {
+    nd_fsdp *fsdp;
+    nd_source *source;
+} load;
+
+static nd_status want_span(void *context, const nd_span *span)
+{
+    const load *l = context;
+    const nd_rect rect = {span->param->axes, span->row, span->col, span->rows, span->cols};
+    return nd_source_add(l->source, span->param, ND_STATE_MASTER, &rect,
+                         l->fsdp->master + span->begin);
+}
+
+static nd_status load_source(const nd_model_files *m, load *l)
+{
+    const nd_layout *layout = l->fsdp->layout;
+    if (m->kind == ND_MODEL_CHECKPOINT) {
+        ND_TRY(nd_source_open_checkpoint(m->folder, &m->manifest, true, &l->source));
+    } else {
+        ND_TRY(nd_source_open_dcp(m->folder, &m->shape, &l->source));
+    }
+    for (int i = 0; i < layout->param_count && m->kind == ND_MODEL_DCP; i++) {
+        ND_TRY(nd_source_check_weights(l->source, &layout->params[i]));
+    }
+    for (int u = 0; u < layout->unit_count; u++) {
+        ND_TRY(nd_layout_each_span(layout, &layout->units[u], layout->shard_index, want_span, l));
+    }
+    return nd_source_run(l->source);
+}
+
+nd_status nd_model_files_load(const nd_model_files *m, nd_fsdp *fsdp)
+{
+    load l = {.fsdp = fsdp};
+    ND_ASSERT(fsdp->rank->device->kind == ND_DEVICE_CPU);
+    if (m->kind == ND_MODEL_FOLDER) {
+        return nd_weights_load(fsdp, m->reader);
+    }
+    nd_status status = load_source(m, &l);
+    nd_source_close(l.source);
+    nd_fsdp_weights_changed(fsdp);
+    return status;
+}

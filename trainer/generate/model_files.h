@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_GENERATE_MODEL_FILES_H
+#define ND_GENERATE_MODEL_FILES_H
+/*
+ * A model by the name that a user gives, with its tokenizer: whatever holds weights.
+ *
+ *   a Hugging Face folder     config.json and safetensors
+ *   ORG/NAME                  such a folder in the local Hugging Face cache
+ *   a checkpoint of ours      RUN/checkpoint-STEP: its F32 state, on whatever mesh it was saved
+ *   a run folder              RUN/model, or else its newest checkpoint
+ *   torch DCP's safetensors   a folder without config.json, and a config.json given besides
+ *
+ * Weights are read by each rank: its own elements, straight into its shards.
+ */
+#include "trainer/checkpoint/source.h"
+#include "trainer/text/tokenizer.h"
+#include "trainer/weights/weights.h"
+
+typedef enum nd_model_kind { ND_MODEL_FOLDER = 0, ND_MODEL_CHECKPOINT, ND_MODEL_DCP } nd_model_kind;
+
+typedef struct nd_model_files {
+    nd_model_kind kind;
+    char *folder; /* of the weights; owned */
+    char *side;   /* folder with tokenizer and generation_config.json; NULL: none; owned */
+    nd_llama_shape shape;
+    bool bytes;           /* ids are bytes, and `side` need not have a tokenizer */
+    nd_hf_reader *reader; /* ND_MODEL_FOLDER */
+    nd_manifest manifest; /* ND_MODEL_CHECKPOINT */
+} nd_model_files;
+
+/*
+ * Finds the model and reads its shape; no weights yet. `config`: a config.json for DCP's files, or
+ * NULL. ND_ERR_CONFIG: there is nothing of that name; ND_ERR_DATA: it is damaged, or no model.
+ */
+nd_status nd_model_files_open(const char *name, const char *config, nd_model_files *out);
+void nd_model_files_close(nd_model_files *files); /* an all-zero one is legal */
+
+/*
+ * Its tokenizer. `setting`: a tokenizer.json, its folder, "bytes", or NULL, which is the model's
+ * own. *out is NULL when the model has none. *path: where it is, for nd_corpus_eod; NULL for bytes;
+ * owned by the caller.
+ */
+nd_status nd_model_files_tokenizer(const nd_model_files *files, const char *setting, char **path,
+                                   nd_tokenizer **out);
+
+/* The weights into this rank's shards, after the memory was committed. Host memory only. */
+nd_status nd_model_files_load(const nd_model_files *files, nd_fsdp *fsdp);
+
+#endif
