@@ -11,6 +11,7 @@
  */
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/log.h"
@@ -100,6 +101,10 @@ static tool_main *find_tool(const char *name)
 
 static nd_status run_command(const nd_command *command, const nd_command_call *call)
 {
+    if (call->cli->help && command->print_help && !call->cli->help_topic[0]) {
+        command->print_help();
+        return ND_OK;
+    }
     if (call->cli->help) {
         return help(call->cli->help_topic);
     }
@@ -128,6 +133,8 @@ int main(int argc, char **argv)
     nd_cli cli = {.plan_rank = -1, .help_topic = ""};
     const char *name = argc > 1 ? argv[1] : "";
     const nd_command *command = find_command(name);
+    char **rest = NULL;
+    int rest_count = argc - 1;
     nd_streams_open();
     if (command && command->trains) {
         nd_process_shorten_spin(argv);
@@ -154,11 +161,16 @@ int main(int argc, char **argv)
     if (status == ND_OK && command != &nd_command_plan) { /* which says what a worker needs */
         status = nd_limits_check_memory(ND_WORKER_LIBRARY_BYTES, "this program");
     }
-    status = status == ND_OK ? nd_settings_read(&config, &cli, &worker.identity, argc - 1, argv + 1)
+    if (status == ND_OK && command->take_flags) {
+        status = command->take_flags(argc - 1, argv + 1, &rest, &rest_count);
+    }
+    status = status == ND_OK ? nd_settings_read(&config, &cli, &worker.identity, rest_count,
+                                                rest ? rest : argv + 1)
                              : status;
     status = status == ND_OK ? run_command(command, &call) : status;
     status = status == ND_OK ? nd_process_flush_output() : status;
     int code = nd_worker_close(&worker, status);
     nd_config_fini(&config);
+    free(rest);
     return code;
 }

@@ -19,7 +19,17 @@ typedef struct nd_command {
     /* Before the configuration is read: finds the worker's identity. */
     nd_status (*begin)(nd_worker *worker);
     nd_status (*run)(const nd_command_call *call);
+    /* NULL: all flags are settings. Else gives those that are, behind the command's name, without
+     * the command's own flags, which `run` reads again; *rest is owned by the caller, but not its
+     * words. */
+    nd_status (*take_flags)(int argc, char **argv, char ***rest, int *count);
+    void (*print_help)(void); /* --help without a topic; NULL: that of the program */
 } nd_command;
+
+/* job.c: of commands that are workers of a job. `stop` is called by a stop signal. */
+nd_status nd_job_begin(nd_worker *worker, void (*stop)(int signal_number));
+/* The mesh against the number of workers, and what workers of one host need. */
+nd_status nd_job_check(const nd_config *config, const nd_identity *identity);
 
 /* One worker of a job: the run, from its first message to its last file. */
 extern const nd_command nd_command_train;
