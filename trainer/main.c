@@ -4,6 +4,7 @@
  *   ndtrain train [flags]   one worker of a job, started by ndlaunch, srun, or alone
  *   ndtrain check [flags]   reads and checks configuration, model and data; starts nothing
  *   ndtrain plan  [flags]   prints mesh, groups, memory and estimated step time; starts nothing
+ *   ndtrain generate        continues prompts with a model
  *   ndtrain ckpt VERB       lists, verifies, exports, compares and deletes checkpoints
  *   ndtrain tokenize        turns text into token files
  *   ndtrain report RUN      draws runs as one page
@@ -45,6 +46,7 @@ static int usage(const char *unknown)
         nd_log_error("ndtrain has no command \"%s\"", shown);
     }
     fprintf(stderr, "usage: ndtrain train|check|plan [--config-file FILE] [flags]\n"
+                    "       ndtrain generate --model PATH --prompt TEXT [flags]\n"
                     "       ndtrain ckpt ls|verify|export|diff|prune ... | ckpt --help\n"
                     "       ndtrain tokenize --tokenizer PATH --input PATH ... --output-prefix P\n"
                     "       ndtrain report RUN ... [-o FILE] [--markdown]\n"
@@ -60,6 +62,7 @@ static nd_status help(const char *topic)
         {"plan", "prints mesh, groups, memory and estimated time; starts nothing"},
         {"plan --explain", "also why memory is needed, and what other settings would need"},
         {"plan --rank R", "the rank whose groups and memory are printed; rank 0 if not given"},
+        {"generate", "continues prompts with a model (generate --help)"},
         {"ckpt VERB", "lists, verifies, exports, compares and deletes checkpoints (ckpt --help)"},
         {"tokenize", "turns text and JSON lines into token files (tokenize --help)"},
         {"report RUN", "draws runs as one page of HTML or Markdown (report --help)"},
@@ -72,7 +75,7 @@ static nd_status help(const char *topic)
 static const nd_command *find_command(const char *name)
 {
     static const nd_command *const commands[] = {&nd_command_train, &nd_command_check,
-                                                 &nd_command_plan};
+                                                 &nd_command_plan, &nd_command_generate};
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         if (strcmp(commands[i]->name, name) == 0) {
             return commands[i];

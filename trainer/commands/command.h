@@ -42,6 +42,9 @@ extern const nd_command nd_command_check;
  */
 extern const nd_command nd_command_plan;
 
+/* Continues prompts, and prints the texts. */
+extern const nd_command nd_command_generate;
+
 /* `ndtrain ckpt VERB ...`: tools for checkpoints, which need no configuration (ckpt.h). argv[0] is
  * "ckpt"; returns the exit code. */
 int nd_ckpt_main(int argc, char **argv);

@@ -296,6 +296,7 @@ static nd_status take_tokens(run *r, const call *c)
             continue;
         }
         const float *logits = g->logits + wanted++ * g->rank->shape.vocab;
+        g->counts.decode_tokens += !c->prefill;
         ND_TRY(nd_sample(&g->sampler, &r->rules->sampling, logits,
                          (nd_draw){q->request, (uint64_t)q->count}, &id));
         ND_TRY(take_token(r, s, id));

@@ -63,7 +63,8 @@ typedef struct nd_generate_counts {
     int64_t calls;         /* of the model */
     int64_t prompt_tokens; /* computed */
     int64_t new_tokens;
-    double prompt_seconds; /* of calls with several rows of a sequence */
+    int64_t decode_tokens; /* of them, those of calls with one row of each sequence */
+    double prompt_seconds; /* of calls with several rows of some sequence */
     double decode_seconds; /* of the others */
 } nd_generate_counts;
 

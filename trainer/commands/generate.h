@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_COMMANDS_GENERATE_H
+#define ND_COMMANDS_GENERATE_H
+/*
+ * `ndtrain generate` and `ndtrain eval`: use of a model. Both have flags of their own, which stand
+ * among the settings of a run (--precision, --tp-size, --seed, ...), and run on the ranks of a job:
+ * tp ranks share a model, dp_replicate ranks share the work.
+ *
+ *   flags.c     reads a table of flags, and leaves the settings
+ *   session.c   model, tokenizer, ranks
+ *   texts.c     ids to text: decoder and stop texts
+ *   generate.c, with generate_arguments.c and generate_input.c; eval.c    the commands
+ */
+#include "trainer/commands/command.h"
+#include "trainer/generate/generate.h"
+#include "trainer/generate/model_files.h"
+#include "trainer/generate/requests.h"
+#include "trainer/generate/stops.h"
+
+/* Flags. */
+
+typedef struct nd_flag {
+    const char *name;  /* "--max-new-tokens"; '_' is as good as '-' */
+    const char *value; /* what it takes: "N"; NULL: a switch */
+    const char *help;
+} nd_flag;
+
+/* Calls apply(context, flag's number, value or NULL) for each flag of the table, in the order of
+ * the command line. *rest, unless it is NULL, gets argv[0], the words of `first`, which ends with
+ * NULL, and the words that are no such flag; owned by the caller. ND_ERR_CONFIG: a value lacks. */
+typedef nd_status nd_flag_apply(void *context, int flag, const char *value);
+nd_status nd_flags_read(const nd_flag *flags, int flag_count, int argc, char **argv,
+                        nd_flag_apply *apply, void *context);
+nd_status nd_flags_rest(const nd_flag *flags, int flag_count, int argc, char **argv,
+                        const char *const *first, char ***rest, int *rest_count);
+void nd_flags_print(const nd_flag *flags, int flag_count);
+/* ND_ERR_CONFIG names flag and range. */
+nd_status nd_flag_whole(const nd_flag *flag, const char *value, int64_t least, int64_t *out);
+nd_status nd_flag_real(const nd_flag *flag, const char *value, double *out);
+
+/* What settings a model that is used begins with: one copy on each replica, on the CPU. */
+extern const char *const nd_session_settings[];
+
+/* A session. */
+
+typedef struct nd_session {
+    const nd_config *config;
+    nd_worker *worker;
+    nd_model_files model;
+    nd_tokenizer *tokenizer; /* NULL: the model has none */
+    char *tokenizer_path;    /* NULL: bytes, or none */
+} nd_session;
+
+/* Opens the model by its name (nd_model_files_open), and joins the job. `tokenizer`: NULL is the
+ * model's own. */
+nd_status nd_session_open(nd_session *session, const nd_command_call *call, const char *model,
+                          const char *tokenizer);
+void nd_session_close(nd_session *session);
+/* Rank 0's bytes reach all ranks: *text (*size) is read on rank 0 and, owned by the caller, set on
+ * the others. `read` (the status of rank 0's reading) is that of all ranks afterwards. */
+nd_status nd_session_share(nd_session *session, nd_status read, char **text, size_t *size);
+/* ND_ERR_CONFIG on all ranks when the text of one differs from that of rank 0: settings and flags,
+ * which must be alike. */
+nd_status nd_session_agree(nd_session *session, const char *flags);
+/* A generator with the session's weights. */
+nd_status nd_session_generator(nd_session *session, const nd_generate_options *options,
+                               nd_generator **out);
+
+/* Stop signals: set the flag; `ask` reads it alike on the tp ranks. */
+void nd_session_on_signal(int signal_number);
+nd_status nd_session_ask_stop(void *session, bool *stop);
+
+int nd_session_signal(void); /* 0: none came */
+
+/* The command generate. */
+
+typedef struct nd_generate_call {
+    const char *model, *tokenizer, *prompt, *prompt_file; /* NULL: not given */
+    bool jsonl, chat, ignore_eos;
+    int64_t max_new, batch, rows;
+    nd_sampling sampling; /* without the seed, which is a setting */
+    nd_stops stops;
+} nd_generate_call;
+
+/* argv[0] is the command's name. */
+nd_status nd_generate_parse(int argc, char **argv, nd_generate_call *out);
+nd_status nd_generate_take_flags(int argc, char **argv, char ***rest, int *count);
+void nd_generate_print_help(void);
+
+typedef struct nd_generate_input {
+    nd_requests requests;
+    nd_ids ends; /* ids that end a text */
+} nd_generate_input;
+
+/* The prompt or the rows; on rank 0. Owned by the caller. */
+nd_status nd_generate_read(const nd_generate_call *call, char **text, size_t *size);
+/* The requests in them, on every rank alike. After a failure too, its parts are the caller's. */
+nd_status nd_generate_encode(nd_session *session, const nd_generate_call *call, const char *text,
+                             size_t size, nd_generate_input *out);
+
+/* Texts. */
+
+/* What one sequence of ids becomes, as they come. */
+typedef struct nd_text_out {
+    nd_decoder *decoder; /* NULL: there is no tokenizer, and no text */
+    nd_stop_filter filter;
+    nd_bytes text;         /* so far */
+    const nd_stops *stops; /* borrowed */
+} nd_text_out;
+
+nd_status nd_text_out_init(nd_text_out *out, const nd_tokenizer *tokenizer, const nd_stops *stops);
+/* Adds a token; *stop is set when a stop text is complete. */
+nd_status nd_text_out_push(nd_text_out *out, int32_t id, bool *stop);
+/* No more tokens come; without a stop text, what was held back is added. */
+nd_status nd_text_out_end(nd_text_out *out);
+void nd_text_out_fini(nd_text_out *out); /* an all-zero one is legal */
+
+#endif

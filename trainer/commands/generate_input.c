@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The prompts of `ndtrain generate`. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/base/fsio.h"
+#include "runtime/base/log.h"
+#include "trainer/commands/generate.h"
+
+enum { INPUT_BYTES_MAX = 1 << 30 };
+
+/* Up to its end: a pipe has no size. */
+static nd_status read_standard_input(char **text, size_t *size)
+{
+    enum { PIECE = 1 << 16 };
+    nd_bytes bytes = {0};
+    char piece[PIECE];
+    ssize_t n;
+    if (isatty(STDIN_FILENO)) {
+        nd_log_info("reading the prompt from the terminal, up to the end of input (Ctrl-D)");
+    }
+    while ((n = read(STDIN_FILENO, piece, sizeof piece)) != 0) {
+        if (n < 0 && errno == EINTR && !nd_session_signal()) {
+            continue;
+        }
+        nd_status status =
+            n < 0 && errno == EINTR
+                ? nd_fail(ND_ERR_PREEMPTED, "stopped by a signal before the prompt was read")
+            : n < 0 ? nd_fail(ND_ERR_IO, "cannot read standard input: %s", strerror(errno))
+            : bytes.count > INPUT_BYTES_MAX
+                ? nd_fail(ND_ERR_DATA, "standard input has more than %d bytes", INPUT_BYTES_MAX)
+                : nd_bytes_add(&bytes, piece, (size_t)n);
+        if (status != ND_OK) {
+            free(bytes.data);
+            return status;
+        }
+    }
+    *text = (char *)bytes.data; /* NULL without any */
+    *size = bytes.count;
+    return ND_OK;
+}
+
+nd_status nd_generate_read(const nd_generate_call *o, char **text, size_t *size)
+{
+    if (o->prompt) {
+        *size = strlen(o->prompt);
+        return nd_fs_format(text, "%s", o->prompt);
+    }
+    if (o->prompt_file && strcmp(o->prompt_file, "-") != 0) {
+        return nd_fs_read(o->prompt_file, INPUT_BYTES_MAX, ND_ERR_DATA, text, size);
+    }
+    return read_standard_input(text, size);
+}
+
+static const char *input_name(const nd_generate_call *o)
+{
+    return o->prompt ? "--prompt" : o->prompt_file ? o->prompt_file : "standard input";
+}
+
+/* The form that data.chat_format names, or that the tokenizer has the tokens for. */
+static nd_status find_chat(const nd_session *s, const nd_generate_call *o, nd_chat *chat,
+                           bool *found)
+{
+    static const nd_chat_format formats[] = {[ND_CHOOSE_CHAT_NONE] = ND_CHAT_NONE,
+                                             [ND_CHOOSE_CHAT_LLAMA3] = ND_CHAT_LLAMA3,
+                                             [ND_CHOOSE_CHAT_CHATML] = ND_CHAT_CHATML};
+    const nd_chat_format named = formats[s->config->data.chat_format];
+    *found = s->tokenizer && (named != ND_CHAT_NONE || o->chat);
+    if (!*found) {
+        return o->chat ? nd_fail(ND_ERR_DATA, "--chat needs a tokenizer, and the model has none; "
+                                              "name one with --tokenizer")
+                       : ND_OK;
+    }
+    if (named != ND_CHAT_NONE) {
+        return nd_chat_find(s->tokenizer, named, chat);
+    }
+    if (nd_chat_find(s->tokenizer, ND_CHAT_LLAMA3, chat) == ND_OK ||
+        nd_chat_find(s->tokenizer, ND_CHAT_CHATML, chat) == ND_OK) {
+        nd_error_clear();
+        nd_log_info("chat form: %s", chat->format == ND_CHAT_LLAMA3 ? "llama3" : "chatml");
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_DATA, "the tokenizer has the tokens of no known chat form (llama3, "
+                                "chatml); leave out --chat");
+}
+
+/* The token that the post-processor puts before a text, if any: -1. */
+static int64_t beginning(nd_encoder *encoder)
+{
+    const int32_t *ids;
+    size_t count;
+    return nd_encode(encoder, "", 0, &ids, &count) == ND_OK && count > 0 ? ids[0] : -1;
+}
+
+nd_status nd_generate_encode(nd_session *s, const nd_generate_call *o, const char *text,
+                             size_t size, nd_generate_input *in)
+{
+    const nd_encode_options prompts = {.special_in_text = ND_SPECIAL_PARSE, .post_process = true};
+    const nd_encode_options messages = {.special_in_text = ND_SPECIAL_TEXT};
+    nd_request_rules rules = {.vocab = s->model.shape.vocab,
+                              .begin = -1,
+                              .max_new = o->max_new,
+                              .max_tokens = s->model.shape.max_positions};
+    nd_encoder *encoders[2] = {NULL, NULL};
+    nd_chat chat = {0};
+    bool has_chat = false;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(find_chat(s, o, &chat, &has_chat));
+    if (s->tokenizer) {
+        ND_TRY_OUT(nd_encoder_create(s->tokenizer, &prompts, &encoders[0]));
+        ND_TRY_OUT(nd_encoder_create(s->tokenizer, &messages, &encoders[1]));
+        rules.begin = beginning(encoders[0]);
+    }
+    rules.prompts = encoders[0];
+    rules.messages = encoders[1];
+    rules.chat = has_chat ? &chat : NULL;
+    if (!o->jsonl && !o->prompt && size > 0 && text[size - 1] == '\n') {
+        size--; /* the end of a file's last line is not part of the prompt */
+    }
+    ND_TRY_OUT(o->jsonl ? nd_requests_add_rows(&in->requests, &rules, input_name(o), text, size)
+                        : nd_requests_add_text(&in->requests, &rules, input_name(o),
+                                               size > 0 ? text : "", size));
+    if (in->requests.twice_begun && s->worker->rank.rank == 0) {
+        nd_log_warning("a prompt begins with the beginning of text twice: leave it out of the "
+                       "text, as the tokenizer adds it");
+    }
+    if (!o->ignore_eos) {
+        ND_TRY_OUT(nd_ends_read(s->model.side, &in->ends));
+        ND_TRY_OUT(has_chat ? nd_ids_add(&in->ends, &chat.close, 1) : ND_OK);
+    }
+out:
+    nd_encoder_destroy(encoders[0]);
+    nd_encoder_destroy(encoders[1]);
+    return status;
+}

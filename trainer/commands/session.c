@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The ranks, the model and the tokenizer of a command that uses a model. */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/fsio.h"
+#include "runtime/base/log.h"
+#include "trainer/commands/generate.h"
+
+/* What a configuration file says of shards and devices is about training. */
+const char *const nd_session_settings[] = {
+    "--device", "cpu", "--dp-shard-size", "1", "--dp-replicate-size", "-1", NULL};
+
+static volatile sig_atomic_t stop_signal;
+
+void nd_session_on_signal(int signal_number)
+{
+    stop_signal = signal_number;
+}
+
+int nd_session_signal(void)
+{
+    return stop_signal;
+}
+
+nd_status nd_session_ask_stop(void *session, bool *stop)
+{
+    const nd_session *s = session;
+    nd_rank *r = &s->worker->rank;
+    int64_t any = stop_signal;
+    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_TP], &r->stream, &any, 1, ND_DTYPE_I64,
+                              ND_REDOP_MAX, NULL));
+    *stop = any != 0;
+    return ND_OK;
+}
+
+nd_status nd_session_open(nd_session *s, const nd_command_call *call, const char *model,
+                          const char *tokenizer)
+{
+    const nd_config *config = call->config;
+    *s = (nd_session){.config = config, .worker = call->worker};
+    if (!model) {
+        return nd_fail(ND_ERR_CONFIG, "--model is missing; it is a model's folder, a run folder, "
+                                      "one of its checkpoints, or ORG/NAME in the local cache");
+    }
+    ND_TRY(nd_job_check(config, &s->worker->identity));
+    ND_TRY(nd_worker_meet(s->worker, config));
+    ND_TRY(nd_model_files_open(
+        model, config->path_origin[ND_PATH_MODEL_CONFIG] ? config->model.config : NULL, &s->model));
+    ND_TRY(nd_model_files_tokenizer(&s->model, tokenizer, &s->tokenizer_path, &s->tokenizer));
+    if (s->tokenizer && nd_tokenizer_vocab_size(s->tokenizer) > s->model.shape.vocab) {
+        nd_log_warning("the tokenizer has ids up to %d, but the model's vocab_size is %lld; a text "
+                       "with such a token is an error",
+                       nd_tokenizer_vocab_size(s->tokenizer) - 1, (long long)s->model.shape.vocab);
+    }
+    return nd_worker_join(s->worker, config, &s->model.shape);
+}
+
+void nd_session_close(nd_session *s)
+{
+    nd_tokenizer_close(s->tokenizer);
+    free(s->tokenizer_path);
+    nd_model_files_close(&s->model);
+}
+
+/* Every rank returns the worst status of all. The reason stays with the rank that has it. */
+static nd_status agree_status(nd_session *s, nd_status status, const char *what)
+{
+    nd_rank *r = &s->worker->rank;
+    const nd_error own = *nd_error_last();
+    int64_t worst = status;
+    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &worst, 1,
+                              ND_DTYPE_I64, ND_REDOP_MAX, NULL));
+    if (status != ND_OK) {
+        return nd_fail((nd_status)worst, "%s", own.message);
+    }
+    return worst == ND_OK ? ND_OK
+                          : nd_fail_elsewhere((nd_status)worst, "another rank could not %s", what);
+}
+
+/* Rank 0's bytes, at most this many at once. */
+enum { SHARE_BYTES = 1 << 20 };
+
+nd_status nd_session_share(nd_session *s, nd_status read, char **text, size_t *size)
+{
+    nd_rank *r = &s->worker->rank;
+    nd_comm *world = r->groups.by_kind[ND_GROUP_WORLD];
+    int64_t bytes = r->rank == 0 && read == ND_OK ? (int64_t)*size : 0;
+    ND_TRY(agree_status(s, r->rank == 0 ? read : ND_OK, "read the input"));
+    ND_TRY(nd_comm_all_reduce(world, &r->stream, &bytes, 1, ND_DTYPE_I64, ND_REDOP_MAX, NULL));
+    nd_status status = ND_OK;
+    if (r->rank > 0) {
+        *text = NULL;
+        *size = (size_t)bytes;
+        status = ND_ALLOC(bytes + 1, text);
+    }
+    ND_TRY(agree_status(s, status, "hold the input"));
+    for (int64_t at = 0; at < bytes; at += SHARE_BYTES) {
+        int64_t n = bytes - at < SHARE_BYTES ? bytes - at : SHARE_BYTES;
+        ND_TRY(nd_comm_broadcast(world, &r->stream, *text + at, n, ND_DTYPE_U8, 0, NULL));
+    }
+    return ND_OK;
+}
+
+nd_status nd_session_agree(nd_session *s, const char *flags)
+{
+    nd_rank *r = &s->worker->rank;
+    char *settings = NULL, *own = NULL, *theirs = NULL, shape[256];
+    const nd_llama_shape *m = &s->model.shape;
+    size_t size = 0;
+    if (r->world_size == 1) {
+        return ND_OK;
+    }
+    snprintf(shape, sizeof shape, "%lld %lld %lld %lld %lld %lld %lld", (long long)m->vocab,
+             (long long)m->hidden, (long long)m->ffn, (long long)m->layers, (long long)m->heads,
+             (long long)m->kv_heads, (long long)m->head_dim);
+    nd_status status = nd_config_job_text(s->config, &settings);
+    status = status == ND_OK ? nd_fs_format(&own, "%s%s\n%s\n", settings, flags, shape) : status;
+    theirs = r->rank == 0 ? own : NULL;
+    size = r->rank == 0 && status == ND_OK ? strlen(own) : 0;
+    const nd_status made = status;
+    status = nd_session_share(s, status, &theirs, &size);
+    status = status == ND_OK ? made : status;
+    if (status == ND_OK && (strlen(own) != size || memcmp(own, theirs, size) != 0)) {
+        status = nd_fail(ND_ERR_CONFIG,
+                         "rank %d has other flags or another model than rank 0; "
+                         "start all ranks with the same command line",
+                         r->rank);
+    }
+    status = agree_status(s, status, "agree with rank 0 on flags and model");
+    if (theirs != own) {
+        free(theirs);
+    }
+    free(own);
+    free(settings);
+    return status;
+}
+
+nd_status nd_session_generator(nd_session *s, const nd_generate_options *options,
+                               nd_generator **out)
+{
+    const nd_identity *id = &s->worker->identity;
+    nd_generator *g = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(nd_generator_create(&s->worker->rank, options, &g));
+    ND_TRY_OUT(nd_worker_check_room(s->worker, (double)nd_generator_plan(g)->total, id->world_size,
+                                    id->local_world_size));
+    ND_TRY_OUT(nd_generator_commit(g));
+    ND_TRY_OUT(nd_model_files_load(&s->model, nd_generator_fsdp(g)));
+    *out = g;
+    g = NULL;
+out:
+    nd_generator_destroy(g);
+    return status;
+}
