@@ -72,9 +72,9 @@ nd_call_entry *nd_calls_find(const nd_calls *calls, const nd_call *call);
 nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_calls *calls);
 
 /*
- * Makes what the backend keeps for the forms of a training step and of a validation (plans of
- * libraries), so that no step makes any and what cannot be planned is an error now. Does nothing
- * where a backend keeps nothing.
+ * Makes what the backend keeps (plans of libraries) for the forms of a validation and, unless the
+ * options say forward only, of a training step, so that no step makes any and what cannot be
+ * planned is an error now. Does nothing where a backend keeps nothing.
  */
 nd_status nd_dry_run_prepare(const nd_rank *rank, const nd_model_options *options);
 

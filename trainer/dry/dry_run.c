@@ -129,9 +129,11 @@ static nd_status run_step(nd_model *m, nd_calls *calls)
 {
     int64_t micros = m->rank->config->train.gradient_accumulation_steps;
     nd_activation_set *set = nd_model_take_set(m);
-    nd_fsdp_begin_step(&m->fsdp);
-    ND_TRY(micro_batch(m, set, calls, 1));
-    if (micros > 1) {
+    if (!m->forward_only) {
+        nd_fsdp_begin_step(&m->fsdp);
+        ND_TRY(micro_batch(m, set, calls, 1));
+    }
+    if (!m->forward_only && micros > 1) {
         ND_TRY(micro_batch(m, set, calls, micros - 1));
     }
     calls->weight = 0;

@@ -268,9 +268,14 @@ static nd_status load_source(const nd_model_files *m, load *l)
 nd_status nd_model_files_load(const nd_model_files *m, nd_fsdp *fsdp)
 {
     load l = {.fsdp = fsdp};
-    ND_ASSERT(fsdp->rank->device->kind == ND_DEVICE_CPU);
     if (m->kind == ND_MODEL_FOLDER) {
         return nd_weights_load(fsdp, m->reader);
+    }
+    if (fsdp->rank->device->kind != ND_DEVICE_CPU) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "\"%s\" is a checkpoint, which is read into host memory; use --device cpu, "
+                       "or a model folder (ndtrain ckpt export)",
+                       m->folder);
     }
     nd_status status = load_source(m, &l);
     nd_source_close(l.source);

@@ -43,7 +43,8 @@ void nd_model_files_close(nd_model_files *files); /* an all-zero one is legal */
 nd_status nd_model_files_tokenizer(const nd_model_files *files, const char *setting, char **path,
                                    nd_tokenizer **out);
 
-/* The weights into this rank's shards, after the memory was committed. Host memory only. */
+/* The weights into this rank's shards, after the memory was committed. ND_ERR_CONFIG: another kind
+ * than a Hugging Face folder, and the rank is on a GPU. */
 nd_status nd_model_files_load(const nd_model_files *files, nd_fsdp *fsdp);
 
 #endif

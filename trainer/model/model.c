@@ -20,14 +20,15 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
     const nd_mem_class scratch = ND_MEM_SCRATCH;
     nd_tensor local = nd_tensor_2d(NULL, d->act, d->Tl, d->C);
     nd_tensor full = nd_tensor_2d(NULL, d->act, d->Tl == d->T ? 0 : d->T, d->C);
-    /* Rows of what only a backward uses. */
+    /* Rows of what only a backward uses; with FP8 the inputs of linears lie in dh and dact. */
     const int64_t T = m->forward_only ? 0 : d->T, Tl = m->forward_only ? 0 : d->Tl;
+    const bool lends = !m->forward_only || m->scales.recipe.name;
     nd_tensor dlocal = nd_tensor_2d(NULL, d->act, Tl, d->C);
     want(plan, scratch, "branch output", local, &m->branch);
     want(plan, scratch, "residual gradient", dlocal, &m->dx);
-    int dh = want(plan, scratch, "norm gradient", dlocal, &m->dh);
-    int dact =
-        want(plan, scratch, "swiglu gradient", nd_tensor_2d(NULL, d->act, T, d->F), &m->dact);
+    int dh = want(plan, scratch, "norm gradient", lends ? local : dlocal, &m->dh);
+    int dact = want(plan, scratch, "swiglu gradient",
+                    nd_tensor_2d(NULL, d->act, lends ? d->T : 0, d->F), &m->dact);
     want(plan, scratch, "q k v gradient", nd_tensor_2d(NULL, d->act, T, d->QKV), &m->dqkv);
     want(plan, scratch, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D), &m->dout);
     nd_memplan_want(plan, scratch, "tp: gathered", nd_tensor_bytes(full), &m->full_a);

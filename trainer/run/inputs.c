@@ -111,8 +111,8 @@ nd_status nd_inputs_find_tokenizer(const char *setting, const char *model_folder
 }
 
 /* A file of token ids, or a text that the tokenizer encodes. */
-static nd_status open_data(const nd_config *config, const nd_inputs *inputs, const char *path,
-                           nd_dataset **out)
+nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, const char *path,
+                              nd_dataset **out)
 {
     static const nd_special_in_text special[] = {
         [ND_CHOOSE_SPECIAL_TEXT] = ND_SPECIAL_TEXT,
@@ -155,9 +155,10 @@ nd_status nd_inputs_open(const nd_config *config, nd_inputs *inputs)
     ND_TRY(nd_config_check_data_paths(config));
     ND_TRY(nd_inputs_find_tokenizer(config->data.tokenizer, inputs->model_folder,
                                     config->model.config, &inputs->tokenizer));
-    ND_TRY(open_data(config, inputs, config->data.path, &inputs->data));
+    ND_TRY(nd_inputs_open_data(config, inputs, config->data.path, &inputs->data));
     return config->data.validation_path[0]
-               ? open_data(config, inputs, config->data.validation_path, &inputs->validation)
+               ? nd_inputs_open_data(config, inputs, config->data.validation_path,
+                                     &inputs->validation)
                : ND_OK;
 }
 

@@ -31,6 +31,10 @@ nd_status nd_inputs_open(const nd_config *config, nd_inputs *inputs);
  * of them, so once per host is enough. */
 nd_status nd_inputs_verify_model(const nd_config *config);
 void nd_inputs_close(nd_inputs *inputs);
+/* A data file of these inputs (their shape and tokenizer), opened as data.path is; owned by the
+ * caller. */
+nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, const char *path,
+                              nd_dataset **out);
 /*
  * The tokenizer.json that data.tokenizer names; NULL for bytes and file. `model_folder` and
  * `model_config` are those of the run, NULL or "" where there is none. ND_ERR_CONFIG when it does

@@ -91,6 +91,9 @@ nd_status nd_trainer_check_limits(const nd_ops *ops, const nd_config *config, co
 /* Plans memory; nothing is allocated on the device yet (enough for `ndtrain plan`). `tuning` is
  * NULL without autotune. */
 nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer **out);
+/* The same for validations alone (nd_trainer_evaluate): the weights, without gradients, moments
+ * and what is kept for a backward. No step may be done. */
+nd_status nd_trainer_create_evaluator(nd_rank *rank, nd_trainer **out);
 /* Allocates the plan and writes its start values. Collective: the rank's groups must exist from
  * here on. */
 nd_status nd_trainer_commit(nd_trainer *trainer);

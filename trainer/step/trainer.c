@@ -31,8 +31,10 @@ static nd_status create(nd_rank *rank, const nd_model_options *options, nd_train
     nd_memplan_init(&t->plan);
     ND_TRY_OUT(nd_dry_run_prepare(rank, options));
     ND_TRY_OUT(nd_model_create(rank, options, &t->plan, &t->model));
-    ND_TRY_OUT(nd_gradsync_init(&t->sync, &t->model->fsdp, &t->plan));
-    if (rank->config->kernels.cuda_graphs) {
+    if (!options->forward_only) {
+        ND_TRY_OUT(nd_gradsync_init(&t->sync, &t->model->fsdp, &t->plan));
+    }
+    if (rank->config->kernels.cuda_graphs && !options->forward_only) {
         ND_TRY_OUT(nd_dry_run_graphs(rank, options, &t->planned_graphs));
     }
     nd_budget_plan(rank, &t->planned_graphs, &t->plan);
@@ -77,6 +79,13 @@ nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer *
     return ND_OK;
 }
 
+nd_status nd_trainer_create_evaluator(nd_rank *rank, nd_trainer **out)
+{
+    const nd_model_options options = {.forward_only = true};
+    ND_TRY(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
+    return create(rank, &options, out);
+}
+
 nd_status nd_trainer_commit(nd_trainer *t)
 {
     void *host = NULL;
@@ -84,11 +93,13 @@ nd_status nd_trainer_commit(nd_trainer *t)
     ND_TRY(nd_host_alloc(t->rank->device, 2 * sizeof *t->sent, &host));
     t->sent = host;
     t->received = t->sent + 1;
-    if (t->rank->config->kernels.cuda_graphs) {
+    if (t->rank->config->kernels.cuda_graphs && !t->model->forward_only) {
         ND_TRY(nd_graphs_create(&t->rank->stream, &t->planned_graphs, &t->graphs));
     }
     ND_TRY(nd_model_start(t->model));
-    ND_TRY(nd_optimizer_init(&t->optimizer, &t->model->fsdp));
+    if (!t->model->forward_only) {
+        ND_TRY(nd_optimizer_init(&t->optimizer, &t->model->fsdp));
+    }
     return nd_health_agree(&t->model->scales);
 }
 

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A model that keeps nothing for a backward has the validation loss of the training model, bit for
+ * bit, in less memory. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "tests/unit/trainer/mesh_ranks.h"
+
+enum { T = 32, LAYERS = 3 };
+
+static nd_status loss_of(nd_rank *rank, bool forward_only, double *loss, size_t *bytes)
+{
+    const nd_model_options options = {.forward_only = forward_only};
+    int32_t ids[T], labels[T], positions[T];
+    nd_memplan plan;
+    nd_model *m = NULL;
+    for (int i = 0; i < T; i++) {
+        ids[i] = (i * 11 + 4) % 97;
+        labels[i] = (i * 11 + 15) % 97;
+        positions[i] = i;
+    }
+    ND_TRY(mesh_model_open_with(rank, &options, 3, &plan, &m));
+    nd_activation_set *set = nd_model_take_set(m);
+    nd_status status = nd_model_load_batch(m, set, ids, labels, positions);
+    status = status == ND_OK ? nd_model_forward(m, set, ND_PASS_EVAL) : status;
+    *loss = m->numbers->loss_sum;
+    *bytes = plan.total;
+    mesh_model_close(&plan, m);
+    return status;
+}
+
+static nd_status body(nd_rank *rank, void *context)
+{
+    double losses[2];
+    size_t bytes[2];
+    for (int only = 0; only < 2; only++) {
+        ND_TRY(loss_of(rank, only == 1, &losses[only], &bytes[only]));
+    }
+    ND_CHECK(losses[0] > 0 && memcmp(&losses[0], &losses[1], sizeof losses[0]) == 0,
+             "the loss is %.17g, in training %.17g", losses[1], losses[0]);
+    ND_CHECK(bytes[1] < bytes[0], "%zu bytes, in training %zu", bytes[1], bytes[0]);
+    return ND_OK;
+}
+
+Test(forward_only, has_the_loss_of_the_training_model)
+{
+    static const struct {
+        nd_mesh mesh;
+        nd_precision precision;
+        nd_fp8_recipe recipe;
+        nd_recompute recompute;
+    } cases[] = {
+        {{{1, 1, 1, 1, 1}}, ND_PRECISION_FP32, ND_FP8_TENSORWISE, ND_RECOMPUTE_NONE},
+        {{{1, 1, 1, 1, 1}}, ND_PRECISION_BF16, ND_FP8_TENSORWISE, ND_RECOMPUTE_NONE},
+        {{{1, 1, 2, 1, 2}}, ND_PRECISION_BF16, ND_FP8_TENSORWISE, ND_RECOMPUTE_SELECTIVE},
+        {{{1, 1, 1, 1, 2}}, ND_PRECISION_FP8, ND_FP8_TENSORWISE, ND_RECOMPUTE_NONE},
+        {{{1, 1, 1, 1, 1}}, ND_PRECISION_FP8, ND_FP8_TENSORWISE, ND_RECOMPUTE_FULL},
+        {{{1, 1, 1, 1, 2}}, ND_PRECISION_FP8, ND_FP8_ROWWISE, ND_RECOMPUTE_NONE},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mesh_ranks job = {.mesh = cases[i].mesh,
+                          .shape = mesh_shape_of(LAYERS, i % 2 == 1),
+                          .config = mesh_config_of(),
+                          .body = body};
+        job.shape.rms_eps = 1e-5;
+        job.config.train.precision = cases[i].precision;
+        job.config.fp8.recipe = cases[i].recipe;
+        job.config.parallel.recompute = cases[i].recompute;
+        cr_expect_eq(mesh_ranks_run(&job), ND_OK, "case %zu: %s", i, nd_error_last()->message);
+    }
+}
