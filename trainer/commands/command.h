@@ -44,6 +44,8 @@ extern const nd_command nd_command_plan;
 
 /* Continues prompts, and prints the texts. */
 extern const nd_command nd_command_generate;
+/* The loss of a model on data, or how well it answers multiple choice. */
+extern const nd_command nd_command_eval;
 
 /* `ndtrain ckpt VERB ...`: tools for checkpoints, which need no configuration (ckpt.h). argv[0] is
  * "ckpt"; returns the exit code. */

@@ -274,35 +274,19 @@ static nd_status begin(nd_worker *worker)
     return nd_job_begin(worker, nd_session_on_signal);
 }
 
-/* The command line, for the comparison of ranks. */
-static nd_status flags_text(const nd_command_call *call, char **out)
-{
-    size_t size;
-    FILE *text = open_memstream(out, &size);
-    if (!text) {
-        return nd_fail_memory("the command line");
-    }
-    for (int i = 1; i < call->argc; i++) {
-        fprintf(text, "%s\n", call->argv[i]);
-    }
-    fclose(text);
-    return ND_OK;
-}
-
 static nd_status run(const nd_command_call *call)
 {
     nd_session session = {0};
     nd_generate_input in = {0};
     nd_generate_call o;
-    char *text = NULL, *words = NULL;
+    char *text = NULL;
     size_t size = 0;
     job j = {.session = &session, .options = &o, .in = &in};
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_generate_parse(call->argc - 1, call->argv + 1, &o));
     o.sampling.seed = (uint64_t)call->config->train.seed;
     ND_TRY_OUT(nd_session_open(&session, call, o.model, o.tokenizer));
-    ND_TRY_OUT(flags_text(call, &words));
-    ND_TRY_OUT(nd_session_agree(&session, words));
+    ND_TRY_OUT(nd_session_agree(&session, call));
     status = session.worker->rank.rank == 0 ? nd_generate_read(&o, &text, &size) : ND_OK;
     ND_TRY_OUT(nd_session_share(&session, status, &text, &size));
     ND_TRY_OUT(nd_generate_encode(&session, &o, text, size, &in));
@@ -313,7 +297,6 @@ out:
     release(&j);
     nd_requests_fini(&in.requests);
     free(in.ends.data);
-    free(words);
     free(text);
     nd_session_close(&session);
     return status;

@@ -9,9 +9,10 @@
  *   flags.c     reads a table of flags, and leaves the settings
  *   session.c   model, tokenizer, ranks
  *   texts.c     ids to text: decoder and stop texts
- *   generate.c, with generate_arguments.c and generate_input.c; eval.c    the commands
+ *   generate.c, with generate_arguments.c and generate_input.c; eval.c, with eval_requests.c
  */
 #include "trainer/commands/command.h"
+#include "trainer/generate/choices.h"
 #include "trainer/generate/generate.h"
 #include "trainer/generate/model_files.h"
 #include "trainer/generate/requests.h"
@@ -59,9 +60,9 @@ void nd_session_close(nd_session *session);
 /* Rank 0's bytes reach all ranks: *text (*size) is read on rank 0 and, owned by the caller, set on
  * the others. `read` (the status of rank 0's reading) is that of all ranks afterwards. */
 nd_status nd_session_share(nd_session *session, nd_status read, char **text, size_t *size);
-/* ND_ERR_CONFIG on all ranks when the text of one differs from that of rank 0: settings and flags,
- * which must be alike. */
-nd_status nd_session_agree(nd_session *session, const char *flags);
+/* ND_ERR_CONFIG on all ranks when the settings, the command line or the model's shape of one differ
+ * from those of rank 0. */
+nd_status nd_session_agree(nd_session *session, const nd_command_call *call);
 /* A generator with the session's weights. */
 nd_status nd_session_generator(nd_session *session, const nd_generate_options *options,
                                nd_generator **out);
@@ -97,6 +98,24 @@ nd_status nd_generate_read(const nd_generate_call *call, char **text, size_t *si
 /* The requests in them, on every rank alike. After a failure too, its parts are the caller's. */
 nd_status nd_generate_encode(nd_session *session, const nd_generate_call *call, const char *text,
                              size_t size, nd_generate_input *out);
+
+/* The command eval. */
+
+enum { ND_EVAL_DATA_MAX = 64 };
+
+typedef struct nd_eval_call {
+    const char *model, *tokenizer, *requests; /* NULL: not given */
+    const char *data[ND_EVAL_DATA_MAX];
+    int data_count;
+    bool jsonl, add_special;
+    int64_t rows;
+} nd_eval_call;
+
+/* Reads the requests, scores them, and prints the results. */
+nd_status nd_eval_requests(nd_session *session, const nd_eval_call *call);
+/* Prints a row of JSON, which it takes; NULL: memory ran out. */
+struct json_t;
+nd_status nd_eval_print(struct json_t *row);
 
 /* Texts. */
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The ranks, the model and the tokenizer of a command that uses a model. */
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -103,10 +104,25 @@ nd_status nd_session_share(nd_session *s, nd_status read, char **text, size_t *s
     return ND_OK;
 }
 
-nd_status nd_session_agree(nd_session *s, const char *flags)
+/* The command line, for the comparison of ranks. */
+static nd_status flags_text(const nd_command_call *call, char **out)
+{
+    size_t size;
+    FILE *text = open_memstream(out, &size);
+    if (!text) {
+        return nd_fail_memory("the command line");
+    }
+    for (int i = 1; i < call->argc; i++) {
+        fprintf(text, "%s\n", call->argv[i]);
+    }
+    fclose(text);
+    return ND_OK;
+}
+
+nd_status nd_session_agree(nd_session *s, const nd_command_call *call)
 {
     nd_rank *r = &s->worker->rank;
-    char *settings = NULL, *own = NULL, *theirs = NULL, shape[256];
+    char *settings = NULL, *flags = NULL, *own = NULL, *theirs = NULL, shape[256];
     const nd_llama_shape *m = &s->model.shape;
     size_t size = 0;
     if (r->world_size == 1) {
@@ -116,6 +132,7 @@ nd_status nd_session_agree(nd_session *s, const char *flags)
              (long long)m->hidden, (long long)m->ffn, (long long)m->layers, (long long)m->heads,
              (long long)m->kv_heads, (long long)m->head_dim);
     nd_status status = nd_config_job_text(s->config, &settings);
+    status = status == ND_OK ? flags_text(call, &flags) : status;
     status = status == ND_OK ? nd_fs_format(&own, "%s%s\n%s\n", settings, flags, shape) : status;
     theirs = r->rank == 0 ? own : NULL;
     size = r->rank == 0 && status == ND_OK ? strlen(own) : 0;
@@ -133,6 +150,7 @@ nd_status nd_session_agree(nd_session *s, const char *flags)
         free(theirs);
     }
     free(own);
+    free(flags);
     free(settings);
     return status;
 }

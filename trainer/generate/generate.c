@@ -356,7 +356,7 @@ nd_status nd_generator_score(nd_generator *g, const int32_t *ids, int64_t count,
 {
     const int64_t vocab = g->rank->shape.vocab, batch = g->options.batch;
     int64_t at = 0, rows;
-    ND_ASSERT(from >= 1 && from <= count && count <= g->options.capacity);
+    ND_ASSERT(from >= 1 && from <= count && count <= g->options.capacity + 1);
     while (at < from - 1 && at < g->scored_count && g->scored[at] == ids[at]) {
         at++;
     }

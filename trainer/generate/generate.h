@@ -91,8 +91,8 @@ nd_status nd_generator_run(nd_generator *generator, nd_sequence *sequences, int6
                            const nd_generate_rules *rules);
 
 /*
- * Scores ids [from, count), each given all before it; from >= 1, count <= capacity. What the last
- * call and this one have in common at their beginning, before `from`, is not computed again.
+ * Scores ids [from, count), each given all before it; from >= 1, count <= capacity + 1. What the
+ * last call and this one have in common at their beginning, before `from`, is not computed again.
  * Collective over tp.
  */
 nd_status nd_generator_score(nd_generator *generator, const int32_t *ids, int64_t count,

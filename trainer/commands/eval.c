@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * `ndtrain eval`: the loss of a model on files of data, by the code and on the meshes of a
+ * validation. Requests are in eval_requests.c.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/fsio.h"
+#include "runtime/base/json.h"
+#include "runtime/base/process.h"
+#include "trainer/commands/generate.h"
+
+/* Flags. */
+
+enum {
+    FLAG_MODEL,
+    FLAG_TOKENIZER,
+    FLAG_DATA,
+    FLAG_REQUESTS,
+    FLAG_JSONL,
+    FLAG_ADD_SPECIAL,
+    FLAG_ROWS,
+    FLAG_COUNT
+};
+
+static const nd_flag flags[FLAG_COUNT] = {
+    [FLAG_MODEL] = {"--model", "PATH",
+                    "a model's folder, a run folder, a checkpoint, or ORG/NAME in the cache"},
+    [FLAG_TOKENIZER] = {"--tokenizer", "PATH",
+                        "a tokenizer.json or its folder, or bytes; the model's if not given"},
+    [FLAG_DATA] = {"--data", "FILE", "a data file, as data.path; may be given several times"},
+    [FLAG_REQUESTS] = {"--requests", "FILE",
+                       "JSON lines with \"context\", \"choices\" and \"gold\""},
+    [FLAG_JSONL] = {"--jsonl", NULL, "the output is JSON lines; of requests one for each"},
+    [FLAG_ADD_SPECIAL] = {"--add-special-tokens", NULL,
+                          "requests: texts have what the post-processor adds, as a beginning of "
+                          "text"},
+    [FLAG_ROWS] = {"--prefill-chunk", "N", "requests: tokens of one call of the model; 512"},
+};
+
+static nd_status apply(void *context, int flag, const char *value)
+{
+    nd_eval_call *o = context;
+    switch (flag) {
+    case FLAG_MODEL:
+        o->model = value;
+        break;
+    case FLAG_TOKENIZER:
+        o->tokenizer = value;
+        break;
+    case FLAG_DATA:
+        if (o->data_count == ND_EVAL_DATA_MAX) {
+            return nd_fail(ND_ERR_CONFIG, "there are more than %d of --data", ND_EVAL_DATA_MAX);
+        }
+        o->data[o->data_count++] = value;
+        break;
+    case FLAG_REQUESTS:
+        o->requests = value;
+        break;
+    case FLAG_JSONL:
+        o->jsonl = true;
+        break;
+    case FLAG_ADD_SPECIAL:
+        o->add_special = true;
+        break;
+    case FLAG_ROWS:
+        return nd_flag_whole(&flags[flag], value, 1, &o->rows);
+    default:
+        break;
+    }
+    return ND_OK;
+}
+
+static nd_status parse(int argc, char **argv, nd_eval_call *o)
+{
+    *o = (nd_eval_call){.rows = 512};
+    ND_TRY(nd_flags_read(flags, FLAG_COUNT, argc, argv, apply, o));
+    return (o->data_count > 0) != (o->requests != NULL)
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG, "give either files of --data or a file of --requests");
+}
+
+static bool wants_help(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static nd_status take_flags(int argc, char **argv, char ***rest, int *count)
+{
+    static const char *const nothing[] = {NULL};
+    nd_eval_call o = {0};
+    if (!wants_help(argc, argv)) {
+        ND_TRY(parse(argc, argv, &o));
+    }
+    return nd_flags_rest(flags, FLAG_COUNT, argc, argv, o.requests ? nd_session_settings : nothing,
+                         rest, count);
+}
+
+static void print_help(void)
+{
+    printf("usage: ndtrain eval --model PATH --data FILE | --requests FILE [flags]\n\n"
+           "Prints the loss of a model on data, or how often it finds the right one of several "
+           "texts.\nSettings of a run are flags too: --sequence-length, --micro-batch-size, "
+           "--precision, meshes;\nndtrain --help all.\n\n");
+    nd_flags_print(flags, FLAG_COUNT);
+    printf(
+        "\nExit codes: 0 done, 2 wrong usage, 65 bad model, data or requests, 70 logits that are "
+        "not\nfinite, 71 out of memory, 73 output that cannot be written, 75 stopped by a "
+        "signal.\n");
+}
+
+/* The loss on data. */
+
+static nd_status check_settings(const nd_session *s)
+{
+    const nd_config *config = s->config;
+    const nd_llama_shape *shape = &s->model.shape;
+    if (config->train.precision == ND_PRECISION_FP8 && config->fp8.recipe == ND_FP8_DELAYED) {
+        return nd_fail(ND_ERR_CONFIG, "fp8.recipe is delayed, whose scales follow from training "
+                                      "steps; evaluate with another recipe or precision");
+    }
+    if (config->train.sequence_length > shape->max_positions) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "train.sequence_length is %lld, but the model's max_position_embeddings is "
+                       "%lld; use a shorter --sequence-length",
+                       (long long)config->train.sequence_length, (long long)shape->max_positions);
+    }
+    ND_TRY(nd_trainer_check_precision(config, shape));
+    return nd_llama_shape_check_mesh(shape, &config->resolved_mesh, config->train.micro_batch_size,
+                                     config->train.sequence_length);
+}
+
+/* Whether ids are bytes. The byte tokenizer that a saved model has is not needed then. */
+static bool ids_are_bytes(const nd_session *s)
+{
+    return s->tokenizer && s->model.shape.vocab == 256 &&
+           nd_tokenizer_vocab_size(s->tokenizer) == 256;
+}
+
+static nd_status open_data(const nd_session *s, const char *path, bool *bytes, nd_dataset **out)
+{
+    const nd_config *config = s->config;
+    const nd_inputs inputs = {.shape = s->model.shape, .tokenizer = s->tokenizer_path};
+    const int64_t vocab = s->model.shape.vocab, sequence = config->train.sequence_length;
+    bool ids = false;
+    *bytes = false;
+    if (!nd_fs_exists(path) && !nd_corpus_is_pattern(path)) {
+        return nd_fail(ND_ERR_DATA, "--data \"%s\" does not exist", path);
+    }
+    ND_TRY(nd_data_holds_ids(path, config->data.format, &ids));
+    if (ids) {
+        return nd_dataset_open(path, config->data.format, "file", vocab, sequence, out);
+    }
+    if (ids_are_bytes(s)) {
+        *bytes = true;
+        return nd_dataset_open(path, config->data.format, "bytes", vocab, sequence, out);
+    }
+    if (!s->tokenizer_path) {
+        return nd_fail(ND_ERR_DATA, "the model's folder has no tokenizer.json, so a text has no "
+                                    "tokens; name one with --tokenizer, or give a file of ids");
+    }
+    return nd_inputs_open_data(config, &inputs, path, out);
+}
+
+static nd_status ask_world(void *context, bool *stop)
+{
+    const nd_session *s = context;
+    nd_rank *r = &s->worker->rank;
+    int64_t any = nd_session_signal();
+    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &any, 1, ND_DTYPE_I64,
+                              ND_REDOP_MAX, NULL));
+    *stop = any != 0;
+    return ND_OK;
+}
+
+static nd_status print_loss(const nd_eval_call *o, const char *path, bool bytes, double loss,
+                            int64_t tokens)
+{
+    const double bits = loss / M_LN2;
+    if (!o->jsonl) {
+        char per_byte[64] = "";
+        snprintf(per_byte, sizeof per_byte, ", %.6f bits per byte", bits);
+        printf("%s: loss %.6f, perplexity %.6g%s, %lld tokens\n", path, loss, exp(loss),
+               bytes ? per_byte : "", (long long)tokens);
+        return nd_process_flush_output();
+    }
+    json_t *row = json_object();
+    nd_json_set(&row, "data", nd_json_string(path));
+    nd_json_set(&row, "loss", json_real(loss));
+    nd_json_set(&row, "perplexity", isfinite(exp(loss)) ? json_real(exp(loss)) : json_null());
+    if (bytes) { /* a token is a byte */
+        nd_json_set(&row, "bits_per_byte", json_real(bits));
+    }
+    nd_json_set(&row, "tokens", json_integer(tokens));
+    return nd_eval_print(row);
+}
+
+static nd_status evaluate_file(nd_session *s, const nd_eval_call *o, nd_trainer *trainer,
+                               const char *path)
+{
+    nd_rank *r = &s->worker->rank;
+    const nd_loader_options loading = nd_loader_options_of(r, true);
+    const nd_stop_check check = {ask_world, s};
+    nd_dataset *data = NULL;
+    nd_loader *loader = NULL;
+    bool bytes = false, joined = true;
+    double loss = 0;
+    int64_t tokens = 0;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(open_data(s, path, &bytes, &data));
+    ND_TRY_OUT(nd_loader_open(data, &loading, &loader));
+    ND_TRY_OUT(nd_trainer_evaluate(trainer, loader, nd_loader_validation_steps(data, &loading),
+                                   &check, &loss, &tokens));
+    if (tokens == 0) {
+        status = nd_fail(ND_ERR_PREEMPTED, "stopped by a signal in \"%s\"", path);
+    } else if (!isfinite(loss)) {
+        status = nd_fail(ND_ERR_NUMERIC, "the loss on \"%s\" is %g", path, nd_positive_nan(loss));
+    } else if (r->rank == 0) {
+        status = print_loss(o, path, bytes, loss, tokens);
+    }
+out:
+    joined = !loader || nd_loader_close(loader);
+    if (joined) { /* else its thread still reads the data */
+        nd_dataset_close(data);
+    }
+    return status;
+}
+
+static nd_status evaluate(nd_session *s, const nd_eval_call *o)
+{
+    nd_trainer *trainer = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(check_settings(s));
+    ND_TRY_OUT(nd_trainer_create_evaluator(&s->worker->rank, &trainer));
+    ND_TRY_OUT(nd_trainer_commit(trainer));
+    ND_TRY_OUT(nd_model_files_load(&s->model, &trainer->model->fsdp));
+    for (int i = 0; i < o->data_count; i++) {
+        ND_TRY_OUT(evaluate_file(s, o, trainer, o->data[i]));
+    }
+out:
+    nd_trainer_destroy(trainer);
+    return status;
+}
+
+/* The command. */
+
+static nd_status begin(nd_worker *worker)
+{
+    return nd_job_begin(worker, nd_session_on_signal);
+}
+
+static nd_status run(const nd_command_call *call)
+{
+    nd_session session = {0};
+    nd_eval_call o;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(parse(call->argc - 1, call->argv + 1, &o));
+    ND_TRY_OUT(nd_session_open(&session, call, o.model, o.tokenizer));
+    ND_TRY_OUT(nd_session_agree(&session, call));
+    status = o.requests ? nd_eval_requests(&session, &o) : evaluate(&session, &o);
+out:
+    nd_session_close(&session);
+    return status;
+}
+
+const nd_command nd_command_eval = {.name = "eval",
+                                    .trains = true,
+                                    .begin = begin,
+                                    .run = run,
+                                    .take_flags = take_flags,
+                                    .print_help = print_help};

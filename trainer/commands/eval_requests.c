@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+/* `ndtrain eval --requests`: multiple choice as lm-evaluation-harness scores it. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "runtime/base/fsio.h"
+#include "runtime/base/json.h"
+#include "runtime/base/math.h"
+#include "runtime/base/process.h"
+#include "trainer/commands/generate.h"
+
+enum { INPUT_BYTES_MAX = 1 << 30 };
+
+nd_status nd_eval_print(json_t *row)
+{
+    char *text = row ? nd_json_text(row, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
+    json_decref(row);
+    if (!text) {
+        return nd_fail_memory("a row of the output");
+    }
+    puts(text);
+    free(text);
+    return nd_process_flush_output();
+}
+
+/* The scores that one replica has found reach the others. */
+static nd_status share_scores(nd_session *s, nd_question *q, int owner)
+{
+    nd_rank *r = &s->worker->rank;
+    for (int64_t i = 0; i < q->count; i++) {
+        nd_choice *c = &q->choices[i];
+        double values[2] = {c->score, c->greedy};
+        ND_TRY(nd_comm_broadcast(r->groups.by_kind[ND_GROUP_DP_REPLICATE], &r->stream, values, 2,
+                                 ND_DTYPE_F64, owner, NULL));
+        c->score = values[0];
+        c->greedy = values[1] != 0;
+    }
+    return ND_OK;
+}
+
+static nd_status print_question(const nd_question *q, size_t index)
+{
+    json_t *row = json_object(), *scores = json_array(), *greedy = json_array();
+    nd_json_set(&row, "index", json_integer((json_int_t)index));
+    if (q->name) {
+        nd_json_set(&row, "id", json_loads(q->name, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL));
+    }
+    for (int64_t i = 0; i < q->count; i++) {
+        nd_json_append(&scores, json_real(q->choices[i].score));
+        nd_json_append(&greedy, json_boolean(q->choices[i].greedy));
+    }
+    nd_json_set(&row, "log_likelihoods", scores);
+    nd_json_set(&row, "greedy", greedy);
+    nd_json_set(&row, "acc", json_integer(nd_question_best(q, false) == q->gold));
+    nd_json_set(&row, "acc_norm", json_integer(nd_question_best(q, true) == q->gold));
+    return nd_eval_print(row);
+}
+
+static nd_status print_summary(const nd_eval_call *o, const nd_questions *questions)
+{
+    double right = 0, right_norm = 0, count = (double)questions->count;
+    for (size_t i = 0; i < questions->count; i++) {
+        right += nd_question_best(&questions->list[i], false) == questions->list[i].gold;
+        right_norm += nd_question_best(&questions->list[i], true) == questions->list[i].gold;
+    }
+    if (!o->jsonl) {
+        printf("%s: acc %.6f, acc_norm %.6f, %zu requests\n", o->requests, right / count,
+               right_norm / count, questions->count);
+        return nd_process_flush_output();
+    }
+    json_t *row = json_object();
+    nd_json_set(&row, "requests", nd_json_string(o->requests));
+    nd_json_set(&row, "acc", json_real(right / count));
+    nd_json_set(&row, "acc_norm", json_real(right_norm / count));
+    nd_json_set(&row, "count", json_integer((json_int_t)questions->count));
+    return nd_eval_print(row);
+}
+
+static nd_status score_all(nd_session *s, const nd_eval_call *o, nd_questions *questions)
+{
+    const nd_rank *r = &s->worker->rank;
+    const int replicas = r->mesh.size[ND_AXIS_DP_REPLICATE];
+    const int64_t capacity = nd_max(questions->longest - 1, 2), rows = nd_min(o->rows, capacity);
+    const nd_generate_options sizes = {
+        .batch = nd_min(64, rows), .rows = rows, .capacity = capacity};
+    nd_generator *generator = NULL;
+    nd_token_score *scores = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(ND_ALLOC(questions->longest, &scores));
+    ND_TRY_OUT(nd_session_generator(s, &sizes, &generator));
+    for (size_t i = 0; i < questions->count; i++) {
+        bool stop = false;
+        ND_TRY_OUT(nd_session_ask_stop(s, &stop));
+        if (stop) {
+            status = nd_fail(ND_ERR_PREEMPTED, "stopped by a signal after %zu requests", i);
+            goto out;
+        }
+        if ((int)(i % (size_t)replicas) == r->coord.at[ND_AXIS_DP_REPLICATE]) {
+            ND_TRY_OUT(nd_question_score(generator, &questions->list[i], scores));
+        }
+    }
+    for (size_t i = 0; i < questions->count; i++) {
+        ND_TRY_OUT(share_scores(s, &questions->list[i], (int)(i % (size_t)replicas)));
+        if (o->jsonl && r->rank == 0) {
+            ND_TRY_OUT(print_question(&questions->list[i], i));
+        }
+    }
+    status = r->rank == 0 ? print_summary(o, questions) : ND_OK;
+out:
+    nd_generator_destroy(generator);
+    free(scores);
+    return status;
+}
+
+/* The token of an empty context: the beginning of a text, or else its end. */
+static nd_status find_prefix(const nd_session *s, nd_encoder *with_special, int32_t *prefix)
+{
+    const int32_t *ids;
+    size_t count;
+    nd_ids ends = {0};
+    *prefix = -1;
+    ND_TRY(nd_encode(with_special, "", 0, &ids, &count));
+    if (count > 0) {
+        *prefix = ids[0];
+        return ND_OK;
+    }
+    nd_status status = nd_ends_read(s->model.side, &ends);
+    if (status == ND_OK && ends.count > 0) {
+        *prefix = ends.data[0];
+    }
+    free(ends.data);
+    return status;
+}
+
+static nd_status read_questions(nd_session *s, const nd_eval_call *o, nd_questions *questions)
+{
+    const nd_encode_options plain = {.special_in_text = ND_SPECIAL_PARSE,
+                                     .post_process = o->add_special};
+    const nd_encode_options special = {.special_in_text = ND_SPECIAL_PARSE, .post_process = true};
+    nd_choice_rules rules = {.vocab = s->model.shape.vocab,
+                             .max_tokens = s->model.shape.max_positions + 1};
+    nd_encoder *encoder = NULL, *with_special = NULL;
+    char *text = NULL;
+    size_t size = 0;
+    nd_status status = ND_OK;
+    if (!s->tokenizer) {
+        return nd_fail(ND_ERR_DATA, "the model's folder has no tokenizer.json, so a text has no "
+                                    "tokens; name one with --tokenizer");
+    }
+    ND_TRY_OUT(nd_encoder_create(s->tokenizer, &plain, &encoder));
+    ND_TRY_OUT(nd_encoder_create(s->tokenizer, &special, &with_special));
+    ND_TRY_OUT(find_prefix(s, with_special, &rules.prefix));
+    rules.encoder = encoder;
+    status = s->worker->rank.rank == 0
+                 ? nd_fs_read(o->requests, INPUT_BYTES_MAX, ND_ERR_DATA, &text, &size)
+                 : ND_OK;
+    ND_TRY_OUT(nd_session_share(s, status, &text, &size));
+    ND_TRY_OUT(nd_questions_read(questions, &rules, o->requests, text, size));
+    if (questions->count == 0) {
+        status = nd_fail(ND_ERR_DATA, "\"%s\" has no request", o->requests);
+    }
+out:
+    nd_encoder_destroy(encoder);
+    nd_encoder_destroy(with_special);
+    free(text);
+    return status;
+}
+
+nd_status nd_eval_requests(nd_session *s, const nd_eval_call *o)
+{
+    nd_questions questions = {0};
+    nd_status status = read_questions(s, o, &questions);
+    status = status == ND_OK ? score_all(s, o, &questions) : status;
+    nd_questions_fini(&questions);
+    return status;
+}

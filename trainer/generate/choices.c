@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/generate/choices.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/json.h"
+
+/* Tokens. */
+
+static bool is_blank(char c)
+{
+    return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+/* Characters of valid UTF-8, which JSON strings are. */
+static int64_t characters_of(const char *text, size_t size)
+{
+    int64_t count = 0;
+    for (size_t i = 0; i < size; i++) {
+        count += ((unsigned char)text[i] & 0xc0) != 0x80;
+    }
+    return count;
+}
+
+static nd_status encode(const nd_choice_rules *rules, const char *text, size_t size, nd_ids *out)
+{
+    const int32_t *ids;
+    size_t count;
+    ND_TRY(nd_encode(rules->encoder, text, size, &ids, &count));
+    for (size_t i = 0; i < count; i++) {
+        if (ids[i] >= rules->vocab) {
+            return nd_fail(ND_ERR_DATA,
+                           "a text has the token %d, but the model's vocab_size is %lld; the "
+                           "tokenizer is not the model's",
+                           ids[i], (long long)rules->vocab);
+        }
+    }
+    return nd_ids_add(out, ids, count);
+}
+
+/* Leaves the last max_tokens. */
+static void cut_beginning(nd_choice *c, int64_t max_tokens)
+{
+    int64_t over = (int64_t)c->ids.count - max_tokens;
+    if (over > 0) {
+        memmove(c->ids.data, c->ids.data + over, (size_t)max_tokens * sizeof *c->ids.data);
+        c->ids.count = (size_t)max_tokens;
+        c->from = c->from > over ? c->from - over : 0;
+    }
+    c->from = c->from < 1 ? 1 : c->from; /* the first token follows on none */
+}
+
+/* `whole` is context and continuation; the first `context` bytes are the context without the blanks
+ * at its end. */
+static nd_status encode_choice(const nd_choice_rules *rules, const nd_bytes *whole, size_t context,
+                               nd_choice *out)
+{
+    nd_ids alone = {0};
+    const char *text = (const char *)whole->data;
+    if (context == 0) {
+        if (rules->prefix < 0) {
+            return nd_fail(ND_ERR_DATA, "\"context\" is empty, and the model has no token of the "
+                                        "beginning or the end of a text to stand for it");
+        }
+        ND_TRY(nd_ids_add(&out->ids, &rules->prefix, 1));
+        out->from = 1;
+        ND_TRY(encode(rules, text, whole->count, &out->ids));
+    } else {
+        nd_status status = encode(rules, text, context, &alone);
+        out->from = (int64_t)alone.count;
+        free(alone.data);
+        ND_TRY(status);
+        ND_TRY(encode(rules, text, whole->count, &out->ids));
+    }
+    if (out->from >= (int64_t)out->ids.count) {
+        return nd_fail(ND_ERR_DATA, "a choice adds no token to the context; it must not be empty");
+    }
+    cut_beginning(out, rules->max_tokens);
+    return ND_OK;
+}
+
+/* Rows. */
+
+static nd_status read_choice(const nd_choice_rules *rules, const json_t *row, const json_t *choice,
+                             nd_choice *out)
+{
+    const json_t *context = json_object_get(row, "context");
+    const json_t *delimiter = json_object_get(row, "delimiter");
+    const char *text = json_string_value(context);
+    size_t size = json_string_length(context), kept = size;
+    nd_bytes whole = {0};
+    if (!json_is_string(choice)) {
+        return nd_fail(ND_ERR_DATA, "an entry of \"choices\" is not a string");
+    }
+    while (kept > 0 && is_blank(text[kept - 1])) {
+        kept--;
+    }
+    out->characters = characters_of(json_string_value(choice), json_string_length(choice));
+    nd_status status = nd_bytes_add(&whole, text, size);
+    status = status == ND_OK
+                 ? nd_bytes_add(&whole, json_string_value(delimiter), json_string_length(delimiter))
+                 : status;
+    status = status == ND_OK
+                 ? nd_bytes_add(&whole, json_string_value(choice), json_string_length(choice))
+                 : status;
+    status = status == ND_OK ? encode_choice(rules, &whole, kept, out) : status;
+    free(whole.data);
+    return status;
+}
+
+static nd_status read_row(const nd_choice_rules *rules, const json_t *row, nd_question *out)
+{
+    const json_t *choices = json_object_get(row, "choices"), *gold = json_object_get(row, "gold");
+    const json_t *delimiter = json_object_get(row, "delimiter");
+    const json_t *name = json_object_get(row, "id");
+    if (!json_is_string(json_object_get(row, "context")) || json_array_size(choices) < 1) {
+        return nd_fail(ND_ERR_DATA, "a row is an object with \"context\", a text, and \"choices\", "
+                                    "a list of texts");
+    }
+    if (delimiter && !json_is_string(delimiter)) {
+        return nd_fail(ND_ERR_DATA, "\"delimiter\" is not a string");
+    }
+    int64_t count = (int64_t)json_array_size(choices);
+    out->gold = json_integer_value(gold);
+    if (!json_is_integer(gold) || out->gold < 0 || out->gold >= count) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"gold\" must be the number of the right choice, from 0 to %lld",
+                       (long long)count - 1);
+    }
+    if (name) {
+        out->name = nd_json_text(name, JSON_ENCODE_ANY | JSON_COMPACT);
+        ND_TRY(out->name ? ND_OK : nd_fail_memory("the \"id\" of a row"));
+    }
+    ND_TRY(ND_ALLOC(count, &out->choices));
+    for (; out->count < count; out->count++) {
+        nd_choice *c = &out->choices[out->count];
+        nd_status status = read_choice(rules, row, json_array_get(choices, (size_t)out->count), c);
+        if (status != ND_OK) {
+            free(c->ids.data);
+            return status;
+        }
+    }
+    return ND_OK;
+}
+
+static void question_fini(nd_question *q)
+{
+    for (int64_t i = 0; i < q->count; i++) {
+        free(q->choices[i].ids.data);
+    }
+    free(q->choices);
+    free(q->name);
+}
+
+static nd_status add_line(nd_questions *questions, const nd_choice_rules *rules, const char *line,
+                          size_t size)
+{
+    json_error_t error;
+    nd_question question = {0};
+    void *list = questions->list;
+    json_t *row = json_loadb(line, size, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &error);
+    if (!row) {
+        return nd_json_no_memory(&error)
+                   ? nd_fail_memory("a row")
+                   : nd_fail(ND_ERR_DATA, "column %d: %s", error.column, error.text);
+    }
+    nd_status status = read_row(rules, row, &question);
+    json_decref(row);
+    status = status == ND_OK ? nd_array_reserve(&list, &questions->room, questions->count + 1,
+                                                sizeof *questions->list)
+                             : status;
+    questions->list = list;
+    if (status != ND_OK) {
+        question_fini(&question);
+        return status;
+    }
+    for (int64_t i = 0; i < question.count; i++) {
+        int64_t tokens = (int64_t)question.choices[i].ids.count;
+        questions->longest = tokens > questions->longest ? tokens : questions->longest;
+    }
+    questions->list[questions->count++] = question;
+    return ND_OK;
+}
+
+nd_status nd_questions_read(nd_questions *questions, const nd_choice_rules *rules, const char *name,
+                            const char *text, size_t size)
+{
+    int64_t number = 1;
+    for (size_t at = 0, n; at < size; at += n + 1, number++) {
+        const char *end = memchr(text + at, '\n', size - at);
+        size_t used;
+        n = used = end ? (size_t)(end - (text + at)) : size - at;
+        while (used > 0 && is_blank(text[at + used - 1])) {
+            used--;
+        }
+        nd_status status = used > 0 ? add_line(questions, rules, text + at, used) : ND_OK;
+        if (status != ND_OK) {
+            return nd_fail_context(status, "reading %s, line %lld", name, (long long)number);
+        }
+    }
+    return ND_OK;
+}
+
+void nd_questions_fini(nd_questions *questions)
+{
+    for (size_t i = 0; i < questions->count; i++) {
+        question_fini(&questions->list[i]);
+    }
+    free(questions->list);
+    *questions = (nd_questions){0};
+}
+
+/* Scores. */
+
+nd_status nd_question_score(nd_generator *generator, nd_question *question, nd_token_score *scores)
+{
+    for (int64_t i = 0; i < question->count; i++) {
+        nd_choice *c = &question->choices[i];
+        const int64_t count = (int64_t)c->ids.count;
+        ND_TRY(nd_generator_score(generator, c->ids.data, count, c->from, scores));
+        c->score = 0;
+        c->greedy = true;
+        for (int64_t k = c->from; k < count; k++) {
+            const nd_token_score *s = &scores[k - c->from];
+            c->score += s->log_probability;
+            c->greedy &= s->greedy == c->ids.data[k];
+        }
+    }
+    return ND_OK;
+}
+
+static double value_of(const nd_choice *c, bool norm)
+{
+    return norm ? c->score / (double)(c->characters > 0 ? c->characters : 1) : c->score;
+}
+
+int64_t nd_question_best(const nd_question *question, bool norm)
+{
+    int64_t best = 0;
+    for (int64_t i = 1; i < question->count; i++) {
+        if (value_of(&question->choices[i], norm) > value_of(&question->choices[best], norm)) {
+            best = i;
+        }
+    }
+    return best;
+}
