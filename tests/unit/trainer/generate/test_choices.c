@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "tests/unit/trainer/mesh_ranks.h"
+#include "tests/unit/trainer/text/text_cases.h"
+#include "trainer/generate/choices.h"
+
+/* Rules with the encoder of a tokenizer of the Llama 3 family. */
+typedef struct rules_of {
+    nd_tokenizer *tokenizer;
+    nd_encoder *encoder;
+    nd_choice_rules rules;
+} rules_of;
+
+static void open_rules(rules_of *r)
+{
+    const nd_encode_options options = {.special_in_text = ND_SPECIAL_PARSE};
+    r->tokenizer = text_open("llama3");
+    cr_assert_eq(nd_encoder_create(r->tokenizer, &options, &r->encoder), ND_OK);
+    r->rules = (nd_choice_rules){.encoder = r->encoder,
+                                 .vocab = nd_tokenizer_vocab_size(r->tokenizer),
+                                 .max_tokens = 1000,
+                                 .prefix = 7};
+}
+
+static void close_rules(rules_of *r)
+{
+    nd_encoder_destroy(r->encoder);
+    nd_tokenizer_close(r->tokenizer);
+}
+
+static nd_status read_rows(const rules_of *r, const char *text, nd_questions *out)
+{
+    return nd_questions_read(out, &r->rules, "rows.jsonl", text, strlen(text));
+}
+
+static void assert_ids(const rules_of *r, const nd_choice *c, const char *text)
+{
+    const int32_t *ids;
+    size_t count;
+    cr_assert_eq(nd_encode(r->encoder, text, strlen(text), &ids, &count), ND_OK);
+    cr_expect_eq(c->ids.count, count, "%s", text);
+    cr_expect(c->ids.count == count && memcmp(c->ids.data, ids, count * sizeof *ids) == 0, "%s",
+              text);
+}
+
+static int64_t size_of(const rules_of *r, const char *text)
+{
+    const int32_t *ids;
+    size_t count;
+    cr_assert_eq(nd_encode(r->encoder, text, strlen(text), &ids, &count), ND_OK);
+    return (int64_t)count;
+}
+
+Test(choices, blanks_at_the_end_of_a_context_belong_to_the_continuation)
+{
+    rules_of r;
+    nd_questions q = {0};
+    open_rules(&r);
+    cr_assert_eq(
+        read_rows(&r,
+                  "{\"context\": \"one two  \", \"choices\": [\"three\", \"f\xc3\xbcnf\"], "
+                  "\"gold\": 1, \"id\": \"x\"}\n"
+                  "{\"context\": \"one two\", \"delimiter\": \" \", \"choices\": "
+                  "[\"three\"], \"gold\": 0}\n"
+                  "{\"context\": \"\", \"choices\": [\"three\"], \"gold\": 0}\n",
+                  &q),
+        ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(q.count, 3);
+    const nd_choice *c = q.list[0].choices;
+    assert_ids(&r, &c[0], "one two  three");
+    assert_ids(&r, &c[1], "one two  f\xc3\xbcnf");
+    cr_expect_eq(c[0].from, size_of(&r, "one two"));
+    cr_expect_eq(c[1].from, size_of(&r, "one two"));
+    cr_expect_eq(c[0].characters, 5);
+    cr_expect_eq(c[1].characters, 4, "characters, not bytes");
+    cr_expect_str_eq(q.list[0].name, "\"x\"");
+    cr_expect_eq(q.list[0].gold, 1);
+    assert_ids(&r, &q.list[1].choices[0], "one two three");
+    cr_expect_eq(q.list[1].choices[0].characters, 5, "the delimiter does not count");
+    c = q.list[2].choices;
+    cr_expect_eq(c->ids.data[0], 7);
+    cr_expect_eq(c->from, 1);
+    cr_expect_eq((int64_t)c->ids.count, 1 + size_of(&r, "three"));
+    nd_questions_fini(&q);
+    close_rules(&r);
+}
+
+Test(choices, what_is_too_long_loses_its_beginning)
+{
+    rules_of r;
+    nd_questions q = {0};
+    static const char row[] =
+        "{\"context\": \"a b c d e f g\", \"choices\": [\" h\", \" h i j k\"], "
+        "\"gold\": 0}";
+    open_rules(&r);
+    const int64_t all = size_of(&r, "a b c d e f g h"), own = all - size_of(&r, "a b c d e f g");
+    r.rules.max_tokens = 4;
+    cr_assert_eq(read_rows(&r, row, &q), ND_OK, "%s", nd_error_last()->message);
+    const nd_choice *c = q.list[0].choices;
+    cr_expect_eq(c[0].ids.count, 4);
+    cr_expect_eq(c[0].from, 4 - own);
+    cr_expect_eq(c[1].ids.count, 4);
+    cr_expect_geq(c[1].from, 1);
+    cr_expect_eq(q.longest, 4);
+    nd_questions_fini(&q);
+    close_rules(&r);
+}
+
+Test(choices, bad_rows_are_named_with_their_line)
+{
+    static const struct {
+        const char *text, *words;
+    } cases[] = {
+        {"{\"context\": \"a\", \"choices\": [\"b\"], \"gold\": 0}\n{", "line 2"},
+        {"[]", "\"context\""},
+        {"{\"choices\": [\"b\"], \"gold\": 0}", "\"context\""},
+        {"{\"context\": \"a\", \"choices\": [], \"gold\": 0}", "\"choices\""},
+        {"{\"context\": \"a\", \"choices\": [1], \"gold\": 0}", "\"choices\""},
+        {"{\"context\": \"a\", \"choices\": [\"b\"]}", "\"gold\" must be"},
+        {"{\"context\": \"a\", \"choices\": [\"b\"], \"gold\": 1}", "from 0 to 0"},
+        {"{\"context\": \"a\", \"choices\": [\"b\"], \"gold\": \"0\"}", "\"gold\" must be"},
+        {"{\"context\": \"a\", \"choices\": [\"\"], \"gold\": 0}", "adds no token"},
+        {"{\"context\": \"a\", \"choices\": [\"b\"], \"gold\": 0, \"delimiter\": 1}", "delimiter"},
+        {"{\"context\": \"\", \"choices\": [\"b\"], \"gold\": 0}", "is empty"},
+    };
+    rules_of r;
+    open_rules(&r);
+    r.rules.prefix = -1;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_questions q = {0};
+        cr_expect_eq(read_rows(&r, cases[i].text, &q), ND_ERR_DATA, "case %zu", i);
+        cr_expect_not_null(strstr(nd_error_last()->message, cases[i].words), "case %zu: %s", i,
+                           nd_error_last()->message);
+        nd_questions_fini(&q);
+    }
+    close_rules(&r);
+}
+
+/* Scores: sums of log probabilities, each given all before it. */
+
+enum { V = 97, CONTEXT = 6, CHOICES = 3, TOKENS = 4 };
+
+static nd_status score_body(nd_rank *rank, void *context)
+{
+    static const nd_generate_options sizes = {.batch = 4, .rows = 8, .capacity = 24};
+    int32_t ids[CHOICES][CONTEXT + TOKENS];
+    nd_choice choices[CHOICES] = {0};
+    nd_question question = {.choices = choices, .count = CHOICES};
+    nd_token_score scores[CONTEXT + TOKENS], all[CONTEXT + TOKENS];
+    nd_generator *g = NULL;
+    ND_TRY(nd_generator_create(rank, &sizes, &g));
+    nd_status status = nd_generator_commit(g);
+    nd_fsdp *fsdp = nd_generator_fsdp(g);
+    status = status == ND_OK ? mesh_fill(fsdp->layout, 5, fsdp->master) : status;
+    for (int c = 0; c < CHOICES; c++) {
+        for (int i = 0; i < CONTEXT + TOKENS; i++) {
+            ids[c][i] = (i < CONTEXT ? i * 7 + 2 : i * 5 + c * 13) % V;
+        }
+        choices[c] = (nd_choice){.ids = {.data = ids[c], .count = (size_t)(CONTEXT + c + 1)},
+                                 .from = CONTEXT,
+                                 .characters = 1 + c};
+    }
+    status = status == ND_OK ? nd_question_score(g, &question, scores) : status;
+    for (int c = 0; c < CHOICES && status == ND_OK; c++) {
+        double sum = 0;
+        status = nd_generator_score(g, ids[c], CONTEXT + c + 1, 1, all);
+        for (int i = CONTEXT; i < CONTEXT + c + 1; i++) {
+            sum += all[i - 1].log_probability;
+        }
+        if (status == ND_OK && (sum != choices[c].score || sum >= 0)) {
+            status = nd_fail(ND_ERR_INTERNAL, "choice %d scores %.17g, not %.17g", c,
+                             choices[c].score, sum);
+        }
+    }
+    nd_generator_destroy(g);
+    return status;
+}
+
+Test(choices, scores_are_sums_of_log_probabilities)
+{
+    mesh_ranks job = {.mesh = {{1, 1, 1, 1, 1}},
+                      .shape = mesh_shape_of(2, false),
+                      .config = mesh_config_of(),
+                      .body = score_body};
+    job.shape.rms_eps = 1e-5;
+    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+}
+
+Test(choices, the_best_is_the_first_of_equal_ones)
+{
+    nd_choice choices[] = {{.score = -6, .characters = 2},
+                           {.score = -4, .characters = 1},
+                           {.score = -4, .characters = 1},
+                           {.score = -8, .characters = 4}};
+    const nd_question question = {.choices = choices, .count = 4};
+    cr_expect_eq(nd_question_best(&question, false), 1);
+    cr_expect_eq(nd_question_best(&question, true), 3, "-2 a character");
+}
