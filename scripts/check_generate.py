@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Compare what `ndtrain generate` and `ndtrain eval --requests` give with what Hugging Face transformers gives.
+
+  python scripts/check_generate.py greedy MODEL PROMPTS.jsonl RESULTS.jsonl     rows with "ids"; greedy, in FP32
+  python scripts/check_generate.py choices MODEL REQUESTS.jsonl RESULTS.jsonl   rows with "context", "choices", "gold"
+
+RESULTS.jsonl is the output with --jsonl and --precision fp32. Greedy: transformers' own generate continues each prompt
+by as many tokens, and every id must be the same. Choices: each log-likelihood as lm-evaluation-harness defines it must be
+within 1e-4 x its tokens, and acc and acc_norm the same. The Python needs torch and transformers. Exit status: 0 equal,
+1 different, 2 cannot be compared.
+"""
+import json
+import pathlib
+import sys
+
+BOUND_PER_TOKEN = 1e-4  # of a log probability: 24 bits of logits below 2^8, summed over the vocabulary
+
+
+class Different(Exception):
+    pass
+
+
+def rows_of(path):
+    return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines() if line.strip()]
+
+
+def load(folder):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_grad_enabled(False)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None  # the results were made with --ignore-eos
+    model.generation_config.pad_token_id = 0
+    return torch, model
+
+
+def gap_at(torch, model, ids):
+    """How far the likeliest token is above the second, after these ids."""
+    best = torch.topk(model(torch.tensor([ids])).logits[0, -1], 2).values
+    return (best[0] - best[1]).item()
+
+
+def check_greedy(folder, prompts, results):
+    torch, model = load(folder)
+    if len(prompts) != len(results):
+        raise Different(f"{len(prompts)} prompts, but {len(results)} results")
+    tokens = 0
+    for i, (prompt, result) in enumerate(zip(prompts, results)):
+        own, theirs = result["ids"], prompt["ids"]
+        inputs = torch.tensor([theirs])
+        out = model.generate(inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=len(own))
+        expected = out[0, len(theirs) :].tolist()
+        if own != expected:
+            at = next(k for k, (a, b) in enumerate(zip(own, expected)) if a != b)
+            gap = gap_at(torch, model, theirs + expected[:at])
+            raise Different(f"prompt {i}: token {at} is {own[at]}, in transformers {expected[at]}, which is {gap:.3g} above the second")
+        tokens += len(own)
+    print(f"check_generate: {len(prompts)} prompts, {tokens} ids equal to those of transformers")
+
+
+def encode_pair(tokenizer, context, continuation):
+    """lm_eval.api.model.TemplateLM._encode_pair of a causal model."""
+    blanks = len(context) - len(context.rstrip())
+    if blanks > 0:
+        continuation = context[-blanks:] + continuation
+        context = context[:-blanks]
+    whole = tokenizer.encode(context + continuation, add_special_tokens=False)
+    return whole, len(tokenizer.encode(context, add_special_tokens=False))
+
+
+def score(torch, model, ids, begin):
+    logits = torch.log_softmax(model(torch.tensor([ids[:-1]])).logits[0].double(), dim=-1)
+    wanted = torch.tensor(ids[begin:])
+    rows = logits[begin - 1 :]
+    return rows.gather(1, wanted[:, None]).sum().item(), bool((rows.argmax(-1) == wanted).all())
+
+
+def check_choices(folder, requests, results):
+    from transformers import AutoTokenizer
+
+    torch, model = load(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    *rows, summary = results
+    right = right_norm = 0
+    for i, (request, row) in enumerate(zip(requests, rows, strict=True)):
+        scores = []
+        for k, choice in enumerate(request["choices"]):
+            ids, begin = encode_pair(tokenizer, request["context"], request.get("delimiter", "") + choice)
+            value, greedy = score(torch, model, ids, begin)
+            scores.append(value)
+            if abs(value - row["log_likelihoods"][k]) > BOUND_PER_TOKEN * (len(ids) - begin):
+                raise Different(f"request {i}, choice {k}: {row['log_likelihoods'][k]:.9g}, in transformers {value:.9g}")
+            if greedy != row["greedy"][k]:
+                raise Different(f"request {i}, choice {k}: greedy is {row['greedy'][k]}, in transformers {greedy}")
+        norms = [value / len(choice) for value, choice in zip(scores, request["choices"])]
+        acc, acc_norm = (int(v.index(max(v)) == request["gold"]) for v in (scores, norms))
+        if (acc, acc_norm) != (row["acc"], row["acc_norm"]):
+            raise Different(f"request {i}: acc {row['acc']} and acc_norm {row['acc_norm']}, in transformers {acc} and {acc_norm}")
+        right, right_norm = right + acc, right_norm + acc_norm
+    if abs(summary["acc"] - right / len(rows)) > 1e-12 or abs(summary["acc_norm"] - right_norm / len(rows)) > 1e-12:
+        raise Different(f"the summary is {summary}, but {right} and {right_norm} of {len(rows)} are right")
+    print(f"check_generate: {len(rows)} requests scored as by transformers: acc {summary['acc']}, acc_norm {summary['acc_norm']}")
+
+
+def main():
+    checks = {"greedy": check_greedy, "choices": check_choices}
+    if len(sys.argv) != 5 or sys.argv[1] not in checks:
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        checks[sys.argv[1]](sys.argv[2], rows_of(sys.argv[3]), rows_of(sys.argv[4]))
+    except Different as e:
+        print(f"check_generate: {e}", file=sys.stderr)
+        return 1
+    except (ImportError, OSError, ValueError, KeyError) as e:
+        print(f"check_generate: cannot compare: {e}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

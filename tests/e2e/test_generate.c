@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * `ndtrain generate` and `ndtrain eval` as a user runs them: the same text from wherever a model
+ * is kept, in any batch and on any mesh; the loss of the run's own validation; and, with a Python
+ * with torch and transformers in ND_PEER_PYTHON, the ids and scores of transformers.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/inputs.h"
+#include "tests/support/port.h"
+#include "tests/support/shell.h"
+#include "tests/support/skip.h"
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    const char *text = inputs_write_text(&dir, INPUTS_TEXT_MAX);
+    tempdir_write(&dir, "valid.txt", text, 1299); /* blocks of 65: the last one is short */
+    inputs_write_model(&dir, 64, 144, 2);
+}
+
+static void teardown(void)
+{
+    shell_remove(&dir);
+}
+
+TestSuite(generate, .init = setup, .fini = teardown, .timeout = 240);
+
+#define TRAIN                                                                                      \
+    ND_LAUNCH                                                                                      \
+    " --device cpu --data-path text.txt --validation-path valid.txt --precision fp32 "             \
+    "--sequence-length 64 --lr 1e-2 --set output.dtype=fp32 --set output.save_model=true "
+#define GENERATE ND_TRAIN " generate --precision fp32 --threads-per-worker 2 "
+#define EVAL     ND_TRAIN " eval --precision fp32 --threads-per-worker 2 "
+
+static void train(void)
+{
+    shell(&dir, TRAIN "--model-config model.json --num-steps 8 --checkpoint-interval 8 "
+                      "--output-dir run");
+}
+
+static void says(const char *words)
+{
+    cr_assert_not_null(strstr(shell_output, words), "no \"%s\" in:\n%s", words, shell_output);
+}
+
+Test(generate, has_the_same_text_from_wherever_a_model_is_kept)
+{
+    train();
+    shell(&dir, GENERATE "--model run/model --prompt 'ab cd' --max-new-tokens 40 2>log >a && "
+                         "test $(wc -c <a) -gt 20 && grep -q ' new tokens, ' log");
+    shell(&dir, GENERATE "--model run --prompt 'ab cd' --max-new-tokens 40 2>log | cmp - a");
+    shell(&dir, GENERATE "--model run/checkpoint-8/ --prompt 'ab cd' --max-new-tokens 40 2>log | "
+                         "cmp - a");
+    shell(&dir, "mv run/model kept && " GENERATE
+                "--model run --prompt 'ab cd' --max-new-tokens 40 2>log | cmp - a");
+    shell(&dir, "echo 'ab cd' >prompt && " GENERATE
+                "--model kept --prompt-file prompt --max-new-tokens=40 2>log | cmp - a");
+    shell(&dir, "echo 'ab cd' | " GENERATE "--model kept --max_new_tokens 40 2>log | cmp - a");
+    shell(&dir, "echo '{\"prompt\": \"ab cd\", \"id\": [7]}' | " GENERATE
+                "--model kept --jsonl --max-new-tokens 40 2>log");
+    says("{\"index\":0,\"id\":[7],\"text\":\"");
+    says("\"finish\":\"length\",\"prompt_tokens\":5,\"new_tokens\":40,\"ids\":[");
+}
+
+/* Two ranks as torchrun starts them. */
+#define RANKS                                                                                      \
+    "for r in 1 0; do RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 "                      \
+    "MASTER_ADDR=127.0.0.1 MASTER_PORT=%d " GENERATE "--model run/model --prompt-file "            \
+    "rows.jsonl --num-processes 2 --threads-per-worker 1 %s >out$r 2>log$r & "                     \
+    "pids=\"$pids $!\"; done; for p in $pids; do wait $p || { cat log0 log1; exit 1; }; done; "    \
+    "test ! -s out1 && cmp out0 expected"
+
+static void write_rows(int count)
+{
+    char rows[8192];
+    int n = 0;
+    for (int i = 0; i < count; i++) {
+        n += snprintf(rows + n, sizeof rows - (size_t)n, "{\"ids\": [%d", i % 256);
+        for (int k = 0; k < i % 13; k++) {
+            n += snprintf(rows + n, sizeof rows - (size_t)n, ", %d", 'a' + (i * 7 + k * k) % 26);
+        }
+        n += snprintf(rows + n, sizeof rows - (size_t)n, "]}\n");
+    }
+    tempdir_write(&dir, "rows.jsonl", rows, (size_t)n);
+}
+
+static void assert_same_everywhere(const char *sampling)
+{
+    static const char *const batches[] = {"--max-batch 1", "--max-batch 7 --prefill-chunk 9",
+                                          "--max-batch 32 --prefill-chunk 100"};
+    char command[2048], both[256];
+    snprintf(command, sizeof command,
+             GENERATE "--model run/model --prompt-file rows.jsonl --max-new-tokens 16 %s "
+                      "2>log >expected && test $(wc -l <expected) -eq 40",
+             sampling);
+    shell(&dir, command);
+    for (size_t i = 0; i < sizeof batches / sizeof *batches; i++) {
+        snprintf(command, sizeof command,
+                 GENERATE "--model run/model --prompt-file rows.jsonl --max-new-tokens 16 %s %s "
+                          "2>log | cmp - expected",
+                 sampling, batches[i]);
+        shell(&dir, command);
+    }
+    for (int tp = 1; tp <= 2; tp++) {
+        snprintf(both, sizeof both, "--max-new-tokens 16 --tp-size %d --max-batch 5 %s", tp,
+                 sampling);
+        snprintf(command, sizeof command, RANKS, port_reserve(), both);
+        shell(&dir, command);
+    }
+}
+
+Test(generate, has_the_same_text_in_any_batch_and_on_any_mesh)
+{
+    train();
+    write_rows(40);
+    assert_same_everywhere("");
+    assert_same_everywhere("--temperature 0.8 --top-p 0.9 --seed 5");
+}
+
+Test(generate, stops_before_a_stop_text)
+{
+    char text[256], command[1024], expected[256];
+    train();
+    shell(&dir, GENERATE "--model run --prompt x --max-new-tokens 60 2>log");
+    snprintf(text, sizeof text, "%.255s", shell_output);
+    cr_assert_gt(strlen(text), 20);
+    const char stop[3] = {text[12], text[13], '\0'}; /* letters: the model has seen no others */
+    cr_assert(stop[0] >= 'a' && stop[0] <= 'z' && stop[1] >= 'a' && stop[1] <= 'z', "%s", text);
+    snprintf(expected, sizeof expected, "%.*s\n", (int)(strstr(text, stop) - text), text);
+    snprintf(command, sizeof command,
+             GENERATE
+             "--model run --prompt x --max-new-tokens 60 --stop '<|no|>' --stop '%s' 2>log",
+             stop);
+    shell(&dir, command);
+    cr_expect_str_eq(shell_output, expected);
+    snprintf(command, sizeof command,
+             "echo '{\"prompt\": \"x\"}' | " GENERATE
+             "--model run --jsonl --max-new-tokens 60 --stop '%s' 2>log",
+             stop);
+    shell(&dir, command);
+    says("\"finish\":\"stop\"");
+}
+
+Test(generate, says_what_is_wrong)
+{
+    static const struct {
+        int code;
+        const char *command, *words;
+    } cases[] = {
+        {2, GENERATE "--prompt a", "--model is missing"},
+        {65, GENERATE "--model no/such --prompt a", "no/such"},
+        {2, GENERATE "--model text.txt --prompt a", "is a file"},
+        {2, GENERATE "--model . --prompt a", "is no model"},
+        {2, GENERATE "--model run --prompt a --temperature -1", "--temperature is -1"},
+        {2, GENERATE "--model run --prompt a --top-p 0", "--top-p is 0"},
+        {2, GENERATE "--model run --prompt a --max-new-tokens 0", "--max-new-tokens"},
+        {2, GENERATE "--model run --prompt a --stop ''", "--stop is empty"},
+        {2, GENERATE "--model run --prompt a --jsonl", "--prompt is one text"},
+        {2, GENERATE "--model run --prompt a --max-new-token 3", "--max-new-token"},
+        {2, GENERATE "--model run --prompt a --cp-size 2", "workers"},
+        {65, GENERATE "--model run --prompt ''", "the prompt is empty"},
+        {65, GENERATE "--model run --prompt \"$(printf 'a\\377')\"", "byte 2 is 0xff"},
+        {65, GENERATE "--model run --prompt a --max-new-tokens 200",
+         "max_position_embeddings is 128"},
+        {65, "rm -f kept/tokenizer.json; " GENERATE "--model kept --prompt a", "--tokenizer"},
+        {65, GENERATE "--model run --prompt a --chat", "no known chat form"},
+        {65, "echo '{\"prompt\": 1}' | " GENERATE "--model run --jsonl", "line 1"},
+        {2, EVAL "--model run", "either files of --data"},
+        {65, EVAL "--model run --data no/such --sequence-length 64", "does not exist"},
+        {2, EVAL "--model run --data valid.txt --sequence-length 1000",
+         "max_position_embeddings is 128"},
+        {65,
+         "echo '{\"context\": \"a\", \"choices\": [\"b\"]}' >r.jsonl; " EVAL
+         "--model run --requests r.jsonl",
+         "\"gold\" must be"},
+    };
+    train();
+    shell(&dir, "cp -r run/model kept");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int code = shell_run(&dir, cases[i].command);
+        cr_expect_eq(code, cases[i].code, "%s\nended with %d:\n%s", cases[i].command, code,
+                     shell_output);
+        cr_expect_not_null(strstr(shell_output, cases[i].words), "no \"%s\" in:\n%s",
+                           cases[i].words, shell_output);
+    }
+}
+
+static double number_behind(const char *text, const char *key)
+{
+    const char *at = strstr(text, key);
+    cr_assert_not_null(at, "no %s in:\n%s", key, text);
+    return strtod(at + strlen(key), NULL);
+}
+
+/* The same code and the same order of sums. */
+Test(generate, eval_has_the_loss_of_the_validation)
+{
+    train();
+    shell(&dir, "grep validation_loss run/metrics.jsonl | tail -n 1");
+    double loss = number_behind(shell_output, "\"validation_loss\":");
+    double tokens = number_behind(shell_output, "\"validation_tokens\":");
+    shell(&dir, EVAL "--model run/model --data valid.txt --data text.txt --sequence-length 64 "
+                     "--jsonl 2>log");
+    cr_expect_float_eq(number_behind(shell_output, "\"loss\":"), loss, 1e-6 * loss);
+    cr_expect_float_eq(number_behind(shell_output, "\"bits_per_byte\":"), loss / M_LN2,
+                       1e-6 * loss);
+    cr_expect_float_eq(number_behind(shell_output, "\"perplexity\":"), exp(loss), 1e-5 * exp(loss));
+    cr_expect_eq(number_behind(shell_output, "\"tokens\":"), tokens);
+    says("\"data\":\"text.txt\"");
+    shell(&dir, EVAL "--model run/checkpoint-8 --data valid.txt --sequence-length 64 2>log");
+    says("valid.txt: loss ");
+    says(" bits per byte, ");
+}
+
+/* Three models: grouped heads; tied embeddings and an odd vocabulary; another head size. */
+static const char *const models[] = {
+    "\"vocab_size\": 256, \"hidden_size\": 64, \"intermediate_size\": 144, "
+    "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, "
+    "\"rope_theta\": 10000.0, \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0, "
+    "\"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "
+    "\"original_max_position_embeddings\": 64}",
+    "\"vocab_size\": 331, \"hidden_size\": 48, \"intermediate_size\": 96, "
+    "\"num_hidden_layers\": 3, \"num_attention_heads\": 4, \"num_key_value_heads\": 4, "
+    "\"tie_word_embeddings\": true",
+    "\"vocab_size\": 300, \"hidden_size\": 64, \"intermediate_size\": 128, "
+    "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 1, "
+    "\"head_dim\": 32"};
+
+Test(generate, has_the_ids_and_scores_of_transformers)
+{
+    static const char requests[] =
+        "{\"context\": \"ab cd \", \"choices\": [\"ef\", \"xyzzy\", \"q\"], \"gold\": 1}\n"
+        "{\"context\": \"a\", \"delimiter\": \" \", \"choices\": [\"b c\", \"bb\"], \"gold\": 0}\n"
+        "{\"context\": \"the\", \"choices\": [\"m\", \"mm\", \"mmm\", \"n\"], \"gold\": 3}\n";
+    const char *python = getenv("ND_PEER_PYTHON");
+    char model[1024], command[2048];
+    if (!python) {
+        teardown();
+        skip_test("ND_PEER_PYTHON names no Python with torch and transformers");
+    }
+    write_rows(50);
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        int n = snprintf(model, sizeof model,
+                         "{\"model_type\": \"llama\", \"max_position_embeddings\": 512, %s}",
+                         models[i]);
+        tempdir_write(&dir, "model.json", model, (size_t)n);
+        /* Ids of the larger vocabularies come from no text: the weights are fresh. */
+        snprintf(command, sizeof command,
+                 "rm -rf run && " TRAIN "--model-config model.json --num-steps %d --output-dir run "
+                 "%s",
+                 i == 0 ? 8 : 1,
+                 i == 0 ? ""
+                        : "--data-path tokens.bin --validation-path '' --set "
+                          "data.tokenizer=file");
+        if (i == 1) {
+            uint32_t words[256 + 4096] = {20240801, 7, 4096};
+            for (uint32_t k = 0; k < 4096; k++) {
+                words[256 + k] = k * k / 3 % 300;
+            }
+            tempdir_write(&dir, "tokens.bin", words, sizeof words);
+        }
+        shell(&dir, command);
+        shell(&dir, GENERATE "--model run/model --prompt-file rows.jsonl --jsonl --ignore-eos "
+                             "--max-new-tokens 24 --max-batch 16 2>log >results.jsonl");
+        snprintf(command, sizeof command,
+                 "'%s' " ND_CHECK_GENERATE " greedy run/model rows.jsonl results.jsonl", python);
+        shell(&dir, command);
+        says("50 prompts, 1200 ids equal to those of transformers");
+        if (i > 0) {
+            continue;
+        }
+        tempdir_write(&dir, "requests.jsonl", requests, sizeof requests - 1);
+        shell(&dir, EVAL "--model run/model --requests requests.jsonl --jsonl 2>log >scores.jsonl");
+        snprintf(command, sizeof command,
+                 "'%s' " ND_CHECK_GENERATE " choices run/model requests.jsonl scores.jsonl",
+                 python);
+        shell(&dir, command);
+        says("3 requests scored as by transformers");
+    }
+}
