@@ -15,59 +15,33 @@
 
 /* Flags. */
 
-enum {
-    FLAG_MODEL,
-    FLAG_TOKENIZER,
-    FLAG_DATA,
-    FLAG_REQUESTS,
-    FLAG_JSONL,
-    FLAG_ADD_SPECIAL,
-    FLAG_ROWS,
-    FLAG_COUNT
-};
-
-static const nd_flag flags[FLAG_COUNT] = {
-    [FLAG_MODEL] = {"--model", "PATH",
-                    "a model's folder, a run folder, a checkpoint, or ORG/NAME in the cache"},
-    [FLAG_TOKENIZER] = {"--tokenizer", "PATH",
-                        "a tokenizer.json or its folder, or bytes; the model's if not given"},
-    [FLAG_DATA] = {"--data", "FILE", "a data file, as data.path; may be given several times"},
-    [FLAG_REQUESTS] = {"--requests", "FILE",
-                       "JSON lines with \"context\", \"choices\" and \"gold\""},
-    [FLAG_JSONL] = {"--jsonl", NULL, "the output is JSON lines; of requests one for each"},
-    [FLAG_ADD_SPECIAL] = {"--add-special-tokens", NULL,
-                          "requests: texts have what the post-processor adds, as a beginning of "
-                          "text"},
-    [FLAG_ROWS] = {"--prefill-chunk", "N", "requests: tokens of one call of the model; 512"},
-};
-
 static nd_status apply(void *context, int flag, const char *value)
 {
     nd_eval_call *o = context;
     switch (flag) {
-    case FLAG_MODEL:
+    case ND_EVAL_MODEL:
         o->model = value;
         break;
-    case FLAG_TOKENIZER:
+    case ND_EVAL_TOKENIZER:
         o->tokenizer = value;
         break;
-    case FLAG_DATA:
+    case ND_EVAL_DATA:
         if (o->data_count == ND_EVAL_DATA_MAX) {
             return nd_fail(ND_ERR_CONFIG, "there are more than %d of --data", ND_EVAL_DATA_MAX);
         }
         o->data[o->data_count++] = value;
         break;
-    case FLAG_REQUESTS:
+    case ND_EVAL_REQUESTS:
         o->requests = value;
         break;
-    case FLAG_JSONL:
+    case ND_EVAL_JSONL:
         o->jsonl = true;
         break;
-    case FLAG_ADD_SPECIAL:
+    case ND_EVAL_ADD_SPECIAL:
         o->add_special = true;
         break;
-    case FLAG_ROWS:
-        return nd_flag_whole(&flags[flag], value, 1, &o->rows);
+    case ND_EVAL_ROWS:
+        return nd_command_flag_whole(&nd_eval_flags.list[flag], value, 1, &o->rows);
     default:
         break;
     }
@@ -77,7 +51,7 @@ static nd_status apply(void *context, int flag, const char *value)
 static nd_status parse(int argc, char **argv, nd_eval_call *o)
 {
     *o = (nd_eval_call){.rows = 512};
-    ND_TRY(nd_flags_read(flags, FLAG_COUNT, argc, argv, apply, o));
+    ND_TRY(nd_command_flags_read(&nd_eval_flags, argc, argv, apply, o));
     return (o->data_count > 0) != (o->requests != NULL)
                ? ND_OK
                : nd_fail(ND_ERR_CONFIG, "give either files of --data or a file of --requests");
@@ -95,13 +69,11 @@ static bool wants_help(int argc, char **argv)
 
 static nd_status take_flags(int argc, char **argv, char ***rest, int *count)
 {
-    static const char *const nothing[] = {NULL};
     nd_eval_call o = {0};
     if (!wants_help(argc, argv)) {
         ND_TRY(parse(argc, argv, &o));
     }
-    return nd_flags_rest(flags, FLAG_COUNT, argc, argv, o.requests ? nd_session_settings : nothing,
-                         rest, count);
+    return nd_command_flags_split(&nd_eval_flags, argc, argv, false, rest, count);
 }
 
 static void print_help(void)
@@ -110,7 +82,7 @@ static void print_help(void)
            "Prints the loss of a model on data, or how often it finds the right one of several "
            "texts.\nSettings of a run are flags too: --sequence-length, --micro-batch-size, "
            "--precision, meshes;\nndtrain --help all.\n\n");
-    nd_flags_print(flags, FLAG_COUNT);
+    nd_command_flags_print(&nd_eval_flags);
     printf(
         "\nExit codes: 0 done, 2 wrong usage, 65 bad model, data or requests, 70 logits that are "
         "not\nfinite, 71 out of memory, 73 output that cannot be written, 75 stopped by a "

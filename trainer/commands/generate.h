@@ -6,41 +6,17 @@
  * among the settings of a run (--precision, --tp-size, --seed, ...), and run on the ranks of a job:
  * tp ranks share a model, dp_replicate ranks share the work.
  *
- *   flags.c     reads a table of flags, and leaves the settings
  *   session.c   model, tokenizer, ranks
  *   texts.c     ids to text: decoder and stop texts
  *   generate.c, with generate_arguments.c and generate_input.c; eval.c, with eval_requests.c
  */
+#include "runtime/config/command_flags.h"
 #include "trainer/commands/command.h"
 #include "trainer/generate/choices.h"
 #include "trainer/generate/generate.h"
 #include "trainer/generate/model_files.h"
 #include "trainer/generate/requests.h"
 #include "trainer/generate/stops.h"
-
-/* Flags. */
-
-typedef struct nd_flag {
-    const char *name;  /* "--max-new-tokens"; '_' is as good as '-' */
-    const char *value; /* what it takes: "N"; NULL: a switch */
-    const char *help;
-} nd_flag;
-
-/* Calls apply(context, flag's number, value or NULL) for each flag of the table, in the order of
- * the command line. *rest, unless it is NULL, gets argv[0], the words of `first`, which ends with
- * NULL, and the words that are no such flag; owned by the caller. ND_ERR_CONFIG: a value lacks. */
-typedef nd_status nd_flag_apply(void *context, int flag, const char *value);
-nd_status nd_flags_read(const nd_flag *flags, int flag_count, int argc, char **argv,
-                        nd_flag_apply *apply, void *context);
-nd_status nd_flags_rest(const nd_flag *flags, int flag_count, int argc, char **argv,
-                        const char *const *first, char ***rest, int *rest_count);
-void nd_flags_print(const nd_flag *flags, int flag_count);
-/* ND_ERR_CONFIG names flag and range. */
-nd_status nd_flag_whole(const nd_flag *flag, const char *value, int64_t least, int64_t *out);
-nd_status nd_flag_real(const nd_flag *flag, const char *value, double *out);
-
-/* What settings a model that is used begins with: one copy on each replica, on the CPU. */
-extern const char *const nd_session_settings[];
 
 /* A session. */
 

@@ -9,10 +9,6 @@
 #include "runtime/base/log.h"
 #include "trainer/commands/generate.h"
 
-/* What a configuration file says of shards and devices is about training. */
-const char *const nd_session_settings[] = {
-    "--device", "cpu", "--dp-shard-size", "1", "--dp-replicate-size", "-1", NULL};
-
 static volatile sig_atomic_t stop_signal;
 
 void nd_session_on_signal(int signal_number)

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/config/command_flags.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A model that is used stands on each replica whole, on the CPU; what a configuration file says of
+ * shards and devices is about training. */
+static const char *const use_settings[] = {
+    "--device", "cpu", "--dp-shard-size", "1", "--dp-replicate-size", "-1", NULL};
+
+static const nd_command_flag generate_list[ND_GENERATE_FLAGS] = {
+    [ND_GENERATE_MODEL] =
+        {"--model", "PATH",
+         "a model's folder, a run folder, a checkpoint, or ORG/NAME in the cache"},
+    [ND_GENERATE_TOKENIZER] =
+        {"--tokenizer", "PATH",
+         "a tokenizer.json or its folder, or bytes; the model's if not given"},
+    [ND_GENERATE_PROMPT] = {"--prompt", "TEXT", "the text to continue"},
+    [ND_GENERATE_PROMPT_FILE] =
+        {"--prompt-file", "FILE",
+         "a file with it, - for standard input, which is read if there is no "
+         "prompt; .jsonl: one prompt a line"},
+    [ND_GENERATE_JSONL] = {"--jsonl", NULL, "the file has JSON lines, and so has the output"},
+    [ND_GENERATE_CHAT] =
+        {"--chat", NULL,
+         "the prompt is a user's message; in the form of --chat-format, or the one that "
+         "the tokenizer has tokens for"},
+    [ND_GENERATE_MAX_NEW] = {"--max-new-tokens", "N", "tokens of a text at most; 128"},
+    [ND_GENERATE_TEMPERATURE] = {"--temperature", "T", "0: the likeliest token each time; 0"},
+    [ND_GENERATE_TOP_K] = {"--top-k", "K", "draw among the K likeliest; 0: all"},
+    [ND_GENERATE_TOP_P] = {"--top-p", "P",
+                           "draw among the likeliest that together reach P; 1: all"},
+    [ND_GENERATE_MIN_P] = {"--min-p", "P",
+                           "draw among those with P times the greatest probability; 0"},
+    [ND_GENERATE_STOP] = {"--stop", "TEXT", "ends a text before it; may be given several times"},
+    [ND_GENERATE_IGNORE_EOS] = {"--ignore-eos", NULL, "end tokens are tokens like any other"},
+    [ND_GENERATE_BATCH] = {"--max-batch", "N", "texts of a replica at once at most; 32"},
+    [ND_GENERATE_ROWS] = {"--prefill-chunk", "N", "tokens of one call of the model at most; 512"},
+};
+
+static const nd_command_flag eval_list[ND_EVAL_FLAGS] = {
+    [ND_EVAL_MODEL] = {"--model", "PATH",
+                       "a model's folder, a run folder, a checkpoint, or ORG/NAME in the cache"},
+    [ND_EVAL_TOKENIZER] = {"--tokenizer", "PATH",
+                           "a tokenizer.json or its folder, or bytes; the model's if not given"},
+    [ND_EVAL_DATA] = {"--data", "FILE", "a data file, as data.path; may be given several times"},
+    [ND_EVAL_REQUESTS] = {"--requests", "FILE",
+                          "JSON lines with \"context\", \"choices\" and \"gold\""},
+    [ND_EVAL_JSONL] = {"--jsonl", NULL, "the output is JSON lines; of requests one for each"},
+    [ND_EVAL_ADD_SPECIAL] = {"--add-special-tokens", NULL,
+                             "requests: texts have what the post-processor adds, as a beginning of "
+                             "text"},
+    [ND_EVAL_ROWS] = {"--prefill-chunk", "N", "requests: tokens of one call of the model; 512"},
+};
+
+const nd_command_flags nd_generate_flags = {"generate", generate_list, ND_GENERATE_FLAGS,
+                                            use_settings, -1};
+const nd_command_flags nd_eval_flags = {"eval", eval_list, ND_EVAL_FLAGS, use_settings,
+                                        ND_EVAL_REQUESTS};
+
+const nd_command_flags *nd_command_flags_find(const char *command)
+{
+    static const nd_command_flags *const all[] = {&nd_generate_flags, &nd_eval_flags};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (strcmp(all[i]->command, command) == 0) {
+            return all[i];
+        }
+    }
+    return NULL;
+}
+
+static bool same_name(const char *name, const char *word, size_t size)
+{
+    for (size_t i = 0; i < size; i++) {
+        char c = word[i] == '_' ? '-' : word[i];
+        if (c != name[i]) { /* also at the end of the name */
+            return false;
+        }
+    }
+    return name[size] == '\0';
+}
+
+/* The flag of a word "--name" or "--name=value"; -1: it is none of the table. */
+static int find(const nd_command_flags *flags, const char *word, const char **value)
+{
+    const char *equals = strchr(word, '=');
+    size_t size = equals ? (size_t)(equals - word) : strlen(word);
+    *value = equals ? equals + 1 : NULL;
+    for (int i = 0; i < flags->count; i++) {
+        if (same_name(flags->list[i].name, word, size)) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+nd_status nd_command_flags_read(const nd_command_flags *flags, int argc, char **argv,
+                                nd_command_flag_apply *apply, void *context)
+{
+    for (int i = 1; i < argc; i++) {
+        const char *value;
+        int number = find(flags, argv[i], &value);
+        if (number < 0) {
+            continue;
+        }
+        const nd_command_flag *flag = &flags->list[number];
+        if (!flag->value && value) {
+            return nd_fail(ND_ERR_CONFIG, "%s takes no value", flag->name);
+        }
+        if (flag->value && !value) {
+            if (i + 1 == argc) {
+                return nd_fail(ND_ERR_CONFIG, "%s needs a value: %s", flag->name, flag->value);
+            }
+            value = argv[++i];
+        }
+        ND_TRY(apply(context, number, value));
+    }
+    return ND_OK;
+}
+
+static bool has_flag(const nd_command_flags *flags, int number, int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        const char *value;
+        int at = find(flags, argv[i], &value);
+        if (at == number) {
+            return true;
+        }
+        i += at >= 0 && flags->list[at].value && !value;
+    }
+    return false;
+}
+
+nd_status nd_command_flags_split(const nd_command_flags *flags, int argc, char **argv, bool own,
+                                 char ***out, int *count)
+{
+    const char *const *settings = flags->settings;
+    int settings_count = 0, n = 0;
+    while (settings[settings_count]) {
+        settings_count++;
+    }
+    ND_TRY(ND_ALLOC(argc + settings_count + 1, out));
+    (*out)[n++] = argv[0];
+    if (!own && (flags->settings_with < 0 || has_flag(flags, flags->settings_with, argc, argv))) {
+        for (int i = 0; i < settings_count; i++) {
+            (*out)[n++] = (char *)settings[i];
+        }
+    }
+    for (int i = 1; i < argc; i++) {
+        const char *value;
+        int at = find(flags, argv[i], &value);
+        if ((at >= 0) == own) {
+            (*out)[n++] = argv[i];
+        }
+        if (at >= 0 && flags->list[at].value && !value && i + 1 < argc) { /* the next word is it */
+            i++;
+            if (own) {
+                (*out)[n++] = argv[i];
+            }
+        }
+    }
+    *count = n;
+    return ND_OK;
+}
+
+void nd_command_flags_print(const nd_command_flags *flags)
+{
+    for (int i = 0; i < flags->count; i++) {
+        const nd_command_flag *f = &flags->list[i];
+        char name[64];
+        snprintf(name, sizeof name, "%s%s%s", f->name, f->value ? " " : "",
+                 f->value ? f->value : "");
+        printf("  %-26s %s\n", name, f->help);
+    }
+}
+
+nd_status nd_command_flag_whole(const nd_command_flag *flag, const char *value, int64_t least,
+                                int64_t *out)
+{
+    char *end;
+    errno = 0;
+    long long number = strtoll(value, &end, 10);
+    if (end == value || *end || errno != 0 || number < least) {
+        return nd_fail(ND_ERR_CONFIG, "%s is \"%.40s\"; it must be a whole number of at least %lld",
+                       flag->name, value, (long long)least);
+    }
+    *out = number;
+    return ND_OK;
+}
+
+nd_status nd_command_flag_real(const nd_command_flag *flag, const char *value, double *out)
+{
+    char *end;
+    double number = strtod(value, &end);
+    if (end == value || *end || !isfinite(number)) {
+        return nd_fail(ND_ERR_CONFIG, "%s is \"%.40s\"; it must be a number", flag->name, value);
+    }
+    *out = number;
+    return ND_OK;
+}
