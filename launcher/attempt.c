@@ -97,7 +97,8 @@ static nd_status spawn(nd_attempt *attempt, int local_rank)
     ND_TRY(make_environment(attempt, local_rank, &env));
     const int fds[FD_COUNT] = {o->key_fd, attempt->progress.fd, attempt->failures.fd, o->config_fd};
     uv_stdio_container_t stdio[FIRST_FD + FD_COUNT] = {
-        {.flags = UV_IGNORE},
+        {.flags = o->input && child->rank == 0 ? UV_INHERIT_FD : UV_IGNORE,
+         .data.fd = STDIN_FILENO},
         {.flags = (uv_stdio_flags)(UV_CREATE_PIPE | UV_WRITABLE_PIPE),
          .data.stream = (uv_stream_t *)&child->out.pipe},
         {.flags = (uv_stdio_flags)(UV_CREATE_PIPE | UV_WRITABLE_PIPE),
@@ -106,11 +107,10 @@ static nd_status spawn(nd_attempt *attempt, int local_rank)
     for (int i = 0; i < FD_COUNT; i++) {
         stdio[FIRST_FD + i] = (uv_stdio_container_t){.flags = UV_INHERIT_FD, .data.fd = fds[i]};
     }
-    char *args[] = {(char *)o->program, "train", NULL};
     uv_process_options_t options = {
         .exit_cb = on_exit_child,
-        .file = o->program,
-        .args = args,
+        .file = o->args[0],
+        .args = (char **)o->args,
         .env = env,
         .flags = UV_PROCESS_DETACHED, /* its own session: ndlaunch gets the terminal's signals */
         .stdio_count = FIRST_FD + FD_COUNT,
@@ -120,7 +120,7 @@ static nd_status spawn(nd_attempt *attempt, int local_rank)
     int code = uv_spawn(o->loop, &child->process, &options);
     free(env);
     if (code != 0) {
-        return nd_fail(ND_ERR_IO, "the worker program %s cannot be started: %s", o->program,
+        return nd_fail(ND_ERR_IO, "the worker program %s cannot be started: %s", o->args[0],
                        uv_strerror(code));
     }
     child->running = true;

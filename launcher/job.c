@@ -359,7 +359,8 @@ static nd_status start_workers(nd_job *job)
 {
     nd_attempt_options options = {
         .loop = &job->loop,
-        .program = job->options.program,
+        .args = job->options.args,
+        .input = job->options.input,
         .host_name = job->host_name,
         .slurm_job = job->options.slurm_job,
         .master_addr = job->place.master_addr,

@@ -86,6 +86,7 @@ nd_status nd_preflight_check_files(const nd_config *config);
 
 typedef struct nd_preflight {
     const char *program;     /* the worker program */
+    const char *command;     /* "check"; "version" where the command checks its own files */
     const char *config_name; /* the file that the configuration was read from */
     int config_fd;           /* the resolved configuration */
     double seconds;          /* for the check to end */
@@ -94,7 +95,7 @@ typedef struct nd_preflight {
 } nd_preflight;
 
 /*
- * Runs `<program> check`, whose error message goes to stderr and whose code to *exit_code.
+ * Runs `<program> <command>`, whose error message goes to stderr and whose code to *exit_code.
  * ND_ERR_CONFIG when the program is of another version than this one; ND_ERR_HANG at the deadline.
  */
 nd_status nd_preflight_run(const nd_preflight *check, int *exit_code);
@@ -175,7 +176,8 @@ struct nd_child {
 typedef struct nd_attempt_options {
     uv_loop_t *loop;
     const nd_config *config;
-    const char *program; /* the worker program */
+    char *const *args; /* of a worker: the program, the command, its flags; ends with NULL */
+    bool input;        /* rank 0 reads this program's standard input */
     const char *host_name, *run_id;
     int64_t epoch;           /* number of this start of the job, from 0 */
     const char *run_folder;  /* of the job's first start, or "" */
@@ -258,7 +260,8 @@ void nd_attempt_failure_of(const nd_attempt *attempt, int64_t *occurred_ns, char
 
 typedef struct nd_job_options {
     const nd_config *config;
-    const char *program;   /* the worker program */
+    char *const *args; /* of a worker, and whether rank 0 has input: nd_attempt_options */
+    bool input;
     const char *slurm_job; /* its id, or "" */
     const char *job_text;  /* what all nodes must agree on, with digests of files */
     int config_fd;

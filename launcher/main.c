@@ -4,6 +4,7 @@
  *   ndlaunch --config-file FILE [flags]
  *   ndlaunch config [--default] [--config-file FILE]
  *   ndlaunch env
+ *   ndlaunch generate|eval --model DIR [flags]   these commands of ndtrain, on several workers
  *   ndlaunch --make-key FILE | --help | --version
  */
 #include <errno.h>
@@ -20,6 +21,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/process.h"
 #include "runtime/base/version.h"
+#include "runtime/config/command_flags.h"
 #include "runtime/rdzv/key.h"
 
 enum {
@@ -67,14 +69,26 @@ static nd_status make_job_text(const nd_config *config, const char *digests, cha
     return made ? ND_OK : nd_fail_memory("the settings of the job");
 }
 
+/* What the workers run. */
+typedef struct worker_command {
+    const nd_command_flags *flags; /* NULL: train */
+    char **args;                   /* args[0] is for the path of the worker program */
+} worker_command;
+
+/* Model and data of a run. A command with flags of its own checks its files itself. */
+static nd_status check_run(const nd_config *config)
+{
+    ND_TRY(nd_config_check_model_path(config)); /* the worker cannot name the file with the key */
+    return nd_config_check_data_paths(config);
+}
+
 /* Everything that can be checked before a worker starts. *exit_code is that of a check that has
  * printed its own error. */
-static nd_status check(const nd_config *config, char *program, nd_preflight *preflight,
-                       int *exit_code)
+static nd_status check(const nd_config *config, const worker_command *command, char *program,
+                       nd_preflight *preflight, int *exit_code)
 {
     ND_TRY(check_min_nodes(config));
-    ND_TRY(nd_config_check_model_path(config)); /* the worker cannot name the file with the key */
-    ND_TRY(nd_config_check_data_paths(config));
+    ND_TRY(command->flags ? ND_OK : check_run(config));
     ND_TRY(nd_preflight_check_files(config));
     ND_TRY(nd_preflight_find_worker(program, PATH_CAPACITY));
     ND_TRY(nd_config_to_fd(config, &preflight->config_fd));
@@ -93,22 +107,26 @@ static void report_failed_check(nd_job_options *job, int code)
     }
 }
 
-static nd_status launch(const nd_config *config, const nd_slurm *slurm, int *exit_code)
+static nd_status launch(const nd_config *config, const nd_slurm *slurm,
+                        const worker_command *command, int *exit_code)
 {
     char program[PATH_CAPACITY], digests[1024], *job_text = NULL;
     nd_preflight preflight = {
         .program = program,
+        .command = command->flags ? "version" : "check",
         .config_name = config->source,
         .seconds = CHECK_SECONDS + nd_config_data_seconds(config),
         .digests = digests,
         .capacity = sizeof digests,
     };
     nd_job_options job = {.config = config,
-                          .program = program,
+                          .args = command->args,
+                          .input = command->flags != NULL,
                           .slurm_job = slurm->job_id,
                           .world_size = nd_mesh_world_size(&config->resolved_mesh)};
     job.local_workers = job.world_size / (int)config->launch.nnodes;
-    nd_status status = check(config, program, &preflight, exit_code);
+    command->args[0] = program;
+    nd_status status = check(config, command, program, &preflight, exit_code);
     if (status != ND_OK || *exit_code != 0) {
         if (config->launch.nnodes > 1) {
             report_failed_check(&job, status != ND_OK ? (int)status : *exit_code);
@@ -129,6 +147,8 @@ static nd_status launch(const nd_config *config, const nd_slurm *slurm, int *exi
 static nd_status help(const char *topic)
 {
     static const nd_help_entry own[] = {
+        {"generate", "continues prompts with a model (generate --help)"},
+        {"eval", "the loss of a model on data, or multiple choice (eval --help)"},
         {"config", "asks a few questions and writes a configuration; --default asks none"},
         {"env", "prints versions, host, limits and environment, for a report of a problem"},
         {"--make-key FILE",
@@ -139,22 +159,28 @@ static nd_status help(const char *topic)
     return nd_config_help(stdout, &program, topic);
 }
 
+/* Runs the worker program (args[0]), which prints its `what`, and waits for it. */
+static nd_status print_of_worker(char **args, const char *what)
+{
+    int code = 0;
+    pid_t pid;
+    fflush(stdout);
+    int error = posix_spawn(&pid, args[0], NULL, NULL, args, environ);
+    if (error != 0 || waitpid(pid, &code, 0) < 0 || code != 0) {
+        return nd_fail(ND_ERR_CONFIG, "the worker program %s cannot print its %s: %s", args[0],
+                       what, error ? strerror(error) : "it failed");
+    }
+    return ND_OK;
+}
+
 /* The libraries of a job are those of its worker program, which lists them. */
 static nd_status print_version(void)
 {
     char worker[PATH_CAPACITY], *args[] = {worker, "--version", NULL};
-    int code = 0;
-    pid_t pid;
     printf("ndlaunch %s\n  libuv     %s\n", ND_VERSION, uv_version_string());
     ND_TRY(nd_preflight_find_worker(worker, sizeof worker));
     printf("worker program %s:\n", worker);
-    fflush(stdout);
-    int error = posix_spawn(&pid, worker, NULL, NULL, args, environ);
-    if (error != 0 || waitpid(pid, &code, 0) < 0 || code != 0) {
-        return nd_fail(ND_ERR_CONFIG, "the worker program %s cannot print its version: %s", worker,
-                       error ? strerror(error) : "it failed");
-    }
-    return ND_OK;
+    return print_of_worker(args, "version");
 }
 
 /* It needs no configuration. */
@@ -167,7 +193,36 @@ static nd_status print_env(int argc)
     return print_version();
 }
 
-static nd_status run(int argc, char **argv, int *exit_code)
+/* The help of a command is the worker program's. */
+static nd_status print_command_help(const nd_command_flags *flags)
+{
+    char worker[PATH_CAPACITY], *args[] = {worker, (char *)flags->command, "--help", NULL};
+    ND_TRY(nd_preflight_find_worker(worker, sizeof worker));
+    return print_of_worker(args, "help");
+}
+
+/* The worker's command line, and in *rest the settings, behind a word that is skipped. */
+static nd_status read_command(int argc, char **argv, worker_command *out, char ***rest, int *count)
+{
+    char **own = NULL;
+    int own_count = 0;
+    out->flags = argc > 1 ? nd_command_flags_find(argv[1]) : NULL;
+    if (out->flags) {
+        ND_TRY(nd_command_flags_split(out->flags, argc - 1, argv + 1, false, rest, count));
+        ND_TRY(nd_command_flags_split(out->flags, argc - 1, argv + 1, true, &own, &own_count));
+    }
+    nd_status status = ND_ALLOC(own_count + 3, &out->args);
+    if (status == ND_OK) {
+        out->args[1] = "train";
+        for (int i = 0; i < own_count; i++) {
+            out->args[1 + i] = own[i];
+        }
+    }
+    free(own);
+    return status;
+}
+
+static nd_status run(int argc, char **argv, const worker_command *command, int *exit_code)
 {
     nd_config config = {0};
     nd_cli cli = {.plan_rank = -1, .help_topic = ""};
@@ -176,7 +231,9 @@ static nd_status run(int argc, char **argv, int *exit_code)
     nd_status status = nd_config_init(&config);
     nd_slurm_set_defaults(&slurm, &config);
     status = status == ND_OK ? nd_config_parse(&config, &cli, argc, argv) : status;
-    if (status == ND_OK && cli.help) {
+    if (status == ND_OK && cli.help && command->flags && !cli.help_topic[0]) {
+        status = print_command_help(command->flags);
+    } else if (status == ND_OK && cli.help) {
         status = help(cli.help_topic);
     } else if (status == ND_OK && cli.version) {
         status = print_version();
@@ -192,7 +249,12 @@ static nd_status run(int argc, char **argv, int *exit_code)
         status = nd_slurm_complete(&slurm, &config);
         status = status == ND_OK ? nd_config_resolve(&config) : status;
         nd_log_init(strcmp(config.log.level, "debug") == 0 ? ND_LOG_DEBUG : ND_LOG_INFO, NULL);
-        status = status == ND_OK ? launch(&config, &slurm, exit_code) : status;
+        if (command->flags && config.launch.max_restarts > 0) {
+            nd_log_warning("launch.max_restarts has no effect: %s is not started again",
+                           command->flags->command);
+            config.launch.max_restarts = 0;
+        }
+        status = status == ND_OK ? launch(&config, &slurm, command, exit_code) : status;
     }
     nd_config_fini(&config);
     return status;
@@ -227,6 +289,7 @@ static int usage(void)
     fprintf(stderr, "usage: ndlaunch --config-file FILE [flags]\n"
                     "       ndlaunch config [--default] [--config-file FILE]\n"
                     "       ndlaunch env\n"
+                    "       ndlaunch generate|eval --model PATH [flags]\n"
                     "       ndlaunch --make-key FILE\n"
                     "       ndlaunch --help [SECTION|all] | --version\n");
     return (int)ND_ERR_CONFIG;
@@ -275,7 +338,13 @@ int main(int argc, char **argv)
     } else if (strcmp(argv[1], "config") == 0) {
         status = nd_questions_main(argc, argv);
     } else {
-        status = run(argc, argv, &exit_code);
+        worker_command command = {0};
+        char **rest = NULL;
+        int count = argc;
+        status = read_command(argc, argv, &command, &rest, &count);
+        status = status == ND_OK ? run(count, rest ? rest : argv, &command, &exit_code) : status;
+        free(command.args);
+        free(rest);
     }
     status = status == ND_OK ? nd_process_flush_output() : status;
     if (status != ND_OK) {

@@ -110,7 +110,7 @@ static void parse_digests(char *lines, char *out, size_t capacity)
 static nd_status spawn_check(const nd_preflight *check, int out, pid_t *pid)
 {
     posix_spawn_file_actions_t actions;
-    char *args[] = {(char *)check->program, "check", NULL}, **env, pid_text[24];
+    char *args[] = {(char *)check->program, (char *)check->command, NULL}, **env, pid_text[24];
     snprintf(pid_text, sizeof pid_text, "%ld", (long)getpid());
     const nd_variable own[] = {
         {"ND_RUN_ID", "check"},        {"RANK", "0"},
@@ -176,9 +176,9 @@ nd_status nd_preflight_run(const nd_preflight *check, int *exit_code)
     waitpid(pid, &wait_status, 0);
     if (!ended) {
         return nd_fail(ND_ERR_HANG,
-                       "the check of model and data (%s check) did not end within %.0f s; see "
+                       "the check of model and data (%s %s) did not end within %.0f s; see "
                        "whether a file is on a disk that does not answer",
-                       check->program, check->seconds);
+                       check->program, check->command, check->seconds);
     }
     size_t first = strcspn(line, "\n");
     parse_digests(line + first + (line[first] == '\n'), check->digests, check->capacity);

@@ -107,6 +107,12 @@ static void assert_same_everywhere(const char *sampling)
                  sampling, batches[i]);
         shell(&dir, command);
     }
+    snprintf(command, sizeof command,
+             ND_LAUNCH " generate --precision fp32 --model run/model --prompt-file rows.jsonl "
+                       "--max-new-tokens 16 --num-processes 4 --tp-size 2 --threads-per-worker 1 "
+                       "--max-batch 9 %s 2>log | cmp - expected",
+             sampling);
+    shell(&dir, command);
     for (int tp = 1; tp <= 2; tp++) {
         snprintf(both, sizeof both, "--max-new-tokens 16 --tp-size %d --max-batch 5 %s", tp,
                  sampling);
@@ -196,6 +202,26 @@ static double number_behind(const char *text, const char *key)
     const char *at = strstr(text, key);
     cr_assert_not_null(at, "no %s in:\n%s", key, text);
     return strtod(at + strlen(key), NULL);
+}
+
+/* What ndlaunch passes on: the command's own flags, standard input, and a failure's code. */
+Test(generate, ndlaunch_starts_its_workers)
+{
+    train();
+    shell(&dir, GENERATE "--model run --prompt 'ab cd' --max-new-tokens 9 2>log >a");
+    shell(&dir, "echo 'ab cd' | " ND_LAUNCH " generate --model=run --max_new_tokens 9 "
+                "--precision fp32 --num-processes 2 --tp-size 2 2>log | cmp - a");
+    shell(&dir, EVAL "--model run --data valid.txt --sequence-length 64 2>log >a");
+    shell(&dir, ND_LAUNCH " eval --model run --data valid.txt --sequence-length 64 --precision "
+                          "fp32 --num-processes 2 --dp-shard-size 1 --tp-size 2 2>log >b");
+    shell(&dir, "cut -c 1-20 a >c && cut -c 1-20 b | cmp - c"); /* "valid.txt: loss 5.54" */
+    cr_expect_eq(shell_run(&dir, ND_LAUNCH " generate --model run --prompt a --top-p 2 "
+                                           "--num-processes 2"),
+                 2);
+    says("--top-p is 2");
+    shell(&dir, ND_LAUNCH " generate --help");
+    says("usage: ndtrain generate");
+    says("--max-new-tokens N");
 }
 
 /* The same code and the same order of sums. */

@@ -36,6 +36,7 @@ static nd_status run(const char *script, double seconds)
     cr_assert_eq(chmod(path, 0700), 0);
     int config = open("/dev/null", O_RDONLY | O_CLOEXEC);
     const nd_preflight check = {.program = path,
+                                .command = "check",
                                 .config_name = "c.yaml",
                                 .config_fd = config,
                                 .seconds = seconds,
