@@ -25,6 +25,12 @@ static const nd_command_flag generate_list[ND_GENERATE_FLAGS] = {
          "a file with it, - for standard input, which is read if there is no "
          "prompt; .jsonl: one prompt a line"},
     [ND_GENERATE_JSONL] = {"--jsonl", NULL, "the file has JSON lines, and so has the output"},
+    [ND_GENERATE_INTERACTIVE] = {"--interactive", NULL,
+                                 "reads line after line from the terminal, each a prompt; with "
+                                 "--chat a conversation"},
+    [ND_GENERATE_CONTEXT] = {"--context", "N",
+                             "--interactive: tokens of a prompt with its text at most; 4096, or "
+                             "what the model has"},
     [ND_GENERATE_CHAT] =
         {"--chat", NULL,
          "the prompt is a user's message; in the form of --chat-format, or the one that "

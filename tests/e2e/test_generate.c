@@ -204,6 +204,24 @@ static double number_behind(const char *text, const char *key)
     return strtod(at + strlen(key), NULL);
 }
 
+/* A bad line is reported, and the next one is read; each line draws numbers of its own. */
+Test(generate, reads_line_after_line)
+{
+    train();
+    shell(&dir, GENERATE "--model run --prompt 'ab cd' --max-new-tokens 9 2>log >a && " GENERATE
+                         "--model run --prompt 'x' --max-new-tokens 9 2>log >>a");
+    shell(&dir, "printf 'ab cd\n\n\377\nx' | " GENERATE
+                "--model run --interactive --max-new-tokens 9 2>log | cmp - a");
+    shell(&dir, "grep -q 'byte 1 is 0xff' log");
+    shell(&dir, "printf 'ab cd\nx\n' | " ND_LAUNCH
+                " generate --precision fp32 --model run --interactive --max-new-tokens 9 "
+                "--num-processes 2 --tp-size 2 2>log | cmp - a");
+    cr_expect_eq(shell_run(&dir, "echo a | " GENERATE "--model run --interactive --context 20"), 0);
+    says("--context is 20; shorten the prompt");
+    cr_expect_eq(shell_run(&dir, GENERATE "--model run --interactive --prompt a"), 2);
+    says("--interactive reads prompts");
+}
+
 /* What ndlaunch passes on: the command's own flags, standard input, and a failure's code. */
 Test(generate, ndlaunch_starts_its_workers)
 {

@@ -2,271 +2,45 @@
 /* `ndtrain generate`: continues prompts. */
 #include "trainer/commands/generate.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/base/json.h"
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
-#include "runtime/base/process.h"
 
-/* With several replicas: texts of each slot in a wave, after which results are exchanged. */
-enum { WAVE = 4 };
-
-/* Output. */
-
-typedef struct result {
-    nd_sequence sequence;
-    nd_text_out text;
-    size_t shown; /* bytes of the text */
-    bool ended;
-} result;
-
-typedef struct job {
-    nd_session *session;
-    const nd_generate_call *options;
-    const nd_generate_input *in;
-    nd_generator *generator;
-    result *results;      /* [requests] */
-    int32_t *ids;         /* of the new tokens of all */
-    size_t printed;       /* results */
-    int64_t *wave;        /* [count of the wave] numbers of requests that this replica runs */
-    nd_sequence *running; /* [count of the wave] their sequences */
-    bool streams;         /* one text, printed as it comes */
-} job;
-
-static nd_status print_row(const job *j, size_t i)
+static void log_speed(const nd_generator *generator, size_t texts, double seconds)
 {
-    const nd_request *q = &j->in->requests.list[i];
-    const result *r = &j->results[i];
-    const nd_sequence *s = &r->sequence;
-    json_t *row = json_object(), *ids = json_array();
-    nd_json_set(&row, "index", json_integer((json_int_t)i));
-    if (q->name) {
-        nd_json_set(&row, "id", json_loads(q->name, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL));
-    }
-    if (r->text.decoder) {
-        nd_json_set(&row, "text",
-                    json_stringn((const char *)r->text.text.data, r->text.text.count));
-    }
-    nd_json_set(&row, "finish", json_string(nd_finish_name(s->finish)));
-    nd_json_set(&row, "prompt_tokens", json_integer(s->prompt_count));
-    nd_json_set(&row, "new_tokens", json_integer(s->count));
-    for (int64_t k = 0; k < s->count; k++) {
-        nd_json_append(&ids, json_integer(s->ids[k]));
-    }
-    nd_json_set(&row, "ids", ids);
-    char *text = row ? nd_json_text(row, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
-    json_decref(row);
-    if (!text) {
-        return nd_fail_memory("a row of the output");
-    }
-    puts(text);
-    free(text);
-    return nd_process_flush_output();
-}
-
-static nd_status print_text(job *j, size_t i)
-{
-    result *r = &j->results[i];
-    const nd_bytes *text = &r->text.text;
-    if (text->count > r->shown) {
-        fwrite(text->data + r->shown, 1, text->count - r->shown, stdout);
-        r->shown = text->count;
-    }
-    return nd_process_flush_output();
-}
-
-/* Without a tokenizer: the ids. */
-static nd_status print_ids(const job *j, size_t i)
-{
-    const nd_sequence *s = &j->results[i].sequence;
-    for (int64_t k = 0; k < s->count; k++) {
-        printf(k ? " %d" : "%d", s->ids[k]);
-    }
-    return ND_OK;
-}
-
-/* Results that are complete, in the order of the requests. */
-static nd_status print_ready(job *j)
-{
-    while (j->printed < j->in->requests.count && j->results[j->printed].ended) {
-        size_t i = j->printed++;
-        if (j->session->worker->rank.rank > 0) {
-            continue;
-        }
-        if (j->options->jsonl) {
-            ND_TRY(print_row(j, i));
-            continue;
-        }
-        ND_TRY(j->results[i].text.decoder ? print_text(j, i) : print_ids(j, i));
-        putchar('\n');
-        ND_TRY(nd_process_flush_output());
-    }
-    return ND_OK;
-}
-
-static bool is_end(const nd_generate_input *in, int32_t id)
-{
-    for (size_t i = 0; i < in->ends.count; i++) {
-        if (in->ends.data[i] == id) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static nd_status add_token(job *j, size_t i, int32_t id, bool *stop)
-{
-    return is_end(j->in, id) ? ND_OK : nd_text_out_push(&j->results[i].text, id, stop);
-}
-
-static nd_status on_token(void *context, int64_t sequence, int32_t id, bool *stop)
-{
-    job *j = context;
-    size_t i = (size_t)j->wave[sequence];
-    ND_TRY(add_token(j, i, id, stop));
-    return j->streams && j->results[i].text.decoder ? print_text(j, i) : ND_OK;
-}
-
-static nd_status finish(job *j, size_t i)
-{
-    j->results[i].ended = true;
-    return nd_text_out_end(&j->results[i].text);
-}
-
-/* Work. */
-
-static nd_status prepare(job *j)
-{
-    const nd_requests *requests = &j->in->requests;
-    int64_t tokens = 0;
-    ND_TRY(ND_ALLOC(requests->count, &j->results));
-    ND_TRY(ND_ALLOC(requests->count, &j->wave));
-    ND_TRY(ND_ALLOC(requests->count, &j->running));
-    for (size_t i = 0; i < requests->count; i++) {
-        tokens += requests->list[i].max_new;
-    }
-    ND_TRY(ND_ALLOC(tokens, &j->ids));
-    tokens = 0;
-    for (size_t i = 0; i < requests->count; i++) {
-        const nd_request *q = &requests->list[i];
-        j->results[i].sequence = (nd_sequence){.prompt = q->ids.data,
-                                               .prompt_count = (int64_t)q->ids.count,
-                                               .max_new = q->max_new,
-                                               .request = i,
-                                               .ids = j->ids + tokens};
-        tokens += q->max_new;
-        ND_TRY(nd_text_out_init(&j->results[i].text, j->session->tokenizer, &j->options->stops));
-    }
-    return ND_OK;
-}
-
-static void release(job *j)
-{
-    for (size_t i = 0; j->results && i < j->in->requests.count; i++) {
-        nd_text_out_fini(&j->results[i].text);
-    }
-    free(j->results);
-    free(j->wave);
-    free(j->running);
-    free(j->ids);
-    nd_generator_destroy(j->generator);
-}
-
-/* What one replica has generated reaches the others. */
-static nd_status share_result(job *j, size_t i, int owner)
-{
-    nd_rank *r = &j->session->worker->rank;
-    nd_comm *replicas = r->groups.by_kind[ND_GROUP_DP_REPLICATE];
-    nd_sequence *s = &j->results[i].sequence;
-    int64_t numbers[2] = {s->count, s->finish};
-    ND_TRY(nd_comm_broadcast(replicas, &r->stream, numbers, 2, ND_DTYPE_I64, owner, NULL));
-    ND_TRY(nd_comm_broadcast(replicas, &r->stream, s->ids, numbers[0] * (int64_t)sizeof *s->ids,
-                             ND_DTYPE_U8, owner, NULL));
-    if (r->coord.at[ND_AXIS_DP_REPLICATE] == owner) {
-        return ND_OK;
-    }
-    s->count = numbers[0];
-    s->finish = (nd_finish)numbers[1];
-    for (int64_t k = 0; k < s->count; k++) {
-        bool stop = false;
-        ND_TRY(add_token(j, i, s->ids[k], &stop));
-    }
-    return finish(j, i);
-}
-
-static nd_status on_end(void *context, int64_t sequence)
-{
-    job *j = context;
-    const size_t i = (size_t)j->wave[sequence];
-    j->results[i].sequence = j->running[sequence];
-    ND_TRY(finish(j, i));
-    return j->session->worker->rank.mesh.size[ND_AXIS_DP_REPLICATE] == 1 ? print_ready(j) : ND_OK;
-}
-
-static nd_status run_wave(job *j, size_t begin, size_t end)
-{
-    const nd_rank *r = &j->session->worker->rank;
-    const int replicas = r->mesh.size[ND_AXIS_DP_REPLICATE];
-    const nd_stop_check check = {nd_session_ask_stop, j->session};
-    const nd_generate_rules rules = {.sampling = j->options->sampling,
-                                     .ends = j->in->ends.data,
-                                     .end_count = (int)j->in->ends.count,
-                                     .token = on_token,
-                                     .end = on_end,
-                                     .context = j,
-                                     .check = &check};
-    int64_t count = 0;
-    for (size_t i = begin; i < end; i++) {
-        if ((int)(i % (size_t)replicas) == r->coord.at[ND_AXIS_DP_REPLICATE]) {
-            j->wave[count] = (int64_t)i;
-            j->running[count++] = j->results[i].sequence;
-        }
-    }
-    ND_TRY(nd_generator_run(j->generator, j->running, count, &rules));
-    for (size_t i = begin; i < end && replicas > 1; i++) {
-        ND_TRY(share_result(j, i, (int)(i % (size_t)replicas)));
-    }
-    return print_ready(j);
-}
-
-static void log_speed(const job *j, double seconds)
-{
-    const nd_generate_counts c = nd_generator_counts(j->generator);
+    const nd_generate_counts c = nd_generator_counts(generator);
     nd_log_info(
         "%zu text%s in %.2f s: %lld new tokens, %.1f a second while no prompt was computed; "
         "%lld prompt tokens; %lld calls",
-        j->in->requests.count, j->in->requests.count == 1 ? "" : "s", seconds,
-        (long long)c.new_tokens,
+        texts, texts == 1 ? "" : "s", seconds, (long long)c.new_tokens,
         c.decode_seconds > 0 ? (double)c.decode_tokens / c.decode_seconds : 0.0,
         (long long)c.prompt_tokens, (long long)c.calls);
 }
 
-static nd_status run_job(job *j)
+/* All requests at once, with a cache for the longest. */
+static nd_status run_requests(nd_session *session, const nd_generate_call *o,
+                              const nd_generate_input *in)
 {
-    const nd_rank *r = &j->session->worker->rank;
-    const nd_generate_call *o = j->options;
-    const size_t count = j->in->requests.count;
-    const size_t replicas = (size_t)r->mesh.size[ND_AXIS_DP_REPLICATE];
-    const int64_t each = nd_ceil_div((int64_t)count, (int64_t)replicas);
-    const int64_t batch = nd_min(o->batch, each), capacity = nd_max(j->in->requests.longest, 2);
+    const nd_rank *r = &session->worker->rank;
+    const size_t count = in->requests.count;
+    const int64_t each = nd_ceil_div((int64_t)count, r->mesh.size[ND_AXIS_DP_REPLICATE]);
+    const int64_t batch = nd_min(o->batch, each), capacity = nd_max(in->requests.longest, 2);
     const nd_generate_options sizes = {.batch = batch,
                                        .rows = nd_max(nd_min(o->rows, batch * capacity), batch),
                                        .capacity = capacity};
-    const size_t wave = replicas > 1 ? WAVE * (size_t)sizes.batch * replicas : count;
-    j->streams = !o->jsonl && r->rank == 0;
-    ND_TRY(prepare(j));
-    ND_TRY(nd_session_generator(j->session, &sizes, &j->generator));
+    nd_generator *generator = NULL;
+    ND_TRY(nd_session_generator(session, &sizes, &generator));
+    const nd_generate_task task = {
+        .session = session, .options = o, .in = in, .generator = generator, .batch = batch};
     const double begin = nd_clock_seconds();
-    for (size_t i = 0; i < count; i += wave) {
-        ND_TRY(run_wave(j, i, i + wave < count ? i + wave : count));
+    nd_status status = nd_generate_run(&task, NULL);
+    if (status == ND_OK && r->rank == 0) {
+        log_speed(generator, count, nd_clock_seconds() - begin);
     }
-    if (r->rank == 0) {
-        log_speed(j, nd_clock_seconds() - begin);
-    }
-    return ND_OK;
+    nd_generator_destroy(generator);
+    return status;
 }
 
 static nd_status begin(nd_worker *worker)
@@ -274,30 +48,32 @@ static nd_status begin(nd_worker *worker)
     return nd_job_begin(worker, nd_session_on_signal);
 }
 
+static nd_status read_and_run(nd_session *session, const nd_generate_call *o)
+{
+    nd_generate_input in = {0};
+    char *text = NULL;
+    size_t size = 0;
+    nd_status status = nd_generate_read(session, o, &text, &size);
+    status = status == ND_OK ? nd_generate_encode(session, o, text, size, &in) : status;
+    free(text);
+    if (status == ND_OK && in.requests.count > 0) {
+        status = run_requests(session, o, &in);
+    }
+    nd_generate_input_fini(&in);
+    return status;
+}
+
 static nd_status run(const nd_command_call *call)
 {
     nd_session session = {0};
-    nd_generate_input in = {0};
     nd_generate_call o;
-    char *text = NULL;
-    size_t size = 0;
-    job j = {.session = &session, .options = &o, .in = &in};
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_generate_parse(call->argc - 1, call->argv + 1, &o));
     o.sampling.seed = (uint64_t)call->config->train.seed;
     ND_TRY_OUT(nd_session_open(&session, call, o.model, o.tokenizer));
     ND_TRY_OUT(nd_session_agree(&session, call));
-    status = session.worker->rank.rank == 0 ? nd_generate_read(&o, &text, &size) : ND_OK;
-    ND_TRY_OUT(nd_session_share(&session, status, &text, &size));
-    ND_TRY_OUT(nd_generate_encode(&session, &o, text, size, &in));
-    if (in.requests.count > 0) {
-        ND_TRY_OUT(run_job(&j));
-    }
+    status = o.interactive ? nd_generate_converse(&session, &o) : read_and_run(&session, &o);
 out:
-    release(&j);
-    nd_requests_fini(&in.requests);
-    free(in.ends.data);
-    free(text);
     nd_session_close(&session);
     return status;
 }

@@ -7,8 +7,10 @@
  * tp ranks share a model, dp_replicate ranks share the work.
  *
  *   session.c   model, tokenizer, ranks
+ *   standard_input.c   what rank 0 reads
  *   texts.c     ids to text: decoder and stop texts
- *   generate.c, with generate_arguments.c and generate_input.c; eval.c, with eval_requests.c
+ *   generate.c, with generate_arguments.c, generate_input.c, generate_run.c and
+ *   generate_converse.c; eval.c, with eval_requests.c
  */
 #include "runtime/config/command_flags.h"
 #include "trainer/commands/command.h"
@@ -36,6 +38,9 @@ void nd_session_close(nd_session *session);
 /* Rank 0's bytes reach all ranks: *text (*size) is read on rank 0 and, owned by the caller, set on
  * the others. `read` (the status of rank 0's reading) is that of all ranks afterwards. */
 nd_status nd_session_share(nd_session *session, nd_status read, char **text, size_t *size);
+/* Every rank returns the worst status of all; the reason, that it could not `what`, stays with the
+ * rank that has it. Collective. */
+nd_status nd_session_agree_status(nd_session *session, nd_status status, const char *what);
 /* ND_ERR_CONFIG on all ranks when the settings, the command line or the model's shape of one differ
  * from those of rank 0. */
 nd_status nd_session_agree(nd_session *session, const nd_command_call *call);
@@ -49,12 +54,29 @@ nd_status nd_session_ask_stop(void *session, bool *stop);
 
 int nd_session_signal(void); /* 0: none came */
 
+/* Standard input. */
+
+enum { ND_STDIN_BYTES_MAX = 1 << 30 };
+
+/* What rank 0 has read and nobody took; empty on other ranks. */
+typedef struct nd_stdin {
+    nd_bytes bytes; /* owned */
+    bool ended;
+} nd_stdin;
+
+/* Waits until rank 0 has all of its standard input or (line) a whole line. Collective over all
+ * ranks. ND_ERR_PREEMPTED: one of them got a stop signal. */
+nd_status nd_stdin_wait(nd_stdin *input, nd_session *session, bool line);
+/* Rank 0: takes the first line, without its end, owned by the caller; NULL when nothing is left. */
+nd_status nd_stdin_take_line(nd_stdin *input, char **line, size_t *size);
+void nd_stdin_fini(nd_stdin *input);
+
 /* The command generate. */
 
 typedef struct nd_generate_call {
     const char *model, *tokenizer, *prompt, *prompt_file; /* NULL: not given */
-    bool jsonl, chat, ignore_eos;
-    int64_t max_new, batch, rows;
+    bool jsonl, chat, ignore_eos, interactive;
+    int64_t max_new, batch, rows, context;
     nd_sampling sampling; /* without the seed, which is a setting */
     nd_stops stops;
 } nd_generate_call;
@@ -69,11 +91,30 @@ typedef struct nd_generate_input {
     nd_ids ends; /* ids that end a text */
 } nd_generate_input;
 
-/* The prompt or the rows; on rank 0. Owned by the caller. */
-nd_status nd_generate_read(const nd_generate_call *call, char **text, size_t *size);
+/* The prompt or the rows, which rank 0 reads, on all ranks; owned by the caller. Collective. */
+nd_status nd_generate_read(nd_session *session, const nd_generate_call *call, char **text,
+                           size_t *size);
 /* The requests in them, on every rank alike. After a failure too, its parts are the caller's. */
 nd_status nd_generate_encode(nd_session *session, const nd_generate_call *call, const char *text,
                              size_t size, nd_generate_input *out);
+void nd_generate_input_fini(nd_generate_input *input);
+
+typedef struct nd_generate_task {
+    nd_session *session;
+    const nd_generate_call *options;
+    const nd_generate_input *in;
+    nd_generator *generator;
+    int64_t batch;  /* of the generator */
+    uint64_t first; /* number of the first request, for the draws */
+} nd_generate_task;
+
+/* Runs the requests and prints their results on rank 0. The text of the last one is appended to
+ * *last, unless that is NULL, on every rank. Collective. */
+nd_status nd_generate_run(const nd_generate_task *task, nd_bytes *last);
+/* Tokens of a conversation at most. */
+int64_t nd_generate_context(const nd_session *session, const nd_generate_call *call);
+/* Reads line after line, each a prompt, and prints what follows on it. */
+nd_status nd_generate_converse(nd_session *session, const nd_generate_call *call);
 
 /* The command eval. */
 
@@ -97,14 +138,16 @@ nd_status nd_eval_print(struct json_t *row);
 
 /* What one sequence of ids becomes, as they come. */
 typedef struct nd_text_out {
-    nd_decoder *decoder; /* NULL: there is no tokenizer, and no text */
+    const nd_tokenizer *tokenizer; /* borrowed */
+    nd_decoder *decoder;           /* NULL: there is no tokenizer, and no text */
     nd_stop_filter filter;
     nd_bytes text;         /* so far */
     const nd_stops *stops; /* borrowed */
 } nd_text_out;
 
 nd_status nd_text_out_init(nd_text_out *out, const nd_tokenizer *tokenizer, const nd_stops *stops);
-/* Adds a token; *stop is set when a stop text is complete. */
+/* Adds a token; one that the tokenizer lacks has no text. *stop is set when a stop text is
+ * complete. */
 nd_status nd_text_out_push(nd_text_out *out, int32_t id, bool *stop);
 /* No more tokens come; without a stop text, what was held back is added. */
 nd_status nd_text_out_end(nd_text_out *out);

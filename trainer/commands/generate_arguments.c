@@ -23,6 +23,11 @@ static nd_status apply(void *context, int flag, const char *value)
     case ND_GENERATE_JSONL:
         o->jsonl = true;
         break;
+    case ND_GENERATE_INTERACTIVE:
+        o->interactive = true;
+        break;
+    case ND_GENERATE_CONTEXT:
+        return nd_command_flag_whole(&nd_generate_flags.list[flag], value, 2, &o->context);
     case ND_GENERATE_CHAT:
         o->chat = true;
         break;
@@ -54,11 +59,16 @@ static nd_status apply(void *context, int flag, const char *value)
 /* argv[0] is the command. */
 nd_status nd_generate_parse(int argc, char **argv, nd_generate_call *o)
 {
-    *o = (nd_generate_call){.max_new = 128, .batch = 32, .rows = 512, .sampling = {.top_p = 1}};
+    *o = (nd_generate_call){
+        .max_new = 128, .batch = 32, .rows = 512, .context = 4096, .sampling = {.top_p = 1}};
     ND_TRY(nd_command_flags_read(&nd_generate_flags, argc, argv, apply, o));
     if (o->prompt && (o->prompt_file || o->jsonl)) {
         return nd_fail(ND_ERR_CONFIG, "--prompt is one text; leave out --prompt-file and --jsonl, "
                                       "or --prompt");
+    }
+    if (o->interactive && (o->prompt || o->prompt_file)) {
+        return nd_fail(ND_ERR_CONFIG, "--interactive reads prompts from the terminal; leave out "
+                                      "--prompt and --prompt-file");
     }
     o->jsonl |= o->prompt_file &&
                 (nd_ends_with(o->prompt_file, ".jsonl") || nd_ends_with(o->prompt_file, ".ndjson"));

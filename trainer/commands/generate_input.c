@@ -1,57 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The prompts of `ndtrain generate`. */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
+#include "runtime/base/math.h"
 #include "trainer/commands/generate.h"
 
-enum { INPUT_BYTES_MAX = 1 << 30 };
-
 /* Up to its end: a pipe has no size. */
-static nd_status read_standard_input(char **text, size_t *size)
+static nd_status read_standard_input(nd_session *s, char **text, size_t *size)
 {
-    enum { PIECE = 1 << 16 };
-    nd_bytes bytes = {0};
-    char piece[PIECE];
-    ssize_t n;
-    if (isatty(STDIN_FILENO)) {
+    nd_stdin input = {0};
+    if (s->worker->rank.rank == 0 && isatty(STDIN_FILENO)) {
         nd_log_info("reading the prompt from the terminal, up to the end of input (Ctrl-D)");
     }
-    while ((n = read(STDIN_FILENO, piece, sizeof piece)) != 0) {
-        if (n < 0 && errno == EINTR && !nd_session_signal()) {
-            continue;
-        }
-        nd_status status =
-            n < 0 && errno == EINTR
-                ? nd_fail(ND_ERR_PREEMPTED, "stopped by a signal before the prompt was read")
-            : n < 0 ? nd_fail(ND_ERR_IO, "cannot read standard input: %s", strerror(errno))
-            : bytes.count > INPUT_BYTES_MAX
-                ? nd_fail(ND_ERR_DATA, "standard input has more than %d bytes", INPUT_BYTES_MAX)
-                : nd_bytes_add(&bytes, piece, (size_t)n);
-        if (status != ND_OK) {
-            free(bytes.data);
-            return status;
-        }
+    nd_status status = nd_stdin_wait(&input, s, false);
+    if (status != ND_OK) {
+        nd_stdin_fini(&input);
+        return status;
     }
-    *text = (char *)bytes.data; /* NULL without any */
-    *size = bytes.count;
-    return ND_OK;
+    *text = (char *)input.bytes.data; /* NULL without any */
+    *size = input.bytes.count;
+    return nd_session_share(s, ND_OK, text, size);
 }
 
-nd_status nd_generate_read(const nd_generate_call *o, char **text, size_t *size)
+static nd_status read_file(const nd_generate_call *o, char **text, size_t *size)
 {
     if (o->prompt) {
         *size = strlen(o->prompt);
         return nd_fs_format(text, "%s", o->prompt);
     }
-    if (o->prompt_file && strcmp(o->prompt_file, "-") != 0) {
-        return nd_fs_read(o->prompt_file, INPUT_BYTES_MAX, ND_ERR_DATA, text, size);
+    return nd_fs_read(o->prompt_file, ND_STDIN_BYTES_MAX, ND_ERR_DATA, text, size);
+}
+
+nd_status nd_generate_read(nd_session *s, const nd_generate_call *o, char **text, size_t *size)
+{
+    const bool reads = s->worker->rank.rank == 0;
+    if (!o->prompt && (!o->prompt_file || strcmp(o->prompt_file, "-") == 0)) {
+        return read_standard_input(s, text, size);
     }
-    return read_standard_input(text, size);
+    return nd_session_share(s, reads ? read_file(o, text, size) : ND_OK, text, size);
 }
 
 static const char *input_name(const nd_generate_call *o)
@@ -99,10 +89,12 @@ nd_status nd_generate_encode(nd_session *s, const nd_generate_call *o, const cha
 {
     const nd_encode_options prompts = {.special_in_text = ND_SPECIAL_PARSE, .post_process = true};
     const nd_encode_options messages = {.special_in_text = ND_SPECIAL_TEXT};
-    nd_request_rules rules = {.vocab = s->model.shape.vocab,
-                              .begin = -1,
-                              .max_new = o->max_new,
-                              .max_tokens = s->model.shape.max_positions};
+    nd_request_rules rules = {
+        .vocab = s->model.shape.vocab,
+        .begin = -1,
+        .max_new = o->max_new,
+        .max_tokens = o->interactive ? nd_generate_context(s, o) : s->model.shape.max_positions,
+        .limit = o->interactive ? "--context" : "the model's max_position_embeddings"};
     nd_encoder *encoders[2] = {NULL, NULL};
     nd_chat chat = {0};
     bool has_chat = false;
@@ -134,4 +126,16 @@ out:
     nd_encoder_destroy(encoders[0]);
     nd_encoder_destroy(encoders[1]);
     return status;
+}
+
+void nd_generate_input_fini(nd_generate_input *in)
+{
+    nd_requests_fini(&in->requests);
+    free(in->ends.data);
+    *in = (nd_generate_input){0};
+}
+
+int64_t nd_generate_context(const nd_session *s, const nd_generate_call *o)
+{
+    return nd_min(o->context, s->model.shape.max_positions);
 }

@@ -61,8 +61,7 @@ void nd_session_close(nd_session *s)
     nd_model_files_close(&s->model);
 }
 
-/* Every rank returns the worst status of all. The reason stays with the rank that has it. */
-static nd_status agree_status(nd_session *s, nd_status status, const char *what)
+nd_status nd_session_agree_status(nd_session *s, nd_status status, const char *what)
 {
     nd_rank *r = &s->worker->rank;
     const nd_error own = *nd_error_last();
@@ -84,7 +83,7 @@ nd_status nd_session_share(nd_session *s, nd_status read, char **text, size_t *s
     nd_rank *r = &s->worker->rank;
     nd_comm *world = r->groups.by_kind[ND_GROUP_WORLD];
     int64_t bytes = r->rank == 0 && read == ND_OK ? (int64_t)*size : 0;
-    ND_TRY(agree_status(s, r->rank == 0 ? read : ND_OK, "read the input"));
+    ND_TRY(nd_session_agree_status(s, r->rank == 0 ? read : ND_OK, "read the input"));
     ND_TRY(nd_comm_all_reduce(world, &r->stream, &bytes, 1, ND_DTYPE_I64, ND_REDOP_MAX, NULL));
     nd_status status = ND_OK;
     if (r->rank > 0) {
@@ -92,7 +91,7 @@ nd_status nd_session_share(nd_session *s, nd_status read, char **text, size_t *s
         *size = (size_t)bytes;
         status = ND_ALLOC(bytes + 1, text);
     }
-    ND_TRY(agree_status(s, status, "hold the input"));
+    ND_TRY(nd_session_agree_status(s, status, "hold the input"));
     for (int64_t at = 0; at < bytes; at += SHARE_BYTES) {
         int64_t n = bytes - at < SHARE_BYTES ? bytes - at : SHARE_BYTES;
         ND_TRY(nd_comm_broadcast(world, &r->stream, *text + at, n, ND_DTYPE_U8, 0, NULL));
@@ -141,7 +140,7 @@ nd_status nd_session_agree(nd_session *s, const nd_command_call *call)
                          "start all ranks with the same command line",
                          r->rank);
     }
-    status = agree_status(s, status, "agree with rank 0 on flags and model");
+    status = nd_session_agree_status(s, status, "agree with rank 0 on flags and model");
     if (theirs != own) {
         free(theirs);
     }

@@ -5,7 +5,7 @@
 
 nd_status nd_text_out_init(nd_text_out *out, const nd_tokenizer *tokenizer, const nd_stops *stops)
 {
-    *out = (nd_text_out){.stops = stops};
+    *out = (nd_text_out){.tokenizer = tokenizer, .stops = stops};
     return tokenizer ? nd_decoder_create(tokenizer, true, &out->decoder) : ND_OK;
 }
 
@@ -22,7 +22,7 @@ nd_status nd_text_out_push(nd_text_out *out, int32_t id, bool *stop)
 {
     const char *text;
     size_t size;
-    if (!out->decoder) {
+    if (!out->decoder || !nd_tokenizer_token(out->tokenizer, id, &size)) {
         return ND_OK;
     }
     ND_TRY(nd_decoder_push(out->decoder, &id, 1, &text, &size));

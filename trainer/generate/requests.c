@@ -113,10 +113,10 @@ static nd_status check_length(const nd_request_rules *rules, const nd_request *r
         return ND_OK;
     }
     return nd_fail(ND_ERR_DATA,
-                   "the prompt has %lld tokens and up to %lld new ones follow, but the model's "
-                   "max_position_embeddings is %lld; shorten the prompt, or lower "
-                   "--max-new-tokens",
-                   (long long)prompt, (long long)request->max_new, (long long)rules->max_tokens);
+                   "the prompt has %lld tokens and up to %lld new ones follow, but %s is %lld; "
+                   "shorten the prompt, or lower --max-new-tokens",
+                   (long long)prompt, (long long)request->max_new, rules->limit,
+                   (long long)rules->max_tokens);
 }
 
 /* Requests. */

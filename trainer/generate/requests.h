@@ -39,7 +39,8 @@ typedef struct nd_request_rules {
     int64_t vocab;        /* of the model: greater ids are an error */
     int64_t begin;        /* token of the beginning of text; -1: none */
     int64_t max_new;      /* of rows that say nothing else */
-    int64_t max_tokens;   /* of a prompt with its new tokens; what the model has positions for */
+    int64_t max_tokens;   /* of a prompt with its new tokens */
+    const char *limit;    /* what sets max_tokens: "the model's max_position_embeddings" */
 } nd_request_rules;
 
 /* One prompt. With rules->chat it is the message of a user. ND_ERR_DATA: it is not UTF-8, has no

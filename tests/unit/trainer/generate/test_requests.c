@@ -26,7 +26,8 @@ static void open_rules(rules_of *r)
                                   .vocab = nd_tokenizer_vocab_size(r->tokenizer),
                                   .begin = -1,
                                   .max_new = 16,
-                                  .max_tokens = 64};
+                                  .max_tokens = 64,
+                                  .limit = "the model's limit"};
 }
 
 static void close_rules(rules_of *r)
