@@ -74,7 +74,9 @@ static nd_status encode_choice(const nd_choice_rules *rules, const nd_bytes *who
         ND_TRY(encode(rules, text, whole->count, &out->ids));
     }
     if (out->from >= (int64_t)out->ids.count) {
-        return nd_fail(ND_ERR_DATA, "a choice adds no token to the context; it must not be empty");
+        return nd_fail(ND_ERR_DATA,
+                       "a choice adds no token to the context; it must not be empty, nor "
+                       "become one token with the context: separate them by a blank");
     }
     cut_beginning(out, rules->max_tokens);
     return ND_OK;
