@@ -15,6 +15,12 @@ COMMANDS = {
     "train": ("one worker of a job, which ndlaunch, srun or torchrun starts", []),
     "check": ("reads configuration, model and data; starts nothing", []),
     "plan": ("prints mesh, groups, memory and estimated time; starts nothing", ["--rank", "--explain"]),
+    "generate": ("continues prompts with a model",
+                 ["--model", "--tokenizer", "--prompt", "--prompt-file", "--jsonl", "--interactive", "--context", "--chat",
+                  "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--min-p", "--stop", "--ignore-eos", "--max-batch",
+                  "--prefill-chunk"]),
+    "eval": ("the loss of a model on data, or multiple choice",
+             ["--model", "--tokenizer", "--data", "--requests", "--jsonl", "--add-special-tokens", "--prefill-chunk"]),
     "ckpt": ("lists, verifies, exports, compares and deletes checkpoints", []),
     "tokenize": ("turns text and JSON lines into token files",
                  ["--tokenizer", "--input", "--output-prefix", "--format", "--json-key", "--document-separator", "--append-eod",
@@ -25,13 +31,14 @@ COMMANDS = {
 }
 VERBS = {"ls": ["--json"], "verify": [], "export": ["--dtype", "--side-files", "--no-verify"], "diff": ["--dtype", "--no-verify"],
          "prune": ["--keep-last", "--keep-every", "--set-aside", "--dry-run"]}
-CONFIGURED = ("train", "check", "plan") # commands that take the flags of the table
+CONFIGURED = ("train", "check", "plan", "generate", "eval") # commands that take the flags of the table
 COMMON = {"config-file": "a YAML file, native or accelerate's", "set": "section.key=value: sets any key",
           "help": "the flags used most; with a section or all: more", "version": "the version and what is inside"}
-LAUNCHER_COMMANDS = {"config": "asks a few questions and writes a configuration; --default asks none",
+LAUNCHER_COMMANDS = {"generate": "continues prompts with a model", "eval": "the loss of a model on data, or multiple choice",
+                     "config": "asks a few questions and writes a configuration; --default asks none",
                      "env": "prints versions, host, limits and environment, for a report of a problem"}
 LAUNCHER = {"make-key": "writes a fresh job key into a new file and ends"}
-FILES = {"config-file", "make-key", "output", "input", "tokenizer", "side-files"}
+FILES = {"config-file", "make-key", "output", "input", "tokenizer", "side-files", "model", "prompt-file", "data", "requests"}
 CODES = [(0, "the run ended well"), (2, "configuration or usage"), (65, "bad data, model or checkpoint"), (70, "a number that is not "
          "finite"), (71, "memory is used up"), (73, "output cannot be written"), (74, "I/O, or a lost worker"),
          (75, "stopped by a signal, at a step boundary"), (124, "a deadline passed")]
@@ -208,8 +215,8 @@ def bash(table):
     files = "|".join(f"--{f}" for f in sorted(FILES | {f for field in fields if field.type == "TEXT" and not field.choices
                                                        for f in field.flags}))
     keys = " ".join(f"{field.name}=" for field in fields)
-    own = "\n".join(f"    {name}) flags='{' '.join(own)} --help' ;;" for name, (_, own) in COMMANDS.items() if name not in CONFIGURED
-                    and name != "ckpt")
+    own = "\n".join(f"    {name}) flags=\"$_ndtrain_flags {' '.join(own)}\" ;;" if name in CONFIGURED else
+                    f"    {name}) flags='{' '.join(own)} --help' ;;" for name, (_, own) in COMMANDS.items() if name != "ckpt")
     verbs = "\n".join(f"        {verb}) flags='{' '.join(own)} --help' ;;" for verb, own in VERBS.items())
     return f"""# Made by scripts/make_manual.py.
 _ndtrain_value() {{ # completes the value of $prev; 1: it has none
@@ -243,11 +250,10 @@ _ndtrain() {{
 {verbs}
         esac
         ;;
-    plan) flags="$_ndtrain_flags --rank --explain" ;;
     *) flags=$_ndtrain_flags ;;
     esac
     _ndtrain_value && return
-    if [[ $cur == -* || "${{COMP_WORDS[1]}}" =~ ^(train|check|plan)$ ]]; then
+    if [[ $cur == -* || "${{COMP_WORDS[1]}}" =~ ^({"|".join(CONFIGURED)})$ ]]; then
         COMPREPLY=($(compgen -W "$flags" -- "$cur"))
     else
         compopt -o filenames
@@ -275,6 +281,7 @@ def zsh(table):
     commands = "\n".join(f"        '{name}:{zsh_text(text)}'" for name, (text, _) in COMMANDS.items())
     own = "\n".join(f"    {name}) _arguments {' '.join(own)} '*:file:_files' ;;" for name, (_, own) in COMMANDS.items()
                     if name not in CONFIGURED and name != "ckpt")
+    own += "".join(f"\n    {name}) _arguments $configured {' '.join(COMMANDS[name][1])} ;;" for name in ("generate", "eval"))
     verbs = sorted({f for flags in VERBS.values() for f in flags})
     return f"""#compdef ndlaunch ndtrain
 # Made by scripts/make_manual.py.
