@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pathlib
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -161,17 +162,24 @@ def check_real_wandb(script, folder):
     reader = """
 import json, pathlib, sys
 from wandb.proto import wandb_internal_pb2
-from wandb.sdk.internal import datastore
+def records(data): # blocks of 32 KiB as LevelDB's log has them, behind a header of 7 bytes
+    at, parts = 7, b""
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        length, kind = int.from_bytes(data[at + 4:at + 6], "little"), data[at + 6]
+        parts += data[at + 7:at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4): # whole, or the last part
+            yield parts
+            parts = b""
 steps = []
 for path in pathlib.Path(sys.argv[1]).rglob("*.wandb"):
-    store = datastore.DataStore()
-    store.open_for_scan(str(path))
-    while True:
-        data = store.scan_data()
-        if data is None:
-            break
+    for part in records(path.read_bytes()):
         record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+        record.ParseFromString(part)
         if record.WhichOneof("record_type") == "history":
             items = {".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
             steps.append(items.get("train/global_step"))
@@ -182,6 +190,25 @@ print(json.dumps(steps))
     return "with the real wandb"
 
 
+def check_real_trackio(script, folder):
+    """trackio keeps a run in a database of SQLite."""
+    python = real("trackio")
+    if not python:
+        return "without the real trackio"
+    run = make_run(folder / "kept", 5)
+    (run / "metrics.jsonl").write_text("".join(step_line(s) for s in range(1, 6)))
+    env = {**os.environ, "TRACKIO_DIR": str(folder / "trackio"), "HOME": str(folder), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([python, script, run, "--with", "trackio", "--project", "p"], env=env, stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=240)
+    check(done.returncode == 0, f"trackio: {done.stdout}{done.stderr}")
+    steps = []
+    for path in (folder / "trackio").rglob("*.db"):
+        with sqlite3.connect(path) as database:
+            steps += [step for step, in database.execute("SELECT step FROM metrics ORDER BY step")]
+    check(steps == list(range(1, 6)), f"trackio has steps {steps}: {done.stdout}{done.stderr}")
+    return "with the real trackio"
+
+
 def main():
     script = pathlib.Path(sys.argv[1]).resolve()
     with tempfile.TemporaryDirectory() as name:
@@ -190,7 +217,7 @@ def main():
         check_resumable(stage)
         check_follow(stage)
         check_bad_input(stage)
-        said = check_real_wandb(script, folder)
+        said = f"{check_real_wandb(script, folder)}, {check_real_trackio(script, folder)}"
     print(f"wandb_sync: every step was sent, {said}")
 
 
