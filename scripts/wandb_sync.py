@@ -17,6 +17,7 @@ Exit status: 0 all is sent, 1 the service failed, 2 wrong arguments or no such l
 """
 import argparse
 import hashlib
+import fcntl
 import importlib
 import json
 import os
@@ -41,7 +42,7 @@ class DataError(Exception):
 def parse_arguments(arguments=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("run", type=pathlib.Path)
-    p.add_argument("--project", default="ndtrain")
+    p.add_argument("--project", default=os.environ.get("WANDB_PROJECT", "ndtrain"))
     p.add_argument("--name", help="default: the name of the folder")
     p.add_argument("--entity", help="user or team (wandb)")
     p.add_argument("--mode", choices=("online", "offline"), help="of wandb; default: what WANDB_MODE says, else online")
@@ -170,10 +171,21 @@ def follow(arguments, state, sink, config, stopped):
         time.sleep(POLL_SECONDS)
 
 
+def lock(arguments, stopped):
+    """One at a time sends a run; the one that follows an earlier start of it has only a rest to send."""
+    file = open(arguments.run / "wandb_sync.lock", "w") # closed when the process ends
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if arguments.pid is None or stopped:
+                raise DataError(f"another wandb_sync sends {arguments.run}") from None
+            time.sleep(POLL_SECONDS)
+
+
 def sync(arguments, library):
-    record = record_of(arguments.run)
-    arguments.name = arguments.name or arguments.run.resolve().name
-    state, config, stopped = read_state(arguments.run, record), record.get("config", {}), []
+    stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
     signal.signal(signal.SIGINT, lambda *_: stopped.append(True))
     if not (arguments.run / "metrics.jsonl").exists() and not arguments.follow:
@@ -182,6 +194,12 @@ def sync(arguments, library):
         if stopped or (arguments.pid is not None and not is_alive(arguments.pid)):
             raise DataError(f"{arguments.run} has no metrics.jsonl, and its run has ended")
         time.sleep(POLL_SECONDS)
+    held = lock(arguments, stopped) # noqa: F841
+    while arguments.pid is not None and is_alive(arguments.pid) and not (arguments.run / "run.json").exists():
+        time.sleep(POLL_SECONDS) # it is written before the first step
+    record = record_of(arguments.run)
+    arguments.name = arguments.name or arguments.run.resolve().name
+    state, config = read_state(arguments.run, record), record.get("config", {})
     kind = Wandb if arguments.library == "wandb" else Trackio
     sink = kind(library, arguments, state["id"], config)
     try:

@@ -73,7 +73,9 @@ typedef enum nd_nonfinite {
 typedef enum nd_trackers {
     ND_TRACKERS_NONE = 0,
     ND_TRACKERS_TENSORBOARD,
-    ND_TRACKERS_ALL
+    ND_TRACKERS_ALL, /* without those of the network */
+    ND_TRACKERS_WANDB,
+    ND_TRACKERS_TRACKIO
 } nd_trackers;
 typedef enum nd_staging_choice { ND_STAGING_OVERLAP = 0, ND_STAGING_WAIT } nd_staging_choice;
 typedef enum nd_checksum_choice { ND_CHOOSE_XXH3 = 0, ND_CHOOSE_SHA256 } nd_checksum_choice;
@@ -195,6 +197,7 @@ typedef struct nd_config {
         int64_t interval;
         char *level; /* error | warning | info | debug */
         nd_trackers trackers;
+        char *python;               /* a program, for wandb and trackio; "": none */
         int64_t histogram_interval; /* steps; 0: none */
         char *profile_steps;        /* "", "7" or "7-9" */
     } log;

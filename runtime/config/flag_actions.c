@@ -134,18 +134,19 @@ static nd_status apply_eval_strategy(nd_reader *r, const nd_setting *setting)
                                            "the last one (steps), or not at all (no)");
 }
 
-/* Services of the network are not called by the trainer itself. */
+/* Of the services of the network those that scripts/wandb_sync.py knows. */
 static nd_status apply_log_with(nd_reader *r, const nd_setting *setting)
 {
-    const char *text = setting->text;
-    if (strcmp(text, "none") != 0 && strcmp(text, "tensorboard") != 0 && strcmp(text, "all") != 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s is %s, but the trainer calls no tracking service; give tensorboard, "
-                       "all or none, and let scripts/wandb_sync.py RUN --follow send metrics.jsonl "
-                       "of the run's folder to wandb or trackio",
-                       setting->name, text);
+    static const char *const known[] = {"none", "tensorboard", "all", "wandb", "trackio"};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (strcmp(setting->text, known[i]) == 0) {
+            return nd_reader_set(r, ND_FIELD_log_trackers, setting);
+        }
     }
-    return nd_reader_set(r, ND_FIELD_log_trackers, setting);
+    return nd_fail(ND_ERR_CONFIG,
+                   "%s is %s, which is not called here; give tensorboard, wandb, trackio, all or "
+                   "none (every step is also written to metrics.jsonl in the run's folder)",
+                   setting->name, setting->text);
 }
 
 /* The flag of transformers names a folder or a model of the hub. What exists as a folder, or is

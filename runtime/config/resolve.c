@@ -411,10 +411,22 @@ bool nd_config_profile_steps(const nd_config *config, int64_t *first, int64_t *l
 /* Only an event file takes histograms. */
 static nd_status check_log(const nd_config *c)
 {
-    if (c->log.histogram_interval > 0 && c->log.trackers == ND_TRACKERS_NONE) {
+    nd_trackers trackers = c->log.trackers;
+    bool events = trackers == ND_TRACKERS_TENSORBOARD || trackers == ND_TRACKERS_ALL;
+    bool follows = trackers == ND_TRACKERS_WANDB || trackers == ND_TRACKERS_TRACKIO;
+    if (follows && c->launch.node_rank == 0 && !c->log.python[0]) {
+        const char *library = trackers == ND_TRACKERS_WANDB ? "wandb" : "trackio";
         return nd_fail(ND_ERR_CONFIG,
-                       "log.histogram_interval is %lld, but log.trackers is none, so nobody takes "
-                       "the histograms; set log.trackers: tensorboard (--log-with tensorboard), or "
+                       "log.trackers is %s, which needs a Python that has it; name one with "
+                       "--tracker-python (pip install %s), or let scripts/wandb_sync.py RUN "
+                       "--follow send metrics.jsonl of the run's folder",
+                       library, library);
+    }
+    if (c->log.histogram_interval > 0 && !events) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "log.histogram_interval is %lld, but log.trackers is not tensorboard or "
+                       "all, so nobody takes the histograms; set log.trackers: tensorboard "
+                       "(--log-with tensorboard), or "
                        "log.histogram_interval: 0",
                        ll(c->log.histogram_interval));
     }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/wandb_sync.py: check_wandb_sync.py SCRIPT.
+"""scripts/wandb_sync.py: check_wandb_sync.py SCRIPT NDLAUNCH.
 
 A stand-in for wandb and trackio records what is sent: every step arrives under its names, a second call goes on where the first one
 stopped, half a line waits for its end, a followed run is followed to its end. With the real packages, where the Python that
@@ -16,6 +16,8 @@ import sys
 import tempfile
 import time
 
+MODEL = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
 STAND_IN = '''
 import json, os
 def put(what, **more):
@@ -141,6 +143,40 @@ def check_bad_input(stage):
     check("pip install wandb" in stage.run(short, code=2), "a missing library")
 
 
+def wait_for(holds, words):
+    """What another process does in its own time."""
+    end = time.monotonic() + 120
+    while not holds():
+        check(time.monotonic() < end, words)
+        time.sleep(0.05)
+
+
+def check_beside_a_run(stage, ndlaunch):
+    """--log-with: the run starts the script, which ends behind it with every step sent."""
+    stage.sent.unlink(missing_ok=True)
+    (stage.folder / "wandb.py").write_text(STAND_IN)
+    (stage.folder / "model.json").write_text(json.dumps(MODEL))
+    (stage.folder / "text.txt").write_bytes(bytes(range(97, 123)) * 400)
+    command = [ndlaunch, "--device", "cpu", "--num-processes", "2", "--sequence-length", "64", "--num-steps", "5", "--model-config",
+               "model.json", "--data-path", "text.txt", "--save-model", "false", "--log-with", "wandb"]
+
+    def run(name, code, *more):
+        done = subprocess.run([*command, "--save-dir", name, *more], env=stage.env, cwd=stage.folder, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240)
+        check(done.returncode == code, f"a run with --log-with wandb ended with {done.returncode}, not {code}:\n{done.stdout}")
+        return done.stdout
+
+    check("--tracker-python" in run("no", 2), "a run without a Python does not say how to name one")
+    said = run("beside", 0, "--tracker-python", sys.executable)
+    check("wandb_sync.log" in said, f"the log of the script is not named:\n{said}")
+    wait_for(lambda: stage.records("finish"), "the script does not end behind its run")
+    check(stage.steps() == [1, 2, 3, 4, 5], f"beside the run {stage.steps()} were sent")
+    (stage.folder / "wandb.py").write_text("raise ImportError('none here')")
+    run("fails", 0, "--tracker-python", sys.executable)
+    log = stage.folder / "fails" / "wandb_sync.log"
+    wait_for(lambda: "pip install wandb" in log.read_text(), "the log does not say what is missing")
+
+
 def real(library):
     """A Python that has it, or None."""
     python = os.environ.get("ND_PEER_PYTHON", sys.executable)
@@ -217,6 +253,7 @@ def main():
         check_resumable(stage)
         check_follow(stage)
         check_bad_input(stage)
+        check_beside_a_run(stage, os.path.abspath(sys.argv[2]))
         said = f"{check_real_wandb(script, folder)}, {check_real_trackio(script, folder)}"
     print(f"wandb_sync: every step was sent, {said}")
 

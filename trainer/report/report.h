@@ -139,6 +139,12 @@ nd_status nd_terminal_sink_open(const nd_report_options *options, nd_sink *out);
  */
 nd_status nd_tensorboard_sink_open(const nd_report_options *options, nd_sink *out);
 
+/*
+ * wandb or trackio, not required: log.python runs scripts/wandb_sync.py beside the run
+ * (log.trackers). ND_ERR_CONFIG: it cannot be started.
+ */
+nd_status nd_follower_sink_open(const nd_report_options *options, nd_sink *out);
+
 /* Speed of a step or of the mean of several; all 0 when seconds is 0. */
 typedef struct nd_speed {
     double tokens_per_second, tokens_per_second_per_worker;

@@ -11,13 +11,16 @@ void nd_sinks_add(nd_sinks *sinks, nd_sink sink)
 
 nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options)
 {
+    nd_trackers trackers = options->config->log.trackers;
     const struct {
         nd_status (*open)(const nd_report_options *, nd_sink *);
         bool wanted;
     } all[] = {
         {nd_jsonl_sink_open, true},
         {nd_terminal_sink_open, true},
-        {nd_tensorboard_sink_open, options->config->log.trackers != ND_TRACKERS_NONE},
+        {nd_tensorboard_sink_open,
+         trackers == ND_TRACKERS_TENSORBOARD || trackers == ND_TRACKERS_ALL},
+        {nd_follower_sink_open, trackers == ND_TRACKERS_WANDB || trackers == ND_TRACKERS_TRACKIO},
     };
     *sinks = (nd_sinks){0};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {

@@ -411,7 +411,12 @@ Test(flags, of_fewer_nodes_that_do_not_go_with_others)
     cr_assert_eq(FLAGS(&c, "--spike-factor", "1"), ND_OK);
     does_not_resolve(&c, "train.spike_factor is 1, so that half of all losses would be spikes");
     cr_assert_eq(FLAGS(&c, "--histogram-interval", "5"), ND_OK);
-    does_not_resolve(&c, "log.histogram_interval is 5, but log.trackers is none");
+    does_not_resolve(&c, "log.histogram_interval is 5, but log.trackers is not tensorboard");
+    cr_assert_eq(FLAGS(&c, "--report-to", "trackio"), ND_OK);
+    does_not_resolve(&c, "pip install trackio");
+    cr_assert_eq(FLAGS(&c, "--log-with", "wandb", "--tracker-python", "python3"), ND_OK);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    nd_config_fini(&c);
     cr_assert_eq(FLAGS(&c, "--warmup-ratio", "0.03", "--warmup-steps", "7"), ND_OK);
     does_not_resolve(&c, "optimizer.warmup_steps is 7, but optimizer.warmup_ratio 0.03 of 1000");
     cr_assert_eq(FLAGS(&c, "--warmup_ratio", "0.031", "--num-steps", "50"), ND_OK);
@@ -472,8 +477,8 @@ Test(flags, refused_with_a_sentence)
 {
     EXPECT_BAD_FLAGS(("--checkpointing-steps", "epoch"), "--checkpointing-steps", "epoch");
     EXPECT_BAD_FLAGS(("--save-strategy", "epoch"), "--save-strategy is epoch", "--save-steps");
-    EXPECT_BAD_FLAGS(("--log_with", "wandb"), "--log-with is wandb", "metrics.jsonl");
-    EXPECT_BAD_FLAGS(("--log-trackers", "wandb"), "--log-trackers", "tensorboard");
+    EXPECT_BAD_FLAGS(("--log_with", "comet_ml"), "--log-with is comet_ml", "metrics.jsonl");
+    EXPECT_BAD_FLAGS(("--log-trackers", "mlflow"), "--log-trackers", "tensorboard");
     EXPECT_BAD_FLAGS(("--histogram-interval", "-1"), "--histogram-interval is -1", "0 to");
     EXPECT_BAD_FLAGS(("--max-restarts", "-1"), "--max-restarts is -1", "0 to");
     EXPECT_BAD_FLAGS(("--pp-size", "2"), "pipeline parallelism");

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The sink for wandb and trackio: starts scripts/wandb_sync.py beside the run, which follows
+ * metrics.jsonl and sends it. That program may lag, fail, or outlive the run by what it still has
+ * to send; the run never waits for it. It writes to wandb_sync.log in the run's folder.
+ */
+#include "trainer/report/report.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "runtime/base/fsio.h"
+#include "runtime/base/log.h"
+
+enum { STANDARD_STREAMS = 3 };
+
+typedef struct follower {
+    pid_t pid;
+    char *log; /* path, owned */
+} follower;
+
+/* Beside a build folder, or where `meson install` puts it. */
+static nd_status find_script(char **out)
+{
+    static const char *const places[] = {"../scripts", "../share/ndtrain"};
+    char self[4096];
+    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[length > 0 ? length : 0] = '\0';
+    char *slash = strrchr(self, '/');
+    for (size_t i = 0; slash && i < sizeof places / sizeof *places; i++) {
+        ND_TRY(nd_fs_format(out, "%.*s/%s/wandb_sync.py", (int)(slash - self), self, places[i]));
+        if (nd_fs_exists(*out)) {
+            return ND_OK;
+        }
+        free(*out);
+        *out = NULL;
+    }
+    return nd_fail(ND_ERR_CONFIG,
+                   "log.trackers needs wandb_sync.py, which is neither in scripts/ beside the "
+                   "build folder nor in share/ndtrain beside bin/; install it there");
+}
+
+/* In a session of its own, so that a signal for the job does not end it, and without what the
+ * worker has open, such as the job's key. */
+static int spawn(const char *const *args, const char *log, pid_t *pid)
+{
+    posix_spawn_file_actions_t files;
+    posix_spawnattr_t attributes;
+    int error = posix_spawn_file_actions_init(&files);
+    if (error != 0) {
+        return error;
+    }
+    error = posix_spawnattr_init(&attributes);
+    if (error == 0) {
+        sigset_t none;
+        sigemptyset(&none);
+        posix_spawnattr_setsigmask(&attributes, &none);
+        posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK);
+        posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+        posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, log, O_WRONLY | O_CREAT | O_APPEND,
+                                         0666);
+        posix_spawn_file_actions_adddup2(&files, STDOUT_FILENO, STDERR_FILENO);
+        error = posix_spawn_file_actions_addclosefrom_np(&files, STANDARD_STREAMS);
+        error = error == 0
+                    ? posix_spawnp(pid, args[0], &files, &attributes, (char *const *)args, environ)
+                    : error;
+        posix_spawnattr_destroy(&attributes);
+    }
+    posix_spawn_file_actions_destroy(&files);
+    return error;
+}
+
+static nd_status write_step(void *self, const nd_step_record *record)
+{
+    follower *f = self;
+    int code = 0;
+    if (waitpid(f->pid, &code, WNOHANG) == 0) {
+        return ND_OK;
+    }
+    f->pid = 0;
+    return nd_fail(ND_ERR_IO, "wandb_sync.py has ended with %d before the run; %s says why",
+                   WIFEXITED(code) ? WEXITSTATUS(code) : 128 + WTERMSIG(code), f->log);
+}
+
+/* It ends by itself when it has sent everything that this process wrote. */
+static void close_follower(void *self)
+{
+    follower *f = self;
+    free(f->log);
+    free(f);
+}
+
+nd_status nd_follower_sink_open(const nd_report_options *options, nd_sink *out)
+{
+    const nd_config *config = options->config;
+    const char *library = config->log.trackers == ND_TRACKERS_TRACKIO ? "trackio" : "wandb";
+    follower *f = NULL;
+    char *script = NULL, pid[24];
+    nd_status status = ND_OK;
+    ND_TRY_OUT(ND_ALLOC(1, &f));
+    ND_TRY_OUT(find_script(&script));
+    ND_TRY_OUT(nd_fs_format(&f->log, "%s/wandb_sync.log", options->dir));
+    snprintf(pid, sizeof pid, "%ld", (long)getpid());
+    const char *const args[] = {
+        config->log.python, script, options->dir, "--with", library, "--pid", pid, NULL};
+    int error = spawn(args, f->log, &f->pid);
+    if (error != 0) {
+        status = nd_fail(ND_ERR_CONFIG,
+                         "log.python, %s, cannot be started: %s; name a Python that has %s "
+                         "(--tracker-python)",
+                         config->log.python, strerror(error), library);
+        goto out;
+    }
+    nd_log_info("%s: wandb_sync.py follows the run (%s)", library, f->log);
+    *out = (nd_sink){.name = library, .self = f, .step = write_step, .close = close_follower};
+    f = NULL;
+out:
+    if (f) {
+        close_follower(f);
+    }
+    free(script);
+    return status;
+}
