@@ -55,7 +55,7 @@ static void start(void)
     }
 }
 
-/* Rank 0 has told the server before it aborts its communicators, which takes for ever here. */
+/* Rank 0 calls PMIx_Abort before it aborts its communicators, which takes for ever here. */
 Test(pmix_cuda, the_reason_is_out_before_communicators_are_aborted)
 {
     const struct rlimit full = {100, 100}; /* metrics.jsonl is longer, the file of a code not */

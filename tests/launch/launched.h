@@ -39,7 +39,7 @@ const char *launched_read(launched *l);
 int launched_count(launched *l, const char *words);
 /* Waits until the output holds the words `count` times. */
 void launched_until(launched *l, const char *words, int count, double seconds);
-/* The pid that "ready <rank> pid <pid>" of the test worker told. */
+/* The pid in the line "ready <rank> pid <pid>" of the test worker. */
 pid_t launched_worker(launched *l, int rank);
 /* The pid of the worker with this rank, any program, among the children of ndlaunch. */
 pid_t launched_child(const launched *l, int rank);
