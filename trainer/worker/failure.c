@@ -19,7 +19,6 @@
 static const double answer_seconds = 3;   /* for the store to answer, and 3 s more */
 static const double gather_seconds = 2;   /* for other ranks to reach their deadlines */
 static const double patience_seconds = 4; /* for a better reason than a lost peer */
-static const double kill_seconds = 30;    /* for the end of the job to reach this process */
 
 /* The abstract name of a socket: it goes with its process, and leaves no file. */
 static socklen_t host_name_of(const nd_identity *identity, struct sockaddr_un *out)
@@ -232,37 +231,68 @@ static void report(nd_failure *f, const nd_error *error)
     }
     if (id->pmix) {
         nd_pmix_abort(id->pmix, (int)error->status, error->message);
-        wait_end(id->world_size > 1 ? kill_seconds : 0);
+        wait_end(id->world_size > 1 ? f->kill_seconds : 0);
     }
 }
 
-/* Another rank reports and ends the job. If that does not happen, one of each host reports. The
- * lock is free meanwhile: rank 0 may learn that the other rank was lost before it could. */
-static bool reports_after_all(nd_failure *f)
+/* Waits until no other thread ends this process, and keeps them out until leave(). */
+static bool enter(nd_failure *f, double seconds)
 {
-    pthread_mutex_unlock(&f->lock);
-    wait_end(kill_seconds);
+    int64_t end = nd_clock_ns() + (int64_t)(seconds * 1e9);
+    const struct timespec until = {end / 1000000000, end % 1000000000};
+    int code = 0;
     pthread_mutex_lock(&f->lock);
-    return !f->ended && reports_for_host(f);
+    while (f->busy && code == 0) {
+        code = pthread_cond_clockwait(&f->idle, &f->lock, CLOCK_MONOTONIC, &until);
+    }
+    bool entered = !f->busy;
+    f->busy = true;
+    pthread_mutex_unlock(&f->lock);
+    return entered;
+}
+
+static void leave(nd_failure *f)
+{
+    pthread_mutex_lock(&f->lock);
+    f->busy = false;
+    pthread_cond_signal(&f->idle);
+    pthread_mutex_unlock(&f->lock);
+}
+
+/* Another rank reports and ends the job. If that does not happen, this thread goes on. Others may
+ * enter meanwhile: rank 0 may learn that the other rank was lost before it could. False: one of them
+ * still ends this process. */
+static bool outlives_silence(nd_failure *f)
+{
+    pthread_mutex_lock(&f->lock);
+    f->silent = true;
+    pthread_mutex_unlock(&f->lock);
+    leave(f);
+    wait_end(f->kill_seconds);
+    return enter(f, f->kill_seconds);
 }
 
 void nd_failure_end(nd_failure *f, const nd_error *error)
 {
     char suffix[ND_ERROR_MESSAGE_MAX] = "";
     nd_error full = *error;
-    int64_t end = nd_clock_ns() + (int64_t)(kill_seconds * 1e9);
-    const struct timespec until = {end / 1000000000, end % 1000000000};
-    if (pthread_mutex_clocklock(&f->lock, CLOCK_MONOTONIC, &until) != 0) {
+    if (!enter(f, f->kill_seconds)) {
         return;
     }
-    if (!f->ended && (nd_failure_claim(f, error, patience_seconds, suffix, sizeof suffix) ||
-                      reports_after_all(f))) {
+    bool reports = !f->ended && nd_failure_claim(f, error, patience_seconds, suffix, sizeof suffix);
+    if (!f->ended && !reports) {
+        if (!outlives_silence(f)) {
+            return;
+        }
+        reports = !f->ended && reports_for_host(f);
+    }
+    if (reports) {
         size_t used = strlen(full.message);
         snprintf(full.message + used, sizeof full.message - used, "%s", suffix);
         report(f, &full);
     }
     f->ended = true;
-    pthread_mutex_unlock(&f->lock);
+    leave(f);
 }
 
 /* Rank 0 does not ask: it is told in the thread of its store, which knows whether the loss comes
@@ -275,11 +305,14 @@ bool nd_failure_end_lost(nd_failure *f, const char *message, bool first)
     if (id->pmix && !first) {
         return true;
     }
-    if (pthread_mutex_trylock(&f->lock) != 0) {
+    if (!enter(f, 0)) {
         return false;
     }
     bool known = !f->ended && id->rank > 0 && nd_store_first_failure(f->store, other, sizeof other);
-    if (!f->ended && (known && id->pmix ? reports_after_all(f) : reports_for_host(f))) {
+    if (known && id->pmix && !outlives_silence(f)) {
+        return false;
+    }
+    if (!f->ended && reports_for_host(f)) {
         snprintf(error.message, sizeof error.message, "%s%s%s", message,
                  known ? "; first failure: " : "", other);
         report(f, &error);
@@ -287,6 +320,6 @@ bool nd_failure_end_lost(nd_failure *f, const char *message, bool first)
     if (!f->ended) {
         _exit(ND_ERR_IO);
     }
-    pthread_mutex_unlock(&f->lock);
+    leave(f);
     return true;
 }

@@ -23,27 +23,33 @@ typedef struct nd_failure {
     int held;             /* descriptor of nd_failure_claim_host, or -1 */
     bool first;           /* the store has it as the job's first failure */
     bool ended;           /* reported, or found that another rank reports */
-    pthread_mutex_t lock; /* of the thread that ends this process */
+    double kill_seconds;  /* for the end of the job to reach this process */
+    pthread_mutex_t lock; /* of busy */
+    pthread_cond_t idle;
+    bool busy;   /* a thread ends this process; first, held and ended are its own meanwhile */
+    bool silent; /* a thread has left the report to another rank, and waits for the job's end */
 } nd_failure;
 
 #define ND_FAILURE_INIT                                                                            \
     {                                                                                              \
-        .held = -1, .lock = PTHREAD_MUTEX_INITIALIZER                                              \
+        .held = -1, .kill_seconds = 30, .lock = PTHREAD_MUTEX_INITIALIZER,                         \
+        .idle = PTHREAD_COND_INITIALIZER                                                           \
     }
 
 /*
  * Prints the error, or is silent when another rank reports, and under PMIx ends the job. From any
- * thread; does nothing when another one has done it, for which it waits up to 30 s. Bounded by 80 s
- * where nothing ends this process: about 10 s for the store, 30 s in silence, 10 s for PMIx to hear
- * of the end and 30 s for that to reach this process.
+ * thread; does nothing when another one has done it, for which it waits up to kill_seconds. Where
+ * nothing ends this process it returns after about 80 s at most: about 10 s for the store,
+ * kill_seconds in silence, 10 s for PMIx to hear of the end and kill_seconds for that to reach this
+ * process.
  */
 void nd_failure_end(nd_failure *failure, const nd_error *error);
 
 /*
- * The same for a rank that was lost (nd_store_lost); then it ends this process with ND_ERR_IO.
- * Returns true when there is nothing to do: another thread has reported, or under PMIx another rank
- * does. False: another thread decides at this moment; ask again. Does not ask the store: its thread
- * may be the caller.
+ * The same for a rank that was lost (nd_store_lost); then it ends this process with ND_ERR_IO, under
+ * PMIx after 70 s at most. Returns true when there is nothing to do: another thread has reported, or
+ * under PMIx another rank does. False: another thread decides at this moment; ask again. Does not
+ * ask the store: its thread may be the caller.
  */
 bool nd_failure_end_lost(nd_failure *failure, const char *message, bool first);
 
