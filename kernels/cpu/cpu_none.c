@@ -14,6 +14,11 @@ nd_status nd_ops_cpu_start_threads(const nd_device *device)
     return ND_OK;
 }
 
+int64_t nd_ops_cpu_stack_bytes(void)
+{
+    return 0;
+}
+
 const char *nd_ops_machine(const nd_device *device)
 {
     return device->name;

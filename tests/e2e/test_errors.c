@@ -6,6 +6,7 @@
  */
 #include <criterion/criterion.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -282,7 +283,26 @@ Test(errors, limits_of_memory)
 Test(errors, threads_that_no_limit_allows)
 {
     refused_with(71, "ulimit -d 600000; " TRAIN "--set launch.threads_per_worker=200",
-                 "a worker of 200 threads cannot start more than ", "(ulimit -d)");
+                 "a worker of this job needs about ", "(ulimit -d)");
+    refused_with(71, "ulimit -v 4000000; OMP_STACKSIZE=1G " TRAIN "--threads-per-worker 8",
+                 "a worker of this job needs about ", "(ulimit -v)");
+    refused_with(71, "OMP_STACKSIZE=900000G " TRAIN "--threads-per-worker 8",
+                 "a worker of 8 threads cannot start more than 1 here",
+                 "(OMP_STACKSIZE, ulimit -s)");
+}
+
+/* The limit that the sentence names is enough. Stacks count once: those of 60 threads have no room
+ * where it is said. */
+Test(errors, the_memory_that_a_worker_names_is_enough)
+{
+    char command[1024];
+    const char *words = "a worker of this job needs about ";
+    refused_with(71, "ulimit -v 500000; " TRAIN "--threads-per-worker 60", words, "(ulimit -v)");
+    long long needed = atoll(strstr(shell_output, words) + strlen(words));
+    cr_assert(needed > 500000, "%lld", needed);
+    snprintf(command, sizeof command, "ulimit -v %lld; " TRAIN "--threads-per-worker 60",
+             needed + 16384);
+    cr_assert_eq(shell_run(&dir, command), 0, "%s: %s", command, shell_output);
 }
 
 /* The room that UCX will need is known before the start. */

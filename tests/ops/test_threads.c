@@ -5,7 +5,11 @@
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "kernels/cpu/context.h"
 #include "kernels/rope.h"
@@ -185,4 +189,84 @@ Test(threads, that_cannot_start_are_an_error)
     pthread_attr_destroy(&huge);
     pthread_attr_destroy(&usual);
     nd_device_close(device);
+}
+
+/* The stacks are those that libgomp will make. */
+Test(threads, whose_stacks_have_no_room_are_an_error)
+{
+    nd_device *device = NULL;
+    cr_assert_eq(nd_device_open_cpu(3, &device), ND_OK);
+    setenv("OMP_STACKSIZE", "900000 G", 1);
+    cr_expect_eq(nd_ops_cpu_start_threads(device), ND_ERR_RESOURCE);
+    cr_expect(strstr(nd_error_last()->message, "(OMP_STACKSIZE, ulimit -s)"), "%s",
+              nd_error_last()->message);
+    nd_error_clear();
+    nd_device_close(device);
+}
+
+Test(threads, have_the_stacks_that_libgomp_reads)
+{
+    static const struct {
+        const char *text;
+        int64_t bytes; /* 0: the usual ones */
+    } cases[] = {{"4096", 4096 << 10},
+                 {"4096k", 4096 << 10},
+                 {"9 M ", 9 << 20},
+                 {"3g", 3ll << 30},
+                 {"2000000", 2000000000ll / 1000 * 1024},
+                 {"65536B", 65536},
+                 {"100B", 0},
+                 {"1", 0},
+                 {"many", 0},
+                 {"8 x", 0},
+                 {"8M8", 0},
+                 {"", 0}};
+    unsetenv("GOMP_STACKSIZE");
+    unsetenv("OMP_STACKSIZE");
+    int64_t usual = nd_ops_cpu_stack_bytes();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        setenv("OMP_STACKSIZE", cases[i].text, 1);
+        cr_expect_eq(nd_ops_cpu_stack_bytes(), cases[i].bytes ? cases[i].bytes : usual, "\"%s\"",
+                     cases[i].text);
+    }
+}
+
+/* A child whose user may have no second thread, and whose memory has a limit that is far away. */
+static void start_without_processes(int answer)
+{
+    static const struct rlimit none = {1, 1}, far = {(rlim_t)1 << 46, (rlim_t)1 << 46};
+    enum { NOBODY = 65534 };
+    nd_device *device = NULL;
+    const char *said = "?";
+    if (geteuid() == 0 && (setgid(NOBODY) != 0 || setuid(NOBODY) != 0)) {
+        said = "one user";
+    } else if (setrlimit(RLIMIT_NPROC, &none) == 0 && setrlimit(RLIMIT_AS, &far) == 0 &&
+               nd_device_open_cpu(3, &device) == ND_OK) {
+        said = nd_ops_cpu_start_threads(device) == ND_OK ? "started" : nd_error_last()->message;
+    }
+    (void)!write(answer, said, strlen(said));
+    _exit(0);
+}
+
+Test(threads, that_a_limit_of_processes_forbids_are_not_blamed_on_memory)
+{
+    char text[1024];
+    int ends[2];
+    cr_assert_eq(pipe(ends), 0);
+    pid_t child = fork();
+    cr_assert_geq(child, 0);
+    if (child == 0) {
+        start_without_processes(ends[1]);
+    }
+    close(ends[1]);
+    ssize_t count = read(ends[0], text, sizeof text - 1);
+    cr_assert_gt(count, 0);
+    text[count] = '\0';
+    close(ends[0]);
+    waitpid(child, NULL, 0);
+    if (strcmp(text, "one user") == 0) {
+        skip_test("this process cannot become another user, whose processes have a limit");
+    }
+    cr_expect(strstr(text, "cannot start more than 1 here: "), "%s", text);
+    cr_expect(strstr(text, "(ulimit -u, or pids.max of the control group)"), "%s", text);
 }

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cuda/cuda_ops.h"
@@ -90,6 +88,15 @@ nd_status nd_worker_check_device(const nd_config *config)
     return gpu ? check_gpus(config, (int)config->launch.nproc_per_node) : ND_OK;
 }
 
+/* ndlaunch has checked that of its workers. */
+static nd_status check_room_of_one(const nd_worker *worker)
+{
+    const nd_identity *id = &worker->identity;
+    return id->source == ND_IDENTITY_NDLAUNCH
+               ? ND_OK
+               : nd_worker_check_room(worker, 0, id->world_size, id->local_world_size);
+}
+
 nd_status nd_worker_open_device(const nd_config *config, int local_rank, int local_workers,
                                 nd_worker *worker)
 {
@@ -106,6 +113,7 @@ nd_status nd_worker_open_device(const nd_config *config, int local_rank, int loc
         warn_of_cpu(config);
     }
     ND_TRY(nd_device_open_cpu(worker->affinity.threads, &worker->device));
+    ND_TRY(check_room_of_one(worker)); /* which does not count threads that run already */
     ND_TRY(nd_ops_cpu_start_threads(worker->device));
     return nd_ops_cpu(worker->device, &worker->rank.ops);
 }
@@ -123,33 +131,11 @@ nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker)
     return nd_ops_cpu(worker->device, &worker->rank.ops);
 }
 
-/* Address space for the stack of each thread of OpenMP: OMP_STACKSIZE, in KiB unless a unit follows
- * the number, else what the C library gives a thread (ulimit -s). */
-static int64_t stack_bytes(void)
-{
-    static const char units[] = "BKMG";
-    const char *text = getenv("OMP_STACKSIZE"), *unit;
-    char *end = NULL;
-    pthread_attr_t attributes;
-    size_t bytes = 8 << 20;
-    long long number = text ? strtoll(text, &end, 10) : 0;
-    if (number > 0 && number <= 1 << 20) { /* else nothing that could be allocated */
-        end += strspn(end, " ");
-        unit = *end ? strchr(units, *end & ~0x20) : NULL;
-        return number << (unit ? 10 * (unit - units) : 10);
-    }
-    if (pthread_getattr_default_np(&attributes) == 0) {
-        pthread_attr_getstacksize(&attributes, &bytes);
-        pthread_attr_destroy(&attributes);
-    }
-    return (int64_t)bytes;
-}
-
 nd_status nd_worker_check_room(const nd_worker *worker, double planned, int64_t world_size,
                                int64_t local_workers)
 {
-    int64_t more =
-        (int64_t)planned + ND_WORKER_LIBRARY_BYTES + worker->device->threads * stack_bytes();
+    int64_t more = (int64_t)planned + ND_WORKER_LIBRARY_BYTES +
+                   worker->device->threads * nd_ops_cpu_stack_bytes();
     ND_TRY(nd_limits_check_memory(more, "a worker of this job"));
     return world_size > 1 ? nd_transport_check_ucx_room(local_workers) : ND_OK;
 }

@@ -136,11 +136,6 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_ll
     char gpu[ND_CUDA_ID_MAX];
     ND_TRY(nd_worker_open_device(config, id->local_rank, id->local_world_size, worker));
     nd_failure_set_device(id, worker->device->table->name);
-    /* ndlaunch has checked it. Else each rank does, before the exchange below and so before any of
-     * them takes room. */
-    if (id->source != ND_IDENTITY_NDLAUNCH && worker->device->kind == ND_DEVICE_CPU) {
-        ND_TRY(nd_worker_check_room(worker, 0, id->world_size, id->local_world_size));
-    }
     ND_TRY(nd_gpu_id(worker->device, gpu));
     ND_TRY(nd_peers_compare_devices(worker->store, id, &worker->peers, worker->device->table->name,
                                     gpu));

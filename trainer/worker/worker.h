@@ -133,7 +133,8 @@ nd_status nd_gpu_is_wanted(const nd_config *config, bool *out);
 /* ND_ERR_CONFIG when the device that was asked for is missing, or there are too few of them for the
  * workers of this host. */
 nd_status nd_worker_check_device(const nd_config *config);
-/* Opens device and ops only. */
+/* Opens device and ops only. A worker of device cpu that ndlaunch did not start first checks its
+ * room (nd_worker_check_room): every rank does so before any of them takes more. */
 nd_status nd_worker_open_device(const nd_config *config, int local_rank, int local_workers,
                                 nd_worker *worker);
 /*
@@ -145,7 +146,7 @@ nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker);
  * libraries allocate and map after the program has begun. */
 enum { ND_WORKER_LIBRARY_BYTES = 40 << 20 };
 /*
- * For a worker of device cpu, which is open: whether the limits of this process leave room for
+ * For a worker of device cpu, which is open but whose threads have not started: whether the limits of this process leave room for
  * `planned` bytes, the libraries and the threads' stacks, and, in a job of several workers, whether
  * /dev/shm has room for the shared memory of the `local_workers` of this host. ND_ERR_RESOURCE with
  * the numbers.
