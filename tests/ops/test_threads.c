@@ -169,6 +169,18 @@ Test(threads, same_bits_of_our_own_products)
     }
 }
 
+static int count_threads(void)
+{
+    char line[256];
+    int count = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    cr_assert_not_null(f);
+    while (fgets(line, sizeof line, f) && sscanf(line, "Threads: %d", &count) != 1) {
+    }
+    fclose(f);
+    return count;
+}
+
 /* No room for a stack stands for every limit that forbids a thread. */
 Test(threads, that_cannot_start_are_an_error)
 {
@@ -185,7 +197,9 @@ Test(threads, that_cannot_start_are_an_error)
     cr_expect(strstr(nd_error_last()->message, "a worker of 3 threads cannot start more than 1 "),
               "%s", nd_error_last()->message);
     nd_error_clear();
+    int before = count_threads();
     cr_expect_eq(nd_ops_cpu_start_threads(device), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(count_threads(), before + 2, "they wait for the ops");
     pthread_attr_destroy(&huge);
     pthread_attr_destroy(&usual);
     nd_device_close(device);
