@@ -11,6 +11,7 @@
 #include "runtime/base/log.h"
 #include "tests/support/inputs.h"
 #include "tests/support/patience.h"
+#include "tests/support/sentences.h"
 #include "tests/support/shell.h"
 
 int nd_train_main(int argc, char **argv); /* main of trainer/main.c under another name */
@@ -189,17 +190,6 @@ static int run_case(const mutated *k)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-static int count_lines(const char *text, const char *begin)
-{
-    int count = 0;
-    size_t length = strlen(begin);
-    for (const char *line = text; line; line = strchr(line, '\n')) {
-        line += *line == '\n';
-        count += strncmp(line, begin, length) == 0;
-    }
-    return count;
-}
-
 /* The codes of docs/launch.md that bad input may have: not 1, which is a fault of the program. */
 static bool is_documented(int code)
 {
@@ -226,7 +216,7 @@ static void judge(const mutated *k, int number, int code)
 {
     cr_assert(is_documented(code), "%s, case %d ends with %d:\n%s", k->name, number, code,
               shell_output);
-    cr_assert_eq(count_lines(shell_output, k->sentence ? k->sentence : "error: "), code != 0,
+    cr_assert_eq(lines_that_begin(shell_output, k->sentence ? k->sentence : "error: "), code != 0,
                  "%s, case %d ends with %d and not one sentence:\n%s", k->name, number, code,
                  shell_output);
     cr_assert(!has_control_characters(shell_output), "%s, case %d:\n%s", k->name, number,
@@ -279,11 +269,13 @@ void mutate_run(const char *arguments)
     cr_assert_eq(code, 0, "%s: %d:\n%s", arguments, code, shell_output);
 }
 
-void mutate_judge(const char *name, const char *arguments)
+int mutate_judge(const char *name, const char *arguments)
 {
     const mutated k = {.name = name, .arguments = arguments, .made = "out"};
     remove_folder(k.made);
-    judge(&k, 0, run_case(&k));
+    int code = run_case(&k);
+    judge(&k, 0, code);
+    return code;
 }
 
 void mutate_setup(void)

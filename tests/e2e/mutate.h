@@ -37,8 +37,8 @@ tempdir *mutate_dir(void);
 void mutate_run(const char *arguments);
 /* Reads a file of the folder, which fits. */
 void mutate_read(const char *name, mutate_file *out);
-/* Runs ndtrain and judges how it ends; `name` says what the case is. */
-void mutate_judge(const char *name, const char *arguments);
+/* Runs ndtrain, judges how it ends and returns its exit code; `name` says what the case is. */
+int mutate_judge(const char *name, const char *arguments);
 /* Judges the good file, which must be taken, and then the changed ones. */
 void mutate(const mutated *kind);
 

@@ -9,6 +9,7 @@
 #include "runtime/base/clock.h"
 #include "tests/support/inputs.h"
 #include "tests/support/patience.h"
+#include "tests/support/sentences.h"
 #include "tests/support/shell.h"
 #include "tests/support/skip.h"
 
@@ -45,14 +46,16 @@ static bool is_documented(int code)
     return false;
 }
 
-/* The command's code, which is documented and comes with a sentence unless it is 0. */
+/* The command's code, which is documented and comes with one sentence unless it is 0. A checkpoint
+ * that is not saved ends no run. */
 static int ends_well(const char *command)
 {
     double begin = nd_clock_seconds();
     int code = shell_run(&dir, command);
     cr_assert(is_documented(code), "%s\nended with %d:\n%s", command, code, shell_output);
-    cr_assert(code == 0 || strstr(shell_output, "error: ") || strstr(shell_output, "ndlaunch: "),
-              "%s\nended with %d and said nothing:\n%s", command, code, shell_output);
+    int unsaved = lines_that_begin(shell_output, "error: the checkpoint of step ");
+    cr_assert_eq(sentences_in(shell_output) - unsaved, code != 0,
+                 "%s\nended with %d and not one sentence:\n%s", command, code, shell_output);
     cr_assert_lt(nd_clock_seconds() - begin, patience(PATIENCE_SECONDS), "%s", command);
     return code;
 }

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 
 #include "runtime/base/clock.h"
+#include "tests/support/patience.h"
 
 enum { POLL_US = 5000, GONE_SECONDS = 30 };
 
@@ -45,6 +46,7 @@ void launched_start(launched *l, const tempdir *dir, const char *name, const cha
     snprintf(l->output, sizeof l->output, "%s/%s", dir->path, name);
     int fd = open(l->output, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
     cr_assert_geq(fd, 0);
+    l->begin = nd_clock_seconds();
     l->pid = fork();
     cr_assert_geq(l->pid, 0);
     if (l->pid == 0) {
@@ -245,8 +247,18 @@ void launched_remove(const tempdir *dir)
     nftw(dir->path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
 }
 
+static void expect_within(launched *l, double seconds, int code)
+{
+    int got = launched_wait(l, seconds);
+    cr_assert_eq(got, code, "%s: %d, not %d: %s", l->output, got, code, launched_read(l));
+}
+
 void launched_expect(launched *l, int code)
 {
-    int got = launched_wait(l, LAUNCHED_SECONDS);
-    cr_assert_eq(got, code, "%d, not %d: %s", got, code, launched_read(l));
+    expect_within(l, LAUNCHED_SECONDS, code);
+}
+
+void launched_ends(launched *l, int code)
+{
+    expect_within(l, l->begin + patience(PATIENCE_SECONDS) - nd_clock_seconds(), code);
 }

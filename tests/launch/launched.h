@@ -13,7 +13,8 @@
 enum { LAUNCHED_SECONDS = 120 };
 
 typedef struct launched {
-    pid_t pid; /* 0 after its end was seen */
+    pid_t pid;    /* 0 after its end was seen */
+    double begin; /* when it was started, by nd_clock_seconds */
     char output[160];
     /* Standard output and error so far, after launched_read: of more than this the beginning and
      * the end. */
@@ -34,6 +35,9 @@ void launched_start(launched *l, const tempdir *dir, const char *name, const cha
 int launched_wait(launched *l, double seconds);
 /* Waits for the end, which has this code. */
 void launched_expect(launched *l, int code);
+/* The same for a program that is attacked or hindered: it ends within PATIENCE_SECONDS of its start
+ * (tests/support/patience.h). */
+void launched_ends(launched *l, int code);
 const char *launched_read(launched *l);
 /* How often the output holds the words. */
 int launched_count(launched *l, const char *words);

@@ -74,8 +74,7 @@ static void sweep(int number, const char *steps, int expected, int step_ms)
         tiny_ndlaunch(&l, &dir, name, 2, (const char *[]){"--num-steps", steps, NULL});
         usleep((useconds_t)ms * 1000);
         kill(l.pid, number);
-        int code = launched_wait(&l, LAUNCHED_SECONDS);
-        cr_assert_eq(code, expected, "after %d ms: %d: %s", ms, code, launched_read(&l));
+        launched_ends(&l, expected);
     }
 }
 
@@ -116,8 +115,7 @@ Test(signals, a_trainer_that_is_killed_during_its_start_is_named)
         pid_t child = launched_until_child(&l, 1);
         usleep((useconds_t)ms * 1000);
         kill(child, SIGKILL);
-        int code = launched_wait(&l, LAUNCHED_SECONDS);
-        cr_assert_eq(code, 128 + SIGKILL, "after %d ms: %d: %s", ms, code, launched_read(&l));
+        launched_ends(&l, 128 + SIGKILL);
         assert_says(&l, "rank 1 failed first");
         assert_says(&l, "signal 9 (Killed)");
     }

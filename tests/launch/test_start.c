@@ -69,8 +69,7 @@ Test(start, closed_standard_streams_change_nothing)
             tiny_add(&a, tiny_flags(&dir, name));
             tiny_add(&a, (const char *[]){"--num-steps", "2", NULL});
             launched_start(l, &dir, name, a.list);
-            int code = launched_wait(l, LAUNCHED_SECONDS);
-            cr_expect_eq(code, 0, "%s %s: %d: %s", program, closed[i], code, launched_read(l));
+            launched_ends(l, 0);
         }
     }
 }
@@ -89,7 +88,7 @@ Test(start, a_loopback_interface_that_is_down_is_named_at_once)
                                   "--dp-shard-size", "-1", NULL});
     tiny_add(&a, tiny_flags(&dir, "down"));
     launched_start(&l, &dir, "down", a.list);
-    cr_assert_eq(launched_wait(&l, 30), 74, "%s", launched_read(&l));
+    launched_ends(&l, 74);
     assert_says(&l, "the loopback interface lo is down");
 }
 

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -52,6 +53,7 @@ static void run_host(int ready)
     nd_identity id = identity_of(0);
     nd_store *store = NULL;
     bool set = false;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     nd_status status = nd_store_open(&id, SECONDS, &store);
     status = status == ND_OK ? nd_store_set_once(store, ND_FAILURE_FIRST, "its reason", 10, &set)
                              : status;
@@ -227,7 +229,7 @@ static bool end_beside_silence(rank_here *r)
 Test(failure_silence, a_loss_is_reported_while_another_thread_is_silent)
 {
     static rank_here r;
-    join(&r, 1, SECONDS);
+    join(&r, 1, 2); /* so long it waits again for its end, behind the report */
     expect_end(&r, end_beside_silence, "rank 2 was lost");
     leave(&r);
 }
