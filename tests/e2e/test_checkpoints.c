@@ -395,23 +395,23 @@ Test(checkpoints, two_runs_do_not_share_a_folder)
 
 Test(checkpoints, a_full_disk_costs_the_checkpoint_and_not_the_run)
 {
-    if (shell_run(&dir, "mkdir small && unshare -m true") != 0) {
+    if (shell_run(&dir, "mkdir small && unshare -rm true") != 0) {
         teardown();
-        skip_test("a file system of a test's own is not permitted here (unshare -m)");
+        skip_test("a file system of a test's own is not permitted here (unshare -rm)");
     }
     inputs_write_model(&dir, 128, 256, 2); /* 4 MB a checkpoint: room for one, not for two */
-    shell_says("unshare -m sh -c \"mount -t tmpfs -o size=7000k none small && " TWO
+    shell_says("unshare -rm sh -c \"mount -t tmpfs -o size=7000k none small && " TWO
                "--num-steps 6 --save-dir small/out --checkpoint-frequency 2 --save-model false; "
                "code=\\$?; cp -r small/out out; exit \\$code\"",
                "the checkpoint of step 4 is not saved: ");
     shell(&dir, "test -d out/checkpoint-2 && grep -q checkpoint_failed out/metrics.jsonl && "
                 "! ls -d out/.tmp* 2>/dev/null");
     int code = shell_run(
-        &dir, "unshare -m sh -c \"mount -t tmpfs -o size=7000k none small && " TWO
+        &dir, "unshare -rm sh -c \"mount -t tmpfs -o size=7000k none small && " TWO
               "--num-steps 6 --save-dir small/out --checkpoint-frequency 2 --save-model false "
               "--checkpoint-on-error stop\"");
     cr_assert_eq(code, 73, "ended with %d:\n%s", code, shell_output);
-    code = shell_run(&dir, "unshare -m sh -c \"mount -t tmpfs -o size=4000k none small && " TWO
+    code = shell_run(&dir, "unshare -rm sh -c \"mount -t tmpfs -o size=4000k none small && " TWO
                            "--num-steps 6 --save-dir small/out --checkpoint-frequency 2\"");
     cr_assert_eq(code, 73, "ended with %d:\n%s", code, shell_output);
     cr_assert_not_null(strstr(shell_output, "a checkpoint"), "%s", shell_output);

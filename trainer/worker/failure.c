@@ -260,8 +260,8 @@ static void leave(nd_failure *f)
 }
 
 /* Another rank reports and ends the job. If that does not happen, this thread goes on. Others may
- * enter meanwhile: rank 0 may learn that the other rank was lost before it could. False: one of them
- * still ends this process. */
+ * enter meanwhile: rank 0 may learn that the other rank was lost before it could. False: one of
+ * them still ends this process. */
 static bool outlives_silence(nd_failure *f)
 {
     pthread_mutex_lock(&f->lock);

@@ -46,10 +46,10 @@ typedef struct nd_failure {
 void nd_failure_end(nd_failure *failure, const nd_error *error);
 
 /*
- * The same for a rank that was lost (nd_store_lost); then it ends this process with ND_ERR_IO, under
- * PMIx after 70 s at most. Returns true when there is nothing to do: another thread has reported, or
- * under PMIx another rank does. False: another thread decides at this moment; ask again. Does not
- * ask the store: its thread may be the caller.
+ * The same for a rank that was lost (nd_store_lost); then it ends this process with ND_ERR_IO,
+ * under PMIx after 70 s at most. Returns true when there is nothing to do: another thread has
+ * reported, or under PMIx another rank does. False: another thread decides at this moment; ask
+ * again. Does not ask the store: its thread may be the caller.
  */
 bool nd_failure_end_lost(nd_failure *failure, const char *message, bool first);
 

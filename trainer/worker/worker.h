@@ -146,10 +146,10 @@ nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker);
  * libraries allocate and map after the program has begun. */
 enum { ND_WORKER_LIBRARY_BYTES = 40 << 20 };
 /*
- * For a worker of device cpu, which is open but whose threads have not started: whether the limits of this process leave room for
- * `planned` bytes, the libraries and the threads' stacks, and, in a job of several workers, whether
- * /dev/shm has room for the shared memory of the `local_workers` of this host. ND_ERR_RESOURCE with
- * the numbers.
+ * For a worker of device cpu, which is open but whose threads have not started: whether the limits
+ * of this process leave room for `planned` bytes, the libraries and the threads' stacks, and, in a
+ * job of several workers, whether /dev/shm has room for the shared memory of the `local_workers` of
+ * this host. ND_ERR_RESOURCE with the numbers.
  */
 nd_status nd_worker_check_room(const nd_worker *worker, double planned, int64_t world_size,
                                int64_t local_workers);
