@@ -211,7 +211,7 @@ bool nd_failure_claim(nd_failure *f, const nd_error *error, double seconds, char
         return reports_for_host(f);
     }
     if (f->first) {
-        return reports_for_host(f); /* some ranks of this host may not have heard of it */
+        return reports_for_host(f); /* some ranks of this host may not know of it */
     }
     if (!f->identity->pmix) {
         snprintf(suffix, capacity, "; first failure: %s", other);
@@ -295,7 +295,7 @@ void nd_failure_end(nd_failure *f, const nd_error *error)
     leave(f);
 }
 
-/* Rank 0 does not ask: it is told in the thread of its store, which knows whether the loss comes
+/* Rank 0 does not ask: the thread of its store calls this, and knows whether the loss comes
  * first. */
 bool nd_failure_end_lost(nd_failure *f, const char *message, bool first)
 {

@@ -6,10 +6,10 @@
  * collects their errors, and how the job ends.
  *
  * The store decides, by the order in which failures arrive there (runtime/rdzv/failure_page.h), and
- * tells all ranks at once. A rank with a reason of its own claims at once; one whose reason may be
- * another rank's (a lost peer, a deadline, nd_fail_elsewhere) first asks for a better one. Under
- * PMIx one rank reports and ends the job. Ranks of a torchrun-like start have separate outputs: all
- * of them report, and name the first failure. docs/comm.md has the cases.
+ * sends the first one to all ranks at once. A rank with a reason of its own claims at once; one
+ * whose reason may be another rank's (a lost peer, a deadline, nd_fail_elsewhere) first asks for a
+ * better one. Under PMIx one rank reports and ends the job. Ranks of a torchrun-like start have
+ * separate outputs: all of them report, and name the first failure. docs/comm.md has the cases.
  */
 #include <pthread.h>
 #include <stdbool.h>

@@ -52,9 +52,9 @@ typedef struct job {
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t changed;
     bool acted[RANKS];
-    int asked;  /* how often it was told of a lost rank */
+    int asked;  /* how often on_lost was called */
     bool heard; /* some rank was lost */
-    bool first; /* ... and the first to be heard of was the first failure, with this message: */
+    bool first; /* ... and the first of them was the first failure, with this message: */
     char message[ND_ERROR_MESSAGE_MAX];
 } job;
 
@@ -82,7 +82,7 @@ static void set_acted(job *j, int rank)
     pthread_mutex_unlock(&j->lock);
 }
 
-/* Of rank 0, in the thread of its store. The first time it has no time for it. */
+/* Called on rank 0 in the thread of its store. The first time it has no time for the loss. */
 static bool on_lost(void *context, const char *message, bool first)
 {
     job *j = context;
@@ -173,7 +173,7 @@ static void *run_rank(void *argument)
     return NULL;
 }
 
-/* With `hears` the job lives until rank 0 has heard of a lost rank. */
+/* With `hears` the job lives until rank 0 knows of a lost rank. */
 static void run_job(rank_case cases[RANKS], bool collected, bool hears, job *out)
 {
     rank_thread threads[RANKS];
