@@ -16,7 +16,7 @@
  *
  *   acc        the choice with the greatest score is the right one
  *   acc_norm   the same of scores divided by the number of characters of the choice
- * Of equal ones the first counts.
+ * When scores are equal, the first choice counts.
  */
 #include "trainer/generate/generate.h"
 #include "trainer/text/buffer.h"
