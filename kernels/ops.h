@@ -124,6 +124,8 @@ typedef struct nd_matmul_args {
     nd_tensor b;       /* op(b) is (k, n) */
     bool b_transposed; /* b is stored as (n, k) */
     float beta;
+    bool few_rows; /* a hint where m may be small: a backend may compute the product in another
+                      order, as fast as b is read */
 } nd_matmul_args;
 
 /* embedding */

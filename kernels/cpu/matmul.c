@@ -210,6 +210,10 @@ nd_status nd_cpu_matmul(nd_stream *stream, const nd_matmul_args *args)
         return ND_OK;
     }
     ND_ASSERT(p.k > 0);
+    if (args->few_rows && p.m <= ND_CPU_FEW_ROWS && !a_transposed && b_transposed && beta == 0.0f) {
+        nd_cpu_multiply_few_rows(stream, c, a, b);
+        return ND_OK;
+    }
     if (p.in == ND_DTYPE_BF16 && context->isa < ND_CPU_ISA_AVX512_BF16) {
         return nd_cpu_multiply_widened(context, c, a, b, &p, &(nd_cpu_factors){.all = 1.0f});
     }

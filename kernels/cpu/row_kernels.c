@@ -114,6 +114,7 @@ INLINE float sum_of(const nd_vf s[UNROLL])
 /* Calls fn(..., bf16) with a constant, so that each element type gets its own loop. */
 #define BY_TYPE(fn, bf16, ...) ((bf16) ? fn(__VA_ARGS__, true) : fn(__VA_ARGS__, false))
 
+#include "kernels/cpu/row_dot.inc"
 #include "kernels/cpu/row_exp.inc"
 #include "kernels/cpu/row_flat.inc"
 #include "kernels/cpu/row_fp8.inc"
@@ -141,6 +142,7 @@ const nd_row_ops PASTE(nd_rows, ND_ISA) = {
     .count_fp8 = count_fp8,
     .widen_fp8 = widen_fp8,
     .scaled_sum = scaled_sum,
+    .dots = dots,
     .transpose_bytes = transpose_bytes,
 #if defined(__AVX512BF16__)
     .widen_fp8_bf16 = widen_fp8_bf16,

@@ -12,6 +12,15 @@
  */
 #include "kernels/ops.h"
 
+/* out[v][r] = x[v] . rows[r], for `vectors` vectors and `count` rows of k elements. */
+typedef struct nd_row_dots {
+    const void *x, *rows; /* BF16 when `bf16`, else F32 */
+    int64_t vectors, x_stride, count, stride, k;
+    bool bf16;
+    float *out;
+    int64_t out_stride;
+} nd_row_dots;
+
 typedef struct nd_row_ops {
     /* sum = x + delta; returns its rstd, or with delta NULL that of x, and sum is not touched. */
     float (*norm_rstd)(void *sum, const void *x, const void *delta, int64_t C, float eps,
@@ -71,6 +80,7 @@ typedef struct nd_row_ops {
     /* c (n) = sum row columns[j] (+ c); columns NULL: 1. */
     void (*scaled_sum)(void *c, const float *sum, float row, const float *columns, bool accumulate,
                        int64_t n, bool bf16);
+    void (*dots)(const nd_row_dots *dots);
     /* out (columns, rows) = in (rows, columns) transposed. */
     void (*transpose_bytes)(uint8_t *out, int64_t out_stride, const uint8_t *in, int64_t stride,
                             int64_t rows, int64_t columns);

@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/base/math.h"
 #include "tests/ops/conformance.h"
@@ -40,7 +41,7 @@ static void matmul_once(const nd_side *ref, const nd_backend *backend, types t,
                         const int64_t *shape, int flags)
 {
     int64_t m = shape[0], n = shape[1], k = shape[2], gap = llabs(shape[3]);
-    bool at = flags & 1, bt = flags & 2;
+    bool at = flags & 1, bt = flags & 2, few = flags & 8;
     float beta = flags & 4 ? 1.0f : 0.0f;
     nd_tensor a = nd_random_2d(t.in, at ? k : m, at ? m : k, gap, 1.0f);
     nd_tensor b = nd_random_2d(t.in, bt ? n : k, bt ? k : n, gap, 1.0f);
@@ -53,7 +54,8 @@ static void matmul_once(const nd_side *ref, const nd_backend *backend, types t,
         nd_stream stream = side->stream;
         result[s] = nd_clone(c);
         ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, matmul, .c = result[s], .a = a,
-                              .a_transposed = at, .b = b, .b_transposed = bt, .beta = beta));
+                              .a_transposed = at, .b = b, .b_transposed = bt, .beta = beta,
+                              .few_rows = few));
     }
     /*
      * k products of size about 1. Each of the k additions errs by half an eps of a partial sum of
@@ -110,4 +112,54 @@ static void check_tiles(const nd_side *ref, const nd_backend *backend)
 Test(matmul, several_tiles_at_each_instruction_set)
 {
     nd_each_backend(check_tiles);
+}
+
+/* Around the rows, columns and lanes that the products of few rows take at a time. */
+static const int64_t few[][4] = {{1, 1, 1, 0},    {1, 67, 33, 0}, {2, 5, 300, 3},
+                                 {8, 131, 70, 1}, {9, 4, 16, 0},  {7, 258, 515, 0}};
+
+static void check_few(const nd_side *ref, const nd_backend *backend)
+{
+    for (size_t i = 0; i < sizeof few / sizeof *few; i++) {
+        for (int flags = 8; flags < 16; flags++) {
+            for (size_t pair = 0; pair < sizeof pairs / sizeof *pairs; pair++) {
+                matmul_once(ref, backend, pairs[pair], few[i], flags);
+            }
+        }
+    }
+}
+
+Test(matmul, few_rows_at_each_instruction_set)
+{
+    nd_each_backend(check_few);
+}
+
+/* A text has the same bits beside one other and beside seven. */
+static void check_rows_alone(const nd_side *ref, const nd_backend *backend)
+{
+    enum { M = 8, N = 37, K = 83 };
+    if (strcmp(backend->side.ops->name, "cpu") != 0) {
+        return; /* the order of sums is a backend's own */
+    }
+    for (size_t pair = 0; pair < sizeof pairs / sizeof *pairs; pair++) {
+        nd_stream stream = backend->side.stream;
+        nd_tensor a = nd_random_2d(pairs[pair].in, M, K, 0, 1.0f);
+        nd_tensor b = nd_random_2d(pairs[pair].in, N, K, 0, 1.0f);
+        nd_tensor all = nd_random_2d(pairs[pair].out, M, N, 0, 1.0f), one = nd_clone(all);
+        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, matmul, .c = all, .a = a, .b = b,
+                              .b_transposed = true, .few_rows = true));
+        for (int64_t i = 0; i < M; i++) {
+            ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, matmul,
+                                  .c = nd_tensor_rows(one, i, 1), .a = nd_tensor_rows(a, i, 1),
+                                  .b = b, .b_transposed = true, .few_rows = true));
+        }
+        cr_expect_eq(memcmp(all.data, one.data, nd_tensor_bytes(all)), 0, "%s, pair %zu",
+                     backend->name, pair);
+        nd_case_free();
+    }
+}
+
+Test(matmul, few_rows_do_not_depend_on_each_other)
+{
+    nd_each_backend(check_rows_alone);
 }

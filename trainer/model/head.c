@@ -116,7 +116,8 @@ static nd_status logits_of_rows(nd_model *m, nd_tensor h, const nd_logits_call *
                        nd_tensor_rows(h, call->rows[begin + i], 1).data, row_bytes));
     }
     ND_OP(r, HEAD, matmul, .c = local, .a = rows,
-          .b = nd_fsdp_weight(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1), .b_transposed = true);
+          .b = nd_fsdp_weight(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1), .b_transposed = true,
+          .few_rows = true);
     ND_TRY(nd_tp_gather(r, local, m->logits.gathered, ND_TRACE_COMMUNICATION, &all));
     for (int64_t i = 0; i < n; i++) {
         for (int64_t first = 0, p = 0; first < d->vocab; first += d->V, p++) {

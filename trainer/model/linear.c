@@ -92,7 +92,7 @@ static nd_status output(nd_block_call c, const nd_linear_part *p, const nd_opera
     nd_fp8 w;
     if (!p->fp8) {
         ND_OP(m->rank, GEMM, matmul, .c = y, .a = x->rows, .b = weight_of(c, p),
-              .b_transposed = true);
+              .b_transposed = true, .few_rows = c.pass == ND_PASS_GENERATE);
         return ND_OK;
     }
     ND_TRY(nd_operand_weight(c, p->first, &rule->b, false, &w));
