@@ -4,10 +4,12 @@
 
   python scripts/check_generate.py greedy MODEL PROMPTS.jsonl RESULTS.jsonl     rows with "ids"; greedy, in FP32
   python scripts/check_generate.py choices MODEL REQUESTS.jsonl RESULTS.jsonl   rows with "context", "choices", "gold"
+  python scripts/check_generate.py bf16 MODEL REQUESTS.jsonl RESULTS.jsonl      the same, with --precision bf16
 
-RESULTS.jsonl is the output with --jsonl and --precision fp32. Greedy: transformers' own generate continues each prompt
+RESULTS.jsonl is the output with --jsonl and, but for bf16, --precision fp32. Greedy: transformers' own generate continues each prompt
 by as many tokens, and every id must be the same. Choices: each log-likelihood as lm-evaluation-harness defines it must be
-within 1e-4 x its tokens, and acc and acc_norm the same. The Python needs torch and transformers. Exit status: 0 equal,
+within 1e-4 x its tokens, and acc and acc_norm the same. Bf16: how far the log-likelihoods are from those of transformers in FP32,
+as a root mean square and at most, must be within 1.5 times what transformers itself is off in BF16 (.to(bfloat16)). The Python needs torch and transformers. Exit status: 0 equal,
 1 different, 2 cannot be compared.
 """
 import json
@@ -104,8 +106,30 @@ def check_choices(folder, requests, results):
     print(f"check_generate: {len(rows)} requests scored as by transformers: acc {summary['acc']}, acc_norm {summary['acc_norm']}")
 
 
+def root_mean_square(values):
+    return (sum(v * v for v in values) / len(values)) ** 0.5
+
+
+def check_bf16(folder, requests, results):
+    from transformers import AutoTokenizer
+
+    torch, model = load(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    pairs = [(encode_pair(tokenizer, request["context"], request.get("delimiter", "") + choice), value)
+             for request, row in zip(requests, results) for choice, value in zip(request["choices"], row["log_likelihoods"])]
+    exact = [score(torch, model, ids, begin)[0] for (ids, begin), _ in pairs]
+    model = model.to(torch.bfloat16)
+    theirs = [score(torch, model, ids, begin)[0] - e for ((ids, begin), _), e in zip(pairs, exact)]
+    own = [value - e for (_, value), e in zip(pairs, exact)]
+    for name, size in (("root mean square", root_mean_square), ("at most", lambda values: max(map(abs, values)))):
+        if not size(own) <= 1.5 * size(theirs):
+            raise Different(f"log-likelihoods in BF16 are off by {size(own):.4g} ({name}), in transformers by {size(theirs):.4g}")
+    print(f"check_generate: {len(pairs)} log-likelihoods in BF16 are off by {root_mean_square(own):.3g} (root mean square), "
+          f"in transformers by {root_mean_square(theirs):.3g}")
+
+
 def main():
-    checks = {"greedy": check_greedy, "choices": check_choices}
+    checks = {"greedy": check_greedy, "choices": check_choices, "bf16": check_bf16}
     if len(sys.argv) != 5 or sys.argv[1] not in checks:
         print(__doc__, file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * No allocation inside a step or a validation: a run of 12 makes exactly as many allocations of its
- * own as a run of 2, on every rank. (The preflight's RANK is 0 too, but rank 0 ends later and
+ * own as a run of 2, on every rank. Nor does a new token allocate. (The preflight's RANK is 0 too, but rank 0 ends later and
  * writes last.)
  */
 #include <criterion/criterion.h>
@@ -52,7 +52,7 @@ static void compare(const char *mesh, int ranks)
     shell(&dir, "rm -rf few many out");
 }
 
-Test(allocations, none_inside_a_step, .timeout = 280)
+static void write_inputs(void)
 {
     static const char model[] =
         "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": 32, "
@@ -63,6 +63,49 @@ Test(allocations, none_inside_a_step, .timeout = 280)
     tempdir_make(&dir);
     tempdir_write(&dir, "text.txt", text, sizeof text);
     tempdir_write(&dir, "model.json", model, strlen(model));
+}
+
+/* Three requests in two slots, without a tokenizer: a text would grow. */
+static void generate(const char *mesh, int tokens, const char *counts)
+{
+    char command[2048];
+    snprintf(command, sizeof command,
+             "mkdir -p %s && LD_PRELOAD=" ND_COUNTER " ND_COUNT_DIR=%s " ND_LAUNCH
+             " generate --model out/model --prompt-file rows.jsonl --max-batch 2 --ignore-eos "
+             "--max-new-tokens %d %s >%s/rows",
+             counts, counts, tokens, mesh, counts);
+    shell(&dir, command);
+    snprintf(command, sizeof command, "test $(grep -c '\"new_tokens\":%d,' %s/rows) -eq 3", tokens,
+             counts);
+    shell(&dir, command);
+}
+
+Test(allocations, none_for_a_new_token, .timeout = 120)
+{
+    static const char rows[] = "{\"ids\": [1, 2, 3]}\n{\"ids\": [4, 5, 6]}\n{\"ids\": [7]}\n";
+    static const char *const meshes[] = {"--num-processes 1", "--num-processes 2 --tp-size 2",
+                                         "--num-processes 1 --temperature 1 --top-p 0.9"};
+    write_inputs();
+    tempdir_write(&dir, "rows.jsonl", rows, sizeof rows - 1);
+    shell(&dir, ND_LAUNCH " --device cpu --set model.config=model.json --set data.path=text.txt "
+                          "--sequence-length 64 --num-steps 1 --num-processes 1 --output-dir out "
+                          "--set data.validation_path= && rm -f out/model/tokenizer.json");
+    for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
+        generate(meshes[i], 8, "few");
+        generate(meshes[i], 80, "many");
+        for (int r = 0; r < 1 + (i == 1); r++) {
+            long few = count_of("few", r), many = count_of("many", r);
+            cr_assert_gt(few, 10, "rank %d: the counter counts", r);
+            cr_assert_eq(many, few, "%s, rank %d: %ld allocations in 72 more tokens", meshes[i], r,
+                         many - few);
+        }
+    }
+    tempdir_remove(&dir);
+}
+
+Test(allocations, none_inside_a_step, .timeout = 280)
+{
+    write_inputs();
     compare("--num-processes 1 --dp-shard-size 1", 1);
     compare("--num-processes 4 --dp-shard-size 2 --tp-size 2", 4);
     compare("--num-processes 4 --dp-shard-size 2 --tp-size 2 --precision fp8 --fp8-all-gather "

@@ -262,6 +262,26 @@ Test(generate, eval_has_the_loss_of_the_validation)
     says(" bits per byte, ");
 }
 
+/* Weights, moments, FP8 histories and the order of the data are those of a run without. */
+Test(generate, a_validation_changes_nothing)
+{
+    static const char *const runs[] = {"with --set train.validation_interval=1",
+                                       "without --validation-path ''"};
+    char command[1024];
+    for (int i = 0; i < 2; i++) {
+        snprintf(command, sizeof command,
+                 TRAIN "--model-config model.json --precision fp8 --fp8-recipe delayed --num-steps "
+                       "4 --checkpoint-interval 4 --output-dir %s",
+                 runs[i]);
+        shell(&dir, command);
+    }
+    shell(&dir, "test $(grep -c validation_loss with/metrics.jsonl) -ge 4");
+    shell(&dir, "for d in with without; do grep -o '\"loss\":[^,]*' $d/metrics.jsonl >$d/losses; "
+                "done; test $(wc -l <with/losses) -eq 4 && cmp with/losses without/losses");
+    shell(&dir, "cd with && n=0 && for f in model/*.safetensors checkpoint-4/*.safetensors; do "
+                "cmp $f ../without/$f || exit 1; n=$((n + 1)); done; test $n -ge 2");
+}
+
 /* Three models: grouped heads; tied embeddings and an odd vocabulary; another head size. */
 static const char *const models[] = {
     "\"vocab_size\": 256, \"hidden_size\": 64, \"intermediate_size\": 144, "
@@ -275,6 +295,25 @@ static const char *const models[] = {
     "\"vocab_size\": 300, \"hidden_size\": 64, \"intermediate_size\": 128, "
     "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 1, "
     "\"head_dim\": 32"};
+
+/* 40 requests of three choices, on contexts of up to 100 letters. */
+static void write_requests(void)
+{
+    char rows[40 * 200];
+    int n = 0;
+    for (int i = 0; i < 40; i++) {
+        char context[101];
+        const int size = 5 + i * 95 / 39;
+        for (int k = 0; k < size; k++) {
+            context[k] = (char)('a' + (i * 5 + k * k / 3) % 26);
+        }
+        n += snprintf(rows + n, sizeof rows - (size_t)n,
+                      "{\"context\": \"%.*s\", \"choices\": [\"%c\", \"%cq\", \"%ca\"], "
+                      "\"gold\": 0}\n",
+                      size, context, 'a' + i % 26, 'a' + i % 7, 'z' - i % 11);
+    }
+    tempdir_write(&dir, "many.jsonl", rows, (size_t)n);
+}
 
 Test(generate, has_the_ids_and_scores_of_transformers)
 {
@@ -326,5 +365,12 @@ Test(generate, has_the_ids_and_scores_of_transformers)
                  python);
         shell(&dir, command);
         says("3 requests scored as by transformers");
+        write_requests();
+        shell(&dir, ND_TRAIN " eval --precision bf16 --threads-per-worker 2 --model run/model "
+                             "--requests many.jsonl --jsonl 2>log >scores.jsonl");
+        snprintf(command, sizeof command,
+                 "'%s' " ND_CHECK_GENERATE " bf16 run/model many.jsonl scores.jsonl", python);
+        shell(&dir, command);
+        says("120 log-likelihoods in BF16 are off by ");
     }
 }
