@@ -242,6 +242,17 @@ Test(generate, ndlaunch_starts_its_workers)
     says("--max-new-tokens N");
 }
 
+/* valid.txt as a file of ids: the bytes of its text are those that the tokenizer makes of them. */
+static void write_ids(void)
+{
+    static uint32_t words[256 + 1299] = {20240801, 7, 1299};
+    const char *text = inputs_write_text(&dir, INPUTS_TEXT_MAX);
+    for (int i = 0; i < 1299; i++) {
+        words[256 + i] = (unsigned char)text[i];
+    }
+    tempdir_write(&dir, "valid.bin", words, sizeof words);
+}
+
 /* The same code and the same order of sums. */
 Test(generate, eval_has_the_loss_of_the_validation)
 {
@@ -257,6 +268,11 @@ Test(generate, eval_has_the_loss_of_the_validation)
     cr_expect_float_eq(number_behind(shell_output, "\"perplexity\":"), exp(loss), 1e-5 * exp(loss));
     cr_expect_eq(number_behind(shell_output, "\"tokens\":"), tokens);
     says("\"data\":\"text.txt\"");
+    write_ids();
+    shell(&dir, EVAL "--model run/model --data valid.bin --sequence-length 64 --jsonl 2>log");
+    cr_expect_float_eq(number_behind(shell_output, "\"loss\":"), loss, 1e-6 * loss);
+    cr_expect_float_eq(number_behind(shell_output, "\"bits_per_byte\":"), loss / M_LN2,
+                       1e-6 * loss);
     shell(&dir, EVAL "--model run/checkpoint-8 --data valid.txt --sequence-length 64 2>log");
     says("valid.txt: loss ");
     says(" bits per byte, ");

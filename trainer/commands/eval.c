@@ -153,22 +153,84 @@ static nd_status ask_world(void *context, bool *stop)
     return ND_OK;
 }
 
-static nd_status print_loss(const nd_eval_call *o, const char *path, bool bytes, double loss,
+/* Bytes of the text of some ids. */
+static nd_status text_bytes(nd_decoder *decoder, const int32_t *ids, int64_t count, int64_t *bytes)
+{
+    const char *text;
+    size_t size, rest;
+    ND_TRY(nd_decoder_push(decoder, ids, (size_t)count, &text, &size));
+    ND_TRY(nd_decoder_end(decoder, &text, &rest));
+    *bytes = (int64_t)(size + rest);
+    return ND_OK;
+}
+
+/* Bytes of the text that the counted labels of a block add to what stands before them. ids: (S +
+ * 1). An id that the tokenizer lacks has no text. */
+static nd_status block_bytes(const nd_tokenizer *tokenizer, nd_decoder *decoder,
+                             const int32_t *inputs, const int32_t *labels, int64_t S, int32_t *ids,
+                             int64_t *bytes)
+{
+    size_t size;
+    for (int64_t i = 0; i < S; i++) {
+        int64_t count = 0, before = 0, all = 0;
+        if (labels[i] == ND_LABEL_IGNORED) {
+            continue;
+        }
+        if (nd_tokenizer_token(tokenizer, inputs[i], &size)) {
+            ids[count++] = inputs[i];
+            ND_TRY(text_bytes(decoder, ids, 1, &before));
+        }
+        for (; i < S && labels[i] != ND_LABEL_IGNORED; i++) {
+            ids[count] = labels[i];
+            count += nd_tokenizer_token(tokenizer, labels[i], &size) != NULL;
+        }
+        ND_TRY(text_bytes(decoder, ids, count, &all));
+        *bytes += all - before;
+    }
+    return ND_OK;
+}
+
+/* Bytes of the text whose tokens are predicted. 0: there is no tokenizer to tell. */
+static nd_status count_bytes(const nd_session *s, const nd_dataset *data, int64_t *bytes)
+{
+    const int64_t S = s->config->train.sequence_length;
+    nd_decoder *decoder = NULL;
+    int32_t *memory = NULL;
+    nd_status status = ND_OK;
+    *bytes = 0;
+    if (!s->tokenizer) {
+        return ND_OK;
+    }
+    ND_TRY_OUT(nd_decoder_create(s->tokenizer, true, &decoder));
+    ND_TRY_OUT(ND_ALLOC(3 * S + 1, &memory));
+    for (int64_t i = 0; i < nd_dataset_blocks(data); i++) {
+        int32_t *inputs = memory, *labels = memory + S;
+        ND_TRY_OUT(nd_dataset_block(data, i, inputs, labels));
+        ND_TRY_OUT(block_bytes(s->tokenizer, decoder, inputs, labels, S, labels + S, bytes));
+    }
+out:
+    nd_decoder_destroy(decoder);
+    free(memory);
+    return status;
+}
+
+/* bytes: of the text; 0: unknown. */
+static nd_status print_loss(const nd_eval_call *o, const char *path, int64_t bytes, double loss,
                             int64_t tokens)
 {
-    const double bits = loss / M_LN2;
+    const double bits = bytes > 0 ? loss / M_LN2 * (double)tokens / (double)bytes : 0;
     if (!o->jsonl) {
         char per_byte[64] = "";
         snprintf(per_byte, sizeof per_byte, ", %.6f bits per byte", bits);
         printf("%s: loss %.6f, perplexity %.6g%s, %lld tokens\n", path, loss, exp(loss),
-               bytes ? per_byte : "", (long long)tokens);
+               bytes > 0 ? per_byte : "", (long long)tokens);
         return nd_process_flush_output();
     }
     json_t *row = json_object();
     nd_json_set(&row, "data", nd_json_string(path));
     nd_json_set(&row, "loss", json_real(loss));
     nd_json_set(&row, "perplexity", isfinite(exp(loss)) ? json_real(exp(loss)) : json_null());
-    if (bytes) { /* a token is a byte */
+    if (bytes > 0) {
         nd_json_set(&row, "bits_per_byte", json_real(bits));
     }
     nd_json_set(&row, "tokens", json_integer(tokens));
@@ -196,7 +258,9 @@ static nd_status evaluate_file(nd_session *s, const nd_eval_call *o, nd_trainer 
     } else if (!isfinite(loss)) {
         status = nd_fail(ND_ERR_NUMERIC, "the loss on \"%s\" is %g", path, nd_positive_nan(loss));
     } else if (r->rank == 0) {
-        status = print_loss(o, path, bytes, loss, tokens);
+        int64_t of_text = tokens;
+        ND_TRY_OUT(bytes ? ND_OK : count_bytes(s, data, &of_text));
+        status = print_loss(o, path, of_text, loss, tokens);
     }
 out:
     joined = !loader || nd_loader_close(loader);
