@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * No allocation inside a step or a validation: a run of 12 makes exactly as many allocations of its
- * own as a run of 2, on every rank. Nor does a new token allocate. (The preflight's RANK is 0 too, but rank 0 ends later and
- * writes last.)
+ * own as a run of 2, on every rank. Nor does a new token allocate. (The preflight's RANK is 0 too,
+ * but rank 0 ends later and writes last.)
  */
 #include <criterion/criterion.h>
 #include <string.h>

@@ -13,10 +13,12 @@ static void log_speed(const nd_generator *generator, size_t texts, double second
     const nd_generate_counts c = nd_generator_counts(generator);
     nd_log_info(
         "%zu text%s in %.2f s: %lld new tokens, %.1f a second while no prompt was computed; "
-        "%lld prompt tokens; %lld calls",
+        "%lld prompt tokens, %.1f a second; %lld calls",
         texts, texts == 1 ? "" : "s", seconds, (long long)c.new_tokens,
         c.decode_seconds > 0 ? (double)c.decode_tokens / c.decode_seconds : 0.0,
-        (long long)c.prompt_tokens, (long long)c.calls);
+        (long long)c.prompt_tokens,
+        c.prompt_seconds > 0 ? (double)c.prompt_tokens / c.prompt_seconds : 0.0,
+        (long long)c.calls);
 }
 
 /* All requests at once, with a cache for the longest. */
