@@ -6,17 +6,24 @@
   python scripts/check_generate.py choices MODEL REQUESTS.jsonl RESULTS.jsonl   rows with "context", "choices", "gold"
   python scripts/check_generate.py bf16 MODEL REQUESTS.jsonl RESULTS.jsonl      the same, with --precision bf16
 
-RESULTS.jsonl is the output with --jsonl and, but for bf16, --precision fp32. Greedy: transformers' own generate continues each prompt
-by as many tokens, and every id must be the same. Choices: each log-likelihood as lm-evaluation-harness defines it must be
-within 1e-4 x its tokens, and acc and acc_norm the same. Bf16: how far the log-likelihoods are from those of transformers in FP32,
-as a root mean square and at most, must be within 1.5 times what transformers itself is off in BF16 (.to(bfloat16)). The Python needs torch and transformers. Exit status: 0 equal,
-1 different, 2 cannot be compared.
+RESULTS.jsonl is the output with --jsonl and, but for bf16, --precision fp32.
+
+  greedy    every id must be the likeliest one after those before it; transformers' own generate continues the first five
+            prompts too
+  choices   each log-likelihood as lm-evaluation-harness defines it must be within 1e-4 x its tokens, and acc and acc_norm
+            the same
+  bf16      how far the log-likelihoods are from those of transformers in FP32, as a root mean square and at most, must be
+            within 1.5 times what transformers itself is off in BF16 (.to(bfloat16))
+
+Several checks, each of four words, may stand one after the other. The Python needs torch and transformers. Exit status:
+0 equal, 1 different, 2 cannot be compared.
 """
 import json
 import pathlib
 import sys
 
 BOUND_PER_TOKEN = 1e-4  # of a log probability: 24 bits of logits below 2^8, summed over the vocabulary
+GENERATED = 5  # prompts that transformers' own generate continues, which is slow
 
 
 class Different(Exception):
@@ -52,8 +59,11 @@ def check_greedy(folder, prompts, results):
     for i, (prompt, result) in enumerate(zip(prompts, results)):
         own, theirs = result["ids"], prompt["ids"]
         inputs = torch.tensor([theirs])
-        out = model.generate(inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=len(own))
-        expected = out[0, len(theirs) :].tolist()
+        # The likeliest ids after the prompt and after each of our own: they are the same if and only if each of ours is greedy.
+        expected = model(torch.tensor([theirs + own[:-1]])).logits[0, len(theirs) - 1 :].argmax(-1).tolist()
+        if i < GENERATED:
+            out = model.generate(inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=len(own))
+            expected = out[0, len(theirs) :].tolist()
         if own != expected:
             at = next(k for k, (a, b) in enumerate(zip(own, expected)) if a != b)
             gap = gap_at(torch, model, theirs + expected[:at])
@@ -130,11 +140,13 @@ def check_bf16(folder, requests, results):
 
 def main():
     checks = {"greedy": check_greedy, "choices": check_choices, "bf16": check_bf16}
-    if len(sys.argv) != 5 or sys.argv[1] not in checks:
+    wanted = [sys.argv[i:i + 4] for i in range(1, len(sys.argv), 4)]
+    if not wanted or any(len(words) != 4 or words[0] not in checks for words in wanted):
         print(__doc__, file=sys.stderr)
         return 2
     try:
-        checks[sys.argv[1]](sys.argv[2], rows_of(sys.argv[3]), rows_of(sys.argv[4]))
+        for name, folder, given, results in wanted:
+            checks[name](folder, rows_of(given), rows_of(results))
     except Different as e:
         print(f"check_generate: {e}", file=sys.stderr)
         return 1
