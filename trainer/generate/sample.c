@@ -70,29 +70,59 @@ static bool comes_before(const nd_candidate *a, const nd_candidate *b)
     return a->weight != b->weight ? a->weight > b->weight : a->id < b->id;
 }
 
-static int compare(const void *a, const void *b)
+static bool has_lower_id(const nd_candidate *a, const nd_candidate *b)
 {
-    return comes_before(b, a) - comes_before(a, b);
+    return a->id < b->id;
 }
 
-static int compare_ids(const void *a, const void *b)
+typedef bool before(const nd_candidate *a, const nd_candidate *b);
+
+static void swap(nd_candidate *a, nd_candidate *b)
 {
-    const nd_candidate *x = a, *y = b;
-    return (x->id > y->id) - (x->id < y->id);
+    nd_candidate moved = *a;
+    *a = *b;
+    *b = moved;
 }
 
 /* A heap whose first element comes after all others. */
-static void sift_down(nd_candidate *heap, int64_t count, int64_t at)
+static void sift_down(nd_candidate *heap, int64_t count, int64_t at, before *comes)
 {
     for (int64_t child; (child = 2 * at + 1) < count;) {
-        child += child + 1 < count && comes_before(&heap[child], &heap[child + 1]);
-        if (!comes_before(&heap[at], &heap[child])) {
+        child += child + 1 < count && comes(&heap[child], &heap[child + 1]);
+        if (!comes(&heap[at], &heap[child])) {
             return;
         }
-        nd_candidate moved = heap[at];
-        heap[at] = heap[child];
-        heap[child] = moved;
+        swap(&heap[at], &heap[child]);
         at = child;
+    }
+}
+
+static void make_heap(nd_candidate *c, int64_t count, before *comes)
+{
+    for (int64_t i = count / 2; i-- > 0;) {
+        sift_down(c, count, i, comes);
+    }
+}
+
+static bool is_sorted(const nd_candidate *c, int64_t count, before *comes)
+{
+    int64_t i = 1;
+    while (i < count && comes(&c[i - 1], &c[i])) {
+        i++;
+    }
+    return i >= count;
+}
+
+/* In place: qsort may allocate. */
+static void sort(nd_candidate *c, int64_t count, before *comes)
+{
+    if (is_sorted(c, count, comes)) {
+        return;
+    }
+    make_heap(c, count, comes);
+    for (int64_t last = count - 1; last > 0; last--) {
+        swap(&c[0], &c[last]);
+        sift_down(c, last, 0, comes);
     }
 }
 
@@ -102,13 +132,11 @@ static int64_t keep_top_k(nd_candidate *c, int64_t count, int64_t k)
     if (k == 0 || k >= count) {
         return count;
     }
-    for (int64_t i = k / 2; i-- > 0;) {
-        sift_down(c, k, i);
-    }
+    make_heap(c, k, comes_before);
     for (int64_t i = k; i < count; i++) {
         if (comes_before(&c[i], &c[0])) {
             c[0] = c[i];
-            sift_down(c, k, 0);
+            sift_down(c, k, 0, comes_before);
         }
     }
     return k;
@@ -138,7 +166,7 @@ static int64_t keep_top_p(nd_candidate *c, int64_t count, double p)
             c[large++] = c[i];
         }
     }
-    qsort(c, (size_t)large, sizeof *c, compare);
+    sort(c, large, comes_before);
     while (kept < large && reached < p * sum) {
         reached += c[kept++].weight;
     }
@@ -166,7 +194,7 @@ static double uniform(uint64_t seed, nd_draw draw)
  * order of likelihood, as another mesh's rounding may do, without another choice. */
 static int32_t choose(nd_candidate *c, int64_t count, double u)
 {
-    qsort(c, (size_t)count, sizeof *c, compare_ids);
+    sort(c, count, has_lower_id);
     const double wanted = u * sum_of(c, count);
     double sum = 0;
     int64_t i = 0;
