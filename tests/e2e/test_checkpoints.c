@@ -127,6 +127,9 @@ Test(checkpoints, auto_begins_goes_on_and_ends)
     shell(&dir, "grep -c resumed out/metrics.jsonl | grep -qx 0");
     shell_says(command, "resumed after step 6 from");
     shell(&dir, "cmp out/model/model.safetensors out/model.old/model.safetensors");
+    shell(&dir, "mv out/checkpoint-6 big && ln -s ../big out/checkpoint-6");
+    shell_says(command, "out/checkpoint-6 is a link, which is not followed, so checkpoint-3 is");
+    shell(&dir, "test -d out/checkpoint-6/state && test -L out/checkpoint-6.old && test -d big");
     /* A run that died before its first checkpoint begins again in its folder. */
     shell(&dir, "mv out whole; mkdir out; cp whole/run.json out; head -2 whole/metrics.jsonl > "
                 "out/metrics.jsonl; printf '{\"step\":3,\"lo' >> out/metrics.jsonl");
@@ -380,6 +383,9 @@ Test(checkpoints, a_damaged_one_is_not_replaced_by_that_of_another_run)
         cr_assert_not_null(strstr(shell_output, "runs/run-2 can be used"), "%s", shell_output);
         shell(&dir, "test -d runs/run-2/checkpoint-3.bad && test -d runs/run-1/checkpoint-4 && "
                     "! ls -d runs/run-1/*.old runs/run-1/*.bad 2>/dev/null");
+        code = shell_run(&dir, command); /* nor when the job is started again */
+        cr_assert_eq(code, 65, "%s: ended with %d:\n%s", words[i], code, shell_output);
+        cr_assert_not_null(strstr(shell_output, "checkpoint-3.bad is damaged"), "%s", shell_output);
     }
 }
 

@@ -88,19 +88,26 @@ static bool is_folder_at(int dir, const char *name)
     return fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode);
 }
 
+/* *out is NULL where there is no such folder. */
+static nd_status open_run(const char *run, DIR **out)
+{
+    *out = opendir(run);
+    return *out || errno == ENOENT
+               ? ND_OK
+               : nd_fail(ND_ERR_IO, "cannot read folder \"%s\": %s", run, strerror(errno));
+}
+
 nd_status nd_checkpoint_list(const char *run, int64_t **steps, int *count)
 {
     int64_t *list = NULL;
     int n = 0, capacity = 0;
+    DIR *dir = NULL;
     *steps = NULL;
     *count = 0;
-    DIR *dir = opendir(run);
+    nd_status status = open_run(run, &dir);
     if (!dir) {
-        return errno == ENOENT
-                   ? ND_OK
-                   : nd_fail(ND_ERR_IO, "cannot read folder \"%s\": %s", run, strerror(errno));
+        return status;
     }
-    nd_status status = ND_OK;
     for (struct dirent *entry = readdir(dir); entry && status == ND_OK; entry = readdir(dir)) {
         int64_t step = step_of_name(entry->d_name);
         if (step < 0 || !is_folder_at(dirfd(dir), entry->d_name)) {
@@ -141,6 +148,38 @@ bool nd_checkpoint_is_ours(const char *path)
                is_folder_at(dir, ND_STATE_FOLDER);
     close(dir);
     return has;
+}
+
+/* One to another program's folder is no concern of ours. */
+static bool is_link(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0 && S_ISLNK(st.st_mode) &&
+           (stat(path, &st) != 0 || nd_checkpoint_is_ours(path));
+}
+
+nd_status nd_checkpoint_newest_link(const char *run, int64_t *step)
+{
+    DIR *dir = NULL;
+    *step = -1;
+    nd_status status = open_run(run, &dir);
+    if (!dir) {
+        return status;
+    }
+    for (struct dirent *entry = readdir(dir); entry && status == ND_OK; entry = readdir(dir)) {
+        int64_t found = step_of_name(entry->d_name);
+        char *path = NULL;
+        if (found <= *step) {
+            continue;
+        }
+        status = nd_fs_format(&path, "%s/%s", run, entry->d_name);
+        if (status == ND_OK && is_link(path)) {
+            *step = found;
+        }
+        free(path);
+    }
+    closedir(dir);
+    return status;
 }
 
 /* Deletion. Folders of ours are two deep; links are removed, not followed. */

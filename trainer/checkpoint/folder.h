@@ -8,7 +8,7 @@
  * after everything in it is durable. Deleting renames to .del-checkpoint-STEP first. So a folder
  * with a good name is complete whenever a process or the machine dies. Damaged or outdated
  * checkpoints are renamed (checkpoint-STEP.bad, .old) and kept for a while. Only folders that hold
- * a manifest of ours are deleted, unless a user asks for more; links are not followed.
+ * a manifest of ours are deleted, unless a user asks for more; links are not followed, but named.
  *
  * One process per run calls these (rank 0), while it holds the run's lock.
  */
@@ -28,6 +28,10 @@ nd_status nd_checkpoint_path(const char *run, int64_t step, char **out);
 /* Steps of the folders RUN/checkpoint-STEP that are no links, ascending. *steps is owned by the
  * caller. A run folder that does not exist has none. */
 nd_status nd_checkpoint_list(const char *run, int64_t **steps, int *count);
+
+/* The newest RUN/checkpoint-STEP that is a link to a checkpoint of ours, or to nothing; *step is -1
+ * without one. Whoever looks for a checkpoint names it in place of passing it over. */
+nd_status nd_checkpoint_newest_link(const char *run, int64_t *step);
 
 /* Whether a checkpoint folder looks like one of ours: it has a manifest.json or a folder state. One
  * that cannot be examined counts, so that reading its manifest says why. */

@@ -24,6 +24,7 @@ static const char *const state_names[] = {
     [ND_SAVED_OLD] = ".old",
     [ND_SAVED_TEMPORARY] = "temporary",
     [ND_SAVED_DELETED] = "half deleted",
+    [ND_SAVED_LINK] = "link",
 };
 
 const char *nd_saved_state_name(nd_saved_state state)
@@ -161,7 +162,8 @@ nd_status nd_saved_examine(const char *folder, nd_saved *out)
 {
     struct stat st;
     const char *slash = strrchr(folder, '/');
-    if (lstat(folder, &st) != 0 || !S_ISDIR(st.st_mode)) {
+    bool found = lstat(folder, &st) == 0, link = found && S_ISLNK(st.st_mode);
+    if (!found || (!link && !S_ISDIR(st.st_mode))) {
         return nd_fail(ND_ERR_DATA, "\"%s\" is no folder", folder);
     }
     *out = (nd_saved){.step = -1, .time = st.st_mtime};
@@ -169,6 +171,11 @@ nd_status nd_saved_examine(const char *folder, nd_saved *out)
     if (!parse_name(out->name, &out->step, &out->state)) {
         out->step = -1;
         out->state = ND_SAVED_GOOD;
+    }
+    if (link) {
+        out->state = ND_SAVED_LINK;
+        snprintf(out->why, sizeof out->why, "links are not followed; move the folder here");
+        return ND_OK;
     }
     out->has_model = has_file(folder, "config.json");
     out->bytes = nd_folder_bytes(folder);
@@ -205,7 +212,7 @@ static nd_status add_entry(const char *run, const char *name, nd_saved **list, i
     char *path = NULL;
     ND_TRY(nd_fs_format(&path, "%s/%s", run, name));
     nd_status status = grow(list, *count, capacity);
-    if (status == ND_OK && nd_saved_examine(path, &(*list)[*count]) == ND_OK) { /* a folder */
+    if (status == ND_OK && nd_saved_examine(path, &(*list)[*count]) == ND_OK) { /* no file */
         ++*count;
     }
     free(path);

@@ -22,6 +22,12 @@ static bool is_folder(const char *path)
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
+static bool is_link(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
+}
+
 static bool has_file(const char *folder, const char *name)
 {
     char path[ND_RESUME_PATH_MAX + 64];
@@ -81,6 +87,22 @@ static nd_status pass_over(const nd_resume_search *search, const char *run, int6
     return ND_OK;
 }
 
+/* A link that is newer than the checkpoint that is taken. */
+static nd_status say_link(const nd_resume_search *search, const char *run, int64_t step)
+{
+    int64_t link = -1;
+    if (search->previews || step < 0) {
+        return ND_OK;
+    }
+    ND_TRY(nd_checkpoint_newest_link(run, &link));
+    if (link > step && (search->below < 0 || link < search->below)) {
+        nd_log_warning("%s/checkpoint-%lld is a link, which is not followed, so checkpoint-%lld is "
+                       "taken; to go on from the link's, stop, and move that folder here",
+                       run, (long long)link, (long long)step);
+    }
+    return ND_OK;
+}
+
 /* The newest checkpoint of a run folder whose manifest can be read; *step is -1 without one. */
 static nd_status find_newest(const nd_resume_search *search, const char *run, int64_t *step)
 {
@@ -107,7 +129,16 @@ static nd_status find_newest(const nd_resume_search *search, const char *run, in
         free(path);
     }
     free(steps);
-    return status;
+    return status == ND_OK ? say_link(search, run, *step) : status;
+}
+
+static nd_status fail_link(const char *run, int64_t step)
+{
+    return nd_fail(ND_ERR_DATA,
+                   "%s/checkpoint-%lld is a link, and a run goes on from folders of its own alone; "
+                   "move the folder there, or give this path as --resume-from-checkpoint with "
+                   "another --save-dir; a whole run folder may be a link",
+                   run, (long long)step);
 }
 
 /* "checkpoint-100, checkpoint-200", or "none", for messages. */
@@ -211,12 +242,16 @@ static nd_status check_run(const nd_config *config, const char *run)
 static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, nd_resume *out)
 {
     char run[ND_RESUME_PATH_MAX], names[400], bad[NAME_MAX + 1];
-    int64_t step = -1;
+    int64_t step = -1, link = -1;
     ND_TRY(find_run(search, run));
     ND_TRY(run[0] ? find_newest(search, run, &step) : ND_OK);
     if (step >= 0) {
         out->searched = true;
         return take(out, run, step);
+    }
+    ND_TRY(run[0] ? nd_checkpoint_newest_link(run, &link) : ND_OK);
+    if (link >= 0) {
+        return fail_link(run, link);
     }
     if (run[0] && list_damaged(run, names, sizeof names, bad) > 0) {
         return nd_fail(ND_ERR_DATA,
@@ -256,8 +291,11 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
     }
     ND_TRY(check_run(search->config, run));
     ND_TRY(nd_checkpoint_path(run, step, &path));
-    bool there = is_folder(path), ours = there && nd_checkpoint_is_ours(path);
+    bool there = is_folder(path), ours = there && nd_checkpoint_is_ours(path), link = is_link(path);
     free(path);
+    if (link && (ours || !there)) {
+        return fail_link(run, step);
+    }
     if (ours) {
         return take(out, run, step);
     }
@@ -348,7 +386,7 @@ static nd_status fail_no_folder(const char *folder)
 static nd_status find_folder(const nd_resume_search *search, const char *folder, nd_resume *out)
 {
     bool any, shards, distcp, continues;
-    int64_t step = -1;
+    int64_t step = -1, link = -1;
     nd_resume_search inside = *search;
     if (!is_folder(folder)) {
         return fail_no_folder(folder);
@@ -380,6 +418,10 @@ static nd_status find_folder(const nd_resume_search *search, const char *folder,
                        "checkpoint in torch's own form (*.distcp), and only torch reads it; load "
                        "it there, save it with HuggingFaceStorageWriter, and give that folder",
                        folder);
+    }
+    ND_TRY(nd_checkpoint_newest_link(out->source, &link));
+    if (link >= 0) {
+        return fail_link(folder, link);
     }
     return nd_fail(ND_ERR_DATA,
                    "--resume-from-checkpoint (checkpoint.resume) is %s, but this folder holds no "

@@ -43,7 +43,8 @@ typedef struct nd_resume_search {
 
 /*
  * Finds what checkpoint.resume means. ND_ERR_DATA: it is a step or a folder and there is no such
- * checkpoint, or it is latest and there is none; the message lists those that are there.
+ * checkpoint, or it is latest and there is none; the message lists those that are there. So it is
+ * when all that a run has left are damaged checkpoints and links, also for auto.
  */
 nd_status nd_resume_find(const nd_resume_search *search, nd_resume *out);
 

@@ -60,6 +60,13 @@ static nd_status check_no_checkpoint(const char *dir)
 {
     int64_t *steps = NULL;
     int count = 0;
+    char mark[64];
+    int64_t link = -1;
+    ND_TRY(nd_checkpoint_newest_link(dir, &link));
+    if (link >= 0) {
+        snprintf(mark, sizeof mark, "checkpoint-%lld", (long long)link);
+        return fail_holds_run(dir, mark);
+    }
     ND_TRY(nd_checkpoint_list(dir, &steps, &count));
     nd_status status = ND_OK;
     for (int i = count - 1; i >= 0 && status == ND_OK; i--) {
@@ -148,25 +155,49 @@ static int64_t run_number(const char *folder, const char *name)
     return atoll(digits);
 }
 
+/* Also where all of them are damaged or links: the search then says so, and takes no other run. */
+static nd_status has_checkpoints(const char *run, bool *out)
+{
+    nd_aside *asides = NULL;
+    int64_t *steps = NULL, link = -1;
+    int count = 0, aside_count = 0;
+    ND_TRY(nd_checkpoint_list(run, &steps, &count));
+    free(steps);
+    ND_TRY(nd_checkpoint_newest_link(run, &link));
+    ND_TRY(nd_asides_list(run, &asides, &aside_count));
+    *out = count > 0 || link >= 0 || (aside_count > 0 && asides[0].bad);
+    free(asides);
+    return ND_OK;
+}
+
+static bool is_folder(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
 nd_status nd_run_folder_newest(const nd_config *config, char **out)
 {
     char name[128];
-    int64_t newest = 0;
+    int64_t newest = 0, hidden = 0; /* hidden: may not be read */
     name_of(config, name);
     *out = NULL;
     DIR *dir = opendir("runs");
     nd_status status = ND_OK;
     for (struct dirent *e = dir ? readdir(dir) : NULL; e && status == ND_OK; e = readdir(dir)) {
-        int64_t number = run_number(e->d_name, name), *steps = NULL;
+        int64_t number = run_number(e->d_name, name);
         char path[300];
-        int count = 0;
-        if (number <= newest) {
+        bool has = false;
+        snprintf(path, sizeof path, "runs/%s", e->d_name);
+        if (number <= newest || !is_folder(path)) {
             continue;
         }
-        snprintf(path, sizeof path, "runs/%s", e->d_name);
-        status = nd_checkpoint_list(path, &steps, &count);
-        free(steps);
-        if (status == ND_OK && count > 0) {
+        if (access(path, R_OK | X_OK) != 0 && errno == EACCES) {
+            hidden = number > hidden ? number : hidden;
+            continue;
+        }
+        status = has_checkpoints(path, &has);
+        if (status == ND_OK && has) {
             newest = number;
             free(*out);
             status = nd_fs_format(out, "%s", path);
@@ -174,6 +205,11 @@ nd_status nd_run_folder_newest(const nd_config *config, char **out)
     }
     if (dir) {
         closedir(dir);
+    }
+    if (status == ND_OK && hidden > newest) {
+        nd_log_warning("runs/%s-%lld may not be read, and is passed over in the search for the "
+                       "newest run",
+                       name, (long long)hidden);
     }
     return status;
 }

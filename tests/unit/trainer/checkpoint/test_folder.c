@@ -91,6 +91,29 @@ static char *begin(int64_t step, const char *run_id)
     return temporary;
 }
 
+static int64_t newest_link(void)
+{
+    int64_t step = 5;
+    assert_ok(nd_checkpoint_newest_link(dir.path, &step));
+    return step;
+}
+
+Test(folder, the_newest_link_to_a_checkpoint_is_known)
+{
+    int64_t step = 5;
+    save(3);
+    make("foreign");
+    cr_assert_eq(symlink("foreign", tempdir_file(&dir, "checkpoint-90")), 0);
+    cr_assert_eq(newest_link(), -1);
+    cr_assert_eq(symlink("checkpoint-3", tempdir_file(&dir, "checkpoint-9")), 0);
+    cr_assert_eq(newest_link(), 9);
+    cr_assert_eq(symlink("nowhere", tempdir_file(&dir, "checkpoint-20")), 0); /* not mounted */
+    cr_assert_eq(symlink("nowhere", tempdir_file(&dir, "checkpoint-30.old")), 0);
+    cr_assert_eq(newest_link(), 20);
+    assert_ok(nd_checkpoint_newest_link("/nonexistent/run", &step));
+    cr_assert_eq(step, -1);
+}
+
 Test(folder, a_save_appears_at_once_and_leaves_nothing_else)
 {
     save(3);

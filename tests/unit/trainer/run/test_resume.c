@@ -130,6 +130,32 @@ Test(resume, names_the_damaged_checkpoint_to_examine)
     assert_fails(find(dir.path, "latest"), ND_ERR_DATA, words);
 }
 
+/* A link may be all that is left of a run that was moved: nothing begins afresh over it. */
+Test(resume, names_a_link_and_follows_it_into_another_run_only)
+{
+    static const char *const words[] = {"latest", "auto", "6"};
+    char big[PATH_MAX];
+    save(4);
+    save(6);
+    snprintf(big, sizeof big, "%s", tempdir_file(&dir, "big"));
+    cr_assert_eq(rename(tempdir_file(&dir, "checkpoint-6"), big), 0);
+    cr_assert_eq(symlink("big", tempdir_file(&dir, "checkpoint-6")), 0);
+    assert_ok(find(dir.path, "auto"));
+    cr_assert_eq(found.step, 4);
+    nd_checkpoint_abandon(tempdir_file(&dir, "checkpoint-4"));
+    for (int i = 0; i < 3; i++) {
+        assert_fails(find(dir.path, words[i]), ND_ERR_DATA, "checkpoint-6 is a link, and a run");
+    }
+    assert_fails(find("/nonexistent/fork", dir.path), ND_ERR_DATA, "checkpoint-6 is a link, and");
+    assert_ok(find("/nonexistent/fork", tempdir_file(&dir, "checkpoint-6")));
+    cr_assert(found.kind == ND_RESUME_CHECKPOINT && found.step == 6 && !found.continues);
+    nd_checkpoint_abandon(big); /* a disk that is not mounted */
+    for (int i = 0; i < 3; i++) {
+        assert_fails(find(dir.path, words[i]), ND_ERR_DATA, "checkpoint-6 is a link, and a run");
+    }
+    cr_assert(exists("checkpoint-6"));
+}
+
 Test(resume, allows_only_keys_that_are_compared)
 {
     nd_inputs inputs = {0};

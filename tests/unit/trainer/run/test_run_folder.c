@@ -127,6 +127,37 @@ Test(run_folder, one_that_holds_a_checkpoint_is_refused)
     assert_ok(nd_fs_make_folders("one/checkpoint-5/state", "it", ""));
     assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE,
                  "already holds a run (checkpoint-5)");
+    config.output.dir = "two";
+    assert_ok(nd_fs_make_folders("two", "it", ""));
+    cr_assert_eq(symlink("../one/checkpoint-5", "two/checkpoint-3"), 0);
+    assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE,
+                 "already holds a run (checkpoint-3)");
+}
+
+static void expect_newest(const char *expected)
+{
+    const nd_config config = {.source = "x.yaml", .output.dir = ""};
+    char *got = NULL;
+    assert_ok(nd_run_folder_newest(&config, &got));
+    cr_assert(got && strcmp(got, expected) == 0, "%s, not %s", got ? got : "none", expected);
+    free(got);
+}
+
+/* A run whose checkpoints are damaged or elsewhere is not passed over for an older run. */
+Test(run_folder, the_newest_is_the_one_that_has_something_saved)
+{
+    assert_ok(nd_fs_make_folders("runs/x-2/checkpoint-5/state", "it", ""));
+    assert_ok(nd_fs_make_folders("runs/x-9/checkpoint-5.old/state", "it", ""));
+    assert_ok(nd_fs_make_folders("runs/y-9/checkpoint-5/state", "it", ""));
+    FILE *f = fopen("runs/x-8", "w"); /* no folder */
+    cr_assert_not_null(f);
+    fclose(f);
+    expect_newest("runs/x-2");
+    assert_ok(nd_fs_make_folders("runs/x-3/checkpoint-5.bad/state", "it", ""));
+    expect_newest("runs/x-3");
+    assert_ok(nd_fs_make_folders("runs/x-4", "it", ""));
+    cr_assert_eq(symlink("../x-2/checkpoint-5", "runs/x-4/checkpoint-6"), 0);
+    expect_newest("runs/x-4");
 }
 
 /* With checkpoint.export_model each checkpoint holds the model too, in the type it is saved in. */
