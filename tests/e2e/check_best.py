@@ -40,7 +40,7 @@ def check_patience(ndlaunch, folder):
     kept = sorted(path.name for path in (folder / "patient").glob("checkpoint-*"))
     check(kept == ["checkpoint-2", "checkpoint-6", "checkpoint-8"], f"{kept} are kept")
     ends = [row["reason"] for row in rows if row.get("event") == "checkpoint" and row["step"] == 8]
-    check(ends == ["end"] and (folder / "patient" / "model").is_dir(), f"the last checkpoint says {ends}")
+    check(ends == ["interval"] and (folder / "patient" / "model").is_dir(), f"the last checkpoint says {ends}")
 
 
 def check_best(ndlaunch, folder):

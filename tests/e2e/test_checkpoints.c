@@ -161,6 +161,18 @@ Test(checkpoints, are_kept_as_many_as_asked)
                 "out/checkpoint-12 out/checkpoint-18 out/checkpoint-20 '");
 }
 
+#define VALIDATED                                                                                  \
+    TWO "--num-steps 4 --checkpoint-frequency 2 --save-model false --validation-path long.txt "    \
+        "--set train.validation_interval=2 --save-dir "
+
+/* The state of a step is durable long before its validation has ended. */
+Test(checkpoints, a_failure_in_a_validation_costs_no_step)
+{
+    shell(&dir, "i=0; while [ $i -lt 2000 ]; do cat text.txt; i=$((i+1)); done > long.txt");
+    shell_run(&dir, VALIDATED "out & pid=$!; " AWAIT("out/checkpoint-2") "kill -9 $pid; wait $pid");
+    shell(&dir, "test -d out/checkpoint-2 && ! grep validation_loss out/metrics.jsonl");
+}
+
 #define RESUMED                                                                                    \
     "--num-steps 6 --save-dir out --checkpoint-frequency 2 --resume-from-checkpoint latest "
 

@@ -47,7 +47,7 @@ typedef struct nd_manifest {
     int64_t restart_epoch;
     nd_run_position position;
     int64_t samples_seen;  /* also those that were passed over: where the data go on */
-    int64_t metrics_bytes; /* length of metrics.jsonl when the step was done */
+    int64_t metrics_bytes; /* length of metrics.jsonl when the save began */
     nd_mesh mesh;
     nd_llama_shape shape;
     nd_manifest_tensor *tensors; /* in the order of the parameter table; owned */

@@ -8,6 +8,18 @@
 #include "trainer/checkpoint/folder.h"
 #include "trainer/view/metrics.h"
 
+/* True: the last checkpoint is the best one from now on. */
+static bool settle(nd_run_best *best)
+{
+    bool known = best->pending_validated && best->pending_durable;
+    if (!known || (best->saved_step > 0 && best->pending_loss >= best->saved_loss)) {
+        return false;
+    }
+    best->saved_step = best->pending_step;
+    best->saved_loss = best->pending_loss;
+    return true;
+}
+
 void nd_run_best_validated(nd_run_best *best, const nd_config *config, int64_t step, double loss)
 {
     bool first = best->step == 0;
@@ -22,23 +34,25 @@ void nd_run_best_validated(nd_run_best *best, const nd_config *config, int64_t s
         best->newest_step = step;
         best->newest_loss = loss;
     }
+    if (isfinite(loss) && step == best->pending_step) {
+        best->pending_validated = true;
+        best->pending_loss = loss;
+        (void)settle(best);
+    }
 }
 
 void nd_run_best_saving(nd_run_best *best, int64_t step)
 {
-    best->pending_step = best->newest_step == step ? step : 0;
+    best->pending_step = step;
     best->pending_loss = best->newest_loss;
+    best->pending_validated = step > 0 && best->newest_step == step;
+    best->pending_durable = false;
 }
 
 bool nd_run_best_saved(nd_run_best *best, int64_t step)
 {
-    bool known = best->pending_step == step && step > 0;
-    if (!known || (best->saved_step > 0 && best->pending_loss >= best->saved_loss)) {
-        return false;
-    }
-    best->saved_step = step;
-    best->saved_loss = best->pending_loss;
-    return true;
+    best->pending_durable = step > 0 && best->pending_step == step;
+    return best->pending_durable && settle(best);
 }
 
 bool nd_run_best_is_over(const nd_run_best *best, const nd_config *config)

@@ -18,11 +18,12 @@ typedef struct nd_run_best {
     double saved_loss;
     int64_t newest_step; /* the last finite one; 0: none */
     double newest_loss;
-    int64_t pending_step; /* that of the state whose checkpoint is being written; 0: none */
+    int64_t pending_step; /* of the last checkpoint that was begun; 0: none */
     double pending_loss;
-} nd_run_best; /* all zero: nothing yet */
+    bool pending_validated, pending_durable; /* in either order */
+} nd_run_best;                               /* all zero: nothing yet */
 
-/* A validation after `step`. */
+/* A validation after `step`. The checkpoint of that state may be the best one from now on. */
 void nd_run_best_validated(nd_run_best *best, const nd_config *config, int64_t step, double loss);
 /* A checkpoint of the state after `step` is begun; the one before has ended. */
 void nd_run_best_saving(nd_run_best *best, int64_t step);

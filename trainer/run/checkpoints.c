@@ -383,6 +383,13 @@ static void tell_durable_step(void *context, int64_t step)
     nd_progress_set_durable_step(&c->context->worker->progress, step);
 }
 
+static void keep_best(const nd_run_checkpoints *c)
+{
+    if (c->saver && c->context->worker->rank.config->checkpoint.load_best) {
+        nd_saver_keep_best(c->saver, c->best.saved_step);
+    }
+}
+
 nd_status nd_run_checkpoints_start(nd_run_checkpoints *c)
 {
     const nd_worker *worker = c->context->worker;
@@ -417,9 +424,7 @@ nd_status nd_run_checkpoints_start(nd_run_checkpoints *c)
         .gate = {before_commit, c},
     };
     ND_TRY(nd_saver_create(&options, &c->saver));
-    if (config->checkpoint.load_best) {
-        nd_saver_keep_best(c->saver, c->best.saved_step);
-    }
+    keep_best(c);
     return ND_OK;
 }
 
@@ -458,10 +463,8 @@ static nd_status take_report(nd_run_checkpoints *c, const nd_save_report *report
         return report_failure(c, report);
     }
     c->good_step = report->step;
-    if (nd_run_best_saved(&c->best, report->step) &&
-        c->context->worker->rank.config->checkpoint.load_best) {
-        nd_saver_keep_best(c->saver, report->step);
-    }
+    nd_run_best_saved(&c->best, report->step);
+    keep_best(c);
     int length =
         snprintf(c->good, sizeof c->good, "%s/checkpoint-%lld", c->run, (long long)report->step);
     ND_ASSERT(length < (int)sizeof c->good);
@@ -504,20 +507,28 @@ static nd_status begin(nd_run_checkpoints *c, const char *reason)
     return nd_saver_begin(c->saver, reason, metrics_bytes(c));
 }
 
+nd_status nd_run_checkpoints_advance(nd_run_checkpoints *c, int64_t flag)
+{
+    nd_save_report report;
+    if (!c->saver) {
+        return ND_OK;
+    }
+    ND_TRY(nd_saver_advance(c->saver, flag, &report));
+    return take_report(c, &report);
+}
+
 nd_status nd_run_checkpoints_step(nd_run_checkpoints *c, const nd_step_result *result)
 {
     const nd_config *config = c->context->worker->rank.config;
-    nd_save_report report;
     if (!c->saver) {
         return ND_OK;
     }
     if (c->files->dir) {
         nd_progress_mark(&c->context->worker->progress, ND_MARK_FIRST_STEP);
     }
-    ND_TRY(nd_saver_advance(c->saver, result->save, &report));
-    ND_TRY(take_report(c, &report));
+    ND_TRY(nd_run_checkpoints_advance(c, result->save));
     int64_t step = c->trainer->position.step;
-    bool last = step == config->train.steps || c->over;
+    bool last = step == config->train.steps;
     return last || step % config->checkpoint.interval == 0 ? begin(c, last ? "end" : "interval")
                                                            : ND_OK;
 }
@@ -528,6 +539,7 @@ nd_status nd_run_checkpoints_validated(nd_run_checkpoints *c, double loss)
     int64_t step = c->trainer->position.step;
     char why[160];
     nd_run_best_validated(&c->best, config, step, loss);
+    keep_best(c);
     if (step == config->train.steps || !nd_run_best_is_over(&c->best, config)) {
         return ND_OK;
     }
@@ -574,8 +586,8 @@ nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped)
     if (!c->saver) {
         return ND_OK;
     }
-    if (stopped && c->held_step != c->trainer->position.step) {
-        ND_TRY(begin(c, "signal"));
+    if ((stopped || c->over) && c->held_step != c->trainer->position.step) {
+        ND_TRY(begin(c, stopped ? "signal" : "end"));
     }
     ND_TRY(nd_saver_is_busy(c->saver) ? wait_for_save(c) : ND_OK);
     if (stopped && c->failed) {

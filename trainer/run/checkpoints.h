@@ -45,11 +45,14 @@ nd_status nd_run_checkpoints_start(nd_run_checkpoints *c);
 /* After each step: goes on with the save in flight and begins one that is due. ND_ERR_CANTCREATE
  * when a save failed and checkpoint.on_error is stop. */
 nd_status nd_run_checkpoints_step(nd_run_checkpoints *c, const nd_step_result *result);
-/* After a validation of the step done, before nd_run_checkpoints_step: the run may be over. */
+/* Between the batches of a validation: goes on with the save in flight. `flag`: the largest
+ * nd_trainer_reported_save of all ranks. Errors as above. */
+nd_status nd_run_checkpoints_advance(nd_run_checkpoints *c, int64_t flag);
+/* After a validation of the step done, behind nd_run_checkpoints_step: the run may be over. */
 nd_status nd_run_checkpoints_validated(nd_run_checkpoints *c, double loss);
 /*
- * After the last step: waits until the save in flight is durable. A run that was stopped saves its
- * state first.
+ * After the last step: waits until the save in flight is durable. A run that was stopped, or is over
+ * early, saves its state first.
  * ND_ERR_CANTCREATE when a run that was stopped could not save.
  */
 nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped);

@@ -73,16 +73,17 @@ static nd_status open_loaders(run_state *s)
     return nd_loader_open(inputs->validation, &options, &s->validation_loader);
 }
 
-/* A signal that reached one rank stops all of them, also between the batches of a validation. */
+/* Between the batches of a validation: a signal that reached one rank stops all of them, and a save
+ * in flight goes on. Nothing of the state that it copies changes in a validation. */
 static nd_status agree_to_stop(run_state *s)
 {
     nd_rank *r = s->rank;
-    int64_t stop = stop_signal;
+    int64_t flags[] = {stop_signal, nd_trainer_reported_save(s->trainer)};
     ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &stop, 1, ND_DTYPE_I64,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, flags, 2, ND_DTYPE_I64,
                               ND_REDOP_MAX, NULL));
-    s->stopped = stop != 0;
-    return ND_OK;
+    s->stopped = flags[0] != 0;
+    return nd_run_checkpoints_advance(&s->checkpoints, flags[1]);
 }
 
 /* Peak memory of the process, or memory in use on the GPU. On a GPU everything is allocated after
@@ -209,10 +210,11 @@ static nd_status loop(run_state *s)
         ND_TRY(nd_run_profile_end(&s->profile, t->position.step));
         ND_TRY(nd_run_histograms_step(&s->histograms, &s->files.sinks));
         forget_warm_up(s);
+        /* First, since a validation may take longer than all steps that a failure in it costs. */
+        ND_TRY(nd_run_checkpoints_step(&s->checkpoints, &result));
         if (validation_is_due(s)) {
             ND_TRY(validate(s));
         }
-        ND_TRY(nd_run_checkpoints_step(&s->checkpoints, &result));
     }
     return nd_run_profile_finish(&s->profile);
 }

@@ -62,6 +62,11 @@ void nd_trainer_report_save(nd_trainer *t, int64_t state)
     __atomic_store_n(&t->sent->save, state, __ATOMIC_RELAXED);
 }
 
+int64_t nd_trainer_reported_save(const nd_trainer *t)
+{
+    return __atomic_load_n(&t->sent->save, __ATOMIC_RELAXED);
+}
+
 static nd_status micro_batch(nd_trainer *t, const nd_step_batch *batch, int64_t micro)
 {
     nd_model *m = t->model;

@@ -145,6 +145,7 @@ void nd_trainer_request_stop(nd_trainer *trainer, int reason);
 /* What the next step tells all ranks about this rank's part in a save (nd_step_result.save). From
  * any thread. */
 void nd_trainer_report_save(nd_trainer *trainer, int64_t state);
+int64_t nd_trainer_reported_save(const nd_trainer *trainer); /* that of this rank alone */
 
 /* Asked before each batch of a long loop, on all ranks; *stop is alike on all of them. */
 typedef struct nd_stop_check {

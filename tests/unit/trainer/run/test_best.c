@@ -53,6 +53,26 @@ Test(best, a_state_counts_when_its_checkpoint_is_durable)
     cr_expect(save_after(&best, 28, 0.5, true) && best.saved_step == 28 && best.saved_loss == 0.5);
 }
 
+/* A checkpoint is begun before the validation of its state, and may be durable before that ends. */
+Test(best, a_state_may_be_validated_when_its_checkpoint_is_durable)
+{
+    nd_run_best best = {0};
+    nd_run_best_saving(&best, 4);
+    cr_expect(!nd_run_best_saved(&best, 4) && best.saved_step == 0);
+    nd_run_best_validated(&best, &config, 4, 3.0);
+    cr_expect(best.saved_step == 4 && best.saved_loss == 3.0);
+    nd_run_best_saving(&best, 8);
+    nd_run_best_validated(&best, &config, 8, 2.0);
+    cr_expect_eq(best.saved_step, 4, "it is not durable yet");
+    nd_run_best_validated(&best, &config, 10, 1.0);
+    cr_expect(nd_run_best_saved(&best, 8) && best.saved_step == 8 && best.saved_loss == 2.0);
+    nd_run_best_saving(&best, 12);
+    nd_run_best_validated(&best, &config, 12, (double)NAN);
+    cr_expect(!nd_run_best_saved(&best, 12) && best.saved_step == 8);
+    nd_run_best_validated(&best, &config, 14, 0.5); /* no checkpoint here */
+    cr_expect_eq(best.saved_step, 8);
+}
+
 static void save(const char *run, int64_t step)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
