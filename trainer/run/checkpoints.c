@@ -164,6 +164,7 @@ static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored)
                                                  c->trainer->rank->config->checkpoint.verify,
                                                  &elsewhere, restored);
         status = status == ND_OK ? place_in_data(c, &manifest) : status;
+        c->metrics_bytes = manifest.metrics_bytes;
         nd_manifest_fini(&manifest);
         if (status != ND_OK && elsewhere) {
             nd_fail_elsewhere(status, "another rank could not read %s", c->resume.source);
@@ -229,7 +230,15 @@ static nd_status find_best(nd_run_checkpoints *c)
                        (long long)c->trainer->position.step, nd_error_last()->message);
         nd_error_clear();
     }
-    return tell_all(worker, "best validation", &c->best, sizeof c->best);
+    ND_TRY(tell_all(worker, "best validation", &c->best, sizeof c->best));
+    char path[ND_RESUME_PATH_MAX + 32];
+    const int64_t step = c->trainer->position.step;
+    snprintf(path, sizeof path, "%s/checkpoint-%lld", c->resume.run, (long long)step);
+    if (strcmp(path, c->resume.source) == 0) { /* its validation may have been cut off */
+        nd_run_best_saving(&c->best, step);
+        (void)nd_run_best_saved(&c->best, step);
+    }
+    return ND_OK;
 }
 
 nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd_run_files *files)
@@ -425,6 +434,36 @@ nd_status nd_run_checkpoints_start(nd_run_checkpoints *c)
     };
     ND_TRY(nd_saver_create(&options, &c->saver));
     keep_best(c);
+    return ND_OK;
+}
+
+nd_status nd_run_checkpoints_owes_validation(const nd_run_checkpoints *c, bool *out)
+{
+    const nd_worker *worker = c->context->worker;
+    struct {
+        int64_t status, owes;
+    } found = {ND_OK, 0};
+    nd_error error = {0};
+    *out = false;
+    if (c->resume.kind != ND_RESUME_CHECKPOINT || !c->resume.continues) {
+        return ND_OK;
+    }
+    if (worker->identity.rank == 0) {
+        char path[ND_RESUME_PATH_MAX + 32];
+        bool has = false;
+        snprintf(path, sizeof path, "%s/metrics.jsonl", c->resume.run);
+        found.status =
+            nd_jsonl_has_validation(path, c->metrics_bytes, c->trainer->position.step, &has);
+        found.owes = !has;
+        error = *nd_error_last();
+    }
+    ND_TRY(tell_all(worker, "validation owed", &found, sizeof found));
+    if (found.status != ND_OK) {
+        return worker->identity.rank == 0
+                   ? nd_fail(error.status, "%s", error.message)
+                   : nd_fail_elsewhere((nd_status)found.status, "rank 0 cannot read metrics.jsonl");
+    }
+    *out = found.owes != 0;
     return ND_OK;
 }
 

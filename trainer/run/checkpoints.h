@@ -26,6 +26,7 @@ typedef struct nd_run_checkpoints {
     bool failed;                        /* the newest save failed */
     nd_run_best best;                   /* alike on all ranks */
     bool over;                          /* early stopping: the step done is the last one */
+    int64_t metrics_bytes; /* of metrics.jsonl when the checkpoint that was loaded was saved */
 } nd_run_checkpoints;
 
 /* Before the run folder is opened: finds the source on rank 0 and tells all. It changes nothing. */
@@ -42,6 +43,9 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
 void nd_run_checkpoints_refuse(const nd_run_checkpoints *c);
 /* Before the first step. */
 nd_status nd_run_checkpoints_start(nd_run_checkpoints *c);
+/* Whether the run goes on in its folder after a step whose validation is not recorded there: the
+ * start before ended in it. Alike on all ranks. */
+nd_status nd_run_checkpoints_owes_validation(const nd_run_checkpoints *c, bool *out);
 /* After each step: goes on with the save in flight and begins one that is due. ND_ERR_CANTCREATE
  * when a save failed and checkpoint.on_error is stop. */
 nd_status nd_run_checkpoints_step(nd_run_checkpoints *c, const nd_step_result *result);

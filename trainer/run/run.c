@@ -134,6 +134,18 @@ static bool validation_is_due(const run_state *s)
     return s->validation_loader && !s->stopped && (last || (interval > 0 && step % interval == 0));
 }
 
+/* A signal or a failure came before the end of the validation after the step that the run goes on
+ * from. */
+static nd_status make_up_validation(run_state *s)
+{
+    bool owes = false;
+    if (s->trainer->position.step == 0 || !validation_is_due(s)) {
+        return ND_OK;
+    }
+    ND_TRY(nd_run_checkpoints_owes_validation(&s->checkpoints, &owes));
+    return owes ? validate(s) : ND_OK;
+}
+
 static void begin_record(run_state *s)
 {
     s->step_begin = nd_clock_ns();
@@ -195,6 +207,7 @@ static nd_status loop(run_state *s)
     if (stop_signal) {
         nd_train_request_stop(stop_signal);
     }
+    ND_TRY(make_up_validation(s));
     while (t->position.step < s->config->train.steps && !s->stopped && !s->checkpoints.over) {
         ND_TRY(nd_run_profile_begin(&s->profile, t->position.step + 1));
         begin_record(s);
