@@ -227,6 +227,12 @@ static nd_status fail_without_run(const nd_config *config)
                    config->checkpoint.resume);
 }
 
+/* The folder holds a run: one that ended before its first checkpoint begins again there. */
+static bool holds_run(const char *run)
+{
+    return has_file(run, "metrics.jsonl") || has_file(run, "run.json");
+}
+
 static nd_status check_run(const nd_config *config, const char *run)
 {
     return is_folder(run)
@@ -261,8 +267,7 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
                        run, names, strchr(names, ',') ? "are" : "is", run, bad, run, bad);
     }
     if (may_be_fresh) {
-        /* A run that ended before its first checkpoint begins again in its folder. */
-        out->continues = run[0] && (has_file(run, "metrics.jsonl") || has_file(run, "run.json"));
+        out->continues = run[0] && holds_run(run);
         return out->continues ? absolute(run, out->run) : ND_OK;
     }
     if (!run[0]) {
@@ -277,8 +282,9 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
                    "--resume-from-checkpoint (checkpoint.resume) is %s, but %s has no checkpoint "
                    "that can be used (there: "
                    "%s); name another with --resume-from-checkpoint, or leave it out for a fresh "
-                   "start in another folder",
-                   search->config->checkpoint.resume, run, names);
+                   "start in another folder%s",
+                   search->config->checkpoint.resume, run, names,
+                   holds_run(run) ? ", or give auto to begin this run again in its folder" : "");
 }
 
 static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resume *out)

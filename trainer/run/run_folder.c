@@ -50,8 +50,9 @@ static nd_status fail_holds_run(const char *dir, const char *mark)
 {
     return nd_fail(ND_ERR_CANTCREATE,
                    "the folder %s already holds a run (%s), and nothing is overwritten; go on with "
-                   "that run with --resume-from-checkpoint latest, or give another folder as "
-                   "output.dir, or none for a fresh one in runs/",
+                   "that run with --resume-from-checkpoint auto, which begins it again where it "
+                   "has no checkpoint, or give another folder as output.dir, or none for a fresh "
+                   "one in runs/",
                    dir, mark);
 }
 

@@ -115,6 +115,11 @@ Test(resume, names_a_checkpoint_of_another_program)
     assert_fails(find(dir.path, "500"), ND_ERR_DATA,
                  "checkpoint-500 is no checkpoint of ndtrain; give its path");
     assert_fails(find(dir.path, "latest"), ND_ERR_DATA, "(there: checkpoint-500)");
+    cr_assert_null(strstr(nd_error_last()->message, "auto"));
+    tempdir_write(&dir, "run.json", "{}", 2); /* a run that ended before its first checkpoint */
+    assert_fails(find(dir.path, "latest"), ND_ERR_DATA, "or give auto to begin this run again");
+    assert_ok(find(dir.path, "auto"));
+    cr_assert(found.kind == ND_RESUME_NONE && found.continues);
     assert_ok(find("/nonexistent/new", tempdir_file(&dir, "checkpoint-500")));
     cr_assert_eq(found.kind, ND_RESUME_MODEL);
 }

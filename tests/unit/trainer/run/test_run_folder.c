@@ -108,6 +108,7 @@ Test(run_folder, one_that_holds_a_run_is_refused_and_left_alone)
         char *got = (char *)"untouched";
         assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, "already holds a run");
         assert_fails(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, marks[i]);
+        cr_assert_not_null(strstr(nd_error_last()->message, "--resume-from-checkpoint auto"));
         cr_assert_str_eq(got, "untouched");
         struct stat st;
         cr_assert_eq(stat(path, &st), 0);
