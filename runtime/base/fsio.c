@@ -357,11 +357,13 @@ nd_status nd_fs_check_space_left(const char *folder, const char *begun, uint64_t
     uint64_t available = (uint64_t)fs.f_bavail * fs.f_frsize;
     available += begun ? occupied_bytes(begun) : 0;
     if (available < bytes) {
+        const bool small = available < 1000000;
         return nd_fail(
             ND_ERR_CANTCREATE,
-            "%s needs %.1f MB in \"%s\", but only %.1f MB are free there; free space, or "
+            "%s needs %.1f MB in \"%s\", but only %.1f %s are free there; free space, or "
             "write elsewhere",
-            purpose, (double)bytes * 1e-6, folder, (double)available * 1e-6);
+            purpose, (double)bytes * 1e-6, folder, (double)available * (small ? 1e-3 : 1e-6),
+            small ? "kB" : "MB");
     }
     return ND_OK;
 }

@@ -323,9 +323,9 @@ static nd_status check_checkpoint(const nd_config *c)
     if (c->checkpoint.interval > 0 && c->checkpoint.keep_last == 1 &&
         c->checkpoint.staging == ND_STAGING_OVERLAP) {
         return nd_fail(ND_ERR_CONFIG,
-                       "checkpoint.keep_last is 1, but a checkpoint is being written while the "
-                       "next step computes, so the one before must stay; use 2 or more, or "
-                       "checkpoint.staging: wait");
+                       "--save-total-limit (checkpoint.keep_last) is 1, but a checkpoint is being "
+                       "written while the next step computes, so the one before must stay; use 2 "
+                       "or more, or --checkpoint-staging wait");
     }
     if (c->launch.max_restarts > 0 && c->checkpoint.interval == 0) {
         return nd_fail(ND_ERR_CONFIG,

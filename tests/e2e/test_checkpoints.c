@@ -452,6 +452,15 @@ Test(checkpoints, a_full_disk_costs_the_checkpoint_and_not_the_run)
                            "--num-steps 6 --save-dir small/out --checkpoint-frequency 2\"");
     cr_assert_eq(code, 73, "ended with %d:\n%s", code, shell_output);
     cr_assert_not_null(strstr(shell_output, "a checkpoint"), "%s", shell_output);
+    /* Two fit, and leave no room for a third. */
+    code = shell_run(&dir, "unshare -m sh -c \"mount -t tmpfs -o size=10500k none small && " TWO
+                           "--num-steps 4 --save-dir small/out --checkpoint-frequency 2 "
+                           "--save-model false && " TWO
+                           "--num-steps 6 --save-dir small/out --checkpoint-frequency 2 "
+                           "--save-model false --resume-from-checkpoint latest\"");
+    cr_assert_eq(code, 73, "ended with %d:\n%s", code, shell_output);
+    cr_assert_not_null(strstr(shell_output, "of the 2 checkpoints there `ndtrain ckpt prune "),
+                       "%s", shell_output);
 }
 
 /* Each write takes four seconds, and the update may wait for one. */

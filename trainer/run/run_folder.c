@@ -337,9 +337,17 @@ static nd_status check_room_for_checkpoints(const nd_config *config, const nd_in
         return ND_OK;
     }
     const uint64_t bytes = nd_run_checkpoint_bytes(config, inputs);
-    ND_TRY(nd_fs_check_space(dir, bytes, "a checkpoint"));
     ND_TRY(nd_checkpoint_list(dir, &steps, &count));
     free(steps);
+    nd_status status = nd_fs_check_space(dir, bytes, "a checkpoint");
+    if (status != ND_OK && count > 1) {
+        const nd_error error = *nd_error_last();
+        return nd_fail(status,
+                       "%s; of the %d checkpoints there `ndtrain ckpt prune %s --keep-last 1` "
+                       "leaves the newest good one",
+                       error.message, count, dir);
+    }
+    ND_TRY(status);
     int64_t more = config->checkpoint.keep_last + 1 - count;
     char purpose[64];
     snprintf(purpose, sizeof purpose, "keeping %lld more checkpoints", (long long)more);

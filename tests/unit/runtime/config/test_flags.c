@@ -322,7 +322,7 @@ Test(flags, of_checkpoints_that_exclude_each_other)
 {
     nd_config c;
     cr_assert_eq(FLAGS(&c, "--save-steps", "7", "--save-total-limit", "1"), ND_OK);
-    does_not_resolve(&c, "checkpoint.keep_last is 1");
+    does_not_resolve(&c, "--save-total-limit (checkpoint.keep_last) is 1");
     cr_assert_eq(FLAGS(&c, "--max-restarts", "1"), ND_OK);
     does_not_resolve(&c, "checkpoint.interval is 0");
     cr_assert_eq(
