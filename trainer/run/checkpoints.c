@@ -612,6 +612,7 @@ nd_status nd_run_checkpoints_load_best(nd_run_checkpoints *c)
         return elsewhere ? nd_fail_elsewhere(status, "another rank could not read %s", path)
                          : status;
     }
+    c->model_step = best->saved_step;
     if (c->trainer->rank->rank == 0) {
         nd_log_info("the model is that of step %lld, whose validation loss %.6g was the lowest of "
                     "all checkpoints",
@@ -622,6 +623,7 @@ nd_status nd_run_checkpoints_load_best(nd_run_checkpoints *c)
 
 nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped)
 {
+    c->model_step = c->trainer->position.step;
     if (!c->saver) {
         return ND_OK;
     }

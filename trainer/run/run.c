@@ -232,11 +232,37 @@ static nd_status loop(run_state *s)
     return nd_run_profile_finish(&s->profile);
 }
 
+/* The run had no step left to do, and its last start has saved the model. */
+static nd_status is_model_there(run_state *s, bool *out)
+{
+    nd_rank *r = s->rank;
+    const int64_t step = s->trainer->position.step, of = s->checkpoints.model_step;
+    *out = false;
+    if (!s->checkpoints.resume.continues || step != s->begin) {
+        return ND_OK;
+    }
+    int64_t there = nd_run_model_is_marked(&s->files, of, s->config->output.dtype);
+    ND_RUN(r, ND_TRACE_COMMUNICATION,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &there, 1,
+                              ND_DTYPE_I64, ND_REDOP_MAX, NULL));
+    *out = there != 0;
+    if (*out && r->rank == 0) {
+        nd_log_info("nothing is left to do after step %lld, and %s/model is that of step %lld",
+                    (long long)step, s->files.dir, (long long)of);
+    }
+    return ND_OK;
+}
+
 static nd_status save_model(run_state *s)
 {
     const nd_config *config = s->config;
+    bool there = false;
     /* A run that is stopped and has a checkpoint is resumed: its model is saved at its end. */
     if (!config->output.save_model || (s->stopped && s->checkpoints.saver)) {
+        return ND_OK;
+    }
+    ND_TRY(is_model_there(s, &there));
+    if (there) {
         return ND_OK;
     }
     nd_progress_set_phase(s->rank->progress, ND_PHASE_SAVE, s->trainer->position.step);
@@ -244,9 +270,13 @@ static nd_status save_model(run_state *s)
     nd_dtype dtype = config->output.dtype == ND_WEIGHTS_FP32 ? ND_DTYPE_F32 : ND_DTYPE_BF16;
     char folder[4096];
     snprintf(folder, sizeof folder, "%s/model", s->files.dir ? s->files.dir : "");
+    nd_run_model_unmark(&s->files);
     ND_TRY(nd_run_files_set_aside(&s->files, "model"));
     ND_TRY(nd_weights_save(&s->trainer->model->fsdp, folder, dtype, bytes,
                            s->context->inputs->model_folder, s->context->inputs->tokenizer));
+    if (s->checkpoints.saver) {
+        nd_run_model_mark(&s->files, s->checkpoints.model_step, config->output.dtype);
+    }
     const nd_run_event event = {
         .kind = ND_RUN_EVENT_MODEL_SAVED, .step = s->trainer->position.step, .path = folder};
     return nd_sinks_event(&s->files.sinks, &event);
@@ -291,6 +321,9 @@ static nd_status run(run_state *s)
     }
     ND_TRY(loaded);
     s->begin = s->trace_from = s->trainer->position.step;
+    if (s->begin < s->config->train.steps) { /* before a checkpoint is newer than the model */
+        nd_run_model_unmark(&s->files);
+    }
     ND_TRY(open_loaders(s));
     ND_TRY(nd_run_checkpoints_start(&s->checkpoints));
     ND_TRY(nd_run_profile_init(&s->profile, s->rank, s->files.dir));

@@ -93,6 +93,14 @@ nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, i
 /* Rank 0 of a run that continues: renames RUN/<name> of an earlier start to <name>.old, where it
  * exists. */
 nd_status nd_run_files_set_aside(const nd_run_files *files, const char *name);
+/*
+ * Rank 0: RUN/.model-saved says of which step, and in which type, the model in RUN/model is. A
+ * start with no step left to do does not save that again; a start that makes a step removes the
+ * file first. Without it, or where it cannot be written, the model is saved again.
+ */
+void nd_run_model_mark(const nd_run_files *files, int64_t step, nd_weights_dtype dtype);
+void nd_run_model_unmark(const nd_run_files *files);
+bool nd_run_model_is_marked(const nd_run_files *files, int64_t step, nd_weights_dtype dtype);
 /* Rank 0 of a fresh run that could not load its source: removes its run.json and its metrics.jsonl,
  * which is still empty, so that the folder can be used again. */
 void nd_run_files_forget(const nd_run_files *files);

@@ -135,6 +135,23 @@ Test(run_folder, one_that_holds_a_checkpoint_is_refused)
                  "already holds a run (checkpoint-3)");
 }
 
+Test(run_folder, a_saved_model_is_marked)
+{
+    const nd_run_files files = {.dir = (char *)"one"}, other_rank = {0};
+    assert_ok(nd_fs_make_folders("one/model", "it", ""));
+    nd_run_model_mark(&files, 6, ND_WEIGHTS_BF16);
+    cr_assert_not(nd_run_model_is_marked(&files, 6, ND_WEIGHTS_BF16)); /* an empty folder */
+    assert_ok(nd_fs_write_atomic("one/model/config.json", "{}", 2));
+    cr_assert(nd_run_model_is_marked(&files, 6, ND_WEIGHTS_BF16));
+    cr_assert_not(nd_run_model_is_marked(&files, 60, ND_WEIGHTS_BF16));
+    cr_assert_not(nd_run_model_is_marked(&files, 6, ND_WEIGHTS_FP32));
+    nd_run_model_mark(&other_rank, 7, ND_WEIGHTS_BF16);
+    nd_run_model_unmark(&other_rank);
+    cr_assert_not(nd_run_model_is_marked(&other_rank, 6, ND_WEIGHTS_BF16));
+    nd_run_model_unmark(&files);
+    cr_assert_not(nd_run_model_is_marked(&files, 6, ND_WEIGHTS_BF16));
+}
+
 static void expect_newest(const char *expected)
 {
     const nd_config config = {.source = "x.yaml", .output.dir = ""};
