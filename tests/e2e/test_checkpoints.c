@@ -336,12 +336,32 @@ Test(checkpoints, must_fit_the_run)
  * gets the failure. */
 Test(checkpoints, no_rank_waits_for_a_folder_that_is_not_opened)
 {
+    static const char *const flags[] = {"--checkpoint-frequency 2", ""};
     inputs_write_model(&dir, 512, 1536, 2); /* more than 8 MiB */
-    int code = shell_run(&dir, "ulimit -f 16384; " TWO "--num-steps 2 --save-dir out "
-                               "--checkpoint-frequency 2");
+    for (int i = 0; i < 2; i++) {
+        char command[COMMAND_MAX];
+        snprintf(command, sizeof command,
+                 "ulimit -f 16384; " TWO "--num-steps 2 --save-dir out%d %s", i, flags[i]);
+        int code = shell_run(&dir, command);
+        cr_assert_eq(code, 73, "%d:\n%s", code, shell_output);
+        cr_assert_not_null(strstr(shell_output, "ulimit -f"), "%s", shell_output);
+        cr_assert_null(strstr(shell_output, "did not end in time"), "%s", shell_output);
+    }
+}
+
+/* Neither does one wait when rank 0 cannot rename a damaged checkpoint. */
+Test(checkpoints, no_rank_waits_for_a_checkpoint_that_cannot_be_set_aside)
+{
+    shell(&dir, TWO "--num-steps 4 --save-dir out --checkpoint-frequency 2 --save-model false && "
+                    "truncate -s -1 $(ls out/checkpoint-4/state/*.safetensors | tail -1)");
+    int code = shell_run(&dir, "strace -f -qq -o /dev/null -e trace=renameat2 -e "
+                               "inject=renameat2:error=EROFS " TWO
+                               "--num-steps 6 --save-dir out --resume-from-checkpoint latest "
+                               "--save-model false");
     cr_assert_eq(code, 73, "%d:\n%s", code, shell_output);
-    cr_assert_not_null(strstr(shell_output, "ulimit -f"), "%s", shell_output);
+    cr_assert_not_null(strstr(shell_output, "Read-only file system"), "%s", shell_output);
     cr_assert_null(strstr(shell_output, "did not end in time"), "%s", shell_output);
+    shell(&dir, "test -d out/checkpoint-4 && ! test -e out/checkpoint-4.bad");
 }
 
 /* 2 shards, then 1 worker with the same samples a step, then tensor parallelism. */

@@ -44,14 +44,16 @@ static nd_status check_source(const nd_run_checkpoints *c)
     return status;
 }
 
-/* The key is one for each search, alike on all ranks. */
-static nd_status find(nd_run_checkpoints *c, const nd_resume_search *search, const char *key)
+/* The key is one for each search, alike on all ranks. `prepared`: rank 0's status so far, which its
+ * thread has the error of; the search fails with it. */
+static nd_status find(nd_run_checkpoints *c, const nd_resume_search *search, const char *key,
+                      nd_status prepared)
 {
     const nd_worker *worker = c->context->worker;
     nd_error error = {0};
     if (worker->identity.rank == 0) {
         const nd_resume before = c->resume;
-        nd_status status = nd_resume_find(search, &c->resume);
+        nd_status status = prepared == ND_OK ? nd_resume_find(search, &c->resume) : prepared;
         bool same = strcmp(before.source, c->resume.source) == 0;
         if (status == ND_OK && search->below >= 0 && c->resume.kind != ND_RESUME_CHECKPOINT) {
             status = nd_fail(ND_ERR_DATA,
@@ -63,15 +65,16 @@ static nd_status find(nd_run_checkpoints *c, const nd_resume_search *search, con
         if (status != ND_OK) { /* the others do not wait for what does not come */
             error = *nd_error_last();
             c->resume.kind = ND_RESUME_FAILED;
+            c->resume.status = (int32_t)error.status;
         }
     }
     ND_TRY(tell_all(worker, key, &c->resume, sizeof c->resume));
     if (c->resume.kind != ND_RESUME_FAILED) {
         return ND_OK;
     }
-    return worker->identity.rank == 0
-               ? nd_fail(error.status, "%s", error.message)
-               : nd_fail_elsewhere(ND_ERR_DATA, "rank 0 found nothing to go on from");
+    return worker->identity.rank == 0 ? nd_fail(error.status, "%s", error.message)
+                                      : nd_fail_elsewhere((nd_status)c->resume.status,
+                                                          "rank 0 found nothing to go on from");
 }
 
 nd_status nd_run_checkpoints_find(nd_run_checkpoints *c, const nd_run_context *context)
@@ -81,7 +84,7 @@ nd_status nd_run_checkpoints_find(nd_run_checkpoints *c, const nd_run_context *c
                                      .below = -1,
                                      .previews = true};
     c->context = context;
-    return find(c, &search, "resume");
+    return find(c, &search, "resume", ND_OK);
 }
 
 /* The first search came before the lock of the run folder: what another process has saved, renamed
@@ -94,7 +97,16 @@ static nd_status find_again(nd_run_checkpoints *c)
                                      .below = -1,
                                      .sets_aside = true};
     bool named = before.kind != ND_RESUME_NONE && !before.searched;
-    return before.continues && !named ? find(c, &search, "resume under the lock") : ND_OK;
+    return before.continues && !named ? find(c, &search, "resume under the lock", ND_OK) : ND_OK;
+}
+
+static nd_status set_damaged_aside(const nd_resume *resume)
+{
+    char *aside = NULL;
+    ND_TRY(nd_checkpoint_set_aside(resume->run, resume->step, "bad", &aside));
+    nd_log_warning("the damaged checkpoint is now %s, and the one before it is looked for", aside);
+    free(aside);
+    return ND_OK;
 }
 
 /* A checkpoint was found to be damaged while it was loaded: takes the one before it, of the same
@@ -108,8 +120,8 @@ static nd_status fall_back(nd_run_checkpoints *c, const nd_error *error)
                                                                     : worker->identity.run_folder,
                                      .below = before.step,
                                      .sets_aside = true};
-    char *aside = NULL, key[64];
-    int64_t damaged = c->resume.step;
+    char key[64];
+    nd_status status = ND_OK;
     if (error->cause == ND_CAUSE_OWN) {
         nd_log_warning("%s", error->message);
     }
@@ -118,13 +130,10 @@ static nd_status fall_back(nd_run_checkpoints *c, const nd_error *error)
                        "since this run goes on in another folder",
                        c->resume.source);
     } else if (worker->identity.rank == 0) {
-        ND_TRY(nd_checkpoint_set_aside(c->resume.run, damaged, "bad", &aside));
-        nd_log_warning("the damaged checkpoint is now %s, and the one before it is looked for",
-                       aside);
-        free(aside);
+        status = set_damaged_aside(&c->resume);
     }
-    snprintf(key, sizeof key, "resume below %lld, rewind %d", (long long)damaged, c->rewinds);
-    return find(c, &search, key);
+    snprintf(key, sizeof key, "resume below %lld, rewind %d", (long long)before.step, c->rewinds);
+    return find(c, &search, key, status);
 }
 
 static void log_scales(const nd_run_checkpoints *c, const nd_restored *restored)
@@ -211,6 +220,60 @@ static nd_status load_fresh(nd_run_checkpoints *c)
     return nd_weights_init(fsdp, r->shape.init_std, (uint64_t)r->config->model.seed);
 }
 
+/* What only rank 0 knows of the run folder. */
+typedef struct shared_folder {
+    char run[ND_RESUME_PATH_MAX];
+    char run_id[64]; /* this start's name */
+    int64_t status;  /* ND_OK, or that of rank 0, which could not open it */
+} shared_folder;
+
+static const char folder_key[] = "run folder";
+
+void nd_run_checkpoints_refuse(const nd_run_checkpoints *c)
+{
+    const nd_error error = *nd_error_last();
+    shared_folder none = {.status = error.status};
+    (void)tell_all(c->context->worker, folder_key, &none, sizeof none);
+    nd_fail(error.status, "%s", error.message);
+}
+
+static nd_status describe_folder(const nd_run_checkpoints *c, shared_folder *out)
+{
+    const nd_identity *identity = &c->context->worker->identity;
+    char *real = realpath(c->files->dir, NULL);
+    if (!real) {
+        nd_status status = nd_fail(ND_ERR_IO, "the run folder %s is gone", c->files->dir);
+        nd_run_checkpoints_refuse(c);
+        return status;
+    }
+    snprintf(out->run, sizeof out->run, "%.*s", ND_RESUME_PATH_MAX - 1, real);
+    free(real);
+    if (identity->run_id[0]) {
+        snprintf(out->run_id, sizeof out->run_id, "%s", identity->run_id);
+    } else {
+        snprintf(out->run_id, sizeof out->run_id, "%lld", (long long)nd_clock_ns());
+    }
+    return ND_OK;
+}
+
+/* Before all else that needs it, so that no rank waits for what comes behind a folder that is not
+ * opened. */
+static nd_status share_folder(nd_run_checkpoints *c)
+{
+    const nd_worker *worker = c->context->worker;
+    shared_folder shared = {.status = ND_OK};
+    if (worker->identity.rank == 0) {
+        ND_TRY(describe_folder(c, &shared));
+    }
+    ND_TRY(tell_all(worker, folder_key, &shared, sizeof shared));
+    if (shared.status != ND_OK) {
+        return nd_fail_elsewhere((nd_status)shared.status, "rank 0 could not open the run folder");
+    }
+    snprintf(c->run, sizeof c->run, "%s", shared.run);
+    snprintf(c->run_id, sizeof c->run_id, "%s", shared.run_id);
+    return ND_OK;
+}
+
 static bool asks_best(const nd_config *config)
 {
     return config->checkpoint.load_best || config->train.early_stopping_patience > 0;
@@ -247,6 +310,7 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
     double begin = nd_clock_seconds();
     c->trainer = trainer;
     c->files = files;
+    ND_TRY(share_folder(c));
     ND_TRY(find_again(c));
     switch ((nd_resume_kind)c->resume.kind) {
     case ND_RESUME_FAILED: /* nd_run_checkpoints_find has failed */
@@ -307,48 +371,6 @@ static void add_config(void *context, const char *key, const char *value, bool j
     (void)nd_manifest_pairs_add(&c->config, key, value);
 }
 
-/* What only rank 0 knows. */
-typedef struct shared_folder {
-    char run[ND_RESUME_PATH_MAX]; /* "": it could not be opened */
-    char run_id[64];              /* this start's name */
-} shared_folder;
-
-void nd_run_checkpoints_refuse(const nd_run_checkpoints *c)
-{
-    const nd_error error = *nd_error_last();
-    shared_folder none = {"", ""};
-    if (c->context->worker->rank.config->checkpoint.interval > 0) {
-        (void)tell_all(c->context->worker, "run folder", &none, sizeof none);
-    }
-    nd_fail(error.status, "%s", error.message);
-}
-
-static nd_status share_folder(nd_run_checkpoints *c, char run[ND_RESUME_PATH_MAX])
-{
-    const nd_worker *worker = c->context->worker;
-    shared_folder shared = {"", ""};
-    if (worker->identity.rank == 0) {
-        char *real = realpath(c->files->dir, NULL);
-        if (!real) {
-            return nd_fail(ND_ERR_IO, "the run folder %s is gone", c->files->dir);
-        }
-        snprintf(shared.run, sizeof shared.run, "%.*s", ND_RESUME_PATH_MAX - 1, real);
-        free(real);
-        if (worker->identity.run_id[0]) {
-            snprintf(shared.run_id, sizeof shared.run_id, "%s", worker->identity.run_id);
-        } else {
-            snprintf(shared.run_id, sizeof shared.run_id, "%lld", (long long)nd_clock_ns());
-        }
-    }
-    ND_TRY(tell_all(worker, "run folder", &shared, sizeof shared));
-    if (!shared.run[0]) {
-        return nd_fail_elsewhere(ND_ERR_CANTCREATE, "rank 0 could not open the run folder");
-    }
-    snprintf(run, ND_RESUME_PATH_MAX, "%s", shared.run);
-    snprintf(c->run_id, sizeof c->run_id, "%s", shared.run_id);
-    return ND_OK;
-}
-
 /* checkpoint.export_model, on the writer's thread. */
 static nd_status export_model(void *context, const char *temporary, const nd_manifest *manifest)
 {
@@ -406,7 +428,6 @@ nd_status nd_run_checkpoints_start(nd_run_checkpoints *c)
     if (config->checkpoint.interval == 0) {
         return ND_OK;
     }
-    ND_TRY(share_folder(c, c->run));
     if (worker->identity.rank == 0) {
         ND_TRY(tell_launcher(c, c->run));
         ND_TRY(nd_resume_identity(config, c->context->inputs, &c->identity));

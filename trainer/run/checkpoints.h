@@ -20,7 +20,7 @@ typedef struct nd_run_checkpoints {
     nd_manifest_pairs identity, config; /* rank 0 */
     int64_t held_step;                  /* whose state a checkpoint has, or will have */
     int64_t good_step;                  /* of the newest good checkpoint; 0: none */
-    char run[ND_RESUME_PATH_MAX];       /* the run folder, absolute; with a saver */
+    char run[ND_RESUME_PATH_MAX];       /* the run folder, absolute */
     char good[ND_RESUME_PATH_MAX];      /* the newest good checkpoint, absolute; "": none */
     int rewinds;                        /* of this start */
     bool failed;                        /* the newest save failed */
@@ -40,7 +40,7 @@ nd_status nd_run_checkpoints_find(nd_run_checkpoints *c, const nd_run_context *c
  */
 nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd_run_files *files);
 /* Rank 0 could not open the run folder: the other ranks, which wait for its name in
- * nd_run_checkpoints_start, fail there. The thread's error stays. */
+ * nd_run_checkpoints_load, fail there with the same status. The thread's error stays. */
 void nd_run_checkpoints_refuse(const nd_run_checkpoints *c);
 /* Before the first step. */
 nd_status nd_run_checkpoints_start(nd_run_checkpoints *c);

@@ -23,10 +23,10 @@ typedef enum nd_resume_kind {
 enum { ND_RESUME_PATH_MAX = 4096 };
 
 typedef struct nd_resume {
-    int32_t kind;      /* nd_resume_kind */
-    int32_t continues; /* the run folder holds this run already */
-    int32_t searched;  /* the user named no checkpoint: an older one will do */
-    int32_t unused;
+    int32_t kind;                    /* nd_resume_kind */
+    int32_t continues;               /* the run folder holds this run already */
+    int32_t searched;                /* the user named no checkpoint: an older one will do */
+    int32_t status;                  /* ND_RESUME_FAILED: rank 0's */
     int64_t step;                    /* of a checkpoint of ours; -1: unknown */
     char run[ND_RESUME_PATH_MAX];    /* absolute; "": a fresh run folder */
     char source[ND_RESUME_PATH_MAX]; /* folder; "": none */
