@@ -237,7 +237,8 @@ static void on_kill_timer(uv_timer_t *timer)
 {
     nd_attempt *attempt = timer->data;
     if (attempt->patient) {
-        nd_log_warning("ndlaunch: %d workers did not end in time and are killed", attempt->running);
+        nd_log_warning("ndlaunch: %d worker%s did not end in time and %s killed", attempt->running,
+                       attempt->running == 1 ? "" : "s", attempt->running == 1 ? "is" : "are");
     }
     nd_attempt_kill(attempt, ND_KILLED_GRACE);
 }

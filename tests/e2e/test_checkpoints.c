@@ -449,14 +449,24 @@ Test(checkpoints, a_damaged_one_is_not_replaced_by_that_of_another_run)
     }
 }
 
+/* Nor does a run without checkpoints share its own. */
 Test(checkpoints, two_runs_do_not_share_a_folder)
 {
-    shell_run(&dir,
-              TWO "--num-steps 100000 --lr-scheduler constant --save-dir out "
-                  "--checkpoint-frequency 50 > log 2>&1 & pid=$!; " AWAIT("out/checkpoint-50") TWO
-              "--num-steps 100000 --save-dir out --resume-from-checkpoint latest; "
-              "code=$?; kill $pid; wait $pid; exit $code");
-    cr_assert_not_null(strstr(shell_output, "another process trains in"), "%s", shell_output);
+    static const char *const firsts[][2] = {{"--checkpoint-frequency 50", "out/checkpoint-50"},
+                                            {"--save-model false", "out/metrics.jsonl"}};
+    for (int i = 0; i < 2; i++) {
+        char command[COMMAND_MAX];
+        snprintf(command, sizeof command,
+                 "rm -rf out; " TWO "--num-steps 100000 --lr-scheduler constant --save-dir out %s "
+                 "> log 2>&1 & pid=$!; " AWAIT("%s") TWO
+                 "--num-steps 100000 --save-dir out --resume-from-checkpoint auto; "
+                 "code=$?; kill $pid; wait $pid; exit $code",
+                 firsts[i][0], firsts[i][1]);
+        int code = shell_run(&dir, command);
+        cr_assert_eq(code, 73, "%s: %d:\n%s", firsts[i][0], code, shell_output);
+        cr_assert_not_null(strstr(shell_output, "another process trains in"), "%s", shell_output);
+        cr_assert_null(strstr(shell_output, "did not end in time"), "%s", shell_output);
+    }
 }
 
 Test(checkpoints, a_full_disk_costs_the_checkpoint_and_not_the_run)

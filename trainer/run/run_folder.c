@@ -373,8 +373,8 @@ nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
     } else {
         ND_TRY(nd_run_folder_create(config, &files->dir));
     }
+    ND_TRY(nd_run_lock_acquire(files->dir, &files->lock));
     if (files->continues || config->checkpoint.interval > 0) {
-        ND_TRY(nd_run_lock_acquire(files->dir, &files->lock));
         ND_TRY(nd_checkpoint_sweep(files->dir));
     }
     ND_TRY(check_room_for_model(config, run->inputs, files->dir));
