@@ -304,6 +304,11 @@ Test(checkpoints, must_fit_the_run)
             "has intermediate_size 64, and the model of this run has 96");
     refused(2, TWO RESUMED "--micro-batch-size 2",
             "made with 2 samples a step, and this run has 4");
+    cr_expect_null(strstr(shell_output, "for instance"), "%s", shell_output);
+    refused(2, TRAIN "--num-processes 1 " RESUMED,
+            "this run has 1; keep the product of train.micro_batch_size, "
+            "train.gradient_accumulation_steps and the data-parallel ranks, for instance with "
+            "--gradient-accumulation-steps 2");
     refused(2, TWO RESUMED "--sequence-length 32", "train.sequence_length 64, and this run has 32");
     refused(2, TWO RESUMED "--optimizer sgd", "optimizer.name adamw, and this run has sgd");
     refused(2, TWO RESUMED "--set data.shuffle_seed=7", "data.shuffle_seed 42, and this run has 7");

@@ -93,7 +93,33 @@ static bool is_compared(const nd_config *config, const char *key, bool both_have
     return !is_allowed(config, key) && !(both_have_file && strcmp(key, "data.tokenizer") == 0);
 }
 
-static nd_status fail_pair(const char *folder, const nd_manifest_pair *own, const char *stored)
+/* The accumulation with which this run would have the checkpoint's samples a step; 0: none. */
+static int64_t fitting_accumulation(const nd_config *config, const char *stored)
+{
+    int64_t wanted = strtoll(stored, NULL, 10), own = nd_step_blocks(config);
+    int64_t steps = config->train.gradient_accumulation_steps;
+    return wanted > 0 && wanted <= INT64_MAX / steps && wanted * steps % own == 0
+               ? wanted * steps / own
+               : 0;
+}
+
+static nd_status fail_samples(const nd_config *config, const char *folder, const char *stored)
+{
+    char hint[80] = "";
+    int64_t steps = fitting_accumulation(config, stored);
+    if (steps > 0) {
+        snprintf(hint, sizeof hint, ", for instance with --gradient-accumulation-steps %lld",
+                 (long long)steps);
+    }
+    return nd_fail(ND_ERR_CONFIG,
+                   "%s was made with %s samples a step, and this run has %lld; keep the product "
+                   "of train.micro_batch_size, train.gradient_accumulation_steps and the "
+                   "data-parallel ranks%s",
+                   folder, stored, (long long)nd_step_blocks(config), hint);
+}
+
+static nd_status fail_pair(const nd_config *config, const char *folder, const nd_manifest_pair *own,
+                           const char *stored)
 {
     if (strcmp(own->key, tokenizer_file) == 0) {
         return nd_fail(
@@ -111,11 +137,7 @@ static nd_status fail_pair(const char *folder, const nd_manifest_pair *own, cons
                        folder, stored, own->value);
     }
     if (strcmp(own->key, "samples of a step") == 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s was made with %s samples a step, and this run has %s; keep the product "
-                       "of train.micro_batch_size, train.gradient_accumulation_steps and the "
-                       "data-parallel ranks",
-                       folder, stored, own->value);
+        return fail_samples(config, folder, stored);
     }
     return nd_fail(ND_ERR_CONFIG,
                    "%s was made with %s %s, and this run has %s; use the same value, or allow the "
@@ -141,7 +163,7 @@ nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, cons
         const nd_manifest_pair *pair = &own.list[i];
         const char *stored = nd_manifest_pairs_find(&manifest->identity, pair->key);
         if (stored && strcmp(stored, pair->value) != 0 && is_compared(config, pair->key, files)) {
-            status = fail_pair(folder, pair, stored);
+            status = fail_pair(config, folder, pair, stored);
         }
     }
     nd_manifest_pairs_fini(&own);
