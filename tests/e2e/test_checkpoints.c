@@ -199,6 +199,8 @@ Test(checkpoints, a_failure_in_a_validation_costs_no_step)
     }
     shell_says(VALIDATED "out --resume-from-checkpoint latest" SHORT, "resumed after step 4");
     shell(&dir, VALIDATIONS("out") " | cmp - 1");
+    shell_says(VALIDATED "fork --resume-from-checkpoint out --set train.validation_batches=2",
+               "resume: a validation was over 6 sequences and is over 4");
 }
 
 #define RESUMED                                                                                    \
@@ -379,6 +381,7 @@ Test(checkpoints, go_to_another_mesh)
                      "--resume-from-checkpoint latest",
                "resume: mesh.dp_shard was 2 and is 1");
     cr_expect_null(strstr(shell_output, "no checkpoints are saved"), "%s", shell_output);
+    cr_expect_null(strstr(shell_output, "a validation was over"), "%s", shell_output);
     shell_says(TRAIN "--num-processes 4 --tp-size 2 --dp-shard-size 2 --num-steps 6 --save-dir out "
                      "--precision fp32 --lr-scheduler constant --resume-from-checkpoint latest",
                "resumed after step 4");
@@ -545,5 +548,7 @@ Test(checkpoints, of_other_programs_are_taken)
     shell_says(TWO "--num-steps 6 --lr-scheduler constant --save-dir out --save-dtype fp32 "
                    "--resume-from-checkpoint whole/checkpoint-3/state",
                "resumed after step 3");
+    cr_expect_not_null(strstr(shell_output, "is the state of a checkpoint of ndtrain, taken as "),
+                       "%s", shell_output);
     shell(&dir, "cmp out/model/model.safetensors whole/model/model.safetensors");
 }

@@ -186,9 +186,27 @@ static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored)
     }
 }
 
+/* The folder state/ of a checkpoint of ours can be read as torch's. */
+static void say_own_state(const char *source)
+{
+    const char *slash = strrchr(source, '/');
+    char above[ND_RESUME_PATH_MAX + 16];
+    snprintf(above, sizeof above, "%.*s/" ND_MANIFEST_NAME, slash ? (int)(slash - source) : 0,
+             source);
+    if (slash && strcmp(slash + 1, ND_STATE_FOLDER) == 0 && nd_fs_exists(above)) {
+        nd_log_warning("%s is the state of a checkpoint of ndtrain, taken as torch's: whether data "
+                       "and settings agree is not compared; give the folder above it to go on with "
+                       "that run",
+                       source);
+    }
+}
+
 static nd_status load_dcp(nd_run_checkpoints *c, nd_restored *restored)
 {
     bool elsewhere = false;
+    if (c->trainer->rank->rank == 0) {
+        say_own_state(c->resume.source);
+    }
     nd_status status = nd_restore_dcp(c->trainer, c->resume.source, &elsewhere, restored);
     if (status != ND_OK && elsewhere) {
         nd_fail_elsewhere(status, "another rank could not read %s", c->resume.source);

@@ -206,6 +206,30 @@ static nd_status log_contents(const nd_config *config, const nd_inputs *inputs,
     return status;
 }
 
+/* Sequences of a validation; 0: all of the file, or unknown. */
+static double validated(const nd_mesh *mesh, const char *batches, const char *micro)
+{
+    return batches && micro
+               ? strtod(batches, NULL) * strtod(micro, NULL) * nd_mesh_group_size(mesh, ND_GROUP_DP)
+               : 0;
+}
+
+/* train.validation_batches counts for each data-parallel rank. */
+static void log_validation(const nd_config *config, const nd_manifest *manifest)
+{
+    double own = (double)config->train.validation_batches * (double)config->train.micro_batch_size *
+                 nd_mesh_group_size(&config->resolved_mesh, ND_GROUP_DP);
+    double stored = validated(&manifest->mesh,
+                              nd_manifest_pairs_find(&manifest->config, "train.validation_batches"),
+                              nd_manifest_pairs_find(&manifest->config, "train.micro_batch_size"));
+    if (own > 0 && stored > 0 && own != stored && config->data.validation_path[0]) {
+        nd_log_info("resume: a validation was over %.0f sequences and is over %.0f, so its losses "
+                    "are not those of the same text (train.validation_batches is that of each "
+                    "data-parallel rank)",
+                    stored, own);
+    }
+}
+
 nd_status nd_resume_log_changes(const nd_config *config, const nd_inputs *inputs,
                                 const nd_manifest *manifest)
 {
@@ -216,6 +240,7 @@ nd_status nd_resume_log_changes(const nd_config *config, const nd_inputs *inputs
                        interval);
     }
     ND_TRY(log_contents(config, inputs, manifest));
+    log_validation(config, manifest);
     return nd_config_each(config, log_change, (void *)manifest);
 }
 
