@@ -551,4 +551,15 @@ Test(checkpoints, of_other_programs_are_taken)
     cr_expect_not_null(strstr(shell_output, "is the state of a checkpoint of ndtrain, taken as "),
                        "%s", shell_output);
     shell(&dir, "cmp out/model/model.safetensors whole/model/model.safetensors");
+    int code = shell_run(&dir, TWO "--num-steps 2 --save-dir b --resume-from-checkpoint "
+                                   "whole/checkpoint-3/state");
+    cr_assert_eq(code, 2, "ended with %d:\n%s", code, shell_output);
+    cr_assert_not_null(strstr(shell_output, "is already at step 3, and train.steps is 2"), "%s",
+                       shell_output);
+    /* Moments of an unknown number of updates: bias correction would be wrong. */
+    shell(&dir, "! test -e b && cp -r whole/checkpoint-3/state torch && rm torch/*.hashes && "
+                "LC_ALL=C sed -i 's/\\.step\\b/.stop/g' torch/*.safetensors");
+    shell_says(TWO "--num-steps 2 --save-dir b --resume-from-checkpoint torch",
+               "has moments of AdamW, but not the number of their updates");
+    shell(&dir, "grep -q '\"step\":1,' b/metrics.jsonl");
 }

@@ -247,7 +247,7 @@ nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_mani
     return status;
 }
 
-static nd_status read_dcp(restore *r, const char *folder, int64_t *updates)
+static nd_status read_dcp(restore *r, const char *folder, int64_t *updates, bool *uncounted)
 {
     const nd_param *first = &r->trainer->model->layout->params[0];
     ND_TRY(nd_source_open_dcp(folder, &r->trainer->rank->shape, &r->source));
@@ -255,6 +255,8 @@ static nd_status read_dcp(restore *r, const char *folder, int64_t *updates)
         r->arrays = 1;
     }
     ND_TRY(r->arrays > 1 ? nd_source_read_updates(r->source, updates) : ND_OK);
+    *uncounted = *updates < 0;
+    r->arrays = *uncounted ? 1 : r->arrays;
     return read_units(r);
 }
 
@@ -265,7 +267,7 @@ nd_status nd_restore_dcp(nd_trainer *trainer, const char *folder, bool *elsewher
     double begin = nd_clock_seconds();
     *out = (nd_restored){0};
     nd_status status = prepare(&r, trainer);
-    status = status == ND_OK ? read_dcp(&r, folder, &updates) : status;
+    status = status == ND_OK ? read_dcp(&r, folder, &updates, &out->uncounted) : status;
     status = agree(trainer, status, elsewhere);
     status = status == ND_OK ? share_units(&r) : status;
     if (status == ND_OK) {

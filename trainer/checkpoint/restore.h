@@ -13,6 +13,7 @@
 
 typedef struct nd_restored {
     bool moments;       /* they were stored, and were loaded */
+    bool uncounted;     /* they were stored, but not of how many updates, and were not loaded */
     bool scales;        /* FP8 scales and histories were loaded, or the recipe has none */
     bool scales_differ; /* they were stored, of another recipe, and were not loaded */
     double seconds;
@@ -31,8 +32,8 @@ nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_mani
 
 /*
  * Loads a folder of torch DCP's safetensors. Without moments there these stay zero and the position
- * is step 0; with them the position is the number of updates that the folder tells. Collective, as
- * above.
+ * is step 0; with them the position is the number of updates that the folder tells. Where it tells
+ * none, the moments are not loaded: their bias could not be corrected. Collective, as above.
  */
 nd_status nd_restore_dcp(nd_trainer *trainer, const char *folder, bool *elsewhere,
                          nd_restored *out);

@@ -144,7 +144,10 @@ static void log_scales(const nd_run_checkpoints *c, const nd_restored *restored)
     }
     if (c->trainer->rank->rank == 0 && !restored->moments &&
         c->trainer->rank->config->optimizer.name == ND_OPTIMIZER_ADAMW) {
-        nd_log_warning("%s has no moments of AdamW, so these begin at zero", c->resume.source);
+        nd_log_warning("%s has %s, so these begin at zero", c->resume.source,
+                       restored->uncounted ? "moments of AdamW, but not the number of their "
+                                             "updates (optimizer.state.*.step)"
+                                           : "no moments of AdamW");
     }
 }
 

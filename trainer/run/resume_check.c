@@ -145,18 +145,22 @@ static nd_status fail_pair(const nd_config *config, const char *folder, const nd
                    folder, own->key, stored, own->value, own->key);
 }
 
+static nd_status check_step(const nd_config *config, const char *folder, int64_t step)
+{
+    return step <= config->train.steps
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG,
+                         "%s is already at step %lld, and train.steps is %lld; give more steps, or "
+                         "an older checkpoint",
+                         folder, (long long)step, (long long)config->train.steps);
+}
+
 nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
                           const nd_manifest *manifest)
 {
     nd_manifest_pairs own = {0};
     ND_TRY(nd_manifest_check_shape(manifest, &inputs->shape, folder));
-    if (manifest->position.step > config->train.steps) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "%s is already at step %lld, and train.steps is %lld; give more steps, or an "
-            "older checkpoint",
-            folder, (long long)manifest->position.step, (long long)config->train.steps);
-    }
+    ND_TRY(check_step(config, folder, manifest->position.step));
     nd_status status = nd_resume_identity(config, inputs, &own);
     bool files = inputs->tokenizer && nd_manifest_pairs_find(&manifest->identity, tokenizer_file);
     for (int i = 0; i < own.count && status == ND_OK; i++) {
@@ -257,17 +261,23 @@ static nd_status check_model(const nd_inputs *inputs, const char *folder)
     return status;
 }
 
-static nd_status check_dcp(const nd_inputs *inputs, const char *folder)
+static nd_status check_dcp(const nd_config *config, const nd_inputs *inputs, const char *folder)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
     const nd_layout_options options = {.shape = &inputs->shape, .mesh = &one};
     nd_layout *layout = NULL;
     nd_source *source = NULL;
+    int64_t updates = 0;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_layout_create(&options, &layout));
     ND_TRY_OUT(nd_source_open_dcp(folder, &inputs->shape, &source));
     for (int i = 0; i < layout->param_count; i++) {
         ND_TRY_OUT(nd_source_check_weights(source, &layout->params[i]));
+    }
+    if (config->optimizer.name == ND_OPTIMIZER_ADAMW &&
+        nd_source_has(source, &layout->params[0], ND_STATE_MOMENT1)) {
+        ND_TRY_OUT(nd_source_read_updates(source, &updates));
+        status = check_step(config, folder, updates);
     }
 out:
     nd_source_close(source);
@@ -299,7 +309,7 @@ nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
         ND_TRY(check_checkpoint(config, inputs, resume.source));
         break;
     case ND_RESUME_DCP:
-        ND_TRY(check_dcp(inputs, resume.source));
+        ND_TRY(check_dcp(config, inputs, resume.source));
         break;
     case ND_RESUME_MODEL:
         ND_TRY(check_model(inputs, resume.source));
