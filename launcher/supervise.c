@@ -193,7 +193,8 @@ static void remember(nd_supervisor *s, const nd_nodes_end *end, bool stepped)
     int64_t done = nd_progress_completed_steps(&page->slots[0]);
     const char *folder = nd_progress_run_folder(page);
     t->steps_before = done > first ? done : first;
-    t->steps_from = nd_progress_durable_step(page);
+    int64_t durable = nd_progress_durable_step(page); /* -1: it goes on from where it began */
+    t->steps_from = durable >= 0 ? durable : first;
     if (folder[0]) {
         snprintf(s->run_folder, sizeof s->run_folder, "%s", folder);
     }

@@ -137,6 +137,16 @@ Test(restarts, one_that_fails_before_its_first_step_is_tried_again)
     assert_says(&l, "not started again: three restarts in a row failed before their first step\n");
 }
 
+/* It may have begun with another run's checkpoint. */
+Test(restarts, one_without_a_checkpoint_goes_on_from_where_the_job_began)
+{
+    launched l;
+    start(&l, "B100T103K9;B100T101X0", "3");
+    expect_code(&l, 0);
+    expect_starts(&l, 2);
+    assert_says(&l, "restart 1 of 3 follows at once, from step 100\n");
+}
+
 Test(restarts, never_twice_without_a_newer_checkpoint)
 {
     launched l;
