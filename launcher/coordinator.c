@@ -94,7 +94,7 @@ static nd_status begin_start(nd_coordinator *c)
         report_replaced(c);
     }
     c->state = ND_NODES_RUNNING;
-    c->stop_sent = c->restarts = c->asked = false;
+    c->stop_sent = c->restarts = c->asked = c->left_behind = false;
     nd_roster_begin(&c->roster);
     return ND_OK;
 }
@@ -200,10 +200,12 @@ nd_status nd_coordinator_on_frame(void *context, nd_peer *peer, int index,
         int code = (int)nd_wire_get_u32(&cursor);
         bool ours = nd_wire_get_u32(&cursor) == (uint32_t)c->epoch;
         bool asked = nd_wire_get_u32(&cursor) != 0;
+        bool left_behind = nd_wire_get_u32(&cursor) != 0;
         const uint8_t *screen = nd_wire_get_blob(&cursor, &bytes);
         if (nd_wire_finished(&cursor) && ours && !n->ended && c->state == ND_NODES_RUNNING) {
             nd_node_end(n, code, (const char *)screen, bytes);
             c->asked |= asked;
+            c->left_behind |= left_behind;
         }
         break;
     }
@@ -219,7 +221,9 @@ nd_status nd_coordinator_on_frame(void *context, nd_peer *peer, int index,
 static void conclude(nd_coordinator *c)
 {
     nd_nodes_end *end = &c->end;
-    *end = (nd_nodes_end){.node = nd_roster_first_failure(&c->roster), .asked = c->asked};
+    *end = (nd_nodes_end){.node = nd_roster_first_failure(&c->roster),
+                          .asked = c->asked,
+                          .left_behind = c->left_behind};
     c->state = ND_NODES_BETWEEN;
     if (end->node >= 0) {
         const nd_node *n = &c->roster.nodes[end->node];
@@ -426,5 +430,6 @@ void nd_coordinator_ended(nd_coordinator *c, const nd_nodes_end *end, const char
 {
     nd_node_end(&c->roster.nodes[0], end->code, screen, strlen(screen));
     c->asked |= end->asked;
+    c->left_behind |= end->left_behind;
     c->own = *end;
 }

@@ -28,7 +28,8 @@ struct nd_coordinator {
     char refusal[ND_ERROR_MESSAGE_MAX];
     nd_coordinator_state state;
     int64_t epoch, next_epoch;
-    bool asked; /* a signal to a launcher asked the job to end */
+    bool asked;       /* a signal to a launcher asked the job to end */
+    bool left_behind; /* a killed worker of this start did not end */
     bool stop_sent;
     bool restarts; /* ND_NODES_BETWEEN: the nodes are gathered for start next_epoch */
     bool fewer;    /* and it does not wait for nodes that are not here */

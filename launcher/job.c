@@ -171,7 +171,7 @@ static void on_workers_ended(void *context)
     char *screen = NULL;
     size_t bytes;
     FILE *out = open_memstream(&screen, &bytes);
-    nd_nodes_end end = {.asked = s->asked};
+    nd_nodes_end end = {.asked = s->asked, .left_behind = s->attempt->left_behind};
     int code = nd_attempt_report(s->attempt, out ? out : stderr);
     if (out) {
         fclose(out);

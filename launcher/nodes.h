@@ -8,20 +8,7 @@
  * all. Each of the other nodes, the members, holds one connection to it.
  *
  * When the workers of one start have ended everywhere, node 0's job decides whether there is a
- * further start. Before it, node 0 waits for nodes whose launcher was lost: an ndlaunch that is
- * started there again joins as the same node.
- *
- * Each start has launch.nnodes places, and as many nodes have workers. The others are spares
- * (launch.spare_nodes): connected, without workers. Before a restart a spare takes the place, and
- * so the ranks, of a node that was lost or taken out. Node 0 always has place 0. Where no node is
- * left to take a place, a start may have fewer places (launch.min_nodes), and so fewer workers on a
- * smaller mesh; each node makes the configuration of its workers from the world size of the plan.
- *
- * Both act on the job of their own node through callbacks, on the job's loop.
- *
- * Frames in the order of a job's life. All use the store's connection, so they come from and go to
- * accepted members only. Those about workers carry the epoch of their start, and one of another
- * start is ignored.
+ * further start. Both act on the job of their own node through callbacks, on the job's loop.
  */
 #include <string.h>
 #include <uv.h>
@@ -30,13 +17,17 @@
 #include "runtime/config/config.h"
 #include "runtime/rdzv/store_server.h"
 
+/* Frames in the order of a job's life. All use the store's connection, so they come from and go to
+ * accepted members only. Those about workers carry the epoch of their start, and one of another
+ * start is ignored. */
 enum {
     ND_NODE_JOIN = ND_WIRE_NODE_FIRST, /* to 0: u32 local workers, blob job text */
     ND_NODE_PLAN,    /* from 0: u32 first rank, u32 world size, u32 epoch, blob run folder */
     ND_NODE_BEAT,    /* both: -; every two seconds */
     ND_NODE_FAIL,    /* to 0: u32 code, u32 epoch; its first failure, seen just now */
     ND_NODE_STOP,    /* from 0: u32 epoch, u32 patience in ms; end your workers */
-    ND_NODE_END,     /* to 0: u32 code, u32 epoch, u32 asked, blob screen; its workers have ended */
+    ND_NODE_END,     /* to 0: u32 code, u32 epoch, u32 asked, u32 left behind, blob screen; its
+                        workers have ended */
     ND_NODE_RELEASE, /* from 0: u32 code of the job, blob reason */
     ND_NODE_REST,    /* from 0: -; it has no place in this start, wait without workers */
 };
@@ -61,11 +52,22 @@ typedef struct nd_nodes_end {
     int code;            /* of the first failure, or 0 */
     int node;            /* where it was; -1: nowhere */
     bool asked;          /* a signal to one of the launchers asked the job to end */
+    bool left_behind;    /* a killed worker of some node did not end */
     int64_t occurred_ns; /* when node 0 saw it, or the last message of a node that was lost came */
     char words[256];     /* "node 1 (host a) failed with code 137" */
 } nd_nodes_end;
 
-/* A further start, as this node sees it; texts are borrowed for the call. */
+/*
+ * A further start, as this node sees it; texts are borrowed for the call. Before it, node 0 waits
+ * for nodes whose launcher was lost: an ndlaunch that is started there again joins as the same
+ * node.
+ *
+ * Each start has launch.nnodes places, and as many nodes have workers. The others are spares
+ * (launch.spare_nodes): connected, without workers. Before a restart a spare takes the place, and
+ * so the ranks, of a node that was lost or taken out. Node 0 always has place 0. Where no node is
+ * left to take a place, a start may have fewer places (launch.min_nodes), and so fewer workers on a
+ * smaller mesh; each node makes the configuration of its workers from the world size of the plan.
+ */
 typedef struct nd_nodes_start {
     int64_t epoch;
     int first_rank, world_size;

@@ -29,7 +29,7 @@ typedef enum nd_restart {
 typedef struct nd_restart_case {
     int code;         /* of the failure: a worker's exit code or 128 + its signal */
     bool asked;       /* ndlaunch received a signal that ends the job */
-    bool left_behind; /* a killed worker of node 0 did not end */
+    bool left_behind; /* a killed worker did not end, on whatever node */
     int64_t epoch, max_restarts;
     bool stepped;     /* this start completed a step */
     int64_t began_at; /* steps that were done when this start's loop began */

@@ -232,6 +232,7 @@ bool nd_supervisor_restarts(nd_supervisor *s, const nd_nodes_end *end, double *w
 {
     nd_restart_case c = restart_case(s, end->code);
     c.asked |= end->asked;
+    c.left_behind |= end->left_behind;
     nd_restart_choice choice = nd_restart_decide(&c);
     print_first_step(s);
     uv_timer_stop(&s->first_step_timer);
