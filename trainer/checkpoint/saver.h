@@ -2,25 +2,17 @@
 #ifndef ND_CHECKPOINT_SAVER_H
 #define ND_CHECKPOINT_SAVER_H
 /*
- * Saves the state of a running trainer without stopping it.
- *
- * Parameters and moments do not change between two updates. A save that begins after step k
- * therefore copies during the forward and backward of step k+1, and the update of step k+1 waits,
- * unit by unit, until the writer has copied that unit. On a CPU the copy is the write itself: a
- * slice is hashed and handed to the page cache while it is still in the processor's cache. On a GPU
- * it goes to pinned memory on a stream of its own.
- *
- * How far a save is travels with the flags of the next steps (nd_trainer_report_save), so no
- * collective is added to them. When all ranks have written, one all-gather of fixed-size records
- * follows at a step boundary, and a thread of rank 0 commits. A rank that cannot write tells all
- * others in the same way: all stop writing, rank 0 removes the temporary folder, and the older
- * checkpoints stay.
- *
- * A writer may be slow, but it hangs when it has completed no read, write or sync and copied no
- * unit for launch.comm_timeout_seconds. Whoever then waits for it gets ND_ERR_HANG.
+ * Saves the state of a running trainer without stopping it. Parameters and moments do not change
+ * between two updates. A save that begins after step k therefore copies during the forward and
+ * backward of step k+1, and the update of step k+1 waits, unit by unit, until the writer has copied
+ * that unit. On a CPU the copy is the write itself: a slice is hashed and handed to the page cache
+ * while it is still in the processor's cache. On a GPU it goes to pinned memory on a stream of its
+ * own.
  *
  * A saver belongs to the thread of its rank. Its writer thread has a queue of one job, touches no
- * communicator, and enqueues nothing on the device.
+ * communicator, and enqueues nothing on the device. It hangs when it has completed no read, write
+ * or sync and copied no unit for launch.comm_timeout_seconds; whoever then waits for it gets
+ * ND_ERR_HANG.
  */
 #include "trainer/checkpoint/folder.h"
 #include "trainer/step/step.h"
@@ -82,6 +74,14 @@ typedef struct nd_save_report {
     char why[512];          /* not good: the reason, on the rank that has it; else "" */
 } nd_save_report;
 
+/*
+ * How far a save is travels with the flags of the next steps (nd_trainer_report_save), so no
+ * collective is added to them. When all ranks have written, one all-gather of fixed-size records
+ * follows at a step boundary, and a thread of rank 0 commits. A rank that cannot write tells all
+ * others in the same way: all stop writing, rank 0 removes the temporary folder, and the older
+ * checkpoints stay.
+ */
+
 bool nd_saver_is_busy(const nd_saver *saver); /* alike on all ranks */
 
 /*
@@ -89,8 +89,8 @@ bool nd_saver_is_busy(const nd_saver *saver); /* alike on all ranks */
  * `metrics_bytes`: the length of metrics.jsonl, on rank 0.
  */
 nd_status nd_saver_begin(nd_saver *saver, const char *reason, int64_t metrics_bytes);
-/* After each step, with the step's `save` flag; a collective only when the save enters another
- * phase. */
+/* After each step, with the step's `save` flag, or between the batches of a validation, with the
+ * largest flag of all ranks; a collective only when the save enters another phase. */
 nd_status nd_saver_advance(nd_saver *saver, int64_t flag, nd_save_report *report);
 /* Waits until the save in flight is durable or has failed, or this rank's writer hangs. All ranks
  * call it. */
