@@ -350,6 +350,12 @@ nd_status nd_fs_check_space_left(const char *folder, const char *begun, uint64_t
 {
     struct statvfs fs;
     if (statvfs(folder, &fs) != 0) {
+        if (errno == ENOENT) {
+            return nd_fail(ND_ERR_CANTCREATE,
+                           "%s needs room in \"%s\", but there is no such folder; make it, or "
+                           "write elsewhere",
+                           purpose, folder);
+        }
         return nd_fail(ND_ERR_CANTCREATE,
                        "%s needs room in \"%s\", but that folder cannot be examined: %s", purpose,
                        folder, strerror(errno));

@@ -138,6 +138,7 @@ Test(ckpt, verify_includes_the_model_beside_the_state)
     says(", with the model beside it\n");
     shell(&dir, "echo >>run/checkpoint-30/config.json");
     refused(65, CKPT "verify run/checkpoint-30", "config.json\" is not the file that SHA256SUMS");
+    says("run/checkpoint-30: its state is good, but the model beside it is bad: ");
 }
 
 Test(ckpt, export)

@@ -31,8 +31,8 @@ nd_status nd_run_lock_acquire(const char *run, nd_run_lock *out)
         status = nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, strerror(code));
     } else if (code == EWOULDBLOCK) {
         status = nd_fail(ND_ERR_CANTCREATE,
-                         "another process trains in \"%s\" at this moment; wait for its end, or "
-                         "train in another folder (--save-dir)",
+                         "another process trains in \"%s\" at this moment, or deletes checkpoints "
+                         "there; wait until it has ended",
                          run);
         close(fd);
         fd = -1;

@@ -10,11 +10,13 @@
 #include "trainer/commands/ckpt.h"
 #include "trainer/weights/weights.h"
 
-static nd_status verify(const char *folder, int64_t *bytes, int *model_files)
+/* *state_is_good: a fault is one of the model beside the state. */
+static nd_status verify(const char *folder, int64_t *bytes, int *model_files, bool *state_is_good)
 {
     nd_manifest manifest = {0};
     ND_TRY(nd_ckpt_read_manifest(folder, &manifest));
     nd_status status = nd_source_verify_all(folder, &manifest, bytes);
+    *state_is_good = status == ND_OK;
     status = status == ND_OK ? nd_checksums_verify(folder, model_files) : status;
     nd_manifest_fini(&manifest);
     return status;
@@ -25,15 +27,18 @@ static void verify_one(const char *folder, int *code)
 {
     int64_t bytes = 0;
     int model_files = 0;
+    bool state_is_good = false;
     double begin = nd_clock_seconds();
-    nd_status status = verify(folder, &bytes, &model_files);
+    nd_status status = verify(folder, &bytes, &model_files, &state_is_good);
     double seconds = nd_clock_seconds() - begin;
     if (status != ND_OK && !nd_fs_exists(folder)) {
         printf("%s: deleted meanwhile\n", folder);
         return;
     }
     if (status != ND_OK) {
-        printf("%s: %s: %s\n", folder, status == ND_ERR_DATA ? "bad" : "not verified",
+        const char *bad =
+            state_is_good ? "its state is good, but the model beside it is bad" : "bad";
+        printf("%s: %s: %s\n", folder, status == ND_ERR_DATA ? bad : "not verified",
                nd_error_last()->message);
         *code = *code == 0 ? (int)status : *code;
         return;

@@ -102,7 +102,7 @@ static nd_status verify_file(const char *folder, const char *name, const char *w
         status = nd_fail(ND_ERR_DATA,
                          "\"%s\" is not the file that SHA256SUMS of its folder lists: it was "
                          "damaged or changed after it was saved; copy it again, or, if the change "
-                         "is wanted, set model.verify: false or remove SHA256SUMS",
+                         "is wanted, remove SHA256SUMS or train with model.verify: false",
                          path);
     }
 out:
