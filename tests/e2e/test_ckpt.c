@@ -129,6 +129,13 @@ Test(ckpt, verify)
     says("run/checkpoint-30: good, ");
     shell(&dir, "rm run/checkpoint-10/state/*.hashes");
     refused(65, CKPT "verify run/checkpoint-10", "shard-00001.hashes");
+    shell(&dir, "mv run/checkpoint-20 b && ln -s ../b run/checkpoint-40 && " CKPT
+                "verify run/checkpoint-30");
+    refused(65, CKPT "verify run", "run/checkpoint-40 is a link, which is not followed");
+    shell(&dir, CKPT "export run from-30");
+    says("run/checkpoint-40 is a link, which is not followed");
+    shell(&dir, CKPT "ls run");
+    says("checkpoint-40      link ");
 }
 
 Test(ckpt, verify_includes_the_model_beside_the_state)
@@ -276,6 +283,8 @@ Test(ckpt, folders_that_are_no_checkpoints)
     } cases[] = {
         {"true", "nowhere", "\"nowhere\": No such file"},
         {"echo >file", "file", "\"file\": Not a directory"},
+        {"mkdir half; ln -s ../run/checkpoint-10 half/checkpoint-10", "half",
+         "\"half/checkpoint-10\" is a link; give the folder"},
         {"mkdir -p empty", "empty", "\"empty\" is neither a checkpoint nor a run folder"},
         {"mkdir -p half/state", "half", "\"half\" has no manifest.json"},
         {"ln -sf run/checkpoint-10 link", "link", "\"link\" is a link; give the folder"},

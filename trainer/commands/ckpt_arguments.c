@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "runtime/base/fsio.h"
+#include "runtime/base/log.h"
 #include "runtime/base/printable.h"
 #include "runtime/base/suggest.h"
 #include "trainer/checkpoint/folder.h"
@@ -154,11 +155,33 @@ nd_status nd_ckpt_read_manifest(const char *folder, nd_manifest *manifest)
                  : nd_fail(ND_ERR_DATA, "\"%s/" ND_MANIFEST_NAME "\" is a link or no file", folder);
 }
 
+nd_status nd_ckpt_check_links(const char *run, int64_t newest)
+{
+    int64_t link = -1;
+    ND_TRY(nd_checkpoint_newest_link(run, &link));
+    if (link > newest && newest < 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s/checkpoint-%lld\" is a link; give the folder that it points to", run,
+                       (long long)link);
+    }
+    if (link > newest) {
+        nd_log_warning("%s/checkpoint-%lld is a link, which is not followed; give the folder that "
+                       "it points to",
+                       run, (long long)link);
+    }
+    return ND_OK;
+}
+
 static nd_status newest_of_run(const char *run, char **folder)
 {
     int64_t *steps = NULL;
     int count = 0;
     ND_TRY(nd_checkpoint_list(run, &steps, &count));
+    nd_status linked = nd_ckpt_check_links(run, count > 0 ? steps[count - 1] : -1);
+    if (linked != ND_OK) {
+        free(steps);
+        return linked;
+    }
     nd_status status = count > 0 ? nd_checkpoint_path(run, steps[count - 1], folder)
                                  : nd_fail(ND_ERR_DATA,
                                            "\"%s\" is neither a checkpoint nor a run folder with "

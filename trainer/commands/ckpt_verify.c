@@ -64,7 +64,9 @@ static nd_status verify_run(const char *run, int *code)
         }
         free(path);
     }
+    int64_t newest = count > 0 ? steps[count - 1] : -1;
     free(steps);
+    ND_TRY(nd_ckpt_check_links(run, newest));
     return count > 0 ? status
                      : nd_fail(ND_ERR_DATA,
                                "\"%s\" is neither a checkpoint nor a run folder with folders "
