@@ -84,15 +84,15 @@ Test(ckpt, ls)
     shell(&dir, "cp -r run/checkpoint-10 run/checkpoint-10.bad && mkdir run/.tmp-checkpoint-40-id "
                 "run/checkpoint-50 && rm run/checkpoint-30/state/*.hashes && " CKPT "ls run");
     says("run:\n");
-    says("checkpoint-10      good ");
-    says("checkpoint-10.bad  .bad ");
+    says("checkpoint-10         good ");
+    says("checkpoint-10.bad     .bad ");
     says("2026-01-31T12:00:00Z");
     says("dp_shard 2, tp 2 ");
     says("interval ");
     says("            1000\n");
     says(".tmp-checkpoint-40-id temporary ");
-    says("checkpoint-50      no manifest ");
-    says("checkpoint-30      incomplete ");
+    says("checkpoint-50         no manifest ");
+    says("checkpoint-30         incomplete ");
     says("shard-00001.hashes");
     shell(&dir, CKPT "ls run/checkpoint-20/");
     says("checkpoint-20      good ");

@@ -38,7 +38,7 @@ static void print_verb_help(const nd_ckpt_verb *verb)
                  flag->value ? flag->value : "");
         printf("  %-22s %s\n", name, flag->help);
     }
-    printf("\n%s", codes);
+    printf("%s%s", verb->flags[0].name ? "\n" : "", codes);
 }
 
 static bool is_help(const char *argument)
@@ -75,7 +75,7 @@ static nd_status run(int argc, char **argv, int *code)
         return nd_fail(ND_ERR_CONFIG, "a verb is missing: ls, verify, export, diff or prune; "
                                       "ndtrain ckpt --help says more");
     }
-    if (is_help(argv[1])) {
+    if (is_help(argv[1]) || strcmp(argv[1], "help") == 0) {
         print_help();
         return ND_OK;
     }

@@ -32,7 +32,21 @@ static const char *age_text(char text[ND_CKPT_TEXT_MAX], int64_t seconds)
     return text;
 }
 
-static void print_line(const nd_saved *s)
+enum { NAME_WIDTH_LEAST = 18, NAME_WIDTH_MOST = 64 };
+
+/* Of the column with the folders' names. */
+static int name_width(const nd_saved *list, int count)
+{
+    int width = NAME_WIDTH_LEAST;
+    for (int i = 0; i < count; i++) {
+        char name[ND_CKPT_TEXT_MAX];
+        int length = (int)strlen(nd_ckpt_printable(name, list[i].name));
+        width = length > width ? length : width;
+    }
+    return width < NAME_WIDTH_MOST ? width : NAME_WIDTH_MOST;
+}
+
+static void print_line(const nd_saved *s, int width)
 {
     char name[ND_CKPT_TEXT_MAX], saved[ND_CLOCK_UTC_MAX], age[ND_CKPT_TEXT_MAX];
     char bytes[ND_CKPT_TEXT_MAX], mesh[ND_CKPT_TEXT_MAX], reason[ND_CKPT_TEXT_MAX];
@@ -43,7 +57,7 @@ static void print_line(const nd_saved *s)
     if (s->has_manifest) {
         snprintf(tokens, sizeof tokens, "%lld", (long long)s->position.tokens_seen);
     }
-    printf("%8s  %-18s %-16s %8s  %-20s %7s  %-24s %-9s %15s%s\n", step,
+    printf("%8s  %-*s %-16s %8s  %-20s %7s  %-24s %-9s %15s%s\n", step, width,
            nd_ckpt_printable(name, s->name), nd_saved_state_name(s->state),
            nd_ckpt_bytes(bytes, (double)s->bytes), nd_clock_utc(s->time, saved),
            age_text(age, time(NULL) - s->time),
@@ -55,10 +69,10 @@ static void print_line(const nd_saved *s)
     }
 }
 
-static void print_head(void)
+static void print_head(int width)
 {
-    printf("%8s  %-18s %-16s %8s  %-20s %7s  %-24s %-9s %15s\n", "step", "folder", "state", "size",
-           "saved", "age", "mesh", "reason", "tokens seen");
+    printf("%8s  %-*s %-16s %8s  %-20s %7s  %-24s %-9s %15s\n", "step", width, "folder", "state",
+           "size", "saved", "age", "mesh", "reason", "tokens seen");
 }
 
 static json_t *mesh_json(const nd_mesh *mesh)
@@ -101,17 +115,18 @@ static nd_status print_json(const char *run, const nd_saved *s)
 
 static nd_status print_run(const char *run, const nd_saved *list, int count, bool json)
 {
+    int width = name_width(list, count);
     if (!json) {
         printf("%s:%s\n", run, count == 0 ? " no checkpoints" : "");
         if (count > 0) {
-            print_head();
+            print_head(width);
         }
     }
     for (int i = 0; i < count; i++) {
         if (json) {
             ND_TRY(print_json(run, &list[i]));
         } else {
-            print_line(&list[i]);
+            print_line(&list[i], width);
         }
     }
     return ND_OK;
@@ -194,8 +209,9 @@ const nd_ckpt_verb nd_ckpt_ls = {
         "in runs/.\n"
         "The state \"good\" means that the manifest is whole and all files are there with their "
         "sizes;\nndtrain ckpt verify reads them. Folders that were set aside (.bad, .old) and "
-        "what saves and\ndeletions left (temporary, half deleted) are listed too; a temporary "
-        "folder may belong to a save\nthat goes on at this moment.\n",
+        "what saves and\ndeletions left (temporary, half deleted) are listed too, and links, "
+        "which are not followed; a\ntemporary folder may belong to a save that goes on at this "
+        "moment.\n",
     .least = 0,
     .most = 1,
     .flags = {{"--json", NULL, "Prints one JSON object a line."}},
