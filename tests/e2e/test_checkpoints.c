@@ -324,6 +324,11 @@ Test(checkpoints, must_fit_the_run)
             "(did you mean latest?)");
     refused(2, TWO "--num-steps 6 --save-dir new --resume-from-checkpoint out --optimizer sgd",
             "optimizer.name adamw, and this run has sgd");
+    shell_says(TWO "--num-steps 6 --save-dir plain --resume-from-checkpoint out --optimizer sgd "
+                   "--resume-allow optimizer.name --checkpoint-verify false",
+               "has moments of AdamW, which are left out");
+    cr_expect_not_null(strstr(shell_output, "was loaded without comparing its checksums"), "%s",
+                       shell_output);
     /* Neither do other programs' folders make a run folder before they are known to fit. */
     shell(&dir, TWO "--model-config wide.json --num-steps 1 --save-dir wide "
                     "--checkpoint-frequency 1; mkdir torch; touch torch/__0_0.distcp");

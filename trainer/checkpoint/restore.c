@@ -204,6 +204,7 @@ static nd_status read_checkpoint(restore *r, const char *folder, const nd_manife
                                  bool verify, nd_restored *out)
 {
     ND_TRY(nd_source_open_checkpoint(folder, manifest, verify, &r->source));
+    out->leaves = r->arrays < manifest->arrays;
     r->arrays = r->arrays < manifest->arrays ? r->arrays : manifest->arrays;
     ND_TRY(read_units(r));
     extras e = {.manifest = manifest,

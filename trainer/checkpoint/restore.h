@@ -14,6 +14,7 @@
 typedef struct nd_restored {
     bool moments;       /* they were stored, and were loaded */
     bool uncounted;     /* they were stored, but not of how many updates, and were not loaded */
+    bool leaves;        /* moments were stored, and the optimizer has none */
     bool scales;        /* FP8 scales and histories were loaded, or the recipe has none */
     bool scales_differ; /* they were stored, of another recipe, and were not loaded */
     double seconds;

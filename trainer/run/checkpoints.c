@@ -136,14 +136,27 @@ static nd_status fall_back(nd_run_checkpoints *c, const nd_error *error)
     return find(c, &search, key, status);
 }
 
-static void log_scales(const nd_run_checkpoints *c, const nd_restored *restored)
+static void log_restored(const nd_run_checkpoints *c, const nd_restored *restored)
 {
-    if (c->trainer->rank->rank == 0 && restored->scales_differ) {
+    const nd_config *config = c->trainer->rank->config;
+    if (c->trainer->rank->rank != 0) {
+        return;
+    }
+    if (restored->scales_differ && restored->scales) {
+        nd_log_info("the checkpoint has FP8 histories, which this run does not need");
+    } else if (restored->scales_differ) {
         nd_log_warning("the checkpoint has FP8 histories of another recipe; those of this run "
                        "begin afresh");
     }
-    if (c->trainer->rank->rank == 0 && !restored->moments &&
-        c->trainer->rank->config->optimizer.name == ND_OPTIMIZER_ADAMW) {
+    if (restored->leaves) {
+        nd_log_warning("%s has moments of AdamW, which are left out: optimizer.name is not adamw",
+                       c->resume.source);
+    }
+    if (c->resume.kind == ND_RESUME_CHECKPOINT && !config->checkpoint.verify) {
+        nd_log_warning("%s was loaded without comparing its checksums (checkpoint.verify is false)",
+                       c->resume.source);
+    }
+    if (!restored->moments && config->optimizer.name == ND_OPTIMIZER_ADAMW) {
         nd_log_warning("%s has %s, so these begin at zero", c->resume.source,
                        restored->uncounted ? "moments of AdamW, but not the number of their "
                                              "updates (optimizer.state.*.step)"
@@ -353,7 +366,7 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
     if (c->resume.kind == ND_RESUME_CHECKPOINT) {
         snprintf(c->good, sizeof c->good, "%s", c->resume.source);
     }
-    log_scales(c, &restored);
+    log_restored(c, &restored);
     if (trainer->rank->rank == 0) {
         ND_TRY(nd_resume_set_later_aside(&c->resume));
     }

@@ -141,8 +141,8 @@ static nd_status fail_link(const char *run, int64_t step)
                    run, (long long)step);
 }
 
-/* "checkpoint-100, checkpoint-200", or "none", for messages. */
-static void list_names(const char *run, char *out, size_t capacity)
+/* "checkpoint-100, checkpoint-200", or "none" and false, for messages. */
+static bool list_names(const char *run, char *out, size_t capacity)
 {
     int64_t *steps = NULL;
     int count = 0;
@@ -156,6 +156,7 @@ static void list_names(const char *run, char *out, size_t capacity)
                                  (long long)steps[i]);
     }
     free(steps);
+    return count > 0;
 }
 
 /* The checkpoints that were set aside as damaged, for messages, and the newest of them; returns
@@ -247,7 +248,7 @@ static nd_status check_run(const nd_config *config, const char *run)
 /* latest and auto. */
 static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, nd_resume *out)
 {
-    char run[ND_RESUME_PATH_MAX], names[400], bad[NAME_MAX + 1];
+    char run[ND_RESUME_PATH_MAX], names[400], others[400], bad[NAME_MAX + 1];
     int64_t step = -1, link = -1;
     ND_TRY(find_run(search, run));
     ND_TRY(run[0] ? find_newest(search, run, &step) : ND_OK);
@@ -260,11 +261,14 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
         return fail_link(run, link);
     }
     if (run[0] && list_damaged(run, names, sizeof names, bad) > 0) {
+        bool more = list_names(run, others, sizeof others);
         return nd_fail(ND_ERR_DATA,
-                       "no checkpoint of %s can be used, and %s %s damaged; `ndtrain ckpt verify "
-                       "%s/%s` says how, `ndtrain ckpt export %s/%s OUT --no-verify` may save a "
-                       "model, and another folder as output.dir begins afresh",
-                       run, names, strchr(names, ',') ? "are" : "is", run, bad, run, bad);
+                       "no checkpoint of %s can be used, and %s %s damaged%s%s; `ndtrain ckpt "
+                       "verify %s/%s` says how, `ndtrain ckpt export %s/%s OUT --no-verify` may "
+                       "save a model, and another folder as output.dir begins afresh",
+                       run, names, strchr(names, ',') ? "are" : "is",
+                       more ? ", as may be what else is there: " : "", more ? others : "", run, bad,
+                       run, bad);
     }
     if (may_be_fresh) {
         out->continues = run[0] && holds_run(run);

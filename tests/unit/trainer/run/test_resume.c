@@ -133,6 +133,9 @@ Test(resume, names_the_damaged_checkpoint_to_examine)
     tempdir_write(&dir, "checkpoint-10/manifest.json", "{", 1);
     snprintf(words, sizeof words, "ndtrain ckpt verify %s/checkpoint-10.bad`", dir.path);
     assert_fails(find(dir.path, "latest"), ND_ERR_DATA, words);
+    cr_assert_null(strstr(nd_error_last()->message, "what else is there"));
+    cr_assert_eq(mkdir(tempdir_file(&dir, "checkpoint-7"), 0777), 0); /* without a manifest */
+    assert_fails(find(dir.path, "latest"), ND_ERR_DATA, "what else is there: checkpoint-7; `");
 }
 
 /* A link may be all that is left of a run that was moved: nothing begins afresh over it. */
