@@ -114,6 +114,17 @@ Test(checkpoints, a_signal_saves_and_the_run_goes_on)
                  i + 1);
         shell(&dir, command);
     }
+    /* One that saves no more names the checkpoint that it went on from. */
+    int code =
+        shell_run(&dir, TWO LONG "--save-dir out --resume-from-checkpoint auto "
+                                 "--checkpoint-frequency 0 --save-model false & pid=$!; "
+                                 "n=0; until awk '/\"resumed\"/ { r++ } { step = /step_ms/ } "
+                                 "END { exit !(step && r == 3) }' out/metrics.jsonl || "
+                                 "test $n -ge 600; do sleep 0.05; n=$((n+1)); done; "
+                                 "kill -TERM $pid; wait $pid");
+    cr_assert_eq(code, 75, "ended with %d:\n%s", code, shell_output);
+    cr_assert_not_null(strstr(shell_output, "; the newest checkpoint is that of step "), "%s",
+                       shell_output);
     shell(&dir, TWO LONG "--save-dir out --resume-from-checkpoint auto");
     shell(&dir, SAME("whole", "out", "2000"));
 }

@@ -292,10 +292,15 @@ static nd_status fail_stopped(const run_state *s)
                        "with --save-dir %s --resume-from-checkpoint latest",
                        step, steps, s->checkpoints.run);
     }
+    char newest[96] = "";
+    if (s->checkpoints.good[0]) { /* what it went on from */
+        snprintf(newest, sizeof newest, "; the newest checkpoint is that of step %lld",
+                 (long long)s->checkpoints.good_step);
+    }
     return nd_fail(ND_ERR_PREEMPTED,
                    "stopped by a signal after step %lld of %lld, at a step boundary; it cannot be "
-                   "resumed there, since it saves no checkpoints (checkpoint.interval is 0)",
-                   step, steps);
+                   "resumed there, since it saves no checkpoints (checkpoint.interval is 0)%s",
+                   step, steps, newest);
 }
 
 static nd_status run(run_state *s)
