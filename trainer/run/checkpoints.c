@@ -308,6 +308,23 @@ static nd_status share_folder(nd_run_checkpoints *c)
     return ND_OK;
 }
 
+/* What rank 0 alone does once the state is loaded; all ranks learn how it ended. */
+static nd_status set_later_aside(const nd_run_checkpoints *c)
+{
+    nd_rank *r = c->trainer->rank;
+    nd_status status = r->rank == 0 ? nd_resume_set_later_aside(&c->resume) : ND_OK;
+    const nd_error own = *nd_error_last();
+    int64_t worst = status;
+    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &worst, 1,
+                              ND_DTYPE_I64, ND_REDOP_MAX, NULL));
+    if (status != ND_OK) {
+        return nd_fail(status, "%s", own.message);
+    }
+    return worst == ND_OK ? ND_OK
+                          : nd_fail_elsewhere((nd_status)worst,
+                                              "rank 0 could not set a later checkpoint aside");
+}
+
 static bool asks_best(const nd_config *config)
 {
     return config->checkpoint.load_best || config->train.early_stopping_patience > 0;
@@ -367,9 +384,7 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
         snprintf(c->good, sizeof c->good, "%s", c->resume.source);
     }
     log_restored(c, &restored);
-    if (trainer->rank->rank == 0) {
-        ND_TRY(nd_resume_set_later_aside(&c->resume));
-    }
+    ND_TRY(c->resume.kind == ND_RESUME_CHECKPOINT ? set_later_aside(c) : ND_OK);
     if (c->resume.kind == ND_RESUME_NONE && !c->resume.continues) {
         return ND_OK;
     }
