@@ -255,7 +255,9 @@ Test(ckpt, prune_needs_good_flags)
 Test(ckpt, help_and_wrong_verbs)
 {
     static const char *const verbs[] = {"ls", "verify", "export", "diff", "prune"};
-    shell(&dir, CKPT "--help >help && " CKPT "-h | cmp - help && cat help");
+    shell(&dir,
+          CKPT "--help >help && " CKPT "-h | cmp - help && " CKPT "help | cmp - help && " ND_TRAIN
+               " --version >version && " CKPT "--version | cmp - version && cat help");
     for (int i = 0; i < 5; i++) {
         char command[512];
         says(verbs[i]);

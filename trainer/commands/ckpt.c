@@ -79,6 +79,10 @@ static nd_status run(int argc, char **argv, int *code)
         print_help();
         return ND_OK;
     }
+    if (strcmp(argv[1], "--version") == 0) {
+        nd_version_print();
+        return ND_OK;
+    }
     const nd_ckpt_verb *verb = find_verb(argv[1]);
     if (!verb) {
         return fail_verb(argv[1]);
