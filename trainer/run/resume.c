@@ -87,22 +87,6 @@ static nd_status pass_over(const nd_resume_search *search, const char *run, int6
     return ND_OK;
 }
 
-/* A link that is newer than the checkpoint that is taken. */
-static nd_status say_link(const nd_resume_search *search, const char *run, int64_t step)
-{
-    int64_t link = -1;
-    if (search->previews || step < 0) {
-        return ND_OK;
-    }
-    ND_TRY(nd_checkpoint_newest_link(run, &link));
-    if (link > step && (search->below < 0 || link < search->below)) {
-        nd_log_warning("%s/checkpoint-%lld is a link, which is not followed, so checkpoint-%lld is "
-                       "taken; to go on from the link's, stop, and move that folder here",
-                       run, (long long)link, (long long)step);
-    }
-    return ND_OK;
-}
-
 /* The newest checkpoint of a run folder whose manifest can be read; *step is -1 without one. */
 static nd_status find_newest(const nd_resume_search *search, const char *run, int64_t *step)
 {
@@ -129,16 +113,27 @@ static nd_status find_newest(const nd_resume_search *search, const char *run, in
         free(path);
     }
     free(steps);
-    return status == ND_OK ? say_link(search, run, *step) : status;
+    return status;
 }
 
 static nd_status fail_link(const char *run, int64_t step)
 {
-    return nd_fail(ND_ERR_DATA,
-                   "%s/checkpoint-%lld is a link, and a run goes on from folders of its own alone; "
-                   "move the folder there, or give this path as --resume-from-checkpoint with "
-                   "another --save-dir; a whole run folder may be a link",
-                   run, (long long)step);
+    return nd_fail(
+        ND_ERR_DATA,
+        "%s/checkpoint-%lld is a link, and links are not followed; put the folder itself "
+        "there, or give this path as --resume-from-checkpoint with another --save-dir, "
+        "or the step of a checkpoint that is a folder; a whole run folder may be a link",
+        run, (long long)step);
+}
+
+/* A link that is newer than `step`, the checkpoint that was found (-1: none): an older one in its
+ * place would compute again what is saved. */
+static nd_status refuse_link(const nd_resume_search *search, const char *run, int64_t step)
+{
+    int64_t link = -1;
+    ND_TRY(nd_checkpoint_newest_link(run, &link));
+    return link > step && (search->below < 0 || link < search->below) ? fail_link(run, link)
+                                                                      : ND_OK;
 }
 
 /* "checkpoint-100, checkpoint-200", or "none" and false, for messages. */
@@ -249,16 +244,13 @@ static nd_status check_run(const nd_config *config, const char *run)
 static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, nd_resume *out)
 {
     char run[ND_RESUME_PATH_MAX], names[400], others[400], bad[NAME_MAX + 1];
-    int64_t step = -1, link = -1;
+    int64_t step = -1;
     ND_TRY(find_run(search, run));
     ND_TRY(run[0] ? find_newest(search, run, &step) : ND_OK);
+    ND_TRY(run[0] ? refuse_link(search, run, step) : ND_OK);
     if (step >= 0) {
         out->searched = true;
         return take(out, run, step);
-    }
-    ND_TRY(run[0] ? nd_checkpoint_newest_link(run, &link) : ND_OK);
-    if (link >= 0) {
-        return fail_link(run, link);
     }
     if (run[0] && list_damaged(run, names, sizeof names, bad) > 0) {
         bool more = list_names(run, others, sizeof others);
@@ -396,7 +388,7 @@ static nd_status fail_no_folder(const char *folder)
 static nd_status find_folder(const nd_resume_search *search, const char *folder, nd_resume *out)
 {
     bool any, shards, distcp, continues;
-    int64_t step = -1, link = -1;
+    int64_t step = -1;
     nd_resume_search inside = *search;
     if (!is_folder(folder)) {
         return fail_no_folder(folder);
@@ -412,6 +404,7 @@ static nd_status find_folder(const nd_resume_search *search, const char *folder,
     if (step >= 0) { /* a run folder */
         char run[ND_RESUME_PATH_MAX];
         snprintf(run, sizeof run, "%s", out->source);
+        ND_TRY(refuse_link(search, run, step));
         out->searched = true;
         ND_TRY(take(out, run, step));
         return take_folder(search->config, out->source, out);
@@ -429,10 +422,7 @@ static nd_status find_folder(const nd_resume_search *search, const char *folder,
                        "it there, save it with HuggingFaceStorageWriter, and give that folder",
                        folder);
     }
-    ND_TRY(nd_checkpoint_newest_link(out->source, &link));
-    if (link >= 0) {
-        return fail_link(folder, link);
-    }
+    ND_TRY(refuse_link(search, out->source, step));
     return nd_fail(ND_ERR_DATA,
                    "--resume-from-checkpoint (checkpoint.resume) is %s, but this folder holds no "
                    "checkpoint: neither "
@@ -504,6 +494,27 @@ out:
     return status;
 }
 
+static nd_status set_links_aside(const char *run, int64_t last)
+{
+    nd_status status = ND_OK;
+    while (status == ND_OK) {
+        int64_t link = -1;
+        char *aside = NULL;
+        ND_TRY(nd_checkpoint_newest_link(run, &link));
+        if (link <= last) {
+            break;
+        }
+        status = nd_checkpoint_set_aside(run, link, "old", &aside);
+        if (status == ND_OK) {
+            nd_log_warning("checkpoint %lld, a link, is not before the one that the run goes on "
+                           "from, and is now %s",
+                           (long long)link, aside);
+        }
+        free(aside);
+    }
+    return status;
+}
+
 nd_status nd_resume_set_later_aside(const nd_resume *resume)
 {
     int64_t *steps = NULL;
@@ -522,5 +533,5 @@ nd_status nd_resume_set_later_aside(const nd_resume *resume)
         status = set_later_aside(resume->run, steps[i]);
     }
     free(steps);
-    return status;
+    return status == ND_OK ? set_links_aside(resume->run, last) : status;
 }

@@ -43,8 +43,8 @@ typedef struct nd_resume_search {
 
 /*
  * Finds what checkpoint.resume means. ND_ERR_DATA: it is a step or a folder and there is no such
- * checkpoint, or it is latest and there is none; the message lists those that are there. So it is
- * when all that a run has left are damaged checkpoints and links, also for auto.
+ * checkpoint, or it is latest and there is none; the message lists those that are there. Also for
+ * auto: all checkpoints of the run are damaged, or the newest is a link.
  */
 nd_status nd_resume_find(const nd_resume_search *search, nd_resume *out);
 
@@ -54,7 +54,8 @@ bool nd_resume_is_own(const nd_resume *resume);
 /*
  * Rank 0, under the run's lock, once the checkpoint is loaded: later checkpoints of the run are of
  * steps that it now computes again, so each is renamed (.old, or .bad without a readable manifest)
- * before a restart takes it or pruning counts it. A checkpoint of another run changes nothing.
+ * before a restart takes it or pruning counts it. So is a link there. A checkpoint of another run
+ * changes nothing.
  */
 nd_status nd_resume_set_later_aside(const nd_resume *resume);
 

@@ -138,7 +138,7 @@ Test(resume, names_the_damaged_checkpoint_to_examine)
     assert_fails(find(dir.path, "latest"), ND_ERR_DATA, "what else is there: checkpoint-7; `");
 }
 
-/* A link may be all that is left of a run that was moved: nothing begins afresh over it. */
+/* Nothing is computed again that only lies elsewhere. */
 Test(resume, names_a_link_and_follows_it_into_another_run_only)
 {
     static const char *const words[] = {"latest", "auto", "6"};
@@ -148,20 +148,41 @@ Test(resume, names_a_link_and_follows_it_into_another_run_only)
     snprintf(big, sizeof big, "%s", tempdir_file(&dir, "big"));
     cr_assert_eq(rename(tempdir_file(&dir, "checkpoint-6"), big), 0);
     cr_assert_eq(symlink("big", tempdir_file(&dir, "checkpoint-6")), 0);
-    assert_ok(find(dir.path, "auto"));
-    cr_assert_eq(found.step, 4);
-    nd_checkpoint_abandon(tempdir_file(&dir, "checkpoint-4"));
-    for (int i = 0; i < 3; i++) {
-        assert_fails(find(dir.path, words[i]), ND_ERR_DATA, "checkpoint-6 is a link, and a run");
+    for (int older = 1; older >= 0; older--) {
+        for (int i = 0; i < 3; i++) {
+            assert_fails(find(dir.path, words[i]), ND_ERR_DATA, "checkpoint-6 is a link, and");
+        }
+        assert_fails(find("/nonexistent/fork", dir.path), ND_ERR_DATA, "checkpoint-6 is a link");
+        if (older) {
+            nd_checkpoint_abandon(tempdir_file(&dir, "checkpoint-4"));
+        }
     }
-    assert_fails(find("/nonexistent/fork", dir.path), ND_ERR_DATA, "checkpoint-6 is a link, and");
     assert_ok(find("/nonexistent/fork", tempdir_file(&dir, "checkpoint-6")));
     cr_assert(found.kind == ND_RESUME_CHECKPOINT && found.step == 6 && !found.continues);
     nd_checkpoint_abandon(big); /* a disk that is not mounted */
     for (int i = 0; i < 3; i++) {
-        assert_fails(find(dir.path, words[i]), ND_ERR_DATA, "checkpoint-6 is a link, and a run");
+        assert_fails(find(dir.path, words[i]), ND_ERR_DATA, "checkpoint-6 is a link, and");
     }
     cr_assert(exists("checkpoint-6"));
+    save(7);
+    assert_ok(find(dir.path, "latest"));
+    cr_assert_eq(found.step, 7);
+}
+
+/* A user names an older checkpoint, so that the later links do not count. */
+Test(resume, from_an_older_checkpoint_sets_later_links_aside)
+{
+    save(4);
+    cr_assert_eq(symlink("nowhere", tempdir_file(&dir, "checkpoint-3")), 0);
+    cr_assert_eq(symlink("nowhere", tempdir_file(&dir, "checkpoint-6")), 0);
+    cr_assert_eq(symlink("checkpoint-4", tempdir_file(&dir, "checkpoint-9")), 0);
+    assert_ok(find(dir.path, "4"));
+    assert_ok(nd_resume_set_later_aside(&found));
+    cr_assert(exists("checkpoint-3") && exists("checkpoint-4/manifest.json"));
+    cr_assert(exists("checkpoint-6.old") && !exists("checkpoint-6"));
+    cr_assert(exists("checkpoint-9.old") && !exists("checkpoint-9"));
+    assert_ok(find(dir.path, "latest"));
+    cr_assert_eq(found.step, 4);
 }
 
 Test(resume, allows_only_keys_that_are_compared)
