@@ -6,10 +6,11 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Lines are shorter than LINE_BYTES; the line looked for lies at most this far before `from`. */
-enum { LINE_BYTES = 1024, BEFORE_BYTES = 64 * LINE_BYTES };
+/* The line looked for lies at most BEFORE_BYTES before `from`. What counts in a line is in its first
+ * PART_BYTES. */
+enum { PART_BYTES = 1024, BEFORE_BYTES = 1 << 16 };
 
-/* What one line changes about the answer. */
+/* What the beginning of a line changes about the answer. */
 static void take_line(const char *line, int64_t step, bool *has)
 {
     long long at = 0;
@@ -23,7 +24,7 @@ static void take_line(const char *line, int64_t step, bool *has)
 
 nd_status nd_jsonl_has_validation(const char *path, int64_t from, int64_t step, bool *out)
 {
-    char line[LINE_BYTES];
+    char part[PART_BYTES];
     FILE *f = fopen(path, "re");
     *out = false;
     if (!f) {
@@ -35,8 +36,12 @@ nd_status nd_jsonl_has_validation(const char *path, int64_t from, int64_t step, 
     if (from > BEFORE_BYTES && fseeko(f, from - BEFORE_BYTES, SEEK_SET) != 0) {
         status = nd_fail(ND_ERR_IO, "cannot read \"%s\": %s", path, strerror(errno));
     }
-    while (status == ND_OK && fgets(line, sizeof line, f)) {
-        take_line(line, step, out);
+    bool begins = from <= BEFORE_BYTES; /* the part begins a line */
+    while (status == ND_OK && fgets(part, sizeof part, f)) {
+        if (begins) {
+            take_line(part, step, out);
+        }
+        begins = strchr(part, '\n') != NULL;
     }
     if (status == ND_OK && ferror(f)) {
         status = nd_fail(ND_ERR_IO, "cannot read \"%s\": %s", path, strerror(errno));
