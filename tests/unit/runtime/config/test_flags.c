@@ -477,6 +477,10 @@ Test(flags, refused_with_a_sentence)
 {
     EXPECT_BAD_FLAGS(("--checkpointing-steps", "epoch"), "--checkpointing-steps", "epoch");
     EXPECT_BAD_FLAGS(("--save-strategy", "epoch"), "--save-strategy is epoch", "--save-steps");
+    EXPECT_BAD_FLAGS(("--total_limit", "2"), "--total-limit", "here it is --save-total-limit");
+    EXPECT_BAD_FLAGS(("--project_dir", "a"), "--project-dir", "here it is --save-dir");
+    EXPECT_BAD_FLAGS(("--resume"), "--resume", "here it is --resume-from-checkpoint");
+    EXPECT_BAD_FLAGS(("--overwrite_output_dir"), "nothing is overwritten");
     EXPECT_BAD_FLAGS(("--log_with", "comet_ml"), "--log-with is comet_ml", "metrics.jsonl");
     EXPECT_BAD_FLAGS(("--log-trackers", "mlflow"), "--log-trackers", "tensorboard");
     EXPECT_BAD_FLAGS(("--histogram-interval", "-1"), "--histogram-interval is -1", "0 to");
