@@ -148,7 +148,10 @@ Test(checkpoints, auto_begins_goes_on_and_ends)
     shell(&dir, command);
     shell(&dir, "grep -q 'step 6, bf16' out/.model-saved && ! test -e out/model.old");
     shell(&dir, "mv out/checkpoint-6 big && ln -s ../big out/checkpoint-6");
-    shell_says(command, "out/checkpoint-6 is a link, which is not followed, so checkpoint-3 is");
+    refused(65, command, "out/checkpoint-6 is a link, and links are not followed; put the folder");
+    shell_says(TWO "--num-steps 6 --save-dir out --checkpoint-frequency 3 "
+                   "--resume-from-checkpoint 3",
+               "checkpoint 6, a link, is not before the one that the run goes on from");
     shell(&dir, "test -d out/checkpoint-6/state && test -L out/checkpoint-6.old && test -d big");
     /* A run that died before its first checkpoint begins again in its folder. */
     shell(&dir, "mv out whole; mkdir out; cp whole/run.json out; head -2 whole/metrics.jsonl > "
@@ -211,7 +214,7 @@ Test(checkpoints, a_failure_in_a_validation_costs_no_step)
     shell_says(VALIDATED "out --resume-from-checkpoint latest" SHORT, "resumed after step 4");
     shell(&dir, VALIDATIONS("out") " | cmp - 1");
     shell_says(VALIDATED "fork --resume-from-checkpoint out --set train.validation_batches=2",
-               "resume: a validation was over 6 sequences and is over 4");
+               "resume: a validation was over at most 6 sequences and is over at most 4");
 }
 
 #define RESUMED                                                                                    \
@@ -553,8 +556,11 @@ Test(checkpoints, can_be_models_too)
     shell(&dir,
           "for f in model.safetensors config.json tokenizer.json; do cmp out/model/$f "
           "out/checkpoint-4/$f || exit 1; done; grep -q sha256 out/checkpoint-4/manifest.json");
-    shell_says(TWO "--num-steps 6 --save-dir out --resume-from-checkpoint 2",
+    shell_says(TWO "--num-steps 6 --save-dir out --resume-from-checkpoint 2 "
+                   "--checkpoint-frequency 9",
                "resumed after step 2");
+    cr_expect_not_null(strstr(shell_output, "from here on checkpoints hold no Hugging Face model"),
+                       "%s", shell_output);
 }
 
 /* A Hugging Face folder has weights alone, and torch's the moments too. */

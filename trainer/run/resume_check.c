@@ -227,8 +227,9 @@ static void log_validation(const nd_config *config, const nd_manifest *manifest)
                               nd_manifest_pairs_find(&manifest->config, "train.validation_batches"),
                               nd_manifest_pairs_find(&manifest->config, "train.micro_batch_size"));
     if (own > 0 && stored > 0 && own != stored && config->data.validation_path[0]) {
-        nd_log_info("resume: a validation was over %.0f sequences and is over %.0f, so its losses "
-                    "are not those of the same text (train.validation_batches is that of each "
+        nd_log_info("resume: a validation was over at most %.0f sequences and is over at most "
+                    "%.0f, so its losses are not those of the same text (train.validation_batches "
+                    "is that of each "
                     "data-parallel rank)",
                     stored, own);
     }
@@ -242,6 +243,12 @@ nd_status nd_resume_log_changes(const nd_config *config, const nd_inputs *inputs
         nd_log_warning("resume: from here on no checkpoints are saved (checkpoint.interval is 0); "
                        "with --checkpoint-frequency %s they are, as before",
                        interval);
+    }
+    const char *models = nd_manifest_pairs_find(&manifest->config, "checkpoint.export_model");
+    if (models && strcmp(models, "true") == 0 && config->checkpoint.interval > 0 &&
+        !config->checkpoint.export_model) {
+        nd_log_warning("resume: from here on checkpoints hold no Hugging Face model; with "
+                       "--checkpoint-export-model true they do, as before");
     }
     ND_TRY(log_contents(config, inputs, manifest));
     log_validation(config, manifest);
