@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The line looked for lies at most BEFORE_BYTES before `from`. What counts in a line is in its first
- * PART_BYTES. */
+/* The line looked for lies at most BEFORE_BYTES before `from`. What counts in a line is in its
+ * first PART_BYTES. */
 enum { PART_BYTES = 1024, BEFORE_BYTES = 1 << 16 };
 
 /* What the beginning of a line changes about the answer. */

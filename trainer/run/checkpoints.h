@@ -56,19 +56,21 @@ nd_status nd_run_checkpoints_advance(nd_run_checkpoints *c, int64_t flag);
 /* After a validation of the step done, behind nd_run_checkpoints_step: the run may be over. */
 nd_status nd_run_checkpoints_validated(nd_run_checkpoints *c, double loss);
 /*
- * After the last step: waits until the save in flight is durable. A run that was stopped, or is over
- * early, saves its state first.
+ * After the last step: waits until the save in flight is durable. A run that was stopped, or is
+ * over early, saves its state first.
  * ND_ERR_CANTCREATE when a run that was stopped could not save.
  */
 nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped);
 /* With checkpoint.load_best, before the model is saved: the weights of the checkpoint with the
  * lowest validation loss. The trainer's position stays. */
 nd_status nd_run_checkpoints_load_best(nd_run_checkpoints *c);
+/* State and position of the newest good checkpoint, `good`; one that is damaged by now is set aside
+ * as in nd_run_checkpoints_load. */
+nd_status nd_run_checkpoints_load_good(nd_run_checkpoints *c);
 /*
  * After a step that was not finite (nd_trainer_step's error, which is the thread's last): back to
- * the newest good checkpoint; one that is damaged by now is set aside as in
- * nd_run_checkpoints_load. The samples of the steps since then are passed over. ND_ERR_NUMERIC
- * with that error's sentence when there is no checkpoint, or after ten rewinds.
+ * the newest good checkpoint, as above. The samples of the steps since then are passed over.
+ * ND_ERR_NUMERIC with that error's sentence when there is no checkpoint, or after ten rewinds.
  */
 nd_status nd_run_checkpoints_rewind(nd_run_checkpoints *c);
 /* False: a thread of the saver still runs, and uses what the run and its worker have. */

@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a run goes on from: finds it, loads it, and passes over what is damaged. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/fsio.h"
+#include "runtime/base/log.h"
+#include "trainer/checkpoint/restore.h"
+#include "trainer/run/checkpoints.h"
+#include "trainer/weights/weights.h"
+
+/* What rank 0 has found, for the others. */
+static nd_status tell_all(const nd_worker *worker, const char *key, void *value, size_t bytes)
+{
+    size_t got = bytes;
+    if (worker->identity.rank == 0) {
+        return nd_store_set(worker->store, key, value, bytes);
+    }
+    ND_TRY(nd_store_get(worker->store, key, value, &got));
+    return got == bytes
+               ? ND_OK
+               : nd_fail(ND_ERR_INTERNAL, "the value of '%s' in the store has %zu bytes", key, got);
+}
+
+/* The source. */
+
+/* Rank 0: the checkpoint fits the run. */
+static nd_status check_source(const nd_run_checkpoints *c)
+{
+    const nd_config *config = c->context->worker->rank.config;
+    nd_manifest manifest = {0};
+    if (c->resume.kind != ND_RESUME_CHECKPOINT) {
+        return ND_OK;
+    }
+    ND_TRY(nd_manifest_read(c->resume.source, &manifest));
+    nd_status status = nd_resume_check(config, c->context->inputs, c->resume.source, &manifest);
+    if (status == ND_OK) {
+        status = nd_resume_log_changes(config, c->context->inputs, &manifest);
+    }
+    nd_manifest_fini(&manifest);
+    return status;
+}
+
+/* The key is one for each search, alike on all ranks. `prepared`: rank 0's status so far, which its
+ * thread has the error of; the search fails with it. */
+static nd_status find(nd_run_checkpoints *c, const nd_resume_search *search, const char *key,
+                      nd_status prepared)
+{
+    const nd_worker *worker = c->context->worker;
+    nd_error error = {0};
+    if (worker->identity.rank == 0) {
+        const nd_resume before = c->resume;
+        nd_status status = prepared == ND_OK ? nd_resume_find(search, &c->resume) : prepared;
+        bool same = strcmp(before.source, c->resume.source) == 0;
+        if (status == ND_OK && search->below >= 0 && c->resume.kind != ND_RESUME_CHECKPOINT) {
+            status = nd_fail(ND_ERR_DATA,
+                             "no checkpoint of %s can be used: %s is damaged, and there is none "
+                             "before it",
+                             before.run, before.source);
+        }
+        status = status == ND_OK && !same ? check_source(c) : status;
+        if (status != ND_OK) { /* the others do not wait for what does not come */
+            error = *nd_error_last();
+            c->resume.kind = ND_RESUME_FAILED;
+            c->resume.status = (int32_t)error.status;
+        }
+    }
+    ND_TRY(tell_all(worker, key, &c->resume, sizeof c->resume));
+    if (c->resume.kind != ND_RESUME_FAILED) {
+        return ND_OK;
+    }
+    return worker->identity.rank == 0 ? nd_fail(error.status, "%s", error.message)
+                                      : nd_fail_elsewhere((nd_status)c->resume.status,
+                                                          "rank 0 found nothing to go on from");
+}
+
+nd_status nd_run_checkpoints_find(nd_run_checkpoints *c, const nd_run_context *context)
+{
+    const nd_resume_search search = {.config = context->worker->rank.config,
+                                     .run_folder = context->worker->identity.run_folder,
+                                     .below = -1,
+                                     .previews = true};
+    c->context = context;
+    return find(c, &search, "resume", ND_OK);
+}
+
+/* The first search came before the lock of the run folder: what another process has saved, renamed
+ * or deleted there meanwhile counts. A checkpoint that was named stays the one. */
+static nd_status find_again(nd_run_checkpoints *c)
+{
+    const nd_resume before = c->resume;
+    const nd_resume_search search = {.config = c->context->worker->rank.config,
+                                     .run_folder = before.run,
+                                     .below = -1,
+                                     .sets_aside = true};
+    bool named = before.kind != ND_RESUME_NONE && !before.searched;
+    return before.continues && !named ? find(c, &search, "resume under the lock", ND_OK) : ND_OK;
+}
+
+static nd_status set_damaged_aside(const nd_resume *resume)
+{
+    char *aside = NULL;
+    ND_TRY(nd_checkpoint_set_aside(resume->run, resume->step, "bad", &aside));
+    nd_log_warning("the damaged checkpoint is now %s, and the one before it is looked for", aside);
+    free(aside);
+    return ND_OK;
+}
+
+/* A checkpoint was found to be damaged while it was loaded: takes the one before it, of the same
+ * run. */
+static nd_status fall_back(nd_run_checkpoints *c, const nd_error *error)
+{
+    const nd_worker *worker = c->context->worker;
+    const nd_resume before = c->resume;
+    const nd_resume_search search = {.config = worker->rank.config,
+                                     .run_folder = before.continues ? before.run
+                                                                    : worker->identity.run_folder,
+                                     .below = before.step,
+                                     .sets_aside = true};
+    char key[64];
+    nd_status status = ND_OK;
+    if (error->cause == ND_CAUSE_OWN) {
+        nd_log_warning("%s", error->message);
+    }
+    if (worker->identity.rank == 0 && !nd_resume_is_own(&c->resume)) {
+        nd_log_warning("%s is damaged, and the one before it is looked for; it stays as it is, "
+                       "since this run goes on in another folder",
+                       c->resume.source);
+    } else if (worker->identity.rank == 0) {
+        status = set_damaged_aside(&c->resume);
+    }
+    snprintf(key, sizeof key, "resume below %lld, rewind %d", (long long)before.step, c->rewinds);
+    return find(c, &search, key, status);
+}
+
+static void log_restored(const nd_run_checkpoints *c, const nd_restored *restored)
+{
+    const nd_config *config = c->trainer->rank->config;
+    if (c->trainer->rank->rank != 0) {
+        return;
+    }
+    if (restored->scales_differ && restored->scales) {
+        nd_log_info("the checkpoint has FP8 histories, which this run does not need");
+    } else if (restored->scales_differ) {
+        nd_log_warning("the checkpoint has FP8 histories of another recipe; those of this run "
+                       "begin afresh");
+    }
+    if (restored->leaves) {
+        nd_log_warning("%s has moments of AdamW, which are left out: optimizer.name is not adamw",
+                       c->resume.source);
+    }
+    if (c->resume.kind == ND_RESUME_CHECKPOINT && !config->checkpoint.verify) {
+        nd_log_warning("%s was loaded without comparing its checksums (checkpoint.verify is false)",
+                       c->resume.source);
+    }
+    if (!restored->moments && config->optimizer.name == ND_OPTIMIZER_ADAMW) {
+        nd_log_warning("%s has %s, so these begin at zero", c->resume.source,
+                       restored->uncounted ? "moments of AdamW, but not the number of their "
+                                             "updates (optimizer.state.*.step)"
+                                           : "no moments of AdamW");
+    }
+}
+
+/* Where in the data the state belongs. nd_resume_check has compared the samples of a step. */
+static nd_status place_in_data(nd_run_checkpoints *c, const nd_manifest *manifest)
+{
+    nd_run_position *position = &c->trainer->position;
+    int64_t samples = nd_step_blocks(c->trainer->rank->config);
+    position->passed_over = manifest->samples_seen / samples - position->step;
+    if (manifest->samples_seen % samples != 0 || position->passed_over < 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s says that %lld samples were seen in %lld steps of %lld; its manifest "
+                       "contradicts itself",
+                       c->resume.source, (long long)manifest->samples_seen,
+                       (long long)position->step, (long long)samples);
+    }
+    return ND_OK;
+}
+
+static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored)
+{
+    for (;;) {
+        nd_manifest manifest = {0};
+        bool elsewhere = false;
+        nd_status status = nd_restore_checkpoint(c->trainer, c->resume.source, &manifest,
+                                                 c->trainer->rank->config->checkpoint.verify,
+                                                 &elsewhere, restored);
+        status = status == ND_OK ? place_in_data(c, &manifest) : status;
+        c->metrics_bytes = manifest.metrics_bytes;
+        nd_manifest_fini(&manifest);
+        if (status != ND_OK && elsewhere) {
+            nd_fail_elsewhere(status, "another rank could not read %s", c->resume.source);
+        }
+        if (status != ND_ERR_DATA || !c->resume.searched) {
+            return status;
+        }
+        const nd_error error = *nd_error_last();
+        ND_TRY(fall_back(c, &error));
+    }
+}
+
+/* The folder state/ of a checkpoint of ours can be read as torch's. */
+static void say_own_state(const char *source)
+{
+    const char *slash = strrchr(source, '/');
+    char above[ND_RESUME_PATH_MAX + 16];
+    snprintf(above, sizeof above, "%.*s/" ND_MANIFEST_NAME, slash ? (int)(slash - source) : 0,
+             source);
+    if (slash && strcmp(slash + 1, ND_STATE_FOLDER) == 0 && nd_fs_exists(above)) {
+        nd_log_warning("%s is the state of a checkpoint of ndtrain, taken as torch's: whether data "
+                       "and settings agree is not compared; give the folder above it to go on with "
+                       "that run",
+                       source);
+    }
+}
+
+static nd_status load_dcp(nd_run_checkpoints *c, nd_restored *restored)
+{
+    bool elsewhere = false;
+    if (c->trainer->rank->rank == 0) {
+        say_own_state(c->resume.source);
+    }
+    nd_status status = nd_restore_dcp(c->trainer, c->resume.source, &elsewhere, restored);
+    if (status != ND_OK && elsewhere) {
+        nd_fail_elsewhere(status, "another rank could not read %s", c->resume.source);
+    }
+    return status;
+}
+
+static nd_status load_model(nd_run_checkpoints *c)
+{
+    nd_hf_reader *reader = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_hf_reader_open(c->resume.source, &reader));
+    ND_TRY_OUT(nd_hf_reader_check(reader));
+    ND_TRY_OUT(nd_shape_compare(nd_hf_reader_shape(reader), c->resume.source,
+                                &c->trainer->rank->shape, "the model of this run"));
+    ND_TRY_OUT(nd_weights_load(&c->trainer->model->fsdp, reader));
+out:
+    nd_hf_reader_close(reader);
+    return status;
+}
+
+static nd_status load_fresh(nd_run_checkpoints *c)
+{
+    nd_fsdp *fsdp = &c->trainer->model->fsdp;
+    const nd_rank *r = c->trainer->rank;
+    if (c->context->inputs->weights) {
+        return nd_weights_load(fsdp, c->context->inputs->weights);
+    }
+    return nd_weights_init(fsdp, r->shape.init_std, (uint64_t)r->config->model.seed);
+}
+
+/* What only rank 0 knows of the run folder. */
+typedef struct shared_folder {
+    char run[ND_RESUME_PATH_MAX];
+    char run_id[64]; /* this start's name */
+    int64_t status;  /* ND_OK, or that of rank 0, which could not open it */
+} shared_folder;
+
+static const char folder_key[] = "run folder";
+
+void nd_run_checkpoints_refuse(const nd_run_checkpoints *c)
+{
+    const nd_error error = *nd_error_last();
+    shared_folder none = {.status = error.status};
+    (void)tell_all(c->context->worker, folder_key, &none, sizeof none);
+    nd_fail(error.status, "%s", error.message);
+}
+
+static nd_status describe_folder(const nd_run_checkpoints *c, shared_folder *out)
+{
+    const nd_identity *identity = &c->context->worker->identity;
+    char *real = realpath(c->files->dir, NULL);
+    if (!real) {
+        nd_status status = nd_fail(ND_ERR_IO, "the run folder %s is gone", c->files->dir);
+        nd_run_checkpoints_refuse(c);
+        return status;
+    }
+    snprintf(out->run, sizeof out->run, "%.*s", ND_RESUME_PATH_MAX - 1, real);
+    free(real);
+    if (identity->run_id[0]) {
+        snprintf(out->run_id, sizeof out->run_id, "%s", identity->run_id);
+    } else {
+        snprintf(out->run_id, sizeof out->run_id, "%lld", (long long)nd_clock_ns());
+    }
+    return ND_OK;
+}
+
+/* Before all else that needs it, so that no rank waits for what comes behind a folder that is not
+ * opened. */
+static nd_status share_folder(nd_run_checkpoints *c)
+{
+    const nd_worker *worker = c->context->worker;
+    shared_folder shared = {.status = ND_OK};
+    if (worker->identity.rank == 0) {
+        ND_TRY(describe_folder(c, &shared));
+    }
+    ND_TRY(tell_all(worker, folder_key, &shared, sizeof shared));
+    if (shared.status != ND_OK) {
+        return nd_fail_elsewhere((nd_status)shared.status, "rank 0 could not open the run folder");
+    }
+    snprintf(c->run, sizeof c->run, "%s", shared.run);
+    snprintf(c->run_id, sizeof c->run_id, "%s", shared.run_id);
+    return ND_OK;
+}
+
+/* What rank 0 alone does once the state is loaded; all ranks learn how it ended. */
+static nd_status set_later_aside(const nd_run_checkpoints *c)
+{
+    nd_rank *r = c->trainer->rank;
+    nd_status status = r->rank == 0 ? nd_resume_set_later_aside(&c->resume) : ND_OK;
+    const nd_error own = *nd_error_last();
+    int64_t worst = status;
+    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &worst, 1,
+                              ND_DTYPE_I64, ND_REDOP_MAX, NULL));
+    if (status != ND_OK) {
+        return nd_fail(status, "%s", own.message);
+    }
+    return worst == ND_OK ? ND_OK
+                          : nd_fail_elsewhere((nd_status)worst,
+                                              "rank 0 could not set a later checkpoint aside");
+}
+
+static bool asks_best(const nd_config *config)
+{
+    return config->checkpoint.load_best || config->train.early_stopping_patience > 0;
+}
+
+/* What earlier starts of the run have found about its validations. */
+static nd_status find_best(nd_run_checkpoints *c)
+{
+    const nd_worker *worker = c->context->worker;
+    if (!c->resume.continues || !asks_best(worker->rank.config)) {
+        return ND_OK;
+    }
+    if (worker->identity.rank == 0 &&
+        nd_run_best_replay(&c->best, worker->rank.config, c->files->dir,
+                           c->trainer->position.step) != ND_OK) {
+        nd_log_warning("the validations before step %lld do not count for the best one: %s",
+                       (long long)c->trainer->position.step, nd_error_last()->message);
+        nd_error_clear();
+    }
+    ND_TRY(tell_all(worker, "best validation", &c->best, sizeof c->best));
+    char path[ND_RESUME_PATH_MAX + 32];
+    const int64_t step = c->trainer->position.step;
+    snprintf(path, sizeof path, "%s/checkpoint-%lld", c->resume.run, (long long)step);
+    if (strcmp(path, c->resume.source) == 0) { /* its validation may have been cut off */
+        nd_run_best_saving(&c->best, step);
+        (void)nd_run_best_saved(&c->best, step);
+    }
+    return ND_OK;
+}
+
+nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd_run_files *files)
+{
+    nd_restored restored = {.moments = true};
+    double begin = nd_clock_seconds();
+    c->trainer = trainer;
+    c->files = files;
+    ND_TRY(share_folder(c));
+    ND_TRY(find_again(c));
+    switch ((nd_resume_kind)c->resume.kind) {
+    case ND_RESUME_FAILED: /* nd_run_checkpoints_find has failed */
+    case ND_RESUME_NONE:
+        ND_TRY(load_fresh(c));
+        break;
+    case ND_RESUME_CHECKPOINT:
+        ND_TRY(load_checkpoint(c, &restored));
+        break;
+    case ND_RESUME_DCP:
+        ND_TRY(load_dcp(c, &restored));
+        break;
+    case ND_RESUME_MODEL:
+        ND_TRY(load_model(c));
+        restored.moments = false;
+        break;
+    }
+    c->held_step = c->good_step = trainer->position.step;
+    if (c->resume.kind == ND_RESUME_CHECKPOINT) {
+        snprintf(c->good, sizeof c->good, "%s", c->resume.source);
+    }
+    log_restored(c, &restored);
+    ND_TRY(c->resume.kind == ND_RESUME_CHECKPOINT ? set_later_aside(c) : ND_OK);
+    if (c->resume.kind == ND_RESUME_NONE && !c->resume.continues) {
+        return ND_OK;
+    }
+    const nd_run_event event = {
+        .kind = ND_RUN_EVENT_RESUMED,
+        .step = trainer->position.step,
+        .path = c->resume.kind == ND_RESUME_NONE ? "the start" : c->resume.source,
+        .seconds = nd_clock_seconds() - begin,
+        .restart = c->context->worker->identity.restart_epoch,
+    };
+    ND_TRY(nd_sinks_event(&files->sinks, &event));
+    return find_best(c);
+}
+
+nd_status nd_run_checkpoints_owes_validation(const nd_run_checkpoints *c, bool *out)
+{
+    const nd_worker *worker = c->context->worker;
+    struct {
+        int64_t status, owes;
+    } found = {ND_OK, 0};
+    nd_error error = {0};
+    *out = false;
+    if (c->resume.kind != ND_RESUME_CHECKPOINT || !c->resume.continues) {
+        return ND_OK;
+    }
+    if (worker->identity.rank == 0) {
+        char path[ND_RESUME_PATH_MAX + 32];
+        bool has = false;
+        snprintf(path, sizeof path, "%s/metrics.jsonl", c->resume.run);
+        found.status =
+            nd_jsonl_has_validation(path, c->metrics_bytes, c->trainer->position.step, &has);
+        found.owes = !has;
+        error = *nd_error_last();
+    }
+    ND_TRY(tell_all(worker, "validation owed", &found, sizeof found));
+    if (found.status != ND_OK) {
+        return worker->identity.rank == 0
+                   ? nd_fail(error.status, "%s", error.message)
+                   : nd_fail_elsewhere((nd_status)found.status, "rank 0 cannot read metrics.jsonl");
+    }
+    *out = found.owes != 0;
+    return ND_OK;
+}
+
+/* The newest good checkpoint is damaged, and the search for one before it begins there. False: it
+ * was named, so that no other takes its place. */
+static bool search_from_good(nd_run_checkpoints *c)
+{
+    nd_resume good = {
+        .kind = ND_RESUME_CHECKPOINT, .continues = true, .searched = true, .step = c->good_step};
+    if (strcmp(c->good, c->resume.source) == 0) {
+        return c->resume.searched;
+    }
+    snprintf(good.run, sizeof good.run, "%s", c->run); /* saved by this start */
+    snprintf(good.source, sizeof good.source, "%s", c->good);
+    c->resume = good;
+    return true;
+}
+
+nd_status nd_run_checkpoints_load_good(nd_run_checkpoints *c)
+{
+    for (;;) {
+        nd_manifest manifest = {0};
+        nd_restored restored;
+        bool elsewhere = false;
+        nd_status status = nd_restore_checkpoint(c->trainer, c->good, &manifest,
+                                                 c->trainer->rank->config->checkpoint.verify,
+                                                 &elsewhere, &restored);
+        nd_manifest_fini(&manifest);
+        if (status != ND_OK && elsewhere) {
+            nd_fail_elsewhere(status, "another rank could not read %s", c->good);
+        }
+        if (status != ND_ERR_DATA) {
+            return status;
+        }
+        const nd_error error = *nd_error_last();
+        if (!search_from_good(c)) {
+            return status; /* the thread's error is as it was */
+        }
+        ND_TRY(fall_back(c, &error));
+        c->good_step = c->resume.step;
+        snprintf(c->good, sizeof c->good, "%s", c->resume.source);
+        if (c->trainer->rank->rank == 0 && nd_resume_is_own(&c->resume)) {
+            nd_progress_set_durable_step(&c->context->worker->progress, c->good_step);
+        }
+    }
+}
