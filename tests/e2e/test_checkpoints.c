@@ -524,7 +524,7 @@ Test(checkpoints, a_full_disk_costs_the_checkpoint_and_not_the_run)
     cr_assert_eq(code, 73, "ended with %d:\n%s", code, shell_output);
     cr_assert_not_null(strstr(shell_output, "a checkpoint"), "%s", shell_output);
     /* Two fit, and leave no room for a third. */
-    code = shell_run(&dir, "unshare -m sh -c \"mount -t tmpfs -o size=10500k none small && " TWO
+    code = shell_run(&dir, "unshare -rm sh -c \"mount -t tmpfs -o size=10500k none small && " TWO
                            "--num-steps 4 --save-dir small/out --checkpoint-frequency 2 "
                            "--save-model false && " TWO
                            "--num-steps 6 --save-dir small/out --checkpoint-frequency 2 "
