@@ -40,7 +40,7 @@ typedef struct nd_failure {
  * Prints the error, or is silent when another rank reports, and under PMIx ends the job. From any
  * thread; does nothing when another one has done it, for which it waits up to kill_seconds. Where
  * nothing ends this process it returns after about 80 s at most: about 10 s for the store,
- * kill_seconds in silence, 10 s for PMIx to hear of the end and kill_seconds for that to reach this
+ * kill_seconds in silence, 10 s for PMIx to take the end and kill_seconds for that to reach this
  * process.
  */
 void nd_failure_end(nd_failure *failure, const nd_error *error);

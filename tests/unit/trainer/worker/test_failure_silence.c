@@ -117,7 +117,8 @@ static void join(rank_here *r, int rank, double kill_seconds)
     snprintf(r->error.message, sizeof r->error.message, "a bad file of rank %d", rank);
     cr_assert_eq(nd_store_open(&r->id, SECONDS, &r->failure.store), ND_OK, "%s",
                  nd_error_last()->message);
-    cr_assert_eq(nd_store_check(r->failure.store, SECONDS), ND_OK); /* it has been told */
+    cr_assert_eq(nd_store_check(r->failure.store, SECONDS),
+                 ND_OK); /* it has received the failure */
     r->id.pmix = (struct nd_pmix *)(void *)&r->id;
 }
 
@@ -193,7 +194,7 @@ static void expect_end(rank_here *r, bool (*act)(rank_here *r), const char *word
     cr_expect_not_null(strstr(text, "aborted with 74"), "%s", text);
 }
 
-/* Its connection to rank 0 breaks, and it waits in vain for the end that rank 0 had announced. */
+/* Its connection to rank 0 breaks, and the end that rank 0 had announced does not come. */
 Test(failure_silence, a_rank_that_was_told_of_a_failure_reports_a_loss_only_afterwards)
 {
     static rank_here r;
