@@ -204,6 +204,23 @@ static double number_behind(const char *text, const char *key)
     return strtod(at + strlen(key), NULL);
 }
 
+Test(generate, computes_in_fp8)
+{
+    train();
+    write_rows(5);
+    shell(&dir, GENERATE "--model run --prompt-file rows.jsonl --max-new-tokens 20 --precision fp8 "
+                         "2>log");
+    says("\"index\":4,");
+    shell(&dir, ND_LAUNCH " generate --model run --prompt-file rows.jsonl --max-new-tokens 20 "
+                          "--precision fp8 --fp8-recipe rowwise --num-processes 2 2>log");
+    says("\"index\":4,");
+    cr_expect_eq(shell_run(&dir,
+                           GENERATE "--model run --prompt a --max-new-tokens 9 --precision fp8 "
+                                    "--fp8-recipe delayed"),
+                 2);
+    says("--fp8-recipe rowwise");
+}
+
 /* A bad line is reported, and the next one is read; each line draws numbers of its own. */
 Test(generate, reads_line_after_line)
 {

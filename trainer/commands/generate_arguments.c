@@ -84,9 +84,10 @@ nd_status nd_generate_take_flags(int argc, char **argv, char ***rest, int *count
 
 void nd_generate_print_help(void)
 {
-    printf("usage: ndtrain generate --model PATH --prompt TEXT [flags]\n\n"
-           "Continues texts, and prints them as they come. Settings of a run are flags too:\n"
-           "--precision bf16|fp32, --tp-size N, --chat-format, --seed; ndtrain --help all.\n\n");
+    printf(
+        "usage: ndtrain generate --model PATH --prompt TEXT [flags]\n\n"
+        "Continues texts, and prints them as they come. Settings of a run are flags too:\n"
+        "--precision bf16|fp32|fp8, --tp-size N, --chat-format, --seed; ndtrain --help all.\n\n");
     nd_command_flags_print(&nd_generate_flags);
     printf("\nExit codes: 0 done, 2 wrong usage, 65 bad model, prompt or tokenizer, 70 logits that "
            "are\nnot finite, 71 out of memory, 73 output that cannot be written, 75 stopped by a "

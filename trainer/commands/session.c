@@ -156,6 +156,7 @@ nd_status nd_session_generator(nd_session *s, const nd_generate_options *options
     const nd_identity *id = &s->worker->identity;
     nd_generator *g = NULL;
     nd_status status = ND_OK;
+    ND_TRY(nd_trainer_check_precision(s->config, &s->model.shape));
     ND_TRY(nd_generator_create(&s->worker->rank, options, &g));
     ND_TRY_OUT(nd_worker_check_room(s->worker, (double)nd_generator_plan(g)->total, id->world_size,
                                     id->local_world_size));

@@ -46,9 +46,10 @@ nd_status nd_generate_check(const nd_rank *rank, const nd_generate_options *o)
         return nd_fail(ND_ERR_CONFIG, "generate and eval --requests run on the CPU in this "
                                       "version; use --device cpu");
     }
-    if (rank->config->train.precision == ND_PRECISION_FP8) {
-        return nd_fail(ND_ERR_CONFIG, "generate and eval --requests compute in bf16 or fp32 in "
-                                      "this version; use --precision bf16");
+    if (rank->config->train.precision == ND_PRECISION_FP8 &&
+        rank->config->fp8.recipe == ND_FP8_DELAYED) {
+        return nd_fail(ND_ERR_CONFIG, "fp8.recipe is delayed, whose scales follow from training "
+                                      "steps; use --fp8-recipe rowwise, or another precision");
     }
     if (mesh->size[ND_AXIS_CP] > 1 || mesh->size[ND_AXIS_DP_SHARD] > 1) {
         return nd_fail(ND_ERR_CONFIG,

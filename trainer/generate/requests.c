@@ -113,7 +113,7 @@ static nd_status check_length(const nd_request_rules *rules, const nd_request *r
         return ND_OK;
     }
     return nd_fail(ND_ERR_DATA,
-                   "the prompt has %lld tokens and up to %lld new ones follow, but %s is %lld; "
+                   "prompt and new tokens need %lld + %lld positions, but %s is %lld; "
                    "shorten the prompt, or lower --max-new-tokens",
                    (long long)prompt, (long long)request->max_new, rules->limit,
                    (long long)rules->max_tokens);

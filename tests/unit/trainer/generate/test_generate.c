@@ -324,7 +324,7 @@ Test(generate, meshes_and_sizes_that_cannot_be_are_named)
         {{{1, 1, 1, 2, 1}}, 40, ND_PRECISION_FP32, ND_ERR_CONFIG, "mesh.cp is 2"},
         {{{1, 1, 1, 1, 1}}, 65, ND_PRECISION_FP32, ND_ERR_DATA, "max_position_embeddings is 64"},
         {{{1, 1, 1, 1, 3}}, 40, ND_PRECISION_FP32, ND_ERR_CONFIG, "tp"},
-        {{{1, 1, 1, 1, 1}}, 40, ND_PRECISION_FP8, ND_ERR_CONFIG, "--precision bf16"},
+        {{{1, 1, 1, 1, 1}}, 40, ND_PRECISION_FP8, ND_ERR_CONFIG, "--fp8-recipe rowwise"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         nd_generate_options options = {.batch = 1, .rows = 8, .capacity = cases[i].capacity};
@@ -334,6 +334,7 @@ Test(generate, meshes_and_sizes_that_cannot_be_are_named)
                           .body = check_body,
                           .context = &options};
         job.config.train.precision = cases[i].precision;
+        job.config.fp8.recipe = ND_FP8_DELAYED;
         cr_expect_eq(mesh_ranks_run(&job), cases[i].status, "case %zu", i);
         cr_expect_not_null(strstr(nd_error_last()->message, cases[i].words), "case %zu: %s", i,
                            nd_error_last()->message);

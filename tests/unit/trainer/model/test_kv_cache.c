@@ -126,11 +126,13 @@ static mesh_ranks job_of(int tp, bool tied, nd_precision precision)
 
 Test(kv_cache, pieces_have_the_logits_of_the_whole)
 {
-    static const nd_precision precisions[] = {ND_PRECISION_FP32, ND_PRECISION_BF16};
-    for (int p = 0; p < 2; p++) {
+    static const nd_precision precisions[] = {ND_PRECISION_FP32, ND_PRECISION_BF16,
+                                              ND_PRECISION_FP8};
+    for (int p = 0; p < 3; p++) {
         for (int tied = 0; tied < 2; tied++) {
             mesh_ranks job = job_of(1, tied == 1, precisions[p]);
-            cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s, tied %d: %s", p ? "bf16" : "fp32", tied,
+            job.config.fp8.recipe = ND_FP8_ROWWISE; /* a row's scale is its own */
+            cr_assert_eq(mesh_ranks_run(&job), ND_OK, "precision %d, tied %d: %s", p, tied,
                          nd_error_last()->message);
         }
     }
