@@ -56,6 +56,11 @@ static const nd_command_flag eval_list[ND_EVAL_FLAGS] = {
     [ND_EVAL_DATA] = {"--data", "FILE", "a data file, as data.path; may be given several times"},
     [ND_EVAL_REQUESTS] = {"--requests", "FILE",
                           "JSON lines with \"context\", \"choices\" and \"gold\""},
+    [ND_EVAL_SERVE] = {"--serve-stdin", NULL,
+                       "answers each line of standard input, a request, with a line of JSON"},
+    [ND_EVAL_CONTEXT] = {"--context", "N",
+                         "--serve-stdin: tokens of context and choice at most; 4096, or what the "
+                         "model has"},
     [ND_EVAL_JSONL] = {"--jsonl", NULL, "the output is JSON lines; of requests one for each"},
     [ND_EVAL_ADD_SPECIAL] = {"--add-special-tokens", NULL,
                              "requests: texts have what the post-processor adds, as a beginning of "
@@ -66,7 +71,7 @@ static const nd_command_flag eval_list[ND_EVAL_FLAGS] = {
 const nd_command_flags nd_generate_flags = {"generate", generate_list, ND_GENERATE_FLAGS,
                                             use_settings, -1};
 const nd_command_flags nd_eval_flags = {"eval", eval_list, ND_EVAL_FLAGS, use_settings,
-                                        ND_EVAL_REQUESTS};
+                                        ND_EVAL_DATA};
 
 const nd_command_flags *nd_command_flags_find(const char *command)
 {
@@ -151,7 +156,8 @@ nd_status nd_command_flags_split(const nd_command_flags *flags, int argc, char *
     }
     ND_TRY(ND_ALLOC(argc + settings_count + 1, out));
     (*out)[n++] = argv[0];
-    if (!own && (flags->settings_with < 0 || has_flag(flags, flags->settings_with, argc, argv))) {
+    if (!own &&
+        (flags->settings_unless < 0 || !has_flag(flags, flags->settings_unless, argc, argv))) {
         for (int i = 0; i < settings_count; i++) {
             (*out)[n++] = (char *)settings[i];
         }

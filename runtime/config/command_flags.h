@@ -23,7 +23,7 @@ typedef struct nd_command_flags {
     const nd_command_flag *list;
     int count;
     const char *const *settings; /* stand before those of the user; ends with NULL */
-    int settings_with;           /* the flag with which they do; -1: always */
+    int settings_unless;         /* the flag without which they do; -1: always */
 } nd_command_flags;
 
 /* Numbers of the flags in their lists. */
@@ -52,6 +52,8 @@ enum {
     ND_EVAL_TOKENIZER,
     ND_EVAL_DATA,
     ND_EVAL_REQUESTS,
+    ND_EVAL_SERVE,
+    ND_EVAL_CONTEXT,
     ND_EVAL_JSONL,
     ND_EVAL_ADD_SPECIAL,
     ND_EVAL_ROWS,

@@ -221,6 +221,25 @@ Test(generate, computes_in_fp8)
     says("--fp8-recipe rowwise");
 }
 
+/* Line after line, each answered before the next is written, with the scores of a file; a context
+ * that is used again is not computed again. */
+Test(generate, eval_serves_requests)
+{
+    static const char rows[] =
+        "{\"context\": \"ab cd \", \"choices\": [\"ef\", \"xyzzy\"], \"gold\": 1}\n"
+        "{\"context\": \"ab cd \", \"choices\": [\"q\"], \"gold\": 0}\n";
+    train();
+    tempdir_write(&dir, "rows.jsonl", rows, sizeof rows - 1);
+    shell(&dir, EVAL "--model run --requests rows.jsonl --jsonl 2>log | head -n 2 >expected");
+    shell(&dir, EVAL "--model run --serve-stdin <rows.jsonl 2>log | cmp - expected");
+    shell(&dir, ND_LAUNCH " eval --precision fp32 --model run --serve-stdin --num-processes 2 "
+                          "--tp-size 2 <rows.jsonl 2>log >out && test $(wc -l <out) -eq 2");
+    shell(&dir, "printf '{\"choices\": [\"b\"]}\\n{\"context\": \"a\", \"choices\": [\"b\"]}\\n' "
+                "| " EVAL "--model run --serve-stdin 2>log");
+    says("{\"error\":\"a row is an object with ");
+    says("{\"index\":0,\"log_likelihoods\":[-");
+}
+
 /* A bad line is reported, and the next one is read; each line draws numbers of its own. */
 Test(generate, reads_line_after_line)
 {

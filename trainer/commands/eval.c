@@ -34,6 +34,11 @@ static nd_status apply(void *context, int flag, const char *value)
     case ND_EVAL_REQUESTS:
         o->requests = value;
         break;
+    case ND_EVAL_SERVE:
+        o->serve = true;
+        break;
+    case ND_EVAL_CONTEXT:
+        return nd_command_flag_whole(&nd_eval_flags.list[flag], value, 2, &o->context);
     case ND_EVAL_JSONL:
         o->jsonl = true;
         break;
@@ -50,11 +55,12 @@ static nd_status apply(void *context, int flag, const char *value)
 
 static nd_status parse(int argc, char **argv, nd_eval_call *o)
 {
-    *o = (nd_eval_call){.rows = 512};
+    *o = (nd_eval_call){.rows = 512, .context = 4096};
     ND_TRY(nd_command_flags_read(&nd_eval_flags, argc, argv, apply, o));
-    return (o->data_count > 0) != (o->requests != NULL)
+    return (o->data_count > 0) + (o->requests != NULL) + o->serve == 1
                ? ND_OK
-               : nd_fail(ND_ERR_CONFIG, "give either files of --data or a file of --requests");
+               : nd_fail(ND_ERR_CONFIG, "give either files of --data, or a file of --requests, or "
+                                        "--serve-stdin");
 }
 
 static bool wants_help(int argc, char **argv)
@@ -78,7 +84,8 @@ static nd_status take_flags(int argc, char **argv, char ***rest, int *count)
 
 static void print_help(void)
 {
-    printf("usage: ndtrain eval --model PATH --data FILE | --requests FILE [flags]\n\n"
+    printf("usage: ndtrain eval --model PATH --data FILE | --requests FILE | --serve-stdin "
+           "[flags]\n\n"
            "Prints the loss of a model on data, or how often it finds the right one of several "
            "texts.\nSettings of a run are flags too: --sequence-length, --micro-batch-size, "
            "--precision, meshes;\nndtrain --help all.\n\n");
@@ -301,7 +308,9 @@ static nd_status run(const nd_command_call *call)
     ND_TRY_OUT(parse(call->argc - 1, call->argv + 1, &o));
     ND_TRY_OUT(nd_session_open(&session, call, o.model, o.tokenizer));
     ND_TRY_OUT(nd_session_agree(&session, call));
-    status = o.requests ? nd_eval_requests(&session, &o) : evaluate(&session, &o);
+    status = o.requests ? nd_eval_requests(&session, &o)
+             : o.serve  ? nd_eval_serve(&session, &o)
+                        : evaluate(&session, &o);
 out:
     nd_session_close(&session);
     return status;

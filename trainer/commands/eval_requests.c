@@ -9,8 +9,6 @@
 #include "runtime/base/process.h"
 #include "trainer/commands/generate.h"
 
-enum { INPUT_BYTES_MAX = 1 << 30 };
-
 nd_status nd_eval_print(json_t *row)
 {
     char *text = row ? nd_json_text(row, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
@@ -51,8 +49,10 @@ static nd_status print_question(const nd_question *q, size_t index)
     }
     nd_json_set(&row, "log_likelihoods", scores);
     nd_json_set(&row, "greedy", greedy);
-    nd_json_set(&row, "acc", json_integer(nd_question_best(q, false) == q->gold));
-    nd_json_set(&row, "acc_norm", json_integer(nd_question_best(q, true) == q->gold));
+    if (q->gold >= 0) {
+        nd_json_set(&row, "acc", json_integer(nd_question_best(q, false) == q->gold));
+        nd_json_set(&row, "acc_norm", json_integer(nd_question_best(q, true) == q->gold));
+    }
     return nd_eval_print(row);
 }
 
@@ -132,36 +132,52 @@ static nd_status find_prefix(const nd_session *s, nd_encoder *with_special, int3
     return status;
 }
 
-static nd_status read_questions(nd_session *s, const nd_eval_call *o, nd_questions *questions)
+/* The encoders of contexts and choices, and the rules that use them. */
+typedef struct reader {
+    nd_encoder *encoder, *with_special;
+    nd_choice_rules rules;
+} reader;
+
+static nd_status open_reader(const nd_session *s, const nd_eval_call *o, reader *r)
 {
     const nd_encode_options plain = {.special_in_text = ND_SPECIAL_PARSE,
                                      .post_process = o->add_special};
     const nd_encode_options special = {.special_in_text = ND_SPECIAL_PARSE, .post_process = true};
-    nd_choice_rules rules = {.vocab = s->model.shape.vocab,
-                             .max_tokens = s->model.shape.max_positions + 1};
-    nd_encoder *encoder = NULL, *with_special = NULL;
-    char *text = NULL;
-    size_t size = 0;
-    nd_status status = ND_OK;
+    r->rules = (nd_choice_rules){.vocab = s->model.shape.vocab,
+                                 .max_tokens = s->model.shape.max_positions + 1};
     if (!s->tokenizer) {
         return nd_fail(ND_ERR_DATA, "the model's folder has no tokenizer.json, so a text has no "
                                     "tokens; name one with --tokenizer");
     }
-    ND_TRY_OUT(nd_encoder_create(s->tokenizer, &plain, &encoder));
-    ND_TRY_OUT(nd_encoder_create(s->tokenizer, &special, &with_special));
-    ND_TRY_OUT(find_prefix(s, with_special, &rules.prefix));
-    rules.encoder = encoder;
+    ND_TRY(nd_encoder_create(s->tokenizer, &plain, &r->encoder));
+    ND_TRY(nd_encoder_create(s->tokenizer, &special, &r->with_special));
+    r->rules.encoder = r->encoder;
+    return find_prefix(s, r->with_special, &r->rules.prefix);
+}
+
+static void close_reader(reader *r)
+{
+    nd_encoder_destroy(r->encoder);
+    nd_encoder_destroy(r->with_special);
+}
+
+static nd_status read_questions(nd_session *s, const nd_eval_call *o, nd_questions *questions)
+{
+    reader r = {0};
+    char *text = NULL;
+    size_t size = 0;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(open_reader(s, o, &r));
     status = s->worker->rank.rank == 0
-                 ? nd_fs_read(o->requests, INPUT_BYTES_MAX, ND_ERR_DATA, &text, &size)
+                 ? nd_fs_read(o->requests, ND_STDIN_BYTES_MAX, ND_ERR_DATA, &text, &size)
                  : ND_OK;
     ND_TRY_OUT(nd_session_share(s, status, &text, &size));
-    ND_TRY_OUT(nd_questions_read(questions, &rules, o->requests, text, size));
+    ND_TRY_OUT(nd_questions_read(questions, &r.rules, o->requests, text, size));
     if (questions->count == 0) {
         status = nd_fail(ND_ERR_DATA, "\"%s\" has no request", o->requests);
     }
 out:
-    nd_encoder_destroy(encoder);
-    nd_encoder_destroy(with_special);
+    close_reader(&r);
     free(text);
     return status;
 }
@@ -172,5 +188,91 @@ nd_status nd_eval_requests(nd_session *s, const nd_eval_call *o)
     nd_status status = read_questions(s, o, &questions);
     status = status == ND_OK ? score_all(s, o, &questions) : status;
     nd_questions_fini(&questions);
+    return status;
+}
+
+/* Requests of standard input. */
+
+typedef struct server {
+    nd_session *session;
+    nd_generator *generator;
+    nd_token_score *scores;
+    reader reader;
+    size_t answered;
+} server;
+
+/* A line that is no request gets an answer too, so that a program can go on. */
+static nd_status answer_error(const server *v)
+{
+    json_t *row = json_object();
+    nd_json_set(&row, "error", nd_json_string(nd_error_last()->message));
+    nd_error_clear();
+    if (v->session->worker->rank.rank > 0) {
+        json_decref(row);
+        return ND_OK;
+    }
+    return nd_eval_print(row);
+}
+
+static nd_status answer(server *v, const char *line, size_t size)
+{
+    nd_questions questions = {0};
+    nd_status status =
+        nd_questions_read(&questions, &v->reader.rules, "standard input", line, size);
+    if (status == ND_ERR_DATA) {
+        status = answer_error(v);
+    }
+    for (size_t i = 0; i < questions.count && status == ND_OK; i++) {
+        status = nd_question_score(v->generator, &questions.list[i], v->scores);
+        if (status == ND_OK && v->session->worker->rank.rank == 0) {
+            status = print_question(&questions.list[i], v->answered);
+        }
+        v->answered++;
+    }
+    nd_questions_fini(&questions);
+    return status;
+}
+
+static nd_status serve(server *v)
+{
+    nd_stdin input = {0};
+    nd_status status = ND_OK;
+    for (bool ends = false; !ends && status == ND_OK;) {
+        char *line = NULL;
+        size_t size = 0;
+        status = nd_stdin_next_line(&input, v->session, &line, &size);
+        ends = !line;
+        status = status == ND_OK && line ? answer(v, line, size) : status;
+        free(line);
+    }
+    nd_stdin_fini(&input);
+    return status;
+}
+
+nd_status nd_eval_serve(nd_session *s, const nd_eval_call *o)
+{
+    const int64_t context = nd_min(o->context, s->model.shape.max_positions);
+    const int64_t rows = nd_min(o->rows, context);
+    const nd_generate_options sizes = {
+        .batch = nd_min(64, rows), .rows = rows, .capacity = context};
+    const int replicas = s->worker->rank.mesh.size[ND_AXIS_DP_REPLICATE];
+    server v = {.session = s};
+    nd_status status = ND_OK;
+    if (replicas > 1) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "mesh.dp_replicate is %d, but --serve-stdin scores one request at a time; "
+                       "use fewer workers, or --tp-size",
+                       replicas);
+    }
+    ND_TRY_OUT(open_reader(s, o, &v.reader));
+    v.reader.rules.max_tokens = context + 1;
+    v.reader.rules.any_gold = true;
+    ND_TRY_OUT(ND_ALLOC(context + 1, &v.scores));
+    ND_TRY_OUT(nd_session_generator(s, &sizes, &v.generator));
+    status = serve(&v);
+out:
+    nd_generator_destroy(v.generator);
+    free(v.scores);
+    close_reader(&v.reader);
     return status;
 }

@@ -67,8 +67,9 @@ typedef struct nd_stdin {
 /* Waits until rank 0 has all of its standard input or (line) a whole line. Collective over all
  * ranks. ND_ERR_PREEMPTED: one of them got a stop signal. */
 nd_status nd_stdin_wait(nd_stdin *input, nd_session *session, bool line);
-/* Rank 0: takes the first line, without its end, owned by the caller; NULL when nothing is left. */
-nd_status nd_stdin_take_line(nd_stdin *input, char **line, size_t *size);
+/* The next line on all ranks, without its end, owned by the caller; NULL at the end of input.
+ * Collective. */
+nd_status nd_stdin_next_line(nd_stdin *input, nd_session *session, char **line, size_t *size);
 void nd_stdin_fini(nd_stdin *input);
 
 /* The command generate. */
@@ -124,12 +125,14 @@ typedef struct nd_eval_call {
     const char *model, *tokenizer, *requests; /* NULL: not given */
     const char *data[ND_EVAL_DATA_MAX];
     int data_count;
-    bool jsonl, add_special;
-    int64_t rows;
+    bool jsonl, add_special, serve;
+    int64_t rows, context;
 } nd_eval_call;
 
 /* Reads the requests, scores them, and prints the results. */
 nd_status nd_eval_requests(nd_session *session, const nd_eval_call *call);
+/* Answers each line of standard input, a request, with a line. */
+nd_status nd_eval_serve(nd_session *session, const nd_eval_call *call);
 /* Prints a row of JSON, which it takes; NULL: memory ran out. */
 struct json_t;
 nd_status nd_eval_print(struct json_t *row);

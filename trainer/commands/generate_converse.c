@@ -103,21 +103,12 @@ static nd_status answer(conversation *c, const char *line, size_t size)
     return status;
 }
 
-/* The next line on all ranks; NULL at the end of input. */
-static nd_status next_line(nd_session *s, nd_stdin *input, char **line, size_t *size)
+static nd_status next_line(const conversation *c, nd_stdin *input, char **line, size_t *size)
 {
-    const bool first = s->worker->rank.rank == 0;
-    if (first && isatty(STDIN_FILENO)) {
+    if (c->session->worker->rank.rank == 0 && isatty(STDIN_FILENO)) {
         fputs("> ", stderr);
     }
-    ND_TRY(nd_stdin_wait(input, s, true));
-    nd_status status = first ? nd_stdin_take_line(input, line, size) : ND_OK;
-    int64_t has = first && *line;
-    nd_rank *r = &s->worker->rank;
-    ND_TRY(nd_session_agree_status(s, status, "hold a line"));
-    ND_TRY(nd_comm_broadcast(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &has, 1, ND_DTYPE_I64,
-                             0, NULL));
-    return has ? nd_session_share(s, ND_OK, line, size) : ND_OK;
+    return nd_stdin_next_line(input, c->session, line, size);
 }
 
 static nd_status converse(conversation *c)
@@ -127,7 +118,7 @@ static nd_status converse(conversation *c)
     for (;;) {
         char *line = NULL;
         size_t size = 0;
-        status = next_line(c->session, &input, &line, &size);
+        status = next_line(c, &input, &line, &size);
         const bool ends = status != ND_OK || !line;
         if (!ends && size > 0) {
             status = answer(c, line, size);

@@ -62,7 +62,7 @@ nd_status nd_stdin_wait(nd_stdin *in, nd_session *s, bool line)
     }
 }
 
-nd_status nd_stdin_take_line(nd_stdin *in, char **line, size_t *size)
+static nd_status take_line(nd_stdin *in, char **line, size_t *size)
 {
     const char *end = in->bytes.count > 0 ? memchr(in->bytes.data, '\n', in->bytes.count) : NULL;
     const size_t all = end ? (size_t)(end - (char *)in->bytes.data) + 1 : in->bytes.count;
@@ -76,6 +76,19 @@ nd_status nd_stdin_take_line(nd_stdin *in, char **line, size_t *size)
     memmove(in->bytes.data, in->bytes.data + all, in->bytes.count - all);
     in->bytes.count -= all;
     return ND_OK;
+}
+
+nd_status nd_stdin_next_line(nd_stdin *input, nd_session *s, char **line, size_t *size)
+{
+    const bool first = s->worker->rank.rank == 0;
+    ND_TRY(nd_stdin_wait(input, s, true));
+    nd_status status = first ? take_line(input, line, size) : ND_OK;
+    int64_t has = first && *line;
+    nd_rank *r = &s->worker->rank;
+    ND_TRY(nd_session_agree_status(s, status, "hold a line"));
+    ND_TRY(nd_comm_broadcast(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &has, 1, ND_DTYPE_I64,
+                             0, NULL));
+    return has ? nd_session_share(s, ND_OK, line, size) : ND_OK;
 }
 
 void nd_stdin_fini(nd_stdin *in)

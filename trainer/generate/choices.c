@@ -124,8 +124,9 @@ static nd_status read_row(const nd_choice_rules *rules, const json_t *row, nd_qu
         return nd_fail(ND_ERR_DATA, "\"delimiter\" is not a string");
     }
     int64_t count = (int64_t)json_array_size(choices);
-    out->gold = json_integer_value(gold);
-    if (!json_is_integer(gold) || out->gold < 0 || out->gold >= count) {
+    out->gold = gold ? json_integer_value(gold) : -1;
+    if ((gold || !rules->any_gold) &&
+        (!json_is_integer(gold) || out->gold < 0 || out->gold >= count)) {
         return nd_fail(ND_ERR_DATA,
                        "\"gold\" must be the number of the right choice, from 0 to %lld",
                        (long long)count - 1);

@@ -46,6 +46,7 @@ typedef struct nd_choice_rules {
     nd_encoder *encoder; /* borrowed */
     int64_t vocab;
     int64_t max_tokens; /* of context and continuation together */
+    bool any_gold;      /* "gold" may be missing: it is -1 then */
     int32_t prefix;     /* of an empty context; -1: such a row is an error */
 } nd_choice_rules;
 
