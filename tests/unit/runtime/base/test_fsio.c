@@ -137,7 +137,7 @@ Test(fsio, free_space_preflight_shows_both_numbers)
     assert_fails(nd_fs_check_space(dir.path, UINT64_C(1) << 60, "an exabyte"), ND_ERR_CANTCREATE,
                  "an exabyte needs 1152921504606.8 MB");
     assert_fails(nd_fs_check_space("/nowhere/at/all", 1, "x"), ND_ERR_CANTCREATE,
-                 "cannot be examined: No such file or directory");
+                 "there is no such folder; make it, or write elsewhere");
 }
 
 static uint64_t free_bytes(void)
