@@ -58,6 +58,13 @@ nd_status nd_generate_check(const nd_rank *rank, const nd_generate_options *o)
                        "--dp-replicate-size",
                        mesh->size[ND_AXIS_CP], mesh->size[ND_AXIS_DP_SHARD]);
     }
+    if (o->capacity < 2) {
+        return nd_fail(ND_ERR_DATA,
+                       "a sequence has room for %lld tokens, but a prompt and a new token need 2; "
+                       "use a larger --context, or a model whose max_position_embeddings is more "
+                       "than %lld",
+                       (long long)o->capacity, (long long)shape->max_positions);
+    }
     if (o->capacity > shape->max_positions) {
         return nd_fail(ND_ERR_DATA,
                        "a prompt with its new tokens has up to %lld tokens, but the model's "
@@ -90,7 +97,7 @@ nd_status nd_generator_create(nd_rank *rank, const nd_generate_options *o, nd_ge
 {
     nd_generator *g = NULL;
     nd_status status = ND_OK;
-    ND_ASSERT(o->batch >= 1 && o->rows >= o->batch && o->capacity >= 2);
+    ND_ASSERT(o->batch >= 1 && o->rows >= o->batch);
     ND_TRY(nd_generate_check(rank, o));
     ND_TRY(ND_ALLOC(1, &g));
     g->rank = rank;

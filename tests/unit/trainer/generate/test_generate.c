@@ -323,6 +323,7 @@ Test(generate, meshes_and_sizes_that_cannot_be_are_named)
         {{{1, 1, 2, 1, 1}}, 40, ND_PRECISION_FP32, ND_ERR_CONFIG, "mesh.dp_shard is 2"},
         {{{1, 1, 1, 2, 1}}, 40, ND_PRECISION_FP32, ND_ERR_CONFIG, "mesh.cp is 2"},
         {{{1, 1, 1, 1, 1}}, 65, ND_PRECISION_FP32, ND_ERR_DATA, "max_position_embeddings is 64"},
+        {{{1, 1, 1, 1, 1}}, 1, ND_PRECISION_FP32, ND_ERR_DATA, "room for 1 tokens"},
         {{{1, 1, 1, 1, 3}}, 40, ND_PRECISION_FP32, ND_ERR_CONFIG, "tp"},
         {{{1, 1, 1, 1, 1}}, 40, ND_PRECISION_FP8, ND_ERR_CONFIG, "--fp8-recipe rowwise"},
     };
