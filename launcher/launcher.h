@@ -85,8 +85,7 @@ nd_status nd_preflight_find_worker(char *path, int capacity);
 nd_status nd_preflight_check_files(const nd_config *config);
 
 typedef struct nd_preflight {
-    const char *program;     /* the worker program */
-    const char *command;     /* "check"; "version" where the command checks its own files */
+    char *const *args;       /* of the check: the worker program, "check", ...; ends with NULL */
     const char *config_name; /* the file that the configuration was read from */
     int config_fd;           /* the resolved configuration */
     double seconds;          /* for the check to end */
@@ -95,7 +94,7 @@ typedef struct nd_preflight {
 } nd_preflight;
 
 /*
- * Runs `<program> <command>`, whose error message goes to stderr and whose code to *exit_code.
+ * Runs the check, whose error message goes to stderr and whose code to *exit_code.
  * ND_ERR_CONFIG when the program is of another version than this one; ND_ERR_HANG at the deadline.
  */
 nd_status nd_preflight_run(const nd_preflight *check, int *exit_code);

@@ -72,10 +72,11 @@ static nd_status make_job_text(const nd_config *config, const char *digests, cha
 /* What the workers run. */
 typedef struct worker_command {
     const nd_command_flags *flags; /* NULL: train */
-    char **args;                   /* args[0] is for the path of the worker program */
+    char **args;                   /* args[0] is for the path of the worker program, as below */
+    char **check;                  /* what checks it: "check", the command, its flags */
 } worker_command;
 
-/* Model and data of a run. A command with flags of its own checks its files itself. */
+/* Model and data of a run. A command with flags of its own names its files there. */
 static nd_status check_run(const nd_config *config)
 {
     ND_TRY(nd_config_check_model_path(config)); /* the worker cannot name the file with the key */
@@ -112,8 +113,7 @@ static nd_status launch(const nd_config *config, const nd_slurm *slurm,
 {
     char program[PATH_CAPACITY], digests[1024], *job_text = NULL;
     nd_preflight preflight = {
-        .program = program,
-        .command = command->flags ? "version" : "check",
+        .args = command->check,
         .config_name = config->source,
         .seconds = CHECK_SECONDS + nd_config_data_seconds(config),
         .digests = digests,
@@ -125,7 +125,7 @@ static nd_status launch(const nd_config *config, const nd_slurm *slurm,
                           .slurm_job = slurm->job_id,
                           .world_size = nd_mesh_world_size(&config->resolved_mesh)};
     job.local_workers = job.world_size / (int)config->launch.nnodes;
-    command->args[0] = program;
+    command->args[0] = command->check[0] = program;
     nd_status status = check(config, command, program, &preflight, exit_code);
     if (status != ND_OK || *exit_code != 0) {
         if (config->launch.nnodes > 1) {
@@ -201,7 +201,8 @@ static nd_status print_command_help(const nd_command_flags *flags)
     return print_of_worker(args, "help");
 }
 
-/* The worker's command line, and in *rest the settings, behind a word that is skipped. */
+/* The command lines of workers and of their check, and in *rest the settings, behind a word that is
+ * skipped. */
 static nd_status read_command(int argc, char **argv, worker_command *out, char ***rest, int *count)
 {
     char **own = NULL;
@@ -212,10 +213,12 @@ static nd_status read_command(int argc, char **argv, worker_command *out, char *
         ND_TRY(nd_command_flags_split(out->flags, argc - 1, argv + 1, true, &own, &own_count));
     }
     nd_status status = ND_ALLOC(own_count + 3, &out->args);
+    status = status == ND_OK ? ND_ALLOC(own_count + 3, &out->check) : status;
     if (status == ND_OK) {
         out->args[1] = "train";
+        out->check[1] = "check";
         for (int i = 0; i < own_count; i++) {
-            out->args[1 + i] = own[i];
+            out->args[1 + i] = out->check[2 + i] = own[i];
         }
     }
     free(own);
@@ -344,6 +347,7 @@ int main(int argc, char **argv)
         status = read_command(argc, argv, &command, &rest, &count);
         status = status == ND_OK ? run(count, rest ? rest : argv, &command, &exit_code) : status;
         free(command.args);
+        free(command.check);
         free(rest);
     }
     status = status == ND_OK ? nd_process_flush_output() : status;

@@ -110,7 +110,7 @@ static void parse_digests(char *lines, char *out, size_t capacity)
 static nd_status spawn_check(const nd_preflight *check, int out, pid_t *pid)
 {
     posix_spawn_file_actions_t actions;
-    char *args[] = {(char *)check->program, (char *)check->command, NULL}, **env, pid_text[24];
+    char **env, pid_text[24];
     snprintf(pid_text, sizeof pid_text, "%ld", (long)getpid());
     const nd_variable own[] = {
         {"ND_RUN_ID", "check"},        {"RANK", "0"},
@@ -123,12 +123,12 @@ static nd_status spawn_check(const nd_preflight *check, int out, pid_t *pid)
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
     posix_spawn_file_actions_adddup2(&actions, check->config_fd, CONFIG_FD);
-    int code = posix_spawn(pid, check->program, &actions, NULL, args, env);
+    int code = posix_spawn(pid, check->args[0], &actions, NULL, check->args, env);
     posix_spawn_file_actions_destroy(&actions);
     free(env);
     return code == 0 ? ND_OK
                      : nd_fail(ND_ERR_IO, "the worker program %s cannot be started: %s",
-                               check->program, strerror(code));
+                               check->args[0], strerror(code));
 }
 
 /* The program ended before it named its version: it was not loaded, or died in its first lines. */
@@ -146,11 +146,11 @@ static nd_status fail_silent(const nd_preflight *check, int wait_status)
             ND_ERR_RESOURCE,
             "the worker program %s cannot start (%s) with %lld KiB of memory (%s); raise "
             "that limit",
-            check->program, how, (long long)limit.bytes / 1024, limit.option);
+            check->args[0], how, (long long)limit.bytes / 1024, limit.option);
     }
     return nd_fail(ND_ERR_CONFIG,
                    "the worker program %s cannot start (%s); run '%s --version' to see why",
-                   check->program, how, check->program);
+                   check->args[0], how, check->args[0]);
 }
 
 nd_status nd_preflight_run(const nd_preflight *check, int *exit_code)
@@ -178,7 +178,7 @@ nd_status nd_preflight_run(const nd_preflight *check, int *exit_code)
         return nd_fail(ND_ERR_HANG,
                        "the check of model and data (%s %s) did not end within %.0f s; see "
                        "whether a file is on a disk that does not answer",
-                       check->program, check->command, check->seconds);
+                       check->args[0], check->args[1], check->seconds);
     }
     size_t first = strcspn(line, "\n");
     parse_digests(line + first + (line[first] == '\n'), check->digests, check->capacity);
@@ -191,7 +191,7 @@ nd_status nd_preflight_run(const nd_preflight *check, int *exit_code)
             ND_ERR_CONFIG,
             "the worker program %s says '%s', but this is ndlaunch %s; build both from the same "
             "source",
-            check->program, line, ND_VERSION);
+            check->args[0], line, ND_VERSION);
     }
     *exit_code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
     return ND_OK;

@@ -271,6 +271,30 @@ Test(errors, a_model_that_no_host_holds)
     refused_with(71, TRAIN, "out of host memory", "state");
 }
 
+/* A model that generate and eval can use. */
+static void save_model(void)
+{
+    cr_assert_eq(shell_run(&dir, TRAIN "--set output.save_model=true --set output.dir=saved "
+                                       "--log-level error && mv saved/model kept"),
+                 0, "%s", shell_output);
+}
+
+#define GENERATE(program)                                                                          \
+    program " generate --model kept --prompt aa --max-new-tokens 9 --log-level warning "
+
+/* The command runs, or ends with 71, the limit's name and one sentence. */
+static void runs_or_names_limit(const char *limit, const char *arguments)
+{
+    char command[1024], option[16];
+    snprintf(command, sizeof command, "rm -rf out; ulimit %s; %s", limit, arguments);
+    snprintf(option, sizeof option, "(ulimit %.2s)", limit);
+    int code = run_soon_ended(command);
+    cr_assert(code == 0 || (code == 71 && strstr(shell_output, option)), "%s: %d:\n%s", command,
+              code, shell_output);
+    cr_assert_eq(sentences_in(shell_output), code != 0, "%s: %d and not one sentence:\n%s", command,
+                 code, shell_output);
+}
+
 /* Whatever the limit, a job runs or ends with 71 and the limit's name. */
 Test(errors, limits_of_memory)
 {
@@ -278,17 +302,15 @@ Test(errors, limits_of_memory)
                                          "-v 125000", "-v 132000", "-v 150000", "-v 400000",
                                          "-d 5000",   "-d 10000",  "-d 30000",  "-d 60000",
                                          "-d 70000",  "-d 90000",  "-d 200000"};
+    save_model();
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
-        char command[1024], option[16];
-        snprintf(command, sizeof command,
-                 "rm -rf out; ulimit %s; %s --num-processes 2 --dp-shard-size 2", limits[i],
-                 LAUNCH);
-        snprintf(option, sizeof option, "(ulimit %.2s)", limits[i]);
-        int code = run_soon_ended(command);
-        cr_assert(code == 0 || (code == 71 && strstr(shell_output, option)), "ulimit %s: %d:\n%s",
-                  limits[i], code, shell_output);
-        cr_assert_eq(sentences_in(shell_output), code != 0,
-                     "ulimit %s: %d and not one sentence:\n%s", limits[i], code, shell_output);
+        runs_or_names_limit(limits[i], LAUNCH "--num-processes 2 --dp-shard-size 2");
+        if (i % 2 == 0) {
+            runs_or_names_limit(limits[i], GENERATE(ND_LAUNCH) "--num-processes 2 --tp-size 2");
+        } else {
+            runs_or_names_limit(limits[i], ND_TRAIN " eval --model kept --data text.txt "
+                                                    "--sequence-length 32 --log-level warning");
+        }
     }
 }
 
@@ -306,23 +328,31 @@ Test(errors, threads_that_no_limit_allows)
 
 /* Stacks count once: those of 60 threads have no room where it is said. Where it is, nothing but
  * memory for the ops can be missing. */
-Test(errors, limits_of_memory_for_many_threads)
+static void threads_with_memory(const char *arguments, const int beyond[], int count)
 {
-    static const int beyond[] = {16384, 100000, 600000}; /* KiB */
     char command[1024];
     const char *words = "a worker of this job needs about ";
     int code = -1;
-    refused_with(71, "ulimit -v 500000; " TRAIN "--threads-per-worker 60", words, "(ulimit -v)");
+    snprintf(command, sizeof command, "rm -rf out; ulimit -v 500000; %s --threads-per-worker 60",
+             arguments);
+    refused_with(71, command, words, "(ulimit -v)");
     long long needed = atoll(strstr(shell_output, words) + strlen(words));
-    for (size_t i = 0; i < sizeof beyond / sizeof *beyond; i++) {
-        snprintf(command, sizeof command,
-                 "rm -rf out; ulimit -v %lld; " TRAIN "--threads-per-worker 60",
-                 needed + beyond[i]);
+    for (int i = 0; i < count; i++) {
+        snprintf(command, sizeof command, "rm -rf out; ulimit -v %lld; %s --threads-per-worker 60",
+                 needed + beyond[i], arguments);
         code = run_soon_ended(command);
         cr_assert(code == 0 || code == 71, "%s: %d: %s", command, code, shell_output);
         cr_assert_eq(sentences_in(shell_output), code != 0, "%s: %s", command, shell_output);
     }
     cr_assert_eq(code, 0, "%s: %s", command, shell_output);
+}
+
+Test(errors, limits_of_memory_for_many_threads)
+{
+    static const int beyond[] = {16384, 100000, 600000}; /* KiB */
+    save_model();
+    threads_with_memory(TRAIN, beyond, 3);
+    threads_with_memory(GENERATE(ND_TRAIN), (const int[]){200000}, 1);
 }
 
 /* The room that UCX will need is known before the start. */
@@ -350,6 +380,14 @@ Test(errors, a_small_folder_of_shared_memory)
              "--num-processes 2 --dp-shard-size 2'",
              LAUNCH);
     refused_with(71, command, "/dev/shm has room for 0.0 MiB", "UCX_TLS=^posix");
+    save_model();
+    snprintf(command, sizeof command,
+             "unshare -rm sh -c 'mount -t tmpfs -o size=8m tmpfs /dev/shm && %s --num-processes 2 "
+             "--tp-size 2'",
+             GENERATE(ND_LAUNCH));
+    refused_with(71, command, "/dev/shm has room for 8.0 MiB, but the shared memory of 2 workers",
+                 "UCX_TLS=^posix");
+    cr_assert_eq(sentences_in(shell_output), 1, "%s", shell_output);
 }
 
 /* Ranks without ndlaunch, as torchrun starts them. The code is 71 where a rank ends with it. */

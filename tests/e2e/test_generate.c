@@ -174,7 +174,9 @@ Test(generate, says_what_is_wrong)
         {65, GENERATE "--model run --prompt \"$(printf 'a\\377')\"", "byte 2 is 0xff"},
         {65, GENERATE "--model run --prompt a --max-new-tokens 200",
          "max_position_embeddings is 128"},
-        {65, "rm -f kept/tokenizer.json; " GENERATE "--model kept --prompt a", "--tokenizer"},
+        {65, "echo >>kept/config.json; " GENERATE "--model kept --prompt a", "config.json"},
+        {65, "rm -f kept/tokenizer.json; " GENERATE "--model kept --prompt a --model-verify false",
+         "--tokenizer"},
         {65, GENERATE "--model run --prompt a --chat", "no known chat form"},
         {65, "echo '{\"prompt\": 1}' | " GENERATE "--model run --jsonl", "line 1"},
         {2, EVAL "--model run", "either files of --data"},
@@ -194,6 +196,36 @@ Test(generate, says_what_is_wrong)
                      shell_output);
         cr_expect_not_null(strstr(shell_output, cases[i].words), "no \"%s\" in:\n%s",
                            cases[i].words, shell_output);
+    }
+}
+
+/* Found before a worker starts: one line, and no screen of a failed job. */
+Test(generate, ndlaunch_says_what_is_wrong)
+{
+    static const struct {
+        int code;
+        const char *command, *words;
+    } cases[] = {
+        {2, ND_LAUNCH " generate --prompt a", "--model is missing"},
+        {2, ND_LAUNCH " eval --model run", "either files of --data"},
+        {65, ND_LAUNCH " generate --model no/such --prompt a --num-processes 2", "no/such"},
+        {2, ND_LAUNCH " generate --model run --prompt a --max-new-tokens x", "--max-new-tokens"},
+        {65,
+         "f=run/model/model.safetensors; printf '\\001' | dd of=$f bs=1 conv=notrunc status=none "
+         "seek=$(($(wc -c <$f) - 1)); " ND_LAUNCH
+         " eval --model run --data valid.txt --sequence-length 64",
+         "model.safetensors"},
+        {65, GENERATE "--model run --prompt a", "model.safetensors"},
+        {0, GENERATE "--model run --prompt a --max-new-tokens 2 --model-verify false", ""},
+    };
+    train();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int code = shell_run(&dir, cases[i].command);
+        cr_expect_eq(code, cases[i].code, "%s\nended with %d:\n%s", cases[i].command, code,
+                     shell_output);
+        cr_expect_not_null(strstr(shell_output, cases[i].words), "no \"%s\" in:\n%s",
+                           cases[i].words, shell_output);
+        cr_expect_null(strstr(shell_output, "failed first"), "%s", shell_output);
     }
 }
 
@@ -273,6 +305,7 @@ Test(generate, ndlaunch_starts_its_workers)
                                            "--num-processes 2"),
                  2);
     says("--top-p is 2");
+    cr_expect_null(strstr(shell_output, "failed first"), "a worker was started:\n%s", shell_output);
     shell(&dir, ND_LAUNCH " generate --help");
     says("usage: ndtrain generate");
     says("--max-new-tokens N");

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
@@ -75,12 +76,42 @@ static nd_status check_autotune(const nd_config *config, const nd_llama_shape *s
     return ND_OK;
 }
 
+/* The command whose use is checked, the word behind "check"; NULL: a run. */
+static const nd_command *find_use(int argc, char **argv)
+{
+    static const nd_command *const uses[] = {&nd_command_generate, &nd_command_eval};
+    for (size_t i = 0; argc > 1 && i < sizeof uses / sizeof *uses; i++) {
+        if (strcmp(uses[i]->name, argv[1]) == 0) {
+            return uses[i];
+        }
+    }
+    return NULL;
+}
+
+static nd_status take_flags(int argc, char **argv, char ***rest, int *count)
+{
+    const nd_command *use = find_use(argc, argv);
+    return use ? use->take_flags(argc - 1, argv + 1, rest, count) : ND_OK;
+}
+
+static nd_status check_use(const nd_command *use, const nd_command_call *call)
+{
+    nd_command_call of_use = *call;
+    of_use.argc--;
+    of_use.argv++;
+    return use->check(&of_use);
+}
+
 static nd_status check(const nd_command_call *call)
 {
+    const nd_command *use = find_use(call->argc - 1, call->argv + 1);
     const nd_config *config = call->config;
     nd_inputs inputs = {0};
     nd_status status = ND_OK;
     bool gpu = false;
+    if (use) {
+        return check_use(use, call);
+    }
     ND_TRY_OUT(nd_inputs_open(config, &inputs));
     ND_TRY_OUT(nd_inputs_verify_model(config));
     ND_TRY_OUT(nd_trainer_check_precision(config, &inputs.shape));
@@ -103,4 +134,5 @@ out:
     return status;
 }
 
-const nd_command nd_command_check = {"check", false, begin, check};
+const nd_command nd_command_check = {
+    .name = "check", .begin = begin, .run = check, .take_flags = take_flags};

@@ -24,6 +24,9 @@ typedef struct nd_command {
      * words. */
     nd_status (*take_flags)(int argc, char **argv, char ***rest, int *count);
     void (*print_help)(void); /* --help without a topic; NULL: that of the program */
+    /* What `ndtrain check NAME ...` checks before workers start: model, its files, and room. The
+     * call is as that of `run`, with the planner's device to be opened. NULL: it has no flags. */
+    nd_status (*check)(const nd_command_call *call);
 } nd_command;
 
 /* job.c: of commands that are workers of a job. `stop` is called by a stop signal. */
@@ -33,7 +36,8 @@ nd_status nd_job_check(const nd_config *config, const nd_identity *identity);
 
 /* One worker of a job: the run, from its first message to its last file. */
 extern const nd_command nd_command_train;
-/* Reads and checks configuration, model and data; starts nothing. */
+/* Reads and checks configuration, model and data, or (check generate, check eval) what that command
+ * needs; starts nothing. */
 extern const nd_command nd_command_check;
 /*
  * Prints mesh, the rule of each group, one rank's groups, parameters, the memory plan of a rank and

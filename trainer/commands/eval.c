@@ -283,6 +283,7 @@ static nd_status evaluate(nd_session *s, const nd_eval_call *o)
     nd_status status = ND_OK;
     ND_TRY_OUT(check_settings(s));
     ND_TRY_OUT(nd_trainer_create_evaluator(&s->worker->rank, &trainer));
+    ND_TRY_OUT(nd_session_check_memory(s, &trainer->plan));
     ND_TRY_OUT(nd_trainer_commit(trainer));
     ND_TRY_OUT(nd_model_files_load(&s->model, &trainer->model->fsdp));
     for (int i = 0; i < o->data_count; i++) {
@@ -316,9 +317,17 @@ out:
     return status;
 }
 
+static nd_status check(const nd_command_call *call)
+{
+    nd_eval_call o;
+    ND_TRY(parse(call->argc - 1, call->argv + 1, &o));
+    return nd_session_check(call, o.model, o.tokenizer);
+}
+
 const nd_command nd_command_eval = {.name = "eval",
                                     .trains = true,
                                     .begin = begin,
                                     .run = run,
+                                    .check = check,
                                     .take_flags = take_flags,
                                     .print_help = print_help};

@@ -80,9 +80,17 @@ out:
     return status;
 }
 
+static nd_status check(const nd_command_call *call)
+{
+    nd_generate_call o;
+    ND_TRY(nd_generate_parse(call->argc - 1, call->argv + 1, &o));
+    return nd_session_check(call, o.model, o.tokenizer);
+}
+
 const nd_command nd_command_generate = {.name = "generate",
                                         .trains = true,
                                         .begin = begin,
                                         .run = run,
+                                        .check = check,
                                         .take_flags = nd_generate_take_flags,
                                         .print_help = nd_generate_print_help};

@@ -30,8 +30,12 @@ typedef struct nd_session {
     char *tokenizer_path;    /* NULL: bytes, or none */
 } nd_session;
 
+/* What ndlaunch has checked before workers start: the model's files with their checksums, and the
+ * room that a worker of this host needs before it knows its plan. `tokenizer`: as below. */
+nd_status nd_session_check(const nd_command_call *call, const char *model, const char *tokenizer);
 /* Opens the model by its name (nd_model_files_open), and joins the job. `tokenizer`: NULL is the
- * model's own. */
+ * model's own. Where no ndlaunch has done it, one rank of a host verifies the model (model.verify).
+ */
 nd_status nd_session_open(nd_session *session, const nd_command_call *call, const char *model,
                           const char *tokenizer);
 void nd_session_close(nd_session *session);
@@ -44,6 +48,9 @@ nd_status nd_session_agree_status(nd_session *session, nd_status status, const c
 /* ND_ERR_CONFIG on all ranks when the settings, the command line or the model's shape of one differ
  * from those of rank 0. */
 nd_status nd_session_agree(nd_session *session, const nd_command_call *call);
+/* Whether the limits of this process leave room for the plan of a worker on the CPU, whose threads
+ * run already: ND_ERR_RESOURCE with the numbers. */
+nd_status nd_session_check_memory(const nd_session *session, const nd_memplan *plan);
 /* A generator with the session's weights. */
 nd_status nd_session_generator(nd_session *session, const nd_generate_options *options,
                                nd_generator **out);

@@ -7,6 +7,7 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
+#include "runtime/base/process.h"
 #include "trainer/commands/generate.h"
 
 static volatile sig_atomic_t stop_signal;
@@ -32,20 +33,64 @@ nd_status nd_session_ask_stop(void *session, bool *stop)
     return ND_OK;
 }
 
+static nd_status check_named(const char *model)
+{
+    return model ? ND_OK
+                 : nd_fail(ND_ERR_CONFIG,
+                           "--model is missing; it is a model's folder, a run folder, one of its "
+                           "checkpoints, or ORG/NAME in the local cache");
+}
+
+static nd_status open_model(nd_session *s, const char *model, const char *tokenizer)
+{
+    const nd_config *config = s->config;
+    ND_TRY(nd_model_files_open(
+        model, config->path_origin[ND_PATH_MODEL_CONFIG] ? config->model.config : NULL, &s->model));
+    return nd_model_files_tokenizer(&s->model, tokenizer, &s->tokenizer_path, &s->tokenizer);
+}
+
+/* A checkpoint has its own checksums, which are compared as it is loaded. */
+static nd_status verify_model(const nd_session *s)
+{
+    return s->model.kind == ND_MODEL_FOLDER ? nd_inputs_verify_folder(s->config, s->model.folder)
+                                            : ND_OK;
+}
+
+nd_status nd_session_check(const nd_command_call *call, const char *model, const char *tokenizer)
+{
+    const nd_config *config = call->config;
+    nd_session s = {.config = config, .worker = call->worker};
+    nd_status status = ND_OK;
+    bool gpu = false;
+    ND_TRY_OUT(check_named(model));
+    ND_TRY_OUT(open_model(&s, model, tokenizer));
+    ND_TRY_OUT(verify_model(&s));
+    ND_TRY_OUT(nd_trainer_check_precision(config, &s.model.shape));
+    ND_TRY_OUT(nd_worker_check_device(config));
+    ND_TRY_OUT(nd_gpu_is_wanted(config, &gpu));
+    if (!gpu) { /* each worker checks its own device's memory */
+        ND_TRY_OUT(nd_worker_open_planner(config, s.worker));
+        ND_TRY_OUT(nd_worker_check_room(s.worker, 0, config->launch.workers,
+                                        config->launch.nproc_per_node));
+    }
+out:
+    nd_session_close(&s);
+    return status;
+}
+
 nd_status nd_session_open(nd_session *s, const nd_command_call *call, const char *model,
                           const char *tokenizer)
 {
     const nd_config *config = call->config;
+    const nd_identity *id = &call->worker->identity;
     *s = (nd_session){.config = config, .worker = call->worker};
-    if (!model) {
-        return nd_fail(ND_ERR_CONFIG, "--model is missing; it is a model's folder, a run folder, "
-                                      "one of its checkpoints, or ORG/NAME in the local cache");
-    }
-    ND_TRY(nd_job_check(config, &s->worker->identity));
+    ND_TRY(check_named(model));
+    ND_TRY(nd_job_check(config, id));
     ND_TRY(nd_worker_meet(s->worker, config));
-    ND_TRY(nd_model_files_open(
-        model, config->path_origin[ND_PATH_MODEL_CONFIG] ? config->model.config : NULL, &s->model));
-    ND_TRY(nd_model_files_tokenizer(&s->model, tokenizer, &s->tokenizer_path, &s->tokenizer));
+    ND_TRY(open_model(s, model, tokenizer));
+    if (id->source != ND_IDENTITY_NDLAUNCH && id->local_rank == 0) {
+        ND_TRY(verify_model(s)); /* ndlaunch's check has done it */
+    }
     if (s->tokenizer && nd_tokenizer_vocab_size(s->tokenizer) > s->model.shape.vocab) {
         nd_log_warning("the tokenizer has ids up to %d, but the model's vocab_size is %lld; a text "
                        "with such a token is an error",
@@ -150,16 +195,22 @@ nd_status nd_session_agree(nd_session *s, const nd_command_call *call)
     return status;
 }
 
+nd_status nd_session_check_memory(const nd_session *s, const nd_memplan *plan)
+{
+    return s->worker->device->kind == ND_DEVICE_CPU
+               ? nd_limits_check_memory((int64_t)plan->total + ND_WORKER_LIBRARY_BYTES,
+                                        "a worker with this model")
+               : ND_OK;
+}
+
 nd_status nd_session_generator(nd_session *s, const nd_generate_options *options,
                                nd_generator **out)
 {
-    const nd_identity *id = &s->worker->identity;
     nd_generator *g = NULL;
     nd_status status = ND_OK;
     ND_TRY(nd_trainer_check_precision(s->config, &s->model.shape));
     ND_TRY(nd_generator_create(&s->worker->rank, options, &g));
-    ND_TRY_OUT(nd_worker_check_room(s->worker, (double)nd_generator_plan(g)->total, id->world_size,
-                                    id->local_world_size));
+    ND_TRY_OUT(nd_session_check_memory(s, nd_generator_plan(g)));
     ND_TRY_OUT(nd_generator_commit(g));
     ND_TRY_OUT(nd_model_files_load(&s->model, nd_generator_fsdp(g)));
     *out = g;

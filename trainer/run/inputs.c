@@ -44,7 +44,11 @@ nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs)
 
 nd_status nd_inputs_verify_model(const nd_config *config)
 {
-    const char *folder = config->model.path;
+    return nd_inputs_verify_folder(config, config->model.path);
+}
+
+nd_status nd_inputs_verify_folder(const nd_config *config, const char *folder)
+{
     int files;
     if (!config->model.verify || !folder[0]) {
         return ND_OK;

@@ -30,6 +30,7 @@ nd_status nd_inputs_open(const nd_config *config, nd_inputs *inputs);
 /* model.verify: ND_ERR_DATA names a file of model.path that differs from its SHA256SUMS. Reads all
  * of them, so once per host is enough. */
 nd_status nd_inputs_verify_model(const nd_config *config);
+nd_status nd_inputs_verify_folder(const nd_config *config, const char *folder); /* of another one */
 void nd_inputs_close(nd_inputs *inputs);
 /* A data file of these inputs (their shape and tokenizer), opened as data.path is; owned by the
  * caller. */

@@ -35,8 +35,7 @@ static nd_status run(const char *script, double seconds)
     const char *path = tempdir_write(&dir, "worker", text, (size_t)n);
     cr_assert_eq(chmod(path, 0700), 0);
     int config = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    const nd_preflight check = {.program = path,
-                                .command = "check",
+    const nd_preflight check = {.args = (char *[]){(char *)path, "check", NULL},
                                 .config_name = "c.yaml",
                                 .config_fd = config,
                                 .seconds = seconds,
