@@ -40,6 +40,15 @@ void nd_server_stop_waiting(nd_server *server, nd_peer *peer)
     }
 }
 
+void nd_server_exchange_abandon(nd_server *server, nd_peer *peer)
+{
+    if (peer->exchange && peer->wait == ND_WAIT_EXCHANGE) { /* it may come again */
+        peer->exchange->here[peer->index] = false;
+        peer->exchange->arrived--;
+    }
+    nd_server_stop_waiting(server, peer);
+}
+
 /* Every peer that waits in the exchange gets the sentence as an error. */
 static void break_exchange(nd_server *server, nd_exchange *exchange, nd_status status,
                            const char *message)

@@ -201,12 +201,9 @@ nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_fram
                             int64_t now)
 {
     nd_wire_cursor cursor = nd_wire_body(frame);
-    if (peer->wait == ND_WAIT_KEY) {
-        peer->wait = ND_WAIT_NONE; /* its caller has given up, since this process did not run */
-    }
-    if (peer->wait != ND_WAIT_NONE || peer->exchange) {
-        return nd_fail(ND_ERR_IO, "a request while another one is open");
-    }
+    /* A caller that asks before its answer came has given up, since this process did not run. */
+    nd_server_exchange_abandon(server, peer);
+    peer->wait = ND_WAIT_NONE;
     switch (frame->type) {
     case ND_WIRE_SET:
         return take_set(server, peer, &cursor);

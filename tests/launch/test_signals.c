@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 
 #include "tests/launch/tiny_job.h"
+#include "tests/support/sentences.h"
 
 static tempdir dir;
 
@@ -56,6 +57,22 @@ Test(signals, hup_ends_the_trainer_at_a_step_boundary)
 }
 
 /*
+ * The job's last word: 75 is explained once, by one of two lines, and rank 0 names the step
+ * boundary. A signal that does nothing is not mentioned.
+ */
+static void assert_one_reason(launched *l, int expected)
+{
+    static const char early[] = "ndlaunch: stopped by a signal before the first worker started\n",
+                      boundary[] = "ndlaunch: the job was stopped at a step boundary\n",
+                      rank_0[] = "error: stopped by a signal after step ";
+    const char *text = launched_read(l);
+    int at_boundary = lines_that_begin(text, boundary);
+    cr_assert_eq(lines_that_begin(text, early) + at_boundary, expected == 75, "%s", text);
+    cr_assert_eq(lines_that_begin(text, rank_0), at_boundary, "%s", text);
+    cr_assert_eq(sentences_in(text), at_boundary, "%s", text);
+}
+
+/*
  * From the first moment of a start, the codes are those of a signal at any later time. The signal
  * is blocked for the programs' parent, or it could end ndlaunch before its main begins.
  */
@@ -75,6 +92,7 @@ static void sweep(int number, const char *steps, int expected, int step_ms)
         usleep((useconds_t)ms * 1000);
         kill(l.pid, number);
         launched_ends(&l, expected);
+        assert_one_reason(&l, expected);
     }
 }
 
@@ -116,6 +134,7 @@ Test(signals, a_trainer_that_is_killed_during_its_start_is_named)
         usleep((useconds_t)ms * 1000);
         kill(child, SIGKILL);
         launched_ends(&l, 128 + SIGKILL);
+        cr_assert_eq(sentences_in(launched_read(&l)), 1, "%s", l.text);
         assert_says(&l, "rank 1 failed first");
         assert_says(&l, "signal 9 (Killed)");
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/worker/failure.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -38,15 +39,35 @@ static void wait_end(double seconds)
     }
 }
 
+void nd_failure_keep_host(int held, double seconds)
+{
+    double end = nd_clock_seconds() + seconds;
+    struct pollfd p = {.fd = held, .events = POLLIN}; /* -1 is passed over */
+    for (double left = seconds; left > 0; left = end - nd_clock_seconds()) {
+        if (poll(&p, 1, (int)(left * 1e3 + 1)) > 0) {
+            int fd = accept4(held, NULL, NULL, SOCK_CLOEXEC);
+            if (fd < 0) {
+                wait_end(1e-3); /* no further descriptor */
+            } else {
+                close(fd);
+            }
+        }
+    }
+}
+
 /* A process of another user that has the name must silence nobody. */
 static bool is_held_by_this_user(const struct sockaddr_un *name, socklen_t length)
 {
-    enum { TRIES = 1000 }; /* of 1 ms: the holder listens right after it took the name */
+    /* Tries of 1 ms. The holder listens right after it took the name. It answers when it has
+     * reported, which takes longer only where the store or PMIx does not answer. */
+    enum { TRIES = 1000, TRIES_WHERE_FULL = 12000 };
     struct ucred holder;
     socklen_t bytes = sizeof holder;
     int code = -1, fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    for (int i = 0; fd >= 0 && code != 0 && i < TRIES; i++) {
+    bool full = false;
+    for (int i = 0; fd >= 0 && code != 0 && i < (full ? TRIES_WHERE_FULL : TRIES); i++) {
         code = connect(fd, (const struct sockaddr *)name, length);
+        full = code != 0 && errno == EAGAIN;
         if (code != 0) {
             wait_end(1e-3);
         }
@@ -231,7 +252,7 @@ static void report(nd_failure *f, const nd_error *error)
     }
     if (id->pmix) {
         nd_pmix_abort(id->pmix, (int)error->status, error->message);
-        wait_end(id->world_size > 1 ? f->kill_seconds : 0);
+        nd_failure_keep_host(f->held, id->world_size > 1 ? f->kill_seconds : 0);
     }
 }
 

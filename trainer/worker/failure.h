@@ -66,5 +66,11 @@ bool nd_failure_claim(nd_failure *failure, const nd_error *error, double patienc
  * -1. Also true when the system cannot decide: two reports are better than none.
  */
 bool nd_failure_claim_host(const nd_identity *identity, int *held);
+/*
+ * Waits so long, or until a signal ends this process. Meanwhile processes that ask who holds the
+ * claim are answered: where more of them fail at once than the system keeps connections in a queue,
+ * the rest waits in nd_failure_claim_host. A `held` of -1 is legal.
+ */
+void nd_failure_keep_host(int held, double seconds);
 
 #endif

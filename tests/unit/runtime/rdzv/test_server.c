@@ -330,6 +330,52 @@ Test(server, a_rank_may_give_up_a_wait_and_ask_again)
     cr_assert_eq(answer(0).type, ND_WIRE_NONE, "the wait is over");
 }
 
+/* The others wait on, until it comes back to the same exchange. */
+Test(server, a_rank_may_give_up_an_exchange_and_come_back)
+{
+    open_server(2);
+    join(0);
+    join(1);
+    request(0, ND_WIRE_EXCHANGE, "meet", "a", 1);
+    request(0, ND_WIRE_EXCHANGE, "meet", "b", 1);
+    request(0, ND_WIRE_ADD, "n", NULL, 0);
+    cr_assert_eq(answer(0).type, ND_WIRE_SUM);
+    cr_assert_not(clients[0].dropped);
+    request(1, ND_WIRE_EXCHANGE, "meet", "c", 1);
+    cr_assert_eq(answer(1).type, ND_WIRE_NONE, "rank 0 is missing");
+    request(0, ND_WIRE_EXCHANGE, "meet", "d", 1);
+    for (int i = 0; i < 2; i++) {
+        size_t count;
+        nd_wire_frame frame = answer(i);
+        cr_assert_eq(frame.type, ND_WIRE_SLICE);
+        nd_wire_cursor cursor = nd_wire_body(&frame);
+        nd_wire_get_u32(&cursor);
+        nd_wire_get_u64(&cursor);
+        const uint8_t *data = nd_wire_get_blob(&cursor, &count);
+        cr_assert_eq(count, 2);
+        cr_assert_arr_eq(data, "dc", 2);
+    }
+}
+
+/* A rank that gave up while the result was on its way to it gets no further part of that. */
+Test(server, a_rank_may_give_up_a_result)
+{
+    static char part[ND_SERVER_SLICE];
+    open_server(2);
+    join(0);
+    join(1);
+    request(0, ND_WIRE_EXCHANGE, "large", part, sizeof part);
+    request(1, ND_WIRE_EXCHANGE, "large", part, sizeof part);
+    cr_assert_eq(answer(0).type, ND_WIRE_SLICE);
+    request(0, ND_WIRE_ADD, "n", NULL, 0);
+    cr_assert_eq(answer(0).type, ND_WIRE_SUM);
+    nd_server_drained(server, clients[0].peer);
+    cr_assert_eq(answer(0).type, ND_WIRE_NONE);
+    cr_assert_eq(answer(1).type, ND_WIRE_SLICE);
+    nd_server_drained(server, clients[1].peer);
+    cr_assert_eq(answer(1).type, ND_WIRE_SLICE, "the other gets all of it");
+}
+
 /* It closes the connections itself. */
 Test(server, a_store_that_ends_tells_nobody_of_lost_ranks)
 {

@@ -533,6 +533,43 @@ Test(failure, where_there_is_no_store_one_rank_of_the_host_reports)
     close(again);
 }
 
+typedef struct keeper {
+    int held;
+    double seconds;
+} keeper;
+
+static void *keep_host(void *argument)
+{
+    const keeper *k = argument;
+    nd_failure_keep_host(k->held, k->seconds);
+    return NULL;
+}
+
+/* Connections that nobody has accepted fill the queue of the one that holds the host. */
+Test(failure, more_processes_than_a_queue_holds_stay_silent)
+{
+    enum { MOST = 1 << 17 };
+    const nd_identity id = job_of("crowd");
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    int length = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "ndtrain-failure-%lu-%s",
+                          (unsigned long)geteuid(), id.run_id);
+    socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
+    keeper k = {.seconds = 1};
+    pthread_t thread;
+    int asker, code = 0;
+    cr_assert(nd_failure_claim_host(&id, &k.held));
+    for (int i = 0; code == 0 && i < MOST; i++) {
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        code = connect(fd, (struct sockaddr *)&name, bytes);
+        close(fd);
+    }
+    cr_assert_eq(code, -1, "the queue is full");
+    cr_assert_eq(pthread_create(&thread, NULL, keep_host, &k), 0);
+    cr_expect_not(nd_failure_claim_host(&id, &asker));
+    pthread_join(thread, NULL);
+    close(k.held);
+}
+
 /* The name of this user's ranks in the hands of somebody else. */
 Test(failure, another_user_cannot_silence_a_job)
 {
