@@ -15,7 +15,7 @@ static nd_status train(const nd_command_call *call)
 {
     const nd_config *config = call->config;
     nd_worker *worker = call->worker;
-    nd_inputs inputs = {0};
+    nd_inputs inputs = {.stop = nd_train_stop_flag()};
     nd_run_context context = {
         .worker = worker, .inputs = &inputs, .argc = call->argc, .argv = call->argv};
     nd_status status = ND_OK;

@@ -89,6 +89,11 @@ typedef struct nd_corpus_counts {
     uint64_t bytes;  /* of the files, compressed or not */
 } nd_corpus_counts;
 
+/* XXH3 (128 bits) of the bytes of a file, compressed or not. */
+typedef struct nd_corpus_hash {
+    uint64_t low, high;
+} nd_corpus_hash;
+
 typedef struct nd_corpus_job {
     const nd_corpus_files *files;
     const nd_corpus_rules *rules;
@@ -98,6 +103,7 @@ typedef struct nd_corpus_job {
     int64_t skip_bad;
     size_t block_bytes;      /* 0: a good size */
     const atomic_bool *stop; /* ends the work with ND_ERR_PREEMPTED; NULL: nothing does */
+    nd_corpus_hash *hashes;  /* [files->count]: out; NULL: they are not computed */
     void *context;
     /* Takes the next piece; on one thread at a time, in order. */
     nd_status (*write)(void *context, const nd_corpus_piece *piece);

@@ -3,12 +3,14 @@
 #define ND_CORPUS_TOKEN_CACHE_H
 /*
  * A corpus that was encoded once, in one memory-mapped file of a cache folder. Its name is a digest
- * of what the tokens depend on: the tokenizer's files, the rules, and size, time of change and
- * samples of each file of text. So an edited text or another tokenizer gives another cache.
+ * of what the tokens depend on: the tokenizer's files, the rules, the version of this code, and the
+ * bytes of each file of text. So an edited text or another tokenizer gives another cache, and a
+ * copy of a text has the same one. The bytes are not read again while device, inode, size and times
+ * of all files are as they were.
  *
  * One process writes a cache, with a lock file beside it; others wait for it, as long as it makes
- * progress. The file appears under its name when it is complete and durable. Checksums of pieces of
- * 64 KiB are compared when a piece is read first.
+ * progress, and fail as it does. The file appears under its name when it is complete and durable.
+ * Checksums of pieces of 64 KiB are compared when a piece is read first.
  */
 #include "runtime/base/fsio.h"
 #include "trainer/corpus/corpus.h"
@@ -44,11 +46,20 @@ typedef struct nd_token_cache_request {
     const char *tokenizer; /* path of a tokenizer.json */
     const char *folder;    /* of caches; it is made when it is missing. "": that of the user */
     int threads;
-    double stall_seconds; /* without progress of the process that writes; 0: 300 */
+    int64_t vocab; /* the model's, at most so many ids; 0: any number */
+    const atomic_bool
+        *stop;             /* ends encoding and waiting with ND_ERR_PREEMPTED; NULL: nothing does */
+    double stall_seconds;  /* without progress of the process that writes; 0: 300 */
+    double settle_seconds; /* within which a file may change twice with one time of change, so that
+                                a younger one is read at each start; 0: 2 */
 } nd_token_cache_request;
 
-/* Opens the cache, which is encoded first when it is not there or damaged. ND_ERR_HANG: another
- * process that encodes it makes no progress. */
+/*
+ * Opens the cache, which is encoded first when it is not there or damaged. ND_ERR_HANG: another
+ * process that encodes it makes no progress. ND_ERR_CONFIG: the tokenizer has more ids than the
+ * model, which is found before the text is encoded. ND_ERR_DATA, besides what is wrong with the
+ * text: it changed meanwhile.
+ */
 nd_status nd_token_cache_open(const nd_token_cache_request *request, nd_token_cache **out);
 void nd_token_cache_close(nd_token_cache *cache); /* NULL is legal */
 /* Compares the checksums of what holds these bytes of the file. ND_ERR_DATA when they differ. Under

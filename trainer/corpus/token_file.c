@@ -1,27 +1,104 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/corpus/token_file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "runtime/base/fsio.h"
 
 enum { SMALL_VOCAB = 65500, IDX_HEADER_BYTES = 34, CODE_I32 = 4, CODE_U16 = 8, VERSION = 1 };
 
+/* Temporary names: ".tmp-HOST-PID-N" behind the path. The process that writes such a file has it
+ * locked, so a process of the same host sees whether it is left over. */
+
+static const char *host_name(char name[65])
+{
+    if (gethostname(name, 65) != 0) {
+        strcpy(name, "host");
+    }
+    name[64] = '\0';
+    for (char *p = name; *p; p++) {
+        *p = *p == '/' ? '_' : *p;
+    }
+    return name;
+}
+
+static void remove_if_left(const char *path)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) {
+        unlink(path);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
+void nd_token_output_remove_left(const char *path)
+{
+    char host[65], *folder = NULL, *prefix = NULL;
+    const char *slash = strrchr(path, '/');
+    DIR *entries = NULL;
+    if (nd_fs_parent(path, &folder) == ND_OK &&
+        nd_fs_format(&prefix, "%s.tmp-%s-", slash ? slash + 1 : path, host_name(host)) == ND_OK) {
+        entries = opendir(folder);
+    }
+    for (struct dirent *entry; entries && (entry = readdir(entries));) {
+        char *left = NULL;
+        if (strncmp(entry->d_name, prefix, strlen(prefix)) == 0 &&
+            nd_fs_format(&left, "%s/%s", folder, entry->d_name) == ND_OK) {
+            remove_if_left(left);
+        }
+        free(left);
+    }
+    if (entries) {
+        closedir(entries);
+    }
+    free(prefix);
+    free(folder);
+}
+
+/* Tries the next name; out->fd is -1 when that is taken. */
+static nd_status create(nd_token_output *out, int number)
+{
+    char host[65];
+    struct stat st;
+    free(out->temporary);
+    out->temporary = NULL;
+    ND_TRY(nd_fs_format(&out->temporary, "%s.tmp-%s-%ld-%d", out->path, host_name(host),
+                        (long)getpid(), number));
+    out->fd = open(out->temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (out->fd < 0) {
+        nd_status status = errno == EEXIST
+                               ? ND_OK
+                               : nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be created: %s",
+                                         out->temporary, strerror(errno));
+        free(out->temporary); /* it is not this process's to remove */
+        out->temporary = NULL;
+        return status;
+    }
+    (void)!flock(out->fd, LOCK_EX | LOCK_NB);           /* without locks nobody removes it */
+    if (fstat(out->fd, &st) == 0 && st.st_nlink == 0) { /* removed before it was locked */
+        close(out->fd);
+        out->fd = -1;
+    }
+    return ND_OK;
+}
+
 nd_status nd_token_output_open(const char *path, int32_t vocab, uint64_t offset,
                                nd_token_output *out)
 {
     *out = (nd_token_output){.fd = -1, .width = vocab < SMALL_VOCAB ? 2 : 4, .bytes = offset};
     ND_TRY(nd_fs_format(&out->path, "%s", path));
-    ND_TRY(nd_fs_format(&out->temporary, "%s.tmp-%ld", path, (long)getpid()));
-    out->fd = open(out->temporary, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (out->fd < 0) {
-        return nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be created: %s", out->temporary,
-                       strerror(errno));
+    for (int i = 0; out->fd < 0; i++) {
+        ND_TRY(create(out, i));
     }
     return ND_OK;
 }
@@ -56,6 +133,13 @@ nd_status nd_token_output_sync(nd_token_output *out)
     int fd = out->fd;
     out->fd = -1;
     return nd_fs_sync_close(fd, out->temporary);
+}
+
+nd_status nd_token_output_set_path(nd_token_output *out, const char *path)
+{
+    free(out->path);
+    out->path = NULL;
+    return nd_fs_format(&out->path, "%s", path);
 }
 
 nd_status nd_token_output_rename(nd_token_output *out)

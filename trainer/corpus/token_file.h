@@ -17,13 +17,21 @@ typedef struct nd_token_output {
     nd_bytes buffer; /* a piece in its final width */
 } nd_token_output;
 
-/* A file in the folder of `path`; what stands before the tokens is `offset` bytes, not written. */
+/*
+ * A file in the folder of `path`, with a temporary name that begins with `path` and that no other
+ * process has. What stands before the tokens is `offset` bytes, not written.
+ */
 nd_status nd_token_output_open(const char *path, int32_t vocab, uint64_t offset,
                                nd_token_output *out);
+/* Removes temporary files of `path` whose processes, of this host, were killed. What cannot be
+ * removed stays. */
+void nd_token_output_remove_left(const char *path);
 /* Appends ids; what was written stays in out->buffer until the next call. */
 nd_status nd_token_output_add(nd_token_output *out, const nd_ids *ids);
 nd_status nd_token_output_append(nd_token_output *out, const void *data, size_t size);
-nd_status nd_token_output_sync(nd_token_output *out);   /* and closes */
+nd_status nd_token_output_sync(nd_token_output *out); /* and closes */
+/* Another name than that of the opening, in the same folder. */
+nd_status nd_token_output_set_path(nd_token_output *out, const char *path);
 nd_status nd_token_output_rename(nd_token_output *out); /* after sync */
 /* Removes what was not renamed; an all-zero one is legal. */
 void nd_token_output_fini(nd_token_output *out);

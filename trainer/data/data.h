@@ -58,8 +58,9 @@ typedef struct nd_dataset_text {
     nd_data_format format;
     const char *tokenizer;
     const nd_corpus_rules *rules;
-    const char *cache_dir; /* "": the user's */
-    int threads;           /* that encode, when the cache is not there */
+    const char *cache_dir;   /* "": the user's */
+    int threads;             /* that encode, when the cache is not there */
+    const atomic_bool *stop; /* ends encoding with ND_ERR_PREEMPTED; NULL: nothing does */
 } nd_dataset_text;
 
 /*

@@ -168,13 +168,6 @@ static nd_status open_cache(const nd_dataset_text *text, nd_token_cache *cache, 
     dataset->sequence = sequence;
     ND_TRY_OUT(nd_fs_format(&dataset->path, "%s", text->path));
     ND_TRY_OUT(count_blocks(dataset));
-    if (cache->view.vocab > vocab) {
-        ND_TRY_OUT(nd_fail(ND_ERR_CONFIG,
-                           "the tokenizer \"%s\" has ids up to %d, but the model's vocab_size is "
-                           "%lld; use the tokenizer of this model, or a model with a larger "
-                           "vocabulary",
-                           text->tokenizer, cache->view.vocab - 1, (long long)vocab));
-    }
     *out = dataset;
     dataset = NULL;
 out:
@@ -192,7 +185,9 @@ nd_status nd_dataset_open_text(const nd_dataset_text *text, int64_t vocab, int64
                                       .rules = text->rules,
                                       .tokenizer = text->tokenizer,
                                       .folder = text->cache_dir,
-                                      .threads = text->threads};
+                                      .threads = text->threads,
+                                      .vocab = vocab,
+                                      .stop = text->stop};
     nd_status status = nd_corpus_files_add(&files, text->path, text->format);
     status = status == ND_OK ? nd_token_cache_open(&request, &cache) : status;
     status = status == ND_OK ? open_cache(text, cache, vocab, sequence, out) : status;

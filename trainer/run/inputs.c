@@ -149,7 +149,8 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
                                   .tokenizer = inputs->tokenizer,
                                   .rules = &rules,
                                   .cache_dir = config->data.cache_dir,
-                                  .threads = nd_corpus_threads()};
+                                  .threads = nd_corpus_threads(),
+                                  .stop = inputs->stop};
     return nd_dataset_open_text(&text, vocab, sequence, out);
 }
 

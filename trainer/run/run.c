@@ -15,15 +15,22 @@
 #include "trainer/weights/weights.h"
 
 static volatile sig_atomic_t stop_signal;
+static atomic_bool stop_flag;            /* the same, for other threads */
 static nd_trainer *volatile stop_target; /* NULL outside the loop over steps */
 
 void nd_train_request_stop(int signal_number)
 {
     nd_trainer *trainer = stop_target;
     stop_signal = signal_number;
+    atomic_store(&stop_flag, true);
     if (trainer) {
         nd_trainer_request_stop(trainer, signal_number);
     }
+}
+
+const atomic_bool *nd_train_stop_flag(void)
+{
+    return &stop_flag;
 }
 
 /* Everything that a run holds; nd_train closes it. */

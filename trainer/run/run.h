@@ -20,6 +20,8 @@ typedef struct nd_inputs {
     char *tokenizer;       /* the tokenizer.json that data.tokenizer names, or NULL */
     nd_dataset *data;
     nd_dataset *validation; /* NULL: none */
+    const atomic_bool
+        *stop;       /* set before opening: ends encoding of text early; NULL: nothing does */
     bool still_read; /* a thread that hangs in the file system reads the data: it stays open */
 } nd_inputs;
 
@@ -73,5 +75,7 @@ nd_status nd_train(const nd_run_context *run);
 /* Asks the run to end at the next step boundary, alike on all ranks (ND_ERR_PREEMPTED).
  * Async-signal-safe. */
 void nd_train_request_stop(int signal_number);
+/* Whether that was called. */
+const atomic_bool *nd_train_stop_flag(void);
 
 #endif

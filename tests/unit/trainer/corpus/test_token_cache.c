@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/unit/trainer/corpus/corpus_cases.h"
-#include "trainer/corpus/token_cache.h"
+#include "trainer/corpus/cache_parts.h"
 #include "trainer/corpus/token_file.h"
 
 static tempdir dir, caches;
@@ -36,8 +40,38 @@ static void write_text(int rows)
     assert_ok(nd_corpus_files_add(&files, path, ND_DATA_AUTO));
 }
 
+/* In place of the C library's: tests see that a lock is waited for, and have a file system without
+ * locks. */
+typedef struct locks {
+    atomic_bool none;
+    atomic_int refused; /* since somebody else had the lock */
+} locks;
+
+static locks *shared_locks; /* by processes too */
+
+int flock(int fd, int operation)
+{
+    if (shared_locks && atomic_load(&shared_locks->none)) {
+        errno = ENOSYS;
+        return -1;
+    }
+    int code = (int)syscall(SYS_flock, fd, operation);
+    if (shared_locks && code != 0 && errno == EWOULDBLOCK) {
+        atomic_fetch_add(&shared_locks->refused, 1);
+    }
+    return code;
+}
+
+static void *map_shared(size_t size)
+{
+    void *place = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq(place, MAP_FAILED);
+    return place;
+}
+
 static void setup(void)
 {
+    shared_locks = map_shared(sizeof *shared_locks);
     tempdir_make(&dir);
     tempdir_make(&caches);
     snprintf(tokenizer_path, sizeof tokenizer_path,
@@ -50,6 +84,8 @@ static void teardown(void)
     nd_corpus_files_fini(&files);
     tempdir_remove(&dir);
     tempdir_remove(&caches);
+    munmap(shared_locks, sizeof *shared_locks);
+    shared_locks = NULL;
 }
 
 TestSuite(token_cache, .init = setup, .fini = teardown);
@@ -206,51 +242,269 @@ Test(token_cache, damage_of_ids_is_found_when_they_are_read)
     nd_token_cache_close(cache);
 }
 
+/* The test has the lock, as a process that encodes. */
+static nd_cache_lock take_lock(nd_cache_key *key)
+{
+    const nd_token_cache_request asked = request();
+    nd_cache_lock lock;
+    assert_ok(nd_cache_key_make(&asked, key));
+    assert_ok(nd_cache_lock_take(key, &asked, &lock));
+    return lock;
+}
+
+static void wait_until_refused(int count)
+{
+    for (int i = 0; i < 60000 && atomic_load(&shared_locks->refused) < count; i++) {
+        usleep(1000);
+    }
+    cr_assert_geq(atomic_load(&shared_locks->refused), count);
+}
+
+/* The file that each process maps is one: nobody replaced it. */
+Test(token_cache, one_process_writes_while_others_wait)
+{
+    enum { PROCESSES = 3 };
+    ino_t *inodes = map_shared(PROCESSES * sizeof *inodes);
+    nd_cache_key key;
+    nd_cache_lock lock = take_lock(&key);
+    pid_t children[PROCESSES];
+    for (int i = 0; i < PROCESSES; i++) {
+        children[i] = fork();
+        if (children[i] == 0) {
+            const nd_token_cache_request asked = request();
+            nd_token_cache *cache;
+            struct stat st;
+            close(lock.fd); /* or the lock would be this process's too */
+            nd_status status = nd_token_cache_open(&asked, &cache);
+            if (status == ND_OK && fstat(cache->map.descriptor - 1, &st) == 0) {
+                inodes[i] = st.st_ino;
+            }
+            _exit(0);
+        }
+        cr_assert_gt(children[i], 0);
+        wait_until_refused(i + 1);
+    }
+    nd_cache_lock_release(&lock, ND_OK); /* and its file is gone: they make a new one */
+    for (int i = 0; i < PROCESSES; i++) {
+        cr_assert_eq(waitpid(children[i], NULL, 0), children[i]);
+        cr_expect_neq(inodes[i], 0);
+        cr_expect_eq(inodes[i], inodes[0]);
+    }
+    cr_expect_eq(count_files(), 1);
+    nd_cache_key_fini(&key);
+    munmap(inodes, PROCESSES * sizeof *inodes);
+}
+
+typedef struct opening {
+    pthread_t thread;
+    nd_token_cache *cache;
+    nd_error error;
+} opening;
+
 static void *open_beside(void *context)
 {
-    nd_token_cache **cache = context;
-    *cache = open_cache();
+    opening *o = context;
+    const nd_token_cache_request asked = request();
+    o->error.status = nd_token_cache_open(&asked, &o->cache);
+    if (o->error.status != ND_OK) {
+        o->error = *nd_error_last();
+    }
     return NULL;
 }
 
-Test(token_cache, one_writes_while_others_wait)
+Test(token_cache, who_waits_fails_as_the_writer_does)
 {
-    enum { THREADS = 4 };
-    pthread_t threads[THREADS];
-    nd_token_cache *opened[THREADS];
-    for (int i = 0; i < THREADS; i++) {
-        cr_assert_eq(pthread_create(&threads[i], NULL, open_beside, &opened[i]), 0);
+    static const nd_status statuses[] = {ND_ERR_DATA, ND_ERR_PREEMPTED};
+    for (int i = 0; i < 2; i++) {
+        nd_cache_key key;
+        nd_cache_lock lock = take_lock(&key);
+        opening o = {0};
+        atomic_store(&shared_locks->refused, 0);
+        cr_assert_eq(pthread_create(&o.thread, NULL, open_beside, &o), 0);
+        wait_until_refused(1);
+        nd_fail(statuses[i], "line 3 is bad");
+        nd_cache_lock_release(&lock, statuses[i]);
+        pthread_join(o.thread, NULL);
+        nd_cache_key_fini(&key);
+        if (i == 0) {
+            cr_expect_eq(o.error.status, ND_ERR_DATA);
+            cr_expect_str_eq(o.error.message, "line 3 is bad (found by another process, which "
+                                              "encoded the text)");
+            cr_expect_eq(count_files(), 0); /* the next to come tries again */
+        } else {                            /* the other one was stopped, this one was not */
+            cr_assert_eq(o.error.status, ND_OK);
+            nd_token_cache_close(o.cache);
+        }
     }
-    for (int i = 0; i < THREADS; i++) {
-        pthread_join(threads[i], NULL);
-    }
-    for (int i = 0; i < THREADS; i++) {
-        struct stat mapped;
-        cr_assert_eq(fstat(opened[i]->map.descriptor - 1, &mapped), 0);
-        cr_expect_eq(mapped.st_ino, inode(opened[0]->path));
-    }
-    for (int i = 0; i < THREADS; i++) {
-        nd_token_cache_close(opened[i]);
-    }
-    cr_expect_eq(count_files(), 1);
 }
 
 Test(token_cache, a_writer_without_progress_has_a_deadline)
 {
-    nd_token_cache *cache = open_cache();
-    char path[PATH_MAX], lock_path[PATH_MAX + 8];
-    snprintf(path, sizeof path, "%s", cache->path);
-    snprintf(lock_path, sizeof lock_path, "%s.lock", path);
-    nd_token_cache_close(cache);
-    cr_assert_eq(unlink(path), 0);
-    int lock = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    cr_assert_eq(flock(lock, LOCK_EX), 0);
+    nd_cache_key key;
+    nd_cache_lock lock = take_lock(&key);
     nd_token_cache_request asked = request();
+    nd_token_cache *cache;
     asked.stall_seconds = 0.05;
     assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_HANG, "made no progress");
-    close(lock);
-    cache = open_cache(); /* the lock is free */
+    close(lock.fd); /* a process that was killed */
+    cache = open_cache();
     nd_token_cache_close(cache);
+    nd_cache_key_fini(&key);
+    cr_expect_eq(count_files(), 1);
+}
+
+Test(token_cache, a_stop_ends_encoding_and_waiting)
+{
+    const atomic_bool stop = true;
+    nd_token_cache_request asked = request();
+    nd_token_cache *cache;
+    asked.stop = &stop;
+    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_PREEMPTED, "stopped by a signal");
+    cr_expect_eq(count_files(), 0);
+    nd_cache_key key;
+    nd_cache_lock lock = take_lock(&key);
+    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_PREEMPTED, "stopped by a signal");
+    nd_cache_lock_release(&lock, ND_OK);
+    nd_token_cache_close(open_cache());
+    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_PREEMPTED, "stopped by a signal");
+    nd_cache_key_fini(&key);
+}
+
+Test(token_cache, a_folder_without_locks_is_refused_unless_it_has_the_cache)
+{
+    nd_token_cache_request asked = request();
+    nd_token_cache *cache;
+    atomic_store(&shared_locks->none, true);
+    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_CANTCREATE, "set data.cache_dir");
+    cr_expect_eq(count_files(), 0);
+    atomic_store(&shared_locks->none, false);
+    nd_token_cache_close(open_cache());
+    atomic_store(&shared_locks->none, true);
+    nd_token_cache_close(open_cache());
+    cr_expect_eq(count_files(), 1);
+}
+
+/* Temporary files: of a killed process of this host, of another host, and of one that writes. */
+Test(token_cache, only_files_that_nobody_writes_are_removed)
+{
+    nd_cache_key key;
+    nd_cache_lock lock = take_lock(&key);
+    char host[65] = {0}, name[3][160], path[3][PATH_MAX];
+    cr_assert_eq(gethostname(host, sizeof host - 1), 0);
+    snprintf(name[0], sizeof name[0], "%s.tmp-%s-1-0", key.group, host);
+    snprintf(name[1], sizeof name[1], "%s.tmp-%s-2-0", key.group, host);
+    snprintf(name[2], sizeof name[2], "%s.tmp-another.%s-1-0", key.group, host);
+    int written = -1;
+    for (int i = 0; i < 3; i++) {
+        snprintf(path[i], sizeof path[i], "%s", tempdir_write(&caches, name[i], "x", 1));
+    }
+    written = open(path[1], O_RDWR | O_CLOEXEC);
+    cr_assert_eq(flock(written, LOCK_EX), 0);
+    nd_cache_lock_release(&lock, ND_OK);
+    nd_token_cache_close(open_cache());
+    cr_expect_not(nd_fs_exists(path[0]));
+    cr_expect(nd_fs_exists(path[1]));
+    cr_expect(nd_fs_exists(path[2]));
+    close(written);
+    nd_cache_key_fini(&key);
+}
+
+/* What the name depends on. */
+
+/* A byte of the text is another one; size and time of change are as before. */
+static void change_a_byte(const char *path, off_t at)
+{
+    struct stat st;
+    cr_assert_eq(stat(path, &st), 0);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    cr_assert_eq(pwrite(fd, "z", 1, at), 1);
+    close(fd);
+    const struct timespec times[2] = {st.st_atim, st.st_mtim};
+    cr_assert_eq(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+Test(token_cache, a_change_of_a_byte_is_found_and_a_copy_is_the_same)
+{
+    nd_token_cache_request asked = request();
+    asked.settle_seconds = 1e-9; /* also a text as young as this one is known by its times */
+    nd_token_cache *first, *second;
+    assert_ok(nd_token_cache_open(&asked, &first));
+    cr_expect_eq(count_files(), 2); /* and what is known of the text */
+    const char *text = files.list[0].path;
+    const char *copy;
+    char *data;
+    size_t size;
+    assert_ok(nd_fs_read(text, 1 << 24, ND_ERR_DATA, &data, &size));
+    char *row = strstr(data + 500000, "row ");
+    cr_assert_not_null(row);
+    copy = tempdir_write(&dir, "copy.jsonl", data, size);
+    change_a_byte(text, row - data);
+    assert_ok(nd_token_cache_open(&asked, &second));
+    cr_expect_str_neq(first->path, second->path);
+    nd_token_cache_close(second);
+    nd_corpus_files_fini(&files);
+    assert_ok(nd_corpus_files_add(&files, copy, ND_DATA_AUTO));
+    assert_ok(nd_token_cache_open(&asked, &second));
+    cr_expect_str_eq(first->path, second->path);
+    nd_token_cache_close(second);
+    nd_token_cache_close(first);
+    free(data);
+}
+
+/* The file of stamps alone leads to a cache, so the text is not read. */
+Test(token_cache, a_text_with_the_same_times_is_not_read_again)
+{
+    nd_token_cache_request asked = request();
+    asked.settle_seconds = 1e-9;
+    nd_token_cache *cache;
+    nd_cache_key key;
+    char other[PATH_MAX], name[64];
+    assert_ok(nd_token_cache_open(&asked, &cache));
+    assert_ok(nd_cache_key_make(&asked, &key));
+    snprintf(name, sizeof name, "%s-other.tokens", key.group);
+    snprintf(other, sizeof other, "%s/%s", caches.path, name);
+    cr_assert_eq(rename(cache->path, other), 0);
+    nd_token_cache_close(cache);
+    assert_ok(nd_fs_write_atomic(key.seen, name, strlen(name)));
+    assert_ok(nd_token_cache_open(&asked, &cache));
+    cr_expect_str_eq(cache->path, other);
+    nd_token_cache_close(cache);
+    static const char *const wrong[] = {"", "../a.tokens", "0123456789abcdef-x.tokens", "missing"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        assert_ok(nd_fs_write_atomic(key.seen, wrong[i], strlen(wrong[i])));
+        assert_ok(nd_token_cache_open(&asked, &cache));
+        cr_expect_str_neq(cache->path, other);
+        nd_token_cache_close(cache);
+    }
+    nd_cache_key_fini(&key);
+}
+
+Test(token_cache, a_text_that_changes_meanwhile_is_refused)
+{
+    nd_cache_key key;
+    nd_cache_lock lock = take_lock(&key);
+    const nd_token_cache_request asked = request();
+    char *path = NULL;
+    change_a_byte(files.list[0].path, 40);
+    assert_fails(nd_cache_build(&asked, &key, &lock, &path), ND_ERR_DATA,
+                 "changed while it was encoded");
+    nd_cache_lock_release(&lock, ND_OK);
+    cr_expect_eq(count_files(), 0);
+    nd_cache_key_fini(&key);
+}
+
+/* Before the text is encoded, which would fail with another error. */
+Test(token_cache, a_vocabulary_that_is_too_large_is_refused_first)
+{
+    nd_token_cache_request asked = request();
+    nd_token_cache *cache;
+    nd_token_cache_close(open_cache());
+    asked.vocab = 10;
+    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_CONFIG, "vocab_size is 10;");
+    change_a_byte(files.list[0].path, 0); /* no JSON any more */
+    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_CONFIG, "vocab_size is 10;");
+    asked.vocab = 0;
+    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_DATA, "line 1");
 }
 
 Test(token_cache, what_fails_leaves_no_file)

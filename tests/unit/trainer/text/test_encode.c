@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/clock.h"
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/text/text_cases.h"
+#include "trainer/text/buffer.h"
+#include "trainer/text/version.h"
 
 enum { LONG_RUN = 1 << 20, SHORTER_RUN = 1 << 17 };
 
@@ -223,4 +226,31 @@ Test(encode, normal_form_c)
     nd_encoder_destroy(without);
     nd_tokenizer_close(tokenizer);
     nd_tokenizer_close(other);
+}
+
+/* Other goldens mean other ids, and old token caches must not be used then. */
+Test(text_encode, goldens_belong_to_a_version_of_the_code)
+{
+    static const char sum[] = "52b93ce5c05cef40cf3dc57080ebe2eca0dd65e579181104d9420ed451a9f389";
+    struct dirent **entries;
+    char folder[PATH_MAX], path[PATH_MAX + 256], hex[65];
+    nd_bytes all = {0};
+    snprintf(folder, sizeof folder, "%s/tests/unit/trainer/text/goldens", getenv("ND_SOURCE_ROOT"));
+    int count = scandir(folder, &entries, NULL, alphasort);
+    cr_assert_gt(count, 20);
+    for (int i = 0; i < count; i++) {
+        if (strstr(entries[i]->d_name, ".json")) {
+            snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
+            assert_ok(nd_fs_sha256_file(path, hex));
+            assert_ok(nd_bytes_add(&all, hex, sizeof hex));
+        }
+        free(entries[i]);
+    }
+    free(entries);
+    assert_ok(nd_fs_sha256(all.data, all.count, hex));
+    free(all.data);
+    cr_expect(ND_TEXT_VERSION == 2 && strcmp(hex, sum) == 0,
+              "the goldens or ND_TEXT_VERSION changed: a change that gives a text other ids raises "
+              "ND_TEXT_VERSION (trainer/text/version.h); then put that and %s here",
+              hex);
 }

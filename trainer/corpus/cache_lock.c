@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/corpus/cache_parts.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/log.h"
+
+enum { STALL_SECONDS = 300, POLL_MS = 20, WORD_SECONDS = 10, MESSAGE_BYTES = 1000 };
+
+/* What the lock file holds. */
+typedef struct lock_page {
+    uint64_t bytes, all; /* encoded, and of all files */
+    int32_t status;      /* of the process that failed; 0: none did */
+    char message[MESSAGE_BYTES];
+} lock_page;
+
+typedef struct wait {
+    const nd_token_cache_request *request;
+    const char *path;
+    double stall;         /* seconds */
+    uint64_t progress[2]; /* bytes encoded, of all */
+    double changed, said; /* when the progress changed, when this process said so; 0: not yet */
+} wait;
+
+static lock_page read_page(int fd)
+{
+    lock_page page = {0};
+    (void)!pread(fd, &page, sizeof page, 0);
+    page.message[MESSAGE_BYTES - 1] = '\0';
+    return page;
+}
+
+/* Another process has the lock: waits a little. ND_ERR_HANG when it makes no progress. */
+static nd_status wait_a_little(wait *w, int fd)
+{
+    const struct timespec pause = {.tv_nsec = POLL_MS * 1000000L};
+    const lock_page page = read_page(fd);
+    const double now = nd_clock_seconds();
+    if (w->request->stop && atomic_load(w->request->stop)) {
+        return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal");
+    }
+    if (w->changed == 0 || page.bytes != w->progress[0] || page.all != w->progress[1]) {
+        w->progress[0] = page.bytes;
+        w->progress[1] = page.all;
+        w->changed = now;
+    }
+    if (now - w->changed > w->stall) {
+        return nd_fail(ND_ERR_HANG,
+                       "another process that has \"%s\" encodes the text and made no progress for "
+                       "%.0f s; end it, or set data.cache_dir to another folder",
+                       w->path, w->stall);
+    }
+    if (w->said == 0 || now - w->said >= WORD_SECONDS) {
+        w->said = now;
+        nd_log_info("waiting for another process, which has %s and encodes the text: %.0f %%",
+                    w->path, page.all > 0 ? 100.0 * (double)page.bytes / (double)page.all : 0.0);
+    }
+    nanosleep(&pause, NULL);
+    return ND_OK;
+}
+
+/* What made the process fail that had the lock; it holds for this one too. */
+static nd_status failure_of(int fd)
+{
+    static const nd_status known[] = {ND_ERR_CONFIG, ND_ERR_DATA, ND_ERR_RESOURCE,
+                                      ND_ERR_CANTCREATE, ND_ERR_IO};
+    lock_page page = read_page(fd);
+    for (char *p = page.message; *p; p++) {
+        *p = (unsigned char)*p < ' ' ? ' ' : *p;
+    }
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (page.status == (int32_t)known[i]) {
+            return nd_fail(known[i], "%s (found by another process, which encoded the text)",
+                           page.message);
+        }
+    }
+    return ND_OK;
+}
+
+/* Opens the lock file, which other users of the folder may lock too. */
+static nd_status open_lock(const nd_cache_key *key, int *fd)
+{
+    struct stat folder, st;
+    *fd = open(key->lock, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (*fd < 0) {
+        return nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be created: %s; set data.cache_dir",
+                       key->lock, strerror(errno));
+    }
+    if (stat(key->folder, &folder) == 0 && fstat(*fd, &st) == 0) {
+        mode_t mode = (st.st_mode | folder.st_mode) & 0666;
+        (void)!fchmod(*fd, mode); /* only its owner can, and has */
+    }
+    return ND_OK;
+}
+
+/* Whether the file that was locked is still the one of this name. */
+static bool is_current(int fd, const char *path)
+{
+    struct stat held, named;
+    return fstat(fd, &held) == 0 && stat(path, &named) == 0 && held.st_dev == named.st_dev &&
+           held.st_ino == named.st_ino;
+}
+
+/* One lock file: *held when this process has it, else it is to be opened again. */
+static nd_status take_one(const nd_cache_key *key, wait *w, int fd, bool *held)
+{
+    bool waited = false;
+    *held = false;
+    while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno == EINTR) {
+            continue;
+        }
+        if (errno != EWOULDBLOCK) {
+            const int code = errno;
+            unlink(key->lock);
+            return nd_fail(ND_ERR_CANTCREATE,
+                           "\"%s\" cannot be locked: %s; set data.cache_dir to a folder whose file "
+                           "system has locks",
+                           key->lock, strerror(code));
+        }
+        waited = true;
+        ND_TRY(wait_a_little(w, fd));
+    }
+    ND_TRY(waited ? failure_of(fd) : ND_OK);
+    *held = is_current(fd, key->lock);
+    return ND_OK;
+}
+
+nd_status nd_cache_lock_take(const nd_cache_key *key, const nd_token_cache_request *request,
+                             nd_cache_lock *out)
+{
+    wait w = {.request = request,
+              .path = key->lock,
+              .stall = request->stall_seconds > 0 ? request->stall_seconds : STALL_SECONDS};
+    for (;;) {
+        int fd;
+        bool held;
+        ND_TRY(open_lock(key, &fd));
+        nd_status status = take_one(key, &w, fd, &held);
+        if (status == ND_OK && held) {
+            (void)!ftruncate(fd, 0); /* what a process left that was killed */
+            *out = (nd_cache_lock){.path = key->lock, .fd = fd};
+            return ND_OK;
+        }
+        close(fd);
+        ND_TRY(status);
+    }
+}
+
+void nd_cache_lock_progress(const nd_cache_lock *lock, uint64_t bytes, uint64_t all)
+{
+    const uint64_t progress[2] = {bytes, all};
+    (void)!pwrite(lock->fd, progress, sizeof progress, 0); /* others only wait for less long */
+}
+
+void nd_cache_lock_release(nd_cache_lock *lock, nd_status status)
+{
+    if (status != ND_OK && status != ND_ERR_PREEMPTED) {
+        lock_page page = {.status = (int32_t)status};
+        snprintf(page.message, sizeof page.message, "%.900s", nd_error_last()->message);
+        (void)!pwrite(lock->fd, &page, sizeof page, 0);
+    }
+    unlink(lock->path); /* those who have it open find another one under its name */
+    close(lock->fd);
+    lock->fd = -1;
+}
