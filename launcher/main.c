@@ -201,6 +201,12 @@ static nd_status print_command_help(const nd_command_flags *flags)
     return print_of_worker(args, "help");
 }
 
+/* Neither a flag nor a file. */
+static bool is_name(const char *word)
+{
+    return word[0] != '-' && !strpbrk(word, "./");
+}
+
 /* The command lines of workers and of their check, and in *rest the settings, behind a word that is
  * skipped. */
 static nd_status read_command(int argc, char **argv, worker_command *out, char ***rest, int *count)
@@ -208,6 +214,9 @@ static nd_status read_command(int argc, char **argv, worker_command *out, char *
     char **own = NULL;
     int own_count = 0;
     out->flags = argc > 1 ? nd_command_flags_find(argv[1]) : NULL;
+    if (!out->flags && is_name(argv[1])) {
+        ND_TRY(nd_command_check_name("ndlaunch", argv[1]));
+    }
     if (out->flags) {
         ND_TRY(nd_command_flags_split(out->flags, argc - 1, argv + 1, false, rest, count));
         ND_TRY(nd_command_flags_split(out->flags, argc - 1, argv + 1, true, &own, &own_count));

@@ -19,6 +19,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/printable.h"
 #include "runtime/base/process.h"
+#include "runtime/config/command_flags.h"
 #include "runtime/rdzv/identity.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/tokenize.h"
@@ -42,6 +43,10 @@ static void init_log(const nd_config *config, const nd_identity *id)
 static int usage(const char *unknown)
 {
     char shown[256];
+    if (unknown[0] && nd_command_check_name("ndtrain", unknown) != ND_OK) {
+        nd_log_error("%s", nd_error_last()->message);
+        return (int)ND_ERR_CONFIG;
+    }
     if (unknown[0]) {
         nd_escape(shown, sizeof shown, unknown, "");
         nd_log_error("ndtrain has no command \"%s\"", shown);

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/suggest.h"
+
 void nd_json_set(json_t **object, const char *key, json_t *value)
 {
     if (json_object_set_new(*object, key, value) != 0) {
@@ -54,4 +56,28 @@ char *nd_json_text(const json_t *root, size_t flags)
         text[size] = '\0';
     }
     return text;
+}
+
+nd_status nd_json_check_keys(const json_t *object, const char *const *known, const char *otherwise)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)object, key, value)
+    {
+        nd_suggest search;
+        nd_suggest_init(&search, key);
+        bool is_known = false;
+        for (int i = 0; known[i] && !is_known; i++) {
+            is_known = strcmp(known[i], key) == 0;
+            nd_suggest_offer(&search, known[i]);
+        }
+        if (!is_known && search.best) {
+            return nd_fail(ND_ERR_DATA, "unknown key \"%.80s\"; did you mean \"%s\"?", key,
+                           search.best);
+        }
+        if (!is_known) {
+            return nd_fail(ND_ERR_DATA, "unknown key \"%.80s\"; %s", key, otherwise);
+        }
+    }
+    return ND_OK;
 }

@@ -10,6 +10,8 @@
 #include <jansson.h>
 #include <stdbool.h>
 
+#include "runtime/base/status.h"
+
 /* After a failed json_load*: whether memory ran out. Jansson then leaves the text empty in most
  * cases. */
 static inline bool nd_json_no_memory(const json_error_t *error)
@@ -26,6 +28,12 @@ void nd_json_append(json_t **array, json_t *value);
 /* JSON must be UTF-8, but a path or an argument need not be: in a text that is not UTF-8, bytes
  * that are not ASCII become '?'. */
 json_t *nd_json_string(const char *text);
+/*
+ * ND_ERR_DATA when an object has another key than the `known` ones (up to NULL): a key that nobody
+ * reads is a request that nobody honours. Names it and the nearest known one, or else says
+ * `otherwise`.
+ */
+nd_status nd_json_check_keys(const json_t *object, const char *const *known, const char *otherwise);
 /* json_dumps, whole or NULL: that function may leave out a part where it cannot enlarge its buffer.
  * Owned by the caller. */
 char *nd_json_text(const json_t *root, size_t flags);

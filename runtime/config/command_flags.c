@@ -7,6 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/suggest.h"
+#include "runtime/config/reader.h"
+
+enum { NAMES_MAX = 32 };
+
 /* A model that is used stands on each replica whole, on the CPU; what a configuration file says of
  * shards and devices is about training. */
 static const char *const use_settings[] = {
@@ -18,13 +23,14 @@ static const nd_command_flag generate_list[ND_GENERATE_FLAGS] = {
          "a model's folder, a run folder, a checkpoint, or ORG/NAME in the cache"},
     [ND_GENERATE_TOKENIZER] =
         {"--tokenizer", "PATH",
-         "a tokenizer.json or its folder, or bytes; the model's if not given"},
+         "a tokenizer.json or its folder, bytes, or file (ids only); the model's if not given"},
     [ND_GENERATE_PROMPT] = {"--prompt", "TEXT", "the text to continue"},
     [ND_GENERATE_PROMPT_FILE] =
         {"--prompt-file", "FILE",
          "a file with it, - for standard input, which is read if there is no "
          "prompt; .jsonl: one prompt a line"},
-    [ND_GENERATE_JSONL] = {"--jsonl", NULL, "the file has JSON lines, and so has the output"},
+    [ND_GENERATE_JSONL] = {"--jsonl", NULL,
+                           "the output is JSON lines, and so is the file, or standard input"},
     [ND_GENERATE_INTERACTIVE] = {"--interactive", NULL,
                                  "reads line after line from the terminal, each a prompt; with "
                                  "--chat a conversation"},
@@ -51,8 +57,9 @@ static const nd_command_flag generate_list[ND_GENERATE_FLAGS] = {
 static const nd_command_flag eval_list[ND_EVAL_FLAGS] = {
     [ND_EVAL_MODEL] = {"--model", "PATH",
                        "a model's folder, a run folder, a checkpoint, or ORG/NAME in the cache"},
-    [ND_EVAL_TOKENIZER] = {"--tokenizer", "PATH",
-                           "a tokenizer.json or its folder, or bytes; the model's if not given"},
+    [ND_EVAL_TOKENIZER] =
+        {"--tokenizer", "PATH",
+         "a tokenizer.json or its folder, bytes, or file (ids only); the model's if not given"},
     [ND_EVAL_DATA] = {"--data", "FILE", "a data file, as data.path; may be given several times"},
     [ND_EVAL_REQUESTS] = {"--requests", "FILE",
                           "JSON lines with \"context\", \"choices\" and \"gold\""},
@@ -82,6 +89,51 @@ const nd_command_flags *nd_command_flags_find(const char *command)
         }
     }
     return NULL;
+}
+
+/* Commands of the programs. */
+
+static const char *const launcher_commands[] = {"config", "env", "generate", "eval", NULL};
+static const char *const trainer_commands[] = {"train", "check",    "plan",   "generate", "eval",
+                                               "ckpt",  "tokenize", "report", NULL};
+
+static bool has(const char *const *words, const char *word)
+{
+    for (; *words; words++) {
+        if (strcmp(*words, word) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+nd_status nd_command_check_name(const char *program, const char *word)
+{
+    const bool launches = strcmp(program, "ndlaunch") == 0;
+    const char *const *own = launches ? launcher_commands : trainer_commands;
+    const char *const *others = launches ? trainer_commands : launcher_commands;
+    const char *other = launches ? "ndtrain" : "ndlaunch";
+    nd_suggest search;
+    if (launches && strcmp(word, "train") == 0) {
+        return nd_fail(ND_ERR_CONFIG, "ndlaunch starts `ndtrain train` itself; leave out the word "
+                                      "train");
+    }
+    if (has(others, word)) {
+        return nd_fail(ND_ERR_CONFIG, "%s has no command \"%s\"; it is `%s %s`", program, word,
+                       other, word);
+    }
+    nd_suggest_init(&search, word);
+    for (int i = 0; own[i]; i++) {
+        nd_suggest_offer(&search, own[i]);
+    }
+    const int distance = search.distance;
+    for (int i = 0; others[i]; i++) {
+        nd_suggest_offer(&search, others[i]);
+    }
+    return search.best
+               ? nd_fail(ND_ERR_CONFIG, "%s has no command \"%.60s\"; did you mean `%s %s`?",
+                         program, word, search.distance < distance ? other : program, search.best)
+               : ND_OK;
 }
 
 static bool same_name(const char *name, const char *word, size_t size)
@@ -146,6 +198,20 @@ static bool has_flag(const nd_command_flags *flags, int number, int argc, char *
     return false;
 }
 
+/* A word that is none of the command's flags. */
+static nd_status check_setting(const nd_command_flags *flags, const char *word)
+{
+    const char *names[NAMES_MAX + 1] = {NULL};
+    char otherwise[80];
+    ND_ASSERT(flags->count <= NAMES_MAX);
+    for (int i = 0; i < flags->count; i++) {
+        names[i] = flags->list[i].name + 2;
+    }
+    snprintf(otherwise, sizeof otherwise, "ndtrain %s --help lists those of the command, ",
+             flags->command);
+    return nd_flags_check(word, names, otherwise);
+}
+
 nd_status nd_command_flags_split(const nd_command_flags *flags, int argc, char **argv, bool own,
                                  char ***out, int *count)
 {
@@ -153,6 +219,12 @@ nd_status nd_command_flags_split(const nd_command_flags *flags, int argc, char *
     int settings_count = 0, n = 0;
     while (settings[settings_count]) {
         settings_count++;
+    }
+    for (int i = 1; i < argc && !own; i++) {
+        const char *value;
+        int at = find(flags, argv[i], &value);
+        ND_TRY(at < 0 ? check_setting(flags, argv[i]) : ND_OK);
+        i += at >= 0 && flags->list[at].value && !value;
     }
     ND_TRY(ND_ALLOC(argc + settings_count + 1, out));
     (*out)[n++] = argv[0];

@@ -64,6 +64,13 @@ extern const nd_command_flags nd_generate_flags, nd_eval_flags;
 /* The command's flags; NULL: it has none, or is no such command. */
 const nd_command_flags *nd_command_flags_find(const char *command);
 
+/*
+ * A word in the place of a command which `program` ("ndlaunch", "ndtrain") does not have.
+ * ND_ERR_CONFIG when the other program has it, or when it is nearly the name of a command; ND_OK
+ * when there is nothing to say of it.
+ */
+nd_status nd_command_check_name(const char *program, const char *word);
+
 /* Calls apply(context, number, value or NULL) for each flag of the list, in the order of the
  * command line; argv[0] is skipped. ND_ERR_CONFIG: a value is missing, or a switch has one. */
 typedef nd_status nd_command_flag_apply(void *context, int flag, const char *value);
@@ -72,7 +79,7 @@ nd_status nd_command_flags_read(const nd_command_flags *flags, int argc, char **
 /*
  * The words of a command line without the command's own flags, behind argv[0] and the command's
  * settings; or (own) with them alone, behind argv[0]. *out ends with NULL; it is owned by the
- * caller, but not its words.
+ * caller, but not its words. ND_ERR_CONFIG (not `own`): a flag of neither; names the nearest one.
  */
 nd_status nd_command_flags_split(const nd_command_flags *flags, int argc, char **argv, bool own,
                                  char ***out, int *count);

@@ -40,11 +40,15 @@ static void offer(void *search, const char *name)
     nd_suggest_offer(search, name);
 }
 
-static nd_status unknown_flag(const char *arg, const char *name)
+static nd_status unknown_flag(const char *arg, const char *name, const char *const *more,
+                              const char *otherwise)
 {
     char words[2][ND_FLAG_NAME_MAX];
     nd_suggest search;
     nd_suggest_init(&search, name);
+    for (int i = 0; more && more[i]; i++) { /* the first of equally near ones counts */
+        nd_suggest_offer(&search, more[i]);
+    }
     offer_list(&search, own_flags, words);
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         offer_list(&search, nd_fields[i].flags, words);
@@ -57,9 +61,9 @@ static nd_status unknown_flag(const char *arg, const char *name)
         return nd_fail(ND_ERR_CONFIG, "unknown flag %.80s; did you mean --%s?", arg, search.best);
     }
     return nd_fail(ND_ERR_CONFIG,
-                   "unknown flag %.80s; --help all lists the flags, and --set "
+                   "unknown flag %.80s; %s--help all lists the flags, and --set "
                    "section.key=value sets any key",
-                   arg);
+                   arg, otherwise);
 }
 
 static bool is_script(const char *arg)
@@ -140,6 +144,22 @@ static target find_target(const char *name)
     }
     t.key = nd_accelerate_find_flag(underscored, &t.is_switch);
     return t;
+}
+
+static bool is_known(const target *t)
+{
+    return t->own || t->field >= 0 || t->known >= 0 || t->key;
+}
+
+nd_status nd_flags_check(const char *arg, const char *const *more, const char *otherwise)
+{
+    char name[ND_FLAG_NAME_MAX];
+    const char *value;
+    if (!split_flag(arg, name, &value)) {
+        return ND_OK;
+    }
+    const target t = find_target(name);
+    return is_known(&t) ? ND_OK : unknown_flag(arg, name, more, otherwise);
 }
 
 /* Neither a flag nor the script that follows the flags of accelerate and torchrun. */
@@ -302,8 +322,8 @@ nd_status nd_flags_apply(nd_reader *reader, nd_cli *cli, int argc, char **argv)
             return unknown_positional(argv[i]);
         }
         target t = find_target(name);
-        if (!t.own && t.field < 0 && t.known < 0 && !t.key) {
-            return unknown_flag(argv[i], name);
+        if (!is_known(&t)) {
+            return unknown_flag(argv[i], name, NULL, "");
         }
         bool refused =
             t.known >= 0 && !nd_flags_known[t.known].apply && !nd_flags_known[t.known].only;

@@ -222,6 +222,9 @@ int nd_flag_find_field(const char *name);
 /* --config-file's value, or NULL; more than one fails. Also finds --help and --version. */
 nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli *cli);
 /* Applies everything but --config-file, in order. */
+/* ND_ERR_CONFIG when `arg` is a flag, but none of the settings: names the nearest of them and of
+ * `more` (names without dashes, up to NULL), or else says first what is `otherwise` of use. */
+nd_status nd_flags_check(const char *arg, const char *const *more, const char *otherwise);
 nd_status nd_flags_apply(nd_reader *reader, nd_cli *cli, int argc, char **argv);
 
 #endif

@@ -87,9 +87,10 @@ Test(allocations, none_for_a_new_token, .timeout = 120)
                                          "--num-processes 1 --temperature 1 --top-p 0.9"};
     write_inputs();
     tempdir_write(&dir, "rows.jsonl", rows, sizeof rows - 1);
-    shell(&dir, ND_LAUNCH " --device cpu --set model.config=model.json --set data.path=text.txt "
-                          "--sequence-length 64 --num-steps 1 --num-processes 1 --output-dir out "
-                          "--set data.validation_path= && rm -f out/model/tokenizer.json");
+    shell(&dir, ND_LAUNCH
+          " --device cpu --set model.config=model.json --set data.path=text.txt "
+          "--sequence-length 64 --num-steps 1 --num-processes 1 --output-dir out "
+          "--set data.validation_path= && rm -f out/model/tokenizer.json out/model/SHA256SUMS");
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
         generate(meshes[i], 8, "few");
         generate(meshes[i], 80, "many");

@@ -66,6 +66,8 @@ Test(generate, has_the_same_text_from_wherever_a_model_is_kept)
                 "--model kept --jsonl --max-new-tokens 40 2>log");
     says("{\"index\":0,\"id\":[7],\"text\":\"");
     says("\"finish\":\"length\",\"prompt_tokens\":5,\"new_tokens\":40,\"ids\":[");
+    shell(&dir, GENERATE "--model kept --jsonl --prompt 'ab cd' --max-new-tokens 40 2>log");
+    says("\"finish\":\"length\",\"prompt_tokens\":5,\"new_tokens\":40,\"ids\":[");
 }
 
 /* Two ranks as torchrun starts them. */
@@ -161,14 +163,21 @@ Test(generate, says_what_is_wrong)
     } cases[] = {
         {2, GENERATE "--prompt a", "--model is missing"},
         {65, GENERATE "--model no/such --prompt a", "no/such"},
+        {2, GENERATE "--model ./rum --prompt a", "does not exist; did you mean ./run?"},
+        {2, GENERATE "--model run/modle --prompt a", "does not exist; did you mean run/model?"},
         {2, GENERATE "--model text.txt --prompt a", "is a file"},
         {2, GENERATE "--model . --prompt a", "is no model"},
         {2, GENERATE "--model run --prompt a --temperature -1", "--temperature is -1"},
         {2, GENERATE "--model run --prompt a --top-p 0", "--top-p is 0"},
         {2, GENERATE "--model run --prompt a --max-new-tokens 0", "--max-new-tokens"},
         {2, GENERATE "--model run --prompt a --stop ''", "--stop is empty"},
-        {2, GENERATE "--model run --prompt a --jsonl", "--prompt is one text"},
-        {2, GENERATE "--model run --prompt a --max-new-token 3", "--max-new-token"},
+        {2, GENERATE "--model run --prompt a --prompt-file b", "--prompt is one text"},
+        {2, GENERATE "--model run --prompt a --top-p 0.5", "--top-p has no effect"},
+        {2, GENERATE "--model run --prompt a --max-new-token 3", "did you mean --max-new-tokens?"},
+        {2, GENERATE "--model run --prompt a --precison bf16", "did you mean --precision?"},
+        {2, EVAL "--model run --date valid.txt", "did you mean --data?"},
+        {2, GENERATE "--model run --prompt a --no-such-flag-at-all",
+         "ndtrain generate --help lists those of the command"},
         {2, GENERATE "--model run --prompt a --cp-size 2", "workers"},
         {65, GENERATE "--model run --prompt ''", "the prompt is empty"},
         {65, GENERATE "--model run --prompt \"$(printf 'a\\377')\"", "byte 2 is 0xff"},
@@ -180,6 +189,8 @@ Test(generate, says_what_is_wrong)
         {65, GENERATE "--model run --prompt a --chat", "no known chat form"},
         {65, "echo '{\"prompt\": 1}' | " GENERATE "--model run --jsonl", "line 1"},
         {2, EVAL "--model run", "either files of --data"},
+        {65, "cp valid.txt v.bin; " EVAL "--model run --data v --sequence-length 64",
+         "did you mean v.bin?"},
         {65, EVAL "--model run --data no/such --sequence-length 64", "does not exist"},
         {2, EVAL "--model run --data valid.txt --sequence-length 1000",
          "max_position_embeddings is 128"},

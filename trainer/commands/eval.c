@@ -76,10 +76,8 @@ static bool wants_help(int argc, char **argv)
 static nd_status take_flags(int argc, char **argv, char ***rest, int *count)
 {
     nd_eval_call o = {0};
-    if (!wants_help(argc, argv)) {
-        ND_TRY(parse(argc, argv, &o));
-    }
-    return nd_command_flags_split(&nd_eval_flags, argc, argv, false, rest, count);
+    ND_TRY(nd_command_flags_split(&nd_eval_flags, argc, argv, false, rest, count));
+    return wants_help(argc, argv) ? ND_OK : parse(argc, argv, &o);
 }
 
 static void print_help(void)
@@ -124,6 +122,19 @@ static bool ids_are_bytes(const nd_session *s)
            nd_tokenizer_vocab_size(s->tokenizer) == 256;
 }
 
+/* `ndtrain tokenize --output-prefix P` makes P.bin. */
+static nd_status fail_no_data(const char *path)
+{
+    char *tokens = NULL;
+    ND_TRY(nd_fs_format(&tokens, "%s.bin", path));
+    nd_status status =
+        nd_fs_exists(tokens)
+            ? nd_fail(ND_ERR_DATA, "--data \"%s\" does not exist; did you mean %s?", path, tokens)
+            : nd_fail(ND_ERR_DATA, "--data \"%s\" does not exist", path);
+    free(tokens);
+    return status;
+}
+
 static nd_status open_data(const nd_session *s, const char *path, bool *bytes, nd_dataset **out)
 {
     const nd_config *config = s->config;
@@ -132,7 +143,7 @@ static nd_status open_data(const nd_session *s, const char *path, bool *bytes, n
     bool ids = false;
     *bytes = false;
     if (!nd_fs_exists(path) && !nd_corpus_is_pattern(path)) {
-        return nd_fail(ND_ERR_DATA, "--data \"%s\" does not exist", path);
+        return fail_no_data(path);
     }
     ND_TRY(nd_data_holds_ids(path, config->data.format, &ids));
     if (ids) {

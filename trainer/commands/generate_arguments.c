@@ -56,15 +56,26 @@ static nd_status apply(void *context, int flag, const char *value)
     return ND_OK;
 }
 
+static nd_status check_effect(const nd_sampling *s)
+{
+    const char *idle = s->top_k > 0 ? "--top-k" : s->top_p < 1 ? "--top-p" : "--min-p";
+    if (s->temperature > 0 || (s->top_k == 0 && s->top_p == 1 && s->min_p == 0)) {
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_CONFIG,
+                   "%s has no effect at --temperature 0, the default, which takes the likeliest "
+                   "token; give --temperature 1 as well, or leave %s out",
+                   idle, idle);
+}
+
 /* argv[0] is the command. */
 nd_status nd_generate_parse(int argc, char **argv, nd_generate_call *o)
 {
     *o = (nd_generate_call){
         .max_new = 128, .batch = 32, .rows = 512, .context = 4096, .sampling = {.top_p = 1}};
     ND_TRY(nd_command_flags_read(&nd_generate_flags, argc, argv, apply, o));
-    if (o->prompt && (o->prompt_file || o->jsonl)) {
-        return nd_fail(ND_ERR_CONFIG, "--prompt is one text; leave out --prompt-file and --jsonl, "
-                                      "or --prompt");
+    if (o->prompt && o->prompt_file) {
+        return nd_fail(ND_ERR_CONFIG, "--prompt is one text; leave out --prompt-file, or --prompt");
     }
     if (o->interactive && (o->prompt || o->prompt_file)) {
         return nd_fail(ND_ERR_CONFIG, "--interactive reads prompts from the terminal; leave out "
@@ -72,14 +83,15 @@ nd_status nd_generate_parse(int argc, char **argv, nd_generate_call *o)
     }
     o->jsonl |= o->prompt_file &&
                 (nd_ends_with(o->prompt_file, ".jsonl") || nd_ends_with(o->prompt_file, ".ndjson"));
-    return nd_sampling_check(&o->sampling);
+    ND_TRY(nd_sampling_check(&o->sampling));
+    return check_effect(&o->sampling);
 }
 
 nd_status nd_generate_take_flags(int argc, char **argv, char ***rest, int *count)
 {
     nd_generate_call o;
-    ND_TRY(nd_generate_parse(argc, argv, &o)); /* before the job is joined */
-    return nd_command_flags_split(&nd_generate_flags, argc, argv, false, rest, count);
+    ND_TRY(nd_command_flags_split(&nd_generate_flags, argc, argv, false, rest, count));
+    return nd_generate_parse(argc, argv, &o); /* before the job is joined */
 }
 
 void nd_generate_print_help(void)

@@ -108,12 +108,13 @@ nd_status nd_generate_encode(nd_session *s, const nd_generate_call *o, const cha
     rules.prompts = encoders[0];
     rules.messages = encoders[1];
     rules.chat = has_chat ? &chat : NULL;
-    if (!o->jsonl && !o->prompt && size > 0 && text[size - 1] == '\n') {
+    const bool rows = o->jsonl && !o->prompt;
+    if (!rows && !o->prompt && size > 0 && text[size - 1] == '\n') {
         size--; /* the end of a file's last line is not part of the prompt */
     }
-    ND_TRY_OUT(o->jsonl ? nd_requests_add_rows(&in->requests, &rules, input_name(o), text, size)
-                        : nd_requests_add_text(&in->requests, &rules, input_name(o),
-                                               size > 0 ? text : "", size));
+    ND_TRY_OUT(rows ? nd_requests_add_rows(&in->requests, &rules, input_name(o), text, size)
+                    : nd_requests_add_text(&in->requests, &rules, input_name(o),
+                                           size > 0 ? text : "", size));
     if (in->requests.twice_begun && s->worker->rank.rank == 0) {
         nd_log_warning("a prompt begins with the beginning of text twice: leave it out of the "
                        "text, as the tokenizer adds it");

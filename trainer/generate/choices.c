@@ -113,6 +113,7 @@ static nd_status read_choice(const nd_choice_rules *rules, const json_t *row, co
 
 static nd_status read_row(const nd_choice_rules *rules, const json_t *row, nd_question *out)
 {
+    static const char *const keys[] = {"context", "choices", "gold", "delimiter", "id", NULL};
     const json_t *choices = json_object_get(row, "choices"), *gold = json_object_get(row, "gold");
     const json_t *delimiter = json_object_get(row, "delimiter");
     const json_t *name = json_object_get(row, "id");
@@ -120,6 +121,9 @@ static nd_status read_row(const nd_choice_rules *rules, const json_t *row, nd_qu
         return nd_fail(ND_ERR_DATA, "a row is an object with \"context\", a text, and \"choices\", "
                                     "a list of texts");
     }
+    ND_TRY(nd_json_check_keys(row, keys,
+                              "a row has \"context\", \"choices\" and \"gold\", and may have "
+                              "\"delimiter\" and \"id\""));
     if (delimiter && !json_is_string(delimiter)) {
         return nd_fail(ND_ERR_DATA, "\"delimiter\" is not a string");
     }

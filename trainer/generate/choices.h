@@ -7,7 +7,7 @@
  *
  * A row of JSON lines has "context", a text; "choices", a list of texts; "gold", the number of the
  * right one, from 0; and may have "delimiter", which stands before each choice, " " or "" if it is
- * not given, and "id".
+ * not given, and "id". Another key is an error.
  *
  * Blanks at the end of the context move to the continuation. The tokens of context and
  * continuation together, less as many as the context alone has, are those of the continuation; the

@@ -2,11 +2,13 @@
 #include "trainer/generate/model_files.h"
 
 #include <dirent.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "runtime/base/fsio.h"
+#include "runtime/base/suggest.h"
 #include "runtime/base/text.h"
 #include "trainer/checkpoint/folder.h"
 
@@ -139,6 +141,49 @@ out:
     return status;
 }
 
+/* The entry of a folder that is nearly called `name`. */
+static void find_near(const char *folder, const char *name, char *near, size_t capacity)
+{
+    nd_suggest search;
+    DIR *dir = opendir(folder);
+    near[0] = '\0';
+    nd_suggest_init(&search, name);
+    for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
+        const int before = search.distance;
+        nd_suggest_offer(&search, e->d_name);
+        if (search.distance < before) { /* the entry's memory is the folder's */
+            snprintf(near, capacity, "%s", e->d_name);
+        }
+    }
+    if (dir) {
+        closedir(dir);
+    }
+}
+
+/* A path, or ORG/NAME, which looks like one: in a folder that is there it is a path. */
+static nd_status find_in_cache(const char *name, char **out)
+{
+    char *parent = NULL, near[256];
+    const char *slash = strrchr(name, '/');
+    ND_TRY(nd_fs_parent(name, &parent));
+    const bool inside = slash && is_folder(parent);
+    if (!inside && slash && strchr(name, '/') == slash && slash > name && name[0] != '.') {
+        free(parent);
+        return nd_hf_cache_find(name, out);
+    }
+    find_near(parent, slash ? slash + 1 : name, near, sizeof near);
+    nd_status status =
+        near[0]
+            ? nd_fail(ND_ERR_CONFIG, "--model \"%.300s\" does not exist; did you mean %s%s%s?",
+                      name, slash ? parent : "", slash ? "/" : "", near)
+            : nd_fail(ND_ERR_CONFIG,
+                      "--model \"%.300s\" does not exist; it is a model's folder, a run folder, "
+                      "one of its checkpoints, or ORG/NAME in the local cache",
+                      name);
+    free(parent);
+    return status;
+}
+
 static nd_status open_any(const char *name, const char *config, nd_model_files *out)
 {
     char *folder = NULL;
@@ -146,7 +191,7 @@ static nd_status open_any(const char *name, const char *config, nd_model_files *
         if (nd_fs_exists(name)) {
             return nd_fail(ND_ERR_CONFIG, "--model \"%s\" is a file; name its folder", name);
         }
-        ND_TRY(nd_hf_cache_find(name, &folder));
+        ND_TRY(find_in_cache(name, &folder));
         return open_folder(folder, out);
     }
     ND_TRY(nd_fs_format(&folder, "%s", name));
@@ -212,6 +257,9 @@ nd_status nd_model_files_tokenizer(const nd_model_files *m, const char *setting,
     char *file = NULL;
     *path = NULL;
     *out = NULL;
+    if (setting && strcmp(setting, "file") == 0) {
+        return ND_OK;
+    }
     if (setting && strcmp(setting, "bytes") == 0) {
         return open_bytes(m, out);
     }
@@ -220,7 +268,7 @@ nd_status nd_model_files_tokenizer(const nd_model_files *m, const char *setting,
         if (!nd_fs_exists(file)) {
             free(file);
             return nd_fail(ND_ERR_CONFIG,
-                           "--tokenizer \"%s\" does not exist; it is bytes, or the path of a "
+                           "--tokenizer \"%s\" does not exist; it is bytes, file, or the path of a "
                            "tokenizer.json or of its folder",
                            setting);
         }

@@ -160,6 +160,7 @@ nd_status nd_requests_add_text(nd_requests *requests, const nd_request_rules *ru
 
 static nd_status read_row(const json_t *row, const nd_request_rules *rules, nd_request *out)
 {
+    static const char *const keys[] = {"prompt", "messages", "ids", "id", "max_new_tokens", NULL};
     const json_t *prompt = json_object_get(row, "prompt"), *ids = json_object_get(row, "ids");
     const json_t *messages = json_object_get(row, "messages"), *name = json_object_get(row, "id");
     const json_t *most = json_object_get(row, "max_new_tokens");
@@ -167,6 +168,10 @@ static nd_status read_row(const json_t *row, const nd_request_rules *rules, nd_r
         return nd_fail(ND_ERR_DATA, "a row is an object with one of \"prompt\", \"messages\" and "
                                     "\"ids\"");
     }
+    ND_TRY(nd_json_check_keys(row, keys,
+                              "a row may have \"prompt\", \"messages\" or \"ids\", and \"id\" and "
+                              "\"max_new_tokens\"; how tokens are drawn is for flags, as "
+                              "--temperature"));
     if (most && (!json_is_integer(most) || json_integer_value(most) < 1)) {
         return nd_fail(ND_ERR_DATA, "\"max_new_tokens\" must be a whole number of at least 1");
     }

@@ -9,8 +9,8 @@
  *   "prompt"    a text
  *   "messages"  a conversation, a list of {"role", "content"}, which the assistant continues
  *   "ids"       token ids, as they are
- * and may have "id", which is repeated with its result, and "max_new_tokens". Other keys are
- * ignored. An empty line is no row.
+ * and may have "id", which is repeated with its result, and "max_new_tokens". Another key is an
+ * error, since it asks for what nobody does. An empty line is no row.
  *
  * A plain prompt is encoded as `tokenizers` does it: with what the post-processor adds, and with
  * special tokens where the text has their writing. The text of a message is never searched for

@@ -140,8 +140,8 @@ nd_status nd_hf_cache_find(const char *name, char **out)
         status =
             nd_fail(ND_ERR_DATA,
                     "model \"%s\" is not in the local Hugging Face cache (\"%s\"), and nothing is "
-                    "downloaded here; get it with `hf download %s`, or give a folder with "
-                    "--model-path",
+                    "downloaded here; get it with `hf download %s`, or give the path of a "
+                    "folder",
                     name, folder, name);
         goto out;
     }

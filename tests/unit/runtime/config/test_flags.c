@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include "runtime/config/command_flags.h"
 #include "runtime/config/reader.h"
 
 Test(flags, both_spellings_and_both_forms)
@@ -658,4 +659,43 @@ Test(flags, help_of_a_section)
                      "--help opimizer: there is no such section; did you mean --help optimizer?");
     cr_expect_eq(nd_config_help(stdout, &program, "zzzzzzzz"), ND_ERR_CONFIG);
     cr_expect(strstr(nd_error_last()->message, "--help alone lists the sections"));
+}
+
+static void expect_name(const char *of, const char *word, nd_status wanted, const char *words)
+{
+    nd_error_clear();
+    cr_expect_eq(nd_command_check_name(of, word), wanted, "%s %s", of, word);
+    cr_expect_not_null(strstr(nd_error_last()->message, words), "%s %s: %s", of, word,
+                       nd_error_last()->message);
+}
+
+Test(flags, a_command_of_the_other_program_and_a_typo_are_named)
+{
+    expect_name("ndlaunch", "plan", ND_ERR_CONFIG, "no command \"plan\"; it is `ndtrain plan`");
+    expect_name("ndlaunch", "report", ND_ERR_CONFIG, "`ndtrain report`");
+    expect_name("ndlaunch", "train", ND_ERR_CONFIG, "leave out the word train");
+    expect_name("ndlaunch", "generat", ND_ERR_CONFIG, "did you mean `ndlaunch generate`?");
+    expect_name("ndlaunch", "tokenise", ND_ERR_CONFIG, "did you mean `ndtrain tokenize`?");
+    expect_name("ndtrain", "env", ND_ERR_CONFIG, "it is `ndlaunch env`");
+    expect_name("ndtrain", "pan", ND_ERR_CONFIG, "did you mean `ndtrain plan`?");
+    expect_name("ndtrain", "something-else", ND_OK, "");
+}
+
+Test(flags, a_typo_of_a_flag_of_a_command_is_named)
+{
+    static const struct {
+        const char *word, *words;
+    } cases[] = {{"--max-new-token", "did you mean --max-new-tokens?"},
+                 {"--modle=a", "did you mean --model?"},
+                 {"--sequence-lenght", "did you mean --sequence-length?"},
+                 {"--nothing-like-this", "ndtrain generate --help lists those of the command"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *argv[] = {"generate", "--prompt", "--a", (char *)cases[i].word, "3"}, **rest = NULL;
+        int count;
+        cr_expect_eq(nd_command_flags_split(&nd_generate_flags, 5, argv, false, &rest, &count),
+                     ND_ERR_CONFIG);
+        cr_expect_not_null(strstr(nd_error_last()->message, cases[i].words), "%s: %s",
+                           cases[i].word, nd_error_last()->message);
+        cr_expect_null(rest);
+    }
 }

@@ -52,8 +52,8 @@ Test(requests, a_text_and_a_row_of_the_same_text_have_the_same_ids)
     cr_assert_eq(nd_requests_add_text(&requests, &r.rules, "--prompt", "one two", 7), ND_OK, "%s",
                  nd_error_last()->message);
     cr_assert_eq(add_rows(&r,
-                          "{\"prompt\": \"one two\", \"id\": {\"a\": 1}, \"max_new_tokens\": 3, "
-                          "\"other\": []}\n\n  \r\n{\"ids\": [5, 1, 0]}",
+                          "{\"prompt\": \"one two\", \"id\": {\"a\": 1}, \"max_new_tokens\": 3}"
+                          "\n\n  \r\n{\"ids\": [5, 1, 0]}",
                           &requests),
                  ND_OK, "%s", nd_error_last()->message);
     cr_assert_eq(requests.count, 3);
@@ -95,6 +95,9 @@ Test(requests, bad_rows_are_named_with_their_line)
         {"{\"ids\": [1], \"max_new_tokens\": 9223372036854775807}\n", "is 64; shorten"},
         {"{\"prompt\": \"a\", \"prompt\": \"b\"}\n", "duplicate"},
         {"{\"prompt\": \"\xff\"}\n", "line 1"},
+        {"{\"ids\": [1]}\n{\"ids\": [1], \"max_tokens\": 5}\n", "line 2"},
+        {"{\"ids\": [1], \"max_new_token\": 5}\n", "did you mean \"max_new_tokens\"?"},
+        {"{\"ids\": [1], \"temperature\": 1}\n", "unknown key \"temperature\"; a row may have "},
     };
     rules_of r;
     open_rules(&r);
