@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/corpus/chat.h"
 
-#include <jansson.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/json.h"
+#include "trainer/corpus/row.h"
+#include "trainer/text/unicode.h"
 
 static nd_status find(const nd_tokenizer *tokenizer, const char *name, int32_t *id)
 {
@@ -35,6 +36,8 @@ typedef struct chat_text {
     const nd_chat *chat;
     nd_encoder *encoder;
     nd_corpus_piece *piece;
+    nd_bytes *strings; /* [2]: role and content of a message, where they are unescaped */
+    int64_t *lone;
 } chat_text;
 
 static nd_status add_token(const chat_text *t, int32_t id)
@@ -62,9 +65,32 @@ static nd_status ignore_from(const chat_text *t, size_t begin)
     return nd_ids_add(spans, span, span[1] > span[0] ? 2 : 0);
 }
 
-static bool is_space(char c)
+/* What str.strip of Python takes away: white space, and four separators of files and records. */
+static bool is_space(const uint8_t *p, size_t size)
 {
-    return c == ' ' || (c >= '\t' && c <= '\r');
+    if (nd_utf8_next(p, size) != (int)size) {
+        return false;
+    }
+    const uint32_t code = nd_char_at(p).code;
+    return nd_char_class_of(code) == ND_CHAR_SPACE || (code >= 0x1c && code <= 0x1f);
+}
+
+static void strip(const uint8_t **text, size_t *size)
+{
+    for (int n = 1; *size > 0 && n > 0;) {
+        n = nd_utf8_next(*text, *size);
+        n = n > 0 && is_space(*text, (size_t)n) ? n : 0;
+        *text += n;
+        *size -= (size_t)n;
+    }
+    for (size_t n = 1; *size > 0 && n > 0; *size -= n) {
+        const uint8_t *end = *text + *size;
+        n = 1;
+        while (n < 4 && n < *size && (end[-(ptrdiff_t)n] & 0xc0) == 0x80) {
+            n++;
+        }
+        n = is_space(end - n, n) ? n : 0;
+    }
 }
 
 /* What stands before the text of a message. */
@@ -77,61 +103,77 @@ static nd_status add_header(const chat_text *t, const char *role, size_t size)
     return add_text(t, llama3 ? "\n\n" : "\n", llama3 ? 2 : 1);
 }
 
-static nd_status add_message(const chat_text *t, const json_t *message)
+/* The strings of a message, lent from the JSON or from the buffers. */
+static nd_status read_message(const chat_text *t, const uint8_t *json, size_t size,
+                              const uint8_t *text[2], size_t text_size[2])
 {
-    const json_t *role = json_object_get(message, "role");
-    const json_t *content = json_object_get(message, "content");
-    const nd_chat *chat = t->chat;
-    const bool llama3 = chat->format == ND_CHAT_LLAMA3;
-    if (!json_is_string(role) || !json_is_string(content)) {
+    nd_row_field fields[2] = {{.key = "role"}, {.key = "content"}};
+    size_t column;
+    if (nd_row_scan(json, size, fields, 2, &column) || fields[0].kind != ND_ROW_STRING ||
+        fields[1].kind != ND_ROW_STRING) {
         return nd_fail(ND_ERR_DATA, "a message lacks \"role\" or \"content\", or one of them is no "
                                     "string");
     }
-    const char *text = json_string_value(content);
-    size_t size = json_string_length(content), from = t->piece->ids.count;
-    while (llama3 && size > 0 && is_space(*text)) {
-        text++;
-        size--;
+    for (int i = 0; i < 2; i++) {
+        ND_TRY(nd_row_text(&fields[i], &t->strings[i], &text[i], &text_size[i], t->lone));
     }
-    while (llama3 && size > 0 && is_space(text[size - 1])) {
-        size--;
+    return ND_OK;
+}
+
+static nd_status add_message(const chat_text *t, const uint8_t *json, size_t json_size)
+{
+    static const char assistant[] = "assistant";
+    const nd_chat *chat = t->chat;
+    const bool llama3 = chat->format == ND_CHAT_LLAMA3;
+    const uint8_t *text[2];
+    size_t size[2], from = t->piece->ids.count;
+    ND_TRY(read_message(t, json, json_size, text, size));
+    if (llama3) {
+        strip(&text[1], &size[1]);
     }
-    ND_TRY(add_header(t, json_string_value(role), json_string_length(role)));
-    if (strcmp(json_string_value(role), "assistant") == 0) {
+    ND_TRY(add_header(t, (const char *)text[0], size[0]));
+    const bool counts = size[0] == sizeof assistant - 1 && memcmp(text[0], assistant, size[0]) == 0;
+    if (counts) {
         ND_TRY(ignore_from(t, from));
-        from = t->piece->ids.count;
     }
-    const bool counts = from == t->piece->ids.count;
-    ND_TRY(add_text(t, text, size));
+    ND_TRY(add_text(t, (const char *)text[1], size[1]));
     ND_TRY(add_token(t, chat->close));
-    from = counts ? t->piece->ids.count : from;
+    from = counts ? t->piece->ids.count : from; /* what does not count goes on here */
     ND_TRY(add_text(t, "\n", llama3 ? 0 : 1));
     return ignore_from(t, from);
 }
 
-nd_status nd_chat_add(const nd_chat *chat, nd_encoder *encoder, const uint8_t *json, size_t size,
-                      nd_corpus_piece *piece, bool *empty)
+static nd_status add_messages(const chat_text *t, const uint8_t *json, size_t size, bool *empty)
 {
-    const chat_text t = {chat, encoder, piece};
-    json_error_t error;
-    json_t *list = json_loadb((const char *)json, size, JSON_ALLOW_NUL, &error);
-    nd_status status = ND_OK;
-    *empty = json_array_size(list) == 0;
-    if (!list) {
-        return nd_json_no_memory(&error)
-                   ? nd_fail_memory("messages")
-                   : nd_fail(ND_ERR_DATA, "\"messages\", column %d: %s", error.column, error.text);
+    const uint8_t *message;
+    size_t message_size, at = 0;
+    *empty = true;
+    for (;;) {
+        const char *fault = nd_row_next(json, size, &at, &message, &message_size);
+        if (fault) {
+            return nd_fail(ND_ERR_DATA, "\"messages\": %s", fault);
+        }
+        if (!message) {
+            return ND_OK;
+        }
+        if (*empty) {
+            size_t from = t->piece->ids.count;
+            ND_TRY(add_token(t, t->chat->begin));
+            ND_TRY(ignore_from(t, from));
+            *empty = false;
+        }
+        ND_TRY(add_message(t, message, message_size));
     }
-    if (!*empty) {
-        size_t from = piece->ids.count;
-        ND_TRY_OUT(add_token(&t, chat->begin));
-        ND_TRY_OUT(ignore_from(&t, from));
-    }
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        ND_TRY_OUT(add_message(&t, json_array_get(list, i)));
-    }
-out:
-    json_decref(list);
+}
+
+nd_status nd_chat_add(const nd_chat *chat, nd_encoder *encoder, const uint8_t *json, size_t size,
+                      nd_corpus_piece *piece, int64_t *lone, bool *empty)
+{
+    nd_bytes strings[2] = {{0}};
+    const chat_text t = {chat, encoder, piece, strings, lone};
+    nd_status status = add_messages(&t, json, size, empty);
+    free(strings[0].data);
+    free(strings[1].data);
     return status;
 }
 
@@ -140,9 +182,11 @@ nd_status nd_chat_prompt(const nd_chat *chat, nd_encoder *encoder, const char *j
 {
     static const char role[] = "assistant";
     nd_corpus_piece piece = {.ids = *ids};
-    const chat_text t = {chat, encoder, &piece};
+    const chat_text t = {.chat = chat, .encoder = encoder, .piece = &piece};
+    int64_t lone = 0;
     bool empty = false;
-    nd_status status = nd_chat_add(chat, encoder, (const uint8_t *)json, size, &piece, &empty);
+    nd_status status =
+        nd_chat_add(chat, encoder, (const uint8_t *)json, size, &piece, &lone, &empty);
     if (status == ND_OK && empty) {
         status = nd_fail(ND_ERR_DATA, "\"messages\" is empty, or no list; give a list of messages "
                                       "with \"role\" and \"content\"");

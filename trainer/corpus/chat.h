@@ -6,7 +6,7 @@
  * ends it count in the loss, nothing else does.
  *
  *   llama3   begin of text, then for each message: <|start_header_id|> role <|end_header_id|>, two
- *            newlines, the text without white space around it, <|eot_id|>
+ *            newlines, the text without white space around it (Python's strip), <|eot_id|>
  *   chatml   for each message: <|im_start|> role, newline, the text, <|im_end|>, newline
  *
  * Roles, newlines and texts are encoded one by one.
@@ -21,10 +21,10 @@ typedef struct nd_chat {
 
 /* ND_ERR_DATA names a control token that the tokenizer lacks. */
 nd_status nd_chat_find(const nd_tokenizer *tokenizer, nd_chat_format format, nd_chat *out);
-/* Appends the messages of a JSON array to the piece, with spans; `empty` when there are none.
- * ND_ERR_DATA says what is wrong with them. */
+/* Appends the messages of a JSON array to the piece, with spans; `empty` when there are none. The
+ * JSON is that of rows (row.h), and *lone grows as there. ND_ERR_DATA says what is wrong. */
 nd_status nd_chat_add(const nd_chat *chat, nd_encoder *encoder, const uint8_t *json, size_t size,
-                      nd_corpus_piece *piece, bool *empty);
+                      nd_corpus_piece *piece, int64_t *lone, bool *empty);
 /* What a model continues: appends the messages of a JSON array as above, then the beginning of an
  * assistant's message, up to its text. ND_ERR_DATA says what is wrong with them; also when there
  * are none. */

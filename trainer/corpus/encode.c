@@ -39,6 +39,7 @@ typedef struct worker {
     nd_corpus_block block;
     nd_corpus_piece piece;
     nd_bytes strings[2];
+    size_t column;           /* of the fault of a row; 0: it has none */
     nd_ids bad;              /* rows of the block, by their places in it */
     nd_corpus_counts counts; /* of all blocks; `text` comes from the encoder */
 } worker;
@@ -62,21 +63,14 @@ static nd_status end_document(worker *w, bool chat)
     return nd_ids_add(&w->piece.ends, &end, 1);
 }
 
-static nd_status fail_row(const worker *w, uint64_t line, const char *what)
-{
-    return nd_fail(ND_ERR_DATA, "\"%s\" line %llu: %s", w->block.file->path,
-                   (unsigned long long)line, what);
-}
-
 enum { FIELD_TEXT, FIELD_PROMPT, FIELD_COMPLETION, FIELD_MESSAGES, FIELDS };
 
-static nd_status check_field(const worker *w, uint64_t line, const nd_row_field *field)
+static nd_status check_field(const nd_row_field *field)
 {
     if (field->kind == ND_ROW_STRING) {
         return ND_OK;
     }
-    return nd_fail(ND_ERR_DATA, "\"%s\" line %llu: \"%s\" %s", w->block.file->path,
-                   (unsigned long long)line, field->key,
+    return nd_fail(ND_ERR_DATA, "\"%s\" %s", field->key,
                    field->kind == ND_ROW_ABSENT ? "is missing" : "is not a string");
 }
 
@@ -100,16 +94,14 @@ static nd_status add_pair(worker *w, const nd_row_field *fields)
     return end_document(w, false);
 }
 
-static nd_status add_messages(worker *w, uint64_t line, const nd_row_field *field)
+static nd_status add_messages(worker *w, const nd_row_field *field)
 {
     bool empty;
     if (field->kind != ND_ROW_ARRAY) {
-        return fail_row(w, line, "\"messages\" is not a list");
+        return nd_fail(ND_ERR_DATA, "\"messages\" is not a list");
     }
-    if (w->crew->chat.format == ND_CHAT_NONE) {
-        return fail_row(w, line, "it has \"messages\"; set data.chat_format to llama3 or chatml");
-    }
-    ND_TRY(nd_chat_add(&w->crew->chat, w->encoder, field->begin, field->size, &w->piece, &empty));
+    ND_TRY(nd_chat_add(&w->crew->chat, w->encoder, field->begin, field->size, &w->piece,
+                       &w->counts.lone, &empty));
     w->counts.empty += empty;
     return empty ? ND_OK : end_document(w, true);
 }
@@ -127,43 +119,54 @@ static nd_status add_text(worker *w, const nd_row_field *field)
     return end_document(w, false);
 }
 
-static nd_status add_row(worker *w, uint64_t line, const uint8_t *row, size_t size)
+/* A row may have other keys than those that it is encoded from: with data.chat_format, messages go
+ * before a text or prompt that was made of them. */
+static nd_status add_row(worker *w, const uint8_t *row, size_t size)
 {
     const nd_corpus_rules *rules = w->crew->job->rules;
     nd_row_field fields[FIELDS] = {
         {.key = rules->json_key}, {.key = "prompt"}, {.key = "completion"}, {.key = "messages"}};
-    size_t column;
-    const char *fault = nd_row_scan(row, size, fields, rules->pairs ? FIELDS : 1, &column);
+    const char *fault = nd_row_scan(row, size, fields, rules->pairs ? FIELDS : 1, &w->column);
     if (fault) {
-        return nd_fail(ND_ERR_DATA, "\"%s\" line %llu, column %zu: %s", w->block.file->path,
-                       (unsigned long long)line, column, fault);
+        return nd_fail(ND_ERR_DATA, "%s", fault);
     }
+    w->column = 0;
     bool text = fields[FIELD_TEXT].kind != ND_ROW_ABSENT;
     bool pair = fields[FIELD_PROMPT].kind != ND_ROW_ABSENT ||
                 fields[FIELD_COMPLETION].kind != ND_ROW_ABSENT;
     bool messages = fields[FIELD_MESSAGES].kind != ND_ROW_ABSENT;
-    if (text && pair) {
-        return fail_row(w, line, "it has a text and also \"prompt\" or \"completion\"");
+    bool whole_pair = fields[FIELD_PROMPT].kind != ND_ROW_ABSENT &&
+                      fields[FIELD_COMPLETION].kind != ND_ROW_ABSENT;
+    if (messages && w->crew->chat.format != ND_CHAT_NONE) {
+        return add_messages(w, &fields[FIELD_MESSAGES]);
     }
-    if (messages && !text && !pair) {
-        return add_messages(w, line, &fields[FIELD_MESSAGES]);
+    if (text && pair) {
+        return nd_fail(ND_ERR_DATA, "it has a text and also \"prompt\" or \"completion\"");
+    }
+    if (messages && !text && !whole_pair) {
+        return nd_fail(ND_ERR_DATA,
+                       "it has \"messages\"%s; set data.chat_format to llama3 or chatml",
+                       pair ? ", and only one of \"prompt\" and \"completion\"" : "");
     }
     if (!pair) {
-        ND_TRY(check_field(w, line, &fields[FIELD_TEXT]));
+        ND_TRY(check_field(&fields[FIELD_TEXT]));
         return add_text(w, &fields[FIELD_TEXT]);
     }
-    ND_TRY(check_field(w, line, &fields[FIELD_PROMPT]));
-    ND_TRY(check_field(w, line, &fields[FIELD_COMPLETION]));
+    ND_TRY(check_field(&fields[FIELD_PROMPT]));
+    ND_TRY(check_field(&fields[FIELD_COMPLETION]));
     return add_pair(w, fields);
 }
 
-/* The same; after an error the piece is as it was. */
-static nd_status try_row(worker *w, uint64_t line, const uint8_t *row, size_t size)
+/* The same; after an error the piece and all counts are as they were. */
+static nd_status try_row(worker *w, const uint8_t *row, size_t size)
 {
     const nd_corpus_piece before = w->piece;
     const nd_corpus_counts counts = w->counts;
-    nd_status status = add_row(w, line, row, size);
+    const nd_encode_counts text = *nd_encoder_counts(w->encoder);
+    w->column = 0;
+    nd_status status = add_row(w, row, size);
     if (status != ND_OK) {
+        nd_encoder_set_counts(w->encoder, &text);
         w->piece.ids.count = before.ids.count;
         w->piece.ends.count = before.ends.count;
         w->piece.spans.count = before.spans.count;
@@ -172,13 +175,26 @@ static nd_status try_row(worker *w, uint64_t line, const uint8_t *row, size_t si
     return status;
 }
 
-static nd_status add_context(const worker *w, nd_status status, uint64_t line)
+/* An error of a row gets its file and line, and says so when it is one too many. */
+static nd_status fail_row(const worker *w, nd_status status, uint64_t line)
 {
-    char place[32];
-    snprintf(place, sizeof place, " line %llu", (unsigned long long)line);
-    return strstr(nd_error_last()->message, place)
+    const nd_error error = *nd_error_last();
+    const char *path = w->block.file->path;
+    const int64_t skip = w->crew->job->skip_bad;
+    char column[32] = "";
+    if (status != ND_ERR_DATA) {
+        return nd_fail_context(status, "encoding \"%s\" line %llu", path, (unsigned long long)line);
+    }
+    if (w->column > 0) {
+        snprintf(column, sizeof column, ", column %zu", w->column);
+    }
+    nd_fail(status, "\"%s\" line %llu%s: %s", path, (unsigned long long)line, column,
+            error.message);
+    return skip == 0
                ? status
-               : nd_fail_context(status, "encoding \"%s\"%s", w->block.file->path, place);
+               : nd_fail_context(status,
+                                 "leaving out %lld other bad row%s, as many as may be left out",
+                                 (long long)skip, skip == 1 ? "" : "s");
 }
 
 static bool is_blank(const uint8_t *p, size_t size)
@@ -202,12 +218,12 @@ static nd_status add_rows(worker *w)
         if (is_blank(row, n)) {
             continue;
         }
-        nd_status status = try_row(w, line, row, n);
+        nd_status status = try_row(w, row, n);
         if (status == ND_ERR_DATA && (int64_t)w->bad.count < w->crew->job->skip_bad) {
             int32_t place = (int32_t)at;
             ND_TRY(nd_ids_add(&w->bad, &place, 1));
         } else if (status != ND_OK) {
-            return add_context(w, status, line);
+            return fail_row(w, status, line);
         }
     }
     return ND_OK;
@@ -235,10 +251,15 @@ static nd_status add_documents(worker *w)
     return ND_OK;
 }
 
-static nd_status encode_block(worker *w)
+static void forget_block(worker *w)
 {
     w->piece.ids.count = w->piece.ends.count = w->piece.spans.count = 0;
     w->bad.count = 0;
+}
+
+/* After forget_block. */
+static nd_status encode_block(worker *w)
+{
     if (w->block.file->rows) {
         return add_rows(w);
     }
@@ -256,15 +277,16 @@ static nd_status fail_bad_row(worker *w, int32_t place)
 {
     const uint8_t *text = w->block.text.data;
     uint64_t line = w->block.line;
+    ND_ASSERT(place >= 0 && (size_t)place < w->block.text.count);
     const uint8_t *row = text + place;
     const uint8_t *newline = memchr(row, '\n', w->block.text.count - (size_t)place);
     size_t size = newline ? (size_t)(newline - row) : w->block.text.count - (size_t)place;
     for (int32_t i = 0; i < place; i++) {
         line += text[i] == '\n';
     }
-    nd_status status = add_context(w, try_row(w, line, row, size), line);
-    return nd_fail_context(status, "after %lld other bad rows, as many as may be left out",
-                           (long long)w->crew->job->skip_bad);
+    nd_status status = try_row(w, row, size);
+    ND_ASSERT(status != ND_OK);
+    return fail_row(w, status, line);
 }
 
 /* In the block's turn, with the lock held. */
@@ -298,6 +320,7 @@ static bool take_block(worker *w, nd_status *status)
 {
     crew *c = w->crew;
     bool end = true;
+    forget_block(w); /* or a reader that fails would be blamed on bad rows of the block before */
     pthread_mutex_lock(&c->read_lock);
     if (!c->exhausted) {
         w->block.number = c->reader.number;
@@ -426,51 +449,68 @@ static void watch(crew *c)
     pthread_mutex_unlock(&c->lock);
 }
 
+static void crew_init(crew *c)
+{
+    pthread_condattr_t monotonic;
+    nd_block_reader_init(&c->reader, c->job);
+    pthread_mutex_init(&c->read_lock, NULL);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&c->turned, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+static void crew_fini(crew *c)
+{
+    nd_block_reader_fini(&c->reader);
+    pthread_cond_destroy(&c->turned);
+    pthread_mutex_destroy(&c->lock);
+    pthread_mutex_destroy(&c->read_lock);
+}
+
+/* Returns the number of threads, which is less after a failure. */
+static int start_all(crew *c, worker *workers, int threads)
+{
+    int started = 0;
+    nd_status status = ND_OK;
+    while (started < threads && status == ND_OK) {
+        pthread_mutex_lock(&c->lock);
+        c->running++;
+        pthread_mutex_unlock(&c->lock);
+        status = start(c, &workers[started]);
+        pthread_mutex_lock(&c->lock);
+        if (status == ND_OK) {
+            started++;
+        } else {
+            c->running--;
+            note_failure(c);
+            pthread_cond_broadcast(&c->turned);
+        }
+        pthread_mutex_unlock(&c->lock);
+    }
+    return started;
+}
+
 nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
 {
     const int threads = job->threads < THREADS_MAX ? job->threads : THREADS_MAX;
-    pthread_condattr_t monotonic;
     crew c = {.job = job};
     worker *workers;
     ND_TRY(nd_chat_find(job->tokenizer, job->rules->chat, &c.chat));
     ND_TRY(ND_ALLOC(threads, &workers));
-    nd_block_reader_init(&c.reader, job);
-    pthread_mutex_init(&c.read_lock, NULL);
-    pthread_mutex_init(&c.lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&c.turned, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    int started = 0;
-    nd_status status = ND_OK;
-    while (started < threads && status == ND_OK) {
-        pthread_mutex_lock(&c.lock);
-        c.running++;
-        pthread_mutex_unlock(&c.lock);
-        status = start(&c, &workers[started]);
-        pthread_mutex_lock(&c.lock);
-        if (status == ND_OK) {
-            started++;
-        } else {
-            c.running--;
-            note_failure(&c);
-            pthread_cond_broadcast(&c.turned);
-        }
-        pthread_mutex_unlock(&c.lock);
-    }
+    crew_init(&c);
+    int started = start_all(&c, workers, threads);
     watch(&c);
     for (int i = 0; i < started; i++) {
         pthread_join(workers[i].thread, NULL);
     }
     c.counts.bytes = nd_block_reader_bytes(&c.reader);
-    nd_block_reader_fini(&c.reader);
     for (int i = 0; i < threads; i++) {
         fini(&workers[i]);
     }
     free(workers);
-    pthread_cond_destroy(&c.turned);
-    pthread_mutex_destroy(&c.lock);
-    pthread_mutex_destroy(&c.read_lock);
+    crew_fini(&c);
     if (c.failed) {
         return nd_fail(c.error.status, "%s", c.error.message);
     }

@@ -103,8 +103,16 @@ static nd_status list_folder(const char *folder, paths *out, int64_t *skipped)
         return nd_fail(ND_ERR_DATA, "the folder \"%s\" cannot be read: %s", folder,
                        strerror(errno));
     }
-    errno = 0;
-    for (struct dirent *entry; status == ND_OK && (entry = readdir(entries));) {
+    while (status == ND_OK) {
+        errno = 0;
+        const struct dirent *entry = readdir(entries);
+        if (!entry && errno != 0) { /* or the corpus would be a part of the folder */
+            status =
+                nd_fail(ND_ERR_IO, "the folder \"%s\" cannot be read: %s", folder, strerror(errno));
+        }
+        if (!entry) {
+            break;
+        }
         if (entry->d_name[0] == '.') {
             continue;
         }

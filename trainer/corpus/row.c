@@ -322,6 +322,36 @@ const char *nd_row_scan(const uint8_t *line, size_t size, nd_row_field *fields, 
     return s.fault;
 }
 
+const char *nd_row_next(const uint8_t *list, size_t size, size_t *at, const uint8_t **element,
+                        size_t *element_size)
+{
+    scan s = {.p = list + *at, .end = list + size};
+    const bool first = *at == 0;
+    const uint8_t c = peek(&s);
+    *element = NULL;
+    if (first && c != '[') {
+        return "it is no list";
+    }
+    if (!first && c != ',' && c != ']') {
+        return "a comma or a closing bracket is expected";
+    }
+    s.p++;
+    if (c == ']' || (first && peek(&s) == ']')) {
+        s.p += first;
+        skip_space(&s);
+        return s.p == s.end ? NULL : "something stands behind the list";
+    }
+    skip_space(&s);
+    const uint8_t *begin = s.p;
+    if (!skip_value(&s)) {
+        return s.fault;
+    }
+    *element = begin;
+    *element_size = (size_t)(s.p - begin);
+    *at = (size_t)(s.p - list);
+    return NULL;
+}
+
 /* One escape at *p, moved behind it; returns its bytes. */
 static size_t unescape_one(const uint8_t **p, const uint8_t *end, uint8_t *out, int64_t *lone)
 {

@@ -21,7 +21,7 @@ typedef enum nd_row_value {
 typedef struct nd_row_field {
     const char *key;
     nd_row_value kind;
-    const uint8_t *begin; /* of what is between the quotes or brackets */
+    const uint8_t *begin; /* of what is between the quotes; else of the value, with its brackets */
     size_t size;
     bool escaped; /* a string with backslashes */
 } nd_row_field;
@@ -34,6 +34,13 @@ enum { ND_ROW_DEPTH_MAX = 512 };
  */
 const char *nd_row_scan(const uint8_t *line, size_t size, nd_row_field *fields, int count,
                         size_t *column);
+/*
+ * The next element of a list that a value of a row is, or a text that should be one. *at: 0 at
+ * first, then as the call before left it. *element is NULL behind the last one. NULL, or what is
+ * wrong.
+ */
+const char *nd_row_next(const uint8_t *list, size_t size, size_t *at, const uint8_t **element,
+                        size_t *element_size);
 /*
  * The text of a string: lent from the line, or unescaped into the buffer. *lone grows by the number
  * of halves of surrogate pairs, each replaced by U+FFFD.

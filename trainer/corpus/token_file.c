@@ -179,6 +179,8 @@ nd_status nd_megatron_output_open(const char *prefix, int32_t vocab, nd_megatron
     *out = (nd_megatron_output){0};
     ND_TRY(nd_fs_format(&out->idx, "%s.idx", prefix));
     ND_TRY(nd_fs_format(&path, "%s.bin", prefix));
+    nd_token_output_remove_left(path);
+    nd_token_output_remove_left(out->idx);
     nd_status status = nd_token_output_open(path, vocab, 0, &out->bin);
     free(path);
     return status;
@@ -238,6 +240,34 @@ static nd_status make_index(const nd_megatron_output *out, uint8_t **data, size_
     return ND_OK;
 }
 
+/* An index that is there belongs to another .bin: it goes first, and for good. */
+static nd_status remove_old_index(const nd_megatron_output *out)
+{
+    char *folder = NULL;
+    if (unlink(out->idx) != 0) {
+        return errno == ENOENT ? ND_OK
+                               : nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be replaced: %s",
+                                         out->idx, strerror(errno));
+    }
+    ND_TRY(nd_fs_parent(out->idx, &folder));
+    nd_status status = nd_fs_sync_folder(folder);
+    free(folder);
+    return status;
+}
+
+/* Both get their names, or neither. */
+static nd_status rename_pair(nd_megatron_output *out, nd_token_output *idx)
+{
+    ND_TRY(remove_old_index(out));
+    nd_status status = nd_token_output_rename(&out->bin);
+    status = status == ND_OK ? nd_token_output_rename(idx) : status;
+    if (status != ND_OK && !out->bin.temporary) {
+        unlink(out->idx);
+        unlink(out->bin.path);
+    }
+    return status;
+}
+
 nd_status nd_megatron_output_commit(nd_megatron_output *out)
 {
     uint8_t *data = NULL;
@@ -249,8 +279,7 @@ nd_status nd_megatron_output_commit(nd_megatron_output *out)
     ND_TRY_OUT(nd_token_output_append(&idx, data, size));
     ND_TRY_OUT(nd_token_output_sync(&idx));
     ND_TRY_OUT(nd_token_output_sync(&out->bin));
-    ND_TRY_OUT(nd_token_output_rename(&out->bin));
-    ND_TRY_OUT(nd_token_output_rename(&idx));
+    ND_TRY_OUT(rename_pair(out, &idx));
 out:
     nd_token_output_fini(&idx);
     free(data);

@@ -259,7 +259,7 @@ static nd_status merge_long(nd_bpe_state *state, int32_t *ids, size_t *count)
     return ND_OK;
 }
 
-/* Short words. */
+/* The cache of short words. */
 
 typedef struct short_key {
     uint64_t low, high;

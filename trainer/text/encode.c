@@ -53,6 +53,23 @@ const nd_encode_counts *nd_encoder_counts(const nd_encoder *encoder)
     return &encoder->counts;
 }
 
+void nd_encoder_set_counts(nd_encoder *encoder, const nd_encode_counts *counts)
+{
+    encoder->counts = *counts;
+    encoder->bpe.dropped = counts->dropped;
+    encoder->bpe.unknown = counts->unknown;
+}
+
+/* Of a text, and of what replacing and normalising make of it: places in it have 32 bits. */
+static nd_status check_size(size_t size)
+{
+    return size <= ND_ENCODE_TEXT_BYTES_MAX
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "a text has %zu bytes, but at most %d are encoded at once; split it", size,
+                         ND_ENCODE_TEXT_BYTES_MAX);
+}
+
 /* Words. */
 
 static nd_status fail_dropped(const nd_encoder *encoder, const uint8_t *word)
@@ -204,6 +221,7 @@ static nd_status encode_plain(nd_encoder *encoder, const uint8_t *text, size_t s
         text = encoder->spaced.data;
         size = encoder->spaced.count;
     }
+    ND_TRY(check_size(size));
     return encode_split(encoder, 0, text, size);
 }
 
@@ -253,6 +271,7 @@ static nd_status encode_raw(nd_encoder *encoder, const uint8_t *text, size_t siz
     const nd_tokenizer *tokenizer = encoder->tokenizer;
     ND_TRY(nd_text_rewrite(tokenizer->rewrites, tokenizer->rewrite_count, text, size,
                            encoder->rewrites, &text, &size));
+    ND_TRY(check_size(size));
     return size == 0 ? ND_OK
                      : encode_between(encoder, scan_of(encoder, &tokenizer->normalized, text, size),
                                       first, encode_plain);
@@ -296,18 +315,14 @@ nd_status nd_encode_part(nd_encoder *encoder, const char *text, size_t size, boo
     const nd_tokenizer *tokenizer = encoder->tokenizer;
     const bool post = encoder->options.post_process;
     const uint8_t *p = (const uint8_t *)text;
-    if (size > ND_ENCODE_TEXT_BYTES_MAX) {
-        return nd_fail(ND_ERR_DATA,
-                       "a text has %zu bytes, but at most %d are encoded at once; "
-                       "split it",
-                       size, ND_ENCODE_TEXT_BYTES_MAX);
-    }
+    ND_TRY(check_size(size));
     encoder->counts.bytes += (int64_t)size;
     size_t valid = nd_utf8_valid(p, size);
     if (valid < size) {
         ND_TRY(replace_invalid(encoder, p, size, valid));
         p = encoder->valid.data;
         size = encoder->valid.count;
+        ND_TRY(check_size(size));
     }
     encoder->ids.count = 0;
     ND_TRY(nd_ids_add(&encoder->ids, tokenizer->before,

@@ -15,8 +15,28 @@ static int32_t expected_id(const nd_tokenizer *t, const json_t *content, size_t 
     return greatest >= 0 && (size_t)greatest >= pieces ? greatest + 1 : (int32_t)pieces;
 }
 
+/* The ids that were given. */
+typedef struct given_ids {
+    nd_bytes by_id; /* 1: it was; it is as long as the greatest id needs */
+    int32_t greatest;
+} given_ids;
+
+static nd_status give_id(const nd_tokenizer *t, given_ids *given, int32_t id, const char *content)
+{
+    static const uint8_t zero;
+    for (size_t n = given->by_id.count; n <= (size_t)id; n++) {
+        ND_TRY(nd_bytes_add(&given->by_id, &zero, 1));
+    }
+    if (given->by_id.data[id]) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" has the added token \"%.64s\" twice", t->name, content);
+    }
+    given->by_id.data[id] = 1;
+    given->greatest = id > given->greatest ? id : given->greatest;
+    return ND_OK;
+}
+
 static nd_status read_added_token(nd_tokenizer *t, const json_t *node, size_t pieces,
-                                  int32_t *greatest)
+                                  given_ids *given)
 {
     const json_t *content = json_object_get(node, "content");
     int32_t id = nd_text_id(json_object_get(node, "id"));
@@ -25,7 +45,7 @@ static nd_status read_added_token(nd_tokenizer *t, const json_t *node, size_t pi
         return nd_text_fail_damaged(t, "added_tokens",
                                     "a list of tokens with \"content\" and \"id\"");
     }
-    int32_t expected = expected_id(t, content, pieces, *greatest);
+    int32_t expected = expected_id(t, content, pieces, given->greatest);
     if (id != expected) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\": the added token \"%.64s\" has the id %d, but the package "
@@ -37,12 +57,7 @@ static nd_status read_added_token(nd_tokenizer *t, const json_t *node, size_t pi
     ND_TRY(nd_text_read_bool(t, node, "lstrip", false, &token->lstrip));
     ND_TRY(nd_text_read_bool(t, node, "rstrip", false, &token->rstrip));
     ND_TRY(nd_text_read_bool(t, node, "normalized", !token->special, &token->normalized));
-    for (int i = 0; id <= *greatest && i < t->added_count; i++) {
-        if (t->added[i].id == id) {
-            return nd_fail(ND_ERR_DATA, "\"%s\" has the added token \"%.64s\" twice", t->name,
-                           json_string_value(content));
-        }
-    }
+    ND_TRY(give_id(t, given, id, json_string_value(content)));
     if (!nd_vocab_piece(&t->vocab, id)) {
         nd_status status = nd_vocab_add(&t->vocab, id, json_string_value(content),
                                         json_string_length(content), false);
@@ -58,7 +73,6 @@ static nd_status read_added_token(nd_tokenizer *t, const json_t *node, size_t pi
     }
     token->id = id;
     t->added_count++;
-    *greatest = id > *greatest ? id : *greatest;
     return ND_OK;
 }
 
@@ -128,15 +142,18 @@ static nd_status make_sets(nd_tokenizer *t)
 
 nd_status nd_text_read_added(nd_tokenizer *t, const json_t *list, size_t pieces)
 {
-    int32_t greatest = -1;
+    given_ids given = {.greatest = -1};
+    nd_status status = ND_OK;
     if (json_array_size(list) > ADDED_MAX) {
         return nd_fail(ND_ERR_DATA, "\"%s\" has %zu added tokens; at most %d are supported",
                        t->name, json_array_size(list), ADDED_MAX);
     }
     ND_TRY(ND_ALLOC(json_array_size(list) + 1, &t->added));
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        ND_TRY(read_added_token(t, json_array_get(list, i), pieces, &greatest));
+    for (size_t i = 0; status == ND_OK && i < json_array_size(list); i++) {
+        status = read_added_token(t, json_array_get(list, i), pieces, &given);
     }
+    free(given.by_id.data);
+    ND_TRY(status);
     ND_TRY(ND_ALLOC((size_t)t->vocab.size + 1, &t->special));
     for (int i = 0; i < t->added_count; i++) {
         t->special[t->added[i].id] = t->added[i].special;

@@ -28,8 +28,9 @@ nd_status nd_text_fail_type(const nd_tokenizer *t, const char *part, const json_
 nd_status nd_text_fail_key(const nd_tokenizer *t, const json_t *node, const char *key,
                            const char *wanted)
 {
-    return nd_fail(ND_ERR_DATA, "\"%s\": the key \"%s\" of \"%s\" is not %s; the file is damaged",
-                   t->name, key, nd_text_type(node), wanted);
+    return nd_fail(ND_ERR_DATA,
+                   "\"%s\": the key \"%s\" of \"%s\" is not %s, which is not supported", t->name,
+                   key, nd_text_type(node), wanted);
 }
 
 /* Reads each element of a list of components. */

@@ -68,7 +68,7 @@ typedef struct nd_encode_counts {
 typedef struct nd_encoder nd_encoder;
 
 enum { ND_ENCODE_CACHE_BYTES = 8 << 20 };    /* a good default */
-enum { ND_ENCODE_TEXT_BYTES_MAX = 1 << 30 }; /* of one text */
+enum { ND_ENCODE_TEXT_BYTES_MAX = 1 << 30 }; /* of one text, also when it is normalised */
 
 /* The tokenizer is borrowed until the encoder is destroyed. */
 nd_status nd_encoder_create(const nd_tokenizer *tokenizer, const nd_encode_options *options,
@@ -85,6 +85,8 @@ nd_status nd_encode(nd_encoder *encoder, const char *text, size_t size, const in
 nd_status nd_encode_part(nd_encoder *encoder, const char *text, size_t size, bool begins, bool ends,
                          const int32_t **ids, size_t *count);
 const nd_encode_counts *nd_encoder_counts(const nd_encoder *encoder);
+/* Back to counts of an earlier moment: what was encoded since then was given up. */
+void nd_encoder_set_counts(nd_encoder *encoder, const nd_encode_counts *counts);
 
 /* Where a long text may be cut, so that the ids of its parts are those of the whole. */
 typedef enum nd_text_cut {

@@ -163,7 +163,8 @@ Test(corpus, bad_rows_are_named_and_may_be_left_out)
         corpus_free(&out);
         job.skip_bad = 1;
         assert_fails(encode_text("a.jsonl", rows, job, &out), ND_ERR_DATA,
-                     "line 5, column 1: it is no JSON object");
+                     "line 5, column 1: it is no JSON object (while leaving out 1 other bad row, "
+                     "as many as may be left out)");
         corpus_free(&out);
         job.skip_bad = 2;
         assert_fails(encode_text("a.jsonl", rows, job, &out), ND_ERR_DATA,
@@ -175,6 +176,44 @@ Test(corpus, bad_rows_are_named_and_may_be_left_out)
         cr_expect_eq(out.counts.documents, 3);
         corpus_free(&out);
     }
+    nd_tokenizer_close(tokenizer);
+}
+
+/* Not as a bad row of the block before. */
+Test(corpus, a_reader_that_fails_is_reported_as_that)
+{
+    nd_tokenizer *tokenizer = text_open("gpt2");
+    nd_corpus_files files = {0};
+    corpus_result out;
+    assert_ok(nd_corpus_files_add(&files, tempdir_write(&dir, "a.jsonl", "{\"text\":1}\n", 11),
+                                  ND_DATA_AUTO));
+    assert_ok(nd_corpus_files_add(&files, tempdir_write(&dir, "b.jsonl", "\x1f\x8b\x08\x00", 4),
+                                  ND_DATA_AUTO));
+    nd_corpus_job job = {.files = &files, .tokenizer = tokenizer, .skip_bad = 1};
+    assert_fails(corpus_encode(job, &out), ND_ERR_DATA,
+                 "b.jsonl\" ends within its compressed data");
+    corpus_free(&out);
+    nd_corpus_files_fini(&files);
+    nd_tokenizer_close(tokenizer);
+}
+
+/* The prompt of the bad row was encoded, but is not in the output. */
+Test(corpus, what_is_left_out_is_not_counted)
+{
+    nd_tokenizer *tokenizer = text_open("llama3");
+    const nd_corpus_rules rules = {.json_key = "text", .refuse_invalid = true, .pairs = true};
+    const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules, .skip_bad = 1};
+    corpus_result out;
+    assert_ok(encode_text("a.jsonl",
+                          "{\"prompt\":\"bad <|eot|>\",\"completion\":\"\xff\"}\n"
+                          "{\"text\":\"good <|eot|>\"}\n",
+                          job, &out));
+    cr_expect_eq(out.counts.bad, 1);
+    cr_expect_eq(out.counts.text.texts, 1);
+    cr_expect_eq(out.counts.text.bytes, 12);
+    cr_expect_eq(out.counts.text.special, 1);
+    cr_expect_eq(out.counts.text.ids, (int64_t)out.ids.count);
+    corpus_free(&out);
     nd_tokenizer_close(tokenizer);
 }
 
@@ -428,6 +467,57 @@ Test(corpus, messages_of_llama3)
     nd_tokenizer_close(tokenizer);
 }
 
+/* As transformers does: str.strip takes more away than blanks of ASCII. */
+Test(corpus, messages_of_llama3_are_stripped_as_by_python)
+{
+    static const char *const names[] = {"<|begin_of_text|>", "<|start_header_id|>",
+                                        "<|end_header_id|>", "<|eot_id|>"};
+    static const char *const spaces[] = {
+        "\\u001c", "\\u001f", "\\u0085", "\\u00a0",  "\\u2003",
+        "\\u2028", "\\u202f", "\\u3000", "\xc2\xa0", "\\t\\n\\u000b\\f\\r "};
+    nd_tokenizer *tokenizer = tokenizer_with(names, 4);
+    char row[256];
+    for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++) {
+        snprintf(row, sizeof row,
+                 "{\"messages\": [{\"role\": \"assistant\", \"content\": \"%s%sa%sb%s\"}]}\n",
+                 spaces[i], spaces[i], "\xc3\xa9", spaces[i]);
+        assert_chat(tokenizer, ND_CHAT_LLAMA3, row,
+                    "<|begin_of_text|><|start_header_id|>assistant<|end_header_id|>\n\n"
+                    "\1a\xc3\xa9"
+                    "b<|eot_id|>");
+    }
+    assert_chat(tokenizer, ND_CHAT_LLAMA3,
+                "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\\u200b \"}]}\n",
+                "<|begin_of_text|><|start_header_id|>assistant<|end_header_id|>\n\n"
+                "\1\xe2\x80\x8b<|eot_id|>");
+    nd_tokenizer_close(tokenizer);
+}
+
+/* Rows of messages follow the rules of all rows, whatever other keys they have. */
+Test(corpus, messages_are_read_as_other_rows_are)
+{
+    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
+    static const char *const rows[] = {
+        "{\"prompt\": \"x\", \"prompt_id\": \"1\", \"messages\": [{\"role\": \"assistant\", "
+        "\"content\": \"a b\"}]}\n",
+        "{\"text\": \"x\", \"messages\": [ {\"n\": [NaN, {}], \"role\": \"user\", \"role\": "
+        "\"assistant\", \"content\": \"a\\u0020b\"} ] }\n"};
+    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
+    for (size_t i = 0; i < 2; i++) {
+        assert_chat(tokenizer, ND_CHAT_CHATML, rows[i],
+                    "<|im_start|>assistant\n\1a b<|im_end|>\2\n");
+    }
+    const nd_corpus_rules rules = {.json_key = "text", .pairs = true, .chat = ND_CHAT_CHATML};
+    corpus_result out;
+    assert_ok(encode_text("a.jsonl",
+                          "{\"messages\": [{\"role\": \"user\", \"content\": \"\\udc00\xff\"}]}\n",
+                          (nd_corpus_job){.tokenizer = tokenizer, .rules = &rules}, &out));
+    cr_expect_eq(out.counts.lone, 1);
+    cr_expect_eq(out.counts.text.invalid, 1);
+    corpus_free(&out);
+    nd_tokenizer_close(tokenizer);
+}
+
 Test(corpus, messages_of_chatml)
 {
     static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
@@ -506,5 +596,7 @@ Test(corpus, messages_that_are_refused)
     rules.chat = ND_CHAT_NONE;
     assert_fails(encode_text("a.jsonl", "{\"messages\": []}\n", job, &out), ND_ERR_DATA,
                  "data.chat_format");
+    assert_fails(encode_text("a.jsonl", "{\"messages\": [], \"prompt\": \"a\"}\n", job, &out),
+                 ND_ERR_DATA, "only one of \"prompt\" and \"completion\"; set data.chat_format");
     nd_tokenizer_close(tokenizer);
 }

@@ -134,3 +134,36 @@ Test(row, ends_of_strings_at_every_offset)
         cr_expect(n == 0 || !text_of(line, &size, &lone));
     }
 }
+
+/* The elements with a bar behind each, and what is wrong at the end. */
+static void assert_list(const char *list, const char *elements, const char *fault)
+{
+    char found[256] = "";
+    const char *wrong;
+    const uint8_t *element;
+    size_t at = 0, size;
+    while (!(wrong = nd_row_next((const uint8_t *)list, strlen(list), &at, &element, &size)) &&
+           element) {
+        snprintf(found + strlen(found), sizeof found - strlen(found), "%.*s|", (int)size,
+                 (const char *)element);
+    }
+    cr_expect_str_eq(found, elements, "%s: %s", list, found);
+    cr_expect_str_eq(wrong ? wrong : "", fault, "%s", list);
+}
+
+Test(row, elements_of_a_list)
+{
+    assert_list("[]", "", "");
+    assert_list(" [ ] ", "", "");
+    assert_list("[1, {\"a\": [2, \"]\"]} ,[] ]", "1|{\"a\": [2, \"]\"]}|[]|", "");
+    assert_list("[\"a\"] ", "\"a\"|", "");
+    assert_list("", "", "it is no list");
+    assert_list("{}", "", "it is no list");
+    assert_list("[", "", "the line ends within a value");
+    assert_list("[,]", "", "a value is expected");
+    assert_list("[1,]", "1|", "a value is expected");
+    assert_list("[1 2]", "1|", "a comma or a closing bracket is expected");
+    assert_list("[1", "1|", "a comma or a closing bracket is expected");
+    assert_list("[1] 2", "1|", "something stands behind the list");
+    assert_list("[] 2", "", "something stands behind the list");
+}

@@ -574,4 +574,28 @@ Test(token_cache, megatron_files)
     assert_ok(nd_megatron_output_open(prefix, 65500, &out));
     cr_expect_eq(out.bin.width, 4);
     nd_megatron_output_fini(&out);
+    /* A new pair, and what a killed process left. */
+    char host[65] = {0}, left[160];
+    cr_assert_eq(gethostname(host, sizeof host - 1), 0);
+    snprintf(left, sizeof left, "out.idx.tmp-%s-1-0", host);
+    tempdir_write(&dir, left, "x", 1);
+    assert_ok(nd_megatron_output_open(prefix, 65499, &out));
+    cr_expect_not(nd_fs_exists(tempdir_file(&dir, left)));
+    assert_ok(nd_megatron_output_write(&out, &second));
+    assert_ok(nd_megatron_output_commit(&out));
+    nd_megatron_output_fini(&out);
+    assert_ok(nd_fs_read(tempdir_file(&dir, "out.idx"), 1000, ND_ERR_DATA, &data, &size));
+    cr_expect_eq(size, 34 + 2 * 12 + 3 * 8);
+    free(data);
+    /* An index that cannot be replaced: the old .bin stays with it. */
+    cr_assert_eq(unlink(tempdir_file(&dir, "out.idx")), 0);
+    cr_assert_eq(mkdir(tempdir_file(&dir, "out.idx"), 0700), 0);
+    assert_ok(nd_megatron_output_open(prefix, 65499, &out));
+    assert_ok(nd_megatron_output_write(&out, &first));
+    assert_fails(nd_megatron_output_commit(&out), ND_ERR_CANTCREATE, "cannot be replaced");
+    nd_megatron_output_fini(&out);
+    assert_ok(nd_fs_read(tempdir_file(&dir, "out.bin"), 1000, ND_ERR_DATA, &data, &size));
+    cr_expect_eq(size, 4);
+    free(data);
+    cr_assert_eq(rmdir(tempdir_file(&dir, "out.idx")), 0);
 }
