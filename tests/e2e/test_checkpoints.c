@@ -321,6 +321,11 @@ Test(checkpoints, must_fit_the_run)
     refused(2, TWO RESUMED "--micro-batch-size 2",
             "made with 2 samples a step, and this run has 4");
     cr_expect_null(strstr(shell_output, "for instance"), "%s", shell_output);
+    shell_says(TWO "--num-steps 6 --save-dir twice --resume-from-checkpoint out --micro-batch-size "
+                   "2 --resume-allow samples_per_step --checkpoint-frequency 9",
+               "a step had 2 samples and has 4, as --resume-allow permits; the data go on behind "
+               "sample 8, and steps, by which the learning rate's schedule goes, count on from 4");
+    shell(&dir, "grep -q '\"samples_seen\": 16,' twice/checkpoint-6/manifest.json");
     refused(2, TRAIN "--num-processes 1 " RESUMED,
             "this run has 1; keep the product of train.micro_batch_size, "
             "train.gradient_accumulation_steps and the data-parallel ranks, for instance with "

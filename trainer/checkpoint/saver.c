@@ -413,7 +413,7 @@ static nd_status make_manifest(nd_saver *s, int64_t metrics_bytes)
     nd_manifest *m = &s->manifest;
     m->restart_epoch = s->options.restart_epoch;
     m->position = s->trainer->position;
-    m->samples_seen = (m->position.step + m->position.passed_over) * s->options.batch_samples;
+    m->samples_seen = m->position.step * s->options.batch_samples + m->position.samples_ahead;
     m->metrics_bytes = metrics_bytes;
     m->mesh = r->mesh;
     m->shape = r->shape;
@@ -460,7 +460,7 @@ nd_status nd_saver_begin(nd_saver *s, const char *reason, int64_t metrics_bytes)
         ND_TRY(wait_unit(s, s->plan.layout->unit_count - 1));
         ND_TRY(nd_snapshot_wait(s->snapshot));
     }
-    s->blocked_seconds += s->options.waits ? 0 : nd_clock_seconds() - s->begin_seconds;
+    s->blocked_seconds = nd_clock_seconds() - s->begin_seconds; /* with what wait_unit has added */
     return ND_OK;
 }
 

@@ -81,6 +81,13 @@ nd_status nd_dataset_block(const nd_dataset *dataset, int64_t index, int32_t *in
 /* Content digest for the comparison between nodes: SHA-256 of the size and of samples of the
  * content, in hexadecimal. Its time does not grow with the file. */
 nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65]);
+/*
+ * A digest of more of the content, for the comparison at a resume: XXH3 of the size and of all
+ * bytes of a file of at most 64 MiB; of a larger one 1024 samples of 64 KiB, evenly spaced, with
+ * the first and the last bytes. Of Megatron data also all of the .idx. Empty for an encoded text,
+ * of which nd_dataset_digest covers all ids.
+ */
+nd_status nd_dataset_content(const nd_dataset *dataset, char hex[33]);
 
 typedef struct nd_loader nd_loader;
 
@@ -90,7 +97,8 @@ typedef struct nd_loader_options {
     int cp_size, cp_index;
     int64_t seed;
     bool validation;
-    int64_t first_step; /* 0 */
+    int64_t first_step;    /* 0 */
+    int64_t samples_ahead; /* 0; nd_run_position */
 } nd_loader_options;
 
 /* One step on this rank. Arrays are lent until the next nd_loader_next. s = S / cp. */

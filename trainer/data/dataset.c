@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <xxhash.h>
 
 #include "runtime/base/text.h"
 #include "trainer/data/formats.h"
 
-enum { BYTE_VOCAB = 256, DIGEST_SAMPLES = 64, DIGEST_SAMPLE_BYTES = 4096 };
+enum {
+    BYTE_VOCAB = 256,
+    DIGEST_SAMPLES = 64,
+    DIGEST_SAMPLE_BYTES = 4096,
+    CONTENT_SAMPLES = 1024,
+    CONTENT_SAMPLE_BYTES = 64 << 10
+};
 
 static const nd_format formats[] = {
     [ND_DATA_TEXT] = {"text", false, nd_text_open, nd_flat_block},
@@ -282,8 +291,15 @@ static nd_status digest_cache(const nd_token_cache *cache, char hex[65])
     return status;
 }
 
-/* Copies the whole of a small file, or evenly spaced samples: the first at the beginning, the last
- * at the end. */
+/* Where sample i of `count` begins in a file of `size` bytes, which are more than all samples: the
+ * first at the beginning, the last at the end, the others evenly spaced. */
+static size_t sample_at(size_t size, size_t bytes, int count, int i)
+{
+    size_t span = size - bytes;
+    return i == count - 1 ? span : span / (size_t)(count - 1) * (size_t)i;
+}
+
+/* Copies the whole of a small file, or samples. */
 static nd_status read_samples(void *context)
 {
     digest_read *r = context;
@@ -293,9 +309,8 @@ static nd_status read_samples(void *context)
         r->used = map->size;
         return ND_OK;
     }
-    size_t span = map->size - DIGEST_SAMPLE_BYTES;
     for (int i = 0; i < DIGEST_SAMPLES; i++) {
-        size_t at = i == DIGEST_SAMPLES - 1 ? span : span / (DIGEST_SAMPLES - 1) * (size_t)i;
+        size_t at = sample_at(map->size, DIGEST_SAMPLE_BYTES, DIGEST_SAMPLES, i);
         memcpy(r->out + r->used, map->data + at, DIGEST_SAMPLE_BYTES);
         r->used += DIGEST_SAMPLE_BYTES;
     }
@@ -319,5 +334,51 @@ nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65])
     ND_TRY_OUT(nd_fs_sha256(buffer, DIGEST_HEAD + read.used, hex));
 out:
     free(buffer);
+    return status;
+}
+
+typedef struct content_read {
+    const nd_dataset *dataset;
+    XXH3_state_t *hash;
+} content_read;
+
+static nd_status hash_content(void *context)
+{
+    content_read *r = context;
+    const nd_fs_map *map = &r->dataset->map;
+    const size_t sample = CONTENT_SAMPLE_BYTES;
+    if (map->size <= CONTENT_SAMPLES * sample) {
+        XXH3_128bits_update(r->hash, map->data, map->size);
+        return ND_OK;
+    }
+    for (int i = 0; i < CONTENT_SAMPLES; i++) {
+        XXH3_128bits_update(r->hash, map->data + sample_at(map->size, sample, CONTENT_SAMPLES, i),
+                            sample);
+    }
+    return ND_OK;
+}
+
+nd_status nd_dataset_content(const nd_dataset *dataset, char hex[33])
+{
+    content_read read = {.dataset = dataset};
+    uint8_t head[3 * 8];
+    hex[0] = '\0';
+    if (dataset->cache) {
+        return ND_OK;
+    }
+    put_u64(head, dataset->map.size);
+    put_u64(head + 8, dataset->index_digest[0]);
+    put_u64(head + 16, dataset->index_digest[1]);
+    read.hash = XXH3_createState();
+    if (!read.hash) {
+        return nd_fail_memory("the digest of the data");
+    }
+    XXH3_128bits_reset(read.hash);
+    XXH3_128bits_update(read.hash, head, sizeof head);
+    nd_status status = nd_fs_map_guard(&dataset->map, dataset->path, hash_content, &read);
+    const XXH128_hash_t digest = XXH3_128bits_digest(read.hash);
+    XXH3_freeState(read.hash);
+    snprintf(hex, 33, "%016llx%016llx", (unsigned long long)digest.high64,
+             (unsigned long long)digest.low64);
     return status;
 }

@@ -42,8 +42,9 @@ struct nd_dataset {
     char *path; /* the file that holds the tokens, for messages; owned */
     const nd_format *format;
     nd_fs_map map;
-    nd_token_type type; /* of a flat array */
-    size_t first_byte;  /* where the flat array begins in the map */
+    nd_token_type type;       /* of a flat array */
+    size_t first_byte;        /* where the flat array begins in the map */
+    uint64_t index_digest[2]; /* of Megatron's .idx; else zero */
     int64_t tokens;
     int64_t vocab;
     int64_t sequence; /* S */

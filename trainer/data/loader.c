@@ -122,8 +122,8 @@ static nd_status fill_step(nd_loader *loader, int64_t step, slot *out)
     int64_t valid = 0;
     for (int64_t row = 0; row < o->accumulation * B && !atomic_load(&loader->stop); row++) {
         int64_t micro = row / B, b = row % B;
-        int64_t sample =
-            step * o->accumulation * round + micro * round + (int64_t)o->dp_index * B + b;
+        int64_t sample = step * o->accumulation * round + o->samples_ahead + micro * round +
+                         (int64_t)o->dp_index * B + b;
         int32_t *labels = out->labels + row * local;
         ND_TRY(fill_sample(loader, sample, out->inputs + row * local, labels));
         for (int64_t i = 0; i < local; i++) {
@@ -223,6 +223,8 @@ nd_status nd_loader_open(const nd_dataset *dataset, const nd_loader_options *opt
     const nd_loader_options *o = options;
     ND_ASSERT(o->sequence == dataset->sequence && o->micro_batch >= 1 && o->accumulation >= 1);
     ND_ASSERT(o->dp_index >= 0 && o->dp_index < o->dp_size && o->first_step >= 0);
+    ND_ASSERT(o->first_step * o->accumulation * o->micro_batch * o->dp_size + o->samples_ahead >=
+              0);
     ND_ASSERT(o->cp_index >= 0 && o->cp_index < o->cp_size);
     ND_ASSERT(o->cp_size == 1 || o->sequence % (2 * o->cp_size) == 0);
     nd_status status = ND_OK;

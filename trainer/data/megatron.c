@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <xxhash.h>
+
 static const char magic[9] = "MMIDIDX\0";
 
 enum { HEADER_BYTES = 34, VERSION = 1 };
@@ -182,8 +184,12 @@ static nd_status read_index(void *context)
 {
     const index_read *r = context;
     nd_dataset *dataset = r->dataset;
-    return nd_megatron_parse(r->map.data, r->map.size, dataset->map.size, r->path, dataset->path,
-                             &dataset->type, &dataset->tokens);
+    ND_TRY(nd_megatron_parse(r->map.data, r->map.size, dataset->map.size, r->path, dataset->path,
+                             &dataset->type, &dataset->tokens));
+    const XXH128_hash_t digest = XXH3_128bits(r->map.data, r->map.size);
+    dataset->index_digest[0] = digest.low64;
+    dataset->index_digest[1] = digest.high64;
+    return ND_OK;
 }
 
 static nd_status open_index(nd_dataset *dataset, const char *path)

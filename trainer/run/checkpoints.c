@@ -299,10 +299,11 @@ enum { REWINDS_MAX = 10 }; /* what diverges again and again needs a person */
 static nd_status go_back(nd_run_checkpoints *c, int64_t failed, const char *why)
 {
     nd_run_position *position = &c->trainer->position;
-    int64_t data = failed + position->passed_over; /* the step of an undisturbed run */
+    int64_t samples = nd_step_blocks(c->trainer->rank->config);
+    int64_t seen = failed * samples + position->samples_ahead;
     double begin = nd_clock_seconds();
     ND_TRY(nd_run_checkpoints_load_good(c));
-    position->passed_over = data - position->step;
+    position->samples_ahead = seen - position->step * samples;
     c->held_step = position->step;
     if (c->best.step > position->step || c->best.saved_step > position->step) {
         c->best = (nd_run_best){0}; /* these states are gone */
@@ -315,7 +316,7 @@ static nd_status go_back(nd_run_checkpoints *c, int64_t failed, const char *why)
         .restart = c->context->worker->identity.restart_epoch,
         .rewound_from = failed,
         .reason = why,
-        .samples = (failed - position->step) * nd_step_blocks(c->trainer->rank->config),
+        .samples = (failed - position->step) * samples,
     };
     return nd_sinks_event(&c->files->sinks, &event);
 }

@@ -162,20 +162,12 @@ static void log_restored(const nd_run_checkpoints *c, const nd_restored *restore
     }
 }
 
-/* Where in the data the state belongs. nd_resume_check has compared the samples of a step. */
-static nd_status place_in_data(nd_run_checkpoints *c, const nd_manifest *manifest)
+/* The data go on behind the samples that were seen, whatever number of them a step had. */
+static void place_in_data(const nd_run_checkpoints *c, const nd_manifest *manifest)
 {
     nd_run_position *position = &c->trainer->position;
-    int64_t samples = nd_step_blocks(c->trainer->rank->config);
-    position->passed_over = manifest->samples_seen / samples - position->step;
-    if (manifest->samples_seen % samples != 0 || position->passed_over < 0) {
-        return nd_fail(ND_ERR_DATA,
-                       "%s says that %lld samples were seen in %lld steps of %lld; its manifest "
-                       "contradicts itself",
-                       c->resume.source, (long long)manifest->samples_seen,
-                       (long long)position->step, (long long)samples);
-    }
-    return ND_OK;
+    position->samples_ahead =
+        manifest->samples_seen - position->step * nd_step_blocks(c->trainer->rank->config);
 }
 
 static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored)
@@ -186,7 +178,9 @@ static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored)
         nd_status status = nd_restore_checkpoint(c->trainer, c->resume.source, &manifest,
                                                  c->trainer->rank->config->checkpoint.verify,
                                                  &elsewhere, restored);
-        status = status == ND_OK ? place_in_data(c, &manifest) : status;
+        if (status == ND_OK) {
+            place_in_data(c, &manifest);
+        }
         c->metrics_bytes = manifest.metrics_bytes;
         nd_manifest_fini(&manifest);
         if (status != ND_OK && elsewhere) {

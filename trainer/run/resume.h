@@ -71,8 +71,8 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
  */
 nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
                           const nd_manifest *manifest);
-/* Logs each setting, and the content of each file, that differs from the checkpoint's although it
- * may. */
+/* Logs each setting, the content of each file, and the samples of a step that differ from the
+ * checkpoint's although they may. */
 nd_status nd_resume_log_changes(const nd_config *config, const nd_inputs *inputs,
                                 const nd_manifest *manifest);
 

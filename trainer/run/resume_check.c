@@ -13,8 +13,22 @@
 /* The digest of the file by which a tokenizer is compared, where both runs have one: its path says
  * nothing about its content. Checkpoints without it are compared by data.tokenizer. */
 static const char tokenizer_file[] = "tokenizer.json";
+static const char data_content[] = "data.path content", step_samples[] = "samples of a step";
 static const char *const keys[] = {"data.tokenizer", "data.shuffle_seed", "train.sequence_length",
                                    "optimizer.name"};
+
+/* Other words of checkpoint.allow than `keys`. Three keys make the samples of a step. */
+static const char *const other_allowed[] = {"data.path", "samples_per_step"};
+
+static bool offer_allowed(nd_suggest *search, const char *key, const char *const *list, size_t n)
+{
+    bool known = false;
+    for (size_t i = 0; i < n; i++) {
+        nd_suggest_offer(search, list[i]);
+        known = known || strcmp(key, list[i]) == 0;
+    }
+    return known;
+}
 
 /* A key in checkpoint.allow that is never compared would allow nothing. */
 static nd_status check_allowed(const nd_config *config)
@@ -24,18 +38,14 @@ static nd_status check_allowed(const nd_config *config)
         size_t n = strcspn(p, ",");
         nd_suggest search;
         snprintf(key, sizeof key, "%.*s", (int)(n < sizeof key ? n : sizeof key), p);
-        bool known = strcmp(key, "data.path") == 0;
         nd_suggest_init(&search, key);
-        nd_suggest_offer(&search, "data.path");
-        for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-            nd_suggest_offer(&search, keys[i]);
-            known = known || strcmp(key, keys[i]) == 0;
-        }
-        if (!known) {
+        bool other = offer_allowed(&search, key, other_allowed,
+                                   sizeof other_allowed / sizeof *other_allowed);
+        if (!offer_allowed(&search, key, keys, sizeof keys / sizeof *keys) && !other) {
             return nd_fail(
                 ND_ERR_CONFIG,
                 "--resume-allow (checkpoint.allow) names %s, which allows nothing%s%s%s; "
-                "it can name data.path, data.tokenizer, data.shuffle_seed, "
+                "it can name data.path, data.tokenizer, data.shuffle_seed, samples_per_step, "
                 "train.sequence_length and optimizer.name",
                 key, search.best ? " (did you mean " : "", search.best ? search.best : "",
                 search.best ? "?)" : "");
@@ -55,8 +65,10 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
     }
     ND_TRY(nd_dataset_digest(inputs->data, text));
     ND_TRY(nd_manifest_pairs_add(out, "data.path", text));
+    ND_TRY(nd_dataset_content(inputs->data, text));
+    ND_TRY(text[0] ? nd_manifest_pairs_add(out, data_content, text) : ND_OK);
     snprintf(text, sizeof text, "%lld", (long long)nd_step_blocks(config));
-    ND_TRY(nd_manifest_pairs_add(out, "samples of a step", text));
+    ND_TRY(nd_manifest_pairs_add(out, step_samples, text));
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char *value = NULL;
         ND_TRY(nd_config_get(config, keys[i], &value));
@@ -84,8 +96,11 @@ static bool is_allowed(const nd_config *config, const char *key)
 /* Whether the key is compared, and not lifted by checkpoint.allow. */
 static bool is_compared(const nd_config *config, const char *key, bool both_have_file)
 {
-    if (strcmp(key, "samples of a step") == 0) {
-        return true; /* it cannot be allowed */
+    if (strcmp(key, step_samples) == 0) {
+        return !is_allowed(config, "samples_per_step");
+    }
+    if (strcmp(key, data_content) == 0) {
+        return !is_allowed(config, "data.path");
     }
     if (strcmp(key, tokenizer_file) == 0) {
         return both_have_file && !is_allowed(config, "data.tokenizer");
@@ -114,7 +129,8 @@ static nd_status fail_samples(const nd_config *config, const char *folder, const
     return nd_fail(ND_ERR_CONFIG,
                    "%s was made with %s samples a step, and this run has %lld; keep the product "
                    "of train.micro_batch_size, train.gradient_accumulation_steps and the "
-                   "data-parallel ranks%s",
+                   "data-parallel ranks%s, or allow the change with --resume-allow "
+                   "samples_per_step",
                    folder, stored, (long long)nd_step_blocks(config), hint);
 }
 
@@ -129,14 +145,14 @@ static nd_status fail_pair(const nd_config *config, const char *folder, const nd
             "data.tokenizer",
             folder, stored, own->value);
     }
-    if (strcmp(own->key, "data.path") == 0) {
+    if (strcmp(own->key, "data.path") == 0 || strcmp(own->key, data_content) == 0) {
         return nd_fail(ND_ERR_CONFIG,
                        "%s was made with other training data (digest %.12s, not %.12s), whose "
                        "order it goes on in; use that file, or allow the change with "
                        "--resume-allow data.path",
                        folder, stored, own->value);
     }
-    if (strcmp(own->key, "samples of a step") == 0) {
+    if (strcmp(own->key, step_samples) == 0) {
         return fail_samples(config, folder, stored);
     }
     return nd_fail(ND_ERR_CONFIG,
@@ -189,21 +205,30 @@ static void log_change(void *context, const char *key, const char *value, bool j
                                                 : "");
 }
 
-/* Logs the files whose content changed, which their paths do not show. nd_resume_check has let them
- * pass. */
-static nd_status log_contents(const nd_config *config, const nd_inputs *inputs,
+/* Logs the files whose content changed, which their paths do not show, and other samples of a step.
+ * nd_resume_check has let them pass. */
+static nd_status log_identity(const nd_config *config, const nd_inputs *inputs,
                               const nd_manifest *manifest)
 {
     nd_manifest_pairs own = {0};
     nd_status status = nd_resume_identity(config, inputs, &own);
+    bool said = false; /* that the data differ, by the first of their two digests that does */
     for (int i = 0; i < own.count && status == ND_OK; i++) {
         const nd_manifest_pair *pair = &own.list[i];
         const char *stored = nd_manifest_pairs_find(&manifest->identity, pair->key);
-        bool file = strcmp(pair->key, "data.path") == 0 || strcmp(pair->key, tokenizer_file) == 0;
-        if (file && stored && strcmp(stored, pair->value) != 0) {
+        bool data = strncmp(pair->key, "data.path", 9) == 0;
+        bool differs = stored && strcmp(stored, pair->value) != 0;
+        if (differs && strcmp(pair->key, step_samples) == 0) {
+            nd_log_info("resume: a step had %s samples and has %s, as --resume-allow permits; the "
+                        "data go on behind sample %lld, and steps, by which the learning rate's "
+                        "schedule goes, count on from %lld",
+                        stored, pair->value, (long long)manifest->samples_seen,
+                        (long long)manifest->position.step);
+        } else if (differs && ((data && !said) || strcmp(pair->key, tokenizer_file) == 0)) {
             nd_log_info("resume: %s has another content (digest %.12s, not %.12s), as "
                         "--resume-allow permits",
-                        pair->key, pair->value, stored);
+                        data ? "data.path" : pair->key, pair->value, stored);
+            said = said || data;
         }
     }
     nd_manifest_pairs_fini(&own);
@@ -250,7 +275,7 @@ nd_status nd_resume_log_changes(const nd_config *config, const nd_inputs *inputs
         nd_log_warning("resume: from here on checkpoints hold no Hugging Face model; with "
                        "--checkpoint-export-model true they do, as before");
     }
-    ND_TRY(log_contents(config, inputs, manifest));
+    ND_TRY(log_identity(config, inputs, manifest));
     log_validation(config, manifest);
     return nd_config_each(config, log_change, (void *)manifest);
 }

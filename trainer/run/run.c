@@ -61,7 +61,8 @@ static nd_status open_training_loader(run_state *s)
 {
     const nd_run_position *position = &s->trainer->position;
     nd_loader_options options = nd_loader_options_of(s->rank, false);
-    options.first_step = position->step + position->passed_over;
+    options.first_step = position->step;
+    options.samples_ahead = position->samples_ahead;
     return nd_loader_open(s->context->inputs->data, &options, &s->loader);
 }
 

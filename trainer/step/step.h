@@ -39,12 +39,13 @@ typedef struct nd_recent_losses {
 /* Where a run is. A resumed run restores it together with the arrays of nd_trainer_each_state; the
  * position of the training data follows from it (nd_loader_options.first_step). */
 typedef struct nd_run_position {
-    int64_t step;        /* steps done, also those that were skipped */
-    int64_t skipped;     /* steps without an update: not finite or a spike, and train.nonfinite is
+    int64_t step;          /* steps done, also those that were skipped */
+    int64_t skipped;       /* steps without an update: not finite or a spike, and train.nonfinite is
                             skip */
-    int64_t tokens_seen; /* labels that counted in all of them, global */
-    int64_t passed_over; /* steps whose samples no step has: step n reads those of step
-                            n + passed_over of an undisturbed run */
+    int64_t tokens_seen;   /* labels that counted in all of them, global */
+    int64_t samples_ahead; /* of the data: the step after n steps begins with sample
+                              n x samples of a step + samples_ahead. Counts samples that were passed
+                              over, and what steps of another size had more (or less: below 0) */
     nd_recent_losses recent;
 } nd_run_position;
 

@@ -552,6 +552,51 @@ Test(dataset, digest_sees_size_beginning_and_end_of_a_large_file_and_all_of_a_sm
     }
 }
 
+static void expect_content(bool same, const char *before)
+{
+    char now[33];
+    assert_ok(nd_dataset_content(opened, now));
+    cr_assert_eq(strlen(now), 32);
+    cr_assert_eq(strcmp(before, now) == 0, same, "%s and %s", before, now);
+    nd_dataset_close(opened);
+}
+
+/* What nd_dataset_digest does not see: a byte between its samples. */
+Test(dataset, content_sees_each_byte_of_a_file_of_64_mib)
+{
+    enum { SMALL = 1 << 20, LARGE = (64 << 20) + 12345 };
+    const struct {
+        off_t size, changed;
+    } cases[] = {{SMALL, 8000}, {LARGE - 12345, 40000001}, {LARGE, 0}, {LARGE, LARGE - 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char before[33], digests[2][65];
+        const char *path = tempdir_write(&dir, "c.txt", "a", 1);
+        cr_assert_eq(truncate(path, cases[i].size), 0);
+        assert_ok(try_open(path, ND_DATA_TEXT, "bytes", 256, 4));
+        assert_ok(nd_dataset_content(opened, before));
+        assert_ok(nd_dataset_digest(opened, digests[0]));
+        FILE *f = fopen(path, "r+");
+        cr_assert(f && fseeko(f, cases[i].changed, SEEK_SET) == 0 && fputc('x', f) == 'x');
+        cr_assert_eq(fclose(f), 0);
+        assert_ok(nd_dataset_digest(opened, digests[1]));
+        cr_assert_eq(strcmp(digests[0], digests[1]) == 0, i < 2);
+        expect_content(false, before);
+    }
+}
+
+Test(dataset, content_sees_the_index_of_megatron_data)
+{
+    char before[33];
+    idx_file idx = make_idx(8, 2);
+    assert_ok(open_pair(&idx, nine, sizeof nine));
+    assert_ok(nd_dataset_content(opened, before));
+    nd_dataset_close(opened);
+    assert_ok(open_pair(&idx, nine, sizeof nine));
+    expect_content(true, before);
+    assert_ok(open_with(34 + 12 + 24 + 8, 1, 8));
+    expect_content(false, before);
+}
+
 /* A file that becomes shorter while it is indexed, or before its digest is taken. */
 static void *truncate_soon(void *path)
 {
@@ -588,4 +633,5 @@ Test(dataset, the_digest_of_a_file_that_became_shorter_is_an_error)
     assert_ok(nd_dataset_open(path, ND_DATA_AUTO, "bytes", 256, 16, &opened));
     cr_assert_eq(truncate(path, 1000), 0);
     assert_fails(nd_dataset_digest(opened, hex), ND_ERR_IO, "became shorter");
+    assert_fails(nd_dataset_content(opened, hex), ND_ERR_IO, "became shorter");
 }

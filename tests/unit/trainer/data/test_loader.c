@@ -89,6 +89,30 @@ Test(loader, starts_at_first_step_and_rewinds_to_it)
     nd_dataset_close(dataset);
 }
 
+/* After 5 steps of another size: 7 samples fewer, and 3 more, than 5 steps of this size have. */
+Test(loader, goes_on_behind_the_samples_that_were_seen)
+{
+    nd_dataset *dataset = make_dataset(N * (S + 1));
+    for (int64_t ahead = -7; ahead <= 3; ahead += 10) {
+        nd_loader_options o = options_of(2, 1, 1, 0);
+        o.first_step = 5;
+        o.samples_ahead = ahead;
+        nd_loader *loader;
+        nd_step_batch batch;
+        assert_ok(nd_loader_open(dataset, &o, &loader));
+        for (int64_t step = 0; step < 3; step++) {
+            assert_ok(nd_loader_next(loader, &batch));
+            for (int row = 0; row < 6; row++) {
+                int64_t i = 5 * 12 + ahead + step * 12 + row / 2 * 4 + 2 + row % 2;
+                int64_t block = (int64_t)nd_rng_permute(5, (uint64_t)(i / N), N, (uint64_t)(i % N));
+                cr_assert_eq(batch.inputs[row * S], block * (S + 1) % 256);
+            }
+        }
+        nd_loader_close(loader);
+    }
+    nd_dataset_close(dataset);
+}
+
 Test(loader, every_block_once_an_epoch_whatever_the_mesh)
 {
     nd_dataset *dataset = make_dataset(N * (S + 1));

@@ -193,7 +193,10 @@ Test(resume, allows_only_keys_that_are_compared)
     config.checkpoint.allow = (char *)"data.path,optimizer.nam";
     assert_fails(nd_resume_preflight(&config, &inputs), ND_ERR_CONFIG,
                  "names optimizer.nam, which allows nothing (did you mean optimizer.name?)");
-    config.checkpoint.allow = (char *)"data.path,optimizer.name";
+    config.checkpoint.allow = (char *)"samples_per_stop";
+    assert_fails(nd_resume_preflight(&config, &inputs), ND_ERR_CONFIG,
+                 "(did you mean samples_per_step?)");
+    config.checkpoint.allow = (char *)"data.path,optimizer.name,samples_per_step";
     assert_ok(nd_resume_preflight(&config, &inputs));
 }
 
@@ -205,6 +208,49 @@ static nd_status check(nd_config *config, nd_inputs *inputs, const nd_manifest *
     config->checkpoint.allow = (char *)allow;
     inputs->tokenizer = (char *)tokenizer;
     return nd_resume_check(config, inputs, "checkpoint-6", manifest);
+}
+
+/* The samples of a step, and data that differ where few samples of their content do not see it. */
+Test(resume, another_batch_and_other_data_need_a_word)
+{
+    static char text[1 << 20];
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    nd_config config;
+    nd_inputs inputs = {.shape = fake_shape(true)};
+    memset(text, 'x', sizeof text);
+    tempdir_write(&dir, "text", text, sizeof text);
+    text[8000] = 'y';
+    tempdir_write(&dir, "other", text, sizeof text);
+    assert_ok(nd_config_init(&config));
+    char *tokenizer = config.data.tokenizer, *allow = config.checkpoint.allow;
+    config.train.steps = 100;
+    config.resolved_mesh = one;
+    config.train.micro_batch_size = 4;
+    config.train.gradient_accumulation_steps = 2;
+    assert_ok(
+        nd_dataset_open(tempdir_file(&dir, "text"), ND_DATA_AUTO, "bytes", 256, 32, &inputs.data));
+    nd_manifest manifest = fake_manifest(&inputs.shape, &one, 1, 6, false);
+    nd_manifest_pairs_fini(&manifest.identity);
+    config.data.tokenizer = (char *)"bytes";
+    assert_ok(nd_resume_identity(&config, &inputs, &manifest.identity));
+    config.train.gradient_accumulation_steps = 3;
+    assert_fails(check(&config, &inputs, &manifest, NULL, "data.path"), ND_ERR_CONFIG,
+                 "made with 8 samples a step, and this run has 12");
+    assert_fails(check(&config, &inputs, &manifest, NULL, ""), ND_ERR_CONFIG,
+                 "or allow the change with --resume-allow samples_per_step");
+    assert_ok(check(&config, &inputs, &manifest, NULL, "samples_per_step"));
+    config.train.gradient_accumulation_steps = 2;
+    nd_dataset_close(inputs.data);
+    assert_ok(
+        nd_dataset_open(tempdir_file(&dir, "other"), ND_DATA_AUTO, "bytes", 256, 32, &inputs.data));
+    assert_fails(check(&config, &inputs, &manifest, NULL, "samples_per_step"), ND_ERR_CONFIG,
+                 "made with other training data (digest ");
+    assert_ok(check(&config, &inputs, &manifest, NULL, "data.path"));
+    config.data.tokenizer = tokenizer;
+    config.checkpoint.allow = allow;
+    nd_manifest_fini(&manifest);
+    nd_dataset_close(inputs.data);
+    nd_config_fini(&config);
 }
 
 Test(resume, compares_tokenizers_by_their_content)
