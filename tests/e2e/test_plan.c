@@ -99,7 +99,8 @@ Test(plan, llama_8b_on_eight_workers)
     /* Masters and two moments of 8 billion parameters, of which 8 ranks write an eighth each. */
     cr_expect_null(strstr(shell_output, "pinned"), "%s", shell_output);
     shell(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --device cuda --checkpoint-frequency 100");
-    says("\ncheckpoints: 11.22 GiB of pinned host memory a worker\n");
+    says("\ncheckpoints: 11.22 GiB of pinned host memory a worker\n"
+         "loading a checkpoint: 0.07 GiB of host memory a worker\n");
     shell(&dir, PLAN "tp_hsdp.yaml");
     says(" MiB\nfits this host: 8 workers of ");
 }

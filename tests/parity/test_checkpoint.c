@@ -351,7 +351,7 @@ Test(checkpoint, resumed_runs_have_the_same_bits_on_every_mesh)
     }
 }
 
-/* What ranks that hold different state want together, in bytes: replicas share their reads. */
+/* What all ranks want together, in bytes: those that hold the same share their reads. */
 static int64_t bytes_of_state(const mesh_case *mesh)
 {
     nd_llama_shape shape = mesh_small_llama(97);
@@ -362,7 +362,7 @@ static int64_t bytes_of_state(const mesh_case *mesh)
         &(nd_layout_options){.shape = &shape, .mesh = mesh->tp == 2 ? &two : &one}, &layout));
     for (int i = 0; i < layout->param_count; i++) {
         const nd_param *p = &layout->params[i];
-        elements += p->rows * p->cols * (p->split == ND_SPLIT_NONE ? mesh->tp : 1);
+        elements += p->rows * p->cols;
     }
     nd_layout_destroy(layout);
     return elements * ND_STATE_KINDS * (int64_t)sizeof(float);

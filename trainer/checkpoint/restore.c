@@ -7,17 +7,23 @@
 #include <string.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/math.h"
 #include "runtime/rdzv/identity.h"
 #include "trainer/checkpoint/snapshot.h"
+#include "trainer/weights/weights.h"
+
+/* Of all arrays on a GPU, on their way there. */
+enum { SLICE_BYTES = 64 << 20, SLICES_MIN = 4 };
 
 typedef struct restore {
     nd_trainer *trainer;
     nd_source *source;
     int arrays;                  /* that are loaded */
     float *live[ND_STATE_KINDS]; /* on the device */
-    float *host;                 /* GPU: (arrays, largest unit); NULL: read straight to live */
-    int64_t host_count;
-    const nd_unit *unit; /* being read */
+    nd_segment_kind segment;     /* being read */
+    /* GPU: a slice of the flat state arrays, elements [first, end), on the host. */
+    float *host;                  /* (arrays, capacity); NULL: read straight to live */
+    int64_t capacity, first, end; /* end 0: it is empty */
 } restore;
 
 static nd_status collect(void *context, const nd_state_array *array)
@@ -29,64 +35,77 @@ static nd_status collect(void *context, const nd_state_array *array)
     return ND_OK;
 }
 
-static nd_status want_span(void *context, const nd_span *span)
+/* Rows [row, row + rows) of a span. */
+static nd_status want_rows(restore *r, const nd_span *span, int64_t row, int64_t rows)
 {
-    restore *r = context;
-    const nd_rect rect = {span->param->axes, span->row, span->col, span->rows, span->cols};
+    const nd_rect rect = {span->param->axes, span->row + row, span->col, rows, span->cols};
+    const int64_t begin = span->begin + row * span->cols;
     for (int a = 0; a < r->arrays; a++) {
-        float *to = r->host ? r->host + a * r->host_count + span->begin - r->unit->shard_offset
-                            : r->live[a] + span->begin;
+        float *to = r->host ? r->host + a * r->capacity + begin - r->first : r->live[a] + begin;
         ND_TRY(nd_source_add(r->source, span->param, (nd_state_kind)a, &rect, to));
     }
     return ND_OK;
 }
 
-static nd_status upload_unit(restore *r)
+/* Reads what the slice wants, copies it to the device, and empties it. What lies between, padding
+ * and what other ranks read, becomes 0 until they pass it on. */
+static nd_status upload_slice(restore *r)
 {
     nd_stream *stream = &r->trainer->rank->stream;
+    ND_TRY(nd_source_run(r->source));
     for (int a = 0; a < r->arrays; a++) {
-        ND_TRY(nd_copy(stream, r->live[a] + r->unit->shard_offset, r->host + a * r->host_count,
-                       (size_t)r->unit->shard_count * sizeof(float)));
+        ND_TRY(nd_copy(stream, r->live[a] + r->first, r->host + a * r->capacity,
+                       (size_t)(r->end - r->first) * sizeof(float)));
     }
-    return nd_stream_sync(stream);
+    ND_TRY(nd_stream_sync(stream));
+    memset(r->host, 0, (size_t)(r->arrays * r->capacity) * sizeof(float));
+    r->end = 0;
+    return ND_OK;
 }
 
-/* The units that this replica reads. */
+/* The rows of a span in as many slices as they need. Spans ascend in the state arrays. */
+static nd_status want_slices(restore *r, const nd_span *span)
+{
+    for (int64_t row = 0, rows; row < span->rows; row += rows) {
+        const int64_t begin = span->begin + row * span->cols, left = span->rows - row;
+        if (r->end > 0 && begin + span->cols > r->first + r->capacity) {
+            ND_TRY(upload_slice(r));
+        }
+        r->first = r->end > 0 ? r->first : begin;
+        const int64_t room = (r->first + r->capacity - begin) / span->cols;
+        rows = room < left ? room : left;
+        ND_TRY(want_rows(r, span, row, rows));
+        r->end = begin + rows * span->cols;
+    }
+    return ND_OK;
+}
+
+static nd_status want_span(void *context, const nd_span *span)
+{
+    restore *r = context;
+    if (span->param->segment != r->segment || !nd_shared_reads(r->trainer->rank, span->param)) {
+        return ND_OK;
+    }
+    return r->host ? want_slices(r, span) : want_rows(r, span, 0, span->rows);
+}
+
+/* What this rank reads. */
 static nd_status read_units(restore *r)
 {
     const nd_layout *layout = r->trainer->model->layout;
-    const nd_rank *rank = r->trainer->rank;
-    int replicas = rank->mesh.size[ND_AXIS_DP_REPLICATE];
-    for (int u = rank->coord.at[ND_AXIS_DP_REPLICATE]; u < layout->unit_count; u += replicas) {
-        r->unit = &layout->units[u];
-        if (r->host) {
-            memset(r->host, 0, (size_t)(r->arrays * r->host_count) * sizeof(float));
-        }
-        ND_TRY(nd_layout_each_span(layout, r->unit, layout->shard_index, want_span, r));
-        if (r->host) {
-            ND_TRY(nd_source_run(r->source));
-            ND_TRY(upload_unit(r));
+    for (int u = 0; u < layout->unit_count; u++) {
+        for (r->segment = 0; r->segment < ND_SEGMENT_COUNT; r->segment++) {
+            ND_TRY(
+                nd_layout_each_span(layout, &layout->units[u], layout->shard_index, want_span, r));
         }
     }
-    return nd_source_run(r->source);
+    return r->end > 0 ? upload_slice(r) : nd_source_run(r->source);
 }
 
 /* Every rank returns the worst status of all. The reason stays with the rank that has it. */
 static nd_status agree(nd_trainer *t, nd_status status, bool *elsewhere)
 {
-    int64_t worst = status;
-    nd_error own = *nd_error_last();
-    *elsewhere = false;
-    ND_TRY(nd_comm_all_reduce(t->rank->groups.by_kind[ND_GROUP_WORLD], &t->rank->stream, &worst, 1,
-                              ND_DTYPE_I64, ND_REDOP_MAX, NULL));
-    if (status != ND_OK) {
-        return nd_fail((nd_status)worst, "%s", own.message);
-    }
-    if (worst != ND_OK) {
-        *elsewhere = true;
-        return nd_fail((nd_status)worst, "another rank could not read the checkpoint");
-    }
-    return ND_OK;
+    return nd_shared_agree(t->rank, status, "the checkpoint", elsewhere);
 }
 
 /* The names in a folder without those that begin with a dot; 0: it cannot be listed. */
@@ -134,35 +153,41 @@ static nd_status agree_on_sight(nd_trainer *t, const char *folder, bool *elsewhe
     return agree(t, status, elsewhere);
 }
 
-/* What each replica read goes to the others, padding included. */
+/* What a rank read goes to the others that hold it. */
 static nd_status share_units(restore *r)
 {
-    nd_rank *rank = r->trainer->rank;
-    const nd_layout *layout = r->trainer->model->layout;
-    nd_comm *replicas = rank->groups.by_kind[ND_GROUP_DP_REPLICATE];
-    for (int u = 0; u < layout->unit_count && replicas->size > 1; u++) {
-        const nd_unit *unit = &layout->units[u];
-        for (int a = 0; a < r->arrays; a++) {
-            ND_TRY(nd_comm_broadcast(replicas, &rank->stream, r->live[a] + unit->shard_offset,
-                                     unit->shard_count, ND_DTYPE_F32, u % replicas->size, NULL));
-        }
+    for (int a = 0; a < r->arrays; a++) {
+        ND_TRY(nd_shared_pass_on(r->trainer->rank, r->trainer->model->layout, r->live[a]));
     }
-    return nd_stream_sync(&rank->stream);
+    return ND_OK;
+}
+
+/* Elements of each array in a slice: at least a row, and no more than a quarter of the shards, so
+ * that a small model goes the same way. */
+static int64_t slice_elements(const nd_layout *layout, int arrays)
+{
+    int64_t count = SLICE_BYTES / (int64_t)sizeof(float) / arrays;
+    count = nd_min(count, nd_ceil_div(layout->shard_total, SLICES_MIN));
+    for (int i = 0; i < layout->param_count; i++) {
+        count = nd_max(count, layout->params[i].local_cols);
+    }
+    return count;
+}
+
+size_t nd_restore_host_bytes(const nd_layout *layout, int arrays)
+{
+    return (size_t)(slice_elements(layout, arrays) * arrays) * sizeof(float) + ND_CHUNK_BYTES;
 }
 
 static nd_status prepare(restore *r, nd_trainer *trainer)
 {
-    const nd_layout *layout = trainer->model->layout;
     *r = (restore){.trainer = trainer};
     ND_TRY(nd_trainer_each_state(trainer, collect, r));
     if (trainer->rank->device->kind != ND_DEVICE_CUDA) {
         return ND_OK;
     }
-    for (int u = 0; u < layout->unit_count; u++) {
-        int64_t count = layout->units[u].shard_count;
-        r->host_count = count > r->host_count ? count : r->host_count;
-    }
-    return ND_ALLOC(r->arrays * r->host_count, &r->host);
+    r->capacity = slice_elements(trainer->model->layout, r->arrays);
+    return ND_ALLOC(r->arrays * r->capacity, &r->host);
 }
 
 /* FP8 scales. Another recipe begins with its own start values. */

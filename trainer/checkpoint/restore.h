@@ -4,9 +4,10 @@
 /*
  * Loads a stored state into a trainer, on any mesh.
  *
- * Each of the ranks that hold the same shards (dp_replicate) reads some units, and the others get
- * them by broadcast. All ranks learn whether every one of them could read before any state is
- * passed on.
+ * What several ranks hold is read by one of them, and the others get it by broadcast
+ * (nd_shared_reads in weights.h). All ranks learn whether every one of them could read before any
+ * state is passed on. A CPU reads straight into the state; for a GPU slices of at most 64 MiB pass
+ * through host memory.
  */
 #include "trainer/checkpoint/source.h"
 #include "trainer/step/step.h"
@@ -20,6 +21,9 @@ typedef struct nd_restored {
     double seconds;
     nd_source_stats stats; /* of this rank */
 } nd_restored;
+
+/* Host memory that a load to a GPU takes, of so many state arrays. */
+size_t nd_restore_host_bytes(const nd_layout *layout, int arrays);
 
 /*
  * Loads a checkpoint of ours into a committed trainer, and sets its position. Collective. When some

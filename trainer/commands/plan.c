@@ -11,6 +11,7 @@
 #include "runtime/comm/comm.h"
 #include "runtime/device/affinity.h"
 #include "runtime/device/host_memory.h"
+#include "trainer/checkpoint/restore.h"
 #include "trainer/checkpoint/saver.h"
 #include "trainer/precision/precision.h"
 #include "trainer/report/report.h"
@@ -70,16 +71,22 @@ static void print_fit(FILE *out, const nd_trainer *trainer)
             each, all, (double)host.physical / nd_gib, (double)host.available / nd_gib);
 }
 
-/* A CPU's saves copy nothing. */
+/* A CPU's saves and loads copy nothing. */
 static nd_status print_checkpoints(FILE *out, const nd_trainer *trainer)
 {
     const nd_config *config = trainer->rank->config;
     size_t bytes = 0;
-    if (config->launch.device != ND_CHOOSE_CUDA || config->checkpoint.interval == 0) {
-        return ND_OK;
+    int arrays = config->optimizer.name == ND_OPTIMIZER_ADAMW ? ND_STATE_KINDS : 1;
+    if (config->launch.device == ND_CHOOSE_CUDA && config->checkpoint.interval > 0) {
+        ND_TRY(nd_saver_pinned_bytes(trainer, &bytes));
+        fprintf(out, "checkpoints: %.2f GiB of pinned host memory a worker\n",
+                (double)bytes / nd_gib);
     }
-    ND_TRY(nd_saver_pinned_bytes(trainer, &bytes));
-    fprintf(out, "checkpoints: %.2f GiB of pinned host memory a worker\n", (double)bytes / nd_gib);
+    if (config->launch.device == ND_CHOOSE_CUDA &&
+        (config->checkpoint.interval > 0 || config->checkpoint.resume[0])) {
+        fprintf(out, "loading a checkpoint: %.2f GiB of host memory a worker\n",
+                (double)nd_restore_host_bytes(trainer->model->layout, arrays) / nd_gib);
+    }
     return ND_OK;
 }
 

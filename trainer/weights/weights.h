@@ -118,11 +118,27 @@ nd_status nd_hf_cache_find(const char *name, char **out);
 /* This rank's shards of the F32 weights, on any mesh. Gathered copies are stale after a change. */
 /* Initial values: each depends on the seed, the tensor and the element's place in it alone. */
 nd_status nd_weights_init(nd_fsdp *fsdp, double init_std, uint64_t seed);
-/* Each rank reads only the elements of its own shards. */
+/* Each rank reads only elements of its own shards, and those that others hold too are read by one
+ * of them and passed on. Collective: when some rank fails, all do, with the same status, and those
+ * without a reason of their own with one of another rank (nd_fail_elsewhere). */
 nd_status nd_weights_load(nd_fsdp *fsdp, const nd_hf_reader *reader);
 /* Shards are gathered in pieces of a few MiB, unit by unit, and rank 0 writes them. All ranks of
  * the job take part. `source` and `tokenizer` as in nd_hf_writer_options. */
 nd_status nd_weights_save(nd_fsdp *fsdp, const char *folder, nd_dtype dtype, bool byte_tokenizer,
                           const char *source, const char *tokenizer);
+
+/*
+ * State that several ranks hold, here and in checkpoints: the shards of a unit by the replicas
+ * (dp_replicate), and tensors that tp does not split by the ranks of a tp group. For each unit one
+ * replica reads, and in it one tp rank the tensors that are not split; they go round with the
+ * units. Once all ranks have read, and agree that they could, the others get it by broadcast.
+ */
+/* Whether this rank reads its part of the parameter. */
+bool nd_shared_reads(const nd_rank *rank, const nd_param *param);
+/* Collective: passes on a flat state array, padding included, in device memory. */
+nd_status nd_shared_pass_on(nd_rank *rank, const nd_layout *layout, float *array);
+/* Collective: the worst status of all ranks. The reason stays with the rank that has it; the others
+ * have the error "another rank could not read WHAT", which lies elsewhere, and *elsewhere set. */
+nd_status nd_shared_agree(nd_rank *rank, nd_status status, const char *what, bool *elsewhere);
 
 #endif

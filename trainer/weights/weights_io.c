@@ -21,6 +21,9 @@ static nd_status load_span(void *context, const nd_span *span)
 {
     load_context *c = context;
     nd_stream *stream = &c->fsdp->rank->stream;
+    if (!nd_shared_reads(c->fsdp->rank, span->param)) {
+        return ND_OK;
+    }
     int64_t count = span->rows * span->cols, adjacent = nd_span_adjacent(span);
     for (int64_t done = 0, n; done < count; done += n) {
         int64_t left = adjacent - done % adjacent;
@@ -33,7 +36,8 @@ static nd_status load_span(void *context, const nd_span *span)
     return ND_OK;
 }
 
-nd_status nd_weights_load(nd_fsdp *fsdp, const nd_hf_reader *reader)
+/* The units that this rank reads, or its parts of them. */
+static nd_status load_units(nd_fsdp *fsdp, const nd_hf_reader *reader)
 {
     const nd_layout *layout = fsdp->layout;
     load_context context = {.fsdp = fsdp, .reader = reader};
@@ -44,6 +48,15 @@ nd_status nd_weights_load(nd_fsdp *fsdp, const nd_hf_reader *reader)
                                      &context);
     }
     free(context.block);
+    return status;
+}
+
+nd_status nd_weights_load(nd_fsdp *fsdp, const nd_hf_reader *reader)
+{
+    bool elsewhere = false;
+    nd_status status =
+        nd_shared_agree(fsdp->rank, load_units(fsdp, reader), "the model", &elsewhere);
+    status = status == ND_OK ? nd_shared_pass_on(fsdp->rank, fsdp->layout, fsdp->master) : status;
     nd_fsdp_weights_changed(fsdp);
     return status;
 }

@@ -2,6 +2,7 @@
 /* Weights of ranks that are threads, to a model folder and back on another mesh. The tables have
  * more elements, also on one of four ranks, than a load or a save handles at a time. */
 #include <criterion/criterion.h>
+#include <unistd.h>
 
 #include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
@@ -13,6 +14,7 @@ enum { VOCAB = 40009, SEED = 5 };
 typedef struct folder_job {
     const char *folder;
     nd_dtype dtype;
+    int seed; /* above SEED */
 } folder_job;
 
 static nd_status save(nd_rank *rank, void *context)
@@ -20,7 +22,7 @@ static nd_status save(nd_rank *rank, void *context)
     const folder_job *job = context;
     mesh_shards shards;
     ND_TRY(mesh_shards_open(&shards, rank, false));
-    nd_status status = mesh_fill(shards.layout, SEED, shards.fsdp.master);
+    nd_status status = mesh_fill(shards.layout, SEED + job->seed, shards.fsdp.master);
     if (status == ND_OK) {
         status = nd_weights_save(&shards.fsdp, job->folder, job->dtype, false, NULL, NULL);
     }
@@ -88,10 +90,105 @@ Test(weights_io, models_above_every_block_come_back_on_any_mesh)
     for (int m = 0; m < MESHES; m++) {
         char name[16];
         snprintf(name, sizeof name, "model-%d", m);
-        folder_job job = {tempdir_file(&dir, name), m % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32};
+        folder_job job = {tempdir_file(&dir, name), m % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32, 0};
         run(meshes[m], save, &job);
         run(meshes[(m + 1) % MESHES], load, &job);
         nd_fs_remove_flat_folder(job.folder);
+    }
+    tempdir_remove(&dir);
+}
+
+/* Each rank reads another folder, so that an element tells which rank has read it. */
+
+enum { READERS = 4 };
+
+typedef struct reader_job {
+    char folders[READERS][4096]; /* of the ranks */
+    bool shrinks;                /* that of rank 1, once it is open */
+} reader_job;
+
+typedef struct reader_check {
+    const nd_rank *rank;
+    const float *master;
+} reader_check;
+
+/* Of hsdp 2 x tp 2 without shards. */
+static nd_status compare_reader(void *context, const nd_span *span)
+{
+    const reader_check *c = context;
+    const nd_param *p = span->param;
+    nd_coord reader = c->rank->coord;
+    reader.at[ND_AXIS_DP_REPLICATE] = p->unit->index % 2;
+    if (p->split == ND_SPLIT_NONE) {
+        reader.at[ND_AXIS_TP] = p->unit->index / 2 % 2;
+    }
+    const int rank = nd_mesh_rank_of(&c->rank->mesh, reader);
+    for (int64_t i = 0; i < span->rows * span->cols; i++) {
+        int64_t element = nd_span_global(span, i);
+        float found = c->master[span->begin + i];
+        float expected = mesh_param_value((uint64_t)(SEED + rank), p, element);
+        ND_CHECK(found == expected, "rank %d: element %lld of %s is %g, not %g of rank %d",
+                 c->rank->rank, (long long)element, p->name, (double)found, (double)expected, rank);
+    }
+    return ND_OK;
+}
+
+static nd_status load_own(nd_rank *rank, void *context)
+{
+    const reader_job *job = context;
+    mesh_shards shards;
+    nd_hf_reader *reader = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(mesh_shards_open(&shards, rank, false));
+    ND_TRY_OUT(nd_hf_reader_open(job->folders[rank->rank], &reader));
+    if (job->shrinks && rank->rank == 1) {
+        char path[4200];
+        snprintf(path, sizeof path, "%s/model.safetensors", job->folders[1]);
+        ND_CHECK(truncate(path, 4096) == 0, "cannot truncate %s", path);
+    }
+    status = nd_weights_load(&shards.fsdp, reader);
+    if (job->shrinks) {
+        bool own = nd_error_last()->cause == ND_CAUSE_OWN;
+        ND_CHECK(status != ND_OK && own == (rank->rank == 1), "rank %d: %d, %s", rank->rank,
+                 (int)status, nd_error_last()->message);
+        status = ND_OK;
+    } else if (status == ND_OK) {
+        reader_check check = {rank, shards.fsdp.master};
+        status = mesh_each_span(shards.layout, compare_reader, &check);
+    }
+out:
+    nd_hf_reader_close(reader);
+    mesh_shards_close(&shards);
+    return status;
+}
+
+Test(weights_io, what_several_ranks_hold_is_read_by_one_of_them)
+{
+    static reader_job readers;
+    tempdir dir;
+    tempdir_make(&dir);
+    mesh_ranks job = {.mesh = {{1, 1, 1, 1, 1}},
+                      .shape = mesh_shape_of(3, false),
+                      .config = mesh_config_of(),
+                      .body = save};
+    job.shape.rms_eps = 1e-5;
+    job.shape.bos_id = job.shape.eos_id = -1;
+    for (int r = 0; r < READERS; r++) {
+        char name[16];
+        snprintf(name, sizeof name, "model-%d", r);
+        snprintf(readers.folders[r], sizeof readers.folders[r], "%s", tempdir_file(&dir, name));
+        folder_job saved = {readers.folders[r], ND_DTYPE_F32, r};
+        job.context = &saved;
+        cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+    }
+    job.mesh = (nd_mesh){{1, 2, 1, 1, 2}};
+    job.body = load_own;
+    job.context = &readers;
+    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+    readers.shrinks = true;
+    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+    for (int r = 0; r < READERS; r++) {
+        nd_fs_remove_flat_folder(readers.folders[r]);
     }
     tempdir_remove(&dir);
 }
