@@ -11,6 +11,7 @@
 
 #include "runtime/base/printable.h"
 #include "runtime/config/reader.h"
+#include "runtime/config/sources.h"
 
 nd_status nd_config_init(nd_config *config)
 {
@@ -150,7 +151,7 @@ static double encode_seconds(const char *path)
     return seconds_per_byte * bytes;
 }
 
-static double index_seconds(const nd_config *config, const char *path)
+static double index_seconds_of(const nd_config *config, const char *path)
 {
     const double seconds_per_byte = 100e-9;
     struct stat st;
@@ -163,6 +164,21 @@ static double index_seconds(const nd_config *config, const char *path)
     bool is_jsonl =
         config->data.format == ND_DATA_JSONL || (config->data.format == ND_DATA_AUTO && named);
     return is_jsonl && stat(path, &st) == 0 ? seconds_per_byte * (double)st.st_size : 0.0;
+}
+
+static double index_seconds(const nd_config *config, const char *text)
+{
+    nd_data_sources sources;
+    double seconds = 0;
+    if (nd_data_sources_read("", "data.path", text, &sources) != ND_OK) {
+        nd_error_clear(); /* said when the text was set, or no memory, which the next call says */
+        return 0;
+    }
+    for (int i = 0; i < sources.count; i++) {
+        seconds += index_seconds_of(config, sources.list[i].path);
+    }
+    nd_data_sources_fini(&sources);
+    return seconds;
 }
 
 /* Reading the files of model.path, as model.verify does where they have SHA256SUMS. */

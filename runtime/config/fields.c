@@ -9,6 +9,7 @@
 
 #include "runtime/base/printable.h"
 #include "runtime/config/reader.h"
+#include "runtime/config/sources.h"
 
 #define ND_FIELD(section, key, type, member, initial, min, max, choices, scope, unit, flags, help) \
     {#section,                                                                                     \
@@ -181,7 +182,34 @@ int nd_section_find(const char *name)
     return -1;
 }
 
-enum { TEXT_LIMIT = 4096 }; /* bytes of a path or a list of patterns */
+/* Bytes of a path or a list of patterns, and of a list of sources. */
+enum { TEXT_LIMIT = 4096, SOURCES_LIMIT = 64 << 10 };
+
+bool nd_field_is_sources(nd_field_id id)
+{
+    return id == ND_FIELD_data_path || id == ND_FIELD_data_validation_path;
+}
+
+/* ND_ERR_CONFIG when the text names no sources. A validation reads each of its sets once. */
+static nd_status check_sources(nd_field_id id, const nd_setting *setting)
+{
+    nd_data_sources sources;
+    nd_status status = ND_OK;
+    ND_TRY(nd_data_sources_read(setting->where, setting->name, setting->text, &sources));
+    for (int i = 0; i < sources.count && id == ND_FIELD_data_validation_path; i++) {
+        const nd_data_source *s = &sources.list[i];
+        if (s->weight > 0 || s->epochs > 0) {
+            status = nd_fail(ND_ERR_CONFIG,
+                             "%s%s gives \"%.200s\" %s, but a validation reads each set once; "
+                             "leave it out",
+                             setting->where, setting->name, s->path,
+                             s->weight > 0 ? "a weight" : "epochs");
+            break;
+        }
+    }
+    nd_data_sources_fini(&sources);
+    return status;
+}
 
 static void *member_of(nd_config *config, const nd_field *field)
 {
@@ -300,14 +328,18 @@ static nd_status set_text(nd_config *config, nd_field_id id, const nd_setting *s
     const nd_field *f = &nd_fields[id];
     char buffer[TEXT_LIMIT + 1];
     const char *text = setting->text;
-    if (strlen(text) > TEXT_LIMIT) {
+    const int limit = nd_field_is_sources(id) ? SOURCES_LIMIT : TEXT_LIMIT;
+    if (strlen(text) > (size_t)limit) {
         return nd_fail(ND_ERR_CONFIG, "%s%s has %zu bytes; at most %d are supported",
-                       setting->where, setting->name, strlen(text), TEXT_LIMIT);
+                       setting->where, setting->name, strlen(text), limit);
     }
     if (!nd_is_printable(text)) {
         return nd_fail(ND_ERR_CONFIG,
                        "%s%s holds a control character or is not UTF-8; rename the file or folder",
                        setting->where, setting->name);
+    }
+    if (nd_field_is_sources(id)) {
+        ND_TRY(check_sources(id, setting));
     }
     if (f->type == ND_FIELD_TYPE_LIST) {
         strip_list(text, setting->quoted, buffer);

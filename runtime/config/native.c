@@ -4,6 +4,7 @@
 
 #include "runtime/base/suggest.h"
 #include "runtime/config/reader.h"
+#include "runtime/config/sources.h"
 
 static nd_status unknown_key(const char *where, const char *section, const char *key)
 {
@@ -79,6 +80,24 @@ static nd_status unknown_section(const char *where, const char *key)
                    names);
 }
 
+/* Sources as a YAML list or map, kept as one text. */
+static nd_status read_sources(nd_reader *reader, nd_field_id id, const nd_yaml_node *node,
+                              const char *file)
+{
+    char where[600], name[128], *text = NULL;
+    nd_data_sources sources;
+    snprintf(where, sizeof where, "%.500s:%d: ", file, node->line);
+    snprintf(name, sizeof name, "%s.%s", nd_fields[id].section, nd_fields[id].key);
+    ND_TRY(nd_data_sources_of_node(file, name, node, &sources));
+    nd_status status = nd_data_sources_format(&sources, &text);
+    nd_data_sources_fini(&sources);
+    ND_TRY(status);
+    nd_setting setting = {where, name, text, true};
+    status = nd_reader_set(reader, id, &setting);
+    free(text);
+    return status;
+}
+
 static nd_status read_key(nd_reader *reader, const char *section, const nd_yaml_node *node,
                           const char *file)
 {
@@ -94,6 +113,9 @@ static nd_status read_key(nd_reader *reader, const char *section, const nd_yaml_
     if (nd_yaml_is_null(node) && !is_text) {
         return nd_fail(ND_ERR_CONFIG, "%s%s has no value; give one or remove the line (%s)", where,
                        name, f->help);
+    }
+    if (node->kind != ND_YAML_SCALAR && nd_field_is_sources((nd_field_id)id)) {
+        return read_sources(reader, (nd_field_id)id, node, file);
     }
     if (node->kind == ND_YAML_SEQUENCE && f->type != ND_FIELD_TYPE_LIST &&
         f->type != ND_FIELD_TYPE_PAIR) {

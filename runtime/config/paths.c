@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "runtime/config/reader.h"
+#include "runtime/config/sources.h"
 
 static const nd_field_id path_fields[ND_PATH_COUNT] = {
     [ND_PATH_MODEL_PATH] = ND_FIELD_model_path,
@@ -48,7 +49,7 @@ static bool is_there(const char *path, bool is_data)
     return is_data && matches(path);
 }
 
-static nd_status check(const nd_config *config, nd_path_key key, const char *path,
+static nd_status check(const nd_config *config, nd_path_key key, const char *verb, const char *path,
                        const char *advice)
 {
     const nd_field *f = &nd_fields[path_fields[key]];
@@ -60,31 +61,46 @@ static nd_status check(const nd_config *config, nd_path_key key, const char *pat
     bool usual = strcmp(path, f->initial) == 0 && !origin;
     snprintf(name, sizeof name, "%s.%s", f->section, f->key);
     if (path[0] == '/') {
-        return nd_fail(ND_ERR_DATA, "%s is \"%s\"%s, which does not exist; %s",
-                       origin ? origin : name, path, usual ? " (the default)" : "", advice);
+        return nd_fail(ND_ERR_DATA, "%s %s \"%s\"%s, which does not exist; %s",
+                       origin ? origin : name, verb, path, usual ? " (the default)" : "", advice);
     }
     return nd_fail(ND_ERR_DATA,
-                   "%s is \"%s\"%s, which does not exist; paths are relative to the working "
+                   "%s %s \"%s\"%s, which does not exist; paths are relative to the working "
                    "directory, %s; %s",
-                   origin ? origin : name, path, usual ? " (the default)" : "",
+                   origin ? origin : name, verb, path, usual ? " (the default)" : "",
                    getcwd(folder, sizeof folder) ? folder : "which cannot be read", advice);
+}
+
+/* Each path of a list. */
+static nd_status check_sources(const nd_config *config, nd_path_key key, const char *text,
+                               const char *advice)
+{
+    nd_data_sources sources;
+    nd_status status = ND_OK;
+    ND_TRY(nd_data_sources_read("", nd_fields[path_fields[key]].key, text, &sources));
+    for (int i = 0; i < sources.count && status == ND_OK; i++) {
+        const char *path = sources.list[i].path;
+        status = check(config, key, strcmp(path, text) == 0 ? "is" : "names", path, advice);
+    }
+    nd_data_sources_fini(&sources);
+    return status;
 }
 
 nd_status nd_config_check_model_path(const nd_config *config)
 {
-    ND_TRY(check(config, ND_PATH_MODEL_PATH, config->model.path,
+    ND_TRY(check(config, ND_PATH_MODEL_PATH, "is", config->model.path,
                  "give a Hugging Face folder with --model-path"));
-    return check(config, ND_PATH_MODEL_CONFIG, config->model.config,
+    return check(config, ND_PATH_MODEL_CONFIG, "is", config->model.config,
                  "change into the folder that the path starts from, or give a config.json with "
                  "--model-config or a folder with --model-path");
 }
 
 nd_status nd_config_check_data_paths(const nd_config *config)
 {
-    ND_TRY(
-        check(config, ND_PATH_DATA, config->data.path,
-              "give a file with --data-path, or make it: scripts/prepare_data writes the default "
-              "text, scripts/make_tokens.py turns a text into tokens"));
-    return check(config, ND_PATH_VALIDATION, config->data.validation_path,
-                 "give a file with --validation-path, or none with --validation-path=");
+    ND_TRY(check_sources(
+        config, ND_PATH_DATA, config->data.path,
+        "give a file with --data-path, or make it: scripts/prepare_data writes the default "
+        "text, scripts/make_tokens.py turns a text into tokens"));
+    return check_sources(config, ND_PATH_VALIDATION, config->data.validation_path,
+                         "give a file with --validation-path, or none with --validation-path=");
 }

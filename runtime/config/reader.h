@@ -95,6 +95,10 @@ nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out);
 int64_t *nd_axis_size(nd_config *config, nd_axis axis);
 nd_field_id nd_axis_field(nd_axis axis);
 
+/* Whether the field names sources of data (sources.h): its text may be a list, and longer than
+ * others. */
+bool nd_field_is_sources(nd_field_id id);
+
 /* Range and choice of a value that may have been put into the struct directly. */
 nd_status nd_field_check(const nd_config *config, nd_field_id id);
 

@@ -13,6 +13,9 @@
  *
  * Encoded text: files of text that a tokenizer.json turns into ids, once, in a cache of tokens.
  *
+ * Blend: a dataset of several sources, whose blocks are those of the first source, then those of
+ * the second, and so on. No block has tokens of two sources.
+ *
  * Formats: text (bytes; id = byte), JSONL ({"text": ...} or {"prompt": ..., "completion": ...};
  * prompt labels are -100; UTF-8 bytes of the strings), llm.c .bin, Megatron .bin/.idx (path with or
  * without the suffix). auto picks by suffix: .txt .jsonl .bin .idx (a .bin with the llm.c magic is
@@ -21,10 +24,12 @@
  * Loader. A prefetch thread reads one step ahead. With G = accumulation x dp x B the global batch,
  * sample
  *   i = step x G + micro x (dp x B) + dp_index x B + b        (step from 0)
- * is block perm(seed, epoch)(i mod N) of the N blocks, epoch = i / N. The order is the same on
- * every mesh; tp and cp peers get the same blocks. Validation reads blocks 0, 1, 2, ... in file
- * order (the same rule with perm the identity); past the end all labels are -100, so every rank
- * makes the same number of calls. With context parallelism the sequence is cut into 2 cp chunks,
+ * is block perm(seed, epoch)(i mod N) of the N blocks, epoch = i / N. In a blend with weights,
+ * sample i is sample k of source j (mix.h), which is block perm(seed, epoch, j)(k mod N_j) of its
+ * N_j. The order is the same on every mesh; tp and cp peers get the same blocks. Validation reads
+ * blocks 0, 1, 2, ... in file order (the same rule with perm the identity). Past the end of a
+ * validation, or of a blend whose sources are all limited, all labels are -100, so every rank makes
+ * the same number of calls. With context parallelism the sequence is cut into 2 cp chunks,
  * and this rank holds chunks r and 2 cp - 1 - r, in that order (zig-zag); labels were shifted
  * before, positions are global.
  */
@@ -71,6 +76,35 @@ nd_status nd_dataset_open_text(const nd_dataset_text *text, int64_t vocab, int64
                                nd_dataset **out);
 void nd_dataset_close(nd_dataset *dataset);
 
+/* A source of a blend. */
+typedef struct nd_dataset_part {
+    nd_dataset *data;
+    const char *name;      /* copied */
+    double weight, epochs; /* as for nd_mix_source; both 0: see below */
+} nd_dataset_part;
+
+/*
+ * Takes over the data of the parts, also when it fails. With weights or epochs the parts are mixed
+ * as mix.h says. With neither in any part they are one text: perm goes over all their blocks, so
+ * that an epoch reads each of them once.
+ */
+nd_status nd_dataset_blend(nd_dataset_part *parts, int count, nd_dataset **out);
+/* 1 for a dataset that is no blend, whose only source is number 0 and has no name (""). */
+int nd_dataset_sources(const nd_dataset *dataset);
+const char *nd_dataset_source_name(const nd_dataset *dataset, int source);
+/* The data of one source: the dataset itself when it is no blend. Borrowed. */
+const nd_dataset *nd_dataset_source(const nd_dataset *dataset, int source);
+int nd_dataset_source_of(const nd_dataset *dataset, int64_t block);
+/* Training samples in order: the block of sample i, or the number of blocks past the last one. */
+int64_t nd_dataset_sample(const nd_dataset *dataset, int64_t seed, int64_t i);
+/* How many of the first `samples` training samples each source gives, to (sources) numbers. Without
+ * weights it is what the source's size lets expect. */
+void nd_dataset_count_samples(const nd_dataset *dataset, int64_t samples, int64_t *counts);
+/* How many training samples there are: INT64_MAX unless all sources of a blend are limited. */
+int64_t nd_dataset_samples(const nd_dataset *dataset);
+/* Samples of an epoch: all blocks, or in a blend of epochs without weights what these give. */
+int64_t nd_dataset_epoch(const nd_dataset *dataset);
+
 int64_t nd_dataset_blocks(const nd_dataset *dataset); /* >= 1 */
 int64_t nd_dataset_tokens(const nd_dataset *dataset);
 
@@ -79,7 +113,8 @@ nd_status nd_dataset_block(const nd_dataset *dataset, int64_t index, int32_t *in
                            int32_t *labels);
 
 /* Content digest for the comparison between nodes: SHA-256 of the size and of samples of the
- * content, in hexadecimal. Its time does not grow with the file. */
+ * content, in hexadecimal. Its time does not grow with the file. That of a blend covers each
+ * source's digest, weight and epochs. */
 nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65]);
 /*
  * A digest of more of the content, for the comparison at a resume: XXH3 of the size and of all

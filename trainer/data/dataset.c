@@ -209,6 +209,9 @@ void nd_dataset_close(nd_dataset *dataset)
     if (!dataset) {
         return;
     }
+    if (dataset->blend) {
+        dataset->blend_calls->destroy(dataset->blend);
+    }
     if (dataset->cache) {
         nd_token_cache_close(dataset->cache);
     } else {
@@ -255,6 +258,9 @@ nd_status nd_dataset_block(const nd_dataset *dataset, int64_t index, int32_t *in
                            int32_t *labels)
 {
     ND_ASSERT(index >= 0 && index < dataset->blocks);
+    if (dataset->blend) {
+        return dataset->blend_calls->block(dataset->blend, index, inputs, labels);
+    }
     block_read read = {.dataset = dataset, .index = index, .inputs = inputs, .labels = labels};
     return nd_fs_map_guard(&dataset->map, dataset->path, read_block, &read);
 }
@@ -321,6 +327,9 @@ nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65])
 {
     uint8_t *buffer;
     nd_status status = ND_OK;
+    if (dataset->blend) {
+        return dataset->blend_calls->digest(dataset->blend, hex);
+    }
     if (dataset->cache) {
         return digest_cache(dataset->cache, hex);
     }

@@ -38,6 +38,15 @@ typedef struct nd_jsonl_mark {
     uint64_t prompt : 1;
 } nd_jsonl_mark;
 
+typedef struct nd_blend nd_blend;
+
+/* What nd_dataset_block, _digest and _close do for a blend. */
+typedef struct nd_blend_calls {
+    nd_status (*block)(const nd_blend *blend, int64_t index, int32_t *inputs, int32_t *labels);
+    nd_status (*digest)(const nd_blend *blend, char hex[65]);
+    void (*destroy)(nd_blend *blend);
+} nd_blend_calls;
+
 struct nd_dataset {
     char *path; /* the file that holds the tokens, for messages; owned */
     const nd_format *format;
@@ -52,6 +61,8 @@ struct nd_dataset {
     nd_jsonl_mark *marks; /* (mark_count) of mark_room; JSONL only; owned */
     int64_t mark_count, mark_room;
     nd_token_cache *cache; /* of an encoded text, which owns the map; else NULL; owned */
+    nd_blend *blend;       /* several sources, and no map; else NULL; owned */
+    const nd_blend_calls *blend_calls; /* with a blend */
 };
 
 nd_status nd_text_open(nd_dataset *dataset);

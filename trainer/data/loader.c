@@ -9,7 +9,6 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
-#include "runtime/base/rng.h"
 #include "trainer/data/formats.h"
 
 enum { SLOTS = 2, WAIT_SECONDS = 300, JOIN_SECONDS = 30 };
@@ -70,15 +69,14 @@ static struct timespec deadline_after(clockid_t clock, int seconds)
     return t;
 }
 
-/* The block of sample i; N when validation is past its end. */
+/* The block of sample i; N past the end. */
 static int64_t block_of(const nd_loader *loader, int64_t i)
 {
     int64_t N = loader->dataset->blocks;
     if (loader->options.validation) {
         return i < N ? i : N;
     }
-    return (int64_t)nd_rng_permute((uint64_t)loader->options.seed, (uint64_t)(i / N), (uint64_t)N,
-                                   (uint64_t)(i % N));
+    return nd_dataset_sample(loader->dataset, loader->options.seed, i);
 }
 
 /* Copies this rank's two chunks, r and 2 cp - 1 - r, from a whole sequence. */

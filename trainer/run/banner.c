@@ -67,6 +67,29 @@ static void warn_of_threads(const nd_run_context *run, const nd_config *config)
     }
 }
 
+/* How often the run reads each source. */
+static void print_sources(const nd_dataset *data, const nd_config *config)
+{
+    const int count = nd_dataset_sources(data);
+    const int64_t samples = config->train.steps * nd_step_blocks(config);
+    int64_t *had = NULL;
+    if (count < 2 || ND_ALLOC(count, &had) != ND_OK) {
+        nd_error_clear();
+        return;
+    }
+    nd_dataset_count_samples(data, samples, had);
+    for (int j = 0; j < count; j++) {
+        const nd_dataset *source = nd_dataset_source(data, j);
+        nd_log_info(
+            "source %s: %lld tokens, %lld blocks; %.3g %% of the samples, which read it %.3g "
+            "times",
+            nd_dataset_source_name(data, j), (long long)nd_dataset_tokens(source),
+            (long long)nd_dataset_blocks(source), 100.0 * (double)had[j] / (double)samples,
+            (double)had[j] / (double)nd_dataset_blocks(source));
+    }
+    free(had);
+}
+
 /* Prints how often the run reads its data, and warns when one step reads all of them. */
 static void print_data(const nd_run_context *run, const nd_rank *r)
 {
@@ -77,6 +100,7 @@ static void print_data(const nd_run_context *run, const nd_rank *r)
     nd_log_info("training data: %lld tokens, %lld blocks of %lld; the run reads them %.3g times",
                 (long long)nd_dataset_tokens(run->inputs->data), (long long)blocks,
                 (long long)config->train.sequence_length + 1, passes);
+    print_sources(run->inputs->data, config);
     if (step_blocks > blocks) {
         nd_log_warning("a step takes %lld blocks, but the training data have %lld: some are read "
                        "more than once a step; use more data, or a smaller batch or sequence",

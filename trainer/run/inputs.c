@@ -114,44 +114,18 @@ nd_status nd_inputs_find_tokenizer(const char *setting, const char *model_folder
     return status;
 }
 
-/* A file of token ids, or a text that the tokenizer encodes. */
-nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, const char *path,
-                              nd_dataset **out)
+/* The epochs of the sources may be fewer than the run needs. */
+static nd_status check_samples(const nd_config *config, const nd_inputs *inputs)
 {
-    static const nd_special_in_text special[] = {
-        [ND_CHOOSE_SPECIAL_TEXT] = ND_SPECIAL_TEXT,
-        [ND_CHOOSE_SPECIAL_PARSE] = ND_SPECIAL_PARSE,
-        [ND_CHOOSE_SPECIAL_REFUSE] = ND_SPECIAL_REFUSE,
-    };
-    const int64_t vocab = inputs->shape.vocab, sequence = config->train.sequence_length;
-    static const nd_chat_format chats[] = {
-        [ND_CHOOSE_CHAT_NONE] = ND_CHAT_NONE,
-        [ND_CHOOSE_CHAT_LLAMA3] = ND_CHAT_LLAMA3,
-        [ND_CHOOSE_CHAT_CHATML] = ND_CHAT_CHATML,
-    };
-    bool ids = false;
-    if (!inputs->tokenizer) {
-        return nd_dataset_open(path, config->data.format, config->data.tokenizer, vocab, sequence,
-                               out);
+    const int64_t blocks = nd_step_blocks(config), samples = nd_dataset_samples(inputs->data);
+    if (config->train.steps <= samples / blocks) {
+        return ND_OK;
     }
-    ND_TRY(nd_data_holds_ids(path, config->data.format, &ids));
-    if (ids) { /* the tokenizer is the one that made them */
-        return nd_dataset_open(path, config->data.format, "file", vocab, sequence, out);
-    }
-    const nd_corpus_rules rules = {.special_in_text = special[config->data.special_in_text],
-                                   .add_special = true,
-                                   .append_eod = config->data.append_eod,
-                                   .json_key = "text",
-                                   .pairs = true,
-                                   .chat = chats[config->data.chat_format]};
-    const nd_dataset_text text = {.path = path,
-                                  .format = config->data.format,
-                                  .tokenizer = inputs->tokenizer,
-                                  .rules = &rules,
-                                  .cache_dir = config->data.cache_dir,
-                                  .threads = nd_corpus_threads(),
-                                  .stop = inputs->stop};
-    return nd_dataset_open_text(&text, vocab, sequence, out);
+    return nd_fail(
+        ND_ERR_CONFIG,
+        "train.steps is %lld, and with %lld samples a step the epochs of data.path are over "
+        "after step %lld; give fewer steps, more epochs, or a source without a limit",
+        (long long)config->train.steps, (long long)blocks, (long long)(samples / blocks));
 }
 
 nd_status nd_inputs_open(const nd_config *config, nd_inputs *inputs)
@@ -160,10 +134,11 @@ nd_status nd_inputs_open(const nd_config *config, nd_inputs *inputs)
     ND_TRY(nd_config_check_data_paths(config));
     ND_TRY(nd_inputs_find_tokenizer(config->data.tokenizer, inputs->model_folder,
                                     config->model.config, &inputs->tokenizer));
-    ND_TRY(nd_inputs_open_data(config, inputs, config->data.path, &inputs->data));
+    ND_TRY(nd_inputs_open_sources(config, inputs, config->data.path, &inputs->data));
+    ND_TRY(check_samples(config, inputs));
     return config->data.validation_path[0]
-               ? nd_inputs_open_data(config, inputs, config->data.validation_path,
-                                     &inputs->validation)
+               ? nd_inputs_open_sources(config, inputs, config->data.validation_path,
+                                        &inputs->validation)
                : ND_OK;
 }
 

@@ -34,10 +34,13 @@ nd_status nd_inputs_open(const nd_config *config, nd_inputs *inputs);
 nd_status nd_inputs_verify_model(const nd_config *config);
 nd_status nd_inputs_verify_folder(const nd_config *config, const char *folder); /* of another one */
 void nd_inputs_close(nd_inputs *inputs);
-/* A data file of these inputs (their shape and tokenizer), opened as data.path is; owned by the
- * caller. */
+/* Data for these inputs (their shape and tokenizer), by a path: a file, a folder or a pattern.
+ * Owned by the caller. */
 nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, const char *path,
                               nd_dataset **out);
+/* The same by a text as data.path has it, which may name several sources. */
+nd_status nd_inputs_open_sources(const nd_config *config, const nd_inputs *inputs, const char *text,
+                                 nd_dataset **out);
 /*
  * The tokenizer.json that data.tokenizer names; NULL for bytes and file. `model_folder` and
  * `model_config` are those of the run, NULL or "" where there is none. ND_ERR_CONFIG when it does

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/config/sources.h"
+#include "tests/unit/runtime/config/support.h"
+
+/* The text that a configuration keeps of data.path. */
+static void expect_path(const char *yaml, const char *wanted)
+{
+    nd_config config;
+    cr_assert_eq(read_text(&config, yaml), ND_OK, "%s: %s", yaml, nd_error_last()->message);
+    cr_expect_str_eq(config.data.path, wanted);
+    nd_config_fini(&config);
+}
+
+Test(sources, lists_of_a_file_become_one_text)
+{
+    expect_path("data:\n  path: a.txt\n", "a.txt");
+    expect_path("data:\n  path: [a.txt, 'b c']\n", "[\"a.txt\", \"b c\"]");
+    expect_path(
+        "data:\n  path:\n    - path: a\n      weight: 0.7\n    - {path: b, weight: 3, epochs: 2, "
+        "name: code}\n",
+        "[{path: \"a\", weight: 0.7}, {path: \"b\", weight: 3, epochs: 2, name: code}]");
+    expect_path("data:\n  path: {web: a, code: {path: b}}\n",
+                "[{path: \"a\", name: web}, {path: \"b\", name: code}]");
+    expect_path("data:\n  path: 0.7 a 0.3 b\n", "0.7 a 0.3 b");
+    expect_path("data:\n  path: \"[a, b]\"\n", "[a, b]");
+}
+
+Test(sources, a_text_reads_as_sources)
+{
+    nd_data_sources s;
+    cr_assert_eq(nd_data_sources_read("", "data.path", "0.7 x/web.jsonl.zst 30 y/web.bin", &s),
+                 ND_OK);
+    cr_assert_eq(s.count, 2);
+    cr_assert_float_eq(s.list[0].weight, 0.7, 0);
+    cr_assert_float_eq(s.list[1].weight, 30, 0);
+    cr_assert_str_eq(s.list[1].path, "y/web.bin");
+    cr_assert_str_eq(s.list[0].name, "web");
+    cr_assert_str_eq(s.list[1].name, "web-2");
+    nd_data_sources_fini(&s);
+    cr_assert_eq(nd_data_sources_read("", "data.path", "{b: {path: 'a \\ c', epochs: 0.5}}", &s),
+                 ND_OK);
+    cr_assert_eq(s.count, 1);
+    cr_assert_float_eq(s.list[0].epochs, 0.5, 0);
+    char *text = NULL;
+    cr_assert_eq(nd_data_sources_format(&s, &text), ND_OK);
+    cr_assert_str_eq(text, "[{path: \"a \\\\ c\", epochs: 0.5, name: b}]");
+    nd_data_sources_fini(&s);
+    cr_assert_eq(nd_data_sources_read("", "data.path", text, &s), ND_OK);
+    cr_assert_str_eq(s.list[0].path, "a \\ c");
+    nd_data_sources_fini(&s);
+    free(text);
+    static const char *const single[] = {"a b", "7 up.txt x", "[ab]*.txt", "0.7 a 0.3", "a 0.7"};
+    for (size_t i = 0; i < sizeof single / sizeof *single; i++) {
+        cr_assert_eq(nd_data_sources_read("", "data.path", single[i], &s), ND_OK);
+        cr_assert_eq(s.count, 1);
+        cr_assert_str_eq(s.list[0].path, single[i]);
+        nd_data_sources_fini(&s);
+    }
+}
+
+Test(sources, printed_configuration_reads_back)
+{
+    nd_config config, again;
+    char *yaml = NULL, *second = NULL;
+    cr_assert_eq(read_text(&config, "data:\n  path: {web: a, code: 'b\"c'}\n"
+                                    "  validation_path: {v: d, w: e}\n"),
+                 ND_OK);
+    cr_assert_eq(nd_config_to_yaml(&config, &yaml), ND_OK);
+    cr_assert_eq(read_text(&again, yaml), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_config_to_yaml(&again, &second), ND_OK);
+    cr_assert_str_eq(yaml, second);
+    free(yaml);
+    free(second);
+    nd_config_fini(&config);
+    nd_config_fini(&again);
+}
+
+Test(sources, faults_have_line_and_key)
+{
+    EXPECT_BAD_TEXT("data:\n  path:\n    - path: a\n    - path: b\n      weight: -1\n",
+                    "test.yaml:5: ", "data.path", "weight is '-1'", "above 0", NULL);
+    EXPECT_BAD_TEXT("data:\n  path: [{path: a, weight: 1}, b]\n",
+                    "test.yaml:2: data.path gives \"a\" a "
+                    "weight, but not \"b\"",
+                    NULL);
+    EXPECT_BAD_TEXT("data:\n  path: [a, {path: b, epochs: 1}]\n",
+                    "gives \"b\" epochs, but not \"a\"", NULL);
+    EXPECT_BAD_TEXT("data:\n  path: [{weight: 1}]\n", "without a path", NULL);
+    EXPECT_BAD_TEXT("data:\n  path: [{path: a, wieght: 1}]\n", "'wieght'", "weight, epochs", NULL);
+    EXPECT_BAD_TEXT("data:\n  path: []\n", "empty list", NULL);
+    EXPECT_BAD_TEXT("data:\n  path: [[a]]\n", "a list inside a list", NULL);
+    EXPECT_BAD_TEXT("data:\n  path: {path: a, weight: 1}\n", "list of one", NULL);
+    EXPECT_BAD_TEXT("data:\n  path: [{path: a, name: x}, {path: b, name: x}]\n", "two sources x",
+                    NULL);
+    EXPECT_BAD_TEXT("data:\n  path: [{path: a, name: 'x y'}]\n", "'x y'", "letters", NULL);
+    EXPECT_BAD_TEXT("data:\n  validation_path: 0.5 a 0.5 b\n", "test.yaml:2: data.validation_path",
+                    "reads each set once", NULL);
+    nd_config config;
+    expect_sentence(FLAGS(&config, "--data-path", "[{path: a, weight: x}]"), ND_ERR_CONFIG, "flag",
+                    "--data-path", "'x'", NULL);
+    nd_config_fini(&config);
+}
+
+Test(sources, each_path_must_exist)
+{
+    nd_config config;
+    cr_assert_eq(FLAGS(&config, "--data-path", "[/dev/null, /nowhere/b]"), ND_OK);
+    expect_sentence(nd_config_check_data_paths(&config), ND_ERR_DATA, "list",
+                    "--data-path names \"/nowhere/b\", which does not exist", NULL);
+    nd_config_fini(&config);
+}

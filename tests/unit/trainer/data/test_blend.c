@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/rng.h"
+#include "tests/support/tempdir.h"
+#include "trainer/data/data.h"
+#include "trainer/data/mix.h"
+
+/* Source j is a text of the letter 'a' + j alone, of BLOCKS[j] whole blocks. */
+enum { S = 7, SOURCES = 3 };
+static const int64_t BLOCKS[SOURCES] = {5, 11, 5};
+
+static nd_dataset_part part(int j, double weight, double epochs)
+{
+    tempdir dir;
+    char text[64 * (S + 1)];
+    tempdir_make(&dir);
+    memset(text, 'a' + j, sizeof text);
+    nd_dataset_part out = {
+        .name = (const char *[]){"x", "y", "z"}[j], .weight = weight, .epochs = epochs};
+    assert_ok(nd_dataset_open(tempdir_write(&dir, "a.txt", text, (size_t)BLOCKS[j] * (S + 1)),
+                              ND_DATA_TEXT, "bytes", 256, S, &out.data));
+    tempdir_remove(&dir);
+    return out;
+}
+
+static nd_dataset *blend_of(double a, double b, double c, const double *epochs)
+{
+    const double weights[] = {a, b, c};
+    nd_dataset_part parts[SOURCES];
+    nd_dataset *blend;
+    for (int j = 0; j < SOURCES; j++) {
+        parts[j] = part(j, weights[j], epochs ? epochs[j] : 0);
+    }
+    assert_ok(nd_dataset_blend(parts, SOURCES, &blend));
+    return blend;
+}
+
+static char letter(const nd_dataset *blend, int64_t block)
+{
+    int32_t x[S], y[S];
+    assert_ok(nd_dataset_block(blend, block, x, y));
+    cr_assert_eq(x[0], y[S - 1]);
+    return (char)x[0];
+}
+
+Test(blend, blocks_are_those_of_the_sources_in_a_row)
+{
+    nd_dataset *blend = blend_of(1, 1, 1, NULL);
+    cr_assert_eq(nd_dataset_blocks(blend), 21);
+    cr_assert_eq(nd_dataset_tokens(blend), 21 * (S + 1));
+    cr_assert_eq(nd_dataset_sources(blend), 3);
+    cr_assert_str_eq(nd_dataset_source_name(blend, 1), "y");
+    cr_assert_eq(nd_dataset_blocks(nd_dataset_source(blend, 1)), 11);
+    for (int64_t b = 0; b < 21; b++) {
+        int j = b < 5 ? 0 : b < 16 ? 1 : 2;
+        cr_assert_eq(nd_dataset_source_of(blend, b), j);
+        cr_assert_eq(letter(blend, b), 'a' + j);
+    }
+    nd_dataset_close(blend);
+}
+
+Test(blend, without_weights_an_epoch_reads_every_block_once)
+{
+    nd_dataset *blend = blend_of(0, 0, 0, NULL);
+    cr_assert_eq(nd_dataset_epoch(blend), 21);
+    cr_assert_eq(nd_dataset_samples(blend), INT64_MAX);
+    for (int64_t epoch = 0; epoch < 2; epoch++) {
+        bool read[21] = {false};
+        for (int64_t i = 0; i < 21; i++) {
+            int64_t block = nd_dataset_sample(blend, 9, epoch * 21 + i);
+            cr_assert(!read[block]);
+            read[block] = true;
+        }
+    }
+    nd_dataset_close(blend);
+}
+
+/* Each source is read in an order of its own, each block once in its epoch. */
+Test(blend, weights_choose_the_source_and_a_permutation_its_block)
+{
+    nd_dataset *blend = blend_of(2, 1, 1, NULL);
+    int64_t had[SOURCES] = {0}, order[SOURCES][64];
+    for (int64_t i = 0; i < 60; i++) {
+        int64_t block = nd_dataset_sample(blend, 9, i);
+        int j = nd_dataset_source_of(blend, block);
+        order[j][had[j]++] = block - (j == 0 ? 0 : j == 1 ? 5 : 16);
+    }
+    cr_assert_eq(had[0], 30);
+    cr_assert_eq(had[1], 15);
+    for (int j = 0; j < SOURCES; j++) {
+        for (int64_t first = 0; first + BLOCKS[j] <= had[j]; first += BLOCKS[j]) {
+            bool read[16] = {false};
+            for (int64_t k = first; k < first + BLOCKS[j]; k++) {
+                cr_assert(!read[order[j][k]]);
+                read[order[j][k]] = true;
+            }
+        }
+    }
+    cr_assert(memcmp(order[0], order[2], 15 * sizeof *order[0]) != 0);
+    nd_dataset_close(blend);
+}
+
+Test(blend, limited_sources_end_and_the_rest_has_no_labels)
+{
+    nd_dataset *blend = blend_of(0, 0, 0, (double[]){1, 0.5, 2});
+    cr_assert_eq(nd_dataset_samples(blend), 5 + 6 + 10);
+    cr_assert_eq(nd_dataset_epoch(blend), 21);
+    cr_assert_eq(nd_dataset_sample(blend, 9, 21), 21);
+    nd_loader_options o = {.sequence = S,
+                           .micro_batch = 4,
+                           .accumulation = 3,
+                           .dp_size = 1,
+                           .cp_size = 1,
+                           .first_step = 1};
+    nd_loader *loader;
+    nd_step_batch batch;
+    assert_ok(nd_loader_open(blend, &o, &loader));
+    assert_ok(nd_loader_next(loader, &batch));
+    cr_assert_eq(batch.valid, 9 * S); /* of 24 samples 21 are there */
+    assert_ok(nd_loader_next(loader, &batch));
+    cr_assert_eq(batch.valid, 0);
+    cr_assert(nd_loader_close(loader));
+    nd_dataset_close(blend);
+}
+
+/* The samples of a step are the same ones, whatever the number of data ranks. */
+Test(blend, order_does_not_depend_on_the_mesh)
+{
+    nd_dataset *blend = blend_of(0.5, 0.3, 0.2, NULL);
+    int64_t letters[3][256] = {{0}};
+    for (int kind = 0; kind < 3; kind++) {
+        const int dp = 1 << kind;
+        for (int r = 0; r < dp; r++) {
+            nd_loader_options o = {.sequence = S,
+                                   .micro_batch = 1,
+                                   .accumulation = 8 / dp,
+                                   .dp_size = dp,
+                                   .dp_index = r,
+                                   .cp_size = 1,
+                                   .seed = 3};
+            nd_loader *loader;
+            nd_step_batch batch;
+            assert_ok(nd_loader_open(blend, &o, &loader));
+            for (int step = 0; step < 4; step++) {
+                assert_ok(nd_loader_next(loader, &batch));
+                for (int micro = 0; micro < 8 / dp; micro++) {
+                    letters[kind][step * 8 + micro * dp + r] = batch.inputs[micro * S];
+                }
+            }
+            cr_assert(nd_loader_close(loader));
+        }
+    }
+    cr_assert_eq(memcmp(letters[0], letters[1], sizeof letters[0]), 0);
+    cr_assert_eq(memcmp(letters[0], letters[2], sizeof letters[0]), 0);
+    nd_dataset_close(blend);
+}
+
+Test(blend, digest_covers_every_source_and_its_weight)
+{
+    char hex[5][65];
+    nd_dataset *blends[] = {blend_of(1, 1, 1, NULL), blend_of(1, 1, 1, NULL),
+                            blend_of(1, 2, 1, NULL), blend_of(0, 0, 0, NULL),
+                            blend_of(1, 1, 1, (double[]){0, 0, 3})};
+    for (int i = 0; i < 5; i++) {
+        assert_ok(nd_dataset_digest(blends[i], hex[i]));
+        nd_dataset_close(blends[i]);
+    }
+    cr_assert_str_eq(hex[0], hex[1]);
+    for (int i = 2; i < 5; i++) {
+        cr_assert_str_neq(hex[0], hex[i]);
+    }
+    nd_dataset_part parts[] = {part(0, 1, 0), part(1, 1, 0)};
+    nd_dataset *two;
+    assert_ok(nd_dataset_blend(parts, 2, &two));
+    assert_ok(nd_dataset_digest(two, hex[1]));
+    cr_assert_str_neq(hex[0], hex[1]);
+    nd_dataset_close(two);
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <math.h>
+
+#include "runtime/base/rng.h"
+#include "tests/support/tempdir.h"
+#include "trainer/data/mix.h"
+
+enum { MOST = 16 };
+
+static nd_mix *make(int count, const double *weights, const double *epochs, int64_t blocks)
+{
+    nd_mix_source sources[MOST];
+    nd_mix *mix;
+    for (int j = 0; j < count; j++) {
+        sources[j] = (nd_mix_source){.name = "x",
+                                     .blocks = blocks,
+                                     .weight = weights ? weights[j] : 0,
+                                     .epochs = epochs ? epochs[j] : 0};
+    }
+    assert_ok(nd_mix_create(sources, count, &mix));
+    return mix;
+}
+
+/* At every prefix each source has had its share, give or take less than 1 + drift n samples, and
+ * its samples come in order. */
+static void expect_shares(const nd_mix *mix, int count, const double *weights, double drift,
+                          int64_t n)
+{
+    int64_t had[MOST] = {0};
+    double sum = 0;
+    for (int j = 0; j < count; j++) {
+        sum += weights[j];
+    }
+    for (int64_t i = 0; i < n; i++) {
+        nd_mix_place at = nd_mix_at(mix, i);
+        cr_assert(at.source >= 0 && at.source < count);
+        cr_assert_eq(at.index, had[at.source], "sample %lld", (long long)i);
+        had[at.source]++;
+        for (int j = 0; j < count; j++) {
+            cr_assert(i % 97 > 0 || nd_mix_count(mix, j, i + 1) == had[j]);
+            double share = weights[j] / sum * (double)(i + 1);
+            cr_assert(fabs((double)had[j] - share) < 1 + drift * (double)(i + 1),
+                      "source %d has had %lld of %.3f after %lld", j, (long long)had[j], share,
+                      (long long)i + 1);
+        }
+    }
+}
+
+Test(mix, two_sources_take_turns_as_tijdeman_says)
+{
+    static const int order[] = {0, 1, 0, 0, 0, 1, 0, 0, 1, 0};
+    nd_mix *mix = make(2, (double[]){0.7, 0.3}, NULL, 5);
+    for (int i = 0; i < 40; i++) {
+        cr_assert_eq(nd_mix_at(mix, i).source, order[i % 10], "sample %d", i);
+    }
+    cr_assert_eq(nd_mix_at(mix, 7 + 1000000000000).source, order[7]);
+    cr_assert_eq(nd_mix_at(mix, 5 + 1000000000000).index, 300000000001);
+    cr_assert_eq(nd_mix_samples(mix), INT64_MAX);
+    nd_mix_destroy(mix);
+}
+
+Test(mix, every_prefix_is_within_one_of_the_weights)
+{
+    static const struct {
+        int count;
+        double weights[8];
+    } cases[] = {{1, {4}},
+                 {2, {1, 1}},
+                 {3, {1, 1, 1}},
+                 {3, {0.5, 0.25, 0.25}},
+                 {4, {0.1, 0.2, 0.3, 0.4}},
+                 {5, {3, 1, 4, 1, 5}},
+                 {2, {999, 1}},
+                 {8, {0.003, 0.12, 0.377, 0.05, 0.2, 0.15, 0.05, 0.05}}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        nd_mix *mix = make(cases[c].count, cases[c].weights, NULL, 100);
+        expect_shares(mix, cases[c].count, cases[c].weights, 0, 3000);
+        nd_mix_destroy(mix);
+    }
+}
+
+/* Weights that no period holds exactly are off by less than 1 in 65,536 a sample. */
+Test(mix, weights_without_a_period_are_rounded)
+{
+    double weights[7];
+    for (uint64_t j = 0; j < 7; j++) {
+        weights[j] = 1e5 + (double)(nd_rng_u64(1, 0, j) >> 40);
+    }
+    nd_mix *mix = make(7, weights, NULL, 100);
+    expect_shares(mix, 7, weights, 1.0 / 65536, 70000);
+    nd_mix_destroy(mix);
+    mix = make(2, (double[]){1, 1e-9}, NULL, 100); /* at least 1 in a period */
+    expect_shares(mix, 2, (double[]){65535, 1}, 0, 70000);
+    nd_mix_destroy(mix);
+}
+
+Test(mix, a_source_ends_with_its_epochs_and_the_others_go_on)
+{
+    /* 10 blocks each: the second gives 15 samples, the third 5. */
+    const double weights[] = {1, 1, 2}, epochs[] = {0, 1.5, 0.5};
+    nd_mix *mix = make(3, weights, epochs, 10);
+    int64_t had[3] = {0};
+    int64_t ended[3] = {0};
+    for (int64_t i = 0; i < 500; i++) {
+        nd_mix_place at = nd_mix_at(mix, i);
+        cr_assert_eq(at.index, had[at.source]);
+        had[at.source]++;
+        ended[at.source] = i + 1;
+    }
+    cr_assert_eq(had[1], 15);
+    cr_assert_eq(had[2], 5);
+    cr_assert_eq(had[0], 480);
+    cr_assert_eq(nd_mix_count(mix, 0, 500), 480);
+    cr_assert_eq(nd_mix_count(mix, 1, 500), 15);
+    cr_assert_eq(nd_mix_count(mix, 2, ended[2]), 5);
+    cr_assert_eq(nd_mix_count(mix, 2, ended[2] - 1), 4);
+    /* Half of the samples until 5 are gone; from then on every other one is of the second. */
+    cr_assert(ended[2] >= 9 && ended[2] <= 11, "%lld", (long long)ended[2]);
+    cr_assert(ended[1] >= 34 && ended[1] <= 37, "%lld", (long long)ended[1]);
+    cr_assert_eq(nd_mix_samples(mix), INT64_MAX);
+    nd_mix_destroy(mix);
+}
+
+Test(mix, epochs_without_weights_give_every_source_as_often_as_it_says)
+{
+    const nd_mix_source sources[] = {{"a", 100, 0, 1}, {"b", 33, 0, 3}, {"c", 7, 0, 0.5}};
+    int64_t had[3] = {0};
+    nd_mix *mix;
+    assert_ok(nd_mix_create(sources, 3, &mix));
+    cr_assert_eq(nd_mix_samples(mix), 100 + 99 + 4);
+    for (int64_t i = 0; i < nd_mix_samples(mix); i++) {
+        nd_mix_place at = nd_mix_at(mix, i);
+        cr_assert_eq(at.index, had[at.source]++);
+        double share = (double)(i + 1) * 99 / 203;
+        cr_assert(at.source != 1 || fabs((double)had[1] - share) < 1.0 + 1e-9);
+    }
+    cr_assert_eq(had[0], 100);
+    cr_assert_eq(had[1], 99);
+    cr_assert_eq(had[2], 4);
+    nd_mix_destroy(mix);
+}

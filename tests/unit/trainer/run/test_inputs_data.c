@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "tests/support/tempdir.h"
+#include "trainer/run/run.h"
+
+static tempdir dir;
+static nd_config config;
+static nd_inputs inputs;
+static nd_dataset *data;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    cr_assert_eq(nd_config_init(&config), ND_OK);
+    config.train.sequence_length = 3;
+    inputs = (nd_inputs){.shape.vocab = 256};
+}
+
+static void teardown(void)
+{
+    nd_config_fini(&config);
+    tempdir_remove(&dir);
+}
+
+TestSuite(inputs_data, .init = setup, .fini = teardown);
+
+static nd_status open_sources(const char *format)
+{
+    char text[3 * PATH_MAX];
+    snprintf(text, sizeof text, format, dir.path, dir.path);
+    return nd_inputs_open_sources(&config, &inputs, text, &data);
+}
+
+static char letter(int64_t block)
+{
+    int32_t x[3], y[3];
+    assert_ok(nd_dataset_block(data, block, x, y));
+    return (char)x[0];
+}
+
+Test(inputs_data, a_single_path_is_no_blend)
+{
+    static const char *const forms[] = {"%s/a.txt", "[%s/a.txt]", "0.5 %s/a.txt"};
+    tempdir_write(&dir, "a.txt", "aaaaaaaa", 8);
+    for (int i = 0; i < 3; i++) {
+        assert_ok(open_sources(forms[i]));
+        cr_assert_eq(nd_dataset_sources(data), 1);
+        cr_assert_str_eq(nd_dataset_source_name(data, 0), "");
+        cr_assert_eq(nd_dataset_blocks(data), 2);
+        nd_dataset_close(data);
+    }
+}
+
+Test(inputs_data, lists_folders_and_patterns)
+{
+    tempdir_write(&dir, "b.txt", "bbbbbbbb", 8);
+    tempdir_write(&dir, "a.txt", "aaaa", 4);
+    assert_ok(open_sources("[%s/b.txt, %s/a.txt]"));
+    cr_assert_eq(nd_dataset_sources(data), 2);
+    cr_assert_str_eq(nd_dataset_source_name(data, 1), "a");
+    cr_assert_eq(letter(0), 'b');
+    cr_assert_eq(letter(2), 'a');
+    nd_dataset_close(data);
+    static const char *const forms[] = {"%s", "%s/*.txt", "%s/"};
+    for (int i = 0; i < 3; i++) { /* sorted by name */
+        assert_ok(open_sources(forms[i]));
+        cr_assert_eq(nd_dataset_blocks(data), 3);
+        cr_assert_eq(letter(0), 'a');
+        cr_assert_eq(letter(1), 'b');
+        nd_dataset_close(data);
+    }
+    assert_ok(open_sources("0.25 %s 0.75 %s/b.txt"));
+    cr_assert_eq(nd_dataset_sources(data), 2);
+    cr_assert_eq(nd_dataset_blocks(data), 5);
+    nd_dataset_close(data);
+    cr_assert_eq(open_sources("[%s/a.txt, %s/none.txt]"), ND_ERR_DATA);
+    cr_assert(strstr(nd_error_last()->message, "none.txt"));
+}
+
+/* llm.c's .bin: magic 20240520, version 1, count, 256 numbers in all, then U16 ids. */
+static void write_shard(const char *name, uint16_t id, uint16_t count)
+{
+    uint8_t bytes[1024 + 2 * 64] = {0};
+    const uint32_t head[] = {20240520, 1, count};
+    memcpy(bytes, head, sizeof head);
+    for (uint16_t i = 0; i < count; i++) {
+        memcpy(bytes + 1024 + 2 * i, &id, 2);
+    }
+    tempdir_write(&dir, name, bytes, 1024 + 2 * (size_t)count);
+}
+
+Test(inputs_data, token_shards_of_a_folder_are_one_source)
+{
+    write_shard("x_1.bin", 'y', 8);
+    write_shard("x_0.bin", 'x', 4);
+    tempdir_write(&dir, "readme.txt", "zzzzzzzz", 8);
+    free(config.data.tokenizer);
+    config.data.tokenizer = strdup("file");
+    static const char *const forms[] = {"%s", "%s/x_*.bin"};
+    for (int i = 0; i < 2; i++) {
+        assert_ok(open_sources(forms[i]));
+        cr_assert_eq(nd_dataset_blocks(data), 3);
+        cr_assert_eq(letter(0), 'x');
+        cr_assert_eq(letter(2), 'y');
+        nd_dataset_close(data);
+    }
+}

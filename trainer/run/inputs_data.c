@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Opens what data.path and data.validation_path name. */
+#include <glob.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "runtime/base/fsio.h"
+#include "runtime/base/text.h"
+#include "runtime/config/sources.h"
+#include "trainer/run/run.h"
+
+/* A file of token ids, or a text that the tokenizer encodes. */
+static nd_status open_path(const nd_config *config, const nd_inputs *inputs, const char *path,
+                           nd_dataset **out)
+{
+    static const nd_special_in_text special[] = {
+        [ND_CHOOSE_SPECIAL_TEXT] = ND_SPECIAL_TEXT,
+        [ND_CHOOSE_SPECIAL_PARSE] = ND_SPECIAL_PARSE,
+        [ND_CHOOSE_SPECIAL_REFUSE] = ND_SPECIAL_REFUSE,
+    };
+    const int64_t vocab = inputs->shape.vocab, sequence = config->train.sequence_length;
+    static const nd_chat_format chats[] = {
+        [ND_CHOOSE_CHAT_NONE] = ND_CHAT_NONE,
+        [ND_CHOOSE_CHAT_LLAMA3] = ND_CHAT_LLAMA3,
+        [ND_CHOOSE_CHAT_CHATML] = ND_CHAT_CHATML,
+    };
+    bool ids = false;
+    if (!inputs->tokenizer) {
+        return nd_dataset_open(path, config->data.format, config->data.tokenizer, vocab, sequence,
+                               out);
+    }
+    ND_TRY(nd_data_holds_ids(path, config->data.format, &ids));
+    if (ids) { /* the tokenizer is the one that made them */
+        return nd_dataset_open(path, config->data.format, "file", vocab, sequence, out);
+    }
+    const nd_corpus_rules rules = {.special_in_text = special[config->data.special_in_text],
+                                   .add_special = true,
+                                   .append_eod = config->data.append_eod,
+                                   .json_key = "text",
+                                   .pairs = true,
+                                   .chat = chats[config->data.chat_format]};
+    const nd_dataset_text text = {.path = path,
+                                  .format = config->data.format,
+                                  .tokenizer = inputs->tokenizer,
+                                  .rules = &rules,
+                                  .cache_dir = config->data.cache_dir,
+                                  .threads = nd_corpus_threads(),
+                                  .stop = inputs->stop};
+    return nd_dataset_open_text(&text, vocab, sequence, out);
+}
+
+static bool is_folder(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+/* Whether a pattern has a match that ends in .bin, as token files do. */
+static bool has_token_files(const char *pattern)
+{
+    glob_t found = {0};
+    bool any = false;
+    if (glob(pattern, GLOB_NOSORT, NULL, &found) == 0) {
+        for (size_t i = 0; i < found.gl_pathc && !any; i++) {
+            any = nd_ends_with(found.gl_pathv[i], ".bin");
+        }
+    }
+    globfree(&found);
+    return any;
+}
+
+/* The files in the bytewise order of their names, as one text. An .idx belongs to its .bin. */
+static nd_status open_files(const nd_config *config, const nd_inputs *inputs,
+                            const nd_corpus_files *files, bool tokens, nd_dataset **out)
+{
+    nd_dataset_part *parts = NULL;
+    int count = 0;
+    nd_status status = ND_ALLOC(files->count, &parts);
+    for (size_t i = 0; i < files->count && status == ND_OK; i++) {
+        const char *path = files->list[i].path;
+        if (tokens && !nd_ends_with(path, ".bin")) {
+            continue;
+        }
+        parts[count] = (nd_dataset_part){.name = ""};
+        status = open_path(config, inputs, path, &parts[count].data);
+        count += status == ND_OK;
+    }
+    if (status == ND_OK) {
+        status = nd_dataset_blend(parts, count, out);
+    } else {
+        for (int i = 0; i < count; i++) {
+            nd_dataset_close(parts[i].data);
+        }
+    }
+    free(parts);
+    return status;
+}
+
+nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, const char *path,
+                              nd_dataset **out)
+{
+    nd_corpus_files files = {0};
+    char *pattern = NULL;
+    const bool folder = is_folder(path);
+    if (!folder && !nd_corpus_is_pattern(path)) {
+        return open_path(config, inputs, path, out);
+    }
+    ND_TRY(nd_fs_format(&pattern, "%s%s", path, folder ? "/*.bin" : ""));
+    const bool tokens = has_token_files(pattern);
+    nd_status status = ND_OK;
+    if (!tokens && inputs->tokenizer) {
+        status = open_path(config, inputs, path, out); /* encoded into one cache */
+    } else {
+        status = nd_corpus_files_add(&files, tokens ? pattern : path, config->data.format);
+        status = status == ND_OK ? open_files(config, inputs, &files, tokens, out) : status;
+    }
+    nd_corpus_files_fini(&files);
+    free(pattern);
+    return status;
+}
+
+nd_status nd_inputs_open_sources(const nd_config *config, const nd_inputs *inputs, const char *text,
+                                 nd_dataset **out)
+{
+    nd_data_sources sources;
+    nd_dataset_part *parts = NULL;
+    int count = 0;
+    ND_TRY(nd_data_sources_read("", "data.path", text, &sources));
+    nd_status status = ND_ALLOC(sources.count + 1, &parts);
+    for (; count < sources.count && status == ND_OK; count++) {
+        const nd_data_source *s = &sources.list[count];
+        parts[count] = (nd_dataset_part){.name = s->name, .weight = s->weight, .epochs = s->epochs};
+        status = nd_inputs_open_data(config, inputs, s->path, &parts[count].data);
+    }
+    if (status == ND_OK && count == 1 && parts[0].epochs == 0) {
+        *out = parts[0].data;
+        parts[0].data = NULL;
+    } else if (status == ND_OK) {
+        status = nd_dataset_blend(parts, count, out);
+    }
+    for (int i = 0; i < count; i++) {
+        nd_dataset_close(parts[i].data);
+    }
+    free(parts);
+    nd_data_sources_fini(&sources);
+    return status;
+}
