@@ -7,7 +7,7 @@
 #include "tests/support/tempdir.h"
 
 /* What the last command printed, on both streams. */
-static char shell_output[16384];
+static char shell_output[32768];
 
 /* The exit code of the command, run in the folder; 128 + the signal that ended it. */
 static inline int shell_run(const tempdir *dir, const char *command)
