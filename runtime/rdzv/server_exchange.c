@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/rdzv/pack.h"
 #include "runtime/rdzv/ranks.h"
 #include "runtime/rdzv/server_state.h"
 
@@ -99,11 +100,12 @@ static nd_status open_exchange(nd_server *server, const char *name, size_t count
 static void send_slice(nd_server *server, nd_peer *peer)
 {
     nd_exchange *exchange = peer->exchange;
-    size_t total = (size_t)server->world_size * exchange->bytes;
+    size_t total = exchange->size;
     size_t part = total - peer->sent < ND_SERVER_SLICE ? total - peer->sent : ND_SERVER_SLICE;
     nd_wire_begin(&server->out, ND_WIRE_SLICE);
     nd_wire_put_u32(&server->out, peer->request);
     nd_wire_put_u64(&server->out, peer->sent);
+    nd_wire_put_u64(&server->out, exchange->packed ? total : 0);
     nd_wire_put_blob(&server->out, exchange->data + peer->sent, part);
     peer->sent += part;
     if (peer->sent == total) {
@@ -120,9 +122,23 @@ void nd_server_drained(nd_server *server, nd_peer *peer)
     }
 }
 
+/* The result of many ranks grows with their square where each gets all of it. */
+static void pack_result(const nd_server *server, nd_exchange *exchange)
+{
+    uint8_t *packed;
+    exchange->size = (size_t)server->world_size * exchange->bytes;
+    exchange->packed = exchange->size > ND_SERVER_SLICE &&
+                       nd_pack(exchange->data, exchange->size, &packed, &exchange->size);
+    if (exchange->packed) {
+        free(exchange->data);
+        exchange->data = packed;
+    }
+}
+
 static void finish_exchange(nd_server *server, nd_exchange *exchange)
 {
     unlink_exchange(server, exchange);
+    pack_result(server, exchange);
     exchange->users++;
     for (nd_peer *peer = server->peers; peer; peer = peer->next) {
         if (peer->exchange == exchange) {

@@ -35,7 +35,9 @@ typedef struct nd_exchange {
     size_t bytes; /* of one rank */
     int arrived;
     bool *here;    /* [world] */
-    uint8_t *data; /* [world x bytes] */
+    uint8_t *data; /* [world x bytes]; once it is complete, [size] */
+    size_t size;   /* of the result as it is sent */
+    bool packed;   /* the result is (pack.h) */
     int users;     /* peers that wait for it or are being sent its result */
     int64_t since, noticed;
 } nd_exchange;

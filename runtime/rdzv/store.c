@@ -12,6 +12,7 @@
 #include "runtime/rdzv/channel.h"
 #include "runtime/rdzv/failure_page.h"
 #include "runtime/rdzv/key.h"
+#include "runtime/rdzv/pack.h"
 #include "runtime/rdzv/pmix.h"
 #include "runtime/rdzv/server.h"
 #include "runtime/rdzv/store_thread.h"
@@ -228,33 +229,63 @@ static nd_status add(nd_store *store, const char *key, int64_t delta, int64_t de
     return ND_OK;
 }
 
+/* What a rank has of an exchange's result. */
+typedef struct result {
+    uint8_t *bytes; /* [size] the caller's, or `packed` */
+    uint8_t *packed;
+    size_t size, got;
+} result;
+
+/* At least one slice, also of nothing; the first one says whether the result is packed. */
+static nd_status take_slice(result *r, nd_wire_cursor *cursor)
+{
+    size_t count;
+    uint64_t offset = nd_wire_get_u64(cursor), packed = nd_wire_get_u64(cursor);
+    const uint8_t *data = nd_wire_get_blob(cursor, &count);
+    bool first = r->got == 0 && !r->packed;
+    if (!nd_wire_finished(cursor) || offset != r->got ||
+        (packed > 0 && (first ? packed >= r->size : packed != r->size)) ||
+        (packed == 0 && r->packed)) {
+        return damaged("an exchange");
+    }
+    if (packed > 0 && first) {
+        r->size = packed;
+        ND_TRY(ND_ALLOC(r->size, &r->packed));
+        r->bytes = r->packed;
+    }
+    if (count > r->size - r->got || (count == 0 && r->size > 0)) {
+        return damaged("an exchange");
+    }
+    if (count > 0) {
+        memcpy(r->bytes + r->got, data, count);
+    }
+    r->got += count;
+    return ND_OK;
+}
+
 static nd_status exchange(nd_store *store, const char *name, const void *send, void *recv,
                           size_t bytes)
 {
     int64_t deadline = deadline_of(store);
-    size_t total = (size_t)store->world_size * bytes, got = 0;
+    const size_t total = (size_t)store->world_size * bytes;
+    result r = {.bytes = recv, .size = total};
+    nd_status status;
     ND_TRY(check_key(name));
     begin_request(store, ND_WIRE_EXCHANGE, true);
     nd_wire_put_text(&store->out, name);
     nd_wire_put_blob(&store->out, send, bytes);
     ND_TRY(send_request(store, deadline));
-    do { /* at least one slice, also of nothing */
+    do {
         nd_wire_frame frame;
         nd_wire_cursor cursor;
-        size_t count;
-        ND_TRY(receive(store, ND_WIRE_SLICE, deadline, &frame, &cursor));
-        uint64_t offset = nd_wire_get_u64(&cursor);
-        const uint8_t *data = nd_wire_get_blob(&cursor, &count);
-        if (!nd_wire_finished(&cursor) || offset != got || count > total - got ||
-            (count == 0 && total > 0)) {
-            return damaged("an exchange");
-        }
-        if (count > 0) {
-            memcpy((uint8_t *)recv + got, data, count);
-        }
-        got += count;
-    } while (got < total);
-    return ND_OK;
+        status = receive(store, ND_WIRE_SLICE, deadline, &frame, &cursor);
+        status = status == ND_OK ? take_slice(&r, &cursor) : status;
+    } while (status == ND_OK && r.got < r.size);
+    if (status == ND_OK && r.packed) {
+        status = nd_unpack(r.packed, r.size, recv, total);
+    }
+    free(r.packed);
+    return status;
 }
 
 /* Waits until no other thread has a request open, and keeps them out until leave(). */

@@ -107,6 +107,15 @@ static void close_connection(connection *c)
 }
 
 /* Closes what the engine dropped, once its last bytes are out. */
+static void close_if_done(connection *c)
+{
+    if (c->dropping && c->writes == 0) {
+        close_connection(c);
+    }
+}
+
+/* Those whose last bytes were out when they were dropped, or do not leave. Thousands may be dropped
+ * at a time, so only the tick looks at all of them. */
 static void reap(nd_store_server *store)
 {
     int64_t now = store->dropped ? nd_clock_ns() : 0;
@@ -127,7 +136,7 @@ static void on_written(uv_write_t *request, int status)
     if (status == 0 && c->writes == 0 && c->peer && !c->dropping) {
         nd_server_drained(c->store->server, c->peer);
     }
-    reap(c->store);
+    close_if_done(c);
 }
 
 /* Hands ciphertext to the socket. True: there was some. */
@@ -226,7 +235,7 @@ static void on_read(uv_stream_t *stream, ssize_t count, const uv_buf_t *buffer)
                                    nd_clock_ns());
             drop_connection(c);
         }
-        reap(store);
+        close_if_done(c);
     }
     if (store->waiting && !store->closing) {
         accept_some(store);

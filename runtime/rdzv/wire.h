@@ -17,7 +17,7 @@
 #include "runtime/base/status.h"
 
 enum {
-    ND_WIRE_PROTOCOL = 1,
+    ND_WIRE_PROTOCOL = 2,
     ND_WIRE_HEADER = 4,           /* bytes of the length */
     ND_WIRE_LIMIT_STRANGER = 512, /* length of a frame before hello */
     ND_WIRE_LIMIT_MEMBER = 1 << 20,
@@ -41,7 +41,8 @@ typedef enum nd_wire_type {
     ND_WIRE_DONE,         /* u32 request */
     ND_WIRE_VALUE,        /* u32 request, blob value */
     ND_WIRE_SUM,          /* u32 request, i64 sum */
-    ND_WIRE_SLICE,        /* u32 request, u64 offset, blob part of the exchange's result */
+    ND_WIRE_SLICE,        /* u32 request, u64 offset, u64 bytes of the packed result (0: it is not
+                             packed), blob part of the exchange's result */
     ND_WIRE_FAILED,       /* blob message of the job's first failure; answers no request */
     /* between launchers, bodies in launcher/nodes.h */
     ND_WIRE_NODE_FIRST = 64,

@@ -2,10 +2,16 @@
 /*
  * nd_bench_store: how many workers one store serves. N clients with real TLS, held by a few threads
  * of this program, join a store that runs as in ndlaunch (a process with one event loop), exchange
- * some bytes each, meet at a barrier, and leave.
+ * a card each, meet at a barrier, and leave.
  *
- *   nd_bench_store [--clients 4096,16384] [--bytes 64] [--threads 2] [--deadline 120]
+ *   nd_bench_store [--clients 4096,16384] [--random 64] [--threads 2] [--deadline 120]
  *                  [--most-seconds 10] [--most-kib 64]
+ *
+ * A card is what workers send first: 136 bytes with the name of the host, which eight of them have
+ * in common, and a digest of its CPUs. With --random it is so many bytes that cannot be packed.
+ * Clients of one host come from one loopback address. They read what they receive, but only the
+ * first client of each thread unpacks and checks it: workers do that at the same time, on many
+ * hosts.
  *
  * Times are those of the last client, from the first connection on. Memory is what the store's
  * process has more with all clients connected than before, resident, per client. With --most-* the
@@ -33,12 +39,21 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/process.h"
+#include "runtime/base/rng.h"
 #include "runtime/rdzv/key.h"
+#include "runtime/rdzv/pack.h"
 #include "runtime/rdzv/store_server.h"
 #include "runtime/rdzv/tls.h"
 #include "runtime/rdzv/wire.h"
 
-enum { MAX_LIST = 8, MAX_THREADS = 16, EVENTS = 256 };
+enum {
+    MAX_LIST = 8,
+    MAX_THREADS = 16,
+    EVENTS = 256,
+    PER_HOST = 8,
+    HOST_BYTES = 128, /* of a card */
+    DIGEST_BYTES = 8
+};
 static const char version[] = "bench", run_id[] = "nd-bench";
 
 typedef enum phase { PHASE_JOIN, PHASE_EXCHANGE, PHASE_BARRIER, PHASE_LEAVE, PHASES } phase;
@@ -53,7 +68,8 @@ typedef struct board {
 
 typedef struct bench {
     int clients[MAX_LIST], count, threads;
-    size_t bytes;
+    size_t bytes; /* of a card */
+    bool random;
     double deadline, most_seconds, most_kib;
     uint8_t key[ND_KEY_BYTES];
     board *board;
@@ -166,7 +182,7 @@ typedef struct client {
     bool said;    /* hello is out */
     char *unsent; /* ciphertext that the socket did not take */
     size_t unsent_bytes;
-    size_t received; /* of the exchange */
+    size_t received; /* of the exchange's result, as it is sent */
 } client;
 
 typedef struct crowd {
@@ -175,7 +191,20 @@ typedef struct crowd {
     nd_tls_context *tls;
     client *clients;
     uint8_t *card;
+    uint8_t *result; /* [world x bytes] of the first client, as it is sent */
 } crowd;
+
+static void fill_card(const bench *all, int index, uint8_t *out)
+{
+    for (size_t i = 0; all->random && i < all->bytes; i++) {
+        out[i] = (uint8_t)nd_rng_u64((uint64_t)index, 1, i);
+    }
+    if (!all->random) {
+        memset(out, 0, all->bytes);
+        snprintf((char *)out, HOST_BYTES, "node-%05d.cluster.example", index / PER_HOST);
+        memset(out + HOST_BYTES, 0xc5, DIGEST_BYTES);
+    }
+}
 
 static void reach(crowd *c, phase p)
 {
@@ -241,6 +270,11 @@ static bool push(crowd *c, client *one)
 static void connect_client(crowd *c, client *one)
 {
     const int on = 1;
+    /* Without an address of its own for each host, thousands of connections would search long for a
+     * port that is free. */
+    struct sockaddr_in from = {.sin_family = AF_INET,
+                               .sin_addr.s_addr =
+                                   htonl(INADDR_LOOPBACK + 1 + (uint32_t)(one->index / PER_HOST))};
     struct sockaddr_in to = {.sin_family = AF_INET,
                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
                              .sin_port = htons((uint16_t)atomic_load(&c->all->board->port))};
@@ -249,7 +283,8 @@ static void connect_client(crowd *c, client *one)
         fail("a client");
     }
     one->fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (one->fd < 0 ||
+    if (one->fd < 0 || setsockopt(one->fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on) ||
+        bind(one->fd, (struct sockaddr *)&from, sizeof from) != 0 ||
         (connect(one->fd, (struct sockaddr *)&to, sizeof to) != 0 && errno != EINPROGRESS)) {
         perror("nd_bench_store: connect");
         exit(1);
@@ -317,12 +352,42 @@ static void next_phase(crowd *c, client *one)
     one->phase++;
     one->received = 0;
     if (one->phase == PHASE_EXCHANGE) {
+        fill_card(c->all, one->index, c->card);
         say_exchange(c, one, "cards", c->all->bytes);
     } else if (one->phase == PHASE_BARRIER) {
         say_exchange(c, one, "barrier", 0);
     } else {
         say_bye(one);
     }
+}
+
+static void fail_answer(const char *what, int number)
+{
+    fprintf(stderr, "nd_bench_store: %s %d\n", what, number);
+    exit(1);
+}
+
+/* What the first client received are the cards of all. */
+static void check_result(crowd *c, size_t packed)
+{
+    const size_t bytes = c->all->bytes, total = bytes * (size_t)c->world;
+    uint8_t *all = c->result, *unpacked = malloc(total + 1);
+    if (!unpacked) {
+        exit(1);
+    }
+    if (packed > 0) {
+        if (nd_unpack(c->result, packed, unpacked, total) != ND_OK) {
+            fail("the result");
+        }
+        all = unpacked;
+    }
+    for (int i = 0; i < c->world; i++) {
+        fill_card(c->all, i, c->card);
+        if (memcmp(all + (size_t)i * bytes, c->card, bytes) != 0) {
+            fail_answer("another card than that of client", i);
+        }
+    }
+    free(unpacked);
 }
 
 static void take(crowd *c, client *one, const nd_wire_frame *frame)
@@ -335,14 +400,23 @@ static void take(crowd *c, client *one, const nd_wire_frame *frame)
     }
     nd_wire_get_u32(&cursor);
     nd_wire_get_u64(&cursor);
-    nd_wire_get_blob(&cursor, &count);
-    if (frame->type != ND_WIRE_SLICE || !nd_wire_finished(&cursor)) {
-        fprintf(stderr, "nd_bench_store: an answer of type %d\n", (int)frame->type);
-        exit(1);
+    size_t packed = nd_wire_get_u64(&cursor);
+    const uint8_t *part = nd_wire_get_blob(&cursor, &count);
+    size_t all = one->phase != PHASE_EXCHANGE ? 0
+                 : packed > 0                 ? packed
+                                              : c->all->bytes * (size_t)c->world;
+    if (frame->type != ND_WIRE_SLICE || !nd_wire_finished(&cursor) || count > all - one->received) {
+        fail_answer("an answer of type", (int)frame->type);
+    }
+    bool is_first = one == c->clients && one->phase == PHASE_EXCHANGE;
+    if (is_first && count > 0) {
+        memcpy(c->result + one->received, part, count);
     }
     one->received += count;
-    size_t all = one->phase == PHASE_EXCHANGE ? c->all->bytes * (size_t)c->world : 0;
     if (one->received == all) {
+        if (is_first) {
+            check_result(c, packed);
+        }
         next_phase(c, one);
     }
 }
@@ -400,7 +474,9 @@ static void *run_crowd(void *argument)
     c->epoll = epoll_create1(EPOLL_CLOEXEC);
     c->clients = calloc((size_t)c->count, sizeof *c->clients);
     c->card = calloc(1, c->all->bytes + 1);
-    if (!c->clients || !c->card || nd_tls_context_create(false, c->all->key, &c->tls) != ND_OK) {
+    c->result = malloc(c->all->bytes * (size_t)c->world + 1);
+    if (!c->clients || !c->card || !c->result ||
+        nd_tls_context_create(false, c->all->key, &c->tls) != ND_OK) {
         fail("the clients");
     }
     int connected = 0;
@@ -423,6 +499,7 @@ static void *run_crowd(void *argument)
     close(c->epoll);
     free(c->clients);
     free(c->card);
+    free(c->result);
     return NULL;
 }
 
@@ -503,7 +580,7 @@ static int parse_list(char *text, int out[MAX_LIST])
 static bool parse(bench *all, int argc, char **argv)
 {
     static const struct option options[] = {{"clients", required_argument, NULL, 'c'},
-                                            {"bytes", required_argument, NULL, 'b'},
+                                            {"random", required_argument, NULL, 'r'},
                                             {"threads", required_argument, NULL, 't'},
                                             {"deadline", required_argument, NULL, 'd'},
                                             {"most-seconds", required_argument, NULL, 's'},
@@ -514,7 +591,8 @@ static bool parse(bench *all, int argc, char **argv)
         case 'c':
             all->count = parse_list(optarg, all->clients);
             break;
-        case 'b':
+        case 'r':
+            all->random = true;
             all->bytes = (size_t)atol(optarg);
             break;
         case 't':
@@ -541,7 +619,7 @@ int main(int argc, char **argv)
     bench all = {.clients = {4096},
                  .count = 1,
                  .threads = 2,
-                 .bytes = 64,
+                 .bytes = HOST_BYTES + DIGEST_BYTES,
                  .deadline = 120,
                  .most_seconds = 1e9,
                  .most_kib = 1e9};

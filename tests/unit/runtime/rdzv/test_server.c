@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
+#include "runtime/base/rng.h"
 #include "runtime/rdzv/failure_page.h"
 #include "runtime/rdzv/server_state.h"
 #include "tests/support/tempdir.h"
@@ -158,6 +159,7 @@ Test(server, an_exchange_gives_everyone_all_parts_in_rank_order)
         nd_wire_cursor cursor = nd_wire_body(&frame);
         cr_assert_eq(nd_wire_get_u32(&cursor), 7);
         cr_assert_eq(nd_wire_get_u64(&cursor), 0);
+        cr_assert_eq(nd_wire_get_u64(&cursor), 0, "it is not packed");
         const uint8_t *data = nd_wire_get_blob(&cursor, &count);
         cr_assert_eq(count, 6);
         cr_assert_arr_eq(data, "aabbcc", 6);
@@ -351,21 +353,63 @@ Test(server, a_rank_may_give_up_an_exchange_and_come_back)
         nd_wire_cursor cursor = nd_wire_body(&frame);
         nd_wire_get_u32(&cursor);
         nd_wire_get_u64(&cursor);
+        cr_assert_eq(nd_wire_get_u64(&cursor), 0, "it is not packed");
         const uint8_t *data = nd_wire_get_blob(&cursor, &count);
         cr_assert_eq(count, 2);
         cr_assert_arr_eq(data, "dc", 2);
     }
 }
 
+/* What cannot be packed. */
+static void fill_randomly(uint64_t seed, char *out, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        out[i] = (char)nd_rng_u64(seed, 1, i);
+    }
+}
+
+/* The sizes that the first slice of a result names: of the packed result, of its own part. */
+static void first_slice(const char *part, size_t count, uint64_t *packed, size_t *sent)
+{
+    request(0, ND_WIRE_EXCHANGE, "large", part, count);
+    request(1, ND_WIRE_EXCHANGE, "large", part, count);
+    cr_assert_eq(answer(1).type, ND_WIRE_SLICE);
+    nd_wire_frame frame = answer(0);
+    cr_assert_eq(frame.type, ND_WIRE_SLICE);
+    nd_wire_cursor cursor = nd_wire_body(&frame);
+    nd_wire_get_u32(&cursor);
+    nd_wire_get_u64(&cursor);
+    *packed = nd_wire_get_u64(&cursor);
+    nd_wire_get_blob(&cursor, sent);
+}
+
+/* Thousands of ranks send names of the same hosts. */
+Test(server, a_long_result_is_packed_where_that_makes_it_shorter)
+{
+    static char part[ND_SERVER_SLICE];
+    uint64_t packed;
+    size_t sent;
+    open_server(2);
+    join(0);
+    join(1);
+    first_slice(part, sizeof part, &packed, &sent);
+    cr_assert(packed == sent && sent < 1024, "%zu of %zu", sent, (size_t)packed);
+    cr_assert_eq(answer(0).type, ND_WIRE_NONE, "that is all");
+    first_slice(part, 100, &packed, &sent);
+    cr_assert(packed == 0 && sent == 200, "a short one is sent as it is");
+}
+
 /* A rank that gave up while the result was on its way to it gets no further part of that. */
 Test(server, a_rank_may_give_up_a_result)
 {
-    static char part[ND_SERVER_SLICE];
+    static char part[ND_SERVER_SLICE], other[ND_SERVER_SLICE];
+    fill_randomly(1, part, sizeof part);
+    fill_randomly(2, other, sizeof other);
     open_server(2);
     join(0);
     join(1);
     request(0, ND_WIRE_EXCHANGE, "large", part, sizeof part);
-    request(1, ND_WIRE_EXCHANGE, "large", part, sizeof part);
+    request(1, ND_WIRE_EXCHANGE, "large", other, sizeof other);
     cr_assert_eq(answer(0).type, ND_WIRE_SLICE);
     request(0, ND_WIRE_ADD, "n", NULL, 0);
     cr_assert_eq(answer(0).type, ND_WIRE_SUM);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "runtime/base/fsio.h"
+#include "runtime/base/rng.h"
 #include "runtime/rdzv/call_limit.h"
 #include "runtime/rdzv/key.h"
 #include "runtime/rdzv/store.h"
@@ -36,7 +37,7 @@ static bool on_lost(void *context, const char *message, bool first)
     return true;
 }
 
-/* Each function of the store once; the exchange is large enough to take several turns. */
+/* Each function of the store once; the exchange takes several turns although it is packed. */
 static nd_status talk(nd_store *store, int rank)
 {
     static uint8_t all[RANKS][RANKS * LARGE];
@@ -49,7 +50,10 @@ static nd_status talk(nd_store *store, int rank)
     }
     ND_TRY(nd_store_get(store, "a key", value, &bytes));
     ND_TRY(nd_store_add(store, "a sum", rank, &sum));
-    memset(own[rank], rank + 1, LARGE);
+    for (int i = 0; i < LARGE; i++) {
+        own[rank][i] = i + 1 == LARGE ? (uint8_t)(rank + 1)
+                                      : (uint8_t)(nd_rng_u64((uint64_t)rank, 1, (uint64_t)i) & 15);
+    }
     ND_TRY(nd_store_exchange(store, "parts", own[rank], all[rank], LARGE));
     for (int other = 0; other < RANKS; other++) {
         if (all[rank][(other + 1) * LARGE - 1] != other + 1) {
