@@ -80,13 +80,14 @@ static void print_first_step(nd_supervisor *s)
     const nd_progress *page = &s->attempt->progress;
     nd_restart_times *t = &s->times;
     char text[256];
-    if (!uv_is_active((uv_handle_t *)&s->first_step_timer)) {
+    if (!s->awaits_first_step) {
         return;
     }
     t->first_step = nd_progress_marked_ns(page, ND_MARK_FIRST_STEP);
     if (t->first_step == 0) {
         return;
     }
+    s->awaits_first_step = false;
     uv_timer_stop(&s->first_step_timer);
     t->joined = nd_progress_marked_ns(page, ND_MARK_JOINED);
     t->loaded = nd_progress_marked_ns(page, ND_MARK_LOADED);
@@ -135,6 +136,7 @@ void nd_supervisor_again(nd_supervisor *s, const nd_nodes_start *next, nd_status
             s->options.ended(s->options.context);
         }
     } else if (s->options.first_rank == 0) {
+        s->awaits_first_step = true;
         uv_timer_start(&s->first_step_timer, on_first_step_timer, LOOK_MS, LOOK_MS);
     }
 }
@@ -235,6 +237,7 @@ bool nd_supervisor_restarts(nd_supervisor *s, const nd_nodes_end *end, double *w
     c.left_behind |= end->left_behind;
     nd_restart_choice choice = nd_restart_decide(&c);
     print_first_step(s);
+    s->awaits_first_step = false;
     uv_timer_stop(&s->first_step_timer);
     if (choice.verdict != ND_RESTART_YES) {
         const char *reason = nd_restart_reason(choice.verdict);

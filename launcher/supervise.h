@@ -28,6 +28,9 @@ typedef struct nd_supervisor {
     char what[256];              /* failed in the last attempt */
     char nodes[256];             /* that have workers, of a job with spare nodes; else "" */
     uv_timer_t first_step_timer; /* looks for the first step after a restart */
+    /* Node 0: the line about the restart is not printed yet. libuv 1.48 and later stop all timers
+     * that are due before the first of their callbacks, so that uv_is_active does not tell. */
+    bool awaits_first_step;
 } nd_supervisor;
 
 /* Before nd_supervisor_begin it has an attempt without workers. */
