@@ -176,7 +176,8 @@ typedef struct nd_attempt_options {
     uv_loop_t *loop;
     const nd_config *config;
     char *const *args; /* of a worker: the program, the command, its flags; ends with NULL */
-    bool input;        /* rank 0 reads this program's standard input */
+    bool input; /* a model is used: rank 0 reads this program's standard input, and nothing is
+                        * to be saved at a stop */
     const char *host_name, *run_id;
     int64_t epoch;           /* number of this start of the job, from 0 */
     const char *run_folder;  /* of the job's first start, or "" */

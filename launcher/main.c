@@ -29,6 +29,9 @@ enum {
     PATH_CAPACITY = 4096
 };
 
+/* Workers that use a model have nothing to save when they are stopped. */
+static const double use_grace_seconds = 0.8;
+
 /* With launch.min_nodes some smaller number of nodes must do. */
 static nd_status check_min_nodes(const nd_config *config)
 {
@@ -265,6 +268,9 @@ static nd_status run(int argc, char **argv, const worker_command *command, int *
             nd_log_warning("launch.max_restarts has no effect: %s is not started again",
                            command->flags->command);
             config.launch.max_restarts = 0;
+        }
+        if (command->flags && config.launch.grace_seconds > use_grace_seconds) {
+            config.launch.grace_seconds = use_grace_seconds;
         }
         status = status == ND_OK ? launch(&config, &slurm, command, exit_code) : status;
     }

@@ -183,6 +183,10 @@ static int print_report(FILE *out, const nd_attempt *attempt)
     }
     const nd_failure_slot *record = &attempt->failures.slots[first->local_rank];
     int code = first->signal ? 128 + first->signal : (int)first->exit_code;
+    if (attempt->options.input && (code == ND_ERR_PREEMPTED || first->killed)) {
+        fprintf(out, "ndlaunch: stopped by a signal\n"); /* there was nothing to save */
+        return ND_ERR_PREEMPTED;
+    }
     if (code == ND_ERR_PREEMPTED) {
         fprintf(out, "ndlaunch: the job was stopped at a step boundary\n");
         return code;

@@ -55,6 +55,12 @@ static nd_status read_root(nd_reader *reader, const nd_yaml_node *root, const ch
     return nd_text_replace(&reader->config->source, name);
 }
 
+static void note_sequence(const nd_reader *reader)
+{
+    reader->config->sequence_given =
+        reader->set_by[ND_FIELD_train_sequence_length] != ND_LAYER_DEFAULT;
+}
+
 nd_status nd_config_read_text(nd_config *config, const char *text, size_t bytes, const char *name)
 {
     nd_reader reader;
@@ -63,6 +69,7 @@ nd_status nd_config_read_text(nd_config *config, const char *text, size_t bytes,
     ND_TRY(nd_yaml_parse(text, bytes, name, &root));
     nd_status status = read_root(&reader, root, name);
     nd_yaml_destroy(root);
+    note_sequence(&reader);
     return status == ND_OK ? nd_reader_finish(&reader) : status;
 }
 
@@ -114,6 +121,7 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
     ND_TRY(nd_flags_apply(&reader, cli, argc, argv));
     ND_TRY(nd_reader_end(&reader, ""));
     ND_TRY(nd_reader_finish(&reader));
+    note_sequence(&reader);
     return drop_unnamed_validation(&reader);
 }
 

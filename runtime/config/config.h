@@ -206,6 +206,7 @@ typedef struct nd_config {
     char *source;                     /* the YAML file, or "" */
     char *path_origin[ND_PATH_COUNT]; /* "file.yaml:12: data.path", "--data-path"; NULL: unknown */
     bool from_accelerate;
+    bool sequence_given;   /* train.sequence_length is no default: eval has another one */
     bool resolved;         /* nd_config_resolve succeeded */
     nd_mesh resolved_mesh; /* after nd_config_resolve */
     nd_axis open_axis;     /* the axis that was -1 before nd_config_resolve; ND_AXIS_COUNT: none */
@@ -293,6 +294,8 @@ nd_status nd_config_help(FILE *out, const nd_help *program, const char *topic);
 /* The resolved configuration as native YAML: reading it again gives the same config. Owned by the
  * caller. */
 nd_status nd_config_to_yaml(const nd_config *config, char **out);
+/* The same for a worker, without what it finds by itself if nobody gave it (sequence_given). */
+nd_status nd_config_to_worker(const nd_config *config, char **out);
 
 /*
  * Job-scoped fields only, as "key=value\n" lines in table order: compared between nodes at

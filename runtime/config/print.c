@@ -20,13 +20,16 @@ static void append_quoted(nd_text *text, const char *value)
     nd_text_append(text, "\"");
 }
 
-nd_status nd_config_to_yaml(const nd_config *config, char **out)
+static nd_status to_yaml(const nd_config *config, bool to_worker, char **out)
 {
     nd_text text = {0};
     const char *section = "";
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         const nd_field *f = &nd_fields[i];
         char *value = NULL;
+        if (to_worker && i == ND_FIELD_train_sequence_length && !config->sequence_given) {
+            continue;
+        }
         nd_status status = nd_field_format(config, (nd_field_id)i, &value);
         if (status != ND_OK) {
             free(text.data);
@@ -46,6 +49,16 @@ nd_status nd_config_to_yaml(const nd_config *config, char **out)
         free(value);
     }
     return nd_text_finish(&text, out);
+}
+
+nd_status nd_config_to_yaml(const nd_config *config, char **out)
+{
+    return to_yaml(config, false, out);
+}
+
+nd_status nd_config_to_worker(const nd_config *config, char **out)
+{
+    return to_yaml(config, true, out);
 }
 
 nd_status nd_config_each(const nd_config *config,

@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/clock.h"
 #include "tests/support/inputs.h"
+#include "tests/support/patience.h"
 #include "tests/support/port.h"
 #include "tests/support/shell.h"
 #include "tests/support/skip.h"
@@ -322,6 +324,32 @@ Test(generate, ndlaunch_starts_its_workers)
     says("--max-new-tokens N");
 }
 
+/* A block that takes minutes ends soon after a signal, on one worker and on several. */
+Test(generate, eval_ends_within_a_call_of_the_model)
+{
+    static const char *const programs[] = {ND_TRAIN " eval", ND_LAUNCH " eval --num-processes 2 "
+                                                                       "--tp-size 2"};
+    static const char *const signals[] = {"TERM", "INT"};
+    char command[1024];
+    shell(&dir, "for i in 1 2 3 4 5 6 7; do cat text.txt; done >long.txt");
+    shell(&dir, "sed -i 's/\"max_position_embeddings\": 128/\"max_position_embeddings\": 200000/' "
+                "model.json");
+    train();
+    for (int i = 0; i < 2; i++) {
+        const double begin = nd_clock_seconds();
+        snprintf(
+            command, sizeof command,
+            "%s --precision fp32 --model run --data long.txt --sequence-length 131072 "
+            "--threads-per-worker 1 >out 2>log & p=$!; while kill -0 $p && ! grep -q 'blocks of' "
+            "log; do sleep 0.05; done; sleep 0.1; kill -%s $p; wait $p; code=$?; cat log; test ! "
+            "-s out && exit $code",
+            programs[i], signals[i]);
+        cr_expect_eq(shell_run(&dir, command), 75, "%s", shell_output);
+        says("stopped by a signal");
+        cr_expect_lt(nd_clock_seconds() - begin, patience(PATIENCE_SECONDS), "%s", command);
+    }
+}
+
 /* valid.txt as a file of ids: the bytes of its text are those that the tokenizer makes of them. */
 static void write_ids(void)
 {
@@ -348,6 +376,12 @@ Test(generate, eval_has_the_loss_of_the_validation)
     cr_expect_float_eq(number_behind(shell_output, "\"perplexity\":"), exp(loss), 1e-5 * exp(loss));
     cr_expect_eq(number_behind(shell_output, "\"tokens\":"), tokens);
     says("\"data\":\"text.txt\"");
+    shell(&dir, EVAL "--model run --data valid.txt --jsonl 2>log && grep -q 'of 64 tokens' log");
+    cr_expect_float_eq(number_behind(shell_output, "\"loss\":"), loss, 1e-6 * loss);
+    shell(&dir,
+          ND_LAUNCH " eval --precision fp32 --model run/checkpoint-8 --data valid.txt --jsonl "
+                    "2>log && grep -q 'as long as those of the model' log");
+    cr_expect_float_eq(number_behind(shell_output, "\"loss\":"), loss, 1e-6 * loss);
     write_ids();
     shell(&dir, EVAL "--model run/model --data valid.bin --sequence-length 64 --jsonl 2>log");
     cr_expect_float_eq(number_behind(shell_output, "\"loss\":"), loss, 1e-6 * loss);

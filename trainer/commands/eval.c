@@ -10,6 +10,7 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/json.h"
+#include "runtime/base/log.h"
 #include "runtime/base/process.h"
 #include "trainer/commands/generate.h"
 
@@ -160,10 +161,23 @@ static nd_status open_data(const nd_session *s, const char *path, bool *bytes, n
     return nd_inputs_open_data(config, &inputs, path, out);
 }
 
+/* One file. */
+typedef struct progress {
+    nd_session *session;
+    const char *path;
+    int64_t done, calls;
+} progress;
+
+/* Asked before each call of the model. */
 static nd_status ask_world(void *context, bool *stop)
 {
-    const nd_session *s = context;
-    nd_rank *r = &s->worker->rank;
+    progress *p = context;
+    nd_rank *r = &p->session->worker->rank;
+    if (nd_session_word_is_due(p->session)) {
+        nd_log_info("%s: %lld of %lld calls of the model", p->path, (long long)p->done,
+                    (long long)p->calls);
+    }
+    p->done++;
     int64_t any = nd_session_signal();
     ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &any, 1, ND_DTYPE_I64,
                               ND_REDOP_MAX, NULL));
@@ -260,7 +274,8 @@ static nd_status evaluate_file(nd_session *s, const nd_eval_call *o, nd_trainer 
 {
     nd_rank *r = &s->worker->rank;
     const nd_loader_options loading = nd_loader_options_of(r, true);
-    const nd_stop_check check = {ask_world, s};
+    progress p = {.session = s, .path = path};
+    const nd_stop_check check = {ask_world, &p};
     nd_dataset *data = NULL;
     nd_loader *loader = NULL;
     bool bytes = false, joined = true;
@@ -269,8 +284,12 @@ static nd_status evaluate_file(nd_session *s, const nd_eval_call *o, nd_trainer 
     nd_status status = ND_OK;
     ND_TRY_OUT(open_data(s, path, &bytes, &data));
     ND_TRY_OUT(nd_loader_open(data, &loading, &loader));
-    ND_TRY_OUT(nd_trainer_evaluate(trainer, loader, nd_loader_validation_steps(data, &loading),
-                                   &check, &loss, &tokens));
+    p.calls = nd_loader_validation_steps(data, &loading);
+    if (r->rank == 0) {
+        nd_log_info("%s: %lld blocks of %lld tokens", path, (long long)nd_dataset_blocks(data),
+                    (long long)s->config->train.sequence_length);
+    }
+    ND_TRY_OUT(nd_trainer_evaluate(trainer, loader, p.calls, &check, &loss, &tokens));
     if (tokens == 0) {
         status = nd_fail(ND_ERR_PREEMPTED, "stopped by a signal in \"%s\"", path);
     } else if (!isfinite(loss)) {
@@ -307,23 +326,40 @@ out:
 
 /* The command. */
 
-static nd_status begin(nd_worker *worker)
+/* Blocks are as long as those of the run, unless a length is given. `own`: for its settings. */
+static nd_status take_run_length(nd_session *s, nd_config *own)
 {
-    return nd_job_begin(worker, nd_session_on_signal);
+    int64_t length = 0;
+    if (!s->config->sequence_given) {
+        ND_TRY(nd_model_files_run_length(&s->model, &length));
+    }
+    if (length > 0) {
+        *own = *s->config;
+        own->train.sequence_length = length;
+        s->config = s->worker->rank.config = own;
+        if (s->worker->rank.rank == 0) {
+            nd_log_info("blocks are as long as those of the model's run; --sequence-length sets "
+                        "another length");
+        }
+    }
+    return ND_OK;
 }
 
 static nd_status run(const nd_command_call *call)
 {
     nd_session session = {0};
     nd_eval_call o;
+    nd_config own; /* borrows the strings of call->config */
     nd_status status = ND_OK;
     ND_TRY_OUT(parse(call->argc - 1, call->argv + 1, &o));
     ND_TRY_OUT(nd_session_open(&session, call, o.model, o.tokenizer));
+    ND_TRY_OUT(o.data_count > 0 ? take_run_length(&session, &own) : ND_OK);
     ND_TRY_OUT(nd_session_agree(&session, call));
     status = o.requests ? nd_eval_requests(&session, &o)
              : o.serve  ? nd_eval_serve(&session, &o)
                         : evaluate(&session, &o);
 out:
+    call->worker->rank.config = call->config;
     nd_session_close(&session);
     return status;
 }
@@ -337,7 +373,7 @@ static nd_status check(const nd_command_call *call)
 
 const nd_command nd_command_eval = {.name = "eval",
                                     .trains = true,
-                                    .begin = begin,
+                                    .begin = nd_session_begin,
                                     .run = run,
                                     .check = check,
                                     .take_flags = take_flags,

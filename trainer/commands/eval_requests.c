@@ -5,6 +5,7 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/json.h"
+#include "runtime/base/log.h"
 #include "runtime/base/math.h"
 #include "runtime/base/process.h"
 #include "trainer/commands/generate.h"
@@ -94,6 +95,9 @@ static nd_status score_all(nd_session *s, const nd_eval_call *o, nd_questions *q
         if (stop) {
             status = nd_fail(ND_ERR_PREEMPTED, "stopped by a signal after %zu requests", i);
             goto out;
+        }
+        if (nd_session_word_is_due(s)) {
+            nd_log_info("%zu of %zu requests", i, questions->count);
         }
         if ((int)(i % (size_t)replicas) == r->coord.at[ND_AXIS_DP_REPLICATE]) {
             ND_TRY_OUT(nd_question_score(generator, &questions->list[i], scores));

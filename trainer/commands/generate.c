@@ -45,11 +45,6 @@ static nd_status run_requests(nd_session *session, const nd_generate_call *o,
     return status;
 }
 
-static nd_status begin(nd_worker *worker)
-{
-    return nd_job_begin(worker, nd_session_on_signal);
-}
-
 static nd_status read_and_run(nd_session *session, const nd_generate_call *o)
 {
     nd_generate_input in = {0};
@@ -89,7 +84,7 @@ static nd_status check(const nd_command_call *call)
 
 const nd_command nd_command_generate = {.name = "generate",
                                         .trains = true,
-                                        .begin = begin,
+                                        .begin = nd_session_begin,
                                         .run = run,
                                         .check = check,
                                         .take_flags = nd_generate_take_flags,

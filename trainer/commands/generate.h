@@ -28,6 +28,7 @@ typedef struct nd_session {
     nd_model_files model;
     nd_tokenizer *tokenizer; /* NULL: the model has none */
     char *tokenizer_path;    /* NULL: bytes, or none */
+    double next_word;        /* when a word on how far it is is due */
 } nd_session;
 
 /* What ndlaunch has checked before workers start: the model's files with their checksums, and the
@@ -55,11 +56,17 @@ nd_status nd_session_check_memory(const nd_session *session, const nd_memplan *p
 nd_status nd_session_generator(nd_session *session, const nd_generate_options *options,
                                nd_generator **out);
 
-/* Stop signals: set the flag; `ask` reads it alike on the tp ranks. */
-void nd_session_on_signal(int signal_number);
+/*
+ * nd_job_begin with stop signals, which `ask` reads alike on the tp ranks. A worker that is a job
+ * by itself ends in less than a second even within a call of the model, with ND_ERR_PREEMPTED;
+ * several are ended by ndlaunch after as much time.
+ */
+nd_status nd_session_begin(nd_worker *worker);
 nd_status nd_session_ask_stop(void *session, bool *stop);
 
 int nd_session_signal(void); /* 0: none came */
+/* Of long work: on rank 0, true every few seconds. */
+bool nd_session_word_is_due(nd_session *session);
 
 /* Standard input. */
 

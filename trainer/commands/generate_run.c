@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "runtime/base/json.h"
+#include "runtime/base/log.h"
 #include "runtime/base/process.h"
 #include "trainer/commands/generate.h"
 
@@ -203,11 +204,24 @@ static nd_status on_end(void *context, int64_t sequence)
     return j->session->worker->rank.mesh.size[ND_AXIS_DP_REPLICATE] == 1 ? print_ready(j) : ND_OK;
 }
 
+/* Asked before each call of the model. A text that is printed as it comes says more. */
+static nd_status ask(void *context, bool *stop)
+{
+    job *j = context;
+    const nd_generate_counts c = nd_generator_counts(j->generator);
+    if (nd_session_word_is_due(j->session) && (!j->streams || c.new_tokens == 0)) {
+        nd_log_info("%zu of %zu texts are printed; %lld prompt tokens and %lld new ones so far",
+                    j->printed, j->in->requests.count, (long long)c.prompt_tokens,
+                    (long long)c.new_tokens);
+    }
+    return nd_session_ask_stop(j->session, stop);
+}
+
 static nd_status run_wave(job *j, size_t begin, size_t end)
 {
     const nd_rank *r = &j->session->worker->rank;
     const int replicas = r->mesh.size[ND_AXIS_DP_REPLICATE];
-    const nd_stop_check check = {nd_session_ask_stop, j->session};
+    const nd_stop_check check = {ask, j};
     const nd_generate_rules rules = {.sampling = j->options->sampling,
                                      .ends = j->in->ends.data,
                                      .end_count = (int)j->in->ends.count,

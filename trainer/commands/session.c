@@ -4,17 +4,61 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/time.h>
+#include <unistd.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process.h"
 #include "trainer/commands/generate.h"
 
-static volatile sig_atomic_t stop_signal;
+/* For the end at the next call of the model; a worker that is in a long one then ends at once.
+ * Nothing is lost: what is complete has been printed. */
+enum { STOP_US = 700000, WORD_SECONDS = 10 };
 
-void nd_session_on_signal(int signal_number)
+static volatile sig_atomic_t stop_signal, is_alone;
+
+static void on_late(int signal_number)
+{
+    static const char text[] = "error: stopped by a signal within a call of the model\n";
+    ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)ignored;
+    _exit(ND_ERR_PREEMPTED);
+}
+
+/* How long the orderly end may take; 0: it is there. */
+static void set_patience(int us)
+{
+    const struct itimerval time = {.it_value = {.tv_usec = us}};
+    setitimer(ITIMER_REAL, &time, NULL); /* on Linux a system call and no more */
+}
+
+static void on_signal(int signal_number)
 {
     stop_signal = signal_number;
+    if (is_alone) {
+        set_patience(STOP_US);
+    }
+}
+
+nd_status nd_session_begin(nd_worker *worker)
+{
+    const struct sigaction late = {.sa_handler = on_late};
+    sigaction(SIGALRM, &late, NULL);
+    ND_TRY(nd_job_begin(worker, on_signal));
+    is_alone = worker->identity.world_size == 1;
+    return ND_OK;
+}
+
+bool nd_session_word_is_due(nd_session *s)
+{
+    const double now = nd_clock_seconds();
+    if (s->worker->rank.rank > 0 || now < s->next_word) {
+        return false;
+    }
+    s->next_word = now + WORD_SECONDS;
+    return true;
 }
 
 int nd_session_signal(void)
@@ -83,7 +127,8 @@ nd_status nd_session_open(nd_session *s, const nd_command_call *call, const char
 {
     const nd_config *config = call->config;
     const nd_identity *id = &call->worker->identity;
-    *s = (nd_session){.config = config, .worker = call->worker};
+    *s = (nd_session){
+        .config = config, .worker = call->worker, .next_word = nd_clock_seconds() + WORD_SECONDS};
     ND_TRY(check_named(model));
     ND_TRY(nd_job_check(config, id));
     ND_TRY(nd_worker_meet(s->worker, config));
@@ -101,6 +146,7 @@ nd_status nd_session_open(nd_session *s, const nd_command_call *call, const char
 
 void nd_session_close(nd_session *s)
 {
+    set_patience(0); /* else two sentences */
     nd_tokenizer_close(s->tokenizer);
     free(s->tokenizer_path);
     nd_model_files_close(&s->model);

@@ -2,6 +2,7 @@
 #include "trainer/generate/model_files.h"
 
 #include <dirent.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -279,6 +280,30 @@ nd_status nd_model_files_tokenizer(const nd_model_files *m, const char *setting,
         return open_at(file, path, out);
     }
     return m->bytes ? open_bytes(m, out) : ND_OK;
+}
+
+/* The run. */
+
+nd_status nd_model_files_run_length(const nd_model_files *m, int64_t *length)
+{
+    static const char key[] = "train.sequence_length";
+    char *run = NULL, *path = NULL;
+    *length = 0;
+    if (m->kind == ND_MODEL_CHECKPOINT) {
+        *length = strtoll(setting_of(&m->manifest, key), NULL, 10);
+        return ND_OK;
+    }
+    ND_TRY(nd_fs_parent(m->folder, &run));
+    nd_status status = nd_fs_format(&path, "%s/run.json", run);
+    free(run);
+    ND_TRY(status);
+    json_t *record = json_load_file(path, 0, NULL); /* without a good one the length is unknown */
+    const json_int_t value =
+        json_integer_value(json_object_get(json_object_get(record, "config"), key));
+    *length = value > 0 ? (int64_t)value : 0;
+    json_decref(record);
+    free(path);
+    return ND_OK;
 }
 
 /* Weights. */

@@ -43,6 +43,10 @@ void nd_model_files_close(nd_model_files *files); /* an all-zero one is legal */
 nd_status nd_model_files_tokenizer(const nd_model_files *files, const char *setting, char **path,
                                    nd_tokenizer **out);
 
+/* train.sequence_length of the run that made the model: of the checkpoint, or of run.json in the
+ * folder that the model is in. 0: unknown. */
+nd_status nd_model_files_run_length(const nd_model_files *files, int64_t *length);
+
 /* The weights into this rank's shards, after the memory was committed. ND_ERR_CONFIG: another kind
  * than a Hugging Face folder, and the rank is on a GPU. */
 nd_status nd_model_files_load(const nd_model_files *files, nd_fsdp *fsdp);
