@@ -154,7 +154,7 @@ def set_paths(place):
         for tool in (gathered / "bin").iterdir():
             tool.chmod(0o755)
         add_path("PATH", gathered / "bin")
-        modules = ["yaml-0.1", "jansson", "libuv", "hwloc", "openssl >= 3.0", "libxxhash", "zlib", "libzstd", "libutf8proc",
+        modules = ["yaml-0.1", "jansson", "libuv", "hwloc", "openssl >= 3.0", "libxxhash", "zlib", "libzstd",
                    "criterion"]
         if not shutil.which("pkg-config") or subprocess.run(["pkg-config", "--exists", *modules]).returncode != 0:
             os.environ["PKG_CONFIG_PATH"] = str(gathered / "lib" / "pkgconfig")

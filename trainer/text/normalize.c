@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <utf8proc.h>
-
 #include "trainer/text/parts.h"
 #include "trainer/text/unicode.h"
 
@@ -21,22 +19,6 @@ static size_t inert_end(const uint8_t *text, size_t size)
         at += (size_t)c.bytes;
     }
     return size;
-}
-
-static nd_status compose(const uint8_t *text, size_t size, nd_bytes *out)
-{
-    utf8proc_uint8_t *made = NULL;
-    utf8proc_ssize_t count =
-        utf8proc_map(text, (utf8proc_ssize_t)size, &made, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    if (count < 0) {
-        return count == UTF8PROC_ERROR_NOMEM
-                   ? nd_fail_memory("the normal form of a text")
-                   : nd_fail(ND_ERR_DATA, "a text cannot be normalised: %s",
-                             utf8proc_errmsg(count));
-    }
-    nd_status status = nd_bytes_add(out, made, (size_t)count);
-    free(made);
-    return status;
 }
 
 static nd_status replace_all(const nd_rewrite *step, const uint8_t *text, size_t size,
@@ -65,7 +47,7 @@ nd_status nd_text_rewrite(const nd_rewrite *steps, int count, const uint8_t *tex
             if (inert_end(text, size) == size) {
                 continue;
             }
-            ND_TRY(compose(text, size, to));
+            ND_TRY(nd_text_normal_form(text, size, to));
         } else if (steps[i].from) {
             ND_TRY(replace_all(&steps[i], text, size, to));
         } else {

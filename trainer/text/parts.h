@@ -83,6 +83,8 @@ struct nd_tokenizer {
     int64_t strip_count;
 };
 
+/* Appends the normal form C of a valid text, as tokenizers makes it; in linear time. */
+nd_status nd_text_normal_form(const uint8_t *text, size_t size, nd_bytes *out);
 /* Applies the steps to a text. *out is the text itself or lies in one of the two buffers. */
 nd_status nd_text_rewrite(const nd_rewrite *steps, int count, const uint8_t *text, size_t size,
                           nd_bytes buffers[2], const uint8_t **out, size_t *out_size);

@@ -20,10 +20,11 @@ RANDOM_BYTES = int(os.environ.get("ND_TEXT_BYTES", "1000000" if ALL else "200000
 CLASSES = [
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789\u0660\u0664\u00b2\u00bd\u216b\u2461", " ", " \t\n\r\u0085\u00a0\u2003\u2028\u3000",
     "\r\n", "'", "'sStTrReEvVmMlLdD\u017f\u212a", "!?.,;:-_(){}[]<>|/#$%&*+=@^`~\"\\", "\u00e9\u00df\u03b1\u0436\u05d0\u0639\u0915\u4f60\u3042\uac00",
-    "\u0301\u0308\u094d\u20dd", "\U0001F600\U0001F468\u200d\u2764\ufe0f", "\u2581", "\u200b\u180e\ufeff\u0000\u001f",
+    "\u0301\u0308\u0323\u0345\u094d\u20dd\u0eb8\u0eba\u093c\u0c3c\u0c4d\u3099\u0334", "\u1100\u1161\u11a8\uac00\ud7a3", "\U0001F600\U0001F468\u200d\u2764\ufe0f", "\u2581", "\u200b\u180e\ufeff\u0000\u001f",
 ]
 # The tokenizers that see all code points with "all"; else, and the others, see every 29th, each from another one on. Together
 # they have every scanner and every lookup.
+NORMAL_FORM = "qwen2_nfc.json"
 WHOLE = ("llama3.json", "digits.json", "llama2.json")
 RUNS = ["a", " ", "\n", "\u2581", "1", "'", "\u4f60", "\U0001F600", " a", "ab", "\r\n", "'s"]
 
@@ -48,6 +49,14 @@ def code_points(first, step):
         if not 0xD800 <= p < 0xE000:
             c = chr(p)
             yield from (c, "a" + c + "b", "'" + c, " " + c + " 1")
+
+
+def marked_points(first, step):
+    """Code points beside marks of two classes, which normal form C sorts and composes."""
+    for p in range(first, 0x110000, step):
+        if not 0xD800 <= p < 0xE000:
+            c = chr(p)
+            yield from ("a\u0301" + c + "\u0323", "\u09c7" + c + "\u0301")
 
 
 def grouped(texts, size):
@@ -108,6 +117,9 @@ def check(tool, path, number):
     tokenizer = Tokenizer.from_file(path)
     step = 1 if ALL and os.path.basename(path) in WHOLE else 29
     points = [t.encode() for t in grouped(code_points(number % step, step), 64)]
+    if os.path.basename(path) == NORMAL_FORM:
+        step = 1 if ALL else 7
+        points += [t.encode() for t in grouped(marked_points(number % step, step), 64)]
     mixed = [t.encode() for t in random_texts(tokenizer, number)]
     runs = [(r * n).encode() for r in RUNS for n in (31, 32, 33, 64, 5000)]
     compare(tool, path, tokenizer, points + runs, "parse")
