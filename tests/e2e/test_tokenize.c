@@ -107,6 +107,38 @@ Test(tokenize, the_command)
           ND_TRAIN " tokenize --tokenizer tok --input bad.jsonl --output-prefix x --skip-bad=1");
 }
 
+Test(tokenize, flags_of_the_command)
+{
+    shell(&dir,
+          "printf 'one <|eot|>%%%%two' >t.txt && " ND_TRAIN
+          " tokenize --tokenizer tok --input t.txt --output-prefix t --document-separator '%%' "
+          "--special-in-text parse --append-eod");
+    cr_expect_not_null(strstr(shell_output, "documents                                   2"), "%s",
+                       shell_output);
+    cr_expect_not_null(strstr(shell_output, "became tokens"), "%s", shell_output);
+    shell(&dir, "printf '{\"body\": \"a\"}\\n' >b.jsonl && " ND_TRAIN
+                " tokenize --tokenizer tok --input b.jsonl --output-prefix b --json-key body");
+    cr_expect_not_null(strstr(shell_output, "documents                                   1"), "%s",
+                       shell_output);
+    shell_fails(&dir,
+                ND_TRAIN " tokenize --tokenizer tok --input t.txt --output-prefix u "
+                         "--special-in-text refuse",
+                65);
+    cr_expect_not_null(strstr(shell_output, "special token \"<|eot|>\""), "%s", shell_output);
+}
+
+/* A text of one's own, also with the line ends of Windows. */
+Test(tokenize, prepare_data_from_a_file)
+{
+    shell(&dir, "mkdir -p own/scripts && cp " ND_SOURCE "/scripts/prepare_data own/scripts && "
+                "for i in $(seq 40); do printf 'line %s\\r\\nmore\\r\\n\\r\\n' $i; done >t.txt && "
+                "own/scripts/prepare_data --from t.txt");
+    shell(&dir, "test $(grep -c line own/data/train.txt) = 38 && test $(grep -c line "
+                "own/data/valid.txt) = 2 && grep -q 'line 20$' own/data/valid.txt");
+    shell(&dir, "own/scripts/prepare_data --from a.jsonl && test $(wc -l <own/data/valid.jsonl) = "
+                "15");
+}
+
 /* What a configuration asks for and cannot have. */
 Test(tokenize, errors_of_a_run)
 {

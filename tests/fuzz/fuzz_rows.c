@@ -13,6 +13,20 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
+/* The same bytes as a list: as many elements, each within the bytes. */
+static void check_list(const uint8_t *data, size_t size, const json_t *root)
+{
+    const uint8_t *element = NULL;
+    const char *fault;
+    size_t at = 0, element_size = 0, count = 0;
+    while (!(fault = nd_row_next(data, size, &at, &element, &element_size)) && element) {
+        ND_ASSERT(element >= data && element + element_size == data + at && at <= size);
+        count++;
+    }
+    ND_ASSERT(!fault || !json_is_array(root) || strstr(fault, "nested"));
+    ND_ASSERT(fault || !root || count == json_array_size(root));
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     nd_row_field fields[2] = {{.key = "text"}, {.key = "prompt"}};
@@ -42,6 +56,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             ND_ASSERT(lone == 0);
         }
     }
+    check_list(data, size, root);
     json_decref(root);
     free(buffer.data);
     return 0;

@@ -38,6 +38,21 @@ static nd_status open_text(const char *rows, int64_t vocab, nd_dataset **out)
     return nd_dataset_open_text(&text, vocab, S, out);
 }
 
+/* A run that is told to stop does not encode on. */
+Test(encoded, a_stop_ends_the_encoding)
+{
+    static const char row[] = "{\"text\":\"a\"}\n";
+    const atomic_bool stop = true;
+    nd_dataset *dataset;
+    const nd_dataset_text text = {.path = tempdir_write(&dir, "a.jsonl", row, strlen(row)),
+                                  .tokenizer = tokenizer_path,
+                                  .rules = &rules,
+                                  .cache_dir = dir.path,
+                                  .threads = 1,
+                                  .stop = &stop};
+    assert_fails(nd_dataset_open_text(&text, VOCAB, S, &dataset), ND_ERR_PREEMPTED, "stopped");
+}
+
 static void encode_rows(const char *rows, corpus_result *out)
 {
     nd_tokenizer *tokenizer = text_open("llama3");

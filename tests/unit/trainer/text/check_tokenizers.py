@@ -27,6 +27,7 @@ CLASSES = [
 NORMAL_FORM = "qwen2_nfc.json"
 WHOLE = ("llama3.json", "digits.json", "llama2.json")
 RUNS = ["a", " ", "\n", "\u2581", "1", "'", "\u4f60", "\U0001F600", " a", "ab", "\r\n", "'s"]
+LONG_RUNS = ["a", " ", "\u0301\u0323"]  # a megabyte of each with "all"
 
 
 def ask(tool, path, mode, records, code):
@@ -122,6 +123,7 @@ def check(tool, path, number):
         points += [t.encode() for t in grouped(marked_points(number % step, step), 64)]
     mixed = [t.encode() for t in random_texts(tokenizer, number)]
     runs = [(r * n).encode() for r in RUNS for n in (31, 32, 33, 64, 5000)]
+    runs += [(r * (1 << 20)).encode() for r in LONG_RUNS if ALL]
     compare(tool, path, tokenizer, points + runs, "parse")
     compare(tool, path, tokenizer, list(invalid_texts(number)), "text")
     ids = compare(tool, path, tokenizer, mixed, "parse")
