@@ -41,7 +41,7 @@ void nd_server_stop_waiting(nd_server *server, nd_peer *peer)
     }
 }
 
-void nd_server_exchange_abandon(nd_server *server, nd_peer *peer)
+void nd_server_abandon(nd_server *server, nd_peer *peer)
 {
     if (peer->exchange && peer->wait == ND_WAIT_EXCHANGE) { /* it may come again */
         peer->exchange->here[peer->index] = false;

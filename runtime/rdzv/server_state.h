@@ -103,8 +103,9 @@ void nd_server_begin_wait(nd_peer *peer, nd_wait wait, uint32_t request, uint64_
 /* server_exchange.c */
 nd_status nd_server_exchange(nd_server *server, nd_peer *peer, nd_wire_cursor *cursor, int64_t now);
 void nd_server_stop_waiting(nd_server *server, nd_peer *peer);
-/* The same for a peer that goes on without the exchange: the others wait until it comes again. */
-void nd_server_exchange_abandon(nd_server *server, nd_peer *peer);
+/* The same for a peer that has given up its wait and goes on: the others of an exchange wait until
+ * it comes again. */
+void nd_server_abandon(nd_server *server, nd_peer *peer);
 /* A peer that waits for the one that left gets an error. */
 void nd_server_exchange_left(nd_server *server, const nd_peer *gone, bool clean);
 void nd_server_exchange_tick(nd_server *server, int64_t now);

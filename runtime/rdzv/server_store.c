@@ -202,8 +202,7 @@ nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_fram
 {
     nd_wire_cursor cursor = nd_wire_body(frame);
     /* A caller that asks before its answer came has given up, since this process did not run. */
-    nd_server_exchange_abandon(server, peer);
-    peer->wait = ND_WAIT_NONE;
+    nd_server_abandon(server, peer);
     switch (frame->type) {
     case ND_WIRE_SET:
         return take_set(server, peer, &cursor);

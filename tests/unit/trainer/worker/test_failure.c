@@ -3,6 +3,7 @@
  * a torchrun-like start; with a PMIx server that no call reaches, one of them reports. */
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -535,13 +536,15 @@ Test(failure, where_there_is_no_store_one_rank_of_the_host_reports)
 
 typedef struct keeper {
     int held;
-    double seconds;
+    atomic_bool answered;
 } keeper;
 
 static void *keep_host(void *argument)
 {
-    const keeper *k = argument;
-    nd_failure_keep_host(k->held, k->seconds);
+    keeper *k = argument;
+    while (!k->answered) {
+        nd_failure_keep_host(k->held, 0.05);
+    }
     return NULL;
 }
 
@@ -554,7 +557,7 @@ Test(failure, more_processes_than_a_queue_holds_stay_silent)
     int length = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "ndtrain-failure-%lu-%s",
                           (unsigned long)geteuid(), id.run_id);
     socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
-    keeper k = {.seconds = 1};
+    keeper k = {0};
     pthread_t thread;
     int asker, code = 0;
     cr_assert(nd_failure_claim_host(&id, &k.held));
@@ -566,6 +569,7 @@ Test(failure, more_processes_than_a_queue_holds_stay_silent)
     cr_assert_eq(code, -1, "the queue is full");
     cr_assert_eq(pthread_create(&thread, NULL, keep_host, &k), 0);
     cr_expect_not(nd_failure_claim_host(&id, &asker));
+    k.answered = true;
     pthread_join(thread, NULL);
     close(k.held);
 }
