@@ -181,6 +181,15 @@ Test(token_cache, is_written_once_for_a_text_a_tokenizer_and_rules)
     cr_expect_str_neq(first->path, second->path);
     nd_token_cache_close(second);
     cr_expect_eq(count_files(), 3);
+    nd_token_cache_request asked = request();
+    char other[PATH_MAX];
+    snprintf(other, sizeof other, "%s/tests/unit/trainer/text/goldens/gpt2.json",
+             getenv("ND_SOURCE_ROOT"));
+    asked.tokenizer = other;
+    nd_token_cache *third;
+    assert_ok(nd_token_cache_open(&asked, &third));
+    cr_expect_eq(count_files(), 4);
+    nd_token_cache_close(third);
     nd_token_cache_close(first);
 }
 
