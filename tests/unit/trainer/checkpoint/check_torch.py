@@ -74,6 +74,33 @@ def model_with_config(model, exported):
     return model
 
 
+def documented_lines():
+    """The lines of docs/checkpoint.md by which torch opens a checkpoint."""
+    document = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../../docs/checkpoint.md")
+    with open(document, encoding="utf-8") as f:
+        block = f.read().split("Torch opens and reshards it:\n\n", 1)[1].split("\n\n", 1)[0]
+    lines = [line.removeprefix("    ") for line in block.split("\n")]
+    assert all(line.startswith("    ") for line in block.split("\n")) and "dcp.load" in block, block
+    return "\n".join(lines) + "\n"
+
+
+def check_documented(state, tied):
+    from transformers import LlamaConfig, LlamaForCausalLM
+    config = LlamaConfig(vocab_size=V, hidden_size=C, intermediate_size=F, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+                         num_key_value_heads=KV_HEADS, head_dim=D, tie_word_embeddings=tied)
+    model = LlamaForCausalLM(config)
+    lines = documented_lines()
+    assert lines.count("RUN/checkpoint-500/state") == 1, lines
+    exec(lines.replace("RUN/checkpoint-500/state", state), {"model": model})
+    want = {name: value(0, name, shape) for name, shape in shapes(tied).items()}
+    if tied:
+        want["lm_head.weight"] = want["model.embed_tokens.weight"]
+    found = model.state_dict()
+    assert found.keys() == want.keys(), found.keys() ^ want.keys()
+    for name, tensor in want.items():
+        assert torch.equal(found[name], tensor), (tied, name)
+
+
 def check_written(top, mesh, tied, step):
     folder = os.path.join(top, f"run-{step}")
     os.mkdir(folder)
@@ -86,6 +113,8 @@ def check_written(top, mesh, tied, step):
             assert json.loads(f.metadata()["DCP_SHARDING_INFO"]).keys() == set(f.keys())
             for name in f.keys():
                 f.get_tensor(name)
+    if step <= 2: # tied and untied
+        check_documented(state, tied)
     # torch reshards them: whole tensors in F32, and in BF16.
     target = {name: torch.full_like(t, -3) for name, t in want.items()}
     updates = step - step // 6
