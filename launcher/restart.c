@@ -13,7 +13,6 @@ enum {
     SIGNAL_BASE = 128, /* code of signal 0 */
     HANG_MS = 3000,    /* others may be at the same deadline, and name the stuck rank */
     MESSAGES_MS = 200,
-    STILLBORN_MAX = 3, /* restarts in a row that do not come to their first step */
 };
 
 bool nd_restart_is_worth(int code)
@@ -58,11 +57,8 @@ static nd_restart verdict_on(const nd_restart_case *c)
     if (c->epoch >= c->max_restarts) {
         return ND_RESTART_ALL_USED;
     }
-    if (!c->stepped && c->epoch == 0) {
-        return ND_RESTART_NO_STEP;
-    }
     if (!c->stepped) {
-        return c->stillborn + 1 < STILLBORN_MAX ? ND_RESTART_YES : ND_RESTART_NO_START;
+        return c->epoch == 0 ? ND_RESTART_NO_STEP : ND_RESTART_NO_START;
     }
     return c->epoch == 0 || c->durable > c->began_at ? ND_RESTART_YES : ND_RESTART_NO_PROGRESS;
 }
@@ -70,11 +66,7 @@ static nd_restart verdict_on(const nd_restart_case *c)
 nd_restart_choice nd_restart_decide(const nd_restart_case *c)
 {
     nd_restart_choice choice = {.verdict = verdict_on(c)};
-    if (choice.verdict == ND_RESTART_YES && !c->stepped) {
-        choice.brief = c->brief;
-        choice.stillborn = c->stillborn + 1;
-        choice.wait_seconds = wait_before(choice.brief + choice.stillborn);
-    } else if (choice.verdict == ND_RESTART_YES) {
+    if (choice.verdict == ND_RESTART_YES) {
         bool first = c->epoch == 0, soon = c->seconds < brief_seconds;
         choice.brief = !first && soon ? c->brief + 1 : 0;
         choice.wait_seconds = wait_before(choice.brief);
@@ -90,7 +82,7 @@ const char *nd_restart_reason(nd_restart verdict)
     case ND_RESTART_NO_STEP:
         return "the failure came before the first step";
     case ND_RESTART_NO_START:
-        return "three restarts in a row failed before their first step";
+        return "the last restart failed before its first step";
     case ND_RESTART_NO_PROGRESS:
         return "no checkpoint was completed since the last restart";
     case ND_RESTART_ALL_USED:

@@ -6,9 +6,8 @@
  * functions of exit code, steps and times. Node 0 decides for all nodes.
  *
  * A restart needs progress, so that the loop of restarts ends: the first one a completed step, each
- * further one a checkpoint that is newer than the one from which the failed start went on. A
- * restart that fails before its first step, as when an address or memory of the start before it is
- * still in use, is tried again a few times in a row.
+ * further one a checkpoint that is newer than the one from which the failed start went on. So none
+ * follows a restart that failed before its first step.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,7 +19,7 @@ typedef enum nd_restart {
     ND_RESTART_ASKED,       /* a signal asked the job to end */
     ND_RESTART_NOT_WORTH,   /* this exit code would come again */
     ND_RESTART_NO_STEP,     /* the first start completed no step */
-    ND_RESTART_NO_START,    /* several restarts in a row completed no step */
+    ND_RESTART_NO_START,    /* the last restart completed no step */
     ND_RESTART_NO_PROGRESS, /* no newer checkpoint since the last restart */
     ND_RESTART_ALL_USED,
     ND_RESTART_LEFT_BEHIND, /* a killed worker did not end */
@@ -36,13 +35,12 @@ typedef struct nd_restart_case {
     int64_t durable;  /* step of the newest durable checkpoint, -1: none */
     double seconds;   /* from this start's first completed step to the failure */
     int brief;        /* how many starts before this one failed soon, in a row */
-    int stillborn; /* how many restarts before this one failed before their first step, in a row */
 } nd_restart_case;
 
 typedef struct nd_restart_choice {
     nd_restart verdict;
-    double wait_seconds;  /* before the next start */
-    int brief, stillborn; /* for the next case */
+    double wait_seconds; /* before the next start */
+    int brief;           /* for the next case */
 } nd_restart_choice;
 
 /* Whether a failure with this code may be gone at the next start. */

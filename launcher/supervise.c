@@ -159,8 +159,7 @@ static nd_restart_case restart_case(const nd_supervisor *s, int code)
                          .left_behind = s->attempt->left_behind,
                          .epoch = s->epoch,
                          .max_restarts = s->options.config->launch.max_restarts,
-                         .brief = s->brief,
-                         .stillborn = s->stillborn};
+                         .brief = s->brief};
     int64_t stepped_ns = page->job ? nd_progress_marked_ns(page, ND_MARK_FIRST_STEP) : 0;
     if (stepped_ns != 0) {
         c.stepped = true;
@@ -178,9 +177,8 @@ int nd_supervisor_patience_ms(const nd_supervisor *s, int code)
                                                            : ND_STOP_MS;
 }
 
-/* Keeps what the page of this start tells, for the next one and the lines about it. A start without
- * a step adds nothing to what the one before it has reached. */
-static void remember(nd_supervisor *s, const nd_nodes_end *end, bool stepped)
+/* Keeps what the page of this start tells, for the next one and the lines about it. */
+static void remember(nd_supervisor *s, const nd_nodes_end *end)
 {
     const nd_progress *page = &s->attempt->progress;
     nd_restart_times *t = &s->times;
@@ -188,9 +186,6 @@ static void remember(nd_supervisor *s, const nd_nodes_end *end, bool stepped)
     t->seen = s->seen_ns ? s->seen_ns : nd_clock_ns();
     t->ended = nd_clock_ns();
     snprintf(s->what, sizeof s->what, "%s", end->words);
-    if (!stepped) {
-        return;
-    }
     int64_t first = nd_progress_first_step(page);
     int64_t done = nd_progress_completed_steps(&page->slots[0]);
     const char *folder = nd_progress_run_folder(page);
@@ -211,8 +206,7 @@ static void print_restart(const nd_supervisor *s, double wait_seconds)
     if (s->times.steps_from > 0) {
         snprintf(from, sizeof from, "step %lld", (long long)s->times.steps_from);
     }
-    nd_log_warning("ndlaunch: %s%s; restart %lld of %lld follows %s, from %s", s->what,
-                   s->stillborn > 0 ? " before the first step of its restart" : "",
+    nd_log_warning("ndlaunch: %s; restart %lld of %lld follows %s, from %s", s->what,
                    (long long)s->epoch + 1, (long long)s->options.config->launch.max_restarts, when,
                    from);
 }
@@ -247,9 +241,8 @@ bool nd_supervisor_restarts(nd_supervisor *s, const nd_nodes_end *end, double *w
         print_checkpoint(s, end->code);
         return false;
     }
-    remember(s, end, c.stepped);
+    remember(s, end);
     s->brief = choice.brief;
-    s->stillborn = choice.stillborn;
     print_restart(s, choice.wait_seconds);
     *wait_seconds = choice.wait_seconds;
     return true;

@@ -22,7 +22,7 @@ typedef struct nd_supervisor {
     int64_t epoch;                      /* of the current attempt */
     nd_status start_failed;             /* its workers could not be started */
     bool asked;                         /* a signal asked the job to end */
-    int brief, stillborn;               /* nd_restart_case */
+    int brief;                          /* nd_restart_case */
     int64_t seen_ns;                    /* when a failure of this attempt was seen; 0: none */
     nd_restart_times times;
     char what[256];              /* failed in the last attempt */
