@@ -286,6 +286,17 @@ Test(flags, mixed_precision_fp8_keeps_the_files_recipe)
     }
 }
 
+/* The names of accelerate's ProjectConfiguration. */
+Test(flags, of_a_project)
+{
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, "--total_limit", "4", "--project_dir", "a"), ND_OK, "%s",
+                 nd_error_last()->message);
+    cr_expect_eq(c.checkpoint.keep_last, 4);
+    cr_expect_str_eq(c.output.dir, "a");
+    nd_config_fini(&c);
+}
+
 /* The flags of accelerate's scripts, of transformers and our own. */
 Test(flags, of_checkpoints)
 {
@@ -478,8 +489,6 @@ Test(flags, refused_with_a_sentence)
 {
     EXPECT_BAD_FLAGS(("--checkpointing-steps", "epoch"), "--checkpointing-steps", "epoch");
     EXPECT_BAD_FLAGS(("--save-strategy", "epoch"), "--save-strategy is epoch", "--save-steps");
-    EXPECT_BAD_FLAGS(("--total_limit", "2"), "--total-limit", "here it is --save-total-limit");
-    EXPECT_BAD_FLAGS(("--project_dir", "a"), "--project-dir", "here it is --save-dir");
     EXPECT_BAD_FLAGS(("--resume"), "--resume", "here it is --resume-from-checkpoint");
     EXPECT_BAD_FLAGS(("--overwrite_output_dir"), "nothing is overwritten");
     EXPECT_BAD_FLAGS(("--log_with", "comet_ml"), "--log-with is comet_ml", "metrics.jsonl");
