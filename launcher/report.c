@@ -13,12 +13,18 @@
 
 enum { OTHERS_MAX = 3 }; /* messages of other ranks */
 
+static bool is_local(const nd_failure_slot *record)
+{
+    return atomic_load(&record->time_ns) != 0 && record->cause == ND_CAUSE_LOCAL;
+}
+
 /* A lost peer, a deadline and a stop are consequences; another rank's reason is not this one's. */
 static bool has_own_reason(const nd_failure_slot *record)
 {
-    return atomic_load(&record->time_ns) != 0 && record->cause == ND_CAUSE_OWN &&
-           record->status != ND_ERR_IO && record->status != ND_ERR_HANG &&
-           record->status != ND_ERR_PREEMPTED;
+    return is_local(record) ||
+           (atomic_load(&record->time_ns) != 0 && record->cause == ND_CAUSE_OWN &&
+            record->status != ND_ERR_IO && record->status != ND_ERR_HANG &&
+            record->status != ND_ERR_PREEMPTED);
 }
 
 /*
@@ -54,7 +60,7 @@ static int64_t failure_time(const nd_attempt *attempt, const nd_child *child)
 static int weight(const nd_attempt *attempt, const nd_child *child)
 {
     const nd_failure_slot *record = &attempt->failures.slots[child->local_rank];
-    if (child->signal != 0) {
+    if (child->signal != 0 || is_local(record)) {
         return 0;
     }
     if (atomic_load(&record->time_ns) != 0 && record->cause == ND_CAUSE_ELSEWHERE) {
@@ -147,7 +153,8 @@ static void print_other_messages(FILE *out, const nd_attempt *attempt, const nd_
     for (int i = 0; i < attempt->options.local_workers && left > 0; i++) {
         const nd_child *c = &attempt->children[i];
         const nd_failure_slot *record = &attempt->failures.slots[c->local_rank];
-        if (c == first || atomic_load(&record->time_ns) == 0 || record->status == ND_ERR_IO ||
+        if (c == first || atomic_load(&record->time_ns) == 0 ||
+            (record->status == ND_ERR_IO && !is_local(record)) ||
             record->status == ND_ERR_PREEMPTED || record->cause == ND_CAUSE_ELSEWHERE ||
             (atomic_load(&printed->time_ns) != 0 &&
              strcmp(record->message, printed->message) == 0)) {

@@ -68,6 +68,16 @@ nd_status nd_fail_elsewhere(nd_status status, const char *format, ...)
     return status;
 }
 
+nd_status nd_fail_local(nd_status status, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    nd_vfail(status, format, args);
+    va_end(args);
+    last_error.cause = ND_CAUSE_LOCAL;
+    return status;
+}
+
 nd_status nd_fail_context(nd_status status, const char *format, ...)
 {
     char text[ND_ERROR_MESSAGE_MAX], *message = last_error.message;

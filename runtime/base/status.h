@@ -31,8 +31,9 @@ enum { ND_ERROR_MESSAGE_MAX = 2048 };
 
 /* Where the reason of an error lies: several ranks of a job often fail together, for one reason. */
 typedef enum nd_failure_cause {
-    ND_CAUSE_OWN = 0,   /* on this rank */
+    ND_CAUSE_OWN = 0,   /* on this rank; a lost peer (74) or a deadline (124) may be elsewhere */
     ND_CAUSE_ELSEWHERE, /* on another rank, whose message explains more than this one */
+    ND_CAUSE_LOCAL,     /* surely on this rank, whatever the status */
 } nd_failure_cause;
 
 typedef struct nd_error {
@@ -46,6 +47,9 @@ nd_status nd_fail(nd_status status, const char *format, ...) __attribute__((form
 nd_status nd_vfail(nd_status status, const char *format, va_list args);
 /* The same for an error whose reason another rank has and reports. */
 nd_status nd_fail_elsewhere(nd_status status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* The same for an I/O error (74) that no other rank has caused, such as a disk that fails. */
+nd_status nd_fail_local(nd_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* Host memory ran out: fills the record with "out of host memory for <what>" and returns

@@ -41,6 +41,15 @@ def check_patience(ndlaunch, folder):
     check(kept == ["checkpoint-2", "checkpoint-6", "checkpoint-8"], f"{kept} are kept")
     ends = [row["reason"] for row in rows if row.get("event") == "checkpoint" and row["step"] == 8]
     check(ends == ["interval"] and (folder / "patient" / "model").is_dir(), f"the last checkpoint says {ends}")
+    # Started again it has nothing left to do, and with more patience it has.
+    flags = ["--lr", "0", "--num-steps", "100", "--save-total-limit", "2", "--checkpoint-staging", "wait", "--resume-from-checkpoint", "auto"]
+    before = (folder / "patient" / "model" / "model.safetensors").stat().st_mtime_ns
+    said, rows = run(ndlaunch, folder, "patient", *flags, "--early-stopping-patience", "3")
+    check("the run has ended early, after step 8" in said and max(row["step"] for row in rows) == 8, f"it went on:\n{said}")
+    check("nothing is left to do after step 8" in said, f"this is not said:\n{said}")
+    check((folder / "patient" / "model" / "model.safetensors").stat().st_mtime_ns == before, "the model was saved again")
+    said, rows = run(ndlaunch, folder, "patient", *flags, "--early-stopping-patience", "4")
+    check(max(row["step"] for row in rows) == 10, f"it did not go on with more patience:\n{said}")
 
 
 def check_best(ndlaunch, folder):
@@ -57,6 +66,22 @@ def check_best(ndlaunch, folder):
         check(saved == best != last, f"{name} is not that of checkpoint-4")
 
 
+def check_damaged_best(ndlaunch, folder):
+    """The checkpoint with the lowest loss is damaged when its weights are wanted: the best of the others is taken."""
+    file = max((folder / "run" / "checkpoint-4" / "state").glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[-9] ^= 1
+    file.write_bytes(data)
+    said, rows = run(ndlaunch, folder, "run", "--lr", "2", "--num-steps", "10", "--resume-from-checkpoint", "latest", "--save-total-limit", "2")
+    kept = sorted(path.name for path in (folder / "run").glob("checkpoint-*"))
+    check("checkpoint-4.bad" in kept and "checkpoint-4" not in kept, f"{kept} are kept")
+    losses = {row["step"]: row["validation_loss"] for row in rows if "validation_loss" in row and f"checkpoint-{row['step']}" in kept}
+    best = min(losses, key=losses.get)
+    check(best in (8, 10) and f"checkpoint-{best}" in kept, f"{best} is the best of {losses}")
+    saved, wanted = ((folder / "run" / where / "model.safetensors").read_bytes() for where in ("model", f"checkpoint-{best}"))
+    check(saved == wanted, f"the model is not that of step {best}:\n{said}")
+
+
 def main():
     ndlaunch = os.path.abspath(sys.argv[1])
     with tempfile.TemporaryDirectory() as name:
@@ -65,6 +90,7 @@ def main():
         (folder / "text.txt").write_bytes(bytes(range(97, 123)) * 400)
         check_patience(ndlaunch, folder)
         check_best(ndlaunch, folder)
+        check_damaged_best(ndlaunch, folder)
     print("best: patience ends a run, and the best model is the one that is saved")
 
 

@@ -17,9 +17,10 @@ import subprocess
 import sys
 import time
 
-from checkpoint_runs import FAULTS_EVERY, INTERVAL, STEPS, Bench, Failed, check, each, every, resumed_step
+from checkpoint_runs import FAULTS_EVERY, INTERVAL, LAST, STEPS, Bench, Failed, check, each, every, resumed_step
 
 RESUME = ("--resume-from-checkpoint", "auto")
+EXPORT = ("--checkpoint-export-model",)
 
 
 def check_complete(bench, out):
@@ -45,24 +46,26 @@ def newest(calls, rank):
     return saved[-1]
 
 
-def kill_at(bench, workers, rank, number, whole, calls):
+def kill_at(bench, workers, rank, number, whole, calls, flags):
     out = f"killed-{workers}-{rank}-{number}"
-    code, printed = bench.run(bench.command(workers, out), dict(folder=bench.folder / out, rank=rank, kill=number))
+    code, printed = bench.run(bench.command(workers, out, *flags), dict(folder=bench.folder / out, rank=rank, kill=number))
     check(code != 0, f"{out} was not killed:\n{printed}")
     check_complete(bench, out)
-    printed = bench.train(workers, out, *RESUME)
+    printed = bench.train(workers, out, *RESUME, *flags)
     # The call in whose place rank 1 died names the save that it was in.
     wanted, got = newest(calls[:number if rank else number - 1], rank), resumed_step(printed) or 0
     check(got == wanted, f"the run went on from step {got}, and not from {wanted}:\n{printed}")
     # Behind the last commit only older checkpoints are left to be deleted, which the next save would do.
     bench.same(out, whole, may_have_more=wanted == STEPS)
+    for name in LAST if flags else []:
+        check(bench.exported(out, name) == bench.exported(whole, name), f"{out}/{name} holds another model")
     bench.remove(out)
 
 
-def killed(bench, workers, rank, whole, calls):
+def killed(bench, workers, rank, whole, calls, flags=()):
     def work(number):
         try:
-            kill_at(bench, workers, rank, number, whole, calls)
+            kill_at(bench, workers, rank, number, whole, calls, flags)
         except Failed as error:
             raise Failed(f"rank {rank} of {workers} killed at call {number}, {calls[number - 1]}: {error}") from None
     return work
@@ -81,6 +84,18 @@ def matrix(bench, workers, all_calls):
         print(f"{workers} workers: rank {rank} was killed at {len(numbers)} of {len(calls)} calls, {time.monotonic() - begin:.1f} s")
         if rank < workers - 1:
             bench.remove(whole)
+
+
+def exporting(bench, all_calls):
+    """With a model in each checkpoint: the calls that make it, which come between the state and its manifest."""
+    begin = time.monotonic()
+    calls = bench.calls(1, 0, "exporting", *EXPORT)
+    made = [number for number, (_, path) in enumerate(calls, 1) if re.fullmatch(r"\.tmp-checkpoint-\d+-[^/]*/(?!state|manifest).*", path)]
+    paths = {calls[number - 1][1].split("/", 1)[1] for number in made}
+    check(any("model.safetensors" in path for path in paths) and any("config.json" in path for path in paths), f"only {paths} are made")
+    numbers = made if all_calls else made[::5 * FAULTS_EVERY]
+    each(numbers, killed(bench, 1, 0, "exporting", calls, EXPORT))
+    print(f"with an exported model: killed at {len(numbers)} of {len(made)} calls that make it, {time.monotonic() - begin:.1f} s")
 
 
 def is_worker(process, rank):
@@ -153,6 +168,7 @@ def main():
     with Bench(*sys.argv[1:3]) as bench:
         for workers in (1, 2):
             matrix(bench, workers, all_calls)
+        exporting(bench, all_calls)
         restarts(bench, 30 if all_calls else -(-10 // FAULTS_EVERY))
     print(f"check_checkpoint_kills: every run of {STEPS} steps ended with the bytes of the undisturbed one")
 

@@ -122,6 +122,10 @@ class Bench:
         folder = self.folder / out / name / "state"
         return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
+    def exported(self, out, name):
+        folder = self.folder / out / name
+        return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file() and path.name != "manifest.json"}
+
     def whole_files(self, out, name):
         """Each byte of a checkpoint and when it was last changed."""
         folder = self.folder / out / name

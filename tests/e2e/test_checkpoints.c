@@ -59,16 +59,18 @@ static void shell_says(const char *command, const char *words)
 }
 
 /* The command ends with this code and this sentence, and changes no file in the folder `out`; a
- * start that fails while it loads leaves its run-2.json there. */
+ * start that fails while it loads leaves its run-2.json and its mark in .lock there. */
 static void refused(int code, const char *command, const char *words)
 {
     static char text[COMMAND_MAX];
-    shell(&dir, "find out -type f ! -name 'run-*' | LC_ALL=C sort | xargs sha256sum > before");
+    shell(&dir, "find out -type f ! -name 'run-*' ! -name .lock | LC_ALL=C sort | xargs sha256sum "
+                "> before");
     int got = shell_run(&dir, command);
     cr_expect_eq(got, code, "%s\nended with %d:\n%s", command, got, shell_output);
     cr_expect_not_null(strstr(shell_output, words), "no \"%s\" in:\n%s", words, shell_output);
     snprintf(text, sizeof text,
-             "find out -type f ! -name 'run-*' | LC_ALL=C sort | xargs sha256sum | cmp - before");
+             "find out -type f ! -name 'run-*' ! -name .lock | LC_ALL=C sort | xargs sha256sum | "
+             "cmp - before");
     shell(&dir, text);
 }
 
@@ -537,6 +539,63 @@ Test(checkpoints, a_full_disk_costs_the_checkpoint_and_not_the_run)
     cr_assert_eq(code, 73, "ended with %d:\n%s", code, shell_output);
     cr_assert_not_null(strstr(shell_output, "of the 2 checkpoints there `ndtrain ckpt prune "),
                        "%s", shell_output);
+}
+
+/* Rank 1 alone has a disk of its own where rank 0 has the run folder: without a folder of that
+ * name, and with one. */
+Test(checkpoints, a_run_folder_that_some_rank_does_not_see_is_refused)
+{
+    static const char *const cases[][2] = {{"true", "nothing is /"},
+                                           {"mkdir mine/out", "another folder is /"}};
+    if (shell_run(&dir, "mkdir mine && unshare -rm true") != 0) {
+        teardown();
+        skip_test("a file system of a test's own is not permitted here (unshare -rm)");
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char command[COMMAND_MAX];
+        snprintf(
+            command, sizeof command,
+            "cat > worker <<'END'\n"
+            "#!/bin/sh\n"
+            "test \"$RANK $1\" = '1 train' && exec unshare -rm sh -c 'mount -t tmpfs none mine "
+            "&& %s && exec \"$0\" \"$@\"' " ND_TRAIN " \"$@\"\n"
+            "exec " ND_TRAIN " \"$@\"\n"
+            "END\n"
+            "chmod +x worker; ND_WORKER=./worker " TWO
+            "--num-steps 4 --save-dir mine/out --checkpoint-frequency 2 "
+            "--set launch.comm_timeout_seconds=10",
+            cases[i][0]);
+        int code = shell_run(&dir, command);
+        cr_assert_eq(code, 73, "ended with %d:\n%s", code, shell_output);
+        cr_assert_not_null(strstr(shell_output, "rank 1 on "), "%s", shell_output);
+        cr_assert_not_null(strstr(shell_output, cases[i][1]), "%s", shell_output);
+        shell(&dir, "! ls -d mine/out/*checkpoint-* mine/out/run.json 2>/dev/null");
+    }
+}
+
+/* Rank 1 alone reads other bytes in the newest checkpoint: memory or a cache of its host is bad. */
+Test(checkpoints, damage_that_one_rank_alone_finds_condemns_no_checkpoint)
+{
+    shell(&dir, TWO "--num-steps 4 --save-dir out --checkpoint-frequency 2 --save-model false && "
+                    "cp -r out/checkpoint-4 bad");
+    shell(&dir, "for f in bad/state/*.safetensors; do printf wrong | dd of=$f bs=1 conv=notrunc "
+                "seek=$(($(stat -c %s $f) - 9)) 2>/dev/null; done");
+    if (shell_run(&dir, "unshare -rm true") != 0) {
+        teardown();
+        skip_test("a file system of a test's own is not permitted here (unshare -rm)");
+    }
+    shell(&dir, "cat > worker <<'END'\n"
+                "#!/bin/sh\n"
+                "test \"$RANK $1\" = '1 train' && exec unshare -rm sh -c 'mount --bind bad "
+                "out/checkpoint-4 && exec \"$0\" \"$@\"' " ND_TRAIN " \"$@\"\n"
+                "exec " ND_TRAIN " \"$@\"\n"
+                "END\n"
+                "chmod +x worker");
+    refused(74,
+            "ND_WORKER=./worker " TWO "--num-steps 6 --save-dir out --checkpoint-frequency 2 "
+            "--resume-from-checkpoint latest",
+            "finds damage where rank 0 finds none");
+    cr_assert_not_null(strstr(shell_output, "rank 1 on "), "%s", shell_output);
 }
 
 /* Each write takes four seconds, and the update may wait for one. */

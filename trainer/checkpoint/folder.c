@@ -13,6 +13,7 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
+#include "runtime/base/text.h"
 #include "trainer/checkpoint/state_file.h"
 
 static const char prefix[] = "checkpoint-", temporary_prefix[] = ".tmp-checkpoint-",
@@ -52,6 +53,50 @@ void nd_run_lock_release(nd_run_lock *lock)
         close(lock->fd);
         lock->fd = -1;
     }
+}
+
+/* All marks have the same size in the file, so that a newer one hides an older one. */
+static void pad_mark(const char *mark, char out[ND_RUN_MARK_MAX])
+{
+    memset(out, ' ', ND_RUN_MARK_MAX);
+    memcpy(out, mark, strnlen(mark, ND_RUN_MARK_MAX - 1));
+    out[ND_RUN_MARK_MAX - 1] = '\n';
+}
+
+nd_status nd_run_lock_mark(const nd_run_lock *lock, const char *run, const char *mark)
+{
+    char *path = NULL, line[ND_RUN_MARK_MAX];
+    ND_TRY(nd_fs_format(&path, "%s/.lock", run));
+    pad_mark(mark, line);
+    nd_status status = nd_fs_pwrite(lock->fd, path, line, sizeof line, 0);
+    if (status == ND_OK && fsync(lock->fd) != 0) {
+        status = nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, strerror(errno));
+    }
+    free(path);
+    return status;
+}
+
+/* Opens the folders on the way first, since an open makes a network file system ask its server. */
+bool nd_run_lock_has_mark(const char *run, const char *mark)
+{
+    char line[ND_RUN_MARK_MAX], wanted[ND_RUN_MARK_MAX], *parent = NULL;
+    if (nd_fs_parent(run, &parent) != ND_OK) {
+        return false;
+    }
+    int above = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int folder = open(run, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = folder < 0 ? -1 : openat(folder, ".lock", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    pad_mark(mark, wanted);
+    bool has = fd >= 0 && pread(fd, line, sizeof line, 0) == (ssize_t)sizeof line &&
+               memcmp(line, wanted, sizeof line) == 0;
+    const int all[] = {fd, folder, above};
+    for (int i = 0; i < 3; i++) {
+        if (all[i] >= 0) {
+            close(all[i]);
+        }
+    }
+    free(parent);
+    return has;
 }
 
 /* Names. */
@@ -291,6 +336,45 @@ static nd_status check_manifest(const char *temporary)
     return status;
 }
 
+/* This host sees what each rank has written: a hash file of each, and their data. It would not where
+ * the folder of some rank is that of another disk. */
+static nd_status check_parts(const char *state, const nd_manifest *manifest)
+{
+    uint64_t wanted = 0, found = 0;
+    nd_status status = ND_OK;
+    DIR *dir = opendir(state);
+    if (!dir) {
+        return nd_fail(ND_ERR_CANTCREATE, "cannot read folder \"%s\": %s", state, strerror(errno));
+    }
+    for (int rank = 0; rank < manifest->writer_count && status == ND_OK; rank++) {
+        char name[ND_HASH_FILE_NAME_MAX];
+        struct stat st;
+        nd_hash_file_name(name, rank);
+        wanted += manifest->writers[rank].bytes;
+        if (fstatat(dirfd(dir), name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+            status = nd_fail(ND_ERR_CANTCREATE,
+                             "rank %d has written its part, but \"%s/%s\" is not there (%s); all "
+                             "hosts must see the run folder",
+                             rank, state, name, strerror(errno));
+        }
+        nd_fs_beat();
+    }
+    for (struct dirent *e = readdir(dir); e && status == ND_OK; e = readdir(dir)) {
+        struct stat st;
+        bool counts = nd_ends_with(e->d_name, ".safetensors") &&
+                      fstatat(dirfd(dir), e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0;
+        found += counts ? (uint64_t)st.st_size : 0;
+        nd_fs_beat();
+    }
+    closedir(dir);
+    if (status == ND_OK && found != wanted) {
+        status =
+            nd_fail(ND_ERR_CANTCREATE, "\"%s\" has %llu bytes of tensors; the ranks wrote %llu",
+                    state, (unsigned long long)found, (unsigned long long)wanted);
+    }
+    return status;
+}
+
 /* The new checkpoint takes the name of an older one at once, so that a process that dies in between
  * leaves one of them under it. *taken: the file system can do that. */
 static nd_status exchange_names(const char *temporary, const char *path, bool *taken)
@@ -341,6 +425,7 @@ nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_fs_format(&state, "%s/" ND_STATE_FOLDER, temporary));
     ND_TRY_OUT(nd_fs_sync_folder(state));
+    ND_TRY_OUT(check_parts(state, manifest));
     ND_TRY_OUT(write_manifest(temporary, manifest));
     ND_TRY_OUT(check_manifest(temporary));
     ND_TRY_OUT(nd_fs_sync_folder(temporary));

@@ -22,6 +22,12 @@ typedef struct nd_run_lock {
 nd_status nd_run_lock_acquire(const char *run, nd_run_lock *out);
 void nd_run_lock_release(nd_run_lock *lock);
 
+/* The holder writes a text into the lock's file, RUN/.lock, by which other processes know that they
+ * see the same folder. ND_ERR_CANTCREATE. */
+enum { ND_RUN_MARK_MAX = 64 };
+nd_status nd_run_lock_mark(const nd_run_lock *lock, const char *run, const char *mark);
+bool nd_run_lock_has_mark(const char *run, const char *mark);
+
 /* RUN/checkpoint-STEP; owned by the caller. */
 nd_status nd_checkpoint_path(const char *run, int64_t step, char **out);
 
@@ -54,7 +60,8 @@ typedef struct nd_commit_gate {
 } nd_commit_gate;
 
 /*
- * All other files are durable: writes the manifest, reads it again, renames the folder to
+ * All other files are durable: looks whether those of all writers are there with their sizes, writes
+ * the manifest, reads it again, renames the folder to
  * checkpoint-STEP, makes the rename durable. A checkpoint of that step that is there already
  * exchanges names with it and is then renamed to .old; where the file system cannot exchange names,
  * it is renamed first. After a failure the temporary folder and the older checkpoint have their

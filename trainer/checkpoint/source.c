@@ -118,6 +118,7 @@ nd_status nd_source_writer_of(nd_source *source, int rank, nd_source_writer **ou
         ND_TRY(ND_ALLOC(1, &writer));
         nd_status status = make_writer(source, rank, writer);
         if (status != ND_OK) {
+            source->stats.suspect = status == ND_ERR_DATA ? rank + 1 : 0;
             nd_source_writer_free(writer);
             return status;
         }
@@ -218,7 +219,11 @@ nd_status nd_source_run(nd_source *source)
 {
     for (int i = 0; source->writers && i < source->manifest->writer_count; i++) {
         for (int k = 0; source->writers[i] && k < ND_RECT_KIND_COUNT; k++) {
-            ND_TRY(nd_source_run_file(source, &source->writers[i]->files[k]));
+            nd_status status = nd_source_run_file(source, &source->writers[i]->files[k]);
+            if (status != ND_OK) {
+                source->stats.suspect = status == ND_ERR_DATA ? i + 1 : 0;
+                return status;
+            }
         }
     }
     for (int64_t i = 0; i < source->file_count; i++) {

@@ -21,6 +21,7 @@ typedef struct nd_source nd_source;
 typedef struct nd_source_stats {
     int64_t wanted_bytes; /* of F32 elements that were asked for */
     int64_t read_bytes;   /* of the files, hash files and headers left out */
+    int64_t suspect;      /* 1 + the writer whose files were found to be damaged; 0: none */
 } nd_source_stats;
 
 /* A checkpoint of ours. The manifest is borrowed. verify false: digests are not compared. */
@@ -65,7 +66,9 @@ nd_source_stats nd_source_get_stats(const nd_source *source);
  * another size: for `ndtrain ckpt verify`. */
 nd_status nd_source_verify_all(const char *folder, const nd_manifest *manifest,
                                int64_t *verified_bytes);
-/* The same without reading the data: the hash files are whole, and every file that they list is
+/* Every chunk of the files of one writer. */
+nd_status nd_source_verify_writer(const char *folder, const nd_manifest *manifest, int writer);
+/* All files without reading the data: the hash files are whole, and every file that they list is
  * there with its size. *bytes: of those files. */
 nd_status nd_source_check_files(const char *folder, const nd_manifest *manifest, int64_t *bytes);
 

@@ -119,6 +119,15 @@ nd_status nd_source_verify_all(const char *folder, const nd_manifest *manifest,
     return verify(folder, manifest, true, verified_bytes);
 }
 
+nd_status nd_source_verify_writer(const char *folder, const nd_manifest *manifest, int writer)
+{
+    verification v = {.chunks = true};
+    ND_TRY(nd_source_open_checkpoint(folder, manifest, true, &v.source));
+    nd_status status = verify_writer(&v, writer);
+    nd_source_close(v.source);
+    return status;
+}
+
 nd_status nd_source_check_files(const char *folder, const nd_manifest *manifest, int64_t *bytes)
 {
     return verify(folder, manifest, false, bytes);

@@ -8,7 +8,6 @@
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
 #include "trainer/checkpoint/export.h"
-#include "trainer/checkpoint/restore.h"
 
 /* For the start after this one, if ndlaunch makes one: rank 0 leaves what it needs. */
 static nd_status tell_launcher(const nd_run_checkpoints *c, const char *run)
@@ -237,37 +236,6 @@ nd_status nd_run_checkpoints_validated(nd_run_checkpoints *c, double loss)
              (long long)c->best.stale, c->best.loss, (long long)c->best.step);
     const nd_run_event event = {.kind = ND_RUN_EVENT_EARLY_STOPPED, .step = step, .reason = why};
     return nd_sinks_event(&c->files->sinks, &event);
-}
-
-nd_status nd_run_checkpoints_load_best(nd_run_checkpoints *c)
-{
-    const nd_config *config = c->context->worker->rank.config;
-    const nd_run_position position = c->trainer->position;
-    const nd_run_best *best = &c->best;
-    char path[ND_RESUME_PATH_MAX + 32];
-    nd_manifest manifest = {0};
-    nd_restored restored;
-    bool elsewhere = false;
-    if (!config->checkpoint.load_best || best->saved_step == 0 ||
-        best->saved_step == position.step) {
-        return ND_OK;
-    }
-    snprintf(path, sizeof path, "%s/checkpoint-%lld", c->run, (long long)best->saved_step);
-    nd_status status = nd_restore_checkpoint(c->trainer, path, &manifest, config->checkpoint.verify,
-                                             &elsewhere, &restored);
-    nd_manifest_fini(&manifest);
-    c->trainer->position = position;
-    if (status != ND_OK) {
-        return elsewhere ? nd_fail_elsewhere(status, "another rank could not read %s", path)
-                         : status;
-    }
-    c->model_step = best->saved_step;
-    if (c->trainer->rank->rank == 0) {
-        nd_log_info("the model is that of step %lld, whose validation loss %.6g was the lowest of "
-                    "all checkpoints",
-                    (long long)best->saved_step, best->saved_loss);
-    }
-    return ND_OK;
 }
 
 nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped)

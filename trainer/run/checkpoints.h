@@ -62,7 +62,8 @@ nd_status nd_run_checkpoints_validated(nd_run_checkpoints *c, double loss);
  */
 nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped);
 /* With checkpoint.load_best, before the model is saved: the weights of the checkpoint with the
- * lowest validation loss. The trainer's position stays. */
+ * lowest validation loss. The trainer's position stays. A damaged one is set aside, and the best of
+ * the others is taken; ND_ERR_DATA when none of these was validated. */
 nd_status nd_run_checkpoints_load_best(nd_run_checkpoints *c);
 /* State and position of the newest good checkpoint, `good`; one that is damaged by now is set aside
  * as in nd_run_checkpoints_load. */

@@ -6,22 +6,8 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
-#include "trainer/checkpoint/restore.h"
-#include "trainer/run/checkpoints.h"
+#include "trainer/run/checkpoints_parts.h"
 #include "trainer/weights/weights.h"
-
-/* What rank 0 has found, for the others. */
-static nd_status tell_all(const nd_worker *worker, const char *key, void *value, size_t bytes)
-{
-    size_t got = bytes;
-    if (worker->identity.rank == 0) {
-        return nd_store_set(worker->store, key, value, bytes);
-    }
-    ND_TRY(nd_store_get(worker->store, key, value, &got));
-    return got == bytes
-               ? ND_OK
-               : nd_fail(ND_ERR_INTERNAL, "the value of '%s' in the store has %zu bytes", key, got);
-}
 
 /* The source. */
 
@@ -66,7 +52,7 @@ static nd_status find(nd_run_checkpoints *c, const nd_resume_search *search, con
             c->resume.status = (int32_t)error.status;
         }
     }
-    ND_TRY(tell_all(worker, key, &c->resume, sizeof c->resume));
+    ND_TRY(nd_run_tell_all(worker, key, &c->resume, sizeof c->resume));
     if (c->resume.kind != ND_RESUME_FAILED) {
         return ND_OK;
     }
@@ -98,15 +84,6 @@ static nd_status find_again(nd_run_checkpoints *c)
     return before.continues && !named ? find(c, &search, "resume under the lock", ND_OK) : ND_OK;
 }
 
-static nd_status set_damaged_aside(const nd_resume *resume)
-{
-    char *aside = NULL;
-    ND_TRY(nd_checkpoint_set_aside(resume->run, resume->step, "bad", &aside));
-    nd_log_warning("the damaged checkpoint is now %s, and the one before it is looked for", aside);
-    free(aside);
-    return ND_OK;
-}
-
 /* A checkpoint was found to be damaged while it was loaded: takes the one before it, of the same
  * run. */
 static nd_status fall_back(nd_run_checkpoints *c, const nd_error *error)
@@ -128,7 +105,7 @@ static nd_status fall_back(nd_run_checkpoints *c, const nd_error *error)
                        "since this run goes on in another folder",
                        c->resume.source);
     } else if (worker->identity.rank == 0) {
-        status = set_damaged_aside(&c->resume);
+        status = nd_run_set_damaged_aside(c->resume.run, c->resume.step);
     }
     snprintf(key, sizeof key, "resume below %lld, rewind %d", (long long)before.step, c->rewinds);
     return find(c, &search, key, status);
@@ -174,18 +151,12 @@ static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored)
 {
     for (;;) {
         nd_manifest manifest = {0};
-        bool elsewhere = false;
-        nd_status status = nd_restore_checkpoint(c->trainer, c->resume.source, &manifest,
-                                                 c->trainer->rank->config->checkpoint.verify,
-                                                 &elsewhere, restored);
+        nd_status status = nd_run_restore(c, c->resume.source, &manifest, restored);
         if (status == ND_OK) {
             place_in_data(c, &manifest);
         }
         c->metrics_bytes = manifest.metrics_bytes;
         nd_manifest_fini(&manifest);
-        if (status != ND_OK && elsewhere) {
-            nd_fail_elsewhere(status, "another rank could not read %s", c->resume.source);
-        }
         if (status != ND_ERR_DATA || !c->resume.searched) {
             return status;
         }
@@ -246,60 +217,6 @@ static nd_status load_fresh(nd_run_checkpoints *c)
     return nd_weights_init(fsdp, r->shape.init_std, (uint64_t)r->config->model.seed);
 }
 
-/* What only rank 0 knows of the run folder. */
-typedef struct shared_folder {
-    char run[ND_RESUME_PATH_MAX];
-    char run_id[64]; /* this start's name */
-    int64_t status;  /* ND_OK, or that of rank 0, which could not open it */
-} shared_folder;
-
-static const char folder_key[] = "run folder";
-
-void nd_run_checkpoints_refuse(const nd_run_checkpoints *c)
-{
-    const nd_error error = *nd_error_last();
-    shared_folder none = {.status = error.status};
-    (void)tell_all(c->context->worker, folder_key, &none, sizeof none);
-    nd_fail(error.status, "%s", error.message);
-}
-
-static nd_status describe_folder(const nd_run_checkpoints *c, shared_folder *out)
-{
-    const nd_identity *identity = &c->context->worker->identity;
-    char *real = realpath(c->files->dir, NULL);
-    if (!real) {
-        nd_status status = nd_fail(ND_ERR_IO, "the run folder %s is gone", c->files->dir);
-        nd_run_checkpoints_refuse(c);
-        return status;
-    }
-    snprintf(out->run, sizeof out->run, "%.*s", ND_RESUME_PATH_MAX - 1, real);
-    free(real);
-    if (identity->run_id[0]) {
-        snprintf(out->run_id, sizeof out->run_id, "%s", identity->run_id);
-    } else {
-        snprintf(out->run_id, sizeof out->run_id, "%lld", (long long)nd_clock_ns());
-    }
-    return ND_OK;
-}
-
-/* Before all else that needs it, so that no rank waits for what comes behind a folder that is not
- * opened. */
-static nd_status share_folder(nd_run_checkpoints *c)
-{
-    const nd_worker *worker = c->context->worker;
-    shared_folder shared = {.status = ND_OK};
-    if (worker->identity.rank == 0) {
-        ND_TRY(describe_folder(c, &shared));
-    }
-    ND_TRY(tell_all(worker, folder_key, &shared, sizeof shared));
-    if (shared.status != ND_OK) {
-        return nd_fail_elsewhere((nd_status)shared.status, "rank 0 could not open the run folder");
-    }
-    snprintf(c->run, sizeof c->run, "%s", shared.run);
-    snprintf(c->run_id, sizeof c->run_id, "%s", shared.run_id);
-    return ND_OK;
-}
-
 /* What rank 0 alone does once the state is loaded; all ranks learn how it ended. */
 static nd_status set_later_aside(const nd_run_checkpoints *c)
 {
@@ -317,43 +234,13 @@ static nd_status set_later_aside(const nd_run_checkpoints *c)
                                               "rank 0 could not set a later checkpoint aside");
 }
 
-static bool asks_best(const nd_config *config)
-{
-    return config->checkpoint.load_best || config->train.early_stopping_patience > 0;
-}
-
-/* What earlier starts of the run have found about its validations. */
-static nd_status find_best(nd_run_checkpoints *c)
-{
-    const nd_worker *worker = c->context->worker;
-    if (!c->resume.continues || !asks_best(worker->rank.config)) {
-        return ND_OK;
-    }
-    if (worker->identity.rank == 0 &&
-        nd_run_best_replay(&c->best, worker->rank.config, c->files->dir,
-                           c->trainer->position.step) != ND_OK) {
-        nd_log_warning("the validations before step %lld do not count for the best one: %s",
-                       (long long)c->trainer->position.step, nd_error_last()->message);
-        nd_error_clear();
-    }
-    ND_TRY(tell_all(worker, "best validation", &c->best, sizeof c->best));
-    char path[ND_RESUME_PATH_MAX + 32];
-    const int64_t step = c->trainer->position.step;
-    snprintf(path, sizeof path, "%s/checkpoint-%lld", c->resume.run, (long long)step);
-    if (strcmp(path, c->resume.source) == 0) { /* its validation may have been cut off */
-        nd_run_best_saving(&c->best, step);
-        (void)nd_run_best_saved(&c->best, step);
-    }
-    return ND_OK;
-}
-
 nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd_run_files *files)
 {
     nd_restored restored = {.moments = true};
     double begin = nd_clock_seconds();
     c->trainer = trainer;
     c->files = files;
-    ND_TRY(share_folder(c));
+    ND_TRY(nd_run_folder_share(c));
     ND_TRY(find_again(c));
     switch ((nd_resume_kind)c->resume.kind) {
     case ND_RESUME_FAILED: /* nd_run_checkpoints_find has failed */
@@ -388,7 +275,7 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
         .restart = c->context->worker->identity.restart_epoch,
     };
     ND_TRY(nd_sinks_event(&files->sinks, &event));
-    return find_best(c);
+    return nd_run_best_find(c);
 }
 
 nd_status nd_run_checkpoints_owes_validation(const nd_run_checkpoints *c, bool *out)
@@ -411,7 +298,7 @@ nd_status nd_run_checkpoints_owes_validation(const nd_run_checkpoints *c, bool *
         found.owes = !has;
         error = *nd_error_last();
     }
-    ND_TRY(tell_all(worker, "validation owed", &found, sizeof found));
+    ND_TRY(nd_run_tell_all(worker, "validation owed", &found, sizeof found));
     if (found.status != ND_OK) {
         return worker->identity.rank == 0
                    ? nd_fail(error.status, "%s", error.message)
@@ -441,14 +328,8 @@ nd_status nd_run_checkpoints_load_good(nd_run_checkpoints *c)
     for (;;) {
         nd_manifest manifest = {0};
         nd_restored restored;
-        bool elsewhere = false;
-        nd_status status = nd_restore_checkpoint(c->trainer, c->good, &manifest,
-                                                 c->trainer->rank->config->checkpoint.verify,
-                                                 &elsewhere, &restored);
+        nd_status status = nd_run_restore(c, c->good, &manifest, &restored);
         nd_manifest_fini(&manifest);
-        if (status != ND_OK && elsewhere) {
-            nd_fail_elsewhere(status, "another rank could not read %s", c->good);
-        }
         if (status != ND_ERR_DATA) {
             return status;
         }

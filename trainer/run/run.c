@@ -329,12 +329,13 @@ static nd_status run(run_state *s)
         }
     }
     nd_status loaded = nd_run_checkpoints_load(&s->checkpoints, s->trainer, &s->files);
-    if (loaded == ND_ERR_DATA) {
+    if (loaded == ND_ERR_DATA || loaded == ND_ERR_CANTCREATE) {
         nd_run_files_forget(&s->files);
     }
     ND_TRY(loaded);
     s->begin = s->trace_from = s->trainer->position.step;
-    if (s->begin < s->config->train.steps) { /* before a checkpoint is newer than the model */
+    if (s->begin < s->config->train.steps &&
+        !s->checkpoints.over) { /* before a checkpoint is newer than the model */
         nd_run_model_unmark(&s->files);
     }
     ND_TRY(open_loaders(s));

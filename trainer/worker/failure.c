@@ -100,8 +100,9 @@ bool nd_failure_claim_host(const nd_identity *identity, int *held)
 
 static bool may_be_elsewhere(const nd_error *error)
 {
-    return error->cause == ND_CAUSE_ELSEWHERE || error->status == ND_ERR_IO ||
-           error->status == ND_ERR_HANG;
+    return error->cause == ND_CAUSE_ELSEWHERE ||
+           (error->cause != ND_CAUSE_LOCAL &&
+            (error->status == ND_ERR_IO || error->status == ND_ERR_HANG));
 }
 
 static const char *deadline_key(int rank, char key[48])

@@ -203,3 +203,18 @@ Test(report, a_rank_has_its_coordinates_in_the_mesh)
     cr_expect(strstr(text, "\n  phase start, step 0\n"), "%s", text);
     free(text);
 }
+
+/* Its peers lose it, and may say so before this process has seen its end; it may be asked to end
+ * before it says anything. */
+Test(report, an_io_error_of_a_rank_itself_is_the_cause)
+{
+    job *j = make_job();
+    record(j, 0, ND_ERR_IO, ND_CAUSE_OWN, 3);
+    record(j, 1, ND_ERR_IO, ND_CAUSE_LOCAL, 5);
+    record(j, 2, ND_ERR_IO, ND_CAUSE_ELSEWHERE, 4);
+    j->children[1].stopped = true;
+    char *text = report_of(j, ND_ERR_IO);
+    cr_expect_not_null(strstr(text, "rank 1 failed first"), "%s", text);
+    cr_expect_not_null(strstr(text, "it said: reason of rank 1"), "%s", text);
+    free(text);
+}

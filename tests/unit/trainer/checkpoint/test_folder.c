@@ -260,3 +260,52 @@ Test(folder, two_processes_do_not_share_a_run)
     assert_ok(nd_run_lock_acquire(dir.path, &second));
     nd_run_lock_release(&second);
 }
+
+/* A rank's host has another disk under this path, or the disk is gone. */
+Test(folder, what_some_rank_wrote_elsewhere_is_no_checkpoint)
+{
+    const nd_mesh two = {{1, 1, 2, 1, 1}};
+    const nd_llama_shape shape = fake_shape(true);
+    const nd_commit_gate none = {0};
+    nd_manifest m = fake_manifest(&shape, &two, 1, 4, false);
+    char *temporary = begin(4, "test");
+    tempdir_write(&dir, ".tmp-checkpoint-4-test/state/shard-00001.hashes", "x", 1);
+    cr_assert_eq(nd_checkpoint_commit(dir.path, temporary, &m, none), ND_ERR_CANTCREATE);
+    cr_assert_not_null(strstr(nd_error_last()->message, "rank 1 has written its part"), "%s",
+                       nd_error_last()->message);
+    tempdir_write(&dir, ".tmp-checkpoint-4-test/state/shard-00002.hashes", "x", 1);
+    tempdir_write(&dir, ".tmp-checkpoint-4-test/state/shard-00001.safetensors", "1234", 4);
+    m.writers[0].bytes = 4;
+    m.writers[1].bytes = 1;
+    cr_assert_eq(nd_checkpoint_commit(dir.path, temporary, &m, none), ND_ERR_CANTCREATE);
+    cr_assert_not_null(strstr(nd_error_last()->message, "4 bytes of tensors; the ranks wrote 5"),
+                       "%s", nd_error_last()->message);
+    cr_assert_str_eq(listed(), "");
+    cr_assert_not(exists(".tmp-checkpoint-4-test/manifest.json"));
+    nd_manifest_fini(&m);
+    free(temporary);
+}
+
+Test(folder, a_mark_is_seen_in_the_same_folder_alone)
+{
+    char one[PATH_MAX], other[PATH_MAX];
+    nd_run_lock lock, second;
+    make("one");
+    make("other");
+    snprintf(one, sizeof one, "%s", tempdir_file(&dir, "one"));
+    snprintf(other, sizeof other, "%s", tempdir_file(&dir, "other"));
+    assert_ok(nd_run_lock_acquire(one, &lock));
+    assert_ok(nd_run_lock_acquire(other, &second));
+    cr_assert_not(nd_run_lock_has_mark(one, "first"));
+    assert_ok(nd_run_lock_mark(&lock, one, "first and long"));
+    assert_ok(nd_run_lock_mark(&second, other, "old"));
+    cr_assert(nd_run_lock_has_mark(one, "first and long"));
+    cr_assert_not(nd_run_lock_has_mark(one, "first"));
+    cr_assert_not(nd_run_lock_has_mark(other, "first and long"));
+    assert_ok(nd_run_lock_mark(&lock, one, "next"));
+    cr_assert(nd_run_lock_has_mark(one, "next"));
+    cr_assert_not(nd_run_lock_has_mark(one, "first and long"));
+    nd_run_lock_release(&lock);
+    nd_run_lock_release(&second);
+    cr_assert_not(nd_run_lock_has_mark("/nonexistent/run", "next"));
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_RUN_CHECKPOINTS_PARTS_H
+#define ND_RUN_CHECKPOINTS_PARTS_H
+/*
+ * Parts of checkpoints.h, for the files that make it up. All ranks call these functions, in the
+ * same order.
+ */
+#include "trainer/checkpoint/restore.h"
+#include "trainer/run/checkpoints.h"
+
+/* Rank 0's value goes to the other ranks, through the job's store. The key is one for each call,
+ * alike on all ranks. */
+nd_status nd_run_tell_all(const nd_worker *worker, const char *key, void *value, size_t bytes);
+
+/*
+ * With the run folder open on rank 0: its path and the name of this start, and, when the run saves
+ * checkpoints, each rank's look at the folder. Rank 0 writes a mark of this start into RUN/.lock. A
+ * rank that does not read it there has the folder of another disk under that path, or none: its
+ * part of each checkpoint would be lost.
+ *
+ * ND_ERR_CANTCREATE: some rank does not see the folder; that one names itself and its host. Another
+ * status: that of rank 0 in nd_run_checkpoints_refuse.
+ */
+nd_status nd_run_folder_share(nd_run_checkpoints *c);
+
+/*
+ * nd_restore_checkpoint, but damage counts only when rank 0 finds it too: it reads again what the
+ * first rank with damage has named. ND_ERR_DATA: the checkpoint is damaged. ND_ERR_IO: a read
+ * failed, or one rank alone finds damage; that one names itself and its host. Ranks without a
+ * reason of their own have an error of another rank.
+ */
+nd_status nd_run_restore(const nd_run_checkpoints *c, const char *checkpoint, nd_manifest *manifest,
+                         nd_restored *restored);
+
+/* Rank 0: a damaged checkpoint of the run becomes checkpoint-N.bad, and that is said. */
+nd_status nd_run_set_damaged_aside(const char *run, int64_t step);
+
+/* What earlier starts of the run have found about its validations. A run that early stopping had
+ * ended is over again, unless it may wait for longer now. */
+nd_status nd_run_best_find(nd_run_checkpoints *c);
+
+#endif

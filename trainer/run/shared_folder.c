@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/run/checkpoints_parts.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "runtime/base/fsio.h"
+
+/* What the ranks learn from rank 0. */
+typedef struct shared_folder {
+    char run[ND_RESUME_PATH_MAX];
+    char run_id[64]; /* this start's name */
+    char mark[ND_RUN_MARK_MAX];
+    int64_t status; /* ND_OK, or that of rank 0, which could not open the folder */
+} shared_folder;
+
+static const char folder_key[] = "run folder";
+
+nd_status nd_run_tell_all(const nd_worker *worker, const char *key, void *value, size_t bytes)
+{
+    size_t got = bytes;
+    if (worker->identity.rank == 0) {
+        return nd_store_set(worker->store, key, value, bytes);
+    }
+    ND_TRY(nd_store_get(worker->store, key, value, &got));
+    return got == bytes
+               ? ND_OK
+               : nd_fail(ND_ERR_INTERNAL, "the value of '%s' in the store has %zu bytes", key, got);
+}
+
+void nd_run_checkpoints_refuse(const nd_run_checkpoints *c)
+{
+    const nd_error error = *nd_error_last();
+    shared_folder none = {.status = error.status};
+    (void)nd_run_tell_all(c->context->worker, folder_key, &none, sizeof none);
+    nd_fail(error.status, "%s", error.message);
+}
+
+/* The look is for what the ranks write. */
+static bool is_looked_at(const nd_run_checkpoints *c)
+{
+    const nd_rank *r = c->trainer->rank;
+    return r->config->checkpoint.interval > 0 && r->world_size > 1;
+}
+
+static nd_status mark_folder(const nd_run_checkpoints *c, char mark[ND_RUN_MARK_MAX])
+{
+    struct timespec now;
+    if (!is_looked_at(c)) {
+        return ND_OK;
+    }
+    clock_gettime(CLOCK_REALTIME, &now);
+    snprintf(mark, ND_RUN_MARK_MAX, "%012llx.%08lx.%016llx", (unsigned long long)now.tv_sec,
+             (unsigned long)now.tv_nsec, (unsigned long long)(nd_clock_ns() ^ getpid()));
+    return nd_run_lock_mark(&c->files->lock, c->files->dir, mark);
+}
+
+static nd_status describe_folder(const nd_run_checkpoints *c, shared_folder *out)
+{
+    const nd_identity *identity = &c->context->worker->identity;
+    char *real = realpath(c->files->dir, NULL);
+    if (!real) {
+        return nd_fail(ND_ERR_IO, "the run folder %s is gone", c->files->dir);
+    }
+    snprintf(out->run, sizeof out->run, "%.*s", ND_RESUME_PATH_MAX - 1, real);
+    free(real);
+    if (identity->run_id[0]) {
+        snprintf(out->run_id, sizeof out->run_id, "%s", identity->run_id);
+    } else {
+        snprintf(out->run_id, sizeof out->run_id, "%lld", (long long)nd_clock_ns());
+    }
+    return mark_folder(c, out->mark);
+}
+
+/* A network file system may show an older state for a moment. The others wait in a collective
+ * meanwhile, whose deadline is launch.comm_timeout_seconds. */
+static bool sees_mark(const nd_run_checkpoints *c, const char *mark)
+{
+    const struct timespec pause = {0, 50000000};
+    double most = c->trainer->rank->config->launch.comm_timeout_seconds / 8;
+    double end = nd_clock_seconds() + (most < 5 ? most : 5);
+    bool seen = nd_run_lock_has_mark(c->run, mark);
+    while (!seen && nd_clock_seconds() < end) {
+        nanosleep(&pause, NULL);
+        seen = nd_run_lock_has_mark(c->run, mark);
+    }
+    return seen;
+}
+
+static nd_status look(const nd_run_checkpoints *c, const char *mark)
+{
+    const nd_identity *identity = &c->context->worker->identity;
+    if (sees_mark(c, mark)) {
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_CANTCREATE,
+                   "rank %d on %s does not see the run folder of rank 0: %s %.300s there; all "
+                   "nodes write their part of a checkpoint to it, so give a folder of a shared "
+                   "file system as --save-dir (output.dir)",
+                   identity->rank, identity->host,
+                   nd_fs_exists(c->run) ? "another folder is" : "nothing is", c->run);
+}
+
+/* Every rank's look; all learn how those of the others ended. */
+static nd_status look_at_folder(const nd_run_checkpoints *c, const char *mark)
+{
+    nd_rank *r = c->trainer->rank;
+    nd_status status = look(c, mark);
+    const nd_error own = *nd_error_last();
+    int64_t worst = status;
+    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &worst, 1,
+                              ND_DTYPE_I64, ND_REDOP_MAX, NULL));
+    if (status != ND_OK) {
+        return nd_fail(status, "%s", own.message);
+    }
+    return worst == ND_OK
+               ? ND_OK
+               : nd_fail_elsewhere((nd_status)worst, "another rank does not see the run folder %s",
+                                   c->run);
+}
+
+/* Before all else that needs it, so that no rank waits for what comes behind a folder that is not
+ * opened. */
+nd_status nd_run_folder_share(nd_run_checkpoints *c)
+{
+    const nd_worker *worker = c->context->worker;
+    shared_folder shared = {.status = ND_OK};
+    if (worker->identity.rank == 0) {
+        nd_status status = describe_folder(c, &shared);
+        if (status != ND_OK) {
+            nd_run_checkpoints_refuse(c);
+            return status;
+        }
+    }
+    ND_TRY(nd_run_tell_all(worker, folder_key, &shared, sizeof shared));
+    if (shared.status != ND_OK) {
+        return nd_fail_elsewhere((nd_status)shared.status, "rank 0 could not open the run folder");
+    }
+    snprintf(c->run, sizeof c->run, "%s", shared.run);
+    snprintf(c->run_id, sizeof c->run_id, "%s", shared.run_id);
+    return is_looked_at(c) ? look_at_folder(c, shared.mark) : ND_OK;
+}
