@@ -93,7 +93,7 @@ def exporting(bench, all_calls):
     made = [number for number, (_, path) in enumerate(calls, 1) if re.fullmatch(r"\.tmp-checkpoint-\d+-[^/]*/(?!state|manifest).*", path)]
     paths = {calls[number - 1][1].split("/", 1)[1] for number in made}
     check(any("model.safetensors" in path for path in paths) and any("config.json" in path for path in paths), f"only {paths} are made")
-    numbers = made if all_calls else made[::5 * FAULTS_EVERY]
+    numbers = made if all_calls else made[::15 * FAULTS_EVERY]
     each(numbers, killed(bench, 1, 0, "exporting", calls, EXPORT))
     print(f"with an exported model: killed at {len(numbers)} of {len(made)} calls that make it, {time.monotonic() - begin:.1f} s")
 

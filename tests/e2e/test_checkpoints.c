@@ -595,7 +595,6 @@ Test(checkpoints, damage_that_one_rank_alone_finds_condemns_no_checkpoint)
             "ND_WORKER=./worker " TWO "--num-steps 6 --save-dir out --checkpoint-frequency 2 "
             "--resume-from-checkpoint latest",
             "finds damage where rank 0 finds none");
-    cr_assert_not_null(strstr(shell_output, "rank 1 on "), "%s", shell_output);
 }
 
 /* Each write takes four seconds, and the update may wait for one. */
