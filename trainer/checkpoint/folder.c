@@ -336,8 +336,8 @@ static nd_status check_manifest(const char *temporary)
     return status;
 }
 
-/* This host sees what each rank has written: a hash file of each, and their data. It would not where
- * the folder of some rank is that of another disk. */
+/* This host sees what each rank has written: a hash file of each, and their data. It would not
+ * where the folder of some rank is that of another disk. */
 static nd_status check_parts(const char *state, const nd_manifest *manifest)
 {
     uint64_t wanted = 0, found = 0;

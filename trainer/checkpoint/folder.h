@@ -60,12 +60,11 @@ typedef struct nd_commit_gate {
 } nd_commit_gate;
 
 /*
- * All other files are durable: looks whether those of all writers are there with their sizes, writes
- * the manifest, reads it again, renames the folder to
- * checkpoint-STEP, makes the rename durable. A checkpoint of that step that is there already
- * exchanges names with it and is then renamed to .old; where the file system cannot exchange names,
- * it is renamed first. After a failure the temporary folder and the older checkpoint have their
- * names again.
+ * All other files are durable: looks whether those of all writers are there with their sizes,
+ * writes the manifest, reads it again, renames the folder to checkpoint-STEP, makes the rename
+ * durable. A checkpoint of that step that is there already exchanges names with it and is then
+ * renamed to .old; where the file system cannot exchange names, it is renamed first. After a
+ * failure the temporary folder and the older checkpoint have their names again.
  */
 nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_manifest *manifest,
                                nd_commit_gate gate);
