@@ -67,7 +67,7 @@ typedef struct nd_save_report {
     bool good;
     int64_t step;
     char reason[16];
-    double blocked_seconds; /* that the loop waited, all parts together */
+    double blocked_seconds; /* that the loop waited, all parts together; not what the device did */
     double seconds;         /* from begin until durable */
     uint64_t bytes;         /* of the whole checkpoint; rank 0 */
     int deleted;            /* older checkpoints; rank 0 */
