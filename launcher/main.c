@@ -4,7 +4,7 @@
  *   ndlaunch --config-file FILE [flags]
  *   ndlaunch config [--default] [--config-file FILE]
  *   ndlaunch env
- *   ndlaunch generate|eval --model DIR [flags]   these commands of ndtrain, on several workers
+ *   ndlaunch generate|eval|bench [flags]         these commands of ndtrain, on several workers
  *   ndlaunch --make-key FILE | --help | --version
  */
 #include <errno.h>
@@ -152,6 +152,7 @@ static nd_status help(const char *topic)
     static const nd_help_entry own[] = {
         {"generate", "continues prompts with a model (generate --help)"},
         {"eval", "the loss of a model on data, or multiple choice (eval --help)"},
+        {"bench", "times FP8 beside BF16 on this machine (bench --help)"},
         {"config", "asks a few questions and writes a configuration; --default asks none"},
         {"env", "prints versions, host, limits and environment, for a report of a problem"},
         {"--make-key FILE",
@@ -308,6 +309,7 @@ static int usage(void)
                     "       ndlaunch config [--default] [--config-file FILE]\n"
                     "       ndlaunch env\n"
                     "       ndlaunch generate|eval --model PATH [flags]\n"
+                    "       ndlaunch bench --layer [flags]\n"
                     "       ndlaunch --make-key FILE\n"
                     "       ndlaunch --help [SECTION|all] | --version\n");
     return (int)ND_ERR_CONFIG;

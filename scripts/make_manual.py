@@ -22,6 +22,7 @@ COMMANDS = {
     "eval": ("the loss of a model on data, or multiple choice",
              ["--model", "--tokenizer", "--data", "--requests", "--serve-stdin", "--context", "--jsonl",
               "--add-special-tokens", "--prefill-chunk"]),
+    "bench": ("times FP8 beside BF16 on this machine", ["--products", "--layer", "--sizes", "--repeats", "--jsonl"]),
     "ckpt": ("lists, verifies, exports, compares and deletes checkpoints", []),
     "tokenize": ("turns text and JSON lines into token files",
                  ["--tokenizer", "--input", "--output-prefix", "--format", "--json-key", "--document-separator", "--append-eod",
@@ -32,10 +33,11 @@ COMMANDS = {
 }
 VERBS = {"ls": ["--json"], "verify": [], "export": ["--dtype", "--side-files", "--no-verify"], "diff": ["--dtype", "--no-verify"],
          "prune": ["--keep-last", "--keep-every", "--set-aside", "--dry-run"]}
-CONFIGURED = ("train", "check", "plan", "generate", "eval") # commands that take the flags of the table
+CONFIGURED = ("train", "check", "plan", "generate", "eval", "bench") # commands that take the flags of the table
 COMMON = {"config-file": "a YAML file, native or accelerate's", "set": "section.key=value: sets any key",
           "help": "the flags used most; with a section or all: more", "version": "the version and what is inside"}
 LAUNCHER_COMMANDS = {"generate": "continues prompts with a model", "eval": "the loss of a model on data, or multiple choice",
+                     "bench": "times FP8 beside BF16 on this machine",
                      "config": "asks a few questions and writes a configuration; --default asks none",
                      "env": "prints versions, host, limits and environment, for a report of a problem"}
 LAUNCHER = {"make-key": "writes a fresh job key into a new file and ends"}
@@ -282,7 +284,7 @@ def zsh(table):
     commands = "\n".join(f"        '{name}:{zsh_text(text)}'" for name, (text, _) in COMMANDS.items())
     own = "\n".join(f"    {name}) _arguments {' '.join(own)} '*:file:_files' ;;" for name, (_, own) in COMMANDS.items()
                     if name not in CONFIGURED and name != "ckpt")
-    own += "".join(f"\n    {name}) _arguments $configured {' '.join(COMMANDS[name][1])} ;;" for name in ("generate", "eval"))
+    own += "".join(f"\n    {name}) _arguments $configured {' '.join(COMMANDS[name][1])} ;;" for name in ("generate", "eval", "bench"))
     verbs = sorted({f for flags in VERBS.values() for f in flags})
     return f"""#compdef ndlaunch ndtrain
 # Made by scripts/make_manual.py.

@@ -6,6 +6,7 @@
  *   ndtrain plan  [flags]   prints mesh, groups, memory and estimated step time; starts nothing
  *   ndtrain generate        continues prompts with a model
  *   ndtrain eval            the loss of a model on data, or how well it answers multiple choice
+ *   ndtrain bench           times FP8 beside BF16: linears, or a layer on a mesh
  *   ndtrain ckpt VERB       lists, verifies, exports, compares and deletes checkpoints
  *   ndtrain tokenize        turns text into token files
  *   ndtrain report RUN      draws runs as one page
@@ -54,6 +55,7 @@ static int usage(const char *unknown)
     fprintf(stderr, "usage: ndtrain train|check|plan [--config-file FILE] [flags]\n"
                     "       ndtrain generate --model PATH --prompt TEXT [flags]\n"
                     "       ndtrain eval --model PATH --data FILE | --requests FILE [flags]\n"
+                    "       ndtrain bench --products | --layer [flags]\n"
                     "       ndtrain ckpt ls|verify|export|diff|prune ... | ckpt --help\n"
                     "       ndtrain tokenize --tokenizer PATH --input PATH ... --output-prefix P\n"
                     "       ndtrain report RUN ... [-o FILE] [--markdown]\n"
@@ -70,6 +72,7 @@ static nd_status help(const char *topic)
         {"plan --explain", "also why memory is needed, and what other settings would need"},
         {"plan --rank R", "the rank whose groups and memory are printed; rank 0 if not given"},
         {"generate, eval", "texts of a model, and its loss on data (generate --help, eval --help)"},
+        {"bench", "times FP8 beside BF16 on this machine (bench --help)"},
         {"ckpt VERB", "lists, verifies, exports, compares and deletes checkpoints (ckpt --help)"},
         {"tokenize", "turns text and JSON lines into token files (tokenize --help)"},
         {"report RUN", "draws runs as one page of HTML or Markdown (report --help)"},
@@ -82,8 +85,8 @@ static nd_status help(const char *topic)
 static const nd_command *find_command(const char *name)
 {
     static const nd_command *const commands[] = {&nd_command_train, &nd_command_check,
-                                                 &nd_command_plan, &nd_command_generate,
-                                                 &nd_command_eval};
+                                                 &nd_command_plan,  &nd_command_generate,
+                                                 &nd_command_eval,  &nd_command_bench};
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         if (strcmp(commands[i]->name, name) == 0) {
             return commands[i];

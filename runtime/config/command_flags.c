@@ -17,6 +17,8 @@ enum { NAMES_MAX = 32 };
 static const char *const use_settings[] = {
     "--device", "cpu", "--dp-shard-size", "1", "--dp-replicate-size", "-1", NULL};
 
+static const char *const no_settings[] = {NULL};
+
 static const nd_command_flag generate_list[ND_GENERATE_FLAGS] = {
     [ND_GENERATE_MODEL] =
         {"--model", "PATH",
@@ -75,14 +77,27 @@ static const nd_command_flag eval_list[ND_EVAL_FLAGS] = {
     [ND_EVAL_ROWS] = {"--prefill-chunk", "N", "requests: tokens of one call of the model; 512"},
 };
 
+static const nd_command_flag bench_list[ND_BENCH_FLAGS] = {
+    [ND_BENCH_PRODUCTS] = {"--products", NULL,
+                           "times single linears: those of the model, or of --sizes"},
+    [ND_BENCH_LAYER] = {"--layer", NULL, "times one layer of the model on the mesh"},
+    [ND_BENCH_SIZES] = {"--sizes", "LIST",
+                        "--products: MxKxN,...: tokens x inputs x outputs of a linear"},
+    [ND_BENCH_REPEATS] = {"--repeats", "N", "--layer: repeats, of which the median counts; 9"},
+    [ND_BENCH_JSONL] = {"--jsonl", NULL, "the output is JSON lines, in seconds"},
+};
+
 const nd_command_flags nd_generate_flags = {"generate", generate_list, ND_GENERATE_FLAGS,
                                             use_settings, -1};
 const nd_command_flags nd_eval_flags = {"eval", eval_list, ND_EVAL_FLAGS, use_settings,
                                         ND_EVAL_DATA};
 
+const nd_command_flags nd_bench_flags = {"bench", bench_list, ND_BENCH_FLAGS, no_settings, -1};
+
 const nd_command_flags *nd_command_flags_find(const char *command)
 {
-    static const nd_command_flags *const all[] = {&nd_generate_flags, &nd_eval_flags};
+    static const nd_command_flags *const all[] = {&nd_generate_flags, &nd_eval_flags,
+                                                  &nd_bench_flags};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if (strcmp(all[i]->command, command) == 0) {
             return all[i];

@@ -59,7 +59,15 @@ enum {
     ND_EVAL_ROWS,
     ND_EVAL_FLAGS
 };
-extern const nd_command_flags nd_generate_flags, nd_eval_flags;
+enum {
+    ND_BENCH_PRODUCTS,
+    ND_BENCH_LAYER,
+    ND_BENCH_SIZES,
+    ND_BENCH_REPEATS,
+    ND_BENCH_JSONL,
+    ND_BENCH_FLAGS
+};
+extern const nd_command_flags nd_generate_flags, nd_eval_flags, nd_bench_flags;
 
 /* The command's flags; NULL: it has none, or is no such command. */
 const nd_command_flags *nd_command_flags_find(const char *command);

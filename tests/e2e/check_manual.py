@@ -72,7 +72,7 @@ def check_programs(build, made):
     offered = complete(bash, "ndlaunch", "--")
     check(every <= offered, f"bash does not complete {sorted(every - offered)} of ndlaunch --help all")
     commands = re.findall(r"^  ([a-z]+)\b", output_of(ndtrain, "--help"), re.M)
-    for command in {c for c in commands if c not in ("train", "check", "plan")} & {"ckpt", "tokenize", "report", "generate", "eval"}:
+    for command in {c for c in commands if c not in ("train", "check", "plan")} & {"ckpt", "tokenize", "report", "generate", "eval", "bench"}:
         check(command in complete(bash, "ndtrain", command), f"bash does not complete the command {command}")
         if command == "ckpt":
             for verb in re.findall(r"^  ([a-z]+) ", output_of(ndtrain, "ckpt", "--help"), re.M):

@@ -336,3 +336,42 @@ Test(run, output_that_is_lost_is_an_error)
                            "%s:\n%s", command, shell_output);
     }
 }
+
+/* That each precision is timed, on the mesh that was asked for; not how long it takes. */
+Test(run, bench_times_every_precision)
+{
+    static const char *const rows[] = {"\nbf16 ",        "\nfp8 tensorwise ",
+                                       "\nfp8 rowwise ", "\nfp8 rowwise_with_gw_hp ",
+                                       "\nfp8 delayed ", "mesh 1 x 2 x 1 x 1 "};
+    shell(&dir,
+          ND_LAUNCH " bench --layer --repeats 1 --device cpu --num-processes 2 --dp-shard-size 2 "
+                    "--set model.config=model.json --sequence-length 64");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cr_expect_not_null(strstr(shell_output, rows[i]), "no %s in\n%s", rows[i], shell_output);
+    }
+    shell(&dir, ND_TRAIN " bench --products --sizes 32x48x64,16x16x16 --device cpu --jsonl");
+    cr_expect_not_null(strstr(shell_output, "\"m\":32,\"k\":48,\"n\":64,\"bf16_seconds\":"), "%s",
+                       shell_output);
+    cr_expect_not_null(strstr(shell_output, "\"delayed_seconds\":"), "%s", shell_output);
+}
+
+Test(run, bench_refuses_what_it_cannot_time)
+{
+    static const struct {
+        const char *command, *sentence;
+    } cases[] = {
+        {ND_TRAIN " bench --device cpu", "give --products"},
+        {ND_TRAIN " bench --products --sizes 32x40x64",
+         "--sizes is \"32x40x64\"; it must be MxKxN"},
+        {ND_TRAIN " bench --products --sizes 32x48", "--sizes is \"32x48\"; it must be MxKxN"},
+        {ND_TRAIN " bench --layer --sizes 32x32x32", "--sizes is for --products"},
+        {ND_LAUNCH " bench --products --sizes 32x32x32 --device cpu --num-processes 2",
+         "--products times one worker"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int code = shell_run(&dir, cases[i].command);
+        cr_expect_eq(code, 2, "%s: %d\n%s", cases[i].command, code, shell_output);
+        cr_expect_not_null(strstr(shell_output, cases[i].sentence), "%s:\n%s", cases[i].command,
+                           shell_output);
+    }
+}

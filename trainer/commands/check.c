@@ -79,7 +79,8 @@ static nd_status check_autotune(const nd_config *config, const nd_llama_shape *s
 /* The command whose use is checked, the word behind "check"; NULL: a run. */
 static const nd_command *find_use(int argc, char **argv)
 {
-    static const nd_command *const uses[] = {&nd_command_generate, &nd_command_eval};
+    static const nd_command *const uses[] = {&nd_command_generate, &nd_command_eval,
+                                             &nd_command_bench};
     for (size_t i = 0; argc > 1 && i < sizeof uses / sizeof *uses; i++) {
         if (strcmp(uses[i]->name, argv[1]) == 0) {
             return uses[i];

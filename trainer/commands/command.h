@@ -36,8 +36,8 @@ nd_status nd_job_check(const nd_config *config, const nd_identity *identity);
 
 /* One worker of a job: the run, from its first message to its last file. */
 extern const nd_command nd_command_train;
-/* Reads and checks configuration, model and data, or (check generate, check eval) what that command
- * needs; starts nothing. */
+/* Reads and checks configuration, model and data, or (check generate, check eval, check bench) what
+ * that command needs; starts nothing. */
 extern const nd_command nd_command_check;
 /*
  * Prints mesh, the rule of each group, one rank's groups, parameters, the memory plan of a rank and
@@ -50,6 +50,9 @@ extern const nd_command nd_command_plan;
 extern const nd_command nd_command_generate;
 /* The loss of a model on data, or how well it answers multiple choice. */
 extern const nd_command nd_command_eval;
+
+/* What FP8 gains here: times of linears, or of a layer on a mesh, beside BF16. */
+extern const nd_command nd_command_bench;
 
 /* `ndtrain ckpt VERB ...`: tools for checkpoints, which need no configuration (ckpt.h). argv[0] is
  * "ckpt"; returns the exit code. */

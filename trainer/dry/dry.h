@@ -50,8 +50,8 @@ typedef struct nd_call {
 
 typedef struct nd_call_entry {
     nd_call call;
-    int64_t times; /* in a step */
-    double seconds;
+    int64_t times;  /* in a step */
+    double seconds; /* of one call; negative: not timed */
 } nd_call_entry;
 
 typedef struct nd_calls {
@@ -64,6 +64,14 @@ nd_status nd_calls_add(nd_calls *calls, const nd_call *call);
 void nd_calls_free(nd_calls *calls);
 /* The entry of an equal call, or NULL. */
 nd_call_entry *nd_calls_find(const nd_calls *calls, const nd_call *call);
+/* Adds all calls of `from`, as often as they are there. */
+nd_status nd_calls_add_all(nd_calls *calls, const nd_calls *from);
+/*
+ * How many seconds longer the calls of `step` take than those of `other`, by the times in `timed`.
+ * only_more: without the calls that `other` has more of. NaN when a call that counts was not timed.
+ */
+double nd_calls_difference(const nd_calls *timed, const nd_calls *step, const nd_calls *other,
+                           bool only_more);
 
 /*
  * Adds the calls of a training step of the rank's configuration, and the forms of a validation,

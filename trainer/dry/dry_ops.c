@@ -56,8 +56,8 @@ static nd_status note_matmul_fp8(nd_stream *s, const nd_matmul_fp8_args *x)
                     .beta = x->beta != 0.0f,
                     .fast = x->fast_accumulation,
                     .c = matrix(x->c),
-                    .a = operand(&x->a, !x->a_transposed),
-                    .b = operand(&x->b, x->b_transposed)};
+                    .a = operand(&x->a, !x->a_transposed || !x->a.transposed.data),
+                    .b = operand(&x->b, x->b_transposed || !x->b.transposed.data)};
     return is_empty(x->c) ? ND_OK : note(s, &call);
 }
 

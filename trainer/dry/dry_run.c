@@ -166,7 +166,9 @@ static nd_status run_model(nd_model *m, const dry_step *step)
 static nd_status run_rank(const nd_rank *rank, const dry_step *step)
 {
     nd_rank r = *rank;
-    nd_device device = {.table = &dry_device, .threads = 1};
+    /* The queries of the ops read what they keep for the real device. */
+    void *native = rank->device ? rank->device->native : NULL;
+    nd_device device = {.table = &dry_device, .threads = 1, .native = native};
     nd_progress_slot slot = {0};
     nd_transport transport = {
         .backend = &dry_backend, .rank = rank->rank, .size = rank->world_size, .progress = &slot};

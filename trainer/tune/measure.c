@@ -72,27 +72,18 @@ static bool is_tried(const measurement *m, nd_input input, int mask)
     return false;
 }
 
-static nd_status add_all(nd_calls *to, const nd_calls *from)
-{
-    for (int i = 0; i < from->count; i++) {
-        to->weight = from->entries[i].times;
-        ND_TRY(nd_calls_add(to, &from->entries[i].call));
-    }
-    return ND_OK;
-}
-
 /* Lists the calls of the steps whose times decide which linears run in FP8. */
 static nd_status list_steps(measurement *m)
 {
     nd_linear_choice choice = {.forced = true};
     ND_TRY(nd_dry_run(m->rank, &choice, &m->bf16));
-    ND_TRY(add_all(&m->all, &m->bf16));
+    ND_TRY(nd_calls_add_all(&m->all, &m->bf16));
     for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
         for (int mask = 1; mask < ND_INPUT_MASKS; mask++) {
             if (is_tried(m, input, mask)) {
                 choice.fp8[input][0] = (int8_t)mask;
                 ND_TRY(nd_dry_run(m->rank, &choice, &m->steps[input][mask]));
-                ND_TRY(add_all(&m->all, &m->steps[input][mask]));
+                ND_TRY(nd_calls_add_all(&m->all, &m->steps[input][mask]));
             }
         }
         choice.fp8[input][0] = 0;
@@ -117,28 +108,6 @@ static nd_status time_all(measurement *m)
     return status;
 }
 
-static int64_t times_in(const nd_calls *step, const nd_call *call)
-{
-    const nd_call_entry *entry = nd_calls_find(step, call);
-    return entry ? entry->times : 0;
-}
-
-/* How much longer `step` takes than `other`. only_more: without the calls that it saves. */
-static double difference(const measurement *m, const nd_calls *step, const nd_calls *other,
-                         bool only_more)
-{
-    double seconds = 0.0;
-    for (int i = 0; i < m->all.count; i++) {
-        const nd_call_entry *entry = &m->all.entries[i];
-        int64_t more = times_in(step, &entry->call) - times_in(other, &entry->call);
-        if (more != 0 && entry->seconds < 0.0) {
-            return NAN;
-        }
-        seconds += more > 0 || !only_more ? (double)more * entry->seconds : 0.0;
-    }
-    return seconds;
-}
-
 static double seconds_or_unknown(double seconds)
 {
     return seconds >= 0.0 ? seconds : unknown;
@@ -149,11 +118,12 @@ static double seconds_or_unknown(double seconds)
 static void decide_input(const measurement *m, nd_input input, int asked, nd_tuning *t)
 {
     double seconds[ND_INPUT_MASKS];
-    seconds[0] = difference(m, &m->bf16, &m->steps[input][asked], true);
+    seconds[0] = nd_calls_difference(&m->all, &m->bf16, &m->steps[input][asked], true);
     for (int mask = 1; mask < ND_INPUT_MASKS; mask++) {
         bool part = (mask & ~asked) == 0;
-        seconds[mask] =
-            part ? seconds[0] + difference(m, &m->steps[input][mask], &m->bf16, false) : NAN;
+        seconds[mask] = part ? seconds[0] + nd_calls_difference(&m->all, &m->steps[input][mask],
+                                                                &m->bf16, false)
+                             : NAN;
     }
     int fp8 = nd_decide_mask(seconds, asked);
     t->linear_choice.fp8[input][asked] = (int8_t)fp8;

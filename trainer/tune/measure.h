@@ -11,8 +11,8 @@
 #include "trainer/dry/dry.h"
 #include "trainer/tune/tune.h"
 
-/* Runs calls of ops on the rank's GPU, on memory of its own, to time them and to let autotune meet
- * each form of product. Used before the run's memory is planned. */
+/* Runs calls of ops on the rank's device, on memory of its own, to time them and to let autotune
+ * meet each form of product. Used before the run's memory is planned. */
 typedef struct nd_bench {
     nd_rank *rank; /* borrowed */
     char *memory;
