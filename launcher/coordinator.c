@@ -201,9 +201,11 @@ nd_status nd_coordinator_on_frame(void *context, nd_peer *peer, int index,
         bool ours = nd_wire_get_u32(&cursor) == (uint32_t)c->epoch;
         bool asked = nd_wire_get_u32(&cursor) != 0;
         bool left_behind = nd_wire_get_u32(&cursor) != 0;
+        uint32_t blame = nd_wire_get_u32(&cursor);
         const uint8_t *screen = nd_wire_get_blob(&cursor, &bytes);
         if (nd_wire_finished(&cursor) && ours && !n->ended && c->state == ND_NODES_RUNNING) {
-            nd_node_end(n, code, (const char *)screen, bytes);
+            nd_node_end(n, code, blame <= ND_BLAME_SILENT ? (nd_blame)blame : ND_BLAME_NOTHING,
+                        (const char *)screen, bytes);
             c->asked |= asked;
             c->left_behind |= left_behind;
         }
@@ -262,8 +264,8 @@ void nd_coordinator_release(nd_coordinator *c, int code)
  * nodes. True: it was taken out. */
 static bool take_out(nd_coordinator *c)
 {
-    nd_node *n = c->end.node < 0 ? NULL : &c->roster.nodes[c->end.node];
-    nd_restart_culprit now = {c->end.node, c->end.code, n && n->lost};
+    const nd_restart_culprit now = nd_roster_culprit(&c->roster);
+    nd_node *n = now.node < 0 ? NULL : &c->roster.nodes[now.node];
     bool keeps_coming = nd_restart_takes_out(&c->culprit, &now);
     c->culprit = now;
     bool others = keeps_coming && n->joined &&
@@ -271,9 +273,9 @@ static bool take_out(nd_coordinator *c)
                    nd_gather_fitting(c, nd_roster_usable(&c->roster) - 1) > 0);
     if (others) {
         n->out = true;
-        nd_log_warning("ndlaunch: node %d (host %s) failed first in two starts in a row and is "
-                       "taken out",
-                       now.node, n->host);
+        nd_log_warning("ndlaunch: node %d (host %s) %s in two starts in a row and is taken out",
+                       now.node, n->host,
+                       now.code == ND_ERR_HANG ? "did not answer" : "failed first");
     }
     return others;
 }
@@ -428,7 +430,7 @@ void nd_coordinator_failed(nd_coordinator *c, int code)
 
 void nd_coordinator_ended(nd_coordinator *c, const nd_nodes_end *end, const char *screen)
 {
-    nd_node_end(&c->roster.nodes[0], end->code, screen, strlen(screen));
+    nd_node_end(&c->roster.nodes[0], end->code, end->blame, screen, strlen(screen));
     c->asked |= end->asked;
     c->left_behind |= end->left_behind;
     c->own = *end;

@@ -176,6 +176,7 @@ static void on_workers_ended(void *context)
     if (out) {
         fclose(out);
     }
+    end.blame = nd_attempt_blame(s->attempt);
     nd_attempt_failure_of(s->attempt, &end.occurred_ns, end.words, sizeof end.words);
     end.code = s->start_failed ? (int)s->start_failed : code;
     const char *text = screen ? screen : "";

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <uv.h>
 
+#include "launcher/restart.h"
 #include "runtime/base/progress.h"
 #include "runtime/config/config.h"
 #include "runtime/rdzv/failure_page.h"
@@ -251,6 +252,8 @@ void nd_output_close(nd_output *output);
  * of the node. */
 int nd_attempt_report(const nd_attempt *attempt, FILE *out);
 
+/* What the end of this node's workers says about a fault of this node. */
+nd_blame nd_attempt_blame(const nd_attempt *attempt);
 /* The first failure in a few words, "rank 1 failed (signal 9, Killed)", and when it happened as far
  * as this host can tell. "" and 0: no worker failed. */
 void nd_attempt_failure_of(const nd_attempt *attempt, int64_t *occurred_ns, char *words,

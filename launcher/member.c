@@ -369,12 +369,12 @@ void nd_member_asked(nd_member *m)
 void nd_member_ended(nd_member *m, const nd_nodes_end *end, const char *screen)
 {
     const uint32_t numbers[] = {(uint32_t)end->code, (uint32_t)m->epoch, end->asked,
-                                end->left_behind};
+                                end->left_behind, (uint32_t)end->blame};
     m->ended = true;
     if (screen[0]) {
         fputs(screen, stderr);
     }
-    if (!m->over && send_frame(m, ND_NODE_END, numbers, 4, screen) != ND_OK) {
+    if (!m->over && send_frame(m, ND_NODE_END, numbers, 5, screen) != ND_OK) {
         lose_node_0(m, nd_error_last()->message);
     }
     leave(m);

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <uv.h>
 
+#include "launcher/restart.h"
 #include "runtime/base/progress.h"
 #include "runtime/config/config.h"
 #include "runtime/rdzv/store_server.h"
@@ -26,8 +27,8 @@ enum {
     ND_NODE_BEAT,    /* both: -; every two seconds */
     ND_NODE_FAIL,    /* to 0: u32 code, u32 epoch; its first failure, seen just now */
     ND_NODE_STOP,    /* from 0: u32 epoch, u32 patience in ms; end your workers */
-    ND_NODE_END,     /* to 0: u32 code, u32 epoch, u32 asked, u32 left behind, blob screen; its
-                        workers have ended */
+    ND_NODE_END,     /* to 0: u32 code, u32 epoch, u32 asked, u32 left behind, u32 nd_blame, blob
+                        screen; its workers have ended */
     ND_NODE_RELEASE, /* from 0: u32 code of the job, blob reason */
     ND_NODE_REST,    /* from 0: -; it has no place in this start, wait without workers */
 };
@@ -53,6 +54,7 @@ typedef struct nd_nodes_end {
     int node;            /* where it was; -1: nowhere */
     bool asked;          /* a signal to one of the launchers asked the job to end */
     bool left_behind;    /* a killed worker of some node did not end */
+    nd_blame blame;      /* of this node */
     int64_t occurred_ns; /* when node 0 saw it, or the last message of a node that was lost came */
     char words[256];     /* "node 1 (host a) failed with code 137" */
 } nd_nodes_end;

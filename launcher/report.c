@@ -225,6 +225,22 @@ static int print_report(FILE *out, const nd_attempt *attempt)
     return code;
 }
 
+nd_blame nd_attempt_blame(const nd_attempt *attempt)
+{
+    const nd_child *first = first_failure(attempt);
+    if (first && is_local(&attempt->failures.slots[first->local_rank])) {
+        return ND_BLAME_OWN;
+    }
+    for (int i = 0; i < attempt->options.local_workers; i++) {
+        const nd_child *c = &attempt->children[i];
+        const nd_failure_slot *record = &attempt->failures.slots[c->local_rank];
+        if (c->stopped && c->kill_sent && atomic_load(&record->time_ns) == 0) {
+            return ND_BLAME_SILENT;
+        }
+    }
+    return ND_BLAME_NOTHING;
+}
+
 /*
  * A worker that gave up waiting began to wait long before it said so; any other failure is seen as
  * it happens.

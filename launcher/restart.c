@@ -102,7 +102,7 @@ int nd_restart_patience_ms(int code)
 /* The fault itself lay on this node. */
 static bool is_conclusive(const nd_restart_culprit *c)
 {
-    return c->node > 0 && (c->lost || (c->code != ND_ERR_HANG && c->code != ND_ERR_IO));
+    return c->node > 0 && (c->lost || c->sure || (c->code != ND_ERR_HANG && c->code != ND_ERR_IO));
 }
 
 bool nd_restart_takes_out(const nd_restart_culprit *before, const nd_restart_culprit *now)

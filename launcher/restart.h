@@ -53,17 +53,27 @@ const char *nd_restart_reason(nd_restart verdict);
  * to write. */
 int nd_restart_patience_ms(int code);
 
+/* What a node's workers tell beside their exit code. A lost peer (74) and a deadline (124) may be
+ * due to another node. */
+typedef enum nd_blame {
+    ND_BLAME_NOTHING = 0,
+    ND_BLAME_OWN,    /* the first failure is surely one of this node, whatever its code */
+    ND_BLAME_SILENT, /* a worker reached no deadline itself, and did not end when it was asked to */
+} nd_blame;
+
 /* Where the first failure of a start was. */
 typedef struct nd_restart_culprit {
     int node; /* -1: nowhere */
     int code;
     bool lost; /* the node itself was lost */
+    bool sure; /* it is surely this node's, although the code may come from another one's */
 } nd_restart_culprit;
 
 /*
  * Whether a fault keeps coming from one node, so that a spare node should take its place: the first
- * failure of two consecutive starts was there. A deadline (124) and a lost peer (74) do not count,
- * because workers of another node report them. Node 0 is never taken out.
+ * failure of two consecutive starts was there. A deadline (124) and a lost peer (74) count only
+ * where the fault is surely this node's, because workers of another node report them. Node 0 is
+ * never taken out, because the store is there.
  */
 bool nd_restart_takes_out(const nd_restart_culprit *before, const nd_restart_culprit *now);
 

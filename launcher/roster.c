@@ -50,6 +50,7 @@ void nd_roster_begin(nd_roster *roster)
         n->lost = n->ended = false;
         n->waits = n->joined && n->place < 0 && !n->out;
         n->code = 0;
+        n->blame = ND_BLAME_NOTHING;
         n->failed_ns = 0;
         n->heard_ns = nd_clock_ns();
     }
@@ -168,6 +169,9 @@ bool nd_roster_has_failed(const nd_roster *roster)
  */
 static int weight(const nd_node *n)
 {
+    if (n->blame == ND_BLAME_OWN) {
+        return 0;
+    }
     return n->code == ND_ERR_PREEMPTED ? 2 : n->code == ND_ERR_IO && !n->lost ? 1 : 0;
 }
 
@@ -186,6 +190,38 @@ int nd_roster_first_failure(const nd_roster *roster)
         }
     }
     return first;
+}
+
+/* The nodes that wait report a deadline. Workers that only waited have reached theirs by the time
+ * at which the others are killed; when workers of several nodes have not, nothing is known. */
+static int only_silent(const nd_roster *roster)
+{
+    int found = -1;
+    for (int i = 0; i < roster->count; i++) {
+        const nd_node *n = &roster->nodes[i];
+        if (n->place >= 0 && n->blame == ND_BLAME_SILENT) {
+            if (found >= 0) {
+                return -1;
+            }
+            found = i;
+        }
+    }
+    return found;
+}
+
+nd_restart_culprit nd_roster_culprit(const nd_roster *roster)
+{
+    nd_restart_culprit c = {.node = nd_roster_first_failure(roster)};
+    if (c.node < 0) {
+        return c;
+    }
+    const nd_node *first = &roster->nodes[c.node];
+    int silent = first->code == ND_ERR_HANG ? only_silent(roster) : -1;
+    c.code = first->code;
+    c.lost = first->lost;
+    c.sure = silent >= 0 || first->blame == ND_BLAME_OWN;
+    c.node = silent >= 0 ? silent : c.node;
+    return c;
 }
 
 nd_status nd_roster_missing(const nd_roster *roster, double seconds, char *out, size_t capacity)
@@ -255,9 +291,10 @@ void nd_node_lose(nd_node *n, int index, const char *why)
     keep_screen(n, text, strlen(text));
 }
 
-void nd_node_end(nd_node *n, int code, const char *screen, size_t bytes)
+void nd_node_end(nd_node *n, int code, nd_blame blame, const char *screen, size_t bytes)
 {
     n->ended = true;
+    n->blame = blame;
     keep_screen(n, screen, bytes);
     if (code != 0) {
         nd_node_fail(n, code);

@@ -8,6 +8,7 @@
  * A start has a place for each node with workers; place p has the ranks from p x local workers on.
  * A node without a place is a spare.
  */
+#include "launcher/restart.h"
 #include "runtime/rdzv/server.h"
 
 typedef struct nd_node {
@@ -20,6 +21,7 @@ typedef struct nd_node {
     bool lost, ended; /* in this start */
     int64_t heard_ns;
     int code;
+    nd_blame blame;    /* valid once its workers have ended */
     int64_t failed_ns; /* when its first failure arrived at node 0, 0: none */
     char host[ND_WIRE_TEXT_MAX];
     char *screen; /* owned */
@@ -59,6 +61,9 @@ bool nd_roster_all_over(const nd_roster *roster);
 bool nd_roster_has_failed(const nd_roster *roster);
 /* The node with the failure that explains the others; -1: none failed. */
 int nd_roster_first_failure(const nd_roster *roster);
+/* The node whose fault ended this start: that of the first failure or, where that is a deadline,
+ * the only one with a worker that reached none. */
+nd_restart_culprit nd_roster_culprit(const nd_roster *roster);
 /* "node 1 of 2 nodes is missing after 10 s"; with spare nodes also how many of them are needed */
 nd_status nd_roster_missing(const nd_roster *roster, double seconds, char *out, size_t capacity);
 
@@ -68,6 +73,6 @@ void nd_node_fail(nd_node *node, int code);
  * workers have ended. */
 void nd_node_lose(nd_node *node, int index, const char *why);
 /* Its workers have ended. The screen is copied; bytes may be 0. */
-void nd_node_end(nd_node *node, int code, const char *screen, size_t bytes);
+void nd_node_end(nd_node *node, int code, nd_blame blame, const char *screen, size_t bytes);
 
 #endif

@@ -106,6 +106,20 @@ Test(spare_nodes, a_node_that_fails_twice_is_taken_out)
     assert_says(&nodes[2], "epoch 2 of rank 3");
 }
 
+/* The workers of node 0 alone report anything: a deadline, since they wait for rank 3. */
+Test(spare_nodes, a_node_that_others_wait_for_twice_is_taken_out)
+{
+    launched nodes[NODES];
+    start_nodes(nodes, "B0T46D40H124;B40T54D50H124;B50T54X0");
+    for (int i = 0; i < NODES; i++) {
+        launched_expect(&nodes[i], 0);
+    }
+    assert_says(&nodes[0], "node 1 (host ");
+    assert_says(&nodes[0], ") did not answer in two starts in a row and is taken out");
+    assert_says(&nodes[1], "epoch 1 of rank 3");
+    assert_says(&nodes[2], "epoch 2 of rank 3");
+}
+
 /* A signal ends it alone: the job does not need it. */
 Test(spare_nodes, a_node_that_was_taken_out_can_leave)
 {

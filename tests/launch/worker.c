@@ -61,8 +61,9 @@ static int until_signal(const nd_identity *id)
  * between; the last one serves all further epochs. A part is a list of letters with a number:
  * B the steps done when the start begins, T steps done, D the step of a durable checkpoint (all
  * written by rank 0, with the mark of a first step after a T), then what the chosen rank does: E
- * ends with this code, K dies of this signal, and otherwise, as other ranks do, stays until a
- * signal; X: all ranks end with this code.
+ * ends with this code, K dies of this signal, H does not answer any more, while the others end with
+ * this code as at a deadline, and otherwise, as other ranks do, stays until a signal; X: all ranks
+ * end with this code.
  */
 static const char *plan_of(int64_t epoch)
 {
@@ -95,6 +96,21 @@ static void write_progress(const nd_identity *id, nd_progress *page, char what, 
     }
 }
 
+static int stay_away(const nd_identity *id, nd_store *store, int chosen, int code)
+{
+    if (nd_store_barrier(store, "page written") != ND_OK) {
+        return 96;
+    }
+    if (id->rank == chosen) {
+        signal(SIGTERM, SIG_IGN);
+        sleep(STAYS_SECONDS);
+        return 99;
+    }
+    nd_fail((nd_status)code, "rank %d does not answer", chosen);
+    nd_failure_report(id, nd_error_last());
+    return code;
+}
+
 static int follow_plan(const nd_identity *id, nd_store *store, int chosen)
 {
     nd_progress page;
@@ -121,6 +137,9 @@ static int follow_plan(const nd_identity *id, nd_store *store, int chosen)
         bool fails = id->rank == chosen && (what == 'E' || what == 'K');
         if ((fails || what == 'X') && nd_store_barrier(store, "page written") != ND_OK) {
             return 96;
+        }
+        if (what == 'H') {
+            return stay_away(id, store, chosen, (int)number);
         }
         if (fails && what == 'K') {
             raise((int)number);

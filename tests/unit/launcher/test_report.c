@@ -110,6 +110,23 @@ Test(report, a_lost_peer_is_no_cause)
     free(text);
 }
 
+/* What a node tells the others about its own part. */
+Test(report, a_worker_that_reached_no_deadline_is_to_blame)
+{
+    job *j = make_job();
+    record(j, 0, ND_ERR_HANG, ND_CAUSE_OWN, 3);
+    j->children[1].stopped = j->children[2].stopped = true;
+    cr_expect_eq(nd_attempt_blame(&j->attempt), ND_BLAME_NOTHING);
+    j->children[2].signal = 9;
+    j->children[2].kill_sent = true;
+    cr_expect_eq(nd_attempt_blame(&j->attempt), ND_BLAME_SILENT);
+    record(j, 2, ND_ERR_HANG, ND_CAUSE_OWN, 4); /* it did, and was killed all the same */
+    cr_expect_eq(nd_attempt_blame(&j->attempt), ND_BLAME_NOTHING);
+    record(j, 1, ND_ERR_IO, ND_CAUSE_LOCAL, 2);
+    cr_expect_eq(nd_attempt_blame(&j->attempt), ND_BLAME_OWN);
+    free(j);
+}
+
 /* The ends of processes are seen in any order. */
 Test(report, the_failure_that_was_recorded_first_is_the_first)
 {

@@ -133,6 +133,10 @@ Test(restart, a_fault_that_comes_twice_from_one_node_takes_it_out)
         {{1, 124, false}, {1, 137, false}, false},
         {{1, 137, false}, {1, 124, false}, false},
         {{1, 74, false}, {1, 74, false}, false},
+        /* Unless they surely come from this one. */
+        {{1, 124, false, true}, {1, 124, false, true}, true},
+        {{1, 74, false, true}, {1, 137, false, false}, true},
+        {{0, 124, false, true}, {0, 124, false, true}, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cr_expect_eq(nd_restart_takes_out(&cases[i].before, &cases[i].now), cases[i].out, "%zu", i);

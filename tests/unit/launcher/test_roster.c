@@ -125,9 +125,9 @@ Test(roster, a_start_is_over_without_the_spares)
     nd_roster r;
     assert_ok(nd_roster_init(2, 1, "head", &r));
     expect_places(&r, 0x7, "0 1 ");
-    nd_node_end(&r.nodes[0], 0, "", 0);
+    nd_node_end(&r.nodes[0], 0, ND_BLAME_NOTHING, "", 0);
     cr_expect_not(nd_roster_all_over(&r));
-    nd_node_end(&r.nodes[1], 0, "", 0);
+    nd_node_end(&r.nodes[1], 0, ND_BLAME_NOTHING, "", 0);
     cr_expect(nd_roster_all_over(&r));
     nd_roster_fini(&r);
 }
@@ -138,7 +138,7 @@ Test(roster, the_failure_that_explains_the_others_is_the_first)
     roster.nodes[1].joined = roster.nodes[2].joined = true;
     cr_assert(nd_roster_assign(&roster));
     cr_expect_eq(nd_roster_first_failure(&roster), -1);
-    nd_node_end(&roster.nodes[1], ND_ERR_PREEMPTED, "", 0);
+    nd_node_end(&roster.nodes[1], ND_ERR_PREEMPTED, ND_BLAME_NOTHING, "", 0);
     cr_expect_not(nd_roster_has_failed(&roster));
     cr_expect_eq(nd_roster_first_failure(&roster), 1);
     nd_node_fail(&roster.nodes[0], ND_ERR_IO);
@@ -147,10 +147,43 @@ Test(roster, the_failure_that_explains_the_others_is_the_first)
     nd_node_fail(&roster.nodes[2], 137);
     cr_expect_eq(nd_roster_first_failure(&roster), 2);
     cr_expect_not(nd_roster_all_over(&roster));
-    nd_node_end(&roster.nodes[2], 137, "screen", 6);
-    nd_node_end(&roster.nodes[0], ND_ERR_IO, "", 0);
+    nd_node_end(&roster.nodes[2], 137, ND_BLAME_NOTHING, "screen", 6);
+    nd_node_end(&roster.nodes[0], ND_ERR_IO, ND_BLAME_NOTHING, "", 0);
     cr_expect(nd_roster_all_over(&roster));
     cr_expect_str_eq(roster.nodes[2].screen, "screen");
+}
+
+static void expect_culprit(int node, int code, bool sure)
+{
+    const nd_restart_culprit c = nd_roster_culprit(&roster);
+    cr_expect(c.node == node && c.code == code && c.sure == sure, "node %d, code %d, sure %d",
+              c.node, c.code, c.sure);
+}
+
+/* Node 0 waits for node 1, whose worker is stuck, and so do those of node 2. */
+Test(roster, a_deadline_is_the_fault_of_the_node_that_reached_none)
+{
+    roster.nodes[1].joined = roster.nodes[2].joined = true;
+    cr_assert(nd_roster_assign(&roster));
+    expect_culprit(-1, 0, false);
+    nd_node_end(&roster.nodes[0], ND_ERR_HANG, ND_BLAME_NOTHING, "", 0);
+    nd_node_end(&roster.nodes[1], 0, ND_BLAME_SILENT, "", 0);
+    nd_node_end(&roster.nodes[2], ND_ERR_HANG, ND_BLAME_NOTHING, "", 0);
+    expect_culprit(1, ND_ERR_HANG, true);
+    roster.nodes[2].blame = ND_BLAME_SILENT; /* it may have been killed before its deadline */
+    expect_culprit(0, ND_ERR_HANG, false);
+}
+
+/* The others have lost a peer, and were seen first. */
+Test(roster, an_io_error_of_a_node_itself_explains_lost_peers)
+{
+    roster.nodes[1].joined = roster.nodes[2].joined = true;
+    cr_assert(nd_roster_assign(&roster));
+    nd_node_end(&roster.nodes[0], ND_ERR_IO, ND_BLAME_NOTHING, "", 0);
+    expect_culprit(0, ND_ERR_IO, false);
+    nd_node_end(&roster.nodes[2], ND_ERR_IO, ND_BLAME_OWN, "", 0);
+    expect_culprit(2, ND_ERR_IO, true);
+    cr_expect_eq(nd_roster_first_failure(&roster), 2);
 }
 
 Test(roster, a_lost_node_is_a_failure_of_its_own)
@@ -159,7 +192,7 @@ Test(roster, a_lost_node_is_a_failure_of_its_own)
     nd_node_lose(&roster.nodes[1], 1, "its cable was cut");
     cr_expect_eq(nd_roster_first_failure(&roster), 1);
     cr_expect_not_null(strstr(roster.nodes[1].screen, "was lost: its cable was cut"));
-    nd_node_end(&roster.nodes[2], 0, "", 0);
+    nd_node_end(&roster.nodes[2], 0, ND_BLAME_NOTHING, "", 0);
     nd_node_lose(&roster.nodes[2], 2, "its workers had ended");
     cr_expect_not(roster.nodes[2].lost);
 }
@@ -170,7 +203,7 @@ Test(roster, a_new_start_begins_without_failures)
     roster.nodes[1].waits = true;
     cr_assert(nd_roster_assign(&roster));
     nd_node_lose(&roster.nodes[1], 1, "it was frozen");
-    nd_node_end(&roster.nodes[0], 137, "screen", 6);
+    nd_node_end(&roster.nodes[0], 137, ND_BLAME_NOTHING, "screen", 6);
     nd_roster_begin(&roster);
     cr_expect_eq(nd_roster_first_failure(&roster), -1);
     cr_expect_not(nd_roster_has_failed(&roster));
