@@ -168,6 +168,8 @@ static int run_case(const mutated *k)
     cr_assert_geq(pid, 0, "%s", strerror(errno));
     if (pid == 0) {
         int fd = open(output, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
+        int none = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        dup2(none, STDIN_FILENO);
         dup2(fd, STDOUT_FILENO);
         dup2(fd, STDERR_FILENO);
         int code = chdir(dir.path);

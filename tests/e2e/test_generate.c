@@ -191,8 +191,6 @@ Test(generate, says_what_is_wrong)
         {65, GENERATE "--model run --prompt a --chat", "no known chat form"},
         {65, "echo '{\"prompt\": 1}' | " GENERATE "--model run --jsonl", "line 1"},
         {2, EVAL "--model run", "either files of --data"},
-        {65, "cp valid.txt v.bin; " EVAL "--model run --data v --sequence-length 64",
-         "did you mean v.bin?"},
         {65, EVAL "--model run --data no/such --sequence-length 64", "does not exist"},
         {2, EVAL "--model run --data valid.txt --sequence-length 1000",
          "max_position_embeddings is 128"},
@@ -219,6 +217,7 @@ Test(generate, ndlaunch_says_what_is_wrong)
         int code;
         const char *command, *words;
     } cases[] = {
+        {0, ND_TRAIN " check generate --model run --prompt a", "are good"},
         {2, ND_LAUNCH " generate --prompt a", "--model is missing"},
         {2, ND_LAUNCH " eval --model run", "either files of --data"},
         {65, ND_LAUNCH " generate --model no/such --prompt a --num-processes 2", "no/such"},
@@ -387,6 +386,11 @@ Test(generate, eval_has_the_loss_of_the_validation)
     cr_expect_float_eq(number_behind(shell_output, "\"loss\":"), loss, 1e-6 * loss);
     cr_expect_float_eq(number_behind(shell_output, "\"bits_per_byte\":"), loss / M_LN2,
                        1e-6 * loss);
+    shell(&dir, ND_TRAIN " tokenize --tokenizer run/model --input valid.txt --output-prefix pair "
+                         ">log 2>&1 && " EVAL
+                         "--model run/model --data pair --tokenizer file --jsonl 2>log");
+    cr_expect_float_eq(number_behind(shell_output, "\"loss\":"), loss, 1e-6 * loss);
+    cr_expect_null(strstr(shell_output, "bits_per_byte"));
     shell(&dir, EVAL "--model run/checkpoint-8 --data valid.txt --sequence-length 64 2>log");
     says("valid.txt: loss ");
     says(" bits per byte, ");

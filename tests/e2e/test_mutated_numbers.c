@@ -3,6 +3,7 @@
  * may stumble over it. */
 #include <criterion/criterion.h>
 #include <jansson.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -142,4 +143,94 @@ Test(mutated_numbers, of_a_configuration)
     }
     fprintf(stderr, "%d configurations were trained\n", trained);
     cr_assert_gt(trained, 150);
+}
+
+#define SAVED               " --model saved/model --model-verify false"
+#define USING               " --log-level error --precision fp32 --threads-per-worker 1" SAVED
+#define USE(command, flags) command USING flags
+#define GENERATING          USE("generate", " --prompt-file prompts.jsonl")
+#define EVALUATING          USE("eval", " --data text.txt --sequence-length 32")
+
+static void save_model(void)
+{
+    static const char prompts[] = "{\"ids\": [1, 2]}\n{\"ids\": [3], \"max_new_tokens\": 2}\n";
+    tempdir_write(mutate_dir(), "prompts.jsonl", prompts, sizeof prompts - 1);
+    mutate_run("train" MUTATE_INPUT MUTATE_TEXT
+               " --num-steps 1 --set output.dir=saved --set output.save_model=true");
+}
+
+/* The numbers of a saved model beside weights that do not change with them. */
+Test(mutated_numbers, of_a_model_that_is_used)
+{
+    static const char *const keys[] = {"vocab_size",
+                                       "hidden_size",
+                                       "intermediate_size",
+                                       "num_hidden_layers",
+                                       "num_attention_heads",
+                                       "num_key_value_heads",
+                                       "max_position_embeddings",
+                                       "head_dim",
+                                       "eos_token_id",
+                                       "rope_theta"};
+    const char *path = "saved/model/config.json";
+    int used = 0;
+    save_model();
+    for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
+        json_t *config = json_load_file(tempdir_file(mutate_dir(), path), 0, NULL);
+        cr_assert(config);
+        json_t *good = json_copy(config);
+        for (size_t e = 0; e < EDGES; e++) {
+            char name[128];
+            snprintf(name, sizeof name, "%s = %s", keys[k], edges[e]);
+            json_object_set_new(config, keys[k], json_integer(strtoll(edges[e], NULL, 10)));
+            cr_assert_eq(json_dump_file(config, tempdir_file(mutate_dir(), path), 0), 0);
+            used += mutate_judge(name, GENERATING " --max-new-tokens 3") == 0;
+            used += mutate_judge(name, EVALUATING) == 0;
+        }
+        cr_assert_eq(json_dump_file(good, tempdir_file(mutate_dir(), path), 0), 0);
+        json_decref(good);
+        json_decref(config);
+    }
+    cr_assert_gt(used, 20, "%d", used);
+}
+
+/* Flags with numbers, for a model with room for long sequences. */
+Test(mutated_numbers, of_generate_and_eval)
+{
+    static const struct {
+        const char *command, *flag;
+        long long most; /* more texts or tokens take too long */
+    } flags[] = {
+        {GENERATING, "--max-new-tokens", 257},
+        {GENERATING " --max-new-tokens 3", "--max-batch", INT64_MAX},
+        {GENERATING " --max-new-tokens 3", "--prefill-chunk", INT64_MAX},
+        {GENERATING " --max-new-tokens 3", "--top-k", INT64_MAX},
+        {GENERATING " --max-new-tokens 3", "--seed", INT64_MAX},
+        {GENERATING " --max-new-tokens 3 --temperature 1 --seed 2", "--top-p", INT64_MAX},
+        {GENERATING " --max-new-tokens 3", "--temperature", INT64_MAX},
+        {USE("generate", " --interactive"), "--context", INT64_MAX},
+        {USE("eval", " --serve-stdin"), "--context", INT64_MAX},
+        {USE("eval", " --data text.txt"), "--sequence-length", 4096},
+        {EVALUATING, "--micro-batch-size", 257},
+    };
+    const char *path = "saved/model/config.json";
+    save_model();
+    json_t *config = json_load_file(tempdir_file(mutate_dir(), path), 0, NULL);
+    cr_assert(config);
+    json_object_set_new(config, "max_position_embeddings", json_integer(1 << 20));
+    cr_assert_eq(json_dump_file(config, tempdir_file(mutate_dir(), path), 0), 0);
+    json_decref(config);
+    for (size_t f = 0; f < sizeof flags / sizeof *flags; f++) {
+        for (size_t e = 0; e < EDGES; e++) {
+            char name[128], arguments[512];
+            const long long value = strtoll(edges[e], NULL, 10);
+            if (value > flags[f].most && value < 1ll << 31) {
+                continue;
+            }
+            snprintf(name, sizeof name, "%s %s", flags[f].flag, edges[e]);
+            snprintf(arguments, sizeof arguments, "%s %s %s", flags[f].command, flags[f].flag,
+                     edges[e]);
+            mutate_judge(name, arguments);
+        }
+    }
 }

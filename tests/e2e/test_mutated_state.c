@@ -230,6 +230,76 @@ Test(mutated_state, zstd)
         .name = "zstd", .file = "rows.jsonl.zst", .arguments = TOKENIZING "rows.jsonl.zst"});
 }
 
+/* Files that generate, eval and report read. */
+
+#define USING(command)                                                                             \
+    command " --model first/model --log-level error --precision fp32 --threads-per-worker 1 "      \
+            "--model-verify false "
+
+Test(mutated_state, prompts)
+{
+    static const char rows[] =
+        "{\"prompt\": \"ab cd\", \"id\": [7], \"max_new_tokens\": 3}\n"
+        "{\"ids\": [101, 102, 0], \"id\": \"a\"}\n\n{\"prompt\": \"\\u00e9 x\"}\n";
+    mutate_run(SAVING);
+    tempdir_write(mutate_dir(), "prompts.jsonl", rows, sizeof rows - 1);
+    mutate(&(mutated){.name = "prompts",
+                      .file = "prompts.jsonl",
+                      .arguments = USING("generate") "--prompt-file prompts.jsonl "
+                                                     "--max-new-tokens 4"});
+}
+
+Test(mutated_state, requests)
+{
+    static const char rows[] =
+        "{\"context\": \"ab cd \", \"choices\": [\"ef\", \"xyzzy\"], \"gold\": 1, \"id\": 5}\n"
+        "{\"context\": \"a\", \"delimiter\": \" \", \"choices\": [\"b c\", \"\\u00e9\"], "
+        "\"gold\": 0}\n";
+    mutate_run(SAVING);
+    tempdir_write(mutate_dir(), "requests.jsonl", rows, sizeof rows - 1);
+    mutate(&(mutated){.name = "requests",
+                      .file = "requests.jsonl",
+                      .arguments = USING("eval") "--requests requests.jsonl --jsonl"});
+}
+
+Test(mutated_state, generation_config)
+{
+    static const char text[] =
+        "{\"bos_token_id\": 1, \"eos_token_id\": [2, 200], \"temperature\": 0.6, \"top_p\": 0.9}";
+    mutate_run(SAVING);
+    tempdir_write(mutate_dir(), "first/model/generation_config.json", text, sizeof text - 1);
+    mutate(&(mutated){.name = "generation_config",
+                      .file = "first/model/generation_config.json",
+                      .arguments = USING("generate") "--prompt ab --max-new-tokens 3"});
+}
+
+Test(mutated_state, tokenizer_of_a_model)
+{
+    mutate_run(SAVING);
+    mutate(&(mutated){.name = "tokenizer of a model",
+                      .file = "first/model/tokenizer.json",
+                      .arguments = USING("generate") "--prompt ab --max-new-tokens 3"});
+}
+
+static void report_of(const char *name, const char *file)
+{
+    mutate_run(SAVING " --set log.interval=1");
+    mutate(&(mutated){.name = name,
+                      .file = file,
+                      .arguments = "report first -o report.html",
+                      .made = "report.html"});
+}
+
+Test(mutated_state, record_of_a_run)
+{
+    report_of("run.json", "first/run.json");
+}
+
+Test(mutated_state, metrics_of_a_run)
+{
+    report_of("metrics", "first/metrics.jsonl");
+}
+
 static nd_status read_record(const char *path)
 {
     static const nd_llama_shape shape = {.vocab = 256,

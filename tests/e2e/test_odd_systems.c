@@ -35,6 +35,19 @@ TestSuite(odd_systems, .init = setup, .fini = teardown);
     " --device cpu --model-config model.json --data-path text.txt --validation-path '' "           \
     "--sequence-length 32 --set launch.threads_per_worker=1 --log-level warning "
 
+#define GENERATE                                                                                   \
+    ND_TRAIN " generate --model kept --prompt ab --max-new-tokens 3 --threads-per-worker 1 "       \
+             "--log-level warning "
+#define EVAL                                                                                       \
+    ND_TRAIN " eval --model kept --data text.txt --sequence-length 32 --threads-per-worker 1 "     \
+             "--log-level warning "
+
+static void save_model(void)
+{
+    shell(&dir, ND_TRAIN " train" FLAGS "--num-steps 1 --set output.save_model=true --set "
+                         "output.dir=saved && mv saved/model kept");
+}
+
 static bool is_documented(int code)
 {
     static const int codes[] = {0, 2, 65, 71, 73, 74};
@@ -159,6 +172,7 @@ Test(odd_systems, environments_of_a_worker)
                                             "SLURM_JOB_ID=x",
                                             "PMIX_RANK=0",
                                             "SLURM_PROCID=3 SLURM_NTASKS=2"};
+    save_model();
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
         char command[COMMAND_MAX];
         snprintf(command, sizeof command,
@@ -166,6 +180,29 @@ Test(odd_systems, environments_of_a_worker)
                  "--num-steps 1 --set output.save_model=false --set output.dir=out",
                  variables[i]);
         ends_well(command);
+        if (i % 6 == 0) {
+            snprintf(command, sizeof command, "env %s " GENERATE, variables[i]);
+            ends_well(command);
+        }
+    }
+}
+
+/* Outputs that take nothing. */
+Test(odd_systems, full_and_closed_outputs_of_a_used_model)
+{
+    static const struct {
+        const char *command;
+        int code;
+    } cases[] = {{GENERATE ">/dev/full", 73},
+                 {GENERATE "--jsonl >/dev/full", 73},
+                 {EVAL ">/dev/full", 73},
+                 {GENERATE ">&-", 0},
+                 {EVAL "2>&-", 0},
+                 {"bash -c 'ulimit -f 0; " GENERATE ">text'", 73}};
+    save_model();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int code = ends_well(cases[i].command);
+        cr_expect_eq(code, cases[i].code, "%s: %d:\n%s", cases[i].command, code, shell_output);
     }
 }
 

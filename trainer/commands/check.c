@@ -100,7 +100,9 @@ static nd_status check_use(const nd_command *use, const nd_command_call *call)
     nd_command_call of_use = *call;
     of_use.argc--;
     of_use.argv++;
-    return use->check(&of_use);
+    ND_TRY(use->check(&of_use));
+    printf("flags, model and room are good\n");
+    return ND_OK;
 }
 
 static nd_status check(const nd_command_call *call)

@@ -123,17 +123,14 @@ static bool ids_are_bytes(const nd_session *s)
            nd_tokenizer_vocab_size(s->tokenizer) == 256;
 }
 
-/* `ndtrain tokenize --output-prefix P` makes P.bin. */
-static nd_status fail_no_data(const char *path)
+/* A file, a pattern of files, or the prefix that `ndtrain tokenize` wrote, as for data.path. */
+static nd_status check_there(const char *path)
 {
-    char *tokens = NULL;
-    ND_TRY(nd_fs_format(&tokens, "%s.bin", path));
-    nd_status status =
-        nd_fs_exists(tokens)
-            ? nd_fail(ND_ERR_DATA, "--data \"%s\" does not exist; did you mean %s?", path, tokens)
-            : nd_fail(ND_ERR_DATA, "--data \"%s\" does not exist", path);
-    free(tokens);
-    return status;
+    char *index = NULL;
+    ND_TRY(nd_fs_format(&index, "%s.idx", path));
+    const bool there = nd_fs_exists(path) || nd_corpus_is_pattern(path) || nd_fs_exists(index);
+    free(index);
+    return there ? ND_OK : nd_fail(ND_ERR_DATA, "--data \"%s\" does not exist", path);
 }
 
 static nd_status open_data(const nd_session *s, const char *path, bool *bytes, nd_dataset **out)
@@ -143,9 +140,7 @@ static nd_status open_data(const nd_session *s, const char *path, bool *bytes, n
     const int64_t vocab = s->model.shape.vocab, sequence = config->train.sequence_length;
     bool ids = false;
     *bytes = false;
-    if (!nd_fs_exists(path) && !nd_corpus_is_pattern(path)) {
-        return fail_no_data(path);
-    }
+    ND_TRY(check_there(path));
     ND_TRY(nd_data_holds_ids(path, config->data.format, &ids));
     if (ids) {
         return nd_dataset_open(path, config->data.format, "file", vocab, sequence, out);

@@ -271,8 +271,8 @@ nd_status nd_eval_serve(nd_session *s, const nd_eval_call *o)
     ND_TRY_OUT(open_reader(s, o, &v.reader));
     v.reader.rules.max_tokens = context + 1;
     v.reader.rules.any_gold = true;
-    ND_TRY_OUT(ND_ALLOC(context + 1, &v.scores));
     ND_TRY_OUT(nd_session_generator(s, &sizes, &v.generator));
+    ND_TRY_OUT(ND_ALLOC(context + 1, &v.scores));
     status = serve(&v);
 out:
     nd_generator_destroy(v.generator);

@@ -49,8 +49,8 @@ nd_status nd_session_agree_status(nd_session *session, nd_status status, const c
 /* ND_ERR_CONFIG on all ranks when the settings, the command line or the model's shape of one differ
  * from those of rank 0. */
 nd_status nd_session_agree(nd_session *session, const nd_command_call *call);
-/* Whether the limits of this process leave room for the plan of a worker on the CPU, whose threads
- * run already: ND_ERR_RESOURCE with the numbers. */
+/* Whether this host and the limits of this process leave room for the plan of a worker on the CPU,
+ * whose threads run already: ND_ERR_RESOURCE with the numbers. */
 nd_status nd_session_check_memory(const nd_session *session, const nd_memplan *plan);
 /* A generator with the session's weights. */
 nd_status nd_session_generator(nd_session *session, const nd_generate_options *options,

@@ -11,6 +11,7 @@
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process.h"
+#include "runtime/device/host_memory.h"
 #include "trainer/commands/generate.h"
 
 /* For the end at the next call of the model; a worker that is in a long one then ends at once.
@@ -243,10 +244,22 @@ nd_status nd_session_agree(nd_session *s, const nd_command_call *call)
 
 nd_status nd_session_check_memory(const nd_session *s, const nd_memplan *plan)
 {
-    return s->worker->device->kind == ND_DEVICE_CPU
-               ? nd_limits_check_memory((int64_t)plan->total + ND_WORKER_LIBRARY_BYTES,
-                                        "a worker with this model")
-               : ND_OK;
+    const nd_host_memory host = nd_host_memory_read("");
+    const int workers = s->worker->identity.local_world_size;
+    const double bytes = (double)plan->total;
+    if (s->worker->device->kind != ND_DEVICE_CPU) {
+        return ND_OK;
+    }
+    if (host.physical > 0 && bytes * workers > (double)host.physical) {
+        return nd_fail(ND_ERR_RESOURCE,
+                       "%d worker%s of this host with a plan of %.2f GiB each need more than its "
+                       "%.1f GiB of memory; use shorter texts, or fewer at once (--max-batch, "
+                       "--context, --sequence-length), or a smaller model",
+                       workers, workers == 1 ? "" : "s", bytes * 0x1p-30,
+                       (double)host.physical * 0x1p-30);
+    }
+    return nd_limits_check_memory((int64_t)plan->total + ND_WORKER_LIBRARY_BYTES,
+                                  "a worker with this model");
 }
 
 nd_status nd_session_generator(nd_session *s, const nd_generate_options *options,

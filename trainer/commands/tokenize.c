@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -172,6 +173,11 @@ static nd_status encode(work *w, const nd_tokenizer *tokenizer, const char *path
 static nd_status find_tokenizer(const char *path, char **out)
 {
     struct stat st;
+    if (strcmp(path, "bytes") == 0 && stat(path, &st) != 0) {
+        return nd_fail(ND_ERR_CONFIG, "--tokenizer is bytes, whose tokens are the bytes of a text: "
+                                      "train with the text itself as data.path, and "
+                                      "data.tokenizer: bytes");
+    }
     if (stat(path, &st) != 0) {
         return nd_fail(ND_ERR_CONFIG,
                        "--tokenizer \"%s\" does not exist; give the path of a tokenizer.json or of "

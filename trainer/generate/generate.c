@@ -38,6 +38,40 @@ const char *nd_finish_name(nd_finish finish)
     return names[finish];
 }
 
+/* F64, since the question is whether integers would overflow. */
+static double planned_bytes(const nd_rank *rank, const nd_generate_options *o)
+{
+    const nd_llama_shape *s = &rank->shape;
+    const double tp = rank->mesh.size[ND_AXIS_TP], heads = (double)(s->heads + s->kv_heads);
+    const double D = (double)s->head_dim, C = (double)s->hidden, F = (double)s->ffn;
+    const double cache =
+        (double)s->layers * (double)o->capacity * 2.0 * (double)s->kv_heads * D / tp;
+    const double row = 6.0 * C + (2.0 * heads * D + 4.0 * F) / tp;
+    return 4.0 * ((double)o->batch * (cache + (double)s->vocab) + (double)o->rows * row);
+}
+
+static nd_status check_sizes(const nd_rank *rank, const nd_generate_options *o)
+{
+    const int64_t most = rank->ops->limits.tokens;
+    const double bytes = planned_bytes(rank, o);
+    ND_TRY(nd_trainer_check_shape(rank->ops, &rank->shape));
+    if (most > 0 && o->rows > most) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "a call of the model has up to %lld tokens (--prefill-chunk, --max-batch), "
+                       "but the backend \"%s\" supports at most %lld; use smaller ones",
+                       (long long)o->rows, rank->ops->name, (long long)most);
+    }
+    if (bytes > ND_PLAN_BYTES_MAX) {
+        return nd_fail(ND_ERR_RESOURCE,
+                       "%lld texts at once of up to %lld tokens need %.3g GiB for keys, values and "
+                       "logits, but no host can address more than %.3g; use a smaller --max-batch, "
+                       "or shorter texts",
+                       (long long)o->batch, (long long)o->capacity, bytes * 0x1p-30,
+                       ND_PLAN_BYTES_MAX * 0x1p-30);
+    }
+    return ND_OK;
+}
+
 nd_status nd_generate_check(const nd_rank *rank, const nd_generate_options *o)
 {
     const nd_mesh *mesh = &rank->mesh;
@@ -72,10 +106,7 @@ nd_status nd_generate_check(const nd_rank *rank, const nd_generate_options *o)
                        "--max-new-tokens",
                        (long long)o->capacity, (long long)shape->max_positions);
     }
-    if (rank->ops->limits.head_dim > 0 && shape->head_dim > rank->ops->limits.head_dim) {
-        return nd_fail(ND_ERR_DATA, "the model's head_dim is %lld, but at most %lld is supported",
-                       (long long)shape->head_dim, (long long)rank->ops->limits.head_dim);
-    }
+    ND_TRY(check_sizes(rank, o));
     /* Any number of rows, which are rounded up, is a multiple of tp. */
     return nd_llama_shape_check_mesh(shape, mesh, 1, mesh->size[ND_AXIS_TP]);
 }
@@ -107,7 +138,6 @@ nd_status nd_generator_create(nd_rank *rank, const nd_generate_options *o, nd_ge
                                .capacity = o->capacity,
                                .logits = o->batch};
     nd_memplan_init(&g->plan);
-    ND_TRY_OUT(allocate(g));
     const nd_model_options options = {.forward_only = true, .cache = &g->cache};
     ND_TRY_OUT(nd_model_create(rank, &options, &g->plan, &g->model));
     *out = g;
@@ -120,6 +150,7 @@ out:
 
 nd_status nd_generator_commit(nd_generator *g)
 {
+    ND_TRY(allocate(g)); /* not before: the plan may be more than the caller has */
     ND_TRY(nd_memplan_commit(&g->plan, g->rank->device));
     return nd_model_start(g->model);
 }

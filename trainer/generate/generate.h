@@ -70,7 +70,8 @@ typedef struct nd_generate_counts {
 
 typedef struct nd_generator nd_generator;
 
-/* ND_ERR_CONFIG or ND_ERR_DATA names the number when mesh, sizes or device are not supported. */
+/* ND_ERR_CONFIG or ND_ERR_DATA names the number when mesh, sizes or device are not supported,
+ * ND_ERR_RESOURCE when there is no plan of such sizes. */
 nd_status nd_generate_check(const nd_rank *rank, const nd_generate_options *options);
 /* Plans the memory; allocates none on the device. */
 nd_status nd_generator_create(nd_rank *rank, const nd_generate_options *options,

@@ -2,9 +2,6 @@
 /* Numbers of a model and a configuration that readers accept, but that ops cannot compute. */
 #include "trainer/step/step.h"
 
-/* A size above it is beyond the addresses of any host, and far from where an int64_t overflows. */
-static const double plan_bytes_max = 0x1p56;
-
 /* One number of config.json against one limit of the ops. */
 static nd_status check_shape(const char *key, int64_t value, int64_t most, const char *op,
                              const nd_ops *ops)
@@ -27,6 +24,12 @@ static double activation_bytes(const nd_llama_shape *s, const nd_mesh *mesh, dou
     return (double)s->layers * tokens * token * 4.0;
 }
 
+nd_status nd_trainer_check_shape(const nd_ops *ops, const nd_llama_shape *shape)
+{
+    ND_TRY(check_shape("hidden_size", shape->hidden, ops->limits.hidden, "rmsnorm", ops));
+    return check_shape("head_dim", shape->head_dim, ops->limits.head_dim, "attention", ops);
+}
+
 nd_status nd_trainer_check_limits(const nd_ops *ops, const nd_config *config, const nd_mesh *mesh,
                                   const nd_llama_shape *shape)
 {
@@ -34,8 +37,7 @@ nd_status nd_trainer_check_limits(const nd_ops *ops, const nd_config *config, co
     int64_t batch = config->train.micro_batch_size, sequence = config->train.sequence_length;
     int cp = mesh->size[ND_AXIS_CP];
     int64_t tokens = batch * (sequence / cp);
-    ND_TRY(check_shape("hidden_size", shape->hidden, most->hidden, "rmsnorm", ops));
-    ND_TRY(check_shape("head_dim", shape->head_dim, most->head_dim, "attention", ops));
+    ND_TRY(nd_trainer_check_shape(ops, shape));
     if (most->tokens > 0 && tokens > most->tokens) {
         return nd_fail(ND_ERR_CONFIG,
                        "train.micro_batch_size %lld x train.sequence_length %lld / mesh.cp %d = "
@@ -46,14 +48,14 @@ nd_status nd_trainer_check_limits(const nd_ops *ops, const nd_config *config, co
                        (long long)most->tokens);
     }
     double bytes = activation_bytes(shape, mesh, (double)tokens);
-    if (bytes > plan_bytes_max) {
+    if (bytes > ND_PLAN_BYTES_MAX) {
         return nd_fail(ND_ERR_RESOURCE,
                        "%lld layers of %lld tokens (train.micro_batch_size %lld x "
                        "train.sequence_length %lld / mesh.cp %d) have activations of %.3g GiB a "
                        "worker, but no host can address more than %.3g; use a smaller model, a "
                        "shorter sequence or a smaller micro-batch",
                        (long long)shape->layers, (long long)tokens, (long long)batch,
-                       (long long)sequence, cp, bytes * 0x1p-30, plan_bytes_max * 0x1p-30);
+                       (long long)sequence, cp, bytes * 0x1p-30, ND_PLAN_BYTES_MAX * 0x1p-30);
     }
     return ND_OK;
 }

@@ -319,6 +319,7 @@ Test(generate, meshes_and_sizes_that_cannot_be_are_named)
         nd_precision precision;
         nd_status status;
         const char *words;
+        int64_t batch, rows; /* 0: 1 and 8 */
     } cases[] = {
         {{{1, 1, 2, 1, 1}}, 40, ND_PRECISION_FP32, ND_ERR_CONFIG, "mesh.dp_shard is 2"},
         {{{1, 1, 1, 2, 1}}, 40, ND_PRECISION_FP32, ND_ERR_CONFIG, "mesh.cp is 2"},
@@ -326,9 +327,13 @@ Test(generate, meshes_and_sizes_that_cannot_be_are_named)
         {{{1, 1, 1, 1, 1}}, 1, ND_PRECISION_FP32, ND_ERR_DATA, "room for 1 tokens"},
         {{{1, 1, 1, 1, 3}}, 40, ND_PRECISION_FP32, ND_ERR_CONFIG, "tp"},
         {{{1, 1, 1, 1, 1}}, 40, ND_PRECISION_FP8, ND_ERR_CONFIG, "--fp8-recipe rowwise"},
+        {{{1, 1, 1, 1, 1}}, 40, ND_PRECISION_FP32, ND_ERR_CONFIG, "--prefill-chunk", 1, 1ll << 31},
+        {{{1, 1, 1, 1, 1}}, 40, ND_PRECISION_FP32, ND_ERR_RESOURCE, "--max-batch", 1ll << 50},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        nd_generate_options options = {.batch = 1, .rows = 8, .capacity = cases[i].capacity};
+        nd_generate_options options = {.batch = cases[i].batch ? cases[i].batch : 1,
+                                       .rows = cases[i].rows ? cases[i].rows : 8,
+                                       .capacity = cases[i].capacity};
         mesh_ranks job = {.mesh = cases[i].mesh,
                           .shape = mesh_shape_of(1, false),
                           .config = mesh_config_of(),
