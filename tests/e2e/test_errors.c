@@ -608,7 +608,7 @@ Test(errors, help)
         for (const char *c = shell_output; *c; c++) {
             lines += *c == '\n';
         }
-        cr_expect(lines >= 24 && lines <= 40, "%d lines of %s", lines, command);
+        cr_expect(lines >= 24 && lines <= 42, "%d lines of %s", lines, command);
         cr_expect(strstr(shell_output, "\n  plan --rank R "), "%s", shell_output);
         snprintf(command, sizeof command, ND_TRAIN " %s --help mesh", commands[i]);
         cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
