@@ -68,8 +68,8 @@ static nd_status help(const char *topic)
     static const nd_help_entry own[] = {
         {"train", "one worker of a job, which ndlaunch, srun or torchrun starts"},
         {"check", "reads configuration, model and data; starts nothing"},
-        {"plan", "prints mesh, groups, memory and estimated time; starts nothing"},
-        {"plan --explain", "also why memory is needed, and what other settings would need"},
+        {"plan [--explain]", "prints mesh, groups, memory and time; with --explain also why memory "
+                             "is needed"},
         {"plan --rank R", "the rank whose groups and memory are printed; rank 0 if not given"},
         {"generate, eval", "texts of a model, and its loss on data (generate --help, eval --help)"},
         {"bench", "times FP8 beside BF16 on this machine (bench --help)"},

@@ -108,9 +108,9 @@ const nd_command_flags *nd_command_flags_find(const char *command)
 
 /* Commands of the programs. */
 
-static const char *const launcher_commands[] = {"config", "env", "generate", "eval", NULL};
+static const char *const launcher_commands[] = {"config", "env", "generate", "eval", "bench", NULL};
 static const char *const trainer_commands[] = {"train", "check",    "plan",   "generate", "eval",
-                                               "ckpt",  "tokenize", "report", NULL};
+                                               "ckpt",  "tokenize", "report", "bench",    NULL};
 
 static bool has(const char *const *words, const char *word)
 {

@@ -101,7 +101,7 @@ static nd_status check_use(const nd_command *use, const nd_command_call *call)
     of_use.argc--;
     of_use.argv++;
     ND_TRY(use->check(&of_use));
-    printf("flags, model and room are good\n");
+    printf("flags and files are good\n");
     return ND_OK;
 }
 

@@ -682,6 +682,7 @@ Test(flags, a_command_of_the_other_program_and_a_typo_are_named)
 {
     expect_name("ndlaunch", "plan", ND_ERR_CONFIG, "no command \"plan\"; it is `ndtrain plan`");
     expect_name("ndlaunch", "report", ND_ERR_CONFIG, "`ndtrain report`");
+    expect_name("ndlaunch", "benc", ND_ERR_CONFIG, "did you mean `ndlaunch bench`?");
     expect_name("ndlaunch", "train", ND_ERR_CONFIG, "leave out the word train");
     expect_name("ndlaunch", "generat", ND_ERR_CONFIG, "did you mean `ndlaunch generate`?");
     expect_name("ndlaunch", "tokenise", ND_ERR_CONFIG, "did you mean `ndtrain tokenize`?");
