@@ -135,11 +135,14 @@ typedef struct nd_config {
         int64_t shuffle_seed;  /* -1: train.seed */
     } data;
     struct {
-        int64_t steps, sequence_length, micro_batch_size, gradient_accumulation_steps;
+        double epochs; /* 0: steps counts */
+        int64_t steps; /* 0: nd_config_take_epochs sets it */
+        int64_t sequence_length, micro_batch_size, gradient_accumulation_steps;
         nd_precision precision;
         bool deterministic;
         int64_t seed;                /* the run's: model.seed and data.shuffle_seed follow it */
-        int64_t validation_interval; /* steps; 0: only after the last step, if at all */
+        int64_t validation_interval; /* steps; 0: only after the last step, if at all; -1: an
+                                        epoch's, which nd_config_take_epochs sets */
         nd_nonfinite
             nonfinite;       /* what to do with a step whose loss or gradient norm is not finite */
         double spike_factor; /* a loss above this times the median of those before it; 0: off */
@@ -178,7 +181,7 @@ typedef struct nd_config {
         int64_t health_interval;     /* steps between health reports; 0: none */
     } fp8;
     struct {
-        int64_t interval; /* steps; 0: no checkpoints */
+        int64_t interval; /* steps; 0: no checkpoints; -1: as validation_interval */
         int64_t keep_last, keep_every;
         char *resume; /* "", "latest", "auto", a step, or a folder */
         char *allow;  /* keys that may differ from the checkpoint's, a comma list */
@@ -241,6 +244,21 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
  * count (fills resolved_mesh), nodes. Called by nd_config_parse's users after the last change.
  */
 nd_status nd_config_resolve(nd_config *config);
+
+/* Samples of the training data and of a step, for keys that count in epochs. */
+typedef struct nd_epochs {
+    int64_t samples; /* of an epoch */
+    int64_t limit;   /* that the data can give; INT64_MAX: any number */
+    int64_t step;    /* of a step, over all ranks */
+} nd_epochs;
+
+/*
+ * After nd_config_resolve, when the data are open: sets train.steps from train.epochs, rounded up,
+ * and the intervals that are -1 to the steps of an epoch, rounded up. Then checks what depends on
+ * them. ND_ERR_CONFIG: train.steps was given too and is another number, or the data cannot give so
+ * many samples.
+ */
+nd_status nd_config_take_epochs(nd_config *config, const nd_epochs *epochs);
 
 /*
  * What a job goes on with when only so many of its nodes are left: workers, the mesh, whose axis

@@ -111,16 +111,19 @@ static nd_status apply_quiet(nd_reader *r, const nd_setting *setting)
     return on ? nd_reader_put(r, ND_FIELD_log_level, "error") : ND_OK;
 }
 
-/* The strategies of transformers' Trainer: steps, which the interval says, or no. */
+/* The strategies of transformers' Trainer: steps, which the interval says, epoch, or no. */
 static nd_status apply_save_strategy(nd_reader *r, const nd_setting *setting)
 {
     if (strcmp(setting->text, "no") == 0) {
         return nd_reader_put(r, ND_FIELD_checkpoint_interval, "0");
     }
+    if (strcmp(setting->text, "epoch") == 0) {
+        return nd_reader_put(r, ND_FIELD_checkpoint_interval, "-1");
+    }
     return strcmp(setting->text, "steps") == 0
                ? ND_OK
                : nd_reader_refuse(setting, "checkpoints are written every --save-steps steps "
-                                           "(steps), or not at all (no)");
+                                           "(steps), after each epoch (epoch), or not at all (no)");
 }
 
 static nd_status apply_eval_strategy(nd_reader *r, const nd_setting *setting)
@@ -128,10 +131,14 @@ static nd_status apply_eval_strategy(nd_reader *r, const nd_setting *setting)
     if (strcmp(setting->text, "no") == 0) {
         return nd_reader_put(r, ND_FIELD_data_validation_path, "");
     }
+    if (strcmp(setting->text, "epoch") == 0) {
+        return nd_reader_put(r, ND_FIELD_train_validation_interval, "-1");
+    }
     return strcmp(setting->text, "steps") == 0
                ? ND_OK
-               : nd_reader_refuse(setting, "the run validates every --eval-steps steps and after "
-                                           "the last one (steps), or not at all (no)");
+               : nd_reader_refuse(setting, "the run validates every --eval-steps steps (steps) or "
+                                           "after each epoch (epoch), and after the last step, or "
+                                           "not at all (no)");
 }
 
 /* Of the services of the network those that scripts/wandb_sync.py knows. */

@@ -291,10 +291,26 @@ static nd_status derive_tokenizer(const nd_reader *reader)
     return ids && unnamed ? nd_text_replace(&reader->config->data.tokenizer, "file") : ND_OK;
 }
 
+/* The newest of train.steps and train.epochs counts. Two in one layer must agree, which
+ * nd_config_take_epochs finds. */
+static void derive_steps(nd_reader *reader)
+{
+    nd_config *c = reader->config;
+    bool steps = reader->set_by[ND_FIELD_train_steps] == reader->layer;
+    bool epochs = reader->set_by[ND_FIELD_train_epochs] == reader->layer;
+    if (epochs && !steps && c->train.epochs > 0) {
+        c->train.steps = 0;
+    }
+    if (steps && !epochs && c->train.steps > 0) {
+        c->train.epochs = 0;
+    }
+}
+
 nd_status nd_reader_end(nd_reader *reader, const char *where)
 {
     ND_TRY(derive_model(reader, where));
     ND_TRY(derive_validation(reader));
+    derive_steps(reader);
     ND_TRY(derive_mesh(reader, where));
     ND_TRY(derive_endpoint(reader));
     ND_TRY(derive_fp8(reader, where));

@@ -320,7 +320,7 @@ static nd_status normalise_resume(nd_config *c)
 
 static nd_status check_checkpoint(const nd_config *c)
 {
-    if (c->checkpoint.interval > 0 && c->checkpoint.keep_last == 1 &&
+    if (c->checkpoint.interval != 0 && c->checkpoint.keep_last == 1 &&
         c->checkpoint.staging == ND_STAGING_OVERLAP) {
         return nd_fail(ND_ERR_CONFIG,
                        "--save-total-limit (checkpoint.keep_last) is 1, but a checkpoint is being "
@@ -344,7 +344,9 @@ static nd_status check_checkpoint(const nd_config *c)
 /* Early stopping and the best model ask the validations of a run. */
 static nd_status check_best(const nd_config *c)
 {
-    bool validates = c->data.validation_path[0] && c->train.validation_interval > 0;
+    const int64_t every = c->train.validation_interval, saves = c->checkpoint.interval;
+    const bool validates = c->data.validation_path[0] && every != 0;
+    const bool differ = every > 0 && saves > 0 && saves % every != 0; /* -1: not known yet */
     if (c->train.early_stopping_patience > 0 && !validates) {
         return nd_fail(ND_ERR_CONFIG,
                        "train.early_stopping_patience is %lld, but the run does not validate while "
@@ -355,8 +357,7 @@ static nd_status check_best(const nd_config *c)
     if (!c->checkpoint.load_best) {
         return ND_OK;
     }
-    if (!validates || c->checkpoint.interval == 0 ||
-        c->checkpoint.interval % c->train.validation_interval != 0) {
+    if (!validates || saves == 0 || differ) {
         return nd_fail(ND_ERR_CONFIG,
                        "checkpoint.load_best needs a validation of each state that is saved, but "
                        "%s, train.validation_interval is %lld and checkpoint.interval is %lld; "
@@ -432,7 +433,8 @@ static nd_status check_log(const nd_config *c)
     }
     int64_t first, last;
     if (c->log.profile_steps[0] &&
-        (!nd_config_profile_steps(c, &first, &last) || last > c->train.steps)) {
+        (!nd_config_profile_steps(c, &first, &last) ||
+         (c->train.steps > 0 && last > c->train.steps))) {
         return nd_fail(ND_ERR_CONFIG,
                        "log.profile_steps is \"%.60s\"; it must be a step or two, such as 10 or "
                        "10-12, from 1 to train.steps, which is %lld",
@@ -446,7 +448,7 @@ static nd_status check_log(const nd_config *c)
 static nd_status resolve_warmup(nd_config *c)
 {
     int64_t steps = (int64_t)ceil((double)c->train.steps * c->optimizer.warmup_ratio);
-    if (c->optimizer.warmup_ratio == 0) {
+    if (c->optimizer.warmup_ratio == 0 || c->train.steps == 0) { /* 0: not known yet */
         return ND_OK;
     }
     if (c->optimizer.warmup_steps != 0 && c->optimizer.warmup_steps != steps) {
@@ -459,6 +461,69 @@ static nd_status resolve_warmup(nd_config *c)
     }
     c->optimizer.warmup_steps = steps;
     return ND_OK;
+}
+
+static nd_status check_steps(const nd_config *c)
+{
+    if (c->train.steps == 0 && c->train.epochs == 0) {
+        return nd_fail(ND_ERR_CONFIG, "train.steps is 0 and train.epochs too; give one of them "
+                                      "(--num-steps N or --num-train-epochs X)");
+    }
+    return ND_OK;
+}
+
+/* Steps of so many samples; one that is not full counts, unless the data end with it. */
+static nd_status steps_of_epochs(const nd_config *c, const nd_epochs *e, int64_t *out)
+{
+    const double samples = c->train.epochs * (double)e->samples, steps = samples / (double)e->step;
+    /* 0.1 x 30 is a little more than 3. */
+    double whole = ceil(steps - 1e-9 * steps);
+    if (whole * (double)e->step > (double)e->limit && floor(steps) >= 1) {
+        whole = floor(steps);
+    }
+    whole = whole < 1 ? 1 : whole;
+    if (whole > 1e9) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "train.epochs %g of %lld samples would be %.3g steps of %lld; at most 10^9 are "
+                       "supported",
+                       c->train.epochs, ll(e->samples), whole, ll(e->step));
+    }
+    *out = (int64_t)whole;
+    return ND_OK;
+}
+
+nd_status nd_config_take_epochs(nd_config *config, const nd_epochs *e)
+{
+    const int64_t epoch = (e->samples - 1) / e->step + 1;
+    int64_t steps = config->train.steps;
+    ND_ASSERT(config->resolved && e->samples >= 1 && e->step >= 1);
+    if (config->train.epochs > 0) {
+        ND_TRY(steps_of_epochs(config, e, &steps));
+    }
+    if (config->train.steps != 0 && config->train.steps != steps) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "train.steps is %lld, but train.epochs %g of %lld samples is %lld steps of %lld; "
+                       "give one of them",
+                       ll(config->train.steps), config->train.epochs, ll(e->samples), ll(steps),
+                       ll(e->step));
+    }
+    if (steps > e->limit / e->step) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "train.steps is %lld, and with %lld samples a step the epochs of data.path are "
+                       "over after step %lld; give fewer steps, more epochs, or a source without a "
+                       "limit",
+                       ll(steps), ll(e->step), ll(e->limit / e->step));
+    }
+    config->train.steps = steps;
+    if (config->train.validation_interval < 0) {
+        config->train.validation_interval = epoch;
+    }
+    if (config->checkpoint.interval < 0) {
+        config->checkpoint.interval = epoch;
+    }
+    ND_TRY(resolve_warmup(config));
+    ND_TRY(check_log(config));
+    return check_best(config);
 }
 
 nd_status nd_config_resolve(nd_config *config)
@@ -474,6 +539,7 @@ nd_status nd_config_resolve(nd_config *config)
     ND_TRY(check_gpu_ids(config));
     ND_TRY(check_model(config));
     ND_TRY(check_data(config));
+    ND_TRY(check_steps(config));
     ND_TRY(resolve_warmup(config));
     ND_TRY(check_training(config));
     ND_TRY(check_log(config));

@@ -108,7 +108,7 @@ static nd_status check_use(const nd_command *use, const nd_command_call *call)
 static nd_status check(const nd_command_call *call)
 {
     const nd_command *use = find_use(call->argc - 1, call->argv + 1);
-    const nd_config *config = call->config;
+    nd_config *config = call->config;
     nd_inputs inputs = {0};
     nd_status status = ND_OK;
     bool gpu = false;

@@ -6,7 +6,7 @@
 #include "trainer/run/run.h"
 
 typedef struct nd_command_call {
-    const nd_config *config; /* resolved */
+    nd_config *config; /* resolved, but for nd_config_take_epochs */
     const nd_cli *cli;
     nd_worker *worker; /* has its identity */
     int argc;          /* of main */

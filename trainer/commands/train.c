@@ -13,7 +13,7 @@ static nd_status begin(nd_worker *worker)
 
 static nd_status train(const nd_command_call *call)
 {
-    const nd_config *config = call->config;
+    nd_config *config = call->config;
     nd_worker *worker = call->worker;
     nd_inputs inputs = {.stop = nd_train_stop_flag()};
     nd_run_context context = {

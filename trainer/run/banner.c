@@ -100,6 +100,11 @@ static void print_data(const nd_run_context *run, const nd_rank *r)
     nd_log_info("training data: %lld tokens, %lld blocks of %lld; the run reads them %.3g times",
                 (long long)nd_dataset_tokens(run->inputs->data), (long long)blocks,
                 (long long)config->train.sequence_length + 1, passes);
+    if (config->train.epochs > 0) {
+        nd_log_info("train.epochs %g of %lld samples, %lld a step: %lld steps", config->train.epochs,
+                    (long long)nd_dataset_epoch(run->inputs->data), (long long)step_blocks,
+                    (long long)config->train.steps);
+    }
     print_sources(run->inputs->data, config);
     if (step_blocks > blocks) {
         nd_log_warning("a step takes %lld blocks, but the training data have %lld: some are read "

@@ -114,28 +114,18 @@ nd_status nd_inputs_find_tokenizer(const char *setting, const char *model_folder
     return status;
 }
 
-/* The epochs of the sources may be fewer than the run needs. */
-static nd_status check_samples(const nd_config *config, const nd_inputs *inputs)
+nd_status nd_inputs_open(nd_config *config, nd_inputs *inputs)
 {
-    const int64_t blocks = nd_step_blocks(config), samples = nd_dataset_samples(inputs->data);
-    if (config->train.steps <= samples / blocks) {
-        return ND_OK;
-    }
-    return nd_fail(
-        ND_ERR_CONFIG,
-        "train.steps is %lld, and with %lld samples a step the epochs of data.path are over "
-        "after step %lld; give fewer steps, more epochs, or a source without a limit",
-        (long long)config->train.steps, (long long)blocks, (long long)(samples / blocks));
-}
-
-nd_status nd_inputs_open(const nd_config *config, nd_inputs *inputs)
-{
+    nd_epochs epochs;
     ND_TRY(nd_inputs_open_model(config, inputs));
     ND_TRY(nd_config_check_data_paths(config));
     ND_TRY(nd_inputs_find_tokenizer(config->data.tokenizer, inputs->model_folder,
                                     config->model.config, &inputs->tokenizer));
     ND_TRY(nd_inputs_open_sources(config, inputs, config->data.path, &inputs->data));
-    ND_TRY(check_samples(config, inputs));
+    epochs = (nd_epochs){.samples = nd_dataset_epoch(inputs->data),
+                         .limit = nd_dataset_samples(inputs->data),
+                         .step = nd_step_blocks(config)};
+    ND_TRY(nd_config_take_epochs(config, &epochs));
     return config->data.validation_path[0]
                ? nd_inputs_open_sources(config, inputs, config->data.validation_path,
                                         &inputs->validation)

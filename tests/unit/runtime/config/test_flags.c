@@ -465,7 +465,7 @@ Test(flags, strategies_and_the_best_model)
                  ND_OK);
     cr_expect(c.checkpoint.interval == 0 && !c.data.validation_path[0]);
     nd_config_fini(&c);
-    EXPECT_BAD_FLAGS(("--eval-strategy", "epoch"), "--eval-strategy is epoch", "--eval-steps");
+    EXPECT_BAD_FLAGS(("--eval-strategy", "never"), "--eval-strategy is never", "--eval-steps");
     static const char *const bad[][5] = {
         {"--early-stopping-patience", "2", "--log-interval", "1", "does not validate"},
         {"--eval-steps", "3", "--load-best-model-at-end", "true", "checkpoint.interval is 0"},
@@ -487,8 +487,8 @@ Test(flags, strategies_and_the_best_model)
 
 Test(flags, refused_with_a_sentence)
 {
-    EXPECT_BAD_FLAGS(("--checkpointing-steps", "epoch"), "--checkpointing-steps", "epoch");
-    EXPECT_BAD_FLAGS(("--save-strategy", "epoch"), "--save-strategy is epoch", "--save-steps");
+    EXPECT_BAD_FLAGS(("--checkpointing-steps", "month"), "--checkpointing-steps", "month", "epoch");
+    EXPECT_BAD_FLAGS(("--save-strategy", "best"), "--save-strategy is best", "--save-steps");
     EXPECT_BAD_FLAGS(("--resume"), "--resume", "here it is --resume-from-checkpoint");
     EXPECT_BAD_FLAGS(("--overwrite_output_dir"), "nothing is overwritten");
     EXPECT_BAD_FLAGS(("--log_with", "comet_ml"), "--log-with is comet_ml", "metrics.jsonl");
@@ -503,7 +503,7 @@ Test(flags, refused_with_a_sentence)
     EXPECT_BAD_FLAGS(("--nproc-per-node", "gpu"), "--nproc-per-node is gpu", "no GPU");
     EXPECT_BAD_FLAGS(("train.py", "--num-steps", "3"), "train.py is a Python script");
     EXPECT_BAD_FLAGS(("-m", "pkg"), "-m: ndlaunch starts its own worker");
-    EXPECT_BAD_FLAGS(("--num_train_epochs", "3"), "--num-train-epochs: ", "--num-steps");
+    EXPECT_BAD_FLAGS(("--num_train_epochs", "-3"), "--num-train-epochs is -3", "0 to");
     EXPECT_BAD_FLAGS(("--warmup_ratio=1.1"), "--warmup-ratio is 1.1", "0 to 1");
     EXPECT_BAD_FLAGS(("--bf16"), "--precision bf16");
     EXPECT_BAD_FLAGS(("--config", "a.yaml"), "--config-file");
@@ -531,7 +531,7 @@ Test(flags, unknown_or_broken)
     EXPECT_BAD_FLAGS(("--num-steps"), "--num-steps needs a value");
     EXPECT_BAD_FLAGS(("--num-steps", "--lr", "3"), "--num-steps needs a value");
     EXPECT_BAD_FLAGS(("--num-steps", "x"), "--num-steps is 'x'", "an integer");
-    EXPECT_BAD_FLAGS(("--num-steps", "0"), "--num-steps is 0", "1 to");
+    EXPECT_BAD_FLAGS(("--num-steps", "0"), "train.steps is 0", "--num-train-epochs");
     EXPECT_BAD_FLAGS(("--set", "train.stepz=3"), "train.stepz", "did you mean train.steps?");
     EXPECT_BAD_FLAGS(("--set", "train.steps"), "section.key=value");
     EXPECT_BAD_FLAGS(("--set", "=3"), "--set =3", "section.key=value");

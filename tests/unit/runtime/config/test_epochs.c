@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+/* train.epochs and intervals in epochs. */
+#include "tests/unit/runtime/config/support.h"
+
+static nd_config c;
+
+static nd_status take(int64_t samples, int64_t limit, int64_t step)
+{
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    return nd_config_take_epochs(&c, &(nd_epochs){samples, limit, step});
+}
+
+static void expect_steps(int64_t samples, int64_t step, int64_t wanted)
+{
+    cr_expect_eq(take(samples, INT64_MAX, step), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(c.train.steps, wanted, "%lld", (long long)c.train.steps);
+    nd_config_fini(&c);
+}
+
+Test(epochs, give_steps_rounded_up)
+{
+    cr_assert_eq(FLAGS(&c, "--num-train-epochs", "3"), ND_OK);
+    expect_steps(100, 8, 38);
+    cr_assert_eq(FLAGS(&c, "--num_epochs", "0.1"), ND_OK);
+    expect_steps(30, 1, 3);
+    cr_assert_eq(FLAGS(&c, "--epochs", "0.001"), ND_OK);
+    expect_steps(30, 8, 1);
+    cr_assert_eq(FLAGS(&c, "--num-steps", "7"), ND_OK);
+    expect_steps(30, 8, 7);
+    cr_assert_eq(FLAGS(&c, "--epochs", "1", "--warmup-ratio", "0.1"), ND_OK);
+    cr_assert_eq(take(100, INT64_MAX, 2), ND_OK);
+    cr_assert_eq(c.optimizer.warmup_steps, 5);
+    nd_config_fini(&c);
+}
+
+Test(epochs, the_later_of_steps_and_epochs_counts)
+{
+    cr_assert_eq(read_text(&c, "train:\n  epochs: 2\n"), ND_OK);
+    expect_steps(10, 5, 4);
+    cr_assert_eq(read_text(&c, "train:\n  epochs: 2\n  steps: 4\n"), ND_OK); /* as it is printed */
+    expect_steps(10, 5, 4);
+    cr_assert_eq(read_text(&c, "train:\n  epochs: 2\n  steps: 5\n"), ND_OK);
+    expect_sentence(take(10, INT64_MAX, 5), ND_ERR_CONFIG, "both", "train.steps is 5",
+                    "train.epochs 2 of 10 samples is 4 steps", NULL);
+    nd_config_fini(&c);
+}
+
+Test(epochs, intervals_may_be_epochs)
+{
+    cr_assert_eq(FLAGS(&c, "--epochs", "2", "--checkpointing_steps", "epoch", "--eval-strategy",
+                       "epoch", "--validation-path", "v.txt", "--load-best-model-at-end"),
+                 ND_OK);
+    cr_assert_eq(take(10, INT64_MAX, 4), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(c.checkpoint.interval, 3);
+    cr_assert_eq(c.train.validation_interval, 3);
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--save-strategy", "epoch", "--eval-steps", "2", "--validation-path",
+                       "v.txt", "--load-best-model-at-end"),
+                 ND_OK);
+    expect_sentence(take(10, INT64_MAX, 4), ND_ERR_CONFIG, "not a multiple",
+                    "train.validation_interval is 2 and checkpoint.interval is 3", NULL);
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--save-strategy", "epoch", "--save-total-limit", "1"), ND_OK);
+    expect_sentence(nd_config_resolve(&c), ND_ERR_CONFIG, "one", "--save-total-limit", NULL);
+    nd_config_fini(&c);
+}
+
+Test(epochs, data_that_end_round_down_and_limit_the_steps)
+{
+    cr_assert_eq(FLAGS(&c, "--epochs", "1"), ND_OK);
+    cr_assert_eq(take(10, 10, 4), ND_OK);
+    cr_assert_eq(c.train.steps, 2);
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--num-steps", "3"), ND_OK);
+    expect_sentence(take(10, 10, 4), ND_ERR_CONFIG, "limit", "train.steps is 3", "over after step 2", NULL);
+    nd_config_fini(&c);
+}
