@@ -162,6 +162,8 @@ bool nd_loader_close(nd_loader *loader);
 nd_status nd_loader_next(nd_loader *loader, nd_step_batch *out);
 /* Validation: back to block 0. */
 nd_status nd_loader_rewind(nd_loader *loader);
+/* Validation: block 0 of another dataset of the same sequence length, borrowed like the first. */
+nd_status nd_loader_rewind_to(nd_loader *loader, const nd_dataset *dataset);
 /* How many calls of nd_loader_next cover all blocks once (accumulation is 1 for validation). */
 int64_t nd_loader_validation_steps(const nd_dataset *dataset, const nd_loader_options *options);
 

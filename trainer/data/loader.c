@@ -20,7 +20,8 @@ typedef struct slot {
 } slot;
 
 struct nd_loader {
-    const nd_dataset *dataset;
+    const nd_dataset *dataset; /* changed by nd_loader_rewind_to, with the lock held */
+    const nd_dataset *reading; /* the thread's copy of it, for the step that it fills */
     nd_loader_options options;
     int64_t chunk; /* positions of one contiguous piece: S / (2 cp), or S when cp is 1 */
     slot slots[SLOTS];
@@ -72,11 +73,11 @@ static struct timespec deadline_after(clockid_t clock, int seconds)
 /* The block of sample i; N past the end. */
 static int64_t block_of(const nd_loader *loader, int64_t i)
 {
-    int64_t N = loader->dataset->blocks;
+    int64_t N = loader->reading->blocks;
     if (loader->options.validation) {
         return i < N ? i : N;
     }
-    return nd_dataset_sample(loader->dataset, loader->options.seed, i);
+    return nd_dataset_sample(loader->reading, loader->options.seed, i);
 }
 
 /* Copies this rank's two chunks, r and 2 cp - 1 - r, from a whole sequence. */
@@ -94,14 +95,14 @@ static nd_status fill_sample(nd_loader *loader, int64_t sample, int32_t *inputs,
     bool whole = o->cp_size == 1;
     int64_t block = block_of(loader, sample);
     int64_t local = o->sequence / o->cp_size;
-    if (block == loader->dataset->blocks) {
+    if (block == loader->reading->blocks) {
         for (int64_t i = 0; i < local; i++) {
             inputs[i] = 0;
             labels[i] = ND_LABEL_IGNORED;
         }
         return ND_OK;
     }
-    ND_TRY(nd_dataset_block(loader->dataset, block, whole ? inputs : loader->block_inputs,
+    ND_TRY(nd_dataset_block(loader->reading, block, whole ? inputs : loader->block_inputs,
                             whole ? labels : loader->block_labels));
     if (!whole) {
         copy_chunks(loader, loader->block_inputs, inputs);
@@ -149,6 +150,7 @@ static void *prefetch_main(void *context)
     pthread_mutex_lock(&loader->lock);
     while (wait_for_slot(loader)) {
         int64_t number = loader->produced, rewinds = loader->rewinds;
+        loader->reading = loader->dataset;
         pthread_mutex_unlock(&loader->lock);
         nd_status status =
             fill_step(loader, loader->options.first_step + number, &loader->slots[number % SLOTS]);
@@ -330,6 +332,15 @@ nd_status nd_loader_next(nd_loader *loader, nd_step_batch *out)
     }
     pthread_mutex_unlock(&loader->lock);
     return status;
+}
+
+nd_status nd_loader_rewind_to(nd_loader *loader, const nd_dataset *dataset)
+{
+    ND_ASSERT(dataset->sequence == loader->options.sequence);
+    pthread_mutex_lock(&loader->lock);
+    loader->dataset = dataset;
+    pthread_mutex_unlock(&loader->lock);
+    return nd_loader_rewind(loader);
 }
 
 nd_status nd_loader_rewind(nd_loader *loader)

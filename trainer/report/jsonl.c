@@ -12,14 +12,17 @@
 #include <unistd.h>
 
 #include "runtime/base/fsio.h"
+#include "runtime/config/sources.h"
 
-enum { LINE_MAX_BYTES = 1024 };
+/* Of a line without losses of sources, and of one with them: each has at most 160 bytes. */
+enum { LINE_MAX_BYTES = 1024, LONG_LINE_BYTES = LINE_MAX_BYTES + 160 * ND_DATA_SOURCES_MAX };
 
 typedef struct jsonl {
     nd_report_options options;
     int fd;
     bool counts_links; /* the file system says how many names a file has */
     char *path;        /* owned */
+    char line[LONG_LINE_BYTES], sources[LONG_LINE_BYTES];
 } jsonl;
 
 static bool has_name(int fd)
@@ -35,7 +38,7 @@ static bool has_name(int fd)
  */
 static nd_status append_line(jsonl *s, const char *line, int length)
 {
-    ND_ASSERT(length > 0 && length < LINE_MAX_BYTES);
+    ND_ASSERT(length > 0 && length < LONG_LINE_BYTES);
     if (s->counts_links && !has_name(s->fd)) {
         return nd_fail(ND_ERR_CANTCREATE,
                        "%s was deleted during the run; leave the run folder alone until its run "
@@ -84,37 +87,66 @@ static int64_t wire_object(char text[256], const int64_t bytes[ND_TRAFFIC_COUNT]
     return sum;
 }
 
+/* "loss":{"web":2.5,"code":1.25},"tokens":{"web":100,"code":20},  with the two names given; ""
+ * without sources. */
+static const char *source_objects(jsonl *s, const nd_source_loss *list, int count,
+                                  const char *loss_name, const char *tokens_name)
+{
+    char *out = s->sources, text[32];
+    size_t used = 0;
+    out[0] = '\0';
+    for (int what = 0; what < 2 && count > 0; what++) {
+        used += (size_t)snprintf(out + used, LONG_LINE_BYTES - used, "\"%s\":{",
+                                 what == 0 ? loss_name : tokens_name);
+        for (int i = 0; i < count; i++) {
+            if (what == 0) {
+                number(text, list[i].loss);
+            } else {
+                snprintf(text, sizeof text, "%lld", (long long)list[i].tokens);
+            }
+            used += (size_t)snprintf(out + used, LONG_LINE_BYTES - used, "\"%s\":%s%s",
+                                     list[i].name, text, i + 1 < count ? "," : "},");
+        }
+    }
+    return out;
+}
+
 static nd_status write_step(void *self, const nd_step_record *r)
 {
     jsonl *s = self;
-    char line[LINE_MAX_BYTES], t[10][32], wire[256];
+    char t[10][32], wire[256];
     nd_speed speed = nd_speed_of(&s->options, r->step_seconds);
     int64_t wire_bytes = wire_object(wire, r->wire_bytes);
     int length = snprintf(
-        line, sizeof line,
+        s->line, sizeof s->line,
         "{\"step\":%lld,%s\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"tokens\":%lld,"
-        "\"tokens_seen\":%lld,\"wire_bytes\":%lld,\"wire\":%s,\"step_ms\":%s,\"data_wait_ms\":%s,"
+        "\"tokens_seen\":%lld,%s\"wire_bytes\":%lld,\"wire\":%s,\"step_ms\":%s,\"data_wait_ms\":%s,"
         "\"tokens_per_second\":%s,\"tokens_per_second_per_worker\":%s,"
         "\"tflops_per_worker_causal\":%s,\"tflops_per_worker_accelerate\":%s,"
         "\"peak_memory_bytes\":%.0f}\n",
         (long long)r->step, r->skipped ? "\"skipped\":true," : "", number(t[0], r->loss),
         number(t[1], r->grad_norm), number(t[2], r->lr), (long long)r->tokens,
-        (long long)r->tokens_seen, (long long)wire_bytes, wire, number(t[3], r->step_seconds * 1e3),
+        (long long)r->tokens_seen,
+        source_objects(s, r->sources, r->source_count, "source_loss", "source_tokens"),
+        (long long)wire_bytes, wire, number(t[3], r->step_seconds * 1e3),
         number(t[4], r->data_wait_seconds * 1e3), number(t[5], speed.tokens_per_second),
         number(t[6], speed.tokens_per_second_per_worker), number(t[7], speed.tflops_causal),
         number(t[8], speed.tflops_accelerate), r->peak_memory_bytes);
-    return append_line(s, line, length);
+    return append_line(s, s->line, length);
 }
 
 static nd_status write_validation(void *self, const nd_validation_record *r)
 {
-    char line[LINE_MAX_BYTES], t[2][32];
-    int length = snprintf(line, sizeof line,
-                          "{\"step\":%lld,\"validation_loss\":%s,\"validation_tokens\":%lld,"
-                          "\"validation_ms\":%s}\n",
-                          (long long)r->step, number(t[0], r->loss), (long long)r->tokens,
-                          number(t[1], r->seconds * 1e3));
-    return append_line(self, line, length);
+    jsonl *s = self;
+    char t[2][32];
+    int length = snprintf(
+        s->line, sizeof s->line,
+        "{\"step\":%lld,\"validation_loss\":%s,\"validation_tokens\":%lld,%s\"validation_ms\":%s}"
+        "\n",
+        (long long)r->step, number(t[0], r->loss), (long long)r->tokens,
+        source_objects(s, r->sets, r->set_count, "validation_set_loss", "validation_set_tokens"),
+        number(t[1], r->seconds * 1e3));
+    return append_line(s, s->line, length);
 }
 
 /* A JSON string; what does not fit is left out. Bytes that are not printable ASCII become '?'. */
@@ -191,9 +223,9 @@ static void close_file(void *self)
 /* Cuts off what a dead process left of a line. */
 static nd_status cut_half_line(jsonl *s)
 {
-    char tail[LINE_MAX_BYTES];
+    char *tail = s->line;
     off_t end = lseek(s->fd, 0, SEEK_END);
-    off_t from = end > (off_t)sizeof tail ? end - (off_t)sizeof tail : 0;
+    off_t from = end > LONG_LINE_BYTES ? end - LONG_LINE_BYTES : 0;
     ssize_t n = pread(s->fd, tail, (size_t)(end - from), from);
     if (n < 0 || n != end - from) {
         return nd_fail(ND_ERR_IO, "%s cannot be read: %s", s->path, strerror(errno));

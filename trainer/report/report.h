@@ -28,6 +28,13 @@ double nd_flops_per_token_causal(const nd_llama_shape *shape, int64_t sequence);
 /* The same as accelerate's examples count it. */
 double nd_flops_per_token_accelerate(const nd_llama_shape *shape, int64_t sequence);
 
+/* One of several sources of the training data, or one of several sets of a validation. */
+typedef struct nd_source_loss {
+    const char *name; /* borrowed; letters, digits, dot, underscore, hyphen */
+    double loss;      /* mean over its labels; not a number where there are none */
+    int64_t tokens;   /* labels that counted, global */
+} nd_source_loss;
+
 typedef struct nd_step_record {
     int64_t step; /* from 1 */
     double loss, grad_norm, lr;
@@ -37,6 +44,8 @@ typedef struct nd_step_record {
     double peak_memory_bytes;             /* of this worker */
     int64_t wire_bytes[ND_TRAFFIC_COUNT]; /* sent by this rank in the step */
     bool skipped;                         /* not finite or a spike, and train.nonfinite is skip */
+    const nd_source_loss *sources;        /* (source_count); lent for the call */
+    int source_count;                     /* 0: the data have one source */
 } nd_step_record;
 
 typedef struct nd_validation_record {
@@ -44,6 +53,8 @@ typedef struct nd_validation_record {
     double loss;
     int64_t tokens; /* labels that counted, global */
     double seconds;
+    const nd_source_loss *sets; /* (set_count); lent for the call */
+    int set_count;              /* 0: the validation has one set */
 } nd_validation_record;
 
 typedef enum nd_run_event_kind {

@@ -16,6 +16,16 @@ typedef struct tensorboard {
     double rows[ND_HISTOGRAM_BUCKETS][3];
 } tensorboard;
 
+/* "train/loss/web": a curve of each source. */
+static void write_sources(tensorboard *s, const char *tag, const nd_source_loss *list, int count)
+{
+    char name[80];
+    for (int i = 0; i < count; i++) {
+        snprintf(name, sizeof name, "%s/%s", tag, list[i].name);
+        nd_event_scalar(s->file, name, list[i].loss);
+    }
+}
+
 static nd_status write_step(void *self, const nd_step_record *r)
 {
     tensorboard *s = self;
@@ -44,6 +54,7 @@ static nd_status write_step(void *self, const nd_step_record *r)
     for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
         nd_event_scalar(s->file, values[i].tag, values[i].value);
     }
+    write_sources(s, "train/loss", r->sources, r->source_count);
     return nd_event_end(s->file);
 }
 
@@ -53,6 +64,7 @@ static nd_status write_validation(void *self, const nd_validation_record *r)
     nd_event_begin(s->file, r->step);
     nd_event_scalar(s->file, "eval/loss", r->loss);
     nd_event_scalar(s->file, "eval/runtime", r->seconds);
+    write_sources(s, "eval/loss", r->sets, r->set_count);
     return nd_event_end(s->file);
 }
 

@@ -195,6 +195,10 @@ static nd_status show_validation(void *self, const nd_validation_record *r)
     nd_log_info("step %lld/%lld  validation loss %.4f over %lld tokens in %.1f s",
                 (long long)r->step, (long long)s->steps, nd_positive_nan(r->loss),
                 (long long)r->tokens, r->seconds);
+    for (int i = 0; i < r->set_count; i++) {
+        nd_log_info("  %s: %.4f over %lld tokens", r->sets[i].name,
+                    nd_positive_nan(r->sets[i].loss), (long long)r->sets[i].tokens);
+    }
     return ND_OK;
 }
 

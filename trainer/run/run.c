@@ -40,8 +40,10 @@ typedef struct run_state {
     nd_rank *rank;
     nd_trainer *trainer;
     nd_loader *loader, *validation_loader;
-    int64_t validation_batches;
-    nd_run_files files; /* rank 0 */
+    nd_source_loss *sets; /* (set_count) of the validation; owned */
+    int64_t *set_batches; /* (set_count); owned */
+    int set_count;        /* 0: no validation */
+    nd_run_files files;   /* rank 0 */
     nd_run_checkpoints checkpoints;
     nd_run_histograms histograms;
     nd_run_profile profile;
@@ -75,10 +77,18 @@ static nd_status open_loaders(run_state *s)
         return ND_OK;
     }
     options = nd_loader_options_of(s->rank, true);
-    int64_t all = nd_loader_validation_steps(inputs->validation, &options);
-    int64_t wanted = s->config->train.validation_batches;
-    s->validation_batches = wanted > 0 && wanted < all ? wanted : all;
-    return nd_loader_open(inputs->validation, &options, &s->validation_loader);
+    const int count = nd_dataset_sources(inputs->validation);
+    ND_TRY(ND_ALLOC(count, &s->sets));
+    ND_TRY(ND_ALLOC(count, &s->set_batches));
+    for (s->set_count = 0; s->set_count < count; s->set_count++) {
+        const nd_dataset *set = nd_dataset_source(inputs->validation, s->set_count);
+        int64_t all = nd_loader_validation_steps(set, &options);
+        int64_t wanted = s->config->train.validation_batches;
+        s->set_batches[s->set_count] = wanted > 0 && wanted < all ? wanted : all;
+        s->sets[s->set_count].name = nd_dataset_source_name(inputs->validation, s->set_count);
+    }
+    return nd_loader_open(nd_dataset_source(inputs->validation, 0), &options,
+                          &s->validation_loader);
 }
 
 /* Between the batches of a validation: a signal that reached one rank stops all of them, and a save
@@ -119,17 +129,42 @@ static nd_status stop_is_asked(void *context, bool *stop)
     return ND_OK;
 }
 
+/* The loss of a validation is the mean over the labels of all its sets. */
+static void add_sets(const run_state *s, nd_validation_record *record)
+{
+    double sum = 0;
+    for (int i = 0; i < s->set_count; i++) {
+        sum += s->sets[i].loss * (double)s->sets[i].tokens;
+        record->tokens += s->sets[i].tokens;
+    }
+    if (s->set_count == 1) {
+        record->loss = s->sets[0].loss;
+        return;
+    }
+    record->loss = sum / (double)record->tokens;
+    record->sets = s->sets;
+    record->set_count = s->set_count;
+}
+
 static nd_status validate(run_state *s)
 {
     nd_validation_record record = {.step = s->trainer->position.step};
     double begin = nd_clock_seconds();
     const nd_stop_check check = {stop_is_asked, s};
-    ND_TRY(nd_trainer_evaluate(s->trainer, s->validation_loader, s->validation_batches, &check,
-                               &record.loss, &record.tokens));
-    record.seconds = nd_clock_seconds() - begin;
-    if (s->stopped) {
-        return ND_OK;
+    for (int i = 0; i < s->set_count; i++) {
+        nd_source_loss *set = &s->sets[i];
+        if (s->set_count > 1) {
+            ND_TRY(nd_loader_rewind_to(s->validation_loader,
+                                       nd_dataset_source(s->context->inputs->validation, i)));
+        }
+        ND_TRY(nd_trainer_evaluate(s->trainer, s->validation_loader, s->set_batches[i], &check,
+                                   &set->loss, &set->tokens));
+        if (s->stopped) {
+            return ND_OK;
+        }
     }
+    add_sets(s, &record);
+    record.seconds = nd_clock_seconds() - begin;
     ND_TRY(nd_sinks_validation(&s->files.sinks, &record));
     return nd_run_checkpoints_validated(&s->checkpoints, record.loss);
 }
@@ -376,5 +411,7 @@ nd_status nd_train(const nd_run_context *context)
     nd_run_histograms_fini(&state.histograms);
     nd_trainer_destroy(state.trainer);
     nd_tuning_destroy(state.tuning);
+    free(state.sets);
+    free(state.set_batches);
     return status;
 }

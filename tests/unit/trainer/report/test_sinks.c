@@ -189,11 +189,49 @@ Test(sinks, infinity_and_nan_are_null)
     free(text);
 }
 
+/* The fields of several sources stand before those that differ between equal runs. */
+Test(sinks, sources_and_sets_have_their_losses)
+{
+    catch_stderr();
+    nd_sinks sinks = open_sinks(false);
+    const nd_source_loss list[] = {{"web", 2.5, 900}, {"code-2", (double)NAN, 0}};
+    nd_step_record record = record_of(1);
+    record.sources = list;
+    record.source_count = 2;
+    assert_ok(nd_sinks_step(&sinks, &record));
+    const nd_validation_record validation = {
+        .step = 1, .loss = 2, .tokens = 900, .sets = list, .set_count = 2};
+    assert_ok(nd_sinks_validation(&sinks, &validation));
+    nd_source_loss many[256];
+    for (int i = 0; i < 256; i++) {
+        many[i] = (nd_source_loss){"a-name-as-long-as-the-configuration-allows-any1", -1.0 / 3,
+                                   INT64_MAX};
+    }
+    record.sources = many;
+    record.source_count = 256;
+    assert_ok(nd_sinks_step(&sinks, &record));
+    nd_sinks_close(&sinks);
+    char *text = read_metrics();
+    cr_assert(strstr(text,
+                     "\"source_loss\":{\"web\":2.5,\"code-2\":null},\"source_tokens\":{\"web\":900,"
+                     "\"code-2\":0},\"wire_bytes\":"),
+              "%s", text);
+    cr_assert(strstr(text,
+                     "{\"step\":1,\"validation_loss\":2,\"validation_tokens\":900,"
+                     "\"validation_set_loss\":{\"web\":2.5,\"code-2\":null},"
+                     "\"validation_set_tokens\":{\"web\":900,\"code-2\":0},\"validation_ms\":0}\n"),
+              "%s", text);
+    cr_assert_eq(count_of(text, "\n"), 3);
+    cr_assert_eq(count_of(text, "any1\":9223372036854775807"), 256);
+    free(text);
+}
+
 Test(sinks, validation_is_a_record_and_a_line)
 {
     const char *heard = catch_stderr();
     nd_sinks sinks = open_sinks(false);
-    const nd_validation_record validation = {5, 2.25, 777, 1.5};
+    const nd_validation_record validation = {
+        .step = 5, .loss = 2.25, .tokens = 777, .seconds = 1.5};
     assert_ok(nd_sinks_validation(&sinks, &validation));
     nd_sinks_close(&sinks);
     char *text = read_metrics();
@@ -260,7 +298,8 @@ Test(sinks, a_long_run_on_a_terminal_has_a_bar)
         nd_step_record record = record_of(step);
         assert_ok(nd_sinks_step(&sinks, &record));
     }
-    const nd_validation_record validation = {2, 2.25, 777, 1.5};
+    const nd_validation_record validation = {
+        .step = 2, .loss = 2.25, .tokens = 777, .seconds = 1.5};
     assert_ok(nd_sinks_validation(&sinks, &validation));
     nd_sinks_close(&sinks);
     char *text = read_file(heard);
@@ -381,7 +420,8 @@ Test(sinks, metrics_that_were_deleted_are_an_error_at_the_next_line)
     catch_stderr();
     nd_sinks sinks = open_sinks(false);
     nd_step_record record = record_of(1);
-    const nd_validation_record validation = {1, 2.25, 777, 1.5};
+    const nd_validation_record validation = {
+        .step = 1, .loss = 2.25, .tokens = 777, .seconds = 1.5};
     assert_ok(nd_sinks_step(&sinks, &record));
     cr_assert_eq(unlink(tempdir_file(&dir, "metrics.jsonl")), 0);
     assert_fails(nd_sinks_step(&sinks, &record), ND_ERR_CANTCREATE, "was deleted during the run");
@@ -488,7 +528,8 @@ Test(sinks, one_that_is_not_required_and_fails_is_dropped_with_one_warning)
 {
     const char *heard = catch_stderr();
     counter before = {100}, bad = {3}, after = {100};
-    const nd_validation_record validation = {5, 2.25, 777, 1.5};
+    const nd_validation_record validation = {
+        .step = 5, .loss = 2.25, .tokens = 777, .seconds = 1.5};
     nd_sinks sinks = {0};
     nd_sinks_add(&sinks, counting("before", &before, true));
     nd_sinks_add(&sinks, counting("tensorboard", &bad, false));
