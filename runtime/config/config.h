@@ -210,6 +210,7 @@ typedef struct nd_config {
     char *path_origin[ND_PATH_COUNT]; /* "file.yaml:12: data.path", "--data-path"; NULL: unknown */
     bool from_accelerate;
     bool sequence_given;   /* train.sequence_length is no default: eval has another one */
+    int data_sources;      /* of data.path, after nd_config_resolve */
     bool resolved;         /* nd_config_resolve succeeded */
     nd_mesh resolved_mesh; /* after nd_config_resolve */
     nd_axis open_axis;     /* the axis that was -1 before nd_config_resolve; ND_AXIS_COUNT: none */

@@ -400,7 +400,8 @@ nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_setting *sett
     switch (f->type) {
     case ND_FIELD_TYPE_INT: {
         int64_t value = 0;
-        bool interval = id == ND_FIELD_checkpoint_interval || id == ND_FIELD_train_validation_interval;
+        bool interval =
+            id == ND_FIELD_checkpoint_interval || id == ND_FIELD_train_validation_interval;
         if (interval && strcmp(setting->text, "epoch") == 0) {
             value = -1;
         } else if (setting->quoted || !nd_int_parse(setting->text, &value)) {

@@ -9,6 +9,7 @@
 #include <strings.h>
 
 #include "runtime/config/reader.h"
+#include "runtime/config/sources.h"
 
 static long long ll(int64_t value)
 {
@@ -262,6 +263,15 @@ static nd_status check_data(const nd_config *c)
     return ND_OK;
 }
 
+static nd_status count_sources(nd_config *c)
+{
+    nd_data_sources sources;
+    ND_TRY(nd_data_sources_read("", "data.path", c->data.path, &sources));
+    c->data_sources = sources.count;
+    nd_data_sources_fini(&sources);
+    return ND_OK;
+}
+
 static nd_status check_training(const nd_config *c)
 {
     int64_t tokens[] = {c->train.sequence_length, c->train.micro_batch_size,
@@ -432,9 +442,8 @@ static nd_status check_log(const nd_config *c)
                        ll(c->log.histogram_interval));
     }
     int64_t first, last;
-    if (c->log.profile_steps[0] &&
-        (!nd_config_profile_steps(c, &first, &last) ||
-         (c->train.steps > 0 && last > c->train.steps))) {
+    if (c->log.profile_steps[0] && (!nd_config_profile_steps(c, &first, &last) ||
+                                    (c->train.steps > 0 && last > c->train.steps))) {
         return nd_fail(ND_ERR_CONFIG,
                        "log.profile_steps is \"%.60s\"; it must be a step or two, such as 10 or "
                        "10-12, from 1 to train.steps, which is %lld",
@@ -483,10 +492,11 @@ static nd_status steps_of_epochs(const nd_config *c, const nd_epochs *e, int64_t
     }
     whole = whole < 1 ? 1 : whole;
     if (whole > 1e9) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "train.epochs %g of %lld samples would be %.3g steps of %lld; at most 10^9 are "
-                       "supported",
-                       c->train.epochs, ll(e->samples), whole, ll(e->step));
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "train.epochs %g of %lld samples would be %.3g steps of %lld; at most 10^9 are "
+            "supported",
+            c->train.epochs, ll(e->samples), whole, ll(e->step));
     }
     *out = (int64_t)whole;
     return ND_OK;
@@ -501,18 +511,19 @@ nd_status nd_config_take_epochs(nd_config *config, const nd_epochs *e)
         ND_TRY(steps_of_epochs(config, e, &steps));
     }
     if (config->train.steps != 0 && config->train.steps != steps) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "train.steps is %lld, but train.epochs %g of %lld samples is %lld steps of %lld; "
-                       "give one of them",
-                       ll(config->train.steps), config->train.epochs, ll(e->samples), ll(steps),
-                       ll(e->step));
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "train.steps is %lld, but train.epochs %g of %lld samples is %lld steps of %lld; "
+            "give one of them",
+            ll(config->train.steps), config->train.epochs, ll(e->samples), ll(steps), ll(e->step));
     }
     if (steps > e->limit / e->step) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "train.steps is %lld, and with %lld samples a step the epochs of data.path are "
-                       "over after step %lld; give fewer steps, more epochs, or a source without a "
-                       "limit",
-                       ll(steps), ll(e->step), ll(e->limit / e->step));
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "train.steps is %lld, and with %lld samples a step the epochs of data.path are "
+            "over after step %lld; give fewer steps, more epochs, or a source without a "
+            "limit",
+            ll(steps), ll(e->step), ll(e->limit / e->step));
     }
     config->train.steps = steps;
     if (config->train.validation_interval < 0) {
@@ -539,6 +550,7 @@ nd_status nd_config_resolve(nd_config *config)
     ND_TRY(check_gpu_ids(config));
     ND_TRY(check_model(config));
     ND_TRY(check_data(config));
+    ND_TRY(count_sources(config));
     ND_TRY(check_steps(config));
     ND_TRY(resolve_warmup(config));
     ND_TRY(check_training(config));

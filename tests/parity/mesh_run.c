@@ -158,6 +158,10 @@ static nd_status train_steps(shared_run *run, nd_trainer *t, nd_loader *loader)
         if (t->rank->rank == 0) {
             run->out->loss[step] = result.loss;
             run->out->norm[step] = result.grad_norm;
+            if (result.source_sums) {
+                memcpy(run->out->source_sums[step], result.source_sums,
+                       sizeof run->out->source_sums[step]);
+            }
         }
     }
     return collect(run, t, false);
@@ -293,6 +297,27 @@ static nd_status check_complete(const shared_run *run)
     return ND_OK;
 }
 
+static nd_status open_data(shared_run *run)
+{
+    const mesh_job *job = run->job;
+    nd_dataset_part parts[] = {{.name = "first", .weight = 0.6}, {.name = "second", .weight = 0.4}};
+    ND_TRY(nd_dataset_open(job->data_path, job->format, job->tokenizer, job->shape.vocab,
+                           job->sequence, &run->data));
+    if (!job->second_path) {
+        return ND_OK;
+    }
+    parts[0].data = run->data;
+    run->data = NULL;
+    run->config.data_sources = job->one_loss ? 1 : 2;
+    nd_status status = nd_dataset_open(job->second_path, job->format, job->tokenizer,
+                                       job->shape.vocab, job->sequence, &parts[1].data);
+    if (status != ND_OK) {
+        nd_dataset_close(parts[0].data);
+        return status;
+    }
+    return nd_dataset_blend(parts, 2, &run->data);
+}
+
 nd_status mesh_run(const mesh_job *job, const mesh_case *mesh, mesh_result *out)
 {
     shared_run run = {.job = job, .mesh = mesh, .out = out};
@@ -302,8 +327,7 @@ nd_status mesh_run(const mesh_job *job, const mesh_case *mesh, mesh_result *out)
     fill_config(&run.config, job, mesh);
     pthread_mutex_init(&run.lock, NULL);
     ND_TRY_OUT(make_tables(&run));
-    ND_TRY_OUT(nd_dataset_open(job->data_path, job->format, job->tokenizer, job->shape.vocab,
-                               job->sequence, &run.data));
+    ND_TRY_OUT(open_data(&run));
     nd_ranks ranks = {.size = (int)run.config.launch.workers,
                       .timeout_seconds = 60,
                       .body = rank_body,

@@ -30,6 +30,8 @@ struct nd_trainer;
 typedef struct mesh_job {
     nd_llama_shape shape;
     const char *data_path;
+    const char *second_path; /* NULL; else it is mixed in, with 0.4 of the samples */
+    bool one_loss;           /* the losses of the two are not told apart */
     nd_data_format format;
     const char *tokenizer;
     int64_t global_batch, sequence, steps;
@@ -64,6 +66,7 @@ typedef struct mesh_job {
 typedef struct mesh_result {
     int64_t steps;
     double loss[MESH_RUN_MAX_STEPS], norm[MESH_RUN_MAX_STEPS];
+    double source_sums[MESH_RUN_MAX_STEPS][4]; /* nd_step_result.source_sums */
     int tensors;
     char (*names)[96];
     int64_t *sizes;

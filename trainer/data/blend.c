@@ -159,7 +159,8 @@ int64_t nd_dataset_epoch(const nd_dataset *dataset)
     return by_epochs ? nd_mix_samples(blend->mix) : dataset->blocks;
 }
 
-static nd_status digest(const nd_blend *blend, char hex[65])
+/* SHA-256 of the digests or contents of the sources, in order, and of their weights and epochs. */
+static nd_status digest_sources(const nd_blend *blend, bool content, char hex[65])
 {
     char *text = NULL;
     size_t bytes;
@@ -170,7 +171,7 @@ static nd_status digest(const nd_blend *blend, char hex[65])
     nd_status status = ND_OK;
     for (int j = 0; j < blend->count && status == ND_OK; j++) {
         const source *s = &blend->sources[j];
-        status = nd_dataset_digest(s->data, hex);
+        status = content ? nd_dataset_content(s->data, hex) : nd_dataset_digest(s->data, hex);
         fprintf(lines, "%s %a %a\n", status == ND_OK ? hex : "", s->weight, s->epochs);
     }
     if (fclose(lines) != 0 && status == ND_OK) {
@@ -181,7 +182,21 @@ static nd_status digest(const nd_blend *blend, char hex[65])
     return status;
 }
 
-static const nd_blend_calls calls = {read_block, digest, destroy};
+static nd_status digest(const nd_blend *blend, char hex[65])
+{
+    return digest_sources(blend, false, hex);
+}
+
+static nd_status content(const nd_blend *blend, char hex[33])
+{
+    char whole[65] = "";
+    nd_status status = digest_sources(blend, true, whole);
+    memcpy(hex, whole, 32);
+    hex[32] = '\0';
+    return status;
+}
+
+static const nd_blend_calls calls = {read_block, digest, content, destroy};
 
 nd_status nd_dataset_blend(nd_dataset_part *parts, int count, nd_dataset **out)
 {

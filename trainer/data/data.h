@@ -142,7 +142,10 @@ typedef struct nd_step_batch {
     const int32_t *labels;    /* (accumulation, B, s); -100 = not counted */
     const int32_t *positions; /* (B, s): the same for every micro-batch; global, 0 .. S-1 */
     int64_t valid;            /* labels != -100 held by this rank in the whole step */
-    double wait_seconds;      /* how long this call waited for the prefetch thread */
+    /* Of a blend; else NULL. */
+    const int *sources;          /* (accumulation, B): where each sample comes from */
+    const int64_t *source_valid; /* (sources): the part of `valid` of each source */
+    double wait_seconds;         /* how long this call waited for the prefetch thread */
 } nd_step_batch;
 
 /* Blocks of a step, of all ranks together: dp x accumulation x micro-batch. */

@@ -372,6 +372,9 @@ nd_status nd_dataset_content(const nd_dataset *dataset, char hex[33])
     content_read read = {.dataset = dataset};
     uint8_t head[3 * 8];
     hex[0] = '\0';
+    if (dataset->blend) {
+        return dataset->blend_calls->content(dataset->blend, hex);
+    }
     if (dataset->cache) {
         return ND_OK;
     }

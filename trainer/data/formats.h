@@ -40,10 +40,11 @@ typedef struct nd_jsonl_mark {
 
 typedef struct nd_blend nd_blend;
 
-/* What nd_dataset_block, _digest and _close do for a blend. */
+/* What nd_dataset_block, _digest, _content and _close do for a blend. */
 typedef struct nd_blend_calls {
     nd_status (*block)(const nd_blend *blend, int64_t index, int32_t *inputs, int32_t *labels);
     nd_status (*digest)(const nd_blend *blend, char hex[65]);
+    nd_status (*content)(const nd_blend *blend, char hex[33]);
     void (*destroy)(nd_blend *blend);
 } nd_blend_calls;
 

@@ -17,6 +17,8 @@ enum { SLOTS = 2, WAIT_SECONDS = 300, JOIN_SECONDS = 30 };
 typedef struct slot {
     int32_t *inputs, *labels; /* (accumulation, B, s); owned */
     int64_t valid;
+    int *sources;          /* (accumulation, B); of a blend, else NULL; owned */
+    int64_t *source_valid; /* (sources); likewise */
 } slot;
 
 struct nd_loader {
@@ -89,11 +91,10 @@ static void copy_chunks(const nd_loader *loader, const int32_t *sequence, int32_
     memcpy(out + n, sequence + (2 * cp - 1 - r) * n, (size_t)n * sizeof *out);
 }
 
-static nd_status fill_sample(nd_loader *loader, int64_t sample, int32_t *inputs, int32_t *labels)
+static nd_status fill_sample(nd_loader *loader, int64_t block, int32_t *inputs, int32_t *labels)
 {
     const nd_loader_options *o = &loader->options;
     bool whole = o->cp_size == 1;
-    int64_t block = block_of(loader, sample);
     int64_t local = o->sequence / o->cp_size;
     if (block == loader->reading->blocks) {
         for (int64_t i = 0; i < local; i++) {
@@ -111,6 +112,17 @@ static nd_status fill_sample(nd_loader *loader, int64_t sample, int32_t *inputs,
     return ND_OK;
 }
 
+/* A sample past the end has no labels, whatever its source. */
+static void note_source(const nd_loader *loader, int64_t block, int64_t row, int64_t valid,
+                        slot *out)
+{
+    if (out->sources) {
+        bool past = block == loader->reading->blocks;
+        out->sources[row] = past ? 0 : nd_dataset_source_of(loader->reading, block);
+        out->source_valid[out->sources[row]] += valid;
+    }
+}
+
 /* Fills all micro-batches of step `step` of the run. Returns early, with the slot half filled, when
  * the loader closes. */
 static nd_status fill_step(nd_loader *loader, int64_t step, slot *out)
@@ -119,15 +131,20 @@ static nd_status fill_step(nd_loader *loader, int64_t step, slot *out)
     int64_t local = o->sequence / o->cp_size, B = o->micro_batch;
     int64_t round = o->dp_size * B; /* samples of one micro-batch over all data ranks */
     int64_t valid = 0;
+    for (int j = 0; out->source_valid && j < nd_dataset_sources(loader->reading); j++) {
+        out->source_valid[j] = 0;
+    }
     for (int64_t row = 0; row < o->accumulation * B && !atomic_load(&loader->stop); row++) {
         int64_t micro = row / B, b = row % B;
         int64_t sample = step * o->accumulation * round + o->samples_ahead + micro * round +
                          (int64_t)o->dp_index * B + b;
         int32_t *labels = out->labels + row * local;
-        ND_TRY(fill_sample(loader, sample, out->inputs + row * local, labels));
+        int64_t block = block_of(loader, sample), before = valid;
+        ND_TRY(fill_sample(loader, block, out->inputs + row * local, labels));
         for (int64_t i = 0; i < local; i++) {
             valid += labels[i] != ND_LABEL_IGNORED;
         }
+        note_source(loader, block, row, valid - before, out);
     }
     out->valid = valid;
     return ND_OK;
@@ -197,9 +214,15 @@ static nd_status make_arrays(nd_loader *loader)
 {
     const nd_loader_options *o = &loader->options;
     int64_t local = o->sequence / o->cp_size;
+    /* A validation reads its sets one by one. */
+    const int sources = o->validation ? 1 : nd_dataset_sources(loader->dataset);
     for (int i = 0; i < SLOTS; i++) {
         ND_TRY(ND_ALLOC(o->accumulation * o->micro_batch * local, &loader->slots[i].inputs));
         ND_TRY(ND_ALLOC(o->accumulation * o->micro_batch * local, &loader->slots[i].labels));
+        if (sources > 1) {
+            ND_TRY(ND_ALLOC(o->accumulation * o->micro_batch, &loader->slots[i].sources));
+            ND_TRY(ND_ALLOC(sources, &loader->slots[i].source_valid));
+        }
     }
     ND_TRY(ND_ALLOC(o->micro_batch * local, &loader->positions));
     ND_TRY(ND_ALLOC(o->sequence, &loader->block_inputs));
@@ -274,6 +297,8 @@ bool nd_loader_close(nd_loader *loader)
     for (int i = 0; i < SLOTS; i++) {
         free(loader->slots[i].inputs);
         free(loader->slots[i].labels);
+        free(loader->slots[i].sources);
+        free(loader->slots[i].source_valid);
     }
     free(loader->block_labels);
     free(loader->block_inputs);
@@ -326,6 +351,8 @@ nd_status nd_loader_next(nd_loader *loader, nd_step_batch *out)
                                .labels = s->labels,
                                .positions = loader->positions,
                                .valid = s->valid,
+                               .sources = s->sources,
+                               .source_valid = s->source_valid,
                                .wait_seconds = nd_clock_seconds() - begin};
         /* The other slot is free now: the thread reads one step ahead. */
         pthread_cond_signal(&loader->freed);

@@ -28,6 +28,13 @@ typedef struct nd_micro_batch {
     int32_t *labels;    /* in head order: (head chunk, tp peer, row) */
     int32_t *positions; /* the same address for every micro-batch */
     int slot;
+    /* The sources of the batch's samples: number i, sources[i], has the labels
+     * source_labels + i * source_stride, where those of the others are -100. 0: they are not told
+     * apart. */
+    int source_count;
+    const int *sources;
+    int32_t *source_labels; /* also in head order */
+    int64_t source_stride;
 } nd_micro_batch;
 
 /*
@@ -45,7 +52,10 @@ typedef struct nd_batches {
     nd_staging staging;
     nd_stream stream; /* of the copies */
     int slots, next;
-    int32_t *memory;               /* (slots, 3, T padded): ids, labels, positions */
+    int sources;     /* most of them in one micro-batch; 0: they are not told apart; set before
+                        nd_batches_plan */
+    int32_t *memory; /* (slots, 3 + sources, T padded): ids, labels, positions, labels by source */
+    int *found;      /* (slots, sources) in the micro-batch; owned */
     int32_t *positions;            /* (T) of the current micro-batch */
     nd_event read[ND_BATCH_SLOTS]; /* compute has read the slot */
 } nd_batches;
@@ -59,6 +69,10 @@ void nd_batches_close(nd_batches *batches);
  * from here on sees the micro-batch, until its slot was given back and its turn comes again. */
 nd_status nd_batches_load(nd_batches *batches, const int32_t *inputs, const int32_t *labels,
                           const int32_t *positions, nd_micro_batch *out);
+/* The same, with the source of each of the B samples. */
+nd_status nd_batches_load_sources(nd_batches *batches, const int32_t *inputs, const int32_t *labels,
+                                  const int32_t *positions, const int *sources,
+                                  nd_micro_batch *out);
 /* All that reads the micro-batch is enqueued. */
 nd_status nd_batches_give_back(nd_batches *batches, const nd_micro_batch *batch);
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/model/activations.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/math.h"
+#include "trainer/data/data.h"
 
 /* Arrays of one slot: 256-byte aligned and adjacent, so that one copy brings all. */
 enum { IDS = 0, LABELS, POSITIONS, ARRAYS };
@@ -15,7 +17,7 @@ static int64_t padded(int64_t count)
 
 static size_t slot_bytes(const nd_batches *b)
 {
-    return (size_t)(ARRAYS * padded(b->dims->T)) * sizeof *b->memory;
+    return (size_t)((ARRAYS + b->sources) * padded(b->dims->T)) * sizeof *b->memory;
 }
 
 void nd_batches_plan(nd_batches *b, nd_rank *rank, const nd_dims *dims, nd_memplan *plan)
@@ -38,6 +40,9 @@ nd_status nd_batches_open(nd_batches *b)
 {
     nd_device *device = b->rank->device;
     int64_t in_flight = b->rank->config->train.gradient_accumulation_steps + 1;
+    if (b->sources > 0) {
+        ND_TRY(ND_ALLOC(b->slots * b->sources, &b->found));
+    }
     ND_TRY(device->table->stream_init(device, &b->stream));
     for (int i = 0; i < b->slots; i++) {
         ND_TRY(device->table->event_init(device, &b->read[i]));
@@ -55,12 +60,13 @@ void nd_batches_close(nd_batches *b)
         }
         nd_staging_fini(&b->staging);
     }
+    free(b->found);
     *b = (nd_batches){0};
 }
 
 static int32_t *array_at(const nd_batches *b, int slot, int array)
 {
-    return b->memory + (slot * ARRAYS + array) * padded(b->dims->T);
+    return b->memory + (slot * (ARRAYS + b->sources) + array) * padded(b->dims->T);
 }
 
 /* Labels in the order in which the head reads them: chunk by chunk, in each chunk the rows of all
@@ -79,38 +85,96 @@ static void order_labels(const nd_dims *d, const int32_t *labels, int32_t *out)
 /* Host arrays, borrowed. */
 typedef struct host_batch {
     const int32_t *inputs, *labels, *positions;
+    const int *sources; /* (B), or NULL */
 } host_batch;
 
-static nd_status copy_in(nd_batches *b, const host_batch *from, int slot, nd_event **copied)
+/* Finds the sources of the batch's samples; returns how many. */
+static int find_sources(const nd_batches *b, const int *sources, int *found)
+{
+    const int64_t B = b->rank->config->train.micro_batch_size;
+    int count = 0;
+    for (int64_t row = 0; row < B; row++) {
+        int i = 0;
+        while (i < count && found[i] != sources[row]) {
+            i++;
+        }
+        found[i] = sources[row];
+        count += i == count;
+    }
+    ND_ASSERT(count <= b->sources);
+    return count;
+}
+
+/* Hides the labels of all samples but those of one source, in the order of the host. */
+static void mask_labels(const nd_batches *b, const host_batch *from, int source, int32_t *out)
+{
+    const int64_t B = b->rank->config->train.micro_batch_size, s = b->dims->T / B;
+    for (int64_t t = 0; t < b->dims->T; t++) {
+        out[t] = from->sources[t / s] == source ? from->labels[t] : ND_LABEL_IGNORED;
+    }
+}
+
+/* Labels by source lie behind the positions; the ids' place in the staging memory holds each of
+ * them while it is put into order. With one source its labels are those of the batch. */
+static int stage_sources(nd_batches *b, const host_batch *from, int32_t *staged, int *found)
+{
+    const int64_t stride = padded(b->dims->T);
+    const int count = from->sources && b->sources > 0 ? find_sources(b, from->sources, found) : 0;
+    for (int i = 0; i < count && count > 1; i++) {
+        mask_labels(b, from, found[i], staged + IDS * stride);
+        order_labels(b->dims, staged + IDS * stride, staged + (ARRAYS + i) * stride);
+    }
+    return count;
+}
+
+static nd_status copy_in(nd_batches *b, const host_batch *from, nd_micro_batch *out,
+                         nd_event **copied)
 {
     void *memory = NULL;
     int64_t stride = padded(b->dims->T);
     size_t bytes = (size_t)b->dims->T * sizeof *from->inputs;
+    int *found = b->found ? b->found + out->slot * b->sources : NULL;
     ND_TRY(nd_staging_begin(&b->staging, &memory));
     int32_t *staged = memory;
+    out->source_count = stage_sources(b, from, staged, found);
+    out->sources = found;
+    int arrays = ARRAYS + (out->source_count > 1 ? out->source_count : 0);
     memcpy(staged + IDS * stride, from->inputs, bytes);
     order_labels(b->dims, from->labels, staged + LABELS * stride);
     memcpy(staged + POSITIONS * stride, from->positions, bytes);
-    ND_TRY(nd_copy(&b->stream, array_at(b, slot, IDS), staged, slot_bytes(b)));
+    ND_TRY(nd_copy(&b->stream, array_at(b, out->slot, IDS), staged,
+                   (size_t)(arrays * stride) * sizeof *staged));
     return nd_staging_end(&b->staging, &b->stream, copied);
 }
 
-nd_status nd_batches_load(nd_batches *b, const int32_t *inputs, const int32_t *labels,
-                          const int32_t *positions, nd_micro_batch *out)
+nd_status nd_batches_load_sources(nd_batches *b, const int32_t *inputs, const int32_t *labels,
+                                  const int32_t *positions, const int *sources, nd_micro_batch *out)
 {
     nd_stream *compute = &b->rank->stream;
     nd_event *copied = NULL;
-    int slot = b->next;
+    nd_micro_batch batch = {.slot = b->next};
+    const int slot = batch.slot;
     b->next = (slot + 1) % b->slots;
     ND_TRY(nd_stream_wait(&b->stream, &b->read[slot]));
-    ND_TRY(copy_in(b, &(host_batch){inputs, labels, positions}, slot, &copied));
+    ND_TRY(copy_in(b, &(host_batch){inputs, labels, positions, sources}, &batch, &copied));
     ND_TRY(nd_stream_wait(compute, copied));
     int32_t *arrived = array_at(b, slot, POSITIONS);
     if (arrived != b->positions) {
         ND_TRY(nd_copy(compute, b->positions, arrived, (size_t)b->dims->T * sizeof *arrived));
     }
-    *out = (nd_micro_batch){array_at(b, slot, IDS), array_at(b, slot, LABELS), b->positions, slot};
+    batch.ids = array_at(b, slot, IDS);
+    batch.labels = array_at(b, slot, LABELS);
+    batch.positions = b->positions;
+    batch.source_labels = batch.source_count > 1 ? array_at(b, slot, ARRAYS) : batch.labels;
+    batch.source_stride = padded(b->dims->T);
+    *out = batch;
     return ND_OK;
+}
+
+nd_status nd_batches_load(nd_batches *b, const int32_t *inputs, const int32_t *labels,
+                          const int32_t *positions, nd_micro_batch *out)
+{
+    return nd_batches_load_sources(b, inputs, labels, positions, NULL, out);
 }
 
 nd_status nd_batches_give_back(nd_batches *b, const nd_micro_batch *batch)

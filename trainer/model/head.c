@@ -20,6 +20,21 @@ static nd_status tp_all_reduce(nd_model *m, float *values, int64_t count, nd_red
     return ND_OK;
 }
 
+/* Adds the loss of the chunk, whose labels begin at row `first` of all, to the sum of each source:
+ * the batch's labels without those of the other sources. */
+static nd_status source_losses(nd_model *m, const nd_activation_set *set, int64_t first,
+                               const nd_ce_loss_args *all)
+{
+    const nd_micro_batch *batch = &set->batch;
+    for (int i = 0; i < batch->source_count; i++) {
+        nd_tensor labels = all->labels;
+        labels.data = batch->source_labels + i * batch->source_stride + first;
+        ND_OP(m->rank, HEAD, ce_loss, .loss_sum = m->source_sums + batch->sources[i],
+              .max = all->max, .sum = all->sum, .target = all->target, .labels = labels);
+    }
+    return ND_OK;
+}
+
 /* Loss of the chunk; row statistics become global over the vocabulary. */
 static nd_status chunk_loss(nd_model *m, nd_tensor logits, nd_tensor labels, nd_tensor global_max,
                             nd_tensor sum)
@@ -62,6 +77,12 @@ static nd_status chunk(nd_model *m, nd_activation_set *set, nd_pass pass, int64_
     if (pass == ND_PASS_EVAL) {
         return ND_OK;
     }
+    ND_TRY(source_losses(
+        m, set, begin * (d->T / d->Tl),
+        &(nd_ce_loss_args){.max = global_max,
+                           .sum = sum,
+                           .target = nd_tensor_1d(m->head.row_sums + n, ND_DTYPE_F32, n),
+                           .labels = labels}));
     /* 3'. dlogits in place */
     ND_OP(r, HEAD, ce_bwd, .logits = logits, .max = global_max, .sum = sum, .labels = labels,
           .first = d->vocab_first, .valid = d->vocab_valid, .count = &m->numbers->tokens);

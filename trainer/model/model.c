@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "kernels/rope.h"
+#include "runtime/base/math.h"
 #include "trainer/model/linear.h"
 
 /* Wants a buffer for a view of this shape. */
@@ -57,7 +58,10 @@ static void plan_head(nd_model *m, nd_memplan *plan)
     nd_memplan_want(plan, head, "row sums and targets", (size_t)(2 * n) * sizeof(float),
                     &m->head.row_sums);
     nd_memplan_want(plan, head, "global maxima", (size_t)n * sizeof(float), &m->head.global_max);
-    nd_memplan_want(plan, head, "numbers of the step", sizeof *m->numbers, &m->numbers);
+    const size_t sums = (size_t)(2 * m->sources) * sizeof *m->source_sums;
+    int numbers = nd_memplan_want(plan, head, "numbers of the step", sums + sizeof *m->numbers,
+                                  &m->source_sums);
+    nd_memplan_also(plan, numbers, sums, &m->numbers);
 }
 
 /* The head of a model with a cache. */
@@ -101,6 +105,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     }
     m->recompute = rank->config->parallel.recompute;
     m->forward_only = o->forward_only;
+    m->sources = o->sources > 1 ? o->sources : 0;
     ND_ASSERT(!o->cache || o->forward_only);
     ND_TRY_OUT(nd_scales_init(&m->scales, rank, o->linears));
     nd_layout_options layout = {.shape = &rank->shape,
@@ -130,6 +135,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
         plan_head(m, plan);
     }
     plan_rope(m, o->cache ? o->cache->capacity : m->dims.S, plan);
+    m->batches.sources = (int)nd_min(m->sources, rank->config->train.micro_batch_size);
     nd_batches_plan(&m->batches, rank, &m->dims, plan);
     nd_operands_plan(m, plan);
     if (o->cache) {
@@ -198,6 +204,14 @@ nd_status nd_model_load_batch(nd_model *m, nd_activation_set *set, const int32_t
     ND_ASSERT(set->taken && !set->loaded);
     set->loaded = true;
     return nd_batches_load(&m->batches, inputs, labels, positions, &set->batch);
+}
+
+nd_status nd_model_load_sources(nd_model *m, nd_activation_set *set, const int32_t *inputs,
+                                const int32_t *labels, const int32_t *positions, const int *sources)
+{
+    ND_ASSERT(set->taken && !set->loaded);
+    set->loaded = true;
+    return nd_batches_load_sources(&m->batches, inputs, labels, positions, sources, &set->batch);
 }
 
 nd_status nd_model_give_back(nd_model *m, nd_activation_set *set)

@@ -82,6 +82,10 @@ typedef struct nd_model {
     nd_head_scratch head;
     nd_logits_scratch logits;
 
+    int sources; /* of the data, whose losses are told apart in training; 0: they are not */
+    /* (2 sources), right before the numbers, so that one reduction takes them and the loss: sums of
+     * the losses of each source, then how many of its labels count. */
+    double *source_sums;
     nd_step_numbers *numbers;
     nd_graphs *graphs; /* borrowed: of the blocks of a training step; NULL: none in this step */
 } nd_model;
@@ -89,6 +93,7 @@ typedef struct nd_model {
 typedef struct nd_model_options {
     const nd_linear_choice *linears; /* autotune's; NULL: as the filter says */
     bool cast_units;                 /* fsdp.h */
+    int sources;                     /* of the data, to tell their losses apart; below 2: none */
     bool forward_only;               /* passes are ND_PASS_EVAL or, with a cache, GENERATE */
     const nd_kv_options *cache;      /* NULL: none; else forward_only, and cp is 1 */
 } nd_model_options;
@@ -105,10 +110,15 @@ nd_activation_set *nd_model_take_set(nd_model *model);
 /* inputs, labels and positions (B, s) of the host: copied, and on their way to the device. */
 nd_status nd_model_load_batch(nd_model *model, nd_activation_set *set, const int32_t *inputs,
                               const int32_t *labels, const int32_t *positions);
+/* The same, with the source of each of the B samples, of nd_model_options.sources. */
+nd_status nd_model_load_sources(nd_model *model, nd_activation_set *set, const int32_t *inputs,
+                                const int32_t *labels, const int32_t *positions,
+                                const int *sources);
 nd_status nd_model_give_back(nd_model *model, nd_activation_set *set);
 
 /*
- * Forward of the loaded micro-batch with its loss, which is added to numbers->loss_sum. To train,
+ * Forward of the loaded micro-batch with its loss, which is added to numbers->loss_sum, and in
+ * training by source to source_sums. To train,
  * the backward of the head's products runs inside (dlogits are divided by numbers->tokens).
  */
 nd_status nd_model_forward(nd_model *model, nd_activation_set *set, nd_pass pass);

@@ -101,9 +101,9 @@ static void print_data(const nd_run_context *run, const nd_rank *r)
                 (long long)nd_dataset_tokens(run->inputs->data), (long long)blocks,
                 (long long)config->train.sequence_length + 1, passes);
     if (config->train.epochs > 0) {
-        nd_log_info("train.epochs %g of %lld samples, %lld a step: %lld steps", config->train.epochs,
-                    (long long)nd_dataset_epoch(run->inputs->data), (long long)step_blocks,
-                    (long long)config->train.steps);
+        nd_log_info("train.epochs %g of %lld samples, %lld a step: %lld steps",
+                    config->train.epochs, (long long)nd_dataset_epoch(run->inputs->data),
+                    (long long)step_blocks, (long long)config->train.steps);
     }
     print_sources(run->inputs->data, config);
     if (step_blocks > blocks) {

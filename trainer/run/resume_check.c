@@ -134,8 +134,29 @@ static nd_status fail_samples(const nd_config *config, const char *folder, const
                    folder, stored, (long long)nd_step_blocks(config), hint);
 }
 
-static nd_status fail_pair(const nd_config *config, const char *folder, const nd_manifest_pair *own,
-                           const char *stored)
+/* Where one of the two runs names several sources, both lists say more than their digests. */
+static nd_status fail_data(const nd_config *config, const nd_manifest *manifest, const char *folder,
+                           const char *own, const char *stored)
+{
+    const char *path = nd_manifest_pairs_find(&manifest->config, "data.path");
+    if (path && strcmp(path, config->data.path) != 0 &&
+        (config->data_sources > 1 || path[0] == '[' || path[0] == '{')) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "%s was made with data.path %.400s (digest %.12s), whose order it goes on in, and "
+            "this run has %.400s (digest %.12s); use the same list, or allow the change with "
+            "--resume-allow data.path",
+            folder, path, stored, config->data.path, own);
+    }
+    return nd_fail(ND_ERR_CONFIG,
+                   "%s was made with other training data (digest %.12s, not %.12s), whose "
+                   "order it goes on in; use that file, or allow the change with "
+                   "--resume-allow data.path",
+                   folder, stored, own);
+}
+
+static nd_status fail_pair(const nd_config *config, const nd_manifest *manifest, const char *folder,
+                           const nd_manifest_pair *own, const char *stored)
 {
     if (strcmp(own->key, tokenizer_file) == 0) {
         return nd_fail(
@@ -146,11 +167,7 @@ static nd_status fail_pair(const nd_config *config, const char *folder, const nd
             folder, stored, own->value);
     }
     if (strcmp(own->key, "data.path") == 0 || strcmp(own->key, data_content) == 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s was made with other training data (digest %.12s, not %.12s), whose "
-                       "order it goes on in; use that file, or allow the change with "
-                       "--resume-allow data.path",
-                       folder, stored, own->value);
+        return fail_data(config, manifest, folder, own->value, stored);
     }
     if (strcmp(own->key, step_samples) == 0) {
         return fail_samples(config, folder, stored);
@@ -183,7 +200,7 @@ nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, cons
         const nd_manifest_pair *pair = &own.list[i];
         const char *stored = nd_manifest_pairs_find(&manifest->identity, pair->key);
         if (stored && strcmp(stored, pair->value) != 0 && is_compared(config, pair->key, files)) {
-            status = fail_pair(config, folder, pair, stored);
+            status = fail_pair(config, manifest, folder, pair, stored);
         }
     }
     nd_manifest_pairs_fini(&own);

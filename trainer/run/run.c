@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/checkpoints.h"
 
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,10 +41,12 @@ typedef struct run_state {
     nd_rank *rank;
     nd_trainer *trainer;
     nd_loader *loader, *validation_loader;
-    nd_source_loss *sets; /* (set_count) of the validation; owned */
-    int64_t *set_batches; /* (set_count); owned */
-    int set_count;        /* 0: no validation */
-    nd_run_files files;   /* rank 0 */
+    nd_source_loss *sources; /* (source_count) of the training data; owned */
+    int source_count;        /* 0: one source */
+    nd_source_loss *sets;    /* (set_count) of the validation; owned */
+    int64_t *set_batches;    /* (set_count); owned */
+    int set_count;           /* 0: no validation */
+    nd_run_files files;      /* rank 0 */
     nd_run_checkpoints checkpoints;
     nd_run_histograms histograms;
     nd_run_profile profile;
@@ -68,11 +71,26 @@ static nd_status open_training_loader(run_state *s)
     return nd_loader_open(s->context->inputs->data, &options, &s->loader);
 }
 
+static nd_status name_sources(run_state *s)
+{
+    const nd_dataset *data = s->context->inputs->data;
+    const int count = nd_dataset_sources(data);
+    if (count < 2) {
+        return ND_OK;
+    }
+    ND_TRY(ND_ALLOC(count, &s->sources));
+    for (s->source_count = 0; s->source_count < count; s->source_count++) {
+        s->sources[s->source_count].name = nd_dataset_source_name(data, s->source_count);
+    }
+    return ND_OK;
+}
+
 static nd_status open_loaders(run_state *s)
 {
     const nd_inputs *inputs = s->context->inputs;
     nd_loader_options options;
     ND_TRY(open_training_loader(s));
+    ND_TRY(name_sources(s));
     if (!inputs->validation) {
         return ND_OK;
     }
@@ -212,6 +230,13 @@ static nd_status record_step(run_state *s, const nd_step_batch *batch, const nd_
         .peak_memory_bytes = peak_memory(s),
         .skipped = result->skipped,
     };
+    for (int i = 0; i < s->source_count; i++) {
+        const double tokens = result->source_sums[s->source_count + i];
+        s->sources[i].tokens = (int64_t)tokens;
+        s->sources[i].loss = tokens > 0 ? result->source_sums[i] / tokens : (double)NAN;
+    }
+    record.sources = s->sources;
+    record.source_count = s->source_count;
     nd_traffic_bytes(&s->rank->groups, record.wire_bytes);
     for (int k = 0; k < ND_TRAFFIC_COUNT; k++) {
         record.wire_bytes[k] -= s->sent_before[k];
@@ -411,6 +436,7 @@ nd_status nd_train(const nd_run_context *context)
     nd_run_histograms_fini(&state.histograms);
     nd_trainer_destroy(state.trainer);
     nd_tuning_destroy(state.tuning);
+    free(state.sources);
     free(state.sets);
     free(state.set_batches);
     return status;

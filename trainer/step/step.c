@@ -20,13 +20,31 @@ static nd_status send_tokens(nd_trainer *t, int64_t count)
     return ND_OK;
 }
 
-/* Adds up the loss sums of all ranks that hold different tokens. */
-static nd_status sum_loss(nd_trainer *t)
+/* No loss yet; the labels of each source that count on this rank. */
+static nd_status begin_losses(nd_trainer *t, const nd_step_batch *batch)
+{
+    nd_model *m = t->model;
+    nd_stream *stream = &t->rank->stream;
+    const size_t bytes = (size_t)m->sources * sizeof *m->source_sums;
+    ND_TRY(nd_zero(stream, &m->numbers->loss_sum, sizeof m->numbers->loss_sum));
+    if (m->sources == 0) {
+        return ND_OK;
+    }
+    for (int i = 0; i < m->sources; i++) {
+        t->sent_sources[i] = batch->source_valid ? (double)batch->source_valid[i] : 0.0;
+    }
+    ND_TRY(nd_zero(stream, m->source_sums, bytes));
+    return nd_copy(stream, m->source_sums + m->sources, t->sent_sources, bytes);
+}
+
+/* Adds up the loss sums of all ranks that hold different tokens; the first of `count` adjacent
+ * numbers is `sums`, the last the loss. */
+static nd_status sum_losses(nd_trainer *t, double *sums, int64_t count)
 {
     nd_rank *r = t->rank;
     ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_DP_CP], &r->stream,
-                              &t->model->numbers->loss_sum, 1, ND_DTYPE_F64, ND_REDOP_SUM, NULL));
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_DP_CP], &r->stream, sums, count,
+                              ND_DTYPE_F64, ND_REDOP_SUM, NULL));
     return ND_OK;
 }
 
@@ -48,7 +66,9 @@ static nd_status agree_on_flags(nd_trainer *t)
 static nd_status read_numbers(nd_trainer *t)
 {
     nd_stream *stream = &t->rank->stream;
-    ND_TRY(nd_copy(stream, t->received, t->model->numbers, sizeof *t->received));
+    ND_TRY(nd_copy(stream, t->received_sources, t->model->source_sums,
+                   (size_t)(2 * t->model->sources) * sizeof *t->received_sources +
+                       sizeof *t->received)); /* the numbers lie behind the sums */
     return nd_stream_sync(stream);
 }
 
@@ -72,8 +92,10 @@ static nd_status micro_batch(nd_trainer *t, const nd_step_batch *batch, int64_t 
     nd_model *m = t->model;
     int64_t step = t->position.step + 1, offset = micro * m->dims.T;
     nd_activation_set *set = nd_model_take_set(m);
-    ND_TRY(nd_model_load_batch(m, set, batch->inputs + offset, batch->labels + offset,
-                               batch->positions));
+    const int *sources =
+        batch->sources ? batch->sources + micro * t->rank->config->train.micro_batch_size : NULL;
+    ND_TRY(nd_model_load_sources(m, set, batch->inputs + offset, batch->labels + offset,
+                                 batch->positions, sources));
     nd_progress_set_phase(t->rank->progress, ND_PHASE_FORWARD, step);
     nd_range_push(t->rank->device, "forward");
     ND_TRY(nd_model_forward(m, set, ND_PASS_TRAIN));
@@ -95,13 +117,13 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     nd_graphs_set_step(t->graphs, t->position.step + 1);
     int64_t micros = r->config->train.gradient_accumulation_steps;
     ND_TRY(send_tokens(t, batch->valid));
-    ND_TRY(nd_zero(&r->stream, &numbers->loss_sum, sizeof numbers->loss_sum));
+    ND_TRY(begin_losses(t, batch));
     nd_fsdp_begin_step(&t->model->fsdp);
     for (int64_t micro = 0; micro < micros; micro++) {
         ND_TRY(micro_batch(t, batch, micro));
     }
     ND_TRY(nd_gradsync_reduce(&t->sync));
-    ND_TRY(sum_loss(t));
+    ND_TRY(sum_losses(t, t->model->source_sums, 2 * t->model->sources + 1));
     ND_TRY(nd_gradsync_squares(&t->sync, &numbers->squares));
     ND_TRY(agree_on_flags(t));
     ND_TRY(read_numbers(t));
@@ -118,6 +140,7 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     out->tokens = t->received->tokens;
     out->stop = t->received->stop;
     out->save = t->received->save;
+    out->source_sums = t->model->sources > 0 ? t->received_sources : NULL;
     return ND_OK;
 }
 
@@ -252,7 +275,7 @@ nd_status nd_trainer_evaluate(nd_trainer *t, nd_loader *loader, int64_t batches,
         ND_TRY(nd_model_give_back(m, set));
     }
     ND_TRY(send_tokens(t, counted));
-    ND_TRY(sum_loss(t));
+    ND_TRY(sum_losses(t, &m->numbers->loss_sum, 1));
     ND_TRY(read_numbers(t));
     if (t->received->tokens == 0) {
         return nd_fail(ND_ERR_DATA, "the validation data has no label that counts: all are -100; "

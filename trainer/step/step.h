@@ -59,6 +59,8 @@ typedef struct nd_trainer {
     nd_graphs *graphs;                /* kernels.cuda_graphs; else NULL */
     nd_graph_counts planned_graphs;   /* what they will hold */
     nd_step_numbers *sent, *received; /* host memory: what goes to the device, what comes back */
+    double *sent_sources,
+        *received_sources; /* (sources), (2 sources): the same of nd_model.source_sums */
     nd_run_position position;
     nd_update_gate gate;
     /* Steps since the start of the process that ran without a health report: after the first, CUDA
@@ -74,6 +76,9 @@ typedef struct nd_step_result {
     int64_t stop;   /* not 0: some rank was asked to stop; alike on all ranks */
     int64_t save;   /* largest state that any rank reported (nd_trainer_report_save) */
     bool skipped;
+    /* Of a blend, global: the sums of the losses of each source, then its counted labels, (2
+     * sources); lent until the next step. NULL: one source. */
+    const double *source_sums;
 } nd_step_result;
 
 /* Whether model and mesh allow the FP8 that is asked for, before any worker starts: ND_ERR_CONFIG

@@ -66,7 +66,8 @@ static bool is_too_large(const nd_trainer *t)
 nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer **out)
 {
     nd_trainer *t = NULL;
-    nd_model_options options = {.linears = tuning ? &tuning->linear_choice : NULL};
+    nd_model_options options = {.linears = tuning ? &tuning->linear_choice : NULL,
+                                .sources = rank->config->data_sources};
     ND_TRY(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
     ND_TRY(create(rank, &options, &t));
     if (is_too_large(t)) {
@@ -90,9 +91,14 @@ nd_status nd_trainer_commit(nd_trainer *t)
 {
     void *host = NULL;
     ND_TRY(nd_budget_commit(t->rank, &t->planned_graphs, &t->plan));
-    ND_TRY(nd_host_alloc(t->rank->device, 2 * sizeof *t->sent, &host));
+    const int sources = t->model->sources;
+    ND_TRY(nd_host_alloc(t->rank->device,
+                         2 * sizeof *t->sent + (size_t)(3 * sources) * sizeof *t->sent_sources,
+                         &host));
     t->sent = host;
-    t->received = t->sent + 1;
+    t->sent_sources = (double *)(t->sent + 1);
+    t->received_sources = t->sent_sources + sources;
+    t->received = (nd_step_numbers *)(t->received_sources + 2 * sources);
     if (t->rank->config->kernels.cuda_graphs && !t->model->forward_only) {
         ND_TRY(nd_graphs_create(&t->rank->stream, &t->planned_graphs, &t->graphs));
     }

@@ -72,6 +72,7 @@ Test(epochs, data_that_end_round_down_and_limit_the_steps)
     cr_assert_eq(c.train.steps, 2);
     nd_config_fini(&c);
     cr_assert_eq(FLAGS(&c, "--num-steps", "3"), ND_OK);
-    expect_sentence(take(10, 10, 4), ND_ERR_CONFIG, "limit", "train.steps is 3", "over after step 2", NULL);
+    expect_sentence(take(10, 10, 4), ND_ERR_CONFIG, "limit", "train.steps is 3",
+                    "over after step 2", NULL);
     nd_config_fini(&c);
 }

@@ -98,7 +98,7 @@ Test(native, wrong_types_name_key_value_and_want)
 
 Test(native, out_of_range_names_the_range)
 {
-    EXPECT_BAD_TEXT("train:\n  steps: 0\n", "test.yaml:2", "train.steps is 0", "1 to 1000000000");
+    EXPECT_BAD_TEXT("train:\n  steps: -1\n", "test.yaml:2", "train.steps is -1", "0 to 1000000000");
     EXPECT_BAD_TEXT("train:\n  sequence_length: -4\n", "train.sequence_length is -4", "1 to");
     EXPECT_BAD_TEXT("train:\n  precision: fp16\n", "train.precision is fp16", "bf16, fp32 or fp8");
     EXPECT_BAD_TEXT("mesh:\n  tp: 0\n", "mesh.tp is 0");

@@ -172,6 +172,13 @@ Test(blend, digest_covers_every_source_and_its_weight)
     for (int i = 2; i < 5; i++) {
         cr_assert_str_neq(hex[0], hex[i]);
     }
+    char first[33], second[33];
+    nd_dataset *a = blend_of(1, 1, 1, NULL), *b = blend_of(1, 2, 1, NULL);
+    assert_ok(nd_dataset_content(a, first));
+    assert_ok(nd_dataset_content(b, second));
+    cr_assert(strlen(first) == 32 && strcmp(first, second) != 0);
+    nd_dataset_close(a);
+    nd_dataset_close(b);
     nd_dataset_part parts[] = {part(0, 1, 0), part(1, 1, 0)};
     nd_dataset *two;
     assert_ok(nd_dataset_blend(parts, 2, &two));
