@@ -112,6 +112,8 @@ def values_of(row):
     """What a line of metrics.jsonl is called by the Trainer; null, which is a value that was not finite, becomes NaN."""
     keys = STEP_KEYS if "step_ms" in row else VALIDATION_KEYS if "validation_loss" in row else {}
     values = {name: float("nan") if row[key] is None else float(row[key]) for key, name in keys.items() if key in row}
+    for key, prefix in (("source_loss", "train/loss"), ("validation_set_loss", "eval/loss")):
+        values |= {f"{prefix}/{name}": float("nan") if loss is None else float(loss) for name, loss in row.get(key, {}).items()}
     if row.get("event") in ("resumed", "checkpoint_failed"):
         values[f"events/{row['event']}"] = 1.0
     return values

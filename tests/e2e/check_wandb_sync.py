@@ -92,12 +92,15 @@ def check_resumable(stage):
     check(values["train/loss"] == 1.5 and values["train/learning_rate"] == 1e-3 and values["train/step_ms"] == 7.5, f"sent {values}")
     check(math.isnan(stage.records("log")[1]["values"]["train/loss"]), "a loss that was not finite is a number")
     metrics.write_text(step_line(1) + step_line(2, None) + step_line(3) + json.dumps({"event": "resumed", "step": 2}) + "\n" + step_line(3)
-                       + json.dumps({"step": 3, "validation_loss": 2.5, "validation_ms": 3}) + "\n")
+                       + json.dumps({"step": 3, "validation_loss": 2.5, "validation_set_loss": {"web": 2.25, "code": None},
+                                     "validation_ms": 3}) + "\n")
     stage.run(run)
     stage.run(run)
     check(stage.steps() == [1, 2, 3, 3], f"three calls sent {stage.steps()}")
     check(len({r["how"]["id"] for r in stage.records("init")}) == 1, "calls for one run have several ids")
     check([r["values"]["eval/loss"] for r in stage.records("log") if "eval/loss" in r["values"]] == [2.5], "no validation")
+    sets = [r["values"] for r in stage.records("log") if "eval/loss/web" in r["values"]]
+    check([v["eval/loss/web"] for v in sets] == [2.25] and math.isnan(sets[0]["eval/loss/code"]), f"sets of a validation: {sets}")
     check(any("events/resumed" in r["values"] for r in stage.records("log")), "no event")
     with open(metrics, "a") as out:
         out.write(step_line(4) + step_line(5))

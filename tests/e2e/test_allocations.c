@@ -116,7 +116,8 @@ Test(allocations, none_inside_a_step, .timeout = 280)
     compare("--num-processes 2 --dp-shard-size 2 --precision fp8 --fp8-recipe delayed", 2);
     compare("--num-processes 4 --dp-replicate-size 2 --dp-shard-size 1 --cp-size 2 --set "
             "parallel.cp_comm=ring "
-            "--set parallel.recompute=full",
+            "--set parallel.recompute=full --data-path '[{path: text.txt, weight: 2}, {path: "
+            "text.txt, weight: 1}]' --validation-path '[text.txt, text.txt]'",
             4);
     tempdir_remove(&dir);
 }

@@ -77,13 +77,13 @@ static nd_status print_checkpoints(FILE *out, const nd_trainer *trainer)
     const nd_config *config = trainer->rank->config;
     size_t bytes = 0;
     int arrays = config->optimizer.name == ND_OPTIMIZER_ADAMW ? ND_STATE_KINDS : 1;
-    if (config->launch.device == ND_CHOOSE_CUDA && config->checkpoint.interval > 0) {
+    if (config->launch.device == ND_CHOOSE_CUDA && config->checkpoint.interval != 0) {
         ND_TRY(nd_saver_pinned_bytes(trainer, &bytes));
         fprintf(out, "checkpoints: %.2f GiB of pinned host memory a worker\n",
                 (double)bytes / nd_gib);
     }
     if (config->launch.device == ND_CHOOSE_CUDA &&
-        (config->checkpoint.interval > 0 || config->checkpoint.resume[0])) {
+        (config->checkpoint.interval != 0 || config->checkpoint.resume[0])) {
         fprintf(out, "loading a checkpoint: %.2f GiB of host memory a worker\n",
                 (double)nd_restore_host_bytes(trainer->model->layout, arrays) / nd_gib);
     }

@@ -200,7 +200,7 @@ static const nd_blend_calls calls = {read_block, digest, content, destroy};
 
 nd_status nd_dataset_blend(nd_dataset_part *parts, int count, nd_dataset **out)
 {
-    ND_ASSERT(count >= 1 && count <= ND_MIX_SOURCES);
+    ND_ASSERT(count >= 1);
     nd_status status = ND_OK;
     nd_dataset *dataset = NULL;
     ND_TRY_OUT(ND_ALLOC(1, &dataset));
