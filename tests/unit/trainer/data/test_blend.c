@@ -126,6 +126,61 @@ Test(blend, limited_sources_end_and_the_rest_has_no_labels)
     nd_dataset_close(blend);
 }
 
+/* A validation of several sets has one loader, which reads each set from its beginning. */
+Test(blend, a_validation_reads_its_sets_one_by_one)
+{
+    nd_dataset *blend = blend_of(0, 0, 0, NULL);
+    nd_loader_options o = {.sequence = S,
+                           .micro_batch = 2,
+                           .accumulation = 1,
+                           .dp_size = 1,
+                           .cp_size = 1,
+                           .validation = true};
+    nd_loader *loader;
+    nd_step_batch batch;
+    assert_ok(nd_loader_open(nd_dataset_source(blend, 0), &o, &loader));
+    for (int turn = 0; turn < 6; turn++) {
+        const nd_dataset *set = nd_dataset_source(blend, turn % SOURCES);
+        int64_t valid = 0, steps = nd_loader_validation_steps(set, &o);
+        assert_ok(nd_loader_rewind_to(loader, set));
+        cr_assert_eq(steps, (BLOCKS[turn % SOURCES] + 1) / 2);
+        for (int64_t i = 0; i < steps; i++) {
+            assert_ok(nd_loader_next(loader, &batch));
+            cr_assert_eq(batch.inputs[0], 'a' + turn % SOURCES);
+            valid += batch.valid;
+        }
+        cr_assert_eq(valid, BLOCKS[turn % SOURCES] * S);
+    }
+    cr_assert(nd_loader_close(loader));
+    nd_dataset_close(blend);
+}
+
+/* What the model tells losses of sources apart by. */
+Test(blend, a_step_says_where_its_samples_come_from)
+{
+    nd_dataset *blend = blend_of(2, 1, 1, NULL);
+    nd_loader_options o = {
+        .sequence = S, .micro_batch = 2, .accumulation = 4, .dp_size = 1, .cp_size = 1, .seed = 3};
+    nd_loader *loader;
+    nd_step_batch batch;
+    assert_ok(nd_loader_open(blend, &o, &loader));
+    for (int step = 0; step < 3; step++) {
+        int64_t valid[SOURCES] = {0};
+        assert_ok(nd_loader_next(loader, &batch));
+        for (int row = 0; row < 8; row++) {
+            cr_assert_eq(batch.inputs[row * S], 'a' + batch.sources[row]);
+            valid[batch.sources[row]] += S;
+        }
+        cr_assert_eq(memcmp(valid, batch.source_valid, sizeof valid), 0);
+    }
+    cr_assert(nd_loader_close(loader));
+    assert_ok(nd_loader_open(nd_dataset_source(blend, 0), &o, &loader));
+    assert_ok(nd_loader_next(loader, &batch));
+    cr_assert(!batch.sources && !batch.source_valid);
+    cr_assert(nd_loader_close(loader));
+    nd_dataset_close(blend);
+}
+
 /* The samples of a step are the same ones, whatever the number of data ranks. */
 Test(blend, order_does_not_depend_on_the_mesh)
 {
