@@ -19,7 +19,8 @@ typedef struct question {
     const char *section, *key, *text;
     const char *initial; /* NULL: it depends on this host or on an earlier answer */
     question_kind kind;
-    bool of_many; /* asked when there are several workers */
+    bool of_many;  /* asked when there are several workers */
+    bool not_zero; /* 0 says that another key counts, which is not asked for */
 } question;
 
 /* In the order of the file; questions of a section stand together. */
@@ -36,7 +37,7 @@ static const question questions[] = {
     {"data", "validation_path", "Validation file, - for none", "data/valid.txt", ASKS_TEXT, false},
     {"data", "tokenizer", "Tokenizer: bytes, model, file (ids are in the file), or a path", NULL,
      ASKS_TEXT, false},
-    {"train", "steps", "Steps", "1000", ASKS_NUMBER, false},
+    {"train", "steps", "Steps", "1000", ASKS_NUMBER, false, true},
     {"train", "sequence_length", "Tokens of a sample", "512", ASKS_NUMBER, false},
     {"train", "micro_batch_size", "Samples of a data-parallel rank at once", "2", ASKS_NUMBER,
      false},
@@ -153,6 +154,10 @@ static nd_status ask(interview *v, int i)
         snprintf(a->text, sizeof a->text, "%s", given);
         a->key = key_of(q, a->text);
         nd_status status = check_answers(v, false);
+        if (status == ND_OK && q->not_zero && strtod(a->text, NULL) == 0) {
+            status =
+                nd_fail(ND_ERR_CONFIG, "%s.%s is 0; it must be at least 1", q->section, q->key);
+        }
         if (status != ND_ERR_CONFIG || !v->in) {
             return status;
         }

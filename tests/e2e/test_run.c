@@ -365,6 +365,7 @@ Test(run, bench_refuses_what_it_cannot_time)
          "--sizes is \"32x40x64\"; it must be MxKxN"},
         {ND_TRAIN " bench --products --sizes 32x48", "--sizes is \"32x48\"; it must be MxKxN"},
         {ND_TRAIN " bench --layer --sizes 32x32x32", "--sizes is for --products"},
+        {ND_TRAIN " bench --products --repeats 3", "--repeats is for --layer"},
         {ND_LAUNCH " bench --products --sizes 32x32x32 --device cpu --num-processes 2",
          "--products times one worker"},
     };
@@ -374,4 +375,15 @@ Test(run, bench_refuses_what_it_cannot_time)
         cr_expect_not_null(strstr(shell_output, cases[i].sentence), "%s:\n%s", cases[i].command,
                            shell_output);
     }
+}
+
+/* The files of a folder are one text and one set: nothing is told apart. */
+Test(run, the_files_of_a_folder_are_one_source)
+{
+    shell(&dir, "mkdir files && cp text.txt files/a.txt && cp text.txt files/b.txt");
+    shell(&dir, RUN "--data-path files --validation-path files --num-steps 2 --eval-steps 1");
+    shell(&dir, "test $(grep -c '\"loss\":' out/metrics.jsonl) = 2");
+    shell(&dir, "test $(grep -c '\"validation_loss\":' out/metrics.jsonl) = 2");
+    cr_expect_neq(shell_run(&dir, "grep -E 'source_loss|set_loss' out/metrics.jsonl"), 0, "%s",
+                  shell_output);
 }

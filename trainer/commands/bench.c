@@ -110,7 +110,7 @@ static nd_status apply(void *context, int flag, const char *value)
 
 static nd_status parse(int argc, char **argv, bench_call *o)
 {
-    *o = (bench_call){.repeats = 9};
+    *o = (bench_call){0};
     ND_TRY(nd_command_flags_read(&nd_bench_flags, argc, argv, apply, o));
     if (o->products == o->layer) {
         return nd_fail(ND_ERR_CONFIG, "give --products, which times single linears, or --layer, "
@@ -121,6 +121,11 @@ static nd_status parse(int argc, char **argv, bench_call *o)
                        "--sizes is for --products; the sizes of a layer are those of "
                        "the model, --model-config");
     }
+    if (o->products && o->repeats > 0) {
+        return nd_fail(ND_ERR_CONFIG, "--repeats is for --layer; a product's time is the least of "
+                                      "three medians");
+    }
+    o->repeats = o->repeats == 0 ? 9 : o->repeats;
     return o->repeats <= 10000
                ? ND_OK
                : nd_fail(ND_ERR_CONFIG, "--repeats is %lld; it must be at most 10000",
@@ -213,6 +218,15 @@ static nd_status check_alone(const bench_call *o, int64_t workers)
                          (long long)workers);
 }
 
+static nd_status has_room(void *context, double bytes)
+{
+    const nd_worker *worker = context;
+    return worker->device->kind == ND_DEVICE_CPU
+               ? nd_limits_check_memory((int64_t)bytes + ND_WORKER_LIBRARY_BYTES,
+                                        "a worker of this bench")
+               : ND_OK;
+}
+
 static nd_status products(nd_worker *worker, bench_call *o)
 {
     nd_fp8_recipe list[RECIPES];
@@ -220,6 +234,12 @@ static nd_status products(nd_worker *worker, bench_call *o)
     for (int i = 0; i < RECIPES; i++) {
         list[i] = recipes[i].recipe;
     }
+    const nd_linear_timing timing = {.rank = &worker->rank,
+                                     .recipes = list,
+                                     .recipe_count = RECIPES,
+                                     .rounds = ROUNDS,
+                                     .room = has_room,
+                                     .context = worker};
     if (!o->jsonl) {
         print_products_head(&worker->rank);
     }
@@ -228,7 +248,7 @@ static nd_status products(nd_worker *worker, bench_call *o)
         if (nd_session_signal() != 0) {
             return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal");
         }
-        ND_TRY(nd_time_linear(&worker->rank, o->sizes[i], list, RECIPES, ROUNDS, &times));
+        ND_TRY(nd_time_linear(&timing, o->sizes[i], &times));
         ND_TRY(print_product(o, o->sizes[i], &times));
     }
     return ND_OK;
@@ -256,15 +276,6 @@ static nd_status print_layer(const bench_call *o, const char *name, const nd_lay
 static bool is_stopped(void)
 {
     return nd_session_signal() != 0;
-}
-
-static nd_status has_room(void *context, double bytes)
-{
-    const nd_worker *worker = context;
-    return worker->device->kind == ND_DEVICE_CPU
-               ? nd_limits_check_memory((int64_t)bytes + ND_WORKER_LIBRARY_BYTES,
-                                        "a worker with this layer")
-               : ND_OK;
 }
 
 static nd_status time_layer(nd_worker *worker, const nd_config *config, int64_t repeats,
@@ -325,6 +336,9 @@ static nd_status layer(nd_worker *worker, const nd_config *from, const bench_cal
                "%-20s %10s %10s %10s %6s %12s\n",
                nd_ops_machine(r->device), nd_mesh_format(&r->mesh, mesh, sizeof mesh), tokens,
                "precision", "forward", "backward", "both", "x", "tokens/s");
+    }
+    if (speaks && !o->jsonl && f32) {
+        printf("FP8 is compared with BF16, so it is not timed here\n");
     }
     config = *from;
     config.train.precision = f32 ? ND_PRECISION_FP32 : ND_PRECISION_BF16;

@@ -18,6 +18,7 @@ typedef struct source {
 struct nd_blend {
     source *sources; /* (count); owned */
     int count;
+    bool named;  /* the sources are told apart */
     nd_mix *mix; /* NULL: one text; owned */
 };
 
@@ -47,6 +48,7 @@ static nd_status take_parts(nd_dataset *dataset, nd_dataset_part *parts, int cou
         source *s = &blend->sources[blend->count];
         ND_ASSERT(part->data->sequence == dataset->sequence);
         ND_TRY(nd_fs_format(&s->name, "%s", part->name));
+        blend->named = blend->named || s->name[0];
         s->weight = part->weight;
         s->epochs = part->epochs;
         s->first = dataset->blocks;
@@ -73,17 +75,17 @@ static void destroy(nd_blend *blend)
 
 int nd_dataset_sources(const nd_dataset *dataset)
 {
-    return dataset->blend ? dataset->blend->count : 1;
+    return dataset->blend && dataset->blend->named ? dataset->blend->count : 1;
 }
 
 const char *nd_dataset_source_name(const nd_dataset *dataset, int index)
 {
-    return dataset->blend ? dataset->blend->sources[index].name : "";
+    return dataset->blend && dataset->blend->named ? dataset->blend->sources[index].name : "";
 }
 
 const nd_dataset *nd_dataset_source(const nd_dataset *dataset, int index)
 {
-    return dataset->blend ? dataset->blend->sources[index].data : dataset;
+    return dataset->blend && dataset->blend->named ? dataset->blend->sources[index].data : dataset;
 }
 
 /* The last source that begins at or before the block. */
@@ -103,7 +105,7 @@ static int find(const nd_blend *blend, int64_t block)
 
 int nd_dataset_source_of(const nd_dataset *dataset, int64_t block)
 {
-    return dataset->blend ? find(dataset->blend, block) : 0;
+    return dataset->blend && dataset->blend->named ? find(dataset->blend, block) : 0;
 }
 
 static nd_status read_block(const nd_blend *blend, int64_t index, int32_t *inputs, int32_t *labels)
@@ -135,7 +137,7 @@ int64_t nd_dataset_sample(const nd_dataset *dataset, int64_t seed, int64_t i)
 void nd_dataset_count_samples(const nd_dataset *dataset, int64_t samples, int64_t *counts)
 {
     const nd_blend *blend = dataset->blend;
-    if (!blend) {
+    if (!blend || !blend->named) {
         counts[0] = samples;
         return;
     }

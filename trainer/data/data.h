@@ -79,7 +79,7 @@ void nd_dataset_close(nd_dataset *dataset);
 /* A source of a blend. */
 typedef struct nd_dataset_part {
     nd_dataset *data;
-    const char *name;      /* copied */
+    const char *name;      /* copied; "": of all parts, which are then not told apart */
     double weight, epochs; /* as for nd_mix_source; both 0: see below */
 } nd_dataset_part;
 
@@ -89,10 +89,11 @@ typedef struct nd_dataset_part {
  * that an epoch reads each of them once.
  */
 nd_status nd_dataset_blend(nd_dataset_part *parts, int count, nd_dataset **out);
-/* 1 for a dataset that is no blend, whose only source is number 0 and has no name (""). */
+/* 1 for a dataset that is no blend, or a blend of parts without names, as files of a folder are:
+ * its only source is number 0, has no name (""), and is the dataset itself. */
 int nd_dataset_sources(const nd_dataset *dataset);
 const char *nd_dataset_source_name(const nd_dataset *dataset, int source);
-/* The data of one source: the dataset itself when it is no blend. Borrowed. */
+/* The data of one source. Borrowed. */
 const nd_dataset *nd_dataset_source(const nd_dataset *dataset, int source);
 int nd_dataset_source_of(const nd_dataset *dataset, int64_t block);
 /* Training samples in order: the block of sample i, or the number of blocks past the last one. */
@@ -142,7 +143,7 @@ typedef struct nd_step_batch {
     const int32_t *labels;    /* (accumulation, B, s); -100 = not counted */
     const int32_t *positions; /* (B, s): the same for every micro-batch; global, 0 .. S-1 */
     int64_t valid;            /* labels != -100 held by this rank in the whole step */
-    /* Of a blend; else NULL. */
+    /* Of several sources; else NULL. */
     const int *sources;          /* (accumulation, B): where each sample comes from */
     const int64_t *source_valid; /* (sources): the part of `valid` of each source */
     double wait_seconds;         /* how long this call waited for the prefetch thread */

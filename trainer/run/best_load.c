@@ -51,6 +51,20 @@ nd_status nd_run_best_find(nd_run_checkpoints *c)
     return ND_OK;
 }
 
+nd_status nd_run_best_rewound(nd_run_checkpoints *c)
+{
+    const int64_t step = c->trainer->position.step;
+    char key[64];
+    if (!asks_best(c->context->worker->rank.config)) {
+        return ND_OK;
+    }
+    snprintf(key, sizeof key, "best validation before rewind %d", c->rewinds);
+    ND_TRY(replay(c, step, key));
+    nd_run_best_saving(&c->best, step); /* whose validation may come only now */
+    (void)nd_run_best_saved(&c->best, step);
+    return ND_OK;
+}
+
 nd_status nd_run_set_damaged_aside(const char *run, int64_t step)
 {
     char *aside = NULL;

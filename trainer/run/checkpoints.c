@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/run/checkpoints.h"
+#include "trainer/run/checkpoints_parts.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -273,9 +273,6 @@ static nd_status go_back(nd_run_checkpoints *c, int64_t failed, const char *why)
     ND_TRY(nd_run_checkpoints_load_good(c));
     position->samples_ahead = seen - position->step * samples;
     c->held_step = position->step;
-    if (c->best.step > position->step || c->best.saved_step > position->step) {
-        c->best = (nd_run_best){0}; /* these states are gone */
-    }
     const nd_run_event event = {
         .kind = ND_RUN_EVENT_RESUMED,
         .step = position->step,
@@ -286,7 +283,10 @@ static nd_status go_back(nd_run_checkpoints *c, int64_t failed, const char *why)
         .reason = why,
         .samples = (failed - position->step) * samples,
     };
-    return nd_sinks_event(&c->files->sinks, &event);
+    ND_TRY(nd_sinks_event(&c->files->sinks, &event));
+    ND_TRY(nd_run_best_rewound(c));
+    keep_best(c);
+    return ND_OK;
 }
 
 nd_status nd_run_checkpoints_rewind(nd_run_checkpoints *c)

@@ -38,5 +38,8 @@ nd_status nd_run_set_damaged_aside(const char *run, int64_t step);
 /* What earlier starts of the run have found about its validations. A run that early stopping had
  * ended is over again, unless it may wait for longer now. */
 nd_status nd_run_best_find(nd_run_checkpoints *c);
+/* The run went back to the state of its good checkpoint: of its validations those up to this state
+ * count, and no later one. */
+nd_status nd_run_best_rewound(nd_run_checkpoints *c);
 
 #endif

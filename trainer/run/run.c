@@ -78,6 +78,7 @@ static nd_status name_sources(run_state *s)
     if (count < 2) {
         return ND_OK;
     }
+    ND_ASSERT(count == s->trainer->model->sources);
     ND_TRY(ND_ALLOC(count, &s->sources));
     for (s->source_count = 0; s->source_count < count; s->source_count++) {
         s->sources[s->source_count].name = nd_dataset_source_name(data, s->source_count);

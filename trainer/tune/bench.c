@@ -87,13 +87,19 @@ static void make_patterns(nd_bench *b)
     }
 }
 
-nd_status nd_bench_open(nd_bench *bench, nd_rank *rank, const nd_calls *calls)
+size_t nd_bench_bytes(const nd_rank *rank, const nd_calls *calls)
 {
-    nd_bench b = {.rank = rank, .bytes = ALIGN};
+    size_t bytes = ALIGN;
     for (int i = 0; i < calls->count; i++) {
         places p = places_of(rank, &calls->entries[i].call);
-        b.bytes = p.end > b.bytes ? p.end : b.bytes;
+        bytes = p.end > bytes ? p.end : bytes;
     }
+    return bytes;
+}
+
+nd_status nd_bench_open(nd_bench *bench, nd_rank *rank, const nd_calls *calls)
+{
+    nd_bench b = {.rank = rank, .bytes = nd_bench_bytes(rank, calls)};
     ND_TRY(ND_ALLOC(PATTERNS * PATTERN_BYTES, &b.patterns));
     make_patterns(&b);
     nd_status status = nd_device_alloc(rank->device, b.bytes, (void **)&b.memory);

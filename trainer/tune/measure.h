@@ -20,7 +20,9 @@ typedef struct nd_bench {
     char *patterns; /* host: operands' values */
 } nd_bench;
 
-/* Allocates memory for any one of these calls. */
+/* The memory for any one of these calls. */
+size_t nd_bench_bytes(const nd_rank *rank, const nd_calls *calls);
+/* Allocates it. */
 nd_status nd_bench_open(nd_bench *bench, nd_rank *rank, const nd_calls *calls);
 /* Enqueues the call once. */
 nd_status nd_bench_run(nd_bench *bench, const nd_call *call);

@@ -84,19 +84,20 @@ static bool counts(const timing *t, const nd_call *call, int recipes)
     return false;
 }
 
-static nd_status time_calls(timing *t, int recipes, int rounds)
+static nd_status time_calls(timing *t, const nd_linear_timing *ask)
 {
     nd_bench bench;
     nd_status status = ND_OK;
+    ND_TRY(ask->room(ask->context, (double)nd_bench_bytes(&t->rank, &t->all)));
     ND_TRY(nd_bench_open(&bench, &t->rank, &t->all));
     for (int i = 0; i < t->all.count; i++) {
         t->all.entries[i].seconds = -1.0;
     }
-    for (int round = 0; round < rounds; round++) {
+    for (int round = 0; round < ask->rounds; round++) {
         for (int i = 0; i < t->all.count && status == ND_OK; i++) {
             nd_call_entry *entry = &t->all.entries[i];
             double seconds = 0.0;
-            if (counts(t, &entry->call, recipes)) {
+            if (counts(t, &entry->call, ask->recipe_count)) {
                 status = nd_bench_time(&bench, &entry->call, &seconds);
                 entry->seconds = entry->seconds < 0.0 ? seconds : fmin(entry->seconds, seconds);
             }
@@ -106,21 +107,21 @@ static nd_status time_calls(timing *t, int recipes, int rounds)
     return status;
 }
 
-nd_status nd_time_linear(nd_rank *rank, nd_linear_extents e, const nd_fp8_recipe *recipes,
-                         int count, int rounds, nd_linear_times *out)
+nd_status nd_time_linear(const nd_linear_timing *ask, nd_linear_extents e, nd_linear_times *out)
 {
+    const int count = ask->recipe_count;
     timing t;
     nd_status status = ND_OK;
-    ND_ASSERT(count > 0 && count <= ND_TIMING_RECIPES_MAX && rounds > 0);
+    ND_ASSERT(count > 0 && count <= ND_TIMING_RECIPES_MAX && ask->rounds > 0);
     if (e.m % 16 != 0 || e.k % 16 != 0 || e.n % 16 != 0) {
         return nd_fail(ND_ERR_CONFIG,
                        "a linear of %lld x %lld x %lld cannot run in FP8, which needs multiples of "
                        "16 in each of the three",
                        (long long)e.m, (long long)e.k, (long long)e.n);
     }
-    init(&t, rank, e);
-    ND_TRY_OUT(list_calls(&t, recipes, count));
-    ND_TRY_OUT(time_calls(&t, count, rounds));
+    init(&t, ask->rank, e);
+    ND_TRY_OUT(list_calls(&t, ask->recipes, count));
+    ND_TRY_OUT(time_calls(&t, ask));
     out->bf16 = nd_calls_difference(&t.all, &t.bf16, &t.fp8[0], true);
     for (int i = 0; i < count; i++) {
         out->fp8[i] = out->bf16 + nd_calls_difference(&t.all, &t.fp8[i], &t.bf16, false);

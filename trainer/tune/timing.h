@@ -26,6 +26,17 @@ typedef struct nd_linear_times {
     double fp8[ND_TIMING_RECIPES_MAX]; /* by the recipes that were asked for */
 } nd_linear_times;
 
+/* How a linear is timed. */
+typedef struct nd_linear_timing {
+    nd_rank *rank;
+    const nd_fp8_recipe *recipes;
+    int recipe_count; /* 1 to ND_TIMING_RECIPES_MAX */
+    int rounds;
+    /* Whether the rank may take so many bytes; asked once, before they are allocated. */
+    nd_status (*room)(void *context, double bytes);
+    void *context;
+} nd_linear_timing;
+
 /*
  * Times a linear forward and backward: its three products, and with FP8 the amaxes, scales, casts
  * and transposes that come with them. Not in the times are what SwiGLU does on the way, as it
@@ -33,8 +44,8 @@ typedef struct nd_linear_times {
  * `rounds` medians of five, in rounds over all calls, so that a disturbance favours no recipe.
  * ND_ERR_CONFIG: 16 does not divide an extent. ND_ERR_RESOURCE: no memory for the operands.
  */
-nd_status nd_time_linear(nd_rank *rank, nd_linear_extents extents, const nd_fp8_recipe *recipes,
-                         int recipe_count, int rounds, nd_linear_times *out);
+nd_status nd_time_linear(const nd_linear_timing *timing, nd_linear_extents extents,
+                         nd_linear_times *out);
 
 typedef struct nd_layer_times {
     double forward, backward; /* seconds: medians over the repeats, of the slowest rank each time */

@@ -104,6 +104,10 @@ Test(inputs_data, token_shards_of_a_folder_are_one_source)
     for (int i = 0; i < 2; i++) {
         assert_ok(open_sources(forms[i]));
         cr_assert_eq(nd_dataset_blocks(data), 3);
+        cr_assert_eq(nd_dataset_sources(data), 1);
+        cr_assert_str_eq(nd_dataset_source_name(data, 0), "");
+        cr_assert_eq(nd_dataset_source(data, 0), data);
+        cr_assert_eq(nd_dataset_source_of(data, 2), 0);
         cr_assert_eq(letter(0), 'x');
         cr_assert_eq(letter(2), 'y');
         nd_dataset_close(data);
