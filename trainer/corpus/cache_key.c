@@ -48,8 +48,8 @@ nd_status nd_cache_key_check(const nd_cache_key *key)
     const char *before = (const char *)key->stamps.data, *end = before + key->stamps.count;
     for (size_t i = 0; i < key->files->count; i++) {
         char stamp[256];
-        uint64_t size;
-        double age;
+        uint64_t size = 0;
+        double age = 0;
         ND_TRY(stamp_file(&key->files->list[i], stamp, &size, &age));
         size_t n = strlen(stamp);
         if ((size_t)(end - before) < n || memcmp(before, stamp, n) != 0) {
@@ -106,8 +106,8 @@ static nd_status describe_files(nd_cache_key *key, double settle)
     for (size_t i = 0; i < key->files->count; i++) {
         const nd_corpus_file *file = &key->files->list[i];
         char stamp[256], line[64];
-        uint64_t size;
-        double age;
+        uint64_t size = 0;
+        double age = 0;
         ND_TRY(stamp_file(file, stamp, &size, &age));
         key->settled = key->settled && age >= settle;
         int n = snprintf(line, sizeof line, "file %d %llu\n", file->rows, (unsigned long long)size);

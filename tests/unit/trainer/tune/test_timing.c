@@ -6,6 +6,8 @@
 #include "tests/unit/trainer/mesh_ranks.h"
 #include "trainer/tune/timing.h"
 
+TestSuite(timing, .timeout = 60);
+
 enum { RECIPES = 4 };
 static const nd_fp8_recipe recipes[RECIPES] = {ND_FP8_TENSORWISE, ND_FP8_ROWWISE,
                                                ND_FP8_ROWWISE_GW_HP, ND_FP8_DELAYED};
@@ -55,7 +57,7 @@ Test(timing, the_difference_of_two_steps)
     nd_calls_free(&other);
 }
 
-Test(timing, a_linear_on_the_cpu, .timeout = 60)
+Test(timing, a_linear_on_the_cpu)
 {
     nd_config config;
     nd_rank rank = {.world_size = 1, .mesh = {{1, 1, 1, 1, 1}}, .config = &config};
@@ -116,7 +118,7 @@ static nd_status time_layers(nd_rank *rank, void *context)
     return ND_OK;
 }
 
-Test(timing, a_layer_of_a_mesh, .timeout = 60)
+Test(timing, a_layer_of_a_mesh)
 {
     for (int fp8 = 0; fp8 < 2; fp8++) {
         mesh_ranks job = {.mesh = {{1, 1, 2, 1, 2}},
