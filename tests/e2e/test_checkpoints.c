@@ -261,16 +261,15 @@ Test(checkpoints, going_back_passes_over_a_damaged_one)
  * which a hand has made the lowest, keeps its checkpoint and is the model. */
 Test(checkpoints, going_back_keeps_the_best)
 {
-    shell(&dir,
-          "cat > lower <<'end'\n"
-          "sed 's/\\(\"step\":6,\"validation_loss\":\\)./\\10/' out/metrics.jsonl > lower.jsonl\n"
-          "cat lower.jsonl > out/metrics.jsonl\n"
-          "end");
-    shell_says(
-        "ND_POISON_COMMAND='sh lower' " POISONED "420 " REWINDS
-        "--save-dir out --num-steps 20 --validation-path text.txt "
-        "--validation-batches 1 --eval-steps 1 --save-total-limit 2 --load-best-model-at-end",
-        "the model is that of step 6");
+    static const char lower[] =
+        "sed 's/\\(\"step\":6,\"validation_loss\":\\)./\\10/' out/metrics.jsonl > lower.jsonl\n"
+        "cat lower.jsonl > out/metrics.jsonl\n";
+    tempdir_write(&dir, "lower", lower, sizeof lower - 1);
+    shell_says("ND_POISON_COMMAND='sh lower' " POISONED "400 " REWINDS
+               "--save-dir out --num-steps 20 --validation-path text.txt "
+               "--validation-batches 1 --eval-steps 1 --save-total-limit 2 "
+               "--load-best-model-at-end",
+               "the model is that of step 6");
     shell(&dir, "grep rewound_from out/metrics.jsonl | grep -q '\"step\":6,' && "
                 "test -d out/checkpoint-6 && ! test -d out/checkpoint-12");
 }
