@@ -6,12 +6,14 @@ Each fault is one sentence and exit code 65 when the checkpoint was named, and n
 run goes on from the checkpoint before, to the same bytes, and keeps what is damaged. A checkpoint of a newer program is not damaged:
 it is left alone, and so is the run.
 """
+import errno
 import hashlib
 import json
 import os
 import random
 import re
 import shutil
+import signal
 import sys
 
 from checkpoint_runs import LAST, STEPS, Bench, check, each
@@ -183,6 +185,40 @@ def appears(bench):
     bench.remove("appears")
 
 
+def unconfirmed(bench):
+    """Rank 1 finds damage, and rank 0's reading of the same files fails: that is neither damage nor the fault of rank 1's host."""
+    def damage():
+        path = copy(bench, "unconfirmed") / SHARD.format(2)
+        path.write_bytes(path.read_bytes()[:-9] + b"wrong" + path.read_bytes()[-4:])
+
+    damage()
+    opened = [path for name, path in bench.calls(2, 0, "unconfirmed", "--resume-from-checkpoint", "latest") if name == "openat"]
+    again = opened.index("checkpoint-6/" + SHARD.format(2)) + 1 # rank 0 has no other reason to open it
+    bench.remove("unconfirmed")
+    damage()
+    before = files(bench.folder / "unconfirmed")
+    printed = bench.train(2, "unconfirmed", "--resume-from-checkpoint", "latest", code=74,
+                          faults=dict(rank=0, fail=f"openat:{errno.EIO}:{again}:1"))
+    check("rank 0 failed first" in printed and "cannot read the files again" in printed, printed)
+    check("finds damage where rank 0 finds none" not in printed, printed)
+    check(files(bench.folder / "unconfirmed") == before, "files have changed")
+    bench.remove("unconfirmed")
+
+
+def killed(bench):
+    """A rank that dies while a checkpoint is loaded failed first, whatever the other one loses by it."""
+    copy(bench, "killed")
+    resume = ("--resume-from-checkpoint", "6")
+    for rank in range(2):
+        calls = bench.calls(2, rank, "killed", *resume)
+        numbers = [number for number, (name, path) in enumerate(calls, 1) if name == "openat" and path.startswith("checkpoint-6/")]
+        check(len(numbers) >= 3, f"rank {rank} opens only {[calls[n - 1] for n in numbers]}")
+        for number in numbers[-3:]: # manifest, digests and state
+            printed = bench.train(2, "killed", *resume, faults=dict(rank=rank, kill=number), code=128 + signal.SIGKILL)
+            check(f"rank {rank} failed first" in printed and "signal 9" in printed, printed)
+    bench.remove("killed")
+
+
 def main():
     with Bench(*sys.argv[1:3]) as bench:
         bench.train(2, "whole", "--checkpoint-checksum", "sha256")
@@ -193,6 +229,8 @@ def main():
         foreign(bench)
         in_use(bench)
         appears(bench)
+        unconfirmed(bench)
+        killed(bench)
     print(f"check_checkpoint_damage: {len(DAMAGES)} damages are refused or passed over")
 
 

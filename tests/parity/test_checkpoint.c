@@ -46,6 +46,7 @@ typedef struct plan {
     const char *broken; /* with resume: what rank 1 takes instead, which cannot be loaded */
     nd_status statuses[MAX_RANKS]; /* with broken: what the load returned */
     bool elsewhere[MAX_RANKS];
+    nd_failure_cause causes[MAX_RANKS];
     char reason[ND_ERROR_MESSAGE_MAX]; /* with broken: of rank 1 */
     bool waits;
     double patience; /* seconds; 0: that of the mesh */
@@ -134,6 +135,7 @@ static nd_status start(void *context, nd_trainer *t)
         const char *from = p->broken && rank == 1 ? p->broken : p->resume;
         p->statuses[rank] =
             nd_restore_checkpoint(t, from, &m, true, &p->elsewhere[rank], &p->restored[rank]);
+        p->causes[rank] = nd_error_last()->cause;
         if (p->broken && rank == 1) {
             snprintf(p->reason, sizeof p->reason, "%s", nd_error_last()->message);
         }
@@ -441,6 +443,9 @@ Test(checkpoint, ranks_agree_when_one_cannot_load)
             cr_assert_eq(broken.statuses[rank], cases[i].status, "%s, rank %d: %d (%s)",
                          cases[i].change, rank, (int)broken.statuses[rank], broken.reason);
             cr_assert_eq(broken.elsewhere[rank], rank != 1, "%s, rank %d", cases[i].change, rank);
+            nd_failure_cause own = cases[i].status == ND_ERR_IO ? ND_CAUSE_LOCAL : ND_CAUSE_OWN;
+            cr_assert_eq(broken.causes[rank], rank == 1 ? own : ND_CAUSE_ELSEWHERE, "%s, rank %d",
+                         cases[i].change, rank);
         }
         cr_assert_not_null(strstr(broken.reason, cases[i].reason), "%s: %s", cases[i].change,
                            broken.reason);

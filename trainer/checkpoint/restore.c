@@ -135,9 +135,10 @@ static nd_status agree_on_sight(nd_trainer *t, const char *folder, bool *elsewhe
 {
     const nd_error own = *nd_error_last();
     int64_t files = count_files(folder), there = t->rank->rank == 0 ? files : 0;
+    nd_status status = *elsewhere ? ND_OK : own.status;
+    *elsewhere = false; /* where a rank is lost */
     ND_TRY(nd_comm_all_reduce(t->rank->groups.by_kind[ND_GROUP_WORLD], &t->rank->stream, &there, 1,
                               ND_DTYPE_I64, ND_REDOP_MAX, NULL));
-    nd_status status = *elsewhere ? ND_OK : own.status;
     if (status != ND_OK && files < there) {
         char host[128];
         nd_identity_host(host, sizeof host);

@@ -29,7 +29,8 @@ size_t nd_restore_host_bytes(const nd_layout *layout, int arrays);
  * Loads a checkpoint of ours into a committed trainer, and sets its position. Collective. When some
  * rank fails, all do, with the same status: that rank with its reason, the others with *elsewhere
  * set. ND_ERR_DATA: it is damaged. ND_ERR_IO: a read failed, or a rank finds less in the folder
- * than rank 0, and names itself and its host. The manifest is that of the folder; the caller gives
+ * than rank 0, and names itself and its host: both surely its own (nd_fail_local), which a rank
+ * that was lost is not. The manifest is that of the folder; the caller gives
  * it empty and ends it, also after a failure.
  */
 nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_manifest *manifest,

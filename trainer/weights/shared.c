@@ -67,8 +67,9 @@ nd_status nd_shared_agree(nd_rank *rank, nd_status status, const char *what, boo
     *elsewhere = false;
     ND_TRY(nd_comm_all_reduce(rank->groups.by_kind[ND_GROUP_WORLD], &rank->stream, &worst, 1,
                               ND_DTYPE_I64, ND_REDOP_MAX, NULL));
-    if (status != ND_OK) {
-        return nd_fail((nd_status)worst, "%s", own.message);
+    if (status != ND_OK) { /* a rank that was lost meanwhile is reported above, as no read */
+        return status == ND_ERR_IO ? nd_fail_local((nd_status)worst, "%s", own.message)
+                                   : nd_fail((nd_status)worst, "%s", own.message);
     }
     *elsewhere = worst != ND_OK;
     return *elsewhere ? nd_fail_elsewhere((nd_status)worst, "another rank could not read %s", what)

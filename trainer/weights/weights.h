@@ -137,8 +137,10 @@ nd_status nd_weights_save(nd_fsdp *fsdp, const char *folder, nd_dtype dtype, boo
 bool nd_shared_reads(const nd_rank *rank, const nd_param *param);
 /* Collective: passes on a flat state array, padding included, in device memory. */
 nd_status nd_shared_pass_on(nd_rank *rank, const nd_layout *layout, float *array);
-/* Collective: the worst status of all ranks. The reason stays with the rank that has it; the others
- * have the error "another rank could not read WHAT", which lies elsewhere, and *elsewhere set. */
+/* Collective: the worst status of all ranks. The reason stays with the rank that has it, and is
+ * surely this rank's own (nd_fail_local) where `status`, which is of no collective, is ND_ERR_IO.
+ * The others have the error "another rank could not read WHAT", which lies elsewhere, and
+ * *elsewhere set. */
 nd_status nd_shared_agree(nd_rank *rank, nd_status status, const char *what, bool *elsewhere);
 
 #endif
