@@ -46,7 +46,8 @@ typedef struct nd_manifest {
     char reason[16];                                    /* "interval", "signal", "end" */
     int64_t restart_epoch;
     nd_run_position position;
-    int64_t samples_seen;  /* also those that were passed over: where the data go on */
+    int64_t samples_seen;  /* also those that were passed over: where the data go on; at least one
+                              for each step */
     int64_t metrics_bytes; /* length of metrics.jsonl when the save began */
     nd_mesh mesh;
     nd_llama_shape shape;

@@ -9,6 +9,8 @@
 #include "trainer/checkpoint/manifest_names.h"
 
 static const int64_t extent_max = (int64_t)1 << 40;
+/* Of steps, samples and tokens. A run that goes on from there can still count. */
+static const int64_t count_max = (int64_t)1 << 60;
 
 static nd_status fail_member(const char *path, const char *member, const char *what)
 {
@@ -314,10 +316,16 @@ static nd_status parse_head(const json_t *root, const char *path, nd_manifest *m
     ND_TRY(get_text(by, path, "reason", m->reason, sizeof m->reason));
     ND_TRY(get_integer(by, path, "restart_epoch", 0, most, &m->restart_epoch));
     ND_TRY(get_object(root, path, "position", &position));
-    ND_TRY(get_integer(position, path, "step", 0, most, &m->position.step));
+    ND_TRY(get_integer(position, path, "step", 0, count_max, &m->position.step));
     ND_TRY(get_integer(position, path, "skipped", 0, m->position.step, &m->position.skipped));
-    ND_TRY(get_integer(position, path, "tokens_seen", 0, most, &m->position.tokens_seen));
-    ND_TRY(get_integer(position, path, "samples_seen", 0, most, &m->samples_seen));
+    ND_TRY(get_integer(position, path, "tokens_seen", 0, count_max, &m->position.tokens_seen));
+    ND_TRY(get_integer(position, path, "samples_seen", 0, count_max, &m->samples_seen));
+    if (m->samples_seen < m->position.step) { /* how many a step had may have changed */
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\": samples_seen is %lld, but each of its %lld steps has at least one "
+                       "sample",
+                       path, (long long)m->samples_seen, (long long)m->position.step);
+    }
     ND_TRY(parse_losses(position, path, &m->position.recent));
     return get_integer(position, path, "metrics_bytes", 0, most, &m->metrics_bytes);
 }

@@ -152,7 +152,14 @@ Test(manifest, refuses_members_that_cannot_be)
         {"position/step", "-1", "step is -1"},
         {"position/step", NULL, "step is missing"},
         {"position/step", "1.5", "not a whole number"},
+        {"position/step", "1152921504606846977", "it must be 0 to 1152921504606846976"},
         {"position/skipped", "13", "skipped is 13"},
+        {"position/tokens_seen", "1152921504606846977", "it must be 0 to 1152921504606846976"},
+        {"position/samples_seen", "-1", "samples_seen is -1"},
+        {"position/samples_seen", "0", "each of its 12 steps has at least one sample"},
+        {"position/samples_seen", "11", "each of its 12 steps has at least one sample"},
+        {"position/samples_seen", "1152921504606846977", "it must be 0 to 1152921504606846976"},
+        {"position/samples_seen", "9223372036854775807", "it must be 0 to 1152921504606846976"},
         {"position/recent_losses", "3", "no list of at most 64 numbers"},
         {"position/recent_losses", "[1,\"2\"]", "no list of at most 64 numbers"},
         {"mesh/tp", "0", "tp is 0"},
@@ -190,6 +197,9 @@ Test(manifest, refuses_members_that_cannot_be)
         assert_fails(parse_changed(bad[i].path, bad[i].value), ND_ERR_DATA, bad[i].words);
     }
     assert_ok(parse_changed("a_later_member", "[1]"));
+    /* Steps may have had fewer samples before, and samples may have been passed over. */
+    assert_ok(parse_changed("position/samples_seen", "12"));
+    assert_ok(parse_changed("position/samples_seen", "1152921504606846976"));
 }
 
 Test(manifest, its_layout_is_that_of_the_writers)

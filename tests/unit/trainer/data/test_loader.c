@@ -89,11 +89,14 @@ Test(loader, starts_at_first_step_and_rewinds_to_it)
     nd_dataset_close(dataset);
 }
 
-/* After 5 steps of another size: 7 samples fewer, and 3 more, than 5 steps of this size have. */
+/* After 5 steps of another size: 7 samples fewer, and 3 more, than 5 steps of this size have; and
+ * the most that a checkpoint may tell. */
 Test(loader, goes_on_behind_the_samples_that_were_seen)
 {
     nd_dataset *dataset = make_dataset(N * (S + 1));
-    for (int64_t ahead = -7; ahead <= 3; ahead += 10) {
+    static const int64_t aheads[] = {-7, 3, ((int64_t)1 << 60) - 60};
+    for (size_t a = 0; a < sizeof aheads / sizeof *aheads; a++) {
+        const int64_t ahead = aheads[a];
         nd_loader_options o = options_of(2, 1, 1, 0);
         o.first_step = 5;
         o.samples_ahead = ahead;
