@@ -10,6 +10,9 @@
 #include "runtime/base/process.h"
 #include "trainer/commands/generate.h"
 
+/* Requests of each replica in a wave, after which all agree that they go on. */
+enum { WAVE = 16 };
+
 nd_status nd_eval_print(json_t *row)
 {
     char *text = row ? nd_json_text(row, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
@@ -77,6 +80,34 @@ static nd_status print_summary(const nd_eval_call *o, const nd_questions *questi
     return nd_eval_print(row);
 }
 
+typedef struct scoring {
+    nd_session *session;
+    nd_questions *questions;
+    nd_generator *generator;
+    nd_token_score *scores; /* [the longest question] */
+} scoring;
+
+/* This replica's part of the questions [begin, end). */
+static nd_status score_wave(const scoring *c, size_t begin, size_t end)
+{
+    const nd_rank *r = &c->session->worker->rank;
+    const size_t replicas = (size_t)r->mesh.size[ND_AXIS_DP_REPLICATE];
+    for (size_t i = begin; i < end; i++) {
+        bool stop = false;
+        ND_TRY(nd_session_ask_stop(c->session, &stop));
+        if (stop) {
+            return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal after %zu requests", i);
+        }
+        if (nd_session_word_is_due(c->session)) {
+            nd_log_info("%zu of %zu requests", i, c->questions->count);
+        }
+        if ((int)(i % replicas) == r->coord.at[ND_AXIS_DP_REPLICATE]) {
+            ND_TRY(nd_question_score(c->generator, &c->questions->list[i], c->scores));
+        }
+    }
+    return ND_OK;
+}
+
 static nd_status score_all(nd_session *s, const nd_eval_call *o, nd_questions *questions)
 {
     const nd_rank *r = &s->worker->rank;
@@ -84,26 +115,16 @@ static nd_status score_all(nd_session *s, const nd_eval_call *o, nd_questions *q
     const int64_t capacity = nd_max(questions->longest - 1, 2), rows = nd_min(o->rows, capacity);
     const nd_generate_options sizes = {
         .batch = nd_min(64, rows), .rows = rows, .capacity = capacity};
-    nd_generator *generator = NULL;
-    nd_token_score *scores = NULL;
+    const size_t count = questions->count, wave = replicas > 1 ? WAVE * (size_t)replicas : count;
+    scoring c = {.session = s, .questions = questions};
     nd_status status = ND_OK;
-    ND_TRY_OUT(ND_ALLOC(questions->longest, &scores));
-    ND_TRY_OUT(nd_session_generator(s, &sizes, &generator));
-    for (size_t i = 0; i < questions->count; i++) {
-        bool stop = false;
-        ND_TRY_OUT(nd_session_ask_stop(s, &stop));
-        if (stop) {
-            status = nd_fail(ND_ERR_PREEMPTED, "stopped by a signal after %zu requests", i);
-            goto out;
-        }
-        if (nd_session_word_is_due(s)) {
-            nd_log_info("%zu of %zu requests", i, questions->count);
-        }
-        if ((int)(i % (size_t)replicas) == r->coord.at[ND_AXIS_DP_REPLICATE]) {
-            ND_TRY_OUT(nd_question_score(generator, &questions->list[i], scores));
-        }
+    ND_TRY_OUT(ND_ALLOC(questions->longest, &c.scores));
+    ND_TRY_OUT(nd_session_generator(s, &sizes, &c.generator));
+    for (size_t i = 0; i < count; i += wave) {
+        status = score_wave(&c, i, i + wave < count ? i + wave : count);
+        ND_TRY_OUT(nd_session_end_wave(s, status));
     }
-    for (size_t i = 0; i < questions->count; i++) {
+    for (size_t i = 0; i < count; i++) {
         ND_TRY_OUT(share_scores(s, &questions->list[i], (int)(i % (size_t)replicas)));
         if (o->jsonl && r->rank == 0) {
             ND_TRY_OUT(print_question(&questions->list[i], i));
@@ -111,8 +132,8 @@ static nd_status score_all(nd_session *s, const nd_eval_call *o, nd_questions *q
     }
     status = r->rank == 0 ? print_summary(o, questions) : ND_OK;
 out:
-    nd_generator_destroy(generator);
-    free(scores);
+    nd_generator_destroy(c.generator);
+    free(c.scores);
     return status;
 }
 

@@ -63,6 +63,11 @@ nd_status nd_session_generator(nd_session *session, const nd_generate_options *o
  */
 nd_status nd_session_begin(nd_worker *worker);
 nd_status nd_session_ask_stop(void *session, bool *stop);
+/* Replicas ask for themselves, each before its own calls. Behind the part that each has done, all
+ * learn here whether one of them was stopped: then all end with ND_ERR_PREEMPTED, and none waits
+ * for results that do not come. `status`: how this rank's part ended. Another error is returned at
+ * once. Collective over all ranks. */
+nd_status nd_session_end_wave(nd_session *session, nd_status status);
 
 int nd_session_signal(void); /* 0: none came */
 /* Of long work: on rank 0, true every few seconds. */

@@ -236,7 +236,8 @@ static nd_status run_wave(job *j, size_t begin, size_t end)
             j->running[count++] = j->results[i].sequence;
         }
     }
-    ND_TRY(nd_generator_run(j->generator, j->running, count, &rules));
+    nd_status status = nd_generator_run(j->generator, j->running, count, &rules);
+    ND_TRY(nd_session_end_wave(j->session, status));
     for (size_t i = begin; i < end && replicas > 1; i++) {
         ND_TRY(share_result(j, i, (int)(i % (size_t)replicas)));
     }

@@ -78,6 +78,24 @@ nd_status nd_session_ask_stop(void *session, bool *stop)
     return ND_OK;
 }
 
+nd_status nd_session_end_wave(nd_session *s, nd_status status)
+{
+    nd_rank *r = &s->worker->rank;
+    int64_t any = status == ND_ERR_PREEMPTED;
+    if (r->mesh.size[ND_AXIS_DP_REPLICATE] == 1 || (status != ND_OK && any == 0)) {
+        return status;
+    }
+    const nd_error own = *nd_error_last();
+    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &any, 1, ND_DTYPE_I64,
+                              ND_REDOP_MAX, NULL));
+    if (status != ND_OK) {
+        return nd_fail(status, "%s", own.message);
+    }
+    return any == 0 ? ND_OK
+                    : nd_fail(ND_ERR_PREEMPTED,
+                              "stopped by a signal before all replicas had done their part");
+}
+
 static nd_status check_named(const char *model)
 {
     return model ? ND_OK
