@@ -349,6 +349,55 @@ Test(generate, eval_ends_within_a_call_of_the_model)
     }
 }
 
+/* The reader takes one byte, sends the signal, and the rest of the long row after the time in which
+ * a worker ends: the row is whole, since its end is waited for. */
+Test(generate, ends_behind_the_row_that_it_prints)
+{
+    train();
+    shell(&dir,
+          "mkfifo rows; awk 'BEGIN { s = \"x\"; while (length(s) < 300000) s = s s; "
+          "print \"{\\\"ids\\\": [97], \\\"id\\\": \\\"\" s \"\\\"}\" }' >long.jsonl; " GENERATE
+          "--model run --jsonl --prompt-file long.jsonl --max-new-tokens 1 >rows 2>log & p=$!; "
+          "{ head -c 1 >out; kill -TERM $p; sleep 1.2; cat >>out; } <rows; wait $p; "
+          "test $? -eq 75 && grep -q 'stopped by a signal$' log && test $(wc -l <out) -eq 1 "
+          "&& test $(wc -c <out) -gt 300000 || { cat log; exit 1; }");
+}
+
+/* Two replicas as torchrun starts them, to which a signal comes once the condition holds. Replica 0
+ * has little to do and waits for replica 1. */
+#define STOPPED                                                                                    \
+    "pids=; for r in 0 1; do RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 "               \
+    "MASTER_ADDR=127.0.0.1 MASTER_PORT=%d %s --model run --num-processes 2 --threads-per-worker "  \
+    "1 >out$r 2>log$r & pids=\"$pids $!\"; done; while kill -0 $pids && ! { %s; }; do sleep "      \
+    "0.02; done; sleep %s; kill -TERM $pids; for p in $pids; do wait $p; test $? -eq 75 || { cat " \
+    "log0 log1; exit 1; }; done; grep -q 'stopped by a signal' log0 && grep -q 'stopped by a "     \
+    "signal' log1"
+/* Both handle TERM. */
+#define HANDLED                                                                                    \
+    "test $(for p in $pids; do grep -E 'SigCgt:.*[4-7c-f][0-9a-f]{3}$' /proc/$p/status; done | "   \
+    "wc -l) -eq 2"
+
+Test(generate, a_stop_ends_all_replicas)
+{
+    char command[3000];
+    shell(&dir, "sed -i 's/\"max_position_embeddings\": 128/\"max_position_embeddings\": 200000/' "
+                "model.json");
+    train();
+    shell(&dir,
+          "for i in 1 2 3 4 5 6 7 8 9; do echo '{\"ids\": [97], \"max_new_tokens\": 1}'; done "
+          ">rows.jsonl; echo '{\"ids\": [98], \"max_new_tokens\": 60000}' >>rows.jsonl");
+    snprintf(command, sizeof command, STOPPED, port_reserve(),
+             GENERATE "--prompt-file rows.jsonl --jsonl --max-batch 1 --ignore-eos",
+             "test $(wc -l <out0) -eq 8", "0.1"); /* the first wave; long is the second one */
+    shell(&dir, command);
+    shell(&dir, "awk 'BEGIN { for (i = 0; i < 600; i++) { s = \"ab\"; if (i % 2) { s = i; while "
+                "(length(s) < 4000) s = s \" abcdefg\" } print \"{\\\"context\\\": \\\"\" s "
+                "\"\\\", \\\"choices\\\": [\\\"c\\\"], \\\"gold\\\": 0}\" } }' >choices.jsonl");
+    snprintf(command, sizeof command, STOPPED, port_reserve(), EVAL "--requests choices.jsonl",
+             HANDLED, "1");
+    shell(&dir, command);
+}
+
 /* valid.txt as a file of ids: the bytes of its text are those that the tokenizer makes of them. */
 static void write_ids(void)
 {
@@ -386,6 +435,12 @@ Test(generate, eval_has_the_loss_of_the_validation)
     cr_expect_float_eq(number_behind(shell_output, "\"loss\":"), loss, 1e-6 * loss);
     cr_expect_float_eq(number_behind(shell_output, "\"bits_per_byte\":"), loss / M_LN2,
                        1e-6 * loss);
+    /* Each rank counts the bytes of its blocks. */
+    shell(&dir, ND_LAUNCH " eval --precision fp32 --model run/model --data valid.bin --data "
+                          "valid.txt --sequence-length 64 --num-processes 2 --jsonl 2>log");
+    const double own = number_behind(shell_output, "\"loss\":");
+    cr_expect_float_eq(number_behind(shell_output, "\"bits_per_byte\":"), own / M_LN2, 1e-12 * own);
+    says("\"data\":\"valid.txt\"");
     shell(&dir, ND_TRAIN " tokenize --tokenizer run/model --input valid.txt --output-prefix pair "
                          ">log 2>&1 && " EVAL
                          "--model run/model --data pair --tokenizer file --jsonl 2>log");

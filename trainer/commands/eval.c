@@ -11,6 +11,7 @@
 #include "runtime/base/fsio.h"
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
+#include "runtime/base/math.h"
 #include "runtime/base/process.h"
 #include "trainer/commands/generate.h"
 
@@ -163,21 +164,32 @@ typedef struct progress {
     int64_t done, calls;
 } progress;
 
-/* Asked before each call of the model. */
-static nd_status ask_world(void *context, bool *stop)
+/* Whether any rank got a stop signal. */
+static nd_status ask_all(nd_session *s, bool *stop)
 {
-    progress *p = context;
-    nd_rank *r = &p->session->worker->rank;
-    if (nd_session_word_is_due(p->session)) {
-        nd_log_info("%s: %lld of %lld calls of the model", p->path, (long long)p->done,
-                    (long long)p->calls);
-    }
-    p->done++;
+    nd_rank *r = &s->worker->rank;
     int64_t any = nd_session_signal();
     ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &any, 1, ND_DTYPE_I64,
                               ND_REDOP_MAX, NULL));
     *stop = any != 0;
     return ND_OK;
+}
+
+/* Asked before each call of the model. */
+static nd_status ask_world(void *context, bool *stop)
+{
+    progress *p = context;
+    if (nd_session_word_is_due(p->session)) {
+        nd_log_info("%s: %lld of %lld calls of the model", p->path, (long long)p->done,
+                    (long long)p->calls);
+    }
+    p->done++;
+    return ask_all(p->session, stop);
+}
+
+static nd_status fail_stopped(const char *path)
+{
+    return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal in \"%s\"", path);
 }
 
 /* Bytes of the text of some ids. */
@@ -217,10 +229,16 @@ static nd_status block_bytes(const nd_tokenizer *tokenizer, nd_decoder *decoder,
     return ND_OK;
 }
 
-/* Bytes of the text whose tokens are predicted. 0: there is no tokenizer to tell. */
-static nd_status count_bytes(const nd_session *s, const nd_dataset *data, int64_t *bytes)
+/* Bytes of the text whose tokens are predicted. 0: there is no tokenizer to tell. Each rank counts
+ * those of its blocks, so that none waits for another one's long work, and all ask after signals in
+ * between. Collective. */
+static nd_status count_bytes(nd_session *s, const nd_dataset *data, const char *path,
+                             int64_t *bytes)
 {
-    const int64_t S = s->config->train.sequence_length;
+    enum { ROUND = 64 }; /* blocks of a rank */
+    nd_rank *r = &s->worker->rank;
+    const int64_t S = s->config->train.sequence_length, blocks = nd_dataset_blocks(data);
+    const int64_t round = (int64_t)ROUND * r->world_size;
     nd_decoder *decoder = NULL;
     int32_t *memory = NULL;
     nd_status status = ND_OK;
@@ -230,11 +248,19 @@ static nd_status count_bytes(const nd_session *s, const nd_dataset *data, int64_
     }
     ND_TRY_OUT(nd_decoder_create(s->tokenizer, true, &decoder));
     ND_TRY_OUT(ND_ALLOC(3 * S + 1, &memory));
-    for (int64_t i = 0; i < nd_dataset_blocks(data); i++) {
+    for (int64_t begin = 0; begin < blocks; begin += round) {
+        const int64_t end = nd_min(begin + round, blocks);
         int32_t *inputs = memory, *labels = memory + S;
-        ND_TRY_OUT(nd_dataset_block(data, i, inputs, labels));
-        ND_TRY_OUT(block_bytes(s->tokenizer, decoder, inputs, labels, S, labels + S, bytes));
+        bool stop = false;
+        ND_TRY_OUT(ask_all(s, &stop));
+        ND_TRY_OUT(stop ? fail_stopped(path) : ND_OK);
+        for (int64_t i = begin + r->rank; i < end; i += r->world_size) {
+            ND_TRY_OUT(nd_dataset_block(data, i, inputs, labels));
+            ND_TRY_OUT(block_bytes(s->tokenizer, decoder, inputs, labels, S, labels + S, bytes));
+        }
     }
+    status = nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, bytes, 1,
+                                ND_DTYPE_I64, ND_REDOP_SUM, NULL);
 out:
     nd_decoder_destroy(decoder);
     free(memory);
@@ -286,13 +312,13 @@ static nd_status evaluate_file(nd_session *s, const nd_eval_call *o, nd_trainer 
     }
     ND_TRY_OUT(nd_trainer_evaluate(trainer, loader, p.calls, &check, &loss, &tokens));
     if (tokens == 0) {
-        status = nd_fail(ND_ERR_PREEMPTED, "stopped by a signal in \"%s\"", path);
+        status = fail_stopped(path);
     } else if (!isfinite(loss)) {
         status = nd_fail(ND_ERR_NUMERIC, "the loss on \"%s\" is %g", path, nd_positive_nan(loss));
-    } else if (r->rank == 0) {
+    } else {
         int64_t of_text = tokens;
-        ND_TRY_OUT(bytes ? ND_OK : count_bytes(s, data, &of_text));
-        status = print_loss(o, path, of_text, loss, tokens);
+        ND_TRY_OUT(bytes ? ND_OK : count_bytes(s, data, path, &of_text));
+        status = r->rank == 0 ? print_loss(o, path, of_text, loss, tokens) : ND_OK;
     }
 out:
     joined = !loader || nd_loader_close(loader);

@@ -20,9 +20,12 @@ nd_status nd_eval_print(json_t *row)
     if (!text) {
         return nd_fail_memory("a row of the output");
     }
+    nd_session_row_begin();
     puts(text);
     free(text);
-    return nd_process_flush_output();
+    nd_status status = nd_process_flush_output();
+    nd_session_row_end();
+    return status;
 }
 
 /* The scores that one replica has found reach the others. */

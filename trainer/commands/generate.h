@@ -70,6 +70,10 @@ nd_status nd_session_ask_stop(void *session, bool *stop);
 nd_status nd_session_end_wave(nd_session *session, nd_status status);
 
 int nd_session_signal(void); /* 0: none came */
+/* Around a row of output, with its flush: a worker that ends within a call of the model ends behind
+ * the row, or 5 s later when nothing takes it. */
+void nd_session_row_begin(void);
+void nd_session_row_end(void);
 /* Of long work: on rank 0, true every few seconds. */
 bool nd_session_word_is_due(nd_session *session);
 

@@ -87,23 +87,29 @@ static nd_status print_ids(const job *j, size_t i)
     return ND_OK;
 }
 
+static nd_status print_result(job *j, size_t i)
+{
+    if (j->options->jsonl) {
+        return print_row(j, i);
+    }
+    ND_TRY(j->results[i].text.decoder ? print_text(j, i) : print_ids(j, i));
+    putchar('\n');
+    return nd_process_flush_output();
+}
+
 /* Results that are complete, in the order of the requests. */
 static nd_status print_ready(job *j)
 {
-    while (j->printed < j->in->requests.count && j->results[j->printed].ended) {
+    nd_status status = ND_OK;
+    while (status == ND_OK && j->printed < j->in->requests.count && j->results[j->printed].ended) {
         size_t i = j->printed++;
-        if (j->session->worker->rank.rank > 0) {
-            continue;
+        if (j->session->worker->rank.rank == 0) {
+            nd_session_row_begin();
+            status = print_result(j, i);
+            nd_session_row_end();
         }
-        if (j->options->jsonl) {
-            ND_TRY(print_row(j, i));
-            continue;
-        }
-        ND_TRY(j->results[i].text.decoder ? print_text(j, i) : print_ids(j, i));
-        putchar('\n');
-        ND_TRY(nd_process_flush_output());
     }
-    return ND_OK;
+    return status;
 }
 
 static bool is_end(const nd_generate_input *in, int32_t id)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The ranks, the model and the tokenizer of a command that uses a model. */
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,37 +16,65 @@
 #include "trainer/commands/generate.h"
 
 /* For the end at the next call of the model; a worker that is in a long one then ends at once.
- * Nothing is lost: what is complete has been printed. */
-enum { STOP_US = 700000, WORD_SECONDS = 10 };
+ * Nothing is lost: what is complete has been printed. ROW_MS: for a reader of the output to take
+ * the rest of a row. */
+enum { STOP_MS = 700, ROW_MS = 5000, WORD_SECONDS = 10 };
 
 static volatile sig_atomic_t stop_signal, is_alone;
 
-static void on_late(int signal_number)
+/* The row that is being printed: a late end waits for its end. */
+enum { ROW_NONE, ROW_PRINTED, ROW_AWAITED };
+static atomic_int row;
+
+/* How long the orderly end may take; 0: it is there. */
+static void set_patience(int ms)
 {
-    static const char text[] = "error: stopped by a signal within a call of the model\n";
-    ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
+    const struct itimerval time = {.it_value = {ms / 1000, ms % 1000 * 1000}};
+    setitimer(ITIMER_REAL, &time, NULL); /* on Linux a system call and no more */
+}
+
+static void end_late(const char *text)
+{
+    ssize_t ignored = write(STDERR_FILENO, text, strlen(text));
     (void)ignored;
     _exit(ND_ERR_PREEMPTED);
 }
 
-/* How long the orderly end may take; 0: it is there. */
-static void set_patience(int us)
+static void on_late(int signal_number)
 {
-    const struct itimerval time = {.it_value = {.tv_usec = us}};
-    setitimer(ITIMER_REAL, &time, NULL); /* on Linux a system call and no more */
+    int expected = ROW_PRINTED;
+    if (atomic_compare_exchange_strong(&row, &expected, ROW_AWAITED)) {
+        set_patience(ROW_MS);
+    } else {
+        end_late(expected == ROW_NONE
+                     ? "error: stopped by a signal within a call of the model\n"
+                     : "error: stopped by a signal; nothing takes the rest of a row\n");
+    }
+}
+
+void nd_session_row_begin(void)
+{
+    atomic_store(&row, ROW_PRINTED);
+}
+
+void nd_session_row_end(void)
+{
+    if (atomic_exchange(&row, ROW_NONE) == ROW_AWAITED) {
+        end_late("error: stopped by a signal\n");
+    }
 }
 
 static void on_signal(int signal_number)
 {
     stop_signal = signal_number;
     if (is_alone) {
-        set_patience(STOP_US);
+        set_patience(STOP_MS);
     }
 }
 
 nd_status nd_session_begin(nd_worker *worker)
 {
-    const struct sigaction late = {.sa_handler = on_late};
+    const struct sigaction late = {.sa_handler = on_late, .sa_flags = SA_RESTART};
     sigaction(SIGALRM, &late, NULL);
     ND_TRY(nd_job_begin(worker, on_signal));
     is_alone = worker->identity.world_size == 1;
