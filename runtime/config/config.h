@@ -257,9 +257,14 @@ typedef struct nd_epochs {
  * After nd_config_resolve, when the data are open: sets train.steps from train.epochs, rounded up,
  * and the intervals that are -1 to the steps of an epoch, rounded up. Then checks what depends on
  * them. ND_ERR_CONFIG: train.steps was given too and is another number, or the data cannot give so
- * many samples.
+ * many samples to a run that begins with the first of them (one that may go on from elsewhere, by
+ * checkpoint.resume, is checked when that is known).
  */
 nd_status nd_config_take_epochs(nd_config *config, const nd_epochs *epochs);
+/* ND_ERR_CONFIG when the data end before train.steps of a run that has done `step` steps and seen
+ * `seen` samples. */
+nd_status nd_config_check_end(const nd_config *config, const nd_epochs *epochs, int64_t step,
+                              int64_t seen);
 
 /*
  * What a job goes on with when only so many of its nodes are left: workers, the mesh, whose axis

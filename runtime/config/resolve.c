@@ -502,6 +502,27 @@ static nd_status steps_of_epochs(const nd_config *c, const nd_epochs *e, int64_t
     return ND_OK;
 }
 
+nd_status nd_config_check_end(const nd_config *config, const nd_epochs *e, int64_t step,
+                              int64_t seen)
+{
+    const int64_t left = seen < e->limit ? (e->limit - seen) / e->step : 0;
+    if (config->train.steps - step <= left) {
+        return ND_OK;
+    }
+    return config->train.epochs > 0
+               ? nd_fail(ND_ERR_CONFIG,
+                         "train.epochs is %g, which is %lld steps of %lld samples, but the epochs "
+                         "in data.path are over after step %lld; give fewer epochs there, more in "
+                         "data.path, or a source without a limit",
+                         config->train.epochs, ll(config->train.steps), ll(e->step),
+                         ll(step + left))
+               : nd_fail(ND_ERR_CONFIG,
+                         "train.steps is %lld, and with %lld samples a step the epochs of "
+                         "data.path are over after step %lld; give fewer steps, more epochs, or a "
+                         "source without a limit",
+                         ll(config->train.steps), ll(e->step), ll(step + left));
+}
+
 nd_status nd_config_take_epochs(nd_config *config, const nd_epochs *e)
 {
     const int64_t epoch = (e->samples - 1) / e->step + 1;
@@ -517,15 +538,8 @@ nd_status nd_config_take_epochs(nd_config *config, const nd_epochs *e)
             "give one of them",
             ll(config->train.steps), config->train.epochs, ll(e->samples), ll(steps), ll(e->step));
     }
-    if (steps > e->limit / e->step) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "train.steps is %lld, and with %lld samples a step the epochs of data.path are "
-            "over after step %lld; give fewer steps, more epochs, or a source without a "
-            "limit",
-            ll(steps), ll(e->step), ll(e->limit / e->step));
-    }
     config->train.steps = steps;
+    ND_TRY(config->checkpoint.resume[0] ? ND_OK : nd_config_check_end(config, e, 0, 0));
     if (config->train.validation_interval < 0) {
         config->train.validation_interval = epoch;
     }

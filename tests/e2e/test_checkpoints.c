@@ -243,6 +243,18 @@ Test(checkpoints, a_step_that_is_not_finite_goes_back)
                         "cmp fork/model/model.safetensors out/model/model.safetensors");
 }
 
+/* The data have samples for 40 steps, of which some are passed over. */
+Test(checkpoints, going_back_ends_a_run_with_its_data)
+{
+#define LIMITED "--data-path '[{path: text.txt, epochs: 0.4}]' --save-dir out "
+    shell_says(POISONED "900 " REWINDS LIMITED, "the epochs of data.path are over before step 40");
+    cr_assert_not_null(strstr(shell_output, "early stop after step "), "%s", shell_output);
+    shell(&dir, "k=$(sed -n 's/.*\"early_stopped\",\"step\":\\([0-9]*\\),.*/\\1/p' "
+                "out/metrics.jsonl); test $k -lt 40 && test -d out/checkpoint-$k && "
+                "test -s out/model/model.safetensors");
+    shell_says(REWINDS LIMITED "--resume-from-checkpoint latest", "nothing is left to do after");
+}
+
 /* The checkpoint is damaged after it was loaded, and before the run goes back to it. */
 Test(checkpoints, going_back_passes_over_a_damaged_one)
 {

@@ -155,6 +155,9 @@ int64_t nd_step_blocks(const nd_config *config);
 nd_loader_options nd_loader_options_of(const nd_rank *rank, bool validation);
 /* Host memory that a loader with these options holds. */
 size_t nd_loader_bytes(const nd_loader_options *options);
+/* The last of `steps` training steps that is full: fewer where the data end before them. */
+int64_t nd_loader_last_step(const nd_dataset *dataset, const nd_loader_options *options,
+                            int64_t steps);
 /* Starts the prefetch thread; the dataset is borrowed until the loader is closed. */
 nd_status nd_loader_open(const nd_dataset *dataset, const nd_loader_options *options,
                          nd_loader **out);

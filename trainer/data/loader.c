@@ -387,3 +387,14 @@ int64_t nd_loader_validation_steps(const nd_dataset *dataset, const nd_loader_op
     int64_t round = options->accumulation * options->micro_batch * options->dp_size;
     return nd_ceil_div(dataset->blocks, round);
 }
+
+int64_t nd_loader_last_step(const nd_dataset *dataset, const nd_loader_options *options,
+                            int64_t steps)
+{
+    const nd_loader_options *o = options;
+    const int64_t samples = o->accumulation * o->micro_batch * o->dp_size;
+    const int64_t seen = o->first_step * samples + o->samples_ahead;
+    const int64_t all = nd_dataset_samples(dataset);
+    const int64_t full = seen < all ? (all - seen) / samples : 0;
+    return steps - o->first_step > full ? o->first_step + full : steps;
+}

@@ -114,6 +114,13 @@ nd_status nd_inputs_find_tokenizer(const char *setting, const char *model_folder
     return status;
 }
 
+nd_epochs nd_inputs_epochs(const nd_config *config, const nd_inputs *inputs)
+{
+    return (nd_epochs){.samples = nd_dataset_epoch(inputs->data),
+                       .limit = nd_dataset_samples(inputs->data),
+                       .step = nd_step_blocks(config)};
+}
+
 nd_status nd_inputs_open(nd_config *config, nd_inputs *inputs)
 {
     nd_epochs epochs;
@@ -122,9 +129,7 @@ nd_status nd_inputs_open(nd_config *config, nd_inputs *inputs)
     ND_TRY(nd_inputs_find_tokenizer(config->data.tokenizer, inputs->model_folder,
                                     config->model.config, &inputs->tokenizer));
     ND_TRY(nd_inputs_open_sources(config, inputs, config->data.path, &inputs->data));
-    epochs = (nd_epochs){.samples = nd_dataset_epoch(inputs->data),
-                         .limit = nd_dataset_samples(inputs->data),
-                         .step = nd_step_blocks(config)};
+    epochs = nd_inputs_epochs(config, inputs);
     ND_TRY(nd_config_take_epochs(config, &epochs));
     return config->data.validation_path[0]
                ? nd_inputs_open_sources(config, inputs, config->data.validation_path,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What must agree between a checkpoint and the run that goes on from it. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -188,12 +189,49 @@ static nd_status check_step(const nd_config *config, const char *folder, int64_t
                          folder, (long long)step, (long long)config->train.steps);
 }
 
+/*
+ * train.epochs says how many steps of its samples a whole run has. Steps of another number came
+ * before, so that it would end this one elsewhere than after these epochs.
+ */
+static nd_status check_epochs(const nd_config *config, const nd_epochs *e, const char *folder,
+                              const nd_manifest *manifest, bool others)
+{
+    const int64_t step = manifest->position.step, seen = manifest->samples_seen;
+    if (config->train.epochs == 0 || (!others && seen / e->step >= step)) {
+        return ND_OK;
+    }
+    const double samples = fmax(config->train.epochs * (double)e->samples - (double)seen, 0);
+    const double left = samples / (double)e->step, up = ceil(left - 1e-9 * left);
+    const bool ends = up * (double)e->step > (double)e->limit - (double)seen;
+    return nd_fail(ND_ERR_CONFIG,
+                   "%s has seen %lld samples in %lld steps, and a step of this run has %lld, so "
+                   "that train.epochs %g, which is %lld of these steps, would end it too early or "
+                   "too late; give --num-steps %.0f in its place, which ends the run after these "
+                   "epochs",
+                   folder, (long long)seen, (long long)step, (long long)e->step,
+                   config->train.epochs, (long long)config->train.steps,
+                   (double)step + (ends ? floor(left) : up));
+}
+
+/* The last step. What a run with steps of the same samples has passed over after a failure is no
+ * fault of its configuration: it ends with the data. */
+static nd_status check_end(const nd_config *config, const nd_inputs *inputs, const char *folder,
+                           const nd_manifest *manifest, const char *stored_samples)
+{
+    const nd_epochs e = nd_inputs_epochs(config, inputs);
+    const int64_t step = manifest->position.step, seen = manifest->samples_seen;
+    const bool others = stored_samples && strtoll(stored_samples, NULL, 10) != e.step;
+    ND_TRY(check_epochs(config, &e, folder, manifest, others));
+    ND_TRY(check_step(config, folder, step));
+    return nd_config_check_end(config, &e, step,
+                               !others && seen > step * e.step ? step * e.step : seen);
+}
+
 nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
                           const nd_manifest *manifest)
 {
     nd_manifest_pairs own = {0};
     ND_TRY(nd_manifest_check_shape(manifest, &inputs->shape, folder));
-    ND_TRY(check_step(config, folder, manifest->position.step));
     nd_status status = nd_resume_identity(config, inputs, &own);
     bool files = inputs->tokenizer && nd_manifest_pairs_find(&manifest->identity, tokenizer_file);
     for (int i = 0; i < own.count && status == ND_OK; i++) {
@@ -202,6 +240,10 @@ nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, cons
         if (stored && strcmp(stored, pair->value) != 0 && is_compared(config, pair->key, files)) {
             status = fail_pair(config, manifest, folder, pair, stored);
         }
+    }
+    if (status == ND_OK) {
+        status = check_end(config, inputs, folder, manifest,
+                           nd_manifest_pairs_find(&manifest->identity, step_samples));
     }
     nd_manifest_pairs_fini(&own);
     return status;
@@ -350,6 +392,10 @@ nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
     nd_resume resume;
     ND_TRY(check_allowed(config));
     ND_TRY(nd_resume_find(&search, &resume));
+    if (config->checkpoint.resume[0] && resume.kind != ND_RESUME_CHECKPOINT) {
+        const nd_epochs epochs = nd_inputs_epochs(config, inputs);
+        ND_TRY(nd_config_check_end(config, &epochs, 0, 0));
+    }
     switch ((nd_resume_kind)resume.kind) {
     case ND_RESUME_FAILED:
     case ND_RESUME_NONE:

@@ -52,6 +52,7 @@ typedef struct run_state {
     nd_run_profile profile;
     nd_tuning *tuning;                     /* NULL without autotune */
     int64_t begin;                         /* steps that were done before this start */
+    int64_t last_step;                     /* train.steps, or before: the data end with it */
     int64_t trace_from;                    /* the trace holds the steps after this one */
     int64_t step_begin;                    /* nd_clock_ns */
     int64_t sent_before[ND_TRAFFIC_COUNT]; /* when the step began */
@@ -68,6 +69,7 @@ static nd_status open_training_loader(run_state *s)
     nd_loader_options options = nd_loader_options_of(s->rank, false);
     options.first_step = position->step;
     options.samples_ahead = position->samples_ahead;
+    s->last_step = nd_loader_last_step(s->context->inputs->data, &options, s->config->train.steps);
     return nd_loader_open(s->context->inputs->data, &options, &s->loader);
 }
 
@@ -188,12 +190,17 @@ static nd_status validate(run_state *s)
     return nd_run_checkpoints_validated(&s->checkpoints, record.loss);
 }
 
+static bool is_at_interval(const run_state *s)
+{
+    int64_t interval = s->config->train.validation_interval;
+    return interval > 0 && s->trainer->position.step % interval == 0;
+}
+
 static bool validation_is_due(const run_state *s)
 {
-    int64_t step = s->trainer->position.step, interval = s->config->train.validation_interval;
-    bool last = step == s->config->train.steps;
+    bool last = s->trainer->position.step == s->last_step;
     /* After a stop signal, skip validation: the grace period is needed to save the model. */
-    return s->validation_loader && !s->stopped && (last || (interval > 0 && step % interval == 0));
+    return s->validation_loader && !s->stopped && (last || is_at_interval(s));
 }
 
 /* A signal or a failure came before the end of the validation after the step that the run goes on
@@ -250,7 +257,7 @@ static nd_status record_step(run_state *s, const nd_step_batch *batch, const nd_
 static void forget_warm_up(run_state *s)
 {
     int64_t warm = s->begin + WARM_UP_STEPS;
-    if (s->trainer->position.step == warm && s->config->train.steps > warm && !s->stopped) {
+    if (s->trainer->position.step == warm && s->last_step > warm && !s->stopped) {
         s->rank->trace = (nd_trace){.profile = s->rank->trace.profile};
         s->trace_from = warm;
     }
@@ -264,7 +271,32 @@ static nd_status rewind_run(run_state *s)
         s->context->inputs->still_read = true;
     }
     s->loader = NULL;
-    return open_training_loader(s);
+    ND_TRY(open_training_loader(s));
+    /* Nothing may be left for a step, now that samples were passed over. */
+    return validation_is_due(s) && !is_at_interval(s) ? validate(s) : ND_OK;
+}
+
+/* The sources are limited, and too few samples are left for one more step, since some were passed
+ * over: the run is over as one is that early stopping ends. */
+static nd_status end_with_data(run_state *s)
+{
+    const nd_run_position *position = &s->trainer->position;
+    const int64_t samples = nd_step_blocks(s->config);
+    char why[240];
+    if (s->stopped || s->checkpoints.over || position->step < s->last_step ||
+        s->last_step == s->config->train.steps) {
+        return ND_OK;
+    }
+    s->checkpoints.over = true;
+    snprintf(why, sizeof why,
+             "the epochs of data.path are over before step %lld (train.steps): of their %lld "
+             "samples %lld were read or passed over, and a step takes %lld",
+             (long long)s->config->train.steps,
+             (long long)nd_dataset_samples(s->context->inputs->data),
+             (long long)(position->step * samples + position->samples_ahead), (long long)samples);
+    const nd_run_event event = {
+        .kind = ND_RUN_EVENT_EARLY_STOPPED, .step = position->step, .reason = why};
+    return nd_sinks_event(&s->files.sinks, &event);
 }
 
 static nd_status loop(run_state *s)
@@ -277,7 +309,7 @@ static nd_status loop(run_state *s)
         nd_train_request_stop(stop_signal);
     }
     ND_TRY(make_up_validation(s));
-    while (t->position.step < s->config->train.steps && !s->stopped && !s->checkpoints.over) {
+    while (t->position.step < s->last_step && !s->stopped && !s->checkpoints.over) {
         ND_TRY(nd_run_profile_begin(&s->profile, t->position.step + 1));
         begin_record(s);
         ND_RUN(s->rank, ND_TRACE_DATA, nd_loader_next(s->loader, &batch));
@@ -298,6 +330,7 @@ static nd_status loop(run_state *s)
             ND_TRY(validate(s));
         }
     }
+    ND_TRY(end_with_data(s));
     return nd_run_profile_finish(&s->profile);
 }
 
@@ -395,11 +428,11 @@ static nd_status run(run_state *s)
     }
     ND_TRY(loaded);
     s->begin = s->trace_from = s->trainer->position.step;
-    if (s->begin < s->config->train.steps &&
+    ND_TRY(open_loaders(s));
+    if (s->begin < s->last_step &&
         !s->checkpoints.over) { /* before a checkpoint is newer than the model */
         nd_run_model_unmark(&s->files);
     }
-    ND_TRY(open_loaders(s));
     ND_TRY(nd_run_checkpoints_start(&s->checkpoints));
     ND_TRY(nd_run_profile_init(&s->profile, s->rank, s->files.dir));
     ND_TRY(nd_comm_barrier(s->rank->groups.by_kind[ND_GROUP_WORLD]));

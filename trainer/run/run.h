@@ -30,6 +30,8 @@ nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs);
 /* The same, and the training and validation data, whose size settles train.epochs
  * (nd_config_take_epochs). */
 nd_status nd_inputs_open(nd_config *config, nd_inputs *inputs);
+/* Samples of the open data, and of a step of this configuration. */
+nd_epochs nd_inputs_epochs(const nd_config *config, const nd_inputs *inputs);
 /* model.verify: ND_ERR_DATA names a file of model.path that differs from its SHA256SUMS. Reads all
  * of them, so once per host is enough. */
 nd_status nd_inputs_verify_model(const nd_config *config);

@@ -76,3 +76,26 @@ Test(epochs, data_that_end_round_down_and_limit_the_steps)
                     "over after step 2", NULL);
     nd_config_fini(&c);
 }
+
+Test(epochs, data_that_end_before_train_epochs_are_named_by_them)
+{
+    cr_assert_eq(FLAGS(&c, "--epochs", "3"), ND_OK);
+    expect_sentence(take(30, 10, 4), ND_ERR_CONFIG, "epochs", "train.epochs is 3, which is",
+                    "over after step 2", NULL);
+    cr_assert_null(strstr(nd_error_last()->message, "train.steps"));
+    nd_config_fini(&c);
+}
+
+/* A run that may go on from elsewhere is checked when its position is known. */
+Test(epochs, a_resumed_run_has_what_is_left_of_the_data)
+{
+    const nd_epochs e = {100, 100, 8};
+    cr_assert_eq(FLAGS(&c, "--num-steps", "15", "--resume-from-checkpoint", "latest"), ND_OK);
+    cr_assert_eq(take(100, 100, 8), ND_OK);
+    cr_expect_eq(nd_config_check_end(&c, &e, 10, 60), ND_OK); /* 5 steps of 8 are left */
+    expect_sentence(nd_config_check_end(&c, &e, 10, 61), ND_ERR_CONFIG, "left", "train.steps is 15",
+                    "over after step 14", NULL);
+    expect_sentence(nd_config_check_end(&c, &e, 10, 200), ND_ERR_CONFIG, "none left",
+                    "over after step 10", NULL);
+    nd_config_fini(&c);
+}

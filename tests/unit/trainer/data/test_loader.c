@@ -116,6 +116,29 @@ Test(loader, goes_on_behind_the_samples_that_were_seen)
     nd_dataset_close(dataset);
 }
 
+/* Two epochs of 23 samples, in steps of 12, have 3 full steps; fewer, when samples are passed over.
+ */
+Test(loader, the_last_step_is_the_last_full_one)
+{
+    static const struct {
+        int64_t first_step, ahead, steps, last;
+    } cases[] = {{0, 0, 3, 3},  {0, 0, 9, 3},   {0, 0, 2, 2},  {2, 0, 3, 3},
+                 {1, 10, 3, 3}, {1, 11, 3, 2},  {1, 35, 3, 1}, {3, 10, 3, 3},
+                 {2, 90, 3, 2}, {2, -23, 9, 5}, {2, 0, 1, 1}};
+    nd_dataset_part part = {.data = make_dataset(N * (S + 1)), .name = "", .epochs = 2};
+    nd_dataset *endless = make_dataset(N * (S + 1)), *blend;
+    assert_ok(nd_dataset_blend(&part, 1, &blend));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_loader_options o = options_of(2, 1, 1, 0);
+        o.first_step = cases[i].first_step;
+        o.samples_ahead = cases[i].ahead;
+        cr_expect_eq(nd_loader_last_step(blend, &o, cases[i].steps), cases[i].last, "%zu", i);
+        cr_expect_eq(nd_loader_last_step(endless, &o, cases[i].steps), cases[i].steps);
+    }
+    nd_dataset_close(blend);
+    nd_dataset_close(endless);
+}
+
 Test(loader, every_block_once_an_epoch_whatever_the_mesh)
 {
     nd_dataset *dataset = make_dataset(N * (S + 1));

@@ -253,6 +253,67 @@ Test(resume, another_batch_and_other_data_need_a_word)
     nd_config_fini(&config);
 }
 
+/* Of 31,775 blocks, of which 48 were seen in 6 steps. */
+Test(resume, another_batch_keeps_the_end_of_the_epochs)
+{
+    static char text[1 << 20];
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    nd_config config;
+    nd_inputs inputs = {.shape = fake_shape(true)};
+    memset(text, 'x', sizeof text);
+    assert_ok(nd_config_init(&config));
+    char *tokenizer = config.data.tokenizer, *allow = config.checkpoint.allow;
+    config.resolved_mesh = one;
+    config.train.micro_batch_size = 4;
+    config.train.gradient_accumulation_steps = 2;
+    nd_dataset_part part = {.name = "", .epochs = 0.01};
+    assert_ok(nd_dataset_open(tempdir_write(&dir, "text", text, sizeof text), ND_DATA_AUTO, "bytes",
+                              256, 32, &part.data));
+    assert_ok(nd_dataset_blend(&part, 1, &inputs.data));
+    cr_assert_eq(nd_dataset_samples(inputs.data), 318);
+    nd_manifest manifest = fake_manifest(&inputs.shape, &one, 1, 6, false);
+    nd_manifest_pairs_fini(&manifest.identity);
+    config.data.tokenizer = (char *)"bytes";
+    assert_ok(nd_resume_identity(&config, &inputs, &manifest.identity));
+    /* As many samples a step: what was passed over after a failure is left out at the end. */
+    config.train.steps = 39;
+    manifest.samples_seen = 64;
+    assert_ok(check(&config, &inputs, &manifest, NULL, ""));
+    manifest.samples_seen = 48;
+    /* 270 samples are left: 67 steps of 4, or 22 of 12. */
+    static const struct {
+        int64_t accumulation, last;
+        const char *words;
+    } cases[] = {{1, 73, "over after step 73;"}, {3, 28, "over after step 28;"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        config.train.gradient_accumulation_steps = cases[i].accumulation;
+        config.train.steps = cases[i].last;
+        assert_ok(check(&config, &inputs, &manifest, NULL, "samples_per_step"));
+        config.train.steps++;
+        assert_fails(check(&config, &inputs, &manifest, NULL, "samples_per_step"), ND_ERR_CONFIG,
+                     cases[i].words);
+    }
+    /* train.epochs of the 318 samples is 27 steps of 12. */
+    config.train.epochs = 1;
+    config.train.steps = 27;
+    assert_fails(check(&config, &inputs, &manifest, NULL, "samples_per_step"), ND_ERR_CONFIG,
+                 "has seen 48 samples in 6 steps, and a step of this run has 12, so that "
+                 "train.epochs 1");
+    cr_assert_not_null(strstr(nd_error_last()->message, "give --num-steps 28 in its place"), "%s",
+                       nd_error_last()->message);
+    config.train.gradient_accumulation_steps = 2; /* in a start after that one */
+    config.train.steps = 39;
+    assert_ok(check(&config, &inputs, &manifest, NULL, ""));
+    manifest.samples_seen = 47;
+    assert_fails(check(&config, &inputs, &manifest, NULL, ""), ND_ERR_CONFIG,
+                 "give --num-steps 39 in its place");
+    config.data.tokenizer = tokenizer;
+    config.checkpoint.allow = allow;
+    nd_manifest_fini(&manifest);
+    nd_dataset_close(inputs.data);
+    nd_config_fini(&config);
+}
+
 Test(resume, compares_tokenizers_by_their_content)
 {
     static char text[300];
@@ -268,6 +329,7 @@ Test(resume, compares_tokenizers_by_their_content)
     assert_ok(nd_config_init(&config));
     char *tokenizer = config.data.tokenizer, *allow = config.checkpoint.allow;
     config.train.steps = 100;
+    config.resolved_mesh = one;
     assert_ok(
         nd_dataset_open(tempdir_file(&dir, "text"), ND_DATA_AUTO, "bytes", 256, 32, &inputs.data));
     nd_manifest manifest = fake_manifest(&inputs.shape, &one, 1, 6, false);
