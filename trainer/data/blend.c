@@ -161,8 +161,9 @@ int64_t nd_dataset_epoch(const nd_dataset *dataset)
     return by_epochs ? nd_mix_samples(blend->mix) : dataset->blocks;
 }
 
-/* SHA-256 of the digests or contents of the sources, in order, and of their weights and epochs. */
-static nd_status digest_sources(const nd_blend *blend, bool content, char hex[65])
+/* SHA-256 of the digests of the sources, in order, and of their weights and epochs. With `all` of
+ * their contents instead. */
+static nd_status digest_sources(const nd_blend *blend, const nd_content_share *all, char hex[65])
 {
     char *text = NULL;
     size_t bytes;
@@ -173,7 +174,7 @@ static nd_status digest_sources(const nd_blend *blend, bool content, char hex[65
     nd_status status = ND_OK;
     for (int j = 0; j < blend->count && status == ND_OK; j++) {
         const source *s = &blend->sources[j];
-        status = content ? nd_dataset_content(s->data, hex) : nd_dataset_digest(s->data, hex);
+        status = all ? nd_content_of(s->data, all, hex) : nd_dataset_digest(s->data, hex);
         fprintf(lines, "%s %a %a\n", status == ND_OK ? hex : "", s->weight, s->epochs);
     }
     if (fclose(lines) != 0 && status == ND_OK) {
@@ -186,19 +187,26 @@ static nd_status digest_sources(const nd_blend *blend, bool content, char hex[65
 
 static nd_status digest(const nd_blend *blend, char hex[65])
 {
-    return digest_sources(blend, false, hex);
+    return digest_sources(blend, NULL, hex);
 }
 
-static nd_status content(const nd_blend *blend, char hex[33])
+static void count_files(const nd_blend *blend, nd_content_share *all)
+{
+    for (int j = 0; j < blend->count; j++) {
+        nd_content_count(blend->sources[j].data, all);
+    }
+}
+
+static nd_status content(const nd_blend *blend, const nd_content_share *all, char hex[33])
 {
     char whole[65] = "";
-    nd_status status = digest_sources(blend, true, whole);
+    nd_status status = digest_sources(blend, all, whole);
     memcpy(hex, whole, 32);
     hex[32] = '\0';
     return status;
 }
 
-static const nd_blend_calls calls = {read_block, digest, content, destroy};
+static const nd_blend_calls calls = {read_block, digest, count_files, content, destroy};
 
 nd_status nd_dataset_blend(nd_dataset_part *parts, int count, nd_dataset **out)
 {

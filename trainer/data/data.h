@@ -122,8 +122,12 @@ nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65]);
  * bytes of a file of at most 64 MiB; of a larger one 1024 samples of 64 KiB, evenly spaced, with
  * the first and the last bytes. Of Megatron data also all of the .idx. Empty for an encoded text,
  * of which nd_dataset_digest covers all ids.
+ *
+ * The files of a blend that have more than 64 MiB together share these by their sizes, and 16 MiB
+ * alike: of each that is larger than its share so many samples, at least the first and the last
+ * bytes. The first call computes it, the dataset keeps it. Not thread-safe.
  */
-nd_status nd_dataset_content(const nd_dataset *dataset, char hex[33]);
+nd_status nd_dataset_content(nd_dataset *dataset, char hex[33]);
 
 typedef struct nd_loader nd_loader;
 

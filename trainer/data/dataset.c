@@ -12,7 +12,8 @@ enum {
     BYTE_VOCAB = 256,
     DIGEST_SAMPLES = 64,
     DIGEST_SAMPLE_BYTES = 4096,
-    CONTENT_SAMPLES = 1024,
+    CONTENT_BYTES = 64 << 20,      /* of all files, by their sizes */
+    CONTENT_EVEN_BYTES = 16 << 20, /* of several files also, alike */
     CONTENT_SAMPLE_BYTES = 64 << 10
 };
 
@@ -348,36 +349,60 @@ out:
 
 typedef struct content_read {
     const nd_dataset *dataset;
+    size_t bytes; /* to be read, if the file has more */
     XXH3_state_t *hash;
 } content_read;
+
+void nd_content_count(const nd_dataset *dataset, nd_content_share *all)
+{
+    if (dataset->blend) {
+        dataset->blend_calls->count(dataset->blend, all);
+    } else if (!dataset->cache) {
+        all->files++;
+        all->bytes += dataset->map.size;
+    }
+}
+
+/* Bytes of a file that are read, when it is one of several. */
+static size_t share_of(size_t size, const nd_content_share *all)
+{
+    if (all->files == 1 || all->bytes <= CONTENT_BYTES) {
+        return CONTENT_BYTES;
+    }
+    return (size_t)((double)size / (double)all->bytes * CONTENT_BYTES) +
+           (size_t)(CONTENT_EVEN_BYTES / all->files);
+}
 
 static nd_status hash_content(void *context)
 {
     content_read *r = context;
     const nd_fs_map *map = &r->dataset->map;
-    const size_t sample = CONTENT_SAMPLE_BYTES;
-    if (map->size <= CONTENT_SAMPLES * sample) {
+    if (map->size <= r->bytes) {
         XXH3_128bits_update(r->hash, map->data, map->size);
         return ND_OK;
     }
-    for (int i = 0; i < CONTENT_SAMPLES; i++) {
-        XXH3_128bits_update(r->hash, map->data + sample_at(map->size, sample, CONTENT_SAMPLES, i),
-                            sample);
+    /* The first and the last bytes at least. */
+    const bool few = r->bytes < 2 * CONTENT_SAMPLE_BYTES;
+    const size_t sample = few ? r->bytes / 2 : CONTENT_SAMPLE_BYTES;
+    const int count = few ? 2 : (int)(r->bytes / CONTENT_SAMPLE_BYTES);
+    for (int i = 0; i < count; i++) {
+        XXH3_128bits_update(r->hash, map->data + sample_at(map->size, sample, count, i), sample);
     }
     return ND_OK;
 }
 
-nd_status nd_dataset_content(const nd_dataset *dataset, char hex[33])
+nd_status nd_content_of(const nd_dataset *dataset, const nd_content_share *all, char hex[33])
 {
     content_read read = {.dataset = dataset};
     uint8_t head[3 * 8];
     hex[0] = '\0';
     if (dataset->blend) {
-        return dataset->blend_calls->content(dataset->blend, hex);
+        return dataset->blend_calls->content(dataset->blend, all, hex);
     }
     if (dataset->cache) {
         return ND_OK;
     }
+    read.bytes = share_of(dataset->map.size, all);
     put_u64(head, dataset->map.size);
     put_u64(head + 8, dataset->index_digest[0]);
     put_u64(head + 16, dataset->index_digest[1]);
@@ -393,4 +418,16 @@ nd_status nd_dataset_content(const nd_dataset *dataset, char hex[33])
     snprintf(hex, 33, "%016llx%016llx", (unsigned long long)digest.high64,
              (unsigned long long)digest.low64);
     return status;
+}
+
+nd_status nd_dataset_content(nd_dataset *dataset, char hex[33])
+{
+    nd_content_share all = {0};
+    if (!dataset->content_known) {
+        nd_content_count(dataset, &all);
+        ND_TRY(nd_content_of(dataset, &all, dataset->content));
+        dataset->content_known = true;
+    }
+    memcpy(hex, dataset->content, sizeof dataset->content);
+    return ND_OK;
 }

@@ -40,11 +40,17 @@ typedef struct nd_jsonl_mark {
 
 typedef struct nd_blend nd_blend;
 
+/* The files that share what nd_dataset_content reads; encoded texts are not among them. */
+typedef struct nd_content_share {
+    uint64_t files, bytes;
+} nd_content_share;
+
 /* What nd_dataset_block, _digest, _content and _close do for a blend. */
 typedef struct nd_blend_calls {
     nd_status (*block)(const nd_blend *blend, int64_t index, int32_t *inputs, int32_t *labels);
     nd_status (*digest)(const nd_blend *blend, char hex[65]);
-    nd_status (*content)(const nd_blend *blend, char hex[33]);
+    void (*count)(const nd_blend *blend, nd_content_share *all); /* adds the blend's files */
+    nd_status (*content)(const nd_blend *blend, const nd_content_share *all, char hex[33]);
     void (*destroy)(nd_blend *blend);
 } nd_blend_calls;
 
@@ -64,7 +70,14 @@ struct nd_dataset {
     nd_token_cache *cache; /* of an encoded text, which owns the map; else NULL; owned */
     nd_blend *blend;       /* several sources, and no map; else NULL; owned */
     const nd_blend_calls *blend_calls; /* with a blend */
+    bool content_known;
+    char content[33]; /* nd_dataset_content, which is computed once */
 };
+
+/* Adds the files of a dataset. */
+void nd_content_count(const nd_dataset *dataset, nd_content_share *all);
+/* nd_dataset_content of a dataset that is all of these files, or a part of them. */
+nd_status nd_content_of(const nd_dataset *dataset, const nd_content_share *all, char hex[33]);
 
 nd_status nd_text_open(nd_dataset *dataset);
 nd_status nd_jsonl_open(nd_dataset *dataset);

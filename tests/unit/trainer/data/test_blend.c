@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
@@ -211,6 +212,63 @@ Test(blend, order_does_not_depend_on_the_mesh)
     cr_assert_eq(memcmp(letters[0], letters[1], sizeof letters[0]), 0);
     cr_assert_eq(memcmp(letters[0], letters[2], sizeof letters[0]), 0);
     nd_dataset_close(blend);
+}
+
+/* FILES sparse files of this size, of which the last but one has an 'x' at `changed`, as sources of
+ * a blend in a blend; -1: none has. */
+enum { FILES = 32 };
+static nd_dataset *open_files(tempdir *dir, off_t size, off_t changed)
+{
+    nd_dataset_part parts[FILES];
+    nd_dataset *blend;
+    for (int j = 0; j < FILES; j++) {
+        char name[16];
+        parts[j] = (nd_dataset_part){.name = ""};
+        snprintf(name, sizeof name, "%d.txt", j);
+        const char *path = tempdir_write(dir, name, "a", 1);
+        cr_assert_eq(truncate(path, size), 0);
+        if (j == FILES - 2 && changed >= 0) {
+            FILE *f = fopen(path, "r+");
+            cr_assert(f && fseeko(f, changed, SEEK_SET) == 0 && fputc('x', f) == 'x');
+            cr_assert_eq(fclose(f), 0);
+        }
+        assert_ok(nd_dataset_open(path, ND_DATA_TEXT, "bytes", 256, S, &parts[j].data));
+    }
+    assert_ok(nd_dataset_blend(parts, FILES - 1, &blend));
+    nd_dataset_part two[] = {{.name = "", .data = blend}, parts[FILES - 1]};
+    assert_ok(nd_dataset_blend(two, 2, &blend));
+    return blend;
+}
+
+/* 64 MiB and 16 MiB are shared by 32 files: of 10 MiB each 40 samples of 64 KiB are read. */
+Test(blend, content_is_shared_by_the_files)
+{
+    enum { MIB = 1 << 20, LARGE = 10 * MIB, SPAN = (LARGE - 65536) / 39 };
+    static const struct {
+        off_t size, changed;
+        bool seen;
+    } cases[] = {{LARGE, 0, true},
+                 {LARGE, LARGE - 1, true},
+                 {LARGE, 7 * SPAN + 65535, true},
+                 {LARGE, 7 * SPAN + 65536, false},
+                 {LARGE, 8 * SPAN, true},
+                 {MIB, 700001, true}}; /* 32 MiB together */
+    tempdir dir;
+    tempdir_make(&dir);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char before[33], now[33];
+        nd_dataset *blend = open_files(&dir, cases[i].size, -1);
+        assert_ok(nd_dataset_content(blend, before));
+        nd_dataset *changed = open_files(&dir, cases[i].size, cases[i].changed);
+        assert_ok(nd_dataset_content(changed, now));
+        cr_expect_eq(strcmp(before, now) != 0, cases[i].seen, "%zu", i);
+        cr_expect_eq(strlen(now), 32);
+        assert_ok(nd_dataset_content(blend, now)); /* kept: its files were written meanwhile */
+        cr_expect_str_eq(before, now);
+        nd_dataset_close(blend);
+        nd_dataset_close(changed);
+    }
+    tempdir_remove(&dir);
 }
 
 Test(blend, digest_covers_every_source_and_its_weight)
