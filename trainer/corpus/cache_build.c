@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/corpus/cache_parts.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -95,6 +97,27 @@ static void report_progress(void *context, uint64_t bytes)
     }
 }
 
+/* What lies in the page cache goes to the disk in pieces, so that those that wait see that it goes
+ * on. Some file systems cannot do that. */
+static nd_status write_back(const writer *w)
+{
+    enum { PIECE_BYTES = 64 << 20 };
+    const unsigned flags =
+        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+    const uint64_t all = w->file.bytes;
+    for (uint64_t at = 0; at < all; at += PIECE_BYTES) {
+        nd_cache_lock_progress(w->lock, at, all);
+        if (sync_file_range(w->file.fd, (off_t)at, PIECE_BYTES, flags) != 0) {
+            return errno == EINVAL || errno == ENOSYS || errno == ESPIPE
+                       ? ND_OK
+                       : nd_fail(ND_ERR_CANTCREATE, "\"%s\" could not be made durable: %s",
+                                 w->file.temporary, strerror(errno));
+        }
+    }
+    nd_cache_lock_progress(w->lock, all, all);
+    return ND_OK;
+}
+
 static nd_status finish(writer *w, int32_t vocab, const char *path)
 {
     static const uint8_t zeros[HEADER_BYTES];
@@ -117,6 +140,7 @@ static nd_status finish(writer *w, int32_t vocab, const char *path)
     h.header_sum = XXH3_64bits(&h, offsetof(nd_cache_header, header_sum));
     ND_TRY(nd_fs_pwrite(w->file.fd, w->file.temporary, zeros, sizeof zeros, 0));
     ND_TRY(nd_fs_pwrite(w->file.fd, w->file.temporary, &h, sizeof h, 0));
+    ND_TRY(write_back(w));
     ND_TRY(nd_token_output_sync(&w->file));
     ND_TRY(nd_token_output_set_path(&w->file, path));
     return nd_token_output_rename(&w->file);

@@ -169,19 +169,30 @@ void nd_cache_key_fini(nd_cache_key *key)
 
 /* Contents. */
 
-static nd_status hash_file(const char *path, const atomic_bool *stop, uint8_t *buffer,
-                           XXH3_state_t *state, nd_corpus_hash *out)
+typedef struct content_reader {
+    const atomic_bool *stop;   /* NULL: nothing stops it */
+    const nd_cache_lock *lock; /* NULL: nobody waits */
+    uint64_t bytes, all;       /* read, and of all files */
+    uint8_t *buffer;           /* (READ_BYTES) */
+    XXH3_state_t *state;
+} content_reader;
+
+static nd_status hash_file(content_reader *r, const char *path, nd_corpus_hash *out)
 {
     ssize_t n = 1;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    XXH3_128bits_reset(state);
-    while (fd >= 0 && n > 0 && !(stop && atomic_load(stop))) {
-        n = read(fd, buffer, READ_BYTES);
+    XXH3_128bits_reset(r->state);
+    while (fd >= 0 && n > 0 && !(r->stop && atomic_load(r->stop))) {
+        n = read(fd, r->buffer, READ_BYTES);
         if (n < 0 && errno == EINTR) {
             n = 1;
             continue;
         }
-        XXH3_128bits_update(state, buffer, n > 0 ? (size_t)n : 0);
+        XXH3_128bits_update(r->state, r->buffer, n > 0 ? (size_t)n : 0);
+        r->bytes += n > 0 ? (uint64_t)n : 0;
+        if (r->lock) {
+            nd_cache_lock_progress(r->lock, r->bytes, r->all);
+        }
     }
     nd_status status = n > 0 && fd >= 0 ? nd_fail(ND_ERR_PREEMPTED, "stopped by a signal")
                        : n < 0 || fd < 0
@@ -191,27 +202,27 @@ static nd_status hash_file(const char *path, const atomic_bool *stop, uint8_t *b
     if (fd >= 0) {
         close(fd);
     }
-    const XXH128_hash_t hash = XXH3_128bits_digest(state);
+    const XXH128_hash_t hash = XXH3_128bits_digest(r->state);
     *out = (nd_corpus_hash){hash.low64, hash.high64};
     return status;
 }
 
 nd_status nd_cache_key_hash(const nd_cache_key *key, const atomic_bool *stop,
-                            nd_corpus_hash *hashes)
+                            const nd_cache_lock *lock, nd_corpus_hash *hashes)
 {
-    uint8_t *buffer = NULL;
+    content_reader reader = {
+        .stop = stop, .lock = lock, .all = key->files->bytes, .state = XXH3_createState()};
     nd_status status = ND_OK;
-    XXH3_state_t *state = XXH3_createState();
-    if (!state) {
+    if (!reader.state) {
         return nd_fail_memory("a checksum");
     }
-    ND_TRY_OUT(nd_alloc(READ_BYTES, 1, (void **)&buffer));
+    ND_TRY_OUT(nd_alloc(READ_BYTES, 1, (void **)&reader.buffer));
     for (size_t i = 0; i < key->files->count; i++) {
-        ND_TRY_OUT(hash_file(key->files->list[i].path, stop, buffer, state, &hashes[i]));
+        ND_TRY_OUT(hash_file(&reader, key->files->list[i].path, &hashes[i]));
     }
 out:
-    free(buffer);
-    XXH3_freeState(state);
+    free(reader.buffer);
+    XXH3_freeState(reader.state);
     return status;
 }
 

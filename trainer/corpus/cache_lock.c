@@ -16,7 +16,7 @@ enum { STALL_SECONDS = 300, POLL_MS = 20, WORD_SECONDS = 10, MESSAGE_BYTES = 100
 
 /* What the lock file holds. */
 typedef struct lock_page {
-    uint64_t bytes, all; /* encoded, and of all files */
+    uint64_t bytes, all; /* read, encoded or made durable, and of all */
     int32_t status;      /* of the process that failed; 0: none did */
     char message[MESSAGE_BYTES];
 } lock_page;
@@ -25,7 +25,7 @@ typedef struct wait {
     const nd_token_cache_request *request;
     const char *path;
     double stall;         /* seconds */
-    uint64_t progress[2]; /* bytes encoded, of all */
+    uint64_t progress[2]; /* bytes, of all */
     double changed, said; /* when the progress changed, when this process said so; 0: not yet */
 } wait;
 
@@ -52,15 +52,17 @@ static nd_status wait_a_little(wait *w, int fd)
         w->changed = now;
     }
     if (now - w->changed > w->stall) {
-        return nd_fail(ND_ERR_HANG,
-                       "another process that has \"%s\" encodes the text and made no progress for "
-                       "%.0f s; end it, or set data.cache_dir to another folder",
-                       w->path, w->stall);
+        return nd_fail(
+            ND_ERR_HANG,
+            "another process that has \"%s\" reads or encodes the text and made no progress for "
+            "%.0f s; end it, or set data.cache_dir to another folder",
+            w->path, w->stall);
     }
     if (w->said == 0 || now - w->said >= WORD_SECONDS) {
         w->said = now;
-        nd_log_info("waiting for another process, which has %s and encodes the text: %.0f %%",
-                    w->path, page.all > 0 ? 100.0 * (double)page.bytes / (double)page.all : 0.0);
+        nd_log_info(
+            "waiting for another process, which has %s and reads or encodes the text: %.0f %%",
+            w->path, page.all > 0 ? 100.0 * (double)page.bytes / (double)page.all : 0.0);
     }
     nanosleep(&pause, NULL);
     return ND_OK;

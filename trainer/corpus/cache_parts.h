@@ -33,6 +33,8 @@ nd_status nd_cache_file_open(const char *path, nd_token_cache **out);
 
 /* Names. */
 
+struct nd_cache_lock;
+
 typedef struct nd_cache_key {
     const nd_corpus_files *files;
     char *folder;    /* it exists */
@@ -49,9 +51,10 @@ void nd_cache_key_fini(nd_cache_key *key);
 nd_status nd_cache_key_path(const nd_cache_key *key, const nd_corpus_hash *hashes, char **out);
 /* Whether a cache of the group is there, so that it is worth to compare contents. */
 bool nd_cache_key_has_group(const nd_cache_key *key);
-/* Reads all files of text. ND_ERR_PREEMPTED when `stop`, which may be NULL, is set. */
+/* Reads all files of text. ND_ERR_PREEMPTED when `stop`, which may be NULL, is set. The lock, which
+ * may be NULL, shows those that wait that it goes on. */
 nd_status nd_cache_key_hash(const nd_cache_key *key, const atomic_bool *stop,
-                            nd_corpus_hash *hashes);
+                            const struct nd_cache_lock *lock, nd_corpus_hash *hashes);
 /* ND_ERR_DATA names a file whose size or times are not those of the key any more. */
 nd_status nd_cache_key_check(const nd_cache_key *key);
 /* The path that the file of stamps names; NULL when there is none, or a damaged one. Owned by the
@@ -64,7 +67,7 @@ void nd_cache_key_see(const nd_cache_key *key, const char *path);
 
 typedef struct nd_cache_lock {
     const char *path;
-    int fd; /* -1: not held. The writer's progress is in its first bytes */
+    int fd; /* -1: not held. The holder's progress is in its first bytes */
 } nd_cache_lock;
 
 /*
@@ -74,6 +77,7 @@ typedef struct nd_cache_lock {
  */
 nd_status nd_cache_lock_take(const nd_cache_key *key, const nd_token_cache_request *request,
                              nd_cache_lock *out);
+/* So many bytes are read, encoded or made durable, of all. */
 void nd_cache_lock_progress(const nd_cache_lock *lock, uint64_t bytes, uint64_t all);
 /* With the status of the work: an error is left to those who wait. */
 void nd_cache_lock_release(nd_cache_lock *lock, nd_status status);

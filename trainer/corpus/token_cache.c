@@ -49,8 +49,9 @@ static nd_status find_seen(finder *f, nd_token_cache **out)
     return status;
 }
 
-/* By the bytes of the files of text, which are read only when a cache may be theirs. */
-static nd_status find_content(finder *f, nd_token_cache **out)
+/* By the bytes of the files of text, which are read only when a cache may be theirs. The lock may be
+ * NULL. */
+static nd_status find_content(finder *f, const nd_cache_lock *lock, nd_token_cache **out)
 {
     nd_corpus_hash *hashes = NULL;
     char *path = NULL;
@@ -59,7 +60,7 @@ static nd_status find_content(finder *f, nd_token_cache **out)
         return ND_OK;
     }
     ND_TRY_OUT(ND_ALLOC(f->key.files->count, &hashes));
-    ND_TRY_OUT(nd_cache_key_hash(&f->key, f->request->stop, hashes));
+    ND_TRY_OUT(nd_cache_key_hash(&f->key, f->request->stop, lock, hashes));
     ND_TRY_OUT(nd_cache_key_path(&f->key, hashes, &path));
     ND_TRY_OUT(nd_cache_key_check(&f->key));
     ND_TRY_OUT(try_open(f, path, out));
@@ -77,7 +78,7 @@ static nd_status find_or_build(finder *f, const nd_cache_lock *lock, nd_token_ca
     char *path = NULL;
     ND_TRY(find_seen(f, out));
     if (!*out) {
-        ND_TRY(find_content(f, out));
+        ND_TRY(find_content(f, lock, out));
     }
     if (*out) {
         return ND_OK;
@@ -105,7 +106,7 @@ static nd_status find_alone(finder *f, nd_token_cache **out)
         return status;
     }
     const nd_error why = *nd_error_last();
-    ND_TRY(find_content(f, out));
+    ND_TRY(find_content(f, NULL, out));
     return *out ? ND_OK : nd_fail(why.status, "%s", why.message);
 }
 

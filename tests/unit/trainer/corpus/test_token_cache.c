@@ -62,6 +62,45 @@ int flock(int fd, int operation)
     return code;
 }
 
+/* Progress in the lock file before each read of a text, and before the first fsync. */
+typedef struct progress {
+    const char *lock;
+    uint64_t reads[16], sync[2];
+    int read_count;
+    off_t synced; /* bytes of the file; 0: nothing was */
+} progress;
+
+static progress *watched; /* NULL: nothing is */
+
+static void note_progress(uint64_t page[2])
+{
+    int fd = open(watched->lock, O_RDONLY);
+    page[0] = page[1] = 0;
+    cr_assert_geq(fd, 0);
+    (void)!pread(fd, page, 16, 0);
+    close(fd);
+}
+
+ssize_t read(int fd, void *buffer, size_t size)
+{
+    uint64_t page[2];
+    if (watched && size == 1 << 20 && watched->read_count < 16) {
+        note_progress(page);
+        watched->reads[watched->read_count++] = page[0];
+    }
+    return syscall(SYS_read, fd, buffer, size);
+}
+
+int fsync(int fd)
+{
+    struct stat st;
+    if (watched && watched->synced == 0 && fstat(fd, &st) == 0) {
+        note_progress(watched->sync);
+        watched->synced = st.st_size;
+    }
+    return (int)syscall(SYS_fsync, fd);
+}
+
 static void *map_shared(size_t size)
 {
     void *place = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -360,6 +399,41 @@ Test(token_cache, a_writer_without_progress_has_a_deadline)
     nd_token_cache_close(cache);
     nd_cache_key_fini(&key);
     cr_expect_eq(count_files(), 1);
+}
+
+/* Those that wait see it, when texts are compared and when a cache is made durable. */
+Test(token_cache, reading_and_writing_back_are_progress)
+{
+    nd_cache_key key;
+    nd_cache_lock lock = take_lock(&key);
+    nd_corpus_hash hashes[2];
+    char *path;
+    nd_corpus_files two = {0};
+    nd_cache_key both = key;
+    for (int i = 0; i < 2; i++) {
+        assert_ok(nd_corpus_files_add(&two, files.list[0].path, ND_DATA_AUTO));
+    }
+    both.files = &two;
+    progress seen = {.lock = key.lock};
+    watched = &seen;
+    assert_ok(nd_cache_key_hash(&both, NULL, &lock, hashes));
+    const uint64_t size = two.bytes / 2;
+    cr_assert_eq(seen.read_count, 4, "%d", seen.read_count); /* each text, and its end */
+    const uint64_t before[] = {0, size, size, 2 * size};
+    for (int i = 0; i < 4; i++) {
+        cr_expect_eq(seen.reads[i], before[i], "%d", i);
+    }
+    cr_assert_eq(seen.synced, 0);
+    const nd_token_cache_request asked = request();
+    assert_ok(nd_cache_build(&asked, &key, &lock, &path));
+    cr_assert(seen.synced > 0);
+    cr_expect_eq(seen.sync[0], (uint64_t)seen.synced);
+    cr_expect_eq(seen.sync[1], (uint64_t)seen.synced);
+    watched = NULL;
+    nd_cache_lock_release(&lock, ND_OK);
+    nd_cache_key_fini(&key);
+    nd_corpus_files_fini(&two);
+    free(path);
 }
 
 Test(token_cache, a_stop_ends_encoding_and_waiting)
