@@ -75,9 +75,12 @@ static nd_status check(const nd_config *config, nd_path_key key, const char *ver
 static nd_status check_sources(const nd_config *config, nd_path_key key, const char *text,
                                const char *advice)
 {
+    const nd_field *f = &nd_fields[path_fields[key]];
     nd_data_sources sources;
     nd_status status = ND_OK;
-    ND_TRY(nd_data_sources_read("", nd_fields[path_fields[key]].key, text, &sources));
+    char name[64];
+    snprintf(name, sizeof name, "%s.%s", f->section, f->key);
+    ND_TRY(nd_data_sources_read("", name, text, &sources));
     for (int i = 0; i < sources.count && status == ND_OK; i++) {
         const char *path = sources.list[i].path;
         status = check(config, key, strcmp(path, text) == 0 ? "is" : "names", path, advice);

@@ -441,6 +441,13 @@ Test(generate, eval_has_the_loss_of_the_validation)
     const double own = number_behind(shell_output, "\"loss\":");
     cr_expect_float_eq(number_behind(shell_output, "\"bits_per_byte\":"), own / M_LN2, 1e-12 * own);
     says("\"data\":\"valid.txt\"");
+    /* Folders and patterns, as data.path takes them. */
+    shell(&dir, "mkdir texts ids && cp valid.txt texts && cp valid.bin ids && " EVAL
+                "--model run/model --data texts --data ids --data 'ids/*.bin' --sequence-length 64 "
+                "--jsonl 2>log >all && test $(wc -l <all) = 3 && "
+                "sed 's/\"data\":\"[^\"]*\"//' all | uniq");
+    cr_expect_float_eq(number_behind(shell_output, "\"loss\":"), loss, 1e-6 * loss);
+    cr_expect_eq(strchr(shell_output, '\n'), strrchr(shell_output, '\n'), "%s", shell_output);
     shell(&dir, ND_TRAIN " tokenize --tokenizer run/model --input valid.txt --output-prefix pair "
                          ">log 2>&1 && " EVAL
                          "--model run/model --data pair --tokenizer file --jsonl 2>log");

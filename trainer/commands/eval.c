@@ -124,7 +124,7 @@ static bool ids_are_bytes(const nd_session *s)
            nd_tokenizer_vocab_size(s->tokenizer) == 256;
 }
 
-/* A file, a pattern of files, or the prefix that `ndtrain tokenize` wrote, as for data.path. */
+/* A file, a folder, a pattern, or the prefix that `ndtrain tokenize` wrote, as for data.path. */
 static nd_status check_there(const char *path)
 {
     char *index = NULL;
@@ -136,25 +136,21 @@ static nd_status check_there(const char *path)
 
 static nd_status open_data(const nd_session *s, const char *path, bool *bytes, nd_dataset **out)
 {
-    const nd_config *config = s->config;
-    const nd_inputs inputs = {.shape = s->model.shape, .tokenizer = s->tokenizer_path};
-    const int64_t vocab = s->model.shape.vocab, sequence = config->train.sequence_length;
+    nd_config config = *s->config; /* borrows its strings */
+    nd_inputs inputs = {.shape = s->model.shape, .tokenizer = s->tokenizer_path};
     bool ids = false;
     *bytes = false;
     ND_TRY(check_there(path));
-    ND_TRY(nd_data_holds_ids(path, config->data.format, &ids));
-    if (ids) {
-        return nd_dataset_open(path, config->data.format, "file", vocab, sequence, out);
-    }
-    if (ids_are_bytes(s)) {
-        *bytes = true;
-        return nd_dataset_open(path, config->data.format, "bytes", vocab, sequence, out);
-    }
-    if (!s->tokenizer_path) {
+    ND_TRY(nd_inputs_hold_ids(&config, path, &ids));
+    *bytes = !ids && ids_are_bytes(s);
+    if (ids || *bytes) {
+        config.data.tokenizer = ids ? "file" : "bytes";
+        inputs.tokenizer = NULL;
+    } else if (!s->tokenizer_path) {
         return nd_fail(ND_ERR_DATA, "the model's folder has no tokenizer.json, so a text has no "
                                     "tokens; name one with --tokenizer, or give a file of ids");
     }
-    return nd_inputs_open_data(config, &inputs, path, out);
+    return nd_inputs_open_data(&config, &inputs, path, out);
 }
 
 /* One file. */

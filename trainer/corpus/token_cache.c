@@ -49,8 +49,8 @@ static nd_status find_seen(finder *f, nd_token_cache **out)
     return status;
 }
 
-/* By the bytes of the files of text, which are read only when a cache may be theirs. The lock may be
- * NULL. */
+/* By the bytes of the files of text, which are read only when a cache may be theirs. The lock may
+ * be NULL. */
 static nd_status find_content(finder *f, const nd_cache_lock *lock, nd_token_cache **out)
 {
     nd_corpus_hash *hashes = NULL;

@@ -6,9 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The line looked for lies at most BEFORE_BYTES before `from`. What counts in a line is in its
+/* The line looked for lies at most BEFORE_BYTES before `from`, which is room for a step and for a
+ * validation of ND_DATA_SOURCES_MAX sources with long names. What counts in a line is in its
  * first PART_BYTES. */
-enum { PART_BYTES = 1024, BEFORE_BYTES = 1 << 16 };
+enum { PART_BYTES = 1024, BEFORE_BYTES = 1 << 18 };
 
 /* What the beginning of a line changes about the answer. */
 static void take_line(const char *line, int64_t step, bool *has)

@@ -120,13 +120,28 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
     return status;
 }
 
+nd_status nd_inputs_hold_ids(const nd_config *config, const char *path, bool *ids)
+{
+    char *pattern = NULL;
+    const bool folder = is_folder(path);
+    if (!folder && !nd_corpus_is_pattern(path)) {
+        return nd_data_holds_ids(path, config->data.format, ids);
+    }
+    ND_TRY(nd_fs_format(&pattern, "%s%s", path, folder ? "/*.bin" : ""));
+    *ids = has_token_files(pattern);
+    free(pattern);
+    return ND_OK;
+}
+
 nd_status nd_inputs_open_sources(const nd_config *config, const nd_inputs *inputs, const char *text,
                                  nd_dataset **out)
 {
     nd_data_sources sources;
     nd_dataset_part *parts = NULL;
     int count = 0;
-    ND_TRY(nd_data_sources_read("", "data.path", text, &sources));
+    const bool validation = text == config->data.validation_path;
+    ND_TRY(nd_data_sources_read("", validation ? "data.validation_path" : "data.path", text,
+                                &sources));
     nd_status status = ND_ALLOC(sources.count + 1, &parts);
     for (; count < sources.count && status == ND_OK; count++) {
         const nd_data_source *s = &sources.list[count];

@@ -167,6 +167,15 @@ static void add_sets(const run_state *s, nd_validation_record *record)
     record->set_count = s->set_count;
 }
 
+/* An error in one of several sets has its name. */
+static nd_status name_set(const run_state *s, const nd_source_loss *set, nd_status status)
+{
+    const nd_error error = *nd_error_last();
+    return status == ND_ERR_DATA && s->set_count > 1 && error.cause == ND_CAUSE_OWN
+               ? nd_fail(status, "\"%s\" in data.validation_path: %s", set->name, error.message)
+               : status;
+}
+
 static nd_status validate(run_state *s)
 {
     nd_validation_record record = {.step = s->trainer->position.step};
@@ -178,8 +187,9 @@ static nd_status validate(run_state *s)
             ND_TRY(nd_loader_rewind_to(s->validation_loader,
                                        nd_dataset_source(s->context->inputs->validation, i)));
         }
-        ND_TRY(nd_trainer_evaluate(s->trainer, s->validation_loader, s->set_batches[i], &check,
-                                   &set->loss, &set->tokens));
+        ND_TRY(name_set(s, set,
+                        nd_trainer_evaluate(s->trainer, s->validation_loader, s->set_batches[i],
+                                            &check, &set->loss, &set->tokens)));
         if (s->stopped) {
             return ND_OK;
         }

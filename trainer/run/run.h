@@ -44,6 +44,8 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
 /* The same by a text as data.path has it, which may name several sources. */
 nd_status nd_inputs_open_sources(const nd_config *config, const nd_inputs *inputs, const char *text,
                                  nd_dataset **out);
+/* Whether such a path is a file of token ids, or has token files (.bin). */
+nd_status nd_inputs_hold_ids(const nd_config *config, const char *path, bool *ids);
 /*
  * The tokenizer.json that data.tokenizer names; NULL for bytes and file. `model_folder` and
  * `model_config` are those of the run, NULL or "" where there is none. ND_ERR_CONFIG when it does
