@@ -580,6 +580,8 @@ Test(dataset, content_sees_each_byte_of_a_file_of_64_mib)
         cr_assert_eq(fclose(f), 0);
         assert_ok(nd_dataset_digest(opened, digests[1]));
         cr_assert_eq(strcmp(digests[0], digests[1]) == 0, i < 2);
+        nd_dataset_close(opened);
+        assert_ok(try_open(path, ND_DATA_TEXT, "bytes", 256, 4));
         expect_content(false, before);
     }
 }
