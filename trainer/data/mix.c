@@ -9,8 +9,8 @@
 typedef struct phase {
     int64_t begin, end; /* samples of the run; end INT64_MAX: it never ends */
     int32_t period;
-    uint16_t *source;               /* (period); owned */
-    int32_t *before;                /* (period): earlier places of the same source; owned */
+    uint16_t *source;               /* (period, or up to its end before that); owned */
+    uint16_t *before;               /* likewise: earlier places of the same source; owned */
     int32_t counts[ND_MIX_SOURCES]; /* places of each source in the period; 0: it has ended */
     int64_t used[ND_MIX_SOURCES];   /* samples of each source before the phase */
 } phase;
@@ -90,33 +90,94 @@ static void set_counts(const nd_mix *mix, phase *p)
     }
 }
 
+/* Who may have the next places of a period. */
+typedef struct turns {
+    const phase *p;
+    int64_t k;                     /* 2 d - 2 for d sources */
+    int32_t given[ND_MIX_SOURCES]; /* places so far */
+    int ready[ND_MIX_SOURCES];     /* a heap of those that may have the next place */
+    int ready_count;
+    int16_t
+        *first; /* (ND_MIX_PERIOD + 1): a source that may have place n only, or later; -1: none */
+    int16_t next[ND_MIX_SOURCES]; /* another one with the same first place; -1: none */
+} turns;
+
+/* By deadline; of equals, the one that was named first. */
+static bool is_before(const turns *t, int a, int b)
+{
+    int64_t left = (t->k * (t->given[a] + 1) - 1) * t->p->counts[b];
+    int64_t right = (t->k * (t->given[b] + 1) - 1) * t->p->counts[a];
+    return left != right ? left < right : a < b;
+}
+
+static void push_ready(turns *t, int j)
+{
+    int at = t->ready_count++;
+    for (int up = (at - 1) / 2; at > 0 && is_before(t, j, t->ready[up]); up = (at - 1) / 2) {
+        t->ready[at] = t->ready[up];
+        at = up;
+    }
+    t->ready[at] = j;
+}
+
+static int pop_ready(turns *t)
+{
+    ND_ASSERT(t->ready_count > 0);
+    const int best = t->ready[0], last = t->ready[--t->ready_count];
+    int at = 0;
+    for (int down = 1; down < t->ready_count; down = 2 * at + 1) {
+        down += down + 1 < t->ready_count && is_before(t, t->ready[down + 1], t->ready[down]);
+        if (!is_before(t, t->ready[down], last)) {
+            break;
+        }
+        t->ready[at] = t->ready[down];
+        at = down;
+    }
+    t->ready[at] = last;
+    return best;
+}
+
+/* Lets source j have its next place from the first one on that it may have, but not before n. */
+static void wait_from(turns *t, int j, int64_t n)
+{
+    const int64_t P = t->p->period, c = t->p->counts[j], x = t->given[j];
+    const int64_t first = (P + t->k * x * P + t->k * c - 1) / (t->k * c);
+    if (x < c) {
+        n = first > n ? first : n;
+        t->next[j] = t->first[n];
+        t->first[n] = (int16_t)j;
+    }
+}
+
 /*
  * Place n (from 1) goes to the source with the earliest deadline among those that may have it: with
  * x places so far, c of P in all and k = 2 d - 2 for d sources, a source may have it when
- * k (c n - x P) >= P, and its deadline is (k (x + 1) - 1) P / (k c). A single source has all.
+ * k (c n - x P) >= P, and its deadline is (k (x + 1) - 1) P / (k c).
  */
-static void fill_places(const nd_mix *mix, phase *p)
+static void fill_places(const nd_mix *mix, phase *p, int16_t *first)
 {
-    int32_t given[ND_MIX_SOURCES] = {0};
+    turns t = {.p = p, .first = first};
     int active = 0;
     for (int j = 0; j < mix->count; j++) {
         active += p->counts[j] > 0;
     }
-    const int64_t k = active > 1 ? 2 * active - 2 : 2;
-    for (int64_t n = 1; n <= p->period; n++) {
-        int best = -1;
-        for (int j = 0; j < mix->count; j++) {
-            int64_t c = p->counts[j], x = given[j];
-            if (c == 0 || x == c || (active > 1 && k * (c * n - x * p->period) < p->period)) {
-                continue;
-            }
-            if (best < 0 || (k * (x + 1) - 1) * p->counts[best] < (k * (given[best] + 1) - 1) * c) {
-                best = j;
-            }
+    t.k = active > 1 ? 2 * active - 2 : 2; /* a single one may have each place */
+    for (int64_t n = 0; n <= p->period; n++) {
+        first[n] = -1;
+    }
+    for (int j = 0; j < mix->count; j++) {
+        if (p->counts[j] > 0) {
+            wait_from(&t, j, 1);
         }
-        ND_ASSERT(best >= 0);
+    }
+    for (int64_t n = 1; n <= p->period; n++) {
+        for (int j = first[n]; j >= 0; j = t.next[j]) {
+            push_ready(&t, j);
+        }
+        const int best = pop_ready(&t);
         p->source[n - 1] = (uint16_t)best;
-        p->before[n - 1] = given[best]++;
+        p->before[n - 1] = (uint16_t)t.given[best]++;
+        wait_from(&t, best, n + 1);
     }
 }
 
@@ -150,15 +211,27 @@ static int64_t length_of(const nd_mix *mix, const phase *p)
     return length;
 }
 
-static nd_status add_phase(nd_mix *mix, int64_t begin)
+/* Keeps the first n places. */
+static void shorten(uint16_t **places, int64_t n)
+{
+    uint16_t *fewer = realloc(*places, (size_t)n * sizeof **places);
+    *places = fewer ? fewer : *places;
+}
+
+/* `first` is room for fill_places. */
+static nd_status add_phase(nd_mix *mix, int64_t begin, int16_t *first)
 {
     phase *p = &mix->phases[mix->phase_count];
     set_counts(mix, p);
     ND_TRY(ND_ALLOC(p->period, &p->source));
     mix->phase_count++;
     ND_TRY(ND_ALLOC(p->period, &p->before));
-    fill_places(mix, p);
+    fill_places(mix, p, first);
     int64_t length = length_of(mix, p);
+    if (length < p->period) { /* many short phases are small */
+        shorten(&p->source, length);
+        shorten(&p->before, length);
+    }
     p->begin = begin;
     p->end = length == INT64_MAX ? INT64_MAX : begin + length;
     return ND_OK;
@@ -167,9 +240,15 @@ static nd_status add_phase(nd_mix *mix, int64_t begin)
 /* Whether sources are left; *next then has what each has given. */
 static bool follow(const nd_mix *mix, const phase *p, phase *next)
 {
+    const int64_t n = p->end - p->begin;
     bool left = false;
     for (int j = 0; j < mix->count; j++) {
-        next->used[j] = p->used[j] + samples_in(p, j, p->end - p->begin);
+        next->used[j] = p->used[j] + n / p->period * p->counts[j];
+    }
+    for (int64_t place = 0; place < n % p->period; place++) {
+        next->used[p->source[place]]++;
+    }
+    for (int j = 0; j < mix->count; j++) {
         left = left || next->used[j] < mix->limits[j];
     }
     return left;
@@ -179,9 +258,11 @@ nd_status nd_mix_create(const nd_mix_source *sources, int count, nd_mix **out)
 {
     ND_ASSERT(count >= 1 && count <= ND_MIX_SOURCES);
     nd_mix *mix = NULL;
+    int16_t *first = NULL;
     nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(1, &mix));
     mix->count = count;
+    ND_TRY_OUT(ND_ALLOC(ND_MIX_PERIOD + 1, &first));
     ND_TRY_OUT(ND_ALLOC(count + 1, &mix->phases));
     for (int j = 0; j < count; j++) {
         const nd_mix_source *s = &sources[j];
@@ -190,13 +271,14 @@ nd_status nd_mix_create(const nd_mix_source *sources, int count, nd_mix **out)
         mix->limits[j] = s->epochs > 0 && given < 9e18 ? (int64_t)given : INT64_MAX;
         mix->weights[j] = s->weight > 0 ? s->weight : given;
     }
-    ND_TRY_OUT(add_phase(mix, 0));
+    ND_TRY_OUT(add_phase(mix, 0, first));
     for (phase *p = mix->phases; p->end != INT64_MAX && follow(mix, p, p + 1); p++) {
-        ND_TRY_OUT(add_phase(mix, p->end));
+        ND_TRY_OUT(add_phase(mix, p->end, first));
     }
     *out = mix;
     mix = NULL;
 out:
+    free(first);
     nd_mix_destroy(mix);
     return status;
 }

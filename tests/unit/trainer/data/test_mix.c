@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
 #include <math.h>
+#include <time.h>
 
 #include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
 #include "trainer/data/mix.h"
 
-enum { MOST = 16 };
+enum { MOST = ND_MIX_SOURCES };
 
 static nd_mix *make(int count, const double *weights, const double *epochs, int64_t blocks)
 {
@@ -80,6 +81,81 @@ Test(mix, every_prefix_is_within_one_of_the_weights)
     }
 }
 
+/* The rule of docs/formats.md word by word: every source is asked for every place. */
+static int next_of(const int32_t *counts, const int32_t *given, int count, int64_t P, int64_t n)
+{
+    int best = -1, active = 0;
+    for (int j = 0; j < count; j++) {
+        active += counts[j] > 0;
+    }
+    const int64_t k = 2 * active - 2;
+    for (int j = 0; j < count; j++) {
+        int64_t c = counts[j], x = given[j];
+        if (x < c && k * (c * n - x * P) >= P &&
+            (best < 0 || (k * (x + 1) - 1) * counts[best] < (k * (given[best] + 1) - 1) * c)) {
+            best = j;
+        }
+    }
+    return best;
+}
+
+Test(mix, the_order_is_the_one_of_the_rule)
+{
+    for (uint64_t round = 0; round < 40; round++) {
+        const int count = 2 + (int)(nd_rng_u64(2, round, 0) % 40);
+        int32_t counts[MOST], given[MOST] = {0};
+        double weights[MOST];
+        int64_t P = 0;
+        for (int j = 0; j < count; j++) { /* many are equal */
+            counts[j] = 1 + (int32_t)(nd_rng_u64(2, round, 1 + (uint64_t)j) % (round % 2 ? 3 : 50));
+            counts[0] = 1; /* so that no shorter period holds them */
+            weights[j] = counts[j];
+        }
+        for (int j = 0; j < count; j++) {
+            P += counts[j];
+        }
+        nd_mix *mix = make(count, weights, NULL, 100);
+        for (int64_t n = 1; n <= P; n++) {
+            const nd_mix_place at = nd_mix_at(mix, n - 1), later = nd_mix_at(mix, 5 * P + n - 1);
+            cr_assert_eq(at.source, next_of(counts, given, count, P, n), "round %d, place %lld",
+                         (int)round, (long long)n);
+            cr_assert_eq(at.index, given[at.source]);
+            cr_assert_eq(later.source, at.source);
+            given[at.source]++;
+        }
+        nd_mix_destroy(mix);
+    }
+}
+
+static double cpu_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* The best of a few times, for weights without a short period. */
+static double seconds_for(int count)
+{
+    double weights[MOST], best = 1e9;
+    for (int j = 0; j < count; j++) {
+        weights[j] = 1e5 + (double)(nd_rng_u64(1, 0, (uint64_t)j) >> 40);
+    }
+    for (int i = 0; i < 3; i++) {
+        double begin = cpu_seconds();
+        nd_mix_destroy(make(count, weights, NULL, 100));
+        best = fmin(best, cpu_seconds() - begin);
+    }
+    return best;
+}
+
+/* Each of 256 sources may have a phase of its own, so one phase must not take 256 times as long. */
+Test(mix, time_hardly_grows_with_the_number_of_sources)
+{
+    const double few = seconds_for(4), many = seconds_for(256);
+    cr_assert_lt(many, 16 * few, "%.6f s for 4 sources, %.6f s for 256", few, many);
+}
+
 /* Weights that no period holds exactly are off by less than 1 in 65,536 a sample. */
 Test(mix, weights_without_a_period_are_rounded)
 {
@@ -138,5 +214,28 @@ Test(mix, epochs_without_weights_give_every_source_as_often_as_it_says)
     cr_assert_eq(had[0], 100);
     cr_assert_eq(had[1], 99);
     cr_assert_eq(had[2], 4);
+    nd_mix_destroy(mix);
+}
+
+/* All in proportion to what they give, so they end at different times. */
+Test(mix, each_of_256_sources_ends_with_its_own_epochs)
+{
+    double weights[MOST], epochs[MOST];
+    int64_t had[MOST] = {0}, all = 0;
+    for (int j = 0; j < MOST; j++) {
+        weights[j] = 1 + j % 7;
+        epochs[j] = 1 + 0.125 * j;
+        all += (int64_t)round(8 * epochs[j]);
+    }
+    nd_mix *mix = make(MOST, weights, epochs, 8);
+    cr_assert_eq(nd_mix_samples(mix), all);
+    for (int64_t i = 0; i < all; i++) {
+        nd_mix_place at = nd_mix_at(mix, i);
+        cr_assert_eq(at.index, had[at.source]++);
+    }
+    for (int j = 0; j < MOST; j++) {
+        cr_assert_eq(had[j], 8 + j);
+        cr_assert_eq(nd_mix_count(mix, j, all), had[j]);
+    }
     nd_mix_destroy(mix);
 }
