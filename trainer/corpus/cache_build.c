@@ -19,24 +19,9 @@ enum {
     WORD_SECONDS = 10
 };
 
-typedef struct u64s {
-    uint64_t *data;
-    size_t count, room;
-} u64s;
-
-static nd_status u64s_add(u64s *list, uint64_t value)
-{
-    void *place = list->data;
-    nd_status status = nd_array_reserve(&place, &list->room, list->count + 1, sizeof value);
-    list->data = place;
-    ND_TRY(status);
-    list->data[list->count++] = value;
-    return ND_OK;
-}
-
 typedef struct writer {
     nd_token_output file;
-    u64s ends, spans, sums;
+    nd_u64s ends, spans, sums;
     XXH3_state_t *hash; /* of the chunk that is being filled */
     size_t hashed;      /* bytes of it */
     const nd_cache_lock *lock;
@@ -55,7 +40,7 @@ static nd_status add_sums(writer *w, const uint8_t *data, size_t size)
         data += n;
         size -= n;
         if (w->hashed == CHUNK_BYTES) {
-            ND_TRY(u64s_add(&w->sums, XXH3_64bits_digest(w->hash)));
+            ND_TRY(nd_u64s_add(&w->sums, XXH3_64bits_digest(w->hash)));
             XXH3_64bits_reset(w->hash);
             w->hashed = 0;
         }
@@ -76,10 +61,10 @@ static nd_status write_piece(void *context, const nd_corpus_piece *piece)
     ND_TRY(nd_token_output_add(&w->file, &piece->ids));
     ND_TRY(add_sums(w, w->file.buffer.data, w->file.buffer.count));
     for (size_t i = 0; i < piece->ends.count; i++) {
-        ND_TRY(u64s_add(&w->ends, before + (uint64_t)piece->ends.data[i]));
+        ND_TRY(nd_u64s_add(&w->ends, before + (uint64_t)piece->ends.data[i]));
     }
     for (size_t i = 0; i < piece->spans.count; i++) {
-        ND_TRY(u64s_add(&w->spans, before + (uint64_t)piece->spans.data[i]));
+        ND_TRY(nd_u64s_add(&w->spans, before + (uint64_t)piece->spans.data[i]));
     }
     return ND_OK;
 }
@@ -132,7 +117,7 @@ static nd_status finish(writer *w, int32_t vocab, const char *path)
     ND_TRY(append(w, w->ends.data, w->ends.count * 8));
     ND_TRY(append(w, w->spans.data, w->spans.count * 8));
     if (w->hashed > 0) {
-        ND_TRY(u64s_add(&w->sums, XXH3_64bits_digest(w->hash)));
+        ND_TRY(nd_u64s_add(&w->sums, XXH3_64bits_digest(w->hash)));
     }
     ND_TRY(nd_token_output_append(&w->file, w->sums.data, w->sums.count * 8));
     h.sums_sum = XXH3_64bits(w->sums.data, w->sums.count * 8);

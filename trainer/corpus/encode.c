@@ -144,9 +144,10 @@ static nd_status add_row(worker *w, const uint8_t *row, size_t size)
         return nd_fail(ND_ERR_DATA, "it has a text and also \"prompt\" or \"completion\"");
     }
     if (messages && !text && !whole_pair) {
-        return nd_fail(ND_ERR_DATA,
-                       "it has \"messages\"%s; set data.chat_format to llama3 or chatml",
-                       pair ? ", and only one of \"prompt\" and \"completion\"" : "");
+        return nd_fail(
+            ND_ERR_DATA,
+            "it has \"messages\"%s; set data.chat_format to llama3 or chatml (--chat-format)",
+            pair ? ", and only one of \"prompt\" and \"completion\"" : "");
     }
     if (!pair) {
         ND_TRY(check_field(&fields[FIELD_TEXT]));
@@ -163,6 +164,8 @@ static nd_status try_row(worker *w, const uint8_t *row, size_t size)
     const nd_corpus_piece before = w->piece;
     const nd_corpus_counts counts = w->counts;
     const nd_encode_counts text = *nd_encoder_counts(w->encoder);
+    /* A chat goes on with the last span when its own first one is adjacent. */
+    const int32_t last = before.spans.count > 0 ? before.spans.data[before.spans.count - 1] : 0;
     w->column = 0;
     nd_status status = add_row(w, row, size);
     if (status != ND_OK) {
@@ -170,6 +173,9 @@ static nd_status try_row(worker *w, const uint8_t *row, size_t size)
         w->piece.ids.count = before.ids.count;
         w->piece.ends.count = before.ends.count;
         w->piece.spans.count = before.spans.count;
+        if (before.spans.count > 0) {
+            w->piece.spans.data[before.spans.count - 1] = last;
+        }
         w->counts = counts;
     }
     return status;

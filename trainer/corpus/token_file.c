@@ -178,9 +178,11 @@ nd_status nd_megatron_output_open(const char *prefix, int32_t vocab, nd_megatron
     char *path = NULL;
     *out = (nd_megatron_output){0};
     ND_TRY(nd_fs_format(&out->idx, "%s.idx", prefix));
+    ND_TRY(nd_fs_format(&out->mask_path, "%s.mask", prefix));
     ND_TRY(nd_fs_format(&path, "%s.bin", prefix));
     nd_token_output_remove_left(path);
     nd_token_output_remove_left(out->idx);
+    nd_token_output_remove_left(out->mask_path);
     nd_status status = nd_token_output_open(path, vocab, 0, &out->bin);
     free(path);
     return status;
@@ -188,8 +190,14 @@ nd_status nd_megatron_output_open(const char *prefix, int32_t vocab, nd_megatron
 
 nd_status nd_megatron_output_write(nd_megatron_output *out, const nd_corpus_piece *piece)
 {
+    const uint64_t before = out->bin.tokens;
     int32_t begin = 0;
     ND_TRY(nd_token_output_add(&out->bin, &piece->ids));
+    for (size_t i = 0; i < piece->spans.count; i += 2) {
+        const int32_t *span = &piece->spans.data[i];
+        ND_TRY(
+            nd_loss_mask_add(&out->mask, before + (uint64_t)span[0], before + (uint64_t)span[1]));
+    }
     for (size_t i = 0; i < piece->ends.count; i++) {
         uint64_t length = out->open + (uint64_t)(piece->ends.data[i] - begin);
         if (length > INT32_MAX) {
@@ -240,29 +248,57 @@ static nd_status make_index(const nd_megatron_output *out, uint8_t **data, size_
     return ND_OK;
 }
 
-/* An index that is there belongs to another .bin: it goes first, and for good. */
-static nd_status remove_old_index(const nd_megatron_output *out)
+/* An index or a mask that is there belongs to another .bin: it goes first, and for good. */
+static nd_status remove_old(const char *path)
 {
     char *folder = NULL;
-    if (unlink(out->idx) != 0) {
+    if (unlink(path) != 0) {
         return errno == ENOENT ? ND_OK
-                               : nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be replaced: %s",
-                                         out->idx, strerror(errno));
+                               : nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be replaced: %s", path,
+                                         strerror(errno));
     }
-    ND_TRY(nd_fs_parent(out->idx, &folder));
+    ND_TRY(nd_fs_parent(path, &folder));
     nd_status status = nd_fs_sync_folder(folder);
     free(folder);
     return status;
 }
 
-/* Both get their names, or neither. */
-static nd_status rename_pair(nd_megatron_output *out, nd_token_output *idx)
+/* Writes a whole file under its temporary name. */
+static nd_status write_file(const char *path, const uint8_t *data, size_t size,
+                            nd_token_output *out)
 {
-    ND_TRY(remove_old_index(out));
+    ND_TRY(nd_token_output_open(path, 0, 0, out));
+    ND_TRY(nd_token_output_append(out, data, size));
+    return nd_token_output_sync(out);
+}
+
+static nd_status write_mask(const nd_megatron_output *out, const uint8_t *index, size_t index_size,
+                            nd_token_output *mask)
+{
+    char index_sha256[65];
+    uint8_t *data = NULL;
+    size_t size = 0;
+    if (out->mask.spans.count == 0) {
+        return ND_OK;
+    }
+    ND_TRY(nd_fs_sha256(index, index_size, index_sha256));
+    ND_TRY(nd_loss_mask_make(&out->mask, out->bin.tokens, index_sha256, &data, &size));
+    nd_status status = write_file(out->mask_path, data, size, mask);
+    free(data);
+    return status;
+}
+
+/* All get their names, or none. */
+static nd_status rename_all(nd_megatron_output *out, nd_token_output *mask, nd_token_output *idx)
+{
+    ND_TRY(remove_old(out->idx));
+    ND_TRY(remove_old(out->mask_path));
     nd_status status = nd_token_output_rename(&out->bin);
+    status = status == ND_OK && mask->temporary ? nd_token_output_rename(mask) : status;
     status = status == ND_OK ? nd_token_output_rename(idx) : status;
     if (status != ND_OK && !out->bin.temporary) {
         unlink(out->idx);
+        unlink(out->mask_path);
         unlink(out->bin.path);
     }
     return status;
@@ -272,15 +308,21 @@ nd_status nd_megatron_output_commit(nd_megatron_output *out)
 {
     uint8_t *data = NULL;
     size_t size = 0;
-    nd_token_output idx = {0};
+    nd_token_output idx = {0}, mask = {0};
     nd_status status = ND_OK;
+    if (out->mask.ignored > 0 && out->mask.ignored == out->bin.tokens) {
+        return nd_fail(ND_ERR_DATA,
+                       "none of the %llu tokens counts in the loss; completions, or turns of the "
+                       "assistant, are missing",
+                       (unsigned long long)out->bin.tokens);
+    }
     ND_TRY_OUT(make_index(out, &data, &size));
-    ND_TRY_OUT(nd_token_output_open(out->idx, 0, 0, &idx));
-    ND_TRY_OUT(nd_token_output_append(&idx, data, size));
-    ND_TRY_OUT(nd_token_output_sync(&idx));
+    ND_TRY_OUT(write_mask(out, data, size, &mask));
+    ND_TRY_OUT(write_file(out->idx, data, size, &idx));
     ND_TRY_OUT(nd_token_output_sync(&out->bin));
-    ND_TRY_OUT(rename_pair(out, &idx));
+    ND_TRY_OUT(rename_all(out, &mask, &idx));
 out:
+    nd_token_output_fini(&mask);
     nd_token_output_fini(&idx);
     free(data);
     return status;
@@ -290,6 +332,8 @@ void nd_megatron_output_fini(nd_megatron_output *out)
 {
     nd_token_output_fini(&out->bin);
     free(out->idx);
+    free(out->mask_path);
     free(out->lengths.data);
+    free(out->mask.spans.data);
     *out = (nd_megatron_output){0};
 }

@@ -8,6 +8,7 @@
  * Ids have 2 bytes when the vocabulary has less than 65,500, else 4: Megatron's rule.
  */
 #include "trainer/corpus/corpus.h"
+#include "trainer/corpus/loss_mask.h"
 
 typedef struct nd_token_output {
     char *path, *temporary;
@@ -36,16 +37,23 @@ nd_status nd_token_output_rename(nd_token_output *out); /* after sync */
 /* Removes what was not renamed; an all-zero one is legal. */
 void nd_token_output_fini(nd_token_output *out);
 
-/* The pair PREFIX.bin and PREFIX.idx of Megatron-LM: each document is one sequence. */
+/*
+ * The pair PREFIX.bin and PREFIX.idx of Megatron-LM: each document is one sequence. Also
+ * PREFIX.mask (loss_mask.h) when some tokens do not count in the loss; else a mask that is there is
+ * removed, since it belongs to other files.
+ */
 typedef struct nd_megatron_output {
     nd_token_output bin;
-    char *idx;
+    char *idx, *mask_path;
     nd_ids lengths;
+    nd_loss_mask mask;
     uint64_t open; /* tokens of the document that has not ended */
 } nd_megatron_output;
 
 nd_status nd_megatron_output_open(const char *prefix, int32_t vocab, nd_megatron_output *out);
 nd_status nd_megatron_output_write(nd_megatron_output *out, const nd_corpus_piece *piece);
+/* ND_ERR_DATA when there are tokens, and none of them counts in the loss. The .idx gets its name
+ * last, so that files of which only some were renamed are refused by a reader. */
 nd_status nd_megatron_output_commit(nd_megatron_output *out);
 void nd_megatron_output_fini(nd_megatron_output *out); /* removes what was not committed */
 

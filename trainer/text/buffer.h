@@ -58,4 +58,19 @@ static inline nd_status nd_ids_add(nd_ids *ids, const int32_t *data, size_t coun
     return status;
 }
 
+typedef struct nd_u64s {
+    uint64_t *data;
+    size_t count, room;
+} nd_u64s;
+
+static inline nd_status nd_u64s_add(nd_u64s *list, uint64_t value)
+{
+    void *place = list->data;
+    nd_status status = nd_array_reserve(&place, &list->room, list->count + 1, sizeof value);
+    list->data = place;
+    ND_TRY(status);
+    list->data[list->count++] = value;
+    return ND_OK;
+}
+
 #endif

@@ -572,6 +572,29 @@ Test(corpus, a_prompt_of_messages_ends_where_the_assistant_begins)
     nd_tokenizer_close(tokenizer);
 }
 
+/* A row that is left out leaves nothing behind, also where its first span went on with the last one
+ * of the row before. */
+Test(corpus, messages_that_are_left_out_change_no_other_row)
+{
+    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
+#define GOOD                                                                                       \
+    "{\"messages\": [{\"role\": \"user\", \"content\": \"the end\"}, {\"role\": \"assistant\", "   \
+    "\"content\": \"yes\"}]}\n"
+#define BAD                                                                                        \
+    "{\"messages\": [{\"role\": \"user\", \"content\": \"it was\"}, {\"role\": \"user\"}]}\n"
+    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
+    const nd_corpus_rules rules = {.json_key = "text", .pairs = true, .chat = ND_CHAT_CHATML};
+    const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules, .skip_bad = 1};
+    corpus_result expected, out;
+    assert_ok(encode_text("a.jsonl", GOOD "{\"text\": \"a b c d e f\"}\n", job, &expected));
+    assert_ok(encode_text("a.jsonl", GOOD BAD "{\"text\": \"a b c d e f\"}\n", job, &out));
+    cr_expect_eq(out.counts.bad, 1);
+    corpus_assert_equal(&expected, &out, "a bad row between two good ones");
+    corpus_free(&expected);
+    corpus_free(&out);
+    nd_tokenizer_close(tokenizer);
+}
+
 Test(corpus, messages_that_are_refused)
 {
     static const char *const names[] = {"<|im_start|>", "<|im_end|>"};

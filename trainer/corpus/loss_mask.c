@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/corpus/loss_mask.h"
+
+#include "runtime/base/fsio.h"
+
+enum {
+    VERSION = 1,
+    HEADER_BYTES = ND_LOSS_MASK_HEADER_BYTES,
+    DIGEST_BYTES = ND_LOSS_MASK_DIGEST_BYTES,
+    SPAN_BYTES = 16
+};
+
+static const char magic[8] = "NDMASK\0";
+
+typedef struct mask_header {
+    char magic[8];
+    uint32_t version, zero;
+    uint64_t tokens, spans, ignored;
+    char index_sha256[DIGEST_BYTES];
+} mask_header;
+
+_Static_assert(sizeof(mask_header) == HEADER_BYTES, "the header has no holes");
+
+/* Every message about a mask ends alike. */
+#define ADVICE "write the token files and their mask again"
+
+/* Sizes that fit, without overflow. */
+static nd_status check_sizes(const mask_header *h, size_t size, const char *name)
+{
+    const uint64_t room = size - HEADER_BYTES - DIGEST_BYTES;
+    if (h->spans > room / SPAN_BYTES || h->spans * SPAN_BYTES != room) {
+        return nd_fail(ND_ERR_DATA,
+                       "the loss mask \"%s\" has %zu bytes, which does not match its %llu spans: "
+                       "it is truncated or damaged; " ADVICE,
+                       name, size, (unsigned long long)h->spans);
+    }
+    return ND_OK;
+}
+
+static nd_status check_header(const uint8_t *data, size_t size, const char *name, mask_header *h)
+{
+    if (size < HEADER_BYTES + DIGEST_BYTES) {
+        return nd_fail(ND_ERR_DATA,
+                       "the loss mask \"%s\" has %zu bytes, less than the %d of one without spans: "
+                       "it is truncated; " ADVICE,
+                       name, size, HEADER_BYTES + DIGEST_BYTES);
+    }
+    memcpy(h, data, sizeof *h);
+    if (memcmp(h->magic, magic, sizeof magic) != 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" lies beside token files as their loss mask, but does not begin with "
+                       "NDMASK; " ADVICE ", or rename it",
+                       name);
+    }
+    if (h->version != VERSION || h->zero != 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "the loss mask \"%s\" has version %u; version %d is read; " ADVICE, name,
+                       h->version, VERSION);
+    }
+    return check_sizes(h, size, name);
+}
+
+static nd_status check_digest(const uint8_t *data, size_t size, const char *name)
+{
+    char hex[DIGEST_BYTES + 1];
+    ND_TRY(nd_fs_sha256(data, size - DIGEST_BYTES, hex));
+    return memcmp(hex, data + size - DIGEST_BYTES, DIGEST_BYTES) == 0
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "the loss mask \"%s\" is damaged: its bytes do not have the SHA-256 that "
+                         "stands at its end; " ADVICE,
+                         name);
+}
+
+static nd_status check_pair(const mask_header *h, const char *name, const nd_loss_mask_pair *pair)
+{
+    if (h->tokens != pair->tokens) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "the loss mask \"%s\" is for %llu tokens, but \"%s\" has %llu: it belongs to "
+            "other token files; " ADVICE,
+            name, (unsigned long long)h->tokens, pair->bin, (unsigned long long)pair->tokens);
+    }
+    if (memcmp(h->index_sha256, pair->index_sha256, DIGEST_BYTES) != 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "the loss mask \"%s\" was made for another index than \"%s\": it belongs to "
+                       "other token files; " ADVICE,
+                       name, pair->idx);
+    }
+    return ND_OK;
+}
+
+static nd_status check_spans(const mask_header *h, const uint8_t *pairs, const char *name)
+{
+    uint64_t before = 0, ignored = 0;
+    for (uint64_t i = 0; i < h->spans; i++) {
+        uint64_t span[2];
+        memcpy(span, pairs + i * SPAN_BYTES, sizeof span);
+        if (span[0] < before || span[1] <= span[0] || span[1] > h->tokens) {
+            return nd_fail(ND_ERR_DATA,
+                           "the loss mask \"%s\": span %llu is %llu to %llu behind %llu, of %llu "
+                           "tokens; " ADVICE,
+                           name, (unsigned long long)i, (unsigned long long)span[0],
+                           (unsigned long long)span[1], (unsigned long long)before,
+                           (unsigned long long)h->tokens);
+        }
+        before = span[1];
+        ignored += span[1] - span[0];
+    }
+    if (ignored != h->ignored) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "the loss mask \"%s\" states %llu tokens in its spans, which have %llu; " ADVICE, name,
+            (unsigned long long)h->ignored, (unsigned long long)ignored);
+    }
+    return ND_OK;
+}
+
+nd_status nd_loss_mask_parse(const uint8_t *data, size_t size, const char *name,
+                             const nd_loss_mask_pair *pair, nd_loss_mask_view *out)
+{
+    mask_header h;
+    ND_TRY(check_header(data, size, name, &h));
+    ND_TRY(check_digest(data, size, name));
+    ND_TRY(check_pair(&h, name, pair));
+    ND_TRY(check_spans(&h, data + HEADER_BYTES, name));
+    if (h.ignored == h.tokens && h.tokens > 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "by the loss mask \"%s\" none of the %llu tokens counts in the loss; "
+                       "completions, or turns of the assistant, are missing",
+                       name, (unsigned long long)h.tokens);
+    }
+    *out = (nd_loss_mask_view){.tokens = h.tokens,
+                               .spans = h.spans,
+                               .ignored = h.ignored,
+                               .pairs = data + HEADER_BYTES,
+                               .digest = (const char *)data + size - DIGEST_BYTES};
+    return ND_OK;
+}
+
+nd_status nd_loss_mask_add(nd_loss_mask *mask, uint64_t begin, uint64_t end)
+{
+    nd_u64s *spans = &mask->spans;
+    ND_ASSERT(begin <= end && (spans->count == 0 || spans->data[spans->count - 1] <= begin));
+    if (begin == end) {
+        return ND_OK;
+    }
+    if (spans->count > 0 && spans->data[spans->count - 1] == begin) {
+        spans->data[spans->count - 1] = end;
+    } else {
+        ND_TRY(nd_u64s_add(spans, begin));
+        ND_TRY(nd_u64s_add(spans, end));
+    }
+    mask->ignored += end - begin;
+    return ND_OK;
+}
+
+nd_status nd_loss_mask_make(const nd_loss_mask *mask, uint64_t tokens, const char *index_sha256,
+                            uint8_t **data, size_t *size)
+{
+    const size_t span_bytes = mask->spans.count * sizeof *mask->spans.data;
+    const size_t covered = HEADER_BYTES + span_bytes;
+    mask_header h = {.version = VERSION,
+                     .tokens = tokens,
+                     .spans = mask->spans.count / 2,
+                     .ignored = mask->ignored};
+    char hex[DIGEST_BYTES + 1];
+    uint8_t *bytes = NULL;
+    memcpy(h.magic, magic, sizeof magic);
+    memcpy(h.index_sha256, index_sha256, DIGEST_BYTES);
+    ND_TRY(nd_alloc(covered + DIGEST_BYTES, 1, (void **)&bytes));
+    memcpy(bytes, &h, sizeof h);
+    if (span_bytes > 0) {
+        memcpy(bytes + HEADER_BYTES, mask->spans.data, span_bytes);
+    }
+    nd_status status = nd_fs_sha256(bytes, covered, hex);
+    if (status != ND_OK) {
+        free(bytes);
+        return status;
+    }
+    memcpy(bytes + covered, hex, DIGEST_BYTES);
+    *data = bytes;
+    *size = covered + DIGEST_BYTES;
+    return ND_OK;
+}
