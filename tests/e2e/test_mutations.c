@@ -2,12 +2,14 @@
 /* Changed files that a user writes: configurations, models' sizes, data, tokenizers and keys. */
 #include <criterion/criterion.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "runtime/rdzv/key.h"
 #include "tests/e2e/mutate.h"
 #include "tests/support/shell.h"
+#include "trainer/corpus/loss_mask.h"
 #include "trainer/text/tokenizer.h"
 
 TestSuite(mutations, .init = mutate_setup, .fini = mutate_teardown);
@@ -124,6 +126,25 @@ Test(mutations, megatron_tokens)
     write_megatron();
     mutate(&(mutated){
         .name = "megatron's tokens", .file = "corpus.bin", .arguments = CORPUS, .made = "out"});
+}
+
+Test(mutations, loss_mask)
+{
+    char index_sha256[65];
+    nd_loss_mask mask = {0};
+    uint8_t *data;
+    size_t size;
+    write_megatron();
+    cr_assert_eq(nd_fs_sha256_file(tempdir_file(mutate_dir(), "corpus.idx"), index_sha256), ND_OK);
+    for (uint64_t at = 0; at < 400; at += 50) {
+        cr_assert_eq(nd_loss_mask_add(&mask, at, at + 20), ND_OK);
+    }
+    cr_assert_eq(nd_loss_mask_make(&mask, 400, index_sha256, &data, &size), ND_OK);
+    tempdir_write(mutate_dir(), "corpus.mask", data, size);
+    free(mask.spans.data);
+    free(data);
+    mutate(
+        &(mutated){.name = "loss mask", .file = "corpus.mask", .arguments = CORPUS, .made = "out"});
 }
 
 static nd_status read_tokenizer(const char *path)

@@ -114,6 +114,18 @@ static nd_status read_block(const nd_blend *blend, int64_t index, int32_t *input
     return nd_dataset_block(s->data, index - s->first, inputs, labels);
 }
 
+static nd_status count_ignored(const nd_blend *blend, int64_t *tokens)
+{
+    int64_t sum = 0;
+    for (int j = 0; j < blend->count; j++) {
+        int64_t part;
+        ND_TRY(nd_dataset_ignored(blend->sources[j].data, &part));
+        sum += part;
+    }
+    *tokens = sum;
+    return ND_OK;
+}
+
 int64_t nd_dataset_sample(const nd_dataset *dataset, int64_t seed, int64_t i)
 {
     const nd_blend *blend = dataset->blend;
@@ -206,7 +218,8 @@ static nd_status content(const nd_blend *blend, const nd_content_share *all, cha
     return status;
 }
 
-static const nd_blend_calls calls = {read_block, digest, count_files, content, destroy};
+static const nd_blend_calls calls = {read_block,  count_ignored, digest,
+                                     count_files, content,       destroy};
 
 nd_status nd_dataset_blend(nd_dataset_part *parts, int count, nd_dataset **out)
 {

@@ -42,11 +42,13 @@
 
 typedef struct nd_dataset nd_dataset;
 
-/* The label of a position that does not count: the short last block, prompts of JSONL, validation
- * past the end. */
+/* The label of a position that does not count: the short last block, prompts of JSONL, what a loss
+ * mask leaves out, validation past the end. */
 enum { ND_LABEL_IGNORED = -100 };
 
 /*
+ * Megatron files may have a loss mask beside them (trainer/corpus/loss_mask.h).
+ *
  * vocab: the model's; every id is checked against it when a block is read.
  * ND_ERR_DATA names file, offset or row, and what to do: missing, empty, truncated, token id >=
  * vocab, .idx that disagrees with its .bin, bad JSON. ND_ERR_CONFIG: byte tokenizer with a vocab
@@ -108,6 +110,9 @@ int64_t nd_dataset_epoch(const nd_dataset *dataset);
 
 int64_t nd_dataset_blocks(const nd_dataset *dataset); /* >= 1 */
 int64_t nd_dataset_tokens(const nd_dataset *dataset);
+/* Tokens that never count as labels: those of prompts, and those that a loss mask leaves out. Reads
+ * all spans of an encoded text. */
+nd_status nd_dataset_ignored(const nd_dataset *dataset, int64_t *tokens);
 
 /* Block `index`: inputs and labels, I32 (S). Thread-safe (read only). */
 nd_status nd_dataset_block(const nd_dataset *dataset, int64_t index, int32_t *inputs,
@@ -120,8 +125,8 @@ nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65]);
 /*
  * A digest of more of the content, for the comparison at a resume: XXH3 of the size and of all
  * bytes of a file of at most 64 MiB; of a larger one 1024 samples of 64 KiB, evenly spaced, with
- * the first and the last bytes. Of Megatron data also all of the .idx. Empty for an encoded text,
- * of which nd_dataset_digest covers all ids.
+ * the first and the last bytes. Of Megatron data also all of the .idx and of the loss mask. Empty
+ * for an encoded text, of which nd_dataset_digest covers all ids.
  *
  * The files of a blend that have more than 64 MiB together share these by their sizes, and 16 MiB
  * alike: of each that is larger than its share so many samples, at least the first and the last

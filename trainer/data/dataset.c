@@ -21,7 +21,7 @@ static const nd_format formats[] = {
     [ND_DATA_TEXT] = {"text", false, nd_text_open, nd_flat_block},
     [ND_DATA_JSONL] = {"jsonl", false, nd_jsonl_open, nd_jsonl_block},
     [ND_DATA_LLMC] = {"llmc", true, nd_llmc_open, nd_flat_block},
-    [ND_DATA_MEGATRON] = {"megatron", true, nd_megatron_open, nd_flat_block},
+    [ND_DATA_MEGATRON] = {"megatron", true, nd_megatron_open, nd_masked_block},
 };
 
 static const nd_format encoded = {"encoded text", true, NULL, nd_encoded_block};
@@ -218,6 +218,7 @@ void nd_dataset_close(nd_dataset *dataset)
     } else {
         nd_fs_map_close(&dataset->map);
     }
+    nd_masked_close(dataset->masked);
     free(dataset->marks);
     free(dataset->path);
     free(dataset);
@@ -231,6 +232,35 @@ int64_t nd_dataset_blocks(const nd_dataset *dataset)
 int64_t nd_dataset_tokens(const nd_dataset *dataset)
 {
     return dataset->tokens;
+}
+
+typedef struct span_count {
+    const nd_dataset *dataset;
+    int64_t tokens;
+} span_count;
+
+static nd_status count_spans(void *context)
+{
+    span_count *c = context;
+    const nd_span_list spans = nd_encoded_spans(c->dataset);
+    return nd_spans_count(&spans, &c->tokens);
+}
+
+nd_status nd_dataset_ignored(const nd_dataset *dataset, int64_t *tokens)
+{
+    span_count count = {.dataset = dataset};
+    if (dataset->blend) {
+        return dataset->blend_calls->ignored(dataset->blend, tokens);
+    }
+    if (dataset->masked) {
+        count.tokens = (int64_t)dataset->masked->view.ignored;
+    } else if (dataset->cache) {
+        ND_TRY(nd_fs_map_guard(&dataset->map, dataset->path, count_spans, &count));
+    } else {
+        count.tokens = nd_jsonl_ignored(dataset);
+    }
+    *tokens = count.tokens;
+    return ND_OK;
 }
 
 typedef struct block_read {
@@ -334,13 +364,18 @@ nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65])
     if (dataset->cache) {
         return digest_cache(dataset->cache, hex);
     }
-    ND_TRY(
-        nd_alloc(DIGEST_HEAD + (size_t)DIGEST_SAMPLES * DIGEST_SAMPLE_BYTES, 1, (void **)&buffer));
+    ND_TRY(nd_alloc(DIGEST_HEAD + (size_t)DIGEST_SAMPLES * DIGEST_SAMPLE_BYTES +
+                        ND_LOSS_MASK_DIGEST_BYTES,
+                    1, (void **)&buffer));
     put_u64(buffer, dataset->map.size);
     put_u64(buffer + 8, (uint64_t)(dataset->format - formats));
     put_u64(buffer + 16, (uint64_t)dataset->tokens);
     digest_read read = {.dataset = dataset, .out = buffer + DIGEST_HEAD};
     ND_TRY_OUT(nd_fs_map_guard(&dataset->map, dataset->path, read_samples, &read));
+    if (dataset->masked) {
+        memcpy(read.out + read.used, dataset->masked->view.digest, ND_LOSS_MASK_DIGEST_BYTES);
+        read.used += ND_LOSS_MASK_DIGEST_BYTES;
+    }
     ND_TRY_OUT(nd_fs_sha256(buffer, DIGEST_HEAD + read.used, hex));
 out:
     free(buffer);
@@ -412,6 +447,9 @@ nd_status nd_content_of(const nd_dataset *dataset, const nd_content_share *all, 
     }
     XXH3_128bits_reset(read.hash);
     XXH3_128bits_update(read.hash, head, sizeof head);
+    if (dataset->masked) {
+        XXH3_128bits_update(read.hash, dataset->masked->view.digest, ND_LOSS_MASK_DIGEST_BYTES);
+    }
     nd_status status = nd_fs_map_guard(&dataset->map, dataset->path, hash_content, &read);
     const XXH128_hash_t digest = XXH3_128bits_digest(read.hash);
     XXH3_freeState(read.hash);

@@ -6,6 +6,7 @@
  * Megatron) or JSONL with an index of its strings. Private to trainer/data.
  */
 #include "runtime/base/fsio.h"
+#include "trainer/corpus/loss_mask.h"
 #include "trainer/corpus/token_cache.h"
 #include "trainer/data/data.h"
 
@@ -38,6 +39,12 @@ typedef struct nd_jsonl_mark {
     uint64_t prompt : 1;
 } nd_jsonl_mark;
 
+/* The loss mask of Megatron files, in memory. */
+typedef struct nd_masked {
+    uint8_t *data; /* of the file; owned */
+    nd_loss_mask_view view;
+} nd_masked;
+
 typedef struct nd_blend nd_blend;
 
 /* The files that share what nd_dataset_content reads; encoded texts are not among them. */
@@ -45,9 +52,10 @@ typedef struct nd_content_share {
     uint64_t files, bytes;
 } nd_content_share;
 
-/* What nd_dataset_block, _digest, _content and _close do for a blend. */
+/* What nd_dataset_block, _ignored, _digest, _content and _close do for a blend. */
 typedef struct nd_blend_calls {
     nd_status (*block)(const nd_blend *blend, int64_t index, int32_t *inputs, int32_t *labels);
+    nd_status (*ignored)(const nd_blend *blend, int64_t *tokens);
     nd_status (*digest)(const nd_blend *blend, char hex[65]);
     void (*count)(const nd_blend *blend, nd_content_share *all); /* adds the blend's files */
     nd_status (*content)(const nd_blend *blend, const nd_content_share *all, char hex[33]);
@@ -68,6 +76,7 @@ struct nd_dataset {
     nd_jsonl_mark *marks; /* (mark_count) of mark_room; JSONL only; owned */
     int64_t mark_count, mark_room;
     nd_token_cache *cache; /* of an encoded text, which owns the map; else NULL; owned */
+    nd_masked *masked;     /* of Megatron files with a loss mask; else NULL; owned */
     nd_blend *blend;       /* several sources, and no map; else NULL; owned */
     const nd_blend_calls *blend_calls; /* with a blend */
     bool content_known;
@@ -88,8 +97,33 @@ nd_status nd_flat_block(const nd_dataset *dataset, int64_t first, int64_t count,
                         int32_t *labels);
 nd_status nd_jsonl_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
                          int32_t *labels);
+nd_status nd_masked_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
+                          int32_t *labels);
+/* Tokens of prompts. */
+int64_t nd_jsonl_ignored(const nd_dataset *dataset);
 nd_status nd_encoded_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
                            int32_t *labels);
+
+/* Tokens that do not count in the loss. */
+typedef struct nd_span_list {
+    const uint8_t *pairs; /* [count] pairs of u64: tokens [begin, end), in order */
+    uint64_t count;
+    /* Called before a pair is read; NULL: nothing is left to check. */
+    nd_status (*check)(const void *context, const uint8_t *pair, size_t size);
+    const void *context;
+} nd_span_list;
+
+nd_span_list nd_encoded_spans(const nd_dataset *dataset);
+nd_span_list nd_masked_spans(const nd_dataset *dataset);
+/* Labels of the tokens behind `first`, of `count`, that lie in spans become ND_LABEL_IGNORED. */
+nd_status nd_spans_ignore(const nd_span_list *spans, uint64_t first, uint64_t count,
+                          int32_t *labels);
+nd_status nd_spans_count(const nd_span_list *spans, int64_t *tokens);
+
+/* Opens the loss mask at `path`, if there is one, once dataset->tokens is known; `idx` is the index
+ * that it must belong to. ND_ERR_DATA as for nd_loss_mask_parse. */
+nd_status nd_masked_open(nd_dataset *dataset, const char *path, const char *idx);
+void nd_masked_close(nd_masked *masked); /* NULL is legal */
 
 /* ND_ERR_DATA when the mapped file begins as a compressed or binary file of a known kind does. */
 nd_status nd_text_check(const nd_dataset *dataset);

@@ -195,6 +195,26 @@ static nd_status index_row(nd_dataset *dataset, uint64_t line, size_t at, size_t
                     : ND_OK;
 }
 
+int64_t nd_jsonl_ignored(const nd_dataset *dataset)
+{
+    int64_t tokens = 0;
+    for (int64_t i = 0; i + 1 < dataset->mark_count; i++) {
+        const nd_jsonl_mark *mark = &dataset->marks[i];
+        tokens += mark->prompt ? (int64_t)(mark[1].token - mark->token) : 0;
+    }
+    return tokens;
+}
+
+static nd_status check_completions(const nd_dataset *dataset)
+{
+    return dataset->tokens == 0 || nd_jsonl_ignored(dataset) < dataset->tokens
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "none of the %lld tokens of \"%s\" counts in the loss; completions are "
+                         "missing",
+                         (long long)dataset->tokens, dataset->path);
+}
+
 nd_status nd_jsonl_open(nd_dataset *dataset)
 {
     const nd_fs_map *map = &dataset->map;
@@ -213,7 +233,8 @@ nd_status nd_jsonl_open(nd_dataset *dataset)
             ND_TRY(index_row(dataset, line, at, length));
         }
     }
-    return append_mark(dataset, (uint64_t)dataset->tokens, map->size, false);
+    ND_TRY(append_mark(dataset, (uint64_t)dataset->tokens, map->size, false));
+    return check_completions(dataset);
 }
 
 /* Reading. */

@@ -3,7 +3,8 @@
  * Megatron-LM token files: ids without a header in .bin; lengths, positions and document boundaries
  * in .idx. Source: Megatron-LM core/datasets/indexed_dataset.py. Its writer places the sequences
  * one after another, so the .bin is the concatenation of all documents. An .idx that does not
- * describe such a .bin is refused; after this check only the .bin is read.
+ * describe such a .bin is refused; after this check only the .bin, and a loss mask beside it, is
+ * read.
  */
 #include "trainer/data/formats.h"
 
@@ -210,9 +211,14 @@ static nd_status open_index(nd_dataset *dataset, const char *path)
 
 nd_status nd_megatron_open(nd_dataset *dataset)
 {
-    char *path = NULL;
-    ND_TRY(nd_megatron_path(dataset->path, ".idx", &path));
-    nd_status status = open_index(dataset, path);
+    char *path = NULL, *mask = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_megatron_path(dataset->path, ".idx", &path));
+    ND_TRY_OUT(nd_megatron_path(dataset->path, ".mask", &mask));
+    ND_TRY_OUT(open_index(dataset, path));
+    ND_TRY_OUT(nd_masked_open(dataset, mask, path));
+out:
     free(path);
+    free(mask);
     return status;
 }

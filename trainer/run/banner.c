@@ -90,6 +90,26 @@ static void print_sources(const nd_dataset *data, const nd_config *config)
     free(had);
 }
 
+/* How many tokens count in the loss: a mask that is lost, or one too strict, shows here. */
+static void print_counted(const char *what, const nd_dataset *data)
+{
+    const int64_t tokens = nd_dataset_tokens(data);
+    int64_t ignored = 0;
+    if (nd_dataset_ignored(data, &ignored) != ND_OK) {
+        nd_log_warning("%s: the tokens that count in the loss cannot be counted: %s", what,
+                       nd_error_last()->message);
+        nd_error_clear();
+        return;
+    }
+    if (ignored == 0) {
+        nd_log_info("%s: all tokens count in the loss", what);
+        return;
+    }
+    nd_log_info("%s: %lld of %lld tokens count in the loss (%.1f %%)", what,
+                (long long)(tokens - ignored), (long long)tokens,
+                100.0 * (double)(tokens - ignored) / (double)tokens);
+}
+
 /* Prints how often the run reads its data, and warns when one step reads all of them. */
 static void print_data(const nd_run_context *run, const nd_rank *r)
 {
@@ -104,6 +124,10 @@ static void print_data(const nd_run_context *run, const nd_rank *r)
         nd_log_info("train.epochs %g of %lld samples, %lld a step: %lld steps",
                     config->train.epochs, (long long)nd_dataset_epoch(run->inputs->data),
                     (long long)step_blocks, (long long)config->train.steps);
+    }
+    print_counted("training data", run->inputs->data);
+    if (run->inputs->validation) {
+        print_counted("validation data", run->inputs->validation);
     }
     print_sources(run->inputs->data, config);
     if (step_blocks > blocks) {

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Megatron files with a loss mask beside them. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/unit/trainer/corpus/corpus_cases.h"
+#include "trainer/corpus/token_file.h"
+#include "trainer/data/formats.h"
+
+enum { S = 7, IGNORED = ND_LABEL_IGNORED, VOCAB = 512, TOKENS = 40 };
+
+static tempdir dir;
+static char prefix[128];
+static nd_dataset *opened;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    snprintf(prefix, sizeof prefix, "%s/p", dir.path);
+}
+
+static void teardown(void)
+{
+    tempdir_remove(&dir);
+}
+
+TestSuite(masked, .init = setup, .fini = teardown);
+
+/* Tokens 0 to 39 in documents of ten, with these spans. */
+static void write_files(const int32_t *spans, size_t count)
+{
+    nd_megatron_output out;
+    nd_corpus_piece piece = {0};
+    for (int32_t i = 0, end; i < TOKENS; i++) {
+        end = i + 1;
+        assert_ok(nd_ids_add(&piece.ids, &i, 1));
+        assert_ok(nd_ids_add(&piece.ends, &end, end % 10 == 0));
+    }
+    assert_ok(nd_ids_add(&piece.spans, spans, count));
+    assert_ok(nd_megatron_output_open(prefix, VOCAB, &out));
+    assert_ok(nd_megatron_output_write(&out, &piece));
+    assert_ok(nd_megatron_output_commit(&out));
+    nd_megatron_output_fini(&out);
+    free(piece.ids.data);
+    free(piece.ends.data);
+    free(piece.spans.data);
+}
+
+static nd_status open_files(void)
+{
+    return nd_dataset_open(prefix, ND_DATA_AUTO, "file", VOCAB, S, &opened);
+}
+
+/* Spans of one token, at both ends of blocks, over several blocks, and at the end of the file. */
+static const int32_t spans[] = {0, 1, 3, 5, 7, 9, 12, 13, 15, 34, 39, 40};
+enum { SPANS = sizeof spans / sizeof *spans };
+
+static bool is_ignored(int32_t token)
+{
+    for (int i = 0; i < SPANS; i += 2) {
+        if (token >= spans[i] && token < spans[i + 1]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+Test(masked, labels_of_masked_tokens_are_ignored_and_inputs_stay)
+{
+    int64_t ignored = 0;
+    write_files(spans, SPANS);
+    assert_ok(open_files());
+    for (int64_t b = 0; b < nd_dataset_blocks(opened); b++) {
+        int32_t x[S], y[S];
+        assert_ok(nd_dataset_block(opened, b, x, y));
+        for (int32_t i = 0; i < S; i++) {
+            int32_t token = (int32_t)b * (S + 1) + i;
+            cr_expect_eq(x[i], token);
+            cr_expect_eq(y[i], is_ignored(token + 1) ? IGNORED : token + 1, "label %d", token);
+        }
+    }
+    assert_ok(nd_dataset_ignored(opened, &ignored));
+    cr_expect_eq(ignored, 1 + 2 + 2 + 1 + 19 + 1);
+    nd_dataset_close(opened);
+    write_files(NULL, 0);
+    assert_ok(open_files());
+    assert_ok(nd_dataset_ignored(opened, &ignored));
+    cr_expect_eq(ignored, 0);
+    nd_dataset_close(opened);
+}
+
+Test(masked, digest_and_content_cover_the_mask)
+{
+    static const int32_t other[] = {0, 1, 3, 6};
+    char digests[3][65], contents[3][33];
+    for (int i = 0; i < 3; i++) {
+        write_files(i == 1 ? other : spans, i == 2 ? 0 : 4);
+        assert_ok(open_files());
+        assert_ok(nd_dataset_digest(opened, digests[i]));
+        assert_ok(nd_dataset_content(opened, contents[i]));
+        nd_dataset_close(opened);
+    }
+    for (int i = 0; i < 3; i++) {
+        cr_expect_str_neq(digests[i], digests[(i + 1) % 3]);
+        cr_expect_str_neq(contents[i], contents[(i + 1) % 3]);
+    }
+}
+
+static void read_file(const char *name, nd_bytes *out)
+{
+    char *data;
+    assert_ok(nd_fs_read(tempdir_file(&dir, name), 10000, ND_ERR_DATA, &data, &out->count));
+    out->data = (uint8_t *)data;
+}
+
+Test(masked, a_mask_that_is_damaged_foreign_or_no_file_is_refused)
+{
+    static const int32_t all[] = {0, 40};
+    nd_bytes mask = {0}, large = {0};
+    write_files(spans, SPANS);
+    read_file("p.mask", &mask);
+    mask.data[110] ^= 1;
+    tempdir_write(&dir, "p.mask", mask.data, mask.count);
+    assert_fails(open_files(), ND_ERR_DATA, "p.mask\" is damaged");
+    mask.data[110] ^= 1;
+    tempdir_write(&dir, "p.mask", mask.data, mask.count - 1);
+    assert_fails(open_files(), ND_ERR_DATA, "truncated");
+    tempdir_write(&dir, "p.mask", "", 0);
+    assert_fails(open_files(), ND_ERR_DATA, "truncated");
+    /* A file that is too large for a mask of so many tokens is not read. */
+    for (int i = 0; i < 20; i++) {
+        assert_ok(nd_bytes_add(&large, mask.data, mask.count));
+    }
+    tempdir_write(&dir, "p.mask", large.data, large.count);
+    assert_fails(open_files(), ND_ERR_DATA, "check that it is the right file");
+    /* Other documents of as many tokens: another index. */
+    cr_assert_eq(unlink(tempdir_file(&dir, "p.mask")), 0);
+    nd_megatron_output out;
+    int32_t ids[TOKENS] = {0}, end = TOKENS;
+    assert_ok(nd_megatron_output_open(prefix, VOCAB, &out));
+    assert_ok(nd_megatron_output_write(
+        &out, &(nd_corpus_piece){.ids = {ids, TOKENS, 0}, .ends = {&end, 1, 0}}));
+    assert_ok(nd_megatron_output_commit(&out));
+    nd_megatron_output_fini(&out);
+    tempdir_write(&dir, "p.mask", mask.data, mask.count);
+    assert_fails(open_files(), ND_ERR_DATA, "another index");
+    /* A link to nowhere is no mask that is not there. */
+    cr_assert_eq(unlink(tempdir_file(&dir, "p.mask")), 0);
+    cr_assert_eq(symlink("nothing", tempdir_file(&dir, "p.mask")), 0);
+    assert_fails(open_files(), ND_ERR_DATA, "cannot open");
+    cr_assert_eq(unlink(tempdir_file(&dir, "p.mask")), 0);
+    assert_ok(open_files());
+    nd_dataset_close(opened);
+    /* A mask by which nothing counts, made by another program. */
+    nd_loss_mask made = {0};
+    nd_bytes file = {0};
+    char index[65];
+    assert_ok(nd_fs_sha256_file(tempdir_file(&dir, "p.idx"), index));
+    assert_ok(nd_loss_mask_add(&made, (uint64_t)all[0], (uint64_t)all[1]));
+    assert_ok(nd_loss_mask_make(&made, TOKENS, index, &file.data, &file.count));
+    tempdir_write(&dir, "p.mask", file.data, file.count);
+    assert_fails(open_files(), ND_ERR_DATA, "none of the 40 tokens counts");
+    free(made.spans.data);
+    free(file.data);
+    free(mask.data);
+    free(large.data);
+}
+
+/* Rows of prompts with completions give the same blocks whether a run encodes them or
+ * `ndtrain tokenize` did. */
+Test(masked, blocks_are_those_of_the_encoded_rows)
+{
+    static const char rows[] = "{\"text\":\"the first one, a text of some words\"}\n"
+                               "{\"prompt\":\"what is it?\",\"completion\":\" it is this\"}\n"
+                               "{\"prompt\":\"a prompt of many words, of more than a block\","
+                               "\"completion\":\"\"}\n"
+                               "{\"prompt\":\"and the next one\",\"completion\":\"!\"}\n";
+    static const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
+    char tokenizer_path[PATH_MAX], rows_path[PATH_MAX];
+    nd_dataset *encoded;
+    nd_megatron_output out;
+    corpus_result all;
+    int64_t counts[2];
+    snprintf(tokenizer_path, sizeof tokenizer_path,
+             "%s/tests/unit/trainer/text/goldens/llama3.json", getenv("ND_SOURCE_ROOT"));
+    snprintf(rows_path, sizeof rows_path, "%s",
+             tempdir_write(&dir, "a.jsonl", rows, sizeof rows - 1));
+    assert_ok(nd_dataset_open_text(&(nd_dataset_text){.path = rows_path,
+                                                      .tokenizer = tokenizer_path,
+                                                      .rules = &rules,
+                                                      .cache_dir = dir.path,
+                                                      .threads = 1},
+                                   VOCAB, S, &encoded));
+    nd_tokenizer *tokenizer = text_open("llama3");
+    nd_corpus_files files = {0};
+    assert_ok(nd_corpus_files_add(&files, rows_path, ND_DATA_AUTO));
+    assert_ok(corpus_encode(
+        (nd_corpus_job){.files = &files, .tokenizer = tokenizer, .rules = &rules}, &all));
+    assert_ok(nd_megatron_output_open(prefix, VOCAB, &out));
+    assert_ok(nd_megatron_output_write(
+        &out, &(nd_corpus_piece){.ids = all.ids, .ends = all.ends, .spans = all.spans}));
+    assert_ok(nd_megatron_output_commit(&out));
+    nd_megatron_output_fini(&out);
+    assert_ok(open_files());
+    cr_assert_eq(nd_dataset_blocks(encoded), nd_dataset_blocks(opened));
+    for (int64_t b = 0; b < nd_dataset_blocks(opened); b++) {
+        int32_t x[2][S], y[2][S];
+        assert_ok(nd_dataset_block(encoded, b, x[0], y[0]));
+        assert_ok(nd_dataset_block(opened, b, x[1], y[1]));
+        cr_expect_eq(memcmp(x[0], x[1], sizeof x[0]), 0, "inputs of block %ld", (long)b);
+        cr_expect_eq(memcmp(y[0], y[1], sizeof y[0]), 0, "labels of block %ld", (long)b);
+    }
+    assert_ok(nd_dataset_ignored(encoded, &counts[0]));
+    assert_ok(nd_dataset_ignored(opened, &counts[1]));
+    cr_expect_gt(counts[0], 10);
+    cr_expect_eq(counts[0], counts[1]);
+    cr_expect_eq(counts[0], all.counts.ignored);
+    nd_dataset_close(encoded);
+    nd_dataset_close(opened);
+    nd_corpus_files_fini(&files);
+    nd_tokenizer_close(tokenizer);
+    corpus_free(&all);
+}
+
+/* The other data whose tokens do not all count: bytes of JSON lines, and a blend of any. */
+Test(masked, tokens_of_prompts_are_counted_in_json_lines_and_in_a_blend)
+{
+    static const char rows[] =
+        "{\"prompt\": \"abc\", \"completion\": \"\\u00e9\"}\n"
+        "{\"text\": \"four\"}\n{\"prompt\": \"x\", \"completion\": \"yz\"}\n";
+    static const char none[] = "{\"prompt\": \"abc\", \"completion\": \"\"}\n";
+    nd_dataset_part parts[2] = {{.name = "a"}, {.name = "b"}};
+    int64_t ignored = 0;
+    write_files(spans, SPANS);
+    assert_ok(nd_dataset_open(tempdir_write(&dir, "a.jsonl", rows, sizeof rows - 1), ND_DATA_AUTO,
+                              "bytes", 256, S, &parts[0].data));
+    assert_ok(nd_dataset_ignored(parts[0].data, &ignored));
+    cr_expect_eq(ignored, 4);
+    assert_ok(open_files());
+    parts[1].data = opened;
+    nd_dataset *blend;
+    assert_ok(nd_dataset_blend(parts, 2, &blend));
+    assert_ok(nd_dataset_ignored(blend, &ignored));
+    cr_expect_eq(ignored, 4 + 26);
+    nd_dataset_close(blend);
+    assert_fails(nd_dataset_open(tempdir_write(&dir, "b.jsonl", none, sizeof none - 1),
+                                 ND_DATA_AUTO, "bytes", 256, S, &opened),
+                 ND_ERR_DATA, "none of the 3 tokens of");
+}
