@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Text as a user trains on it: a run from JSON lines with a tokenizer gives the numbers, to the
- * last bit, of a run from the files that `ndtrain tokenize` writes, on several meshes.
+ * last bit, of a run from the files that `ndtrain tokenize` writes, on several meshes. So does one
+ * from prompts with completions, whose loss mask lies beside these files.
  */
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -27,7 +28,10 @@ static void setup(void)
     FILE *rows = fopen(tempdir_file(&dir, "a.jsonl"), "w");
     cr_assert_not_null(rows);
     for (int i = 0; i < 300; i++) {
-        fprintf(rows, "{\"text\": \"row %d of a text, it's the %dth\\n\"}\n", i, i * i % 97);
+        fprintf(rows,
+                i % 3 == 1 ? "{\"prompt\": \"what is row %d?\", \"completion\": \" the %dth\\n\"}\n"
+                           : "{\"text\": \"row %d of a text, it's the %dth\\n\"}\n",
+                i, i * i % 97);
     }
     fclose(rows);
 }
@@ -65,6 +69,8 @@ Test(tokenize, a_run_from_text_is_the_run_from_its_token_files)
                          "--append-eod --threads 2");
     cr_assert_not_null(strstr(shell_output, "documents                                 300"), "%s",
                        shell_output);
+    cr_assert_not_null(strstr(shell_output, "tokens that count in loss"), "%s", shell_output);
+    cr_assert_not_null(strstr(shell_output, "pair.bin, .mask and .idx"), "%s", shell_output);
     for (int i = 0; i < 3; i++) {
         train("text", "a.jsonl", "model", meshes[i]);
         train("pair_run", "pair", "file", meshes[i]);
@@ -87,7 +93,7 @@ Test(tokenize, the_command)
         "gzip -k a.jsonl && " ND_TRAIN
         " tokenize --tokenizer tok --input a.jsonl.gz --output-prefix one --threads 1 && " ND_TRAIN
         " tokenize --tokenizer tok --input a.jsonl --output-prefix two --threads 4 && cmp "
-        "one.bin two.bin && cmp one.idx two.idx");
+        "one.bin two.bin && cmp one.idx two.idx && cmp one.mask two.mask");
     shell_fails(&dir, ND_TRAIN " tokenize --tokenizer tok --input a.jsonl --output-prefix one", 73);
     cr_expect_not_null(strstr(shell_output, "is there already"), "%s", shell_output);
     shell_fails(&dir, ND_TRAIN " tokenize --tokenizer tok --input none --output-prefix x", 65);
@@ -105,6 +111,40 @@ Test(tokenize, the_command)
     shell(&dir, "! ls | grep -E '^x|tmp'");
     shell(&dir,
           ND_TRAIN " tokenize --tokenizer tok --input bad.jsonl --output-prefix x --skip-bad=1");
+}
+
+/* What does not count in the loss is in the mask, and only there; damage of it stops a run. */
+Test(tokenize, rows_with_prompts_and_messages_have_a_mask)
+{
+#define CHECK                                                                                      \
+    ND_TRAIN " check --device cpu --model-config tok/config.json --sequence-length 32 "            \
+             "--num-processes 1 --tokenizer file --data-path "
+    shell(&dir,
+          "grep text a.jsonl >text.jsonl && " ND_TRAIN
+          " tokenize --tokenizer tok --input text.jsonl --output-prefix t && test ! -e t.mask "
+          "&& touch t.mask");
+    shell_fails(&dir, CHECK "t", 65);
+    cr_expect_not_null(strstr(shell_output, "t.mask\" has 0 bytes"), "%s", shell_output);
+    shell_fails(&dir, ND_TRAIN " tokenize --tokenizer tok --input a.jsonl --output-prefix t", 73);
+    shell(&dir, ND_TRAIN " tokenize --tokenizer tok --input text.jsonl --output-prefix t "
+                         "--overwrite && test ! -e t.mask");
+    shell(&dir, ND_TRAIN " tokenize --tokenizer tok --input a.jsonl --output-prefix a && " CHECK
+                         "a && cp a.mask t.mask");
+    shell_fails(&dir, CHECK "t", 65);
+    cr_expect_not_null(strstr(shell_output, "belongs to other token files"), "%s", shell_output);
+    /* A key of one's own is the only one; its absence is told as before. */
+    shell_fails(&dir,
+                ND_TRAIN " tokenize --tokenizer tok --input a.jsonl --output-prefix k --json-key "
+                         "text",
+                65);
+    cr_expect_not_null(strstr(shell_output, "line 2: \"text\" is missing"), "%s", shell_output);
+    shell(&dir, "printf '{\"prompt\": \"a\", \"completion\": \"\"}\\n' >p.jsonl");
+    shell_fails(&dir, ND_TRAIN " tokenize --tokenizer tok --input p.jsonl --output-prefix p", 65);
+    cr_expect_not_null(strstr(shell_output, "counts in the loss"), "%s", shell_output);
+    shell(&dir, "printf '{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\\n' >m.jsonl");
+    shell_fails(&dir, ND_TRAIN " tokenize --tokenizer tok --input m.jsonl --output-prefix p", 65);
+    cr_expect_not_null(strstr(shell_output, "(--chat-format)"), "%s", shell_output);
+    shell(&dir, "! ls | grep -E '^[pk][.](bin|idx|mask)|tmp'");
 }
 
 Test(tokenize, flags_of_the_command)

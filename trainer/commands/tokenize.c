@@ -106,6 +106,12 @@ static void print_table(const work *w, const nd_corpus_counts *c)
            call->threads == 1 ? "" : "s");
     print_count("documents", c->documents, "");
     print_count("tokens", c->tokens, "");
+    if (c->ignored > 0) {
+        char share[32];
+        snprintf(share, sizeof share, "%.1f %%",
+                 100.0 * (double)(c->tokens - c->ignored) / (double)c->tokens);
+        print_count("tokens that count in loss", c->tokens - c->ignored, share);
+    }
     printf("  %-28s %16.3f\n", "bytes per token",
            c->tokens > 0 ? (double)t->bytes / (double)c->tokens : 0.0);
     print_count("empty documents", c->empty, "left out");
@@ -118,16 +124,17 @@ static void print_table(const work *w, const nd_corpus_counts *c)
     if (call->files.skipped > 0) {
         print_count("files of other kinds", call->files.skipped, "not read");
     }
-    printf("%s.bin and .idx, %s ids; train with data.path: %s, data.tokenizer: file\n",
-           call->prefix, w->out.bin.width == 2 ? "u16" : "i32", call->prefix);
+    printf("%s.bin%s and .idx, %s ids; train with data.path: %s, data.tokenizer: file\n",
+           call->prefix, c->ignored > 0 ? ", .mask" : "", w->out.bin.width == 2 ? "u16" : "i32",
+           call->prefix);
 }
 
 /* The work. */
 
 static nd_status check_output(const nd_tokenize_call *call)
 {
-    static const char *const suffixes[] = {".bin", ".idx"};
-    for (int i = 0; i < 2; i++) {
+    static const char *const suffixes[] = {".bin", ".idx", ".mask"};
+    for (int i = 0; i < 3; i++) {
         char *path = NULL;
         ND_TRY(nd_fs_format(&path, "%s%s", call->prefix, suffixes[i]));
         bool there = nd_fs_exists(path);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_COMMANDS_TOKENIZE_H
 #define ND_COMMANDS_TOKENIZE_H
-/* `ndtrain tokenize`: files of text to the pair of files that Megatron-LM reads. */
+/* `ndtrain tokenize`: files of text to the pair of files that Megatron-LM reads, with a loss mask
+ * beside them. */
 #include "trainer/corpus/corpus.h"
 
 typedef struct nd_tokenize_call {

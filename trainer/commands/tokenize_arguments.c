@@ -13,6 +13,7 @@ typedef enum option {
     OPTION_PREFIX,
     OPTION_FORMAT,
     OPTION_KEY,
+    OPTION_CHAT,
     OPTION_SEPARATOR,
     OPTION_EOD,
     OPTION_NO_SPECIAL,
@@ -37,7 +38,12 @@ static const struct {
          "files, folders (their .jsonl, .ndjson and .txt) and patterns; gzip and zstd too"},
     [OPTION_PREFIX] = {"--output-prefix", NULL, "PREFIX", "writes PREFIX.bin and PREFIX.idx"},
     [OPTION_FORMAT] = {"--format", NULL, "auto|text|jsonl", "of all inputs; auto: by their names"},
-    [OPTION_KEY] = {"--json-key", "--json-keys", "KEY", "the key of the text in a line; text"},
+    [OPTION_KEY] = {"--json-key", "--json-keys", "KEY",
+                    "the key of the text in a line; without it text, or prompt and completion, "
+                    "whose prompts PREFIX.mask leaves out of the loss"},
+    [OPTION_CHAT] = {"--chat-format", NULL, "none|llama3|chatml",
+                     "rows may have messages, written in this form; PREFIX.mask leaves all but the "
+                     "turns of the assistant out of the loss"},
     [OPTION_SEPARATOR] =
         {"--document-separator", NULL, "TEXT",
          "between documents of a text file (\\n and \\t are understood); without it a "
@@ -62,9 +68,11 @@ static const struct {
 
 void nd_tokenize_print_help(void)
 {
-    printf("usage: ndtrain tokenize --tokenizer PATH --input PATH ... --output-prefix PREFIX\n\n"
-           "Encodes text and JSON lines into the pair of token files that Megatron-LM and ndtrain "
-           "read\n(data.path: PREFIX, data.tokenizer: file).\n\n");
+    printf(
+        "usage: ndtrain tokenize --tokenizer PATH --input PATH ... --output-prefix PREFIX\n\n"
+        "Encodes text and JSON lines into the pair of token files that Megatron-LM and ndtrain "
+        "read\n(data.path: PREFIX, data.tokenizer: file), with a loss mask for ndtrain beside them "
+        "when\nsome tokens do not count in the loss.\n\n");
     for (int i = 0; i < OPTION_COUNT; i++) {
         char name[64];
         snprintf(name, sizeof name, "%s%s%s", options[i].name, options[i].value ? " " : "",
@@ -150,11 +158,13 @@ typedef struct parse {
     nd_data_format format;
     const char **inputs;
     int input_count;
+    bool key_given;
 } parse;
 
 static nd_status apply(parse *p, option which, const char *value)
 {
     static const nd_data_format formats[] = {ND_DATA_AUTO, ND_DATA_TEXT, ND_DATA_JSONL};
+    static const nd_chat_format chats[] = {ND_CHAT_NONE, ND_CHAT_LLAMA3, ND_CHAT_CHATML};
     static const nd_special_in_text specials[] = {ND_SPECIAL_TEXT, ND_SPECIAL_PARSE,
                                                   ND_SPECIAL_REFUSE};
     nd_tokenize_call *call = p->call;
@@ -176,6 +186,11 @@ static nd_status apply(parse *p, option which, const char *value)
         break;
     case OPTION_KEY:
         call->rules.json_key = value;
+        p->key_given = true;
+        break;
+    case OPTION_CHAT:
+        ND_TRY(read_choice(which, value, &choice));
+        call->rules.chat = chats[choice];
         break;
     case OPTION_SEPARATOR:
         return read_separator(call, value);
@@ -275,6 +290,8 @@ nd_status nd_tokenize_parse(int argc, char **argv, nd_tokenize_call *out)
     ND_TRY_OUT(ND_ALLOC(argc, &p.inputs));
     ND_TRY_OUT(read_arguments(&p, argc, argv));
     ND_TRY_OUT(check_given(&p));
+    /* With a key of its own a row is a text, whatever other keys it has. */
+    out->rules.pairs = !p.key_given || out->rules.chat != ND_CHAT_NONE;
     for (int i = 0; i < p.input_count; i++) {
         ND_TRY_OUT(nd_corpus_files_add(&out->files, p.inputs[i], p.format));
     }

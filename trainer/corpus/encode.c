@@ -141,7 +141,9 @@ static nd_status add_row(worker *w, const uint8_t *row, size_t size)
         return add_messages(w, &fields[FIELD_MESSAGES]);
     }
     if (text && pair) {
-        return nd_fail(ND_ERR_DATA, "it has a text and also \"prompt\" or \"completion\"");
+        return nd_fail(ND_ERR_DATA,
+                       "it has a text and also \"prompt\" or \"completion\"; leave one form out, "
+                       "or take the text with --json-key of ndtrain tokenize");
     }
     if (messages && !text && !whole_pair) {
         return nd_fail(
