@@ -22,9 +22,10 @@ import os
 import struct
 import sys
 
+from token_files import MegatronWriter, little_endian
+
 LLMC_GPT2 = (20240520, 1, "H")
 LLMC_LLAMA3 = (20240801, 7, "I")
-MEGATRON_CODES = {"H": 8, "i": 4}
 BATCH_DOCUMENTS = 256
 
 
@@ -122,7 +123,7 @@ def row_text(path, number, line, key):
     if not isinstance(row, dict) or not isinstance(row.get(key), str):
         hint = ""
         if isinstance(row, dict) and "prompt" in row:
-            hint = "; a token file cannot say which tokens are a prompt: train on the JSONL file itself"
+            hint = "; rows with prompts are for ndtrain tokenize or scripts/encode_rows.py, which write a loss mask"
         sys.exit(f'tokenize: {path} line {number} has no string under "{key}"{hint}')
     return row[key]
 
@@ -148,13 +149,6 @@ def encode_inputs(encoder, arguments):
             yield from encode_text(encoder, path, arguments.piece_mb << 20)
 
 
-def little_endian(typecode, values):
-    data = array.array(typecode, values)
-    if sys.byteorder == "big":
-        data.byteswap()
-    return data.tobytes()
-
-
 def publish(*pairs):
     for temporary, final in pairs:
         with open(temporary, "rb") as file:
@@ -163,24 +157,11 @@ def publish(*pairs):
 
 
 def write_megatron(documents, vocab, output):
-    typecode = "H" if vocab < 65500 else "i"  # Megatron's own rule
-    width = struct.calcsize(typecode)
-    lengths = array.array("i")
-    with open(output + ".bin.tmp", "wb") as file:
+    with MegatronWriter(output, vocab) as out:
         for ids in documents:
-            file.write(little_endian(typecode, ids))
-            lengths.append(len(ids))
-    with open(output + ".idx.tmp", "wb") as file:
-        file.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, MEGATRON_CODES[typecode], len(lengths), len(lengths) + 1))
-        file.write(little_endian("i", lengths))
-        pointer = 0
-        for length in lengths:
-            file.write(struct.pack("<q", pointer))
-            pointer += length * width
-        for number in range(len(lengths) + 1):
-            file.write(struct.pack("<q", number))
-    publish((output + ".bin.tmp", output + ".bin"), (output + ".idx.tmp", output + ".idx"))
-    return sum(lengths)
+            out.add(ids)
+        out.commit()
+        return out.tokens
 
 
 def write_llmc(documents, vocab, output):
@@ -219,12 +200,11 @@ def main():
     write = write_megatron if arguments.format == "megatron" else write_llmc
     try:
         count = write(encode_inputs(encoder, arguments), encoder.vocab, arguments.output)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         sys.exit(f"tokenize: {error}")
     finally:
-        for suffix in (".bin.tmp", ".idx.tmp"):
-            if os.path.exists(arguments.output + suffix):
-                os.remove(arguments.output + suffix)
+        if os.path.exists(arguments.output + ".bin.tmp"):
+            os.remove(arguments.output + ".bin.tmp")
     suffix = ".bin" if arguments.format == "llmc" else ""
     print(f"{count} tokens, ids below {encoder.vocab}; train with data.path: {arguments.output}{suffix}, "
           "data.tokenizer: file")
