@@ -177,6 +177,15 @@ Test(tokenize, prepare_data_from_a_file)
                 "own/data/valid.txt) = 2 && grep -q 'line 20$' own/data/valid.txt");
     shell(&dir, "own/scripts/prepare_data --from a.jsonl && test $(wc -l <own/data/valid.jsonl) = "
                 "15");
+    cr_expect_not_null(strstr(shell_output, "ndtrain generate --model runs/run-1"), "%s",
+                       shell_output);
+    cr_expect_null(strstr(shell_output, "--chat-format"), "%s", shell_output);
+    shell(&dir, "for i in $(seq 20); do echo '{\"messages\": []}'; done >m.jsonl && "
+                "own/scripts/prepare_data --force --from m.jsonl");
+    cr_expect_not_null(strstr(shell_output, "data/valid.jsonl --chat-format chatml"), "%s",
+                       shell_output);
+    shell_fails(&dir, "printf PAR1 >m.parquet && own/scripts/prepare_data --from m.parquet", 2);
+    cr_expect_not_null(strstr(shell_output, "scripts/encode_rows.py"), "%s", shell_output);
 }
 
 /* What a configuration asks for and cannot have. */

@@ -48,7 +48,9 @@ static const nd_file_kind kinds[] = {
     {"BZh91AY&SY", 10, "compressed with bzip2", "unpack it with bunzip2"},
     {"PK\x03\x04", 4, "a zip archive", "unpack it with unzip"},
     {"PAR1", 4, "a Parquet file",
-     "write its column of text as JSON lines of the form {\"text\": \"...\"}"},
+     "encode its rows with scripts/encode_rows.py, or write its column of text as JSON lines of "
+     "the "
+     "form {\"text\": \"...\"}"},
     {"ARROW1", 6, "an Arrow file",
      "write its column of text as JSON lines of the form {\"text\": \"...\"}"},
     {"\x89PNG", 4, "a PNG image", "name a text"},
