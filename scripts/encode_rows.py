@@ -147,7 +147,9 @@ class FolderTokenizer:
         self.vocab = max(self.tokenizer.get_vocab().values()) + 1
         self.eos = self.tokenizer.eos_token_id
         self.bos = self.tokenizer.bos_token_id
-        self.special = [token for token in self.tokenizer.all_special_tokens if token]
+        added = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        self.special = tuple(sorted(added | set(self.tokenizer.all_special_tokens)))
+        self.special_pattern = re.compile("|".join(map(re.escape, self.special)) or "(?!)")
         self.name, self.template = name, template
 
     def encode(self, text, special):
@@ -186,8 +188,7 @@ class FolderTokenizer:
                           "part of the text cannot be found; put {% generation %} and {% endgeneration %} around it in a "
                           "copy of the template, for --chat-template")
         bare = whole.rstrip()
-        ends_special = any(bare.endswith(token) for token in self.special)
-        return len(before), max(len(before), len(bare if ends_special else whole))
+        return len(before), max(len(before), len(bare if bare.endswith(self.special) else whole))
 
 
 def mark(offsets, spans):
@@ -235,7 +236,7 @@ class Encoder:
         tools = row.get("tools")
         tools = json.loads(tools) if isinstance(tools, str) and tools else tools
         values = {"date_string": self.arguments.date, **({"tools": tools} if tools else {})}
-        self.special += sum(token in str(m.get("content")) for m in messages for token in self.tokenizer.special)
+        self.special += sum(len(self.tokenizer.special_pattern.findall(str(m.get("content")))) for m in messages)
         ids, counts = self.tokenizer.encode_chat(messages, values)
         self.two_bos += len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos
         return ids, counts

@@ -168,7 +168,6 @@ def check_chats(here, tokenizer):
     from transformers import PreTrainedTokenizerFast
     for name, template in (("chatml", CHATML), ("generation", GENERATION), ("forgetful", FORGETFUL)):
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<|im_end|>",
-                                additional_special_tokens=["<|im_start|>"],
                                 chat_template=template).save_pretrained(here(name))
     rows = write_rows(here("c.jsonl"), [{"messages": chat, "id": 7} for chat in CHATS])
     printed = run("--tokenizer", here("chatml"), "--output", here("c"), rows)
