@@ -147,6 +147,24 @@ Test(tokenize, rows_with_prompts_and_messages_have_a_mask)
     shell(&dir, "! ls | grep -E '^[pk][.](bin|idx|mask)|tmp'");
 }
 
+/* Rows of messages, as a run encodes them. */
+Test(tokenize, a_run_from_messages_is_the_run_from_its_token_files)
+{
+    shell(&dir, "mkdir chat && sed 's/<|begin|>/<|im_start|>/g; s/<|eot|>/<|im_end|>/g' "
+                "tok/tokenizer.json >chat/tokenizer.json && echo '{\"eos_token\": \"<|im_end|>\"}' "
+                ">chat/tokenizer_config.json && for i in $(seq 60); do printf "
+                "'{\"messages\": [{\"role\": \"user\", \"content\": \"what is %s?\"}, {\"role\": "
+                "\"assistant\", \"content\": \"a number, %s\"}]}\\n' $i $i; done >m.jsonl");
+    shell(&dir, ND_TRAIN " tokenize --tokenizer chat --input m.jsonl --output-prefix m "
+                         "--chat-format chatml && test -s m.mask");
+    train("text", "m.jsonl", "chat", "--num-processes 1 --chat-format chatml");
+    cr_expect_not_null(strstr(shell_output, "tokens count in the loss ("), "%s", shell_output);
+    train("pair_run", "m", "file", "--num-processes 1");
+    cr_expect_not_null(strstr(shell_output, "tokens count in the loss ("), "%s", shell_output);
+    shell(&dir, "for run in text pair_run; do sed 's/\"step_ms.*//' $run/metrics.jsonl "
+                ">$run.steps; done; cmp text.steps pair_run.steps && grep -c loss text.steps");
+}
+
 Test(tokenize, flags_of_the_command)
 {
     shell(&dir,
