@@ -25,9 +25,9 @@ COMMANDS = {
     "bench": ("times FP8 beside BF16 on this machine", ["--products", "--layer", "--sizes", "--repeats", "--jsonl"]),
     "ckpt": ("lists, verifies, exports, compares and deletes checkpoints", []),
     "tokenize": ("turns text and JSON lines into token files",
-                 ["--tokenizer", "--input", "--output-prefix", "--format", "--json-key", "--document-separator", "--append-eod",
-                  "--no-special-tokens", "--special-in-text", "--invalid-utf8", "--drop-unknown", "--skip-bad", "--threads",
-                  "--overwrite"]),
+                 ["--tokenizer", "--input", "--output-prefix", "--format", "--json-key", "--chat-format", "--document-separator",
+                  "--append-eod", "--no-special-tokens", "--special-in-text", "--invalid-utf8", "--drop-unknown", "--skip-bad",
+                  "--threads", "--overwrite"]),
     "report": ("draws runs as one page", ["--output", "--markdown"]),
     "version": ("prints the version and what is inside", []),
 }

@@ -29,6 +29,7 @@
 #include "runtime/rdzv/store.h"
 #include "runtime/rdzv/tls.h"
 #include "tests/support/tempdir.h"
+#include "trainer/corpus/token_file.h"
 #include "trainer/data/data.h"
 #include "trainer/layout/layout.h"
 #include "trainer/precision/precision.h"
@@ -333,6 +334,38 @@ Test(out_of_memory, jsonl)
     tempdir_make(&dir);
     tempdir_write(&dir, "rows.jsonl", rows, sizeof rows - 1);
     expect_resource(read_jsonl);
+    tempdir_remove(&dir);
+}
+
+/* Token files with a loss mask, written and read again. */
+static nd_status write_and_read_tokens(void)
+{
+    int32_t ids[] = {1, 2, 3, 4, 5, 6}, ends[] = {3, 6}, spans[] = {0, 2, 3, 4};
+    const nd_corpus_piece piece = {
+        .ids = {ids, 6, 0}, .ends = {ends, 2, 0}, .spans = {spans, 4, 0}};
+    char prefix[600], hex[65];
+    nd_megatron_output out = {0};
+    nd_dataset *dataset = NULL;
+    nd_status status = ND_OK;
+    int64_t ignored = 0;
+    snprintf(prefix, sizeof prefix, "%s/pair", dir.path);
+    ND_TRY_OUT(nd_megatron_output_open(prefix, 256, &out));
+    ND_TRY_OUT(nd_megatron_output_write(&out, &piece));
+    ND_TRY_OUT(nd_megatron_output_commit(&out));
+    ND_TRY_OUT(nd_dataset_open(prefix, ND_DATA_AUTO, "file", 256, 8, &dataset));
+    ND_TRY_OUT(nd_dataset_ignored(dataset, &ignored));
+    cr_expect_eq(ignored, 3);
+    ND_TRY_OUT(nd_dataset_digest(dataset, hex));
+out:
+    nd_dataset_close(dataset);
+    nd_megatron_output_fini(&out);
+    return status;
+}
+
+Test(out_of_memory, tokens_with_a_mask)
+{
+    tempdir_make(&dir);
+    expect_resource(write_and_read_tokens);
     tempdir_remove(&dir);
 }
 
