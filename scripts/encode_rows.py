@@ -17,7 +17,8 @@ without these is rendered up to each turn and behind it; it must write a turn al
 behind its last special token, as a newline, does not count. Nothing is added to what the template writes.
 
 Special tokens are added to texts and pairs as the tokenizer does by default (--no-special-tokens leaves them out);
---append-eos ends those documents with the end of sequence. Outputs appear under their names only when they are complete.
+--append-eos ends those documents with the end of sequence. What they write like a special token stays text; in what a chat
+template writes it is the token. Outputs appear under their names only when they are complete.
 
 Needs the Python package transformers, or tokenizers for a tokenizer.json and rows without messages; pyarrow for Parquet;
 zstandard for .zst files.
@@ -122,6 +123,7 @@ class FileTokenizer:
             self.tokenizer = package.Tokenizer.from_file(path)
         except Exception as error:  # the package raises nothing more special
             raise Refused(f"{path} is no tokenizer.json: {error}") from error
+        self.tokenizer.encode_special_tokens = True  # what a text writes like a special token stays text
         self.vocab = max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         known = (self.tokenizer.token_to_id(name) for name in ("<|end_of_text|>", "<|endoftext|>", "</s>"))
         self.eos = next((i for i in known if i is not None), None)
@@ -153,7 +155,7 @@ class FolderTokenizer:
         self.name, self.template = name, template
 
     def encode(self, text, special):
-        return self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        return self.tokenizer(text, add_special_tokens=special, split_special_tokens=True)["input_ids"]
 
     def template_text(self):
         if self.template is None:

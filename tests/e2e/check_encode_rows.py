@@ -34,7 +34,7 @@ CHATS = [[{"role": "system", "content": "be good"}, {"role": "user", "content": 
           {"role": "assistant", "content": "no words"}],
          [{"role": "user", "content": "a question of many words"}, {"role": "assistant", "content": " with blanks "}],
          [{"role": "user", "content": "nobody answers"}]]
-PAIRS = [("what is it?", " it is this"), ("", "no prompt"), ("a prompt", ""), ("caf\u00e9", "\u20ac")]
+PAIRS = [("what is it?", " it is this"), ("", "no prompt"), ("a prompt", ""), ("caf\u00e9", "\u20ac"), ("</s> is text", "<s>")]
 
 
 def has(package):
@@ -140,13 +140,20 @@ def check_texts(here, tokenizer):
     printed = run("--tokenizer", here("tokenizer.json"), "--output", here("p"), pairs)
     assert "tokens that count in the loss" in printed and "p.bin, .mask and .idx" in printed, printed
     ids, counts = [], []
+    tokenizer.encode_special_tokens = True
     for prompt, completion in PAIRS:
         first = [0] + tokenizer.encode(prompt, add_special_tokens=False).ids
         second = tokenizer.encode(completion, add_special_tokens=False).ids
         ids += first + second
         counts += [False] * len(first) + [True] * len(second)
+    tokenizer.encode_special_tokens = False
     expect(here("p"), ids, counts)
     assert contents(here("p")) == native(here, pairs)
+    if has("transformers"):  # the same tokenizer as a folder
+        from transformers import PreTrainedTokenizerFast
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(here("folder"))
+        run("--tokenizer", here("folder"), "--output", here("f"), pairs)
+        assert contents(here("f")) == contents(here("p"))
     # A text counts whole, so there is no mask, and that of other files goes.
     rows = write_rows(here("t.jsonl"), [{"body": c} for _, c in PAIRS if c] + [{"body": ""}])
     run("--tokenizer", here("tokenizer.json"), "--output", here("p"), "--text-key", "body", rows)
