@@ -84,10 +84,14 @@ static nd_status create(nd_token_output *out, int number)
         out->temporary = NULL;
         return status;
     }
-    (void)!flock(out->fd, LOCK_EX | LOCK_NB);           /* without locks nobody removes it */
-    if (fstat(out->fd, &st) == 0 && st.st_nlink == 0) { /* removed before it was locked */
+    /* Another process may take the file for one that is left, and lock it first: it is about to
+     * remove it, or has done so. Where there are no locks nobody removes files. */
+    const bool lost = flock(out->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (lost || (fstat(out->fd, &st) == 0 && st.st_nlink == 0)) {
         close(out->fd);
         out->fd = -1;
+        free(out->temporary); /* the name is the other process's to remove */
+        out->temporary = NULL;
     }
     return ND_OK;
 }

@@ -40,8 +40,8 @@ static void write_text(int rows)
     assert_ok(nd_corpus_files_add(&files, path, ND_DATA_AUTO));
 }
 
-/* In place of the C library's: tests see that a lock is waited for, and have a file system without
- * locks. */
+/* In place of the C library's: tests see that a lock is waited for, have a file system without
+ * locks, and another process that locks a file first. */
 typedef struct locks {
     atomic_bool none;
     atomic_int refused; /* since somebody else had the lock */
@@ -49,8 +49,30 @@ typedef struct locks {
 
 static locks *shared_locks; /* by processes too */
 
+/* A process that takes a new file for one that is left. */
+static struct {
+    bool comes;
+    int fd; /* it has the lock */
+    char path[PATH_MAX];
+} rival;
+
+static void lock_first(int fd)
+{
+    char link[64];
+    rival.comes = false;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, rival.path, sizeof rival.path - 1);
+    cr_assert_gt(length, 0);
+    rival.path[length] = '\0';
+    rival.fd = open(rival.path, O_RDWR | O_CLOEXEC);
+    cr_assert_eq(syscall(SYS_flock, rival.fd, LOCK_EX | LOCK_NB), 0);
+}
+
 int flock(int fd, int operation)
 {
+    if (rival.comes) {
+        lock_first(fd);
+    }
     if (shared_locks && atomic_load(&shared_locks->none)) {
         errno = ENOSYS;
         return -1;
@@ -490,6 +512,24 @@ Test(token_cache, only_files_that_nobody_writes_are_removed)
     cr_expect(nd_fs_exists(path[2]));
     close(written);
     nd_cache_key_fini(&key);
+}
+
+Test(token_cache, a_new_file_that_another_process_locks_is_left_to_it)
+{
+    nd_token_output out;
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s", tempdir_file(&dir, "new.bin"));
+    rival.comes = true;
+    assert_ok(nd_token_output_open(path, 100, 0, &out));
+    cr_assert_not(rival.comes);
+    cr_assert_str_neq(out.temporary, rival.path);
+    cr_expect_eq(unlink(rival.path), 0);
+    close(rival.fd);
+    assert_ok(nd_token_output_append(&out, "ab", 2));
+    assert_ok(nd_token_output_sync(&out));
+    assert_ok(nd_token_output_rename(&out));
+    nd_token_output_fini(&out);
+    cr_expect(nd_fs_exists(path));
 }
 
 /* What the name depends on. */
