@@ -60,6 +60,18 @@ static void train(const char *out, const char *data, const char *tokenizer, cons
     shell(&dir, command);
 }
 
+/* What the start of the run says of its training data. */
+static long counted_tokens(long *all)
+{
+    long counted = 0;
+    int read = 0;
+    for (const char *p = shell_output; read != 2 && (p = strstr(p, "training data: ")); p++) {
+        read = sscanf(p, "training data: %ld of %ld tokens count in the loss", &counted, all);
+    }
+    cr_assert_eq(read, 2, "%s", shell_output);
+    return counted;
+}
+
 Test(tokenize, a_run_from_text_is_the_run_from_its_token_files)
 {
     static const char *const meshes[] = {"--num-processes 1 --set output.save_model=true",
@@ -72,8 +84,15 @@ Test(tokenize, a_run_from_text_is_the_run_from_its_token_files)
     cr_assert_not_null(strstr(shell_output, "tokens that count in loss"), "%s", shell_output);
     cr_assert_not_null(strstr(shell_output, "pair.bin, .mask and .idx"), "%s", shell_output);
     for (int i = 0; i < 3; i++) {
+        long counts[2], all[2];
         train("text", "a.jsonl", "model", meshes[i]);
+        cr_expect_eq(strstr(shell_output, "encoding ") != NULL, i == 0, "%s", shell_output);
+        counts[0] = counted_tokens(&all[0]); /* also where the cache was there */
         train("pair_run", "pair", "file", meshes[i]);
+        counts[1] = counted_tokens(&all[1]);
+        cr_expect_lt(counts[0], all[0]);
+        cr_expect_eq(counts[0], counts[1]);
+        cr_expect_eq(all[0], all[1]);
         shell(&dir, "for run in text pair_run; do sed 's/\"step_ms.*//' $run/metrics.jsonl "
                     ">$run.steps; done; cmp text.steps pair_run.steps && grep -c loss text.steps");
         if (i == 0) {
@@ -83,6 +102,26 @@ Test(tokenize, a_run_from_text_is_the_run_from_its_token_files)
         shell(&dir, "rm -r text pair_run");
     }
     shell(&dir, "test $(ls cache/*.tokens | wc -l) = 1");
+}
+
+/* Of JSON lines that are read as bytes, and of sources that are told apart. */
+Test(tokenize, a_run_says_how_many_tokens_count)
+{
+    long prompts = 0, all;
+    for (int i = 1; i < 300; i += 3) {
+        prompts += snprintf(NULL, 0, "what is row %d?", i);
+    }
+    shell(&dir, "sed 's/512/256/' tok/config.json >bytes.json && head -n 30 a.jsonl >b.jsonl && "
+                "grep text a.jsonl >c.jsonl");
+    train("bytes_run", "a.jsonl", "bytes",
+          "--num-processes 1 --set model.config=bytes.json --validation-path b.jsonl");
+    cr_expect_eq(counted_tokens(&all) + prompts, all, "%s", shell_output);
+    cr_expect_not_null(strstr(shell_output, "validation data: "), "%s", shell_output);
+    train("blend_run", "'0.5 a.jsonl 0.5 c.jsonl'", "bytes",
+          "--num-processes 1 --set model.config=bytes.json");
+    cr_expect_not_null(strstr(shell_output, "source a: "), "%s", shell_output);
+    cr_expect_not_null(strstr(shell_output, "source c: all tokens count in the loss"), "%s",
+                       shell_output);
 }
 
 /* The output does not depend on the threads, and what fails leaves no file. */
@@ -195,7 +234,7 @@ Test(tokenize, prepare_data_from_a_file)
                 "own/data/valid.txt) = 2 && grep -q 'line 20$' own/data/valid.txt");
     shell(&dir, "own/scripts/prepare_data --from a.jsonl && test $(wc -l <own/data/valid.jsonl) = "
                 "15");
-    cr_expect_not_null(strstr(shell_output, "ndtrain generate --model runs/run-1"), "%s",
+    cr_expect_not_null(strstr(shell_output, "ndtrain generate --model runs/own"), "%s",
                        shell_output);
     cr_expect_null(strstr(shell_output, "--chat-format"), "%s", shell_output);
     shell(&dir, "for i in $(seq 20); do echo '{\"messages\": []}'; done >m.jsonl && "

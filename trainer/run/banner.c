@@ -67,51 +67,54 @@ static void warn_of_threads(const nd_run_context *run, const nd_config *config)
     }
 }
 
-/* How often the run reads each source. */
-static void print_sources(const nd_dataset *data, const nd_config *config)
-{
-    const int count = nd_dataset_sources(data);
-    const int64_t samples = config->train.steps * nd_step_blocks(config);
-    int64_t *had = NULL;
-    if (count < 2 || ND_ALLOC(count, &had) != ND_OK) {
-        nd_error_clear();
-        return;
-    }
-    nd_dataset_count_samples(data, samples, had);
-    for (int j = 0; j < count; j++) {
-        const nd_dataset *source = nd_dataset_source(data, j);
-        nd_log_info(
-            "source %s: %lld tokens, %lld blocks; %.3g %% of the samples, which read it %.3g "
-            "times",
-            nd_dataset_source_name(data, j), (long long)nd_dataset_tokens(source),
-            (long long)nd_dataset_blocks(source), 100.0 * (double)had[j] / (double)samples,
-            (double)had[j] / (double)nd_dataset_blocks(source));
-    }
-    free(had);
-}
-
 /* How many tokens count in the loss: a mask that is lost, or one too strict, shows here. */
-static void print_counted(const char *what, const nd_dataset *data)
+static nd_status print_counted(const char *what, const nd_dataset *data)
 {
     const int64_t tokens = nd_dataset_tokens(data);
-    int64_t ignored = 0;
-    if (nd_dataset_ignored(data, &ignored) != ND_OK) {
-        nd_log_warning("%s: the tokens that count in the loss cannot be counted: %s", what,
-                       nd_error_last()->message);
-        nd_error_clear();
-        return;
-    }
+    int64_t ignored;
+    ND_TRY(nd_dataset_ignored(data, &ignored));
     if (ignored == 0) {
         nd_log_info("%s: all tokens count in the loss", what);
-        return;
+        return ND_OK;
     }
     nd_log_info("%s: %lld of %lld tokens count in the loss (%.1f %%)", what,
                 (long long)(tokens - ignored), (long long)tokens,
                 100.0 * (double)(tokens - ignored) / (double)tokens);
+    return ND_OK;
+}
+
+/* How often the run reads each source, and how much of it counts. */
+static nd_status print_sources(const nd_dataset *data, const nd_config *config)
+{
+    const int count = nd_dataset_sources(data);
+    const int64_t samples = config->train.steps * nd_step_blocks(config);
+    int64_t *had = NULL;
+    nd_status status = ND_OK;
+    if (count < 2) {
+        return ND_OK;
+    }
+    ND_TRY(ND_ALLOC(count, &had));
+    nd_dataset_count_samples(data, samples, had);
+    for (int j = 0; j < count; j++) {
+        const nd_dataset *source = nd_dataset_source(data, j);
+        const char *name = nd_dataset_source_name(data, j);
+        char what[128];
+        nd_log_info(
+            "source %s: %lld tokens, %lld blocks; %.3g %% of the samples, which read it %.3g "
+            "times",
+            name, (long long)nd_dataset_tokens(source), (long long)nd_dataset_blocks(source),
+            100.0 * (double)had[j] / (double)samples,
+            (double)had[j] / (double)nd_dataset_blocks(source));
+        snprintf(what, sizeof what, "source %.100s", name);
+        ND_TRY_OUT(print_counted(what, source));
+    }
+out:
+    free(had);
+    return status;
 }
 
 /* Prints how often the run reads its data, and warns when one step reads all of them. */
-static void print_data(const nd_run_context *run, const nd_rank *r)
+static nd_status print_data(const nd_run_context *run, const nd_rank *r)
 {
     const nd_config *config = r->config;
     int64_t blocks = nd_dataset_blocks(run->inputs->data);
@@ -125,11 +128,11 @@ static void print_data(const nd_run_context *run, const nd_rank *r)
                     config->train.epochs, (long long)nd_dataset_epoch(run->inputs->data),
                     (long long)step_blocks, (long long)config->train.steps);
     }
-    print_counted("training data", run->inputs->data);
+    ND_TRY(print_counted("training data", run->inputs->data));
     if (run->inputs->validation) {
-        print_counted("validation data", run->inputs->validation);
+        ND_TRY(print_counted("validation data", run->inputs->validation));
     }
-    print_sources(run->inputs->data, config);
+    ND_TRY(print_sources(run->inputs->data, config));
     if (step_blocks > blocks) {
         nd_log_warning("a step takes %lld blocks, but the training data have %lld: some are read "
                        "more than once a step; use more data, or a smaller batch or sequence",
@@ -138,6 +141,7 @@ static void print_data(const nd_run_context *run, const nd_rank *r)
     if (!run->inputs->validation) {
         nd_log_info("no validation: data.validation_path names no file");
     }
+    return ND_OK;
 }
 
 static void warn_line(void *context, const char *text)
@@ -150,7 +154,7 @@ static void print_line(void *context, const char *text)
     nd_log_info("%s", text);
 }
 
-void nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, const char *dir)
+nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, const char *dir)
 {
     const nd_worker *worker = run->worker;
     const nd_rank *r = trainer->rank;
@@ -178,5 +182,5 @@ void nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, const
                     "collectives, embedding, head, update, validation and steps that "
                     "fp8.health_interval reports run outside of them");
     }
-    print_data(run, r);
+    return print_data(run, r);
 }

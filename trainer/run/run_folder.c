@@ -380,7 +380,7 @@ nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
     ND_TRY(check_room_for_model(config, run->inputs, files->dir));
     ND_TRY(check_room_for_checkpoints(config, run->inputs, files->dir));
     ND_TRY(write_user_record(files, run, trainer));
-    nd_banner_print(run, trainer, files->dir);
+    ND_TRY(nd_banner_print(run, trainer, files->dir));
     nd_report_options options = {
         .config = config,
         .shape = &r->shape,

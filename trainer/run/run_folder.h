@@ -73,8 +73,9 @@ enum { ND_LIBRARY_COUNT = 5 };
  * Strings are static. */
 int nd_library_versions(nd_run_text out[ND_LIBRARY_COUNT]);
 
-/* Rank 0, after its inputs are open and its memory is planned; `dir` is the run folder. */
-void nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, const char *dir);
+/* Rank 0, after its inputs are open and its memory is planned; `dir` is the run folder. ND_ERR_DATA
+ * when the spans that do not count in the loss are damaged, of which it prints how many do. */
+nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, const char *dir);
 
 typedef struct nd_run_files {
     char *dir;        /* NULL except on rank 0 */
