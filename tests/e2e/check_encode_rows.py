@@ -23,8 +23,8 @@ SUFFIXES = (".bin", ".idx", ".mask")
 CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 GENERATION = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' %}{% generation %}"
-              "{{ m['content'] }}<|im_end|>{% endgeneration %}{% else %}{{ m['content'] }}<|im_end|>{% endif %}\n"
-              "{% endfor %}")
+              "{{ m['content'] }}<|im_end|>{% endgeneration %}{% else %}{{ m['content'] }}<|im_end|>{% endif %}"
+              "{{ '\n' }}{% endfor %}")  # a newline behind a tag would be trimmed
 # As templates of thinking models do: an earlier turn loses its first word.
 FORGETFUL = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if loop.last %}{{ m['content'] }}{% else %}"
              "{{ m['content'].split(' ')[-1] }}{% endif %}<|im_end|>\n{% endfor %}"
