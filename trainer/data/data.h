@@ -111,7 +111,7 @@ int64_t nd_dataset_epoch(const nd_dataset *dataset);
 int64_t nd_dataset_blocks(const nd_dataset *dataset); /* >= 1 */
 int64_t nd_dataset_tokens(const nd_dataset *dataset);
 /*
- * Tokens that never count as labels: those of prompts, and those that a loss mask leaves out. Always
+ * Tokens that never count as labels: those of prompts, and what a loss mask leaves out. Always
  * fewer than all tokens: data of which none counts are refused when they are opened. Ids are not
  * read. Of an encoded text it reads all spans, 16 bytes for each, and compares their checksums
  * (ND_ERR_DATA when they differ); of JSON lines it reads the index in memory; a mask knows the sum.

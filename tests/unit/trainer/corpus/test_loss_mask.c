@@ -148,7 +148,7 @@ static void teardown(void)
 
 TestSuite(masked_files, .init = setup, .fini = teardown);
 
-/* Writes five tokens of two documents in two pieces, each with one of the spans if there are any. */
+/* Writes five tokens of two documents in two pieces, each with one of the spans if there is one. */
 static nd_status write_files(int32_t spans[2][2], nd_status (*before_commit)(void))
 {
     char prefix[128];
