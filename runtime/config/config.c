@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/config/config.h"
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <glob.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "runtime/base/printable.h"
 #include "runtime/config/reader.h"
-#include "runtime/config/sources.h"
 
 nd_status nd_config_init(nd_config *config)
 {
@@ -123,98 +118,4 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
     ND_TRY(nd_reader_finish(&reader));
     note_sequence(&reader);
     return drop_unnamed_validation(&reader);
-}
-
-/* Bytes of a file of text; a compressed one counts eight times. */
-static double text_bytes(const char *path)
-{
-    struct stat st;
-    size_t length = strlen(path);
-    bool compressed = (length > 3 && strcmp(path + length - 3, ".gz") == 0) ||
-                      (length > 4 && strcmp(path + length - 4, ".zst") == 0);
-    return stat(path, &st) == 0 && S_ISREG(st.st_mode)
-               ? (compressed ? 8.0 : 1.0) * (double)st.st_size
-               : 0.0;
-}
-
-/* Encoding the files that data.path names: a file, a folder or a pattern. */
-static double encode_seconds(const char *path)
-{
-    const double seconds_per_byte = 400e-9;
-    char pattern[8192];
-    struct stat st;
-    double bytes = 0.0;
-    glob_t found = {0};
-    bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-    if (!folder && !strpbrk(path, "*?[")) {
-        return seconds_per_byte * text_bytes(path);
-    }
-    snprintf(pattern, sizeof pattern, "%s%s", path, folder ? "/*" : "");
-    if (glob(pattern, GLOB_NOSORT, NULL, &found) == 0) {
-        for (size_t i = 0; i < found.gl_pathc; i++) {
-            bytes += text_bytes(found.gl_pathv[i]);
-        }
-    }
-    globfree(&found);
-    return seconds_per_byte * bytes;
-}
-
-static double index_seconds_of(const nd_config *config, const char *path)
-{
-    const double seconds_per_byte = 100e-9;
-    struct stat st;
-    size_t length = strlen(path);
-    if (strcmp(config->data.tokenizer, "bytes") != 0 &&
-        strcmp(config->data.tokenizer, "file") != 0) {
-        return encode_seconds(path);
-    }
-    bool named = length > 6 && strcmp(path + length - 6, ".jsonl") == 0;
-    bool is_jsonl =
-        config->data.format == ND_DATA_JSONL || (config->data.format == ND_DATA_AUTO && named);
-    return is_jsonl && stat(path, &st) == 0 ? seconds_per_byte * (double)st.st_size : 0.0;
-}
-
-static double index_seconds(const nd_config *config, const char *text)
-{
-    nd_data_sources sources;
-    double seconds = 0;
-    if (nd_data_sources_read("", "data.path", text, &sources) != ND_OK) {
-        nd_error_clear(); /* said when the text was set, or no memory, which the next call says */
-        return 0;
-    }
-    for (int i = 0; i < sources.count; i++) {
-        seconds += index_seconds_of(config, sources.list[i].path);
-    }
-    nd_data_sources_fini(&sources);
-    return seconds;
-}
-
-/* Reading the files of model.path, as model.verify does where they have SHA256SUMS. */
-static double verify_seconds(const nd_config *config)
-{
-    const double seconds_per_byte = 10e-9;
-    const char *folder = config->model.path;
-    double bytes = 0.0;
-    struct stat st;
-    int fd =
-        config->model.verify && *folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-    DIR *entries = fd >= 0 && fstatat(fd, "SHA256SUMS", &st, 0) == 0 ? opendir(folder) : NULL;
-    for (struct dirent *entry; entries && (entry = readdir(entries));) {
-        if (fstatat(fd, entry->d_name, &st, 0) == 0 && S_ISREG(st.st_mode)) {
-            bytes += (double)st.st_size;
-        }
-    }
-    if (entries) {
-        closedir(entries);
-    }
-    if (fd >= 0) {
-        close(fd);
-    }
-    return seconds_per_byte * bytes;
-}
-
-double nd_config_data_seconds(const nd_config *config)
-{
-    return index_seconds(config, config->data.path) +
-           index_seconds(config, config->data.validation_path) + verify_seconds(config);
 }

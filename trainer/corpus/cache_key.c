@@ -12,10 +12,18 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "trainer/text/version.h"
 
-enum { GROUP_DIGITS = 16, READ_BYTES = 1 << 20, NAME_BYTES_MAX = 128, SETTLE_SECONDS = 2 };
+enum {
+    GROUP_DIGITS = 16,
+    READ_BYTES = 1 << 20,
+    NAME_BYTES_MAX = 128,
+    SETTLE_SECONDS = 2,
+    SETTLE_POLL_MS = 20,
+    LARGE_BYTES = 256 << 20 /* reading them takes about as long as settling */
+};
 
 /* Stamps. */
 
@@ -100,6 +108,11 @@ out:
     return status;
 }
 
+static double settle_seconds(const nd_token_cache_request *request)
+{
+    return request->settle_seconds > 0 ? request->settle_seconds : SETTLE_SECONDS;
+}
+
 static nd_status describe_files(nd_cache_key *key, double settle)
 {
     key->settled = true;
@@ -141,8 +154,7 @@ nd_status nd_cache_key_make(const nd_token_cache_request *request, nd_cache_key 
     nd_status status = ND_OK;
     ND_TRY_OUT(find_folder(request->folder, &key.folder));
     ND_TRY_OUT(describe_rules(request, &key.rules));
-    ND_TRY_OUT(describe_files(&key, request->settle_seconds > 0 ? request->settle_seconds
-                                                                : SETTLE_SECONDS));
+    ND_TRY_OUT(describe_files(&key, settle_seconds(request)));
     ND_TRY_OUT(nd_fs_sha256(key.rules.data, key.rules.count, hex));
     snprintf(key.group, sizeof key.group, "%.*s", GROUP_DIGITS, hex);
     ND_TRY_OUT(nd_fs_sha256(key.stamps.data, key.stamps.count, hex));
@@ -165,6 +177,36 @@ void nd_cache_key_fini(nd_cache_key *key)
     free(key->seen);
     free(key->temporary);
     *key = (nd_cache_key){0};
+}
+
+static nd_status are_settled(const nd_cache_key *key, double settle, bool *settled)
+{
+    *settled = true;
+    for (size_t i = 0; i < key->files->count && *settled; i++) {
+        char stamp[256];
+        uint64_t size = 0;
+        double age = 0;
+        ND_TRY(stamp_file(&key->files->list[i], stamp, &size, &age));
+        *settled = age >= settle;
+    }
+    return ND_OK;
+}
+
+nd_status nd_cache_key_settle(nd_cache_key *key, const nd_token_cache_request *request)
+{
+    const struct timespec pause = {.tv_nsec = SETTLE_POLL_MS * 1000000L};
+    const double settle = settle_seconds(request), end = nd_clock_seconds() + settle;
+    while (!key->settled) {
+        ND_TRY(are_settled(key, settle, &key->settled));
+        if (key->settled || key->files->bytes < LARGE_BYTES || nd_clock_seconds() >= end) {
+            break;
+        }
+        if (request->stop && atomic_load(request->stop)) {
+            return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal");
+        }
+        nanosleep(&pause, NULL);
+    }
+    return ND_OK;
 }
 
 /* Contents. */

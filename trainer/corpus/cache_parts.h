@@ -49,6 +49,12 @@ nd_status nd_cache_key_make(const nd_token_cache_request *request, nd_cache_key 
 void nd_cache_key_fini(nd_cache_key *key);
 /* The path of the cache of these contents; owned by the caller. */
 nd_status nd_cache_key_path(const nd_cache_key *key, const nd_corpus_hash *hashes, char **out);
+/*
+ * Asks again, before the texts are read, whether they are settled. Large ones are waited for, at
+ * most request->settle_seconds: without the file of stamps the next start would read them again.
+ * ND_ERR_PREEMPTED: request->stop.
+ */
+nd_status nd_cache_key_settle(nd_cache_key *key, const nd_token_cache_request *request);
 /* Whether a cache of the group is there, so that it is worth to compare contents. */
 bool nd_cache_key_has_group(const nd_cache_key *key);
 /* Reads all files of text. ND_ERR_PREEMPTED when `stop`, which may be NULL, is set. The lock, which

@@ -41,6 +41,9 @@ typedef struct nd_corpus_files {
  * none, or one cannot be read.
  */
 nd_status nd_corpus_files_add(nd_corpus_files *files, const char *path, nd_data_format format);
+/* Adds the files of token ids, which end in .bin, of a folder or a pattern, in the same order. None
+ * is no error. */
+nd_status nd_corpus_files_add_tokens(nd_corpus_files *files, const char *path);
 void nd_corpus_files_fini(nd_corpus_files *files); /* an all-zero one is legal */
 /* Whether nd_corpus_files_add would take it for a pattern. */
 bool nd_corpus_is_pattern(const char *path);

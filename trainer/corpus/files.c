@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "runtime/base/fsio.h"
+#include "runtime/base/text.h"
 #include "trainer/corpus/corpus.h"
 
 typedef enum text_kind { KIND_OTHER = 0, KIND_TEXT, KIND_ROWS } text_kind;
@@ -95,7 +96,19 @@ static bool is_folder(const char *path)
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-static nd_status list_folder(const char *folder, paths *out, int64_t *skipped)
+static bool is_text(const char *name)
+{
+    return kind_of(name) != KIND_OTHER;
+}
+
+static bool holds_tokens(const char *name)
+{
+    return nd_ends_with(name, ".bin");
+}
+
+/* The files whose names are wanted; the others are counted. */
+static nd_status list_folder(const char *folder, bool (*is_wanted)(const char *name), paths *out,
+                             int64_t *skipped)
 {
     nd_status status = ND_OK;
     DIR *entries = opendir(folder);
@@ -116,10 +129,10 @@ static nd_status list_folder(const char *folder, paths *out, int64_t *skipped)
         if (entry->d_name[0] == '.') {
             continue;
         }
-        if (kind_of(entry->d_name) == KIND_OTHER) {
-            (*skipped)++;
-        } else {
+        if (is_wanted(entry->d_name)) {
             status = paths_add(out, folder, entry->d_name);
+        } else {
+            (*skipped)++;
         }
     }
     closedir(entries);
@@ -143,17 +156,35 @@ static nd_status list_pattern(const char *pattern, paths *out)
     return status;
 }
 
-nd_status nd_corpus_files_add(nd_corpus_files *files, const char *path, nd_data_format format)
+/* Without slashes at the end; owned by the caller. */
+static nd_status clean_path(const char *path, char **out)
 {
-    paths found = {0};
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/') {
         length--;
     }
+    return nd_fs_format(out, "%.*s", (int)length, path);
+}
+
+static nd_status add_sorted(nd_corpus_files *files, paths *found, nd_data_format format)
+{
+    nd_status status = ND_OK;
+    if (found->count > 0) {
+        qsort(found->list, found->count, sizeof *found->list, by_bytes);
+    }
+    for (size_t i = 0; status == ND_OK && i < found->count; i++) {
+        status = add_file(files, found->list[i], format);
+    }
+    return status;
+}
+
+nd_status nd_corpus_files_add(nd_corpus_files *files, const char *path, nd_data_format format)
+{
+    paths found = {0};
     char *clean = NULL;
-    ND_TRY(nd_fs_format(&clean, "%.*s", (int)length, path));
+    ND_TRY(clean_path(path, &clean));
     bool folder = is_folder(clean), pattern = nd_corpus_is_pattern(clean);
-    nd_status status = folder    ? list_folder(clean, &found, &files->skipped)
+    nd_status status = folder    ? list_folder(clean, is_text, &found, &files->skipped)
                        : pattern ? list_pattern(clean, &found)
                                  : paths_add(&found, NULL, clean);
     if (status == ND_OK && found.count == 0) {
@@ -163,12 +194,30 @@ nd_status nd_corpus_files_add(nd_corpus_files *files, const char *path, nd_data_
                                   path)
                         : nd_fail(ND_ERR_DATA, "no file matches \"%s\"", path);
     }
-    if (found.count > 0) {
-        qsort(found.list, found.count, sizeof *found.list, by_bytes);
+    status = status == ND_OK ? add_sorted(files, &found, format) : status;
+    paths_fini(&found);
+    free(clean);
+    return status;
+}
+
+nd_status nd_corpus_files_add_tokens(nd_corpus_files *files, const char *path)
+{
+    paths found = {0};
+    char *clean = NULL;
+    int64_t others = 0;
+    ND_TRY(clean_path(path, &clean));
+    nd_status status = is_folder(clean) ? list_folder(clean, holds_tokens, &found, &others)
+                                        : list_pattern(clean, &found);
+    size_t kept = 0;
+    for (size_t i = 0; i < found.count; i++) {
+        if (holds_tokens(found.list[i]) && !is_folder(found.list[i])) {
+            found.list[kept++] = found.list[i];
+        } else {
+            free(found.list[i]);
+        }
     }
-    for (size_t i = 0; status == ND_OK && i < found.count; i++) {
-        status = add_file(files, found.list[i], format);
-    }
+    found.count = kept;
+    status = status == ND_OK ? add_sorted(files, &found, ND_DATA_AUTO) : status;
     paths_fini(&found);
     free(clean);
     return status;

@@ -78,6 +78,7 @@ static nd_status find_or_build(finder *f, const nd_cache_lock *lock, nd_token_ca
     char *path = NULL;
     ND_TRY(find_seen(f, out));
     if (!*out) {
+        ND_TRY(nd_cache_key_settle(&f->key, f->request));
         ND_TRY(find_content(f, lock, out));
     }
     if (*out) {

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Opens what data.path and data.validation_path name. */
-#include <glob.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#include "runtime/base/fsio.h"
-#include "runtime/base/text.h"
 #include "runtime/config/sources.h"
 #include "trainer/run/run.h"
 
@@ -56,34 +53,16 @@ static bool is_folder(const char *path)
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-/* Whether a pattern has a match that ends in .bin, as token files do. */
-static bool has_token_files(const char *pattern)
-{
-    glob_t found = {0};
-    bool any = false;
-    if (glob(pattern, GLOB_NOSORT, NULL, &found) == 0) {
-        for (size_t i = 0; i < found.gl_pathc && !any; i++) {
-            any = nd_ends_with(found.gl_pathv[i], ".bin");
-        }
-    }
-    globfree(&found);
-    return any;
-}
-
-/* The files in the bytewise order of their names, as one text. An .idx belongs to its .bin. */
+/* The files as one text. An .idx belongs to its .bin. */
 static nd_status open_files(const nd_config *config, const nd_inputs *inputs,
-                            const nd_corpus_files *files, bool tokens, nd_dataset **out)
+                            const nd_corpus_files *files, nd_dataset **out)
 {
     nd_dataset_part *parts = NULL;
     int count = 0;
     nd_status status = ND_ALLOC(files->count, &parts);
     for (size_t i = 0; i < files->count && status == ND_OK; i++) {
-        const char *path = files->list[i].path;
-        if (tokens && !nd_ends_with(path, ".bin")) {
-            continue;
-        }
         parts[count] = (nd_dataset_part){.name = ""};
-        status = open_path(config, inputs, path, &parts[count].data);
+        status = open_path(config, inputs, files->list[i].path, &parts[count].data);
         count += status == ND_OK;
     }
     if (status == ND_OK) {
@@ -101,36 +80,30 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
                               nd_dataset **out)
 {
     nd_corpus_files files = {0};
-    char *pattern = NULL;
-    const bool folder = is_folder(path);
-    if (!folder && !nd_corpus_is_pattern(path)) {
+    if (!is_folder(path) && !nd_corpus_is_pattern(path)) {
         return open_path(config, inputs, path, out);
     }
-    ND_TRY(nd_fs_format(&pattern, "%s%s", path, folder ? "/*.bin" : ""));
-    const bool tokens = has_token_files(pattern);
-    nd_status status = ND_OK;
-    if (!tokens && inputs->tokenizer) {
+    nd_status status = nd_corpus_files_add_tokens(&files, path);
+    if (status == ND_OK && files.count == 0 && inputs->tokenizer) {
         status = open_path(config, inputs, path, out); /* encoded into one cache */
-    } else {
-        status = nd_corpus_files_add(&files, tokens ? pattern : path, config->data.format);
-        status = status == ND_OK ? open_files(config, inputs, &files, tokens, out) : status;
+    } else if (status == ND_OK) {
+        status = files.count == 0 ? nd_corpus_files_add(&files, path, config->data.format) : ND_OK;
+        status = status == ND_OK ? open_files(config, inputs, &files, out) : status;
     }
     nd_corpus_files_fini(&files);
-    free(pattern);
     return status;
 }
 
 nd_status nd_inputs_hold_ids(const nd_config *config, const char *path, bool *ids)
 {
-    char *pattern = NULL;
-    const bool folder = is_folder(path);
-    if (!folder && !nd_corpus_is_pattern(path)) {
+    nd_corpus_files files = {0};
+    if (!is_folder(path) && !nd_corpus_is_pattern(path)) {
         return nd_data_holds_ids(path, config->data.format, ids);
     }
-    ND_TRY(nd_fs_format(&pattern, "%s%s", path, folder ? "/*.bin" : ""));
-    *ids = has_token_files(pattern);
-    free(pattern);
-    return ND_OK;
+    nd_status status = nd_corpus_files_add_tokens(&files, path);
+    *ids = files.count > 0;
+    nd_corpus_files_fini(&files);
+    return status;
 }
 
 nd_status nd_inputs_open_sources(const nd_config *config, const nd_inputs *inputs, const char *text,

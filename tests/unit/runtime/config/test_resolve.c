@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "runtime/config/reader.h"
@@ -202,6 +203,21 @@ Test(resolve, time_to_index_the_data)
     assert_ok(nd_text_replace(&c.data.path, dir.path));
     cr_expect_float_eq(nd_config_data_seconds(&c), 2400.0, 1e-6);
     nd_config_fini(&c);
+    /* As bytes, in a folder whose name is no pattern, and by a pattern. */
+    char folder[PATH_MAX], file[PATH_MAX + 16];
+    snprintf(folder, sizeof folder, "%s/x[1]", dir.path);
+    snprintf(file, sizeof file, "%s/a.jsonl", folder);
+    cr_assert_eq(mkdir(folder, 0700), 0);
+    cr_assert_eq(rename(tempdir_file(&dir, "big.jsonl"), file), 0);
+    cr_assert_eq(nd_config_init(&c), ND_OK);
+    for (int i = 0; i < 3; i++) {
+        assert_ok(nd_text_replace(&c.data.path, i ? tempdir_file(&dir, "x*/*.jsonl") : folder));
+        cr_expect_float_eq(nd_config_data_seconds(&c), i == 2 ? 1200.0 : 300.0, 1e-6, "%d", i);
+        assert_ok(nd_text_replace(&c.data.tokenizer, i ? "model" : "bytes"));
+    }
+    nd_config_fini(&c);
+    cr_assert_eq(unlink(file), 0);
+    cr_assert_eq(rmdir(folder), 0);
     tempdir_remove(&dir);
 }
 

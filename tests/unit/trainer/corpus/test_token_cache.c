@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/unit/trainer/corpus/corpus_cases.h"
@@ -80,6 +81,18 @@ int flock(int fd, int operation)
     int code = (int)syscall(SYS_flock, fd, operation);
     if (shared_locks && code != 0 && errno == EWOULDBLOCK) {
         atomic_fetch_add(&shared_locks->refused, 1);
+    }
+    return code;
+}
+
+/* By how many seconds the time of day is ahead, and how many more at each look. */
+static atomic_int ahead, ahead_more;
+
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+    int code = (int)syscall(SYS_clock_gettime, clock, now);
+    if (clock == CLOCK_REALTIME) {
+        now->tv_sec += atomic_fetch_add(&ahead, atomic_load(&ahead_more));
     }
     return code;
 }
@@ -600,6 +613,42 @@ Test(token_cache, a_text_with_the_same_times_is_not_read_again)
         nd_token_cache_close(cache);
     }
     nd_cache_key_fini(&key);
+}
+
+/* It was written just before the start, and is old enough when it is this process's turn. */
+Test(token_cache, a_text_that_settles_while_another_process_encodes_is_not_read_again)
+{
+    nd_cache_key key;
+    nd_cache_lock lock = take_lock(&key);
+    opening o = {0};
+    cr_assert_eq(pthread_create(&o.thread, NULL, open_beside, &o), 0);
+    wait_until_refused(1);
+    atomic_store(&ahead, 10);
+    nd_cache_lock_release(&lock, ND_OK);
+    pthread_join(o.thread, NULL);
+    cr_assert_eq(o.error.status, ND_OK, "%s", o.error.message);
+    cr_expect_eq(count_files(), 2); /* the cache, and what is known of the text */
+    nd_token_cache_close(o.cache);
+    nd_cache_key_fini(&key);
+}
+
+Test(token_cache, a_large_text_is_read_when_it_has_settled)
+{
+    nd_token_cache_request asked = request();
+    nd_token_cache *cache;
+    const uint64_t bytes = files.bytes;
+    asked.settle_seconds = 1000;
+    atomic_store(&ahead_more, 100); /* a look at the clock */
+    assert_ok(nd_token_cache_open(&asked, &cache));
+    nd_token_cache_close(cache);
+    cr_expect_eq(count_files(), 1); /* a small one is read again */
+    atomic_store(&ahead, 0);
+    files.bytes = 1ull << 40;
+    assert_ok(nd_token_cache_open(&asked, &cache));
+    nd_token_cache_close(cache);
+    cr_expect_eq(count_files(), 2);
+    atomic_store(&ahead_more, 0);
+    files.bytes = bytes;
 }
 
 Test(token_cache, a_text_that_changes_meanwhile_is_refused)

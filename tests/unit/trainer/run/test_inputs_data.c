@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "tests/support/tempdir.h"
 #include "trainer/run/run.h"
@@ -111,5 +112,34 @@ Test(inputs_data, token_shards_of_a_folder_are_one_source)
         cr_assert_eq(letter(0), 'x');
         cr_assert_eq(letter(2), 'y');
         nd_dataset_close(data);
+    }
+}
+
+/* A folder is listed: its name is no pattern that another folder matches. */
+Test(inputs_data, names_of_folders_are_no_patterns)
+{
+    static const char *const names[] = {"x[0]", "x*", "x?"};
+    char made[4][PATH_MAX], shard[4][16];
+    for (int i = 0; i < 4; i++) { /* the last one matches them all */
+        const char *name = i < 3 ? names[i] : "x0";
+        snprintf(made[i], PATH_MAX, "%s", tempdir_file(&dir, name));
+        snprintf(shard[i], sizeof shard[i], "%s/a.bin", name);
+        cr_assert_eq(mkdir(made[i], 0700), 0);
+        write_shard(shard[i], (uint16_t)('a' + i), 8);
+    }
+    free(config.data.tokenizer);
+    config.data.tokenizer = strdup("file");
+    for (int i = 0; i < 3; i++) {
+        bool ids = false;
+        assert_ok(nd_inputs_open_data(&config, &inputs, made[i], &data));
+        cr_expect_eq(nd_dataset_blocks(data), 2, "%s", made[i]);
+        cr_expect_eq(letter(0), 'a' + i, "%s", made[i]);
+        nd_dataset_close(data);
+        assert_ok(nd_inputs_hold_ids(&config, made[i], &ids));
+        cr_expect(ids, "%s", made[i]);
+    }
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(unlink(tempdir_file(&dir, shard[i])), 0);
+        cr_assert_eq(rmdir(made[i]), 0);
     }
 }
