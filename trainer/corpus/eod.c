@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "runtime/base/fsio.h"
+#include "runtime/base/json.h"
 #include "trainer/corpus/corpus.h"
 
 enum { CONFIG_BYTES_MAX = 64 << 20 };
@@ -18,13 +19,16 @@ static nd_status read_name(const char *path, char **out)
     }
     ND_TRY(nd_fs_read(path, CONFIG_BYTES_MAX, ND_ERR_DATA, &text, &size));
     json_error_t error;
-    json_t *root = json_loadb(text, size, JSON_ALLOW_NUL, &error);
+    /* transformers writes a model_max_length of 10^30 where there is no limit. */
+    json_t *root = json_loadb(text, size, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &error);
     const json_t *token = json_object_get(root, "eos_token");
     const char *name =
         json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
     nd_status status = ND_OK;
     if (!root) {
-        status = nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", path, error.line, error.text);
+        status = nd_json_no_memory(&error)
+                     ? nd_fail_memory("\"%s\"", path)
+                     : nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", path, error.line, error.text);
     } else if (name) {
         status = nd_fs_format(out, "%s", name);
     }

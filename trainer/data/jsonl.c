@@ -83,9 +83,10 @@ static nd_status row_parse(const char *path, uint64_t line, const uint8_t *data,
             "\"%s\" line %llu has %zu bytes, but at most %d are read; split the document", path,
             (unsigned long long)line, size, ROW_BYTES_MAX);
     }
+    /* Numbers are not used, so one that is no int64_t is no fault. */
+    const size_t flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL;
     json_error_t error;
-    row->root =
-        json_loadb((const char *)data, size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    row->root = json_loadb((const char *)data, size, flags, &error);
     if (!row->root && nd_json_no_memory(&error)) {
         return nd_fail_memory("a row of \"%s\"", path);
     }

@@ -379,9 +379,10 @@ Test(corpus, end_of_text)
     char own[PATH_MAX];
     snprintf(own, sizeof own, "%s", path);
     assert_fails(nd_corpus_eod(tokenizer, own, &id), ND_ERR_DATA, "names no end of text");
-    static const char *const configs[] = {"{\"eos_token\": \"<|eot|>\"}",
-                                          "{\"eos_token\": {\"content\": \"<|eot|>\"}}"};
-    for (int i = 0; i < 2; i++) {
+    static const char *const configs[] = {
+        "{\"eos_token\": \"<|eot|>\"}", "{\"eos_token\": {\"content\": \"<|eot|>\"}}",
+        "{\"model_max_length\": 1000000000000000019884624838656, \"eos_token\": \"<|eot|>\"}"};
+    for (int i = 0; i < 3; i++) {
         tempdir_write(&dir, "tokenizer_config.json", configs[i], strlen(configs[i]));
         assert_ok(nd_corpus_eod(tokenizer, own, &id));
         cr_expect_eq(id, 420);

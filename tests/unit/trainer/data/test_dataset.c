@@ -86,7 +86,7 @@ Test(dataset, text_errors_say_what_to_do)
 Test(dataset, jsonl_concatenates_rows_and_hides_prompts)
 {
     assert_ok(open_text_of("a.jsonl",
-                           "{\"text\": \"abc\", \"id\": 7}\r\n"
+                           "{\"text\": \"abc\", \"id\": 12345678901234567890}\r\n"
                            "\n"
                            "{\"text\": \"\"}\n"
                            "{\"prompt\": \"PQ\", \"completion\": \"xyz\"}\n"
