@@ -4,9 +4,12 @@
 Files are read back by the program's own reader, and compared byte for byte with those that ndtrain tokenize writes of the
 same rows. What this Python lacks a package for is skipped. Run through check_encode_rows.sh.
 """
+import argparse
+import contextlib
 import gzip
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import struct
@@ -17,6 +20,7 @@ import tempfile
 SCRIPTS, NDTRAIN, TOOL = sys.argv[1:4]
 sys.dont_write_bytecode = True
 sys.path.insert(0, SCRIPTS)
+import encode_rows  # noqa: E402
 from token_files import MegatronWriter  # noqa: E402
 
 SUFFIXES = (".bin", ".idx", ".mask")
@@ -98,6 +102,30 @@ def check_writer(here):
     assert contents(here("w")) == before
 
 
+class Bytes:
+    """A tokenizer that needs no package."""
+
+    chats, eos, vocab = False, 256, 257
+
+    def encode(self, text, special):
+        return list(text.encode())
+
+
+def check_cut(here):
+    """A row that is cut keeps the mask of what is left, whether the border is in its prompt or behind it."""
+    rows = write_rows(here("r.jsonl"), [{"prompt": "abc", "completion": "defg"}, {"prompt": "a", "completion": "b"},
+                                        {"prompt": "abcdefgh", "completion": "x"}, {"text": "abcdefgh"}])
+    encoder = encode_rows.Encoder(Bytes(), argparse.Namespace(
+        inputs=[rows], max_tokens=5, messages_key="messages", text_key="text", no_special_tokens=True, append_eos=True))
+    with MegatronWriter(here("r"), Bytes.vocab) as out:
+        for ids, counts in encoder.documents():
+            out.add(ids, counts)
+        out.commit()
+    counts = [False] * 3 + [True] * 2 + [False] + [True] * 2 + [False] * 5 + [True] * 5
+    expect(here("r"), list(b"abcdeab") + [256] + list(b"abcdeabcde"), counts)
+    assert (encoder.cut, encoder.uncounted, out.lengths.tolist()) == (3, 1, [5, 3, 5, 5])
+
+
 def train(path):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     tokenizer = Tokenizer(models.BPE())
@@ -113,12 +141,23 @@ def train(path):
 
 
 def run(*arguments, fails=None):
+    """The script in this process, which imports transformers once; what it prints."""
+    printed = io.StringIO()
+    sys.argv = ["encode_rows", *arguments]
+    try:
+        with contextlib.redirect_stdout(printed):
+            encode_rows.main()
+        assert fails is None, f"it did not fail: {printed.getvalue()}"
+    except SystemExit as error:
+        assert fails is not None and fails in str(error.code), error.code
+    return printed.getvalue()
+
+
+def launch(*arguments):
+    """The script as a user starts it."""
     done = subprocess.run([sys.executable, os.path.join(SCRIPTS, "encode_rows.py"), *arguments], capture_output=True,
                           text=True, check=False)
-    if fails is None:
-        assert done.returncode == 0, done.stderr
-    else:
-        assert done.returncode != 0 and fails in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -137,7 +176,7 @@ def write_rows(path, rows, opened=open):
 def check_texts(here, tokenizer):
     """Pairs and texts, with the package tokenizers alone."""
     pairs = write_rows(here("p.jsonl.gz"), [{"prompt": p, "completion": c, "n": 1} for p, c in PAIRS], gzip.open)
-    printed = run("--tokenizer", here("tokenizer.json"), "--output", here("p"), pairs)
+    printed = launch("--tokenizer", here("tokenizer.json"), "--output", here("p"), pairs)
     assert "tokens that count in the loss" in printed and "p.bin, .mask and .idx" in printed, printed
     ids, counts = [], []
     tokenizer.encode_special_tokens = True
@@ -222,6 +261,7 @@ def main():
     with tempfile.TemporaryDirectory() as top:
         here = lambda name: os.path.join(top, name)
         check_writer(here)
+        check_cut(here)
         if not has("tokenizers"):
             print(f"skipped: {sys.executable} has no tokenizers; set ND_PEER_PYTHON to one that has")
             return
