@@ -275,8 +275,7 @@ nd_status nd_config_check_end(const nd_config *config, const nd_epochs *epochs, 
 nd_status nd_config_with_nodes(const nd_config *config, int64_t nodes, nd_config *out);
 
 /* Calls `line` with a sentence for each kind of FP8 setting that differs from its default and that
- * the run does not read. Call it with rank 0's configuration: its log.level decides whether
- * fp8.health_interval has an effect. */
+ * the run does not read. */
 nd_status nd_config_each_warning(const nd_config *config,
                                  void (*line)(void *context, const char *text), void *context);
 

@@ -635,12 +635,5 @@ nd_status nd_config_each_warning(const nd_config *config,
         line(context, text);
         free(keys);
     }
-    if (fp8 && config->fp8.health_interval > 0 && strcmp(config->log.level, "debug") != 0) {
-        snprintf(text, sizeof text,
-                 "fp8.health_interval %lld: without effect, because log.level of rank 0 is %s and "
-                 "the reports have level debug",
-                 (long long)config->fp8.health_interval, config->log.level);
-        line(context, text);
-    }
     return ND_OK;
 }

@@ -110,9 +110,11 @@ Test(allocations, none_inside_a_step, .timeout = 280)
     compare("--num-processes 1 --dp-shard-size 1", 1);
     compare("--num-processes 4 --dp-shard-size 2 --tp-size 2", 4);
     compare("--num-processes 4 --dp-shard-size 2 --tp-size 2 --precision fp8 --fp8-all-gather "
-            "--fp8-filter mlp",
+            "--fp8-filter mlp --fp8-health-interval 1",
             4);
-    compare("--num-processes 1 --dp-shard-size 1 --precision fp8 --fp8-recipe rowwise", 1);
+    compare("--num-processes 1 --dp-shard-size 1 --precision fp8 --fp8-recipe rowwise "
+            "--fp8-health-interval 1",
+            1);
     compare("--num-processes 2 --dp-shard-size 2 --precision fp8 --fp8-recipe delayed", 2);
     compare("--num-processes 4 --dp-replicate-size 2 --dp-shard-size 1 --cp-size 2 --set "
             "parallel.cp_comm=ring "

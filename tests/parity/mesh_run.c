@@ -41,7 +41,7 @@ static void fill_config(nd_config *c, const mesh_job *job, const mesh_case *m)
     c->fp8.amax_compute = job->amax_compute;
     c->fp8.amax_history_length = job->history_length;
     c->fp8.health_interval = job->health_interval;
-    c->log.level = job->quiet ? "info" : "debug";
+    c->log.level = "debug";
     c->train.nonfinite = job->nonfinite;
     c->kernels.autotune = job->autotune;
     c->kernels.autotune_from = (char *)job->autotune_from;

@@ -48,7 +48,6 @@ typedef struct mesh_job {
     bool bf16_weights;  /* initial weights are rounded to BF16 */
     nd_nonfinite nonfinite;
     int64_t health_interval;
-    bool quiet; /* log.level info: without health reports */
     bool autotune;
     const char *autotune_from;
     bool cuda_graphs;

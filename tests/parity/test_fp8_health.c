@@ -45,6 +45,41 @@ Test(fp8_health, health_counts_what_is_lost, .timeout = 60)
     run_checked(&one, fp8_job(&dir, ND_FP8_DELAYED, false), 2, 1, check_underflow);
 }
 
+/* Each number is that of the layer it names, and no other layer has a larger one. */
+static nd_status check_summary(void *context, nd_trainer *t, int64_t step)
+{
+    const nd_scales *s = &t->model->scales;
+    nd_health_summary all;
+    if (step != 1) {
+        return ND_OK;
+    }
+    ND_CHECK(s->counted == 1, "step %lld was counted", (long long)s->counted);
+    nd_health_summarise(s, &all);
+    for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+        const nd_health_worst *w = &all.worst[ND_OPERAND_GRADIENT][linear];
+        bool first = !nd_filter_converts(&s->filter, 0, linear); /* the filter leaves it out */
+        const nd_health_entry at = nd_health_of(s, nd_site_gradient(s, w->amax_layer, linear));
+        ND_CHECK((double)at.amax == w->amax && w->amax > 0, "amax %g, not %g", w->amax,
+                 (double)at.amax);
+        ND_CHECK(!first || w->amax_layer > 0, "layer %d", w->amax_layer);
+        for (int layer = first; layer < (int)s->layers; layer++) {
+            const nd_health_entry e = nd_health_of(s, nd_site_gradient(s, layer, linear));
+            ND_CHECK((double)e.amax <= w->amax && e.underflow <= w->underflow &&
+                         e.saturation <= w->saturation,
+                     "layer %d is worse", layer);
+        }
+    }
+    ND_CHECK(all.worst[ND_OPERAND_WEIGHT][6].underflow < 0.01, "weights hardly underflow");
+    *(int *)context = 1;
+    return ND_OK;
+}
+
+Test(fp8_health, the_worst_layer_of_each_linear, .timeout = 60)
+{
+    static const mesh_case one = {"one", 1, 1, 1, 1, 1};
+    run_checked(&one, fp8_job(&dir, ND_FP8_TENSORWISE, false), 2, 1, check_summary);
+}
+
 static nd_status check_health(void *context, nd_trainer *t, int64_t step)
 {
     const nd_scales *s = &t->model->scales;

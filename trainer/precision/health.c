@@ -1,29 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/precision/precision.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "runtime/base/log.h"
 
-nd_status nd_health_agree(nd_scales *s)
-{
-    nd_rank *r = s->rank;
-    const nd_config *config = r->config;
-    if (!s->recipe.name || config->fp8.health_interval == 0) {
-        return ND_OK;
-    }
-    int64_t reports = r->rank == 0 && strcmp(config->log.level, "debug") == 0;
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &reports, 1,
-                              ND_DTYPE_I64, ND_REDOP_MAX, NULL));
-    s->health_interval = reports ? config->fp8.health_interval : 0;
-    return ND_OK;
-}
-
 nd_status nd_health_begin(nd_scales *s, int64_t step)
 {
-    s->counting = s->health_interval > 0 && step % s->health_interval == 0;
+    const int64_t interval = s->recipe.name ? s->rank->config->fp8.health_interval : 0;
+    s->counting = interval > 0 && step % interval == 0;
     if (!s->counting) {
         return ND_OK;
     }
@@ -109,23 +96,69 @@ nd_health_entry nd_health_of(const nd_scales *s, int64_t site)
     };
 }
 
-static int operand_text(const nd_scales *s, int64_t site, const char *name, char *text, size_t size)
+const char *nd_operand_name(nd_operand_kind kind)
 {
-    nd_health_entry e = nd_health_of(s, site);
-    return snprintf(text, size, "  %s: amax %.3g scale %.4g underflow %.3f %% saturated %.3f %%",
-                    name, (double)e.amax, (double)e.scale, e.underflow * 100, e.saturation * 100);
+    static const char *const names[ND_OPERAND_KINDS] = {"input", "weight", "gradient"};
+    return names[kind];
+}
+
+static int64_t site_of(const nd_scales *s, nd_operand_kind kind, int64_t layer, int linear)
+{
+    switch (kind) {
+    case ND_OPERAND_INPUT:
+        return nd_site_input(s, layer, nd_linear_input(linear));
+    case ND_OPERAND_WEIGHT:
+        return nd_site_weight(s, layer, linear);
+    case ND_OPERAND_GRADIENT:
+    case ND_OPERAND_KINDS:
+        break;
+    }
+    return nd_site_gradient(s, layer, linear);
+}
+
+/* A value that is not a number is worse than any other. */
+static void take_worse(double *worst, int *at, double value, int layer)
+{
+    if (*at < 0 || (!isnan(*worst) && !(value <= *worst))) {
+        *worst = value;
+        *at = layer;
+    }
+}
+
+static nd_health_worst worst_of(const nd_scales *s, nd_operand_kind kind, int linear)
+{
+    nd_health_worst out = {.underflow_layer = -1, .saturation_layer = -1, .amax_layer = -1};
+    for (int layer = 0; layer < (int)s->layers; layer++) {
+        if (nd_filter_converts(&s->filter, layer, linear)) {
+            const nd_health_entry e = nd_health_of(s, site_of(s, kind, layer, linear));
+            take_worse(&out.underflow, &out.underflow_layer, e.underflow, layer);
+            take_worse(&out.saturation, &out.saturation_layer, e.saturation, layer);
+            take_worse(&out.amax, &out.amax_layer, (double)e.amax, layer);
+        }
+    }
+    return out;
+}
+
+void nd_health_summarise(const nd_scales *s, nd_health_summary *out)
+{
+    for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
+        for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+            out->worst[kind][linear] = worst_of(s, (nd_operand_kind)kind, linear);
+        }
+    }
 }
 
 static void print_linear(const nd_scales *s, int64_t step, int64_t layer, int linear)
 {
-    int64_t input = nd_site_input(s, layer, nd_linear_input(linear));
     char text[512];
     size_t used = 0;
-    used += (size_t)operand_text(s, input, "input", text, sizeof text);
-    used += (size_t)operand_text(s, nd_site_weight(s, layer, linear), "weight", text + used,
-                                 sizeof text - used);
-    operand_text(s, nd_site_gradient(s, layer, linear), "gradient", text + used,
-                 sizeof text - used);
+    for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
+        const nd_health_entry e = nd_health_of(s, site_of(s, (nd_operand_kind)kind, layer, linear));
+        used += (size_t)snprintf(text + used, sizeof text - used,
+                                 "  %s: amax %.3g scale %.4g underflow %.3f %% saturated %.3f %%",
+                                 nd_operand_name((nd_operand_kind)kind), (double)e.amax,
+                                 (double)e.scale, e.underflow * 100, e.saturation * 100);
+    }
     nd_log_debug("fp8 step %lld layers.%lld.%s%s", (long long)step, (long long)layer,
                  nd_linear_name(linear), text);
 }
@@ -136,6 +169,7 @@ nd_status nd_health_end(nd_scales *s, int64_t step)
         return ND_OK;
     }
     s->counting = false;
+    s->counted = step;
     ND_TRY(collect_counts(s));
     ND_TRY(collect_amaxes(s));
     ND_TRY(nd_stream_sync(&s->rank->stream));

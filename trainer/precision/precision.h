@@ -7,7 +7,7 @@
  *   recipe   how the operands of a linear's products are cast, as data
  *   filter   which linears run in FP8, and why
  *   scales   scales and amaxes on the device
- *   health   what casts lose, for the debug log
+ *   health   what casts lose, for metrics.jsonl and the debug log
  *
  * All of it is a no-op unless train.precision is fp8.
  */
@@ -201,8 +201,8 @@ typedef struct nd_scales {
     nd_scale_ref vectors[3]; /* of rows or columns of an input, a weight, a gradient */
     nd_health_state health;  /* NULLs without a health log */
     nd_site_report *report;  /* host, [sites] */
-    int64_t health_interval; /* as agreed; 0: no reports */
     bool counting;           /* the health log counts this step */
+    int64_t counted;         /* the last step that was counted; 0: none */
     nd_cast_counts casts;
 } nd_scales;
 
@@ -275,17 +275,14 @@ int nd_scales_state(const nd_scales *scales, nd_scale_state out[3]);
 /*
  * health
  *
- * Every fp8.health_interval steps the debug log gets, for each converted linear and each of its
+ * Every fp8.health_interval steps the casts of each converted linear are counted, for each of its
  * operands, over all ranks and micro-batches: the largest |x|, its scale (the smallest of several
  * scales; rounded where scales are powers of two), the share of elements that became 0 without
- * being 0 (underflow) and the share beyond the format (saturation). A counted step casts apart from
- * other ops and without CUDA graphs, and reads more; so no step is counted where rank 0, which
- * writes the lines, has another log.level than debug.
+ * being 0 (underflow) and the share beyond the format (saturation). metrics.jsonl gets the worst
+ * layer of each linear; the debug log of rank 0 has a line for every layer. A counted step casts
+ * apart from other ops and without CUDA graphs, and reads more; its results are the same bits.
  */
 
-/* Whether reports are made at all. Collective where fp8.health_interval asks for them, since each
- * node has its own log.level. */
-nd_status nd_health_agree(nd_scales *scales);
 /* Before the gradients of a step: whether this one is counted. */
 nd_status nd_health_begin(nd_scales *scales, int64_t step);
 /* After them; collective when the step was counted. The lines go to nd_log_debug on rank 0. */
@@ -297,6 +294,27 @@ typedef struct nd_health_entry {
     double underflow, saturation;
 } nd_health_entry;
 nd_health_entry nd_health_of(const nd_scales *scales, int64_t site);
+
+typedef enum nd_operand_kind {
+    ND_OPERAND_INPUT = 0,
+    ND_OPERAND_WEIGHT,
+    ND_OPERAND_GRADIENT, /* of the linear's output */
+    ND_OPERAND_KINDS
+} nd_operand_kind;
+const char *nd_operand_name(nd_operand_kind kind); /* "input" */
+
+/* The largest value of all layers in which a linear is converted, and the first layer that has
+ * it. */
+typedef struct nd_health_worst {
+    double underflow, saturation, amax;
+    int underflow_layer, saturation_layer, amax_layer; /* -1: the linear stays in BF16 */
+} nd_health_worst;
+
+/* Of the last step that was counted, alike on all ranks. */
+typedef struct nd_health_summary {
+    nd_health_worst worst[ND_OPERAND_KINDS][ND_LINEARS_OF_BLOCK];
+} nd_health_summary;
+void nd_health_summarise(const nd_scales *scales, nd_health_summary *out);
 
 /* The lines that `ndtrain plan` and the start of a run print: the recipe, its three products, and
  * every linear with its precision and the reason. */

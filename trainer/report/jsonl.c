@@ -149,6 +149,54 @@ static nd_status write_validation(void *self, const nd_validation_record *r)
     return append_line(s, s->line, length);
 }
 
+/* "underflow":0.25,"underflow_layer":3; returns its bytes. */
+static size_t worst_members(char *out, size_t size, const char *name, double value, int layer)
+{
+    char text[32];
+    return (size_t)snprintf(out, size, "\"%s\":%s,\"%s_layer\":%d", name, number(text, value), name,
+                            layer);
+}
+
+/* {"underflow":...,"saturation":...,"amax":...}, behind its name. */
+static size_t worst_object(char *out, size_t size, const char *name, const nd_health_worst *w)
+{
+    size_t used = (size_t)snprintf(out, size, "\"%s\":{", name);
+    used += worst_members(out + used, size - used, "underflow", w->underflow, w->underflow_layer);
+    out[used++] = ',';
+    used +=
+        worst_members(out + used, size - used, "saturation", w->saturation, w->saturation_layer);
+    out[used++] = ',';
+    used += worst_members(out + used, size - used, "amax", w->amax, w->amax_layer);
+    out[used++] = '}';
+    return used;
+}
+
+/* {"step":10,"fp8_health":{"input":{"self_attn.q_proj":{...},...},"weight":{...},...}}. Linears in
+ * BF16 are left out. A linear takes at most 250 bytes. */
+static nd_status write_health(void *self, const nd_health_record *r)
+{
+    jsonl *s = self;
+    const size_t size = sizeof s->line;
+    size_t used =
+        (size_t)snprintf(s->line, size, "{\"step\":%lld,\"fp8_health\":{", (long long)r->step);
+    for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
+        int count = 0;
+        used += (size_t)snprintf(s->line + used, size - used, "%s\"%s\":{", kind > 0 ? "," : "",
+                                 nd_operand_name((nd_operand_kind)kind));
+        for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+            const nd_health_worst *w = &r->summary.worst[kind][linear];
+            if (w->amax_layer >= 0) {
+                s->line[used] = ',';
+                used += count++ > 0;
+                used += worst_object(s->line + used, size - used, nd_linear_name(linear), w);
+            }
+        }
+        s->line[used++] = '}';
+    }
+    used += (size_t)snprintf(s->line + used, size - used, "}}\n");
+    return append_line(s, s->line, (int)used);
+}
+
 /* A JSON string; what does not fit is left out. Bytes that are not printable ASCII become '?'. */
 static const char *quoted(char *out, size_t capacity, const char *text)
 {
@@ -262,6 +310,7 @@ nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out)
                      .self = s,
                      .step = write_step,
                      .validation = write_validation,
+                     .health = write_health,
                      .event = write_event,
                      .close = close_file};
     s = NULL;

@@ -2,7 +2,7 @@
 #ifndef ND_REPORT_REPORT_H
 #define ND_REPORT_REPORT_H
 /*
- * Reports of a run, on rank 0: records of steps, validations and events go to several sinks, each
+ * Reports of a run, on rank 0: records of steps, validations, FP8 health and events go to several sinks, each
  * in a file of its own (metrics.jsonl, the terminal). A new sink is one more file, and one more
  * line in sinks.c.
  *
@@ -18,6 +18,7 @@
 #include "runtime/comm/comm.h"
 #include "runtime/config/config.h"
 #include "trainer/layout/layout.h"
+#include "trainer/precision/precision.h"
 #include "trainer/report/histogram.h"
 
 /* Bytes that this rank sent since the groups were made, by purpose (runtime/mesh/mesh.def). */
@@ -57,6 +58,11 @@ typedef struct nd_validation_record {
     int set_count;              /* 0: the validation has one set */
 } nd_validation_record;
 
+typedef struct nd_health_record {
+    int64_t step; /* which was counted */
+    nd_health_summary summary;
+} nd_health_record;
+
 typedef enum nd_run_event_kind {
     ND_RUN_EVENT_MODEL_SAVED = 0,
     ND_RUN_EVENT_CHECKPOINT_SAVED,
@@ -92,6 +98,7 @@ typedef struct nd_sink {
     void *self; /* owned */
     nd_status (*step)(void *self, const nd_step_record *record);
     nd_status (*validation)(void *self, const nd_validation_record *record);
+    nd_status (*health)(void *self, const nd_health_record *record);
     nd_status (*event)(void *self, const nd_run_event *event);
     nd_status (*histogram)(void *self, const nd_histogram_record *record);
     void (*close)(void *self);
@@ -121,12 +128,13 @@ nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options);
 void nd_sinks_add(nd_sinks *sinks, nd_sink sink);
 nd_status nd_sinks_step(nd_sinks *sinks, const nd_step_record *record);
 nd_status nd_sinks_validation(nd_sinks *sinks, const nd_validation_record *record);
+nd_status nd_sinks_health(nd_sinks *sinks, const nd_health_record *record);
 nd_status nd_sinks_event(nd_sinks *sinks, const nd_run_event *event);
 nd_status nd_sinks_histogram(nd_sinks *sinks, const nd_histogram_record *record);
 void nd_sinks_close(nd_sinks *sinks);
 
 /*
- * metrics.jsonl, required: one line of JSON per step and validation (docs/formats.md). Doubles have
+ * metrics.jsonl, required: one line of JSON per record (docs/formats.md). Doubles have
  * 17 digits, so equal runs give equal bytes up to the first time. ND_ERR_CANTCREATE: the folder
  * holds a run already, or the disk takes no more. A run that continues appends to the file, whose
  * last line it cuts off where a dead process left half of one; after its line "resumed", a reader

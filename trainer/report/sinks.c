@@ -51,6 +51,7 @@ static void remove_sink(nd_sinks *sinks, int index)
 typedef struct delivery {
     const nd_step_record *step;
     const nd_validation_record *validation;
+    const nd_health_record *health;
     const nd_run_event *event;
     const nd_histogram_record *histogram;
 } delivery;
@@ -62,6 +63,9 @@ static nd_status deliver(const nd_sink *sink, const delivery *d)
     }
     if (d->validation) {
         return sink->validation ? sink->validation(sink->self, d->validation) : ND_OK;
+    }
+    if (d->health) {
+        return sink->health ? sink->health(sink->self, d->health) : ND_OK;
     }
     if (d->histogram) {
         return sink->histogram ? sink->histogram(sink->self, d->histogram) : ND_OK;
@@ -97,6 +101,11 @@ nd_status nd_sinks_step(nd_sinks *sinks, const nd_step_record *record)
 nd_status nd_sinks_validation(nd_sinks *sinks, const nd_validation_record *record)
 {
     return deliver_to_all(sinks, (delivery){.validation = record});
+}
+
+nd_status nd_sinks_health(nd_sinks *sinks, const nd_health_record *record)
+{
+    return deliver_to_all(sinks, (delivery){.health = record});
 }
 
 nd_status nd_sinks_event(nd_sinks *sinks, const nd_run_event *event)

@@ -10,6 +10,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/device/cuda.h"
+#include "trainer/precision/precision.h"
 #include "trainer/run/histograms.h"
 #include "trainer/run/profile.h"
 #include "trainer/tune/tune.h"
@@ -262,6 +263,17 @@ static nd_status record_step(run_state *s, const nd_step_batch *batch, const nd_
     return nd_sinks_step(&s->files.sinks, &record);
 }
 
+static nd_status record_health(run_state *s)
+{
+    const nd_scales *scales = &s->trainer->model->scales;
+    nd_health_record record = {.step = s->trainer->position.step};
+    if (scales->counted != record.step || s->files.sinks.count == 0) {
+        return ND_OK;
+    }
+    nd_health_summarise(scales, &record.summary);
+    return nd_sinks_health(&s->files.sinks, &record);
+}
+
 /* The first steps touch fresh memory and initialise libraries, which would hide where the time of a
  * later step goes. */
 static void forget_warm_up(run_state *s)
@@ -331,6 +343,7 @@ static nd_status loop(run_state *s)
         ND_TRY(status);
         s->stopped = result.stop != 0;
         ND_TRY(record_step(s, &batch, &result));
+        ND_TRY(record_health(s));
         ND_TRY(nd_run_profile_end(&s->profile, t->position.step));
         ND_TRY(nd_run_histograms_step(&s->histograms, &s->files.sinks));
         forget_warm_up(s);

@@ -226,6 +226,39 @@ Test(sinks, sources_and_sets_have_their_losses)
     free(text);
 }
 
+Test(sinks, health_is_one_line_with_the_linears_that_run_in_fp8)
+{
+    catch_stderr();
+    nd_sinks sinks = open_sinks(false);
+    nd_health_record record = {.step = 4};
+    for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
+        for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+            record.summary.worst[kind][linear] =
+                (nd_health_worst){1.0 / 3, 1e-300, INFINITY, 1000000, 1000000, 1000000};
+        }
+        record.summary.worst[kind][0].amax_layer = -1;
+    }
+    assert_ok(nd_sinks_health(&sinks, &record));
+    nd_sinks_close(&sinks);
+    char *text = read_metrics();
+    json_t *object = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+    cr_assert_not_null(object, "%s", text);
+    cr_assert_eq(json_integer_value(json_object_get(object, "step")), 4);
+    const json_t *health = json_object_get(object, "fp8_health");
+    cr_assert_eq(json_object_size(health), ND_OPERAND_KINDS);
+    for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
+        const json_t *of = json_object_get(health, nd_operand_name((nd_operand_kind)kind));
+        cr_assert_eq(json_object_size(of), ND_LINEARS_OF_BLOCK - 1);
+        const json_t *last = json_object_get(of, nd_linear_name(6));
+        cr_assert_eq(json_real_value(json_object_get(last, "underflow")), 1.0 / 3);
+        cr_assert_eq(json_real_value(json_object_get(last, "saturation")), 1e-300);
+        cr_assert(json_is_null(json_object_get(last, "amax")));
+        cr_assert_eq(json_integer_value(json_object_get(last, "amax_layer")), 1000000);
+    }
+    json_decref(object);
+    free(text);
+}
+
 Test(sinks, validation_is_a_record_and_a_line)
 {
     const char *heard = catch_stderr();
