@@ -21,6 +21,12 @@ static void compare(const nd_metrics *a, const nd_metrics *b)
         ND_ASSERT(a->rows[i].step == b->rows[i].step && a->rows[i].skipped == b->rows[i].skipped);
         ND_ASSERT(memcmp(a->rows[i].value, b->rows[i].value, sizeof a->rows[i].value) == 0);
     }
+    ND_ASSERT(a->source_count == b->source_count && a->set_count == b->set_count &&
+              a->health_count == b->health_count && a->source_names.count == b->source_names.count);
+    for (size_t i = 0; i < a->source_count; i++) {
+        ND_ASSERT(a->sources[i].step == b->sources[i].step &&
+                  a->sources[i].source == b->sources[i].source);
+    }
     for (size_t i = 0; i < a->event_count; i++) {
         ND_ASSERT(a->events[i].step == b->events[i].step &&
                   strcmp(a->events[i].text, b->events[i].text) == 0);

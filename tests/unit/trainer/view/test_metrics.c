@@ -33,53 +33,11 @@ static void step_line(FILE *out, int step, double loss)
             "{\"step\":%d,\"loss\":%.17g,\"grad_norm\":0.5,\"lr\":0.00029999999999999997,"
             "\"tokens\":64,\"tokens_seen\":%d,\"wire_bytes\":12,\"wire\":{\"weights\":1,"
             "\"gradients\":2,\"activations\":3,\"keys_values\":4,\"other\":2},\"step_ms\":%.17g,"
-            "\"data_wait_ms\":0.25,\"tokens_per_second\":640,\"tokens_per_second_per_worker\":320,"
+            "\"data_wait_ms\":0.25,\"slowest_ms\":90.5,\"fastest_ms\":80,\"slowest_rank\":3,"
+            "\"tokens_per_second\":640,\"tokens_per_second_per_worker\":320,"
             "\"tflops_per_worker_causal\":0.5,\"tflops_per_worker_accelerate\":0.6,"
             "\"peak_memory_bytes\":1048576}\n",
             step, loss, step * 64, 100.5 + step);
-}
-
-static void expect_near(double got, double wanted)
-{
-    cr_assert_leq(fabs(got - wanted), fabs(wanted) * 9e-16, "%.17g, not %.17g", got, wanted);
-}
-
-static double number(const char *text)
-{
-    double value = NAN;
-    const char *end = nd_metrics_number(text, text + strlen(text), &value);
-    cr_assert_eq(end, text + strlen(text), "%s", text);
-    return value;
-}
-
-Test(metrics, numbers_are_those_of_strtod)
-{
-    static const char *const texts[] = {"0",
-                                        "-0.5",
-                                        "12",
-                                        "2.3025850929940459",
-                                        "0.00029999999999999997",
-                                        "1e-7",
-                                        "1.5E+3",
-                                        "123456789012345678901234",
-                                        "9007199254740993",
-                                        "3.0000000000000001e-300",
-                                        "1.5e300",
-                                        "0.1000000000000000055511151231257827"};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
-        expect_near(number(texts[i]), strtod(texts[i], NULL));
-    }
-}
-
-Test(metrics, what_is_no_number_is_refused)
-{
-    static const char *const texts[] = {"", "-", ".5", "1.", "1.e5", "1e", "1e+", "x", "NaN"};
-    double value;
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
-        const char *end = texts[i] + strlen(texts[i]);
-        const char *stop = nd_metrics_number(texts[i], end, &value);
-        cr_assert(!stop || stop < end, "%s", texts[i]);
-    }
 }
 
 Test(metrics, a_step_has_all_its_values)
@@ -97,6 +55,9 @@ Test(metrics, a_step_has_all_its_values)
         [ND_METRIC_LR] = 3e-4,
         [ND_METRIC_STEP_MS] = 107.5,
         [ND_METRIC_DATA_WAIT_MS] = 0.25,
+        [ND_METRIC_SLOWEST_MS] = 90.5,
+        [ND_METRIC_FASTEST_MS] = 80,
+        [ND_METRIC_SLOWEST_RANK] = 3,
         [ND_METRIC_TOKENS_PER_SECOND] = 640,
         [ND_METRIC_TFLOPS] = 0.5,
         [ND_METRIC_PEAK_MEMORY] = 1048576,
@@ -171,6 +132,92 @@ Test(metrics, a_resumed_run_forgets_what_it_made_again)
         cr_assert_eq(m.events[1].rewound_from, 6);
         cr_assert_eq(m.events[1].passed_over_samples, 48);
         cr_assert_str_eq(m.events[1].text, "loss is <");
+        nd_metrics_fini(&m);
+    }
+}
+
+/* Steps 4 and 5 are made again with other sources, whose numbers go on behind the first ones. */
+Test(metrics, losses_of_sources_and_sets_keep_their_names)
+{
+    nd_metrics m;
+    const char *path =
+        file("{\"step\":3,\"source_loss\":{\"web\":2.5,\"code\":null},"
+             "\"source_tokens\":{\"web\":60,\"code\":0},\"step_ms\":1}\n"
+             "{\"step\":3,\"validation_loss\":2,\"validation_set_loss\":{\"b\":3,\"a\":1},"
+             "\"validation_set_tokens\":{\"b\":8,\"a\":9},\"validation_ms\":1}\n"
+             "{\"step\":4,\"source_loss\":{\"web\":9},\"source_tokens\":{\"web\":64},"
+             "\"step_ms\":1}\n"
+             "{\"event\":\"resumed\",\"step\":3,\"from\":\"/runs/x/checkpoint-3\",\"restart\":0,"
+             "\"mesh\":\"tp 2\",\"mesh_was\":\"dp_shard 2\",\"load_ms\":2}\n"
+             "{\"step\":4,\"source_tokens\":{\"books\":30,\"code\":34},"
+             "\"source_loss\":{\"books\":1.5,\"code\":2},\"step_ms\":1}\n");
+    for (int threads = 1; threads <= 5; threads += 2) {
+        assert_ok(nd_metrics_read(path, threads, &m));
+        static const char *const names[] = {"web", "code", "books"};
+        static const nd_source_row wanted[] = {
+            {3, 60, 2.5f, 0}, {3, 0, NAN, 1}, {4, 30, 1.5f, 2}, {4, 34, 2.0f, 1}};
+        cr_assert_eq(m.source_names.count, 3);
+        for (int i = 0; i < 3; i++) {
+            cr_assert_str_eq(m.source_names.name[i], names[i]);
+        }
+        cr_assert_eq(m.source_count, 4, "%zu", m.source_count);
+        for (int i = 0; i < 4; i++) {
+            const nd_source_row *got = &m.sources[i], *row = &wanted[i];
+            cr_assert(got->step == row->step && got->tokens == row->tokens &&
+                          got->source == row->source,
+                      "row %d", i);
+            cr_assert(isnan(row->loss) ? isnan(got->loss) : got->loss == row->loss, "row %d", i);
+        }
+        cr_assert_eq(m.set_count, 2);
+        cr_assert(m.sets[1].loss == 1.0f && m.sets[1].tokens == 9);
+        cr_assert_str_eq(m.set_names.name[m.sets[1].source], "a");
+        cr_assert_str_eq(m.events[0].from, "checkpoint-3");
+        cr_assert_str_eq(m.events[0].mesh, "tp 2");
+        cr_assert_str_eq(m.events[0].mesh_was, "dp_shard 2");
+        nd_metrics_fini(&m);
+    }
+}
+
+/* More names than a configuration can have, and one that is too long: nothing is written behind
+ * its place. */
+Test(metrics, too_many_sources_are_left_out)
+{
+    nd_metrics m;
+    FILE *out = fopen(tempdir_file(&dir, "metrics.jsonl"), "w");
+    fputs("{\"step\":1,\"source_loss\":{", out);
+    for (int i = 0; i < 2 * ND_DATA_SOURCES_MAX; i++) {
+        fprintf(out, "%s\"%0*d\":%d", i > 0 ? "," : "", i == 0 ? 200 : 3, i, i);
+    }
+    fputs("},\"step_ms\":1}\n", out);
+    fclose(out);
+    assert_ok(nd_metrics_read(tempdir_file(&dir, "metrics.jsonl"), 1, &m));
+    cr_assert_eq(m.source_names.count, ND_DATA_SOURCES_MAX);
+    cr_assert_eq(m.source_count, ND_DATA_SOURCES_MAX);
+    cr_assert_eq(strlen(m.source_names.name[0]), ND_DATA_SOURCE_NAME - 1);
+    nd_metrics_fini(&m);
+}
+
+Test(metrics, health_of_linears)
+{
+    nd_metrics m;
+    const char *path =
+        file("{\"step\":2,\"fp8_health\":{\"input\":{\"self_attn.q_proj\":{\"underflow\":0.25,"
+             "\"underflow_layer\":1,\"saturation\":0.5,\"saturation_layer\":3,\"amax\":null,"
+             "\"amax_layer\":1e9},\"of_a_later_version\":{}},\"weight\":{},"
+             "\"gradient\":{\"mlp.down_proj\":{\"amax\":2}}}}\n"
+             "{\"event\":\"resumed\",\"step\":2,\"from\":\"x\",\"load_ms\":2}\n"
+             "{\"step\":4,\"fp8_health\":{\"weight\":{\"mlp.up_proj\":{\"amax\":9}}}}\n"
+             "{\"event\":\"resumed\",\"step\":3,\"from\":\"x\",\"load_ms\":2}\n");
+    for (int threads = 1; threads <= 3; threads++) {
+        assert_ok(nd_metrics_read(path, threads, &m));
+        cr_assert_eq(m.health_count, 2, "%zu", m.health_count);
+        const nd_health_row *q = &m.health[0], *down = &m.health[1];
+        cr_assert(q->step == 2 && q->operand == ND_OPERAND_INPUT && q->linear == 0);
+        cr_assert(q->worst.underflow == 0.25 && q->worst.underflow_layer == 1);
+        cr_assert(q->worst.saturation == 0.5 && q->worst.saturation_layer == 3);
+        cr_assert(isnan(q->worst.amax) && q->worst.amax_layer == -1);
+        cr_assert(down->operand == ND_OPERAND_GRADIENT && down->linear == 6);
+        cr_assert(down->worst.amax == 2 && isnan(down->worst.underflow));
         nd_metrics_fini(&m);
     }
 }
