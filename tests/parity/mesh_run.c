@@ -141,6 +141,7 @@ static nd_status train_steps(shared_run *run, nd_trainer *t, nd_loader *loader)
         nd_step_batch batch;
         nd_step_result result;
         ND_TRY(nd_loader_next(loader, &batch));
+        batch.wait_seconds += t->rank->rank == run->job->late_rank ? run->job->late_seconds : 0;
         if (step == 0 && run->job->observe) {
             ND_TRY(nd_trainer_gradients(t, &batch, &result));
             ND_TRY(run->job->observe(run->job->context, t));
@@ -158,6 +159,7 @@ static nd_status train_steps(shared_run *run, nd_trainer *t, nd_loader *loader)
         if (t->rank->rank == 0) {
             run->out->loss[step] = result.loss;
             run->out->norm[step] = result.grad_norm;
+            run->out->work[step] = result.work;
             if (result.source_sums) {
                 memcpy(run->out->source_sums[step], result.source_sums,
                        sizeof run->out->source_sums[step]);

@@ -13,6 +13,7 @@
 #include "runtime/comm/comm.h"
 #include "runtime/config/config.h"
 #include "trainer/layout/layout.h"
+#include "trainer/step/step.h"
 
 enum { MESH_RUN_MAX_STEPS = 32 };
 
@@ -48,6 +49,8 @@ typedef struct mesh_job {
     bool bf16_weights;  /* initial weights are rounded to BF16 */
     nd_nonfinite nonfinite;
     int64_t health_interval;
+    int late_rank; /* its loader seems to have waited for late_seconds in every step */
+    double late_seconds;
     bool autotune;
     const char *autotune_from;
     bool cuda_graphs;
@@ -66,6 +69,7 @@ typedef struct mesh_result {
     int64_t steps;
     double loss[MESH_RUN_MAX_STEPS], norm[MESH_RUN_MAX_STEPS];
     double source_sums[MESH_RUN_MAX_STEPS][4]; /* nd_step_result.source_sums */
+    nd_work work[MESH_RUN_MAX_STEPS];
     int tensors;
     char (*names)[96];
     int64_t *sizes;

@@ -45,6 +45,28 @@ static mesh_result run(const mesh_job *job, const mesh_case *mesh)
     return result;
 }
 
+/* Who worked longest. */
+
+Test(steps, the_rank_whose_data_are_late_is_the_slowest, .timeout = 60)
+{
+    static const mesh_case mesh = {"fsdp 2 x tp 2", 1, 2, 1, 2, 1}, one = {"one", 1, 1, 1, 1, 1};
+    mesh_job job = job_on_rows(2);
+    job.late_rank = 2;
+    job.late_seconds = 1000;
+    mesh_result result = run(&job, &mesh), alone;
+    for (int step = 0; step < 2; step++) {
+        const nd_work *work = &result.work[step];
+        cr_expect_eq(work->slowest_rank, 2, "rank %d", work->slowest_rank);
+        cr_expect(work->slowest_seconds > 1000 && work->fastest_seconds < 1000,
+                  "slowest %g, fastest %g", work->slowest_seconds, work->fastest_seconds);
+    }
+    alone = run(&job, &one);
+    cr_expect_eq(alone.work[0].slowest_rank, -1, "one rank waits for nobody");
+    mesh_result_free(&result);
+    mesh_result_free(&alone);
+    tempdir_remove(&dir);
+}
+
 /* A stop. */
 
 static nd_status ask_for_stop(void *context, nd_trainer *t, int64_t step)

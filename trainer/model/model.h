@@ -23,6 +23,7 @@ typedef struct nd_step_numbers {
     int64_t tokens;  /* counted labels of the step, of all ranks */
     int64_t stop;    /* not 0: a signal asked to stop; the largest of all ranks */
     int64_t save; /* state of the save in flight (checkpoint/saver.h); the largest of all ranks */
+    int64_t most, least; /* work of the slowest and of the fastest rank (nd_work_most, _least) */
 } nd_step_numbers;
 
 /* Backward recomputes with the ops of forward. Generate reads keys from the cache. */

@@ -111,17 +111,30 @@ static const char *source_objects(jsonl *s, const nd_source_loss *list, int coun
     return out;
 }
 
+/* "slowest_ms":9.5,"fastest_ms":8,"slowest_rank":3,  or nothing where it is not known. */
+static const char *work_members(char text[160], const nd_step_record *r)
+{
+    char slowest[32], fastest[32];
+    text[0] = '\0';
+    if (r->slowest_seconds > 0) {
+        snprintf(text, 160, "\"slowest_ms\":%s,\"fastest_ms\":%s,\"slowest_rank\":%d,",
+                 number(slowest, r->slowest_seconds * 1e3),
+                 number(fastest, r->fastest_seconds * 1e3), r->slowest_rank);
+    }
+    return text;
+}
+
 static nd_status write_step(void *self, const nd_step_record *r)
 {
     jsonl *s = self;
-    char t[10][32], wire[256];
+    char t[10][32], wire[256], work[160];
     nd_speed speed = nd_speed_of(&s->options, r->step_seconds);
     int64_t wire_bytes = wire_object(wire, r->wire_bytes);
     int length = snprintf(
         s->line, sizeof s->line,
         "{\"step\":%lld,%s\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"tokens\":%lld,"
         "\"tokens_seen\":%lld,%s\"wire_bytes\":%lld,\"wire\":%s,\"step_ms\":%s,\"data_wait_ms\":%s,"
-        "\"tokens_per_second\":%s,\"tokens_per_second_per_worker\":%s,"
+        "%s\"tokens_per_second\":%s,\"tokens_per_second_per_worker\":%s,"
         "\"tflops_per_worker_causal\":%s,\"tflops_per_worker_accelerate\":%s,"
         "\"peak_memory_bytes\":%.0f}\n",
         (long long)r->step, r->skipped ? "\"skipped\":true," : "", number(t[0], r->loss),
@@ -129,9 +142,10 @@ static nd_status write_step(void *self, const nd_step_record *r)
         (long long)r->tokens_seen,
         source_objects(s, r->sources, r->source_count, "source_loss", "source_tokens"),
         (long long)wire_bytes, wire, number(t[3], r->step_seconds * 1e3),
-        number(t[4], r->data_wait_seconds * 1e3), number(t[5], speed.tokens_per_second),
-        number(t[6], speed.tokens_per_second_per_worker), number(t[7], speed.tflops_causal),
-        number(t[8], speed.tflops_accelerate), r->peak_memory_bytes);
+        number(t[4], r->data_wait_seconds * 1e3), work_members(work, r),
+        number(t[5], speed.tokens_per_second), number(t[6], speed.tokens_per_second_per_worker),
+        number(t[7], speed.tflops_causal), number(t[8], speed.tflops_accelerate),
+        r->peak_memory_bytes);
     return append_line(s, s->line, length);
 }
 

@@ -42,6 +42,8 @@ typedef struct nd_step_record {
     int64_t tokens;      /* valid labels of the step, global */
     int64_t tokens_seen; /* since the start, global */
     double step_seconds, data_wait_seconds;
+    double slowest_seconds, fastest_seconds; /* work of two ranks (nd_work); 0: not known */
+    int slowest_rank;
     double peak_memory_bytes;             /* of this worker */
     int64_t wire_bytes[ND_TRAFFIC_COUNT]; /* sent by this rank in the step */
     bool skipped;                         /* not finite or a spike, and train.nonfinite is skip */

@@ -246,6 +246,9 @@ static nd_status record_step(run_state *s, const nd_step_batch *batch, const nd_
         .tokens_seen = s->trainer->position.tokens_seen,
         .step_seconds = (double)(nd_clock_ns() - s->step_begin) * 1e-9,
         .data_wait_seconds = batch->wait_seconds,
+        .slowest_seconds = result->work.slowest_seconds,
+        .fastest_seconds = result->work.fastest_seconds,
+        .slowest_rank = result->work.slowest_rank,
         .peak_memory_bytes = peak_memory(s),
         .skipped = result->skipped,
     };

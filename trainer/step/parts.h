@@ -42,6 +42,15 @@ void nd_optimizer_fini(nd_optimizer *optimizer);
 nd_status nd_optimizer_step(nd_optimizer *optimizer, const nd_update_gate *gate, int64_t step,
                             double lr, double grad_norm);
 
+/*
+ * The work of a rank as a number, such that the largest of all ranks' nd_work_most is that of the
+ * slowest rank, and the largest of their nd_work_least that of the fastest. Microseconds, at most
+ * 2^38 of them (three days); ranks below 2^24. Both are 0 where the work is not known.
+ */
+int64_t nd_work_most(double seconds, int rank);
+int64_t nd_work_least(double seconds);
+nd_work nd_work_of(int64_t most, int64_t least);
+
 enum { ND_NONFINITE_NAME = 160 };
 /*
  * Names the tensor of a step that first held NaN or infinity, for the sentence that stops or skips

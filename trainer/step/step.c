@@ -48,16 +48,37 @@ static nd_status sum_losses(nd_trainer *t, double *sums, int64_t count)
     return ND_OK;
 }
 
+/* Clocks of this rank when its work of a step began. */
+typedef struct work_begin {
+    int64_t ns, communication_ns;
+} work_begin;
+
+static work_begin begin_work(const nd_rank *r)
+{
+    return (work_begin){nd_clock_ns(), r->trace.ns[ND_TRACE_COMMUNICATION]};
+}
+
+static void send_work(nd_trainer *t, const work_begin *begin, double waited_for_data)
+{
+    const nd_rank *r = t->rank;
+    const int64_t all = nd_clock_ns() - begin->ns;
+    const int64_t communication = r->trace.ns[ND_TRACE_COMMUNICATION] - begin->communication_ns;
+    const double seconds = (double)(all - communication) * 1e-9 + waited_for_data;
+    bool known = r->device->kind == ND_DEVICE_CPU && r->world_size > 1;
+    t->sent->most = known ? nd_work_most(seconds, r->rank) : 0;
+    t->sent->least = known ? nd_work_least(seconds) : 0;
+}
+
 /* A signal that reached one rank stops all of them at the same boundary, and all learn at the same
- * one how far a save is. The device reads the flags when it gets here, which is later than the host
- * does. */
+ * one how far a save is, and who worked longest. The device reads the numbers when it gets here,
+ * which is later than the host does. */
 static nd_status agree_on_flags(nd_trainer *t)
 {
     nd_rank *r = t->rank;
-    int64_t *flags = &t->model->numbers->stop; /* and save */
-    ND_TRY(nd_copy(&r->stream, flags, &t->sent->stop, 2 * sizeof *flags));
+    int64_t *flags = &t->model->numbers->stop; /* and save, most, least */
+    ND_TRY(nd_copy(&r->stream, flags, &t->sent->stop, 4 * sizeof *flags));
     ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, flags, 2, ND_DTYPE_I64,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, flags, 4, ND_DTYPE_I64,
                               ND_REDOP_MAX, NULL));
     return ND_OK;
 }
@@ -112,6 +133,7 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     nd_rank *r = t->rank;
     nd_step_numbers *numbers = t->model->numbers;
     bool counting = t->model->scales.counting;
+    const work_begin begin = begin_work(r);
     /* The first step loads kernels, which a capture does not allow. */
     t->model->graphs = t->steps_recordable > 0 && !counting ? t->graphs : NULL;
     nd_graphs_set_step(t->graphs, t->position.step + 1);
@@ -125,6 +147,7 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     ND_TRY(nd_gradsync_reduce(&t->sync));
     ND_TRY(sum_losses(t, t->model->source_sums, 2 * t->model->sources + 1));
     ND_TRY(nd_gradsync_squares(&t->sync, &numbers->squares));
+    send_work(t, &begin, batch->wait_seconds);
     ND_TRY(agree_on_flags(t));
     ND_TRY(read_numbers(t));
     if (t->received->tokens == 0) {
@@ -140,6 +163,7 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     out->tokens = t->received->tokens;
     out->stop = t->received->stop;
     out->save = t->received->save;
+    out->work = nd_work_of(t->received->most, t->received->least);
     out->source_sums = t->model->sources > 0 ? t->received_sources : NULL;
     return ND_OK;
 }

@@ -68,6 +68,16 @@ typedef struct nd_trainer {
     int64_t steps_recordable;
 } nd_trainer;
 
+/*
+ * How long ranks worked in a step: forward, backward and norms, and the wait for data, until the
+ * loss and the norm are read; without the time in calls of communication, where a rank also waits
+ * for slower ones, and without the update.
+ */
+typedef struct nd_work {
+    double slowest_seconds, fastest_seconds; /* the largest and the smallest of all ranks */
+    int slowest_rank;                        /* the lowest of equals; -1: not known, or one rank */
+} nd_work;
+
 typedef struct nd_step_result {
     double loss;      /* mean NLL over the counted labels of the step, global */
     double grad_norm; /* before clipping */
@@ -76,6 +86,7 @@ typedef struct nd_step_result {
     int64_t stop;   /* not 0: some rank was asked to stop; alike on all ranks */
     int64_t save;   /* largest state that any rank reported (nd_trainer_report_save) */
     bool skipped;
+    nd_work work; /* not known on a GPU, where the host only enqueues it */
     /* Of a blend, global: the sums of the losses of each source, then its counted labels, (2
      * sources); lent until the next step. NULL: one source. */
     const double *source_sums;

@@ -189,6 +189,27 @@ Test(sinks, infinity_and_nan_are_null)
     free(text);
 }
 
+/* Behind the first time, where equal runs may differ; absent where it is not known. */
+Test(sinks, the_slowest_rank_is_named)
+{
+    catch_stderr();
+    nd_sinks sinks = open_sinks(false);
+    nd_step_record record = record_of(1);
+    assert_ok(nd_sinks_step(&sinks, &record));
+    record.slowest_seconds = 0.25;
+    record.fastest_seconds = 0.125;
+    record.slowest_rank = 3;
+    assert_ok(nd_sinks_step(&sinks, &record));
+    nd_sinks_close(&sinks);
+    char *text = read_metrics();
+    const char *second = strchr(text, '\n') + 1;
+    cr_assert_eq(count_of(text, "slowest"), 2, "%s", text);
+    const char *at =
+        strstr(second, "\"slowest_ms\":250,\"fastest_ms\":125,\"slowest_rank\":3,\"tok");
+    cr_assert(at && at > strstr(second, "\"step_ms\""), "%s", text);
+    free(text);
+}
+
 /* The fields of several sources stand before those that differ between equal runs. */
 Test(sinks, sources_and_sets_have_their_losses)
 {
