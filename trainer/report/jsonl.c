@@ -230,46 +230,58 @@ static const char *quoted(char *out, size_t capacity, const char *text)
     return out;
 }
 
+/* ,"rewound_from":...  or  ,"mesh":...,"mesh_was":...  or nothing. */
+static void further_of_resume(char out[512], const nd_run_event *e)
+{
+    char text[400], mesh[128], was[128];
+    out[0] = '\0';
+    if (e->rewound_from > 0) {
+        snprintf(out, 512, ",\"rewound_from\":%lld,\"passed_over_samples\":%lld,\"why\":%s",
+                 (long long)e->rewound_from, (long long)e->samples,
+                 quoted(text, sizeof text, e->reason));
+    } else if (e->mesh_was) {
+        snprintf(out, 512, ",\"mesh\":\"%s\",\"mesh_was\":\"%s\"",
+                 nd_mesh_format(e->mesh, mesh, sizeof mesh),
+                 nd_mesh_format(e->mesh_was, was, sizeof was));
+    }
+}
+
 static nd_status write_event(void *self, const nd_run_event *e)
 {
-    char line[LINE_MAX_BYTES], t[2][32], text[2][400], rewound[512] = "";
+    jsonl *s = self;
+    char t[2][32], text[400], further[512];
     int length = 0;
     switch (e->kind) {
     case ND_RUN_EVENT_MODEL_SAVED:
         return ND_OK;
     case ND_RUN_EVENT_CHECKPOINT_SAVED:
-        length = snprintf(line, sizeof line,
+        length = snprintf(s->line, sizeof s->line,
                           "{\"event\":\"checkpoint\",\"step\":%lld,\"reason\":%s,"
                           "\"bytes\":%llu,\"save_ms\":%s,\"blocked_ms\":%s}\n",
-                          (long long)e->step, quoted(text[0], sizeof text[0], e->reason),
+                          (long long)e->step, quoted(text, sizeof text, e->reason),
                           (unsigned long long)e->bytes, number(t[0], e->seconds * 1e3),
                           number(t[1], e->blocked_seconds * 1e3));
         break;
     case ND_RUN_EVENT_CHECKPOINT_FAILED:
-        length = snprintf(line, sizeof line,
+        length = snprintf(s->line, sizeof s->line,
                           "{\"event\":\"checkpoint_failed\",\"step\":%lld,\"why\":%s}\n",
-                          (long long)e->step, quoted(text[0], sizeof text[0], e->reason));
+                          (long long)e->step, quoted(text, sizeof text, e->reason));
         break;
     case ND_RUN_EVENT_EARLY_STOPPED:
-        length =
-            snprintf(line, sizeof line, "{\"event\":\"early_stopped\",\"step\":%lld,\"why\":%s}\n",
-                     (long long)e->step, quoted(text[0], sizeof text[0], e->reason));
+        length = snprintf(s->line, sizeof s->line,
+                          "{\"event\":\"early_stopped\",\"step\":%lld,\"why\":%s}\n",
+                          (long long)e->step, quoted(text, sizeof text, e->reason));
         break;
     case ND_RUN_EVENT_RESUMED:
-        if (e->rewound_from > 0) {
-            snprintf(rewound, sizeof rewound,
-                     ",\"rewound_from\":%lld,\"passed_over_samples\":%lld,\"why\":%s",
-                     (long long)e->rewound_from, (long long)e->samples,
-                     quoted(text[1], sizeof text[1], e->reason));
-        }
-        length = snprintf(line, sizeof line,
+        further_of_resume(further, e);
+        length = snprintf(s->line, sizeof s->line,
                           "{\"event\":\"resumed\",\"step\":%lld,\"from\":%s,\"restart\":%lld,"
                           "\"load_ms\":%s%s}\n",
-                          (long long)e->step, quoted(text[0], sizeof text[0], e->path),
-                          (long long)e->restart, number(t[0], e->seconds * 1e3), rewound);
+                          (long long)e->step, quoted(text, sizeof text, e->path),
+                          (long long)e->restart, number(t[0], e->seconds * 1e3), further);
         break;
     }
-    return append_line(self, line, length);
+    return append_line(s, s->line, length);
 }
 
 static void close_file(void *self)

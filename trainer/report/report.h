@@ -85,6 +85,7 @@ typedef struct nd_run_event {
     int64_t restart;        /* resumed: how often ndlaunch has restarted the job */
     int64_t rewound_from;   /* resumed: the step that was not finite or a spike; 0: no rewind */
     int64_t samples;        /* resumed by a rewind: global samples that are passed over */
+    const nd_mesh *mesh, *mesh_was; /* resumed on another mesh than before; else NULL; lent */
 } nd_run_event;
 
 typedef struct nd_histogram_record {

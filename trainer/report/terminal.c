@@ -237,6 +237,12 @@ static nd_status show_event(void *self, const nd_run_event *event)
         }
         nd_log_info("resumed after step %lld from %s, in %.2f s", (long long)event->step,
                     event->path, event->seconds);
+        if (event->mesh_was) {
+            char mesh[128], was[128];
+            nd_log_info("the mesh was %s and is %s",
+                        nd_mesh_format(event->mesh_was, was, sizeof was),
+                        nd_mesh_format(event->mesh, mesh, sizeof mesh));
+        }
         break;
     }
     return ND_OK;

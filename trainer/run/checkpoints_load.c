@@ -147,13 +147,14 @@ static void place_in_data(const nd_run_checkpoints *c, const nd_manifest *manife
         manifest->samples_seen - position->step * nd_step_blocks(c->trainer->rank->config);
 }
 
-static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored)
+static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored, nd_mesh *saved)
 {
     for (;;) {
         nd_manifest manifest = {0};
         nd_status status = nd_run_restore(c, c->resume.source, &manifest, restored);
         if (status == ND_OK) {
             place_in_data(c, &manifest);
+            *saved = manifest.mesh;
         }
         c->metrics_bytes = manifest.metrics_bytes;
         nd_manifest_fini(&manifest);
@@ -237,6 +238,7 @@ static nd_status set_later_aside(const nd_run_checkpoints *c)
 nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd_run_files *files)
 {
     nd_restored restored = {.moments = true};
+    nd_mesh saved = trainer->rank->mesh;
     double begin = nd_clock_seconds();
     c->trainer = trainer;
     c->files = files;
@@ -248,7 +250,7 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
         ND_TRY(load_fresh(c));
         break;
     case ND_RESUME_CHECKPOINT:
-        ND_TRY(load_checkpoint(c, &restored));
+        ND_TRY(load_checkpoint(c, &restored, &saved));
         break;
     case ND_RESUME_DCP:
         ND_TRY(load_dcp(c, &restored));
@@ -267,8 +269,12 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
     if (c->resume.kind == ND_RESUME_NONE && !c->resume.continues) {
         return ND_OK;
     }
+    const nd_mesh *mesh = &trainer->rank->mesh;
+    bool other_mesh = memcmp(saved.size, mesh->size, sizeof saved.size) != 0;
     const nd_run_event event = {
         .kind = ND_RUN_EVENT_RESUMED,
+        .mesh = other_mesh ? mesh : NULL,
+        .mesh_was = other_mesh ? &saved : NULL,
         .step = trainer->position.step,
         .path = c->resume.kind == ND_RESUME_NONE ? "the start" : c->resume.source,
         .seconds = nd_clock_seconds() - begin,

@@ -55,6 +55,7 @@ typedef struct run_state {
     int64_t begin;                         /* steps that were done before this start */
     int64_t last_step;                     /* train.steps, or before: the data end with it */
     int64_t trace_from;                    /* the trace holds the steps after this one */
+    double validation_seconds;             /* since then; not in the trace */
     int64_t step_begin;                    /* nd_clock_ns */
     int64_t sent_before[ND_TRAFFIC_COUNT]; /* when the step began */
     double gpu_bytes;                      /* in use after the first steps */
@@ -177,12 +178,10 @@ static nd_status name_set(const run_state *s, const nd_source_loss *set, nd_stat
                : status;
 }
 
-static nd_status validate(run_state *s)
+static nd_status run_sets(run_state *s)
 {
-    nd_validation_record record = {.step = s->trainer->position.step};
-    double begin = nd_clock_seconds();
     const nd_stop_check check = {stop_is_asked, s};
-    for (int i = 0; i < s->set_count; i++) {
+    for (int i = 0; i < s->set_count && !s->stopped; i++) {
         nd_source_loss *set = &s->sets[i];
         if (s->set_count > 1) {
             ND_TRY(nd_loader_rewind_to(s->validation_loader,
@@ -191,12 +190,24 @@ static nd_status validate(run_state *s)
         ND_TRY(name_set(s, set,
                         nd_trainer_evaluate(s->trainer, s->validation_loader, s->set_batches[i],
                                             &check, &set->loss, &set->tokens)));
-        if (s->stopped) {
-            return ND_OK;
-        }
+    }
+    return ND_OK;
+}
+
+/* The trace is of steps alone. */
+static nd_status validate(run_state *s)
+{
+    nd_validation_record record = {.step = s->trainer->position.step};
+    const nd_trace steps = s->rank->trace;
+    double begin = nd_clock_seconds();
+    ND_TRY(run_sets(s));
+    record.seconds = nd_clock_seconds() - begin;
+    s->validation_seconds += record.seconds;
+    s->rank->trace = steps;
+    if (s->stopped) {
+        return ND_OK;
     }
     add_sets(s, &record);
-    record.seconds = nd_clock_seconds() - begin;
     ND_TRY(nd_sinks_validation(&s->files.sinks, &record));
     return nd_run_checkpoints_validated(&s->checkpoints, record.loss);
 }
@@ -285,6 +296,7 @@ static void forget_warm_up(run_state *s)
     if (s->trainer->position.step == warm && s->last_step > warm && !s->stopped) {
         s->rank->trace = (nd_trace){.profile = s->rank->trace.profile};
         s->trace_from = warm;
+        s->validation_seconds = 0;
     }
 }
 
@@ -466,8 +478,10 @@ static nd_status run(run_state *s)
     ND_TRY(nd_stream_sync(&s->rank->stream)); /* an error of the last update is found here */
     nd_tuning_warn(s->rank, s->tuning);
     if (s->files.dir) {
-        ND_TRY(nd_run_files_trace(&s->files, &s->rank->trace, s->trace_from + 1,
-                                  s->trainer->position.step - s->trace_from));
+        ND_TRY(
+            nd_run_files_trace(&s->files, &(nd_run_trace){&s->rank->trace, s->trace_from + 1,
+                                                          s->trainer->position.step - s->trace_from,
+                                                          s->validation_seconds}));
     }
     ND_TRY(nd_run_checkpoints_finish(&s->checkpoints, s->stopped));
     ND_TRY(s->stopped ? ND_OK : nd_run_checkpoints_load_best(&s->checkpoints));

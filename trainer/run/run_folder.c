@@ -411,18 +411,22 @@ static int64_t resident_bytes(void)
     return total * 1024;
 }
 
-static char *trace_text(const nd_trace *trace, int64_t first_step, int64_t steps, size_t *size)
+static char *trace_text(const nd_run_trace *trace, size_t *size)
 {
     char *text = NULL;
     FILE *out = open_memstream(&text, size);
     if (!out) {
         return NULL;
     }
-    fprintf(out, "{\"first_step\": %lld, \"steps\": %lld, \"resident_bytes\": %lld",
-            (long long)first_step, (long long)steps, (long long)resident_bytes());
+    fprintf(out,
+            "{\"first_step\": %lld, \"steps\": %lld, \"resident_bytes\": %lld, "
+            "\"validation_ms\": %.3f",
+            (long long)trace->first_step, (long long)trace->steps, (long long)resident_bytes(),
+            trace->validation_seconds * 1e3);
     for (nd_trace_kind k = 0; k < ND_TRACE_COUNT; k++) {
         fprintf(out, ", \"%s_ms\": %.3f, \"%s_calls\": %lld", nd_trace_name(k),
-                (double)trace->ns[k] * 1e-6, nd_trace_name(k), (long long)trace->calls[k]);
+                (double)trace->trace->ns[k] * 1e-6, nd_trace_name(k),
+                (long long)trace->trace->calls[k]);
     }
     fprintf(out, "}\n");
     if (fclose(out) != 0) {
@@ -432,11 +436,10 @@ static char *trace_text(const nd_trace *trace, int64_t first_step, int64_t steps
     return text;
 }
 
-nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, int64_t first_step,
-                             int64_t steps)
+nd_status nd_run_files_trace(const nd_run_files *files, const nd_run_trace *trace)
 {
     size_t size = 0;
-    char *path = NULL, *text = trace_text(trace, first_step, steps, &size);
+    char *path = NULL, *text = trace_text(trace, &size);
     nd_status status =
         text ? nd_run_file_next(files->dir, "trace", &path) : nd_fail_memory("trace.json");
     if (status == ND_OK) {

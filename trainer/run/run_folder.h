@@ -87,10 +87,14 @@ typedef struct nd_run_files {
 /* `continued`: the folder of a run that goes on in it; "": a fresh one. */
 nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
                             const nd_trainer *trainer, const char *continued);
-/* Writes <dir>/trace.json: where the time of `steps` steps from first_step (counted from 1) on
- * went, validation included. */
-nd_status nd_run_files_trace(const nd_run_files *files, const nd_trace *trace, int64_t first_step,
-                             int64_t steps);
+/* Where the time of steps went. */
+typedef struct nd_run_trace {
+    const nd_trace *trace;     /* without validations */
+    int64_t first_step, steps; /* steps count from 1 */
+    double validation_seconds; /* of the validations between and after them */
+} nd_run_trace;
+/* Writes <dir>/trace.json, or trace-2.json, ... */
+nd_status nd_run_files_trace(const nd_run_files *files, const nd_run_trace *trace);
 /* Rank 0 of a run that continues: renames RUN/<name> of an earlier start to <name>.old, where it
  * exists. */
 nd_status nd_run_files_set_aside(const nd_run_files *files, const char *name);

@@ -80,7 +80,7 @@ typedef struct nd_metric_event {
     char name[32];               /* what the line calls it */
     char text[256];              /* its reason, or why; cut where it is longer */
     char from[96];               /* resumed: last part of the folder */
-    char mesh[64], mesh_was[64]; /* resumed on another mesh; else "" */
+    char mesh[96], mesh_was[96]; /* resumed on another mesh; else "" */
 } nd_metric_event;
 
 /* Names in the order in which the file has them first. */

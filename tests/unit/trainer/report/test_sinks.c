@@ -408,6 +408,35 @@ static bool has_validation(int64_t from, int64_t step)
     return has;
 }
 
+Test(sinks, a_resume_on_another_mesh_says_both)
+{
+    const char *heard = catch_stderr();
+    nd_sinks sinks = open_sinks(false);
+    const nd_mesh now = {{1, 1, 2, 1, 2}}, was = {{1, 1, 4, 1, 1}};
+    char a[128], b[128];
+    nd_run_event event = {.kind = ND_RUN_EVENT_RESUMED,
+                          .step = 3,
+                          .path = "/run/checkpoint-3",
+                          .seconds = 0.25,
+                          .mesh = &now,
+                          .mesh_was = &was};
+    assert_ok(nd_sinks_event(&sinks, &event));
+    nd_sinks_close(&sinks);
+    char *text = read_metrics();
+    json_t *object = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+    cr_assert_not_null(object, "%s", text);
+    cr_assert_str_eq(json_string_value(json_object_get(object, "mesh")),
+                     nd_mesh_format(&now, a, sizeof a));
+    cr_assert_str_eq(json_string_value(json_object_get(object, "mesh_was")),
+                     nd_mesh_format(&was, b, sizeof b));
+    json_decref(object);
+    free(text);
+    text = read_file(heard);
+    cr_assert_not_null(strstr(text, a), "%s", text);
+    cr_assert_not_null(strstr(text, b), "%s", text);
+    free(text);
+}
+
 /* As the sink writes it, and without what a line "resumed" takes back. */
 Test(sinks, a_validation_that_was_made_is_found)
 {
