@@ -108,6 +108,15 @@ int64_t nd_dataset_samples(const nd_dataset *dataset);
 /* Samples of an epoch: all blocks, or in a blend of epochs without weights what these give. */
 int64_t nd_dataset_epoch(const nd_dataset *dataset);
 
+/* What a run records of its data; texts are borrowed. */
+typedef struct nd_dataset_facts {
+    const char *path;   /* of several files the first, and how many more */
+    const char *format; /* "jsonl", "encoded text" */
+    const char *cache;  /* the file that holds the ids of an encoded text; else NULL */
+    int64_t documents;  /* of an encoded text; -1: not known */
+} nd_dataset_facts;
+nd_dataset_facts nd_dataset_facts_of(const nd_dataset *dataset);
+
 int64_t nd_dataset_blocks(const nd_dataset *dataset); /* >= 1 */
 int64_t nd_dataset_tokens(const nd_dataset *dataset);
 /*

@@ -224,6 +224,17 @@ void nd_dataset_close(nd_dataset *dataset)
     free(dataset);
 }
 
+nd_dataset_facts nd_dataset_facts_of(const nd_dataset *dataset)
+{
+    const nd_token_cache *cache = dataset->cache;
+    return (nd_dataset_facts){
+        .path = dataset->path,
+        .format = dataset->format->name,
+        .cache = cache ? cache->path : NULL,
+        .documents = cache ? (int64_t)cache->view.documents : -1,
+    };
+}
+
 int64_t nd_dataset_blocks(const nd_dataset *dataset)
 {
     return dataset->blocks;

@@ -12,8 +12,6 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
-#include "runtime/base/version.h"
-#include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"
 
 static const char *const advice = "give another folder as output.dir";
@@ -217,65 +215,6 @@ nd_status nd_run_folder_newest(const nd_config *config, char **out)
 
 enum { SMALL_FILES_BYTES = 1 << 20 }; /* what a run writes in addition to its weights */
 
-static nd_status write_record(const nd_run_files *files, const nd_worker *worker,
-                              const nd_trainer *trainer, int argc, char **argv)
-{
-    const nd_rank *r = trainer->rank;
-    nd_run_amount memory[ND_MEMPLAN_MAX_BUFFERS];
-    int memory_count = 0;
-    for (int i = 0; i < trainer->plan.count; i++) {
-        const nd_mem_buffer *s = &trainer->plan.buffers[i];
-        if (s->bytes > 0) {
-            memory[memory_count++] = (nd_run_amount){s->name, (int64_t)s->bytes};
-        }
-    }
-    const nd_run_text machine[] = {
-        {"device", r->device->name},           {"ops", r->ops->name},
-        {"isa", nd_device_machine(r->device)}, {"transport", r->transport->backend->name},
-        {"cpus", worker->affinity.cpus},
-    };
-    const nd_run_amount model[] = {
-        {"parameters", nd_llama_shape_parameters(&r->shape)},
-        {"planned_bytes", (int64_t)(trainer->plan.total + trainer->plan.external)},
-    };
-    nd_run_text libraries[ND_LIBRARY_COUNT];
-    nd_run_record record = {
-        .config = r->config,
-        .program_version = ND_VERSION,
-        .argc = argc,
-        .argv = argv,
-        .identity = &worker->identity,
-        .hosts = worker->peers.hosts,
-        .host_count = worker->peers.host_count,
-        .libraries = libraries,
-        .library_count = nd_library_versions(libraries),
-        .machine = machine,
-        .machine_count = (int)(sizeof machine / sizeof *machine),
-        .model = model,
-        .model_count = (int)(sizeof model / sizeof *model),
-        .memory = memory,
-        .memory_count = memory_count,
-        .autotune = trainer->tuning ? trainer->tuning->json : NULL,
-    };
-    return nd_run_record_write(files->dir, files->continues, &record);
-}
-
-/* run.json records the command that the user typed: that of ndlaunch, if it started this worker. */
-static nd_status write_user_record(const nd_run_files *files, const nd_run_context *run,
-                                   const nd_trainer *trainer)
-{
-    const char *launcher = getenv("ND_LAUNCHER_PID");
-    nd_command_line line = {0};
-    int pid = launcher ? atoi(launcher) : 0;
-    if (run->worker->identity.source != ND_IDENTITY_NDLAUNCH || pid <= 0 ||
-        nd_command_line_read(pid, &line) != ND_OK) {
-        return write_record(files, run->worker, trainer, run->argc, run->argv);
-    }
-    nd_status status = write_record(files, run->worker, trainer, line.argc, line.argv);
-    nd_command_line_free(&line);
-    return status;
-}
-
 /* The largest file of a model, which is sharded above ND_HF_FILE_BYTES, against ulimit -f. */
 static nd_status check_file_limit(uint64_t model_bytes)
 {
@@ -379,7 +318,7 @@ nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
     }
     ND_TRY(check_room_for_model(config, run->inputs, files->dir));
     ND_TRY(check_room_for_checkpoints(config, run->inputs, files->dir));
-    ND_TRY(write_user_record(files, run, trainer));
+    ND_TRY(nd_run_record_make(files, run, trainer));
     ND_TRY(nd_banner_print(run, trainer, files->dir));
     nd_report_options options = {
         .config = config,

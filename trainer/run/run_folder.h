@@ -32,6 +32,16 @@ typedef struct nd_run_amount {
     int64_t value;
 } nd_run_amount;
 
+/* A source of the training data, or a set of the validation. */
+typedef struct nd_run_source {
+    const char *name; /* "" where there is one */
+    const char *path, *format;
+    const char *cache; /* NULL: none */
+    int64_t tokens, blocks;
+    int64_t documents; /* -1: not known */
+    int64_t samples;   /* that the whole run takes of it; -1: of a validation */
+} nd_run_source;
+
 /* All pointers are borrowed for the call; a list may be NULL when its count is 0. */
 typedef struct nd_run_record {
     const nd_config *config;     /* resolved */
@@ -50,12 +60,21 @@ typedef struct nd_run_record {
     int model_count;
     const nd_run_amount *memory; /* memory plan of rank 0: bytes of each buffer */
     int memory_count;
+    const char *tokenizer; /* path of a tokenizer.json, "bytes" or "file" */
+    const nd_run_source *sources, *validation;
+    int source_count, validation_count;
     const char *autotune; /* JSON text (tune/tune.h), or NULL */
 } nd_run_record;
 
 /* ND_ERR_CANTCREATE with a sentence when dir/run.json exists or cannot be written. A run that
  * `continues` writes run-2.json, run-3.json, ... beside it. */
 nd_status nd_run_record_write(const char *dir, bool continues, const nd_run_record *record);
+
+typedef struct nd_run_files nd_run_files;
+/* Writes run.json of this run. The command is the one that the user typed: that of ndlaunch, if it
+ * started this worker. */
+nd_status nd_run_record_make(const nd_run_files *files, const nd_run_context *run,
+                             const nd_trainer *trainer);
 
 /* RUN/<name>.json, or, where that exists, RUN/<name>-2.json, ... Owned by the caller. */
 nd_status nd_run_file_next(const char *dir, const char *name, char **out);
@@ -77,12 +96,12 @@ int nd_library_versions(nd_run_text out[ND_LIBRARY_COUNT]);
  * when the spans that do not count in the loss are damaged, of which it prints how many do. */
 nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, const char *dir);
 
-typedef struct nd_run_files {
+struct nd_run_files {
     char *dir;        /* NULL except on rank 0 */
     bool continues;   /* the folder held this run before */
     nd_run_lock lock; /* rank 0: of the folder */
     nd_sinks sinks;   /* none except on rank 0 */
-} nd_run_files;
+};
 
 /* `continued`: the folder of a run that goes on in it; "": a fresh one. */
 nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,

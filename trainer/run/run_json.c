@@ -103,6 +103,41 @@ static json_t *identity_object(const nd_run_record *record)
     return object;
 }
 
+static json_t *count_or_null(int64_t count)
+{
+    return count >= 0 ? json_integer(count) : json_null();
+}
+
+static json_t *sources_array(const nd_run_source *list, int count)
+{
+    json_t *array = json_array();
+    for (int i = 0; i < count; i++) {
+        const nd_run_source *s = &list[i];
+        json_t *object = json_object();
+        nd_json_set(&object, "name", nd_json_string(s->name));
+        nd_json_set(&object, "path", nd_json_string(s->path));
+        nd_json_set(&object, "format", nd_json_string(s->format));
+        nd_json_set(&object, "tokens", json_integer(s->tokens));
+        nd_json_set(&object, "documents", count_or_null(s->documents));
+        nd_json_set(&object, "blocks", json_integer(s->blocks));
+        if (s->samples >= 0) {
+            nd_json_set(&object, "samples", json_integer(s->samples));
+        }
+        nd_json_set(&object, "cache", string_or_null(s->cache));
+        nd_json_append(&array, object);
+    }
+    return array;
+}
+
+static json_t *data_object(const nd_run_record *record)
+{
+    json_t *object = json_object();
+    nd_json_set(&object, "tokenizer", string_or_null(record->tokenizer));
+    nd_json_set(&object, "sources", sources_array(record->sources, record->source_count));
+    nd_json_set(&object, "validation", sources_array(record->validation, record->validation_count));
+    return object;
+}
+
 static json_t *start_time(void)
 {
     char text[ND_CLOCK_UTC_MAX];
@@ -130,6 +165,7 @@ static nd_status build(const nd_run_record *record, json_t **out)
     nd_json_set(&root, "job", identity_object(record));
     nd_json_set(&root, "libraries", texts(record->libraries, record->library_count));
     nd_json_set(&root, "machine", texts(record->machine, record->machine_count));
+    nd_json_set(&root, "data", data_object(record));
     nd_json_set(&root, "model", amounts(record->model, record->model_count));
     nd_json_set(&root, "memory_plan_bytes", amounts(record->memory, record->memory_count));
     if (record->autotune) {

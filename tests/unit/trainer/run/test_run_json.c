@@ -17,6 +17,10 @@ static const nd_run_text libraries[] = {{"oneDNN", "2.6.3"}, {"UCX", "1.13.1"}};
 static const nd_run_text machine[] = {{"device", "cpu, 2 threads"}};
 static const nd_run_amount model[] = {{"parameters", 405000000000}};
 static const nd_run_amount memory[] = {{"weights", 1 << 20}, {"moments", 2 << 20}};
+static const nd_run_source sources[] = {
+    {"web", "/data/web", "encoded text", "/cache/1.tokens", 1000, 10, 7, 40},
+    {"code", "/data/code.bin", "llmc", NULL, 500, 5, -1, 8}};
+static const nd_run_source validation[] = {{"", "/data/v", "text", NULL, 100, 2, -1, -1}};
 static nd_run_record record;
 
 static void make(void)
@@ -40,7 +44,12 @@ static void make(void)
                              .model = model,
                              .model_count = 1,
                              .memory = memory,
-                             .memory_count = 2};
+                             .memory_count = 2,
+                             .tokenizer = "/m/tokenizer.json",
+                             .sources = sources,
+                             .source_count = 2,
+                             .validation = validation,
+                             .validation_count = 1};
 }
 
 static void clean(void)
@@ -100,6 +109,25 @@ Test(run_record, holds_what_a_run_was)
     cr_assert_eq(
         json_integer_value(json_object_get(json_object_get(root, "memory_plan_bytes"), "moments")),
         2 << 20);
+    json_decref(root);
+}
+
+Test(run_record, says_what_the_data_were)
+{
+    assert_ok(nd_run_record_write(dir.path, false, &record));
+    json_t *root = written(), *data = json_object_get(root, "data");
+    cr_assert_str_eq(json_string_value(json_object_get(data, "tokenizer")), "/m/tokenizer.json");
+    json_t *list = json_object_get(data, "sources"), *web = json_array_get(list, 0);
+    cr_assert_eq(json_array_size(list), 2);
+    cr_assert_str_eq(json_string_value(json_object_get(web, "name")), "web");
+    cr_assert_str_eq(json_string_value(json_object_get(web, "cache")), "/cache/1.tokens");
+    cr_assert_eq(json_integer_value(json_object_get(web, "documents")), 7);
+    cr_assert_eq(json_integer_value(json_object_get(web, "samples")), 40);
+    cr_assert_eq(json_integer_value(json_object_get(web, "blocks")), 10);
+    cr_assert(json_is_null(json_object_get(json_array_get(list, 1), "documents")));
+    json_t *set = json_array_get(json_object_get(data, "validation"), 0);
+    cr_assert_eq(json_integer_value(json_object_get(set, "tokens")), 100);
+    cr_assert_null(json_object_get(set, "samples"));
     json_decref(root);
 }
 
