@@ -9,177 +9,11 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/version.h"
-#include "trainer/view/chart.h"
+#include "trainer/view/charts.h"
 #include "trainer/view/page_assets.h"
+#include "trainer/view/sections.h"
 
 const char nd_page_mark[] = "<!-- ndtrain report -->\n";
-
-/* PARTS_OF_ALL: intervals of the curves of a chart together, so that a page stays below 1 MB. */
-enum { PARTS_OF_ALL = 1200, PARTS_LEAST = 37, MARKS_MAX = 100, MARK_TEXT = 320 };
-
-typedef struct chart_row {
-    const char *id, *title, *unit;
-    nd_metric metric;
-    double scale; /* of the values, to the unit */
-    bool from_zero;
-} chart_row;
-
-static const chart_row charts[] = {
-    {"loss", "Loss", "nats per token", ND_METRIC_LOSS, 1, false},
-    {"grad-norm", "Gradient norm", "before clipping", ND_METRIC_GRAD_NORM, 1, false},
-    {"lr", "Learning rate", "", ND_METRIC_LR, 1, true},
-    {"tokens", "Speed", "tokens a second", ND_METRIC_TOKENS_PER_SECOND, 1, true},
-    {"step-ms", "Time of a step", "ms", ND_METRIC_STEP_MS, 1, true},
-    {"data-wait", "Waiting for data", "ms of a step", ND_METRIC_DATA_WAIT_MS, 1, true},
-    {"memory", "Peak memory of rank 0", "GiB", ND_METRIC_PEAK_MEMORY, 1.0 / 1073741824, true},
-    {"wire", "Bytes on the wire", "MiB of a step, sent by rank 0", ND_METRIC_WIRE, 1.0 / 1048576,
-     true},
-};
-
-/* What the charts of a page share. */
-typedef struct drawing {
-    const nd_page *page;
-    nd_doc *doc;
-    int64_t first, last; /* steps of all runs */
-    int parts;           /* of a curve */
-    nd_curve *curves;    /* [runs + 1] */
-    nd_chart_mark marks[MARKS_MAX];
-    char mark_text[MARKS_MAX][MARK_TEXT];
-    int mark_count;
-} drawing;
-
-static void fill_curve(const drawing *d, const nd_metrics *m, const chart_row *row, nd_curve *out)
-{
-    nd_curve_begin(out, d->parts, d->first, d->last);
-    for (size_t i = 0; i < m->row_count; i++) {
-        nd_curve_add(out, m->rows[i].step, (double)m->rows[i].value[row->metric] * row->scale);
-    }
-    nd_curve_end(out);
-}
-
-static void fill_validations(const drawing *d, const nd_metrics *m, nd_curve *out)
-{
-    nd_curve_begin(out, d->parts, d->first, d->last);
-    for (size_t i = 0; i < m->validation_count; i++) {
-        nd_curve_add(out, m->validations[i].step, m->validations[i].loss);
-    }
-    nd_curve_end(out);
-}
-
-static void add_mark(drawing *d, int64_t step, const char *what, const char *text)
-{
-    if (d->mark_count == MARKS_MAX) {
-        return;
-    }
-    char *out = d->mark_text[d->mark_count];
-    snprintf(out, MARK_TEXT, "step %lld: %s%s%s", (long long)step, what, text[0] ? ": " : "", text);
-    d->marks[d->mark_count++] = (nd_chart_mark){(double)step, out};
-}
-
-/* Checkpoints are many and harmless; they are in a table. */
-static void find_marks(drawing *d, const nd_metrics *m)
-{
-    for (size_t i = 0; i < m->event_count; i++) {
-        const nd_metric_event *e = &m->events[i];
-        if (e->kind == ND_METRIC_EVENT_RESUMED) {
-            add_mark(d, e->step, e->rewound_from > 0 ? "went back to here" : "resumed", e->text);
-        } else if (e->kind == ND_METRIC_EVENT_CHECKPOINT_FAILED) {
-            add_mark(d, e->step, "checkpoint failed", e->text);
-        }
-    }
-    for (size_t i = 0; i < m->row_count; i++) {
-        if (m->rows[i].skipped) {
-            add_mark(d, m->rows[i].step, "skipped", "");
-        }
-    }
-}
-
-static void write_chart(drawing *d, const chart_row *row, const nd_chart_line *lines, int count)
-{
-    bool all_zero = true;
-    for (int i = 0; i < count; i++) {
-        all_zero = all_zero && (lines[i].curve->parts == 0 || lines[i].curve->high == 0);
-    }
-    if (all_zero && row->from_zero) { /* nothing was sent, or there was nothing to wait for */
-        return;
-    }
-    bool marked = row->metric == ND_METRIC_LOSS && d->page->count == 1;
-    nd_chart_write(d->doc, &(nd_chart){.id = row->id,
-                                       .title = row->title,
-                                       .unit = row->unit,
-                                       .lines = lines,
-                                       .line_count = count,
-                                       .marks = d->marks,
-                                       .mark_count = marked ? d->mark_count : 0,
-                                       .first = d->first,
-                                       .last = d->last,
-                                       .from_zero = row->from_zero});
-}
-
-static void write_metric(drawing *d, const chart_row *row)
-{
-    const nd_page *page = d->page;
-    nd_chart_line lines[ND_PAGE_RUNS_MAX + 1];
-    int count = 0;
-    for (int i = 0; i < page->count; i++) {
-        fill_curve(d, &page->runs[i].metrics, row, &d->curves[i]);
-        const char *name = page->count > 1 ? page->runs[i].name : row->title;
-        lines[count++] = (nd_chart_line){.curve = &d->curves[i], .name = name, .colour = i};
-    }
-    if (row->metric == ND_METRIC_LOSS && page->count == 1) {
-        nd_curve *validations = &d->curves[count];
-        fill_validations(d, &page->runs[0].metrics, validations);
-        if (validations->parts > 0) {
-            lines[count++] = (nd_chart_line){validations, "Validation", 1, true};
-        }
-    }
-    write_chart(d, row, lines, count);
-}
-
-static void write_validations_of_all(drawing *d)
-{
-    static const chart_row row = {
-        "validation", "Validation loss", "nats per token", ND_METRIC_COUNT, 1, false};
-    nd_chart_line lines[ND_PAGE_RUNS_MAX];
-    for (int i = 0; i < d->page->count; i++) {
-        fill_validations(d, &d->page->runs[i].metrics, &d->curves[i]);
-        lines[i] = (nd_chart_line){&d->curves[i], d->page->runs[i].name, i, true};
-    }
-    write_chart(d, &row, lines, d->page->count);
-}
-
-static nd_status write_charts(const nd_page *page, nd_doc *doc)
-{
-    drawing *d = NULL;
-    nd_status status = ND_OK;
-    ND_TRY(ND_ALLOC(1, &d));
-    ND_TRY_OUT(ND_ALLOC(page->count + 1, &d->curves));
-    d->page = page;
-    d->doc = doc;
-    d->parts = PARTS_OF_ALL / page->count > PARTS_LEAST ? PARTS_OF_ALL / page->count : PARTS_LEAST;
-    d->first = INT64_MAX;
-    for (int i = 0; i < page->count; i++) {
-        const nd_metrics *m = &page->runs[i].metrics;
-        int64_t last = m->rows[m->row_count - 1].step;
-        d->first = m->rows[0].step < d->first ? m->rows[0].step : d->first;
-        d->last = last > d->last ? last : d->last;
-    }
-    find_marks(d, &page->runs[0].metrics);
-    fputs("<div class=\"charts\">\n", doc->out);
-    for (size_t i = 0; i < sizeof charts / sizeof *charts; i++) {
-        write_metric(d, &charts[i]);
-        if (i == 0 && page->count > 1) {
-            write_validations_of_all(d);
-        }
-    }
-    fputs("</div>\n", doc->out);
-out:
-    if (d) {
-        free(d->curves);
-    }
-    free(d);
-    return status;
-}
 
 /* "sha256-<base64>": what the page's rules let run, and nothing else. */
 static void write_hash(FILE *out, const char *text)
@@ -269,7 +103,7 @@ nd_status nd_page_write(const nd_page *page, FILE *out)
         write_verdict(page, &doc, &page->runs[i]);
     }
     if (html) {
-        ND_TRY(write_charts(page, &doc));
+        ND_TRY(nd_charts_write(page, &doc));
     }
     ND_TRY(nd_sections_compare(&doc, page->runs, page->count));
     ND_TRY(write_runs(page, &doc));

@@ -20,8 +20,4 @@ typedef struct nd_page {
 /* Errors of `out` are its owner's to find. */
 nd_status nd_page_write(const nd_page *page, FILE *out);
 
-/* The tables of one run, and of several side by side (sections.c). */
-nd_status nd_sections_run(nd_doc *doc, const nd_run_view *run);
-nd_status nd_sections_compare(nd_doc *doc, const nd_run_view *runs, int count);
-
 #endif

@@ -193,3 +193,137 @@ Test(run_view, a_page_of_one_run_and_of_two)
     nd_run_view_close(&views[0]);
     nd_run_view_close(&views[1]);
 }
+
+/* What Markdown has of a run whose files hold more. */
+static void expect_words(const nd_run_view *view, const char *const *words, size_t count)
+{
+    char *text = page_of(ND_DOC_MARKDOWN, view, 1);
+    for (size_t i = 0; i < count; i++) {
+        cr_assert_not_null(strstr(text, words[i]), "no \"%s\" in:\n%s", words[i], text);
+    }
+    free(text);
+}
+#define EXPECT_WORDS(view, ...)                                                                    \
+    expect_words(view, (const char *const[]){__VA_ARGS__},                                         \
+                 sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
+
+static void expect_in_page(const nd_run_view *view, const char *words, bool wanted)
+{
+    char *html = page_of(ND_DOC_HTML, view, 1);
+    cr_assert_eq(strstr(html, words) != NULL, wanted, "\"%s\" in:\n%s", words, html);
+    free(html);
+}
+
+Test(run_view, the_slowest_rank_is_named)
+{
+    FILE *out = fopen(tempdir_file(&dir, "metrics.jsonl"), "w");
+    for (int step = 1; step <= 5; step++) {
+        fprintf(out,
+                "{\"step\":%d,\"loss\":1,\"step_ms\":20,\"slowest_ms\":%d,\"fastest_ms\":8,"
+                "\"slowest_rank\":%d}\n",
+                step, step == 5 ? 18 : 10, step == 1 ? 0 : 3);
+    }
+    fputs("{\"step\":6,\"loss\":1,\"step_ms\":20,\"slowest_ms\":9,\"fastest_ms\":8,"
+          "\"slowest_rank\":1e9}\n",
+          out);
+    fclose(out);
+    write_file("run.json", "{\"config\":{},\"mesh\":{\"pp\":1,\"dp_replicate\":1,\"dp_shard\":2,"
+                           "\"cp\":1,\"tp\":2}}");
+    nd_run_view view = open_view(0);
+    EXPECT_WORDS(&view, "Rank 3 worked longest in 4 of 5 steps",
+                 "worked 2.000 ms longer than the fastest, 10.0 %", "80.0 %", "10.000");
+    expect_in_page(&view, "id=\"ranks\"", true);
+    nd_run_view_close(&view);
+    write_metrics(3, "");
+    view = open_view(0);
+    expect_in_page(&view, "Slowest rank", false);
+    expect_in_page(&view, "id=\"ranks\"", false);
+    nd_run_view_close(&view);
+}
+
+Test(run_view, fp8_health_names_the_worst_layer_and_step)
+{
+    static const char fp8[] =
+        "{\"config\":{\"train.precision\":\"fp8\",\"fp8.recipe\":\"delayed\"},"
+        "\"model\":{\"linears\":14,\"fp8_linears\":13}}";
+    write_file("run.json", fp8);
+    write_metrics(3, "");
+    nd_run_view view = open_view(0);
+    EXPECT_WORDS(&view, "FP8 health", "Recipe delayed; 13 of the 14 linears",
+                 "No step was counted");
+    nd_run_view_close(&view);
+    write_metrics(3, "{\"step\":2,\"fp8_health\":{\"gradient\":{\"mlp.up_proj\":{"
+                     "\"underflow\":0.25,\"underflow_layer\":1,\"saturation\":0,"
+                     "\"saturation_layer\":0,\"amax\":3,\"amax_layer\":7}}}}\n"
+                     "{\"step\":3,\"fp8_health\":{\"gradient\":{\"mlp.up_proj\":{"
+                     "\"underflow\":0.125,\"underflow_layer\":0,\"saturation\":0,"
+                     "\"saturation_layer\":0,\"amax\":null,\"amax_layer\":5}}}}\n");
+    view = open_view(0);
+    EXPECT_WORDS(&view, "2 steps were counted, the first is 2, the last 3", "gradient of mlp.up",
+                 "12.500 %", "25.000 %", "layer 1, step 2", "layer 5, step 3");
+    expect_in_page(&view, "id=\"fp8-underflow\"", true);
+    expect_in_page(&view, "id=\"fp8-saturation\"", false); /* nothing saturated */
+    nd_run_view_close(&view);
+}
+
+Test(run_view, data_have_their_sources)
+{
+    FILE *out = fopen(tempdir_file(&dir, "metrics.jsonl"), "w");
+    for (int step = 1; step <= 3; step++) {
+        fprintf(out,
+                "{\"step\":%d,\"loss\":2,\"tokens_seen\":%d,\"source_loss\":{\"web\":%d,"
+                "\"co<de\":null},\"source_tokens\":{\"web\":96,\"co<de\":0},\"step_ms\":1000,"
+                "\"tokens_per_second\":128}\n"
+                "{\"step\":%d,\"validation_loss\":2,\"validation_set_loss\":{\"x\":%d,\"y\":2},"
+                "\"validation_set_tokens\":{\"x\":8,\"y\":8},\"validation_ms\":1}\n",
+                step, 96 * step, step, step, 4 - step);
+    }
+    fclose(out);
+    write_file("run.json",
+               "{\"config\":{\"train.steps\":6},\"data\":{\"tokenizer\":\"/m/tokenizer.json\","
+               "\"sources\":[{\"name\":\"web\",\"path\":\"/d/<web>\",\"format\":\"encoded text\","
+               "\"tokens\":1000,\"documents\":77,\"blocks\":10,\"samples\":60,"
+               "\"cache\":\"/c/1.tokens\"},{\"name\":\"co<de\",\"path\":\"/d/code\","
+               "\"format\":\"llmc\",\"tokens\":500,\"documents\":null,\"blocks\":5,\"samples\":5,"
+               "\"cache\":null}],\"validation\":[{\"name\":\"x\",\"path\":\"/d/x\"}]}}");
+    nd_run_view view = open_view(0);
+    /* 288 labels, 96 in each of three steps, whose mean loss is 2; half of 60 samples of 10 blocks. */
+    EXPECT_WORDS(&view, "Tokenizer: /m/tokenizer.json", "288 labels counted, 75.0 %",
+                 "| web | 1000 | 77 | 3 | 288 | 2 |", "/c/1.tokens", "| x | 1 | 1 | 3 |",
+                 "| y | 2 | 2 | 1 |", "validation x");
+    expect_in_page(&view, "id=\"source-loss\"", true);
+    expect_in_page(&view, "id=\"set-loss\"", true);
+    expect_in_page(&view, "co<de", false);
+    expect_in_page(&view, "<web>", false);
+    nd_run_view_close(&view);
+}
+
+/* Calls of validations are not in a trace that says so. */
+Test(run_view, the_time_of_a_step_is_without_validations)
+{
+    const char *validation = "{\"step\":6,\"validation_loss\":2,\"validation_ms\":60}\n";
+    write_metrics(6, validation);
+    write_file("trace.json", "{\"first_step\":3,\"steps\":4,\"validation_ms\":60,\"gemm_ms\":20}");
+    nd_run_view view = open_view(0);
+    EXPECT_WORDS(&view, "Steps 3 to 6, without validations", "| gemm | 5 | 50.0 % |",
+                 "| everything else | 5 | 50.0 % |", "took 0.06 s");
+    nd_run_view_close(&view);
+    write_file("trace.json", "{\"first_step\":3,\"steps\":4,\"gemm_ms\":20}");
+    view = open_view(0);
+    EXPECT_WORDS(&view, "validations included", "| gemm | 5 | 20.0 % |");
+    nd_run_view_close(&view);
+}
+
+Test(run_view, a_resume_says_by_whom_and_on_which_mesh)
+{
+    write_metrics(3, "{\"event\":\"resumed\",\"step\":3,\"from\":\"/r/checkpoint-3\",\"restart\":0,"
+                     "\"load_ms\":250,\"mesh\":\"1 x 2\",\"mesh_was\":\"2 x 1\"}\n"
+                     "{\"event\":\"resumed\",\"step\":3,\"from\":\"/r/checkpoint-3\",\"restart\":2,"
+                     "\"load_ms\":250}\n");
+    nd_run_view view = open_view(0);
+    EXPECT_WORDS(&view,
+                 "the job was started anew; from checkpoint-3, loaded in 0.25 s; the mesh was "
+                 "2 x 1 and is 1 x 2",
+                 "restart 2 by ndlaunch; from checkpoint-3");
+    nd_run_view_close(&view);
+}
