@@ -12,6 +12,7 @@
 #include "runtime/base/printable.h"
 #include "runtime/base/suggest.h"
 #include "trainer/checkpoint/folder.h"
+#include "trainer/report/report.h"
 
 /* Command line. */
 
@@ -217,17 +218,7 @@ out:
 
 const char *nd_ckpt_bytes(char text[ND_CKPT_TEXT_MAX], double bytes)
 {
-    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
-    int unit = 0;
-    for (; unit < 4 && bytes >= 999.5; unit++) {
-        bytes /= 1000;
-    }
-    snprintf(text, ND_CKPT_TEXT_MAX, "%.*f %s",
-             unit == 0       ? 0
-             : bytes < 9.995 ? 2
-                             : 1,
-             bytes, units[unit]);
-    return text;
+    return nd_file_bytes_format(text, ND_CKPT_TEXT_MAX, bytes);
 }
 
 const char *nd_ckpt_mesh(char text[ND_CKPT_TEXT_MAX], const nd_mesh *mesh)

@@ -202,6 +202,9 @@ char *nd_progress_bar_format(char *text, size_t size, int64_t step, int64_t step
 
 char *nd_duration_format(char *text, size_t size, double seconds); /* "42 s", "4 min 03 s" */
 char *nd_quantity_format(char *text, size_t size, double value);   /* "317", "16.3 k", "2.1 M" */
-char *nd_bytes_format(char *text, size_t size, double bytes); /* "17 KiB", "321 MiB", "12.4 GiB" */
+/* Of memory: "17 KiB", "321 MiB", "12.4 GiB". */
+char *nd_bytes_format(char *text, size_t size, double bytes);
+/* Of files: "999 B", "1.25 kB", "12.3 GB". */
+char *nd_file_bytes_format(char *text, size_t size, double bytes);
 
 #endif

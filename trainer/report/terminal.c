@@ -45,6 +45,18 @@ char *nd_bytes_format(char *text, size_t size, double bytes)
     return text;
 }
 
+char *nd_file_bytes_format(char *text, size_t size, double bytes)
+{
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
+    int unit = 0;
+    for (; unit < 4 && bytes >= 999.5; unit++) {
+        bytes /= 1000;
+    }
+    const int decimals = unit == 0 ? 0 : bytes < 9.995 ? 2 : 1;
+    snprintf(text, size, "%.*f %s", decimals, bytes, units[unit]);
+    return text;
+}
+
 char *nd_duration_format(char *text, size_t size, double seconds)
 {
     const int64_t limit = 1000000000;

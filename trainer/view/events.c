@@ -37,7 +37,7 @@ static void write_event(nd_doc *doc, const nd_metric_event *e)
     switch (e->kind) {
     case ND_METRIC_EVENT_CHECKPOINT:
         nd_doc_cellf(doc, "%s; %s, durable after %.2f s, steps waited %.0f ms", e->text,
-                     nd_bytes_format(bytes, sizeof bytes, e->bytes), e->save_ms / 1e3,
+                     nd_file_bytes_format(bytes, sizeof bytes, e->bytes), e->save_ms / 1e3,
                      e->blocked_ms);
         break;
     case ND_METRIC_EVENT_RESUMED:
@@ -92,7 +92,7 @@ void nd_section_checkpoints(nd_doc *doc, const nd_run_view *run)
         nd_doc_row_begin(doc);
         nd_doc_cell(doc, s->name);
         nd_doc_cellf(doc, "%s%s%s", nd_saved_state_name(s->state), s->why[0] ? ": " : "", s->why);
-        nd_doc_cell(doc, nd_bytes_format(bytes, sizeof bytes, (double)s->bytes));
+        nd_doc_cell(doc, nd_file_bytes_format(bytes, sizeof bytes, (double)s->bytes));
         nd_doc_cell(doc, nd_clock_utc(s->time, time));
         nd_doc_row_end(doc);
     }

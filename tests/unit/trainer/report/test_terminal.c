@@ -83,6 +83,10 @@ Test(step_line, quantities_and_bytes_keep_three_digits_or_more)
     cr_assert_str_eq(nd_quantity_format(text, sizeof text, 9999.7), "10.0 k");
     cr_assert_str_eq(nd_quantity_format(text, sizeof text, 999960), "1.0 M");
     cr_assert_str_eq(nd_bytes_format(text, sizeof text, 5e8), "477 MiB");
+    cr_assert_str_eq(nd_file_bytes_format(text, sizeof text, 999), "999 B");
+    cr_assert_str_eq(nd_file_bytes_format(text, sizeof text, 1250), "1.25 kB");
+    cr_assert_str_eq(nd_file_bytes_format(text, sizeof text, 306000), "306.0 kB");
+    cr_assert_str_eq(nd_file_bytes_format(text, sizeof text, 5e8), "500.0 MB");
     cr_assert_str_eq(nd_bytes_format(text, sizeof text, 13.4e9), "12.5 GiB");
 }
 
