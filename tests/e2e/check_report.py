@@ -20,6 +20,7 @@ import time
 import browser
 
 EVIL = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\"'&"
+EVIL_NAME = EVIL[:47]  # of a source: longer ones are cut
 MANY = int(os.environ.get("ND_REPORT_STEPS", "1000000"))
 MANY_SECONDS = 15  # on a loaded machine with sanitizers; the goal is 1 s
 
@@ -36,12 +37,44 @@ def report(ndtrain, folder, *arguments, code=0):
     return done.stdout
 
 
-def step_line(step, loss):
+def step_line(step, loss, more=""):
     return (f'{{"step":{step},"loss":{loss!r},"grad_norm":{1 + 1 / step!r},"lr":0.00029999999999999997,"tokens":2048,'
-            f'"tokens_seen":{2048 * step},"wire_bytes":3000,"wire":{{"weights":1000,"gradients":2000,"activations":0,'
+            f'"tokens_seen":{2048 * step},{more}"wire_bytes":3000,"wire":{{"weights":1000,"gradients":2000,"activations":0,'
             f'"keys_values":0,"other":0}},"step_ms":{20.125 + step % 7},"data_wait_ms":0.5,"tokens_per_second":102400,'
             '"tokens_per_second_per_worker":51200,"tflops_per_worker_causal":0.75,"tflops_per_worker_accelerate":0.8,'
             '"peak_memory_bytes":104857600}\n')
+
+
+def write_rich_run(folder, steps):
+    """Two workers, two sources, two validation sets, FP8 health every tenth step, resumed on another mesh."""
+    folder.mkdir()
+    lines = []
+    for step in range(1, steps + 1):
+        more = json.dumps({"source_loss": {"web": 3.0 + 1 / step, EVIL_NAME: 2.0 + 1 / step},
+                           "source_tokens": {"web": 1500, EVIL_NAME: 548}})[1:-1]
+        lines.append(step_line(step, 2.5 + 1 / step, more + ",").replace(
+            '"tokens_per_second"', f'"slowest_ms":{15.5 + step % 3},"fastest_ms":15.0,"slowest_rank":{step % 4 > 0:d},"tokens_per_second"'))
+        if step % 10 == 0:
+            worst = {"underflow": 0.01 * step / steps, "underflow_layer": 1, "saturation": 0.001, "saturation_layer": 0, "amax": 448.0,
+                     "amax_layer": 1}
+            lines.append(json.dumps({"step": step, "fp8_health": {kind: {"self_attn.q_proj": worst, "mlp.down_proj": worst}
+                                                                  for kind in ("input", "weight", "gradient")}}) + "\n")
+            lines.append(json.dumps({"step": step, "validation_loss": 2.5, "validation_tokens": 64, "validation_set_loss": {
+                "a": 2.0 + 1 / step, "b": 3.0}, "validation_set_tokens": {"a": 32, "b": 32}, "validation_ms": 4.5}) + "\n")
+    lines.insert(steps // 2, json.dumps({"event": "resumed", "step": steps, "from": "/runs/x/checkpoint-9", "restart": 0, "load_ms": 12.5,
+                                         "mesh": "2 x 1", "mesh_was": EVIL[:60]}) + "\n")
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    source = {"path": EVIL, "format": "encoded text", "tokens": 123456, "documents": 321, "blocks": 50, "samples": 100, "cache": EVIL}
+    (folder / "run.json").write_text(json.dumps({
+        "program": "ndtrain", "command": ["ndlaunch"], "mesh": {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 1},
+        "config": {"train.steps": steps, "train.precision": "fp8", "fp8.recipe": "tensorwise"}, "machine": {"cpus": "0"},
+        "model": {"linears": 14, "fp8_linears": 13},
+        "data": {"tokenizer": EVIL, "sources": [source | {"name": "web"}, source | {"name": EVIL_NAME}],
+                 "validation": [{"name": "a", "path": "a.bin", "format": "llmc", "tokens": 64, "documents": None, "blocks": 2,
+                                 "cache": None}]}}))
+    (folder / "trace.json").write_text(json.dumps({"first_step": 3, "steps": steps - 2, "validation_ms": 50.0,
+                                                   "gemm_ms": 10.0 * (steps - 2)}))
+    return folder
 
 
 def write_run(folder, steps, slope=1.0, wanted=None):
@@ -72,6 +105,39 @@ def check_text(page, runs):
     check(text.count('<figure class="chart"') >= 6, f"{page} lacks charts")
     for run in runs:
         check(run.name in text, f"{page} does not name {run.name}")
+
+
+def check_rich(ndtrain, folder):
+    """Its sections in Markdown, and the page."""
+    run = write_rich_run(folder / "rich", 100)
+    report(ndtrain, folder, "rich")
+    check_text(run / "report.html", [run])
+    text = report(ndtrain, folder, "rich", "--markdown")
+    for words in ("Rank 1 worked longest in 75 of 100 steps", "rank 1 (s1)", "Recipe tensorwise; 13 of the 14 linears",
+                  "10 steps were counted", "gradient of mlp.down", "1.000 %", "layer 1, step 100",
+                  "| web | 123.46 k | 321 | 2 | 150 k |", "| a | 2.01 | 2.01 | 100 |", "without validations", "took 0.05 s",
+                  "the job was started anew; from checkpoint-9, loaded in 0.01 s; the mesh was",
+                  "machine numbers of the CPUs of rank 0"):
+        check(words in text, f"Markdown has no {words!r}:\n{text}")
+    return run / "report.html"
+
+
+def check_rich_in_browser(chrome, path):
+    """A chart has the curves that it should have, each in a colour of its own, and the pointer shows all of them."""
+    page = chrome.open(path)
+    for chart, names in (("source-loss", ("web", EVIL_NAME)), ("set-loss", ("a", "b")), ("ranks", ("Slowest", "Fastest")),
+                         ("fp8-underflow", ("input", "weight", "gradient")), ("fp8-saturation", ("input", "weight", "gradient"))):
+        keys = page.evaluate(f"[...document.querySelectorAll('#{chart} .key')].map(key => key.textContent)")
+        check(tuple(keys) == names, f"the chart {chart} has the curves {keys}")
+        x, y = page.evaluate(f"(() => {{ const s = document.querySelector('#{chart} svg'); s.scrollIntoView(); const b ="
+                             "s.getBoundingClientRect(); return [b.left + b.width * 0.5, b.top + b.height * 0.5]; })()")
+        page.move(x, y)
+        tip = page.evaluate(f"(t => t.hidden ? '' : t.textContent)(document.querySelector('#{chart} .tip'))")
+        check(all(f"\n{name}: " in tip for name in names), f"under the pointer of {chart} stands {tip!r}")
+    heads = page.evaluate("[...document.querySelectorAll('h2')].map(h => h.textContent)")
+    for head in ("Slowest rank", "FP8 health", "Data"):
+        check(head in heads, f"the page has the sections {heads}")
+    check(not page.problems, f"{path} in the browser: {page.problems}")
 
 
 def check_in_browser(chrome, path, curves, shots):
@@ -114,6 +180,7 @@ def check_pages(ndtrain, folder, shots):
     text = report(ndtrain, folder, "one", "--markdown")
     plain = "\n".join(line for line in text.splitlines() if not line.startswith("    "))  # other lines are code, without markup
     check("finished: all 100 steps" in text and "| gemm |" in text and "<img" not in plain, f"Markdown is\n{text}")
+    rich = check_rich(ndtrain, folder)
     if not browser.find():
         return False
     with browser.Browser(folder) as chrome:
@@ -122,6 +189,8 @@ def check_pages(ndtrain, folder, shots):
         loss = float(re.search(r"Loss: ([0-9.]+)", tip).group(1))
         check(abs(loss - (2 + 3 / (1 + step))) < 1e-3, f"the loss under the pointer is not that of the file: {tip!r}")
         check_in_browser(chrome, folder / "both.html", 2, shots)
+        check_in_browser(chrome, rich, 2, shots)
+        check_rich_in_browser(chrome, rich)
     return True
 
 
