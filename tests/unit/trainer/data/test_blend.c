@@ -63,6 +63,25 @@ Test(blend, blocks_are_those_of_the_sources_in_a_row)
     nd_dataset_close(blend);
 }
 
+/* As those of the files of a folder. */
+Test(blend, parts_without_names_are_one_source)
+{
+    nd_dataset_part parts[] = {part(0, 0, 0), part(1, 0, 0)};
+    nd_dataset *blend;
+    int64_t counts[1];
+    parts[0].name = parts[1].name = "";
+    assert_ok(nd_dataset_blend(parts, 2, &blend));
+    cr_assert_eq(nd_dataset_sources(blend), 1);
+    cr_assert_str_eq(nd_dataset_source_name(blend, 0), "");
+    cr_assert_eq(nd_dataset_source(blend, 0), blend);
+    cr_assert_eq(nd_dataset_source_of(blend, 15), 0);
+    nd_dataset_count_samples(blend, 9, counts);
+    cr_assert_eq(counts[0], 9);
+    cr_assert_eq(letter(blend, 15), 'b');
+    cr_assert_eq(nd_dataset_facts_of(blend).documents, -1);
+    nd_dataset_close(blend);
+}
+
 Test(blend, without_weights_an_epoch_reads_every_block_once)
 {
     nd_dataset *blend = blend_of(0, 0, 0, NULL);

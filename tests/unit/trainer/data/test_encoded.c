@@ -101,6 +101,20 @@ Test(encoded, blocks_have_the_ids_and_ignore_prompts)
     corpus_free(&all);
 }
 
+Test(encoded, its_facts_name_the_cache_and_count_the_documents)
+{
+    nd_dataset *dataset;
+    assert_ok(open_text(rows, VOCAB, &dataset));
+    const nd_dataset_facts facts = nd_dataset_facts_of(dataset);
+    cr_assert_str_eq(facts.path, text_path);
+    cr_assert_str_eq(facts.format, "encoded text");
+    cr_assert_eq(facts.documents, 6);
+    cr_assert_not_null(facts.cache);
+    cr_assert_eq(strncmp(facts.cache, dir.path, strlen(dir.path)), 0, "%s", facts.cache);
+    cr_assert(nd_fs_exists(facts.cache), "%s", facts.cache);
+    nd_dataset_close(dataset);
+}
+
 /* The pair that `ndtrain tokenize` writes for rows without prompts. */
 Test(encoded, blocks_are_those_of_the_megatron_files)
 {
