@@ -31,6 +31,7 @@ POLL_SECONDS = 1.0
 STEP_KEYS = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/learning_rate",
              "tokens_seen": "train/num_input_tokens_seen", "tokens_per_second": "train/train_tokens_per_second",
              "tflops_per_worker_causal": "train/tflops_per_worker", "step_ms": "train/step_ms", "data_wait_ms": "train/data_wait_ms",
+             "slowest_ms": "train/slowest_ms", "fastest_ms": "train/fastest_ms", "slowest_rank": "train/slowest_rank",
              "wire_bytes": "train/sent_bytes", "peak_memory_bytes": "train/peak_memory_bytes", "skipped": "train/skipped"}
 VALIDATION_KEYS = {"validation_loss": "eval/loss", "validation_ms": "eval/ms"}
 

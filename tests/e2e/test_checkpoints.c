@@ -449,6 +449,9 @@ Test(checkpoints, go_to_another_mesh)
                "resumed after step 4");
     cr_expect_not_null(strstr(shell_output, "with --checkpoint-frequency 2 they are, as before"),
                        "%s", shell_output);
+    cr_expect_not_null(strstr(shell_output, "the mesh was 1 x 1 x 1 x 1 ("), "%s", shell_output);
+    shell(&dir, "grep -q '\"mesh\":\"1 x 1 x 1 x 1 (.*\"mesh_was\":\"1 x 2 x 1 x 1 (' "
+                "out/metrics.jsonl && test $(grep -c mesh_was out/metrics.jsonl) = 2");
     shell(&dir,
           TWO "--num-steps 6 --save-dir whole --precision fp32 --lr-scheduler constant && " CURVE
               "curve whole > 1; curve out > 2; test $(wc -l < 2) = 6 && "
