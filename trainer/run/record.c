@@ -72,7 +72,10 @@ static nd_status write_record(const nd_run_files *files, const nd_run_context *r
     /* What of these is known without FP8 says nothing. */
     const int model_count = scales->recipe.name ? 4 : 2;
     nd_run_text libraries[ND_LIBRARY_COUNT];
-    const int64_t samples = r->config->train.steps * nd_step_blocks(r->config);
+    int64_t samples;
+    if (__builtin_mul_overflow(r->config->train.steps, nd_step_blocks(r->config), &samples)) {
+        samples = INT64_MAX; /* more than any run reads */
+    }
     ND_TRY_OUT(list_sources(inputs->data, samples, &training));
     ND_TRY_OUT(inputs->validation ? list_sources(inputs->validation, -1, &validation) : ND_OK);
     nd_run_record record = {

@@ -231,21 +231,30 @@ static nd_status write_losses(drawing *d)
     return write_named(d, &by_set, &(named_rows){m->sets, m->set_count, &m->set_names, true});
 }
 
+/* Of the steps whose records name a slowest rank. */
+static void fill_work(const drawing *d, const nd_metrics *m, nd_metric metric, nd_curve *out)
+{
+    nd_curve_begin(out, d->parts, d->first, d->last);
+    for (size_t i = 0; i < m->row_count; i++) {
+        const float ms = m->rows[i].value[metric];
+        if (isfinite(ms)) {
+            nd_curve_add(out, m->rows[i].step, (double)ms);
+        }
+    }
+    nd_curve_end(out);
+}
+
 static void write_ranks(drawing *d, const nd_metrics *m)
 {
-    static const chart_row slowest = {"ranks",
-                                      "Work of the slowest and the fastest rank",
-                                      "ms of a step",
-                                      ND_METRIC_SLOWEST_MS,
-                                      1,
-                                      true};
-    static const chart_row fastest = {"", "", "", ND_METRIC_FASTEST_MS, 1, true};
-    fill_curve(d, m, &slowest, &d->curves[0]);
-    fill_curve(d, m, &fastest, &d->curves[1]);
+    static const chart_row row = {
+        "ranks", "Work of the slowest and the fastest rank", "ms of a step", ND_METRIC_COUNT, 1,
+        true};
     const nd_chart_line lines[] = {{.curve = &d->curves[0], .name = "Slowest", .colour = 3},
                                    {.curve = &d->curves[1], .name = "Fastest", .colour = 2}};
+    fill_work(d, m, ND_METRIC_SLOWEST_MS, &d->curves[0]);
+    fill_work(d, m, ND_METRIC_FASTEST_MS, &d->curves[1]);
     if (d->curves[0].parts > 0) {
-        write_chart(d, &slowest, lines, 2);
+        write_chart(d, &row, lines, 2);
     }
 }
 
@@ -253,11 +262,9 @@ static void write_ranks(drawing *d, const nd_metrics *m)
 static void draw_health(drawing *d, const nd_metrics *m, const chart_row *row, bool saturation)
 {
     nd_chart_line lines[ND_OPERAND_KINDS];
+    int count = 0;
     for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
         nd_curve_begin(&d->curves[kind], parts_for(2 * ND_OPERAND_KINDS), d->first, d->last);
-        lines[kind] = (nd_chart_line){.curve = &d->curves[kind],
-                                      .name = nd_operand_name((nd_operand_kind)kind),
-                                      .colour = kind};
     }
     for (size_t i = 0; i < m->health_count; i++) {
         const nd_health_row *h = &m->health[i];
@@ -266,8 +273,13 @@ static void draw_health(drawing *d, const nd_metrics *m, const chart_row *row, b
     }
     for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
         nd_curve_end(&d->curves[kind]);
+        if (d->curves[kind].parts > 0) {
+            lines[count++] = (nd_chart_line){.curve = &d->curves[kind],
+                                             .name = nd_operand_name((nd_operand_kind)kind),
+                                             .colour = kind};
+        }
     }
-    write_chart(d, row, lines, ND_OPERAND_KINDS);
+    write_chart(d, row, lines, count);
 }
 
 static void write_health(drawing *d, const nd_metrics *m)
