@@ -141,6 +141,32 @@ Test(run, says_how_often_it_reads_the_data)
         shell_output);
 }
 
+/* FP8 health every third step, the slowest rank of every step, the data, and a trace without
+ * validations. */
+Test(run, records_what_its_report_shows)
+{
+    static const char *const words[] = {
+        "## Slowest rank", "## FP8 health",    "2 steps were counted, the first is 3, the last 6",
+        "## Data",         "Tokenizer: bytes", "Steps 3 to 6, without validations"};
+    double slowest[8], fastest[8], rank[8];
+    shell(&dir,
+          RUN "--data-path text.txt --validation-path block.txt --num-steps 6 --precision fp8 "
+              "--fp8-filter mlp --fp8-health-interval 3 --set train.validation_interval=3 "
+              "--set output.save_model=false");
+    cr_assert_eq(values_of("slowest_ms", slowest, 8), 6);
+    cr_assert_eq(values_of("fastest_ms", fastest, 8), 6);
+    cr_assert_eq(values_of("slowest_rank", rank, 8), 6);
+    for (int i = 0; i < 6; i++) {
+        cr_assert(slowest[i] >= fastest[i] && fastest[i] > 0 && rank[i] >= 0 && rank[i] <= 1);
+    }
+    shell(&dir, "test $(grep -c '\"fp8_health\":{\"input\":{\"mlp.gate_proj\":{\"underflow\":' "
+                "out/metrics.jsonl) = 2 && grep -q '\"validation_ms\"' out/trace.json && "
+                "grep -q '\"fp8_linears\": 3' out/run.json && " ND_TRAIN " report out --markdown");
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        cr_assert_not_null(strstr(shell_output, words[i]), "no %s in:\n%s", words[i], shell_output);
+    }
+}
+
 /* A batch is a micro-batch of each data-parallel rank: 2 x 4 x 2 blocks of 64 labels. */
 Test(run, validates_as_many_batches_as_it_is_told)
 {
