@@ -2,9 +2,9 @@
 #ifndef ND_REPORT_REPORT_H
 #define ND_REPORT_REPORT_H
 /*
- * Reports of a run, on rank 0: records of steps, validations, FP8 health and events go to several sinks, each
- * in a file of its own (metrics.jsonl, the terminal). A new sink is one more file, and one more
- * line in sinks.c.
+ * Reports of a run, on rank 0: records of steps, validations, FP8 health and events go to several
+ * sinks, each in a file of its own (metrics.jsonl, the terminal). A new sink is one more file, and
+ * one more line in sinks.c.
  *
  * A sink that is required and fails ends the run; another is closed and dropped with one warning,
  * and the run goes on. All calls come from the thread of the run. Nothing is allocated between

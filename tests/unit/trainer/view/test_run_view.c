@@ -287,7 +287,8 @@ Test(run_view, data_have_their_sources)
                "\"format\":\"llmc\",\"tokens\":500,\"documents\":null,\"blocks\":5,\"samples\":5,"
                "\"cache\":null}],\"validation\":[{\"name\":\"x\",\"path\":\"/d/x\"}]}}");
     nd_run_view view = open_view(0);
-    /* 288 labels, 96 in each of three steps, whose mean loss is 2; half of 60 samples of 10 blocks. */
+    /* 288 labels, 96 in each of three steps, whose mean loss is 2; half of 60 samples of 10
+     * blocks. */
     EXPECT_WORDS(&view, "Tokenizer: /m/tokenizer.json", "288 labels counted, 75.0 %",
                  "| web | 1000 | 77 | 3 | 288 | 2 |", "/c/1.tokens", "| x | 1 | 1 | 3 |",
                  "| y | 2 | 2 | 1 |", "validation x");
