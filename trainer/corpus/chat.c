@@ -37,6 +37,7 @@ typedef struct chat_text {
     nd_encoder *encoder;
     nd_corpus_piece *piece;
     nd_bytes *strings; /* [2]: role and content of a message, where they are unescaped */
+    nd_bytes *body;    /* what stands between the control tokens around a content */
     int64_t *lone;
 } chat_text;
 
@@ -53,11 +54,11 @@ static nd_status add_text(const chat_text *t, const char *text, size_t size)
     return nd_ids_add(&t->piece->ids, ids, count);
 }
 
-/* Tokens from `begin` on do not count; continues the last span where they touch. */
-static nd_status ignore_from(const chat_text *t, size_t begin)
+/* Tokens from `begin` to `end` do not count; continues the last span where they touch. */
+static nd_status ignore(const chat_text *t, size_t begin, size_t end)
 {
     nd_ids *spans = &t->piece->spans;
-    int32_t span[2] = {(int32_t)begin, (int32_t)t->piece->ids.count};
+    int32_t span[2] = {(int32_t)begin, (int32_t)end};
     if (spans->count > 0 && spans->data[spans->count - 1] == span[0]) {
         spans->data[spans->count - 1] = span[1];
         return ND_OK;
@@ -93,14 +94,43 @@ static void strip(const uint8_t **text, size_t *size)
     }
 }
 
-/* What stands before the text of a message. */
-static nd_status add_header(const chat_text *t, const char *role, size_t size)
+/* The ids of a message up to the last control token before its content. The body begins with what
+ * stands between the two. */
+static nd_status begin_message(const chat_text *t, const char *role, size_t size)
 {
-    const bool llama3 = t->chat->format == ND_CHAT_LLAMA3;
+    t->body->count = 0;
     ND_TRY(add_token(t, t->chat->open));
-    ND_TRY(add_text(t, role, size));
-    ND_TRY(add_token(t, t->chat->middle));
-    return add_text(t, llama3 ? "\n\n" : "\n", llama3 ? 2 : 1);
+    if (t->chat->format == ND_CHAT_LLAMA3) {
+        ND_TRY(add_text(t, role, size));
+        ND_TRY(add_token(t, t->chat->middle));
+        return nd_bytes_add(t->body, "\n\n", 2);
+    }
+    ND_TRY(nd_bytes_add(t->body, role, size));
+    return nd_bytes_add(t->body, "\n", 1);
+}
+
+static nd_status add_body(const chat_text *t)
+{
+    return add_text(t, (const char *)t->body->data, t->body->count);
+}
+
+/* How many of the ids from `from` on have nothing of the content, which stands behind the first
+ * `size` bytes of the body: those that the bytes before it have alone. A newline there may be one
+ * token with the newlines that the content begins with. */
+static nd_status count_before(const chat_text *t, size_t from, size_t size, size_t *out)
+{
+    const nd_encode_counts counts = *nd_encoder_counts(t->encoder);
+    const nd_ids *all = &t->piece->ids;
+    const int32_t *ids;
+    size_t count;
+    ND_TRY(
+        nd_encode_part(t->encoder, (const char *)t->body->data, size, false, false, &ids, &count));
+    nd_encoder_set_counts(t->encoder, &counts);
+    *out = 0;
+    while (*out < count && from + *out < all->count && ids[*out] == all->data[from + *out]) {
+        (*out)++;
+    }
+    return ND_OK;
 }
 
 /* The strings of a message, lent from the JSON or from the buffers. */
@@ -131,16 +161,20 @@ static nd_status add_message(const chat_text *t, const uint8_t *json, size_t jso
     if (llama3) {
         strip(&text[1], &size[1]);
     }
-    ND_TRY(add_header(t, (const char *)text[0], size[0]));
+    ND_TRY(begin_message(t, (const char *)text[0], size[0]));
     const bool counts = size[0] == sizeof assistant - 1 && memcmp(text[0], assistant, size[0]) == 0;
+    const size_t header = t->body->count, body = t->piece->ids.count;
+    ND_TRY(nd_bytes_add(t->body, text[1], size[1]));
+    ND_TRY(add_body(t));
     if (counts) {
-        ND_TRY(ignore_from(t, from));
+        size_t before;
+        ND_TRY(count_before(t, body, header, &before));
+        ND_TRY(ignore(t, from, body + before));
     }
-    ND_TRY(add_text(t, (const char *)text[1], size[1]));
     ND_TRY(add_token(t, chat->close));
     from = counts ? t->piece->ids.count : from; /* what does not count goes on here */
     ND_TRY(add_text(t, "\n", llama3 ? 0 : 1));
-    return ignore_from(t, from);
+    return ignore(t, from, t->piece->ids.count);
 }
 
 static nd_status add_messages(const chat_text *t, const uint8_t *json, size_t size, bool *empty)
@@ -159,7 +193,7 @@ static nd_status add_messages(const chat_text *t, const uint8_t *json, size_t si
         if (*empty) {
             size_t from = t->piece->ids.count;
             ND_TRY(add_token(t, t->chat->begin));
-            ND_TRY(ignore_from(t, from));
+            ND_TRY(ignore(t, from, t->piece->ids.count));
             *empty = false;
         }
         ND_TRY(add_message(t, message, message_size));
@@ -169,11 +203,12 @@ static nd_status add_messages(const chat_text *t, const uint8_t *json, size_t si
 nd_status nd_chat_add(const nd_chat *chat, nd_encoder *encoder, const uint8_t *json, size_t size,
                       nd_corpus_piece *piece, int64_t *lone, bool *empty)
 {
-    nd_bytes strings[2] = {{0}};
-    const chat_text t = {chat, encoder, piece, strings, lone};
+    nd_bytes strings[2] = {{0}}, body = {0};
+    const chat_text t = {chat, encoder, piece, strings, &body, lone};
     nd_status status = add_messages(&t, json, size, empty);
     free(strings[0].data);
     free(strings[1].data);
+    free(body.data);
     return status;
 }
 
@@ -182,7 +217,8 @@ nd_status nd_chat_prompt(const nd_chat *chat, nd_encoder *encoder, const char *j
 {
     static const char role[] = "assistant";
     nd_corpus_piece piece = {.ids = *ids};
-    const chat_text t = {.chat = chat, .encoder = encoder, .piece = &piece};
+    nd_bytes body = {0};
+    const chat_text t = {.chat = chat, .encoder = encoder, .piece = &piece, .body = &body};
     int64_t lone = 0;
     bool empty = false;
     nd_status status =
@@ -191,8 +227,10 @@ nd_status nd_chat_prompt(const nd_chat *chat, nd_encoder *encoder, const char *j
         status = nd_fail(ND_ERR_DATA, "\"messages\" is empty, or no list; give a list of messages "
                                       "with \"role\" and \"content\"");
     }
-    status = status == ND_OK ? add_header(&t, role, sizeof role - 1) : status;
+    status = status == ND_OK ? begin_message(&t, role, sizeof role - 1) : status;
+    status = status == ND_OK ? add_body(&t) : status;
     *ids = piece.ids; /* where the array has grown, also after a failure */
+    free(body.data);
     free(piece.spans.data);
     return status;
 }

@@ -531,6 +531,53 @@ Test(corpus, messages_of_chatml)
     nd_tokenizer_close(tokenizer);
 }
 
+/* The newline of the form and those that a content begins with are one token, as in the rendered
+ * text; it counts with an assistant's content. `first`: the first id that counts. */
+static void assert_newlines(nd_tokenizer *tokenizer, const char *row, const char *rendered,
+                            const char *first)
+{
+    const nd_encode_options options = {.special_in_text = ND_SPECIAL_PARSE};
+    const nd_corpus_rules rules = {.json_key = "text", .pairs = true, .chat = ND_CHAT_CHATML};
+    nd_encoder *encoder;
+    corpus_result out;
+    const int32_t *ids;
+    size_t count;
+    assert_ok(nd_encoder_create(tokenizer, &options, &encoder));
+    assert_ok(nd_encode(encoder, rendered, strlen(rendered), &ids, &count));
+    assert_ok(encode_text("a.jsonl", row, (nd_corpus_job){.tokenizer = tokenizer, .rules = &rules},
+                          &out));
+    cr_expect_eq(out.ids.count, count, "%s", rendered);
+    cr_expect(out.ids.count == count && memcmp(ids, out.ids.data, count * sizeof *ids) == 0, "%s",
+              rendered);
+    cr_assert_gt(out.spans.count, 1);
+    cr_expect_eq(out.spans.data[0], 0);
+    cr_expect_eq(out.ids.data[out.spans.data[1]],
+                 nd_tokenizer_find(tokenizer, first, strlen(first)), "%s", rendered);
+    cr_expect_eq(out.counts.text.bytes, (int64_t)strlen(rendered) - 44); /* four control tokens */
+    corpus_free(&out);
+    nd_encoder_destroy(encoder);
+}
+
+Test(corpus, a_newline_that_begins_a_content_joins_the_one_before_it)
+{
+    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
+    static const char newlines[] = "\xc4\x8a\xc4\x8a"; /* two, as the file writes them */
+    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
+    assert_newlines(
+        tokenizer,
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"\\n\\nthe end\"}, {\"role\": "
+        "\"assistant\", \"content\": \"\\nyes\"}]}\n",
+        "<|im_start|>user\n\n\nthe end<|im_end|>\n<|im_start|>assistant\n\nyes"
+        "<|im_end|>\n",
+        newlines);
+    assert_newlines(tokenizer,
+                    "{\"messages\": [{\"role\": \"user\", \"content\": \"\"}, {\"role\": "
+                    "\"assistant\", \"content\": \"\"}]}\n",
+                    "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n",
+                    "<|im_end|>");
+    nd_tokenizer_close(tokenizer);
+}
+
 /* What the rendered text gives when its control tokens are parsed. */
 static void assert_prompt(nd_tokenizer *tokenizer, nd_chat_format format, const char *messages,
                           const char *rendered)

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * For check_chat.py: encodes lists of messages that come on the standard input.
+ *
+ *   chat_tool TOKENIZER llama3|chatml rows|prompt
+ *
+ * A record is a list of messages as JSON. For each comes a record of ids, and one of the pairs of
+ * places between which ids do not count; with `prompt` the ids end where an assistant goes on. A
+ * record is a number of bytes or of numbers, and these; numbers have 32 bits, little-endian.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "trainer/corpus/chat.h"
+
+static void fail(const char *what)
+{
+    fprintf(stderr, "chat_tool: %s: %s\n", what, nd_error_last()->message);
+    exit(1);
+}
+
+/* The next record, owned by the caller; NULL at the end. */
+static char *read_record(size_t *size)
+{
+    uint32_t n;
+    if (fread(&n, sizeof n, 1, stdin) != 1) {
+        return NULL;
+    }
+    char *text = malloc((size_t)n + 1);
+    if (!text || fread(text, 1, n, stdin) != n) {
+        fail("a record is cut");
+    }
+    *size = n;
+    return text;
+}
+
+static void write_record(const nd_ids *list)
+{
+    const uint32_t n = (uint32_t)list->count;
+    if (fwrite(&n, sizeof n, 1, stdout) != 1 ||
+        fwrite(list->data, sizeof *list->data, n, stdout) != n) {
+        fail("the output cannot be written");
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const nd_encode_options options = {.special_in_text = ND_SPECIAL_PARSE};
+    nd_corpus_piece piece = {0};
+    nd_tokenizer *tokenizer;
+    nd_encoder *encoder;
+    nd_chat chat;
+    size_t size;
+    int64_t lone = 0;
+    if (argc != 4) {
+        fprintf(stderr, "usage: chat_tool TOKENIZER llama3|chatml rows|prompt\n");
+        return 2;
+    }
+    if (nd_tokenizer_open(argv[1], &tokenizer) != ND_OK ||
+        nd_chat_find(tokenizer, strcmp(argv[2], "llama3") == 0 ? ND_CHAT_LLAMA3 : ND_CHAT_CHATML,
+                     &chat) != ND_OK ||
+        nd_encoder_create(tokenizer, &options, &encoder) != ND_OK) {
+        fail("open");
+    }
+    for (char *json; (json = read_record(&size)); free(json)) {
+        bool empty;
+        piece.ids.count = piece.spans.count = 0;
+        nd_status status =
+            strcmp(argv[3], "prompt") == 0
+                ? nd_chat_prompt(&chat, encoder, json, size, &piece.ids)
+                : nd_chat_add(&chat, encoder, (const uint8_t *)json, size, &piece, &lone, &empty);
+        if (status != ND_OK) {
+            fail("encode");
+        }
+        write_record(&piece.ids);
+        write_record(&piece.spans);
+    }
+    free(piece.ids.data);
+    free(piece.spans.data);
+    nd_encoder_destroy(encoder);
+    nd_tokenizer_close(tokenizer);
+    return 0;
+}
