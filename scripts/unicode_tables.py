@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes trainer/text/unicode_table.inc: which code points are letters, numbers, white space and parts of words; and
+"""Writes trainer/text/unicode_table.inc: which code points are letters, numbers, white space and parts of words;
+trainer/text/property_table.inc: the general category of each code point, some scripts, and \\w, as patterns name them; and
 trainer/text/normal_form_table.inc: what normal form C does to them.
 
     /path/to/python scripts/unicode_tables.py
@@ -22,10 +23,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "trainer", "text")
 OUTPUT = os.path.join(FOLDER, "unicode_table.inc")
+PROPERTIES = os.path.join(FOLDER, "property_table.inc")
 NORMAL_FORM = os.path.join(FOLDER, "normal_form_table.inc")
 BLOCK = 128  # code points
 END = 0x110000
 LETTER, NUMBER, SPACE, WORD = 1, 2, 3, 4
+CATEGORIES = "Cc Cf Cn Co Cs Ll Lm Lo Lt Lu Mc Me Mn Nd Nl No Pc Pd Pe Pf Pi Po Ps Sc Sk Sm So Zl Zp Zs".split()
+SCRIPTS = "Arabic Cyrillic Devanagari Greek Han Hangul Hebrew Hiragana Katakana Latin Thai".split()
 # Code points of \p{L} and \p{N} in Unicode 16.0, and of \s.
 EXPECTED = {"letters": 141028, "numbers": 1911, "blanks": 25}
 
@@ -69,6 +73,55 @@ def classes():
     for p in words:
         table[p] |= WORD
     return table, counts | {"word characters": len(words)}
+
+
+def categories(points):
+    """The place in CATEGORIES of each code point; surrogates, which no text has, are Cs."""
+    table = bytearray([CATEGORIES.index("Cs")]) * END
+    seen = 0
+    for place, name in enumerate(CATEGORIES):
+        if name != "Cs":
+            members = matching(pattern(rf"\p{{{name}}}+"), points)
+            for p in members:
+                table[p] = place
+            seen += len(members)
+    if seen != len(points):
+        sys.exit(f"unicode_tables: the categories have {seen} members, not {len(points)}")
+    return table
+
+
+def ranges(members):
+    out = []
+    for p in sorted(members):
+        if out and out[-1][1] == p - 1:
+            out[-1][1] = p
+        else:
+            out.append([p, p])
+    return out
+
+
+def write_properties(points):
+    table = categories(points)
+    runs = [p << 5 | table[p] for p in range(END) if p == 0 or table[p] != table[p - 1]]
+    with open(PROPERTIES, "w", encoding="ascii") as file:
+        print("// SPDX-License-Identifier: Apache-2.0", file=file)
+        print(f"/* Made by scripts/unicode_tables.py: do not edit. General categories and scripts of tokenizers {tokenizers.__version__}.", file=file)
+        print(" * A run of one category is 32 times its first code point, and the place of the category. */", file=file)
+        print(f"static const char category_names[{len(CATEGORIES)}][3] = {{" + ", ".join(f'"{c}"' for c in CATEGORIES) + "};", file=file)
+        for line in rows("category_runs", "uint32_t", runs, 16):
+            print(line, file=file)
+        members = {f"script_{name.lower()}": rf"\p{{{name}}}+" for name in SCRIPTS} | {"word_characters": r"\w+"}
+        for name, regex in members.items():
+            found = ranges(matching(pattern(regex), points))
+            print(f"static const uint32_t {name}[{len(found)}][2] = {{", file=file)
+            for at in range(0, len(found), 8):
+                print("    " + " ".join("{%d, %d}," % tuple(r) for r in found[at:at + 8]), file=file)
+            print("};", file=file)
+        print("static const struct {\n    const char *name;\n    const uint32_t (*ranges)[2];\n    size_t count;\n} scripts[] = {", file=file)
+        for name in map(str.lower, SCRIPTS):
+            print(f'    {{"{name}", script_{name}, sizeof script_{name} / sizeof *script_{name}}},', file=file)
+        print("};", file=file)
+    print(f"{PROPERTIES}: {len(runs)} runs of categories, {len(SCRIPTS)} scripts")
 
 
 def rows(name, kind, values, per_line):
@@ -231,7 +284,9 @@ def main():
         for line in rows("unicode_classes", "uint8_t", list(b"".join(blocks)), 32):
             print(line, file=file)
     print(f"{OUTPUT}: {len(blocks)} blocks, {counts}")
-    write_normal_form([p for p in range(END) if not 0xD800 <= p < 0xE000])
+    points = [p for p in range(END) if not 0xD800 <= p < 0xE000]
+    write_properties(points)
+    write_normal_form(points)
 
 
 if __name__ == "__main__":

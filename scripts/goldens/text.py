@@ -17,6 +17,16 @@ FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "t
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
           r"\s+(?!\S)|\s+")
 QWEN2 = LLAMA3.replace("{1,3}", "")
+# Patterns that have no scanner.
+UPPER, LOWER, ENDING = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+LLAMA4 = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDING}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDING}|"
+          r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+DEEPSEEK3 = [r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+             r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
+             r"\s*[\r\n]+|\s+(?!\S)|\s+"]
+# Looks back, matches nothing, leaves gaps, and has most of the syntax.
+CAMEL = (r"(?<=\p{Ll})(?=\p{Lu})|\p{Lu}*\p{Ll}+|(?:[\p{L}&&[^\p{Han}]]\p{M}*)+?|\p{Han}{1,2}|\d{2,3}?|(?>[ \t]+)(?!\n)|"
+         r"(?<!')(?i:'k|'s)|[^\w\s'\u2581]++|\x{2581}")
 MARK = "\u2581"
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. It's what they're told, and I'll say we've been there; don't you?",
@@ -62,8 +72,8 @@ def byte_level(pre, vocab=420, ignore_merges=False, template=False):
     return json.loads(tokenizer.to_str())
 
 
-def split(pattern):
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"),
+def split(*patterns):
+    return pre_tokenizers.Sequence([*(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns),
                                     pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
@@ -101,6 +111,9 @@ def families():
     composed = byte_level(split(QWEN2))
     composed["normalizer"] = {"type": "NFC"}
     yield "qwen2_nfc", composed
+    yield "llama4", byte_level(split(LLAMA4), ignore_merges=True, template=True)
+    yield "deepseek3", byte_level(split(*DEEPSEEK3))
+    yield "camel", byte_level(split(CAMEL))
     yield "digits", byte_level(pre_tokenizers.Sequence([pre_tokenizers.Digits(True), byte(add_prefix_space=False)]))
     llama2 = with_added(marked(420))
     yield "llama2", llama2

@@ -44,7 +44,7 @@ nd_text_cut nd_tokenizer_cut(const nd_tokenizer *t)
     for (int i = 0; i < t->splitter_count; i++) {
         gpt2 += t->splitters[i] == ND_SPLIT_GPT2;
         llama3 += t->splitters[i] == ND_SPLIT_LLAMA3 || t->splitters[i] == ND_SPLIT_QWEN2;
-        other += t->splitters[i] == ND_SPLIT_MARKS;
+        other += t->splitters[i] == ND_SPLIT_MARKS || t->splitters[i] == ND_SPLIT_REGEX;
     }
     if (other > 0 || (gpt2 > 0) == (llama3 > 0) || t->prefix_blank || has_rewrites(t) ||
         t->metaspace != ND_METASPACE_NONE || !added_tokens_allow(t)) {

@@ -12,9 +12,10 @@ struct nd_encoder {
     nd_encode_options options;
     nd_encode_counts counts;
     nd_bpe_state bpe;
-    nd_bytes valid;       /* the text with invalid bytes replaced */
-    nd_bytes rewrites[2]; /* a span that is being normalised */
-    nd_bytes spaced;      /* a span with its marks or its blank before it */
+    nd_bytes valid;                          /* the text with invalid bytes replaced */
+    nd_bytes rewrites[2];                    /* a span that is being normalised */
+    nd_bytes spaced;                         /* a span with its marks or its blank before it */
+    nd_regex_scan *scans[ND_TEXT_STEPS_MAX]; /* of splitters that are ND_SPLIT_REGEX */
     nd_ids ids;
 };
 
@@ -26,6 +27,11 @@ nd_status nd_encoder_create(const nd_tokenizer *tokenizer, const nd_encode_optio
     encoder->tokenizer = tokenizer;
     encoder->options = *options;
     nd_status status = nd_bpe_init(&encoder->bpe, tokenizer, options->cache_bytes);
+    for (int i = 0; status == ND_OK && i < tokenizer->splitter_count; i++) {
+        if (tokenizer->splitters[i] == ND_SPLIT_REGEX) {
+            status = nd_regex_scan_create(tokenizer->regexes[i], &encoder->scans[i]);
+        }
+    }
     if (status != ND_OK) {
         nd_encoder_destroy(encoder);
         return status;
@@ -40,6 +46,9 @@ void nd_encoder_destroy(nd_encoder *encoder)
         return;
     }
     nd_bpe_fini(&encoder->bpe);
+    for (int i = 0; i < ND_TEXT_STEPS_MAX; i++) {
+        nd_regex_scan_destroy(encoder->scans[i]);
+    }
     free(encoder->valid.data);
     free(encoder->rewrites[0].data);
     free(encoder->rewrites[1].data);
@@ -148,32 +157,38 @@ static nd_status encode_cut(nd_encoder *encoder, const uint8_t *text, size_t siz
     return encode_words(encoder, text, size, begin, ends, count);
 }
 
-/* Splits by the last splitter. */
-static nd_status encode_last_split(nd_encoder *encoder, nd_splitter splitter, const uint8_t *text,
-                                   size_t size)
+/* The next words by the splitter of a step; `at` is 0, or where the last of them ended. */
+static nd_status next_words(nd_encoder *encoder, int step, const uint8_t *text, size_t size,
+                            size_t at, size_t *ends, int *count)
 {
-    size_t ends[WORDS];
-    for (size_t at = 0; at < size;) {
-        int count = nd_text_words(splitter, text, size, at, ends, WORDS);
-        ND_TRY(encode_words(encoder, text, size, at, ends, count));
-        at = ends[count - 1];
+    nd_regex_scan *scan = encoder->scans[step];
+    if (!scan) {
+        *count = nd_text_words(encoder->tokenizer->splitters[step], text, size, at, ends, WORDS);
+        return ND_OK;
     }
-    return ND_OK;
+    ND_TRY(at == 0 ? nd_regex_begin(scan, text, size) : ND_OK);
+    return nd_regex_words(scan, ends, WORDS, count);
 }
 
 /* Splits by the splitters from `step` on. */
 static nd_status encode_split(nd_encoder *encoder, int step, const uint8_t *text, size_t size)
 {
     const nd_tokenizer *tokenizer = encoder->tokenizer;
+    size_t ends[WORDS];
     if (tokenizer->splitter_count == 0) {
         return encode_cut(encoder, text, size);
     }
-    if (step + 1 == tokenizer->splitter_count) {
-        return encode_last_split(encoder, tokenizer->splitters[step], text, size);
-    }
-    for (size_t at = 0, n; at < size; at += n) {
-        n = nd_text_word(tokenizer->splitters[step], text, size, at);
-        ND_TRY(encode_split(encoder, step + 1, text + at, n));
+    for (size_t at = 0; at < size;) {
+        int count;
+        ND_TRY(next_words(encoder, step, text, size, at, ends, &count));
+        if (step + 1 == tokenizer->splitter_count) {
+            ND_TRY(encode_words(encoder, text, size, at, ends, count));
+            at = ends[count - 1];
+        }
+        for (int i = 0; step + 1 < tokenizer->splitter_count && i < count; i++) {
+            ND_TRY(encode_split(encoder, step + 1, text + at, ends[i] - at));
+            at = ends[i];
+        }
     }
     return ND_OK;
 }

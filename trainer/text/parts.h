@@ -7,6 +7,7 @@
  */
 #include "trainer/text/added.h"
 #include "trainer/text/buffer.h"
+#include "trainer/text/regex.h"
 #include "trainer/text/tokenizer.h"
 #include "trainer/text/vocab.h"
 
@@ -37,6 +38,7 @@ typedef enum nd_splitter {
     ND_SPLIT_EACH_DIGIT,
     ND_SPLIT_DIGITS, /* runs of digits */
     ND_SPLIT_MARKS,  /* a word begins at each mark */
+    ND_SPLIT_REGEX,  /* at the matches of a pattern without a scanner */
 } nd_splitter;
 
 typedef enum nd_decoder_kind {
@@ -64,6 +66,7 @@ struct nd_tokenizer {
     nd_metaspace metaspace;
     bool byte_level, prefix_blank;
     nd_splitter splitters[ND_TEXT_STEPS_MAX];
+    nd_regex *regexes[ND_TEXT_STEPS_MAX]; /* of those that are ND_SPLIT_REGEX */
     int splitter_count;
     nd_bpe bpe;
     nd_added *added; /* in the order of the file */
@@ -89,11 +92,9 @@ nd_status nd_text_normal_form(const uint8_t *text, size_t size, nd_bytes *out);
 nd_status nd_text_rewrite(const nd_rewrite *steps, int count, const uint8_t *text, size_t size,
                           nd_bytes buffers[2], const uint8_t **out, size_t *out_size);
 
-/* The length of the word that begins at `at`, at least 1; `size` > `at`. Each call takes time in
- * proportion to the word and what follows up to the next border. */
-size_t nd_text_word(nd_splitter splitter, const uint8_t *text, size_t size, size_t at);
 /* The ends of up to `room` words that begin at `at` and follow one another; returns their number,
- * at least 1. */
+ * at least 1; `size` > `at`. Each call takes time in proportion to the words and what follows up to
+ * the next border. ND_SPLIT_REGEX is not one of these splitters: see regex.h. */
 int nd_text_words(nd_splitter splitter, const uint8_t *text, size_t size, size_t at, size_t *ends,
                   int room);
 /* The same without vector instructions, for tests. */

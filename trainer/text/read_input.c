@@ -127,16 +127,36 @@ static nd_status add_splitter(nd_tokenizer *t, nd_splitter splitter)
     return ND_OK;
 }
 
-/* Only Isolated: each match is a word and so is what stands between. The patterns match everything,
- * so removing what is no match means the same. */
+/* A pattern without a scanner. Only a scanner's pattern is known to match everything, so that nothing
+ * is removed. */
+static nd_status add_regex(nd_tokenizer *t, const json_t *regex, bool removes)
+{
+    nd_regex *made;
+    if (removes) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "\"%s\": \"Split\" with the behavior \"Removed\" and the pattern %.200s is not "
+            "supported; supported is \"Isolated\"",
+            t->name, json_string_value(regex));
+    }
+    ND_TRY(nd_regex_create(json_string_value(regex), json_string_length(regex), t->name, 0, &made));
+    nd_status status = add_splitter(t, ND_SPLIT_REGEX);
+    if (status != ND_OK) {
+        nd_regex_destroy(made);
+        return status;
+    }
+    t->regexes[t->splitter_count - 1] = made;
+    return ND_OK;
+}
+
+/* Only Isolated: each match is a word and so is what stands between. */
 static nd_status read_split(nd_tokenizer *t, const json_t *node)
 {
-    const char *regex =
-        json_string_value(json_object_get(json_object_get(node, "pattern"), "Regex"));
+    const json_t *regex = json_object_get(json_object_get(node, "pattern"), "Regex");
     const char *behavior = json_string_value(json_object_get(node, "behavior"));
     bool invert;
     ND_TRY(nd_text_read_bool(t, node, "invert", false, &invert));
-    if (!regex || !behavior) {
+    if (!json_is_string(regex) || !behavior) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\": \"Split\" without a regular expression or a behavior "
                        "is not supported",
@@ -151,14 +171,11 @@ static nd_status read_split(nd_tokenizer *t, const json_t *node)
                        t->name, behavior);
     }
     for (size_t i = 0; i < sizeof patterns / sizeof patterns[0]; i++) {
-        if (strcmp(regex, patterns[i].pattern) == 0) {
+        if (strcmp(json_string_value(regex), patterns[i].pattern) == 0) {
             return add_splitter(t, patterns[i].splitter);
         }
     }
-    return nd_fail(ND_ERR_DATA,
-                   "\"%s\": \"Split\" with the pattern %.200s is not supported; "
-                   "supported are those of GPT-2, Llama 3 and Qwen 2",
-                   t->name, regex);
+    return add_regex(t, regex, inverted);
 }
 
 static nd_status read_byte_level(nd_tokenizer *t, const json_t *node)

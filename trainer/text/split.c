@@ -241,14 +241,10 @@ static size_t word_end(const reader *r, nd_splitter splitter, size_t at)
     case ND_SPLIT_MARKS:
         end = marks_end(r, at);
         break;
+    case ND_SPLIT_REGEX: /* has a scan of its own */
+        break;
     }
     return end;
-}
-
-size_t nd_text_word(nd_splitter splitter, const uint8_t *text, size_t size, size_t at)
-{
-    const reader r = {text, size, true};
-    return word_end(&r, splitter, at) - at;
 }
 
 static int find_words(const reader *r, nd_splitter splitter, size_t at, size_t *ends, int room)

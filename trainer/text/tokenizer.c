@@ -86,6 +86,9 @@ void nd_tokenizer_close(nd_tokenizer *tokenizer)
     }
     free_rewrites(tokenizer->rewrites, tokenizer->rewrite_count);
     free_rewrites(tokenizer->replaces, tokenizer->replace_count);
+    for (int i = 0; i < tokenizer->splitter_count; i++) {
+        nd_regex_destroy(tokenizer->regexes[i]);
+    }
     nd_vocab_fini(&tokenizer->vocab);
     nd_added_set_fini(&tokenizer->raw);
     nd_added_set_fini(&tokenizer->normalized);

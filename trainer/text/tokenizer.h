@@ -10,10 +10,11 @@
  * until the next call on the same object.
  *
  * Understood: model BPE; normalizer NFC, Prepend, Replace (of a string), Sequence; pre-tokenizer
- * ByteLevel, Split with the patterns of GPT-2, Llama 3 and Qwen 2, Digits, Metaspace, Sequence;
+ * ByteLevel, Split with the patterns of GPT-2, Llama 3 and Qwen 2 or with another one that
+ * regex_parse.c reads, Digits, Metaspace, Sequence;
  * post-processor ByteLevel, TemplateProcessing, Sequence; decoder ByteLevel, Metaspace, and a
  * Sequence of Replace, ByteFallback, Fuse and Strip. Anything else is refused by its name, with
- * ND_ERR_DATA: Unigram, WordPiece, other patterns, dropout, affixes of pieces, and an added
+ * ND_ERR_DATA: Unigram, WordPiece, patterns with more syntax, dropout, affixes of pieces, an added
  * token whose stated id is not the one that `tokenizers` would give it. Truncation and padding
  * are ignored. Character classes are those of Unicode 16 (scripts/unicode_tables.py).
  */

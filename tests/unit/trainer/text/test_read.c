@@ -46,7 +46,13 @@ static const bad_file bad_files[] = {
     {"gpt2", "pre_tokenizer", NULL, "in only one of"},
     {"llama3", "pre_tokenizer/pretokenizers/0/behavior", "\"MergedWithNext\"",
      "\"MergedWithNext\""},
-    {"llama3", "pre_tokenizer/pretokenizers/0/pattern/Regex", "\"x+\"", "the pattern x+"},
+    {"llama3", "pre_tokenizer/pretokenizers/0/pattern/Regex", "\"x\\\\b\"",
+     "the pattern x\\b is not supported: \"\\b\" at byte 1"},
+    {"llama3", "pre_tokenizer/pretokenizers/0",
+     "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"x+\"}, \"behavior\": \"Removed\", "
+     "\"invert\": "
+     "true}",
+     "the behavior \"Removed\" and the pattern x+"},
     {"llama3", "pre_tokenizer/pretokenizers/0/pattern", "{\"String\": \" \"}",
      "without a regular expression"},
     {"llama3", "pre_tokenizer/pretokenizers/1/add_prefix_space", "true", "add_prefix_space"},

@@ -87,8 +87,4 @@ Test(split, batches_of_any_size)
         }
         cr_assert_eq(at, size);
     }
-    for (size_t at = 0, i = 0; at < size; i++) {
-        at += nd_text_word(ND_SPLIT_LLAMA3, text, size, at);
-        cr_assert_eq(at, all[i]);
-    }
 }

@@ -8,13 +8,10 @@
 
 enum { IDS_MAX = 4096, TEXT_MAX = 1 << 16 };
 
-const char *const text_families[] = {"gpt2",          "prefix",
-                                     "llama3",        "qwen2",
-                                     "qwen2_nfc",     "digits",
-                                     "llama2",        "llama2_early",
-                                     "llama2_inner",  "llama2_first",
-                                     "metaspace",     "unknown",
-                                     "unknown_alone", NULL};
+const char *const text_families[] = {
+    "gpt2",          "prefix",       "llama3",       "qwen2",        "qwen2_nfc", "digits",
+    "llama2",        "llama2_early", "llama2_inner", "llama2_first", "metaspace", "unknown",
+    "unknown_alone", "llama4",       "deepseek3",    "camel",        NULL};
 
 static const char *path_of(const char *family, const char *suffix)
 {
