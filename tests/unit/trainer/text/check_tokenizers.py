@@ -2,8 +2,10 @@
 """Our ids and texts beside those of the Python package tokenizers, live: check_tokenizers.py TOOL GOLDENS [all]
 
 For each tokenizer of the folder GOLDENS: code points alone and between letters, random strings over classes of
-characters with added tokens and their prefixes, invalid bytes, and long runs; the ids are decoded again by both. ND_TEXT_BYTES
-is the number of random bytes per tokenizer (200000; with "all" 1000000), ND_TEXT_FILES names further tokenizer.json files, with ':' between them.
+characters with added tokens and their prefixes, invalid bytes, and long runs; the ids are decoded again by both. Then patterns of
+pre-tokenizers: a list with all syntax that is understood, and random ones, those that are refused being left out. ND_TEXT_BYTES
+is the number of random bytes per tokenizer (check_tokenizers.sh sets it: 200000, with "all" 1000000), ND_TEXT_FILES names further
+tokenizer.json files, with ':' between them.
 """
 import array
 import glob
@@ -12,21 +14,30 @@ import random
 import struct
 import subprocess
 import sys
+import tempfile
 
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 ALL = sys.argv[3:] == ["all"]
-RANDOM_BYTES = int(os.environ.get("ND_TEXT_BYTES", "1000000" if ALL else "200000"))
+RANDOM_BYTES = int(os.environ["ND_TEXT_BYTES"])
 CLASSES = [
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789\u0660\u0664\u00b2\u00bd\u216b\u2461", " ", " \t\n\r\u0085\u00a0\u2003\u2028\u3000",
     "\r\n", "'", "'sStTrReEvVmMlLdD\u017f\u212a", "!?.,;:-_(){}[]<>|/#$%&*+=@^`~\"\\", "\u00e9\u00df\u03b1\u0436\u05d0\u0639\u0915\u4f60\u3042\uac00",
     "\u0301\u0308\u0323\u0345\u094d\u20dd\u0eb8\u0eba\u093c\u0c3c\u0c4d\u3099\u0334", "\u1100\u1161\u11a8\uac00\ud7a3", "\U0001F600\U0001F468\u200d\u2764\ufe0f", "\u2581", "\u200b\u180e\ufeff\u0000\u001f",
 ]
-# The tokenizers that see all code points with "all"; else, and the others, see every 29th, each from another one on. Together
-# they have every scanner and every lookup.
+# The tokenizers that see all code points with "all", or each where a night's run asks for 10 million bytes; else, and the
+# others, see every 29th, each from another one on. Together they have every scanner and every lookup.
+NIGHT = ALL and RANDOM_BYTES >= 10000000
 NORMAL_FORM = "qwen2_nfc.json"
 WHOLE = ("llama3.json", "digits.json", "llama2.json")
+RANDOM_PATTERNS = 1500 if NIGHT else 200 if ALL else 60
 RUNS = ["a", " ", "\n", "\u2581", "1", "'", "\u4f60", "\U0001F600", " a", "ab", "\r\n", "'s"]
+PATTERNS = [
+    r"\w+|[^\w\s]+", r"\d+|\D", r"\h+|\H+", r"\S+|\s", r"(?i:'s|k|[a-fs])+", r"(?i)'S|x|(?-i)T+", r"[[a-m][^\s\p{L}]]+", r"[\p{L}&&[^a-m]&&\w]+",
+    r"(?<=\p{Ll})(?=\p{Lu})|(?<!\d)\d", r"(?=\s)|(?!\w)", r"", r"x*|\p{M}*", r"(?>\s+)\S|\p{Lu}?+\p{L}", r"\p{^L}{1,9}?\p{L}", r"\P{Lu}{2,}|\p{N}{,2}",
+    r"[^\r\n\x{20}]+", r".+", r"\p{Han}+|\p{Hiragana}+|\p{Katakana}+|\p{Hangul}+|\p{Latin}+|\p{Cyrillic}+|\p{Greek}+|\p{Arabic}+|\p{Hebrew}+|"
+    r"\p{Devanagari}+|\p{Thai}+",
+] + [rf"\p{{{c}}}+" for c in "L M N P S Z C Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co Cn".split()]
 LONG_RUNS = ["a", " ", "\u0301\u0323"]  # a megabyte of each with "all"
 
 
@@ -116,7 +127,7 @@ def compare_texts(tool, path, tokenizer, ids, mode):
 
 def check(tool, path, number):
     tokenizer = Tokenizer.from_file(path)
-    step = 1 if ALL and os.path.basename(path) in WHOLE else 29
+    step = 1 if NIGHT or (ALL and os.path.basename(path) in WHOLE) else 29
     points = [t.encode() for t in grouped(code_points(number % step, step), 64)]
     if os.path.basename(path) == NORMAL_FORM:
         step = 1 if ALL else 7
@@ -138,11 +149,78 @@ def check(tool, path, number):
     print(f"{os.path.basename(path)}: {len(points) * 64} texts of code points, {len(mixed)} random ones, {len(ids)} decoded")
 
 
+def random_pattern(g, depth=2):
+    """Of the syntax that is understood, mostly."""
+    atoms = ["a", "b", "A", "'", " ", "1", r"\n", "\u00e9", "\u4f60", r"\s", r"\S", r"\d", r"\w", r"\W", r"\p{L}", r"\P{L}", r"\p{Lu}", r"\p{Ll}", r"\p{N}",
+             r"\p{M}", r"\p{P}", "[a-mA-M]", r"[^\s\p{L}]", "[\\p{L}&&[^a-m]]", r"[\r\n]", ".", r"\p{Han}", "[^a-z]", "(?i:[a-fs])", "(?i:'s|k)"]
+    repeats = [""] * 8 + ["?", "*", "+", "{2}", "{1,3}", "??", "*?", "+?", "?+", "*+", "++", "{,2}", "{1,2}?", "{2,}"]
+    looks = ["(?=%s)", "(?!%s)", "(?<=%s)", "(?<!%s)"]
+
+    def item():
+        if depth and g.random() < 0.25:
+            return g.choice(["(?:%s)", "(%s)", "(?>%s)"]) % random_pattern(g, depth - 1) + g.choice(repeats)
+        if g.random() < 0.15:
+            return g.choice(looks) % g.choice(atoms)
+        return g.choice(atoms) + g.choice(repeats)
+
+    return "|".join("".join(item() for _ in range(g.randint(1, 3))) for _ in range(g.randint(1, 3)))
+
+
+def words(splitter, text):
+    """The ends of the words of a text, in bytes."""
+    ends, byte, char = [], 0, 0
+    for _, (_, end) in splitter.pre_tokenize_str(text):
+        byte += len(text[char:end].encode())
+        char = end
+        ends.append(byte)
+    return ends
+
+
+def check_pattern(tool, path, pattern, texts):
+    """False: our program refuses the pattern, or a text as too slow."""
+    with open(path, "w", encoding="utf-8", newline="") as out:
+        out.write(pattern)
+    sent = b"".join(struct.pack("<I", len(t)) + t for t in map(str.encode, texts))
+    done = subprocess.run([tool, path, "words"], input=sent, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace")
+        if not any(known in said for known in (" is not supported", "takes too many steps")):
+            sys.exit(f"the pattern {pattern}: {said}")
+        return False
+    splitter, at = pre_tokenizers.Split(Regex(pattern), "isolated"), 0
+    for text in texts:
+        n = 4 * struct.unpack_from("<I", done.stdout, at)[0]
+        ours = array.array("i", done.stdout[at + 4:at + 4 + n]).tolist()
+        at += 4 + n
+        if ours != words(splitter, text):
+            sys.exit(f"the pattern {pattern}: {text!r} has words that end at {ours}, not at {words(splitter, text)}")
+    return True
+
+
+def check_patterns(tool):
+    generator = random.Random(1)
+    points = list(grouped((c for c in map(chr, range(0x110000)) if ord(c) % (1 if ALL else 29) == 0 and not 0xD800 <= ord(c) < 0xE000), 4096))
+    mixed = ["".join("".join(generator.choices(generator.choice(CLASSES), k=generator.randint(1, 6))) for _ in range(generator.randint(1, 12)))
+             for _ in range(200)]
+    taken = 0
+    with tempfile.TemporaryDirectory() as work:
+        path = os.path.join(work, "pattern")
+        for pattern in PATTERNS:
+            if not check_pattern(tool, path, pattern, mixed + points):
+                sys.exit(f"the pattern {pattern} is refused")
+        for _ in range(RANDOM_PATTERNS):
+            taken += check_pattern(tool, path, random_pattern(generator), mixed)
+    if 2 * taken < RANDOM_PATTERNS:
+        sys.exit(f"only {taken} of {RANDOM_PATTERNS} random patterns are understood")
+    print(f"{len(PATTERNS)} patterns, and {taken} of {RANDOM_PATTERNS} random ones")
+
+
 def main():
     tool, folder = sys.argv[1:3]
     paths = [p for p in sorted(glob.glob(os.path.join(folder, "*.json"))) if not p.endswith(".cases.json")]
     paths += [p for p in os.environ.get("ND_TEXT_FILES", "").split(":") if p]
     assert len(paths) >= 12, f"only {len(paths)} tokenizers in {folder}"
+    check_patterns(tool)
     for number, path in enumerate(paths):
         check(tool, path, number)
 

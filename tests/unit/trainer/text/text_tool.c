@@ -4,6 +4,7 @@
  *
  *   text_tool TOKENIZER parse|text|post     records of a text -> records of ids
  *   text_tool TOKENIZER decode|skip         records of ids -> records of a text
+ *   text_tool PATTERN words                 records of a text -> records of the ends of its words
  *
  * A record is a number of bytes or ids, and these; numbers have 32 bits, little-endian.
  */
@@ -11,6 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/fsio.h"
+#include "trainer/text/buffer.h"
+#include "trainer/text/regex.h"
 #include "trainer/text/tokenizer.h"
 
 static void fail(const char *what)
@@ -95,12 +99,61 @@ static void decode_all(const nd_tokenizer *tokenizer, const char *mode)
     nd_decoder_destroy(decoder);
 }
 
+static void find_words(nd_regex_scan *scan)
+{
+    nd_ids ends = {0};
+    size_t size;
+    for (char *text; (text = read_record(1, &size)); free(text)) {
+        int count = 1;
+        ends.count = 0;
+        if (nd_regex_begin(scan, (const uint8_t *)text, size) != ND_OK) {
+            fail("begin");
+        }
+        while (count > 0) {
+            size_t some[64];
+            if (nd_regex_words(scan, some, 64, &count) != ND_OK) {
+                fail("words");
+            }
+            for (int i = 0; i < count; i++) {
+                const int32_t end = (int32_t)some[i];
+                if (nd_ids_add(&ends, &end, 1) != ND_OK) {
+                    fail("memory");
+                }
+            }
+        }
+        write_record(ends.data, sizeof *ends.data, ends.count);
+    }
+    free(ends.data);
+}
+
+static int split_all(const char *path)
+{
+    char *pattern;
+    size_t size;
+    nd_regex *regex;
+    nd_regex_scan *scan;
+    if (nd_fs_read(path, 1 << 20, ND_ERR_DATA, &pattern, &size) != ND_OK ||
+        nd_regex_create(pattern, size, path, 0, &regex) != ND_OK ||
+        nd_regex_scan_create(regex, &scan) != ND_OK) {
+        fail("pattern");
+    }
+    find_words(scan);
+    nd_regex_scan_destroy(scan);
+    nd_regex_destroy(regex);
+    free(pattern);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     nd_tokenizer *tokenizer;
     if (argc != 3) {
-        fprintf(stderr, "usage: text_tool TOKENIZER parse|text|post|decode|skip\n");
+        fprintf(stderr,
+                "usage: text_tool TOKENIZER parse|text|post|decode|skip, or PATTERN words\n");
         return 2;
+    }
+    if (strcmp(argv[2], "words") == 0) {
+        return split_all(argv[1]);
     }
     if (nd_tokenizer_open(argv[1], &tokenizer) != ND_OK) {
         fail("open");
