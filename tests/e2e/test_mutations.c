@@ -149,27 +149,60 @@ Test(mutations, loss_mask)
 
 static nd_status read_tokenizer(const char *path)
 {
+    static const char text[] = "aBc  ab's 123\n\n";
+    const nd_encode_options options = {.drop_unknown = true};
     nd_tokenizer *tokenizer = NULL;
+    nd_encoder *encoder = NULL;
+    const int32_t *ids;
+    size_t count;
     nd_status status = nd_tokenizer_open(path, &tokenizer);
+    if (status == ND_OK) {
+        status = nd_encoder_create(tokenizer, &options, &encoder);
+    }
+    if (status == ND_OK) {
+        status = nd_encode(encoder, text, sizeof text - 1, &ids, &count);
+    }
+    nd_encoder_destroy(encoder);
     nd_tokenizer_close(tokenizer);
     return status;
 }
 
+#define BYTE_LEVEL                                                                                 \
+    "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "              \
+    "\"use_regex\": true}"
+#define SPLIT                                                                                      \
+    "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": " \
+    "\"(?<=\\\\p{Ll})(?=\\\\p{Lu})|[\\\\p{L}&&[^q\\\\x{71}]]+?|(?i:'s|k)|\\\\d{1,3}|(?>\\\\s+)(?!" \
+    "\\\\S)\"}, "                                                                                  \
+    "\"behavior\": \"Isolated\", \"invert\": false}, " BYTE_LEVEL "]}"
+
+static void mutate_tokenizer(const char *name, const char *pre_tokenizer)
+{
+    char text[2048];
+    snprintf(text, sizeof text,
+             "{\"version\": \"1.0\", \"truncation\": null, \"padding\": null, \"added_tokens\": "
+             "[{\"id\": 4, \"content\": \"<s>\", \"single_word\": false, \"lstrip\": false, "
+             "\"rstrip\": false, \"normalized\": false, \"special\": true}], \"normalizer\": "
+             "null, \"pre_tokenizer\": %s, \"post_processor\": null, "
+             "\"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, "
+             "\"trim_offsets\": true, \"use_regex\": true}, \"model\": {\"type\": \"BPE\", "
+             "\"dropout\": null, \"unk_token\": null, \"continuing_subword_prefix\": null, "
+             "\"end_of_word_suffix\": null, \"fuse_unk\": false, \"byte_fallback\": false, "
+             "\"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, \"aba\": 3}, \"merges\": [\"a b\", "
+             "\"ab a\"]}}",
+             pre_tokenizer);
+    write_text("tokenizer.json", text);
+    mutate(&(mutated){.name = name, .file = "tokenizer.json", .read = read_tokenizer});
+}
+
 Test(mutations, tokenizer)
 {
-    write_text("tokenizer.json",
-               "{\"version\": \"1.0\", \"truncation\": null, \"padding\": null, \"added_tokens\": "
-               "[{\"id\": 4, \"content\": \"<s>\", \"single_word\": false, \"lstrip\": false, "
-               "\"rstrip\": false, \"normalized\": false, \"special\": true}], \"normalizer\": "
-               "null, \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, "
-               "\"trim_offsets\": true, \"use_regex\": true}, \"post_processor\": null, "
-               "\"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, "
-               "\"trim_offsets\": true, \"use_regex\": true}, \"model\": {\"type\": \"BPE\", "
-               "\"dropout\": null, \"unk_token\": null, \"continuing_subword_prefix\": null, "
-               "\"end_of_word_suffix\": null, \"fuse_unk\": false, \"byte_fallback\": false, "
-               "\"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, \"aba\": 3}, \"merges\": [\"a b\", "
-               "\"ab a\"]}}");
-    mutate(&(mutated){.name = "tokenizer.json", .file = "tokenizer.json", .read = read_tokenizer});
+    mutate_tokenizer("tokenizer.json", BYTE_LEVEL);
+}
+
+Test(mutations, tokenizer_with_a_pattern)
+{
+    mutate_tokenizer("tokenizer.json with a pattern", SPLIT);
 }
 
 static nd_status read_key(const char *path)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * tokenizer.json: what the reader accepts encodes and decodes some text. Ids lie in the vocabulary,
- * the cache changes nothing, and cutting the ids into calls does not change the text.
+ * tokenizer.json: what the reader accepts encodes and decodes some text, unless its pattern is too
+ * slow for it. Ids lie in the vocabulary, the cache changes nothing, and cutting the ids into calls
+ * does not change the text.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -69,10 +70,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t count, count_again;
     ND_ASSERT(nd_encoder_create(tokenizer, &plain, &first) == ND_OK);
     ND_ASSERT(nd_encoder_create(tokenizer, &cached, &second) == ND_OK);
-    ND_ASSERT(nd_encode(first, text, sizeof text - 1, &ids, &count) == ND_OK);
+    nd_status status = nd_encode(first, text, sizeof text - 1, &ids, &count);
+    ND_ASSERT(status == ND_OK || status == ND_ERR_DATA); /* its pattern is too slow */
+    count = status == ND_OK ? count : 0;
     for (int i = 0; i < 2; i++) {
-        ND_ASSERT(nd_encode(second, text, sizeof text - 1, &again, &count_again) == ND_OK);
-        ND_ASSERT(count == count_again);
+        ND_ASSERT(nd_encode(second, text, sizeof text - 1, &again, &count_again) == status);
+        ND_ASSERT(status != ND_OK || count == count_again);
         ND_ASSERT(count == 0 || memcmp(ids, again, count * sizeof *ids) == 0);
     }
     for (size_t i = 0; i < count; i++) {
