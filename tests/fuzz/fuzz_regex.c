@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Patterns of pre-tokenizers: a pattern up to the first zero byte, then a text. What the parser accepts cuts
- * the text into words that cover it, and interpreted or counted matches find the same ones.
+ * Patterns of pre-tokenizers: a pattern up to the first zero byte, then a text. What the parser
+ * accepts cuts the text into words that cover it, and interpreted or counted matches find the same
+ * ones.
  */
 #include <stddef.h>
 #include <stdint.h>

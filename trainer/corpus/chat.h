@@ -9,9 +9,9 @@
  *            newlines, the text without white space around it (Python's strip), <|eot_id|>
  *   chatml   for each message: <|im_start|> role, newline, the text, <|im_end|>, newline
  *
- * What stands between two control tokens is encoded as one text, as it is when the rendered whole is
- * encoded: in chatml a text that begins with a newline has it in one token with the one before it,
- * where the tokenizer has such a token. A token that has both counts.
+ * What stands between two control tokens is encoded as one text, as it is when the rendered whole
+ * is encoded: in chatml a text that begins with a newline has it in one token with the one before
+ * it, where the tokenizer has such a token. A token that has both counts.
  */
 #include "trainer/corpus/corpus.h"
 

@@ -127,8 +127,8 @@ static nd_status add_splitter(nd_tokenizer *t, nd_splitter splitter)
     return ND_OK;
 }
 
-/* A pattern without a scanner. Only a scanner's pattern is known to match everything, so that nothing
- * is removed. */
+/* A pattern without a scanner. Only a scanner's pattern is known to match everything, so that
+ * nothing is removed. */
 static nd_status add_regex(nd_tokenizer *t, const json_t *regex, bool removes)
 {
     nd_regex *made;

@@ -18,7 +18,7 @@
  * again and again, or that tries too many ways, ends in ND_ERR_DATA with the pattern and the place.
  *
  * A regex does not change after it was made; any number of threads may use one. A scan belongs to
- * one thread, and has all that PCRE2 needs but the kinds of a text, which grow with the longest one.
+ * one thread, and has all that PCRE2 needs but the kinds of a text, which grow with the longest.
  * PCRE2 compiles patterns to machine code where it can (JIT), and interprets them elsewhere, with
  * the same words.
  */

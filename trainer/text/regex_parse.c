@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Reads a pattern as Oniguruma does (its syntax is in the file doc/RE of its sources), and writes it
+ * Reads a pattern as Oniguruma does (the file doc/RE of its sources has the syntax), and writes it
  * for PCRE2. Understood: characters, classes with '&&' and classes in classes, properties, groups,
  * look-around, alternatives, and repeats. Refused is what the two read differently, or what no
  * pre-tokenizer has: anchors, back-references, names, repeats of what may be empty.

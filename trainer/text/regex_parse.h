@@ -42,7 +42,7 @@ bool nd_char_set_add_escape(nd_char_set *set, char letter, bool in_class);
 int nd_char_sets_kinds(nd_char_set *const *sets, int count, uint8_t *kinds,
                        uint64_t members[ND_CHAR_KINDS_MAX]);
 
-/* A pattern in the syntax of PCRE2, but for the sets: the byte ND_REGEX_SET + s stands for set s. */
+/* A pattern in PCRE2's syntax, but for the sets: the byte ND_REGEX_SET + s stands for set s. */
 enum { ND_REGEX_SET = 0x80 };
 
 typedef struct nd_regex_source {
