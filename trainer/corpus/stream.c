@@ -175,21 +175,22 @@ uint64_t nd_text_stream_consumed(const nd_text_stream *s)
     return s->consumed - (s->filled - s->at);
 }
 
-static nd_status fail_cut(const nd_text_stream *s)
+/* `got`: bytes of text of the call that fails. */
+static nd_status fail_cut(const nd_text_stream *s, size_t got)
 {
     return nd_fail(ND_ERR_DATA,
                    "\"%s\" ends within its compressed data, after %llu bytes of text: the file is "
                    "truncated; fetch it again",
-                   s->path, (unsigned long long)s->produced);
+                   s->path, (unsigned long long)(s->produced + got));
 }
 
-static nd_status fail_damaged(const nd_text_stream *s, const char *why)
+static nd_status fail_damaged(const nd_text_stream *s, size_t got, const char *why)
 {
     return nd_fail(ND_ERR_DATA,
                    "\"%s\" is damaged near byte %llu, after %llu bytes of text: %s; fetch the "
                    "file again",
                    s->path, (unsigned long long)nd_text_stream_consumed(s),
-                   (unsigned long long)s->produced, why);
+                   (unsigned long long)(s->produced + got), why);
 }
 
 static nd_status read_plain(nd_text_stream *s, uint8_t *out, size_t size, size_t *got)
@@ -228,7 +229,7 @@ static nd_status read_gzip(nd_text_stream *s, uint8_t *out, size_t size, size_t 
         if (s->at == s->filled) {
             ND_TRY(fill(s));
             if (s->filled == 0) {
-                return s->inside ? fail_cut(s) : ND_OK;
+                return s->inside ? fail_cut(s, *got) : ND_OK;
             }
         }
         if (!s->inside) {
@@ -248,13 +249,13 @@ static nd_status read_gzip(nd_text_stream *s, uint8_t *out, size_t size, size_t 
         } else if (code == Z_MEM_ERROR) {
             return nd_fail_memory("reading \"%s\"", s->path);
         } else if (code != Z_OK && code != Z_BUF_ERROR) {
-            return fail_damaged(s, s->gzip.msg ? s->gzip.msg : "it is no gzip data");
+            return fail_damaged(s, *got, s->gzip.msg ? s->gzip.msg : "it is no gzip data");
         }
     }
     return ND_OK;
 }
 
-static nd_status fail_zstd(const nd_text_stream *s, size_t code)
+static nd_status fail_zstd(const nd_text_stream *s, size_t got, size_t code)
 {
     switch (ZSTD_getErrorCode(code)) {
     case ZSTD_error_memory_allocation:
@@ -265,7 +266,7 @@ static nd_status fail_zstd(const nd_text_stream *s, size_t code)
                        "without --long, or with --long=%d",
                        s->path, (1 << WINDOW_LOG_MAX) >> 20, WINDOW_LOG_MAX);
     default:
-        return fail_damaged(s, ZSTD_getErrorName(code));
+        return fail_damaged(s, got, ZSTD_getErrorName(code));
     }
 }
 
@@ -285,11 +286,12 @@ static nd_status read_zstd(nd_text_stream *s, uint8_t *out, size_t size, size_t 
         s->at = from.pos;
         *got = to.pos;
         if (ZSTD_isError(code)) {
-            return fail_zstd(s, code);
+            return fail_zstd(s, *got, code);
         }
         s->inside = code != 0;
         if (!moved) { /* at the end of the file nothing more comes out */
-            return s->filled == 0 ? fail_cut(s) : fail_damaged(s, "it makes no progress");
+            return s->filled == 0 ? fail_cut(s, *got)
+                                  : fail_damaged(s, *got, "it makes no progress");
         }
     }
     return ND_OK;
