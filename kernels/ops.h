@@ -52,6 +52,13 @@ typedef struct nd_attention {
     float scale;
 } nd_attention;
 
+/* Rows of a call that follow on the tokens of one sequence, which lie in its slot of a cache. */
+typedef struct nd_kv_segment {
+    int64_t slot;
+    int64_t length; /* tokens of the sequence in the slot; 0: the sequence begins */
+    int64_t rows;   /* of the call, at least 1; length + rows <= capacity of the slot */
+} nd_kv_segment;
+
 typedef struct nd_adamw {
     float lr, beta1, beta2, eps, weight_decay;
     float grad_scale;   /* clip factor, multiplies the gradient first */
@@ -209,6 +216,22 @@ typedef struct nd_attention_fwd_args {
     nd_tensor q, k, v;
     void *scratch; /* attention_scratch bytes */
 } nd_attention_fwd_args;
+
+/*
+ * Attention of sequences that are being continued, through their keys and values in a cache. The
+ * segments' rows are adjacent in qkv and out, in the order of the segments. First the keys and
+ * values of a segment's rows become rows [length, length + rows) of its slot. Then row i of a
+ * segment is a query that sees the first length + i + 1 rows of the slot, as in attention_fwd.
+ */
+typedef struct nd_attention_cached_args {
+    nd_attention attention;        /* heads, kv_heads, head_dim and scale; the rest is not read */
+    nd_tensor out;                 /* (rows of all segments, H D) */
+    nd_tensor qkv;                 /* (rows of all segments, (H + 2 K) D): q, k, v, roped */
+    nd_tensor cache;               /* (slots, capacity, 2 K D), contiguous: k, then v of a token */
+    const nd_kv_segment *segments; /* (count), no slot twice; host memory */
+    int64_t count;
+    void *scratch; /* attention_cached_scratch bytes */
+} nd_attention_cached_args;
 
 /* delta = rowsum(dout out), once per backward whatever the number of blocks, where
  * attention_uses_delta says so. */
@@ -476,6 +499,8 @@ typedef struct nd_ops {
      * Queries; each may be asked before anything runs, and answers for one device.
      *   attention_scratch     bytes of scratch for a call of attention_fwd, or attention_bwd, with
      *                         these extents (planned once)
+     *   attention_cached_scratch  bytes for a call of attention_cached whose segments have at most
+     *                         sq rows, and sk tokens with those in the slot
      *   attention_uses_delta  whether attention_bwd of tensors of type act reads delta. Where it
      *                         does not, q, k, v, out and dout must lie at multiples of 16 bytes,
      *                         with strides of multiples of 8 elements

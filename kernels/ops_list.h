@@ -25,6 +25,7 @@
     X(rope, prefix)                                                                                \
     X(swiglu_fwd, prefix)                                                                          \
     X(swiglu_bwd, prefix)                                                                          \
+    X(attention_cached, prefix)                                                                    \
     X(attention_delta, prefix)                                                                     \
     X(lse_merge, prefix)                                                                           \
     X(ce_stats, prefix)                                                                            \
@@ -53,6 +54,8 @@
 #define ND_EACH_QUERY(X, prefix)                                                                   \
     X(attention_scratch, size_t,                                                                   \
       (const nd_device *, const nd_attention *, nd_dtype act, bool backward), prefix)              \
+    X(attention_cached_scratch, size_t,                                                            \
+      (const nd_device *, const nd_attention *most, nd_dtype act), prefix)                         \
     X(attention_uses_delta, bool, (const nd_device *, const nd_attention *, nd_dtype act), prefix) \
     X(matmul_fp8_scratch, size_t,                                                                  \
       (const nd_device *, int64_t m, int64_t n, int64_t k, nd_dtype act), prefix)

@@ -152,6 +152,23 @@ static nd_status attention_bwd(nd_stream *s, const nd_attention_bwd_args *x)
     return nd_cuda_sdpa_bwd(s, x);
 }
 
+static nd_status attention_cached(nd_stream *s, const nd_attention_cached_args *x)
+{
+    const nd_attention *a = &x->attention;
+    const int64_t D = a->head_dim, n = x->out.shape[0], width = 2 * a->kv_heads * D;
+    ND_ASSERT(a->heads % a->kv_heads == 0 && a->scale > 0.0f && D <= ND_PLAIN_HEAD_DIM);
+    ND_ASSERT(nd_is_act(x->qkv) && nd_is_2d(x->qkv, n, a->heads * D + width));
+    ND_ASSERT(nd_is_2d_of(x->out, x->qkv.dtype, n, a->heads * D));
+    ND_ASSERT(x->cache.axes == 3 && x->cache.dtype == x->qkv.dtype && x->cache.shape[2] == width);
+    return LAUNCH(s, attention_cached, x);
+}
+
+static size_t attention_cached_scratch(const nd_device *device, const nd_attention *most,
+                                       nd_dtype act)
+{
+    return 0;
+}
+
 static size_t attention_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
                                 bool backward)
 {

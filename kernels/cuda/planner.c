@@ -57,6 +57,12 @@ static size_t ordered_attention_scratch(const nd_device *device, const nd_attent
     return nd_cuda_sdpa_scratch_by_formula(a, act, backward, ND_SDPA_ORDERED_BYTES);
 }
 
+static size_t attention_cached_scratch(const nd_device *device, const nd_attention *most,
+                                       nd_dtype act)
+{
+    return 0;
+}
+
 static bool attention_uses_delta(const nd_device *device, const nd_attention *a, nd_dtype act)
 {
     return !nd_cuda_sdpa_is_cudnn(a, act);

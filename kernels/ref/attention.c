@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <math.h>
 
+#include "kernels/cached.h"
 #include "kernels/ref/ref.h"
 
 /*
@@ -251,4 +252,16 @@ nd_status nd_ref_lse_merge(nd_stream *stream, const nd_lse_merge_args *args)
         }
     }
     return ND_OK;
+}
+
+size_t nd_ref_attention_cached_scratch(const nd_device *device, const nd_attention *most,
+                                       nd_dtype act)
+{
+    return nd_cached_lse_bytes(most, most->sq) + nd_ref_attention_scratch(device, most, act, false);
+}
+
+nd_status nd_ref_attention_cached(nd_stream *stream, const nd_attention_cached_args *x)
+{
+    const nd_cached_ops ops = {nd_ref_cast, nd_ref_attention_fwd};
+    return nd_attention_cached_by(stream, &ops, x);
 }

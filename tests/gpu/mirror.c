@@ -89,6 +89,7 @@ MIRROR(swiglu_fwd, TENSOR(out), TENSOR(gate), TENSOR(up), FUSE(fuse))
 MIRROR(swiglu_bwd, TENSOR(dgate), TENSOR(dup), TENSOR(dout), TENSOR(gate), TENSOR(up),
        FUSE(fuse_gate), FUSE(fuse_up))
 MIRROR_WITH_SCRATCH(attention_fwd, TENSOR(out), TENSOR(lse), TENSOR(q), TENSOR(k), TENSOR(v))
+MIRROR(attention_cached, TENSOR(out), TENSOR(qkv), TENSOR(cache))
 MIRROR(attention_delta, TENSOR(delta), TENSOR(out), TENSOR(dout))
 MIRROR_WITH_SCRATCH(attention_bwd, TENSOR(dq), TENSOR(dk), TENSOR(dv), TENSOR(q), TENSOR(k),
                     TENSOR(v), TENSOR(out), TENSOR(dout), TENSOR(lse), TENSOR(delta))
@@ -178,6 +179,12 @@ static size_t mirror_attention_scratch(const nd_device *device, const nd_attenti
     size_t bytes = mirrored.ops->attention_scratch(device, a, act, backward);
     ND_ASSERT(bytes <= MIRROR_SCRATCH);
     return bytes;
+}
+
+static size_t mirror_attention_cached_scratch(const nd_device *device, const nd_attention *most,
+                                              nd_dtype act)
+{
+    return mirrored.ops->attention_cached_scratch(device, most, act);
 }
 
 static bool mirror_attention_uses_delta(const nd_device *device, const nd_attention *a,

@@ -10,25 +10,20 @@
  * cache is part of the memory plan, is not shared between slots, and never grows.
  *
  * A call computes rows of several sequences at once: the first tokens of one, one token of each of
- * the others, or any mixture. It is a list of segments. A segment's rows are adjacent in the call,
- * follow in its sequence on the `length` tokens that the slot holds, and each sees these and the
- * rows of its segment up to itself. There is no padding between segments. Behind the last one rows
- * may follow that belong to no sequence, of token 0 at position 0: so that tp divides the rows, and
- * so that there are few forms of products, of which libraries keep something. Their attention
- * output is 0.
+ * the others, or any mixture. It is a list of segments (kernels/ops.h). A segment's rows are
+ * adjacent in the call, follow in its sequence on the `length` tokens that the slot holds, and each
+ * sees these and the rows of its segment up to itself. There is no padding between segments. Behind
+ * the last one rows may follow that belong to no sequence, of token 0 at position 0: so that tp
+ * divides the rows, and so that there are few forms of products, of which libraries keep something.
+ * Their attention output is 0.
  *
  * The tp ranks hold K / tp heads each. A slot's content is never moved: the caller knows its
  * length, and forgets tokens by passing a smaller one.
  */
+#include "kernels/ops.h"
 #include "runtime/device/memplan.h"
 #include "trainer/layout/layout.h"
 #include "trainer/rank.h"
-
-typedef struct nd_kv_segment {
-    int64_t slot;
-    int64_t length; /* tokens of the sequence in the slot; 0: the sequence begins */
-    int64_t rows;   /* of the call, at least 1; length + rows <= capacity */
-} nd_kv_segment;
 
 typedef struct nd_kv_call {
     const nd_kv_segment *segments; /* in the order of their rows; no slot twice */
@@ -47,7 +42,6 @@ typedef struct nd_kv_cache {
     nd_layer_range layers;
     int64_t slots, capacity;
     void *memory;    /* act (layers, slots, capacity, 2 K D): k, then v */
-    float *lse;      /* (H, T): the attention op writes it, nothing reads it */
     void *scratch;   /* of the attention op */
     nd_kv_call call; /* that is being computed; borrowed */
 } nd_kv_cache;
