@@ -227,3 +227,63 @@ Test(processes_cuda, a_gpu_unlike_the_one_that_was_timed_refuses)
     expect_ended(run("--device cuda --workers 4 --autotune", "x"), 2, "rank 2 failed first",
                  "rank 2 has \"double of another GPU\"");
 }
+
+/* A saved model, requests for texts, and requests for scores. */
+static void make_model_to_use(void)
+{
+    static const char prompts[] =
+        "{\"prompt\": \"abc\"}\n{\"prompt\": \"the letters of a longer prompt, in "
+        "several calls\", \"max_new_tokens\": 9}\n{\"prompt\": \"q\"}\n";
+    static const char scores[] =
+        "{\"context\": \"abcdef\", \"choices\": [\"gh\", \"xyz\"], \"gold\": "
+        "0}\n{\"context\": \"pq\", \"choices\": [\"a\", \"rst\"], \"gold\": 1}\n";
+    cr_assert_eq(run("--device cpu --workers 1 --precision fp32 --set optimizer.lr=0.01 "
+                     "--checkpointing-steps 3",
+                     "made"),
+                 0, "%s", shell_output);
+    tempdir_write(&dir, "prompts.jsonl", prompts, sizeof prompts - 1);
+    tempdir_write(&dir, "scores.jsonl", scores, sizeof scores - 1);
+}
+
+#define TEXTS "generate --prompt-file prompts.jsonl --max-new-tokens 12 --prefill-chunk 16 "
+
+/* Standard output of a program with device cuda is that of ndtrain on the CPU. */
+static void expect_same_output(const char *gpu, const char *cpu)
+{
+    char command[1024];
+    snprintf(command, sizeof command, "%s >got.txt", gpu);
+    cr_assert_eq(shell_run(&dir, command), 0, "%s: %s", gpu, shell_output);
+    snprintf(command, sizeof command, ND_HOSTCUDA "/ndtrain %s --device cpu >want.txt", cpu);
+    cr_assert_eq(shell_run(&dir, command), 0, "%s: %s", cpu, shell_output);
+    shell(&dir, "test -s want.txt");
+    cr_expect_eq(shell_run(&dir, "diff want.txt got.txt"), 0, "%s: %s", gpu, shell_output);
+}
+
+Test(processes_cuda, texts_and_scores_are_those_of_the_cpu)
+{
+    make_model_to_use();
+    expect_same_output(ND_HOSTCUDA "/ndtrain " TEXTS "--model made/model --precision fp32 "
+                                   "--device cuda",
+                       TEXTS "--model made/model --precision fp32");
+    expect_same_output(ND_HOSTCUDA "/ndlaunch " TEXTS "--model made/checkpoint-3 --precision fp32 "
+                                   "--device cuda --num-processes 4 --tp-size 2",
+                       TEXTS "--model made/model --precision fp32");
+    expect_same_output(ND_HOSTCUDA "/ndtrain eval --requests scores.jsonl --model made/model "
+                                   "--precision fp32 --device cuda",
+                       "eval --requests scores.jsonl --model made/model --precision fp32");
+    shell(&dir, ND_HOSTCUDA "/ndtrain eval --serve-stdin --model made/model --precision bf16 "
+                            "--device cuda <scores.jsonl >served.txt && "
+                            "test $(grep -c log_likelihoods served.txt) = 2");
+}
+
+Test(processes_cuda, a_generator_says_what_a_gpu_cannot_do)
+{
+    inputs_write_model(&dir, 128, 512, 4); /* libraries take 48 MiB, and it more than 2 */
+    make_model_to_use();
+    int code = shell_run(&dir, ND_HOSTCUDA "/ndtrain " TEXTS "--model made/model --precision fp8 "
+                                           "--device cuda");
+    expect_ended(code, 2, "do not run in fp8 on a GPU", "--precision bf16");
+    code = shell_run(&dir, "ND_DOUBLE_MEMORY=50 " ND_HOSTCUDA "/ndtrain " TEXTS
+                           "--model made/model --device cuda");
+    expect_ended(code, 71, "of 0.05 GiB are free", "--max-batch");
+}

@@ -31,12 +31,11 @@ nd_status nd_eval_print(json_t *row)
 /* The scores that one replica has found reach the others. */
 static nd_status share_scores(nd_session *s, nd_question *q, int owner)
 {
-    nd_rank *r = &s->worker->rank;
+    const bool own = s->worker->rank.coord.at[ND_AXIS_DP_REPLICATE] == owner;
     for (int64_t i = 0; i < q->count; i++) {
         nd_choice *c = &q->choices[i];
         double values[2] = {c->score, c->greedy};
-        ND_TRY(nd_comm_broadcast(r->groups.by_kind[ND_GROUP_DP_REPLICATE], &r->stream, values, 2,
-                                 ND_DTYPE_F64, owner, NULL));
+        ND_TRY(nd_session_broadcast(s, ND_GROUP_DP_REPLICATE, values, sizeof values, owner, own));
         c->score = values[0];
         c->greedy = values[1] != 0;
     }

@@ -43,6 +43,9 @@ void nd_session_close(nd_session *session);
 /* Rank 0's bytes reach all ranks: *text (*size) is read on rank 0 and, owned by the caller, set on
  * the others. `read` (the status of rank 0's reading) is that of all ranks afterwards. */
 nd_status nd_session_share(nd_session *session, nd_status read, char **text, size_t *size);
+/* Host memory of the rank `root` of a group reaches the others; `own`: this rank is the root. */
+nd_status nd_session_broadcast(nd_session *session, nd_group_kind group, void *data, int64_t bytes,
+                               int root, bool own);
 /* Every rank returns the worst status of all; the reason, that it could not `what`, stays with the
  * rank that has it. Collective. */
 nd_status nd_session_agree_status(nd_session *session, nd_status status, const char *what);

@@ -183,13 +183,14 @@ static void release(job *j)
 static nd_status share_result(job *j, size_t i, int owner)
 {
     nd_rank *r = &j->session->worker->rank;
-    nd_comm *replicas = r->groups.by_kind[ND_GROUP_DP_REPLICATE];
+    const bool own = r->coord.at[ND_AXIS_DP_REPLICATE] == owner;
     nd_sequence *s = &j->results[i].sequence;
     int64_t numbers[2] = {s->count, s->finish};
-    ND_TRY(nd_comm_broadcast(replicas, &r->stream, numbers, 2, ND_DTYPE_I64, owner, NULL));
-    ND_TRY(nd_comm_broadcast(replicas, &r->stream, s->ids, numbers[0] * (int64_t)sizeof *s->ids,
-                             ND_DTYPE_U8, owner, NULL));
-    if (r->coord.at[ND_AXIS_DP_REPLICATE] == owner) {
+    ND_TRY(nd_session_broadcast(j->session, ND_GROUP_DP_REPLICATE, numbers, sizeof numbers, owner,
+                                own));
+    ND_TRY(nd_session_broadcast(j->session, ND_GROUP_DP_REPLICATE, s->ids,
+                                numbers[0] * (int64_t)sizeof *s->ids, owner, own));
+    if (own) {
         return ND_OK;
     }
     s->count = numbers[0];

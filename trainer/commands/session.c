@@ -11,6 +11,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
+#include "runtime/base/math.h"
 #include "runtime/base/process.h"
 #include "runtime/device/host_memory.h"
 #include "trainer/commands/generate.h"
@@ -214,8 +215,40 @@ nd_status nd_session_agree_status(nd_session *s, nd_status status, const char *w
                           : nd_fail_elsewhere((nd_status)worst, "another rank could not %s", what);
 }
 
-/* Rank 0's bytes, at most this many at once. */
-enum { SHARE_BYTES = 1 << 20 };
+/* Bytes of one collective: of a broadcast, and of an all-reduce of a GPU's host memory. */
+enum { SHARE_BYTES = 1 << 20, REDUCE_WORDS = 512 };
+
+/* NCCL has broadcasts of device memory alone. So the bytes are a sum, to which others add 0. */
+static nd_status share_by_sums(nd_rank *r, nd_comm *comm, char *data, int64_t bytes, bool own)
+{
+    int64_t words[REDUCE_WORDS];
+    for (int64_t at = 0; at < bytes; at += (int64_t)sizeof words) {
+        const size_t left = (size_t)(bytes - at), n = left < sizeof words ? left : sizeof words;
+        memset(words, 0, sizeof words);
+        if (own) {
+            memcpy(words, data + at, n);
+        }
+        ND_TRY(nd_comm_all_reduce(comm, &r->stream, words, nd_ceil_div((int64_t)n, 8), ND_DTYPE_I64,
+                                  ND_REDOP_SUM, NULL));
+        memcpy(data + at, words, n);
+    }
+    return ND_OK;
+}
+
+nd_status nd_session_broadcast(nd_session *s, nd_group_kind group, void *data, int64_t bytes,
+                               int root, bool own)
+{
+    nd_rank *r = &s->worker->rank;
+    nd_comm *comm = r->groups.by_kind[group];
+    if (nd_rank_is_gpu(r)) {
+        return share_by_sums(r, comm, data, bytes, own);
+    }
+    for (int64_t at = 0; at < bytes; at += SHARE_BYTES) {
+        ND_TRY(nd_comm_broadcast(comm, &r->stream, (char *)data + at,
+                                 nd_min(bytes - at, SHARE_BYTES), ND_DTYPE_U8, root, NULL));
+    }
+    return ND_OK;
+}
 
 nd_status nd_session_share(nd_session *s, nd_status read, char **text, size_t *size)
 {
@@ -231,11 +264,7 @@ nd_status nd_session_share(nd_session *s, nd_status read, char **text, size_t *s
         status = ND_ALLOC(bytes + 1, text);
     }
     ND_TRY(nd_session_agree_status(s, status, "hold the input"));
-    for (int64_t at = 0; at < bytes; at += SHARE_BYTES) {
-        int64_t n = bytes - at < SHARE_BYTES ? bytes - at : SHARE_BYTES;
-        ND_TRY(nd_comm_broadcast(world, &r->stream, *text + at, n, ND_DTYPE_U8, 0, NULL));
-    }
-    return ND_OK;
+    return nd_session_broadcast(s, ND_GROUP_WORLD, *text, bytes, 0, r->rank == 0);
 }
 
 /* The command line, for the comparison of ranks. */
@@ -309,6 +338,17 @@ nd_status nd_session_check_memory(const nd_session *s, const nd_memplan *plan)
                                   "a worker with this model");
 }
 
+/* What the sentence of a plan that does not fit advises is for training. */
+static nd_status commit(const nd_session *s, nd_generator *g)
+{
+    const nd_status status = nd_generator_commit(g);
+    return status == ND_ERR_RESOURCE && s->worker->device->kind != ND_DEVICE_CPU
+               ? nd_fail_context(status,
+                                 "shorter texts, or fewer at once (--max-batch, --context), "
+                                 "need less memory for keys and values")
+               : status;
+}
+
 nd_status nd_session_generator(nd_session *s, const nd_generate_options *options,
                                nd_generator **out)
 {
@@ -317,7 +357,7 @@ nd_status nd_session_generator(nd_session *s, const nd_generate_options *options
     ND_TRY(nd_trainer_check_precision(s->config, &s->model.shape));
     ND_TRY(nd_generator_create(&s->worker->rank, options, &g));
     ND_TRY_OUT(nd_session_check_memory(s, nd_generator_plan(g)));
-    ND_TRY_OUT(nd_generator_commit(g));
+    ND_TRY_OUT(commit(s, g));
     ND_TRY_OUT(nd_model_files_load(&s->model, nd_generator_fsdp(g)));
     *out = g;
     g = NULL;

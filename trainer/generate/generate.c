@@ -6,6 +6,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/math.h"
+#include "runtime/device/staging.h"
 
 /* A slot of the cache. */
 typedef struct slot {
@@ -26,7 +27,7 @@ struct nd_generator {
     int64_t *rows;           /* [batch] whose logits are wanted */
     int32_t *ids;            /* [rows of a call], as are positions */
     int32_t *positions;
-    float *logits;   /* (batch, vocab) */
+    float *logits;   /* (batch, vocab); pinned where the device is a GPU */
     int32_t *scored; /* [capacity] what slot 0 holds, for nd_generator_score */
     int64_t scored_count;
     nd_generate_counts counts;
@@ -76,9 +77,11 @@ nd_status nd_generate_check(const nd_rank *rank, const nd_generate_options *o)
 {
     const nd_mesh *mesh = &rank->mesh;
     const nd_llama_shape *shape = &rank->shape;
-    if (nd_rank_is_gpu(rank)) {
-        return nd_fail(ND_ERR_CONFIG, "generate and eval --requests run on the CPU in this "
-                                      "version; use --device cpu");
+    if (nd_rank_is_gpu(rank) && rank->config->train.precision == ND_PRECISION_FP8) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "generate and eval --requests do not run in fp8 on a GPU in this version, "
+                       "because its FP8 products have multiples of 16 rows; use --precision bf16, "
+                       "or --device cpu");
     }
     if (rank->config->train.precision == ND_PRECISION_FP8 &&
         rank->config->fp8.recipe == ND_FP8_DELAYED) {
@@ -114,13 +117,16 @@ nd_status nd_generate_check(const nd_rank *rank, const nd_generate_options *o)
 static nd_status allocate(nd_generator *g)
 {
     const int64_t batch = g->options.batch;
+    void *logits = NULL;
     ND_TRY(ND_ALLOC(batch, &g->slots));
     ND_TRY(ND_ALLOC(batch, &g->segments));
     ND_TRY(ND_ALLOC(batch, &g->rows));
     ND_TRY(ND_ALLOC(g->cache.tokens, &g->ids));
     ND_TRY(ND_ALLOC(g->cache.tokens, &g->positions));
-    ND_TRY(ND_ALLOC(batch * g->rank->shape.vocab, &g->logits));
     ND_TRY(ND_ALLOC(g->options.capacity, &g->scored));
+    ND_TRY(nd_host_alloc(g->rank->device,
+                         (size_t)(batch * g->rank->shape.vocab) * sizeof *g->logits, &logits));
+    g->logits = logits;
     return nd_sampler_init(&g->sampler, g->rank->shape.vocab);
 }
 
@@ -140,6 +146,7 @@ nd_status nd_generator_create(nd_rank *rank, const nd_generate_options *o, nd_ge
     nd_memplan_init(&g->plan);
     const nd_model_options options = {.forward_only = true, .cache = &g->cache};
     ND_TRY_OUT(nd_model_create(rank, &options, &g->plan, &g->model));
+    nd_model_budget_plan(rank, &g->plan);
     *out = g;
 out:
     if (status != ND_OK) {
@@ -151,7 +158,7 @@ out:
 nd_status nd_generator_commit(nd_generator *g)
 {
     ND_TRY(allocate(g)); /* not before: the plan may be more than the caller has */
-    ND_TRY(nd_memplan_commit(&g->plan, g->rank->device));
+    ND_TRY(nd_model_budget_commit(g->rank, &g->plan));
     return nd_model_start(g->model);
 }
 
@@ -166,7 +173,7 @@ void nd_generator_destroy(nd_generator *g)
         free(g->rows);
         free(g->ids);
         free(g->positions);
-        free(g->logits);
+        nd_host_free(g->rank->device, g->logits);
         free(g->scored);
         free(g);
     }

@@ -310,6 +310,7 @@ nd_status nd_model_files_run_length(const nd_model_files *m, int64_t *length)
 
 typedef struct load {
     nd_fsdp *fsdp;
+    float *master; /* in host memory: the model's, or where they are read for a GPU */
     nd_source *source;
 } load;
 
@@ -317,8 +318,7 @@ static nd_status want_span(void *context, const nd_span *span)
 {
     const load *l = context;
     const nd_rect rect = {span->param->axes, span->row, span->col, span->rows, span->cols};
-    return nd_source_add(l->source, span->param, ND_STATE_MASTER, &rect,
-                         l->fsdp->master + span->begin);
+    return nd_source_add(l->source, span->param, ND_STATE_MASTER, &rect, l->master + span->begin);
 }
 
 static nd_status load_source(const nd_model_files *m, load *l)
@@ -338,20 +338,32 @@ static nd_status load_source(const nd_model_files *m, load *l)
     return nd_source_run(l->source);
 }
 
+static nd_status to_device(nd_fsdp *fsdp, const float *weights, int64_t count)
+{
+    nd_stream *stream = &fsdp->rank->stream;
+    ND_TRY(nd_copy(stream, fsdp->master, weights, (size_t)count * sizeof *weights));
+    return nd_stream_sync(stream);
+}
+
 nd_status nd_model_files_load(const nd_model_files *m, nd_fsdp *fsdp)
 {
     load l = {.fsdp = fsdp};
     if (m->kind == ND_MODEL_FOLDER) {
         return nd_weights_load(fsdp, m->reader);
     }
-    if (fsdp->rank->device->kind != ND_DEVICE_CPU) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "\"%s\" is a checkpoint, which is read into host memory; use --device cpu, "
-                       "or a model folder (ndtrain ckpt export)",
-                       m->folder);
+    const bool gpu = fsdp->rank->device->kind != ND_DEVICE_CPU;
+    const int64_t count = fsdp->layout->shard_total;
+    nd_status status = ND_OK;
+    l.master = fsdp->master;
+    if (gpu) {
+        ND_TRY(ND_ALLOC(count, &l.master));
     }
-    nd_status status = load_source(m, &l);
+    status = load_source(m, &l);
     nd_source_close(l.source);
+    if (gpu) {
+        status = status == ND_OK ? to_device(fsdp, l.master, count) : status;
+        free(l.master);
+    }
     nd_fsdp_weights_changed(fsdp);
     return status;
 }

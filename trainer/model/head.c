@@ -121,6 +121,36 @@ nd_status nd_head_forward(nd_model *m, nd_activation_set *set, nd_pass pass, nd_
     return ND_OK;
 }
 
+/* How many of the first `count` row numbers are adjacent. */
+static int64_t adjacent_rows(const int64_t *rows, int64_t count)
+{
+    int64_t n = 1;
+    while (n < count && rows[n] == rows[0] + n) {
+        n++;
+    }
+    return n;
+}
+
+/* Copies the first n of `computed` rows to the host, (n, vocab). all: (tp x computed, V), the
+ * slices of the vocabulary one after the other. */
+static nd_status read_logits(nd_model *m, nd_tensor all, int64_t computed, int64_t n, float *out)
+{
+    nd_stream *stream = &m->rank->stream;
+    const nd_dims *d = &m->dims;
+    if (d->V == d->vocab) {
+        return nd_copy(stream, out, all.data, nd_tensor_bytes(nd_tensor_rows(all, 0, n)));
+    }
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t first = 0, p = 0; first < d->vocab; first += d->V, p++) {
+            int64_t valid = d->vocab - first < d->V ? d->vocab - first : d->V;
+            ND_TRY(nd_copy(stream, out + i * d->vocab + first,
+                           nd_tensor_rows(all, p * computed + i, 1).data,
+                           (size_t)valid * sizeof(float)));
+        }
+    }
+    return ND_OK;
+}
+
 /* Logits of rows [begin, begin + n) of the call's list; h (T, C). */
 static nd_status logits_of_rows(nd_model *m, nd_tensor h, const nd_logits_call *call, int64_t begin,
                                 int64_t n)
@@ -132,23 +162,17 @@ static nd_status logits_of_rows(nd_model *m, nd_tensor h, const nd_logits_call *
     const int64_t computed = nd_kv_round_rows(n, 1, m->logits.rows.shape[0]);
     nd_tensor rows = nd_tensor_rows(m->logits.rows, 0, computed);
     nd_tensor local = nd_tensor_rows(m->logits.logits, 0, computed), all; /* (computed, V), tp x */
-    for (int64_t i = 0; i < n; i++) {
-        ND_TRY(nd_copy(&r->stream, nd_tensor_rows(rows, i, 1).data,
-                       nd_tensor_rows(h, call->rows[begin + i], 1).data, row_bytes));
+    for (int64_t i = 0, run; i < n; i += run) {
+        run = adjacent_rows(call->rows + begin + i, n - i);
+        ND_TRY(nd_copy(&r->stream, nd_tensor_rows(rows, i, run).data,
+                       nd_tensor_rows(h, call->rows[begin + i], run).data,
+                       (size_t)run * row_bytes));
     }
     ND_OP(r, HEAD, matmul, .c = local, .a = rows,
           .b = nd_fsdp_weight(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1), .b_transposed = true,
           .few_rows = true);
     ND_TRY(nd_tp_gather(r, local, m->logits.gathered, ND_TRACE_COMMUNICATION, &all));
-    for (int64_t i = 0; i < n; i++) {
-        for (int64_t first = 0, p = 0; first < d->vocab; first += d->V, p++) {
-            int64_t valid = d->vocab - first < d->V ? d->vocab - first : d->V;
-            ND_TRY(nd_copy(&r->stream, call->logits + (begin + i) * d->vocab + first,
-                           nd_tensor_rows(all, p * computed + i, 1).data,
-                           (size_t)valid * sizeof(float)));
-        }
-    }
-    return ND_OK;
+    return read_logits(m, all, computed, n, call->logits + begin * d->vocab);
 }
 
 nd_status nd_head_logits(nd_model *m, nd_activation_set *set, nd_residual in,

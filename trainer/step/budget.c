@@ -109,3 +109,15 @@ nd_status nd_budget_explain(const nd_rank *rank, const nd_graph_counts *graphs,
                            (double)plan->total / nd_gib,
                            (double)nd_budget_later(rank, graphs) / nd_gib);
 }
+
+void nd_model_budget_plan(const nd_rank *rank, nd_memplan *plan)
+{
+    if (nd_rank_is_gpu(rank)) {
+        nd_budget_plan(rank, &(nd_graph_counts){0}, plan);
+    }
+}
+
+nd_status nd_model_budget_commit(const nd_rank *rank, nd_memplan *plan)
+{
+    return nd_budget_commit(rank, &(nd_graph_counts){0}, plan);
+}

@@ -116,6 +116,13 @@ nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer *
 /* The same for validations alone (nd_trainer_evaluate): the weights, without gradients, moments
  * and what is kept for a backward. No step may be done. */
 nd_status nd_trainer_create_evaluator(nd_rank *rank, nd_trainer **out);
+/*
+ * For a model without a trainer, on a GPU: adds what libraries and kernels hold of it to the plan,
+ * as external bytes. On a CPU it adds nothing. nd_model_budget_commit is nd_memplan_commit, with a
+ * warning where the plan leaves too little for what comes later.
+ */
+void nd_model_budget_plan(const nd_rank *rank, nd_memplan *plan);
+nd_status nd_model_budget_commit(const nd_rank *rank, nd_memplan *plan);
 /* Allocates the plan and writes its start values. Collective: the rank's groups must exist from
  * here on. */
 nd_status nd_trainer_commit(nd_trainer *trainer);
