@@ -119,7 +119,7 @@ template <int LANES, int E> __device__ inline float dot(const float (&a)[E], con
 }
 
 template <class T, int N, int CHUNKS, int LANES>
-__global__ void __launch_bounds__(THREADS, 1)
+__global__ void __launch_bounds__(THREADS, LANES < 32 ? 2 : 1)
     attend_kernel(T *out, const T *qkv, const T *cache, shape s, segments all)
 {
     constexpr int E = N * CHUNKS, COLUMNS = E * LANES, GROUPS = THREADS / LANES;
