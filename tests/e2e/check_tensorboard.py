@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tensorboard's own reader opens what --log-with tensorboard writes: check_tensorboard.py NDLAUNCH.
+"""tensorboard's own readers open what --log-with tensorboard writes: check_tensorboard.py NDLAUNCH.
 
-A run of ten steps, then one that goes on from its fifth: the curves must be those of metrics.jsonl, and continuous. A file that is
-cut at any byte must give all records that are whole. Histograms count each element once, on one worker and on four.
+A run of ten steps, then one that goes on from its fifth: in both readers, the Python one and the data server where there is one, the
+curves must be those of metrics.jsonl, and continuous, and the page of hyperparameters must say which runs are finished. A file that
+is cut at any byte must give all records that are whole. Histograms count each element once, on one worker and on four.
 """
+import contextlib
 import json
 import os
 import pathlib
@@ -13,14 +15,21 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 
+from tensorboard import context
+from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
-from tensorboard.plugins.hparams import plugin_data_pb2
-from tensorboard.util import tensor_util
+from tensorboard.data import server_ingester
+from tensorboard.plugins import base_plugin
+from tensorboard.plugins.hparams import api_pb2, backend_context, get_experiment, list_session_groups, plugin_data_pb2
+from tensorboard.util import grpc_util, tensor_util
 
 MODEL = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+
+SECONDS = 120  # a bound on what the data server may take
 
 
 def check(holds, words):
@@ -58,16 +67,91 @@ def single(value):
     return struct.unpack("f", struct.pack("f", value))[0]
 
 
-def expect_curves(run_folder):
+def wait_for(holds, words):
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        check(time.monotonic() < deadline, f"{words} after {SECONDS} s")
+        time.sleep(0.02)
+
+
+def python_reader(folder):
+    """Event files as tensorboard --load_fast=false reads them."""
+    multiplexer = plugin_event_multiplexer.EventMultiplexer(tensor_size_guidance={"scalars": 1000})
+    multiplexer.AddRunsFromDirectory(str(folder))
+    multiplexer.Reload()
+    return data_provider.MultiplexerDataProvider(multiplexer, str(folder))
+
+
+def data_server():
+    """The program that tensorboard reads event files with by default; None: there is none for this machine."""
+    try:
+        return server_ingester.get_server_binary().path
+    except server_ingester.NoDataServerError:
+        return None
+
+
+@contextlib.contextmanager
+def server_reader(program, folder):
+    os.environ["no_grpc_proxy"] = "localhost"
+    with tempfile.TemporaryDirectory() as name:
+        port = pathlib.Path(name) / "port"
+        server = subprocess.Popen([program, "--logdir", folder, "--reload", "once", "--port", "0", "--port-file", port,
+                                   "--die-after-stdin"], stdin=subprocess.PIPE)
+        try:
+            wait_for(lambda: server.poll() is not None or (port.exists() and port.read_text().endswith("\n")), "the data server is silent")
+            check(server.poll() is None, f"the data server ended with {server.poll()}")
+            address = f"localhost:{port.read_text().strip()}"
+            yield server_ingester.ExistingServerDataIngester(
+                address, channel_creds_type=grpc_util.ChannelCredsType.LOCAL).data_provider
+        finally:
+            server.kill()
+            server.communicate()
+
+
+def curves_of(reader, run):
+    """tag -> [(step, value)]; {}: the reader does not know the run (yet)."""
+    found = reader.read_scalars(context.RequestContext(), experiment_id="", plugin_name="scalars", downsample=1000).get(run, {})
+    return {tag: [(e.step, e.value) for e in events] for tag, events in found.items()}
+
+
+def page_of(reader):
+    """What the page of hyperparameters shows: session -> (status, names of its metrics), and the names of the settings."""
+    plugin = backend_context.Context(base_plugin.TBContext(data_provider=reader))
+    wanted = api_pb2.ListSessionGroupsRequest(allowed_statuses=api_pb2.Status.values(), slice_size=100)
+    groups = list_session_groups.Handler(context.RequestContext(), plugin, "", wanted).run().session_groups
+    experiment = get_experiment.Handler(context.RequestContext(), plugin, "", api_pb2.GetExperimentRequest()).run()
+    sessions = {s.name: (api_pb2.Status.Name(s.status), {m.name.tag for m in s.metric_values}) for g in groups for s in g.sessions}
+    return sessions, {info.name for info in experiment.hparam_infos}
+
+
+def expect_page(reader, name, status):
+    sessions, settings = page_of(reader)
+    check(list(sessions) == ["tensorboard"] and sessions["tensorboard"][0] == status, f"{name}: sessions are {sessions}, not {status}")
+    check({"train/loss", "eval/loss"} <= sessions["tensorboard"][1], f"{name}: metrics are {sessions}")
+    check({"train.steps", "optimizer.lr", "train.precision"} <= settings, f"{name}: settings are {settings}")
+
+
+def expect_curves(run_folder, status):
+    steps, validations = steps_of(run_folder)
+    wanted = {tag: [(s, single(r[key])) for s, r in sorted(steps.items())] for tag, key in (
+        ("train/loss", "loss"), ("train/grad_norm", "grad_norm"), ("train/learning_rate", "lr"), ("train/step_ms", "step_ms"))}
+    wanted["eval/loss"] = [(s, single(r["validation_loss"])) for s, r in sorted(validations.items())]
+    check([s for s, _ in wanted["eval/loss"]] == [5, 10], f"validations are at {validations}")
+
+    def expect(name, reader):
+        found = curves_of(reader, "tensorboard")
+        for tag, curve in wanted.items():
+            check(found[tag] == curve, f"{name}: {tag} is {found[tag]}, metrics.jsonl has {curve}")
+        expect_page(reader, name, status)
+
+    expect("Python", python_reader(run_folder))
+    server = data_server()
+    if server:
+        with server_reader(server, run_folder) as reader:
+            wait_for(lambda: len(curves_of(reader, "tensorboard").get("eval/loss", [])) == 2, "the data server has not read the run")
+            expect("data server", reader)
     events = EventAccumulator(str(run_folder / "tensorboard"))
     events.Reload()
-    steps, validations = steps_of(run_folder)
-    for tag, key in (("train/loss", "loss"), ("train/grad_norm", "grad_norm"), ("train/learning_rate", "lr"), ("train/step_ms", "step_ms")):
-        seen = [(e.step, e.value) for e in events.Scalars(tag)]
-        check(seen == [(s, single(r[key])) for s, r in sorted(steps.items())], f"{tag} is {seen}, metrics.jsonl has {steps}")
-    seen = [(e.step, e.value) for e in events.Scalars("eval/loss")]
-    check(seen == [(s, single(r["validation_loss"])) for s, r in sorted(validations.items())], f"eval/loss is {seen}")
-    check([s for s, _ in seen] == [5, 10], f"validations are at {seen}")
     return events
 
 
@@ -95,7 +179,7 @@ def expect_whole_records_of_cut_files(path, folder):
     data = path.read_bytes()
     ends = records(data)
     cut = folder / "events.out.tfevents.1.cut"
-    for size in (*range(ends[0] + 20), *range(ends[1] - 20, len(data) + 1)):  # between them lies the text of the configuration
+    for size in range(len(data) + 1):
         cut.write_bytes(data[:size])
         whole = sum(end <= size for end in ends)
         seen = len(list(RawEventFileLoader(str(cut)).Load())) if size else 0
@@ -141,18 +225,23 @@ def main():
         (folder / "model.json").write_text(json.dumps(MODEL))
         (folder / "text.txt").write_bytes(bytes(range(97, 123)) * 800)
         run(ndlaunch, folder, "--log-with", "tensorboard")
-        events = expect_curves(folder / "run")
+        events = expect_curves(folder / "run", "STATUS_SUCCESS")
         expect_settings(events)
         files = sorted((folder / "run" / "tensorboard").iterdir())
         check(len(files) == 1, f"{files}")
         expect_whole_records_of_cut_files(files[0], folder)
+        killed = folder / "killed" / "tensorboard" / files[0].name  # all but its last record
+        killed.parent.mkdir(parents=True)
+        killed.write_bytes(files[0].read_bytes()[:records(files[0].read_bytes())[-2]])
+        expect_page(python_reader(folder / "killed"), "a killed run", "STATUS_UNKNOWN")
         # What a run that died after step 10 left: it goes on from step 5, with other values of what is timed.
         shutil.rmtree(folder / "run" / "checkpoint-10")
         run(ndlaunch, folder, "--report-to", "all", "--resume-from-checkpoint", "latest")
         check(len(list((folder / "run" / "tensorboard").iterdir())) == 2, "the second start has no file of its own")
-        expect_curves(folder / "run")
+        expect_curves(folder / "run", "STATUS_SUCCESS")
         expect_histograms(ndlaunch, folder)
-    print("event files: curves, settings, histograms and cut files are read by tensorboard")
+    print("event files: curves, settings, histograms and cut files are read by tensorboard" +
+          ("" if data_server() else "; it has no data server for this machine"))
 
 
 if __name__ == "__main__":

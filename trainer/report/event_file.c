@@ -30,7 +30,7 @@ struct nd_event_file {
     nd_proto record;
     size_t summary; /* where the message of values begins */
     bool in_summary;
-    size_t value, metadata, plugin, content, start; /* of the settings */
+    size_t value, metadata, plugin, content, start; /* of a value for hyperparameters */
     uint8_t frame[HEAD + ND_EVENT_BYTES_MAX + TAIL];
 };
 
@@ -290,17 +290,45 @@ static void put_setting(nd_proto *p, const char *text)
     }
 }
 
-/* HParamsPluginData{1 version, 3 start{1 map{1 key, 2 value}, 5 start_time}} is the content of the
- * plugin of a tag without numbers: a tensor of type float and shape [0]. */
-void nd_event_settings_begin(nd_event_file *file)
+/*
+ * HParamsPluginData{1 version, 3 start{1 map{1 key, 2 value}, 5 start_time}, 4 end{1 status,
+ * 2 end_time}} is the content of the plugin of a tag without numbers: a tensor of type float and
+ * shape [0].
+ *
+ * There is no tag _hparams_/experiment, a list of settings and metrics: without it TensorBoard
+ * makes the list from all runs and marks settings in which they differ, but with it takes that of
+ * any one run.
+ */
+static void begin_hparams(nd_event_file *file, const char *tag)
 {
     nd_proto *p = &file->record;
-    file->value = begin_value(file, "_hparams_/session_start_info");
+    file->value = begin_value(file, tag);
     file->metadata = nd_proto_begin(p, VALUE_METADATA);
     file->plugin = nd_proto_begin(p, 1);
     nd_proto_text(p, 1, "hparams");
     file->content = nd_proto_begin(p, 2);
-    file->start = nd_proto_begin(p, 3);
+}
+
+static void end_hparams(nd_event_file *file)
+{
+    enum { DATA_CLASS_TENSOR = 2, DTYPE_FLOAT = 1 };
+    static const uint64_t none = 0;
+    nd_proto *p = &file->record;
+    nd_proto_end(p, file->content);
+    nd_proto_end(p, file->plugin);
+    nd_proto_varint(p, 4, DATA_CLASS_TENSOR);
+    nd_proto_end(p, file->metadata);
+    size_t tensor = nd_proto_begin(p, VALUE_TENSOR);
+    nd_proto_varint(p, TENSOR_DTYPE, DTYPE_FLOAT);
+    put_shape(p, &none, 1);
+    nd_proto_end(p, tensor);
+    nd_proto_end(p, file->value);
+}
+
+void nd_event_settings_begin(nd_event_file *file)
+{
+    begin_hparams(file, "_hparams_/session_start_info");
+    file->start = nd_proto_begin(&file->record, 3);
 }
 
 void nd_event_setting(nd_event_file *file, const char *key, const char *text)
@@ -316,20 +344,22 @@ void nd_event_setting(nd_event_file *file, const char *key, const char *text)
 
 void nd_event_settings_end(nd_event_file *file)
 {
-    enum { DATA_CLASS_TENSOR = 2, DTYPE_FLOAT = 1, START_TIME = 5 };
-    static const uint64_t none = 0;
+    enum { START_TIME = 5 };
+    nd_proto_double(&file->record, START_TIME, seconds_now());
+    nd_proto_end(&file->record, file->start);
+    end_hparams(file);
+}
+
+void nd_event_finished(nd_event_file *file)
+{
+    enum { STATUS = 1, END_TIME = 2, STATUS_SUCCESS = 1 };
     nd_proto *p = &file->record;
-    nd_proto_double(p, START_TIME, seconds_now());
-    nd_proto_end(p, file->start);
-    nd_proto_end(p, file->content);
-    nd_proto_end(p, file->plugin);
-    nd_proto_varint(p, 4, DATA_CLASS_TENSOR);
-    nd_proto_end(p, file->metadata);
-    size_t tensor = nd_proto_begin(p, VALUE_TENSOR);
-    nd_proto_varint(p, TENSOR_DTYPE, DTYPE_FLOAT);
-    put_shape(p, &none, 1);
-    nd_proto_end(p, tensor);
-    nd_proto_end(p, file->value);
+    begin_hparams(file, "_hparams_/session_end_info");
+    size_t end = nd_proto_begin(p, 4);
+    nd_proto_varint(p, STATUS, STATUS_SUCCESS);
+    nd_proto_double(p, END_TIME, seconds_now());
+    nd_proto_end(p, end);
+    end_hparams(file);
 }
 
 nd_status nd_event_end(nd_event_file *file)

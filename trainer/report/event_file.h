@@ -69,6 +69,9 @@ void nd_event_histogram(nd_event_file *file, const char *tag, const double *rows
 void nd_event_settings_begin(nd_event_file *file);
 void nd_event_setting(nd_event_file *file, const char *key, const char *text);
 void nd_event_settings_end(nd_event_file *file);
+/* That page shows the run as finished from now on. Readers keep the first word on it in all files
+ * of a folder, so a run that may go on must not say how a start of it ended. */
+void nd_event_finished(nd_event_file *file);
 nd_status nd_event_end(nd_event_file *file);
 
 /* A record of its own. After START readers forget what older files say of this step and later

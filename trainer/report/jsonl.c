@@ -253,6 +253,7 @@ static nd_status write_event(void *self, const nd_run_event *e)
     int length = 0;
     switch (e->kind) {
     case ND_RUN_EVENT_MODEL_SAVED:
+    case ND_RUN_EVENT_FINISHED:
         return ND_OK;
     case ND_RUN_EVENT_CHECKPOINT_SAVED:
         length = snprintf(s->line, sizeof s->line,

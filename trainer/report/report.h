@@ -70,7 +70,8 @@ typedef enum nd_run_event_kind {
     ND_RUN_EVENT_CHECKPOINT_SAVED,
     ND_RUN_EVENT_CHECKPOINT_FAILED,
     ND_RUN_EVENT_RESUMED,
-    ND_RUN_EVENT_EARLY_STOPPED
+    ND_RUN_EVENT_EARLY_STOPPED,
+    ND_RUN_EVENT_FINISHED /* all is done that the run was to do */
 } nd_run_event_kind;
 
 typedef struct nd_run_event {

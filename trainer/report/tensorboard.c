@@ -79,7 +79,14 @@ static nd_status write_event(void *self, const nd_run_event *e)
     case ND_RUN_EVENT_CHECKPOINT_SAVED:
         return nd_event_session(s->file, e->step, ND_SESSION_CHECKPOINT, e->path);
     case ND_RUN_EVENT_RESUMED:
+        /* `tensorboard --load_fast=false` takes the first mark of a folder for the start of the
+         * run, and forgets nothing there. */
+        ND_TRY(nd_event_session(s->file, e->step + 1, ND_SESSION_START, NULL));
         return nd_event_session(s->file, e->step + 1, ND_SESSION_START, NULL);
+    case ND_RUN_EVENT_FINISHED:
+        nd_event_begin(s->file, e->step);
+        nd_event_finished(s->file);
+        return nd_event_end(s->file);
     }
     return ND_OK;
 }

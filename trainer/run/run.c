@@ -422,6 +422,12 @@ static nd_status save_model(run_state *s)
     return nd_sinks_event(&s->files.sinks, &event);
 }
 
+static nd_status say_finished(run_state *s)
+{
+    const nd_run_event event = {.kind = ND_RUN_EVENT_FINISHED, .step = s->trainer->position.step};
+    return s->stopped ? ND_OK : nd_sinks_event(&s->files.sinks, &event);
+}
+
 /* After the checkpoint, if the run has any, is saved. */
 static nd_status fail_stopped(const run_state *s)
 {
@@ -486,6 +492,7 @@ static nd_status run(run_state *s)
     ND_TRY(nd_run_checkpoints_finish(&s->checkpoints, s->stopped));
     ND_TRY(s->stopped ? ND_OK : nd_run_checkpoints_load_best(&s->checkpoints));
     ND_TRY(save_model(s));
+    ND_TRY(say_finished(s));
     nd_progress_set_phase(s->rank->progress, ND_PHASE_DONE, s->trainer->position.step);
     return s->stopped ? fail_stopped(s) : ND_OK;
 }

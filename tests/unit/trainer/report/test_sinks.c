@@ -526,7 +526,9 @@ Test(sinks, events_reach_the_terminal_and_not_the_metrics)
     const char *heard = catch_stderr();
     nd_sinks sinks = open_sinks(false);
     const nd_run_event event = {ND_RUN_EVENT_MODEL_SAVED, 10, "runs/x-1/model"};
+    const nd_run_event finished = {.kind = ND_RUN_EVENT_FINISHED, .step = 10};
     assert_ok(nd_sinks_event(&sinks, &event));
+    assert_ok(nd_sinks_event(&sinks, &finished));
     nd_sinks_close(&sinks);
     char *text = read_file(heard);
     cr_assert_str_eq(text, "model saved: runs/x-1/model\n");
