@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/unit/trainer/corpus/corpus_cases.h"
 #include "trainer/corpus/token_file.h"
@@ -148,6 +150,19 @@ Test(encoded, blocks_are_those_of_the_megatron_files)
     nd_dataset_close(encoded);
     nd_dataset_close(file);
     corpus_free(&all);
+}
+
+Test(encoded, damaged_spans_are_found_when_they_are_counted)
+{
+    nd_dataset *dataset;
+    int64_t ignored;
+    assert_ok(open_text(rows, VOCAB, &dataset));
+    const nd_token_cache *cache = dataset->cache;
+    int fd = open(cache->path, O_RDWR | O_CLOEXEC);
+    cr_assert_eq(pwrite(fd, "\xff", 1, cache->view.span_pairs - cache->map.data), 1);
+    close(fd);
+    assert_fails(nd_dataset_ignored(dataset, &ignored), ND_ERR_DATA, "is damaged");
+    nd_dataset_close(dataset);
 }
 
 Test(encoded, the_vocabulary_must_hold_the_tokenizer)
