@@ -174,6 +174,7 @@ def conformance_items(place):
         yield Item("small-fp8", "conformance", 1, 10, conformance.small, "fp8", "--precision", "fp8")
     yield Item("losses", "conformance", 5, 60, conformance.losses, "bf16", *recipes)
     yield Item("memory", "conformance", 15, 200, conformance.memory_as_planned)
+    yield Item("texts", "conformance", 30, 200, conformance.texts_as_on_the_cpu)
     for precision in ("bf16", "fp8"):
         yield Item(f"graphs-{precision}", "conformance", 30, 200, conformance.graphs_as_without, precision)
         yield Item(f"autotune-{precision}", "conformance", 45, 200, conformance.autotune_as_recorded, precision)

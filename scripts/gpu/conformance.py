@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Items of phase conformance: tests of ops, and short runs of a small model that must agree with one another."""
+import json
 import os
 import re
 import shutil
@@ -164,6 +165,42 @@ def losses(place, *names):
         bad = bad or not alike
         say({"losses_of": name, "against": against, "steps": len(rows[0]), "worst_relative": worst, "bound": bound})
     return 1 if bad else 0
+
+
+def generated(place, model, prompts, device, precision, *options):
+    """Lines of `ndtrain generate`, and how many tokens a second it made while it computed no prompt. No lines: there is no such
+    device in this build."""
+    out, log = (place.out / "data" / f"texts-{device}-{precision}.{end}" for end in ("jsonl", "log"))
+    with open(out, "w") as to, open(log, "w") as words:
+        code = run([place.programs / "ndtrain", "generate", "--model", model, "--prompt-file", prompts, "--max-new-tokens",
+                    8 if place.dry else 128, "--precision", precision, "--device", device, *options], stdout=to, stderr=words)
+    said = log.read_text(errors="replace")
+    if device == "cpu" and "built without the CPU backend" in said:
+        return None, None
+    if code != 0:
+        raise Failure(f"generate with device {device} in {precision} ended with {code}: {said[-400:]}")
+    rate = re.search(r"([0-9.]+) a second while no prompt", said)
+    return out.read_text().splitlines(), float(rate[1]) if rate else None
+
+
+def texts_as_on_the_cpu(place):
+    """Greedy texts in F32 are those of the CPU, or, in a build without that, those that the GPU writes one at a time with prompts in
+    other pieces. F32 and BF16 are timed, eight texts at once."""
+    made = train_small(place, "texts", "--precision", "fp32", "--set", "output.save_model=true")
+    prompts = place.out / "data" / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": TEXT[i:i + 8 + i // 20].decode()}) + "\n" for i in range(0, 800, 100)))
+    want, _ = generated(place, made.folder / "model", prompts, "cpu", "fp32")
+    other = "on the CPU" if want is not None else "one at a time"
+    if want is None:
+        want, _ = generated(place, made.folder / "model", prompts, "cuda", "fp32", "--max-batch", 1, "--prefill-chunk", 7)
+    got, fp32 = generated(place, made.folder / "model", prompts, "cuda", "fp32")
+    _, bf16 = generated(place, made.folder / "model", prompts, "cuda", "bf16")
+    alike = got == want and want != []
+    say({"texts": f"as {other}" if alike else f"not as {other}", "count": len(got), "tokens_per_second_fp32": fp32,
+         "tokens_per_second_bf16": bf16})
+    if not alike:
+        first = next((i for i, (x, y) in enumerate(zip(got, want)) if x != y), min(len(got), len(want)))
+        raise Failure(f"text {first + 1} on the GPU is {got[first:first + 1]}, {other} {want[first:first + 1]}")
 
 
 def memory_as_planned(place):

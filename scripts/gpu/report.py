@@ -175,7 +175,7 @@ def write_report(folder):
     lines += table("Runs", of("run")) + table("torch and transformers", of("compile")) + table("Products", of("product"))
     lines += table("Attention", of("attention")) + table("Kernels beside a copy", kernel_rows(results))
     lines += table("Kernels of two steps of two layers, timed one by one", of("profile"))
-    lines += table("Losses", of("losses_of")) + table("Memory", of("memory"))
+    lines += table("Losses", of("losses_of")) + table("Memory", of("memory")) + table("Texts", of("texts"))
     for item in items:
         if item.get("tail"):
             lines += ["", f"## The end of the log of {item['item']} ({item['state']})", "", "```", *item["tail"], "```"]

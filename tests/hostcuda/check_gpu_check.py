@@ -106,6 +106,7 @@ class Place:
                 (self.programs / program).symlink_to(BUILD / "tests" / "hostcuda" / program)
         if not real:
             self.program("ndlaunch", LAUNCH, sys.executable)
+            self.program("ndtrain", """case "$1" in generate) echo '{"ids":[1]}';; *) exit 1;; esac""")
         self.program("test_hostcuda_ops", SUITE)
         self.program("test_hostcuda_goldens", SUITE)
         self.program("nd_bench_kernels", """echo '{"kernels": {"add": {"us": 1.0, "gbps": 9.0, "share": 0.93, "share_of_equal": 0.97}}}'""")
@@ -233,6 +234,12 @@ def tests_that_do_not_pass(parent):
                                ("LOSS_tuned-bf16-2", "5.1", "autotune-*"), ("LOSS_tuned-bf16", "5.1", "autotune-*")):
         p.call("conformance", 1, " failed: ", only=items, **{name: value})
     p.expect(graphs_bf16="done", graphs_fp8="failed", autotune_bf16="failed", autotune_fp8="done", memory="failed")
+    p.program("ndtrain", 'echo "$*"')
+    p.call("conformance", 1, "texts failed", "text 1 on the GPU is", only="texts")
+    no_cpu = 'case "$*" in *cpu*) echo "built without the CPU backend" >&2; exit 2;; esac; echo "{}"'
+    p.program("ndtrain", no_cpu)
+    p.call("conformance", 1, "texts done", only="texts")  # others have failed before
+    check(p.item("texts")["results"][-1]["texts"] == "as one at a time", f"{p.item('texts')}")
     p.program("ndlaunch", "exit 2")
     p.call("conformance", 1, "small-bf16 failed", "memory failed", only="small-bf16,memory,graphs-bf16")
     p.call("bench", 1, "8b-all-bf16 failed", "8b-half-fp8 failed", only="8b-all-bf16,8b-half-*")
