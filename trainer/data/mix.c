@@ -152,9 +152,10 @@ static void wait_from(turns *t, int j, int64_t n)
 /*
  * Place n (from 1) goes to the source with the earliest deadline among those that may have it: with
  * x places so far, c of P in all and k = 2 d - 2 for d sources, a source may have it when
- * k (c n - x P) >= P, and its deadline is (k (x + 1) - 1) P / (k c).
+ * k (c n - x P) >= P, and its deadline is (k (x + 1) - 1) P / (k c). A source that ends in the
+ * first period ends the phase. Returns the number of places that were filled.
  */
-static void fill_places(const nd_mix *mix, phase *p, int16_t *first)
+static int64_t fill_places(const nd_mix *mix, phase *p, int16_t *first)
 {
     turns t = {.p = p, .first = first};
     int active = 0;
@@ -177,8 +178,12 @@ static void fill_places(const nd_mix *mix, phase *p, int16_t *first)
         const int best = pop_ready(&t);
         p->source[n - 1] = (uint16_t)best;
         p->before[n - 1] = (uint16_t)t.given[best]++;
+        if (p->used[best] + t.given[best] == mix->limits[best]) {
+            return n;
+        }
         wait_from(&t, best, n + 1);
     }
+    return p->period;
 }
 
 /* Samples of source j among the first n of the phase. */
@@ -226,11 +231,12 @@ static nd_status add_phase(nd_mix *mix, int64_t begin, int16_t *first)
     ND_TRY(ND_ALLOC(p->period, &p->source));
     mix->phase_count++;
     ND_TRY(ND_ALLOC(p->period, &p->before));
-    fill_places(mix, p, first);
-    int64_t length = length_of(mix, p);
+    int64_t length = fill_places(mix, p, first);
     if (length < p->period) { /* many short phases are small */
         shorten(&p->source, length);
         shorten(&p->before, length);
+    } else {
+        length = length_of(mix, p);
     }
     p->begin = begin;
     p->end = length == INT64_MAX ? INT64_MAX : begin + length;
