@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "runtime/base/json.h"
-#include "trainer/view/scan.h"
 
 /* What the keys of a line mean. The metrics come first, so that their numbers are those of
  * nd_metric. */
@@ -179,12 +178,19 @@ static const char *read_wire_value(void *context, const nd_scan_member *member, 
                                : nd_scan_amount(p, end, &l->number[member->meaning]);
 }
 
-static const char *read_wire(line *l, const char *p, const char *end)
+static void find_wire_keys(nd_scan_key *keys)
 {
-    nd_scan_key keys[ND_TRAFFIC_COUNT];
     for (nd_traffic_kind k = 0; k < ND_TRAFFIC_COUNT; k++) {
         const char *name = nd_traffic_name(k);
         keys[k] = (nd_scan_key){name, strlen(name), ND_METRIC_WIRE_KINDS + (int)k};
+    }
+}
+
+static const char *read_wire(line *l, const char *p, const char *end)
+{
+    nd_scan_key *keys = l->lines->wire;
+    if (!keys[0].name) {
+        find_wire_keys(keys);
     }
     return nd_scan_members(&(nd_scan_object){keys, ND_TRAFFIC_COUNT, read_wire_value, l}, p, end);
 }

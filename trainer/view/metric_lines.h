@@ -7,6 +7,7 @@
  * metrics.c: a part of the file has its own lists, which are then put behind one another.
  */
 #include "trainer/view/metrics.h"
+#include "trainer/view/scan.h"
 
 typedef enum nd_metric_list {
     ND_METRIC_ROWS = 0,    /* nd_metric_row */
@@ -46,9 +47,10 @@ typedef struct nd_metric_lines {
     size_t (*above)[ND_METRIC_EVENTS]; /* (events) entries of the other lists above each; owned */
     size_t above_room;
     nd_names_found sources, sets;
-    nd_line_sources line; /* scratch */
-    bool damaged;         /* the last line is not what ndtrain writes */
-} nd_metric_lines;        /* all zero: no line yet */
+    nd_line_sources line;               /* scratch */
+    nd_scan_key wire[ND_TRAFFIC_COUNT]; /* names NULL until a line asks for them */
+    bool damaged;                       /* the last line is not what ndtrain writes */
+} nd_metric_lines;                      /* all zero: no line yet */
 
 /* One line, without its end. ND_OK also when it is damaged. */
 nd_status nd_metric_lines_add(nd_metric_lines *lines, const char *text, const char *end);

@@ -105,9 +105,9 @@ bool nd_scan_has(const char *p, const char *end, const char *word, size_t length
 
 const char *nd_scan_amount(const char *p, const char *end, double *out)
 {
-    if (nd_scan_has(p, end, "null", 4)) {
+    if (p < end && *p == 'n') {
         *out = NAN;
-        return p + 4;
+        return nd_scan_has(p, end, "null", 4) ? p + 4 : NULL;
     }
     return nd_scan_number(p, end, out);
 }
@@ -118,8 +118,8 @@ static int find_key(const nd_scan_object *o, int guess, const char *p, const cha
     for (int i = 0; i < o->key_count; i++) {
         int k = guess + i < o->key_count ? guess + i : guess + i - o->key_count;
         const nd_scan_key *key = &o->keys[k];
-        if (nd_scan_has(p, end, key->name, key->length) && p + key->length < end &&
-            p[key->length] == '"') {
+        if ((size_t)(end - p) > key->length && p[key->length] == '"' &&
+            memcmp(p, key->name, key->length) == 0) {
             return k;
         }
     }
