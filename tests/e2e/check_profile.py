@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """--profile-steps of a run of four workers: check_profile.py NDLAUNCH. All ranks are in one file, on one clock, each call lies within
-its step, and members of a group name their collectives alike."""
+its step, and members of a group name their collectives alike. Where there are a Chromium and the Python package torch_tb_profiler, in
+$ND_PEER_PYTHON, the viewer of chrome://tracing reads the file: the package has it, and Debian's Chromium does not."""
 import collections
 import json
 import os
@@ -10,14 +11,61 @@ import subprocess
 import sys
 import tempfile
 
+import browser
+
 MODEL = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+# The viewer without its elements: Chromium no longer has document.registerElement.
+PAGE = """<!doctype html><meta charset="utf-8"><script>
+const stub = new Proxy(function () {}, {get: (target, key) => key === Symbol.toPrimitive ? () => '' :
+    key === 'prototype' ? target.prototype : stub, set: () => true, apply: () => stub, construct: () => ({})});
+window.Polymer = stub;
+document.registerElement = () => function () {};
+document._currentScript = {ownerDocument: document};
+</script><script>'use strict'; const global = window; window.%s</script>"""
+READ = """(async () => {
+    const model = new tr.Model();
+    await new tr.importer.Import(model, new tr.importer.ImportOptions()).importTraces([%s]);
+    return {warnings: model.importWarnings.map(w => w.message), ms: model.bounds.max - model.bounds.min,
+            ranks: model.getAllProcesses().map(p => ({pid: p.pid, name: p.name, slices: Object.fromEntries(
+                Object.values(p.threads).map(t => [t.name, t.sliceGroup.slices.length]))}))};
+})()"""
 RANKS, SLACK_US = 4, 1.0  # times are rounded to nanoseconds
 
 
 def check(holds, words):
     if not holds:
         sys.exit(f"check_profile: {words}")
+
+
+def find_viewer():
+    """The scripts of the viewer; None: they are not here."""
+    python = os.environ.get("ND_PEER_PYTHON", sys.executable)
+    found = subprocess.run([python, "-c", "import importlib.util; print(importlib.util.find_spec('torch_tb_profiler').origin)"],
+                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    if found.returncode:
+        return None
+    text = (pathlib.Path(found.stdout.strip()).parent / "static" / "trace_viewer_full.html").read_text()
+    begin = text.index("tr=(function(){if(global.tr)")
+    return text[begin:text.index("</script>", begin)]
+
+
+def check_in_viewer(scripts, folder, text):
+    """It has every rank as a process and every call, on one clock."""
+    events = [e for e in json.loads(text)["traceEvents"] if e["ph"] == "X"]
+    (folder / "viewer.html").write_text(PAGE % scripts)
+    with browser.Browser(folder) as chrome:
+        page = chrome.open(folder / "viewer.html")
+        seen = page.call("Runtime.evaluate", expression=READ % json.dumps(text), returnByValue=True, awaitPromise=True)["result"].get("value")
+        check(seen and not page.problems, f"the viewer has problems: {page.problems}")
+    check(all("parts" in words for words in seen["warnings"]), f"the viewer warns: {seen['warnings']}")
+    check([rank["pid"] for rank in seen["ranks"]] == list(range(RANKS)), f"the viewer shows {seen['ranks']}")
+    for rank in seen["ranks"]:
+        calls = sum(e["pid"] == rank["pid"] and e["cat"] != "step" for e in events)
+        check(rank["name"].startswith(f"rank {rank['pid']}") and rank["slices"] == {"steps": 2, "calls": calls},
+              f"the viewer shows {rank}, there are {calls} calls")
+    ms = (max(e["ts"] + e["dur"] for e in events) - min(e["ts"] for e in events)) / 1e3
+    check(abs(seen["ms"] - ms) < 0.01, f"the viewer shows {seen['ms']} ms of {ms}")
 
 
 def main():
@@ -32,7 +80,11 @@ def main():
                                "--profile-steps", "3-4"], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, timeout=240)
         check(done.returncode == 0 and "profile of 4 ranks" in done.stdout, f"the run ended with {done.returncode}:\n{done.stdout}")
-        events = json.loads((folder / "run" / "profile.json").read_text())["traceEvents"]
+        text = (folder / "run" / "profile.json").read_text()
+        events = json.loads(text)["traceEvents"]
+        viewer = find_viewer() if browser.find() else None
+        if viewer:
+            check_in_viewer(viewer, folder, text)
         check(not (folder / "run" / "profile").exists(), "parts are left")
     steps, calls, names = {}, collections.Counter(), collections.defaultdict(set)
     for event in events:
@@ -52,7 +104,8 @@ def main():
         check(names[rank] == names[0], f"collectives of the world are {names[rank]} on rank {rank}, and {names[0]} on rank 0")
     starts = [steps[rank, "step 3"][0] for rank in range(RANKS)]
     check(min(starts) >= 0, f"step 3 begins at {starts}")
-    print(f"profile: {sum(calls.values())} calls of {RANKS} ranks in two steps")
+    print(f"profile: {sum(calls.values())} calls of {RANKS} ranks in two steps" +
+          (", all of them in the viewer of chrome://tracing" if viewer else "; not opened in a viewer, as there is none here"))
 
 
 if __name__ == "__main__":
