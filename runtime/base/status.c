@@ -107,6 +107,11 @@ void nd_error_clear(void)
     last_error.message[0] = '\0';
 }
 
+void nd_error_restore(const nd_error *error)
+{
+    last_error = *error;
+}
+
 const char *nd_status_name(nd_status status)
 {
     switch (status) {

@@ -71,6 +71,9 @@ nd_status nd_fail_context(nd_status status, const char *format, ...)
 /* The calling thread's record; its status is ND_OK when nothing failed since nd_error_clear. */
 const nd_error *nd_error_last(void);
 void nd_error_clear(void);
+/* Makes a copy of the thread's record, taken before calls whose errors do not count, the record
+ * again. */
+void nd_error_restore(const nd_error *error);
 
 /* Short class name of a status: "configuration", "data", ... for log lines. */
 const char *nd_status_name(nd_status status);

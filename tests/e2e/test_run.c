@@ -239,6 +239,26 @@ Test(run, a_disk_too_full_for_the_model_is_found_at_the_start)
     cr_assert_not_null(strstr(shell_output, "the trained model"), "%s", shell_output);
 }
 
+/* It fills with lines of metrics.jsonl, and the run trains on. */
+Test(run, a_disk_that_becomes_full_does_not_end_the_run)
+{
+    if (shell_run(&dir, "mkdir small && unshare -rm true") != 0) {
+        teardown();
+        skip_test("a file system of a test's own is not permitted here (unshare -rm)");
+    }
+    shell(&dir, "unshare -rm sh -c 'mount -t tmpfs -o size=64k none small && " RUN
+                "--set data.path=text.txt --set data.validation_path= --num-steps 200 "
+                "--set log.interval=100 --set output.save_model=false "
+                "--set output.dir=small/out && cp small/out/metrics.jsonl .'");
+    cr_expect_not_null(strstr(shell_output, "step 200/200 "), "%s", shell_output);
+    cr_expect_not_null(strstr(shell_output, "warning: metrics.jsonl loses records of this run"),
+                       "%s", shell_output);
+    cr_expect_not_null(strstr(shell_output, " records of this run did not go to metrics.jsonl"),
+                       "%s", shell_output);
+    shell(&dir, "n=$(wc -l < metrics.jsonl) && test $n -gt 10 -a $n -lt 199 && "
+                "! grep -v '}$' metrics.jsonl");
+}
+
 /* The prefetch thread finds pages gone while the run computes. */
 Test(run, data_that_become_shorter_end_the_run_with_a_sentence)
 {

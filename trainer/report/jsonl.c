@@ -22,6 +22,9 @@ typedef struct jsonl {
     int fd;
     bool counts_links; /* the file system says how many names a file has */
     char *path;        /* owned */
+    off_t torn;        /* where a part of a line begins that could not be removed; -1: nowhere */
+    int64_t owed_step; /* of the line in owed */
+    char owed[LINE_MAX_BYTES]; /* a line "resumed" that could not be written; "": none */
     char line[LONG_LINE_BYTES], sources[LONG_LINE_BYTES];
 } jsonl;
 
@@ -31,11 +34,45 @@ static bool has_name(int fd)
     return fstat(fd, &st) == 0 && st.st_nlink > 0;
 }
 
+/* The disk does not take a line: the run goes on without it. */
+static nd_status fail_write(const jsonl *s, const char *why)
+{
+    return nd_fail(ND_ERR_IO, "%s cannot be written: %s; free some space there", s->path, why);
+}
+
+/* Removes a part of a line, so that a later line does not continue it. */
+static nd_status remove_torn(jsonl *s)
+{
+    if (s->torn >= 0 && ftruncate(s->fd, s->torn) != 0) {
+        return fail_write(s, strerror(errno));
+    }
+    s->torn = -1;
+    return ND_OK;
+}
+
 /*
  * Writes each line with one call, so that a reader who follows the file sees whole lines; a second
  * call is needed only when the disk takes a part of the line. When the rest does not fit, the part
  * that was written is removed.
  */
+static nd_status write_line(jsonl *s, const char *line, int length)
+{
+    for (int done = 0; done < length;) {
+        ssize_t n = write(s->fd, line + done, (size_t)(length - done));
+        if (n > 0) {
+            done += (int)n;
+        } else if (n == 0 || errno != EINTR) {
+            nd_status status = fail_write(s, n == 0 ? "nothing was taken" : strerror(errno));
+            const nd_error error = *nd_error_last();
+            s->torn = done > 0 ? lseek(s->fd, 0, SEEK_END) - done : -1;
+            (void)remove_torn(s);
+            nd_error_restore(&error);
+            return status;
+        }
+    }
+    return ND_OK;
+}
+
 static nd_status append_line(jsonl *s, const char *line, int length)
 {
     ND_ASSERT(length > 0 && length < LONG_LINE_BYTES);
@@ -45,21 +82,24 @@ static nd_status append_line(jsonl *s, const char *line, int length)
                        "has ended",
                        s->path);
     }
-    for (int done = 0; done < length;) {
-        ssize_t n = write(s->fd, line + done, (size_t)(length - done));
-        if (n > 0) {
-            done += (int)n;
-        } else if (n == 0 || errno != EINTR) {
-            const char *why = n == 0 ? "nothing was taken" : strerror(errno);
-            off_t end = lseek(s->fd, 0, SEEK_END);
-            bool whole = done == 0 || (end >= done && ftruncate(s->fd, end - done) == 0);
-            return nd_fail(ND_ERR_CANTCREATE,
-                           "%s cannot be written: %s%s; free some space there, or give another "
-                           "folder as output.dir",
-                           s->path, why, whole ? "" : ", and its last line is cut off");
-        }
+    ND_TRY(remove_torn(s));
+    if (s->owed[0]) {
+        ND_TRY(write_line(s, s->owed, (int)strlen(s->owed)));
+        s->owed[0] = '\0';
     }
-    return ND_OK;
+    return write_line(s, line, length);
+}
+
+/* Readers forget the lines above a line "resumed" that have later steps, so it must not be lost. Of
+ * two, the one that takes back more is kept: no line was written in between. */
+static nd_status append_resumed(jsonl *s, const char *line, int length, int64_t step)
+{
+    nd_status status = append_line(s, line, length);
+    if (status == ND_ERR_IO && (!s->owed[0] || step < s->owed_step)) {
+        snprintf(s->owed, sizeof s->owed, "%s", line);
+        s->owed_step = step;
+    }
+    return status;
 }
 
 /* 17 digits give the same double back. JSON has no NaN and no infinity. */
@@ -249,7 +289,7 @@ static void further_of_resume(char out[512], const nd_run_event *e)
 static nd_status write_event(void *self, const nd_run_event *e)
 {
     jsonl *s = self;
-    char t[2][32], text[400], further[512];
+    char t[2][32], text[400], further[512], why[480];
     int length = 0;
     switch (e->kind) {
     case ND_RUN_EVENT_MODEL_SAVED:
@@ -273,6 +313,15 @@ static nd_status write_event(void *self, const nd_run_event *e)
                           "{\"event\":\"early_stopped\",\"step\":%lld,\"why\":%s}\n",
                           (long long)e->step, quoted(text, sizeof text, e->reason));
         break;
+    case ND_RUN_EVENT_RECORDS_LOST:
+        snprintf(why, sizeof why, "%lld records did not go to %s: %s", (long long)e->records,
+                 e->sink, e->reason);
+        length = snprintf(s->line, sizeof s->line,
+                          "{\"event\":\"records_lost\",\"step\":%lld,\"sink\":\"%s\","
+                          "\"records\":%lld,\"why\":%s}\n",
+                          (long long)e->step, e->sink, (long long)e->records,
+                          quoted(text, sizeof text, why));
+        break;
     case ND_RUN_EVENT_RESUMED:
         further_of_resume(further, e);
         length = snprintf(s->line, sizeof s->line,
@@ -282,7 +331,8 @@ static nd_status write_event(void *self, const nd_run_event *e)
                           (long long)e->restart, number(t[0], e->seconds * 1e3), further);
         break;
     }
-    return append_line(s, s->line, length);
+    return e->kind == ND_RUN_EVENT_RESUMED ? append_resumed(s, s->line, length, e->step)
+                                           : append_line(s, s->line, length);
 }
 
 static void close_file(void *self)
@@ -321,6 +371,7 @@ nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out)
     ND_TRY(ND_ALLOC(1, &s));
     s->options = *options;
     s->fd = -1;
+    s->torn = -1;
     ND_TRY_OUT(nd_fs_format(&s->path, "%s/metrics.jsonl", options->dir));
     int mode = options->continues ? O_RDWR : O_WRONLY | O_EXCL;
     s->fd = open(s->path, mode | O_CREAT | O_APPEND | O_CLOEXEC, 0666);

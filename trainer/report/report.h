@@ -6,9 +6,14 @@
  * sinks, each in a file of its own (metrics.jsonl, the terminal). A new sink is one more file, and
  * one more line in sinks.c.
  *
- * A sink that is required and fails ends the run; another is closed and dropped with one warning,
- * and the run goes on. All calls come from the thread of the run. Nothing is allocated between
- * nd_sinks_open and nd_sinks_close.
+ * A full disk ends no run. metrics.jsonl loses the records that cannot be written, and is tried again
+ * at each later one; any other sink that fails, also when it is opened, is closed and dropped. Both
+ * are said once, and the records that a sink did not take are counted and said when they are known:
+ * a line "records_lost" in metrics.jsonl, and a warning. A metrics.jsonl that cannot be opened, and
+ * one that was deleted during the run, with which the run folder is gone, are errors.
+ *
+ * All calls come from the thread of the run. Nothing is allocated between nd_sinks_open and
+ * nd_sinks_close.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -71,7 +76,8 @@ typedef enum nd_run_event_kind {
     ND_RUN_EVENT_CHECKPOINT_FAILED,
     ND_RUN_EVENT_RESUMED,
     ND_RUN_EVENT_EARLY_STOPPED,
-    ND_RUN_EVENT_FINISHED /* all is done that the run was to do */
+    ND_RUN_EVENT_FINISHED, /* all is done that the run was to do */
+    ND_RUN_EVENT_RECORDS_LOST
 } nd_run_event_kind;
 
 typedef struct nd_run_event {
@@ -79,7 +85,8 @@ typedef struct nd_run_event {
     int64_t step;           /* steps done; of a checkpoint: the step whose state it has */
     const char *path;       /* of what was written or loaded; lent for the call, may be NULL */
     const char *reason;     /* of a checkpoint: "interval", "signal", "end", or why it failed; of a
-                               rewind: what its step had; of an early stop: why */
+                               rewind: what its step had; of an early stop: why; of lost
+                               records: the first failure */
     double seconds;         /* until it was durable, or loaded */
     double blocked_seconds; /* that the loop over steps waited for it */
     uint64_t bytes;         /* of the whole checkpoint */
@@ -87,6 +94,8 @@ typedef struct nd_run_event {
     int64_t rewound_from;   /* resumed: the step that was not finite or a spike; 0: no rewind */
     int64_t samples;        /* resumed by a rewind: global samples that are passed over */
     const nd_mesh *mesh, *mesh_was; /* resumed on another mesh than before; else NULL; lent */
+    const char *sink;               /* records lost: the name of the sink that did not take them */
+    int64_t records;                /* records lost: how many */
 } nd_run_event;
 
 typedef struct nd_histogram_record {
@@ -95,11 +104,12 @@ typedef struct nd_histogram_record {
     const nd_histogram *histogram;
 } nd_histogram_record;
 
-/* A function that is NULL: the sink does not take such records. */
+/* A function that is NULL: the sink does not take such records. ND_ERR_IO of a required sink says
+ * that this record is lost; any other error of it ends the run. */
 typedef struct nd_sink {
     const char *name; /* for the warning; static */
     bool required;
-    void *self; /* owned */
+    void *self; /* owned; NULL: dropped */
     nd_status (*step)(void *self, const nd_step_record *record);
     nd_status (*validation)(void *self, const nd_validation_record *record);
     nd_status (*health)(void *self, const nd_health_record *record);
@@ -108,13 +118,21 @@ typedef struct nd_sink {
     void (*close)(void *self);
 } nd_sink;
 
-enum { ND_SINKS_MAX = 4 };
+enum { ND_SINKS_MAX = 4, ND_SINK_WHY_BYTES = 400 };
+
+/* Records that a sink did not take, and why it did not take the first of them. */
+typedef struct nd_sink_loss {
+    bool failed;     /* and it was said; a required sink: since it last took a record */
+    int64_t records; /* of a dropped sink: steps and validations */
+    char why[ND_SINK_WHY_BYTES];
+} nd_sink_loss;
 
 typedef struct nd_sinks {
     nd_sink list[ND_SINKS_MAX];
-    int count;
-    int dropped; /* sinks that failed and were not required */
-} nd_sinks;      /* all zero: none */
+    nd_sink_loss losses[ND_SINKS_MAX]; /* of the sinks in list */
+    int count;                         /* dropped ones included */
+    int64_t step;                      /* of the newest record */
+} nd_sinks;                            /* all zero: none */
 
 /* Borrowed until the sinks are closed. */
 typedef struct nd_report_options {
@@ -127,7 +145,7 @@ typedef struct nd_report_options {
     bool continues;          /* metrics.jsonl is appended to */
 } nd_report_options;
 
-/* Opens all sinks. Closes those that were opened when one fails. */
+/* Opens all sinks. Closes those that were opened when metrics.jsonl or the terminal fails. */
 nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options);
 void nd_sinks_add(nd_sinks *sinks, nd_sink sink);
 nd_status nd_sinks_step(nd_sinks *sinks, const nd_step_record *record);
@@ -135,12 +153,15 @@ nd_status nd_sinks_validation(nd_sinks *sinks, const nd_validation_record *recor
 nd_status nd_sinks_health(nd_sinks *sinks, const nd_health_record *record);
 nd_status nd_sinks_event(nd_sinks *sinks, const nd_run_event *event);
 nd_status nd_sinks_histogram(nd_sinks *sinks, const nd_histogram_record *record);
+/* Says how many records each sink did not take, if any, and closes all. */
 void nd_sinks_close(nd_sinks *sinks);
 
 /*
  * metrics.jsonl, required: one line of JSON per record (docs/formats.md). Doubles have
  * 17 digits, so equal runs give equal bytes up to the first time. ND_ERR_CANTCREATE: the folder
- * holds a run already, or the disk takes no more. A run that continues appends to the file, whose
+ * holds a run already, the file cannot be created, or it was deleted. ND_ERR_IO: the disk does not
+ * take this line, of which nothing is left; a line "resumed" is kept and written before the next
+ * one, since what a reader forgets depends on it. A run that continues appends to the file, whose
  * last line it cuts off where a dead process left half of one; after its line "resumed", a reader
  * forgets the lines above it that have later steps.
  */
@@ -170,7 +191,8 @@ nd_status nd_tensorboard_sink_open(const nd_report_options *options, nd_sink *ou
 
 /*
  * wandb or trackio, not required: log.python runs scripts/wandb_sync.py beside the run
- * (log.trackers). ND_ERR_CONFIG: it cannot be started.
+ * (log.trackers). ND_ERR_CONFIG: it cannot be started. Records that it did not see are in
+ * metrics.jsonl, from where wandb_sync.py can send them later.
  */
 nd_status nd_follower_sink_open(const nd_report_options *options, nd_sink *out);
 

@@ -449,6 +449,23 @@ static nd_status fail_stopped(const run_state *s)
                    step, steps, newest);
 }
 
+/* A full disk costs trace.json, and not the checkpoint and the model, which come after it. */
+static nd_status leave_trace(run_state *s)
+{
+    if (!s->files.dir) {
+        return ND_OK;
+    }
+    const nd_run_trace trace = {&s->rank->trace, s->trace_from + 1,
+                                s->trainer->position.step - s->trace_from, s->validation_seconds};
+    nd_status status = nd_run_files_trace(&s->files, &trace);
+    if (status != ND_ERR_CANTCREATE) {
+        return status;
+    }
+    nd_log_warning("the run leaves no trace.json, and goes on: %s", nd_error_last()->message);
+    nd_error_clear();
+    return ND_OK;
+}
+
 static nd_status run(run_state *s)
 {
     ND_TRY(nd_run_checkpoints_find(&s->checkpoints, s->context));
@@ -483,12 +500,7 @@ static nd_status run(run_state *s)
     ND_TRY(loop(s));
     ND_TRY(nd_stream_sync(&s->rank->stream)); /* an error of the last update is found here */
     nd_tuning_warn(s->rank, s->tuning);
-    if (s->files.dir) {
-        ND_TRY(
-            nd_run_files_trace(&s->files, &(nd_run_trace){&s->rank->trace, s->trace_from + 1,
-                                                          s->trainer->position.step - s->trace_from,
-                                                          s->validation_seconds}));
-    }
+    ND_TRY(leave_trace(s));
     ND_TRY(nd_run_checkpoints_finish(&s->checkpoints, s->stopped));
     ND_TRY(s->stopped ? ND_OK : nd_run_checkpoints_load_best(&s->checkpoints));
     ND_TRY(save_model(s));

@@ -475,27 +475,87 @@ Test(sinks, a_validation_that_was_made_is_found)
     cr_assert_not(has_validation(end + 10000000, 4));
 }
 
-/* A full disk, played by a limit on the size of files. */
-Test(sinks, a_disk_that_takes_no_more_is_an_error_with_the_path)
+static void set_file_limit(rlim_t bytes)
 {
-    catch_stderr();
-    nd_sinks sinks = open_sinks(false);
-    signal(SIGXFSZ, SIG_IGN);
     struct rlimit limit;
+    signal(SIGXFSZ, SIG_IGN);
     cr_assert_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
-    limit.rlim_cur = 600;
+    limit.rlim_cur = bytes < limit.rlim_max ? bytes : limit.rlim_max;
     cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+static nd_status send_steps(nd_sinks *sinks, int64_t first, int64_t last)
+{
     nd_status status = ND_OK;
-    nd_step_record record = record_of(1);
-    for (int i = 0; i < 10 && status == ND_OK; i++) {
-        status = nd_sinks_step(&sinks, &record);
+    for (int64_t step = first; step <= last && status == ND_OK; step++) {
+        nd_step_record record = record_of(step);
+        status = nd_sinks_step(sinks, &record);
     }
-    cr_assert_eq(status, ND_ERR_CANTCREATE);
-    cr_assert_not_null(strstr(nd_error_last()->message, "metrics.jsonl cannot be written"));
-    nd_sinks_close(&sinks);
+    return status;
+}
+
+/* A full disk, played by a limit on the size of files: metrics.jsonl has a gap, and says so when
+ * there is space again. */
+Test(sinks, a_full_disk_costs_lines_and_not_the_run)
+{
+    const char *heard = catch_stderr();
+    nd_sinks sinks = open_sinks(false);
+    const nd_run_event rewinds[] = {
+        {.kind = ND_RUN_EVENT_RESUMED, .step = 7, .path = "seven"},
+        {.kind = ND_RUN_EVENT_RESUMED, .step = 1, .path = "one"},
+        {.kind = ND_RUN_EVENT_RESUMED, .step = 5, .path = "five"},
+    };
+    set_file_limit(600); /* one step, and a part of another */
+    assert_ok(send_steps(&sinks, 1, 8));
+    for (int i = 0; i < 3; i++) {
+        assert_ok(nd_sinks_event(&sinks, &rewinds[i]));
+    }
+    cr_expect_eq(sinks.losses[0].records, 10);
     char *text = read_metrics();
-    size_t length = strlen(text);
-    cr_assert(length > 0 && length < 600 && text[length - 1] == '\n', "half a line: %s", text);
+    cr_expect_eq(count_of(text, "\n"), 1, "%s", text);
+    cr_expect_eq(text[strlen(text) - 1], '\n', "half a line: %s", text);
+    free(text);
+    set_file_limit(RLIM_INFINITY);
+    assert_ok(send_steps(&sinks, 9, 10));
+    nd_sinks_close(&sinks);
+    text = read_metrics();
+    const char *one = strstr(text, "{\"event\":\"resumed\",\"step\":1,\"from\":\"one\"");
+    const char *nine = strstr(text, "{\"step\":9,");
+    const char *lost =
+        strstr(text, "{\"event\":\"records_lost\",\"step\":9,"
+                     "\"sink\":\"metrics.jsonl\",\"records\":10,\"why\":\"10 records "
+                     "did not go to metrics.jsonl: ");
+    cr_expect_eq(count_of(text, "\n"), 5, "%s", text);
+    cr_expect(one && nine && lost && one < nine && nine < lost, "%s", text);
+    cr_expect_eq(count_of(text, "resumed"), 1, "%s", text);
+    cr_expect_not_null(strstr(text, "File too large"), "%s", text);
+    free(text);
+    text = read_file(heard);
+    cr_expect_eq(count_of(text, "warning: metrics.jsonl loses records of this run"), 1, "%s", text);
+    cr_expect_eq(count_of(text, "metrics.jsonl is written again, without 10 records"), 1, "%s",
+                 text);
+    cr_expect_eq(count_of(text, "warning:"), 2, "%s", text);
+    free(text);
+}
+
+/* It says so at the end, and the error that the run ends with stays. */
+Test(sinks, a_disk_that_stays_full_is_said_at_the_end)
+{
+    const char *heard = catch_stderr();
+    nd_sinks sinks = open_sinks(false);
+    set_file_limit(600);
+    assert_ok(send_steps(&sinks, 1, 10));
+    (void)nd_fail(ND_ERR_NUMERIC, "what ends the run");
+    nd_sinks_close(&sinks);
+    cr_expect_str_eq(nd_error_last()->message, "what ends the run");
+    set_file_limit(RLIM_INFINITY);
+    char *text = read_metrics();
+    cr_expect_eq(count_of(text, "\n"), 1, "%s", text);
+    cr_expect_eq(text[strlen(text) - 1], '\n', "half a line: %s", text);
+    free(text);
+    text = read_file(heard);
+    cr_expect_eq(count_of(text, "warning: 9 records of this run did not go to metrics.jsonl"), 1,
+                 "%s", text);
     free(text);
 }
 
@@ -572,41 +632,69 @@ static nd_sink counting(const char *name, counter *c, bool required)
                      .close = count_close};
 }
 
-static nd_status send_steps(nd_sinks *sinks, int64_t first, int64_t last)
-{
-    nd_status status = ND_OK;
-    for (int64_t step = first; step <= last && status == ND_OK; step++) {
-        nd_step_record record = record_of(step);
-        status = nd_sinks_step(sinks, &record);
-    }
-    return status;
-}
-
 /* The folder of TensorBoard takes no more after some steps: the run goes on. */
 Test(sinks, tensorboard_on_a_full_disk_is_dropped)
 {
-    struct rlimit limit = {0, RLIM_INFINITY};
     const char *heard = catch_stderr();
-    signal(SIGXFSZ, SIG_IGN);
     cr_assert_eq(nd_config_init(&config), ND_OK);
     config.train.steps = 10;
     config.log.trackers = ND_TRACKERS_TENSORBOARD;
     nd_sinks sinks = open_sinks(false);
     cr_assert_eq(sinks.count, 3);
-    const int64_t first = 20000; /* bytes: the settings and some steps of 500 bytes */
-    limit.rlim_cur = (rlim_t)first;
-    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    nd_sink file = sinks.list[0]; /* its own file is as long after fewer steps: left out here */
-    sinks.list[0] = (nd_sink){.name = "nothing", .self = file.self, .close = file.close};
+    /* The settings and some steps of 500 bytes; metrics.jsonl is as long after as many steps. */
+    set_file_limit(20000);
     assert_ok(send_steps(&sinks, 1, 60));
-    cr_expect_eq(sinks.count, 2);
-    cr_expect_eq(sinks.dropped, 1);
+    cr_expect_null(sinks.list[2].self);
+    const long long lost = sinks.losses[2].records;
+    cr_expect(lost > 0 && lost < 60, "%lld", lost);
+    set_file_limit(RLIM_INFINITY);
+    assert_ok(send_steps(&sinks, 61, 61));
     nd_sinks_close(&sinks);
-    char *text = read_file(heard);
+    char *text = read_file(heard), wanted[120];
     cr_expect_eq(count_of(text, "warning: TensorBoard takes no more reports"), 1, "%s", text);
-    cr_expect_eq(count_of(text, "File too large"), 1, "%s", text);
+    snprintf(wanted, sizeof wanted, "warning: %lld records of this run did not go to TensorBoard",
+             lost + 1);
+    cr_expect_eq(count_of(text, wanted), 1, "%s", text);
+    free(text);
+    text = read_metrics();
+    snprintf(wanted, sizeof wanted,
+             "{\"event\":\"records_lost\",\"step\":61,\"sink\":\"TensorBoard\",\"records\":%lld,",
+             lost + 1);
+    cr_expect_not_null(strstr(text, wanted), "%s", text);
     free(text);
     nd_config_fini(&config);
+}
+
+/* A tracker that cannot be opened costs no run either. */
+Test(sinks, a_tracker_that_cannot_open_is_dropped)
+{
+    static const struct {
+        nd_trackers trackers;
+        const char *dropped, *name;
+    } cases[] = {
+        {ND_TRACKERS_TENSORBOARD, "warning: TensorBoard takes no more reports", "TensorBoard"},
+        {ND_TRACKERS_WANDB, "warning: wandb takes no more reports", "wandb"},
+        {ND_TRACKERS_TRACKIO, "warning: trackio takes no more reports", "trackio"},
+    };
+    tempdir_write(&dir, "tensorboard", "a file", 6);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *heard = catch_stderr();
+        cr_assert_eq(nd_config_init(&config), ND_OK);
+        config.train.steps = 10;
+        config.log.trackers = cases[i].trackers;
+        nd_sinks sinks = open_sinks(false);
+        assert_ok(send_steps(&sinks, 1, 10));
+        assert_ok(nd_sinks_validation(&sinks, &(nd_validation_record){.step = 10}));
+        nd_sinks_close(&sinks);
+        char *text = read_file(heard), wanted[80];
+        cr_expect_eq(count_of(text, cases[i].dropped), 1, "%s", text);
+        snprintf(wanted, sizeof wanted, "warning: 11 records of this run did not go to %s",
+                 cases[i].name);
+        cr_expect_eq(count_of(text, wanted), 1, "%s", text);
+        free(text);
+        cr_assert_eq(unlink(tempdir_file(&dir, "metrics.jsonl")), 0);
+        nd_config_fini(&config);
+    }
 }
 
 /* It is closed and gets nothing more; the sinks around it go on. */
@@ -622,8 +710,8 @@ Test(sinks, one_that_is_not_required_and_fails_is_dropped_with_one_warning)
     nd_sinks_add(&sinks, counting("after", &after, false));
     assert_ok(send_steps(&sinks, 1, 5));
     assert_ok(nd_sinks_validation(&sinks, &validation));
-    cr_expect_eq(sinks.count, 2);
-    cr_expect_eq(sinks.dropped, 1);
+    cr_expect_eq(sinks.losses[1].records, 4); /* steps 3 to 5, and the validation */
+    cr_expect_eq(bad.closed, 1);
     nd_sinks_close(&sinks);
     cr_expect_eq(bad.steps, 3);
     cr_expect_eq(bad.validations, 0);
@@ -633,12 +721,15 @@ Test(sinks, one_that_is_not_required_and_fails_is_dropped_with_one_warning)
     cr_expect_eq(after.validations, 1);
     cr_expect_eq(after.closed, 1);
     char *text = read_file(heard);
-    cr_expect_eq(count_of(text, "\n"), 1, "%s", text);
-    cr_expect_eq(count_of(text, "warning: tensorboard "), 1, "%s", text);
+    cr_expect_eq(count_of(text, "\n"), 2, "%s", text);
+    cr_expect_eq(count_of(text, "warning: tensorboard takes no more"), 1, "%s", text);
     cr_expect_eq(count_of(text, "its disk is full"), 1, "%s", text);
+    cr_expect_eq(count_of(text, "warning: 4 records of this run did not go to tensorboard"), 1,
+                 "%s", text);
     free(text);
 }
 
+/* But for a full disk (ND_ERR_IO). */
 Test(sinks, one_that_is_required_and_fails_ends_the_run)
 {
     catch_stderr();
@@ -647,7 +738,7 @@ Test(sinks, one_that_is_required_and_fails_ends_the_run)
     nd_sinks_add(&sinks, counting("metrics", &bad, true));
     assert_fails(send_steps(&sinks, 1, 5), ND_ERR_CANTCREATE, "its disk is full");
     cr_expect_eq(bad.steps, 3);
-    cr_expect_eq(sinks.dropped, 0);
+    cr_expect_eq(sinks.losses[0].records, 0);
     nd_sinks_close(&sinks);
     cr_expect_eq(bad.closed, 1);
 }
