@@ -8,6 +8,7 @@ import pathlib
 import random
 import re
 import shutil
+import subprocess
 import sys
 
 import report
@@ -28,6 +29,27 @@ def with_tokens_that_fit(place, program, *arguments):
         code = run([program, *arguments, "--tokens", tokens])
         tokens //= 2
     return code
+
+
+def fp8_beside_bf16(place, kind):
+    """`ndtrain bench --products` or `--layer` on the shape of the 8B model. A time that is not above 0 is a failure."""
+    need_fp8(place, "fp8")
+    model, sequence = (TOY_MODEL, 32) if place.dry else (MODEL, 8192)
+    repeats = ["--repeats", 1] if kind == "layer" and place.dry else []
+    command = [place.programs / "ndtrain", "bench", f"--{kind}", "--jsonl", "--device", "cuda", "--model-config", model,
+               "--sequence-length", sequence, *repeats]
+    rows = []
+    with subprocess.Popen([str(c) for c in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+                          close_fds=False) as process:
+        for line in process.stdout:
+            rows.append(json.loads(line))
+            say({f"fp8_{kind}": model, **rows[-1]})
+    if process.returncode != 0:
+        return process.returncode
+    times = [value for row in rows for key, value in row.items() if key.endswith("_seconds")]
+    if not times or not all(value > 0 for value in times):
+        raise Failure(f"ndtrain bench --{kind} gave these times: {times}")
+    return 0
 
 
 # ---- The 8B shape -----------------------------------------------------------------------------------------------------

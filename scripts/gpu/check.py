@@ -211,6 +211,8 @@ def bench_items(place):
                *(["--toy"] if place.dry else []))
     yield from eight_b("half", half, "none", 80, 300)
     yield from eight_b("all", whole, "full", 130, 400)
+    for kind in ("products", "layer"):
+        yield Item(f"fp8-{kind}", "bench", 40, 200, bench.fp8_beside_bf16, kind)
     yield Item("torch-fit", "torch", 120, 400, bench.peer, "--fit")
     yield Item("torch-most", "torch", 240, 500, bench.torch_most, after="torch-fit")
     yield beside_torch()

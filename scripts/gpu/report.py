@@ -174,6 +174,7 @@ def write_report(folder):
                              for i in items])
     lines += table("Runs", of("run")) + table("torch and transformers", of("compile")) + table("Products", of("product"))
     lines += table("Attention", of("attention")) + table("Kernels beside a copy", kernel_rows(results))
+    lines += table("FP8 beside BF16: linears", of("fp8_products")) + table("FP8 beside BF16: a layer", of("fp8_layer"))
     lines += table("Kernels of two steps of two layers, timed one by one", of("profile"))
     lines += table("Losses", of("losses_of")) + table("Memory", of("memory")) + table("Texts", of("texts"))
     for item in items:

@@ -169,7 +169,7 @@ def everything(parent):
         check(row["verdict"] == "dry run" and row["measured"] != "-" and row["at least"] and row["goal"], f"{row}")
     text = p.text()
     for words in ("No GPU took part", "| run | measured | at least | goal |", "tflops_causal", "tflops_accelerate", "speed_of_light",
-                  "## Kernels beside a copy", "| gemm | 2 |"):
+                  "## Kernels beside a copy", "| gemm | 2 |", "rowwise_with_gw_hp_seconds", "| fp8 delayed |"):
         check(words in text, f"no \"{words}\" in gpu_check.md")
     row = p.verdict("elementwise")
     check("beside a copy of as many bytes" in row["remark"], f"{row}")

@@ -227,6 +227,11 @@ static nd_status has_room(void *context, double bytes)
                : ND_OK;
 }
 
+static bool is_stopped(void)
+{
+    return nd_session_signal() != 0;
+}
+
 static nd_status products(nd_worker *worker, bench_call *o)
 {
     nd_fp8_recipe list[RECIPES];
@@ -238,6 +243,7 @@ static nd_status products(nd_worker *worker, bench_call *o)
                                      .recipes = list,
                                      .recipe_count = RECIPES,
                                      .rounds = ROUNDS,
+                                     .stop = is_stopped,
                                      .room = has_room,
                                      .context = worker};
     if (!o->jsonl) {
@@ -245,10 +251,10 @@ static nd_status products(nd_worker *worker, bench_call *o)
     }
     for (int i = 0; i < o->size_count; i++) {
         nd_linear_times times;
-        if (nd_session_signal() != 0) {
+        ND_TRY(nd_time_linear(&timing, o->sizes[i], &times));
+        if (times.stopped) {
             return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal");
         }
-        ND_TRY(nd_time_linear(&timing, o->sizes[i], &times));
         ND_TRY(print_product(o, o->sizes[i], &times));
     }
     return ND_OK;
@@ -271,11 +277,6 @@ static nd_status print_layer(const bench_call *o, const char *name, const nd_lay
     printf("%-20s %10.3f %10.3f %10.3f %6.2f %12.0f\n", name, 1e3 * t->forward, 1e3 * t->backward,
            1e3 * both, bf16 / both, tokens / both);
     return nd_process_flush_output();
-}
-
-static bool is_stopped(void)
-{
-    return nd_session_signal() != 0;
 }
 
 static nd_status time_layer(nd_worker *worker, const nd_config *config, int64_t repeats,

@@ -84,7 +84,7 @@ static bool counts(const timing *t, const nd_call *call, int recipes)
     return false;
 }
 
-static nd_status time_calls(timing *t, const nd_linear_timing *ask)
+static nd_status time_calls(timing *t, const nd_linear_timing *ask, bool *stopped)
 {
     nd_bench bench;
     nd_status status = ND_OK;
@@ -94,10 +94,11 @@ static nd_status time_calls(timing *t, const nd_linear_timing *ask)
         t->all.entries[i].seconds = -1.0;
     }
     for (int round = 0; round < ask->rounds; round++) {
-        for (int i = 0; i < t->all.count && status == ND_OK; i++) {
+        for (int i = 0; i < t->all.count && status == ND_OK && !*stopped; i++) {
             nd_call_entry *entry = &t->all.entries[i];
             double seconds = 0.0;
-            if (counts(t, &entry->call, ask->recipe_count)) {
+            *stopped = ask->stop();
+            if (!*stopped && counts(t, &entry->call, ask->recipe_count)) {
                 status = nd_bench_time(&bench, &entry->call, &seconds);
                 entry->seconds = entry->seconds < 0.0 ? seconds : fmin(entry->seconds, seconds);
             }
@@ -121,7 +122,11 @@ nd_status nd_time_linear(const nd_linear_timing *ask, nd_linear_extents e, nd_li
     }
     init(&t, ask->rank, e);
     ND_TRY_OUT(list_calls(&t, ask->recipes, count));
-    ND_TRY_OUT(time_calls(&t, ask));
+    out->stopped = false;
+    ND_TRY_OUT(time_calls(&t, ask, &out->stopped));
+    if (out->stopped) {
+        goto out;
+    }
     out->bf16 = nd_calls_difference(&t.all, &t.bf16, &t.fp8[0], true);
     for (int i = 0; i < count; i++) {
         out->fp8[i] = out->bf16 + nd_calls_difference(&t.all, &t.fp8[i], &t.bf16, false);

@@ -24,6 +24,7 @@ enum { ND_TIMING_RECIPES_MAX = 4 };
 typedef struct nd_linear_times {
     double bf16;                       /* seconds: forward and backward */
     double fp8[ND_TIMING_RECIPES_MAX]; /* by the recipes that were asked for */
+    bool stopped;                      /* it was asked to stop: no times */
 } nd_linear_times;
 
 /* How a linear is timed. */
@@ -32,6 +33,7 @@ typedef struct nd_linear_timing {
     const nd_fp8_recipe *recipes;
     int recipe_count; /* 1 to ND_TIMING_RECIPES_MAX */
     int rounds;
+    bool (*stop)(void); /* asked before each call is timed */
     /* Whether the rank may take so many bytes; asked once, before they are allocated. */
     nd_status (*room)(void *context, double bytes);
     void *context;

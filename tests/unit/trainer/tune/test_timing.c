@@ -23,6 +23,16 @@ static nd_status has_no_room(void *context, double bytes)
     return nd_fail(ND_ERR_RESOURCE, "no room for %.0f bytes", bytes);
 }
 
+static bool goes_on(void)
+{
+    return false;
+}
+
+static bool stops(void)
+{
+    return true;
+}
+
 /* A call of a form that this number names. */
 static nd_call call_of(int64_t number)
 {
@@ -67,6 +77,7 @@ Test(timing, a_linear_on_the_cpu)
                             .recipes = recipes,
                             .recipe_count = RECIPES,
                             .rounds = 2,
+                            .stop = goes_on,
                             .room = has_room,
                             .context = &bytes};
     cr_assert_eq(nd_config_init(&config), ND_OK);
@@ -83,21 +94,15 @@ Test(timing, a_linear_on_the_cpu)
     cr_expect_geq(bytes, 64 * 48 * 2 + 32 * 48 * 2 + 64 * 32 * 2);
     cr_expect_eq(nd_time_linear(&ask, (nd_linear_extents){64, 40, 32}, &times), ND_ERR_CONFIG,
                  "16 does not divide 40");
+    cr_expect_not(times.stopped);
+    ask.stop = stops;
+    cr_expect_eq(nd_time_linear(&ask, size, &times), ND_OK);
+    cr_expect(times.stopped);
     ask.room = has_no_room;
     cr_expect_eq(nd_time_linear(&ask, size, &times), ND_ERR_RESOURCE, "there was no room");
     rank.device->table->stream_fini(&rank.stream);
     nd_device_close(rank.device);
     nd_config_fini(&config);
-}
-
-static bool goes_on(void)
-{
-    return false;
-}
-
-static bool stops(void)
-{
-    return true;
 }
 
 static nd_status time_layers(nd_rank *rank, void *context)
