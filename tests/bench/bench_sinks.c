@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * nd_bench_sinks FOLDER: what the reports of a step cost the run. Sends the records of 10,000 steps
- * to metrics.jsonl, to the terminal's log (a file here, with a line every log.interval steps) and to
+ * to metrics.jsonl, to the terminal's log (a file here, a line every log.interval steps) and to
  * TensorBoard, each alone and all together, in files below FOLDER. Prints one JSON line:
  * microseconds of a step for each, as the run's thread waits for them. wandb and trackio add one
  * waitpid to what metrics.jsonl takes.

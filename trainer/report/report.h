@@ -6,9 +6,9 @@
  * sinks, each in a file of its own (metrics.jsonl, the terminal). A new sink is one more file, and
  * one more line in sinks.c.
  *
- * A full disk ends no run. metrics.jsonl loses the records that cannot be written, and is tried again
- * at each later one; any other sink that fails, also when it is opened, is closed and dropped. Both
- * are said once, and the records that a sink did not take are counted and said when they are known:
+ * A full disk ends no run. metrics.jsonl loses the records that cannot be written, and is tried
+ * again at each later one; any other sink that fails, also when it is opened, is closed and
+ * dropped. Both are said once, and the records that a sink did not take are counted and said when they are known:
  * a line "records_lost" in metrics.jsonl, and a warning. A metrics.jsonl that cannot be opened, and
  * one that was deleted during the run, with which the run folder is gone, are errors.
  *
