@@ -13,16 +13,22 @@ RESULTS.jsonl is the output with --jsonl and, but for bf16, --precision fp32.
   choices   each log-likelihood as lm-evaluation-harness defines it must be within 1e-4 x its tokens, and acc and acc_norm
             the same
   bf16      how far the log-likelihoods are from those of transformers in FP32, as a root mean square and at most, must be
-            within 1.5 times what transformers itself is off in BF16 (.to(bfloat16))
+            within 1.5 times what transformers itself is off in BF16 (.to(bfloat16)). And each must be within the bound of its
+            roundings (bf16_bound.py) of the same score in F64 with weights in BF16, and within as many deviations of
+            independent roundings as none of so many scores should pass
 
 Several checks, each of four words, may stand one after the other. The Python needs torch and transformers. Exit status:
 0 equal, 1 different, 2 cannot be compared.
 """
 import json
 import pathlib
+import statistics
 import sys
 
+import bf16_bound
+
 BOUND_PER_TOKEN = 1e-4  # of a log probability: 24 bits of logits below 2^8, summed over the vocabulary
+FALSE_ALARM = 1e-4  # how likely a right program fails by chance
 GENERATED = 5  # prompts that transformers' own generate continues, which is slow
 
 
@@ -128,6 +134,7 @@ def check_bf16(folder, requests, results):
     pairs = [(encode_pair(tokenizer, request["context"], request.get("delimiter", "") + choice), value)
              for request, row in zip(requests, results) for choice, value in zip(request["choices"], row["log_likelihoods"])]
     exact = [score(torch, model, ids, begin)[0] for (ids, begin), _ in pairs]
+    shares = check_bound(bf16_bound.Scorer(torch, model), pairs)
     model = model.to(torch.bfloat16)
     theirs = [score(torch, model, ids, begin)[0] - e for ((ids, begin), _), e in zip(pairs, exact)]
     own = [value - e for (_, value), e in zip(pairs, exact)]
@@ -135,7 +142,21 @@ def check_bf16(folder, requests, results):
         if not size(own) <= 1.5 * size(theirs):
             raise Different(f"log-likelihoods in BF16 are off by {size(own):.4g} ({name}), in transformers by {size(theirs):.4g}")
     print(f"check_generate: {len(pairs)} log-likelihoods in BF16 are off by {root_mean_square(own):.3g} (root mean square), "
-          f"in transformers by {root_mean_square(theirs):.3g}")
+          f"in transformers by {root_mean_square(theirs):.3g}; {shares}")
+
+
+def check_bound(scorer, pairs):
+    """Every fifth score, which takes a backward pass; and how much of the bounds the errors take."""
+    errors = [(value, *scorer.score(ids, begin)) for (ids, begin), value in pairs[::5]]
+    deviations = statistics.NormalDist().inv_cdf(1 - FALSE_ALARM / len(errors) / 2)
+    worst = max(abs(value - exact) / most for value, exact, most, _ in errors)
+    spread = [(value - exact) / sigma for value, exact, _, sigma in errors]
+    farthest = max(map(abs, spread))
+    if not (worst <= 1 and farthest <= deviations):
+        raise Different(f"log-likelihoods in BF16 are off by up to {worst:.3g} of the bound of all roundings, and by {farthest:.3g} "
+                        f"deviations of independent ones, which {deviations:.3g} bound")
+    return (f"{worst:.2g} of the bound of their roundings, at most {farthest:.2g} of {deviations:.2g} deviations, "
+            f"{root_mean_square(spread):.2g} as a rule")
 
 
 def main():

@@ -566,4 +566,29 @@ Test(generate, has_the_ids_and_scores_of_transformers)
     says("50 prompts, 1200 ids equal to those of transformers");
     says("3 requests scored as by transformers");
     says("120 log-likelihoods in BF16 are off by ");
+    says(" of the bound of their roundings");
+}
+
+/* Its own scores of the same rows, and ours through its interface for models. */
+Test(generate, has_the_scores_of_lm_eval)
+{
+    const char *python = getenv("ND_PEER_PYTHON");
+    char command[1024];
+    snprintf(command, sizeof command,
+             "'%s' -c 'import importlib.util as u, sys; sys.exit(not u.find_spec(\"lm_eval\"))'",
+             python ? python : "false");
+    if (shell_run(&dir, command) != 0) {
+        teardown();
+        skip_test("ND_PEER_PYTHON names no Python with lm_eval (pip install lm_eval accelerate)");
+    }
+    train();
+    write_requests();
+    shell(&dir, "head -n 12 many.jsonl >few.jsonl && " EVAL
+                "--model run/model --requests few.jsonl --jsonl 2>log >scores.jsonl");
+    snprintf(command, sizeof command,
+             "OMP_NUM_THREADS=1 '%s' " ND_CHECK_LM_EVAL
+             " run/model few.jsonl scores.jsonl " ND_TRAIN,
+             python);
+    shell(&dir, command);
+    says("12 rows have the scores of lm_eval");
 }

@@ -8,9 +8,10 @@
  *
  * A full disk ends no run. metrics.jsonl loses the records that cannot be written, and is tried
  * again at each later one; any other sink that fails, also when it is opened, is closed and
- * dropped. Both are said once, and the records that a sink did not take are counted and said when they are known:
- * a line "records_lost" in metrics.jsonl, and a warning. A metrics.jsonl that cannot be opened, and
- * one that was deleted during the run, with which the run folder is gone, are errors.
+ * dropped. Both are said once, and the records that a sink did not take are counted: a line
+ * "records_lost" in metrics.jsonl and a warning say how many, when they are known. A metrics.jsonl
+ * that cannot be opened, and one that was deleted during the run, with which the run folder is
+ * gone, are errors.
  *
  * All calls come from the thread of the run. Nothing is allocated between nd_sinks_open and
  * nd_sinks_close.
