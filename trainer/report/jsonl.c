@@ -24,7 +24,7 @@ typedef struct jsonl {
     char *path;        /* owned */
     off_t torn;        /* where a part of a line begins that could not be removed; -1: nowhere */
     int64_t owed_step; /* of the line in owed */
-    char owed[LINE_MAX_BYTES]; /* a line "resumed" that could not be written; "": none */
+    char owed[2 * LINE_MAX_BYTES]; /* a line "resumed" that could not be written; "": none */
     char line[LONG_LINE_BYTES], sources[LONG_LINE_BYTES];
 } jsonl;
 
@@ -96,7 +96,8 @@ static nd_status append_resumed(jsonl *s, const char *line, int length, int64_t 
 {
     nd_status status = append_line(s, line, length);
     if (status == ND_ERR_IO && (!s->owed[0] || step < s->owed_step)) {
-        snprintf(s->owed, sizeof s->owed, "%s", line);
+        ND_ASSERT(length < (int)sizeof s->owed);
+        memcpy(s->owed, line, (size_t)length + 1);
         s->owed_step = step;
     }
     return status;
