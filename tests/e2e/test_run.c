@@ -253,8 +253,10 @@ Test(run, a_disk_that_becomes_full_does_not_end_the_run)
     cr_expect_not_null(strstr(shell_output, "step 200/200 "), "%s", shell_output);
     cr_expect_not_null(strstr(shell_output, "warning: metrics.jsonl loses records of this run"),
                        "%s", shell_output);
-    cr_expect_not_null(strstr(shell_output, " records of this run did not go to metrics.jsonl"),
-                       "%s", shell_output);
+    /* Where a short line fits the rest of the disk, it says how many. */
+    cr_expect(strstr(shell_output, "metrics.jsonl is written again, without ") ||
+                  strstr(shell_output, " records of this run did not go to metrics.jsonl"),
+              "%s", shell_output);
     shell(&dir, "n=$(wc -l < metrics.jsonl) && test $n -gt 10 -a $n -lt 199 && "
                 "! grep -v '}$' metrics.jsonl");
 }
