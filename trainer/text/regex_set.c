@@ -230,17 +230,19 @@ int nd_char_sets_kinds(nd_char_set *const *sets, int count, uint8_t *kinds,
             same = same && (word == 0 || word == UINT64_MAX);
             first |= (word & 1) << s;
         }
-        for (int bit = 0; bit < 64; bit++) {
+        for (int bit = 0; bit < (same ? 1 : 64); bit++) {
             uint64_t member = first;
             for (int s = 0; !same && s < count; s++) {
                 const uint64_t in = sets[s]->words[w] >> bit & 1;
                 member = (member & ~(UINT64_C(1) << s)) | in << s;
             }
-            const uint8_t kind = same && bit > 0 ? kinds[64 * w] : kind_of(&list, member);
-            if (kind == 0) {
+            kinds[64 * w + bit] = kind_of(&list, member);
+            if (kinds[64 * w + bit] == 0) {
                 return 0;
             }
-            kinds[64 * w + bit] = kind;
+        }
+        if (same) {
+            memset(kinds + 64 * w, kinds[64 * w], 64);
         }
     }
     return list.count;
