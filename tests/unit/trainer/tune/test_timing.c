@@ -6,8 +6,6 @@
 #include "tests/unit/trainer/mesh_ranks.h"
 #include "trainer/tune/timing.h"
 
-TestSuite(timing, .timeout = 60);
-
 enum { RECIPES = 4 };
 static const nd_fp8_recipe recipes[RECIPES] = {ND_FP8_TENSORWISE, ND_FP8_ROWWISE,
                                                ND_FP8_ROWWISE_GW_HP, ND_FP8_DELAYED};
