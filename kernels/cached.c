@@ -57,7 +57,8 @@ static nd_status attend(nd_stream *stream, const nd_cached_ops *ops,
                     .q = heads_of(qkv, 0, H, D),
                     .k = heads_of(all, 0, K, D),
                     .v = heads_of(all, K * D, K, D),
-                    .scratch = (char *)x->scratch + nd_cached_lse_bytes(&x->attention, s->rows)});
+                    .scratch = (char *)x->scratch + nd_cached_lse_bytes(&x->attention, s->rows),
+                    .few_rows = true});
 }
 
 nd_status nd_attention_cached_by(nd_stream *stream, const nd_cached_ops *ops,

@@ -215,6 +215,8 @@ typedef struct nd_attention_fwd_args {
     nd_tensor out, lse;
     nd_tensor q, k, v;
     void *scratch; /* attention_scratch bytes */
+    bool few_rows; /* a hint where Sq may be 1: a backend may compute that in another order, as fast
+                      as k and v are read */
 } nd_attention_fwd_args;
 
 /*

@@ -185,6 +185,10 @@ nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *a
     ND_ASSERT(q.dtype == k.dtype && k.dtype == v.dtype);
     bool bf16 = q.dtype == ND_DTYPE_BF16 && context->tiles_bf16;
     const int threads = stream->device->threads;
+    if (args->few_rows && a->sq == 1) {
+        nd_attention_one(stream, args);
+        return ND_OK;
+    }
     const call c = {.a = a,
                     .tiles = bf16 ? context->tiles_bf16 : context->tiles_f32,
                     .out = args->out,

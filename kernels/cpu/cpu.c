@@ -6,8 +6,11 @@
 size_t nd_cpu_attention_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,
                                 bool backward)
 {
-    return backward ? nd_attention_bwd_scratch(device->threads, a)
-                    : nd_attention_fwd_scratch(device->threads, a);
+    if (backward) {
+        return nd_attention_bwd_scratch(device->threads, a);
+    }
+    const size_t tiles = nd_attention_fwd_scratch(device->threads, a);
+    return a->sq == 1 ? nd_max_bytes(tiles, nd_attention_one_scratch(device->threads, a)) : tiles;
 }
 
 /* What is enough for any segment: no extent of one is larger, but a shorter one may be cut into
@@ -15,7 +18,8 @@ size_t nd_cpu_attention_scratch(const nd_device *device, const nd_attention *a, 
 size_t nd_cpu_attention_cached_scratch(const nd_device *device, const nd_attention *most,
                                        nd_dtype act)
 {
-    size_t bytes = 0;
+    const nd_attention of_one = nd_attention_of_segment(most, 1, nd_max(most->sk, 1));
+    size_t bytes = nd_attention_one_scratch(device->threads, &of_one);
     for (int64_t rows = 1;; rows = nd_min(2 * rows, most->sq)) {
         const int64_t before = nd_max(most->sk - rows, 0), own = nd_min(rows, most->sk);
         const nd_attention a = nd_attention_of_segment(most, own, before + own);

@@ -143,6 +143,7 @@ const nd_row_ops PASTE(nd_rows, ND_ISA) = {
     .widen_fp8 = widen_fp8,
     .scaled_sum = scaled_sum,
     .dots = dots,
+    .row_sums = row_sums,
     .transpose_bytes = transpose_bytes,
 #if defined(__AVX512BF16__)
     .widen_fp8_bf16 = widen_fp8_bf16,

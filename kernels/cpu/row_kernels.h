@@ -21,6 +21,18 @@ typedef struct nd_row_dots {
     int64_t out_stride;
 } nd_row_dots;
 
+/* out[v] = the sum over r of weights[v][r] rows[r], for `vectors` sums of `count` rows of k
+ * elements. */
+typedef struct nd_row_sums {
+    const float *weights;
+    int64_t vectors, weight_stride;
+    const void *rows; /* BF16 when `bf16`, else F32 */
+    int64_t count, stride, k;
+    bool bf16;
+    float *out;
+    int64_t out_stride;
+} nd_row_sums;
+
 typedef struct nd_row_ops {
     /* sum = x + delta; returns its rstd, or with delta NULL that of x, and sum is not touched. */
     float (*norm_rstd)(void *sum, const void *x, const void *delta, int64_t C, float eps,
@@ -81,6 +93,7 @@ typedef struct nd_row_ops {
     void (*scaled_sum)(void *c, const float *sum, float row, const float *columns, bool accumulate,
                        int64_t n, bool bf16);
     void (*dots)(const nd_row_dots *dots);
+    void (*row_sums)(const nd_row_sums *sums);
     /* out (columns, rows) = in (rows, columns) transposed. */
     void (*transpose_bytes)(uint8_t *out, int64_t out_stride, const uint8_t *in, int64_t stride,
                             int64_t rows, int64_t columns);

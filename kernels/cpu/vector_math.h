@@ -49,6 +49,18 @@ static inline void nd_v_store(float *p, nd_vf x)
     *(nd_vf_unaligned *)p = (nd_vf_unaligned)x;
 }
 
+/* a b + c, rounded once where the CPU has that. Unlike an expression, it is so in every loop. */
+static inline nd_vf nd_v_multiply_add(nd_vf a, nd_vf b, nd_vf c)
+{
+#if ND_VL == 16
+    return (nd_vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif ND_VL == 8
+    return (nd_vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
 /* Maximum and minimum; b when either is NaN. */
 static inline nd_vf nd_v_max(nd_vf a, nd_vf b)
 {
@@ -83,17 +95,24 @@ static inline nd_vf nd_v_sqrt(nd_vf x)
 #endif
 }
 
-/* Sum and maximum of the lanes, always in the same order. */
+/* Sum and maximum of the lanes, always in the same order: the sum adds the upper half of the lanes
+ * to the lower one until one is left. */
 static inline float nd_v_sum(nd_vf x)
 {
-    float s[ND_VL];
-    nd_v_store(s, x);
-    for (int width = ND_VL / 2; width > 0; width /= 2) {
-        for (int i = 0; i < width; i++) {
-            s[i] += s[i + width];
-        }
-    }
-    return s[0];
+#if ND_VL == 16
+    __m512 whole = (__m512)x;
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(whole),
+                                _mm512_castps512_ps256(_mm512_shuffle_f32x4(whole, whole, 0x0e)));
+#elif ND_VL == 8
+    __m256 half = (__m256)x;
+#endif
+#if ND_VL >= 8
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+#else
+    __m128 s = (__m128)x;
+#endif
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 
 static inline float nd_v_max_lane(nd_vf x)

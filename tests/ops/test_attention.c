@@ -65,7 +65,7 @@ static nd_tolerance forward_tolerance(const nd_attention *a, nd_dtype dtype)
 }
 
 static void forward_once(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
-                         nd_dtype dtype, int64_t gap)
+                         nd_dtype dtype, int64_t gap, bool few)
 {
     nd_tensor q = queries(a, dtype, gap), k = keys(a, dtype, gap), v = keys(a, dtype, gap);
     nd_tensor out = queries(a, dtype, gap), lse = rows(a), o[2], l[2];
@@ -77,7 +77,8 @@ static void forward_once(const nd_side *ref, const nd_backend *backend, const nd
         o[s] = nd_clone(out);
         l[s] = nd_clone(lse);
         ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_fwd, .attention = *a, .out = o[s],
-                              .lse = l[s], .q = q, .k = k, .v = v, .scratch = scratch));
+                              .lse = l[s], .q = q, .k = k, .v = v, .scratch = scratch,
+                              .few_rows = few));
         free(scratch);
     }
     nd_tolerance exact = forward_tolerance(a, ND_DTYPE_F32);
@@ -90,8 +91,8 @@ static void check_forward(const nd_side *ref, const nd_backend *backend)
 {
     for (int d = 0; d < 2; d++) {
         for (int c = 0; c < CASES; c++) {
-            forward_once(ref, backend, &cases[c], dtypes[d], 0);
-            forward_once(ref, backend, &cases[c], dtypes[d], 6);
+            forward_once(ref, backend, &cases[c], dtypes[d], 0, false);
+            forward_once(ref, backend, &cases[c], dtypes[d], 6, false);
         }
     }
 }
@@ -99,6 +100,30 @@ static void check_forward(const nd_side *ref, const nd_backend *backend)
 Test(attention, forward)
 {
     nd_each_backend(check_forward);
+}
+
+/* One query against keys of one span and of several, at its borders; blind ones, and keys that are
+ * not seen; a head size that leaves a part of a vector; groups of one, of some and of many. */
+static const nd_attention one_query[] = {
+    {1, 1, 1, 1, 1, 2, 0, 1.0f},         {1, 1, 511, 4, 2, 64, 510, 0.125f},
+    {1, 1, 512, 4, 2, 64, 511, 0.125f},  {1, 1, 513, 4, 2, 64, 512, 0.125f},
+    {1, 1, 1600, 8, 1, 20, 1599, 0.22f}, {3, 1, 1100, 5, 1, 128, 1099, 0.09f},
+    {2, 1, 40, 4, 4, 10, -2, 0.3f},      {1, 1, 700, 16, 2, 72, 520, 0.1f},
+    {1, 1, 17000, 2, 2, 8, 16999, 0.35f}};
+
+static void check_one_query(const nd_side *ref, const nd_backend *backend)
+{
+    for (int d = 0; d < 2; d++) {
+        for (size_t c = 0; c < sizeof one_query / sizeof *one_query; c++) {
+            forward_once(ref, backend, &one_query[c], dtypes[d], 0, true);
+            forward_once(ref, backend, &one_query[c], dtypes[d], 6, true);
+        }
+    }
+}
+
+Test(attention, one_query_at_each_instruction_set)
+{
+    nd_each_backend(check_one_query);
 }
 
 static nd_tensor gradient_output(nd_tensor like, bool add, bool wide)
