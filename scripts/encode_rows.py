@@ -21,7 +21,7 @@ Special tokens are added to texts and pairs as the tokenizer does by default (--
 template writes it is the token. Outputs appear under their names only when they are complete.
 
 Needs the Python package transformers, or tokenizers for a tokenizer.json and rows without messages; pyarrow for Parquet;
-zstandard for .zst files.
+zstandard (0.19 or later) for .zst files.
 """
 import argparse
 import contextlib
@@ -37,6 +37,7 @@ from token_files import MegatronWriter
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 BATCH_ROWS = 1024
+PACKED_BYTES = 1 << 14  # of a .zst file at a time; what they hold may be many times as long
 
 
 class Refused(Exception):
@@ -53,16 +54,55 @@ def import_or_refuse(name, purpose):
                       f"pip install {name.split('.')[0]}") from error
 
 
+class ZstdBytes(io.RawIOBase):
+    """The bytes that a .zst file of any number of frames holds. The package's own stream_reader takes a frame that is cut
+    for one that has ended."""
+
+    def __init__(self, path, file):
+        self.package = import_or_refuse("zstandard", path)
+        self.path, self.file = path, file
+        self.frame, self.packed, self.ready = None, b"", b""
+
+    def readable(self):
+        return True
+
+    def unpack(self):
+        """The next bytes, which may be none, or None at the end of the file."""
+        packed = self.packed or self.file.read(PACKED_BYTES)
+        if not packed:
+            if self.frame:
+                raise Refused(f"{self.path} cannot be read: it ends in the middle of a zstd frame, so it was cut")
+            return None
+        self.frame = self.frame or self.package.ZstdDecompressor().decompressobj()
+        try:
+            data = self.frame.decompress(packed)
+        except self.package.ZstdError as error:
+            raise Refused(f"{self.path} cannot be read: {error}") from error
+        self.packed = b""
+        if self.frame.eof:
+            self.packed, self.frame = self.frame.unused_data, None
+        return data
+
+    def readinto(self, buffer):
+        while not self.ready:
+            data = self.unpack()
+            if data is None:
+                return 0
+            self.ready = memoryview(data)
+        size = min(len(buffer), len(self.ready))
+        buffer[:size], self.ready = self.ready[:size], self.ready[size:]
+        return size
+
+
 @contextlib.contextmanager
 def open_lines(path):
     with contextlib.ExitStack() as stack:
         if path.endswith(".gz"):
             yield stack.enter_context(gzip.open(path, "rt", encoding="utf-8-sig"))
         elif path.endswith(".zst"):
-            zstandard = import_or_refuse("zstandard", path)
             packed = stack.enter_context(open(path, "rb"))
-            unpacked = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
-            yield io.TextIOWrapper(unpacked, encoding="utf-8-sig")
+            unpacked = io.BufferedReader(ZstdBytes(path, packed), PACKED_BYTES)
+            yield stack.enter_context(io.TextIOWrapper(unpacked, encoding="utf-8-sig"))
         else:
             yield stack.enter_context(open(path, encoding="utf-8-sig"))
 
@@ -194,14 +234,16 @@ class FolderTokenizer:
 
 
 def mark(offsets, spans):
-    """Whether each token begins in one of the spans of characters, which are in order. White space that a tokenizer trims
-    has no characters left: it belongs to what stands before it."""
+    """Whether each token has a character of one of the spans, which are in order: a newline of the header may be one token
+    with the newlines that an answer begins with. White space that a tokenizer trims has no characters left: it counts
+    with the character before its place, which is its last one."""
+    spans = [span for span in spans if span[0] < span[1]]
     counts, at = [], 0
     for begin, end in offsets:
         place = begin if begin < end else begin - 1
         while at < len(spans) and spans[at][1] <= place:
             at += 1
-        counts.append(at < len(spans) and place >= spans[at][0])
+        counts.append(at < len(spans) and spans[at][0] < max(end, place + 1))
     return counts
 
 

@@ -38,6 +38,14 @@ CHATS = [[{"role": "system", "content": "be good"}, {"role": "user", "content": 
           {"role": "assistant", "content": "no words"}],
          [{"role": "user", "content": "a question of many words"}, {"role": "assistant", "content": " with blanks "}],
          [{"role": "user", "content": "nobody answers"}]]
+# In the splitter, as in that of Llama 3, newlines are one piece also before a word; that of GPT-2 leaves the last one alone.
+NEWLINES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+NEWLINE_CHATS = [[{"role": "user", "content": "\n\nwell?"}, {"role": "assistant", "content": "\nyes"},
+                  {"role": "user", "content": "\nsure?"}, {"role": "assistant", "content": "\n\nyes"}],
+                 [{"role": "user", "content": "well?\n\n"}, {"role": "assistant", "content": ""},
+                  {"role": "user", "content": ""}, {"role": "assistant", "content": "\n\n"}],
+                 [{"role": "user", "content": "   well?"}, {"role": "assistant", "content": "   yes"},
+                  {"role": "user", "content": "well?"}, {"role": "assistant", "content": "yes\n"}]]
 PAIRS = [("what is it?", " it is this"), ("", "no prompt"), ("a prompt", ""), ("caf\u00e9", "\u20ac"), ("</s> is text", "<s>")]
 
 
@@ -126,16 +134,36 @@ def check_cut(here):
     assert (encoder.cut, encoder.uncounted, out.lengths.tolist()) == (3, 1, [5, 3, 5, 5])
 
 
-def train(path):
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+def check_mark():
+    """A token counts when it has a character of a span, and one that was trimmed with the last of its characters."""
+    for offsets, spans, counts in (
+            ([(0, 9), (9, 10), (10, 13), (13, 14), (14, 15)], [(10, 14)], [False, False, True, True, False]),
+            ([(0, 9), (9, 11), (11, 14), (14, 15)], [(10, 14)], [False, True, True, False]),
+            ([(0, 9), (11, 11), (11, 14), (15, 15)], [(10, 14)], [False, True, True, False]),
+            ([(0, 9), (10, 10), (10, 14)], [(10, 14)], [False, False, True]),
+            ([(0, 2), (2, 8), (8, 9)], [(1, 3), (6, 7)], [True, True, False]),
+            ([(0, 2), (2, 3), (2, 3), (3, 4)], [(2, 3)], [False, True, True, False]),
+            ([(0, 2), (2, 4), (4, 6)], [(3, 3), (5, 6)], [False, False, True]),
+            ([(0, 2), (2, 2)], [], [False, False])):
+        assert encode_rows.mark(offsets, spans) == counts, (offsets, spans, encode_rows.mark(offsets, spans))
+
+
+def train(path, chats, newlines=False, trims=False):
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if newlines:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+            pre_tokenizers.Split(Regex(NEWLINES), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
-    text = [m["content"] for chat in CHATS for m in chat] + [word for pair in PAIRS for word in pair]
+    text = [m["role"] + "\n" + m["content"] if newlines else m["content"] for chat in chats for m in chat]
+    text += [word for pair in PAIRS for word in pair]
     tokenizer.train_from_iterator(text * 3, trainers.BpeTrainer(
         vocab_size=400, special_tokens=["<s>", "</s>", "<|im_start|>", "<|im_end|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    if trims:  # the blanks at the ends of a token are none of its characters then
+        tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), tokenizer.post_processor])
     tokenizer.save(path)
     return tokenizer
 
@@ -161,8 +189,8 @@ def launch(*arguments):
     return done.stdout
 
 
-def native(here, rows, *arguments):
-    subprocess.run([NDTRAIN, "tokenize", "--tokenizer", here("tokenizer.json"), "--input", rows, "--output-prefix",
+def native(here, rows, *arguments, tokenizer="tokenizer.json"):
+    subprocess.run([NDTRAIN, "tokenize", "--tokenizer", here(tokenizer), "--input", rows, "--output-prefix",
                     here("native"), "--overwrite", *arguments], check=True, stdout=subprocess.DEVNULL)
     return contents(here("native"))
 
@@ -208,6 +236,77 @@ def check_texts(here, tokenizer):
         cut.write(file.read()[:-12])
     run("--tokenizer", here("tokenizer.json"), "--output", here("x"), here("cut.jsonl.gz"), fails="cannot be read")
     assert not [name for name in os.listdir(here("")) if name.startswith("x.") or name.endswith(".tmp")]
+
+
+def check_zstd(here):
+    """Frames one behind another are read; a file that is damaged or cut is refused by its name, and nothing is written."""
+    if not has("zstandard"):
+        print(f"skipped: {sys.executable} has no zstandard for .zst files; set ND_PEER_PYTHON to one that has")
+        return
+    import zstandard
+    rows = [{"text": f"row {n} caf\u00e9"} for n in range(2000)]
+    run("--tokenizer", here("tokenizer.json"), "--output", here("plain"), write_rows(here("z.jsonl"), rows))
+    with open(here("z.jsonl"), "rb") as file:
+        data = file.read()
+    middle = data.index(b"\n", len(data) // 2) + 1
+    packer = zstandard.ZstdCompressor(write_checksum=True)
+    first, second = packer.compress(data[:middle]), packer.compress(data[middle:])
+    cut_in_row = packer.compress(data[:middle - 5])  # a row goes on in the next frame
+    skipped = struct.pack("<II", 0x184D2A50, 4) + b"skip"
+    stream = packer.compressobj()
+    whole_lines = stream.compress(data[:middle]) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)  # the frame does not end
+    damaged = bytearray(first + second)
+    damaged[len(first) // 2] ^= 0x5A
+
+    def check(name, packed, fails=None):
+        with open(here(name), "wb") as file:
+            file.write(packed)
+        run("--tokenizer", here("tokenizer.json"), "--output", here("x" if fails else "z"), here(name), fails=fails)
+        assert fails or contents(here("z")) == contents(here("plain"))
+
+    check("one.jsonl.zst", packer.compress(data))
+    check("two.jsonl.zst", skipped + first + skipped + second + skipped)
+    check("row.jsonl.zst", cut_in_row + packer.compress(data[middle - 5:]))
+    check("damaged.jsonl.zst", damaged, fails="damaged.jsonl.zst cannot be read: zstd")
+    check("noise.jsonl.zst", first + b"no frame of zstd", fails="noise.jsonl.zst cannot be read: zstd")
+    for name, packed in (("end", first + second[:-1]), ("body", first[:len(first) // 2]), ("header", first + second[:3]),
+                         ("skip", first + second + skipped[:-2]), ("lines", whole_lines)):
+        check(name + ".jsonl.zst", packed, fails=name + ".jsonl.zst cannot be read: it ends in the middle of a zstd frame")
+    done = subprocess.run([sys.executable, os.path.join(SCRIPTS, "encode_rows.py"), "--tokenizer", here("tokenizer.json"),
+                           "--output", here("x"), here("damaged.jsonl.zst")], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert not [name for name in os.listdir(here("")) if name.startswith("x.") or name.endswith(".tmp")]
+
+
+def check_newlines(here):
+    """A token that joins the newline of the header with those that an answer begins with counts, as it does in ndtrain."""
+    from transformers import PreTrainedTokenizerFast
+    rows = write_rows(here("l.jsonl"), [{"messages": chat} for chat in NEWLINE_CHATS])
+    for trims in (False, True):
+        tokenizer = train(here("newlines.json"), NEWLINE_CHATS, newlines=True, trims=trims)
+        for name, template in (("chatml", CHATML), ("generation", GENERATION)):
+            PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<|im_end|>",
+                                    chat_template=template).save_pretrained(here("newlines_" + name))
+        places = tokenizer.encode("<|im_start|>assistant\n   yes", add_special_tokens=False).offsets
+        assert ((24, 24) in places) == trims and (25 if trims else 24, 28) in places, places
+        run("--tokenizer", here("newlines_chatml"), "--output", here("l"), rows)
+        assert contents(here("l")) == native(here, rows, "--chat-format", "chatml", tokenizer="newlines.json")
+        ids, counts = [], []
+        for message in (message for chat in NEWLINE_CHATS for message in chat):
+            body = message["role"] + "\n" + message["content"]
+            pieces = tokenizer.encode(f"<|im_start|>{body}<|im_end|>\n", add_special_tokens=False).ids
+            words = [tokenizer.decode([i], skip_special_tokens=False) for i in pieces]
+            ends = [len("".join(words[:place + 1])) - len("<|im_start|>") for place in range(len(words))]
+            assert "".join(words[1:-2]) == body and words[-2:] == ["<|im_end|>", "\n"], words
+            joined = "\n" * (1 + len(message["content"]) - len(message["content"].lstrip("\n")))
+            assert joined in words[1:-2], (joined, words)  # the piece that this check is about
+            ids += pieces
+            counts += [message["role"] == "assistant" and len(message["role"]) + 1 < end <= len(body + "<|im_end|>")
+                       for end in ends]
+        expect(here("l"), ids, counts)
+        if not trims:  # transformers does not find where an answer begins whose first blanks were trimmed
+            run("--tokenizer", here("newlines_generation"), "--output", here("g"), rows)
+            assert contents(here("g")) == contents(here("l"))
 
 
 def check_chats(here, tokenizer):
@@ -262,14 +361,17 @@ def main():
         here = lambda name: os.path.join(top, name)
         check_writer(here)
         check_cut(here)
+        check_mark()
         if not has("tokenizers"):
             print(f"skipped: {sys.executable} has no tokenizers; set ND_PEER_PYTHON to one that has")
             return
-        tokenizer = train(here("tokenizer.json"))
+        tokenizer = train(here("tokenizer.json"), CHATS)
         check_texts(here, tokenizer)
+        check_zstd(here)
         if not has("transformers"):
             print(f"skipped: {sys.executable} has no transformers; set ND_PEER_PYTHON to one that has")
             return
+        check_newlines(here)
         check_chats(here, tokenizer)
     print("check_encode_rows: every id and mask as expected")
 
