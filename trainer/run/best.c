@@ -100,3 +100,17 @@ out:
     free(path);
     return status;
 }
+
+void nd_run_best_keep(nd_run_best *best, const nd_run_best *known, int64_t step)
+{
+    if (known->saved_step == 0 || known->saved_step > step ||
+        (best->saved_step > 0 && best->saved_loss <= known->saved_loss)) {
+        return;
+    }
+    best->saved_step = known->saved_step;
+    best->saved_loss = known->saved_loss;
+    if (best->step == 0 || known->saved_loss < best->loss) {
+        best->step = known->saved_step;
+        best->loss = known->saved_loss;
+    }
+}

@@ -37,5 +37,8 @@ bool nd_run_best_is_over(const nd_run_best *best, const nd_config *config);
  */
 nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const char *run,
                              int64_t step);
+/* What this start knew before it went back to `step`, joined to what was replayed: the best
+ * checkpoint up to that step stays, also where a full disk has lost the line of its validation. */
+void nd_run_best_keep(nd_run_best *best, const nd_run_best *known, int64_t step);
 
 #endif

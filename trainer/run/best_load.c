@@ -58,8 +58,10 @@ nd_status nd_run_best_rewound(nd_run_checkpoints *c)
     if (!asks_best(c->context->worker->rank.config)) {
         return ND_OK;
     }
+    const nd_run_best known = c->best;
     snprintf(key, sizeof key, "best validation before rewind %d", c->rewinds);
     ND_TRY(replay(c, step, key));
+    nd_run_best_keep(&c->best, &known, step);
     nd_run_best_saving(&c->best, step); /* whose validation may come only now */
     (void)nd_run_best_saved(&c->best, step);
     return ND_OK;

@@ -105,3 +105,21 @@ Test(best, a_run_that_goes_on_knows_what_its_earlier_start_knew)
     nd_checkpoint_abandon(dir.path);
     cr_expect_eq(nd_run_best_replay(&best, &config, dir.path, 14), ND_ERR_DATA);
 }
+
+/* Lines of validations that a full disk has lost. */
+Test(best, a_run_that_goes_back_keeps_a_best_checkpoint_without_a_line)
+{
+    const nd_run_best known = {.step = 8, .loss = 1.0, .saved_step = 8, .saved_loss = 1.0};
+    nd_run_best nothing = {0};
+    nd_run_best higher = {.step = 6, .loss = 1.5, .saved_step = 4, .saved_loss = 3.0};
+    nd_run_best lower = {.step = 4, .loss = 0.5, .saved_step = 4, .saved_loss = 0.5};
+    nd_run_best earlier = {.step = 4, .loss = 3.0, .saved_step = 4, .saved_loss = 3.0};
+    nd_run_best_keep(&nothing, &known, 10);
+    cr_expect(nothing.step == 8 && nothing.loss == 1.0 && nothing.saved_step == 8);
+    nd_run_best_keep(&higher, &known, 8);
+    cr_expect(higher.step == 8 && higher.saved_step == 8 && higher.saved_loss == 1.0);
+    nd_run_best_keep(&lower, &known, 10);
+    cr_expect(lower.step == 4 && lower.saved_step == 4 && lower.saved_loss == 0.5);
+    nd_run_best_keep(&earlier, &known, 7); /* the step of that checkpoint is taken back */
+    cr_expect(earlier.step == 4 && earlier.saved_step == 4);
+}
