@@ -8,7 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
+#include <unistd.h>
 
 #include "tests/launch/launched.h"
 #include "tests/support/inputs.h"
@@ -73,16 +73,15 @@ static void train_and_stop_rank_5(launched *l)
     assert_said_after(l, process, "it said: rank "); /* also where it is in no group of theirs */
 }
 
-/* A limit of file sizes is what a test can have of a full disk. */
-static void train_and_fill_the_disk_of_rank_0(launched *l)
+/* Rank 0 alone writes metrics.jsonl, and ends where it is deleted. */
+static void train_and_delete_the_file_of_rank_0(launched *l)
 {
-    const struct rlimit full = {1, 1};
     start_training(l, ""); /* the deadline is 600 s */
-    cr_assert_eq(prlimit(launched_child(l, 0), RLIMIT_FSIZE, &full, NULL), 0);
+    cr_assert_eq(unlink(tempdir_file(&dir, "run/metrics.jsonl")), 0);
     int code = launched_wait(l, LAUNCHED_SECONDS);
     cr_assert_eq(code, 73, "%d: %s", code, launched_read(l));
     assert_says(l, "rank 0 failed first");
-    assert_says(l, "metrics.jsonl");
+    assert_says(l, "metrics.jsonl was deleted");
 }
 
 Test(faults_cuda, a_stopped_rank_is_named_by_all)
@@ -122,7 +121,7 @@ Test(faults_cuda, an_abort_that_hangs_keeps_the_sentence)
 Test(faults_cuda, a_rank_that_fails_alone_waits_for_nobody)
 {
     launched l;
-    train_and_fill_the_disk_of_rank_0(&l);
+    train_and_delete_the_file_of_rank_0(&l);
 }
 
 /* It speaks and gives up before it closes what it has. */
@@ -130,13 +129,13 @@ Test(faults_cuda, a_rank_that_fails_alone_frees_nothing)
 {
     launched l;
     setenv("ND_DOUBLE_FREE", "hangs", 1);
-    train_and_fill_the_disk_of_rank_0(&l);
+    train_and_delete_the_file_of_rank_0(&l);
 }
 
 Test(faults_cuda, a_rank_that_fails_alone_and_cannot_abort_ends_with_its_reason)
 {
     launched l;
     setenv("ND_DOUBLE_NCCL_ABORT", "hangs", 1);
-    train_and_fill_the_disk_of_rank_0(&l);
+    train_and_delete_the_file_of_rank_0(&l);
     assert_says(&l, "ncclCommAbort did not return within 5 s: ");
 }
