@@ -18,7 +18,12 @@ static nd_status find(const nd_tokenizer *tokenizer, const char *name, int32_t *
 
 nd_status nd_chat_find(const nd_tokenizer *tokenizer, nd_chat_format format, nd_chat *out)
 {
-    *out = (nd_chat){.format = format, .begin = -1, .open = -1, .middle = -1, .close = -1};
+    *out = (nd_chat){.format = format,
+                     .tokenizer = tokenizer,
+                     .begin = -1,
+                     .open = -1,
+                     .middle = -1,
+                     .close = -1};
     if (format == ND_CHAT_LLAMA3) {
         ND_TRY(find(tokenizer, "<|begin_of_text|>", &out->begin));
         ND_TRY(find(tokenizer, "<|start_header_id|>", &out->open));
@@ -114,9 +119,37 @@ static nd_status add_body(const chat_text *t)
     return add_text(t, (const char *)t->body->data, t->body->count);
 }
 
+/* Bytes of tokens, one after the other. */
+typedef struct token_bytes {
+    const nd_tokenizer *tokenizer;
+    const int32_t *ids;
+    size_t count, size;
+    const char *left; /* of the last token that was begun */
+} token_bytes;
+
+/* The tokens go on with these bytes, which are passed over. */
+static bool pass_over(token_bytes *b, const char *bytes, size_t size)
+{
+    while (size > 0) {
+        for (; b->size == 0 && b->count > 0; b->count--) {
+            b->left = nd_tokenizer_token(b->tokenizer, *b->ids++, &b->size);
+        }
+        const size_t n = size < b->size ? size : b->size;
+        if (n == 0 || memcmp(bytes, b->left, n) != 0) {
+            return false;
+        }
+        bytes += n;
+        b->left += n;
+        b->size -= n;
+        size -= n;
+    }
+    return true;
+}
+
 /* How many of the ids from `from` on have nothing of the content, which stands behind the first
- * `size` bytes of the body: those that the bytes before it have alone. A newline there may be one
- * token with the newlines that the content begins with. */
+ * `size` bytes of the body: those whose bytes are the first ones of the tokens that the text before
+ * it has alone. The newlines there may be other tokens beside the content, or one with the newlines
+ * that it begins with. */
 static nd_status count_before(const chat_text *t, size_t from, size_t size, size_t *out)
 {
     const nd_encode_counts counts = *nd_encoder_counts(t->encoder);
@@ -126,9 +159,14 @@ static nd_status count_before(const chat_text *t, size_t from, size_t size, size
     ND_TRY(
         nd_encode_part(t->encoder, (const char *)t->body->data, size, false, false, &ids, &count));
     nd_encoder_set_counts(t->encoder, &counts);
-    *out = 0;
-    while (*out < count && from + *out < all->count && ids[*out] == all->data[from + *out]) {
-        (*out)++;
+    token_bytes alone = {.tokenizer = t->chat->tokenizer, .ids = ids, .count = count};
+    for (*out = 0; from + *out < all->count; (*out)++) {
+        size_t token_size;
+        const char *token =
+            nd_tokenizer_token(alone.tokenizer, all->data[from + *out], &token_size);
+        if (!pass_over(&alone, token, token_size)) {
+            break;
+        }
     }
     return ND_OK;
 }

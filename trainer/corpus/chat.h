@@ -17,8 +17,9 @@
 
 typedef struct nd_chat {
     nd_chat_format format;
-    int32_t begin;               /* of a text; -1: none */
-    int32_t open, middle, close; /* around role and text; middle -1: none */
+    const nd_tokenizer *tokenizer; /* borrowed */
+    int32_t begin;                 /* of a text; -1: none */
+    int32_t open, middle, close;   /* around role and text; middle -1: none */
 } nd_chat;
 
 /* ND_ERR_DATA names a control token that the tokenizer lacks. */
