@@ -249,7 +249,7 @@ Test(run, a_disk_that_becomes_full_does_not_end_the_run)
     shell(&dir, "unshare -rm sh -c 'mount -t tmpfs -o size=64k none small && " RUN
                 "--set data.path=text.txt --set data.validation_path= --num-steps 200 "
                 "--set log.interval=100 --set output.save_model=false "
-                "--set output.dir=small/out && cp small/out/metrics.jsonl .'");
+                "--set output.dir=small/out && cp small/out/metrics.jsonl small/out/run.json .'");
     cr_expect_not_null(strstr(shell_output, "step 200/200 "), "%s", shell_output);
     cr_expect_not_null(strstr(shell_output, "warning: metrics.jsonl loses records of this run"),
                        "%s", shell_output);
@@ -259,6 +259,8 @@ Test(run, a_disk_that_becomes_full_does_not_end_the_run)
               "%s", shell_output);
     shell(&dir, "n=$(wc -l < metrics.jsonl) && test $n -gt 10 -a $n -lt 199 && "
                 "! grep -v '}$' metrics.jsonl");
+    shell(&dir, "! grep -q records_lost metrics.jsonl || " ND_TRAIN " report . --markdown | "
+                "grep 'finished: all 200 steps; [0-9]* lines of metrics.jsonl were lost'");
 }
 
 /* The prefetch thread finds pages gone while the run computes. */

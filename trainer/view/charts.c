@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "trainer/view/chart.h"
 
@@ -90,6 +91,9 @@ static void find_marks(drawing *d, const nd_metrics *m)
             add_mark(d, e->step, e->rewound_from > 0 ? "went back to here" : "resumed", e->text);
         } else if (e->kind == ND_METRIC_EVENT_CHECKPOINT_FAILED) {
             add_mark(d, e->step, "checkpoint failed", e->text);
+        } else if (e->kind == ND_METRIC_EVENT_RECORDS_LOST &&
+                   strcmp(e->sink, "metrics.jsonl") == 0) {
+            add_mark(d, e->step < d->last ? e->step : d->last, "lines were lost before", e->text);
         }
     }
     for (size_t i = 0; i < m->row_count; i++) {

@@ -69,18 +69,20 @@ typedef enum nd_metric_event_kind {
     ND_METRIC_EVENT_CHECKPOINT,
     ND_METRIC_EVENT_CHECKPOINT_FAILED,
     ND_METRIC_EVENT_RESUMED,
-    ND_METRIC_EVENT_EARLY_STOPPED
+    ND_METRIC_EVENT_EARLY_STOPPED,
+    ND_METRIC_EVENT_RECORDS_LOST
 } nd_metric_event_kind;
 
 typedef struct nd_metric_event {
     int64_t step;
     nd_metric_event_kind kind;
     double bytes, save_ms, blocked_ms, load_ms; /* 0: not in the line */
-    int64_t restart, rewound_from, passed_over_samples;
+    int64_t restart, rewound_from, passed_over_samples, records;
     char name[32];               /* what the line calls it */
     char text[256];              /* its reason, or why; cut where it is longer */
     char from[96];               /* resumed: last part of the folder */
     char mesh[96], mesh_was[96]; /* resumed on another mesh; else "" */
+    char sink[32];               /* that did not take `records` records; else "" */
 } nd_metric_event;
 
 /* Names in the order in which the file has them first. */

@@ -187,6 +187,10 @@ static void sum_events(const nd_metrics *m, nd_run_figures *f)
         f->rewinds += resumed && e->rewound_from > 0;
         f->restarts += resumed && e->rewound_from == 0;
         f->failed_saves += e->kind == ND_METRIC_EVENT_CHECKPOINT_FAILED;
+        if (e->kind == ND_METRIC_EVENT_RECORDS_LOST) {
+            *(strcmp(e->sink, "metrics.jsonl") == 0 ? &f->lost_lines : &f->lost_tracked) +=
+                e->records;
+        }
     }
 }
 
@@ -210,25 +214,63 @@ static nd_status make_figures(nd_run_view *v)
 
 /* The end. */
 
-/* Whether the newest checkpoint was made because of a signal, behind the last step. */
-static bool was_stopped(const nd_metrics *m)
+static int64_t last_row_step(const nd_run_view *v)
 {
+    return v->metrics.rows[v->metrics.row_count - 1].step;
+}
+
+/* A checkpoint that a disk took behind the last line. One with a later step may also be left of
+ * steps that a resumed run has taken back; such a run wrote a line since. */
+static bool is_behind_lines(const nd_run_view *v, const nd_saved *s)
+{
+    return s->has_manifest && s->state == ND_SAVED_GOOD && s->time >= v->changed;
+}
+
+/* The lines of the last steps, and the line that says so, may be lost on a full disk. An event and
+ * a checkpoint then show that the run came further. */
+static int64_t steps_reached(const nd_run_view *v)
+{
+    int64_t step = last_row_step(v);
+    for (size_t i = 0; i < v->metrics.event_count; i++) {
+        const nd_metric_event *e = &v->metrics.events[i];
+        step = e->kind != ND_METRIC_EVENT_OTHER && e->step > step ? e->step : step;
+    }
+    for (int i = 0; i < v->saved_count; i++) {
+        const nd_saved *s = &v->saved[i];
+        step = is_behind_lines(v, s) && s->step > step ? s->step : step;
+    }
+    return step;
+}
+
+/* Whether the newest checkpoint was made because of a signal, behind the last step. The line of a
+ * checkpoint may be lost too. */
+static bool was_stopped(const nd_run_view *v)
+{
+    const nd_metrics *m = &v->metrics;
+    for (int i = 0; i < v->saved_count; i++) {
+        const nd_saved *s = &v->saved[i];
+        if (is_behind_lines(v, s) && s->step > last_row_step(v) && s->step == v->reached &&
+            strcmp(s->reason, "signal") == 0) {
+            return true;
+        }
+    }
     for (size_t i = m->event_count; i > 0; i--) {
         const nd_metric_event *e = &m->events[i - 1];
         if (e->kind == ND_METRIC_EVENT_CHECKPOINT) {
-            return strcmp(e->text, "signal") == 0 && e->step >= m->rows[m->row_count - 1].step;
+            return strcmp(e->text, "signal") == 0 && e->step >= v->reached;
         }
     }
     return false;
 }
 
 /* The early stop behind the last step; NULL: there is none. */
-static const nd_metric_event *early_stop(const nd_metrics *m)
+static const nd_metric_event *early_stop(const nd_run_view *v)
 {
+    const nd_metrics *m = &v->metrics;
     for (size_t i = m->event_count; i > 0; i--) {
         const nd_metric_event *e = &m->events[i - 1];
         if (e->kind == ND_METRIC_EVENT_EARLY_STOPPED) {
-            return e->step == m->rows[m->row_count - 1].step ? e : NULL;
+            return e->step == v->reached ? e : NULL;
         }
     }
     return NULL;
@@ -236,16 +278,15 @@ static const nd_metric_event *early_stop(const nd_metrics *m)
 
 static nd_run_end find_end(const nd_run_view *v, int64_t now)
 {
-    const nd_metrics *m = &v->metrics;
     double patience = v->figures.step_ms / 1e3 * RECENT_STEPS;
     patience = patience > RECENT_SECONDS ? patience : RECENT_SECONDS;
-    if (v->steps_wanted > 0 && m->rows[m->row_count - 1].step >= v->steps_wanted) {
+    if (v->steps_wanted > 0 && v->reached >= v->steps_wanted) {
         return ND_RUN_FINISHED;
     }
-    if (early_stop(m)) {
+    if (early_stop(v)) {
         return ND_RUN_STOPPED_EARLY;
     }
-    if (was_stopped(m)) {
+    if (was_stopped(v)) {
         return ND_RUN_STOPPED;
     }
     if ((double)(now - v->changed) < patience) {
@@ -254,17 +295,30 @@ static nd_run_end find_end(const nd_run_view *v, int64_t now)
     return v->steps_wanted > 0 ? ND_RUN_ENDED_EARLY : ND_RUN_UNKNOWN;
 }
 
+static void add_lost(const nd_run_view *view, char text[ND_VERDICT_MAX])
+{
+    static const char why[] = "as the disk was full or failed";
+    const long long lines = view->figures.lost_lines, last = last_row_step(view);
+    const size_t used = strlen(text);
+    if (lines > 0) {
+        snprintf(text + used, ND_VERDICT_MAX - used, "; %lld line%s of metrics.jsonl %s lost, %s",
+                 lines, lines == 1 ? "" : "s", lines == 1 ? "was" : "were", why);
+    } else if (view->lost_lines) {
+        snprintf(text + used, ND_VERDICT_MAX - used,
+                 "; the lines of metrics.jsonl after step %lld were lost, %s", last, why);
+    }
+}
+
 char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX])
 {
-    const nd_metrics *m = &view->metrics;
-    long long step = m->rows[m->row_count - 1].step, wanted = view->steps_wanted;
+    long long step = view->reached, wanted = view->steps_wanted;
     switch (view->end) {
     case ND_RUN_FINISHED:
         snprintf(text, ND_VERDICT_MAX, "finished: all %lld steps", wanted);
         break;
     case ND_RUN_STOPPED_EARLY:
         snprintf(text, ND_VERDICT_MAX, "finished early, after step %lld of %lld: %s", step, wanted,
-                 early_stop(m)->text);
+                 early_stop(view)->text);
         break;
     case ND_RUN_STOPPED:
         snprintf(
@@ -280,13 +334,19 @@ char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX])
         break;
     case ND_RUN_ENDED_EARLY:
         snprintf(text, ND_VERDICT_MAX,
-                 "ended early, after step %lld of %lld; its log has the reason", step, wanted);
+                 view->lost_lines
+                     ? "no line after step %lld of %lld: the disk took no more, or the run ended "
+                       "early; its log has the reason"
+                     : "ended early, after step %lld of %lld, or its disk took no more lines; its "
+                       "log has the reason",
+                 step, wanted);
         break;
     case ND_RUN_UNKNOWN:
         snprintf(text, ND_VERDICT_MAX,
                  "%lld steps; without run.json nobody knows how many were wanted", step);
         break;
     }
+    add_lost(view, text);
     return text;
 }
 
@@ -302,6 +362,8 @@ static nd_status open_view(const char *folder, int64_t now, nd_run_view *v)
     double steps = number_in(v->record, "config", "train.steps");
     v->steps_wanted = steps > 0 && steps < 1e15 ? (int64_t)steps : 0;
     ND_TRY(make_figures(v));
+    v->reached = steps_reached(v);
+    v->lost_lines = v->figures.lost_lines > 0 || v->reached > last_row_step(v);
     v->end = find_end(v, now);
     return ND_OK;
 }

@@ -31,6 +31,8 @@ typedef struct nd_run_figures {
     double tokens_seen, training_seconds;
     int64_t skipped, not_finite; /* steps */
     int64_t restarts, rewinds, failed_saves;
+    int64_t lost_lines;   /* of metrics.jsonl, on a full disk, as far as it says so */
+    int64_t lost_tracked; /* records that TensorBoard or another tracker did not take */
 } nd_run_figures;
 
 typedef struct nd_run_view {
@@ -45,6 +47,8 @@ typedef struct nd_run_view {
     int starts;           /* run.json, run-2.json, ... */
     int64_t steps_wanted; /* train.steps; 0: not known */
     int64_t changed;      /* UNIX time of the last line */
+    int64_t reached;      /* steps done: more than the last row's when lines were lost behind it */
+    bool lost_lines;      /* metrics.jsonl lacks some, as far as the files show it */
     nd_run_figures figures;
     nd_run_end end;
 } nd_run_view;

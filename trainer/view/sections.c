@@ -15,6 +15,10 @@ static void write_notes(nd_doc *doc, const nd_run_view *run)
         {f->rewinds, "returns to a checkpoint because a step was not finite or a spike"},
         {f->restarts, "times that the run was resumed"},
         {f->failed_saves, "checkpoints that could not be written"},
+        {f->lost_lines,
+         "lines of metrics.jsonl that were lost, as the disk was full or failed; curves are "
+         "straight there, and tables do without them"},
+        {f->lost_tracked, "records that TensorBoard or another tracker did not take"},
     };
     for (size_t i = 0; i < sizeof notes / sizeof *notes; i++) {
         if (notes[i].count > 0) {

@@ -2,13 +2,16 @@
 #include "trainer/view/run_view.h"
 
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/support/tempdir.h"
+#include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
 #include "trainer/view/page.h"
 
 static tempdir dir;
@@ -55,6 +58,38 @@ static nd_run_view open_view(int64_t now)
     nd_run_view view;
     assert_ok(nd_run_view_open(dir.path, now, &view));
     return view;
+}
+
+static char *page_of(nd_doc_kind kind, const nd_run_view *views, int count)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    cr_assert_not_null(out);
+    const nd_page page = {.runs = views, .count = count, .kind = kind, .now = 0};
+    assert_ok(nd_page_write(&page, out));
+    cr_assert_eq(fclose(out), 0);
+    return text;
+}
+
+/* What Markdown has of a run whose files hold more. */
+static void expect_words(const nd_run_view *view, const char *const *words, size_t count)
+{
+    char *text = page_of(ND_DOC_MARKDOWN, view, 1);
+    for (size_t i = 0; i < count; i++) {
+        cr_assert_not_null(strstr(text, words[i]), "no \"%s\" in:\n%s", words[i], text);
+    }
+    free(text);
+}
+#define EXPECT_WORDS(view, ...)                                                                    \
+    expect_words(view, (const char *const[]){__VA_ARGS__},                                         \
+                 sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
+
+static void expect_in_page(const nd_run_view *view, const char *words, bool wanted)
+{
+    char *html = page_of(ND_DOC_HTML, view, 1);
+    cr_assert_eq(strstr(html, words) != NULL, wanted, "\"%s\" in:\n%s", words, html);
+    free(html);
 }
 
 Test(run_view, figures_of_a_finished_run)
@@ -107,6 +142,99 @@ Test(run_view, how_a_run_ended)
     nd_run_view_close(&view);
 }
 
+/* A line as nd_sinks leaves it. */
+#define LOST(step, sink, records)                                                                  \
+    "{\"event\":\"records_lost\",\"step\":" step ",\"sink\":\"" sink "\",\"records\":" records     \
+    ",\"why\":\"<no> space\"}\n"
+
+static void expect_verdict(const char *further, nd_run_end end, const char *words, bool lost)
+{
+    char verdict[ND_VERDICT_MAX];
+    write_metrics(4, further);
+    nd_run_view view = open_view((int64_t)time(NULL) + 3600);
+    cr_assert_eq(view.end, end, "%d", view.end);
+    cr_assert_str_eq(nd_run_verdict(&view, verdict), words);
+    char *html = page_of(ND_DOC_HTML, &view, 1);
+    cr_assert_eq(strstr(html, "class=\"verdict\"") != NULL, lost, "neither good nor bad");
+    cr_assert_eq(strstr(html, "class=\"verdict bad\"") != NULL, end == ND_RUN_ENDED_EARLY && !lost);
+    free(html);
+    nd_run_view_close(&view);
+}
+
+/* The last step that the file has is not the last one of the run. */
+Test(run_view, a_run_on_a_full_disk_has_not_ended_early)
+{
+    write_file("run.json", record);
+    expect_verdict(
+        LOST("6", "metrics.jsonl", "2"), ND_RUN_FINISHED,
+        "finished: all 6 steps; 2 lines of metrics.jsonl were lost, as the disk was full "
+        "or failed",
+        true);
+    expect_verdict(
+        "{\"event\":\"checkpoint\",\"step\":6,\"reason\":\"end\"}\n", ND_RUN_FINISHED,
+        "finished: all 6 steps; the lines of metrics.jsonl after step 4 were lost, as the "
+        "disk was full or failed",
+        true);
+    expect_verdict("{\"event\":\"early_stopped\",\"step\":5,\"why\":\"<no> better\"}\n" LOST(
+                       "5", "metrics.jsonl", "1"),
+                   ND_RUN_STOPPED_EARLY,
+                   "finished early, after step 5 of 6: <no> better; 1 line of metrics.jsonl was "
+                   "lost, as the disk was full or failed",
+                   true);
+    expect_verdict("{\"event\":\"checkpoint\",\"step\":5,\"reason\":\"signal\"}\n" LOST(
+                       "5", "metrics.jsonl", "1"),
+                   ND_RUN_STOPPED,
+                   "stopped by a signal after step 5 of 6; --resume-from-checkpoint latest goes on "
+                   "with it; 1 line of metrics.jsonl was lost, as the disk was full or failed",
+                   true);
+    expect_verdict(LOST("3", "metrics.jsonl", "1"), ND_RUN_ENDED_EARLY,
+                   "no line after step 4 of 6: the disk took no more, or the run ended early; its "
+                   "log has the reason; 1 line of metrics.jsonl was lost, as the disk was full or "
+                   "failed",
+                   true);
+    expect_verdict(
+        LOST("4", "TensorBoard", "4"), ND_RUN_ENDED_EARLY,
+        "ended early, after step 4 of 6, or its disk took no more lines; its log has the "
+        "reason",
+        false);
+}
+
+/* A checkpoint of step 6 of 2026-01-31 counts when no line was written since. */
+Test(run_view, a_checkpoint_behind_the_last_line_tells_how_far_the_run_came)
+{
+    const nd_mesh mesh = {{1, 1, 1, 1, 1}};
+    const nd_llama_shape shape = fake_shape(true);
+    struct timespec times[2] = {{.tv_sec = 1000000000}, {.tv_sec = 1000000000}};
+    char verdict[ND_VERDICT_MAX];
+    fake_write(dir.path, &shape, &mesh, 1, 6, false, ND_CHECKSUM_XXH3);
+    write_file("run.json", record);
+    write_metrics(4, "");
+    nd_run_view view = open_view((int64_t)time(NULL) + 3600);
+    cr_assert_eq(view.end, ND_RUN_ENDED_EARLY);
+    nd_run_view_close(&view);
+    cr_assert_eq(utimensat(AT_FDCWD, tempdir_file(&dir, "metrics.jsonl"), times, 0), 0);
+    view = open_view((int64_t)time(NULL));
+    cr_assert_eq(view.end, ND_RUN_FINISHED);
+    cr_assert_str_eq(nd_run_verdict(&view, verdict),
+                     "finished: all 6 steps; the lines of metrics.jsonl after step 4 were lost, as "
+                     "the disk was full or failed");
+    nd_run_view_close(&view);
+}
+
+Test(run_view, lost_records_are_noted)
+{
+    write_metrics(4, LOST("3", "metrics.jsonl", "3") LOST("4", "metrics.jsonl", "2")
+                         LOST("4", "wandb", "70"));
+    nd_run_view view = open_view(0);
+    cr_assert_eq(view.figures.lost_lines, 5);
+    cr_assert_eq(view.figures.lost_tracked, 70);
+    EXPECT_WORDS(&view, "lines of metrics.jsonl that were lost, as the disk was full or failed",
+                 "tables do without them: 5", "another tracker did not take: 70",
+                 "records\\_lost | &lt;no&gt; space");
+    expect_in_page(&view, "step 3: lines were lost before: &lt;no&gt; space", true);
+    nd_run_view_close(&view);
+}
+
 static nd_status list_setting(void *context, const char *key, const char *value, const char *was,
                               bool differs)
 {
@@ -156,18 +284,6 @@ Test(run_view, of_several_starts_the_last_one_counts)
     nd_run_view_close(&view);
 }
 
-static char *page_of(nd_doc_kind kind, const nd_run_view *views, int count)
-{
-    char *text = NULL;
-    size_t size = 0;
-    FILE *out = open_memstream(&text, &size);
-    cr_assert_not_null(out);
-    const nd_page page = {.runs = views, .count = count, .kind = kind, .now = 0};
-    assert_ok(nd_page_write(&page, out));
-    cr_assert_eq(fclose(out), 0);
-    return text;
-}
-
 Test(run_view, a_page_of_one_run_and_of_two)
 {
     write_metrics(6, "{\"step\":6,\"validation_loss\":2.5,\"validation_ms\":5}\n");
@@ -192,26 +308,6 @@ Test(run_view, a_page_of_one_run_and_of_two)
     }
     nd_run_view_close(&views[0]);
     nd_run_view_close(&views[1]);
-}
-
-/* What Markdown has of a run whose files hold more. */
-static void expect_words(const nd_run_view *view, const char *const *words, size_t count)
-{
-    char *text = page_of(ND_DOC_MARKDOWN, view, 1);
-    for (size_t i = 0; i < count; i++) {
-        cr_assert_not_null(strstr(text, words[i]), "no \"%s\" in:\n%s", words[i], text);
-    }
-    free(text);
-}
-#define EXPECT_WORDS(view, ...)                                                                    \
-    expect_words(view, (const char *const[]){__VA_ARGS__},                                         \
-                 sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
-
-static void expect_in_page(const nd_run_view *view, const char *words, bool wanted)
-{
-    char *html = page_of(ND_DOC_HTML, view, 1);
-    cr_assert_eq(strstr(html, words) != NULL, wanted, "\"%s\" in:\n%s", words, html);
-    free(html);
 }
 
 Test(run_view, the_slowest_rank_is_named)
