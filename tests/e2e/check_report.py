@@ -6,11 +6,13 @@ Run folders are written here, with names, settings and reasons that try to becom
 there, light and dark, the values under the pointer must be those of the file, nothing may be requested, and the console must stay
 empty. Without Chromium this part is skipped; in CI that is a failure, unless ND_CI_WITHOUT_BROWSER=1 says
 that this system cannot have one. A report of a million steps must stay
-below 1 MB and show the spike of one step; its time is printed and has a wide bound.
+below 1 MB and show the spike of one step; its time is printed and has a wide bound. So must a page of as many runs as one takes,
+whose curves are all noise.
 """
 import json
 import os
 import pathlib
+import random
 import re
 import subprocess
 import sys
@@ -22,6 +24,7 @@ import browser
 EVIL = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\"'&"
 EVIL_NAME = EVIL[:47]  # of a source: longer ones are cut
 MANY = int(os.environ.get("ND_REPORT_STEPS", "1000000"))
+MOST_RUNS = 32  # of a page
 MANY_SECONDS = 15  # on a loaded machine with sanitizers; the goal is 1 s
 
 
@@ -213,6 +216,47 @@ def check_many(ndtrain, folder):
     return f"{MANY} steps ({(run / 'metrics.jsonl').stat().st_size >> 20} MiB) in {seconds:.2f} s, {size >> 10} KiB"
 
 
+def write_noisy_run(folder, seed):
+    """800 steps behind a million others, a validation after each 16, 100 checkpoints, and a run.json of 5 KB."""
+    folder.mkdir()
+    noise = random.Random(seed)
+    lines = []
+    for step in range(1000001, 1000801):
+        spike = 50 if seed == 7 and step == 1000400 else 0
+        line = json.loads(step_line(step, spike + 2.5 + noise.random()))
+        for key in ("grad_norm", "step_ms", "data_wait_ms", "tokens_per_second", "wire_bytes", "peak_memory_bytes"):
+            line[key] *= 1 + noise.random()
+        line["lr"] *= noise.random() * 1e-3
+        lines.append(json.dumps(line) + "\n")
+        if step % 16 == 0:
+            lines.append(json.dumps({"step": step, "validation_loss": 2.5 + noise.random(), "validation_tokens": 4096,
+                                     "validation_ms": 8.5}) + "\n")
+        if step % 8 == 0:
+            lines.append(json.dumps({"event": "checkpoint", "step": step, "reason": "interval", "bytes": 123456789, "save_ms": 1234.5,
+                                     "blocked_ms": 12.5}) + "\n")
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    config = {f"group.setting_number_{i}": f"value {i}" for i in range(100)}
+    (folder / "run.json").write_text(json.dumps({"config": config | {"train.steps": 1000800, "train.seed": seed}, "mesh": {"dp_shard": 8},
+                                                 "machine": {f"part_{i}": EVIL for i in range(10)}}))
+
+
+def check_most_runs(ndtrain, folder):
+    names = [f"noisy-{i}" for i in range(MOST_RUNS)]
+    for i, name in enumerate(names):
+        write_noisy_run(folder / name, i)
+    said = report(ndtrain, folder, *names, "many", "-o", "most.html", code=2)
+    check(str(MOST_RUNS) in said, f"{MOST_RUNS} runs are not the most of a page: {said!r}")
+    report(ndtrain, folder, *names, "-o", "most.html")
+    check_text(folder / "most.html", [folder / name for name in names])
+    charts = [json.loads(data)["lines"] for data in
+              re.findall(r'<script type="application/json">(.*?)</script>', (folder / "most.html").read_text(), re.S)]
+    check(len(charts) == 9, f"{len(charts)} charts")
+    for lines in charts:
+        check(len(lines) == MOST_RUNS and all(len(line["step"]) >= 20 for line in lines), "a curve has fewer than 20 intervals")
+    check([max(line["high"]) > 50 for line in charts[0]] == [i == 7 for i in range(MOST_RUNS)], "the spike of one run is gone")
+    return f"{MOST_RUNS} noisy runs, {(folder / 'most.html').stat().st_size >> 10} KiB"
+
+
 def check_bad_input(ndtrain, folder):
     (folder / "none").mkdir()
     (folder / "mine.html").write_text("<p>mine")
@@ -238,6 +282,7 @@ def main():
         seen = check_pages(ndtrain, folder, shots)
         check_bad_input(ndtrain, folder)
         print("report:", check_many(ndtrain, folder))
+        print("report:", check_most_runs(ndtrain, folder))
     if not seen:
         print("skipped: no page was opened, as there is no Chromium here; scripts/setup --tests installs it")
         return 1 if os.environ.get("CI") and os.environ.get("ND_CI_WITHOUT_BROWSER") != "1" else 0

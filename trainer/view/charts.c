@@ -7,10 +7,11 @@
 
 #include "trainer/view/chart.h"
 
-/* PARTS_OF_ALL: intervals of the curves of a chart together, so that a page stays below 1 MB. */
+/* An interval takes about 80 bytes of each of nine charts, so that a page of several runs stays
+ * below 1 MB. The sections of a run take as much as PARTS_OF_RUN intervals in each chart. */
 enum {
-    PARTS_OF_ALL = 1200,
-    PARTS_LEAST = 37,
+    PARTS_OF_ALL = 1200, /* of the curves of a chart together */
+    PARTS_OF_RUN = 16,
     MARKS_MAX = 100,
     MARK_TEXT = 320,
     LINES_MAX = ND_PAGE_RUNS_MAX + 1,
@@ -48,10 +49,11 @@ typedef struct drawing {
     int mark_count;
 } drawing;
 
+_Static_assert(PARTS_OF_ALL / ND_PAGE_RUNS_MAX > PARTS_OF_RUN, "curves of many runs have parts");
+
 static int parts_for(int lines)
 {
-    const int each = PARTS_OF_ALL / lines;
-    return each > PARTS_LEAST ? each : PARTS_LEAST;
+    return PARTS_OF_ALL / lines;
 }
 
 static void fill_curve(const drawing *d, const nd_metrics *m, const chart_row *row, nd_curve *out)
@@ -314,7 +316,7 @@ nd_status nd_charts_write(const nd_page *page, nd_doc *doc)
     ND_TRY_OUT(ND_ALLOC(LINES_MAX, &d->curves));
     d->page = page;
     d->doc = doc;
-    d->parts = parts_for(page->count);
+    d->parts = parts_for(page->count) - PARTS_OF_RUN;
     d->first = INT64_MAX;
     for (int i = 0; i < page->count; i++) {
         const nd_metrics *m = &page->runs[i].metrics;

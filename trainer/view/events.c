@@ -6,7 +6,7 @@
 #include "trainer/report/report.h"
 #include "trainer/view/sections.h"
 
-enum { EVENTS_MAX = 200, EVENTS_OPEN = 20 };
+enum { EVENTS_MAX = 200, EVENTS_OF_ALL = 400, EVENTS_OPEN = 20 };
 
 /* Cell of an event "resumed". ndlaunch counts its own restarts; without one the job was started
  * anew. */
@@ -53,18 +53,20 @@ static void write_event(nd_doc *doc, const nd_metric_event *e)
     nd_doc_row_end(doc);
 }
 
-void nd_section_events(nd_doc *doc, const nd_run_view *run)
+void nd_section_events(nd_doc *doc, const nd_run_view *run, int runs)
 {
     const nd_metrics *m = &run->metrics;
     static const char *const heads[] = {"after step", "event", ""};
-    size_t from = m->event_count > EVENTS_MAX ? m->event_count - EVENTS_MAX : 0;
-    bool folded = m->event_count > EVENTS_OPEN;
+    const size_t share = EVENTS_OF_ALL / (size_t)runs,
+                 most = share < EVENTS_MAX ? share : EVENTS_MAX;
+    size_t from = m->event_count > most ? m->event_count - most : 0;
+    bool folded = m->event_count - from > EVENTS_OPEN;
     if (m->event_count == 0) {
         return;
     }
     nd_doc_heading(doc, 2, "Events");
     if (from > 0) {
-        nd_doc_say(doc, "The last %d of %zu.", EVENTS_MAX, m->event_count);
+        nd_doc_say(doc, "The last %zu of %zu.", most, m->event_count);
     }
     if (folded) {
         nd_doc_fold_begin(doc, "Show them");

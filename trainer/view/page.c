@@ -78,7 +78,7 @@ static nd_status write_runs(const nd_page *page, nd_doc *doc)
         if (page->count > 1) {
             nd_doc_fold_begin(doc, run->folder);
         }
-        ND_TRY(nd_sections_run(doc, run));
+        ND_TRY(nd_sections_run(doc, run, page->count));
         if (page->count > 1) {
             nd_doc_fold_end(doc);
         }

@@ -42,7 +42,7 @@ static void write_notes(nd_doc *doc, const nd_run_view *run)
     }
 }
 
-nd_status nd_sections_run(nd_doc *doc, const nd_run_view *run)
+nd_status nd_sections_run(nd_doc *doc, const nd_run_view *run, int runs)
 {
     write_notes(doc, run);
     nd_section_times(doc, run);
@@ -52,7 +52,7 @@ nd_status nd_sections_run(nd_doc *doc, const nd_run_view *run)
     ND_TRY(nd_section_memory(doc, run));
     nd_section_fp8(doc, run);
     ND_TRY(nd_section_data(doc, run));
-    nd_section_events(doc, run);
+    nd_section_events(doc, run, runs);
     nd_section_checkpoints(doc, run);
     return nd_section_settings(doc, run);
 }
