@@ -126,6 +126,33 @@ Test(attention, one_query_at_each_instruction_set)
     nd_each_backend(check_one_query);
 }
 
+/* The one key that counts is in the second span, far above all scores of the first one. */
+static void check_largest_behind(const nd_side *ref, const nd_backend *backend)
+{
+    enum { KEYS = 700, LARGEST = 600, D = 2 };
+    static const nd_attention a = {1, 1, KEYS, 1, 1, D, KEYS - 1, 1.0f};
+    nd_tensor q = queries(&a, ND_DTYPE_F32, 0), k = keys(&a, ND_DTYPE_F32, 0);
+    nd_tensor v = keys(&a, ND_DTYPE_F32, 0), out = queries(&a, ND_DTYPE_F32, 0), lse = rows(&a);
+    void *scratch = scratch_of(&backend->side, &a, ND_DTYPE_F32, false);
+    nd_stream stream = backend->side.stream;
+    memcpy(q.data, (float[D]){10.0f, 0.0f}, D * sizeof(float));
+    memset(k.data, 0, nd_tensor_bytes(k));
+    ((float *)k.data)[LARGEST * D] = 20.0f;
+    ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, attention_fwd, .attention = a, .out = out,
+                          .lse = lse, .q = q, .k = k, .v = v, .scratch = scratch,
+                          .few_rows = true));
+    free(scratch);
+    cr_expect_eq(memcmp(out.data, (float *)v.data + LARGEST * D, D * sizeof(float)), 0, "%s",
+                 backend->name);
+    cr_expect_float_eq(*(float *)lse.data, 200.0, 200.0 * 4 * nd_eps_f32, "%s", backend->name);
+    nd_case_free();
+}
+
+Test(attention, one_query_whose_largest_score_is_in_a_later_span)
+{
+    nd_each_backend(check_largest_behind);
+}
+
 static nd_tensor gradient_output(nd_tensor like, bool add, bool wide)
 {
     nd_dtype dtype = add || wide ? ND_DTYPE_F32 : like.dtype;
